@@ -1,0 +1,72 @@
+/* kvant.h - status codes, version and CPU level: what every other kvant header builds on.
+ *
+ * kvant compresses the key-value cache of transformer inference and computes attention on the compressed
+ * pages. Start here, then codec.h (numbers <-> page bytes), cache.h (pages of a layer), attention.h.
+ *
+ * Conventions of the whole library: functions that can fail return kvant_status; nothing prints, exits or
+ * aborts; no argument is changed on error unless its comment says so; sizes are in elements unless named bytes.
+ */
+#ifndef KVANT_KVANT_H
+#define KVANT_KVANT_H
+
+#include <stddef.h>
+#include <stdint.h>
+
+#ifdef __cplusplus
+extern "C" {
+#endif
+
+#if defined(KVANT_BUILDING) && defined(__GNUC__)
+#define KVANT_API __attribute__((visibility("default")))
+#else
+#define KVANT_API
+#endif
+
+#define KVANT_VERSION_MAJOR 0
+#define KVANT_VERSION_MINOR 1
+#define KVANT_VERSION_PATCH 0
+#define KVANT_VERSION_STRING "0.1.0"
+
+/* Values are part of the ABI and spaced so that a new one can join its group. */
+typedef enum kvant_status {
+    KVANT_OK = 0,
+    KVANT_ERR_ARGUMENT = 10,    /* a null pointer, a size of zero, an index out of range */
+    KVANT_ERR_SPEC = 20,        /* the codec spec string is not understood */
+    KVANT_ERR_UNSUPPORTED = 30, /* understood, but not available here: the message says what is missing */
+    KVANT_ERR_MEMORY = 40,      /* the allocator returned nothing */
+    KVANT_ERR_NONFINITE = 50,   /* an input row holds a NaN or an infinity; nothing was written */
+    KVANT_ERR_RANGE = 51,       /* a row's scale does not fit its stored type (fp16); nothing was written */
+    KVANT_ERR_FULL = 60,        /* a pool has no page left */
+    KVANT_ERR_FORMAT = 70       /* bytes read from outside do not follow docs/format.md */
+} kvant_status;
+
+/* A constant English phrase for a status, never NULL, also for values this version does not know. */
+KVANT_API const char *kvant_strerror(kvant_status status);
+
+/* The version of the library that is loaded, "major.minor.patch". */
+KVANT_API const char *kvant_version(void);
+
+/* Instruction set levels. A level names a bundle of features, not one CPUID bit; docs/architecture.md lists
+ * them. Encoders write the same bytes at every level; attention agrees within the bounds its kernels state. */
+typedef enum kvant_cpu_level {
+    KVANT_CPU_AUTO = 0,   /* the best level that this machine and this build have */
+    KVANT_CPU_C = 1,      /* portable C, the reference */
+    KVANT_CPU_AVX2 = 10,  /* AVX2, FMA, F16C */
+    KVANT_CPU_AVX512 = 20 /* AVX-512 F, BW, DQ, VL */
+} kvant_cpu_level;
+
+/* Forces a level for the whole process. KVANT_ERR_UNSUPPORTED when the machine or the build lacks it. Call it
+ * before other threads use the library; results of calls under way at that moment are from either level. */
+KVANT_API kvant_status kvant_set_cpu_level(kvant_cpu_level level);
+
+/* The level in use, never KVANT_CPU_AUTO. */
+KVANT_API kvant_cpu_level kvant_get_cpu_level(void);
+
+/* "auto", "c", "avx2", "avx512"; NULL for an unknown value. */
+KVANT_API const char *kvant_cpu_level_name(kvant_cpu_level level);
+
+#ifdef __cplusplus
+}
+#endif
+
+#endif /* KVANT_KVANT_H */
