@@ -1,0 +1,150 @@
+/* unit.c - see unit.h. Masks are read once a (token, page) for all heads; pages that every token of the tile masks are
+ * not unpacked at all, which is what makes causal prefill and sliding windows cheap. */
+#include "unit.h"
+
+#include <math.h>
+#include <string.h>
+
+#include "../base/half.h"
+
+#define HALF_MINUS_INF 0xfc00u
+
+typedef enum visibility { ALL_VISIBLE, ALL_HIDDEN, MIXED } visibility;
+
+void kvant_attention_unit_bind(const kvant_attention_plan *plan, kvant_attention_unit *unit, float *scratch)
+{
+    size_t rows = kvant_attention_rows(plan), padded_rows = (rows + 15) / 16 * 16;
+    unit->k_tile = scratch;
+    unit->v_tile = unit->k_tile + (size_t)KVANT_PAGE_TOKENS * plan->k_dim;
+    unit->scores = unit->v_tile + (size_t)KVANT_PAGE_TOKENS * plan->v_dim;
+    unit->sums = unit->scores + rows * KVANT_PAGE_TOKENS;
+    unit->mask = unit->sums + rows * plan->v_dim;
+    unit->max = unit->mask + (size_t)plan->tile_tokens * KVANT_PAGE_TOKENS;
+    unit->total = unit->max + padded_rows;
+}
+
+float kvant_attention_slope(const kvant_attention_args *args, uint32_t head)
+{
+    if (!(args->max_bias > 0))
+        return 1;
+    uint32_t n = 1;
+    while (2 * n <= args->n_heads)
+        n *= 2;
+    double exponent = head < n ? (head + 1.0) / n : (2.0 * (head - n) + 1) / (2.0 * n);
+    return (float)exp2(-(double)args->max_bias * exponent);
+}
+
+/* One token's mask for a page, in tile order; cells beyond the end are hidden. */
+static visibility read_mask(const kvant_attention_args *args, uint32_t token, uint32_t page, float *mask)
+{
+    uint32_t first = page * KVANT_PAGE_TOKENS, n = args->n_cells - first;
+    n = n < KVANT_PAGE_TOKENS ? n : KVANT_PAGE_TOKENS;
+    if (!args->mask && n == KVANT_PAGE_TOKENS)
+        return ALL_VISIBLE;
+    const uint16_t *half = args->mask ? args->mask + token * args->mask_token_stride + first : NULL;
+    uint32_t hidden = 0, zero = 0;
+    for (uint32_t t = 0; t < n; t++) {
+        hidden += half && half[t] == HALF_MINUS_INF;
+        zero += !half || half[t] == 0;
+    }
+    if (hidden == n || zero == KVANT_PAGE_TOKENS)
+        return hidden == n ? ALL_HIDDEN : ALL_VISIBLE;
+    for (uint32_t t = 0; t < KVANT_PAGE_TOKENS; t++)
+        mask[kvant_token_position(t)] = t >= n ? -INFINITY : half ? kvant_half_to_float(half[t]) : 0;
+    return MIXED;
+}
+
+static void apply_softcap(float *scores, float softcap)
+{
+    for (uint32_t t = 0; t < KVANT_PAGE_TOKENS; t++)
+        scores[t] = softcap * tanhf(scores[t]);
+}
+
+static float row_max(const float *scores)
+{
+    float lanes[16];
+    memcpy(lanes, scores, sizeof lanes);
+    for (uint32_t t = 16; t < KVANT_PAGE_TOKENS; t += 16)
+        for (uint32_t j = 0; j < 16; j++)
+            lanes[j] = scores[t + j] > lanes[j] ? scores[t + j] : lanes[j];
+    for (uint32_t j = 1; j < 16; j++)
+        lanes[0] = lanes[j] > lanes[0] ? lanes[j] : lanes[0];
+    return lanes[0];
+}
+
+/* Turns a row's scores into weights e^(s - max) and carries max, total and sums over to the new maximum. */
+static void soften_row(const kvant_attention_plan *plan, const kvant_kernels *kernels, kvant_attention_unit *unit,
+                       uint32_t row, float *scores)
+{
+    float page_max = row_max(scores);
+    if (page_max == -INFINITY) {
+        memset(scores, 0, KVANT_PAGE_TOKENS * sizeof *scores);
+        return;
+    }
+    if (page_max > unit->max[row]) {
+        float factor = expf(unit->max[row] - page_max), *sums = unit->sums + (size_t)row * plan->v_dim;
+        for (uint32_t j = 0; j < plan->v_dim; j++)
+            sums[j] *= factor;
+        unit->total[row] *= factor;
+        unit->max[row] = page_max;
+    }
+    unit->total[row] += kernels->exp_sum(scores, KVANT_PAGE_TOKENS, unit->max[row]);
+}
+
+static void soften_token(const kvant_attention_plan *plan, const kvant_kernels *kernels, kvant_attention_unit *unit,
+                         uint32_t token, visibility seen)
+{
+    const kvant_attention_args *args = plan->args;
+    const float *mask = unit->mask + (size_t)token * KVANT_PAGE_TOKENS;
+    for (uint32_t g = 0; g < plan->group_heads; g++) {
+        uint32_t row = token * plan->group_heads + g;
+        float *scores = unit->scores + (size_t)row * KVANT_PAGE_TOKENS;
+        if (seen == ALL_HIDDEN) {
+            memset(scores, 0, KVANT_PAGE_TOKENS * sizeof *scores);
+            continue;
+        }
+        if (args->logit_softcap > 0)
+            apply_softcap(scores, args->logit_softcap);
+        float slope = kvant_attention_slope(args, unit->kv_head * plan->group_heads + g);
+        for (uint32_t t = 0; seen == MIXED && t < KVANT_PAGE_TOKENS; t++)
+            scores[t] += slope * mask[t];
+        soften_row(plan, kernels, unit, row, scores);
+    }
+}
+
+static void run_page(const kvant_attention_plan *plan, const kvant_kernels *kernels, kvant_attention_unit *unit,
+                     uint32_t page)
+{
+    const kvant_attention_args *args = plan->args;
+    visibility seen[KVANT_ATTENTION_MAX_ROWS];
+    bool any = false;
+    for (uint32_t t = 0; t < unit->n_tokens; t++) {
+        seen[t] = read_mask(args, unit->first_token + t, page, unit->mask + (size_t)t * KVANT_PAGE_TOKENS);
+        any |= seen[t] != ALL_HIDDEN;
+    }
+    if (!any)
+        return;
+    kvant_page_ref k = kvant_cells_page(args->k, args->stream, page, unit->kv_head);
+    kvant_page_ref v = kvant_cells_page(args->v, args->stream, page, unit->kv_head);
+    kvant_codec_unpack(k.codec, kernels, k.page, unit->k_tile);
+    memset(unit->scores, 0, (size_t)unit->n_rows * KVANT_PAGE_TOKENS * sizeof(float));
+    kernels->matmul(unit->queries, plan->k_dim, unit->k_tile, KVANT_PAGE_TOKENS, unit->scores, KVANT_PAGE_TOKENS,
+                    unit->n_rows, plan->k_dim, KVANT_PAGE_TOKENS);
+    for (uint32_t t = 0; t < unit->n_tokens; t++)
+        soften_token(plan, kernels, unit, t, seen[t]);
+    kvant_codec_unpack(v.codec, kernels, v.page, unit->v_tile);
+    kernels->matmul(unit->scores, KVANT_PAGE_TOKENS, unit->v_tile, plan->v_dim, unit->sums, plan->v_dim, unit->n_rows,
+                    KVANT_PAGE_TOKENS, plan->v_dim);
+}
+
+void kvant_attention_unit_run(const kvant_attention_plan *plan, const kvant_kernels *kernels,
+                              kvant_attention_unit *unit)
+{
+    memset(unit->sums, 0, (size_t)unit->n_rows * plan->v_dim * sizeof(float));
+    for (uint32_t row = 0; row < unit->n_rows; row++) {
+        unit->max[row] = -INFINITY;
+        unit->total[row] = 0;
+    }
+    for (uint32_t page = unit->first_page; page < unit->end_page; page++)
+        run_page(plan, kernels, unit, page);
+}

@@ -1,0 +1,15 @@
+/* alloc.h - the one way libkvant gets memory: zeroed, aligned to a cache line, sizes checked for overflow. */
+#ifndef KVANT_BASE_ALLOC_H
+#define KVANT_BASE_ALLOC_H
+
+#include <stdbool.h>
+#include <stddef.h>
+
+/* count x size bytes, zeroed, aligned to 64; NULL when the product overflows or memory is short. */
+void *kvant_alloc(size_t count, size_t size);
+void kvant_free(void *memory);
+
+/* *out = a * b; false when it does not fit. */
+bool kvant_mul_size(size_t a, size_t b, size_t *out);
+
+#endif

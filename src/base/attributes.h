@@ -1,0 +1,32 @@
+/* attributes.h - the one place for compiler extensions: everything else is plain C11. */
+#ifndef KVANT_BASE_ATTRIBUTES_H
+#define KVANT_BASE_ATTRIBUTES_H
+
+#if defined(__GNUC__)
+#define KVANT_PRINTF(format_index, first_argument) __attribute__((format(printf, format_index, first_argument)))
+#define KVANT_LIKELY(x) __builtin_expect(!!(x), 1)
+#define KVANT_UNLIKELY(x) __builtin_expect(!!(x), 0)
+#define KVANT_INLINE static inline __attribute__((always_inline))
+#define KVANT_NOINLINE __attribute__((noinline))
+#else
+#define KVANT_PRINTF(format_index, first_argument)
+#define KVANT_LIKELY(x) (x)
+#define KVANT_UNLIKELY(x) (x)
+#define KVANT_INLINE static inline
+#define KVANT_NOINLINE
+#endif
+
+#define KVANT_RETURN_IF(condition, status) \
+    do {                                   \
+        if (KVANT_UNLIKELY(condition))     \
+            return (status);               \
+    } while (0)
+
+#define KVANT_FORWARD(expression)                       \
+    do {                                                \
+        kvant_status forwarded_ = (expression);         \
+        if (KVANT_UNLIKELY(forwarded_ != KVANT_OK))     \
+            return forwarded_;                          \
+    } while (0)
+
+#endif

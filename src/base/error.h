@@ -1,0 +1,21 @@
+/* error.h - one-line messages for callers that passed a buffer for them. Owns no memory, never prints. */
+#ifndef KVANT_BASE_ERROR_H
+#define KVANT_BASE_ERROR_H
+
+#include <kvant/kvant.h>
+
+#include "attributes.h"
+
+typedef struct kvant_error {
+    char *text; /* NULL when the caller does not want words */
+    size_t size;
+} kvant_error;
+
+/* Formats the message (cut to fit, always terminated) and returns status, so that `return kvant_fail(...)`. */
+kvant_status kvant_fail(const kvant_error *error, kvant_status status, const char *format, ...)
+    KVANT_PRINTF(3, 4);
+
+/* Appends to a string in a buffer of size bytes; cuts silently and always terminates. */
+void kvant_append(char *text, size_t size, const char *format, ...) KVANT_PRINTF(3, 4);
+
+#endif

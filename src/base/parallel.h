@@ -1,0 +1,18 @@
+/* parallel.h - runs a loop body on several threads. A pool of our own instead of OpenMP: GNU OpenMP's workers spin
+ * after every region, and beside an engine's own threads on the same cores that spinning costs more than the
+ * work (docs/architecture.md has the measurement). Workers here sleep until they are needed. */
+#ifndef KVANT_BASE_PARALLEL_H
+#define KVANT_BASE_PARALLEL_H
+
+#include <stddef.h>
+#include <stdint.h>
+
+/* Called once for every index 0 .. n - 1, in any order, from up to n_threads threads, worker being the number of
+ * the thread (0 .. n_threads - 1, for per-thread scratch). */
+typedef void (*kvant_parallel_body)(void *context, size_t index, uint32_t worker);
+
+/* Runs the body for all indices and returns when all are done. The caller is worker 0. Falls back to fewer
+ * threads when none can be had or when the pool serves another caller: the result must not depend on it. */
+void kvant_parallel_for(size_t n, uint32_t n_threads, kvant_parallel_body body, void *context);
+
+#endif

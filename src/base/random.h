@@ -1,0 +1,15 @@
+/* random.h - splitmix64, the documented generator behind signs and rotations (docs/format.md, "Transform"). */
+#ifndef KVANT_BASE_RANDOM_H
+#define KVANT_BASE_RANDOM_H
+
+#include <stdint.h>
+
+static inline uint64_t kvant_splitmix64(uint64_t *state)
+{
+    uint64_t z = *state += 0x9e3779b97f4a7c15u;
+    z = (z ^ z >> 30) * 0xbf58476d1ce4e5b9u;
+    z = (z ^ z >> 27) * 0x94d049bb133111ebu;
+    return z ^ z >> 31;
+}
+
+#endif

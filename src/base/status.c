@@ -1,0 +1,49 @@
+/* status.c - words for status codes, the version, and error messages. */
+#include "error.h"
+
+#include <stdarg.h>
+#include <stdio.h>
+#include <string.h>
+
+const char *kvant_strerror(kvant_status status)
+{
+    switch (status) {
+    case KVANT_OK: return "success";
+    case KVANT_ERR_ARGUMENT: return "invalid argument";
+    case KVANT_ERR_SPEC: return "codec spec not understood";
+    case KVANT_ERR_UNSUPPORTED: return "not supported";
+    case KVANT_ERR_MEMORY: return "out of memory";
+    case KVANT_ERR_NONFINITE: return "input holds a NaN or an infinity";
+    case KVANT_ERR_RANGE: return "input too large for an fp16 scale";
+    case KVANT_ERR_FULL: return "pool of pages is full";
+    case KVANT_ERR_FORMAT: return "bytes do not follow the kvant format";
+    }
+    return "unknown status";
+}
+
+const char *kvant_version(void)
+{
+    return KVANT_VERSION_STRING;
+}
+
+kvant_status kvant_fail(const kvant_error *error, kvant_status status, const char *format, ...)
+{
+    if (error && error->text && error->size) {
+        va_list args;
+        va_start(args, format);
+        vsnprintf(error->text, error->size, format, args);
+        va_end(args);
+    }
+    return status;
+}
+
+void kvant_append(char *text, size_t size, const char *format, ...)
+{
+    size_t used = strlen(text);
+    if (used + 1 >= size)
+        return;
+    va_list args;
+    va_start(args, format);
+    vsnprintf(text + used, size - used, format, args);
+    va_end(args);
+}

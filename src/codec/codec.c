@@ -1,0 +1,250 @@
+/* codec.c - the public functions of codec.h: argument checks, row checks and the order transform, quantiser.
+ *
+ * Owns no quantisation: families do that behind kvant_quantizer. */
+#include <math.h>
+#include <string.h>
+
+#include "../base/alloc.h"
+#include "../base/half.h"
+#include "codec_internal.h"
+
+static kvant_status unknown_family(const char *name, const kvant_error *error)
+{
+    char list[160] = "";
+    kvant_codec_family family = { .size = sizeof family };
+    for (size_t i = 0; kvant_codec_family_get(i, &family) == KVANT_OK; i++)
+        kvant_append(list, sizeof list, "%s%s", i ? ", " : "", family.name);
+    return kvant_fail(error, KVANT_ERR_SPEC, "there is no codec '%s'; there are %s", name, list);
+}
+
+static kvant_status build(kvant_codec *codec, kvant_spec *spec, uint64_t seed, const kvant_error *error)
+{
+    const kvant_family *family = kvant_family_find(spec->name);
+    if (!family)
+        return unknown_family(spec->name, error);
+    codec->info.source = family->info.source;
+    KVANT_FORWARD(family->create(codec, spec, seed, error));
+    return kvant_spec_finish(spec, family->info.options[0] ? family->info.options : "none", error);
+}
+
+kvant_status kvant_codec_create(const char *text, uint32_t head_dim, kvant_role role, uint64_t seed,
+                                kvant_codec **out, char *err, size_t errlen)
+{
+    kvant_error error = { err, errlen };
+    if (!out)
+        return kvant_fail(&error, KVANT_ERR_ARGUMENT, "no place for the codec");
+    *out = NULL;
+    if (!text || (role != KVANT_ROLE_K && role != KVANT_ROLE_V))
+        return kvant_fail(&error, KVANT_ERR_ARGUMENT, "no spec, or a role that is neither K nor V");
+    if (head_dim < 1 || head_dim > KVANT_MAX_HEAD_DIM)
+        return kvant_fail(&error, KVANT_ERR_ARGUMENT, "head_dim %u is not in 1 .. %u", (unsigned)head_dim,
+                          KVANT_MAX_HEAD_DIM);
+    kvant_spec spec;
+    KVANT_FORWARD(kvant_spec_parse(text, &spec, &error));
+    kvant_codec *codec = kvant_alloc(1, sizeof *codec);
+    if (!codec)
+        return kvant_fail(&error, KVANT_ERR_MEMORY, "no memory for a codec");
+    codec->info = (kvant_codec_info){ .size = sizeof codec->info, .spec = codec->spec, .head_dim = head_dim,
+                                      .role = role, .block_tokens = 1 };
+    kvant_status status = build(codec, &spec, seed, &error);
+    if (status != KVANT_OK)
+        kvant_codec_free(&codec);
+    *out = codec;
+    return status;
+}
+
+void kvant_codec_free(kvant_codec **codec)
+{
+    if (!codec || !*codec)
+        return;
+    if (!(*codec)->borrows_transform)
+        kvant_transform_destroy(&(*codec)->transform);
+    kvant_free(*codec);
+    *codec = NULL;
+}
+
+void kvant_codec_set_sizes(kvant_codec *codec, uint32_t bits, size_t metadata_halves, size_t raw_bytes)
+{
+    kvant_codec_info *info = &codec->info;
+    kvant_layout_init(&codec->layout, info->role, info->head_dim, bits);
+    info->bits = bits ? bits : (uint32_t)(8 * raw_bytes / ((size_t)KVANT_PAGE_TOKENS * info->head_dim));
+    info->code_bytes = bits ? codec->layout.code_bytes : raw_bytes;
+    info->metadata_offset = (info->code_bytes + 15) / 16 * 16;
+    info->metadata_bytes = metadata_halves * sizeof(uint16_t);
+    size_t end = info->metadata_offset + info->metadata_bytes;
+    info->page_bytes = (end + KVANT_PAGE_ALIGN - 1) / KVANT_PAGE_ALIGN * KVANT_PAGE_ALIGN;
+    info->true_bits = 8.0 * (double)info->page_bytes / (KVANT_PAGE_TOKENS * (double)info->head_dim);
+    info->nominal_bits = info->bits;
+}
+
+kvant_status kvant_codec_get_info(const kvant_codec *codec, kvant_codec_info *info)
+{
+    if (!codec || !info || info->size != sizeof *info)
+        return KVANT_ERR_ARGUMENT;
+    *info = codec->info;
+    return KVANT_OK;
+}
+
+void kvant_codec_transform_row(const kvant_codec *codec, const kvant_rows *rows, size_t i, float *y)
+{
+    const float *x = rows->data + i * rows->stride;
+    if (rows->transformed)
+        memcpy(y, x, codec->info.head_dim * sizeof *y);
+    else
+        kvant_transform_forward(&codec->transform, rows->center, x, y);
+}
+
+/* Below this magnitude no scale or zero point can leave fp16's range: a rotation grows a number at most sqrt(head_dim)
+ * times, and no quantiser's scale exceeds 4 times the largest rotated number. */
+static float safe_magnitude(uint32_t head_dim)
+{
+    return KVANT_HALF_MAX / (4 * sqrtf((float)head_dim));
+}
+
+static kvant_status check_row(const kvant_codec *codec, const kvant_rows *rows, size_t i)
+{
+    const float *x = rows->data + i * rows->stride, *center = rows->center;
+    float largest = 0;
+    bool finite = true;
+    for (uint32_t j = 0; j < codec->info.head_dim; j++) {
+        float magnitude = fabsf(center ? x[j] - center[j] : x[j]);
+        finite &= magnitude <= 3.4028234e38f; /* false for NaN and infinity */
+        largest = magnitude > largest ? magnitude : largest;
+    }
+    if (!finite)
+        return KVANT_ERR_NONFINITE;
+    if (largest <= safe_magnitude(codec->info.head_dim))
+        return KVANT_OK;
+    float y[KVANT_MAX_HEAD_DIM];
+    kvant_codec_transform_row(codec, rows, i, y);
+    for (uint32_t j = 0; j < codec->info.head_dim; j++)
+        if (!isfinite(y[j]))
+            return KVANT_ERR_RANGE;
+    return codec->quantizer->check(codec, y);
+}
+
+/* All rows are checked before the first is written. */
+static kvant_status encode_rows(const kvant_codec *codec, const kvant_rows *rows, uint32_t first, uint32_t n,
+                                void *page)
+{
+    for (uint32_t i = 0; i < n; i++)
+        KVANT_FORWARD(check_row(codec, rows, i));
+    for (uint32_t i = 0; i < n; i += codec->info.block_tokens)
+        codec->quantizer->encode(codec, rows, i, first + i, page);
+    return KVANT_OK;
+}
+
+static bool valid_range(const kvant_codec *codec, uint32_t first, uint32_t n, uint32_t block)
+{
+    return codec && n > 0 && first < KVANT_PAGE_TOKENS && n <= KVANT_PAGE_TOKENS - first && first % block == 0 &&
+           n % block == 0;
+}
+
+kvant_status kvant_codec_encode(const kvant_codec *codec, const float *center, const float *rows, size_t stride,
+                                uint32_t first, uint32_t n, void *page)
+{
+    KVANT_RETURN_IF(!codec || !rows || !page, KVANT_ERR_ARGUMENT);
+    KVANT_RETURN_IF(!valid_range(codec, first, n, codec->info.block_tokens), KVANT_ERR_ARGUMENT);
+    KVANT_RETURN_IF(n > 1 && stride < codec->info.head_dim, KVANT_ERR_ARGUMENT);
+    kvant_rows source = { center, rows, stride, false };
+    return encode_rows(codec, &source, first, n, page);
+}
+
+kvant_status kvant_codec_seal(const kvant_codec *codec, const float *transformed, void *page)
+{
+    kvant_rows source = { NULL, transformed, codec->info.head_dim, true };
+    return encode_rows(codec, &source, 0, KVANT_PAGE_TOKENS, page);
+}
+
+kvant_status kvant_codec_decode(const kvant_codec *codec, const float *center, const void *page, uint32_t first,
+                                uint32_t n, float *rows, size_t stride)
+{
+    KVANT_RETURN_IF(!codec || !rows || !page, KVANT_ERR_ARGUMENT);
+    KVANT_RETURN_IF(!valid_range(codec, first, n, 1), KVANT_ERR_ARGUMENT);
+    KVANT_RETURN_IF(n > 1 && stride < codec->info.head_dim, KVANT_ERR_ARGUMENT);
+    for (uint32_t i = 0; i < n; i++) {
+        float y[KVANT_MAX_HEAD_DIM], *x = rows + i * stride;
+        codec->quantizer->decode(codec, page, first + i, y);
+        kvant_transform_inverse(&codec->transform, y, x);
+        for (uint32_t j = 0; center && j < codec->info.head_dim; j++)
+            x[j] += center[j];
+    }
+    return KVANT_OK;
+}
+
+kvant_status kvant_codec_transform_query(const kvant_codec *codec, const float *q, float *out)
+{
+    KVANT_RETURN_IF(!codec || !q || !out, KVANT_ERR_ARGUMENT);
+    float y[KVANT_MAX_HEAD_DIM];
+    kvant_transform_forward(&codec->transform, NULL, q, y);
+    memcpy(out, y, codec->info.head_dim * sizeof *out);
+    return KVANT_OK;
+}
+
+kvant_status kvant_codec_transform_output(const kvant_codec *codec, const float *center, float weight_sum,
+                                          const float *acc, float *out)
+{
+    KVANT_RETURN_IF(!codec || !acc || !out, KVANT_ERR_ARGUMENT);
+    float x[KVANT_MAX_HEAD_DIM];
+    kvant_transform_inverse(&codec->transform, acc, x);
+    for (uint32_t j = 0; j < codec->info.head_dim; j++)
+        out[j] = center ? x[j] + weight_sum * center[j] : x[j];
+    return KVANT_OK;
+}
+
+kvant_status kvant_codec_score(const kvant_codec *codec, const void *page, const float *q, size_t stride,
+                               uint32_t n_queries, float *scores)
+{
+    KVANT_RETURN_IF(!codec || !page || !q || !scores, KVANT_ERR_ARGUMENT);
+    KVANT_RETURN_IF(n_queries > 1 && stride < codec->info.head_dim, KVANT_ERR_ARGUMENT);
+    for (uint32_t t = 0; t < KVANT_PAGE_TOKENS; t++) {
+        float y[KVANT_MAX_HEAD_DIM];
+        codec->quantizer->decode(codec, page, t, y);
+        for (uint32_t i = 0; i < n_queries; i++) {
+            float sum = 0;
+            for (uint32_t j = 0; j < codec->info.head_dim; j++)
+                sum += q[i * stride + j] * y[j];
+            scores[(size_t)i * KVANT_PAGE_TOKENS + t] = sum;
+        }
+    }
+    return KVANT_OK;
+}
+
+kvant_status kvant_codec_accumulate(const kvant_codec *codec, const void *page, const float *weights,
+                                    uint32_t n_queries, float *acc, size_t stride)
+{
+    KVANT_RETURN_IF(!codec || !page || !weights || !acc, KVANT_ERR_ARGUMENT);
+    KVANT_RETURN_IF(n_queries > 1 && stride < codec->info.head_dim, KVANT_ERR_ARGUMENT);
+    for (uint32_t t = 0; t < KVANT_PAGE_TOKENS; t++) {
+        float y[KVANT_MAX_HEAD_DIM];
+        codec->quantizer->decode(codec, page, t, y);
+        for (uint32_t i = 0; i < n_queries; i++) {
+            float weight = weights[(size_t)i * KVANT_PAGE_TOKENS + t];
+            for (uint32_t j = 0; weight != 0 && j < codec->info.head_dim; j++)
+                acc[i * stride + j] += weight * y[j];
+        }
+    }
+    return KVANT_OK;
+}
+
+kvant_status kvant_codec_create_open(const kvant_codec *codec, kvant_codec **open)
+{
+    *open = kvant_alloc(1, sizeof **open);
+    if (!*open)
+        return KVANT_ERR_MEMORY;
+    **open = *codec;
+    (*open)->borrows_transform = true;
+    (*open)->info.spec = (*open)->spec;
+    kvant_codec_make_f16(*open);
+    return KVANT_OK;
+}
+
+void kvant_codec_decode_transformed(const kvant_codec *codec, const void *page, uint32_t token, float *y)
+{
+    codec->quantizer->decode(codec, page, token, y);
+}
+
+void kvant_codec_unpack(const kvant_codec *codec, const kvant_kernels *kernels, const void *page, float *tile)
+{
+    codec->quantizer->unpack(codec, kernels, page, tile);
+}

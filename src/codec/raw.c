@@ -1,0 +1,89 @@
+/* raw.c - f32, f16 and bf16: no codes, no transform. f16 is also what open pages are. */
+#include <math.h>
+#include <stdio.h>
+#include <string.h>
+
+#include "../base/half.h"
+#include "codec_internal.h"
+
+static kvant_status raw_check(const kvant_codec *codec, const float *y)
+{
+    const float limit[] = { [KVANT_RAW_F32] = INFINITY, [KVANT_RAW_F16] = KVANT_HALF_MAX,
+                            [KVANT_RAW_BF16] = 3.3895314e38f };
+    for (uint32_t j = 0; j < codec->info.head_dim; j++)
+        if (!(fabsf(y[j]) <= limit[codec->u.raw]))
+            return KVANT_ERR_RANGE;
+    return KVANT_OK;
+}
+
+static void raw_encode(const kvant_codec *codec, const kvant_rows *rows, size_t i, uint32_t token, void *page)
+{
+    float y[KVANT_MAX_HEAD_DIM];
+    uint32_t d = codec->info.head_dim;
+    kvant_codec_transform_row(codec, rows, i, y);
+    if (codec->u.raw == KVANT_RAW_F32) {
+        memcpy((float *)page + (size_t)token * d, y, d * sizeof *y);
+        return;
+    }
+    uint16_t *out = (uint16_t *)page + (size_t)token * d;
+    for (uint32_t j = 0; j < d; j++)
+        out[j] = codec->u.raw == KVANT_RAW_F16 ? kvant_half_from_float(y[j]) : kvant_bf16_from_float(y[j]);
+}
+
+static void raw_decode(const kvant_codec *codec, const void *page, uint32_t token, float *y)
+{
+    uint32_t d = codec->info.head_dim;
+    if (codec->u.raw == KVANT_RAW_F32) {
+        memcpy(y, (const float *)page + (size_t)token * d, d * sizeof *y);
+        return;
+    }
+    const uint16_t *in = (const uint16_t *)page + (size_t)token * d;
+    for (uint32_t j = 0; j < d; j++)
+        y[j] = codec->u.raw == KVANT_RAW_F16 ? kvant_half_to_float(in[j]) : kvant_bf16_to_float(in[j]);
+}
+
+static void raw_unpack(const kvant_codec *codec, const kvant_kernels *kernels, const void *page, float *tile)
+{
+    uint32_t d = codec->info.head_dim, padded = codec->layout.padded_dim;
+    for (uint32_t t = 0; t < KVANT_PAGE_TOKENS; t++) {
+        float y[KVANT_MAX_HEAD_DIM];
+        uint32_t position = kvant_token_position(t);
+        if (codec->u.raw == KVANT_RAW_F16)
+            kernels->half_to_float((const uint16_t *)page + (size_t)t * d, y, d);
+        else
+            raw_decode(codec, page, t, y);
+        if (codec->info.role == KVANT_ROLE_K) {
+            for (uint32_t j = 0; j < padded; j++)
+                tile[(size_t)j * KVANT_PAGE_TOKENS + position] = j < d ? y[j] : 0;
+        } else {
+            for (uint32_t j = 0; j < padded; j++)
+                tile[(size_t)position * padded + kvant_layout_row_position(&codec->layout, j)] = j < d ? y[j] : 0;
+        }
+    }
+}
+
+static const kvant_quantizer raw_quantizer = { raw_check, raw_encode, raw_decode, raw_unpack };
+
+void kvant_codec_make_f16(kvant_codec *codec)
+{
+    codec->u.raw = KVANT_RAW_F16;
+    codec->quantizer = &raw_quantizer;
+    codec->info.block_tokens = 1;
+    kvant_codec_set_sizes(codec, 0, 0, sizeof(uint16_t) * KVANT_PAGE_TOKENS * codec->info.head_dim);
+    snprintf(codec->spec, sizeof codec->spec, "f16");
+}
+
+kvant_status kvant_create_raw(kvant_codec *codec, kvant_spec *spec, uint64_t seed, const kvant_error *error)
+{
+    static const size_t element_bytes[] = { [KVANT_RAW_F32] = 4, [KVANT_RAW_F16] = 2, [KVANT_RAW_BF16] = 2 };
+    (void)seed;
+    if (spec->variant)
+        return kvant_fail(error, KVANT_ERR_SPEC, "%s takes no number of bits", spec->name);
+    codec->u.raw = spec->name[0] == 'b' ? KVANT_RAW_BF16
+                   : strcmp(spec->name, "f32") == 0 ? KVANT_RAW_F32 : KVANT_RAW_F16;
+    codec->transform.head_dim = codec->info.head_dim;
+    codec->quantizer = &raw_quantizer;
+    kvant_codec_set_sizes(codec, 0, 0, element_bytes[codec->u.raw] * KVANT_PAGE_TOKENS * codec->info.head_dim);
+    snprintf(codec->spec, sizeof codec->spec, "%s", spec->name);
+    return KVANT_OK;
+}

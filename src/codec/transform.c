@@ -1,0 +1,158 @@
+/* transform.c - see transform.h; the arithmetic is that of docs/format.md, "Transform". */
+#include "transform.h"
+
+#include <string.h>
+
+#include "../base/alloc.h"
+#include "../base/random.h"
+#include "../math/hadamard.h"
+#include "../math/rotation.h"
+#include "../math/sums.h"
+
+static const char *const rotate_names[] = { "none", "hadamard", "dense", NULL };
+static const char *const sign_names[] = { "none", "seed", NULL };
+static const char *const center_names[] = { "none", "first", "file", NULL };
+
+static uint32_t largest_block(uint32_t head_dim, uint32_t max)
+{
+    uint32_t block = 1;
+    while (block * 2 <= max && head_dim % (block * 2) == 0)
+        block *= 2;
+    return block;
+}
+
+static bool is_power_of_two(uint32_t n)
+{
+    return n && (n & (n - 1)) == 0;
+}
+
+static kvant_status read_block(kvant_transform *transform, kvant_spec *spec, uint32_t max_block,
+                               const kvant_error *error)
+{
+    uint32_t asked = 0;
+    KVANT_FORWARD(kvant_spec_number(spec, "block", 2, KVANT_MAX_HEAD_DIM, &asked, error));
+    if (asked && transform->rotate != KVANT_ROTATE_HADAMARD)
+        return kvant_fail(error, KVANT_ERR_SPEC, "block=%u needs rotate=hadamard", (unsigned)asked);
+    if (asked && (!is_power_of_two(asked) || transform->head_dim % asked != 0))
+        return kvant_fail(error, KVANT_ERR_SPEC,
+                          "block=%u must be a power of two that divides head_dim %u (the largest is %u)",
+                          (unsigned)asked, (unsigned)transform->head_dim,
+                          (unsigned)largest_block(transform->head_dim, KVANT_MAX_HEAD_DIM));
+    if (transform->rotate == KVANT_ROTATE_HADAMARD)
+        transform->block = asked ? asked : largest_block(transform->head_dim, max_block);
+    return KVANT_OK;
+}
+
+static kvant_status read_options(kvant_transform *transform, kvant_spec *spec,
+                                 const kvant_transform_defaults *defaults, const kvant_error *error)
+{
+    int rotate = defaults->rotate, signs = defaults->random_signs, center = KVANT_CENTER_NONE;
+    KVANT_FORWARD(kvant_spec_choice(spec, "rotate", rotate_names, &rotate, error));
+    transform->rotate = (kvant_rotate)rotate;
+    KVANT_FORWARD(read_block(transform, spec, defaults->max_block, error));
+    KVANT_FORWARD(kvant_spec_choice(spec, "signs", sign_names, &signs, error));
+    transform->random_signs = signs != 0 && rotate == KVANT_ROTATE_HADAMARD;
+    KVANT_FORWARD(kvant_spec_choice(spec, "center", center_names, &center, error));
+    if (center != KVANT_CENTER_NONE)
+        return kvant_fail(error, KVANT_ERR_UNSUPPORTED,
+                          "center=%s is not implemented yet: pass a centre with kvant_cells_set_center",
+                          center_names[center]);
+    transform->center = (kvant_center)center;
+    return KVANT_OK;
+}
+
+static void fill_signs(kvant_transform *transform, uint64_t seed)
+{
+    uint64_t word = 0;
+    for (uint32_t i = 0; i < transform->head_dim; i++) {
+        if (i % 64 == 0)
+            word = kvant_splitmix64(&seed);
+        transform->signs[i] = transform->random_signs && (word >> i % 64 & 1) ? -1.0f : 1.0f;
+    }
+}
+
+kvant_status kvant_transform_create(kvant_transform *transform, kvant_spec *spec,
+                                    const kvant_transform_defaults *defaults, uint32_t head_dim, uint64_t seed,
+                                    const kvant_error *error)
+{
+    *transform = (kvant_transform){ .head_dim = head_dim };
+    KVANT_FORWARD(read_options(transform, spec, defaults, error));
+    if (transform->rotate == KVANT_ROTATE_HADAMARD)
+        fill_signs(transform, seed);
+    if (transform->rotate != KVANT_ROTATE_DENSE)
+        return KVANT_OK;
+    transform->matrix = kvant_alloc((size_t)head_dim * head_dim, sizeof(float));
+    if (!transform->matrix)
+        return kvant_fail(error, KVANT_ERR_MEMORY, "no memory for a rotation of %u x %u", (unsigned)head_dim,
+                          (unsigned)head_dim);
+    return kvant_random_rotation(head_dim, seed, transform->matrix);
+}
+
+void kvant_transform_destroy(kvant_transform *transform)
+{
+    kvant_free(transform->matrix);
+    transform->matrix = NULL;
+}
+
+void kvant_transform_describe(const kvant_transform *transform, char *text, size_t size)
+{
+    kvant_append(text, size, ",rotate=%s", rotate_names[transform->rotate]);
+    if (transform->rotate == KVANT_ROTATE_HADAMARD)
+        kvant_append(text, size, ",block=%u,signs=%s", (unsigned)transform->block,
+                     sign_names[transform->random_signs]);
+}
+
+/* The centred row, where R still has to be applied to it: in y, or in x itself when there is no centre. */
+static const float *subtract_center(const kvant_transform *transform, const float *center, const float *x, float *y)
+{
+    if (!center)
+        return x;
+    for (uint32_t i = 0; i < transform->head_dim; i++)
+        y[i] = x[i] - center[i];
+    return y;
+}
+
+static void rotate_dense(const kvant_transform *transform, const float *x, float *y)
+{
+    uint32_t d = transform->head_dim;
+    for (uint32_t i = 0; i < d; i++)
+        y[i] = kvant_dot_ordered(transform->matrix + (size_t)i * d, x, d);
+}
+
+void kvant_transform_forward(const kvant_transform *transform, const float *center, const float *x, float *y)
+{
+    uint32_t d = transform->head_dim;
+    if (transform->rotate == KVANT_ROTATE_DENSE) {
+        float centred[KVANT_MAX_HEAD_DIM];
+        rotate_dense(transform, subtract_center(transform, center, x, centred), y);
+        return;
+    }
+    const float *source = subtract_center(transform, center, x, y);
+    if (transform->rotate == KVANT_ROTATE_HADAMARD) {
+        for (uint32_t i = 0; i < d; i++)
+            y[i] = source[i] * transform->signs[i];
+        kvant_hadamard(y, d, transform->block);
+    } else if (source != y) {
+        memcpy(y, source, d * sizeof *y);
+    }
+}
+
+void kvant_transform_inverse(const kvant_transform *transform, const float *y, float *x)
+{
+    uint32_t d = transform->head_dim;
+    if (transform->rotate == KVANT_ROTATE_DENSE) {
+        for (uint32_t j = 0; j < d; j++)
+            x[j] = 0;
+        for (uint32_t i = 0; i < d; i++)
+            for (uint32_t j = 0; j < d; j++)
+                x[j] += transform->matrix[(size_t)i * d + j] * y[i];
+        return;
+    }
+    if (x != y)
+        memcpy(x, y, d * sizeof *x);
+    if (transform->rotate == KVANT_ROTATE_HADAMARD) {
+        kvant_hadamard(x, d, transform->block);
+        for (uint32_t i = 0; i < d; i++)
+            x[i] *= transform->signs[i];
+    }
+}

@@ -1,0 +1,45 @@
+/* transform.h - the linear half of a codec: y = R (x - c) and its way back. Knows nothing of codes. */
+#ifndef KVANT_CODEC_TRANSFORM_H
+#define KVANT_CODEC_TRANSFORM_H
+
+#include <kvant/codec.h>
+
+#include "spec.h"
+
+typedef enum kvant_rotate { KVANT_ROTATE_NONE = 0, KVANT_ROTATE_HADAMARD = 1, KVANT_ROTATE_DENSE = 2 } kvant_rotate;
+
+typedef struct kvant_transform {
+    kvant_rotate rotate;
+    uint32_t head_dim;
+    uint32_t block;                     /* Hadamard block, 0 without one */
+    bool random_signs;
+    kvant_center center;
+    float signs[KVANT_MAX_HEAD_DIM];    /* +1 or -1, Hadamard only */
+    float *matrix;                      /* R, head_dim x head_dim row-major, dense only */
+} kvant_transform;
+
+/* What a family rotates by when the spec does not say; block 0: the largest that fits, up to max_block. */
+typedef struct kvant_transform_defaults {
+    kvant_rotate rotate;
+    uint32_t max_block;
+    bool random_signs;
+} kvant_transform_defaults;
+
+#define KVANT_TRANSFORM_OPTIONS "rotate=none|hadamard|dense block=N signs=seed|none center=none"
+
+/* Reads rotate, block, signs and center from the spec and builds the transform, which owns its matrix. */
+kvant_status kvant_transform_create(kvant_transform *transform, kvant_spec *spec,
+                                    const kvant_transform_defaults *defaults, uint32_t head_dim, uint64_t seed,
+                                    const kvant_error *error);
+void kvant_transform_destroy(kvant_transform *transform);
+
+/* Appends the options in canonical form, e.g. ",rotate=hadamard,block=64,signs=seed". */
+void kvant_transform_describe(const kvant_transform *transform, char *text, size_t size);
+
+/* y = R (x - c); center may be NULL. x and y may not overlap for a dense rotation, may be equal otherwise. */
+void kvant_transform_forward(const kvant_transform *transform, const float *center, const float *x, float *y);
+
+/* x = R^T y, the same rules. */
+void kvant_transform_inverse(const kvant_transform *transform, const float *y, float *x);
+
+#endif

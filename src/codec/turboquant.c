@@ -1,0 +1,128 @@
+/* turboquant.c - TurboQuant (mse), Algorithm 1: random rotation, then a scalar codebook that is optimal for the
+ * marginal of a rotated unit vector. Formulas and rounding: docs/format.md, "Lloyd-Max codes".
+ *
+ * `scale=norm` is the paper's: decoded vectors are too short on average, which biases inner products. The default,
+ * `scale=unbiased`, stores |y|^2 / <y, c> instead, at no cost in bits (the correction known from RaBitQ and EDEN). */
+#include <math.h>
+#include <stdio.h>
+
+#include "../base/half.h"
+#include "../math/lloyd_max.h"
+#include "../math/sums.h"
+#include "codec_internal.h"
+
+static uint16_t *scales(const kvant_codec *codec, void *page)
+{
+    return (uint16_t *)((uint8_t *)page + codec->info.metadata_offset);
+}
+
+static float scale_at(const kvant_codec *codec, const void *page, uint32_t token)
+{
+    return kvant_half_to_float(((const uint16_t *)((const uint8_t *)page + codec->info.metadata_offset))[token]);
+}
+
+/* Number of thresholds below u: a branch-free search over the sorted, padded table. */
+static uint8_t nearest(const float *thresholds, uint32_t bits, float u)
+{
+    uint32_t code = 0;
+    for (uint32_t step = 1u << (bits - 1); step; step /= 2)
+        code += u > thresholds[code + step - 1] ? step : 0;
+    return (uint8_t)code;
+}
+
+/* Codes of a row; returns the scale to store. */
+static float quantize(const kvant_codec *codec, const float *y, uint8_t *codes)
+{
+    const kvant_codebook *book = &codec->u.codebook;
+    uint32_t d = codec->info.head_dim;
+    float squares = kvant_dot_ordered(y, y, d);
+    float scale = kvant_half_to_float(kvant_half_from_float(sqrtf(squares) * book->inverse_sqrt_dim));
+    float inverse = scale > 0 ? 1 / scale : 0, decoded[KVANT_MAX_HEAD_DIM];
+    for (uint32_t j = 0; j < d; j++) {
+        codes[j] = nearest(book->thresholds, codec->info.bits, y[j] * inverse);
+        decoded[j] = book->values[codes[j]];
+    }
+    if (!book->unbiased || !(scale > 0))
+        return scale;
+    float product = kvant_dot_ordered(y, decoded, d);
+    return product > 0 ? squares / product : 0;
+}
+
+static kvant_status turboquant_check(const kvant_codec *codec, const float *y)
+{
+    uint8_t codes[KVANT_MAX_HEAD_DIM];
+    float squares = kvant_dot_ordered(y, y, codec->info.head_dim);
+    if (!(sqrtf(squares) * codec->u.codebook.inverse_sqrt_dim <= KVANT_HALF_MAX))
+        return KVANT_ERR_RANGE;
+    return quantize(codec, y, codes) <= KVANT_HALF_MAX ? KVANT_OK : KVANT_ERR_RANGE;
+}
+
+static void turboquant_encode(const kvant_codec *codec, const kvant_rows *rows, size_t i, uint32_t token,
+                              void *page)
+{
+    float y[KVANT_MAX_HEAD_DIM];
+    uint8_t codes[KVANT_MAX_HEAD_DIM];
+    kvant_codec_transform_row(codec, rows, i, y);
+    scales(codec, page)[token] = kvant_half_from_float(quantize(codec, y, codes));
+    kvant_layout_put(&codec->layout, page, token, codes);
+}
+
+static void turboquant_decode(const kvant_codec *codec, const void *page, uint32_t token, float *y)
+{
+    uint8_t codes[KVANT_MAX_HEAD_DIM];
+    float scale = scale_at(codec, page, token);
+    kvant_layout_get(&codec->layout, page, token, codes);
+    for (uint32_t j = 0; j < codec->info.head_dim; j++)
+        y[j] = scale * codec->u.codebook.values[codes[j]];
+}
+
+static void turboquant_unpack(const kvant_codec *codec, const kvant_kernels *kernels, const void *page, float *tile)
+{
+    uint32_t d = codec->info.head_dim, padded = codec->layout.padded_dim;
+    float scale[KVANT_PAGE_TOKENS];
+    for (uint32_t t = 0; t < KVANT_PAGE_TOKENS; t++)
+        scale[kvant_token_position(t)] = scale_at(codec, page, t);
+    kernels->unpack(&codec->layout, page, codec->u.codebook.values, 0, tile);
+    if (codec->info.role == KVANT_ROLE_K) {
+        for (uint32_t j = 0; j < padded; j++)
+            for (uint32_t t = 0; t < KVANT_PAGE_TOKENS; t++)
+                tile[(size_t)j * KVANT_PAGE_TOKENS + t] *= j < d ? scale[t] : 0;
+    } else {
+        for (uint32_t t = 0; t < KVANT_PAGE_TOKENS; t++)
+            for (uint32_t j = 0; j < padded; j++)
+                tile[(size_t)t * padded + j] *= scale[t];
+    }
+}
+
+static const kvant_quantizer turboquant_quantizer = { turboquant_check, turboquant_encode, turboquant_decode,
+                                                      turboquant_unpack };
+
+static void fill_codebook(kvant_codebook *book, uint32_t head_dim, uint32_t bits)
+{
+    kvant_lloyd_max(head_dim, bits, book->values);
+    for (uint32_t i = 0; i + 1 < 1u << bits; i++)
+        book->thresholds[i] = (book->values[i] + book->values[i + 1]) / 2;
+    book->inverse_sqrt_dim = (float)(1 / sqrt((double)head_dim));
+}
+
+kvant_status kvant_create_turboquant(kvant_codec *codec, kvant_spec *spec, uint64_t seed, const kvant_error *error)
+{
+    static const char *const scale_names[] = { "norm", "unbiased", NULL };
+    uint32_t d = codec->info.head_dim, bits;
+    int scale = 1;
+    KVANT_FORWARD(kvant_spec_bits(spec, 1, KVANT_LLOYD_MAX_BITS, &bits, error));
+    if (d < 4)
+        return kvant_fail(error, KVANT_ERR_UNSUPPORTED, "turboquant needs head_dim 4 or more, not %u", (unsigned)d);
+    KVANT_FORWARD(kvant_spec_choice(spec, "scale", scale_names, &scale, error));
+    /* A Hadamard matrix of full size exists for powers of two; other head_dims get a dense rotation. */
+    kvant_transform_defaults defaults = { (d & (d - 1)) == 0 ? KVANT_ROTATE_HADAMARD : KVANT_ROTATE_DENSE,
+                                          KVANT_MAX_HEAD_DIM, true };
+    KVANT_FORWARD(kvant_transform_create(&codec->transform, spec, &defaults, d, seed, error));
+    fill_codebook(&codec->u.codebook, d, bits);
+    codec->u.codebook.unbiased = scale == 1;
+    codec->quantizer = &turboquant_quantizer;
+    kvant_codec_set_sizes(codec, bits, KVANT_PAGE_TOKENS, 0);
+    snprintf(codec->spec, sizeof codec->spec, "%s-%u:scale=%s", spec->name, (unsigned)bits, scale_names[scale]);
+    kvant_transform_describe(&codec->transform, codec->spec, sizeof codec->spec);
+    return KVANT_OK;
+}

@@ -1,0 +1,173 @@
+/* params.c - see params.h: reads a CPU codec and refuses what has no kernel. */
+#include "params.h"
+
+#include <math.h>
+#include <string.h>
+
+#include "../base/alloc.h"
+#include "../base/error.h"
+#include "../codec/codec_internal.h"
+
+static kvant_status init_rotation(kvant_cuda_rotation *rotation, const kvant_transform *transform,
+                                  const kvant_error *error)
+{
+    if (transform->rotate == KVANT_ROTATE_DENSE)
+        return kvant_fail(error, KVANT_ERR_UNSUPPORTED,
+                          "not on the GPU: rotate=dense (the default of turboquant when head_dim is no power of two); "
+                          "use rotate=hadamard or rotate=none");
+    if (transform->rotate == KVANT_ROTATE_NONE)
+        return KVANT_OK;
+    rotation->block = transform->block;
+    rotation->scale = (float)(1.0 / sqrt((double)transform->block));
+    for (uint32_t i = 0; i < transform->head_dim; i++)
+        if (transform->signs[i] < 0)
+            rotation->signs[i / 32] |= 1u << i % 32;
+    return KVANT_OK;
+}
+
+static kvant_status init_uniform(kvant_cuda_params *params, const kvant_codec *codec, const kvant_error *error)
+{
+    const kvant_uniform *u = &codec->u.uniform;
+    uint32_t bits = codec->info.bits;
+    if (u->per_channel || u->n_groups != 1)
+        return kvant_fail(error, KVANT_ERR_UNSUPPORTED,
+                          "not on the GPU: %s; uniform codecs there take axis=token and one group of head_dim channels",
+                          codec->spec);
+    if (bits != 4 && bits != 8)
+        return kvant_fail(error, KVANT_ERR_UNSUPPORTED, "not on the GPU: uniform codes of %u bits; there are 4 and 8",
+                          (unsigned)bits);
+    params->kind = bits == 4 ? KVANT_CUDA_UNIFORM4 : KVANT_CUDA_UNIFORM8;
+    params->symmetric = u->symmetric;
+    params->levels = (float)u->levels;
+    params->offset = u->offset;
+    return KVANT_OK;
+}
+
+/* Probability of each level's cell under a unit normal, near enough for a weight. */
+static double cell_weight(const float *thresholds, uint32_t n, uint32_t i)
+{
+    double high = i + 1 < n ? thresholds[i] : 8, low = i ? thresholds[i - 1] : -8;
+    return 0.5 * (erf(high * M_SQRT1_2) - erf(low * M_SQRT1_2));
+}
+
+/* Kernels look levels up as bytes: whole numbers m around a bias, value ~ step * m. With 16 levels the look-up is an
+ * exclusive or of two 8-entry ones that leaves 7 bits (dequant.cuh), so m is within +-63; with fewer it is within
+ * +-127. The step is searched for the least mean squared error, and least squares gives the final one. */
+static void byte_codebook(kvant_cuda_params *params)
+{
+    uint32_t n = 1u << params->bits;
+    double top = n == 16 ? 63 : 127, best = INFINITY, best_step = 1;
+    for (int trial = 0; trial < 4000; trial++) {
+        double unit = params->values[n - 1] / (top * (0.6 + 0.4 * trial / 4000)), product = 0, square = 0, error = 0;
+        for (uint32_t i = 0; i < n; i++) {
+            double weight = cell_weight(params->thresholds, n, i), m = rint(params->values[i] / unit);
+            product += weight * m * params->values[i];
+            square += weight * m * m;
+        }
+        double step = product / square;
+        for (uint32_t i = 0; i < n; i++) {
+            double off = params->values[i] - step * rint(params->values[i] / unit);
+            error += cell_weight(params->thresholds, n, i) * off * off;
+        }
+        if (error >= best)
+            continue;
+        best = error;
+        best_step = step;
+        params->bias = n == 16 ? 64 : 128;
+        memset(params->bytes, 0, sizeof params->bytes);
+        for (uint32_t i = 0; i < n; i++) {
+            uint32_t byte = (uint32_t)(rint(params->values[i] / unit) + params->bias);
+            params->bytes[i / 4] |= byte << 8 * (i % 4);
+        }
+    }
+    params->step = (float)best_step;
+}
+
+static kvant_status init_codebook(kvant_cuda_params *params, const kvant_codec *codec, const kvant_error *error)
+{
+    static const kvant_cuda_kind kinds[] = { KVANT_CUDA_CODEBOOK2, KVANT_CUDA_CODEBOOK3, KVANT_CUDA_CODEBOOK4 };
+    const kvant_codebook *book = &codec->u.codebook;
+    uint32_t bits = codec->info.bits;
+    if (bits < 2 || bits > 4)
+        return kvant_fail(error, KVANT_ERR_UNSUPPORTED, "not on the GPU: turboquant-%u; there are 2, 3 and 4 bits",
+                          (unsigned)bits);
+    params->kind = kinds[bits - 2];
+    params->unbiased = book->unbiased;
+    params->inverse_sqrt_dim = book->inverse_sqrt_dim;
+    memcpy(params->values, book->values, sizeof params->values);
+    memcpy(params->thresholds, book->thresholds, sizeof params->thresholds);
+    byte_codebook(params);
+    return KVANT_OK;
+}
+
+kvant_status kvant_cuda_params_init(kvant_cuda_params *params, const kvant_codec *codec, char *err, size_t errlen)
+{
+    kvant_error error = { err, errlen };
+    uint32_t d = codec->info.head_dim;
+    *params = (kvant_cuda_params){ .head_dim = d, .bits = codec->info.bits, .role = codec->info.role,
+                                   .metadata_offset = (uint32_t)codec->info.metadata_offset,
+                                   .page_bytes = (uint32_t)codec->info.page_bytes };
+    if (d != 64 && d != 96 && d != 128 && d != 256)
+        return kvant_fail(&error, KVANT_ERR_UNSUPPORTED, "not on the GPU: head_dim %u; there are 64, 96, 128 and 256",
+                          (unsigned)d);
+    KVANT_FORWARD(init_rotation(&params->rotation, &codec->transform, &error));
+    if (strncmp(codec->spec, "turboquant-", 11) == 0)
+        return init_codebook(params, codec, &error);
+    if (strncmp(codec->spec, "int-", 4) == 0 || strncmp(codec->spec, "bdr-", 4) == 0)
+        return init_uniform(params, codec, &error);
+    return kvant_fail(&error, KVANT_ERR_UNSUPPORTED,
+                      "not on the GPU: %s; there are int-4, int-8, bdr-4, bdr-8, turboquant-2, -3 and -4", codec->spec);
+}
+
+kvant_status kvant_cuda_codec_from(const kvant_codec *source, kvant_cuda_codec **out, char *err, size_t errlen)
+{
+    kvant_error error = { err, errlen };
+    if (!out)
+        return kvant_fail(&error, KVANT_ERR_ARGUMENT, "no place for the codec");
+    *out = NULL;
+    if (!source)
+        return kvant_fail(&error, KVANT_ERR_ARGUMENT, "no codec");
+    kvant_cuda_codec *codec = kvant_alloc(1, sizeof *codec);
+    if (!codec)
+        return kvant_fail(&error, KVANT_ERR_MEMORY, "no memory for a codec");
+    kvant_status status = kvant_cuda_params_init(&codec->params, source, err, errlen);
+    if (status != KVANT_OK) {
+        kvant_free(codec);
+        return status;
+    }
+    codec->info = source->info;
+    kvant_append(codec->spec, sizeof codec->spec, "%s", source->spec);
+    codec->info.spec = codec->spec;
+    *out = codec;
+    return KVANT_OK;
+}
+
+kvant_status kvant_cuda_codec_create(const char *spec, uint32_t head_dim, kvant_role role, uint64_t seed,
+                                     kvant_cuda_codec **out, char *err, size_t errlen)
+{
+    kvant_error error = { err, errlen };
+    kvant_codec *codec = NULL;
+    if (!out)
+        return kvant_fail(&error, KVANT_ERR_ARGUMENT, "no place for the codec");
+    *out = NULL;
+    KVANT_FORWARD(kvant_codec_create(spec, head_dim, role, seed, &codec, err, errlen));
+    kvant_status status = kvant_cuda_codec_from(codec, out, err, errlen);
+    kvant_codec_free(&codec);
+    return status;
+}
+
+void kvant_cuda_codec_free(kvant_cuda_codec **codec)
+{
+    if (!codec || !*codec)
+        return;
+    kvant_free(*codec);
+    *codec = NULL;
+}
+
+kvant_status kvant_cuda_codec_get_info(const kvant_cuda_codec *codec, kvant_codec_info *info)
+{
+    if (!codec || !info || info->size != sizeof *info)
+        return KVANT_ERR_ARGUMENT;
+    *info = codec->info;
+    return KVANT_OK;
+}

@@ -1,0 +1,77 @@
+/* dispatch.c - fills a table per CPU level once and says which one is in use. Built with baseline flags: a dispatcher
+ * compiled for AVX would crash on the machines it is there to serve. */
+#include <stdatomic.h>
+#include <pthread.h>
+
+#include "../base/cpu.h"
+#include "kernels.h"
+
+#if defined(__AVX__) && !defined(KVANT_NATIVE_BASELINE)
+#error "dispatch.c must be compiled with the baseline instruction set"
+#endif
+
+static kvant_kernels tables[3]; /* c, avx2, avx512 */
+static kvant_cpu_level best = KVANT_CPU_C;
+static _Atomic kvant_cpu_level in_use = KVANT_CPU_AUTO;
+static pthread_once_t once = PTHREAD_ONCE_INIT;
+
+static const kvant_kernels reference = { kvant_unpack_c, kvant_matmul_c, kvant_exp_sum_c, kvant_half_to_float_c };
+
+static void fill(void)
+{
+    tables[0] = tables[1] = tables[2] = reference;
+    kvant_cpu_level machine = kvant_cpu_detect();
+    (void)machine;
+#ifdef KVANT_HAVE_AVX2
+    kvant_kernels_init_avx2(&tables[1]);
+    if (machine >= KVANT_CPU_AVX2)
+        best = KVANT_CPU_AVX2;
+#endif
+#ifdef KVANT_HAVE_AVX512
+    tables[2] = tables[1];
+    kvant_kernels_init_avx512(&tables[2]);
+    if (machine >= KVANT_CPU_AVX512)
+        best = KVANT_CPU_AVX512;
+#endif
+}
+
+kvant_cpu_level kvant_get_cpu_level(void)
+{
+    pthread_once(&once, fill);
+    kvant_cpu_level level = atomic_load_explicit(&in_use, memory_order_relaxed);
+    return level == KVANT_CPU_AUTO ? best : level;
+}
+
+const kvant_kernels *kvant_kernels_get(kvant_cpu_level level)
+{
+    if (level == KVANT_CPU_AUTO)
+        level = kvant_get_cpu_level();
+    pthread_once(&once, fill);
+    if (level > best)
+        return NULL;
+    switch (level) {
+    case KVANT_CPU_C: return &tables[0];
+    case KVANT_CPU_AVX2: return &tables[1];
+    case KVANT_CPU_AVX512: return &tables[2];
+    default: return NULL;
+    }
+}
+
+kvant_status kvant_set_cpu_level(kvant_cpu_level level)
+{
+    if (level != KVANT_CPU_AUTO && !kvant_kernels_get(level))
+        return KVANT_ERR_UNSUPPORTED;
+    atomic_store_explicit(&in_use, level, memory_order_relaxed);
+    return KVANT_OK;
+}
+
+const char *kvant_cpu_level_name(kvant_cpu_level level)
+{
+    switch (level) {
+    case KVANT_CPU_AUTO: return "auto";
+    case KVANT_CPU_C: return "c";
+    case KVANT_CPU_AVX2: return "avx2";
+    case KVANT_CPU_AVX512: return "avx512";
+    }
+    return NULL;
+}

@@ -1,0 +1,71 @@
+/* kernels_c.c - portable C: the reference for every other level. */
+#include <math.h>
+
+#include "../base/half.h"
+#include "kernels.h"
+
+static uint32_t code_at(const kvant_layout *layout, const uint32_t *words, uint32_t group, uint32_t column_tile,
+                        uint32_t lane, uint32_t tile_in_group, uint32_t field, uint32_t odd)
+{
+    uint32_t code = 0, tiles = kvant_layout_group_tiles(layout, group);
+    for (uint32_t i = 0; i < layout->n_planes; i++) {
+        const kvant_plane *plane = &layout->planes[i];
+        size_t word = plane->word_offset + (size_t)128 * group * plane->units +
+                      (size_t)(32 * (column_tile / plane->tiles) + lane) * tiles + tile_in_group;
+        uint32_t bit = plane->bits * (4 * (column_tile % plane->tiles) + field) + 16 * odd;
+        code |= (words[word] >> bit & ((1u << plane->bits) - 1)) << plane->shift;
+    }
+    return code;
+}
+
+void kvant_unpack_group_c(const kvant_layout *layout, const void *page, const float *values, float offset,
+                          uint32_t group, float *tile)
+{
+    uint32_t tiles = kvant_layout_group_tiles(layout, group);
+    size_t stride = layout->role == KVANT_ROLE_K ? KVANT_PAGE_TOKENS : layout->padded_dim;
+    for (uint32_t ct = 0; ct < layout->column_tiles; ct++)
+        for (uint32_t field = 0; field < 4; field++)
+            for (uint32_t lane = 0; lane < 32; lane++)
+                for (uint32_t rt = 0; rt < tiles; rt++)
+                    for (uint32_t odd = 0; odd < 2; odd++) {
+                        uint32_t column = 16 * ct + 2 * (lane % 4) + 8 * (field / 2) + odd;
+                        uint32_t position = 64 * group + 8 * tiles * (field % 2) + tiles * (lane / 4) + rt;
+                        uint32_t code = code_at(layout, page, group, ct, lane, rt, field, odd);
+                        if (layout->role == KVANT_ROLE_V)
+                            column = kvant_token_position(column);
+                        tile[column * stride + position] = values ? values[code] : (float)code + offset;
+                    }
+}
+
+KVANT_UNPACK_FN(kvant_unpack_c)
+{
+    for (uint32_t group = 0; 4 * group < layout->row_tiles; group++)
+        kvant_unpack_group_c(layout, page, values, offset, group, tile);
+}
+
+KVANT_MATMUL_FN(kvant_matmul_c)
+{
+    for (uint32_t i = 0; i < m; i++)
+        for (uint32_t l = 0; l < k; l++) {
+            float factor = a[i * lda + l];
+            for (uint32_t j = 0; j < n; j++)
+                c[i * ldc + j] += factor * b[l * ldb + j];
+        }
+}
+
+KVANT_EXP_SUM_FN(kvant_exp_sum_c)
+{
+    float sum = 0;
+    for (uint32_t i = 0; i < n; i++) {
+        float e = x[i] - shift < -87.0f ? 0.0f : expf(x[i] - shift);
+        x[i] = e;
+        sum += e;
+    }
+    return sum;
+}
+
+KVANT_HALF_FN(kvant_half_to_float_c)
+{
+    for (uint32_t i = 0; i < n; i++)
+        x[i] = kvant_half_to_float(half[i]);
+}

@@ -1,0 +1,78 @@
+/* kernels_avx2.c - the kernels at level avx2 (AVX2, FMA, F16C). */
+#include <immintrin.h>
+#include <stdbool.h>
+
+#include "../../base/attributes.h"
+#include "../kernels.h"
+
+#define NAME(function) function##_avx2
+#define LANES 8u
+#define MATMUL_ROWS 6u    /* 12 accumulators, 2 vectors of b and a broadcast in 16 registers */
+#define MATMUL_VECTORS 2u
+
+typedef __m256 vf;
+typedef __m256i vi;
+
+#define vf_zero() _mm256_setzero_ps()
+#define vf_set(x) _mm256_set1_ps(x)
+#define vf_load(p) _mm256_load_ps(p)
+#define vf_store(p, x) _mm256_store_ps(p, x)
+#define vf_store_unaligned(p, x) _mm256_storeu_ps(p, x)
+#define vf_add(a, b) _mm256_add_ps(a, b)
+#define vf_sub(a, b) _mm256_sub_ps(a, b)
+#define vf_mul(a, b) _mm256_mul_ps(a, b)
+#define vf_fma(a, b, c) _mm256_fmadd_ps(a, b, c)
+#define vf_round(x) _mm256_round_ps(x, _MM_FROUND_TO_NEAREST_INT | _MM_FROUND_NO_EXC)
+#define vf_keep_above(x, y, limit) _mm256_and_ps(x, _mm256_cmp_ps(y, _mm256_set1_ps(limit), _CMP_GE_OQ))
+#define vf_from_codes(v) _mm256_cvtepi32_ps(v)
+#define vi_and(a, b) _mm256_and_si256(a, b)
+#define vi_or(a, b) _mm256_or_si256(a, b)
+#define vi_set(x) _mm256_set1_epi32(x)
+#define vi_shift_right(v, n) _mm256_srli_epi32(v, n)
+#define vi_shift_left(v, n) _mm256_slli_epi32(v, n)
+#define vi_shift_right_by(v, n) _mm256_srl_epi32(v, _mm_cvtsi32_si128((int)(n)))
+#define half_load(p) _mm256_cvtph_ps(_mm_loadu_si128((const __m128i *)(p)))
+
+KVANT_INLINE float vf_sum(vf x)
+{
+    __m128 s = _mm_add_ps(_mm256_castps256_ps128(x), _mm256_extractf128_ps(x, 1));
+    s = _mm_add_ps(s, _mm_movehl_ps(s, s));
+    return _mm_cvtss_f32(_mm_add_ss(s, _mm_movehdup_ps(s)));
+}
+
+/* n is a whole number of at least -126 wherever the result is kept. */
+KVANT_INLINE vf vf_scale(vf x, vf n)
+{
+    vi exponent = _mm256_slli_epi32(_mm256_add_epi32(_mm256_cvtps_epi32(n), _mm256_set1_epi32(127)), 23);
+    return _mm256_mul_ps(x, _mm256_castsi256_ps(exponent));
+}
+
+KVANT_INLINE vi vi_load_lanes(const uint32_t *p)
+{
+    vi v = _mm256_castsi128_si256(_mm_load_si128((const __m128i *)p));
+    return _mm256_inserti128_si256(v, _mm_load_si128((const __m128i *)(p + 16)), 1);
+}
+
+typedef struct table {
+    vf low, high;
+} table;
+
+/* values holds at least 16 floats, whatever n is. */
+KVANT_INLINE table table_load(const float *values, uint32_t n)
+{
+    (void)n;
+    return values ? (table){ _mm256_loadu_ps(values), _mm256_loadu_ps(values + 8) } : (table){ vf_zero(), vf_zero() };
+}
+
+KVANT_INLINE vf table_look_up(const table *entries, const float *values, vi codes, uint32_t n)
+{
+    if (n <= 8)
+        return _mm256_permutevar8x32_ps(entries->low, codes);
+    if (n == 16) {
+        vf low = _mm256_permutevar8x32_ps(entries->low, codes), high = _mm256_permutevar8x32_ps(entries->high, codes);
+        return _mm256_blendv_ps(low, high, _mm256_castsi256_ps(_mm256_slli_epi32(codes, 28)));
+    }
+    return _mm256_i32gather_ps(values, codes, 4);
+}
+
+#include "simd_template.h"

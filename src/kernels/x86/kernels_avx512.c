@@ -1,0 +1,67 @@
+/* kernels_avx512.c - the kernels at level avx512 (F, BW, DQ, VL). */
+#include <immintrin.h>
+#include <stdbool.h>
+
+#include "../../base/attributes.h"
+#include "../kernels.h"
+
+#define NAME(function) function##_avx512
+#define LANES 16u
+#define MATMUL_ROWS 6u    /* 24 accumulators, 4 vectors of b and a broadcast in 32 registers */
+#define MATMUL_VECTORS 4u
+
+typedef __m512 vf;
+typedef __m512i vi;
+
+#define vf_zero() _mm512_setzero_ps()
+#define vf_set(x) _mm512_set1_ps(x)
+#define vf_load(p) _mm512_load_ps(p)
+#define vf_store(p, x) _mm512_store_ps(p, x)
+#define vf_store_unaligned(p, x) _mm512_storeu_ps(p, x)
+#define vf_add(a, b) _mm512_add_ps(a, b)
+#define vf_sub(a, b) _mm512_sub_ps(a, b)
+#define vf_mul(a, b) _mm512_mul_ps(a, b)
+#define vf_fma(a, b, c) _mm512_fmadd_ps(a, b, c)
+#define vf_round(x) _mm512_roundscale_ps(x, _MM_FROUND_TO_NEAREST_INT | _MM_FROUND_NO_EXC)
+#define vf_sum(x) _mm512_reduce_add_ps(x)
+#define vf_scale(x, n) _mm512_scalef_ps(x, n)
+#define vf_keep_above(x, y, limit) \
+    _mm512_maskz_mov_ps(_mm512_cmp_ps_mask(y, _mm512_set1_ps(limit), _CMP_GE_OQ), x)
+#define vf_from_codes(v) _mm512_cvtepi32_ps(v)
+#define vi_and(a, b) _mm512_and_si512(a, b)
+#define vi_or(a, b) _mm512_or_si512(a, b)
+#define vi_set(x) _mm512_set1_epi32(x)
+#define vi_shift_right(v, n) _mm512_srli_epi32(v, n)
+#define vi_shift_left(v, n) _mm512_slli_epi32(v, n)
+#define vi_shift_right_by(v, n) _mm512_srl_epi32(v, _mm_cvtsi32_si128((int)(n)))
+#define half_load(p) _mm512_cvtph_ps(_mm256_loadu_si256((const __m256i *)(p)))
+
+KVANT_INLINE vi vi_load_lanes(const uint32_t *p)
+{
+    vi v = _mm512_castsi128_si512(_mm_load_si128((const __m128i *)p));
+    v = _mm512_inserti32x4(v, _mm_load_si128((const __m128i *)(p + 16)), 1);
+    v = _mm512_inserti32x4(v, _mm_load_si128((const __m128i *)(p + 32)), 2);
+    return _mm512_inserti32x4(v, _mm_load_si128((const __m128i *)(p + 48)), 3);
+}
+
+typedef struct table {
+    vf low, high;
+} table;
+
+/* values holds at least 32 floats, whatever n is. */
+KVANT_INLINE table table_load(const float *values, uint32_t n)
+{
+    (void)n;
+    return values ? (table){ _mm512_loadu_ps(values), _mm512_loadu_ps(values + 16) } : (table){ vf_zero(), vf_zero() };
+}
+
+KVANT_INLINE vf table_look_up(const table *entries, const float *values, vi codes, uint32_t n)
+{
+    if (n <= 16)
+        return _mm512_permutexvar_ps(codes, entries->low);
+    if (n == 32)
+        return _mm512_permutex2var_ps(entries->low, codes, entries->high);
+    return _mm512_i32gather_ps(codes, values, 4);
+}
+
+#include "simd_template.h"

@@ -1,0 +1,29 @@
+/* sums.h - sums in the order that docs/format.md fixes: 16 partial sums, then a tree. The order is one that 4-, 8- and
+ * 16-lane machines can all follow, so vectorised encoders give the same bits. */
+#ifndef KVANT_MATH_SUMS_H
+#define KVANT_MATH_SUMS_H
+
+#include <stdint.h>
+
+static inline float kvant_sum16(float s[16])
+{
+    for (uint32_t width = 8; width > 0; width /= 2)
+        for (uint32_t j = 0; j < width; j++)
+            s[j] += s[j + width];
+    return s[0];
+}
+
+/* sum of a[i] * b[i] */
+static inline float kvant_dot_ordered(const float *a, const float *b, uint32_t n)
+{
+    float s[16] = { 0 };
+    uint32_t i = 0;
+    for (; i + 16 <= n; i += 16)
+        for (uint32_t j = 0; j < 16; j++)
+            s[j] += a[i + j] * b[i + j];
+    for (uint32_t j = 0; i < n; i++, j++)
+        s[j] += a[i] * b[i];
+    return kvant_sum16(s);
+}
+
+#endif
