@@ -4,7 +4,8 @@
  * y = R (x - c) with a centre c and an orthonormal R, and on queries and outputs instead of on decoded rows:
  *
  *     keys      <q, R^T y + c> = <R q, y> + <q, c>    the last term is the same for every key, and softmax
- *                                                     ignores it, so scores leave it out
+ *                                                     ignores it, so scores leave it out (a logit
+ *                                                     softcap does not: attention adds it back there)
  *     values    sum_t p_t (R^T y_t + c) = R^T (sum_t p_t y_t) + c sum_t p_t
  *
  * so attention rotates a query once (kvant_codec_transform_query), works on quantised numbers

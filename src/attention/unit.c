@@ -54,10 +54,27 @@ static visibility read_mask(const kvant_attention_args *args, uint32_t token, ui
     return MIXED;
 }
 
-static void apply_softcap(float *scores, float softcap)
+/* <q, c> / softcap x scale: the centre's part of a score, which only softmax ignores, not tanh before it. */
+static float center_score(const kvant_attention_plan *plan, const kvant_attention_unit *unit, uint32_t token,
+                          uint32_t head)
+{
+    const kvant_attention_args *args = plan->args;
+    const float *center = kvant_cells_center(args->k);
+    if (!center)
+        return 0;
+    uint32_t head_dim = plan->k_codec->info.head_dim;
+    const float *q = args->q + (unit->first_token + token) * args->q_token_stride + head * args->q_head_stride;
+    center += (size_t)unit->kv_head * head_dim;
+    float sum = 0;
+    for (uint32_t i = 0; i < head_dim; i++)
+        sum += q[i] * center[i];
+    return sum * plan->score_scale;
+}
+
+static void apply_softcap(float *scores, float softcap, float shift)
 {
     for (uint32_t t = 0; t < KVANT_PAGE_TOKENS; t++)
-        scores[t] = softcap * tanhf(scores[t]);
+        scores[t] = softcap * tanhf(scores[t] + shift);
 }
 
 static float row_max(const float *scores)
@@ -97,15 +114,15 @@ static void soften_token(const kvant_attention_plan *plan, const kvant_kernels *
     const kvant_attention_args *args = plan->args;
     const float *mask = unit->mask + (size_t)token * KVANT_PAGE_TOKENS;
     for (uint32_t g = 0; g < plan->group_heads; g++) {
-        uint32_t row = token * plan->group_heads + g;
+        uint32_t row = token * plan->group_heads + g, head = unit->kv_head * plan->group_heads + g;
         float *scores = unit->scores + (size_t)row * KVANT_PAGE_TOKENS;
         if (seen == ALL_HIDDEN) {
             memset(scores, 0, KVANT_PAGE_TOKENS * sizeof *scores);
             continue;
         }
         if (args->logit_softcap > 0)
-            apply_softcap(scores, args->logit_softcap);
-        float slope = kvant_attention_slope(args, unit->kv_head * plan->group_heads + g);
+            apply_softcap(scores, args->logit_softcap, center_score(plan, unit, token, head));
+        float slope = kvant_attention_slope(args, head);
         for (uint32_t t = 0; seen == MIXED && t < KVANT_PAGE_TOKENS; t++)
             scores[t] += slope * mask[t];
         soften_row(plan, kernels, unit, row, scores);

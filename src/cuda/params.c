@@ -46,8 +46,9 @@ static kvant_status init_uniform(kvant_cuda_params *params, const kvant_codec *c
 /* Probability of each level's cell under a unit normal, near enough for a weight. */
 static double cell_weight(const float *thresholds, uint32_t n, uint32_t i)
 {
+    const double sqrt_half = 0.70710678118654752;
     double high = i + 1 < n ? thresholds[i] : 8, low = i ? thresholds[i - 1] : -8;
-    return 0.5 * (erf(high * M_SQRT1_2) - erf(low * M_SQRT1_2));
+    return 0.5 * (erf(high * sqrt_half) - erf(low * sqrt_half));
 }
 
 /* Kernels look levels up as bytes: whole numbers m around a bias, value ~ step * m. With 16 levels the look-up is an

@@ -1,0 +1,212 @@
+/* dequant.cuh - from the words of a page's code plane to operands of mma.m16n8k16, for each kind of code.
+ *
+ * A lane's share of a 16 x 16 tile of codes is four registers of two halves: rows r and r + 8, columns k, k + 1 and
+ * k + 8, k + 9 (docs/format.md puts the codes there). A half here is never a number of its own but a small whole
+ * number u in its lowest bits: as fp16 that is the subnormal u x 2^-24, which tensor cores multiply exactly. So
+ * unpacking a uniform code is one lop3 a register, and neither an offset nor its cancellation enters the sum.
+ *
+ * Each kind states: BITS; ROW8, what rows r + 8 are too large by (their field is left where it lies); TILES, the
+ * column tiles it unpacks at a time; BIASED, whether u has a constant bias (codebooks) or a zero point a token
+ * (uniform). for_each_tile walks the tiles of a plane in shared memory. */
+#ifndef KVANT_CUDA_DEQUANT_CUH
+#define KVANT_CUDA_DEQUANT_CUH
+
+#include "layout.cuh"
+#include "params.h"
+#include "ptx.cuh"
+
+namespace kvant {
+
+/* A codebook as bytes, four to a register. */
+struct Bytes {
+    uint32_t t[4];
+};
+
+/* [a0 0 b0 0], [a1 0 b1 0]: two registers from bytes in the order a0 a1 b0 b1 */
+__device__ __forceinline__ void widen(uint32_t x, uint32_t &even, uint32_t &odd)
+{
+    even = x & 0x00ff00ffu;
+    odd = prmt(x, 0, 0x4341);
+}
+
+/* Words as they lie have the fields of column k in the low half and those of k + 1 in the high half. A look-up by prmt
+ * takes four selectors from the low half, so bytes are paired first: (b0, b2) low, (b1, b3) high. */
+__device__ __forceinline__ uint32_t pair_bytes(uint32_t word)
+{
+    return prmt(word, 0, 0x3120);
+}
+
+struct Uniform4 {
+    static constexpr int BITS = 4, TILES = 1;
+    static constexpr float ROW8 = 16;
+    static constexpr bool BIASED = false;
+
+    __device__ static void unpack(const uint32_t (&w)[3], const Bytes &, uint32_t (&a)[TILES][4])
+    {
+        uint32_t high = w[0] >> 8;
+        a[0][0] = w[0] & 0x000f000fu;
+        a[0][1] = w[0] & 0x00f000f0u;
+        a[0][2] = high & 0x000f000fu;
+        a[0][3] = high & 0x00f000f0u;
+    }
+};
+
+struct Uniform8 {
+    static constexpr int BITS = 8, TILES = 1;
+    static constexpr float ROW8 = 1;
+    static constexpr bool BIASED = false;
+
+    __device__ static void unpack(const uint32_t (&w)[3], const Bytes &, uint32_t (&a)[TILES][4])
+    {
+        uint32_t rows0 = bit_select<0x0f0f0f0fu>(w[0], w[1] << 4), rows8 = bit_select<0x0f0f0f0fu>(w[0] >> 4, w[1]);
+        a[0][0] = rows0 & 0x00ff00ffu;
+        a[0][1] = rows8 & 0x00ff00ffu;
+        a[0][2] = prmt(rows0, 0, 0x4341);
+        a[0][3] = prmt(rows8, 0, 0x4341);
+    }
+};
+
+struct Codebook4 {
+    static constexpr int BITS = 4, TILES = 1;
+    static constexpr float ROW8 = 1;
+    static constexpr bool BIASED = true;
+
+    /* A selector of prmt has 3 bits of index and a fourth that asks for the sign of the byte instead. All bytes are
+     * below 128, so with the fourth bit set the answer is 0, and the exclusive or of a look-up in each half of the
+     * table, the fourth bit inverted for the upper one, is a look-up among 16. */
+    __device__ static void unpack(const uint32_t (&w)[3], const Bytes &table, uint32_t (&a)[TILES][4])
+    {
+        uint32_t s = pair_bytes(w[0]), x = s ^ 0x88888888u;
+        uint32_t low0 = prmt(table.t[0], table.t[1], s), low1 = prmt(table.t[2], table.t[3], x);
+        uint32_t high0 = prmt(table.t[0], table.t[1], s >> 16), high1 = prmt(table.t[2], table.t[3], x >> 16);
+        a[0][0] = xor_and<0x00ff00ffu>(low0, low1);
+        a[0][1] = prmt(low0 ^ low1, 0, 0x4341);
+        a[0][2] = xor_and<0x00ff00ffu>(high0, high1);
+        a[0][3] = prmt(high0 ^ high1, 0, 0x4341);
+    }
+};
+
+/* even and odd: nibbles whose low bits are the codes of rows r and r + 8, in both column tiles of the word */
+__device__ __forceinline__ void look_up8(uint32_t even, uint32_t odd, const Bytes &table, uint32_t (&a0)[4],
+                                         uint32_t (&a1)[4])
+{
+    even = pair_bytes(even);
+    odd = pair_bytes(odd);
+    widen(prmt(table.t[0], table.t[1], even), a0[0], a0[2]);
+    widen(prmt(table.t[0], table.t[1], even >> 16), a1[0], a1[2]);
+    widen(prmt(table.t[0], table.t[1], odd), a0[1], a0[3]);
+    widen(prmt(table.t[0], table.t[1], odd >> 16), a1[1], a1[3]);
+}
+
+struct Codebook2 {
+    static constexpr int BITS = 2, TILES = 2;
+    static constexpr float ROW8 = 1;
+    static constexpr bool BIASED = true;
+
+    __device__ static void unpack(const uint32_t (&w)[3], const Bytes &table, uint32_t (&a)[TILES][4])
+    {
+        look_up8(w[0] & 0x33333333u, w[0] >> 2 & 0x33333333u, table, a[0], a[1]);
+    }
+};
+
+struct Codebook3 {
+    static constexpr int BITS = 3, TILES = 4;
+    static constexpr float ROW8 = 1;
+    static constexpr bool BIASED = true;
+
+    /* Spreads four nibbles, b3 b2 b1 b0 -> 0 b3 0 b2 0 b1 0 b0: a 16-entry look-up as in Codebook4. */
+    __device__ static uint32_t spread(uint32_t nibbles)
+    {
+        return prmt(0x05040100u, 0x15141110u, nibbles) ^ prmt(0x45444140u, 0x55545150u, nibbles ^ 0x8888u);
+    }
+
+    /* w[0], w[1]: the 2-bit plane of column tiles 0, 1 and 2, 3; w[2]: the 1-bit plane of all four. */
+    __device__ static void unpack(const uint32_t (&w)[3], const Bytes &table, uint32_t (&a)[TILES][4])
+    {
+        uint32_t low = spread(w[2]), high = spread(w[2] >> 16);
+        uint32_t top0 = prmt(low, high, 0x5410), top1 = prmt(low, high, 0x7632);
+        look_up8(bit_select<0x33333333u>(w[0], top0 << 2), bit_select<0x33333333u>(w[0] >> 2, top0), table, a[0], a[1]);
+        look_up8(bit_select<0x33333333u>(w[1], top1 << 2), bit_select<0x33333333u>(w[1] >> 2, top1), table, a[2], a[3]);
+    }
+};
+
+/* The lane's words of R row tiles. */
+template <int R>
+__device__ __forceinline__ void load_words(const uint32_t *from, uint32_t (&to)[R])
+{
+    static_assert(R == 4 || R == 2, "head_dim 64, 96, 128, 256 have row groups of 4 and 2 tiles");
+    if constexpr (R == 4) {
+        uint4 x = *reinterpret_cast<const uint4 *>(from);
+        to[0] = x.x, to[1] = x.y, to[2] = x.z, to[3] = x.w;
+    } else {
+        uint2 x = *reinterpret_cast<const uint2 *>(from);
+        to[0] = x.x, to[1] = x.y;
+    }
+}
+
+/* Words of column step `step` for the R row tiles of group g: w[i] holds the words that unpack needs for tile i. */
+template <class C, int R, int COLUMN_TILES>
+__device__ __forceinline__ void load_step(const uint32_t *plane, int g, int step, int lane, int plane_words,
+                                          uint32_t (&w)[R][3])
+{
+    constexpr int UNITS2 = (COLUMN_TILES + 1) / 2, UNITS1 = (COLUMN_TILES + 3) / 4;
+    uint32_t x[R];
+    auto take = [&](int units, int unit, int offset, int which) {
+        load_words<R>(plane + offset + 128 * g * units + (32 * unit + lane) * R, x);
+#pragma unroll
+        for (int i = 0; i < R; i++)
+            w[i][which] = x[i];
+    };
+    if constexpr (C::BITS == 4) {
+        take(COLUMN_TILES, step, 0, 0);
+    } else if constexpr (C::BITS == 8) {
+        take(COLUMN_TILES, step, 0, 0);
+        take(COLUMN_TILES, step, plane_words, 1);
+    } else if constexpr (C::BITS == 2) {
+        take(UNITS2, step, 0, 0);
+    } else {
+        take(UNITS2, 2 * step, 0, 0);
+        if (2 * step + 1 < UNITS2)
+            take(UNITS2, 2 * step + 1, 0, 1);
+        take(UNITS1, step, plane_words, 2);
+    }
+}
+
+template <class C, int R, int COLUMN_TILES, class F>
+__device__ __forceinline__ void for_each_tile_of_group(const uint32_t *plane, int g, int lane, int plane_words,
+                                                       const Bytes &table, F &&use)
+{
+    constexpr int STEPS = (COLUMN_TILES + C::TILES - 1) / C::TILES;
+#pragma unroll
+    for (int step = 0; step < STEPS; step++) {
+        uint32_t w[R][3];
+        load_step<C, R, COLUMN_TILES>(plane, g, step, lane, plane_words, w);
+#pragma unroll
+        for (int i = 0; i < R; i++) {
+            uint32_t a[C::TILES][4];
+            C::unpack(w[i], table, a);
+#pragma unroll
+            for (int t = 0; t < C::TILES; t++)
+                if (step * C::TILES + t < COLUMN_TILES)
+                    use(4 * g + i, step * C::TILES + t, a[t]);
+        }
+    }
+}
+
+/* use(row tile, column tile, registers) for every tile of a plane of ROW_TILES x COLUMN_TILES. */
+template <class C, int ROW_TILES, int COLUMN_TILES, class F>
+__device__ __forceinline__ void for_each_tile(const uint8_t *page, int lane, const Bytes &table, F &&use)
+{
+    /* words of the first plane, where a second one starts */
+    constexpr int FIRST = C::BITS == 3 ? (COLUMN_TILES + 1) / 2 * 32 * ROW_TILES : COLUMN_TILES * 32 * ROW_TILES;
+    const uint32_t *plane = reinterpret_cast<const uint32_t *>(page);
+#pragma unroll
+    for (int g = 0; g < ROW_TILES / 4; g++)
+        for_each_tile_of_group<C, 4, COLUMN_TILES>(plane, g, lane, FIRST, table, use);
+    if constexpr (ROW_TILES % 4 != 0)
+        for_each_tile_of_group<C, ROW_TILES % 4, COLUMN_TILES>(plane, ROW_TILES / 4, lane, FIRST, table, use);
+}
+
+} // namespace kvant
+
+#endif

@@ -1,0 +1,45 @@
+/* layout.cuh - sizes of a page and places of its codes, as constants of a kernel (docs/format.md). */
+#ifndef KVANT_CUDA_LAYOUT_CUH
+#define KVANT_CUDA_LAYOUT_CUH
+
+#include <cstdint>
+
+namespace kvant {
+
+constexpr int PAGE_TOKENS = 64;
+
+/* Bits of plane i of a code of so many bits, 0 beyond the last. */
+__host__ __device__ constexpr int plane_bits(int bits, int i)
+{
+    return bits == 8 ? (i < 2 ? 4 : 0) : bits == 3 ? (i == 0 ? 2 : i == 1 ? 1 : 0) : i == 0 ? bits : 0;
+}
+
+/* Words of a plane of p bits with so many row and column tiles. */
+__host__ __device__ constexpr int plane_words(int p, int row_tiles, int column_tiles)
+{
+    return p == 0 ? 0 : (column_tiles * p + 3) / 4 * 32 * row_tiles;
+}
+
+__host__ __device__ constexpr int code_bytes(int bits, int row_tiles, int column_tiles)
+{
+    return 4 * (plane_words(plane_bits(bits, 0), row_tiles, column_tiles) +
+                plane_words(plane_bits(bits, 1), row_tiles, column_tiles));
+}
+
+/* Word and bit of the code at (row, column) in a plane of p bits. */
+struct Place {
+    int word, bit;
+};
+
+__host__ __device__ constexpr Place place(int p, int row_tiles, int column_tiles, int row, int column)
+{
+    int tiles = 4 / p, units = (column_tiles + tiles - 1) / tiles;
+    int rt = row / 16, r = row % 16, ct = column / 16, c = column % 16, g = rt / 4;
+    int left = row_tiles - 4 * g, in_group = left < 4 ? left : 4;
+    int lane = 4 * (r % 8) + c % 8 / 2, field = 4 * (ct % tiles) + r / 8 + 2 * (c / 8);
+    return Place{ 128 * g * units + (32 * (ct / tiles) + lane) * in_group + rt % 4, p * field + 16 * (c % 2) };
+}
+
+} // namespace kvant
+
+#endif

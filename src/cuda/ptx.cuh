@@ -1,0 +1,78 @@
+/* ptx.cuh - the few machine instructions that CUDA C++ has no words for. No logic lives here. */
+#ifndef KVANT_CUDA_PTX_CUH
+#define KVANT_CUDA_PTX_CUH
+
+#include <cstdint>
+#include <cuda_fp16.h>
+
+namespace kvant {
+
+/* d += A (16 x 16, row major) * B (16 x 8, column major), fp16 in, fp32 accumulated. */
+__device__ __forceinline__ void mma(float (&d)[4], const uint32_t (&a)[4], uint32_t b0, uint32_t b1)
+{
+    asm("mma.sync.aligned.m16n8k16.row.col.f32.f16.f16.f32 {%0,%1,%2,%3},{%4,%5,%6,%7},{%8,%9},{%0,%1,%2,%3};"
+        : "+f"(d[0]), "+f"(d[1]), "+f"(d[2]), "+f"(d[3])
+        : "r"(a[0]), "r"(a[1]), "r"(a[2]), "r"(a[3]), "r"(b0), "r"(b1));
+}
+
+/* Transposes an 8 x 8 matrix of 16-bit numbers spread over the warp. */
+__device__ __forceinline__ uint32_t transpose8x8(uint32_t x)
+{
+    uint32_t y;
+    asm("movmatrix.sync.aligned.m8n8.trans.b16 %0,%1;" : "=r"(y) : "r"(x));
+    return y;
+}
+
+__device__ __forceinline__ uint32_t prmt(uint32_t a, uint32_t b, uint32_t selector)
+{
+    uint32_t d;
+    asm("prmt.b32 %0,%1,%2,%3;" : "=r"(d) : "r"(a), "r"(b), "r"(selector));
+    return d;
+}
+
+/* (a & mask) | (b & ~mask) */
+template <uint32_t mask>
+__device__ __forceinline__ uint32_t bit_select(uint32_t a, uint32_t b)
+{
+    uint32_t d;
+    asm("lop3.b32 %0,%1,%2,%3,0xCA;" : "=r"(d) : "n"(mask), "r"(a), "r"(b));
+    return d;
+}
+
+/* (a ^ b) & mask */
+template <uint32_t mask>
+__device__ __forceinline__ uint32_t xor_and(uint32_t a, uint32_t b)
+{
+    uint32_t d;
+    asm("lop3.b32 %0,%1,%2,%3,0x28;" : "=r"(d) : "r"(a), "r"(b), "n"(mask));
+    return d;
+}
+
+__device__ __forceinline__ float exp2_fast(float x)
+{
+    float y;
+    asm("ex2.approx.ftz.f32 %0,%1;" : "=f"(y) : "f"(x));
+    return y;
+}
+
+__device__ __forceinline__ float log2_fast(float x)
+{
+    float y;
+    asm("lg2.approx.ftz.f32 %0,%1;" : "=f"(y) : "f"(x));
+    return y;
+}
+
+__device__ __forceinline__ uint32_t shared_address(const void *p)
+{
+    return (uint32_t)__cvta_generic_to_shared(p);
+}
+
+__device__ __forceinline__ uint32_t pack_half2(float low, float high)
+{
+    __half2 h = __floats2half2_rn(low, high);
+    return *reinterpret_cast<uint32_t *>(&h);
+}
+
+} // namespace kvant
+
+#endif

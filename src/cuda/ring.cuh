@@ -1,0 +1,104 @@
+/* ring.cuh - a warp's ring of shared-memory slots, filled ahead of use with pages straight from device memory.
+ *
+ * A warp fills slot i mod STAGES with item i and waits for items in order. On sm_90 one lane starts a bulk copy that
+ * completes on an mbarrier: one instruction a page, so that the copies cost the warp nothing. Before that every lane
+ * starts its 16-byte pieces (cp.async), and groups are counted instead of barriers. Knows nothing of pages' contents. */
+#ifndef KVANT_CUDA_RING_CUH
+#define KVANT_CUDA_RING_CUH
+
+#include "ptx.cuh"
+
+namespace kvant {
+
+#if defined(__CUDA_ARCH__) && __CUDA_ARCH__ >= 900
+
+template <int STAGES, int SLOT>
+struct Ring {
+    static constexpr int BARRIER_BYTES = STAGES * 8;
+    uint32_t data, barriers; /* shared addresses */
+    uint64_t policy;
+    int lane;
+
+    __device__ void init(uint8_t *slots, void *barrier_space, int lane_)
+    {
+        data = shared_address(slots);
+        barriers = shared_address(barrier_space);
+        lane = lane_;
+        asm volatile("createpolicy.fractional.L2::evict_first.b64 %0, 1.0;" : "=l"(policy));
+        if (lane == 0) {
+            for (int i = 0; i < STAGES; i++)
+                asm volatile("mbarrier.init.shared::cta.b64 [%0], 1;" ::"r"(barriers + 8 * i));
+            asm volatile("fence.mbarrier_init.release.cluster;" ::: "memory");
+        }
+        __syncwarp();
+    }
+
+    __device__ __forceinline__ void fill(int slot, const uint8_t *source, uint32_t bytes)
+    {
+        if (lane == 0) {
+            uint32_t bar = barriers + 8 * slot;
+            asm volatile("mbarrier.arrive.expect_tx.shared::cta.b64 _, [%0], %1;" ::"r"(bar), "r"(bytes) : "memory");
+            asm volatile("cp.async.bulk.shared::cluster.global.mbarrier::complete_tx::bytes.L2::cache_hint "
+                         "[%0], [%1], %2, [%3], %4;" ::"r"(data + slot * SLOT),
+                         "l"(source), "r"(bytes), "r"(bar), "l"(policy)
+                         : "memory");
+        }
+    }
+
+    __device__ __forceinline__ void skip() {}
+
+    /* The slot was written with ordinary stores since it was last filled: order them before the next copy. */
+    __device__ __forceinline__ void fence_writes()
+    {
+        asm volatile("fence.proxy.async.shared::cta;" ::: "memory");
+    }
+
+    __device__ __forceinline__ void wait(int slot, uint32_t parity)
+    {
+        asm volatile("{\n.reg .pred done;\n"
+                     "again: mbarrier.try_wait.parity.shared::cta.b64 done, [%0], %1;\n"
+                     "@!done bra again;\n}" ::"r"(barriers + 8 * slot),
+                     "r"(parity)
+                     : "memory");
+    }
+};
+
+#else
+
+template <int STAGES, int SLOT>
+struct Ring {
+    static constexpr int BARRIER_BYTES = 0;
+    uint32_t data;
+    int lane;
+
+    __device__ void init(uint8_t *slots, void *, int lane_)
+    {
+        data = shared_address(slots);
+        lane = lane_;
+    }
+
+    __device__ __forceinline__ void fill(int slot, const uint8_t *source, uint32_t bytes)
+    {
+        for (uint32_t at = lane * 16; at < bytes; at += 512)
+            asm volatile("cp.async.cg.shared.global [%0], [%1], 16;" ::"r"(data + slot * SLOT + at), "l"(source + at)
+                         : "memory");
+        skip();
+    }
+
+    /* One group an item, also when there is none left, so that wait can count. */
+    __device__ __forceinline__ void skip() { asm volatile("cp.async.commit_group;" ::: "memory"); }
+
+    __device__ __forceinline__ void fence_writes() {}
+
+    __device__ __forceinline__ void wait(int, uint32_t)
+    {
+        asm volatile("cp.async.wait_group %0;" ::"n"(STAGES - 1) : "memory");
+        __syncwarp();
+    }
+};
+
+#endif
+
+} // namespace kvant
+
+#endif

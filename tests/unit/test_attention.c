@@ -1,0 +1,376 @@
+/* test_attention.c - kvant_attention against a plain double-precision softmax over decoded rows. */
+#include "testing.h"
+
+#include <kvant/attention.h>
+
+#include "../../src/base/half.h"
+
+typedef struct setup {
+    uint32_t k_dim, v_dim, n_kv_heads, n_heads, n_cells, n_tokens, n_streams;
+    const char *k_spec, *v_spec;
+    bool mask, sinks, center;
+    float softcap, max_bias;
+} setup;
+
+typedef struct fixture {
+    setup s;
+    kvant_codec *k_codec, *v_codec;
+    void *k_memory, *v_memory;
+    kvant_cells *k, *v;
+    float *q, *out, *sinks;
+    uint16_t *mask;
+    kvant_attention_args args;
+} fixture;
+
+static void fill_cells(const setup *s, kvant_cells *cells, uint32_t dim, uint64_t *rng)
+{
+    uint32_t n = s->n_streams * s->n_cells, width = s->n_kv_heads * dim;
+    int64_t *index = malloc(n * sizeof *index);
+    float *rows = malloc((size_t)n * width * sizeof *rows), *center = malloc(width * sizeof *center);
+    fill_normal(center, width, rng);
+    fill_normal(rows, (size_t)n * width, rng);
+    for (uint32_t i = 0; i < n; i++) {
+        index[i] = i;
+        for (uint32_t j = 0; j < width; j++)
+            rows[(size_t)i * width + j] += 3 * center[j];
+    }
+    if (s->center)
+        assert_int_equal(kvant_cells_set_center(cells, center), KVANT_OK);
+    assert_int_equal(kvant_cells_write(cells, index, n, rows, width, 2), KVANT_OK);
+    free(index);
+    free(rows);
+    free(center);
+}
+
+static kvant_cells *make_cells(const setup *s, const kvant_codec *codec, void **memory)
+{
+    kvant_cells_config config = { .size = sizeof config, .codec = codec, .n_kv_heads = s->n_kv_heads,
+                                  .n_streams = s->n_streams, .n_cells = s->n_cells };
+    size_t bytes = kvant_cells_bytes(&config);
+    assert_true(bytes > 0);
+    *memory = aligned(bytes);
+    kvant_cells *cells;
+    assert_int_equal(kvant_cells_create(&config, *memory, &cells), KVANT_OK);
+    return cells;
+}
+
+static void make_mask(fixture *f, uint64_t *rng)
+{
+    const setup *s = &f->s;
+    f->mask = malloc((size_t)s->n_tokens * s->n_cells * sizeof *f->mask);
+    for (uint32_t t = 0; t < s->n_tokens; t++)
+        for (uint32_t j = 0; j < s->n_cells; j++) {
+            bool hidden = j > s->n_cells - s->n_tokens + t || (t % 3 == 1 && j < 70) || test_random(rng) % 5 == 0;
+            float bias = s->max_bias > 0 ? -(float)(s->n_cells - j) / 8 : 0;
+            f->mask[(size_t)t * s->n_cells + j] = hidden ? 0xfc00 : kvant_half_from_float(bias);
+        }
+}
+
+static fixture make_fixture(setup s)
+{
+    uint64_t rng = 99;
+    if (!s.n_streams)
+        s.n_streams = 1;
+    fixture f = { .s = s };
+    f.k_codec = make_codec(s.k_spec, s.k_dim, KVANT_ROLE_K);
+    f.v_codec = make_codec(s.v_spec, s.v_dim, KVANT_ROLE_V);
+    f.k = make_cells(&s, f.k_codec, &f.k_memory);
+    f.v = make_cells(&s, f.v_codec, &f.v_memory);
+    fill_cells(&s, f.k, s.k_dim, &rng);
+    fill_cells(&s, f.v, s.v_dim, &rng);
+    f.q = malloc((size_t)s.n_tokens * s.n_heads * s.k_dim * sizeof(float));
+    fill_normal(f.q, (size_t)s.n_tokens * s.n_heads * s.k_dim, &rng);
+    f.out = malloc((size_t)s.n_tokens * s.n_heads * s.v_dim * sizeof(float));
+    f.sinks = malloc(s.n_heads * sizeof(float));
+    fill_normal(f.sinks, s.n_heads, &rng);
+    if (s.mask)
+        make_mask(&f, &rng);
+    f.args = (kvant_attention_args){
+        .size = sizeof f.args, .k = f.k, .v = f.v, .stream = s.n_streams - 1, .n_cells = s.n_cells,
+        .n_tokens = s.n_tokens, .n_heads = s.n_heads, .q = f.q,
+        .q_token_stride = (size_t)s.n_heads * s.k_dim, .q_head_stride = s.k_dim, .mask = f.mask,
+        .mask_token_stride = s.n_cells, .sinks = s.sinks ? f.sinks : NULL,
+        .scale = 1 / sqrtf((float)s.k_dim), .logit_softcap = s.softcap, .max_bias = s.max_bias, .out = f.out,
+        .out_token_stride = (size_t)s.n_heads * s.v_dim, .out_head_stride = s.v_dim, .n_threads = 2 };
+    return f;
+}
+
+static void free_fixture(fixture *f)
+{
+    kvant_cells_free(&f->k);
+    kvant_cells_free(&f->v);
+    kvant_codec_free(&f->k_codec);
+    kvant_codec_free(&f->v_codec);
+    free(f->k_memory);
+    free(f->v_memory);
+    free(f->q);
+    free(f->out);
+    free(f->sinks);
+    free(f->mask);
+}
+
+static void run(fixture *f)
+{
+    size_t bytes = kvant_attention_workspace(&f->args);
+    assert_true(bytes > 0);
+    void *workspace = aligned(bytes);
+    memset(workspace, 0xff, bytes); /* NaNs: reading what was not written shows */
+    for (size_t i = 0; i < (size_t)f->s.n_tokens * f->s.n_heads * f->s.v_dim; i++)
+        f->out[i] = NAN;
+    assert_int_equal(kvant_attention(&f->args, workspace, bytes), KVANT_OK);
+    free(workspace);
+}
+
+static double alibi_slope(const setup *s, uint32_t head)
+{
+    if (!(s->max_bias > 0))
+        return 1;
+    double n = pow(2, floor(log2(s->n_heads)));
+    return head < n ? pow(pow(2, -s->max_bias / n), head + 1)
+                    : pow(pow(2, -s->max_bias / 2 / n), 2 * (head - n) + 1);
+}
+
+/* One output row in double from the decoded cache. magnitude: sum of |weight x value|, which bounds its rounding. */
+static void reference(const fixture *f, const float *keys, const float *values, uint32_t token, uint32_t head,
+                      double *out, double *magnitude)
+{
+    const setup *s = &f->s;
+    uint32_t kv = head / (s->n_heads / s->n_kv_heads);
+    double *score = malloc(s->n_cells * sizeof *score), max = s->sinks ? f->sinks[head] : -INFINITY, total = 0;
+    for (uint32_t j = 0; j < s->n_cells; j++) {
+        double sum = 0;
+        for (uint32_t i = 0; i < s->k_dim; i++)
+            sum += (double)f->q[((size_t)token * s->n_heads + head) * s->k_dim + i] *
+                   keys[((size_t)j * s->n_kv_heads + kv) * s->k_dim + i];
+        sum *= f->args.scale;
+        if (s->softcap > 0)
+            sum = s->softcap * tanh(sum / s->softcap);
+        if (f->mask)
+            sum += alibi_slope(s, head) * kvant_half_to_float(f->mask[(size_t)token * s->n_cells + j]);
+        score[j] = sum;
+        max = fmax(max, sum);
+    }
+    if (s->sinks)
+        total = exp(f->sinks[head] - max);
+    memset(out, 0, s->v_dim * sizeof *out);
+    *magnitude = 0;
+    for (uint32_t j = 0; j < s->n_cells; j++) {
+        double weight = max == -INFINITY ? 0 : exp(score[j] - max);
+        total += weight;
+        for (uint32_t i = 0; i < s->v_dim; i++) {
+            double part = weight * values[((size_t)j * s->n_kv_heads + kv) * s->v_dim + i];
+            out[i] += part;
+            *magnitude += fabs(part);
+        }
+    }
+    for (uint32_t i = 0; i < s->v_dim; i++)
+        out[i] = total > 0 ? out[i] / total : 0;
+    *magnitude = total > 0 ? *magnitude / total : 0;
+    free(score);
+}
+
+/* Bound on |out - reference|: a score's error is at most about (k_dim + 20) 2^-24 of sum |q k| scale (dot product, rotation of
+ * query and keys: log2 steps each, and a few products), which is at most |q| |k| scale; it multiplies a weight by its
+ * exponential. The sum over values adds (cells in a split + 20) 2^-24. All relative to the sum of |weight value|. */
+static double tolerance(const fixture *f, const float *keys)
+{
+    const setup *s = &f->s;
+    double q = 0, k = 0;
+    for (uint32_t t = 0; t < s->n_tokens * s->n_heads; t++) {
+        double n = 0;
+        for (uint32_t i = 0; i < s->k_dim; i++)
+            n += pow(f->q[(size_t)t * s->k_dim + i], 2);
+        q = fmax(q, sqrt(n));
+    }
+    for (uint32_t t = 0; t < s->n_cells * s->n_kv_heads; t++) {
+        double n = 0;
+        for (uint32_t i = 0; i < s->k_dim; i++)
+            n += pow(keys[(size_t)t * s->k_dim + i], 2);
+        k = fmax(k, sqrt(n));
+    }
+    double score_error = (s->k_dim + 20) * q * k * f->args.scale;
+    return (2 * score_error + s->n_cells + s->v_dim + 40) * pow(2, -24);
+}
+
+static void check(const fixture *f)
+{
+    const setup *s = &f->s;
+    uint32_t first = (s->n_streams - 1) * s->n_cells;
+    size_t k_width = (size_t)s->n_kv_heads * s->k_dim, v_width = (size_t)s->n_kv_heads * s->v_dim;
+    float *keys = malloc(s->n_cells * k_width * sizeof *keys), *values = malloc(s->n_cells * v_width * sizeof *values);
+    double *want = malloc(s->v_dim * sizeof *want), magnitude;
+    assert_int_equal(kvant_cells_read(f->k, first, s->n_cells, keys, k_width), KVANT_OK);
+    assert_int_equal(kvant_cells_read(f->v, first, s->n_cells, values, v_width), KVANT_OK);
+    double bound = tolerance(f, keys);
+    for (uint32_t t = 0; t < s->n_tokens; t++)
+        for (uint32_t h = 0; h < s->n_heads; h++) {
+            reference(f, keys, values, t, h, want, &magnitude);
+            for (uint32_t i = 0; i < s->v_dim; i++) {
+                double got = f->out[((size_t)t * s->n_heads + h) * s->v_dim + i];
+                if (!(fabs(got - want[i]) <= bound * magnitude + 1e-30))
+                    fail_msg("%s/%s %s token %u head %u channel %u: %.9g, not %.9g (bound %.3g)", s->k_spec, s->v_spec,
+                             kvant_cpu_level_name(kvant_get_cpu_level()), t, h, i, got, want[i], bound * magnitude);
+            }
+        }
+    free(keys);
+    free(values);
+    free(want);
+}
+
+static void check_setup(setup s)
+{
+    static const kvant_cpu_level levels[] = { KVANT_CPU_C, KVANT_CPU_AVX2, KVANT_CPU_AVX512 };
+    fixture f = make_fixture(s);
+    for (size_t i = 0; i < COUNT(levels); i++) {
+        if (kvant_set_cpu_level(levels[i]) != KVANT_OK) {
+            print_message("not run: level %s is not on this machine\n", kvant_cpu_level_name(levels[i]));
+            continue;
+        }
+        run(&f);
+        check(&f);
+    }
+    kvant_set_cpu_level(KVANT_CPU_AUTO);
+    free_fixture(&f);
+}
+
+static void every_codec(void **state)
+{
+    (void)state;
+    for (size_t i = 0; i < COUNT(all_specs); i++)
+        check_setup((setup){ .k_dim = 64, .v_dim = 64, .n_kv_heads = 2, .n_heads = 6, .n_cells = 150, .n_tokens = 3,
+                             .k_spec = all_specs[i], .v_spec = all_specs[COUNT(all_specs) - 1 - i], .mask = true });
+}
+
+static void head_dims(void **state)
+{
+    static const uint32_t dims[] = { 16, 40, 64, 80, 96, 112, 128, 192, 256, 512 };
+    (void)state;
+    for (size_t i = 0; i < COUNT(dims); i++) {
+        check_setup((setup){ .k_dim = dims[i], .v_dim = dims[COUNT(dims) - 1 - i], .n_kv_heads = 1, .n_heads = 2,
+                             .n_cells = 130, .n_tokens = 2, .k_spec = "turboquant-4", .v_spec = "int-4" });
+        check_setup((setup){ .k_dim = dims[i], .v_dim = dims[i], .n_kv_heads = 1, .n_heads = 1, .n_cells = 64,
+                             .n_tokens = 1, .k_spec = "int-3:axis=channel", .v_spec = "turboquant-3" });
+    }
+}
+
+static void features(void **state)
+{
+    (void)state;
+    setup base = { .k_dim = 64, .v_dim = 64, .n_kv_heads = 2, .n_heads = 6, .n_cells = 200, .n_tokens = 5,
+                   .k_spec = "turboquant-4", .v_spec = "int-8" };
+    check_setup(base);
+    base.mask = true;
+    check_setup(base);
+    base.softcap = 5;
+    check_setup(base);
+    base.max_bias = 8;
+    check_setup(base);
+    base.sinks = true;
+    check_setup(base);
+    base.center = true;
+    check_setup(base);
+    base.n_streams = 3;
+    check_setup(base);
+    base.v_spec = "int-4:axis=channel"; /* 200 cells: the last page group stays open */
+    check_setup(base);
+}
+
+static void long_decode_is_split_and_prefill_is_tiled(void **state)
+{
+    (void)state;
+    check_setup((setup){ .k_dim = 64, .v_dim = 64, .n_kv_heads = 1, .n_heads = 7, .n_cells = 2500, .n_tokens = 1,
+                         .k_spec = "bdr-4", .v_spec = "turboquant-3", .mask = true, .sinks = true });
+    check_setup((setup){ .k_dim = 64, .v_dim = 64, .n_kv_heads = 3, .n_heads = 9, .n_cells = 300, .n_tokens = 100,
+                         .k_spec = "turboquant-4", .v_spec = "turboquant-4", .mask = true });
+    check_setup((setup){ .k_dim = 32, .v_dim = 32, .n_kv_heads = 1, .n_heads = 128, .n_cells = 70, .n_tokens = 2,
+                         .k_spec = "int-4", .v_spec = "int-4" });
+}
+
+static void threads_do_not_change_results(void **state)
+{
+    (void)state;
+    setup shapes[] = {
+        { .k_dim = 64, .v_dim = 64, .n_kv_heads = 3, .n_heads = 9, .n_cells = 3000, .n_tokens = 1 },
+        { .k_dim = 64, .v_dim = 64, .n_kv_heads = 3, .n_heads = 9, .n_cells = 700, .n_tokens = 200, .mask = true },
+    };
+    for (size_t i = 0; i < COUNT(shapes); i++) {
+        shapes[i].k_spec = shapes[i].v_spec = "turboquant-4";
+        fixture f = make_fixture(shapes[i]);
+        size_t bytes = (size_t)f.s.n_tokens * f.s.n_heads * f.s.v_dim * sizeof(float);
+        float *first = malloc(bytes);
+        for (uint32_t n = 1; n <= 5; n++) {
+            f.args.n_threads = n;
+            run(&f);
+            if (n == 1)
+                memcpy(first, f.out, bytes);
+            assert_memory_equal(first, f.out, bytes);
+        }
+        free(first);
+        free_fixture(&f);
+    }
+}
+
+static void hidden_rows_and_empty_caches_give_zeros(void **state)
+{
+    (void)state;
+    fixture f = make_fixture((setup){ .k_dim = 64, .v_dim = 64, .n_kv_heads = 1, .n_heads = 2, .n_cells = 80,
+                                      .n_tokens = 2, .k_spec = "int-4", .v_spec = "int-4", .mask = true });
+    for (uint32_t j = 0; j < 80; j++)
+        f.mask[80 + j] = 0xfc00;
+    run(&f);
+    for (uint32_t i = 0; i < 128; i++)
+        assert_true(f.out[128 + i] == 0);
+    check(&f);
+    f.args.n_cells = 0;
+    run(&f);
+    for (uint32_t i = 0; i < 256; i++)
+        assert_true(f.out[i] == 0);
+    free_fixture(&f);
+}
+
+static void bad_arguments(void **state)
+{
+    (void)state;
+    fixture f = make_fixture((setup){ .k_dim = 64, .v_dim = 64, .n_kv_heads = 2, .n_heads = 4, .n_cells = 80,
+                                      .n_tokens = 2, .k_spec = "int-4", .v_spec = "int-4" });
+    kvant_attention_args good = f.args;
+    size_t bytes = kvant_attention_workspace(&good);
+    void *workspace = aligned(bytes);
+#define REFUSED(change)                                                                         \
+    do {                                                                                        \
+        f.args = good;                                                                          \
+        change;                                                                                 \
+        assert_int_equal(kvant_attention(&f.args, workspace, bytes), KVANT_ERR_ARGUMENT);       \
+    } while (0)
+    REFUSED(f.args.size = 8);
+    REFUSED(f.args.k = NULL);
+    REFUSED(f.args.k = f.v);
+    REFUSED(f.args.n_heads = 3);
+    REFUSED(f.args.n_heads = 0);
+    REFUSED(f.args.n_cells = 81);
+    REFUSED(f.args.stream = 1);
+    REFUSED(f.args.n_threads = 0);
+    REFUSED(f.args.n_tokens = 0);
+    REFUSED(f.args.q = NULL);
+    REFUSED(f.args.out = NULL);
+    f.args = good;
+    assert_int_equal(kvant_attention(&f.args, workspace, bytes - 64), KVANT_ERR_ARGUMENT);
+    assert_int_equal(kvant_attention(&f.args, NULL, bytes), KVANT_ERR_ARGUMENT);
+    assert_int_equal(kvant_attention(NULL, workspace, bytes), KVANT_ERR_ARGUMENT);
+    free(workspace);
+    free_fixture(&f);
+}
+
+int main(void)
+{
+    const struct CMUnitTest tests[] = {
+        cmocka_unit_test(every_codec),
+        cmocka_unit_test(head_dims),
+        cmocka_unit_test(features),
+        cmocka_unit_test(long_decode_is_split_and_prefill_is_tiled),
+        cmocka_unit_test(threads_do_not_change_results),
+        cmocka_unit_test(hidden_rows_and_empty_caches_give_zeros),
+        cmocka_unit_test(bad_arguments),
+    };
+    return cmocka_run_group_tests(tests, NULL, NULL);
+}

@@ -1,0 +1,94 @@
+/* testing.h - what the unit tests share: cmocka, reproducible numbers, small helpers. */
+#ifndef KVANT_TESTS_TESTING_H
+#define KVANT_TESTS_TESTING_H
+
+#include <setjmp.h>
+#include <stdbool.h>
+#include <stdarg.h>
+#include <stddef.h>
+#include <stdint.h>
+#include <stdio.h>
+#include <stdlib.h>
+#include <string.h>
+#include <math.h>
+
+#include <cmocka.h>
+
+#include <kvant/codec.h>
+
+#define TEST_SEED 7u
+#define COUNT(array) (sizeof(array) / sizeof((array)[0]))
+
+/* xorshift64*: independent of the library's own generator. */
+static inline uint64_t test_random(uint64_t *state)
+{
+    *state ^= *state >> 12;
+    *state ^= *state << 25;
+    *state ^= *state >> 27;
+    return *state * 0x2545f4914f6cdd1du;
+}
+
+static inline double test_uniform(uint64_t *state)
+{
+    return ((double)(test_random(state) >> 11) + 0.5) / 9007199254740992.0;
+}
+
+/* Normal, by Box and Muller. */
+static inline float test_normal(uint64_t *state)
+{
+    double radius = sqrt(-2 * log(test_uniform(state)));
+    return (float)(radius * cos(6.283185307179586 * test_uniform(state)));
+}
+
+static inline void fill_normal(float *x, size_t n, uint64_t *state)
+{
+    for (size_t i = 0; i < n; i++)
+        x[i] = test_normal(state);
+}
+
+static inline void *aligned(size_t bytes)
+{
+    bytes = (bytes + 63) / 64 * 64;
+    void *memory = aligned_alloc(64, bytes ? bytes : 64);
+    assert_non_null(memory);
+    memset(memory, 0, bytes ? bytes : 64);
+    return memory;
+}
+
+static inline kvant_codec *make_codec(const char *spec, uint32_t head_dim, kvant_role role)
+{
+    kvant_codec *codec;
+    char err[256] = "";
+    kvant_status status = kvant_codec_create(spec, head_dim, role, TEST_SEED, &codec, err, sizeof err);
+    if (status != KVANT_OK)
+        fail_msg("%s at head_dim %u: %s", spec, (unsigned)head_dim, err);
+    return codec;
+}
+
+static inline kvant_codec_info info_of(const kvant_codec *codec)
+{
+    kvant_codec_info info = { .size = sizeof info };
+    assert_int_equal(kvant_codec_get_info(codec, &info), KVANT_OK);
+    return info;
+}
+
+static inline double squared_distance(const float *a, const float *b, size_t n)
+{
+    double sum = 0;
+    for (size_t i = 0; i < n; i++)
+        sum += ((double)a[i] - b[i]) * ((double)a[i] - b[i]);
+    return sum;
+}
+
+/* Specs that between them reach every code path of every family. */
+static const char *const all_specs[] = {
+    "f32", "f16", "bf16",
+    "int-2", "int-3", "int-4", "int-5", "int-6", "int-7", "int-8", "int-4:sym", "int-2:sym", "int-8:sym",
+    "int-4:group=16", "int-3:group=16,sym", "int-4:axis=channel", "int-2:axis=channel,group=16",
+    "int-3:axis=channel,group=64,sym", "int-4:rotate=dense", "int-2:axis=channel,rotate=hadamard",
+    "bdr-4", "bdr-4:block=16", "bdr-4:signs=seed", "bdr-2:group=16",
+    "turboquant-1", "turboquant-2", "turboquant-3", "turboquant-4", "turboquant-5", "turboquant-6", "turboquant-7",
+    "turboquant-8", "turboquant-4:scale=norm", "turboquant-3:rotate=dense", "turboquant-3:rotate=none",
+};
+
+#endif
