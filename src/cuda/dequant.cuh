@@ -168,6 +168,10 @@ __device__ __forceinline__ void load_step(const uint32_t *plane, int g, int step
         take(UNITS2, 2 * step, 0, 0);
         if (2 * step + 1 < UNITS2)
             take(UNITS2, 2 * step + 1, 0, 1);
+        else
+#pragma unroll
+            for (int i = 0; i < R; i++)
+                w[i][1] = 0;
         take(UNITS1, step, plane_words, 2);
     }
 }

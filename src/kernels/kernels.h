@@ -28,7 +28,7 @@ typedef KVANT_UNPACK_FN(kvant_unpack_fn);
 typedef KVANT_MATMUL_FN(kvant_matmul_fn);
 
 /* x[i] = e^(x[i] - shift) for n numbers (a multiple of 16, x aligned to 64), none above shift; returns their sum.
- * Relative error of each below 2^-21; results under 2^-126 become 0. */
+ * Relative error of each below 2^-21 + |x - shift| 2^-24 (the subtraction's rounding); where x - shift < -87 it is 0. */
 #define KVANT_EXP_SUM_FN(name) float name(float *x, uint32_t n, float shift)
 typedef KVANT_EXP_SUM_FN(kvant_exp_sum_fn);
 

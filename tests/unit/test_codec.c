@@ -1,0 +1,419 @@
+/* test_codec.c - codecs through the public interface: distortion against the TurboQuant paper, and the properties that every
+ * codec must have whatever its numbers. */
+#include "testing.h"
+
+#include "../../src/base/half.h"
+
+static const uint32_t odd_dims[] = { 1, 4, 5, 16, 24, 40, 63, 64, 80, 96, 112, 128, 192, 256, 512 };
+
+static bool takes_dim(const char *spec, uint32_t head_dim)
+{
+    kvant_codec *codec;
+    bool ok = kvant_codec_create(spec, head_dim, KVANT_ROLE_K, TEST_SEED, &codec, NULL, 0) == KVANT_OK;
+    kvant_codec_free(&codec);
+    return ok;
+}
+
+typedef struct page {
+    kvant_codec *codec;
+    kvant_codec_info info;
+    void *bytes;
+} page;
+
+static page make_page(const char *spec, uint32_t head_dim, kvant_role role)
+{
+    page p = { .codec = make_codec(spec, head_dim, role) };
+    p.info = info_of(p.codec);
+    p.bytes = aligned(p.info.page_bytes);
+    return p;
+}
+
+static void free_page(page *p)
+{
+    kvant_codec_free(&p->codec);
+    free(p->bytes);
+}
+
+/* --- distortion (TurboQuant, Theorems 1 and 2) --- */
+
+typedef struct distortion {
+    double mse;        /* |x - x'|^2 / |x|^2, mean over vectors */
+    double mse_error;  /* its standard error */
+    double slope;      /* regression of <y, x'> on <y, x> */
+    double product;    /* sqrt(d) x root mean squared error of <y, x'> for unit x and y */
+} distortion;
+
+static distortion measure(const char *spec, uint32_t d, uint32_t n_pages)
+{
+    uint64_t rng = 12345;
+    page p = make_page(spec, d, KVANT_ROLE_K);
+    float *x = malloc((size_t)64 * d * sizeof *x), *decoded = malloc((size_t)64 * d * sizeof *decoded);
+    float *y = malloc(d * sizeof *y);
+    double sum = 0, squares = 0, cross = 0, base = 0, error = 0, n = 64.0 * n_pages;
+    for (uint32_t i = 0; i < n_pages; i++) {
+        fill_normal(x, (size_t)64 * d, &rng);
+        assert_int_equal(kvant_codec_encode(p.codec, NULL, x, d, 0, 64, p.bytes), KVANT_OK);
+        assert_int_equal(kvant_codec_decode(p.codec, NULL, p.bytes, 0, 64, decoded, d), KVANT_OK);
+        for (uint32_t t = 0; t < 64; t++) {
+            double norm = 0, y_norm = 0, exact = 0, got = 0;
+            fill_normal(y, d, &rng);
+            for (uint32_t j = 0; j < d; j++) {
+                norm += (double)x[t * d + j] * x[t * d + j];
+                y_norm += (double)y[j] * y[j];
+                exact += (double)y[j] * x[t * d + j];
+                got += (double)y[j] * decoded[t * d + j];
+            }
+            double relative = squared_distance(x + t * d, decoded + t * d, d) / norm;
+            sum += relative;
+            squares += relative * relative;
+            cross += exact * got / (norm * y_norm);
+            base += exact * exact / (norm * y_norm);
+            error += (got - exact) * (got - exact) / (norm * y_norm);
+        }
+    }
+    distortion result = { .mse = sum / n, .slope = cross / base, .product = sqrt(d * error / n) };
+    result.mse_error = sqrt((squares / n - result.mse * result.mse) / n);
+    free(x);
+    free(decoded);
+    free(y);
+    free_page(&p);
+    return result;
+}
+
+/* The paper prints 0.36, 0.117, 0.03 and 0.009 for large d: at d = 512 what we measure must round to these. */
+static void mse_rounds_to_the_papers_figures(void **state)
+{
+    static const double low[] = { 0.355, 0.1165, 0.025, 0.0085 }, high[] = { 0.365, 0.1175, 0.035, 0.0095 };
+    (void)state;
+    for (uint32_t bits = 1; bits <= 4; bits++) {
+        char spec[64];
+        snprintf(spec, sizeof spec, "turboquant-%u:scale=norm", bits);
+        distortion d = measure(spec, 512, 40);
+        if (!(d.mse >= low[bits - 1] && d.mse < high[bits - 1]))
+            fail_msg("%s: mse %.5f, paper's figure is in [%g, %g)", spec, d.mse, low[bits - 1], high[bits - 1]);
+    }
+}
+
+/* A codebook computed here by brute force (Lloyd iterations on a fine grid) for the density (1 - x^2)^((d-3)/2). */
+static double brute_force_mse(uint32_t d, uint32_t bits)
+{
+    enum { GRID = 8000 };
+    uint32_t n = 1u << bits;
+    static double x[GRID], f[GRID];
+    double level[16], total = 0, error = 0;
+    for (int i = 0; i < GRID; i++) {
+        x[i] = -1 + (2 * i + 1.0) / GRID;
+        f[i] = pow(1 - x[i] * x[i], (d - 3) / 2.0);
+        total += f[i];
+    }
+    for (uint32_t i = 0; i < n; i++)
+        level[i] = (2 * (i + 0.5) / n - 1) * 2.5 / sqrt(d);
+    for (int iteration = 0; iteration < 400; iteration++) {
+        double mass[16] = { 0 }, moment[16] = { 0 };
+        for (int i = 0; i < GRID; i++) {
+            uint32_t k = 0;
+            while (k + 1 < n && x[i] > (level[k] + level[k + 1]) / 2)
+                k++;
+            mass[k] += f[i];
+            moment[k] += f[i] * x[i];
+            if (iteration == 399)
+                error += f[i] * (x[i] - level[k]) * (x[i] - level[k]);
+        }
+        for (uint32_t k = 0; k < n; k++)
+            level[k] = mass[k] > 0 ? moment[k] / mass[k] : level[k];
+    }
+    return error / total * d;
+}
+
+/* At head_dims of real models: three standard errors around the codebook's own mse. */
+static void mse_is_that_of_the_optimal_codebook(void **state)
+{
+    static const uint32_t dims[] = { 64, 128 };
+    (void)state;
+    for (size_t i = 0; i < COUNT(dims); i++)
+        for (uint32_t bits = 1; bits <= 4; bits++) {
+            char spec[64];
+            snprintf(spec, sizeof spec, "turboquant-%u:scale=norm", bits);
+            distortion d = measure(spec, dims[i], 60);
+            double want = brute_force_mse(dims[i], bits);
+            /* 2^-11: relative rounding of the fp16 norm, squared twice over at most */
+            if (!(fabs(d.mse - want) <= 3 * d.mse_error + 4.8e-7))
+                fail_msg("%s at %u: mse %.6f, not %.6f +- %.6f", spec, dims[i], d.mse, want, d.mse_error);
+        }
+}
+
+/* With D the mse: the norm scale shrinks products by 1 - D and leaves sqrt(D) of error; the unbiased scale removes the
+ * shrinkage and leaves sqrt(D / (1 - D)). n = 64 x 300 products: three standard errors of a root mean square are 3 / sqrt(2 n)
+ * = 1.5 %, and 1 % is what the asymptotic formulas are good for at d = 128. */
+static void inner_products(void **state)
+{
+    (void)state;
+    for (uint32_t bits = 1; bits <= 4; bits++) {
+        char norm[64], unbiased[64];
+        snprintf(norm, sizeof norm, "turboquant-%u:scale=norm", bits);
+        snprintf(unbiased, sizeof unbiased, "turboquant-%u", bits);
+        distortion a = measure(norm, 128, 300), b = measure(unbiased, 128, 300);
+        double mse = a.mse, slope_error = 3 * sqrt(mse / (1 - mse) / (64.0 * 300));
+        assert_true(fabs(a.slope - (1 - mse)) <= slope_error);
+        assert_true(fabs(b.slope - 1) <= slope_error);
+        assert_true(fabs(a.product / sqrt(mse) - 1) <= 0.025);
+        assert_true(fabs(b.product / sqrt(mse / (1 - mse)) - 1) <= 0.025);
+    }
+}
+
+/* --- properties of every codec --- */
+
+static void round_trip_error_is_bounded(void **state)
+{
+    (void)state;
+    uint64_t rng = 5;
+    for (size_t s = 0; s < COUNT(all_specs); s++)
+        for (int role = 0; role < 2; role++) {
+            page p = make_page(all_specs[s], 64, (kvant_role)role);
+            float x[64 * 64], decoded[64 * 64];
+            fill_normal(x, COUNT(x), &rng);
+            assert_int_equal(kvant_codec_encode(p.codec, NULL, x, 64, 0, 64, p.bytes), KVANT_OK);
+            assert_int_equal(kvant_codec_decode(p.codec, NULL, p.bytes, 0, 64, decoded, 64), KVANT_OK);
+            double error = squared_distance(x, decoded, COUNT(x)) / COUNT(x);
+            /* A uniform quantiser over a range r errs at most r / (2 levels); +-4.5 holds all 4096 normal numbers of this seed
+             * before and after a rotation (|N| > 4.5 has probability 7e-6). Lloyd-Max does better, raw ones better still. */
+            double levels = pow(2, p.info.bits > 16 ? 16 : p.info.bits) - 1;
+            if (strstr(all_specs[s], "sym") && !strstr(all_specs[s], "asym"))
+                levels -= 1;
+            if (strcmp(all_specs[s], "bf16") == 0) /* relative rounding 2^-9, and a mean square of at most 1.1 */
+                levels = 4.5 / (sqrt(1.1) * pow(2, -9));
+            double worst = p.info.bits == 1 ? 0.3634 / (1 - 0.3634) * 1.1 : 4.5 / levels;
+            if (!(error <= (p.info.bits == 1 ? worst : worst * worst) + 1e-6))
+                fail_msg("%s: mse %g, at most %g", all_specs[s], error, worst * worst);
+            free_page(&p);
+        }
+}
+
+static void sizes_are_consistent(void **state)
+{
+    (void)state;
+    for (size_t s = 0; s < COUNT(all_specs); s++)
+        for (size_t d = 0; d < COUNT(odd_dims); d++) {
+            if (!takes_dim(all_specs[s], odd_dims[d]))
+                continue;
+            for (int role = 0; role < 2; role++) {
+                page p = make_page(all_specs[s], odd_dims[d], (kvant_role)role);
+                assert_true(p.info.page_bytes % KVANT_PAGE_ALIGN == 0);
+                assert_true(p.info.metadata_offset % 16 == 0 && p.info.metadata_offset >= p.info.code_bytes);
+                assert_true(p.info.metadata_offset + p.info.metadata_bytes <= p.info.page_bytes);
+                assert_true(p.info.page_bytes - p.info.metadata_offset - p.info.metadata_bytes < KVANT_PAGE_ALIGN);
+                assert_true(p.info.code_bytes >= (size_t)64 * odd_dims[d] * p.info.bits / 8);
+                assert_true(fabs(p.info.true_bits - 8.0 * p.info.page_bytes / (64.0 * odd_dims[d])) < 1e-12);
+                free_page(&p);
+            }
+        }
+}
+
+/* The sizes that README and FINDINGS state. */
+static void true_bits_of_the_usual_codecs(void **state)
+{
+    static const struct { const char *spec; uint32_t head_dim; double bits; } rows[] = {
+        { "turboquant-4", 64, 4.25 }, { "turboquant-3", 64, 3.25 }, { "turboquant-4", 128, 4.125 },
+        { "int-4", 64, 4.5 }, { "int-4:group=32", 64, 5.0 }, { "int-4:sym", 64, 4.25 }, { "bdr-4", 128, 4.25 },
+        { "int-8", 64, 8.5 }, { "f16", 64, 16 }, { "f32", 80, 32 }, { "int-2:axis=channel", 64, 3.0 },
+    };
+    (void)state;
+    for (size_t i = 0; i < COUNT(rows); i++)
+        for (int role = 0; role < 2; role++) {
+            page p = make_page(rows[i].spec, rows[i].head_dim, (kvant_role)role);
+            assert_true(p.info.true_bits == rows[i].bits);
+            free_page(&p);
+        }
+}
+
+static void score_and_accumulate_agree_with_decode(void **state)
+{
+    (void)state;
+    uint64_t rng = 6;
+    for (size_t s = 0; s < COUNT(all_specs); s++) {
+        page p = make_page(all_specs[s], 64, KVANT_ROLE_K);
+        float x[64 * 64], decoded[64 * 64], center[64], q[64], rotated[64], scores[64], acc[64] = { 0 }, out[64];
+        fill_normal(x, COUNT(x), &rng);
+        fill_normal(center, 64, &rng);
+        fill_normal(q, 64, &rng);
+        assert_int_equal(kvant_codec_encode(p.codec, center, x, 64, 0, 64, p.bytes), KVANT_OK);
+        assert_int_equal(kvant_codec_decode(p.codec, center, p.bytes, 0, 64, decoded, 64), KVANT_OK);
+        assert_int_equal(kvant_codec_transform_query(p.codec, q, rotated), KVANT_OK);
+        assert_int_equal(kvant_codec_score(p.codec, p.bytes, rotated, 64, 1, scores), KVANT_OK);
+        double weight_sum = 0;
+        for (uint32_t t = 0; t < 64; t++) {
+            double exact = 0, size = 0;
+            for (uint32_t j = 0; j < 64; j++) {
+                exact += (double)q[j] * (decoded[t * 64 + j] - center[j]);
+                size += fabs((double)q[j] * (fabs(decoded[t * 64 + j]) + fabs(center[j])));
+            }
+            /* 64 products, two rotations of 6 levels, the subtraction here: (64 + 2 x 7 + 2) 2^-24 of |q| |y|, and |q| |y| is at
+             * most sqrt(64) times the largest sum of products */
+            assert_true(fabs(scores[t] - exact) <= 80 * 8 * pow(2, -24) * size + 1e-6);
+            scores[t] = (float)test_uniform(&rng);
+            weight_sum += scores[t];
+        }
+        assert_int_equal(kvant_codec_accumulate(p.codec, p.bytes, scores, 1, acc, 64), KVANT_OK);
+        assert_int_equal(kvant_codec_transform_output(p.codec, center, (float)weight_sum, acc, out), KVANT_OK);
+        for (uint32_t j = 0; j < 64; j++) {
+            double exact = 0;
+            for (uint32_t t = 0; t < 64; t++)
+                exact += (double)scores[t] * decoded[t * 64 + j];
+            assert_true(fabs(out[j] - exact) <= 80 * 8 * pow(2, -24) * 64 * 6);
+        }
+        free_page(&p);
+    }
+}
+
+static void tokens_are_independent(void **state)
+{
+    (void)state;
+    uint64_t rng = 8;
+    for (size_t s = 0; s < COUNT(all_specs); s++)
+        for (int role = 0; role < 2; role++) {
+            page all = make_page(all_specs[s], 80, (kvant_role)role);
+            page pieces = make_page(all_specs[s], 80, (kvant_role)role);
+            float x[64 * 80];
+            fill_normal(x, COUNT(x), &rng);
+            assert_int_equal(kvant_codec_encode(all.codec, NULL, x, 80, 0, 64, all.bytes), KVANT_OK);
+            uint32_t block = all.info.block_tokens;
+            memset(pieces.bytes, 0, pieces.info.page_bytes);
+            for (uint32_t t = 64; t > 0; t -= block) /* backwards, over other codes */
+                assert_int_equal(kvant_codec_encode(pieces.codec, NULL, x + (64 - t) * 80, 80, 64 - t, block,
+                                                    pieces.bytes), KVANT_OK);
+            for (uint32_t t = 0; t < 64; t += block)
+                assert_int_equal(kvant_codec_encode(pieces.codec, NULL, x + t * 80, 80, t, block, pieces.bytes),
+                                 KVANT_OK);
+            assert_memory_equal(all.bytes, pieces.bytes, all.info.page_bytes);
+            free_page(&all);
+            free_page(&pieces);
+        }
+}
+
+static void expect_refused(const page *p, const float *x, kvant_status expected, const char *spec)
+{
+    void *before = aligned(p->info.page_bytes);
+    memcpy(before, p->bytes, p->info.page_bytes);
+    kvant_status status = kvant_codec_encode(p->codec, NULL, x, p->info.head_dim, 0, 64, p->bytes);
+    if (status != expected)
+        fail_msg("%s: %s, expected %s", spec, kvant_strerror(status), kvant_strerror(expected));
+    assert_memory_equal(before, p->bytes, p->info.page_bytes);
+    free(before);
+}
+
+static void bad_numbers_are_refused_and_nothing_is_written(void **state)
+{
+    (void)state;
+    uint64_t rng = 9;
+    for (size_t s = 0; s < COUNT(all_specs); s++) {
+        page p = make_page(all_specs[s], 64, KVANT_ROLE_V);
+        float x[64 * 64];
+        fill_normal(x, COUNT(x), &rng);
+        assert_int_equal(kvant_codec_encode(p.codec, NULL, x, 64, 0, 64, p.bytes), KVANT_OK);
+        x[63 * 64 + 17] = NAN;
+        expect_refused(&p, x, KVANT_ERR_NONFINITE, all_specs[s]);
+        x[63 * 64 + 17] = -INFINITY;
+        expect_refused(&p, x, KVANT_ERR_NONFINITE, all_specs[s]);
+        for (uint32_t j = 0; j < 64; j++)
+            x[63 * 64 + j] = j % 2 ? 3e38f : -3e38f;
+        if (strcmp(all_specs[s], "f32") != 0 && strcmp(all_specs[s], "bf16") != 0)
+            expect_refused(&p, x, KVANT_ERR_RANGE, all_specs[s]);
+        free_page(&p);
+    }
+}
+
+/* Zeros, denormals and numbers up to the edge of fp16 are encoded; the result is finite and zeros stay zero. */
+static void extreme_rows(void **state)
+{
+    static const float magnitudes[] = { 0, 1e-45f, 1e-40f, 1e-8f, 6e-5f, 1e3f, 6e4f };
+    (void)state;
+    for (size_t s = 0; s < COUNT(all_specs); s++)
+        for (size_t d = 0; d < COUNT(odd_dims); d++) {
+            if (!takes_dim(all_specs[s], odd_dims[d]))
+                continue;
+            uint32_t dim = odd_dims[d];
+            page p = make_page(all_specs[s], dim, KVANT_ROLE_K);
+            float *x = calloc((size_t)64 * dim, sizeof *x), *decoded = calloc((size_t)64 * dim, sizeof *decoded);
+            for (size_t m = 0; m < COUNT(magnitudes); m++) {
+                for (uint32_t i = 0; i < 64 * dim; i++)
+                    x[i] = i % 7 == 0 ? magnitudes[m] / sqrtf((float)dim) : 0;
+                assert_int_equal(kvant_codec_encode(p.codec, NULL, x, dim, 0, 64, p.bytes), KVANT_OK);
+                assert_int_equal(kvant_codec_decode(p.codec, NULL, p.bytes, 0, 64, decoded, dim), KVANT_OK);
+                for (uint32_t i = 0; i < 64 * dim; i++) {
+                    assert_true(isfinite(decoded[i]));
+                    if (magnitudes[m] == 0)
+                        assert_true(decoded[i] == 0);
+                }
+            }
+            free(x);
+            free(decoded);
+            free_page(&p);
+        }
+}
+
+static void zero_pages_decode_to_zeros(void **state)
+{
+    (void)state;
+    for (size_t s = 0; s < COUNT(all_specs); s++) {
+        page p = make_page(all_specs[s], 96, KVANT_ROLE_V);
+        float decoded[64 * 96];
+        assert_int_equal(kvant_codec_decode(p.codec, NULL, p.bytes, 0, 64, decoded, 96), KVANT_OK);
+        for (uint32_t i = 0; i < COUNT(decoded); i++)
+            assert_true(decoded[i] == 0);
+        free_page(&p);
+    }
+}
+
+static void foreign_bytes_decode_without_harm(void **state)
+{
+    (void)state;
+    uint64_t rng = 10;
+    for (size_t s = 0; s < COUNT(all_specs); s++) {
+        page p = make_page(all_specs[s], 80, KVANT_ROLE_V);
+        float decoded[64 * 80];
+        for (size_t i = 0; i < p.info.page_bytes; i++)
+            ((uint8_t *)p.bytes)[i] = (uint8_t)test_random(&rng);
+        assert_int_equal(kvant_codec_decode(p.codec, NULL, p.bytes, 0, 64, decoded, 80), KVANT_OK);
+        free_page(&p);
+    }
+}
+
+static void bad_arguments(void **state)
+{
+    (void)state;
+    page p = make_page("int-4:axis=channel", 64, KVANT_ROLE_K);
+    float x[64 * 64] = { 0 };
+    assert_int_equal(kvant_codec_encode(p.codec, NULL, x, 64, 0, 16, p.bytes), KVANT_ERR_ARGUMENT);
+    assert_int_equal(kvant_codec_encode(p.codec, NULL, x, 64, 16, 32, p.bytes), KVANT_ERR_ARGUMENT);
+    assert_int_equal(kvant_codec_encode(p.codec, NULL, x, 64, 32, 64, p.bytes), KVANT_ERR_ARGUMENT);
+    assert_int_equal(kvant_codec_encode(p.codec, NULL, x, 64, 0, 0, p.bytes), KVANT_ERR_ARGUMENT);
+    assert_int_equal(kvant_codec_encode(p.codec, NULL, x, 63, 0, 64, p.bytes), KVANT_ERR_ARGUMENT);
+    assert_int_equal(kvant_codec_encode(p.codec, NULL, NULL, 64, 0, 64, p.bytes), KVANT_ERR_ARGUMENT);
+    assert_int_equal(kvant_codec_encode(NULL, NULL, x, 64, 0, 64, p.bytes), KVANT_ERR_ARGUMENT);
+    assert_int_equal(kvant_codec_decode(p.codec, NULL, p.bytes, 60, 5, x, 64), KVANT_ERR_ARGUMENT);
+    assert_int_equal(kvant_codec_decode(p.codec, NULL, p.bytes, UINT32_MAX, 2, x, 64), KVANT_ERR_ARGUMENT);
+    kvant_codec_info info = { .size = 1 };
+    assert_int_equal(kvant_codec_get_info(p.codec, &info), KVANT_ERR_ARGUMENT);
+    free_page(&p);
+    kvant_codec_free(NULL);
+}
+
+int main(void)
+{
+    const struct CMUnitTest tests[] = {
+        cmocka_unit_test(mse_rounds_to_the_papers_figures),
+        cmocka_unit_test(mse_is_that_of_the_optimal_codebook),
+        cmocka_unit_test(inner_products),
+        cmocka_unit_test(round_trip_error_is_bounded),
+        cmocka_unit_test(sizes_are_consistent),
+        cmocka_unit_test(true_bits_of_the_usual_codecs),
+        cmocka_unit_test(score_and_accumulate_agree_with_decode),
+        cmocka_unit_test(tokens_are_independent),
+        cmocka_unit_test(bad_numbers_are_refused_and_nothing_is_written),
+        cmocka_unit_test(extreme_rows),
+        cmocka_unit_test(zero_pages_decode_to_zeros),
+        cmocka_unit_test(foreign_bytes_decode_without_harm),
+        cmocka_unit_test(bad_arguments),
+    };
+    return cmocka_run_group_tests(tests, NULL, NULL);
+}

@@ -1,0 +1,189 @@
+/* test_page.c - the code plane: positions against docs/format.md, unpacking at every CPU level against decoding. */
+#include "testing.h"
+
+#include "../../src/codec/codec_internal.h"
+
+/* docs/format.md, "Scalar codes", written down a second time with its own names. */
+static uint32_t code_by_the_document(const uint32_t *plane, uint32_t p, uint32_t row_tiles, uint32_t column_tiles,
+                                     uint32_t row, uint32_t column)
+{
+    uint32_t cw = 4 / p, cu = (column_tiles + cw - 1) / cw, rt = row / 16, r = row % 16, ct = column / 16;
+    uint32_t c = column % 16, g = rt / 4, big_r = row_tiles - 4 * g < 4 ? row_tiles - 4 * g : 4;
+    uint32_t lane = 4 * (r % 8) + (c % 8) / 2;
+    uint32_t word = 128 * g * cu + (32 * (ct / cw) + lane) * big_r + rt % 4;
+    uint32_t field = 4 * (ct % cw) + r / 8 + 2 * (c / 8);
+    return plane[word] >> (p * field + 16 * (c % 2)) & ((1u << p) - 1);
+}
+
+static uint32_t plane_words(uint32_t p, uint32_t row_tiles, uint32_t column_tiles)
+{
+    uint32_t cw = 4 / p;
+    return 32 * ((column_tiles + cw - 1) / cw) * row_tiles;
+}
+
+static void codes_lie_where_the_document_says(void **state)
+{
+    static const uint32_t dims[] = { 1, 16, 40, 64, 80, 96, 112, 128, 256 };
+    static const uint32_t planes[9][3] = { { 0 }, { 1 }, { 2 }, { 2, 1 }, { 4 }, { 4, 1 }, { 4, 2 }, { 4, 2, 1 }, { 4, 4 } };
+    (void)state;
+    uint64_t rng = 4;
+    for (size_t d = 0; d < COUNT(dims); d++)
+        for (uint32_t bits = 1; bits <= 8; bits++)
+            for (int role = 0; role < 2; role++) {
+                kvant_layout layout;
+                kvant_layout_init(&layout, (kvant_role)role, dims[d], bits);
+                uint32_t *page = aligned(layout.code_bytes);
+                static uint8_t codes[64][512], back[512];
+                for (uint32_t t = 0; t < 64; t++) {
+                    for (uint32_t j = 0; j < dims[d]; j++)
+                        codes[t][j] = (uint8_t)(test_random(&rng) & ((1u << bits) - 1));
+                    kvant_layout_put(&layout, page, t, codes[t]);
+                }
+                uint32_t row_tiles = role ? (dims[d] + 15) / 16 : 4, column_tiles = role ? 4 : (dims[d] + 15) / 16;
+                size_t words = 0;
+                for (uint32_t i = 0; i < 3 && planes[bits][i]; i++)
+                    words += plane_words(planes[bits][i], row_tiles, column_tiles);
+                assert_int_equal(layout.code_bytes, 4 * words);
+                for (uint32_t t = 0; t < 64; t++) {
+                    kvant_layout_get(&layout, page, t, back);
+                    assert_memory_equal(codes[t], back, dims[d]);
+                    for (uint32_t j = 0; j < dims[d]; j++) {
+                        const uint32_t *plane = page;
+                        uint32_t code = 0, shift = 0;
+                        for (uint32_t i = 0; i < 3 && planes[bits][i]; i++) {
+                            uint32_t p = planes[bits][i];
+                            code |= code_by_the_document(plane, p, row_tiles, column_tiles, role ? j : t, role ? t : j) << shift;
+                            plane += plane_words(p, row_tiles, column_tiles);
+                            shift += p;
+                        }
+                        assert_int_equal(code, codes[t][j]);
+                    }
+                }
+                free(page);
+            }
+}
+
+static void unpacking_is_decoding_at_every_level(void **state)
+{
+    static const uint32_t dims[] = { 16, 40, 64, 80, 128, 256 };
+    static const kvant_cpu_level levels[] = { KVANT_CPU_C, KVANT_CPU_AVX2, KVANT_CPU_AVX512 };
+    (void)state;
+    uint64_t rng = 11;
+    for (size_t l = 0; l < COUNT(levels); l++) {
+        const kvant_kernels *kernels = kvant_kernels_get(levels[l]);
+        if (!kernels) {
+            print_message("not run: level %s is not on this machine\n", kvant_cpu_level_name(levels[l]));
+            continue;
+        }
+        for (size_t s = 0; s < COUNT(all_specs); s++)
+            for (size_t d = 0; d < COUNT(dims); d++)
+                for (int role = 0; role < 2; role++) {
+                    kvant_codec *codec;
+                    if (kvant_codec_create(all_specs[s], dims[d], (kvant_role)role, 1, &codec, NULL, 0) != KVANT_OK)
+                        continue;
+                    kvant_codec_info info = info_of(codec);
+                    uint32_t padded = codec->layout.padded_dim;
+                    void *page = aligned(info.page_bytes);
+                    float *x = malloc((size_t)64 * dims[d] * sizeof *x), *tile = aligned((size_t)64 * padded * sizeof *tile);
+                    fill_normal(x, (size_t)64 * dims[d], &rng);
+                    assert_int_equal(kvant_codec_encode(codec, NULL, x, dims[d], 0, 64, page), KVANT_OK);
+                    memset(tile, 0xff, (size_t)64 * padded * sizeof *tile);
+                    kvant_codec_unpack(codec, kernels, page, tile);
+                    for (uint32_t t = 0; t < 64; t++) {
+                        float y[KVANT_MAX_HEAD_DIM];
+                        kvant_codec_decode_transformed(codec, page, t, y);
+                        for (uint32_t j = 0; j < padded; j++) {
+                            size_t at = role ? kvant_token_position(t) * padded + kvant_layout_row_position(&codec->layout, j)
+                                             : j * 64 + kvant_token_position(t);
+                            if (j >= dims[d])
+                                assert_true(role || tile[at] == 0);
+                            /* One product and one sum, fused or not: an ulp of the larger term */
+                            else if (!(fabsf(tile[at] - y[j]) <= 2.4e-7f * (fabsf(y[j]) + 8)))
+                                fail_msg("%s %s dim %u token %u channel %u: %g, not %g", kvant_cpu_level_name(levels[l]),
+                                         all_specs[s], dims[d], t, j, tile[at], y[j]);
+                        }
+                    }
+                    free(x);
+                    free(tile);
+                    free(page);
+                    kvant_codec_free(&codec);
+                }
+    }
+}
+
+/* Positions are a permutation: no two rows share a place. */
+static void positions_are_a_permutation(void **state)
+{
+    (void)state;
+    for (uint32_t dim = 1; dim <= 512; dim += 15) {
+        kvant_layout layout;
+        bool seen[512] = { false };
+        kvant_layout_init(&layout, KVANT_ROLE_V, dim, 4);
+        for (uint32_t i = 0; i < layout.padded_dim; i++) {
+            uint32_t at = kvant_layout_row_position(&layout, i);
+            assert_true(at < layout.padded_dim && !seen[at]);
+            seen[at] = true;
+        }
+    }
+    kvant_layout keys;
+    kvant_layout_init(&keys, KVANT_ROLE_K, 64, 4);
+    for (uint32_t t = 0; t < 64; t++)
+        assert_int_equal(kvant_token_position(t), kvant_layout_row_position(&keys, t));
+}
+
+static void matmul_and_exp_agree_with_double(void **state)
+{
+    static const kvant_cpu_level levels[] = { KVANT_CPU_C, KVANT_CPU_AVX2, KVANT_CPU_AVX512 };
+    enum { M = 14, K = 67, N = 144 };
+    (void)state;
+    uint64_t rng = 12;
+    float *a = aligned(M * K * 4), *b = aligned(K * N * 4), *c = aligned(M * N * 4);
+    for (size_t l = 0; l < COUNT(levels); l++) {
+        const kvant_kernels *kernels = kvant_kernels_get(levels[l]);
+        if (!kernels)
+            continue;
+        fill_normal(a, M * K, &rng);
+        fill_normal(b, K * N, &rng);
+        for (uint32_t m = 1; m <= M; m++)
+            for (uint32_t n = 16; n <= N; n += 16) {
+                for (uint32_t i = 0; i < M * N; i++)
+                    c[i] = 1;
+                kernels->matmul(a, K, b, N, c, N, m, K, n);
+                for (uint32_t i = 0; i < M; i++)
+                    for (uint32_t j = 0; j < N; j++) {
+                        double exact = 1, size = 1;
+                        for (uint32_t k = 0; k < K && i < m && j < n; k++) {
+                            exact += (double)a[i * K + k] * b[k * N + j];
+                            size += fabs((double)a[i * K + k] * b[k * N + j]);
+                        }
+                        assert_true(fabs(c[i * N + j] - exact) <= (K + 1) * pow(2, -24) * size);
+                    }
+            }
+        float *x = aligned(64 * 4), sum;
+        double exact[64], total = 0;
+        for (uint32_t i = 0; i < 64; i++) {
+            x[i] = i == 5 ? -INFINITY : 3 - (float)(i * i) / 40;
+            exact[i] = exp((double)x[i] - 3);
+            total += exact[i];
+        }
+        sum = kernels->exp_sum(x, 64, 3);
+        for (uint32_t i = 0; i < 64; i++)
+            assert_true(fabs(x[i] - exact[i]) <= exact[i] * (pow(2, -21) + (i * i) / 40.0 * pow(2, -24)) + exp(-87));
+        assert_true(fabs(sum - total) <= total * (pow(2, -21) + (64 + 87) * pow(2, -24)));
+        free(x);
+    }
+    free(a);
+    free(b);
+    free(c);
+}
+
+int main(void)
+{
+    const struct CMUnitTest tests[] = {
+        cmocka_unit_test(codes_lie_where_the_document_says),
+        cmocka_unit_test(unpacking_is_decoding_at_every_level),
+        cmocka_unit_test(positions_are_a_permutation),
+        cmocka_unit_test(matmul_and_exp_agree_with_double),
+    };
+    return cmocka_run_group_tests(tests, NULL, NULL);
+}

@@ -1,0 +1,136 @@
+/* test_spec.c - spec strings: what is accepted, what is refused with which words, canonical forms. */
+#include "testing.h"
+
+static void refused(const char *spec, uint32_t head_dim, kvant_status expected, const char *words)
+{
+    kvant_codec *codec = (kvant_codec *)1;
+    char err[256] = "";
+    kvant_status status = kvant_codec_create(spec, head_dim, KVANT_ROLE_K, 0, &codec, err, sizeof err);
+    if (status != expected || codec || !strstr(err, words))
+        fail_msg("'%s': %s, '%s' (expected %s with '%s')", spec, kvant_strerror(status), err, kvant_strerror(expected),
+                 words);
+    /* The same without a buffer, and with one that is too short for the words. */
+    assert_int_equal(kvant_codec_create(spec, head_dim, KVANT_ROLE_K, 0, &codec, NULL, 0), expected);
+    char tiny[4] = "xyz";
+    assert_int_equal(kvant_codec_create(spec, head_dim, KVANT_ROLE_K, 0, &codec, tiny, sizeof tiny), expected);
+    assert_true(strlen(tiny) < sizeof tiny);
+}
+
+static void bad_specs_name_the_valid_values(void **state)
+{
+    (void)state;
+    refused("", 64, KVANT_ERR_SPEC, "empty");
+    refused("int4", 64, KVANT_ERR_SPEC, "there are f32, f16, bf16, int, bdr, turboquant");
+    refused("int", 64, KVANT_ERR_SPEC, "2 to 8 bits");
+    refused("int-1", 64, KVANT_ERR_SPEC, "2 to 8 bits");
+    refused("int-9", 64, KVANT_ERR_SPEC, "2 to 8 bits");
+    refused("int-", 64, KVANT_ERR_SPEC, "int-");
+    refused("int-4x", 64, KVANT_ERR_SPEC, "2 to 8 bits");
+    refused("int-99999999999999999999", 64, KVANT_ERR_SPEC, "2 to 8 bits");
+    refused("turboquant-0", 64, KVANT_ERR_SPEC, "1 to 8 bits");
+    refused("f16-4", 64, KVANT_ERR_SPEC, "no number of bits");
+    refused("f16:group=3", 64, KVANT_ERR_SPEC, "no option 'group'");
+    refused("int-4:", 64, KVANT_ERR_SPEC, "option");
+    refused("int-4:sym,", 64, KVANT_ERR_SPEC, "option");
+    refused("int-4:sym,sym", 64, KVANT_ERR_SPEC, "twice");
+    refused("int-4:sym,asym", 64, KVANT_ERR_SPEC, "exclude");
+    refused("int-4:sym=1", 64, KVANT_ERR_SPEC, "no value");
+    refused("int-4:group=48", 64, KVANT_ERR_SPEC, "divides head_dim 64");
+    refused("int-4:group=0", 64, KVANT_ERR_SPEC, "from 8 to 512");
+    refused("int-4:axis=channel,group=48", 64, KVANT_ERR_SPEC, "16, 32 or 64 tokens");
+    refused("int-4:axis=both", 64, KVANT_ERR_SPEC, "token, channel");
+    refused("int-4:colour=red", 64, KVANT_ERR_SPEC, "no option 'colour'; it has: group=N");
+    refused("int-4:block=16", 64, KVANT_ERR_SPEC, "rotate=hadamard");
+    refused("bdr-4:block=48", 64, KVANT_ERR_SPEC, "the largest is 64");
+    refused("bdr-4:block=128", 64, KVANT_ERR_SPEC, "the largest is 64");
+    refused("turboquant-4:scale=big", 64, KVANT_ERR_SPEC, "norm, unbiased");
+    refused("turboquant-4:scale", 64, KVANT_ERR_SPEC, "norm, unbiased");
+    refused("turboquant-4:rotate=givens", 64, KVANT_ERR_SPEC, "none, hadamard, dense");
+    refused("turboquant-4:center=first", 64, KVANT_ERR_UNSUPPORTED, "not implemented");
+    refused("turboquant-4", 2, KVANT_ERR_UNSUPPORTED, "head_dim 4 or more");
+    refused("int-4", 0, KVANT_ERR_ARGUMENT, "1 .. 512");
+    refused("int-4", 513, KVANT_ERR_ARGUMENT, "1 .. 512");
+    refused("in\nt-4", 64, KVANT_ERR_SPEC, "not a codec");
+    char longest[400];
+    memset(longest, 'a', sizeof longest);
+    longest[399] = 0;
+    refused(longest, 64, KVANT_ERR_SPEC, "longer than");
+    refused("int-4:a,b,c,d,e,f,g,h,i,j,k,l,m", 64, KVANT_ERR_SPEC, "more than");
+}
+
+/* Mutations of good specs: accepted or refused, never harmful (run under the sanitisers too). */
+static void mutated_specs_do_no_harm(void **state)
+{
+    (void)state;
+    uint64_t rng = 3;
+    for (int i = 0; i < 20000; i++) {
+        char spec[80], err[64];
+        snprintf(spec, sizeof spec, "%s", all_specs[test_random(&rng) % COUNT(all_specs)]);
+        for (uint64_t n = test_random(&rng) % 4; n > 0; n--)
+            spec[test_random(&rng) % (strlen(spec) + 1)] = (char)(test_random(&rng) % 255 + 1);
+        spec[sizeof spec - 1] = 0;
+        kvant_codec *codec;
+        kvant_codec_create(spec, 1 + (uint32_t)(test_random(&rng) % 80), (kvant_role)(test_random(&rng) % 2), 1, &codec,
+                           err, sizeof err);
+        kvant_codec_free(&codec);
+    }
+}
+
+static void canonical_specs_describe_the_same_codec(void **state)
+{
+    (void)state;
+    for (size_t s = 0; s < COUNT(all_specs); s++) {
+        kvant_codec *first = make_codec(all_specs[s], 64, KVANT_ROLE_K);
+        kvant_codec *second = make_codec(info_of(first).spec, 64, KVANT_ROLE_K);
+        assert_string_equal(info_of(first).spec, info_of(second).spec);
+        assert_int_equal(info_of(first).page_bytes, info_of(second).page_bytes);
+        kvant_codec_free(&first);
+        kvant_codec_free(&second);
+        assert_null(first);
+    }
+    kvant_codec *codec = make_codec("turboquant-4", 64, KVANT_ROLE_K);
+    assert_string_equal(info_of(codec).spec, "turboquant-4:scale=unbiased,rotate=hadamard,block=64,signs=seed");
+    kvant_codec_free(&codec);
+    codec = make_codec("turboquant-4", 80, KVANT_ROLE_K);
+    assert_string_equal(info_of(codec).spec, "turboquant-4:scale=unbiased,rotate=dense");
+    kvant_codec_free(&codec);
+    codec = make_codec("bdr-4", 96, KVANT_ROLE_K);
+    assert_string_equal(info_of(codec).spec,
+                        "bdr-4:group=96,asym,axis=token,rotate=hadamard,block=32,signs=none");
+    kvant_codec_free(&codec);
+}
+
+static void families_are_listed(void **state)
+{
+    (void)state;
+    kvant_codec_family family = { .size = sizeof family };
+    assert_true(kvant_codec_family_count() >= 6);
+    for (size_t i = 0; i < kvant_codec_family_count(); i++) {
+        assert_int_equal(kvant_codec_family_get(i, &family), KVANT_OK);
+        assert_true(family.name[0] && family.summary[0] && family.source[0]);
+    }
+    assert_int_equal(kvant_codec_family_get(1000, &family), KVANT_ERR_ARGUMENT);
+    assert_int_equal(kvant_codec_family_get(0, NULL), KVANT_ERR_ARGUMENT);
+}
+
+static void status_words(void **state)
+{
+    (void)state;
+    assert_string_equal(kvant_strerror(KVANT_OK), "success");
+    assert_non_null(kvant_strerror((kvant_status)12345));
+    assert_string_equal(kvant_version(), KVANT_VERSION_STRING);
+    assert_int_equal(kvant_set_cpu_level((kvant_cpu_level)12345), KVANT_ERR_UNSUPPORTED);
+    assert_null(kvant_cpu_level_name((kvant_cpu_level)12345));
+}
+
+int main(void)
+{
+    const struct CMUnitTest tests[] = {
+        cmocka_unit_test(bad_specs_name_the_valid_values),
+        cmocka_unit_test(mutated_specs_do_no_harm),
+        cmocka_unit_test(canonical_specs_describe_the_same_codec),
+        cmocka_unit_test(families_are_listed),
+        cmocka_unit_test(status_words),
+    };
+    return cmocka_run_group_tests(tests, NULL, NULL);
+}
