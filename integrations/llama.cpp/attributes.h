@@ -1,0 +1,18 @@
+/* attributes.h - the compiler extensions that the plug-in uses, in one place. */
+#ifndef KVP_ATTRIBUTES_H
+#define KVP_ATTRIBUTES_H
+
+#if !defined(__GNUC__)
+#error "the llama.cpp plug-in needs GCC or Clang: it asks for its caller's address"
+#endif
+
+/* The one symbol that leaves the shared object. */
+#define KVP_EXPORT __attribute__((visibility("default")))
+
+/* Where the running function returns to: tells which copy of ggml loads the plug-in. */
+#define KVP_RETURN_ADDRESS() __builtin_return_address(0)
+
+#define KVP_PRINTF(format_index, first_argument) \
+    __attribute__((format(printf, format_index, first_argument)))
+
+#endif /* KVP_ATTRIBUTES_H */

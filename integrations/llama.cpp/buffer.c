@@ -1,0 +1,385 @@
+/* buffer.c - see buffer.h. */
+#define _GNU_SOURCE /* MAP_ANONYMOUS, mincore, madvise */
+
+#include "buffer.h"
+
+#include <pthread.h>
+#include <stdio.h>
+#include <stdlib.h>
+#include <string.h>
+#include <sys/mman.h>
+#include <unistd.h>
+
+#include "ggml_api.h"
+#include "log.h"
+
+/* The size of a tensor that cannot be served. ggml has no way to say no while it adds up sizes, but it handles an
+ * allocation that fails. 2^54 exceeds any address space, and sums of a thousand of them do not overflow. */
+#define REFUSED ((size_t) 1 << 54)
+
+struct region {
+    char *base;
+    size_t size;
+    kvp_kv **tensors;
+    size_t n_tensors;
+    struct region *next; /* of live regions */
+};
+
+static pthread_mutex_t live_lock = PTHREAD_MUTEX_INITIALIZER;
+static struct region *live;
+
+static union {
+    abi_buft_2 v2;
+    abi_buft_3 v3;
+} buft;
+
+/* Why the last tensor was refused; said when the allocation fails, which is once a cache and not once a tensor. */
+static _Thread_local char refusal[768];
+
+const abi_tensor *kvp_root(const abi_tensor *tensor)
+{
+    return tensor->view_src != NULL ? tensor->view_src : tensor;
+}
+
+bool kvp_is_kv(const abi_tensor *tensor)
+{
+    const abi_tensor *root = kvp_root(tensor);
+
+    return root->buffer != NULL && root->buffer->buft == kvp_buft() && kvp_kv_name(root->name);
+}
+
+kvp_kv *kvp_kv_of(const abi_tensor *tensor)
+{
+    return kvp_is_kv(tensor) ? kvp_root(tensor)->extra : NULL;
+}
+
+/* Where a tensor's byte lies in the nominal cache tensor. */
+static size_t nominal_offset(const abi_tensor *tensor, size_t offset)
+{
+    return tensor->view_offs + offset;
+}
+
+/* Live regions */
+
+static void region_link(struct region *region)
+{
+    pthread_mutex_lock(&live_lock);
+    region->next = live;
+    live = region;
+    pthread_mutex_unlock(&live_lock);
+}
+
+static void region_unlink(struct region *region)
+{
+    struct region **at;
+
+    pthread_mutex_lock(&live_lock);
+    for (at = &live; *at != NULL && *at != region; at = &(*at)->next)
+        ;
+    if (*at != NULL)
+        *at = region->next;
+    pthread_mutex_unlock(&live_lock);
+}
+
+static struct region *region_create(size_t size)
+{
+    struct region *region = calloc(1, sizeof(*region));
+
+    if (region == NULL)
+        return NULL;
+    region->size = size;
+    region->base = mmap(NULL, size, PROT_READ | PROT_WRITE, MAP_PRIVATE | MAP_ANONYMOUS | MAP_NORESERVE, -1, 0);
+    if (region->base == MAP_FAILED) {
+        free(region);
+        return NULL;
+    }
+    region_link(region);
+    return region;
+}
+
+static void region_free(struct region *region)
+{
+    region_unlink(region);
+    for (size_t i = 0; i < region->n_tensors; i++)
+        kvp_kv_free(region->tensors[i]);
+    munmap(region->base, region->size);
+    free(region->tensors);
+    free(region);
+}
+
+static bool region_add(struct region *region, kvp_kv *kv)
+{
+    kvp_kv **tensors = realloc(region->tensors, (region->n_tensors + 1) * sizeof(kvp_kv *));
+
+    if (tensors == NULL)
+        return false;
+    /* A huge page would make the gaps between tensors resident, and cells that nobody wrote. */
+    if (region->n_tensors == 0)
+        madvise(region->base, region->size, MADV_NOHUGEPAGE);
+    pthread_mutex_lock(&live_lock);
+    region->tensors = tensors;
+    region->tensors[region->n_tensors++] = kv;
+    pthread_mutex_unlock(&live_lock);
+    return true;
+}
+
+static size_t resident_bytes(const struct region *region)
+{
+    size_t page = (size_t) sysconf(_SC_PAGESIZE), resident = 0;
+    unsigned char state[4096];
+
+    for (size_t at = 0; at < region->size; at += sizeof(state) * page) {
+        size_t n = region->size - at < sizeof(state) * page ? region->size - at : sizeof(state) * page;
+        size_t n_pages = (n + page - 1) / page;
+        if (mincore(region->base + at, n, state) != 0)
+            return resident;
+        for (size_t i = 0; i < n_pages; i++)
+            resident += (state[i] & 1u) * page;
+    }
+    return resident;
+}
+
+size_t kvp_buffer_kv_memory(size_t *reserved)
+{
+    size_t resident = 0, mapped = 0;
+
+    pthread_mutex_lock(&live_lock);
+    for (const struct region *region = live; region != NULL; region = region->next) {
+        if (region->n_tensors == 0)
+            continue;
+        resident += resident_bytes(region);
+        mapped += region->size;
+    }
+    pthread_mutex_unlock(&live_lock);
+    if (reserved != NULL)
+        *reserved = mapped;
+    return resident;
+}
+
+/* Buffer */
+
+static void buffer_free(abi_buffer *buffer)
+{
+    region_free(buffer->context);
+}
+
+static void *buffer_get_base(abi_buffer *buffer)
+{
+    return ((struct region *) buffer->context)->base;
+}
+
+/* A cache tensor gets its cells here; views and other tensors need nothing. */
+static int32_t buffer_init_tensor(abi_buffer *buffer, abi_tensor *tensor)
+{
+    char err[512] = "";
+    kvp_settings settings;
+    kvp_kv_shape shape;
+    size_t reserved = 0;
+    kvp_kv *kv;
+
+    if (tensor->view_src != NULL || !kvp_kv_name(tensor->name))
+        return ABI_STATUS_SUCCESS;
+    if (kvp_settings_read(&settings, err, sizeof(err)) && kvp_kv_shape_read(tensor, &shape, err, sizeof(err)))
+        reserved = kvp_kv_reserve(&shape, &settings, err, sizeof(err));
+    if (reserved == 0) {
+        kvp_error("%s: %s", tensor->name, err);
+        return ABI_STATUS_ALLOC_FAILED;
+    }
+    kv = kvp_kv_create(tensor->name, &shape, &settings, tensor->data, reserved);
+    if (kv == NULL || !region_add(buffer->context, kv)) {
+        kvp_kv_free(kv);
+        return ABI_STATUS_ALLOC_FAILED;
+    }
+    tensor->extra = kv;
+    if (settings.head_dim != 0 && !kvp_kv_bind(kv, settings.head_dim))
+        return ABI_STATUS_ALLOC_FAILED;
+    return ABI_STATUS_SUCCESS;
+}
+
+static void buffer_set_tensor(abi_buffer *buffer, abi_tensor *tensor, const void *data, size_t offset, size_t size)
+{
+    kvp_kv *kv = kvp_kv_of(tensor);
+
+    (void) buffer;
+    if (kv != NULL)
+        kvp_kv_write(kv, nominal_offset(tensor, offset), size, data);
+    else
+        memcpy((char *) tensor->data + offset, data, size);
+}
+
+static void buffer_get_tensor(abi_buffer *buffer, const abi_tensor *tensor, void *data, size_t offset, size_t size)
+{
+    const kvp_kv *kv = kvp_kv_of(tensor);
+
+    (void) buffer;
+    if (kv == NULL)
+        memcpy(data, (const char *) tensor->data + offset, size);
+    else if (!kvp_kv_read(kv, nominal_offset(tensor, offset), size, data))
+        memset(data, 0, size); /* the failure was printed; the caller must not see stale bytes */
+}
+
+static void buffer_memset_tensor(abi_buffer *buffer, abi_tensor *tensor, uint8_t value, size_t offset, size_t size)
+{
+    kvp_kv *kv = kvp_kv_of(tensor);
+    char chunk[4096];
+
+    (void) buffer;
+    if (kv == NULL) {
+        memset((char *) tensor->data + offset, value, size);
+        return;
+    }
+    if (value == 0 && kv->cells == NULL)
+        return; /* unbound: all zeros already */
+    memset(chunk, value, sizeof(chunk));
+    for (size_t n; size > 0; offset += n, size -= n) {
+        n = size < sizeof(chunk) ? size : sizeof(chunk);
+        if (!kvp_kv_write(kv, nominal_offset(tensor, offset), n, chunk))
+            return;
+    }
+}
+
+/* Whole streams of equal caches: llama_memory_seq_cp between streams. */
+static bool copy_streams(const abi_tensor *src, const kvp_kv *from, const abi_tensor *dst, kvp_kv *to)
+{
+    size_t stream = kvp_kv_stream_bytes(from), size = kvp_api.nbytes(src);
+    size_t first_from = src->view_offs / stream, first_to = dst->view_offs / stream;
+
+    if (stream != kvp_kv_stream_bytes(to) || size % stream != 0 || size != kvp_api.nbytes(dst) ||
+        src->view_offs % stream != 0 || dst->view_offs % stream != 0)
+        return false;
+    for (size_t i = 0; i < size / stream; i++)
+        if (!kvp_kv_copy_stream(from, (uint32_t) (first_from + i), to, (uint32_t) (first_to + i)))
+            return false;
+    return true;
+}
+
+/* dst lies here; src anywhere. What is declined here, ggml does through get_tensor and set_tensor. */
+static bool buffer_cpy_tensor(abi_buffer *buffer, const abi_tensor *src, abi_tensor *dst)
+{
+    const kvp_kv *from = kvp_kv_of(src);
+    kvp_kv *to = kvp_kv_of(dst);
+
+    if (from != NULL && to != NULL)
+        return copy_streams(src, from, dst, to);
+    if (src->buffer == NULL || src->buffer->buft != kvp_buft())
+        return false;
+    if (from != NULL)
+        buffer_get_tensor(buffer, src, dst->data, 0, kvp_api.nbytes(src));
+    else
+        buffer_set_tensor(buffer, dst, src->data, 0, kvp_api.nbytes(src));
+    return true;
+}
+
+static void buffer_clear(abi_buffer *buffer, uint8_t value)
+{
+    struct region *region = buffer->context;
+
+    if (region->n_tensors == 0) {
+        memset(region->base, value, region->size);
+        return;
+    }
+    if (value != 0)
+        kvp_error("a cache can only be cleared to zero, not to %d; cleared to zero", value);
+    for (size_t i = 0; i < region->n_tensors; i++)
+        kvp_kv_clear(region->tensors[i]);
+}
+
+/* Buffer type */
+
+static const char *buft_get_name(abi_buft *self)
+{
+    (void) self;
+    return "KVANT";
+}
+
+static abi_buffer *buft_alloc_buffer(abi_buft *self, size_t size)
+{
+    const abi_buffer_iface iface = {
+        .free_buffer = buffer_free,
+        .get_base = buffer_get_base,
+        .init_tensor = buffer_init_tensor,
+        .memset_tensor = buffer_memset_tensor,
+        .set_tensor = buffer_set_tensor,
+        .get_tensor = buffer_get_tensor,
+        .cpy_tensor = buffer_cpy_tensor,
+        .clear = buffer_clear,
+    };
+    struct region *region;
+
+    if (size >= REFUSED) {
+        kvp_error("no KV cache: %s", refusal);
+        return NULL;
+    }
+    region = region_create(size);
+    if (region == NULL) {
+        kvp_error("cannot map %zu bytes", size);
+        return NULL;
+    }
+    kvp_note("buffer of %.2f MiB", (double) size / 1048576.0);
+    return kvp_api.buffer_init(self, iface, region, size);
+}
+
+static size_t buft_get_alignment(abi_buft *self)
+{
+    (void) self;
+    return KVANT_PAGE_ALIGN;
+}
+
+/* Names that llama.cpp gives to what outlives a graph: caches of every kind. */
+static bool is_state(const abi_tensor *tensor)
+{
+    return tensor->view_src == NULL && strncmp(tensor->name, "cache_", 6) == 0;
+}
+
+static size_t buft_get_alloc_size(abi_buft *self, const abi_tensor *tensor)
+{
+    kvp_settings settings;
+    kvp_kv_shape shape;
+    size_t bytes = 0;
+
+    (void) self;
+    if (!is_state(tensor))
+        return kvp_api.nbytes(tensor);
+    if (kvp_kv_of(tensor) != NULL)
+        return kvp_kv_of(tensor)->reserved;
+    if (kvp_kv_shape_read(tensor, &shape, refusal, sizeof(refusal)) &&
+        kvp_settings_read(&settings, refusal, sizeof(refusal))) {
+        kvp_log_set_verbose(settings.verbose);
+        bytes = kvp_kv_reserve(&shape, &settings, refusal, sizeof(refusal));
+    }
+    return bytes != 0 ? bytes : REFUSED;
+}
+
+/* Compressed cells are no ggml layout, and other back ends must not read them. */
+static bool buft_is_host(abi_buft *self)
+{
+    (void) self;
+    return false;
+}
+
+void kvp_buft_setup(int api, abi_device *device)
+{
+    if (api == 2)
+        buft.v2 = (abi_buft_2){
+            .iface = {.get_name = buft_get_name,
+                      .alloc_buffer = buft_alloc_buffer,
+                      .get_alignment = buft_get_alignment,
+                      .get_alloc_size = buft_get_alloc_size,
+                      .is_host = buft_is_host},
+            .device = device,
+        };
+    else
+        buft.v3 = (abi_buft_3){
+            .iface = {.get_name = buft_get_name,
+                      .alloc_buffer = buft_alloc_buffer,
+                      .get_alignment = buft_get_alignment,
+                      .get_alloc_size = buft_get_alloc_size,
+                      .is_host = buft_is_host},
+            .device = device,
+        };
+}
+
+abi_buft *kvp_buft(void)
+{
+    return (abi_buft *) &buft;
+}

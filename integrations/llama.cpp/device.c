@@ -1,0 +1,197 @@
+/* device.c - see device.h.
+ *
+ * The device is of the GPU type because that is what llama.cpp gives its KV cache to (-ngl 99). It supports the few
+ * operations that touch the cache and none that multiply weights, so weights stay on the CPU.
+ */
+#include "device.h"
+
+#include <stdio.h>
+#include <stdlib.h>
+
+#include "buffer.h"
+#include "ggml_api.h"
+#include "log.h"
+#include "ops.h"
+
+/* Until llama.cpp says otherwise, which it does before every graph. */
+#define DEFAULT_N_THREADS 2
+
+static abi_device device;
+static uint8_t backend_guid[16] = {0x6b, 0x76, 0x61, 0x6e, 0x74, 0x2d, 0x67, 0x67,
+                                   0x6d, 0x6c, 0x2d, 0x62, 0x61, 0x63, 0x6b, 0x31};
+
+/* Back end: one instance a llama context */
+
+static const char *device_name(void)
+{
+    return "KVANT";
+}
+
+static const char *backend_get_name(abi_backend *backend)
+{
+    (void) backend;
+    return device_name();
+}
+
+static void backend_free(abi_backend *backend)
+{
+    kvp_compute_release(backend->context);
+    free(backend->context);
+    free(backend);
+}
+
+static int32_t compute_node(kvp_compute *compute, abi_tensor *node)
+{
+    if (node->op == kvp_api.op.set_rows)
+        return kvp_set_rows(compute, node);
+    if (node->op == kvp_api.op.flash_attn_ext)
+        return kvp_attention(compute, node);
+    if (node->op == kvp_api.op.rope)
+        return kvp_rope(compute, node);
+    if (node->op == kvp_api.op.none || node->op == kvp_api.op.view || node->op == kvp_api.op.permute ||
+        node->op == kvp_api.op.reshape || node->op == kvp_api.op.transpose)
+        return ABI_STATUS_SUCCESS;
+    kvp_error("%s: operation %s is not supported", node->name, kvp_api.op_name(node->op));
+    return ABI_STATUS_FAILED;
+}
+
+static int32_t backend_graph_compute(abi_backend *backend, abi_graph *graph)
+{
+    int n = kvp_api.graph_n_nodes(graph);
+
+    for (int i = 0; i < n; i++) {
+        abi_tensor *node = kvp_api.graph_node(graph, i);
+        int32_t status;
+        if ((node->flags & ABI_TENSOR_FLAG_COMPUTE) == 0)
+            continue;
+        status = compute_node(backend->context, node);
+        if (status != ABI_STATUS_SUCCESS)
+            return status;
+    }
+    return ABI_STATUS_SUCCESS;
+}
+
+void kvp_backend_set_n_threads(abi_backend *backend, int n_threads)
+{
+    kvp_compute *compute = backend->context;
+
+    compute->n_threads = n_threads > 0 ? (uint32_t) n_threads : 1;
+}
+
+static abi_backend *device_init_backend(abi_device *self, const char *params)
+{
+    abi_backend *backend = calloc(1, sizeof(*backend));
+    kvp_compute *compute = calloc(1, sizeof(*compute));
+
+    (void) params;
+    if (backend == NULL || compute == NULL) {
+        free(backend);
+        free(compute);
+        return NULL;
+    }
+    compute->n_threads = DEFAULT_N_THREADS;
+    *backend = (abi_backend){
+        .guid = &backend_guid,
+        .iface = {.get_name = backend_get_name, .free = backend_free, .graph_compute = backend_graph_compute},
+        .device = self,
+        .context = compute,
+    };
+    return backend;
+}
+
+/* Device */
+
+static const char *device_get_name(abi_device *self)
+{
+    (void) self;
+    return device_name();
+}
+
+static const char *device_get_description(abi_device *self)
+{
+    (void) self;
+    return "compressed KV cache (kvant " KVANT_VERSION_STRING ") in system memory";
+}
+
+/* One field of /proc/meminfo, in bytes; 0 when it cannot be read, which ggml takes for "not known". */
+static size_t meminfo(const char *format)
+{
+    FILE *file = fopen("/proc/meminfo", "r");
+    unsigned long long kib = 0;
+    char line[128];
+
+    while (file != NULL && fgets(line, sizeof(line), file) != NULL)
+        if (sscanf(line, format, &kib) == 1)
+            break;
+    if (file != NULL)
+        fclose(file);
+    return (size_t) kib * 1024;
+}
+
+static void device_get_memory(abi_device *self, size_t *free_bytes, size_t *total)
+{
+    (void) self;
+    *free_bytes = meminfo("MemAvailable: %llu");
+    *total = meminfo("MemTotal: %llu");
+}
+
+static int32_t device_get_type(abi_device *self)
+{
+    (void) self;
+    return ABI_DEVICE_GPU;
+}
+
+static void device_get_props(abi_device *self, abi_device_props *props)
+{
+    *props = (abi_device_props){
+        .name = device_get_name(self),
+        .description = device_get_description(self),
+        .type = ABI_DEVICE_GPU,
+        .caps = {.mmap_support = true},
+    };
+    device_get_memory(self, &props->memory_free, &props->memory_total);
+}
+
+static abi_buft *device_get_buffer_type(abi_device *self)
+{
+    (void) self;
+    return kvp_buft();
+}
+
+static bool device_supports_op(abi_device *self, const abi_tensor *op)
+{
+    (void) self;
+    if (op->op == kvp_api.op.set_rows)
+        return kvp_set_rows_supported(op);
+    if (op->op == kvp_api.op.flash_attn_ext)
+        return kvp_attention_supported(op);
+    if (op->op == kvp_api.op.rope)
+        return kvp_rope_supported(op);
+    return op->op == kvp_api.op.none || op->op == kvp_api.op.view || op->op == kvp_api.op.permute ||
+           op->op == kvp_api.op.reshape || op->op == kvp_api.op.transpose;
+}
+
+/* Host memory is read in place: queries, new rows and masks are not copied. */
+static bool device_supports_buft(abi_device *self, abi_buft *buft)
+{
+    (void) self;
+    return buft == kvp_buft() || kvp_api.buft_is_host(buft);
+}
+
+abi_device *kvp_device_setup(int api, abi_reg *reg)
+{
+    device = (abi_device){
+        .iface = {.get_name = device_get_name,
+                  .get_description = device_get_description,
+                  .get_memory = device_get_memory,
+                  .get_type = device_get_type,
+                  .get_props = device_get_props,
+                  .init_backend = device_init_backend,
+                  .get_buffer_type = device_get_buffer_type,
+                  .supports_op = device_supports_op,
+                  .supports_buft = device_supports_buft},
+        .reg = reg,
+    };
+    kvp_buft_setup(api, &device);
+    return &device;
+}

@@ -1,0 +1,212 @@
+/* ggml_api.c - see ggml_api.h: find the loader's symbols, tell its generation, check its tensors, or refuse.
+ *
+ * Three independent facts must agree before anything is used: the version that ggml states, the presence of the
+ * function that came with API 3, and tensors that ggml builds here and that abi.h must read correctly.
+ */
+#define _GNU_SOURCE /* dladdr1, RTLD_DL_LINKMAP */
+
+#include "ggml_api.h"
+
+#include <dlfcn.h>
+#include <link.h>
+#include <stdio.h>
+#include <string.h>
+
+#include "log.h"
+
+kvp_ggml kvp_api;
+
+/* What the integration tests run against. A patch release keeps the layouts, so two numbers are compared. */
+static const struct tested {
+    const char *ggml; /* major.minor */
+    int api;
+} tested_versions[] = {
+    {"0.25", 2},
+    {"0.26", 3},
+};
+
+#define TESTED_VERSIONS "ggml 0.25 (llama.cpp v0.5.0, API 2) and ggml 0.26 (llama.cpp b11434, API 3)"
+
+static void *open_caller(const void *caller)
+{
+    Dl_info info;
+    void *found = NULL;
+    const struct link_map *map;
+
+    if (!dladdr1(caller, &info, &found, RTLD_DL_LINKMAP) || found == NULL)
+        return NULL;
+    map = found;
+    /* The main program has no name in the link map; NULL is how dlopen calls it. */
+    return dlopen(map->l_name[0] ? map->l_name : NULL, RTLD_LAZY | RTLD_NOLOAD);
+}
+
+/* POSIX lets dlsym's object pointer be read as a function pointer; ISO C has no cast for it. */
+static bool lookup(void *library, const char *name, void *slot)
+{
+    void *symbol = dlsym(library, name);
+
+    memcpy(slot, &symbol, sizeof(symbol));
+    return symbol != NULL;
+}
+
+static bool lookup_all(void *library, kvp_ggml *api)
+{
+    const struct {
+        const char *name;
+        void *slot;
+        bool required;
+    } symbols[] = {
+        {"ggml_backend_buffer_init", &api->buffer_init, true},
+        {"ggml_backend_buft_is_host", &api->buft_is_host, true},
+        {"ggml_graph_n_nodes", &api->graph_n_nodes, true},
+        {"ggml_graph_node", &api->graph_node, true},
+        {"ggml_nbytes", &api->nbytes, true},
+        {"ggml_fp16_to_fp32_row", &api->fp16_to_fp32_row, true},
+        {"ggml_fp32_to_fp16_row", &api->fp32_to_fp16_row, true},
+        {"ggml_op_name", &api->op_name, true},
+        {"ggml_tensor_overhead", &api->tensor_overhead, true},
+        {"ggml_init", &api->init, true},
+        {"ggml_free", &api->free, true},
+        {"ggml_new_tensor_1d", &api->new_tensor_1d, true},
+        {"ggml_new_tensor_3d", &api->new_tensor_3d, true},
+        {"ggml_view_3d", &api->view_3d, true},
+        {"ggml_set_name", &api->set_name, true},
+        {"ggml_set_rows", &api->set_rows, true},
+        {"ggml_rope_ext_inplace", &api->rope_ext_inplace, true},
+        {"ggml_new_graph", &api->new_graph, true},
+        {"ggml_graph_overhead", &api->graph_overhead, true},
+        {"ggml_build_forward_expand", &api->build_forward_expand, true},
+        {"ggml_backend_graph_compute", &api->graph_compute, true},
+        {"ggml_backend_free", &api->backend_free, true},
+        {"ggml_backend_dev_by_type", &api->dev_by_type, false},
+        {"ggml_backend_dev_init", &api->dev_init, false},
+        {"ggml_backend_dev_backend_reg", &api->dev_backend_reg, false},
+        {"ggml_backend_reg_get_proc_address", &api->reg_get_proc_address, false},
+    };
+
+    for (size_t i = 0; i < sizeof(symbols) / sizeof(symbols[0]); i++) {
+        if (!lookup(library, symbols[i].name, symbols[i].slot) && symbols[i].required) {
+            kvp_error("ggml %s does not export %s; tested: " TESTED_VERSIONS, api->version, symbols[i].name);
+            return false;
+        }
+    }
+    return true;
+}
+
+static bool same_minor(const char *version, const char *minor)
+{
+    size_t n = strlen(minor);
+
+    return strncmp(version, minor, n) == 0 && (version[n] == '\0' || version[n] == '.');
+}
+
+/* The generation shows in a function that API 3 brought; the version must be the one it was tested with. */
+static bool identify(void *library, kvp_ggml *api)
+{
+    const char *(*version)(void);
+    const char *(*commit)(void);
+
+    if (!lookup(library, "ggml_version", &version)) {
+        kvp_error("the program that loads the plug-in exports no ggml (no ggml_version), it was linked statically "
+                  "or is too old; tested: " TESTED_VERSIONS);
+        return false;
+    }
+    api->version = version();
+    api->api = dlsym(library, "ggml_backend_buft_alloc_buffer_n") != NULL ? 3 : 2;
+    for (size_t i = 0; i < sizeof(tested_versions) / sizeof(tested_versions[0]); i++)
+        if (same_minor(api->version, tested_versions[i].ggml) && api->api == tested_versions[i].api)
+            return true;
+    kvp_error("found ggml %s (commit %s, looks like back-end API %d), which this plug-in was not tested with; "
+              "tested: " TESTED_VERSIONS,
+              api->version, lookup(library, "ggml_commit", &commit) ? commit() : "unknown", api->api);
+    return false;
+}
+
+static int32_t find_op(const kvp_ggml *api, const char *name)
+{
+    for (int32_t op = 0; op < ABI_OP_COUNT; op++)
+        if (strcmp(api->op_name(op), name) == 0)
+            return op;
+    kvp_error("ggml %s has no operation %s; tested: " TESTED_VERSIONS, api->version, name);
+    return -1;
+}
+
+static bool find_ops(kvp_ggml *api)
+{
+    const struct {
+        const char *name;
+        int32_t *slot;
+    } ops[] = {
+        {"NONE", &api->op.none},
+        {"VIEW", &api->op.view},
+        {"PERMUTE", &api->op.permute},
+        {"RESHAPE", &api->op.reshape},
+        {"TRANSPOSE", &api->op.transpose},
+        {"SET_ROWS", &api->op.set_rows},
+        {"FLASH_ATTN_EXT", &api->op.flash_attn_ext},
+        {"ROPE", &api->op.rope},
+    };
+
+    for (size_t i = 0; i < sizeof(ops) / sizeof(ops[0]); i++) {
+        *ops[i].slot = find_op(api, ops[i].name);
+        if (*ops[i].slot < 0)
+            return false;
+    }
+    return true;
+}
+
+/* Builds a view and an operation with ggml's own functions and reads them through abi.h. Only data is looked at:
+ * calling through a wrong table could crash, reading a wrong offset inside a tensor cannot. */
+static bool tensors_match(const kvp_ggml *api, abi_context *context)
+{
+    abi_tensor *base = api->new_tensor_3d(context, ABI_TYPE_F16, 32, 8, 2);
+    abi_tensor *view = api->view_3d(context, base, 16, 4, 2, base->nb[1], base->nb[2], 2 * base->nb[1]);
+    abi_tensor *rows = api->new_tensor_3d(context, ABI_TYPE_F32, 32, 3, 2);
+    abi_tensor *index = api->new_tensor_1d(context, ABI_TYPE_I64, 3);
+    abi_tensor *node = api->set_rows(context, base, rows, index);
+
+    api->set_name(base, "cache_k_l0");
+    return base->type == ABI_TYPE_F16 && base->ne[0] == 32 && base->ne[1] == 8 && base->ne[2] == 2 &&
+           base->ne[3] == 1 && base->nb[0] == 2 && base->nb[1] == 64 && base->nb[2] == 512 &&
+           base->op == api->op.none && base->view_src == NULL && strcmp(base->name, "cache_k_l0") == 0 &&
+           view->op == api->op.view && view->view_src == base && view->view_offs == 128 && view->ne[1] == 4 &&
+           node->op == api->op.set_rows && node->view_src == base && node->src[0] == rows &&
+           node->src[1] == index && node->src[3] == NULL && index->type == ABI_TYPE_I64;
+}
+
+static bool check_tensors(const kvp_ggml *api)
+{
+    /* ggml counts a header of 32 bytes for each object of a context. */
+    const size_t overhead = sizeof(abi_tensor) + 32;
+    abi_init_params params = {.mem_size = 16 * overhead, .mem_buffer = NULL, .no_alloc = true};
+    bool match = api->tensor_overhead() == overhead;
+
+    if (match) {
+        abi_context *context = api->init(params);
+        match = context != NULL && tensors_match(api, context);
+        if (context != NULL)
+            api->free(context);
+    }
+    if (!match)
+        kvp_error("ggml %s lays tensors out differently from the tested builds of that version; tested: "
+                  TESTED_VERSIONS, api->version);
+    return match;
+}
+
+bool kvp_ggml_load(const void *caller)
+{
+    void *library = open_caller(caller);
+    kvp_ggml api = {0};
+    bool ok;
+
+    if (library == NULL) {
+        kvp_error("cannot tell which ggml loads the plug-in; tested: " TESTED_VERSIONS);
+        return false;
+    }
+    ok = identify(library, &api) && lookup_all(library, &api) && find_ops(&api) && check_tensors(&api);
+    /* The caller stays loaded: it is calling us. Only our reference is returned. */
+    dlclose(library);
+    if (ok)
+        kvp_api = api;
+    return ok;
+}

@@ -1,0 +1,67 @@
+/* ggml_api.h - the functions of the ggml that loads the plug-in, found at load time, and what that ggml is.
+ *
+ * The plug-in is linked against no ggml: its file name and its soname differ between distributions, it may be
+ * loaded privately (RTLD_LOCAL), and a process may hold several. The copy that counts is the one whose code calls
+ * ggml_backend_init, so symbols are looked up in the object that holds that call and in what it depends on.
+ * Anything but a tested version is refused.
+ */
+#ifndef KVP_GGML_API_H
+#define KVP_GGML_API_H
+
+#include <stdbool.h>
+#include <stddef.h>
+#include <stdint.h>
+
+#include "abi.h"
+
+typedef struct kvp_ggml {
+    int api; /* 2 or 3 */
+    const char *version;
+
+    abi_buffer *(*buffer_init)(abi_buft *buft, abi_buffer_iface iface, void *context, size_t size);
+    bool (*buft_is_host)(abi_buft *buft);
+    int (*graph_n_nodes)(abi_graph *graph);
+    abi_tensor *(*graph_node)(abi_graph *graph, int i);
+    size_t (*nbytes)(const abi_tensor *tensor);
+    void (*fp16_to_fp32_row)(const uint16_t *x, float *y, int64_t n);
+    void (*fp32_to_fp16_row)(const float *x, uint16_t *y, int64_t n);
+    const char *(*op_name)(int32_t op);
+    size_t (*tensor_overhead)(void);
+
+    /* For the context shift, which borrows the process's own CPU back end (ops_rope.c). */
+    abi_context *(*init)(abi_init_params params);
+    void (*free)(abi_context *context);
+    abi_tensor *(*new_tensor_1d)(abi_context *context, int32_t type, int64_t ne0);
+    abi_tensor *(*new_tensor_3d)(abi_context *context, int32_t type, int64_t ne0, int64_t ne1, int64_t ne2);
+    abi_tensor *(*view_3d)(abi_context *context, abi_tensor *a, int64_t ne0, int64_t ne1, int64_t ne2,
+                           size_t nb1, size_t nb2, size_t offset);
+    abi_tensor *(*set_name)(abi_tensor *tensor, const char *name);
+    abi_tensor *(*set_rows)(abi_context *context, abi_tensor *a, abi_tensor *b, abi_tensor *c);
+    abi_tensor *(*rope_ext_inplace)(abi_context *context, abi_tensor *a, abi_tensor *b, abi_tensor *c, int n_dims,
+                                    int mode, int n_ctx_orig, float freq_base, float freq_scale, float ext_factor,
+                                    float attn_factor, float beta_fast, float beta_slow);
+    abi_graph *(*new_graph)(abi_context *context);
+    size_t (*graph_overhead)(void);
+    void (*build_forward_expand)(abi_graph *graph, abi_tensor *tensor);
+    int32_t (*graph_compute)(abi_backend *backend, abi_graph *graph);
+    void (*backend_free)(abi_backend *backend);
+
+    /* These live in the registry library; NULL when the process does not export them. */
+    abi_device *(*dev_by_type)(int32_t type);
+    abi_backend *(*dev_init)(abi_device *device, const char *params);
+    abi_reg *(*dev_backend_reg)(abi_device *device);
+    void *(*reg_get_proc_address)(abi_reg *reg, const char *name);
+
+    /* Operation numbers of this ggml. */
+    struct {
+        int32_t none, view, permute, reshape, transpose, set_rows, flash_attn_ext, rope;
+    } op;
+} kvp_ggml;
+
+/* The one in use; valid after kvp_ggml_load returned true. */
+extern kvp_ggml kvp_api;
+
+/* Fills kvp_api from the object that contains the address caller. On failure prints why and returns false. */
+bool kvp_ggml_load(const void *caller);
+
+#endif /* KVP_GGML_API_H */

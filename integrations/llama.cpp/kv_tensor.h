@@ -1,0 +1,75 @@
+/* kv_tensor.h - one cache tensor of llama.cpp (cache_k_l<layer> or cache_v_l<layer>) and the compressed cells
+ * behind it.
+ *
+ * llama.cpp sees a nominal fp16 tensor [row, cells, streams] with row = n_kv_heads * head_dim. The plug-in keeps
+ * kvant_cells instead and translates: nominal byte offsets are cells, bytes read are decoded rows, bytes written are
+ * encoded. llama.cpp asks for the size before anything tells head_dim apart from n_kv_heads, so a tensor starts
+ * unbound: it reserves address space for the largest cache that any head_dim gives, touches none of it, and is bound
+ * when the first attention node that reads it is seen. Nothing can be stored before that.
+ *
+ * Not thread-safe: one context uses its tensors from one thread at a time, as llama.cpp does.
+ */
+#ifndef KVP_KV_TENSOR_H
+#define KVP_KV_TENSOR_H
+
+#include <stdbool.h>
+#include <stddef.h>
+#include <stdint.h>
+
+#include <kvant/cache.h>
+
+#include "abi.h"
+#include "settings.h"
+
+typedef struct kvp_kv_shape {
+    kvant_role role;
+    uint32_t row; /* n_kv_heads * head_dim */
+    uint32_t n_cells;
+    uint32_t n_streams;
+} kvp_kv_shape;
+
+typedef struct kvp_kv {
+    char name[ABI_MAX_NAME];
+    kvp_kv_shape shape;
+    kvp_settings settings; /* as they were when the tensor was created */
+    void *memory;          /* the buffer's, zeroed and untouched */
+    size_t reserved;       /* bytes of it */
+    uint32_t head_dim;     /* 0 while unbound */
+    kvant_cells *cells;    /* NULL while unbound */
+    bool bind_failed;      /* said once, not for every node */
+} kvp_kv;
+
+/* True when the name is that of a cache tensor that the plug-in compresses. */
+bool kvp_kv_name(const char *name);
+
+/* Reads the shape of such a tensor; false, with a line in err that says which flag to set, when it is not one that
+ * can be compressed. */
+bool kvp_kv_shape_read(const abi_tensor *tensor, kvp_kv_shape *shape, char *err, size_t errlen);
+
+/* Bytes that hold the cells for every plausible head_dim (or for the given one), 0 with a line in err. */
+size_t kvp_kv_reserve(const kvp_kv_shape *shape, const kvp_settings *settings, char *err, size_t errlen);
+
+/* memory: reserved bytes, zeroed, aligned to KVANT_PAGE_ALIGN, owned by the caller. NULL when out of memory. */
+kvp_kv *kvp_kv_create(const char *name, const kvp_kv_shape *shape, const kvp_settings *settings, void *memory,
+                      size_t reserved);
+void kvp_kv_free(kvp_kv *kv);
+
+/* Fixes head_dim; true when it is (already) fixed to this one. Prints why not, once. */
+bool kvp_kv_bind(kvp_kv *kv, uint32_t head_dim);
+
+/* Nominal bytes of one cell, and of one stream. */
+size_t kvp_kv_row_bytes(const kvp_kv *kv);
+size_t kvp_kv_stream_bytes(const kvp_kv *kv);
+
+/* Nominal fp16 bytes offset .. offset + size - 1. Partial rows are fine: reading decodes the row and copies a part,
+ * writing decodes, replaces and encodes again. Failures are printed; false then. */
+bool kvp_kv_read(const kvp_kv *kv, size_t offset, size_t size, void *out);
+bool kvp_kv_write(kvp_kv *kv, size_t offset, size_t size, const void *data);
+
+/* Everything becomes unwritten and its memory goes back to the system; head_dim stays. */
+void kvp_kv_clear(kvp_kv *kv);
+
+/* Copies one stream's compressed bytes; false when the two are not alike (copy by rows then). */
+bool kvp_kv_copy_stream(const kvp_kv *from, uint32_t from_stream, kvp_kv *to, uint32_t to_stream);
+
+#endif /* KVP_KV_TENSOR_H */

@@ -1,0 +1,41 @@
+/* log.c - see log.h. A message is formatted first and written in one call, so that lines of threads do not mix. */
+#include "log.h"
+
+#include <stdarg.h>
+#include <stdatomic.h>
+#include <stdio.h>
+
+static atomic_bool verbose;
+
+void kvp_log_set_verbose(bool on)
+{
+    atomic_store(&verbose, on);
+}
+
+static void write_line(const char *format, va_list arguments)
+{
+    char text[1024];
+
+    vsnprintf(text, sizeof(text), format, arguments);
+    fprintf(stderr, "kvant: %s\n", text);
+}
+
+void kvp_error(const char *format, ...)
+{
+    va_list arguments;
+
+    va_start(arguments, format);
+    write_line(format, arguments);
+    va_end(arguments);
+}
+
+void kvp_note(const char *format, ...)
+{
+    va_list arguments;
+
+    if (!atomic_load(&verbose))
+        return;
+    va_start(arguments, format);
+    write_line(format, arguments);
+    va_end(arguments);
+}

@@ -1,0 +1,39 @@
+/* ops.h - the operations that the KVANT device computes, each in a file of its own.
+ *
+ * *_supported answers the scheduler: it looks at shapes, types and strides only, and what it accepts is computed.
+ * When llama.cpp would abort after a refusal it prints the reason first. The graph's attention nodes are what tells
+ * head_dim, so kvp_attention_supported also binds the tensors it sees.
+ */
+#ifndef KVP_OPS_H
+#define KVP_OPS_H
+
+#include <stdbool.h>
+#include <stdint.h>
+
+#include "abi.h"
+
+/* What one back end instance (one llama context) owns while it computes. */
+typedef struct kvp_compute {
+    uint32_t n_threads;
+    void *workspace; /* grows to what the largest node asked for; aligned to 64 */
+    size_t workspace_bytes;
+    abi_backend *cpu; /* the process's CPU back end, created by the first context shift */
+} kvp_compute;
+
+/* At least bytes of workspace, or NULL. Earlier contents are lost. */
+void *kvp_compute_workspace(kvp_compute *compute, size_t bytes);
+void kvp_compute_release(kvp_compute *compute);
+
+/* dst[index[i]] = rows[i] for whole rows of a cache tensor. */
+bool kvp_set_rows_supported(const abi_tensor *node);
+int32_t kvp_set_rows(kvp_compute *compute, abi_tensor *node);
+
+/* softmax(scale q k^T + mask) v on compressed cells. */
+bool kvp_attention_supported(const abi_tensor *node);
+int32_t kvp_attention(kvp_compute *compute, abi_tensor *node);
+
+/* RoPE in place on cached keys: the context shift. */
+bool kvp_rope_supported(const abi_tensor *node);
+int32_t kvp_rope(kvp_compute *compute, abi_tensor *node);
+
+#endif /* KVP_OPS_H */

@@ -1,0 +1,145 @@
+/* ops_attention.c - FLASH_ATTN_EXT with keys and values in compressed cells.
+ *
+ * Shapes as ggml has them (first index fastest; s = streams taking part):
+ *   q     [head_dim of k, tokens, heads, s]        f32
+ *   k, v  [head_dim, cells, kv heads, s]           views of a cache tensor, permuted, whole streams from the first
+ *   mask  [cells, tokens or more, 1, 1 or s]       f16
+ *   sinks [heads]                                  f32
+ *   out   [head_dim of v, heads, tokens, s]        f32
+ * A mask of its own for each head, or keys that are no cache, are left to the CPU back end: the scheduler then copies
+ * decoded rows to it, which is right but slow.
+ */
+#include <kvant/attention.h>
+
+#include <string.h>
+
+#include "buffer.h"
+#include "ggml_api.h"
+#include "log.h"
+#include "ops.h"
+
+/* The view's first stream; false when the view is not cells 0 .. ne[1] - 1 of neighbouring streams. */
+static bool cells_view(const abi_tensor *view, uint32_t *first_stream)
+{
+    const abi_tensor *root = kvp_root(view);
+    size_t head_bytes = (size_t) view->ne[0] * sizeof(uint16_t);
+
+    if (!kvp_is_kv(view) || view->nb[0] != sizeof(uint16_t) || view->nb[1] != root->nb[1] ||
+        (view->ne[2] > 1 && view->nb[2] != head_bytes) || view->ne[0] * view->ne[2] != root->ne[0] ||
+        view->ne[1] > root->ne[1] || view->view_offs % root->nb[2] != 0 ||
+        (view->ne[3] > 1 && view->nb[3] != root->nb[2]))
+        return false;
+    *first_stream = (uint32_t) (view->view_offs / root->nb[2]);
+    return *first_stream + view->ne[3] <= root->ne[2];
+}
+
+static bool mask_fits(const abi_tensor *mask, const abi_tensor *q, const abi_tensor *k)
+{
+    return mask == NULL ||
+           (mask->type == ABI_TYPE_F16 && mask->nb[0] == sizeof(uint16_t) && mask->ne[0] >= k->ne[1] &&
+            mask->ne[1] >= q->ne[1] && mask->ne[2] == 1 && (mask->ne[3] == 1 || mask->ne[3] == q->ne[3]));
+}
+
+static bool shapes_fit(const abi_tensor *node)
+{
+    const abi_tensor *q = node->src[0], *k = node->src[1], *v = node->src[2], *sinks = node->src[4];
+
+    return q->type == ABI_TYPE_F32 && q->nb[0] == sizeof(float) && node->type == ABI_TYPE_F32 &&
+           node->nb[0] == sizeof(float) && q->ne[0] == k->ne[0] && k->ne[1] == v->ne[1] && k->ne[2] == v->ne[2] &&
+           q->ne[2] % k->ne[2] == 0 && q->ne[3] == k->ne[3] && q->ne[3] == v->ne[3] &&
+           mask_fits(node->src[3], q, k) && (sinks == NULL || sinks->type == ABI_TYPE_F32);
+}
+
+/* Learns head_dim from the node. While llama.cpp only estimates memory there are no cells to bind yet. */
+static bool bind(const abi_tensor *view)
+{
+    kvp_kv *kv = kvp_kv_of(view);
+
+    return kv == NULL || kvp_kv_bind(kv, (uint32_t) view->ne[0]);
+}
+
+bool kvp_attention_supported(const abi_tensor *node)
+{
+    const abi_tensor *k = node->src[1], *v = node->src[2];
+    uint32_t k_stream, v_stream;
+
+    if (!kvp_is_kv(k) || !kvp_is_kv(v))
+        return false;
+    if (!bind(k) || !bind(v))
+        return false;
+    if (cells_view(k, &k_stream) && cells_view(v, &v_stream) && k_stream == v_stream && shapes_fit(node))
+        return true;
+    kvp_note("%s: this attention node is left to the CPU back end, on decoded copies", kvp_root(k)->name);
+    return false;
+}
+
+static kvant_attention_args attention_args(const kvp_compute *compute, const abi_tensor *node)
+{
+    const abi_tensor *q = node->src[0], *k = node->src[1], *v = node->src[2], *sinks = node->src[4];
+    float parameters[3]; /* scale, max_bias, logit_softcap */
+
+    memcpy(parameters, node->op_params, sizeof(parameters));
+    return (kvant_attention_args){
+        .size = sizeof(kvant_attention_args),
+        .k = kvp_kv_of(k)->cells,
+        .v = kvp_kv_of(v)->cells,
+        .n_cells = (uint32_t) k->ne[1],
+        .n_tokens = (uint32_t) q->ne[1],
+        .n_heads = (uint32_t) q->ne[2],
+        .q_token_stride = q->nb[1] / sizeof(float),
+        .q_head_stride = q->nb[2] / sizeof(float),
+        .sinks = sinks != NULL ? sinks->data : NULL,
+        .scale = parameters[0],
+        .max_bias = parameters[1],
+        .logit_softcap = parameters[2],
+        .out_token_stride = node->nb[2] / sizeof(float),
+        .out_head_stride = node->nb[1] / sizeof(float),
+        .n_threads = compute->n_threads,
+    };
+}
+
+/* Points the arguments at stream s of the node. */
+static void select_stream(kvant_attention_args *args, const abi_tensor *node, uint32_t first_stream, int64_t s)
+{
+    const abi_tensor *q = node->src[0], *mask = node->src[3];
+    size_t i = (size_t) s;
+
+    args->stream = first_stream + (uint32_t) s;
+    args->q = (const float *) ((const char *) q->data + i * q->nb[3]);
+    args->out = (float *) ((char *) node->data + i * node->nb[3]);
+    if (mask != NULL) {
+        args->mask = (const uint16_t *) ((const char *) mask->data + (mask->ne[3] > 1 ? i * mask->nb[3] : 0));
+        args->mask_token_stride = mask->nb[1] / sizeof(uint16_t);
+    }
+}
+
+int32_t kvp_attention(kvp_compute *compute, abi_tensor *node)
+{
+    const char *name = kvp_root(node->src[1])->name;
+    kvant_attention_args args;
+    uint32_t first_stream;
+
+    if (!kvp_attention_supported(node) || kvp_kv_of(node->src[1]) == NULL || kvp_kv_of(node->src[2]) == NULL)
+        return ABI_STATUS_FAILED;
+    cells_view(node->src[1], &first_stream);
+    args = attention_args(compute, node);
+    for (int64_t s = 0; s < node->src[0]->ne[3]; s++) {
+        kvant_status status;
+        size_t bytes;
+        void *workspace;
+
+        select_stream(&args, node, first_stream, s);
+        bytes = kvant_attention_workspace(&args);
+        workspace = kvp_compute_workspace(compute, bytes);
+        if (bytes != 0 && workspace == NULL) {
+            kvp_error("%s: no %zu bytes of workspace for attention", name, bytes);
+            return ABI_STATUS_ALLOC_FAILED;
+        }
+        status = kvant_attention(&args, workspace, compute->workspace_bytes);
+        if (status != KVANT_OK) {
+            kvp_error("%s: attention failed: %s", name, kvant_strerror(status));
+            return ABI_STATUS_FAILED;
+        }
+    }
+    return ABI_STATUS_SUCCESS;
+}

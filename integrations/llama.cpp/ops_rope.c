@@ -1,0 +1,174 @@
+/* ops_rope.c - the context shift: llama.cpp rotates cached keys in place when it drops the start of a context.
+ *
+ * Only cells whose position changes are decoded, rotated and encoded again; each such round costs one more
+ * quantisation. The rotation itself is the process's own: the node is rebuilt on f32 rows and handed to its CPU back
+ * end, so that every RoPE variant that llama.cpp knows (scaled, YaRN, with frequency factors) is computed by the
+ * code that rotated the keys in the first place.
+ */
+#include <stdlib.h>
+#include <string.h>
+
+#include "buffer.h"
+#include "ggml_api.h"
+#include "log.h"
+#include "ops.h"
+
+/* Rows of one round trip through the CPU back end. */
+#define BATCH_CELLS 256
+
+static bool have_cpu_backend(void)
+{
+    return kvp_api.dev_by_type != NULL && kvp_api.dev_init != NULL && kvp_api.dev_by_type(ABI_DEVICE_CPU) != NULL;
+}
+
+/* The node rotates ne[0] numbers of each head, from view_offs on, for every cell of every stream. */
+static bool rotates_all_cells(const abi_tensor *node)
+{
+    const abi_tensor *root = kvp_root(node), *position = node->src[1], *factors = node->src[2];
+    size_t head_bytes = node->nb[1];
+
+    return node->nb[0] == sizeof(uint16_t) && head_bytes != 0 && root->nb[1] % head_bytes == 0 &&
+           (size_t) node->ne[1] == root->nb[1] / head_bytes && node->nb[2] == root->nb[1] &&
+           node->ne[2] == root->ne[1] * root->ne[2] && node->ne[3] == 1 &&
+           node->view_offs + (size_t) node->ne[0] * sizeof(uint16_t) <= head_bytes &&
+           position->type == ABI_TYPE_I32 && position->ne[0] == node->ne[2] &&
+           (factors == NULL || factors->type == ABI_TYPE_F32);
+}
+
+bool kvp_rope_supported(const abi_tensor *node)
+{
+    if (!kvp_is_kv(node) || kvp_root(node) != kvp_root(node->src[0]))
+        return false;
+    if (rotates_all_cells(node) && have_cpu_backend())
+        return true;
+    kvp_error("%s: the context cannot be shifted here (%s); run with --no-context-shift", kvp_root(node)->name,
+              have_cpu_backend() ? "unexpected shape" : "the program exports no CPU back end");
+    return false;
+}
+
+static bool open_cpu_backend(kvp_compute *compute)
+{
+    void (*set_n_threads)(abi_backend *backend, int n_threads) = NULL;
+    abi_device *device = kvp_api.dev_by_type(ABI_DEVICE_CPU);
+
+    if (compute->cpu == NULL)
+        compute->cpu = kvp_api.dev_init(device, NULL);
+    if (compute->cpu == NULL)
+        return false;
+    if (kvp_api.dev_backend_reg != NULL && kvp_api.reg_get_proc_address != NULL) {
+        void *symbol =
+            kvp_api.reg_get_proc_address(kvp_api.dev_backend_reg(device), "ggml_backend_set_n_threads");
+        memcpy(&set_n_threads, &symbol, sizeof(symbol));
+    }
+    if (set_n_threads != NULL)
+        set_n_threads(compute->cpu, (int) compute->n_threads);
+    return true;
+}
+
+/* Cells that move, as rows and positions. */
+struct moved {
+    int64_t n;
+    float *rows;
+    int32_t positions[BATCH_CELLS];
+    int64_t cells[BATCH_CELLS];
+};
+
+/* The node again, on the decoded rows: same operation, same parameters, n cells. */
+static abi_tensor *rebuild_node(abi_context *context, const abi_tensor *node, struct moved *moved)
+{
+    const abi_tensor *factors = node->src[2];
+    int64_t head_dim = (int64_t) (node->nb[1] / sizeof(uint16_t)), heads = node->ne[1];
+    size_t head_bytes = (size_t) head_dim * sizeof(float);
+    abi_tensor *rows = kvp_api.new_tensor_3d(context, ABI_TYPE_F32, head_dim, heads, moved->n);
+    abi_tensor *position = kvp_api.new_tensor_1d(context, ABI_TYPE_I32, moved->n);
+    abi_tensor *factor = factors ? kvp_api.new_tensor_1d(context, ABI_TYPE_F32, factors->ne[0]) : NULL;
+    abi_tensor *view, *rope;
+
+    rows->data = moved->rows;
+    position->data = moved->positions;
+    if (factor != NULL)
+        factor->data = factors->data;
+    view = kvp_api.view_3d(context, rows, node->ne[0], heads, moved->n, head_bytes, head_bytes * (size_t) heads,
+                           node->view_offs / sizeof(uint16_t) * sizeof(float));
+    rope = kvp_api.rope_ext_inplace(context, view, position, factor, node->op_params[1], node->op_params[2], 0,
+                                    1.0f, 1.0f, 0.0f, 1.0f, 0.0f, 0.0f);
+    memcpy(rope->op_params, node->op_params, sizeof(rope->op_params));
+    return rope;
+}
+
+static int32_t rotate(const kvp_compute *compute, const abi_tensor *node, struct moved *moved)
+{
+    abi_init_params params = {.mem_size = 16 * kvp_api.tensor_overhead() + kvp_api.graph_overhead(), .no_alloc = true};
+    abi_context *context = kvp_api.init(params);
+    abi_graph *graph;
+    int32_t status;
+
+    if (context == NULL)
+        return ABI_STATUS_ALLOC_FAILED;
+    graph = kvp_api.new_graph(context);
+    kvp_api.build_forward_expand(graph, rebuild_node(context, node, moved));
+    status = kvp_api.graph_compute(compute->cpu, graph);
+    kvp_api.free(context);
+    return status;
+}
+
+/* Takes the next cells that move, from *cell on, and decodes them. */
+static kvant_status collect(const kvp_kv *kv, const int32_t *shift, int64_t n_cells, int64_t *cell,
+                            struct moved *moved)
+{
+    for (moved->n = 0; *cell < n_cells && moved->n < BATCH_CELLS; (*cell)++) {
+        kvant_status status;
+        if (shift[*cell] == 0)
+            continue;
+        status = kvant_cells_read(kv->cells, (size_t) *cell, 1, moved->rows + moved->n * kv->shape.row,
+                                  kv->shape.row);
+        if (status != KVANT_OK)
+            return status;
+        moved->cells[moved->n] = *cell;
+        moved->positions[moved->n++] = shift[*cell];
+    }
+    return KVANT_OK;
+}
+
+static int32_t shift_cells(kvp_compute *compute, const abi_tensor *node, kvp_kv *kv, struct moved *moved)
+{
+    const int32_t *shift = node->src[1]->data;
+    int64_t cell = 0;
+
+    while (cell < node->ne[2]) {
+        kvant_status status = collect(kv, shift, node->ne[2], &cell, moved);
+        if (status == KVANT_OK && moved->n > 0) {
+            if (rotate(compute, node, moved) != ABI_STATUS_SUCCESS)
+                return ABI_STATUS_FAILED;
+            status = kvant_cells_write(kv->cells, moved->cells, (size_t) moved->n, moved->rows, kv->shape.row,
+                                       compute->n_threads);
+        }
+        if (status != KVANT_OK) {
+            kvp_error("%s: cannot shift the context: %s", kv->name, kvant_strerror(status));
+            return ABI_STATUS_FAILED;
+        }
+    }
+    return ABI_STATUS_SUCCESS;
+}
+
+int32_t kvp_rope(kvp_compute *compute, abi_tensor *node)
+{
+    kvp_kv *kv = kvp_kv_of(node);
+    struct moved *moved;
+    int32_t status;
+
+    if (kv == NULL || kv->cells == NULL)
+        return ABI_STATUS_SUCCESS; /* nothing was ever stored */
+    if (!open_cpu_backend(compute)) {
+        kvp_error("%s: cannot shift the context: the CPU back end does not start", kv->name);
+        return ABI_STATUS_FAILED;
+    }
+    moved = malloc(sizeof(*moved));
+    if (moved == NULL)
+        return ABI_STATUS_ALLOC_FAILED;
+    moved->rows = malloc((size_t) BATCH_CELLS * kv->shape.row * sizeof(float));
+    status = moved->rows != NULL ? shift_cells(compute, node, kv, moved) : ABI_STATUS_ALLOC_FAILED;
+    free(moved->rows);
+    free(moved);
+    return status;
+}

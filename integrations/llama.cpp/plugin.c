@@ -1,0 +1,73 @@
+/* plugin.c - the entry point of libggml-kvant.so: ggml calls ggml_backend_init once and gets a registry entry with
+ * one device, or NULL after a message that says why not. */
+#include <string.h>
+
+#include "attributes.h"
+#include "buffer.h"
+#include "device.h"
+#include "ggml_api.h"
+#include "log.h"
+#include "settings.h"
+
+KVP_EXPORT abi_reg *ggml_backend_init(void);
+
+static abi_reg reg;
+static abi_device *reg_device;
+
+static const char *reg_get_name(abi_reg *self)
+{
+    (void) self;
+    return "KVANT";
+}
+
+static size_t reg_get_device_count(abi_reg *self)
+{
+    (void) self;
+    return 1;
+}
+
+static abi_device *reg_get_device(abi_reg *self, size_t index)
+{
+    (void) self;
+    return index == 0 ? reg_device : NULL;
+}
+
+/* Functions beyond ggml's tables. kvant_kv_memory is our own: size_t (*)(size_t *reserved). */
+static void *reg_get_proc_address(abi_reg *self, const char *name)
+{
+    void (*set_n_threads)(abi_backend *, int) = kvp_backend_set_n_threads;
+    size_t (*kv_memory)(size_t *) = kvp_buffer_kv_memory;
+    void *address = NULL;
+
+    (void) self;
+    if (strcmp(name, "ggml_backend_set_n_threads") == 0)
+        memcpy(&address, &set_n_threads, sizeof(address));
+    else if (strcmp(name, "kvant_kv_memory") == 0)
+        memcpy(&address, &kv_memory, sizeof(address));
+    return address;
+}
+
+abi_reg *ggml_backend_init(void)
+{
+    char err[768] = "";
+    kvp_settings settings;
+
+    if (!kvp_ggml_load(KVP_RETURN_ADDRESS()))
+        return NULL;
+    if (!kvp_settings_read(&settings, err, sizeof(err))) {
+        kvp_error("%s", err);
+        return NULL;
+    }
+    kvp_log_set_verbose(settings.verbose);
+    kvp_note("ggml %s, back-end API %d; keys %s, values %s", kvp_api.version, kvp_api.api,
+             settings.spec[KVANT_ROLE_K], settings.spec[KVANT_ROLE_V]);
+    reg_device = kvp_device_setup(kvp_api.api, &reg);
+    reg = (abi_reg){
+        .api_version = kvp_api.api,
+        .iface = {.get_name = reg_get_name,
+                  .get_device_count = reg_get_device_count,
+                  .get_device = reg_get_device,
+                  .get_proc_address = reg_get_proc_address},
+    };
+    return &reg;
+}

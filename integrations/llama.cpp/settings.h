@@ -1,0 +1,33 @@
+/* settings.h - what the user asks for, from environment variables.
+ *
+ *   KVANT_K, KVANT_V   codec specs of keys and values           default turboquant-4
+ *   KVANT_SEED         seed of signs and rotations              default 0
+ *   KVANT_HEAD_DIM     head_dim of the model, 1 to 512          default: learnt from the graph
+ *   KVANT_VERBOSE      1 prints what is created                 default 0
+ *
+ * They are read when the plug-in is loaded and again whenever a KV cache is sized, so that one process may create
+ * contexts with different settings.
+ */
+#ifndef KVP_SETTINGS_H
+#define KVP_SETTINGS_H
+
+#include <stdbool.h>
+#include <stddef.h>
+#include <stdint.h>
+
+#include <kvant/codec.h>
+
+#define KVP_MAX_SPEC 128
+
+typedef struct kvp_settings {
+    char spec[2][KVP_MAX_SPEC]; /* by kvant_role */
+    uint64_t seed;
+    uint32_t head_dim; /* 0: learn it from the graph */
+    bool verbose;
+} kvp_settings;
+
+/* Reads and checks the environment. On failure err holds one line that names the variable, what is wrong and what
+ * is valid, and *settings is unspecified. */
+bool kvp_settings_read(kvp_settings *settings, char *err, size_t errlen);
+
+#endif /* KVP_SETTINGS_H */

@@ -1,0 +1,186 @@
+/* harness.c - see harness.h. */
+#define _POSIX_C_SOURCE 200809L /* setenv */
+
+#include "harness.h"
+
+#include <setjmp.h>
+#include <stdarg.h>
+#include <stddef.h>
+
+#include <cmocka.h>
+
+#include <math.h>
+#include <stdio.h>
+#include <stdlib.h>
+#include <string.h>
+
+#define N_THREADS 2
+
+static const char text[] =
+    "The keeper of the lighthouse had counted ships for thirty years. Every evening he climbed the ninety steps, "
+    "wiped the salt from the glass, lit the lamp, and wrote into a large book which sails he had seen, where they "
+    "came from, and how the wind stood. Nobody had asked him to do it. The first keeper had begun the book because "
+    "he could not sleep, and the second had gone on with it because an unfinished book troubled him more than an "
+    "empty one. In the winter, when no ships came for weeks, he wrote down the birds instead: gulls, cormorants, "
+    "once a swan that had lost its way. On the mainland people said that the sea takes what it wants, but the "
+    "numbers in the book said otherwise. The sea took almost nothing. In thirty years there were four wrecks, and "
+    "in three of them the crew walked home along the beach, wet, angry, and alive. He liked to show that page to "
+    "visitors. \"Look,\" he would say, \"eleven thousand ships, and four of them did not arrive. What else do you "
+    "know that goes right so often?\" Then he would make tea, and the visitors would look out at the water, which "
+    "was grey in the morning, green at noon, and of no colour at all when the lamp began to turn. A scientist came "
+    "one summer to measure the height of the waves. She stayed for nine days, filled two notebooks, and found that "
+    "the highest wave had been exactly as high as the keeper had guessed, less the width of a hand. ";
+
+static struct llama_model *models[2]; /* own cache, kvant's */
+static ggml_backend_reg_t plugin;
+
+static void quiet(enum ggml_log_level level, const char *message, void *data)
+{
+    (void) data;
+    if (level == GGML_LOG_LEVEL_ERROR)
+        fputs(message, stderr);
+}
+
+static struct llama_model *load_model(ggml_backend_dev_t device)
+{
+    struct llama_model_params params = llama_model_default_params();
+    ggml_backend_dev_t devices[2] = {device, NULL};
+
+    params.devices = devices;
+    params.n_gpu_layers = 99;
+    return llama_model_load_from_file(KVANT_TEST_MODEL, params);
+}
+
+int harness_start(void **state)
+{
+    (void) state;
+    llama_log_set(quiet, NULL);
+    ggml_backend_load_all_from_path(KVANT_TEST_LLAMA_LIB);
+    plugin = ggml_backend_load(KVANT_TEST_PLUGIN);
+    if (plugin == NULL)
+        return -1;
+    models[0] = load_model(NULL);
+    models[1] = load_model(ggml_backend_reg_dev_get(plugin, 0));
+    return models[0] != NULL && models[1] != NULL ? 0 : -1;
+}
+
+int harness_stop(void **state)
+{
+    (void) state;
+    llama_model_free(models[0]);
+    llama_model_free(models[1]);
+    return 0;
+}
+
+ggml_backend_reg_t harness_plugin(void)
+{
+    return plugin;
+}
+
+const struct llama_vocab *harness_vocab(void)
+{
+    return llama_model_get_vocab(models[0]);
+}
+
+struct llama_context *harness_context(const harness_options *options)
+{
+    struct llama_context_params params = llama_context_default_params();
+    struct llama_context *context;
+
+    params.n_ctx = options->n_ctx;
+    params.n_batch = options->n_ctx;
+    params.n_ubatch = 512;
+    params.n_seq_max = options->n_seq ? options->n_seq : 1;
+    params.kv_unified = options->unified;
+    params.n_threads = params.n_threads_batch = N_THREADS;
+    params.flash_attn_type = LLAMA_FLASH_ATTN_TYPE_ENABLED;
+    if (options->spec != NULL) {
+        setenv("KVANT_K", options->spec, 1);
+        setenv("KVANT_V", options->spec, 1);
+    } else if (options->exact) {
+        /* With flash attention llama.cpp casts an f32 cache to f16 before it uses it. */
+        params.flash_attn_type = LLAMA_FLASH_ATTN_TYPE_DISABLED;
+        params.type_k = params.type_v = GGML_TYPE_F32;
+    }
+    context = llama_init_from_model(models[options->spec != NULL], params);
+    assert_non_null(context);
+    return context;
+}
+
+void harness_tokens(llama_token *tokens, int n)
+{
+    llama_token once[1024];
+    int n_once = llama_tokenize(harness_vocab(), text, (int32_t) strlen(text), once, 1024, true, false);
+
+    assert_true(n_once > 200);
+    for (int i = 0; i < n; i++)
+        tokens[i] = once[i % n_once];
+}
+
+void harness_decode(struct llama_context *context, const llama_token *tokens, int n, llama_pos pos, llama_seq_id seq,
+                    bool all_logits)
+{
+    struct llama_batch batch = llama_batch_init(n, 0, 1);
+
+    batch.n_tokens = n;
+    for (int i = 0; i < n; i++) {
+        batch.token[i] = tokens[i];
+        batch.pos[i] = pos + i;
+        batch.n_seq_id[i] = 1;
+        batch.seq_id[i][0] = seq;
+        batch.logits[i] = all_logits || i == n - 1;
+    }
+    assert_int_equal(llama_decode(context, batch), 0);
+    llama_batch_free(batch);
+}
+
+llama_token harness_argmax(const float *logits)
+{
+    int n = llama_vocab_n_tokens(harness_vocab());
+    llama_token best = 0;
+
+    for (int i = 1; i < n; i++)
+        if (logits[i] > logits[best])
+            best = i;
+    return best;
+}
+
+double harness_rms_difference(const float *a, const float *b, size_t n)
+{
+    double sum = 0;
+
+    for (size_t i = 0; i < n; i++)
+        sum += ((double) a[i] - b[i]) * ((double) a[i] - b[i]);
+    return sqrt(sum / (double) n);
+}
+
+double harness_rms(const float *a, size_t n)
+{
+    double sum = 0;
+
+    for (size_t i = 0; i < n; i++)
+        sum += (double) a[i] * a[i];
+    return sqrt(sum / (double) n);
+}
+
+static double log_sum_exp(const float *logits, int n)
+{
+    double most = logits[harness_argmax(logits)], sum = 0;
+
+    for (int i = 0; i < n; i++)
+        sum += exp(logits[i] - most);
+    return most + log(sum);
+}
+
+double harness_mean_kld(const float *p, const float *q, int rows)
+{
+    int n = llama_vocab_n_tokens(harness_vocab());
+    double sum = 0;
+
+    for (int r = 0; r < rows; r++, p += n, q += n) {
+        double p_norm = log_sum_exp(p, n), q_norm = log_sum_exp(q, n);
+        for (int i = 0; i < n; i++)
+            sum += exp(p[i] - p_norm) * ((p[i] - p_norm) - (q[i] - q_norm));
+    }
+    return sum / rows;
+}

@@ -1,0 +1,87 @@
+/* test_plugin_memory.c - the memory that a full cache really occupies, measured, against what the true bits say. */
+#include <setjmp.h>
+#include <stdarg.h>
+#include <stddef.h>
+
+#include <cmocka.h>
+
+#include <kvant/codec.h>
+
+#include <string.h>
+
+#include "harness.h"
+
+#define N_CTX 4096
+#define HEAD_DIM 64
+#define N_KV_HEADS 3
+#define N_LAYERS 30
+
+typedef size_t (*kv_memory_fn)(size_t *reserved);
+
+static kv_memory_fn kv_memory(void)
+{
+    void *symbol = ggml_backend_reg_get_proc_address(harness_plugin(), "kvant_kv_memory");
+    kv_memory_fn function;
+
+    assert_non_null(symbol);
+    memcpy(&function, &symbol, sizeof(function));
+    return function;
+}
+
+static double true_bits(const char *spec, kvant_role role)
+{
+    kvant_codec_info info = {.size = sizeof(info)};
+    kvant_codec *codec;
+    double bits;
+
+    assert_int_equal(kvant_codec_create(spec, HEAD_DIM, role, 0, &codec, NULL, 0), KVANT_OK);
+    assert_int_equal(kvant_codec_get_info(codec, &info), KVANT_OK);
+    bits = info.true_bits;
+    kvant_codec_free(&codec);
+    return bits;
+}
+
+static double expected_bytes(const char *spec, int cells)
+{
+    return (true_bits(spec, KVANT_ROLE_K) + true_bits(spec, KVANT_ROLE_V)) / 8 * cells * N_KV_HEADS * HEAD_DIM *
+           N_LAYERS;
+}
+
+static void fill(struct llama_context *context, int n)
+{
+    llama_token tokens[N_CTX];
+
+    harness_tokens(tokens, n);
+    for (int at = 0; at < n; at += 512)
+        harness_decode(context, tokens + at, n - at < 512 ? n - at : 512, at, 0, false);
+}
+
+/* An untouched cache costs nothing, a full one its true bits, a cleared one nothing again. */
+static void a_full_cache_takes_its_true_bits(void **state)
+{
+    const harness_options options = {.spec = "turboquant-4", .n_ctx = N_CTX};
+    double expected = expected_bytes(options.spec, N_CTX), resident;
+    struct llama_context *context = harness_context(&options);
+    size_t reserved;
+
+    (void) state;
+    assert_true((double) kv_memory()(NULL) < 0.01 * expected);
+    fill(context, N_CTX);
+    resident = (double) kv_memory()(&reserved);
+    print_message("resident %.0f bytes, true bits say %.0f (%+.2f %%), reserved %zu\n", resident, expected,
+                  100 * (resident / expected - 1), reserved);
+    assert_true(resident > 0.97 * expected && resident < 1.03 * expected);
+    assert_true(resident <= (double) reserved);
+    llama_memory_clear(llama_get_memory(context), true);
+    assert_true((double) kv_memory()(NULL) < 0.01 * expected);
+    llama_free(context);
+    assert_int_equal(kv_memory()(&reserved), 0);
+    assert_int_equal(reserved, 0);
+}
+
+int main(void)
+{
+    const struct CMUnitTest tests[] = {cmocka_unit_test(a_full_cache_takes_its_true_bits)};
+
+    return cmocka_run_group_tests(tests, harness_start, harness_stop);
+}

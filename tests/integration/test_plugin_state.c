@@ -1,0 +1,278 @@
+/* test_plugin_state.c - what llama.cpp does with a cache besides attention: save, restore, copy, remove, shift. */
+#include <setjmp.h>
+#include <stdarg.h>
+#include <stddef.h>
+
+#include <cmocka.h>
+
+#include <stdlib.h>
+#include <string.h>
+
+#include "harness.h"
+
+#define N_PROMPT 160
+#define N_NEXT 16
+#define N_JUNK 24
+#define N_DROP 48
+
+static llama_token tokens[N_PROMPT + N_NEXT + N_JUNK];
+
+static int start(void **state)
+{
+    int result = harness_start(state);
+
+    if (result == 0)
+        harness_tokens(tokens, N_PROMPT + N_NEXT + N_JUNK);
+    return result;
+}
+
+static size_t vocab_size(void)
+{
+    return (size_t) llama_vocab_n_tokens(harness_vocab());
+}
+
+/* Logits of N_NEXT tokens after what the sequence holds; the caller frees. */
+static float *continue_from(struct llama_context *context, llama_pos pos, llama_seq_id seq)
+{
+    size_t bytes = N_NEXT * vocab_size() * sizeof(float);
+    float *logits = malloc(bytes);
+
+    assert_non_null(logits);
+    harness_decode(context, tokens + N_PROMPT, N_NEXT, pos, seq, true);
+    memcpy(logits, llama_get_logits(context), bytes);
+    return logits;
+}
+
+static struct llama_context *prompted(const harness_options *options)
+{
+    struct llama_context *context = harness_context(options);
+
+    harness_decode(context, tokens, N_PROMPT, 0, 0, false);
+    return context;
+}
+
+static double rms_difference(const float *a, const float *b)
+{
+    return harness_rms_difference(a, b, N_NEXT * vocab_size());
+}
+
+/* Continues once in the context that computed the prompt and once in a fresh one that its state was loaded into. */
+static void save_and_restore(const char *spec, float **original, float **restored)
+{
+    const harness_options options = {.spec = spec, .n_ctx = 512};
+    struct llama_context *context = prompted(&options);
+    size_t size = llama_state_seq_get_size(context, 0);
+    uint8_t *saved = malloc(size);
+
+    assert_non_null(saved);
+    assert_int_equal(llama_state_seq_get_data(context, saved, size, 0), size);
+    *original = continue_from(context, N_PROMPT, 0);
+    llama_free(context);
+
+    context = harness_context(&options);
+    assert_int_equal(llama_state_seq_set_data(context, saved, size, 0), size);
+    *restored = continue_from(context, N_PROMPT, 0);
+    llama_free(context);
+    free(saved);
+}
+
+/* State files hold nominal f16 rows, which the f16 codec stores as they are: nothing may change. */
+static void f16_state_is_exact(void **state)
+{
+    float *original, *restored;
+
+    (void) state;
+    save_and_restore("f16", &original, &restored);
+    assert_memory_equal(original, restored, N_NEXT * vocab_size() * sizeof(float));
+    free(original);
+    free(restored);
+}
+
+/* A lossy codec quantises decoded rows once more. That cannot cost more than the first time did: the rows lie close
+ * to the codec's own points now. */
+static void turboquant_state_costs_less_than_its_first_quantisation(void **state)
+{
+    const harness_options f16 = {.spec = "f16", .n_ctx = 512};
+    struct llama_context *context = prompted(&f16);
+    float *exact = continue_from(context, N_PROMPT, 0), *original, *restored;
+    double first, second;
+
+    (void) state;
+    llama_free(context);
+    save_and_restore("turboquant-4", &original, &restored);
+    first = harness_mean_kld(exact, original, N_NEXT);
+    second = harness_mean_kld(original, restored, N_NEXT);
+    print_message("mean KLD: first quantisation %.5f, save and restore %.5f\n", first, second);
+    assert_true(second < first);
+    free(exact);
+    free(original);
+    free(restored);
+}
+
+/* Streams of their own: the copy holds the same bytes in the same cells, so the same numbers come out. */
+static void copy_between_streams_is_exact(void **state)
+{
+    const harness_options options = {.spec = "turboquant-4", .n_ctx = 1024, .n_seq = 2};
+    struct llama_context *context = prompted(&options);
+    float *a, *b;
+
+    (void) state;
+    llama_memory_seq_cp(llama_get_memory(context), 0, 1, -1, -1);
+    a = continue_from(context, N_PROMPT, 0);
+    b = continue_from(context, N_PROMPT, 1);
+    assert_memory_equal(a, b, N_NEXT * vocab_size() * sizeof(float));
+    llama_free(context);
+    free(a);
+    free(b);
+}
+
+/* Two streams in one batch: each attends to its own cells alone. */
+static void streams_in_one_batch_agree(void **state)
+{
+    const harness_options options = {.spec = "int-8", .n_ctx = 1024, .n_seq = 2};
+    struct llama_context *context = prompted(&options);
+    struct llama_batch batch = llama_batch_init(2 * N_NEXT, 0, 1);
+    size_t n = vocab_size();
+
+    (void) state;
+    llama_memory_seq_cp(llama_get_memory(context), 0, 1, -1, -1);
+    batch.n_tokens = 2 * N_NEXT;
+    for (int i = 0; i < 2 * N_NEXT; i++) {
+        batch.token[i] = tokens[N_PROMPT + i / 2];
+        batch.pos[i] = N_PROMPT + i / 2;
+        batch.n_seq_id[i] = 1;
+        batch.seq_id[i][0] = i % 2;
+        batch.logits[i] = 1;
+    }
+    assert_int_equal(llama_decode(context, batch), 0);
+    for (int i = 0; i < N_NEXT; i++)
+        assert_memory_equal(llama_get_logits_ith(context, 2 * i), llama_get_logits_ith(context, 2 * i + 1),
+                            n * sizeof(float));
+    llama_batch_free(batch);
+    llama_free(context);
+}
+
+/* How far stock's f16 cache with flash attention is from all f32: what rounding alone may cost. */
+static double stock_rounding(void (*change)(struct llama_context *), llama_pos pos)
+{
+    float *logits[2];
+    double rms;
+
+    for (int i = 0; i < 2; i++) {
+        const harness_options options = {.exact = i == 0, .n_ctx = 512};
+        struct llama_context *context = prompted(&options);
+        if (change != NULL)
+            change(context);
+        logits[i] = continue_from(context, pos, 0);
+        llama_free(context);
+    }
+    rms = rms_difference(logits[0], logits[1]);
+    free(logits[0]);
+    free(logits[1]);
+    return rms;
+}
+
+/* One unified cache: the second sequence shares the prompt's cells and continues in others, behind those of the
+ * first. The same terms are summed in another order. */
+static void unified_copy_agrees(void **state)
+{
+    const harness_options options = {.spec = "turboquant-4", .n_ctx = 512, .n_seq = 2, .unified = true};
+    struct llama_context *context = prompted(&options);
+    double rounding = stock_rounding(NULL, N_PROMPT), difference;
+    float *a, *b;
+
+    (void) state;
+    llama_memory_seq_cp(llama_get_memory(context), 0, 1, -1, -1);
+    a = continue_from(context, N_PROMPT, 0);
+    b = continue_from(context, N_PROMPT, 1);
+    difference = rms_difference(a, b);
+    print_message("rms difference %.5f, stock's rounding %.5f\n", difference, rounding);
+    assert_true(difference <= 2 * rounding);
+    llama_free(context);
+    free(a);
+    free(b);
+}
+
+/* Cells that were removed are written again, and nothing of them is left. */
+static void removed_tokens_leave_no_trace(void **state)
+{
+    const harness_options options = {.spec = "turboquant-4", .n_ctx = 512};
+    struct llama_context *context = prompted(&options);
+    float *clean = continue_from(context, N_PROMPT, 0), *after;
+
+    (void) state;
+    llama_free(context);
+    context = prompted(&options);
+    harness_decode(context, tokens + N_PROMPT + N_NEXT, N_JUNK, N_PROMPT, 0, false);
+    assert_true(llama_memory_seq_rm(llama_get_memory(context), 0, N_PROMPT, -1));
+    after = continue_from(context, N_PROMPT, 0);
+    assert_memory_equal(clean, after, N_NEXT * vocab_size() * sizeof(float));
+    llama_free(context);
+    free(clean);
+    free(after);
+}
+
+static void clear_starts_over(void **state)
+{
+    const harness_options options = {.spec = "turboquant-4", .n_ctx = 512};
+    struct llama_context *context = prompted(&options);
+    float *first = continue_from(context, N_PROMPT, 0), *second;
+
+    (void) state;
+    llama_memory_clear(llama_get_memory(context), true);
+    harness_decode(context, tokens, N_PROMPT, 0, 0, false);
+    second = continue_from(context, N_PROMPT, 0);
+    assert_memory_equal(first, second, N_NEXT * vocab_size() * sizeof(float));
+    llama_free(context);
+    free(first);
+    free(second);
+}
+
+static void drop_start(struct llama_context *context)
+{
+    llama_memory_t memory = llama_get_memory(context);
+
+    assert_true(llama_memory_can_shift(memory));
+    assert_true(llama_memory_seq_rm(memory, 0, 4, 4 + N_DROP));
+    llama_memory_seq_add(memory, 0, 4 + N_DROP, N_PROMPT, -N_DROP);
+}
+
+/* Stock rotates its f16 keys and rounds them to f16 once more; so does kvant. As for the logits without a shift, both
+ * lie within stock's rounding of a cache in f32 that was shifted alike. Without the rotation the keys would sit at
+ * positions that are off by N_DROP, which costs far more. */
+static void shifted_context_is_stock_within_rounding(void **state)
+{
+    const harness_options kvant = {.spec = "f16", .n_ctx = 512}, stock = {.n_ctx = 512};
+    double rounding = stock_rounding(drop_start, N_PROMPT - N_DROP), difference;
+    struct llama_context *context;
+    float *logits[2];
+
+    (void) state;
+    for (int i = 0; i < 2; i++) {
+        context = prompted(i ? &kvant : &stock);
+        drop_start(context);
+        logits[i] = continue_from(context, N_PROMPT - N_DROP, 0);
+        llama_free(context);
+    }
+    difference = rms_difference(logits[0], logits[1]);
+    print_message("rms difference %.5f, stock's rounding %.5f\n", difference, rounding);
+    assert_true(difference <= 2.1 * rounding);
+    free(logits[0]);
+    free(logits[1]);
+}
+
+int main(void)
+{
+    const struct CMUnitTest tests[] = {
+        cmocka_unit_test(f16_state_is_exact),
+        cmocka_unit_test(turboquant_state_costs_less_than_its_first_quantisation),
+        cmocka_unit_test(copy_between_streams_is_exact),
+        cmocka_unit_test(streams_in_one_batch_agree),
+        cmocka_unit_test(unified_copy_agrees),
+        cmocka_unit_test(removed_tokens_leave_no_trace),
+        cmocka_unit_test(clear_starts_over),
+        cmocka_unit_test(shifted_context_is_stock_within_rounding),
+    };
+
+    return cmocka_run_group_tests(tests, start, harness_stop);
+}
