@@ -1,0 +1,68 @@
+#!/bin/sh
+# Installs what building (deps.sh build) or testing (deps.sh test) needs and this machine lacks. Says and does
+# nothing when all is there. Uses apt-get, as root or through sudo; elsewhere it names what is missing.
+set -eu
+
+missing=
+
+need_program() { # program, package
+    command -v "$1" >/dev/null 2>&1 || missing="$missing $2"
+}
+
+need_library() { # pkg-config name, package
+    command -v pkg-config >/dev/null 2>&1 && pkg-config --exists "$1" || missing="$missing $2"
+}
+
+need_pip() {
+    python3 -m pip --version >/dev/null 2>&1 || missing="$missing python3-pip"
+}
+
+case "${1:-}" in
+    build | test) ;;
+    *)
+        echo "usage: scripts/deps.sh build|test" >&2
+        exit 2
+        ;;
+esac
+
+need_program cmake cmake
+need_program make make
+need_program cc gcc
+need_program c++ g++
+need_program pkg-config pkg-config
+need_program git git
+need_program python3 python3
+need_program npm npm
+need_pip
+need_library libcjson libcjson-dev
+if [ "$1" = test ]; then
+    need_library cmocka libcmocka-dev
+    need_program clang clang
+fi
+
+[ -n "$missing" ] || exit 0
+
+echo "deps: missing:$missing" >&2
+if ! command -v apt-get >/dev/null 2>&1; then
+    echo "  hint: there is no apt-get here; install these (named as in Debian) with your package manager" >&2
+    exit 1
+fi
+as_root=
+if [ "$(id -u)" != 0 ]; then
+    # Without a terminal a password cannot be typed.
+    if command -v sudo >/dev/null 2>&1 && { [ -t 0 ] || sudo -n true 2>/dev/null; }; then
+        as_root=sudo
+    else
+        echo "  hint: run as root: apt-get update && apt-get install -y --no-install-recommends$missing" >&2
+        exit 1
+    fi
+fi
+# shellcheck disable=SC2086 # the list is meant to be split
+{
+    $as_root apt-get update -q
+    $as_root env DEBIAN_FRONTEND=noninteractive apt-get install -q -y --no-install-recommends $missing
+} >&2 || {
+    echo "deps: apt-get failed" >&2
+    echo "  hint: apt-get update && apt-get install -y --no-install-recommends$missing" >&2
+    exit 1
+}

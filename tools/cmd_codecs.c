@@ -1,0 +1,113 @@
+/* cmd_codecs.c - `kvant codecs`: every family at every width, with what it really costs at a head_dim. */
+#include "args.h"
+#include "command.h"
+#include "report.h"
+
+#include <kvant/codec.h>
+#include <math.h>
+#include <stdio.h>
+#include <stdlib.h>
+
+enum { OPT_HEAD_DIM, OPT_JSON };
+
+static const arg_option options[] = {
+    { OPT_HEAD_DIM, 'd', "head-dim", "N", "head dimension to count bits for, 1 to 512 (default 128)" },
+    { OPT_JSON, 0, "json", NULL, "one JSON array of flat objects" },
+};
+
+static const arg_spec spec = {
+    .command = "codecs",
+    .usage = "[--head-dim N] [--json]",
+    .about = "Lists the codecs. True bits count every stored byte of a page, scales and\n"
+             "padding included, a number; nominal bits are what the paper counts.",
+    .options = options,
+    .n_options = sizeof options / sizeof *options,
+    .notes =
+        "A spec is name[-bits][:key=value,...], for example turboquant-4:scale=norm or int-4:group=32,sym.",
+};
+
+typedef struct settings {
+    uint32_t head_dim;
+    bool json;
+} settings;
+
+static bool handle(void *user, int id, const char *value) {
+    settings *s = user;
+    if (id == OPT_JSON)
+        return s->json = true;
+    return args_u32("--head-dim", value, 1, KVANT_MAX_HEAD_DIM, &s->head_dim);
+}
+
+static const report_column columns[] = {
+    { "spec", "spec", COLUMN_TEXT, 0 },
+    { "family", NULL, COLUMN_TEXT, 0 },
+    { "head_dim", NULL, COLUMN_NUMBER, 0 },
+    { "true_bits", "true bits", COLUMN_NUMBER, 3 },
+    { "nominal_bits", "nominal", COLUMN_NUMBER, 3 },
+    { "page_bytes", "page bytes", COLUMN_NUMBER, 0 },
+    { "options", "options", COLUMN_TEXT, 0 },
+    { "source", "source", COLUMN_TEXT, 0 },
+    { "summary", NULL, COLUMN_TEXT, 0 },
+};
+enum { N_COLUMNS = sizeof columns / sizeof *columns, MAX_ROWS = 512, NAME_BYTES = 48 };
+
+typedef struct listing {
+    report_cell cells[MAX_ROWS * N_COLUMNS];
+    char names[MAX_ROWS][NAME_BYTES];
+    size_t n;
+} listing;
+
+/* A codec that does not exist at this head_dim keeps its row, with absent numbers: a list that silently
+ * changes its length would read as if the family were gone. */
+static void add_row(listing *list, const kvant_codec_family *family, uint32_t bits, uint32_t head_dim) {
+    if (list->n == MAX_ROWS)
+        return;
+    char *name = list->names[list->n];
+    if (family->max_bits > 0)
+        snprintf(name, NAME_BYTES, "%s-%u", family->name, (unsigned)bits);
+    else
+        snprintf(name, NAME_BYTES, "%s", family->name);
+    kvant_codec_info info = { .size = sizeof info, .true_bits = NAN, .nominal_bits = NAN };
+    double page_bytes = NAN;
+    kvant_codec *codec = NULL;
+    if (kvant_codec_create(name, head_dim, KVANT_ROLE_K, 0, &codec, NULL, 0) == KVANT_OK &&
+        kvant_codec_get_info(codec, &info) == KVANT_OK)
+        page_bytes = (double)info.page_bytes;
+    const report_cell row[N_COLUMNS] = {
+        CELL_TEXT(name),
+        CELL_TEXT(family->name),
+        CELL_NUMBER(head_dim),
+        CELL_NUMBER(info.true_bits),
+        CELL_NUMBER(info.nominal_bits),
+        CELL_NUMBER(page_bytes),
+        CELL_TEXT(family->options != NULL && family->options[0] != 0 ? family->options : NULL),
+        CELL_TEXT(family->source),
+        CELL_TEXT(family->summary),
+    };
+    for (size_t c = 0; c < N_COLUMNS; c++)
+        list->cells[list->n * N_COLUMNS + c] = row[c];
+    list->n++;
+    kvant_codec_free(&codec);
+}
+
+int command_codecs(int argc, char **argv) {
+    settings s = { .head_dim = 128 };
+    const int code = args_parse_all(&spec, argc, argv, handle, &s);
+    if (code >= 0)
+        return code;
+    listing *list = calloc(1, sizeof *list);
+    if (list == NULL) {
+        complain("out of memory");
+        return EXIT_RUNTIME;
+    }
+    for (size_t i = 0; i < kvant_codec_family_count(); i++) {
+        kvant_codec_family family = { .size = sizeof family };
+        if (kvant_codec_family_get(i, &family) != KVANT_OK)
+            continue;
+        for (uint32_t bits = family.min_bits; bits <= family.max_bits; bits++)
+            add_row(list, &family, bits, s.head_dim);
+    }
+    const bool ok = report_print(columns, N_COLUMNS, list->cells, list->n, s.json);
+    free(list);
+    return ok ? finish_output() : EXIT_RUNTIME;
+}

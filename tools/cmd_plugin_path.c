@@ -1,0 +1,28 @@
+/* cmd_plugin_path.c - `kvant plugin-path`, for GGML_BACKEND_PATH in scripts that start llama.cpp themselves.
+ */
+#include "args.h"
+#include "command.h"
+#include "plugin.h"
+
+#include <limits.h>
+#include <stdio.h>
+
+static const arg_spec spec = {
+    .command = "plugin-path",
+    .usage = "",
+    .about = "Prints the absolute path of libggml-kvant.so.",
+    .notes = "example:\n"
+             "  GGML_BACKEND_PATH=$(kvant plugin-path) KVANT_K=turboquant-4 KVANT_V=turboquant-4 \\\n"
+             "    llama-server -m model.gguf --device KVANT -ngl 99 -fa on",
+};
+
+int command_plugin_path(int argc, char **argv) {
+    char path[PATH_MAX];
+    const int code = args_parse_all(&spec, argc, argv, NULL, NULL);
+    if (code >= 0)
+        return code;
+    if (!plugin_path(path, sizeof path))
+        return EXIT_RUNTIME;
+    puts(path);
+    return finish_output();
+}

@@ -1,0 +1,282 @@
+/* cmd_run.c - `kvant run`: generates text on a compressed cache, streaming to stdout.
+ *
+ * A prompt is put into the model's chat template when it has one that llama.cpp knows; --raw leaves it as it
+ * is. Statistics go to stderr, also after Ctrl-C.
+ */
+#include "command.h"
+#include "engine.h"
+#include "interrupt.h"
+#include "progress.h"
+
+#include <stdio.h>
+#include <stdlib.h>
+#include <string.h>
+
+enum { OPT_PROMPT, OPT_FILE, OPT_PREDICT, OPT_CTX, OPT_TEMP, OPT_TOP_K, OPT_TOP_P, OPT_SEED, OPT_RAW };
+
+static const arg_option options[] = {
+    ENGINE_OPTIONS,
+    { OPT_PROMPT, 'p', "prompt", "TEXT", "prompt; follows the text of -f when both are given" },
+    { OPT_FILE, 'f', "file", "FILE", "read the prompt from a file; - reads standard input" },
+    { OPT_PREDICT, 'n', "predict", "N", "tokens to generate at most (default 256)" },
+    { OPT_CTX, 'c', "ctx", "N", "context (default: as long as prompt and answer need)" },
+    { OPT_TEMP, 0, "temp", "T", "temperature; 0 takes the most probable token (default 0)" },
+    { OPT_TOP_K, 0, "top-k", "N", "with a temperature: the N most probable, 0 all (default 40)" },
+    { OPT_TOP_P, 0, "top-p", "P", "with a temperature: their probability mass (default 0.95)" },
+    { OPT_SEED, 0, "seed", "N", "with a temperature: seed (default 1)" },
+    { OPT_RAW, 0, "raw", NULL, "no chat template" },
+};
+
+static const arg_spec spec = {
+    .command = "run",
+    .usage = "-m MODEL (-p PROMPT | -f FILE) [-k SPEC] [-v SPEC] [-n N] [-c CTX]",
+    .about =
+        "Generates text with the KV cache compressed. Text goes to standard output, statistics to standard\n"
+        "error.",
+    .options = options,
+    .n_options = sizeof options / sizeof *options,
+    .notes = "Ctrl-C stops the answer and prints the statistics.\n\nexample:\n"
+             "  kvant run -m model.gguf -k turboquant-4 -p 'What is a key-value cache?'",
+};
+
+typedef struct settings {
+    engine_options engine;
+    const char *prompt, *file;
+    uint32_t n_predict, n_ctx, top_k, seed;
+    double temp, top_p;
+    bool raw;
+} settings;
+
+static bool handle(void *user, int id, const char *value) {
+    settings *s = user;
+    bool known = false;
+    switch (id) {
+    case OPT_PROMPT: s->prompt = value; return true;
+    case OPT_FILE: s->file = value; return true;
+    case OPT_PREDICT: return args_u32("--predict", value, 1, 1 << 24, &s->n_predict);
+    case OPT_CTX: return args_u32("--ctx", value, 8, 1 << 24, &s->n_ctx);
+    case OPT_TEMP: return args_double("--temp", value, 0, 100, &s->temp);
+    case OPT_TOP_K: return args_u32("--top-k", value, 0, 1 << 24, &s->top_k);
+    case OPT_TOP_P: return args_double("--top-p", value, 0, 1, &s->top_p);
+    case OPT_SEED: return args_u32("--seed", value, 0, UINT32_MAX, &s->seed);
+    case OPT_RAW: return s->raw = true;
+    default: return engine_option(&s->engine, id, value, &known);
+    }
+}
+
+typedef struct generation {
+    engine engine;
+    const settings *settings;
+    const kv_config *config;
+    const struct llama_vocab *vocab;
+    struct llama_context *ctx;
+    struct llama_sampler *sampler;
+    llama_token *tokens;
+    size_t n_prompt, n_ctx, n_generated;
+    double prompt_seconds, answer_seconds;
+    kv_meter meter;
+} generation;
+
+/* The text of -f, a line end, the text of -p; to be freed. */
+static char *join_prompt(const settings *s, size_t *bytes) {
+    const size_t n_prompt = s->prompt != NULL ? strlen(s->prompt) : 0;
+    size_t n_file = 0;
+    char *text = s->file != NULL ? read_text(s->file, &n_file) : calloc(1, 1);
+    if (text == NULL || n_prompt == 0) {
+        *bytes = n_file;
+        return text;
+    }
+    char *joined = realloc(text, n_file + n_prompt + 2);
+    if (joined == NULL) {
+        complain("run: out of memory");
+        free(text);
+        return NULL;
+    }
+    if (n_file > 0 && joined[n_file - 1] != '\n')
+        joined[n_file++] = '\n';
+    memcpy(joined + n_file, s->prompt, n_prompt + 1);
+    *bytes = n_file + n_prompt;
+    return joined;
+}
+
+/* The prompt as a user's message in the model's chat template; to be freed. NULL when there is none. */
+static char *apply_template(const struct llama_model *model, const char *prompt, size_t *bytes) {
+    const char *template = ll.llama_model_chat_template(model, NULL);
+    if (template == NULL)
+        return NULL;
+    const struct llama_chat_message message = { .role = "user", .content = prompt };
+    const int32_t n = ll.llama_chat_apply_template(template, &message, 1, true, NULL, 0);
+    char *text = n > 0 ? malloc((size_t)n + 1) : NULL;
+    if (text == NULL)
+        return NULL;
+    *bytes = (size_t)ll.llama_chat_apply_template(template, &message, 1, true, text, n + 1);
+    return text;
+}
+
+static bool load_prompt(generation *g, const struct llama_model *model) {
+    size_t bytes = 0;
+    char *text = join_prompt(g->settings, &bytes);
+    if (text == NULL)
+        return false;
+    char *chat = g->settings->raw ? NULL : apply_template(model, text, &bytes);
+    g->tokens = engine_tokenize(&g->engine, chat != NULL ? chat : text, bytes, chat != NULL, &g->n_prompt);
+    free(chat);
+    free(text);
+    return g->tokens != NULL;
+}
+
+static bool choose_context(generation *g, const struct llama_model *model) {
+    const size_t trained = (size_t)ll.llama_model_n_ctx_train(model);
+    const size_t needed = g->n_prompt + g->settings->n_predict;
+    g->n_ctx = g->settings->n_ctx != 0 ? g->settings->n_ctx : needed < trained ? needed : trained;
+    if (g->n_prompt < g->n_ctx)
+        return true;
+    complain("run: the prompt has %zu tokens, the context %zu", g->n_prompt, g->n_ctx);
+    if (g->settings->n_ctx == 0)
+        hint("the model was trained for %zu; -c forces more", trained);
+    else
+        hint("choose a larger -c");
+    return false;
+}
+
+static bool make_sampler(generation *g) {
+    const settings *s = g->settings;
+    g->sampler = ll.llama_sampler_chain_init(ll.llama_sampler_chain_default_params());
+    if (g->sampler == NULL)
+        return false;
+    if (s->temp > 0) {
+        ll.llama_sampler_chain_add(g->sampler, ll.llama_sampler_init_top_k((int32_t)s->top_k));
+        ll.llama_sampler_chain_add(g->sampler, ll.llama_sampler_init_top_p((float)s->top_p, 1));
+        ll.llama_sampler_chain_add(g->sampler, ll.llama_sampler_init_temp((float)s->temp));
+        ll.llama_sampler_chain_add(g->sampler, ll.llama_sampler_init_dist(s->seed));
+    } else {
+        ll.llama_sampler_chain_add(g->sampler, ll.llama_sampler_init_greedy());
+    }
+    return true;
+}
+
+static bool prepare(generation *g) {
+    if (!engine_open(&g->engine, &g->settings->engine))
+        return false;
+    const struct llama_model *model = engine_model(&g->engine, g->config);
+    if (model == NULL || !load_prompt(g, model) || !choose_context(g, model) || !make_sampler(g))
+        return false;
+    g->vocab = ll.llama_model_get_vocab(model);
+    const engine_context_options options = {
+        .n_ctx = (uint32_t)g->n_ctx, .n_batch = ENGINE_UBATCH, .n_outputs = 1, .meter = &g->meter
+    };
+    g->ctx = engine_context(&g->engine, g->config, &options);
+    return g->ctx != NULL;
+}
+
+static bool decode(generation *g, llama_token *tokens, size_t n) {
+    const int32_t status = ll.llama_decode(g->ctx, ll.llama_batch_get_one(tokens, (int32_t)n));
+    if (status != 0 && !interrupted())
+        complain("run: llama.cpp could not decode (status %d)", (int)status);
+    return status == 0;
+}
+
+static bool read_prompt(generation *g) {
+    const double start = monotonic_seconds();
+    progress p;
+    progress_start(&p, (double)g->n_prompt);
+    bool ok = true;
+    for (size_t i = 0; i < g->n_prompt && ok; i += ENGINE_UBATCH) {
+        const size_t n = g->n_prompt - i < ENGINE_UBATCH ? g->n_prompt - i : ENGINE_UBATCH;
+        ok = decode(g, g->tokens + i, n);
+        progress_add(&p, (double)n, "reading the prompt");
+    }
+    progress_end(&p);
+    ll.llama_synchronize(g->ctx);
+    g->prompt_seconds = monotonic_seconds() - start;
+    return ok;
+}
+
+/* Flushed token by token: a reader follows the text, and a closed pipe ends the work. */
+static bool print_token(const generation *g, llama_token token) {
+    char piece[512];
+    const int32_t n = ll.llama_token_to_piece(g->vocab, token, piece, sizeof piece, 0, false);
+    return n < 0 || (fwrite(piece, 1, (size_t)n, stdout) == (size_t)n && fflush(stdout) == 0);
+}
+
+static bool answer(generation *g) {
+    const double start = monotonic_seconds();
+    bool ok = true;
+    while (ok && !interrupted() && g->n_generated < g->settings->n_predict) {
+        llama_token token = ll.llama_sampler_sample(g->sampler, g->ctx, -1);
+        if (ll.llama_vocab_is_eog(g->vocab, token))
+            break;
+        g->n_generated++;
+        if (!print_token(g, token))
+            break;
+        if (g->n_prompt + g->n_generated >= g->n_ctx) {
+            complain("run: the context of %zu tokens is full", g->n_ctx);
+            break;
+        }
+        if (g->n_generated < g->settings->n_predict)
+            ok = decode(g, &token, 1);
+    }
+    g->answer_seconds = monotonic_seconds() - start;
+    putchar('\n');
+    return ok;
+}
+
+static void print_statistics(generation *g) {
+    double bits = 0;
+    char label[128];
+    configs_label(g->config, label, sizeof label);
+    fprintf(stderr, "\n%s", label);
+    if (engine_bits(&g->engine, g->config, &bits))
+        fprintf(stderr, ", %.2f bits", bits);
+    fprintf(stderr,
+            ": prompt %zu tokens, %.1f tokens/s; answer %zu tokens, %.1f tokens/s; KV cache %.2f MiB\n",
+            g->n_prompt, (double)g->n_prompt / g->prompt_seconds, g->n_generated,
+            (double)g->n_generated / g->answer_seconds,
+            engine_kv_bytes(&g->engine, g->config, &g->meter) / 1048576.0);
+}
+
+static void release(generation *g) {
+    if (g->ctx != NULL)
+        ll.llama_free(g->ctx);
+    if (g->sampler != NULL)
+        ll.llama_sampler_free(g->sampler);
+    free(g->tokens);
+    engine_close(&g->engine);
+}
+
+static int generate(const settings *s) {
+    generation g = { .settings = s, .config = &s->engine.configs.items[0] };
+    bool ok = prepare(&g) && read_prompt(&g);
+    int code = EXIT_RUNTIME;
+    if (ok) {
+        ok = answer(&g);
+        code = finish_output();
+        print_statistics(&g);
+    }
+    if (interrupted())
+        code = EXIT_INTERRUPTED;
+    else if (!ok)
+        code = EXIT_RUNTIME;
+    release(&g);
+    return code;
+}
+
+int command_run(int argc, char **argv) {
+    settings s = { .n_predict = 256, .top_k = 40, .top_p = 0.95, .seed = 1 };
+    const int code = args_parse_all(&spec, argc, argv, handle, &s);
+    if (code >= 0)
+        return code;
+    if (s.prompt == NULL && s.file == NULL) {
+        complain("run: no prompt given");
+        hint("-p TEXT, or -f FILE (- for standard input)");
+        return EXIT_USAGE;
+    }
+    if (!engine_options_finish(&s.engine, "run"))
+        return EXIT_USAGE;
+    if (s.engine.configs.n > 1) {
+        complain("run: %zu cache configurations given, it takes one", s.engine.configs.n);
+        return EXIT_USAGE;
+    }
+    interrupt_catch();
+    return generate(&s);
+}

@@ -1,0 +1,37 @@
+/* command.h - what kvant.c and the subcommands agree on: exit codes, entry points, error lines.
+ *
+ * A subcommand gets argv from its own name on, reads it with args.h, and returns an exit code. Results go to
+ * stdout, everything else to stderr.
+ */
+#ifndef KVANT_TOOLS_COMMAND_H
+#define KVANT_TOOLS_COMMAND_H
+
+#define EXIT_OK 0
+#define EXIT_RUNTIME 1
+#define EXIT_USAGE 2
+#define EXIT_NOT_FOUND 127   /* as shells say it: the program that exec was asked for does not exist */
+#define EXIT_INTERRUPTED 130 /* 128 + SIGINT; what was complete has been printed */
+
+/* The codec that commands use when none is named: the best quality a bit among those that need no
+ * calibration. */
+#define DEFAULT_SPEC "turboquant-4"
+
+int command_codecs(int argc, char **argv);
+int command_plugin_path(int argc, char **argv);
+int command_exec(int argc, char **argv);
+int command_run(int argc, char **argv);
+int command_eval(int argc, char **argv);
+int command_bench(int argc, char **argv);
+
+/* One line on stderr, "kvant: ..." or "  hint: ...". */
+void complain(const char *format, ...);
+void hint(const char *format, ...);
+
+/* Flushes stdout: EXIT_OK, or EXIT_RUNTIME after saying that the output could not be written (a full disk
+ * must not look like success). */
+int finish_output(void);
+
+/* Does nothing but remind of the build option when the command was compiled without llama.cpp's headers. */
+int command_without_llama(int argc, char **argv);
+
+#endif /* KVANT_TOOLS_COMMAND_H */

@@ -1,0 +1,229 @@
+/* engine.c - runtime, models, contexts. */
+#define _GNU_SOURCE
+#include "engine.h"
+
+#include "command.h"
+#include "interrupt.h"
+#include "plugin.h"
+
+#include <errno.h>
+#include <limits.h>
+#include <sched.h>
+#include <stdio.h>
+#include <stdlib.h>
+#include <string.h>
+#include <unistd.h>
+
+bool engine_option(engine_options *options, int id, const char *value, bool *known) {
+    *known = true;
+    switch (id) {
+    case OPT_MODEL: options->model = value; return true;
+    case OPT_CODEC_K: return configs_add_k(&options->configs, value);
+    case OPT_CODEC_V: return configs_add_v(&options->configs, value);
+    case OPT_STOCK: return configs_add_stock(&options->configs, value);
+    case OPT_THREADS: return args_u32("--threads", value, 1, 512, &options->n_threads);
+    case OPT_RUNTIME: options->runtime = value; return true;
+    case OPT_VERBOSE: return options->verbose = true;
+    default: *known = false; return true;
+    }
+}
+
+static uint32_t usable_cpus(void) {
+    cpu_set_t set;
+    if (sched_getaffinity(0, sizeof set, &set) == 0)
+        return (uint32_t)CPU_COUNT(&set);
+    const long n = sysconf(_SC_NPROCESSORS_ONLN);
+    return n > 0 ? (uint32_t)n : 1;
+}
+
+bool engine_options_finish(engine_options *options, const char *command) {
+    if (options->model == NULL) {
+        complain("%s: no model given", command);
+        hint("-m model.gguf; scripts/fetch.py model fetches a small one");
+        return false;
+    }
+    if (options->runtime == NULL) {
+        const char *env = getenv("KVANT_RUNTIME");
+        options->runtime = env != NULL && env[0] != 0 ? env : KVANT_DEFAULT_RUNTIME;
+    }
+    if (options->n_threads == 0)
+        options->n_threads = usable_cpus();
+    return configs_finish(&options->configs);
+}
+
+/* llama.cpp tells much at every level; errors are what a user of this command needs. A line may come in
+ * parts, of which all but the first have the level CONT. */
+static void on_log(enum ggml_log_level level, const char *text, void *user) {
+    static bool showing;
+    const engine *e = user;
+    if (level != GGML_LOG_LEVEL_CONT)
+        showing = e->options.verbose || level == GGML_LOG_LEVEL_ERROR;
+    if (showing)
+        fputs(text, stderr);
+}
+
+static bool start_threadpool(engine *e) {
+    const ggml_backend_dev_t cpu = ll.ggml_backend_dev_by_type(GGML_BACKEND_DEVICE_TYPE_CPU);
+    if (cpu == NULL) {
+        complain("%s: no CPU back end for this machine", e->options.runtime);
+        return false;
+    }
+    const ggml_backend_reg_t reg = ll.ggml_backend_dev_backend_reg(cpu);
+    struct ggml_threadpool *(*create)(struct ggml_threadpool_params *) = NULL;
+    void *symbols[2] = { ll.ggml_backend_reg_get_proc_address(reg, "ggml_threadpool_new"),
+                         ll.ggml_backend_reg_get_proc_address(reg, "ggml_threadpool_free") };
+    if (symbols[0] != NULL && symbols[1] != NULL) {
+        memcpy(&create, &symbols[0], sizeof create);
+        memcpy(&e->threadpool_free, &symbols[1], sizeof e->threadpool_free);
+        struct ggml_threadpool_params params = ll.ggml_threadpool_params_default((int)e->options.n_threads);
+        e->threadpool = create(&params);
+    }
+    if (e->threadpool == NULL)
+        complain("cannot start llama.cpp's thread pool");
+    return e->threadpool != NULL;
+}
+
+bool engine_open(engine *e, const engine_options *options) {
+    *e = (engine){ .options = *options };
+    if (access(options->model, R_OK) != 0) {
+        complain("model %s: %s", options->model, strerror(errno));
+        return false;
+    }
+    if (!llama_api_load(options->runtime))
+        return false;
+    ll.llama_log_set(on_log, e);
+    ll.llama_backend_init();
+    /* The plug-in is loaded when a configuration needs it, so that commands without one do not depend on it.
+     */
+    unsetenv("GGML_BACKEND_PATH");
+    ll.ggml_backend_load_all_from_path(options->runtime);
+    return start_threadpool(e);
+}
+
+void engine_close(engine *e) {
+    if (e->cpu_model != NULL)
+        ll.llama_model_free(e->cpu_model);
+    if (e->kvant_model != NULL)
+        ll.llama_model_free(e->kvant_model);
+    if (e->threadpool != NULL)
+        e->threadpool_free(e->threadpool);
+    *e = (engine){ .threadpool = NULL };
+}
+
+static ggml_backend_dev_t load_plugin(engine *e) {
+    char path[PATH_MAX];
+    if (!plugin_path(path, sizeof path))
+        return NULL;
+    const ggml_backend_reg_t reg = ll.ggml_backend_load(path);
+    if (reg == NULL) {
+        complain("llama.cpp did not load the plug-in %s", path);
+        hint("--verbose shows why; the plug-in refuses versions of ggml that it was not tested with");
+        return NULL;
+    }
+    void *symbol = ll.ggml_backend_reg_get_proc_address(reg, "kvant_kv_memory");
+    memcpy(&e->kv_memory, &symbol, sizeof symbol);
+    const ggml_backend_dev_t device = ll.ggml_backend_dev_by_name(PLUGIN_DEVICE);
+    if (device == NULL || e->kv_memory == NULL) {
+        complain("the plug-in %s is not of this version: no device " PLUGIN_DEVICE " or no memory report",
+                 path);
+        return NULL;
+    }
+    return device;
+}
+
+static bool keep_loading(float share, void *user) {
+    (void)share;
+    (void)user;
+    return !interrupted();
+}
+
+static struct llama_model *load_model(engine *e, ggml_backend_dev_t *devices, int32_t n_gpu_layers) {
+    struct llama_model_params params = ll.llama_model_default_params();
+    params.devices = devices;
+    params.n_gpu_layers = n_gpu_layers;
+    params.progress_callback = keep_loading;
+    struct llama_model *model = ll.llama_model_load_from_file(e->options.model, params);
+    if (model == NULL && !interrupted()) {
+        complain("cannot load the model %s", e->options.model);
+        hint("--verbose shows what llama.cpp says");
+    }
+    return model;
+}
+
+struct llama_model *engine_model(engine *e, const kv_config *config) {
+    if (config->stock) {
+        ggml_backend_dev_t none[] = { NULL };
+        if (e->cpu_model == NULL)
+            e->cpu_model = load_model(e, none, 0);
+        return e->cpu_model;
+    }
+    if (e->kvant_model == NULL) {
+        ggml_backend_dev_t devices[] = { load_plugin(e), NULL };
+        if (devices[0] != NULL)
+            e->kvant_model = load_model(e, devices, 99);
+    }
+    return e->kvant_model;
+}
+
+static bool stop_computing(void *user) {
+    (void)user;
+    return interrupted();
+}
+
+/* Called for every node before it is computed. Asks for no results, so graphs run as without it. */
+static bool meter_node(struct ggml_tensor *node, bool ask, void *user) {
+    kv_meter *meter = user;
+    if (!ask || node->op != GGML_OP_SET_ROWS)
+        return !ask;
+    const struct ggml_tensor *cache = node;
+    while (cache->view_src != NULL)
+        cache = cache->view_src;
+    if (strncmp(cache->name, "cache_", 6) != 0)
+        return false;
+    for (size_t i = 0; i < meter->n; i++)
+        if (meter->seen[i] == cache)
+            return false;
+    if (meter->n < sizeof meter->seen / sizeof *meter->seen) {
+        meter->seen[meter->n++] = cache;
+        meter->bytes += ll.ggml_nbytes(cache);
+    }
+    return false;
+}
+
+struct llama_context *engine_context(engine *e, const kv_config *config,
+                                     const engine_context_options *options) {
+    struct llama_model *model = engine_model(e, config);
+    if (model == NULL || (!config->stock && !plugin_set_specs(config->k, config->v)))
+        return NULL;
+    struct llama_context_params params = ll.llama_context_default_params();
+    params.n_ctx = options->n_ctx;
+    params.n_batch = options->n_batch;
+    params.n_ubatch = options->n_batch < ENGINE_UBATCH ? options->n_batch : ENGINE_UBATCH;
+    params.n_seq_max = 1;
+    params.n_outputs_max = options->n_outputs;
+    params.n_threads = params.n_threads_batch = (int32_t)e->options.n_threads;
+    params.type_k = config->type_k;
+    params.type_v = config->type_v;
+    params.flash_attn_type = config->stock ? LLAMA_FLASH_ATTN_TYPE_AUTO : LLAMA_FLASH_ATTN_TYPE_ENABLED;
+    params.swa_full = false; /* as llama.cpp's programs, not as its C interface, default to */
+    if (options->meter != NULL) {
+        *options->meter = (kv_meter){ .n = 0 };
+        params.cb_eval = meter_node;
+        params.cb_eval_user_data = options->meter;
+    }
+    struct llama_context *ctx = ll.llama_init_from_model(model, params);
+    if (ctx == NULL) {
+        char label[128];
+        complain("cannot create a context of %lu tokens with the cache %s", (unsigned long)options->n_ctx,
+                 configs_label(config, label, sizeof label));
+        hint("--verbose shows what llama.cpp says");
+        return NULL;
+    }
+    ll.llama_attach_threadpool(ctx, e->threadpool, NULL);
+    ll.llama_set_abort_callback(ctx, stop_computing, NULL);
+    return ctx;
+}
+
+double engine_kv_bytes(const engine *e, const kv_config *config, const kv_meter *meter) {
+    return (double)(config->stock ? meter->bytes : e->kv_memory(NULL));
+}

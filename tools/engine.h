@@ -1,0 +1,94 @@
+/* engine.h - llama.cpp as the commands use it: one model file, contexts with one KV cache configuration each.
+ *
+ * The model is loaded once for llama.cpp's own cache types (CPU only) and once for kvant's (with the
+ * plug-in's device, which takes the cache and leaves the weights on the CPU); both map the same file, so the
+ * weights are in memory once. All contexts share one thread pool, as in llama.cpp's own programs.
+ */
+#ifndef KVANT_TOOLS_ENGINE_H
+#define KVANT_TOOLS_ENGINE_H
+
+#include "args.h"
+#include "configs.h"
+#include "llama_api.h"
+
+#define ENGINE_UBATCH 512u /* llama.cpp's default: tokens of one graph */
+
+/* Options that all commands with a model have; ids start high so that commands number theirs from 0. */
+enum { OPT_MODEL = 100, OPT_CODEC_K, OPT_CODEC_V, OPT_STOCK, OPT_THREADS, OPT_RUNTIME, OPT_VERBOSE };
+
+/* clang-format off */
+#define ENGINE_OPTIONS \
+    { OPT_MODEL, 'm', "model", "FILE", "model, a .gguf file" }, \
+    { OPT_CODEC_K, 'k', "codec-k", "SPEC", "codec of keys (default " DEFAULT_SPEC "); see kvant codecs" }, \
+    { OPT_CODEC_V, 'v', "codec-v", "SPEC", "codec of values (default: the one of the -k before it)" }, \
+    { OPT_STOCK, 0, "stock", "TYPE", "llama.cpp's own cache instead: f16, q8_0, q5_1, q4_0,\n" \
+                                     "... or two as K/V: q8_0/q4_0" }, \
+    { OPT_THREADS, 't', "threads", "N", "threads (default: CPUs this process may use)" }, \
+    { OPT_RUNTIME, 0, "runtime", "DIR", "folder of llama.cpp's libraries (default: KVANT_RUNTIME,\n" \
+                                        "else the one this build was configured with)" }, \
+    { OPT_VERBOSE, 0, "verbose", NULL, "pass on everything that llama.cpp says" }
+/* clang-format on */
+
+typedef struct engine_options {
+    const char *model;
+    const char *runtime;
+    uint32_t n_threads;
+    bool verbose;
+    kv_configs configs;
+} engine_options;
+
+/* Handles the options above; *known is false for other ids. */
+bool engine_option(engine_options *options, int id, const char *value, bool *known);
+
+/* Complains when what every command needs is not there (a model, valid specs); fills in defaults. */
+bool engine_options_finish(engine_options *options, const char *command);
+
+typedef struct engine {
+    engine_options options;
+    struct llama_model *cpu_model, *kvant_model; /* loaded when first needed */
+    struct ggml_threadpool *threadpool;
+    void (*threadpool_free)(struct ggml_threadpool *);
+    size_t (*kv_memory)(size_t *reserved); /* the plug-in's; NULL before it is loaded */
+} engine;
+
+/* Loads the runtime. False after complaining; engine_close is needed in any case. */
+bool engine_open(engine *e, const engine_options *options);
+void engine_close(engine *e);
+
+/* The model for a configuration, or NULL after complaining. */
+struct llama_model *engine_model(engine *e, const kv_config *config);
+
+typedef struct engine_context_options {
+    uint32_t n_ctx;
+    uint32_t n_batch;
+    uint32_t n_outputs;     /* at most so many logits rows a batch */
+    struct kv_meter *meter; /* or NULL */
+} engine_context_options;
+
+/* A context whose cache has the configuration; Ctrl-C makes its llama_decode return 2. The caller frees it
+ * with ll.llama_free. NULL after complaining. */
+struct llama_context *engine_context(engine *e, const kv_config *config,
+                                     const engine_context_options *options);
+
+/* Adds up the cache tensors that graphs write to: their nominal size, as llama.cpp allocates them. */
+typedef struct kv_meter {
+    const struct ggml_tensor *seen[1024];
+    size_t n;
+    size_t bytes;
+} kv_meter;
+
+/* Bytes that the cache of the one living context takes: what the plug-in measures for kvant, the size of the
+ * tensors for llama.cpp's own, which allocates and touches them whole. */
+double engine_kv_bytes(const engine *e, const kv_config *config, const kv_meter *meter);
+
+/* True bits a number, keys and values averaged by their head dimensions. False after complaining, when a
+ * codec does not exist for this model's head_dim. */
+bool engine_bits(engine *e, const kv_config *config, double *bits);
+
+/* Tokens of a text, to be freed; NULL after complaining. */
+llama_token *engine_tokenize(engine *e, const char *text, size_t bytes, bool parse_special, size_t *n);
+
+/* The whole file ("-" is stdin) with a 0 behind it, to be freed; NULL after complaining. */
+char *read_text(const char *path, size_t *bytes);
+
+#endif /* KVANT_TOOLS_ENGINE_H */

@@ -1,0 +1,107 @@
+/* kvant.c - the command: finds the subcommand, prints help and version. Everything else lives in cmd_*.c. */
+#include "args.h"
+#include "command.h"
+
+#include <kvant/kvant.h>
+#include <stdio.h>
+#include <string.h>
+
+typedef struct subcommand {
+    const char *name;
+    int (*run)(int argc, char **argv);
+    const char *summary;
+} subcommand;
+
+#ifdef KVANT_HAVE_LLAMA
+#define NEEDS_LLAMA(f) f
+#define BUILT_FOR "llama.cpp " KVANT_LLAMA_VERSION ", ggml " KVANT_GGML_VERSION
+#else
+#define NEEDS_LLAMA(f) command_without_llama
+#define BUILT_FOR "no llama.cpp: exec, codecs and plugin-path only"
+#endif
+
+static const subcommand subcommands[] = {
+    { "exec", command_exec, "run a llama.cpp program with its KV cache compressed" },
+    { "run", NEEDS_LLAMA(command_run), "generate text on the compressed cache" },
+    { "eval", NEEDS_LLAMA(command_eval), "quality: perplexity, KL divergence to f16, top-1 agreement" },
+    { "bench", NEEDS_LLAMA(command_bench), "speed: prefill and decode tokens/s at given depths" },
+    { "codecs", command_codecs, "list the codecs with their true bits and sources" },
+    { "plugin-path", command_plugin_path, "print where the llama.cpp plug-in is" },
+};
+enum { N_SUBCOMMANDS = sizeof subcommands / sizeof *subcommands };
+
+int command_without_llama(int argc, char **argv) {
+    (void)argc;
+    complain("%s: this build has no llama.cpp binding", argv[0]);
+    hint("get the headers with scripts/fetch.py headers and configure with -DKVANT_LLAMA_SRC=DIR");
+    return EXIT_RUNTIME;
+}
+
+static void print_usage(FILE *out) {
+    fputs("usage: kvant COMMAND [options]\n\n"
+          "Compresses the key-value cache of transformer inference and shows what that costs in quality\n"
+          "and gains in speed and memory.\n\ncommands:\n",
+          out);
+    for (size_t i = 0; i < N_SUBCOMMANDS; i++)
+        fprintf(out, "  %-12s %s\n", subcommands[i].name, subcommands[i].summary);
+    fputs("\n  kvant COMMAND --help   options of a command\n"
+          "  kvant --version        version, CPU level, llama.cpp this build is for\n\nexamples:\n"
+          "  kvant exec -k turboquant-4 -- llama-server -m model.gguf -c 32768\n"
+          "  kvant eval -m model.gguf -f text.txt -c 2048 --chunks 4 -k turboquant-4 --stock q4_0\n",
+          out);
+}
+
+static int print_version(void) {
+    printf("kvant %s (CPU level %s; %s)\n", kvant_version(), kvant_cpu_level_name(kvant_get_cpu_level()),
+           BUILT_FOR);
+    return finish_output();
+}
+
+static const subcommand *find(const char *name) {
+    for (size_t i = 0; i < N_SUBCOMMANDS; i++)
+        if (strcmp(subcommands[i].name, name) == 0)
+            return &subcommands[i];
+    return NULL;
+}
+
+static int unknown_command(const char *word) {
+    const char *names[N_SUBCOMMANDS];
+    for (size_t i = 0; i < N_SUBCOMMANDS; i++)
+        names[i] = subcommands[i].name;
+    complain("unknown command '%s'", word);
+    const char *closest = args_closest(word, names, N_SUBCOMMANDS);
+    if (closest != NULL)
+        hint("did you mean '%s'?", closest);
+    hint("kvant --help lists the commands");
+    return EXIT_USAGE;
+}
+
+/* `kvant help eval` is `kvant eval --help`. */
+static int help_about(const char *word) {
+    char help[] = "--help";
+    const subcommand *sub = find(word);
+    if (sub == NULL)
+        return unknown_command(word);
+    char name[32];
+    snprintf(name, sizeof name, "%s", word);
+    char *argv[] = { name, help, NULL };
+    return sub->run(2, argv);
+}
+
+int main(int argc, char **argv) {
+    if (argc < 2) {
+        print_usage(stderr);
+        return EXIT_USAGE;
+    }
+    const char *word = argv[1];
+    if (strcmp(word, "--version") == 0)
+        return print_version();
+    if (strcmp(word, "help") == 0 && argc > 2)
+        return help_about(argv[2]);
+    if (strcmp(word, "--help") == 0 || strcmp(word, "-h") == 0 || strcmp(word, "help") == 0) {
+        print_usage(stdout);
+        return finish_output();
+    }
+    const subcommand *sub = find(word);
+    return sub != NULL ? sub->run(argc - 1, argv + 1) : unknown_command(word);
+}

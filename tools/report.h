@@ -1,0 +1,33 @@
+/* report.h - rows of results, as a table for people or as one JSON array of flat objects.
+ *
+ * Both come from the same cells, so they cannot disagree. An absent number (not measured, does not apply) is
+ * null in JSON and "-" in the table.
+ */
+#ifndef KVANT_TOOLS_REPORT_H
+#define KVANT_TOOLS_REPORT_H
+
+#include <stdbool.h>
+#include <stddef.h>
+
+typedef enum column_kind { COLUMN_TEXT, COLUMN_NUMBER, COLUMN_MIB, COLUMN_PERCENT } column_kind;
+
+typedef struct report_column {
+    const char *key;     /* in JSON */
+    const char *heading; /* in the table, NULL to leave the column out there */
+    column_kind kind;    /* MIB: bytes in JSON, MiB in the table; PERCENT: a share of 1 in JSON */
+    int precision;       /* digits after the point in the table */
+} report_column;
+
+typedef struct report_cell {
+    const char *text; /* COLUMN_TEXT; NULL: absent */
+    double number;    /* the others; NaN: absent */
+} report_cell;
+
+#define CELL_TEXT(s) ((report_cell){ .text = (s) })
+#define CELL_NUMBER(x) ((report_cell){ .number = (double)(x) })
+
+/* Prints n_rows x n_columns cells, row by row, to stdout. False when memory ran out (said on stderr). */
+bool report_print(const report_column *columns, size_t n_columns, const report_cell *cells, size_t n_rows,
+                  bool json);
+
+#endif /* KVANT_TOOLS_REPORT_H */

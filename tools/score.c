@@ -1,0 +1,130 @@
+/* score.c - log-softmax, packed reference, divergence; rows are shared out between threads. */
+#define _POSIX_C_SOURCE 200809L
+#include "score.h"
+
+#include <math.h>
+#include <pthread.h>
+#include <stdatomic.h>
+#include <stdlib.h>
+
+#define SPAN 16.0f /* nats below the top that the packed reference keeps */
+#define TOP_CODE 65535.0f
+
+bool score_reference_create(score_reference *r, size_t n_rows, size_t n_vocab) {
+    *r = (score_reference){ .n_vocab = n_vocab, .n_rows = n_rows };
+    if (n_rows == 0 || n_vocab == 0 || n_vocab > SIZE_MAX / sizeof *r->codes / n_rows)
+        return false;
+    r->codes = malloc(n_rows * n_vocab * sizeof *r->codes);
+    r->step = malloc(n_rows * sizeof *r->step);
+    r->floor = malloc(n_rows * sizeof *r->floor);
+    if (r->codes != NULL && r->step != NULL && r->floor != NULL)
+        return true;
+    score_reference_free(r);
+    return false;
+}
+
+void score_reference_free(score_reference *r) {
+    free(r->codes);
+    free(r->step);
+    free(r->floor);
+    *r = (score_reference){ .n_vocab = 0 };
+}
+
+typedef struct row_summary {
+    float top, bottom;
+    size_t top_index;
+    float log_sum; /* ln sum e^(logit - top) */
+} row_summary;
+
+static row_summary summarise(const float *logits, size_t n) {
+    row_summary s = { .top = logits[0], .bottom = logits[0] };
+    for (size_t i = 1; i < n; i++) {
+        if (logits[i] > s.top) {
+            s.top = logits[i];
+            s.top_index = i;
+        }
+        if (logits[i] < s.bottom)
+            s.bottom = logits[i];
+    }
+    double sum = 0;
+    for (size_t i = 0; i < n; i++)
+        sum += expf(logits[i] - s.top);
+    s.log_sum = (float)log(sum);
+    return s;
+}
+
+static void define_row(score_reference *r, size_t row, const float *logits, const row_summary *s) {
+    uint16_t *codes = r->codes + row * r->n_vocab;
+    const float bottom = s->bottom > s->top - SPAN ? s->bottom : s->top - SPAN;
+    const float step = (s->top - bottom) / TOP_CODE;
+    r->step[row] = step;
+    r->floor[row] = bottom - s->top - s->log_sum;
+    for (size_t i = 0; i < r->n_vocab; i++) {
+        const float code = step > 0 && logits[i] > bottom ? (logits[i] - bottom) / step : 0;
+        codes[i] = (uint16_t)fminf(nearbyintf(code), TOP_CODE);
+    }
+}
+
+static score_value compare_row(const score_reference *r, size_t row, const float *logits,
+                               const row_summary *s, int32_t target) {
+    const uint16_t *codes = r->codes + row * r->n_vocab;
+    const float step = r->step[row], floor = r->floor[row], log_total = s->top + s->log_sum;
+    double kld = 0;
+    size_t top_index = 0;
+    for (size_t i = 0; i < r->n_vocab; i++) {
+        if (codes[i] > codes[top_index])
+            top_index = i;
+        const float log_p = floor + step * (float)codes[i];
+        if (log_p > -SPAN)
+            kld += expf(log_p) * (log_p - (logits[i] - log_total));
+    }
+    return (
+        score_value){ .nll = log_total - logits[target], .kld = kld, .same_top = top_index == s->top_index };
+}
+
+typedef struct job {
+    score_reference *reference;
+    size_t first, n;
+    bool define;
+    const float *logits;
+    const int32_t *targets;
+    score_value *values;
+    atomic_size_t next;
+} job;
+
+static void *work(void *user) {
+    job *j = user;
+    for (;;) {
+        const size_t i = atomic_fetch_add(&j->next, 1);
+        if (i >= j->n)
+            return NULL;
+        const float *logits = j->logits + i * j->reference->n_vocab;
+        const row_summary s = summarise(logits, j->reference->n_vocab);
+        if (j->define)
+            define_row(j->reference, j->first + i, logits, &s);
+        j->values[i] = compare_row(j->reference, j->first + i, logits, &s, j->targets[i]);
+    }
+}
+
+bool score_rows(score_reference *reference, size_t first, bool define, const float *logits,
+                const int32_t *targets, size_t n, unsigned n_threads, score_value *values) {
+    enum { MAX_THREADS = 64 };
+    pthread_t threads[MAX_THREADS];
+    job j = { .reference = reference,
+              .first = first,
+              .n = n,
+              .define = define,
+              .logits = logits,
+              .targets = targets,
+              .values = values };
+    if (first > reference->n_rows || n > reference->n_rows - first)
+        return false;
+    unsigned started = 0;
+    while (started + 1 < n_threads && started < MAX_THREADS &&
+           pthread_create(&threads[started], NULL, work, &j) == 0)
+        started++;
+    work(&j); /* this thread takes part, so that failing to start others costs time only */
+    for (unsigned i = 0; i < started; i++)
+        pthread_join(threads[i], NULL);
+    return true;
+}

@@ -1,0 +1,37 @@
+/* score.h - how far a model's next-token distributions are from a reference's, as llama-perplexity defines
+ * it.
+ *
+ * The reference is kept as llama-perplexity keeps it on disk: 16-bit log-probabilities that span at most 16
+ * nats below the most probable token, which is half the memory of logits and makes figures comparable with
+ * its. Terms of tokens that the reference finds less probable than e^-16 are left out of the divergence, as
+ * there.
+ */
+#ifndef KVANT_TOOLS_SCORE_H
+#define KVANT_TOOLS_SCORE_H
+
+#include <stdbool.h>
+#include <stddef.h>
+#include <stdint.h>
+
+typedef struct score_reference {
+    size_t n_vocab, n_rows;
+    uint16_t *codes;     /* n_rows x n_vocab; log p = floor + step * code */
+    float *step, *floor; /* n_rows */
+} score_reference;
+
+typedef struct score_value {
+    double nll;    /* -ln p(target) */
+    double kld;    /* KL(reference || this), nats */
+    bool same_top; /* the most probable token is the reference's */
+} score_value;
+
+bool score_reference_create(score_reference *reference, size_t n_rows, size_t n_vocab);
+void score_reference_free(score_reference *reference);
+
+/* Scores n rows of logits (n x n_vocab) against rows first .. first + n - 1 of the reference; with define set
+ * these rows become the reference first. targets[i] is the token that follows row i. Values do not depend on
+ * n_threads. False without threads or memory. */
+bool score_rows(score_reference *reference, size_t first, bool define, const float *logits,
+                const int32_t *targets, size_t n, unsigned n_threads, score_value *values);
+
+#endif /* KVANT_TOOLS_SCORE_H */
