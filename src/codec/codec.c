@@ -244,6 +244,14 @@ void kvant_codec_decode_transformed(const kvant_codec *codec, const void *page, 
     codec->quantizer->decode(codec, page, token, y);
 }
 
+void kvant_codec_token_metadata(const kvant_kernels *kernels, const uint16_t *array, float *positioned)
+{
+    float numbers[KVANT_PAGE_TOKENS];
+    kernels->half_to_float(array, numbers, KVANT_PAGE_TOKENS);
+    for (uint32_t t = 0; t < KVANT_PAGE_TOKENS; t++)
+        positioned[kvant_token_position(t)] = numbers[t];
+}
+
 void kvant_codec_unpack(const kvant_codec *codec, const kvant_kernels *kernels, const void *page, float *tile)
 {
     codec->quantizer->unpack(codec, kernels, page, tile);

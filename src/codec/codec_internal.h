@@ -76,6 +76,9 @@ kvant_status kvant_codec_seal(const kvant_codec *codec, const float *transformed
 /* Decodes a token without undoing the transform. */
 void kvant_codec_decode_transformed(const kvant_codec *codec, const void *page, uint32_t token, float *y);
 
+/* The 64 fp16 numbers of a per-token metadata array, in tile order. */
+void kvant_codec_token_metadata(const kvant_kernels *kernels, const uint16_t *array, float *positioned);
+
 /* Unpacks a page for attention (public codecs only see rows): tile of padded_dim x 64 floats, aligned to 64. */
 void kvant_codec_unpack(const kvant_codec *codec, const kvant_kernels *kernels, const void *page, float *tile);
 

@@ -2,6 +2,7 @@
  * rotation (SAW-INT4, section 3). Formulas and rounding: docs/format.md, "Uniform codes". */
 #include <math.h>
 #include <stdio.h>
+#include <string.h>
 
 #include "../base/half.h"
 #include "codec_internal.h"
@@ -61,7 +62,7 @@ static void encode_token(const kvant_codec *codec, const kvant_rows *rows, size_
 {
     const kvant_uniform *u = &codec->u.uniform;
     float y[KVANT_MAX_HEAD_DIM];
-    uint8_t codes[KVANT_MAX_HEAD_DIM];
+    uint8_t codes[KVANT_MAX_HEAD_DIM] = { 0 };
     kvant_codec_transform_row(codec, rows, i, y);
     for (uint32_t first = 0; first < codec->info.head_dim; first += u->group) {
         float min = y[first], max = y[first];
@@ -83,7 +84,7 @@ static void encode_channels(const kvant_codec *codec, const kvant_rows *rows, si
     const kvant_uniform *u = &codec->u.uniform;
     float y[KVANT_MAX_HEAD_DIM], min[KVANT_MAX_HEAD_DIM], max[KVANT_MAX_HEAD_DIM];
     scaling s[KVANT_MAX_HEAD_DIM];
-    uint8_t codes[KVANT_MAX_HEAD_DIM];
+    uint8_t codes[KVANT_MAX_HEAD_DIM] = { 0 };
     uint32_t d = codec->info.head_dim;
     for (uint32_t t = 0; t < u->group; t++) {
         kvant_codec_transform_row(codec, rows, i + t, y);
@@ -133,70 +134,85 @@ static void int_decode(const kvant_codec *codec, const void *page, uint32_t toke
                zero_at(codec, page, token, j);
 }
 
-/* tile[j] = tile[j] * scale[j] + zero[j] */
-static void apply(float *tile, const float *scale, const float *zero, uint32_t n)
+/* One array of scales and one of zero points, for 64 tokens of a group, in tile order. */
+static void token_scaling(const kvant_codec *codec, const kvant_kernels *kernels, const void *page, uint32_t group,
+                          float *scale, float *zero)
 {
-    for (uint32_t j = 0; j < n; j++)
-        tile[j] = tile[j] * scale[j] + zero[j];
+    const uint16_t *stored = metadata_const(codec, page) + (size_t)group * KVANT_PAGE_TOKENS;
+    kvant_codec_token_metadata(kernels, stored, scale);
+    memset(zero, 0, KVANT_PAGE_TOKENS * sizeof *zero);
+    if (!codec->u.uniform.symmetric)
+        kvant_codec_token_metadata(kernels, stored + zero_offset(codec), zero);
 }
 
-/* K: the scales of 64 tokens, in tile order, for one channel (per token: for its whole group). */
-static void scale_keys(const kvant_codec *codec, const void *page, float *tile)
+/* K, per token: a group is neighbouring rows of the tile. */
+static void scale_key_groups(const kvant_codec *codec, const kvant_kernels *kernels, const void *page, float *tile)
 {
     const kvant_uniform *u = &codec->u.uniform;
-    float scale[KVANT_PAGE_TOKENS], zero[KVANT_PAGE_TOKENS];
-    uint32_t d = codec->info.head_dim;
-    for (uint32_t j = 0; j < codec->layout.padded_dim; j++) {
-        float *row = tile + (size_t)j * KVANT_PAGE_TOKENS;
-        for (uint32_t t = 0; j < d && (u->per_channel || j % u->group == 0) && t < KVANT_PAGE_TOKENS; t++) {
-            scale[kvant_token_position(t)] = scale_at(codec, page, t, j);
-            zero[kvant_token_position(t)] = zero_at(codec, page, t, j);
-        }
-        for (uint32_t t = 0; j >= d && t < KVANT_PAGE_TOKENS; t++)
-            row[t] = 0;
-        if (j < d)
-            apply(row, scale, zero, KVANT_PAGE_TOKENS);
+    _Alignas(64) float scale[KVANT_PAGE_TOKENS], zero[KVANT_PAGE_TOKENS];
+    for (uint32_t group = 0; group < u->n_groups; group++) {
+        token_scaling(codec, kernels, page, group, scale, zero);
+        kernels->scale_columns(tile + (size_t)group * u->group * KVANT_PAGE_TOKENS, u->group, KVANT_PAGE_TOKENS, scale,
+                               zero);
     }
 }
 
-/* V: the scales of all channels, in tile order, for one token (per channel: for its whole token group). */
-static void scale_values(const kvant_codec *codec, const void *page, float *tile)
+/* K, per channel: every row of the tile has its own scales, one for each group of tokens. */
+static void scale_key_channels(const kvant_codec *codec, const kvant_kernels *kernels, const void *page, float *tile)
+{
+    _Alignas(64) float scale[KVANT_PAGE_TOKENS], zero[KVANT_PAGE_TOKENS];
+    for (uint32_t j = 0; j < codec->info.head_dim; j++) {
+        for (uint32_t t = 0; t < KVANT_PAGE_TOKENS; t++) {
+            scale[kvant_token_position(t)] = scale_at(codec, page, t, j);
+            zero[kvant_token_position(t)] = zero_at(codec, page, t, j);
+        }
+        kernels->scale_columns(tile + (size_t)j * KVANT_PAGE_TOKENS, 1, KVANT_PAGE_TOKENS, scale, zero);
+    }
+}
+
+/* V with one scale a token, the usual case. */
+static void scale_value_tokens(const kvant_codec *codec, const kvant_kernels *kernels, const void *page, float *tile)
+{
+    _Alignas(64) float scale[KVANT_PAGE_TOKENS], zero[KVANT_PAGE_TOKENS];
+    token_scaling(codec, kernels, page, 0, scale, zero);
+    kernels->scale_rows(tile, KVANT_PAGE_TOKENS, codec->layout.padded_dim, scale, zero);
+}
+
+/* V otherwise: the scales of all channels, in tile order, change with every token or token group. */
+static void scale_value_channels(const kvant_codec *codec, const kvant_kernels *kernels, const void *page, float *tile)
 {
     const kvant_uniform *u = &codec->u.uniform;
     uint32_t padded = codec->layout.padded_dim;
-    float scale[KVANT_MAX_PADDED_DIM] = { 0 }, zero[KVANT_MAX_PADDED_DIM] = { 0 };
+    _Alignas(64) float scale[KVANT_MAX_PADDED_DIM] = { 0 }, zero[KVANT_MAX_PADDED_DIM] = { 0 };
     for (uint32_t t = 0; t < KVANT_PAGE_TOKENS; t++) {
-        for (uint32_t j = 0; (!u->per_channel || t % u->group == 0) && j < codec->info.head_dim; j++) {
+        bool changed = !u->per_channel || t % u->group == 0;
+        for (uint32_t j = 0; changed && j < codec->info.head_dim; j++) {
             uint32_t position = kvant_layout_row_position(&codec->layout, j);
             scale[position] = scale_at(codec, page, t, j);
             zero[position] = zero_at(codec, page, t, j);
         }
-        apply(tile + (size_t)kvant_token_position(t) * padded, scale, zero, padded);
-    }
-}
-
-/* V with one scale a token, the usual case: no arrays to fill. */
-static void scale_tokens(const kvant_codec *codec, const void *page, float *tile)
-{
-    uint32_t padded = codec->layout.padded_dim;
-    for (uint32_t t = 0; t < KVANT_PAGE_TOKENS; t++) {
-        float scale = scale_at(codec, page, t, 0), zero = zero_at(codec, page, t, 0);
-        float *row = tile + (size_t)kvant_token_position(t) * padded;
-        for (uint32_t j = 0; j < padded; j++)
-            row[j] = row[j] * scale + zero;
+        kernels->scale_columns(tile + (size_t)kvant_token_position(t) * padded, 1, padded, scale, zero);
     }
 }
 
 static void int_unpack(const kvant_codec *codec, const kvant_kernels *kernels, const void *page, float *tile)
 {
     const kvant_uniform *u = &codec->u.uniform;
+    uint32_t d = codec->info.head_dim;
     kernels->unpack(&codec->layout, page, NULL, u->offset, tile);
-    if (codec->info.role == KVANT_ROLE_K)
-        scale_keys(codec, page, tile);
-    else if (!u->per_channel && u->n_groups == 1)
-        scale_tokens(codec, page, tile);
+    if (codec->info.role == KVANT_ROLE_V) {
+        if (u->per_channel || u->n_groups > 1)
+            scale_value_channels(codec, kernels, page, tile);
+        else
+            scale_value_tokens(codec, kernels, page, tile);
+        return;
+    }
+    if (u->per_channel)
+        scale_key_channels(codec, kernels, page, tile);
     else
-        scale_values(codec, page, tile);
+        scale_key_groups(codec, kernels, page, tile);
+    memset(tile + (size_t)d * KVANT_PAGE_TOKENS, 0,
+           (size_t)(codec->layout.padded_dim - d) * KVANT_PAGE_TOKENS * sizeof *tile);
 }
 
 /* A zero point is a number of the row and a scale at most its largest magnitude (2 bits, symmetric): it fits when the

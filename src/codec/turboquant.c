@@ -5,6 +5,7 @@
  * `scale=unbiased`, stores |y|^2 / <y, c> instead, at no cost in bits (the correction known from RaBitQ and EDEN). */
 #include <math.h>
 #include <stdio.h>
+#include <string.h>
 
 #include "../base/half.h"
 #include "../math/lloyd_max.h"
@@ -61,7 +62,7 @@ static void turboquant_encode(const kvant_codec *codec, const kvant_rows *rows, 
                               void *page)
 {
     float y[KVANT_MAX_HEAD_DIM];
-    uint8_t codes[KVANT_MAX_HEAD_DIM];
+    uint8_t codes[KVANT_MAX_HEAD_DIM] = { 0 };
     kvant_codec_transform_row(codec, rows, i, y);
     scales(codec, page)[token] = kvant_half_from_float(quantize(codec, y, codes));
     kvant_layout_put(&codec->layout, page, token, codes);
@@ -79,19 +80,16 @@ static void turboquant_decode(const kvant_codec *codec, const void *page, uint32
 static void turboquant_unpack(const kvant_codec *codec, const kvant_kernels *kernels, const void *page, float *tile)
 {
     uint32_t d = codec->info.head_dim, padded = codec->layout.padded_dim;
-    float scale[KVANT_PAGE_TOKENS];
-    for (uint32_t t = 0; t < KVANT_PAGE_TOKENS; t++)
-        scale[kvant_token_position(t)] = scale_at(codec, page, t);
+    _Alignas(64) float scale[KVANT_PAGE_TOKENS], zero[KVANT_PAGE_TOKENS] = { 0 };
+    const uint16_t *stored = (const uint16_t *)((const uint8_t *)page + codec->info.metadata_offset);
+    kvant_codec_token_metadata(kernels, stored, scale);
     kernels->unpack(&codec->layout, page, codec->u.codebook.values, 0, tile);
-    if (codec->info.role == KVANT_ROLE_K) {
-        for (uint32_t j = 0; j < padded; j++)
-            for (uint32_t t = 0; t < KVANT_PAGE_TOKENS; t++)
-                tile[(size_t)j * KVANT_PAGE_TOKENS + t] *= j < d ? scale[t] : 0;
-    } else {
-        for (uint32_t t = 0; t < KVANT_PAGE_TOKENS; t++)
-            for (uint32_t j = 0; j < padded; j++)
-                tile[(size_t)t * padded + j] *= scale[t];
+    if (codec->info.role == KVANT_ROLE_V) {
+        kernels->scale_rows(tile, KVANT_PAGE_TOKENS, padded, scale, zero);
+        return;
     }
+    kernels->scale_columns(tile, d, KVANT_PAGE_TOKENS, scale, zero);
+    memset(tile + (size_t)d * KVANT_PAGE_TOKENS, 0, (size_t)(padded - d) * KVANT_PAGE_TOKENS * sizeof *tile);
 }
 
 static const kvant_quantizer turboquant_quantizer = { turboquant_check, turboquant_encode, turboquant_decode,

@@ -32,6 +32,17 @@ typedef KVANT_MATMUL_FN(kvant_matmul_fn);
 #define KVANT_EXP_SUM_FN(name) float name(float *x, uint32_t n, float shift)
 typedef KVANT_EXP_SUM_FN(kvant_exp_sum_fn);
 
+/* tile[r][j] = tile[r][j] * scale[j] + zero[j] for a tile of m x n numbers; n a multiple of 16, all aligned to 64. The error of
+ * an element is at most one rounding of each operation, fused or not. */
+#define KVANT_SCALE_COLUMNS_FN(name) \
+    void name(float *tile, uint32_t m, uint32_t n, const float *scale, const float *zero)
+typedef KVANT_SCALE_COLUMNS_FN(kvant_scale_columns_fn);
+
+/* tile[r][j] = tile[r][j] * scale[r] + zero[r], the same otherwise. */
+#define KVANT_SCALE_ROWS_FN(name) \
+    void name(float *tile, uint32_t m, uint32_t n, const float *scale, const float *zero)
+typedef KVANT_SCALE_ROWS_FN(kvant_scale_rows_fn);
+
 /* x[i] = half[i], exact, any n. */
 #define KVANT_HALF_FN(name) void name(const uint16_t *half, float *x, uint32_t n)
 typedef KVANT_HALF_FN(kvant_half_fn);
@@ -41,12 +52,16 @@ typedef struct kvant_kernels {
     kvant_matmul_fn *matmul;
     kvant_exp_sum_fn *exp_sum;
     kvant_half_fn *half_to_float;
+    kvant_scale_columns_fn *scale_columns;
+    kvant_scale_rows_fn *scale_rows;
 } kvant_kernels;
 
 KVANT_UNPACK_FN(kvant_unpack_c);
 KVANT_MATMUL_FN(kvant_matmul_c);
 KVANT_EXP_SUM_FN(kvant_exp_sum_c);
 KVANT_HALF_FN(kvant_half_to_float_c);
+KVANT_SCALE_COLUMNS_FN(kvant_scale_columns_c);
+KVANT_SCALE_ROWS_FN(kvant_scale_rows_c);
 
 /* One row group whose tiles are fewer than 4, for levels that vectorise full groups only. */
 void kvant_unpack_group_c(const kvant_layout *layout, const void *page, const float *values, float offset,

@@ -69,3 +69,17 @@ KVANT_HALF_FN(kvant_half_to_float_c)
     for (uint32_t i = 0; i < n; i++)
         x[i] = kvant_half_to_float(half[i]);
 }
+
+KVANT_SCALE_COLUMNS_FN(kvant_scale_columns_c)
+{
+    for (uint32_t i = 0; i < m; i++)
+        for (uint32_t j = 0; j < n; j++)
+            tile[(size_t)i * n + j] = tile[(size_t)i * n + j] * scale[j] + zero[j];
+}
+
+KVANT_SCALE_ROWS_FN(kvant_scale_rows_c)
+{
+    for (uint32_t i = 0; i < m; i++)
+        for (uint32_t j = 0; j < n; j++)
+            tile[(size_t)i * n + j] = tile[(size_t)i * n + j] * scale[i] + zero[i];
+}

@@ -25,6 +25,7 @@ typedef struct kvant_layout {
     uint32_t n_planes;
     kvant_plane planes[KVANT_MAX_PLANES];
     size_t code_bytes;
+    uint16_t positions[KVANT_MAX_PADDED_DIM]; /* of rows in unpacked tiles, see below */
 } kvant_layout;
 
 void kvant_layout_init(kvant_layout *layout, kvant_role role, uint32_t head_dim, uint32_t bits);
@@ -36,13 +37,16 @@ static inline uint32_t kvant_layout_group_tiles(const kvant_layout *layout, uint
     return left < 4 ? left : 4;
 }
 
-/* Writes or reads the codes of all channels of one token. codes: head_dim bytes. */
+/* Writes or reads the codes of all channels of one token. codes: padded_dim bytes, the padding 0 for put. */
 void kvant_layout_put(const kvant_layout *layout, void *page, uint32_t token, const uint8_t *codes);
 void kvant_layout_get(const kvant_layout *layout, const void *page, uint32_t token, uint8_t *codes);
 
 /* Unpacked tiles keep the order of the words in the page, so that unpacking needs no shuffle: position of
  * row tile row i (a token for K, a channel for V) in an unpacked tile of role's layout. */
-uint32_t kvant_layout_row_position(const kvant_layout *layout, uint32_t row);
+static inline uint32_t kvant_layout_row_position(const kvant_layout *layout, uint32_t row)
+{
+    return layout->positions[row];
+}
 
 /* The same for the tokens of any page, also for V, whose tokens are columns: unpacked K and V agree on it. */
 static inline uint32_t kvant_token_position(uint32_t token)

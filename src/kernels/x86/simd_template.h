@@ -220,7 +220,26 @@ static KVANT_HALF_FN(NAME(half_to_float))
     kvant_half_to_float_c(half + i, x + i, n - i);
 }
 
+static KVANT_SCALE_COLUMNS_FN(NAME(scale_columns))
+{
+    for (uint32_t j = 0; j < n; j += LANES) {
+        vf factor = vf_load(scale + j), offset = vf_load(zero + j);
+        for (uint32_t i = 0; i < m; i++)
+            vf_store(tile + (size_t)i * n + j, vf_fma(vf_load(tile + (size_t)i * n + j), factor, offset));
+    }
+}
+
+static KVANT_SCALE_ROWS_FN(NAME(scale_rows))
+{
+    for (uint32_t i = 0; i < m; i++) {
+        vf factor = vf_set(scale[i]), offset = vf_set(zero[i]);
+        for (uint32_t j = 0; j < n; j += LANES)
+            vf_store(tile + (size_t)i * n + j, vf_fma(vf_load(tile + (size_t)i * n + j), factor, offset));
+    }
+}
+
 void NAME(kvant_kernels_init)(kvant_kernels *kernels)
 {
-    *kernels = (kvant_kernels){ NAME(unpack), NAME(matmul), NAME(exp_sum), NAME(half_to_float) };
+    *kernels = (kvant_kernels){ NAME(unpack), NAME(matmul), NAME(exp_sum), NAME(half_to_float), NAME(scale_columns),
+                                NAME(scale_rows) };
 }

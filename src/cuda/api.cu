@@ -1,0 +1,233 @@
+/* api.cu - the functions of cuda.h that enqueue work: argument checks and launches, no arithmetic. */
+#include "append.h"
+#include "attention.h"
+#include "pages.h"
+
+#include <climits>
+
+using namespace kvant;
+
+namespace {
+
+constexpr uint32_t MAX_HEADS_A_KV = 64;
+constexpr uint32_t MAX_GRID_Y = 65535;
+
+kvant_status from_cuda(cudaError_t error)
+{
+    if (error == cudaSuccess)
+        return KVANT_OK;
+    cudaGetLastError(); /* a refused launch leaves no error behind for the caller's own checks */
+    return KVANT_ERR_CUDA;
+}
+
+bool valid_type(kvant_cuda_type type)
+{
+    return type == KVANT_CUDA_F32 || type == KVANT_CUDA_F16 || type == KVANT_CUDA_BF16;
+}
+
+bool aligned(const void *pointer)
+{
+    return reinterpret_cast<uintptr_t>(pointer) % 16 == 0;
+}
+
+/* Pages are copied in pieces of 16 bytes. */
+bool valid_pages(const kvant_cuda_pages &pages, size_t page_bytes, uint32_t n_kv_heads)
+{
+    return pages.base && aligned(pages.base) && pages.block_stride % 16 == 0 && pages.head_stride % 16 == 0 &&
+           pages.block_stride >= page_bytes && (n_kv_heads == 1 || pages.head_stride >= page_bytes);
+}
+
+bool add_role(AppendArgs &to, int &n, const kvant_cuda_rows &rows, uint32_t n_kv_heads)
+{
+    if (!rows.codec)
+        return true;
+    const kvant_cuda_params &codec = rows.codec->params;
+    if (!rows.rows || !valid_pages(rows.pages, codec.page_bytes, n_kv_heads))
+        return false;
+    to.roles[n++] = AppendRole{ codec, static_cast<uint8_t *>(rows.pages.base), rows.pages.block_stride,
+                                rows.pages.head_stride, rows.rows, rows.token_stride, rows.head_stride, rows.center };
+    return true;
+}
+
+AttentionKernel find_kernel(const kvant_cuda_params &codec)
+{
+    switch (codec.kind) {
+    case KVANT_CUDA_UNIFORM4:
+        return uniform4_attention(codec.head_dim);
+    case KVANT_CUDA_UNIFORM8:
+        return uniform8_attention(codec.head_dim);
+    case KVANT_CUDA_CODEBOOK2:
+        return codebook2_attention(codec.head_dim);
+    case KVANT_CUDA_CODEBOOK3:
+        return codebook3_attention(codec.head_dim);
+    case KVANT_CUDA_CODEBOOK4:
+        return codebook4_attention(codec.head_dim);
+    }
+    return AttentionKernel{};
+}
+
+/* Multiprocessors of the current device, 0 on an error. */
+int multiprocessors()
+{
+    int device = 0, count = 0;
+    if (cudaGetDevice(&device) != cudaSuccess ||
+        cudaDeviceGetAttribute(&count, cudaDevAttrMultiProcessorCount, device) != cudaSuccess) {
+        cudaGetLastError();
+        return 0;
+    }
+    return count;
+}
+
+/* Thread blocks of a launch: as many as run at once, because every further one would start with a cold ring. */
+uint32_t grid_of(int count, const AttentionKernel &kernel)
+{
+    uint32_t blocks = (uint32_t)(count * kernel.blocks_per_multiprocessor);
+    return blocks < MAX_BLOCKS ? blocks : MAX_BLOCKS;
+}
+
+kvant_status check_attention(const kvant_cuda_attention_args *args)
+{
+    if (!args || args->size != sizeof *args || !args->k_codec || !args->v_codec || !args->block_table ||
+        !args->lengths || !args->q || !args->out || !args->workspace || !valid_type(args->type))
+        return KVANT_ERR_ARGUMENT;
+    const kvant_cuda_params &k = args->k_codec->params, &v = args->v_codec->params;
+    if (k.role != KVANT_ROLE_K || v.role != KVANT_ROLE_V || k.head_dim != v.head_dim)
+        return KVANT_ERR_ARGUMENT;
+    if (args->batch == 0 || args->n_kv_heads == 0 || args->n_heads == 0 || args->n_heads % args->n_kv_heads != 0 ||
+        args->blocks_per_row == 0 || args->blocks_per_row > INT_MAX / 64)
+        return KVANT_ERR_ARGUMENT;
+    if (!valid_pages(args->k, k.page_bytes, args->n_kv_heads) || !valid_pages(args->v, v.page_bytes, args->n_kv_heads))
+        return KVANT_ERR_ARGUMENT;
+    uint64_t groups = (args->n_heads / args->n_kv_heads + HEADS - 1) / HEADS;
+    if ((uint64_t)args->batch * args->n_kv_heads * groups * args->blocks_per_row > INT_MAX / 2)
+        return KVANT_ERR_ARGUMENT; /* the line of pages is counted in 32 bits */
+    size_t needed = kvant_cuda_attention_workspace(k.head_dim);
+    if (needed == 0)
+        return KVANT_ERR_CUDA;
+    if (reinterpret_cast<uintptr_t>(args->workspace) % 256 != 0 || args->workspace_bytes < needed)
+        return KVANT_ERR_ARGUMENT;
+    return k.kind != v.kind || args->n_heads / args->n_kv_heads > MAX_HEADS_A_KV ? KVANT_ERR_UNSUPPORTED : KVANT_OK;
+}
+
+PageSource source_of(const kvant_cuda_pages &pages)
+{
+    return PageSource{ static_cast<const uint8_t *>(pages.base), pages.block_stride, pages.head_stride };
+}
+
+AttentionArgs launch_args(const kvant_cuda_attention_args &args)
+{
+    const kvant_cuda_params &k = args.k_codec->params, &v = args.v_codec->params;
+    int heads_a_kv = (int)(args.n_heads / args.n_kv_heads), groups = (heads_a_kv + (int)HEADS - 1) / (int)HEADS;
+    AttentionArgs p{};
+    p.k = source_of(args.k);
+    p.v = source_of(args.v);
+    p.table = args.block_table;
+    p.table_stride = args.table_stride;
+    p.lengths = args.lengths;
+    p.batch = (int)args.batch;
+    p.max_tokens = (int)args.blocks_per_row * 64;
+    p.kv_heads = (int)args.n_kv_heads;
+    p.groups = groups;
+    p.heads_a_kv = heads_a_kv;
+    p.heads_a_group = (heads_a_kv + groups - 1) / groups;
+    p.type = args.type;
+    p.q = args.q;
+    p.q_batch_stride = args.q_batch_stride;
+    p.q_head_stride = args.q_head_stride;
+    p.out = args.out;
+    p.out_batch_stride = args.out_batch_stride;
+    p.out_head_stride = args.out_head_stride;
+    p.lse = args.lse;
+    p.v_center = args.v_center;
+    p.scale_log2 = args.scale * 1.44269504088896341f;
+    p.counters = static_cast<uint32_t *>(args.workspace);
+    p.partials = reinterpret_cast<float *>(static_cast<uint8_t *>(args.workspace) + COUNTER_BYTES);
+    p.k_rotation = k.rotation;
+    p.v_rotation = v.rotation;
+    for (int i = 0; i < 4; i++)
+        p.k_bytes[i] = k.bytes[i], p.v_bytes[i] = v.bytes[i];
+    p.k_step = k.step, p.v_step = v.step, p.k_bias = k.bias, p.v_bias = v.bias;
+    p.k_symmetric = (int)k.symmetric, p.v_symmetric = (int)v.symmetric;
+    p.k_offset = k.offset, p.v_offset = v.offset;
+    return p;
+}
+
+} // namespace
+
+extern "C" kvant_status kvant_cuda_append(const kvant_cuda_append_args *args, kvant_cuda_stream stream)
+{
+    if (!args || args->size != sizeof *args || !args->slots || !valid_type(args->type) || args->n_kv_heads == 0 ||
+        args->n_kv_heads > MAX_GRID_Y)
+        return KVANT_ERR_ARGUMENT;
+    AppendArgs p{};
+    int n = 0;
+    if (!add_role(p, n, args->k, args->n_kv_heads) || !add_role(p, n, args->v, args->n_kv_heads) || n == 0)
+        return KVANT_ERR_ARGUMENT;
+    if (n == 2 && p.roles[0].codec.head_dim != p.roles[1].codec.head_dim)
+        return KVANT_ERR_ARGUMENT;
+    if (args->n_tokens == 0)
+        return KVANT_OK;
+    p.type = args->type;
+    p.n_tokens = args->n_tokens;
+    p.slots = args->slots;
+    p.refused = args->refused;
+    return from_cuda(launch_append(p, p.roles[0].codec.head_dim, n, (int)args->n_kv_heads,
+                                   static_cast<cudaStream_t>(stream)));
+}
+
+extern "C" size_t kvant_cuda_attention_workspace(uint32_t head_dim)
+{
+    /* 2: the most blocks a multiprocessor that a kernel asks for; each leaves two partial results */
+    uint32_t blocks = (uint32_t)multiprocessors() * 2;
+    blocks = blocks < MAX_BLOCKS ? blocks : MAX_BLOCKS;
+    if (blocks == 0 || head_dim == 0 || head_dim > KVANT_CUDA_MAX_DIM)
+        return 0;
+    return COUNTER_BYTES + (size_t)blocks * 2 * partial_floats(head_dim) * sizeof(float);
+}
+
+extern "C" kvant_status kvant_cuda_attention(const kvant_cuda_attention_args *args, kvant_cuda_stream stream)
+{
+    kvant_status status = check_attention(args);
+    if (status != KVANT_OK)
+        return status;
+    AttentionKernel kernel = find_kernel(args->k_codec->params);
+    if (!kernel.kernel)
+        return KVANT_ERR_UNSUPPORTED;
+    cudaError_t error =
+        cudaFuncSetAttribute(kernel.kernel, cudaFuncAttributeMaxDynamicSharedMemorySize, kernel.shared_bytes);
+    if (error != cudaSuccess)
+        return from_cuda(error);
+    uint32_t grid = grid_of(multiprocessors(), kernel);
+    kernel.kernel<<<grid, kernel.threads, kernel.shared_bytes, static_cast<cudaStream_t>(stream)>>>(launch_args(*args));
+    return from_cuda(cudaGetLastError());
+}
+
+extern "C" kvant_status kvant_cuda_decode(const kvant_cuda_decode_args *args, kvant_cuda_stream stream)
+{
+    if (!args || args->size != sizeof *args || !args->codec || !args->blocks || !args->out ||
+        !valid_type(args->type) || args->n_kv_heads == 0 || args->n_kv_heads > MAX_GRID_Y || args->n_blocks > INT_MAX)
+        return KVANT_ERR_ARGUMENT;
+    const kvant_cuda_params &codec = args->codec->params;
+    if (!valid_pages(args->pages, codec.page_bytes, args->n_kv_heads))
+        return KVANT_ERR_ARGUMENT;
+    if (args->n_blocks == 0)
+        return KVANT_OK;
+    DecodeArgs p{ codec, static_cast<const uint8_t *>(args->pages.base), args->pages.block_stride,
+                  args->pages.head_stride, args->blocks, args->type, args->out, args->token_stride, args->head_stride,
+                  args->center };
+    return from_cuda(launch_decode(p, codec.head_dim, args->n_blocks, args->n_kv_heads,
+                                   static_cast<cudaStream_t>(stream)));
+}
+
+extern "C" kvant_status kvant_cuda_copy_blocks(const kvant_cuda_pages *pages, size_t page_bytes, uint32_t n_kv_heads,
+                                               const int32_t *from, const int32_t *to, uint32_t n,
+                                               kvant_cuda_stream stream)
+{
+    if (!pages || !from || !to || page_bytes == 0 || page_bytes % 16 != 0 || n_kv_heads == 0 ||
+        n_kv_heads > MAX_GRID_Y || n > INT_MAX || !valid_pages(*pages, page_bytes, n_kv_heads))
+        return KVANT_ERR_ARGUMENT;
+    if (n == 0)
+        return KVANT_OK;
+    CopyArgs p{ static_cast<uint8_t *>(pages->base), pages->block_stride, pages->head_stride, page_bytes, from, to };
+    return from_cuda(launch_copy(p, n, n_kv_heads, static_cast<cudaStream_t>(stream)));
+}

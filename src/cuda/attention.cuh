@@ -1,0 +1,215 @@
+/* attention.cuh - decode attention on compressed pages: the kernel.
+ *
+ * A block of threads takes a piece of the line of pages (schedule.cuh). Its warps take the piece's pages in turn, each
+ * through its own ring (feeder.cuh), and meet only where a (sequence, kv head) pair ends: there the warps' sums are
+ * added in the order of warps. A pair that lies wholly in the piece is finished on the spot; one that other blocks share
+ * leaves a partial result, and the block that finishes last adds them up in the order of blocks. Orders are fixed, so
+ * the same input gives the same bits. A block has at most two partial results: the pair that its piece begins in the
+ * middle of, and the one that it ends in the middle of.
+ *
+ * The query heads of a kv head are the columns of every MMA, so a code is unpacked once for all of them. */
+#ifndef KVANT_CUDA_ATTENTION_CUH
+#define KVANT_CUDA_ATTENTION_CUH
+
+#include "combine.cuh"
+#include "feeder.cuh"
+#include "query.cuh"
+#include "softmax.cuh"
+
+namespace kvant {
+
+/* Threads and memory of a kernel. Two blocks a multiprocessor where registers (about 128 a thread) and shared memory
+ * allow it: one block's pair ends while the other one computes. */
+template <class C, int D>
+struct Shape {
+    static constexpr int METADATA = PAGE_TOKENS * (C::BIASED ? 2 : 4);
+    static constexpr int K_CODES = code_bytes(C::BITS, 4, D / 16), V_CODES = code_bytes(C::BITS, D / 16, 4);
+    static constexpr int K_BYTES = K_CODES + METADATA, V_BYTES = V_CODES + METADATA;
+    static constexpr int SUMS = HEADS * (D + 4) * 4; /* a slot also takes the warp's sums when a pair ends */
+    static constexpr int PAGE = K_BYTES > V_BYTES ? K_BYTES : V_BYTES;
+    static constexpr int SLOT = (PAGE > SUMS ? PAGE : SUMS) + 127 & ~127;
+    static constexpr bool LARGE = SLOT > 5000;
+    static constexpr int BLOCKS = LARGE ? 1 : 2;
+    static constexpr int WARPS = SLOT > 10000 ? 4 : 8;
+    /* 113 KB a block where two share a multiprocessor; large pages keep to what sm_80 has, 163 KB */
+    static constexpr int STAGES = LARGE ? 2 : 108000 / (WARPS * SLOT) > 6 ? 6 : 108000 / (WARPS * SLOT);
+};
+
+template <class C, int D>
+struct SharedMemory {
+    using S = Shape<C, D>;
+    alignas(128) uint8_t slots[S::WARPS][S::STAGES][S::SLOT];
+    uint64_t barriers[S::WARPS][S::STAGES];
+    QueryTile<D> queries;
+    WarpResults<S::WARPS> results;
+    CombineSpace<D, S::WARPS> combine;
+};
+
+/* Outputs of sequences without tokens: nobody else writes them. */
+__device__ __forceinline__ void clear_empty(const AttentionArgs &p, const Lengths &lengths, int head_dim)
+{
+    int n_heads = p.kv_heads * p.heads_a_kv;
+    for (int b = blockIdx.x; b < p.batch; b += gridDim.x) {
+        if (lengths.length(b) > 0)
+            continue;
+        for (int i = threadIdx.x; i < n_heads * head_dim; i += blockDim.x)
+            store_number(p.out, b * p.out_batch_stride + i / head_dim * p.out_head_stride + i % head_dim, p.type, 0);
+        for (int h = threadIdx.x; p.lse && h < n_heads; h += blockDim.x)
+            p.lse[(size_t)b * n_heads + h] = -INFINITY;
+    }
+}
+
+/* One page for one warp: scores from the K slot, then weights and sums from the V slot. */
+template <class C, int D>
+struct PageStep {
+    using S = Shape<C, D>;
+
+    __device__ static __forceinline__ void scores(const AttentionArgs &p, const uint8_t *page, const uint32_t (&q)[D / 16][2],
+                                                  const ScoreFactors &factors, const Bytes &table, int lane,
+                                                  float (&s)[4][4])
+    {
+#pragma unroll
+        for (int i = 0; i < 4; i++)
+            s[i][0] = s[i][1] = s[i][2] = s[i][3] = 0;
+        for_each_tile<C, 4, D / 16>(page, lane, table, [&](int rt, int ct, const uint32_t(&a)[4]) {
+            mma(s[rt], a, q[ct][0], q[ct][1]);
+        });
+        scale_scores<C>(s, factors, load_scales<C>(page + S::K_CODES, lane >> 2, p.k_symmetric, p.k_offset));
+    }
+
+    __device__ static __forceinline__ void values(const AttentionArgs &p, const uint8_t *page, const Bytes &table, int lane,
+                                                  int valid, float (&s)[4][4], Accumulator<C, D> &sums)
+    {
+        TokenScales scales = load_scales<C>(page + S::V_CODES, lane >> 2, p.v_symmetric, p.v_offset);
+        if (valid < PAGE_TOKENS)
+            mask_tokens(s, scales, valid, lane >> 2);
+        sums.raise(s, scales);
+        uint32_t weights[4][2];
+        sums.weigh(s, scales, weights);
+        for_each_tile<C, D / 16, 4>(page, lane, table, [&](int rt, int ct, const uint32_t(&a)[4]) {
+            mma(sums.o[rt], a, weights[ct][0], weights[ct][1]);
+        });
+    }
+};
+
+/* The warp's sums of a pair into shared memory: rows of D numbers, 4 apart in banks. */
+template <int D, class A>
+__device__ __forceinline__ void store_sums(const A &sums, float *rows, int n_heads, int lane)
+{
+    int row = lane >> 2, column = 2 * (lane & 3);
+#pragma unroll
+    for (int h = 0; h < 2; h++)
+        if (column + h < n_heads)
+#pragma unroll
+            for (int i = 0; i < D / 16; i++) {
+                rows[(column + h) * (D + 4) + 16 * i + row] = sums.o[i][h];
+                rows[(column + h) * (D + 4) + 16 * i + row + 8] = sums.o[i][h + 2];
+            }
+}
+
+template <class C, int D>
+__global__ void __launch_bounds__(Shape<C, D>::WARPS * 32, Shape<C, D>::BLOCKS)
+    attention_kernel(const __grid_constant__ AttentionArgs p)
+{
+    using S = Shape<C, D>;
+    extern __shared__ uint8_t raw[];
+    SharedMemory<C, D> &shared = *reinterpret_cast<SharedMemory<C, D> *>(raw);
+    const int lane = threadIdx.x & 31, warp = threadIdx.x >> 5;
+    const Lengths lengths{ p.lengths, p.batch, p.kv_heads * p.groups, p.max_tokens };
+    const Piece piece = find_piece(lengths, blockIdx.x, gridDim.x, S::WARPS, lane);
+    clear_empty(p, lengths, D);
+    if (piece.begin == piece.end)
+        return;
+
+    Feeder<S::WARPS, S::STAGES, S::SLOT, S::K_BYTES, S::V_BYTES> feeder;
+    feeder.ring.init(shared.slots[warp][0], shared.barriers[warp], lane);
+    feeder.start(p, lengths, piece, warp);
+    Bytes k_table, v_table;
+#pragma unroll
+    for (int i = 0; i < 4; i++)
+        k_table.t[i] = p.k_bytes[i], v_table.t[i] = p.v_bytes[i];
+
+    Cursor cursor = piece.cursor;
+    int slot = 0, mine = piece.begin + warp;
+    uint32_t parity = 0;
+    auto advance = [&] {
+        if (++slot == S::STAGES)
+            slot = 0, parity ^= 1;
+    };
+    for (int at = piece.begin; at < piece.end;) {
+        cursor.seek(lengths, at);
+        const int head = cursor.head(at), first = cursor.first + head * cursor.pages;
+        const int end = min(piece.end, first + cursor.pages);
+        const Pair pair = find_pair(p, cursor.b, head);
+        prepare_queries<D, S::WARPS>(shared.queries, p, pair.b, pair.first_head, pair.n_heads, warp, lane);
+        __syncthreads();
+        uint32_t q[D / 16][2];
+        load_operands<D>(shared.queries, q, lane);
+        const ScoreFactors factors = score_factors<C>(shared.queries.factor, shared.queries.sum, 2 * (lane & 3),
+                                                      p.k_step, p.k_bias);
+        Accumulator<C, D> sums;
+        sums.clear();
+        const int tokens = lengths.length(pair.b);
+        bool any = false;
+        uint8_t *free_slot = nullptr;
+        for (; mine < end; mine += S::WARPS) {
+            float s[4][4];
+            feeder.ring.wait(slot, parity);
+            PageStep<C, D>::scores(p, shared.slots[warp][slot], q, factors, k_table, lane, s);
+            __syncwarp();
+            feeder.fill(p, lengths);
+            advance();
+            feeder.ring.wait(slot, parity);
+            PageStep<C, D>::values(p, shared.slots[warp][slot], v_table, lane, tokens - PAGE_TOKENS * (mine - first), s,
+                                   sums);
+            __syncwarp();
+            free_slot = shared.slots[warp][slot];
+            any = true;
+            if (mine + S::WARPS < end)
+                feeder.fill(p, lengths); /* the pair's last V slot takes the sums before it is filled again */
+            advance();
+        }
+        sums.finish(p.v_step, p.v_bias);
+        if (any)
+            store_sums<D>(sums, reinterpret_cast<float *>(free_slot), pair.n_heads, lane);
+        shared.results.put(warp, lane, any, free_slot, sums.max, sums.sum);
+        __syncthreads();
+        finish_pair<D, S::WARPS>(p, shared.results, shared.combine, pair,
+                                 Share{ first, first + cursor.pages, piece.begin, piece.end, piece.size }, warp, lane);
+        __syncthreads();
+        if (any) {
+            feeder.ring.fence_writes();
+            __syncwarp();
+            feeder.fill(p, lengths);
+        }
+        at = end;
+    }
+}
+
+template <class C, int D>
+AttentionKernel attention_kernel_of()
+{
+    using S = Shape<C, D>;
+    return AttentionKernel{ attention_kernel<C, D>, S::WARPS * 32, (int)sizeof(SharedMemory<C, D>), S::BLOCKS };
+}
+
+template <class C>
+AttentionKernel choose_attention_kernel(uint32_t head_dim)
+{
+    switch (head_dim) {
+    case 64:
+        return attention_kernel_of<C, 64>();
+    case 96:
+        return attention_kernel_of<C, 96>();
+    case 128:
+        return attention_kernel_of<C, 128>();
+    case 256:
+        return attention_kernel_of<C, 256>();
+    default:
+        return AttentionKernel{};
+    }
+}
+
+} // namespace kvant
+
+#endif

@@ -1,0 +1,67 @@
+/* attention.h - the arguments of an attention launch and the table of kernels, shared by the dispatcher and the
+ * files that instantiate kernels (one per kind of code, so that they compile side by side). */
+#ifndef KVANT_CUDA_ATTENTION_H
+#define KVANT_CUDA_ATTENTION_H
+
+#include "params.h"
+
+#include <cuda_runtime.h>
+
+namespace kvant {
+
+/* Workspace: a counter for every thread block, then two partial results for each (attention.cuh says why two). */
+constexpr uint32_t MAX_BLOCKS = 1024;
+constexpr uint32_t HEADS = 8; /* query heads that share an operand: the columns of an MMA */
+constexpr size_t COUNTER_BYTES = MAX_BLOCKS * sizeof(uint32_t);
+
+__host__ __device__ constexpr size_t partial_floats(uint32_t head_dim)
+{
+    return HEADS * (head_dim + 2); /* rows, then maximum and sum of each head */
+}
+
+struct PageSource {
+    const uint8_t *base;
+    size_t block_stride, head_stride;
+};
+
+struct AttentionArgs {
+    PageSource k, v;
+    const int32_t *table;
+    size_t table_stride;
+    const int32_t *lengths;
+    int batch, max_tokens;
+    int kv_heads, groups;      /* groups of up to 8 query heads a kv head */
+    int heads_a_group;         /* query heads of a group; the last may have fewer */
+    int heads_a_kv;            /* query heads of a kv head */
+    kvant_cuda_type type;
+    const void *q;
+    size_t q_batch_stride, q_head_stride;
+    void *out;
+    size_t out_batch_stride, out_head_stride;
+    float *lse;
+    const float *v_center;
+    float scale_log2;          /* scale * log2(e) */
+    uint32_t *counters;
+    float *partials;
+    kvant_cuda_rotation k_rotation, v_rotation;
+    uint32_t k_bytes[4], v_bytes[4]; /* codebooks */
+    float k_step, v_step, k_bias, v_bias;
+    int k_symmetric, v_symmetric;
+    float k_offset, v_offset;  /* uniform codes: number = scale * (code + offset) when symmetric */
+};
+
+struct AttentionKernel {
+    void (*kernel)(AttentionArgs);
+    int threads, shared_bytes, blocks_per_multiprocessor;
+};
+
+/* One for each kind of code; kernel is NULL for a head_dim that is not there. */
+AttentionKernel uniform4_attention(uint32_t head_dim);
+AttentionKernel uniform8_attention(uint32_t head_dim);
+AttentionKernel codebook2_attention(uint32_t head_dim);
+AttentionKernel codebook3_attention(uint32_t head_dim);
+AttentionKernel codebook4_attention(uint32_t head_dim);
+
+} // namespace kvant
+
+#endif

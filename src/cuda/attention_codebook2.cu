@@ -1,0 +1,12 @@
+/* attention_codebook2.cu - the attention kernels of one kind of code, in a file of their own so that kinds compile side
+ * by side. */
+#include "attention.cuh"
+
+namespace kvant {
+
+AttentionKernel codebook2_attention(uint32_t head_dim)
+{
+    return choose_attention_kernel<Codebook2>(head_dim);
+}
+
+} // namespace kvant

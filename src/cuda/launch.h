@@ -1,0 +1,30 @@
+/* launch.h - from a head_dim known when called to one known when compiled. */
+#ifndef KVANT_CUDA_LAUNCH_H
+#define KVANT_CUDA_LAUNCH_H
+
+#include <cstdint>
+#include <cuda_runtime.h>
+#include <type_traits>
+
+namespace kvant {
+
+template <class F>
+cudaError_t with_head_dim(uint32_t head_dim, F &&launch)
+{
+    switch (head_dim) {
+    case 64:
+        return launch(std::integral_constant<int, 64>());
+    case 96:
+        return launch(std::integral_constant<int, 96>());
+    case 128:
+        return launch(std::integral_constant<int, 128>());
+    case 256:
+        return launch(std::integral_constant<int, 256>());
+    default:
+        return cudaErrorInvalidValue;
+    }
+}
+
+} // namespace kvant
+
+#endif

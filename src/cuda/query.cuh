@@ -1,0 +1,82 @@
+/* query.cuh - queries on their way in: rotated, rounded to fp16 and laid out as MMA operands.
+ *
+ * A head's numbers are divided by a power of two above its largest, so that fp16's range is never a limit; the factor
+ * returns in fp32 with the softmax scale. */
+#ifndef KVANT_CUDA_QUERY_CUH
+#define KVANT_CUDA_QUERY_CUH
+
+#include "attention.h"
+#include "rotate.cuh"
+
+namespace kvant {
+
+template <int D>
+struct QueryTile {
+    static constexpr int STRIDE = D + 8; /* keeps the 8 heads of an operand in different banks */
+    __half rows[HEADS * STRIDE];
+    float factor[HEADS];  /* score (log2) = factor * <rows, codes> ... */
+    float sum[HEADS];     /* ... + sum of rows * factor * zero point */
+};
+
+/* A power of two above |x|, as bits of a float; its inverse is as exact. */
+__device__ __forceinline__ float power_above(float x)
+{
+    uint32_t exponent = min(__float_as_uint(x) >> 23 & 0xffu, 252u);
+    return __uint_as_float((exponent + 1) << 23);
+}
+
+template <int D>
+__device__ __forceinline__ void prepare_head(QueryTile<D> &tile, const AttentionArgs &p, int n, bool used, size_t offset,
+                                             int lane)
+{
+    Row<D> row;
+#pragma unroll
+    for (int j = 0; j < Row<D>::PER_LANE; j++)
+        row.x[j] = 0;
+    float largest = 0, sum = 0;
+    if (used) {
+        row = load_row<D>(p.q, offset, p.type, lane);
+        rotate(row, p.k_rotation, lane);
+    }
+#pragma unroll
+    for (int j = 0; j < Row<D>::PER_LANE; j++)
+        largest = fmaxf(largest, fabsf(row.x[j]));
+    float unit = power_above(warp_max(largest)), inverse = 1 / unit;
+#pragma unroll
+    for (int j = 0; j < Row<D>::PER_LANE; j++) {
+        __half h = __float2half_rn(row.x[j] * inverse);
+        tile.rows[n * QueryTile<D>::STRIDE + lane + 32 * j] = h;
+        sum += __half2float(h);
+    }
+    sum = warp_sum(sum);
+    if (lane == 0) {
+        tile.factor[n] = unit * p.scale_log2;
+        tile.sum[n] = sum;
+    }
+}
+
+/* Fills the tile with the query heads of group `head` (kv head * groups + group) of sequence b; the caller
+ * synchronises before and after. */
+template <int D, int WARPS>
+__device__ __forceinline__ void prepare_queries(QueryTile<D> &tile, const AttentionArgs &p, int b, int first_head,
+                                                int n_heads, int warp, int lane)
+{
+    for (int n = warp; n < (int)HEADS; n += WARPS)
+        prepare_head<D>(tile, p, n, n < n_heads, b * p.q_batch_stride + (first_head + n) * p.q_head_stride, lane);
+}
+
+/* The lane's operand registers: head lane / 4, channels 2 (lane mod 4), + 1 and + 8, + 9 of each tile. */
+template <int D>
+__device__ __forceinline__ void load_operands(const QueryTile<D> &tile, uint32_t (&q)[D / 16][2], int lane)
+{
+    const __half *row = tile.rows + (lane >> 2) * QueryTile<D>::STRIDE + 2 * (lane & 3);
+#pragma unroll
+    for (int ct = 0; ct < D / 16; ct++) {
+        q[ct][0] = *reinterpret_cast<const uint32_t *>(row + 16 * ct);
+        q[ct][1] = *reinterpret_cast<const uint32_t *>(row + 16 * ct + 8);
+    }
+}
+
+} // namespace kvant
+
+#endif

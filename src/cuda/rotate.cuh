@@ -1,0 +1,156 @@
+/* rotate.cuh - a warp's row of numbers: loading, storing, Hadamard rotation and sums in the order of docs/format.md.
+ *
+ * Lane l holds channels l, l + 32, l + 64, ... All arithmetic is spelt out in single roundings, because encoders must
+ * write the CPU's bytes. */
+#ifndef KVANT_CUDA_ROTATE_CUH
+#define KVANT_CUDA_ROTATE_CUH
+
+#include "params.h"
+
+#include <cuda_bf16.h>
+#include <cuda_fp16.h>
+
+namespace kvant {
+
+constexpr uint32_t FULL = 0xffffffffu;
+
+template <int D>
+struct Row {
+    static constexpr int PER_LANE = D / 32;
+    float x[PER_LANE];
+};
+
+__device__ __forceinline__ float load_number(const void *from, size_t i, kvant_cuda_type type)
+{
+    if (type == KVANT_CUDA_F32)
+        return static_cast<const float *>(from)[i];
+    if (type == KVANT_CUDA_F16)
+        return __half2float(static_cast<const __half *>(from)[i]);
+    return __bfloat162float(static_cast<const __nv_bfloat16 *>(from)[i]);
+}
+
+__device__ __forceinline__ void store_number(void *to, size_t i, kvant_cuda_type type, float x)
+{
+    if (type == KVANT_CUDA_F32)
+        static_cast<float *>(to)[i] = x;
+    else if (type == KVANT_CUDA_F16)
+        static_cast<__half *>(to)[i] = __float2half_rn(x);
+    else
+        static_cast<__nv_bfloat16 *>(to)[i] = __float2bfloat16_rn(x);
+}
+
+template <int D>
+__device__ __forceinline__ Row<D> load_row(const void *from, size_t offset, kvant_cuda_type type, int lane)
+{
+    Row<D> row;
+#pragma unroll
+    for (int j = 0; j < Row<D>::PER_LANE; j++)
+        row.x[j] = load_number(from, offset + lane + 32 * j, type);
+    return row;
+}
+
+template <int D>
+__device__ __forceinline__ void store_row(void *to, size_t offset, kvant_cuda_type type, int lane, const Row<D> &row)
+{
+#pragma unroll
+    for (int j = 0; j < Row<D>::PER_LANE; j++)
+        store_number(to, offset + lane + 32 * j, type, row.x[j]);
+}
+
+template <int D>
+__device__ __forceinline__ void apply_signs(Row<D> &row, const kvant_cuda_rotation &rotation, int lane)
+{
+#pragma unroll
+    for (int j = 0; j < Row<D>::PER_LANE; j++)
+        row.x[j] = rotation.signs[j] >> lane & 1 ? -row.x[j] : row.x[j];
+}
+
+/* Butterflies at distance 1, 2, 4, ... within blocks, then the product with 1 / sqrt(block). */
+template <int D>
+__device__ __forceinline__ void hadamard(Row<D> &row, const kvant_cuda_rotation &rotation, int lane)
+{
+    constexpr int N = Row<D>::PER_LANE;
+#pragma unroll
+    for (int distance = 1; distance < 32; distance *= 2) {
+        if (distance >= rotation.block)
+            break;
+#pragma unroll
+        for (int j = 0; j < N; j++) {
+            float other = __shfl_xor_sync(FULL, row.x[j], distance);
+            row.x[j] = lane & distance ? __fsub_rn(other, row.x[j]) : __fadd_rn(row.x[j], other);
+        }
+    }
+#pragma unroll
+    for (int step = 1; step < N; step *= 2) {
+        if (32 * step >= rotation.block)
+            break;
+#pragma unroll
+        for (int j = 0; j < N; j++)
+            if ((j & step) == 0 && j + step < N) {
+                float a = row.x[j], b = row.x[j + step];
+                row.x[j] = __fadd_rn(a, b);
+                row.x[j + step] = __fsub_rn(a, b);
+            }
+    }
+#pragma unroll
+    for (int j = 0; j < N; j++)
+        row.x[j] = __fmul_rn(row.x[j], rotation.scale);
+}
+
+/* y = R x */
+template <int D>
+__device__ __forceinline__ void rotate(Row<D> &row, const kvant_cuda_rotation &rotation, int lane)
+{
+    if (rotation.block == 0)
+        return;
+    apply_signs(row, rotation, lane);
+    hadamard(row, rotation, lane);
+}
+
+/* x = R^T y */
+template <int D>
+__device__ __forceinline__ void rotate_back(Row<D> &row, const kvant_cuda_rotation &rotation, int lane)
+{
+    if (rotation.block == 0)
+        return;
+    hadamard(row, rotation, lane);
+    apply_signs(row, rotation, lane);
+}
+
+__device__ __forceinline__ float warp_max(float x)
+{
+#pragma unroll
+    for (int k = 16; k > 0; k /= 2)
+        x = fmaxf(x, __shfl_xor_sync(FULL, x, k));
+    return x;
+}
+
+__device__ __forceinline__ float warp_sum(float x)
+{
+#pragma unroll
+    for (int k = 16; k > 0; k /= 2)
+        x += __shfl_xor_sync(FULL, x, k);
+    return x;
+}
+
+/* Sum of a[i] * b[i] as docs/format.md orders it: 16 partial sums, number i to partial i mod 16, then a tree. Lane l
+ * owns partial l mod 16, whose numbers are its own and those of lane l + 16, alternating. */
+template <int D>
+__device__ __forceinline__ float ordered_dot(const Row<D> &a, const Row<D> &b)
+{
+    float sum = 0;
+#pragma unroll
+    for (int j = 0; j < Row<D>::PER_LANE; j++) {
+        float product = __fmul_rn(a.x[j], b.x[j]);
+        float later = __shfl_down_sync(FULL, product, 16);
+        sum = __fadd_rn(__fadd_rn(sum, product), later);
+    }
+#pragma unroll
+    for (int width = 8; width > 0; width /= 2)
+        sum = __fadd_rn(sum, __shfl_down_sync(FULL, sum, width));
+    return __shfl_sync(FULL, sum, 0);
+}
+
+} // namespace kvant
+
+#endif

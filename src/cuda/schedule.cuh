@@ -1,0 +1,88 @@
+/* schedule.cuh - which pages a block of threads works on.
+ *
+ * All pages of all (sequence, kv head) pairs stand in one line, sequence by sequence, head by head; every block takes
+ * a piece of equal length. So ragged batches balance by themselves, a pair may be shared by several blocks (split-K)
+ * and a block may serve several pairs. Lengths are read on the device: the launch depends on none of them, which is
+ * what CUDA graphs need. */
+#ifndef KVANT_CUDA_SCHEDULE_CUH
+#define KVANT_CUDA_SCHEDULE_CUH
+
+#include "layout.cuh"
+#include "rotate.cuh"
+
+namespace kvant {
+
+struct Lengths {
+    const int32_t *tokens;
+    int batch, heads, max_tokens; /* heads: kv heads, once for every group of 8 query heads that share one */
+
+    __device__ __forceinline__ int length(int b) const
+    {
+        return min(max(__ldg(tokens + b), 0), max_tokens);
+    }
+    __device__ __forceinline__ int pages(int b) const
+    {
+        return b < batch ? (length(b) + PAGE_TOKENS - 1) / PAGE_TOKENS : 0;
+    }
+};
+
+/* A place in the line: sequence b begins at `first` and has `pages` pages a head. */
+struct Cursor {
+    int b, first, pages;
+
+    /* Moves on to the sequence that holds page i of the line; i is below the line's end. */
+    __device__ __forceinline__ void seek(const Lengths &lengths, int i)
+    {
+        while (i >= first + lengths.heads * pages) {
+            first += lengths.heads * pages;
+            pages = lengths.pages(++b);
+        }
+    }
+    __device__ __forceinline__ int head(int i) const { return (i - first) / pages; }
+};
+
+/* The piece [begin, end) of the line that block `index` of `count` takes, and where the line's sequence lies. */
+struct Piece {
+    int total, size, begin, end;
+    Cursor cursor;
+};
+
+/* Called by a whole warp. A piece is at least min_pages long, so that little work is not spread thin. */
+__device__ __forceinline__ Piece find_piece(const Lengths &lengths, int index, int count, int min_pages, int lane)
+{
+    Piece piece;
+    int sum = 0;
+    for (int b = lane; b < lengths.batch; b += 32)
+        sum += lengths.pages(b);
+#pragma unroll
+    for (int k = 16; k > 0; k /= 2)
+        sum += __shfl_xor_sync(FULL, sum, k);
+    piece.total = sum * lengths.heads;
+    piece.size = max((piece.total + count - 1) / count, min_pages);
+    piece.begin = min(index * piece.size, piece.total);
+    piece.end = min(piece.begin + piece.size, piece.total);
+    piece.cursor = Cursor{ 0, 0, 0 };
+    int before = 0;
+    for (int base = 0; base < lengths.batch && piece.begin < piece.end; base += 32) {
+        int n = lengths.pages(base + lane), scan = n;
+#pragma unroll
+        for (int k = 1; k < 32; k *= 2) {
+            int left = __shfl_up_sync(FULL, scan, k);
+            scan += lane >= k ? left : 0;
+        }
+        uint32_t beyond = __ballot_sync(FULL, lengths.heads * (before + scan) > piece.begin);
+        if (beyond) {
+            int at = __ffs(beyond) - 1;
+            piece.cursor.b = base + at;
+            piece.cursor.pages = __shfl_sync(FULL, n, at);
+            piece.cursor.first = lengths.heads * (before + __shfl_sync(FULL, scan, at) - piece.cursor.pages);
+            break;
+        }
+        before += __shfl_sync(FULL, scan, 31);
+    }
+    return piece;
+}
+
+} // namespace kvant
+
+#endif

@@ -1,0 +1,188 @@
+/* softmax.cuh - a warp's scores of one page, from MMA accumulators to weights for the values, with a running maximum.
+ *
+ * Registers follow the accumulator of mma.m16n8k16: lane l holds tokens 16 i + l / 4 (+ 8) and query heads 2 (l mod 4)
+ * (+ 1). A token's key scale acts on its score and its value scale on its weight, so no number is scaled by itself.
+ *
+ * The reference that exponents are taken against is the running maximum of score + log2(value scale): weights e^s
+ * times value scale are then at most 2^SLACK and at their largest near it, whatever the scale of the values is, which
+ * is what fp16 operands need. It moves only when a page exceeds it by more than SLACK. */
+#ifndef KVANT_CUDA_SOFTMAX_CUH
+#define KVANT_CUDA_SOFTMAX_CUH
+
+#include "attention.h"
+#include "dequant.cuh"
+#include "rotate.cuh"
+
+namespace kvant {
+
+constexpr float SLACK = 8;
+constexpr float NEVER = -1e30f; /* a maximum of nothing; finite, so that differences are numbers */
+constexpr float UNIT = 16777216.0f; /* 2^24: operands are counted in fp16's smallest number */
+
+/* scale[i], zero[i] of token 16 (i / 2) + 8 (i mod 2) + row. Symmetric uniform codes are those with zero = offset *
+ * scale; codebooks have no zero point, their bias is taken off elsewhere. */
+struct TokenScales {
+    float scale[8], zero[8];
+};
+
+template <class C>
+__device__ __forceinline__ TokenScales load_scales(const uint8_t *metadata, int row, int symmetric, float offset)
+{
+    const __half *numbers = reinterpret_cast<const __half *>(metadata) + row;
+    TokenScales t;
+#pragma unroll
+    for (int i = 0; i < 8; i++) {
+        t.scale[i] = __half2float(numbers[8 * i]);
+        if constexpr (C::BIASED)
+            t.zero[i] = 0;
+        else
+            t.zero[i] = symmetric ? offset * t.scale[i] : __half2float(numbers[PAGE_TOKENS + 8 * i]);
+    }
+    return t;
+}
+
+/* What turns an accumulator into a score: factor[h] for rows r and (folding in ROW8) r + 8, and base[h], which a
+ * zero point multiplies (uniform) or which is added before the scale (codebook). */
+struct ScoreFactors {
+    float factor[2], factor8[2], base[2];
+};
+
+template <class C>
+__device__ __forceinline__ ScoreFactors score_factors(const float *factor, const float *sum, int column, float step,
+                                                      float bias)
+{
+    ScoreFactors f;
+#pragma unroll
+    for (int h = 0; h < 2; h++) {
+        float x = factor[column + h] * (C::BIASED ? step : 1.0f);
+        f.factor[h] = x * UNIT;
+        f.factor8[h] = x * (UNIT / C::ROW8);
+        f.base[h] = x * sum[column + h] * (C::BIASED ? -bias : 1.0f);
+    }
+    return f;
+}
+
+/* s: accumulators in, scores (log2) out. */
+template <class C>
+__device__ __forceinline__ void scale_scores(float (&s)[4][4], const ScoreFactors &f, const TokenScales &t)
+{
+#pragma unroll
+    for (int i = 0; i < 8; i++)
+#pragma unroll
+        for (int h = 0; h < 2; h++) {
+            float &x = s[i / 2][2 * (i & 1) + h];
+            float k = i & 1 ? f.factor8[h] : f.factor[h];
+            if constexpr (C::BIASED)
+                x = t.scale[i] * (x * k + f.base[h]);
+            else
+                x = x * k * t.scale[i] + t.zero[i] * f.base[h];
+        }
+}
+
+/* Hides tokens valid .. 63: whatever bytes stand there, their weight is 0. */
+__device__ __forceinline__ void mask_tokens(float (&s)[4][4], TokenScales &values, int valid, int row)
+{
+#pragma unroll
+    for (int i = 0; i < 8; i++)
+        if (16 * (i / 2) + 8 * (i & 1) + row >= valid) {
+            s[i / 2][2 * (i & 1)] = s[i / 2][2 * (i & 1) + 1] = -INFINITY;
+            values.scale[i] = values.zero[i] = 0;
+        }
+}
+
+/* A warp's share of the sums over tokens, for its lane's two query heads. */
+template <class C, int D>
+struct Accumulator {
+    float o[D / 16][4];      /* sum of weight * code */
+    float max[2], sum[2];    /* reference; sum of e^s */
+    float zero[2];           /* uniform: sum of e^s * zero point, over the lane's own tokens */
+    float weights[4];        /* codebook: sum of weights as rounded, so that the bias cancels exactly */
+
+    __device__ __forceinline__ void clear()
+    {
+#pragma unroll
+        for (int i = 0; i < D / 16; i++)
+#pragma unroll
+            for (int j = 0; j < 4; j++)
+                o[i][j] = 0;
+#pragma unroll
+        for (int h = 0; h < 2; h++)
+            max[h] = NEVER, sum[h] = zero[h] = weights[h] = weights[h + 2] = 0;
+    }
+
+    /* Raises the reference when scores + exponents of the value scales exceed it by more than SLACK. */
+    __device__ __forceinline__ void raise(const float (&s)[4][4], const TokenScales &values)
+    {
+        float top[2] = { NEVER, NEVER };
+#pragma unroll
+        for (int i = 0; i < 8; i++) {
+            float exponent = log2_fast(fmaxf(values.scale[i], 5.9604645e-8f));
+#pragma unroll
+            for (int h = 0; h < 2; h++)
+                top[h] = fmaxf(top[h], s[i / 2][2 * (i & 1) + h] + exponent);
+        }
+        if (!__any_sync(FULL, top[0] > max[0] + SLACK || top[1] > max[1] + SLACK))
+            return;
+#pragma unroll
+        for (int h = 0; h < 2; h++) {
+#pragma unroll
+            for (int k = 4; k < 32; k *= 2)
+                top[h] = fmaxf(top[h], __shfl_xor_sync(FULL, top[h], k));
+            float raised = fmaxf(max[h], top[h]), shrink = exp2_fast(max[h] - raised);
+            max[h] = raised;
+            sum[h] *= shrink;
+            zero[h] *= shrink;
+            weights[h] *= shrink;
+            weights[h + 2] *= shrink;
+#pragma unroll
+            for (int i = 0; i < D / 16; i++)
+                o[i][h] *= shrink, o[i][h + 2] *= shrink;
+        }
+    }
+
+    /* p: operands for the values, tokens as rows; also adds up the sums. */
+    __device__ __forceinline__ void weigh(const float (&s)[4][4], const TokenScales &values, uint32_t (&p)[4][2])
+    {
+#pragma unroll
+        for (int i = 0; i < 8; i++) {
+            float e0 = exp2_fast(s[i / 2][2 * (i & 1)] - max[0]), e1 = exp2_fast(s[i / 2][2 * (i & 1) + 1] - max[1]);
+            sum[0] += e0;
+            sum[1] += e1;
+            if constexpr (!C::BIASED) {
+                zero[0] += e0 * values.zero[i];
+                zero[1] += e1 * values.zero[i];
+            }
+            p[i / 2][i & 1] = transpose8x8(pack_half2(e0 * values.scale[i], e1 * values.scale[i]));
+        }
+        if constexpr (C::BIASED) {
+            const uint32_t ones[4] = { 0x3c003c00u, 0x3c003c00u, 0x3c003c00u, 0x3c003c00u };
+#pragma unroll
+            for (int i = 0; i < 4; i++)
+                mma(weights, ones, p[i][0], p[i][1]);
+        }
+    }
+
+    /* Adds the lanes' shares of sum and zero; afterwards o holds finished numbers (times sum). */
+    __device__ __forceinline__ void finish(float step, float bias)
+    {
+#pragma unroll
+        for (int h = 0; h < 2; h++) {
+#pragma unroll
+            for (int k = 4; k < 32; k *= 2) {
+                sum[h] += __shfl_xor_sync(FULL, sum[h], k);
+                if constexpr (!C::BIASED)
+                    zero[h] += __shfl_xor_sync(FULL, zero[h], k);
+            }
+            float factor = UNIT * (C::BIASED ? step : 1.0f), base = C::BIASED ? -bias * step * weights[h] : zero[h];
+#pragma unroll
+            for (int i = 0; i < D / 16; i++) {
+                o[i][h] = o[i][h] * factor + base;
+                o[i][h + 2] = o[i][h + 2] * (factor / C::ROW8) + base;
+            }
+        }
+    }
+};
+
+} // namespace kvant
+
+#endif
