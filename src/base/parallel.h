@@ -1,6 +1,6 @@
 /* parallel.h - runs a loop body on several threads. A pool of our own instead of OpenMP: GNU OpenMP's workers spin
- * after every region, and beside an engine's own threads on the same cores that spinning costs more than the
- * work (docs/architecture.md has the measurement). Workers here sleep until they are needed. */
+ * after every region, which beside an engine's own threads takes cores from them once a layer. Workers here sleep
+ * until they are needed. */
 #ifndef KVANT_BASE_PARALLEL_H
 #define KVANT_BASE_PARALLEL_H
 

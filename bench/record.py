@@ -1,0 +1,93 @@
+#!/usr/bin/env python3
+"""Runs a kvant command that prints --json and keeps its rows as CSV, with what is needed to judge and repeat them.
+
+    bench/record.py bench/results/quality.csv -- build/bin/kvant eval -m model.gguf -f text.txt ... --json
+
+Every row gets date, machine, compiler, commit and command. The file is replaced as a whole, by one rename, unless
+--append keeps its rows; then its columns must be the same.
+"""
+
+import argparse
+import csv
+import datetime
+import json
+import os
+import pathlib
+import subprocess
+import sys
+
+
+def first_line(*command):
+    try:
+        return subprocess.run(command, capture_output=True, text=True, check=True).stdout.splitlines()[0].strip()
+    except (OSError, subprocess.CalledProcessError, IndexError):
+        return "unknown"
+
+
+def machine():
+    model = "unknown CPU"
+    for line in pathlib.Path("/proc/cpuinfo").read_text().splitlines():
+        if line.startswith("model name"):
+            model = line.split(":", 1)[1].strip()
+            break
+    return f"{model}, {os.cpu_count()} threads"
+
+
+def commit():
+    name = first_line("git", "rev-parse", "--short", "HEAD")
+    dirty = subprocess.run(["git", "diff", "--quiet", "HEAD", "--", "src", "tools", "integrations"]).returncode
+    return name + ("+changes" if dirty else "")
+
+
+def short(argument):
+    """Paths of this machine say nothing elsewhere: files keep their names only."""
+    return os.path.basename(argument) if "/" in argument else argument
+
+
+def read_rows(path):
+    with open(path, newline="") as file:
+        return list(csv.DictReader(file))
+
+
+def write_rows(path, rows):
+    temporary = path.with_suffix(".tmp")
+    with open(temporary, "w", newline="") as file:
+        writer = csv.DictWriter(file, fieldnames=list(rows[0]), lineterminator="\n")
+        writer.writeheader()
+        writer.writerows(rows)
+    temporary.replace(path)
+
+
+def main():
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--append", action="store_true", help="keep the rows that the file has")
+    parser.add_argument("csv", type=pathlib.Path)
+    parser.add_argument("command", nargs=argparse.REMAINDER, help="-- COMMAND ... --json")
+    arguments = parser.parse_args()
+    command = arguments.command[1:] if arguments.command[:1] == ["--"] else arguments.command
+    if "--json" not in command:
+        parser.error("the command must have --json")
+    result = subprocess.run(command, stdout=subprocess.PIPE)
+    if result.returncode != 0:
+        sys.exit(f"record: the command failed with exit code {result.returncode}; nothing was written")
+    about = {
+        "date": datetime.date.today().isoformat(),
+        "machine": machine(),
+        "compiler": first_line("cc", "--version"),
+        "commit": commit(),
+        "command": " ".join(short(argument) for argument in command),
+    }
+    rows = [{**row, **about} for row in json.loads(result.stdout)]
+    if not rows:
+        sys.exit("record: the command printed no rows; nothing was written")
+    if arguments.append and arguments.csv.exists():
+        old = read_rows(arguments.csv)
+        if old and list(old[0]) != list(rows[0]):
+            sys.exit(f"record: {arguments.csv} has other columns; nothing was written")
+        rows = old + rows
+    write_rows(arguments.csv, rows)
+    print(f"record: {len(rows)} rows in {arguments.csv}", file=sys.stderr)
+
+
+if __name__ == "__main__":
+    main()
