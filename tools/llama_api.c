@@ -1,5 +1,5 @@
-/* llama_api.c - opens llama.cpp's libraries, binds the functions, refuses versions it was not compiled for.
- */
+/* llama_api.c - opens llama.cpp's libraries, binds the functions, refuses other versions. */
+#define _POSIX_C_SOURCE 200809L
 #include "llama_api.h"
 
 #include "command.h"

@@ -1,4 +1,5 @@
 /* model_info.c - what engine.h tells about a model and its texts: head dimensions, bits, tokens. */
+#define _POSIX_C_SOURCE 200809L
 #include "command.h"
 #include "engine.h"
 

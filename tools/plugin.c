@@ -69,15 +69,22 @@ bool plugin_set_specs(const char *k, const char *v) {
     return false;
 }
 
+/* Some specs fit some head dimensions only, and the model's is not known here: one that models use is enough,
+ * the plug-in checks the model's own. */
 static bool check_spec(const char *option, const char *spec, kvant_role role) {
-    char err[512];
-    kvant_codec *codec = NULL;
-    /* 128 is the head_dim that every family serves; the plug-in checks the model's own. */
-    const kvant_status status = kvant_codec_create(spec, 128, role, 0, &codec, err, sizeof err);
-    kvant_codec_free(&codec);
-    if (status == KVANT_OK)
-        return true;
-    complain("%s %s: %s", option, spec, err[0] != 0 ? err : kvant_strerror(status));
+    static const uint32_t common[] = { 128, 64, 96, 80, 256, 512 };
+    char first[512], other[512];
+    kvant_status status = KVANT_OK;
+    for (size_t i = 0; i < sizeof common / sizeof *common; i++) {
+        kvant_codec *codec = NULL;
+        char *err = i == 0 ? first : other;
+        const kvant_status this_one = kvant_codec_create(spec, common[i], role, 0, &codec, err, sizeof first);
+        kvant_codec_free(&codec);
+        if (this_one == KVANT_OK)
+            return true;
+        status = i == 0 ? this_one : status;
+    }
+    complain("%s %s: %s", option, spec, first[0] != 0 ? first : kvant_strerror(status));
     hint("kvant codecs lists what there is");
     return false;
 }

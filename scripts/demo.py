@@ -1,0 +1,159 @@
+#!/usr/bin/env python3
+"""The main job, shown: a small model in a stock llama.cpp, with stock and with kvant's KV caches.
+
+Prints one table (size, quality, speed) and an answer that the model generates from a long prompt on the compressed
+cache. Under 3 minutes on 2 cores once everything is fetched. Quality is measured by `kvant eval`, speed by `kvant
+bench model`; --json hands on their numbers as one array.
+"""
+
+import argparse
+import json
+import os
+import pathlib
+import subprocess
+import sys
+import time
+
+import fetch
+
+STOCK = ["q8_0", "q4_0"]
+KVANT = ["turboquant-4", "turboquant-3"]
+# A context that eval fills twice and a depth that bench reaches, within the 3 minutes.
+CONTEXT, CHUNKS = 1024, 1
+DEPTH, PREFILL, DECODE, ROUNDS = 1024, 128, 16, 2
+QUESTION = "Summarize in three sentences what the text above says."
+PROMPT_CHARACTERS = 6000  # about 1300 tokens
+
+COLUMNS = [
+    ("cache", "cache", "{}"),
+    ("bits", "bits", "{:.2f}"),
+    ("kv_mib", "KV MiB", "{:.2f}"),
+    ("ppl", "ppl", "{:.2f}"),
+    ("kld_mean", "mean KLD", "{:.4f}"),
+    ("top1", "top-1 %", "{:.1f}"),
+    ("prefill_tps", "prefill t/s", "{:.0f}"),
+    ("decode_tps", "decode t/s", "{:.1f}"),
+]
+
+
+def say(text):
+    print(text, file=sys.stderr, flush=True)
+
+
+def configurations():
+    options = [word for name in STOCK for word in ("--stock", name)]
+    return options + [word for name in KVANT for word in ("-k", name)]
+
+
+def kvant(command, arguments):
+    done = subprocess.run([str(word) for word in [*command, *arguments]], stdout=subprocess.PIPE, text=True)
+    if done.returncode != 0:
+        sys.exit(done.returncode)
+    return done.stdout
+
+
+def measure(command, model, text):
+    say(f"quality: {CHUNKS} x {CONTEXT} tokens against the f16 cache ...")
+    quality = json.loads(
+        kvant(
+            [command, "eval"],
+            ["-m", model, "-f", text, "-c", CONTEXT, "--chunks", CHUNKS, *configurations(), "--json"],
+        )
+    )
+    say(f"speed at {DEPTH} tokens of context ...")
+    speed = json.loads(
+        kvant(
+            [command, "bench", "model"],
+            [
+                "-m",
+                model,
+                "-d",
+                DEPTH,
+                "-p",
+                PREFILL,
+                "-n",
+                DECODE,
+                "-r",
+                ROUNDS,
+                "--stock",
+                "f16",
+                *configurations(),
+                "--json",
+            ],
+        )
+    )
+    by_name = {(row["cache"], row["k"], row["v"]): row for row in speed}
+    return [{**by_name[(row["cache"], row["k"], row["v"])], **row} for row in quality]
+
+
+def table(rows):
+    cells = [[heading for _, heading, _ in COLUMNS]]
+    for row in rows:
+        shown = dict(
+            row, cache=f"{row['cache']} {row['k']}", kv_mib=row["kv_bytes"] / 2**20, top1=100 * row["top1"]
+        )
+        cells.append([form.format(shown[key]) for key, _, form in COLUMNS])
+    widths = [max(len(line[i]) for line in cells) for i in range(len(COLUMNS))]
+    for line in cells:
+        print(
+            "  ".join(
+                cell.ljust(w) if i == 0 else cell.rjust(w) for i, (cell, w) in enumerate(zip(line, widths))
+            ).rstrip()
+        )
+
+
+def long_prompt(text):
+    body = pathlib.Path(text).read_text(encoding="utf-8")
+    start = body.index("\n\n", len(body) // 2)
+    return body[start : start + PROMPT_CHARACTERS].rsplit(".", 1)[0].strip() + ".\n"
+
+
+def answer(command, model, text):
+    print(
+        f"\nAn answer on the {KVANT[0]} cache, from a prompt of {PROMPT_CHARACTERS} characters:\n", flush=True
+    )
+    done = subprocess.run(
+        [command, "run", "-m", model, "-k", KVANT[0], "-n", "120", "-f", "-", "-p", QUESTION],
+        input=long_prompt(text),
+        text=True,
+    )
+    return done.returncode
+
+
+def main():
+    parser = argparse.ArgumentParser(
+        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
+    )
+    parser.add_argument("--kvant", default="build/bin/kvant", help="the command (default %(default)s)")
+    parser.add_argument("--model", help="a .gguf file (default: SmolLM2-135M-Instruct, fetched)")
+    parser.add_argument("--text", help="a text (default: the topics of Python's help())")
+    parser.add_argument("--json", action="store_true", help="the table's numbers as JSON, and no answer")
+    options = parser.parse_args()
+    started = time.monotonic()
+    try:
+        os.environ.setdefault("KVANT_RUNTIME", str(fetch.fetch_runtime()))
+        model = options.model or str(fetch.fetch_model("smollm2"))
+        text = options.text or str(fetch.fetch_text())
+    except fetch.FetchError as error:
+        say(f"demo: {error}" + (f"\n  hint: {error.hint}" if error.hint else ""))
+        return 1
+    fetched = time.monotonic()
+    rows = measure(options.kvant, model, text)
+    if options.json:
+        print(json.dumps(rows, indent=1))
+        return 0
+    print(
+        f"\n{pathlib.Path(model).name}, {CHUNKS} x {CONTEXT} tokens of {pathlib.Path(text).name}; speed after {DEPTH} "
+        "tokens\n"
+    )
+    table(rows)
+    code = answer(options.kvant, model, text)
+    say(f"\n{time.monotonic() - fetched:.0f} s, after {fetched - started:.0f} s of fetching")
+    return code
+
+
+if __name__ == "__main__":
+    try:
+        sys.exit(main())
+    except KeyboardInterrupt:
+        sys.exit(130)

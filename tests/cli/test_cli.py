@@ -1,0 +1,286 @@
+"""The kvant command without a model: help, errors, exit codes, codecs, exec."""
+
+import json
+import pathlib
+import tempfile
+import unittest
+
+from testing import PLUGIN, SRC, program, run
+
+OK, RUNTIME, USAGE, NOT_FOUND = 0, 1, 2, 127
+COMMANDS = ["codecs", "plugin-path", "exec"]
+LLAMA_COMMANDS = ["run", "eval", "bench"]
+
+
+class Help(unittest.TestCase):
+    def test_no_command_is_a_usage_error_and_says_how(self):
+        done = run()
+        self.assertEqual(done.returncode, USAGE)
+        self.assertEqual(done.stdout, "")
+        self.assertIn("usage: kvant", done.stderr)
+
+    def test_help_lists_every_command_on_stdout(self):
+        for arguments in (["--help"], ["-h"], ["help"]):
+            done = run(*arguments)
+            self.assertEqual((done.returncode, done.stderr), (OK, ""))
+            for command in COMMANDS + LLAMA_COMMANDS:
+                self.assertIn(f"\n  {command} ", done.stdout)
+
+    def test_every_command_has_help(self):
+        commands = COMMANDS + (LLAMA_COMMANDS if SRC else [])
+        for command in commands:
+            for arguments in ([command, "--help"], [command, "-h"], ["help", command]):
+                done = run(*arguments)
+                self.assertEqual((done.returncode, done.stderr), (OK, ""), arguments)
+                self.assertIn(f"usage: kvant {command}", done.stdout)
+
+    def test_version(self):
+        done = run("--version")
+        self.assertEqual(done.returncode, OK)
+        self.assertRegex(done.stdout, r"^kvant \d+\.\d+\.\d+ \(CPU level \w+; ")
+
+    def test_unknown_command_suggests_the_closest(self):
+        done = run("codcs")
+        self.assertEqual(done.returncode, USAGE)
+        self.assertIn("unknown command 'codcs'", done.stderr)
+        self.assertIn("did you mean 'codecs'?", done.stderr)
+
+    def test_no_suggestion_for_something_else(self):
+        done = run("xyzzy")
+        self.assertEqual(done.returncode, USAGE)
+        self.assertNotIn("did you mean", done.stderr)
+
+    def test_unknown_option_suggests_the_closest(self):
+        done = run("codecs", "--jsno")
+        self.assertEqual(done.returncode, USAGE)
+        self.assertIn("did you mean --json?", done.stderr)
+
+    def test_missing_value_and_surplus_word(self):
+        self.assertEqual(run("codecs", "--head-dim").returncode, USAGE)
+        done = run("codecs", "turboquant-4")
+        self.assertEqual(done.returncode, USAGE)
+        self.assertIn("unexpected word 'turboquant-4'", done.stderr)
+
+
+class Codecs(unittest.TestCase):
+    def rows(self, *arguments):
+        done = run("codecs", "--json", *arguments)
+        self.assertEqual((done.returncode, done.stderr), (OK, ""))
+        return json.loads(done.stdout)
+
+    def test_json_is_an_array_of_flat_objects(self):
+        rows = self.rows()
+        self.assertGreater(len(rows), 10)
+        for row in rows:
+            self.assertLessEqual(
+                {"spec", "family", "true_bits", "nominal_bits", "source", "options", "head_dim"}, set(row)
+            )
+            for value in row.values():
+                self.assertNotIsInstance(value, (dict, list))
+
+    def test_true_bits_are_the_page_bytes(self):
+        for head_dim in (64, 128):
+            for row in self.rows("--head-dim", head_dim):
+                if row["true_bits"] is not None:
+                    self.assertAlmostEqual(row["true_bits"], 8 * row["page_bytes"] / (64 * head_dim), 9)
+
+    def test_known_bits(self):
+        # One 16-bit scale a row of 64: 4 + 16/64. Raw fp16 has no metadata.
+        bits = {row["spec"]: row["true_bits"] for row in self.rows("--head-dim", 64)}
+        self.assertEqual(bits["turboquant-4"], 4.25)
+        self.assertEqual(bits["f16"], 16)
+
+    def test_table_and_json_list_the_same_specs(self):
+        table = run("codecs").stdout.split("\n\n")[0].splitlines()[1:]
+        self.assertEqual([line.split()[0] for line in table], [row["spec"] for row in self.rows()])
+
+    def test_head_dim_is_checked(self):
+        for bad in ("0", "513", "-1", "64x", "", "1e2", "99999999999999999999"):
+            done = run("codecs", "--head-dim", bad)
+            self.assertEqual(done.returncode, USAGE, bad)
+            self.assertIn("from 1 to 512", done.stderr)
+
+    def test_unwritable_output_fails(self):
+        with open("/dev/full", "w") as full:
+            done = run("codecs", stdout=full)
+        self.assertEqual(done.returncode, RUNTIME)
+        self.assertIn("cannot write to standard output: No space left", done.stderr)
+
+
+class PluginPath(unittest.TestCase):
+    @unittest.skipUnless(PLUGIN, "the plug-in is not built")
+    def test_prints_an_absolute_path(self):
+        done = run("plugin-path", KVANT_PLUGIN="")
+        self.assertEqual(done.returncode, OK, done.stderr)
+        path = pathlib.Path(done.stdout.strip())
+        self.assertTrue(path.is_absolute() and path.samefile(PLUGIN))
+
+    def test_override_that_is_not_there(self):
+        done = run("plugin-path", KVANT_PLUGIN="/nowhere/libggml-kvant.so")
+        self.assertEqual((done.returncode, done.stdout), (RUNTIME, ""))
+        self.assertIn("/nowhere/libggml-kvant.so", done.stderr)
+
+
+@unittest.skipUnless(PLUGIN, "the plug-in is not built")
+class Exec(unittest.TestCase):
+    def setUp(self):
+        self.folder = tempfile.TemporaryDirectory()
+        self.addCleanup(self.folder.cleanup)
+        self.server = program(self.folder.name, "llama-server", 'printf "%s\\n" "$@"')
+
+    def environment(self, *arguments, **environment):
+        done = run("exec", *arguments, "--", "env", **environment)
+        self.assertEqual(done.returncode, OK, done.stderr)
+        return dict(line.split("=", 1) for line in done.stdout.splitlines() if "=" in line)
+
+    def arguments(self, *given, **environment):
+        done = run("exec", "-k", "turboquant-4", "--", self.server, *given, **environment)
+        self.assertEqual(done.returncode, OK, done.stderr)
+        return done.stdout.splitlines(), done.stderr
+
+    def test_environment(self):
+        env = self.environment("-k", "turboquant-4", "-v", "int-8")
+        self.assertTrue(pathlib.Path(env["GGML_BACKEND_PATH"]).samefile(PLUGIN))
+        self.assertEqual((env["KVANT_K"], env["KVANT_V"]), ("turboquant-4", "int-8"))
+
+    def test_one_spec_is_for_both(self):
+        env = self.environment("-k", "int-8")
+        self.assertEqual((env["KVANT_K"], env["KVANT_V"]), ("int-8", "int-8"))
+        env = self.environment("-k", "int-8", KVANT_V="f16")
+        self.assertEqual((env["KVANT_K"], env["KVANT_V"]), ("int-8", "int-8"))
+
+    def test_specs_from_the_environment_stay(self):
+        env = self.environment(KVANT_K="int-8", KVANT_V="f16")
+        self.assertEqual((env["KVANT_K"], env["KVANT_V"]), ("int-8", "f16"))
+
+    def test_default_spec(self):
+        env = self.environment()
+        self.assertEqual((env["KVANT_K"], env["KVANT_V"]), ("turboquant-4", "turboquant-4"))
+
+    def test_flags_are_added_behind_the_given_ones(self):
+        arguments, _ = self.arguments("-m", "a model.gguf")
+        self.assertEqual(arguments, ["-m", "a model.gguf", "--device", "KVANT", "-ngl", "99", "-fa", "on"])
+
+    def test_given_flags_stay_in_any_spelling(self):
+        for given in (
+            ["--device", "KVANT", "-ngl", "10", "-fa", "auto"],
+            ["-dev", "KVANT", "--gpu-layers", "10", "--flash-attn", "auto"],
+            ["-dev", "KVANT,CUDA0", "--n-gpu-layers", "10", "--flash-attn", "auto"],
+        ):
+            self.assertEqual(self.arguments(*given)[0], given)
+
+    def test_flags_from_llama_variables_stay(self):
+        arguments, _ = self.arguments(LLAMA_ARG_N_GPU_LAYERS="10")
+        self.assertEqual(arguments, ["--device", "KVANT", "-fa", "on"])
+
+    def test_another_device_is_pointed_out(self):
+        arguments, stderr = self.arguments("--device", "CUDA0")
+        self.assertEqual(arguments, ["--device", "CUDA0", "-ngl", "99", "-fa", "on"])
+        self.assertIn("the cache will not be kvant's", stderr)
+
+    def test_the_dashes_are_optional(self):
+        done = run("exec", "-k", "int-8", self.server, "-v")
+        self.assertEqual(done.stdout.splitlines()[0], "-v")
+
+    def test_exit_code_is_the_programs(self):
+        self.assertEqual(run("exec", "sh", "-c", "exit 42").returncode, 42)
+
+    def test_missing_program(self):
+        done = run("exec", "no-such-llama-server")
+        self.assertEqual(done.returncode, NOT_FOUND)
+        self.assertIn("no-such-llama-server", done.stderr)
+        self.assertIn("hint:", done.stderr)
+
+    def test_program_that_may_not_run(self):
+        path = pathlib.Path(self.folder.name) / "llama-text"
+        path.write_text("not a program")
+        self.assertEqual(run("exec", path).returncode, RUNTIME)
+
+    def test_no_program(self):
+        self.assertEqual(run("exec", "-k", "int-8").returncode, USAGE)
+
+    def test_bad_specs_stop_before_the_program_starts(self):
+        for options in (
+            ["-k", "nonsense"],
+            ["-k", "turboquant-99"],
+            ["-k", "int-8", "-v", "int-8:group="],
+            ["-k", "int-8:nosuch=1"],
+            ["-k", ""],
+        ):
+            done = run("exec", *options, "--", self.server)
+            self.assertEqual((done.returncode, done.stdout), (USAGE, ""), options)
+            self.assertIn(options[-1] or "-k", done.stderr)
+
+    def test_bad_spec_from_the_environment(self):
+        self.assertEqual(run("exec", self.server, KVANT_K="nonsense").returncode, USAGE)
+
+    def test_missing_plugin(self):
+        done = run("exec", self.server, KVANT_PLUGIN="/nowhere.so")
+        self.assertEqual((done.returncode, done.stdout), (RUNTIME, ""))
+
+
+@unittest.skipUnless(SRC, "built without llama.cpp's headers")
+class LlamaErrors(unittest.TestCase):
+    def setUp(self):
+        self.folder = tempfile.TemporaryDirectory()
+        self.addCleanup(self.folder.cleanup)
+        self.file = pathlib.Path(self.folder.name) / "file"
+        self.file.write_text("not a model\n" * 100)
+
+    def check(self, arguments, code, *words, **environment):
+        done = run(*arguments, **environment)
+        self.assertEqual((done.returncode, done.stdout), (code, ""), done.stderr)
+        for word in words:
+            self.assertIn(word, done.stderr)
+
+    def test_what_is_needed_is_named(self):
+        self.check(["eval", "-f", self.file], USAGE, "no model given", "-m ")
+        self.check(["eval", "-m", self.file], USAGE, "no text given", "-f ")
+        self.check(["run", "-m", self.file], USAGE, "no prompt given")
+        self.check(["bench"], USAGE, "no benchmark given")
+        self.check(["bench", "kernels"], USAGE, "unknown benchmark 'kernels'")
+        self.check(["bench", "model"], USAGE, "no model given")
+
+    def test_missing_model(self):
+        for command in (["eval", "-f", self.file], ["run", "-p", "x"], ["bench", "model"]):
+            self.check([*command, "-m", "/nowhere.gguf"], RUNTIME, "/nowhere.gguf", "No such file")
+
+    def test_runtime_without_libllama(self):
+        self.check(
+            ["run", "-p", "x", "-m", self.file, "--runtime", self.folder.name],
+            RUNTIME,
+            "no libllama",
+            "hint:",
+        )
+        self.check(
+            ["run", "-p", "x", "-m", self.file], RUNTIME, "/nowhere-runtime", KVANT_RUNTIME="/nowhere-runtime"
+        )
+
+    def test_bad_specs_and_types(self):
+        base = ["eval", "-m", self.file, "-f", self.file]
+        self.check([*base, "-k", "nonsense"], USAGE, "nonsense")
+        self.check([*base, "-k", "int-8", "-v", "nonsense"], USAGE, "nonsense")
+        self.check([*base, "-v", "int-8"], USAGE, "no -k before it")
+        self.check([*base, "--stock", "q8_0", "-v", "int-8"], USAGE, "no -k before it")
+        self.check([*base, "--stock", "q3_0"], USAGE, "q3_0", "q8_0")
+        self.check([*base, "--stock", "q8_0/"], USAGE, "no cache type ''")
+        self.check(["run", "-m", self.file, "-p", "x", "-k", "int-8", "-k", "int-4"], USAGE, "takes one")
+
+    def test_bad_numbers(self):
+        base = ["eval", "-m", self.file, "-f", self.file]
+        for bad in ("0", "-1", "x", "1.5", "99999999999"):
+            self.check([*base, "-c", bad], USAGE, "--ctx", bad)
+            self.check([*base, "--chunks", bad], USAGE, "--chunks")
+            self.check([*base, "-t", bad], USAGE, "--threads")
+        self.check(["run", "-m", self.file, "-p", "x", "--temp", "nan"], USAGE, "--temp")
+        self.check(["bench", "model", "-m", self.file, "-d", "0,,5"], USAGE, "--depth")
+        self.check(["bench", "model", "-m", self.file, "-p", "0", "-n", "0"], USAGE, "nothing to measure")
+
+    def test_without_the_plugin_the_reason_is_clear(self):
+        done = run("exec", "-k", "int-8", "env", KVANT_PLUGIN="/nowhere.so")
+        self.assertEqual(done.returncode, RUNTIME)
+        self.assertIn("KVANT_PLUGIN=/nowhere.so", done.stderr)
+
+
+if __name__ == "__main__":
+    unittest.main()

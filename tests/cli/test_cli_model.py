@@ -1,0 +1,305 @@
+"""The kvant command with a model: what eval, bench and run print, and whether it is right."""
+
+import json
+import math
+import os
+import pathlib
+import re
+import signal
+import subprocess
+import sys
+import tempfile
+import time
+import unittest
+
+from testing import KVANT, LIB, MODEL, PLUGIN, program, run
+
+sys.path.insert(0, str(pathlib.Path(__file__).resolve().parents[2] / "scripts"))
+import fetch  # noqa: E402
+
+OK, RUNTIME, USAGE, INTERRUPTED = 0, 1, 2, 130
+# SmolLM2-135M-Instruct: layers, kv heads, head_dim.
+N_LAYERS, N_KV_HEADS, HEAD_DIM = 30, 3, 64
+TEXT = fetch.fetch_text()
+
+
+def rows_of(done):
+    assert done.returncode == OK, done.stderr
+    return json.loads(done.stdout)
+
+
+class Eval(unittest.TestCase):
+    @classmethod
+    def setUpClass(cls):
+        cls.arguments = ["eval", "-m", MODEL, "-f", TEXT, "-c", "256", "--chunks", "2"]
+        cls.rows = rows_of(
+            run(
+                *cls.arguments,
+                "--stock",
+                "q8_0",
+                "--stock",
+                "q8_0/q4_0",
+                "-k",
+                "f16",
+                "-k",
+                "turboquant-4",
+                "-v",
+                "turboquant-3",
+                "--json",
+            )
+        )
+
+    def test_rows_and_fields(self):
+        self.assertEqual(
+            [(row["cache"], row["k"], row["v"]) for row in self.rows],
+            [
+                ("llama.cpp", "f16", "f16"),
+                ("llama.cpp", "q8_0", "q8_0"),
+                ("llama.cpp", "q8_0", "q4_0"),
+                ("kvant", "f16", "f16"),
+                ("kvant", "turboquant-4", "turboquant-3"),
+            ],
+        )
+        for row in self.rows:
+            self.assertLessEqual(
+                {"bits", "kv_bytes", "ppl", "kld_mean", "kld_se", "kld_p99", "top1", "chunks"}, set(row)
+            )
+            self.assertTrue(all(isinstance(value, (str, int, float)) for value in row.values()), row)
+            self.assertEqual(row["chunks"], 2)
+
+    def test_bits(self):
+        self.assertEqual([row["bits"] for row in self.rows], [16, 8.5, 6.5, 16, 3.75])
+
+    def test_stock_sizes(self):
+        numbers = 2 * 256 * N_LAYERS * N_KV_HEADS * HEAD_DIM
+        for row in self.rows[:3]:
+            self.assertEqual(row["kv_bytes"], numbers * row["bits"] / 8)
+
+    def test_kvant_size_is_what_its_bits_say(self):
+        # 256 cells are whole pages, so nothing but the bits counts; 3 % is the project's bound.
+        numbers = 2 * 256 * N_LAYERS * N_KV_HEADS * HEAD_DIM
+        for row in self.rows[3:]:
+            self.assertAlmostEqual(row["kv_bytes"] / (numbers * row["bits"] / 8), 1, delta=0.03)
+
+    def test_reference_is_itself(self):
+        # The reference is stored with steps of at most 16 / 65535 nats, which rounds to half a step; the mean of
+        # such errors stays below one step, and ties of the two most probable tokens are rarer than 1 in 100.
+        self.assertLess(abs(self.rows[0]["kld_mean"]), 16 / 65535)
+        self.assertGreater(self.rows[0]["top1"], 0.99)
+
+    def test_f16_codec_is_the_f16_cache(self):
+        # The same numbers are stored; attention rounds differently (fp16 in llama.cpp, fp32 here), by about 2^-11
+        # of a logit's spread. A hundredth of what q8_0 does to the distribution is far above that.
+        stock, q8, kvant = self.rows[0], self.rows[1], self.rows[3]
+        self.assertLess(kvant["kld_mean"], 0.1 * q8["kld_mean"])
+        self.assertAlmostEqual(kvant["ppl"] / stock["ppl"], 1, delta=1e-3)
+
+    def test_fewer_bits_cost_more(self):
+        kld = {(row["cache"], row["k"], row["v"]): row["kld_mean"] for row in self.rows}
+        self.assertLess(kld["llama.cpp", "q8_0", "q8_0"], kld["llama.cpp", "q8_0", "q4_0"])
+        self.assertLess(kld["llama.cpp", "q8_0", "q4_0"], kld["kvant", "turboquant-4", "turboquant-3"])
+
+    def test_threads_change_speed_only(self):
+        one = rows_of(run(*self.arguments, "-k", "turboquant-4", "-v", "turboquant-3", "-t", "1", "--json"))
+        # Attention of kvant is the same for any number of threads; llama.cpp's own products are as well.
+        self.assertEqual(one[1]["ppl"], self.rows[4]["ppl"])
+        self.assertEqual(one[1]["kld_mean"], self.rows[4]["kld_mean"])
+
+    def test_table_has_the_same_numbers(self):
+        done = run(*self.arguments, "--stock", "q8_0")
+        self.assertEqual(done.returncode, OK, done.stderr)
+        header, f16, q8 = done.stdout.splitlines()
+        self.assertIn("KLD mean", header)
+        self.assertIn(f"{self.rows[0]['ppl']:.3f}", f16)
+        self.assertIn(f"{self.rows[1]['ppl']:.3f}", q8)
+        self.assertIn(f"{self.rows[1]['kld_mean']:.5f}", q8)
+
+    def test_too_short_a_text(self):
+        done = run("eval", "-m", MODEL, "-f", "-", "-c", "256", "--json", stdin="a few words")
+        self.assertEqual((done.returncode, done.stdout), (RUNTIME, ""))
+        self.assertIn("needs at least 512", done.stderr)
+
+    def test_unwritable_output(self):
+        with open("/dev/full", "w") as full:
+            done = run(*self.arguments, "--stock", "f16", stdout=full)
+        self.assertEqual(done.returncode, RUNTIME)
+        self.assertIn("No space left", done.stderr)
+
+    def test_interrupt_prints_what_is_complete(self):
+        env = dict(os.environ, KVANT_PLUGIN=PLUGIN)
+        command = [KVANT, "eval", "-m", MODEL, "-f", TEXT, "-c", "256", "-k", "f16", "--json"]
+        child = subprocess.Popen(command, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True, env=env)
+        time.sleep(8)
+        child.send_signal(signal.SIGINT)
+        out, err = child.communicate(timeout=60)
+        self.assertEqual(child.returncode, INTERRUPTED, err)
+        rows = json.loads(out)
+        self.assertGreaterEqual(len(rows), 1, "no chunk of 256 tokens was complete after 8 s")
+        self.assertGreaterEqual(rows[0]["chunks"], 1)
+
+    @unittest.skipUnless(
+        LIB and os.access(os.path.join(LIB, "llama-perplexity"), os.X_OK),
+        "this runtime has no llama-perplexity",
+    )
+    def test_agrees_with_llama_perplexity(self):
+        with tempfile.TemporaryDirectory() as folder:
+            base = [
+                os.path.join(LIB, "llama-perplexity"),
+                "-m",
+                MODEL,
+                "-f",
+                TEXT,
+                "-c",
+                "512",
+                "--chunks",
+                "2",
+                "--kl-divergence-base",
+                os.path.join(folder, "base"),
+            ]
+            subprocess.run(base, check=True, capture_output=True, timeout=300)
+            done = subprocess.run(
+                [*base, "--kl-divergence", "-ctk", "q4_0", "-ctv", "q4_0"],
+                check=True,
+                capture_output=True,
+                text=True,
+                timeout=300,
+            )
+
+        def figure(name):
+            return float(re.search(name + r"\s*:\s*([-0-9.]+)", done.stdout + done.stderr).group(1))
+
+        ours = rows_of(
+            run("eval", "-m", MODEL, "-f", TEXT, "-c", "512", "--chunks", "2", "--stock", "q4_0", "--json")
+        )
+        # Both decode the same tokens; batches are cut differently, so sums round differently, no more. The
+        # standard error of a mean over the same tokens says nothing here: the tokens are the same.
+        self.assertAlmostEqual(ours[0]["ppl"] / figure(r"Mean PPL\(base\)"), 1, delta=1e-3)
+        self.assertAlmostEqual(ours[1]["ppl"] / figure(r"Mean PPL\(Q\)"), 1, delta=5e-3)
+        self.assertAlmostEqual(ours[1]["kld_mean"] / figure("Mean +KLD"), 1, delta=0.03)
+        self.assertAlmostEqual(ours[1]["kld_p99"] / figure("99.0% +KLD"), 1, delta=0.1)
+        self.assertAlmostEqual(100 * ours[1]["top1"], figure("Same top p"), delta=1)
+
+
+class Bench(unittest.TestCase):
+    def test_rows(self):
+        rows = rows_of(
+            run(
+                "bench",
+                "model",
+                "-m",
+                MODEL,
+                "-d",
+                "64,0",
+                "-p",
+                "32",
+                "-n",
+                "4",
+                "-r",
+                "2",
+                "--stock",
+                "f16",
+                "-k",
+                "turboquant-4",
+                "--json",
+            )
+        )
+        self.assertEqual(
+            [(row["cache"], row["depth"]) for row in rows],
+            [("llama.cpp", 0), ("kvant", 0), ("llama.cpp", 64), ("kvant", 64)],
+        )
+        for row in rows:
+            self.assertEqual(row["rounds"], 2)
+            self.assertGreater(row["prefill_tps"], 0)
+            self.assertGreater(row["decode_tps"], 0)
+
+    def test_skipped_phase_is_null(self):
+        (row,) = rows_of(
+            run("bench", "model", "-m", MODEL, "-p", "0", "-n", "2", "-r", "1", "--stock", "f16", "--json")
+        )
+        self.assertIsNone(row["prefill_tps"])
+        self.assertGreater(row["decode_tps"], 0)
+
+
+class Run(unittest.TestCase):
+    def test_answer_on_stdout_statistics_on_stderr(self):
+        done = run("run", "-m", MODEL, "-k", "int-8", "-p", "What is the capital of France?", "-n", "16")
+        self.assertEqual(done.returncode, OK, done.stderr)
+        self.assertIn("Paris", done.stdout)
+        self.assertRegex(done.stderr, r"int-8, \d+\.\d\d bits: prompt \d+ tokens, .* KV cache \d+\.\d\d MiB")
+
+    def test_prompt_from_standard_input_and_raw(self):
+        done = run(
+            "run", "-m", MODEL, "-k", "f16", "-f", "-", "--raw", "-n", "3", stdin="One, two, three, four,"
+        )
+        self.assertEqual(done.returncode, OK, done.stderr)
+        self.assertIn("five", done.stdout)
+
+    def test_int8_text_is_the_stock_text(self):
+        arguments = ["run", "-m", MODEL, "-p", "Tell me about the sea.", "-n", "64"]
+        stock = run(*arguments, "--stock", "f16")
+        kvant = run(*arguments, "-k", "int-8")
+        self.assertEqual((stock.returncode, kvant.returncode), (OK, OK), stock.stderr + kvant.stderr)
+        self.assertEqual(stock.stdout, kvant.stdout)
+
+    def test_a_seed_repeats(self):
+        arguments = [
+            "run",
+            "-m",
+            MODEL,
+            "-p",
+            "A word:",
+            "-n",
+            "8",
+            "--temp",
+            "1",
+            "--stock",
+            "f16",
+            "--seed",
+        ]
+        self.assertEqual(run(*arguments, "7").stdout, run(*arguments, "7").stdout)
+
+    def test_full_context_is_said(self):
+        done = run("run", "-m", MODEL, "-p", "word " * 400, "-c", "256")
+        self.assertEqual((done.returncode, done.stdout), (RUNTIME, ""))
+        self.assertIn("larger -c", done.stderr)
+
+    def test_a_file_that_is_no_model(self):
+        with tempfile.NamedTemporaryFile("w", suffix=".gguf") as file:
+            file.write("GGUF, but not really\n")
+            file.flush()
+            done = run("run", "-m", file.name, "-p", "x", "--stock", "f16")
+        self.assertEqual((done.returncode, done.stdout), (RUNTIME, ""))
+        self.assertIn(f"cannot load the model {file.name}", done.stderr)
+
+
+@unittest.skipUnless(
+    LIB and os.access(os.path.join(LIB, "llama-completion"), os.X_OK), "this runtime has no programs"
+)
+class Exec(unittest.TestCase):
+    def test_a_stock_program_runs_on_the_compressed_cache(self):
+        done = run(
+            "exec",
+            "-k",
+            "int-8",
+            "--",
+            os.path.join(LIB, "llama-completion"),
+            "-m",
+            MODEL,
+            "-no-cnv",
+            "-p",
+            "The capital of France is",
+            "-n",
+            "8",
+            "--temp",
+            "0",
+            "-c",
+            "512",
+            KVANT_VERBOSE="1",
+        )
+        self.assertEqual(done.returncode, OK, done.stderr)
+        self.assertIn("Paris", done.stdout)
+        self.assertIn("KVANT", done.stderr)
+
+
+if __name__ == "__main__":
+    unittest.main()

@@ -1,0 +1,119 @@
+"""scripts/fetch.py without a network: the cache, damaged downloads, missing programs."""
+
+import hashlib
+import os
+import pathlib
+import subprocess
+import sys
+import tarfile
+import tempfile
+import unittest
+
+SCRIPTS = pathlib.Path(__file__).resolve().parents[2] / "scripts"
+sys.path.insert(0, str(SCRIPTS))
+
+import fetch  # noqa: E402
+
+
+class Fetch(unittest.TestCase):
+    def setUp(self):
+        folder = tempfile.TemporaryDirectory()
+        self.addCleanup(folder.cleanup)
+        self.root = pathlib.Path(folder.name)
+        self.cache = self.root / "cache"
+        self.bin = self.root / "bin"
+        self.bin.mkdir()
+
+    def run_fetch(self, *arguments):
+        """With nothing on PATH but what a test put into self.bin."""
+        env = {"PATH": str(self.bin), "KVANT_CACHE": str(self.cache), "HOME": str(self.root)}
+        return subprocess.run(
+            [sys.executable, "-B", SCRIPTS / "fetch.py", *arguments],
+            capture_output=True,
+            text=True,
+            env=env,
+            timeout=60,
+        )
+
+    def leftovers(self):
+        return [path for path in self.cache.rglob("*") if path.is_file()] if self.cache.exists() else []
+
+    def test_what_is_cached_is_found_without_network_or_programs(self):
+        model = self.cache / "models" / fetch.MODELS["smollm2"][0]
+        runtime = self.cache / f"runtime-{fetch.LLAMA_VERSION}"
+        headers = self.cache / f"headers-{fetch.LLAMA_VERSION}"
+        model.parent.mkdir(parents=True)
+        model.write_text("model")
+        for folder in (runtime, headers):
+            folder.mkdir()
+        for arguments, path in ((["model"], model), (["runtime"], runtime), (["headers"], headers)):
+            done = self.run_fetch(*arguments)
+            self.assertEqual((done.returncode, done.stdout, done.stderr), (0, f"{path}\n", ""))
+
+    def test_text_is_made_from_this_python(self):
+        done = self.run_fetch("text")
+        self.assertEqual(done.returncode, 0, done.stderr)
+        text = pathlib.Path(done.stdout.strip()).read_text(encoding="utf-8")
+        self.assertGreater(len(text), 300_000)
+        again = self.run_fetch("text")
+        self.assertEqual(again.stdout, done.stdout)
+
+    def test_missing_npm_and_git_are_named_with_their_package(self):
+        done = self.run_fetch("runtime")
+        self.assertEqual((done.returncode, done.stdout), (1, ""))
+        self.assertIn("npm is missing", done.stderr)
+        self.assertIn("apt-get install npm", done.stderr)
+        done = self.run_fetch("headers")
+        self.assertEqual(done.returncode, 1)
+        self.assertIn("apt-get install git", done.stderr)
+
+    def fake_npm(self, body):
+        path = self.bin / "npm"
+        # The destination is the argument after --pack-destination.
+        path.write_text('#!/bin/sh\nwhile [ "$1" != --pack-destination ]; do shift; done\n' + body + "\n")
+        path.chmod(0o755)
+
+    def test_a_damaged_download_is_refused_and_leaves_nothing(self):
+        self.fake_npm('echo damaged > "$2/archive.tgz"')
+        done = self.run_fetch("runtime")
+        self.assertEqual((done.returncode, done.stdout), (1, ""))
+        self.assertIn("SHA-256", done.stderr)
+        self.assertIn(fetch.RUNTIME[2], done.stderr)
+        self.assertEqual(self.leftovers(), [])
+
+    def test_a_failed_download_says_so_and_leaves_nothing(self):
+        self.fake_npm("exit 7")
+        done = self.run_fetch("runtime")
+        self.assertEqual((done.returncode, done.stdout), (1, ""))
+        self.assertIn("npm returned 7", done.stderr)
+        self.assertEqual(self.leftovers(), [])
+
+    def test_cache_that_cannot_be_made(self):
+        self.cache.write_text("a file")
+        done = self.run_fetch("text")
+        self.assertEqual((done.returncode, done.stdout), (1, ""))
+        self.assertIn("KVANT_CACHE", done.stderr)
+
+    def test_a_good_download_is_unpacked_and_published(self):
+        archive = self.root / "good.tgz"
+        library = self.root / "libllama.so"
+        library.write_bytes(b"library")
+        with tarfile.open(archive, "w:gz") as tar:
+            tar.add(library, "package/bins/linux-x64/libllama.so")
+        sha256 = hashlib.sha256(archive.read_bytes()).hexdigest()
+        os.environ["KVANT_CACHE"] = str(self.cache)
+        self.addCleanup(os.environ.pop, "KVANT_CACHE")
+        original, path = fetch.RUNTIME, os.environ["PATH"]
+        self.fake_npm(f'cp "{archive}" "$2/archive.tgz"')
+        try:
+            fetch.RUNTIME = (original[0], original[1], sha256)
+            os.environ["PATH"] = f"{self.bin}:{path}"
+            folder = fetch.fetch_runtime()
+        finally:
+            fetch.RUNTIME, os.environ["PATH"] = original, path
+        self.assertEqual((folder / "libllama.so").read_bytes(), b"library")
+        self.assertEqual([entry.name for entry in self.cache.iterdir()], [folder.name])
+
+
+if __name__ == "__main__":
+    unittest.main()
