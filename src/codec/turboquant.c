@@ -22,13 +22,35 @@ static float scale_at(const kvant_codec *codec, const void *page, uint32_t token
     return kvant_half_to_float(((const uint16_t *)((const uint8_t *)page + codec->info.metadata_offset))[token]);
 }
 
-/* Number of thresholds below u: a branch-free search over the sorted, padded table. */
-static uint8_t nearest(const float *thresholds, uint32_t bits, float u)
+/* Number of thresholds below u: a branch-free search over the sorted table. */
+static uint8_t search(const float *thresholds, uint32_t bits, float u)
 {
     uint32_t code = 0;
     for (uint32_t step = 1u << (bits - 1); step; step /= 2)
         code += u > thresholds[code + step - 1] ? step : 0;
     return (uint8_t)code;
+}
+
+/* The codes of 16 numbers by comparing each with all thresholds: up to 4 bits that is faster than searching, because
+ * compilers turn it into vector code. */
+static void count_below(const float *thresholds, uint32_t n_thresholds, const float *u, uint8_t *codes)
+{
+    uint32_t count[KVANT_TILE] = { 0 };
+    for (uint32_t k = 0; k < n_thresholds; k++)
+        for (uint32_t j = 0; j < KVANT_TILE; j++)
+            count[j] += u[j] > thresholds[k];
+    for (uint32_t j = 0; j < KVANT_TILE; j++)
+        codes[j] = (uint8_t)count[j];
+}
+
+/* The code of every number, the same either way. */
+static void nearest(const kvant_codebook *book, uint32_t bits, const float *u, uint32_t n, uint8_t *codes)
+{
+    uint32_t j = 0;
+    for (; bits <= 4 && j + KVANT_TILE <= n; j += KVANT_TILE)
+        count_below(book->thresholds, (1u << bits) - 1, u + j, codes + j);
+    for (; j < n; j++)
+        codes[j] = search(book->thresholds, bits, u[j]);
 }
 
 /* Codes of a row; returns the scale to store. */
@@ -38,13 +60,14 @@ static float quantize(const kvant_codec *codec, const float *y, uint8_t *codes)
     uint32_t d = codec->info.head_dim;
     float squares = kvant_dot_ordered(y, y, d);
     float scale = kvant_half_to_float(kvant_half_from_float(sqrtf(squares) * book->inverse_sqrt_dim));
-    float inverse = scale > 0 ? 1 / scale : 0, decoded[KVANT_MAX_HEAD_DIM];
-    for (uint32_t j = 0; j < d; j++) {
-        codes[j] = nearest(book->thresholds, codec->info.bits, y[j] * inverse);
-        decoded[j] = book->values[codes[j]];
-    }
+    float inverse = scale > 0 ? 1 / scale : 0, u[KVANT_MAX_HEAD_DIM], decoded[KVANT_MAX_HEAD_DIM];
+    for (uint32_t j = 0; j < d; j++)
+        u[j] = y[j] * inverse;
+    nearest(book, codec->info.bits, u, d, codes);
     if (!book->unbiased || !(scale > 0))
         return scale;
+    for (uint32_t j = 0; j < d; j++)
+        decoded[j] = book->values[codes[j]];
     float product = kvant_dot_ordered(y, decoded, d);
     return product > 0 ? squares / product : 0;
 }
