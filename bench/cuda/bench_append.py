@@ -1,0 +1,66 @@
+#!/usr/bin/env python3
+"""Times kvant's append (K and V in one call) as a fraction of what a device-to-device copy moves in the same process.
+
+The bytes counted are the rows read and the pages written; the copy's are those it reads and those it writes.
+"""
+import argparse
+import csv
+import shlex
+import sys
+
+import torch
+
+import kvant
+from bench_attention import CODECS, bench, machine, spec_for
+
+# tokens, kv heads, head_dim
+SHAPES = [(8192, 8, 128), (1, 8, 128), (64, 8, 128)]
+
+
+def copy_bandwidth(flush, repeats):
+    source = torch.randint(0, 255, (1 << 30,), dtype=torch.uint8, device="cuda")
+    target = torch.empty_like(source)
+    return 2 * source.numel() / bench(lambda: target.copy_(source), flush, repeats)
+
+
+def bench_codec(codec, shape, flush, repeats):
+    tokens, kv_heads, head_dim = shape
+    spec = spec_for(codec, head_dim)
+    blocks = (tokens + 63) // 64
+    cache = kvant.PagedCache(spec, spec, kv_heads, head_dim, blocks if tokens > 64 else tokens, seed=1)
+    k, v = (torch.randn(tokens, kv_heads, head_dim, device="cuda", dtype=torch.bfloat16) for _ in range(2))
+    at = torch.arange(tokens, device="cuda")
+    # a prompt's tokens are neighbours; a decode step's belong to different sequences, so to different blocks
+    slots = torch.randperm(blocks, device="cuda")[at // 64] * 64 + at % 64 if tokens > 64 else at * 64 + 17
+    size = 2 * k.numel() * k.element_size() + tokens * cache.block_bytes / 64
+    return bench(lambda: cache.append(k, v, slots), flush, repeats), size
+
+
+def main():
+    parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
+    parser.add_argument("--codecs", default=",".join(CODECS))
+    parser.add_argument("--repeats", type=int, default=31)
+    parser.add_argument("--csv")
+    parser.add_argument("--commit", default="unknown")
+    parser.add_argument("--compiler", default="unknown")
+    args = parser.parse_args()
+    flush = torch.empty(256 << 20, dtype=torch.uint8, device="cuda")
+    copy = copy_bandwidth(flush, args.repeats)
+    print(f"copy {copy / 1e6:.2f} TB/s")
+    rows = []
+    for shape in SHAPES:
+        for codec in args.codecs.split(","):
+            us, size = bench_codec(codec, shape, flush, args.repeats)
+            print(f"append {'x'.join(map(str, shape))} {codec}: {us:.1f} us, {size / us / copy:.0%} of copy", flush=True)
+            rows.append([*machine(), args.compiler, args.commit, shlex.join(["bench_append.py", *sys.argv[1:]]), *shape,
+                         codec, f"{us:.2f}", f"{size / us / 1e3:.0f}", f"{size / us / copy:.3f}"])
+    if args.csv:
+        with open(args.csv, "w", newline="") as file:
+            writer = csv.writer(file, lineterminator="\n")
+            writer.writerow(["machine", "driver", "compiler", "commit", "command", "tokens", "kv_heads", "head_dim",
+                             "codec", "us", "GB/s", "fraction of copy"])
+            writer.writerows(rows)
+
+
+if __name__ == "__main__":
+    main()

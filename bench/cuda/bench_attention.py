@@ -1,0 +1,156 @@
+#!/usr/bin/env python3
+"""Times kvant's decode attention and PyTorch's (flash and cuDNN, bf16, enable_gqa) on the same work in one process.
+
+Every figure is the median of replays of a CUDA graph that holds the one call, with the second-level cache overwritten
+before each. kvant reads its keys and values through a shuffled block table; rotation of queries and outputs is inside
+its time. Before it is timed, its output is compared with softmax in float32 over the decoded pages.
+
+    KVANT_CUDA_LIBRARY=build/lib/libkvant_cuda.so PYTHONPATH=integrations/python bench/cuda/bench_attention.py \\
+        --csv bench/results/cuda_attention.csv --commit $(git rev-parse --short HEAD)
+"""
+import argparse
+import csv
+import shlex
+import statistics
+import subprocess
+import sys
+
+import torch
+import torch.nn.functional as F
+from torch.nn.attention import SDPBackend, sdpa_kernel
+
+import kvant
+
+# batch, query heads, kv heads, head_dim, tokens
+SHAPES = [(1, 28, 4, 128, 65536), (1, 32, 8, 128, 131072), (8, 32, 8, 128, 32768), (64, 32, 8, 128, 4096),
+          (1, 32, 8, 128, 32768), (32, 64, 8, 128, 16384), (1, 16, 16, 64, 32760), (8, 16, 2, 256, 16384),
+          (8, 32, 8, 96, 16384)]
+CODECS = ["int-4", "bdr-4", "turboquant-4", "turboquant-3", "turboquant-2", "int-8"]
+
+
+def bench(call, flush, repeats):
+    """Median microseconds of a call, replayed from a graph over a cold cache."""
+    stream = torch.cuda.Stream()
+    with torch.cuda.stream(stream):
+        for _ in range(3):
+            call()
+    stream.synchronize()
+    graph = torch.cuda.CUDAGraph()
+    with torch.cuda.graph(graph, stream=stream):
+        call()
+    times = []
+    with torch.cuda.stream(stream):
+        for _ in range(repeats):
+            flush.zero_()
+            begin, end = torch.cuda.Event(enable_timing=True), torch.cuda.Event(enable_timing=True)
+            begin.record()
+            graph.replay()
+            end.record()
+            end.synchronize()
+            times.append(begin.elapsed_time(end) * 1e3)
+    return statistics.median(times)
+
+
+def spec_for(codec, head_dim):
+    return codec + ":rotate=hadamard" if codec.startswith("turboquant") and head_dim & (head_dim - 1) else codec
+
+
+def make_cache(codec, batch, kv_heads, head_dim, tokens):
+    """A cache with random rows in shuffled blocks, and its block table."""
+    pages = (tokens + 63) // 64
+    spec = spec_for(codec, head_dim)
+    cache = kvant.PagedCache(spec, spec, kv_heads, head_dim, batch * pages, seed=1)
+    table = torch.randperm(batch * pages, device="cuda").to(torch.int32).view(batch, pages)
+    for b in range(batch):
+        rows = [torch.randn(tokens, kv_heads, head_dim, device="cuda", dtype=torch.bfloat16) for _ in range(2)]
+        at = torch.arange(tokens, device="cuda")
+        cache.append(rows[0], rows[1], table[b].long()[at // 64] * 64 + at % 64)
+    return cache, table
+
+
+def relative_error(cache, table, q, out, tokens):
+    """Of sequence 0 and its first kv head, against float32 on the decoded pages."""
+    group = q.shape[1] // cache.n_kv_heads
+    k, v = (cache.decode(role, table[0], torch.float32)[:tokens, 0] for role in "kv")
+    scores = q[0, :group].float() @ k.T / cache.head_dim ** 0.5
+    want = torch.softmax(scores, -1) @ v
+    return ((out[0, :group].float() - want).norm() / want.norm()).item()
+
+
+def bench_kvant(codec, shape, flush, repeats):
+    batch, heads, kv_heads, head_dim, tokens = shape
+    cache, table = make_cache(codec, batch, kv_heads, head_dim, tokens)
+    q = torch.randn(batch, heads, head_dim, device="cuda", dtype=torch.bfloat16)
+    lengths = torch.full((batch,), tokens, device="cuda", dtype=torch.int32)
+    out = torch.full_like(q, float("nan"))
+    cache.attention(q, table, lengths, out=out)
+    error = relative_error(cache, table, q, out, tokens)
+    bytes_read = table.numel() * cache.block_bytes
+    return bench(lambda: cache.attention(q, table, lengths, out=out), flush, repeats), bytes_read, error
+
+
+def bench_sdpa(backend, shape, flush, repeats):
+    batch, heads, kv_heads, head_dim, tokens = shape
+    q = torch.randn(batch, heads, 1, head_dim, device="cuda", dtype=torch.bfloat16)
+    k = torch.randn(batch, kv_heads, tokens, head_dim, device="cuda", dtype=torch.bfloat16)
+    v = torch.randn_like(k)
+
+    def call():
+        with sdpa_kernel(backend):
+            return F.scaled_dot_product_attention(q, k, v, enable_gqa=True)
+
+    try:
+        return bench(call, flush, repeats), 2 * k.numel() * k.element_size()
+    except RuntimeError as error:
+        print(f"  {backend}: {str(error).splitlines()[0]}", file=sys.stderr)
+        return None, 2 * k.numel() * k.element_size()
+
+
+def machine():
+    driver = subprocess.run(["nvidia-smi", "--query-gpu=driver_version", "--format=csv,noheader"], capture_output=True,
+                            text=True).stdout.strip()
+    return torch.cuda.get_device_name(), driver
+
+
+def main():
+    parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
+    parser.add_argument("--shapes", type=int, default=len(SHAPES), help="only the first so many shapes")
+    parser.add_argument("--codecs", default=",".join(CODECS))
+    parser.add_argument("--no-sdpa", action="store_true")
+    parser.add_argument("--repeats", type=int, default=31)
+    parser.add_argument("--csv", help="file to write the table to")
+    parser.add_argument("--commit", default="unknown")
+    parser.add_argument("--compiler", default="unknown", help="what built the library")
+    args = parser.parse_args()
+    torch.manual_seed(1)
+    flush = torch.empty(256 << 20, dtype=torch.uint8, device="cuda")
+    gpu, driver = machine()
+    rows = []
+    for shape in SHAPES[:args.shapes]:
+        results = []
+        if not args.no_sdpa:
+            for name, backend in (("cudnn-bf16", SDPBackend.CUDNN_ATTENTION), ("flash-bf16", SDPBackend.FLASH_ATTENTION)):
+                us, size = bench_sdpa(backend, shape, flush, args.repeats)
+                results.append((name, us, size, None))
+        for codec in args.codecs.split(","):
+            results.append((codec, *bench_kvant(codec, shape, flush, args.repeats)))
+            torch.cuda.empty_cache()
+        rival = next((us for name, us, *_ in results if name == "cudnn-bf16" and us), None)
+        print("x".join(map(str, shape)) + ": " + "  ".join(
+            f"{name} {us:.1f}" + (f" ({size / us / 1e6:.2f} TB/s, err {error:.4f})" if error is not None else "")
+            for name, us, size, error in results if us), flush=True)
+        for name, us, size, error in results:
+            if us:
+                rows.append([gpu, driver, args.compiler, args.commit, shlex.join(["bench_attention.py", *sys.argv[1:]]),
+                             *shape, name, f"{us:.2f}", f"{size / us / 1e3:.0f}", f"{rival / us:.2f}" if rival else "",
+                             "" if error is None else f"{error:.5f}"])
+    if args.csv:
+        with open(args.csv, "w", newline="") as file:
+            writer = csv.writer(file, lineterminator="\n")
+            writer.writerow(["machine", "driver", "compiler", "commit", "command", "batch", "heads", "kv_heads",
+                             "head_dim", "tokens", "codec", "us", "GB/s", "ratio to cuDNN", "relative error"])
+            writer.writerows(rows)
+
+
+if __name__ == "__main__":
+    main()

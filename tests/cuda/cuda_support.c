@@ -1,0 +1,128 @@
+/* cuda_support.c - see cuda_support.h. */
+#include "cuda_support.h"
+
+#include "../../src/base/half.h"
+
+static uint64_t state = 88172645463325252u;
+
+uint64_t random_bits(void)
+{
+    state ^= state << 13;
+    state ^= state >> 7;
+    state ^= state << 17;
+    return state;
+}
+
+float random_uniform(float low, float high)
+{
+    return low + (high - low) * (float)(random_bits() >> 40) * 0x1p-24f;
+}
+
+float random_normal(void)
+{
+    float sum = 0;
+    for (int i = 0; i < 4; i++)
+        sum += random_uniform(-0.8660254f, 0.8660254f);
+    return random_bits() % 97 == 0 ? 6 * sum : sum;
+}
+
+void *device_new(size_t bytes, int fill)
+{
+    void *p = NULL;
+    check_cuda(cudaMalloc(&p, bytes ? bytes : 1));
+    check_cuda(cudaMemset(p, fill, bytes ? bytes : 1));
+    return p;
+}
+
+void *device_copy(const void *from, size_t bytes)
+{
+    void *p = device_new(bytes, 0);
+    check_cuda(cudaMemcpy(p, from, bytes, cudaMemcpyHostToDevice));
+    return p;
+}
+
+void device_read(void *to, const void *from, size_t bytes)
+{
+    check_cuda(cudaMemcpy(to, from, bytes, cudaMemcpyDeviceToHost));
+}
+
+float from_type(const void *from, size_t i, kvant_cuda_type type)
+{
+    if (type == KVANT_CUDA_F32)
+        return ((const float *)from)[i];
+    uint16_t bits = ((const uint16_t *)from)[i];
+    return type == KVANT_CUDA_F16 ? kvant_half_to_float(bits) : kvant_bf16_to_float(bits);
+}
+
+static uint16_t bits_of(float x, kvant_cuda_type type)
+{
+    return type == KVANT_CUDA_F16 ? kvant_half_from_float(x) : kvant_bf16_from_float(x);
+}
+
+float round_to_type(float x, kvant_cuda_type type)
+{
+    if (type == KVANT_CUDA_F32)
+        return x;
+    uint16_t bits = bits_of(x, type);
+    return from_type(&bits, 0, type);
+}
+
+void *to_type(const float *from, size_t n, kvant_cuda_type type, size_t *bytes)
+{
+    *bytes = n * (type == KVANT_CUDA_F32 ? 4 : 2);
+    void *to = malloc(*bytes);
+    for (size_t i = 0; i < n; i++)
+        if (type == KVANT_CUDA_F32)
+            ((float *)to)[i] = from[i];
+        else
+            ((uint16_t *)to)[i] = bits_of(from[i], type);
+    return to;
+}
+
+static void open_role(const char *spec, uint32_t head_dim, kvant_role role, kvant_codec **codec,
+                      kvant_cuda_codec **gpu, kvant_codec_info *info)
+{
+    char text[256];
+    *info = (kvant_codec_info){ .size = sizeof *info };
+    if (kvant_codec_create(spec, head_dim, role, 7, codec, text, sizeof text) != KVANT_OK ||
+        kvant_cuda_codec_from(*codec, gpu, text, sizeof text) != KVANT_OK)
+        fail_msg("%s, head_dim %u: %s", spec, head_dim, text);
+    assert_int_equal(kvant_codec_get_info(*codec, info), KVANT_OK);
+}
+
+void cache_open(test_cache *cache, const char *k_spec, const char *v_spec, uint32_t head_dim, uint32_t n_kv_heads,
+                uint32_t n_blocks, int fill)
+{
+    *cache = (test_cache){ .head_dim = head_dim, .n_kv_heads = n_kv_heads, .n_blocks = n_blocks };
+    open_role(k_spec, head_dim, KVANT_ROLE_K, &cache->k, &cache->gpu_k, &cache->k_info);
+    open_role(v_spec, head_dim, KVANT_ROLE_V, &cache->v, &cache->gpu_v, &cache->v_info);
+    cache->v_offset = cache->k_info.page_bytes * n_kv_heads;
+    cache->block_bytes = cache->v_offset + cache->v_info.page_bytes * n_kv_heads;
+    cache->pool = malloc(cache->block_bytes * n_blocks);
+    memset(cache->pool, fill, cache->block_bytes * n_blocks);
+    cache->gpu_pool = device_new(cache->block_bytes * n_blocks, fill);
+}
+
+void cache_close(test_cache *cache)
+{
+    kvant_codec_free(&cache->k);
+    kvant_codec_free(&cache->v);
+    kvant_cuda_codec_free(&cache->gpu_k);
+    kvant_cuda_codec_free(&cache->gpu_v);
+    free(cache->pool);
+    cudaFree(cache->gpu_pool);
+}
+
+void *cache_page(const test_cache *cache, kvant_role role, uint32_t block, uint32_t kv_head)
+{
+    size_t page = role == KVANT_ROLE_K ? cache->k_info.page_bytes * kv_head
+                                       : cache->v_offset + cache->v_info.page_bytes * kv_head;
+    return cache->pool + cache->block_bytes * block + page;
+}
+
+kvant_cuda_pages cache_pages(const test_cache *cache, kvant_role role)
+{
+    return role == KVANT_ROLE_K
+               ? (kvant_cuda_pages){ cache->gpu_pool, cache->block_bytes, cache->k_info.page_bytes }
+               : (kvant_cuda_pages){ cache->gpu_pool + cache->v_offset, cache->block_bytes, cache->v_info.page_bytes };
+}

@@ -1,0 +1,276 @@
+/* test_append.c - append on the GPU writes the CPU encoder's bytes; decode gives the CPU decoder's numbers, to the bit. */
+#include "cuda_support.h"
+
+#include <math.h>
+
+enum { HEADS = 3, BLOCKS = 9 };
+
+typedef struct append_case {
+    const char *spec;
+    uint32_t head_dim, n_tokens;
+    kvant_cuda_type type;
+    int order;      /* 0: in order from the middle of a page, 1: shuffled over all slots, 2: one token a block */
+    bool center;
+} append_case;
+
+static void choose_slots(const append_case *c, int64_t *slots)
+{
+    int64_t all[BLOCKS * 64];
+    for (int i = 0; i < BLOCKS * 64; i++)
+        all[i] = i;
+    for (int i = BLOCKS * 64 - 1; c->order == 1 && i > 0; i--) {
+        int j = (int)(random_bits() % (uint64_t)(i + 1));
+        int64_t t = all[i];
+        all[i] = all[j];
+        all[j] = t;
+    }
+    for (uint32_t i = 0; i < c->n_tokens; i++)
+        slots[i] = c->order == 2 ? (int64_t)(i % BLOCKS) * 64 + (i * 13 + 5) % 64 : all[c->order == 0 ? i + 37 : i];
+    if (c->n_tokens > 4)
+        slots[3] = -1; /* skipped */
+}
+
+/* Rows of all kinds: usual ones, zeros, minus zeros, a constant, tiny, large, one large channel. */
+static void fill_row(float *row, uint32_t d, uint32_t kind)
+{
+    for (uint32_t j = 0; j < d; j++) {
+        float x = random_normal();
+        row[j] = kind == 1 ? 0.0f : kind == 2 ? -0.0f : kind == 3 ? 0.375f : kind == 4 ? x * 1e-7f : kind == 5 ? x * 900
+                 : kind == 6 ? (j == 5 ? 60.0f : x * 0.01f) : kind == 7 ? (float)(j % 2) * -0.0f : x;
+    }
+}
+
+static void encode_on_cpu(test_cache *cache, const append_case *c, kvant_role role, const float *rows,
+                          const float *center, const int64_t *slots)
+{
+    const kvant_codec *codec = role == KVANT_ROLE_K ? cache->k : cache->v;
+    for (uint32_t i = 0; i < c->n_tokens; i++)
+        for (uint32_t h = 0; slots[i] >= 0 && h < HEADS; h++) {
+            uint32_t block = (uint32_t)(slots[i] / 64), at = (uint32_t)(slots[i] % 64), d = c->head_dim;
+            assert_int_equal(kvant_codec_encode(codec, center ? center + h * d : NULL, rows + (i * HEADS + h) * d, d,
+                                                at, 1, cache_page(cache, role, block, h)),
+                             KVANT_OK);
+        }
+}
+
+static void compare_pools(const test_cache *cache, const append_case *c)
+{
+    size_t bytes = cache->block_bytes * cache->n_blocks;
+    uint8_t *got = malloc(bytes);
+    device_read(got, cache->gpu_pool, bytes);
+    for (size_t i = 0; i < bytes; i++)
+        if (got[i] != cache->pool[i])
+            fail_msg("%s, head_dim %u, order %d, type %d: byte %zu of block %zu is %02x, the CPU's %02x", c->spec,
+                     c->head_dim, c->order, c->type, i % cache->block_bytes, i / cache->block_bytes, got[i],
+                     cache->pool[i]);
+    free(got);
+}
+
+static void check_decode(const test_cache *cache, const append_case *c, kvant_role role, const float *center)
+{
+    const kvant_codec *codec = role == KVANT_ROLE_K ? cache->k : cache->v;
+    uint32_t d = c->head_dim;
+    size_t n = (size_t)BLOCKS * 64 * HEADS * d;
+    int32_t blocks[BLOCKS];
+    for (int i = 0; i < BLOCKS; i++)
+        blocks[i] = BLOCKS - 1 - i;
+    void *gpu_blocks = device_copy(blocks, sizeof blocks), *out = device_new(n * sizeof(float), 0xff);
+    void *gpu_center = center ? device_copy(center, HEADS * d * sizeof(float)) : NULL;
+    kvant_cuda_decode_args args = { .size = sizeof args, .codec = role == KVANT_ROLE_K ? cache->gpu_k : cache->gpu_v,
+                                    .pages = cache_pages(cache, role), .blocks = gpu_blocks, .n_blocks = BLOCKS,
+                                    .n_kv_heads = HEADS, .type = KVANT_CUDA_F32, .out = out, .token_stride = HEADS * d,
+                                    .head_stride = d, .center = gpu_center };
+    assert_int_equal(kvant_cuda_decode(&args, NULL), KVANT_OK);
+    float *got = malloc(n * sizeof *got), *want = malloc(64 * d * sizeof *want);
+    device_read(got, out, n * sizeof *got);
+    for (uint32_t b = 0; b < BLOCKS; b++)
+        for (uint32_t h = 0; h < HEADS; h++) {
+            kvant_codec_decode(codec, center ? center + h * d : NULL, cache_page(cache, role, (uint32_t)blocks[b], h), 0,
+                               64, want, d);
+            for (uint32_t t = 0; t < 64; t++)
+                for (uint32_t j = 0; j < d; j++) {
+                    float x = got[((b * 64 + t) * HEADS + h) * d + j], y = want[t * d + j];
+                    if (!(x == y))
+                        fail_msg("%s, head_dim %u: decoded %g, the CPU %g (block %u, head %u, token %u, channel %u)",
+                                 c->spec, d, x, y, b, h, t, j);
+                }
+        }
+    free(got);
+    free(want);
+    cudaFree(gpu_blocks);
+    cudaFree(out);
+    cudaFree(gpu_center);
+}
+
+static void run_append(const append_case *c)
+{
+    test_cache cache;
+    uint32_t d = c->head_dim;
+    size_t n = (size_t)c->n_tokens * HEADS * d, bytes;
+    cache_open(&cache, c->spec, c->spec, d, HEADS, BLOCKS, 0);
+    float *rows[2], *center = malloc(HEADS * d * sizeof *center);
+    void *gpu_rows[2], *gpu_center;
+    int64_t *slots = malloc(c->n_tokens * sizeof *slots);
+    for (uint32_t j = 0; j < HEADS * d; j++)
+        center[j] = random_normal();
+    gpu_center = device_copy(center, HEADS * d * sizeof *center);
+    choose_slots(c, slots);
+    for (int r = 0; r < 2; r++) {
+        rows[r] = malloc(n * sizeof(float));
+        for (uint32_t i = 0; i < c->n_tokens * HEADS; i++)
+            fill_row(rows[r] + (size_t)i * d, d, (uint32_t)(random_bits() % 24));
+        for (size_t i = 0; i < n; i++)
+            rows[r][i] = round_to_type(rows[r][i], c->type);
+        void *typed = to_type(rows[r], n, c->type, &bytes);
+        gpu_rows[r] = device_copy(typed, bytes);
+        free(typed);
+        encode_on_cpu(&cache, c, (kvant_role)r, rows[r], c->center ? center : NULL, slots);
+    }
+    void *gpu_slots = device_copy(slots, c->n_tokens * sizeof *slots);
+    uint32_t refused = 0, *gpu_refused = device_copy(&refused, sizeof refused);
+    kvant_cuda_append_args args = { .size = sizeof args, .type = c->type, .n_tokens = c->n_tokens, .n_kv_heads = HEADS,
+                                    .slots = gpu_slots, .refused = gpu_refused };
+    args.k = (kvant_cuda_rows){ cache.gpu_k, cache_pages(&cache, KVANT_ROLE_K), gpu_rows[0], HEADS * d, d,
+                                c->center ? gpu_center : NULL };
+    args.v = (kvant_cuda_rows){ cache.gpu_v, cache_pages(&cache, KVANT_ROLE_V), gpu_rows[1], HEADS * d, d,
+                                c->center ? gpu_center : NULL };
+    assert_int_equal(kvant_cuda_append(&args, NULL), KVANT_OK);
+    check_cuda(cudaDeviceSynchronize());
+    device_read(&refused, gpu_refused, sizeof refused);
+    assert_int_equal(refused, 0);
+    compare_pools(&cache, c);
+    check_decode(&cache, c, KVANT_ROLE_K, c->center ? center : NULL);
+    check_decode(&cache, c, KVANT_ROLE_V, c->center ? center : NULL);
+    for (int r = 0; r < 2; r++) {
+        free(rows[r]);
+        cudaFree(gpu_rows[r]);
+    }
+    free(center);
+    free(slots);
+    cudaFree(gpu_center);
+    cudaFree(gpu_slots);
+    cudaFree(gpu_refused);
+    cache_close(&cache);
+}
+
+static void test_same_bytes(void **unused)
+{
+    (void)unused;
+    static const char *const specs[] = { "int-4", "int-4:sym", "int-8", "int-8:sym", "bdr-4", "bdr-4:block=64",
+                                         "bdr-4:block=16", "turboquant-2:rotate=hadamard",
+                                         "turboquant-3:rotate=hadamard", "turboquant-4:rotate=hadamard",
+                                         "turboquant-4:scale=norm,rotate=hadamard", "turboquant-4:rotate=none" };
+    static const uint32_t dims[] = { 64, 96, 128, 256 }, counts[] = { 300, 1, 7, 130 };
+    for (size_t s = 0; s < sizeof specs / sizeof *specs; s++)
+        for (size_t i = 0; i < 4; i++) {
+            if (dims[i] == 96 && strcmp(specs[s], "bdr-4:block=64") == 0)
+                continue; /* 64 does not divide 96 */
+            for (int order = 0; order < 3; order++) {
+                append_case c = { specs[s], dims[i], counts[(s + i + (size_t)order) % 4],
+                                  (kvant_cuda_type)((s + i + (size_t)order) % 3), order, (s + i) % 3 == 0 };
+                if (order == 2)
+                    c.n_tokens = BLOCKS;
+                run_append(&c);
+            }
+        }
+}
+
+/* Old bytes around what is written stay as they are: pages of 0xa5 keep every bit that is not the token's. */
+static void test_keeps_neighbours(void **unused)
+{
+    (void)unused;
+    static const char *const specs[] = { "int-4", "int-8", "turboquant-3" };
+    for (size_t s = 0; s < 3; s++) {
+        test_cache cache;
+        cache_open(&cache, specs[s], specs[s], 128, 1, 1, 0xa5);
+        float rows[2][128];
+        int64_t slots[2] = { 9, 62 };
+        for (int i = 0; i < 2; i++) {
+            fill_row(rows[i], 128, 0);
+            kvant_codec_encode(cache.v, NULL, rows[i], 128, (uint32_t)slots[i], 1, cache_page(&cache, KVANT_ROLE_V, 0, 0));
+        }
+        void *gpu_rows = device_copy(rows, sizeof rows), *gpu_slots = device_copy(slots, sizeof slots);
+        kvant_cuda_append_args args = { .size = sizeof args, .type = KVANT_CUDA_F32, .n_tokens = 2, .n_kv_heads = 1,
+                                        .slots = gpu_slots };
+        args.v = (kvant_cuda_rows){ cache.gpu_v, cache_pages(&cache, KVANT_ROLE_V), gpu_rows, 128, 128, NULL };
+        assert_int_equal(kvant_cuda_append(&args, NULL), KVANT_OK);
+        compare_pools(&cache, &(append_case){ specs[s], 128, 2, KVANT_CUDA_F32, 0, false });
+        cudaFree(gpu_rows);
+        cudaFree(gpu_slots);
+        cache_close(&cache);
+    }
+}
+
+static void test_refused_rows(void **unused)
+{
+    (void)unused;
+    static const char *const specs[] = { "int-4", "turboquant-4" };
+    static const float bad[] = { NAN, INFINITY, -INFINITY, 3e38f, 1e6f };
+    for (size_t s = 0; s < 2; s++)
+        for (size_t i = 0; i < 5; i++) {
+            test_cache cache;
+            cache_open(&cache, specs[s], specs[s], 128, 1, 1, 0);
+            float rows[3][128];
+            int64_t slots[3] = { 0, 1, 2 };
+            for (int t = 0; t < 3; t++)
+                fill_row(rows[t], 128, 0);
+            for (int j = 0; j < 128; j++)
+                rows[1][j] = i == 4 ? (j % 2 ? bad[i] : -bad[i]) : j == 77 ? bad[i] : rows[1][j];
+            kvant_status status[3];
+            for (uint32_t t = 0; t < 3; t++)
+                status[t] = kvant_codec_encode(cache.k, NULL, rows[t], 128, t, 1, cache_page(&cache, KVANT_ROLE_K, 0, 0));
+            assert_int_not_equal(status[1], KVANT_OK);
+            uint32_t refused = 0, *gpu_refused = device_copy(&refused, sizeof refused);
+            void *gpu_rows = device_copy(rows, sizeof rows), *gpu_slots = device_copy(slots, sizeof slots);
+            kvant_cuda_append_args args = { .size = sizeof args, .type = KVANT_CUDA_F32, .n_tokens = 3,
+                                            .n_kv_heads = 1, .slots = gpu_slots, .refused = gpu_refused };
+            args.k = (kvant_cuda_rows){ cache.gpu_k, cache_pages(&cache, KVANT_ROLE_K), gpu_rows, 128, 128, NULL };
+            assert_int_equal(kvant_cuda_append(&args, NULL), KVANT_OK);
+            device_read(&refused, gpu_refused, sizeof refused);
+            assert_int_equal(refused, status[1] == KVANT_ERR_NONFINITE ? KVANT_CUDA_ROW_NONFINITE : KVANT_CUDA_ROW_RANGE);
+            compare_pools(&cache, &(append_case){ specs[s], 128, 3, KVANT_CUDA_F32, 0, false });
+            cudaFree(gpu_rows);
+            cudaFree(gpu_slots);
+            cudaFree(gpu_refused);
+            cache_close(&cache);
+        }
+}
+
+static void test_copy_blocks(void **unused)
+{
+    (void)unused;
+    test_cache cache;
+    cache_open(&cache, "int-4", "int-4", 96, 2, 5, 0);
+    size_t bytes = cache.block_bytes * 5;
+    for (size_t i = 0; i < bytes; i++)
+        cache.pool[i] = (uint8_t)random_bits();
+    check_cuda(cudaMemcpy(cache.gpu_pool, cache.pool, bytes, cudaMemcpyHostToDevice));
+    int32_t from[2] = { 3, 0 }, to[2] = { 1, 4 };
+    void *gpu_from = device_copy(from, sizeof from), *gpu_to = device_copy(to, sizeof to);
+    kvant_cuda_pages pages = cache_pages(&cache, KVANT_ROLE_V);
+    assert_int_equal(kvant_cuda_copy_blocks(&pages, cache.v_info.page_bytes, 2, gpu_from, gpu_to, 2, NULL), KVANT_OK);
+    for (int i = 0; i < 2; i++)
+        for (uint32_t h = 0; h < 2; h++)
+            memcpy(cache_page(&cache, KVANT_ROLE_V, (uint32_t)to[i], h),
+                   cache_page(&cache, KVANT_ROLE_V, (uint32_t)from[i], h), cache.v_info.page_bytes);
+    compare_pools(&cache, &(append_case){ "int-4", 96, 0, KVANT_CUDA_F32, 0, false });
+    cudaFree(gpu_from);
+    cudaFree(gpu_to);
+    cache_close(&cache);
+}
+
+int main(void)
+{
+    int devices = 0;
+    if (cudaGetDeviceCount(&devices) != cudaSuccess || devices == 0) {
+        printf("no CUDA device: nothing was tested\n");
+        return 77; /* CTest: skipped */
+    }
+    const struct CMUnitTest tests[] = {
+        cmocka_unit_test(test_same_bytes),
+        cmocka_unit_test(test_keeps_neighbours),
+        cmocka_unit_test(test_refused_rows),
+        cmocka_unit_test(test_copy_blocks),
+    };
+    return cmocka_run_group_tests(tests, NULL, NULL);
+}

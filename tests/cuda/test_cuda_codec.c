@@ -1,0 +1,102 @@
+/* test_cuda_codec.c - what needs no GPU: which codecs are taken and refused, their sizes, the byte codebooks, argument
+ * checks that come before any launch. */
+#include "cuda_support.h"
+
+#include <math.h>
+
+#include "../../src/cuda/params.h"
+
+static void test_refusals(void **unused)
+{
+    (void)unused;
+    static const struct {
+        const char *spec;
+        uint32_t head_dim;
+        kvant_status status;
+        const char *word;
+    } cases[] = {
+        { "f16", 128, KVANT_ERR_UNSUPPORTED, "not on the GPU: f16" },
+        { "int-2", 128, KVANT_ERR_UNSUPPORTED, "4 and 8" },
+        { "int-4:group=32", 128, KVANT_ERR_UNSUPPORTED, "one group" },
+        { "int-4:axis=channel", 128, KVANT_ERR_UNSUPPORTED, "axis=token" },
+        { "turboquant-5", 128, KVANT_ERR_UNSUPPORTED, "2, 3 and 4" },
+        { "turboquant-4", 96, KVANT_ERR_UNSUPPORTED, "rotate=hadamard" },
+        { "turboquant-4", 80, KVANT_ERR_UNSUPPORTED, "head_dim 80" },
+        { "turboquant-4:nonsense", 128, KVANT_ERR_SPEC, "nonsense" },
+    };
+    for (size_t i = 0; i < sizeof cases / sizeof *cases; i++) {
+        kvant_cuda_codec *codec = (kvant_cuda_codec *)1;
+        char text[256] = "";
+        assert_int_equal(kvant_cuda_codec_create(cases[i].spec, cases[i].head_dim, KVANT_ROLE_K, 0, &codec, text,
+                                                 sizeof text), cases[i].status);
+        assert_null(codec);
+        if (!strstr(text, cases[i].word))
+            fail_msg("%s: '%s' does not say '%s'", cases[i].spec, text, cases[i].word);
+    }
+}
+
+static void test_info(void **unused)
+{
+    (void)unused;
+    kvant_codec *cpu = NULL;
+    kvant_cuda_codec *gpu = NULL;
+    kvant_codec_info a = { .size = sizeof a }, b = { .size = sizeof b };
+    assert_int_equal(kvant_codec_create("bdr-4:block=64", 128, KVANT_ROLE_V, 1, &cpu, NULL, 0), KVANT_OK);
+    assert_int_equal(kvant_cuda_codec_from(cpu, &gpu, NULL, 0), KVANT_OK);
+    assert_int_equal(kvant_codec_get_info(cpu, &a), KVANT_OK);
+    assert_int_equal(kvant_cuda_codec_get_info(gpu, &b), KVANT_OK);
+    assert_string_equal(a.spec, b.spec);
+    kvant_codec_free(&cpu);
+    assert_int_equal(a.page_bytes, b.page_bytes);
+    assert_true(strncmp(b.spec, "bdr-4:", 6) == 0);
+    kvant_cuda_codec_free(&gpu);
+    kvant_cuda_codec_free(&gpu);
+    kvant_cuda_codec_free(NULL);
+}
+
+/* A byte codebook adds little to the codebook's own error: rounding m = value / step leaves at most half a step, and the
+ * step of n levels is at most their largest value over 0.6 of the range (the search in params.c starts there). */
+static void test_byte_codebooks(void **unused)
+{
+    (void)unused;
+    static const uint32_t dims[] = { 64, 128, 256 };
+    for (uint32_t bits = 2; bits <= 4; bits++)
+        for (size_t i = 0; i < 3; i++) {
+            char spec[32];
+            kvant_cuda_codec *codec = NULL;
+            snprintf(spec, sizeof spec, "turboquant-%u", bits);
+            assert_int_equal(kvant_cuda_codec_create(spec, dims[i], KVANT_ROLE_K, 0, &codec, NULL, 0), KVANT_OK);
+            const kvant_cuda_params *p = &codec->params;
+            double range = bits == 4 ? 63 : 127, unit = p->values[(1u << bits) - 1] / (0.6 * range);
+            for (uint32_t c = 0; c < 1u << bits; c++) {
+                uint32_t byte = p->bytes[c / 4] >> 8 * (c % 4) & 255;
+                assert_true(byte <= (bits == 4 ? 127u : 255u));
+                assert_true(fabs(p->values[c] - p->step * (byte - (double)p->bias)) <= unit);
+            }
+            kvant_cuda_codec_free(&codec);
+        }
+}
+
+static void test_argument_checks(void **unused)
+{
+    (void)unused;
+    kvant_cuda_attention_args attention = { .size = sizeof attention };
+    kvant_cuda_append_args append = { .size = sizeof append };
+    kvant_cuda_decode_args decode = { .size = 3 };
+    assert_int_equal(kvant_cuda_attention(NULL, NULL), KVANT_ERR_ARGUMENT);
+    assert_int_equal(kvant_cuda_attention(&attention, NULL), KVANT_ERR_ARGUMENT);
+    assert_int_equal(kvant_cuda_append(&append, NULL), KVANT_ERR_ARGUMENT);
+    assert_int_equal(kvant_cuda_decode(&decode, NULL), KVANT_ERR_ARGUMENT);
+    assert_int_equal(kvant_cuda_copy_blocks(NULL, 64, 1, NULL, NULL, 1, NULL), KVANT_ERR_ARGUMENT);
+}
+
+int main(void)
+{
+    const struct CMUnitTest tests[] = {
+        cmocka_unit_test(test_refusals),
+        cmocka_unit_test(test_info),
+        cmocka_unit_test(test_byte_codebooks),
+        cmocka_unit_test(test_argument_checks),
+    };
+    return cmocka_run_group_tests(tests, NULL, NULL);
+}
