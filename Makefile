@@ -7,6 +7,7 @@ JOBS   ?= $(shell nproc 2>/dev/null || echo 2)
 PYTHON ?= python3
 
 FETCH = $(PYTHON) scripts/fetch.py
+MAKEFLAGS += --no-print-directory
 
 # The command is compiled against the runtime's headers and opens its libraries by default.
 define configure

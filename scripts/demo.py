@@ -21,8 +21,12 @@ KVANT = ["turboquant-4", "turboquant-3"]
 # A context that eval fills twice and a depth that bench reaches, within the 3 minutes.
 CONTEXT, CHUNKS = 1024, 1
 DEPTH, PREFILL, DECODE, ROUNDS = 1024, 128, 16, 2
-QUESTION = "Summarize in three sentences what the text above says."
-PROMPT_CHARACTERS = 6000  # about 1300 tokens
+# What the answer needs stands in the middle of the prompt, so it has to come through the compressed cache.
+FACT = (
+    "Remember this: the ship that carried the first printed copy of this manual was called the Golden Heron."
+)
+QUESTION = "What was the name of the ship that carried the first printed copy of this manual?"
+PROMPT_CHARACTERS = 6000  # about 1500 tokens
 
 COLUMNS = [
     ("cache", "cache", "{}"),
@@ -104,20 +108,18 @@ def table(rows):
 
 def long_prompt(text):
     body = pathlib.Path(text).read_text(encoding="utf-8")
-    start = body.index("\n\n", len(body) // 2)
-    return body[start : start + PROMPT_CHARACTERS].rsplit(".", 1)[0].strip() + ".\n"
+    start = body.find("\n\n", len(body) // 2)
+    excerpt = body[start : start + PROMPT_CHARACTERS]
+    middle = excerpt.find("\n\n", len(excerpt) // 2)
+    return f"{excerpt[:middle]}\n\n{FACT}\n{excerpt[middle:]}\n\n"
 
 
 def answer(command, model, text):
-    print(
-        f"\nAn answer on the {KVANT[0]} cache, from a prompt of {PROMPT_CHARACTERS} characters:\n", flush=True
-    )
-    done = subprocess.run(
-        [command, "run", "-m", model, "-k", KVANT[0], "-n", "120", "-f", "-", "-p", QUESTION],
-        input=long_prompt(text),
-        text=True,
-    )
-    return done.returncode
+    prompt = long_prompt(text)
+    print(f"\nOn the {KVANT[0]} cache. In the middle of a prompt of {len(prompt)} characters:")
+    print(f"  {FACT}\nAt its end:\n  {QUESTION}\nAnswer:", flush=True)
+    arguments = ["-m", model, "-k", KVANT[0], "-n", "40", "-f", "-", "-p", QUESTION]
+    return subprocess.run([command, "run", *arguments], input=prompt, text=True).returncode
 
 
 def main():

@@ -202,19 +202,20 @@ static bool print_token(const generation *g, llama_token token) {
 static bool answer(generation *g) {
     const double start = monotonic_seconds();
     bool ok = true;
-    while (ok && !interrupted() && g->n_generated < g->settings->n_predict) {
+    while (ok && !interrupted()) {
         llama_token token = ll.llama_sampler_sample(g->sampler, g->ctx, -1);
         if (ll.llama_vocab_is_eog(g->vocab, token))
             break;
         g->n_generated++;
         if (!print_token(g, token))
             break;
+        if (g->n_generated == g->settings->n_predict)
+            break;
         if (g->n_prompt + g->n_generated >= g->n_ctx) {
             complain("run: the context of %zu tokens is full", g->n_ctx);
             break;
         }
-        if (g->n_generated < g->settings->n_predict)
-            ok = decode(g, &token, 1);
+        ok = decode(g, &token, 1);
     }
     g->answer_seconds = monotonic_seconds() - start;
     putchar('\n');
