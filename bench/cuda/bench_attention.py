@@ -114,7 +114,7 @@ def machine():
 
 def main():
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
-    parser.add_argument("--shapes", type=int, default=len(SHAPES), help="only the first so many shapes")
+    parser.add_argument("--shapes", default=",".join(map(str, range(len(SHAPES)))), help="numbers of the shapes to time")
     parser.add_argument("--codecs", default=",".join(CODECS))
     parser.add_argument("--no-sdpa", action="store_true")
     parser.add_argument("--repeats", type=int, default=31)
@@ -126,7 +126,7 @@ def main():
     flush = torch.empty(256 << 20, dtype=torch.uint8, device="cuda")
     gpu, driver = machine()
     rows = []
-    for shape in SHAPES[:args.shapes]:
+    for shape in (SHAPES[int(i)] for i in args.shapes.split(",")):
         results = []
         if not args.no_sdpa:
             for name, backend in (("cudnn-bf16", SDPBackend.CUDNN_ATTENTION), ("flash-bf16", SDPBackend.FLASH_ATTENTION)):

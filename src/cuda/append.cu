@@ -1,7 +1,7 @@
 /* append.cu - rows of numbers into pages: rotate, quantise, write. The bytes are those of the CPU's encoder, so all
  * arithmetic is in single roundings and in its order (docs/format.md, "Numbers").
  *
- * A block takes 64 tokens of one kv head and one role. First a warp a token quantises into shared memory; then the
+ * A block takes up to 64 tokens of one kv head and one role. First a warp a token quantises into shared memory; then the
  * tokens are written page by page. Tokens share words, so a word is stored whole when the block has all of its codes,
  * and its own bits are flipped by an atomic otherwise: other tokens of the word may be written at the same time. */
 #include "append.h"
@@ -21,7 +21,8 @@ struct Chunk {
     uint16_t scale[PAGE_TOKENS], zero[PAGE_TOKENS];
     int64_t slot[PAGE_TOKENS];         /* negative: no token */
     uint8_t token_at[PAGE_TOKENS];     /* of the page being written: which token of the chunk, NONE without one */
-    uint8_t page_tokens[PAGE_TOKENS];  /* of the page of token i, if i is the first of it; else 0 */
+    uint8_t page_tokens[PAGE_TOKENS];  /* tokens of the chunk in the page of token i */
+    bool first_of_page[PAGE_TOKENS];
 };
 
 constexpr uint8_t NONE = 255;
@@ -65,19 +66,6 @@ __device__ __forceinline__ Quantized quantize_codebook(const kvant_cuda_params &
     return Quantized{ stored, 0, norm <= 65504.0f && stored <= 65504.0f };
 }
 
-/* The sign of zero matters to the bytes: the CPU keeps the first of equal numbers. */
-template <int D>
-__device__ __forceinline__ float first_zero(const Row<D> &y)
-{
-#pragma unroll
-    for (int j = 0; j < Row<D>::PER_LANE; j++) {
-        uint32_t zeros = __ballot_sync(FULL, y.x[j] == 0);
-        if (zeros)
-            return __shfl_sync(FULL, y.x[j], __ffs(zeros) - 1);
-    }
-    return 0;
-}
-
 template <int D>
 __device__ __forceinline__ Quantized quantize_uniform(const kvant_cuda_params &codec, Chunk<D> &chunk, int token,
                                                       const Row<D> &y, int lane)
@@ -86,12 +74,10 @@ __device__ __forceinline__ Quantized quantize_uniform(const kvant_cuda_params &c
 #pragma unroll
     for (int j = 1; j < Row<D>::PER_LANE; j++)
         min = fminf(min, y.x[j]), max = fmaxf(max, y.x[j]);
-    min = -warp_max(-min);
+    min = __fadd_rn(-warp_max(-min), 0.0f); /* -0 becomes 0, as the CPU has it */
     max = warp_max(max);
-    if (min == 0)
-        min = first_zero(y);
     float zero = codec.symmetric ? 0 : to_half_and_back(min);
-    float range = codec.symmetric ? fmaxf(fabsf(min), fabsf(max)) : min == max ? 0 : __fsub_rn(max, min);
+    float range = codec.symmetric ? fmaxf(fabsf(min), fabsf(max)) : __fadd_rn(__fsub_rn(max, min), 0.0f);
     float scale = to_half_and_back(__fdiv_rn(range, codec.levels)), inverse = scale > 0 ? __fdiv_rn(1, scale) : 0;
     float low = codec.symmetric ? -codec.levels : 0;
 #pragma unroll
@@ -161,30 +147,61 @@ __device__ __forceinline__ Plane plane_of(const kvant_cuda_params &codec, int i)
 }
 
 /* One word of a page from the tokens that the chunk has of it. */
-template <int D>
-__device__ __forceinline__ void write_word(const Chunk<D> &chunk, const Plane &plane, bool keys, uint32_t *words, int at)
+template <int D, int BITS, bool KEYS>
+__device__ __forceinline__ void write_word(const Chunk<D> &chunk, int shift, uint32_t *words, int at)
 {
-    int tiles = 4 / plane.bits, units = (plane.column_tiles + tiles - 1) / tiles, g = at / (128 * units);
-    int in_group = min(4, plane.row_tiles - 4 * g), rest = at - 128 * g * units;
+    constexpr int ROW_TILES = KEYS ? 4 : D / 16, COLUMN_TILES = KEYS ? D / 16 : 4;
+    constexpr int TILES = 4 / BITS, UNITS = (COLUMN_TILES + TILES - 1) / TILES;
+    constexpr uint32_t ONES = (1u << BITS) - 1;
+    int g = at / (128 * UNITS), in_group = min(4, ROW_TILES - 4 * g), rest = at - 128 * g * UNITS;
     int rt = 4 * g + rest % in_group, lane = rest / in_group % 32, unit = rest / in_group / 32;
-    uint32_t bits = 0, mask = 0, ones = (1u << plane.bits) - 1;
-    for (int field = 0; field < 16 / plane.bits; field++)
+    uint32_t bits = 0, mask = 0;
+#pragma unroll
+    for (int field = 0; field < 16 / BITS; field++)
+#pragma unroll
         for (int half = 0; half < 2; half++) {
             int row = 16 * rt + lane / 4 + 8 * (field & 1);
-            int column = 16 * (unit * tiles + field / 4) + 2 * (lane % 4) + 8 * (field >> 1 & 1) + half;
-            if (column >= 16 * plane.column_tiles)
+            int column = 16 * (unit * TILES + field / 4) + 2 * (lane % 4) + 8 * (field >> 1 & 1) + half;
+            if (COLUMN_TILES % TILES != 0 && column >= 16 * COLUMN_TILES)
                 continue; /* fields beyond the last tile stay zero */
-            int token = chunk.token_at[keys ? row : column];
+            int token = chunk.token_at[KEYS ? row : column];
             if (token == NONE)
                 continue;
-            int bit = plane.bits * field + 16 * half;
-            bits |= ((uint32_t)chunk.codes[token][keys ? column : row] >> plane.shift & ones) << bit;
-            mask |= ones << bit;
+            bits |= ((uint32_t)chunk.codes[token][KEYS ? column : row] >> shift & ONES) << (BITS * field + 16 * half);
+            mask |= ONES << (BITS * field + 16 * half);
         }
     if (mask == FULL)
-        words[plane.first_word + at] = bits;
+        words[at] = bits;
     else if (mask)
-        put_bits(words + plane.first_word + at, bits, mask);
+        put_bits(words + at, bits, mask);
+}
+
+template <int D, int BITS, bool KEYS>
+__device__ __forceinline__ void write_plane(const Chunk<D> &chunk, int shift, uint32_t *words)
+{
+    constexpr int N = plane_words(BITS, KEYS ? 4 : D / 16, KEYS ? D / 16 : 4);
+    for (int at = threadIdx.x; at < N; at += WARPS * 32)
+        write_word<D, BITS, KEYS>(chunk, shift, words, at);
+}
+
+template <int D>
+__device__ __forceinline__ void write_plane(const Chunk<D> &chunk, const Plane &plane, bool keys, uint32_t *page)
+{
+    uint32_t *words = page + plane.first_word;
+    switch (2 * plane.bits + keys) {
+    case 2:
+        return write_plane<D, 1, false>(chunk, plane.shift, words);
+    case 3:
+        return write_plane<D, 1, true>(chunk, plane.shift, words);
+    case 4:
+        return write_plane<D, 2, false>(chunk, plane.shift, words);
+    case 5:
+        return write_plane<D, 2, true>(chunk, plane.shift, words);
+    case 8:
+        return write_plane<D, 4, false>(chunk, plane.shift, words);
+    default:
+        return write_plane<D, 4, true>(chunk, plane.shift, words);
+    }
 }
 
 template <int D>
@@ -198,12 +215,8 @@ __device__ void write_page(const kvant_cuda_params &codec, Chunk<D> &chunk, int 
         chunk.slot[threadIdx.x] / PAGE_TOKENS == chunk.slot[leader] / PAGE_TOKENS)
         chunk.token_at[chunk.slot[threadIdx.x] % PAGE_TOKENS] = (uint8_t)threadIdx.x;
     __syncthreads();
-    for (int i = 0; i < 2 && plane_bits(codec.bits, i); i++) {
-        Plane plane = plane_of(codec, i);
-        int n = plane_words(plane.bits, plane.row_tiles, plane.column_tiles);
-        for (int at = threadIdx.x; at < n; at += blockDim.x)
-            write_word(chunk, plane, codec.role == KVANT_ROLE_K, reinterpret_cast<uint32_t *>(page), at);
-    }
+    for (int i = 0; i < 2 && plane_bits(codec.bits, i); i++)
+        write_plane(chunk, plane_of(codec, i), codec.role == KVANT_ROLE_K, reinterpret_cast<uint32_t *>(page));
 }
 
 /* A warp writes one token code by code. */
@@ -231,7 +244,6 @@ __device__ __forceinline__ uint8_t *page_of(const AppendRole &role, const Chunk<
     return role.base + (size_t)(chunk.slot[token] / PAGE_TOKENS) * role.block_stride + kv_head * role.head_stride;
 }
 
-/* page_tokens[i]: how many tokens of the chunk lie in token i's page, if i is the first of them. */
 template <int D>
 __device__ void count_pages(Chunk<D> &chunk)
 {
@@ -240,12 +252,13 @@ __device__ void count_pages(Chunk<D> &chunk)
         return;
     int count = 0;
     bool first = chunk.slot[i] >= 0;
-    for (int j = 0; first && j < PAGE_TOKENS; j++)
+    for (int j = 0; chunk.slot[i] >= 0 && j < PAGE_TOKENS; j++)
         if (chunk.slot[j] >= 0 && chunk.slot[j] / PAGE_TOKENS == chunk.slot[i] / PAGE_TOKENS) {
-            first = j >= i;
+            first &= j >= i;
             count++;
         }
-    chunk.page_tokens[i] = first ? count : 0;
+    chunk.page_tokens[i] = count;
+    chunk.first_of_page[i] = first;
 }
 
 template <int D>
@@ -264,9 +277,9 @@ __global__ void __launch_bounds__(WARPS * 32) append_kernel(const __grid_constan
     __shared__ Chunk<D> chunk;
     const AppendRole &role = args.roles[blockIdx.z];
     const int lane = threadIdx.x & 31, warp = threadIdx.x >> 5, kv_head = blockIdx.y;
-    const uint32_t first = blockIdx.x * PAGE_TOKENS;
+    const uint32_t first = blockIdx.x * args.chunk;
     if (threadIdx.x < PAGE_TOKENS)
-        chunk.slot[threadIdx.x] = first + threadIdx.x < args.n_tokens ? args.slots[first + threadIdx.x] : -1;
+        chunk.slot[threadIdx.x] = threadIdx.x < args.chunk && first + threadIdx.x < args.n_tokens ? args.slots[first + threadIdx.x] : -1;
     else if (threadIdx.x < PAGE_TOKENS + KVANT_CUDA_MAX_LEVELS) {
         int i = threadIdx.x - PAGE_TOKENS;
         chunk.thresholds[i] = role.codec.thresholds[i];
@@ -283,21 +296,21 @@ __global__ void __launch_bounds__(WARPS * 32) append_kernel(const __grid_constan
         write_metadata(role, chunk, threadIdx.x - 128, kv_head);
     __syncthreads();
     for (int t = 0; t < PAGE_TOKENS; t++)
-        if (chunk.page_tokens[t] > FEW_TOKENS)
+        if (chunk.first_of_page[t] && chunk.page_tokens[t] > FEW_TOKENS)
             write_page(role.codec, chunk, t, page_of(role, chunk, t, kv_head));
-    for (int t = 0; t < PAGE_TOKENS; t++) {
-        int n = chunk.page_tokens[t];
-        for (int i = t + warp; n > 0 && n <= FEW_TOKENS && i < PAGE_TOKENS; i += WARPS)
-            if (chunk.slot[i] >= 0 && chunk.slot[i] / PAGE_TOKENS == chunk.slot[t] / PAGE_TOKENS)
-                write_token(role.codec, chunk, i, page_of(role, chunk, i, kv_head), lane);
-    }
+    for (int t = warp; t < PAGE_TOKENS; t += WARPS)
+        if (chunk.page_tokens[t] > 0 && chunk.page_tokens[t] <= FEW_TOKENS)
+            write_token(role.codec, chunk, t, page_of(role, chunk, t, kv_head), lane);
 }
 
 cudaError_t launch_append(const AppendArgs &args, uint32_t head_dim, int n_roles, int n_kv_heads, cudaStream_t stream)
 {
-    dim3 grid((args.n_tokens + PAGE_TOKENS - 1) / PAGE_TOKENS, n_kv_heads, n_roles);
+    AppendArgs p = args;
+    /* a decode step has few tokens, of different pages: a token a warp, over many multiprocessors */
+    p.chunk = args.n_tokens <= 512 ? WARPS : PAGE_TOKENS;
+    dim3 grid((args.n_tokens + p.chunk - 1) / p.chunk, n_kv_heads, n_roles);
     return with_head_dim(head_dim, [&](auto d) {
-        append_kernel<decltype(d)::value><<<grid, WARPS * 32, 0, stream>>>(args);
+        append_kernel<decltype(d)::value><<<grid, WARPS * 32, 0, stream>>>(p);
         return cudaGetLastError();
     });
 }

@@ -20,7 +20,7 @@ struct AppendRole {
 struct AppendArgs {
     AppendRole roles[2];
     kvant_cuda_type type;
-    uint32_t n_tokens;
+    uint32_t n_tokens, chunk;  /* chunk: tokens a block of threads, set by launch_append */
     const int64_t *slots;
     uint32_t *refused;
 };

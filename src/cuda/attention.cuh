@@ -18,21 +18,25 @@
 
 namespace kvant {
 
-/* Threads and memory of a kernel. Two blocks a multiprocessor where registers (about 128 a thread) and shared memory
- * allow it: one block's pair ends while the other one computes. */
+/* Threads and memory of a kernel. Two blocks a multiprocessor where registers and shared memory allow it, so that one
+ * block computes while the other one ends a pair; large pages keep to one block of what sm_80 has, 163 KB. */
 template <class C, int D>
 struct Shape {
     static constexpr int METADATA = PAGE_TOKENS * (C::BIASED ? 2 : 4);
     static constexpr int K_CODES = code_bytes(C::BITS, 4, D / 16), V_CODES = code_bytes(C::BITS, D / 16, 4);
     static constexpr int K_BYTES = K_CODES + METADATA, V_BYTES = V_CODES + METADATA;
     static constexpr int SUMS = HEADS * (D + 4) * 4; /* a slot also takes the warp's sums when a pair ends */
-    static constexpr int PAGE = K_BYTES > V_BYTES ? K_BYTES : V_BYTES;
-    static constexpr int SLOT = (PAGE > SUMS ? PAGE : SUMS) + 127 & ~127;
-    static constexpr bool LARGE = SLOT > 5000;
-    static constexpr int BLOCKS = LARGE ? 1 : 2;
-    static constexpr int WARPS = SLOT > 10000 ? 4 : 8;
-    /* 113 KB a block where two share a multiprocessor; large pages keep to what sm_80 has, 163 KB */
-    static constexpr int STAGES = LARGE ? 2 : 108000 / (WARPS * SLOT) > 6 ? 6 : 108000 / (WARPS * SLOT);
+    static constexpr int SLOT = (K_BYTES + V_BYTES > SUMS ? K_BYTES + V_BYTES : SUMS) + 127 & ~127;
+#ifdef KVANT_TUNE_ONE
+    static constexpr int BLOCKS = 1;
+    static constexpr int WARPS = 216000 / (2 * SLOT) >= KVANT_TUNE_ONE ? KVANT_TUNE_ONE : 152000 / (2 * SLOT) < 8 ? 152000 / (2 * SLOT) : 8;
+    static constexpr int STAGES = 216000 / (WARPS * SLOT) > 4 ? 4 : 216000 / (WARPS * SLOT);
+#else
+    static constexpr int PAIR = 108000 / (2 * SLOT); /* warps that two stages each fill half a multiprocessor with */
+    static constexpr int BLOCKS = PAIR >= 6 ? 2 : 1;
+    static constexpr int WARPS = PAIR >= 8 ? 8 : PAIR >= 6 ? 6 : 152000 / (2 * SLOT) < 8 ? 152000 / (2 * SLOT) : 8;
+    static constexpr int STAGES = BLOCKS == 1 ? 2 : 108000 / (WARPS * SLOT) > 4 ? 4 : 108000 / (WARPS * SLOT);
+#endif
 };
 
 template <class C, int D>
@@ -42,18 +46,19 @@ struct SharedMemory {
     uint64_t barriers[S::WARPS][S::STAGES];
     QueryTile<D> queries;
     WarpResults<S::WARPS> results;
-    CombineSpace<D, S::WARPS> combine;
 };
 
 /* Outputs of sequences without tokens: nobody else writes them. */
-__device__ __forceinline__ void clear_empty(const AttentionArgs &p, const Lengths &lengths, int head_dim)
+static __device__ __noinline__ void clear_empty(const AttentionArgs &p, const Lengths &lengths, int head_dim)
 {
-    int n_heads = p.kv_heads * p.heads_a_kv;
+    int n_heads = p.kv_heads * p.heads_a_kv, size = p.type == KVANT_CUDA_F32 ? 4 : 2;
     for (int b = blockIdx.x; b < p.batch; b += gridDim.x) {
         if (lengths.length(b) > 0)
             continue;
-        for (int i = threadIdx.x; i < n_heads * head_dim; i += blockDim.x)
-            store_number(p.out, b * p.out_batch_stride + i / head_dim * p.out_head_stride + i % head_dim, p.type, 0);
+        for (int i = threadIdx.x; i < n_heads * head_dim * size / 2; i += blockDim.x) {
+            size_t row = b * p.out_batch_stride + i / (head_dim * size / 2) * p.out_head_stride;
+            static_cast<uint16_t *>(p.out)[row * size / 2 + i % (head_dim * size / 2)] = 0;
+        }
         for (int h = threadIdx.x; p.lse && h < n_heads; h += blockDim.x)
             p.lse[(size_t)b * n_heads + h] = -INFINITY;
     }
@@ -114,16 +119,20 @@ __global__ void __launch_bounds__(Shape<C, D>::WARPS * 32, Shape<C, D>::BLOCKS)
     using S = Shape<C, D>;
     extern __shared__ uint8_t raw[];
     SharedMemory<C, D> &shared = *reinterpret_cast<SharedMemory<C, D> *>(raw);
-    const int lane = threadIdx.x & 31, warp = threadIdx.x >> 5;
+    /* the shuffle tells the compiler that the warp's number is the same in all its lanes */
+    const int lane = threadIdx.x & 31, warp = __shfl_sync(FULL, threadIdx.x >> 5, 0);
     const Lengths lengths{ p.lengths, p.batch, p.kv_heads * p.groups, p.max_tokens };
     const Piece piece = find_piece(lengths, blockIdx.x, gridDim.x, S::WARPS, lane);
-    clear_empty(p, lengths, D);
+    if (piece.any_empty)
+        clear_empty(p, lengths, D);
     if (piece.begin == piece.end)
         return;
 
     Feeder<S::WARPS, S::STAGES, S::SLOT, S::K_BYTES, S::V_BYTES> feeder;
     feeder.ring.init(shared.slots[warp][0], shared.barriers[warp], lane);
     feeder.start(p, lengths, piece, warp);
+    clear_queries(shared.queries);
+    __syncthreads();
     Bytes k_table, v_table;
 #pragma unroll
     for (int i = 0; i < 4; i++)
@@ -132,14 +141,11 @@ __global__ void __launch_bounds__(Shape<C, D>::WARPS * 32, Shape<C, D>::BLOCKS)
     Cursor cursor = piece.cursor;
     int slot = 0, mine = piece.begin + warp;
     uint32_t parity = 0;
-    auto advance = [&] {
-        if (++slot == S::STAGES)
-            slot = 0, parity ^= 1;
-    };
+#pragma unroll 1
     for (int at = piece.begin; at < piece.end;) {
         cursor.seek(lengths, at);
         const int head = cursor.head(at), first = cursor.first + head * cursor.pages;
-        const int end = min(piece.end, first + cursor.pages);
+        const int end = min(piece.end, first + cursor.pages), tokens = lengths.length(cursor.b);
         const Pair pair = find_pair(p, cursor.b, head);
         prepare_queries<D, S::WARPS>(shared.queries, p, pair.b, pair.first_head, pair.n_heads, warp, lane);
         __syncthreads();
@@ -149,40 +155,37 @@ __global__ void __launch_bounds__(Shape<C, D>::WARPS * 32, Shape<C, D>::BLOCKS)
                                                       p.k_step, p.k_bias);
         Accumulator<C, D> sums;
         sums.clear();
-        const int tokens = lengths.length(pair.b);
-        bool any = false;
-        uint8_t *free_slot = nullptr;
-        for (; mine < end; mine += S::WARPS) {
+        const uint8_t *used = nullptr; /* the slot of the warp's last page */
+#pragma unroll 1
+        while (mine < end) {
+            if (used) /* now, because the last slot takes the warp's sums before it is filled again */
+                feeder.fill(p, lengths);
+            used = shared.slots[warp][slot];
+            feeder.ring.wait(slot, parity);
             float s[4][4];
-            feeder.ring.wait(slot, parity);
-            PageStep<C, D>::scores(p, shared.slots[warp][slot], q, factors, k_table, lane, s);
+            PageStep<C, D>::scores(p, used, q, factors, k_table, lane, s);
+            PageStep<C, D>::values(p, used + S::K_BYTES, v_table, lane, tokens - PAGE_TOKENS * (mine - first), s, sums);
             __syncwarp();
-            feeder.fill(p, lengths);
-            advance();
-            feeder.ring.wait(slot, parity);
-            PageStep<C, D>::values(p, shared.slots[warp][slot], v_table, lane, tokens - PAGE_TOKENS * (mine - first), s,
-                                   sums);
-            __syncwarp();
-            free_slot = shared.slots[warp][slot];
-            any = true;
-            if (mine + S::WARPS < end)
-                feeder.fill(p, lengths); /* the pair's last V slot takes the sums before it is filled again */
-            advance();
+            mine += S::WARPS;
+            if (++slot == S::STAGES)
+                slot = 0, parity ^= 1;
         }
         sums.finish(p.v_step, p.v_bias);
-        if (any)
-            store_sums<D>(sums, reinterpret_cast<float *>(free_slot), pair.n_heads, lane);
-        shared.results.put(warp, lane, any, free_slot, sums.max, sums.sum);
+        if (used)
+            store_sums<D>(sums, reinterpret_cast<float *>(const_cast<uint8_t *>(used)), pair.n_heads, lane);
+        shared.results.put(warp, lane, used, sums.max, sums.sum);
         __syncthreads();
-        finish_pair<D, S::WARPS>(p, shared.results, shared.combine, pair,
+        finish_pair<D, S::WARPS>(p, shared.results, pair,
                                  Share{ first, first + cursor.pages, piece.begin, piece.end, piece.size }, warp, lane);
+        at = end;
+        if (at == piece.end)
+            break;
         __syncthreads();
-        if (any) {
+        if (used) {
             feeder.ring.fence_writes();
             __syncwarp();
             feeder.fill(p, lengths);
         }
-        at = end;
     }
 }
 

@@ -36,21 +36,15 @@ struct WarpResults {
     float max[WARPS][HEADS], sum[WARPS][HEADS];
     bool last;
 
-    __device__ __forceinline__ void put(int warp, int lane, bool any, const uint8_t *slot, const float (&m)[2],
-                                        const float (&s)[2])
+    __device__ __forceinline__ void put(int warp, int lane, const uint8_t *slot, const float (&m)[2], const float (&s)[2])
     {
         if (lane == 0)
-            rows[warp] = any ? reinterpret_cast<const float *>(slot) : nullptr;
+            rows[warp] = reinterpret_cast<const float *>(slot);
         if (lane < 4)
 #pragma unroll
             for (int h = 0; h < 2; h++)
                 max[warp][2 * lane + h] = m[h], sum[warp][2 * lane + h] = s[h];
     }
-};
-
-template <int D, int WARPS>
-struct CombineSpace {
-    float rows[WARPS][D], sum[WARPS];
 };
 
 template <int D>
@@ -69,11 +63,11 @@ __device__ __forceinline__ HeadSum<D> add_warps(const WarpResults<WARPS> &result
 #pragma unroll
     for (int j = 0; j < Row<D>::PER_LANE; j++)
         total.row.x[j] = 0;
-#pragma unroll
+#pragma unroll 1
     for (int w = 0; w < WARPS; w++)
         if (results.rows[w])
             total.max = fmaxf(total.max, results.max[w][n]);
-#pragma unroll
+#pragma unroll 2
     for (int w = 0; w < WARPS; w++)
         if (results.rows[w]) {
             float weight = exp2_fast(results.max[w][n] - total.max);
@@ -130,123 +124,129 @@ __device__ __forceinline__ void write_partial(const AttentionArgs &p, int index,
     }
 }
 
-/* Adds weight * row. Vector loads, because the last block's time is the latency of these. */
+/* Loads a lane's part of a row. Vector loads, because the last block's time is the latency of these. */
 template <int D>
-__device__ __forceinline__ void add_row(Row<D> &to, const float *row, float weight)
+__device__ __forceinline__ Row<D> load_partial(const float *from)
 {
     constexpr int N = Row<D>::PER_LANE;
+    Row<D> row;
     if constexpr (N % 4 == 0) {
 #pragma unroll
         for (int j = 0; j < N; j += 4) {
-            float4 x = __ldcg(reinterpret_cast<const float4 *>(row + j));
-            to.x[j] += weight * x.x, to.x[j + 1] += weight * x.y;
-            to.x[j + 2] += weight * x.z, to.x[j + 3] += weight * x.w;
+            float4 x = __ldcg(reinterpret_cast<const float4 *>(from + j));
+            row.x[j] = x.x, row.x[j + 1] = x.y, row.x[j + 2] = x.z, row.x[j + 3] = x.w;
         }
     } else {
 #pragma unroll
         for (int j = 0; j < N; j++)
-            to.x[j] += weight * __ldcg(row + j);
+            row.x[j] = __ldcg(from + j);
     }
+    return row;
 }
 
-/* Sum over the pair's partial results from .. to - 1 of head n, relative to maximum max. */
-template <int D>
-__device__ __forceinline__ HeadSum<D> add_partials(const AttentionArgs &p, const Share &share, int n, int from, int to,
-                                                   float max, int lane)
-{
-    HeadSum<D> total;
-    total.max = max;
-    total.sum = 0;
-#pragma unroll
-    for (int j = 0; j < Row<D>::PER_LANE; j++)
-        total.row.x[j] = 0;
-    for (int base = from; base < to; base += 32) {
-        float weight = 0;
-        if (base + lane < to) {
-            const float *scalars = partial_scalars<D>(p, share.partial(base + lane), n);
-            weight = exp2_fast(__ldcg(scalars) - max);
-            total.sum += weight * __ldcg(scalars + 1);
-        }
-        int count = min(32, to - base);
-#pragma unroll 8
-        for (int i = 0; i < count; i++)
-            add_row<D>(total.row, partial_row<D>(p, share.partial(base + i), n, lane),
-                       __shfl_sync(FULL, weight, i));
-    }
-    total.sum = warp_sum(total.sum);
-    return total;
-}
-
-template <int D>
-__device__ __forceinline__ float max_of_partials(const AttentionArgs &p, const Share &share, int n, int lane)
-{
-    float max = NEVER;
-    for (int i = lane; i < share.n_blocks(); i += 32)
-        max = fmaxf(max, __ldcg(partial_scalars<D>(p, share.partial(i), n)));
-    return warp_max(max);
-}
-
-/* The last block of a pair: heads over warps, and where warps are left, several parts of a head's blocks. */
+/* Adds the pair's partial results from .. to - 1 up in the warp's slot, in the form in which warps leave their sums. All
+ * heads at once, so that many loads are under way: the other blocks are done and wait for nothing but this. */
 template <int D, int WARPS>
-__device__ __forceinline__ void combine_blocks(const AttentionArgs &p, CombineSpace<D, WARPS> &space, const Pair &pair,
-                                               const Share &share, int warp, int lane)
+__device__ __forceinline__ void add_partials(const AttentionArgs &p, WarpResults<WARPS> &results, const Share &share,
+                                             int from, int to, int n_heads, int warp, int lane)
 {
-    const int parts = max(WARPS / pair.n_heads, 1), blocks = share.n_blocks();
-    const int passes = (pair.n_heads * parts + WARPS - 1) / WARPS;
-    for (int pass = 0; pass < passes; pass++) {
-        int job = pass * WARPS + warp, n = job / parts, part = job % parts;
-        bool busy = n < pair.n_heads;
-        HeadSum<D> total;
-        if (busy) {
-            total = add_partials<D>(p, share, n, blocks * part / parts, blocks * (part + 1) / parts,
-                                    max_of_partials<D>(p, share, n, lane), lane);
+    Row<D> rows[HEADS];
+    float max = NEVER, sum = 0; /* of head lane mod 8 */
 #pragma unroll
-            for (int j = 0; j < Row<D>::PER_LANE; j++)
-                space.rows[warp][lane + 32 * j] = total.row.x[j];
-            space.sum[warp] = total.sum;
+    for (int n = 0; n < (int)HEADS; n++)
+#pragma unroll
+        for (int j = 0; j < Row<D>::PER_LANE; j++)
+            rows[n].x[j] = 0;
+#pragma unroll 1
+    for (int i = from; i < to; i++) {
+        const int index = share.partial(i), own = lane & 7;
+        float top = NEVER, part = 0;
+        if (own < n_heads) {
+            float2 scalars = __ldcg(reinterpret_cast<const float2 *>(partial_scalars<D>(p, index, own)));
+            top = scalars.x, part = scalars.y;
         }
-        __syncthreads();
-        if (busy && part == 0) {
-            for (int other = 1; other < parts; other++) {
-                total.sum += space.sum[warp + other];
+        Row<D> next[HEADS];
+#pragma unroll
+        for (int n = 0; n < (int)HEADS; n++)
+            if (n < n_heads)
+                next[n] = load_partial<D>(partial_row<D>(p, index, n, lane));
+        float raised = fmaxf(max, top), shrink = exp2_fast(max - raised), weight = exp2_fast(top - raised);
+        max = raised;
+        sum = sum * shrink + part * weight;
+#pragma unroll
+        for (int n = 0; n < (int)HEADS; n++)
+            if (n < n_heads) {
+                float keep = __shfl_sync(FULL, shrink, n), add = __shfl_sync(FULL, weight, n);
 #pragma unroll
                 for (int j = 0; j < Row<D>::PER_LANE; j++)
-                    total.row.x[j] += space.rows[warp + other][lane + 32 * j];
+                    rows[n].x[j] = rows[n].x[j] * keep + next[n].x[j] * add;
             }
-            write_output<D>(p, pair, n, total, lane);
-        }
-        __syncthreads();
     }
+    float *slot = const_cast<float *>(results.rows[warp]);
+#pragma unroll
+    for (int n = 0; n < (int)HEADS; n++)
+        if (n < n_heads)
+#pragma unroll
+            for (int j = 0; j < Row<D>::PER_LANE; j++)
+                slot[n * (D + 4) + lane + 32 * j] = rows[n].x[j];
+    if (lane < n_heads)
+        results.max[warp][lane] = max, results.sum[warp][lane] = sum;
 }
 
-/* Called by the whole block once the warps' sums of the pair are in shared memory. */
+/* In a pair's last block: its partial results, spread over the warps that have a slot to put their sum in. */
 template <int D, int WARPS>
-__device__ __forceinline__ void finish_pair(const AttentionArgs &p, WarpResults<WARPS> &results,
-                                            CombineSpace<D, WARPS> &space, const Pair &pair, const Share &share, int warp,
-                                            int lane)
+__device__ __forceinline__ void add_blocks(const AttentionArgs &p, WarpResults<WARPS> &results, const Share &share,
+                                           int n_heads, int warp, int lane)
+{
+    int rank = 0, workers = 0;
+#pragma unroll 1
+    for (int w = 0; w < WARPS; w++) {
+        rank += w < warp && results.rows[w];
+        workers += results.rows[w] != nullptr;
+    }
+    const int blocks = share.n_blocks();
+    if (results.rows[warp])
+        add_partials<D, WARPS>(p, results, share, blocks * rank / workers, blocks * (rank + 1) / workers, n_heads, warp,
+                               lane);
+    __syncthreads();
+}
+
+/* Leaves the block's partial result of the pair; true in the block that is the last of the pair's to do so. */
+template <int D, int WARPS>
+__device__ __forceinline__ bool leave_partial(const AttentionArgs &p, WarpResults<WARPS> &results, const Pair &pair,
+                                              const Share &share, int warp, int lane)
 {
     const int own = share.begin > share.first ? 2 * blockIdx.x : 2 * blockIdx.x + 1;
-    for (int n = warp; n < pair.n_heads; n += WARPS) {
-        HeadSum<D> total = add_warps<D, WARPS>(results, n, lane);
-        if (share.whole())
-            write_output<D>(p, pair, n, total, lane);
-        else
-            write_partial<D>(p, own, n, total, lane);
-    }
-    if (share.whole())
-        return;
+#pragma unroll 1
+    for (int n = warp; n < pair.n_heads; n += WARPS)
+        write_partial<D>(p, own, n, add_warps<D, WARPS>(results, n, lane), lane);
     __threadfence();
     __syncthreads();
     if (threadIdx.x == 0) {
         unsigned n = share.n_blocks();
         /* wraps to 0 at the last block, so that the counters are ready for the next call */
         results.last = atomicInc(p.counters + share.first_block(), n - 1) == n - 1;
+        __threadfence();
     }
     __syncthreads();
-    if (!results.last)
-        return;
-    __threadfence();
-    combine_blocks<D, WARPS>(p, space, pair, share, warp, lane);
+    return results.last;
+}
+
+/* Called by the whole block once the warps' sums of the pair are in shared memory. */
+template <int D, int WARPS>
+__device__ __forceinline__ void finish_pair(const AttentionArgs &p, WarpResults<WARPS> &results, const Pair &pair,
+                                            const Share &share, int warp, int lane)
+{
+    if (!share.whole()) {
+        if (!leave_partial<D, WARPS>(p, results, pair, share, warp, lane))
+            return;
+        add_blocks<D, WARPS>(p, results, share, pair.n_heads, warp, lane);
+    }
+#pragma unroll 1
+    for (int n = warp; n < pair.n_heads; n += WARPS) {
+        HeadSum<D> total = add_warps<D, WARPS>(results, n, lane);
+        write_output<D>(p, pair, n, total, lane);
+    }
 }
 
 } // namespace kvant

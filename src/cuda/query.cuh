@@ -26,22 +26,15 @@ __device__ __forceinline__ float power_above(float x)
 }
 
 template <int D>
-__device__ __forceinline__ void prepare_head(QueryTile<D> &tile, const AttentionArgs &p, int n, bool used, size_t offset,
-                                             int lane)
+__device__ __forceinline__ void prepare_head(QueryTile<D> &tile, const AttentionArgs &p, int n, size_t offset, int lane)
 {
-    Row<D> row;
-#pragma unroll
-    for (int j = 0; j < Row<D>::PER_LANE; j++)
-        row.x[j] = 0;
+    Row<D> row = load_row<D>(p.q, offset, p.type, lane);
+    rotate(row, p.k_rotation, lane);
     float largest = 0, sum = 0;
-    if (used) {
-        row = load_row<D>(p.q, offset, p.type, lane);
-        rotate(row, p.k_rotation, lane);
-    }
 #pragma unroll
     for (int j = 0; j < Row<D>::PER_LANE; j++)
         largest = fmaxf(largest, fabsf(row.x[j]));
-    float unit = power_above(warp_max(largest)), inverse = 1 / unit;
+    float unit = power_above(warp_max(largest)), inverse = __frcp_rn(unit);
 #pragma unroll
     for (int j = 0; j < Row<D>::PER_LANE; j++) {
         __half h = __float2half_rn(row.x[j] * inverse);
@@ -55,14 +48,23 @@ __device__ __forceinline__ void prepare_head(QueryTile<D> &tile, const Attention
     }
 }
 
-/* Fills the tile with the query heads of group `head` (kv head * groups + group) of sequence b; the caller
- * synchronises before and after. */
+/* Rows of heads that a group does not have: any finite numbers will do, their columns are never read. */
+template <int D>
+__device__ __forceinline__ void clear_queries(QueryTile<D> &tile)
+{
+    uint32_t *words = reinterpret_cast<uint32_t *>(&tile);
+    for (int i = threadIdx.x; i < (int)sizeof tile / 4; i += blockDim.x)
+        words[i] = 0;
+}
+
+/* Fills the tile with n_heads query heads of sequence b, from first_head on; the caller synchronises before and after. */
 template <int D, int WARPS>
 __device__ __forceinline__ void prepare_queries(QueryTile<D> &tile, const AttentionArgs &p, int b, int first_head,
                                                 int n_heads, int warp, int lane)
 {
-    for (int n = warp; n < (int)HEADS; n += WARPS)
-        prepare_head<D>(tile, p, n, n < n_heads, b * p.q_batch_stride + (first_head + n) * p.q_head_stride, lane);
+#pragma unroll 1
+    for (int n = warp; n < n_heads; n += WARPS)
+        prepare_head<D>(tile, p, n, b * p.q_batch_stride + (first_head + n) * p.q_head_stride, lane);
 }
 
 /* The lane's operand registers: head lane / 4, channels 2 (lane mod 4), + 1 and + 8, + 9 of each tile. */

@@ -1,7 +1,7 @@
-/* ring.cuh - a warp's ring of shared-memory slots, filled ahead of use with pages straight from device memory.
+/* ring.cuh - a warp's ring of shared-memory slots, filled ahead of use with pairs of pages straight from device memory.
  *
- * A warp fills slot i mod STAGES with item i and waits for items in order. On sm_90 one lane starts a bulk copy that
- * completes on an mbarrier: one instruction a page, so that the copies cost the warp nothing. Before that every lane
+ * A warp fills slot i mod STAGES with item i, a K page and the V page behind it, and waits for items in order. On sm_90
+ * one lane starts two bulk copies that complete on an mbarrier, so that the copies cost the warp next to nothing. Before that every lane
  * starts its 16-byte pieces (cp.async), and groups are counted instead of barriers. Knows nothing of pages' contents. */
 #ifndef KVANT_CUDA_RING_CUH
 #define KVANT_CUDA_RING_CUH
@@ -12,9 +12,8 @@ namespace kvant {
 
 #if defined(__CUDA_ARCH__) && __CUDA_ARCH__ >= 900
 
-template <int STAGES, int SLOT>
+template <int STAGES, int SLOT, int K_BYTES, int V_BYTES>
 struct Ring {
-    static constexpr int BARRIER_BYTES = STAGES * 8;
     uint32_t data, barriers; /* shared addresses */
     uint64_t policy;
     int lane;
@@ -33,15 +32,22 @@ struct Ring {
         __syncwarp();
     }
 
-    __device__ __forceinline__ void fill(int slot, const uint8_t *source, uint32_t bytes)
+    __device__ __forceinline__ void copy(uint32_t to, const uint8_t *from, uint32_t bytes, uint32_t barrier)
+    {
+        asm volatile("cp.async.bulk.shared::cluster.global.mbarrier::complete_tx::bytes.L2::cache_hint "
+                     "[%0], [%1], %2, [%3], %4;" ::"r"(to),
+                     "l"(from), "r"(bytes), "r"(barrier), "l"(policy)
+                     : "memory");
+    }
+
+    __device__ __forceinline__ void fill(int slot, const uint8_t *k, const uint8_t *v)
     {
         if (lane == 0) {
-            uint32_t bar = barriers + 8 * slot;
-            asm volatile("mbarrier.arrive.expect_tx.shared::cta.b64 _, [%0], %1;" ::"r"(bar), "r"(bytes) : "memory");
-            asm volatile("cp.async.bulk.shared::cluster.global.mbarrier::complete_tx::bytes.L2::cache_hint "
-                         "[%0], [%1], %2, [%3], %4;" ::"r"(data + slot * SLOT),
-                         "l"(source), "r"(bytes), "r"(bar), "l"(policy)
+            uint32_t barrier = barriers + 8 * slot, to = data + slot * SLOT;
+            asm volatile("mbarrier.arrive.expect_tx.shared::cta.b64 _, [%0], %1;" ::"r"(barrier), "n"(K_BYTES + V_BYTES)
                          : "memory");
+            copy(to, k, K_BYTES, barrier);
+            copy(to + K_BYTES, v, V_BYTES, barrier);
         }
     }
 
@@ -65,9 +71,8 @@ struct Ring {
 
 #else
 
-template <int STAGES, int SLOT>
+template <int STAGES, int SLOT, int K_BYTES, int V_BYTES>
 struct Ring {
-    static constexpr int BARRIER_BYTES = 0;
     uint32_t data;
     int lane;
 
@@ -77,11 +82,16 @@ struct Ring {
         lane = lane_;
     }
 
-    __device__ __forceinline__ void fill(int slot, const uint8_t *source, uint32_t bytes)
+    __device__ __forceinline__ void copy(uint32_t to, const uint8_t *from, uint32_t bytes)
     {
         for (uint32_t at = lane * 16; at < bytes; at += 512)
-            asm volatile("cp.async.cg.shared.global [%0], [%1], 16;" ::"r"(data + slot * SLOT + at), "l"(source + at)
-                         : "memory");
+            asm volatile("cp.async.cg.shared.global [%0], [%1], 16;" ::"r"(to + at), "l"(from + at) : "memory");
+    }
+
+    __device__ __forceinline__ void fill(int slot, const uint8_t *k, const uint8_t *v)
+    {
+        copy(data + slot * SLOT, k, K_BYTES);
+        copy(data + slot * SLOT + K_BYTES, v, V_BYTES);
         skip();
     }
 

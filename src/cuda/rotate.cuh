@@ -20,41 +20,42 @@ struct Row {
     float x[PER_LANE];
 };
 
-__device__ __forceinline__ float load_number(const void *from, size_t i, kvant_cuda_type type)
-{
-    if (type == KVANT_CUDA_F32)
-        return static_cast<const float *>(from)[i];
-    if (type == KVANT_CUDA_F16)
-        return __half2float(static_cast<const __half *>(from)[i]);
-    return __bfloat162float(static_cast<const __nv_bfloat16 *>(from)[i]);
-}
-
-__device__ __forceinline__ void store_number(void *to, size_t i, kvant_cuda_type type, float x)
-{
-    if (type == KVANT_CUDA_F32)
-        static_cast<float *>(to)[i] = x;
-    else if (type == KVANT_CUDA_F16)
-        static_cast<__half *>(to)[i] = __float2half_rn(x);
-    else
-        static_cast<__nv_bfloat16 *>(to)[i] = __float2bfloat16_rn(x);
-}
-
+/* The type is a run-time choice made once a row, around the loads: kernels start with a cold instruction cache, and every
+ * instruction that is not there need not be fetched. */
 template <int D>
 __device__ __forceinline__ Row<D> load_row(const void *from, size_t offset, kvant_cuda_type type, int lane)
 {
     Row<D> row;
+    if (type == KVANT_CUDA_F32) {
 #pragma unroll
-    for (int j = 0; j < Row<D>::PER_LANE; j++)
-        row.x[j] = load_number(from, offset + lane + 32 * j, type);
+        for (int j = 0; j < Row<D>::PER_LANE; j++)
+            row.x[j] = static_cast<const float *>(from)[offset + lane + 32 * j];
+        return row;
+    }
+#pragma unroll
+    for (int j = 0; j < Row<D>::PER_LANE; j++) {
+        __half_raw bits;
+        bits.x = static_cast<const uint16_t *>(from)[offset + lane + 32 * j];
+        row.x[j] = type == KVANT_CUDA_F16 ? __half2float(bits) : __uint_as_float((uint32_t)bits.x << 16);
+    }
     return row;
 }
 
 template <int D>
 __device__ __forceinline__ void store_row(void *to, size_t offset, kvant_cuda_type type, int lane, const Row<D> &row)
 {
+    if (type == KVANT_CUDA_F32) {
 #pragma unroll
-    for (int j = 0; j < Row<D>::PER_LANE; j++)
-        store_number(to, offset + lane + 32 * j, type, row.x[j]);
+        for (int j = 0; j < Row<D>::PER_LANE; j++)
+            static_cast<float *>(to)[offset + lane + 32 * j] = row.x[j];
+        return;
+    }
+#pragma unroll
+    for (int j = 0; j < Row<D>::PER_LANE; j++) {
+        uint16_t bits = type == KVANT_CUDA_F16 ? __half_as_ushort(__float2half_rn(row.x[j]))
+                                               : __bfloat16_as_ushort(__float2bfloat16_rn(row.x[j]));
+        static_cast<uint16_t *>(to)[offset + lane + 32 * j] = bits;
+    }
 }
 
 template <int D>
@@ -65,20 +66,18 @@ __device__ __forceinline__ void apply_signs(Row<D> &row, const kvant_cuda_rotati
         row.x[j] = rotation.signs[j] >> lane & 1 ? -row.x[j] : row.x[j];
 }
 
-/* Butterflies at distance 1, 2, 4, ... within blocks, then the product with 1 / sqrt(block). */
+/* Butterflies at distance 1, 2, 4, ... within blocks, then the product with 1 / sqrt(block). x * +-1 + other rounds once,
+ * as the sum or difference would. */
 template <int D>
 __device__ __forceinline__ void hadamard(Row<D> &row, const kvant_cuda_rotation &rotation, int lane)
 {
     constexpr int N = Row<D>::PER_LANE;
+#pragma unroll 1
+    for (uint32_t distance = 1; distance < 32 && distance < rotation.block; distance *= 2) {
+        float sign = lane & distance ? -1.0f : 1.0f;
 #pragma unroll
-    for (int distance = 1; distance < 32; distance *= 2) {
-        if (distance >= rotation.block)
-            break;
-#pragma unroll
-        for (int j = 0; j < N; j++) {
-            float other = __shfl_xor_sync(FULL, row.x[j], distance);
-            row.x[j] = lane & distance ? __fsub_rn(other, row.x[j]) : __fadd_rn(row.x[j], other);
-        }
+        for (int j = 0; j < N; j++)
+            row.x[j] = __fmaf_rn(row.x[j], sign, __shfl_xor_sync(FULL, row.x[j], distance));
     }
 #pragma unroll
     for (int step = 1; step < N; step *= 2) {
@@ -119,7 +118,7 @@ __device__ __forceinline__ void rotate_back(Row<D> &row, const kvant_cuda_rotati
 
 __device__ __forceinline__ float warp_max(float x)
 {
-#pragma unroll
+#pragma unroll 1
     for (int k = 16; k > 0; k /= 2)
         x = fmaxf(x, __shfl_xor_sync(FULL, x, k));
     return x;
@@ -127,7 +126,7 @@ __device__ __forceinline__ float warp_max(float x)
 
 __device__ __forceinline__ float warp_sum(float x)
 {
-#pragma unroll
+#pragma unroll 1
     for (int k = 16; k > 0; k /= 2)
         x += __shfl_xor_sync(FULL, x, k);
     return x;

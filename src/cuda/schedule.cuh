@@ -43,7 +43,8 @@ struct Cursor {
 
 /* The piece [begin, end) of the line that block `index` of `count` takes, and where the line's sequence lies. */
 struct Piece {
-    int total, size, begin, end;
+    int size, begin, end;
+    bool any_empty; /* some sequence has no tokens */
     Cursor cursor;
 };
 
@@ -51,21 +52,26 @@ struct Piece {
 __device__ __forceinline__ Piece find_piece(const Lengths &lengths, int index, int count, int min_pages, int lane)
 {
     Piece piece;
-    int sum = 0;
-    for (int b = lane; b < lengths.batch; b += 32)
-        sum += lengths.pages(b);
-#pragma unroll
-    for (int k = 16; k > 0; k /= 2)
-        sum += __shfl_xor_sync(FULL, sum, k);
-    piece.total = sum * lengths.heads;
-    piece.size = max((piece.total + count - 1) / count, min_pages);
-    piece.begin = min(index * piece.size, piece.total);
-    piece.end = min(piece.begin + piece.size, piece.total);
+    int total = 0, n = 0;
+    piece.any_empty = false;
+#pragma unroll 1
+    for (int base = 0; base < lengths.batch; base += 32) {
+        n = lengths.pages(base + lane);
+        piece.any_empty |= __any_sync(FULL, base + lane < lengths.batch && n == 0);
+        total += __reduce_add_sync(FULL, n);
+    }
+    total *= lengths.heads;
+    piece.size = max((total + count - 1) / count, min_pages);
+    piece.begin = min(index * piece.size, total);
+    piece.end = min(piece.begin + piece.size, total);
     piece.cursor = Cursor{ 0, 0, 0 };
     int before = 0;
-    for (int base = 0; base < lengths.batch && piece.begin < piece.end; base += 32) {
-        int n = lengths.pages(base + lane), scan = n;
-#pragma unroll
+#pragma unroll 1
+    for (int base = 0; piece.begin < piece.end; base += 32) {
+        if (lengths.batch > 32)
+            n = lengths.pages(base + lane);
+        int scan = n;
+#pragma unroll 1
         for (int k = 1; k < 32; k *= 2) {
             int left = __shfl_up_sync(FULL, scan, k);
             scan += lane >= k ? left : 0;
