@@ -1,9 +1,9 @@
 #!/usr/bin/env python3
 """The main job, shown: a small model in a stock llama.cpp, with stock and with kvant's KV caches.
 
-Prints one table (size, quality, speed) and an answer that the model generates from a long prompt on the compressed
-cache. Under 3 minutes on 2 cores once everything is fetched. Quality is measured by `kvant eval`, speed by `kvant
-bench model`; --json hands on their numbers as one array.
+Prints one table (size, quality, speed) and an answer that the model generates from a long prompt on the
+compressed cache. Under 3 minutes on 2 cores once everything is fetched. Quality is measured by `kvant eval`,
+speed by `kvant bench model`; --json hands on their numbers as one array.
 """
 
 import argparse
