@@ -1,5 +1,5 @@
-# A thin front over CMake: it installs or names what is missing, fetches what is needed, and calls cmake and ctest.
-# Anything finer is CMake's: cmake --preset release, debug or asan.
+# A thin front over CMake: it installs or names what is missing, fetches what is needed, and calls cmake and
+# ctest. Anything finer is CMake's: cmake --preset release, debug or asan.
 
 BUILD  ?= build
 PREFIX ?= /usr/local

