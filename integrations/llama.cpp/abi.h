@@ -1,9 +1,9 @@
 /* abi.h - the binary interface of ggml back ends, as much of it as the plug-in touches.
  *
- * One plug-in serves llama.cpp builds whose headers differ, so it cannot include any of them. These are our own
- * declarations of the memory layouts that cross the border; functions are looked up at load time (ggml_api.h) and
- * operations are identified by name. tests/integration/test_abi_layout.c compiles this file together with the real
- * headers of a build and compares every offset, size and constant below.
+ * One plug-in serves llama.cpp builds whose headers differ, so it cannot include any of them. These are our
+ * own declarations of the memory layouts that cross the border; functions are looked up at load time
+ * (ggml_api.h) and operations are identified by name. tests/integration/test_abi_layout.c compiles this
+ * file together with the real headers of a build and compares every offset, size and constant below.
  *
  * Two generations are known. They differ in the buffer type's table alone:
  *   API 2   llama.cpp v0.5.0, ggml 0.25

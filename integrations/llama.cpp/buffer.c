@@ -13,9 +13,10 @@
 #include "ggml_api.h"
 #include "log.h"
 
-/* The size of a tensor that cannot be served. ggml has no way to say no while it adds up sizes, but it handles an
- * allocation that fails. 2^54 exceeds any address space, and sums of a thousand of them do not overflow. */
-#define REFUSED ((size_t) 1 << 54)
+/* The size of a tensor that cannot be served. ggml has no way to say no while it adds up sizes, but it
+ * handles an allocation that fails. 2^54 exceeds any address space, and sums of a thousand of them do not
+ * overflow. */
+#define REFUSED ((size_t)1 << 54)
 
 struct region {
     char *base;
@@ -33,7 +34,8 @@ static union {
     abi_buft_3 v3;
 } buft;
 
-/* Why the last tensor was refused; said when the allocation fails, which is once a cache and not once a tensor. */
+/* Why the last tensor was refused; said when the allocation fails, which is once a cache and not once a
+ * tensor. */
 static _Thread_local char refusal[768];
 
 const abi_tensor *kvp_root(const abi_tensor *tensor)
@@ -125,7 +127,7 @@ static bool region_add(struct region *region, kvp_kv *kv)
 
 static size_t resident_bytes(const struct region *region)
 {
-    size_t page = (size_t) sysconf(_SC_PAGESIZE), resident = 0;
+    size_t page = (size_t)sysconf(_SC_PAGESIZE), resident = 0;
     unsigned char state[4096];
 
     for (size_t at = 0; at < region->size; at += sizeof(state) * page) {
@@ -165,7 +167,7 @@ static void buffer_free(abi_buffer *buffer)
 
 static void *buffer_get_base(abi_buffer *buffer)
 {
-    return ((struct region *) buffer->context)->base;
+    return ((struct region *)buffer->context)->base;
 }
 
 /* A cache tensor gets its cells here; views and other tensors need nothing. */
@@ -200,20 +202,20 @@ static void buffer_set_tensor(abi_buffer *buffer, abi_tensor *tensor, const void
 {
     kvp_kv *kv = kvp_kv_of(tensor);
 
-    (void) buffer;
+    (void)buffer;
     if (kv != NULL)
         kvp_kv_write(kv, nominal_offset(tensor, offset), size, data);
     else
-        memcpy((char *) tensor->data + offset, data, size);
+        memcpy((char *)tensor->data + offset, data, size);
 }
 
 static void buffer_get_tensor(abi_buffer *buffer, const abi_tensor *tensor, void *data, size_t offset, size_t size)
 {
     const kvp_kv *kv = kvp_kv_of(tensor);
 
-    (void) buffer;
+    (void)buffer;
     if (kv == NULL)
-        memcpy(data, (const char *) tensor->data + offset, size);
+        memcpy(data, (const char *)tensor->data + offset, size);
     else if (!kvp_kv_read(kv, nominal_offset(tensor, offset), size, data))
         memset(data, 0, size); /* the failure was printed; the caller must not see stale bytes */
 }
@@ -223,9 +225,9 @@ static void buffer_memset_tensor(abi_buffer *buffer, abi_tensor *tensor, uint8_t
     kvp_kv *kv = kvp_kv_of(tensor);
     char chunk[4096];
 
-    (void) buffer;
+    (void)buffer;
     if (kv == NULL) {
-        memset((char *) tensor->data + offset, value, size);
+        memset((char *)tensor->data + offset, value, size);
         return;
     }
     if (value == 0 && kv->cells == NULL)
@@ -248,7 +250,7 @@ static bool copy_streams(const abi_tensor *src, const kvp_kv *from, const abi_te
         src->view_offs % stream != 0 || dst->view_offs % stream != 0)
         return false;
     for (size_t i = 0; i < size / stream; i++)
-        if (!kvp_kv_copy_stream(from, (uint32_t) (first_from + i), to, (uint32_t) (first_to + i)))
+        if (!kvp_kv_copy_stream(from, (uint32_t)(first_from + i), to, (uint32_t)(first_to + i)))
             return false;
     return true;
 }
@@ -288,7 +290,7 @@ static void buffer_clear(abi_buffer *buffer, uint8_t value)
 
 static const char *buft_get_name(abi_buft *self)
 {
-    (void) self;
+    (void)self;
     return "KVANT";
 }
 
@@ -315,13 +317,13 @@ static abi_buffer *buft_alloc_buffer(abi_buft *self, size_t size)
         kvp_error("cannot map %zu bytes", size);
         return NULL;
     }
-    kvp_note("buffer of %.2f MiB", (double) size / 1048576.0);
+    kvp_note("buffer of %.2f MiB", (double)size / 1048576.0);
     return kvp_api.buffer_init(self, iface, region, size);
 }
 
 static size_t buft_get_alignment(abi_buft *self)
 {
-    (void) self;
+    (void)self;
     return KVANT_PAGE_ALIGN;
 }
 
@@ -337,7 +339,7 @@ static size_t buft_get_alloc_size(abi_buft *self, const abi_tensor *tensor)
     kvp_kv_shape shape;
     size_t bytes = 0;
 
-    (void) self;
+    (void)self;
     if (!is_state(tensor))
         return kvp_api.nbytes(tensor);
     if (kvp_kv_of(tensor) != NULL)
@@ -353,7 +355,7 @@ static size_t buft_get_alloc_size(abi_buft *self, const abi_tensor *tensor)
 /* Compressed cells are no ggml layout, and other back ends must not read them. */
 static bool buft_is_host(abi_buft *self)
 {
-    (void) self;
+    (void)self;
     return false;
 }
 
@@ -361,25 +363,25 @@ void kvp_buft_setup(int api, abi_device *device)
 {
     if (api == 2)
         buft.v2 = (abi_buft_2){
-            .iface = {.get_name = buft_get_name,
-                      .alloc_buffer = buft_alloc_buffer,
-                      .get_alignment = buft_get_alignment,
-                      .get_alloc_size = buft_get_alloc_size,
-                      .is_host = buft_is_host},
+            .iface = { .get_name = buft_get_name,
+                       .alloc_buffer = buft_alloc_buffer,
+                       .get_alignment = buft_get_alignment,
+                       .get_alloc_size = buft_get_alloc_size,
+                       .is_host = buft_is_host },
             .device = device,
         };
     else
         buft.v3 = (abi_buft_3){
-            .iface = {.get_name = buft_get_name,
-                      .alloc_buffer = buft_alloc_buffer,
-                      .get_alignment = buft_get_alignment,
-                      .get_alloc_size = buft_get_alloc_size,
-                      .is_host = buft_is_host},
+            .iface = { .get_name = buft_get_name,
+                       .alloc_buffer = buft_alloc_buffer,
+                       .get_alignment = buft_get_alignment,
+                       .get_alloc_size = buft_get_alloc_size,
+                       .is_host = buft_is_host },
             .device = device,
         };
 }
 
 abi_buft *kvp_buft(void)
 {
-    return (abi_buft *) &buft;
+    return (abi_buft *)&buft;
 }

@@ -1,5 +1,5 @@
-/* codec_cache.c - see codec_cache.h. A list suffices: a process uses a few configurations, each for the few head
- * dimensions that divide the model's row. */
+/* codec_cache.c - see codec_cache.h. A list suffices: a process uses a few configurations, each for the few
+ * head dimensions that divide the model's row. */
 #include "codec_cache.h"
 
 #include <pthread.h>
@@ -37,7 +37,7 @@ static const kvant_codec *create(const char *spec, uint32_t head_dim, kvant_role
         snprintf(err, errlen, "%s", kvant_strerror(KVANT_ERR_MEMORY));
         return NULL;
     }
-    *e = (struct entry){.next = entries, .head_dim = head_dim, .role = role, .seed = seed};
+    *e = (struct entry){ .next = entries, .head_dim = head_dim, .role = role, .seed = seed };
     memcpy(e->spec, spec, length);
     if (kvant_codec_create(spec, head_dim, role, seed, &e->codec, err, errlen) != KVANT_OK) {
         free(e);

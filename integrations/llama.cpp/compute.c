@@ -21,5 +21,5 @@ void kvp_compute_release(kvp_compute *compute)
     free(compute->workspace);
     if (compute->cpu != NULL)
         kvp_api.backend_free(compute->cpu);
-    *compute = (kvp_compute){0};
+    *compute = (kvp_compute){ 0 };
 }

@@ -1,7 +1,7 @@
 /* device.c - see device.h.
  *
- * The device is of the GPU type because that is what llama.cpp gives its KV cache to (-ngl 99). It supports the few
- * operations that touch the cache and none that multiply weights, so weights stay on the CPU.
+ * The device is of the GPU type because that is what llama.cpp gives its KV cache to (-ngl 99). It supports
+ * the few operations that touch the cache and none that multiply weights, so weights stay on the CPU.
  */
 #include "device.h"
 
@@ -17,8 +17,8 @@
 #define DEFAULT_N_THREADS 2
 
 static abi_device device;
-static uint8_t backend_guid[16] = {0x6b, 0x76, 0x61, 0x6e, 0x74, 0x2d, 0x67, 0x67,
-                                   0x6d, 0x6c, 0x2d, 0x62, 0x61, 0x63, 0x6b, 0x31};
+static uint8_t backend_guid[16] = { 0x6b, 0x76, 0x61, 0x6e, 0x74, 0x2d, 0x67, 0x67,
+                                    0x6d, 0x6c, 0x2d, 0x62, 0x61, 0x63, 0x6b, 0x31 };
 
 /* Back end: one instance a llama context */
 
@@ -29,7 +29,7 @@ static const char *device_name(void)
 
 static const char *backend_get_name(abi_backend *backend)
 {
-    (void) backend;
+    (void)backend;
     return device_name();
 }
 
@@ -75,7 +75,7 @@ void kvp_backend_set_n_threads(abi_backend *backend, int n_threads)
 {
     kvp_compute *compute = backend->context;
 
-    compute->n_threads = n_threads > 0 ? (uint32_t) n_threads : 1;
+    compute->n_threads = n_threads > 0 ? (uint32_t)n_threads : 1;
 }
 
 static abi_backend *device_init_backend(abi_device *self, const char *params)
@@ -83,7 +83,7 @@ static abi_backend *device_init_backend(abi_device *self, const char *params)
     abi_backend *backend = calloc(1, sizeof(*backend));
     kvp_compute *compute = calloc(1, sizeof(*compute));
 
-    (void) params;
+    (void)params;
     if (backend == NULL || compute == NULL) {
         free(backend);
         free(compute);
@@ -92,7 +92,7 @@ static abi_backend *device_init_backend(abi_device *self, const char *params)
     compute->n_threads = DEFAULT_N_THREADS;
     *backend = (abi_backend){
         .guid = &backend_guid,
-        .iface = {.get_name = backend_get_name, .free = backend_free, .graph_compute = backend_graph_compute},
+        .iface = { .get_name = backend_get_name, .free = backend_free, .graph_compute = backend_graph_compute },
         .device = self,
         .context = compute,
     };
@@ -103,13 +103,13 @@ static abi_backend *device_init_backend(abi_device *self, const char *params)
 
 static const char *device_get_name(abi_device *self)
 {
-    (void) self;
+    (void)self;
     return device_name();
 }
 
 static const char *device_get_description(abi_device *self)
 {
-    (void) self;
+    (void)self;
     return "compressed KV cache (kvant " KVANT_VERSION_STRING ") in system memory";
 }
 
@@ -125,19 +125,19 @@ static size_t meminfo(const char *format)
             break;
     if (file != NULL)
         fclose(file);
-    return (size_t) kib * 1024;
+    return (size_t)kib * 1024;
 }
 
 static void device_get_memory(abi_device *self, size_t *free_bytes, size_t *total)
 {
-    (void) self;
+    (void)self;
     *free_bytes = meminfo("MemAvailable: %llu");
     *total = meminfo("MemTotal: %llu");
 }
 
 static int32_t device_get_type(abi_device *self)
 {
-    (void) self;
+    (void)self;
     return ABI_DEVICE_GPU;
 }
 
@@ -147,20 +147,20 @@ static void device_get_props(abi_device *self, abi_device_props *props)
         .name = device_get_name(self),
         .description = device_get_description(self),
         .type = ABI_DEVICE_GPU,
-        .caps = {.mmap_support = true},
+        .caps = { .mmap_support = true },
     };
     device_get_memory(self, &props->memory_free, &props->memory_total);
 }
 
 static abi_buft *device_get_buffer_type(abi_device *self)
 {
-    (void) self;
+    (void)self;
     return kvp_buft();
 }
 
 static bool device_supports_op(abi_device *self, const abi_tensor *op)
 {
-    (void) self;
+    (void)self;
     if (op->op == kvp_api.op.set_rows)
         return kvp_set_rows_supported(op);
     if (op->op == kvp_api.op.flash_attn_ext)
@@ -174,22 +174,22 @@ static bool device_supports_op(abi_device *self, const abi_tensor *op)
 /* Host memory is read in place: queries, new rows and masks are not copied. */
 static bool device_supports_buft(abi_device *self, abi_buft *buft)
 {
-    (void) self;
+    (void)self;
     return buft == kvp_buft() || kvp_api.buft_is_host(buft);
 }
 
 abi_device *kvp_device_setup(int api, abi_reg *reg)
 {
     device = (abi_device){
-        .iface = {.get_name = device_get_name,
-                  .get_description = device_get_description,
-                  .get_memory = device_get_memory,
-                  .get_type = device_get_type,
-                  .get_props = device_get_props,
-                  .init_backend = device_init_backend,
-                  .get_buffer_type = device_get_buffer_type,
-                  .supports_op = device_supports_op,
-                  .supports_buft = device_supports_buft},
+        .iface = { .get_name = device_get_name,
+                   .get_description = device_get_description,
+                   .get_memory = device_get_memory,
+                   .get_type = device_get_type,
+                   .get_props = device_get_props,
+                   .init_backend = device_init_backend,
+                   .get_buffer_type = device_get_buffer_type,
+                   .supports_op = device_supports_op,
+                   .supports_buft = device_supports_buft },
         .reg = reg,
     };
     kvp_buft_setup(api, &device);

@@ -1,5 +1,5 @@
-/* device.h - the KVANT device and its back end instances: what llama.cpp is told about them, which nodes they take,
- * and the loop that computes a graph. */
+/* device.h - the KVANT device and its back end instances: what llama.cpp is told about them, which nodes
+ * they take, and the loop that computes a graph. */
 #ifndef KVP_DEVICE_H
 #define KVP_DEVICE_H
 

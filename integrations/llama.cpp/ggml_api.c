@@ -1,7 +1,8 @@
-/* ggml_api.c - see ggml_api.h: find the loader's symbols, tell its generation, check its tensors, or refuse.
+/* ggml_api.c - see ggml_api.h: find the loader's symbols, tell its generation, check its tensors, or
+ * refuse.
  *
- * Three independent facts must agree before anything is used: the version that ggml states, the presence of the
- * function that came with API 3, and tensors that ggml builds here and that abi.h must read correctly.
+ * Three independent facts must agree before anything is used: the version that ggml states, the presence of
+ * the function that came with API 3, and tensors that ggml builds here and that abi.h must read correctly.
  */
 #define _GNU_SOURCE /* dladdr1, RTLD_DL_LINKMAP */
 
@@ -21,8 +22,8 @@ static const struct tested {
     const char *ggml; /* major.minor */
     int api;
 } tested_versions[] = {
-    {"0.25", 2},
-    {"0.26", 3},
+    { "0.25", 2 },
+    { "0.26", 3 },
 };
 
 #define TESTED_VERSIONS "ggml 0.25 (llama.cpp v0.5.0, API 2) and ggml 0.26 (llama.cpp b11434, API 3)"
@@ -56,32 +57,32 @@ static bool lookup_all(void *library, kvp_ggml *api)
         void *slot;
         bool required;
     } symbols[] = {
-        {"ggml_backend_buffer_init", &api->buffer_init, true},
-        {"ggml_backend_buft_is_host", &api->buft_is_host, true},
-        {"ggml_graph_n_nodes", &api->graph_n_nodes, true},
-        {"ggml_graph_node", &api->graph_node, true},
-        {"ggml_nbytes", &api->nbytes, true},
-        {"ggml_fp16_to_fp32_row", &api->fp16_to_fp32_row, true},
-        {"ggml_fp32_to_fp16_row", &api->fp32_to_fp16_row, true},
-        {"ggml_op_name", &api->op_name, true},
-        {"ggml_tensor_overhead", &api->tensor_overhead, true},
-        {"ggml_init", &api->init, true},
-        {"ggml_free", &api->free, true},
-        {"ggml_new_tensor_1d", &api->new_tensor_1d, true},
-        {"ggml_new_tensor_3d", &api->new_tensor_3d, true},
-        {"ggml_view_3d", &api->view_3d, true},
-        {"ggml_set_name", &api->set_name, true},
-        {"ggml_set_rows", &api->set_rows, true},
-        {"ggml_rope_ext_inplace", &api->rope_ext_inplace, true},
-        {"ggml_new_graph", &api->new_graph, true},
-        {"ggml_graph_overhead", &api->graph_overhead, true},
-        {"ggml_build_forward_expand", &api->build_forward_expand, true},
-        {"ggml_backend_graph_compute", &api->graph_compute, true},
-        {"ggml_backend_free", &api->backend_free, true},
-        {"ggml_backend_dev_by_type", &api->dev_by_type, false},
-        {"ggml_backend_dev_init", &api->dev_init, false},
-        {"ggml_backend_dev_backend_reg", &api->dev_backend_reg, false},
-        {"ggml_backend_reg_get_proc_address", &api->reg_get_proc_address, false},
+        { "ggml_backend_buffer_init", &api->buffer_init, true },
+        { "ggml_backend_buft_is_host", &api->buft_is_host, true },
+        { "ggml_graph_n_nodes", &api->graph_n_nodes, true },
+        { "ggml_graph_node", &api->graph_node, true },
+        { "ggml_nbytes", &api->nbytes, true },
+        { "ggml_fp16_to_fp32_row", &api->fp16_to_fp32_row, true },
+        { "ggml_fp32_to_fp16_row", &api->fp32_to_fp16_row, true },
+        { "ggml_op_name", &api->op_name, true },
+        { "ggml_tensor_overhead", &api->tensor_overhead, true },
+        { "ggml_init", &api->init, true },
+        { "ggml_free", &api->free, true },
+        { "ggml_new_tensor_1d", &api->new_tensor_1d, true },
+        { "ggml_new_tensor_3d", &api->new_tensor_3d, true },
+        { "ggml_view_3d", &api->view_3d, true },
+        { "ggml_set_name", &api->set_name, true },
+        { "ggml_set_rows", &api->set_rows, true },
+        { "ggml_rope_ext_inplace", &api->rope_ext_inplace, true },
+        { "ggml_new_graph", &api->new_graph, true },
+        { "ggml_graph_overhead", &api->graph_overhead, true },
+        { "ggml_build_forward_expand", &api->build_forward_expand, true },
+        { "ggml_backend_graph_compute", &api->graph_compute, true },
+        { "ggml_backend_free", &api->backend_free, true },
+        { "ggml_backend_dev_by_type", &api->dev_by_type, false },
+        { "ggml_backend_dev_init", &api->dev_init, false },
+        { "ggml_backend_dev_backend_reg", &api->dev_backend_reg, false },
+        { "ggml_backend_reg_get_proc_address", &api->reg_get_proc_address, false },
     };
 
     for (size_t i = 0; i < sizeof(symbols) / sizeof(symbols[0]); i++) {
@@ -137,14 +138,14 @@ static bool find_ops(kvp_ggml *api)
         const char *name;
         int32_t *slot;
     } ops[] = {
-        {"NONE", &api->op.none},
-        {"VIEW", &api->op.view},
-        {"PERMUTE", &api->op.permute},
-        {"RESHAPE", &api->op.reshape},
-        {"TRANSPOSE", &api->op.transpose},
-        {"SET_ROWS", &api->op.set_rows},
-        {"FLASH_ATTN_EXT", &api->op.flash_attn_ext},
-        {"ROPE", &api->op.rope},
+        { "NONE", &api->op.none },
+        { "VIEW", &api->op.view },
+        { "PERMUTE", &api->op.permute },
+        { "RESHAPE", &api->op.reshape },
+        { "TRANSPOSE", &api->op.transpose },
+        { "SET_ROWS", &api->op.set_rows },
+        { "FLASH_ATTN_EXT", &api->op.flash_attn_ext },
+        { "ROPE", &api->op.rope },
     };
 
     for (size_t i = 0; i < sizeof(ops) / sizeof(ops[0]); i++) {
@@ -155,8 +156,8 @@ static bool find_ops(kvp_ggml *api)
     return true;
 }
 
-/* Builds a view and an operation with ggml's own functions and reads them through abi.h. Only data is looked at:
- * calling through a wrong table could crash, reading a wrong offset inside a tensor cannot. */
+/* Builds a view and an operation with ggml's own functions and reads them through abi.h. Only data is
+ * looked at: calling through a wrong table could crash, reading a wrong offset inside a tensor cannot. */
 static bool tensors_match(const kvp_ggml *api, abi_context *context)
 {
     abi_tensor *base = api->new_tensor_3d(context, ABI_TYPE_F16, 32, 8, 2);
@@ -178,7 +179,7 @@ static bool check_tensors(const kvp_ggml *api)
 {
     /* ggml counts a header of 32 bytes for each object of a context. */
     const size_t overhead = sizeof(abi_tensor) + 32;
-    abi_init_params params = {.mem_size = 16 * overhead, .mem_buffer = NULL, .no_alloc = true};
+    abi_init_params params = { .mem_size = 16 * overhead, .mem_buffer = NULL, .no_alloc = true };
     bool match = api->tensor_overhead() == overhead;
 
     if (match) {
@@ -188,15 +189,16 @@ static bool check_tensors(const kvp_ggml *api)
             api->free(context);
     }
     if (!match)
-        kvp_error("ggml %s lays tensors out differently from the tested builds of that version; tested: "
-                  TESTED_VERSIONS, api->version);
+        kvp_error(
+            "ggml %s lays tensors out differently from the tested builds of that version; tested: " TESTED_VERSIONS,
+            api->version);
     return match;
 }
 
 bool kvp_ggml_load(const void *caller)
 {
     void *library = open_caller(caller);
-    kvp_ggml api = {0};
+    kvp_ggml api = { 0 };
     bool ok;
 
     if (library == NULL) {

@@ -1,9 +1,9 @@
 /* ggml_api.h - the functions of the ggml that loads the plug-in, found at load time, and what that ggml is.
  *
- * The plug-in is linked against no ggml: its file name and its soname differ between distributions, it may be
- * loaded privately (RTLD_LOCAL), and a process may hold several. The copy that counts is the one whose code calls
- * ggml_backend_init, so symbols are looked up in the object that holds that call and in what it depends on.
- * Anything but a tested version is refused.
+ * The plug-in is linked against no ggml: its file name and its soname differ between distributions, it may
+ * be loaded privately (RTLD_LOCAL), and a process may hold several. The copy that counts is the one whose
+ * code calls ggml_backend_init, so symbols are looked up in the object that holds that call and in what it
+ * depends on. Anything but a tested version is refused.
  */
 #ifndef KVP_GGML_API_H
 #define KVP_GGML_API_H
@@ -33,8 +33,8 @@ typedef struct kvp_ggml {
     void (*free)(abi_context *context);
     abi_tensor *(*new_tensor_1d)(abi_context *context, int32_t type, int64_t ne0);
     abi_tensor *(*new_tensor_3d)(abi_context *context, int32_t type, int64_t ne0, int64_t ne1, int64_t ne2);
-    abi_tensor *(*view_3d)(abi_context *context, abi_tensor *a, int64_t ne0, int64_t ne1, int64_t ne2,
-                           size_t nb1, size_t nb2, size_t offset);
+    abi_tensor *(*view_3d)(abi_context *context, abi_tensor *a, int64_t ne0, int64_t ne1, int64_t ne2, size_t nb1,
+                           size_t nb2, size_t offset);
     abi_tensor *(*set_name)(abi_tensor *tensor, const char *name);
     abi_tensor *(*set_rows)(abi_context *context, abi_tensor *a, abi_tensor *b, abi_tensor *c);
     abi_tensor *(*rope_ext_inplace)(abi_context *context, abi_tensor *a, abi_tensor *b, abi_tensor *c, int n_dims,

@@ -13,8 +13,8 @@
 #include "ggml_api.h"
 #include "log.h"
 
-/* Head dimensions worth reserving for when none is given: real models use multiples of 8 from 32 on. Smaller ones
- * would reserve for metadata that nobody stores. */
+/* Head dimensions worth reserving for when none is given: real models use multiples of 8 from 32 on.
+ * Smaller ones would reserve for metadata that nobody stores. */
 #define MIN_HEAD_DIM 32u
 #define HEAD_DIM_STEP 8u
 
@@ -32,12 +32,15 @@ bool kvp_kv_name(const char *name)
 bool kvp_kv_shape_read(const abi_tensor *tensor, kvp_kv_shape *shape, char *err, size_t errlen)
 {
     if (!kvp_kv_name(tensor->name)) {
-        snprintf(err, errlen, "the model keeps state in %s, which is not a plain KV cache; recurrent, hybrid and "
-                 "indexed models are not supported, run them without --device KVANT", tensor->name);
+        snprintf(err, errlen,
+                 "the model keeps state in %s, which is not a plain KV cache; recurrent, hybrid and "
+                 "indexed models are not supported, run them without --device KVANT",
+                 tensor->name);
         return false;
     }
     if (tensor->type != ABI_TYPE_F16) {
-        snprintf(err, errlen, "the cache type is not f16; kvant compresses what llama.cpp takes for an f16 cache: "
+        snprintf(err, errlen,
+                 "the cache type is not f16; kvant compresses what llama.cpp takes for an f16 cache: "
                  "set -ctk f16 -ctv f16 and choose the codecs with KVANT_K and KVANT_V");
         return false;
     }
@@ -48,9 +51,9 @@ bool kvp_kv_shape_read(const abi_tensor *tensor, kvp_kv_shape *shape, char *err,
     }
     *shape = (kvp_kv_shape){
         .role = tensor->name[6] == 'k' ? KVANT_ROLE_K : KVANT_ROLE_V,
-        .row = (uint32_t) tensor->ne[0],
-        .n_cells = (uint32_t) tensor->ne[1],
-        .n_streams = (uint32_t) tensor->ne[2],
+        .row = (uint32_t)tensor->ne[0],
+        .n_cells = (uint32_t)tensor->ne[1],
+        .n_streams = (uint32_t)tensor->ne[2],
     };
     return true;
 }
@@ -81,8 +84,8 @@ static size_t bytes_for(const kvp_kv_shape *shape, const kvp_settings *settings,
     config = cells_config(shape, codec, head_dim);
     bytes = kvant_cells_bytes(&config);
     if (bytes == 0)
-        snprintf(err, errlen, "%u cells x %u streams of %u numbers are too many", shape->n_cells,
-                 shape->n_streams, shape->row);
+        snprintf(err, errlen, "%u cells x %u streams of %u numbers are too many", shape->n_cells, shape->n_streams,
+                 shape->row);
     return bytes;
 }
 
@@ -138,10 +141,10 @@ static bool create_cells(kvp_kv *kv, uint32_t head_dim, char *err, size_t errlen
         snprintf(err, errlen, "head_dim %u was not reserved for; set KVANT_HEAD_DIM=%u", head_dim, head_dim);
         return false;
     }
-    config = cells_config(&kv->shape,
-                          kvp_codec_get(settings->spec[kv->shape.role], head_dim, kv->shape.role, settings->seed,
-                                        err, errlen),
-                          head_dim);
+    config = cells_config(
+        &kv->shape,
+        kvp_codec_get(settings->spec[kv->shape.role], head_dim, kv->shape.role, settings->seed, err, errlen),
+        head_dim);
     status = kvant_cells_create(&config, kv->memory, &kv->cells);
     if (status != KVANT_OK)
         snprintf(err, errlen, "%s", kvant_strerror(status));
@@ -152,7 +155,7 @@ static bool create_cells(kvp_kv *kv, uint32_t head_dim, char *err, size_t errlen
 static void note_bound(const kvp_kv *kv)
 {
     kvant_cells_config config = kvant_cells_get_config(kv->cells);
-    kvant_codec_info info = {.size = sizeof(info)};
+    kvant_codec_info info = { .size = sizeof(info) };
 
     if (kvant_codec_get_info(config.codec, &info) == KVANT_OK)
         kvp_note("%s: %s, head_dim %u, %u kv heads, %u streams of %u cells, %.3f bits", kv->name, info.spec,
@@ -185,7 +188,7 @@ bool kvp_kv_bind(kvp_kv *kv, uint32_t head_dim)
 
 size_t kvp_kv_row_bytes(const kvp_kv *kv)
 {
-    return (size_t) kv->shape.row * sizeof(uint16_t);
+    return (size_t)kv->shape.row * sizeof(uint16_t);
 }
 
 size_t kvp_kv_stream_bytes(const kvp_kv *kv)
@@ -200,8 +203,8 @@ static bool in_range(const kvp_kv *kv, size_t offset, size_t size)
     return offset <= total && size <= total - offset;
 }
 
-/* A run of cells of one stream, at most a batch, that covers the start of the nominal bytes [offset, offset + size):
- * which cells, and which of their bytes. */
+/* A run of cells of one stream, at most a batch, that covers the start of the nominal bytes [offset, offset
+ * + size): which cells, and which of their bytes. */
 struct batch {
     size_t cell, n_cells;
     size_t skip, bytes;
@@ -212,7 +215,7 @@ static struct batch next_batch(const kvp_kv *kv, size_t offset, size_t size)
     size_t row = kvp_kv_row_bytes(kv), cell = offset / row, skip = offset % row;
     size_t left_in_stream = kv->shape.n_cells - cell % kv->shape.n_cells;
     size_t n = (skip + size + row - 1) / row;
-    struct batch batch = {.cell = cell, .skip = skip};
+    struct batch batch = { .cell = cell, .skip = skip };
 
     n = n < left_in_stream ? n : left_in_stream;
     batch.n_cells = n < BATCH_CELLS ? n : BATCH_CELLS;
@@ -230,14 +233,14 @@ struct scratch {
 
 static bool scratch_create(const kvp_kv *kv, struct scratch *scratch)
 {
-    size_t n = (size_t) BATCH_CELLS * kv->shape.row;
+    size_t n = (size_t)BATCH_CELLS * kv->shape.row;
 
     scratch->rows = malloc(n * (sizeof(float) + sizeof(uint16_t)));
     if (scratch->rows == NULL) {
         kvp_error("%s: %s", kv->name, kvant_strerror(KVANT_ERR_MEMORY));
         return false;
     }
-    scratch->halves = (uint16_t *) (scratch->rows + n);
+    scratch->halves = (uint16_t *)(scratch->rows + n);
     return true;
 }
 
@@ -246,11 +249,11 @@ static bool decode_batch(const kvp_kv *kv, const struct batch *batch, struct scr
     kvant_status status = kvant_cells_read(kv->cells, batch->cell, batch->n_cells, scratch->rows, kv->shape.row);
 
     if (status != KVANT_OK) {
-        kvp_error("%s: cannot read cells %zu to %zu: %s", kv->name, batch->cell,
-                  batch->cell + batch->n_cells - 1, kvant_strerror(status));
+        kvp_error("%s: cannot read cells %zu to %zu: %s", kv->name, batch->cell, batch->cell + batch->n_cells - 1,
+                  kvant_strerror(status));
         return false;
     }
-    kvp_api.fp32_to_fp16_row(scratch->rows, scratch->halves, (int64_t) batch->n_cells * kv->shape.row);
+    kvp_api.fp32_to_fp16_row(scratch->rows, scratch->halves, (int64_t)batch->n_cells * kv->shape.row);
     return true;
 }
 
@@ -260,12 +263,12 @@ static bool encode_batch(kvp_kv *kv, const struct batch *batch, struct scratch *
     kvant_status status;
 
     for (size_t i = 0; i < batch->n_cells; i++)
-        index[i] = (int64_t) (batch->cell + i);
-    kvp_api.fp16_to_fp32_row(scratch->halves, scratch->rows, (int64_t) batch->n_cells * kv->shape.row);
+        index[i] = (int64_t)(batch->cell + i);
+    kvp_api.fp16_to_fp32_row(scratch->halves, scratch->rows, (int64_t)batch->n_cells * kv->shape.row);
     status = kvant_cells_write(kv->cells, index, batch->n_cells, scratch->rows, kv->shape.row, 1);
     if (status != KVANT_OK)
-        kvp_error("%s: cannot store cells %zu to %zu: %s", kv->name, batch->cell,
-                  batch->cell + batch->n_cells - 1, kvant_strerror(status));
+        kvp_error("%s: cannot store cells %zu to %zu: %s", kv->name, batch->cell, batch->cell + batch->n_cells - 1,
+                  kvant_strerror(status));
     return status == KVANT_OK;
 }
 
@@ -288,8 +291,8 @@ bool kvp_kv_read(const kvp_kv *kv, size_t offset, size_t size, void *out)
         struct batch batch = next_batch(kv, offset, size);
         ok = decode_batch(kv, &batch, &scratch);
         if (ok)
-            memcpy(out, (const char *) scratch.halves + batch.skip, batch.bytes);
-        out = (char *) out + batch.bytes;
+            memcpy(out, (const char *)scratch.halves + batch.skip, batch.bytes);
+        out = (char *)out + batch.bytes;
         offset += batch.bytes;
         size -= batch.bytes;
     }
@@ -317,10 +320,10 @@ bool kvp_kv_write(kvp_kv *kv, size_t offset, size_t size, const void *data)
         bool whole = batch.bytes == batch.n_cells * kvp_kv_row_bytes(kv);
         ok = whole || decode_batch(kv, &batch, &scratch);
         if (ok) {
-            memcpy((char *) scratch.halves + batch.skip, data, batch.bytes);
+            memcpy((char *)scratch.halves + batch.skip, data, batch.bytes);
             ok = encode_batch(kv, &batch, &scratch);
         }
-        data = (const char *) data + batch.bytes;
+        data = (const char *)data + batch.bytes;
         offset += batch.bytes;
         size -= batch.bytes;
     }
@@ -328,19 +331,20 @@ bool kvp_kv_write(kvp_kv *kv, size_t offset, size_t size, const void *data)
     return ok;
 }
 
-/* Whole pages of the system inside the tensor's memory are given back, which zeroes them; the rest is zeroed. */
+/* Whole pages of the system inside the tensor's memory are given back, which zeroes them; the rest is
+ * zeroed. */
 static void release_memory(const kvp_kv *kv)
 {
-    uintptr_t page = (uintptr_t) sysconf(_SC_PAGESIZE);
-    uintptr_t first = (uintptr_t) kv->memory, last = first + kv->reserved;
+    uintptr_t page = (uintptr_t)sysconf(_SC_PAGESIZE);
+    uintptr_t first = (uintptr_t)kv->memory, last = first + kv->reserved;
     uintptr_t inner_first = (first + page - 1) / page * page, inner_last = last / page * page;
 
-    if (inner_first >= inner_last || madvise((void *) inner_first, inner_last - inner_first, MADV_DONTNEED) != 0) {
+    if (inner_first >= inner_last || madvise((void *)inner_first, inner_last - inner_first, MADV_DONTNEED) != 0) {
         memset(kv->memory, 0, kv->reserved);
         return;
     }
-    memset((void *) first, 0, inner_first - first);
-    memset((void *) inner_last, 0, last - inner_last);
+    memset((void *)first, 0, inner_first - first);
+    memset((void *)inner_last, 0, last - inner_last);
 }
 
 void kvp_kv_clear(kvp_kv *kv)

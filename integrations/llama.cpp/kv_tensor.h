@@ -1,11 +1,12 @@
-/* kv_tensor.h - one cache tensor of llama.cpp (cache_k_l<layer> or cache_v_l<layer>) and the compressed cells
- * behind it.
+/* kv_tensor.h - one cache tensor of llama.cpp (cache_k_l<layer> or cache_v_l<layer>) and the compressed
+ * cells behind it.
  *
- * llama.cpp sees a nominal fp16 tensor [row, cells, streams] with row = n_kv_heads * head_dim. The plug-in keeps
- * kvant_cells instead and translates: nominal byte offsets are cells, bytes read are decoded rows, bytes written are
- * encoded. llama.cpp asks for the size before anything tells head_dim apart from n_kv_heads, so a tensor starts
- * unbound: it reserves address space for the largest cache that any head_dim gives, touches none of it, and is bound
- * when the first attention node that reads it is seen. Nothing can be stored before that.
+ * llama.cpp sees a nominal fp16 tensor [row, cells, streams] with row = n_kv_heads * head_dim. The plug-in
+ * keeps kvant_cells instead and translates: nominal byte offsets are cells, bytes read are decoded rows,
+ * bytes written are encoded. llama.cpp asks for the size before anything tells head_dim apart from
+ * n_kv_heads, so a tensor starts unbound: it reserves address space for the largest cache that any head_dim
+ * gives, touches none of it, and is bound when the first attention node that reads it is seen. Nothing can
+ * be stored before that.
  *
  * Not thread-safe: one context uses its tensors from one thread at a time, as llama.cpp does.
  */
@@ -42,14 +43,15 @@ typedef struct kvp_kv {
 /* True when the name is that of a cache tensor that the plug-in compresses. */
 bool kvp_kv_name(const char *name);
 
-/* Reads the shape of such a tensor; false, with a line in err that says which flag to set, when it is not one that
- * can be compressed. */
+/* Reads the shape of such a tensor; false, with a line in err that says which flag to set, when it is not
+ * one that can be compressed. */
 bool kvp_kv_shape_read(const abi_tensor *tensor, kvp_kv_shape *shape, char *err, size_t errlen);
 
 /* Bytes that hold the cells for every plausible head_dim (or for the given one), 0 with a line in err. */
 size_t kvp_kv_reserve(const kvp_kv_shape *shape, const kvp_settings *settings, char *err, size_t errlen);
 
-/* memory: reserved bytes, zeroed, aligned to KVANT_PAGE_ALIGN, owned by the caller. NULL when out of memory. */
+/* memory: reserved bytes, zeroed, aligned to KVANT_PAGE_ALIGN, owned by the caller. NULL when out of
+ * memory. */
 kvp_kv *kvp_kv_create(const char *name, const kvp_kv_shape *shape, const kvp_settings *settings, void *memory,
                       size_t reserved);
 void kvp_kv_free(kvp_kv *kv);
@@ -61,8 +63,8 @@ bool kvp_kv_bind(kvp_kv *kv, uint32_t head_dim);
 size_t kvp_kv_row_bytes(const kvp_kv *kv);
 size_t kvp_kv_stream_bytes(const kvp_kv *kv);
 
-/* Nominal fp16 bytes offset .. offset + size - 1. Partial rows are fine: reading decodes the row and copies a part,
- * writing decodes, replaces and encodes again. Failures are printed; false then. */
+/* Nominal fp16 bytes offset .. offset + size - 1. Partial rows are fine: reading decodes the row and copies
+ * a part, writing decodes, replaces and encodes again. Failures are printed; false then. */
 bool kvp_kv_read(const kvp_kv *kv, size_t offset, size_t size, void *out);
 bool kvp_kv_write(kvp_kv *kv, size_t offset, size_t size, const void *data);
 

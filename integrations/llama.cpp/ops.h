@@ -1,8 +1,8 @@
 /* ops.h - the operations that the KVANT device computes, each in a file of its own.
  *
- * *_supported answers the scheduler: it looks at shapes, types and strides only, and what it accepts is computed.
- * When llama.cpp would abort after a refusal it prints the reason first. The graph's attention nodes are what tells
- * head_dim, so kvp_attention_supported also binds the tensors it sees.
+ * *_supported answers the scheduler: it looks at shapes, types and strides only, and what it accepts is
+ * computed. When llama.cpp would abort after a refusal it prints the reason first. The graph's attention
+ * nodes are what tells head_dim, so kvp_attention_supported also binds the tensors it sees.
  */
 #ifndef KVP_OPS_H
 #define KVP_OPS_H

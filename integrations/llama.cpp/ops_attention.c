@@ -6,8 +6,8 @@
  *   mask  [cells, tokens or more, 1, 1 or s]       f16
  *   sinks [heads]                                  f32
  *   out   [head_dim of v, heads, tokens, s]        f32
- * A mask of its own for each head, or keys that are no cache, are left to the CPU back end: the scheduler then copies
- * decoded rows to it, which is right but slow.
+ * A mask of its own for each head, or keys that are no cache, are left to the CPU back end: the scheduler
+ * then copies decoded rows to it, which is right but slow.
  */
 #include <kvant/attention.h>
 
@@ -22,14 +22,14 @@
 static bool cells_view(const abi_tensor *view, uint32_t *first_stream)
 {
     const abi_tensor *root = kvp_root(view);
-    size_t head_bytes = (size_t) view->ne[0] * sizeof(uint16_t);
+    size_t head_bytes = (size_t)view->ne[0] * sizeof(uint16_t);
 
     if (!kvp_is_kv(view) || view->nb[0] != sizeof(uint16_t) || view->nb[1] != root->nb[1] ||
         (view->ne[2] > 1 && view->nb[2] != head_bytes) || view->ne[0] * view->ne[2] != root->ne[0] ||
         view->ne[1] > root->ne[1] || view->view_offs % root->nb[2] != 0 ||
         (view->ne[3] > 1 && view->nb[3] != root->nb[2]))
         return false;
-    *first_stream = (uint32_t) (view->view_offs / root->nb[2]);
+    *first_stream = (uint32_t)(view->view_offs / root->nb[2]);
     return *first_stream + view->ne[3] <= root->ne[2];
 }
 
@@ -55,7 +55,7 @@ static bool bind(const abi_tensor *view)
 {
     kvp_kv *kv = kvp_kv_of(view);
 
-    return kv == NULL || kvp_kv_bind(kv, (uint32_t) view->ne[0]);
+    return kv == NULL || kvp_kv_bind(kv, (uint32_t)view->ne[0]);
 }
 
 bool kvp_attention_supported(const abi_tensor *node)
@@ -83,9 +83,9 @@ static kvant_attention_args attention_args(const kvp_compute *compute, const abi
         .size = sizeof(kvant_attention_args),
         .k = kvp_kv_of(k)->cells,
         .v = kvp_kv_of(v)->cells,
-        .n_cells = (uint32_t) k->ne[1],
-        .n_tokens = (uint32_t) q->ne[1],
-        .n_heads = (uint32_t) q->ne[2],
+        .n_cells = (uint32_t)k->ne[1],
+        .n_tokens = (uint32_t)q->ne[1],
+        .n_heads = (uint32_t)q->ne[2],
         .q_token_stride = q->nb[1] / sizeof(float),
         .q_head_stride = q->nb[2] / sizeof(float),
         .sinks = sinks != NULL ? sinks->data : NULL,
@@ -102,13 +102,13 @@ static kvant_attention_args attention_args(const kvp_compute *compute, const abi
 static void select_stream(kvant_attention_args *args, const abi_tensor *node, uint32_t first_stream, int64_t s)
 {
     const abi_tensor *q = node->src[0], *mask = node->src[3];
-    size_t i = (size_t) s;
+    size_t i = (size_t)s;
 
-    args->stream = first_stream + (uint32_t) s;
-    args->q = (const float *) ((const char *) q->data + i * q->nb[3]);
-    args->out = (float *) ((char *) node->data + i * node->nb[3]);
+    args->stream = first_stream + (uint32_t)s;
+    args->q = (const float *)((const char *)q->data + i * q->nb[3]);
+    args->out = (float *)((char *)node->data + i * node->nb[3]);
     if (mask != NULL) {
-        args->mask = (const uint16_t *) ((const char *) mask->data + (mask->ne[3] > 1 ? i * mask->nb[3] : 0));
+        args->mask = (const uint16_t *)((const char *)mask->data + (mask->ne[3] > 1 ? i * mask->nb[3] : 0));
         args->mask_token_stride = mask->nb[1] / sizeof(uint16_t);
     }
 }

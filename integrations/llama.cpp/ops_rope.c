@@ -1,9 +1,10 @@
-/* ops_rope.c - the context shift: llama.cpp rotates cached keys in place when it drops the start of a context.
+/* ops_rope.c - the context shift: llama.cpp rotates cached keys in place when it drops the start of a
+ * context.
  *
  * Only cells whose position changes are decoded, rotated and encoded again; each such round costs one more
- * quantisation. The rotation itself is the process's own: the node is rebuilt on f32 rows and handed to its CPU back
- * end, so that every RoPE variant that llama.cpp knows (scaled, YaRN, with frequency factors) is computed by the
- * code that rotated the keys in the first place.
+ * quantisation. The rotation itself is the process's own: the node is rebuilt on f32 rows and handed to its
+ * CPU back end, so that every RoPE variant that llama.cpp knows (scaled, YaRN, with frequency factors) is
+ * computed by the code that rotated the keys in the first place.
  */
 #include <stdlib.h>
 #include <string.h>
@@ -28,9 +29,9 @@ static bool rotates_all_cells(const abi_tensor *node)
     size_t head_bytes = node->nb[1];
 
     return node->nb[0] == sizeof(uint16_t) && head_bytes != 0 && root->nb[1] % head_bytes == 0 &&
-           (size_t) node->ne[1] == root->nb[1] / head_bytes && node->nb[2] == root->nb[1] &&
+           (size_t)node->ne[1] == root->nb[1] / head_bytes && node->nb[2] == root->nb[1] &&
            node->ne[2] == root->ne[1] * root->ne[2] && node->ne[3] == 1 &&
-           node->view_offs + (size_t) node->ne[0] * sizeof(uint16_t) <= head_bytes &&
+           node->view_offs + (size_t)node->ne[0] * sizeof(uint16_t) <= head_bytes &&
            position->type == ABI_TYPE_I32 && position->ne[0] == node->ne[2] &&
            (factors == NULL || factors->type == ABI_TYPE_F32);
 }
@@ -48,7 +49,7 @@ bool kvp_rope_supported(const abi_tensor *node)
 
 static bool open_cpu_backend(kvp_compute *compute)
 {
-    void (*set_n_threads)(abi_backend *backend, int n_threads) = NULL;
+    void (*set_n_threads)(abi_backend * backend, int n_threads) = NULL;
     abi_device *device = kvp_api.dev_by_type(ABI_DEVICE_CPU);
 
     if (compute->cpu == NULL)
@@ -56,12 +57,11 @@ static bool open_cpu_backend(kvp_compute *compute)
     if (compute->cpu == NULL)
         return false;
     if (kvp_api.dev_backend_reg != NULL && kvp_api.reg_get_proc_address != NULL) {
-        void *symbol =
-            kvp_api.reg_get_proc_address(kvp_api.dev_backend_reg(device), "ggml_backend_set_n_threads");
+        void *symbol = kvp_api.reg_get_proc_address(kvp_api.dev_backend_reg(device), "ggml_backend_set_n_threads");
         memcpy(&set_n_threads, &symbol, sizeof(symbol));
     }
     if (set_n_threads != NULL)
-        set_n_threads(compute->cpu, (int) compute->n_threads);
+        set_n_threads(compute->cpu, (int)compute->n_threads);
     return true;
 }
 
@@ -77,8 +77,8 @@ struct moved {
 static abi_tensor *rebuild_node(abi_context *context, const abi_tensor *node, struct moved *moved)
 {
     const abi_tensor *factors = node->src[2];
-    int64_t head_dim = (int64_t) (node->nb[1] / sizeof(uint16_t)), heads = node->ne[1];
-    size_t head_bytes = (size_t) head_dim * sizeof(float);
+    int64_t head_dim = (int64_t)(node->nb[1] / sizeof(uint16_t)), heads = node->ne[1];
+    size_t head_bytes = (size_t)head_dim * sizeof(float);
     abi_tensor *rows = kvp_api.new_tensor_3d(context, ABI_TYPE_F32, head_dim, heads, moved->n);
     abi_tensor *position = kvp_api.new_tensor_1d(context, ABI_TYPE_I32, moved->n);
     abi_tensor *factor = factors ? kvp_api.new_tensor_1d(context, ABI_TYPE_F32, factors->ne[0]) : NULL;
@@ -88,7 +88,7 @@ static abi_tensor *rebuild_node(abi_context *context, const abi_tensor *node, st
     position->data = moved->positions;
     if (factor != NULL)
         factor->data = factors->data;
-    view = kvp_api.view_3d(context, rows, node->ne[0], heads, moved->n, head_bytes, head_bytes * (size_t) heads,
+    view = kvp_api.view_3d(context, rows, node->ne[0], heads, moved->n, head_bytes, head_bytes * (size_t)heads,
                            node->view_offs / sizeof(uint16_t) * sizeof(float));
     rope = kvp_api.rope_ext_inplace(context, view, position, factor, node->op_params[1], node->op_params[2], 0,
                                     1.0f, 1.0f, 0.0f, 1.0f, 0.0f, 0.0f);
@@ -98,7 +98,8 @@ static abi_tensor *rebuild_node(abi_context *context, const abi_tensor *node, st
 
 static int32_t rotate(const kvp_compute *compute, const abi_tensor *node, struct moved *moved)
 {
-    abi_init_params params = {.mem_size = 16 * kvp_api.tensor_overhead() + kvp_api.graph_overhead(), .no_alloc = true};
+    abi_init_params params = { .mem_size = 16 * kvp_api.tensor_overhead() + kvp_api.graph_overhead(),
+                               .no_alloc = true };
     abi_context *context = kvp_api.init(params);
     abi_graph *graph;
     int32_t status;
@@ -120,8 +121,8 @@ static kvant_status collect(const kvp_kv *kv, const int32_t *shift, int64_t n_ce
         kvant_status status;
         if (shift[*cell] == 0)
             continue;
-        status = kvant_cells_read(kv->cells, (size_t) *cell, 1, moved->rows + moved->n * kv->shape.row,
-                                  kv->shape.row);
+        status =
+            kvant_cells_read(kv->cells, (size_t)*cell, 1, moved->rows + moved->n * kv->shape.row, kv->shape.row);
         if (status != KVANT_OK)
             return status;
         moved->cells[moved->n] = *cell;
@@ -140,7 +141,7 @@ static int32_t shift_cells(kvp_compute *compute, const abi_tensor *node, kvp_kv 
         if (status == KVANT_OK && moved->n > 0) {
             if (rotate(compute, node, moved) != ABI_STATUS_SUCCESS)
                 return ABI_STATUS_FAILED;
-            status = kvant_cells_write(kv->cells, moved->cells, (size_t) moved->n, moved->rows, kv->shape.row,
+            status = kvant_cells_write(kv->cells, moved->cells, (size_t)moved->n, moved->rows, kv->shape.row,
                                        compute->n_threads);
         }
         if (status != KVANT_OK) {
@@ -166,7 +167,7 @@ int32_t kvp_rope(kvp_compute *compute, abi_tensor *node)
     moved = malloc(sizeof(*moved));
     if (moved == NULL)
         return ABI_STATUS_ALLOC_FAILED;
-    moved->rows = malloc((size_t) BATCH_CELLS * kv->shape.row * sizeof(float));
+    moved->rows = malloc((size_t)BATCH_CELLS * kv->shape.row * sizeof(float));
     status = moved->rows != NULL ? shift_cells(compute, node, kv, moved) : ABI_STATUS_ALLOC_FAILED;
     free(moved->rows);
     free(moved);

@@ -1,8 +1,8 @@
 /* ops_set_rows.c - SET_ROWS on a cache tensor: new keys or values enter the cache.
  *
- * llama.cpp hands over whole rows (all kv heads of a token) as f32 and the numbers of the cells, counted over all
- * streams. With flash attention off it stores values transposed, one number a row; compressed cells cannot take
- * that, and it is the usual sign of a missing flag.
+ * llama.cpp hands over whole rows (all kv heads of a token) as f32 and the numbers of the cells, counted
+ * over all streams. With flash attention off it stores values transposed, one number a row; compressed
+ * cells cannot take that, and it is the usual sign of a missing flag.
  */
 #include "buffer.h"
 #include "ggml_api.h"
@@ -38,15 +38,15 @@ bool kvp_set_rows_supported(const abi_tensor *node)
 static const int64_t *cell_index(kvp_compute *compute, const abi_tensor *node)
 {
     const abi_tensor *index = node->src[1];
-    int64_t n = node->src[0]->ne[1], first = (int64_t) (node->view_offs / kvp_root(node)->nb[1]);
+    int64_t n = node->src[0]->ne[1], first = (int64_t)(node->view_offs / kvp_root(node)->nb[1]);
     int64_t *cells;
 
     if (index->type == ABI_TYPE_I64 && first == 0 && index->nb[0] == sizeof(int64_t))
         return index->data;
-    cells = kvp_compute_workspace(compute, (size_t) n * sizeof(int64_t));
+    cells = kvp_compute_workspace(compute, (size_t)n * sizeof(int64_t));
     for (int64_t i = 0; cells != NULL && i < n; i++) {
-        const char *at = (const char *) index->data + (size_t) i * index->nb[0];
-        cells[i] = first + (index->type == ABI_TYPE_I64 ? *(const int64_t *) at : *(const int32_t *) at);
+        const char *at = (const char *)index->data + (size_t)i * index->nb[0];
+        cells[i] = first + (index->type == ABI_TYPE_I64 ? *(const int64_t *)at : *(const int32_t *)at);
     }
     return cells;
 }
@@ -67,7 +67,7 @@ int32_t kvp_set_rows(kvp_compute *compute, abi_tensor *node)
     }
     if (cells == NULL)
         return ABI_STATUS_ALLOC_FAILED;
-    status = kvant_cells_write(kv->cells, cells, (size_t) rows->ne[1], rows->data, rows->nb[1] / sizeof(float),
+    status = kvant_cells_write(kv->cells, cells, (size_t)rows->ne[1], rows->data, rows->nb[1] / sizeof(float),
                                compute->n_threads);
     if (status == KVANT_OK)
         return ABI_STATUS_SUCCESS;

@@ -1,5 +1,5 @@
-/* plugin.c - the entry point of libggml-kvant.so: ggml calls ggml_backend_init once and gets a registry entry with
- * one device, or NULL after a message that says why not. */
+/* plugin.c - the entry point of libggml-kvant.so: ggml calls ggml_backend_init once and gets a registry
+ * entry with one device, or NULL after a message that says why not. */
 #include <string.h>
 
 #include "attributes.h"
@@ -16,19 +16,19 @@ static abi_device *reg_device;
 
 static const char *reg_get_name(abi_reg *self)
 {
-    (void) self;
+    (void)self;
     return "KVANT";
 }
 
 static size_t reg_get_device_count(abi_reg *self)
 {
-    (void) self;
+    (void)self;
     return 1;
 }
 
 static abi_device *reg_get_device(abi_reg *self, size_t index)
 {
-    (void) self;
+    (void)self;
     return index == 0 ? reg_device : NULL;
 }
 
@@ -39,7 +39,7 @@ static void *reg_get_proc_address(abi_reg *self, const char *name)
     size_t (*kv_memory)(size_t *) = kvp_buffer_kv_memory;
     void *address = NULL;
 
-    (void) self;
+    (void)self;
     if (strcmp(name, "ggml_backend_set_n_threads") == 0)
         memcpy(&address, &set_n_threads, sizeof(address));
     else if (strcmp(name, "kvant_kv_memory") == 0)
@@ -64,10 +64,10 @@ abi_reg *ggml_backend_init(void)
     reg_device = kvp_device_setup(kvp_api.api, &reg);
     reg = (abi_reg){
         .api_version = kvp_api.api,
-        .iface = {.get_name = reg_get_name,
-                  .get_device_count = reg_get_device_count,
-                  .get_device = reg_get_device,
-                  .get_proc_address = reg_get_proc_address},
+        .iface = { .get_name = reg_get_name,
+                   .get_device_count = reg_get_device_count,
+                   .get_device = reg_get_device,
+                   .get_proc_address = reg_get_proc_address },
     };
     return &reg;
 }

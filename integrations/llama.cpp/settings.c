@@ -22,8 +22,8 @@ static bool parse_number(const char *text, uint64_t max, uint64_t *value)
     return errno == 0 && *end == '\0' && *value <= max;
 }
 
-static bool read_number(const char *name, uint64_t min, uint64_t max, uint64_t fallback, uint64_t *value,
-                        char *err, size_t errlen)
+static bool read_number(const char *name, uint64_t min, uint64_t max, uint64_t fallback, uint64_t *value, char *err,
+                        size_t errlen)
 {
     const char *text = getenv(name);
 
@@ -32,16 +32,16 @@ static bool read_number(const char *name, uint64_t min, uint64_t max, uint64_t f
         return true;
     if (parse_number(text, max, value) && *value >= min)
         return true;
-    snprintf(err, errlen, "%s=%s is not a whole number from %llu to %llu", name, text, (unsigned long long) min,
-             (unsigned long long) max);
+    snprintf(err, errlen, "%s=%s is not a whole number from %llu to %llu", name, text, (unsigned long long)min,
+             (unsigned long long)max);
     return false;
 }
 
-/* A spec may fit some head dimensions only (a group of 96 channels, say), and the model's is not known yet. It
- * is good when it works with the given one or with any that models use. */
+/* A spec may fit some head dimensions only (a group of 96 channels, say), and the model's is not known yet.
+ * It is good when it works with the given one or with any that models use. */
 static bool check_spec(const char *name, const kvp_settings *settings, kvant_role role, char *err, size_t errlen)
 {
-    static const uint32_t common[] = {64, 128, 96, 80, 256, 512};
+    static const uint32_t common[] = { 64, 128, 96, 80, 256, 512 };
     const char *spec = settings->spec[role];
     char reason[512] = "", other[512];
 
@@ -79,7 +79,7 @@ bool kvp_settings_read(kvp_settings *settings, char *err, size_t errlen)
         !read_number("KVANT_HEAD_DIM", 1, KVANT_MAX_HEAD_DIM, 0, &head_dim, err, errlen) ||
         !read_number("KVANT_VERBOSE", 0, 1, 0, &verbose, err, errlen))
         return false;
-    settings->head_dim = (uint32_t) head_dim;
+    settings->head_dim = (uint32_t)head_dim;
     settings->verbose = verbose != 0;
     return read_spec("KVANT_K", settings, KVANT_ROLE_K, err, errlen) &&
            read_spec("KVANT_V", settings, KVANT_ROLE_V, err, errlen);

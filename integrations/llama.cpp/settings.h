@@ -5,8 +5,8 @@
  *   KVANT_HEAD_DIM     head_dim of the model, 1 to 512          default: learnt from the graph
  *   KVANT_VERBOSE      1 prints what is created                 default 0
  *
- * They are read when the plug-in is loaded and again whenever a KV cache is sized, so that one process may create
- * contexts with different settings.
+ * They are read when the plug-in is loaded and again whenever a KV cache is sized, so that one process may
+ * create contexts with different settings.
  */
 #ifndef KVP_SETTINGS_H
 #define KVP_SETTINGS_H
@@ -26,8 +26,8 @@ typedef struct kvp_settings {
     bool verbose;
 } kvp_settings;
 
-/* Reads and checks the environment. On failure err holds one line that names the variable, what is wrong and what
- * is valid, and *settings is unspecified. */
+/* Reads and checks the environment. On failure err holds one line that names the variable, what is wrong
+ * and what is valid, and *settings is unspecified. */
 bool kvp_settings_read(kvp_settings *settings, char *err, size_t errlen);
 
 #endif /* KVP_SETTINGS_H */

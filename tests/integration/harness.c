@@ -14,8 +14,8 @@
 #include <stdlib.h>
 #include <string.h>
 
-/* ggml's threads wait for one another by spinning, which on a busy machine costs a hundred times the work. Threads are
- * tested in test_plugin_ops.c. */
+/* ggml's threads wait for one another by spinning, which on a busy machine costs a hundred times the work.
+ * Threads are tested in test_plugin_ops.c. */
 #define N_THREADS 1
 
 static const char text[] =
@@ -38,7 +38,7 @@ static ggml_backend_reg_t plugin;
 
 static void quiet(enum ggml_log_level level, const char *message, void *data)
 {
-    (void) data;
+    (void)data;
     if (level == GGML_LOG_LEVEL_ERROR)
         fputs(message, stderr);
 }
@@ -46,7 +46,7 @@ static void quiet(enum ggml_log_level level, const char *message, void *data)
 static struct llama_model *load_model(ggml_backend_dev_t device)
 {
     struct llama_model_params params = llama_model_default_params();
-    ggml_backend_dev_t devices[2] = {device, NULL};
+    ggml_backend_dev_t devices[2] = { device, NULL };
 
     params.devices = devices;
     params.n_gpu_layers = 99;
@@ -55,7 +55,7 @@ static struct llama_model *load_model(ggml_backend_dev_t device)
 
 int harness_load_plugin(void **state)
 {
-    (void) state;
+    (void)state;
     llama_log_set(quiet, NULL);
     ggml_backend_load_all_from_path(KVANT_TEST_LLAMA_LIB);
     plugin = ggml_backend_load(KVANT_TEST_PLUGIN);
@@ -73,7 +73,7 @@ int harness_start(void **state)
 
 int harness_stop(void **state)
 {
-    (void) state;
+    (void)state;
     llama_model_free(models[0]);
     llama_model_free(models[1]);
     return 0;
@@ -117,15 +117,15 @@ struct llama_context *harness_context(const harness_options *options)
 void harness_tokens(llama_token *tokens, int n)
 {
     llama_token once[1024];
-    int n_once = llama_tokenize(harness_vocab(), text, (int32_t) strlen(text), once, 1024, true, false);
+    int n_once = llama_tokenize(harness_vocab(), text, (int32_t)strlen(text), once, 1024, true, false);
 
     assert_true(n_once > 200);
     for (int i = 0; i < n; i++)
         tokens[i] = once[i % n_once];
 }
 
-void harness_decode(struct llama_context *context, const llama_token *tokens, int n, llama_pos pos, llama_seq_id seq,
-                    bool all_logits)
+void harness_decode(struct llama_context *context, const llama_token *tokens, int n, llama_pos pos,
+                    llama_seq_id seq, bool all_logits)
 {
     struct llama_batch batch = llama_batch_init(n, 0, 1);
 
@@ -161,7 +161,7 @@ double harness_lead(const float *logits)
     for (int i = 0; i < n; i++)
         if (i != best && logits[i] > next)
             next = logits[i];
-    return (double) logits[best] - next;
+    return (double)logits[best] - next;
 }
 
 double harness_rms_difference(const float *a, const float *b, size_t n)
@@ -169,8 +169,8 @@ double harness_rms_difference(const float *a, const float *b, size_t n)
     double sum = 0;
 
     for (size_t i = 0; i < n; i++)
-        sum += ((double) a[i] - b[i]) * ((double) a[i] - b[i]);
-    return sqrt(sum / (double) n);
+        sum += ((double)a[i] - b[i]) * ((double)a[i] - b[i]);
+    return sqrt(sum / (double)n);
 }
 
 double harness_rms(const float *a, size_t n)
@@ -178,8 +178,8 @@ double harness_rms(const float *a, size_t n)
     double sum = 0;
 
     for (size_t i = 0; i < n; i++)
-        sum += (double) a[i] * a[i];
-    return sqrt(sum / (double) n);
+        sum += (double)a[i] * a[i];
+    return sqrt(sum / (double)n);
 }
 
 static double log_sum_exp(const float *logits, int n)

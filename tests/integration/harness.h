@@ -1,4 +1,5 @@
-/* harness.h - runs the test model in a real llama.cpp, with its own cache or with kvant's, for the integration tests.
+/* harness.h - runs the test model in a real llama.cpp, with its own cache or with kvant's, for the
+ * integration tests.
  *
  * The runtime, the plug-in and the model come from the build (KVANT_TEST_LLAMA_LIB, KVANT_TEST_PLUGIN,
  * KVANT_TEST_MODEL). Failures end the running cmocka test.
@@ -17,11 +18,12 @@ typedef struct harness_options {
     const char *spec; /* codec of keys and values, or NULL for llama.cpp's own cache */
     bool exact;       /* spec NULL: cache and attention all in f32, instead of f16 with flash attention */
     uint32_t n_ctx;
-    uint32_t n_seq;   /* 0 means 1 */
+    uint32_t n_seq; /* 0 means 1 */
     bool unified;
 } harness_options;
 
-/* cmocka group set-up and tear-down: loads back ends, the plug-in and the model twice (with and without KVANT). */
+/* cmocka group set-up and tear-down: loads back ends, the plug-in and the model twice (with and without
+ * KVANT). */
 int harness_start(void **state);
 /* The same without the model. */
 int harness_load_plugin(void **state);
@@ -35,7 +37,8 @@ struct llama_context *harness_context(const harness_options *options);
 /* Tokens of an English text that is long enough for n of them (it repeats after about 400). */
 void harness_tokens(llama_token *tokens, int n);
 
-/* Decodes n tokens of one sequence from position pos on, in one batch. Logits are kept for the last one, or for all. */
+/* Decodes n tokens of one sequence from position pos on, in one batch. Logits are kept for the last one, or
+ * for all. */
 void harness_decode(struct llama_context *context, const llama_token *tokens, int n, llama_pos pos,
                     llama_seq_id seq, bool all_logits);
 

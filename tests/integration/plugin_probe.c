@@ -1,5 +1,5 @@
-/* plugin_probe.c - a small llama.cpp program for test_plugin_settings: loads the plug-in, makes one context and decodes
- * two tokens. The settings come from the environment, as they do for any program.
+/* plugin_probe.c - a small llama.cpp program for test_plugin_settings: loads the plug-in, makes one context
+ * and decodes two tokens. The settings come from the environment, as they do for any program.
  *
  *     plugin_probe f16|q8_0|f32 on|off
  *
@@ -12,9 +12,9 @@
 
 static void quiet(enum ggml_log_level level, const char *message, void *data)
 {
-    (void) level;
-    (void) message;
-    (void) data;
+    (void)level;
+    (void)message;
+    (void)data;
 }
 
 static enum ggml_type cache_type(const char *name)
@@ -26,8 +26,8 @@ static int run(ggml_backend_reg_t plugin, const char *type, bool flash_attention
 {
     struct llama_model_params model_params = llama_model_default_params();
     struct llama_context_params params = llama_context_default_params();
-    ggml_backend_dev_t devices[2] = {ggml_backend_reg_dev_get(plugin, 0), NULL};
-    llama_token tokens[2] = {1, 2};
+    ggml_backend_dev_t devices[2] = { ggml_backend_reg_dev_get(plugin, 0), NULL };
+    llama_token tokens[2] = { 1, 2 };
     struct llama_context *context;
     struct llama_model *model;
     int result = 4;

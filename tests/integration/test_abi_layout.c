@@ -1,5 +1,6 @@
-/* test_abi_layout.c - the plug-in's own declarations (integrations/llama.cpp/abi.h) against the real headers of the
- * configured llama.cpp: sizes, offsets and constants. Built once for each generation that is at hand. */
+/* test_abi_layout.c - the plug-in's own declarations (integrations/llama.cpp/abi.h) against the real
+ * headers of the configured llama.cpp: sizes, offsets and constants. Built once for each generation that is
+ * at hand. */
 #include <setjmp.h>
 #include <stdarg.h>
 #include <stddef.h>
@@ -16,10 +17,10 @@
 
 #define SAME_SIZE(ours, theirs) assert_int_equal(sizeof(ours), sizeof(theirs))
 #define SAME_FIELD(ours, theirs, field) SAME_FIELD_AS(ours, field, theirs, field)
-#define SAME_FIELD_AS(ours, our_field, theirs, their_field)                             \
-    do {                                                                                \
-        assert_int_equal(offsetof(ours, our_field), offsetof(theirs, their_field));     \
-        assert_int_equal(sizeof(((ours *) 0)->our_field), sizeof(((theirs *) 0)->their_field)); \
+#define SAME_FIELD_AS(ours, our_field, theirs, their_field)                                                        \
+    do {                                                                                                           \
+        assert_int_equal(offsetof(ours, our_field), offsetof(theirs, their_field));                                \
+        assert_int_equal(sizeof(((ours *)0)->our_field), sizeof(((theirs *)0)->their_field));                      \
     } while (0)
 
 #if GGML_BACKEND_API_VERSION == 2
@@ -34,7 +35,7 @@ typedef abi_buft_3 our_buft;
 
 static void tensor_matches(void **state)
 {
-    (void) state;
+    (void)state;
     SAME_SIZE(abi_tensor, struct ggml_tensor);
     SAME_FIELD(abi_tensor, struct ggml_tensor, type);
     SAME_FIELD(abi_tensor, struct ggml_tensor, buffer);
@@ -54,7 +55,7 @@ static void tensor_matches(void **state)
 
 static void buffer_type_matches(void **state)
 {
-    (void) state;
+    (void)state;
     SAME_SIZE(our_buft, struct ggml_backend_buffer_type);
     SAME_FIELD(our_buft, struct ggml_backend_buffer_type, iface);
     SAME_FIELD(our_buft, struct ggml_backend_buffer_type, device);
@@ -73,7 +74,7 @@ static void buffer_type_matches(void **state)
 
 static void buffer_matches(void **state)
 {
-    (void) state;
+    (void)state;
     SAME_SIZE(abi_buffer, struct ggml_backend_buffer);
     SAME_FIELD(abi_buffer, struct ggml_backend_buffer, iface);
     SAME_FIELD(abi_buffer, struct ggml_backend_buffer, buft);
@@ -95,7 +96,7 @@ static void buffer_matches(void **state)
 
 static void backend_matches(void **state)
 {
-    (void) state;
+    (void)state;
     SAME_SIZE(abi_backend, struct ggml_backend);
     SAME_FIELD(abi_backend, struct ggml_backend, guid);
     SAME_FIELD(abi_backend, struct ggml_backend, iface);
@@ -106,12 +107,12 @@ static void backend_matches(void **state)
     SAME_FIELD(abi_backend_iface, struct ggml_backend_i, synchronize);
     SAME_FIELD(abi_backend_iface, struct ggml_backend_i, graph_compute);
     SAME_FIELD(abi_backend_iface, struct ggml_backend_i, graph_optimize);
-    assert_int_equal(sizeof(ggml_guid), sizeof(*((abi_backend *) 0)->guid));
+    assert_int_equal(sizeof(ggml_guid), sizeof(*((abi_backend *)0)->guid));
 }
 
 static void device_matches(void **state)
 {
-    (void) state;
+    (void)state;
     SAME_SIZE(abi_device, struct ggml_backend_device);
     SAME_FIELD(abi_device, struct ggml_backend_device, iface);
     SAME_FIELD(abi_device, struct ggml_backend_device, reg);
@@ -146,7 +147,7 @@ static void device_matches(void **state)
 
 static void registry_matches(void **state)
 {
-    (void) state;
+    (void)state;
     SAME_SIZE(abi_reg, struct ggml_backend_reg);
     SAME_FIELD(abi_reg, struct ggml_backend_reg, api_version);
     SAME_FIELD(abi_reg, struct ggml_backend_reg, iface);
@@ -163,7 +164,7 @@ static void registry_matches(void **state)
 
 static void constants_match(void **state)
 {
-    (void) state;
+    (void)state;
     assert_int_equal(ABI_MAX_DIMS, GGML_MAX_DIMS);
     assert_int_equal(ABI_MAX_SRC, GGML_MAX_SRC);
     assert_int_equal(ABI_MAX_OP_PARAMS, GGML_MAX_OP_PARAMS);
@@ -188,8 +189,9 @@ static void constants_match(void **state)
 int main(void)
 {
     const struct CMUnitTest tests[] = {
-        cmocka_unit_test(tensor_matches),   cmocka_unit_test(buffer_type_matches), cmocka_unit_test(buffer_matches),
-        cmocka_unit_test(backend_matches),  cmocka_unit_test(device_matches),      cmocka_unit_test(registry_matches),
+        cmocka_unit_test(tensor_matches),  cmocka_unit_test(buffer_type_matches),
+        cmocka_unit_test(buffer_matches),  cmocka_unit_test(backend_matches),
+        cmocka_unit_test(device_matches),  cmocka_unit_test(registry_matches),
         cmocka_unit_test(constants_match),
     };
 

@@ -16,8 +16,8 @@
 
 static float *prompt_logits(const char *spec, bool exact)
 {
-    const harness_options options = {.spec = spec, .exact = exact, .n_ctx = 512};
-    size_t bytes = (size_t) N_PROMPT * (size_t) llama_vocab_n_tokens(harness_vocab()) * sizeof(float);
+    const harness_options options = { .spec = spec, .exact = exact, .n_ctx = 512 };
+    size_t bytes = (size_t)N_PROMPT * (size_t)llama_vocab_n_tokens(harness_vocab()) * sizeof(float);
     struct llama_context *context = harness_context(&options);
     llama_token tokens[N_PROMPT];
     float *logits = malloc(bytes);
@@ -38,15 +38,15 @@ struct comparison {
 
 static double token_error(const float *x, const float *exact, int token)
 {
-    size_t n = (size_t) llama_vocab_n_tokens(harness_vocab());
-    double rms = harness_rms_difference(x + (size_t) token * n, exact + (size_t) token * n, n);
+    size_t n = (size_t)llama_vocab_n_tokens(harness_vocab());
+    double rms = harness_rms_difference(x + (size_t)token * n, exact + (size_t)token * n, n);
 
     return rms * rms;
 }
 
 static struct comparison compare(const float *a, const float *b, const float *exact)
 {
-    struct comparison c = {0};
+    struct comparison c = { 0 };
     double squares = 0;
 
     for (int t = 0; t < N_PROMPT; t++) {
@@ -59,18 +59,20 @@ static struct comparison compare(const float *a, const float *b, const float *ex
     return c;
 }
 
-/* The f16 codec stores the very numbers that stock's f16 cache stores and does the rest of attention in f32, where
- * stock also rounds queries and accumulators to f16. Its roundings are a subset of stock's, so against attention in f32
- * throughout it is expected to be no further away than stock f16 is: the mean squared error may exceed stock's by no
- * more than 3 standard errors of the difference. (test_plugin_ops.c checks attention itself, to f32's own rounding; this model multiplies a rounding by several
- * hundred, because its activations are quantised to 8 bits between layers.) */
+/* The f16 codec stores the very numbers that stock's f16 cache stores and does the rest of attention in
+ * f32, where stock also rounds queries and accumulators to f16. Its roundings are a subset of stock's, so
+ * against attention in f32 throughout it is expected to be no further away than stock f16 is: the mean
+ * squared error may exceed stock's by no more than 3 standard errors of the difference. (test_plugin_ops.c
+ * checks attention itself, to f32's own rounding; this model multiplies a rounding by several hundred,
+ * because its activations are quantised to 8 bits between layers.) */
 static void f16_is_stock_within_f16_rounding(void **state)
 {
-    float *exact = prompt_logits(NULL, true), *stock = prompt_logits(NULL, false), *ours = prompt_logits("f16", false);
-    size_t n = (size_t) N_PROMPT * (size_t) llama_vocab_n_tokens(harness_vocab());
+    float *exact = prompt_logits(NULL, true), *stock = prompt_logits(NULL, false),
+          *ours = prompt_logits("f16", false);
+    size_t n = (size_t)N_PROMPT * (size_t)llama_vocab_n_tokens(harness_vocab());
     struct comparison c = compare(ours, stock, exact);
 
-    (void) state;
+    (void)state;
     print_message("logits' rms %.3f; distance to f32 (rms): kvant f16 %.5f, stock f16 %.5f; "
                   "mean squares differ by %.5f +- %.5f\n",
                   harness_rms(exact, n), sqrt(c.a), sqrt(c.b), c.a - c.b, c.difference_error);
@@ -81,17 +83,18 @@ static void f16_is_stock_within_f16_rounding(void **state)
     free(ours);
 }
 
-/* A text that the model is sure of. Where two words are about equally likely, as in a story, the rounding noise of the
- * first test decides between them in stock as well. */
+/* A text that the model is sure of. Where two words are about equally likely, as in a story, the rounding
+ * noise of the first test decides between them in stock as well. */
 static const char counting[] = "<|im_start|>user\nCount from 1 to 60, one number a line.<|im_end|>\n"
                                "<|im_start|>assistant\n1\n2\n3\n4\n5\n6\n7\n8\n";
 
-/* Decodes greedily with two contexts side by side; returns how many tokens both choose alike from the start. */
+/* Decodes greedily with two contexts side by side; returns how many tokens both choose alike from the
+ * start. */
 static int equal_greedy_tokens(const char *spec, double *least_lead)
 {
-    const harness_options options[2] = {{.spec = NULL, .n_ctx = 512}, {.spec = spec, .n_ctx = 512}};
+    const harness_options options[2] = { { .spec = NULL, .n_ctx = 512 }, { .spec = spec, .n_ctx = 512 } };
     llama_token prompt[256], chosen[2];
-    int n = llama_tokenize(harness_vocab(), counting, (int32_t) strlen(counting), prompt, 256, true, true), same;
+    int n = llama_tokenize(harness_vocab(), counting, (int32_t)strlen(counting), prompt, 256, true, true), same;
     struct llama_context *contexts[2];
 
     for (int i = 0; i < 2; i++) {
@@ -118,20 +121,20 @@ static void int8_writes_the_stock_text(void **state)
     double least_lead;
     int same = equal_greedy_tokens("int-8", &least_lead);
 
-    (void) state;
+    (void)state;
     print_message("%d of %d tokens equal; the closest choice of stock leads by %.2f\n", same, N_GREEDY, least_lead);
     assert_true(same >= 64);
 }
 
-/* 4.25 bits must not be worse than llama.cpp's own 4.5 bits without rotation, 0.130 on SmolLM2 (docs/quality.md),
- * and must differ from f16: otherwise something else than turboquant ran. */
+/* 4.25 bits must not be worse than llama.cpp's own 4.5 bits without rotation, 0.130 on SmolLM2
+ * (docs/quality.md), and must differ from f16: otherwise something else than turboquant ran. */
 static void turboquant_4_is_close(void **state)
 {
     float *stock = prompt_logits(NULL, false);
     float *ours = prompt_logits("turboquant-4", false);
     double kld = harness_mean_kld(stock, ours, N_PROMPT);
 
-    (void) state;
+    (void)state;
     print_message("mean KLD %.4f\n", kld);
     assert_true(kld > 1e-4 && kld < 0.130);
     free(stock);

@@ -1,4 +1,5 @@
-/* test_plugin_memory.c - the memory that a full cache really occupies, measured, against what the true bits say. */
+/* test_plugin_memory.c - the memory that a full cache really occupies, measured, against what the true bits
+ * say. */
 #include <setjmp.h>
 #include <stdarg.h>
 #include <stddef.h>
@@ -31,7 +32,7 @@ static kv_memory_fn kv_memory(void)
 
 static double true_bits(const char *spec, kvant_role role)
 {
-    kvant_codec_info info = {.size = sizeof(info)};
+    kvant_codec_info info = { .size = sizeof(info) };
     kvant_codec *codec;
     double bits;
 
@@ -54,8 +55,8 @@ static double edges(void)
     return 2.0 * N_LAYERS * 2 * 4096;
 }
 
-/* A quarter of the cells by decoding; the rest by loading that sequence's state three times, which is much faster than
- * decoding and writes cells as well. */
+/* A quarter of the cells by decoding; the rest by loading that sequence's state three times, which is much
+ * faster than decoding and writes cells as well. */
 static void decode_quarter(struct llama_context *context)
 {
     llama_token tokens[N_CTX / 4];
@@ -77,28 +78,29 @@ static void load_other_quarters(struct llama_context *context)
     free(state);
 }
 
-/* An untouched cache costs nothing, what is written costs its true bits, a cleared cache costs nothing again. */
+/* An untouched cache costs nothing, what is written costs its true bits, a cleared cache costs nothing
+ * again. */
 static void a_cache_takes_its_true_bits(void **state)
 {
-    const harness_options options = {.spec = "turboquant-4", .n_ctx = N_CTX, .n_seq = 4, .unified = true};
+    const harness_options options = { .spec = "turboquant-4", .n_ctx = N_CTX, .n_seq = 4, .unified = true };
     double full = expected_bytes(options.spec, N_CTX), quarter = full / 4, resident;
     struct llama_context *context = harness_context(&options);
     size_t reserved;
 
-    (void) state;
-    assert_true((double) kv_memory()(NULL) < 0.01 * full);
+    (void)state;
+    assert_true((double)kv_memory()(NULL) < 0.01 * full);
     decode_quarter(context);
-    resident = (double) kv_memory()(NULL);
+    resident = (double)kv_memory()(NULL);
     print_message("%d cells: resident %.0f bytes, true bits say %.0f\n", N_CTX / 4, resident, quarter);
     assert_true(resident >= quarter && resident <= quarter + edges());
     load_other_quarters(context);
-    resident = (double) kv_memory()(&reserved);
-    print_message("%d cells: resident %.0f bytes, true bits say %.0f (%+.2f %%), reserved %zu\n", N_CTX, resident, full,
-                  100 * (resident / full - 1), reserved);
+    resident = (double)kv_memory()(&reserved);
+    print_message("%d cells: resident %.0f bytes, true bits say %.0f (%+.2f %%), reserved %zu\n", N_CTX, resident,
+                  full, 100 * (resident / full - 1), reserved);
     assert_true(resident > 0.97 * full && resident < 1.03 * full);
-    assert_true(resident <= (double) reserved);
+    assert_true(resident <= (double)reserved);
     llama_memory_clear(llama_get_memory(context), true);
-    assert_true((double) kv_memory()(NULL) < 0.01 * full);
+    assert_true((double)kv_memory()(NULL) < 0.01 * full);
     llama_free(context);
     assert_int_equal(kv_memory()(&reserved), 0);
     assert_int_equal(reserved, 0);
@@ -106,7 +108,7 @@ static void a_cache_takes_its_true_bits(void **state)
 
 int main(void)
 {
-    const struct CMUnitTest tests[] = {cmocka_unit_test(a_cache_takes_its_true_bits)};
+    const struct CMUnitTest tests[] = { cmocka_unit_test(a_cache_takes_its_true_bits) };
 
     return cmocka_run_group_tests(tests, harness_start, harness_stop);
 }

@@ -1,5 +1,6 @@
-/* test_plugin_ops.c - single operations of the KVANT device against ggml's own CPU back end, on random tensors: what no
- * one model uses at once (softcap, ALiBi, sinks, odd head dimensions, several streams), and the byte view of a cache. */
+/* test_plugin_ops.c - single operations of the KVANT device against ggml's own CPU back end, on random
+ * tensors: what no one model uses at once (softcap, ALiBi, sinks, odd head dimensions, several streams),
+ * and the byte view of a cache. */
 #define _POSIX_C_SOURCE 200809L /* setenv */
 
 #include <setjmp.h>
@@ -34,7 +35,7 @@ static float random_number(void)
 
     z = (z ^ (z >> 30)) * 0xbf58476d1ce4e5b9u;
     z = (z ^ (z >> 27)) * 0x94d049bb133111ebu;
-    return (float) ((double) ((z ^ (z >> 31)) >> 11) / 4503599627370496.0 - 1.0);
+    return (float)((double)((z ^ (z >> 31)) >> 11) / 4503599627370496.0 - 1.0);
 }
 
 static float *random_numbers(size_t n)
@@ -57,10 +58,13 @@ struct device {
 
 static struct device open_device(ggml_backend_dev_t dev, int n_threads)
 {
-    struct ggml_init_params params = {.mem_size = 64 * ggml_tensor_overhead(), .no_alloc = true};
-    struct device device = {.backend = ggml_backend_dev_init(dev, NULL), .device = dev, .context = ggml_init(params)};
+    struct ggml_init_params params = { .mem_size = 64 * ggml_tensor_overhead(), .no_alloc = true };
+    struct device device = { .backend = ggml_backend_dev_init(dev, NULL),
+                             .device = dev,
+                             .context = ggml_init(params) };
     void (*set_n_threads)(ggml_backend_t, int);
-    void *symbol = ggml_backend_reg_get_proc_address(ggml_backend_dev_backend_reg(dev), "ggml_backend_set_n_threads");
+    void *symbol =
+        ggml_backend_reg_get_proc_address(ggml_backend_dev_backend_reg(dev), "ggml_backend_set_n_threads");
 
     assert_non_null(device.backend);
     assert_non_null(symbol);
@@ -83,8 +87,8 @@ static ggml_backend_dev_t kvant_device(void)
 
 static void allocate(struct device *device)
 {
-    device->buffer = ggml_backend_alloc_ctx_tensors_from_buft(device->context,
-                                                              ggml_backend_dev_buffer_type(device->device));
+    device->buffer =
+        ggml_backend_alloc_ctx_tensors_from_buft(device->context, ggml_backend_dev_buffer_type(device->device));
     assert_non_null(device->buffer);
     ggml_backend_buffer_clear(device->buffer, 0);
 }
@@ -92,7 +96,7 @@ static void allocate(struct device *device)
 /* Computes the nodes, after asking the device for each as the scheduler does. */
 static void compute(struct device *device, struct ggml_tensor **nodes, int n)
 {
-    struct ggml_init_params params = {.mem_size = ggml_graph_overhead() + 1024, .no_alloc = true};
+    struct ggml_init_params params = { .mem_size = ggml_graph_overhead() + 1024, .no_alloc = true };
     struct ggml_context *context = ggml_init(params);
     struct ggml_cgraph *graph = ggml_new_graph(context);
 
@@ -125,22 +129,22 @@ static void fill_mask(const struct attention_case *c, struct inputs *in)
 /* Numbers that fp16 holds, so that both caches hold the same; cells in random order. */
 static struct inputs make_inputs(const struct attention_case *c)
 {
-    struct inputs in = {.n_rows = (size_t) (c->first_stream + c->streams) * N_CELLS};
+    struct inputs in = { .n_rows = (size_t)(c->first_stream + c->streams) * N_CELLS };
 
-    in.q = random_numbers((size_t) c->k_dim * c->heads * c->tokens * c->streams);
+    in.q = random_numbers((size_t)c->k_dim * c->heads * c->tokens * c->streams);
     in.k = random_numbers(in.n_rows * c->k_dim * c->kv_heads);
     in.v = random_numbers(in.n_rows * c->v_dim * c->kv_heads);
-    in.sinks = random_numbers((size_t) c->heads);
+    in.sinks = random_numbers((size_t)c->heads);
     in.index = malloc(in.n_rows * sizeof(int64_t));
-    in.mask = malloc((size_t) c->tokens * c->streams * c->cells * sizeof(ggml_fp16_t));
+    in.mask = malloc((size_t)c->tokens * c->streams * c->cells * sizeof(ggml_fp16_t));
     for (size_t i = 0; i < in.n_rows * c->k_dim * c->kv_heads; i++)
         in.k[i] = ggml_fp16_to_fp32(ggml_fp32_to_fp16(in.k[i]));
     for (size_t i = 0; i < in.n_rows * c->v_dim * c->kv_heads; i++)
         in.v[i] = ggml_fp16_to_fp32(ggml_fp32_to_fp16(in.v[i]));
     for (size_t i = 0; i < in.n_rows; i++) {
-        size_t j = (size_t) ((random_number() + 1) / 2 * (float) i);
+        size_t j = (size_t)((random_number() + 1) / 2 * (float)i);
         in.index[i] = in.index[j];
-        in.index[j] = (int64_t) i;
+        in.index[j] = (int64_t)i;
     }
     fill_mask(c, &in);
     return in;
@@ -156,7 +160,8 @@ static void free_inputs(struct inputs *in)
     free(in->mask);
 }
 
-/* The attention node on caches of the given type, with its inputs; host inputs live in device memory as well. */
+/* The attention node on caches of the given type, with its inputs; host inputs live in device memory as
+ * well. */
 struct node {
     struct ggml_tensor *k, *v, *q, *mask, *sinks, *out;
 };
@@ -165,9 +170,8 @@ static struct ggml_tensor *head_view(struct ggml_context *context, struct ggml_t
                                      const struct attention_case *c)
 {
     size_t element = ggml_element_size(cache);
-    struct ggml_tensor *view =
-        ggml_view_4d(context, cache, dim, c->kv_heads, c->cells, c->streams, dim * element, cache->nb[1],
-                     cache->nb[2], c->first_stream * cache->nb[2]);
+    struct ggml_tensor *view = ggml_view_4d(context, cache, dim, c->kv_heads, c->cells, c->streams, dim * element,
+                                            cache->nb[1], cache->nb[2], c->first_stream * cache->nb[2]);
 
     return ggml_permute(context, view, 0, 2, 1, 3);
 }
@@ -185,9 +189,9 @@ static struct node make_node(struct ggml_context *context, const struct attentio
 
     ggml_set_name(n.k, "cache_k_l0");
     ggml_set_name(n.v, "cache_v_l0");
-    n.out = ggml_flash_attn_ext(context, ggml_permute(context, n.q, 0, 2, 1, 3), head_view(context, n.k, c->k_dim, c),
-                                head_view(context, n.v, c->v_dim, c), n.mask, 1.0f / sqrtf((float) c->k_dim),
-                                c->max_bias, c->softcap);
+    n.out = ggml_flash_attn_ext(context, ggml_permute(context, n.q, 0, 2, 1, 3),
+                                head_view(context, n.k, c->k_dim, c), head_view(context, n.v, c->v_dim, c), n.mask,
+                                1.0f / sqrtf((float)c->k_dim), c->max_bias, c->softcap);
     ggml_flash_attn_ext_add_sinks(n.out, n.sinks);
     return n;
 }
@@ -214,8 +218,10 @@ static float *result(const struct node *n)
 static float *run_kvant(const struct attention_case *c, const struct inputs *in, int n_threads)
 {
     struct device device = open_device(kvant_device(), n_threads);
-    struct ggml_tensor *k_rows = ggml_new_tensor_2d(device.context, GGML_TYPE_F32, c->k_dim * c->kv_heads, in->n_rows);
-    struct ggml_tensor *v_rows = ggml_new_tensor_2d(device.context, GGML_TYPE_F32, c->v_dim * c->kv_heads, in->n_rows);
+    struct ggml_tensor *k_rows =
+        ggml_new_tensor_2d(device.context, GGML_TYPE_F32, c->k_dim * c->kv_heads, in->n_rows);
+    struct ggml_tensor *v_rows =
+        ggml_new_tensor_2d(device.context, GGML_TYPE_F32, c->v_dim * c->kv_heads, in->n_rows);
     struct ggml_tensor *index = ggml_new_tensor_1d(device.context, GGML_TYPE_I64, in->n_rows);
     struct node n = make_node(device.context, c, GGML_TYPE_F16);
     struct ggml_tensor *nodes[3] = {
@@ -229,7 +235,7 @@ static float *run_kvant(const struct attention_case *c, const struct inputs *in,
     set_inputs(&n, in);
     ggml_backend_tensor_set(index, in->index, 0, ggml_nbytes(index));
     for (size_t i = 0; i < in->n_rows; i++) {
-        size_t cell = (size_t) in->index[i];
+        size_t cell = (size_t)in->index[i];
         ggml_backend_tensor_set(k_rows, in->k + cell * k_rows->ne[0], i * k_rows->nb[1], k_rows->nb[1]);
         ggml_backend_tensor_set(v_rows, in->v + cell * v_rows->ne[0], i * v_rows->nb[1], v_rows->nb[1]);
     }
@@ -255,12 +261,13 @@ static float *run_cpu(const struct attention_case *c, const struct inputs *in)
     return out;
 }
 
-/* Both sides compute in f32, so differences are rounding, which behaves like noise. With numbers below 1, products
- * average 1/3 (rms) and the partial sums of a score reach sqrt(k_dim) / 3; k_dim roundings of 2^-25 / sqrt(3) of that,
- * times the scale 1 / sqrt(k_dim), make sqrt(k_dim) 2^-25 / 5. A mask of up to 8 rounds by 2^-21, exp is good to 2^-21
- * (+ 30 * 2^-24 for exponents down to -30), and sums over cells add sqrt(cells) 2^-25. An output is at most 1 and off by
- * no more than twice its probabilities' relative error, on either side. 16 standard deviations are allowed; queries or
- * accumulators rounded to fp16 would exceed that. */
+/* Both sides compute in f32, so differences are rounding, which behaves like noise. With numbers below 1,
+ * products average 1/3 (rms) and the partial sums of a score reach sqrt(k_dim) / 3; k_dim roundings of
+ * 2^-25 / sqrt(3) of that, times the scale 1 / sqrt(k_dim), make sqrt(k_dim) 2^-25 / 5. A mask of up to 8
+ * rounds by 2^-21, exp is good to 2^-21 (+ 30 * 2^-24 for exponents down to -30), and sums over cells add
+ * sqrt(cells) 2^-25. An output is at most 1 and off by no more than twice its probabilities' relative
+ * error, on either side. 16 standard deviations are allowed; queries or accumulators rounded to fp16 would
+ * exceed that. */
 static double tolerance(const struct attention_case *c)
 {
     double unit = ldexp(1, -25), score = 16 * sqrt(c->k_dim) * unit / 5 + 16 * unit;
@@ -273,12 +280,12 @@ static void check_case(const struct attention_case *c)
 {
     struct inputs in = make_inputs(c);
     float *cpu = run_cpu(c, &in), *one = run_kvant(c, &in, 1), *three = run_kvant(c, &in, 3);
-    size_t row = (size_t) c->v_dim * c->heads, n = row * c->tokens * c->streams;
+    size_t row = (size_t)c->v_dim * c->heads, n = row * c->tokens * c->streams;
     double worst = 0;
 
     for (size_t i = 0; i < n; i++)
-        if (!(fabs((double) one[i] - cpu[i]) <= worst))
-            worst = fabs((double) one[i] - cpu[i]);
+        if (!(fabs((double)one[i] - cpu[i]) <= worst))
+            worst = fabs((double)one[i] - cpu[i]);
     print_message("%-28s largest difference %.2e of %.2e\n", c->what, worst, tolerance(c));
     assert_true(worst <= tolerance(c));
     assert_memory_equal(one, three, n * sizeof(float));
@@ -289,27 +296,85 @@ static void check_case(const struct attention_case *c)
 }
 
 static const struct attention_case cases[] = {
-    {.what = "grouped queries", .heads = 9, .kv_heads = 3, .k_dim = 64, .v_dim = 64, .cells = 100, .tokens = 5,
-     .streams = 1, .mask = true},
-    {.what = "no mask, head_dim 80", .heads = 4, .kv_heads = 4, .k_dim = 80, .v_dim = 80, .cells = 128, .tokens = 3,
-     .streams = 1},
-    {.what = "softcap", .heads = 8, .kv_heads = 2, .k_dim = 128, .v_dim = 128, .cells = 77, .tokens = 2, .streams = 1,
-     .mask = true, .softcap = 0.7f},
-    {.what = "ALiBi, 6 heads", .heads = 6, .kv_heads = 3, .k_dim = 64, .v_dim = 64, .cells = 90, .tokens = 4,
-     .streams = 1, .mask = true, .max_bias = 8},
-    {.what = "sinks, head_dim 256", .heads = 4, .kv_heads = 1, .k_dim = 256, .v_dim = 256, .cells = 65, .tokens = 3,
-     .streams = 1, .mask = true, .sinks = true},
-    {.what = "streams 1 and 2 of 3", .heads = 4, .kv_heads = 2, .k_dim = 64, .v_dim = 64, .cells = 111, .tokens = 3,
-     .streams = 2, .first_stream = 1, .mask = true},
-    {.what = "head_dim 96 and 64", .heads = 4, .kv_heads = 2, .k_dim = 96, .v_dim = 64, .cells = 64, .tokens = 33,
-     .streams = 1, .mask = true},
-    {.what = "one token, whole context", .heads = 15, .kv_heads = 5, .k_dim = 64, .v_dim = 64, .cells = N_CELLS,
-     .tokens = 1, .streams = 1},
+    { .what = "grouped queries",
+      .heads = 9,
+      .kv_heads = 3,
+      .k_dim = 64,
+      .v_dim = 64,
+      .cells = 100,
+      .tokens = 5,
+      .streams = 1,
+      .mask = true },
+    { .what = "no mask, head_dim 80",
+      .heads = 4,
+      .kv_heads = 4,
+      .k_dim = 80,
+      .v_dim = 80,
+      .cells = 128,
+      .tokens = 3,
+      .streams = 1 },
+    { .what = "softcap",
+      .heads = 8,
+      .kv_heads = 2,
+      .k_dim = 128,
+      .v_dim = 128,
+      .cells = 77,
+      .tokens = 2,
+      .streams = 1,
+      .mask = true,
+      .softcap = 0.7f },
+    { .what = "ALiBi, 6 heads",
+      .heads = 6,
+      .kv_heads = 3,
+      .k_dim = 64,
+      .v_dim = 64,
+      .cells = 90,
+      .tokens = 4,
+      .streams = 1,
+      .mask = true,
+      .max_bias = 8 },
+    { .what = "sinks, head_dim 256",
+      .heads = 4,
+      .kv_heads = 1,
+      .k_dim = 256,
+      .v_dim = 256,
+      .cells = 65,
+      .tokens = 3,
+      .streams = 1,
+      .mask = true,
+      .sinks = true },
+    { .what = "streams 1 and 2 of 3",
+      .heads = 4,
+      .kv_heads = 2,
+      .k_dim = 64,
+      .v_dim = 64,
+      .cells = 111,
+      .tokens = 3,
+      .streams = 2,
+      .first_stream = 1,
+      .mask = true },
+    { .what = "head_dim 96 and 64",
+      .heads = 4,
+      .kv_heads = 2,
+      .k_dim = 96,
+      .v_dim = 64,
+      .cells = 64,
+      .tokens = 33,
+      .streams = 1,
+      .mask = true },
+    { .what = "one token, whole context",
+      .heads = 15,
+      .kv_heads = 5,
+      .k_dim = 64,
+      .v_dim = 64,
+      .cells = N_CELLS,
+      .tokens = 1,
+      .streams = 1 },
 };
 
 static void attention_is_the_cpu_back_ends(void **state)
 {
-    (void) state;
+    (void)state;
     setenv("KVANT_K", "f16", 1);
     setenv("KVANT_V", "f16", 1);
     for (size_t i = 0; i < sizeof(cases) / sizeof(cases[0]); i++)
@@ -329,27 +394,29 @@ static struct ggml_tensor *bound_cache(struct device *device, const struct atten
 /* Any range of nominal bytes reads and writes like the tensor that llama.cpp believes in. */
 static void bytes_behave_like_a_tensor(void **state)
 {
-    static const struct attention_case c = {.heads = 2, .kv_heads = 2, .k_dim = 64, .v_dim = 64, .cells = N_CELLS,
-                                            .tokens = 1, .streams = 2};
+    static const struct attention_case c = {
+        .heads = 2, .kv_heads = 2, .k_dim = 64, .v_dim = 64, .cells = N_CELLS, .tokens = 1, .streams = 2
+    };
     struct device device = open_device(kvant_device(), 1);
     struct ggml_tensor *k = bound_cache(&device, &c);
     size_t bytes = ggml_nbytes(k);
     ggml_fp16_t *shadow = calloc(1, bytes), *part = malloc(bytes);
 
-    (void) state;
+    (void)state;
     for (int round = 0; round < 200; round++) {
-        size_t offset = (size_t) ((random_number() + 1) / 2 * (float) (bytes - 2)) / 2 * 2;
-        size_t size = (size_t) ((random_number() + 1) / 2 * (float) ((bytes - offset) / (round % 2 ? 1 : 64))) / 2 * 2;
+        size_t offset = (size_t)((random_number() + 1) / 2 * (float)(bytes - 2)) / 2 * 2;
+        size_t size =
+            (size_t)((random_number() + 1) / 2 * (float)((bytes - offset) / (round % 2 ? 1 : 64))) / 2 * 2;
         if (round % 10 == 9) {
             ggml_backend_tensor_memset(k, 0, offset, size);
-            memset((char *) shadow + offset, 0, size);
+            memset((char *)shadow + offset, 0, size);
         } else {
             for (size_t i = 0; i < size / 2; i++)
                 shadow[offset / 2 + i] = ggml_fp32_to_fp16(random_number());
-            ggml_backend_tensor_set(k, (char *) shadow + offset, offset, size);
+            ggml_backend_tensor_set(k, (char *)shadow + offset, offset, size);
         }
         ggml_backend_tensor_get(k, part, offset / 2, bytes - offset);
-        assert_memory_equal(part, (char *) shadow + offset / 2, bytes - offset);
+        assert_memory_equal(part, (char *)shadow + offset / 2, bytes - offset);
     }
     free(shadow);
     free(part);
@@ -359,20 +426,21 @@ static void bytes_behave_like_a_tensor(void **state)
 /* A NaN is refused, and nothing of its row enters. */
 static void non_finite_rows_are_refused(void **state)
 {
-    static const struct attention_case c = {.heads = 2, .kv_heads = 1, .k_dim = 64, .v_dim = 64, .cells = N_CELLS,
-                                            .tokens = 1, .streams = 1};
+    static const struct attention_case c = {
+        .heads = 2, .kv_heads = 1, .k_dim = 64, .v_dim = 64, .cells = N_CELLS, .tokens = 1, .streams = 1
+    };
     struct device device = open_device(kvant_device(), 1);
     struct ggml_tensor *rows = ggml_new_tensor_2d(device.context, GGML_TYPE_F32, 64, 1);
     struct ggml_tensor *index = ggml_new_tensor_1d(device.context, GGML_TYPE_I64, 1);
-    struct ggml_init_params params = {.mem_size = ggml_graph_overhead() + 4096, .no_alloc = true};
+    struct ggml_init_params params = { .mem_size = ggml_graph_overhead() + 4096, .no_alloc = true };
     struct ggml_context *context = ggml_init(params);
     struct ggml_cgraph *graph = ggml_new_graph(context);
     struct ggml_tensor *k = bound_cache(&device, &c), *set;
-    ggml_fp16_t stored[64], zeros[64] = {0};
-    float row[64] = {1, NAN};
+    ggml_fp16_t stored[64], zeros[64] = { 0 };
+    float row[64] = { 1, NAN };
     int64_t cell = 5;
 
-    (void) state;
+    (void)state;
     set = ggml_set_rows(context, k, rows, index);
     ggml_backend_view_init(set);
     ggml_backend_tensor_set(rows, row, 0, sizeof(row));

@@ -1,5 +1,6 @@
-/* test_plugin_settings.c - wrong settings, wrong flags and wrong ggml versions: each is refused with a line that says
- * what to do. Every case is a process of its own (plugin_probe, foreign_loader), because some of them end it. */
+/* test_plugin_settings.c - wrong settings, wrong flags and wrong ggml versions: each is refused with a line
+ * that says what to do. Every case is a process of its own (plugin_probe, foreign_loader), because some of
+ * them end it. */
 #define _POSIX_C_SOURCE 200809L /* popen */
 
 #include <setjmp.h>
@@ -22,7 +23,7 @@ struct outcome {
 /* Runs a shell command line without core dumps; takes its stderr and stdout together. */
 static struct outcome run(const char *environment, const char *program, const char *arguments)
 {
-    struct outcome outcome = {0};
+    struct outcome outcome = { 0 };
     char command[2048];
     size_t n;
     FILE *pipe;
@@ -59,7 +60,7 @@ static void defaults_work(void **state)
 {
     struct outcome outcome = run("", KVANT_TEST_PROBE, "f16 on");
 
-    (void) state;
+    (void)state;
     assert_int_equal(outcome.status, 0);
     assert_string_equal(outcome.output, "");
 }
@@ -68,7 +69,7 @@ static void verbose_names_codecs(void **state)
 {
     struct outcome outcome = run("KVANT_VERBOSE=1 KVANT_K=int-8 KVANT_V=f16", KVANT_TEST_PROBE, "f16 on");
 
-    (void) state;
+    (void)state;
     assert_int_equal(outcome.status, 0);
     assert_true(says(&outcome, "cache_k_l0: int-8"));
     assert_true(says(&outcome, "cache_v_l29: f16"));
@@ -78,7 +79,7 @@ static void head_dim_can_be_given(void **state)
 {
     struct outcome outcome = run("KVANT_HEAD_DIM=64", KVANT_TEST_PROBE, "f16 on");
 
-    (void) state;
+    (void)state;
     assert_int_equal(outcome.status, 0);
 }
 
@@ -86,7 +87,7 @@ static void wrong_head_dim_is_refused(void **state)
 {
     struct outcome outcome = run("KVANT_HEAD_DIM=96", KVANT_TEST_PROBE, "f16 on");
 
-    (void) state;
+    (void)state;
     assert_int_not_equal(outcome.status, 0);
     assert_true(says(&outcome, "already bound to head_dim 96"));
 }
@@ -96,17 +97,17 @@ static void bad_values_name_variable_and_valid_values(void **state)
     static const struct {
         const char *environment, *named, *valid;
     } cases[] = {
-        {"KVANT_K=turbo-4", "KVANT_K=turbo-4", "turboquant"},
-        {"KVANT_V=turboquant-99", "KVANT_V=turboquant-99", "8"},
-        {"KVANT_K=turboquant-4:scale=huge", "KVANT_K=turboquant-4:scale=huge", "unbiased"},
-        {"KVANT_SEED=-1", "KVANT_SEED=-1", "from 0 to 18446744073709551615"},
-        {"KVANT_SEED=12x", "KVANT_SEED=12x", "from 0 to"},
-        {"KVANT_HEAD_DIM=0", "KVANT_HEAD_DIM=0", "from 1 to 512"},
-        {"KVANT_HEAD_DIM=513", "KVANT_HEAD_DIM=513", "from 1 to 512"},
-        {"KVANT_VERBOSE=yes", "KVANT_VERBOSE=yes", "from 0 to 1"},
+        { "KVANT_K=turbo-4", "KVANT_K=turbo-4", "turboquant" },
+        { "KVANT_V=turboquant-99", "KVANT_V=turboquant-99", "8" },
+        { "KVANT_K=turboquant-4:scale=huge", "KVANT_K=turboquant-4:scale=huge", "unbiased" },
+        { "KVANT_SEED=-1", "KVANT_SEED=-1", "from 0 to 18446744073709551615" },
+        { "KVANT_SEED=12x", "KVANT_SEED=12x", "from 0 to" },
+        { "KVANT_HEAD_DIM=0", "KVANT_HEAD_DIM=0", "from 1 to 512" },
+        { "KVANT_HEAD_DIM=513", "KVANT_HEAD_DIM=513", "from 1 to 512" },
+        { "KVANT_VERBOSE=yes", "KVANT_VERBOSE=yes", "from 0 to 1" },
     };
 
-    (void) state;
+    (void)state;
     for (size_t i = 0; i < sizeof(cases) / sizeof(cases[0]); i++) {
         struct outcome outcome = run(cases[i].environment, KVANT_TEST_PROBE, "f16 on");
         assert_int_equal(outcome.status, 3); /* ggml_backend_init returned NULL */
@@ -120,7 +121,7 @@ static void flash_attention_off_says_which_flag(void **state)
 {
     struct outcome outcome = run("", KVANT_TEST_PROBE, "f16 off");
 
-    (void) state;
+    (void)state;
     assert_int_not_equal(outcome.status, 0);
     assert_int_not_equal(outcome.status, 128 + 11);
     assert_true(says(&outcome, "-fa on"));
@@ -129,9 +130,9 @@ static void flash_attention_off_says_which_flag(void **state)
 /* A nominal type other than f16: no context, no abort. */
 static void other_cache_types_say_which_flag(void **state)
 {
-    static const char *const types[] = {"q8_0 on", "f32 on"};
+    static const char *const types[] = { "q8_0 on", "f32 on" };
 
-    (void) state;
+    (void)state;
     for (size_t i = 0; i < 2; i++) {
         struct outcome outcome = run("", KVANT_TEST_PROBE, types[i]);
         assert_int_equal(outcome.status, 4);
@@ -144,15 +145,15 @@ static void foreign_ggml_is_refused(void **state)
     static const struct {
         const char *arguments, *found;
     } cases[] = {
-        {"0.99.3 2", "found ggml 0.99.3"},
-        {"0.25.1 3", "found ggml 0.25.1 (commit test, looks like back-end API 3)"},
-        {"0.250.0 2", "found ggml 0.250.0"},
-        {"0.26.0 2", "looks like back-end API 2"},
-        {"none 2", "exports no ggml"},
-        {"0.25.0 2", "does not export"},
+        { "0.99.3 2", "found ggml 0.99.3" },
+        { "0.25.1 3", "found ggml 0.25.1 (commit test, looks like back-end API 3)" },
+        { "0.250.0 2", "found ggml 0.250.0" },
+        { "0.26.0 2", "looks like back-end API 2" },
+        { "none 2", "exports no ggml" },
+        { "0.25.0 2", "does not export" },
     };
 
-    (void) state;
+    (void)state;
     for (size_t i = 0; i < sizeof(cases) / sizeof(cases[0]); i++) {
         struct outcome outcome = run("", KVANT_TEST_FOREIGN_LOADER, cases[i].arguments);
         assert_int_equal(outcome.status, 0); /* the loader's own check: NULL came back */

@@ -1,4 +1,5 @@
-/* test_plugin_state.c - what llama.cpp does with a cache besides attention: save, restore, copy, remove, shift. */
+/* test_plugin_state.c - what llama.cpp does with a cache besides attention: save, restore, copy, remove,
+ * shift. */
 #include <setjmp.h>
 #include <stdarg.h>
 #include <stddef.h>
@@ -29,7 +30,7 @@ static int start(void **state)
 
 static size_t vocab_size(void)
 {
-    return (size_t) llama_vocab_n_tokens(harness_vocab());
+    return (size_t)llama_vocab_n_tokens(harness_vocab());
 }
 
 /* Logits of N_NEXT tokens after what the sequence holds; the caller frees. */
@@ -72,13 +73,13 @@ static uint8_t *saved_state(struct llama_context *context, size_t *size)
 /* State files hold nominal f16 rows, which the f16 codec stores as they are: nothing may change. */
 static void f16_state_is_exact(void **state)
 {
-    const harness_options options = {.spec = "f16", .n_ctx = 512};
+    const harness_options options = { .spec = "f16", .n_ctx = 512 };
     struct llama_context *context = prompted(&options);
     float *original, *restored;
     uint8_t *saved;
     size_t size;
 
-    (void) state;
+    (void)state;
     saved = saved_state(context, &size);
     original = continue_from(context, N_PROMPT, 0);
     llama_free(context);
@@ -92,8 +93,9 @@ static void f16_state_is_exact(void **state)
     free(restored);
 }
 
-/* Relative root mean square of the difference of two states as fp16 numbers. Their heads are equal and drop out of the
- * difference; what they would add to the norm is left out by looking at differing and plain numbers only. */
+/* Relative root mean square of the difference of two states as fp16 numbers. Their heads are equal and drop
+ * out of the difference; what they would add to the norm is left out by looking at differing and plain
+ * numbers only. */
 static double state_difference(const uint8_t *a, const uint8_t *b, size_t size)
 {
     double difference = 0, norm = 0;
@@ -113,19 +115,20 @@ static double state_difference(const uint8_t *a, const uint8_t *b, size_t size)
     return sqrt(difference / norm);
 }
 
-/* A lossy codec quantises the decoded rows of a state once more. They lie on the codec's own points: but for rows with
- * numbers beyond the codebook's end, whose scale was fitted to clipped numbers, the codes come out the same, and the
- * scale with scale=unbiased too. So restoring must not cost what quantising cost, whose relative mean square is 0.0095
- * (Lloyd-Max, 4 bits): a 16th of its root adds less than half a percent to it. */
+/* A lossy codec quantises the decoded rows of a state once more. They lie on the codec's own points: but
+ * for rows with numbers beyond the codebook's end, whose scale was fitted to clipped numbers, the codes
+ * come out the same, and the scale with scale=unbiased too. So restoring must not cost what quantising
+ * cost, whose relative mean square is 0.0095 (Lloyd-Max, 4 bits): a 16th of its root adds less than half a
+ * percent to it. */
 static void restoring_does_not_quantise_twice(void **state)
 {
-    const harness_options options = {.spec = "turboquant-4", .n_ctx = 512};
+    const harness_options options = { .spec = "turboquant-4", .n_ctx = 512 };
     struct llama_context *context = prompted(&options);
     uint8_t *first, *second;
     size_t size, size_again;
     double difference;
 
-    (void) state;
+    (void)state;
     first = saved_state(context, &size);
     llama_free(context);
     context = harness_context(&options);
@@ -143,11 +146,11 @@ static void restoring_does_not_quantise_twice(void **state)
 /* Streams of their own: the copy holds the same bytes in the same cells, so the same numbers come out. */
 static void copy_between_streams_is_exact(void **state)
 {
-    const harness_options options = {.spec = "turboquant-4", .n_ctx = 1024, .n_seq = 2};
+    const harness_options options = { .spec = "turboquant-4", .n_ctx = 1024, .n_seq = 2 };
     struct llama_context *context = prompted(&options);
     float *a, *b;
 
-    (void) state;
+    (void)state;
     llama_memory_seq_cp(llama_get_memory(context), 0, 1, -1, -1);
     a = continue_from(context, N_PROMPT, 0);
     b = continue_from(context, N_PROMPT, 1);
@@ -160,12 +163,12 @@ static void copy_between_streams_is_exact(void **state)
 /* Two streams in one batch: each attends to its own cells alone. */
 static void streams_in_one_batch_agree(void **state)
 {
-    const harness_options options = {.spec = "int-8", .n_ctx = 1024, .n_seq = 2};
+    const harness_options options = { .spec = "int-8", .n_ctx = 1024, .n_seq = 2 };
     struct llama_context *context = prompted(&options);
     struct llama_batch batch = llama_batch_init(2 * N_NEXT, 0, 1);
     size_t n = vocab_size();
 
-    (void) state;
+    (void)state;
     llama_memory_seq_cp(llama_get_memory(context), 0, 1, -1, -1);
     batch.n_tokens = 2 * N_NEXT;
     for (int i = 0; i < 2 * N_NEXT; i++) {
@@ -190,7 +193,7 @@ static double stock_rounding(void (*change)(struct llama_context *), llama_pos p
     double rms;
 
     for (int i = 0; i < 2; i++) {
-        const harness_options options = {.exact = i == 0, .n_ctx = 512};
+        const harness_options options = { .exact = i == 0, .n_ctx = 512 };
         struct llama_context *context = prompted(&options);
         if (change != NULL)
             change(context);
@@ -203,16 +206,16 @@ static double stock_rounding(void (*change)(struct llama_context *), llama_pos p
     return rms;
 }
 
-/* One unified cache: the second sequence shares the prompt's cells and continues in others, behind those of the
- * first. The same terms are summed in another order. */
+/* One unified cache: the second sequence shares the prompt's cells and continues in others, behind those of
+ * the first. The same terms are summed in another order. */
 static void unified_copy_agrees(void **state)
 {
-    const harness_options options = {.spec = "turboquant-4", .n_ctx = 512, .n_seq = 2, .unified = true};
+    const harness_options options = { .spec = "turboquant-4", .n_ctx = 512, .n_seq = 2, .unified = true };
     struct llama_context *context = prompted(&options);
     double rounding = stock_rounding(NULL, N_PROMPT), difference;
     float *a, *b;
 
-    (void) state;
+    (void)state;
     llama_memory_seq_cp(llama_get_memory(context), 0, 1, -1, -1);
     a = continue_from(context, N_PROMPT, 0);
     b = continue_from(context, N_PROMPT, 1);
@@ -227,11 +230,11 @@ static void unified_copy_agrees(void **state)
 /* Cells that were removed are written again, and nothing of them is left. */
 static void removed_tokens_leave_no_trace(void **state)
 {
-    const harness_options options = {.spec = "turboquant-4", .n_ctx = 512};
+    const harness_options options = { .spec = "turboquant-4", .n_ctx = 512 };
     struct llama_context *context = prompted(&options);
     float *clean = continue_from(context, N_PROMPT, 0), *after;
 
-    (void) state;
+    (void)state;
     llama_free(context);
     context = prompted(&options);
     harness_decode(context, tokens + N_PROMPT + N_NEXT, N_JUNK, N_PROMPT, 0, false);
@@ -245,11 +248,11 @@ static void removed_tokens_leave_no_trace(void **state)
 
 static void clear_starts_over(void **state)
 {
-    const harness_options options = {.spec = "turboquant-4", .n_ctx = 512};
+    const harness_options options = { .spec = "turboquant-4", .n_ctx = 512 };
     struct llama_context *context = prompted(&options);
     float *first = continue_from(context, N_PROMPT, 0), *second;
 
-    (void) state;
+    (void)state;
     llama_memory_clear(llama_get_memory(context), true);
     harness_decode(context, tokens, N_PROMPT, 0, 0, false);
     second = continue_from(context, N_PROMPT, 0);
@@ -268,17 +271,17 @@ static void drop_start(struct llama_context *context)
     llama_memory_seq_add(memory, 0, 4 + N_DROP, N_PROMPT, -N_DROP);
 }
 
-/* Stock rotates its f16 keys and rounds them to f16 once more; so does kvant. As for the logits without a shift, both
- * lie within stock's rounding of a cache in f32 that was shifted alike. Without the rotation the keys would sit at
- * positions that are off by N_DROP, which costs far more. */
+/* Stock rotates its f16 keys and rounds them to f16 once more; so does kvant. As for the logits without a
+ * shift, both lie within stock's rounding of a cache in f32 that was shifted alike. Without the rotation
+ * the keys would sit at positions that are off by N_DROP, which costs far more. */
 static void shifted_context_is_stock_within_rounding(void **state)
 {
-    const harness_options kvant = {.spec = "f16", .n_ctx = 512}, stock = {.n_ctx = 512};
+    const harness_options kvant = { .spec = "f16", .n_ctx = 512 }, stock = { .n_ctx = 512 };
     double rounding = stock_rounding(drop_start, N_PROMPT - N_DROP), difference;
     struct llama_context *context;
     float *logits[2];
 
-    (void) state;
+    (void)state;
     for (int i = 0; i < 2; i++) {
         context = prompted(i ? &kvant : &stock);
         drop_start(context);
