@@ -36,6 +36,7 @@ static int run(ggml_backend_reg_t plugin, const char *type, bool flash_attention
     model_params.n_gpu_layers = 99;
     model = llama_model_load_from_file(KVANT_TEST_MODEL, model_params);
     params.n_ctx = 256;
+    params.n_threads = params.n_threads_batch = 1;
     params.type_k = params.type_v = cache_type(type);
     params.flash_attn_type = flash_attention ? LLAMA_FLASH_ATTN_TYPE_ENABLED : LLAMA_FLASH_ATTN_TYPE_DISABLED;
     context = model ? llama_init_from_model(model, params) : NULL;
