@@ -29,7 +29,8 @@ CODECS = ["int-4", "bdr-4", "turboquant-4", "turboquant-3", "turboquant-2", "int
 
 
 def bench(call, flush, repeats):
-    """Median microseconds of a call, replayed from a graph over a cold cache."""
+    """Median microseconds of a call, replayed from a graph over a second-level cache full of flush's bytes, which are
+    written, so that the call also pays for their way back to memory; none of it is the call's own data."""
     stream = torch.cuda.Stream()
     with torch.cuda.stream(stream):
         for _ in range(3):

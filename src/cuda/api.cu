@@ -49,40 +49,45 @@ bool add_role(AppendArgs &to, int &n, const kvant_cuda_rows &rows, uint32_t n_kv
     return true;
 }
 
-AttentionKernel find_kernel(const kvant_cuda_params &codec)
+struct Device {
+    int multiprocessors, major, shared_bytes; /* the most shared memory a block may have; all 0 on an error */
+};
+
+Device current_device()
+{
+    Device d{};
+    int device = 0;
+    if (cudaGetDevice(&device) != cudaSuccess ||
+        cudaDeviceGetAttribute(&d.multiprocessors, cudaDevAttrMultiProcessorCount, device) != cudaSuccess ||
+        cudaDeviceGetAttribute(&d.major, cudaDevAttrComputeCapabilityMajor, device) != cudaSuccess ||
+        cudaDeviceGetAttribute(&d.shared_bytes, cudaDevAttrMaxSharedMemoryPerBlockOptin, device) != cudaSuccess) {
+        cudaGetLastError();
+        return Device{};
+    }
+    return d;
+}
+
+AttentionKernel find_kernel(const kvant_cuda_params &codec, bool large)
 {
     switch (codec.kind) {
     case KVANT_CUDA_UNIFORM4:
-        return uniform4_attention(codec.head_dim);
+        return uniform4_attention(codec.head_dim, large);
     case KVANT_CUDA_UNIFORM8:
-        return uniform8_attention(codec.head_dim);
+        return uniform8_attention(codec.head_dim, large);
     case KVANT_CUDA_CODEBOOK2:
-        return codebook2_attention(codec.head_dim);
+        return codebook2_attention(codec.head_dim, large);
     case KVANT_CUDA_CODEBOOK3:
-        return codebook3_attention(codec.head_dim);
+        return codebook3_attention(codec.head_dim, large);
     case KVANT_CUDA_CODEBOOK4:
-        return codebook4_attention(codec.head_dim);
+        return codebook4_attention(codec.head_dim, large);
     }
     return AttentionKernel{};
 }
 
-/* Multiprocessors of the current device, 0 on an error. */
-int multiprocessors()
+/* As many blocks as run at once: every further one would start with a cold ring. */
+uint32_t grid_of(const Device &device)
 {
-    int device = 0, count = 0;
-    if (cudaGetDevice(&device) != cudaSuccess ||
-        cudaDeviceGetAttribute(&count, cudaDevAttrMultiProcessorCount, device) != cudaSuccess) {
-        cudaGetLastError();
-        return 0;
-    }
-    return count;
-}
-
-/* Thread blocks of a launch: as many as run at once, because every further one would start with a cold ring. */
-uint32_t grid_of(int count, const AttentionKernel &kernel)
-{
-    uint32_t blocks = (uint32_t)(count * kernel.blocks_per_multiprocessor);
-    return blocks < MAX_BLOCKS ? blocks : MAX_BLOCKS;
+    return device.multiprocessors < (int)MAX_BLOCKS ? (uint32_t)device.multiprocessors : MAX_BLOCKS;
 }
 
 kvant_status check_attention(const kvant_cuda_attention_args *args)
@@ -177,9 +182,7 @@ extern "C" kvant_status kvant_cuda_append(const kvant_cuda_append_args *args, kv
 
 extern "C" size_t kvant_cuda_attention_workspace(uint32_t head_dim)
 {
-    /* 2: the most blocks a multiprocessor that a kernel asks for; each leaves two partial results */
-    uint32_t blocks = (uint32_t)multiprocessors() * 2;
-    blocks = blocks < MAX_BLOCKS ? blocks : MAX_BLOCKS;
+    uint32_t blocks = grid_of(current_device());
     if (blocks == 0 || head_dim == 0 || head_dim > KVANT_CUDA_MAX_DIM)
         return 0;
     return COUNTER_BYTES + (size_t)blocks * 2 * partial_floats(head_dim) * sizeof(float);
@@ -190,15 +193,16 @@ extern "C" kvant_status kvant_cuda_attention(const kvant_cuda_attention_args *ar
     kvant_status status = check_attention(args);
     if (status != KVANT_OK)
         return status;
-    AttentionKernel kernel = find_kernel(args->k_codec->params);
-    if (!kernel.kernel)
+    Device device = current_device();
+    AttentionKernel kernel = find_kernel(args->k_codec->params, device.major >= 9);
+    if (!kernel.kernel || kernel.shared_bytes > device.shared_bytes)
         return KVANT_ERR_UNSUPPORTED;
     cudaError_t error =
         cudaFuncSetAttribute(kernel.kernel, cudaFuncAttributeMaxDynamicSharedMemorySize, kernel.shared_bytes);
     if (error != cudaSuccess)
         return from_cuda(error);
-    uint32_t grid = grid_of(multiprocessors(), kernel);
-    kernel.kernel<<<grid, kernel.threads, kernel.shared_bytes, static_cast<cudaStream_t>(stream)>>>(launch_args(*args));
+    kernel.kernel<<<grid_of(device), kernel.threads, kernel.shared_bytes, static_cast<cudaStream_t>(stream)>>>(
+        launch_args(*args));
     return from_cuda(cudaGetLastError());
 }
 

@@ -21,8 +21,7 @@ struct Chunk {
     uint16_t scale[PAGE_TOKENS], zero[PAGE_TOKENS];
     int64_t slot[PAGE_TOKENS];         /* negative: no token */
     uint8_t token_at[PAGE_TOKENS];     /* of the page being written: which token of the chunk, NONE without one */
-    uint8_t page_tokens[PAGE_TOKENS];  /* tokens of the chunk in the page of token i */
-    bool first_of_page[PAGE_TOKENS];
+    uint32_t whole[2], single[2];      /* bit i: token i stands for its page, or is written by itself */
 };
 
 constexpr uint8_t NONE = 255;
@@ -244,21 +243,23 @@ __device__ __forceinline__ uint8_t *page_of(const AppendRole &role, const Chunk<
     return role.base + (size_t)(chunk.slot[token] / PAGE_TOKENS) * role.block_stride + kv_head * role.head_stride;
 }
 
+/* Sorts the chunk's tokens: pages with many of them are written page by page, others token by token. */
 template <int D>
 __device__ void count_pages(Chunk<D> &chunk)
 {
-    int i = threadIdx.x;
+    int i = threadIdx.x, count = 0;
     if (i >= PAGE_TOKENS)
         return;
-    int count = 0;
     bool first = chunk.slot[i] >= 0;
     for (int j = 0; chunk.slot[i] >= 0 && j < PAGE_TOKENS; j++)
         if (chunk.slot[j] >= 0 && chunk.slot[j] / PAGE_TOKENS == chunk.slot[i] / PAGE_TOKENS) {
             first &= j >= i;
             count++;
         }
-    chunk.page_tokens[i] = count;
-    chunk.first_of_page[i] = first;
+    uint32_t whole = __ballot_sync(FULL, first && count > FEW_TOKENS);
+    uint32_t single = __ballot_sync(FULL, count > 0 && count <= FEW_TOKENS);
+    if (i % 32 == 0)
+        chunk.whole[i / 32] = whole, chunk.single[i / 32] = single;
 }
 
 template <int D>
@@ -295,11 +296,13 @@ __global__ void __launch_bounds__(WARPS * 32) append_kernel(const __grid_constan
     if (threadIdx.x >= 128 && threadIdx.x < 128 + PAGE_TOKENS && chunk.slot[threadIdx.x - 128] >= 0)
         write_metadata(role, chunk, threadIdx.x - 128, kv_head);
     __syncthreads();
-    for (int t = 0; t < PAGE_TOKENS; t++)
-        if (chunk.first_of_page[t] && chunk.page_tokens[t] > FEW_TOKENS)
+    for (int half = 0; half < 2; half++)
+        for (uint32_t left = chunk.whole[half]; left; left &= left - 1) {
+            int t = 32 * half + __ffs(left) - 1;
             write_page(role.codec, chunk, t, page_of(role, chunk, t, kv_head));
+        }
     for (int t = warp; t < PAGE_TOKENS; t += WARPS)
-        if (chunk.page_tokens[t] > 0 && chunk.page_tokens[t] <= FEW_TOKENS)
+        if (chunk.single[t / 32] >> t % 32 & 1)
             write_token(role.codec, chunk, t, page_of(role, chunk, t, kv_head), lane);
 }
 

@@ -18,30 +18,22 @@
 
 namespace kvant {
 
-/* Threads and memory of a kernel. Two blocks a multiprocessor where registers and shared memory allow it, so that one
- * block computes while the other one ends a pair; large pages keep to one block of what sm_80 has, 163 KB. */
-template <class C, int D>
+/* Threads and memory of a kernel: one block a multiprocessor, because what ends a pair costs less among fewer blocks, with
+ * 8 warps where two slots each fit what sm_80 has (163 KB); LARGE is for machines with 227 KB, which go into more slots. */
+template <class C, int D, bool LARGE>
 struct Shape {
     static constexpr int METADATA = PAGE_TOKENS * (C::BIASED ? 2 : 4);
     static constexpr int K_CODES = code_bytes(C::BITS, 4, D / 16), V_CODES = code_bytes(C::BITS, D / 16, 4);
     static constexpr int K_BYTES = K_CODES + METADATA, V_BYTES = V_CODES + METADATA;
     static constexpr int SUMS = HEADS * (D + 4) * 4; /* a slot also takes the warp's sums when a pair ends */
-    static constexpr int SLOT = (K_BYTES + V_BYTES > SUMS ? K_BYTES + V_BYTES : SUMS) + 127 & ~127;
-#ifdef KVANT_TUNE_ONE
-    static constexpr int BLOCKS = 1;
-    static constexpr int WARPS = 216000 / (2 * SLOT) >= KVANT_TUNE_ONE ? KVANT_TUNE_ONE : 152000 / (2 * SLOT) < 8 ? 152000 / (2 * SLOT) : 8;
-    static constexpr int STAGES = 216000 / (WARPS * SLOT) > 4 ? 4 : 216000 / (WARPS * SLOT);
-#else
-    static constexpr int PAIR = 108000 / (2 * SLOT); /* warps that two stages each fill half a multiprocessor with */
-    static constexpr int BLOCKS = PAIR >= 6 ? 2 : 1;
-    static constexpr int WARPS = PAIR >= 8 ? 8 : PAIR >= 6 ? 6 : 152000 / (2 * SLOT) < 8 ? 152000 / (2 * SLOT) : 8;
-    static constexpr int STAGES = BLOCKS == 1 ? 2 : 108000 / (WARPS * SLOT) > 4 ? 4 : 108000 / (WARPS * SLOT);
-#endif
+    static constexpr int SLOT = ((K_BYTES + V_BYTES > SUMS ? K_BYTES + V_BYTES : SUMS) + 127) / 128 * 128;
+    static constexpr int WARPS = 16 * SLOT <= 152000 ? 8 : 8 * SLOT <= 152000 ? 4 : 2;
+    static constexpr int FIT = (LARGE ? 217000 : 152000) / (WARPS * SLOT), STAGES = FIT < 4 ? FIT : 4;
 };
 
-template <class C, int D>
+template <class C, int D, bool LARGE>
 struct SharedMemory {
-    using S = Shape<C, D>;
+    using S = Shape<C, D, LARGE>;
     alignas(128) uint8_t slots[S::WARPS][S::STAGES][S::SLOT];
     uint64_t barriers[S::WARPS][S::STAGES];
     QueryTile<D> queries;
@@ -67,7 +59,7 @@ static __device__ __noinline__ void clear_empty(const AttentionArgs &p, const Le
 /* One page for one warp: scores from the K slot, then weights and sums from the V slot. */
 template <class C, int D>
 struct PageStep {
-    using S = Shape<C, D>;
+    using S = Shape<C, D, true>; /* where codes end is the same for both */
 
     __device__ static __forceinline__ void scores(const AttentionArgs &p, const uint8_t *page, const uint32_t (&q)[D / 16][2],
                                                   const ScoreFactors &factors, const Bytes &table, int lane,
@@ -112,13 +104,12 @@ __device__ __forceinline__ void store_sums(const A &sums, float *rows, int n_hea
             }
 }
 
-template <class C, int D>
-__global__ void __launch_bounds__(Shape<C, D>::WARPS * 32, Shape<C, D>::BLOCKS)
-    attention_kernel(const __grid_constant__ AttentionArgs p)
+template <class C, int D, bool LARGE>
+__device__ __forceinline__ void attend(const AttentionArgs &p)
 {
-    using S = Shape<C, D>;
+    using S = Shape<C, D, LARGE>;
     extern __shared__ uint8_t raw[];
-    SharedMemory<C, D> &shared = *reinterpret_cast<SharedMemory<C, D> *>(raw);
+    SharedMemory<C, D, LARGE> &shared = *reinterpret_cast<SharedMemory<C, D, LARGE> *>(raw);
     /* the shuffle tells the compiler that the warp's number is the same in all its lanes */
     const int lane = threadIdx.x & 31, warp = __shfl_sync(FULL, threadIdx.x >> 5, 0);
     const Lengths lengths{ p.lengths, p.batch, p.kv_heads * p.groups, p.max_tokens };
@@ -189,28 +180,45 @@ __global__ void __launch_bounds__(Shape<C, D>::WARPS * 32, Shape<C, D>::BLOCKS)
     }
 }
 
-template <class C, int D>
-AttentionKernel attention_kernel_of()
+/* Every machine gets the code of one of the two: the other stays empty there. */
+template <class C, int D, bool LARGE>
+__global__ void __launch_bounds__(Shape<C, D, LARGE>::WARPS * 32, 1)
+    attention_kernel(const __grid_constant__ AttentionArgs p)
 {
-    using S = Shape<C, D>;
-    return AttentionKernel{ attention_kernel<C, D>, S::WARPS * 32, (int)sizeof(SharedMemory<C, D>), S::BLOCKS };
+#ifdef __CUDA_ARCH__
+    if constexpr (LARGE == (__CUDA_ARCH__ >= 900))
+        attend<C, D, LARGE>(p);
+#endif
 }
 
-template <class C>
-AttentionKernel choose_attention_kernel(uint32_t head_dim)
+template <class C, int D, bool LARGE>
+AttentionKernel attention_kernel_of()
+{
+    return AttentionKernel{ attention_kernel<C, D, LARGE>, Shape<C, D, LARGE>::WARPS * 32,
+                            (int)sizeof(SharedMemory<C, D, LARGE>) };
+}
+
+template <class C, bool LARGE>
+AttentionKernel choose_head_dim(uint32_t head_dim)
 {
     switch (head_dim) {
     case 64:
-        return attention_kernel_of<C, 64>();
+        return attention_kernel_of<C, 64, LARGE>();
     case 96:
-        return attention_kernel_of<C, 96>();
+        return attention_kernel_of<C, 96, LARGE>();
     case 128:
-        return attention_kernel_of<C, 128>();
+        return attention_kernel_of<C, 128, LARGE>();
     case 256:
-        return attention_kernel_of<C, 256>();
+        return attention_kernel_of<C, 256, LARGE>();
     default:
         return AttentionKernel{};
     }
+}
+
+template <class C>
+AttentionKernel choose_attention_kernel(uint32_t head_dim, bool large)
+{
+    return large ? choose_head_dim<C, true>(head_dim) : choose_head_dim<C, false>(head_dim);
 }
 
 } // namespace kvant

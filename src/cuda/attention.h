@@ -9,7 +9,8 @@
 
 namespace kvant {
 
-/* Workspace: a counter for every thread block, then two partial results for each (attention.cuh says why two). */
+/* Workspace: a counter for every thread block, then two partial results for each (attention.cuh says why two). There is
+ * a block a multiprocessor. */
 constexpr uint32_t MAX_BLOCKS = 1024;
 constexpr uint32_t HEADS = 8; /* query heads that share an operand: the columns of an MMA */
 constexpr size_t COUNTER_BYTES = MAX_BLOCKS * sizeof(uint32_t);
@@ -52,15 +53,15 @@ struct AttentionArgs {
 
 struct AttentionKernel {
     void (*kernel)(AttentionArgs);
-    int threads, shared_bytes, blocks_per_multiprocessor;
+    int threads, shared_bytes;
 };
 
-/* One for each kind of code; kernel is NULL for a head_dim that is not there. */
-AttentionKernel uniform4_attention(uint32_t head_dim);
-AttentionKernel uniform8_attention(uint32_t head_dim);
-AttentionKernel codebook2_attention(uint32_t head_dim);
-AttentionKernel codebook3_attention(uint32_t head_dim);
-AttentionKernel codebook4_attention(uint32_t head_dim);
+/* One for each kind of code; kernel is NULL for a head_dim that is not there. large: compute capability 9.0 and later. */
+AttentionKernel uniform4_attention(uint32_t head_dim, bool large);
+AttentionKernel uniform8_attention(uint32_t head_dim, bool large);
+AttentionKernel codebook2_attention(uint32_t head_dim, bool large);
+AttentionKernel codebook3_attention(uint32_t head_dim, bool large);
+AttentionKernel codebook4_attention(uint32_t head_dim, bool large);
 
 } // namespace kvant
 

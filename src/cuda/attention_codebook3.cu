@@ -4,9 +4,9 @@
 
 namespace kvant {
 
-AttentionKernel codebook3_attention(uint32_t head_dim)
+AttentionKernel codebook3_attention(uint32_t head_dim, bool large)
 {
-    return choose_attention_kernel<Codebook3>(head_dim);
+    return choose_attention_kernel<Codebook3>(head_dim, large);
 }
 
 } // namespace kvant

@@ -4,9 +4,9 @@
 
 namespace kvant {
 
-AttentionKernel codebook4_attention(uint32_t head_dim)
+AttentionKernel codebook4_attention(uint32_t head_dim, bool large)
 {
-    return choose_attention_kernel<Codebook4>(head_dim);
+    return choose_attention_kernel<Codebook4>(head_dim, large);
 }
 
 } // namespace kvant

@@ -4,9 +4,9 @@
 
 namespace kvant {
 
-AttentionKernel uniform4_attention(uint32_t head_dim)
+AttentionKernel uniform4_attention(uint32_t head_dim, bool large)
 {
-    return choose_attention_kernel<Uniform4>(head_dim);
+    return choose_attention_kernel<Uniform4>(head_dim, large);
 }
 
 } // namespace kvant

@@ -4,9 +4,9 @@
 
 namespace kvant {
 
-AttentionKernel uniform8_attention(uint32_t head_dim)
+AttentionKernel uniform8_attention(uint32_t head_dim, bool large)
 {
-    return choose_attention_kernel<Uniform8>(head_dim);
+    return choose_attention_kernel<Uniform8>(head_dim, large);
 }
 
 } // namespace kvant

@@ -53,29 +53,29 @@ struct HeadSum {
     float max, sum;
 };
 
-/* Sum over the block's warps of head n; the lane's channels. */
+/* Sum over the block's warps of head n; the lane's channels. Weights are worked out a warp a lane, so that what follows
+ * is one round of independent loads. */
 template <int D, int WARPS>
 __device__ __forceinline__ HeadSum<D> add_warps(const WarpResults<WARPS> &results, int n, int lane)
 {
+    const bool any = lane < WARPS && results.rows[min(lane, WARPS - 1)];
+    float own = any ? results.max[lane][n] : NEVER;
     HeadSum<D> total;
-    total.max = NEVER;
-    total.sum = 0;
+    total.max = warp_max(own);
+    float weight = any ? exp2_fast(own - total.max) : 0;
+    total.sum = warp_sum(any ? weight * results.sum[lane][n] : 0);
 #pragma unroll
     for (int j = 0; j < Row<D>::PER_LANE; j++)
         total.row.x[j] = 0;
-#pragma unroll 1
-    for (int w = 0; w < WARPS; w++)
-        if (results.rows[w])
-            total.max = fmaxf(total.max, results.max[w][n]);
-#pragma unroll 2
-    for (int w = 0; w < WARPS; w++)
-        if (results.rows[w]) {
-            float weight = exp2_fast(results.max[w][n] - total.max);
-            total.sum += weight * results.sum[w][n];
+#pragma unroll
+    for (int w = 0; w < WARPS; w++) {
+        const float *row = results.rows[w];
+        float scale = __shfl_sync(FULL, weight, w);
+        if (row)
 #pragma unroll
             for (int j = 0; j < Row<D>::PER_LANE; j++)
-                total.row.x[j] += weight * results.rows[w][n * (D + 4) + lane + 32 * j];
-        }
+                total.row.x[j] += scale * row[n * (D + 4) + lane + 32 * j];
+    }
     return total;
 }
 
@@ -157,22 +157,19 @@ __device__ __forceinline__ void add_partials(const AttentionArgs &p, WarpResults
 #pragma unroll
         for (int j = 0; j < Row<D>::PER_LANE; j++)
             rows[n].x[j] = 0;
+    const int own = min(lane & 7, n_heads - 1);
 #pragma unroll 1
     for (int i = from; i < to; i++) {
-        const int index = share.partial(i), own = lane & 7;
-        float top = NEVER, part = 0;
-        if (own < n_heads) {
-            float2 scalars = __ldcg(reinterpret_cast<const float2 *>(partial_scalars<D>(p, index, own)));
-            top = scalars.x, part = scalars.y;
-        }
+        const int index = share.partial(i);
+        float2 scalars = __ldcg(reinterpret_cast<const float2 *>(partial_scalars<D>(p, index, own)));
         Row<D> next[HEADS];
 #pragma unroll
         for (int n = 0; n < (int)HEADS; n++)
             if (n < n_heads)
                 next[n] = load_partial<D>(partial_row<D>(p, index, n, lane));
-        float raised = fmaxf(max, top), shrink = exp2_fast(max - raised), weight = exp2_fast(top - raised);
+        float raised = fmaxf(max, scalars.x), shrink = exp2_fast(max - raised), weight = exp2_fast(scalars.x - raised);
         max = raised;
-        sum = sum * shrink + part * weight;
+        sum = sum * shrink + scalars.y * weight;
 #pragma unroll
         for (int n = 0; n < (int)HEADS; n++)
             if (n < n_heads) {
@@ -198,13 +195,8 @@ template <int D, int WARPS>
 __device__ __forceinline__ void add_blocks(const AttentionArgs &p, WarpResults<WARPS> &results, const Share &share,
                                            int n_heads, int warp, int lane)
 {
-    int rank = 0, workers = 0;
-#pragma unroll 1
-    for (int w = 0; w < WARPS; w++) {
-        rank += w < warp && results.rows[w];
-        workers += results.rows[w] != nullptr;
-    }
-    const int blocks = share.n_blocks();
+    const uint32_t able = __ballot_sync(FULL, lane < WARPS && results.rows[min(lane, WARPS - 1)]);
+    const int rank = __popc(able & ((1u << warp) - 1)), workers = __popc(able), blocks = share.n_blocks();
     if (results.rows[warp])
         add_partials<D, WARPS>(p, results, share, blocks * rank / workers, blocks * (rank + 1) / workers, n_heads, warp,
                                lane);
@@ -220,11 +212,12 @@ __device__ __forceinline__ bool leave_partial(const AttentionArgs &p, WarpResult
 #pragma unroll 1
     for (int n = warp; n < pair.n_heads; n += WARPS)
         write_partial<D>(p, own, n, add_warps<D, WARPS>(results, n, lane), lane);
-    __threadfence();
     __syncthreads();
     if (threadIdx.x == 0) {
         unsigned n = share.n_blocks();
-        /* wraps to 0 at the last block, so that the counters are ready for the next call */
+        /* One fence does for the block: it covers what the barrier before it made visible to this thread. The counter
+         * wraps to 0 at the last block, so that it is ready for the next call. */
+        __threadfence();
         results.last = atomicInc(p.counters + share.first_block(), n - 1) == n - 1;
         __threadfence();
     }
