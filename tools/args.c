@@ -16,18 +16,21 @@
 #define VALUE_HELP 999
 #define HELP_COLUMN 26
 
-static int option_code(const arg_spec *spec, size_t i) {
+static int option_code(const arg_spec *spec, size_t i)
+{
     return spec->options[i].letter != 0 ? spec->options[i].letter : LONG_BASE + (int)i;
 }
 
-static const arg_option *find_code(const arg_spec *spec, int code) {
+static const arg_option *find_code(const arg_spec *spec, int code)
+{
     for (size_t i = 0; i < spec->n_options; i++)
         if (option_code(spec, i) == code)
             return &spec->options[i];
     return NULL;
 }
 
-static void print_option(char letter, const char *name, const char *value, const char *help) {
+static void print_option(char letter, const char *name, const char *value, const char *help)
+{
     char left[80];
     int used = letter != 0 ? snprintf(left, sizeof left, "  -%c, --%s", letter, name)
                            : snprintf(left, sizeof left, "      --%s", name);
@@ -44,7 +47,8 @@ static void print_option(char letter, const char *name, const char *value, const
     putchar('\n');
 }
 
-static int print_help(const arg_spec *spec) {
+static int print_help(const arg_spec *spec)
+{
     printf("usage: kvant %s %s\n\n%s\n\noptions:\n", spec->command, spec->usage, spec->about);
     for (size_t i = 0; i < spec->n_options; i++) {
         const arg_option *o = &spec->options[i];
@@ -56,7 +60,8 @@ static int print_help(const arg_spec *spec) {
     return finish_output();
 }
 
-static int build_tables(const arg_spec *spec, char *letters, struct option *longs) {
+static int build_tables(const arg_spec *spec, char *letters, struct option *longs)
+{
     size_t n = 0;
     *letters++ = '+'; /* stop at the first word: what follows belongs to the program that exec starts */
     *letters++ = ':';
@@ -77,12 +82,14 @@ static int build_tables(const arg_spec *spec, char *letters, struct option *long
     return (int)n;
 }
 
-static int usage_error(const arg_spec *spec) {
+static int usage_error(const arg_spec *spec)
+{
     hint("kvant %s --help lists the options", spec->command);
     return EXIT_USAGE;
 }
 
-static int unknown_option(const arg_spec *spec, char **argv) {
+static int unknown_option(const arg_spec *spec, char **argv)
+{
     const char *names[MAX_OPTIONS];
     for (size_t i = 0; i < spec->n_options; i++)
         names[i] = spec->options[i].name;
@@ -98,7 +105,8 @@ static int unknown_option(const arg_spec *spec, char **argv) {
     return usage_error(spec);
 }
 
-int args_parse(const arg_spec *spec, int argc, char **argv, arg_handler handler, void *user, int *rest) {
+int args_parse(const arg_spec *spec, int argc, char **argv, arg_handler handler, void *user, int *rest)
+{
     char letters[2 * MAX_OPTIONS + 4];
     struct option longs[MAX_OPTIONS + 2];
     if (spec->n_options > MAX_OPTIONS)
@@ -126,7 +134,8 @@ int args_parse(const arg_spec *spec, int argc, char **argv, arg_handler handler,
     return -1;
 }
 
-int args_parse_all(const arg_spec *spec, int argc, char **argv, arg_handler handler, void *user) {
+int args_parse_all(const arg_spec *spec, int argc, char **argv, arg_handler handler, void *user)
+{
     int rest = 0;
     const int code = args_parse(spec, argc, argv, handler, user, &rest);
     if (code >= 0 || rest == argc)
@@ -135,7 +144,8 @@ int args_parse_all(const arg_spec *spec, int argc, char **argv, arg_handler hand
     return usage_error(spec);
 }
 
-bool args_u32(const char *option, const char *text, uint32_t min, uint32_t max, uint32_t *value) {
+bool args_u32(const char *option, const char *text, uint32_t min, uint32_t max, uint32_t *value)
+{
     char *end = NULL;
     errno = 0;
     const long long n = strtoll(text, &end, 10);
@@ -148,7 +158,8 @@ bool args_u32(const char *option, const char *text, uint32_t min, uint32_t max, 
     return false;
 }
 
-bool args_double(const char *option, const char *text, double min, double max, double *value) {
+bool args_double(const char *option, const char *text, double min, double max, double *value)
+{
     char *end = NULL;
     errno = 0;
     const double x = strtod(text, &end);
@@ -161,7 +172,8 @@ bool args_double(const char *option, const char *text, double min, double max, d
 }
 
 /* Optimal string alignment: a swap of neighbours counts once, because that is how fingers slip. */
-static size_t edit_distance(const char *a, const char *b) {
+static size_t edit_distance(const char *a, const char *b)
+{
     enum { MAX = 31 };
     const size_t na = strlen(a), nb = strlen(b);
     size_t d[MAX + 1][MAX + 1];
@@ -186,7 +198,8 @@ static size_t edit_distance(const char *a, const char *b) {
     return d[na][nb];
 }
 
-const char *args_closest(const char *word, const char *const *names, size_t n) {
+const char *args_closest(const char *word, const char *const *names, size_t n)
+{
     const char *closest = NULL;
     size_t best = strlen(word) / 2 + 1; /* beyond half of the word a suggestion is a guess */
     for (size_t i = 0; i < n; i++) {

@@ -47,13 +47,15 @@ typedef struct settings {
     bool json;
 } settings;
 
-static int ascending(const void *a, const void *b) {
+static int ascending(const void *a, const void *b)
+{
     const uint32_t x = *(const uint32_t *)a, y = *(const uint32_t *)b;
     return (x > y) - (x < y);
 }
 
 /* Ascending, because contexts are filled from one depth to the next. */
-static bool parse_depths(settings *s, const char *text) {
+static bool parse_depths(settings *s, const char *text)
+{
     char word[16];
     s->n_depths = 0;
     for (const char *p = text;; p++) {
@@ -74,7 +76,8 @@ static bool parse_depths(settings *s, const char *text) {
     return true;
 }
 
-static bool handle(void *user, int id, const char *value) {
+static bool handle(void *user, int id, const char *value)
+{
     settings *s = user;
     bool known = false;
     switch (id) {
@@ -107,13 +110,15 @@ typedef struct bench {
 } bench;
 
 /* Numerical Recipes' generator: which tokens are drawn must not depend on the C library. */
-static llama_token random_token(bench *b, int32_t n_vocab) {
+static llama_token random_token(bench *b, int32_t n_vocab)
+{
     b->seed = b->seed * 1664525u + 1013904223u;
     return (llama_token)((b->seed >> 8) % (uint32_t)n_vocab);
 }
 
 /* Decodes n random tokens in batches of at most step; false when it failed or was interrupted. */
-static bool feed(bench *b, subject *s, uint32_t n, uint32_t step, const char *what) {
+static bool feed(bench *b, subject *s, uint32_t n, uint32_t step, const char *what)
+{
     llama_token tokens[ENGINE_UBATCH];
     const struct llama_model *model = engine_model(&b->engine, s->config);
     const int32_t n_vocab = ll.llama_vocab_n_tokens(ll.llama_model_get_vocab(model));
@@ -135,7 +140,8 @@ static bool feed(bench *b, subject *s, uint32_t n, uint32_t step, const char *wh
     return true;
 }
 
-static bool fill_to(bench *b, subject *s, uint32_t depth, const char *what) {
+static bool fill_to(bench *b, subject *s, uint32_t depth, const char *what)
+{
     const uint32_t from = s->depth;
     s->depth = depth;
     return depth <= from || feed(b, s, depth - from, ENGINE_UBATCH, what);
@@ -143,7 +149,8 @@ static bool fill_to(bench *b, subject *s, uint32_t depth, const char *what) {
 
 /* A sliding window forgets cells that the cut would need again, so such a cache is emptied and filled anew.
  */
-static bool cut_back(bench *b, subject *s, const char *what) {
+static bool cut_back(bench *b, subject *s, const char *what)
+{
     const llama_memory_t memory = ll.llama_get_memory(s->ctx);
     const bool windowed = ll.llama_model_n_swa(engine_model(&b->engine, s->config)) > 0;
     if (!windowed && ll.llama_memory_seq_rm(memory, 0, (llama_pos)s->depth, -1))
@@ -155,7 +162,8 @@ static bool cut_back(bench *b, subject *s, const char *what) {
 }
 
 /* Tokens a second of feeding n tokens, or NaN in *tps when n is 0. */
-static bool time_feed(bench *b, subject *s, uint32_t n, uint32_t step, const char *what, double *tps) {
+static bool time_feed(bench *b, subject *s, uint32_t n, uint32_t step, const char *what, double *tps)
+{
     *tps = NAN;
     if (n == 0)
         return true;
@@ -166,7 +174,8 @@ static bool time_feed(bench *b, subject *s, uint32_t n, uint32_t step, const cha
     return cut_back(b, s, what);
 }
 
-static bool measure(bench *b, subject *s) {
+static bool measure(bench *b, subject *s)
+{
     char label[128];
     configs_label(s->config, label, sizeof label);
     double prefill, decode;
@@ -189,7 +198,8 @@ static const report_column columns[] = {
 };
 enum { N_COLUMNS = sizeof columns / sizeof *columns };
 
-static void add_row(bench *b, subject *s, uint32_t depth) {
+static void add_row(bench *b, subject *s, uint32_t depth)
+{
     const report_cell cells[N_COLUMNS] = {
         CELL_TEXT(s->config->stock ? "llama.cpp" : "kvant"),
         CELL_TEXT(s->config->k),
@@ -202,7 +212,8 @@ static void add_row(bench *b, subject *s, uint32_t depth) {
     memcpy(b->cells + b->n_rows++ * N_COLUMNS, cells, sizeof cells);
 }
 
-static bool bench_depth(bench *b, uint32_t depth) {
+static bool bench_depth(bench *b, uint32_t depth)
+{
     bool ok = true;
     for (size_t i = 0; i < b->n_subjects && ok; i++) {
         subject *s = &b->subjects[i];
@@ -220,11 +231,13 @@ static bool bench_depth(bench *b, uint32_t depth) {
 }
 
 /* One token through every context first: the first graph of a context pays for allocations. */
-static bool warm_up(bench *b, subject *s) {
+static bool warm_up(bench *b, subject *s)
+{
     return feed(b, s, 1, 1, "warming up") && cut_back(b, s, "warming up");
 }
 
-static bool open_subjects(bench *b) {
+static bool open_subjects(bench *b)
+{
     const settings *s = b->settings;
     const uint32_t longest = s->n_prefill > s->n_decode ? s->n_prefill : s->n_decode;
     const engine_context_options options = { .n_ctx = s->depths[s->n_depths - 1] + longest,
@@ -240,12 +253,14 @@ static bool open_subjects(bench *b) {
     return true;
 }
 
-static double total_tokens(const settings *s) {
+static double total_tokens(const settings *s)
+{
     const double each = (double)s->n_rounds * (s->n_prefill + s->n_decode);
     return (double)s->engine.configs.n * ((double)s->n_depths * each + s->depths[s->n_depths - 1] + 1);
 }
 
-static bool bench_all(bench *b) {
+static bool bench_all(bench *b)
+{
     const settings *s = b->settings;
     b->cells = calloc(s->n_depths * s->engine.configs.n * N_COLUMNS, sizeof *b->cells);
     if (b->cells == NULL || !engine_open(&b->engine, &s->engine))
@@ -258,7 +273,8 @@ static bool bench_all(bench *b) {
     return ok;
 }
 
-static void release(bench *b) {
+static void release(bench *b)
+{
     for (size_t i = 0; i < b->n_subjects; i++)
         if (b->subjects[i].ctx != NULL)
             ll.llama_free(b->subjects[i].ctx);
@@ -266,7 +282,8 @@ static void release(bench *b) {
     engine_close(&b->engine);
 }
 
-static int bench_model(int argc, char **argv) {
+static int bench_model(int argc, char **argv)
+{
     settings s = { .n_depths = 1, .n_prefill = 512, .n_decode = 32, .n_rounds = 3 };
     int code = args_parse_all(&spec, argc, argv, handle, &s);
     if (code >= 0)
@@ -292,7 +309,8 @@ static int bench_model(int argc, char **argv) {
     return code;
 }
 
-int command_bench(int argc, char **argv) {
+int command_bench(int argc, char **argv)
+{
     if (argc > 1 && strcmp(argv[1], "model") == 0)
         return bench_model(argc - 1, argv + 1);
     if (argc > 1 && (strcmp(argv[1], "--help") == 0 || strcmp(argv[1], "-h") == 0)) {
@@ -301,8 +319,7 @@ int command_bench(int argc, char **argv) {
              "options.");
         return finish_output();
     }
-    complain(argc > 1 ? "bench: unknown benchmark '%s'" : "bench: no benchmark given",
-             argc > 1 ? argv[1] : "");
+    complain(argc > 1 ? "bench: unknown benchmark '%s'" : "bench: no benchmark given", argc > 1 ? argv[1] : "");
     hint("the only one is `kvant bench model`");
     return EXIT_USAGE;
 }

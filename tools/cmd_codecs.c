@@ -22,8 +22,7 @@ static const arg_spec spec = {
              "padding included, a number; nominal bits are what the paper counts.",
     .options = options,
     .n_options = sizeof options / sizeof *options,
-    .notes =
-        "A spec is name[-bits][:key=value,...], for example turboquant-4:scale=norm or int-4:group=32,sym.",
+    .notes = "A spec is name[-bits][:key=value,...], for example turboquant-4:scale=norm or int-4:group=32,sym.",
 };
 
 typedef struct settings {
@@ -31,7 +30,8 @@ typedef struct settings {
     bool json;
 } settings;
 
-static bool handle(void *user, int id, const char *value) {
+static bool handle(void *user, int id, const char *value)
+{
     settings *s = user;
     if (id == OPT_JSON)
         return s->json = true;
@@ -59,7 +59,8 @@ typedef struct listing {
 
 /* A codec that does not exist at this head_dim keeps its row, with absent numbers: a list that silently
  * changes its length would read as if the family were gone. */
-static void add_row(listing *list, const kvant_codec_family *family, uint32_t bits, uint32_t head_dim) {
+static void add_row(listing *list, const kvant_codec_family *family, uint32_t bits, uint32_t head_dim)
+{
     if (list->n == MAX_ROWS)
         return;
     char *name = list->names[list->n];
@@ -91,17 +92,18 @@ static void add_row(listing *list, const kvant_codec_family *family, uint32_t bi
 }
 
 /* Options belong to a family, not to each of its widths, so people get them once. */
-static void print_options(void) {
+static void print_options(void)
+{
     puts("\noptions, as in turboquant-4:scale=norm");
     for (size_t i = 0; i < kvant_codec_family_count(); i++) {
         kvant_codec_family family = { .size = sizeof family };
-        if (kvant_codec_family_get(i, &family) == KVANT_OK && family.options != NULL &&
-            family.options[0] != 0)
+        if (kvant_codec_family_get(i, &family) == KVANT_OK && family.options != NULL && family.options[0] != 0)
             printf("  %-12s %s\n", family.name, family.options);
     }
 }
 
-int command_codecs(int argc, char **argv) {
+int command_codecs(int argc, char **argv)
+{
     settings s = { .head_dim = 128 };
     const int code = args_parse_all(&spec, argc, argv, handle, &s);
     if (code >= 0)

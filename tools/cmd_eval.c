@@ -49,7 +49,8 @@ typedef struct settings {
     bool json;
 } settings;
 
-static bool handle(void *user, int id, const char *value) {
+static bool handle(void *user, int id, const char *value)
+{
     settings *s = user;
     bool known = false;
     switch (id) {
@@ -85,7 +86,8 @@ typedef struct run {
     progress progress;
 } run;
 
-static void fill_batch(run *r, size_t chunk, size_t start, size_t n) {
+static void fill_batch(run *r, size_t chunk, size_t start, size_t n)
+{
     const llama_token *tokens = r->tokens + chunk * r->n_ctx;
     struct llama_batch *b = &r->batch;
     b->n_tokens = (int32_t)n;
@@ -103,8 +105,8 @@ static void fill_batch(run *r, size_t chunk, size_t start, size_t n) {
 }
 
 /* Scores the rows of the batch that was just decoded. */
-static bool score_batch(run *r, struct llama_context *ctx, size_t chunk, size_t start, size_t n,
-                        bool define) {
+static bool score_batch(run *r, struct llama_context *ctx, size_t chunk, size_t start, size_t n, bool define)
+{
     const size_t from = start > r->first ? start : r->first;
     const size_t end = start + n < r->first + r->n_rows ? start + n : r->first + r->n_rows;
     if (from >= end)
@@ -115,7 +117,8 @@ static bool score_batch(run *r, struct llama_context *ctx, size_t chunk, size_t 
                                         r->engine.options.n_threads, r->values + (from - r->first));
 }
 
-static void add_values(run *r, tally *t) {
+static void add_values(run *r, tally *t)
+{
     for (size_t i = 0; i < r->n_rows; i++) {
         t->nll[t->n_values] = r->values[i].nll;
         t->kld[t->n_values++] = r->values[i].kld;
@@ -126,7 +129,8 @@ static void add_values(run *r, tally *t) {
 
 /* A batch is one graph (ENGINE_UBATCH tokens): llama.cpp would cut a larger one at the same places, and this
  * way only the logits of one are held. */
-static bool decode_chunk(run *r, tally *t, struct llama_context *ctx, size_t chunk) {
+static bool decode_chunk(run *r, tally *t, struct llama_context *ctx, size_t chunk)
+{
     char label[128];
     configs_label(t->config, label, sizeof label);
     for (size_t start = 0; start < r->n_ctx; start += ENGINE_UBATCH) {
@@ -144,7 +148,8 @@ static bool decode_chunk(run *r, tally *t, struct llama_context *ctx, size_t chu
     return true;
 }
 
-static bool eval_chunk(run *r, tally *t, size_t chunk) {
+static bool eval_chunk(run *r, tally *t, size_t chunk)
+{
     const engine_context_options options = { .n_ctx = (uint32_t)r->n_ctx,
                                              .n_batch = ENGINE_UBATCH,
                                              .meter = &r->meter };
@@ -160,7 +165,8 @@ static bool eval_chunk(run *r, tally *t, size_t chunk) {
     return ok;
 }
 
-static bool eval_all(run *r) {
+static bool eval_all(run *r)
+{
     progress_start(&r->progress, (double)(r->n_chunks * r->n_tallies * r->n_ctx));
     bool ok = true;
     for (size_t chunk = 0; chunk < r->n_chunks && ok; chunk++)
@@ -170,7 +176,8 @@ static bool eval_all(run *r) {
     return ok;
 }
 
-static bool load_tokens(run *r) {
+static bool load_tokens(run *r)
+{
     size_t bytes = 0;
     char *text = read_text(r->settings->file, &bytes);
     if (text == NULL)
@@ -182,8 +189,8 @@ static bool load_tokens(run *r) {
     if (r->tokens == NULL)
         return false;
     if (r->n_tokens < 2 * r->n_ctx) {
-        complain("eval: %s has %zu tokens, a context of %zu needs at least %zu", r->settings->file,
-                 r->n_tokens, r->n_ctx, 2 * r->n_ctx);
+        complain("eval: %s has %zu tokens, a context of %zu needs at least %zu", r->settings->file, r->n_tokens,
+                 r->n_ctx, 2 * r->n_ctx);
         hint("choose a smaller -c or a longer text");
         return false;
     }
@@ -195,11 +202,13 @@ static bool load_tokens(run *r) {
     return true;
 }
 
-static bool is_f16(const kv_config *config) {
+static bool is_f16(const kv_config *config)
+{
     return config->stock && config->type_k == GGML_TYPE_F16 && config->type_v == GGML_TYPE_F16;
 }
 
-static bool prepare_tallies(run *r) {
+static bool prepare_tallies(run *r)
+{
     const kv_configs *configs = &r->settings->engine.configs;
     r->f16 = configs_f16();
     r->tallies[r->n_tallies++].config = &r->f16;
@@ -220,7 +229,8 @@ static bool prepare_tallies(run *r) {
     return true;
 }
 
-static bool prepare(run *r) {
+static bool prepare(run *r)
+{
     r->n_ctx = r->settings->n_ctx;
     r->first = r->n_ctx / 2;
     r->n_rows = r->n_ctx - 1 - r->first;
@@ -233,14 +243,14 @@ static bool prepare(run *r) {
     const size_t n_vocab = (size_t)ll.llama_vocab_n_tokens(ll.llama_model_get_vocab(model));
     r->batch = ll.llama_batch_init((int32_t)ENGINE_UBATCH, 0, 1);
     r->values = calloc(r->n_rows, sizeof *r->values);
-    if (r->values != NULL && r->batch.token != NULL &&
-        score_reference_create(&r->reference, r->n_rows, n_vocab))
+    if (r->values != NULL && r->batch.token != NULL && score_reference_create(&r->reference, r->n_rows, n_vocab))
         return true;
     complain("eval: out of memory for the reference of %zu rows x %zu tokens", r->n_rows, n_vocab);
     return false;
 }
 
-static void release(run *r) {
+static void release(run *r)
+{
     for (size_t i = 0; i < r->n_tallies; i++) {
         free(r->tallies[i].nll);
         free(r->tallies[i].kld);
@@ -268,7 +278,8 @@ static const report_column columns[] = {
 };
 enum { N_COLUMNS = sizeof columns / sizeof *columns };
 
-static void fill_row(const tally *t, report_cell *row) {
+static void fill_row(const tally *t, report_cell *row)
+{
     double nll, nll_error, kld, kld_error;
     stats_mean(t->nll, t->n_values, &nll, &nll_error);
     stats_mean(t->kld, t->n_values, &kld, &kld_error);
@@ -289,7 +300,8 @@ static void fill_row(const tally *t, report_cell *row) {
 }
 
 /* Rows of configurations that completed no chunk say nothing and are left out. */
-static bool print_results(const run *r) {
+static bool print_results(const run *r)
+{
     report_cell cells[(MAX_CONFIGS + 1) * N_COLUMNS];
     size_t n = 0;
     for (size_t i = 0; i < r->n_tallies; i++)
@@ -298,7 +310,8 @@ static bool print_results(const run *r) {
     return report_print(columns, N_COLUMNS, cells, n, r->settings->json);
 }
 
-int command_eval(int argc, char **argv) {
+int command_eval(int argc, char **argv)
+{
     settings s = { .n_ctx = 2048 };
     int code = args_parse_all(&spec, argc, argv, handle, &s);
     if (code >= 0)

@@ -27,10 +27,9 @@ static const arg_option options[] = {
 static const arg_spec spec = {
     .command = "exec",
     .usage = "[-k SPEC] [-v SPEC] [--] PROGRAM [ARGUMENTS]",
-    .about =
-        "Runs a llama.cpp program (llama-server, llama-cli, llama-bench, ...) with kvant's KV cache. Sets\n"
-        "GGML_BACKEND_PATH, KVANT_K and KVANT_V, and for programs named llama* adds --device KVANT, -ngl 99\n"
-        "and -fa on unless they are given. Other programs get the environment only.",
+    .about = "Runs a llama.cpp program (llama-server, llama-cli, llama-bench, ...) with kvant's KV cache. Sets\n"
+             "GGML_BACKEND_PATH, KVANT_K and KVANT_V, and for programs named llama* adds --device KVANT, -ngl 99\n"
+             "and -fa on unless they are given. Other programs get the environment only.",
     .options = options,
     .n_options = sizeof options / sizeof *options,
     .notes = "exit code: the program's; 127 when it does not exist.\n\nexample:\n"
@@ -41,19 +40,22 @@ typedef struct settings {
     const char *k, *v;
 } settings;
 
-static bool handle(void *user, int id, const char *value) {
+static bool handle(void *user, int id, const char *value)
+{
     settings *s = user;
     *(id == OPT_K ? &s->k : &s->v) = value;
     return true;
 }
 
-static const char *env_or_null(const char *name) {
+static const char *env_or_null(const char *name)
+{
     const char *value = getenv(name);
     return value != NULL && value[0] != 0 ? value : NULL;
 }
 
 /* -k alone means "both": a reader of `-k turboquant-4` does not expect 16-bit values beside it. */
-static void resolve_specs(settings *s) {
+static void resolve_specs(settings *s)
+{
     const bool k_given = s->k != NULL;
     if (s->k == NULL)
         s->k = env_or_null(PLUGIN_ENV_K);
@@ -79,7 +81,8 @@ static const needed_flag needed[] = {
 };
 enum { N_NEEDED = sizeof needed / sizeof *needed };
 
-static const char *given_value(const needed_flag *flag, int argc, char **argv) {
+static const char *given_value(const needed_flag *flag, int argc, char **argv)
+{
     for (int i = 1; i < argc; i++)
         for (size_t n = 0; flag->names[n] != NULL; n++)
             if (strcmp(argv[i], flag->names[n]) == 0)
@@ -87,13 +90,15 @@ static const char *given_value(const needed_flag *flag, int argc, char **argv) {
     return env_or_null(flag->variable);
 }
 
-static bool is_llama_program(const char *program) {
+static bool is_llama_program(const char *program)
+{
     const char *slash = strrchr(program, '/');
     return strncmp(slash != NULL ? slash + 1 : program, "llama", 5) == 0;
 }
 
 /* The program's argument vector with what it lacks added at the end; NULL without memory. */
-static char **build_arguments(int argc, char **argv) {
+static char **build_arguments(int argc, char **argv)
+{
     char **out = calloc((size_t)argc + 2 * N_NEEDED + 1, sizeof *out);
     if (out == NULL)
         return NULL;
@@ -115,7 +120,8 @@ static char **build_arguments(int argc, char **argv) {
     return out;
 }
 
-static int exec_failed(const char *program) {
+static int exec_failed(const char *program)
+{
     const int error = errno;
     complain("exec: %s: %s", program, strerror(error));
     if (error != ENOENT)
@@ -124,7 +130,8 @@ static int exec_failed(const char *program) {
     return EXIT_NOT_FOUND;
 }
 
-int command_exec(int argc, char **argv) {
+int command_exec(int argc, char **argv)
+{
     settings s = { NULL, NULL };
     int rest = 0;
     const int code = args_parse(&spec, argc, argv, handle, &s, &rest);

@@ -17,7 +17,8 @@ static const arg_spec spec = {
              "    llama-server -m model.gguf --device KVANT -ngl 99 -fa on",
 };
 
-int command_plugin_path(int argc, char **argv) {
+int command_plugin_path(int argc, char **argv)
+{
     char path[PATH_MAX];
     const int code = args_parse_all(&spec, argc, argv, NULL, NULL);
     if (code >= 0)

@@ -30,9 +30,8 @@ static const arg_option options[] = {
 static const arg_spec spec = {
     .command = "run",
     .usage = "-m MODEL (-p PROMPT | -f FILE) [-k SPEC] [-v SPEC] [-n N] [-c CTX]",
-    .about =
-        "Generates text with the KV cache compressed. Text goes to standard output, statistics to standard\n"
-        "error.",
+    .about = "Generates text with the KV cache compressed. Text goes to standard output, statistics to standard\n"
+             "error.",
     .options = options,
     .n_options = sizeof options / sizeof *options,
     .notes = "Ctrl-C stops the answer and prints the statistics.\n\nexample:\n"
@@ -47,7 +46,8 @@ typedef struct settings {
     bool raw;
 } settings;
 
-static bool handle(void *user, int id, const char *value) {
+static bool handle(void *user, int id, const char *value)
+{
     settings *s = user;
     bool known = false;
     switch (id) {
@@ -78,7 +78,8 @@ typedef struct generation {
 } generation;
 
 /* The text of -f, a line end, the text of -p; to be freed. */
-static char *join_prompt(const settings *s, size_t *bytes) {
+static char *join_prompt(const settings *s, size_t *bytes)
+{
     const size_t n_prompt = s->prompt != NULL ? strlen(s->prompt) : 0;
     size_t n_file = 0;
     char *text = s->file != NULL ? read_text(s->file, &n_file) : calloc(1, 1);
@@ -100,7 +101,8 @@ static char *join_prompt(const settings *s, size_t *bytes) {
 }
 
 /* The prompt as a user's message in the model's chat template; to be freed. NULL when there is none. */
-static char *apply_template(const struct llama_model *model, const char *prompt, size_t *bytes) {
+static char *apply_template(const struct llama_model *model, const char *prompt, size_t *bytes)
+{
     const char *template = ll.llama_model_chat_template(model, NULL);
     if (template == NULL)
         return NULL;
@@ -113,7 +115,8 @@ static char *apply_template(const struct llama_model *model, const char *prompt,
     return text;
 }
 
-static bool load_prompt(generation *g, const struct llama_model *model) {
+static bool load_prompt(generation *g, const struct llama_model *model)
+{
     size_t bytes = 0;
     char *text = join_prompt(g->settings, &bytes);
     if (text == NULL)
@@ -125,7 +128,8 @@ static bool load_prompt(generation *g, const struct llama_model *model) {
     return g->tokens != NULL;
 }
 
-static bool choose_context(generation *g, const struct llama_model *model) {
+static bool choose_context(generation *g, const struct llama_model *model)
+{
     const size_t trained = (size_t)ll.llama_model_n_ctx_train(model);
     const size_t needed = g->n_prompt + g->settings->n_predict;
     g->n_ctx = g->settings->n_ctx != 0 ? g->settings->n_ctx : needed < trained ? needed : trained;
@@ -139,7 +143,8 @@ static bool choose_context(generation *g, const struct llama_model *model) {
     return false;
 }
 
-static bool make_sampler(generation *g) {
+static bool make_sampler(generation *g)
+{
     const settings *s = g->settings;
     g->sampler = ll.llama_sampler_chain_init(ll.llama_sampler_chain_default_params());
     if (g->sampler == NULL)
@@ -155,7 +160,8 @@ static bool make_sampler(generation *g) {
     return true;
 }
 
-static bool prepare(generation *g) {
+static bool prepare(generation *g)
+{
     if (!engine_open(&g->engine, &g->settings->engine))
         return false;
     const struct llama_model *model = engine_model(&g->engine, g->config);
@@ -169,14 +175,16 @@ static bool prepare(generation *g) {
     return g->ctx != NULL;
 }
 
-static bool decode(generation *g, llama_token *tokens, size_t n) {
+static bool decode(generation *g, llama_token *tokens, size_t n)
+{
     const int32_t status = ll.llama_decode(g->ctx, ll.llama_batch_get_one(tokens, (int32_t)n));
     if (status != 0 && !interrupted())
         complain("run: llama.cpp could not decode (status %d)", (int)status);
     return status == 0;
 }
 
-static bool read_prompt(generation *g) {
+static bool read_prompt(generation *g)
+{
     const double start = monotonic_seconds();
     progress p;
     progress_start(&p, (double)g->n_prompt);
@@ -193,13 +201,15 @@ static bool read_prompt(generation *g) {
 }
 
 /* Flushed token by token: a reader follows the text, and a closed pipe ends the work. */
-static bool print_token(const generation *g, llama_token token) {
+static bool print_token(const generation *g, llama_token token)
+{
     char piece[512];
     const int32_t n = ll.llama_token_to_piece(g->vocab, token, piece, sizeof piece, 0, false);
     return n < 0 || (fwrite(piece, 1, (size_t)n, stdout) == (size_t)n && fflush(stdout) == 0);
 }
 
-static bool answer(generation *g) {
+static bool answer(generation *g)
+{
     const double start = monotonic_seconds();
     bool ok = true;
     while (ok && !interrupted()) {
@@ -222,21 +232,22 @@ static bool answer(generation *g) {
     return ok;
 }
 
-static void print_statistics(generation *g) {
+static void print_statistics(generation *g)
+{
     double bits = 0;
     char label[128];
     configs_label(g->config, label, sizeof label);
     fprintf(stderr, "\n%s", label);
     if (engine_bits(&g->engine, g->config, &bits))
         fprintf(stderr, ", %.2f bits", bits);
-    fprintf(stderr,
-            ": prompt %zu tokens, %.1f tokens/s; answer %zu tokens, %.1f tokens/s; KV cache %.2f MiB\n",
+    fprintf(stderr, ": prompt %zu tokens, %.1f tokens/s; answer %zu tokens, %.1f tokens/s; KV cache %.2f MiB\n",
             g->n_prompt, (double)g->n_prompt / g->prompt_seconds, g->n_generated,
             (double)g->n_generated / g->answer_seconds,
             engine_kv_bytes(&g->engine, g->config, &g->meter) / 1048576.0);
 }
 
-static void release(generation *g) {
+static void release(generation *g)
+{
     if (g->ctx != NULL)
         ll.llama_free(g->ctx);
     if (g->sampler != NULL)
@@ -245,7 +256,8 @@ static void release(generation *g) {
     engine_close(&g->engine);
 }
 
-static int generate(const settings *s) {
+static int generate(const settings *s)
+{
     generation g = { .settings = s, .config = &s->engine.configs.items[0] };
     bool ok = prepare(&g) && read_prompt(&g);
     int code = EXIT_RUNTIME;
@@ -262,7 +274,8 @@ static int generate(const settings *s) {
     return code;
 }
 
-int command_run(int argc, char **argv) {
+int command_run(int argc, char **argv)
+{
     settings s = { .n_predict = 256, .top_k = 40, .top_p = 0.95, .seed = 1 };
     const int code = args_parse_all(&spec, argc, argv, handle, &s);
     if (code >= 0)

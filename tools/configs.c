@@ -19,7 +19,8 @@ static const stock_type stock_types[] = {
     { "q4_1", GGML_TYPE_Q4_1 }, { "q4_0", GGML_TYPE_Q4_0 }, { "iq4_nl", GGML_TYPE_IQ4_NL },
 };
 
-static bool find_type(const char *name, enum ggml_type *type) {
+static bool find_type(const char *name, enum ggml_type *type)
+{
     for (size_t i = 0; i < sizeof stock_types / sizeof *stock_types; i++) {
         if (strcmp(stock_types[i].name, name) == 0) {
             *type = stock_types[i].type;
@@ -31,7 +32,8 @@ static bool find_type(const char *name, enum ggml_type *type) {
     return false;
 }
 
-static kv_config *append(kv_configs *list) {
+static kv_config *append(kv_configs *list)
+{
     if (list->n == MAX_CONFIGS) {
         complain("more than %d configurations", MAX_CONFIGS);
         return NULL;
@@ -41,14 +43,16 @@ static kv_config *append(kv_configs *list) {
     return config;
 }
 
-bool configs_add_k(kv_configs *list, const char *spec) {
+bool configs_add_k(kv_configs *list, const char *spec)
+{
     kv_config *config = append(list);
     if (config != NULL)
         config->k = spec;
     return config != NULL;
 }
 
-bool configs_add_v(kv_configs *list, const char *spec) {
+bool configs_add_v(kv_configs *list, const char *spec)
+{
     kv_config *last = list->n > 0 ? &list->items[list->n - 1] : NULL;
     if (last == NULL || last->stock || last->v != NULL) {
         complain("-v %s has no -k before it", spec);
@@ -59,7 +63,8 @@ bool configs_add_v(kv_configs *list, const char *spec) {
     return true;
 }
 
-bool configs_add_stock(kv_configs *list, const char *types) {
+bool configs_add_stock(kv_configs *list, const char *types)
+{
     kv_config *config = append(list);
     if (config == NULL)
         return false;
@@ -74,7 +79,8 @@ bool configs_add_stock(kv_configs *list, const char *types) {
     return find_type(config->k, &config->type_k) && find_type(config->v, &config->type_v);
 }
 
-bool configs_finish(kv_configs *list) {
+bool configs_finish(kv_configs *list)
+{
     if (list->n == 0 && !configs_add_k(list, DEFAULT_SPEC))
         return false;
     for (size_t i = 0; i < list->n; i++) {
@@ -89,12 +95,13 @@ bool configs_finish(kv_configs *list) {
     return true;
 }
 
-kv_config configs_f16(void) {
-    return (
-        kv_config){ .stock = true, .k = "f16", .v = "f16", .type_k = GGML_TYPE_F16, .type_v = GGML_TYPE_F16 };
+kv_config configs_f16(void)
+{
+    return (kv_config){ .stock = true, .k = "f16", .v = "f16", .type_k = GGML_TYPE_F16, .type_v = GGML_TYPE_F16 };
 }
 
-const char *configs_label(const kv_config *config, char *buffer, size_t bytes) {
+const char *configs_label(const kv_config *config, char *buffer, size_t bytes)
+{
     const char *prefix = config->stock ? "llama.cpp " : "";
     if (strcmp(config->k, config->v) == 0)
         snprintf(buffer, bytes, "%s%s", prefix, config->k);

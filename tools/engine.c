@@ -14,7 +14,8 @@
 #include <string.h>
 #include <unistd.h>
 
-bool engine_option(engine_options *options, int id, const char *value, bool *known) {
+bool engine_option(engine_options *options, int id, const char *value, bool *known)
+{
     *known = true;
     switch (id) {
     case OPT_MODEL: options->model = value; return true;
@@ -28,7 +29,8 @@ bool engine_option(engine_options *options, int id, const char *value, bool *kno
     }
 }
 
-static uint32_t usable_cpus(void) {
+static uint32_t usable_cpus(void)
+{
     cpu_set_t set;
     if (sched_getaffinity(0, sizeof set, &set) == 0)
         return (uint32_t)CPU_COUNT(&set);
@@ -36,7 +38,8 @@ static uint32_t usable_cpus(void) {
     return n > 0 ? (uint32_t)n : 1;
 }
 
-bool engine_options_finish(engine_options *options, const char *command) {
+bool engine_options_finish(engine_options *options, const char *command)
+{
     if (options->model == NULL) {
         complain("%s: no model given", command);
         hint("-m model.gguf; scripts/fetch.py model fetches a small one");
@@ -53,7 +56,8 @@ bool engine_options_finish(engine_options *options, const char *command) {
 
 /* llama.cpp tells much at every level; errors are what a user of this command needs. A line may come in
  * parts, of which all but the first have the level CONT. */
-static void on_log(enum ggml_log_level level, const char *text, void *user) {
+static void on_log(enum ggml_log_level level, const char *text, void *user)
+{
     static bool showing;
     const engine *e = user;
     if (level != GGML_LOG_LEVEL_CONT)
@@ -62,7 +66,8 @@ static void on_log(enum ggml_log_level level, const char *text, void *user) {
         fputs(text, stderr);
 }
 
-static bool start_threadpool(engine *e) {
+static bool start_threadpool(engine *e)
+{
     const ggml_backend_dev_t cpu = ll.ggml_backend_dev_by_type(GGML_BACKEND_DEVICE_TYPE_CPU);
     if (cpu == NULL) {
         complain("%s: no CPU back end for this machine", e->options.runtime);
@@ -83,7 +88,8 @@ static bool start_threadpool(engine *e) {
     return e->threadpool != NULL;
 }
 
-bool engine_open(engine *e, const engine_options *options) {
+bool engine_open(engine *e, const engine_options *options)
+{
     *e = (engine){ .options = *options };
     if (access(options->model, R_OK) != 0) {
         complain("model %s: %s", options->model, strerror(errno));
@@ -100,7 +106,8 @@ bool engine_open(engine *e, const engine_options *options) {
     return start_threadpool(e);
 }
 
-void engine_close(engine *e) {
+void engine_close(engine *e)
+{
     if (e->cpu_model != NULL)
         ll.llama_model_free(e->cpu_model);
     if (e->kvant_model != NULL)
@@ -110,7 +117,8 @@ void engine_close(engine *e) {
     *e = (engine){ .threadpool = NULL };
 }
 
-static ggml_backend_dev_t load_plugin(engine *e) {
+static ggml_backend_dev_t load_plugin(engine *e)
+{
     char path[PATH_MAX];
     if (!plugin_path(path, sizeof path))
         return NULL;
@@ -124,20 +132,21 @@ static ggml_backend_dev_t load_plugin(engine *e) {
     memcpy(&e->kv_memory, &symbol, sizeof symbol);
     const ggml_backend_dev_t device = ll.ggml_backend_dev_by_name(PLUGIN_DEVICE);
     if (device == NULL || e->kv_memory == NULL) {
-        complain("the plug-in %s is not of this version: no device " PLUGIN_DEVICE " or no memory report",
-                 path);
+        complain("the plug-in %s is not of this version: no device " PLUGIN_DEVICE " or no memory report", path);
         return NULL;
     }
     return device;
 }
 
-static bool keep_loading(float share, void *user) {
+static bool keep_loading(float share, void *user)
+{
     (void)share;
     (void)user;
     return !interrupted();
 }
 
-static struct llama_model *load_model(engine *e, ggml_backend_dev_t *devices, int32_t n_gpu_layers) {
+static struct llama_model *load_model(engine *e, ggml_backend_dev_t *devices, int32_t n_gpu_layers)
+{
     struct llama_model_params params = ll.llama_model_default_params();
     params.devices = devices;
     params.n_gpu_layers = n_gpu_layers;
@@ -150,7 +159,8 @@ static struct llama_model *load_model(engine *e, ggml_backend_dev_t *devices, in
     return model;
 }
 
-struct llama_model *engine_model(engine *e, const kv_config *config) {
+struct llama_model *engine_model(engine *e, const kv_config *config)
+{
     if (config->stock) {
         ggml_backend_dev_t none[] = { NULL };
         if (e->cpu_model == NULL)
@@ -165,13 +175,15 @@ struct llama_model *engine_model(engine *e, const kv_config *config) {
     return e->kvant_model;
 }
 
-static bool stop_computing(void *user) {
+static bool stop_computing(void *user)
+{
     (void)user;
     return interrupted();
 }
 
 /* Called for every node before it is computed. Asks for no results, so graphs run as without it. */
-static bool meter_node(struct ggml_tensor *node, bool ask, void *user) {
+static bool meter_node(struct ggml_tensor *node, bool ask, void *user)
+{
     kv_meter *meter = user;
     if (!ask || node->op != GGML_OP_SET_ROWS)
         return !ask;
@@ -190,8 +202,8 @@ static bool meter_node(struct ggml_tensor *node, bool ask, void *user) {
     return false;
 }
 
-struct llama_context *engine_context(engine *e, const kv_config *config,
-                                     const engine_context_options *options) {
+struct llama_context *engine_context(engine *e, const kv_config *config, const engine_context_options *options)
+{
     struct llama_model *model = engine_model(e, config);
     if (model == NULL || (!config->stock && !plugin_set_specs(config->k, config->v)))
         return NULL;
@@ -224,6 +236,7 @@ struct llama_context *engine_context(engine *e, const kv_config *config,
     return ctx;
 }
 
-double engine_kv_bytes(const engine *e, const kv_config *config, const kv_meter *meter) {
+double engine_kv_bytes(const engine *e, const kv_config *config, const kv_meter *meter)
+{
     return (double)(config->stock ? meter->bytes : e->kv_memory(NULL));
 }

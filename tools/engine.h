@@ -67,8 +67,7 @@ typedef struct engine_context_options {
 
 /* A context whose cache has the configuration; Ctrl-C makes its llama_decode return 2. The caller frees it
  * with ll.llama_free. NULL after complaining. */
-struct llama_context *engine_context(engine *e, const kv_config *config,
-                                     const engine_context_options *options);
+struct llama_context *engine_context(engine *e, const kv_config *config, const engine_context_options *options);
 
 /* Adds up the cache tensors that graphs write to: their nominal size, as llama.cpp allocates them. */
 typedef struct kv_meter {

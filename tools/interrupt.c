@@ -7,17 +7,20 @@
 
 static volatile sig_atomic_t stop;
 
-static void on_signal(int number) {
+static void on_signal(int number)
+{
     (void)number;
     stop = 1;
 }
 
-void interrupt_catch(void) {
+void interrupt_catch(void)
+{
     struct sigaction action = { .sa_handler = on_signal, .sa_flags = (int)SA_RESETHAND };
     sigemptyset(&action.sa_mask);
     sigaction(SIGINT, &action, NULL);
 }
 
-bool interrupted(void) {
+bool interrupted(void)
+{
     return stop != 0;
 }

@@ -30,14 +30,16 @@ static const subcommand subcommands[] = {
 };
 enum { N_SUBCOMMANDS = sizeof subcommands / sizeof *subcommands };
 
-int command_without_llama(int argc, char **argv) {
+int command_without_llama(int argc, char **argv)
+{
     (void)argc;
     complain("%s: this build has no llama.cpp binding", argv[0]);
     hint("get the headers with scripts/fetch.py headers and configure with -DKVANT_LLAMA_SRC=DIR");
     return EXIT_RUNTIME;
 }
 
-static void print_usage(FILE *out) {
+static void print_usage(FILE *out)
+{
     fputs("usage: kvant COMMAND [options]\n\n"
           "Compresses the key-value cache of transformer inference and shows what that costs in quality\n"
           "and gains in speed and memory.\n\ncommands:\n",
@@ -51,20 +53,23 @@ static void print_usage(FILE *out) {
           out);
 }
 
-static int print_version(void) {
+static int print_version(void)
+{
     printf("kvant %s (CPU level %s; %s)\n", kvant_version(), kvant_cpu_level_name(kvant_get_cpu_level()),
            BUILT_FOR);
     return finish_output();
 }
 
-static const subcommand *find(const char *name) {
+static const subcommand *find(const char *name)
+{
     for (size_t i = 0; i < N_SUBCOMMANDS; i++)
         if (strcmp(subcommands[i].name, name) == 0)
             return &subcommands[i];
     return NULL;
 }
 
-static int unknown_command(const char *word) {
+static int unknown_command(const char *word)
+{
     const char *names[N_SUBCOMMANDS];
     for (size_t i = 0; i < N_SUBCOMMANDS; i++)
         names[i] = subcommands[i].name;
@@ -77,7 +82,8 @@ static int unknown_command(const char *word) {
 }
 
 /* `kvant help eval` is `kvant eval --help`. */
-static int help_about(const char *word) {
+static int help_about(const char *word)
+{
     char help[] = "--help";
     const subcommand *sub = find(word);
     if (sub == NULL)
@@ -88,7 +94,8 @@ static int help_about(const char *word) {
     return sub->run(2, argv);
 }
 
-int main(int argc, char **argv) {
+int main(int argc, char **argv)
+{
     if (argc < 2) {
         print_usage(stderr);
         return EXIT_USAGE;

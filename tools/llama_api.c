@@ -12,8 +12,8 @@
 #include <string.h>
 
 /* A prototype in the list that differs from the header's does not compile. */
-#define LLAMA_CHECK(result, name, parameters)                                                              \
-    _Static_assert(_Generic(&name, result(*) parameters : 1, default : 0), #name " is not as llama.h has " \
+#define LLAMA_CHECK(result, name, parameters)                                                                      \
+    _Static_assert(_Generic(&name, result(*) parameters : 1, default : 0), #name " is not as llama.h has "         \
                                                                                  "it");
 LLAMA_FUNCTIONS(LLAMA_CHECK)
 
@@ -21,12 +21,14 @@ llama_api ll;
 
 /* libllama.so, or libllama.v0.5.0.so and the like, as builds for package registries name it; never
  * libllama-common.so. */
-static bool is_libllama(const char *name) {
+static bool is_libllama(const char *name)
+{
     const size_t n = strlen(name);
     return strncmp(name, "libllama.", 9) == 0 && n > 3 && strcmp(name + n - 3, ".so") == 0;
 }
 
-static bool find_libllama(const char *folder, char *path, size_t bytes) {
+static bool find_libllama(const char *folder, char *path, size_t bytes)
+{
     DIR *dir = opendir(folder);
     if (dir == NULL) {
         complain("llama.cpp runtime %s: %s", folder, strerror(errno));
@@ -42,7 +44,8 @@ static bool find_libllama(const char *folder, char *path, size_t bytes) {
     return found;
 }
 
-static bool bind(void *library, const char *name, void *member) {
+static bool bind(void *library, const char *name, void *member)
+{
     void *symbol = dlsym(library, name);
     if (symbol == NULL) {
         complain("the llama.cpp runtime lacks %s", name);
@@ -54,22 +57,25 @@ static bool bind(void *library, const char *name, void *member) {
 }
 
 /* "0.5.0-dev" and "0.5.0" are one source: the suffix says how it was built. */
-static bool same_version(const char *loaded, const char *expected) {
+static bool same_version(const char *loaded, const char *expected)
+{
     const size_t n = strlen(expected);
     return strncmp(loaded, expected, n) == 0 && (loaded[n] == 0 || loaded[n] == '-');
 }
 
-static bool check_versions(const char *folder) {
+static bool check_versions(const char *folder)
+{
     const char *llama = ll.llama_version(), *ggml = ll.ggml_version();
     if (same_version(llama, KVANT_LLAMA_VERSION) && same_version(ggml, KVANT_GGML_VERSION))
         return true;
-    complain("%s is llama.cpp %s with ggml %s, but this kvant was compiled for %s with ggml %s", folder,
-             llama, ggml, KVANT_LLAMA_VERSION, KVANT_GGML_VERSION);
+    complain("%s is llama.cpp %s with ggml %s, but this kvant was compiled for %s with ggml %s", folder, llama,
+             ggml, KVANT_LLAMA_VERSION, KVANT_GGML_VERSION);
     hint("use a runtime of that version, or configure kvant with that runtime's headers (KVANT_LLAMA_SRC)");
     return false;
 }
 
-bool llama_api_load(const char *folder) {
+bool llama_api_load(const char *folder)
+{
     char path[PATH_MAX];
     if (!find_libllama(folder, path, sizeof path)) {
         hint("scripts/fetch.py runtime fetches one; --runtime or KVANT_RUNTIME names the folder");
@@ -81,8 +87,8 @@ bool llama_api_load(const char *folder) {
         complain("cannot load %s", dlerror());
         return false;
     }
-#define LLAMA_BIND(result, name, parameters) \
-    if (!bind(library, #name, &ll.name))     \
+#define LLAMA_BIND(result, name, parameters)                                                                       \
+    if (!bind(library, #name, &ll.name))                                                                           \
         return false;
     LLAMA_FUNCTIONS(LLAMA_BIND)
     return check_versions(folder);

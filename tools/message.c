@@ -6,27 +6,31 @@
 #include <stdio.h>
 #include <string.h>
 
-static void line(const char *prefix, const char *format, va_list args) {
+static void line(const char *prefix, const char *format, va_list args)
+{
     fputs(prefix, stderr);
     vfprintf(stderr, format, args);
     fputc('\n', stderr);
 }
 
-void complain(const char *format, ...) {
+void complain(const char *format, ...)
+{
     va_list args;
     va_start(args, format);
     line("kvant: ", format, args);
     va_end(args);
 }
 
-void hint(const char *format, ...) {
+void hint(const char *format, ...)
+{
     va_list args;
     va_start(args, format);
     line("  hint: ", format, args);
     va_end(args);
 }
 
-int finish_output(void) {
+int finish_output(void)
+{
     errno = 0;
     if (fflush(stdout) == 0 && !ferror(stdout))
         return EXIT_OK;

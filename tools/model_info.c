@@ -11,7 +11,8 @@
 #include <string.h>
 
 /* "<architecture>.attention.<what>", or n_embd / n_head as llama.cpp defaults to. */
-static uint32_t head_dim(const struct llama_model *model, const char *what) {
+static uint32_t head_dim(const struct llama_model *model, const char *what)
+{
     char architecture[64], key[128], value[32];
     if (ll.llama_model_meta_val_str(model, "general.architecture", architecture, sizeof architecture) > 0) {
         snprintf(key, sizeof key, "%s.attention.%s", architecture, what);
@@ -25,7 +26,8 @@ static uint32_t head_dim(const struct llama_model *model, const char *what) {
     return n_head > 0 ? (uint32_t)(ll.llama_model_n_embd(model) / n_head) : 0;
 }
 
-static bool codec_bits(const char *spec, uint32_t dim, kvant_role role, double *bits) {
+static bool codec_bits(const char *spec, uint32_t dim, kvant_role role, double *bits)
+{
     char err[512];
     kvant_codec *codec = NULL;
     kvant_codec_info info = { .size = sizeof info };
@@ -40,12 +42,14 @@ static bool codec_bits(const char *spec, uint32_t dim, kvant_role role, double *
 }
 
 /* llama.cpp stores the rows of all kv heads of a token side by side, so no block is ever split. */
-static double stock_bits(enum ggml_type type) {
+static double stock_bits(enum ggml_type type)
+{
     const int64_t block = ll.ggml_blck_size(type);
     return 8.0 * (double)ll.ggml_row_size(type, block) / (double)block;
 }
 
-bool engine_bits(engine *e, const kv_config *config, double *bits) {
+bool engine_bits(engine *e, const kv_config *config, double *bits)
+{
     const struct llama_model *model = engine_model(e, config);
     if (model == NULL)
         return false;
@@ -58,7 +62,8 @@ bool engine_bits(engine *e, const kv_config *config, double *bits) {
     return true;
 }
 
-llama_token *engine_tokenize(engine *e, const char *text, size_t bytes, bool parse_special, size_t *n) {
+llama_token *engine_tokenize(engine *e, const char *text, size_t bytes, bool parse_special, size_t *n)
+{
     const struct llama_model *model = e->cpu_model != NULL ? e->cpu_model : e->kvant_model;
     if (bytes > INT32_MAX) {
         complain("the text is longer than 2 GiB");
@@ -75,7 +80,8 @@ llama_token *engine_tokenize(engine *e, const char *text, size_t bytes, bool par
     return tokens;
 }
 
-static char *read_stream(FILE *file, size_t *bytes) {
+static char *read_stream(FILE *file, size_t *bytes)
+{
     size_t capacity = 1 << 16, n = 0;
     char *text = malloc(capacity);
     while (text != NULL) {
@@ -93,7 +99,8 @@ static char *read_stream(FILE *file, size_t *bytes) {
     return text;
 }
 
-char *read_text(const char *path, size_t *bytes) {
+char *read_text(const char *path, size_t *bytes)
+{
     const bool standard_input = strcmp(path, "-") == 0;
     errno = 0;
     FILE *file = standard_input ? stdin : fopen(path, "rb");

@@ -14,7 +14,8 @@
 
 #define PLUGIN_FILE "libggml-kvant.so"
 
-static bool own_folder(char *folder, size_t bytes) {
+static bool own_folder(char *folder, size_t bytes)
+{
     const ssize_t n = readlink("/proc/self/exe", folder, bytes - 1);
     if (n <= 0 || (size_t)n >= bytes - 1)
         return false;
@@ -26,7 +27,8 @@ static bool own_folder(char *folder, size_t bytes) {
     return true;
 }
 
-static bool resolve(const char *candidate, char *path, size_t bytes) {
+static bool resolve(const char *candidate, char *path, size_t bytes)
+{
     char *real = realpath(candidate, NULL);
     const bool ok = real != NULL && access(real, R_OK) == 0 && strlen(real) < bytes;
     if (ok)
@@ -35,7 +37,8 @@ static bool resolve(const char *candidate, char *path, size_t bytes) {
     return ok;
 }
 
-bool plugin_path(char *path, size_t bytes) {
+bool plugin_path(char *path, size_t bytes)
+{
     const char *forced = getenv(PLUGIN_ENV_PATH);
     if (forced != NULL && forced[0] != 0) {
         if (resolve(forced, path, bytes))
@@ -62,7 +65,8 @@ bool plugin_path(char *path, size_t bytes) {
     return false;
 }
 
-bool plugin_set_specs(const char *k, const char *v) {
+bool plugin_set_specs(const char *k, const char *v)
+{
     if (setenv(PLUGIN_ENV_K, k, 1) == 0 && setenv(PLUGIN_ENV_V, v, 1) == 0)
         return true;
     complain("cannot set the environment: %s", strerror(errno));
@@ -71,7 +75,8 @@ bool plugin_set_specs(const char *k, const char *v) {
 
 /* Some specs fit some head dimensions only, and the model's is not known here: one that models use is enough,
  * the plug-in checks the model's own. */
-static bool check_spec(const char *option, const char *spec, kvant_role role) {
+static bool check_spec(const char *option, const char *spec, kvant_role role)
+{
     static const uint32_t common[] = { 128, 64, 96, 80, 256, 512 };
     char first[512], other[512];
     kvant_status status = KVANT_OK;
@@ -89,6 +94,7 @@ static bool check_spec(const char *option, const char *spec, kvant_role role) {
     return false;
 }
 
-bool plugin_check_specs(const char *k, const char *v) {
+bool plugin_check_specs(const char *k, const char *v)
+{
     return check_spec("-k", k, KVANT_ROLE_K) && check_spec("-v", v, KVANT_ROLE_V);
 }

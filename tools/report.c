@@ -11,7 +11,8 @@
 #define CELL_BYTES 96
 #define MIB 1048576.0
 
-static const char *cell_text(const report_column *column, const report_cell *cell, char *buffer) {
+static const char *cell_text(const report_column *column, const report_cell *cell, char *buffer)
+{
     if (column->kind == COLUMN_TEXT)
         return cell->text != NULL ? cell->text : "-";
     if (!isfinite(cell->number))
@@ -23,7 +24,8 @@ static const char *cell_text(const report_column *column, const report_cell *cel
     return buffer;
 }
 
-static size_t column_width(const report_column *column, size_t stride, const report_cell *cells, size_t n) {
+static size_t column_width(const report_column *column, size_t stride, const report_cell *cells, size_t n)
+{
     char buffer[CELL_BYTES];
     size_t width = strlen(column->heading);
     for (size_t i = 0; i < n; i++) {
@@ -35,7 +37,8 @@ static size_t column_width(const report_column *column, size_t stride, const rep
 }
 
 static void print_row(const report_column *columns, size_t n_columns, const size_t *widths,
-                      const report_cell *cells) {
+                      const report_cell *cells)
+{
     char buffer[CELL_BYTES];
     bool first = true;
     for (size_t c = 0; c < n_columns; c++) {
@@ -49,7 +52,8 @@ static void print_row(const report_column *columns, size_t n_columns, const size
     putchar('\n');
 }
 
-static bool print_table(const report_column *columns, size_t n_columns, const report_cell *cells, size_t n) {
+static bool print_table(const report_column *columns, size_t n_columns, const report_cell *cells, size_t n)
+{
     size_t widths[32] = { 0 };
     if (n_columns > sizeof widths / sizeof *widths)
         return false;
@@ -62,7 +66,8 @@ static bool print_table(const report_column *columns, size_t n_columns, const re
     return true;
 }
 
-static bool add_cell(cJSON *object, const report_column *column, const report_cell *cell) {
+static bool add_cell(cJSON *object, const report_column *column, const report_cell *cell)
+{
     if (column->kind == COLUMN_TEXT && cell->text != NULL)
         return cJSON_AddStringToObject(object, column->key, cell->text) != NULL;
     if (column->kind == COLUMN_TEXT || !isfinite(cell->number))
@@ -71,7 +76,8 @@ static bool add_cell(cJSON *object, const report_column *column, const report_ce
 }
 
 static bool fill_array(cJSON *array, const report_column *columns, size_t n_columns, const report_cell *cells,
-                       size_t n) {
+                       size_t n)
+{
     for (size_t i = 0; i < n; i++) {
         cJSON *object = cJSON_CreateObject();
         if (object == NULL || !cJSON_AddItemToArray(array, object))
@@ -83,7 +89,8 @@ static bool fill_array(cJSON *array, const report_column *columns, size_t n_colu
     return true;
 }
 
-static bool print_json(const report_column *columns, size_t n_columns, const report_cell *cells, size_t n) {
+static bool print_json(const report_column *columns, size_t n_columns, const report_cell *cells, size_t n)
+{
     cJSON *array = cJSON_CreateArray();
     char *text = NULL;
     if (array != NULL && fill_array(array, columns, n_columns, cells, n))
@@ -96,7 +103,8 @@ static bool print_json(const report_column *columns, size_t n_columns, const rep
 }
 
 bool report_print(const report_column *columns, size_t n_columns, const report_cell *cells, size_t n_rows,
-                  bool json) {
+                  bool json)
+{
     const bool ok =
         json ? print_json(columns, n_columns, cells, n_rows) : print_table(columns, n_columns, cells, n_rows);
     if (!ok)

@@ -10,7 +10,8 @@
 #define SPAN 16.0f /* nats below the top that the packed reference keeps */
 #define TOP_CODE 65535.0f
 
-bool score_reference_create(score_reference *r, size_t n_rows, size_t n_vocab) {
+bool score_reference_create(score_reference *r, size_t n_rows, size_t n_vocab)
+{
     *r = (score_reference){ .n_vocab = n_vocab, .n_rows = n_rows };
     if (n_rows == 0 || n_vocab == 0 || n_vocab > SIZE_MAX / sizeof *r->codes / n_rows)
         return false;
@@ -23,7 +24,8 @@ bool score_reference_create(score_reference *r, size_t n_rows, size_t n_vocab) {
     return false;
 }
 
-void score_reference_free(score_reference *r) {
+void score_reference_free(score_reference *r)
+{
     free(r->codes);
     free(r->step);
     free(r->floor);
@@ -36,7 +38,8 @@ typedef struct row_summary {
     float log_sum; /* ln sum e^(logit - top) */
 } row_summary;
 
-static row_summary summarise(const float *logits, size_t n) {
+static row_summary summarise(const float *logits, size_t n)
+{
     row_summary s = { .top = logits[0], .bottom = logits[0] };
     for (size_t i = 1; i < n; i++) {
         if (logits[i] > s.top) {
@@ -53,7 +56,8 @@ static row_summary summarise(const float *logits, size_t n) {
     return s;
 }
 
-static void define_row(score_reference *r, size_t row, const float *logits, const row_summary *s) {
+static void define_row(score_reference *r, size_t row, const float *logits, const row_summary *s)
+{
     uint16_t *codes = r->codes + row * r->n_vocab;
     const float bottom = s->bottom > s->top - SPAN ? s->bottom : s->top - SPAN;
     const float step = (s->top - bottom) / TOP_CODE;
@@ -65,8 +69,9 @@ static void define_row(score_reference *r, size_t row, const float *logits, cons
     }
 }
 
-static score_value compare_row(const score_reference *r, size_t row, const float *logits,
-                               const row_summary *s, int32_t target) {
+static score_value compare_row(const score_reference *r, size_t row, const float *logits, const row_summary *s,
+                               int32_t target)
+{
     const uint16_t *codes = r->codes + row * r->n_vocab;
     const float step = r->step[row], floor = r->floor[row], log_total = s->top + s->log_sum;
     double kld = 0;
@@ -78,8 +83,7 @@ static score_value compare_row(const score_reference *r, size_t row, const float
         if (log_p > -SPAN)
             kld += expf(log_p) * (log_p - (logits[i] - log_total));
     }
-    return (
-        score_value){ .nll = log_total - logits[target], .kld = kld, .same_top = top_index == s->top_index };
+    return (score_value){ .nll = log_total - logits[target], .kld = kld, .same_top = top_index == s->top_index };
 }
 
 typedef struct job {
@@ -92,7 +96,8 @@ typedef struct job {
     atomic_size_t next;
 } job;
 
-static void *work(void *user) {
+static void *work(void *user)
+{
     job *j = user;
     for (;;) {
         const size_t i = atomic_fetch_add(&j->next, 1);
@@ -106,8 +111,9 @@ static void *work(void *user) {
     }
 }
 
-bool score_rows(score_reference *reference, size_t first, bool define, const float *logits,
-                const int32_t *targets, size_t n, unsigned n_threads, score_value *values) {
+bool score_rows(score_reference *reference, size_t first, bool define, const float *logits, const int32_t *targets,
+                size_t n, unsigned n_threads, score_value *values)
+{
     enum { MAX_THREADS = 64 };
     pthread_t threads[MAX_THREADS];
     job j = { .reference = reference,

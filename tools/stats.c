@@ -4,7 +4,8 @@
 #include <math.h>
 #include <stdlib.h>
 
-void stats_mean(const double *x, size_t n, double *mean, double *error) {
+void stats_mean(const double *x, size_t n, double *mean, double *error)
+{
     *mean = *error = NAN;
     if (n == 0)
         return;
@@ -20,12 +21,14 @@ void stats_mean(const double *x, size_t n, double *mean, double *error) {
     *error = sqrt(squares / (double)n / (double)(n - 1));
 }
 
-static int ascending(const void *a, const void *b) {
+static int ascending(const void *a, const void *b)
+{
     const double x = *(const double *)a, y = *(const double *)b;
     return (x > y) - (x < y);
 }
 
-double stats_percentile(double *x, size_t n, double p) {
+double stats_percentile(double *x, size_t n, double p)
+{
     if (n == 0)
         return NAN;
     qsort(x, n, sizeof *x, ascending);

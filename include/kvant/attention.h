@@ -24,24 +24,24 @@ extern "C" {
  * with ALiBi slopes as in Press et al. 2022: with n = 2^floor(log2 n_heads), slope(h) = 2^(-max_bias (h+1) / n)
  * for h < n and 2^(-max_bias (2 (h-n) + 1) / (2 n)) beyond. A row whose every cell is masked gives zeros. */
 typedef struct kvant_attention_args {
-    size_t size;              /* set by the caller to sizeof(kvant_attention_args) */
+    size_t size; /* set by the caller to sizeof(kvant_attention_args) */
     const kvant_cells *k;
-    const kvant_cells *v;     /* same n_kv_heads as k; head_dim may differ */
+    const kvant_cells *v; /* same n_kv_heads as k; head_dim may differ */
     uint32_t stream;
-    uint32_t n_cells;         /* cells 0 .. n_cells - 1 of the stream take part */
+    uint32_t n_cells; /* cells 0 .. n_cells - 1 of the stream take part */
     uint32_t n_tokens;
-    uint32_t n_heads;         /* a multiple of n_kv_heads */
-    const float *q;           /* n_tokens x n_heads x head_dim of k */
+    uint32_t n_heads; /* a multiple of n_kv_heads */
+    const float *q;   /* n_tokens x n_heads x head_dim of k */
     size_t q_token_stride, q_head_stride;
-    const uint16_t *mask;     /* n_tokens x n_cells of fp16, -inf hides; NULL: every cell is visible */
+    const uint16_t *mask; /* n_tokens x n_cells of fp16, -inf hides; NULL: every cell is visible */
     size_t mask_token_stride;
-    const float *sinks;       /* n_heads extra logits, or NULL */
+    const float *sinks; /* n_heads extra logits, or NULL */
     float scale;
-    float logit_softcap;      /* 0: none */
-    float max_bias;           /* 0: no ALiBi */
-    float *out;               /* n_tokens x n_heads x head_dim of v */
+    float logit_softcap; /* 0: none */
+    float max_bias;      /* 0: no ALiBi */
+    float *out;          /* n_tokens x n_heads x head_dim of v */
     size_t out_token_stride, out_head_stride;
-    uint32_t n_threads;       /* at least 1 */
+    uint32_t n_threads; /* at least 1 */
 } kvant_attention_args;
 
 /* Bytes of workspace that kvant_attention needs for these arguments (0 when they are not valid). */
@@ -49,8 +49,7 @@ KVANT_API size_t kvant_attention_workspace(const kvant_attention_args *args);
 
 /* Computes out. workspace: at least kvant_attention_workspace bytes, aligned to 64, owned by this call while
  * it runs. Calls with different workspaces and outputs may run in parallel. */
-KVANT_API kvant_status kvant_attention(const kvant_attention_args *args, void *workspace,
-                                       size_t workspace_bytes);
+KVANT_API kvant_status kvant_attention(const kvant_attention_args *args, void *workspace, size_t workspace_bytes);
 
 #ifdef __cplusplus
 }

@@ -26,12 +26,12 @@ extern "C" {
 typedef struct kvant_cells kvant_cells;
 
 typedef struct kvant_cells_config {
-    size_t size;             /* set by the caller to sizeof(kvant_cells_config) */
+    size_t size;              /* set by the caller to sizeof(kvant_cells_config) */
     const kvant_codec *codec; /* must outlive the cells */
     uint32_t n_kv_heads;
-    uint32_t n_streams;      /* independent ranges of cells; 1 for a single sequence or a unified cache */
-    uint32_t n_cells;        /* cells of one stream; pages are padded to whole ones */
-    uint32_t n_open_groups;  /* fp16 page groups in the pool; 0 lets the library choose (0 for per-token codecs) */
+    uint32_t n_streams;     /* independent ranges of cells; 1 for a single sequence or a unified cache */
+    uint32_t n_cells;       /* cells of one stream; pages are padded to whole ones */
+    uint32_t n_open_groups; /* fp16 page groups in the pool; 0 lets the library choose (0 for per-token codecs) */
 } kvant_cells_config;
 
 /* Bytes of memory that the cells of this configuration need, or 0 when the configuration is not valid. */

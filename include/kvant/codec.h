@@ -29,7 +29,7 @@ extern "C" {
 #endif
 
 #define KVANT_PAGE_TOKENS 64u
-#define KVANT_PAGE_ALIGN 64u      /* page_bytes is a multiple of it; pages in memory start on it */
+#define KVANT_PAGE_ALIGN 64u /* page_bytes is a multiple of it; pages in memory start on it */
 #define KVANT_MAX_HEAD_DIM 512u
 
 typedef enum kvant_role { KVANT_ROLE_K = 0, KVANT_ROLE_V = 1 } kvant_role;
@@ -40,20 +40,20 @@ typedef enum kvant_center { KVANT_CENTER_NONE = 0, KVANT_CENTER_FIRST = 1, KVANT
 typedef struct kvant_codec kvant_codec;
 
 typedef struct kvant_codec_info {
-    size_t size;             /* set by the caller to sizeof(kvant_codec_info) */
-    const char *spec;        /* canonical spec: equal specs describe equal bytes; owned by the codec */
-    const char *source;      /* the paper and section it follows, or "-" */
+    size_t size;        /* set by the caller to sizeof(kvant_codec_info) */
+    const char *spec;   /* canonical spec: equal specs describe equal bytes; owned by the codec */
+    const char *source; /* the paper and section it follows, or "-" */
     uint32_t head_dim;
     kvant_role role;
     kvant_center center;
-    uint32_t block_tokens;   /* encode takes whole blocks of this many tokens: 1 for per-token codecs */
-    uint32_t bits;           /* bits of one code (all planes), 16 or 32 for raw codecs */
-    size_t code_bytes;       /* bytes of the code plane, at offset 0 of the page */
+    uint32_t block_tokens; /* encode takes whole blocks of this many tokens: 1 for per-token codecs */
+    uint32_t bits;         /* bits of one code (all planes), 16 or 32 for raw codecs */
+    size_t code_bytes;     /* bytes of the code plane, at offset 0 of the page */
     size_t metadata_offset;
     size_t metadata_bytes;
     size_t page_bytes;
-    double true_bits;        /* 8 page_bytes / (64 head_dim): every stored byte counted, padding too */
-    double nominal_bits;     /* as the paper counts */
+    double true_bits;    /* 8 page_bytes / (64 head_dim): every stored byte counted, padding too */
+    double nominal_bits; /* as the paper counts */
 } kvant_codec_info;
 
 /* Creates a codec from `name[-bits][:key=value,...]`, e.g. "turboquant-4:scale=norm", "int-4:group=32,sym".
@@ -86,8 +86,8 @@ KVANT_API kvant_status kvant_codec_transform_query(const kvant_codec *codec, con
 
 /* scores[i * 64 + t] = <query i, token t> for n_queries transformed queries (query i at q + i * stride) and all
  * 64 tokens of the page, without the centre's term. Tokens that were never encoded score 0. */
-KVANT_API kvant_status kvant_codec_score(const kvant_codec *codec, const void *page, const float *q,
-                                         size_t stride, uint32_t n_queries, float *scores);
+KVANT_API kvant_status kvant_codec_score(const kvant_codec *codec, const void *page, const float *q, size_t stride,
+                                         uint32_t n_queries, float *scores);
 
 /* acc[i * stride + j] += sum over t of weights[i * 64 + t] * y_t[j], in the transformed space, for n_queries
  * rows of weights. Tokens with weight 0 contribute nothing. */
@@ -95,16 +95,16 @@ KVANT_API kvant_status kvant_codec_accumulate(const kvant_codec *codec, const vo
                                               uint32_t n_queries, float *acc, size_t stride);
 
 /* out = R^T acc + weight_sum * center: from the accumulated sum to values. In and out may be the same. */
-KVANT_API kvant_status kvant_codec_transform_output(const kvant_codec *codec, const float *center,
-                                                    float weight_sum, const float *acc, float *out);
+KVANT_API kvant_status kvant_codec_transform_output(const kvant_codec *codec, const float *center, float weight_sum,
+                                                    const float *acc, float *out);
 
 /* Codec families, for listings and help: index 0 .. kvant_codec_family_count() - 1. Strings are constant. */
 typedef struct kvant_codec_family {
-    size_t size;             /* set by the caller to sizeof(kvant_codec_family) */
-    const char *name;        /* "turboquant" */
-    uint32_t min_bits;       /* 0, 0 when the name takes no bits */
+    size_t size;       /* set by the caller to sizeof(kvant_codec_family) */
+    const char *name;  /* "turboquant" */
+    uint32_t min_bits; /* 0, 0 when the name takes no bits */
     uint32_t max_bits;
-    const char *options;     /* "scale=norm|unbiased rotate=hadamard|dense|none ..." */
+    const char *options; /* "scale=norm|unbiased rotate=hadamard|dense|none ..." */
     const char *source;
     const char *summary;
 } kvant_codec_family;

@@ -16,7 +16,8 @@ static bool valid(const kvant_attention_args *a)
         return false;
     if (k->n_kv_heads != v->n_kv_heads || !a->n_heads || a->n_heads % k->n_kv_heads)
         return false;
-    return a->stream < k->n_streams && a->stream < v->n_streams && a->n_cells <= k->n_cells && a->n_cells <= v->n_cells;
+    return a->stream < k->n_streams && a->stream < v->n_streams && a->n_cells <= k->n_cells &&
+           a->n_cells <= v->n_cells;
 }
 
 /* offset += count floats, in whole cache lines; false on overflow. */
@@ -51,9 +52,12 @@ bool kvant_attention_make_plan(const kvant_attention_args *args, kvant_attention
     if (!valid(args))
         return false;
     const kvant_codec *k = args->k->config.codec, *v = args->v->config.codec;
-    *plan = (kvant_attention_plan){ .args = args, .k_codec = k, .v_codec = v,
+    *plan = (kvant_attention_plan){ .args = args,
+                                    .k_codec = k,
+                                    .v_codec = v,
                                     .n_kv_heads = args->k->config.n_kv_heads,
-                                    .k_dim = k->layout.padded_dim, .v_dim = v->layout.padded_dim };
+                                    .k_dim = k->layout.padded_dim,
+                                    .v_dim = v->layout.padded_dim };
     plan->group_heads = args->n_heads / plan->n_kv_heads;
     plan->tile_tokens = KVANT_ATTENTION_MAX_ROWS / plan->group_heads;
     if (plan->tile_tokens < 1)

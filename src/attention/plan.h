@@ -11,21 +11,21 @@
 typedef struct kvant_attention_plan {
     const kvant_attention_args *args;
     const kvant_codec *k_codec, *v_codec;
-    uint32_t n_kv_heads, group_heads;  /* query heads of a kv head */
-    uint32_t k_dim, v_dim;             /* padded to multiples of 16 */
-    uint32_t tile_tokens, n_tiles;     /* query tokens of a unit */
+    uint32_t n_kv_heads, group_heads; /* query heads of a kv head */
+    uint32_t k_dim, v_dim;            /* padded to multiples of 16 */
+    uint32_t tile_tokens, n_tiles;    /* query tokens of a unit */
     uint32_t n_pages, split_pages, n_splits;
-    uint32_t n_threads;                /* worth using */
-    float score_scale;                 /* on the query: scale, or scale / softcap */
+    uint32_t n_threads; /* worth using */
+    float score_scale;  /* on the query: scale, or scale / softcap */
     /* Workspace, in floats from its start. */
-    size_t queries;                    /* [kv head][token][group head][k_dim], rotated and scaled */
-    size_t partials;                   /* [kv head][token][group head][split][2 + v_dim rounded up to 16], if n_splits > 1 */
+    size_t queries;  /* [kv head][token][group head][k_dim], rotated and scaled */
+    size_t partials; /* [kv head][token][group head][split][2 + v_dim rounded up to 16], if n_splits > 1 */
     size_t partial_stride;
-    size_t scratch, scratch_stride;    /* one a thread */
+    size_t scratch, scratch_stride; /* one a thread */
     size_t total;
 } kvant_attention_plan;
 
-#define KVANT_ATTENTION_MAX_ROWS 96u   /* query rows (tokens x group heads) of a unit, unless one token has more */
+#define KVANT_ATTENTION_MAX_ROWS 96u /* query rows (tokens x group heads) of a unit, unless one token has more */
 
 /* False when the arguments are not valid or the workspace's size overflows. */
 bool kvant_attention_make_plan(const kvant_attention_args *args, kvant_attention_plan *plan);

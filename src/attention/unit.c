@@ -150,8 +150,8 @@ static void run_page(const kvant_attention_plan *plan, const kvant_kernels *kern
     for (uint32_t t = 0; t < unit->n_tokens; t++)
         soften_token(plan, kernels, unit, t, seen[t]);
     kvant_codec_unpack(v.codec, kernels, v.page, unit->v_tile);
-    kernels->matmul(unit->scores, KVANT_PAGE_TOKENS, unit->v_tile, plan->v_dim, unit->sums, plan->v_dim, unit->n_rows,
-                    KVANT_PAGE_TOKENS, plan->v_dim);
+    kernels->matmul(unit->scores, KVANT_PAGE_TOKENS, unit->v_tile, plan->v_dim, unit->sums, plan->v_dim,
+                    unit->n_rows, KVANT_PAGE_TOKENS, plan->v_dim);
 }
 
 void kvant_attention_unit_run(const kvant_attention_plan *plan, const kvant_kernels *kernels,

@@ -8,9 +8,9 @@
 typedef struct kvant_attention_unit {
     uint32_t kv_head, first_token, n_tokens, first_page, end_page;
     uint32_t n_rows;
-    const float *queries;   /* n_rows x k_dim */
-    float *sums;            /* n_rows x v_dim, in the order of unpacked tiles, not divided */
-    float *max, *total;     /* of each row */
+    const float *queries; /* n_rows x k_dim */
+    float *sums;          /* n_rows x v_dim, in the order of unpacked tiles, not divided */
+    float *max, *total;   /* of each row */
     float *k_tile, *v_tile, *scores, *mask;
 } kvant_attention_unit;
 

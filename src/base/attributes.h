@@ -16,17 +16,17 @@
 #define KVANT_NOINLINE
 #endif
 
-#define KVANT_RETURN_IF(condition, status) \
-    do {                                   \
-        if (KVANT_UNLIKELY(condition))     \
-            return (status);               \
+#define KVANT_RETURN_IF(condition, status)                                                                         \
+    do {                                                                                                           \
+        if (KVANT_UNLIKELY(condition))                                                                             \
+            return (status);                                                                                       \
     } while (0)
 
-#define KVANT_FORWARD(expression)                       \
-    do {                                                \
-        kvant_status forwarded_ = (expression);         \
-        if (KVANT_UNLIKELY(forwarded_ != KVANT_OK))     \
-            return forwarded_;                          \
+#define KVANT_FORWARD(expression)                                                                                  \
+    do {                                                                                                           \
+        kvant_status forwarded_ = (expression);                                                                    \
+        if (KVANT_UNLIKELY(forwarded_ != KVANT_OK))                                                                \
+            return forwarded_;                                                                                     \
     } while (0)
 
 #endif

@@ -12,7 +12,7 @@ static uint64_t read_xcr0(void)
     return (uint64_t)high << 32 | low;
 }
 
-#define BIT(word, n) ((word) >> (n) & 1u)
+#define BIT(word, n) ((word) >> (n)&1u)
 
 kvant_cpu_level kvant_cpu_detect(void)
 {

@@ -14,14 +14,18 @@ static struct {
     pthread_mutex_t busy;  /* held by the caller whose region runs */
     pthread_mutex_t mutex; /* guards everything below but next */
     pthread_cond_t wake, done;
-    uint64_t region;       /* number of the current region; a worker that slept notices a new one */
-    uint32_t n_workers, wanted, running;
+    uint64_t region; /* number of the current region; a worker that slept notices a new one */
+    uint32_t n_workers;
+    uint32_t wanted;  /* workers 1 .. wanted may join the region; 0 once it is closed */
+    uint32_t running; /* workers that joined and are not done */
     kvant_parallel_body body;
     void *context;
     size_t n;
     atomic_size_t next;
-} pool = { .busy = PTHREAD_MUTEX_INITIALIZER, .mutex = PTHREAD_MUTEX_INITIALIZER,
-           .wake = PTHREAD_COND_INITIALIZER, .done = PTHREAD_COND_INITIALIZER };
+} pool = { .busy = PTHREAD_MUTEX_INITIALIZER,
+           .mutex = PTHREAD_MUTEX_INITIALIZER,
+           .wake = PTHREAD_COND_INITIALIZER,
+           .done = PTHREAD_COND_INITIALIZER };
 
 static void run_indices(uint32_t worker)
 {
@@ -41,6 +45,7 @@ static void *worker_main(void *argument)
             pthread_cond_wait(&pool.wake, &pool.mutex);
         }
         seen = pool.region;
+        pool.running++;
         pthread_mutex_unlock(&pool.mutex);
         run_indices(number);
         pthread_mutex_lock(&pool.mutex);
@@ -98,7 +103,6 @@ void kvant_parallel_for(size_t n, uint32_t n_threads, kvant_parallel_body body, 
     pthread_mutex_lock(&pool.mutex);
     grow(helpers);
     pool.wanted = helpers < pool.n_workers ? helpers : pool.n_workers;
-    pool.running = pool.wanted;
     pool.body = body;
     pool.context = context;
     pool.n = n;
@@ -109,7 +113,10 @@ void kvant_parallel_for(size_t n, uint32_t n_threads, kvant_parallel_body body, 
 
     run_indices(0);
 
+    /* Every index is taken. A worker that the system has not scheduled yet must not be waited for: on a loaded machine
+     * that can take longer than the work. */
     pthread_mutex_lock(&pool.mutex);
+    pool.wanted = 0;
     while (pool.running > 0)
         pthread_cond_wait(&pool.done, &pool.mutex);
     pthread_mutex_unlock(&pool.mutex);

@@ -7,27 +7,27 @@
 #include "../codec/codec_internal.h"
 
 typedef struct kvant_page_group {
-    uint64_t written;   /* bit per cell */
-    int32_t open_slot;  /* -1: sealed */
+    uint64_t written;  /* bit per cell */
+    int32_t open_slot; /* -1: sealed */
 } kvant_page_group;
 
 typedef struct kvant_open_slot {
-    int64_t group;      /* -1: free */
-    uint64_t stamp;     /* when it was last written, for choosing which one to seal early */
+    int64_t group;  /* -1: free */
+    uint64_t stamp; /* when it was last written, for choosing which one to seal early */
 } kvant_open_slot;
 
 struct kvant_cells {
     kvant_cells_config config;
-    kvant_codec *open_codec;         /* NULL for per-token codecs: they have no open pages */
+    kvant_codec *open_codec; /* NULL for per-token codecs: they have no open pages */
     size_t page_bytes, open_page_bytes;
-    uint32_t n_pages;                /* of one stream */
-    uint8_t *sealed, *open;          /* the caller's memory */
-    kvant_page_group *groups;        /* n_streams x n_pages */
+    uint32_t n_pages;         /* of one stream */
+    uint8_t *sealed, *open;   /* the caller's memory */
+    kvant_page_group *groups; /* n_streams x n_pages */
     kvant_open_slot *slots;
     uint64_t clock;
-    float *center;                   /* n_kv_heads x head_dim */
+    float *center; /* n_kv_heads x head_dim */
     bool has_center, any_written;
-    float *scratch;                  /* 64 x head_dim, for sealing */
+    float *scratch; /* 64 x head_dim, for sealing */
 };
 
 #endif

@@ -50,7 +50,8 @@ kvant_status kvant_open_group(kvant_cells *cells, size_t group)
                 continue;
             kvant_codec_decode_transformed(cells->config.codec, sealed_page(cells, group, head), t, y);
             kvant_rows rows = { NULL, y, cells->config.codec->info.head_dim, true };
-            cells->open_codec->quantizer->encode(cells->open_codec, &rows, 0, t, kvant_open_page(cells, slot, head));
+            cells->open_codec->quantizer->encode(cells->open_codec, &rows, 0, t,
+                                                 kvant_open_page(cells, slot, head));
         }
     return KVANT_OK;
 }

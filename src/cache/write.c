@@ -59,7 +59,11 @@ static void write_unit(void *context, size_t unit, uint32_t worker)
 static kvant_status write_in_place(kvant_cells *cells, const int64_t *index, size_t n, const float *rows,
                                    size_t stride, uint32_t n_threads)
 {
-    write_job job = { .cells = cells, .index = index, .n = n, .stride = stride, .rows = rows,
+    write_job job = { .cells = cells,
+                      .index = index,
+                      .n = n,
+                      .stride = stride,
+                      .rows = rows,
                       .classes = n >= ROWS_FOR_THREADS ? PAGE_CLASSES : 1 };
     atomic_init(&job.status, KVANT_OK);
     for (size_t i = 0; i < n; i++) {
@@ -78,8 +82,8 @@ static kvant_status write_open(kvant_cells *cells, place at, const float *row)
     if (group->open_slot < 0)
         KVANT_FORWARD(kvant_open_group(cells, at.group));
     for (uint32_t head = 0; head < cells->config.n_kv_heads; head++)
-        KVANT_FORWARD(kvant_codec_encode(cells->open_codec, center_of(cells, head), row + (size_t)head * head_dim, 0,
-                                         at.token, 1, kvant_open_page(cells, group->open_slot, head)));
+        KVANT_FORWARD(kvant_codec_encode(cells->open_codec, center_of(cells, head), row + (size_t)head * head_dim,
+                                         0, at.token, 1, kvant_open_page(cells, group->open_slot, head)));
     uint64_t before = group->written;
     group->written |= (uint64_t)1 << at.token;
     cells->slots[group->open_slot].stamp = ++cells->clock;

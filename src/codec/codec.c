@@ -44,8 +44,9 @@ kvant_status kvant_codec_create(const char *text, uint32_t head_dim, kvant_role 
     kvant_codec *codec = kvant_alloc(1, sizeof *codec);
     if (!codec)
         return kvant_fail(&error, KVANT_ERR_MEMORY, "no memory for a codec");
-    codec->info = (kvant_codec_info){ .size = sizeof codec->info, .spec = codec->spec, .head_dim = head_dim,
-                                      .role = role, .block_tokens = 1 };
+    codec->info = (kvant_codec_info){
+        .size = sizeof codec->info, .spec = codec->spec, .head_dim = head_dim, .role = role, .block_tokens = 1
+    };
     kvant_status status = build(codec, &spec, seed, &error);
     if (status != KVANT_OK)
         kvant_codec_free(&codec);

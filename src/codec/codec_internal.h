@@ -30,15 +30,15 @@ typedef struct kvant_quantizer {
 } kvant_quantizer;
 
 typedef struct kvant_uniform {
-    uint32_t group, n_groups;   /* channels a group and groups a token; per channel: tokens a group, groups a page */
-    uint32_t levels;            /* the largest code (asym) or the largest magnitude (sym) */
+    uint32_t group, n_groups; /* channels a group and groups a token; per channel: tokens a group, groups a page */
+    uint32_t levels;          /* the largest code (asym) or the largest magnitude (sym) */
     bool symmetric, per_channel;
-    float offset;               /* code + offset is the number before scale and zero */
+    float offset; /* code + offset is the number before scale and zero */
 } kvant_uniform;
 
 typedef struct kvant_codebook {
-    float values[256];          /* increasing; entries beyond 2^bits are zero, kernels read 32 at least */
-    float thresholds[256];      /* thresholds[i] = (values[i] + values[i+1]) / 2 */
+    float values[256];     /* increasing; entries beyond 2^bits are zero, kernels read 32 at least */
+    float thresholds[256]; /* thresholds[i] = (values[i] + values[i+1]) / 2 */
     float inverse_sqrt_dim;
     bool unbiased;
 } kvant_codebook;
@@ -97,7 +97,6 @@ void kvant_codec_make_f16(kvant_codec *codec);
 kvant_status kvant_create_raw(kvant_codec *codec, kvant_spec *spec, uint64_t seed, const kvant_error *error);
 kvant_status kvant_create_int(kvant_codec *codec, kvant_spec *spec, uint64_t seed, const kvant_error *error);
 kvant_status kvant_create_bdr(kvant_codec *codec, kvant_spec *spec, uint64_t seed, const kvant_error *error);
-kvant_status kvant_create_turboquant(kvant_codec *codec, kvant_spec *spec, uint64_t seed,
-                                     const kvant_error *error);
+kvant_status kvant_create_turboquant(kvant_codec *codec, kvant_spec *spec, uint64_t seed, const kvant_error *error);
 
 #endif

@@ -42,7 +42,8 @@ static scaling store_scaling(const kvant_uniform *u, float min, float max, uint1
     if (u->symmetric) {
         range = fabsf(min) > fabsf(max) ? fabsf(min) : fabsf(max);
     } else {
-        meta[zero_at] = kvant_half_from_float(min + 0.0f); /* -0 becomes 0: which zero comes first must not matter */
+        meta[zero_at] =
+            kvant_half_from_float(min + 0.0f); /* -0 becomes 0: which zero comes first must not matter */
         zero = kvant_half_to_float(meta[zero_at]);
     }
     meta[0] = kvant_half_from_float(range / (float)u->levels);
@@ -152,13 +153,14 @@ static void scale_key_groups(const kvant_codec *codec, const kvant_kernels *kern
     _Alignas(64) float scale[KVANT_PAGE_TOKENS], zero[KVANT_PAGE_TOKENS];
     for (uint32_t group = 0; group < u->n_groups; group++) {
         token_scaling(codec, kernels, page, group, scale, zero);
-        kernels->scale_columns(tile + (size_t)group * u->group * KVANT_PAGE_TOKENS, u->group, KVANT_PAGE_TOKENS, scale,
-                               zero);
+        kernels->scale_columns(tile + (size_t)group * u->group * KVANT_PAGE_TOKENS, u->group, KVANT_PAGE_TOKENS,
+                               scale, zero);
     }
 }
 
 /* K, per channel: every row of the tile has its own scales, one for each group of tokens. */
-static void scale_key_channels(const kvant_codec *codec, const kvant_kernels *kernels, const void *page, float *tile)
+static void scale_key_channels(const kvant_codec *codec, const kvant_kernels *kernels, const void *page,
+                               float *tile)
 {
     _Alignas(64) float scale[KVANT_PAGE_TOKENS], zero[KVANT_PAGE_TOKENS];
     for (uint32_t j = 0; j < codec->info.head_dim; j++) {
@@ -171,7 +173,8 @@ static void scale_key_channels(const kvant_codec *codec, const kvant_kernels *ke
 }
 
 /* V with one scale a token, the usual case. */
-static void scale_value_tokens(const kvant_codec *codec, const kvant_kernels *kernels, const void *page, float *tile)
+static void scale_value_tokens(const kvant_codec *codec, const kvant_kernels *kernels, const void *page,
+                               float *tile)
 {
     _Alignas(64) float scale[KVANT_PAGE_TOKENS], zero[KVANT_PAGE_TOKENS];
     token_scaling(codec, kernels, page, 0, scale, zero);
@@ -179,7 +182,8 @@ static void scale_value_tokens(const kvant_codec *codec, const kvant_kernels *ke
 }
 
 /* V otherwise: the scales of all channels, in tile order, change with every token or token group. */
-static void scale_value_channels(const kvant_codec *codec, const kvant_kernels *kernels, const void *page, float *tile)
+static void scale_value_channels(const kvant_codec *codec, const kvant_kernels *kernels, const void *page,
+                                 float *tile)
 {
     const kvant_uniform *u = &codec->u.uniform;
     uint32_t padded = codec->layout.padded_dim;

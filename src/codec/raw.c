@@ -8,8 +8,9 @@
 
 static kvant_status raw_check(const kvant_codec *codec, const float *y)
 {
-    const float limit[] = { [KVANT_RAW_F32] = INFINITY, [KVANT_RAW_F16] = KVANT_HALF_MAX,
-                            [KVANT_RAW_BF16] = 3.3895314e38f };
+    const float limit[] = {
+        [KVANT_RAW_F32] = INFINITY, [KVANT_RAW_F16] = KVANT_HALF_MAX, [KVANT_RAW_BF16] = 3.3895314e38f
+    };
     for (uint32_t j = 0; j < codec->info.head_dim; j++)
         if (!(fabsf(y[j]) <= limit[codec->u.raw]))
             return KVANT_ERR_RANGE;
@@ -79,8 +80,9 @@ kvant_status kvant_create_raw(kvant_codec *codec, kvant_spec *spec, uint64_t see
     (void)seed;
     if (spec->variant)
         return kvant_fail(error, KVANT_ERR_SPEC, "%s takes no number of bits", spec->name);
-    codec->u.raw = spec->name[0] == 'b' ? KVANT_RAW_BF16
-                   : strcmp(spec->name, "f32") == 0 ? KVANT_RAW_F32 : KVANT_RAW_F16;
+    codec->u.raw = spec->name[0] == 'b'             ? KVANT_RAW_BF16
+                   : strcmp(spec->name, "f32") == 0 ? KVANT_RAW_F32
+                                                    : KVANT_RAW_F16;
     codec->transform.head_dim = codec->info.head_dim;
     codec->quantizer = &raw_quantizer;
     kvant_codec_set_sizes(codec, 0, 0, element_bytes[codec->u.raw] * KVANT_PAGE_TOKENS * codec->info.head_dim);

@@ -21,7 +21,7 @@ typedef struct kvant_spec_option {
 typedef struct kvant_spec {
     char text[KVANT_SPEC_MAX_LENGTH + 1]; /* the pieces point in here */
     const char *name;
-    const char *variant;                  /* what follows the first dash of the name, or NULL */
+    const char *variant; /* what follows the first dash of the name, or NULL */
     uint32_t n_options;
     kvant_spec_option options[KVANT_SPEC_MAX_OPTIONS];
 } kvant_spec;

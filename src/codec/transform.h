@@ -11,11 +11,11 @@ typedef enum kvant_rotate { KVANT_ROTATE_NONE = 0, KVANT_ROTATE_HADAMARD = 1, KV
 typedef struct kvant_transform {
     kvant_rotate rotate;
     uint32_t head_dim;
-    uint32_t block;                     /* Hadamard block, 0 without one */
+    uint32_t block; /* Hadamard block, 0 without one */
     bool random_signs;
     kvant_center center;
-    float signs[KVANT_MAX_HEAD_DIM];    /* +1 or -1, Hadamard only */
-    float *matrix;                      /* R, head_dim x head_dim row-major, dense only */
+    float signs[KVANT_MAX_HEAD_DIM]; /* +1 or -1, Hadamard only */
+    float *matrix;                   /* R, head_dim x head_dim row-major, dense only */
 } kvant_transform;
 
 /* What a family rotates by when the spec does not say; block 0: the largest that fits, up to max_block. */

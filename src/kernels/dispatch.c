@@ -15,8 +15,8 @@ static kvant_cpu_level best = KVANT_CPU_C;
 static _Atomic kvant_cpu_level in_use = KVANT_CPU_AUTO;
 static pthread_once_t once = PTHREAD_ONCE_INIT;
 
-static const kvant_kernels reference = { kvant_unpack_c, kvant_matmul_c, kvant_exp_sum_c, kvant_half_to_float_c,
-                                         kvant_scale_columns_c, kvant_scale_rows_c };
+static const kvant_kernels reference = { kvant_unpack_c,        kvant_matmul_c,        kvant_exp_sum_c,
+                                         kvant_half_to_float_c, kvant_scale_columns_c, kvant_scale_rows_c };
 
 static void fill(void)
 {

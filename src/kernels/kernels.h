@@ -15,15 +15,15 @@
 #include "../page/layout.h"
 
 /* tile = values[code] for all codes of a page (exact), or code + offset when values is NULL. Not scaled. */
-#define KVANT_UNPACK_FN(name) \
+#define KVANT_UNPACK_FN(name)                                                                                      \
     void name(const kvant_layout *layout, const void *page, const float *values, float offset, float *tile)
 typedef KVANT_UNPACK_FN(kvant_unpack_fn);
 
 /* c += a b with a m x k, b k x n, c m x n, row-major with leading dimensions; n a multiple of 16, b and c aligned to
  * 64 and ldb, ldc multiples of 16. Products are added in order of k, fused or not, to one partial sum: the
  * error of an element is at most k 2^-24 (1 + 2^-23)^k sum |a| |b|. */
-#define KVANT_MATMUL_FN(name)                                                                                  \
-    void name(const float *a, size_t lda, const float *b, size_t ldb, float *c, size_t ldc, uint32_t m,        \
+#define KVANT_MATMUL_FN(name)                                                                                      \
+    void name(const float *a, size_t lda, const float *b, size_t ldb, float *c, size_t ldc, uint32_t m,            \
               uint32_t k, uint32_t n)
 typedef KVANT_MATMUL_FN(kvant_matmul_fn);
 
@@ -34,12 +34,12 @@ typedef KVANT_EXP_SUM_FN(kvant_exp_sum_fn);
 
 /* tile[r][j] = tile[r][j] * scale[j] + zero[j] for a tile of m x n numbers; n a multiple of 16, all aligned to 64. The error of
  * an element is at most one rounding of each operation, fused or not. */
-#define KVANT_SCALE_COLUMNS_FN(name) \
+#define KVANT_SCALE_COLUMNS_FN(name)                                                                               \
     void name(float *tile, uint32_t m, uint32_t n, const float *scale, const float *zero)
 typedef KVANT_SCALE_COLUMNS_FN(kvant_scale_columns_fn);
 
 /* tile[r][j] = tile[r][j] * scale[r] + zero[r], the same otherwise. */
-#define KVANT_SCALE_ROWS_FN(name) \
+#define KVANT_SCALE_ROWS_FN(name)                                                                                  \
     void name(float *tile, uint32_t m, uint32_t n, const float *scale, const float *zero)
 typedef KVANT_SCALE_ROWS_FN(kvant_scale_rows_fn);
 

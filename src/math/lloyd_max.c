@@ -15,11 +15,11 @@
 #define NEWTON_STEPS 60
 
 typedef struct problem {
-    uint32_t d, n;               /* n levels on the half-line */
-    double c[MAX_LEVELS];        /* levels */
-    double t[MAX_LEVELS + 1];    /* thresholds, t[0] = 0, t[n] = 1 */
-    double mass[MAX_LEVELS];     /* integral of f over a cell */
-    double moment[MAX_LEVELS];   /* integral of x f */
+    uint32_t d, n;             /* n levels on the half-line */
+    double c[MAX_LEVELS];      /* levels */
+    double t[MAX_LEVELS + 1];  /* thresholds, t[0] = 0, t[n] = 1 */
+    double mass[MAX_LEVELS];   /* integral of f over a cell */
+    double moment[MAX_LEVELS]; /* integral of x f */
 } problem;
 
 static double power(double x, uint32_t n)

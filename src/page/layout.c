@@ -17,8 +17,12 @@ void kvant_layout_init(kvant_layout *layout, kvant_role role, uint32_t head_dim,
     uint32_t padded = (head_dim + KVANT_TILE - 1) / KVANT_TILE * KVANT_TILE;
     uint32_t rows = role == KVANT_ROLE_K ? KVANT_PAGE_TOKENS : padded;
     uint32_t columns = role == KVANT_ROLE_K ? padded : KVANT_PAGE_TOKENS;
-    *layout = (kvant_layout){ .role = role, .head_dim = head_dim, .padded_dim = padded, .bits = bits,
-                              .row_tiles = rows / KVANT_TILE, .column_tiles = columns / KVANT_TILE };
+    *layout = (kvant_layout){ .role = role,
+                              .head_dim = head_dim,
+                              .padded_dim = padded,
+                              .bits = bits,
+                              .row_tiles = rows / KVANT_TILE,
+                              .column_tiles = columns / KVANT_TILE };
     size_t words = 0;
     uint32_t shift = 0;
     for (uint32_t i = 0; i < KVANT_MAX_PLANES && plane_bits[bits][i]; i++) {
@@ -67,7 +71,8 @@ static void put_column(const kvant_layout *layout, const kvant_plane *plane, uin
     uint32_t clear = ~(mask << bit | mask << (bit + plane->bits));
     for (uint32_t rt = 0; rt < layout->row_tiles; rt++, codes += KVANT_TILE) {
         uint32_t g = rt / 4, tiles = kvant_layout_group_tiles(layout, g);
-        uint32_t *word = words + plane->word_offset + (size_t)128 * g * plane->units + (size_t)lane * tiles + rt % 4;
+        uint32_t *word =
+            words + plane->word_offset + (size_t)128 * g * plane->units + (size_t)lane * tiles + rt % 4;
         for (uint32_t r = 0; r < 8; r++, word += 4 * tiles)
             *word = (*word & clear) | (codes[r] >> plane->shift & mask) << bit |
                     (codes[r + 8] >> plane->shift & mask) << (bit + plane->bits);
@@ -107,7 +112,8 @@ static void get_column(const kvant_layout *layout, const kvant_plane *plane, con
     uint32_t bit = plane->bits * (4 * (ct % plane->tiles) + 2 * (c / 8)) + 16 * (c % 2);
     for (uint32_t rt = 0; rt < layout->row_tiles; rt++, codes += KVANT_TILE) {
         uint32_t g = rt / 4, tiles = kvant_layout_group_tiles(layout, g);
-        const uint32_t *word = words + plane->word_offset + (size_t)128 * g * plane->units + (size_t)lane * tiles + rt % 4;
+        const uint32_t *word =
+            words + plane->word_offset + (size_t)128 * g * plane->units + (size_t)lane * tiles + rt % 4;
         for (uint32_t r = 0; r < 8; r++, word += 4 * tiles) {
             codes[r] |= (uint8_t)((*word >> bit & mask) << plane->shift);
             codes[r + 8] |= (uint8_t)((*word >> (bit + plane->bits) & mask) << plane->shift);

@@ -11,11 +11,11 @@
 #define KVANT_MAX_PADDED_DIM KVANT_MAX_HEAD_DIM /* a multiple of 16 already */
 
 typedef struct kvant_plane {
-    uint32_t bits;       /* 4, 2 or 1 */
-    uint32_t shift;      /* of these bits within the code */
-    uint32_t tiles;      /* column tiles a word, 4 / bits */
-    uint32_t units;      /* column units, ceil(column tiles / tiles) */
-    size_t word_offset;  /* of the plane in the page, in 32-bit words */
+    uint32_t bits;      /* 4, 2 or 1 */
+    uint32_t shift;     /* of these bits within the code */
+    uint32_t tiles;     /* column tiles a word, 4 / bits */
+    uint32_t units;     /* column units, ceil(column tiles / tiles) */
+    size_t word_offset; /* of the plane in the page, in 32-bit words */
 } kvant_plane;
 
 typedef struct kvant_layout {

@@ -44,8 +44,11 @@ static void fill_cells(const setup *s, kvant_cells *cells, uint32_t dim, uint64_
 
 static kvant_cells *make_cells(const setup *s, const kvant_codec *codec, void **memory)
 {
-    kvant_cells_config config = { .size = sizeof config, .codec = codec, .n_kv_heads = s->n_kv_heads,
-                                  .n_streams = s->n_streams, .n_cells = s->n_cells };
+    kvant_cells_config config = { .size = sizeof config,
+                                  .codec = codec,
+                                  .n_kv_heads = s->n_kv_heads,
+                                  .n_streams = s->n_streams,
+                                  .n_cells = s->n_cells };
     size_t bytes = kvant_cells_bytes(&config);
     assert_true(bytes > 0);
     *memory = aligned(bytes);
@@ -85,13 +88,26 @@ static fixture make_fixture(setup s)
     fill_normal(f.sinks, s.n_heads, &rng);
     if (s.mask)
         make_mask(&f, &rng);
-    f.args = (kvant_attention_args){
-        .size = sizeof f.args, .k = f.k, .v = f.v, .stream = s.n_streams - 1, .n_cells = s.n_cells,
-        .n_tokens = s.n_tokens, .n_heads = s.n_heads, .q = f.q,
-        .q_token_stride = (size_t)s.n_heads * s.k_dim, .q_head_stride = s.k_dim, .mask = f.mask,
-        .mask_token_stride = s.n_cells, .sinks = s.sinks ? f.sinks : NULL,
-        .scale = 1 / sqrtf((float)s.k_dim), .logit_softcap = s.softcap, .max_bias = s.max_bias, .out = f.out,
-        .out_token_stride = (size_t)s.n_heads * s.v_dim, .out_head_stride = s.v_dim, .n_threads = 2 };
+    f.args = (kvant_attention_args){ .size = sizeof f.args,
+                                     .k = f.k,
+                                     .v = f.v,
+                                     .stream = s.n_streams - 1,
+                                     .n_cells = s.n_cells,
+                                     .n_tokens = s.n_tokens,
+                                     .n_heads = s.n_heads,
+                                     .q = f.q,
+                                     .q_token_stride = (size_t)s.n_heads * s.k_dim,
+                                     .q_head_stride = s.k_dim,
+                                     .mask = f.mask,
+                                     .mask_token_stride = s.n_cells,
+                                     .sinks = s.sinks ? f.sinks : NULL,
+                                     .scale = 1 / sqrtf((float)s.k_dim),
+                                     .logit_softcap = s.softcap,
+                                     .max_bias = s.max_bias,
+                                     .out = f.out,
+                                     .out_token_stride = (size_t)s.n_heads * s.v_dim,
+                                     .out_head_stride = s.v_dim,
+                                     .n_threads = 2 };
     return f;
 }
 
@@ -197,7 +213,8 @@ static void check(const fixture *f)
     const setup *s = &f->s;
     uint32_t first = (s->n_streams - 1) * s->n_cells;
     size_t k_width = (size_t)s->n_kv_heads * s->k_dim, v_width = (size_t)s->n_kv_heads * s->v_dim;
-    float *keys = malloc(s->n_cells * k_width * sizeof *keys), *values = malloc(s->n_cells * v_width * sizeof *values);
+    float *keys = malloc(s->n_cells * k_width * sizeof *keys),
+          *values = malloc(s->n_cells * v_width * sizeof *values);
     double *want = malloc(s->v_dim * sizeof *want), magnitude;
     assert_int_equal(kvant_cells_read(f->k, first, s->n_cells, keys, k_width), KVANT_OK);
     assert_int_equal(kvant_cells_read(f->v, first, s->n_cells, values, v_width), KVANT_OK);
@@ -208,8 +225,9 @@ static void check(const fixture *f)
             for (uint32_t i = 0; i < s->v_dim; i++) {
                 double got = f->out[((size_t)t * s->n_heads + h) * s->v_dim + i];
                 if (!(fabs(got - want[i]) <= bound * magnitude + 1e-30))
-                    fail_msg("%s/%s %s token %u head %u channel %u: %.9g, not %.9g (bound %.3g)", s->k_spec, s->v_spec,
-                             kvant_cpu_level_name(kvant_get_cpu_level()), t, h, i, got, want[i], bound * magnitude);
+                    fail_msg("%s/%s %s token %u head %u channel %u: %.9g, not %.9g (bound %.3g)", s->k_spec,
+                             s->v_spec, kvant_cpu_level_name(kvant_get_cpu_level()), t, h, i, got, want[i],
+                             bound * magnitude);
             }
         }
     free(keys);
@@ -237,8 +255,15 @@ static void every_codec(void **state)
 {
     (void)state;
     for (size_t i = 0; i < COUNT(all_specs); i++)
-        check_setup((setup){ .k_dim = 64, .v_dim = 64, .n_kv_heads = 2, .n_heads = 6, .n_cells = 150, .n_tokens = 3,
-                             .k_spec = all_specs[i], .v_spec = all_specs[COUNT(all_specs) - 1 - i], .mask = true });
+        check_setup((setup){ .k_dim = 64,
+                             .v_dim = 64,
+                             .n_kv_heads = 2,
+                             .n_heads = 6,
+                             .n_cells = 150,
+                             .n_tokens = 3,
+                             .k_spec = all_specs[i],
+                             .v_spec = all_specs[COUNT(all_specs) - 1 - i],
+                             .mask = true });
 }
 
 static void head_dims(void **state)
@@ -246,18 +271,36 @@ static void head_dims(void **state)
     static const uint32_t dims[] = { 16, 40, 64, 80, 96, 112, 128, 192, 256, 512 };
     (void)state;
     for (size_t i = 0; i < COUNT(dims); i++) {
-        check_setup((setup){ .k_dim = dims[i], .v_dim = dims[COUNT(dims) - 1 - i], .n_kv_heads = 1, .n_heads = 2,
-                             .n_cells = 130, .n_tokens = 2, .k_spec = "turboquant-4", .v_spec = "int-4" });
-        check_setup((setup){ .k_dim = dims[i], .v_dim = dims[i], .n_kv_heads = 1, .n_heads = 1, .n_cells = 64,
-                             .n_tokens = 1, .k_spec = "int-3:axis=channel", .v_spec = "turboquant-3" });
+        check_setup((setup){ .k_dim = dims[i],
+                             .v_dim = dims[COUNT(dims) - 1 - i],
+                             .n_kv_heads = 1,
+                             .n_heads = 2,
+                             .n_cells = 130,
+                             .n_tokens = 2,
+                             .k_spec = "turboquant-4",
+                             .v_spec = "int-4" });
+        check_setup((setup){ .k_dim = dims[i],
+                             .v_dim = dims[i],
+                             .n_kv_heads = 1,
+                             .n_heads = 1,
+                             .n_cells = 64,
+                             .n_tokens = 1,
+                             .k_spec = "int-3:axis=channel",
+                             .v_spec = "turboquant-3" });
     }
 }
 
 static void features(void **state)
 {
     (void)state;
-    setup base = { .k_dim = 64, .v_dim = 64, .n_kv_heads = 2, .n_heads = 6, .n_cells = 200, .n_tokens = 5,
-                   .k_spec = "turboquant-4", .v_spec = "int-8" };
+    setup base = { .k_dim = 64,
+                   .v_dim = 64,
+                   .n_kv_heads = 2,
+                   .n_heads = 6,
+                   .n_cells = 200,
+                   .n_tokens = 5,
+                   .k_spec = "turboquant-4",
+                   .v_spec = "int-8" };
     check_setup(base);
     base.mask = true;
     check_setup(base);
@@ -278,12 +321,33 @@ static void features(void **state)
 static void long_decode_is_split_and_prefill_is_tiled(void **state)
 {
     (void)state;
-    check_setup((setup){ .k_dim = 64, .v_dim = 64, .n_kv_heads = 1, .n_heads = 7, .n_cells = 2500, .n_tokens = 1,
-                         .k_spec = "bdr-4", .v_spec = "turboquant-3", .mask = true, .sinks = true });
-    check_setup((setup){ .k_dim = 64, .v_dim = 64, .n_kv_heads = 3, .n_heads = 9, .n_cells = 300, .n_tokens = 100,
-                         .k_spec = "turboquant-4", .v_spec = "turboquant-4", .mask = true });
-    check_setup((setup){ .k_dim = 32, .v_dim = 32, .n_kv_heads = 1, .n_heads = 128, .n_cells = 70, .n_tokens = 2,
-                         .k_spec = "int-4", .v_spec = "int-4" });
+    check_setup((setup){ .k_dim = 64,
+                         .v_dim = 64,
+                         .n_kv_heads = 1,
+                         .n_heads = 7,
+                         .n_cells = 2500,
+                         .n_tokens = 1,
+                         .k_spec = "bdr-4",
+                         .v_spec = "turboquant-3",
+                         .mask = true,
+                         .sinks = true });
+    check_setup((setup){ .k_dim = 64,
+                         .v_dim = 64,
+                         .n_kv_heads = 3,
+                         .n_heads = 9,
+                         .n_cells = 300,
+                         .n_tokens = 100,
+                         .k_spec = "turboquant-4",
+                         .v_spec = "turboquant-4",
+                         .mask = true });
+    check_setup((setup){ .k_dim = 32,
+                         .v_dim = 32,
+                         .n_kv_heads = 1,
+                         .n_heads = 128,
+                         .n_cells = 70,
+                         .n_tokens = 2,
+                         .k_spec = "int-4",
+                         .v_spec = "int-4" });
 }
 
 static void threads_do_not_change_results(void **state)
@@ -313,8 +377,15 @@ static void threads_do_not_change_results(void **state)
 static void hidden_rows_and_empty_caches_give_zeros(void **state)
 {
     (void)state;
-    fixture f = make_fixture((setup){ .k_dim = 64, .v_dim = 64, .n_kv_heads = 1, .n_heads = 2, .n_cells = 80,
-                                      .n_tokens = 2, .k_spec = "int-4", .v_spec = "int-4", .mask = true });
+    fixture f = make_fixture((setup){ .k_dim = 64,
+                                      .v_dim = 64,
+                                      .n_kv_heads = 1,
+                                      .n_heads = 2,
+                                      .n_cells = 80,
+                                      .n_tokens = 2,
+                                      .k_spec = "int-4",
+                                      .v_spec = "int-4",
+                                      .mask = true });
     for (uint32_t j = 0; j < 80; j++)
         f.mask[80 + j] = 0xfc00;
     run(&f);
@@ -331,16 +402,22 @@ static void hidden_rows_and_empty_caches_give_zeros(void **state)
 static void bad_arguments(void **state)
 {
     (void)state;
-    fixture f = make_fixture((setup){ .k_dim = 64, .v_dim = 64, .n_kv_heads = 2, .n_heads = 4, .n_cells = 80,
-                                      .n_tokens = 2, .k_spec = "int-4", .v_spec = "int-4" });
+    fixture f = make_fixture((setup){ .k_dim = 64,
+                                      .v_dim = 64,
+                                      .n_kv_heads = 2,
+                                      .n_heads = 4,
+                                      .n_cells = 80,
+                                      .n_tokens = 2,
+                                      .k_spec = "int-4",
+                                      .v_spec = "int-4" });
     kvant_attention_args good = f.args;
     size_t bytes = kvant_attention_workspace(&good);
     void *workspace = aligned(bytes);
-#define REFUSED(change)                                                                         \
-    do {                                                                                        \
-        f.args = good;                                                                          \
-        change;                                                                                 \
-        assert_int_equal(kvant_attention(&f.args, workspace, bytes), KVANT_ERR_ARGUMENT);       \
+#define REFUSED(change)                                                                                            \
+    do {                                                                                                           \
+        f.args = good;                                                                                             \
+        change;                                                                                                    \
+        assert_int_equal(kvant_attention(&f.args, workspace, bytes), KVANT_ERR_ARGUMENT);                          \
     } while (0)
     REFUSED(f.args.size = 8);
     REFUSED(f.args.k = NULL);

@@ -15,8 +15,12 @@ static fixture make(const char *spec, uint32_t head_dim, uint32_t n_kv_heads, ui
                     uint32_t n_open)
 {
     fixture f = { .codec = make_codec(spec, head_dim, KVANT_ROLE_V), .width = (size_t)head_dim * n_kv_heads };
-    f.config = (kvant_cells_config){ .size = sizeof f.config, .codec = f.codec, .n_kv_heads = n_kv_heads,
-                                     .n_streams = n_streams, .n_cells = n_cells, .n_open_groups = n_open };
+    f.config = (kvant_cells_config){ .size = sizeof f.config,
+                                     .codec = f.codec,
+                                     .n_kv_heads = n_kv_heads,
+                                     .n_streams = n_streams,
+                                     .n_cells = n_cells,
+                                     .n_open_groups = n_open };
     f.memory = aligned(kvant_cells_bytes(&f.config));
     assert_int_equal(kvant_cells_create(&f.config, f.memory, &f.cells), KVANT_OK);
     return f;
@@ -40,7 +44,8 @@ static void through_codec(const fixture *f, const float *row, float *out)
     kvant_codec_info info = info_of(f->codec);
     void *page = aligned(info.page_bytes);
     for (uint32_t h = 0; h < f->config.n_kv_heads; h++) {
-        assert_int_equal(kvant_codec_encode(f->codec, NULL, row + h * info.head_dim, info.head_dim, 0, 1, page), KVANT_OK);
+        assert_int_equal(kvant_codec_encode(f->codec, NULL, row + h * info.head_dim, info.head_dim, 0, 1, page),
+                         KVANT_OK);
         assert_int_equal(kvant_codec_decode(f->codec, NULL, page, 0, 1, out + h * info.head_dim, 0), KVANT_OK);
     }
     free(page);
@@ -53,7 +58,8 @@ static void any_order_of_writes(void **state)
     for (size_t s = 0; s < COUNT(specs); s++) {
         uint64_t rng = 21;
         fixture f = make(specs[s], 32, 3, 2, 200, 0);
-        float *last = calloc(400 * f.width, sizeof *last), *row = malloc(f.width * sizeof *row), *want = malloc(f.width * sizeof *want);
+        float *last = calloc(400 * f.width, sizeof *last), *row = malloc(f.width * sizeof *row),
+              *want = malloc(f.width * sizeof *want);
         for (int i = 0; i < 3000; i++) {
             int64_t index = (int64_t)(test_random(&rng) % 400);
             fill_normal(last + index * f.width, f.width, &rng);

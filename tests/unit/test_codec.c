@@ -37,10 +37,10 @@ static void free_page(page *p)
 /* --- distortion (TurboQuant, Theorems 1 and 2) --- */
 
 typedef struct distortion {
-    double mse;        /* |x - x'|^2 / |x|^2, mean over vectors */
-    double mse_error;  /* its standard error */
-    double slope;      /* regression of <y, x'> on <y, x> */
-    double product;    /* sqrt(d) x root mean squared error of <y, x'> for unit x and y */
+    double mse;       /* |x - x'|^2 / |x|^2, mean over vectors */
+    double mse_error; /* its standard error */
+    double slope;     /* regression of <y, x'> on <y, x> */
+    double product;   /* sqrt(d) x root mean squared error of <y, x'> for unit x and y */
 } distortion;
 
 static distortion measure(const char *spec, uint32_t d, uint32_t n_pages)
@@ -212,10 +212,22 @@ static void sizes_are_consistent(void **state)
 /* The sizes that README and FINDINGS state. */
 static void true_bits_of_the_usual_codecs(void **state)
 {
-    static const struct { const char *spec; uint32_t head_dim; double bits; } rows[] = {
-        { "turboquant-4", 64, 4.25 }, { "turboquant-3", 64, 3.25 }, { "turboquant-4", 128, 4.125 },
-        { "int-4", 64, 4.5 }, { "int-4:group=32", 64, 5.0 }, { "int-4:sym", 64, 4.25 }, { "bdr-4", 128, 4.25 },
-        { "int-8", 64, 8.5 }, { "f16", 64, 16 }, { "f32", 80, 32 }, { "int-2:axis=channel", 64, 3.0 },
+    static const struct {
+        const char *spec;
+        uint32_t head_dim;
+        double bits;
+    } rows[] = {
+        { "turboquant-4", 64, 4.25 },
+        { "turboquant-3", 64, 3.25 },
+        { "turboquant-4", 128, 4.125 },
+        { "int-4", 64, 4.5 },
+        { "int-4:group=32", 64, 5.0 },
+        { "int-4:sym", 64, 4.25 },
+        { "bdr-4", 128, 4.25 },
+        { "int-8", 64, 8.5 },
+        { "f16", 64, 16 },
+        { "f32", 80, 32 },
+        { "int-2:axis=channel", 64, 3.0 },
     };
     (void)state;
     for (size_t i = 0; i < COUNT(rows); i++)
@@ -279,8 +291,9 @@ static void tokens_are_independent(void **state)
             uint32_t block = all.info.block_tokens;
             memset(pieces.bytes, 0, pieces.info.page_bytes);
             for (uint32_t t = 64; t > 0; t -= block) /* backwards, over other codes */
-                assert_int_equal(kvant_codec_encode(pieces.codec, NULL, x + (64 - t) * 80, 80, 64 - t, block,
-                                                    pieces.bytes), KVANT_OK);
+                assert_int_equal(
+                    kvant_codec_encode(pieces.codec, NULL, x + (64 - t) * 80, 80, 64 - t, block, pieces.bytes),
+                    KVANT_OK);
             for (uint32_t t = 0; t < 64; t += block)
                 assert_int_equal(kvant_codec_encode(pieces.codec, NULL, x + t * 80, 80, t, block, pieces.bytes),
                                  KVANT_OK);

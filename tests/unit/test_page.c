@@ -24,7 +24,8 @@ static uint32_t plane_words(uint32_t p, uint32_t row_tiles, uint32_t column_tile
 static void codes_lie_where_the_document_says(void **state)
 {
     static const uint32_t dims[] = { 1, 16, 40, 64, 80, 96, 112, 128, 256 };
-    static const uint32_t planes[9][3] = { { 0 }, { 1 }, { 2 }, { 2, 1 }, { 4 }, { 4, 1 }, { 4, 2 }, { 4, 2, 1 }, { 4, 4 } };
+    static const uint32_t planes[9][3] = { { 0 },    { 1 },    { 2 },       { 2, 1 }, { 4 },
+                                           { 4, 1 }, { 4, 2 }, { 4, 2, 1 }, { 4, 4 } };
     (void)state;
     uint64_t rng = 4;
     for (size_t d = 0; d < COUNT(dims); d++)
@@ -52,7 +53,9 @@ static void codes_lie_where_the_document_says(void **state)
                         uint32_t code = 0, shift = 0;
                         for (uint32_t i = 0; i < 3 && planes[bits][i]; i++) {
                             uint32_t p = planes[bits][i];
-                            code |= code_by_the_document(plane, p, row_tiles, column_tiles, role ? j : t, role ? t : j) << shift;
+                            code |=
+                                code_by_the_document(plane, p, row_tiles, column_tiles, role ? j : t, role ? t : j)
+                                << shift;
                             plane += plane_words(p, row_tiles, column_tiles);
                             shift += p;
                         }
@@ -84,7 +87,8 @@ static void unpacking_is_decoding_at_every_level(void **state)
                     kvant_codec_info info = info_of(codec);
                     uint32_t padded = codec->layout.padded_dim;
                     void *page = aligned(info.page_bytes);
-                    float *x = malloc((size_t)64 * dims[d] * sizeof *x), *tile = aligned((size_t)64 * padded * sizeof *tile);
+                    float *x = malloc((size_t)64 * dims[d] * sizeof *x),
+                          *tile = aligned((size_t)64 * padded * sizeof *tile);
                     fill_normal(x, (size_t)64 * dims[d], &rng);
                     assert_int_equal(kvant_codec_encode(codec, NULL, x, dims[d], 0, 64, page), KVANT_OK);
                     memset(tile, 0xff, (size_t)64 * padded * sizeof *tile);
@@ -93,14 +97,16 @@ static void unpacking_is_decoding_at_every_level(void **state)
                         float y[KVANT_MAX_HEAD_DIM];
                         kvant_codec_decode_transformed(codec, page, t, y);
                         for (uint32_t j = 0; j < padded; j++) {
-                            size_t at = role ? kvant_token_position(t) * padded + kvant_layout_row_position(&codec->layout, j)
+                            size_t at = role ? kvant_token_position(t) * padded +
+                                                   kvant_layout_row_position(&codec->layout, j)
                                              : j * 64 + kvant_token_position(t);
                             if (j >= dims[d])
                                 assert_true(role || tile[at] == 0);
                             /* One product and one sum, fused or not: an ulp of the larger term */
                             else if (!(fabsf(tile[at] - y[j]) <= 2.4e-7f * (fabsf(y[j]) + 8)))
-                                fail_msg("%s %s dim %u token %u channel %u: %g, not %g", kvant_cpu_level_name(levels[l]),
-                                         all_specs[s], dims[d], t, j, tile[at], y[j]);
+                                fail_msg("%s %s dim %u token %u channel %u: %g, not %g",
+                                         kvant_cpu_level_name(levels[l]), all_specs[s], dims[d], t, j, tile[at],
+                                         y[j]);
                         }
                     }
                     free(x);
@@ -168,7 +174,8 @@ static void matmul_and_exp_agree_with_double(void **state)
         }
         sum = kernels->exp_sum(x, 64, 3);
         for (uint32_t i = 0; i < 64; i++)
-            assert_true(fabs(x[i] - exact[i]) <= exact[i] * (pow(2, -21) + (i * i) / 40.0 * pow(2, -24)) + exp(-87));
+            assert_true(fabs(x[i] - exact[i]) <=
+                        exact[i] * (pow(2, -21) + (i * i) / 40.0 * pow(2, -24)) + exp(-87));
         assert_true(fabs(sum - total) <= total * (pow(2, -21) + (64 + 87) * pow(2, -24)));
         free(x);
     }

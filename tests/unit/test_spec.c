@@ -7,8 +7,8 @@ static void refused(const char *spec, uint32_t head_dim, kvant_status expected, 
     char err[256] = "";
     kvant_status status = kvant_codec_create(spec, head_dim, KVANT_ROLE_K, 0, &codec, err, sizeof err);
     if (status != expected || codec || !strstr(err, words))
-        fail_msg("'%s': %s, '%s' (expected %s with '%s')", spec, kvant_strerror(status), err, kvant_strerror(expected),
-                 words);
+        fail_msg("'%s': %s, '%s' (expected %s with '%s')", spec, kvant_strerror(status), err,
+                 kvant_strerror(expected), words);
     /* The same without a buffer, and with one that is too short for the words. */
     assert_int_equal(kvant_codec_create(spec, head_dim, KVANT_ROLE_K, 0, &codec, NULL, 0), expected);
     char tiny[4] = "xyz";
@@ -70,8 +70,8 @@ static void mutated_specs_do_no_harm(void **state)
             spec[test_random(&rng) % (strlen(spec) + 1)] = (char)(test_random(&rng) % 255 + 1);
         spec[sizeof spec - 1] = 0;
         kvant_codec *codec;
-        kvant_codec_create(spec, 1 + (uint32_t)(test_random(&rng) % 80), (kvant_role)(test_random(&rng) % 2), 1, &codec,
-                           err, sizeof err);
+        kvant_codec_create(spec, 1 + (uint32_t)(test_random(&rng) % 80), (kvant_role)(test_random(&rng) % 2), 1,
+                           &codec, err, sizeof err);
         kvant_codec_free(&codec);
     }
 }
@@ -95,8 +95,7 @@ static void canonical_specs_describe_the_same_codec(void **state)
     assert_string_equal(info_of(codec).spec, "turboquant-4:scale=unbiased,rotate=dense");
     kvant_codec_free(&codec);
     codec = make_codec("bdr-4", 96, KVANT_ROLE_K);
-    assert_string_equal(info_of(codec).spec,
-                        "bdr-4:group=96,asym,axis=token,rotate=hadamard,block=32,signs=none");
+    assert_string_equal(info_of(codec).spec, "bdr-4:group=96,asym,axis=token,rotate=hadamard,block=32,signs=none");
     kvant_codec_free(&codec);
 }
 

@@ -7,7 +7,7 @@
 
 #define NAME(function) function##_avx2
 #define LANES 8u
-#define MATMUL_ROWS 6u    /* 12 accumulators, 2 vectors of b and a broadcast in 16 registers */
+#define MATMUL_ROWS 6u /* 12 accumulators, 2 vectors of b and a broadcast in 16 registers */
 #define MATMUL_VECTORS 2u
 
 typedef __m256 vf;
@@ -61,7 +61,8 @@ typedef struct table {
 KVANT_INLINE table table_load(const float *values, uint32_t n)
 {
     (void)n;
-    return values ? (table){ _mm256_loadu_ps(values), _mm256_loadu_ps(values + 8) } : (table){ vf_zero(), vf_zero() };
+    return values ? (table){ _mm256_loadu_ps(values), _mm256_loadu_ps(values + 8) }
+                  : (table){ vf_zero(), vf_zero() };
 }
 
 KVANT_INLINE vf table_look_up(const table *entries, const float *values, vi codes, uint32_t n)
@@ -69,7 +70,8 @@ KVANT_INLINE vf table_look_up(const table *entries, const float *values, vi code
     if (n <= 8)
         return _mm256_permutevar8x32_ps(entries->low, codes);
     if (n == 16) {
-        vf low = _mm256_permutevar8x32_ps(entries->low, codes), high = _mm256_permutevar8x32_ps(entries->high, codes);
+        vf low = _mm256_permutevar8x32_ps(entries->low, codes),
+           high = _mm256_permutevar8x32_ps(entries->high, codes);
         return _mm256_blendv_ps(low, high, _mm256_castsi256_ps(_mm256_slli_epi32(codes, 28)));
     }
     return _mm256_i32gather_ps(values, codes, 4);

@@ -7,7 +7,7 @@
 
 #define NAME(function) function##_avx512
 #define LANES 16u
-#define MATMUL_ROWS 6u    /* 24 accumulators, 4 vectors of b and a broadcast in 32 registers */
+#define MATMUL_ROWS 6u /* 24 accumulators, 4 vectors of b and a broadcast in 32 registers */
 #define MATMUL_VECTORS 4u
 
 typedef __m512 vf;
@@ -25,8 +25,7 @@ typedef __m512i vi;
 #define vf_round(x) _mm512_roundscale_ps(x, _MM_FROUND_TO_NEAREST_INT | _MM_FROUND_NO_EXC)
 #define vf_sum(x) _mm512_reduce_add_ps(x)
 #define vf_scale(x, n) _mm512_scalef_ps(x, n)
-#define vf_keep_above(x, y, limit) \
-    _mm512_maskz_mov_ps(_mm512_cmp_ps_mask(y, _mm512_set1_ps(limit), _CMP_GE_OQ), x)
+#define vf_keep_above(x, y, limit) _mm512_maskz_mov_ps(_mm512_cmp_ps_mask(y, _mm512_set1_ps(limit), _CMP_GE_OQ), x)
 #define vf_from_codes(v) _mm512_cvtepi32_ps(v)
 #define vi_and(a, b) _mm512_and_si512(a, b)
 #define vi_or(a, b) _mm512_or_si512(a, b)
@@ -52,7 +51,8 @@ typedef struct table {
 KVANT_INLINE table table_load(const float *values, uint32_t n)
 {
     (void)n;
-    return values ? (table){ _mm512_loadu_ps(values), _mm512_loadu_ps(values + 16) } : (table){ vf_zero(), vf_zero() };
+    return values ? (table){ _mm512_loadu_ps(values), _mm512_loadu_ps(values + 16) }
+                  : (table){ vf_zero(), vf_zero() };
 }
 
 KVANT_INLINE vf table_look_up(const table *entries, const float *values, vi codes, uint32_t n)

@@ -13,7 +13,6 @@
  *   table_load(values, n), table_look_up(table, codes, n)   n: table entries, a constant
  *   half_load(p)         LANES halves as floats */
 
-
 /* Codes of one field, with bits a constant so that every shift and mask is one. */
 KVANT_INLINE vi field_codes(const vi *w, uint32_t bits, uint32_t field, uint32_t odd)
 {
@@ -121,7 +120,11 @@ static void unpack_table(const unpack_job *job)
 
 static KVANT_UNPACK_FN(NAME(unpack))
 {
-    unpack_job job = { .layout = layout, .words = page, .values = values, .offset = offset, .tile = tile,
+    unpack_job job = { .layout = layout,
+                       .words = page,
+                       .values = values,
+                       .offset = offset,
+                       .tile = tile,
                        .stride = layout->role == KVANT_ROLE_K ? KVANT_PAGE_TOKENS : layout->padded_dim };
     if (values)
         unpack_table(&job);
@@ -240,6 +243,6 @@ static KVANT_SCALE_ROWS_FN(NAME(scale_rows))
 
 void NAME(kvant_kernels_init)(kvant_kernels *kernels)
 {
-    *kernels = (kvant_kernels){ NAME(unpack), NAME(matmul), NAME(exp_sum), NAME(half_to_float), NAME(scale_columns),
-                                NAME(scale_rows) };
+    *kernels = (kvant_kernels){ NAME(unpack),        NAME(matmul),        NAME(exp_sum),
+                                NAME(half_to_float), NAME(scale_columns), NAME(scale_rows) };
 }
