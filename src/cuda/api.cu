@@ -114,9 +114,10 @@ kvant_status check_attention(const kvant_cuda_attention_args *args)
     return k.kind != v.kind || args->n_heads / args->n_kv_heads > MAX_HEADS_A_KV ? KVANT_ERR_UNSUPPORTED : KVANT_OK;
 }
 
-PageSource source_of(const kvant_cuda_pages &pages)
+PageSource source_of(const kvant_cuda_pages &pages, const kvant_codec_info &info)
 {
-    return PageSource{ static_cast<const uint8_t *>(pages.base), pages.block_stride, pages.head_stride };
+    return PageSource{ static_cast<const uint8_t *>(pages.base), pages.block_stride, pages.head_stride,
+                       (uint32_t)(info.metadata_offset + info.metadata_bytes) };
 }
 
 AttentionArgs launch_args(const kvant_cuda_attention_args &args)
@@ -124,8 +125,8 @@ AttentionArgs launch_args(const kvant_cuda_attention_args &args)
     const kvant_cuda_params &k = args.k_codec->params, &v = args.v_codec->params;
     int heads_a_kv = (int)(args.n_heads / args.n_kv_heads), groups = (heads_a_kv + (int)HEADS - 1) / (int)HEADS;
     AttentionArgs p{};
-    p.k = source_of(args.k);
-    p.v = source_of(args.v);
+    p.k = source_of(args.k, args.k_codec->info);
+    p.v = source_of(args.v, args.v_codec->info);
     p.table = args.block_table;
     p.table_stride = args.table_stride;
     p.lengths = args.lengths;

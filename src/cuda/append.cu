@@ -120,6 +120,7 @@ __device__ void quantize_token(const AppendArgs &args, const AppendRole &role, C
             chunk.zero[token] = __half_as_ushort(__float2half_rn(q.zero));
         }
     }
+    __syncwarp(); /* all lanes have seen the slot */
     if (reason && lane == 0) {
         chunk.slot[token] = -1;
         if (args.refused)

@@ -119,7 +119,7 @@ __device__ __forceinline__ void attend(const AttentionArgs &p)
     if (piece.begin == piece.end)
         return;
 
-    Feeder<S::WARPS, S::STAGES, S::SLOT, S::K_BYTES, S::V_BYTES> feeder;
+    Feeder<S::WARPS, S::STAGES, S::SLOT, S::K_BYTES> feeder;
     feeder.ring.init(shared.slots[warp][0], shared.barriers[warp], lane);
     feeder.start(p, lengths, piece, warp);
     clear_queries(shared.queries);

@@ -23,6 +23,7 @@ __host__ __device__ constexpr size_t partial_floats(uint32_t head_dim)
 struct PageSource {
     const uint8_t *base;
     size_t block_stride, head_stride;
+    uint32_t bytes; /* of a page that are read: codes and metadata, without padding */
 };
 
 struct AttentionArgs {

@@ -144,63 +144,43 @@ __device__ __forceinline__ Row<D> load_partial(const float *from)
     return row;
 }
 
-/* Adds the pair's partial results from .. to - 1 up in the warp's slot, in the form in which warps leave their sums. All
- * heads at once, so that many loads are under way: the other blocks are done and wait for nothing but this. */
-template <int D, int WARPS>
-__device__ __forceinline__ void add_partials(const AttentionArgs &p, WarpResults<WARPS> &results, const Share &share,
-                                             int from, int to, int n_heads, int warp, int lane)
+/* Sum over the pair's blocks of head n, in the order of blocks whichever of them is the last. Eight loads at a time,
+ * because the other blocks are done and wait for nothing but this. */
+template <int D>
+__device__ __forceinline__ HeadSum<D> add_blocks(const AttentionArgs &p, const Share &share, int n, int lane)
 {
-    Row<D> rows[HEADS];
-    float max = NEVER, sum = 0; /* of head lane mod 8 */
+    const int blocks = share.n_blocks();
+    float top = NEVER;
+    for (int i = lane; i < blocks; i += 32)
+        top = fmaxf(top, __ldcg(partial_scalars<D>(p, share.partial(i), n)));
+    HeadSum<D> total;
+    total.max = warp_max(top);
+    total.sum = 0;
 #pragma unroll
-    for (int n = 0; n < (int)HEADS; n++)
-#pragma unroll
-        for (int j = 0; j < Row<D>::PER_LANE; j++)
-            rows[n].x[j] = 0;
-    const int own = min(lane & 7, n_heads - 1);
+    for (int j = 0; j < Row<D>::PER_LANE; j++)
+        total.row.x[j] = 0;
 #pragma unroll 1
-    for (int i = from; i < to; i++) {
-        const int index = share.partial(i);
-        float2 scalars = __ldcg(reinterpret_cast<const float2 *>(partial_scalars<D>(p, index, own)));
-        Row<D> next[HEADS];
+    for (int from = 0; from < blocks; from += 8) {
+        float weight = 0;
+        if (lane < 8 && from + lane < blocks) {
+            float2 scalars = __ldcg(reinterpret_cast<const float2 *>(partial_scalars<D>(p, share.partial(from + lane), n)));
+            weight = exp2_fast(scalars.x - total.max);
+            total.sum += weight * scalars.y;
+        }
+        Row<D> rows[8];
 #pragma unroll
-        for (int n = 0; n < (int)HEADS; n++)
-            if (n < n_heads)
-                next[n] = load_partial<D>(partial_row<D>(p, index, n, lane));
-        float raised = fmaxf(max, scalars.x), shrink = exp2_fast(max - raised), weight = exp2_fast(scalars.x - raised);
-        max = raised;
-        sum = sum * shrink + scalars.y * weight;
+        for (int k = 0; k < 8; k++) /* beyond the last block: the last one again, with weight 0 */
+            rows[k] = load_partial<D>(partial_row<D>(p, share.partial(min(from + k, blocks - 1)), n, lane));
 #pragma unroll
-        for (int n = 0; n < (int)HEADS; n++)
-            if (n < n_heads) {
-                float keep = __shfl_sync(FULL, shrink, n), add = __shfl_sync(FULL, weight, n);
-#pragma unroll
-                for (int j = 0; j < Row<D>::PER_LANE; j++)
-                    rows[n].x[j] = rows[n].x[j] * keep + next[n].x[j] * add;
-            }
-    }
-    float *slot = const_cast<float *>(results.rows[warp]);
-#pragma unroll
-    for (int n = 0; n < (int)HEADS; n++)
-        if (n < n_heads)
+        for (int k = 0; k < 8; k++) {
+            float scale = __shfl_sync(FULL, weight, k);
 #pragma unroll
             for (int j = 0; j < Row<D>::PER_LANE; j++)
-                slot[n * (D + 4) + lane + 32 * j] = rows[n].x[j];
-    if (lane < n_heads)
-        results.max[warp][lane] = max, results.sum[warp][lane] = sum;
-}
-
-/* In a pair's last block: its partial results, spread over the warps that have a slot to put their sum in. */
-template <int D, int WARPS>
-__device__ __forceinline__ void add_blocks(const AttentionArgs &p, WarpResults<WARPS> &results, const Share &share,
-                                           int n_heads, int warp, int lane)
-{
-    const uint32_t able = __ballot_sync(FULL, lane < WARPS && results.rows[min(lane, WARPS - 1)]);
-    const int rank = __popc(able & ((1u << warp) - 1)), workers = __popc(able), blocks = share.n_blocks();
-    if (results.rows[warp])
-        add_partials<D, WARPS>(p, results, share, blocks * rank / workers, blocks * (rank + 1) / workers, n_heads, warp,
-                               lane);
-    __syncthreads();
+                total.row.x[j] += scale * rows[k].x[j];
+        }
+    }
+    total.sum = warp_sum(total.sum);
+    return total;
 }
 
 /* Leaves the block's partial result of the pair; true in the block that is the last of the pair's to do so. */
@@ -230,14 +210,12 @@ template <int D, int WARPS>
 __device__ __forceinline__ void finish_pair(const AttentionArgs &p, WarpResults<WARPS> &results, const Pair &pair,
                                             const Share &share, int warp, int lane)
 {
-    if (!share.whole()) {
-        if (!leave_partial<D, WARPS>(p, results, pair, share, warp, lane))
-            return;
-        add_blocks<D, WARPS>(p, results, share, pair.n_heads, warp, lane);
-    }
+    const bool whole = share.whole();
+    if (!whole && !leave_partial<D, WARPS>(p, results, pair, share, warp, lane))
+        return;
 #pragma unroll 1
     for (int n = warp; n < pair.n_heads; n += WARPS) {
-        HeadSum<D> total = add_warps<D, WARPS>(results, n, lane);
+        HeadSum<D> total = whole ? add_warps<D, WARPS>(results, n, lane) : add_blocks<D>(p, share, n, lane);
         write_output<D>(p, pair, n, total, lane);
     }
 }

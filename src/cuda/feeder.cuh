@@ -11,9 +11,9 @@
 
 namespace kvant {
 
-template <int WARPS, int STAGES, int SLOT, int K_BYTES, int V_BYTES>
+template <int WARPS, int STAGES, int SLOT, int V_OFFSET>
 struct Feeder {
-    Ring<STAGES, SLOT, K_BYTES, V_BYTES> ring;
+    Ring<STAGES, SLOT, V_OFFSET> ring;
     Cursor cursor;     /* the lane's own */
     int next, end;     /* pages of the line: the next to fetch, the end of the piece */
     int entry, head;   /* the lane's: block number and kv head of a page of the batch */
@@ -53,8 +53,8 @@ struct Feeder {
             look_up(p, lengths);
         size_t block = (size_t)(uint32_t)__shfl_sync(FULL, entry, in_batch);
         uint32_t h = __shfl_sync(FULL, head, in_batch);
-        ring.fill(slot, p.k.base + block * p.k.block_stride + h * p.k.head_stride,
-                  p.v.base + block * p.v.block_stride + h * p.v.head_stride);
+        ring.fill(slot, p.k.base + block * p.k.block_stride + h * p.k.head_stride, p.k.bytes,
+                  p.v.base + block * p.v.block_stride + h * p.v.head_stride, p.v.bytes);
         slot = slot + 1 == STAGES ? 0 : slot + 1;
         next += WARPS;
         in_batch++;

@@ -12,7 +12,7 @@ namespace kvant {
 
 #if defined(__CUDA_ARCH__) && __CUDA_ARCH__ >= 900
 
-template <int STAGES, int SLOT, int K_BYTES, int V_BYTES>
+template <int STAGES, int SLOT, int V_OFFSET>
 struct Ring {
     uint32_t data, barriers; /* shared addresses */
     uint64_t policy;
@@ -40,14 +40,15 @@ struct Ring {
                      : "memory");
     }
 
-    __device__ __forceinline__ void fill(int slot, const uint8_t *k, const uint8_t *v)
+    __device__ __forceinline__ void fill(int slot, const uint8_t *k, uint32_t k_bytes, const uint8_t *v,
+                                         uint32_t v_bytes)
     {
         if (lane == 0) {
             uint32_t barrier = barriers + 8 * slot, to = data + slot * SLOT;
-            asm volatile("mbarrier.arrive.expect_tx.shared::cta.b64 _, [%0], %1;" ::"r"(barrier), "n"(K_BYTES + V_BYTES)
+            asm volatile("mbarrier.arrive.expect_tx.shared::cta.b64 _, [%0], %1;" ::"r"(barrier), "r"(k_bytes + v_bytes)
                          : "memory");
-            copy(to, k, K_BYTES, barrier);
-            copy(to + K_BYTES, v, V_BYTES, barrier);
+            copy(to, k, k_bytes, barrier);
+            copy(to + V_OFFSET, v, v_bytes, barrier);
         }
     }
 
@@ -71,7 +72,7 @@ struct Ring {
 
 #else
 
-template <int STAGES, int SLOT, int K_BYTES, int V_BYTES>
+template <int STAGES, int SLOT, int V_OFFSET>
 struct Ring {
     uint32_t data;
     int lane;
@@ -88,10 +89,11 @@ struct Ring {
             asm volatile("cp.async.cg.shared.global [%0], [%1], 16;" ::"r"(to + at), "l"(from + at) : "memory");
     }
 
-    __device__ __forceinline__ void fill(int slot, const uint8_t *k, const uint8_t *v)
+    __device__ __forceinline__ void fill(int slot, const uint8_t *k, uint32_t k_bytes, const uint8_t *v,
+                                         uint32_t v_bytes)
     {
-        copy(data + slot * SLOT, k, K_BYTES);
-        copy(data + slot * SLOT + K_BYTES, v, V_BYTES);
+        copy(data + slot * SLOT, k, k_bytes);
+        copy(data + slot * SLOT + V_OFFSET, v, v_bytes);
         skip();
     }
 
