@@ -3,6 +3,7 @@
 
 The bytes counted are the rows read and the pages written; the copy's are those it reads and those it writes.
 """
+
 import argparse
 import csv
 import shlex
@@ -52,14 +53,42 @@ def main():
     for shape in SHAPES:
         for codec in args.codecs.split(","):
             us, size = bench_codec(codec, shape, flush, args.repeats)
-            print(f"append {'x'.join(map(str, shape))} {codec}: {us:.1f} us, {size / us / copy:.0%} of copy", flush=True)
-            rows.append([*machine(), args.compiler, args.commit, shlex.join(["bench_append.py", *sys.argv[1:]]), *shape,
-                         codec, f"{us:.2f}", f"{size / us / 1e3:.0f}", f"{size / us / copy:.3f}"])
+            print(
+                f"append {'x'.join(map(str, shape))} {codec}: {us:.1f} us, {size / us / copy:.0%} of copy",
+                flush=True,
+            )
+            rows.append(
+                [
+                    *machine(),
+                    args.compiler,
+                    args.commit,
+                    shlex.join(["bench_append.py", *sys.argv[1:]]),
+                    *shape,
+                    codec,
+                    f"{us:.2f}",
+                    f"{size / us / 1e3:.0f}",
+                    f"{size / us / copy:.3f}",
+                ]
+            )
     if args.csv:
         with open(args.csv, "w", newline="") as file:
             writer = csv.writer(file, lineterminator="\n")
-            writer.writerow(["machine", "driver", "compiler", "commit", "command", "tokens", "kv_heads", "head_dim",
-                             "codec", "us", "GB/s", "fraction of copy"])
+            writer.writerow(
+                [
+                    "machine",
+                    "driver",
+                    "compiler",
+                    "commit",
+                    "command",
+                    "tokens",
+                    "kv_heads",
+                    "head_dim",
+                    "codec",
+                    "us",
+                    "GB/s",
+                    "fraction of copy",
+                ]
+            )
             writer.writerows(rows)
 
 

@@ -8,6 +8,7 @@ its time. Before it is timed, its output is compared with softmax in float32 ove
     KVANT_CUDA_LIBRARY=build/lib/libkvant_cuda.so PYTHONPATH=integrations/python bench/cuda/bench_attention.py \\
         --csv bench/results/cuda_attention.csv --commit $(git rev-parse --short HEAD)
 """
+
 import argparse
 import csv
 import shlex
@@ -22,9 +23,17 @@ from torch.nn.attention import SDPBackend, sdpa_kernel
 import kvant
 
 # batch, query heads, kv heads, head_dim, tokens
-SHAPES = [(1, 28, 4, 128, 65536), (1, 32, 8, 128, 131072), (8, 32, 8, 128, 32768), (64, 32, 8, 128, 4096),
-          (1, 32, 8, 128, 32768), (32, 64, 8, 128, 16384), (1, 16, 16, 64, 32760), (8, 16, 2, 256, 16384),
-          (8, 32, 8, 96, 16384)]
+SHAPES = [
+    (1, 28, 4, 128, 65536),
+    (1, 32, 8, 128, 131072),
+    (8, 32, 8, 128, 32768),
+    (64, 32, 8, 128, 4096),
+    (1, 32, 8, 128, 32768),
+    (32, 64, 8, 128, 16384),
+    (1, 16, 16, 64, 32760),
+    (8, 16, 2, 256, 16384),
+    (8, 32, 8, 96, 16384),
+]
 CODECS = ["int-4", "bdr-4", "turboquant-4", "turboquant-3", "turboquant-2", "int-8"]
 
 
@@ -53,7 +62,9 @@ def bench(call, flush, repeats):
 
 
 def spec_for(codec, head_dim):
-    return codec + ":rotate=hadamard" if codec.startswith("turboquant") and head_dim & (head_dim - 1) else codec
+    return (
+        codec + ":rotate=hadamard" if codec.startswith("turboquant") and head_dim & (head_dim - 1) else codec
+    )
 
 
 def make_cache(codec, batch, kv_heads, head_dim, tokens):
@@ -63,7 +74,9 @@ def make_cache(codec, batch, kv_heads, head_dim, tokens):
     cache = kvant.PagedCache(spec, spec, kv_heads, head_dim, batch * pages, seed=1)
     table = torch.randperm(batch * pages, device="cuda").to(torch.int32).view(batch, pages)
     for b in range(batch):
-        rows = [torch.randn(tokens, kv_heads, head_dim, device="cuda", dtype=torch.bfloat16) for _ in range(2)]
+        rows = [
+            torch.randn(tokens, kv_heads, head_dim, device="cuda", dtype=torch.bfloat16) for _ in range(2)
+        ]
         at = torch.arange(tokens, device="cuda")
         cache.append(rows[0], rows[1], table[b].long()[at // 64] * 64 + at % 64)
     return cache, table
@@ -73,7 +86,7 @@ def relative_error(cache, table, q, out, tokens):
     """Of sequence 0 and its first kv head, against float32 on the decoded pages."""
     group = q.shape[1] // cache.n_kv_heads
     k, v = (cache.decode(role, table[0], torch.float32)[:tokens, 0] for role in "kv")
-    scores = q[0, :group].float() @ k.T / cache.head_dim ** 0.5
+    scores = q[0, :group].float() @ k.T / cache.head_dim**0.5
     want = torch.softmax(scores, -1) @ v
     return ((out[0, :group].float() - want).norm() / want.norm()).item()
 
@@ -108,14 +121,17 @@ def bench_sdpa(backend, shape, flush, repeats):
 
 
 def machine():
-    driver = subprocess.run(["nvidia-smi", "--query-gpu=driver_version", "--format=csv,noheader"], capture_output=True,
-                            text=True).stdout.strip()
+    driver = subprocess.run(
+        ["nvidia-smi", "--query-gpu=driver_version", "--format=csv,noheader"], capture_output=True, text=True
+    ).stdout.strip()
     return torch.cuda.get_device_name(), driver
 
 
 def main():
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
-    parser.add_argument("--shapes", default=",".join(map(str, range(len(SHAPES)))), help="numbers of the shapes to time")
+    parser.add_argument(
+        "--shapes", default=",".join(map(str, range(len(SHAPES)))), help="numbers of the shapes to time"
+    )
     parser.add_argument("--codecs", default=",".join(CODECS))
     parser.add_argument("--no-sdpa", action="store_true")
     parser.add_argument("--repeats", type=int, default=31)
@@ -130,26 +146,66 @@ def main():
     for shape in (SHAPES[int(i)] for i in args.shapes.split(",")):
         results = []
         if not args.no_sdpa:
-            for name, backend in (("cudnn-bf16", SDPBackend.CUDNN_ATTENTION), ("flash-bf16", SDPBackend.FLASH_ATTENTION)):
+            for name, backend in (
+                ("cudnn-bf16", SDPBackend.CUDNN_ATTENTION),
+                ("flash-bf16", SDPBackend.FLASH_ATTENTION),
+            ):
                 us, size = bench_sdpa(backend, shape, flush, args.repeats)
                 results.append((name, us, size, None))
         for codec in args.codecs.split(","):
             results.append((codec, *bench_kvant(codec, shape, flush, args.repeats)))
             torch.cuda.empty_cache()
         rival = next((us for name, us, *_ in results if name == "cudnn-bf16" and us), None)
-        print("x".join(map(str, shape)) + ": " + "  ".join(
-            f"{name} {us:.1f}" + (f" ({size / us / 1e6:.2f} TB/s, err {error:.4f})" if error is not None else "")
-            for name, us, size, error in results if us), flush=True)
+        print(
+            "x".join(map(str, shape))
+            + ": "
+            + "  ".join(
+                f"{name} {us:.1f}"
+                + (f" ({size / us / 1e6:.2f} TB/s, err {error:.4f})" if error is not None else "")
+                for name, us, size, error in results
+                if us
+            ),
+            flush=True,
+        )
         for name, us, size, error in results:
             if us:
-                rows.append([gpu, driver, args.compiler, args.commit, shlex.join(["bench_attention.py", *sys.argv[1:]]),
-                             *shape, name, f"{us:.2f}", f"{size / us / 1e3:.0f}", f"{rival / us:.2f}" if rival else "",
-                             "" if error is None else f"{error:.5f}"])
+                rows.append(
+                    [
+                        gpu,
+                        driver,
+                        args.compiler,
+                        args.commit,
+                        shlex.join(["bench_attention.py", *sys.argv[1:]]),
+                        *shape,
+                        name,
+                        f"{us:.2f}",
+                        f"{size / us / 1e3:.0f}",
+                        f"{rival / us:.2f}" if rival else "",
+                        "" if error is None else f"{error:.5f}",
+                    ]
+                )
     if args.csv:
         with open(args.csv, "w", newline="") as file:
             writer = csv.writer(file, lineterminator="\n")
-            writer.writerow(["machine", "driver", "compiler", "commit", "command", "batch", "heads", "kv_heads",
-                             "head_dim", "tokens", "codec", "us", "GB/s", "ratio to cuDNN", "relative error"])
+            writer.writerow(
+                [
+                    "machine",
+                    "driver",
+                    "compiler",
+                    "commit",
+                    "command",
+                    "batch",
+                    "heads",
+                    "kv_heads",
+                    "head_dim",
+                    "tokens",
+                    "codec",
+                    "us",
+                    "GB/s",
+                    "ratio to cuDNN",
+                    "relative error",
+                ]
+            )
             writer.writerows(rows)
 
 

@@ -1,20 +1,22 @@
-/* cuda.h - the compressed cache on an NVIDIA GPU: append, decode attention and decoding of pages (libkvant_cuda).
+/* cuda.h - the compressed cache on an NVIDIA GPU: append, decode attention and decoding of pages
+ * (libkvant_cuda).
  *
- * A plain C interface on streams and device pointers for engines that own their memory. Pages hold the same bytes as
- * on the CPU (docs/format.md). A *block* is 64 tokens of one sequence; it has one K page and one V page a kv head:
+ * A plain C interface on streams and device pointers for engines that own their memory. Pages hold the same
+ * bytes as on the CPU (docs/format.md). A *block* is 64 tokens of one sequence; it has one K page and one V page
+ * a kv head:
  *
  *     page of block i, kv head h  =  base + i * block_stride + h * head_stride
  *
  * so that one table of block numbers serves K, V and every kv head, as in paged engines.
  *
- * Every function that takes a stream only enqueues work on it: it neither allocates nor synchronises, may be captured
- * into a CUDA graph, and may be called from several threads with different workspaces. Arguments on the host are
- * checked before anything is enqueued; what lies in device memory (lengths, tables, slots) is read by the kernels,
- * which stay within the sizes given here and trust the block numbers. An error of the CUDA runtime comes back as
- * KVANT_ERR_CUDA.
+ * Every function that takes a stream only enqueues work on it: it neither allocates nor synchronises, may be
+ * captured into a CUDA graph, and may be called from several threads with different workspaces. Arguments on the
+ * host are checked before anything is enqueued; what lies in device memory (lengths, tables, slots) is read by
+ * the kernels, which stay within the sizes given here and trust the block numbers. An error of the CUDA runtime
+ * comes back as KVANT_ERR_CUDA.
  *
- * On the GPU: `int-4`, `int-8`, `bdr-4`, `bdr-8` (axis=token, one group a token) and `turboquant-2`, `-3`, `-4`, each
- * without rotation or with a Hadamard one; head_dim 64, 96, 128 and 256. Others: KVANT_ERR_UNSUPPORTED.
+ * On the GPU: `int-4`, `int-8`, `bdr-4`, `bdr-8` (axis=token, one group a token) and `turboquant-2`, `-3`, `-4`,
+ * each without rotation or with a Hadamard one; head_dim 64, 96, 128 and 256. Others: KVANT_ERR_UNSUPPORTED.
  */
 #ifndef KVANT_CUDA_H
 #define KVANT_CUDA_H
@@ -33,14 +35,15 @@ typedef enum kvant_cuda_type { KVANT_CUDA_F32 = 0, KVANT_CUDA_F16 = 1, KVANT_CUD
 /* The CUDA runtime refused a launch or the library was built without code for this device. */
 #define KVANT_ERR_CUDA ((kvant_status)80)
 
-/* Bits that kernels set (atomic or) in the caller's device word when a row was refused; nothing of it is written. */
+/* Bits that kernels set (atomic or) in the caller's device word when a row was refused; nothing of it is
+ * written. */
 #define KVANT_CUDA_ROW_NONFINITE 1u /* a NaN or an infinity */
 #define KVANT_CUDA_ROW_RANGE 2u     /* a scale or zero point beyond fp16's largest number */
 
 typedef struct kvant_cuda_codec kvant_cuda_codec;
 
-/* Makes the GPU's side of a codec; the arguments are those of kvant_codec_create. Host work only: no device is
- * touched. On error *codec is NULL and err, when errlen > 0, says what is missing ("not on the GPU: ..."). */
+/* Makes the GPU's side of a codec; the arguments are those of kvant_codec_create. Host work only: no device
+ * is touched. On error *codec is NULL and err, when errlen > 0, says what is missing ("not on the GPU: ..."). */
 KVANT_API kvant_status kvant_cuda_codec_create(const char *spec, uint32_t head_dim, kvant_role role, uint64_t seed,
                                                kvant_cuda_codec **codec, char *err, size_t errlen);
 
@@ -67,70 +70,73 @@ typedef struct kvant_cuda_pages {
 typedef struct kvant_cuda_rows {
     const kvant_cuda_codec *codec;
     kvant_cuda_pages pages;
-    const void *rows;        /* n_tokens x n_kv_heads x head_dim */
-    size_t token_stride;     /* elements; a token's heads are head_stride apart, a row is contiguous */
+    const void *rows;    /* n_tokens x n_kv_heads x head_dim */
+    size_t token_stride; /* elements; a token's heads are head_stride apart, a row is contiguous */
     size_t head_stride;
-    const float *center;     /* n_kv_heads x head_dim on the device, or NULL */
+    const float *center; /* n_kv_heads x head_dim on the device, or NULL */
 } kvant_cuda_rows;
 
 typedef struct kvant_cuda_append_args {
-    size_t size;             /* set by the caller to sizeof(kvant_cuda_append_args) */
+    size_t size; /* set by the caller to sizeof(kvant_cuda_append_args) */
     kvant_cuda_rows k, v;
-    kvant_cuda_type type;    /* of rows */
+    kvant_cuda_type type; /* of rows */
     uint32_t n_tokens, n_kv_heads;
-    const int64_t *slots;    /* device: slot of token i = 64 * block + offset; negative skips it */
-    uint32_t *refused;       /* device word or NULL: KVANT_CUDA_ROW_* of rows that were not written */
+    const int64_t *slots; /* device: slot of token i = 64 * block + offset; negative skips it */
+    uint32_t *refused;    /* device word or NULL: KVANT_CUDA_ROW_* of rows that were not written */
 } kvant_cuda_append_args;
 
-/* Rotates, quantises and writes n_tokens tokens: the bytes are those that kvant_codec_encode writes. Tokens that share
- * a page may come in one call in any order; two tokens with the same slot in one call, or an append to a page that
- * another stream appends to at the same time, leave that slot undefined. Pages start as zero bytes or as old pages. */
+/* Rotates, quantises and writes n_tokens tokens: the bytes are those that kvant_codec_encode writes. Tokens
+ * that share a page may come in one call in any order; two tokens with the same slot in one call, or an
+ * append to a page that another stream appends to at the same time, leave that slot undefined. Pages start as
+ * zero bytes or as old pages. */
 KVANT_API kvant_status kvant_cuda_append(const kvant_cuda_append_args *args, kvant_cuda_stream stream);
 
 /* ---- decode attention ---- */
 
 typedef struct kvant_cuda_attention_args {
-    size_t size;                /* set by the caller to sizeof(kvant_cuda_attention_args) */
+    size_t size;                               /* set by the caller to sizeof(kvant_cuda_attention_args) */
     const kvant_cuda_codec *k_codec, *v_codec; /* same head_dim and the same code width and kind */
     kvant_cuda_pages k, v;
     const int32_t *block_table; /* device: batch x blocks_per_row block numbers */
     size_t table_stride;        /* elements between the rows of two sequences */
     uint32_t blocks_per_row;    /* entries of a row that may be read */
     const int32_t *lengths;     /* device: tokens of each sequence; cut to 64 * blocks_per_row, below 1 is empty */
-    uint32_t batch, n_heads, n_kv_heads; /* n_heads a multiple of n_kv_heads, at most 64 heads a kv head */
-    kvant_cuda_type type;       /* of q and out: F16 or BF16 (F32 too, for tests) */
-    const void *q;              /* batch x n_heads x head_dim */
+    uint32_t batch, n_heads, n_kv_heads;  /* n_heads a multiple of n_kv_heads, at most 64 heads a kv head */
+    kvant_cuda_type type;                 /* of q and out: F16 or BF16 (F32 too, for tests) */
+    const void *q;                        /* batch x n_heads x head_dim */
     size_t q_batch_stride, q_head_stride; /* elements */
     void *out;
     size_t out_batch_stride, out_head_stride;
-    float *lse;                 /* batch x n_heads natural log-sum-exp of scale * <q, k>, or NULL; -inf when empty */
+    float *lse; /* batch x n_heads natural log-sum-exp of scale * <q, k>, or NULL; -inf when empty */
     float scale;
-    const float *v_center;      /* n_kv_heads x head_dim on the device, or NULL */
-    void *workspace;            /* device, aligned to 256 */
+    const float *v_center; /* n_kv_heads x head_dim on the device, or NULL */
+    void *workspace;       /* device, aligned to 256 */
     size_t workspace_bytes;
 } kvant_cuda_attention_args;
 
-/* Bytes of workspace that attention needs on the current device for any call with this head_dim; 0 on an error. */
+/* Bytes of workspace that attention needs on the current device for any call with this head_dim; 0 on an
+ * error. */
 KVANT_API size_t kvant_cuda_attention_workspace(uint32_t head_dim);
 
-/* out = softmax(scale * q K^T) V for one query token a sequence. An empty sequence gives zeros. The same input gives
- * the same bits on the same GPU. The first 4096 bytes of the workspace must be zero before its first use; every call
- * leaves them so. Calls that share a workspace must be ordered (one stream). Queries are rounded to fp16 after
- * rotation, relative to the largest number of their head, probabilities to fp16: docs/cuda.md has the error bound. */
+/* out = softmax(scale * q K^T) V for one query token a sequence. An empty sequence gives zeros. The same
+ * input gives the same bits on the same GPU. The first 4096 bytes of the workspace must be zero before its
+ * first use; every call leaves them so. Calls that share a workspace must be ordered (one stream). Queries
+ * are rounded to fp16 after rotation, relative to the largest number of their head, probabilities to fp16:
+ * docs/cuda.md has the error bound. */
 KVANT_API kvant_status kvant_cuda_attention(const kvant_cuda_attention_args *args, kvant_cuda_stream stream);
 
 /* ---- pages ---- */
 
 typedef struct kvant_cuda_decode_args {
-    size_t size;             /* set by the caller to sizeof(kvant_cuda_decode_args) */
+    size_t size; /* set by the caller to sizeof(kvant_cuda_decode_args) */
     const kvant_cuda_codec *codec;
     kvant_cuda_pages pages;
-    const int32_t *blocks;   /* device: n_blocks block numbers */
+    const int32_t *blocks; /* device: n_blocks block numbers */
     uint32_t n_blocks, n_kv_heads;
-    kvant_cuda_type type;    /* of out */
-    void *out;               /* (n_blocks x 64) x n_kv_heads x head_dim */
+    kvant_cuda_type type;             /* of out */
+    void *out;                        /* (n_blocks x 64) x n_kv_heads x head_dim */
     size_t token_stride, head_stride; /* elements */
-    const float *center;     /* n_kv_heads x head_dim on the device, or NULL */
+    const float *center;              /* n_kv_heads x head_dim on the device, or NULL */
 } kvant_cuda_decode_args;
 
 /* Decodes whole blocks into rows, un-rotated and with the centre added. */

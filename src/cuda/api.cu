@@ -7,7 +7,8 @@
 
 using namespace kvant;
 
-namespace {
+namespace
+{
 
 constexpr uint32_t MAX_HEADS_A_KV = 64;
 constexpr uint32_t MAX_GRID_Y = 65535;
@@ -44,8 +45,14 @@ bool add_role(AppendArgs &to, int &n, const kvant_cuda_rows &rows, uint32_t n_kv
     const kvant_cuda_params &codec = rows.codec->params;
     if (!rows.rows || !valid_pages(rows.pages, codec.page_bytes, n_kv_heads))
         return false;
-    to.roles[n++] = AppendRole{ codec, static_cast<uint8_t *>(rows.pages.base), rows.pages.block_stride,
-                                rows.pages.head_stride, rows.rows, rows.token_stride, rows.head_stride, rows.center };
+    to.roles[n++] = AppendRole{ codec,
+                                static_cast<uint8_t *>(rows.pages.base),
+                                rows.pages.block_stride,
+                                rows.pages.head_stride,
+                                rows.rows,
+                                rows.token_stride,
+                                rows.head_stride,
+                                rows.center };
     return true;
 }
 
@@ -70,16 +77,11 @@ Device current_device()
 AttentionKernel find_kernel(const kvant_cuda_params &codec, bool large)
 {
     switch (codec.kind) {
-    case KVANT_CUDA_UNIFORM4:
-        return uniform4_attention(codec.head_dim, large);
-    case KVANT_CUDA_UNIFORM8:
-        return uniform8_attention(codec.head_dim, large);
-    case KVANT_CUDA_CODEBOOK2:
-        return codebook2_attention(codec.head_dim, large);
-    case KVANT_CUDA_CODEBOOK3:
-        return codebook3_attention(codec.head_dim, large);
-    case KVANT_CUDA_CODEBOOK4:
-        return codebook4_attention(codec.head_dim, large);
+    case KVANT_CUDA_UNIFORM4: return uniform4_attention(codec.head_dim, large);
+    case KVANT_CUDA_UNIFORM8: return uniform8_attention(codec.head_dim, large);
+    case KVANT_CUDA_CODEBOOK2: return codebook2_attention(codec.head_dim, large);
+    case KVANT_CUDA_CODEBOOK3: return codebook3_attention(codec.head_dim, large);
+    case KVANT_CUDA_CODEBOOK4: return codebook4_attention(codec.head_dim, large);
     }
     return AttentionKernel{};
 }
@@ -101,7 +103,8 @@ kvant_status check_attention(const kvant_cuda_attention_args *args)
     if (args->batch == 0 || args->n_kv_heads == 0 || args->n_heads == 0 || args->n_heads % args->n_kv_heads != 0 ||
         args->blocks_per_row == 0 || args->blocks_per_row > INT_MAX / 64)
         return KVANT_ERR_ARGUMENT;
-    if (!valid_pages(args->k, k.page_bytes, args->n_kv_heads) || !valid_pages(args->v, v.page_bytes, args->n_kv_heads))
+    if (!valid_pages(args->k, k.page_bytes, args->n_kv_heads) ||
+        !valid_pages(args->v, v.page_bytes, args->n_kv_heads))
         return KVANT_ERR_ARGUMENT;
     uint64_t groups = (args->n_heads / args->n_kv_heads + HEADS - 1) / HEADS;
     if ((uint64_t)args->batch * args->n_kv_heads * groups * args->blocks_per_row > INT_MAX / 2)
@@ -177,8 +180,8 @@ extern "C" kvant_status kvant_cuda_append(const kvant_cuda_append_args *args, kv
     p.n_tokens = args->n_tokens;
     p.slots = args->slots;
     p.refused = args->refused;
-    return from_cuda(launch_append(p, p.roles[0].codec.head_dim, n, (int)args->n_kv_heads,
-                                   static_cast<cudaStream_t>(stream)));
+    return from_cuda(
+        launch_append(p, p.roles[0].codec.head_dim, n, (int)args->n_kv_heads, static_cast<cudaStream_t>(stream)));
 }
 
 extern "C" size_t kvant_cuda_attention_workspace(uint32_t head_dim)
@@ -210,29 +213,39 @@ extern "C" kvant_status kvant_cuda_attention(const kvant_cuda_attention_args *ar
 extern "C" kvant_status kvant_cuda_decode(const kvant_cuda_decode_args *args, kvant_cuda_stream stream)
 {
     if (!args || args->size != sizeof *args || !args->codec || !args->blocks || !args->out ||
-        !valid_type(args->type) || args->n_kv_heads == 0 || args->n_kv_heads > MAX_GRID_Y || args->n_blocks > INT_MAX)
+        !valid_type(args->type) || args->n_kv_heads == 0 || args->n_kv_heads > MAX_GRID_Y ||
+        args->n_blocks > INT_MAX)
         return KVANT_ERR_ARGUMENT;
     const kvant_cuda_params &codec = args->codec->params;
     if (!valid_pages(args->pages, codec.page_bytes, args->n_kv_heads))
         return KVANT_ERR_ARGUMENT;
     if (args->n_blocks == 0)
         return KVANT_OK;
-    DecodeArgs p{ codec, static_cast<const uint8_t *>(args->pages.base), args->pages.block_stride,
-                  args->pages.head_stride, args->blocks, args->type, args->out, args->token_stride, args->head_stride,
+    DecodeArgs p{ codec,
+                  static_cast<const uint8_t *>(args->pages.base),
+                  args->pages.block_stride,
+                  args->pages.head_stride,
+                  args->blocks,
+                  args->type,
+                  args->out,
+                  args->token_stride,
+                  args->head_stride,
                   args->center };
-    return from_cuda(launch_decode(p, codec.head_dim, args->n_blocks, args->n_kv_heads,
-                                   static_cast<cudaStream_t>(stream)));
+    return from_cuda(
+        launch_decode(p, codec.head_dim, args->n_blocks, args->n_kv_heads, static_cast<cudaStream_t>(stream)));
 }
 
-extern "C" kvant_status kvant_cuda_copy_blocks(const kvant_cuda_pages *pages, size_t page_bytes, uint32_t n_kv_heads,
-                                               const int32_t *from, const int32_t *to, uint32_t n,
-                                               kvant_cuda_stream stream)
+extern "C" kvant_status kvant_cuda_copy_blocks(const kvant_cuda_pages *pages, size_t page_bytes,
+                                               uint32_t n_kv_heads, const int32_t *from, const int32_t *to,
+                                               uint32_t n, kvant_cuda_stream stream)
 {
     if (!pages || !from || !to || page_bytes == 0 || page_bytes % 16 != 0 || n_kv_heads == 0 ||
         n_kv_heads > MAX_GRID_Y || n > INT_MAX || !valid_pages(*pages, page_bytes, n_kv_heads))
         return KVANT_ERR_ARGUMENT;
     if (n == 0)
         return KVANT_OK;
-    CopyArgs p{ static_cast<uint8_t *>(pages->base), pages->block_stride, pages->head_stride, page_bytes, from, to };
+    CopyArgs p{
+        static_cast<uint8_t *>(pages->base), pages->block_stride, pages->head_stride, page_bytes, from, to
+    };
     return from_cuda(launch_copy(p, n, n_kv_heads, static_cast<cudaStream_t>(stream)));
 }

@@ -1,27 +1,28 @@
-/* append.cu - rows of numbers into pages: rotate, quantise, write. The bytes are those of the CPU's encoder, so all
- * arithmetic is in single roundings and in its order (docs/format.md, "Numbers").
+/* append.cu - rows of numbers into pages: rotate, quantise, write. The bytes are those of the CPU's encoder,
+ * so all arithmetic is in single roundings and in its order (docs/format.md, "Numbers").
  *
- * A block takes up to 64 tokens of one kv head and one role. First a warp a token quantises into shared memory; then the
- * tokens are written page by page. Tokens share words, so a word is stored whole when the block has all of its codes,
- * and its own bits are flipped by an atomic otherwise: other tokens of the word may be written at the same time. */
+ * A block takes up to 64 tokens of one kv head and one role. First a warp a token quantises into shared
+ * memory; then the tokens are written page by page. Tokens share words, so a word is stored whole when the
+ * block has all of its codes, and its own bits are flipped by an atomic otherwise: other tokens of the word
+ * may be written at the same time. */
 #include "append.h"
 #include "launch.h"
 #include "layout.cuh"
 #include "rotate.cuh"
 
-namespace kvant {
+namespace kvant
+{
 
 constexpr int WARPS = 8;
 constexpr int FEW_TOKENS = 6; /* up to so many tokens of a page are written code by code */
 
-template <int D>
-struct Chunk {
+template <int D> struct Chunk {
     uint8_t codes[PAGE_TOKENS][D + 4]; /* + 4: tokens in different banks */
     float thresholds[KVANT_CUDA_MAX_LEVELS], values[KVANT_CUDA_MAX_LEVELS];
     uint16_t scale[PAGE_TOKENS], zero[PAGE_TOKENS];
-    int64_t slot[PAGE_TOKENS];         /* negative: no token */
-    uint8_t token_at[PAGE_TOKENS];     /* of the page being written: which token of the chunk, NONE without one */
-    uint32_t whole[2], single[2];      /* bit i: token i stands for its page, or is written by itself */
+    int64_t slot[PAGE_TOKENS];     /* negative: no token */
+    uint8_t token_at[PAGE_TOKENS]; /* of the page being written: which token of the chunk, NONE without one */
+    uint32_t whole[2], single[2];  /* bit i: token i stands for its page, or is written by itself */
 };
 
 constexpr uint8_t NONE = 255;
@@ -88,8 +89,7 @@ __device__ __forceinline__ Quantized quantize_uniform(const kvant_cuda_params &c
     return Quantized{ scale, codec.symmetric ? 0 : min, fmaxf(fabsf(min), fabsf(max)) <= 65504.0f };
 }
 
-template <int D>
-__device__ __forceinline__ bool is_finite(const Row<D> &row)
+template <int D> __device__ __forceinline__ bool is_finite(const Row<D> &row)
 {
     bool finite = true;
 #pragma unroll
@@ -100,8 +100,8 @@ __device__ __forceinline__ bool is_finite(const Row<D> &row)
 
 /* Quantises token `token` of the chunk; its slot becomes negative when it is refused. */
 template <int D>
-__device__ void quantize_token(const AppendArgs &args, const AppendRole &role, Chunk<D> &chunk, int token, size_t row_at,
-                               int kv_head, int lane)
+__device__ void quantize_token(const AppendArgs &args, const AppendRole &role, Chunk<D> &chunk, int token,
+                               size_t row_at, int kv_head, int lane)
 {
     Row<D> row = load_row<D>(role.rows, row_at, args.type, lane);
     if (role.center)
@@ -140,7 +140,8 @@ struct Plane {
 
 __device__ __forceinline__ Plane plane_of(const kvant_cuda_params &codec, int i)
 {
-    int d = codec.head_dim / 16, rows = codec.role == KVANT_ROLE_K ? 4 : d, columns = codec.role == KVANT_ROLE_K ? d : 4;
+    int d = codec.head_dim / 16, rows = codec.role == KVANT_ROLE_K ? 4 : d,
+        columns = codec.role == KVANT_ROLE_K ? d : 4;
     int first = plane_bits(codec.bits, 0);
     return i == 0 ? Plane{ first, 0, 0, rows, columns }
                   : Plane{ plane_bits(codec.bits, 1), first, plane_words(first, rows, columns), rows, columns };
@@ -167,7 +168,8 @@ __device__ __forceinline__ void write_word(const Chunk<D> &chunk, int shift, uin
             int token = chunk.token_at[KEYS ? row : column];
             if (token == NONE)
                 continue;
-            bits |= ((uint32_t)chunk.codes[token][KEYS ? column : row] >> shift & ONES) << (BITS * field + 16 * half);
+            bits |= ((uint32_t)chunk.codes[token][KEYS ? column : row] >> shift & ONES)
+                    << (BITS * field + 16 * half);
             mask |= ONES << (BITS * field + 16 * half);
         }
     if (mask == FULL)
@@ -189,18 +191,12 @@ __device__ __forceinline__ void write_plane(const Chunk<D> &chunk, const Plane &
 {
     uint32_t *words = page + plane.first_word;
     switch (2 * plane.bits + keys) {
-    case 2:
-        return write_plane<D, 1, false>(chunk, plane.shift, words);
-    case 3:
-        return write_plane<D, 1, true>(chunk, plane.shift, words);
-    case 4:
-        return write_plane<D, 2, false>(chunk, plane.shift, words);
-    case 5:
-        return write_plane<D, 2, true>(chunk, plane.shift, words);
-    case 8:
-        return write_plane<D, 4, false>(chunk, plane.shift, words);
-    default:
-        return write_plane<D, 4, true>(chunk, plane.shift, words);
+    case 2: return write_plane<D, 1, false>(chunk, plane.shift, words);
+    case 3: return write_plane<D, 1, true>(chunk, plane.shift, words);
+    case 4: return write_plane<D, 2, false>(chunk, plane.shift, words);
+    case 5: return write_plane<D, 2, true>(chunk, plane.shift, words);
+    case 8: return write_plane<D, 4, false>(chunk, plane.shift, words);
+    default: return write_plane<D, 4, true>(chunk, plane.shift, words);
     }
 }
 
@@ -221,7 +217,8 @@ __device__ void write_page(const kvant_cuda_params &codec, Chunk<D> &chunk, int 
 
 /* A warp writes one token code by code. */
 template <int D>
-__device__ void write_token(const kvant_cuda_params &codec, const Chunk<D> &chunk, int token, uint8_t *page, int lane)
+__device__ void write_token(const kvant_cuda_params &codec, const Chunk<D> &chunk, int token, uint8_t *page,
+                            int lane)
 {
     int at = (int)(chunk.slot[token] % PAGE_TOKENS);
     bool keys = codec.role == KVANT_ROLE_K;
@@ -229,8 +226,8 @@ __device__ void write_token(const kvant_cuda_params &codec, const Chunk<D> &chun
         Plane plane = plane_of(codec, i);
         uint32_t ones = (1u << plane.bits) - 1;
         for (int channel = lane; channel < D; channel += 32) {
-            Place where = place(plane.bits, plane.row_tiles, plane.column_tiles, keys ? at : channel,
-                                keys ? channel : at);
+            Place where =
+                place(plane.bits, plane.row_tiles, plane.column_tiles, keys ? at : channel, keys ? channel : at);
             uint32_t code = (uint32_t)chunk.codes[token][channel] >> plane.shift & ones;
             put_bits(reinterpret_cast<uint32_t *>(page) + plane.first_word + where.word, code << where.bit,
                      ones << where.bit);
@@ -245,8 +242,7 @@ __device__ __forceinline__ uint8_t *page_of(const AppendRole &role, const Chunk<
 }
 
 /* Sorts the chunk's tokens: pages with many of them are written page by page, others token by token. */
-template <int D>
-__device__ void count_pages(Chunk<D> &chunk)
+template <int D> __device__ void count_pages(Chunk<D> &chunk)
 {
     int i = threadIdx.x, count = 0;
     if (i >= PAGE_TOKENS)
@@ -267,7 +263,8 @@ template <int D>
 __device__ void write_metadata(const AppendRole &role, const Chunk<D> &chunk, int token, int kv_head)
 {
     int at = (int)(chunk.slot[token] % PAGE_TOKENS);
-    uint16_t *numbers = reinterpret_cast<uint16_t *>(page_of(role, chunk, token, kv_head) + role.codec.metadata_offset);
+    uint16_t *numbers =
+        reinterpret_cast<uint16_t *>(page_of(role, chunk, token, kv_head) + role.codec.metadata_offset);
     numbers[at] = chunk.scale[token];
     if (role.codec.kind < KVANT_CUDA_CODEBOOK2 && !role.codec.symmetric)
         numbers[PAGE_TOKENS + at] = chunk.zero[token];
@@ -281,7 +278,8 @@ __global__ void __launch_bounds__(WARPS * 32) append_kernel(const __grid_constan
     const int lane = threadIdx.x & 31, warp = threadIdx.x >> 5, kv_head = blockIdx.y;
     const uint32_t first = blockIdx.x * args.chunk;
     if (threadIdx.x < PAGE_TOKENS)
-        chunk.slot[threadIdx.x] = threadIdx.x < args.chunk && first + threadIdx.x < args.n_tokens ? args.slots[first + threadIdx.x] : -1;
+        chunk.slot[threadIdx.x] =
+            threadIdx.x < args.chunk && first + threadIdx.x < args.n_tokens ? args.slots[first + threadIdx.x] : -1;
     else if (threadIdx.x < PAGE_TOKENS + KVANT_CUDA_MAX_LEVELS) {
         int i = threadIdx.x - PAGE_TOKENS;
         chunk.thresholds[i] = role.codec.thresholds[i];
@@ -290,8 +288,8 @@ __global__ void __launch_bounds__(WARPS * 32) append_kernel(const __grid_constan
     __syncthreads();
     for (int t = warp; t < PAGE_TOKENS; t += WARPS)
         if (chunk.slot[t] >= 0)
-            quantize_token(args, role, chunk, t, (first + t) * role.token_stride + kv_head * role.row_head_stride, kv_head,
-                           lane);
+            quantize_token(args, role, chunk, t, (first + t) * role.token_stride + kv_head * role.row_head_stride,
+                           kv_head, lane);
     __syncthreads();
     count_pages(chunk);
     if (threadIdx.x >= 128 && threadIdx.x < 128 + PAGE_TOKENS && chunk.slot[threadIdx.x - 128] >= 0)
@@ -307,7 +305,8 @@ __global__ void __launch_bounds__(WARPS * 32) append_kernel(const __grid_constan
             write_token(role.codec, chunk, t, page_of(role, chunk, t, kv_head), lane);
 }
 
-cudaError_t launch_append(const AppendArgs &args, uint32_t head_dim, int n_roles, int n_kv_heads, cudaStream_t stream)
+cudaError_t launch_append(const AppendArgs &args, uint32_t head_dim, int n_roles, int n_kv_heads,
+                          cudaStream_t stream)
 {
     AppendArgs p = args;
     /* a decode step has few tokens, of different pages: a token a warp, over many multiprocessors */

@@ -6,26 +6,28 @@
 
 #include <cuda_runtime.h>
 
-namespace kvant {
+namespace kvant
+{
 
 struct AppendRole {
     kvant_cuda_params codec;
     uint8_t *base;
-    size_t block_stride, head_stride;      /* of pages, bytes */
+    size_t block_stride, head_stride; /* of pages, bytes */
     const void *rows;
-    size_t token_stride, row_head_stride;  /* of rows, elements */
+    size_t token_stride, row_head_stride; /* of rows, elements */
     const float *center;
 };
 
 struct AppendArgs {
     AppendRole roles[2];
     kvant_cuda_type type;
-    uint32_t n_tokens, chunk;  /* chunk: tokens a block of threads, set by launch_append */
+    uint32_t n_tokens, chunk; /* chunk: tokens a block of threads, set by launch_append */
     const int64_t *slots;
     uint32_t *refused;
 };
 
-cudaError_t launch_append(const AppendArgs &args, uint32_t head_dim, int n_roles, int n_kv_heads, cudaStream_t stream);
+cudaError_t launch_append(const AppendArgs &args, uint32_t head_dim, int n_roles, int n_kv_heads,
+                          cudaStream_t stream);
 
 } // namespace kvant
 

@@ -1,11 +1,12 @@
 /* attention.cuh - decode attention on compressed pages: the kernel.
  *
- * A block of threads takes a piece of the line of pages (schedule.cuh). Its warps take the piece's pages in turn, each
- * through its own ring (feeder.cuh), and meet only where a (sequence, kv head) pair ends: there the warps' sums are
- * added in the order of warps. A pair that lies wholly in the piece is finished on the spot; one that other blocks share
- * leaves a partial result, and the block that finishes last adds them up in the order of blocks. Orders are fixed, so
- * the same input gives the same bits. A block has at most two partial results: the pair that its piece begins in the
- * middle of, and the one that it ends in the middle of.
+ * A block of threads takes a piece of the line of pages (schedule.cuh). Its warps take the piece's pages in
+ * turn, each through its own ring (feeder.cuh), and meet only where a (sequence, kv head) pair ends: there
+ * the warps' sums are added in the order of warps. A pair that lies wholly in the piece is finished on the
+ * spot; one that other blocks share leaves a partial result, and the block that finishes last adds them up in
+ * the order of blocks. Orders are fixed, so the same input gives the same bits. A block has at most two
+ * partial results: the pair that its piece begins in the middle of, and the one that it ends in the middle
+ * of.
  *
  * The query heads of a kv head are the columns of every MMA, so a code is unpacked once for all of them. */
 #ifndef KVANT_CUDA_ATTENTION_CUH
@@ -16,12 +17,13 @@
 #include "query.cuh"
 #include "softmax.cuh"
 
-namespace kvant {
+namespace kvant
+{
 
-/* Threads and memory of a kernel: one block a multiprocessor, because what ends a pair costs less among fewer blocks, with
- * 8 warps where two slots each fit what sm_80 has (163 KB); LARGE is for machines with 227 KB, which go into more slots. */
-template <class C, int D, bool LARGE>
-struct Shape {
+/* Threads and memory of a kernel: one block a multiprocessor, because what ends a pair costs less among fewer
+ * blocks, with 8 warps where two slots each fit what sm_80 has (163 KB); LARGE is for machines with 227 KB,
+ * which go into more slots. */
+template <class C, int D, bool LARGE> struct Shape {
     static constexpr int METADATA = PAGE_TOKENS * (C::BIASED ? 2 : 4);
     static constexpr int K_CODES = code_bytes(C::BITS, 4, D / 16), V_CODES = code_bytes(C::BITS, D / 16, 4);
     static constexpr int K_BYTES = K_CODES + METADATA, V_BYTES = V_CODES + METADATA;
@@ -31,8 +33,7 @@ struct Shape {
     static constexpr int FIT = (LARGE ? 217000 : 152000) / (WARPS * SLOT), STAGES = FIT < 4 ? FIT : 4;
 };
 
-template <class C, int D, bool LARGE>
-struct SharedMemory {
+template <class C, int D, bool LARGE> struct SharedMemory {
     using S = Shape<C, D, LARGE>;
     alignas(128) uint8_t slots[S::WARPS][S::STAGES][S::SLOT];
     uint64_t barriers[S::WARPS][S::STAGES];
@@ -57,25 +58,23 @@ static __device__ __noinline__ void clear_empty(const AttentionArgs &p, const Le
 }
 
 /* One page for one warp: scores from the K slot, then weights and sums from the V slot. */
-template <class C, int D>
-struct PageStep {
+template <class C, int D> struct PageStep {
     using S = Shape<C, D, true>; /* where codes end is the same for both */
 
-    __device__ static __forceinline__ void scores(const AttentionArgs &p, const uint8_t *page, const uint32_t (&q)[D / 16][2],
-                                                  const ScoreFactors &factors, const Bytes &table, int lane,
-                                                  float (&s)[4][4])
+    __device__ static __forceinline__ void scores(const AttentionArgs &p, const uint8_t *page,
+                                                  const uint32_t (&q)[D / 16][2], const ScoreFactors &factors,
+                                                  const Bytes &table, int lane, float (&s)[4][4])
     {
 #pragma unroll
         for (int i = 0; i < 4; i++)
             s[i][0] = s[i][1] = s[i][2] = s[i][3] = 0;
-        for_each_tile<C, 4, D / 16>(page, lane, table, [&](int rt, int ct, const uint32_t(&a)[4]) {
-            mma(s[rt], a, q[ct][0], q[ct][1]);
-        });
+        for_each_tile<C, 4, D / 16>(
+            page, lane, table, [&](int rt, int ct, const uint32_t(&a)[4]) { mma(s[rt], a, q[ct][0], q[ct][1]); });
         scale_scores<C>(s, factors, load_scales<C>(page + S::K_CODES, lane >> 2, p.k_symmetric, p.k_offset));
     }
 
-    __device__ static __forceinline__ void values(const AttentionArgs &p, const uint8_t *page, const Bytes &table, int lane,
-                                                  int valid, float (&s)[4][4], Accumulator<C, D> &sums)
+    __device__ static __forceinline__ void values(const AttentionArgs &p, const uint8_t *page, const Bytes &table,
+                                                  int lane, int valid, float (&s)[4][4], Accumulator<C, D> &sums)
     {
         TokenScales scales = load_scales<C>(page + S::V_CODES, lane >> 2, p.v_symmetric, p.v_offset);
         if (valid < PAGE_TOKENS)
@@ -104,8 +103,7 @@ __device__ __forceinline__ void store_sums(const A &sums, float *rows, int n_hea
             }
 }
 
-template <class C, int D, bool LARGE>
-__device__ __forceinline__ void attend(const AttentionArgs &p)
+template <class C, int D, bool LARGE> __device__ __forceinline__ void attend(const AttentionArgs &p)
 {
     using S = Shape<C, D, LARGE>;
     extern __shared__ uint8_t raw[];
@@ -142,8 +140,8 @@ __device__ __forceinline__ void attend(const AttentionArgs &p)
         __syncthreads();
         uint32_t q[D / 16][2];
         load_operands<D>(shared.queries, q, lane);
-        const ScoreFactors factors = score_factors<C>(shared.queries.factor, shared.queries.sum, 2 * (lane & 3),
-                                                      p.k_step, p.k_bias);
+        const ScoreFactors factors =
+            score_factors<C>(shared.queries.factor, shared.queries.sum, 2 * (lane & 3), p.k_step, p.k_bias);
         Accumulator<C, D> sums;
         sums.clear();
         const uint8_t *used = nullptr; /* the slot of the warp's last page */
@@ -155,7 +153,8 @@ __device__ __forceinline__ void attend(const AttentionArgs &p)
             feeder.ring.wait(slot, parity);
             float s[4][4];
             PageStep<C, D>::scores(p, used, q, factors, k_table, lane, s);
-            PageStep<C, D>::values(p, used + S::K_BYTES, v_table, lane, tokens - PAGE_TOKENS * (mine - first), s, sums);
+            PageStep<C, D>::values(p, used + S::K_BYTES, v_table, lane, tokens - PAGE_TOKENS * (mine - first), s,
+                                   sums);
             __syncwarp();
             mine += S::WARPS;
             if (++slot == S::STAGES)
@@ -167,7 +166,8 @@ __device__ __forceinline__ void attend(const AttentionArgs &p)
         shared.results.put(warp, lane, used, sums.max, sums.sum);
         __syncthreads();
         finish_pair<D, S::WARPS>(p, shared.results, pair,
-                                 Share{ first, first + cursor.pages, piece.begin, piece.end, piece.size }, warp, lane);
+                                 Share{ first, first + cursor.pages, piece.begin, piece.end, piece.size }, warp,
+                                 lane);
         at = end;
         if (at == piece.end)
             break;
@@ -191,32 +191,24 @@ __global__ void __launch_bounds__(Shape<C, D, LARGE>::WARPS * 32, 1)
 #endif
 }
 
-template <class C, int D, bool LARGE>
-AttentionKernel attention_kernel_of()
+template <class C, int D, bool LARGE> AttentionKernel attention_kernel_of()
 {
     return AttentionKernel{ attention_kernel<C, D, LARGE>, Shape<C, D, LARGE>::WARPS * 32,
                             (int)sizeof(SharedMemory<C, D, LARGE>) };
 }
 
-template <class C, bool LARGE>
-AttentionKernel choose_head_dim(uint32_t head_dim)
+template <class C, bool LARGE> AttentionKernel choose_head_dim(uint32_t head_dim)
 {
     switch (head_dim) {
-    case 64:
-        return attention_kernel_of<C, 64, LARGE>();
-    case 96:
-        return attention_kernel_of<C, 96, LARGE>();
-    case 128:
-        return attention_kernel_of<C, 128, LARGE>();
-    case 256:
-        return attention_kernel_of<C, 256, LARGE>();
-    default:
-        return AttentionKernel{};
+    case 64: return attention_kernel_of<C, 64, LARGE>();
+    case 96: return attention_kernel_of<C, 96, LARGE>();
+    case 128: return attention_kernel_of<C, 128, LARGE>();
+    case 256: return attention_kernel_of<C, 256, LARGE>();
+    default: return AttentionKernel{};
     }
 }
 
-template <class C>
-AttentionKernel choose_attention_kernel(uint32_t head_dim, bool large)
+template <class C> AttentionKernel choose_attention_kernel(uint32_t head_dim, bool large)
 {
     return large ? choose_head_dim<C, true>(head_dim) : choose_head_dim<C, false>(head_dim);
 }

@@ -1,5 +1,5 @@
-/* attention.h - the arguments of an attention launch and the table of kernels, shared by the dispatcher and the
- * files that instantiate kernels (one per kind of code, so that they compile side by side). */
+/* attention.h - the arguments of an attention launch and the table of kernels, shared by the dispatcher and
+ * the files that instantiate kernels (one per kind of code, so that they compile side by side). */
 #ifndef KVANT_CUDA_ATTENTION_H
 #define KVANT_CUDA_ATTENTION_H
 
@@ -7,10 +7,11 @@
 
 #include <cuda_runtime.h>
 
-namespace kvant {
+namespace kvant
+{
 
-/* Workspace: a counter for every thread block, then two partial results for each (attention.cuh says why two). There is
- * a block a multiprocessor. */
+/* Workspace: a counter for every thread block, then two partial results for each (attention.cuh says why
+ * two). There is a block a multiprocessor. */
 constexpr uint32_t MAX_BLOCKS = 1024;
 constexpr uint32_t HEADS = 8; /* query heads that share an operand: the columns of an MMA */
 constexpr size_t COUNTER_BYTES = MAX_BLOCKS * sizeof(uint32_t);
@@ -32,9 +33,9 @@ struct AttentionArgs {
     size_t table_stride;
     const int32_t *lengths;
     int batch, max_tokens;
-    int kv_heads, groups;      /* groups of up to 8 query heads a kv head */
-    int heads_a_group;         /* query heads of a group; the last may have fewer */
-    int heads_a_kv;            /* query heads of a kv head */
+    int kv_heads, groups; /* groups of up to 8 query heads a kv head */
+    int heads_a_group;    /* query heads of a group; the last may have fewer */
+    int heads_a_kv;       /* query heads of a kv head */
     kvant_cuda_type type;
     const void *q;
     size_t q_batch_stride, q_head_stride;
@@ -42,14 +43,14 @@ struct AttentionArgs {
     size_t out_batch_stride, out_head_stride;
     float *lse;
     const float *v_center;
-    float scale_log2;          /* scale * log2(e) */
+    float scale_log2; /* scale * log2(e) */
     uint32_t *counters;
     float *partials;
     kvant_cuda_rotation k_rotation, v_rotation;
     uint32_t k_bytes[4], v_bytes[4]; /* codebooks */
     float k_step, v_step, k_bias, v_bias;
     int k_symmetric, v_symmetric;
-    float k_offset, v_offset;  /* uniform codes: number = scale * (code + offset) when symmetric */
+    float k_offset, v_offset; /* uniform codes: number = scale * (code + offset) when symmetric */
 };
 
 struct AttentionKernel {
@@ -57,7 +58,8 @@ struct AttentionKernel {
     int threads, shared_bytes;
 };
 
-/* One for each kind of code; kernel is NULL for a head_dim that is not there. large: compute capability 9.0 and later. */
+/* One for each kind of code; kernel is NULL for a head_dim that is not there. large: compute capability 9.0
+ * and later. */
 AttentionKernel uniform4_attention(uint32_t head_dim, bool large);
 AttentionKernel uniform8_attention(uint32_t head_dim, bool large);
 AttentionKernel codebook2_attention(uint32_t head_dim, bool large);

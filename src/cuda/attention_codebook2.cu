@@ -1,8 +1,9 @@
-/* attention_codebook2.cu - the attention kernels of one kind of code, in a file of their own so that kinds compile side
- * by side. */
+/* attention_codebook2.cu - the attention kernels of one kind of code, in a file of their own so that kinds
+ * compile side by side. */
 #include "attention.cuh"
 
-namespace kvant {
+namespace kvant
+{
 
 AttentionKernel codebook2_attention(uint32_t head_dim, bool large)
 {

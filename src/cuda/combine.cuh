@@ -1,12 +1,14 @@
-/* combine.cuh - how the sums of a pair (sequence, group of query heads) come together: warps of a block through shared
- * memory, blocks through the workspace, both in a fixed order; then division, un-rotation and the output. */
+/* combine.cuh - how the sums of a pair (sequence, group of query heads) come together: warps of a block
+ * through shared memory, blocks through the workspace, both in a fixed order; then division, un-rotation and
+ * the output. */
 #ifndef KVANT_CUDA_COMBINE_CUH
 #define KVANT_CUDA_COMBINE_CUH
 
 #include "attention.h"
 #include "softmax.cuh"
 
-namespace kvant {
+namespace kvant
+{
 
 struct Pair {
     int b, kv_head, first_head, n_heads;
@@ -18,25 +20,38 @@ __device__ __forceinline__ Pair find_pair(const AttentionArgs &p, int b, int hea
     return Pair{ b, kv_head, kv_head * p.heads_a_kv + skipped, min(p.heads_a_group, p.heads_a_kv - skipped) };
 }
 
-/* Where a pair's pages [first, last) and the block's piece [begin, end) lie in the line; all pieces but the last have
- * `size` pages. */
+/* Where a pair's pages [first, last) and the block's piece [begin, end) lie in the line; all pieces but the
+ * last have `size` pages. */
 struct Share {
     int first, last, begin, end, size;
 
-    __device__ __forceinline__ bool whole() const { return first >= begin && last <= end; }
-    __device__ __forceinline__ int first_block() const { return first / size; }
-    __device__ __forceinline__ int n_blocks() const { return (last - 1) / size - first_block() + 1; }
-    /* The pair begins in its first block, which ends in the middle of it; its other blocks begin in the middle of it. */
-    __device__ __forceinline__ int partial(int i) const { return 2 * (first_block() + i) + (i == 0 ? 1 : 0); }
+    __device__ __forceinline__ bool whole() const
+    {
+        return first >= begin && last <= end;
+    }
+    __device__ __forceinline__ int first_block() const
+    {
+        return first / size;
+    }
+    __device__ __forceinline__ int n_blocks() const
+    {
+        return (last - 1) / size - first_block() + 1;
+    }
+    /* The pair begins in its first block, which ends in the middle of it; its other blocks begin in the
+     * middle of it. */
+    __device__ __forceinline__ int partial(int i) const
+    {
+        return 2 * (first_block() + i) + (i == 0 ? 1 : 0);
+    }
 };
 
-template <int WARPS>
-struct WarpResults {
+template <int WARPS> struct WarpResults {
     const float *rows[WARPS]; /* NULL: the warp had no page of this pair */
     float max[WARPS][HEADS], sum[WARPS][HEADS];
     bool last;
 
-    __device__ __forceinline__ void put(int warp, int lane, const uint8_t *slot, const float (&m)[2], const float (&s)[2])
+    __device__ __forceinline__ void put(int warp, int lane, const uint8_t *slot, const float (&m)[2],
+                                        const float (&s)[2])
     {
         if (lane == 0)
             rows[warp] = reinterpret_cast<const float *>(slot);
@@ -47,14 +62,13 @@ struct WarpResults {
     }
 };
 
-template <int D>
-struct HeadSum {
+template <int D> struct HeadSum {
     Row<D> row;
     float max, sum;
 };
 
-/* Sum over the block's warps of head n; the lane's channels. Weights are worked out a warp a lane, so that what follows
- * is one round of independent loads. */
+/* Sum over the block's warps of head n; the lane's channels. Weights are worked out a warp a lane, so that
+ * what follows is one round of independent loads. */
 template <int D, int WARPS>
 __device__ __forceinline__ HeadSum<D> add_warps(const WarpResults<WARPS> &results, int n, int lane)
 {
@@ -80,7 +94,8 @@ __device__ __forceinline__ HeadSum<D> add_warps(const WarpResults<WARPS> &result
 }
 
 template <int D>
-__device__ __forceinline__ void write_output(const AttentionArgs &p, const Pair &pair, int n, HeadSum<D> &total, int lane)
+__device__ __forceinline__ void write_output(const AttentionArgs &p, const Pair &pair, int n, HeadSum<D> &total,
+                                             int lane)
 {
     float inverse = 1 / total.sum;
 #pragma unroll
@@ -98,20 +113,19 @@ __device__ __forceinline__ void write_output(const AttentionArgs &p, const Pair 
 }
 
 /* A partial result: n_heads rows in the order of lanes, then (max, sum) of each head. */
-template <int D>
-__device__ __forceinline__ float *partial_row(const AttentionArgs &p, int index, int n, int lane)
+template <int D> __device__ __forceinline__ float *partial_row(const AttentionArgs &p, int index, int n, int lane)
 {
     return p.partials + (size_t)index * partial_floats(D) + n * D + lane * Row<D>::PER_LANE;
 }
 
-template <int D>
-__device__ __forceinline__ float *partial_scalars(const AttentionArgs &p, int index, int n)
+template <int D> __device__ __forceinline__ float *partial_scalars(const AttentionArgs &p, int index, int n)
 {
     return p.partials + (size_t)index * partial_floats(D) + HEADS * D + 2 * n;
 }
 
 template <int D>
-__device__ __forceinline__ void write_partial(const AttentionArgs &p, int index, int n, const HeadSum<D> &total, int lane)
+__device__ __forceinline__ void write_partial(const AttentionArgs &p, int index, int n, const HeadSum<D> &total,
+                                              int lane)
 {
     float *row = partial_row<D>(p, index, n, lane);
 #pragma unroll
@@ -125,8 +139,7 @@ __device__ __forceinline__ void write_partial(const AttentionArgs &p, int index,
 }
 
 /* Loads a lane's part of a row. Vector loads, because the last block's time is the latency of these. */
-template <int D>
-__device__ __forceinline__ Row<D> load_partial(const float *from)
+template <int D> __device__ __forceinline__ Row<D> load_partial(const float *from)
 {
     constexpr int N = Row<D>::PER_LANE;
     Row<D> row;
@@ -144,8 +157,8 @@ __device__ __forceinline__ Row<D> load_partial(const float *from)
     return row;
 }
 
-/* Sum over the pair's blocks of head n, in the order of blocks whichever of them is the last. Eight loads at a time,
- * because the other blocks are done and wait for nothing but this. */
+/* Sum over the pair's blocks of head n, in the order of blocks whichever of them is the last. Eight loads at
+ * a time, because the other blocks are done and wait for nothing but this. */
 template <int D>
 __device__ __forceinline__ HeadSum<D> add_blocks(const AttentionArgs &p, const Share &share, int n, int lane)
 {
@@ -163,7 +176,8 @@ __device__ __forceinline__ HeadSum<D> add_blocks(const AttentionArgs &p, const S
     for (int from = 0; from < blocks; from += 8) {
         float weight = 0;
         if (lane < 8 && from + lane < blocks) {
-            float2 scalars = __ldcg(reinterpret_cast<const float2 *>(partial_scalars<D>(p, share.partial(from + lane), n)));
+            float2 scalars =
+                __ldcg(reinterpret_cast<const float2 *>(partial_scalars<D>(p, share.partial(from + lane), n)));
             weight = exp2_fast(scalars.x - total.max);
             total.sum += weight * scalars.y;
         }
@@ -195,8 +209,8 @@ __device__ __forceinline__ bool leave_partial(const AttentionArgs &p, WarpResult
     __syncthreads();
     if (threadIdx.x == 0) {
         unsigned n = share.n_blocks();
-        /* One fence does for the block: it covers what the barrier before it made visible to this thread. The counter
-         * wraps to 0 at the last block, so that it is ready for the next call. */
+        /* One fence does for the block: it covers what the barrier before it made visible to this thread. The
+         * counter wraps to 0 at the last block, so that it is ready for the next call. */
         __threadfence();
         results.last = atomicInc(p.counters + share.first_block(), n - 1) == n - 1;
         __threadfence();

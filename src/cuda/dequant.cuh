@@ -1,13 +1,14 @@
 /* dequant.cuh - from the words of a page's code plane to operands of mma.m16n8k16, for each kind of code.
  *
- * A lane's share of a 16 x 16 tile of codes is four registers of two halves: rows r and r + 8, columns k, k + 1 and
- * k + 8, k + 9 (docs/format.md puts the codes there). A half here is never a number of its own but a small whole
- * number u in its lowest bits: as fp16 that is the subnormal u x 2^-24, which tensor cores multiply exactly. So
- * unpacking a uniform code is one lop3 a register, and neither an offset nor its cancellation enters the sum.
+ * A lane's share of a 16 x 16 tile of codes is four registers of two halves: rows r and r + 8, columns k, k +
+ * 1 and k + 8, k + 9 (docs/format.md puts the codes there). A half here is never a number of its own but a
+ * small whole number u in its lowest bits: as fp16 that is the subnormal u x 2^-24, which tensor cores
+ * multiply exactly. So unpacking a uniform code is one lop3 a register, and neither an offset nor its
+ * cancellation enters the sum.
  *
- * Each kind states: BITS; ROW8, what rows r + 8 are too large by (their field is left where it lies); TILES, the
- * column tiles it unpacks at a time; BIASED, whether u has a constant bias (codebooks) or a zero point a token
- * (uniform). for_each_tile walks the tiles of a plane in shared memory. */
+ * Each kind states: BITS; ROW8, what rows r + 8 are too large by (their field is left where it lies); TILES,
+ * the column tiles it unpacks at a time; BIASED, whether u has a constant bias (codebooks) or a zero point a
+ * token (uniform). for_each_tile walks the tiles of a plane in shared memory. */
 #ifndef KVANT_CUDA_DEQUANT_CUH
 #define KVANT_CUDA_DEQUANT_CUH
 
@@ -15,7 +16,8 @@
 #include "params.h"
 #include "ptx.cuh"
 
-namespace kvant {
+namespace kvant
+{
 
 /* A codebook as bytes, four to a register. */
 struct Bytes {
@@ -29,8 +31,9 @@ __device__ __forceinline__ void widen(uint32_t x, uint32_t &even, uint32_t &odd)
     odd = prmt(x, 0, 0x4341);
 }
 
-/* Words as they lie have the fields of column k in the low half and those of k + 1 in the high half. A look-up by prmt
- * takes four selectors from the low half, so bytes are paired first: (b0, b2) low, (b1, b3) high. */
+/* Words as they lie have the fields of column k in the low half and those of k + 1 in the high half. A
+ * look-up by prmt takes four selectors from the low half, so bytes are paired first: (b0, b2) low, (b1, b3)
+ * high. */
 __device__ __forceinline__ uint32_t pair_bytes(uint32_t word)
 {
     return prmt(word, 0, 0x3120);
@@ -71,9 +74,9 @@ struct Codebook4 {
     static constexpr float ROW8 = 1;
     static constexpr bool BIASED = true;
 
-    /* A selector of prmt has 3 bits of index and a fourth that asks for the sign of the byte instead. All bytes are
-     * below 128, so with the fourth bit set the answer is 0, and the exclusive or of a look-up in each half of the
-     * table, the fourth bit inverted for the upper one, is a look-up among 16. */
+    /* A selector of prmt has 3 bits of index and a fourth that asks for the sign of the byte instead. All
+     * bytes are below 128, so with the fourth bit set the answer is 0, and the exclusive or of a look-up in
+     * each half of the table, the fourth bit inverted for the upper one, is a look-up among 16. */
     __device__ static void unpack(const uint32_t (&w)[3], const Bytes &table, uint32_t (&a)[TILES][4])
     {
         uint32_t s = pair_bytes(w[0]), x = s ^ 0x88888888u;
@@ -125,14 +128,15 @@ struct Codebook3 {
     {
         uint32_t low = spread(w[2]), high = spread(w[2] >> 16);
         uint32_t top0 = prmt(low, high, 0x5410), top1 = prmt(low, high, 0x7632);
-        look_up8(bit_select<0x33333333u>(w[0], top0 << 2), bit_select<0x33333333u>(w[0] >> 2, top0), table, a[0], a[1]);
-        look_up8(bit_select<0x33333333u>(w[1], top1 << 2), bit_select<0x33333333u>(w[1] >> 2, top1), table, a[2], a[3]);
+        look_up8(bit_select<0x33333333u>(w[0], top0 << 2), bit_select<0x33333333u>(w[0] >> 2, top0), table, a[0],
+                 a[1]);
+        look_up8(bit_select<0x33333333u>(w[1], top1 << 2), bit_select<0x33333333u>(w[1] >> 2, top1), table, a[2],
+                 a[3]);
     }
 };
 
 /* The lane's words of R row tiles. */
-template <int R>
-__device__ __forceinline__ void load_words(const uint32_t *from, uint32_t (&to)[R])
+template <int R> __device__ __forceinline__ void load_words(const uint32_t *from, uint32_t (&to)[R])
 {
     static_assert(R == 4 || R == 2, "head_dim 64, 96, 128, 256 have row groups of 4 and 2 tiles");
     if constexpr (R == 4) {
@@ -144,7 +148,8 @@ __device__ __forceinline__ void load_words(const uint32_t *from, uint32_t (&to)[
     }
 }
 
-/* Words of column step `step` for the R row tiles of group g: w[i] holds the words that unpack needs for tile i. */
+/* Words of column step `step` for the R row tiles of group g: w[i] holds the words that unpack needs for tile
+ * i. */
 template <class C, int R, int COLUMN_TILES>
 __device__ __forceinline__ void load_step(const uint32_t *plane, int g, int step, int lane, int plane_words,
                                           uint32_t (&w)[R][3])

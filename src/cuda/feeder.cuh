@@ -1,7 +1,7 @@
 /* feeder.cuh - keeps a warp's ring full: page after page of its share of the block's piece.
  *
- * Table entries are looked up 32 pages at a time, one a lane, because a look-up just before its copy would put two
- * trips to memory behind each other. */
+ * Table entries are looked up 32 pages at a time, one a lane, because a look-up just before its copy would
+ * put two trips to memory behind each other. */
 #ifndef KVANT_CUDA_FEEDER_CUH
 #define KVANT_CUDA_FEEDER_CUH
 
@@ -9,14 +9,14 @@
 #include "ring.cuh"
 #include "schedule.cuh"
 
-namespace kvant {
+namespace kvant
+{
 
-template <int WARPS, int STAGES, int SLOT, int V_OFFSET>
-struct Feeder {
+template <int WARPS, int STAGES, int SLOT, int V_OFFSET> struct Feeder {
     Ring<STAGES, SLOT, V_OFFSET> ring;
-    Cursor cursor;     /* the lane's own */
-    int next, end;     /* pages of the line: the next to fetch, the end of the piece */
-    int entry, head;   /* the lane's: block number and kv head of a page of the batch */
+    Cursor cursor;   /* the lane's own */
+    int next, end;   /* pages of the line: the next to fetch, the end of the piece */
+    int entry, head; /* the lane's: block number and kv head of a page of the batch */
     int in_batch, slot;
 
     __device__ __forceinline__ void look_up(const AttentionArgs &p, const Lengths &lengths)
@@ -31,7 +31,8 @@ struct Feeder {
         entry = __ldg(p.table + cursor.b * p.table_stride + (i - cursor.first - h * cursor.pages));
     }
 
-    __device__ __forceinline__ void start(const AttentionArgs &p, const Lengths &lengths, const Piece &piece, int warp)
+    __device__ __forceinline__ void start(const AttentionArgs &p, const Lengths &lengths, const Piece &piece,
+                                          int warp)
     {
         cursor = piece.cursor;
         next = piece.begin + warp;

@@ -6,22 +6,17 @@
 #include <cuda_runtime.h>
 #include <type_traits>
 
-namespace kvant {
+namespace kvant
+{
 
-template <class F>
-cudaError_t with_head_dim(uint32_t head_dim, F &&launch)
+template <class F> cudaError_t with_head_dim(uint32_t head_dim, F &&launch)
 {
     switch (head_dim) {
-    case 64:
-        return launch(std::integral_constant<int, 64>());
-    case 96:
-        return launch(std::integral_constant<int, 96>());
-    case 128:
-        return launch(std::integral_constant<int, 128>());
-    case 256:
-        return launch(std::integral_constant<int, 256>());
-    default:
-        return cudaErrorInvalidValue;
+    case 64: return launch(std::integral_constant<int, 64>());
+    case 96: return launch(std::integral_constant<int, 96>());
+    case 128: return launch(std::integral_constant<int, 128>());
+    case 256: return launch(std::integral_constant<int, 256>());
+    default: return cudaErrorInvalidValue;
     }
 }
 

@@ -4,7 +4,8 @@
 
 #include <cstdint>
 
-namespace kvant {
+namespace kvant
+{
 
 constexpr int PAGE_TOKENS = 64;
 

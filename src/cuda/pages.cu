@@ -1,17 +1,20 @@
-/* pages.cu - whole pages: decoding to rows (for prefill, which wants 16-bit keys and values) and copying blocks.
+/* pages.cu - whole pages: decoding to rows (for prefill, which wants 16-bit keys and values) and copying
+ * blocks.
  *
- * Decoding follows the CPU's arithmetic to the bit. A block of threads takes one page, a warp a token at a time; the
- * page's words are read once from memory and then from the first-level cache. */
+ * Decoding follows the CPU's arithmetic to the bit. A block of threads takes one page, a warp a token at a
+ * time; the page's words are read once from memory and then from the first-level cache. */
 #include "launch.h"
 #include "layout.cuh"
 #include "pages.h"
 #include "rotate.cuh"
 
-namespace kvant {
+namespace kvant
+{
 
 constexpr int WARPS = 8;
 
-__device__ __forceinline__ uint32_t read_code(const kvant_cuda_params &codec, const uint32_t *words, int token, int channel)
+__device__ __forceinline__ uint32_t read_code(const kvant_cuda_params &codec, const uint32_t *words, int token,
+                                              int channel)
 {
     bool keys = codec.role == KVANT_ROLE_K;
     int d = codec.head_dim / 16, rows = keys ? 4 : d, columns = keys ? d : 4;

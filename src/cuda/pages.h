@@ -6,16 +6,17 @@
 
 #include <cuda_runtime.h>
 
-namespace kvant {
+namespace kvant
+{
 
 struct DecodeArgs {
     kvant_cuda_params codec;
     const uint8_t *base;
-    size_t block_stride, head_stride;      /* bytes */
+    size_t block_stride, head_stride; /* bytes */
     const int32_t *blocks;
     kvant_cuda_type type;
     void *out;
-    size_t token_stride, out_head_stride;  /* elements */
+    size_t token_stride, out_head_stride; /* elements */
     const float *center;
 };
 

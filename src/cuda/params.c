@@ -12,9 +12,10 @@ static kvant_status init_rotation(kvant_cuda_rotation *rotation, const kvant_tra
                                   const kvant_error *error)
 {
     if (transform->rotate == KVANT_ROTATE_DENSE)
-        return kvant_fail(error, KVANT_ERR_UNSUPPORTED,
-                          "not on the GPU: rotate=dense (the default of turboquant when head_dim is no power of two); "
-                          "use rotate=hadamard or rotate=none");
+        return kvant_fail(
+            error, KVANT_ERR_UNSUPPORTED,
+            "not on the GPU: rotate=dense (the default of turboquant when head_dim is no power of two); "
+            "use rotate=hadamard or rotate=none");
     if (transform->rotate == KVANT_ROTATE_NONE)
         return KVANT_OK;
     rotation->block = transform->block;
@@ -30,12 +31,13 @@ static kvant_status init_uniform(kvant_cuda_params *params, const kvant_codec *c
     const kvant_uniform *u = &codec->u.uniform;
     uint32_t bits = codec->info.bits;
     if (u->per_channel || u->n_groups != 1)
-        return kvant_fail(error, KVANT_ERR_UNSUPPORTED,
-                          "not on the GPU: %s; uniform codecs there take axis=token and one group of head_dim channels",
-                          codec->spec);
+        return kvant_fail(
+            error, KVANT_ERR_UNSUPPORTED,
+            "not on the GPU: %s; uniform codecs there take axis=token and one group of head_dim channels",
+            codec->spec);
     if (bits != 4 && bits != 8)
-        return kvant_fail(error, KVANT_ERR_UNSUPPORTED, "not on the GPU: uniform codes of %u bits; there are 4 and 8",
-                          (unsigned)bits);
+        return kvant_fail(error, KVANT_ERR_UNSUPPORTED,
+                          "not on the GPU: uniform codes of %u bits; there are 4 and 8", (unsigned)bits);
     params->kind = bits == 4 ? KVANT_CUDA_UNIFORM4 : KVANT_CUDA_UNIFORM8;
     params->symmetric = u->symmetric;
     params->levels = (float)u->levels;
@@ -51,15 +53,17 @@ static double cell_weight(const float *thresholds, uint32_t n, uint32_t i)
     return 0.5 * (erf(high * sqrt_half) - erf(low * sqrt_half));
 }
 
-/* Kernels look levels up as bytes: whole numbers m around a bias, value ~ step * m. With 16 levels the look-up is an
- * exclusive or of two 8-entry ones that leaves 7 bits (dequant.cuh), so m is within +-63; with fewer it is within
- * +-127. The step is searched for the least mean squared error, and least squares gives the final one. */
+/* Kernels look levels up as bytes: whole numbers m around a bias, value ~ step * m. With 16 levels the
+ * look-up is an exclusive or of two 8-entry ones that leaves 7 bits (dequant.cuh), so m is within +-63; with
+ * fewer it is within +-127. The step is searched for the least mean squared error, and least squares gives
+ * the final one. */
 static void byte_codebook(kvant_cuda_params *params)
 {
     uint32_t n = 1u << params->bits;
     double top = n == 16 ? 63 : 127, best = INFINITY, best_step = 1;
     for (int trial = 0; trial < 4000; trial++) {
-        double unit = params->values[n - 1] / (top * (0.6 + 0.4 * trial / 4000)), product = 0, square = 0, error = 0;
+        double unit = params->values[n - 1] / (top * (0.6 + 0.4 * trial / 4000)), product = 0, square = 0,
+               error = 0;
         for (uint32_t i = 0; i < n; i++) {
             double weight = cell_weight(params->thresholds, n, i), m = rint(params->values[i] / unit);
             product += weight * m * params->values[i];
@@ -105,19 +109,22 @@ kvant_status kvant_cuda_params_init(kvant_cuda_params *params, const kvant_codec
 {
     kvant_error error = { err, errlen };
     uint32_t d = codec->info.head_dim;
-    *params = (kvant_cuda_params){ .head_dim = d, .bits = codec->info.bits, .role = codec->info.role,
+    *params = (kvant_cuda_params){ .head_dim = d,
+                                   .bits = codec->info.bits,
+                                   .role = codec->info.role,
                                    .metadata_offset = (uint32_t)codec->info.metadata_offset,
                                    .page_bytes = (uint32_t)codec->info.page_bytes };
     if (d != 64 && d != 96 && d != 128 && d != 256)
-        return kvant_fail(&error, KVANT_ERR_UNSUPPORTED, "not on the GPU: head_dim %u; there are 64, 96, 128 and 256",
-                          (unsigned)d);
+        return kvant_fail(&error, KVANT_ERR_UNSUPPORTED,
+                          "not on the GPU: head_dim %u; there are 64, 96, 128 and 256", (unsigned)d);
     KVANT_FORWARD(init_rotation(&params->rotation, &codec->transform, &error));
     if (strncmp(codec->spec, "turboquant-", 11) == 0)
         return init_codebook(params, codec, &error);
     if (strncmp(codec->spec, "int-", 4) == 0 || strncmp(codec->spec, "bdr-", 4) == 0)
         return init_uniform(params, codec, &error);
     return kvant_fail(&error, KVANT_ERR_UNSUPPORTED,
-                      "not on the GPU: %s; there are int-4, int-8, bdr-4, bdr-8, turboquant-2, -3 and -4", codec->spec);
+                      "not on the GPU: %s; there are int-4, int-8, bdr-4, bdr-8, turboquant-2, -3 and -4",
+                      codec->spec);
 }
 
 kvant_status kvant_cuda_codec_from(const kvant_codec *source, kvant_cuda_codec **out, char *err, size_t errlen)

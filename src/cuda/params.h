@@ -23,9 +23,9 @@ typedef enum kvant_cuda_kind {
 } kvant_cuda_kind;
 
 typedef struct kvant_cuda_rotation {
-    uint32_t block;                            /* Hadamard block, 0 without a rotation */
-    float scale;                               /* binary32(1 / sqrt(block)) */
-    uint32_t signs[KVANT_CUDA_MAX_DIM / 32];   /* bit set: minus */
+    uint32_t block;                          /* Hadamard block, 0 without a rotation */
+    float scale;                             /* binary32(1 / sqrt(block)) */
+    uint32_t signs[KVANT_CUDA_MAX_DIM / 32]; /* bit set: minus */
 } kvant_cuda_rotation;
 
 typedef struct kvant_cuda_params {
@@ -35,7 +35,7 @@ typedef struct kvant_cuda_params {
     kvant_cuda_rotation rotation;
     /* uniform */
     uint32_t symmetric;
-    float levels, offset;                      /* as in the CPU's codec: number = scale * (code + offset) + zero */
+    float levels, offset; /* as in the CPU's codec: number = scale * (code + offset) + zero */
     /* codebook */
     uint32_t unbiased;
     float inverse_sqrt_dim;

@@ -5,7 +5,8 @@
 #include <cstdint>
 #include <cuda_fp16.h>
 
-namespace kvant {
+namespace kvant
+{
 
 /* d += A (16 x 16, row major) * B (16 x 8, column major), fp16 in, fp32 accumulated. */
 __device__ __forceinline__ void mma(float (&d)[4], const uint32_t (&a)[4], uint32_t b0, uint32_t b1)
@@ -31,8 +32,7 @@ __device__ __forceinline__ uint32_t prmt(uint32_t a, uint32_t b, uint32_t select
 }
 
 /* (a & mask) | (b & ~mask) */
-template <uint32_t mask>
-__device__ __forceinline__ uint32_t bit_select(uint32_t a, uint32_t b)
+template <uint32_t mask> __device__ __forceinline__ uint32_t bit_select(uint32_t a, uint32_t b)
 {
     uint32_t d;
     asm("lop3.b32 %0,%1,%2,%3,0xCA;" : "=r"(d) : "n"(mask), "r"(a), "r"(b));
@@ -40,8 +40,7 @@ __device__ __forceinline__ uint32_t bit_select(uint32_t a, uint32_t b)
 }
 
 /* (a ^ b) & mask */
-template <uint32_t mask>
-__device__ __forceinline__ uint32_t xor_and(uint32_t a, uint32_t b)
+template <uint32_t mask> __device__ __forceinline__ uint32_t xor_and(uint32_t a, uint32_t b)
 {
     uint32_t d;
     asm("lop3.b32 %0,%1,%2,%3,0x28;" : "=r"(d) : "r"(a), "r"(b), "n"(mask));

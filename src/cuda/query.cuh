@@ -1,21 +1,21 @@
 /* query.cuh - queries on their way in: rotated, rounded to fp16 and laid out as MMA operands.
  *
- * A head's numbers are divided by a power of two above its largest, so that fp16's range is never a limit; the factor
- * returns in fp32 with the softmax scale. */
+ * A head's numbers are divided by a power of two above its largest, so that fp16's range is never a limit;
+ * the factor returns in fp32 with the softmax scale. */
 #ifndef KVANT_CUDA_QUERY_CUH
 #define KVANT_CUDA_QUERY_CUH
 
 #include "attention.h"
 #include "rotate.cuh"
 
-namespace kvant {
+namespace kvant
+{
 
-template <int D>
-struct QueryTile {
+template <int D> struct QueryTile {
     static constexpr int STRIDE = D + 8; /* keeps the 8 heads of an operand in different banks */
     __half rows[HEADS * STRIDE];
-    float factor[HEADS];  /* score (log2) = factor * <rows, codes> ... */
-    float sum[HEADS];     /* ... + sum of rows * factor * zero point */
+    float factor[HEADS]; /* score (log2) = factor * <rows, codes> ... */
+    float sum[HEADS];    /* ... + sum of rows * factor * zero point */
 };
 
 /* A power of two above |x|, as bits of a float; its inverse is as exact. */
@@ -26,7 +26,8 @@ __device__ __forceinline__ float power_above(float x)
 }
 
 template <int D>
-__device__ __forceinline__ void prepare_head(QueryTile<D> &tile, const AttentionArgs &p, int n, size_t offset, int lane)
+__device__ __forceinline__ void prepare_head(QueryTile<D> &tile, const AttentionArgs &p, int n, size_t offset,
+                                             int lane)
 {
     Row<D> row = load_row<D>(p.q, offset, p.type, lane);
     rotate(row, p.k_rotation, lane);
@@ -49,15 +50,15 @@ __device__ __forceinline__ void prepare_head(QueryTile<D> &tile, const Attention
 }
 
 /* Rows of heads that a group does not have: any finite numbers will do, their columns are never read. */
-template <int D>
-__device__ __forceinline__ void clear_queries(QueryTile<D> &tile)
+template <int D> __device__ __forceinline__ void clear_queries(QueryTile<D> &tile)
 {
     uint32_t *words = reinterpret_cast<uint32_t *>(&tile);
     for (int i = threadIdx.x; i < (int)sizeof tile / 4; i += blockDim.x)
         words[i] = 0;
 }
 
-/* Fills the tile with n_heads query heads of sequence b, from first_head on; the caller synchronises before and after. */
+/* Fills the tile with n_heads query heads of sequence b, from first_head on; the caller synchronises before
+ * and after. */
 template <int D, int WARPS>
 __device__ __forceinline__ void prepare_queries(QueryTile<D> &tile, const AttentionArgs &p, int b, int first_head,
                                                 int n_heads, int warp, int lane)

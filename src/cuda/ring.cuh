@@ -1,19 +1,21 @@
-/* ring.cuh - a warp's ring of shared-memory slots, filled ahead of use with pairs of pages straight from device memory.
+/* ring.cuh - a warp's ring of shared-memory slots, filled ahead of use with pairs of pages straight from
+ * device memory.
  *
- * A warp fills slot i mod STAGES with item i, a K page and the V page behind it, and waits for items in order. On sm_90
- * one lane starts two bulk copies that complete on an mbarrier, so that the copies cost the warp next to nothing. Before that every lane
- * starts its 16-byte pieces (cp.async), and groups are counted instead of barriers. Knows nothing of pages' contents. */
+ * A warp fills slot i mod STAGES with item i, a K page and the V page behind it, and waits for items in
+ * order. On sm_90 one lane starts two bulk copies that complete on an mbarrier, so that the copies cost the
+ * warp next to nothing. Before that every lane starts its 16-byte pieces (cp.async), and groups are counted
+ * instead of barriers. Knows nothing of pages' contents. */
 #ifndef KVANT_CUDA_RING_CUH
 #define KVANT_CUDA_RING_CUH
 
 #include "ptx.cuh"
 
-namespace kvant {
+namespace kvant
+{
 
 #if defined(__CUDA_ARCH__) && __CUDA_ARCH__ >= 900
 
-template <int STAGES, int SLOT, int V_OFFSET>
-struct Ring {
+template <int STAGES, int SLOT, int V_OFFSET> struct Ring {
     uint32_t data, barriers; /* shared addresses */
     uint64_t policy;
     int lane;
@@ -45,14 +47,17 @@ struct Ring {
     {
         if (lane == 0) {
             uint32_t barrier = barriers + 8 * slot, to = data + slot * SLOT;
-            asm volatile("mbarrier.arrive.expect_tx.shared::cta.b64 _, [%0], %1;" ::"r"(barrier), "r"(k_bytes + v_bytes)
+            asm volatile("mbarrier.arrive.expect_tx.shared::cta.b64 _, [%0], %1;" ::"r"(barrier),
+                         "r"(k_bytes + v_bytes)
                          : "memory");
             copy(to, k, k_bytes, barrier);
             copy(to + V_OFFSET, v, v_bytes, barrier);
         }
     }
 
-    __device__ __forceinline__ void skip() {}
+    __device__ __forceinline__ void skip()
+    {
+    }
 
     /* The slot was written with ordinary stores since it was last filled: order them before the next copy. */
     __device__ __forceinline__ void fence_writes()
@@ -72,8 +77,7 @@ struct Ring {
 
 #else
 
-template <int STAGES, int SLOT, int V_OFFSET>
-struct Ring {
+template <int STAGES, int SLOT, int V_OFFSET> struct Ring {
     uint32_t data;
     int lane;
 
@@ -98,9 +102,14 @@ struct Ring {
     }
 
     /* One group an item, also when there is none left, so that wait can count. */
-    __device__ __forceinline__ void skip() { asm volatile("cp.async.commit_group;" ::: "memory"); }
+    __device__ __forceinline__ void skip()
+    {
+        asm volatile("cp.async.commit_group;" ::: "memory");
+    }
 
-    __device__ __forceinline__ void fence_writes() {}
+    __device__ __forceinline__ void fence_writes()
+    {
+    }
 
     __device__ __forceinline__ void wait(int, uint32_t)
     {

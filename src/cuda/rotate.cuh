@@ -1,7 +1,8 @@
-/* rotate.cuh - a warp's row of numbers: loading, storing, Hadamard rotation and sums in the order of docs/format.md.
+/* rotate.cuh - a warp's row of numbers: loading, storing, Hadamard rotation and sums in the order of
+ * docs/format.md.
  *
- * Lane l holds channels l, l + 32, l + 64, ... All arithmetic is spelt out in single roundings, because encoders must
- * write the CPU's bytes. */
+ * Lane l holds channels l, l + 32, l + 64, ... All arithmetic is spelt out in single roundings, because
+ * encoders must write the CPU's bytes. */
 #ifndef KVANT_CUDA_ROTATE_CUH
 #define KVANT_CUDA_ROTATE_CUH
 
@@ -10,18 +11,18 @@
 #include <cuda_bf16.h>
 #include <cuda_fp16.h>
 
-namespace kvant {
+namespace kvant
+{
 
 constexpr uint32_t FULL = 0xffffffffu;
 
-template <int D>
-struct Row {
+template <int D> struct Row {
     static constexpr int PER_LANE = D / 32;
     float x[PER_LANE];
 };
 
-/* The type is a run-time choice made once a row, around the loads: kernels start with a cold instruction cache, and every
- * instruction that is not there need not be fetched. */
+/* The type is a run-time choice made once a row, around the loads: kernels start with a cold instruction
+ * cache, and every instruction that is not there need not be fetched. */
 template <int D>
 __device__ __forceinline__ Row<D> load_row(const void *from, size_t offset, kvant_cuda_type type, int lane)
 {
@@ -42,7 +43,8 @@ __device__ __forceinline__ Row<D> load_row(const void *from, size_t offset, kvan
 }
 
 template <int D>
-__device__ __forceinline__ void store_row(void *to, size_t offset, kvant_cuda_type type, int lane, const Row<D> &row)
+__device__ __forceinline__ void store_row(void *to, size_t offset, kvant_cuda_type type, int lane,
+                                          const Row<D> &row)
 {
     if (type == KVANT_CUDA_F32) {
 #pragma unroll
@@ -66,8 +68,8 @@ __device__ __forceinline__ void apply_signs(Row<D> &row, const kvant_cuda_rotati
         row.x[j] = rotation.signs[j] >> lane & 1 ? -row.x[j] : row.x[j];
 }
 
-/* Butterflies at distance 1, 2, 4, ... within blocks, then the product with 1 / sqrt(block). x * +-1 + other rounds once,
- * as the sum or difference would. */
+/* Butterflies at distance 1, 2, 4, ... within blocks, then the product with 1 / sqrt(block). x * +-1 + other
+ * rounds once, as the sum or difference would. */
 template <int D>
 __device__ __forceinline__ void hadamard(Row<D> &row, const kvant_cuda_rotation &rotation, int lane)
 {
@@ -97,8 +99,7 @@ __device__ __forceinline__ void hadamard(Row<D> &row, const kvant_cuda_rotation 
 }
 
 /* y = R x */
-template <int D>
-__device__ __forceinline__ void rotate(Row<D> &row, const kvant_cuda_rotation &rotation, int lane)
+template <int D> __device__ __forceinline__ void rotate(Row<D> &row, const kvant_cuda_rotation &rotation, int lane)
 {
     if (rotation.block == 0)
         return;
@@ -132,10 +133,9 @@ __device__ __forceinline__ float warp_sum(float x)
     return x;
 }
 
-/* Sum of a[i] * b[i] as docs/format.md orders it: 16 partial sums, number i to partial i mod 16, then a tree. Lane l
- * owns partial l mod 16, whose numbers are its own and those of lane l + 16, alternating. */
-template <int D>
-__device__ __forceinline__ float ordered_dot(const Row<D> &a, const Row<D> &b)
+/* Sum of a[i] * b[i] as docs/format.md orders it: 16 partial sums, number i to partial i mod 16, then a tree.
+ * Lane l owns partial l mod 16, whose numbers are its own and those of lane l + 16, alternating. */
+template <int D> __device__ __forceinline__ float ordered_dot(const Row<D> &a, const Row<D> &b)
 {
     float sum = 0;
 #pragma unroll

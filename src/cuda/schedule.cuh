@@ -1,16 +1,17 @@
 /* schedule.cuh - which pages a block of threads works on.
  *
- * All pages of all (sequence, kv head) pairs stand in one line, sequence by sequence, head by head; every block takes
- * a piece of equal length. So ragged batches balance by themselves, a pair may be shared by several blocks (split-K)
- * and a block may serve several pairs. Lengths are read on the device: the launch depends on none of them, which is
- * what CUDA graphs need. */
+ * All pages of all (sequence, kv head) pairs stand in one line, sequence by sequence, head by head; every
+ * block takes a piece of equal length. So ragged batches balance by themselves, a pair may be shared by
+ * several blocks (split-K) and a block may serve several pairs. Lengths are read on the device: the launch
+ * depends on none of them, which is what CUDA graphs need. */
 #ifndef KVANT_CUDA_SCHEDULE_CUH
 #define KVANT_CUDA_SCHEDULE_CUH
 
 #include "layout.cuh"
 #include "rotate.cuh"
 
-namespace kvant {
+namespace kvant
+{
 
 struct Lengths {
     const int32_t *tokens;
@@ -38,7 +39,10 @@ struct Cursor {
             pages = lengths.pages(++b);
         }
     }
-    __device__ __forceinline__ int head(int i) const { return (i - first) / pages; }
+    __device__ __forceinline__ int head(int i) const
+    {
+        return (i - first) / pages;
+    }
 };
 
 /* The piece [begin, end) of the line that block `index` of `count` takes, and where the line's sequence lies. */

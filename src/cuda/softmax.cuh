@@ -1,11 +1,13 @@
-/* softmax.cuh - a warp's scores of one page, from MMA accumulators to weights for the values, with a running maximum.
+/* softmax.cuh - a warp's scores of one page, from MMA accumulators to weights for the values, with a running
+ * maximum.
  *
- * Registers follow the accumulator of mma.m16n8k16: lane l holds tokens 16 i + l / 4 (+ 8) and query heads 2 (l mod 4)
- * (+ 1). A token's key scale acts on its score and its value scale on its weight, so no number is scaled by itself.
+ * Registers follow the accumulator of mma.m16n8k16: lane l holds tokens 16 i + l / 4 (+ 8) and query heads 2
+ * (l mod 4) (+ 1). A token's key scale acts on its score and its value scale on its weight, so no number is
+ * scaled by itself.
  *
- * The reference that exponents are taken against is the running maximum of score + log2(value scale): weights e^s
- * times value scale are then at most 2^SLACK and at their largest near it, whatever the scale of the values is, which
- * is what fp16 operands need. It moves only when a page exceeds it by more than SLACK. */
+ * The reference that exponents are taken against is the running maximum of score + log2(value scale): weights
+ * e^s times value scale are then at most 2^SLACK and at their largest near it, whatever the scale of the
+ * values is, which is what fp16 operands need. It moves only when a page exceeds it by more than SLACK. */
 #ifndef KVANT_CUDA_SOFTMAX_CUH
 #define KVANT_CUDA_SOFTMAX_CUH
 
@@ -13,14 +15,15 @@
 #include "dequant.cuh"
 #include "rotate.cuh"
 
-namespace kvant {
+namespace kvant
+{
 
 constexpr float SLACK = 8;
-constexpr float NEVER = -1e30f; /* a maximum of nothing; finite, so that differences are numbers */
+constexpr float NEVER = -1e30f;     /* a maximum of nothing; finite, so that differences are numbers */
 constexpr float UNIT = 16777216.0f; /* 2^24: operands are counted in fp16's smallest number */
 
-/* scale[i], zero[i] of token 16 (i / 2) + 8 (i mod 2) + row. Symmetric uniform codes are those with zero = offset *
- * scale; codebooks have no zero point, their bias is taken off elsewhere. */
+/* scale[i], zero[i] of token 16 (i / 2) + 8 (i mod 2) + row. Symmetric uniform codes are those with zero =
+ * offset * scale; codebooks have no zero point, their bias is taken off elsewhere. */
 struct TokenScales {
     float scale[8], zero[8];
 };
@@ -41,8 +44,8 @@ __device__ __forceinline__ TokenScales load_scales(const uint8_t *metadata, int 
     return t;
 }
 
-/* What turns an accumulator into a score: factor[h] for rows r and (folding in ROW8) r + 8, and base[h], which a
- * zero point multiplies (uniform) or which is added before the scale (codebook). */
+/* What turns an accumulator into a score: factor[h] for rows r and (folding in ROW8) r + 8, and base[h],
+ * which a zero point multiplies (uniform) or which is added before the scale (codebook). */
 struct ScoreFactors {
     float factor[2], factor8[2], base[2];
 };
@@ -91,12 +94,11 @@ __device__ __forceinline__ void mask_tokens(float (&s)[4][4], TokenScales &value
 }
 
 /* A warp's share of the sums over tokens, for its lane's two query heads. */
-template <class C, int D>
-struct Accumulator {
-    float o[D / 16][4];      /* sum of weight * code */
-    float max[2], sum[2];    /* reference; sum of e^s */
-    float zero[2];           /* uniform: sum of e^s * zero point, over the lane's own tokens */
-    float weights[4];        /* codebook: sum of weights as rounded, so that the bias cancels exactly */
+template <class C, int D> struct Accumulator {
+    float o[D / 16][4];   /* sum of weight * code */
+    float max[2], sum[2]; /* reference; sum of e^s */
+    float zero[2];        /* uniform: sum of e^s * zero point, over the lane's own tokens */
+    float weights[4];     /* codebook: sum of weights as rounded, so that the bias cancels exactly */
 
     __device__ __forceinline__ void clear()
     {
@@ -145,7 +147,8 @@ struct Accumulator {
     {
 #pragma unroll
         for (int i = 0; i < 8; i++) {
-            float e0 = exp2_fast(s[i / 2][2 * (i & 1)] - max[0]), e1 = exp2_fast(s[i / 2][2 * (i & 1) + 1] - max[1]);
+            float e0 = exp2_fast(s[i / 2][2 * (i & 1)] - max[0]),
+                  e1 = exp2_fast(s[i / 2][2 * (i & 1) + 1] - max[1]);
             sum[0] += e0;
             sum[1] += e1;
             if constexpr (!C::BIASED) {

@@ -124,5 +124,6 @@ kvant_cuda_pages cache_pages(const test_cache *cache, kvant_role role)
 {
     return role == KVANT_ROLE_K
                ? (kvant_cuda_pages){ cache->gpu_pool, cache->block_bytes, cache->k_info.page_bytes }
-               : (kvant_cuda_pages){ cache->gpu_pool + cache->v_offset, cache->block_bytes, cache->v_info.page_bytes };
+               : (kvant_cuda_pages){ cache->gpu_pool + cache->v_offset, cache->block_bytes,
+                                     cache->v_info.page_bytes };
 }

@@ -1,4 +1,5 @@
-/* cuda_support.h - what the CUDA tests share: device arrays, random numbers, a paged cache written by the CPU encoder. */
+/* cuda_support.h - what the CUDA tests share: device arrays, random numbers, a paged cache written by the CPU
+ * encoder. */
 #ifndef KVANT_TESTS_CUDA_SUPPORT_H
 #define KVANT_TESTS_CUDA_SUPPORT_H
 
@@ -16,11 +17,11 @@
 
 #include <kvant/cuda.h>
 
-#define check_cuda(call)                                                                       \
-    do {                                                                                       \
-        cudaError_t error_ = (call);                                                           \
-        if (error_ != cudaSuccess)                                                             \
-            fail_msg("%s: %s", #call, cudaGetErrorString(error_));                             \
+#define check_cuda(call)                                                                                           \
+    do {                                                                                                           \
+        cudaError_t error_ = (call);                                                                               \
+        if (error_ != cudaSuccess)                                                                                 \
+            fail_msg("%s: %s", #call, cudaGetErrorString(error_));                                                 \
     } while (0)
 
 uint64_t random_bits(void);

@@ -1,4 +1,5 @@
-/* test_append.c - append on the GPU writes the CPU encoder's bytes; decode gives the CPU decoder's numbers, to the bit. */
+/* test_append.c - append on the GPU writes the CPU encoder's bytes; decode gives the CPU decoder's numbers,
+ * to the bit. */
 #include "cuda_support.h"
 
 #include <math.h>
@@ -9,7 +10,7 @@ typedef struct append_case {
     const char *spec;
     uint32_t head_dim, n_tokens;
     kvant_cuda_type type;
-    int order;      /* 0: in order from the middle of a page, 1: shuffled over all slots, 2: one token a block */
+    int order; /* 0: in order from the middle of a page, 1: shuffled over all slots, 2: one token a block */
     bool center;
 } append_case;
 
@@ -35,8 +36,14 @@ static void fill_row(float *row, uint32_t d, uint32_t kind)
 {
     for (uint32_t j = 0; j < d; j++) {
         float x = random_normal();
-        row[j] = kind == 1 ? 0.0f : kind == 2 ? -0.0f : kind == 3 ? 0.375f : kind == 4 ? x * 1e-7f : kind == 5 ? x * 900
-                 : kind == 6 ? (j == 5 ? 60.0f : x * 0.01f) : kind == 7 ? (float)(j % 2) * -0.0f : x;
+        row[j] = kind == 1   ? 0.0f
+                 : kind == 2 ? -0.0f
+                 : kind == 3 ? 0.375f
+                 : kind == 4 ? x * 1e-7f
+                 : kind == 5 ? x * 900
+                 : kind == 6 ? (j == 5 ? 60.0f : x * 0.01f)
+                 : kind == 7 ? (float)(j % 2) * -0.0f
+                             : x;
     }
 }
 
@@ -47,8 +54,8 @@ static void encode_on_cpu(test_cache *cache, const append_case *c, kvant_role ro
     for (uint32_t i = 0; i < c->n_tokens; i++)
         for (uint32_t h = 0; slots[i] >= 0 && h < HEADS; h++) {
             uint32_t block = (uint32_t)(slots[i] / 64), at = (uint32_t)(slots[i] % 64), d = c->head_dim;
-            assert_int_equal(kvant_codec_encode(codec, center ? center + h * d : NULL, rows + (i * HEADS + h) * d, d,
-                                                at, 1, cache_page(cache, role, block, h)),
+            assert_int_equal(kvant_codec_encode(codec, center ? center + h * d : NULL, rows + (i * HEADS + h) * d,
+                                                d, at, 1, cache_page(cache, role, block, h)),
                              KVANT_OK);
         }
 }
@@ -76,23 +83,31 @@ static void check_decode(const test_cache *cache, const append_case *c, kvant_ro
         blocks[i] = BLOCKS - 1 - i;
     void *gpu_blocks = device_copy(blocks, sizeof blocks), *out = device_new(n * sizeof(float), 0xff);
     void *gpu_center = center ? device_copy(center, HEADS * d * sizeof(float)) : NULL;
-    kvant_cuda_decode_args args = { .size = sizeof args, .codec = role == KVANT_ROLE_K ? cache->gpu_k : cache->gpu_v,
-                                    .pages = cache_pages(cache, role), .blocks = gpu_blocks, .n_blocks = BLOCKS,
-                                    .n_kv_heads = HEADS, .type = KVANT_CUDA_F32, .out = out, .token_stride = HEADS * d,
-                                    .head_stride = d, .center = gpu_center };
+    kvant_cuda_decode_args args = { .size = sizeof args,
+                                    .codec = role == KVANT_ROLE_K ? cache->gpu_k : cache->gpu_v,
+                                    .pages = cache_pages(cache, role),
+                                    .blocks = gpu_blocks,
+                                    .n_blocks = BLOCKS,
+                                    .n_kv_heads = HEADS,
+                                    .type = KVANT_CUDA_F32,
+                                    .out = out,
+                                    .token_stride = HEADS * d,
+                                    .head_stride = d,
+                                    .center = gpu_center };
     assert_int_equal(kvant_cuda_decode(&args, NULL), KVANT_OK);
     float *got = malloc(n * sizeof *got), *want = malloc(64 * d * sizeof *want);
     device_read(got, out, n * sizeof *got);
     for (uint32_t b = 0; b < BLOCKS; b++)
         for (uint32_t h = 0; h < HEADS; h++) {
-            kvant_codec_decode(codec, center ? center + h * d : NULL, cache_page(cache, role, (uint32_t)blocks[b], h), 0,
-                               64, want, d);
+            kvant_codec_decode(codec, center ? center + h * d : NULL,
+                               cache_page(cache, role, (uint32_t)blocks[b], h), 0, 64, want, d);
             for (uint32_t t = 0; t < 64; t++)
                 for (uint32_t j = 0; j < d; j++) {
                     float x = got[((b * 64 + t) * HEADS + h) * d + j], y = want[t * d + j];
                     if (!(x == y))
-                        fail_msg("%s, head_dim %u: decoded %g, the CPU %g (block %u, head %u, token %u, channel %u)",
-                                 c->spec, d, x, y, b, h, t, j);
+                        fail_msg(
+                            "%s, head_dim %u: decoded %g, the CPU %g (block %u, head %u, token %u, channel %u)",
+                            c->spec, d, x, y, b, h, t, j);
                 }
         }
     free(got);
@@ -128,12 +143,16 @@ static void run_append(const append_case *c)
     }
     void *gpu_slots = device_copy(slots, c->n_tokens * sizeof *slots);
     uint32_t refused = 0, *gpu_refused = device_copy(&refused, sizeof refused);
-    kvant_cuda_append_args args = { .size = sizeof args, .type = c->type, .n_tokens = c->n_tokens, .n_kv_heads = HEADS,
-                                    .slots = gpu_slots, .refused = gpu_refused };
-    args.k = (kvant_cuda_rows){ cache.gpu_k, cache_pages(&cache, KVANT_ROLE_K), gpu_rows[0], HEADS * d, d,
-                                c->center ? gpu_center : NULL };
-    args.v = (kvant_cuda_rows){ cache.gpu_v, cache_pages(&cache, KVANT_ROLE_V), gpu_rows[1], HEADS * d, d,
-                                c->center ? gpu_center : NULL };
+    kvant_cuda_append_args args = { .size = sizeof args,
+                                    .type = c->type,
+                                    .n_tokens = c->n_tokens,
+                                    .n_kv_heads = HEADS,
+                                    .slots = gpu_slots,
+                                    .refused = gpu_refused };
+    args.k = (kvant_cuda_rows){ cache.gpu_k, cache_pages(&cache, KVANT_ROLE_K), gpu_rows[0], HEADS * d,
+                                d,           c->center ? gpu_center : NULL };
+    args.v = (kvant_cuda_rows){ cache.gpu_v, cache_pages(&cache, KVANT_ROLE_V), gpu_rows[1], HEADS * d,
+                                d,           c->center ? gpu_center : NULL };
     assert_int_equal(kvant_cuda_append(&args, NULL), KVANT_OK);
     check_cuda(cudaDeviceSynchronize());
     device_read(&refused, gpu_refused, sizeof refused);
@@ -156,18 +175,30 @@ static void run_append(const append_case *c)
 static void test_same_bytes(void **unused)
 {
     (void)unused;
-    static const char *const specs[] = { "int-4", "int-4:sym", "int-8", "int-8:sym", "bdr-4", "bdr-4:block=64",
-                                         "bdr-4:block=16", "turboquant-2:rotate=hadamard",
-                                         "turboquant-3:rotate=hadamard", "turboquant-4:rotate=hadamard",
-                                         "turboquant-4:scale=norm,rotate=hadamard", "turboquant-4:rotate=none" };
+    static const char *const specs[] = { "int-4",
+                                         "int-4:sym",
+                                         "int-8",
+                                         "int-8:sym",
+                                         "bdr-4",
+                                         "bdr-4:block=64",
+                                         "bdr-4:block=16",
+                                         "turboquant-2:rotate=hadamard",
+                                         "turboquant-3:rotate=hadamard",
+                                         "turboquant-4:rotate=hadamard",
+                                         "turboquant-4:scale=norm,rotate=hadamard",
+                                         "turboquant-4:rotate=none" };
     static const uint32_t dims[] = { 64, 96, 128, 256 }, counts[] = { 300, 1, 7, 130 };
     for (size_t s = 0; s < sizeof specs / sizeof *specs; s++)
         for (size_t i = 0; i < 4; i++) {
             if (dims[i] == 96 && strcmp(specs[s], "bdr-4:block=64") == 0)
                 continue; /* 64 does not divide 96 */
             for (int order = 0; order < 3; order++) {
-                append_case c = { specs[s], dims[i], counts[(s + i + (size_t)order) % 4],
-                                  (kvant_cuda_type)((s + i + (size_t)order) % 3), order, (s + i) % 3 == 0 };
+                append_case c = { specs[s],
+                                  dims[i],
+                                  counts[(s + i + (size_t)order) % 4],
+                                  (kvant_cuda_type)((s + i + (size_t)order) % 3),
+                                  order,
+                                  (s + i) % 3 == 0 };
                 if (order == 2)
                     c.n_tokens = BLOCKS;
                 run_append(&c);
@@ -187,11 +218,13 @@ static void test_keeps_neighbours(void **unused)
         int64_t slots[2] = { 9, 62 };
         for (int i = 0; i < 2; i++) {
             fill_row(rows[i], 128, 0);
-            kvant_codec_encode(cache.v, NULL, rows[i], 128, (uint32_t)slots[i], 1, cache_page(&cache, KVANT_ROLE_V, 0, 0));
+            kvant_codec_encode(cache.v, NULL, rows[i], 128, (uint32_t)slots[i], 1,
+                               cache_page(&cache, KVANT_ROLE_V, 0, 0));
         }
         void *gpu_rows = device_copy(rows, sizeof rows), *gpu_slots = device_copy(slots, sizeof slots);
-        kvant_cuda_append_args args = { .size = sizeof args, .type = KVANT_CUDA_F32, .n_tokens = 2, .n_kv_heads = 1,
-                                        .slots = gpu_slots };
+        kvant_cuda_append_args args = {
+            .size = sizeof args, .type = KVANT_CUDA_F32, .n_tokens = 2, .n_kv_heads = 1, .slots = gpu_slots
+        };
         args.v = (kvant_cuda_rows){ cache.gpu_v, cache_pages(&cache, KVANT_ROLE_V), gpu_rows, 128, 128, NULL };
         assert_int_equal(kvant_cuda_append(&args, NULL), KVANT_OK);
         compare_pools(&cache, &(append_case){ specs[s], 128, 2, KVANT_CUDA_F32, 0, false });
@@ -218,16 +251,22 @@ static void test_refused_rows(void **unused)
                 rows[1][j] = i == 4 ? (j % 2 ? bad[i] : -bad[i]) : j == 77 ? bad[i] : rows[1][j];
             kvant_status status[3];
             for (uint32_t t = 0; t < 3; t++)
-                status[t] = kvant_codec_encode(cache.k, NULL, rows[t], 128, t, 1, cache_page(&cache, KVANT_ROLE_K, 0, 0));
+                status[t] =
+                    kvant_codec_encode(cache.k, NULL, rows[t], 128, t, 1, cache_page(&cache, KVANT_ROLE_K, 0, 0));
             assert_int_not_equal(status[1], KVANT_OK);
             uint32_t refused = 0, *gpu_refused = device_copy(&refused, sizeof refused);
             void *gpu_rows = device_copy(rows, sizeof rows), *gpu_slots = device_copy(slots, sizeof slots);
-            kvant_cuda_append_args args = { .size = sizeof args, .type = KVANT_CUDA_F32, .n_tokens = 3,
-                                            .n_kv_heads = 1, .slots = gpu_slots, .refused = gpu_refused };
+            kvant_cuda_append_args args = { .size = sizeof args,
+                                            .type = KVANT_CUDA_F32,
+                                            .n_tokens = 3,
+                                            .n_kv_heads = 1,
+                                            .slots = gpu_slots,
+                                            .refused = gpu_refused };
             args.k = (kvant_cuda_rows){ cache.gpu_k, cache_pages(&cache, KVANT_ROLE_K), gpu_rows, 128, 128, NULL };
             assert_int_equal(kvant_cuda_append(&args, NULL), KVANT_OK);
             device_read(&refused, gpu_refused, sizeof refused);
-            assert_int_equal(refused, status[1] == KVANT_ERR_NONFINITE ? KVANT_CUDA_ROW_NONFINITE : KVANT_CUDA_ROW_RANGE);
+            assert_int_equal(refused,
+                             status[1] == KVANT_ERR_NONFINITE ? KVANT_CUDA_ROW_NONFINITE : KVANT_CUDA_ROW_RANGE);
             compare_pools(&cache, &(append_case){ specs[s], 128, 3, KVANT_CUDA_F32, 0, false });
             cudaFree(gpu_rows);
             cudaFree(gpu_slots);
@@ -248,7 +287,8 @@ static void test_copy_blocks(void **unused)
     int32_t from[2] = { 3, 0 }, to[2] = { 1, 4 };
     void *gpu_from = device_copy(from, sizeof from), *gpu_to = device_copy(to, sizeof to);
     kvant_cuda_pages pages = cache_pages(&cache, KVANT_ROLE_V);
-    assert_int_equal(kvant_cuda_copy_blocks(&pages, cache.v_info.page_bytes, 2, gpu_from, gpu_to, 2, NULL), KVANT_OK);
+    assert_int_equal(kvant_cuda_copy_blocks(&pages, cache.v_info.page_bytes, 2, gpu_from, gpu_to, 2, NULL),
+                     KVANT_OK);
     for (int i = 0; i < 2; i++)
         for (uint32_t h = 0; h < 2; h++)
             memcpy(cache_page(&cache, KVANT_ROLE_V, (uint32_t)to[i], h),

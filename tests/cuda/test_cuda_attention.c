@@ -1,9 +1,10 @@
-/* test_cuda_attention.c - decode attention on the GPU against softmax in double precision over the CPU decoder's rows.
+/* test_cuda_attention.c - decode attention on the GPU against softmax in double precision over the CPU decoder's
+ * rows.
  *
  * The bound is derived, not tuned; docs/cuda.md has the derivation. With u = 2^-11 (fp16), for one query head:
- *   delta   = scale (unit 2^-12 sum |y_t| + step_error s_t |q|_1) + rounding: the largest error of a score, where unit is
- *             the power of two above max |R q|, y_t the decoded key in rotated space (L1 norm), s_t its stored scale,
- *             step_error the largest distance of a codebook entry from the byte that stands for it;
+ *   delta   = scale (unit 2^-12 sum |y_t| + step_error s_t |q|_1) + rounding: the largest error of a score, where
+ *             unit is the power of two above max |R q|, y_t the decoded key in rotated space (L1 norm), s_t its
+ *             stored scale, step_error the largest distance of a codebook entry from the byte that stands for it;
  *   e^(2 delta) - 1 bounds the relative error of a probability;
  *   a value's weight is rounded to fp16: u relative, and 2^-25 of the largest weight absolute (subnormal);
  *   the values' codebook error is step_error s_t a channel, sqrt(d) of it in the L2 norm, which rotations keep;
@@ -24,7 +25,7 @@ typedef struct attention_case {
     kvant_cuda_type type;
     const int32_t *lengths;
     bool center;
-    float key_size;   /* how sharp the softmax is */
+    float key_size; /* how sharp the softmax is */
 } attention_case;
 
 typedef struct fixture {
@@ -77,7 +78,8 @@ static void encode_sequence(fixture *f, uint32_t b)
                 const float *center = r && f->center ? f->center + h * c->head_dim : NULL;
                 assert_int_equal(kvant_codec_encode(r ? f->cache.v : f->cache.k, center, row, c->head_dim,
                                                     (uint32_t)t % 64, 1,
-                                                    cache_page(&f->cache, (kvant_role)r, block, h)), KVANT_OK);
+                                                    cache_page(&f->cache, (kvant_role)r, block, h)),
+                                 KVANT_OK);
             }
 }
 
@@ -103,7 +105,8 @@ static void fixture_open(fixture *f, const attention_case *c)
     }
     for (uint32_t b = 0; b < c->batch; b++)
         encode_sequence(f, b);
-    check_cuda(cudaMemcpy(f->cache.gpu_pool, f->cache.pool, f->cache.block_bytes * n_blocks, cudaMemcpyHostToDevice));
+    check_cuda(
+        cudaMemcpy(f->cache.gpu_pool, f->cache.pool, f->cache.block_bytes * n_blocks, cudaMemcpyHostToDevice));
     size_t n = (size_t)c->batch * c->n_heads * d;
     f->q = malloc(n * sizeof *f->q);
     for (size_t i = 0; i < n; i++)
@@ -140,15 +143,30 @@ static void fixture_close(fixture *f)
 static kvant_cuda_attention_args attention_args(const fixture *f)
 {
     const attention_case *c = f->c;
-    return (kvant_cuda_attention_args){
-        .size = sizeof(kvant_cuda_attention_args), .k_codec = f->cache.gpu_k, .v_codec = f->cache.gpu_v,
-        .k = cache_pages(&f->cache, KVANT_ROLE_K), .v = cache_pages(&f->cache, KVANT_ROLE_V),
-        .block_table = f->gpu_table, .table_stride = f->blocks_per_row, .blocks_per_row = f->blocks_per_row,
-        .lengths = f->gpu_lengths, .batch = c->batch, .n_heads = c->n_heads, .n_kv_heads = c->n_kv_heads,
-        .type = c->type, .q = f->gpu_q, .q_batch_stride = (size_t)c->n_heads * c->head_dim,
-        .q_head_stride = c->head_dim, .out = f->gpu_out, .out_batch_stride = (size_t)c->n_heads * c->head_dim,
-        .out_head_stride = c->head_dim, .lse = f->gpu_lse, .scale = 1 / sqrtf((float)c->head_dim),
-        .v_center = f->gpu_center, .workspace = f->workspace, .workspace_bytes = f->workspace_bytes };
+    return (kvant_cuda_attention_args){ .size = sizeof(kvant_cuda_attention_args),
+                                        .k_codec = f->cache.gpu_k,
+                                        .v_codec = f->cache.gpu_v,
+                                        .k = cache_pages(&f->cache, KVANT_ROLE_K),
+                                        .v = cache_pages(&f->cache, KVANT_ROLE_V),
+                                        .block_table = f->gpu_table,
+                                        .table_stride = f->blocks_per_row,
+                                        .blocks_per_row = f->blocks_per_row,
+                                        .lengths = f->gpu_lengths,
+                                        .batch = c->batch,
+                                        .n_heads = c->n_heads,
+                                        .n_kv_heads = c->n_kv_heads,
+                                        .type = c->type,
+                                        .q = f->gpu_q,
+                                        .q_batch_stride = (size_t)c->n_heads * c->head_dim,
+                                        .q_head_stride = c->head_dim,
+                                        .out = f->gpu_out,
+                                        .out_batch_stride = (size_t)c->n_heads * c->head_dim,
+                                        .out_head_stride = c->head_dim,
+                                        .lse = f->gpu_lse,
+                                        .scale = 1 / sqrtf((float)c->head_dim),
+                                        .v_center = f->gpu_center,
+                                        .workspace = f->workspace,
+                                        .workspace_bytes = f->workspace_bytes };
 }
 
 static double step_error(const kvant_cuda_codec *codec)
@@ -156,7 +174,8 @@ static double step_error(const kvant_cuda_codec *codec)
     const kvant_cuda_params *p = &codec->params;
     double worst = 0;
     for (uint32_t i = 0; p->kind >= KVANT_CUDA_CODEBOOK2 && i < 1u << p->bits; i++)
-        worst = fmax(worst, fabs(p->values[i] - p->step * ((p->bytes[i / 4] >> 8 * (i % 4) & 255) - (double)p->bias)));
+        worst =
+            fmax(worst, fabs(p->values[i] - p->step * ((p->bytes[i / 4] >> 8 * (i % 4) & 255) - (double)p->bias)));
     return worst;
 }
 
@@ -181,7 +200,8 @@ static void compute_reference(const fixture *f, uint32_t b, uint32_t head, refer
     }
     double unit = exp2(floor(log2(largest_q)) + 1);
     for (int32_t t = 0; t < n; t++) {
-        const uint8_t *page = cache_page(&f->cache, KVANT_ROLE_K, (uint32_t)f->table[b * f->blocks_per_row + (uint32_t)t / 64], kv);
+        const uint8_t *page =
+            cache_page(&f->cache, KVANT_ROLE_K, (uint32_t)f->table[b * f->blocks_per_row + (uint32_t)t / 64], kv);
         if (t % 64 == 0)
             kvant_codec_decode(f->cache.k, NULL, page, 0, n - t < 64 ? (uint32_t)(n - t) : 64, rows, d);
         double sum = 0, y1 = 0;
@@ -194,13 +214,15 @@ static void compute_reference(const fixture *f, uint32_t b, uint32_t head, refer
         double s = fabs(stored_scale(&f->cache, KVANT_ROLE_K, page, (uint32_t)t % 64));
         /* last term: fp32 sums of codes of up to 255 with their bias, and exponents of base 2 at most 2^7 */
         delta = fmax(delta, scale * (unit * 0x1p-12 * y1 + k_error * s * q1 +
-                                     (d / 16) * 0x1p-22 * q1 * (s * 255 + fabs(y1 / d))) + fabs(scores[t]) * 0x1p-20);
+                                     (d / 16) * 0x1p-22 * q1 * (s * 255 + fabs(y1 / d))) +
+                                fabs(scores[t]) * 0x1p-20);
         top = fmax(top, scores[t]);
     }
     double total = 0, norms = 0, codes = 0, largest_weight = 0, weighted_scale = 0, code_norms = 0;
     memset(r->out, 0, sizeof r->out);
     for (int32_t t = 0; t < n; t++) {
-        const uint8_t *page = cache_page(&f->cache, KVANT_ROLE_V, (uint32_t)f->table[b * f->blocks_per_row + (uint32_t)t / 64], kv);
+        const uint8_t *page =
+            cache_page(&f->cache, KVANT_ROLE_V, (uint32_t)f->table[b * f->blocks_per_row + (uint32_t)t / 64], kv);
         if (t % 64 == 0)
             kvant_codec_decode(f->cache.v, NULL, page, 0, n - t < 64 ? (uint32_t)(n - t) : 64, rows, d);
         double w = exp(scores[t] - top), norm = 0;
@@ -221,13 +243,18 @@ static void compute_reference(const fixture *f, uint32_t b, uint32_t head, refer
     }
     for (uint32_t j = 0; j < d; j++)
         r->out[j] = r->out[j] / total + (f->center ? f->center[kv * d + j] : 0);
-    double norm = 0, grow = exp(2 * delta) - 1, rounding = c->type == KVANT_CUDA_F32 ? 0x1p-22 : c->type == KVANT_CUDA_F16 ? 0x1p-11 : 0x1p-8;
+    double norm = 0, grow = exp(2 * delta) - 1,
+           rounding = c->type == KVANT_CUDA_F32   ? 0x1p-22
+                      : c->type == KVANT_CUDA_F16 ? 0x1p-11
+                                                  : 0x1p-8;
     for (uint32_t j = 0; j < d; j++)
         norm += r->out[j] * r->out[j];
     r->lse = top + log(total);
     r->lse_bound = delta + 0x1p-20 * (1 + fabs(r->lse));
-    r->bound = (grow * norms + 0x1p-11 * codes + 0x1p-25 * largest_weight * code_norms + v_error * weighted_scale * sqrt(d) +
-                (n / 16 + 16) * 0x1p-22 * codes) / total + rounding * sqrt(norm) + (c->type == KVANT_CUDA_F16 ? 0x1p-25 * sqrt(d) : 0);
+    r->bound = (grow * norms + 0x1p-11 * codes + 0x1p-25 * largest_weight * code_norms +
+                v_error * weighted_scale * sqrt(d) + (n / 16 + 16) * 0x1p-22 * codes) /
+                   total +
+               rounding * sqrt(norm) + (c->type == KVANT_CUDA_F16 ? 0x1p-25 * sqrt(d) : 0);
     free(scores);
 }
 
@@ -252,14 +279,15 @@ static void check_head(fixture *f, const void *out, const float *lse, uint32_t b
     error = sqrt(error);
     f->worst = fmax(f->worst, error / r.bound);
     if (!(error <= r.bound))
-        fail_msg("%s / %s, head_dim %u, sequence %u of %d tokens, head %u: error %g, bound %g", c->k_spec, c->v_spec, d, b,
-                 c->lengths[b], head, error, r.bound);
+        fail_msg("%s / %s, head_dim %u, sequence %u of %d tokens, head %u: error %g, bound %g", c->k_spec,
+                 c->v_spec, d, b, c->lengths[b], head, error, r.bound);
     if (!(fabs(lse[b * c->n_heads + head] - r.lse) <= r.lse_bound))
-        fail_msg("%s, head_dim %u, sequence %u, head %u: log-sum-exp %g, reference %g, bound %g", c->k_spec, d, b, head,
-                 lse[b * c->n_heads + head], r.lse, r.lse_bound);
+        fail_msg("%s, head_dim %u, sequence %u, head %u: log-sum-exp %g, reference %g, bound %g", c->k_spec, d, b,
+                 head, lse[b * c->n_heads + head], r.lse, r.lse_bound);
 }
 
-/* Runs once, checks every head, then replays a graph three times into poisoned outputs and wants the same bytes. */
+/* Runs once, checks every head, then replays a graph three times into poisoned outputs and wants the same
+ * bytes. */
 static void run_attention(const attention_case *c)
 {
     fixture f;
@@ -290,8 +318,8 @@ static void run_attention(const attention_case *c)
         device_read(again, f.gpu_out, f.out_bytes);
         assert_memory_equal(again, out, f.out_bytes);
     }
-    printf("%-28s %-28s d %3u  kv %u  q %2u  batch %3u  type %d: error / bound %.3f\n", c->k_spec, c->v_spec, c->head_dim,
-           c->n_kv_heads, c->n_heads, c->batch, c->type, f.worst);
+    printf("%-28s %-28s d %3u  kv %u  q %2u  batch %3u  type %d: error / bound %.3f\n", c->k_spec, c->v_spec,
+           c->head_dim, c->n_kv_heads, c->n_heads, c->batch, c->type, f.worst);
     cudaGraphExecDestroy(exec);
     cudaGraphDestroy(graph);
     cudaStreamDestroy(stream);
@@ -309,14 +337,23 @@ static const int32_t empties[] = { 0, 0, 0 };
 static void test_codecs(void **unused)
 {
     (void)unused;
-    static const char *const specs[] = { "int-4", "int-4:sym", "int-8", "int-8:sym", "bdr-4", "bdr-4:block=16",
-                                         "turboquant-2:rotate=hadamard", "turboquant-3:rotate=hadamard",
-                                         "turboquant-4:rotate=hadamard", "turboquant-4:scale=norm,rotate=none" };
+    static const char *const specs[] = { "int-4",
+                                         "int-4:sym",
+                                         "int-8",
+                                         "int-8:sym",
+                                         "bdr-4",
+                                         "bdr-4:block=16",
+                                         "turboquant-2:rotate=hadamard",
+                                         "turboquant-3:rotate=hadamard",
+                                         "turboquant-4:rotate=hadamard",
+                                         "turboquant-4:scale=norm,rotate=none" };
     static const uint32_t dims[] = { 64, 96, 128, 256 };
     for (size_t s = 0; s < sizeof specs / sizeof *specs; s++)
         for (size_t i = 0; i < 4; i++) {
-            attention_case c = { specs[s], specs[s], dims[i], 2, 8, 10, (kvant_cuda_type)((s + i) % 3), odd_lengths,
-                                 i % 2 == 1, s % 2 ? 1.0f : 0.3f };
+            attention_case c = {
+                specs[s],   specs[s],           dims[i], 2, 8, 10, (kvant_cuda_type)((s + i) % 3), odd_lengths,
+                i % 2 == 1, s % 2 ? 1.0f : 0.3f
+            };
             run_attention(&c);
         }
 }
@@ -326,8 +363,8 @@ static void test_head_groups(void **unused)
     (void)unused;
     static const uint32_t groups[] = { 1, 2, 3, 5, 7, 8, 9, 12, 16 };
     for (size_t i = 0; i < sizeof groups / sizeof *groups; i++) {
-        attention_case c = { "turboquant-4", "turboquant-4", 128, 3, 3 * groups[i], 4, KVANT_CUDA_F32, odd_lengths + 4,
-                             false, 0.5f };
+        attention_case c = { "turboquant-4", "turboquant-4",  128,   3,   3 * groups[i], 4,
+                             KVANT_CUDA_F32, odd_lengths + 4, false, 0.5f };
         run_attention(&c);
     }
 }
@@ -347,7 +384,8 @@ static void test_shapes(void **unused)
         { "int-4", "int-4", 128, 2, 4, 3, KVANT_CUDA_F32, empties, false, 1.0f },
         { "int-4", "int-4", 128, 2, 6, 300, KVANT_CUDA_F32, many, true, 1.0f },
         { "int-4:sym", "bdr-4", 128, 2, 8, 10, KVANT_CUDA_F32, odd_lengths, false, 1.0f },
-        { "turboquant-4:scale=norm", "turboquant-4:rotate=none", 128, 2, 8, 10, KVANT_CUDA_F32, odd_lengths, false, 1.0f },
+        { "turboquant-4:scale=norm", "turboquant-4:rotate=none", 128, 2, 8, 10, KVANT_CUDA_F32, odd_lengths, false,
+          1.0f },
         { "turboquant-4", "turboquant-4", 128, 2, 8, 10, KVANT_CUDA_F32, odd_lengths, false, 20.0f },
     };
     for (size_t i = 0; i < sizeof cases / sizeof *cases; i++)

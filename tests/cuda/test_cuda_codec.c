@@ -1,5 +1,5 @@
-/* test_cuda_codec.c - what needs no GPU: which codecs are taken and refused, their sizes, the byte codebooks, argument
- * checks that come before any launch. */
+/* test_cuda_codec.c - what needs no GPU: which codecs are taken and refused, their sizes, the byte codebooks,
+ * argument checks that come before any launch. */
 #include "cuda_support.h"
 
 #include <math.h>
@@ -27,8 +27,9 @@ static void test_refusals(void **unused)
     for (size_t i = 0; i < sizeof cases / sizeof *cases; i++) {
         kvant_cuda_codec *codec = (kvant_cuda_codec *)1;
         char text[256] = "";
-        assert_int_equal(kvant_cuda_codec_create(cases[i].spec, cases[i].head_dim, KVANT_ROLE_K, 0, &codec, text,
-                                                 sizeof text), cases[i].status);
+        assert_int_equal(
+            kvant_cuda_codec_create(cases[i].spec, cases[i].head_dim, KVANT_ROLE_K, 0, &codec, text, sizeof text),
+            cases[i].status);
         assert_null(codec);
         if (!strstr(text, cases[i].word))
             fail_msg("%s: '%s' does not say '%s'", cases[i].spec, text, cases[i].word);
@@ -54,8 +55,9 @@ static void test_info(void **unused)
     kvant_cuda_codec_free(NULL);
 }
 
-/* A byte codebook adds little to the codebook's own error: rounding m = value / step leaves at most half a step, and the
- * step of n levels is at most their largest value over 0.6 of the range (the search in params.c starts there). */
+/* A byte codebook adds little to the codebook's own error: rounding m = value / step leaves at most half a
+ * step, and the step of n levels is at most their largest value over 0.6 of the range (the search in params.c
+ * starts there). */
 static void test_byte_codebooks(void **unused)
 {
     (void)unused;

@@ -1,4 +1,5 @@
 """A pool of compressed pages and the calls that work on it."""
+
 import ctypes as c
 import math
 
@@ -20,8 +21,10 @@ def _type(tensor):
 def _rows(tensor, shape, what):
     """Checks a [n, heads, head_dim] tensor on the GPU whose rows are contiguous."""
     if not tensor.is_cuda or tensor.dim() != 3 or tensor.shape[1:] != shape or tensor.stride(2) != 1:
-        raise ValueError(f"{what}: a CUDA tensor [n, {shape[0]}, {shape[1]}] with contiguous rows is needed, "
-                         f"not {tuple(tensor.shape)} on {tensor.device}")
+        raise ValueError(
+            f"{what}: a CUDA tensor [n, {shape[0]}, {shape[1]}] with contiguous rows is needed, "
+            f"not {tuple(tensor.shape)} on {tensor.device}"
+        )
     return tensor
 
 
@@ -55,15 +58,30 @@ class PagedCache:
     def append(self, k, v, slots, k_center=None, v_center=None, refused=None):
         """Writes tokens: k, v [n, kv heads, head_dim] of one dtype, slots int64 (64 * block + offset, negative skips).
         refused: an int32 CUDA tensor of one number that collects the reasons of rows that were not written."""
-        args = AppendArgs(size=c.sizeof(AppendArgs), type=_type(k), n_tokens=k.shape[0], n_kv_heads=self.n_kv_heads,
-                          slots=_ints(slots, torch.int64, "slots").data_ptr(),
-                          refused=None if refused is None else refused.data_ptr())
+        args = AppendArgs(
+            size=c.sizeof(AppendArgs),
+            type=_type(k),
+            n_tokens=k.shape[0],
+            n_kv_heads=self.n_kv_heads,
+            slots=_ints(slots, torch.int64, "slots").data_ptr(),
+            refused=None if refused is None else refused.data_ptr(),
+        )
         for name, codec, rows, center in (("k", self.k, k, k_center), ("v", self.v, v, v_center)):
             rows = _rows(rows, (self.n_kv_heads, self.head_dim), name)
             if rows.dtype != k.dtype or rows.shape[0] != slots.shape[0]:
                 raise ValueError("k, v and slots do not belong together")
-            setattr(args, name, Rows(codec.handle, self._pages(name), rows.data_ptr(), rows.stride(0), rows.stride(1),
-                                     None if center is None else center.data_ptr()))
+            setattr(
+                args,
+                name,
+                Rows(
+                    codec.handle,
+                    self._pages(name),
+                    rows.data_ptr(),
+                    rows.stride(0),
+                    rows.stride(1),
+                    None if center is None else center.data_ptr(),
+                ),
+            )
         check("append", library().kvant_cuda_append(c.byref(args), _stream()))
 
     def attention(self, q, block_table, lengths, scale=None, out=None, lse=None, v_center=None):
@@ -74,27 +92,55 @@ class PagedCache:
         if out.dtype != q.dtype or out.shape != q.shape or out.stride(2) != 1:
             raise ValueError("out: the shape and dtype of q are needed")
         args = AttentionArgs(
-            size=c.sizeof(AttentionArgs), k_codec=self.k.handle, v_codec=self.v.handle, k=self._pages("k"),
-            v=self._pages("v"), block_table=_ints(block_table, torch.int32, "block_table").data_ptr(),
-            table_stride=block_table.stride(0), blocks_per_row=block_table.shape[1],
-            lengths=_ints(lengths, torch.int32, "lengths").data_ptr(), batch=q.shape[0], n_heads=q.shape[1],
-            n_kv_heads=self.n_kv_heads, type=_type(q), q=q.data_ptr(), q_batch_stride=q.stride(0),
-            q_head_stride=q.stride(1), out=out.data_ptr(), out_batch_stride=out.stride(0), out_head_stride=out.stride(1),
+            size=c.sizeof(AttentionArgs),
+            k_codec=self.k.handle,
+            v_codec=self.v.handle,
+            k=self._pages("k"),
+            v=self._pages("v"),
+            block_table=_ints(block_table, torch.int32, "block_table").data_ptr(),
+            table_stride=block_table.stride(0),
+            blocks_per_row=block_table.shape[1],
+            lengths=_ints(lengths, torch.int32, "lengths").data_ptr(),
+            batch=q.shape[0],
+            n_heads=q.shape[1],
+            n_kv_heads=self.n_kv_heads,
+            type=_type(q),
+            q=q.data_ptr(),
+            q_batch_stride=q.stride(0),
+            q_head_stride=q.stride(1),
+            out=out.data_ptr(),
+            out_batch_stride=out.stride(0),
+            out_head_stride=out.stride(1),
             lse=None if lse is None else lse.data_ptr(),
             scale=1 / math.sqrt(self.head_dim) if scale is None else scale,
-            v_center=None if v_center is None else v_center.data_ptr(), workspace=self._workspace.data_ptr(),
-            workspace_bytes=self._workspace.numel())
+            v_center=None if v_center is None else v_center.data_ptr(),
+            workspace=self._workspace.data_ptr(),
+            workspace_bytes=self._workspace.numel(),
+        )
         check("attention", library().kvant_cuda_attention(c.byref(args), _stream()))
         return out
 
     def decode(self, role, blocks, dtype=torch.bfloat16, center=None):
         """Rows of whole blocks (int32 numbers): [64 * len(blocks), kv heads, head_dim]."""
-        out = torch.empty(blocks.shape[0] * PAGE_TOKENS, self.n_kv_heads, self.head_dim, dtype=dtype,
-                          device=self.pool.device)
-        args = DecodeArgs(size=c.sizeof(DecodeArgs), codec=(self.k if role == "k" else self.v).handle,
-                          pages=self._pages(role), blocks=_ints(blocks, torch.int32, "blocks").data_ptr(),
-                          n_blocks=blocks.shape[0], n_kv_heads=self.n_kv_heads, type=_type(out), out=out.data_ptr(),
-                          token_stride=out.stride(0), head_stride=out.stride(1),
-                          center=None if center is None else center.data_ptr())
+        out = torch.empty(
+            blocks.shape[0] * PAGE_TOKENS,
+            self.n_kv_heads,
+            self.head_dim,
+            dtype=dtype,
+            device=self.pool.device,
+        )
+        args = DecodeArgs(
+            size=c.sizeof(DecodeArgs),
+            codec=(self.k if role == "k" else self.v).handle,
+            pages=self._pages(role),
+            blocks=_ints(blocks, torch.int32, "blocks").data_ptr(),
+            n_blocks=blocks.shape[0],
+            n_kv_heads=self.n_kv_heads,
+            type=_type(out),
+            out=out.data_ptr(),
+            token_stride=out.stride(0),
+            head_stride=out.stride(1),
+            center=None if center is None else center.data_ptr(),
+        )
         check("decode", library().kvant_cuda_decode(c.byref(args), _stream()))
         return out

@@ -1,4 +1,5 @@
 """A codec on the GPU, made from a spec string."""
+
 import ctypes as c
 
 from .library import CodecInfo, Error, ROLE_K, ROLE_V, check, library
@@ -10,8 +11,15 @@ class Codec:
     def __init__(self, spec, head_dim, role, seed=0):
         self._handle = c.c_void_p()
         text = c.create_string_buffer(256)
-        status = library().kvant_cuda_codec_create(spec.encode(), head_dim, {"k": ROLE_K, "v": ROLE_V}[role], seed,
-                                                   c.byref(self._handle), text, len(text))
+        status = library().kvant_cuda_codec_create(
+            spec.encode(),
+            head_dim,
+            {"k": ROLE_K, "v": ROLE_V}[role],
+            seed,
+            c.byref(self._handle),
+            text,
+            len(text),
+        )
         if status:
             raise Error(f"codec {spec!r}", status, text.value.decode(errors="replace"))
         self.info = CodecInfo(size=c.sizeof(CodecInfo))

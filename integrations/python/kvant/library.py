@@ -1,10 +1,16 @@
 """The C interface of libkvant_cuda as ctypes sees it: structures, functions, errors. No tensor is known here."""
+
 import ctypes as c
 import os
 
 OK = 0
-STATUS = {10: "invalid argument", 20: "codec spec not understood", 30: "not available", 40: "out of memory",
-          80: "the CUDA runtime refused the call, or the library has no code for this device"}
+STATUS = {
+    10: "invalid argument",
+    20: "codec spec not understood",
+    30: "not available",
+    40: "out of memory",
+    80: "the CUDA runtime refused the call, or the library has no code for this device",
+}
 PAGE_TOKENS = 64
 ROLE_K, ROLE_V = 0, 1
 
@@ -18,10 +24,22 @@ class Error(RuntimeError):
 
 
 class CodecInfo(c.Structure):
-    _fields_ = [("size", c.c_size_t), ("spec", c.c_char_p), ("source", c.c_char_p), ("head_dim", c.c_uint32),
-                ("role", c.c_int), ("center", c.c_int), ("block_tokens", c.c_uint32), ("bits", c.c_uint32),
-                ("code_bytes", c.c_size_t), ("metadata_offset", c.c_size_t), ("metadata_bytes", c.c_size_t),
-                ("page_bytes", c.c_size_t), ("true_bits", c.c_double), ("nominal_bits", c.c_double)]
+    _fields_ = [
+        ("size", c.c_size_t),
+        ("spec", c.c_char_p),
+        ("source", c.c_char_p),
+        ("head_dim", c.c_uint32),
+        ("role", c.c_int),
+        ("center", c.c_int),
+        ("block_tokens", c.c_uint32),
+        ("bits", c.c_uint32),
+        ("code_bytes", c.c_size_t),
+        ("metadata_offset", c.c_size_t),
+        ("metadata_bytes", c.c_size_t),
+        ("page_bytes", c.c_size_t),
+        ("true_bits", c.c_double),
+        ("nominal_bits", c.c_double),
+    ]
 
 
 class Pages(c.Structure):
@@ -29,29 +47,72 @@ class Pages(c.Structure):
 
 
 class Rows(c.Structure):
-    _fields_ = [("codec", c.c_void_p), ("pages", Pages), ("rows", c.c_void_p), ("token_stride", c.c_size_t),
-                ("head_stride", c.c_size_t), ("center", c.c_void_p)]
+    _fields_ = [
+        ("codec", c.c_void_p),
+        ("pages", Pages),
+        ("rows", c.c_void_p),
+        ("token_stride", c.c_size_t),
+        ("head_stride", c.c_size_t),
+        ("center", c.c_void_p),
+    ]
 
 
 class AppendArgs(c.Structure):
-    _fields_ = [("size", c.c_size_t), ("k", Rows), ("v", Rows), ("type", c.c_int), ("n_tokens", c.c_uint32),
-                ("n_kv_heads", c.c_uint32), ("slots", c.c_void_p), ("refused", c.c_void_p)]
+    _fields_ = [
+        ("size", c.c_size_t),
+        ("k", Rows),
+        ("v", Rows),
+        ("type", c.c_int),
+        ("n_tokens", c.c_uint32),
+        ("n_kv_heads", c.c_uint32),
+        ("slots", c.c_void_p),
+        ("refused", c.c_void_p),
+    ]
 
 
 class AttentionArgs(c.Structure):
-    _fields_ = [("size", c.c_size_t), ("k_codec", c.c_void_p), ("v_codec", c.c_void_p), ("k", Pages), ("v", Pages),
-                ("block_table", c.c_void_p), ("table_stride", c.c_size_t), ("blocks_per_row", c.c_uint32),
-                ("lengths", c.c_void_p), ("batch", c.c_uint32), ("n_heads", c.c_uint32), ("n_kv_heads", c.c_uint32),
-                ("type", c.c_int), ("q", c.c_void_p), ("q_batch_stride", c.c_size_t), ("q_head_stride", c.c_size_t),
-                ("out", c.c_void_p), ("out_batch_stride", c.c_size_t), ("out_head_stride", c.c_size_t),
-                ("lse", c.c_void_p), ("scale", c.c_float), ("v_center", c.c_void_p), ("workspace", c.c_void_p),
-                ("workspace_bytes", c.c_size_t)]
+    _fields_ = [
+        ("size", c.c_size_t),
+        ("k_codec", c.c_void_p),
+        ("v_codec", c.c_void_p),
+        ("k", Pages),
+        ("v", Pages),
+        ("block_table", c.c_void_p),
+        ("table_stride", c.c_size_t),
+        ("blocks_per_row", c.c_uint32),
+        ("lengths", c.c_void_p),
+        ("batch", c.c_uint32),
+        ("n_heads", c.c_uint32),
+        ("n_kv_heads", c.c_uint32),
+        ("type", c.c_int),
+        ("q", c.c_void_p),
+        ("q_batch_stride", c.c_size_t),
+        ("q_head_stride", c.c_size_t),
+        ("out", c.c_void_p),
+        ("out_batch_stride", c.c_size_t),
+        ("out_head_stride", c.c_size_t),
+        ("lse", c.c_void_p),
+        ("scale", c.c_float),
+        ("v_center", c.c_void_p),
+        ("workspace", c.c_void_p),
+        ("workspace_bytes", c.c_size_t),
+    ]
 
 
 class DecodeArgs(c.Structure):
-    _fields_ = [("size", c.c_size_t), ("codec", c.c_void_p), ("pages", Pages), ("blocks", c.c_void_p),
-                ("n_blocks", c.c_uint32), ("n_kv_heads", c.c_uint32), ("type", c.c_int), ("out", c.c_void_p),
-                ("token_stride", c.c_size_t), ("head_stride", c.c_size_t), ("center", c.c_void_p)]
+    _fields_ = [
+        ("size", c.c_size_t),
+        ("codec", c.c_void_p),
+        ("pages", Pages),
+        ("blocks", c.c_void_p),
+        ("n_blocks", c.c_uint32),
+        ("n_kv_heads", c.c_uint32),
+        ("type", c.c_int),
+        ("out", c.c_void_p),
+        ("token_stride", c.c_size_t),
+        ("head_stride", c.c_size_t),
+        ("center", c.c_void_p),
+    ]
 
 
 _library = None
@@ -66,8 +127,15 @@ def library():
             lib = c.CDLL(name)
         except OSError as error:
             raise Error("loading libkvant_cuda", 30, f"{error}; set KVANT_CUDA_LIBRARY to its path") from None
-        lib.kvant_cuda_codec_create.argtypes = [c.c_char_p, c.c_uint32, c.c_int, c.c_uint64, c.POINTER(c.c_void_p),
-                                                c.c_char_p, c.c_size_t]
+        lib.kvant_cuda_codec_create.argtypes = [
+            c.c_char_p,
+            c.c_uint32,
+            c.c_int,
+            c.c_uint64,
+            c.POINTER(c.c_void_p),
+            c.c_char_p,
+            c.c_size_t,
+        ]
         lib.kvant_cuda_codec_free.argtypes = [c.POINTER(c.c_void_p)]
         lib.kvant_cuda_codec_free.restype = None
         lib.kvant_cuda_codec_get_info.argtypes = [c.c_void_p, c.POINTER(CodecInfo)]
