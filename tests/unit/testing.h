@@ -16,6 +16,8 @@
 
 #include <kvant/codec.h>
 
+#include "specs.h"
+
 #define TEST_SEED 7u
 #define COUNT(array) (sizeof(array) / sizeof((array)[0]))
 
@@ -79,44 +81,5 @@ static inline double squared_distance(const float *a, const float *b, size_t n)
         sum += ((double)a[i] - b[i]) * ((double)a[i] - b[i]);
     return sum;
 }
-
-/* Specs that between them reach every code path of every family. */
-static const char *const all_specs[] = {
-    "f32",
-    "f16",
-    "bf16",
-    "int-2",
-    "int-3",
-    "int-4",
-    "int-5",
-    "int-6",
-    "int-7",
-    "int-8",
-    "int-4:sym",
-    "int-2:sym",
-    "int-8:sym",
-    "int-4:group=16",
-    "int-3:group=16,sym",
-    "int-4:axis=channel",
-    "int-2:axis=channel,group=16",
-    "int-3:axis=channel,group=64,sym",
-    "int-4:rotate=dense",
-    "int-2:axis=channel,rotate=hadamard",
-    "bdr-4",
-    "bdr-4:block=16",
-    "bdr-4:signs=seed",
-    "bdr-2:group=16",
-    "turboquant-1",
-    "turboquant-2",
-    "turboquant-3",
-    "turboquant-4",
-    "turboquant-5",
-    "turboquant-6",
-    "turboquant-7",
-    "turboquant-8",
-    "turboquant-4:scale=norm",
-    "turboquant-3:rotate=dense",
-    "turboquant-3:rotate=none",
-};
 
 #endif
