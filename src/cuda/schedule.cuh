@@ -52,20 +52,40 @@ struct Piece {
     Cursor cursor;
 };
 
+/* The length of a piece, at least `size`, of a line whose pairs all have `pages` pages: one that lets no piece reach
+ * over the end of a pair, if such a one is at most a tenth longer. A block that ends one pair and begins another one
+ * stops in between, and all others wait for it in the end. */
+__device__ __forceinline__ int align_piece(int size, int pages)
+{
+    if (pages < size) {
+        int whole = (size + pages - 1) / pages * pages;
+        return 10 * whole <= 11 * size ? whole : size;
+    }
+#pragma unroll 1
+    for (int parts = pages / size; parts > 0 && 10 * (pages / parts) <= 11 * size; parts--)
+        if (pages % parts == 0)
+            return pages / parts;
+    return size;
+}
+
 /* Called by a whole warp. A piece is at least min_pages long, so that little work is not spread thin. */
 __device__ __forceinline__ Piece find_piece(const Lengths &lengths, int index, int count, int min_pages, int lane)
 {
     Piece piece;
-    int total = 0, n = 0;
+    int total = 0, n = 0, longest = 0;
     piece.any_empty = false;
 #pragma unroll 1
     for (int base = 0; base < lengths.batch; base += 32) {
         n = lengths.pages(base + lane);
         piece.any_empty |= __any_sync(FULL, base + lane < lengths.batch && n == 0);
         total += __reduce_add_sync(FULL, n);
+        longest = max(longest, __reduce_max_sync(FULL, n));
     }
+    const bool equal = total == longest * lengths.batch;
     total *= lengths.heads;
     piece.size = max((total + count - 1) / count, min_pages);
+    if (equal && longest > 0)
+        piece.size = align_piece(piece.size, longest);
     piece.begin = min(index * piece.size, total);
     piece.end = min(piece.begin + piece.size, total);
     piece.cursor = Cursor{ 0, 0, 0 };
