@@ -32,9 +32,6 @@ typedef void *kvant_cuda_stream;
 
 typedef enum kvant_cuda_type { KVANT_CUDA_F32 = 0, KVANT_CUDA_F16 = 1, KVANT_CUDA_BF16 = 2 } kvant_cuda_type;
 
-/* The CUDA runtime refused a launch or the library was built without code for this device. */
-#define KVANT_ERR_CUDA ((kvant_status)80)
-
 /* Bits that kernels set (atomic or) in the caller's device word when a row was refused; nothing of it is
  * written. */
 #define KVANT_CUDA_ROW_NONFINITE 1u /* a NaN or an infinity */
