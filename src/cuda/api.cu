@@ -52,7 +52,8 @@ bool add_role(AppendArgs &to, int &n, const kvant_cuda_rows &rows, uint32_t n_kv
                                 rows.rows,
                                 rows.token_stride,
                                 rows.head_stride,
-                                rows.center };
+                                rows.center,
+                                false };
     return true;
 }
 

@@ -16,6 +16,7 @@ struct AppendRole {
     const void *rows;
     size_t token_stride, row_head_stride; /* of rows, elements */
     const float *center;
+    bool wide; /* rows begin at multiples of 16 bytes; set by launch_append */
 };
 
 struct AppendArgs {

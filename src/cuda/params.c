@@ -2,6 +2,7 @@
 #include "params.h"
 
 #include <math.h>
+#include <stdbool.h>
 #include <string.h>
 
 #include "../base/alloc.h"
@@ -88,6 +89,28 @@ static void byte_codebook(kvant_cuda_params *params)
     params->step = (float)best_step;
 }
 
+/* A curve g(u) = (n - 1) / 2 + gain tanh(slope u) that passes threshold k at about k + 1/2: as long as it is within
+ * half a level there, the code of u is the whole part of g(u) or one more, and one comparison says which. The
+ * kernel's tanh is good to 2^-10, and it rounds g to eighths, 2^20 added so that they are the lowest bits of the
+ * float; 0.1 of a level is kept for both (gain * 2^-10 + 1/16 at most). The gain keeps g between 0 and n - 1. */
+static bool guess_curve(kvant_cuda_params *params)
+{
+    uint32_t n = 1u << params->bits;
+    double middle = (n - 1) / 2.0, gain = middle - 0.1, best = INFINITY;
+    for (int trial = 0; trial < 1000; trial++) {
+        double slope = 0.3 + 0.001 * trial, worst = 0;
+        for (uint32_t k = 0; k + 1 < n; k++)
+            worst = fmax(worst, fabs(middle + gain * tanh(slope * params->thresholds[k]) - (k + 0.5)));
+        if (worst >= best)
+            continue;
+        best = worst;
+        params->guess_slope = (float)slope;
+    }
+    params->guess_gain = (float)gain;
+    params->guess_middle = (float)(1048576 + middle);
+    return best < 0.4;
+}
+
 static kvant_status init_codebook(kvant_cuda_params *params, const kvant_codec *codec, const kvant_error *error)
 {
     static const kvant_cuda_kind kinds[] = { KVANT_CUDA_CODEBOOK2, KVANT_CUDA_CODEBOOK3, KVANT_CUDA_CODEBOOK4 };
@@ -102,6 +125,9 @@ static kvant_status init_codebook(kvant_cuda_params *params, const kvant_codec *
     memcpy(params->values, book->values, sizeof params->values);
     memcpy(params->thresholds, book->thresholds, sizeof params->thresholds);
     byte_codebook(params);
+    if (!guess_curve(params))
+        return kvant_fail(error, KVANT_ERR_UNSUPPORTED, "not on the GPU: %s; its levels stand too unevenly",
+                          codec->spec);
     return KVANT_OK;
 }
 

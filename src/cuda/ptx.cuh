@@ -61,6 +61,29 @@ __device__ __forceinline__ float log2_fast(float x)
     return y;
 }
 
+/* Within 2^-10 of tanh(x). */
+__device__ __forceinline__ float tanh_approximately(float x)
+{
+    float y;
+    asm("tanh.approx.f32 %0,%1;" : "=f"(y) : "f"(x));
+    return y;
+}
+
+/* fminf and fmaxf ignore a NaN; these pass it on. */
+__device__ __forceinline__ float min_or_nan(float a, float b)
+{
+    float y;
+    asm("min.NaN.f32 %0,%1,%2;" : "=f"(y) : "f"(a), "f"(b));
+    return y;
+}
+
+__device__ __forceinline__ float max_or_nan(float a, float b)
+{
+    float y;
+    asm("max.NaN.f32 %0,%1,%2;" : "=f"(y) : "f"(a), "f"(b));
+    return y;
+}
+
 __device__ __forceinline__ uint32_t shared_address(const void *p)
 {
     return (uint32_t)__cvta_generic_to_shared(p);

@@ -1,8 +1,8 @@
-/* rotate.cuh - a warp's row of numbers: loading, storing, Hadamard rotation and sums in the order of
- * docs/format.md.
+/* rotate.cuh - a warp's row of numbers: loading, storing, Hadamard rotation, for queries, outputs and decoding.
+ * Encoding has its own arrangement (encode.cuh).
  *
  * Lane l holds channels l, l + 32, l + 64, ... All arithmetic is spelt out in single roundings, because
- * encoders must write the CPU's bytes. */
+ * decoders must give the CPU's numbers. */
 #ifndef KVANT_CUDA_ROTATE_CUH
 #define KVANT_CUDA_ROTATE_CUH
 
@@ -131,23 +131,6 @@ __device__ __forceinline__ float warp_sum(float x)
     for (int k = 16; k > 0; k /= 2)
         x += __shfl_xor_sync(FULL, x, k);
     return x;
-}
-
-/* Sum of a[i] * b[i] as docs/format.md orders it: 16 partial sums, number i to partial i mod 16, then a tree.
- * Lane l owns partial l mod 16, whose numbers are its own and those of lane l + 16, alternating. */
-template <int D> __device__ __forceinline__ float ordered_dot(const Row<D> &a, const Row<D> &b)
-{
-    float sum = 0;
-#pragma unroll
-    for (int j = 0; j < Row<D>::PER_LANE; j++) {
-        float product = __fmul_rn(a.x[j], b.x[j]);
-        float later = __shfl_down_sync(FULL, product, 16);
-        sum = __fadd_rn(__fadd_rn(sum, product), later);
-    }
-#pragma unroll
-    for (int width = 8; width > 0; width /= 2)
-        sum = __fadd_rn(sum, __shfl_down_sync(FULL, sum, width));
-    return __shfl_sync(FULL, sum, 0);
 }
 
 } // namespace kvant
