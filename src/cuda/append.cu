@@ -54,7 +54,8 @@ __device__ __forceinline__ void quantize_rows(const AppendArgs &args, const Appe
     if (__all_sync(FULL, lacking))
         return;
     const size_t row_at = (size_t)(chunk_at + token) * role.token_stride + kv_head * role.row_head_stride;
-    Quantized q = encode_row<D>(chunk.nibbles, args, role, chunk.levels, space, lacking, token, row_at, kv_head, lane);
+    Quantized q =
+        encode_row<D>(chunk.nibbles, args, role, chunk.levels, space, lacking, token, row_at, kv_head, lane);
     if (!lacking && lane % Lanes<D>::LANES == 0) {
         chunk.scale[token] = __half_as_ushort(__float2half_rn(q.scale));
         chunk.zero[token] = __half_as_ushort(__float2half_rn(q.zero));
@@ -120,7 +121,8 @@ template <int D> __device__ __forceinline__ void count_pages(Chunk<D> &chunk, in
 }
 
 template <int D>
-__device__ __forceinline__ void write_metadata(const AppendRole &role, const Chunk<D> &chunk, int token, int kv_head)
+__device__ __forceinline__ void write_metadata(const AppendRole &role, const Chunk<D> &chunk, int token,
+                                               int kv_head)
 {
     int at = (int)(chunk.slot[token] % PAGE_TOKENS);
     uint16_t *numbers =

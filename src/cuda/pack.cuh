@@ -31,8 +31,12 @@ __device__ __forceinline__ Plane plane_of(const kvant_cuda_params &codec, int i)
         columns = codec.role == KVANT_ROLE_K ? d : 4;
     int first = plane_bits(codec.bits, 0);
     return i == 0 ? Plane{ first, 0, 0, 0, rows, columns }
-                  : Plane{ plane_bits(codec.bits, 1), codec.bits == 8 ? 1 : 0, codec.bits == 8 ? 0 : first,
-                           plane_words(first, rows, columns), rows, columns };
+                  : Plane{ plane_bits(codec.bits, 1),
+                           codec.bits == 8 ? 1 : 0,
+                           codec.bits == 8 ? 0 : first,
+                           plane_words(first, rows, columns),
+                           rows,
+                           columns };
 }
 
 /* Flips the bits of *word that differ from bits under mask; nobody else writes those bits. */
@@ -111,7 +115,8 @@ __device__ __forceinline__ void write_values(const uint32_t *nibbles, const Page
                                              uint32_t *page, uint32_t at)
 {
     constexpr int TILES = D / 16, IN_WORD = 4 / BITS, UNITS = BITS;
-    const int lane = at % 32, unit = at / 32 % UNITS, group = at / (32 * UNITS), in_group = min(4, TILES - 4 * group);
+    const int lane = at % 32, unit = at / 32 % UNITS, group = at / (32 * UNITS),
+              in_group = min(4, TILES - 4 * group);
     const uint32_t half = lane & 4 ? 0x7632 : 0x5410; /* odd or even channel */
     uint32_t bits[4] = {}, mask = 0;
 #pragma unroll

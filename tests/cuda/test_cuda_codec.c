@@ -79,6 +79,49 @@ static void test_byte_codebooks(void **unused)
         }
 }
 
+/* The kernel takes the code of u as guess + (u > thresholds[guess]), which is right when the guess is the code or one
+ * less. Its tanh may be off by 2^-10 (twice what PTX says), so both ends of that are tried; the guess is read out of
+ * the float's bits as the kernel does it. */
+static void check_guess(const kvant_cuda_params *p, float u)
+{
+    uint32_t code = 0;
+    for (uint32_t k = 0; k + 1 < 1u << p->bits; k++)
+        code += u > p->thresholds[k];
+    for (int end = -1; end <= 1; end += 2) {
+        double curve = tanh((double)(p->guess_slope * u)) * (1 + end * 0x1p-10);
+        float sum = (float)(fmax(-1, fmin(1, curve)) * p->guess_gain + p->guess_middle);
+        uint32_t bits, guess;
+        memcpy(&bits, &sum, sizeof bits);
+        guess = (bits & 0x78u) / 8;
+        assert_true(guess + 1 < 1u << p->bits);
+        assert_int_equal(guess + (u > p->thresholds[guess]), code);
+    }
+}
+
+static void test_guesses(void **unused)
+{
+    (void)unused;
+    static const uint32_t dims[] = { 64, 96, 128, 256 };
+    for (uint32_t bits = 2; bits <= 4; bits++)
+        for (size_t i = 0; i < 4; i++) {
+            char spec[40];
+            kvant_cuda_codec *codec = NULL;
+            snprintf(spec, sizeof spec, "turboquant-%u:rotate=hadamard", bits);
+            assert_int_equal(kvant_cuda_codec_create(spec, dims[i], KVANT_ROLE_K, 0, &codec, NULL, 0), KVANT_OK);
+            for (int step = -20000; step <= 20000; step++)
+                check_guess(&codec->params, (float)step * 0.001f);
+            for (uint32_t k = 0; k + 1 < 1u << bits; k++) {
+                float t = codec->params.thresholds[k];
+                check_guess(&codec->params, t);
+                check_guess(&codec->params, nextafterf(t, 100));
+                check_guess(&codec->params, nextafterf(t, -100));
+            }
+            check_guess(&codec->params, INFINITY);
+            check_guess(&codec->params, -INFINITY);
+            kvant_cuda_codec_free(&codec);
+        }
+}
+
 static void test_argument_checks(void **unused)
 {
     (void)unused;
@@ -95,9 +138,8 @@ static void test_argument_checks(void **unused)
 int main(void)
 {
     const struct CMUnitTest tests[] = {
-        cmocka_unit_test(test_refusals),
-        cmocka_unit_test(test_info),
-        cmocka_unit_test(test_byte_codebooks),
+        cmocka_unit_test(test_refusals),        cmocka_unit_test(test_info),
+        cmocka_unit_test(test_byte_codebooks),  cmocka_unit_test(test_guesses),
         cmocka_unit_test(test_argument_checks),
     };
     return cmocka_run_group_tests(tests, NULL, NULL);
