@@ -4,16 +4,12 @@
 
 #if defined(__GNUC__)
 #define KVANT_PRINTF(format_index, first_argument) __attribute__((format(printf, format_index, first_argument)))
-#define KVANT_LIKELY(x) __builtin_expect(!!(x), 1)
 #define KVANT_UNLIKELY(x) __builtin_expect(!!(x), 0)
 #define KVANT_INLINE static inline __attribute__((always_inline))
-#define KVANT_NOINLINE __attribute__((noinline))
 #else
 #define KVANT_PRINTF(format_index, first_argument)
-#define KVANT_LIKELY(x) (x)
 #define KVANT_UNLIKELY(x) (x)
 #define KVANT_INLINE static inline
-#define KVANT_NOINLINE
 #endif
 
 #define KVANT_RETURN_IF(condition, status)                                                                         \

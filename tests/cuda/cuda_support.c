@@ -5,6 +5,15 @@
 
 static uint64_t state = 88172645463325252u;
 
+bool have_device(void)
+{
+    int devices = 0;
+    if (cudaGetDeviceCount(&devices) == cudaSuccess && devices > 0)
+        return true;
+    printf("no CUDA device: nothing was tested\n");
+    return false;
+}
+
 uint64_t random_bits(void)
 {
     state ^= state << 13;

@@ -24,6 +24,9 @@
             fail_msg("%s: %s", #call, cudaGetErrorString(error_));                                                 \
     } while (0)
 
+/* Says so when there is none. */
+bool have_device(void);
+
 uint64_t random_bits(void);
 float random_uniform(float low, float high);
 /* Sum of 4 uniform numbers, variance 1; now and then a large one, as keys have. */

@@ -301,11 +301,8 @@ static void test_copy_blocks(void **unused)
 
 int main(void)
 {
-    int devices = 0;
-    if (cudaGetDeviceCount(&devices) != cudaSuccess || devices == 0) {
-        printf("no CUDA device: nothing was tested\n");
+    if (!have_device())
         return 77; /* CTest: skipped */
-    }
     const struct CMUnitTest tests[] = {
         cmocka_unit_test(test_same_bytes),
         cmocka_unit_test(test_keeps_neighbours),
