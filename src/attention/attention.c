@@ -1,4 +1,5 @@
-/* attention.c - the public call: rotates queries, runs the units in parallel, combines splits, writes outputs. */
+/* attention.c - the public call for cells, and what runs a plan: prepares queries, runs the units in parallel, combines
+ * splits, writes outputs. */
 #include <math.h>
 #include <string.h>
 
@@ -24,34 +25,46 @@ static size_t row_index(const kvant_attention_plan *plan, uint32_t token, uint32
     return ((size_t)kv_head * plan->args->n_tokens + token) * plan->group_heads + g;
 }
 
-static void rotate_token(void *context, size_t token, uint32_t worker)
+static void cells_query(const kvant_attention_plan *plan, uint32_t token, uint32_t head, float *out)
 {
-    const job *j = context;
-    const kvant_attention_plan *plan = j->plan;
     const kvant_attention_args *args = plan->args;
-    (void)worker;
-    for (uint32_t head = 0; head < args->n_heads; head++) {
-        float *out = j->workspace + plan->queries + row_index(plan, (uint32_t)token, head) * plan->k_dim;
-        const float *q = args->q + token * args->q_token_stride + head * args->q_head_stride;
-        kvant_affine affine = kvant_cells_head_affine(args->k, head / plan->group_heads);
-        kvant_codec_transform_query(args->k->codecs[head / plan->group_heads], &affine, q, out);
-        for (uint32_t i = 0; i < plan->k_dim; i++)
-            out[i] = i < plan->k_codec->info.head_dim ? out[i] * plan->score_scale : 0;
-    }
+    const float *q = args->q + token * args->q_token_stride + head * args->q_head_stride;
+    kvant_affine affine = kvant_cells_head_affine(args->k, head / plan->group_heads);
+    kvant_codec_transform_query(args->k->codecs[head / plan->group_heads], &affine, q, out);
+    for (uint32_t i = 0; i < plan->k_dim; i++)
+        out[i] = i < plan->k_codec->info.head_dim ? out[i] * plan->score_scale : 0;
 }
 
-/* Divides, restores the order of channels, un-rotates. total: the softmax denominator; weight: its part on values. */
-static void write_output(const kvant_attention_plan *plan, uint32_t token, uint32_t head, const float *sums,
-                         float total, float weight)
+/* Restores the order of channels, un-rotates. */
+static void cells_output(const kvant_attention_plan *plan, uint32_t head, const float *sums, float inverse,
+                         float weight, float *out)
 {
-    const kvant_attention_args *args = plan->args;
-    float *out = args->out + token * args->out_token_stride + head * args->out_head_stride;
-    float y[KVANT_MAX_HEAD_DIM], inverse = total > 0 ? 1 / total : 0;
+    const kvant_cells *v = plan->args->v;
+    float y[KVANT_MAX_HEAD_DIM];
     uint32_t head_dim = plan->v_codec->info.head_dim;
     for (uint32_t i = 0; i < head_dim; i++)
         y[i] = sums[kvant_layout_row_position(&plan->v_codec->layout, i)] * inverse;
-    kvant_affine affine = kvant_cells_head_affine(args->v, head / plan->group_heads);
-    kvant_codec_transform_output(args->v->codecs[head / plan->group_heads], &affine, weight * inverse, y, out);
+    kvant_affine affine = kvant_cells_head_affine(v, head / plan->group_heads);
+    kvant_codec_transform_output(v->codecs[head / plan->group_heads], &affine, weight, y, out);
+}
+
+static const kvant_attention_reader cells_reader = {
+    .query = cells_query,
+    .output = cells_output,
+    .score_offset = kvant_attention_cells_offset,
+    .begin = kvant_attention_cells_begin,
+    .score = kvant_attention_cells_score,
+    .add = kvant_attention_cells_add,
+};
+
+static void prepare_token(void *context, size_t token, uint32_t worker)
+{
+    const job *j = context;
+    const kvant_attention_plan *plan = j->plan;
+    (void)worker;
+    for (uint32_t head = 0; head < plan->args->n_heads; head++)
+        plan->reader->query(plan, (uint32_t)token, head,
+                            j->workspace + plan->queries + row_index(plan, (uint32_t)token, head) * plan->k_dim);
 }
 
 /* The sink's logit joins the denominator only. Returns the factor on what was summed against max. */
@@ -76,7 +89,9 @@ static void finish_row(const kvant_attention_plan *plan, uint32_t token, uint32_
     float factor = join_sink(plan->args, head, max, &total);
     for (uint32_t i = 0; factor != 1 && i < plan->v_dim; i++)
         sums[i] *= factor;
-    write_output(plan, token, head, sums, total, weight * factor);
+    float inverse = total > 0 ? 1 / total : 0;
+    float *out = plan->args->out + token * plan->args->out_token_stride + head * plan->args->out_head_stride;
+    plan->reader->output(plan, head, sums, inverse, weight * factor * inverse, out);
 }
 
 static float *partial(const job *j, size_t row, uint32_t split)
@@ -144,17 +159,24 @@ static void combine_row(const job *j, uint32_t token, uint32_t head)
     finish_row(plan, token, head, sum + 16, max, total);
 }
 
+void kvant_attention_run(const kvant_attention_plan *plan, float *workspace)
+{
+    uint32_t n_tokens = plan->args->n_tokens;
+    job j = { plan, kvant_kernels_get(KVANT_CPU_AUTO), workspace };
+    kvant_parallel_for(n_tokens, n_tokens > 16 ? plan->n_threads : 1, prepare_token, &j);
+    kvant_parallel_for((size_t)plan->n_tiles * plan->n_kv_heads * plan->n_splits, plan->n_threads, run_unit, &j);
+    for (uint32_t token = 0; plan->n_splits > 1 && token < n_tokens; token++)
+        for (uint32_t head = 0; head < plan->args->n_heads; head++)
+            combine_row(&j, token, head);
+}
+
 kvant_status kvant_attention(const kvant_attention_args *args, void *workspace, size_t workspace_bytes)
 {
     kvant_attention_plan plan;
     KVANT_RETURN_IF(!kvant_attention_make_plan(args, &plan), KVANT_ERR_ARGUMENT);
     KVANT_RETURN_IF(!workspace || (uintptr_t)workspace % 64 || workspace_bytes / sizeof(float) < plan.total,
                     KVANT_ERR_ARGUMENT);
-    job j = { &plan, kvant_kernels_get(KVANT_CPU_AUTO), workspace };
-    kvant_parallel_for(args->n_tokens, args->n_tokens > 16 ? plan.n_threads : 1, rotate_token, &j);
-    kvant_parallel_for((size_t)plan.n_tiles * plan.n_kv_heads * plan.n_splits, plan.n_threads, run_unit, &j);
-    for (uint32_t token = 0; plan.n_splits > 1 && token < args->n_tokens; token++)
-        for (uint32_t head = 0; head < args->n_heads; head++)
-            combine_row(&j, token, head);
+    plan.reader = &cells_reader;
+    kvant_attention_run(&plan, workspace);
     return KVANT_OK;
 }

@@ -48,6 +48,25 @@ static bool lay_out_workspace(kvant_attention_plan *plan)
            reserve(&plan->total, plan->n_threads, plan->scratch_stride, &plan->scratch);
 }
 
+bool kvant_attention_cut(kvant_attention_plan *plan)
+{
+    const kvant_attention_args *args = plan->args;
+    plan->group_heads = args->n_heads / plan->n_kv_heads;
+    plan->tile_tokens = KVANT_ATTENTION_MAX_ROWS / plan->group_heads;
+    if (plan->tile_tokens < 1)
+        plan->tile_tokens = 1;
+    if (plan->tile_tokens > args->n_tokens)
+        plan->tile_tokens = args->n_tokens;
+    plan->n_tiles = (args->n_tokens + plan->tile_tokens - 1) / plan->tile_tokens;
+    plan->n_pages = (args->n_cells + KVANT_PAGE_TOKENS - 1) / KVANT_PAGE_TOKENS;
+    plan->split_pages = args->n_tokens <= DECODE_TOKENS ? SPLIT_PAGES : plan->n_pages ? plan->n_pages : 1;
+    plan->n_splits = plan->n_pages ? (plan->n_pages + plan->split_pages - 1) / plan->split_pages : 1;
+    plan->score_scale = args->logit_softcap > 0 ? args->scale / args->logit_softcap : args->scale;
+    double work = (double)args->n_tokens * args->n_heads * args->n_cells * (plan->k_dim + plan->v_dim);
+    plan->n_threads = work < SMALL_WORK ? 1 : args->n_threads;
+    return lay_out_workspace(plan);
+}
+
 bool kvant_attention_make_plan(const kvant_attention_args *args, kvant_attention_plan *plan)
 {
     if (!valid(args))
@@ -59,19 +78,6 @@ bool kvant_attention_make_plan(const kvant_attention_args *args, kvant_attention
                                     .n_kv_heads = args->k->config.n_kv_heads,
                                     .k_dim = k->layout.padded_dim,
                                     .v_dim = v->layout.padded_dim };
-    plan->group_heads = args->n_heads / plan->n_kv_heads;
-    plan->tile_tokens = KVANT_ATTENTION_MAX_ROWS / plan->group_heads;
-    if (plan->tile_tokens < 1)
-        plan->tile_tokens = 1;
-    if (plan->tile_tokens > args->n_tokens)
-        plan->tile_tokens = args->n_tokens;
-    plan->n_tiles = (args->n_tokens + plan->tile_tokens - 1) / plan->tile_tokens;
-    plan->n_pages = (args->n_cells + KVANT_PAGE_TOKENS - 1) / KVANT_PAGE_TOKENS;
-    plan->split_pages = args->n_tokens <= DECODE_TOKENS ? SPLIT_PAGES : plan->n_pages ? plan->n_pages : 1;
-    plan->n_splits = plan->n_pages ? (plan->n_pages + plan->split_pages - 1) / plan->split_pages : 1;
     plan->on_codes = args->n_tokens <= DECODE_TOKENS && (k->code_lines || v->code_lines);
-    plan->score_scale = args->logit_softcap > 0 ? args->scale / args->logit_softcap : args->scale;
-    double work = (double)args->n_tokens * args->n_heads * args->n_cells * (plan->k_dim + plan->v_dim);
-    plan->n_threads = work < SMALL_WORK ? 1 : args->n_threads;
-    return lay_out_workspace(plan);
+    return kvant_attention_cut(plan);
 }

@@ -8,12 +8,16 @@
 
 #include "../cache/cells.h"
 
+struct kvant_attention_reader;
+
 typedef struct kvant_attention_plan {
-    const kvant_attention_args *args;
-    const kvant_codec *k_codec, *v_codec; /* of the first kv head: sizes and layout are those of all */
-    uint32_t n_kv_heads, group_heads;     /* query heads of a kv head */
-    uint32_t k_dim, v_dim;                /* padded to multiples of 16 */
-    uint32_t tile_tokens, n_tiles;        /* query tokens of a unit */
+    const kvant_attention_args *args;            /* without k and v where source is set */
+    const struct kvant_attention_reader *reader; /* of cells or of source (unit.h) */
+    const void *source;                          /* what another reader than that of cells reads */
+    const kvant_codec *k_codec, *v_codec;        /* of the first kv head: sizes and layout are those of all */
+    uint32_t n_kv_heads, group_heads;            /* query heads of a kv head */
+    uint32_t k_dim, v_dim;                       /* padded to multiples of 16 */
+    uint32_t tile_tokens, n_tiles;               /* query tokens of a unit */
     uint32_t n_pages, split_pages, n_splits;
     uint32_t n_threads; /* worth using */
     bool on_codes;      /* rows are few: pages whose codec offers it are multiplied as codes (codes.h) */
@@ -30,6 +34,9 @@ typedef struct kvant_attention_plan {
 
 /* False when the arguments are not valid or the workspace's size overflows. */
 bool kvant_attention_make_plan(const kvant_attention_args *args, kvant_attention_plan *plan);
+
+/* The part of it that does not depend on what is read: wants args (checked), n_kv_heads, k_dim and v_dim. */
+bool kvant_attention_cut(kvant_attention_plan *plan);
 
 /* The most query rows a unit can have. */
 static inline uint32_t kvant_attention_rows(const kvant_attention_plan *plan)

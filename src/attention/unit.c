@@ -37,8 +37,10 @@ float kvant_attention_slope(const kvant_attention_args *args, uint32_t head)
 }
 
 /* One token's mask for a page, in tile order; cells beyond the end are hidden. */
-static visibility read_mask(const kvant_attention_args *args, uint32_t token, uint32_t page, float *mask)
+static visibility read_mask(const kvant_attention_plan *plan, uint32_t token, uint32_t page, float *mask)
 {
+    const kvant_attention_args *args = plan->args;
+    bool in_order = plan->reader->in_order;
     uint32_t first = page * KVANT_PAGE_TOKENS, n = args->n_cells - first;
     n = n < KVANT_PAGE_TOKENS ? n : KVANT_PAGE_TOKENS;
     if (!args->mask && n == KVANT_PAGE_TOKENS)
@@ -52,13 +54,13 @@ static visibility read_mask(const kvant_attention_args *args, uint32_t token, ui
     if (hidden == n || zero == KVANT_PAGE_TOKENS)
         return hidden == n ? ALL_HIDDEN : ALL_VISIBLE;
     for (uint32_t t = 0; t < KVANT_PAGE_TOKENS; t++)
-        mask[kvant_token_position(t)] = t >= n ? -INFINITY : half ? kvant_half_to_float(half[t]) : 0;
+        mask[in_order ? t : kvant_token_position(t)] = t >= n ? -INFINITY : half ? kvant_half_to_float(half[t]) : 0;
     return MIXED;
 }
 
 /* <q, c> / softcap x scale: the centre's part of a score, which only softmax ignores, not tanh before it. */
-static float center_score(const kvant_attention_plan *plan, const kvant_attention_unit *unit, uint32_t token,
-                          uint32_t head)
+float kvant_attention_cells_offset(const kvant_attention_plan *plan, const kvant_attention_unit *unit,
+                                   uint32_t token, uint32_t head)
 {
     const kvant_attention_args *args = plan->args;
     const float *center = kvant_cells_head_affine(args->k, unit->kv_head).center;
@@ -122,10 +124,11 @@ static void soften_token(const kvant_attention_plan *plan, const kvant_kernels *
             continue;
         }
         if (args->logit_softcap > 0)
-            apply_softcap(scores, args->logit_softcap, center_score(plan, unit, token, head));
+            apply_softcap(scores, args->logit_softcap,
+                          plan->reader->score_offset ? plan->reader->score_offset(plan, unit, token, head) : 0);
         float slope = kvant_attention_slope(args, head);
         for (uint32_t t = 0; seen == MIXED && t < KVANT_PAGE_TOKENS; t++)
-            scores[t] += slope * mask[t];
+            scores[t] = mask[t] == -INFINITY ? -INFINITY : scores[t] + slope * mask[t];
         soften_row(plan, kernels, unit, row, scores);
     }
 }
@@ -167,26 +170,46 @@ static void add_page(const kvant_attention_plan *plan, const kvant_kernels *kern
                     unit->n_rows, KVANT_PAGE_TOKENS, plan->v_dim);
 }
 
+void kvant_attention_cells_begin(const kvant_attention_plan *plan, const kvant_kernels *kernels,
+                                 kvant_attention_unit *unit)
+{
+    const kvant_codec *k = plan->args->k->codecs[unit->kv_head];
+    if (plan->on_codes && k->code_lines)
+        kvant_attention_codes_set_queries(plan, kernels, &unit->codes, k->code_table.limit, unit->queries,
+                                          unit->n_rows);
+}
+
+void kvant_attention_cells_score(const kvant_attention_plan *plan, const kvant_kernels *kernels,
+                                 kvant_attention_unit *unit, uint32_t page)
+{
+    const kvant_cells *k = plan->args->k;
+    fetch_next(plan, k, unit, page);
+    score_page(plan, kernels, unit, kvant_cells_page(k, plan->args->stream, page, unit->kv_head));
+}
+
+void kvant_attention_cells_add(const kvant_attention_plan *plan, const kvant_kernels *kernels,
+                               kvant_attention_unit *unit, uint32_t page)
+{
+    const kvant_cells *v = plan->args->v;
+    fetch_next(plan, v, unit, page);
+    add_page(plan, kernels, unit, kvant_cells_page(v, plan->args->stream, page, unit->kv_head));
+}
+
 static void run_page(const kvant_attention_plan *plan, const kvant_kernels *kernels, kvant_attention_unit *unit,
                      uint32_t page)
 {
-    const kvant_attention_args *args = plan->args;
     visibility seen[KVANT_ATTENTION_MAX_ROWS];
     bool any = false;
     for (uint32_t t = 0; t < unit->n_tokens; t++) {
-        seen[t] = read_mask(args, unit->first_token + t, page, unit->mask + (size_t)t * KVANT_PAGE_TOKENS);
+        seen[t] = read_mask(plan, unit->first_token + t, page, unit->mask + (size_t)t * KVANT_PAGE_TOKENS);
         any |= seen[t] != ALL_HIDDEN;
     }
     if (!any)
         return;
-    kvant_page_ref k = kvant_cells_page(args->k, args->stream, page, unit->kv_head);
-    kvant_page_ref v = kvant_cells_page(args->v, args->stream, page, unit->kv_head);
-    fetch_next(plan, args->k, unit, page);
-    score_page(plan, kernels, unit, k);
+    plan->reader->score(plan, kernels, unit, page);
     for (uint32_t t = 0; t < unit->n_tokens; t++)
         soften_token(plan, kernels, unit, t, seen[t]);
-    fetch_next(plan, args->v, unit, page);
-    add_page(plan, kernels, unit, v);
+    plan->reader->add(plan, kernels, unit, page);
 }
 
 void kvant_attention_unit_run(const kvant_attention_plan *plan, const kvant_kernels *kernels,
@@ -197,10 +220,7 @@ void kvant_attention_unit_run(const kvant_attention_plan *plan, const kvant_kern
         unit->max[row] = -INFINITY;
         unit->total[row] = 0;
     }
-    const kvant_codec *k = plan->args->k->codecs[unit->kv_head];
-    if (plan->on_codes && k->code_lines)
-        kvant_attention_codes_set_queries(plan, kernels, &unit->codes, k->code_table.limit, unit->queries,
-                                          unit->n_rows);
+    plan->reader->begin(plan, kernels, unit);
     for (uint32_t page = unit->first_page; page < unit->end_page; page++)
         run_page(plan, kernels, unit, page);
 }
