@@ -51,11 +51,13 @@ KVANT_API const char *kvant_version(void);
 /* Instruction set levels. A level names a bundle of features, not one CPUID bit; docs/architecture.md lists
  * them. Encoders write the same bytes at every level; attention agrees within the bounds its kernels state. */
 typedef enum kvant_cpu_level {
-    KVANT_CPU_AUTO = 0,        /* the best level that this machine and this build have */
-    KVANT_CPU_C = 1,           /* portable C, the reference */
-    KVANT_CPU_AVX2 = 10,       /* AVX2, FMA, F16C */
-    KVANT_CPU_AVX512 = 20,     /* AVX-512 F, BW, DQ, VL */
-    KVANT_CPU_AVX512_VNNI = 21 /* and VNNI */
+    KVANT_CPU_AUTO = 0,         /* the best level that this machine and this build have */
+    KVANT_CPU_C = 1,            /* portable C, the reference */
+    KVANT_CPU_AVX2 = 10,        /* AVX2, FMA, F16C */
+    KVANT_CPU_AVX512 = 20,      /* AVX-512 F, BW, DQ, VL */
+    KVANT_CPU_AVX512_VNNI = 21, /* and VNNI */
+    KVANT_CPU_NEON = 40,        /* Advanced SIMD of ARMv8.0, 64 bits */
+    KVANT_CPU_NEON_DOT = 41     /* and FEAT_DotProd */
 } kvant_cpu_level;
 
 /* Forces a level for the whole process. KVANT_ERR_UNSUPPORTED when the machine or the build lacks it. Call it
@@ -65,7 +67,7 @@ KVANT_API kvant_status kvant_set_cpu_level(kvant_cpu_level level);
 /* The level in use, never KVANT_CPU_AUTO. */
 KVANT_API kvant_cpu_level kvant_get_cpu_level(void);
 
-/* "auto", "c", "avx2", "avx512", "avx512vnni"; NULL for an unknown value. */
+/* "auto", "c", "avx2", "avx512", "avx512vnni", "neon", "neondot"; NULL for an unknown value. */
 KVANT_API const char *kvant_cpu_level_name(kvant_cpu_level level);
 
 /* The level of such a name. KVANT_ERR_ARGUMENT for another one, *level is then unchanged. */

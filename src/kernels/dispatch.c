@@ -13,7 +13,32 @@
 #error "dispatch.c must be compiled with the baseline instruction set"
 #endif
 
-static kvant_kernels tables[4]; /* c, avx2, avx512, avx512vnni */
+#ifdef KVANT_HAVE_AVX2
+#define INIT_AVX2 kvant_kernels_init_avx2
+#else
+#define INIT_AVX2 NULL
+#endif
+#ifdef KVANT_HAVE_AVX512
+#define INIT_AVX512 kvant_kernels_init_avx512
+#else
+#define INIT_AVX512 NULL
+#endif
+#ifdef KVANT_HAVE_AVX512_VNNI
+#define INIT_AVX512_VNNI kvant_kernels_init_avx512_vnni
+#else
+#define INIT_AVX512_VNNI NULL
+#endif
+#ifdef KVANT_HAVE_NEON
+#define INIT_NEON kvant_kernels_init_neon
+#else
+#define INIT_NEON NULL
+#endif
+#ifdef KVANT_HAVE_NEON_DOT
+#define INIT_NEON_DOT kvant_kernels_init_neon_dot
+#else
+#define INIT_NEON_DOT NULL
+#endif
+
 static kvant_cpu_level best = KVANT_CPU_C;
 static _Atomic kvant_cpu_level in_use = KVANT_CPU_AUTO;
 static pthread_once_t once = PTHREAD_ONCE_INIT;
@@ -43,28 +68,39 @@ static const kvant_kernels reference = {
     .add_dots = kvant_add_dots_c,
 };
 
+static void keep_reference(kvant_kernels *kernels)
+{
+    (void)kernels;
+}
+
+/* Every level there is, each after the one that it improves; init is NULL where the build lacks it. */
+static struct {
+    kvant_cpu_level level;
+    const char *name;
+    void (*init)(kvant_kernels *kernels);
+    kvant_kernels kernels;
+} levels[] = {
+    { .level = KVANT_CPU_C, .name = "c", .init = keep_reference },
+    { .level = KVANT_CPU_AVX2, .name = "avx2", .init = INIT_AVX2 },
+    { .level = KVANT_CPU_AVX512, .name = "avx512", .init = INIT_AVX512 },
+    { .level = KVANT_CPU_AVX512_VNNI, .name = "avx512vnni", .init = INIT_AVX512_VNNI },
+    { .level = KVANT_CPU_NEON, .name = "neon", .init = INIT_NEON },
+    { .level = KVANT_CPU_NEON_DOT, .name = "neondot", .init = INIT_NEON_DOT },
+};
+#define N_LEVELS (sizeof levels / sizeof *levels)
+
 static void fill(void)
 {
-    tables[0] = tables[1] = tables[2] = tables[3] = reference;
     kvant_cpu_level machine = kvant_cpu_detect();
-    (void)machine;
-#ifdef KVANT_HAVE_AVX2
-    kvant_kernels_init_avx2(&tables[1]);
-    if (machine >= KVANT_CPU_AVX2)
-        best = KVANT_CPU_AVX2;
-#endif
-#ifdef KVANT_HAVE_AVX512
-    tables[2] = tables[1];
-    kvant_kernels_init_avx512(&tables[2]);
-    if (machine >= KVANT_CPU_AVX512)
-        best = KVANT_CPU_AVX512;
-#endif
-#ifdef KVANT_HAVE_AVX512_VNNI
-    tables[3] = tables[2];
-    kvant_kernels_init_avx512_vnni(&tables[3]);
-    if (machine >= KVANT_CPU_AVX512_VNNI)
-        best = KVANT_CPU_AVX512_VNNI;
-#endif
+    kvant_kernels kernels = reference;
+    for (size_t i = 0; i < N_LEVELS; i++) {
+        if (!levels[i].init)
+            continue;
+        levels[i].init(&kernels);
+        levels[i].kernels = kernels;
+        if (levels[i].level <= machine)
+            best = levels[i].level;
+    }
 }
 
 kvant_cpu_level kvant_get_cpu_level(void)
@@ -79,15 +115,10 @@ const kvant_kernels *kvant_kernels_get(kvant_cpu_level level)
     if (level == KVANT_CPU_AUTO)
         level = kvant_get_cpu_level();
     pthread_once(&once, fill);
-    if (level > best)
-        return NULL;
-    switch (level) {
-    case KVANT_CPU_C: return &tables[0];
-    case KVANT_CPU_AVX2: return &tables[1];
-    case KVANT_CPU_AVX512: return &tables[2];
-    case KVANT_CPU_AVX512_VNNI: return &tables[3];
-    default: return NULL;
-    }
+    for (size_t i = 0; i < N_LEVELS; i++)
+        if (levels[i].level == level)
+            return levels[i].init && level <= best ? &levels[i].kernels : NULL;
+    return NULL;
 }
 
 kvant_status kvant_set_cpu_level(kvant_cpu_level level)
@@ -98,32 +129,24 @@ kvant_status kvant_set_cpu_level(kvant_cpu_level level)
     return KVANT_OK;
 }
 
-static const struct {
-    kvant_cpu_level level;
-    const char *name;
-} names[] = {
-    { KVANT_CPU_AUTO, "auto" },
-    { KVANT_CPU_C, "c" },
-    { KVANT_CPU_AVX2, "avx2" },
-    { KVANT_CPU_AVX512, "avx512" },
-    { KVANT_CPU_AVX512_VNNI, "avx512vnni" },
-};
-#define N_NAMES (sizeof names / sizeof *names)
-
 const char *kvant_cpu_level_name(kvant_cpu_level level)
 {
-    for (size_t i = 0; i < N_NAMES; i++)
-        if (names[i].level == level)
-            return names[i].name;
-    return NULL;
+    for (size_t i = 0; i < N_LEVELS; i++)
+        if (levels[i].level == level)
+            return levels[i].name;
+    return level == KVANT_CPU_AUTO ? "auto" : NULL;
 }
 
 kvant_status kvant_cpu_level_from_name(const char *name, kvant_cpu_level *level)
 {
     KVANT_RETURN_IF(!name || !level, KVANT_ERR_ARGUMENT);
-    for (size_t i = 0; i < N_NAMES; i++)
-        if (strcmp(names[i].name, name) == 0) {
-            *level = names[i].level;
+    if (strcmp(name, "auto") == 0) {
+        *level = KVANT_CPU_AUTO;
+        return KVANT_OK;
+    }
+    for (size_t i = 0; i < N_LEVELS; i++)
+        if (strcmp(levels[i].name, name) == 0) {
+            *level = levels[i].level;
             return KVANT_OK;
         }
     return KVANT_ERR_ARGUMENT;

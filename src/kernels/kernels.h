@@ -189,10 +189,12 @@ KVANT_ADD_DOTS_FN(kvant_add_dots_c);
 void kvant_unpack_group_c(const kvant_layout *layout, const void *page, const float *values, float offset,
                           uint32_t group, float *tile);
 
-/* Overwrite the entries that the level improves. Present when the build has the level. */
+/* Overwrite the entries that the level improves on those of the level before. Present when the build has the level. */
 void kvant_kernels_init_avx2(kvant_kernels *kernels);
 void kvant_kernels_init_avx512(kvant_kernels *kernels);
-void kvant_kernels_init_avx512_vnni(kvant_kernels *kernels); /* over those of avx512 */
+void kvant_kernels_init_avx512_vnni(kvant_kernels *kernels);
+void kvant_kernels_init_neon(kvant_kernels *kernels);
+void kvant_kernels_init_neon_dot(kvant_kernels *kernels);
 
 /* The table of a level (KVANT_CPU_AUTO: the one in use), or NULL when machine or build lack it. */
 const kvant_kernels *kvant_kernels_get(kvant_cpu_level level);

@@ -1,7 +1,7 @@
 /* code_dots_ymm.h - products of codes and integers with 256-bit vectors. The four low (then the four high) nibbles of a word
  * are columns c, c + 8, c + 1 and c + 9 of one row: two byte shuffles give the low and high bytes of their values, which
  * interleaved are 16-bit operands. A word's row has two partial sums, added with those of other lanes at the end. */
-#include "nibbles.h"
+#include "../nibbles.h"
 
 #define DOT_ROWS 4u /* 8 sums, 2 halves of the table and a mask in 16 registers */
 

@@ -1,7 +1,7 @@
 /* code_dots_zmm.h - products of codes and integers with 512-bit vectors. A word's fields become 16-bit operands by one
  * permutation each, which reads 5 bits of an index: a table with its 16 entries twice needs no mask. The including file defines
  * what nibbles.h needs, NAME, and add_pairs(sum, a, b), which adds products of 16-bit pairs to 32-bit sums. */
-#include "nibbles.h"
+#include "../nibbles.h"
 
 #define DOT_ROWS 4u /* 16 sums, 8 fields, 2 of x and the table in 32 registers */
 

@@ -8,7 +8,6 @@
 
 #define NAME(function) function##_avx2
 #define LANES 8u
-#define LANES_ARE_16 0
 #define MATMUL_ROWS 6u /* 12 accumulators, 2 vectors of b and a broadcast in 16 registers */
 #define MATMUL_VECTORS 2u
 
@@ -132,4 +131,6 @@ KVANT_INLINE vf table_look_up(const table *entries, const float *values, vi code
 }
 
 #include "code_dots_ymm.h"
-#include "simd_template.h"
+#include "look_up_template.h"
+#include "unpack_template.h"
+#include "../simd_template.h"

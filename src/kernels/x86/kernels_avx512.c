@@ -8,7 +8,6 @@
 
 #define NAME(function) function##_avx512
 #define LANES 16u
-#define LANES_ARE_16 1
 #define MATMUL_ROWS 6u /* 24 accumulators, 4 vectors of b and a broadcast in 32 registers */
 #define MATMUL_VECTORS 4u
 
@@ -102,4 +101,6 @@ KVANT_INLINE vf table_look_up(const table *entries, const float *values, vi code
 }
 
 #include "code_dots_zmm.h"
-#include "simd_template.h"
+#include "look_up_template.h"
+#include "unpack_template.h"
+#include "../simd_template.h"

@@ -5,15 +5,13 @@
  *   vf_negate_odd(x, distance)   the sign changed where lane / distance is odd
  *   vf_swap(x, distance)         neighbouring blocks of distance lanes exchanged; distance 1, 2, 4 ... LANES / 2, constant
  *   half_store(p, x)             LANES halves, rounded to nearest even
- *   vi_load_bytes(p)             LANES bytes, zero-extended
  *   vi_store_bytes(p, v)         their low bytes
  *   vi_from_whole(x)             whole numbers to integers
- *   vi_add_where_above(v, a, b, n)   v + n where a > b
  *
  * The last numbers of an n that is no multiple of the width go through the portable loops; sums keep 16 partial ones,
  * in 16 / LANES vectors, whatever the width. */
-#include "../../math/sums.h"
-#include "../../math/hadamard.h"
+#include "../math/sums.h"
+#include "../math/hadamard.h"
 
 #define SUM_VECTORS (16 / LANES)
 
@@ -43,39 +41,6 @@ static KVANT_DOT_FN(NAME(dot))
     return kvant_sum16(s);
 }
 
-KVANT_INLINE float dot_codes_bits(const float *a, const uint8_t *codes, uint32_t n, const float *values,
-                                  uint32_t bits)
-{
-    float s[16];
-    vf sum[SUM_VECTORS];
-    uint32_t i = 0;
-    table entries = table_load(values, 1u << bits);
-    for (uint32_t v = 0; v < SUM_VECTORS; v++)
-        sum[v] = vf_zero();
-    for (; i + 16 <= n; i += 16)
-        for (uint32_t v = 0; v < SUM_VECTORS; v++) {
-            vf x = table_look_up(&entries, values, vi_load_bytes(codes + i + v * LANES), 1u << bits);
-            sum[v] = vf_add(sum[v], vf_mul(vf_load_unaligned(a + i + v * LANES), x));
-        }
-    for (uint32_t v = 0; v < SUM_VECTORS; v++)
-        vf_store_unaligned(s + v * LANES, sum[v]);
-    for (uint32_t j = 0; i < n; i++, j++)
-        s[j] += a[i] * values[codes[i]];
-    return kvant_sum16(s);
-}
-
-/* A table's size decides how it is looked up, so it has to be a constant. */
-static KVANT_DOT_CODES_FN(NAME(dot_codes))
-{
-    if (bits <= 3)
-        return dot_codes_bits(a, codes, n, values, 3);
-    if (bits == 4)
-        return dot_codes_bits(a, codes, n, values, 4);
-    if (bits == 5)
-        return dot_codes_bits(a, codes, n, values, 5);
-    return dot_codes_bits(a, codes, n, values, 8);
-}
-
 /* (a, b) -> (a + b, a - b) within a vector: a - b is a + -b, and additions commute, to the bit. */
 KVANT_INLINE vf butterfly_lanes(vf x, uint32_t block)
 {
@@ -83,9 +48,11 @@ KVANT_INLINE vf butterfly_lanes(vf x, uint32_t block)
         x = vf_add(vf_swap(x, 1), vf_negate_odd(x, 1));
     if (block >= 4)
         x = vf_add(vf_swap(x, 2), vf_negate_odd(x, 2));
+#if LANES >= 8
     if (block >= 8)
         x = vf_add(vf_swap(x, 4), vf_negate_odd(x, 4));
-#if LANES_ARE_16
+#endif
+#if LANES >= 16
     if (block >= 16)
         x = vf_add(vf_swap(x, 8), vf_negate_odd(x, 8));
 #endif
@@ -167,34 +134,4 @@ static KVANT_UNIFORM_CODES_FN(NAME(uniform_codes))
         vi_store_bytes(codes + i, vi_from_whole(vf_sub(level, offset)));
     }
     kvant_uniform_codes_c(x + i, n - i, step, codes + i);
-}
-
-KVANT_INLINE void codebook_codes_bits(const float *x, uint32_t n, float inverse, const float *thresholds,
-                                      uint32_t bits, uint32_t table_bits, uint8_t *codes)
-{
-    table entries = table_load(thresholds, 1u << table_bits);
-    uint32_t i = 0;
-    for (; i + LANES <= n; i += LANES) {
-        vf u = vf_mul(vf_load_unaligned(x + i), vf_set(inverse));
-        vi code = vi_set(0);
-        for (uint32_t step = 1u << (bits - 1); step; step /= 2) {
-            vi at = vi_add(code, vi_set((int)(step - 1)));
-            code =
-                vi_add_where_above(code, u, table_look_up(&entries, thresholds, at, 1u << table_bits), (int)step);
-        }
-        vi_store_bytes(codes + i, code);
-    }
-    kvant_codebook_codes_c(x + i, n - i, inverse, thresholds, bits, codes + i);
-}
-
-static KVANT_CODEBOOK_CODES_FN(NAME(codebook_codes))
-{
-    if (bits <= 3)
-        codebook_codes_bits(x, n, inverse, thresholds, bits, 3, codes);
-    else if (bits == 4)
-        codebook_codes_bits(x, n, inverse, thresholds, 4, 4, codes);
-    else if (bits == 5)
-        codebook_codes_bits(x, n, inverse, thresholds, 5, 5, codes);
-    else
-        codebook_codes_bits(x, n, inverse, thresholds, bits, 8, codes);
 }

@@ -46,20 +46,3 @@ static KVANT_ADD_DOTS_FN(NAME(add_dots))
         vf_store(sums + i, vf_fma(vf_from_codes(vi_load(dots + i)), factor, sum));
     }
 }
-
-/* Positions run through the 4 token tiles first: a transposition of 4 rows of 16. */
-static KVANT_TOKEN_HALVES_FN(NAME(token_halves))
-{
-    for (uint32_t first = 0; first < 16; first += 8) {
-        const __m128i *from = (const __m128i *)(half + first);
-        __m128i a = _mm_loadu_si128(from), b = _mm_loadu_si128(from + 2), c = _mm_loadu_si128(from + 4),
-                d = _mm_loadu_si128(from + 6);
-        __m128i ab = _mm_unpacklo_epi16(a, b), cd = _mm_unpacklo_epi16(c, d);
-        __m128i ab_high = _mm_unpackhi_epi16(a, b), cd_high = _mm_unpackhi_epi16(c, d);
-        float *out = x + 4 * first;
-        _mm256_store_ps(out, _mm256_cvtph_ps(_mm_unpacklo_epi32(ab, cd)));
-        _mm256_store_ps(out + 8, _mm256_cvtph_ps(_mm_unpackhi_epi32(ab, cd)));
-        _mm256_store_ps(out + 16, _mm256_cvtph_ps(_mm_unpacklo_epi32(ab_high, cd_high)));
-        _mm256_store_ps(out + 24, _mm256_cvtph_ps(_mm_unpackhi_epi32(ab_high, cd_high)));
-    }
-}

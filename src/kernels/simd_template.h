@@ -1,0 +1,156 @@
+/* simd_template.h - the kernels of kernels.h for any vector width, included once by each level's file, which defines
+ *
+ *   NAME(function)       name with the level's suffix
+ *   LANES                32-bit lanes of a vector: 4, 8 or 16
+ *   MATMUL_VECTORS       vectors of a row of the matmul block; MATMUL_ROWS x MATMUL_VECTORS accumulators,
+ *                        MATMUL_VECTORS of b and one broadcast must fit the registers
+ *   MATMUL_ROWS          at most 6
+ *   vf, vi               float and integer vectors
+ *   vf_zero vf_set vf_load vf_store vf_add vf_sub vf_mul vf_fma(a,b,c)=ab+c vf_round vf_sum vf_scale(x,n)=x 2^n
+ *   vf_keep_above(x, y, limit)   x where y >= limit, else 0
+ *   vf_from_codes(vi), vi_and vi_or vi_set vi_shift_right(v, const) vi_shift_left(v, const)
+ *   half_load(p)         LANES halves as floats
+ *
+ * and, because they look codes up or follow the page's order, the kernels unpack, code_dots, token_halves, dot_codes and
+ * codebook_codes. */
+
+/* One block of c in registers: rows and vectors are constants at every call. */
+KVANT_INLINE void matmul_block(uint32_t rows, uint32_t vectors, const float *a, size_t lda, const float *b,
+                               size_t ldb, float *c, size_t ldc, uint32_t k)
+{
+    vf sum[6][MATMUL_VECTORS];
+#pragma GCC unroll 8
+    for (uint32_t i = 0; i < rows; i++)
+#pragma GCC unroll 8
+        for (uint32_t j = 0; j < vectors; j++)
+            sum[i][j] = vf_load(c + i * ldc + j * LANES);
+    for (uint32_t l = 0; l < k; l++) {
+        vf column[MATMUL_VECTORS];
+#pragma GCC unroll 8
+        for (uint32_t j = 0; j < vectors; j++)
+            column[j] = vf_load(b + l * ldb + j * LANES);
+#pragma GCC unroll 8
+        for (uint32_t i = 0; i < rows; i++) {
+            vf factor = vf_set(a[i * lda + l]);
+#pragma GCC unroll 8
+            for (uint32_t j = 0; j < vectors; j++)
+                sum[i][j] = vf_fma(factor, column[j], sum[i][j]);
+        }
+    }
+#pragma GCC unroll 8
+    for (uint32_t i = 0; i < rows; i++)
+#pragma GCC unroll 8
+        for (uint32_t j = 0; j < vectors; j++)
+            vf_store(c + i * ldc + j * LANES, sum[i][j]);
+}
+
+KVANT_INLINE void matmul_rows(uint32_t rows, const float *a, size_t lda, const float *b, size_t ldb, float *c,
+                              size_t ldc, uint32_t k, uint32_t n)
+{
+    uint32_t j = 0;
+    for (; j + MATMUL_VECTORS * LANES <= n; j += MATMUL_VECTORS * LANES)
+        matmul_block(rows, MATMUL_VECTORS, a, lda, b + j, ldb, c + j, ldc, k);
+    for (; j < n; j += LANES)
+        matmul_block(rows, 1, a, lda, b + j, ldb, c + j, ldc, k);
+}
+
+static KVANT_MATMUL_FN(NAME(matmul))
+{
+    uint32_t i = 0;
+    for (; i + MATMUL_ROWS <= m; i += MATMUL_ROWS)
+        matmul_rows(MATMUL_ROWS, a + i * lda, lda, b, ldb, c + i * ldc, ldc, k, n);
+    a += i * lda;
+    c += i * ldc;
+    switch (m - i) {
+    case 5: matmul_rows(5, a, lda, b, ldb, c, ldc, k, n); return;
+    case 4: matmul_rows(4, a, lda, b, ldb, c, ldc, k, n); return;
+    case 3: matmul_rows(3, a, lda, b, ldb, c, ldc, k, n); return;
+    case 2: matmul_rows(2, a, lda, b, ldb, c, ldc, k, n); return;
+    case 1: matmul_rows(1, a, lda, b, ldb, c, ldc, k, n); return;
+    }
+}
+
+/* e^x = 2^n e^r with |r| <= ln 2 / 2; ln 2 in two parts keeps r exact, the polynomial is Cephes' expf. */
+KVANT_INLINE vf exponential(vf x)
+{
+    vf n = vf_round(vf_mul(x, vf_set(1.44269504f)));
+    vf r = vf_fma(n, vf_set(-0.693359375f), x);
+    r = vf_fma(n, vf_set(2.12194440e-4f), r);
+    vf p = vf_set(1.9875691500e-4f);
+    p = vf_fma(p, r, vf_set(1.3981999507e-3f));
+    p = vf_fma(p, r, vf_set(8.3334519073e-3f));
+    p = vf_fma(p, r, vf_set(4.1665795894e-2f));
+    p = vf_fma(p, r, vf_set(1.6666665459e-1f));
+    p = vf_fma(p, r, vf_set(5.0000001201e-1f));
+    p = vf_add(vf_fma(p, vf_mul(r, r), r), vf_set(1.0f));
+    return vf_keep_above(vf_scale(p, n), x, -87.0f);
+}
+
+static KVANT_EXP_SUM_FN(NAME(exp_sum))
+{
+    vf sum = vf_zero();
+    for (uint32_t i = 0; i < n; i += LANES) {
+        vf e = exponential(vf_sub(vf_load(x + i), vf_set(shift)));
+        vf_store(x + i, e);
+        sum = vf_add(sum, e);
+    }
+    return vf_sum(sum);
+}
+
+static KVANT_HALF_FN(NAME(half_to_float))
+{
+    uint32_t i = 0;
+    for (; i + LANES <= n; i += LANES)
+        vf_store_unaligned(x + i, half_load(half + i));
+    kvant_half_to_float_c(half + i, x + i, n - i);
+}
+
+static KVANT_SCALE_COLUMNS_FN(NAME(scale_columns))
+{
+    for (uint32_t j = 0; j < n; j += LANES) {
+        vf factor = vf_load(scale + j), offset = vf_load(zero + j);
+        for (uint32_t i = 0; i < m; i++)
+            vf_store(tile + (size_t)i * n + j, vf_fma(vf_load(tile + (size_t)i * n + j), factor, offset));
+    }
+}
+
+static KVANT_SCALE_ROWS_FN(NAME(scale_rows))
+{
+    for (uint32_t i = 0; i < m; i++) {
+        vf factor = vf_set(scale[i]), offset = vf_set(zero[i]);
+        for (uint32_t j = 0; j < n; j += LANES)
+            vf_store(tile + (size_t)i * n + j, vf_fma(vf_load(tile + (size_t)i * n + j), factor, offset));
+    }
+}
+
+#include "codes_template.h"
+#include "encode_template.h"
+#include "octahedral_loops.h"
+#include "quaternion_loops.h"
+
+/* What is not here stays as it was: portable C. */
+void NAME(kvant_kernels_init)(kvant_kernels *kernels)
+{
+    kernels->unpack = NAME(unpack);
+    kernels->matmul = NAME(matmul);
+    kernels->exp_sum = NAME(exp_sum);
+    kernels->half_to_float = NAME(half_to_float);
+    kernels->scale_columns = NAME(scale_columns);
+    kernels->scale_rows = NAME(scale_rows);
+    kernels->float_to_half = NAME(float_to_half);
+    kernels->dot = NAME(dot);
+    kernels->dot_codes = NAME(dot_codes);
+    kernels->hadamard = NAME(hadamard);
+    kernels->range = NAME(range);
+    kernels->magnitude = NAME(magnitude);
+    kernels->uniform_codes = NAME(uniform_codes);
+    kernels->codebook_codes = NAME(codebook_codes);
+    kernels->triplet_codes = NAME(triplet_codes);
+    kernels->closest_cosets = NAME(closest_cosets);
+    kernels->largest_products = NAME(largest_products);
+    kernels->token_halves = NAME(token_halves);
+    kernels->fixed_point = NAME(fixed_point);
+    kernels->code_dots = NAME(code_dots);
+    kernels->scale_dots = NAME(scale_dots);
+    kernels->add_dots = NAME(add_dots);
+}

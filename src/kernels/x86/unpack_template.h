@@ -1,0 +1,142 @@
+/* unpack_template.h - what follows the order of pages, for vectors of 8 or 16 lanes; included before simd_template.h, with its
+ * definitions and
+ *
+ *   vi_load_lanes(p)     LANES / 4 pieces of 4 words, one every 16 words
+ *   vi_shift_right_by(v, n)
+ *   table_load(values, n), table_look_up(table, values, codes, n)   n: table entries, a constant */
+
+/* Codes of one field, with bits a constant so that every shift and mask is one. */
+KVANT_INLINE vi field_codes(const vi *w, uint32_t bits, uint32_t field, uint32_t odd)
+{
+    uint32_t odd_bit = 16 * odd;
+    switch (bits) {
+    case 1: return vi_and(vi_shift_right(w[0], field + odd_bit), vi_set(1));
+    case 2: return vi_and(vi_shift_right(w[0], 2 * field + odd_bit), vi_set(3));
+    case 3:
+        return vi_or(vi_and(vi_shift_right(w[0], 2 * field + odd_bit), vi_set(3)),
+                     vi_shift_left(vi_and(vi_shift_right(w[1], field + odd_bit), vi_set(1)), 2));
+    case 4: return vi_and(vi_shift_right(w[0], 4 * field + odd_bit), vi_set(15));
+    case 5:
+        return vi_or(vi_and(vi_shift_right(w[0], 4 * field + odd_bit), vi_set(15)),
+                     vi_shift_left(vi_and(vi_shift_right(w[1], field + odd_bit), vi_set(1)), 4));
+    case 6:
+        return vi_or(vi_and(vi_shift_right(w[0], 4 * field + odd_bit), vi_set(15)),
+                     vi_shift_left(vi_and(vi_shift_right(w[1], 2 * field + odd_bit), vi_set(3)), 4));
+    case 7:
+        return vi_or(vi_or(vi_and(vi_shift_right(w[0], 4 * field + odd_bit), vi_set(15)),
+                           vi_shift_left(vi_and(vi_shift_right(w[1], 2 * field + odd_bit), vi_set(3)), 4)),
+                     vi_shift_left(vi_and(vi_shift_right(w[2], field + odd_bit), vi_set(1)), 6));
+    default:
+        return vi_or(vi_and(vi_shift_right(w[0], 4 * field + odd_bit), vi_set(15)),
+                     vi_shift_left(vi_and(vi_shift_right(w[1], 4 * field + odd_bit), vi_set(15)), 4));
+    }
+}
+
+typedef struct unpack_job {
+    const kvant_layout *layout;
+    const uint32_t *words;
+    const float *values;
+    float offset;
+    float *tile;
+    size_t stride;
+} unpack_job;
+
+/* Unpacks 8 columns' share of one column tile: quad is lane mod 4, which is the pair of columns. */
+KVANT_INLINE void unpack_quad(const unpack_job *job, uint32_t bits, bool affine, const table *entries,
+                              uint32_t group, uint32_t ct, uint32_t quad)
+{
+    const kvant_layout *layout = job->layout;
+    for (uint32_t part = 0; part < 32 / LANES; part++) {
+        vi w[KVANT_MAX_PLANES];
+        for (uint32_t i = 0; i < layout->n_planes; i++) {
+            const kvant_plane *plane = &layout->planes[i];
+            size_t lane = 32 * (ct / plane->tiles) + quad + LANES * part;
+            w[i] = vi_load_lanes(job->words + plane->word_offset + (size_t)128 * group * plane->units + 4 * lane);
+            w[i] = vi_shift_right_by(w[i], plane->bits * 4 * (ct % plane->tiles));
+        }
+        float *first = job->tile + 64 * group + LANES * part;
+#pragma GCC unroll 8
+        for (uint32_t i = 0; i < 8; i++) {
+            uint32_t field = i / 2, odd = i % 2, column = 16 * ct + 2 * quad + 8 * (field / 2) + odd;
+            uint32_t row = layout->role == KVANT_ROLE_K ? column : kvant_token_position(column);
+            vi codes = field_codes(w, bits, field, odd);
+            vf x = affine ? vf_add(vf_from_codes(codes), vf_set(job->offset))
+                          : table_look_up(entries, job->values, codes, 1u << bits);
+            vf_store(first + row * job->stride + 32 * (field % 2), x);
+        }
+    }
+}
+
+KVANT_INLINE void unpack_bits(const unpack_job *job, uint32_t bits, bool affine)
+{
+    const kvant_layout *layout = job->layout;
+    table entries = table_load(affine ? NULL : job->values, 1u << bits);
+    for (uint32_t group = 0; 4 * group < layout->row_tiles; group++) {
+        if (kvant_layout_group_tiles(layout, group) < 4) {
+            kvant_unpack_group_c(layout, job->words, job->values, job->offset, group, job->tile);
+            continue;
+        }
+        for (uint32_t ct = 0; ct < layout->column_tiles; ct++)
+            for (uint32_t quad = 0; quad < 4; quad++)
+                unpack_quad(job, bits, affine, &entries, group, ct, quad);
+    }
+}
+
+static void unpack_affine(const unpack_job *job)
+{
+    switch (job->layout->bits) {
+    case 1: unpack_bits(job, 1, true); return;
+    case 2: unpack_bits(job, 2, true); return;
+    case 3: unpack_bits(job, 3, true); return;
+    case 4: unpack_bits(job, 4, true); return;
+    case 5: unpack_bits(job, 5, true); return;
+    case 6: unpack_bits(job, 6, true); return;
+    case 7: unpack_bits(job, 7, true); return;
+    default: unpack_bits(job, 8, true); return;
+    }
+}
+
+static void unpack_table(const unpack_job *job)
+{
+    switch (job->layout->bits) {
+    case 1: unpack_bits(job, 1, false); return;
+    case 2: unpack_bits(job, 2, false); return;
+    case 3: unpack_bits(job, 3, false); return;
+    case 4: unpack_bits(job, 4, false); return;
+    case 5: unpack_bits(job, 5, false); return;
+    case 6: unpack_bits(job, 6, false); return;
+    case 7: unpack_bits(job, 7, false); return;
+    default: unpack_bits(job, 8, false); return;
+    }
+}
+
+static KVANT_UNPACK_FN(NAME(unpack))
+{
+    unpack_job job = { .layout = layout,
+                       .words = page,
+                       .values = values,
+                       .offset = offset,
+                       .tile = tile,
+                       .stride = layout->role == KVANT_ROLE_K ? KVANT_PAGE_TOKENS : layout->padded_dim };
+    if (values)
+        unpack_table(&job);
+    else
+        unpack_affine(&job);
+}
+
+/* Positions run through the 4 token tiles first: a transposition of 4 rows of 16. */
+static KVANT_TOKEN_HALVES_FN(NAME(token_halves))
+{
+    for (uint32_t first = 0; first < 16; first += 8) {
+        const __m128i *from = (const __m128i *)(half + first);
+        __m128i a = _mm_loadu_si128(from), b = _mm_loadu_si128(from + 2), c = _mm_loadu_si128(from + 4),
+                d = _mm_loadu_si128(from + 6);
+        __m128i ab = _mm_unpacklo_epi16(a, b), cd = _mm_unpacklo_epi16(c, d);
+        __m128i ab_high = _mm_unpackhi_epi16(a, b), cd_high = _mm_unpackhi_epi16(c, d);
+        float *out = x + 4 * first;
+        _mm256_store_ps(out, _mm256_cvtph_ps(_mm_unpacklo_epi32(ab, cd)));
+        _mm256_store_ps(out + 8, _mm256_cvtph_ps(_mm_unpackhi_epi32(ab, cd)));
+        _mm256_store_ps(out + 16, _mm256_cvtph_ps(_mm_unpacklo_epi32(ab_high, cd_high)));
+        _mm256_store_ps(out + 24, _mm256_cvtph_ps(_mm_unpackhi_epi32(ab_high, cd_high)));
+    }
+}
