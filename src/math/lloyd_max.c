@@ -1,5 +1,5 @@
 /* lloyd_max.c - solves the two Lloyd-Max conditions (each level the centroid of its cell, each threshold
- * halfway between two levels) for a density on [0, 1]; symmetric densities on [-1, 1] are solved on their
+ * halfway between two levels) for a density on [0, end]; symmetric densities are solved on their
  * half, where the threshold 0 stays.
  *
  * A few Lloyd iterations bring every level near its place; Newton's method on the centroid conditions,
@@ -18,13 +18,12 @@
 typedef struct problem {
     const kvant_density *density;
     uint32_t n;
-    double c[MAX_LEVELS];      /* levels */
-    double t[MAX_LEVELS + 1];  /* thresholds, t[0] = 0, t[n] = 1 */
-    double mass[MAX_LEVELS];   /* integral of f over a cell */
-    double moment[MAX_LEVELS]; /* integral of x f */
+    double *c;                /* levels */
+    double t[MAX_LEVELS + 1]; /* thresholds, t[0] = 0, t[n] = end */
+    kvant_moments cell[MAX_LEVELS];
 } problem;
 
-static double power(double x, uint32_t n)
+double kvant_power(double x, uint32_t n)
 {
     double result = 1;
     for (; n; n >>= 1, x *= x)
@@ -38,52 +37,56 @@ double kvant_half_power(double x, uint32_t k)
     double y = 1 - x * x;
     if (y <= 0)
         return 0;
-    return power(y, k / 2) * (k & 1 ? sqrt(y) : 1);
+    return kvant_power(y, k / 2) * (k & 1 ? sqrt(y) : 1);
 }
 
-static double value(const problem *p, double x)
-{
-    return p->density->value(p->density, x);
-}
-
-/* Mass and moment of cell i by Gauss-Legendre with 8 points (Abramowitz and Stegun, table 25.4) on pieces
- * of at most half the density's spread, where the integrand is smooth enough for full double precision. */
-static void integrate(problem *p, uint32_t i)
+/* Gauss-Legendre with 8 points (Abramowitz and Stegun, table 25.4) on pieces of at most half the density's
+ * spread, where the integrand is smooth enough for full double precision. */
+kvant_moments kvant_density_moments(const kvant_density *density, double a, double b)
 {
     static const double node[4] = { 0.1834346424956498, 0.5255324099163290, 0.7966664774136267,
                                     0.9602898564975363 };
     static const double weight[4] = { 0.3626837833783620, 0.3137066458778873, 0.2223810344533745,
                                       0.1012285362903763 };
-    double a = p->t[i], b = p->t[i + 1], mass = 0, moment = 0;
-    uint32_t pieces = 1 + (uint32_t)((b - a) * 2 / p->density->spread);
+    double mass = 0, first = 0;
+    uint32_t pieces = 1 + (uint32_t)((b - a) * 2 / density->spread);
     double half = (b - a) / (2.0 * pieces);
     for (uint32_t j = 0; j < pieces; j++) {
         double middle = a + half * (2 * j + 1);
         for (uint32_t k = 0; k < 4; k++) {
             double below = middle - half * node[k], above = middle + half * node[k];
-            double low = value(p, below), high = value(p, above);
+            double low = density->value(density, below), high = density->value(density, above);
             mass += weight[k] * (low + high);
-            moment += weight[k] * (below * low + above * high);
+            first += weight[k] * (below * low + above * high);
         }
     }
-    p->mass[i] = mass * half;
-    p->moment[i] = moment * half;
+    return (kvant_moments){ mass * half, first * half };
 }
 
 static void update_cells(problem *p)
 {
     p->t[0] = 0;
-    p->t[p->n] = 1;
+    p->t[p->n] = p->density->end;
     for (uint32_t i = 1; i < p->n; i++)
         p->t[i] = (p->c[i - 1] + p->c[i]) / 2;
+    if (p->density->integrate) {
+        p->density->integrate(p->density, p->t, p->n, p->cell);
+        return;
+    }
     for (uint32_t i = 0; i < p->n; i++)
-        integrate(p, i);
+        p->cell[i] = kvant_density_moments(p->density, p->t[i], p->t[i + 1]);
+}
+
+/* f at threshold i. */
+static double value(const problem *p, uint32_t i)
+{
+    return p->density->value(p->density, p->t[i]);
 }
 
 static double centroid(const problem *p, uint32_t i)
 {
     /* A cell so far out that f underflows keeps its middle: it never receives a number. */
-    return p->mass[i] > 0 ? p->moment[i] / p->mass[i] : (p->t[i] + p->t[i + 1]) / 2;
+    return p->cell[i].mass > 0 ? p->cell[i].first / p->cell[i].mass : (p->t[i] + p->t[i + 1]) / 2;
 }
 
 static void lloyd_step(problem *p)
@@ -100,9 +103,9 @@ static bool newton_step(problem *p, double *largest)
     double lower[MAX_LEVELS], diagonal[MAX_LEVELS], upper[MAX_LEVELS], step[MAX_LEVELS], next[MAX_LEVELS];
     update_cells(p);
     for (uint32_t i = 0; i < p->n; i++) {
-        double g = centroid(p, i), inverse = p->mass[i] > 0 ? 0.5 / p->mass[i] : 0;
-        lower[i] = i > 0 ? -value(p, p->t[i]) * (g - p->t[i]) * inverse : 0;
-        upper[i] = i + 1 < p->n ? -value(p, p->t[i + 1]) * (p->t[i + 1] - g) * inverse : 0;
+        double g = centroid(p, i), inverse = p->cell[i].mass > 0 ? 0.5 / p->cell[i].mass : 0;
+        lower[i] = i > 0 ? -value(p, i) * (g - p->t[i]) * inverse : 0;
+        upper[i] = i + 1 < p->n ? -value(p, i + 1) * (p->t[i + 1] - g) * inverse : 0;
         diagonal[i] = 1 + lower[i] + upper[i];
         step[i] = p->c[i] - g;
     }
@@ -118,24 +121,27 @@ static bool newton_step(problem *p, double *largest)
         *largest = fmax(*largest, fabs(step[i]));
     }
     for (uint32_t i = 0; i < p->n; i++)
-        if (!(next[i] > (i ? next[i - 1] : 0)) || !(next[i] < 1))
+        if (!(next[i] > (i ? next[i - 1] : 0)) || !(next[i] < p->density->end))
             return false;
     memcpy(p->c, next, p->n * sizeof next[0]);
     return true;
 }
 
-void kvant_lloyd_max_solve(const kvant_density *density, uint32_t n, double reach, double *levels)
+void kvant_lloyd_max_spread(uint32_t n, double reach, double *levels)
 {
-    problem p = { .density = density, .n = n };
     for (uint32_t i = 0; i < n; i++)
-        p.c[i] = reach * (i + 0.5) / n;
+        levels[i] = reach * (i + 0.5) / n;
+}
+
+void kvant_lloyd_max_solve(const kvant_density *density, uint32_t n, double *levels)
+{
+    problem p = { .density = density, .n = n, .c = levels };
     for (int i = 0; i < LLOYD_STEPS; i++)
         lloyd_step(&p);
-    double largest = 1;
-    for (int i = 0; i < NEWTON_STEPS && largest > 1e-15; i++)
+    double largest = density->end;
+    for (int i = 0; i < NEWTON_STEPS && largest > 1e-15 * density->end; i++)
         if (!newton_step(&p, &largest))
             lloyd_step(&p);
-    memcpy(levels, p.c, n * sizeof levels[0]);
 }
 
 static double coordinate_density(const kvant_density *density, double x)
@@ -148,8 +154,9 @@ void kvant_lloyd_max(uint32_t d, uint32_t bits, float *codebook)
     double sigma = 1 / sqrt((double)d), levels[MAX_LEVELS];
     uint32_t n = 1u << (bits - 1);
     /* f is log-concave, so there is one solution */
-    kvant_density density = { coordinate_density, sigma, d };
-    kvant_lloyd_max_solve(&density, n, fmin(0.98, sigma * (0.8 + 0.47 * bits)), levels);
+    const kvant_density density = { .value = coordinate_density, .end = 1, .spread = sigma, .d = d };
+    kvant_lloyd_max_spread(n, fmin(0.98, sigma * (0.8 + 0.47 * bits)), levels);
+    kvant_lloyd_max_solve(&density, n, levels);
     for (uint32_t i = 0; i < n; i++) {
         float level = (float)(levels[i] * sqrt((double)d));
         codebook[n + i] = level;

@@ -1,4 +1,4 @@
-/* lloyd_max.h - optimal scalar quantisers: for any smooth density on [0, 1], and for one coordinate of a
+/* lloyd_max.h - optimal scalar quantisers: for any smooth density on [0, end], and for one coordinate of a
  * uniform point on a sphere.
  *
  * TurboQuant (section 1.1) rotates a vector at random, after which each coordinate of the unit vector has
@@ -11,22 +11,40 @@
 #include <stdint.h>
 
 #define KVANT_LLOYD_MAX_BITS 8
-#define KVANT_LLOYD_MAX_LEVELS 128 /* on [0, 1] */
+#define KVANT_LLOYD_MAX_LEVELS 128 /* on [0, end] */
 
-/* A density on [0, 1], not normalised: for a symmetric one its half. */
-typedef struct kvant_density {
-    double (*value)(const struct kvant_density *density, double x);
+typedef struct kvant_density kvant_density;
+
+/* Integrals of f and of x f over a cell. */
+typedef struct kvant_moments {
+    double mass, first;
+} kvant_moments;
+
+/* A density on [0, end], not normalised: for a symmetric one its half. */
+struct kvant_density {
+    double (*value)(const kvant_density *density, double x);
+    double end;
     double spread; /* over half of this the density is smooth enough for a quadrature of 8 points */
     uint32_t d;    /* the density's own parameter, if it has one */
-} kvant_density;
+    /* Fills cells i, from t[i] to t[i + 1], in a way of the density's own; NULL: by quadrature. */
+    void (*integrate)(const kvant_density *density, const double *t, uint32_t n, kvant_moments *cells);
+};
+
+/* x to the power of n by repeated squaring. */
+double kvant_power(double x, uint32_t n);
 
 /* (1 - x^2)^(k / 2), the common part of all marginals of a sphere. */
 double kvant_half_power(double x, uint32_t k);
 
-/* Fills levels[0 .. n-1], increasing, with the Lloyd-Max codebook of the density: every level is the
- * centroid of its cell, every threshold halfway between two levels. n: 1 .. KVANT_LLOYD_MAX_LEVELS; reach:
- * about where the last level lies, to start from. */
-void kvant_lloyd_max_solve(const kvant_density *density, uint32_t n, double reach, double *levels);
+/* Moments over [a, b] by quadrature. */
+kvant_moments kvant_density_moments(const kvant_density *density, double a, double b);
+
+/* Turns a first guess, levels[0 .. n-1], increasing, into the Lloyd-Max codebook of the density: every level
+ * is the centroid of its cell, every threshold halfway between two levels. n: 1 .. KVANT_LLOYD_MAX_LEVELS. */
+void kvant_lloyd_max_solve(const kvant_density *density, uint32_t n, double *levels);
+
+/* The guess of n levels evenly spread over [0, reach]. */
+void kvant_lloyd_max_spread(uint32_t n, double reach, double *levels);
 
 /* Fills codebook[0 .. 2^bits - 1] with increasing, odd-symmetric values for coordinates of a vector of
  * norm sqrt(d). d >= 4, bits 1 .. 8. */

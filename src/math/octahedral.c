@@ -24,10 +24,11 @@ static double norm_density(const kvant_density *density, double r)
 void kvant_octahedral_codebook(uint32_t bits, float *levels)
 {
     /* The nearest pole of the density is 0.47 away from [0, 1]: pieces of 1/16 leave errors of 1e-17. */
-    kvant_density density = { direction_density, 0.125, 0 };
+    const kvant_density density = { .value = direction_density, .end = 1, .spread = 0.125 };
     double half[KVANT_LLOYD_MAX_LEVELS];
     uint32_t n = 1u << (bits - 1);
-    kvant_lloyd_max_solve(&density, n, 1, half);
+    kvant_lloyd_max_spread(n, 1, half);
+    kvant_lloyd_max_solve(&density, n, half);
     for (uint32_t i = 0; i < n; i++) {
         levels[n + i] = (float)half[i];
         levels[n - 1 - i] = -(float)half[i];
@@ -38,8 +39,9 @@ void kvant_triplet_norm_codebook(uint32_t d, uint32_t bits, float *levels)
 {
     double sigma = 1 / sqrt((double)d), solved[KVANT_LLOYD_MAX_LEVELS];
     uint32_t n = 1u << bits;
-    kvant_density density = { norm_density, sigma, d };
-    kvant_lloyd_max_solve(&density, n, fmin(0.98, sigma * (2.2 + 0.45 * bits)), solved);
+    const kvant_density density = { .value = norm_density, .end = 1, .spread = sigma, .d = d };
+    kvant_lloyd_max_spread(n, fmin(0.98, sigma * (2.2 + 0.45 * bits)), solved);
+    kvant_lloyd_max_solve(&density, n, solved);
     for (uint32_t i = 0; i < n; i++)
         levels[i] = (float)(solved[i] * sqrt((double)d));
 }
