@@ -211,3 +211,13 @@ const char *args_closest(const char *word, const char *const *names, size_t n)
     }
     return closest;
 }
+
+int args_unknown_word(const char *what, const char *word, const char *const *names, size_t n, const char *help)
+{
+    complain("unknown %s '%s'", what, word);
+    const char *closest = args_closest(word, names, n);
+    if (closest != NULL)
+        hint("did you mean '%s'?", closest);
+    hint("%s", help);
+    return EXIT_USAGE;
+}

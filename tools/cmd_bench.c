@@ -36,12 +36,7 @@ static int unknown_benchmark(const char *word)
     const char *names[N_BENCHMARKS];
     for (size_t i = 0; i < N_BENCHMARKS; i++)
         names[i] = benchmarks[i].name;
-    complain("bench: unknown benchmark '%s'", word);
-    const char *closest = args_closest(word, names, N_BENCHMARKS);
-    if (closest != NULL)
-        hint("did you mean '%s'?", closest);
-    hint("kvant bench --help lists the benchmarks");
-    return EXIT_USAGE;
+    return args_unknown_word("benchmark", word, names, N_BENCHMARKS, "kvant bench --help lists the benchmarks");
 }
 
 int command_bench(int argc, char **argv)

@@ -188,12 +188,7 @@ static bool measure(bench *b, subject *s)
 }
 
 static const report_column columns[] = {
-    { "cache", "cache", COLUMN_TEXT, 0 },
-    { "k", "K", COLUMN_TEXT, 0 },
-    { "v", "V", COLUMN_TEXT, 0 },
-    { "protect", "protect", COLUMN_NUMBER, 0 },
-    { "protect_codec", NULL, COLUMN_TEXT, 0 },
-    { "calibration", NULL, COLUMN_TEXT, 0 },
+    CONFIG_COLUMNS,
     { "depth", "depth", COLUMN_NUMBER, 0 },
     { "prefill_tps", "prefill t/s", COLUMN_NUMBER, 1 },
     { "decode_tps", "decode t/s", COLUMN_NUMBER, 1 },
@@ -203,19 +198,15 @@ enum { N_COLUMNS = sizeof columns / sizeof *columns };
 
 static void add_row(bench *b, subject *s, uint32_t depth)
 {
-    const report_cell cells[N_COLUMNS] = {
-        CELL_TEXT(s->config->stock ? "llama.cpp" : "kvant"),
-        CELL_TEXT(s->config->k),
-        CELL_TEXT(s->config->v),
-        CELL_NUMBER(configs_protect(s->config)),
-        CELL_TEXT(configs_protect_codec(s->config)),
-        CELL_TEXT(s->config->stock ? NULL : b->settings->engine.configs.calibration),
+    report_cell *row = b->cells + b->n_rows++ * N_COLUMNS;
+    const report_cell measured[N_COLUMNS - N_CONFIG_COLUMNS] = {
         CELL_NUMBER(depth),
         CELL_NUMBER(stats_percentile(s->prefill_tps, s->n_rounds, 0.5)),
         CELL_NUMBER(stats_percentile(s->decode_tps, s->n_rounds, 0.5)),
         CELL_NUMBER(s->n_rounds),
     };
-    memcpy(b->cells + b->n_rows++ * N_COLUMNS, cells, sizeof cells);
+    configs_fill_cells(&b->settings->engine.configs, s->config, row);
+    memcpy(row + N_CONFIG_COLUMNS, measured, sizeof measured);
 }
 
 static bool bench_depth(bench *b, uint32_t depth)

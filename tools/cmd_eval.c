@@ -264,12 +264,7 @@ static void release(run *r)
 }
 
 static const report_column columns[] = {
-    { "cache", "cache", COLUMN_TEXT, 0 },
-    { "k", "K", COLUMN_TEXT, 0 },
-    { "v", "V", COLUMN_TEXT, 0 },
-    { "protect", "protect", COLUMN_NUMBER, 0 },
-    { "protect_codec", NULL, COLUMN_TEXT, 0 },
-    { "calibration", NULL, COLUMN_TEXT, 0 },
+    CONFIG_COLUMNS,
     { "bits", "bits", COLUMN_NUMBER, 2 },
     { "kv_bytes", "KV MiB", COLUMN_MIB, 2 },
     { "ppl", "ppl", COLUMN_NUMBER, 3 },
@@ -286,13 +281,7 @@ static void fill_row(const run *r, const tally *t, report_cell *row)
     double nll, nll_error, kld, kld_error;
     stats_mean(t->nll, t->n_values, &nll, &nll_error);
     stats_mean(t->kld, t->n_values, &kld, &kld_error);
-    const report_cell cells[N_COLUMNS] = {
-        CELL_TEXT(t->config->stock ? "llama.cpp" : "kvant"),
-        CELL_TEXT(t->config->k),
-        CELL_TEXT(t->config->v),
-        CELL_NUMBER(configs_protect(t->config)),
-        CELL_TEXT(configs_protect_codec(t->config)),
-        CELL_TEXT(t->config->stock ? NULL : r->settings->engine.configs.calibration),
+    const report_cell measured[N_COLUMNS - N_CONFIG_COLUMNS] = {
         CELL_NUMBER(t->bits),
         CELL_NUMBER(t->kv_bytes),
         CELL_NUMBER(exp(nll)),
@@ -302,7 +291,8 @@ static void fill_row(const run *r, const tally *t, report_cell *row)
         CELL_NUMBER((double)t->n_same / (double)t->n_values),
         CELL_NUMBER(t->n_chunks),
     };
-    memcpy(row, cells, sizeof cells);
+    configs_fill_cells(&r->settings->engine.configs, t->config, row);
+    memcpy(row + N_CONFIG_COLUMNS, measured, sizeof measured);
 }
 
 /* Rows of configurations that completed no chunk say nothing and are left out. */

@@ -109,16 +109,24 @@ plugin_settings configs_plugin_settings(const kv_configs *list, const kv_config 
     return (plugin_settings){ config->k, config->v, config->protect, config->protect_codec, list->calibration };
 }
 
-double configs_protect(const kv_config *config)
-{
-    return config->stock ? NAN : config->protect;
-}
-
-const char *configs_protect_codec(const kv_config *config)
+static const char *protect_codec(const kv_config *config)
 {
     if (config->stock || config->protect == 0)
         return NULL;
     return config->protect_codec != NULL ? config->protect_codec : PLUGIN_PROTECT_CODEC;
+}
+
+void configs_fill_cells(const kv_configs *list, const kv_config *config, report_cell *cells)
+{
+    const report_cell filled[N_CONFIG_COLUMNS] = {
+        CELL_TEXT(config->stock ? "llama.cpp" : "kvant"),
+        CELL_TEXT(config->k),
+        CELL_TEXT(config->v),
+        CELL_NUMBER(config->stock ? NAN : config->protect),
+        CELL_TEXT(protect_codec(config)),
+        CELL_TEXT(config->stock ? NULL : list->calibration),
+    };
+    memcpy(cells, filled, sizeof filled);
 }
 
 static bool check(const kv_configs *list, const kv_config *config)
@@ -172,6 +180,6 @@ const char *configs_label(const kv_config *config, char *buffer, size_t bytes)
     const size_t used = strlen(buffer);
     if (config->protect > 0)
         snprintf(buffer + used, bytes - used, " protect %lu %s", (unsigned long)config->protect,
-                 config->protect_codec != NULL ? config->protect_codec : PLUGIN_PROTECT_CODEC);
+                 protect_codec(config));
     return buffer;
 }

@@ -5,6 +5,7 @@
 #define KVANT_TOOLS_CONFIGS_H
 
 #include "plugin.h"
+#include "report.h"
 
 #include <llama.h>
 #include <stdbool.h>
@@ -44,10 +45,15 @@ void configs_free(kv_configs *list);
 /* What the plug-in has to be told for one of them. */
 plugin_settings configs_plugin_settings(const kv_configs *list, const kv_config *config);
 
-/* For reports: layers protected at either end, NaN for llama.cpp's own cache; their codec, NULL when there
- * are none. */
-double configs_protect(const kv_config *config);
-const char *configs_protect_codec(const kv_config *config);
+/* The first columns of a report about configurations, and their cells. */
+enum { N_CONFIG_COLUMNS = 6 };
+#define CONFIG_COLUMNS                                                                                             \
+    { "cache", "cache", COLUMN_TEXT, 0 }, { "k", "K", COLUMN_TEXT, 0 }, { "v", "V", COLUMN_TEXT, 0 },              \
+        { "protect", "protect", COLUMN_NUMBER, 0 }, { "protect_codec", NULL, COLUMN_TEXT, 0 },                     \
+    {                                                                                                              \
+        "calibration", NULL, COLUMN_TEXT, 0                                                                        \
+    }
+void configs_fill_cells(const kv_configs *list, const kv_config *config, report_cell *cells);
 
 /* f16 for K and V in llama.cpp's own cache: what everything is compared with. */
 kv_config configs_f16(void);

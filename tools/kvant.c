@@ -78,12 +78,7 @@ static int unknown_command(const char *word)
     const char *names[N_SUBCOMMANDS];
     for (size_t i = 0; i < N_SUBCOMMANDS; i++)
         names[i] = subcommands[i].name;
-    complain("unknown command '%s'", word);
-    const char *closest = args_closest(word, names, N_SUBCOMMANDS);
-    if (closest != NULL)
-        hint("did you mean '%s'?", closest);
-    hint("kvant --help lists the commands");
-    return EXIT_USAGE;
+    return args_unknown_word("command", word, names, N_SUBCOMMANDS, "kvant --help lists the commands");
 }
 
 /* `kvant help eval` is `kvant eval --help`. */
