@@ -312,7 +312,7 @@ void kvant_codec_offer_codes(kvant_codec *codec, kvant_code_lines_fn *lines)
     for (uint32_t c = 0; c < 1u << layout->bits; c++)
         largest = abs(table->values[c]) > largest ? abs(table->values[c]) : largest;
     int32_t limit = INT32_MAX / (largest * (int32_t)(KVANT_TILE * layout->column_tiles));
-    table->limit = limit < INT16_MAX ? limit : INT16_MAX;
+    table->limit = limit < KVANT_CODE_OPERAND_MAX ? limit : KVANT_CODE_OPERAND_MAX;
     codec->code_lines = lines;
 }
 

@@ -6,6 +6,10 @@
 
 #include "../base/half.h"
 
+/* The largest magnitude of values and integers that meet in code_dots: up to here both bytes of a number can have a sign,
+ * 256 high + low, as products of bytes want it. */
+#define KVANT_CODE_OPERAND_MAX 32639
+
 typedef struct kvant_fixed_point {
     float step;
     int32_t sum; /* of the integers */

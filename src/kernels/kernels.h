@@ -54,8 +54,8 @@ typedef KVANT_HALF_FN(kvant_half_fn);
  * gives the same integers. */
 
 /* dots[i * dots_stride + position of row] = sum over columns of values[code] x[i * x_stride + position of column], exact, for
- * n >= 1 vectors x. 16 values; codes of 1 to 4 bits, a multiple of 4 row tiles; sum |values x| must stay below 2^31. All
- * aligned to 64, strides multiples of 32 (x) and 16 (dots). */
+ * n >= 1 vectors x. 16 values; codes of 1 to 4 bits, a multiple of 4 row tiles; no value and no x beyond
+ * KVANT_CODE_OPERAND_MAX, and sum |values x| below 2^31. All aligned to 64, strides multiples of 32 (x) and 16 (dots). */
 #define KVANT_CODE_DOTS_FN(name)                                                                                   \
     void name(const kvant_layout *layout, const void *page, const int16_t *values, const int16_t *x,               \
               size_t x_stride, int32_t *dots, size_t dots_stride, uint32_t n)

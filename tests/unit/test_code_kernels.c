@@ -38,7 +38,7 @@ static problem make_problem(kvant_role role, uint32_t dim, uint32_t bits, uint32
     p.got = aligned(n * p.dots_stride * sizeof *p.got);
     int32_t largest = extreme ? 4095 : 1 + (int32_t)(test_random(rng) % 4095);
     int32_t limit = INT32_MAX / (largest * (int32_t)p.columns);
-    limit = limit < 32767 ? limit : 32767;
+    limit = limit < KVANT_CODE_OPERAND_MAX ? limit : KVANT_CODE_OPERAND_MAX;
     for (size_t i = 0; i < p.layout.code_bytes / 4; i++)
         p.page[i] = extreme ? UINT32_MAX : (uint32_t)(test_random(rng) >> 32);
     for (uint32_t c = 0; c < 1u << bits; c++)
