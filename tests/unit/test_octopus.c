@@ -2,6 +2,7 @@
  * codebooks against independent integrals, and what the paper leaves open: head_dims that 3 does not
  * divide, hopeless rows, refused options. */
 #include "distortion.h"
+#include "fidelity.h"
 
 #include "../../src/codec/octopus.h"
 #include "../../src/math/octahedral.h"
@@ -116,48 +117,6 @@ static void the_map_is_the_papers(void **state)
 
 /* --- the paper's figures, at head_dim 128 --- */
 
-typedef struct quality {
-    double cosine, mse, product; /* means of the cosine, of the error a channel, of |<q, k> - <q, k'>| */
-} quality;
-
-/* n_pages x 64 normal rows, 16 fresh normal queries a page. */
-static quality measure_quality(const char *spec, uint32_t n_pages)
-{
-    enum { D = 128, QUERIES = 16 };
-    static float x[64 * D], decoded[64 * D], q[QUERIES * D];
-    uint64_t rng = 2024;
-    kvant_codec *codec = make_codec(spec, D, KVANT_ROLE_K);
-    void *page = aligned(info_of(codec).page_bytes);
-    quality sum = { 0, 0, 0 };
-    for (uint32_t i = 0; i < n_pages; i++) {
-        fill_normal(x, COUNT(x), &rng);
-        fill_normal(q, COUNT(q), &rng);
-        assert_int_equal(kvant_codec_encode(codec, NULL, x, D, 0, 64, page), KVANT_OK);
-        assert_int_equal(kvant_codec_decode(codec, NULL, page, 0, 64, decoded, D), KVANT_OK);
-        for (uint32_t t = 0; t < 64; t++) {
-            const float *a = x + t * D, *b = decoded + t * D;
-            double aa = 0, bb = 0, ab = 0;
-            for (uint32_t j = 0; j < D; j++) {
-                aa += (double)a[j] * a[j];
-                bb += (double)b[j] * b[j];
-                ab += (double)a[j] * b[j];
-            }
-            sum.cosine += ab / sqrt(aa * bb);
-            sum.mse += squared_distance(a, b, D) / D;
-            for (uint32_t k = 0; k < QUERIES; k++) {
-                double error = 0;
-                for (uint32_t j = 0; j < D; j++)
-                    error += (double)q[k * D + j] * (a[j] - b[j]);
-                sum.product += fabs(error) / QUERIES;
-            }
-        }
-    }
-    double n = 64.0 * n_pages;
-    free(page);
-    kvant_codec_free(&codec);
-    return (quality){ sum.cosine / n, sum.mse / n, sum.product / n };
-}
-
 static void expect_near(const char *what, const char *spec, double got, double want, double tolerance)
 {
     if (!(fabs(got - want) <= tolerance))
@@ -179,7 +138,7 @@ static void table_1(void **state)
     };
     (void)state;
     for (size_t i = 0; i < COUNT(rows); i++) {
-        quality q = measure_quality(rows[i].spec, 64);
+        fidelity q = measure_fidelity(rows[i].spec, 128, 64, 2024);
         expect_near("cosine", rows[i].spec, q.cosine, rows[i].cosine, 0.02 * (1 - rows[i].cosine) + 0.00005);
         expect_near("mse", rows[i].spec, q.mse, rows[i].mse, 0.02 * rows[i].mse + 0.00005);
         expect_near("product", rows[i].spec, q.product, rows[i].product, 0.02 * rows[i].product + 0.0005);
@@ -195,7 +154,7 @@ static void table_1_sketched(void **state)
     for (uint32_t bits = 2; bits <= 4; bits++) {
         char spec[64];
         snprintf(spec, sizeof spec, "octopus-%u:round=scalar,qjl", bits);
-        quality q = measure_quality(spec, 64);
+        fidelity q = measure_fidelity(spec, 128, 64, 2024);
         expect_near("product", spec, q.product, product[bits - 2], 0.02 * product[bits - 2] + 0.0005);
     }
 }
@@ -222,10 +181,10 @@ static void table_5(void **state)
         const char *split = bits == 1 ? ",split=1.1" : "";
         snprintf(spec, sizeof spec, "octopus-%u:round=scalar,scale=norm%s", bits, split);
         double want = scalar[bits - 1];
-        expect_near("mse", spec, measure_quality(spec, 64).mse, want, 0.02 * want + 0.00005);
+        expect_near("mse", spec, measure_fidelity(spec, 128, 64, 2024).mse, want, 0.02 * want + 0.00005);
         for (size_t i = 0; i < COUNT(joint); i++) {
             snprintf(spec, sizeof spec, "octopus-%u:round=%s,scale=norm%s", bits, joint[i], split);
-            expect_joint(spec, measure_quality(spec, i == 2 ? 16 : 64).mse, full[bits - 1]);
+            expect_joint(spec, measure_fidelity(spec, 128, i == 2 ? 16 : 64, 2024).mse, full[bits - 1]);
         }
     }
 }
@@ -251,7 +210,7 @@ static void table_4(void **state)
     for (size_t i = 0; i < COUNT(rows); i++) {
         char spec[64];
         snprintf(spec, sizeof spec, "%s,scale=norm", rows[i].spec);
-        double mse = measure_quality(spec, 64).mse;
+        double mse = measure_fidelity(spec, 128, 64, 2024).mse;
         expect_joint(spec, mse, rows[i].mse);
         if (rows[i].change == 0)
             uniform = mse;

@@ -1,6 +1,7 @@
 /* test_polar.c - polar against OCTOPUS's figures for PolarQuant and its codebooks against angles computed
  * by the C library. */
 #include "distortion.h"
+#include "fidelity.h"
 
 #include "../../src/math/polar_angles.h"
 #include "../../src/math/trig.h"
@@ -15,51 +16,6 @@ static void sine_and_cosine(void **state)
     }
 }
 
-typedef struct fidelity {
-    double cosine, mse, product; /* means of: cosine, squared error a number, |error of an inner product| */
-} fidelity;
-
-/* Keys and queries of normal numbers, 16 queries for each page of keys: the set-up of OCTOPUS, Table 1. */
-static fidelity measure_fidelity(const char *spec, uint32_t d, uint32_t n_pages)
-{
-    uint64_t rng = 77;
-    kvant_codec *codec = make_codec(spec, d, KVANT_ROLE_K);
-    void *page = aligned(info_of(codec).page_bytes);
-    float *x = malloc((size_t)64 * d * sizeof *x), *decoded = malloc((size_t)64 * d * sizeof *decoded);
-    float *q = malloc((size_t)16 * d * sizeof *q);
-    fidelity sum = { 0, 0, 0 };
-    for (uint32_t i = 0; i < n_pages; i++) {
-        fill_normal(x, (size_t)64 * d, &rng);
-        fill_normal(q, (size_t)16 * d, &rng);
-        assert_int_equal(kvant_codec_encode(codec, NULL, x, d, 0, 64, page), KVANT_OK);
-        assert_int_equal(kvant_codec_decode(codec, NULL, page, 0, 64, decoded, d), KVANT_OK);
-        for (uint32_t t = 0; t < 64; t++) {
-            const float *a = x + t * d, *b = decoded + t * d;
-            double aa = 0, bb = 0, ab = 0;
-            for (uint32_t j = 0; j < d; j++) {
-                aa += (double)a[j] * a[j];
-                bb += (double)b[j] * b[j];
-                ab += (double)a[j] * b[j];
-            }
-            sum.cosine += ab / sqrt(aa * bb);
-            sum.mse += squared_distance(a, b, d) / d;
-            for (uint32_t k = 0; k < 16; k++) {
-                double error = 0;
-                for (uint32_t j = 0; j < d; j++)
-                    error += (double)q[k * d + j] * ((double)a[j] - b[j]);
-                sum.product += fabs(error) / 16;
-            }
-        }
-    }
-    double n = 64.0 * n_pages;
-    free(x);
-    free(decoded);
-    free(q);
-    free(page);
-    kvant_codec_free(&codec);
-    return (fidelity){ sum.cosine / n, sum.mse / n, sum.product / n };
-}
-
 /* 6400 keys and 102400 products: standard errors of mse and products are below 0.3 %; the table's own,
  * with few queries for each seed, allow 2 %. 1 - cosine is what the table's four digits carry: half a
  * digit is 0.7 % of it at 4 bits. */
@@ -72,7 +28,7 @@ static void figures_of_octopus_table_1(void **state)
     for (uint32_t bits = 2; bits <= 4; bits++) {
         char spec[32];
         snprintf(spec, sizeof spec, "polar-%u:scale=norm", bits);
-        fidelity want = paper[bits - 2], got = measure_fidelity(spec, 128, 100);
+        fidelity want = paper[bits - 2], got = measure_fidelity(spec, 128, 100, 77);
         if (!(fabs((1 - got.cosine) / (1 - want.cosine) - 1) <= 0.02 && fabs(got.mse / want.mse - 1) <= 0.02 &&
               fabs(got.product / want.product - 1) <= 0.02))
             fail_msg("%s: cosine %.4f (%.4f), mse %.4f (%.4f), inner product %.3f (%.3f)", spec, got.cosine,
