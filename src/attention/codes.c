@@ -3,6 +3,8 @@
 
 #include <string.h>
 
+#define TILE_ROWS 8u
+
 static size_t query_stride(const kvant_attention_plan *plan)
 {
     return (plan->k_dim + KVANT_PAGE_TOKENS - 1) / KVANT_PAGE_TOKENS * KVANT_PAGE_TOKENS;
@@ -11,6 +13,12 @@ static size_t query_stride(const kvant_attention_plan *plan)
 static size_t dot_stride(const kvant_attention_plan *plan)
 {
     return plan->v_dim > KVANT_PAGE_TOKENS ? plan->v_dim : KVANT_PAGE_TOKENS;
+}
+
+/* Codes become a tile only where enough rows share it. */
+static kvant_code_dots_fn *dots_for(const kvant_kernels *kernels, uint32_t n_rows)
+{
+    return n_rows < TILE_ROWS ? kernels->code_dots : kernels->tile_dots;
 }
 
 /* Floats that an array takes, in whole cache lines. */
@@ -71,8 +79,8 @@ void kvant_attention_codes_score(const kvant_attention_plan *plan, const kvant_k
 {
     kvant_code_lines lines;
     k.codec->code_lines(k.codec, kernels, k.page, &lines);
-    kernels->code_dots(&k.codec->layout, k.page, k.codec->code_table.values, codes->queries, query_stride(plan),
-                       codes->dots, dot_stride(plan), n_rows);
+    dots_for(kernels, n_rows)(&k.codec->layout, k.page, k.codec->code_table.values, codes->queries,
+                              query_stride(plan), codes->dots, dot_stride(plan), n_rows);
     for (uint32_t row = 0; row < n_rows; row++)
         kernels->scale_dots(codes->dots + row * dot_stride(plan), codes->query_steps[row], lines.scale,
                             lines.has_zero ? lines.zero : NULL, scores + (size_t)row * KVANT_PAGE_TOKENS);
@@ -101,8 +109,8 @@ void kvant_attention_codes_add(const kvant_attention_plan *plan, const kvant_ker
         codes->weight_steps[row] =
             kernels->fixed_point(weights + (size_t)row * KVANT_PAGE_TOKENS, lines.scale, table->limit,
                                  codes->weights + (size_t)row * KVANT_PAGE_TOKENS);
-    kernels->code_dots(&v.codec->layout, v.page, table->values, codes->weights, KVANT_PAGE_TOKENS, codes->dots,
-                       dot_stride(plan), n_rows);
+    dots_for(kernels, n_rows)(&v.codec->layout, v.page, table->values, codes->weights, KVANT_PAGE_TOKENS,
+                              codes->dots, dot_stride(plan), n_rows);
     for (uint32_t row = 0; row < n_rows; row++) {
         float zero = lines.has_zero ? weigh_zeros(weights + (size_t)row * KVANT_PAGE_TOKENS, lines.zero) : 0;
         kernels->add_dots(codes->dots + row * dot_stride(plan), codes->weight_steps[row].step, zero, plan->v_dim,

@@ -1,5 +1,5 @@
-/* codes.h - attention on the codes of pages, for units of few rows: scores and weighted sums as products of codes and 16-bit
- * integers (kernels.h), scales applied to scores and weights. No number of a page is ever made.
+/* codes.h - attention on the codes of pages: scores and weighted sums as products of codes and 16-bit integers (kernels.h),
+ * scales applied to scores and weights. No number of a page is ever made.
  *
  * A query is rounded once to integers of a step of its own, the weights of a page times the values' scales to those of
  * another. With d channels the first adds at most sqrt(d) / (2 limit) |q| |k| scale to a score's error, the second at most half a

@@ -78,6 +78,6 @@ bool kvant_attention_make_plan(const kvant_attention_args *args, kvant_attention
                                     .n_kv_heads = args->k->config.n_kv_heads,
                                     .k_dim = k->layout.padded_dim,
                                     .v_dim = v->layout.padded_dim };
-    plan->on_codes = args->n_tokens <= DECODE_TOKENS && (k->code_lines || v->code_lines);
+    plan->on_codes = k->code_lines || v->code_lines;
     return kvant_attention_cut(plan);
 }

@@ -64,6 +64,7 @@ static const kvant_kernels reference = {
     .token_halves = kvant_token_halves_c,
     .fixed_point = kvant_fixed_point_c,
     .code_dots = kvant_code_dots_c,
+    .tile_dots = kvant_code_dots_c,
     .scale_dots = kvant_scale_dots_c,
     .add_dots = kvant_add_dots_c,
 };

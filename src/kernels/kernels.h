@@ -158,7 +158,8 @@ typedef struct kvant_kernels {
     kvant_largest_products_fn *largest_products;
     kvant_token_halves_fn *token_halves;
     kvant_fixed_point_fn *fixed_point;
-    kvant_code_dots_fn *code_dots;
+    kvant_code_dots_fn *code_dots; /* best for a few x */
+    kvant_code_dots_fn *tile_dots; /* best for many */
     kvant_scale_dots_fn *scale_dots;
     kvant_add_dots_fn *add_dots;
 } kvant_kernels;

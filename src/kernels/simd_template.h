@@ -11,8 +11,8 @@
  *   vf_from_codes(vi), vi_and vi_or vi_set vi_shift_right(v, const) vi_shift_left(v, const)
  *   half_load(p)         LANES halves as floats
  *
- * and, because they look codes up or follow the page's order, the kernels unpack, code_dots, token_halves, dot_codes and
- * codebook_codes. */
+ * and, because they look codes up or follow the page's order, the kernels unpack, code_dots, tile_dots,
+ * token_halves, dot_codes and codebook_codes. */
 
 /* One block of c in registers: rows and vectors are constants at every call. */
 KVANT_INLINE void matmul_block(uint32_t rows, uint32_t vectors, const float *a, size_t lda, const float *b,
@@ -151,6 +151,7 @@ void NAME(kvant_kernels_init)(kvant_kernels *kernels)
     kernels->token_halves = NAME(token_halves);
     kernels->fixed_point = NAME(fixed_point);
     kernels->code_dots = NAME(code_dots);
+    kernels->tile_dots = NAME(tile_dots);
     kernels->scale_dots = NAME(scale_dots);
     kernels->add_dots = NAME(add_dots);
 }

@@ -275,7 +275,7 @@ static double value_error(const kvant_codec *codec)
     return 0;
 }
 
-/* Decode on codes (src/attention/codes.h) also rounds queries, weights and codebooks to integers.
+/* Attention on codes (src/attention/codes.h) also rounds queries, weights and codebooks to integers.
  * Scores: each of a query's d integers is off by up to half a step, |q| / limit at most, uniformly; so a score has a standard
  * deviation below |q| |k| / (limit sqrt(12)), a codebook's errors one below |q| (|k| / sqrt(d)) value_error. Six of both together are
  * exceeded by one score in 5e8; a score that is off by e moves the output by e times its weight's share of spread.
@@ -287,8 +287,6 @@ static double integers(const fixture *f, double score, const sizes *size)
     const setup *s = &f->s;
     const kvant_codec *k = f->k_codecs[0], *v = f->v_codecs[0];
     double error = 0, values = growth(f->v, s->n_kv_heads * s->v_dim) * size->longest;
-    if (s->n_tokens > 8)
-        return 0;
     if (k->code_lines)
         error += 6 * score * (1 / (k->code_table.limit * sqrt(12)) + 1.2 * value_error(k) / sqrt(s->k_dim)) *
                  size->spread;
@@ -473,6 +471,28 @@ static void long_decode_is_split_and_prefill_is_tiled(void **state)
                          .v_spec = "int-4" });
 }
 
+/* Units of many rows on codes, whole ones and the last, smaller one; every width of codes, levels with zero points and codebooks. */
+static void prefill_on_codes(void **state)
+{
+    static const char *const specs[] = { "turboquant-1", "turboquant-2", "turboquant-3", "turboquant-4",
+                                         "bdr-4",        "int-2",        "int-3",        "int-4" };
+    static const uint32_t dims[] = { 64, 80, 128, 192 };
+    (void)state;
+    for (size_t i = 0; i < COUNT(specs); i++)
+        check_setup((setup){ .k_dim = dims[i % COUNT(dims)],
+                             .v_dim = 64,
+                             .n_kv_heads = 2,
+                             .n_heads = 6,
+                             .n_cells = 400,
+                             .n_tokens = 9 + 13 * (uint32_t)i,
+                             .k_spec = specs[i],
+                             .v_spec = specs[COUNT(specs) - 1 - i],
+                             .mask = i % 4 != 3,
+                             .sinks = i % 3 == 1,
+                             .softcap = i % 3 == 2 ? 4 : 0,
+                             .max_bias = i % 4 == 1 ? 8 : 0 });
+}
+
 static void threads_do_not_change_results(void **state)
 {
     (void)state;
@@ -569,6 +589,7 @@ int main(void)
         cmocka_unit_test(features),
         cmocka_unit_test(windows),
         cmocka_unit_test(long_decode_is_split_and_prefill_is_tiled),
+        cmocka_unit_test(prefill_on_codes),
         cmocka_unit_test(threads_do_not_change_results),
         cmocka_unit_test(hidden_rows_and_empty_caches_give_zeros),
         cmocka_unit_test(bad_arguments),

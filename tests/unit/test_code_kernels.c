@@ -87,12 +87,16 @@ static void check_dots(kvant_role role, uint32_t dim, uint32_t bits, uint32_t n,
         const kvant_kernels *kernels = kvant_kernels_get(levels[l]);
         if (!kernels)
             continue;
-        memset(p.got, 0x55, bytes);
-        kernels->code_dots(&p.layout, p.page, p.values, p.x, p.stride, p.got, p.dots_stride, n);
-        for (size_t i = 0; i < n * p.dots_stride; i++)
-            if (p.got[i] != p.want[i])
-                fail_msg("%s role %d dim %u bits %u n %u: dot %zu is %d, not %d", kvant_cpu_level_name(levels[l]),
-                         (int)role, dim, bits, n, i, p.got[i], p.want[i]);
+        kvant_code_dots_fn *const functions[] = { kernels->code_dots, kernels->tile_dots };
+        for (size_t f = 0; f < COUNT(functions); f++) {
+            memset(p.got, 0x55, bytes);
+            functions[f](&p.layout, p.page, p.values, p.x, p.stride, p.got, p.dots_stride, n);
+            for (size_t i = 0; i < n * p.dots_stride; i++)
+                if (p.got[i] != p.want[i])
+                    fail_msg("%s %s role %d dim %u bits %u n %u: dot %zu is %d, not %d",
+                             f ? "tile_dots" : "code_dots", kvant_cpu_level_name(levels[l]), (int)role, dim, bits,
+                             n, i, p.got[i], p.want[i]);
+        }
     }
     free_problem(&p);
 }
@@ -105,7 +109,7 @@ static void products_of_codes_are_exact(void **state)
     for (size_t l = 0; l < COUNT(levels); l++)
         level(l);
     for (uint32_t bits = 1; bits <= 4; bits++)
-        for (uint32_t n = 1; n <= 9; n++)
+        for (uint32_t n = 1; n <= 14; n++)
             for (int extreme = 0; extreme < 2; extreme++) {
                 for (size_t i = 0; i < COUNT(key_dims); i++)
                     check_dots(KVANT_ROLE_K, key_dims[i], bits, n, extreme, &rng);

@@ -15,6 +15,16 @@ typedef struct byte_table {
     vi low, high;
 } byte_table;
 
+KVANT_INLINE byte_table load_byte_table(const int16_t *values)
+{
+    __m128i a = _mm_loadu_si128((const __m128i *)values), b = _mm_loadu_si128((const __m128i *)(values + 8));
+    __m128i low_bytes = _mm_set1_epi16(0xff);
+    return (byte_table){
+        _mm256_broadcastsi128_si256(_mm_packus_epi16(_mm_and_si128(a, low_bytes), _mm_and_si128(b, low_bytes))),
+        _mm256_broadcastsi128_si256(_mm_packus_epi16(_mm_srli_epi16(a, 8), _mm_srli_epi16(b, 8)))
+    };
+}
+
 KVANT_INLINE void spread_columns(const int16_t *x, uint32_t column_tiles, dot_operand *out)
 {
     for (uint32_t ct = 0; ct < column_tiles; ct++) {
@@ -69,12 +79,7 @@ KVANT_INLINE void dot_rows(const kvant_layout *layout, uint32_t bits, const void
                            const int16_t *x, size_t x_stride, uint32_t rows, int32_t *dots, size_t dots_stride)
 {
     dot_operand operands[DOT_ROWS];
-    __m128i a = _mm_loadu_si128((const __m128i *)values), b = _mm_loadu_si128((const __m128i *)(values + 8));
-    __m128i low_bytes = _mm_set1_epi16(0xff);
-    byte_table table = {
-        _mm256_broadcastsi128_si256(_mm_packus_epi16(_mm_and_si128(a, low_bytes), _mm_and_si128(b, low_bytes))),
-        _mm256_broadcastsi128_si256(_mm_packus_epi16(_mm_srli_epi16(a, 8), _mm_srli_epi16(b, 8)))
-    };
+    byte_table table = load_byte_table(values);
     for (uint32_t i = 0; i < rows; i++)
         spread_columns(x + i * x_stride, layout->column_tiles, &operands[i]);
     for (uint32_t group = 0; 4 * group < layout->row_tiles; group++)

@@ -1,5 +1,6 @@
 /* kernels_avx512_vnni.c - what level avx512vnni adds to avx512: a product of 16-bit pairs and its sum in one instruction. */
 #include <immintrin.h>
+#include <stdbool.h>
 
 #include "../../base/attributes.h"
 #include "../kernels.h"
@@ -17,8 +18,10 @@ typedef __m512i vi;
 #define add_pairs(sum, a, b) _mm512_dpwssd_epi32(sum, a, b)
 
 #include "code_dots_zmm.h"
+#include "tile_dots_zmm.h"
 
 void kvant_kernels_init_avx512_vnni(kvant_kernels *kernels)
 {
     kernels->code_dots = NAME(code_dots);
+    kernels->tile_dots = NAME(tile_dots);
 }

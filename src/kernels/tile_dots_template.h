@@ -1,0 +1,120 @@
+/* tile_dots_template.h - products of codes and integers for many vectors x: codes become 16-bit pairs of neighbouring columns once,
+ * and the tile of them serves all x, a block of TILE_ROWS at a time, whose sums stay in registers. The including file
+ * defines
+ *
+ *   NAME, vi, vi_set, vi_load, add_pairs(sum, a, b)
+ *   TILE_LANES, TILE_VECTORS, TILE_ROWS   32-bit lanes of a vector; TILE_ROWS x TILE_VECTORS sums, TILE_VECTORS of the tile and what
+ *                                         a product needs must fit the registers
+ *   vi_store_aligned(p, v)
+ *   vi_pair_columns(v)                    of each 8 numbers a0 .. a3 b0 .. b3 the pairs (a0, b0) .. (a3, b3)
+ *   pair_table, load_pair_table(values), make_pairs(layout, bits, words, group, ct, table, tile) */
+
+#define TILE_COLUMN_TILES 8u /* of a piece: a tile of 16 KB, and x of a unit beside it in the nearest cache */
+
+/* A pair of columns 2 q and 2 q + 1 (+ 8 h) of column tile ct: index 16 (2 (ct / 4) + h) + 4 q + ct mod 4, which is their order
+ * in x. Rows in the order of positions. */
+typedef struct pair_tile {
+    _Alignas(64) int32_t at[8 * TILE_COLUMN_TILES][KVANT_PAGE_TOKENS];
+} pair_tile;
+
+typedef struct pair_rows {
+    _Alignas(64) int32_t at[TILE_ROWS][8 * TILE_COLUMN_TILES];
+} pair_rows;
+
+KVANT_INLINE void pair_columns(const int16_t *x, size_t x_stride, uint32_t rows, uint32_t column_tiles,
+                               pair_rows *out)
+{
+    uint32_t n = (column_tiles + 3) / 4 * KVANT_PAGE_TOKENS;
+    for (uint32_t i = 0; i < rows; i++)
+        for (uint32_t j = 0; j < n; j += 2 * TILE_LANES)
+            vi_store_aligned(out->at[i] + j / 2, vi_pair_columns(vi_load(x + i * x_stride + j)));
+}
+
+KVANT_INLINE void add_column_pair(const pair_tile *tile, uint32_t position, const pair_rows *x, uint32_t pair,
+                                  uint32_t rows, vi sum[TILE_ROWS][TILE_VECTORS])
+{
+    vi column[TILE_VECTORS];
+#pragma GCC unroll 8
+    for (uint32_t j = 0; j < TILE_VECTORS; j++)
+        column[j] = vi_load(tile->at[pair] + position + TILE_LANES * j);
+#pragma GCC unroll 8
+    for (uint32_t i = 0; i < rows; i++) {
+        vi factor = vi_set(x->at[i][pair]);
+#pragma GCC unroll 8
+        for (uint32_t j = 0; j < TILE_VECTORS; j++)
+            sum[i][j] = add_pairs(sum[i][j], column[j], factor);
+    }
+}
+
+/* Positions of one block of vectors; more: dots has a part of the sums already. */
+KVANT_INLINE void tile_block(const pair_tile *tile, uint32_t position, const pair_rows *x, uint32_t column_tiles,
+                             uint32_t rows, bool more, int32_t *dots, size_t dots_stride)
+{
+    vi sum[TILE_ROWS][TILE_VECTORS];
+    uint32_t whole = column_tiles / 4 * 32, rest = column_tiles % 4;
+#pragma GCC unroll 8
+    for (uint32_t i = 0; i < rows; i++)
+#pragma GCC unroll 8
+        for (uint32_t j = 0; j < TILE_VECTORS; j++)
+            sum[i][j] = more ? vi_load(dots + i * dots_stride + position + TILE_LANES * j) : vi_set(0);
+    for (uint32_t pair = 0; pair < whole; pair++)
+        add_column_pair(tile, position, x, pair, rows, sum);
+    for (uint32_t i = 0; i < 8 * rest; i++)
+        add_column_pair(tile, position, x, whole + i / rest * 4 + i % rest, rows, sum);
+#pragma GCC unroll 8
+    for (uint32_t i = 0; i < rows; i++)
+#pragma GCC unroll 8
+        for (uint32_t j = 0; j < TILE_VECTORS; j++)
+            vi_store_aligned(dots + i * dots_stride + position + TILE_LANES * j, sum[i][j]);
+}
+
+KVANT_INLINE void tile_rows(const pair_tile *tile, uint32_t column_tiles, const int16_t *x, size_t x_stride,
+                            uint32_t rows, bool more, int32_t *dots, size_t dots_stride)
+{
+    pair_rows pairs;
+    pair_columns(x, x_stride, rows, column_tiles, &pairs);
+    for (uint32_t position = 0; position < KVANT_PAGE_TOKENS; position += TILE_LANES * TILE_VECTORS)
+        tile_block(tile, position, &pairs, column_tiles, rows, more, dots, dots_stride);
+}
+
+static void tile_piece(const pair_tile *tile, uint32_t column_tiles, const int16_t *x, size_t x_stride, bool more,
+                       int32_t *dots, size_t dots_stride, uint32_t n)
+{
+    for (; n >= TILE_ROWS; n -= TILE_ROWS, x += TILE_ROWS * x_stride, dots += TILE_ROWS * dots_stride)
+        tile_rows(tile, column_tiles, x, x_stride, TILE_ROWS, more, dots, dots_stride);
+    switch (n) {
+    case 5: tile_rows(tile, column_tiles, x, x_stride, 5, more, dots, dots_stride); return;
+    case 4: tile_rows(tile, column_tiles, x, x_stride, 4, more, dots, dots_stride); return;
+    case 3: tile_rows(tile, column_tiles, x, x_stride, 3, more, dots, dots_stride); return;
+    case 2: tile_rows(tile, column_tiles, x, x_stride, 2, more, dots, dots_stride); return;
+    case 1: tile_rows(tile, column_tiles, x, x_stride, 1, more, dots, dots_stride); return;
+    }
+}
+
+static void make_tile(const kvant_layout *layout, const void *page, const pair_table *table, uint32_t group,
+                      uint32_t first, uint32_t n, pair_tile *tile)
+{
+#define MAKE_TILE(bits)                                                                                            \
+    for (uint32_t i = 0; i < n; i++)                                                                               \
+    make_pairs(layout, bits, page, group, first + i, table, tile->at + 32 * (i / 4) + i % 4)
+    switch (layout->bits) {
+    case 1: MAKE_TILE(1); return;
+    case 2: MAKE_TILE(2); return;
+    case 3: MAKE_TILE(3); return;
+    default: MAKE_TILE(4); return;
+    }
+#undef MAKE_TILE
+}
+
+static KVANT_CODE_DOTS_FN(NAME(tile_dots))
+{
+    pair_tile tile;
+    pair_table table = load_pair_table(values);
+    for (uint32_t group = 0; 4 * group < layout->row_tiles; group++, dots += KVANT_PAGE_TOKENS)
+        for (uint32_t first = 0; first < layout->column_tiles; first += TILE_COLUMN_TILES) {
+            uint32_t left = layout->column_tiles - first,
+                     some = left < TILE_COLUMN_TILES ? left : TILE_COLUMN_TILES;
+            make_tile(layout, page, &table, group, first, some, &tile);
+            tile_piece(&tile, some, x + KVANT_TILE * first, x_stride, first > 0, dots, dots_stride, n);
+        }
+}

@@ -1,0 +1,54 @@
+/* tile_dots_zmm.h - tile_dots with 512-bit vectors: four neighbouring r of a word's lanes, transposed, are 16 positions of
+ * each column pair, and one permutation looks up both codes of a field. Needs what code_dots_zmm.h needs, included before. */
+
+#define TILE_LANES 16u
+#define TILE_ROWS 6u /* 24 sums, 4 vectors of the tile and a broadcast in 32 registers */
+#define TILE_VECTORS 4u
+
+typedef vi pair_table;
+
+#define vi_store_aligned(p, v) _mm512_store_si512(p, v)
+
+KVANT_INLINE vi vi_pair_columns(vi v)
+{
+    const __m128i order = _mm_setr_epi8(0, 1, 8, 9, 2, 3, 10, 11, 4, 5, 12, 13, 6, 7, 14, 15);
+    return _mm512_shuffle_epi8(v, _mm512_broadcast_i32x4(order));
+}
+
+KVANT_INLINE pair_table load_pair_table(const int16_t *values)
+{
+    return _mm512_broadcast_i64x4(_mm256_loadu_si256((const __m256i *)values));
+}
+
+KVANT_INLINE void transpose_lanes(vi w[4])
+{
+    vi a = _mm512_shuffle_i32x4(w[0], w[1], 0x44), b = _mm512_shuffle_i32x4(w[2], w[3], 0x44);
+    vi c = _mm512_shuffle_i32x4(w[0], w[1], 0xee), d = _mm512_shuffle_i32x4(w[2], w[3], 0xee);
+    w[0] = _mm512_shuffle_i32x4(a, b, 0x88);
+    w[1] = _mm512_shuffle_i32x4(a, b, 0xdd);
+    w[2] = _mm512_shuffle_i32x4(c, d, 0x88);
+    w[3] = _mm512_shuffle_i32x4(c, d, 0xdd);
+}
+
+/* pairs[16 h + 4 q]: of column tile ct. */
+KVANT_INLINE void make_pairs(const kvant_layout *layout, uint32_t bits, const uint32_t *words, uint32_t group,
+                             uint32_t ct, const pair_table *table, int32_t (*pairs)[KVANT_PAGE_TOKENS])
+{
+    for (uint32_t r = 0; r < 8; r += 4) {
+        vi w[4];
+#pragma GCC unroll 4
+        for (uint32_t i = 0; i < 4; i++)
+            w[i] = nibble_word(layout, bits, words, group, ct, 16 * (r + i));
+        transpose_lanes(w);
+#pragma GCC unroll 4
+        for (uint32_t q = 0; q < 4; q++) {
+            word_fields f = look_up(*table, w[q]);
+            for (uint32_t h = 0; h < 2; h++) {
+                vi_store_aligned(pairs[16 * h + 4 * q] + 4 * r, f.at[0][h]);
+                vi_store_aligned(pairs[16 * h + 4 * q] + 4 * r + 32, f.at[1][h]);
+            }
+        }
+    }
+}
+
+#include "../tile_dots_template.h"
