@@ -18,13 +18,14 @@
 #include <stdlib.h>
 #include <string.h>
 
-enum { OPT_FILE, OPT_CTX, OPT_CHUNKS, OPT_JSON };
+enum { OPT_FILE, OPT_CTX, OPT_CHUNKS, OPT_BATCH, OPT_JSON };
 
 static const arg_option options[] = {
     ENGINE_OPTIONS,
     { OPT_FILE, 'f', "file", "FILE", "text to score; - reads standard input" },
     { OPT_CTX, 'c', "ctx", "N", "tokens of a chunk (default 2048)" },
     { OPT_CHUNKS, 0, "chunks", "N", "chunks to score (default: all of the text)" },
+    { OPT_BATCH, 'b', "batch", "N", "tokens of a graph (default 512; up to 8: the kernels of decoding, slow)" },
     { OPT_JSON, 0, "json", NULL, "one JSON array of flat objects" },
 };
 
@@ -45,7 +46,7 @@ static const arg_spec spec = {
 typedef struct settings {
     engine_options engine;
     const char *file;
-    uint32_t n_ctx, n_chunks;
+    uint32_t n_ctx, n_chunks, n_batch;
     bool json;
 } settings;
 
@@ -57,6 +58,7 @@ static bool handle(void *user, int id, const char *value)
     case OPT_FILE: s->file = value; return true;
     case OPT_CTX: return args_u32("--ctx", value, 8, 1 << 24, &s->n_ctx);
     case OPT_CHUNKS: return args_u32("--chunks", value, 1, 1 << 24, &s->n_chunks);
+    case OPT_BATCH: return args_u32("--batch", value, 1, ENGINE_UBATCH, &s->n_batch);
     case OPT_JSON: return s->json = true;
     default: return engine_option(&s->engine, id, value, &known);
     }
@@ -127,14 +129,15 @@ static void add_values(run *r, tally *t)
     t->n_chunks++;
 }
 
-/* A batch is one graph (ENGINE_UBATCH tokens): llama.cpp would cut a larger one at the same places, and this
+/* A batch is one graph (at most ENGINE_UBATCH tokens): llama.cpp would cut a larger one at the same places, and this
  * way only the logits of one are held. */
 static bool decode_chunk(run *r, tally *t, struct llama_context *ctx, size_t chunk)
 {
     char label[128];
     configs_label(t->config, label, sizeof label);
-    for (size_t start = 0; start < r->n_ctx; start += ENGINE_UBATCH) {
-        const size_t n = r->n_ctx - start < ENGINE_UBATCH ? r->n_ctx - start : ENGINE_UBATCH;
+    const size_t step = r->settings->n_batch;
+    for (size_t start = 0; start < r->n_ctx; start += step) {
+        const size_t n = r->n_ctx - start < step ? r->n_ctx - start : step;
         fill_batch(r, chunk, start, n);
         const int32_t status = ll.llama_decode(ctx, r->batch);
         if (interrupted())
@@ -151,7 +154,7 @@ static bool decode_chunk(run *r, tally *t, struct llama_context *ctx, size_t chu
 static bool eval_chunk(run *r, tally *t, size_t chunk)
 {
     const engine_context_options options = { .n_ctx = (uint32_t)r->n_ctx,
-                                             .n_batch = ENGINE_UBATCH,
+                                             .n_batch = r->settings->n_batch,
                                              .meter = &r->meter };
     struct llama_context *ctx = engine_context(&r->engine, t->config, &options);
     if (ctx == NULL)
@@ -273,6 +276,7 @@ static const report_column columns[] = {
     { "kld_p99", "KLD 99%", COLUMN_NUMBER, 4 },
     { "top1", "top-1 %", COLUMN_PERCENT, 2 },
     { "chunks", "chunks", COLUMN_NUMBER, 0 },
+    { "batch", NULL, COLUMN_NUMBER, 0 },
 };
 enum { N_COLUMNS = sizeof columns / sizeof *columns };
 
@@ -290,6 +294,7 @@ static void fill_row(const run *r, const tally *t, report_cell *row)
         CELL_NUMBER(stats_percentile(t->kld, t->n_values, 0.99)),
         CELL_NUMBER((double)t->n_same / (double)t->n_values),
         CELL_NUMBER(t->n_chunks),
+        CELL_NUMBER(r->settings->n_batch),
     };
     configs_fill_cells(&r->settings->engine.configs, t->config, row);
     memcpy(row + N_CONFIG_COLUMNS, measured, sizeof measured);
@@ -308,7 +313,7 @@ static bool print_results(const run *r)
 
 int command_eval(int argc, char **argv)
 {
-    settings s = { .n_ctx = 2048 };
+    settings s = { .n_ctx = 2048, .n_batch = ENGINE_UBATCH };
     int code = args_parse_all(&spec, argc, argv, handle, &s);
     if (code >= 0)
         return code;

@@ -67,7 +67,7 @@ class Eval(unittest.TestCase):
         )
         for row in self.rows:
             self.assertLessEqual(
-                {"bits", "kv_bytes", "ppl", "kld_mean", "kld_se", "kld_p99", "top1", "chunks"}, set(row)
+                {"bits", "kv_bytes", "ppl", "kld_mean", "kld_se", "kld_p99", "top1", "chunks", "batch"}, set(row)
             )
             absent = {key for key, value in row.items() if not isinstance(value, (str, int, float))}
             self.assertLessEqual(absent, {"protect", "protect_codec", "calibration"}, row)
