@@ -16,14 +16,15 @@
 #include "fixed_point.h"
 #include "triplets.h"
 
-/* tile = values[code] for all codes of a page (exact), or code + offset when values is NULL. Not scaled. */
+/* tile = values[code] for all codes of a page (exact), or code + offset when values is NULL. Not scaled. 2^bits values, 32 of them
+ * readable; page and tile aligned to 64. */
 #define KVANT_UNPACK_FN(name)                                                                                      \
     void name(const kvant_layout *layout, const void *page, const float *values, float offset, float *tile)
 typedef KVANT_UNPACK_FN(kvant_unpack_fn);
 
 /* c += a b with a m x k, b k x n, c m x n, row-major with leading dimensions; n a multiple of 16, b and c aligned to
  * 64 and ldb, ldc multiples of 16. Products are added in order of k, fused or not, to one partial sum: the
- * error of an element is at most k 2^-24 (1 + 2^-23)^k sum |a| |b|. */
+ * error of an element is at most k 2^-24 (1 + 2^-23)^k sum |a| |b|, with k + 1 for k and |c| in the sum where c is not 0. */
 #define KVANT_MATMUL_FN(name)                                                                                      \
     void name(const float *a, size_t lda, const float *b, size_t ldb, float *c, size_t ldc, uint32_t m,            \
               uint32_t k, uint32_t n)

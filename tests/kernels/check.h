@@ -1,0 +1,116 @@
+/* check.h - what the check of a kernel is made of: cases, guarded buffers, calls and comparisons.
+ *
+ * To add kernel NAME of kvant_kernels: add X(NAME) to CHECK_KERNELS (the build fails until it is there) and define
+ * CHECK(NAME) and BENCH(NAME) in the file of its family. A check goes through shapes, tails and fills; for each it
+ * names the case, takes buffers of exactly the size and alignment that kernels.h promises, computes what is wanted and
+ * calls the kernel of the level under test through CHECK_CALL. It runs at every level, portable C included, once with
+ * every buffer ending at an unmapped page and once with every buffer beginning behind one. */
+#ifndef KVANT_TESTS_KERNELS_CHECK_H
+#define KVANT_TESTS_KERNELS_CHECK_H
+
+#include <math.h>
+#include <stdbool.h>
+#include <stdint.h>
+#include <string.h>
+
+#include "../../src/base/attributes.h"
+#include "../../src/base/half.h"
+#include "../../src/base/random.h"
+#include "../../src/kernels/kernels.h"
+
+#define CHECK_KERNELS(X)                                                                                           \
+    X(unpack)                                                                                                      \
+    X(matmul)                                                                                                      \
+    X(exp_sum)                                                                                                     \
+    X(half_to_float)                                                                                               \
+    X(scale_columns)                                                                                               \
+    X(scale_rows)                                                                                                  \
+    X(float_to_half)                                                                                               \
+    X(dot)                                                                                                         \
+    X(dot_codes)                                                                                                   \
+    X(hadamard)                                                                                                    \
+    X(range)                                                                                                       \
+    X(magnitude)                                                                                                   \
+    X(uniform_codes)                                                                                               \
+    X(codebook_codes)                                                                                              \
+    X(triplet_codes)                                                                                               \
+    X(closest_cosets)                                                                                              \
+    X(largest_products)                                                                                            \
+    X(token_halves)                                                                                                \
+    X(fixed_point)                                                                                                 \
+    X(code_dots)                                                                                                   \
+    X(tile_dots)                                                                                                   \
+    X(scale_dots)                                                                                                  \
+    X(add_dots)
+
+#define COUNT(array) (sizeof(array) / sizeof((array)[0]))
+
+typedef struct checker checker;
+
+/* kernels: the level under test; c: portable C. */
+#define CHECK(name) void check_##name(checker *check, const kvant_kernels *kernels, const kvant_kernels *c)
+#define BENCH(name) void bench_##name(checker *check, const kvant_kernels *kernels)
+typedef CHECK(fn);
+typedef BENCH(fn);
+
+/* Begins a case, which is named in every report, and takes back the buffers of the one before. */
+void check_case(checker *check, const char *format, ...) KVANT_PRINTF(2, 3);
+
+/* A buffer until the next case; at most 16 of at most 1 MiB. Alignments are powers of two up to a page's. The kernel may not
+ * write to the first kind; the second holds bytes 0x55 that make NaN-like nonsense of what was not written. */
+void *check_input(checker *check, const char *name, size_t bytes, size_t alignment);
+void *check_output(checker *check, const char *name, size_t bytes, size_t alignment);
+
+/* The call of the kernel under test: inputs are read-only meanwhile, and what lies around buffers is looked at afterwards. */
+#define CHECK_CALL(check, call)                                                                                    \
+    do {                                                                                                           \
+        check_enter(check);                                                                                        \
+        call;                                                                                                      \
+        check_leave(check);                                                                                        \
+    } while (0)
+void check_enter(checker *check);
+void check_leave(checker *check);
+
+/* Comparisons: the first differences of a kernel at a level are reported, the others counted. */
+void check_fail(checker *check, const char *format, ...) KVANT_PRINTF(2, 3);
+void check_near(checker *check, const char *name, size_t index, double got, double want, double bound);
+void check_same(checker *check, const char *name, const void *got, const void *want, size_t n, size_t size);
+
+/* Times a call: CHECK_BENCH(check, kernels->f(...), "n %u", n). */
+#define CHECK_BENCH(check, call, ...)                                                                              \
+    for (check_bench_start(check, __VA_ARGS__); check_bench_more(check);)                                          \
+        for (uint64_t left_ = check_bench_calls(check); left_; left_--) {                                          \
+            call;                                                                                                  \
+        }
+void check_bench_start(checker *check, const char *shape, ...) KVANT_PRINTF(2, 3);
+bool check_bench_more(checker *check);
+uint64_t check_bench_calls(const checker *check);
+
+/* Random numbers, the same for every level. */
+uint64_t check_random(checker *check);
+uint32_t check_below(checker *check, uint32_t n);
+float check_uniform(checker *check); /* within (0, 1) */
+float check_normal(checker *check);
+
+/* What numbers a buffer is filled with. LARGEST and SMALLEST are +- 2^40: their products and sums stay finite. AWKWARD has zeros
+ * of both signs, denormals, huge numbers and equal neighbours among normal ones. */
+typedef enum check_fill {
+    CHECK_NORMAL,
+    CHECK_ZEROS,
+    CHECK_LARGEST,
+    CHECK_SMALLEST,
+    CHECK_DENORMAL,
+    CHECK_AWKWARD,
+    CHECK_N_FILLS
+} check_fill;
+const char *check_fill_name(check_fill fill);
+void check_floats(checker *check, float *x, size_t n, check_fill fill);
+void check_bytes(checker *check, void *bytes, size_t n, int value); /* all value, or random when value < 0 */
+
+/* Most that one rounding to binary32 changes x by, which is no overflow. References in double are off by less than 2^-20 of it. */
+static inline double check_rounding(double x)
+{
+    return fmax(fabs(x) * 0x1p-24, 0x1p-150) * (1 + 0x1p-20);
+}
+
+#endif

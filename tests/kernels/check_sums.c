@@ -1,0 +1,166 @@
+/* check_sums.c - loops of encoders over rows: sums in a fixed order, the Hadamard transform, extremes. All but the sign of a
+ * zero in range are the same bits at every level. */
+#include "check.h"
+
+#include "../../src/math/hadamard.h"
+
+static const uint32_t lengths[] = { 1,  2,  5,  7,  8,  9,   15,  16,  17,  24, 31,
+                                    33, 40, 64, 80, 96, 112, 128, 192, 256, 512 };
+
+CHECK(dot)
+{
+    for (size_t l = 0; l < COUNT(lengths); l++)
+        for (int fill = 0; fill < CHECK_N_FILLS; fill++)
+            for (uint32_t round = 0; round < 4; round++) {
+                uint32_t n = lengths[l];
+                check_case(check, "%u numbers, %s, round %u", n, check_fill_name((check_fill)fill), round);
+                float *a = check_input(check, "a", n * sizeof *a, sizeof *a);
+                float *b = check_input(check, "b", n * sizeof *b, sizeof *b);
+                check_floats(check, a, n, CHECK_NORMAL);
+                check_floats(check, b, n, (check_fill)fill);
+                float got = 0, want = c->dot(a, b, n);
+                CHECK_CALL(check, got = kernels->dot(a, b, n));
+                check_same(check, "sum", &got, &want, 1, sizeof got);
+            }
+}
+
+BENCH(dot)
+{
+    static const uint32_t n[] = { 16, 128 };
+    volatile float sum = 0;
+    for (size_t i = 0; i < COUNT(n); i++) {
+        check_case(check, "bench");
+        float *a = check_input(check, "a", n[i] * sizeof *a, 64),
+              *b = check_input(check, "b", n[i] * sizeof *b, 64);
+        check_floats(check, a, n[i], CHECK_NORMAL);
+        check_floats(check, b, n[i], CHECK_NORMAL);
+        CHECK_BENCH(check, sum = kernels->dot(a, b, n[i]), "%u", n[i]);
+    }
+    (void)sum;
+}
+
+typedef struct coded {
+    float *a, *values;
+    uint8_t *codes;
+    uint32_t n, bits;
+} coded;
+
+static coded make_coded(checker *check, uint32_t n, uint32_t bits, uint32_t kind)
+{
+    coded p = { .n = n, .bits = bits };
+    uint32_t n_values = bits > 5 ? 1u << bits : 32;
+    check_case(check, "%u numbers, %u bits, kind %u", n, bits, kind);
+    p.a = check_input(check, "a", n * sizeof *p.a, sizeof *p.a);
+    p.codes = check_input(check, "codes", n, 1);
+    p.values = check_input(check, "values", n_values * sizeof *p.values, sizeof *p.values);
+    check_floats(check, p.a, n, CHECK_NORMAL);
+    check_floats(check, p.values, n_values, kind ? CHECK_AWKWARD : CHECK_NORMAL);
+    for (uint32_t i = 0; i < n; i++)
+        p.codes[i] = (uint8_t)(kind == 1 ? (1u << bits) - 1 : check_below(check, 1u << bits));
+    return p;
+}
+
+CHECK(dot_codes)
+{
+    for (size_t l = 0; l < COUNT(lengths); l++)
+        for (uint32_t bits = 1; bits <= 8; bits++)
+            for (uint32_t kind = 0; kind < 3; kind++) {
+                coded p = make_coded(check, lengths[l], bits, kind);
+                float got = 0, want = c->dot_codes(p.a, p.codes, p.n, p.values, bits);
+                CHECK_CALL(check, got = kernels->dot_codes(p.a, p.codes, p.n, p.values, bits));
+                check_same(check, "sum", &got, &want, 1, sizeof got);
+            }
+}
+
+BENCH(dot_codes)
+{
+    static const uint32_t bits[] = { 2, 4, 8 };
+    volatile float sum = 0;
+    for (size_t i = 0; i < COUNT(bits); i++) {
+        coded p = make_coded(check, 128, bits[i], 0);
+        CHECK_BENCH(check, sum = kernels->dot_codes(p.a, p.codes, p.n, p.values, p.bits), "128, %u bits", bits[i]);
+    }
+    (void)sum;
+}
+
+CHECK(hadamard)
+{
+    float want[512];
+    for (size_t l = 0; l < COUNT(lengths); l++)
+        for (uint32_t block = 1; block <= lengths[l] && lengths[l] % block == 0; block *= 2)
+            for (int fill = 0; fill < CHECK_N_FILLS; fill++) {
+                uint32_t n = lengths[l];
+                check_case(check, "%u numbers in blocks of %u, %s", n, block, check_fill_name((check_fill)fill));
+                float *x = check_output(check, "x", n * sizeof *x, sizeof *x);
+                check_floats(check, x, n, (check_fill)fill);
+                memcpy(want, x, n * sizeof *x);
+                c->hadamard(want, n, block);
+                CHECK_CALL(check, kernels->hadamard(x, n, block));
+                check_same(check, "x", x, want, n, sizeof *x);
+            }
+}
+
+BENCH(hadamard)
+{
+    static const uint32_t n[] = { 64, 128, 256 };
+    for (size_t i = 0; i < COUNT(n); i++) {
+        check_case(check, "bench");
+        float *x = check_output(check, "x", n[i] * sizeof *x, 64);
+        check_floats(check, x, n[i], CHECK_NORMAL);
+        CHECK_BENCH(check, kernels->hadamard(x, n[i], n[i]), "%u", n[i]);
+    }
+}
+
+CHECK(range)
+{
+    for (size_t l = 0; l < COUNT(lengths); l++)
+        for (int fill = 0; fill < CHECK_N_FILLS; fill++)
+            for (uint32_t round = 0; round < 8; round++) {
+                uint32_t n = lengths[l];
+                check_case(check, "%u numbers, %s, round %u", n, check_fill_name((check_fill)fill), round);
+                float *x = check_input(check, "x", n * sizeof *x, sizeof *x), min, max;
+                float *low = check_output(check, "min", sizeof *low, sizeof *low);
+                float *high = check_output(check, "max", sizeof *high, sizeof *high);
+                check_floats(check, x, n, (check_fill)fill);
+                c->range(x, n, &min, &max);
+                CHECK_CALL(check, kernels->range(x, n, low, high));
+                check_near(check, "min", 0, *low, min, 0);
+                check_near(check, "max", 0, *high, max, 0);
+            }
+}
+
+BENCH(range)
+{
+    check_case(check, "bench");
+    float *x = check_input(check, "x", 128 * sizeof *x, 64), min, max;
+    check_floats(check, x, 128, CHECK_NORMAL);
+    CHECK_BENCH(check, kernels->range(x, 128, &min, &max), "128");
+}
+
+/* kind: a fill, or a fill with an infinity or a NaN in it. */
+CHECK(magnitude)
+{
+    for (size_t l = 0; l < COUNT(lengths); l++)
+        for (int fill = 0; fill < CHECK_N_FILLS; fill++)
+            for (uint32_t at = 0; at < lengths[l] + 1; at += 1 + lengths[l] / 9) {
+                uint32_t n = lengths[l], got = 0;
+                check_case(check, "%u numbers, %s, not finite at %u", n, check_fill_name((check_fill)fill), at);
+                float *x = check_input(check, "x", n * sizeof *x, sizeof *x);
+                check_floats(check, x, n, (check_fill)fill);
+                if (at < n)
+                    x[at] = at % 2 ? NAN : -INFINITY;
+                uint32_t want = c->magnitude(x, n);
+                CHECK_CALL(check, got = kernels->magnitude(x, n));
+                check_same(check, "largest", &got, &want, 1, sizeof got);
+            }
+}
+
+BENCH(magnitude)
+{
+    check_case(check, "bench");
+    volatile uint32_t largest = 0;
+    float *x = check_input(check, "x", 128 * sizeof *x, 64);
+    check_floats(check, x, 128, CHECK_NORMAL);
+    CHECK_BENCH(check, largest = kernels->magnitude(x, 128), "128");
+    (void)largest;
+}
