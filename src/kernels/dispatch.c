@@ -95,12 +95,11 @@ static void fill(void)
     kvant_cpu_level machine = kvant_cpu_detect();
     kvant_kernels kernels = reference;
     for (size_t i = 0; i < N_LEVELS; i++) {
-        if (!levels[i].init)
+        if (!levels[i].init || levels[i].level > machine)
             continue;
-        levels[i].init(&kernels);
+        levels[i].init(&kernels); /* compiled for the level: filling a table already takes its instructions */
         levels[i].kernels = kernels;
-        if (levels[i].level <= machine)
-            best = levels[i].level;
+        best = levels[i].level;
     }
 }
 
