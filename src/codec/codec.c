@@ -287,6 +287,8 @@ kvant_status kvant_codec_create_open(const kvant_codec *codec, kvant_codec **ope
     (*open)->borrows_transform = true;
     (*open)->info.spec = (*open)->spec;
     kvant_status status = kvant_codec_make_f16(*open);
+    /* Sums over open and sealed pages share an order of channels. */
+    memcpy((*open)->layout.positions, codec->layout.positions, sizeof codec->layout.positions);
     if (status != KVANT_OK)
         kvant_codec_free(open);
     return status;

@@ -207,8 +207,20 @@ static void direction_decode(const kvant_codec *codec, const void *page, uint32_
     memcpy(y, decoded, codec->info.head_dim * sizeof *y);
 }
 
+static void direction_unpack(const kvant_codec *codec, const kvant_kernels *kernels, const void *page, float *tile)
+{
+    const kvant_direction *direction = kvant_direction_of(codec);
+    const kvant_direction_book book = { direction->codewords, direction->n_codewords, direction->index_bits,
+                                        direction->slots };
+    const uint16_t *metadata = scales_const(codec, page);
+    _Alignas(64) float scale[KVANT_PAGE_TOKENS];
+    kvant_codec_token_metadata(kernels, metadata, scale);
+    kernels->unpack_directions(&book, &direction->layout, page, scale, metadata + KVANT_PAGE_TOKENS,
+                               codec->info.head_dim, tile);
+}
+
 static const kvant_quantizer direction_quantizer = { direction_check, direction_encode, direction_decode,
-                                                     kvant_unpack_decoded };
+                                                     direction_unpack };
 
 /* One letter or word and its number, from *text on, which moves behind them. */
 static bool read_field(const char **text, const kvant_direction_field *field, uint32_t *number)
@@ -295,6 +307,8 @@ static void set_page(kvant_codec *codec, const kvant_direction_shape *shape)
     kvant_chunk_layout_init(&direction->layout, codec->info.role, direction->n_chunks, bits);
     kvant_layout_init(&codec->layout, codec->info.role, codec->info.head_dim,
                       0); /* for the order of unpacked tiles */
+    for (uint32_t j = 0; codec->info.role == KVANT_ROLE_V && j < codec->layout.padded_dim; j++)
+        codec->layout.positions[j] = (uint16_t)j;
     kvant_codec_set_page(codec, channel_bits, direction->layout.code_bytes,
                          sizeof(uint16_t) * KVANT_PAGE_TOKENS * (1 + 4 * (size_t)direction->slots));
     codec->info.nominal_bits = nominal_bits(direction, shape->code_bits, codec->info.head_dim);

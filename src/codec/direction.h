@@ -20,7 +20,9 @@ typedef struct kvant_direction kvant_direction;
 typedef void kvant_direction_search(const kvant_direction *direction, const float *x, uint32_t n, uint32_t *index);
 
 struct kvant_direction {
-    uint32_t n_chunks, padded_chunks; /* ceil(head_dim / 4), and that as a multiple of KVANT_DIRECTION_LANES */
+    /* ceil(head_dim / 4), and that as a multiple of KVANT_DIRECTION_LANES; aligned for the codewords, which follow the struct */
+    _Alignas(16) uint32_t n_chunks;
+    uint32_t padded_chunks;
     uint32_t n_codewords, index_bits, radius_bits;
     bool unbiased;
     uint32_t slots; /* outliers a token has room for; 0: none are looked for */

@@ -67,6 +67,8 @@ static const kvant_kernels reference = {
     .tile_dots = kvant_code_dots_c,
     .scale_dots = kvant_scale_dots_c,
     .add_dots = kvant_add_dots_c,
+    .unpack_triplets = kvant_unpack_triplets_c,
+    .unpack_directions = kvant_unpack_directions_c,
 };
 
 static void keep_reference(kvant_kernels *kernels)

@@ -12,7 +12,9 @@
 
 #include <stddef.h>
 
+#include "../page/chunks.h"
 #include "../page/layout.h"
+#include "directions.h"
 #include "fixed_point.h"
 #include "triplets.h"
 
@@ -49,6 +51,20 @@ typedef KVANT_SCALE_ROWS_FN(kvant_scale_rows_fn);
 /* x[i] = half[i], exact, any n. */
 #define KVANT_HALF_FN(name) void name(const uint16_t *half, float *x, uint32_t n)
 typedef KVANT_HALF_FN(kvant_half_fn);
+
+/* The tile of a page of chunk codes, scaled; scale: 64 numbers in the order of positions, aligned to 64. Padding channels of K are
+ * zero. Numbers of values lie as chunk_tiles.h says. Triplets: within 2^-20 of the decoder's number, relative to it. 64 bytes
+ * behind the codes are readable. */
+#define KVANT_UNPACK_TRIPLETS_FN(name)                                                                             \
+    void name(const kvant_triplet_book *book, const kvant_chunk_layout *layout, const void *page,                  \
+              const float *scale, uint32_t dim, float *tile)
+typedef KVANT_UNPACK_TRIPLETS_FN(kvant_unpack_triplets_fn);
+
+/* Chunks of 4: exactly the decoder's numbers. outliers: [slot][token][4] halves, read where the book has slots. */
+#define KVANT_UNPACK_DIRECTIONS_FN(name)                                                                           \
+    void name(const kvant_direction_book *book, const kvant_chunk_layout *layout, const void *page,                \
+              const float *scale, const uint16_t *outliers, uint32_t dim, float *tile)
+typedef KVANT_UNPACK_DIRECTIONS_FN(kvant_unpack_directions_fn);
 
 /* Attention on codes. A page's rows (tokens of K, channels of V) are multiplied by integers, one a column, in the order of
  * positions: column c of a block of 64 lies at kvant_token_position(c), the last block is completed with zeros. Every level
@@ -163,6 +179,8 @@ typedef struct kvant_kernels {
     kvant_code_dots_fn *tile_dots; /* best for many */
     kvant_scale_dots_fn *scale_dots;
     kvant_add_dots_fn *add_dots;
+    kvant_unpack_triplets_fn *unpack_triplets;
+    kvant_unpack_directions_fn *unpack_directions;
 } kvant_kernels;
 
 KVANT_UNPACK_FN(kvant_unpack_c);
@@ -186,6 +204,8 @@ KVANT_FIXED_POINT_FN(kvant_fixed_point_c);
 KVANT_CODE_DOTS_FN(kvant_code_dots_c);
 KVANT_SCALE_DOTS_FN(kvant_scale_dots_c);
 KVANT_ADD_DOTS_FN(kvant_add_dots_c);
+KVANT_UNPACK_TRIPLETS_FN(kvant_unpack_triplets_c);
+KVANT_UNPACK_DIRECTIONS_FN(kvant_unpack_directions_c);
 
 /* One row group whose tiles are fewer than 4, for levels that vectorise full groups only. */
 void kvant_unpack_group_c(const kvant_layout *layout, const void *page, const float *values, float offset,

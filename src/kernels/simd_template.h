@@ -154,4 +154,8 @@ void NAME(kvant_kernels_init)(kvant_kernels *kernels)
     kernels->tile_dots = NAME(tile_dots);
     kernels->scale_dots = NAME(scale_dots);
     kernels->add_dots = NAME(add_dots);
+#ifdef CHUNK_TILES /* chunk_tiles_template.h is here */
+    kernels->unpack_triplets = NAME(unpack_triplets);
+    kernels->unpack_directions = NAME(unpack_directions);
+#endif
 }

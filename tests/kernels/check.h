@@ -41,7 +41,9 @@
     X(code_dots)                                                                                                   \
     X(tile_dots)                                                                                                   \
     X(scale_dots)                                                                                                  \
-    X(add_dots)
+    X(add_dots)                                                                                                    \
+    X(unpack_triplets)                                                                                             \
+    X(unpack_directions)
 
 #define COUNT(array) (sizeof(array) / sizeof((array)[0]))
 

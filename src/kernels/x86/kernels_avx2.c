@@ -50,6 +50,40 @@ typedef __m256i vi;
     _mm256_add_epi32(v,                                                                                            \
                      _mm256_and_si256(_mm256_castps_si256(_mm256_cmp_ps(a, b, _CMP_GT_OQ)), _mm256_set1_epi32(n)))
 
+#define vf_absolute(x) _mm256_andnot_ps(_mm256_set1_ps(-0.0f), x)
+#define vf_and(a, b) _mm256_and_ps(a, b)
+#define vf_xor(a, b) _mm256_xor_ps(a, b)
+#define vf_fnma(a, b, c) _mm256_fnmadd_ps(a, b, c)
+#define vf_rsqrt(x) _mm256_rsqrt_ps(x)
+#define vi_shift_right_each(v, n) _mm256_srlv_epi32(v, n)
+#define vi_shift_left_by(v, n) _mm256_sll_epi32(v, _mm_cvtsi32_si128((int)(n)))
+#define vi_any_equal(a, b) (_mm256_movemask_epi8(_mm256_cmpeq_epi32(a, b)) != 0)
+#define vi_load_repeated(p, words) _mm256_broadcastsi128_si256(_mm_loadu_si128((const __m128i *)(p))) /* 4 */
+#define vf_unpack_low(a, b) _mm256_unpacklo_ps(a, b)
+#define vf_unpack_high(a, b) _mm256_unpackhi_ps(a, b)
+#define vf_low_halves(a, b)                                                                                        \
+    _mm256_castpd_ps(_mm256_unpacklo_pd(_mm256_castps_pd(a), _mm256_castps_pd(b)))
+#define vf_high_halves(a, b)                                                                                       \
+    _mm256_castpd_ps(_mm256_unpackhi_pd(_mm256_castps_pd(a), _mm256_castps_pd(b)))
+
+KVANT_INLINE void vf_store_first(float *p, vf x, uint32_t n)
+{
+    const vi lane = _mm256_setr_epi32(0, 1, 2, 3, 4, 5, 6, 7);
+    _mm256_maskstore_ps(p, _mm256_cmpgt_epi32(_mm256_set1_epi32((int)n), lane), x);
+}
+
+KVANT_INLINE vf vf_load_quads(const float *p, const uint32_t *index, uint32_t step)
+{
+    vf x = _mm256_castps128_ps256(_mm_load_ps(p + (size_t)4 * index[0]));
+    return _mm256_insertf128_ps(x, _mm_load_ps(p + (size_t)4 * index[step]), 1);
+}
+
+KVANT_INLINE vf vf_spread_quads(vf x, uint32_t j)
+{
+    const vi first = _mm256_setr_epi32(0, 0, 0, 0, 1, 1, 1, 1);
+    return _mm256_permutevar8x32_ps(x, _mm256_add_epi32(first, _mm256_set1_epi32((int)(2 * j))));
+}
+
 KVANT_INLINE void vi_store_bytes(uint8_t *p, vi v)
 {
     __m128i words = _mm_packus_epi32(_mm256_castsi256_si128(v), _mm256_extracti128_si256(v, 1));
@@ -134,4 +168,5 @@ KVANT_INLINE vf table_look_up(const table *entries, const float *values, vi code
 #include "tile_dots_ymm.h"
 #include "look_up_template.h"
 #include "unpack_template.h"
+#include "../chunk_tiles_template.h"
 #include "../simd_template.h"

@@ -55,6 +55,42 @@ typedef __m512i vi;
 #define vi_add_where_above(v, a, b, n)                                                                             \
     _mm512_mask_add_epi32(v, _mm512_cmp_ps_mask(a, b, _CMP_GT_OQ), v, _mm512_set1_epi32(n))
 
+#define vf_absolute(x) _mm512_andnot_ps(_mm512_set1_ps(-0.0f), x)
+#define vf_and(a, b) _mm512_and_ps(a, b)
+#define vf_xor(a, b) _mm512_xor_ps(a, b)
+#define vf_fnma(a, b, c) _mm512_fnmadd_ps(a, b, c)
+#define vf_rsqrt(x) _mm512_rsqrt14_ps(x)
+#define vf_store_first(p, x, n) _mm512_mask_storeu_ps(p, (__mmask16)((1u << (n)) - 1), x)
+#define vi_shift_right_each(v, n) _mm512_srlv_epi32(v, n)
+#define vi_shift_left_by(v, n) _mm512_sll_epi32(v, _mm_cvtsi32_si128((int)(n)))
+#define vi_any_equal(a, b) (_mm512_cmpeq_epi32_mask(a, b) != 0)
+#define vf_unpack_low(a, b) _mm512_unpacklo_ps(a, b)
+#define vf_unpack_high(a, b) _mm512_unpackhi_ps(a, b)
+#define vf_low_halves(a, b)                                                                                        \
+    _mm512_castpd_ps(_mm512_unpacklo_pd(_mm512_castps_pd(a), _mm512_castps_pd(b)))
+#define vf_high_halves(a, b)                                                                                       \
+    _mm512_castpd_ps(_mm512_unpackhi_pd(_mm512_castps_pd(a), _mm512_castps_pd(b)))
+
+KVANT_INLINE vi vi_load_repeated(const uint32_t *p, uint32_t words)
+{
+    return words == 4 ? _mm512_broadcast_i32x4(_mm_loadu_si128((const __m128i *)p))
+                      : _mm512_broadcast_i64x4(_mm256_loadu_si256((const __m256i *)p));
+}
+
+KVANT_INLINE vf vf_load_quads(const float *p, const uint32_t *index, uint32_t step)
+{
+    vf x = _mm512_castps128_ps512(_mm_load_ps(p + (size_t)4 * index[0]));
+    x = _mm512_insertf32x4(x, _mm_load_ps(p + (size_t)4 * index[step]), 1);
+    x = _mm512_insertf32x4(x, _mm_load_ps(p + (size_t)4 * index[2 * step]), 2);
+    return _mm512_insertf32x4(x, _mm_load_ps(p + (size_t)4 * index[3 * step]), 3);
+}
+
+KVANT_INLINE vf vf_spread_quads(vf x, uint32_t j)
+{
+    const vi first = _mm512_setr_epi32(0, 0, 0, 0, 1, 1, 1, 1, 2, 2, 2, 2, 3, 3, 3, 3);
+    return _mm512_permutexvar_ps(_mm512_add_epi32(first, _mm512_set1_epi32((int)(4 * j))), x);
+}
+
 KVANT_INLINE vf vf_swap(vf x, uint32_t distance)
 {
     switch (distance) {
@@ -104,4 +140,5 @@ KVANT_INLINE vf table_look_up(const table *entries, const float *values, vi code
 #include "tile_dots_zmm.h"
 #include "look_up_template.h"
 #include "unpack_template.h"
+#include "../chunk_tiles_template.h"
 #include "../simd_template.h"

@@ -1,0 +1,15 @@
+/* directions.h - what the kernel that decodes chunks of 4 channels works on: a table of directions and, beside the codes, the
+ * chunks that did not fit it. Formulas: docs/format.md, "Direction codes". */
+#ifndef KVANT_KERNELS_DIRECTIONS_H
+#define KVANT_KERNELS_DIRECTIONS_H
+
+#include <stdint.h>
+
+typedef struct kvant_direction_book {
+    const float *codewords; /* 2^index_bits of 4 numbers, aligned to 16; those from n_codewords on are zero */
+    uint32_t n_codewords, index_bits;
+    uint32_t
+        slots; /* outliers a token has room for: a chunk of index n_codewords is the one of the slot that its radius says */
+} kvant_direction_book;
+
+#endif
