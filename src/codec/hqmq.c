@@ -8,8 +8,8 @@
 #include <stdio.h>
 
 #include "../base/random.h"
-#include "../math/quaternion.h"
 #include "direction.h"
+#include "hqmq.h"
 
 /* y = x conj(s), to the bit as in the search (kernels/quaternion_loops.h). */
 static void multiply_conjugate(const float *x, const float *s, float y[4])
@@ -37,10 +37,23 @@ static void search(const kvant_direction *direction, const float *x, uint32_t n,
     }
 }
 
-/* Units vary fastest: which unit and which secondary an index means does not depend on S. */
-static void fill_tables(kvant_direction *direction, uint32_t n_secondaries, bool spread, uint64_t seed,
-                        kvant_quaternion *secondaries)
+/* Behind the secondaries that the search takes, which are rounded. */
+static kvant_quaternion *unrounded(const kvant_direction *direction, uint32_t n_secondaries)
 {
+    return (kvant_quaternion *)(void *)(direction->table + (size_t)4 * n_secondaries);
+}
+
+const kvant_quaternion *kvant_hqmq_secondaries(const kvant_codec *codec, uint32_t *n)
+{
+    const kvant_direction *direction = kvant_direction_of(codec);
+    *n = direction->n_codewords / KVANT_HURWITZ_UNITS;
+    return unrounded(direction, *n);
+}
+
+/* Units vary fastest: which unit and which secondary an index means does not depend on S. */
+static void fill_tables(kvant_direction *direction, uint32_t n_secondaries, bool spread, uint64_t seed)
+{
+    kvant_quaternion *secondaries = unrounded(direction, n_secondaries);
     uint64_t state = kvant_derived_seed(seed, 1);
     if (spread)
         kvant_quaternion_spread(&state, n_secondaries, secondaries);
@@ -72,13 +85,12 @@ static kvant_status create_hqmq(kvant_codec *codec, kvant_spec *spec, const kvan
     const kvant_direction_shape shape = { .n_codewords = KVANT_HURWITZ_UNITS * numbers[0],
                                           .radius_bits = numbers[1],
                                           .code_bits = log2(KVANT_HURWITZ_UNITS * (double)numbers[0]) + numbers[1],
-                                          .table_floats = (size_t)4 * numbers[0],
+                                          .table_floats = (size_t)12 * numbers[0], /* rounded, then in binary64 */
                                           .outliers = true,
                                           .scale = 1,
                                           .search = search };
     KVANT_FORWARD(kvant_direction_create(codec, spec, site, &shape, error));
-    kvant_quaternion secondaries[MAX_SECONDARIES];
-    fill_tables(codec->state, numbers[0], book == 1, site->seed, secondaries);
+    fill_tables(codec->state, numbers[0], book == 1, site->seed);
     snprintf(codec->spec, sizeof codec->spec, "%s-s%ur%u:book=%s,", spec->name, (unsigned)numbers[0],
              (unsigned)numbers[1], books[book]);
     kvant_direction_describe(codec, codec->spec, sizeof codec->spec);

@@ -37,6 +37,11 @@ static const octopus *octopus_of(const kvant_codec *codec)
     return codec->state;
 }
 
+const octopus_book *octopus_book_of(const kvant_codec *codec)
+{
+    return &octopus_of(codec)->book;
+}
+
 /* What the codes leave of y, as the decoder will see them: with the scale rounded to fp16. */
 static void residual_of(const octopus *o, const float *y, const uint32_t *codes, float scale, float *residual)
 {

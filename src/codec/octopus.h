@@ -13,6 +13,9 @@ typedef struct octopus_book {
     bool unbiased;
 } octopus_book;
 
+/* The codebook of an octopus codec; it lives as long as the codec. */
+const octopus_book *octopus_book_of(const kvant_codec *codec);
+
 void octopus_book_init(octopus_book *book, uint32_t dim, uint32_t direction_bits, uint32_t norm_bits);
 
 /* Codes of a row of dim floats, one a triplet; returns the scale to store, not yet rounded. */
