@@ -36,25 +36,39 @@ float kvant_attention_slope(const kvant_attention_args *args, uint32_t head)
     return (float)exp2(-(double)args->max_bias * exponent);
 }
 
+/* Zero everywhere, or -inf everywhere, of n halves: the two that need no numbers. */
+static visibility look_at(const uint16_t *half, uint32_t n)
+{
+    uint32_t some = 0, other = 0;
+    for (uint32_t t = 0; t < n; t++)
+        some |= half[t];
+    if (some == 0)
+        return ALL_VISIBLE;
+    for (uint32_t t = 0; t < n; t++)
+        other |= half[t] ^ HALF_MINUS_INF;
+    return other == 0 ? ALL_HIDDEN : MIXED;
+}
+
 /* One token's mask for a page, in tile order; cells beyond the end are hidden. */
-static visibility read_mask(const kvant_attention_plan *plan, uint32_t token, uint32_t page, float *mask)
+static visibility read_mask(const kvant_attention_plan *plan, const kvant_kernels *kernels, uint32_t token,
+                            uint32_t page, float *mask)
 {
     const kvant_attention_args *args = plan->args;
-    bool in_order = plan->reader->in_order;
+    _Alignas(16) uint16_t half[KVANT_PAGE_TOKENS] = { 0 };
     uint32_t first = page * KVANT_PAGE_TOKENS, n = args->n_cells - first;
     n = n < KVANT_PAGE_TOKENS ? n : KVANT_PAGE_TOKENS;
-    if (!args->mask && n == KVANT_PAGE_TOKENS)
-        return ALL_VISIBLE;
-    const uint16_t *half = args->mask ? args->mask + token * args->mask_token_stride + first : NULL;
-    uint32_t hidden = 0, zero = 0;
-    for (uint32_t t = 0; t < n; t++) {
-        hidden += half && half[t] == HALF_MINUS_INF;
-        zero += !half || half[t] == 0;
-    }
-    if (hidden == n || zero == KVANT_PAGE_TOKENS)
-        return hidden == n ? ALL_HIDDEN : ALL_VISIBLE;
-    for (uint32_t t = 0; t < KVANT_PAGE_TOKENS; t++)
-        mask[in_order ? t : kvant_token_position(t)] = t >= n ? -INFINITY : half ? kvant_half_to_float(half[t]) : 0;
+    const uint16_t *row = args->mask ? args->mask + token * args->mask_token_stride + first : half;
+    visibility seen = look_at(row, n);
+    if (seen == ALL_HIDDEN || (seen == ALL_VISIBLE && n == KVANT_PAGE_TOKENS))
+        return seen;
+    if (row != half)
+        memcpy(half, row, n * sizeof *half);
+    for (uint32_t t = n; t < KVANT_PAGE_TOKENS; t++)
+        half[t] = HALF_MINUS_INF;
+    if (plan->reader->in_order)
+        kernels->half_to_float(half, mask, KVANT_PAGE_TOKENS);
+    else
+        kernels->token_halves(half, mask);
     return MIXED;
 }
 
@@ -80,23 +94,11 @@ static void apply_softcap(float *scores, float softcap, float shift)
         scores[t] = softcap * tanhf(scores[t] + shift);
 }
 
-static float row_max(const float *scores)
-{
-    float lanes[16];
-    memcpy(lanes, scores, sizeof lanes);
-    for (uint32_t t = 16; t < KVANT_PAGE_TOKENS; t += 16)
-        for (uint32_t j = 0; j < 16; j++)
-            lanes[j] = scores[t + j] > lanes[j] ? scores[t + j] : lanes[j];
-    for (uint32_t j = 1; j < 16; j++)
-        lanes[0] = lanes[j] > lanes[0] ? lanes[j] : lanes[0];
-    return lanes[0];
-}
-
-/* Turns a row's scores into weights e^(s - max) and carries max, total and sums over to the new maximum. */
+/* Turns a row's scores, the largest of which is page_max, into weights e^(s - max) and carries max, total and sums over to
+ * the new maximum. */
 static void soften_row(const kvant_attention_plan *plan, const kvant_kernels *kernels, kvant_attention_unit *unit,
-                       uint32_t row, float *scores)
+                       uint32_t row, float page_max, float *scores)
 {
-    float page_max = row_max(scores);
     if (page_max == -INFINITY) {
         memset(scores, 0, KVANT_PAGE_TOKENS * sizeof *scores);
         return;
@@ -115,7 +117,7 @@ static void soften_token(const kvant_attention_plan *plan, const kvant_kernels *
                          uint32_t token, visibility seen)
 {
     const kvant_attention_args *args = plan->args;
-    const float *mask = unit->mask + (size_t)token * KVANT_PAGE_TOKENS;
+    const float *mask = seen == MIXED ? unit->mask + (size_t)token * KVANT_PAGE_TOKENS : NULL;
     for (uint32_t g = 0; g < plan->group_heads; g++) {
         uint32_t row = token * plan->group_heads + g, head = unit->kv_head * plan->group_heads + g;
         float *scores = unit->scores + (size_t)row * KVANT_PAGE_TOKENS;
@@ -127,9 +129,7 @@ static void soften_token(const kvant_attention_plan *plan, const kvant_kernels *
             apply_softcap(scores, args->logit_softcap,
                           plan->reader->score_offset ? plan->reader->score_offset(plan, unit, token, head) : 0);
         float slope = kvant_attention_slope(args, head);
-        for (uint32_t t = 0; seen == MIXED && t < KVANT_PAGE_TOKENS; t++)
-            scores[t] = mask[t] == -INFINITY ? -INFINITY : scores[t] + slope * mask[t];
-        soften_row(plan, kernels, unit, row, scores);
+        soften_row(plan, kernels, unit, row, kernels->mask_scores(scores, mask, slope), scores);
     }
 }
 
@@ -201,7 +201,7 @@ static void run_page(const kvant_attention_plan *plan, const kvant_kernels *kern
     visibility seen[KVANT_ATTENTION_MAX_ROWS];
     bool any = false;
     for (uint32_t t = 0; t < unit->n_tokens; t++) {
-        seen[t] = read_mask(plan, unit->first_token + t, page, unit->mask + (size_t)t * KVANT_PAGE_TOKENS);
+        seen[t] = read_mask(plan, kernels, unit->first_token + t, page, unit->mask + (size_t)t * KVANT_PAGE_TOKENS);
         any |= seen[t] != ALL_HIDDEN;
     }
     if (!any)

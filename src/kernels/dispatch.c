@@ -47,6 +47,7 @@ static const kvant_kernels reference = {
     .unpack = kvant_unpack_c,
     .matmul = kvant_matmul_c,
     .exp_sum = kvant_exp_sum_c,
+    .mask_scores = kvant_mask_scores_c,
     .half_to_float = kvant_half_to_float_c,
     .scale_columns = kvant_scale_columns_c,
     .scale_rows = kvant_scale_rows_c,

@@ -33,9 +33,14 @@ typedef KVANT_UNPACK_FN(kvant_unpack_fn);
 typedef KVANT_MATMUL_FN(kvant_matmul_fn);
 
 /* x[i] = e^(x[i] - shift) for n numbers (a multiple of 16, x aligned to 64), none above shift; returns their sum.
- * Relative error of each below 2^-21 + |x - shift| 2^-24 (the subtraction's rounding); where x - shift < -87 it is 0. */
+ * Relative error of each below 2^-21 + |x - shift| 2^-23 (roundings of x - shift and of log2 e); where x - shift < -87 it is 0. */
 #define KVANT_EXP_SUM_FN(name) float name(float *x, uint32_t n, float shift)
 typedef KVANT_EXP_SUM_FN(kvant_exp_sum_fn);
+
+/* scores[i] += slope mask[i] for the 64 tokens of a page, -inf where mask[i] is, whatever the score. Returns the largest score; NaNs
+ * count for nothing or for the largest. mask may be NULL: zeros. All aligned to 64; error: one rounding of each operation, fused or not. */
+#define KVANT_MASK_SCORES_FN(name) float name(float *scores, const float *mask, float slope)
+typedef KVANT_MASK_SCORES_FN(kvant_mask_scores_fn);
 
 /* tile[r][j] = tile[r][j] * scale[j] + zero[j] for a tile of m x n numbers; n a multiple of 16, all aligned to 64. The error of
  * an element is at most one rounding of each operation, fused or not. */
@@ -159,6 +164,7 @@ typedef struct kvant_kernels {
     kvant_unpack_fn *unpack;
     kvant_matmul_fn *matmul;
     kvant_exp_sum_fn *exp_sum;
+    kvant_mask_scores_fn *mask_scores;
     kvant_half_fn *half_to_float;
     kvant_scale_columns_fn *scale_columns;
     kvant_scale_rows_fn *scale_rows;
@@ -186,6 +192,7 @@ typedef struct kvant_kernels {
 KVANT_UNPACK_FN(kvant_unpack_c);
 KVANT_MATMUL_FN(kvant_matmul_c);
 KVANT_EXP_SUM_FN(kvant_exp_sum_c);
+KVANT_MASK_SCORES_FN(kvant_mask_scores_c);
 KVANT_HALF_FN(kvant_half_to_float_c);
 KVANT_SCALE_COLUMNS_FN(kvant_scale_columns_c);
 KVANT_SCALE_ROWS_FN(kvant_scale_rows_c);

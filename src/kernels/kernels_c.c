@@ -64,6 +64,18 @@ KVANT_EXP_SUM_FN(kvant_exp_sum_c)
     return sum;
 }
 
+KVANT_MASK_SCORES_FN(kvant_mask_scores_c)
+{
+    float lanes[4] = { -INFINITY, -INFINITY, -INFINITY, -INFINITY };
+    for (uint32_t i = 0; mask && i < KVANT_PAGE_TOKENS; i++)
+        scores[i] = mask[i] == -INFINITY ? -INFINITY : scores[i] + slope * mask[i];
+    for (uint32_t i = 0; i < KVANT_PAGE_TOKENS; i += 4)
+        for (uint32_t j = 0; j < 4; j++)
+            lanes[j] = scores[i + j] > lanes[j] ? scores[i + j] : lanes[j];
+    float even = lanes[0] > lanes[2] ? lanes[0] : lanes[2], odd = lanes[1] > lanes[3] ? lanes[1] : lanes[3];
+    return even > odd ? even : odd;
+}
+
 KVANT_HALF_FN(kvant_half_to_float_c)
 {
     for (uint32_t i = 0; i < n; i++)

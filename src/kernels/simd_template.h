@@ -70,19 +70,18 @@ static KVANT_MATMUL_FN(NAME(matmul))
     }
 }
 
-/* e^x = 2^n e^r with |r| <= ln 2 / 2; ln 2 in two parts keeps r exact, the polynomial is Cephes' expf. */
+/* e^x = 2^n 2^r with |r| <= 1/2. Subtracting n within a fused operation leaves log2 e as the only error of r that grows with x; the
+ * polynomial's largest relative error on [-1/2, 1/2] is the smallest of its degree (Remez), 2^-23.6, and with rounding 2^-22. */
 KVANT_INLINE vf exponential(vf x)
 {
-    vf n = vf_round(vf_mul(x, vf_set(1.44269504f)));
-    vf r = vf_fma(n, vf_set(-0.693359375f), x);
-    r = vf_fma(n, vf_set(2.12194440e-4f), r);
-    vf p = vf_set(1.9875691500e-4f);
-    p = vf_fma(p, r, vf_set(1.3981999507e-3f));
-    p = vf_fma(p, r, vf_set(8.3334519073e-3f));
-    p = vf_fma(p, r, vf_set(4.1665795894e-2f));
-    p = vf_fma(p, r, vf_set(1.6666665459e-1f));
-    p = vf_fma(p, r, vf_set(5.0000001201e-1f));
-    p = vf_add(vf_fma(p, vf_mul(r, r), r), vf_set(1.0f));
+    vf log2_e = vf_set(1.44269504f), n = vf_round(vf_mul(x, log2_e));
+    vf r = vf_fma(x, log2_e, vf_sub(vf_zero(), n));
+    vf p = vf_set(1.32764445e-3f);
+    p = vf_fma(p, r, vf_set(9.6755689e-3f));
+    p = vf_fma(p, r, vf_set(5.55071346e-2f));
+    p = vf_fma(p, r, vf_set(2.40221187e-1f));
+    p = vf_fma(p, r, vf_set(6.93146944e-1f));
+    p = vf_fma(p, r, vf_set(1.00000012f));
     return vf_keep_above(vf_scale(p, n), x, -87.0f);
 }
 
@@ -95,6 +94,29 @@ static KVANT_EXP_SUM_FN(NAME(exp_sum))
         sum = vf_add(sum, e);
     }
     return vf_sum(sum);
+}
+
+KVANT_INLINE float vf_largest(vf x)
+{
+    float lanes[LANES];
+#pragma GCC unroll 8
+    for (uint32_t distance = 1; distance < LANES; distance *= 2)
+        x = vf_max(x, vf_swap(x, distance));
+    vf_store_unaligned(lanes, x);
+    return lanes[0];
+}
+
+static KVANT_MASK_SCORES_FN(NAME(mask_scores))
+{
+    const float lowest_half = -65504;
+    vf largest = vf_set(-INFINITY), factor = vf_set(slope);
+    for (uint32_t i = 0; mask && i < KVANT_PAGE_TOKENS; i += LANES) {
+        vf offset = vf_load(mask + i), score = vf_keep_above(vf_load(scores + i), offset, lowest_half);
+        vf_store(scores + i, vf_fma(factor, offset, score));
+    }
+    for (uint32_t i = 0; i < KVANT_PAGE_TOKENS; i += LANES)
+        largest = vf_max(largest, vf_load(scores + i));
+    return vf_largest(largest);
 }
 
 static KVANT_HALF_FN(NAME(half_to_float))
@@ -134,6 +156,7 @@ void NAME(kvant_kernels_init)(kvant_kernels *kernels)
     kernels->unpack = NAME(unpack);
     kernels->matmul = NAME(matmul);
     kernels->exp_sum = NAME(exp_sum);
+    kernels->mask_scores = NAME(mask_scores);
     kernels->half_to_float = NAME(half_to_float);
     kernels->scale_columns = NAME(scale_columns);
     kernels->scale_rows = NAME(scale_rows);

@@ -22,6 +22,7 @@
     X(unpack)                                                                                                      \
     X(matmul)                                                                                                      \
     X(exp_sum)                                                                                                     \
+    X(mask_scores)                                                                                                 \
     X(half_to_float)                                                                                               \
     X(scale_columns)                                                                                               \
     X(scale_rows)                                                                                                  \

@@ -181,7 +181,7 @@ CHECK(exp_sum)
                 double total = 0;
                 for (uint32_t i = 0; i < n; i++) {
                     double exponent = (double)before[i] - shift, want = exp(exponent);
-                    double bound = want * (0x1p-21 + fabs(exponent) * 0x1p-24) * (1 + 0x1p-20);
+                    double bound = want * (0x1p-21 + fabs(exponent) * 0x1p-23) * (1 + 0x1p-20);
                     total += x[i];
                     if (before[i] - shift < -87.0f)
                         check_near(check, "x", i, x[i], 0, 0);
@@ -200,6 +200,51 @@ BENCH(exp_sum)
     volatile float sum = 0;
     check_floats(check, x, 64, CHECK_ZEROS);
     CHECK_BENCH(check, sum += kernels->exp_sum(x, 64, 2), "64"); /* e^(x - 2) has a fixed point below 2 */
+}
+
+CHECK(mask_scores)
+{
+    static const float slopes[] = { 1, 0.0625f, 0.7f };
+    (void)c;
+    for (uint32_t kind = 0; kind < 8; kind++)
+        for (size_t s = 0; s < COUNT(slopes); s++) {
+            bool no_mask = kind % 4 == 0, all_hidden = kind % 4 == 3;
+            float before[64], largest = 0;
+            double want = -INFINITY;
+            check_case(check, "slope %g, kind %u", (double)slopes[s], kind);
+            float *scores = check_output(check, "scores", sizeof before, 64);
+            float *mask = check_input(check, "mask", sizeof before, 64);
+            check_floats(check, scores, 64, CHECK_NORMAL);
+            for (uint32_t i = 0; i < 64; i++) {
+                bool hidden = all_hidden || check_below(check, 3) == 0;
+                mask[i] = hidden ? -INFINITY : kind % 4 == 1 ? 0 : -65504 * (float)check_uniform(check);
+                if (hidden && !no_mask && kind > 3) /* what was never written */
+                    scores[i] = i % 2 ? INFINITY : NAN;
+            }
+            memcpy(before, scores, sizeof before);
+            CHECK_CALL(check, largest = kernels->mask_scores(scores, no_mask ? NULL : mask, slopes[s]));
+            for (uint32_t i = 0; i < 64; i++) {
+                double term = no_mask ? 0 : (double)slopes[s] * mask[i], sum = before[i] + term;
+                want = scores[i] > want ? scores[i] : want;
+                if (term == -INFINITY)
+                    check_same(check, "scores", &scores[i], &mask[i], 1, sizeof *mask);
+                else
+                    check_near(check, "scores", i, scores[i], sum, (fabs(sum) + fabs(term)) * 0x1p-24);
+            }
+            check_same(check, "largest", &largest, &(float){ (float)want }, 1, sizeof largest);
+        }
+}
+
+BENCH(mask_scores)
+{
+    check_case(check, "bench");
+    float *scores = check_output(check, "scores", 64 * sizeof *scores, 64);
+    float *mask = check_input(check, "mask", 64 * sizeof *mask, 64);
+    volatile float sum = 0;
+    check_floats(check, scores, 64, CHECK_NORMAL);
+    check_floats(check, mask, 64, CHECK_ZEROS);
+    CHECK_BENCH(check, sum += kernels->mask_scores(scores, NULL, 1), "no mask");
+    CHECK_BENCH(check, sum += kernels->mask_scores(scores, mask, 1), "mask");
 }
 
 /* What scale_columns and scale_rows share: by_row says which. */

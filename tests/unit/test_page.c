@@ -176,8 +176,8 @@ static void matmul_and_exp_agree_with_double(void **state)
         sum = kernels->exp_sum(x, 64, 3);
         for (uint32_t i = 0; i < 64; i++)
             assert_true(fabs(x[i] - exact[i]) <=
-                        exact[i] * (pow(2, -21) + (i * i) / 40.0 * pow(2, -24)) + exp(-87));
-        assert_true(fabs(sum - total) <= total * (pow(2, -21) + (64 + 87) * pow(2, -24)));
+                        exact[i] * (pow(2, -21) + (i * i) / 40.0 * pow(2, -23)) + exp(-87));
+        assert_true(fabs(sum - total) <= total * (pow(2, -21) + (64 + 2 * 87) * pow(2, -24)));
         free(x);
     }
     free(a);
