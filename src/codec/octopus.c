@@ -10,6 +10,7 @@
 #include <string.h>
 
 #include "../base/half.h"
+#include "../kernels/chunk_tiles.h"
 #include "../math/octahedral.h"
 #include "qjl.h"
 
@@ -90,8 +91,28 @@ static void octopus_decode(const kvant_codec *codec, const void *page, uint32_t 
         kvant_qjl_add(&o->qjl, page, token, y);
 }
 
-static const kvant_quantizer octopus_quantizer = { octopus_check, octopus_encode, octopus_decode,
-                                                   kvant_unpack_decoded };
+static void octopus_unpack(const kvant_codec *codec, const kvant_kernels *kernels, const void *page, float *tile)
+{
+    const octopus *o = octopus_of(codec);
+    _Alignas(64) float scale[KVANT_PAGE_TOKENS];
+    if (o->qjl.sketch != KVANT_SKETCH_NONE) {
+        kvant_unpack_decoded(codec, kernels, page, tile);
+        return;
+    }
+    kvant_codec_token_metadata(kernels, (const uint16_t *)((const uint8_t *)page + codec->info.metadata_offset),
+                               scale);
+    kernels->unpack_triplets(&o->book.triplets, &o->layout, page, scale, o->book.dim, tile);
+}
+
+static const kvant_quantizer octopus_quantizer = { octopus_check, octopus_encode, octopus_decode, octopus_unpack };
+
+/* Values of triplets lie by components (kernels/chunk_tiles.h). */
+static void place_values(kvant_codec *codec)
+{
+    const kvant_triplet_places places = kvant_triplet_places_of(codec->info.head_dim);
+    for (uint32_t j = 0; j < codec->layout.padded_dim; j++)
+        codec->layout.positions[j] = (uint16_t)(j < codec->info.head_dim ? places.first[j % 3] + j / 3 : j);
+}
 
 /* split=D.N: D bits for each coordinate of a direction, N for a norm. D + N is 2b as in the paper's sweep,
  * or 2b + 1, so that the number in the name stays true. */
@@ -140,6 +161,8 @@ static kvant_status build(kvant_codec *codec, const octopus_options *options, co
     o->book.unbiased = options->scale == 1;
     codec->quantizer = &octopus_quantizer;
     kvant_layout_init(&codec->layout, codec->info.role, d, 1); /* tells unpacked tiles their order */
+    if (codec->info.role == KVANT_ROLE_V)
+        place_values(codec);
     kvant_chunk_layout_init(&o->layout, codec->info.role, o->book.n_triplets, bits);
     size_t scales = KVANT_PAGE_TOKENS * sizeof(uint16_t);
     if (options->sketch == KVANT_SKETCH_NONE) {
