@@ -38,6 +38,7 @@ need_library libcjson libcjson-dev
 if [ "$1" = test ]; then
     need_library cmocka libcmocka-dev
     need_program clang clang
+    need_program qemu-x86_64 qemu-user # kernels on emulated old CPUs
 fi
 
 [ -n "$missing" ] || exit 0

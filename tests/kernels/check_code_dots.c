@@ -51,21 +51,34 @@ static dots make_dots(checker *check, kvant_role role, uint32_t dim, uint32_t bi
     return p;
 }
 
-/* From codes as the layout's own reader gives them. */
-static void expect_dots(const dots *p, int32_t *want)
+/* Values by position of row, then column, from codes as the layout's own reader gives them. */
+static void read_values(const dots *p, int16_t *values)
 {
     uint8_t codes[KVANT_MAX_PADDED_DIM];
-    uint32_t rows = 16 * p->layout.row_tiles;
-    memset(want, 0, (size_t)p->n * rows * sizeof *want);
+    bool key = p->layout.role == KVANT_ROLE_K;
     for (uint32_t t = 0; t < KVANT_PAGE_TOKENS; t++) {
         kvant_layout_get(&p->layout, p->page, t, codes);
         for (uint32_t j = 0; j < p->layout.padded_dim; j++) {
-            bool key = p->layout.role == KVANT_ROLE_K;
             uint32_t row = kvant_layout_row_position(&p->layout, key ? t : j), column = key ? j : t;
-            for (uint32_t i = 0; i < p->n; i++)
-                want[i * rows + row] +=
-                    p->values[codes[j]] *
-                    p->x[i * p->x_stride + column / 64 * 64 + kvant_token_position(column % 64)];
+            values[row * p->columns + column] = p->values[codes[j]];
+        }
+    }
+}
+
+static void expect_dots(const dots *p, int32_t *want)
+{
+    static int16_t values[KVANT_MAX_PADDED_DIM * KVANT_PAGE_TOKENS];
+    int16_t x[KVANT_MAX_PADDED_DIM];
+    uint32_t rows = 16 * p->layout.row_tiles;
+    read_values(p, values);
+    for (uint32_t i = 0; i < p->n; i++) {
+        for (uint32_t c = 0; c < p->columns; c++)
+            x[c] = p->x[i * p->x_stride + c / 64 * 64 + kvant_token_position(c % 64)];
+        for (uint32_t row = 0; row < rows; row++) {
+            int32_t sum = 0;
+            for (uint32_t c = 0; c < p->columns; c++)
+                sum += values[row * p->columns + c] * x[c];
+            want[i * rows + row] = sum;
         }
     }
 }
@@ -83,14 +96,15 @@ static void check_dots(checker *check, kvant_code_dots_fn *kernel, const dots *p
 static void check_all_dots(checker *check, kvant_code_dots_fn *kernel)
 {
     static const uint32_t key_dims[] = { 16, 40, 64, 80, 128, 256, 512 }, value_dims[] = { 64, 128, 192, 512 };
+    static const uint32_t vectors[] = { 1, 2, 3, 4, 5, 6, 7, 8, 9, 12, 13, 14, MAX_VECTORS };
     for (uint32_t bits = 1; bits <= 4; bits++)
-        for (uint32_t n = 1; n <= MAX_VECTORS; n += n < 14 ? 1 : 7)
-            for (int kind = 0; kind < N_DOTS_KINDS; kind++)
+        for (size_t v = 0; v < COUNT(vectors); v++)
+            for (int kind = 0; kind < (vectors[v] % 4 == 0 ? N_DOTS_KINDS : 1); kind++)
                 for (size_t i = 0; i < COUNT(key_dims) + COUNT(value_dims); i++) {
                     bool key = i < COUNT(key_dims);
+                    uint32_t dim = key ? key_dims[i] : value_dims[i - COUNT(key_dims)];
                     dots p =
-                        make_dots(check, key ? KVANT_ROLE_K : KVANT_ROLE_V,
-                                  key ? key_dims[i] : value_dims[i - COUNT(key_dims)], bits, n, (dots_kind)kind);
+                        make_dots(check, key ? KVANT_ROLE_K : KVANT_ROLE_V, dim, bits, vectors[v], (dots_kind)kind);
                     check_dots(check, kernel, &p);
                 }
 }

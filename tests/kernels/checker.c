@@ -39,18 +39,33 @@ void *check_output(checker *check, const char *name, size_t bytes, size_t alignm
     return take(check, name, bytes, alignment, false);
 }
 
-void check_fail(checker *check, const char *format, ...)
+static void report(checker *check, const char *format, va_list list)
 {
     char text[sizeof check->first];
-    va_list list;
-    va_start(list, format);
     vsnprintf(text, sizeof text, format, list);
-    va_end(list);
     if (check->failures++ == 0)
         memcpy(check->first, text, sizeof text);
     if (!check->silent && check->failures <= SHOWN)
         fprintf(stderr, "FAIL %s at %s, %s, buffers %s guard pages: %s\n", check->kernel, check->level, check->name,
                 check->memory.at_end ? "end at" : "begin behind", text);
+}
+
+void check_fail(checker *check, const char *format, ...)
+{
+    va_list list;
+    va_start(list, format);
+    if (!check->faults_only)
+        report(check, format, list);
+    va_end(list);
+}
+
+static void fault(checker *check, const char *format, ...) KVANT_PRINTF(2, 3);
+static void fault(checker *check, const char *format, ...)
+{
+    va_list list;
+    va_start(list, format);
+    report(check, format, list);
+    va_end(list);
 }
 
 void check_near(checker *check, const char *name, size_t index, double got, double want, double bound)
@@ -92,7 +107,7 @@ void check_leave(checker *check)
     guard_protect(&check->memory, false);
     const guard_buffer *damaged = guard_damaged(&check->memory);
     if (damaged)
-        check_fail(check, "it wrote next to `%s` (%zu bytes)", damaged->name, damaged->bytes);
+        fault(check, "it wrote next to `%s` (%zu bytes)", damaged->name, damaged->bytes);
 }
 
 /* A kernel's faults are synchronous: the interrupted code is ours and holds no lock of stdio. */
@@ -100,22 +115,25 @@ static void report_fault(int number, const void *address)
 {
     const guard_buffer *b = guard_owner(&catching->memory, address);
     if (number == SIGILL)
-        check_fail(catching, "illegal instruction");
+        fault(catching, "illegal instruction");
     else if (number == SIGFPE)
-        check_fail(catching, "integer division fault");
+        fault(catching, "integer division fault");
     else if (!b)
-        check_fail(catching, "access to %p, which is near no buffer (or a misaligned vector access)", address);
+        fault(catching, "access to %p, which is near no buffer (or a misaligned vector access)", address);
     else if ((const uint8_t *)address >= b->at && (const uint8_t *)address < b->at + b->bytes)
-        check_fail(catching, "it writes to its input `%s`", b->name);
+        fault(catching, "it writes to its input `%s`", b->name);
     else
-        check_fail(catching, "access %td bytes from the start of `%s` (%zu bytes)",
-                   (const uint8_t *)address - b->at, b->name, b->bytes);
+        fault(catching, "access %td bytes from the start of `%s` (%zu bytes)", (const uint8_t *)address - b->at,
+              b->name, b->bytes);
 }
 
 static void on_fault(int number, siginfo_t *info, void *context)
 {
     (void)context;
     if (!catching->inside) {
+        fprintf(stderr, "check_kernels: signal %d outside kernels, near %s at %s, %s\n", number,
+                catching->kernel ? catching->kernel : "the filling of tables",
+                catching->level ? catching->level : "no level yet", catching->name);
         signal(number, SIG_DFL);
         raise(number);
         return;
@@ -125,16 +143,14 @@ static void on_fault(int number, siginfo_t *info, void *context)
     siglongjmp(catching->out, 1);
 }
 
-bool checker_catch_faults(checker *check)
+void checker_catch_faults(checker *check)
 {
     static const int numbers[] = { SIGSEGV, SIGBUS, SIGILL, SIGFPE };
     struct sigaction action = { .sa_sigaction = on_fault, .sa_flags = SA_SIGINFO };
     catching = check;
     sigemptyset(&action.sa_mask);
     for (size_t i = 0; i < COUNT(numbers); i++)
-        if (sigaction(numbers[i], &action, NULL) != 0)
-            return false;
-    return true;
+        sigaction(numbers[i], &action, NULL); /* cannot fail for these */
 }
 
 void checker_run(checker *check, check_fn *fn, const kvant_kernels *kernels, uint64_t seed)
