@@ -220,7 +220,8 @@ void kvant_attention_unit_run(const kvant_attention_plan *plan, const kvant_kern
         unit->max[row] = -INFINITY;
         unit->total[row] = 0;
     }
-    plan->reader->begin(plan, kernels, unit);
+    if (plan->reader->begin)
+        plan->reader->begin(plan, kernels, unit);
     for (uint32_t page = unit->first_page; page < unit->end_page; page++)
         run_page(plan, kernels, unit, page);
 }

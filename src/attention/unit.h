@@ -27,6 +27,7 @@ typedef struct kvant_attention_reader {
     /* What the scores of (token of the unit, head) lack, which only softmax ignores; NULL: nothing. */
     float (*score_offset)(const kvant_attention_plan *plan, const kvant_attention_unit *unit, uint32_t token,
                           uint32_t head);
+    /* Before the first page; NULL: nothing to do. */
     void (*begin)(const kvant_attention_plan *plan, const kvant_kernels *kernels, kvant_attention_unit *unit);
     /* unit->scores[row][64] = queries x K of the page, anything for tokens beyond the last cell. */
     void (*score)(const kvant_attention_plan *plan, const kvant_kernels *kernels, kvant_attention_unit *unit,

@@ -70,6 +70,10 @@ static const kvant_kernels reference = {
     .add_dots = kvant_add_dots_c,
     .unpack_triplets = kvant_unpack_triplets_c,
     .unpack_directions = kvant_unpack_directions_c,
+    .block_scores = kvant_block_scores_c,
+    .block_sums = kvant_block_sums_c,
+    .block_rows_tile = kvant_block_rows_tile_c,
+    .block_columns_tile = kvant_block_columns_tile_c,
 };
 
 static void keep_reference(kvant_kernels *kernels)

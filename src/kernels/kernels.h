@@ -12,6 +12,7 @@
 
 #include <stddef.h>
 
+#include "../blocks/format.h"
 #include "../page/chunks.h"
 #include "../page/layout.h"
 #include "directions.h"
@@ -104,6 +105,34 @@ typedef KVANT_ADD_DOTS_FN(kvant_add_dots_fn);
 #define KVANT_TOKEN_HALVES_FN(name) void name(const uint16_t *half, float *x)
 typedef KVANT_TOKEN_HALVES_FN(kvant_token_halves_fn);
 
+/* Attention on rows of ggml's block formats (blocks/format.h), tokens in order. x is what kvant_block_decode gives; head_dim a
+ * multiple of the format's numbers, at most KVANT_BLOCK_MAX_HEAD_DIM. Nothing beyond a row is read. */
+typedef struct kvant_block_page {
+    kvant_block_type type;
+    uint32_t n_tokens, head_dim; /* 1 to 64 tokens */
+    const uint8_t *rows;         /* any alignment */
+    size_t stride;               /* bytes from token to token */
+} kvant_block_page;
+
+/* scores[i * 64 + t] = <q[i * q_stride ...], x[t]> for n >= 1 queries; scores beyond the last token are anything. q, scores
+ * aligned to 64, q_stride a multiple of 16. Error at most head_dim 2^-24 (1 + 2^-23)^head_dim sum |q x|, in any order of sums,
+ * fused or not. */
+#define KVANT_BLOCK_SCORES_FN(name)                                                                                \
+    void name(const kvant_block_page *page, const float *q, size_t q_stride, float *scores, uint32_t n)
+typedef KVANT_BLOCK_SCORES_FN(kvant_block_scores_fn);
+
+/* sums[i * sums_stride + c] += sum over t of w[i * 64 + t] x[t][c] in order of t, w >= 0; rows whose every weight is 0 do not take
+ * part, whatever they hold. sums aligned to 64, sums_stride a multiple of 16. Error at most (n_tokens + 1) 2^-24 (1 + 2^-23)^65 times
+ * the sum of magnitudes. */
+#define KVANT_BLOCK_SUMS_FN(name)                                                                                  \
+    void name(const kvant_block_page *page, const float *w, float *sums, size_t sums_stride, uint32_t n)
+typedef KVANT_BLOCK_SUMS_FN(kvant_block_sums_fn);
+
+/* The page as floats, zeros for tokens beyond the last: tile[t][c] (block_rows_tile) or tile[c][t] (block_columns_tile). tile
+ * aligned to 64. x exact, or with one rounding instead of two where a minimum is added. */
+#define KVANT_BLOCK_TILE_FN(name) void name(const kvant_block_page *page, float *tile)
+typedef KVANT_BLOCK_TILE_FN(kvant_block_tile_fn);
+
 /* The loops of encoders. Unlike those above every level gives the same bits: operations and their order are those of
  * kernels_c.c, without contraction. */
 
@@ -187,6 +216,10 @@ typedef struct kvant_kernels {
     kvant_add_dots_fn *add_dots;
     kvant_unpack_triplets_fn *unpack_triplets;
     kvant_unpack_directions_fn *unpack_directions;
+    kvant_block_scores_fn *block_scores;
+    kvant_block_sums_fn *block_sums;
+    kvant_block_tile_fn *block_rows_tile;
+    kvant_block_tile_fn *block_columns_tile;
 } kvant_kernels;
 
 KVANT_UNPACK_FN(kvant_unpack_c);
@@ -213,6 +246,10 @@ KVANT_SCALE_DOTS_FN(kvant_scale_dots_c);
 KVANT_ADD_DOTS_FN(kvant_add_dots_c);
 KVANT_UNPACK_TRIPLETS_FN(kvant_unpack_triplets_c);
 KVANT_UNPACK_DIRECTIONS_FN(kvant_unpack_directions_c);
+KVANT_BLOCK_SCORES_FN(kvant_block_scores_c);
+KVANT_BLOCK_SUMS_FN(kvant_block_sums_c);
+KVANT_BLOCK_TILE_FN(kvant_block_rows_tile_c);
+KVANT_BLOCK_TILE_FN(kvant_block_columns_tile_c);
 
 /* One row group whose tiles are fewer than 4, for levels that vectorise full groups only. */
 void kvant_unpack_group_c(const kvant_layout *layout, const void *page, const float *values, float offset,

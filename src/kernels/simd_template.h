@@ -181,4 +181,10 @@ void NAME(kvant_kernels_init)(kvant_kernels *kernels)
     kernels->unpack_triplets = NAME(unpack_triplets);
     kernels->unpack_directions = NAME(unpack_directions);
 #endif
+#ifdef LEVEL_HAS_BLOCKS
+    kernels->block_scores = NAME(block_scores);
+    kernels->block_sums = NAME(block_sums);
+    kernels->block_rows_tile = NAME(block_rows_tile);
+    kernels->block_columns_tile = NAME(block_columns_tile);
+#endif
 }

@@ -44,7 +44,11 @@
     X(scale_dots)                                                                                                  \
     X(add_dots)                                                                                                    \
     X(unpack_triplets)                                                                                             \
-    X(unpack_directions)
+    X(unpack_directions)                                                                                           \
+    X(block_scores)                                                                                                \
+    X(block_sums)                                                                                                  \
+    X(block_rows_tile)                                                                                             \
+    X(block_columns_tile)
 
 #define COUNT(array) (sizeof(array) / sizeof((array)[0]))
 

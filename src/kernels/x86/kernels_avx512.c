@@ -141,4 +141,6 @@ KVANT_INLINE vf table_look_up(const table *entries, const float *values, vi code
 #include "look_up_template.h"
 #include "unpack_template.h"
 #include "../chunk_tiles_template.h"
+#include "blocks_zmm.h"
+#include "blocks_template.h"
 #include "../simd_template.h"
