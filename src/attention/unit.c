@@ -59,6 +59,11 @@ static visibility read_mask(const kvant_attention_plan *plan, const kvant_kernel
     n = n < KVANT_PAGE_TOKENS ? n : KVANT_PAGE_TOKENS;
     const uint16_t *row = args->mask ? args->mask + token * args->mask_token_stride + first : half;
     visibility seen = look_at(row, n);
+    if (row != half) { /* rows of the mask lie too far apart for the hardware to see where this goes */
+        KVANT_PREFETCH(row + KVANT_PAGE_TOKENS);
+        KVANT_PREFETCH(row + 3 * KVANT_PAGE_TOKENS / 2);
+        KVANT_PREFETCH(row + 2 * KVANT_PAGE_TOKENS - 1);
+    }
     if (seen == ALL_HIDDEN || (seen == ALL_VISIBLE && n == KVANT_PAGE_TOKENS))
         return seen;
     if (row != half)
