@@ -4,15 +4,11 @@
 #include <string.h>
 
 #define TILE_ROWS 8u
-
-static size_t query_stride(const kvant_attention_plan *plan)
-{
-    return (plan->k_dim + KVANT_PAGE_TOKENS - 1) / KVANT_PAGE_TOKENS * KVANT_PAGE_TOKENS;
-}
+#define MAX_ROW_TILES (KVANT_MAX_HEAD_DIM / KVANT_TILE)
 
 static size_t dot_stride(const kvant_attention_plan *plan)
 {
-    return plan->v_dim > KVANT_PAGE_TOKENS ? plan->v_dim : KVANT_PAGE_TOKENS;
+    return (plan->v_dim + KVANT_PAGE_TOKENS - 1) / KVANT_PAGE_TOKENS * KVANT_PAGE_TOKENS;
 }
 
 /* Codes become a tile only where enough rows share it. */
@@ -21,99 +17,194 @@ static kvant_code_dots_fn *dots_for(const kvant_kernels *kernels, uint32_t n_row
     return n_rows < TILE_ROWS ? kernels->code_dots : kernels->tile_dots;
 }
 
-/* Floats that an array takes, in whole cache lines. */
-static size_t floats(size_t bytes)
+static uint32_t row_bands(const kvant_code_table *table)
 {
-    return (bytes + 63) / 64 * 16;
+    return table->by_row ? 1 : table->n_bands;
+}
+
+static uint32_t column_tiles(const kvant_code_table *table)
+{
+    return table->n_columns / KVANT_TILE;
+}
+
+/* Points *array to count numbers of size bytes at scratch + *used, in whole cache lines, when there is scratch; counts always. */
+static void take(float *scratch, size_t *used, size_t count, size_t size, void **array)
+{
+    if (scratch)
+        *array = scratch + *used;
+    *used += (count * size + 63) / 64 * 16;
+}
+
+static void take_integers(float *scratch, size_t *used, const kvant_code_table *table, size_t rows,
+                          kvant_attention_integers *integers)
+{
+    size_t bands = rows * row_bands(table);
+    void *x = NULL, *steps = NULL, *zeros = NULL, *sums = NULL;
+    take(scratch, used, bands * table->n_columns, sizeof(int16_t), &x);
+    take(scratch, used, bands, sizeof(float), &steps);
+    take(scratch, used, bands, sizeof(float), &zeros);
+    take(scratch, used, rows * column_tiles(table), sizeof(int32_t), &sums);
+    *integers = (kvant_attention_integers){ x, steps, zeros, sums };
+}
+
+/* The scratch of a plan: its floats, and where codes' arrays lie in it unless it is NULL. */
+static size_t lay_out(const kvant_attention_plan *plan, kvant_attention_codes *codes, float *scratch)
+{
+    size_t rows = kvant_attention_rows(plan), used = 0;
+    void *queries = NULL, *dots = NULL;
+    if (!plan->on_codes)
+        return 0;
+    if (plan->k_codec->code_lines) {
+        take(scratch, &used, rows * plan->k_codec->code_table.n_columns, sizeof(float), &queries);
+        take_integers(scratch, &used, &plan->k_codec->code_table, rows, &codes->query);
+    }
+    if (plan->v_codec->code_lines)
+        take_integers(scratch, &used, &plan->v_codec->code_table, rows, &codes->weight);
+    take(scratch, &used, rows * dot_stride(plan), sizeof(int32_t), &dots);
+    codes->queries = queries;
+    codes->dots = dots;
+    return used;
 }
 
 size_t kvant_attention_codes_floats(const kvant_attention_plan *plan)
 {
-    size_t rows = kvant_attention_rows(plan);
-    return plan->on_codes ? floats(rows * query_stride(plan) * sizeof(int16_t)) +
-                                2 * floats(rows * sizeof(kvant_fixed_point)) +
-                                floats(rows * KVANT_PAGE_TOKENS * sizeof(int16_t)) +
-                                floats(rows * dot_stride(plan) * sizeof(int32_t))
-                          : 0;
+    kvant_attention_codes codes;
+    return lay_out(plan, &codes, NULL);
 }
 
 void kvant_attention_codes_bind(const kvant_attention_plan *plan, kvant_attention_codes *codes, float *scratch)
 {
-    size_t rows = kvant_attention_rows(plan);
-    codes->queries = (int16_t *)scratch;
-    scratch += floats(rows * query_stride(plan) * sizeof(int16_t));
-    codes->query_steps = (kvant_fixed_point *)scratch;
-    scratch += floats(rows * sizeof(kvant_fixed_point));
-    codes->weight_steps = (kvant_fixed_point *)scratch;
-    scratch += floats(rows * sizeof(kvant_fixed_point));
-    codes->weights = (int16_t *)scratch;
-    scratch += floats(rows * KVANT_PAGE_TOKENS * sizeof(int16_t));
-    codes->dots = (int32_t *)scratch;
+    lay_out(plan, codes, scratch);
 }
 
-static kvant_fixed_point round_query(const kvant_kernels *kernels, const float *q, uint32_t n, int32_t limit,
-                                     int16_t *x)
+/* a: n_rows x n_columns. */
+static void round_rows(const kvant_kernels *kernels, const kvant_code_table *table, const float *a, uint32_t n_rows,
+                       kvant_attention_integers *out)
 {
-    float inverse;
-    kvant_fixed_point query = { kvant_fixed_point_step(kernels->magnitude(q, n), limit, &inverse), 0 };
-    for (uint32_t i = 0; i < n; i++) {
-        int16_t whole = inverse > 0 ? kvant_fixed_point_round(q[i] * inverse) : 0;
-        x[i / KVANT_PAGE_TOKENS * KVANT_PAGE_TOKENS + kvant_token_position(i % KVANT_PAGE_TOKENS)] = whole;
-        query.sum += whole;
+    for (uint32_t row = 0; row < n_rows; row++)
+        out->steps[row] = kernels->fixed_point(a + (size_t)row * table->n_columns, NULL, table->n_columns,
+                                               table->limit, out->x + (size_t)row * table->n_columns,
+                                               out->sums + (size_t)row * column_tiles(table));
+}
+
+static void round_products(const kvant_kernels *kernels, const kvant_code_table *table,
+                           const kvant_code_lines *lines, const float *a, uint32_t n_rows,
+                           kvant_attention_integers *out)
+{
+    uint32_t n = table->n_columns;
+    for (uint32_t row = 0; row < n_rows; row++, a += n)
+        for (uint32_t band = 0; band < table->n_bands; band++) {
+            size_t at = (size_t)row * table->n_bands + band;
+            out->steps[at] = kernels->fixed_point(a, lines->scale + (size_t)band * table->stride, n, table->limit,
+                                                  out->x + at * n, out->sums + (size_t)row * column_tiles(table));
+            out->zeros[at] = table->has_zero ? kernels->dot(a, lines->zero + (size_t)band * table->stride, n) : 0;
+        }
+}
+
+typedef struct product {
+    const kvant_kernels *kernels;
+    kvant_page_ref page;
+    const kvant_code_lines *lines;
+    const kvant_attention_integers *a;
+    int32_t *dots;
+    size_t dot_stride;
+    uint32_t n_rows;
+} product;
+
+static int32_t integer_sum(const product *p, uint32_t row, uint32_t first, uint32_t end)
+{
+    const int32_t *tiles = p->a->sums + (size_t)row * column_tiles(&p->page.codec->code_table);
+    int32_t sum = 0;
+    for (uint32_t ct = first; ct < end; ct++)
+        sum += tiles[ct];
+    return sum;
+}
+
+static void multiply_by_row(const product *p, float *sums, size_t stride)
+{
+    const kvant_layout *layout = &p->page.codec->layout;
+    const kvant_code_table *table = &p->page.codec->code_table;
+    kvant_code_factors factors = { p->a->x, table->n_columns, 0, layout->row_tiles, 0, 0 };
+    for (uint32_t band = 0; band < table->n_bands; band++) {
+        const float *scale = p->lines->scale + (size_t)band * table->stride,
+                    *zero = p->lines->zero + (size_t)band * table->stride;
+        factors.first = band * table->band_tiles;
+        factors.end = band + 1 < table->n_bands ? factors.first + table->band_tiles : layout->column_tiles;
+        dots_for(p->kernels, p->n_rows)(layout, p->page.page, table->values, &factors, p->dots, p->dot_stride,
+                                        p->n_rows);
+        for (uint32_t row = 0; row < p->n_rows; row++) {
+            float step = p->a->steps[row];
+            float offset = table->has_zero ? step * (float)integer_sum(p, row, factors.first, factors.end) : 0;
+            p->kernels->add_row_dots(layout, p->dots + row * p->dot_stride, step, scale, offset,
+                                     table->has_zero ? zero : NULL, sums + row * stride);
+        }
     }
-    return query;
+}
+
+static void multiply_by_column(const product *p, float *sums, size_t stride)
+{
+    const kvant_layout *layout = &p->page.codec->layout;
+    const kvant_code_table *table = &p->page.codec->code_table;
+    _Alignas(64) float step[MAX_ROW_TILES], zero[MAX_ROW_TILES];
+    kvant_code_factors factors = { .x = p->a->x,
+                                   .stride = (size_t)table->n_bands * table->n_columns,
+                                   .band_stride = table->n_columns,
+                                   .band_tiles = table->band_tiles,
+                                   .end = layout->column_tiles };
+    dots_for(p->kernels, p->n_rows)(layout, p->page.page, table->values, &factors, p->dots, p->dot_stride,
+                                    p->n_rows);
+    for (uint32_t row = 0; row < p->n_rows; row++) {
+        for (uint32_t rt = 0; rt < (layout->row_tiles + 3) / 4 * 4; rt++) {
+            uint32_t band = rt < layout->row_tiles ? rt / table->band_tiles : table->n_bands - 1;
+            step[rt] = p->a->steps[row * table->n_bands + band];
+            zero[rt] = p->a->zeros[row * table->n_bands + band];
+        }
+        p->kernels->add_tile_dots(layout, p->dots + row * p->dot_stride, step, zero, sums + row * stride);
+    }
+}
+
+/* sums += a x page; a: n_rows x n_columns; its integers are there already when they are of queries and lines by row. */
+static void multiply(const kvant_attention_plan *plan, const kvant_kernels *kernels, kvant_attention_codes *codes,
+                     kvant_page_ref page, const float *a, uint32_t n_rows, float *sums, size_t stride)
+{
+    const kvant_code_table *table = &page.codec->code_table;
+    kvant_attention_integers *integers = page.codec->info.role == KVANT_ROLE_K ? &codes->query : &codes->weight;
+    kvant_code_lines lines;
+    product p = { kernels, page, &lines, integers, codes->dots, dot_stride(plan), n_rows };
+    page.codec->code_lines(page.codec, kernels, page.page, &lines);
+    if (!table->by_row)
+        round_products(kernels, table, &lines, a, n_rows, integers);
+    else if (page.codec->info.role == KVANT_ROLE_V)
+        round_rows(kernels, table, a, n_rows, integers);
+    if (table->by_row)
+        multiply_by_row(&p, sums, stride);
+    else
+        multiply_by_column(&p, sums, stride);
 }
 
 void kvant_attention_codes_set_queries(const kvant_attention_plan *plan, const kvant_kernels *kernels,
-                                       kvant_attention_codes *codes, int32_t limit, const float *queries,
-                                       uint32_t n_rows)
+                                       kvant_attention_codes *codes, const float *queries, uint32_t n_rows)
 {
-    memset(codes->queries, 0, n_rows * query_stride(plan) * sizeof *codes->queries);
+    const kvant_code_table *table = &plan->k_codec->code_table;
+    memset(codes->queries, 0, (size_t)n_rows * table->n_columns * sizeof *codes->queries);
     for (uint32_t row = 0; row < n_rows; row++)
-        codes->query_steps[row] = round_query(kernels, queries + (size_t)row * plan->k_dim, plan->k_dim, limit,
-                                              codes->queries + row * query_stride(plan));
+        for (uint32_t i = 0; i < plan->k_dim; i++)
+            codes->queries[(size_t)row * table->n_columns + i / KVANT_PAGE_TOKENS * KVANT_PAGE_TOKENS +
+                           kvant_token_position(i % KVANT_PAGE_TOKENS)] = queries[(size_t)row * plan->k_dim + i];
+    if (table->by_row)
+        round_rows(kernels, table, codes->queries, n_rows, &codes->query);
 }
 
 void kvant_attention_codes_score(const kvant_attention_plan *plan, const kvant_kernels *kernels,
                                  kvant_attention_codes *codes, kvant_page_ref k, uint32_t n_rows, float *scores)
 {
-    kvant_code_lines lines;
-    k.codec->code_lines(k.codec, kernels, k.page, &lines);
-    dots_for(kernels, n_rows)(&k.codec->layout, k.page, k.codec->code_table.values, codes->queries,
-                              query_stride(plan), codes->dots, dot_stride(plan), n_rows);
-    for (uint32_t row = 0; row < n_rows; row++)
-        kernels->scale_dots(codes->dots + row * dot_stride(plan), codes->query_steps[row], lines.scale,
-                            lines.has_zero ? lines.zero : NULL, scores + (size_t)row * KVANT_PAGE_TOKENS);
-}
-
-/* The part of zero points: one number for all channels. */
-static float weigh_zeros(const float *weights, const float *zeros)
-{
-    float lanes[16] = { 0 };
-    for (uint32_t t = 0; t < KVANT_PAGE_TOKENS; t += 16)
-        for (uint32_t j = 0; j < 16; j++)
-            lanes[j] += weights[t + j] * zeros[t + j];
-    for (uint32_t j = 1; j < 16; j++)
-        lanes[0] += lanes[j];
-    return lanes[0];
+    memset(scores, 0, (size_t)n_rows * KVANT_PAGE_TOKENS * sizeof *scores);
+    multiply(plan, kernels, codes, k, codes->queries, n_rows, scores, KVANT_PAGE_TOKENS);
 }
 
 void kvant_attention_codes_add(const kvant_attention_plan *plan, const kvant_kernels *kernels,
                                kvant_attention_codes *codes, kvant_page_ref v, uint32_t n_rows,
                                const float *weights, float *sums)
 {
-    kvant_code_lines lines;
-    const kvant_code_table *table = &v.codec->code_table;
-    v.codec->code_lines(v.codec, kernels, v.page, &lines);
-    for (uint32_t row = 0; row < n_rows; row++)
-        codes->weight_steps[row] =
-            kernels->fixed_point(weights + (size_t)row * KVANT_PAGE_TOKENS, lines.scale, table->limit,
-                                 codes->weights + (size_t)row * KVANT_PAGE_TOKENS);
-    dots_for(kernels, n_rows)(&v.codec->layout, v.page, table->values, codes->weights, KVANT_PAGE_TOKENS,
-                              codes->dots, dot_stride(plan), n_rows);
-    for (uint32_t row = 0; row < n_rows; row++) {
-        float zero = lines.has_zero ? weigh_zeros(weights + (size_t)row * KVANT_PAGE_TOKENS, lines.zero) : 0;
-        kernels->add_dots(codes->dots + row * dot_stride(plan), codes->weight_steps[row].step, zero, plan->v_dim,
-                          sums + (size_t)row * plan->v_dim);
-    }
+    multiply(plan, kernels, codes, v, weights, n_rows, sums, plan->v_dim);
 }

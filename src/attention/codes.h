@@ -1,31 +1,43 @@
-/* codes.h - attention on the codes of pages: scores and weighted sums as products of codes and 16-bit integers (kernels.h),
- * scales applied to scores and weights. No number of a page is ever made.
+/* codes.h - attention on the codes of pages: scores and weighted sums as products of codes and 16-bit
+ * integers (kernels.h), lines (scale, zero point) applied to sums or to what becomes integers. No number of a page is ever made.
  *
- * A query is rounded once to integers of a step of its own, the weights of a page times the values' scales to those of
- * another. With d channels the first adds at most sqrt(d) / (2 limit) |q| |k| scale to a score's error, the second at most half a
- * step, largest weight of the page / limit, to each weight; limit is that of the codec's code_table. Values of a codebook are
- * within half a step, their largest / KVANT_CODE_VALUE_MAX, of the codec's own. */
+ * Both are a product of a row of numbers a, a query or weights, with a page's matrix (columns: channels of K, tokens of V). Where
+ * lines are by row, a becomes integers once: of a unit's queries, of a page's weights. Where they are by column, a times the scales of
+ * each band of rows does, for every page. An integer is off by half a step at most, a step being the row's largest magnitude / limit of
+ * the codec's code_table, and (limit 2^-22) more where the product is rounded. So with values of magnitude at most m and d columns
+ *
+ *   by row      a sum is off by up to d m / 2 steps x scale of its row, each with its band's scale
+ *   by column   by up to d m / 2 steps, where a step is the largest |a scale| / limit
+ *
+ * and, roundings being independent, by m sqrt(d / 12) of these as a standard deviation. Zero points are multiplied by the integers in the
+ * first case (what is off then is a, not the page), by a in the second. Values of a codebook are within half a step, their largest
+ * / KVANT_CODE_VALUE_MAX, of the codec's own. */
 #ifndef KVANT_ATTENTION_CODES_H
 #define KVANT_ATTENTION_CODES_H
 
 #include "plan.h"
 
+/* The integers of numbers, n_rows of them. */
+typedef struct kvant_attention_integers {
+    int16_t *x;    /* [row][band of rows][column] */
+    float *steps;  /* [row][band] */
+    float *zeros;  /* [row][band]: sum of a times zero points */
+    int32_t *sums; /* [row][column tile]: of integers */
+} kvant_attention_integers;
+
 typedef struct kvant_attention_codes {
-    int16_t *queries;               /* n_rows x k_dim in whole blocks of 64, in the order of positions */
-    kvant_fixed_point *query_steps; /* of each row */
-    kvant_fixed_point *weight_steps;
-    int16_t *weights; /* n_rows x 64 */
-    int32_t *dots;    /* n_rows x 64 or v_dim */
+    float *queries; /* n_rows x columns of K, in the order of positions */
+    kvant_attention_integers query, weight;
+    int32_t *dots; /* n_rows x 64 or v_dim, in whole blocks of 64 */
 } kvant_attention_codes;
 
 /* Floats of scratch that bind needs: 0 for plans that are not on codes. */
 size_t kvant_attention_codes_floats(const kvant_attention_plan *plan);
 void kvant_attention_codes_bind(const kvant_attention_plan *plan, kvant_attention_codes *codes, float *scratch);
 
-/* Rounds a unit's queries, n_rows x k_dim. */
+/* Takes a unit's queries, n_rows x k_dim. */
 void kvant_attention_codes_set_queries(const kvant_attention_plan *plan, const kvant_kernels *kernels,
-                                       kvant_attention_codes *codes, int32_t limit, const float *queries,
-                                       uint32_t n_rows);
+                                       kvant_attention_codes *codes, const float *queries, uint32_t n_rows);
 
 /* scores = queries x K of the page, n_rows x 64. */
 void kvant_attention_codes_score(const kvant_attention_plan *plan, const kvant_kernels *kernels,

@@ -180,8 +180,7 @@ void kvant_attention_cells_begin(const kvant_attention_plan *plan, const kvant_k
 {
     const kvant_codec *k = plan->args->k->codecs[unit->kv_head];
     if (plan->on_codes && k->code_lines)
-        kvant_attention_codes_set_queries(plan, kernels, &unit->codes, k->code_table.limit, unit->queries,
-                                          unit->n_rows);
+        kvant_attention_codes_set_queries(plan, kernels, &unit->codes, unit->queries, unit->n_rows);
 }
 
 void kvant_attention_cells_score(const kvant_attention_plan *plan, const kvant_kernels *kernels,

@@ -304,16 +304,30 @@ void kvant_codec_token_metadata(const kvant_kernels *kernels, const uint16_t *ar
     kernels->token_halves(array, positioned);
 }
 
-void kvant_codec_offer_codes(kvant_codec *codec, kvant_code_lines_fn *lines)
+/* The largest magnitude of a code's value. */
+static int32_t largest_value(const kvant_codec *codec)
+{
+    const int16_t *values = codec->code_table.values;
+    int32_t largest = 1;
+    for (uint32_t c = 0; c < 1u << codec->layout.bits; c++) {
+        int32_t value = abs(values[c % 16] + (codec->layout.bits > 4 ? values[16 + c / 16] : 0));
+        largest = value > largest ? value : largest;
+    }
+    return largest;
+}
+
+void kvant_codec_offer_codes(kvant_codec *codec, bool per_channel, uint32_t group, kvant_code_lines_fn *lines)
 {
     const kvant_layout *layout = &codec->layout;
-    if (layout->bits > 4 || layout->row_tiles % 4 != 0)
-        return;
     kvant_code_table *table = &codec->code_table;
-    int32_t largest = 1;
-    for (uint32_t c = 0; c < 1u << layout->bits; c++)
-        largest = abs(table->values[c]) > largest ? abs(table->values[c]) : largest;
-    int32_t limit = INT32_MAX / (largest * (int32_t)(KVANT_TILE * layout->column_tiles));
+    uint32_t lined = per_channel ? KVANT_PAGE_TOKENS : layout->padded_dim; /* that share lines in groups */
+    uint32_t others = per_channel ? layout->padded_dim : KVANT_PAGE_TOKENS;
+    table->by_row = per_channel == (layout->role == KVANT_ROLE_V);
+    table->band_tiles = (group + KVANT_TILE - 1) / KVANT_TILE;
+    table->n_bands = (lined / KVANT_TILE + table->band_tiles - 1) / table->band_tiles;
+    table->stride = (others + KVANT_PAGE_TOKENS - 1) / KVANT_PAGE_TOKENS * KVANT_PAGE_TOKENS;
+    table->n_columns = (layout->column_tiles + 3) / 4 * KVANT_PAGE_TOKENS;
+    int32_t limit = INT32_MAX / (largest_value(codec) * (int32_t)(KVANT_TILE * layout->column_tiles));
     table->limit = limit < KVANT_CODE_OPERAND_MAX ? limit : KVANT_CODE_OPERAND_MAX;
     codec->code_lines = lines;
 }

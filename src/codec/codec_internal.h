@@ -29,23 +29,27 @@ typedef struct kvant_quantizer {
     void (*unpack)(const kvant_codec *codec, const kvant_kernels *kernels, const void *page, float *tile);
 } kvant_quantizer;
 
-/* What attention multiplies in place of a page's numbers (kernels.h, "Attention on codes"): 16-bit integers, one a code, of
- * magnitudes at most KVANT_CODE_VALUE_MAX; and the largest integer they may meet, so that no sum over a page's columns
- * (channels for K, tokens for V) reaches 2^31. */
+/* What attention multiplies in place of a page's numbers (kernels.h, "Attention on codes"). */
 typedef struct kvant_code_table {
-    int16_t values[16];
-    int32_t limit;
+    int16_t values[KVANT_CODE_VALUES]; /* their sums of magnitude at most KVANT_CODE_VALUE_MAX */
+    int32_t limit;    /* the largest integer they may meet, so that no sum over a page's columns reaches 2^31 */
+    bool by_row;      /* lines are those of a row in a band of columns, else of a column in a band of rows */
+    bool has_zero;    /* lines have zero points */
+    uint32_t n_bands; /* of band_tiles row or column tiles, the last may have fewer */
+    uint32_t band_tiles;
+    uint32_t n_columns; /* in whole blocks of 64 */
+    uint32_t stride;    /* from the lines of a band to those of the next */
 } kvant_code_table;
 
 #define KVANT_CODE_VALUE_MAX 4095 /* leaves 13 bits for what they meet at 64 columns, 10 at 512 */
 
-/* A page's number of code c of the token at a position: scale * values[c], plus zero where the codec has zeros. */
+/* The lines of a page, band after band, in the order of positions; where a column has no number (padding), both are 0. */
 typedef struct kvant_code_lines {
-    _Alignas(64) float scale[KVANT_PAGE_TOKENS];
-    _Alignas(64) float zero[KVANT_PAGE_TOKENS];
-    bool has_zero;
+    _Alignas(64) float scale[KVANT_MAX_HEAD_DIM / KVANT_TILE * KVANT_PAGE_TOKENS];
+    _Alignas(64) float zero[KVANT_MAX_HEAD_DIM / KVANT_TILE * KVANT_PAGE_TOKENS];
 } kvant_code_lines;
 
+/* Reads scales and, with has_zero, zero points. */
 typedef void kvant_code_lines_fn(const kvant_codec *codec, const kvant_kernels *kernels, const void *page,
                                  kvant_code_lines *lines);
 
@@ -93,9 +97,9 @@ kvant_status kvant_codec_seal(const kvant_codec *codec, const float *transformed
 /* Decodes a token without undoing the transform. */
 void kvant_codec_decode_transformed(const kvant_codec *codec, const void *page, uint32_t token, float *y);
 
-/* Lets attention work on codes when kernels can: up to 4 bits, whole groups of row tiles. For families with one scale a
- * token, after sizes and code_table.values are set. */
-void kvant_codec_offer_codes(kvant_codec *codec, kvant_code_lines_fn *lines);
+/* Lets attention work on codes, after sizes and code_table's values and has_zero are set. per_channel: a line is that of a channel
+ * in a group of tokens, else of a token in a group of channels; group is a multiple of 16 or all there are. */
+void kvant_codec_offer_codes(kvant_codec *codec, bool per_channel, uint32_t group, kvant_code_lines_fn *lines);
 
 /* The 64 fp16 numbers of a per-token metadata array, in tile order. */
 void kvant_codec_token_metadata(const kvant_kernels *kernels, const uint16_t *array, float *positioned);

@@ -72,19 +72,18 @@ static void turboquant_lines(const kvant_codec *codec, const kvant_kernels *kern
     kernels->token_halves((const uint16_t *)((const uint8_t *)page + codec->info.metadata_offset), lines->scale);
     for (uint32_t i = 0; i < KVANT_PAGE_TOKENS; i++)
         lines->scale[i] *= step;
-    lines->has_zero = false;
 }
 
 /* The outermost value is the largest integer; the others are off by half a step at most. */
 static void offer_codes(kvant_codec *codec, kvant_codebook *book)
 {
     uint32_t n = 1u << book->bits;
-    if (n > sizeof codec->code_table.values / sizeof *codec->code_table.values)
+    if (n > 16) /* of two digits a codebook's values are no sums */
         return;
     book->code_step = book->values[n - 1] / KVANT_CODE_VALUE_MAX;
     for (uint32_t c = 0; c < n; c++)
         codec->code_table.values[c] = (int16_t)lrintf(book->values[c] / book->code_step);
-    kvant_codec_offer_codes(codec, turboquant_lines);
+    kvant_codec_offer_codes(codec, false, codec->info.head_dim, turboquant_lines);
 }
 
 static kvant_status create_plain(kvant_codec *codec, const turboquant_options *options, const kvant_error *error)

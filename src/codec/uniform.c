@@ -215,14 +215,20 @@ static kvant_status uniform_check(const kvant_codec *codec, const float *y)
 static const kvant_quantizer uniform_quantizer = { uniform_check, uniform_encode, uniform_decode,
                                                    kvant_uniform_unpack };
 
+/* Values are code - bias: as small as can be, whatever the mode. */
 static void offer_codes(kvant_codec *codec)
 {
     const kvant_uniform *u = kvant_uniform_of(codec);
-    if (codec->info.bits > 4 || u->per_channel || u->n_groups > 1)
-        return;
-    for (uint32_t c = 0; c < 1u << codec->info.bits; c++)
-        codec->code_table.values[c] = (int16_t)((float)c - u->bias);
-    kvant_codec_offer_codes(codec, kvant_uniform_lines);
+    kvant_code_table *table = &codec->code_table;
+    if (u->n_groups > 1 && u->group % KVANT_TILE != 0)
+        return; /* groups of 8, 24, ... channels: no whole tiles */
+    int32_t bias = (int32_t)u->bias, low_bias = bias < 8 ? bias : 8;
+    for (int32_t c = 0; c < 16; c++) {
+        table->values[c] = (int16_t)(c - low_bias);
+        table->values[16 + c] = (int16_t)(16 * c - (bias - low_bias));
+    }
+    table->has_zero = !u->symmetric;
+    kvant_codec_offer_codes(codec, u->per_channel, u->group, kvant_uniform_lines);
 }
 
 static kvant_status set_group(kvant_codec *codec, uint32_t group, const kvant_error *error)

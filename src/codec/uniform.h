@@ -102,7 +102,7 @@ static inline kvant_uniform_line kvant_uniform_line_of(const kvant_uniform *u, u
 
 void kvant_uniform_unpack(const kvant_codec *codec, const kvant_kernels *kernels, const void *page, float *tile);
 
-/* For one group a token: its lines for values code - bias, which are as small as can be whatever the mode. */
+/* Its lines for values code - bias. */
 void kvant_uniform_lines(const kvant_codec *codec, const kvant_kernels *kernels, const void *page,
                          kvant_code_lines *lines);
 

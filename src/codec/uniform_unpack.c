@@ -180,21 +180,47 @@ void kvant_uniform_unpack(const kvant_codec *codec, const kvant_kernels *kernels
         scale_keys(codec, kernels, &all, tile);
 }
 
+/* The numbers of all channels in the order of positions, 0 beyond them. */
+static void channel_halves(const kvant_codec *codec, const kvant_kernels *kernels, const uint16_t *stored,
+                           float *out)
+{
+    uint32_t d = codec->info.head_dim, whole = d / KVANT_PAGE_TOKENS * KVANT_PAGE_TOKENS;
+    for (uint32_t j = 0; j < whole; j += KVANT_PAGE_TOKENS)
+        kernels->token_halves(stored + j, out + j);
+    if (whole == d)
+        return;
+    _Alignas(64) uint16_t tail[KVANT_PAGE_TOKENS] = { 0 };
+    memcpy(tail, stored + whole, (d - whole) * sizeof *tail);
+    kernels->token_halves(tail, out + whole);
+}
+
+static void read_bands(const kvant_codec *codec, const kvant_kernels *kernels, const uint16_t *stored, float *out)
+{
+    const kvant_code_table *table = &codec->code_table;
+    for (uint32_t band = 0; band < table->n_bands; band++, out += table->stride)
+        if (kvant_uniform_of(codec)->per_channel)
+            channel_halves(codec, kernels, stored + (size_t)band * codec->layout.padded_dim, out);
+        else
+            kernels->token_halves(stored + (size_t)band * KVANT_PAGE_TOKENS, out);
+}
+
 void kvant_uniform_lines(const kvant_codec *codec, const kvant_kernels *kernels, const void *page,
                          kvant_code_lines *lines)
 {
     const kvant_uniform *u = kvant_uniform_of(codec);
     const uint16_t *stored = (const uint16_t *)((const uint8_t *)page + codec->info.metadata_offset);
-    kernels->token_halves(stored, lines->scale);
-    lines->has_zero = u->mode != KVANT_UNIFORM_SYM;
-    if (!lines->has_zero)
+    uint32_t n = codec->code_table.n_bands * codec->code_table.stride;
+    read_bands(codec, kernels, stored, lines->scale);
+    if (!codec->code_table.has_zero)
         return;
-    kernels->token_halves(stored + KVANT_PAGE_TOKENS, lines->zero);
-    for (uint32_t i = 0; kvant_uniform_is_hybrid(u) && i < KVANT_PAGE_TOKENS; i++) {
-        bool asymmetric = signbit(lines->scale[i]);
-        lines->scale[i] = fabsf(lines->scale[i]);
-        lines->zero[i] = asymmetric ? lines->zero[i] : -lines->scale[i] * u->bias;
-    }
-    for (uint32_t i = 0; i < KVANT_PAGE_TOKENS; i++)
-        lines->zero[i] += lines->scale[i] * u->bias;
+    read_bands(codec, kernels, stored + kvant_uniform_n_scales(codec), lines->zero);
+    if (kvant_uniform_is_hybrid(u)) /* -scale * bias + scale * bias = 0 for symmetric groups */
+        for (uint32_t i = 0; i < n; i++) {
+            bool asymmetric = signbit(lines->scale[i]);
+            lines->scale[i] = fabsf(lines->scale[i]);
+            lines->zero[i] = asymmetric ? lines->zero[i] + lines->scale[i] * u->bias : 0;
+        }
+    else
+        for (uint32_t i = 0; i < n; i++)
+            lines->zero[i] += lines->scale[i] * u->bias;
 }

@@ -6,7 +6,7 @@
 #include "fixed_point.h"
 #include "kernels.h"
 
-/* The codes of one column tile of a row group as values, row by row in the order of positions. */
+/* The codes of one column tile of a row group as values, row by row: row r of row tile k at 16 k + r. */
 typedef struct value_tile {
     int16_t at[KVANT_PAGE_TOKENS][KVANT_TILE];
 } value_tile;
@@ -14,12 +14,12 @@ typedef struct value_tile {
 static uint32_t code_of(const kvant_layout *layout, const uint32_t *words, uint32_t group, uint32_t ct, uint32_t at,
                         uint32_t field, uint32_t odd)
 {
-    uint32_t code = 0;
+    uint32_t code = 0, tiles = kvant_layout_group_tiles(layout, group);
     for (uint32_t i = 0; i < layout->n_planes; i++) {
         const kvant_plane *plane = &layout->planes[i];
-        uint32_t word = words[plane->word_offset + (size_t)128 * (group * plane->units + ct / plane->tiles) + at];
+        size_t first = (size_t)128 * group * plane->units + (size_t)32 * tiles * (ct / plane->tiles);
         uint32_t bit = plane->bits * (4 * (ct % plane->tiles) + field) + 16 * odd;
-        code |= (word >> bit & ((1u << plane->bits) - 1)) << plane->shift;
+        code |= (words[plane->word_offset + first + at] >> bit & ((1u << plane->bits) - 1)) << plane->shift;
     }
     return code;
 }
@@ -27,12 +27,15 @@ static uint32_t code_of(const kvant_layout *layout, const uint32_t *words, uint3
 static void read_tile(const kvant_layout *layout, const void *page, const int16_t *values, uint32_t group,
                       uint32_t ct, value_tile *tile)
 {
-    for (uint32_t at = 0; at < 128; at++) /* word of the column unit: 4 x lane + row tile */
+    uint32_t tiles = kvant_layout_group_tiles(layout, group);
+    for (uint32_t at = 0; at < 32 * tiles; at++) /* word of the column unit: tiles x lane + row tile */
         for (uint32_t field = 0; field < 4; field++)
             for (uint32_t odd = 0; odd < 2; odd++) {
-                uint32_t column = 2 * (at / 4 % 4) + 8 * (field / 2) + odd;
-                uint32_t row = 32 * (field % 2) + 4 * (at / 16) + at % 4;
-                tile->at[row][column] = values[code_of(layout, page, group, ct, at, field, odd)];
+                uint32_t lane = at / tiles, column = 2 * (lane % 4) + 8 * (field / 2) + odd;
+                uint32_t row = 16 * (at % tiles) + 8 * (field % 2) + lane / 4;
+                uint32_t code = code_of(layout, page, group, ct, at, field, odd);
+                tile->at[row][column] =
+                    (int16_t)(values[code % 16] + (layout->bits > 4 ? values[16 + code / 16] : 0));
             }
 }
 
@@ -44,58 +47,102 @@ static void gather_tile(const int16_t *x, uint32_t ct, int16_t *out)
         out[i] = block[4 * i];
 }
 
+/* dots += of one row tile's 16 rows. */
+static void add_tile(const value_tile *tile, uint32_t rt, const int16_t *x, int32_t *dots)
+{
+    for (uint32_t r = 0; r < KVANT_TILE; r++)
+        for (uint32_t c = 0; c < KVANT_TILE; c++)
+            dots[kvant_token_position(KVANT_TILE * rt + r)] += tile->at[KVANT_TILE * rt + r][c] * x[c];
+}
+
 KVANT_CODE_DOTS_FN(kvant_code_dots_c)
 {
     value_tile tile;
-    int16_t factors[KVANT_TILE];
+    int16_t x[KVANT_TILE];
     for (uint32_t i = 0; i < n; i++)
-        memset(dots + i * dots_stride, 0, (size_t)KVANT_TILE * layout->row_tiles * sizeof *dots);
+        memset(dots + i * dots_stride, 0, (layout->row_tiles + 3) / 4 * KVANT_PAGE_TOKENS * sizeof *dots);
     for (uint32_t group = 0; 4 * group < layout->row_tiles; group++)
-        for (uint32_t ct = 0; ct < layout->column_tiles; ct++) {
+        for (uint32_t ct = factors->first; ct < factors->end; ct++) {
             read_tile(layout, page, values, group, ct, &tile);
-            for (uint32_t i = 0; i < n; i++) {
-                int32_t *out = dots + i * dots_stride + KVANT_PAGE_TOKENS * group;
-                gather_tile(x + i * x_stride, ct, factors);
-                for (uint32_t row = 0; row < KVANT_PAGE_TOKENS; row++)
-                    for (uint32_t c = 0; c < KVANT_TILE; c++)
-                        out[row] += tile.at[row][c] * factors[c];
-            }
+            for (uint32_t i = 0; i < n; i++)
+                for (uint32_t rt = 0; rt < kvant_layout_group_tiles(layout, group); rt++) {
+                    uint32_t band = (4 * group + rt) / factors->band_tiles;
+                    gather_tile(factors->x + i * factors->stride + band * factors->band_stride, ct, x);
+                    add_tile(&tile, rt, x, dots + i * dots_stride + KVANT_PAGE_TOKENS * group);
+                }
         }
+}
+
+static uint32_t largest_product(const float *w, const float *scale, uint32_t n)
+{
+    uint32_t largest = 0;
+    for (uint32_t i = 0; i < n; i++) {
+        uint32_t magnitude = kvant_float_bits(scale ? w[i] * scale[i] : w[i]) & 0x7fffffffu;
+        largest = magnitude > largest ? magnitude : largest;
+    }
+    return largest;
 }
 
 KVANT_FIXED_POINT_FN(kvant_fixed_point_c)
 {
-    float product[KVANT_PAGE_TOKENS];
-    uint32_t largest = 0;
-    for (uint32_t i = 0; i < KVANT_PAGE_TOKENS; i++) {
-        product[i] = w[i] * scale[i];
-        uint32_t magnitude = kvant_float_bits(product[i]) & 0x7fffffffu;
-        largest = magnitude > largest ? magnitude : largest;
+    float inverse, step = kvant_fixed_point_step(largest_product(w, scale, n), limit, &inverse);
+    memset(sums, 0, n / KVANT_TILE * sizeof *sums);
+    for (uint32_t i = 0; i < n; i++) {
+        float product = scale ? w[i] * scale[i] : w[i];
+        x[i] = inverse > 0 ? kvant_fixed_point_round(product * inverse) : 0;
+        sums[i / KVANT_PAGE_TOKENS * 4 + i % 4] += x[i];
     }
-    float inverse, step = kvant_fixed_point_step(largest, limit, &inverse);
-    int32_t sum = 0;
-    for (uint32_t i = 0; i < KVANT_PAGE_TOKENS; i++) {
-        x[i] = inverse > 0 ? kvant_fixed_point_round(product[i] * inverse) : 0;
-        sum += x[i];
-    }
-    return (kvant_fixed_point){ step, sum };
+    return step;
 }
 
-KVANT_SCALE_DOTS_FN(kvant_scale_dots_c)
+void kvant_add_row_group_c(const kvant_layout *layout, uint32_t group, const int32_t *dots, float step,
+                           const float *scale, float offset, const float *zero, float *sums)
 {
-    float offset = x.step * (float)x.sum;
-    for (uint32_t i = 0; i < KVANT_PAGE_TOKENS; i++)
-        scores[i] = (float)dots[i] * (x.step * scale[i]) + (zero ? zero[i] * offset : 0);
+    uint32_t tiles = kvant_layout_group_tiles(layout, group), first = KVANT_PAGE_TOKENS * group;
+    for (uint32_t i = 0; i < KVANT_TILE * tiles; i++) {
+        uint32_t at = first + i / tiles * 4 + i % tiles;
+        sums[first + i] += (float)dots[at] * (step * scale[at]) + (zero ? zero[at] * offset : 0);
+    }
 }
 
-KVANT_ADD_DOTS_FN(kvant_add_dots_c)
+KVANT_ADD_ROW_DOTS_FN(kvant_add_row_dots_c)
 {
-    for (uint32_t i = 0; i < n; i++)
-        sums[i] += (float)dots[i] * step + zero;
+    for (uint32_t group = 0; 4 * group < layout->row_tiles; group++)
+        kvant_add_row_group_c(layout, group, dots, step, scale, offset, zero, sums);
+}
+
+void kvant_add_tile_group_c(const kvant_layout *layout, uint32_t group, const int32_t *dots, const float *step,
+                            const float *zero, float *sums)
+{
+    uint32_t tiles = kvant_layout_group_tiles(layout, group), first = KVANT_PAGE_TOKENS * group;
+    for (uint32_t i = 0; i < KVANT_TILE * tiles; i++) {
+        uint32_t rt = 4 * group + i % tiles;
+        sums[first + i] += (float)dots[first + i / tiles * 4 + i % tiles] * step[rt] + zero[rt];
+    }
+}
+
+KVANT_ADD_TILE_DOTS_FN(kvant_add_tile_dots_c)
+{
+    for (uint32_t group = 0; 4 * group < layout->row_tiles; group++)
+        kvant_add_tile_group_c(layout, group, dots, step, zero, sums);
 }
 
 KVANT_TOKEN_HALVES_FN(kvant_token_halves_c)
 {
     for (uint32_t t = 0; t < KVANT_PAGE_TOKENS; t++)
         x[kvant_token_position(t)] = kvant_half_to_float(half[t]);
+}
+
+void kvant_whole_group(const kvant_layout *layout, const void *page, uint32_t group, uint32_t *words,
+                       const uint32_t **planes)
+{
+    uint32_t tiles = kvant_layout_group_tiles(layout, group);
+    for (uint32_t i = 0; i < layout->n_planes; i++) {
+        const kvant_plane *plane = &layout->planes[i];
+        const uint32_t *part = (const uint32_t *)page + plane->word_offset + (size_t)128 * group * plane->units;
+        planes[i] = words;
+        for (uint32_t lane = 0; lane < 32 * plane->units; lane++, words += 4, part += tiles)
+            for (uint32_t rt = 0; rt < 4; rt++)
+                words[rt] = rt < tiles ? part[rt] : 0;
+    }
 }

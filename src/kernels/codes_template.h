@@ -1,5 +1,6 @@
 /* codes_template.h - the steps from numbers to integers and back around code_dots, for any vector width; part of
- * simd_template.h. Also needs vi_load(p), vi_store_words(p, v) (LANES numbers as 16 bits) and vi_sum(v). */
+ * simd_template.h. Also needs vi_load(p), vi_float_bits(x), vi_store_words(p, v) (LANES numbers as 16 bits), vi_store_fours(p, v) (the
+ * sums of lanes 4 apart) and vf_repeat_four(p). */
 
 KVANT_INLINE uint32_t vi_largest(vi v)
 {
@@ -10,39 +11,61 @@ KVANT_INLINE uint32_t vi_largest(vi v)
     return largest;
 }
 
+KVANT_INLINE vf product_at(const float *w, const float *scale, uint32_t i)
+{
+    return scale ? vf_mul(vf_load(w + i), vf_load(scale + i)) : vf_load(w + i);
+}
+
 static KVANT_FIXED_POINT_FN(NAME(fixed_point))
 {
-    float products[KVANT_PAGE_TOKENS];
-    vi largest = vi_set(0), sum = vi_set(0);
-    for (uint32_t i = 0; i < KVANT_PAGE_TOKENS; i += LANES) {
-        vf_store_unaligned(products + i, vf_mul(vf_load(w + i), vf_load(scale + i)));
-        largest = vi_max_unsigned(largest, vi_and(vi_load_float_bits(products + i), vi_set(0x7fffffff)));
-    }
+    vi largest = vi_set(0);
+    for (uint32_t i = 0; i < n; i += LANES)
+        largest = vi_max_unsigned(largest, vi_and(vi_float_bits(product_at(w, scale, i)), vi_set(0x7fffffff)));
     float inverse, step = kvant_fixed_point_step(vi_largest(largest), limit, &inverse);
-    for (uint32_t i = 0; i < KVANT_PAGE_TOKENS; i += LANES) {
-        vi whole =
-            inverse > 0 ? vi_from_whole(vf_mul(vf_load_unaligned(products + i), vf_set(inverse))) : vi_set(0);
-        vi_store_words(x + i, whole);
-        sum = vi_add(sum, whole);
+    if (!(inverse > 0)) {
+        memset(x, 0, n * sizeof *x);
+        memset(sums, 0, n / KVANT_TILE * sizeof *sums);
+        return step;
     }
-    return (kvant_fixed_point){ step, vi_sum(sum) };
+    for (uint32_t block = 0; block < n; block += KVANT_PAGE_TOKENS) {
+        vi sum = vi_set(0);
+        for (uint32_t i = block; i < block + KVANT_PAGE_TOKENS; i += LANES) {
+            vi whole = vi_from_whole(vf_mul(product_at(w, scale, i), vf_set(inverse)));
+            vi_store_words(x + i, whole);
+            sum = vi_add(sum, whole);
+        }
+        vi_store_fours(sums + block / KVANT_TILE, sum);
+    }
+    return step;
 }
 
-static KVANT_SCALE_DOTS_FN(NAME(scale_dots))
+static KVANT_ADD_ROW_DOTS_FN(NAME(add_row_dots))
 {
-    vf step = vf_set(x.step), offset = vf_set(x.step * (float)x.sum);
-    for (uint32_t i = 0; i < KVANT_PAGE_TOKENS; i += LANES) {
-        vf factor = vf_mul(step, vf_load(scale + i)), dot = vf_from_codes(vi_load(dots + i));
-        vf first = zero ? vf_mul(vf_load(zero + i), offset) : vf_zero();
-        vf_store(scores + i, vf_fma(dot, factor, first));
+    vf factor = vf_set(step), other = vf_set(offset);
+    for (uint32_t group = 0; 4 * group < layout->row_tiles; group++) {
+        if (kvant_layout_group_tiles(layout, group) < 4) {
+            kvant_add_row_group_c(layout, group, dots, step, scale, offset, zero, sums);
+            return;
+        }
+        for (uint32_t i = KVANT_PAGE_TOKENS * group; i < KVANT_PAGE_TOKENS * (group + 1); i += LANES) {
+            vf sum = zero ? vf_fma(vf_load(zero + i), other, vf_load(sums + i)) : vf_load(sums + i);
+            vf dot = vf_from_codes(vi_load(dots + i));
+            vf_store(sums + i, vf_fma(dot, vf_mul(factor, vf_load(scale + i)), sum));
+        }
     }
 }
 
-static KVANT_ADD_DOTS_FN(NAME(add_dots))
+static KVANT_ADD_TILE_DOTS_FN(NAME(add_tile_dots))
 {
-    vf factor = vf_set(step), first = vf_set(zero);
-    for (uint32_t i = 0; i < n; i += LANES) {
-        vf sum = vf_add(vf_load(sums + i), first);
-        vf_store(sums + i, vf_fma(vf_from_codes(vi_load(dots + i)), factor, sum));
+    for (uint32_t group = 0; 4 * group < layout->row_tiles; group++) {
+        if (kvant_layout_group_tiles(layout, group) < 4) {
+            kvant_add_tile_group_c(layout, group, dots, step, zero, sums);
+            return;
+        }
+        vf factor = vf_repeat_four(step + 4 * group), first = vf_repeat_four(zero + 4 * group);
+        for (uint32_t i = KVANT_PAGE_TOKENS * group; i < KVANT_PAGE_TOKENS * (group + 1); i += LANES) {
+            vf sum = vf_add(vf_load(sums + i), first);
+            vf_store(sums + i, vf_fma(vf_from_codes(vi_load(dots + i)), factor, sum));
+        }
     }
 }

@@ -10,11 +10,6 @@
  * 256 high + low, as products of bytes want it. */
 #define KVANT_CODE_OPERAND_MAX 32639
 
-typedef struct kvant_fixed_point {
-    float step;
-    int32_t sum; /* of the integers */
-} kvant_fixed_point;
-
 /* The step for numbers whose largest magnitude has the given binary32 bits, and 1 / step: 0 below 2^-110, where 1 / step could
  * overflow and which nothing notices beside ordinary weights. NaN, and 0, when a number is not finite. */
 static inline float kvant_fixed_point_step(uint32_t largest, int32_t limit, float *inverse)

@@ -72,34 +72,54 @@ typedef KVANT_UNPACK_TRIPLETS_FN(kvant_unpack_triplets_fn);
               const float *scale, const uint16_t *outliers, uint32_t dim, float *tile)
 typedef KVANT_UNPACK_DIRECTIONS_FN(kvant_unpack_directions_fn);
 
-/* Attention on codes. A page's rows (tokens of K, channels of V) are multiplied by integers, one a column, in the order of
- * positions: column c of a block of 64 lies at kvant_token_position(c), the last block is completed with zeros. Every level
- * gives the same integers. */
+/* Attention on codes. A page's codes are a matrix: rows are tokens of K or channels of V, columns the others, which are summed
+ * over. The number at (row, column) is scale * value of its code + zero. Its lines (scale, zero) are those of a row in a band of
+ * columns, and multiply sums (add_row_dots), or those of a column in a band of rows, and multiply what the columns meet before it
+ * becomes integers (fixed_point), after which a band has one step and one sum of zero points (add_tile_dots). Every level
+ * gives the same integers.
+ *
+ * Columns lie in the order of positions: column c of a block of 64 at kvant_token_position(c), the last block completed with
+ * zeros. Rows of dots and lines lie likewise, in whole groups of 64; rows of sums as in unpacked tiles, at
+ * kvant_layout_row_position, which differs in a last group of fewer than 4 tiles. */
 
-/* dots[i * dots_stride + position of row] = sum over columns of values[code] x[i * x_stride + position of column], exact, for
- * n >= 1 vectors x. 16 values; codes of 1 to 4 bits, a multiple of 4 row tiles; no value and no x beyond
- * KVANT_CODE_OPERAND_MAX, and sum |values x| below 2^31. All aligned to 64, strides multiples of 32 (x) and 16 (dots). */
+/* Integers that the columns meet: n vectors, in each one for every band of rows. */
+typedef struct kvant_code_factors {
+    const int16_t *x;           /* of vector i, band b: x + i * stride + b * band_stride */
+    size_t stride, band_stride; /* multiples of 32 */
+    uint32_t band_tiles;        /* row tile rt meets band rt / band_tiles */
+    uint32_t first, end;        /* column tiles that are multiplied */
+} kvant_code_factors;
+
+#define KVANT_CODE_VALUES 32 /* values of a code's low four bits, 16 more of the others */
+
+/* dots[i * dots_stride + position of row] = sum over the columns of values[code % 16] + values[16 + code / 16] times their integer,
+ * exact, for n >= 1 vectors; anything where a row is missing. Codes of up to 4 bits have no second value. No value, sum of two
+ * values or integer may exceed KVANT_CODE_OPERAND_MAX, and sum |values x| must stay below 2^31, of either value alone too. x and
+ * dots aligned to 64, dots_stride at least 64 a row group and a multiple of 16. */
 #define KVANT_CODE_DOTS_FN(name)                                                                                   \
-    void name(const kvant_layout *layout, const void *page, const int16_t *values, const int16_t *x,               \
-              size_t x_stride, int32_t *dots, size_t dots_stride, uint32_t n)
+    void name(const kvant_layout *layout, const void *page, const int16_t *values,                                 \
+              const kvant_code_factors *factors, int32_t *dots, size_t dots_stride, uint32_t n)
 typedef KVANT_CODE_DOTS_FN(kvant_code_dots_fn);
 
-/* x[i] = round(w[i] scale[i] / step), step = the largest magnitude of w[i] scale[i] / limit, for 64 numbers; limit at most
- * 32767. The error of step x[i] is at most (1/2 + limit 2^-22) step. When the largest magnitude is below 2^-110 all is zero; when it is
- * not finite, step is NaN and x zero. */
+/* x[i] = round(w[i] scale[i] / step) for n numbers, a multiple of 64; returns step = the largest magnitude of w[i] scale[i] / limit,
+ * limit at most KVANT_CODE_OPERAND_MAX. scale may be NULL: ones. The error of step x[i] is at most (1/2 + limit 2^-22) step. When the largest
+ * magnitude is below 2^-110 all is zero; when it is not finite, step is NaN and x zero. sums[t] = sum of x over column tile t. */
 #define KVANT_FIXED_POINT_FN(name)                                                                                 \
-    kvant_fixed_point name(const float *w, const float *scale, int32_t limit, int16_t *x)
+    float name(const float *w, const float *scale, uint32_t n, int32_t limit, int16_t *x, int32_t *sums)
 typedef KVANT_FIXED_POINT_FN(kvant_fixed_point_fn);
 
-/* scores[i] = dots[i] step scale[i] + zero[i] (step x sum) for 64 numbers; error at most 4 roundings of the first term and 3
- * of the second. zero may be NULL: none. */
-#define KVANT_SCALE_DOTS_FN(name)                                                                                  \
-    void name(const int32_t *dots, kvant_fixed_point x, const float *scale, const float *zero, float *scores)
-typedef KVANT_SCALE_DOTS_FN(kvant_scale_dots_fn);
+/* sum of a row += its dot * step * scale + zero * offset for all rows of a page; zero may be NULL: none. The error is at most
+ * 5 roundings of the first product, 3 of the second and 2 of the sum before. */
+#define KVANT_ADD_ROW_DOTS_FN(name)                                                                                \
+    void name(const kvant_layout *layout, const int32_t *dots, float step, const float *scale, float offset,       \
+              const float *zero, float *sums)
+typedef KVANT_ADD_ROW_DOTS_FN(kvant_add_row_dots_fn);
 
-/* sums[i] += dots[i] step + zero for n numbers, a multiple of 16; error at most 4 roundings of each of the three terms. */
-#define KVANT_ADD_DOTS_FN(name) void name(const int32_t *dots, float step, float zero, uint32_t n, float *sums)
-typedef KVANT_ADD_DOTS_FN(kvant_add_dots_fn);
+/* sum of a row += its dot * step + zero, both those of its row tile; error at most 4 roundings of each of the three terms.
+ * step and zero have whole groups of 4 row tiles. */
+#define KVANT_ADD_TILE_DOTS_FN(name)                                                                               \
+    void name(const kvant_layout *layout, const int32_t *dots, const float *step, const float *zero, float *sums)
+typedef KVANT_ADD_TILE_DOTS_FN(kvant_add_tile_dots_fn);
 
 /* x[kvant_token_position(t)] = half[t], exact, for the 64 tokens of a page. half aligned to 16, x to 64. */
 #define KVANT_TOKEN_HALVES_FN(name) void name(const uint16_t *half, float *x)
@@ -212,10 +232,10 @@ typedef struct kvant_kernels {
     kvant_fixed_point_fn *fixed_point;
     kvant_code_dots_fn *code_dots; /* best for a few x */
     kvant_code_dots_fn *tile_dots; /* best for many */
-    kvant_scale_dots_fn *scale_dots;
-    kvant_add_dots_fn *add_dots;
     kvant_unpack_triplets_fn *unpack_triplets;
     kvant_unpack_directions_fn *unpack_directions;
+    kvant_add_row_dots_fn *add_row_dots;
+    kvant_add_tile_dots_fn *add_tile_dots;
     kvant_block_scores_fn *block_scores;
     kvant_block_sums_fn *block_sums;
     kvant_block_tile_fn *block_rows_tile;
@@ -242,10 +262,10 @@ KVANT_LARGEST_PRODUCTS_FN(kvant_largest_products_c);
 KVANT_TOKEN_HALVES_FN(kvant_token_halves_c);
 KVANT_FIXED_POINT_FN(kvant_fixed_point_c);
 KVANT_CODE_DOTS_FN(kvant_code_dots_c);
-KVANT_SCALE_DOTS_FN(kvant_scale_dots_c);
-KVANT_ADD_DOTS_FN(kvant_add_dots_c);
 KVANT_UNPACK_TRIPLETS_FN(kvant_unpack_triplets_c);
 KVANT_UNPACK_DIRECTIONS_FN(kvant_unpack_directions_c);
+KVANT_ADD_ROW_DOTS_FN(kvant_add_row_dots_c);
+KVANT_ADD_TILE_DOTS_FN(kvant_add_tile_dots_c);
 KVANT_BLOCK_SCORES_FN(kvant_block_scores_c);
 KVANT_BLOCK_SUMS_FN(kvant_block_sums_c);
 KVANT_BLOCK_TILE_FN(kvant_block_rows_tile_c);
@@ -254,6 +274,18 @@ KVANT_BLOCK_TILE_FN(kvant_block_columns_tile_c);
 /* One row group whose tiles are fewer than 4, for levels that vectorise full groups only. */
 void kvant_unpack_group_c(const kvant_layout *layout, const void *page, const float *values, float offset,
                           uint32_t group, float *tile);
+
+/* For levels that multiply row groups of 4 tiles only: the words of a smaller group as those of a whole one, the missing rows 0.
+ * words: KVANT_WHOLE_GROUP_WORDS; plane i of the group begins at planes[i]. Of V, whose columns are tokens. */
+#define KVANT_WHOLE_GROUP_WORDS (2 * 4 * 128)
+void kvant_whole_group(const kvant_layout *layout, const void *page, uint32_t group, uint32_t *words,
+                       const uint32_t **planes);
+
+/* add_row_dots and add_tile_dots of one row group. */
+void kvant_add_row_group_c(const kvant_layout *layout, uint32_t group, const int32_t *dots, float step,
+                           const float *scale, float offset, const float *zero, float *sums);
+void kvant_add_tile_group_c(const kvant_layout *layout, uint32_t group, const int32_t *dots, const float *step,
+                            const float *zero, float *sums);
 
 /* Overwrite the entries that the level improves on those of the level before. Present when the build has the level. */
 void kvant_kernels_init_avx2(kvant_kernels *kernels);

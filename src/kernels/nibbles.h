@@ -1,5 +1,5 @@
-/* nibbles.h - codes of 1 to 4 bits as the words of a 4-bit plane, for levels that look codes up four bits at a time.
- * The including file defines vi, vi_load and the integer operations of simd_template.h. */
+/* nibbles.h - codes as the words of 4-bit planes, for levels that look codes up four bits at a time: one for codes of up to
+ * 4 bits, two for wider ones. The including file defines vi, vi_load and the integer operations of simd_template.h. */
 
 /* 2-bit fields 0 .. 3 of each half of a word, to 4-bit fields. */
 KVANT_INLINE vi spread_pairs(vi w)
@@ -17,24 +17,30 @@ KVANT_INLINE vi spread_bits(vi w)
     return vi_and(vi_or(w, vi_shift_left(w, 3)), vi_set(0x11111111));
 }
 
-KVANT_INLINE vi plane_word(const kvant_plane *plane, const uint32_t *words, uint32_t group, uint32_t ct,
-                           uint32_t at)
+/* bits is a constant here and below. */
+KVANT_INLINE vi plane_word(const uint32_t *words, uint32_t bits, uint32_t ct, uint32_t at)
 {
-    vi w = vi_load(words + plane->word_offset + (size_t)128 * (group * plane->units + ct / plane->tiles) + at);
-    return vi_shift_right_by(w, 4 * plane->bits * (ct % plane->tiles));
+    uint32_t tiles = 4 / bits;
+    return vi_shift_right_by(vi_load(words + 128 * (ct / tiles) + at), 4 * bits * (ct % tiles));
 }
 
-/* The words of column tile ct from word `at` of its unit; bits is a constant. */
-KVANT_INLINE vi nibble_word(const kvant_layout *layout, uint32_t bits, const uint32_t *words, uint32_t group,
-                            uint32_t ct, uint32_t at)
+KVANT_INLINE uint32_t code_digits(uint32_t bits)
 {
-    const kvant_plane *planes = layout->planes;
-    switch (bits) {
-    case 1: return spread_bits(plane_word(&planes[0], words, group, ct, at));
-    case 2: return spread_pairs(plane_word(&planes[0], words, group, ct, at));
+    return bits > 4 ? 2 : 1;
+}
+
+/* Digit 0 (the low four bits of codes) or 1 of column tile ct, from word `at` of its unit on; planes are those of a row group of 4
+ * row tiles. */
+KVANT_INLINE vi nibble_word(const uint32_t *const *planes, uint32_t bits, uint32_t digit, uint32_t ct, uint32_t at)
+{
+    if (digit)
+        planes++;
+    switch (digit ? bits - 4 : bits) {
+    case 1: return spread_bits(plane_word(planes[0], 1, ct, at));
+    case 2: return spread_pairs(plane_word(planes[0], 2, ct, at));
     case 3:
-        return vi_or(spread_pairs(plane_word(&planes[0], words, group, ct, at)),
-                     vi_shift_left(spread_bits(plane_word(&planes[1], words, group, ct, at)), 2));
-    default: return vi_load(words + (size_t)128 * (group * planes[0].units + ct) + at);
+        return vi_or(spread_pairs(plane_word(planes[0], 2, ct, at)),
+                     vi_shift_left(spread_bits(plane_word(planes[1], 1, ct, at)), 2));
+    default: return vi_load(planes[0] + 128 * ct + at);
     }
 }

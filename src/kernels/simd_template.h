@@ -175,12 +175,12 @@ void NAME(kvant_kernels_init)(kvant_kernels *kernels)
     kernels->fixed_point = NAME(fixed_point);
     kernels->code_dots = NAME(code_dots);
     kernels->tile_dots = NAME(tile_dots);
-    kernels->scale_dots = NAME(scale_dots);
-    kernels->add_dots = NAME(add_dots);
 #ifdef CHUNK_TILES /* chunk_tiles_template.h is here */
     kernels->unpack_triplets = NAME(unpack_triplets);
     kernels->unpack_directions = NAME(unpack_directions);
 #endif
+    kernels->add_row_dots = NAME(add_row_dots);
+    kernels->add_tile_dots = NAME(add_tile_dots);
 #ifdef LEVEL_HAS_BLOCKS
     kernels->block_scores = NAME(block_scores);
     kernels->block_sums = NAME(block_sums);

@@ -7,7 +7,9 @@
  *                                         a product needs must fit the registers
  *   vi_store_aligned(p, v)
  *   vi_pair_columns(v)                    of each 8 numbers a0 .. a3 b0 .. b3 the pairs (a0, b0) .. (a3, b3)
- *   pair_table, load_pair_table(values), make_pairs(layout, bits, words, group, ct, table, tile) */
+ *   make_pairs(planes, bits, ct, tables, pairs)   of a column tile; bits is a constant
+ *
+ * and what code_dots_rows.h needs and defines. */
 
 #define TILE_COLUMN_TILES 8u /* of a piece: a tile of 16 KB, and x of a unit beside it in the nearest cache */
 
@@ -21,10 +23,14 @@ typedef struct pair_rows {
     _Alignas(64) int32_t at[TILE_ROWS][8 * TILE_COLUMN_TILES];
 } pair_rows;
 
-KVANT_INLINE void pair_columns(const int16_t *x, size_t x_stride, uint32_t rows, uint32_t column_tiles,
-                               pair_rows *out)
+/* Column tiles first .. end - 1 of a piece. */
+typedef struct tile_range {
+    uint32_t first, end;
+} tile_range;
+
+KVANT_INLINE void pair_columns(const int16_t *x, size_t x_stride, uint32_t rows, tile_range range, pair_rows *out)
 {
-    uint32_t n = (column_tiles + 3) / 4 * KVANT_PAGE_TOKENS;
+    uint32_t n = (range.end + 3) / 4 * KVANT_PAGE_TOKENS;
     for (uint32_t i = 0; i < rows; i++)
         for (uint32_t j = 0; j < n; j += 2 * TILE_LANES)
             vi_store_aligned(out->at[i] + j / 2, vi_pair_columns(vi_load(x + i * x_stride + j)));
@@ -46,21 +52,34 @@ KVANT_INLINE void add_column_pair(const pair_tile *tile, uint32_t position, cons
     }
 }
 
+/* The pairs of a block of 4 column tiles, or of those of them that the range has. */
+KVANT_INLINE void add_block(const pair_tile *tile, uint32_t position, const pair_rows *x, uint32_t block,
+                            tile_range range, uint32_t rows, vi sum[TILE_ROWS][TILE_VECTORS])
+{
+    uint32_t first = range.first > 4 * block ? range.first - 4 * block : 0, left = range.end - 4 * block,
+             end = left < 4 ? left : 4;
+    if (end - first == 4) {
+        for (uint32_t pair = 32 * block; pair < 32 * (block + 1); pair++)
+            add_column_pair(tile, position, x, pair, rows, sum);
+        return;
+    }
+    for (uint32_t i = 0; i < 8; i++)
+        for (uint32_t j = first; j < end; j++)
+            add_column_pair(tile, position, x, 32 * block + 4 * i + j, rows, sum);
+}
+
 /* Positions of one block of vectors; more: dots has a part of the sums already. */
-KVANT_INLINE void tile_block(const pair_tile *tile, uint32_t position, const pair_rows *x, uint32_t column_tiles,
+KVANT_INLINE void tile_block(const pair_tile *tile, uint32_t position, const pair_rows *x, tile_range range,
                              uint32_t rows, bool more, int32_t *dots, size_t dots_stride)
 {
     vi sum[TILE_ROWS][TILE_VECTORS];
-    uint32_t whole = column_tiles / 4 * 32, rest = column_tiles % 4;
 #pragma GCC unroll 8
     for (uint32_t i = 0; i < rows; i++)
 #pragma GCC unroll 8
         for (uint32_t j = 0; j < TILE_VECTORS; j++)
             sum[i][j] = more ? vi_load(dots + i * dots_stride + position + TILE_LANES * j) : vi_set(0);
-    for (uint32_t pair = 0; pair < whole; pair++)
-        add_column_pair(tile, position, x, pair, rows, sum);
-    for (uint32_t i = 0; i < 8 * rest; i++)
-        add_column_pair(tile, position, x, whole + i / rest * 4 + i % rest, rows, sum);
+    for (uint32_t block = range.first / 4; 4 * block < range.end; block++)
+        add_block(tile, position, x, block, range, rows, sum);
 #pragma GCC unroll 8
     for (uint32_t i = 0; i < rows; i++)
 #pragma GCC unroll 8
@@ -68,53 +87,71 @@ KVANT_INLINE void tile_block(const pair_tile *tile, uint32_t position, const pai
             vi_store_aligned(dots + i * dots_stride + position + TILE_LANES * j, sum[i][j]);
 }
 
-KVANT_INLINE void tile_rows(const pair_tile *tile, uint32_t column_tiles, const int16_t *x, size_t x_stride,
+KVANT_INLINE void tile_rows(const pair_tile *tile, tile_range range, const int16_t *x, size_t x_stride,
                             uint32_t rows, bool more, int32_t *dots, size_t dots_stride)
 {
     pair_rows pairs;
-    pair_columns(x, x_stride, rows, column_tiles, &pairs);
+    pair_columns(x, x_stride, rows, range, &pairs);
     for (uint32_t position = 0; position < KVANT_PAGE_TOKENS; position += TILE_LANES * TILE_VECTORS)
-        tile_block(tile, position, &pairs, column_tiles, rows, more, dots, dots_stride);
+        tile_block(tile, position, &pairs, range, rows, more, dots, dots_stride);
 }
 
-static void tile_piece(const pair_tile *tile, uint32_t column_tiles, const int16_t *x, size_t x_stride, bool more,
+static void tile_piece(const pair_tile *tile, tile_range range, const int16_t *x, size_t x_stride, bool more,
                        int32_t *dots, size_t dots_stride, uint32_t n)
 {
     for (; n >= TILE_ROWS; n -= TILE_ROWS, x += TILE_ROWS * x_stride, dots += TILE_ROWS * dots_stride)
-        tile_rows(tile, column_tiles, x, x_stride, TILE_ROWS, more, dots, dots_stride);
+        tile_rows(tile, range, x, x_stride, TILE_ROWS, more, dots, dots_stride);
     switch (n) {
-    case 5: tile_rows(tile, column_tiles, x, x_stride, 5, more, dots, dots_stride); return;
-    case 4: tile_rows(tile, column_tiles, x, x_stride, 4, more, dots, dots_stride); return;
-    case 3: tile_rows(tile, column_tiles, x, x_stride, 3, more, dots, dots_stride); return;
-    case 2: tile_rows(tile, column_tiles, x, x_stride, 2, more, dots, dots_stride); return;
-    case 1: tile_rows(tile, column_tiles, x, x_stride, 1, more, dots, dots_stride); return;
+    case 5: tile_rows(tile, range, x, x_stride, 5, more, dots, dots_stride); return;
+    case 4: tile_rows(tile, range, x, x_stride, 4, more, dots, dots_stride); return;
+    case 3: tile_rows(tile, range, x, x_stride, 3, more, dots, dots_stride); return;
+    case 2: tile_rows(tile, range, x, x_stride, 2, more, dots, dots_stride); return;
+    case 1: tile_rows(tile, range, x, x_stride, 1, more, dots, dots_stride); return;
     }
 }
 
-static void make_tile(const kvant_layout *layout, const void *page, const pair_table *table, uint32_t group,
-                      uint32_t first, uint32_t n, pair_tile *tile)
+/* piece: its first column tile. */
+static void make_tile(const uint32_t *const *planes, uint32_t bits, const dot_tables *tables, uint32_t piece,
+                      tile_range range, pair_tile *tile)
 {
 #define MAKE_TILE(bits)                                                                                            \
-    for (uint32_t i = 0; i < n; i++)                                                                               \
-    make_pairs(layout, bits, page, group, first + i, table, tile->at + 32 * (i / 4) + i % 4)
-    switch (layout->bits) {
+    for (uint32_t i = range.first; i < range.end; i++)                                                             \
+    make_pairs(planes, bits, piece + i, tables, tile->at + 32 * (i / 4) + i % 4)
+    switch (bits) {
     case 1: MAKE_TILE(1); return;
     case 2: MAKE_TILE(2); return;
     case 3: MAKE_TILE(3); return;
-    default: MAKE_TILE(4); return;
+    case 4: MAKE_TILE(4); return;
+    case 5: MAKE_TILE(5); return;
+    case 6: MAKE_TILE(6); return;
+    case 7: MAKE_TILE(7); return;
+    default: MAKE_TILE(8); return;
     }
 #undef MAKE_TILE
 }
 
+/* A factor serves 4 row tiles at a time here: where bands part within these, code_dots does it. */
 static KVANT_CODE_DOTS_FN(NAME(tile_dots))
 {
     pair_tile tile;
-    pair_table table = load_pair_table(values);
-    for (uint32_t group = 0; 4 * group < layout->row_tiles; group++, dots += KVANT_PAGE_TOKENS)
-        for (uint32_t first = 0; first < layout->column_tiles; first += TILE_COLUMN_TILES) {
-            uint32_t left = layout->column_tiles - first,
-                     some = left < TILE_COLUMN_TILES ? left : TILE_COLUMN_TILES;
-            make_tile(layout, page, &table, group, first, some, &tile);
-            tile_piece(&tile, some, x + KVANT_TILE * first, x_stride, first > 0, dots, dots_stride, n);
+    dot_tables tables = load_tables(values);
+    _Alignas(64) uint32_t words[KVANT_WHOLE_GROUP_WORDS];
+    const uint32_t *planes[KVANT_MAX_PLANES];
+    if (factors->band_tiles % 4 && factors->band_tiles < layout->row_tiles) {
+        NAME(code_dots)(layout, page, values, factors, dots, dots_stride, n);
+        return;
+    }
+    for (uint32_t group = 0; 4 * group < layout->row_tiles; group++, dots += KVANT_PAGE_TOKENS) {
+        const int16_t *x = factors->x + 4 * group / factors->band_tiles * factors->band_stride;
+        bool more = false;
+        find_planes(layout, page, group, words, planes);
+        for (uint32_t piece = factors->first / 4 * 4; piece < factors->end; piece += TILE_COLUMN_TILES) {
+            uint32_t left = factors->end - piece;
+            tile_range range = { factors->first > piece ? factors->first - piece : 0,
+                                 left < TILE_COLUMN_TILES ? left : TILE_COLUMN_TILES };
+            make_tile(planes, layout->bits, &tables, piece, range, &tile);
+            tile_piece(&tile, range, x + KVANT_TILE * piece, factors->stride, more, dots, dots_stride, n);
+            more = true;
         }
+    }
 }

@@ -41,8 +41,8 @@
     X(fixed_point)                                                                                                 \
     X(code_dots)                                                                                                   \
     X(tile_dots)                                                                                                   \
-    X(scale_dots)                                                                                                  \
-    X(add_dots)                                                                                                    \
+    X(add_row_dots)                                                                                                \
+    X(add_tile_dots)                                                                                               \
     X(unpack_triplets)                                                                                             \
     X(unpack_directions)                                                                                           \
     X(block_scores)                                                                                                \

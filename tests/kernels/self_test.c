@@ -69,7 +69,7 @@ static KVANT_SCALE_COLUMNS_FN(does_nothing)
 
 static KVANT_CODE_DOTS_FN(is_off_by_one)
 {
-    right->code_dots(layout, page, values, x, x_stride, dots, dots_stride, n);
+    right->code_dots(layout, page, values, factors, dots, dots_stride, n);
     dots[(n - 1) * dots_stride + 16 * layout->row_tiles - 1]++;
 }
 

@@ -279,6 +279,9 @@ static double value_error(const kvant_codec *codec)
  * Scores: each of a query's d integers is off by up to half a step, |q| / limit at most, uniformly; so a score has a standard
  * deviation below |q| |k| / (limit sqrt(12)), a codebook's errors one below |q| (|k| / sqrt(d)) value_error. Six of both together are
  * exceeded by one score in 5e8; a score that is off by e moves the output by e times its weight's share of spread.
+ * Where lines are by column, integers are of q x scale: off by up to half of max |q scale| / limit, times a value of at most m. With b bits m is
+ * 2^(b-1) and scale at most 2 max |k| / (2^b - 1), together below 4/3 max |k|, so that each channel adds 4/3 |q| |k| / limit where it
+ * added its part of |k| before: sqrt(d) 4/3 times as much in all.
  * Weights: up to half a step, the page's largest weight x scale / limit, in each of 64 cells, each moving the output by a row of
  * values; those of a page are at most 4 times as long as each other in these tests, and twice as long as seen from a zero point.
  * A codebook's values are off by value_error (|v| / sqrt(d)) in each channel. |v| of unbiased scales exceeds the row's by less than 1.2. */
@@ -287,9 +290,11 @@ static double integers(const fixture *f, double score, const sizes *size)
     const setup *s = &f->s;
     const kvant_codec *k = f->k_codecs[0], *v = f->v_codecs[0];
     double error = 0, values = growth(f->v, s->n_kv_heads * s->v_dim) * size->longest;
-    if (k->code_lines)
-        error += 6 * score * (1 / (k->code_table.limit * sqrt(12)) + 1.2 * value_error(k) / sqrt(s->k_dim)) *
+    if (k->code_lines) {
+        double channels = k->code_table.by_row ? 1 : sqrt(s->k_dim) * 4 / 3;
+        error += 6 * score * (channels / (k->code_table.limit * sqrt(12)) + 1.2 * value_error(k) / sqrt(s->k_dim)) *
                  size->spread;
+    }
     if (v->code_lines)
         error += (64.0 / 2 / v->code_table.limit * size->peaks * 4 * 2 + 1.2 * value_error(v)) * values;
     return error;
@@ -493,6 +498,45 @@ static void prefill_on_codes(void **state)
                              .max_bias = i % 4 == 1 ? 8 : 0 });
 }
 
+/* Every way in which scales may lie, for every width and head_dims whose last row group is not whole, in units of few rows and of
+ * many. */
+static void groupings_on_codes(void **state)
+{
+    static const char *const specs[] = {
+        "int-4:axis=channel,group=64",
+        "int-4:axis=channel,group=32,sym",
+        "int-2:axis=channel,group=16,hybrid",
+        "int-8:axis=channel,group=64",
+        "int-4:group=32",
+        "int-3:group=16,sym",
+        "int-2:group=64,hybrid=code",
+        "int-5:group=48",
+        "int-6:group=96,sym",
+        "int-7",
+        "bdr-8:group=128",
+        "int-8:group=32,sym",
+        "int-4:group=24",
+    };
+    static const uint32_t dims[] = { 128, 80, 64, 112, 96, 192, 40 };
+    (void)state;
+    for (size_t i = 0; i < COUNT(specs) * COUNT(dims); i++) {
+        const char *k = specs[i % COUNT(specs)], *v = specs[(i + 5) % COUNT(specs)];
+        setup s = { .k_dim = dims[i % COUNT(dims)],
+                    .v_dim = dims[(i + 3) % COUNT(dims)],
+                    .n_kv_heads = 2,
+                    .n_heads = 6,
+                    .n_cells = 64 * 3 + (uint32_t)(i % 64),
+                    .n_tokens = 1 + (uint32_t)(i % 2),
+                    .k_spec = k,
+                    .v_spec = v };
+        check_setup(s);
+        s.n_tokens = 5;
+        s.mask = i % 2;
+        s.softcap = i % 3 ? 0 : 4;
+        check_setup(s);
+    }
+}
+
 static void threads_do_not_change_results(void **state)
 {
     (void)state;
@@ -590,6 +634,7 @@ int main(void)
         cmocka_unit_test(windows),
         cmocka_unit_test(long_decode_is_split_and_prefill_is_tiled),
         cmocka_unit_test(prefill_on_codes),
+        cmocka_unit_test(groupings_on_codes),
         cmocka_unit_test(threads_do_not_change_results),
         cmocka_unit_test(hidden_rows_and_empty_caches_give_zeros),
         cmocka_unit_test(bad_arguments),

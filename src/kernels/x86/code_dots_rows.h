@@ -1,23 +1,86 @@
-/* code_dots_rows.h - code_dots from dot_rows, which takes up to DOT_ROWS vectors x, bits and their number constants. */
+/* code_dots_rows.h - code_dots around the widths' own loops: takes vectors x in blocks of DOT_ROWS and rows in groups of four
+ * tiles. The including file defines
+ *
+ *   dot_operand          integers of the columns as the lanes of words want them
+ *   dot_tables           values of the digits of codes
+ *   load_tables(values)
+ *   spread_columns(bands, first, end, out)   bands: x of each of the four row tiles
+ *   dot_group(planes, bits, tables, operands, columns, rows, dots, stride)   one row group; bits and rows are constants */
 
-KVANT_INLINE void dot_bits(const kvant_layout *layout, uint32_t bits, const void *page, const int16_t *values,
-                           const int16_t *x, size_t x_stride, int32_t *dots, size_t dots_stride, uint32_t n)
+typedef struct dot_job {
+    const kvant_layout *layout;
+    const void *page;
+    const int16_t *values;
+    const kvant_code_factors *factors;
+    int32_t *dots;
+    size_t stride;
+} dot_job;
+
+/* x of a vector for the four row tiles of a group; those that are missing meet what the last one meets. */
+KVANT_INLINE void find_bands(const dot_job *job, uint32_t i, uint32_t group, const int16_t *bands[4])
 {
-    for (; n >= DOT_ROWS; n -= DOT_ROWS, x += DOT_ROWS * x_stride, dots += DOT_ROWS * dots_stride)
-        dot_rows(layout, bits, page, values, x, x_stride, DOT_ROWS, dots, dots_stride);
-    switch (n) {
-    case 3: dot_rows(layout, bits, page, values, x, x_stride, 3, dots, dots_stride); return;
-    case 2: dot_rows(layout, bits, page, values, x, x_stride, 2, dots, dots_stride); return;
-    case 1: dot_rows(layout, bits, page, values, x, x_stride, 1, dots, dots_stride); return;
+    for (uint32_t k = 0; k < 4; k++) {
+        uint32_t rt = 4 * group + k < job->layout->row_tiles ? 4 * group + k : job->layout->row_tiles - 1;
+        bands[k] =
+            job->factors->x + i * job->factors->stride + rt / job->factors->band_tiles * job->factors->band_stride;
+    }
+}
+
+/* The planes of a row group of 4 tiles: those of the page, or words made of a smaller group. */
+KVANT_INLINE void find_planes(const kvant_layout *layout, const void *page, uint32_t group, uint32_t *words,
+                              const uint32_t **planes)
+{
+    if (kvant_layout_group_tiles(layout, group) < 4) {
+        kvant_whole_group(layout, page, group, words, planes);
+        return;
+    }
+    for (uint32_t i = 0; i < layout->n_planes; i++)
+        planes[i] =
+            (const uint32_t *)page + layout->planes[i].word_offset + (size_t)128 * group * layout->planes[i].units;
+}
+
+KVANT_INLINE void dot_rows(const dot_job *job, uint32_t bits, uint32_t first, uint32_t rows)
+{
+    _Alignas(64) uint32_t words[KVANT_WHOLE_GROUP_WORDS];
+    const uint32_t *planes[KVANT_MAX_PLANES];
+    dot_operand operands[DOT_ROWS];
+    dot_tables tables = load_tables(job->values);
+    bool one_band = job->factors->band_tiles >= job->layout->row_tiles;
+    for (uint32_t group = 0; 4 * group < job->layout->row_tiles; group++) {
+        for (uint32_t i = 0; i < rows && !(one_band && group); i++) {
+            const int16_t *bands[4];
+            find_bands(job, first + i, group, bands);
+            spread_columns(bands, job->factors->first, job->factors->end, &operands[i]);
+        }
+        find_planes(job->layout, job->page, group, words, planes);
+        dot_group(planes, bits, &tables, operands, job->factors, rows,
+                  job->dots + first * job->stride + KVANT_PAGE_TOKENS * group, job->stride);
+    }
+}
+
+KVANT_INLINE void dot_bits(const dot_job *job, uint32_t bits, uint32_t n)
+{
+    uint32_t first = 0;
+    for (; first + DOT_ROWS <= n; first += DOT_ROWS)
+        dot_rows(job, bits, first, DOT_ROWS);
+    switch (n - first) {
+    case 3: dot_rows(job, bits, first, 3); return;
+    case 2: dot_rows(job, bits, first, 2); return;
+    case 1: dot_rows(job, bits, first, 1); return;
     }
 }
 
 static KVANT_CODE_DOTS_FN(NAME(code_dots))
 {
+    dot_job job = { layout, page, values, factors, dots, dots_stride };
     switch (layout->bits) {
-    case 1: dot_bits(layout, 1, page, values, x, x_stride, dots, dots_stride, n); return;
-    case 2: dot_bits(layout, 2, page, values, x, x_stride, dots, dots_stride, n); return;
-    case 3: dot_bits(layout, 3, page, values, x, x_stride, dots, dots_stride, n); return;
-    default: dot_bits(layout, 4, page, values, x, x_stride, dots, dots_stride, n); return;
+    case 1: dot_bits(&job, 1, n); return;
+    case 2: dot_bits(&job, 2, n); return;
+    case 3: dot_bits(&job, 3, n); return;
+    case 4: dot_bits(&job, 4, n); return;
+    case 5: dot_bits(&job, 5, n); return;
+    case 6: dot_bits(&job, 6, n); return;
+    case 7: dot_bits(&job, 7, n); return;
+    default: dot_bits(&job, 8, n); return;
     }
 }

@@ -3,21 +3,41 @@
  * what nibbles.h needs, NAME, and add_pairs(sum, a, b), which adds products of 16-bit pairs to 32-bit sums. */
 #include "../nibbles.h"
 
-#define DOT_ROWS 4u /* 16 sums, 8 fields, 2 of x and the table in 32 registers */
+#define DOT_ROWS 4u /* 16 sums, 8 fields, 2 of x and the tables in 32 registers */
 
-/* Column pairs as a word's lanes want them: [column tile][field / 2], one pair in all of a 128-bit lane. */
+/* Column pairs as a word's lanes want them: [column tile][field / 2], a pair in a 128-bit lane, once for each row tile. */
 typedef struct dot_operand {
     vi at[KVANT_MAX_PADDED_DIM / KVANT_TILE][2];
 } dot_operand;
 
-KVANT_INLINE void spread_columns(const int16_t *x, uint32_t column_tiles, dot_operand *out)
+typedef struct dot_tables {
+    vi at[2];
+} dot_tables;
+
+KVANT_INLINE dot_tables load_tables(const int16_t *values)
 {
-    for (uint32_t ct = 0; ct < column_tiles; ct++) {
-        uint32_t first = 2 * (ct % 4) * 0x0101u + 0x0100u; /* bytes of number ct mod 4 of 8 */
-        vi pair = vi_set((int)(first | (first + 0x0808u) << 16));
-        const int16_t *block = x + KVANT_PAGE_TOKENS * (ct / 4);
-        out->at[ct][0] = _mm512_shuffle_epi8(vi_load(block), pair);
-        out->at[ct][1] = _mm512_shuffle_epi8(vi_load(block + 32), pair);
+    return (dot_tables){ { _mm512_broadcast_i64x4(_mm256_loadu_si256((const __m256i *)values)),
+                           _mm512_broadcast_i64x4(_mm256_loadu_si256((const __m256i *)(values + 16))) } };
+}
+
+/* Row tile k takes numbers of bands[k]. */
+KVANT_INLINE vi spread_pair(const int16_t *const bands[4], size_t at, vi pair)
+{
+    vi x = _mm512_shuffle_epi8(vi_load(bands[0] + at), pair);
+    if (bands[3] == bands[0])
+        return x;
+    for (uint32_t k = 1; k < 4; k++)
+        x = _mm512_mask_mov_epi32(x, (__mmask16)(0x1111u << k), _mm512_shuffle_epi8(vi_load(bands[k] + at), pair));
+    return x;
+}
+
+KVANT_INLINE void spread_columns(const int16_t *const bands[4], uint32_t first, uint32_t end, dot_operand *out)
+{
+    for (uint32_t ct = first; ct < end; ct++) {
+        uint32_t low = 2 * (ct % 4) * 0x0101u + 0x0100u; /* bytes of number ct mod 4 of 8 */
+        vi pair = vi_set((int)(low | (low + 0x0808u) << 16));
+        out->at[ct][0] = spread_pair(bands, (size_t)KVANT_PAGE_TOKENS * (ct / 4), pair);
+        out->at[ct][1] = spread_pair(bands, (size_t)KVANT_PAGE_TOKENS * (ct / 4) + 32, pair);
     }
 }
 
@@ -48,27 +68,30 @@ KVANT_INLINE word_fields look_up(vi table, vi w)
 }
 
 /* Two neighbouring r, and r + 8: a lane of 128 bits of sum[half][i] is a partial sum of 4 rows. */
-KVANT_INLINE void dot_two(const kvant_layout *layout, uint32_t bits, const uint32_t *words, uint32_t group,
-                          vi table, const dot_operand *x, uint32_t rows, uint32_t r, vi sum[2][DOT_ROWS])
+KVANT_INLINE void dot_two(const uint32_t *const *planes, uint32_t bits, const dot_tables *tables,
+                          const dot_operand *x, const kvant_code_factors *columns, uint32_t rows, uint32_t r,
+                          vi sum[2][DOT_ROWS])
 {
     vi first[2][DOT_ROWS], second[2][DOT_ROWS];
 #pragma GCC unroll 8
     for (uint32_t i = 0; i < rows; i++)
         first[0][i] = first[1][i] = second[0][i] = second[1][i] = _mm512_setzero_si512();
-    for (uint32_t ct = 0; ct < layout->column_tiles; ct++) {
-        word_fields a = look_up(table, nibble_word(layout, bits, words, group, ct, 16 * r));
-        word_fields b = look_up(table, nibble_word(layout, bits, words, group, ct, 16 * r + 16));
-#pragma GCC unroll 8
-        for (uint32_t i = 0; i < rows; i++)
+    for (uint32_t ct = columns->first; ct < columns->end; ct++)
 #pragma GCC unroll 2
-            for (uint32_t side = 0; side < 2; side++) {
-                vi factor = x[i].at[ct][side];
-                first[0][i] = add_pairs(first[0][i], a.at[0][side], factor);
-                first[1][i] = add_pairs(first[1][i], a.at[1][side], factor);
-                second[0][i] = add_pairs(second[0][i], b.at[0][side], factor);
-                second[1][i] = add_pairs(second[1][i], b.at[1][side], factor);
-            }
-    }
+        for (uint32_t digit = 0; digit < code_digits(bits); digit++) {
+            word_fields a = look_up(tables->at[digit], nibble_word(planes, bits, digit, ct, 16 * r));
+            word_fields b = look_up(tables->at[digit], nibble_word(planes, bits, digit, ct, 16 * r + 16));
+#pragma GCC unroll 8
+            for (uint32_t i = 0; i < rows; i++)
+#pragma GCC unroll 2
+                for (uint32_t side = 0; side < 2; side++) {
+                    vi factor = x[i].at[ct][side];
+                    first[0][i] = add_pairs(first[0][i], a.at[0][side], factor);
+                    first[1][i] = add_pairs(first[1][i], a.at[1][side], factor);
+                    second[0][i] = add_pairs(second[0][i], b.at[0][side], factor);
+                    second[1][i] = add_pairs(second[1][i], b.at[1][side], factor);
+                }
+        }
 #pragma GCC unroll 8
     for (uint32_t i = 0; i < rows; i++) {
         sum[0][i] = fold_pair(first[0][i], second[0][i]);
@@ -76,31 +99,21 @@ KVANT_INLINE void dot_two(const kvant_layout *layout, uint32_t bits, const uint3
     }
 }
 
-KVANT_INLINE void dot_group(const kvant_layout *layout, uint32_t bits, const uint32_t *words, uint32_t group,
-                            vi table, const dot_operand *x, uint32_t rows, int32_t *dots, size_t stride)
+KVANT_INLINE void dot_group(const uint32_t *const *planes, uint32_t bits, const dot_tables *tables,
+                            const dot_operand *x, const kvant_code_factors *columns, uint32_t rows, int32_t *dots,
+                            size_t stride)
 {
     for (uint32_t quad = 0; quad < 2; quad++) {
         vi low[2][DOT_ROWS], high[2][DOT_ROWS];
-        dot_two(layout, bits, words, group, table, x, rows, 4 * quad, low);
-        dot_two(layout, bits, words, group, table, x, rows, 4 * quad + 2, high);
+        dot_two(planes, bits, tables, x, columns, rows, 4 * quad, low);
+        dot_two(planes, bits, tables, x, columns, rows, 4 * quad + 2, high);
 #pragma GCC unroll 8
         for (uint32_t i = 0; i < rows; i++) {
-            int32_t *out = dots + i * stride + KVANT_PAGE_TOKENS * group + 16 * quad;
+            int32_t *out = dots + i * stride + 16 * quad;
             _mm512_store_si512(out, fold_quad(low[0][i], high[0][i]));
             _mm512_store_si512(out + 32, fold_quad(low[1][i], high[1][i]));
         }
     }
-}
-
-KVANT_INLINE void dot_rows(const kvant_layout *layout, uint32_t bits, const void *page, const int16_t *values,
-                           const int16_t *x, size_t x_stride, uint32_t rows, int32_t *dots, size_t dots_stride)
-{
-    dot_operand operands[DOT_ROWS];
-    vi table = _mm512_broadcast_i64x4(_mm256_loadu_si256((const __m256i *)values));
-    for (uint32_t i = 0; i < rows; i++)
-        spread_columns(x + i * x_stride, layout->column_tiles, &operands[i]);
-    for (uint32_t group = 0; 4 * group < layout->row_tiles; group++)
-        dot_group(layout, bits, page, group, table, operands, rows, dots, dots_stride);
 }
 
 #include "code_dots_rows.h"

@@ -2,6 +2,7 @@
 #include <immintrin.h>
 #include <math.h>
 #include <stdbool.h>
+#include <string.h>
 
 #include "../../base/attributes.h"
 #include "../kernels.h"
@@ -42,6 +43,9 @@ typedef __m256i vi;
 #define vi_max_unsigned(a, b) _mm256_max_epu32(a, b)
 #define vi_load(p) _mm256_loadu_si256((const __m256i *)(p))
 #define vi_store(p, v) _mm256_storeu_si256((__m256i *)(p), v)
+#define vf_repeat_four(p) _mm256_broadcast_ps((const __m128 *)(p))
+#define vi_float_bits(x) _mm256_castps_si256(x)
+#define add_pairs(sum, a, b) _mm256_add_epi32(sum, _mm256_madd_epi16(a, b))
 #define vi_load_float_bits(p) _mm256_castps_si256(_mm256_loadu_ps(p))
 #define vi_store_float_bits(p, v) _mm256_storeu_ps(p, _mm256_castsi256_ps(v))
 #define vi_load_bytes(p) _mm256_cvtepu8_epi32(_mm_loadl_epi64((const __m128i *)(p)))
@@ -95,11 +99,10 @@ KVANT_INLINE void vi_store_words(int16_t *p, vi v)
     _mm_storeu_si128((__m128i *)p, _mm_packs_epi32(_mm256_castsi256_si128(v), _mm256_extracti128_si256(v, 1)));
 }
 
-KVANT_INLINE int32_t vi_sum(vi v)
+KVANT_INLINE void vi_store_fours(int32_t *p, vi v)
 {
-    __m128i s = _mm_add_epi32(_mm256_castsi256_si128(v), _mm256_extracti128_si256(v, 1));
-    s = _mm_add_epi32(s, _mm_shuffle_epi32(s, 0x4e));
-    return _mm_cvtsi128_si32(_mm_add_epi32(s, _mm_shuffle_epi32(s, 0xb1)));
+    __m128i sum = _mm_add_epi32(_mm256_castsi256_si128(v), _mm256_extracti128_si256(v, 1));
+    _mm_storeu_si128((__m128i *)p, sum);
 }
 
 KVANT_INLINE vf vf_swap(vf x, uint32_t distance)

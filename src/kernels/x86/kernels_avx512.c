@@ -2,6 +2,7 @@
 #include <immintrin.h>
 #include <math.h>
 #include <stdbool.h>
+#include <string.h>
 
 #include "../../base/attributes.h"
 #include "../kernels.h"
@@ -45,7 +46,8 @@ typedef __m512i vi;
 #define vi_load(p) _mm512_loadu_si512(p)
 #define vi_store(p, v) _mm512_storeu_si512(p, v)
 #define vi_store_words(p, v) _mm256_storeu_si256((__m256i *)(p), _mm512_cvtepi32_epi16(v))
-#define vi_sum(v) _mm512_reduce_add_epi32(v)
+#define vf_repeat_four(p) _mm512_broadcast_f32x4(_mm_load_ps(p))
+#define vi_float_bits(x) _mm512_castps_si512(x)
 #define add_pairs(sum, a, b) _mm512_add_epi32(sum, _mm512_madd_epi16(a, b))
 #define vi_load_float_bits(p) _mm512_castps_si512(_mm512_loadu_ps(p))
 #define vi_store_float_bits(p, v) _mm512_storeu_ps(p, _mm512_castsi512_ps(v))
@@ -105,6 +107,13 @@ KVANT_INLINE vf vf_negate_odd(vf x, uint32_t distance)
 {
     __mmask16 odd = distance == 1 ? 0xaaaa : distance == 2 ? 0xcccc : distance == 4 ? 0xf0f0 : 0xff00;
     return _mm512_mask_xor_ps(x, odd, x, _mm512_set1_ps(-0.0f));
+}
+
+KVANT_INLINE void vi_store_fours(int32_t *p, vi v)
+{
+    __m256i half = _mm256_add_epi32(_mm512_castsi512_si256(v), _mm512_extracti64x4_epi64(v, 1));
+    __m128i sum = _mm_add_epi32(_mm256_castsi256_si128(half), _mm256_extracti128_si256(half, 1));
+    _mm_storeu_si128((__m128i *)p, sum);
 }
 
 KVANT_INLINE vi vi_load_lanes(const uint32_t *p)

@@ -5,19 +5,12 @@
 #define TILE_ROWS 6u /* 24 sums, 4 vectors of the tile and a broadcast in 32 registers */
 #define TILE_VECTORS 4u
 
-typedef vi pair_table;
-
 #define vi_store_aligned(p, v) _mm512_store_si512(p, v)
 
 KVANT_INLINE vi vi_pair_columns(vi v)
 {
     const __m128i order = _mm_setr_epi8(0, 1, 8, 9, 2, 3, 10, 11, 4, 5, 12, 13, 6, 7, 14, 15);
     return _mm512_shuffle_epi8(v, _mm512_broadcast_i32x4(order));
-}
-
-KVANT_INLINE pair_table load_pair_table(const int16_t *values)
-{
-    return _mm512_broadcast_i64x4(_mm256_loadu_si256((const __m256i *)values));
 }
 
 KVANT_INLINE void transpose_lanes(vi w[4])
@@ -30,19 +23,33 @@ KVANT_INLINE void transpose_lanes(vi w[4])
     w[3] = _mm512_shuffle_i32x4(c, d, 0xdd);
 }
 
+/* The values of a code are the sums of its digits'. */
+KVANT_INLINE word_fields look_up_digits(const dot_tables *tables, uint32_t bits, vi low, vi high)
+{
+    word_fields f = look_up(tables->at[0], low);
+    if (code_digits(bits) == 1)
+        return f;
+    word_fields g = look_up(tables->at[1], high);
+    for (uint32_t i = 0; i < 4; i++)
+        f.at[i / 2][i % 2] = _mm512_add_epi16(f.at[i / 2][i % 2], g.at[i / 2][i % 2]);
+    return f;
+}
+
 /* pairs[16 h + 4 q]: of column tile ct. */
-KVANT_INLINE void make_pairs(const kvant_layout *layout, uint32_t bits, const uint32_t *words, uint32_t group,
-                             uint32_t ct, const pair_table *table, int32_t (*pairs)[KVANT_PAGE_TOKENS])
+KVANT_INLINE void make_pairs(const uint32_t *const *planes, uint32_t bits, uint32_t ct, const dot_tables *tables,
+                             int32_t (*pairs)[KVANT_PAGE_TOKENS])
 {
     for (uint32_t r = 0; r < 8; r += 4) {
-        vi w[4];
+        vi w[2][4];
+        for (uint32_t digit = 0; digit < code_digits(bits); digit++) {
 #pragma GCC unroll 4
-        for (uint32_t i = 0; i < 4; i++)
-            w[i] = nibble_word(layout, bits, words, group, ct, 16 * (r + i));
-        transpose_lanes(w);
+            for (uint32_t i = 0; i < 4; i++)
+                w[digit][i] = nibble_word(planes, bits, digit, ct, 16 * (r + i));
+            transpose_lanes(w[digit]);
+        }
 #pragma GCC unroll 4
         for (uint32_t q = 0; q < 4; q++) {
-            word_fields f = look_up(*table, w[q]);
+            word_fields f = look_up_digits(tables, bits, w[0][q], w[code_digits(bits) - 1][q]);
             for (uint32_t h = 0; h < 2; h++) {
                 vi_store_aligned(pairs[16 * h + 4 * q] + 4 * r, f.at[0][h]);
                 vi_store_aligned(pairs[16 * h + 4 * q] + 4 * r + 32, f.at[1][h]);
