@@ -3,7 +3,8 @@
 
 #include <string.h>
 
-#define TILE_ROWS 8u
+#define TILE_ROWS 8u  /* from here a tile of codes costs less than looking codes up for every few rows */
+#define BAND_ROWS 24u /* from here a tile of numbers does, where codes have several bands */
 #define MAX_ROW_TILES (KVANT_MAX_HEAD_DIM / KVANT_TILE)
 
 static size_t dot_stride(const kvant_attention_plan *plan)
@@ -15,6 +16,11 @@ static size_t dot_stride(const kvant_attention_plan *plan)
 static kvant_code_dots_fn *dots_for(const kvant_kernels *kernels, uint32_t n_rows)
 {
     return n_rows < TILE_ROWS ? kernels->code_dots : kernels->tile_dots;
+}
+
+bool kvant_attention_codes_suit(const kvant_attention_plan *plan, const kvant_codec *codec)
+{
+    return codec->code_lines && (kvant_attention_rows(plan) < BAND_ROWS || codec->code_table.n_bands == 1);
 }
 
 static uint32_t row_bands(const kvant_code_table *table)
@@ -52,13 +58,15 @@ static size_t lay_out(const kvant_attention_plan *plan, kvant_attention_codes *c
 {
     size_t rows = kvant_attention_rows(plan), used = 0;
     void *queries = NULL, *dots = NULL;
-    if (!plan->on_codes)
+    bool k_suits = plan->k_codec && kvant_attention_codes_suit(plan, plan->k_codec),
+         v_suits = plan->v_codec && kvant_attention_codes_suit(plan, plan->v_codec);
+    if (!k_suits && !v_suits)
         return 0;
-    if (plan->k_codec->code_lines) {
+    if (k_suits) {
         take(scratch, &used, rows * plan->k_codec->code_table.n_columns, sizeof(float), &queries);
         take_integers(scratch, &used, &plan->k_codec->code_table, rows, &codes->query);
     }
-    if (plan->v_codec->code_lines)
+    if (v_suits)
         take_integers(scratch, &used, &plan->v_codec->code_table, rows, &codes->weight);
     take(scratch, &used, rows * dot_stride(plan), sizeof(int32_t), &dots);
     codes->queries = queries;

@@ -31,7 +31,11 @@ typedef struct kvant_attention_codes {
     int32_t *dots; /* n_rows x 64 or v_dim, in whole blocks of 64 */
 } kvant_attention_codes;
 
-/* Floats of scratch that bind needs: 0 for plans that are not on codes. */
+/* Whether pages of a codec are multiplied as codes. With many query rows those of several bands are not: their products take a pass
+ * over sums or roundings for every band and row, a tile of numbers one unpacking for all rows. */
+bool kvant_attention_codes_suit(const kvant_attention_plan *plan, const kvant_codec *codec);
+
+/* Floats of scratch that bind needs: 0 where no codec suits. */
 size_t kvant_attention_codes_floats(const kvant_attention_plan *plan);
 void kvant_attention_codes_bind(const kvant_attention_plan *plan, kvant_attention_codes *codes, float *scratch);
 

@@ -3,8 +3,8 @@
 
 #include "../base/alloc.h"
 
-#define DECODE_TOKENS 8u      /* up to here the context is split, beyond there are enough query tiles */
-#define SPLIT_PAGES 16u       /* 1024 tokens: enough work to hide a wake-up, enough pieces for many threads */
+#define DECODE_TOKENS 8u /* up to here the context is split, beyond there are enough query tiles */
+#define SPLIT_PAGES 16u  /* 1024 tokens: enough work to hide a wake-up, enough pieces for many threads */
 /* Products below which one thread is faster than two: about 50 us, what it takes a sleeping thread to begin. */
 #define SMALL_WORK (1u << 21)
 
@@ -79,6 +79,5 @@ bool kvant_attention_make_plan(const kvant_attention_args *args, kvant_attention
                                     .n_kv_heads = args->k->config.n_kv_heads,
                                     .k_dim = k->layout.padded_dim,
                                     .v_dim = v->layout.padded_dim };
-    plan->on_codes = k->code_lines || v->code_lines;
     return kvant_attention_cut(plan);
 }

@@ -20,7 +20,6 @@ typedef struct kvant_attention_plan {
     uint32_t tile_tokens, n_tiles;               /* query tokens of a unit */
     uint32_t n_pages, split_pages, n_splits;
     uint32_t n_threads; /* worth using */
-    bool on_codes;      /* pages whose codec offers it are multiplied as codes (codes.h) */
     float score_scale;  /* on the query: scale, or scale / softcap */
     /* Workspace, in floats from its start. */
     size_t queries;  /* [kv head][token][group head][k_dim], rotated and scaled */

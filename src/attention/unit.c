@@ -153,7 +153,7 @@ static void fetch_next(const kvant_attention_plan *plan, const kvant_cells *cell
 static void score_page(const kvant_attention_plan *plan, const kvant_kernels *kernels, kvant_attention_unit *unit,
                        kvant_page_ref k)
 {
-    if (plan->on_codes && k.codec->code_lines) {
+    if (kvant_attention_codes_suit(plan, k.codec)) {
         kvant_attention_codes_score(plan, kernels, &unit->codes, k, unit->n_rows, unit->scores);
         return;
     }
@@ -166,7 +166,7 @@ static void score_page(const kvant_attention_plan *plan, const kvant_kernels *ke
 static void add_page(const kvant_attention_plan *plan, const kvant_kernels *kernels, kvant_attention_unit *unit,
                      kvant_page_ref v)
 {
-    if (plan->on_codes && v.codec->code_lines) {
+    if (kvant_attention_codes_suit(plan, v.codec)) {
         kvant_attention_codes_add(plan, kernels, &unit->codes, v, unit->n_rows, unit->scores, unit->sums);
         return;
     }
@@ -179,7 +179,7 @@ void kvant_attention_cells_begin(const kvant_attention_plan *plan, const kvant_k
                                  kvant_attention_unit *unit)
 {
     const kvant_codec *k = plan->args->k->codecs[unit->kv_head];
-    if (plan->on_codes && k->code_lines)
+    if (kvant_attention_codes_suit(plan, k))
         kvant_attention_codes_set_queries(plan, kernels, &unit->codes, unit->queries, unit->n_rows);
 }
 
