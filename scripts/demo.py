@@ -17,7 +17,7 @@ import time
 import fetch
 
 STOCK = ["q8_0", "q4_0"]
-KVANT = ["turboquant-4:center=first", "turboquant-3:center=first"]
+KVANT = [("int-4:axis=channel,group=64", "turboquant-4"), ("int-3:axis=channel", "turboquant-3")]  # K, V
 # Sizes that fit the 3 minutes.
 CONTEXT, CHUNKS = 1024, 1
 DEPTH, PREFILL, DECODE, ROUNDS = 1024, 128, 16, 2
@@ -46,7 +46,7 @@ def say(text):
 
 def configurations():
     options = [word for name in STOCK for word in ("--stock", name)]
-    return options + [word for name in KVANT for word in ("-k", name)]
+    return options + [word for k, v in KVANT for word in ("-k", k, "-v", v)]
 
 
 def kvant(command, arguments):
@@ -93,8 +93,9 @@ def measure(command, model, text):
 def table(rows):
     cells = [[heading for _, heading, _ in COLUMNS]]
     for row in rows:
+        name = row["k"] if row["k"] == row["v"] else f"{row['k']} / {row['v']}"
         shown = dict(
-            row, cache=f"{row['cache']} {row['k']}", kv_mib=row["kv_bytes"] / 2**20, top1=100 * row["top1"]
+            row, cache=f"{row['cache']} {name}", kv_mib=row["kv_bytes"] / 2**20, top1=100 * row["top1"]
         )
         cells.append([form.format(shown[key]) for key, _, form in COLUMNS])
     widths = [max(len(line[i]) for line in cells) for i in range(len(COLUMNS))]
@@ -116,9 +117,10 @@ def long_prompt(text):
 
 def answer(command, model, text):
     prompt = long_prompt(text)
-    print(f"\nOn the {KVANT[0]} cache. In the middle of a prompt of {len(prompt)} characters:")
+    k, v = KVANT[0]
+    print(f"\nOn the {k} / {v} cache. In the middle of a prompt of {len(prompt)} characters:")
     print(f"  {FACT}\nAt its end:\n  {QUESTION}\nAnswer:", flush=True)
-    arguments = ["-m", model, "-k", KVANT[0], "-n", "40", "-f", "-", "-p", QUESTION]
+    arguments = ["-m", model, "-k", k, "-v", v, "-n", "40", "-f", "-", "-p", QUESTION]
     return subprocess.run([command, "run", *arguments], input=prompt, text=True).returncode
 
 

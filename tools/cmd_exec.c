@@ -20,7 +20,7 @@
 enum { OPT_K, OPT_V, OPT_PROTECT, OPT_PROTECT_CODEC, OPT_CALIBRATION };
 
 static const arg_option options[] = {
-    { OPT_K, 'k', "codec-k", "SPEC", "codec of keys (default: KVANT_K, else " DEFAULT_SPEC ")" },
+    { OPT_K, 'k', "codec-k", "SPEC", "codec of keys (default: KVANT_K, else " DEFAULT_K ")" },
     { OPT_V, 'v', "codec-v", "SPEC", "codec of values (default: the one of -k, else KVANT_V)" },
     { OPT_PROTECT, 0, "protect", "N",
       "the first N and the last N layers use another codec\n"
@@ -69,10 +69,11 @@ static void resolve_specs(plugin_settings *s)
         s->k = env_or_null(PLUGIN_ENV_K);
     if (s->v == NULL && !k_given)
         s->v = env_or_null(PLUGIN_ENV_V);
+    const bool none_given = s->k == NULL && s->v == NULL;
     if (s->k == NULL)
-        s->k = s->v != NULL ? s->v : DEFAULT_SPEC;
+        s->k = none_given ? DEFAULT_K : s->v;
     if (s->v == NULL)
-        s->v = s->k;
+        s->v = none_given ? DEFAULT_V : s->k;
 }
 
 static bool protect_from_environment(plugin_settings *s)
@@ -166,7 +167,7 @@ int command_exec(int argc, char **argv)
         return code;
     if (rest >= argc) {
         complain("exec: no program given");
-        hint("kvant exec -k " DEFAULT_SPEC " -- llama-server -m model.gguf");
+        hint("kvant exec -k " DEFAULT_K " -v " DEFAULT_V " -- llama-server -m model.gguf");
         return EXIT_USAGE;
     }
     resolve_specs(&s);

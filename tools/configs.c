@@ -147,7 +147,7 @@ void configs_free(kv_configs *list)
 
 bool configs_finish(kv_configs *list)
 {
-    if (list->n == 0 && !configs_add_k(list, DEFAULT_SPEC))
+    if (list->n == 0 && !(configs_add_k(list, DEFAULT_K) && configs_add_v(list, DEFAULT_V)))
         return false;
     if (!plugin_load_calibration(list->calibration, &list->loaded))
         return false;

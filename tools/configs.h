@@ -38,7 +38,7 @@ bool configs_set_protect(kv_configs *list, const char *layers);
 bool configs_set_protect_codec(kv_configs *list, const char *spec);
 
 /* Completes (values as keys where -v was not given), loads the calibration and checks all specs. An empty
- * list becomes DEFAULT_SPEC. */
+ * list becomes DEFAULT_K and DEFAULT_V. */
 bool configs_finish(kv_configs *list);
 void configs_free(kv_configs *list);
 

@@ -36,7 +36,8 @@ enum {
     { OPT_VERBOSE, 0, "verbose", NULL, "pass on everything that llama.cpp says" }
 #define ENGINE_OPTIONS \
     ENGINE_OPTION_MODEL, \
-    { OPT_CODEC_K, 'k', "codec-k", "SPEC", "codec of keys (default " DEFAULT_SPEC "); see kvant codecs" }, \
+    { OPT_CODEC_K, 'k', "codec-k", "SPEC", "codec of keys; see kvant codecs. Without any -k:\n" \
+                                         DEFAULT_K ", values " DEFAULT_V }, \
     { OPT_CODEC_V, 'v', "codec-v", "SPEC", "codec of values (default: the one of the -k before it)" }, \
     { OPT_STOCK, 0, "stock", "TYPE", "llama.cpp's own cache instead: f16, q8_0, q5_1, q4_0,\n" \
                                      "... or two as K/V: q8_0/q4_0" }, \

@@ -10,7 +10,17 @@
 
 #include "codec_cache.h"
 
-#define DEFAULT_SPEC "turboquant-4:center=first" /* as the command's */
+/* As the command's. */
+#define DEFAULT_K "int-4:axis=channel,group=64"
+#define DEFAULT_V "turboquant-4"
+
+/* A variable that is set to nothing is not set. */
+static const char *given(const char *name)
+{
+    const char *text = getenv(name);
+
+    return text != NULL && text[0] != '\0' ? text : NULL;
+}
 
 /* Digits alone: strtoull would take a sign and blanks. */
 static bool parse_number(const char *text, uint64_t max, uint64_t *value)
@@ -27,10 +37,10 @@ static bool parse_number(const char *text, uint64_t max, uint64_t *value)
 static bool read_number(const char *name, uint64_t min, uint64_t max, uint64_t fallback, uint64_t *value, char *err,
                         size_t errlen)
 {
-    const char *text = getenv(name);
+    const char *text = given(name);
 
     *value = fallback;
-    if (text == NULL || text[0] == '\0')
+    if (text == NULL)
         return true;
     if (parse_number(text, max, value) && *value >= min)
         return true;
@@ -56,9 +66,9 @@ static bool check_spec(const char *name, const char *spec, const kvp_settings *s
 
 static bool read_spec(const char *name, const char *fallback, char *spec, char *err, size_t errlen)
 {
-    const char *text = getenv(name);
+    const char *text = given(name);
 
-    if (text == NULL || text[0] == '\0')
+    if (text == NULL)
         text = fallback;
     if (strlen(text) >= KVP_MAX_SPEC) {
         snprintf(err, errlen, "%s is longer than %d characters", name, KVP_MAX_SPEC - 1);
@@ -70,15 +80,25 @@ static bool read_spec(const char *name, const char *fallback, char *spec, char *
 
 static bool read_specs(kvp_settings *settings, char *err, size_t errlen)
 {
-    return read_spec("KVANT_K", DEFAULT_SPEC, settings->spec[KVANT_ROLE_K], err, errlen) &&
-           read_spec("KVANT_V", DEFAULT_SPEC, settings->spec[KVANT_ROLE_V], err, errlen) &&
+    const char *k = given("KVANT_K"), *v = given("KVANT_V");
+
+    return read_spec("KVANT_K", v != NULL ? v : DEFAULT_K, settings->spec[KVANT_ROLE_K], err, errlen) &&
+           read_spec("KVANT_V", k != NULL ? k : DEFAULT_V, settings->spec[KVANT_ROLE_V], err, errlen) &&
            read_spec("KVANT_PROTECT_CODEC", "f16", settings->protect_spec, err, errlen);
+}
+
+/* The variable that a role's spec came from: one alone is that of both. */
+static const char *source_of(const char *own, const char *other)
+{
+    return given(own) == NULL && given(other) != NULL ? other : own;
 }
 
 static bool check_specs(const kvp_settings *settings, char *err, size_t errlen)
 {
-    return check_spec("KVANT_K", settings->spec[KVANT_ROLE_K], settings, KVANT_ROLE_K, err, errlen) &&
-           check_spec("KVANT_V", settings->spec[KVANT_ROLE_V], settings, KVANT_ROLE_V, err, errlen) &&
+    const char *k = source_of("KVANT_K", "KVANT_V"), *v = source_of("KVANT_V", "KVANT_K");
+
+    return check_spec(k, settings->spec[KVANT_ROLE_K], settings, KVANT_ROLE_K, err, errlen) &&
+           check_spec(v, settings->spec[KVANT_ROLE_V], settings, KVANT_ROLE_V, err, errlen) &&
            check_spec("KVANT_PROTECT_CODEC", settings->protect_spec, settings, KVANT_ROLE_K, err, errlen) &&
            check_spec("KVANT_PROTECT_CODEC", settings->protect_spec, settings, KVANT_ROLE_V, err, errlen);
 }
@@ -106,11 +126,11 @@ static bool check_once(const kvp_settings *settings, char *err, size_t errlen)
 
 static bool read_calibration(kvp_settings *settings, char *err, size_t errlen)
 {
-    const char *path = getenv("KVANT_CALIBRATION");
+    const char *path = given("KVANT_CALIBRATION");
     char reason[512] = "";
 
     settings->calibration = NULL;
-    if (path == NULL || path[0] == '\0')
+    if (path == NULL)
         return true;
     settings->calibration = kvp_calibration_get(path, reason, sizeof(reason));
     if (settings->calibration == NULL)
@@ -121,10 +141,10 @@ static bool read_calibration(kvp_settings *settings, char *err, size_t errlen)
 /* For the whole process, not for one cache. */
 static bool set_cpu_level(char *err, size_t errlen)
 {
-    const char *text = getenv("KVANT_CPU");
+    const char *text = given("KVANT_CPU");
     kvant_cpu_level level;
 
-    if (text == NULL || text[0] == '\0')
+    if (text == NULL)
         return true;
     if (kvant_cpu_level_from_name(text, &level) != KVANT_OK)
         snprintf(err, errlen, "KVANT_CPU=%s is not auto, c, avx2, avx512 or avx512vnni", text);

@@ -1,6 +1,7 @@
 /* settings.h - what the user asks for, from environment variables.
  *
- *   KVANT_K, KVANT_V      codec specs of keys and values                     default turboquant-4:center=first
+ *   KVANT_K, KVANT_V      codec specs of keys and values; one alone is       default int-4:axis=channel,group=64
+ *                         that of both                                       and turboquant-4
  *   KVANT_PROTECT         first and last layers that use another codec       default 0
  *   KVANT_PROTECT_CODEC   that codec, for keys and values                    default f16
  *   KVANT_CALIBRATION     file for the codecs that need one                  default none

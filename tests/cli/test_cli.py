@@ -184,7 +184,7 @@ class Exec(unittest.TestCase):
 
     def test_default_spec(self):
         env = self.environment()
-        self.assertEqual((env["KVANT_K"], env["KVANT_V"]), ("turboquant-4:center=first",) * 2)
+        self.assertEqual((env["KVANT_K"], env["KVANT_V"]), ("int-4:axis=channel,group=64", "turboquant-4"))
 
     def test_protected_layers_and_calibration(self):
         env = self.environment("--protect", "2", "--protect-codec", "int-8")

@@ -73,6 +73,12 @@ static void verbose_names_codecs(void **state)
     assert_int_equal(outcome.status, 0);
     assert_true(says(&outcome, "cache_k_l0: int-8"));
     assert_true(says(&outcome, "cache_v_l29: f16"));
+    outcome = run("KVANT_VERBOSE=1 KVANT_V=int-8", KVANT_TEST_PROBE, "f16 on");
+    assert_true(says(&outcome, "cache_k_l0: int-8"));
+    assert_true(says(&outcome, "cache_v_l29: int-8"));
+    outcome = run("KVANT_VERBOSE=1", KVANT_TEST_PROBE, "f16 on");
+    assert_true(says(&outcome, "cache_k_l0: int-4:"));
+    assert_true(says(&outcome, "cache_v_l29: turboquant-4"));
 }
 
 /* 30 layers of SmolLM2: the last one is only known when all exist. */
