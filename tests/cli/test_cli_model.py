@@ -141,7 +141,7 @@ class Eval(unittest.TestCase):
     def test_interrupt_prints_what_is_complete(self):
         env = dict(os.environ, KVANT_PLUGIN=PLUGIN)
         # A chunk is one batch, and the first line about progress comes after a batch of the f16 cache.
-        command = [KVANT, "eval", "-m", MODEL, "-f", TEXT, "-c", "64", "-k", "f16", "--json"]
+        command = [KVANT, "eval", "-m", MODEL, "-f", TEXT, "-c", "64", "-t", "1", "-k", "f16", "--json"]
         child = subprocess.Popen(command, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True, env=env)
         for line in child.stderr:
             if "% " in line:
