@@ -74,6 +74,7 @@ static const kvant_kernels reference = {
     .block_sums = kvant_block_sums_c,
     .block_rows_tile = kvant_block_rows_tile_c,
     .block_columns_tile = kvant_block_columns_tile_c,
+    .chunk_dots = kvant_chunk_dots_c,
 };
 
 static void keep_reference(kvant_kernels *kernels)

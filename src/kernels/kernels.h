@@ -15,6 +15,7 @@
 #include "../blocks/format.h"
 #include "../page/chunks.h"
 #include "../page/layout.h"
+#include "chunk_numbers.h"
 #include "directions.h"
 #include "fixed_point.h"
 #include "triplets.h"
@@ -100,6 +101,15 @@ typedef struct kvant_code_factors {
     void name(const kvant_layout *layout, const void *page, const int16_t *values,                                 \
               const kvant_code_factors *factors, int32_t *dots, size_t dots_stride, uint32_t n)
 typedef KVANT_CODE_DOTS_FN(kvant_code_dots_fn);
+
+/* The same for pages of chunk codes of up to KVANT_NUMBER_MAX_BITS, for n >= 1 vectors x: rows are tokens at their positions (K) or
+ * channels as in unpacked tiles (V, chunk_tiles.h), padding 0. Of K number j of chunk c meets x[4 c + j], 0 where there is no such
+ * channel; x has 4 n_chunks numbers. Of V tokens meet x at their positions. Sums are bounded as above; 64 bytes behind the codes are
+ * readable; x and dots aligned to 64, their strides multiples of 16. */
+#define KVANT_CHUNK_DOTS_FN(name)                                                                                  \
+    void name(const kvant_chunk_numbers *numbers, const kvant_chunk_layout *layout, const void *page,              \
+              const int16_t *x, size_t x_stride, int32_t *dots, size_t dots_stride, uint32_t n)
+typedef KVANT_CHUNK_DOTS_FN(kvant_chunk_dots_fn);
 
 /* x[i] = round(w[i] scale[i] / step) for n numbers, a multiple of 64; returns step = the largest magnitude of w[i] scale[i] / limit,
  * limit at most KVANT_CODE_OPERAND_MAX. scale may be NULL: ones. The error of step x[i] is at most (1/2 + limit 2^-22) step. When the largest
@@ -240,6 +250,7 @@ typedef struct kvant_kernels {
     kvant_block_sums_fn *block_sums;
     kvant_block_tile_fn *block_rows_tile;
     kvant_block_tile_fn *block_columns_tile;
+    kvant_chunk_dots_fn *chunk_dots;
 } kvant_kernels;
 
 KVANT_UNPACK_FN(kvant_unpack_c);
@@ -270,6 +281,7 @@ KVANT_BLOCK_SCORES_FN(kvant_block_scores_c);
 KVANT_BLOCK_SUMS_FN(kvant_block_sums_c);
 KVANT_BLOCK_TILE_FN(kvant_block_rows_tile_c);
 KVANT_BLOCK_TILE_FN(kvant_block_columns_tile_c);
+KVANT_CHUNK_DOTS_FN(kvant_chunk_dots_c);
 
 /* One row group whose tiles are fewer than 4, for levels that vectorise full groups only. */
 void kvant_unpack_group_c(const kvant_layout *layout, const void *page, const float *values, float offset,

@@ -175,7 +175,8 @@ void NAME(kvant_kernels_init)(kvant_kernels *kernels)
     kernels->fixed_point = NAME(fixed_point);
     kernels->code_dots = NAME(code_dots);
     kernels->tile_dots = NAME(tile_dots);
-#ifdef CHUNK_TILES /* chunk_tiles_template.h is here */
+#ifdef CHUNK_TILES /* chunk_tiles_template.h and chunk_dots_template.h are here */
+    kernels->chunk_dots = NAME(chunk_dots);
     kernels->unpack_triplets = NAME(unpack_triplets);
     kernels->unpack_directions = NAME(unpack_directions);
 #endif

@@ -48,7 +48,8 @@
     X(block_scores)                                                                                                \
     X(block_sums)                                                                                                  \
     X(block_rows_tile)                                                                                             \
-    X(block_columns_tile)
+    X(block_columns_tile)                                                                                          \
+    X(chunk_dots)
 
 #define COUNT(array) (sizeof(array) / sizeof((array)[0]))
 

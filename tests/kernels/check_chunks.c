@@ -226,3 +226,123 @@ BENCH(unpack_directions)
                         "%s, head_dim %u, 2304 directions", role == KVANT_ROLE_K ? "K" : "V", dim);
         }
 }
+
+typedef struct dots_case {
+    kvant_chunk_numbers *numbers;
+    kvant_chunk_layout layout;
+    void *page;
+    int16_t *x;
+    int32_t *dots;
+    size_t x_stride, dots_stride;
+    uint32_t n;
+} dots_case;
+
+/* round 1: the largest numbers and x that there may be, of one sign each. */
+static dots_case make_dots(checker *check, kvant_role role, uint32_t dim, uint32_t components, uint32_t index_bits,
+                           uint32_t length_bits, uint32_t n, uint32_t round)
+{
+    dots_case p = { .n = n };
+    const uint32_t chunks = (dim + components - 1) / components, length_max = (1u << length_bits) - 1;
+    const bool linear = components == 4, key = role == KVANT_ROLE_K;
+    kvant_chunk_layout_init(&p.layout, role, chunks, index_bits + length_bits);
+    check_case(check, "role %d, head_dim %u, chunks of %u, %u + %u bits, n %u, round %u", (int)role, dim,
+               components, index_bits, length_bits, n, round);
+    const uint32_t columns = key ? 4 * chunks : KVANT_PAGE_TOKENS, n_entries = 1u << index_bits;
+    p.x_stride = (columns + 63) / 64 * 64;
+    p.dots_stride = key || kvant_padded_dim(dim) < 64 ? 64 : kvant_padded_dim(dim);
+    p.numbers = check_input(check, "numbers", sizeof *p.numbers, 8);
+    int16_t *entries = check_input(check, "entries", (size_t)8 * n_entries, 8);
+    p.page = check_input(check, "page", p.layout.code_bytes + 64, 64);
+    p.x = check_input(check, "x", n * p.x_stride * sizeof *p.x, 64);
+    p.dots = check_output(check, "dots", n * p.dots_stride * sizeof *p.dots, 64);
+    *p.numbers = (kvant_chunk_numbers){ .entries = entries,
+                                        .components = components,
+                                        .dim = dim,
+                                        .index_bits = index_bits,
+                                        .step = linear ? 4095 / (int32_t)length_max : 0 };
+    for (uint32_t i = 0; i < COUNT(p.numbers->lengths); i++)
+        p.numbers->lengths[i] = (int16_t)(round == 1 ? 4095 : check_below(check, 4096));
+    for (uint32_t i = 0; i < 4 * n_entries; i++)
+        entries[i] = (int16_t)(i % 4 >= components ? 0
+                               : round == 1        ? 32767
+                                                   : (int32_t)check_below(check, 65535) - 32767);
+    fill_page(check, p.page, p.layout.code_bytes + 64, round);
+    int32_t limit = INT32_MAX / (4095 * (int32_t)(key ? kvant_padded_dim(dim) : KVANT_PAGE_TOKENS));
+    for (uint32_t i = 0; i < n; i++)
+        for (uint32_t j = 0; j < columns; j++)
+            p.x[i * p.x_stride + j] =
+                (int16_t)(key && (j % 4 >= components || components * (j / 4) + j % 4 >= dim) ? 0
+                          : round == 1 ? (i % 2 ? -limit : limit)
+                                       : (int32_t)check_below(check, 2 * (uint32_t)limit + 1) - limit);
+    return p;
+}
+
+static int64_t number_of(const kvant_chunk_numbers *numbers, uint32_t code, uint32_t j)
+{
+    const uint32_t index = code & ((1u << numbers->index_bits) - 1), above = code >> numbers->index_bits;
+    const int64_t length = numbers->step ? numbers->step * (int64_t)above : numbers->lengths[above];
+    return (int64_t)floor((double)numbers->entries[4 * index + j] * (double)length / 32768 + 0.5);
+}
+
+static void expect_dots(const dots_case *p, int64_t *want)
+{
+    const kvant_chunk_numbers *numbers = p->numbers;
+    const kvant_triplet_places places = kvant_triplet_places_of(numbers->dim);
+    const bool key = p->layout.role == KVANT_ROLE_K;
+    uint32_t codes[KVANT_MAX_HEAD_DIM];
+    memset(want, 0, p->n * p->dots_stride * sizeof *want);
+    for (uint32_t t = 0; t < KVANT_PAGE_TOKENS; t++) {
+        kvant_chunk_layout_get(&p->layout, p->page, t, codes);
+        for (uint32_t j = 0; j < numbers->dim; j++) {
+            const uint32_t c = j / numbers->components, k = j % numbers->components;
+            const int64_t number = number_of(numbers, codes[c], k);
+            const size_t row = key ? kvant_token_position(t) : numbers->components == 3 ? places.first[k] + c : j;
+            const size_t column = key ? 4 * c + k : kvant_token_position(t);
+            for (uint32_t i = 0; i < p->n; i++)
+                want[i * p->dots_stride + row] += number * p->x[i * p->x_stride + column];
+        }
+    }
+}
+
+static void check_dots(checker *check, const kvant_kernels *kernels, const dots_case *p)
+{
+    static int64_t want[16 * KVANT_MAX_HEAD_DIM];
+    const uint32_t rows = p->layout.role == KVANT_ROLE_K ? KVANT_PAGE_TOKENS : kvant_padded_dim(p->numbers->dim);
+    expect_dots(p, want);
+    CHECK_CALL(check, kernels->chunk_dots(p->numbers, &p->layout, p->page, p->x, p->x_stride, p->dots,
+                                          p->dots_stride, p->n));
+    for (uint32_t i = 0; i < p->n; i++)
+        for (uint32_t j = 0; j < rows; j++)
+            check_near(check, "dots", i * p->dots_stride + j, p->dots[i * p->dots_stride + j],
+                       (double)want[i * p->dots_stride + j], 0);
+}
+
+CHECK(chunk_dots)
+{
+    static const uint8_t kinds[][3] = { { 3, 10, 3 }, { 3, 8, 2 }, { 3, 6, 1 }, { 3, 2, 0 },  { 3, 12, 4 },
+                                        { 4, 12, 4 }, { 4, 9, 4 }, { 4, 5, 2 }, { 4, 10, 3 }, { 4, 8, 8 } };
+    (void)c;
+    for (size_t k = 0; k < COUNT(kinds); k++)
+        for (size_t d = 0; d < COUNT(dims); d++)
+            for (int role = 0; role < 2; role++)
+                for (uint32_t round = 0; round < 3; round++) {
+                    dots_case p = make_dots(check, (kvant_role)role, dims[d], kinds[k][0], kinds[k][1], kinds[k][2],
+                                            1 + check_below(check, 14), round);
+                    check_dots(check, kernels, &p);
+                }
+}
+
+BENCH(chunk_dots)
+{
+    static const uint8_t kinds[][4] = { { 3, 10, 3, 3 }, { 3, 8, 2, 3 }, { 4, 12, 4, 3 }, { 4, 12, 4, 96 } };
+    for (size_t k = 0; k < COUNT(kinds); k++)
+        for (int role = 0; role < 2; role++) {
+            dots_case p =
+                make_dots(check, (kvant_role)role, 64, kinds[k][0], kinds[k][1], kinds[k][2], kinds[k][3], 2);
+            CHECK_BENCH(
+                check,
+                kernels->chunk_dots(p.numbers, &p.layout, p.page, p.x, p.x_stride, p.dots, p.dots_stride, p.n),
+                "%s, chunks of %u, %u + %u bits, n %u", role == KVANT_ROLE_K ? "K" : "V", kinds[k][0], kinds[k][1],
+                kinds[k][2], kinds[k][3]);
+        }
+}

@@ -6,6 +6,7 @@
 #include "../kernels.h"
 
 #define NAME(function) function##_avx512_vnni
+#define LANES 16u
 
 typedef __m512i vi;
 
@@ -20,8 +21,19 @@ typedef __m512i vi;
 #include "code_dots_zmm.h"
 #include "tile_dots_zmm.h"
 
+#define vi_shift_right_each(v, n) _mm512_srlv_epi32(v, n)
+
+KVANT_INLINE vi vi_load_repeated(const uint32_t *p, uint32_t words)
+{
+    return words == 4 ? _mm512_broadcast_i32x4(_mm_loadu_si128((const __m128i *)p))
+                      : _mm512_broadcast_i64x4(_mm256_loadu_si256((const __m256i *)p));
+}
+
+#include "chunk_dots_zmm.h"
+
 void kvant_kernels_init_avx512_vnni(kvant_kernels *kernels)
 {
     kernels->code_dots = NAME(code_dots);
     kernels->tile_dots = NAME(tile_dots);
+    kernels->chunk_dots = NAME(chunk_dots);
 }

@@ -1,0 +1,330 @@
+/* chunk_dots_template.h - products of chunks' numbers and integers, for vectors of 8 or 16 lanes. Sixteen chunks at a time become a
+ * tile of pairs of 16-bit numbers, which serves all vectors x, a block of CHUNK_ROWS at a time.
+ *
+ * A word has two codes, 16 bits apart: of two chunks (K) or two tokens (V); what a code lacks of 16 bits is zero. The including
+ * file defines
+ *
+ *   NAME, LANES, vi, vi_load vi_set vi_and vi_or vi_shift_right_each vi_shift_left_each
+ *   vi_store_aligned(p, v), add_pairs(sum, a, b)
+ *   CHUNK_ROWS, CHUNK_VECTORS            sums of a block
+ *   vi_load_repeated(p, words)           words words again and again, 4 or 8, fewer than LANES
+ *   vi_shift_right_words(v, n)           of each 16 bits
+ *   vi_multiply_words(a, b)              low halves of products of 16 bits
+ *   vi_scale_words(a, b)                 a b / 2^15, rounded
+ *   vi_double_words(v, odd)              the even (odd) 16 bits of each lane, in both halves
+ *   vi_spread_quads(v, j)                lane LANES / 4 j + l in all four lanes of the l-th 128-bit piece
+ *   length_table, load_lengths(p), look_up_lengths(table, v)
+ *   fetch_rows(entries, index, odd, rows)    for LANES words the entries of their even (odd) codes: lane i of rows[j] has numbers 2 j
+ *                                            and 2 j + 1 of word i
+ *   fetch_pairs(entries, index, first, pairs)   for words 4 first ... the entries of both codes side by side: lane 4 i + j of pairs[k] has
+ *                                            number j of both codes of word first + LANES / 4 k + i; 2 pairs */
+#include "chunk_tiles.h"
+
+#define PIECE_CHUNKS 16u
+
+typedef struct number_tile {
+    _Alignas(64) int32_t at[2 * PIECE_CHUNKS][KVANT_PAGE_TOKENS];
+} number_tile;
+
+/* x of a block: pairs that meet the tile's rows. */
+typedef struct x_pairs {
+    _Alignas(64) int32_t at[CHUNK_ROWS][2 * PIECE_CHUNKS];
+} x_pairs;
+
+/* What is the same for all codes of a page. bits and linear (lengths are steps) are constants where it matters, bits 0 else. */
+typedef struct chunk_reader {
+    const kvant_chunk_numbers *numbers;
+    const kvant_chunk_layout *layout;
+    const uint32_t *words;
+    length_table lengths;
+} chunk_reader;
+
+typedef struct plane_shifts {
+    vi at[KVANT_MAX_CHUNK_PLANES];
+} plane_shifts;
+
+/* A step of fields in which p bits lie beside each other, of lanes that go through `words` words. */
+KVANT_INLINE vi shifts_from(uint32_t p, uint32_t first, uint32_t words)
+{
+    uint32_t shifts[LANES];
+    for (uint32_t j = 0; j < LANES; j++)
+        shifts[j] = first + p * (j / words);
+    return vi_load(shifts);
+}
+
+KVANT_INLINE plane_shifts key_shifts(uint32_t bits, uint32_t position)
+{
+    plane_shifts shifts;
+    uint32_t i = 0;
+#pragma GCC unroll 5
+    for (uint32_t p = 16; p; p /= 2)
+        if (bits & p)
+            shifts.at[i++] = 4 * p >= LANES ? vi_set((int)(p * (position / (4 * p))))
+                                            : shifts_from(p, p * (position / (4 * p)), 4 * p);
+    return shifts;
+}
+
+KVANT_INLINE plane_shifts value_shifts(uint32_t bits, uint32_t k)
+{
+    plane_shifts shifts;
+    uint32_t i = 0;
+#pragma GCC unroll 5
+    for (uint32_t p = 16; p; p /= 2)
+        if (bits & p)
+            shifts.at[i++] = vi_set((int)(p * (k % (16 / p))));
+    return shifts;
+}
+
+KVANT_INLINE vi plane_codes(vi w, vi shift, uint32_t p, uint32_t to)
+{
+    if (p == 16)
+        return w;
+    w = vi_and(vi_shift_right_each(w, shift), vi_set((int)(((1u << p) - 1) * 0x10001u)));
+    return to ? vi_shift_left_each(w, vi_set((int)to)) : w;
+}
+
+/* Codes of chunks 2 pair and 2 pair + 1 at LANES positions. */
+KVANT_INLINE vi key_words(const chunk_reader *reader, uint32_t bits, const plane_shifts *shifts, uint32_t pair,
+                          uint32_t position)
+{
+    vi codes = vi_set(0);
+    uint32_t i = 0, to = 0;
+#pragma GCC unroll 5
+    for (uint32_t p = 16; p; p /= 2)
+        if (bits & p) {
+            const uint32_t *first = reader->words + reader->layout->planes[i].word_offset + (size_t)4 * p * pair;
+            vi w = 4 * p >= LANES ? vi_load(first + position % (4 * p)) : vi_load_repeated(first, 4 * p);
+            codes = vi_or(codes, plane_codes(w, shifts->at[i++], p, to));
+            to += p;
+        }
+    return codes;
+}
+
+/* Codes of both tokens of pair k for LANES chunks; those beyond the last are any. */
+KVANT_INLINE vi value_words(const chunk_reader *reader, uint32_t bits, const plane_shifts *shifts, uint32_t k,
+                            uint32_t chunk)
+{
+    vi codes = vi_set(0);
+    uint32_t i = 0, to = 0;
+#pragma GCC unroll 5
+    for (uint32_t p = 16; p; p /= 2)
+        if (bits & p) {
+            vi w = vi_load(reader->words + reader->layout->planes[i].word_offset +
+                           (size_t)(k / (16 / p)) * reader->layout->n_chunks + chunk);
+            codes = vi_or(codes, plane_codes(w, shifts->at[i++], p, to));
+            to += p;
+        }
+    return codes;
+}
+
+KVANT_INLINE vi code_lengths(const chunk_reader *reader, bool linear, vi codes)
+{
+    vi above = vi_shift_right_words(codes, reader->numbers->index_bits);
+    return linear ? vi_multiply_words(above, vi_set(reader->numbers->step * 0x10001))
+                  : look_up_lengths(reader->lengths, above);
+}
+
+KVANT_INLINE vi code_indices(const chunk_reader *reader, vi codes)
+{
+    return vi_and(codes, vi_set((int)(((1u << reader->numbers->index_bits) - 1) * 0x10001u)));
+}
+
+/* Rows 2 c and 2 c + 1 of the tile: numbers 0 and 1, 2 and 3 of chunk first + c. */
+KVANT_INLINE void key_tile(const chunk_reader *reader, uint32_t bits, bool linear, uint32_t first, uint32_t n,
+                           number_tile *tile)
+{
+    for (uint32_t position = 0; position < KVANT_PAGE_TOKENS; position += LANES) {
+        const plane_shifts shifts = key_shifts(bits, position);
+        for (uint32_t c = 0; c < n; c += 2) {
+            vi codes = key_words(reader, bits, &shifts, (first + c) / 2, position);
+            vi lengths = code_lengths(reader, linear, codes), index = code_indices(reader, codes);
+#pragma GCC unroll 2
+            for (uint32_t odd = 0; odd < 2; odd++) {
+                vi rows[2], length = vi_double_words(lengths, odd);
+                fetch_rows(reader->numbers->entries, index, odd, rows);
+                vi_store_aligned(tile->at[2 * (c + odd)] + position, vi_scale_words(rows[0], length));
+                vi_store_aligned(tile->at[2 * (c + odd) + 1] + position, vi_scale_words(rows[1], length));
+            }
+        }
+    }
+}
+
+/* The pair of tokens k of a page's words is number pair_place(k) of vi_pair_words(x). */
+KVANT_INLINE uint32_t pair_place(uint32_t k)
+{
+    return 16 * (k / 4 % 2) + 4 * (k / 8) + k % 4;
+}
+
+/* LANES / 2 chunks. */
+KVANT_INLINE void store_pairs(const chunk_reader *reader, vi lengths, vi index, uint32_t half, int32_t *out)
+{
+    vi pairs[2];
+    fetch_pairs(reader->numbers->entries, index, half, pairs);
+    vi_store_aligned(out, vi_scale_words(pairs[0], vi_spread_quads(lengths, 2 * half)));
+    vi_store_aligned(out + LANES, vi_scale_words(pairs[1], vi_spread_quads(lengths, 2 * half + 1)));
+}
+
+/* Row pair_place(k): the numbers of chunk first + c at 4 c .... */
+KVANT_INLINE void value_tile(const chunk_reader *reader, uint32_t bits, bool linear, uint32_t first, uint32_t n,
+                             number_tile *tile)
+{
+    for (uint32_t k = 0; k < KVANT_PAGE_TOKENS / 2; k++) {
+        const plane_shifts shifts = value_shifts(bits, k);
+        int32_t *row = tile->at[pair_place(k)];
+        for (uint32_t c = 0; c < n; c += LANES) {
+            vi codes = value_words(reader, bits, &shifts, k, first + c);
+            vi lengths = code_lengths(reader, linear, codes), index = code_indices(reader, codes);
+            store_pairs(reader, lengths, index, 0, row + 4 * c);
+            if (c + LANES / 2 < n)
+                store_pairs(reader, lengths, index, 1, row + 4 * c + 2 * LANES);
+        }
+    }
+}
+
+/* Sums of some vectors of the tile's columns over its first n_pairs rows; more: dots has a part of them already. */
+KVANT_INLINE void multiply_block(const number_tile *tile, uint32_t column, uint32_t vectors, uint32_t n_pairs,
+                                 const x_pairs *x, uint32_t rows, bool more, int32_t *dots, size_t dots_stride)
+{
+    vi sum[CHUNK_ROWS][CHUNK_VECTORS];
+#pragma GCC unroll 8
+    for (uint32_t i = 0; i < rows; i++)
+#pragma GCC unroll 8
+        for (uint32_t j = 0; j < vectors; j++)
+            sum[i][j] = more ? vi_load(dots + i * dots_stride + column + LANES * j) : vi_set(0);
+    for (uint32_t pair = 0; pair < n_pairs; pair++) {
+        vi numbers[CHUNK_VECTORS];
+#pragma GCC unroll 8
+        for (uint32_t j = 0; j < vectors; j++)
+            numbers[j] = vi_load(tile->at[pair] + column + LANES * j);
+#pragma GCC unroll 8
+        for (uint32_t i = 0; i < rows; i++) {
+            vi factor = vi_set(x->at[i][pair]);
+#pragma GCC unroll 8
+            for (uint32_t j = 0; j < vectors; j++)
+                sum[i][j] = add_pairs(sum[i][j], numbers[j], factor);
+        }
+    }
+#pragma GCC unroll 8
+    for (uint32_t i = 0; i < rows; i++)
+#pragma GCC unroll 8
+        for (uint32_t j = 0; j < vectors; j++)
+            vi_store_aligned(dots + i * dots_stride + column + LANES * j, sum[i][j]);
+}
+
+KVANT_INLINE void multiply_rows(const number_tile *tile, uint32_t columns, uint32_t n_pairs, const x_pairs *x,
+                                uint32_t rows, bool more, int32_t *dots, size_t dots_stride)
+{
+    uint32_t column = 0;
+    columns = (columns + LANES - 1) / LANES * LANES;
+    for (; column + LANES * CHUNK_VECTORS <= columns; column += LANES * CHUNK_VECTORS)
+        multiply_block(tile, column, CHUNK_VECTORS, n_pairs, x, rows, more, dots, dots_stride);
+    for (; column + 2 * LANES <= columns; column += 2 * LANES)
+        multiply_block(tile, column, 2, n_pairs, x, rows, more, dots, dots_stride);
+    if (column < columns)
+        multiply_block(tile, column, 1, n_pairs, x, rows, more, dots, dots_stride);
+}
+
+/* n: at most CHUNK_ROWS. */
+static void multiply(const number_tile *tile, uint32_t columns, uint32_t n_pairs, const x_pairs *x, uint32_t n,
+                     bool more, int32_t *dots, size_t dots_stride)
+{
+    switch (n) {
+    case 1: multiply_rows(tile, columns, n_pairs, x, 1, more, dots, dots_stride); return;
+    case 2: multiply_rows(tile, columns, n_pairs, x, 2, more, dots, dots_stride); return;
+    case 3: multiply_rows(tile, columns, n_pairs, x, 3, more, dots, dots_stride); return;
+    case 4: multiply_rows(tile, columns, n_pairs, x, 4, more, dots, dots_stride); return;
+    case 5: multiply_rows(tile, columns, n_pairs, x, 5, more, dots, dots_stride); return;
+    default: multiply_rows(tile, columns, n_pairs, x, 6, more, dots, dots_stride); return;
+    }
+}
+
+KVANT_INLINE uint32_t at_most(uint32_t n, uint32_t most)
+{
+    return n < most ? n : most;
+}
+
+KVANT_INLINE void key_piece(const chunk_reader *reader, const number_tile *tile, uint32_t first, uint32_t chunks,
+                            const int16_t *x, size_t x_stride, int32_t *dots, size_t dots_stride, uint32_t n)
+{
+    x_pairs pairs;
+    (void)reader;
+    for (uint32_t i = 0; i < n; i += CHUNK_ROWS) {
+        const uint32_t rows = at_most(n - i, CHUNK_ROWS);
+        for (uint32_t r = 0; r < rows; r++)
+            memcpy(pairs.at[r], x + (i + r) * x_stride + 4 * first, (size_t)8 * chunks);
+        multiply(tile, KVANT_PAGE_TOKENS, 2 * chunks, &pairs, rows, first > 0, dots + i * dots_stride, dots_stride);
+    }
+}
+
+/* Sums of a piece of chunks, component by component where they are triplets. */
+KVANT_INLINE void place_sums(const kvant_chunk_numbers *numbers, uint32_t first, uint32_t chunks,
+                             const int32_t *sums, int32_t *dots)
+{
+    if (numbers->components == 4) {
+        memcpy(dots + 4 * first, sums,
+               at_most(4 * chunks, kvant_padded_dim(numbers->dim) - 4 * first) * sizeof *dots);
+        return;
+    }
+    const kvant_triplet_places places = kvant_triplet_places_of(numbers->dim);
+    for (uint32_t j = 0; j < 3; j++)
+        for (uint32_t c = 0; c < chunks && first + c < places.n[j]; c++)
+            dots[places.first[j] + first + c] = sums[4 * c + j];
+}
+
+KVANT_INLINE void value_piece(const chunk_reader *reader, const number_tile *tile, uint32_t first, uint32_t chunks,
+                              const int16_t *x, size_t x_stride, int32_t *dots, size_t dots_stride, uint32_t n)
+{
+    x_pairs pairs;
+    _Alignas(64) int32_t sums[CHUNK_ROWS][KVANT_PAGE_TOKENS];
+    for (uint32_t i = 0; i < n; i += CHUNK_ROWS) {
+        const uint32_t rows = at_most(n - i, CHUNK_ROWS);
+        for (uint32_t r = 0; r < rows; r++)
+            for (uint32_t j = 0; j < KVANT_PAGE_TOKENS / 2; j += LANES)
+                vi_store_aligned(pairs.at[r] + j, vi_pair_words(vi_load(x + (i + r) * x_stride + 2 * j)));
+        multiply(tile, 4 * chunks, KVANT_PAGE_TOKENS / 2, &pairs, rows, false, sums[0], KVANT_PAGE_TOKENS);
+        for (uint32_t r = 0; r < rows; r++)
+            place_sums(reader->numbers, first, chunks, sums[r], dots + (i + r) * dots_stride);
+    }
+}
+
+/* Of a value of triplets, the padding behind the channels. */
+KVANT_INLINE void clear_padding(const kvant_chunk_numbers *numbers, int32_t *dots, size_t dots_stride, uint32_t n)
+{
+    const uint32_t dim = numbers->dim, padded = kvant_padded_dim(dim);
+    for (uint32_t i = 0; i < n && padded > dim; i++)
+        memset(dots + i * dots_stride + dim, 0, (padded - dim) * sizeof *dots);
+}
+
+KVANT_INLINE void chunk_dots_of(const chunk_reader *reader, uint32_t bits, bool linear, const int16_t *x,
+                                size_t x_stride, int32_t *dots, size_t dots_stride, uint32_t n)
+{
+    number_tile tile;
+    for (uint32_t first = 0; first < reader->layout->n_chunks; first += PIECE_CHUNKS) {
+        const uint32_t chunks = at_most(reader->layout->n_chunks - first, PIECE_CHUNKS);
+        if (reader->layout->role == KVANT_ROLE_K) {
+            key_tile(reader, bits, linear, first, chunks, &tile);
+            key_piece(reader, &tile, first, chunks, x, x_stride, dots, dots_stride, n);
+        } else {
+            value_tile(reader, bits, linear, first, chunks, &tile);
+            value_piece(reader, &tile, first, chunks, x, x_stride, dots, dots_stride, n);
+        }
+    }
+    if (reader->layout->role == KVANT_ROLE_V)
+        clear_padding(reader->numbers, dots, dots_stride, n);
+}
+
+/* The usual widths have code of their own: octopus-2 to -4 and hqmq-s96r4. */
+static KVANT_CHUNK_DOTS_FN(NAME(chunk_dots))
+{
+    const chunk_reader reader = { numbers, layout, page, load_lengths(numbers->lengths) };
+    if (numbers->step == 0 && layout->bits == 7)
+        chunk_dots_of(&reader, 7, false, x, x_stride, dots, dots_stride, n);
+    else if (numbers->step == 0 && layout->bits == 10)
+        chunk_dots_of(&reader, 10, false, x, x_stride, dots, dots_stride, n);
+    else if (numbers->step == 0 && layout->bits == 13)
+        chunk_dots_of(&reader, 13, false, x, x_stride, dots, dots_stride, n);
+    else if (numbers->step != 0 && layout->bits == 16)
+        chunk_dots_of(&reader, 16, true, x, x_stride, dots, dots_stride, n);
+    else
+        chunk_dots_of(&reader, layout->bits, numbers->step != 0, x, x_stride, dots, dots_stride, n);
+}

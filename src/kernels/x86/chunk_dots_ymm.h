@@ -1,0 +1,73 @@
+/* chunk_dots_ymm.h - chunk_dots with 256-bit vectors: entries come one by one, 64 bits each. The including file defines what
+ * chunk_dots_template.h needs beside what is here. */
+
+#define CHUNK_ROWS 6u
+#define CHUNK_VECTORS 2u
+
+/* Low and high bytes of 16 lengths, twice. */
+typedef byte_table length_table;
+
+#define load_lengths(p) load_byte_table(p)
+
+#define vi_shift_left_each(v, n) _mm256_sllv_epi32(v, n)
+#define vi_shift_right_words(v, n) _mm256_srl_epi16(v, _mm_cvtsi32_si128((int)(n)))
+#define vi_multiply_words(a, b) _mm256_mullo_epi16(a, b)
+#define vi_scale_words(a, b) _mm256_mulhrs_epi16(a, b)
+#define vi_pair_words(v) vi_pair_columns(v)
+
+/* Bytes with their top bit set look up zeros. */
+KVANT_INLINE vi look_up_lengths(length_table table, vi v)
+{
+    vi low = _mm256_shuffle_epi8(table.low, _mm256_or_si256(v, _mm256_set1_epi16((short)0x8000)));
+    return vi_or(low, _mm256_shuffle_epi8(table.high, vi_or(_mm256_slli_epi16(v, 8), _mm256_set1_epi16(0x80))));
+}
+
+KVANT_INLINE vi vi_double_words(vi v, uint32_t odd)
+{
+    const __m128i even = _mm_setr_epi8(0, 1, 0, 1, 4, 5, 4, 5, 8, 9, 8, 9, 12, 13, 12, 13);
+    return _mm256_shuffle_epi8(v, _mm256_broadcastsi128_si256(odd ? _mm_add_epi8(even, _mm_set1_epi8(2)) : even));
+}
+
+KVANT_INLINE vi vi_spread_words_of_quads(vi v, uint32_t j)
+{
+    const vi first = _mm256_setr_epi32(0, 0, 0, 0, 1, 1, 1, 1);
+    return _mm256_permutevar8x32_epi32(v, _mm256_add_epi32(first, vi_set((int)(2 * j))));
+}
+#define vi_spread_quads(v, j) vi_spread_words_of_quads(v, j)
+
+KVANT_INLINE __m128i two_entries(const int16_t *entries, uint32_t a, uint32_t b)
+{
+    __m128i low = _mm_loadl_epi64((const __m128i *)(entries + (size_t)4 * a));
+    return _mm_unpacklo_epi64(low, _mm_loadl_epi64((const __m128i *)(entries + (size_t)4 * b)));
+}
+
+KVANT_INLINE vi four_entries(const int16_t *entries, const uint16_t *index, uint32_t a, uint32_t b, uint32_t c,
+                             uint32_t d)
+{
+    return _mm256_inserti128_si256(_mm256_castsi128_si256(two_entries(entries, index[a], index[b])),
+                                   two_entries(entries, index[c], index[d]), 1);
+}
+
+KVANT_INLINE void fetch_rows(const int16_t *entries, vi words, uint32_t odd, vi rows[2])
+{
+    _Alignas(32) uint16_t index[16];
+    _mm256_store_si256((__m256i *)index, words);
+    const uint16_t *at = index + odd;
+    __m256 a = _mm256_castsi256_ps(four_entries(entries, at, 0, 2, 8, 10)),
+           b = _mm256_castsi256_ps(four_entries(entries, at, 4, 6, 12, 14));
+    rows[0] = _mm256_castps_si256(_mm256_shuffle_ps(a, b, 0x88));
+    rows[1] = _mm256_castps_si256(_mm256_shuffle_ps(a, b, 0xdd));
+}
+
+/* Words 4 half ...: entries 0 and 2 in the first 128 bits, 1 and 3 in the second. */
+KVANT_INLINE void fetch_pairs(const int16_t *entries, vi words, uint32_t half, vi pairs[2])
+{
+    _Alignas(32) uint16_t index[16];
+    _mm256_store_si256((__m256i *)index, words);
+    const uint16_t *at = index + 8 * half;
+    vi a = four_entries(entries, at, 0, 4, 2, 6), b = four_entries(entries, at, 1, 5, 3, 7);
+    pairs[0] = _mm256_unpacklo_epi16(a, b);
+    pairs[1] = _mm256_unpackhi_epi16(a, b);
+}
+
+#include "../chunk_dots_template.h"

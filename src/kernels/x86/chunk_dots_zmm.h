@@ -1,0 +1,63 @@
+/* chunk_dots_zmm.h - chunk_dots with 512-bit vectors: entries come by gathers of 8. The including file defines what
+ * chunk_dots_template.h needs beside vi_store_aligned and what is here. */
+
+#define CHUNK_ROWS 6u
+#define CHUNK_VECTORS 4u
+
+typedef vi length_table;
+
+/* The index of a 16-bit permutation has 5 bits: entries come twice. */
+#define load_lengths(p) _mm512_broadcast_i64x4(_mm256_loadu_si256((const __m256i *)(p)))
+#define look_up_lengths(table, v) _mm512_permutexvar_epi16(v, table)
+
+#define vi_shift_left_each(v, n) _mm512_sllv_epi32(v, n)
+#define vi_shift_right_words(v, n) _mm512_srl_epi16(v, _mm_cvtsi32_si128((int)(n)))
+#define vi_multiply_words(a, b) _mm512_mullo_epi16(a, b)
+#define vi_scale_words(a, b) _mm512_mulhrs_epi16(a, b)
+#define vi_pair_words(v) vi_pair_columns(v)
+
+KVANT_INLINE vi vi_double_words(vi v, uint32_t odd)
+{
+    return odd ? _mm512_shuffle_epi8(v, _mm512_broadcast_i32x4(
+                                            _mm_setr_epi8(2, 3, 2, 3, 6, 7, 6, 7, 10, 11, 10, 11, 14, 15, 14, 15)))
+               : _mm512_shuffle_epi8(
+                     v, _mm512_broadcast_i32x4(_mm_setr_epi8(0, 1, 0, 1, 4, 5, 4, 5, 8, 9, 8, 9, 12, 13, 12, 13)));
+}
+
+KVANT_INLINE vi vi_spread_words_of_quads(vi v, uint32_t j)
+{
+    const vi first = _mm512_setr_epi32(0, 0, 0, 0, 1, 1, 1, 1, 2, 2, 2, 2, 3, 3, 3, 3);
+    return _mm512_permutexvar_epi32(_mm512_add_epi32(first, _mm512_set1_epi32((int)(4 * j))), v);
+}
+#define vi_spread_quads(v, j) vi_spread_words_of_quads(v, j)
+
+#define gather_entries(entries, index) _mm512_i32gather_epi64(index, (const long long *)(entries), 8)
+
+KVANT_INLINE vi index_of(vi words, uint32_t odd)
+{
+    return odd ? _mm512_srli_epi32(words, 16) : _mm512_and_si512(words, _mm512_set1_epi32(0xffff));
+}
+
+KVANT_INLINE void fetch_rows(const int16_t *entries, vi words, uint32_t odd, vi rows[2])
+{
+    vi index = index_of(words, odd);
+    vi a = gather_entries(entries, _mm512_castsi512_si256(index));
+    vi b = gather_entries(entries, _mm512_extracti64x4_epi64(index, 1));
+    const vi even = _mm512_setr_epi32(0, 2, 4, 6, 8, 10, 12, 14, 16, 18, 20, 22, 24, 26, 28, 30);
+    rows[0] = _mm512_permutex2var_epi32(a, even, b);
+    rows[1] = _mm512_permutex2var_epi32(a, _mm512_or_si512(even, _mm512_set1_epi32(1)), b);
+}
+
+/* Entries of words 0, 4, 1, 5, 2, 6, 3, 7: interleaved with those of the other code, low and high halves have four in order. */
+KVANT_INLINE void fetch_pairs(const int16_t *entries, vi words, uint32_t half, vi pairs[2])
+{
+    const vi order = _mm512_setr_epi32(0, 4, 1, 5, 2, 6, 3, 7, 8, 12, 9, 13, 10, 14, 11, 15);
+    vi ordered = _mm512_permutexvar_epi32(order, words);
+    __m256i some = half ? _mm512_extracti64x4_epi64(ordered, 1) : _mm512_castsi512_si256(ordered);
+    vi a = gather_entries(entries, _mm256_and_si256(some, _mm256_set1_epi32(0xffff)));
+    vi b = gather_entries(entries, _mm256_srli_epi32(some, 16));
+    pairs[0] = _mm512_unpacklo_epi16(a, b);
+    pairs[1] = _mm512_unpackhi_epi16(a, b);
+}
+
+#include "../chunk_dots_template.h"
