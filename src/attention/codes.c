@@ -128,6 +128,18 @@ static int32_t integer_sum(const product *p, uint32_t row, uint32_t first, uint3
     return sum;
 }
 
+/* dots of a page's codes and the integers of factors. */
+static void multiply_codes(const product *p, const kvant_code_factors *factors)
+{
+    const kvant_codec *codec = p->page.codec;
+    if (codec->numbers)
+        p->kernels->chunk_dots(&codec->numbers->chunk, codec->numbers->layout, p->page.page, factors->x,
+                               factors->stride, p->dots, p->dot_stride, p->n_rows);
+    else
+        dots_for(p->kernels, p->n_rows)(&codec->layout, p->page.page, codec->code_table.values, factors, p->dots,
+                                        p->dot_stride, p->n_rows);
+}
+
 static void multiply_by_row(const product *p, float *sums, size_t stride)
 {
     const kvant_layout *layout = &p->page.codec->layout;
@@ -138,8 +150,7 @@ static void multiply_by_row(const product *p, float *sums, size_t stride)
                     *zero = p->lines->zero + (size_t)band * table->stride;
         factors.first = band * table->band_tiles;
         factors.end = band + 1 < table->n_bands ? factors.first + table->band_tiles : layout->column_tiles;
-        dots_for(p->kernels, p->n_rows)(layout, p->page.page, table->values, &factors, p->dots, p->dot_stride,
-                                        p->n_rows);
+        multiply_codes(p, &factors);
         for (uint32_t row = 0; row < p->n_rows; row++) {
             float step = p->a->steps[row];
             float offset = table->has_zero ? step * (float)integer_sum(p, row, factors.first, factors.end) : 0;
@@ -147,6 +158,13 @@ static void multiply_by_row(const product *p, float *sums, size_t stride)
                                      table->has_zero ? zero : NULL, sums + row * stride);
         }
     }
+}
+
+/* Chunks' dots lie as sums do. */
+static void add_dots(const int32_t *dots, float step, uint32_t n, float *sums)
+{
+    for (uint32_t j = 0; j < n; j++)
+        sums[j] += (float)dots[j] * step;
 }
 
 static void multiply_by_column(const product *p, float *sums, size_t stride)
@@ -159,9 +177,12 @@ static void multiply_by_column(const product *p, float *sums, size_t stride)
                                    .band_stride = table->n_columns,
                                    .band_tiles = table->band_tiles,
                                    .end = layout->column_tiles };
-    dots_for(p->kernels, p->n_rows)(layout, p->page.page, table->values, &factors, p->dots, p->dot_stride,
-                                    p->n_rows);
+    multiply_codes(p, &factors);
     for (uint32_t row = 0; row < p->n_rows; row++) {
+        if (p->page.codec->numbers) {
+            add_dots(p->dots + row * p->dot_stride, p->a->steps[row], layout->padded_dim, sums + row * stride);
+            continue;
+        }
         for (uint32_t rt = 0; rt < (layout->row_tiles + 3) / 4 * 4; rt++) {
             uint32_t band = rt < layout->row_tiles ? rt / table->band_tiles : table->n_bands - 1;
             step[rt] = p->a->steps[row * table->n_bands + band];
@@ -197,8 +218,8 @@ void kvant_attention_codes_set_queries(const kvant_attention_plan *plan, const k
     memset(codes->queries, 0, (size_t)n_rows * table->n_columns * sizeof *codes->queries);
     for (uint32_t row = 0; row < n_rows; row++)
         for (uint32_t i = 0; i < plan->k_dim; i++)
-            codes->queries[(size_t)row * table->n_columns + i / KVANT_PAGE_TOKENS * KVANT_PAGE_TOKENS +
-                           kvant_token_position(i % KVANT_PAGE_TOKENS)] = queries[(size_t)row * plan->k_dim + i];
+            codes->queries[(size_t)row * table->n_columns + kvant_codec_query_place(plan->k_codec, i)] =
+                queries[(size_t)row * plan->k_dim + i];
     if (table->by_row)
         round_rows(kernels, table, codes->queries, n_rows, &codes->query);
 }

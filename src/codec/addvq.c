@@ -90,6 +90,7 @@ static kvant_status create_addvq(kvant_codec *codec, kvant_spec *spec, const kva
                                           .search = chosen ? search_greedy : search_joint };
     KVANT_FORWARD(kvant_direction_create(codec, spec, site, &shape, error));
     fill_tables(codec->state, numbers[0], site->seed);
+    KVANT_FORWARD(kvant_direction_offer_codes(codec, error));
     snprintf(codec->spec, sizeof codec->spec, "%s-k%ur%u:search=%s,", spec->name, (unsigned)numbers[0],
              (unsigned)numbers[1], searches[chosen]);
     kvant_direction_describe(codec, codec->spec, sizeof codec->spec);

@@ -92,6 +92,7 @@ void kvant_codec_free(kvant_codec **codec)
     if (!(*codec)->borrows_transform)
         kvant_transform_destroy(&(*codec)->transform);
     kvant_free((*codec)->state);
+    kvant_free((*codec)->numbers);
     kvant_free((*codec)->file_center);
     kvant_free((*codec)->file_scale);
     kvant_free(*codec);
@@ -283,6 +284,7 @@ kvant_status kvant_codec_create_open(const kvant_codec *codec, kvant_codec **ope
     **open = *codec;
     (*open)->state = NULL;
     (*open)->code_lines = NULL;
+    (*open)->numbers = NULL;
     (*open)->file_center = (*open)->file_scale = NULL;
     (*open)->borrows_transform = true;
     (*open)->info.spec = (*open)->spec;

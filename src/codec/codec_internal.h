@@ -53,6 +53,15 @@ typedef struct kvant_code_lines {
 typedef void kvant_code_lines_fn(const kvant_codec *codec, const kvant_kernels *kernels, const void *page,
                                  kvant_code_lines *lines);
 
+/* What attention multiplies in place of chunk codes, instead of code_table.values; lines are those of tokens. */
+typedef struct kvant_code_numbers {
+    kvant_chunk_numbers chunk;
+    const kvant_chunk_layout *layout;
+    float
+        step; /* a number times the token's scale and this is the decoder's, off by 1.1 steps times the scale at most */
+    int16_t entries[];
+} kvant_code_numbers;
+
 struct kvant_codec {
     kvant_codec_info info;
     char spec[KVANT_SPEC_MAX_LENGTH + 129]; /* canonical */
@@ -62,6 +71,7 @@ struct kvant_codec {
     const kvant_quantizer *quantizer;
     kvant_code_lines_fn *code_lines; /* or NULL: attention unpacks the pages of this codec */
     kvant_code_table code_table;     /* if code_lines is there */
+    kvant_code_numbers *numbers; /* if code_lines is there and codes are those of chunks; freed with the codec */
     float *file_center,
         *file_scale; /* center=file and norm=file: head_dim floats each, or NULL; freed with the codec */
     void
@@ -100,6 +110,16 @@ void kvant_codec_decode_transformed(const kvant_codec *codec, const void *page, 
 /* Lets attention work on codes, after sizes and code_table's values and has_zero are set. per_channel: a line is that of a channel
  * in a group of tokens, else of a token in a group of channels; group is a multiple of 16 or all there are. */
 void kvant_codec_offer_codes(kvant_codec *codec, bool per_channel, uint32_t group, kvant_code_lines_fn *lines);
+
+/* The same for chunk codes: a direction of the table of 2^index_bits times 4 (the fourth 0 where chunks have 3 components), times a
+ * length of the table of the other bits, or without it those bits as a number. Codes too wide, or tables too large to pay, are not
+ * offered, which is no error. layout must live as long as the codec. */
+kvant_status kvant_codec_offer_numbers(kvant_codec *codec, const kvant_chunk_layout *layout, uint32_t components,
+                                       uint32_t index_bits, const float *directions, const float *lengths,
+                                       const kvant_error *error);
+
+/* Where attention on codes has a query's channel among those of its numbers. */
+uint32_t kvant_codec_query_place(const kvant_codec *codec, uint32_t channel);
 
 /* The 64 fp16 numbers of a per-token metadata array, in tile order. */
 void kvant_codec_token_metadata(const kvant_kernels *kernels, const uint16_t *array, float *positioned);

@@ -344,6 +344,16 @@ kvant_status kvant_direction_create(kvant_codec *codec, kvant_spec *spec, const 
     return KVANT_OK;
 }
 
+/* Outliers are no product of a length and a direction. */
+kvant_status kvant_direction_offer_codes(kvant_codec *codec, const kvant_error *error)
+{
+    const kvant_direction *direction = kvant_direction_of(codec);
+    if (direction->slots)
+        return KVANT_OK;
+    return kvant_codec_offer_numbers(codec, &direction->layout, 4, direction->index_bits, direction->codewords,
+                                     NULL, error);
+}
+
 void kvant_direction_describe(const kvant_codec *codec, char *text, size_t size)
 {
     const kvant_direction *direction = kvant_direction_of(codec);

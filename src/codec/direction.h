@@ -66,6 +66,9 @@ kvant_status kvant_direction_variant(const kvant_spec *spec, const kvant_directi
 kvant_status kvant_direction_create(kvant_codec *codec, kvant_spec *spec, const kvant_site *site,
                                     const kvant_direction_shape *shape, const kvant_error *error);
 
+/* Once the table is filled: what attention needs to work on codes. */
+kvant_status kvant_direction_offer_codes(kvant_codec *codec, const kvant_error *error);
+
 /* Appends the options in canonical form. */
 void kvant_direction_describe(const kvant_codec *codec, char *text, size_t size);
 

@@ -91,6 +91,7 @@ static kvant_status create_hqmq(kvant_codec *codec, kvant_spec *spec, const kvan
                                           .search = search };
     KVANT_FORWARD(kvant_direction_create(codec, spec, site, &shape, error));
     fill_tables(codec->state, numbers[0], book == 1, site->seed);
+    KVANT_FORWARD(kvant_direction_offer_codes(codec, error));
     snprintf(codec->spec, sizeof codec->spec, "%s-s%ur%u:book=%s,", spec->name, (unsigned)numbers[0],
              (unsigned)numbers[1], books[book]);
     kvant_direction_describe(codec, codec->spec, sizeof codec->spec);

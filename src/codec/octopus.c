@@ -9,6 +9,7 @@
 #include <stdio.h>
 #include <string.h>
 
+#include "../base/alloc.h"
 #include "../base/half.h"
 #include "../kernels/chunk_tiles.h"
 #include "../math/octahedral.h"
@@ -175,6 +176,25 @@ static kvant_status build(kvant_codec *codec, const octopus_options *options, co
     return KVANT_OK;
 }
 
+/* What attention needs to work on codes. A sketch is no part of them. */
+static kvant_status offer_codes(kvant_codec *codec, const kvant_error *error)
+{
+    const octopus *o = octopus_of(codec);
+    const kvant_triplet_book *book = &o->book.triplets;
+    const uint32_t index_bits = 2 * book->direction_bits;
+    if (o->qjl.sketch != KVANT_SKETCH_NONE || index_bits > KVANT_NUMBER_MAX_INDEX)
+        return KVANT_OK;
+    float *directions = kvant_alloc((size_t)4 << index_bits, sizeof *directions);
+    if (!directions)
+        return kvant_fail(error, KVANT_ERR_MEMORY, "no memory for a codec");
+    for (uint32_t index = 0; index < 1u << index_bits; index++)
+        octopus_direction(book, index, directions + (size_t)4 * index);
+    kvant_status status =
+        kvant_codec_offer_numbers(codec, &o->layout, 3, index_bits, directions, book->norm, error);
+    kvant_free(directions);
+    return status;
+}
+
 static kvant_status create_octopus(kvant_codec *codec, kvant_spec *spec, const kvant_site *site,
                                    const kvant_error *error)
 {
@@ -191,6 +211,7 @@ static kvant_status create_octopus(kvant_codec *codec, kvant_spec *spec, const k
              (unsigned)options.bits, (unsigned)options.direction_bits, (unsigned)options.norm_bits,
              rounding_names[options.rounding], scale_names[options.scale]);
     KVANT_FORWARD(build(codec, &options, error));
+    KVANT_FORWARD(offer_codes(codec, error));
     if (options.sketch != KVANT_SKETCH_NONE)
         kvant_qjl_describe(&octopus_of(codec)->qjl, codec->spec, sizeof codec->spec);
     kvant_transform_describe(&codec->transform, codec->spec, sizeof codec->spec);

@@ -24,6 +24,9 @@ float octopus_quantize(const octopus_book *book, const float *y, uint32_t *codes
 /* Whether that scale fits fp16. */
 bool octopus_fits(const octopus_book *book, const float *y);
 
+/* The direction of codes with this index (u and w), a unit vector of 3 numbers. */
+void octopus_direction(const kvant_triplet_book *book, uint32_t index, float direction[3]);
+
 void octopus_dequantize(const octopus_book *book, const uint32_t *codes, float scale, float *y);
 
 #endif

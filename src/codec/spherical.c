@@ -127,6 +127,7 @@ static kvant_status create_spherical(kvant_codec *codec, kvant_spec *spec, const
                                           .search = search };
     KVANT_FORWARD(kvant_direction_create(codec, spec, site, &shape, error));
     fill_tables(codec->state, numbers[1], site->seed);
+    KVANT_FORWARD(kvant_direction_offer_codes(codec, error));
     snprintf(codec->spec, sizeof codec->spec, "%s-r%ujl%u:", spec->name, (unsigned)numbers[0],
              (unsigned)numbers[1]);
     kvant_direction_describe(codec, codec->spec, sizeof codec->spec);

@@ -4,40 +4,57 @@
 
 #include "chunk_tiles.h"
 
-static int32_t number_of(const kvant_chunk_numbers *numbers, uint32_t code, uint32_t j)
+/* A token's numbers in the order of channels' places: of K four a chunk, of V as in unpacked tiles. */
+static uint32_t number_place(const kvant_chunk_numbers *numbers, bool key, uint32_t chunk, uint32_t j)
 {
-    const uint32_t index = code & ((1u << numbers->index_bits) - 1), above = code >> numbers->index_bits;
-    const int32_t length = numbers->step ? numbers->step * (int32_t)above : numbers->lengths[above];
-    /* Floor of a division, written so that nothing negative is shifted. */
-    return (int32_t)((uint32_t)(numbers->entries[4 * index + j] * length + (1 << 14) + (1 << 30)) >> 15) -
-           (1 << 15);
+    if (key || numbers->components == 4)
+        return 4 * chunk + j;
+    return kvant_triplet_places_of(numbers->dim).first[j] + chunk;
 }
 
-/* Where the numbers of chunk c of a value lie in dots. */
-static size_t value_place(const kvant_chunk_numbers *numbers, const kvant_triplet_places *places, uint32_t c,
-                          uint32_t j)
+static void read_numbers(const kvant_chunk_numbers *numbers, const kvant_chunk_layout *layout, const void *page,
+                         uint32_t token, int16_t *out)
 {
-    return numbers->components == 3 ? places->first[j] + c : 4 * c + j;
+    uint32_t codes[KVANT_MAX_HEAD_DIM];
+    const uint32_t size = numbers->components;
+    kvant_chunk_layout_get(layout, page, token, codes);
+    for (uint32_t c = 0; c < layout->n_chunks; c++) {
+        const uint32_t index = codes[c] & ((1u << numbers->index_bits) - 1),
+                       above = codes[c] >> numbers->index_bits;
+        const int32_t length = numbers->step ? numbers->step * (int32_t)above : numbers->lengths[above];
+        for (uint32_t j = 0; j < size && size * c + j < numbers->dim; j++) {
+            /* The floor of a division by 2^15, where nothing negative is shifted. */
+            uint32_t product = (uint32_t)(numbers->entries[4 * index + j] * length + (1 << 14) + (1 << 30));
+            out[number_place(numbers, layout->role == KVANT_ROLE_K, c, j)] =
+                (int16_t)((int32_t)(product >> 15) - (1 << 15));
+        }
+    }
+}
+
+static int32_t dot(const int16_t *a, const int16_t *b, uint32_t n)
+{
+    int32_t sum = 0;
+    for (uint32_t i = 0; i < n; i++)
+        sum += a[i] * b[i];
+    return sum;
 }
 
 KVANT_CHUNK_DOTS_FN(kvant_chunk_dots_c)
 {
+    int16_t row[4 * (KVANT_MAX_HEAD_DIM / 3 + 1)] = { 0 };
     const bool key = layout->role == KVANT_ROLE_K;
-    const uint32_t size = numbers->components;
-    const kvant_triplet_places places = kvant_triplet_places_of(numbers->dim);
-    uint32_t codes[KVANT_MAX_HEAD_DIM];
-    for (uint32_t i = 0; i < n; i++)
-        memset(dots + i * dots_stride, 0,
-               (key ? KVANT_PAGE_TOKENS : kvant_padded_dim(numbers->dim)) * sizeof *dots);
+    const uint32_t padded = kvant_padded_dim(numbers->dim);
+    for (uint32_t i = 0; i < n && !key; i++)
+        memset(dots + i * dots_stride, 0, padded * sizeof *dots);
     for (uint32_t t = 0; t < KVANT_PAGE_TOKENS; t++) {
         const uint32_t position = kvant_token_position(t);
-        kvant_chunk_layout_get(layout, page, t, codes);
-        for (uint32_t c = 0; c < layout->n_chunks; c++)
-            for (uint32_t j = 0; j < size && size * c + j < numbers->dim; j++) {
-                const int32_t number = number_of(numbers, codes[c], j);
-                const size_t to = key ? position : value_place(numbers, &places, c, j);
-                for (uint32_t i = 0; i < n; i++)
-                    dots[i * dots_stride + to] += number * x[i * x_stride + (key ? 4 * c + j : position)];
-            }
+        read_numbers(numbers, layout, page, t, row);
+        for (uint32_t i = 0; i < n; i++) {
+            int32_t *out = dots + i * dots_stride;
+            if (key)
+                out[position] = dot(row, x + i * x_stride, 4 * layout->n_chunks);
+            for (uint32_t j = 0; j < padded && !key; j++)
+                out[j] += row[j] * x[i * x_stride + position];
+        }
     }
 }

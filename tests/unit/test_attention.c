@@ -269,6 +269,12 @@ static double rounding(const fixture *f, double score, const sizes *size)
  * are integers. */
 static double value_error(const kvant_codec *codec)
 {
+    /* Chunks: 1.1 steps times the token's scale, which for triplets is |row| / sqrt(d) and for four channels at most |row| / the
+     * largest radius; that is KVANT_CODE_VALUE_MAX / chunk.step. */
+    const kvant_code_numbers *numbers = codec->numbers;
+    if (numbers)
+        return 1.1 * numbers->step *
+               (numbers->chunk.step ? sqrt(codec->info.head_dim) * numbers->chunk.step / KVANT_CODE_VALUE_MAX : 1);
     for (uint32_t c = 0; c < 16; c++)
         if (abs(codec->code_table.values[c]) == KVANT_CODE_VALUE_MAX)
             return 3.0 / (2 * KVANT_CODE_VALUE_MAX);
@@ -537,6 +543,28 @@ static void groupings_on_codes(void **state)
     }
 }
 
+/* Codes of chunks, of every family, with tables and without; some of them (7 bits a coordinate, sketches, outliers) unpacked. */
+static void chunks_on_codes(void **state)
+{
+    static const char *const specs[] = { "octopus-2",           "octopus-3",     "octopus-4",  "octopus-5",
+                                         "octopus-4:split=7.1", "octopus-3:qjl", "hqmq-s24r3", "hqmq-s96r4",
+                                         "hqmq-s96r4:med3",     "hqmq-s170r4",   "hqmq-s24r8", "hqmq-s192r6",
+                                         "spherical-r4jl4",     "addvq-k24r3",   "addvq-k48r4" };
+    static const uint32_t dims[] = { 64, 80, 128, 96, 112, 32, 256 };
+    (void)state;
+    for (size_t i = 0; i < COUNT(specs); i++)
+        for (uint32_t n_tokens = 1; n_tokens <= 40; n_tokens += 13)
+            check_setup((setup){ .k_dim = dims[(i + n_tokens) % COUNT(dims)],
+                                 .v_dim = dims[(2 * i + n_tokens) % COUNT(dims)],
+                                 .n_kv_heads = 2,
+                                 .n_heads = 6,
+                                 .n_cells = 200,
+                                 .n_tokens = n_tokens,
+                                 .k_spec = specs[i],
+                                 .v_spec = specs[(i + n_tokens) % COUNT(specs)],
+                                 .mask = i % 4 != 3 });
+}
+
 static void threads_do_not_change_results(void **state)
 {
     (void)state;
@@ -634,6 +662,7 @@ int main(void)
         cmocka_unit_test(windows),
         cmocka_unit_test(long_decode_is_split_and_prefill_is_tiled),
         cmocka_unit_test(prefill_on_codes),
+        cmocka_unit_test(chunks_on_codes),
         cmocka_unit_test(groupings_on_codes),
         cmocka_unit_test(threads_do_not_change_results),
         cmocka_unit_test(hidden_rows_and_empty_caches_give_zeros),

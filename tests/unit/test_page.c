@@ -69,7 +69,7 @@ static void codes_lie_where_the_document_says(void **state)
 
 static void unpacking_is_decoding_at_every_level(void **state)
 {
-    static const uint32_t dims[] = { 16, 40, 64, 80, 128, 256 };
+    static const uint32_t dims[] = { 16, 40, 64, 80, 96, 112, 128, 256 };
     static const kvant_cpu_level levels[] = { KVANT_CPU_C, KVANT_CPU_AVX2, KVANT_CPU_AVX512 };
     (void)state;
     uint64_t rng = 11;

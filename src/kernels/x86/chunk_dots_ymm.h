@@ -5,15 +5,24 @@
 #define CHUNK_VECTORS 2u
 
 /* Low and high bytes of 16 lengths, twice. */
-typedef byte_table length_table;
-
-#define load_lengths(p) load_byte_table(p)
+typedef struct length_table {
+    vi low, high;
+} length_table;
 
 #define vi_shift_left_each(v, n) _mm256_sllv_epi32(v, n)
 #define vi_shift_right_words(v, n) _mm256_srl_epi16(v, _mm_cvtsi32_si128((int)(n)))
 #define vi_multiply_words(a, b) _mm256_mullo_epi16(a, b)
 #define vi_scale_words(a, b) _mm256_mulhrs_epi16(a, b)
 #define vi_pair_words(v) vi_pair_columns(v)
+
+KVANT_INLINE length_table load_lengths(const int16_t *lengths)
+{
+    __m128i a = _mm_loadu_si128((const __m128i *)lengths), b = _mm_loadu_si128((const __m128i *)(lengths + 8));
+    __m128i bytes = _mm_set1_epi16(0xff);
+    __m128i low = _mm_packus_epi16(_mm_and_si128(a, bytes), _mm_and_si128(b, bytes));
+    __m128i high = _mm_packus_epi16(_mm_srli_epi16(a, 8), _mm_srli_epi16(b, 8));
+    return (length_table){ _mm256_broadcastsi128_si256(low), _mm256_broadcastsi128_si256(high) };
+}
 
 /* Bytes with their top bit set look up zeros. */
 KVANT_INLINE vi look_up_lengths(length_table table, vi v)
