@@ -75,7 +75,9 @@ def bench(call, flush, repeats):
 
 def spec_for(codec, head_dim):
     return (
-        codec + ":rotate=hadamard" if codec.startswith("turboquant") and head_dim & (head_dim - 1) else codec
+        codec + ":rotate=hadamard"
+        if codec.startswith(("turboquant", "octopus")) and head_dim & (head_dim - 1)
+        else codec
     )
 
 

@@ -2,11 +2,13 @@
 #include "append.h"
 #include "attention.h"
 #include "attention_pairs.h"
-#include "dequant.cuh"
+#include "chunks.cuh"
 #include "pages.h"
 
+#include <algorithm>
 #include <climits>
 #include <cstdio>
+#include <iterator>
 
 using namespace kvant;
 
@@ -41,10 +43,11 @@ bool valid_pages(const kvant_cuda_pages &pages, size_t page_bytes, uint32_t n_kv
            pages.block_stride >= page_bytes && (n_kv_heads == 1 || pages.head_stride >= page_bytes);
 }
 
-AppendRole role_of(const kvant_cuda_params &codec, const kvant_cuda_pages &pages)
+AppendRole role_of(const kvant_cuda_codec &codec, const kvant_cuda_pages &pages)
 {
     AppendRole role{};
-    role.codec = codec;
+    role.codec = codec.params;
+    role.book = &codec.book;
     role.base = static_cast<uint8_t *>(pages.base);
     role.block_stride = pages.block_stride;
     role.head_stride = pages.head_stride;
@@ -56,11 +59,44 @@ bool has_groups(const kvant_cuda_params &codec)
     return codec.grouping != KVANT_CUDA_GROUP_TOKEN;
 }
 
-/* An append or a seal may need two launches: roles of one kernel, then those of the other. */
+/* An append or a seal may need two launches: the roles of one kernel, then those of another. */
 struct Roles {
     AppendArgs args;
     int n;
 };
+
+constexpr int APPEND_KERNELS = 5;
+using AppendLaunch = cudaError_t (*)(const AppendArgs &, uint32_t, int, int, cudaStream_t);
+
+/* launch_append_chunks has roles of one kind of chunk a launch. */
+constexpr AppendLaunch APPEND_LAUNCHES[APPEND_KERNELS] = { launch_append_open, launch_seal_groups,
+                                                           launch_append_chunks, launch_append_chunks,
+                                                           launch_append };
+
+int append_kernel_of(const kvant_cuda_params &codec)
+{
+    return codec.kind == KVANT_CUDA_OPEN        ? 0
+           : has_groups(codec)                  ? 1
+           : !kvant_cuda_has_chunks(codec.kind) ? 4
+           : codec.kind <= KVANT_CUDA_OCTOPUS4  ? 2
+                                                : 3;
+}
+
+/* common: what all roles share. */
+kvant_status launch_roles(const Roles (&roles)[APPEND_KERNELS], const AppendArgs &common, uint32_t n_kv_heads,
+                          kvant_cuda_stream stream)
+{
+    kvant_status status = KVANT_OK;
+    for (int i = 0; i < APPEND_KERNELS; i++) {
+        if (common.n_tokens == 0 || roles[i].n == 0 || status != KVANT_OK)
+            continue;
+        AppendArgs args = common;
+        std::copy(std::begin(roles[i].args.roles), std::end(roles[i].args.roles), args.roles);
+        status = from_cuda(APPEND_LAUNCHES[i](args, args.roles[0].codec.head_dim, roles[i].n, (int)n_kv_heads,
+                                              static_cast<cudaStream_t>(stream)));
+    }
+    return status;
+}
 
 bool valid_rows(const kvant_cuda_rows &rows, uint32_t n_kv_heads)
 {
@@ -69,7 +105,7 @@ bool valid_rows(const kvant_cuda_rows &rows, uint32_t n_kv_heads)
 
 void add_rows(Roles &to, const kvant_cuda_rows &rows)
 {
-    AppendRole &role = to.args.roles[to.n++] = role_of(rows.codec->params, rows.pages);
+    AppendRole &role = to.args.roles[to.n++] = role_of(*rows.codec, rows.pages);
     role.rows = rows.rows;
     role.token_stride = rows.token_stride;
     role.row_head_stride = rows.head_stride;
@@ -92,7 +128,7 @@ bool valid_seal(const kvant_cuda_seal_pages &pages, uint32_t n_kv_heads)
 
 void add_open_pages(Roles &to, const kvant_cuda_seal_pages &pages)
 {
-    AppendRole &role = to.args.roles[to.n++] = role_of(pages.codec->params, pages.sealed);
+    AppendRole &role = to.args.roles[to.n++] = role_of(*pages.codec, pages.sealed);
     role.codec.rotation = kvant_cuda_rotation{}; /* these rows are transformed already */
     role.rows = pages.open.base;
     role.token_stride = role.codec.head_dim;
@@ -217,6 +253,14 @@ AttentionArgs launch_args(const kvant_cuda_attention_args &args)
     return p;
 }
 
+void copy_directions(kvant_cuda_directions &to, const kvant_cuda_book &book)
+{
+    std::copy(std::begin(book.direction), std::end(book.direction), to.direction);
+    std::copy(std::begin(book.norm), std::end(book.norm), to.norm);
+    for (uint32_t i = 0; i < book.n_secondaries; i++)
+        std::copy(std::begin(book.secondaries[i]), std::end(book.secondaries[i]), to.secondaries[i]);
+}
+
 } // namespace
 
 extern "C" kvant_status kvant_cuda_append(const kvant_cuda_append_args *args, kvant_cuda_stream stream)
@@ -225,30 +269,23 @@ extern "C" kvant_status kvant_cuda_append(const kvant_cuda_append_args *args, kv
         args->n_kv_heads > MAX_GRID_Y || !valid_rows(args->k, args->n_kv_heads) ||
         !valid_rows(args->v, args->n_kv_heads))
         return KVANT_ERR_ARGUMENT;
-    Roles sealed{}, open{};
+    Roles roles[APPEND_KERNELS]{};
     for (const kvant_cuda_rows *rows : { &args->k, &args->v }) {
         if (!rows->codec)
             continue;
         if (has_groups(rows->codec->params))
             return KVANT_ERR_UNSUPPORTED;
-        add_rows(rows->codec->params.kind == KVANT_CUDA_OPEN ? open : sealed, *rows);
+        add_rows(roles[append_kernel_of(rows->codec->params)], *rows);
     }
-    if (open.n + sealed.n == 0 ||
+    if ((!args->k.codec && !args->v.codec) ||
         (args->k.codec && args->v.codec && args->k.codec->params.head_dim != args->v.codec->params.head_dim))
         return KVANT_ERR_ARGUMENT;
-    kvant_status status = KVANT_OK;
-    for (Roles *roles : { &open, &sealed }) {
-        if (args->n_tokens == 0 || roles->n == 0 || status != KVANT_OK)
-            continue;
-        roles->args.type = args->type;
-        roles->args.n_tokens = args->n_tokens;
-        roles->args.slots = args->slots;
-        roles->args.refused = args->refused;
-        auto launch = roles == &open ? launch_append_open : launch_append;
-        status = from_cuda(launch(roles->args, roles->args.roles[0].codec.head_dim, roles->n, (int)args->n_kv_heads,
-                                  static_cast<cudaStream_t>(stream)));
-    }
-    return status;
+    AppendArgs common{};
+    common.type = args->type;
+    common.n_tokens = args->n_tokens;
+    common.slots = args->slots;
+    common.refused = args->refused;
+    return launch_roles(roles, common, args->n_kv_heads, stream);
 }
 
 extern "C" kvant_status kvant_cuda_seal(const kvant_cuda_seal_args *args, kvant_cuda_stream stream)
@@ -257,28 +294,21 @@ extern "C" kvant_status kvant_cuda_seal(const kvant_cuda_seal_args *args, kvant_
         args->n_kv_heads > MAX_GRID_Y || args->n_blocks > INT_MAX / KVANT_PAGE_TOKENS ||
         !valid_seal(args->k, args->n_kv_heads) || !valid_seal(args->v, args->n_kv_heads))
         return KVANT_ERR_ARGUMENT;
-    Roles groups{}, tokens{};
+    Roles roles[APPEND_KERNELS]{};
     for (const kvant_cuda_seal_pages *pages : { &args->k, &args->v })
         if (pages->codec)
-            add_open_pages(has_groups(pages->codec->params) ? groups : tokens, *pages);
-    if (groups.n + tokens.n == 0 ||
+            add_open_pages(roles[append_kernel_of(pages->codec->params)], *pages);
+    if ((!args->k.codec && !args->v.codec) ||
         (args->k.codec && args->v.codec && args->k.codec->params.head_dim != args->v.codec->params.head_dim))
         return KVANT_ERR_ARGUMENT;
-    kvant_status status = KVANT_OK;
-    for (Roles *roles : { &groups, &tokens }) {
-        if (args->n_blocks == 0 || roles->n == 0 || status != KVANT_OK)
-            continue;
-        roles->args.type = KVANT_CUDA_F16;
-        roles->args.n_tokens = args->n_blocks * KVANT_PAGE_TOKENS;
-        roles->args.refused = args->refused;
-        roles->args.from = args->from;
-        roles->args.to = args->to;
-        roles->args.tokens = args->tokens;
-        auto launch = roles == &groups ? launch_seal_groups : launch_append;
-        status = from_cuda(launch(roles->args, roles->args.roles[0].codec.head_dim, roles->n, (int)args->n_kv_heads,
-                                  static_cast<cudaStream_t>(stream)));
-    }
-    return status;
+    AppendArgs common{};
+    common.type = KVANT_CUDA_F16;
+    common.n_tokens = args->n_blocks * KVANT_PAGE_TOKENS;
+    common.refused = args->refused;
+    common.from = args->from;
+    common.to = args->to;
+    common.tokens = args->tokens;
+    return launch_roles(roles, common, args->n_kv_heads, stream);
 }
 
 extern "C" kvant_status kvant_cuda_attention_check(const kvant_cuda_codec *k_codec, const kvant_cuda_codec *v_codec,
@@ -330,9 +360,15 @@ extern "C" kvant_status kvant_cuda_attention(const kvant_cuda_attention_args *ar
         cudaFuncSetAttribute(kernel.kernel, cudaFuncAttributeMaxDynamicSharedMemorySize, kernel.shared_bytes);
     if (error != cudaSuccess)
         return from_cuda(error);
-    kernel.kernel<<<grid_of(device), kernel.threads, kernel.shared_bytes, static_cast<cudaStream_t>(stream)>>>(
-        launch_args(*args));
-    return from_cuda(cudaGetLastError());
+    ChunkAttentionArgs p{};
+    static_cast<AttentionArgs &>(p) = launch_args(*args);
+    if (kvant_cuda_has_chunks(args->k_codec->params.kind))
+        copy_directions(p.k_directions, args->k_codec->book);
+    if (kvant_cuda_has_chunks(args->v_codec->params.kind))
+        copy_directions(p.v_directions, args->v_codec->book);
+    void *parameters[] = { &p };
+    return from_cuda(cudaLaunchKernel(kernel.kernel, grid_of(device), kernel.threads, parameters,
+                                      kernel.shared_bytes, static_cast<cudaStream_t>(stream)));
 }
 
 extern "C" kvant_status kvant_cuda_decode(const kvant_cuda_decode_args *args, kvant_cuda_stream stream)
@@ -357,6 +393,9 @@ extern "C" kvant_status kvant_cuda_decode(const kvant_cuda_decode_args *args, kv
                   args->head_stride,
                   args->center,
                   args->factors };
+    if (kvant_cuda_has_chunks(codec.kind))
+        return from_cuda(launch_decode_chunks(p, args->codec->book, codec.head_dim, args->n_blocks,
+                                              args->n_kv_heads, static_cast<cudaStream_t>(stream)));
     return from_cuda(
         launch_decode(p, codec.head_dim, args->n_blocks, args->n_kv_heads, static_cast<cudaStream_t>(stream)));
 }

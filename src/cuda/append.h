@@ -16,8 +16,9 @@ struct AppendRole {
     const void *rows;
     size_t token_stride, row_head_stride; /* of rows, elements */
     const float *center, *factors;
-    size_t row_block_stride; /* elements; of blocks of open pages, when these are sealed */
-    bool wide;               /* rows begin at multiples of 16 bytes; set by launch_append */
+    size_t row_block_stride;     /* elements; of blocks of open pages, when these are sealed */
+    bool wide;                   /* rows begin at multiples of 16 bytes; set by launch_append */
+    const kvant_cuda_book *book; /* on the host; of codes of several channels */
 };
 
 struct AppendArgs {
@@ -32,9 +33,12 @@ struct AppendArgs {
 };
 
 /* Rows, or open pages, into sealed pages of kinds with one scale a token. */
-
 cudaError_t launch_append(const AppendArgs &args, uint32_t head_dim, int n_roles, int n_kv_heads,
                           cudaStream_t stream);
+
+/* The same of kinds whose codes are of several channels, all roles of one kind of chunk. */
+cudaError_t launch_append_chunks(const AppendArgs &args, uint32_t head_dim, int n_roles, int n_kv_heads,
+                                 cudaStream_t stream);
 
 /* Rows into open pages. */
 cudaError_t launch_append_open(const AppendArgs &args, uint32_t head_dim, int n_roles, int n_kv_heads,

@@ -27,7 +27,37 @@ template <class C, int D> constexpr int metadata_bytes()
     int scales = C::GROUP == KVANT_CUDA_GROUP_TOKEN        ? PAGE_TOKENS
                  : C::GROUP == KVANT_CUDA_GROUP_CHANNELS32 ? D / 32 * PAGE_TOKENS
                                                            : PAGE_TOKENS / 32 * D;
-    return scales * (C::BIASED ? 2 : 4);
+    return scales * (C::BIASED || HAS_CHUNKS<C> ? 2 : 4);
+}
+
+template <class C, int D> __host__ __device__ constexpr int page_code_bytes(bool keys)
+{
+    if constexpr (HAS_CHUNKS<C>)
+        return chunk_code_bytes(C::BITS, ChunkPlaces<C, D>::CHUNKS, keys);
+    else
+        return keys ? code_bytes(C::BITS, 4, D / 16) : code_bytes(C::BITS, D / 16, 4);
+}
+
+template <class KC, class VC> __host__ __device__ constexpr bool one_table()
+{
+    if constexpr (std::is_same<KC, VC>::value && HAS_CHUNKS<KC>)
+        return KC::SAME_TABLE;
+    else
+        return false;
+}
+
+/* Warps for slots of so many bytes in so much room. With look-ups of chunks to do, one slot a warp will do. How many warps are
+ * best was measured. */
+template <class KC, class VC, int D, bool LARGE> __host__ __device__ constexpr int warps_for(int slot, int room)
+{
+    constexpr bool GROUPS = KC::GROUP != KVANT_CUDA_GROUP_TOKEN || VC::GROUP != KVANT_CUDA_GROUP_TOKEN;
+    constexpr bool CHUNKS = HAS_CHUNKS<KC> || HAS_CHUNKS<VC>;
+    if (CHUNKS && LARGE && D <= 128 && most_warps<KC>() * slot <= room)
+        return most_warps<KC>();
+    if (LARGE && D <= 128 && !GROUPS && !CHUNKS && slot <= (KC::BIASED || VC::BIASED ? 9000 : 7500))
+        return 12;
+    const int two_slots = CHUNKS ? 2 * room : 152000; /* without tables, the same warps on all machines */
+    return 16 * slot <= two_slots ? 8 : 8 * slot <= two_slots ? 4 : 2;
 }
 
 /* Threads and memory of a kernel: one block a multiprocessor, because what ends a pair costs less among
@@ -35,22 +65,24 @@ template <class C, int D> constexpr int metadata_bytes()
  * 227 KB, which go into more slots, or 12 warps where pages are so small that unpacking, not memory, sets
  * the pace. */
 template <class KC, class VC, int D, bool LARGE> struct Shape {
-    static constexpr int K_CODES = code_bytes(KC::BITS, 4, D / 16), V_CODES = code_bytes(VC::BITS, D / 16, 4);
+    static constexpr int K_CODES = page_code_bytes<KC, D>(true), V_CODES = page_code_bytes<VC, D>(false);
     static constexpr int K_BYTES = K_CODES + metadata_bytes<KC, D>(), V_BYTES = V_CODES + metadata_bytes<VC, D>();
     static constexpr int SUMS = HEADS * (D + 4) * 4; /* a slot also takes the warp's sums when a pair ends */
     static constexpr int SLOT = ((K_BYTES + V_BYTES > SUMS ? K_BYTES + V_BYTES : SUMS) + 127) / 128 * 128;
-    static constexpr bool GROUPS = KC::GROUP != KVANT_CUDA_GROUP_TOKEN || VC::GROUP != KVANT_CUDA_GROUP_TOKEN;
-    static constexpr int WARPS = LARGE && D <= 128 && !GROUPS && SLOT <= (KC::BIASED || VC::BIASED ? 9000 : 7500)
-                                     ? 12
-                                 : 16 * SLOT <= 152000 ? 8
-                                 : 8 * SLOT <= 152000  ? 4
-                                                       : 2;
-    static constexpr int FIT = (LARGE ? 217000 : 152000) / (WARPS * SLOT), STAGES = FIT < 4 ? FIT : 4;
+    /* Tables of directions of chunks. */
+    static constexpr bool CHUNKS = HAS_CHUNKS<KC> || HAS_CHUNKS<VC>, ONE_TABLE = one_table<KC, VC>();
+    static constexpr int K_TABLE = table_bytes<KC, LARGE, D>(),
+                         V_TABLE = ONE_TABLE ? 0 : table_bytes<VC, LARGE, D>();
+    static constexpr int TABLES = K_TABLE + V_TABLE;
+    static constexpr int ROOM = (!LARGE ? 152000 : CHUNKS ? 222000 : 217000) - TABLES;
+    static constexpr int WARPS = warps_for<KC, VC, D, LARGE>(SLOT, ROOM), FIT = ROOM / (WARPS * SLOT),
+                         STAGES = FIT < 4 ? FIT : 4;
 };
 
 template <class KC, class VC, int D, bool LARGE> struct SharedMemory {
     using S = Shape<KC, VC, D, LARGE>;
     alignas(128) uint8_t slots[S::WARPS][S::STAGES][S::SLOT];
+    alignas(16) uint8_t tables[S::TABLES ? S::TABLES : 16];
     uint64_t barriers[S::WARPS][S::STAGES];
     int32_t entries[S::WARPS][S::STAGES];
     QueryTile<D> queries;
@@ -74,17 +106,18 @@ static __device__ __noinline__ void clear_empty(const AttentionArgs &p, const Le
 }
 
 /* The warp's sums of a pair into shared memory: rows of D numbers, 4 apart in banks. */
-template <int D, class A>
-__device__ __forceinline__ void store_sums(const A &sums, float *rows, int n_heads, int lane)
+template <class C, int D>
+__device__ __forceinline__ void store_sums(const Accumulator<C, D> &sums, float *rows, int n_heads, int lane)
 {
     int row = lane >> 2, column = 2 * (lane & 3);
 #pragma unroll
     for (int h = 0; h < 2; h++)
         if (column + h < n_heads)
 #pragma unroll
-            for (int i = 0; i < D / 16; i++) {
-                rows[(column + h) * (D + 4) + 16 * i + row] = sums.o[i][h];
-                rows[(column + h) * (D + 4) + 16 * i + row + 8] = sums.o[i][h + 2];
+            for (int i = 0; i < 2 * Accumulator<C, D>::TILES; i++) {
+                const int channel = value_channel<C, D>(i / 2, row, i % 2);
+                if (!HAS_CHUNKS<C> || channel < D)
+                    rows[(column + h) * (D + 4) + channel] = sums.o[i / 2][h + 2 * (i % 2)];
             }
 }
 
@@ -105,8 +138,34 @@ __device__ __forceinline__ Stretch stretch_from(const AttentionArgs &p, const Le
                     lengths.length(cursor.b) };
 }
 
+template <class KC, class VC>
+using ArgsOf = typename std::conditional<HAS_CHUNKS<KC> || HAS_CHUNKS<VC>, ChunkAttentionArgs, AttentionArgs>::type;
+
+/* Tables of directions; the caller synchronises. */
+template <class KC, class VC, int D, bool LARGE>
+__device__ __forceinline__ void fill_tables(uint8_t *tables, const ArgsOf<KC, VC> &p)
+{
+    using S = Shape<KC, VC, D, LARGE>;
+    if constexpr (HAS_CHUNKS<KC>)
+        KC::fill(tables, p.k_directions, KC::template copies<LARGE, D>());
+    if constexpr (HAS_CHUNKS<VC> && !S::ONE_TABLE)
+        VC::fill(tables + S::K_TABLE, p.v_directions, VC::template copies<LARGE, D>());
+}
+
+/* What unpacking of keys, or of values, needs: a codebook of bytes, or where the table of directions is. */
+template <class C, class KC, class VC, int D, bool LARGE>
+__device__ __forceinline__ auto table_of(const uint8_t *tables, const ArgsOf<KC, VC> &p, bool keys, int lane)
+{
+    using S = Shape<KC, VC, D, LARGE>;
+    if constexpr (HAS_CHUNKS<C>)
+        return chunk_table<C, LARGE, D>(keys || S::ONE_TABLE ? tables : tables + S::K_TABLE,
+                                        keys ? p.k_directions : p.v_directions, lane);
+    else
+        return bytes_of(keys ? p.k_bytes : p.v_bytes, p.one);
+}
+
 template <class KC, class VC, int D, bool LARGE, bool OPEN>
-__device__ __forceinline__ void attend(const AttentionArgs &p)
+__device__ __forceinline__ void attend(const ArgsOf<KC, VC> &p)
 {
     using S = Shape<KC, VC, D, LARGE>;
     extern __shared__ uint8_t raw[];
@@ -124,8 +183,10 @@ __device__ __forceinline__ void attend(const AttentionArgs &p)
     feeder.ring.init(shared.slots[warp][0], shared.barriers[warp], lane);
     feeder.start(p, lengths, piece, warp, shared.entries[warp]);
     clear_queries(shared.queries);
+    fill_tables<KC, VC, D, LARGE>(shared.tables, p);
     __syncthreads();
-    const Bytes k_table = bytes_of(p.k_bytes, p.one), v_table = bytes_of(p.v_bytes, p.one);
+    const auto k_table = table_of<KC, KC, VC, D, LARGE>(shared.tables, p, true, lane);
+    const auto v_table = table_of<VC, KC, VC, D, LARGE>(shared.tables, p, false, lane);
 
     int slot = 0, mine = piece.begin + warp;
     uint32_t parity = 0;
@@ -134,7 +195,7 @@ __device__ __forceinline__ void attend(const AttentionArgs &p)
     __syncthreads();
 #pragma unroll 1
     for (;;) {
-        uint32_t q[D / 16][2];
+        uint32_t q[key_tiles<KC, D>()][2];
         load_operands<KC, D>(shared.queries, q, lane);
         const ScoreFactors<KC, D> factors =
             score_factors<KC, D>(shared.queries, 2 * (lane & 3), p.k_step, p.k_bias);
@@ -151,9 +212,9 @@ __device__ __forceinline__ void attend(const AttentionArgs &p)
             const int valid = at.tokens - PAGE_TOKENS * (mine - at.first);
             if (!OPEN || entry >= 0) {
                 float s[4][4];
-                score_page<KC, D>(used, S::K_CODES, q, factors, k_table, p.k_symmetric, p.k_offset, lane, s);
-                add_page<VC, D>(used + S::K_BYTES, S::V_CODES, v_table, p.v_symmetric, p.v_offset, lane, valid, s,
-                                sums);
+                score_page<KC, D, LARGE>(used, S::K_CODES, q, factors, k_table, p.k_symmetric, p.k_offset, lane, s);
+                add_page<VC, D, LARGE>(used + S::K_BYTES, S::V_CODES, v_table, p.v_symmetric, p.v_offset, lane,
+                                       valid, s, sums);
             } else
                 sums = attend_open_page<VC, D>(p, shared.queries, -1 - entry, at.pair.kv_head, lane, valid, sums);
             __syncwarp();
@@ -163,7 +224,7 @@ __device__ __forceinline__ void attend(const AttentionArgs &p)
         }
         sums.finish(p.v_step, p.v_bias);
         if (used)
-            store_sums<D>(sums, reinterpret_cast<float *>(const_cast<uint8_t *>(used)), at.pair.n_heads, lane);
+            store_sums<VC, D>(sums, reinterpret_cast<float *>(const_cast<uint8_t *>(used)), at.pair.n_heads, lane);
         shared.results.put(warp, lane, used, sums.max, sums.sum);
         __syncthreads();
         finish_pair<D, S::WARPS>(p, shared.results, at.pair,
@@ -186,7 +247,7 @@ __device__ __forceinline__ void attend(const AttentionArgs &p)
 /* Every machine gets the code of one of the two LARGE: the other stays empty there. */
 template <class KC, class VC, int D, bool LARGE, bool OPEN>
 __global__ void __launch_bounds__(Shape<KC, VC, D, LARGE>::WARPS * 32, 1)
-    attention_kernel(const __grid_constant__ AttentionArgs p)
+    attention_kernel(const __grid_constant__ ArgsOf<KC, VC> p)
 {
 #ifdef __CUDA_ARCH__
     if constexpr (LARGE == (__CUDA_ARCH__ >= 900))
@@ -196,18 +257,19 @@ __global__ void __launch_bounds__(Shape<KC, VC, D, LARGE>::WARPS * 32, 1)
 
 template <class KC, class VC, int D, bool OPEN> AttentionKernel kernel_of(bool large)
 {
-    return large ? AttentionKernel{ attention_kernel<KC, VC, D, true, OPEN>, Shape<KC, VC, D, true>::WARPS * 32,
-                                    (int)sizeof(SharedMemory<KC, VC, D, true>) }
-                 : AttentionKernel{ attention_kernel<KC, VC, D, false, OPEN>, Shape<KC, VC, D, false>::WARPS * 32,
+    return large ? AttentionKernel{ (const void *)attention_kernel<KC, VC, D, true, OPEN>,
+                                    Shape<KC, VC, D, true>::WARPS * 32, (int)sizeof(SharedMemory<KC, VC, D, true>) }
+                 : AttentionKernel{ (const void *)attention_kernel<KC, VC, D, false, OPEN>,
+                                    Shape<KC, VC, D, false>::WARPS * 32,
                                     (int)sizeof(SharedMemory<KC, VC, D, false>) };
 }
 
 /* A kernel that knows no open pages is 2 to 4 % faster, also where there are none. It is there for the
- * pairs of a kind with itself; for others, and for groups, which cannot do without open pages, it is not
- * worth the time to compile. */
+ * pairs of a kind with itself; for others, for chunks, and for groups, which cannot do without open pages, it is
+ * not worth the time to compile. */
 template <class KC, class VC, int D> AttentionKernel kernel_for(bool large, bool open)
 {
-    if constexpr (std::is_same<KC, VC>::value && KC::GROUP == KVANT_CUDA_GROUP_TOKEN)
+    if constexpr (std::is_same<KC, VC>::value && KC::GROUP == KVANT_CUDA_GROUP_TOKEN && !HAS_CHUNKS<KC>)
         if (!open)
             return kernel_of<KC, VC, D, false>(large);
     return kernel_of<KC, VC, D, true>(large);

@@ -56,8 +56,19 @@ struct AttentionArgs {
     PageSource k_open, v_open; /* block i of these is -1 - i in the table */
 };
 
+/* What codes of several channels mean (kvant_cuda_book), as far as attention needs it. */
+struct kvant_cuda_directions {
+    float direction[32], norm[8];                     /* octopus */
+    float secondaries[KVANT_CUDA_MAX_SECONDARIES][4]; /* hqmq */
+};
+
+/* The arguments of kernels of pairs with such codes. More than 4 KB: CUDA 12.1 and its driver, or later. */
+struct ChunkAttentionArgs : AttentionArgs {
+    kvant_cuda_directions k_directions, v_directions;
+};
+
 struct AttentionKernel {
-    void (*kernel)(AttentionArgs);
+    const void *kernel; /* takes AttentionArgs, or ChunkAttentionArgs, which begin with them */
     int threads, shared_bytes;
 };
 

@@ -3,7 +3,7 @@
  * A kernel is compiled for each pair and head_dim, so the list is a choice: a kind with itself, and keys
  * of one kind with values of any kind that has no more bits, because at equal bits keys are worth about
  * four times what values are. Of groups of 32 there are the pairs that are in use: kivi-2, innerq-base and
- * innerq-small. What is not here is refused. CMake reads this file too: every X(K kind, V kind) with kinds
+ * innerq-small. Codes of several channels go with their own kind. What is not here is refused. CMake reads this file too: every X(K kind, V kind) with kinds
  * of capital letters becomes a source file of its own, so that pairs compile side by side. */
 #ifndef KVANT_CUDA_ATTENTION_PAIRS_H
 #define KVANT_CUDA_ATTENTION_PAIRS_H
@@ -31,7 +31,12 @@
     X(Uniform2, Uniform2) \
     X(Uniform2Tokens32, Uniform2Channels32) \
     X(Uniform3Channels32, Uniform3Tokens32) \
-    X(Uniform3Channels32, Uniform2Tokens32)
+    X(Uniform3Channels32, Uniform2Tokens32) \
+    X(Octopus2, Octopus2) \
+    X(Octopus3, Octopus3) \
+    X(Octopus4, Octopus4) \
+    X(HqmqS96R4, HqmqS96R4) \
+    X(HqmqS192R6, HqmqS192R6)
 /* clang-format on */
 
 #endif

@@ -309,6 +309,24 @@ __device__ __forceinline__ void store_nibbles(uint32_t *words, const uint32_t (&
     }
 }
 
+/* The transformed row of each lane's token; zeros where it is lacking. */
+template <int D>
+__device__ __forceinline__ void transform_row(float (&y)[Lanes<D>::NUMBERS], const AppendArgs &args,
+                                              const AppendRole &role, float *space, bool lacking, size_t row_at,
+                                              int kv_head, int lane)
+{
+    using L = Lanes<D>;
+    const int tile = lane % L::LANES;
+    float x[16] = {};
+    if (!lacking && tile < L::TILES)
+        load_centered<D>(x, args, role, row_at, kv_head, tile);
+    if (role.codec.rotation.block)
+        stages<16, 1, 16>(x, role.codec.rotation.block);
+    turn<D>(y, x, space, lane);
+    if (role.codec.rotation.block)
+        rotate_across_tiles<D>(y, role.codec.rotation);
+}
+
 /* Rotates and quantises the row of each lane's token into nibbles; rows without a token (lacking) are worked
  * on as zeros and not stored. */
 template <int D>
@@ -317,15 +335,8 @@ __device__ __forceinline__ Quantized encode_row(Nibbles<D> &nibbles, const Appen
                                                 size_t row_at, int kv_head, int lane)
 {
     using L = Lanes<D>;
-    const int tile = lane % L::LANES;
-    float x[16] = {}, y[L::NUMBERS];
-    if (!lacking && tile < L::TILES)
-        load_centered<D>(x, args, role, row_at, kv_head, tile);
-    if (role.codec.rotation.block)
-        stages<16, 1, 16>(x, role.codec.rotation.block);
-    turn<D>(y, x, space, lane);
-    if (role.codec.rotation.block)
-        rotate_across_tiles<D>(y, role.codec.rotation);
+    float y[L::NUMBERS];
+    transform_row<D>(y, args, role, space, lacking, row_at, kv_head, lane);
     uint32_t codes[L::NUMBERS];
     uint32_t *low = nibbles.words[0] + Nibbles<D>::at(token), *high = nibbles.words[1] + Nibbles<D>::at(token);
     if (role.codec.kind >= KVANT_CUDA_CODEBOOK2) {

@@ -21,6 +21,14 @@ template <class C, int D> struct ScoreFactors {
     float factor[2], factor8[2], base[BASES][2];
 };
 
+/* What a 1 in a score's accumulator is worth. */
+template <class C> __device__ __forceinline__ constexpr float code_unit()
+{
+    if constexpr (HAS_CHUNKS<C>)
+        return C::UNIT;
+    return C::BIASED ? 1.0f : UNIT;
+}
+
 template <class C, int D>
 __device__ __forceinline__ ScoreFactors<C, D> score_factors(const QueryTile<D> &tile, int column, float step,
                                                             float bias)
@@ -29,8 +37,8 @@ __device__ __forceinline__ ScoreFactors<C, D> score_factors(const QueryTile<D> &
 #pragma unroll
     for (int h = 0; h < 2; h++) {
         float x = tile.factor[column + h] * (C::BIASED ? step * (1 / FIXED_ONE) : 1.0f);
-        f.factor[h] = x * (C::BIASED ? 1.0f : UNIT);
-        f.factor8[h] = x * (C::BIASED ? 1.0f : UNIT / C::ROW8);
+        f.factor[h] = x * code_unit<C>();
+        f.factor8[h] = x * (code_unit<C>() / C::ROW8);
         if constexpr (C::GROUP == KVANT_CUDA_GROUP_CHANNELS32) {
 #pragma unroll
             for (int g = 0; g < D / 32; g++)
@@ -51,7 +59,9 @@ __device__ __forceinline__ void scale_scores(float (&s)[4][4], const ScoreFactor
         for (int h = 0; h < 2; h++) {
             float &x = s[i / 2][2 * (i & 1) + h];
             float k = i & 1 ? f.factor8[h] : f.factor[h];
-            if constexpr (C::BIASED)
+            if constexpr (HAS_CHUNKS<C>)
+                x = x * k * t.scale[i];
+            else if constexpr (C::BIASED)
                 x = t.scale[i] * (x * k + f.base[0][h]);
             else
                 x = x * k * t.scale[i] + t.zero[i] * f.base[0][h];
@@ -184,15 +194,20 @@ __device__ __forceinline__ void multiply_bytes(const uint8_t *page, const uint32
 }
 
 /* Scores (log2) of a page's tokens. codes: bytes of codes, behind which the metadata stands. */
-template <class C, int D>
-__device__ __forceinline__ void score_page(const uint8_t *page, int codes, const uint32_t (&q)[D / 16][2],
-                                           const ScoreFactors<C, D> &factors, const Bytes &table, int symmetric,
+template <class C, int D, bool LARGE, class T>
+__device__ __forceinline__ void score_page(const uint8_t *page, int codes,
+                                           const uint32_t (&q)[key_tiles<C, D>()][2],
+                                           const ScoreFactors<C, D> &factors, const T &table, int symmetric,
                                            float offset, int lane, float (&s)[4][4])
 {
 #pragma unroll
     for (int i = 0; i < 4; i++)
         s[i][0] = s[i][1] = s[i][2] = s[i][3] = 0;
-    if constexpr (C::BIASED) {
+    if constexpr (HAS_CHUNKS<C>) {
+        C::template for_each_key_tile<D, LARGE>(
+            page, lane, table, [&](int rt, int ct, const uint32_t(&a)[4]) { mma(s[rt], a, q[ct][0], q[ct][1]); });
+        scale_scores<C, D>(s, factors, load_scales<C>(page + codes, lane >> 2, symmetric, offset));
+    } else if constexpr (C::BIASED) {
         multiply_bytes<C, D>(page, q, table, lane, s);
         scale_scores<C, D>(s, factors, load_scales<C>(page + codes, lane >> 2, symmetric, offset));
     } else if constexpr (C::GROUP == KVANT_CUDA_GROUP_TOKEN) {

@@ -41,6 +41,26 @@ __host__ __device__ constexpr Place place(int p, int row_tiles, int column_tiles
     return Place{ 128 * g * units + (32 * (ct / tiles) + lane) * in_group + rt % 4, p * field + 16 * (c % 2) };
 }
 
+/* Chunk codes: words of a plane of p bits, and of all planes above it, each a multiple of 16 bytes. */
+__host__ __device__ constexpr int chunk_plane_words(int p, int chunks, bool keys)
+{
+    return ((keys ? 4 * p * ((chunks + 1) / 2) : 2 * p * chunks) + 3) / 4 * 4;
+}
+
+__host__ __device__ constexpr int chunk_plane_at(int bits, int p, int chunks, bool keys)
+{
+    int words = 0;
+    for (int wider = 16; wider > p; wider /= 2)
+        if (bits & wider)
+            words += chunk_plane_words(wider, chunks, keys);
+    return words;
+}
+
+__host__ __device__ constexpr int chunk_code_bytes(int bits, int chunks, bool keys)
+{
+    return 4 * chunk_plane_at(bits, 0, chunks, keys);
+}
+
 } // namespace kvant
 
 #endif

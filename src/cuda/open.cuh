@@ -81,6 +81,16 @@ __device__ __forceinline__ void weigh_open_page(A &sums, const float (&s)[4][4],
     }
 }
 
+/* A channel's numbers of two neighbouring tokens, zeros where there are none. */
+template <int D>
+__device__ __forceinline__ uint32_t open_pair(const uint8_t *page, int channel, int token, int valid)
+{
+    const uint16_t *from = reinterpret_cast<const uint16_t *>(page) + token * D + channel;
+    const uint32_t low = channel < D && token < valid ? __ldg(from) : 0,
+                   high = channel < D && token + 1 < valid ? __ldg(from + D) : 0;
+    return low | high << 16;
+}
+
 template <class C, int D>
 __device__ __forceinline__ void add_open_page(const uint8_t *page, float step, int lane, int valid,
                                               float (&s)[4][4], Accumulator<C, D> &sums)
@@ -93,7 +103,7 @@ __device__ __forceinline__ void add_open_page(const uint8_t *page, float step, i
     const float one = 1 / Accumulator<C, D>::unit(step);
     const uint32_t *from = reinterpret_cast<const uint32_t *>(page) + (lane >> 2) * (D / 2) + (lane & 3);
 #pragma unroll
-    for (int rt = 0; rt < D / 16; rt++) {
+    for (int rt = 0; rt < Accumulator<C, D>::TILES; rt++) {
         float x[4] = {};
 #pragma unroll
         for (int ct = 0; ct < 4; ct++) {
@@ -101,6 +111,11 @@ __device__ __forceinline__ void add_open_page(const uint8_t *page, float step, i
 #pragma unroll
             for (int i = 0; i < 4; i++) { /* channels + 8 (i mod 2), tokens + 8 (i / 2) */
                 const int token = 16 * ct + 8 * (i / 2);
+                if constexpr (HAS_CHUNKS<C>) {
+                    a[i] = open_pair<D>(page, value_channel<C, D>(rt, lane >> 2, i % 2), token + 2 * (lane & 3),
+                                        valid);
+                    continue;
+                }
                 const bool there = token + (lane >> 2) < valid;
                 a[i] = transpose8x8(there ? __ldg(from + token * (D / 2) + 8 * rt + 4 * (i % 2)) : 0);
             }

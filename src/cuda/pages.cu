@@ -5,13 +5,10 @@
  * time; the page's words are read once from memory and then from the first-level cache. */
 #include "launch.h"
 #include "layout.cuh"
-#include "pages.h"
-#include "rotate.cuh"
+#include "write_row.cuh"
 
 namespace kvant
 {
-
-constexpr int WARPS = 8;
 
 __device__ __forceinline__ uint32_t read_code(const kvant_cuda_params &codec, const uint32_t *words, int token,
                                               int channel)
@@ -74,15 +71,7 @@ __global__ void __launch_bounds__(WARPS * 32) decode_kernel(const __grid_constan
     __syncthreads();
     for (int t = warp; t < PAGE_TOKENS; t += WARPS) {
         Row<D> row = read_row<D>(args.codec, values, page, t, lane);
-        rotate_back(row, args.codec.rotation, lane);
-#pragma unroll
-        for (int j = 0; args.factors && j < Row<D>::PER_LANE; j++)
-            row.x[j] = __fmul_rn(row.x[j], args.factors[kv_head * D + lane + 32 * j]);
-#pragma unroll
-        for (int j = 0; args.center && j < Row<D>::PER_LANE; j++)
-            row.x[j] = __fadd_rn(row.x[j], args.center[kv_head * D + lane + 32 * j]);
-        size_t at = ((size_t)blockIdx.x * PAGE_TOKENS + t) * args.token_stride + kv_head * args.out_head_stride;
-        store_row(args.out, at, args.type, lane, row);
+        write_row(args, row, t, kv_head, lane);
     }
 }
 

@@ -23,6 +23,11 @@ typedef enum kvant_cuda_kind {
     KVANT_CUDA_UNIFORM3_TOKENS32,
     KVANT_CUDA_UNIFORM4,
     KVANT_CUDA_UNIFORM8,
+    KVANT_CUDA_OCTOPUS2, /* codes of triplets of channels */
+    KVANT_CUDA_OCTOPUS3,
+    KVANT_CUDA_OCTOPUS4,
+    KVANT_CUDA_HQMQ_S96R4, /* codes of 4 channels */
+    KVANT_CUDA_HQMQ_S192R6,
     KVANT_CUDA_OPEN,      /* fp16 rows */
     KVANT_CUDA_CODEBOOK2, /* from here on: codebooks */
     KVANT_CUDA_CODEBOOK3,
@@ -63,14 +68,41 @@ typedef struct kvant_cuda_params {
     float step, bias;
 } kvant_cuda_params;
 
+#define KVANT_CUDA_MAX_SECONDARIES 192u
+
+/* Kinds whose codes are of several channels (docs/format.md, "Chunk codes"): what such a code means. */
+typedef struct kvant_cuda_book {
+    uint32_t n_chunks;
+    /* octopus: bits of a coordinate and of a norm; which levels are tried (kvant_triplet_rounding); levels, and thresholds
+     * between them */
+    uint32_t direction_bits, norm_bits, rounding;
+    float direction[32], direction_thresholds[32], norm[8], norm_thresholds[8];
+    /* hqmq: bits of an index and of a radius; secondary quaternions, in binary64 because directions are rounded from that */
+    uint32_t index_bits, radius_bits, n_secondaries;
+    double secondaries[KVANT_CUDA_MAX_SECONDARIES][4];
+} kvant_cuda_book;
+
+static inline uint32_t kvant_cuda_has_chunks(kvant_cuda_kind kind)
+{
+    return kind >= KVANT_CUDA_OCTOPUS2 && kind <= KVANT_CUDA_HQMQ_S192R6;
+}
+
 struct kvant_cuda_codec {
     kvant_cuda_params params;
+    kvant_cuda_book book; /* of kinds with chunks */
     kvant_codec_info info;
     char spec[300];
 };
 
-/* Fills params, or says why the codec is not on the GPU. */
-kvant_status kvant_cuda_params_init(kvant_cuda_params *params, const kvant_codec *codec, char *err, size_t errlen);
+/* Fills params, and book where there are chunks, or says why the codec is not on the GPU. */
+kvant_status kvant_cuda_params_init(kvant_cuda_params *params, kvant_cuda_book *book, const kvant_codec *codec,
+                                    char *err, size_t errlen);
+
+/* Its part for codes of several channels (chunk_params.c). */
+kvant_status kvant_cuda_octopus_init(kvant_cuda_params *params, kvant_cuda_book *book, const kvant_codec *codec,
+                                     char *err, size_t errlen);
+kvant_status kvant_cuda_hqmq_init(kvant_cuda_params *params, kvant_cuda_book *book, const kvant_codec *codec,
+                                  char *err, size_t errlen);
 
 #ifdef __cplusplus
 }

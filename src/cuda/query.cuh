@@ -6,8 +6,7 @@
 #ifndef KVANT_CUDA_QUERY_CUH
 #define KVANT_CUDA_QUERY_CUH
 
-#include "attention.h"
-#include "dequant.cuh"
+#include "chunks.cuh"
 #include "rotate.cuh"
 #include "schedule.cuh"
 
@@ -103,12 +102,8 @@ template <int D> __device__ __forceinline__ void load_pairs(const void *rows, ui
 /* Bytes: for two tiles t, t + 1, the lower bytes of their 8 numbers in q[t], the upper ones in q[t + 1],
  * four in a register, in the order in which the kind's look-ups give them. */
 template <class C, int D>
-__device__ __forceinline__ void load_operands(const QueryTile<D> &tile, uint32_t (&q)[D / 16][2], int lane)
+__device__ __forceinline__ void load_bytes(const QueryTile<D> &tile, uint32_t (&q)[D / 16][2], int lane)
 {
-    if constexpr (!C::BIASED) {
-        load_pairs<D>(tile.rows, q, lane);
-        return;
-    }
     load_pairs<D>(tile.fixed, q, lane);
 #pragma unroll
     for (int t = 0; t < D / 16; t += 2) {
@@ -131,6 +126,38 @@ __device__ __forceinline__ void load_operands(const QueryTile<D> &tile, uint32_t
         q[t][0] = low[0], q[t][1] = low[1];
         q[t + 1][0] = high[0], q[t + 1][1] = high[1];
     }
+}
+
+/* Chunks of channels: tiles 2 i and 2 i + 1 have chunks 8 i + 2 (lane mod 4) and + 1 in a lane's columns, zeros beyond the
+ * last channel, so that it does not matter what is looked up there. */
+template <class C, int D>
+__device__ __forceinline__ void load_chunks(const __half *rows, uint32_t (&q)[key_tiles<C, D>()][2], int lane)
+{
+    const uint16_t *row = reinterpret_cast<const uint16_t *>(rows) + (lane >> 2) * QueryTile<D>::STRIDE;
+#pragma unroll
+    for (int t = 0; t < key_tiles<C, D>(); t++) {
+        const int channel = C::CHANNELS * (8 * (t / 2) + 2 * (lane & 3) + t % 2);
+        uint32_t x[4];
+#pragma unroll
+        for (int k = 0; k < 4; k++)
+            x[k] = k < C::CHANNELS && channel + k < D ? row[channel + k] : 0;
+        q[t][0] = x[0] | x[1] << 16;
+        q[t][1] = x[2] | x[3] << 16;
+    }
+}
+
+template <class C, int D>
+__device__ __forceinline__ void load_operands(const QueryTile<D> &tile, uint32_t (&q)[key_tiles<C, D>()][2],
+                                              int lane)
+{
+    if constexpr (HAS_CHUNKS<C>) {
+        load_chunks<C, D>(tile.rows, q, lane);
+        return;
+    } else if constexpr (!C::BIASED) {
+        load_pairs<D>(tile.rows, q, lane);
+        return;
+    } else
+        load_bytes<C, D>(tile, q, lane);
 }
 
 } // namespace kvant

@@ -11,8 +11,7 @@
 #ifndef KVANT_CUDA_SOFTMAX_CUH
 #define KVANT_CUDA_SOFTMAX_CUH
 
-#include "attention.h"
-#include "dequant.cuh"
+#include "chunks.cuh"
 #include "rotate.cuh"
 
 namespace kvant
@@ -23,7 +22,7 @@ constexpr float NEVER = -1e30f;     /* a maximum of nothing; finite, so that dif
 constexpr float UNIT = 16777216.0f; /* 2^24: operands are counted in fp16's smallest number */
 
 /* scale[i], zero[i] of token 16 (i / 2) + 8 (i mod 2) + row. Symmetric uniform codes are those with zero =
- * offset * scale; codebooks have no zero point, their bias is taken off elsewhere. */
+ * offset * scale; codebooks have no zero point, their bias is taken off elsewhere; chunks have neither. */
 struct TokenScales {
     float scale[8], zero[8];
 };
@@ -36,7 +35,7 @@ __device__ __forceinline__ TokenScales load_scales(const uint8_t *metadata, int 
 #pragma unroll
     for (int i = 0; i < 8; i++) {
         t.scale[i] = __half2float(numbers[8 * i]);
-        if constexpr (C::BIASED)
+        if constexpr (C::BIASED || HAS_CHUNKS<C>)
             t.zero[i] = 0;
         else
             t.zero[i] = symmetric ? offset * t.scale[i] : __half2float(numbers[PAGE_TOKENS + 8 * i]);
@@ -57,7 +56,8 @@ __device__ __forceinline__ void mask_tokens(float (&s)[4][4], TokenScales &value
 
 /* A warp's share of the sums over tokens, for its lane's two query heads. */
 template <class C, int D> struct Accumulator {
-    float o[D / 16][4];   /* sum of weight * code */
+    static constexpr int TILES = value_tiles<C, D>();
+    float o[TILES][4];    /* sum of weight * code */
     float max[2], sum[2]; /* reference; sum of e^s */
     /* uniform: sum of e^s * zero point. One a token: over the lane's own tokens. CHANNELS32: of each
      * group, over all tokens. TOKENS32: not used, o has them. */
@@ -68,13 +68,15 @@ template <class C, int D> struct Accumulator {
     /* What a 1 in o is worth; rows r + 8 are too large by ROW8. */
     __device__ static __forceinline__ float unit(float step)
     {
+        if constexpr (HAS_CHUNKS<C>)
+            return C::UNIT;
         return C::GROUP == KVANT_CUDA_GROUP_TOKENS32 ? 1.0f : UNIT * (C::BIASED ? step : 1.0f);
     }
 
     __device__ __forceinline__ void clear()
     {
 #pragma unroll
-        for (int i = 0; i < D / 16; i++)
+        for (int i = 0; i < TILES; i++)
 #pragma unroll
             for (int j = 0; j < 4; j++)
                 o[i][j] = 0;
@@ -133,7 +135,7 @@ template <class C, int D> struct Accumulator {
             weights[h] *= shrink;
             weights[h + 2] *= shrink;
 #pragma unroll
-            for (int i = 0; i < D / 16; i++)
+            for (int i = 0; i < TILES; i++)
                 o[i][h] *= shrink, o[i][h + 2] *= shrink;
         }
     }
@@ -169,7 +171,7 @@ template <class C, int D> struct Accumulator {
         sum[1] += total[1];
 #pragma unroll
         for (int i = 0; i < 8; i++) {
-            if constexpr (!C::BIASED) {
+            if constexpr (!C::BIASED && !HAS_CHUNKS<C>) {
                 zero[0][0] += e[i][0] * values.zero[i];
                 zero[0][1] += e[i][1] * values.zero[i];
             }
@@ -191,12 +193,12 @@ template <class C, int D> struct Accumulator {
 #pragma unroll
             for (int k = 4; k < 32; k *= 2) {
                 sum[h] += __shfl_xor_sync(FULL, sum[h], k);
-                if constexpr (!C::BIASED && C::GROUP == KVANT_CUDA_GROUP_TOKEN)
+                if constexpr (!C::BIASED && !HAS_CHUNKS<C> && C::GROUP == KVANT_CUDA_GROUP_TOKEN)
                     zero[0][h] += __shfl_xor_sync(FULL, zero[0][h], k);
             }
             const float factor = unit(step);
 #pragma unroll
-            for (int i = 0; i < D / 16; i++) {
+            for (int i = 0; i < TILES; i++) {
                 float base = C::BIASED ? -bias * step * weights[h]
                                        : zero[C::GROUP == KVANT_CUDA_GROUP_CHANNELS32 ? i / 2 : 0][h];
                 o[i][h] = o[i][h] * factor + base;

@@ -132,8 +132,8 @@ __device__ __forceinline__ void add_token_groups(const uint8_t *page, const Byte
 }
 
 /* Adds a page's values, weighted by the scores, to the sums. */
-template <class C, int D>
-__device__ __forceinline__ void add_page(const uint8_t *page, int codes, const Bytes &table, int symmetric,
+template <class C, int D, bool LARGE, class T>
+__device__ __forceinline__ void add_page(const uint8_t *page, int codes, const T &table, int symmetric,
                                          float offset, int lane, int valid, float (&s)[4][4],
                                          Accumulator<C, D> &sums)
 {
@@ -143,10 +143,15 @@ __device__ __forceinline__ void add_page(const uint8_t *page, int codes, const B
             mask_tokens(s, scales, valid, lane >> 2);
         uint32_t weights[4][2];
         sums.weigh(s, scales, weights);
-        reorder<C::ORDER, 4>(weights);
-        for_each_tile<C, D / 16, 4>(page, lane, table, [&](int rt, int ct, const uint32_t(&a)[4]) {
+        auto multiply = [&](int rt, int ct, const uint32_t(&a)[4]) {
             mma(sums.o[rt], a, weights[ct][0], weights[ct][1]);
-        });
+        };
+        if constexpr (HAS_CHUNKS<C>)
+            C::template for_each_value_tile<D, LARGE>(page, lane, table, multiply);
+        else {
+            reorder<C::ORDER, 4>(weights);
+            for_each_tile<C, D / 16, 4>(page, lane, table, multiply);
+        }
     } else {
         const GroupScales m = group_scales<C, D>(page + codes, symmetric, offset);
         if (valid < PAGE_TOKENS)

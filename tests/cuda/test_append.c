@@ -206,7 +206,17 @@ static void test_same_bytes(void **unused)
                                          "turboquant-3:rotate=hadamard",
                                          "turboquant-4:rotate=hadamard",
                                          "turboquant-4:scale=norm,rotate=hadamard",
-                                         "turboquant-4:rotate=none" };
+                                         "turboquant-4:rotate=none",
+                                         "octopus-2:rotate=hadamard",
+                                         "octopus-3:rotate=hadamard",
+                                         "octopus-4:rotate=hadamard",
+                                         "octopus-4:rotate=none,scale=norm",
+                                         "octopus-3:rotate=hadamard,round=scalar",
+                                         "octopus-3:rotate=none,round=2x2",
+                                         "octopus-2:rotate=hadamard,round=full",
+                                         "hqmq-s96r4",
+                                         "hqmq-s192r6:rotate=hadamard",
+                                         "hqmq-s96r4:book=random,scale=norm" };
     static const uint32_t dims[] = { 64, 96, 128, 256 }, counts[] = { 300, 1, 7, 130 };
     for (size_t s = 0; s < sizeof specs / sizeof *specs; s++)
         for (size_t i = 0; i < 4; i++) {
@@ -230,8 +240,9 @@ static void test_same_bytes(void **unused)
 static void test_keeps_neighbours(void **unused)
 {
     (void)unused;
-    static const char *const specs[] = { "int-4", "int-8", "turboquant-3" };
-    for (size_t s = 0; s < 3; s++) {
+    static const char *const specs[] = { "int-4",     "int-8",      "turboquant-3", "octopus-2",
+                                         "octopus-4", "hqmq-s96r4", "hqmq-s192r6" };
+    for (size_t s = 0; s < sizeof specs / sizeof *specs; s++) {
         test_cache cache;
         cache_open(&cache, specs[s], specs[s], 128, 1, 1, 0xa5);
         float rows[2][128];
@@ -258,9 +269,9 @@ static void test_keeps_neighbours(void **unused)
 static void test_refused_rows(void **unused)
 {
     (void)unused;
-    static const char *const specs[] = { "int-4", "turboquant-4" };
+    static const char *const specs[] = { "int-4", "turboquant-4", "octopus-4", "hqmq-s96r4" };
     static const float bad[] = { NAN, INFINITY, -INFINITY, 3e38f, 1e6f };
-    for (size_t s = 0; s < 2; s++)
+    for (size_t s = 0; s < sizeof specs / sizeof *specs; s++)
         for (size_t i = 0; i < 5; i++) {
             test_cache cache;
             cache_open(&cache, specs[s], specs[s], 128, 1, 1, 0);

@@ -27,6 +27,11 @@
 
 enum { MAX_D = 256 };
 
+/* Chunks: a direction, a norm and their product are rounded to fp16, (1 + 2^-11)^3, and the direction comes of a few fp32
+ * operations; where they are subnormal the errors are 2^-25 of their units, which are 32 and at most 6. */
+#define CHUNK_RELATIVE (3.02 * 0x1p-11)
+#define CHUNK_ABSOLUTE 0x1p-20
+
 typedef struct attention_case {
     const char *k_spec, *v_spec;
     uint32_t head_dim, n_kv_heads, n_heads, batch;
@@ -299,9 +304,14 @@ static const float *row_at(const fixture *f, kvant_role role, uint32_t b, int32_
     return page->rows + (uint32_t)t % 64 * d;
 }
 
-/* The largest code of a kind, with what it is too large by before a bias or a zero point is taken off. */
-static double largest_code(const kvant_cuda_params *p)
+/* The largest code of a kind, with what it is too large by before a bias or a zero point is taken off; of chunks the
+ * largest number for a scale of 1. */
+static double largest_code(const kvant_cuda_codec *codec)
 {
+    const kvant_cuda_params *p = &codec->params;
+    if (kvant_cuda_has_chunks(p->kind))
+        return codec->book.n_secondaries ? (1 << codec->book.radius_bits) - 1
+                                         : codec->book.norm[(1 << codec->book.norm_bits) - 1];
     return p->kind >= KVANT_CUDA_CODEBOOK2 ? 255 * p->step : p->levels * 2 + 2;
 }
 
@@ -309,7 +319,8 @@ static double largest_code(const kvant_cuda_params *p)
 static double score_errors(const fixture *f, uint32_t b, uint32_t kv, const float *given, double *scores)
 {
     static rows_of_page page;
-    const kvant_cuda_params *p = &f->cache.gpu_k->params;
+    const kvant_cuda_codec *codec = f->cache.gpu_k;
+    const kvant_cuda_params *p = &codec->params;
     uint32_t d = f->c->head_dim;
     double scale = 1 / sqrtf((float)d), largest_q = 0, q1 = 0, delta = 0, k_error = step_error(f->cache.gpu_k);
     float rotated[MAX_D], y[MAX_D], q[MAX_D] = { 0 };
@@ -323,16 +334,19 @@ static double score_errors(const fixture *f, uint32_t b, uint32_t kv, const floa
     double unit = exp2(floor(log2(largest_q)) + 1);
     for (int32_t t = 0; t < f->c->lengths[b]; t++) {
         const float *row = row_at(f, KVANT_ROLE_K, b, t, kv, &page);
-        double sum = 0, y1 = 0, of_scales = 0;
+        double sum = 0, y1 = 0, of_scales = 0, qy = 0;
         kvant_codec_transform_query(f->cache.k, NULL, row, y);
         for (uint32_t j = 0; j < d; j++) {
             sum += (double)q[j] * row[j];
             y1 += fabs(y[j]);
+            qy += fabs((double)rotated[j] * y[j]);
         }
         scores[t] = scale * sum;
         sizes s = page.at.open ? (sizes){ 0 } : sizes_of(p, page.at.page, (uint32_t)t % 64, page.valid);
         if (p->grouping == KVANT_CUDA_GROUP_TOKENS32) /* rounded to fp16 once more */
-            of_scales = largest_code(p) * (0x1p-11 * q1 * s.scale + 0x1p-25 * unit * d);
+            of_scales = largest_code(codec) * (0x1p-11 * q1 * s.scale + 0x1p-25 * unit * d);
+        if (kvant_cuda_has_chunks(p->kind) && !page.at.open)
+            of_scales = CHUNK_RELATIVE * qy + CHUNK_ABSOLUTE * s.scale * q1;
         /* last term: fp32 sums of codes of up to 255 with their bias, and exponents of base 2 at most 2^7 */
         delta = fmax(delta, scale * (unit * 0x1p-12 * y1 + k_error * s.scale * q1 + of_scales +
                                      (d / 16) * 0x1p-22 * q1 * (s.scale * 255 + s.zero + fabs(y1 / d))) +
@@ -346,7 +360,8 @@ static void compute_reference(const fixture *f, uint32_t b, uint32_t head, refer
 {
     static rows_of_page page;
     const attention_case *c = f->c;
-    const kvant_cuda_params *p = &f->cache.gpu_v->params;
+    const kvant_cuda_codec *codec = f->cache.gpu_v;
+    const kvant_cuda_params *p = &codec->params;
     uint32_t d = c->head_dim, kv = head / (c->n_heads / c->n_kv_heads);
     int32_t n = c->lengths[b];
     double *scores = malloc((size_t)n * sizeof *scores), top = -INFINITY, v_error = step_error(f->cache.gpu_v);
@@ -355,7 +370,7 @@ static void compute_reference(const fixture *f, uint32_t b, uint32_t head, refer
         top = fmax(top, scores[t]);
     double total = 0, norms = 0, rounded = 0, summed = 0, largest = 0, small = 0, small_zero = 0,
            weighted_scale = 0;
-    double root = sqrt(d), code = largest_code(p);
+    double root = sqrt(d), code = largest_code(codec);
     memset(r->out, 0, sizeof r->out);
     for (int32_t t = 0; t < n; t++) {
         const float *row = row_at(f, KVANT_ROLE_V, b, t, kv, &page);
@@ -396,6 +411,8 @@ static void compute_reference(const fixture *f, uint32_t b, uint32_t head, refer
         r->out[j] = own * r->out[j] / total + (f->center ? f->center[kv * d + j] : 0);
         factor = fmax(factor, own);
     }
+    const double of_chunks =
+        kvant_cuda_has_chunks(p->kind) ? CHUNK_RELATIVE * norms + CHUNK_ABSOLUTE * weighted_scale * root : 0;
     double norm = 0, growth = exp(2 * delta) - 1,
            rounding = c->type == KVANT_CUDA_F32   ? 0x1p-22
                       : c->type == KVANT_CUDA_F16 ? 0x1p-11
@@ -405,7 +422,7 @@ static void compute_reference(const fixture *f, uint32_t b, uint32_t head, refer
     r->lse = top + log(total);
     r->lse_bound = delta + 0x1p-20 * (1 + fabs(r->lse));
     r->bound = (growth * norms + 0x1p-11 * rounded + 0x1p-25 * (largest * small + small_zero) +
-                v_error * weighted_scale * root + (n / 16 + 16) * 0x1p-22 * summed) /
+                v_error * weighted_scale * root + of_chunks + (n / 16 + 16) * 0x1p-22 * summed) /
                    total * factor +
                rounding * sqrt(norm) + (c->type == KVANT_CUDA_F16 ? 0x1p-25 * root : 0);
     free(scores);
@@ -583,6 +600,40 @@ static void test_open_pages(void **unused)
     run_attention(&c);
 }
 
+/* Codes of several channels, each with and without open pages. */
+static void test_chunks(void **unused)
+{
+    (void)unused;
+    static const char *const specs[] = { "octopus-2:rotate=hadamard",
+                                         "octopus-3:rotate=hadamard",
+                                         "octopus-4:rotate=hadamard",
+                                         "hqmq-s96r4",
+                                         "hqmq-s192r6",
+                                         "octopus-4:rotate=none,scale=norm",
+                                         "hqmq-s96r4:rotate=hadamard,scale=norm,book=random" };
+    static const uint32_t dims[] = { 64, 96, 128, 256 };
+    for (size_t s = 0; s < sizeof specs / sizeof *specs; s++)
+        for (size_t i = 0; i < 4; i++)
+            for (uint32_t open = 0; open < 4; open += 3) {
+                attention_case c = { specs[s],
+                                     specs[s],
+                                     dims[i],
+                                     2,
+                                     s % 2 ? 8 : 6,
+                                     10,
+                                     (kvant_cuda_type)((s + i) % 3),
+                                     odd_lengths,
+                                     i % 2 == 1,
+                                     s % 2 ? 1.0f : 0.3f,
+                                     open };
+                run_attention(&c);
+            }
+    for (size_t s = 0; s < 5; s++) {
+        attention_case c = { specs[s], specs[s], 128, 2, 8, 1, KVANT_CUDA_F32, one_long, false, 0.5f, 20 };
+        run_attention(&c);
+    }
+}
+
 static void test_head_groups(void **unused)
 {
     (void)unused;
@@ -652,9 +703,10 @@ int main(void)
     if (!have_device())
         return 77; /* CTest: skipped */
     const struct CMUnitTest tests[] = {
-        cmocka_unit_test(test_codecs),     cmocka_unit_test(test_mixed_codecs),
-        cmocka_unit_test(test_open_pages), cmocka_unit_test(test_head_groups),
-        cmocka_unit_test(test_shapes),     cmocka_unit_test(test_shared_blocks),
+        cmocka_unit_test(test_codecs),        cmocka_unit_test(test_mixed_codecs),
+        cmocka_unit_test(test_open_pages),    cmocka_unit_test(test_chunks),
+        cmocka_unit_test(test_head_groups),   cmocka_unit_test(test_shapes),
+        cmocka_unit_test(test_shared_blocks),
     };
     return cmocka_run_group_tests(tests, NULL, NULL);
 }

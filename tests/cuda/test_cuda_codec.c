@@ -28,6 +28,12 @@ static void test_refusals(void **unused)
         { "turboquant-4:qjl", 128, KVANT_ERR_UNSUPPORTED, "no sketch" },
         { "turboquant-2.5", 128, KVANT_ERR_UNSUPPORTED, "whole bits" },
         { "turboquant-4:nonsense", 128, KVANT_ERR_SPEC, "nonsense" },
+        { "octopus-5", 128, KVANT_ERR_UNSUPPORTED, "2, 3 or 4" },
+        { "octopus-4:split=4.4", 128, KVANT_ERR_UNSUPPORTED, "usual split" },
+        { "octopus-4:qjl", 128, KVANT_ERR_UNSUPPORTED, "no sketch" },
+        { "octopus-4", 96, KVANT_ERR_UNSUPPORTED, "rotate=hadamard" },
+        { "hqmq-s24r3", 128, KVANT_ERR_UNSUPPORTED, "hqmq-s96r4 and" },
+        { "hqmq-s96r4:med3", 128, KVANT_ERR_UNSUPPORTED, "outliers" },
     };
     for (size_t i = 0; i < sizeof cases / sizeof *cases; i++) {
         kvant_cuda_codec *codec = (kvant_cuda_codec *)1;
@@ -144,6 +150,10 @@ static void test_pairs(void **unused)
         { "kivi-2", "kivi-2", 128, KVANT_ROLE_V, KVANT_OK },
         { "innerq-small", "innerq-small", 128, KVANT_ROLE_V, KVANT_OK },
         { "innerq-small", "kivi-2", 128, KVANT_ROLE_V, KVANT_ERR_UNSUPPORTED },
+        { "octopus-3", "octopus-3", 128, KVANT_ROLE_V, KVANT_OK },
+        { "hqmq-s192r6", "hqmq-s192r6", 128, KVANT_ROLE_V, KVANT_OK },
+        { "octopus-4", "octopus-3", 128, KVANT_ROLE_V, KVANT_ERR_UNSUPPORTED },
+        { "octopus-4", "turboquant-4", 128, KVANT_ROLE_V, KVANT_ERR_UNSUPPORTED },
         { "int-4", "int-4", 64, KVANT_ROLE_V, KVANT_ERR_ARGUMENT },
         { "int-4", "int-4", 128, KVANT_ROLE_K, KVANT_ERR_ARGUMENT },
     };

@@ -247,6 +247,8 @@ static void test_open_and_seal(void **unused)
                                          "turboquant-4:rotate=hadamard",
                                          "turboquant-3:rotate=hadamard",
                                          "turboquant-2:rotate=hadamard",
+                                         "octopus-3:rotate=hadamard",
+                                         "hqmq-s96r4",
                                          "int-2:group=32",
                                          "int-2:group=32,axis=channel",
                                          "int-2:group=32,sym",

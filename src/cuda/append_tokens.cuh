@@ -1,0 +1,131 @@
+/* append_tokens.cuh - the tokens that a block of append or seal threads takes: where their rows lie, which pages they go
+ * to, and what is refused. Shared by the kernels of codes of one channel and of several. */
+#ifndef KVANT_CUDA_APPEND_TOKENS_CUH
+#define KVANT_CUDA_APPEND_TOKENS_CUH
+
+#include "pack.cuh"
+
+namespace kvant
+{
+
+constexpr int FEW_TOKENS = 6; /* up to so many tokens of a page are written code by code */
+
+/* Begins the shared memory of a block. */
+struct BlockTokens {
+    uint16_t scale[PAGE_TOKENS], zero[PAGE_TOKENS];
+    int64_t slot[PAGE_TOKENS]; /* negative: no token */
+    PageTokens page_tokens;
+    uint32_t whole[2], single[2]; /* bit i: token i stands for its page, or is written by itself */
+};
+
+/* Says why rows are refused, and takes their tokens out of the tokens. Seldom: the rows are loaded again. */
+template <int D>
+__device__ __noinline__ void refuse(const AppendArgs &args, const AppendRole &role, BlockTokens &tokens,
+                                    bool refused, int token, size_t row_at, int kv_head, int lane)
+{
+    constexpr int LANES = Lanes<D>::LANES;
+    float x[16] = {};
+    if (refused && lane % LANES < Lanes<D>::TILES)
+        load_centered<D>(x, args, role, row_at, kv_head, lane % LANES);
+    bool finite = true;
+    for (int i = 0; i < 16; i++)
+        finite &= fabsf(x[i]) <= 3.4028234e38f;
+    uint32_t all = __ballot_sync(FULL, finite), row = ((1u << LANES) - 1) << lane / LANES * LANES;
+    if (refused && lane % LANES == 0) {
+        tokens.slot[token] = -1;
+        if (args.refused)
+            atomicOr(args.refused, (all & row) == row ? KVANT_CUDA_ROW_RANGE : KVANT_CUDA_ROW_NONFINITE);
+    }
+}
+
+/* Where a token's row lies: in the call's rows, or in an open page that is sealed. */
+__device__ __forceinline__ size_t row_place(const AppendArgs &args, const AppendRole &role, uint32_t chunk_at,
+                                            int token, int kv_head)
+{
+    const size_t of_head = kv_head * role.row_head_stride;
+    return args.from ? of_head + args.from[blockIdx.x] * role.row_block_stride + token * role.token_stride
+                     : of_head + (size_t)(chunk_at + token) * role.token_stride;
+}
+
+__device__ __forceinline__ int64_t slot_of(const AppendArgs &args, uint32_t first)
+{
+    const int i = threadIdx.x;
+    if (i >= (int)args.chunk || first + i >= args.n_tokens)
+        return -1;
+    if (!args.from)
+        return args.slots[first + i];
+    const bool there =
+        args.from[blockIdx.x] >= 0 && args.to[blockIdx.x] >= 0 && (!args.tokens || i < args.tokens[blockIdx.x]);
+    return there ? (int64_t)args.to[blockIdx.x] * PAGE_TOKENS + i : -1;
+}
+
+/* Numbers of pages; a shift, so that no page is that of a negative slot. */
+__device__ __forceinline__ int64_t page_number(int64_t slot)
+{
+    return slot >> 6;
+}
+
+__device__ __forceinline__ uint8_t *page_of(const AppendRole &role, const BlockTokens &tokens, int token,
+                                            int kv_head)
+{
+    return role.base + (size_t)page_number(tokens.slot[token]) * role.block_stride + kv_head * role.head_stride;
+}
+
+/* Which token stands where in the page of token leader. */
+__device__ __forceinline__ void place_tokens(BlockTokens &tokens, int leader)
+{
+    const int i = threadIdx.x;
+    __syncthreads(); /* the tokens of the page before are not in use any more */
+    if (i < PAGE_TOKENS)
+        tokens.page_tokens.at[i] = NONE;
+    __syncthreads();
+    if (i < PAGE_TOKENS && page_number(tokens.slot[i]) == page_number(tokens.slot[leader]))
+        tokens.page_tokens.at[tokens.slot[i] % PAGE_TOKENS] = (uint8_t)i;
+    __syncthreads();
+}
+
+/* Sorts the block's tokens: pages with many of them are written page by page, others token by token. */
+__device__ __forceinline__ void count_pages(BlockTokens &tokens, int n_slots)
+{
+    const int i = threadIdx.x;
+    const int64_t slot = i < PAGE_TOKENS ? tokens.slot[i] : -1;
+    const int n_tokens = __syncthreads_count(slot >= 0);
+    /* a whole page of a prompt is the usual case, and need not be counted token by token */
+    const bool one_page = __syncthreads_and(slot < 0 || page_number(slot) == page_number(tokens.slot[0]));
+    if (i >= PAGE_TOKENS)
+        return;
+    int count = 0;
+    bool first = slot >= 0;
+    if (one_page) {
+        first = i == 0 && n_tokens > 0;
+        count = slot >= 0 ? n_tokens : 0;
+    } else
+#pragma unroll 4
+        for (int j = 0; slot >= 0 && j < n_slots; j++)
+            if (page_number(tokens.slot[j]) == page_number(slot)) {
+                first &= j >= i;
+                count++;
+            }
+    uint32_t whole = __ballot_sync(FULL, first && count > FEW_TOKENS);
+    uint32_t single = __ballot_sync(FULL, count > 0 && count <= FEW_TOKENS);
+    if (i % 32 == 0)
+        tokens.whole[i / 32] = whole, tokens.single[i / 32] = single;
+}
+
+/* Whether rows begin at multiples of 16 bytes. */
+inline bool is_wide(const AppendRole &role, kvant_cuda_type type)
+{
+    size_t unit = type == KVANT_CUDA_F32 ? 4 : 8; /* numbers in 16 bytes */
+    return reinterpret_cast<uintptr_t>(role.rows) % 16 == 0 && role.token_stride % unit == 0 &&
+           role.row_head_stride % unit == 0 && role.row_block_stride % unit == 0;
+}
+
+/* A decode step has few tokens, of different pages: few a block, over many multiprocessors. */
+inline uint32_t tokens_a_block(const AppendArgs &args)
+{
+    return args.n_tokens <= 512 && !args.from ? 8 : PAGE_TOKENS;
+}
+
+} // namespace kvant
+
+#endif
