@@ -1,6 +1,12 @@
-/* attributes.h - the one place for compiler extensions: everything else is plain C11. */
+/* attributes.h - the one place for compiler extensions, and for what the library asks of the machine: everything else is
+ * plain C11. */
 #ifndef KVANT_BASE_ATTRIBUTES_H
 #define KVANT_BASE_ATTRIBUTES_H
+
+/* Pages and calibration files are little endian and read where they lie. */
+#if defined(__BYTE_ORDER__) && __BYTE_ORDER__ != __ORDER_LITTLE_ENDIAN__
+#error "kvant is for little-endian machines: its pages are read in place"
+#endif
 
 #if defined(__GNUC__)
 #define KVANT_PRINTF(format_index, first_argument) __attribute__((format(printf, format_index, first_argument)))

@@ -187,11 +187,7 @@ static kvant_status parse(kvant_calibration *c, const kvant_error *error)
 
 kvant_status kvant_calibration_parse(uint8_t *bytes, size_t n, kvant_calibration **out, const kvant_error *error)
 {
-    const uint16_t one = 1;
     *out = NULL;
-    if (*(const uint8_t *)&one != 1)
-        return kvant_fail(error, KVANT_ERR_UNSUPPORTED,
-                          "calibration files are read on little-endian machines only");
     kvant_calibration *c = kvant_alloc(1, sizeof *c);
     if (!c)
         return kvant_fail(error, KVANT_ERR_MEMORY, "no memory for a calibration");

@@ -1,5 +1,6 @@
-/* same_bytes.c - prints a hash of what every codec writes for fixed rows. tests/unit/same_bytes.sh builds it with several
- * compilers and optimisation levels straight from the sources and compares; it has no other dependency. */
+/* same_bytes.c - prints a hash of what every codec writes for fixed rows: same_bytes [CPU level [head_dim]], by default at the
+ * best level and for all head_dims. tests/unit/same_bytes.sh builds it with several compilers and optimisation levels straight
+ * from the sources and compares; it has no other dependency. */
 #include <kvant/codec.h>
 
 #include <inttypes.h>
@@ -63,13 +64,23 @@ static void print_hash(const char *spec, uint32_t dim, const kvant_calibration *
         printf("%s %u %016" PRIx64 "\n", spec, (unsigned)dim, hash);
 }
 
-int main(void)
+int main(int argc, char **argv)
 {
     static const uint32_t calibrated_dims[] = { 64, 80 };
+    uint32_t only = argc > 2 ? (uint32_t)strtoul(argv[2], NULL, 10) : 0;
+    kvant_cpu_level level;
+    if (argc > 1 &&
+        (kvant_cpu_level_from_name(argv[1], &level) != KVANT_OK || kvant_set_cpu_level(level) != KVANT_OK)) {
+        fprintf(stderr, "same_bytes: this machine or this build has no CPU level %s\n", argv[1]);
+        return 2;
+    }
     for (size_t s = 0; s < sizeof all_specs / sizeof all_specs[0]; s++)
         for (size_t d = 0; d < sizeof dims / sizeof dims[0]; d++)
-            print_hash(all_specs[s], dims[d], NULL);
+            if (!only || dims[d] == only)
+                print_hash(all_specs[s], dims[d], NULL);
     for (size_t d = 0; d < sizeof calibrated_dims / sizeof calibrated_dims[0]; d++) {
+        if (only && calibrated_dims[d] != only)
+            continue;
         kvant_calibration *calibration = calibrate_fixed(calibrated_dims[d]);
         for (size_t s = 0; s < N_CALIBRATED_SPECS; s++)
             print_hash(calibrated_specs[s], calibrated_dims[d], calibration);

@@ -336,12 +336,10 @@ static void check(const fixture *f)
 
 static void check_setup(setup s)
 {
-    static const kvant_cpu_level levels[] = { KVANT_CPU_C, KVANT_CPU_AVX2, KVANT_CPU_AVX512,
-                                              KVANT_CPU_AVX512_VNNI };
     fixture f = make_fixture(s);
-    for (size_t i = 0; i < COUNT(levels); i++) {
-        if (kvant_set_cpu_level(levels[i]) != KVANT_OK) {
-            print_message("not run: level %s is not on this machine\n", kvant_cpu_level_name(levels[i]));
+    for (size_t i = 0; i < COUNT(cpu_levels); i++) {
+        if (kvant_set_cpu_level(cpu_levels[i]) != KVANT_OK) {
+            print_message("not run: level %s is not on this machine\n", kvant_cpu_level_name(cpu_levels[i]));
             continue;
         }
         run(&f);

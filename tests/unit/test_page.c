@@ -70,13 +70,12 @@ static void codes_lie_where_the_document_says(void **state)
 static void unpacking_is_decoding_at_every_level(void **state)
 {
     static const uint32_t dims[] = { 16, 40, 64, 80, 96, 112, 128, 256 };
-    static const kvant_cpu_level levels[] = { KVANT_CPU_C, KVANT_CPU_AVX2, KVANT_CPU_AVX512 };
     (void)state;
     uint64_t rng = 11;
-    for (size_t l = 0; l < COUNT(levels); l++) {
-        const kvant_kernels *kernels = kvant_kernels_get(levels[l]);
+    for (size_t l = 0; l < COUNT(cpu_levels); l++) {
+        const kvant_kernels *kernels = kvant_kernels_get(cpu_levels[l]);
         if (!kernels) {
-            print_message("not run: level %s is not on this machine\n", kvant_cpu_level_name(levels[l]));
+            print_message("not run: level %s is not on this machine\n", kvant_cpu_level_name(cpu_levels[l]));
             continue;
         }
         for (size_t s = 0; s < COUNT(all_specs); s++)
@@ -106,7 +105,7 @@ static void unpacking_is_decoding_at_every_level(void **state)
                             /* One product and one sum, fused or not: an ulp of the larger term */
                             else if (!(fabsf(tile[at] - y[j]) <= 2.4e-7f * (fabsf(y[j]) + 8)))
                                 fail_msg("%s %s dim %u token %u channel %u: %g, not %g",
-                                         kvant_cpu_level_name(levels[l]), all_specs[s], dims[d], t, j, tile[at],
+                                         kvant_cpu_level_name(cpu_levels[l]), all_specs[s], dims[d], t, j, tile[at],
                                          y[j]);
                         }
                     }
@@ -140,13 +139,12 @@ static void positions_are_a_permutation(void **state)
 
 static void matmul_and_exp_agree_with_double(void **state)
 {
-    static const kvant_cpu_level levels[] = { KVANT_CPU_C, KVANT_CPU_AVX2, KVANT_CPU_AVX512 };
     enum { M = 14, K = 67, N = 144 };
     (void)state;
     uint64_t rng = 12;
     float *a = aligned(M * K * 4), *b = aligned(K * N * 4), *c = aligned(M * N * 4);
-    for (size_t l = 0; l < COUNT(levels); l++) {
-        const kvant_kernels *kernels = kvant_kernels_get(levels[l]);
+    for (size_t l = 0; l < COUNT(cpu_levels); l++) {
+        const kvant_kernels *kernels = kvant_kernels_get(cpu_levels[l]);
         if (!kernels)
             continue;
         fill_normal(a, M * K, &rng);

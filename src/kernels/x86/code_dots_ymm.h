@@ -105,4 +105,4 @@ KVANT_INLINE void dot_group(const uint32_t *const *planes, uint32_t bits, const 
     }
 }
 
-#include "code_dots_rows.h"
+#include "../code_dots_rows.h"

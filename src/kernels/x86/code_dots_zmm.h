@@ -116,4 +116,4 @@ KVANT_INLINE void dot_group(const uint32_t *const *planes, uint32_t bits, const 
     }
 }
 
-#include "code_dots_rows.h"
+#include "../code_dots_rows.h"

@@ -1,0 +1,16 @@
+/* kernels_neon_dot.c - what level neondot adds to neon: 16 products of bytes and their sums by four in one instruction
+ * (FEAT_DotProd). */
+#include <stdbool.h>
+
+#include "../../base/attributes.h"
+#include "../kernels.h"
+
+#define NAME(function) function##_neon_dot
+
+#include "code_dots_bytes.h"
+
+void kvant_kernels_init_neon_dot(kvant_kernels *kernels)
+{
+    kernels->code_dots = NAME(code_dots);
+    kernels->tile_dots = NAME(code_dots);
+}
