@@ -158,6 +158,27 @@ bool args_u32(const char *option, const char *text, uint32_t min, uint32_t max, 
     return false;
 }
 
+bool args_u32_list(const char *option, const char *text, uint32_t min, uint32_t max, uint32_t *values, size_t room,
+                   size_t *n)
+{
+    char word[16];
+    *n = 0;
+    for (const char *p = text;; p++) {
+        const size_t length = strcspn(p, ",");
+        if (length >= sizeof word || *n == room) {
+            complain("%s: '%s' is not a list of up to %zu numbers", option, text, room);
+            return false;
+        }
+        memcpy(word, p, length);
+        word[length] = 0;
+        if (!args_u32(option, word, min, max, &values[(*n)++]))
+            return false;
+        p += length;
+        if (*p == 0)
+            return true;
+    }
+}
+
 bool args_double(const char *option, const char *text, double min, double max, double *value)
 {
     char *end = NULL;

@@ -38,6 +38,9 @@ int args_parse(const arg_spec *spec, int argc, char **argv, arg_handler handler,
 int args_parse_all(const arg_spec *spec, int argc, char **argv, arg_handler handler, void *user);
 
 bool args_u32(const char *option, const char *text, uint32_t min, uint32_t max, uint32_t *value);
+/* "N,N,...": up to room numbers. */
+bool args_u32_list(const char *option, const char *text, uint32_t min, uint32_t max, uint32_t *values, size_t room,
+                   size_t *n);
 bool args_double(const char *option, const char *text, double min, double max, double *value);
 
 /* Of n names the one that word is most probably a slip of the keyboard for, or NULL. */

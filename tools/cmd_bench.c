@@ -17,6 +17,7 @@ static const struct {
     const char *summary;
 } benchmarks[] = {
     { "model", NEEDS_LLAMA(bench_model), "prefill and decode speed of a model" },
+    { "attention", bench_attention, "attention alone on long caches, beside ggml's flash attention" },
     { "encode", bench_encode, "time to encode a row, on one core, beside the f16 cache" },
     { "distortion", bench_distortion, "error of the codecs on synthetic rows, beside their papers' figures" },
 };

@@ -56,22 +56,8 @@ static int ascending(const void *a, const void *b)
 /* Ascending, because contexts are filled from one depth to the next. */
 static bool parse_depths(settings *s, const char *text)
 {
-    char word[16];
-    s->n_depths = 0;
-    for (const char *p = text;; p++) {
-        const size_t n = strcspn(p, ",");
-        if (n >= sizeof word || s->n_depths == MAX_DEPTHS) {
-            complain("--depth: '%s' is not a list of up to %d numbers", text, MAX_DEPTHS);
-            return false;
-        }
-        memcpy(word, p, n);
-        word[n] = 0;
-        if (!args_u32("--depth", word, 0, 1 << 24, &s->depths[s->n_depths++]))
-            return false;
-        p += n;
-        if (*p == 0)
-            break;
-    }
+    if (!args_u32_list("--depth", text, 0, 1 << 24, s->depths, MAX_DEPTHS, &s->n_depths))
+        return false;
     qsort(s->depths, s->n_depths, sizeof *s->depths, ascending);
     return true;
 }

@@ -5,6 +5,7 @@
 #include "command.h"
 #include "progress.h"
 #include "report.h"
+#include "rows.h"
 #include "stats.h"
 
 #include <kvant/codec.h>
@@ -117,20 +118,6 @@ static bool encode_once(subject *s, const float *rows, uint32_t head_dim, size_t
     return true;
 }
 
-/* Sums of 12 uniform numbers: near enough to normal for a speed, and without a generator of our own to explain. */
-static float *make_rows(uint32_t head_dim)
-{
-    float *rows = malloc((size_t)ROWS * head_dim * sizeof *rows);
-    uint32_t state = 1;
-    for (size_t i = 0; rows != NULL && i < (size_t)ROWS * head_dim; i++) {
-        float sum = -6;
-        for (int j = 0; j < 12; j++)
-            sum += (float)((state = state * 1664525u + 1013904223u) >> 8) / 16777216.0f;
-        rows[i] = sum;
-    }
-    return rows;
-}
-
 static const report_column columns[] = {
     { "spec", "codec", COLUMN_TEXT, 0 },           { "role", "role", COLUMN_TEXT, 0 },
     { "head_dim", "head_dim", COLUMN_NUMBER, 0 },  { "level", "level", COLUMN_TEXT, 0 },
@@ -164,9 +151,12 @@ static bool print(const subject *subjects, size_t n, const settings *s)
 
 static bool measure(subject *subjects, size_t n, const settings *s)
 {
-    float *rows = make_rows(s->head_dim);
+    const size_t n_numbers = (size_t)ROWS * s->head_dim;
+    float *rows = malloc(n_numbers * sizeof *rows);
     bool ok = rows != NULL;
-    if (!ok)
+    if (ok)
+        rows_fill(rows, n_numbers, 1);
+    else
         complain("out of memory");
     for (size_t round = 0; ok && round < s->rounds; round++)
         for (size_t i = 0; ok && i < n; i++)

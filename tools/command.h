@@ -29,6 +29,7 @@ int command_calibrate(int argc, char **argv);
 int bench_model(int argc, char **argv);
 int bench_distortion(int argc, char **argv);
 int bench_encode(int argc, char **argv);
+int bench_attention(int argc, char **argv);
 
 /* One line on stderr, "kvant: ..." or "  hint: ...". */
 void complain(const char *format, ...);

@@ -20,7 +20,7 @@ static const stock_type stock_types[] = {
     { "q4_1", GGML_TYPE_Q4_1 }, { "q4_0", GGML_TYPE_Q4_0 }, { "iq4_nl", GGML_TYPE_IQ4_NL },
 };
 
-static bool find_type(const char *name, enum ggml_type *type)
+bool configs_stock_type(const char *name, enum ggml_type *type)
 {
     for (size_t i = 0; i < sizeof stock_types / sizeof *stock_types; i++) {
         if (strcmp(stock_types[i].name, name) == 0) {
@@ -80,7 +80,7 @@ bool configs_add_stock(kv_configs *list, const char *types)
         config->k = config->stock_k;
         config->v = slash + 1;
     }
-    return find_type(config->k, &config->type_k) && find_type(config->v, &config->type_v);
+    return configs_stock_type(config->k, &config->type_k) && configs_stock_type(config->v, &config->type_v);
 }
 
 static bool last_takes_codecs(const kv_configs *list, const char *option)

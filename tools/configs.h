@@ -34,6 +34,7 @@ typedef struct kv_configs {
 bool configs_add_k(kv_configs *list, const char *spec);
 bool configs_add_v(kv_configs *list, const char *spec);
 bool configs_add_stock(kv_configs *list, const char *types);
+bool configs_stock_type(const char *name, enum ggml_type *type); /* "q8_0"; false after complaining */
 bool configs_set_protect(kv_configs *list, const char *layers);
 bool configs_set_protect_codec(kv_configs *list, const char *spec);
 

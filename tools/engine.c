@@ -4,6 +4,7 @@
 
 #include "command.h"
 #include "interrupt.h"
+#include "machine.h"
 #include "plugin.h"
 
 #include <errno.h>
@@ -32,13 +33,14 @@ bool engine_option(engine_options *options, int id, const char *value, bool *kno
     }
 }
 
-static uint32_t usable_cpus(void)
+static void default_runtime(engine_options *options)
 {
-    cpu_set_t set;
-    if (sched_getaffinity(0, sizeof set, &set) == 0)
-        return (uint32_t)CPU_COUNT(&set);
-    const long n = sysconf(_SC_NPROCESSORS_ONLN);
-    return n > 0 ? (uint32_t)n : 1;
+    if (options->runtime == NULL) {
+        const char *env = getenv("KVANT_RUNTIME");
+        options->runtime = env != NULL && env[0] != 0 ? env : KVANT_DEFAULT_RUNTIME;
+    }
+    if (options->n_threads == 0)
+        options->n_threads = machine_cpus();
 }
 
 bool engine_options_finish(engine_options *options, const char *command)
@@ -48,12 +50,7 @@ bool engine_options_finish(engine_options *options, const char *command)
         hint("-m model.gguf; scripts/fetch.py model fetches a small one");
         return false;
     }
-    if (options->runtime == NULL) {
-        const char *env = getenv("KVANT_RUNTIME");
-        options->runtime = env != NULL && env[0] != 0 ? env : KVANT_DEFAULT_RUNTIME;
-    }
-    if (options->n_threads == 0)
-        options->n_threads = usable_cpus();
+    default_runtime(options);
     return configs_finish(&options->configs);
 }
 
@@ -84,6 +81,8 @@ static bool start_threadpool(engine *e)
         memcpy(&create, &symbols[0], sizeof create);
         memcpy(&e->threadpool_free, &symbols[1], sizeof e->threadpool_free);
         struct ggml_threadpool_params params = ll.ggml_threadpool_params_default((int)e->options.n_threads);
+        if (e->options.sleeping_threads)
+            params.poll = 0;
         e->threadpool = create(&params);
     }
     if (e->threadpool == NULL)
@@ -93,19 +92,25 @@ static bool start_threadpool(engine *e)
 
 bool engine_open(engine *e, const engine_options *options)
 {
+    if (access(options->model, R_OK) == 0)
+        return engine_open_runtime(e, options);
+    complain("model %s: %s", options->model, strerror(errno));
     *e = (engine){ .options = *options };
-    if (access(options->model, R_OK) != 0) {
-        complain("model %s: %s", options->model, strerror(errno));
-        return false;
-    }
-    if (!llama_api_load(options->runtime))
+    return false;
+}
+
+bool engine_open_runtime(engine *e, const engine_options *options)
+{
+    *e = (engine){ .options = *options };
+    default_runtime(&e->options);
+    if (!llama_api_load(e->options.runtime))
         return false;
     ll.llama_log_set(on_log, e);
     ll.llama_backend_init();
     /* The plug-in is loaded when a configuration needs it, so that commands without one do not depend on it.
      */
     unsetenv("GGML_BACKEND_PATH");
-    ll.ggml_backend_load_all_from_path(options->runtime);
+    ll.ggml_backend_load_all_from_path(e->options.runtime);
     return start_threadpool(e);
 }
 

@@ -8,6 +8,7 @@
 #ifndef KVANT_TOOLS_LLAMA_API_H
 #define KVANT_TOOLS_LLAMA_API_H
 
+#include <ggml-alloc.h>
 #include <llama.h>
 #include <stdbool.h>
 
@@ -27,6 +28,27 @@
     X(size_t, ggml_nbytes, (const struct ggml_tensor *))                                                           \
     X(size_t, ggml_row_size, (enum ggml_type, int64_t))                                                            \
     X(int64_t, ggml_blck_size, (enum ggml_type))                                                                   \
+    X(size_t, ggml_tensor_overhead, (void))                                                                        \
+    X(size_t, ggml_graph_overhead, (void))                                                                         \
+    X(struct ggml_context *, ggml_init, (struct ggml_init_params))                                                 \
+    X(void, ggml_free, (struct ggml_context *))                                                                    \
+    X(struct ggml_tensor *, ggml_new_tensor_2d, (struct ggml_context *, enum ggml_type, int64_t, int64_t))         \
+    X(struct ggml_tensor *, ggml_view_3d,                                                                          \
+      (struct ggml_context *, struct ggml_tensor *, int64_t, int64_t, int64_t, size_t, size_t, size_t))            \
+    X(struct ggml_tensor *, ggml_flash_attn_ext,                                                                   \
+      (struct ggml_context *, struct ggml_tensor *, struct ggml_tensor *, struct ggml_tensor *,                    \
+       struct ggml_tensor *, float, float, float))                                                                 \
+    X(struct ggml_cgraph *, ggml_new_graph, (struct ggml_context *))                                               \
+    X(void, ggml_build_forward_expand, (struct ggml_cgraph *, struct ggml_tensor *))                               \
+    X(size_t, ggml_quantize_chunk,                                                                                 \
+      (enum ggml_type, const float *, void *, int64_t, int64_t, int64_t, const float *))                           \
+    X(ggml_backend_t, ggml_backend_dev_init, (ggml_backend_dev_t, const char *))                                   \
+    X(void, ggml_backend_free, (ggml_backend_t))                                                                   \
+    X(ggml_backend_buffer_t, ggml_backend_alloc_ctx_tensors, (struct ggml_context *, ggml_backend_t))              \
+    X(void, ggml_backend_buffer_free, (ggml_backend_buffer_t))                                                     \
+    X(void, ggml_backend_tensor_set, (struct ggml_tensor *, const void *, size_t, size_t))                         \
+    X(void, ggml_backend_tensor_get, (const struct ggml_tensor *, void *, size_t, size_t))                         \
+    X(enum ggml_status, ggml_backend_graph_compute, (ggml_backend_t, struct ggml_cgraph *))                        \
     X(void, llama_backend_init, (void))                                                                            \
     X(void, llama_backend_free, (void))                                                                            \
     X(void, llama_log_set, (ggml_log_callback, void *))                                                            \
