@@ -77,13 +77,15 @@ template <class KC, class VC, int D, bool LARGE> struct Shape {
     static constexpr int ROOM = (!LARGE ? 152000 : CHUNKS ? 222000 : 217000) - TABLES;
     static constexpr int WARPS = warps_for<KC, VC, D, LARGE>(SLOT, ROOM), FIT = ROOM / (WARPS * SLOT),
                          STAGES = FIT < 4 ? FIT : 4;
+    /* With one slot a warp, the next K page comes while the V page is worked on. */
+    static constexpr bool SPLIT = LARGE && STAGES == 1;
 };
 
 template <class KC, class VC, int D, bool LARGE> struct SharedMemory {
     using S = Shape<KC, VC, D, LARGE>;
+    alignas(128) uint8_t tables[S::TABLES ? S::TABLES : 16]; /* chunks.cuh wants them first */
     alignas(128) uint8_t slots[S::WARPS][S::STAGES][S::SLOT];
-    alignas(16) uint8_t tables[S::TABLES ? S::TABLES : 16];
-    uint64_t barriers[S::WARPS][S::STAGES];
+    uint64_t barriers[S::WARPS][S::STAGES * (S::SPLIT ? 2 : 1)];
     int32_t entries[S::WARPS][S::STAGES];
     QueryTile<D> queries;
     WarpResults<S::WARPS> results;
@@ -153,15 +155,15 @@ __device__ __forceinline__ void fill_tables(uint8_t *tables, const ArgsOf<KC, VC
 }
 
 /* What unpacking of keys, or of values, needs: a codebook of bytes, or where the table of directions is. */
-template <class C, class KC, class VC, int D, bool LARGE>
-__device__ __forceinline__ auto table_of(const uint8_t *tables, const ArgsOf<KC, VC> &p, bool keys, int lane)
+template <class C, class KC, class VC, int D, bool LARGE, bool KEYS>
+__device__ __forceinline__ auto table_of(const ArgsOf<KC, VC> &p, int lane)
 {
     using S = Shape<KC, VC, D, LARGE>;
     if constexpr (HAS_CHUNKS<C>)
-        return chunk_table<C, LARGE, D>(keys || S::ONE_TABLE ? tables : tables + S::K_TABLE,
-                                        keys ? p.k_directions : p.v_directions, lane);
+        return chunk_table < C, LARGE, D,
+               KEYS || S::ONE_TABLE ? 0 : S::K_TABLE > (KEYS ? p.k_directions : p.v_directions, lane);
     else
-        return bytes_of(keys ? p.k_bytes : p.v_bytes, p.one);
+        return bytes_of(KEYS ? p.k_bytes : p.v_bytes, p.one);
 }
 
 template <class KC, class VC, int D, bool LARGE, bool OPEN>
@@ -179,14 +181,14 @@ __device__ __forceinline__ void attend(const ArgsOf<KC, VC> &p)
     if (piece.begin == piece.end)
         return;
 
-    Feeder<S::WARPS, S::STAGES, S::SLOT, S::K_BYTES> feeder;
+    Feeder<S::WARPS, S::STAGES, S::SLOT, S::K_BYTES, S::SPLIT> feeder;
     feeder.ring.init(shared.slots[warp][0], shared.barriers[warp], lane);
     feeder.start(p, lengths, piece, warp, shared.entries[warp]);
     clear_queries(shared.queries);
     fill_tables<KC, VC, D, LARGE>(shared.tables, p);
     __syncthreads();
-    const auto k_table = table_of<KC, KC, VC, D, LARGE>(shared.tables, p, true, lane);
-    const auto v_table = table_of<VC, KC, VC, D, LARGE>(shared.tables, p, false, lane);
+    const auto k_table = table_of<KC, KC, VC, D, LARGE, true>(p, lane);
+    const auto v_table = table_of<VC, KC, VC, D, LARGE, false>(p, lane);
 
     int slot = 0, mine = piece.begin + warp;
     uint32_t parity = 0;
@@ -213,6 +215,12 @@ __device__ __forceinline__ void attend(const ArgsOf<KC, VC> &p)
             if (!OPEN || entry >= 0) {
                 float s[4][4];
                 score_page<KC, D, LARGE>(used, S::K_CODES, q, factors, k_table, p.k_symmetric, p.k_offset, lane, s);
+                if constexpr (S::SPLIT) {
+                    __syncwarp();
+                    if (mine + S::WARPS < at.end)
+                        feeder.fill_keys(p, lengths);
+                    feeder.ring.wait_values(slot, parity);
+                }
                 add_page<VC, D, LARGE>(used + S::K_BYTES, S::V_CODES, v_table, p.v_symmetric, p.v_offset, lane,
                                        valid, s, sums);
             } else

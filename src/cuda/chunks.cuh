@@ -31,16 +31,17 @@ struct ChunkCodes {
 
 template <class C> constexpr bool HAS_CHUNKS = std::is_base_of<ChunkCodes, C>::value;
 
-/* What a lane needs for look-ups: where the table is, the lane's copy, and what stands for an index beyond
- * the table, both as distances in bytes; levels of the norm as fp16, lower bytes and upper ones. */
-struct ChunkTable {
-    const uint8_t *entries;
+/* What a lane needs for look-ups in the table that stands AT so many bytes from the beginning of the block's shared memory:
+ * the lane's copy, and what stands for an index beyond the table, both as distances in bytes; levels of the norm as fp16,
+ * lower bytes and upper ones. The table has no pointer, because then a look-up's address is the distance alone. */
+template <int AT> struct ChunkTable {
     uint32_t copy, limit;
     uint32_t norm_low[2], norm_high[2];
 
     __device__ __forceinline__ uint2 at(uint32_t distance) const
     {
-        return *reinterpret_cast<const uint2 *>(entries + distance);
+        extern __shared__ uint8_t raw[];
+        return *reinterpret_cast<const uint2 *>(raw + AT + distance);
     }
 };
 
@@ -145,10 +146,10 @@ template <int B> struct Octopus : ChunkCodes {
                                 : entry >> 2 | (entry & 3) << 8;
     }
 
-    /* Where key_words and value_words rotate the narrower planes to: bits 8 and 9 of a code are then where the distance has
-     * them, or one byte above, and the norm's three bits side by side in the byte above. */
+    /* Where key_words and value_words rotate the narrower planes to: of 7 bits, side by side. Of more, bits 8 and 9 of a code
+     * are then where the distance has them, or one byte above, and the norm's three bits side by side in the byte above. */
     template <int COPIES> struct Turn {
-        static constexpr int NEXT = B == 2 ? 0 : COPIES == 16 ? 7 : 6, LAST = B == 2 ? 0 : NEXT + 4;
+        static constexpr int NEXT = B == 2 ? 4 : COPIES == 16 ? 7 : 6, LAST = B == 2 ? 6 : NEXT + 4;
     };
 
     /* Four codes: w[0], w[1], w[2] are the words of the planes, the widest first. */
@@ -156,11 +157,11 @@ template <int B> struct Octopus : ChunkCodes {
         static constexpr int SHIFT = COPIES == 16 ? 7 : 6;
         uint32_t low, high, norms[2];
 
-        __device__ __forceinline__ Four(const uint32_t (&w)[3], const ChunkTable &table)
+        template <class T> __device__ __forceinline__ Four(const uint32_t (&w)[3], const T &table)
         {
             norms[0] = norms[1] = 0;
             if constexpr (B == 2) {
-                low = bit_select<0x0f0f0f0fu>(w[0], bit_select<0x30303030u>(w[1] << 4, w[2] << 6));
+                low = bit_select<0x0f0f0f0fu>(w[0], bit_select<0x30303030u>(w[1], w[2]));
                 high = 0;
             } else
                 low = w[0], high = w[1];
@@ -174,14 +175,14 @@ template <int B> struct Octopus : ChunkCodes {
         }
 
         /* k: bits 0 to 3 and 4 to 7 of bytes 0 and 2. */
-        __device__ __forceinline__ void find_norms(const ChunkTable &table, uint32_t k)
+        template <class T> __device__ __forceinline__ void find_norms(const T &table, uint32_t k)
         {
             k = prmt(k, 0, 0x4420);
             norms[0] = prmt(table.norm_low[0], table.norm_low[1], k);
             norms[1] = prmt(table.norm_high[0], table.norm_high[1], k);
         }
 
-        __device__ __forceinline__ uint2 look_up(const ChunkTable &table, int i) const
+        template <class T> __device__ __forceinline__ uint2 look_up(const T &table, int i) const
         {
             constexpr uint32_t MASK = (uint32_t)(ENTRIES - 1) << SHIFT;
             const int next = (i + 1) % 4;
@@ -206,8 +207,8 @@ template <int B> struct Octopus : ChunkCodes {
     {
         if constexpr (B == 2) {
             P::template key_words<4>(page, pair, row, 0, w[0]);
-            P::template key_words<2>(page, pair, row, 0, w[1]);
-            P::template key_words<1>(page, pair, row, 0, w[2]);
+            P::template key_words<2, T::NEXT>(page, pair, row, 0, w[1]);
+            P::template key_words<1, T::LAST>(page, pair, row, 0, w[2]);
         } else {
             P::template key_words<8>(page, pair, row, 0, w[0]);
             P::template key_words<SECOND, T::NEXT>(page, pair, row, 0, w[1]);
@@ -223,8 +224,8 @@ template <int B> struct Octopus : ChunkCodes {
         w[2] = 0;
         if constexpr (B == 2) {
             w[0] = P::template value_word<4>(page, chunk, column, h, m);
-            w[1] = P::template value_word<2>(page, chunk, column, h, m);
-            w[2] = P::template value_word<1>(page, chunk, column, h, m);
+            w[1] = P::template value_word<2, T::NEXT>(page, chunk, column, h, m);
+            w[2] = P::template value_word<1, T::LAST>(page, chunk, column, h, m);
         } else {
             w[0] = P::template value_word<8>(page, chunk, column, h, m);
             w[1] = P::template value_word<SECOND, T::NEXT>(page, chunk, column, h, m);
@@ -234,9 +235,8 @@ template <int B> struct Octopus : ChunkCodes {
     }
 
     /* use(row tile, column tile, registers) for a page of keys. */
-    template <int D, bool LARGE, class F>
-    __device__ static __forceinline__ void for_each_key_tile(const uint8_t *page, int lane, const ChunkTable &table,
-                                                             F &&use)
+    template <int D, bool LARGE, class T, class F>
+    __device__ static __forceinline__ void for_each_key_tile(const uint8_t *page, int lane, const T &table, F &&use)
     {
         using P = ChunkPlaces<Octopus, D>;
         const int row = lane >> 2;
@@ -267,9 +267,9 @@ template <int B> struct Octopus : ChunkCodes {
 
     /* For values: tile 3 g + i has numbers 2 i (rows r) and 2 i + 1 (rows r + 8) of the x, y, z of chunks 16 g + r and
      * 16 g + 8 + r. */
-    template <int D, bool LARGE, class F>
-    __device__ static __forceinline__ void for_each_value_tile(const uint8_t *page, int lane,
-                                                               const ChunkTable &table, F &&use)
+    template <int D, bool LARGE, class T, class F>
+    __device__ static __forceinline__ void for_each_value_tile(const uint8_t *page, int lane, const T &table,
+                                                               F &&use)
     {
         using P = ChunkPlaces<Octopus, D>;
 #pragma unroll
@@ -336,8 +336,8 @@ template <int SECONDARIES, int INDEX_BITS, int RADIUS_BITS> struct Hqmq : ChunkC
         return LARGE && SECONDARIES <= 96 ? 2 : 1;
     }
 
-    template <int COPIES>
-    __device__ static __forceinline__ uint2 look_up(const ChunkTable &table, uint32_t word, int i)
+    template <int COPIES, class T>
+    __device__ static __forceinline__ uint2 look_up(const T &table, uint32_t word, int i)
     {
         constexpr int SHIFT = COPIES == 4 ? 5 : COPIES == 2 ? 4 : 3;
         constexpr uint32_t MASK = ((1u << INDEX_BITS) - 1) << SHIFT;
@@ -353,9 +353,8 @@ template <int SECONDARIES, int INDEX_BITS, int RADIUS_BITS> struct Hqmq : ChunkC
         return (word >> 9 & 0x00700070u) | (two << 7 & 0x01800180u) | (one << 9 & 0x02000200u);
     }
 
-    template <int D, bool LARGE, class F>
-    __device__ static __forceinline__ void for_each_key_tile(const uint8_t *page, int lane, const ChunkTable &table,
-                                                             F &&use)
+    template <int D, bool LARGE, class T, class F>
+    __device__ static __forceinline__ void for_each_key_tile(const uint8_t *page, int lane, const T &table, F &&use)
     {
         using P = ChunkPlaces<Hqmq, D>;
         const uint32_t *words = reinterpret_cast<const uint32_t *>(page);
@@ -391,9 +390,9 @@ template <int SECONDARIES, int INDEX_BITS, int RADIUS_BITS> struct Hqmq : ChunkC
     }
 
     /* For values: tile 2 g + i has channels 2 i (rows r) and 2 i + 1 (rows r + 8) of chunk 8 g + r. */
-    template <int D, bool LARGE, class F>
-    __device__ static __forceinline__ void for_each_value_tile(const uint8_t *page, int lane,
-                                                               const ChunkTable &table, F &&use)
+    template <int D, bool LARGE, class T, class F>
+    __device__ static __forceinline__ void for_each_value_tile(const uint8_t *page, int lane, const T &table,
+                                                               F &&use)
     {
         using P = ChunkPlaces<Hqmq, D>;
         const uint32_t *words = reinterpret_cast<const uint32_t *>(page);
@@ -471,12 +470,11 @@ template <class C, bool LARGE, int D> __host__ __device__ constexpr int table_by
 }
 
 /* Two levels of the norm a register, four to each half of the table. */
-template <class C, bool LARGE, int D>
-__device__ __forceinline__ ChunkTable chunk_table(const uint8_t *entries, const kvant_cuda_directions &book,
-                                                  int lane)
+template <class C, bool LARGE, int D, int AT>
+__device__ __forceinline__ ChunkTable<AT> chunk_table(const kvant_cuda_directions &book, int lane)
 {
     constexpr uint32_t COPIES = C::template copies<LARGE, D>();
-    ChunkTable t{ entries, 8 * (lane % COPIES), (C::ENTRIES - 1) * 8 * COPIES + 8 * (lane % COPIES), {}, {} };
+    ChunkTable<AT> t{ 8 * (lane % COPIES), (C::ENTRIES - 1) * 8 * COPIES + 8 * (lane % COPIES), {}, {} };
     if constexpr (C::CHANNELS == 3)
 #pragma unroll
         for (int k = 0; k < 8; k++) {

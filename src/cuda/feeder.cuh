@@ -12,14 +12,15 @@
 namespace kvant
 {
 
-template <int WARPS, int STAGES, int SLOT, int V_OFFSET> struct Feeder {
-    Ring<STAGES, SLOT, V_OFFSET> ring;
+template <int WARPS, int STAGES, int SLOT, int V_OFFSET, bool SPLIT> struct Feeder {
+    Ring<STAGES, SLOT, V_OFFSET, SPLIT> ring;
     Cursor cursor; /* the lane's own */
     int next, end; /* pages of the line: the next to fetch, the end of the piece */
     /* The lane's, of a page of the batch: the table's entry, where its pages lie. */
     int32_t entry;
     const uint8_t *k, *v;
     int in_batch, slot;
+    bool keys_there;  /* SPLIT: of the next page to fetch */
     int32_t *entries; /* shared: the table's entry of the page in each slot */
 
     __device__ __forceinline__ void look_up(const AttentionArgs &p, const Lengths &lengths)
@@ -54,6 +55,7 @@ template <int WARPS, int STAGES, int SLOT, int V_OFFSET> struct Feeder {
         entry = slot = 0;
         k = v = nullptr;
         in_batch = 32;
+        keys_there = false;
 #pragma unroll 1
         for (int i = 0; i < STAGES; i++)
             fill(p, lengths);
@@ -70,6 +72,25 @@ template <int WARPS, int STAGES, int SLOT, int V_OFFSET> struct Feeder {
         return reinterpret_cast<const uint8_t *>(high << 32 | low);
     }
 
+    /* The next K page, while the V page before it is in use. */
+    __device__ __forceinline__ void fill_keys(const AttentionArgs &p, const Lengths &lengths)
+    {
+        if (next >= end)
+            return;
+        if (in_batch == 32)
+            look_up(p, lengths);
+        if (__any_sync(FULL, ring.lane == in_batch && entry < 0))
+            return;
+        ring.fill_keys(slot, of_batch(k), p.k.bytes);
+        keys_there = true;
+    }
+
+    __device__ __forceinline__ void fill_values(const AttentionArgs &p)
+    {
+        if constexpr (SPLIT)
+            ring.fill_values(slot, of_batch(v), p.v.bytes);
+    }
+
     __device__ __forceinline__ void fill(const AttentionArgs &p, const Lengths &lengths)
     {
         if (next >= end) {
@@ -82,8 +103,11 @@ template <int WARPS, int STAGES, int SLOT, int V_OFFSET> struct Feeder {
             entries[slot] = entry;
         if (__any_sync(FULL, ring.lane == in_batch && entry < 0)) /* read where it lies (open.cuh) */
             ring.fill_none(slot, of_batch(k), of_batch(v), p.k_open.bytes);
+        else if (SPLIT && keys_there)
+            fill_values(p);
         else
             ring.fill(slot, of_batch(k), p.k.bytes, of_batch(v), p.v.bytes);
+        keys_there = false;
         slot = slot + 1 == STAGES ? 0 : slot + 1;
         next += WARPS;
         in_batch++;

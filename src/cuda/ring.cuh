@@ -4,7 +4,10 @@
  * A warp fills slot i mod STAGES with item i, a K page and the V page behind it, and waits for items in
  * order. On sm_90 one lane starts two bulk copies that complete on an mbarrier, so that the copies cost the
  * warp next to nothing. Before that every lane starts its 16-byte pieces (cp.async), and groups are counted
- * instead of barriers. Knows nothing of pages' contents. */
+ * instead of barriers. Knows nothing of pages' contents.
+ *
+ * SPLIT, on sm_90 alone: the two pages have barriers of their own, so that a ring of one slot takes the next K page while the
+ * V page is worked on. */
 #ifndef KVANT_CUDA_RING_CUH
 #define KVANT_CUDA_RING_CUH
 
@@ -15,7 +18,7 @@ namespace kvant
 
 #if defined(__CUDA_ARCH__) && __CUDA_ARCH__ >= 900
 
-template <int STAGES, int SLOT, int V_OFFSET> struct Ring {
+template <int STAGES, int SLOT, int V_OFFSET, bool SPLIT> struct Ring {
     uint32_t data, barriers; /* shared addresses */
     uint64_t policy;
     int lane;
@@ -27,7 +30,7 @@ template <int STAGES, int SLOT, int V_OFFSET> struct Ring {
         lane = lane_;
         asm volatile("createpolicy.fractional.L2::evict_first.b64 %0, 1.0;" : "=l"(policy));
         if (lane == 0) {
-            for (int i = 0; i < STAGES; i++)
+            for (int i = 0; i < (SPLIT ? 2 : 1) * STAGES; i++)
                 asm volatile("mbarrier.init.shared::cta.b64 [%0], 1;" ::"r"(barriers + 8 * i));
             asm volatile("fence.mbarrier_init.release.cluster;" ::: "memory");
         }
@@ -42,16 +45,41 @@ template <int STAGES, int SLOT, int V_OFFSET> struct Ring {
                      : "memory");
     }
 
+    __device__ __forceinline__ void expect(uint32_t barrier, uint32_t bytes)
+    {
+        asm volatile("mbarrier.arrive.expect_tx.shared::cta.b64 _, [%0], %1;" ::"r"(barrier), "r"(bytes)
+                     : "memory");
+    }
+
     __device__ __forceinline__ void fill(int slot, const uint8_t *k, uint32_t k_bytes, const uint8_t *v,
                                          uint32_t v_bytes)
     {
-        if (lane == 0) {
+        if constexpr (SPLIT) {
+            fill_keys(slot, k, k_bytes);
+            fill_values(slot, v, v_bytes);
+        } else if (lane == 0) {
             uint32_t barrier = barriers + 8 * slot, to = data + slot * SLOT;
-            asm volatile("mbarrier.arrive.expect_tx.shared::cta.b64 _, [%0], %1;" ::"r"(barrier),
-                         "r"(k_bytes + v_bytes)
-                         : "memory");
+            expect(barrier, k_bytes + v_bytes);
             copy(to, k, k_bytes, barrier);
             copy(to + V_OFFSET, v, v_bytes, barrier);
+        }
+    }
+
+    __device__ __forceinline__ void fill_keys(int slot, const uint8_t *k, uint32_t bytes)
+    {
+        static_assert(SPLIT, "one barrier for both pages");
+        if (lane == 0) {
+            expect(barriers + 16 * slot, bytes);
+            copy(data + slot * SLOT, k, bytes, barriers + 16 * slot);
+        }
+    }
+
+    __device__ __forceinline__ void fill_values(int slot, const uint8_t *v, uint32_t bytes)
+    {
+        static_assert(SPLIT, "one barrier for both pages");
+        if (lane == 0) {
+            expect(barriers + 16 * slot + 8, bytes);
+            copy(data + slot * SLOT + V_OFFSET, v, bytes, barriers + 16 * slot + 8);
         }
     }
 
@@ -60,7 +88,10 @@ template <int STAGES, int SLOT, int V_OFFSET> struct Ring {
     __device__ __forceinline__ void fill_none(int slot, const uint8_t *k, const uint8_t *v, uint32_t bytes)
     {
         if (lane == 0) {
-            asm volatile("mbarrier.arrive.shared::cta.b64 _, [%0];" ::"r"(barriers + 8 * slot) : "memory");
+            for (int i = 0; i < (SPLIT ? 2 : 1); i++)
+                asm volatile(
+                    "mbarrier.arrive.shared::cta.b64 _, [%0];" ::"r"(barriers + (SPLIT ? 16 : 8) * slot + 8 * i)
+                    : "memory");
             asm volatile("cp.async.bulk.prefetch.L2.global [%0], %1;" ::"l"(k), "r"(bytes) : "memory");
             asm volatile("cp.async.bulk.prefetch.L2.global [%0], %1;" ::"l"(v), "r"(bytes) : "memory");
         }
@@ -76,19 +107,30 @@ template <int STAGES, int SLOT, int V_OFFSET> struct Ring {
         asm volatile("fence.proxy.async.shared::cta;" ::: "memory");
     }
 
-    __device__ __forceinline__ void wait(int slot, uint32_t parity)
+    __device__ __forceinline__ void wait_at(uint32_t barrier, uint32_t parity)
     {
         asm volatile("{\n.reg .pred done;\n"
                      "again: mbarrier.try_wait.parity.shared::cta.b64 done, [%0], %1;\n"
-                     "@!done bra again;\n}" ::"r"(barriers + 8 * slot),
+                     "@!done bra again;\n}" ::"r"(barrier),
                      "r"(parity)
                      : "memory");
+    }
+
+    /* For both pages, or (SPLIT) for K. */
+    __device__ __forceinline__ void wait(int slot, uint32_t parity)
+    {
+        wait_at(barriers + (SPLIT ? 16 : 8) * slot, parity);
+    }
+
+    __device__ __forceinline__ void wait_values(int slot, uint32_t parity)
+    {
+        wait_at(barriers + 16 * slot + 8, parity);
     }
 };
 
 #else
 
-template <int STAGES, int SLOT, int V_OFFSET> struct Ring {
+template <int STAGES, int SLOT, int V_OFFSET, bool SPLIT> struct Ring {
     uint32_t data;
     int lane;
 
