@@ -44,6 +44,11 @@ CODECS = [
     "kivi-2",
     "innerq-small",
     "int-8",
+    "octopus-4",
+    "octopus-3",
+    "octopus-2",
+    "hqmq-s96r4",
+    "hqmq-s192r6",
     "turboquant-4/turboquant-3",
     "turboquant-4/int-4",
 ]
