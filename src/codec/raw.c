@@ -55,9 +55,28 @@ static void raw_decode(const kvant_codec *codec, const void *page, uint32_t toke
         y[j] = type_of(codec) == RAW_F16 ? kvant_half_to_float(in[j]) : kvant_bf16_to_float(in[j]);
 }
 
+/* What attention meets most: pages that are not sealed yet. */
+static void unpack_halves(const kvant_codec *codec, const kvant_kernels *kernels, const uint16_t *half, float *tile)
+{
+    uint32_t d = codec->info.head_dim, padded = codec->layout.padded_dim;
+    if (codec->info.role == KVANT_ROLE_K) {
+        kernels->key_halves(half, d, tile);
+        memset(tile + (size_t)d * KVANT_PAGE_TOKENS, 0, (size_t)(padded - d) * KVANT_PAGE_TOKENS * sizeof *tile);
+        return;
+    }
+    for (uint32_t t = 0; t < KVANT_PAGE_TOKENS; t++)
+        for (uint32_t j = 0; j < d;
+             j += KVANT_PAGE_TOKENS) /* positions of channels are those of tokens, 64 at a time */
+            kernels->token_halves(half + (size_t)t * d + j, tile + (size_t)kvant_token_position(t) * padded + j);
+}
+
 static void raw_unpack(const kvant_codec *codec, const kvant_kernels *kernels, const void *page, float *tile)
 {
     uint32_t d = codec->info.head_dim, padded = codec->layout.padded_dim;
+    if (type_of(codec) == RAW_F16 && (codec->info.role == KVANT_ROLE_K || d % KVANT_PAGE_TOKENS == 0)) {
+        unpack_halves(codec, kernels, page, tile);
+        return;
+    }
     for (uint32_t t = 0; t < KVANT_PAGE_TOKENS; t++) {
         float y[KVANT_MAX_HEAD_DIM];
         uint32_t position = kvant_token_position(t);

@@ -63,6 +63,7 @@ static const kvant_kernels reference = {
     .closest_cosets = kvant_closest_cosets_c,
     .largest_products = kvant_largest_products_c,
     .token_halves = kvant_token_halves_c,
+    .key_halves = kvant_key_halves_c,
     .fixed_point = kvant_fixed_point_c,
     .code_dots = kvant_code_dots_c,
     .tile_dots = kvant_code_dots_c,

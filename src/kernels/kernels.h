@@ -163,6 +163,10 @@ typedef KVANT_BLOCK_SUMS_FN(kvant_block_sums_fn);
 #define KVANT_BLOCK_TILE_FN(name) void name(const kvant_block_page *page, float *tile)
 typedef KVANT_BLOCK_TILE_FN(kvant_block_tile_fn);
 
+/* tile[j * 64 + kvant_token_position(t)] = half[t * dim + j], exact, for the 64 tokens of a page and any dim. tile aligned to 64. */
+#define KVANT_KEY_HALVES_FN(name) void name(const uint16_t *half, uint32_t dim, float *tile)
+typedef KVANT_KEY_HALVES_FN(kvant_key_halves_fn);
+
 /* The loops of encoders. Unlike those above every level gives the same bits: operations and their order are those of
  * kernels_c.c, without contraction. */
 
@@ -239,6 +243,7 @@ typedef struct kvant_kernels {
     kvant_closest_cosets_fn *closest_cosets;
     kvant_largest_products_fn *largest_products;
     kvant_token_halves_fn *token_halves;
+    kvant_key_halves_fn *key_halves;
     kvant_fixed_point_fn *fixed_point;
     kvant_code_dots_fn *code_dots; /* best for a few x */
     kvant_code_dots_fn *tile_dots; /* best for many */
@@ -271,6 +276,7 @@ KVANT_TRIPLET_CODES_FN(kvant_triplet_codes_c);
 KVANT_CLOSEST_COSETS_FN(kvant_closest_cosets_c);
 KVANT_LARGEST_PRODUCTS_FN(kvant_largest_products_c);
 KVANT_TOKEN_HALVES_FN(kvant_token_halves_c);
+KVANT_KEY_HALVES_FN(kvant_key_halves_c);
 KVANT_FIXED_POINT_FN(kvant_fixed_point_c);
 KVANT_CODE_DOTS_FN(kvant_code_dots_c);
 KVANT_UNPACK_TRIPLETS_FN(kvant_unpack_triplets_c);

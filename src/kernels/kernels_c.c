@@ -82,6 +82,14 @@ KVANT_HALF_FN(kvant_half_to_float_c)
         x[i] = kvant_half_to_float(half[i]);
 }
 
+KVANT_KEY_HALVES_FN(kvant_key_halves_c)
+{
+    for (uint32_t t = 0; t < KVANT_PAGE_TOKENS; t++)
+        for (uint32_t j = 0; j < dim; j++)
+            tile[(size_t)j * KVANT_PAGE_TOKENS + kvant_token_position(t)] =
+                kvant_half_to_float(half[(size_t)t * dim + j]);
+}
+
 KVANT_SCALE_COLUMNS_FN(kvant_scale_columns_c)
 {
     for (uint32_t i = 0; i < m; i++)

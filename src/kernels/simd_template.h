@@ -180,6 +180,9 @@ void NAME(kvant_kernels_init)(kvant_kernels *kernels)
     kernels->unpack_triplets = NAME(unpack_triplets);
     kernels->unpack_directions = NAME(unpack_directions);
 #endif
+#ifdef LEVEL_HAS_KEY_HALVES
+    kernels->key_halves = NAME(key_halves);
+#endif
     kernels->add_row_dots = NAME(add_row_dots);
     kernels->add_tile_dots = NAME(add_tile_dots);
 #ifdef LEVEL_HAS_BLOCKS

@@ -38,6 +38,7 @@
     X(closest_cosets)                                                                                              \
     X(largest_products)                                                                                            \
     X(token_halves)                                                                                                \
+    X(key_halves)                                                                                                  \
     X(fixed_point)                                                                                                 \
     X(code_dots)                                                                                                   \
     X(tile_dots)                                                                                                   \

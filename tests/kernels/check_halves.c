@@ -114,3 +114,36 @@ BENCH(token_halves)
     memset(half, 0x3c, KVANT_PAGE_TOKENS * sizeof *half);
     CHECK_BENCH(check, kernels->token_halves(half, x), "64");
 }
+
+CHECK(key_halves)
+{
+    static const uint32_t dims[] = { 8, 16, 20, 40, 64, 80, 100, 128, 256 };
+    (void)c;
+    for (size_t i = 0; i < COUNT(dims); i++)
+        for (uint32_t first = 0; first < 65536; first += KVANT_PAGE_TOKENS * dims[i]) {
+            uint32_t dim = dims[i];
+            check_case(check, "head_dim %u, halves from %#x", dim, first);
+            uint16_t *half = check_input(check, "half", (size_t)KVANT_PAGE_TOKENS * dim * sizeof *half, 2);
+            float *tile = check_output(check, "tile", (size_t)KVANT_PAGE_TOKENS * dim * sizeof *tile, 64);
+            for (uint32_t k = 0; k < KVANT_PAGE_TOKENS * dim; k++)
+                half[k] = (uint16_t)(first + k);
+            CHECK_CALL(check, kernels->key_halves(half, dim, tile));
+            for (uint32_t k = 0; k < KVANT_PAGE_TOKENS * dim; k++) {
+                float got = tile[k % dim * KVANT_PAGE_TOKENS + kvant_token_position(k / dim)];
+                if (!same_float(got, kvant_half_to_float(half[k])))
+                    check_fail(check, "half %#x of token %u is %.9g", half[k], k / dim, (double)got);
+            }
+        }
+}
+
+BENCH(key_halves)
+{
+    static const uint32_t dims[] = { 64, 128 };
+    for (size_t i = 0; i < COUNT(dims); i++) {
+        check_case(check, "bench");
+        uint16_t *half = check_input(check, "half", (size_t)KVANT_PAGE_TOKENS * dims[i] * sizeof *half, 64);
+        float *tile = check_output(check, "tile", (size_t)KVANT_PAGE_TOKENS * dims[i] * sizeof *tile, 64);
+        memset(half, 0x3c, (size_t)KVANT_PAGE_TOKENS * dims[i] * sizeof *half);
+        CHECK_BENCH(check, kernels->key_halves(half, dims[i], tile), "head_dim %u", dims[i]);
+    }
+}

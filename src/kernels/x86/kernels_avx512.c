@@ -149,6 +149,7 @@ KVANT_INLINE vf table_look_up(const table *entries, const float *values, vi code
 #include "tile_dots_zmm.h"
 #include "look_up_template.h"
 #include "unpack_template.h"
+#include "key_halves.h"
 #include "../chunk_tiles_template.h"
 #include "blocks_zmm.h"
 #include "blocks_template.h"
