@@ -177,16 +177,20 @@ static void multiply_by_column(const product *p, float *sums, size_t stride)
                                    .band_stride = table->n_columns,
                                    .band_tiles = table->band_tiles,
                                    .end = layout->column_tiles };
+    uint32_t row_tiles = (layout->row_tiles + 3) / 4 * 4, bands[MAX_ROW_TILES];
+    for (uint32_t rt = 0; rt < row_tiles; rt++)
+        bands[rt] = rt < layout->row_tiles ? rt / table->band_tiles : table->n_bands - 1;
     multiply_codes(p, &factors);
     for (uint32_t row = 0; row < p->n_rows; row++) {
         if (p->page.codec->numbers) {
             add_dots(p->dots + row * p->dot_stride, p->a->steps[row], layout->padded_dim, sums + row * stride);
             continue;
         }
-        for (uint32_t rt = 0; rt < (layout->row_tiles + 3) / 4 * 4; rt++) {
-            uint32_t band = rt < layout->row_tiles ? rt / table->band_tiles : table->n_bands - 1;
-            step[rt] = p->a->steps[row * table->n_bands + band];
-            zero[rt] = p->a->zeros[row * table->n_bands + band];
+        const float *steps = p->a->steps + (size_t)row * table->n_bands,
+                    *zeros = p->a->zeros + (size_t)row * table->n_bands;
+        for (uint32_t rt = 0; rt < row_tiles; rt++) {
+            step[rt] = steps[bands[rt]];
+            zero[rt] = zeros[bands[rt]];
         }
         p->kernels->add_tile_dots(layout, p->dots + row * p->dot_stride, step, zero, sums + row * stride);
     }

@@ -1,15 +1,6 @@
 /* codes_template.h - the steps from numbers to integers and back around code_dots, for any vector width; part of
  * simd_template.h. Also needs vi_load(p), vi_float_bits(x), vi_store_words(p, v) (LANES numbers as 16 bits), vi_store_fours(p, v) (the
- * sums of lanes 4 apart) and vf_repeat_four(p). */
-
-KVANT_INLINE uint32_t vi_largest(vi v)
-{
-    uint32_t lanes[LANES], largest = 0;
-    vi_store(lanes, v);
-    for (uint32_t i = 0; i < LANES; i++)
-        largest = lanes[i] > largest ? lanes[i] : largest;
-    return largest;
-}
+ * sums of lanes 4 apart), vi_largest(v) (of unsigned lanes) and vf_repeat_four(p). */
 
 KVANT_INLINE vf product_at(const float *w, const float *scale, uint32_t i)
 {

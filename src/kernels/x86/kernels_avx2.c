@@ -105,6 +105,13 @@ KVANT_INLINE void vi_store_fours(int32_t *p, vi v)
     _mm_storeu_si128((__m128i *)p, sum);
 }
 
+KVANT_INLINE uint32_t vi_largest(vi v)
+{
+    __m128i m = _mm_max_epu32(_mm256_castsi256_si128(v), _mm256_extracti128_si256(v, 1));
+    m = _mm_max_epu32(m, _mm_shuffle_epi32(m, 0x4e));
+    return (uint32_t)_mm_cvtsi128_si32(_mm_max_epu32(m, _mm_shuffle_epi32(m, 0xb1)));
+}
+
 KVANT_INLINE vf vf_swap(vf x, uint32_t distance)
 {
     switch (distance) {

@@ -42,6 +42,7 @@ typedef __m512i vi;
 #define vf_min(a, b) _mm512_min_ps(a, b)
 #define vf_max(a, b) _mm512_max_ps(a, b)
 #define vi_add(a, b) _mm512_add_epi32(a, b)
+#define vi_largest(v) _mm512_reduce_max_epu32(v)
 #define vi_max_unsigned(a, b) _mm512_max_epu32(a, b)
 #define vi_load(p) _mm512_loadu_si512(p)
 #define vi_store(p, v) _mm512_storeu_si512(p, v)
