@@ -207,7 +207,7 @@ static bool load_tokens(run *r)
 
 static bool is_f16(const kv_config *config)
 {
-    return config->stock && config->type_k == GGML_TYPE_F16 && config->type_v == GGML_TYPE_F16;
+    return config->stock && !config->accel && config->type_k == GGML_TYPE_F16 && config->type_v == GGML_TYPE_F16;
 }
 
 static bool prepare_tallies(run *r)

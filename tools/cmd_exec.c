@@ -17,7 +17,7 @@
 #include <string.h>
 #include <unistd.h>
 
-enum { OPT_K, OPT_V, OPT_PROTECT, OPT_PROTECT_CODEC, OPT_CALIBRATION };
+enum { OPT_K, OPT_V, OPT_PROTECT, OPT_PROTECT_CODEC, OPT_CALIBRATION, OPT_ACCEL };
 
 static const arg_option options[] = {
     { OPT_K, 'k', "codec-k", "SPEC", "codec of keys (default: KVANT_K, else " DEFAULT_K ")" },
@@ -29,29 +29,45 @@ static const arg_option options[] = {
       "that codec, for keys and values (default:\nKVANT_PROTECT_CODEC, else " PLUGIN_PROTECT_CODEC ")" },
     { OPT_CALIBRATION, 0, "calibration", "FILE",
       "for codecs that need one; kvant calibrate makes it\n(default: KVANT_CALIBRATION)" },
+    { OPT_ACCEL, 0, "accel", NULL,
+      "no codecs: the cache stays llama.cpp's own (-ctk and -ctv of\n"
+      "the program: f16, q8_0, q4_0, ...), its attention is kvant's" },
 };
 
 static const arg_spec spec = {
     .command = "exec",
-    .usage = "[-k SPEC] [-v SPEC] [--protect N] [--calibration FILE] [--] PROGRAM [ARGUMENTS]",
+    .usage = "[-k SPEC] [-v SPEC] [--protect N] [--calibration FILE] [--accel] [--] PROGRAM [ARGUMENTS]",
     .about = "Runs a llama.cpp program (llama-server, llama-cli, llama-bench, ...) with kvant's KV cache. Sets\n"
              "GGML_BACKEND_PATH, KVANT_K, KVANT_V and the like, and for programs named llama* adds --device\n"
-             "KVANT, -ngl 99 and -fa on unless they are given. Other programs get the environment only.",
+             "KVANT, -ngl 99 and -fa on unless they are given; with --accel, -fa on and -ot none=CPU. Other\n"
+             "programs get the environment only.",
     .options = options,
     .n_options = sizeof options / sizeof *options,
     .notes = "exit code: the program's; 127 when it does not exist.\n\nexample:\n"
-             "  kvant exec -k turboquant-4 -- llama-server -m model.gguf -c 32768",
+             "  kvant exec -k turboquant-4 -- llama-server -m model.gguf -c 32768\n"
+             "  kvant exec --accel -- llama-server -m model.gguf -c 32768 -ctk q8_0 -ctv q8_0",
 };
+
+typedef struct exec_options {
+    plugin_settings plugin;
+    bool accel;
+    const char *codec_option; /* the last one given, or NULL */
+} exec_options;
 
 static bool handle(void *user, int id, const char *value)
 {
-    plugin_settings *s = user;
+    exec_options *o = user;
+    if (id == OPT_ACCEL)
+        return o->accel = true;
+    for (size_t i = 0; i < sizeof options / sizeof *options; i++)
+        if (options[i].id == id)
+            o->codec_option = options[i].name;
     switch (id) {
-    case OPT_K: s->k = value; return true;
-    case OPT_V: s->v = value; return true;
-    case OPT_PROTECT: return args_u32("--protect", value, 0, PLUGIN_MAX_PROTECT, &s->protect);
-    case OPT_PROTECT_CODEC: s->protect_codec = value; return true;
-    default: s->calibration = value; return true;
+    case OPT_K: o->plugin.k = value; return true;
+    case OPT_V: o->plugin.v = value; return true;
+    case OPT_PROTECT: return args_u32("--protect", value, 0, PLUGIN_MAX_PROTECT, &o->plugin.protect);
+    case OPT_PROTECT_CODEC: o->plugin.protect_codec = value; return true;
+    default: o->plugin.calibration = value; return true;
     }
 }
 
@@ -99,12 +115,19 @@ typedef struct needed_flag {
     const char *variable;
 } needed_flag;
 
+enum { MAX_NEEDED = 3 };
 static const needed_flag needed[] = {
     { { "--device", "-dev", NULL }, PLUGIN_DEVICE, "LLAMA_ARG_DEVICE" },
     { { "-ngl", "--gpu-layers", "--n-gpu-layers", NULL }, "99", "LLAMA_ARG_N_GPU_LAYERS" },
     { { "-fa", "--flash-attn", NULL }, "on", "LLAMA_ARG_FLASH_ATTN" },
 };
-enum { N_NEEDED = sizeof needed / sizeof *needed };
+/* An ACCEL device is not chosen: all there are take part. A tensor override that meets no tensor makes builds with linked back
+ * ends load the plug-in. */
+static const needed_flag needed_by_accel[] = {
+    { { "-fa", "--flash-attn", NULL }, "on", "LLAMA_ARG_FLASH_ATTN" },
+    { { "-ot", "--override-tensor", NULL }, "none=CPU", "LLAMA_ARG_OVERRIDE_TENSOR" },
+    { { NULL }, NULL, NULL },
+};
 
 static const char *given_value(const needed_flag *flag, int argc, char **argv)
 {
@@ -122,9 +145,10 @@ static bool is_llama_program(const char *program)
 }
 
 /* The program's argument vector with what it lacks added at the end; NULL without memory. */
-static char **build_arguments(int argc, char **argv)
+static char **build_arguments(int argc, char **argv, bool accel)
 {
-    char **out = calloc((size_t)argc + 2 * N_NEEDED + 1, sizeof *out);
+    const needed_flag *flags = accel ? needed_by_accel : needed;
+    char **out = calloc((size_t)argc + 2 * MAX_NEEDED + 1, sizeof *out);
     if (out == NULL)
         return NULL;
     int n = 0;
@@ -132,12 +156,12 @@ static char **build_arguments(int argc, char **argv)
         out[n] = argv[n];
     if (!is_llama_program(argv[0]))
         return out;
-    for (size_t i = 0; i < N_NEEDED; i++) {
-        const char *given = given_value(&needed[i], argc, argv);
+    for (size_t i = 0; i < MAX_NEEDED && flags[i].value != NULL; i++) {
+        const char *given = given_value(&flags[i], argc, argv);
         if (given == NULL) {
-            out[n++] = (char *)needed[i].names[0]; /* execvp does not write to its arguments */
-            out[n++] = (char *)needed[i].value;
-        } else if (i == 0 && strstr(given, PLUGIN_DEVICE) == NULL) {
+            out[n++] = (char *)flags[i].names[0]; /* execvp does not write to its arguments */
+            out[n++] = (char *)flags[i].value;
+        } else if (!accel && i == 0 && strstr(given, PLUGIN_DEVICE) == NULL) {
             complain("exec: the device is set to '%s', so the cache will not be kvant's", given);
             hint("leave --device and LLAMA_ARG_DEVICE out, or name " PLUGIN_DEVICE " there");
         }
@@ -155,14 +179,34 @@ static int exec_failed(const char *program)
     return EXIT_NOT_FOUND;
 }
 
+/* The codecs of the cache, checked, in the environment. 0 or an exit code. */
+static int set_codecs(plugin_settings *s)
+{
+    resolve_specs(s);
+    if (!check(s))
+        return EXIT_USAGE;
+    return plugin_set(s) ? 0 : EXIT_RUNTIME;
+}
+
+/* Without codecs: variables of an earlier use do not matter and must not be checked. */
+static int set_accel(const exec_options *o)
+{
+    if (o->codec_option != NULL) {
+        complain("exec: --accel leaves llama.cpp's own cache as it is, --%s chooses another one", o->codec_option);
+        hint("types of llama.cpp's cache are the program's options: -ctk q8_0 -ctv q8_0");
+        return EXIT_USAGE;
+    }
+    return plugin_set(&(plugin_settings){ .k = NULL }) && setenv(PLUGIN_ACCEL, "1", 1) == 0 ? 0 : EXIT_RUNTIME;
+}
+
 int command_exec(int argc, char **argv)
 {
-    plugin_settings s = { .protect_codec = env_or_null(PLUGIN_ENV_PROTECT_CODEC),
-                          .calibration = env_or_null(PLUGIN_ENV_CALIBRATION) };
+    exec_options o = { .plugin = { .protect_codec = env_or_null(PLUGIN_ENV_PROTECT_CODEC),
+                                   .calibration = env_or_null(PLUGIN_ENV_CALIBRATION) } };
     int rest = 0;
-    if (!protect_from_environment(&s))
+    if (!protect_from_environment(&o.plugin))
         return EXIT_USAGE;
-    const int code = args_parse(&spec, argc, argv, handle, &s, &rest);
+    int code = args_parse(&spec, argc, argv, handle, &o, &rest);
     if (code >= 0)
         return code;
     if (rest >= argc) {
@@ -170,15 +214,15 @@ int command_exec(int argc, char **argv)
         hint("kvant exec -k " DEFAULT_K " -v " DEFAULT_V " -- llama-server -m model.gguf");
         return EXIT_USAGE;
     }
-    resolve_specs(&s);
-    if (!check(&s))
-        return EXIT_USAGE;
+    code = o.accel ? set_accel(&o) : set_codecs(&o.plugin);
     char path[PATH_MAX];
-    if (!plugin_path(path, sizeof path) || !plugin_set(&s))
+    if (code != 0)
+        return code;
+    if (!plugin_path(path, sizeof path))
         return EXIT_RUNTIME;
-    if (setenv("GGML_BACKEND_PATH", path, 1) != 0)
+    if (setenv("GGML_BACKEND_PATH", path, 1) != 0 || (!o.accel && unsetenv(PLUGIN_ACCEL) != 0))
         return exec_failed(argv[rest]);
-    char **arguments = build_arguments(argc - rest, argv + rest);
+    char **arguments = build_arguments(argc - rest, argv + rest, o.accel);
     if (arguments == NULL) {
         complain("exec: out of memory");
         return EXIT_RUNTIME;

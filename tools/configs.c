@@ -83,6 +83,16 @@ bool configs_add_stock(kv_configs *list, const char *types)
     return configs_stock_type(config->k, &config->type_k) && configs_stock_type(config->v, &config->type_v);
 }
 
+bool configs_set_accel(kv_configs *list)
+{
+    kv_config *last = list->n > 0 ? &list->items[list->n - 1] : NULL;
+    if (last != NULL && last->stock)
+        return last->accel = true;
+    complain("--accel has no --stock before it");
+    hint("it computes attention on llama.cpp's own cache: --stock q8_0 --accel");
+    return false;
+}
+
 static bool last_takes_codecs(const kv_configs *list, const char *option)
 {
     if (list->n == 0 || !list->items[list->n - 1].stock)
@@ -119,7 +129,9 @@ static const char *protect_codec(const kv_config *config)
 void configs_fill_cells(const kv_configs *list, const kv_config *config, report_cell *cells)
 {
     const report_cell filled[N_CONFIG_COLUMNS] = {
-        CELL_TEXT(config->stock ? "llama.cpp" : "kvant"),
+        CELL_TEXT(config->accel   ? "accel"
+                  : config->stock ? "llama.cpp"
+                                  : "kvant"),
         CELL_TEXT(config->k),
         CELL_TEXT(config->v),
         CELL_NUMBER(config->stock ? NAN : config->protect),
@@ -172,7 +184,7 @@ kv_config configs_f16(void)
 
 const char *configs_label(const kv_config *config, char *buffer, size_t bytes)
 {
-    const char *prefix = config->stock ? "llama.cpp " : "";
+    const char *prefix = config->accel ? "accel " : config->stock ? "llama.cpp " : "";
     if (strcmp(config->k, config->v) == 0)
         snprintf(buffer, bytes, "%s%s", prefix, config->k);
     else

@@ -26,6 +26,7 @@ bool engine_option(engine_options *options, int id, const char *value, bool *kno
     case OPT_PROTECT_CODEC: return configs_set_protect_codec(&options->configs, value);
     case OPT_CALIBRATION: options->configs.calibration = value; return true;
     case OPT_STOCK: return configs_add_stock(&options->configs, value);
+    case OPT_ACCEL: return configs_set_accel(&options->configs);
     case OPT_THREADS: return args_u32("--threads", value, 1, 512, &options->n_threads);
     case OPT_RUNTIME: options->runtime = value; return true;
     case OPT_VERBOSE: return options->verbose = true;
@@ -126,25 +127,51 @@ void engine_close(engine *e)
     *e = (engine){ .threadpool = NULL };
 }
 
-static ggml_backend_dev_t load_plugin(engine *e)
+/* Its registry holds the device KVANT; the other one is registered when a configuration asks for it. */
+static bool load_plugin(engine *e)
 {
     char path[PATH_MAX];
-    if (!plugin_path(path, sizeof path))
-        return NULL;
-    const ggml_backend_reg_t reg = ll.ggml_backend_load(path);
-    if (reg == NULL) {
+    if (e->plugin != NULL)
+        return true;
+    if (!plugin_path(path, sizeof path) || setenv(PLUGIN_ACCEL, "0", 1) != 0)
+        return false;
+    e->plugin = ll.ggml_backend_load(path);
+    if (e->plugin == NULL) {
         complain("llama.cpp did not load the plug-in %s", path);
         hint("--verbose shows why; the plug-in refuses versions of ggml that it was not tested with");
-        return NULL;
     }
-    void *symbol = ll.ggml_backend_reg_get_proc_address(reg, "kvant_kv_memory");
+    return e->plugin != NULL;
+}
+
+static bool wrong_plugin(const char *lacks)
+{
+    complain("the plug-in is not of this version: it has no %s", lacks);
+    return false;
+}
+
+static bool register_accel(engine *e)
+{
+    if (e->accel)
+        return true;
+    if (!load_plugin(e))
+        return false;
+    ggml_backend_dev_t device = ll.ggml_backend_reg_get_proc_address(e->plugin, "kvant_accel_device");
+    if (device == NULL)
+        return wrong_plugin("device " PLUGIN_ACCEL);
+    ll.ggml_backend_device_register(device);
+    return e->accel = true;
+}
+
+static ggml_backend_dev_t kvant_device(engine *e)
+{
+    if (!load_plugin(e))
+        return NULL;
+    void *symbol = ll.ggml_backend_reg_get_proc_address(e->plugin, "kvant_kv_memory");
     memcpy(&e->kv_memory, &symbol, sizeof symbol);
     const ggml_backend_dev_t device = ll.ggml_backend_dev_by_name(PLUGIN_DEVICE);
-    if (device == NULL || e->kv_memory == NULL) {
-        complain("the plug-in %s is not of this version: no device " PLUGIN_DEVICE " or no memory report", path);
-        return NULL;
-    }
-    return device;
+    if (device == NULL || e->kv_memory == NULL)
+        wrong_plugin("device " PLUGIN_DEVICE " or no memory report");
+    return e->kv_memory != NULL ? device : NULL;
 }
 
 static bool keep_loading(float share, void *user)
@@ -172,12 +199,14 @@ struct llama_model *engine_model(engine *e, const kv_config *config)
 {
     if (config->stock) {
         ggml_backend_dev_t none[] = { NULL };
+        if (config->accel && !register_accel(e))
+            return NULL;
         if (e->cpu_model == NULL)
             e->cpu_model = load_model(e, none, 0);
         return e->cpu_model;
     }
     if (e->kvant_model == NULL) {
-        ggml_backend_dev_t devices[] = { load_plugin(e), NULL };
+        ggml_backend_dev_t devices[] = { kvant_device(e), NULL };
         if (devices[0] != NULL)
             e->kvant_model = load_model(e, devices, 99);
     }
@@ -215,7 +244,8 @@ struct llama_context *engine_context(engine *e, const kv_config *config, const e
 {
     struct llama_model *model = engine_model(e, config);
     const plugin_settings settings = configs_plugin_settings(&e->options.configs, config);
-    if (model == NULL || (!config->stock && !plugin_set(&settings)))
+    if (model == NULL || (!config->stock && !plugin_set(&settings)) ||
+        setenv(PLUGIN_ACCEL, config->accel ? "1" : "0", 1) != 0)
         return NULL;
     struct llama_context_params params = ll.llama_context_default_params();
     params.n_ctx = options->n_ctx;
@@ -226,8 +256,9 @@ struct llama_context *engine_context(engine *e, const kv_config *config, const e
     params.n_threads = params.n_threads_batch = (int32_t)e->options.n_threads;
     params.type_k = config->type_k;
     params.type_v = config->type_v;
-    params.flash_attn_type =
-        config->stock && !options->flash_attention ? LLAMA_FLASH_ATTN_TYPE_AUTO : LLAMA_FLASH_ATTN_TYPE_ENABLED;
+    params.flash_attn_type = config->stock && !config->accel && !options->flash_attention
+                                 ? LLAMA_FLASH_ATTN_TYPE_AUTO
+                                 : LLAMA_FLASH_ATTN_TYPE_ENABLED;
     params.swa_full = false; /* as llama.cpp's programs, not as its C interface, default to */
     params.cb_eval = options->on_node;
     params.cb_eval_user_data = options->on_node_user;

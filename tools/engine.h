@@ -19,6 +19,7 @@ enum {
     OPT_CODEC_K,
     OPT_CODEC_V,
     OPT_STOCK,
+    OPT_ACCEL,
     OPT_PROTECT,
     OPT_PROTECT_CODEC,
     OPT_CALIBRATION,
@@ -41,6 +42,8 @@ enum {
     { OPT_CODEC_V, 'v', "codec-v", "SPEC", "codec of values (default: the one of the -k before it)" }, \
     { OPT_STOCK, 0, "stock", "TYPE", "llama.cpp's own cache instead: f16, q8_0, q5_1, q4_0,\n" \
                                      "... or two as K/V: q8_0/q4_0" }, \
+    { OPT_ACCEL, 0, "accel", NULL, "attention of the --stock before it by " PLUGIN_ACCEL ", on the\n" \
+                                   "same cache" }, \
     { OPT_PROTECT, 0, "protect", "N", "the first N and the last N layers use another codec: of the -k\n" \
                                       "before it, of all when it comes first (default 0)" }, \
     { OPT_PROTECT_CODEC, 0, "protect-codec", "SPEC", "that codec, for keys and values (default " \
@@ -67,6 +70,8 @@ bool engine_options_finish(engine_options *options, const char *command);
 typedef struct engine {
     engine_options options;
     struct llama_model *cpu_model, *kvant_model; /* loaded when first needed */
+    ggml_backend_reg_t plugin;                   /* NULL before it is loaded */
+    bool accel;                                  /* its device KVANT_ACCEL is registered */
     struct ggml_threadpool *threadpool;
     void (*threadpool_free)(struct ggml_threadpool *);
     size_t (*kv_memory)(size_t *reserved); /* the plug-in's; NULL before it is loaded */

@@ -19,6 +19,7 @@
     X(void, ggml_backend_load_all_from_path, (const char *))                                                       \
     X(ggml_backend_reg_t, ggml_backend_load, (const char *))                                                       \
     X(ggml_backend_dev_t, ggml_backend_dev_by_name, (const char *))                                                \
+    X(void, ggml_backend_device_register, (ggml_backend_dev_t))                                                    \
     X(ggml_backend_dev_t, ggml_backend_dev_by_type, (enum ggml_backend_dev_type))                                  \
     X(ggml_backend_reg_t, ggml_backend_dev_backend_reg, (ggml_backend_dev_t))                                      \
     X(void *, ggml_backend_reg_get_proc_address, (ggml_backend_reg_t, const char *))                               \

@@ -7,6 +7,7 @@
 #include <stddef.h>
 
 #define PLUGIN_DEVICE "KVANT"  /* the device's name, and the back-end registry's */
+#define PLUGIN_ACCEL "KVANT_ACCEL" /* the other device, and the variable that asks for it */
 #define PLUGIN_ENV_K "KVANT_K" /* codec spec of keys, read when a context's cache is allocated */
 #define PLUGIN_ENV_V "KVANT_V"
 #define PLUGIN_ENV_PROTECT "KVANT_PROTECT"

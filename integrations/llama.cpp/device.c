@@ -6,15 +6,12 @@
 #include "device.h"
 
 #include <stdio.h>
-#include <stdlib.h>
 
+#include "backend.h"
 #include "buffer.h"
 #include "ggml_api.h"
 #include "log.h"
 #include "ops.h"
-
-/* Until llama.cpp says otherwise, which it does before every graph. */
-#define DEFAULT_N_THREADS 2
 
 static abi_device device;
 static uint8_t backend_guid[16] = { 0x6b, 0x76, 0x61, 0x6e, 0x74, 0x2d, 0x67, 0x67,
@@ -33,13 +30,6 @@ static const char *backend_get_name(abi_backend *backend)
     return device_name();
 }
 
-static void backend_free(abi_backend *backend)
-{
-    kvp_compute_release(backend->context);
-    free(backend->context);
-    free(backend);
-}
-
 static int32_t compute_node(kvp_compute *compute, abi_tensor *node)
 {
     if (node->op == kvp_api.op.set_rows)
@@ -48,8 +38,7 @@ static int32_t compute_node(kvp_compute *compute, abi_tensor *node)
         return kvp_attention(compute, node);
     if (node->op == kvp_api.op.rope)
         return kvp_rope(compute, node);
-    if (node->op == kvp_api.op.none || node->op == kvp_api.op.view || node->op == kvp_api.op.permute ||
-        node->op == kvp_api.op.reshape || node->op == kvp_api.op.transpose)
+    if (kvp_is_view_op(node))
         return ABI_STATUS_SUCCESS;
     kvp_error("%s: operation %s is not supported", node->name, kvp_api.op_name(node->op));
     return ABI_STATUS_FAILED;
@@ -57,47 +46,18 @@ static int32_t compute_node(kvp_compute *compute, abi_tensor *node)
 
 static int32_t backend_graph_compute(abi_backend *backend, abi_graph *graph)
 {
-    int n = kvp_api.graph_n_nodes(graph);
-
-    for (int i = 0; i < n; i++) {
-        abi_tensor *node = kvp_api.graph_node(graph, i);
-        int32_t status;
-        if ((node->flags & ABI_TENSOR_FLAG_COMPUTE) == 0)
-            continue;
-        status = compute_node(backend->context, node);
-        if (status != ABI_STATUS_SUCCESS)
-            return status;
-    }
-    return ABI_STATUS_SUCCESS;
-}
-
-void kvp_backend_set_n_threads(abi_backend *backend, int n_threads)
-{
-    kvp_compute *compute = backend->context;
-
-    compute->n_threads = n_threads > 0 ? (uint32_t)n_threads : 1;
+    return kvp_graph_compute(backend, graph, compute_node);
 }
 
 static abi_backend *device_init_backend(abi_device *self, const char *params)
 {
-    abi_backend *backend = calloc(1, sizeof(*backend));
-    kvp_compute *compute = calloc(1, sizeof(*compute));
+    static const abi_backend_iface iface = { .get_name = backend_get_name,
+                                             .free = kvp_backend_free,
+                                             .graph_compute = backend_graph_compute };
 
     (void)params;
     kvp_kv_new_context(); /* llama.cpp creates a context's back ends before its caches */
-    if (backend == NULL || compute == NULL) {
-        free(backend);
-        free(compute);
-        return NULL;
-    }
-    compute->n_threads = DEFAULT_N_THREADS;
-    *backend = (abi_backend){
-        .guid = &backend_guid,
-        .iface = { .get_name = backend_get_name, .free = backend_free, .graph_compute = backend_graph_compute },
-        .device = self,
-        .context = compute,
-    };
-    return backend;
+    return kvp_backend_create(self, &backend_guid, &iface);
 }
 
 /* Device */
@@ -168,8 +128,7 @@ static bool device_supports_op(abi_device *self, const abi_tensor *op)
         return kvp_attention_supported(op);
     if (op->op == kvp_api.op.rope)
         return kvp_rope_supported(op);
-    return op->op == kvp_api.op.none || op->op == kvp_api.op.view || op->op == kvp_api.op.permute ||
-           op->op == kvp_api.op.reshape || op->op == kvp_api.op.transpose;
+    return kvp_is_view_op(op);
 }
 
 /* Host memory is read in place: queries, new rows and masks are not copied. */

@@ -59,6 +59,7 @@ static bool lookup_all(void *library, kvp_ggml *api)
     } symbols[] = {
         { "ggml_backend_buffer_init", &api->buffer_init, true },
         { "ggml_backend_buft_is_host", &api->buft_is_host, true },
+        { "ggml_backend_cpu_buffer_type", &api->cpu_buffer_type, true },
         { "ggml_graph_n_nodes", &api->graph_n_nodes, true },
         { "ggml_graph_node", &api->graph_node, true },
         { "ggml_nbytes", &api->nbytes, true },

@@ -20,6 +20,7 @@ typedef struct kvp_ggml {
 
     abi_buffer *(*buffer_init)(abi_buft *buft, abi_buffer_iface iface, void *context, size_t size);
     bool (*buft_is_host)(abi_buft *buft);
+    abi_buft *(*cpu_buffer_type)(void);
     int (*graph_n_nodes)(abi_graph *graph);
     abi_tensor *(*graph_node)(abi_graph *graph, int i);
     size_t (*nbytes)(const abi_tensor *tensor);

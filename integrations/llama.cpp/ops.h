@@ -1,4 +1,4 @@
-/* ops.h - the operations that the KVANT device computes, each in a file of its own.
+/* ops.h - the operations that the devices compute, each in a file of its own.
  *
  * *_supported answers the scheduler: it looks at shapes, types and strides only, and what it accepts is
  * computed. When llama.cpp would abort after a refusal it prints the reason first. The graph's attention
@@ -31,6 +31,14 @@ int32_t kvp_set_rows(kvp_compute *compute, abi_tensor *node);
 /* softmax(scale q k^T + mask) v on compressed cells. */
 bool kvp_attention_supported(const abi_tensor *node);
 int32_t kvp_attention(kvp_compute *compute, abi_tensor *node);
+
+/* The same on rows of ggml's own formats in host memory. */
+bool kvp_block_attention_supported(const abi_tensor *node);
+int32_t kvp_block_attention(kvp_compute *compute, abi_tensor *node);
+
+/* Masks of both: one for all heads, for one stream or for each of q's; NULL fits. */
+bool kvp_mask_fits(const abi_tensor *mask, const abi_tensor *q, const abi_tensor *k);
+const uint16_t *kvp_mask_of_stream(const abi_tensor *mask, size_t stream);
 
 /* RoPE in place on cached keys: the context shift. */
 bool kvp_rope_supported(const abi_tensor *node);

@@ -33,11 +33,17 @@ static bool cells_view(const abi_tensor *view, uint32_t *first_stream)
     return *first_stream + view->ne[3] <= root->ne[2];
 }
 
-static bool mask_fits(const abi_tensor *mask, const abi_tensor *q, const abi_tensor *k)
+bool kvp_mask_fits(const abi_tensor *mask, const abi_tensor *q, const abi_tensor *k)
 {
     return mask == NULL ||
            (mask->type == ABI_TYPE_F16 && mask->nb[0] == sizeof(uint16_t) && mask->ne[0] >= k->ne[1] &&
             mask->ne[1] >= q->ne[1] && mask->ne[2] == 1 && (mask->ne[3] == 1 || mask->ne[3] == q->ne[3]));
+}
+
+const uint16_t *kvp_mask_of_stream(const abi_tensor *mask, size_t stream)
+{
+    return (const uint16_t *)(const void *)((const char *)mask->data +
+                                            (mask->ne[3] > 1 ? stream * mask->nb[3] : 0));
 }
 
 static bool shapes_fit(const abi_tensor *node)
@@ -47,7 +53,7 @@ static bool shapes_fit(const abi_tensor *node)
     return q->type == ABI_TYPE_F32 && q->nb[0] == sizeof(float) && node->type == ABI_TYPE_F32 &&
            node->nb[0] == sizeof(float) && q->ne[0] == k->ne[0] && k->ne[1] == v->ne[1] && k->ne[2] == v->ne[2] &&
            q->ne[2] % k->ne[2] == 0 && q->ne[3] == k->ne[3] && q->ne[3] == v->ne[3] &&
-           mask_fits(node->src[3], q, k) && (sinks == NULL || sinks->type == ABI_TYPE_F32);
+           kvp_mask_fits(node->src[3], q, k) && (sinks == NULL || sinks->type == ABI_TYPE_F32);
 }
 
 /* Learns head_dim from the node. While llama.cpp only estimates memory there are no cells to bind yet. */
@@ -108,7 +114,7 @@ static void select_stream(kvant_attention_args *args, const abi_tensor *node, ui
     args->q = (const float *)((const char *)q->data + i * q->nb[3]);
     args->out = (float *)((char *)node->data + i * node->nb[3]);
     if (mask != NULL) {
-        args->mask = (const uint16_t *)((const char *)mask->data + (mask->ne[3] > 1 ? i * mask->nb[3] : 0));
+        args->mask = kvp_mask_of_stream(mask, i);
         args->mask_token_stride = mask->nb[1] / sizeof(uint16_t);
     }
 }

@@ -1,8 +1,11 @@
 /* plugin.c - the entry point of libggml-kvant.so: ggml calls ggml_backend_init once and gets a registry
- * entry with one device, or NULL after a message that says why not. */
+ * entry with one device, or NULL after a message that says why not. Which device is the user's choice (KVANT_ACCEL): llama.cpp
+ * gives its cache to every GPU-type device it finds, so KVANT_ACCEL must not have KVANT beside it. */
 #include <string.h>
 
+#include "accel.h"
 #include "attributes.h"
+#include "backend.h"
 #include "buffer.h"
 #include "device.h"
 #include "ggml_api.h"
@@ -12,7 +15,7 @@
 KVP_EXPORT abi_reg *ggml_backend_init(void);
 
 static abi_reg reg;
-static abi_device *reg_device;
+static abi_device *reg_device, *accel_device;
 
 static const char *reg_get_name(abi_reg *self)
 {
@@ -32,7 +35,8 @@ static abi_device *reg_get_device(abi_reg *self, size_t index)
     return index == 0 ? reg_device : NULL;
 }
 
-/* Functions beyond ggml's tables. kvant_kv_memory is our own: size_t (*)(size_t *reserved). */
+/* What is beyond ggml's tables. Our own are kvant_kv_memory, size_t (*)(size_t *reserved), and kvant_accel_device, the device
+ * KVANT_ACCEL for programs that register it themselves beside KVANT. */
 static void *reg_get_proc_address(abi_reg *self, const char *name)
 {
     void (*set_n_threads)(abi_backend *, int) = kvp_backend_set_n_threads;
@@ -44,6 +48,8 @@ static void *reg_get_proc_address(abi_reg *self, const char *name)
         memcpy(&address, &set_n_threads, sizeof(address));
     else if (strcmp(name, "kvant_kv_memory") == 0)
         memcpy(&address, &kv_memory, sizeof(address));
+    else if (strcmp(name, "kvant_accel_device") == 0)
+        address = accel_device;
     return address;
 }
 
@@ -51,10 +57,11 @@ abi_reg *ggml_backend_init(void)
 {
     char err[768] = "";
     kvp_settings settings;
+    bool accel;
 
     if (!kvp_ggml_load(KVP_RETURN_ADDRESS()))
         return NULL;
-    if (!kvp_settings_read(&settings, err, sizeof(err))) {
+    if (!kvp_settings_read(&settings, err, sizeof(err)) || !kvp_settings_read_accel(&accel, err, sizeof(err))) {
         kvp_error("%s", err);
         return NULL;
     }
@@ -62,6 +69,9 @@ abi_reg *ggml_backend_init(void)
     kvp_note("ggml %s, back-end API %d; keys %s, values %s", kvp_api.version, kvp_api.api,
              settings.spec[KVANT_ROLE_K], settings.spec[KVANT_ROLE_V]);
     reg_device = kvp_device_setup(kvp_api.api, &reg);
+    accel_device = kvp_accel_setup(&reg);
+    if (accel)
+        reg_device = accel_device;
     reg = (abi_reg){
         .api_version = kvp_api.api,
         .iface = { .get_name = reg_get_name,

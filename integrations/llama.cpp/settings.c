@@ -172,3 +172,12 @@ bool kvp_settings_read(kvp_settings *settings, char *err, size_t errlen)
     return read_calibration(settings, err, errlen) && read_specs(settings, err, errlen) &&
            check_once(settings, err, errlen);
 }
+
+bool kvp_settings_read_accel(bool *accel, char *err, size_t errlen)
+{
+    uint64_t value;
+    bool ok = read_number("KVANT_ACCEL", 0, 1, 0, &value, err, errlen);
+
+    *accel = ok && value != 0;
+    return ok;
+}

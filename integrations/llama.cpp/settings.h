@@ -8,6 +8,7 @@
  *   KVANT_SEED            seed of signs and rotations                        default 0
  *   KVANT_HEAD_DIM        head_dim of the model, 1 to 512                    default: learnt from the graph
  *   KVANT_CPU             CPU level: auto, c, avx2, avx512, avx512vnni     default auto
+ *   KVANT_ACCEL           1: the device is KVANT_ACCEL, which leaves the cache as it is    default 0
  *   KVANT_VERBOSE         1 prints what is created                           default 0
  *
  * They are read when the plug-in is loaded and again whenever a KV cache is sized, so that one process may
@@ -38,5 +39,8 @@ typedef struct kvp_settings {
 /* Reads and checks the environment. On failure err holds one line that names the variable, what is wrong
  * and what is valid, and *settings is unspecified. */
 bool kvp_settings_read(kvp_settings *settings, char *err, size_t errlen);
+
+/* KVANT_ACCEL alone, for every context anew. *accel is false on failure. */
+bool kvp_settings_read_accel(bool *accel, char *err, size_t errlen);
 
 #endif /* KVP_SETTINGS_H */

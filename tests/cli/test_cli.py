@@ -262,6 +262,26 @@ class Exec(unittest.TestCase):
         arguments, _ = self.arguments(LLAMA_ARG_N_GPU_LAYERS="10")
         self.assertEqual(arguments, ["--device", "KVANT", "-fa", "on"])
 
+    def test_accel_leaves_the_cache_alone(self):
+        env = self.environment("--accel", KVANT_K="nonsense", KVANT_PROTECT="2")
+        self.assertEqual(env["KVANT_ACCEL"], "1")
+        self.assertTrue(pathlib.Path(env["GGML_BACKEND_PATH"]).samefile(PLUGIN))
+        self.assertFalse({"KVANT_K", "KVANT_V", "KVANT_PROTECT"} & set(env))
+        self.assertNotIn("KVANT_ACCEL", self.environment(KVANT_ACCEL="1"))
+
+    def test_accel_adds_its_own_flags(self):
+        done = run("exec", "--accel", "--", self.server, "-ctk", "q8_0", "-ctv", "q8_0")
+        self.assertEqual(done.stdout.split(), "-ctk q8_0 -ctv q8_0 -fa on -ot none=CPU".split())
+        done = run("exec", "--accel", "--", self.server, "-fa", "auto", LLAMA_ARG_OVERRIDE_TENSOR="x=CPU")
+        self.assertEqual(done.stdout.split(), ["-fa", "auto"])
+
+    def test_accel_has_no_codecs(self):
+        for options in (["-k", "int-8"], ["-v", "int-8"], ["--protect", "2"], ["--calibration", "x"]):
+            done = run("exec", "--accel", *options, "--", self.server)
+            self.assertEqual((done.returncode, done.stdout), (USAGE, ""), options)
+            self.assertIn("--accel", done.stderr)
+            self.assertIn("hint:", done.stderr)
+
     def test_another_device_is_pointed_out(self):
         arguments, stderr = self.arguments("--device", "CUDA0")
         self.assertEqual(arguments, ["--device", "CUDA0", "-ngl", "99", "-fa", "on"])

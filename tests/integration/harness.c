@@ -89,6 +89,24 @@ const struct llama_vocab *harness_vocab(void)
     return llama_model_get_vocab(models[0]);
 }
 
+ggml_backend_dev_t harness_add_accel(void)
+{
+    ggml_backend_dev_t device = ggml_backend_reg_get_proc_address(plugin, "kvant_accel_device");
+
+    assert_non_null(device);
+    ggml_backend_device_register(device);
+    return device;
+}
+
+static enum ggml_type type_of(const char *name)
+{
+    for (int i = 0; i < GGML_TYPE_COUNT; i++) /* numbers of removed types have no name */
+        if (ggml_type_name((enum ggml_type)i) != NULL && strcmp(ggml_type_name((enum ggml_type)i), name) == 0)
+            return (enum ggml_type)i;
+    fail_msg("no type %s", name);
+    return GGML_TYPE_F32;
+}
+
 struct llama_context *harness_context(const harness_options *options)
 {
     struct llama_context_params params = llama_context_default_params();
@@ -109,6 +127,9 @@ struct llama_context *harness_context(const harness_options *options)
         params.flash_attn_type = LLAMA_FLASH_ATTN_TYPE_DISABLED;
         params.type_k = params.type_v = GGML_TYPE_F32;
     }
+    if (options->type != NULL)
+        params.type_k = params.type_v = type_of(options->type);
+    setenv("KVANT_ACCEL", options->accel ? "1" : "0", 1);
     context = llama_init_from_model(models[options->spec != NULL], params);
     assert_non_null(context);
     return context;

@@ -16,6 +16,8 @@
 
 typedef struct harness_options {
     const char *spec; /* codec of keys and values, or NULL for llama.cpp's own cache */
+    const char *type; /* spec NULL: of llama.cpp's own cache, "q8_0" and the like; NULL: f16 */
+    bool accel;       /* spec NULL: attention by KVANT_ACCEL; wants harness_add_accel */
     bool exact;       /* spec NULL: cache and attention all in f32, instead of f16 with flash attention */
     uint32_t n_ctx;
     uint32_t n_seq; /* 0 means 1 */
@@ -28,6 +30,9 @@ int harness_start(void **state);
 /* The same without the model. */
 int harness_load_plugin(void **state);
 int harness_stop(void **state);
+
+/* Makes llama.cpp know KVANT_ACCEL beside KVANT; returns it. Once a process. */
+ggml_backend_dev_t harness_add_accel(void);
 
 ggml_backend_reg_t harness_plugin(void);
 const struct llama_vocab *harness_vocab(void);

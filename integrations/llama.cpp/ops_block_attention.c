@@ -1,0 +1,101 @@
+/* ops_block_attention.c - FLASH_ATTN_EXT with keys and values in ggml's own formats, in host memory.
+ *
+ * Shapes are those of ops_attention.c; k and v are any strided view whose rows (the channels of a token and head) are whole.
+ * What is declined here - other types, head dimensions that are no multiple of the format's block, a mask for each head -
+ * the CPU back end computes as ever. */
+#include <kvant/block_attention.h>
+
+#include <string.h>
+
+#include "ggml_api.h"
+#include "log.h"
+#include "ops.h"
+
+/* The library states formats with ggml's numbers; this is where they meet. */
+static bool rows_supported(const abi_tensor *view)
+{
+    return view->ne[0] > 0 && view->ne[0] <= KVANT_BLOCK_MAX_HEAD_DIM &&
+           kvant_block_row_bytes((kvant_block_type)view->type, (uint32_t)view->ne[0]) != 0 &&
+           view->ne[1] <= UINT32_MAX;
+}
+
+static bool floats_in_rows(const abi_tensor *tensor)
+{
+    return tensor->type == ABI_TYPE_F32 && tensor->nb[0] == sizeof(float) && tensor->nb[1] % sizeof(float) == 0 &&
+           tensor->nb[2] % sizeof(float) == 0 && tensor->ne[1] <= UINT32_MAX && tensor->ne[2] <= UINT32_MAX;
+}
+
+bool kvp_block_attention_supported(const abi_tensor *node)
+{
+    const abi_tensor *q = node->src[0], *k = node->src[1], *v = node->src[2], *sinks = node->src[4];
+
+    return q != NULL && k != NULL && v != NULL && floats_in_rows(q) && floats_in_rows(node) && rows_supported(k) &&
+           rows_supported(v) && q->ne[0] == k->ne[0] && k->ne[1] == v->ne[1] && k->ne[2] == v->ne[2] &&
+           k->ne[2] > 0 && q->ne[2] % k->ne[2] == 0 && q->ne[3] == k->ne[3] && q->ne[3] == v->ne[3] &&
+           kvp_mask_fits(node->src[3], q, k) && (sinks == NULL || sinks->type == ABI_TYPE_F32);
+}
+
+/* Stream s of a view. */
+static kvant_block_rows rows_of(const abi_tensor *view, int64_t s)
+{
+    size_t offset = (size_t)s * view->nb[3];
+
+    return (kvant_block_rows){ .type = (kvant_block_type)view->type,
+                               .head_dim = (uint32_t)view->ne[0],
+                               .data = (const char *)view->data + offset,
+                               .bytes = kvp_api.nbytes(view) - offset,
+                               .token_stride = view->nb[1],
+                               .head_stride = view->nb[2] };
+}
+
+static kvant_block_attention_args attention_args(const kvp_compute *compute, const abi_tensor *node, int64_t s)
+{
+    const abi_tensor *q = node->src[0], *k = node->src[1], *mask = node->src[3], *sinks = node->src[4];
+    float parameters[3]; /* scale, max_bias, logit_softcap */
+    size_t i = (size_t)s;
+
+    memcpy(parameters, node->op_params, sizeof(parameters));
+    return (kvant_block_attention_args){
+        .size = sizeof(kvant_block_attention_args),
+        .k = rows_of(k, s),
+        .v = rows_of(node->src[2], s),
+        .n_kv_heads = (uint32_t)k->ne[2],
+        .n_cells = (uint32_t)k->ne[1],
+        .n_tokens = (uint32_t)q->ne[1],
+        .n_heads = (uint32_t)q->ne[2],
+        .q = (const float *)(const void *)((const char *)q->data + i * q->nb[3]),
+        .q_token_stride = q->nb[1] / sizeof(float),
+        .q_head_stride = q->nb[2] / sizeof(float),
+        .mask = mask != NULL ? kvp_mask_of_stream(mask, i) : NULL,
+        .mask_token_stride = mask != NULL ? mask->nb[1] / sizeof(uint16_t) : 0,
+        .sinks = sinks != NULL ? sinks->data : NULL,
+        .scale = parameters[0],
+        .max_bias = parameters[1],
+        .logit_softcap = parameters[2],
+        .out = (float *)(void *)((char *)node->data + i * node->nb[3]),
+        .out_token_stride = node->nb[2] / sizeof(float),
+        .out_head_stride = node->nb[1] / sizeof(float),
+        .n_threads = compute->n_threads,
+    };
+}
+
+int32_t kvp_block_attention(kvp_compute *compute, abi_tensor *node)
+{
+    for (int64_t s = 0; s < node->src[0]->ne[3]; s++) {
+        kvant_block_attention_args args = attention_args(compute, node, s);
+        size_t bytes = kvant_block_attention_workspace(&args);
+        void *workspace = kvp_compute_workspace(compute, bytes);
+        kvant_status status;
+
+        if (bytes != 0 && workspace == NULL) {
+            kvp_error("%s: no %zu bytes of workspace for attention", node->name, bytes);
+            return ABI_STATUS_ALLOC_FAILED;
+        }
+        status = kvant_block_attention(&args, workspace, compute->workspace_bytes);
+        if (status != KVANT_OK) {
+            kvp_error("%s: attention failed: %s", node->name, kvant_strerror(status));
+            return ABI_STATUS_FAILED;
+        }
+    }
+    return ABI_STATUS_SUCCESS;
+}

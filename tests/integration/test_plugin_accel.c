@@ -1,0 +1,488 @@
+/* test_plugin_accel.c - the KVANT_ACCEL device: attention on llama.cpp's own cache against the CPU back end's, operation by
+ * operation and in the model. */
+#define _POSIX_C_SOURCE 200809L /* setenv */
+
+#include <setjmp.h>
+#include <stdarg.h>
+#include <stddef.h>
+
+#include <cmocka.h>
+
+#include <math.h>
+#include <stdlib.h>
+#include <string.h>
+
+#include "ggml.h"
+#include "harness.h"
+
+static ggml_backend_dev_t accel;
+
+static const enum ggml_type types[] = { GGML_TYPE_F32,  GGML_TYPE_F16,  GGML_TYPE_BF16,
+                                        GGML_TYPE_Q4_0, GGML_TYPE_Q4_1, GGML_TYPE_Q5_0,
+                                        GGML_TYPE_Q5_1, GGML_TYPE_Q8_0, GGML_TYPE_IQ4_NL };
+enum { N_TYPES = sizeof(types) / sizeof(types[0]) };
+
+struct attention_case {
+    int heads, kv_heads, k_dim, v_dim, cells, tokens, streams;
+    bool mask, sinks;
+    float softcap, max_bias;
+};
+
+/* The tensors of a case, in memory of its own, and the operation on views as llama.cpp makes them: heads of a token side by
+ * side. */
+struct operation {
+    struct ggml_context *context;
+    struct ggml_tensor *q, *k, *v, *mask, *sinks, *node;
+};
+
+static uint64_t random_state;
+
+/* Uniform in -1 .. 1; splitmix64. */
+static float random_number(void)
+{
+    uint64_t z = (random_state += 0x9e3779b97f4a7c15u);
+
+    z = (z ^ (z >> 30)) * 0xbf58476d1ce4e5b9u;
+    z = (z ^ (z >> 27)) * 0x94d049bb133111ebu;
+    return (float)((double)((z ^ (z >> 31)) >> 11) / 4503599627370496.0 - 1.0);
+}
+
+static void fill(struct ggml_tensor *tensor)
+{
+    int64_t n = ggml_nelements(tensor);
+    float *x = malloc((size_t)n * sizeof(*x));
+
+    assert_non_null(x);
+    for (int64_t i = 0; i < n; i++)
+        x[i] = 2 * random_number();
+    if (tensor->type == GGML_TYPE_F32)
+        memcpy(tensor->data, x, (size_t)n * sizeof(*x));
+    else
+        ggml_quantize_chunk(tensor->type, x, tensor->data, 0, n / tensor->ne[0], tensor->ne[0], NULL);
+    free(x);
+}
+
+/* Half of the cells are hidden, and all of them from the first of several tokens of a stream. */
+static void fill_mask(const struct attention_case *c, struct ggml_tensor *mask)
+{
+    ggml_fp16_t *half = mask->data;
+
+    for (int i = 0; i < c->tokens * c->streams; i++)
+        for (int j = 0; j < c->cells; j++) {
+            bool hidden = (c->tokens > 1 && i % c->tokens == 0) || random_number() < 0;
+            half[(size_t)i * c->cells + j] = ggml_fp32_to_fp16(hidden ? -INFINITY : -fabsf(8 * random_number()));
+        }
+}
+
+static struct operation make_operation(const struct attention_case *c, enum ggml_type k_type, enum ggml_type v_type)
+{
+    struct ggml_init_params params = { .mem_size = 64u << 20 };
+    struct operation o = { .context = ggml_init(params) };
+    struct ggml_context *x = o.context;
+
+    o.q = ggml_new_tensor_4d(x, GGML_TYPE_F32, c->k_dim, c->heads, c->tokens, c->streams);
+    o.k = ggml_new_tensor_4d(x, k_type, c->k_dim, c->kv_heads, c->cells, c->streams);
+    o.v = ggml_new_tensor_4d(x, v_type, c->v_dim, c->kv_heads, c->cells, c->streams);
+    fill(o.q);
+    fill(o.k);
+    fill(o.v);
+    if (c->mask) {
+        o.mask = ggml_new_tensor_4d(x, GGML_TYPE_F16, c->cells, c->tokens, 1, c->streams);
+        fill_mask(c, o.mask);
+    }
+    o.node = ggml_flash_attn_ext(x, ggml_permute(x, o.q, 0, 2, 1, 3), ggml_permute(x, o.k, 0, 2, 1, 3),
+                                 ggml_permute(x, o.v, 0, 2, 1, 3), o.mask, 1 / sqrtf((float)c->k_dim), c->max_bias,
+                                 c->softcap);
+    if (c->sinks) {
+        o.sinks = ggml_new_tensor_1d(x, GGML_TYPE_F32, c->heads);
+        fill(o.sinks);
+        ggml_flash_attn_ext_add_sinks(o.node, o.sinks);
+    }
+    return o;
+}
+
+static void compute(ggml_backend_dev_t device, struct operation *o)
+{
+    ggml_backend_t backend = ggml_backend_dev_init(device, NULL);
+    struct ggml_cgraph *graph = ggml_new_graph(o->context);
+
+    assert_non_null(backend);
+    ggml_build_forward_expand(graph, o->node);
+    memset(o->node->data, 0xff, ggml_nbytes(o->node));
+    assert_int_equal(ggml_backend_graph_compute(backend, graph), GGML_STATUS_SUCCESS);
+    ggml_backend_free(backend);
+}
+
+/* ggml's own decoding of row (cell, head, stream). */
+static void decode(const struct ggml_tensor *t, int cell, int head, int stream, float *x)
+{
+    const char *row = (const char *)t->data + stream * t->nb[3] + cell * t->nb[2] + head * t->nb[1];
+
+    if (t->type == GGML_TYPE_F32)
+        memcpy(x, row, (size_t)t->ne[0] * sizeof(*x));
+    else
+        ggml_get_type_traits(t->type)->to_float(row, x, t->ne[0]);
+}
+
+static double slope(const struct attention_case *c, int head)
+{
+    int n = 1;
+
+    while (2 * n <= c->heads)
+        n *= 2;
+    if (c->max_bias <= 0)
+        return 1;
+    return head < n ? exp2(-c->max_bias * (head + 1) / n) : exp2(-c->max_bias * (2 * (head - n) + 1) / (2.0 * n));
+}
+
+static double score(const struct attention_case *c, const struct operation *o, const float *q, int head, int token,
+                    int stream, int cell, double scale)
+{
+    float k[512];
+    double s = 0;
+
+    decode(o->k, cell, head / (c->heads / c->kv_heads), stream, k);
+    for (int i = 0; i < c->k_dim; i++)
+        s += (double)q[i] * k[i];
+    s *= scale;
+    if (c->softcap > 0)
+        s = c->softcap * tanh(s / c->softcap);
+    if (o->mask != NULL) {
+        const ggml_fp16_t *mask = o->mask->data;
+        s += slope(c, head) * ggml_fp16_to_fp32(mask[((size_t)stream * c->tokens + token) * c->cells + cell]);
+    }
+    return s;
+}
+
+/* Attention of one query in double precision. */
+static void exact_row(const struct attention_case *c, const struct operation *o, int head, int token, int stream,
+                      double *out)
+{
+    const float *q =
+        (const float *)o->q->data + (((size_t)stream * c->tokens + token) * c->heads + head) * c->k_dim;
+    double *s = malloc((size_t)c->cells * sizeof(*s)), max = -INFINITY, total = 0;
+    float v[512];
+
+    for (int j = 0; j < c->cells; j++) {
+        s[j] = score(c, o, q, head, token, stream, j, 1 / sqrtf((float)c->k_dim));
+        max = fmax(max, s[j]);
+    }
+    if (o->sinks != NULL)
+        max = fmax(max, ((const float *)o->sinks->data)[head]);
+    memset(out, 0, (size_t)c->v_dim * sizeof(*out));
+    for (int j = 0; j < c->cells; j++) {
+        double w = max == -INFINITY ? 0 : exp(s[j] - max);
+        decode(o->v, j, head / (c->heads / c->kv_heads), stream, v);
+        total += w;
+        for (int i = 0; w > 0 && i < c->v_dim; i++)
+            out[i] += w * v[i];
+    }
+    if (o->sinks != NULL)
+        total += exp(((const float *)o->sinks->data)[head] - max);
+    for (int i = 0; i < c->v_dim; i++)
+        out[i] = total > 0 ? out[i] / total : 0;
+    free(s);
+}
+
+static double *exact_output(const struct attention_case *c, const struct operation *o)
+{
+    double *out = malloc((size_t)ggml_nelements(o->node) * sizeof(*out));
+
+    assert_non_null(out);
+    for (int s = 0; s < c->streams; s++)
+        for (int t = 0; t < c->tokens; t++)
+            for (int h = 0; h < c->heads; h++)
+                exact_row(c, o, h, t, s, out + (((size_t)s * c->tokens + t) * c->heads + h) * (size_t)c->v_dim);
+    return out;
+}
+
+/* The root mean square of the difference; NaNs of nodes that were not computed make it NaN, which no bound takes. */
+static double distance(const struct operation *o, const double *exact)
+{
+    const float *x = o->node->data;
+    int64_t n = ggml_nelements(o->node);
+    double sum = 0;
+
+    for (int64_t i = 0; i < n; i++)
+        sum += (x[i] - exact[i]) * (x[i] - exact[i]);
+    return sqrt(sum / (double)n);
+}
+
+/* ggml rounds queries to 8 bits, or to fp16, and sums f16 values in fp16, on top of binary32's own roundings, which are ours,
+ * too; with f32 these are all there are on either side, in another order, so there the distance is bounded by itself: scores
+ * have k_dim roundings, sums as many as cells, softmax below 2^-19 (kernels.h), and no output exceeds 2. */
+static void check_case(const struct attention_case *c, enum ggml_type k_type, enum ggml_type v_type)
+{
+    struct operation o = make_operation(c, k_type, v_type);
+    double *exact = exact_output(c, &o), ours, stock,
+           own_roundings = 2 * ((c->k_dim * 16 + c->cells) * 0x1p-24 + 0x1p-19);
+
+    setenv("KVANT_ACCEL", "1", 1);
+    assert_true(ggml_backend_dev_supports_op(accel, o.node));
+    compute(accel, &o);
+    ours = distance(&o, exact);
+    compute(ggml_backend_dev_by_type(GGML_BACKEND_DEVICE_TYPE_CPU), &o);
+    stock = distance(&o, exact);
+    print_message("%s/%s, head_dim %d, %d tokens: distance to exact %.2g, stock %.2g\n", ggml_type_name(k_type),
+                  ggml_type_name(v_type), c->k_dim, c->tokens, ours, stock);
+    assert_true(ours <= own_roundings);
+    assert_true(ours <= stock || k_type == GGML_TYPE_F32);
+    free(exact);
+    ggml_free(o.context);
+}
+
+static void attention_is_nearer_to_exact_than_stock(void **state)
+{
+    static const struct attention_case cases[] = {
+        { .heads = 9,
+          .kv_heads = 3,
+          .k_dim = 64,
+          .v_dim = 64,
+          .cells = 300,
+          .tokens = 1,
+          .streams = 1,
+          .mask = true },
+        { .heads = 9,
+          .kv_heads = 3,
+          .k_dim = 64,
+          .v_dim = 64,
+          .cells = 257,
+          .tokens = 33,
+          .streams = 1,
+          .mask = true },
+        { .heads = 14,
+          .kv_heads = 2,
+          .k_dim = 128,
+          .v_dim = 64,
+          .cells = 1100,
+          .tokens = 2,
+          .streams = 2,
+          .mask = true,
+          .sinks = true },
+        { .heads = 6,
+          .kv_heads = 6,
+          .k_dim = 96,
+          .v_dim = 96,
+          .cells = 70,
+          .tokens = 5,
+          .streams = 1,
+          .mask = true,
+          .softcap = 5,
+          .max_bias = 8 },
+        { .heads = 4, .kv_heads = 1, .k_dim = 256, .v_dim = 256, .cells = 63, .tokens = 1, .streams = 1 },
+    };
+
+    (void)state;
+    random_state = 7;
+    for (size_t i = 0; i < sizeof(cases) / sizeof(cases[0]); i++) {
+        for (int t = 0; t < N_TYPES; t++)
+            check_case(&cases[i], types[t], types[t]);
+        check_case(&cases[i], GGML_TYPE_Q8_0, GGML_TYPE_Q4_0);
+    }
+}
+
+/* Whatever is not attention on known rows is the CPU's. */
+static void other_operations_are_declined(void **state)
+{
+    const struct attention_case odd = {
+        .heads = 2, .kv_heads = 2, .k_dim = 40, .v_dim = 40, .cells = 64, .tokens = 1, .streams = 1
+    };
+    struct operation o = make_operation(&odd, GGML_TYPE_F16, GGML_TYPE_F16);
+    struct ggml_tensor *wide = ggml_new_tensor_4d(o.context, GGML_TYPE_F16, 576, 64, 2, 1);
+    struct ggml_tensor *wide_q = ggml_new_tensor_4d(o.context, GGML_TYPE_F32, 576, 1, 2, 1);
+    struct ggml_tensor *mxfp4 = ggml_new_tensor_4d(o.context, GGML_TYPE_MXFP4, 64, 64, 2, 1);
+    struct ggml_tensor *q = ggml_new_tensor_4d(o.context, GGML_TYPE_F32, 64, 1, 2, 1);
+
+    (void)state;
+    assert_int_equal(ggml_backend_dev_type(accel), GGML_BACKEND_DEVICE_TYPE_ACCEL);
+    assert_string_equal(ggml_backend_dev_name(accel), "KVANT_ACCEL");
+    assert_ptr_equal(ggml_backend_dev_buffer_type(accel), ggml_backend_cpu_buffer_type());
+    assert_true(ggml_backend_dev_supports_buft(accel, ggml_backend_cpu_buffer_type()));
+    assert_false(ggml_backend_dev_supports_buft(
+        accel, ggml_backend_dev_buffer_type(ggml_backend_reg_dev_get(harness_plugin(), 0))));
+    assert_false(ggml_backend_dev_supports_op(accel, o.node));
+    assert_false(
+        ggml_backend_dev_supports_op(accel, ggml_flash_attn_ext(o.context, wide_q, wide, wide, NULL, 1, 0, 0)));
+    assert_false(
+        ggml_backend_dev_supports_op(accel, ggml_flash_attn_ext(o.context, q, mxfp4, mxfp4, NULL, 1, 0, 0)));
+    assert_false(ggml_backend_dev_supports_op(accel, ggml_mul_mat(o.context, o.q, o.q)));
+    assert_false(ggml_backend_dev_supports_op(accel, ggml_add(o.context, o.q, o.q)));
+    ggml_free(o.context);
+}
+
+/* Models */
+
+#define N_PROMPT 160
+
+static float *prompt_logits(const harness_options *options)
+{
+    size_t bytes = (size_t)N_PROMPT * (size_t)llama_vocab_n_tokens(harness_vocab()) * sizeof(float);
+    struct llama_context *context = harness_context(options);
+    llama_token tokens[N_PROMPT];
+    float *logits = malloc(bytes);
+
+    assert_non_null(logits);
+    harness_tokens(tokens, N_PROMPT);
+    harness_decode(context, tokens, N_PROMPT, 0, 0, true);
+    memcpy(logits, llama_get_logits(context), bytes);
+    llama_free(context);
+    return logits;
+}
+
+/* The mean over tokens of the squared distance of logits to exact ones. */
+static double token_error(const float *x, const float *exact, int token)
+{
+    size_t n = (size_t)llama_vocab_n_tokens(harness_vocab());
+    double rms = harness_rms_difference(x + (size_t)token * n, exact + (size_t)token * n, n);
+
+    return rms * rms;
+}
+
+/* Of a type, both sides round keys and values; stock also rounds queries and sums. Against a cache and attention in f32 the
+ * device is therefore expected to be no further away than stock: its mean squared error may exceed stock's by no more than 3
+ * standard errors of the difference, taken token by token. (The operation itself is checked above, ten thousand times as
+ * finely: this model multiplies a rounding by several hundred, because its activations are quantised to 8 bits.) */
+static void check_logits(const char *type, const float *exact, const float *stock, const float *ours)
+{
+    double a = 0, b = 0, squares = 0, error;
+
+    for (int t = 0; t < N_PROMPT; t++) {
+        double ea = token_error(ours, exact, t), eb = token_error(stock, exact, t);
+        a += ea / N_PROMPT;
+        b += eb / N_PROMPT;
+        squares += (ea - eb) * (ea - eb) / N_PROMPT;
+    }
+    error = sqrt((squares - (a - b) * (a - b)) / (N_PROMPT - 1));
+    print_message("%s: distance of logits to f32 (rms) %.4f, stock's %.4f; mean squares differ by %.5f +- %.5f\n",
+                  type, sqrt(a), sqrt(b), a - b, error);
+    assert_true(a - b <= 3 * error);
+}
+
+static void logits_are_no_further_from_f32_than_stocks(void **state)
+{
+    static const char *const names[] = { "f16", "q8_0", "q4_0" };
+    float *exact = prompt_logits(&(harness_options){ .exact = true, .n_ctx = 512 });
+    size_t bytes = (size_t)N_PROMPT * (size_t)llama_vocab_n_tokens(harness_vocab()) * sizeof(float);
+
+    (void)state;
+    for (size_t i = 0; i < sizeof(names) / sizeof(names[0]); i++) {
+        float *stock = prompt_logits(&(harness_options){ .type = names[i], .n_ctx = 512 });
+        float *ours = prompt_logits(&(harness_options){ .type = names[i], .accel = true, .n_ctx = 512 });
+        assert_memory_not_equal(stock, ours, bytes); /* the device did take part */
+        check_logits(names[i], exact, stock, ours);
+        free(stock);
+        free(ours);
+    }
+    free(exact);
+}
+
+/* In a context that does not want the device stock computes, bit by bit what it computes before the device exists. */
+static float *before;
+
+static void unwanted_instances_change_nothing(void **state)
+{
+    float *after = prompt_logits(&(harness_options){ .type = "q8_0", .n_ctx = 512 });
+
+    (void)state;
+    assert_memory_equal(before, after,
+                        (size_t)N_PROMPT * (size_t)llama_vocab_n_tokens(harness_vocab()) * sizeof(float));
+    free(after);
+}
+
+static const char counting[] = "<|im_start|>user\nCount from 1 to 60, one number a line.<|im_end|>\n"
+                               "<|im_start|>assistant\n1\n2\n3\n4\n5\n6\n7\n8\n";
+#define N_GREEDY 48
+
+/* The text of stock, token by token: a text that the model is sure of. */
+static void greedy_text_is_the_stock_text(void **state)
+{
+    const harness_options options[2] = { { .type = "q8_0", .n_ctx = 512 },
+                                         { .type = "q8_0", .accel = true, .n_ctx = 512 } };
+    llama_token prompt[256];
+    int n = llama_tokenize(harness_vocab(), counting, (int32_t)strlen(counting), prompt, 256, true, true);
+    struct llama_context *contexts[2];
+
+    (void)state;
+    for (int i = 0; i < 2; i++) {
+        contexts[i] = harness_context(&options[i]);
+        harness_decode(contexts[i], prompt, n, 0, 0, false);
+    }
+    for (int k = 0; k < N_GREEDY; k++) {
+        llama_token chosen[2];
+        for (int i = 0; i < 2; i++)
+            chosen[i] = harness_argmax(llama_get_logits_ith(contexts[i], -1));
+        assert_int_equal(chosen[0], chosen[1]);
+        for (int i = 0; i < 2; i++)
+            harness_decode(contexts[i], &chosen[0], 1, n + k, 0, false);
+    }
+    llama_free(contexts[0]);
+    llama_free(contexts[1]);
+}
+
+static uint8_t *save(struct llama_context *context, size_t *bytes)
+{
+    uint8_t *data;
+
+    *bytes = llama_state_seq_get_size(context, 0);
+    data = malloc(*bytes);
+    assert_non_null(data);
+    assert_int_equal(llama_state_seq_get_data(context, data, *bytes, 0), *bytes);
+    return data;
+}
+
+/* A state goes from stock to the device and back, byte by byte, and the next token is chosen from it by either. */
+static void states_are_stock_states(void **state)
+{
+    struct llama_context *contexts[2];
+    llama_token tokens[100];
+    uint8_t *from_stock, *from_accel;
+    size_t bytes, accel_bytes;
+
+    (void)state;
+    harness_tokens(tokens, 100);
+    for (int i = 0; i < 2; i++)
+        contexts[i] = harness_context(&(harness_options){ .type = "q4_0", .accel = i == 1, .n_ctx = 256 });
+    harness_decode(contexts[0], tokens, 99, 0, 0, false);
+    from_stock = save(contexts[0], &bytes);
+    assert_int_equal(llama_state_seq_set_data(contexts[1], from_stock, bytes, 0), bytes);
+    from_accel = save(contexts[1], &accel_bytes);
+    assert_int_equal(bytes, accel_bytes);
+    assert_memory_equal(from_stock, from_accel, bytes);
+    for (int i = 0; i < 2; i++)
+        harness_decode(contexts[i], tokens + 99, 1, 99, 0, false);
+    assert_int_equal(harness_argmax(llama_get_logits_ith(contexts[0], -1)),
+                     harness_argmax(llama_get_logits_ith(contexts[1], -1)));
+    free(from_stock);
+    free(from_accel);
+    llama_free(contexts[0]);
+    llama_free(contexts[1]);
+}
+
+static int start(void **state)
+{
+    if (harness_start(state) != 0)
+        return -1;
+    before = prompt_logits(&(harness_options){ .type = "q8_0", .n_ctx = 512 });
+    accel = harness_add_accel();
+    return 0;
+}
+
+static int stop(void **state)
+{
+    free(before);
+    return harness_stop(state);
+}
+
+int main(void)
+{
+    const struct CMUnitTest tests[] = {
+        cmocka_unit_test(other_operations_are_declined),
+        cmocka_unit_test(attention_is_nearer_to_exact_than_stock),
+        cmocka_unit_test(logits_are_no_further_from_f32_than_stocks),
+        cmocka_unit_test(unwanted_instances_change_nothing),
+        cmocka_unit_test(greedy_text_is_the_stock_text),
+        cmocka_unit_test(states_are_stock_states),
+    };
+
+    return cmocka_run_group_tests(tests, start, stop);
+}
