@@ -4,7 +4,7 @@
 #include <string.h>
 
 #define TILE_ROWS 8u  /* from here a tile of codes costs less than looking codes up for every few rows */
-#define BAND_ROWS 24u /* from here a tile of numbers does, where codes have several bands */
+#define BAND_ROWS 24u /* from here a tile of numbers does, where codes have several bands or are those of chunks */
 #define MAX_ROW_TILES (KVANT_MAX_HEAD_DIM / KVANT_TILE)
 
 static size_t dot_stride(const kvant_attention_plan *plan)
@@ -20,7 +20,8 @@ static kvant_code_dots_fn *dots_for(const kvant_kernels *kernels, uint32_t n_row
 
 bool kvant_attention_codes_suit(const kvant_attention_plan *plan, const kvant_codec *codec)
 {
-    return codec->code_lines && (kvant_attention_rows(plan) < BAND_ROWS || codec->code_table.n_bands == 1);
+    bool one_tile = codec->code_table.n_bands == 1 && !codec->numbers;
+    return codec->code_lines && (one_tile || kvant_attention_rows(plan) < BAND_ROWS);
 }
 
 static uint32_t row_bands(const kvant_code_table *table)

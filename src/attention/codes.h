@@ -31,8 +31,8 @@ typedef struct kvant_attention_codes {
     int32_t *dots; /* n_rows x 64 or v_dim, in whole blocks of 64 */
 } kvant_attention_codes;
 
-/* Whether pages of a codec are multiplied as codes. With many query rows those of several bands are not: their products take a pass
- * over sums or roundings for every band and row, a tile of numbers one unpacking for all rows. */
+/* Whether pages of a codec are multiplied as codes. With many query rows those of several bands and of chunks are not: their
+ * products take a pass over sums, roundings or looking codes up for every few rows, a tile of numbers one unpacking for all. */
 bool kvant_attention_codes_suit(const kvant_attention_plan *plan, const kvant_codec *codec);
 
 /* Floats of scratch that bind needs: 0 where no codec suits. */
