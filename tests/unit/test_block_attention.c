@@ -1,0 +1,382 @@
+/* test_block_attention.c - ggml's block formats against decoding written out by hand, and attention on them against a plain
+ * softmax in double precision: lengths that fill no page, strides, masks, softcap, ALiBi, sinks, threads, hostile arguments.
+ * (Kernels at every level: tests/kernels; ggml's own bytes and results: tests/integration.) */
+#include "testing.h"
+
+#include <kvant/block_attention.h>
+
+#include "../../src/base/half.h"
+#include "../../src/blocks/format.h"
+
+static const kvant_block_type types[] = { KVANT_BLOCK_F32,  KVANT_BLOCK_F16,  KVANT_BLOCK_BF16,
+                                          KVANT_BLOCK_Q4_0, KVANT_BLOCK_Q4_1, KVANT_BLOCK_Q5_0,
+                                          KVANT_BLOCK_Q5_1, KVANT_BLOCK_Q8_0, KVANT_BLOCK_IQ4_NL };
+#define N_TYPES (sizeof types / sizeof *types)
+
+static void row_sizes_are_ggmls(void **state)
+{
+    (void)state;
+    assert_int_equal(kvant_block_row_bytes(KVANT_BLOCK_F32, 80), 320);
+    assert_int_equal(kvant_block_row_bytes(KVANT_BLOCK_F16, 64), 128);
+    assert_int_equal(kvant_block_row_bytes(KVANT_BLOCK_BF16, 64), 128);
+    assert_int_equal(kvant_block_row_bytes(KVANT_BLOCK_Q4_0, 64), 36);
+    assert_int_equal(kvant_block_row_bytes(KVANT_BLOCK_Q4_1, 64), 40);
+    assert_int_equal(kvant_block_row_bytes(KVANT_BLOCK_Q5_0, 64), 44);
+    assert_int_equal(kvant_block_row_bytes(KVANT_BLOCK_Q5_1, 64), 48);
+    assert_int_equal(kvant_block_row_bytes(KVANT_BLOCK_Q8_0, 64), 68);
+    assert_int_equal(kvant_block_row_bytes(KVANT_BLOCK_IQ4_NL, 64), 36);
+    assert_int_equal(kvant_block_row_bytes(KVANT_BLOCK_Q8_0, 80), 0);
+    assert_int_equal(kvant_block_row_bytes(KVANT_BLOCK_F16, 40), 0);
+    assert_int_equal(kvant_block_row_bytes(KVANT_BLOCK_F16, 0), 0);
+    assert_int_equal(kvant_block_row_bytes(KVANT_BLOCK_F16, 528), 0);
+    assert_int_equal(kvant_block_row_bytes((kvant_block_type)9, 64), 0);
+    assert_int_equal(kvant_block_row_bytes((kvant_block_type)-1, 64), 0);
+}
+
+/* Codes 0 .. 15 ascend through the low halves of a block and descend through the high ones; d = 0.5, m = -3, fifth bits set for
+ * numbers 1, 16 and 31. */
+static void blocks_decode_as_documented(void **state)
+{
+    const uint8_t nibbles[16] = { 0xf0, 0xe1, 0xd2, 0xc3, 0xb4, 0xa5, 0x96, 0x87,
+                                  0x78, 0x69, 0x5a, 0x4b, 0x3c, 0x2d, 0x1e, 0x0f };
+    static const float nl[16] = { -127, -104, -83, -65, -49, -35, -22, -10, 1, 13, 25, 38, 53, 69, 89, 113 };
+    uint8_t plain[18] = { 0x00, 0x38 }, with_min[20] = { 0x00, 0x38, 0x00, 0xc2 };
+    uint8_t fifths[22] = { 0x00, 0x38, 0x02, 0x00, 0x01, 0x80 };
+    uint8_t both[24] = { 0x00, 0x38, 0x00, 0xc2, 0x02, 0x00, 0x01, 0x80 }, bytes[34] = { 0x00, 0x38, 0x80, 0x7f };
+    float x[32];
+    (void)state;
+    memcpy(plain + 2, nibbles, 16);
+    memcpy(with_min + 4, nibbles, 16);
+    memcpy(fifths + 6, nibbles, 16);
+    memcpy(both + 8, nibbles, 16);
+    for (int i = 0; i < 32; i++) {
+        int code = i < 16 ? i : 31 - i, fifth = i == 1 || i == 16 || i == 31 ? 16 : 0;
+        kvant_block_decode(KVANT_BLOCK_Q4_0, plain, 32, x);
+        assert_true(x[i] == 0.5f * (float)(code - 8));
+        kvant_block_decode(KVANT_BLOCK_IQ4_NL, plain, 32, x);
+        assert_true(x[i] == 0.5f * nl[code]);
+        kvant_block_decode(KVANT_BLOCK_Q4_1, with_min, 32, x);
+        assert_true(x[i] == 0.5f * (float)code - 3);
+        kvant_block_decode(KVANT_BLOCK_Q5_0, fifths, 32, x);
+        assert_true(x[i] == 0.5f * (float)(code + fifth - 16));
+        kvant_block_decode(KVANT_BLOCK_Q5_1, both, 32, x);
+        assert_true(x[i] == 0.5f * (float)(code + fifth) - 3);
+        kvant_block_decode(KVANT_BLOCK_Q8_0, bytes, 32, x);
+        assert_true(x[i] == (i == 0 ? -64.0f : i == 1 ? 63.5f : 0.0f));
+    }
+}
+
+typedef struct setup {
+    uint32_t k_dim, v_dim, n_kv_heads, n_heads, n_cells, n_tokens;
+    size_t gap; /* bytes between rows that belong to nobody */
+    bool mask, sinks;
+    float softcap, max_bias;
+} setup;
+
+typedef struct fixture {
+    setup s;
+    uint8_t *k, *v;
+    float *q, *out, *sinks;
+    uint16_t *mask;
+    kvant_block_attention_args args;
+} fixture;
+
+/* Random codes under scales of a size that gives numbers of about 1; gaps hold NaNs. */
+static void fill_row(kvant_block_type type, uint8_t *row, uint32_t n, uint64_t *rng)
+{
+    kvant_block_format format = kvant_block_format_of(type);
+    size_t bytes = kvant_block_row_bytes(type, n);
+    for (size_t i = 0; i < bytes; i++)
+        row[i] = (uint8_t)(test_random(rng) >> 40);
+    for (uint32_t b = 0; b < n / format.numbers; b++, row += format.bytes) {
+        float x[16];
+        uint16_t half[2] = { kvant_half_from_float(type == KVANT_BLOCK_Q8_0 || type == KVANT_BLOCK_IQ4_NL ? 0.01f
+                                                                                                          : 0.1f),
+                             kvant_half_from_float(-0.7f) };
+        fill_normal(x, 16, rng);
+        if (format.numbers == 32)
+            memcpy(row, half, format.has_min ? 4 : 2);
+        for (uint32_t i = 0; format.numbers == 16 && i < 16; i++) {
+            uint32_t bits = kvant_float_bits(x[i]);
+            half[0] = type == KVANT_BLOCK_F16 ? kvant_half_from_float(x[i]) : (uint16_t)(bits >> 16);
+            if (type == KVANT_BLOCK_F32)
+                memcpy(row + 4 * i, &bits, 4);
+            else
+                memcpy(row + 2 * i, half, 2);
+        }
+    }
+}
+
+static kvant_block_rows make_rows(const setup *s, kvant_block_type type, uint32_t dim, uint64_t *rng,
+                                  uint8_t **memory)
+{
+    kvant_block_rows rows = { .type = type,
+                              .head_dim = dim,
+                              .head_stride = kvant_block_row_bytes(type, dim) + s->gap };
+    rows.token_stride = s->n_kv_heads * rows.head_stride;
+    rows.bytes = s->n_cells * rows.token_stride - s->gap;
+    *memory = malloc(rows.bytes);
+    memset(*memory, 0xff, rows.bytes);
+    for (uint32_t i = 0; i < s->n_cells * s->n_kv_heads; i++)
+        fill_row(type, *memory + i * rows.head_stride, dim, rng);
+    rows.data = *memory;
+    return rows;
+}
+
+static void make_mask(fixture *f, uint64_t *rng)
+{
+    const setup *s = &f->s;
+    f->mask = malloc((size_t)s->n_tokens * s->n_cells * sizeof *f->mask);
+    for (uint32_t t = 0; t < s->n_tokens; t++)
+        for (uint32_t j = 0; j < s->n_cells; j++) {
+            bool hidden = j > s->n_cells - s->n_tokens + t || (t % 3 == 1 && j < 70) || test_random(rng) % 5 == 0;
+            float bias = s->max_bias > 0 ? -(float)(s->n_cells - j) / 8 : 0;
+            f->mask[(size_t)t * s->n_cells + j] = hidden ? 0xfc00 : kvant_half_from_float(bias);
+        }
+}
+
+static fixture make_fixture(setup s, kvant_block_type k, kvant_block_type v)
+{
+    uint64_t rng = 5;
+    fixture f = { .s = s };
+    kvant_block_rows k_rows = make_rows(&s, k, s.k_dim, &rng, &f.k), v_rows = make_rows(&s, v, s.v_dim, &rng, &f.v);
+    size_t n_q = (size_t)s.n_tokens * s.n_heads * s.k_dim, n_out = (size_t)s.n_tokens * s.n_heads * s.v_dim;
+    f.q = malloc(n_q * sizeof *f.q);
+    f.out = malloc(n_out * sizeof *f.out);
+    f.sinks = malloc(s.n_heads * sizeof *f.sinks);
+    fill_normal(f.q, n_q, &rng);
+    fill_normal(f.sinks, s.n_heads, &rng);
+    if (s.mask)
+        make_mask(&f, &rng);
+    f.args = (kvant_block_attention_args){ .size = sizeof f.args,
+                                           .k = k_rows,
+                                           .v = v_rows,
+                                           .n_kv_heads = s.n_kv_heads,
+                                           .n_cells = s.n_cells,
+                                           .n_tokens = s.n_tokens,
+                                           .n_heads = s.n_heads,
+                                           .q = f.q,
+                                           .q_token_stride = (size_t)s.n_heads * s.k_dim,
+                                           .q_head_stride = s.k_dim,
+                                           .mask = f.mask,
+                                           .mask_token_stride = s.n_cells,
+                                           .sinks = s.sinks ? f.sinks : NULL,
+                                           .scale = 1 / sqrtf((float)s.k_dim),
+                                           .logit_softcap = s.softcap,
+                                           .max_bias = s.max_bias,
+                                           .out = f.out,
+                                           .out_token_stride = (size_t)s.n_heads * s.v_dim,
+                                           .out_head_stride = s.v_dim,
+                                           .n_threads = 2 };
+    return f;
+}
+
+static void free_fixture(fixture *f)
+{
+    free(f->k);
+    free(f->v);
+    free(f->q);
+    free(f->out);
+    free(f->sinks);
+    free(f->mask);
+}
+
+static kvant_status run(fixture *f)
+{
+    size_t bytes = kvant_block_attention_workspace(&f->args);
+    void *workspace = aligned(bytes ? bytes : 64);
+    memset(workspace, 0xff, bytes); /* NaNs: reading what was not written shows */
+    for (size_t i = 0; i < (size_t)f->s.n_tokens * f->s.n_heads * f->s.v_dim; i++)
+        f->out[i] = NAN;
+    kvant_status status = kvant_block_attention(&f->args, workspace, bytes);
+    free(workspace);
+    return status;
+}
+
+static double slope_of(const setup *s, uint32_t head)
+{
+    uint32_t n = 1;
+    while (2 * n <= s->n_heads)
+        n *= 2;
+    if (s->max_bias <= 0)
+        return 1;
+    return head < n ? pow(2, -s->max_bias * (head + 1.0) / n)
+                    : pow(2, -s->max_bias * (2.0 * (head - n) + 1) / (2.0 * n));
+}
+
+/* One row in double precision; returns the largest error that binary32 may make: scores have k_dim roundings of products whose
+ * magnitudes sum to m, which e^ turns into relative errors of weights; sums have one for each cell; 2^-18: the exponential. */
+static double exact_row(const fixture *f, uint32_t token, uint32_t head, double *out)
+{
+    const setup *s = &f->s;
+    const float *q = f->q + ((size_t)token * s->n_heads + head) * s->k_dim;
+    double *w = malloc(s->n_cells * sizeof *w), max = -INFINITY, total = 0, magnitude = 0, largest = 0;
+    float x[512];
+    for (uint32_t j = 0; j < s->n_cells; j++) {
+        double m = 0;
+        kvant_block_decode(f->args.k.type,
+                           f->k + j * f->args.k.token_stride +
+                               head / (s->n_heads / s->n_kv_heads) * f->args.k.head_stride,
+                           s->k_dim, x);
+        w[j] = 0;
+        for (uint32_t i = 0; i < s->k_dim; i++) {
+            w[j] += (double)q[i] * x[i];
+            m += fabs((double)q[i] * x[i]);
+        }
+        w[j] *= f->args.scale;
+        magnitude = fmax(magnitude, m * f->args.scale);
+        if (s->softcap > 0)
+            w[j] = s->softcap * tanh(w[j] / s->softcap);
+        if (f->mask)
+            w[j] += slope_of(s, head) * kvant_half_to_float(f->mask[(size_t)token * s->n_cells + j]);
+        max = fmax(max, w[j]);
+    }
+    if (s->sinks)
+        max = fmax(max, f->sinks[head]);
+    memset(out, 0, s->v_dim * sizeof *out);
+    for (uint32_t j = 0; j < s->n_cells; j++) {
+        w[j] = max == -INFINITY ? 0 : exp(w[j] - max);
+        total += w[j];
+        kvant_block_decode(f->args.v.type,
+                           f->v + j * f->args.v.token_stride +
+                               head / (s->n_heads / s->n_kv_heads) * f->args.v.head_stride,
+                           s->v_dim, x);
+        for (uint32_t i = 0; w[j] > 0 && i < s->v_dim; i++) {
+            out[i] += w[j] * x[i];
+            largest = fmax(largest, fabsf(x[i]));
+        }
+    }
+    if (s->sinks)
+        total += exp(f->sinks[head] - max);
+    for (uint32_t i = 0; i < s->v_dim; i++)
+        out[i] = total > 0 ? out[i] / total : 0;
+    free(w);
+    /* Twice: numerator and denominator. 40: masks' largest magnitude, whose sum with a score is rounded. */
+    return 2 * largest * ((s->k_dim + 4) * (magnitude + 40) * 0x1p-24 + s->n_cells * 0x1p-24 + 0x1p-18);
+}
+
+static void check(setup s, kvant_block_type k, kvant_block_type v)
+{
+    fixture f = make_fixture(s, k, v);
+    double want[512];
+    assert_int_equal(run(&f), KVANT_OK);
+    for (uint32_t t = 0; t < s.n_tokens; t++)
+        for (uint32_t h = 0; h < s.n_heads; h++) {
+            double bound = exact_row(&f, t, h, want);
+            for (uint32_t i = 0; i < s.v_dim; i++) {
+                double got = f.out[((size_t)t * s.n_heads + h) * s.v_dim + i];
+                if (!(fabs(got - want[i]) <= bound))
+                    fail_msg("type %d, token %u, head %u, channel %u: %g, exact %g, bound %g", (int)k, t, h, i, got,
+                             want[i], bound);
+            }
+        }
+    free_fixture(&f);
+}
+
+static void outputs_are_exact_to_binary32(void **state)
+{
+    (void)state;
+    for (size_t i = 0; i < N_TYPES; i++) {
+        kvant_block_type t = types[i], other = types[(i + 5) % N_TYPES];
+        check((setup){ 64, 64, 3, 9, 130, 1, .mask = true }, t, t);
+        check((setup){ 64, 32, 2, 14, 63, 3, .gap = 5, .mask = true, .sinks = true }, t, other);
+        check((setup){ 128, 128, 1, 4, 200, 37, .mask = true, .softcap = 10 }, t, t);
+        check((setup){ 96, 256, 2, 6, 129, 9, .gap = 1, .mask = true, .max_bias = 8 }, t, other);
+        check((setup){ 32, 64, 2, 2, 1, 1, .gap = 0 }, t, t);
+        check((setup){ 64, 64, 1, 1, 2500, 1, .gap = 0 }, t, t);
+    }
+    check((setup){ 80, 112, 2, 4, 100, 20, .mask = true }, KVANT_BLOCK_F16, KVANT_BLOCK_F32);
+}
+
+/* Bits, for decode (whose context is split) and prefill. */
+static void threads_change_nothing(void **state)
+{
+    (void)state;
+    for (uint32_t n_tokens = 1; n_tokens <= 41; n_tokens += 40) {
+        fixture f =
+            make_fixture((setup){ 64, 64, 3, 9, 2300, n_tokens, .mask = true }, KVANT_BLOCK_Q8_0, KVANT_BLOCK_Q4_0);
+        size_t bytes = (size_t)n_tokens * 9 * 64 * sizeof(float);
+        float *first = malloc(bytes);
+        for (uint32_t n = 1; n <= 4; n++) {
+            f.args.n_threads = n;
+            assert_int_equal(run(&f), KVANT_OK);
+            if (n == 1)
+                memcpy(first, f.out, bytes);
+            assert_memory_equal(first, f.out, bytes);
+        }
+        free(first);
+        free_fixture(&f);
+    }
+}
+
+static void no_cells_give_zeros(void **state)
+{
+    fixture f = make_fixture((setup){ 64, 64, 1, 2, 1, 1, .gap = 0 }, KVANT_BLOCK_Q8_0, KVANT_BLOCK_Q8_0);
+    (void)state;
+    f.args.n_cells = 0;
+    f.args.k.data = f.args.v.data = NULL;
+    assert_int_equal(run(&f), KVANT_OK);
+    for (int i = 0; i < 128; i++)
+        assert_true(f.out[i] == 0);
+    free_fixture(&f);
+}
+
+static void refuse(fixture *f)
+{
+    assert_int_equal(kvant_block_attention_workspace(&f->args), 0);
+    assert_int_equal(run(f), KVANT_ERR_ARGUMENT);
+    assert_true(isnan(f->out[0])); /* nothing was written */
+}
+
+#define REFUSE(change)                                                                                             \
+    do {                                                                                                           \
+        kvant_block_attention_args kept = f.args;                                                                  \
+        change;                                                                                                    \
+        refuse(&f);                                                                                                \
+        f.args = kept;                                                                                             \
+    } while (0)
+
+static void arguments_are_checked(void **state)
+{
+    fixture f = make_fixture((setup){ 64, 64, 3, 9, 70, 2, .gap = 0 }, KVANT_BLOCK_Q8_0, KVANT_BLOCK_Q4_0);
+    (void)state;
+    assert_int_equal(kvant_block_attention_workspace(NULL), 0);
+    assert_int_equal(kvant_block_attention(NULL, NULL, 0), KVANT_ERR_ARGUMENT);
+    REFUSE(f.args.size--);
+    REFUSE(f.args.q = NULL);
+    REFUSE(f.args.out = NULL);
+    REFUSE(f.args.k.data = NULL);
+    REFUSE(f.args.n_tokens = 0);
+    REFUSE(f.args.n_threads = 0);
+    REFUSE(f.args.n_heads = 0);
+    REFUSE(f.args.n_heads = 10);
+    REFUSE(f.args.n_kv_heads = 0);
+    REFUSE(f.args.k.type = (kvant_block_type)39);
+    REFUSE(f.args.v.head_dim = 48);
+    REFUSE(f.args.k.head_dim = 544);
+    REFUSE(f.args.k.bytes--);
+    REFUSE(f.args.v.bytes = 0);
+    REFUSE(f.args.n_cells++);
+    REFUSE(f.args.n_cells = UINT32_MAX);
+    REFUSE(f.args.v.token_stride = SIZE_MAX / 2);
+    REFUSE(f.args.k.head_stride = SIZE_MAX);
+    REFUSE(f.args.n_tokens = UINT32_MAX; f.args.n_heads = UINT32_MAX / 3 * 3);
+    size_t bytes = kvant_block_attention_workspace(&f.args);
+    uint8_t *workspace = aligned(bytes + 64);
+    assert_int_equal(kvant_block_attention(&f.args, workspace, bytes - 64), KVANT_ERR_ARGUMENT);
+    assert_int_equal(kvant_block_attention(&f.args, workspace + 32, bytes), KVANT_ERR_ARGUMENT);
+    assert_int_equal(kvant_block_attention(&f.args, NULL, bytes), KVANT_ERR_ARGUMENT);
+    assert_int_equal(kvant_block_attention(&f.args, workspace, bytes), KVANT_OK);
+    free(workspace);
+    free_fixture(&f);
+}
+
+int main(void)
+{
+    const struct CMUnitTest tests[] = {
+        cmocka_unit_test(row_sizes_are_ggmls),           cmocka_unit_test(blocks_decode_as_documented),
+        cmocka_unit_test(outputs_are_exact_to_binary32), cmocka_unit_test(threads_change_nothing),
+        cmocka_unit_test(no_cells_give_zeros),           cmocka_unit_test(arguments_are_checked),
+    };
+    return cmocka_run_group_tests(tests, NULL, NULL);
+}
