@@ -1,9 +1,10 @@
-/* append_chunks.cu - rows of numbers into pages of codes of several channels: octopus (CHANNELS = 3) and hqmq (4). Sealing
- * too, as in append.cu.
+/* append_chunks.cu - rows of numbers into pages of codes of several channels: octopus (CHANNELS = 3) and
+ * hqmq (4). Sealing too, as in append.cu.
  *
- * A block takes up to 64 tokens of one kv head and one role, a few rows at a time: four warps transform them (encode.cuh)
- * into shared memory, then a thread has a chunk (encode_chunks.cuh), then 16 lanes a row add up what its scale needs in the
- * order of docs/format.md. Codes of all tokens stay in shared memory until the words of pages are put together. */
+ * A block takes up to 64 tokens of one kv head and one role, a few rows at a time: four warps transform
+ * them (encode.cuh) into shared memory, then a thread has a chunk (encode_chunks.cuh), then 16 lanes a
+ * row add up what its scale needs in the order of docs/format.md. Codes of all tokens stay in shared
+ * memory until the words of pages are put together. */
 #include "append_tokens.cuh"
 #include "encode_chunks.cuh"
 #include "launch.h"
@@ -21,7 +22,8 @@ struct ChunkAppendArgs {
 template <int D, int CHANNELS> struct ChunkRows {
     static constexpr int ROWS = Lanes<D>::ROWS * TURNING_WARPS; /* at a time */
     static constexpr int CHUNKS = (D + CHANNELS - 1) / CHANNELS;
-    /* Channels of the last triplet, and how many paddings are tried for it (one, of zeros, without joint rounding). */
+    /* Channels of the last triplet, and how many paddings are tried for it (one, of zeros, without joint
+     * rounding). */
     static constexpr int LEFT = D % CHANNELS, WHOLE = D / CHANNELS, TRIALS = LEFT == 0 ? 0 : LEFT == 1 ? 10 : 6;
     static constexpr int ITEMS = WHOLE + TRIALS;
     using Code = typename ChunkBook<CHANNELS>::Code;
@@ -30,7 +32,8 @@ template <int D, int CHANNELS> struct ChunkRows {
         alignas(16) float turning[TURNING_WARPS][Lanes<D>::ROWS * Lanes<D>::ROW_STRIDE];
         float rows[ROWS][D];
     };
-    /* Of each item: octopus, the product for the scale, and the error of trials; hqmq, squares and product. */
+    /* Of each item: octopus, the product for the scale, and the error of trials; hqmq, squares and
+     * product. */
     float first[ROWS][ITEMS], second[ROWS][ITEMS];
     Code trials[ROWS][TRIALS ? TRIALS : 1];
     Code codes[PAGE_TOKENS][CHUNKS];

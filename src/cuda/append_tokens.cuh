@@ -1,5 +1,6 @@
-/* append_tokens.cuh - the tokens that a block of append or seal threads takes: where their rows lie, which pages they go
- * to, and what is refused. Shared by the kernels of codes of one channel and of several. */
+/* append_tokens.cuh - the tokens that a block of append or seal threads takes: where their rows lie,
+ * which pages they go to, and what is refused. Shared by the kernels of codes of one channel and of
+ * several. */
 #ifndef KVANT_CUDA_APPEND_TOKENS_CUH
 #define KVANT_CUDA_APPEND_TOKENS_CUH
 
@@ -18,7 +19,7 @@ struct BlockTokens {
     uint32_t whole[2], single[2]; /* bit i: token i stands for its page, or is written by itself */
 };
 
-/* Says why rows are refused, and takes their tokens out of the tokens. Seldom: the rows are loaded again. */
+/* Says why rows are refused, and takes them out of the block's tokens. Seldom: the rows are loaded again. */
 template <int D>
 __device__ __noinline__ void refuse(const AppendArgs &args, const AppendRole &role, BlockTokens &tokens,
                                     bool refused, int token, size_t row_at, int kv_head, int lane)

@@ -46,8 +46,8 @@ template <class KC, class VC> __host__ __device__ constexpr bool one_table()
         return false;
 }
 
-/* Warps for slots of so many bytes in so much room. With look-ups of chunks to do, one slot a warp will do. How many warps are
- * best was measured. */
+/* Warps for slots of so many bytes in so much room. With look-ups of chunks to do, one slot a warp will
+ * do. How many warps are best was measured. */
 template <class KC, class VC, int D, bool LARGE> __host__ __device__ constexpr int warps_for(int slot, int room)
 {
     constexpr bool GROUPS = KC::GROUP != KVANT_CUDA_GROUP_TOKEN || VC::GROUP != KVANT_CUDA_GROUP_TOKEN;
@@ -273,8 +273,8 @@ template <class KC, class VC, int D, bool OPEN> AttentionKernel kernel_of(bool l
 }
 
 /* A kernel that knows no open pages is 2 to 4 % faster, also where there are none. It is there for the
- * pairs of a kind with itself; for others, for chunks, and for groups, which cannot do without open pages, it is
- * not worth the time to compile. */
+ * pairs of a kind with itself; for others, for chunks, and for groups, which cannot do without open
+ * pages, it is not worth the time to compile. */
 template <class KC, class VC, int D> AttentionKernel kernel_for(bool large, bool open)
 {
     if constexpr (std::is_same<KC, VC>::value && KC::GROUP == KVANT_CUDA_GROUP_TOKEN && !HAS_CHUNKS<KC>)

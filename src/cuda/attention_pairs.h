@@ -2,9 +2,10 @@
  *
  * A kernel is compiled for each pair and head_dim, so the list is a choice: a kind with itself, and keys
  * of one kind with values of any kind that has no more bits, because at equal bits keys are worth about
- * four times what values are. Of groups of 32 there are the pairs that are in use: kivi-2, innerq-base and
- * innerq-small. Codes of several channels go with their own kind. What is not here is refused. CMake reads this file too: every X(K kind, V kind) with kinds
- * of capital letters becomes a source file of its own, so that pairs compile side by side. */
+ * four times what values are. Of groups of 32 there are the pairs that are in use: kivi-2, innerq-base
+ * and innerq-small. Codes of several channels go with their own kind. What is not here is refused. CMake
+ * reads this file too: every X(K kind, V kind) with kinds of capital letters becomes a source file of its
+ * own, so that pairs compile side by side. */
 #ifndef KVANT_CUDA_ATTENTION_PAIRS_H
 #define KVANT_CUDA_ATTENTION_PAIRS_H
 

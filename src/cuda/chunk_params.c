@@ -1,4 +1,5 @@
-/* chunk_params.c - the part of params.c for codecs that quantise several channels at once: octopus and hqmq. */
+/* chunk_params.c - the part of params.c for codecs that quantise several channels at once: octopus and
+ * hqmq. */
 #include "params.h"
 
 #include <string.h>

@@ -1,5 +1,6 @@
-/* decode_chunks.cu - pages of codes of several channels (octopus, hqmq) to rows, to the CPU's bits. A block of threads takes
- * one page, a warp a token at a time, a lane some channels, each with its chunk's code. */
+/* decode_chunks.cu - pages of codes of several channels (octopus, hqmq) to rows, to the CPU's bits. A
+ * block of threads takes one page, a warp a token at a time, a lane some channels, each with its chunk's
+ * code. */
 #include "chunk_numbers.cuh"
 #include "launch.h"
 #include "write_row.cuh"

@@ -1,6 +1,6 @@
-/* encode_chunks.cuh - the code of one chunk: a triplet's direction and norm (octopus), the direction of four channels
- * (hqmq). A thread has one chunk; the codes are those of the CPU (docs/format.md), so all arithmetic is in single roundings
- * and in its order. */
+/* encode_chunks.cuh - the code of one chunk: a triplet's direction and norm (octopus), the direction of
+ * four channels (hqmq). A thread has one chunk; the codes are those of the CPU (docs/format.md), so all
+ * arithmetic is in single roundings and in its order. */
 #ifndef KVANT_CUDA_ENCODE_CHUNKS_CUH
 #define KVANT_CUDA_ENCODE_CHUNKS_CUH
 
@@ -63,8 +63,8 @@ __device__ __forceinline__ TripletCode quantize_triplet(const OctopusLevels &lev
                         along, levels.norm[k] };
 }
 
-/* What the channels of the last triplet that do not exist may be taken for (octopus_book.c says why), as multiples of the
- * magnitudes of those that do. */
+/* What the channels of the last triplet that do not exist may be taken for (octopus_book.c says why), as
+ * multiples of the magnitudes of those that do. */
 struct Padding {
     float y, z;
 };

@@ -73,11 +73,12 @@ typedef struct kvant_cuda_params {
 /* Kinds whose codes are of several channels (docs/format.md, "Chunk codes"): what such a code means. */
 typedef struct kvant_cuda_book {
     uint32_t n_chunks;
-    /* octopus: bits of a coordinate and of a norm; which levels are tried (kvant_triplet_rounding); levels, and thresholds
-     * between them */
+    /* octopus: bits of a coordinate and of a norm; which levels are tried (kvant_triplet_rounding);
+     * levels, and thresholds between them */
     uint32_t direction_bits, norm_bits, rounding;
     float direction[32], direction_thresholds[32], norm[8], norm_thresholds[8];
-    /* hqmq: bits of an index and of a radius; secondary quaternions, in binary64 because directions are rounded from that */
+    /* hqmq: bits of an index and of a radius; secondary quaternions, in binary64 because directions are
+     * rounded from that */
     uint32_t index_bits, radius_bits, n_secondaries;
     double secondaries[KVANT_CUDA_MAX_SECONDARIES][4];
 } kvant_cuda_book;

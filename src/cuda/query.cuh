@@ -128,8 +128,8 @@ __device__ __forceinline__ void load_bytes(const QueryTile<D> &tile, uint32_t (&
     }
 }
 
-/* Chunks of channels: tiles 2 i and 2 i + 1 have chunks 8 i + 2 (lane mod 4) and + 1 in a lane's columns, zeros beyond the
- * last channel, so that it does not matter what is looked up there. */
+/* Chunks of channels: tiles 2 i and 2 i + 1 have chunks 8 i + 2 (lane mod 4) and + 1 in a lane's columns,
+ * zeros beyond the last channel, so that it does not matter what is looked up there. */
 template <class C, int D>
 __device__ __forceinline__ void load_chunks(const __half *rows, uint32_t (&q)[key_tiles<C, D>()][2], int lane)
 {

@@ -2,12 +2,12 @@
  * device memory.
  *
  * A warp fills slot i mod STAGES with item i, a K page and the V page behind it, and waits for items in
- * order. On sm_90 one lane starts two bulk copies that complete on an mbarrier, so that the copies cost the
- * warp next to nothing. Before that every lane starts its 16-byte pieces (cp.async), and groups are counted
- * instead of barriers. Knows nothing of pages' contents.
+ * order. On sm_90 one lane starts two bulk copies that complete on an mbarrier, so that the copies cost
+ * the warp next to nothing. Before that every lane starts its 16-byte pieces (cp.async), and groups are
+ * counted instead of barriers. Knows nothing of pages' contents.
  *
- * SPLIT, on sm_90 alone: the two pages have barriers of their own, so that a ring of one slot takes the next K page while the
- * V page is worked on. */
+ * SPLIT, on sm_90 alone: the two pages have barriers of their own, so that a ring of one slot takes the
+ * next K page while the V page is worked on. */
 #ifndef KVANT_CUDA_RING_CUH
 #define KVANT_CUDA_RING_CUH
 

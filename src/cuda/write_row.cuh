@@ -1,5 +1,5 @@
-/* write_row.cuh - the end of decoding a token: its row un-rotated, multiplied by the factors, with the centre added, stored.
- * A warp has a row. */
+/* write_row.cuh - the end of decoding a token: its row un-rotated, multiplied by the factors, with the
+ * centre added, stored. A warp has a row. */
 #ifndef KVANT_CUDA_WRITE_ROW_CUH
 #define KVANT_CUDA_WRITE_ROW_CUH
 

@@ -27,8 +27,9 @@
 
 enum { MAX_D = 256 };
 
-/* Chunks: a direction, a norm and their product are rounded to fp16, (1 + 2^-11)^3, and the direction comes of a few fp32
- * operations; where they are subnormal the errors are 2^-25 of their units, which are 32 and at most 6. */
+/* Chunks: a direction, a norm and their product are rounded to fp16, (1 + 2^-11)^3, and the direction
+ * comes of a few fp32 operations; where they are subnormal the errors are 2^-25 of their units, which are
+ * 32 and at most 6. */
 #define CHUNK_RELATIVE (3.02 * 0x1p-11)
 #define CHUNK_ABSOLUTE 0x1p-20
 
@@ -304,8 +305,8 @@ static const float *row_at(const fixture *f, kvant_role role, uint32_t b, int32_
     return page->rows + (uint32_t)t % 64 * d;
 }
 
-/* The largest code of a kind, with what it is too large by before a bias or a zero point is taken off; of chunks the
- * largest number for a scale of 1. */
+/* The largest code of a kind, with what it is too large by before a bias or a zero point is taken off; of
+ * chunks the largest number for a scale of 1. */
 static double largest_code(const kvant_cuda_codec *codec)
 {
     const kvant_cuda_params *p = &codec->params;
