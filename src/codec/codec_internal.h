@@ -57,8 +57,9 @@ typedef void kvant_code_lines_fn(const kvant_codec *codec, const kvant_kernels *
 typedef struct kvant_code_numbers {
     kvant_chunk_numbers chunk;
     const kvant_chunk_layout *layout;
-    float
-        step; /* a number times the token's scale and this is the decoder's, off by 1.1 steps times the scale at most */
+    kvant_octahedral_integers octahedral; /* that chunk points to, or unused */
+    float step;                           /* a number times the token's scale and this is the decoder's */
+    float error;                          /* by which it may be off, in steps times the scale */
     int16_t entries[];
 } kvant_code_numbers;
 
@@ -117,6 +118,9 @@ void kvant_codec_offer_codes(kvant_codec *codec, bool per_channel, uint32_t grou
 kvant_status kvant_codec_offer_numbers(kvant_codec *codec, const kvant_chunk_layout *layout, uint32_t components,
                                        uint32_t index_bits, const float *directions, const float *lengths,
                                        const kvant_error *error);
+
+/* After it, for triplets of an octahedral codebook (2^bits levels): numbers that can be computed, where bits allow. */
+void kvant_codec_offer_octahedral(kvant_codec *codec, const float *levels, uint32_t bits, const float *lengths);
 
 /* Where attention on codes has a query's channel among those of its numbers. */
 uint32_t kvant_codec_query_place(const kvant_codec *codec, uint32_t channel);

@@ -192,6 +192,8 @@ static kvant_status offer_codes(kvant_codec *codec, const kvant_error *error)
     kvant_status status =
         kvant_codec_offer_numbers(codec, &o->layout, 3, index_bits, directions, book->norm, error);
     kvant_free(directions);
+    if (status == KVANT_OK)
+        kvant_codec_offer_octahedral(codec, book->direction, book->direction_bits, book->norm);
     return status;
 }
 

@@ -4,11 +4,11 @@
 
 #include "chunk_tiles.h"
 
-/* A token's numbers in the order of channels' places: of K four a chunk, of V as in unpacked tiles. */
+/* A token's numbers in the order of channels' places: of K those of queries, of V as in unpacked tiles. */
 static uint32_t number_place(const kvant_chunk_numbers *numbers, bool key, uint32_t chunk, uint32_t j)
 {
     if (key || numbers->components == 4)
-        return 4 * chunk + j;
+        return kvant_key_place(numbers->components, chunk, j);
     return kvant_triplet_places_of(numbers->dim).first[j] + chunk;
 }
 
@@ -22,13 +22,15 @@ static void read_numbers(const kvant_chunk_numbers *numbers, const kvant_chunk_l
         const uint32_t index = codes[c] & ((1u << numbers->index_bits) - 1),
                        above = codes[c] >> numbers->index_bits;
         const int32_t length = numbers->step ? numbers->step * (int32_t)above : numbers->lengths[above];
-        for (uint32_t j = 0; j < size && size * c + j < numbers->dim; j++) {
-            /* The floor of a division by 2^15, where nothing negative is shifted. */
-            uint32_t product = (uint32_t)(numbers->entries[4 * index + j] * length + (1 << 14) + (1 << 30));
+        for (uint32_t j = 0; j < size && size * c + j < numbers->dim; j++)
             out[number_place(numbers, layout->role == KVANT_ROLE_K, c, j)] =
-                (int16_t)((int32_t)(product >> 15) - (1 << 15));
-        }
+                (int16_t)kvant_scale_word(numbers->entries[4 * index + j], length);
     }
+}
+
+static uint32_t key_numbers(const kvant_chunk_numbers *numbers, const kvant_chunk_layout *layout)
+{
+    return kvant_key_place(numbers->components, layout->n_chunks + layout->n_chunks % 2, 0);
 }
 
 static int32_t dot(const int16_t *a, const int16_t *b, uint32_t n)
@@ -52,7 +54,7 @@ KVANT_CHUNK_DOTS_FN(kvant_chunk_dots_c)
         for (uint32_t i = 0; i < n; i++) {
             int32_t *out = dots + i * dots_stride;
             if (key)
-                out[position] = dot(row, x + i * x_stride, 4 * layout->n_chunks);
+                out[position] = dot(row, x + i * x_stride, key_numbers(numbers, layout));
             for (uint32_t j = 0; j < padded && !key; j++)
                 out[j] += row[j] * x[i * x_stride + position];
         }

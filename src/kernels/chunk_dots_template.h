@@ -14,8 +14,12 @@
  *   vi_double_words(v, odd)              the even (odd) 16 bits of each lane, in both halves
  *   vi_spread_quads(v, j)                lane LANES / 4 j + l in all four lanes of the l-th 128-bit piece
  *   length_table, load_lengths(p), look_up_lengths(table, v)
- *   fetch_rows(entries, index, odd, rows)    for LANES words the entries of their even (odd) codes: lane i of rows[j] has numbers 2 j
+ *   fetch_rows(entries, index, odd, rows)   for LANES words the entries of their even (odd) codes: lane i of rows[j] has numbers 2 j
  *                                            and 2 j + 1 of word i
+ *   vi_low_dwords vi_high_dwords vi_low_qwords vi_high_qwords   two vectors interleaved within 128-bit pieces
+ *   fetch_quads(entries, index, quads)   the entries of both codes side by side: lane 4 i + j of quads[k] has number j of both codes of
+ *                                        word 4 i + k
+ *   octahedral_table, load_octahedral(p), CAN_COMPUTE, compute_triplets(table, bits, codes, x)   entries, where CAN_COMPUTE
  *   fetch_pairs(entries, index, first, pairs)   for words 4 first ... the entries of both codes side by side: lane 4 i + j of pairs[k] has
  *                                            number j of both codes of word first + LANES / 4 k + i; 2 pairs */
 #include "chunk_tiles.h"
@@ -37,6 +41,7 @@ typedef struct chunk_reader {
     const kvant_chunk_layout *layout;
     const uint32_t *words;
     length_table lengths;
+    octahedral_table octahedral;
 } chunk_reader;
 
 typedef struct plane_shifts {
@@ -129,6 +134,39 @@ KVANT_INLINE vi code_indices(const chunk_reader *reader, vi codes)
     return vi_and(codes, vi_set((int)(((1u << reader->numbers->index_bits) - 1) * 0x10001u)));
 }
 
+/* x[j]: number j of both codes of each word. */
+KVANT_INLINE void read_triplets(const chunk_reader *reader, bool computed, bool linear, vi codes, vi x[3])
+{
+    vi lengths = code_lengths(reader, linear, codes);
+    if (computed) {
+        compute_triplets(&reader->octahedral, reader->numbers->index_bits / 2, codes, x);
+    } else {
+        vi quads[4];
+        fetch_quads(reader->numbers->entries, code_indices(reader, codes), quads);
+        vi a = vi_low_dwords(quads[0], quads[1]), b = vi_low_dwords(quads[2], quads[3]);
+        x[0] = vi_low_qwords(a, b);
+        x[1] = vi_high_qwords(a, b);
+        x[2] = vi_low_qwords(vi_high_dwords(quads[0], quads[1]), vi_high_dwords(quads[2], quads[3]));
+    }
+    for (uint32_t j = 0; j < 3; j++)
+        x[j] = vi_scale_words(x[j], lengths);
+}
+
+/* Rows 3 (c / 2) + j of the tile: numbers j of chunks first + c and first + c + 1, c even. */
+KVANT_INLINE void triplet_key_tile(const chunk_reader *reader, uint32_t bits, bool computed, bool linear,
+                                   uint32_t first, uint32_t n, number_tile *tile)
+{
+    for (uint32_t position = 0; position < KVANT_PAGE_TOKENS; position += LANES) {
+        const plane_shifts shifts = key_shifts(bits, position);
+        for (uint32_t c = 0; c < n; c += 2) {
+            vi x[3];
+            read_triplets(reader, computed, linear, key_words(reader, bits, &shifts, (first + c) / 2, position), x);
+            for (uint32_t j = 0; j < 3; j++)
+                vi_store_aligned(tile->at[3 * (c / 2) + j] + position, x[j]);
+        }
+    }
+}
+
 /* Rows 2 c and 2 c + 1 of the tile: numbers 0 and 1, 2 and 3 of chunk first + c. */
 KVANT_INLINE void key_tile(const chunk_reader *reader, uint32_t bits, bool linear, uint32_t first, uint32_t n,
                            number_tile *tile)
@@ -181,6 +219,27 @@ KVANT_INLINE void value_tile(const chunk_reader *reader, uint32_t bits, bool lin
     }
 }
 
+/* Lanes that number j of a piece's triplets takes. */
+KVANT_INLINE uint32_t triplet_lanes(uint32_t n)
+{
+    return (n + LANES - 1) / LANES * LANES;
+}
+
+/* Row pair_place(k): number j of chunk first + c at c of its lanes. */
+KVANT_INLINE void triplet_value_tile(const chunk_reader *reader, uint32_t bits, bool computed, bool linear,
+                                     uint32_t first, uint32_t n, number_tile *tile)
+{
+    for (uint32_t k = 0; k < KVANT_PAGE_TOKENS / 2; k++) {
+        const plane_shifts shifts = value_shifts(bits, k);
+        for (uint32_t c = 0; c < n; c += LANES) {
+            vi x[3];
+            read_triplets(reader, computed, linear, value_words(reader, bits, &shifts, k, first + c), x);
+            for (uint32_t j = 0; j < 3; j++)
+                vi_store_aligned(tile->at[pair_place(k)] + triplet_lanes(n) * j + c, x[j]);
+        }
+    }
+}
+
 /* Sums of some vectors of the tile's columns over its first n_pairs rows; more: dots has a part of them already. */
 KVANT_INLINE void multiply_block(const number_tile *tile, uint32_t column, uint32_t vectors, uint32_t n_pairs,
                                  const x_pairs *x, uint32_t rows, bool more, int32_t *dots, size_t dots_stride)
@@ -218,6 +277,10 @@ KVANT_INLINE void multiply_rows(const number_tile *tile, uint32_t columns, uint3
     columns = (columns + LANES - 1) / LANES * LANES;
     for (; column + LANES * CHUNK_VECTORS <= columns; column += LANES * CHUNK_VECTORS)
         multiply_block(tile, column, CHUNK_VECTORS, n_pairs, x, rows, more, dots, dots_stride);
+    if (CHUNK_VECTORS > 3 && columns - column == 3 * LANES) {
+        multiply_block(tile, column, 3, n_pairs, x, rows, more, dots, dots_stride);
+        return;
+    }
     for (; column + 2 * LANES <= columns; column += 2 * LANES)
         multiply_block(tile, column, 2, n_pairs, x, rows, more, dots, dots_stride);
     if (column < columns)
@@ -247,28 +310,28 @@ KVANT_INLINE void key_piece(const chunk_reader *reader, const number_tile *tile,
                             const int16_t *x, size_t x_stride, int32_t *dots, size_t dots_stride, uint32_t n)
 {
     x_pairs pairs;
-    (void)reader;
+    const uint32_t size = reader->numbers->components, numbers = size * (chunks + (size == 3 && chunks % 2));
     for (uint32_t i = 0; i < n; i += CHUNK_ROWS) {
         const uint32_t rows = at_most(n - i, CHUNK_ROWS);
         for (uint32_t r = 0; r < rows; r++)
-            memcpy(pairs.at[r], x + (i + r) * x_stride + 4 * first, (size_t)8 * chunks);
-        multiply(tile, KVANT_PAGE_TOKENS, 2 * chunks, &pairs, rows, first > 0, dots + i * dots_stride, dots_stride);
+            memcpy(pairs.at[r], x + (i + r) * x_stride + size * first, numbers * sizeof *x);
+        multiply(tile, KVANT_PAGE_TOKENS, numbers / 2, &pairs, rows, first > 0, dots + i * dots_stride,
+                 dots_stride);
     }
 }
 
-/* Sums of a piece of chunks, component by component where they are triplets. */
+/* Sums of a piece of chunks. */
 KVANT_INLINE void place_sums(const kvant_chunk_numbers *numbers, uint32_t first, uint32_t chunks,
                              const int32_t *sums, int32_t *dots)
 {
-    if (numbers->components == 4) {
+    const kvant_triplet_places places = kvant_triplet_places_of(numbers->dim);
+    if (numbers->components == 4)
         memcpy(dots + 4 * first, sums,
                at_most(4 * chunks, kvant_padded_dim(numbers->dim) - 4 * first) * sizeof *dots);
-        return;
-    }
-    const kvant_triplet_places places = kvant_triplet_places_of(numbers->dim);
-    for (uint32_t j = 0; j < 3; j++)
-        for (uint32_t c = 0; c < chunks && first + c < places.n[j]; c++)
-            dots[places.first[j] + first + c] = sums[4 * c + j];
+    for (uint32_t j = 0; j < 3 && numbers->components == 3; j++)
+        if (first < places.n[j])
+            memcpy(dots + places.first[j] + first, sums + triplet_lanes(chunks) * j,
+                   at_most(chunks, places.n[j] - first) * sizeof *dots);
 }
 
 KVANT_INLINE void value_piece(const chunk_reader *reader, const number_tile *tile, uint32_t first, uint32_t chunks,
@@ -276,12 +339,13 @@ KVANT_INLINE void value_piece(const chunk_reader *reader, const number_tile *til
 {
     x_pairs pairs;
     _Alignas(64) int32_t sums[CHUNK_ROWS][KVANT_PAGE_TOKENS];
+    const uint32_t columns = reader->numbers->components == 3 ? 3 * triplet_lanes(chunks) : 4 * chunks;
     for (uint32_t i = 0; i < n; i += CHUNK_ROWS) {
         const uint32_t rows = at_most(n - i, CHUNK_ROWS);
         for (uint32_t r = 0; r < rows; r++)
             for (uint32_t j = 0; j < KVANT_PAGE_TOKENS / 2; j += LANES)
                 vi_store_aligned(pairs.at[r] + j, vi_pair_words(vi_load(x + (i + r) * x_stride + 2 * j)));
-        multiply(tile, 4 * chunks, KVANT_PAGE_TOKENS / 2, &pairs, rows, false, sums[0], KVANT_PAGE_TOKENS);
+        multiply(tile, columns, KVANT_PAGE_TOKENS / 2, &pairs, rows, false, sums[0], KVANT_PAGE_TOKENS);
         for (uint32_t r = 0; r < rows; r++)
             place_sums(reader->numbers, first, chunks, sums[r], dots + (i + r) * dots_stride);
     }
@@ -295,19 +359,37 @@ KVANT_INLINE void clear_padding(const kvant_chunk_numbers *numbers, int32_t *dot
         memset(dots + i * dots_stride + dim, 0, (padded - dim) * sizeof *dots);
 }
 
-KVANT_INLINE void chunk_dots_of(const chunk_reader *reader, uint32_t bits, bool linear, const int16_t *x,
-                                size_t x_stride, int32_t *dots, size_t dots_stride, uint32_t n)
+/* How codes become numbers. Constants where it matters. */
+typedef struct chunk_kind {
+    uint32_t bits;
+    bool triplets, computed, linear;
+} chunk_kind;
+
+KVANT_INLINE void make_tile_of(const chunk_reader *reader, chunk_kind kind, uint32_t first, uint32_t chunks,
+                               number_tile *tile)
+{
+    const bool key = reader->layout->role == KVANT_ROLE_K;
+    if (kind.triplets && key)
+        triplet_key_tile(reader, kind.bits, kind.computed, kind.linear, first, chunks, tile);
+    else if (kind.triplets)
+        triplet_value_tile(reader, kind.bits, kind.computed, kind.linear, first, chunks, tile);
+    else if (key)
+        key_tile(reader, kind.bits, kind.linear, first, chunks, tile);
+    else
+        value_tile(reader, kind.bits, kind.linear, first, chunks, tile);
+}
+
+KVANT_INLINE void chunk_dots_of(const chunk_reader *reader, chunk_kind kind, const int16_t *x, size_t x_stride,
+                                int32_t *dots, size_t dots_stride, uint32_t n)
 {
     number_tile tile;
     for (uint32_t first = 0; first < reader->layout->n_chunks; first += PIECE_CHUNKS) {
         const uint32_t chunks = at_most(reader->layout->n_chunks - first, PIECE_CHUNKS);
-        if (reader->layout->role == KVANT_ROLE_K) {
-            key_tile(reader, bits, linear, first, chunks, &tile);
+        make_tile_of(reader, kind, first, chunks, &tile);
+        if (reader->layout->role == KVANT_ROLE_K)
             key_piece(reader, &tile, first, chunks, x, x_stride, dots, dots_stride, n);
-        } else {
-            value_tile(reader, bits, linear, first, chunks, &tile);
+        else
             value_piece(reader, &tile, first, chunks, x, x_stride, dots, dots_stride, n);
-        }
     }
     if (reader->layout->role == KVANT_ROLE_V)
         clear_padding(reader->numbers, dots, dots_stride, n);
@@ -316,15 +398,24 @@ KVANT_INLINE void chunk_dots_of(const chunk_reader *reader, uint32_t bits, bool 
 /* The usual widths have code of their own: octopus-2 to -4 and hqmq-s96r4. */
 static KVANT_CHUNK_DOTS_FN(NAME(chunk_dots))
 {
-    const chunk_reader reader = { numbers, layout, page, load_lengths(numbers->lengths) };
-    if (numbers->step == 0 && layout->bits == 7)
-        chunk_dots_of(&reader, 7, false, x, x_stride, dots, dots_stride, n);
-    else if (numbers->step == 0 && layout->bits == 10)
-        chunk_dots_of(&reader, 10, false, x, x_stride, dots, dots_stride, n);
-    else if (numbers->step == 0 && layout->bits == 13)
-        chunk_dots_of(&reader, 13, false, x, x_stride, dots, dots_stride, n);
-    else if (numbers->step != 0 && layout->bits == 16)
-        chunk_dots_of(&reader, 16, true, x, x_stride, dots, dots_stride, n);
+    const bool triplets = numbers->components == 3, linear = numbers->step != 0;
+    const bool computed = CAN_COMPUTE && triplets && numbers->octahedral;
+    chunk_reader reader = {
+        .numbers = numbers, .layout = layout, .words = page, .lengths = load_lengths(numbers->lengths)
+    };
+    if (computed)
+        reader.octahedral = load_octahedral(numbers->octahedral);
+#define KIND(bits, computed) ((chunk_kind){ bits, true, computed, false })
+    if (computed && !linear && layout->bits == 13)
+        chunk_dots_of(&reader, KIND(13, true), x, x_stride, dots, dots_stride, n);
+    else if (computed && !linear && layout->bits == 10)
+        chunk_dots_of(&reader, KIND(10, true), x, x_stride, dots, dots_stride, n);
+    else if (computed && !linear && layout->bits == 7)
+        chunk_dots_of(&reader, KIND(7, true), x, x_stride, dots, dots_stride, n);
+#undef KIND
+    else if (!triplets && linear && layout->bits == 16)
+        chunk_dots_of(&reader, (chunk_kind){ 16, false, false, true }, x, x_stride, dots, dots_stride, n);
     else
-        chunk_dots_of(&reader, layout->bits, numbers->step != 0, x, x_stride, dots, dots_stride, n);
+        chunk_dots_of(&reader, (chunk_kind){ layout->bits, triplets, computed, linear }, x, x_stride, dots,
+                      dots_stride, n);
 }

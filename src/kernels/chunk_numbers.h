@@ -1,23 +1,70 @@
 /* chunk_numbers.h - what a chunk's code means, in integers: a direction of a table times a length.
  *
- * Number j of the chunk of a code is round(entries[4 (code mod 2^index_bits) + j] length / 2^15), halves rounded up, where length is
- * that of code / 2^index_bits: step times it, or with step 0 lengths[] of it. */
+ * Number j of the chunk of a code is scale(entries[4 (code mod 2^index_bits) + j], length), scale(a, b) = a b / 2^15 with halves
+ * rounded up, where length is that of code / 2^index_bits: step times it, or with step 0 lengths[] of it.
+ *
+ * Entries of triplets may also be computed, as octahedral_entry has it; every level that does gives the same integers. */
 #ifndef KVANT_KERNELS_CHUNK_NUMBERS_H
 #define KVANT_KERNELS_CHUNK_NUMBERS_H
 
 #include <stdint.h>
+#include <stdlib.h>
 
 #define KVANT_NUMBER_MAX_BITS 16u   /* of a code */
 #define KVANT_NUMBER_MAX_INDEX 12u  /* 32 KB of entries: more would not stay in the nearest cache */
 #define KVANT_NUMBER_MAX_LENGTHS 4u /* bits, where they have a table */
 
+#define KVANT_OCTAHEDRAL_UNIT                                                                                      \
+    32512 /* 1 of the square's coordinates: squares of a point sum to less than 2^15 units */
+#define KVANT_OCTAHEDRAL_MAX_BITS                                                                                  \
+    5u /* of a coordinate: a permutation of 16-bit words reads that much of an index */
+
+/* 1 / sqrt(x) in pieces of 1024: base + scale(x, slope). */
+typedef struct kvant_octahedral_integers {
+    uint32_t bits;      /* of a coordinate */
+    int16_t levels[32]; /* of u and w, repeated to fill; |level| < KVANT_OCTAHEDRAL_UNIT */
+    int16_t base[32], slope[32];
+} kvant_octahedral_integers;
+
 typedef struct kvant_chunk_numbers {
-    const int16_t *
-        entries; /* 2^index_bits of 4, aligned to 8, no magnitude above 32767; the fourth is 0 where chunks have 3 */
-    uint32_t components; /* 3 or 4 channels a chunk */
+    const int16_t *entries; /* 2^index_bits of 4, aligned to 8; the fourth is 0 where chunks have 3 */
+    const kvant_octahedral_integers *octahedral; /* or NULL; what entries were made of */
+    uint32_t components;                         /* 3 or 4 channels a chunk */
     uint32_t dim, index_bits;
-    int32_t step; /* no length exceeds KVANT_CODE_VALUE_MAX */
+    int32_t step; /* no number exceeds KVANT_CODE_VALUE_MAX, no entry and no length 32767 */
     int16_t lengths[1 << KVANT_NUMBER_MAX_LENGTHS];
 } kvant_chunk_numbers;
+
+/* The floor of a division by 2^15, where nothing negative is shifted. */
+static inline int32_t kvant_scale_word(int32_t a, int32_t b)
+{
+    return (int32_t)((uint32_t)(a * b + (1 << 14) + (1 << 30)) >> 15) - (1 << 15);
+}
+
+static inline int32_t kvant_clamp_word(int32_t x, int32_t most)
+{
+    return x > most ? most : x < -most ? -most : x;
+}
+
+/* The unit vector at (u, w), indices of levels: kvant_octahedral_point with the fold as a limit of u by 1 - |w|, and of w by 1 - |u|. */
+static inline void kvant_octahedral_entry(const kvant_octahedral_integers *o, uint32_t u, uint32_t w,
+                                          int16_t entry[3])
+{
+    const int32_t unit = KVANT_OCTAHEDRAL_UNIT, a = abs(o->levels[u]), b = abs(o->levels[w]);
+    const int32_t x = kvant_clamp_word(o->levels[u], unit - b), y = kvant_clamp_word(o->levels[w], unit - a);
+    const int32_t z = unit - b - a;
+    const int32_t squares = kvant_scale_word(x, x) + kvant_scale_word(y, y) + kvant_scale_word(z, z);
+    const int32_t inverse = o->base[squares >> 10] + kvant_scale_word(squares, o->slope[squares >> 10]);
+    entry[0] = (int16_t)kvant_scale_word(x, inverse);
+    entry[1] = (int16_t)kvant_scale_word(y, inverse);
+    entry[2] = (int16_t)kvant_scale_word(z, inverse);
+}
+
+/* Where attention has number j of chunk c of a key among those of a query: beside each other are what words of pages have beside
+ * each other, two triplets, or else two numbers of four. */
+static inline uint32_t kvant_key_place(uint32_t components, uint32_t c, uint32_t j)
+{
+    return components == 3 ? 6 * (c / 2) + 2 * j + c % 2 : 4 * c + j;
+}
 
 #endif

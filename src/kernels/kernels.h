@@ -103,8 +103,8 @@ typedef struct kvant_code_factors {
 typedef KVANT_CODE_DOTS_FN(kvant_code_dots_fn);
 
 /* The same for pages of chunk codes of up to KVANT_NUMBER_MAX_BITS, for n >= 1 vectors x: rows are tokens at their positions (K) or
- * channels as in unpacked tiles (V, chunk_tiles.h), padding 0. Of K number j of chunk c meets x[4 c + j], 0 where there is no such
- * channel; x has 4 n_chunks numbers. Of V tokens meet x at their positions. Sums are bounded as above; 64 bytes behind the codes are
+ * channels as in unpacked tiles (V, chunk_tiles.h), padding 0. Of K number j of chunk c meets x[kvant_key_place], 0 where there is no
+ * such channel; x has numbers for all of an even number of chunks. Of V tokens meet x at their positions. Sums are bounded as above; 64 bytes behind the codes are
  * readable; x and dots aligned to 64, their strides multiples of 16. */
 #define KVANT_CHUNK_DOTS_FN(name)                                                                                  \
     void name(const kvant_chunk_numbers *numbers, const kvant_chunk_layout *layout, const void *page,              \

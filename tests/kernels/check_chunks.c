@@ -237,6 +237,28 @@ typedef struct dots_case {
     uint32_t n;
 } dots_case;
 
+/* Levels, pieces and lengths like those of a codec. */
+static void make_octahedral(checker *check, kvant_chunk_numbers *numbers, int16_t *entries)
+{
+    kvant_octahedral_integers *o = check_input(check, "octahedral", sizeof *o, 4);
+    const uint32_t n = 1u << numbers->index_bits / 2;
+    o->bits = numbers->index_bits / 2;
+    for (uint32_t i = 0; i < 32; i++) {
+        o->levels[i] =
+            i < n
+                ? (int16_t)((int32_t)check_below(check, 2 * KVANT_OCTAHEDRAL_UNIT - 1) - KVANT_OCTAHEDRAL_UNIT + 1)
+                : o->levels[i % n];
+        const double x = 1024 * (i < 10 ? 10 : i) + 512, inverse = 8100 * sqrt(32768 / x);
+        o->base[i] = (int16_t)(1.5 * inverse);
+        o->slope[i] = (int16_t)(-0.5 * inverse / x * 32768);
+    }
+    for (uint32_t index = 0; index < n * n; index++)
+        kvant_octahedral_entry(o, index % n, index / n, entries + (size_t)4 * index);
+    for (uint32_t i = 0; i < COUNT(numbers->lengths); i++)
+        numbers->lengths[i] = (int16_t)check_below(check, 16381);
+    numbers->octahedral = o;
+}
+
 /* round 1: the largest numbers and x that there may be, of one sign each. */
 static dots_case make_dots(checker *check, kvant_role role, uint32_t dim, uint32_t components, uint32_t index_bits,
                            uint32_t length_bits, uint32_t n, uint32_t round)
@@ -247,7 +269,8 @@ static dots_case make_dots(checker *check, kvant_role role, uint32_t dim, uint32
     kvant_chunk_layout_init(&p.layout, role, chunks, index_bits + length_bits);
     check_case(check, "role %d, head_dim %u, chunks of %u, %u + %u bits, n %u, round %u", (int)role, dim,
                components, index_bits, length_bits, n, round);
-    const uint32_t columns = key ? 4 * chunks : KVANT_PAGE_TOKENS, n_entries = 1u << index_bits;
+    const uint32_t columns = key ? kvant_key_place(components, chunks + chunks % 2, 0) : KVANT_PAGE_TOKENS,
+                   n_entries = 1u << index_bits;
     p.x_stride = (columns + 63) / 64 * 64;
     p.dots_stride = key || kvant_padded_dim(dim) < 64 ? 64 : kvant_padded_dim(dim);
     p.numbers = check_input(check, "numbers", sizeof *p.numbers, 8);
@@ -267,13 +290,16 @@ static dots_case make_dots(checker *check, kvant_role role, uint32_t dim, uint32
                                : round == 1        ? 32767
                                                    : (int32_t)check_below(check, 65535) - 32767);
     fill_page(check, p.page, p.layout.code_bytes + 64, round);
+    if (components == 3 && index_bits / 2 <= KVANT_OCTAHEDRAL_MAX_BITS && round != 1)
+        make_octahedral(check, p.numbers, entries);
     int32_t limit = INT32_MAX / (4095 * (int32_t)(key ? kvant_padded_dim(dim) : KVANT_PAGE_TOKENS));
-    for (uint32_t i = 0; i < n; i++)
-        for (uint32_t j = 0; j < columns; j++)
-            p.x[i * p.x_stride + j] =
-                (int16_t)(key && (j % 4 >= components || components * (j / 4) + j % 4 >= dim) ? 0
-                          : round == 1 ? (i % 2 ? -limit : limit)
-                                       : (int32_t)check_below(check, 2 * (uint32_t)limit + 1) - limit);
+    for (uint32_t i = 0; i < n; i++) {
+        memset(p.x + i * p.x_stride, 0, columns * sizeof *p.x);
+        for (uint32_t j = 0; j < (key ? dim : columns); j++)
+            p.x[i * p.x_stride + (key ? kvant_key_place(components, j / components, j % components) : j)] =
+                (int16_t)(round == 1 ? (i % 2 ? -limit : limit)
+                                     : (int32_t)check_below(check, 2 * (uint32_t)limit + 1) - limit);
+    }
     return p;
 }
 
@@ -297,7 +323,7 @@ static void expect_dots(const dots_case *p, int64_t *want)
             const uint32_t c = j / numbers->components, k = j % numbers->components;
             const int64_t number = number_of(numbers, codes[c], k);
             const size_t row = key ? kvant_token_position(t) : numbers->components == 3 ? places.first[k] + c : j;
-            const size_t column = key ? 4 * c + k : kvant_token_position(t);
+            const size_t column = key ? kvant_key_place(numbers->components, c, k) : kvant_token_position(t);
             for (uint32_t i = 0; i < p->n; i++)
                 want[i * p->dots_stride + row] += number * p->x[i * p->x_stride + column];
         }

@@ -269,11 +269,11 @@ static double rounding(const fixture *f, double score, const sizes *size)
  * are integers. */
 static double value_error(const kvant_codec *codec)
 {
-    /* Chunks: 1.1 steps times the token's scale, which for triplets is |row| / sqrt(d) and for four channels at most |row| / the
+    /* Chunks: some steps times the token's scale, which for triplets is |row| / sqrt(d) and for four channels at most |row| / the
      * largest radius; that is KVANT_CODE_VALUE_MAX / chunk.step. */
     const kvant_code_numbers *numbers = codec->numbers;
     if (numbers)
-        return 1.1 * numbers->step *
+        return numbers->error * numbers->step *
                (numbers->chunk.step ? sqrt(codec->info.head_dim) * numbers->chunk.step / KVANT_CODE_VALUE_MAX : 1);
     for (uint32_t c = 0; c < 16; c++)
         if (abs(codec->code_table.values[c]) == KVANT_CODE_VALUE_MAX)

@@ -79,4 +79,31 @@ KVANT_INLINE void fetch_pairs(const int16_t *entries, vi words, uint32_t half, v
     pairs[1] = _mm256_unpackhi_epi16(a, b);
 }
 
+#define vi_low_dwords(a, b) _mm256_unpacklo_epi32(a, b)
+#define vi_high_dwords(a, b) _mm256_unpackhi_epi32(a, b)
+#define vi_low_qwords(a, b) _mm256_unpacklo_epi64(a, b)
+#define vi_high_qwords(a, b) _mm256_unpackhi_epi64(a, b)
+
+KVANT_INLINE void fetch_quads(const int16_t *entries, vi words, vi quads[4])
+{
+    _Alignas(32) uint16_t index[16];
+    _mm256_store_si256((__m256i *)index, words);
+    for (uint32_t half = 0; half < 2; half++) {
+        const uint16_t *at = index + 4 * half;
+        vi a = four_entries(entries, at, 0, 2, 8, 10), b = four_entries(entries, at, 1, 3, 9, 11);
+        quads[2 * half] = _mm256_unpacklo_epi16(a, b);
+        quads[2 * half + 1] = _mm256_unpackhi_epi16(a, b);
+    }
+}
+
+/* Look-ups of 16-bit words take a dozen instructions here: entries come from memory. */
+#define CAN_COMPUTE false
+
+typedef struct octahedral_table {
+    int unused;
+} octahedral_table;
+
+#define load_octahedral(p) ((octahedral_table){ 0 })
+#define compute_triplets(table, bits, codes, x) ((void)(x))
+
 #include "../chunk_dots_template.h"
