@@ -6,6 +6,7 @@
  *
  *   NAME, LANES, vi, vi_load vi_set vi_and vi_or vi_shift_right_each vi_shift_left_each
  *   vi_store_aligned(p, v), add_pairs(sum, a, b)
+ *   vi_store_some(p, v, n)               the first n lanes, or all
  *   CHUNK_ROWS, CHUNK_VECTORS            sums of a block
  *   vi_load_repeated(p, words)           words words again and again, 4 or 8, fewer than LANES
  *   vi_shift_right_words(v, n)           of each 16 bits
@@ -29,11 +30,6 @@
 typedef struct number_tile {
     _Alignas(64) int32_t at[2 * PIECE_CHUNKS][KVANT_PAGE_TOKENS];
 } number_tile;
-
-/* x of a block: pairs that meet the tile's rows. */
-typedef struct x_pairs {
-    _Alignas(64) int32_t at[CHUNK_ROWS][2 * PIECE_CHUNKS];
-} x_pairs;
 
 /* What is the same for all codes of a page. bits and linear (lengths are steps) are constants where it matters, bits 0 else. */
 typedef struct chunk_reader {
@@ -240,9 +236,17 @@ KVANT_INLINE void triplet_value_tile(const chunk_reader *reader, uint32_t bits, 
     }
 }
 
+KVANT_INLINE int32_t pair_at(const int16_t *x)
+{
+    int32_t pair;
+    memcpy(&pair, x, sizeof pair);
+    return pair;
+}
+
 /* Sums of some vectors of the tile's columns over its first n_pairs rows; more: dots has a part of them already. */
 KVANT_INLINE void multiply_block(const number_tile *tile, uint32_t column, uint32_t vectors, uint32_t n_pairs,
-                                 const x_pairs *x, uint32_t rows, bool more, int32_t *dots, size_t dots_stride)
+                                 const int16_t *x, size_t x_stride, uint32_t rows, bool more, int32_t *dots,
+                                 size_t dots_stride)
 {
     vi sum[CHUNK_ROWS][CHUNK_VECTORS];
 #pragma GCC unroll 8
@@ -257,7 +261,7 @@ KVANT_INLINE void multiply_block(const number_tile *tile, uint32_t column, uint3
             numbers[j] = vi_load(tile->at[pair] + column + LANES * j);
 #pragma GCC unroll 8
         for (uint32_t i = 0; i < rows; i++) {
-            vi factor = vi_set(x->at[i][pair]);
+            vi factor = vi_set(pair_at(x + i * x_stride + 2 * pair));
 #pragma GCC unroll 8
             for (uint32_t j = 0; j < vectors; j++)
                 sum[i][j] = add_pairs(sum[i][j], numbers[j], factor);
@@ -270,34 +274,34 @@ KVANT_INLINE void multiply_block(const number_tile *tile, uint32_t column, uint3
             vi_store_aligned(dots + i * dots_stride + column + LANES * j, sum[i][j]);
 }
 
-KVANT_INLINE void multiply_rows(const number_tile *tile, uint32_t columns, uint32_t n_pairs, const x_pairs *x,
-                                uint32_t rows, bool more, int32_t *dots, size_t dots_stride)
+KVANT_INLINE void multiply_rows(const number_tile *tile, uint32_t columns, uint32_t n_pairs, const int16_t *x,
+                                size_t x_stride, uint32_t rows, bool more, int32_t *dots, size_t dots_stride)
 {
     uint32_t column = 0;
     columns = (columns + LANES - 1) / LANES * LANES;
     for (; column + LANES * CHUNK_VECTORS <= columns; column += LANES * CHUNK_VECTORS)
-        multiply_block(tile, column, CHUNK_VECTORS, n_pairs, x, rows, more, dots, dots_stride);
+        multiply_block(tile, column, CHUNK_VECTORS, n_pairs, x, x_stride, rows, more, dots, dots_stride);
     if (CHUNK_VECTORS > 3 && columns - column == 3 * LANES) {
-        multiply_block(tile, column, 3, n_pairs, x, rows, more, dots, dots_stride);
+        multiply_block(tile, column, 3, n_pairs, x, x_stride, rows, more, dots, dots_stride);
         return;
     }
     for (; column + 2 * LANES <= columns; column += 2 * LANES)
-        multiply_block(tile, column, 2, n_pairs, x, rows, more, dots, dots_stride);
+        multiply_block(tile, column, 2, n_pairs, x, x_stride, rows, more, dots, dots_stride);
     if (column < columns)
-        multiply_block(tile, column, 1, n_pairs, x, rows, more, dots, dots_stride);
+        multiply_block(tile, column, 1, n_pairs, x, x_stride, rows, more, dots, dots_stride);
 }
 
 /* n: at most CHUNK_ROWS. */
-static void multiply(const number_tile *tile, uint32_t columns, uint32_t n_pairs, const x_pairs *x, uint32_t n,
-                     bool more, int32_t *dots, size_t dots_stride)
+static void multiply(const number_tile *tile, uint32_t columns, uint32_t n_pairs, const int16_t *x, size_t x_stride,
+                     uint32_t n, bool more, int32_t *dots, size_t dots_stride)
 {
     switch (n) {
-    case 1: multiply_rows(tile, columns, n_pairs, x, 1, more, dots, dots_stride); return;
-    case 2: multiply_rows(tile, columns, n_pairs, x, 2, more, dots, dots_stride); return;
-    case 3: multiply_rows(tile, columns, n_pairs, x, 3, more, dots, dots_stride); return;
-    case 4: multiply_rows(tile, columns, n_pairs, x, 4, more, dots, dots_stride); return;
-    case 5: multiply_rows(tile, columns, n_pairs, x, 5, more, dots, dots_stride); return;
-    default: multiply_rows(tile, columns, n_pairs, x, 6, more, dots, dots_stride); return;
+    case 1: multiply_rows(tile, columns, n_pairs, x, x_stride, 1, more, dots, dots_stride); return;
+    case 2: multiply_rows(tile, columns, n_pairs, x, x_stride, 2, more, dots, dots_stride); return;
+    case 3: multiply_rows(tile, columns, n_pairs, x, x_stride, 3, more, dots, dots_stride); return;
+    case 4: multiply_rows(tile, columns, n_pairs, x, x_stride, 4, more, dots, dots_stride); return;
+    case 5: multiply_rows(tile, columns, n_pairs, x, x_stride, 5, more, dots, dots_stride); return;
+    default: multiply_rows(tile, columns, n_pairs, x, x_stride, 6, more, dots, dots_stride); return;
     }
 }
 
@@ -309,15 +313,16 @@ KVANT_INLINE uint32_t at_most(uint32_t n, uint32_t most)
 KVANT_INLINE void key_piece(const chunk_reader *reader, const number_tile *tile, uint32_t first, uint32_t chunks,
                             const int16_t *x, size_t x_stride, int32_t *dots, size_t dots_stride, uint32_t n)
 {
-    x_pairs pairs;
     const uint32_t size = reader->numbers->components, numbers = size * (chunks + (size == 3 && chunks % 2));
-    for (uint32_t i = 0; i < n; i += CHUNK_ROWS) {
-        const uint32_t rows = at_most(n - i, CHUNK_ROWS);
-        for (uint32_t r = 0; r < rows; r++)
-            memcpy(pairs.at[r], x + (i + r) * x_stride + size * first, numbers * sizeof *x);
-        multiply(tile, KVANT_PAGE_TOKENS, numbers / 2, &pairs, rows, first > 0, dots + i * dots_stride,
-                 dots_stride);
-    }
+    for (uint32_t i = 0; i < n; i += CHUNK_ROWS)
+        multiply(tile, KVANT_PAGE_TOKENS, numbers / 2, x + i * x_stride + size * first, x_stride,
+                 at_most(n - i, CHUNK_ROWS), first > 0, dots + i * dots_stride, dots_stride);
+}
+
+KVANT_INLINE void copy_sums(int32_t *dots, const int32_t *sums, uint32_t n)
+{
+    for (uint32_t i = 0; i < n; i += LANES)
+        vi_store_some(dots + i, vi_load(sums + i), n - i);
 }
 
 /* Sums of a piece of chunks. */
@@ -326,26 +331,26 @@ KVANT_INLINE void place_sums(const kvant_chunk_numbers *numbers, uint32_t first,
 {
     const kvant_triplet_places places = kvant_triplet_places_of(numbers->dim);
     if (numbers->components == 4)
-        memcpy(dots + 4 * first, sums,
-               at_most(4 * chunks, kvant_padded_dim(numbers->dim) - 4 * first) * sizeof *dots);
+        copy_sums(dots + 4 * first, sums, at_most(4 * chunks, kvant_padded_dim(numbers->dim) - 4 * first));
     for (uint32_t j = 0; j < 3 && numbers->components == 3; j++)
         if (first < places.n[j])
-            memcpy(dots + places.first[j] + first, sums + triplet_lanes(chunks) * j,
-                   at_most(chunks, places.n[j] - first) * sizeof *dots);
+            copy_sums(dots + places.first[j] + first, sums + triplet_lanes(chunks) * j,
+                      at_most(chunks, places.n[j] - first));
 }
 
 KVANT_INLINE void value_piece(const chunk_reader *reader, const number_tile *tile, uint32_t first, uint32_t chunks,
                               const int16_t *x, size_t x_stride, int32_t *dots, size_t dots_stride, uint32_t n)
 {
-    x_pairs pairs;
+    _Alignas(64) int16_t pairs[CHUNK_ROWS][KVANT_PAGE_TOKENS];
     _Alignas(64) int32_t sums[CHUNK_ROWS][KVANT_PAGE_TOKENS];
     const uint32_t columns = reader->numbers->components == 3 ? 3 * triplet_lanes(chunks) : 4 * chunks;
     for (uint32_t i = 0; i < n; i += CHUNK_ROWS) {
         const uint32_t rows = at_most(n - i, CHUNK_ROWS);
         for (uint32_t r = 0; r < rows; r++)
-            for (uint32_t j = 0; j < KVANT_PAGE_TOKENS / 2; j += LANES)
-                vi_store_aligned(pairs.at[r] + j, vi_pair_words(vi_load(x + (i + r) * x_stride + 2 * j)));
-        multiply(tile, columns, KVANT_PAGE_TOKENS / 2, &pairs, rows, false, sums[0], KVANT_PAGE_TOKENS);
+            for (uint32_t j = 0; j < KVANT_PAGE_TOKENS; j += 2 * LANES)
+                vi_store_aligned(pairs[r] + j, vi_pair_words(vi_load(x + (i + r) * x_stride + j)));
+        multiply(tile, columns, KVANT_PAGE_TOKENS / 2, pairs[0], KVANT_PAGE_TOKENS, rows, false, sums[0],
+                 KVANT_PAGE_TOKENS);
         for (uint32_t r = 0; r < rows; r++)
             place_sums(reader->numbers, first, chunks, sums[r], dots + (i + r) * dots_stride);
     }
@@ -405,14 +410,13 @@ static KVANT_CHUNK_DOTS_FN(NAME(chunk_dots))
     };
     if (computed)
         reader.octahedral = load_octahedral(numbers->octahedral);
-#define KIND(bits, computed) ((chunk_kind){ bits, true, computed, false })
-    if (computed && !linear && layout->bits == 13)
-        chunk_dots_of(&reader, KIND(13, true), x, x_stride, dots, dots_stride, n);
-    else if (computed && !linear && layout->bits == 10)
-        chunk_dots_of(&reader, KIND(10, true), x, x_stride, dots, dots_stride, n);
-    else if (computed && !linear && layout->bits == 7)
-        chunk_dots_of(&reader, KIND(7, true), x, x_stride, dots, dots_stride, n);
-#undef KIND
+    const bool usual = triplets && !linear && computed == CAN_COMPUTE;
+    if (usual && layout->bits == 13)
+        chunk_dots_of(&reader, (chunk_kind){ 13, true, CAN_COMPUTE, false }, x, x_stride, dots, dots_stride, n);
+    else if (usual && layout->bits == 10)
+        chunk_dots_of(&reader, (chunk_kind){ 10, true, CAN_COMPUTE, false }, x, x_stride, dots, dots_stride, n);
+    else if (usual && layout->bits == 7)
+        chunk_dots_of(&reader, (chunk_kind){ 7, true, CAN_COMPUTE, false }, x, x_stride, dots, dots_stride, n);
     else if (!triplets && linear && layout->bits == 16)
         chunk_dots_of(&reader, (chunk_kind){ 16, false, false, true }, x, x_stride, dots, dots_stride, n);
     else

@@ -24,6 +24,12 @@ KVANT_INLINE length_table load_lengths(const int16_t *lengths)
     return (length_table){ _mm256_broadcastsi128_si256(low), _mm256_broadcastsi128_si256(high) };
 }
 
+KVANT_INLINE void vi_store_some(int32_t *p, vi v, uint32_t n)
+{
+    const vi lane = _mm256_setr_epi32(0, 1, 2, 3, 4, 5, 6, 7);
+    _mm256_maskstore_epi32(p, _mm256_cmpgt_epi32(vi_set((int)n), lane), v);
+}
+
 /* Bytes with their top bit set look up zeros. */
 KVANT_INLINE vi look_up_lengths(length_table table, vi v)
 {

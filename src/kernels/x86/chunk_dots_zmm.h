@@ -10,6 +10,7 @@ typedef vi length_table;
 #define load_lengths(p) _mm512_broadcast_i64x4(_mm256_loadu_si256((const __m256i *)(p)))
 #define look_up_lengths(table, v) _mm512_permutexvar_epi16(v, table)
 
+#define vi_store_some(p, v, n) _mm512_mask_storeu_epi32(p, (__mmask16)((n) < 16 ? (1u << (n)) - 1 : 0xffff), v)
 #define vi_shift_left_each(v, n) _mm512_sllv_epi32(v, n)
 #define vi_shift_right_words(v, n) _mm512_srl_epi16(v, _mm_cvtsi32_si128((int)(n)))
 #define vi_multiply_words(a, b) _mm512_mullo_epi16(a, b)
