@@ -33,32 +33,45 @@ __device__ __forceinline__ int first_level(const OctopusLevels &levels, int n, u
     return rounding == 1 ? i : rounding == 3 || !(x > levels.direction[i]) ? i - 1 : i;
 }
 
+/* The best direction so far: the first one of the highest quality, the squared cosine with the cosine's sign times den. */
+struct BestDirection {
+    float quality, den, dot;
+    int u, w;
+
+    __device__ __forceinline__ void take(const OctopusLevels &levels, const Point &p, int new_u, int new_w)
+    {
+        const Point c = octahedral_point(levels.direction[new_u], levels.direction[new_w]);
+        const float new_dot = dot3(p.x, c.x, p.y, c.y, p.z, c.z), new_den = dot3(c.x, c.x, c.y, c.y, c.z, c.z);
+        const float new_quality = __fmul_rn(new_dot, fabsf(new_dot));
+        if (__fmul_rn(new_quality, den) > __fmul_rn(quality, new_den))
+            quality = new_quality, den = new_den, dot = new_dot, u = new_u, w = new_w;
+    }
+};
+
 __device__ __forceinline__ TripletCode quantize_triplet(const OctopusLevels &levels, const kvant_cuda_book &book,
                                                         float x, float y, float z)
 {
-    const int n = 1 << book.direction_bits, width = book.rounding ? (int)book.rounding : n;
+    const int n = 1 << book.direction_bits;
     const float sum = __fadd_rn(__fadd_rn(fabsf(x), fabsf(y)), fabsf(z)), length = sum > 0 ? sum : 1;
     const Point p{ __fdiv_rn(x, length), __fdiv_rn(y, length), __fdiv_rn(z, length) };
     const float fold = p.z < 0 ? -p.z : 0;
     const int first_u = first_level(levels, n, book.rounding, __fadd_rn(p.x, copysignf(fold, p.x))),
               first_w = first_level(levels, n, book.rounding, __fadd_rn(p.y, copysignf(fold, p.y)));
-    float best_quality = -4, best_den = 1, best_dot = 0;
-    int best_u = 0, best_w = 0;
+    BestDirection best{ -4, 1, 0, 0, 0 };
+    if (book.rounding == 3) { /* the usual one: no loops, so that candidates are worked on side by side */
+#pragma unroll
+        for (int i = 0; i < 9; i++)
+            best.take(levels, p, min(max(first_u + i / 3, 0), n - 1), min(max(first_w + i % 3, 0), n - 1));
+    } else {
+        const int width = book.rounding ? (int)book.rounding : n;
 #pragma unroll 1
-    for (int a = 0; a < width; a++)
-#pragma unroll 1
-        for (int b = 0; b < width; b++) {
-            const int u = min(max(first_u + a, 0), n - 1), w = min(max(first_w + b, 0), n - 1);
-            const Point c = octahedral_point(levels.direction[u], levels.direction[w]);
-            const float dot = dot3(p.x, c.x, p.y, c.y, p.z, c.z), den = dot3(c.x, c.x, c.y, c.y, c.z, c.z);
-            const float quality = __fmul_rn(dot, fabsf(dot));
-            if (__fmul_rn(quality, best_den) > __fmul_rn(best_quality, den))
-                best_quality = quality, best_den = den, best_dot = dot, best_u = u, best_w = w;
-        }
-    const float along = __fdiv_rn(__fmul_rn(length, best_dot), __fsqrt_rn(best_den));
+        for (int i = 0; i < width * width; i++)
+            best.take(levels, p, min(max(first_u + i / width, 0), n - 1), min(max(first_w + i % width, 0), n - 1));
+    }
+    const float along = __fdiv_rn(__fmul_rn(length, best.dot), __fsqrt_rn(best.den));
     const float target = book.rounding == 1 ? __fsqrt_rn(dot3(x, x, y, y, z, z)) : along;
     const int k = count_below(levels.norm_thresholds, 1 << book.norm_bits, target);
-    return TripletCode{ (uint32_t)best_u | (uint32_t)best_w << book.direction_bits |
+    return TripletCode{ (uint32_t)best.u | (uint32_t)best.w << book.direction_bits |
                             (uint32_t)k << 2 * book.direction_bits,
                         along, levels.norm[k] };
 }
