@@ -5,8 +5,8 @@
 #include "../math/quaternion.h"
 #include "codec_internal.h"
 
-/* Sets *n to their number; they live as long as the codec. Directions are rounded from products with these, so
- * whoever makes directions of them needs them unrounded. */
+/* Sets *n to their number; they live as long as the codec. Directions are rounded from products with
+ * these, so whoever makes directions of them needs them unrounded. */
 const kvant_quaternion *kvant_hqmq_secondaries(const kvant_codec *codec, uint32_t *n);
 
 #endif
