@@ -11,7 +11,7 @@
  *
  * and, roundings being independent, by m sqrt(d / 12) of these as a standard deviation. Zero points are multiplied by the integers in the
  * first case (what is off then is a, not the page), by a in the second. Values of a codebook are within half a step, their largest
- * / KVANT_CODE_VALUE_MAX, of the codec's own. */
+ * / KVANT_CODE_VALUE_MAX, of the codec's own; numbers of chunk codes within kvant_code_numbers.error steps of theirs. */
 #ifndef KVANT_ATTENTION_CODES_H
 #define KVANT_ATTENTION_CODES_H
 

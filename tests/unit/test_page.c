@@ -117,6 +117,50 @@ static void unpacking_is_decoding_at_every_level(void **state)
     }
 }
 
+/* What attention multiplies in place of chunk codes, times step and the token's scale, is what decoding gives, within `error` steps. */
+static void numbers_are_near_decoding(void **state)
+{
+    static const uint32_t dims[] = { 32, 64, 80, 96, 112, 128, 256 };
+    uint64_t rng = 14;
+    uint32_t offered = 0;
+    (void)state;
+    for (size_t s = 0; s < COUNT(all_specs); s++)
+        for (size_t d = 0; d < COUNT(dims); d++) {
+            kvant_codec *codec;
+            if (kvant_codec_create(all_specs[s], dims[d], KVANT_ROLE_K, 1, &codec, NULL, 0) != KVANT_OK)
+                continue;
+            const kvant_code_numbers *numbers = codec->numbers;
+            void *page = aligned(info_of(codec).page_bytes);
+            float *x = malloc((size_t)64 * dims[d] * sizeof *x), y[KVANT_MAX_HEAD_DIM];
+            uint32_t codes[KVANT_MAX_HEAD_DIM];
+            fill_normal(x, (size_t)64 * dims[d], &rng);
+            assert_int_equal(kvant_codec_encode(codec, NULL, x, dims[d], 0, 64, page), KVANT_OK);
+            offered += numbers != NULL;
+            for (uint32_t t = 0; numbers && t < 64; t++) {
+                const kvant_chunk_numbers *chunk = &numbers->chunk;
+                const double scale = kvant_half_to_float(
+                    ((const uint16_t *)((const uint8_t *)page + codec->info.metadata_offset))[t]);
+                kvant_chunk_layout_get(numbers->layout, page, t, codes);
+                kvant_codec_decode_transformed(codec, page, t, y);
+                for (uint32_t j = 0; j < dims[d]; j++) {
+                    const uint32_t code = codes[j / chunk->components], above = code >> chunk->index_bits;
+                    const uint32_t index = code & ((1u << chunk->index_bits) - 1);
+                    const int32_t length = chunk->step ? chunk->step * (int32_t)above : chunk->lengths[above];
+                    const int32_t number =
+                        kvant_scale_word(chunk->entries[4 * index + j % chunk->components], length);
+                    assert_true(abs(number) <= KVANT_CODE_VALUE_MAX);
+                    if (!(fabs(number * scale * numbers->step - y[j]) <= numbers->error * numbers->step * scale))
+                        fail_msg("%s dim %u token %u channel %u: %g, not %g", all_specs[s], dims[d], t, j,
+                                 number * scale * numbers->step, y[j]);
+                }
+            }
+            free(x);
+            free(page);
+            kvant_codec_free(&codec);
+        }
+    assert_true(offered >= 10 * COUNT(dims));
+}
+
 /* Positions are a permutation: no two rows share a place. */
 static void positions_are_a_permutation(void **state)
 {
@@ -252,6 +296,7 @@ int main(void)
         cmocka_unit_test(codes_lie_where_the_document_says),
         cmocka_unit_test(chunk_codes_lie_where_the_document_says),
         cmocka_unit_test(unpacking_is_decoding_at_every_level),
+        cmocka_unit_test(numbers_are_near_decoding),
         cmocka_unit_test(positions_are_a_permutation),
         cmocka_unit_test(matmul_and_exp_agree_with_double),
     };
