@@ -6,13 +6,12 @@ a copy in the same process of measurements.
 """
 
 import argparse
-import csv
+import pathlib
 import statistics
+import sys
 
-
-def read(path):
-    with open(path, newline="") as file:
-        return list(csv.DictReader(file))
+sys.path.insert(0, str(pathlib.Path(__file__).parents[1]))
+from tables import markdown, read
 
 
 def copy_bandwidth(rows):
@@ -35,10 +34,7 @@ def main():
             codecs.append(row["codec"])
         cells.setdefault(shape, {})[row["codec"]] = f"{float(row['us']):.0f} us, {float(row['GB/s']) / copy:.0%}"
     print(f"Copy: {copy / 1e3:.2f} TB/s.\n")
-    print(f"| batch, q heads, kv heads, head_dim, tokens | {' | '.join(codecs)} |")
-    print("|---" * (len(codecs) + 1) + "|")
-    for shape, row in cells.items():
-        print(f"| {shape} | {' | '.join(row.get(codec, '') for codec in codecs)} |")
+    print(*markdown("batch, q heads, kv heads, head_dim, tokens", codecs, cells), sep="\n")
 
 
 if __name__ == "__main__":

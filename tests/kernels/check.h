@@ -80,6 +80,9 @@ void *check_output(checker *check, const char *name, size_t bytes, size_t alignm
 void check_enter(checker *check);
 void check_leave(checker *check);
 
+/* False where results do not count (--faults-only): a check may then leave out what it would compare them with. */
+bool check_compares(const checker *check);
+
 /* Comparisons: the first differences of a kernel at a level are reported, the others counted. */
 void check_fail(checker *check, const char *format, ...) KVANT_PRINTF(2, 3);
 void check_near(checker *check, const char *name, size_t index, double got, double want, double bound);

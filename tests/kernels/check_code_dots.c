@@ -146,7 +146,8 @@ static void check_dots(checker *check, kvant_code_dots_fn *kernel, const dots *p
 {
     static int32_t want[MAX_VECTORS * KVANT_MAX_PADDED_DIM];
     uint32_t rows = 16 * p->layout.row_tiles;
-    expect_dots(p, want);
+    if (check_compares(check))
+        expect_dots(p, want);
     CHECK_CALL(check, kernel(&p->layout, p->page, p->values, &p->factors, p->got, p->dots_stride, p->n));
     for (uint32_t i = 0; i < p->n; i++)
         for (uint32_t row = 0; row < rows; row++)

@@ -91,12 +91,13 @@ static chunks make_chunks(checker *check, uint32_t n, uint32_t spare, check_fill
 static void check_chunks(checker *check, kvant_closest_cosets_fn *kernel, kvant_closest_cosets_fn *c)
 {
     static const uint32_t counts[] = { 1, 2, 3, 7, 8, 17, 64, 96, 256, 4096 };
-    uint32_t want[16];
+    uint32_t want[16] = { 0 };
     for (size_t i = 0; i < COUNT(counts); i++)
         for (uint32_t spare = 0; spare < 4; spare++)
             for (int fill = 0; fill < CHECK_N_FILLS; fill++) {
                 chunks p = make_chunks(check, counts[i], spare * 5, (check_fill)fill);
-                c(p.x, p.stride, p.entries, counts[i], want);
+                if (check_compares(check))
+                    c(p.x, p.stride, p.entries, counts[i], want);
                 CHECK_CALL(check, kernel(p.x, p.stride, p.entries, counts[i], p.which));
                 check_same(check, "which", p.which, want, 16, sizeof *want);
             }

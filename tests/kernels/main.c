@@ -154,7 +154,8 @@ static void help(FILE *to)
           "  --bench        time instead: median nanoseconds of a call, hot caches, and how many times faster than "
           "c\n"
           "  --list         names kernels and levels\n"
-          "  --faults-only  wrong results do not count: for emulators, which have errors of their own\n"
+          "  --faults-only  wrong results do not count, and buffers only end at unmapped pages: for emulators,\n"
+          "                 which are slow and have errors of their own\n"
           "  --self-test    are kernels that are known to be wrong reported?\n"
           "  --help         this text\n",
           to);

@@ -1,0 +1,139 @@
+#!/usr/bin/env python3
+"""Prints the tables of docs/performance.md about attention on a CPU, and draws its picture when --svg names a file (needs
+matplotlib).
+
+    bench/cpu_roofline.py bench/results/cpu_attention.csv --svg docs/cpu_roofline.svg --ceiling "f32 products=120"
+
+A ceiling is what a kernel alone reaches from the nearest cache, in billions of multiply-adds a second on all threads of the
+measurement: check_kernels --bench.
+"""
+
+import argparse
+import statistics
+
+from tables import markdown, read
+
+COLORS = ["#444444", "#8c6d31", "#bd9e39", "#1f77b4", "#17becf", "#2ca02c", "#d62728", "#9467bd", "#e377c2"]
+
+
+def name(row):
+    return f"ggml {row['k']}" if row["library"] == "ggml" else row["k"]
+
+
+def number(row, key):
+    return float(row[key])
+
+
+def products(row):
+    """Multiply-adds of a call; of its causal part, a query sees half of the queries' own tokens."""
+    queries, tokens = number(row, "queries"), number(row, "tokens")
+    heads = number(row, "gqa") * number(row, "kv_heads")
+    return 2 * heads * number(row, "head_dim") * queries * (tokens - (queries - 1) / 2)
+
+
+def level_of(rows):
+    """The level of the first shapes, which is the machine's best."""
+    return next(row["level"] for row in rows if row["level"])
+
+
+def best(rows):
+    return [row for row in rows if row["level"] in ("", level_of(rows))]
+
+
+def names(rows):
+    return list(dict.fromkeys(name(row) for row in rows))
+
+
+def cell(row):
+    times = f", {number(row, 'times_f16'):.1f}x" if row["times_f16"] else ""
+    return f"{number(row, 'microseconds'):.0f}{times}"
+
+
+def shape_table(rows):
+    cells = {}
+    for row in rows:
+        label = f"{row['head_dim']}, {row['gqa']}, {int(row['tokens']):,}"
+        cells.setdefault(label, {}).setdefault(name(row), cell(row))
+    return markdown("head_dim, GQA, tokens", names(rows), cells)
+
+
+def codec_table(rows):
+    cells = {}
+    for row in sorted(rows, key=lambda row: number(row, "microseconds")):
+        bits = 8 * number(row, "bytes") / (2 * number(row, "kv_heads") * number(row, "head_dim") * number(row, "tokens"))
+        cells.setdefault(name(row), {"bits": f"{bits:.2f}", "us": f"{number(row, 'microseconds'):.0f}",
+                                     "GB/s": f"{number(row, 'gbytes_per_second'):.2f}",
+                                     "times f16": f"{number(row, 'times_f16'):.2f}",
+                                     "of memory": f"{number(row, 'share_of_bandwidth'):.0%}"})
+    return markdown("cache", ["bits", "us", "GB/s", "times f16", "of memory"], cells)
+
+
+def level_table(rows, tokens):
+    cells = {}
+    for row in rows:
+        if row["library"] == "kvant" and row["tokens"] == tokens:
+            cells.setdefault(row["k"], {})[row["level"]] = cell(row)
+    levels = list(dict.fromkeys(level for row in cells.values() for level in row))
+    return markdown("codec", levels, cells)
+
+
+def draw(rows, bandwidth, ceilings, path):
+    import matplotlib
+
+    matplotlib.use("svg")
+    matplotlib.rcParams["svg.hashsalt"] = "kvant"
+    from matplotlib import pyplot
+
+    figure, axes = pyplot.subplots(figsize=(8, 5))
+    intensities = [products(row) / number(row, "bytes") for row in rows]
+    rates = [products(row) / number(row, "microseconds") / 1e3 for row in rows]
+    span = [min(intensities) / 1.5, max(intensities) * 1.5]
+    roof = max([max(rates), *ceilings.values()])
+    axes.plot([span[0], roof / bandwidth], [span[0] * bandwidth, roof], "k-", linewidth=1)
+    axes.text(span[0] * 1.05, span[0] * bandwidth * 1.5, f"memory, {bandwidth:.1f} GB/s", fontsize=8, rotation=35)
+    for label, height in ceilings.items():
+        axes.plot([height / bandwidth, span[1]], [height, height], "k--", linewidth=0.8)
+        axes.text(span[1], height * 1.05, f"{label}, {height:.0f}", fontsize=8, ha="right")
+    for color, codec in zip(COLORS, names(rows)):
+        for marker, many, size in (("o", False, 28), ("^", True, 36)):
+            points = [(x, y) for x, y, row in zip(intensities, rates, rows)
+                      if name(row) == codec and (number(row, "queries") > 8) == many]
+            if points:
+                axes.scatter(*zip(*points), s=size, color=color, marker=marker, label=None if many else codec)
+    axes.set(xscale="log", yscale="log", xlim=span, xlabel="multiply-adds a byte of keys and values",
+             ylabel="billions of multiply-adds a second")
+    axes.set_title("Attention, head_dim 128: one query token (circles; GQA 1, 4, 7; 32768 tokens)\n"
+                   "and 512 (triangles; GQA 4; 4096 tokens)", fontsize=9)
+    axes.legend(fontsize=8, loc="lower right")
+    axes.grid(True, which="major", linewidth=0.3)
+    figure.tight_layout()
+    figure.savefig(path, metadata={"Date": None})
+
+
+def main():
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("csv", help="cpu_attention.csv")
+    parser.add_argument("--svg", help="the picture's file")
+    parser.add_argument("--ceiling", action="append", default=[], metavar="NAME=NUMBER", help="a line of the picture")
+    arguments = parser.parse_args()
+    rows = read(arguments.csv)
+    bandwidth = statistics.median({number(row, "read_gbytes_per_second") for row in rows})
+    decode = [row for row in best(rows) if row["queries"] == "1"]
+    prefill = [row for row in best(rows) if row["queries"] != "1"]
+    usual = [row for row in decode if name(row) in names(prefill)]
+    print(f"Reading: {bandwidth:.1f} GB/s, {rows[0]['threads']} threads. Level: {level_of(rows)}.\n")
+    print("One query token, microseconds and times faster than ggml's f16:\n", *shape_table(usual), sep="\n")
+    print("\n512 query tokens:\n", *shape_table(prefill), sep="\n")
+    one = [row for row in decode if (row["head_dim"], row["gqa"], row["tokens"]) == ("128", "4", "32768")]
+    print("\nEvery cache, one query token, head_dim 128, GQA 4, 32768 tokens:\n", *codec_table(one), sep="\n")
+    print("\nCPU levels, the same shape:\n", *level_table([row for row in rows if row["queries"] == "1" and
+          (row["head_dim"], row["gqa"]) == ("128", "4")], "32768"), sep="\n")
+    if arguments.svg:
+        drawn = [row for row in usual if (row["head_dim"], row["tokens"]) == ("128", "32768")]
+        drawn += [row for row in prefill if row["head_dim"] == "128"]
+        ceilings = {key: float(value) for key, value in (text.rsplit("=", 1) for text in arguments.ceiling)}
+        draw(drawn, bandwidth, ceilings, arguments.svg)
+
+
+if __name__ == "__main__":
+    main()
