@@ -104,7 +104,7 @@ def draw(rows, bandwidth, ceilings, path):
              ylabel="billions of multiply-adds a second")
     axes.set_title("Attention, head_dim 128: one query token (circles; GQA 1, 4, 7; 32768 tokens)\n"
                    "and 512 (triangles; GQA 4; 4096 tokens)", fontsize=9)
-    axes.legend(fontsize=8, loc="lower right")
+    axes.legend(fontsize=8, loc="center", bbox_to_anchor=(0.68, 0.25))
     axes.grid(True, which="major", linewidth=0.3)
     figure.tight_layout()
     figure.savefig(path, metadata={"Date": None})
