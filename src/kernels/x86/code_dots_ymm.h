@@ -12,6 +12,9 @@ typedef struct dot_operand {
     vi at[KVANT_MAX_PADDED_DIM / KVANT_TILE][2][2];
 } dot_operand;
 
+/* Bytes of number i of four of two columns, which lie side by side in 128 bits. */
+static const uint32_t column_pairs[4] = { 0x09080100, 0x0b0a0302, 0x0d0c0504, 0x0f0e0706 };
+
 /* Bytes of values, low and high, of both digits. */
 typedef struct dot_tables {
     vi low[2], high[2];
@@ -36,24 +39,28 @@ KVANT_INLINE vi spread_four(const int16_t *x, vi pair)
     return _mm256_unpacklo_epi16(_mm256_shuffle_epi8(vi_load(x), pair), _mm256_shuffle_epi8(vi_load(x + 32), pair));
 }
 
-KVANT_INLINE vi spread_two_bands(const int16_t *a, const int16_t *b, size_t at, vi pair)
-{
-    vi x = spread_four(a + at, pair);
-    return a == b ? x : _mm256_blend_epi32(x, spread_four(b + at, pair), 0xcc);
-}
-
-KVANT_INLINE void spread_columns(const int16_t *const bands[4], uint32_t first, uint32_t end, dot_operand *out)
+/* All row tiles take numbers of x. */
+KVANT_INLINE void spread_band(const int16_t *x, uint32_t first, uint32_t end, dot_operand *out)
 {
     for (uint32_t ct = first; ct < end; ct++) {
-        uint32_t low = 2 * (ct % 4) * 0x0101u + 0x0100u; /* bytes of number ct mod 4 of 8 */
-        vi pair = vi_set((int)(low | (low + 0x0808u) << 16));
-        for (uint32_t side = 0; side < 2; side++) {
-            size_t at = (size_t)KVANT_PAGE_TOKENS * (ct / 4) + 16 * side;
-            out->at[ct][side][0] = spread_two_bands(bands[0], bands[1], at, pair);
-            out->at[ct][side][1] =
-                bands[3] == bands[0] ? out->at[ct][side][0] : spread_two_bands(bands[2], bands[3], at, pair);
-        }
+        vi pair = vi_set((int)column_pairs[ct % 4]);
+        const int16_t *block = x + KVANT_PAGE_TOKENS * (ct / 4);
+        out->at[ct][0][0] = out->at[ct][0][1] = spread_four(block, pair);
+        out->at[ct][1][0] = out->at[ct][1][1] = spread_four(block + 16, pair);
     }
+}
+
+/* Row tile k takes numbers of bands[k]. */
+KVANT_INLINE void spread_bands(const int16_t *const bands[4], uint32_t first, uint32_t end, dot_operand *out)
+{
+    for (uint32_t ct = first; ct < end; ct++)
+        for (uint32_t i = 0; i < 4; i++) {
+            vi pair = vi_set((int)column_pairs[ct % 4]);
+            const int16_t *const *two = bands + 2 * (i % 2);
+            size_t at = (size_t)KVANT_PAGE_TOKENS * (ct / 4) + 16 * (i / 2);
+            out->at[ct][i / 2][i % 2] =
+                _mm256_blend_epi32(spread_four(two[0] + at, pair), spread_four(two[1] + at, pair), 0xcc);
+        }
 }
 
 /* sum[0]: rows of row tiles 0 and 1, sum[1]: of 2 and 3. */

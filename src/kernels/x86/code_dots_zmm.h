@@ -10,6 +10,9 @@ typedef struct dot_operand {
     vi at[KVANT_MAX_PADDED_DIM / KVANT_TILE][2];
 } dot_operand;
 
+/* Bytes of number i of four of two columns, which lie side by side in 128 bits. */
+static const uint32_t column_pairs[4] = { 0x09080100, 0x0b0a0302, 0x0d0c0504, 0x0f0e0706 };
+
 typedef struct dot_tables {
     vi at[2];
 } dot_tables;
@@ -20,25 +23,30 @@ KVANT_INLINE dot_tables load_tables(const int16_t *values)
                            _mm512_broadcast_i64x4(_mm256_loadu_si256((const __m256i *)(values + 16))) } };
 }
 
-/* Row tile k takes numbers of bands[k]. */
-KVANT_INLINE vi spread_pair(const int16_t *const bands[4], size_t at, vi pair)
-{
-    vi x = _mm512_shuffle_epi8(vi_load(bands[0] + at), pair);
-    if (bands[3] == bands[0])
-        return x;
-    for (uint32_t k = 1; k < 4; k++)
-        x = _mm512_mask_mov_epi32(x, (__mmask16)(0x1111u << k), _mm512_shuffle_epi8(vi_load(bands[k] + at), pair));
-    return x;
-}
-
-KVANT_INLINE void spread_columns(const int16_t *const bands[4], uint32_t first, uint32_t end, dot_operand *out)
+/* All row tiles take numbers of x. */
+KVANT_INLINE void spread_band(const int16_t *x, uint32_t first, uint32_t end, dot_operand *out)
 {
     for (uint32_t ct = first; ct < end; ct++) {
-        uint32_t low = 2 * (ct % 4) * 0x0101u + 0x0100u; /* bytes of number ct mod 4 of 8 */
-        vi pair = vi_set((int)(low | (low + 0x0808u) << 16));
-        out->at[ct][0] = spread_pair(bands, (size_t)KVANT_PAGE_TOKENS * (ct / 4), pair);
-        out->at[ct][1] = spread_pair(bands, (size_t)KVANT_PAGE_TOKENS * (ct / 4) + 32, pair);
+        vi pair = vi_set((int)column_pairs[ct % 4]);
+        const int16_t *block = x + KVANT_PAGE_TOKENS * (ct / 4);
+        out->at[ct][0] = _mm512_shuffle_epi8(vi_load(block), pair);
+        out->at[ct][1] = _mm512_shuffle_epi8(vi_load(block + 32), pair);
     }
+}
+
+/* Row tile k takes numbers of bands[k]. */
+KVANT_INLINE void spread_bands(const int16_t *const bands[4], uint32_t first, uint32_t end, dot_operand *out)
+{
+    for (uint32_t ct = first; ct < end; ct++)
+        for (uint32_t side = 0; side < 2; side++) {
+            vi x = vi_set(0), pair = vi_set((int)column_pairs[ct % 4]);
+            size_t at = (size_t)KVANT_PAGE_TOKENS * (ct / 4) + 32 * side;
+#pragma GCC unroll 4
+            for (uint32_t k = 0; k < 4; k++)
+                x = _mm512_mask_mov_epi32(x, (__mmask16)(0x1111u << k),
+                                          _mm512_shuffle_epi8(vi_load(bands[k] + at), pair));
+            out->at[ct][side] = x;
+        }
 }
 
 /* (a, b) -> 128-bit lanes a0 + a2, a1 + a3, b0 + b2, b1 + b3 */
