@@ -20,19 +20,40 @@ static uint64_t read_xcr0(void)
 
 #define BIT(word, n) ((word) >> (n)&1u)
 
-kvant_cpu_level kvant_cpu_detect(void)
+typedef struct features {
+    bool avx2, avx2_vnni, avx512, avx512_vnni;
+} features;
+
+static features detect(void)
 {
-    uint32_t a, b, c, d, b7, c7, d7;
+    features has = { false, false, false, false };
+    uint32_t a, b, c, d, a7, b7, c7, d7;
     if (!__get_cpuid(1, &a, &b, &c, &d) || !BIT(c, 27)) /* OSXSAVE: xgetbv may be executed */
-        return KVANT_CPU_C;
+        return has;
     uint64_t xcr0 = read_xcr0();
     if ((xcr0 & 6) != 6 || !BIT(c, 12) || !BIT(c, 29)) /* xmm and ymm state, FMA, F16C */
-        return KVANT_CPU_C;
-    if (!__get_cpuid_count(7, 0, &a, &b7, &c7, &d7) || !BIT(b7, 5)) /* AVX2 */
-        return KVANT_CPU_C;
-    if ((xcr0 & 0xe6) != 0xe6 || !BIT(b7, 16) || !BIT(b7, 17) || !BIT(b7, 30) || !BIT(b7, 31))
-        return KVANT_CPU_AVX2; /* mask and zmm state; F, DQ, BW, VL */
-    return BIT(c7, 11) ? KVANT_CPU_AVX512_VNNI : KVANT_CPU_AVX512;
+        return has;
+    if (!__get_cpuid_count(7, 0, &a7, &b7, &c7, &d7) || !BIT(b7, 5)) /* AVX2 */
+        return has;
+    has.avx2 = true;
+    has.avx2_vnni = a7 >= 1 && __get_cpuid_count(7, 1, &a, &b, &c, &d) && BIT(a, 4);
+    /* mask and zmm state; F, DQ, BW, VL */
+    has.avx512 = (xcr0 & 0xe6) == 0xe6 && BIT(b7, 16) && BIT(b7, 17) && BIT(b7, 30) && BIT(b7, 31);
+    has.avx512_vnni = has.avx512 && BIT(c7, 11);
+    return has;
+}
+
+bool kvant_cpu_has(kvant_cpu_level level)
+{
+    features has = detect();
+    switch (level) {
+    case KVANT_CPU_C: return true;
+    case KVANT_CPU_AVX2: return has.avx2;
+    case KVANT_CPU_AVX2_VNNI: return has.avx2_vnni;
+    case KVANT_CPU_AVX512: return has.avx512;
+    case KVANT_CPU_AVX512_VNNI: return has.avx512_vnni;
+    default: return false;
+    }
 }
 #elif defined(__aarch64__)
 #if defined(__linux__)
@@ -60,13 +81,18 @@ static bool has_dot_product(void)
 #endif
 
 /* Every 64-bit ARM that runs an operating system has Advanced SIMD, and its calling convention needs it. */
-kvant_cpu_level kvant_cpu_detect(void)
+bool kvant_cpu_has(kvant_cpu_level level)
 {
-    return has_dot_product() ? KVANT_CPU_NEON_DOT : KVANT_CPU_NEON;
+    switch (level) {
+    case KVANT_CPU_C:
+    case KVANT_CPU_NEON: return true;
+    case KVANT_CPU_NEON_DOT: return has_dot_product();
+    default: return false;
+    }
 }
 #else
-kvant_cpu_level kvant_cpu_detect(void)
+bool kvant_cpu_has(kvant_cpu_level level)
 {
-    return KVANT_CPU_C;
+    return level == KVANT_CPU_C;
 }
 #endif

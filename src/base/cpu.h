@@ -2,9 +2,11 @@
 #ifndef KVANT_BASE_CPU_H
 #define KVANT_BASE_CPU_H
 
+#include <stdbool.h>
+
 #include <kvant/kvant.h>
 
-/* The best level of this machine that the operating system lets programs use. */
-kvant_cpu_level kvant_cpu_detect(void);
+/* Whether this machine has a level's features and the operating system lets programs use them. */
+bool kvant_cpu_has(kvant_cpu_level level);
 
 #endif

@@ -4,7 +4,7 @@
  *   dot_operand          integers of the columns as the lanes of words want them
  *   dot_tables           values of the digits of codes
  *   load_tables(values)
- *   spread_band(x, first, end, out), spread_bands(bands, first, end, out)   bands: x of each of the four row tiles
+ *   spread_columns(bands, first, end, out)   bands: x of each of the four row tiles
  *   dot_group(planes, bits, tables, operands, columns, rows, dots, stride)   one row group; bits and rows are constants */
 
 typedef struct dot_job {
@@ -17,24 +17,14 @@ typedef struct dot_job {
 } dot_job;
 
 /* x of a vector for the four row tiles of a group; those that are missing meet what the last one meets. */
-KVANT_INLINE void find_bands(const dot_job *job, uint32_t i, uint32_t group, const int16_t *bands[4])
+KVANT_INLINE void find_bands(const dot_job *job, uint32_t i, uint32_t group, bool one_band, const int16_t *bands[4])
 {
+    const kvant_code_factors *factors = job->factors;
     for (uint32_t k = 0; k < 4; k++) {
         uint32_t rt = 4 * group + k < job->layout->row_tiles ? 4 * group + k : job->layout->row_tiles - 1;
-        bands[k] =
-            job->factors->x + i * job->factors->stride + rt / job->factors->band_tiles * job->factors->band_stride;
+        uint32_t band = one_band ? 0 : rt / factors->band_tiles;
+        bands[k] = factors->x + i * factors->stride + band * factors->band_stride;
     }
-}
-
-KVANT_INLINE void spread(const dot_job *job, uint32_t i, uint32_t group, bool one_band, dot_operand *out)
-{
-    const int16_t *bands[4];
-    if (one_band) {
-        spread_band(job->factors->x + i * job->factors->stride, job->factors->first, job->factors->end, out);
-        return;
-    }
-    find_bands(job, i, group, bands);
-    spread_bands(bands, job->factors->first, job->factors->end, out);
 }
 
 /* The planes of a row group of 4 tiles: those of the page, or words made of a smaller group. */
@@ -58,9 +48,11 @@ KVANT_INLINE void dot_rows(const dot_job *job, uint32_t bits, uint32_t first, ui
     dot_tables tables = load_tables(job->values);
     bool one_band = job->factors->band_tiles >= job->layout->row_tiles;
     for (uint32_t group = 0; 4 * group < job->layout->row_tiles; group++) {
-        if (!one_band || group == 0)
-            for (uint32_t i = 0; i < rows; i++)
-                spread(job, first + i, group, one_band, &operands[i]);
+        for (uint32_t i = 0; i < rows && !(one_band && group); i++) {
+            const int16_t *bands[4];
+            find_bands(job, first + i, group, one_band, bands);
+            spread_columns(bands, job->factors->first, job->factors->end, &operands[i]);
+        }
         find_planes(job->layout, job->page, group, words, planes);
         dot_group(planes, bits, &tables, operands, job->factors, rows,
                   job->dots + first * job->stride + KVANT_PAGE_TOKENS * group, job->stride);

@@ -18,6 +18,11 @@
 #else
 #define INIT_AVX2 NULL
 #endif
+#ifdef KVANT_HAVE_AVX2_VNNI
+#define INIT_AVX2_VNNI kvant_kernels_init_avx2_vnni
+#else
+#define INIT_AVX2_VNNI NULL
+#endif
 #ifdef KVANT_HAVE_AVX512
 #define INIT_AVX512 kvant_kernels_init_avx512
 #else
@@ -83,15 +88,18 @@ static void keep_reference(kvant_kernels *kernels)
     (void)kernels;
 }
 
-/* Every level there is, each after the one that it improves; init is NULL where the build lacks it. */
+/* Every level there is, each after those that it improves; init is NULL where the build lacks it. A machine may have a level and
+ * lack one before it. */
 static struct {
     kvant_cpu_level level;
+    bool usable;
     const char *name;
     void (*init)(kvant_kernels *kernels);
     kvant_kernels kernels;
 } levels[] = {
     { .level = KVANT_CPU_C, .name = "c", .init = keep_reference },
     { .level = KVANT_CPU_AVX2, .name = "avx2", .init = INIT_AVX2 },
+    { .level = KVANT_CPU_AVX2_VNNI, .name = "avx2vnni", .init = INIT_AVX2_VNNI },
     { .level = KVANT_CPU_AVX512, .name = "avx512", .init = INIT_AVX512 },
     { .level = KVANT_CPU_AVX512_VNNI, .name = "avx512vnni", .init = INIT_AVX512_VNNI },
     { .level = KVANT_CPU_NEON, .name = "neon", .init = INIT_NEON },
@@ -101,13 +109,13 @@ static struct {
 
 static void fill(void)
 {
-    kvant_cpu_level machine = kvant_cpu_detect();
     kvant_kernels kernels = reference;
     for (size_t i = 0; i < N_LEVELS; i++) {
-        if (!levels[i].init || levels[i].level > machine)
+        if (!levels[i].init || !kvant_cpu_has(levels[i].level))
             continue;
         levels[i].init(&kernels); /* compiled for the level: filling a table already takes its instructions */
         levels[i].kernels = kernels;
+        levels[i].usable = true;
         best = levels[i].level;
     }
 }
@@ -126,7 +134,7 @@ const kvant_kernels *kvant_kernels_get(kvant_cpu_level level)
     pthread_once(&once, fill);
     for (size_t i = 0; i < N_LEVELS; i++)
         if (levels[i].level == level)
-            return levels[i].init && level <= best ? &levels[i].kernels : NULL;
+            return levels[i].usable ? &levels[i].kernels : NULL;
     return NULL;
 }
 

@@ -307,6 +307,7 @@ void kvant_add_tile_group_c(const kvant_layout *layout, uint32_t group, const in
 
 /* Overwrite the entries that the level improves on those of the level before. Present when the build has the level. */
 void kvant_kernels_init_avx2(kvant_kernels *kernels);
+void kvant_kernels_init_avx2_vnni(kvant_kernels *kernels);
 void kvant_kernels_init_avx512(kvant_kernels *kernels);
 void kvant_kernels_init_avx512_vnni(kvant_kernels *kernels);
 void kvant_kernels_init_neon(kvant_kernels *kernels);

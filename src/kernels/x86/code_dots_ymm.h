@@ -63,6 +63,14 @@ KVANT_INLINE void spread_bands(const int16_t *const bands[4], uint32_t first, ui
         }
 }
 
+KVANT_INLINE void spread_columns(const int16_t *const bands[4], uint32_t first, uint32_t end, dot_operand *out)
+{
+    if (bands[0] == bands[3])
+        spread_band(bands[0], first, end, out);
+    else
+        spread_bands(bands, first, end, out);
+}
+
 /* sum[0]: rows of row tiles 0 and 1, sum[1]: of 2 and 3. */
 KVANT_INLINE void add_products(vi low_table, vi high_table, vi codes, const dot_operand *x, uint32_t rows,
                                uint32_t ct, uint32_t side, vi sum[2][DOT_ROWS])

@@ -49,6 +49,14 @@ KVANT_INLINE void spread_bands(const int16_t *const bands[4], uint32_t first, ui
         }
 }
 
+KVANT_INLINE void spread_columns(const int16_t *const bands[4], uint32_t first, uint32_t end, dot_operand *out)
+{
+    if (bands[0] == bands[3])
+        spread_band(bands[0], first, end, out);
+    else
+        spread_bands(bands, first, end, out);
+}
+
 /* (a, b) -> 128-bit lanes a0 + a2, a1 + a3, b0 + b2, b1 + b3 */
 KVANT_INLINE vi fold_pair(vi a, vi b)
 {
