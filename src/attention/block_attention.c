@@ -23,6 +23,19 @@ static kvant_block_page page_of(const kvant_attention_plan *plan, const kvant_bl
                                .stride = rows->token_stride };
 }
 
+/* Rows of a kv head lie between those of the others, one or two lines at a time, which hardware does not fetch far ahead. */
+static void fetch_next(const kvant_attention_plan *plan, const kvant_block_rows *rows,
+                       const kvant_attention_unit *unit, uint32_t page)
+{
+    if (page + 1 >= unit->end_page)
+        return;
+    kvant_block_page next = page_of(plan, rows, unit->kv_head, page + 1);
+    size_t bytes = kvant_block_row_bytes(rows->type, rows->head_dim);
+    for (uint32_t t = 0; t < next.n_tokens; t++)
+        for (size_t i = 0; i < bytes; i += 64)
+            KVANT_PREFETCH(next.rows + t * next.stride + i);
+}
+
 static void scale_query(const kvant_attention_plan *plan, uint32_t token, uint32_t head, float *out)
 {
     const kvant_attention_args *args = plan->args;
@@ -45,6 +58,7 @@ static void score(const kvant_attention_plan *plan, const kvant_kernels *kernels
 {
     const kvant_block_attention_args *source = plan->source;
     kvant_block_page k = page_of(plan, &source->k, unit->kv_head, page);
+    fetch_next(plan, &source->k, unit, page);
     if (unit->n_rows <= DIRECT_ROWS) {
         kernels->block_scores(&k, unit->queries, plan->k_dim, unit->scores, unit->n_rows);
         return;
@@ -60,6 +74,7 @@ static void add(const kvant_attention_plan *plan, const kvant_kernels *kernels, 
 {
     const kvant_block_attention_args *source = plan->source;
     kvant_block_page v = page_of(plan, &source->v, unit->kv_head, page);
+    fetch_next(plan, &source->v, unit, page);
     if (unit->n_rows <= DIRECT_ROWS) {
         kernels->block_sums(&v, unit->scores, unit->sums, plan->v_dim, unit->n_rows);
         return;
