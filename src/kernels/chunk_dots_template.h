@@ -1,4 +1,4 @@
-/* chunk_dots_template.h - products of chunks' numbers and integers, for vectors of 8 or 16 lanes. Sixteen chunks at a time become a
+/* chunk_dots_template.h - products of chunks' numbers and integers, for any vector width. Sixteen chunks at a time become a
  * tile of pairs of 16-bit numbers, which serves all vectors x, a block of CHUNK_ROWS at a time.
  *
  * A word has two codes, 16 bits apart: of two chunks (K) or two tokens (V); what a code lacks of 16 bits is zero. The including
@@ -8,7 +8,7 @@
  *   vi_store_aligned(p, v), add_pairs(sum, a, b)
  *   vi_store_some(p, v, n)               the first n lanes, or all
  *   CHUNK_ROWS, CHUNK_VECTORS            sums of a block
- *   vi_load_repeated(p, words)           words words again and again, 4 or 8, fewer than LANES
+ *   vi_load_repeated(p, words)           words words again and again, 4 or 8, fewer than LANES if that can be
  *   vi_shift_right_words(v, n)           of each 16 bits
  *   vi_multiply_words(a, b)              low halves of products of 16 bits
  *   vi_scale_words(a, b)                 a b / 2^15, rounded

@@ -6,7 +6,7 @@
  * Sums wrap: only the last one has to fit. */
 #include "words.h"
 
-#define DOT_ROWS 4u /* 24 sums, 2 operands, 2 of x, the tables, a mask and the words in 32 registers */
+#define DOT_ROWS 4u /* 16 sums, 2 operands, 2 of x, the tables, a mask and the words in 32 registers */
 
 /* Bytes of x for each of the four row tiles, in the order of a word's: [column tile][quad]. */
 typedef struct dot_operand {
@@ -139,14 +139,15 @@ KVANT_INLINE void add_codes(const dot_tables *tables, uint32_t bits, bool narrow
     }
 }
 
-/* Rows r and r + 8 of the group's four row tiles. */
+/* Of the group's four row tiles, rows r + 8 half for first <= half < end. */
 KVANT_INLINE void dot_row(const uint32_t *const *planes, uint32_t bits, const dot_tables *tables, bool narrow,
                           const dot_operand *x, const kvant_code_factors *columns, uint32_t rows, uint32_t r,
-                          int32_t *dots, size_t stride)
+                          uint32_t first, uint32_t end, int32_t *dots, size_t stride)
 {
     row_sums sum[2];
-    clear_sums(&sum[0], rows);
-    clear_sums(&sum[1], rows);
+#pragma GCC unroll 2
+    for (uint32_t half = first; half < end; half++)
+        clear_sums(&sum[half], rows);
     for (uint32_t ct = columns->first; ct < columns->end; ct++)
 #pragma GCC unroll 4
         for (uint32_t quad = 0; quad < 4; quad++) {
@@ -154,22 +155,28 @@ KVANT_INLINE void dot_row(const uint32_t *const *planes, uint32_t bits, const do
             if (code_digits(bits) > 1)
                 upper = split_nibbles(nibble_word(planes, bits, 1, ct, 16 * r + 4 * quad));
 #pragma GCC unroll 2
-            for (uint32_t half = 0; half < 2; half++)
+            for (uint32_t half = first; half < end; half++)
                 add_codes(tables, bits, narrow, codes.at[half], upper.at[half], x, rows, ct, quad, &sum[half]);
         }
-    store_sums(&sum[0], narrow, rows, dots + 4 * r, stride);
-    store_sums(&sum[1], narrow, rows, dots + 4 * r + 32, stride);
+#pragma GCC unroll 2
+    for (uint32_t half = first; half < end; half++)
+        store_sums(&sum[half], narrow, rows, dots + 4 * r + 32 * half, stride);
 }
 
+/* Both halves of words at once, but where the sums of several x, three of each, would not all stay in registers. */
 KVANT_INLINE void dot_group(const uint32_t *const *planes, uint32_t bits, const dot_tables *tables,
                             const dot_operand *x, const kvant_code_factors *columns, uint32_t rows, int32_t *dots,
                             size_t stride)
 {
     for (uint32_t r = 0; r < 8; r++)
-        if (tables->narrow[code_digits(bits) - 1])
-            dot_row(planes, bits, tables, true, x, columns, rows, r, dots, stride);
-        else
-            dot_row(planes, bits, tables, false, x, columns, rows, r, dots, stride);
+        if (tables->narrow[code_digits(bits) - 1]) {
+            dot_row(planes, bits, tables, true, x, columns, rows, r, 0, 2, dots, stride);
+        } else if (rows == 1) {
+            dot_row(planes, bits, tables, false, x, columns, rows, r, 0, 2, dots, stride);
+        } else {
+            dot_row(planes, bits, tables, false, x, columns, rows, r, 0, 1, dots, stride);
+            dot_row(planes, bits, tables, false, x, columns, rows, r, 1, 2, dots, stride);
+        }
 }
 
 #include "../code_dots_rows.h"

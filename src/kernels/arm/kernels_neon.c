@@ -40,6 +40,7 @@ typedef float32x4_t vf;
 #define vi_store(p, v) vst1q_u32((uint32_t *)(p), v)
 #define vi_store_words(p, v) vst1_s16(p, vmovn_s32(vreinterpretq_s32_u32(v)))
 #define vi_store_fours(p, v) vst1q_u32((uint32_t *)(p), v)
+#define vi_largest(v) vmaxvq_u32(v)
 #define vi_float_bits(x) vreinterpretq_u32_f32(x)
 #define vf_repeat_four(p) vld1q_f32(p)
 #define vi_load_float_bits(p) vreinterpretq_u32_f32(vld1q_f32(p))
@@ -74,6 +75,7 @@ KVANT_INLINE vf vf_scale(vf x, vf n)
 
 #include "code_dots_words.h"
 #include "unpack.h"
+#include "chunks.h"
 
 /* Looking values up is a tenth of the work with 4 vectors x at a time: a tile of them would save less than it costs. */
 #define tile_dots_neon code_dots_neon
