@@ -1,18 +1,20 @@
 #!/usr/bin/env python3
-"""Prints the tables of docs/performance.md about attention on a CPU, and draws its picture when --svg names a file (needs
-matplotlib).
+"""Prints the tables of docs/performance.md about attention on a CPU, or puts them there, and draws its picture when --svg
+names a file (needs matplotlib).
 
-    bench/cpu_roofline.py bench/results/cpu_attention.csv --svg docs/cpu_roofline.svg --ceiling "f32 products=120"
+    bench/cpu_roofline.py bench/results/cpu_attention.csv --into docs/performance.md --svg docs/cpu_roofline.svg \\
+        --ceiling "16-bit products=300"
 
 A ceiling is what a kernel alone reaches from the nearest cache, in billions of multiply-adds a second on all threads of the
 measurement: check_kernels --bench.
 """
 
 import argparse
-import statistics
 
 from tables import markdown, read
 
+BEGIN, END = "<!-- tables of bench/cpu_roofline.py -->", "<!-- end of tables -->"
+ORDER = ["c", "avx2", "avx2vnni", "avx512", "avx512vnni", "neon", "neondot"]
 COLORS = ["#444444", "#8c6d31", "#bd9e39", "#1f77b4", "#17becf", "#2ca02c", "#d62728", "#9467bd", "#e377c2"]
 
 
@@ -69,12 +71,38 @@ def codec_table(rows):
 
 
 def level_table(rows, tokens):
+    """Codecs that were measured at several levels; the best one comes from another run than the others."""
     cells = {}
     for row in rows:
         if row["library"] == "kvant" and row["tokens"] == tokens:
             cells.setdefault(row["k"], {})[row["level"]] = cell(row)
-    levels = list(dict.fromkeys(level for row in cells.values() for level in row))
-    return markdown("codec", levels, cells)
+    cells = {codec: row for codec, row in cells.items() if len(row) > 1}
+    return markdown("codec", sorted({level for row in cells.values() for level in row}, key=ORDER.index), cells)
+
+
+def tables(rows, bandwidths, decode, prefill, usual):
+    def is_usual(row):
+        return (row["head_dim"], row["gqa"], row["queries"]) == ("128", "4", "1")
+
+    yield (f"{rows[0]['machine']}, {rows[0]['date']}, commit {rows[-1]['commit']}, level {level_of(rows)}; {rows[0]['threads']} "
+           f"threads read memory at {bandwidths[0]:.1f} to {bandwidths[-1]:.1f} GB/s, each run of the bench measured it once.")
+    yield "\nOne query token, microseconds and times faster than ggml's f16:\n"
+    yield from shape_table(usual)
+    yield "\n512 query tokens, causal:\n"
+    yield from shape_table(prefill)
+    yield "\nEvery cache, one query token, head_dim 128, GQA 4, 32768 tokens:\n"
+    yield from codec_table([row for row in decode if is_usual(row) and row["tokens"] == "32768"])
+    yield "\nCPU levels, the same shape:\n"
+    yield from level_table([row for row in rows if is_usual(row)], "32768")
+
+
+def put(path, text):
+    """Between two comments of the document."""
+    with open(path) as file:
+        before, rest = file.read().split(BEGIN)
+    after = rest.split(END)[1]
+    with open(path, "w") as file:
+        file.write(f"{before}{BEGIN}\n{text}\n{END}{after}")
 
 
 def draw(rows, bandwidth, ceilings, path):
@@ -90,7 +118,7 @@ def draw(rows, bandwidth, ceilings, path):
     span = [min(intensities) / 1.5, max(intensities) * 1.5]
     roof = max([max(rates), *ceilings.values()])
     axes.plot([span[0], roof / bandwidth], [span[0] * bandwidth, roof], "k-", linewidth=1)
-    axes.text(span[0] * 1.05, span[0] * bandwidth * 1.5, f"memory, {bandwidth:.1f} GB/s", fontsize=8, rotation=35)
+    axes.text(span[0] * 1.05, span[0] * bandwidth * 1.9, f"memory, {bandwidth:.1f} GB/s", fontsize=8, rotation=35)
     for label, height in ceilings.items():
         axes.plot([height / bandwidth, span[1]], [height, height], "k--", linewidth=0.8)
         axes.text(span[1], height * 1.05, f"{label}, {height:.0f}", fontsize=8, ha="right")
@@ -113,26 +141,25 @@ def draw(rows, bandwidth, ceilings, path):
 def main():
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("csv", help="cpu_attention.csv")
+    parser.add_argument("--into", help="a document with room for the tables")
     parser.add_argument("--svg", help="the picture's file")
     parser.add_argument("--ceiling", action="append", default=[], metavar="NAME=NUMBER", help="a line of the picture")
     arguments = parser.parse_args()
     rows = read(arguments.csv)
-    bandwidth = statistics.median({number(row, "read_gbytes_per_second") for row in rows})
+    bandwidths = sorted({number(row, "read_gbytes_per_second") for row in rows})
     decode = [row for row in best(rows) if row["queries"] == "1"]
     prefill = [row for row in best(rows) if row["queries"] != "1"]
     usual = [row for row in decode if name(row) in names(prefill)]
-    print(f"Reading: {bandwidth:.1f} GB/s, {rows[0]['threads']} threads. Level: {level_of(rows)}.\n")
-    print("One query token, microseconds and times faster than ggml's f16:\n", *shape_table(usual), sep="\n")
-    print("\n512 query tokens:\n", *shape_table(prefill), sep="\n")
-    one = [row for row in decode if (row["head_dim"], row["gqa"], row["tokens"]) == ("128", "4", "32768")]
-    print("\nEvery cache, one query token, head_dim 128, GQA 4, 32768 tokens:\n", *codec_table(one), sep="\n")
-    print("\nCPU levels, the same shape:\n", *level_table([row for row in rows if row["queries"] == "1" and
-          (row["head_dim"], row["gqa"]) == ("128", "4")], "32768"), sep="\n")
+    text = "\n".join(tables(rows, bandwidths, decode, prefill, usual))
+    if arguments.into:
+        put(arguments.into, text)
+    else:
+        print(text)
     if arguments.svg:
         drawn = [row for row in usual if (row["head_dim"], row["tokens"]) == ("128", "32768")]
         drawn += [row for row in prefill if row["head_dim"] == "128"]
         ceilings = {key: float(value) for key, value in (text.rsplit("=", 1) for text in arguments.ceiling)}
-        draw(drawn, bandwidth, ceilings, arguments.svg)
+        draw(drawn, bandwidths[-1], ceilings, arguments.svg)
 
 
 if __name__ == "__main__":
