@@ -290,7 +290,8 @@ kvant_status kvant_codec_create_open(const kvant_codec *codec, kvant_codec **ope
     (*open)->info.spec = (*open)->spec;
     kvant_status status = kvant_codec_make_f16(*open);
     /* Sums over open and sealed pages share an order of channels. */
-    memcpy((*open)->layout.positions, codec->layout.positions, sizeof codec->layout.positions);
+    for (uint32_t j = 0; codec->layout.moved && j < codec->layout.padded_dim; j++)
+        kvant_layout_move_row(&(*open)->layout, j, kvant_layout_row_position(&codec->layout, j));
     if (status != KVANT_OK)
         kvant_codec_free(open);
     return status;

@@ -308,7 +308,7 @@ static void set_page(kvant_codec *codec, const kvant_direction_shape *shape)
     kvant_layout_init(&codec->layout, codec->info.role, codec->info.head_dim,
                       0); /* for the order of unpacked tiles */
     for (uint32_t j = 0; codec->info.role == KVANT_ROLE_V && j < codec->layout.padded_dim; j++)
-        codec->layout.positions[j] = (uint16_t)j;
+        kvant_layout_move_row(&codec->layout, j, j);
     kvant_codec_set_page(codec, channel_bits, direction->layout.code_bytes,
                          sizeof(uint16_t) * KVANT_PAGE_TOKENS * (1 + 4 * (size_t)direction->slots));
     codec->info.nominal_bits = nominal_bits(direction, shape->code_bits, codec->info.head_dim);

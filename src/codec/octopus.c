@@ -112,7 +112,7 @@ static void place_values(kvant_codec *codec)
 {
     const kvant_triplet_places places = kvant_triplet_places_of(codec->info.head_dim);
     for (uint32_t j = 0; j < codec->layout.padded_dim; j++)
-        codec->layout.positions[j] = (uint16_t)(j < codec->info.head_dim ? places.first[j % 3] + j / 3 : j);
+        kvant_layout_move_row(&codec->layout, j, j < codec->info.head_dim ? places.first[j % 3] + j / 3 : j);
 }
 
 /* split=D.N: D bits for each coordinate of a direction, N for a norm. D + N is 2b as in the paper's sweep,

@@ -55,6 +55,13 @@ static void raw_decode(const kvant_codec *codec, const void *page, uint32_t toke
         y[j] = type_of(codec) == RAW_F16 ? kvant_half_to_float(in[j]) : kvant_bf16_to_float(in[j]);
 }
 
+/* Whether unpack_halves does a page: keys, and values whose channels are in the order of tiles, whole blocks of 64. */
+static bool suits_halves(const kvant_codec *codec)
+{
+    return type_of(codec) == RAW_F16 && (codec->info.role == KVANT_ROLE_K ||
+                                         (codec->info.head_dim % KVANT_PAGE_TOKENS == 0 && !codec->layout.moved));
+}
+
 /* What attention meets most: pages that are not sealed yet. */
 static void unpack_halves(const kvant_codec *codec, const kvant_kernels *kernels, const uint16_t *half, float *tile)
 {
@@ -73,7 +80,7 @@ static void unpack_halves(const kvant_codec *codec, const kvant_kernels *kernels
 static void raw_unpack(const kvant_codec *codec, const kvant_kernels *kernels, const void *page, float *tile)
 {
     uint32_t d = codec->info.head_dim, padded = codec->layout.padded_dim;
-    if (type_of(codec) == RAW_F16 && (codec->info.role == KVANT_ROLE_K || d % KVANT_PAGE_TOKENS == 0)) {
+    if (suits_halves(codec)) {
         unpack_halves(codec, kernels, page, tile);
         return;
     }

@@ -4,6 +4,8 @@
 #ifndef KVANT_PAGE_LAYOUT_H
 #define KVANT_PAGE_LAYOUT_H
 
+#include <stdbool.h>
+
 #include <kvant/codec.h>
 
 #define KVANT_MAX_PLANES 3
@@ -26,6 +28,7 @@ typedef struct kvant_layout {
     kvant_plane planes[KVANT_MAX_PLANES];
     size_t code_bytes;
     uint16_t positions[KVANT_MAX_PADDED_DIM]; /* of rows in unpacked tiles, see below */
+    bool moved;                               /* they are not those of tiles */
 } kvant_layout;
 
 void kvant_layout_init(kvant_layout *layout, kvant_role role, uint32_t head_dim, uint32_t bits);
@@ -46,6 +49,13 @@ void kvant_layout_get(const kvant_layout *layout, const void *page, uint32_t tok
 static inline uint32_t kvant_layout_row_position(const kvant_layout *layout, uint32_t row)
 {
     return layout->positions[row];
+}
+
+/* Gives a row another position, for values whose codes are not in tiles. */
+static inline void kvant_layout_move_row(kvant_layout *layout, uint32_t row, uint32_t position)
+{
+    layout->positions[row] = (uint16_t)position;
+    layout->moved = true;
 }
 
 /* The same for the tokens of any page, also for V, whose tokens are columns: unpacked K and V agree on it. */

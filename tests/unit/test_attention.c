@@ -424,6 +424,9 @@ static void windows(void **state)
         { "turboquant-4:center=first", "int-4:rotate=hadamard,center=first,recent=30" },
         { "int-4:axis=channel,norm=first,rotate=dense", "turboquant-3:norm=first,center=first" },
         { "bdr-4:norm=first", "bdr-4:recent=200" },
+        { "octopus-4:center=first", "octopus-4:center=first" }, /* values in an order of their own, open pages too */
+        { "hqmq-s96r4:recent=64", "hqmq-s96r4:sink=4,recent=96" },
+        { "octopus-3:qjl,recent=64", "spherical-r4jl4:recent=64" },
     };
     (void)state;
     for (size_t i = 0; i < COUNT(specs); i++)
