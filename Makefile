@@ -41,7 +41,7 @@ test:
 	$(call configure,release,$(BUILD),-DKVANT_BUILD_TESTS=ON -DKVANT_TEST_MODEL="$$model" \
 	    -DKVANT_CUDA=AUTO -DCMAKE_CUDA_ARCHITECTURES=90-real)
 	cmake --build $(BUILD) -j $(JOBS)
-	ctest --test-dir $(BUILD) --output-on-failure
+	ctest --test-dir $(BUILD) --output-on-failure -j $(JOBS)
 
 # The same integration tests on the other generation of ggml's back-end interface.
 test-api3:
@@ -57,7 +57,7 @@ asan:
 	model=$$($(FETCH) model) && \
 	$(call configure,asan,$(BUILD)-asan,-DKVANT_BUILD_TESTS=ON -DKVANT_TEST_MODEL="$$model" -DKVANT_CUDA=OFF)
 	cmake --build $(BUILD)-asan -j $(JOBS)
-	ctest --test-dir $(BUILD)-asan --output-on-failure
+	ctest --test-dir $(BUILD)-asan --output-on-failure -j $(JOBS)
 
 install: all
 	cmake --install $(BUILD) --prefix $(PREFIX)

@@ -1,6 +1,6 @@
 #!/bin/sh
 # run.sh BUILD: builds the library for 64-bit ARM in folder BUILD and runs it under qemu-user: every kernel of the NEON levels
-# against portable C, and the bytes that codecs write against tests/unit/same_bytes.txt. The one processor has no dot product,
+# against portable C (200 cases each; all of them take minutes), and the bytes that codecs write against tests/unit/same_bytes.txt. The one processor has no dot product,
 # so an instruction of a level above its own ends the program; the other has all there is.
 set -eu
 root=$(cd "$(dirname "$0")/../.." && pwd)
@@ -30,14 +30,14 @@ same_bytes() { # processor, level, head_dim
 
 # Two at a time: most machines have two cores, and emulation is slow.
 (
-    emulate cortex-a53 check_kernels --level neon
+    emulate cortex-a53 check_kernels --level neon --cases 200
     same_bytes cortex-a53 neon 40
 ) &
 plain=$!
 (
     # What level neondot adds to neon.
-    emulate max check_kernels --level neondot --kernel code_dots
-    emulate max check_kernels --level neondot --kernel tile_dots
+    emulate max check_kernels --level neondot --kernel code_dots --cases 200
+    emulate max check_kernels --level neondot --kernel tile_dots --cases 200
     same_bytes max c 80
     same_bytes max neondot 64
 )

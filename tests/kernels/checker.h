@@ -15,6 +15,8 @@ struct checker {
     guard_memory memory;
     uint64_t rng;
     uint64_t cases, failures; /* of this kernel at this level */
+    uint64_t most_cases;      /* of a pass; 0: all */
+    uint64_t pass_cases;
     sigjmp_buf out;           /* where a kernel that faults ends up */
     volatile bool inside;     /* a kernel */
     bool faults_only;         /* wrong results do not count */

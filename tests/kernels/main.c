@@ -33,7 +33,7 @@ static const struct kernel {
 typedef struct options {
     const char *kernel;
     kvant_cpu_level level; /* AUTO: all */
-    uint64_t seed;
+    uint64_t seed, cases;  /* cases 0: all */
     bool bench, list, self_test, faults_only;
 } options;
 
@@ -113,6 +113,7 @@ static int run(checker *check, const options *o)
     if (o->self_test)
         return self_test(check);
     check->faults_only = o->faults_only;
+    check->most_cases = o->cases;
     for (int i = 1; i < MAX_LEVEL; i++)
         if (exists(i) && !kvant_kernels_get((kvant_cpu_level)i))
             printf("not run: level %s is not on this machine or not in this build\n",
@@ -141,7 +142,8 @@ static void list(void)
 
 static void help(FILE *to)
 {
-    fputs("usage: check_kernels [--kernel NAME] [--level NAME] [--seed N] [--faults-only]\n       check_kernels "
+    fputs("usage: check_kernels [--kernel NAME] [--level NAME] [--seed N] [--cases N] [--faults-only]\n       "
+          "check_kernels "
           "--bench [--kernel NAME] [--level NAME] | --list | --self-test | --help\n"
           "\n"
           "Runs every inner loop of libkvant at every CPU level of this machine against portable C, on buffers "
@@ -154,6 +156,7 @@ static void help(FILE *to)
           "  --bench        time instead: median nanoseconds of a call, hot caches, and how many times faster than "
           "c\n"
           "  --list         names kernels and levels\n"
+          "  --cases N      the first N of each kernel at each level and no more, for emulators, which are slow\n"
           "  --faults-only  wrong results do not count, and buffers only end at unmapped pages: for emulators,\n"
           "                 which are slow and have errors of their own\n"
           "  --self-test    are kernels that are known to be wrong reported?\n"
@@ -191,7 +194,7 @@ static int set_option(options *o, const char *name, const char *value)
         fprintf(stderr, "check_kernels: this machine or this build lacks level %s\n", value);
         return 1;
     }
-    o->seed = strtoull(value, &end, 10);
+    *(strcmp(name, "--seed") == 0 ? &o->seed : &o->cases) = strtoull(value, &end, 10);
     return *value >= '0' && *value <= '9' && !*end ? 0 : usage("not a number", value);
 }
 
@@ -202,7 +205,8 @@ int main(int argc, char **argv)
     checker_catch_faults(&check);
     for (int i = 1; i < argc; i++) {
         const char *name = argv[i];
-        bool with_value = !strcmp(name, "--kernel") || !strcmp(name, "--level") || !strcmp(name, "--seed");
+        bool with_value = !strcmp(name, "--kernel") || !strcmp(name, "--level") || !strcmp(name, "--seed") ||
+                          !strcmp(name, "--cases");
         if (strcmp(name, "--help") == 0 || strcmp(name, "-h") == 0) {
             help(stdout);
             return 0;
