@@ -13,6 +13,8 @@
 #include "ggml-backend-impl.h"
 #include "ggml.h"
 
+#include <kvant/block_attention.h>
+
 #include "abi.h"
 
 #define SAME_SIZE(ours, theirs) assert_int_equal(sizeof(ours), sizeof(theirs))
@@ -179,6 +181,16 @@ static void constants_match(void **state)
     assert_int_equal(ABI_STATUS_SUCCESS, GGML_STATUS_SUCCESS);
     assert_int_equal(ABI_DEVICE_CPU, GGML_BACKEND_DEVICE_TYPE_CPU);
     assert_int_equal(ABI_DEVICE_GPU, GGML_BACKEND_DEVICE_TYPE_GPU);
+    assert_int_equal(ABI_DEVICE_ACCEL, GGML_BACKEND_DEVICE_TYPE_ACCEL);
+    assert_int_equal(KVANT_BLOCK_F32, GGML_TYPE_F32); /* the public header's numbers are ggml's */
+    assert_int_equal(KVANT_BLOCK_F16, GGML_TYPE_F16);
+    assert_int_equal(KVANT_BLOCK_BF16, GGML_TYPE_BF16);
+    assert_int_equal(KVANT_BLOCK_Q4_0, GGML_TYPE_Q4_0);
+    assert_int_equal(KVANT_BLOCK_Q4_1, GGML_TYPE_Q4_1);
+    assert_int_equal(KVANT_BLOCK_Q5_0, GGML_TYPE_Q5_0);
+    assert_int_equal(KVANT_BLOCK_Q5_1, GGML_TYPE_Q5_1);
+    assert_int_equal(KVANT_BLOCK_Q8_0, GGML_TYPE_Q8_0);
+    assert_int_equal(KVANT_BLOCK_IQ4_NL, GGML_TYPE_IQ4_NL);
     assert_int_equal(ABI_TENSOR_FLAG_COMPUTE, GGML_TENSOR_FLAG_COMPUTE);
     assert_int_equal(sizeof(enum ggml_type), sizeof(int32_t));
     assert_int_equal(sizeof(enum ggml_op), sizeof(int32_t));
