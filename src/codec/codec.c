@@ -307,6 +307,15 @@ void kvant_codec_token_metadata(const kvant_kernels *kernels, const uint16_t *ar
     kernels->token_halves(array, positioned);
 }
 
+void kvant_codec_token_lines(const kvant_codec *codec, const kvant_kernels *kernels, const void *page, float step,
+                             kvant_code_lines *lines)
+{
+    kvant_codec_token_metadata(kernels, (const uint16_t *)((const uint8_t *)page + codec->info.metadata_offset),
+                               lines->scale);
+    for (uint32_t t = 0; t < KVANT_PAGE_TOKENS; t++)
+        lines->scale[t] *= step;
+}
+
 /* The largest magnitude of a code's value. */
 static int32_t largest_value(const kvant_codec *codec)
 {

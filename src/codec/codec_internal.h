@@ -128,6 +128,10 @@ uint32_t kvant_codec_query_place(const kvant_codec *codec, uint32_t channel);
 /* The 64 fp16 numbers of a per-token metadata array, in tile order. */
 void kvant_codec_token_metadata(const kvant_kernels *kernels, const uint16_t *array, float *positioned);
 
+/* Lines of codes whose metadata begin with one fp16 scale a token: that times step, the codes' own unit. */
+void kvant_codec_token_lines(const kvant_codec *codec, const kvant_kernels *kernels, const void *page, float step,
+                             kvant_code_lines *lines);
+
 /* Unpacks a page for attention (public codecs only see rows): tile of padded_dim x 64 floats, aligned to 64. */
 void kvant_codec_unpack(const kvant_codec *codec, const kvant_kernels *kernels, const void *page, float *tile);
 

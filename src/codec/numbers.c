@@ -15,11 +15,7 @@
 static void numbers_lines(const kvant_codec *codec, const kvant_kernels *kernels, const void *page,
                           kvant_code_lines *lines)
 {
-    const float step = codec->numbers->step;
-    kvant_codec_token_metadata(kernels, (const uint16_t *)((const uint8_t *)page + codec->info.metadata_offset),
-                               lines->scale);
-    for (uint32_t t = 0; t < KVANT_PAGE_TOKENS; t++)
-        lines->scale[t] *= step;
+    kvant_codec_token_lines(codec, kernels, page, codec->numbers->step, lines);
 }
 
 static float largest_of(const float *x, size_t n)

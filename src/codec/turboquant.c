@@ -68,10 +68,7 @@ static const kvant_quantizer turboquant_quantizer = { turboquant_check, turboqua
 static void turboquant_lines(const kvant_codec *codec, const kvant_kernels *kernels, const void *page,
                              kvant_code_lines *lines)
 {
-    float step = kvant_codebook_of(codec)->code_step;
-    kernels->token_halves((const uint16_t *)((const uint8_t *)page + codec->info.metadata_offset), lines->scale);
-    for (uint32_t i = 0; i < KVANT_PAGE_TOKENS; i++)
-        lines->scale[i] *= step;
+    kvant_codec_token_lines(codec, kernels, page, kvant_codebook_of(codec)->code_step, lines);
 }
 
 /* The outermost value is the largest integer; the others are off by half a step at most. */

@@ -224,3 +224,73 @@ double harness_mean_kld(const float *p, const float *q, int rows)
     }
     return sum / rows;
 }
+
+float *harness_prompt_logits(const harness_options *options, int n)
+{
+    size_t bytes = (size_t)n * (size_t)llama_vocab_n_tokens(harness_vocab()) * sizeof(float);
+    struct llama_context *context = harness_context(options);
+    llama_token *tokens = malloc((size_t)n * sizeof *tokens);
+    float *logits = malloc(bytes);
+
+    assert_non_null(tokens);
+    assert_non_null(logits);
+    harness_tokens(tokens, n);
+    harness_decode(context, tokens, n, 0, 0, true);
+    memcpy(logits, llama_get_logits(context), bytes);
+    llama_free(context);
+    free(tokens);
+    return logits;
+}
+
+static double token_error(const float *x, const float *exact, int token)
+{
+    size_t n = (size_t)llama_vocab_n_tokens(harness_vocab());
+    double rms = harness_rms_difference(x + (size_t)token * n, exact + (size_t)token * n, n);
+
+    return rms * rms;
+}
+
+harness_comparison harness_compare_logits(const float *a, const float *b, const float *exact, int n)
+{
+    harness_comparison c = { 0 };
+    double squares = 0;
+
+    for (int t = 0; t < n; t++) {
+        double ea = token_error(a, exact, t), eb = token_error(b, exact, t);
+        c.a += ea / n;
+        c.b += eb / n;
+        squares += (ea - eb) * (ea - eb) / n;
+    }
+    c.difference_error = sqrt((squares - (c.a - c.b) * (c.a - c.b)) / (n - 1));
+    return c;
+}
+
+int harness_counting(llama_token *tokens, int max)
+{
+    static const char counting[] = "<|im_start|>user\nCount from 1 to 60, one number a line.<|im_end|>\n"
+                                   "<|im_start|>assistant\n1\n2\n3\n4\n5\n6\n7\n8\n";
+    int n = llama_tokenize(harness_vocab(), counting, (int32_t)strlen(counting), tokens, max, true, true);
+
+    assert_true(n > 0);
+    return n;
+}
+
+uint8_t *harness_save_state(struct llama_context *context, size_t *size)
+{
+    uint8_t *state;
+
+    *size = llama_state_seq_get_size(context, 0);
+    state = malloc(*size);
+    assert_non_null(state);
+    assert_int_equal(llama_state_seq_get_data(context, state, *size, 0), *size);
+    return state;
+}
+
+float harness_random(uint64_t *state)
+{
+    uint64_t z = (*state += 0x9e3779b97f4a7c15u);
+
+    z = (z ^ (z >> 30)) * 0xbf58476d1ce4e5b9u;
+    z = (z ^ (z >> 27)) * 0x94d049bb133111ebu;
+    return (float)((double)((z ^ (z >> 31)) >> 11) / 4503599627370496.0 - 1.0);
+}

@@ -60,4 +60,25 @@ double harness_rms(const float *a, size_t n);
 /* Mean over rows of KL(softmax(p) || softmax(q)), rows of vocabulary size. */
 double harness_mean_kld(const float *p, const float *q, int rows);
 
+/* Logits of the n tokens of harness_tokens, decoded in one batch in a context of its own. The caller frees. */
+float *harness_prompt_logits(const harness_options *options, int n);
+
+/* Mean over tokens of the squared distance of two sets of logits to exact ones, and the standard error of the mean of the
+ * difference of these distances, taken token by token. */
+typedef struct harness_comparison {
+    double a, b, difference_error;
+} harness_comparison;
+
+harness_comparison harness_compare_logits(const float *a, const float *b, const float *exact, int n);
+
+/* A prompt whose continuation the model is sure of, at most max tokens; returns how many. Where two words are about equally
+ * likely, as in a story, the rounding noise of a cache decides between them in stock as well. */
+int harness_counting(llama_token *tokens, int max);
+
+/* The state of sequence 0; the caller frees. */
+uint8_t *harness_save_state(struct llama_context *context, size_t *size);
+
+/* Uniform in -1 .. 1; splitmix64. */
+float harness_random(uint64_t *state);
+
 #endif /* KVANT_TESTS_HARNESS_H */

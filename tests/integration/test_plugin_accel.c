@@ -13,6 +13,7 @@
 #include <string.h>
 
 #include "ggml.h"
+#include "../attention_reference.h"
 #include "harness.h"
 
 static ggml_backend_dev_t accel;
@@ -37,14 +38,9 @@ struct operation {
 
 static uint64_t random_state;
 
-/* Uniform in -1 .. 1; splitmix64. */
 static float random_number(void)
 {
-    uint64_t z = (random_state += 0x9e3779b97f4a7c15u);
-
-    z = (z ^ (z >> 30)) * 0xbf58476d1ce4e5b9u;
-    z = (z ^ (z >> 27)) * 0x94d049bb133111ebu;
-    return (float)((double)((z ^ (z >> 31)) >> 11) / 4503599627370496.0 - 1.0);
+    return harness_random(&random_state);
 }
 
 static void fill(struct ggml_tensor *tensor)
@@ -124,64 +120,46 @@ static void decode(const struct ggml_tensor *t, int cell, int head, int stream, 
         ggml_get_type_traits(t->type)->to_float(row, x, t->ne[0]);
 }
 
-static double slope(const struct attention_case *c, int head)
+static float *decode_head(const struct attention_case *c, const struct ggml_tensor *t, int head, int stream)
 {
-    int n = 1;
+    float *x = malloc((size_t)c->cells * (size_t)t->ne[0] * sizeof(*x));
 
-    while (2 * n <= c->heads)
-        n *= 2;
-    if (c->max_bias <= 0)
-        return 1;
-    return head < n ? exp2(-c->max_bias * (head + 1) / n) : exp2(-c->max_bias * (2 * (head - n) + 1) / (2.0 * n));
-}
-
-static double score(const struct attention_case *c, const struct operation *o, const float *q, int head, int token,
-                    int stream, int cell, double scale)
-{
-    float k[512];
-    double s = 0;
-
-    decode(o->k, cell, head / (c->heads / c->kv_heads), stream, k);
-    for (int i = 0; i < c->k_dim; i++)
-        s += (double)q[i] * k[i];
-    s *= scale;
-    if (c->softcap > 0)
-        s = c->softcap * tanh(s / c->softcap);
-    if (o->mask != NULL) {
-        const ggml_fp16_t *mask = o->mask->data;
-        s += slope(c, head) * ggml_fp16_to_fp32(mask[((size_t)stream * c->tokens + token) * c->cells + cell]);
-    }
-    return s;
+    assert_non_null(x);
+    for (int j = 0; j < c->cells; j++)
+        decode(t, j, head / (c->heads / c->kv_heads), stream, x + (size_t)j * (size_t)t->ne[0]);
+    return x;
 }
 
 /* Attention of one query in double precision. */
 static void exact_row(const struct attention_case *c, const struct operation *o, int head, int token, int stream,
                       double *out)
 {
-    const float *q =
-        (const float *)o->q->data + (((size_t)stream * c->tokens + token) * c->heads + head) * c->k_dim;
-    double *s = malloc((size_t)c->cells * sizeof(*s)), max = -INFINITY, total = 0;
-    float v[512];
+    float *keys = decode_head(c, o->k, head, stream), *values = decode_head(c, o->v, head, stream);
+    double *weights = malloc((size_t)c->cells * sizeof(*weights)), *bias = calloc((size_t)c->cells, sizeof(*bias));
+    const ggml_fp16_t *mask = o->mask != NULL ? o->mask->data : NULL;
+    const size_t row = (size_t)stream * (size_t)c->tokens + (size_t)token;
+    const reference_row r = { .q = (const float *)o->q->data +
+                                   (row * (size_t)c->heads + (size_t)head) * (size_t)c->k_dim,
+                              .keys = keys,
+                              .values = values,
+                              .key_stride = (size_t)c->k_dim,
+                              .value_stride = (size_t)c->v_dim,
+                              .n_cells = (uint32_t)c->cells,
+                              .k_dim = (uint32_t)c->k_dim,
+                              .v_dim = (uint32_t)c->v_dim,
+                              .scale = 1 / sqrtf((float)c->k_dim),
+                              .softcap = c->softcap,
+                              .bias = bias,
+                              .sink = o->sinks != NULL ? (const float *)o->sinks->data + head : NULL };
 
-    for (int j = 0; j < c->cells; j++) {
-        s[j] = score(c, o, q, head, token, stream, j, 1 / sqrtf((float)c->k_dim));
-        max = fmax(max, s[j]);
-    }
-    if (o->sinks != NULL)
-        max = fmax(max, ((const float *)o->sinks->data)[head]);
-    memset(out, 0, (size_t)c->v_dim * sizeof(*out));
-    for (int j = 0; j < c->cells; j++) {
-        double w = max == -INFINITY ? 0 : exp(s[j] - max);
-        decode(o->v, j, head / (c->heads / c->kv_heads), stream, v);
-        total += w;
-        for (int i = 0; w > 0 && i < c->v_dim; i++)
-            out[i] += w * v[i];
-    }
-    if (o->sinks != NULL)
-        total += exp(((const float *)o->sinks->data)[head] - max);
-    for (int i = 0; i < c->v_dim; i++)
-        out[i] = total > 0 ? out[i] / total : 0;
-    free(s);
+    for (int j = 0; mask != NULL && j < c->cells; j++)
+        bias[j] = reference_slope((uint32_t)c->heads, c->max_bias, (uint32_t)head) *
+                  ggml_fp16_to_fp32(mask[row * (size_t)c->cells + (size_t)j]);
+    reference_attention(&r, weights, out);
+    free(keys);
+    free(values);
+    free(weights);
+    free(bias);
 }
 
 static double *exact_output(const struct attention_case *c, const struct operation *o)
@@ -314,60 +292,30 @@ static void other_operations_are_declined(void **state)
 
 #define N_PROMPT 160
 
-static float *prompt_logits(const harness_options *options)
-{
-    size_t bytes = (size_t)N_PROMPT * (size_t)llama_vocab_n_tokens(harness_vocab()) * sizeof(float);
-    struct llama_context *context = harness_context(options);
-    llama_token tokens[N_PROMPT];
-    float *logits = malloc(bytes);
-
-    assert_non_null(logits);
-    harness_tokens(tokens, N_PROMPT);
-    harness_decode(context, tokens, N_PROMPT, 0, 0, true);
-    memcpy(logits, llama_get_logits(context), bytes);
-    llama_free(context);
-    return logits;
-}
-
-/* The mean over tokens of the squared distance of logits to exact ones. */
-static double token_error(const float *x, const float *exact, int token)
-{
-    size_t n = (size_t)llama_vocab_n_tokens(harness_vocab());
-    double rms = harness_rms_difference(x + (size_t)token * n, exact + (size_t)token * n, n);
-
-    return rms * rms;
-}
-
 /* Of a type, both sides round keys and values; stock also rounds queries and sums. Against a cache and attention in f32 the
  * device is therefore expected to be no further away than stock: its mean squared error may exceed stock's by no more than 3
  * standard errors of the difference, taken token by token. (The operation itself is checked above, ten thousand times as
  * finely: this model multiplies a rounding by several hundred, because its activations are quantised to 8 bits.) */
 static void check_logits(const char *type, const float *exact, const float *stock, const float *ours)
 {
-    double a = 0, b = 0, squares = 0, error;
+    const harness_comparison c = harness_compare_logits(ours, stock, exact, N_PROMPT);
 
-    for (int t = 0; t < N_PROMPT; t++) {
-        double ea = token_error(ours, exact, t), eb = token_error(stock, exact, t);
-        a += ea / N_PROMPT;
-        b += eb / N_PROMPT;
-        squares += (ea - eb) * (ea - eb) / N_PROMPT;
-    }
-    error = sqrt((squares - (a - b) * (a - b)) / (N_PROMPT - 1));
     print_message("%s: distance of logits to f32 (rms) %.4f, stock's %.4f; mean squares differ by %.5f +- %.5f\n",
-                  type, sqrt(a), sqrt(b), a - b, error);
-    assert_true(a - b <= 3 * error);
+                  type, sqrt(c.a), sqrt(c.b), c.a - c.b, c.difference_error);
+    assert_true(c.a - c.b <= 3 * c.difference_error);
 }
 
 static void logits_are_no_further_from_f32_than_stocks(void **state)
 {
     static const char *const names[] = { "f16", "q8_0", "q4_0" };
-    float *exact = prompt_logits(&(harness_options){ .exact = true, .n_ctx = 512 });
+    float *exact = harness_prompt_logits(&(harness_options){ .exact = true, .n_ctx = 512 }, N_PROMPT);
     size_t bytes = (size_t)N_PROMPT * (size_t)llama_vocab_n_tokens(harness_vocab()) * sizeof(float);
 
     (void)state;
     for (size_t i = 0; i < sizeof(names) / sizeof(names[0]); i++) {
-        float *stock = prompt_logits(&(harness_options){ .type = names[i], .n_ctx = 512 });
-        float *ours = prompt_logits(&(harness_options){ .type = names[i], .accel = true, .n_ctx = 512 });
+        float *stock = harness_prompt_logits(&(harness_options){ .type = names[i], .n_ctx = 512 }, N_PROMPT);
+        float *ours =
+            harness_prompt_logits(&(harness_options){ .type = names[i], .accel = true, .n_ctx = 512 }, N_PROMPT);
         assert_memory_not_equal(stock, ours, bytes); /* the device did take part */
         check_logits(names[i], exact, stock, ours);
         free(stock);
@@ -381,7 +329,7 @@ static float *before;
 
 static void unwanted_instances_change_nothing(void **state)
 {
-    float *after = prompt_logits(&(harness_options){ .type = "q8_0", .n_ctx = 512 });
+    float *after = harness_prompt_logits(&(harness_options){ .type = "q8_0", .n_ctx = 512 }, N_PROMPT);
 
     (void)state;
     assert_memory_equal(before, after,
@@ -389,8 +337,6 @@ static void unwanted_instances_change_nothing(void **state)
     free(after);
 }
 
-static const char counting[] = "<|im_start|>user\nCount from 1 to 60, one number a line.<|im_end|>\n"
-                               "<|im_start|>assistant\n1\n2\n3\n4\n5\n6\n7\n8\n";
 #define N_GREEDY 48
 
 /* The text of stock, token by token: a text that the model is sure of. */
@@ -399,7 +345,7 @@ static void greedy_text_is_the_stock_text(void **state)
     const harness_options options[2] = { { .type = "q8_0", .n_ctx = 512 },
                                          { .type = "q8_0", .accel = true, .n_ctx = 512 } };
     llama_token prompt[256];
-    int n = llama_tokenize(harness_vocab(), counting, (int32_t)strlen(counting), prompt, 256, true, true);
+    int n = harness_counting(prompt, 256);
     struct llama_context *contexts[2];
 
     (void)state;
@@ -419,17 +365,6 @@ static void greedy_text_is_the_stock_text(void **state)
     llama_free(contexts[1]);
 }
 
-static uint8_t *save(struct llama_context *context, size_t *bytes)
-{
-    uint8_t *data;
-
-    *bytes = llama_state_seq_get_size(context, 0);
-    data = malloc(*bytes);
-    assert_non_null(data);
-    assert_int_equal(llama_state_seq_get_data(context, data, *bytes, 0), *bytes);
-    return data;
-}
-
 /* A state goes from stock to the device and back, byte by byte, and the next token is chosen from it by either. */
 static void states_are_stock_states(void **state)
 {
@@ -443,9 +378,9 @@ static void states_are_stock_states(void **state)
     for (int i = 0; i < 2; i++)
         contexts[i] = harness_context(&(harness_options){ .type = "q4_0", .accel = i == 1, .n_ctx = 256 });
     harness_decode(contexts[0], tokens, 99, 0, 0, false);
-    from_stock = save(contexts[0], &bytes);
+    from_stock = harness_save_state(contexts[0], &bytes);
     assert_int_equal(llama_state_seq_set_data(contexts[1], from_stock, bytes, 0), bytes);
-    from_accel = save(contexts[1], &accel_bytes);
+    from_accel = harness_save_state(contexts[1], &accel_bytes);
     assert_int_equal(bytes, accel_bytes);
     assert_memory_equal(from_stock, from_accel, bytes);
     for (int i = 0; i < 2; i++)
@@ -462,7 +397,7 @@ static int start(void **state)
 {
     if (harness_start(state) != 0)
         return -1;
-    before = prompt_logits(&(harness_options){ .type = "q8_0", .n_ctx = 512 });
+    before = harness_prompt_logits(&(harness_options){ .type = "q8_0", .n_ctx = 512 }, N_PROMPT);
     accel = harness_add_accel();
     return 0;
 }

@@ -7,7 +7,6 @@
 
 #include <math.h>
 #include <stdlib.h>
-#include <string.h>
 
 #include "harness.h"
 
@@ -16,47 +15,7 @@
 
 static float *prompt_logits(const char *spec, bool exact)
 {
-    const harness_options options = { .spec = spec, .exact = exact, .n_ctx = 512 };
-    size_t bytes = (size_t)N_PROMPT * (size_t)llama_vocab_n_tokens(harness_vocab()) * sizeof(float);
-    struct llama_context *context = harness_context(&options);
-    llama_token tokens[N_PROMPT];
-    float *logits = malloc(bytes);
-
-    assert_non_null(logits);
-    harness_tokens(tokens, N_PROMPT);
-    harness_decode(context, tokens, N_PROMPT, 0, 0, true);
-    memcpy(logits, llama_get_logits(context), bytes);
-    llama_free(context);
-    return logits;
-}
-
-/* Mean over tokens of the squared distance of two sets of logits, and the standard error of the mean of the
- * difference of two such distances, taken token by token. */
-struct comparison {
-    double a, b, difference_error;
-};
-
-static double token_error(const float *x, const float *exact, int token)
-{
-    size_t n = (size_t)llama_vocab_n_tokens(harness_vocab());
-    double rms = harness_rms_difference(x + (size_t)token * n, exact + (size_t)token * n, n);
-
-    return rms * rms;
-}
-
-static struct comparison compare(const float *a, const float *b, const float *exact)
-{
-    struct comparison c = { 0 };
-    double squares = 0;
-
-    for (int t = 0; t < N_PROMPT; t++) {
-        double ea = token_error(a, exact, t), eb = token_error(b, exact, t);
-        c.a += ea / N_PROMPT;
-        c.b += eb / N_PROMPT;
-        squares += (ea - eb) * (ea - eb) / N_PROMPT;
-    }
-    c.difference_error = sqrt((squares - (c.a - c.b) * (c.a - c.b)) / (N_PROMPT - 1));
-    return c;
+    return harness_prompt_logits(&(harness_options){ .spec = spec, .exact = exact, .n_ctx = 512 }, N_PROMPT);
 }
 
 /* The f16 codec stores the very numbers that stock's f16 cache stores and does the rest of attention in
@@ -70,7 +29,7 @@ static void f16_is_stock_within_f16_rounding(void **state)
     float *exact = prompt_logits(NULL, true), *stock = prompt_logits(NULL, false),
           *ours = prompt_logits("f16", false);
     size_t n = (size_t)N_PROMPT * (size_t)llama_vocab_n_tokens(harness_vocab());
-    struct comparison c = compare(ours, stock, exact);
+    harness_comparison c = harness_compare_logits(ours, stock, exact, N_PROMPT);
 
     (void)state;
     print_message("logits' rms %.3f; distance to f32 (rms): kvant f16 %.5f, stock f16 %.5f; "
@@ -83,18 +42,13 @@ static void f16_is_stock_within_f16_rounding(void **state)
     free(ours);
 }
 
-/* A text that the model is sure of. Where two words are about equally likely, as in a story, the rounding
- * noise of the first test decides between them in stock as well. */
-static const char counting[] = "<|im_start|>user\nCount from 1 to 60, one number a line.<|im_end|>\n"
-                               "<|im_start|>assistant\n1\n2\n3\n4\n5\n6\n7\n8\n";
-
 /* Decodes greedily with two contexts side by side; returns how many tokens both choose alike from the
  * start. */
 static int equal_greedy_tokens(const char *spec, double *least_lead)
 {
     const harness_options options[2] = { { .spec = NULL, .n_ctx = 512 }, { .spec = spec, .n_ctx = 512 } };
     llama_token prompt[256], chosen[2];
-    int n = llama_tokenize(harness_vocab(), counting, (int32_t)strlen(counting), prompt, 256, true, true), same;
+    int n = harness_counting(prompt, 256), same;
     struct llama_context *contexts[2];
 
     for (int i = 0; i < 2; i++) {

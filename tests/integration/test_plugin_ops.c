@@ -28,14 +28,9 @@ struct attention_case {
 
 static uint64_t random_state;
 
-/* Uniform in -1 .. 1; splitmix64. */
 static float random_number(void)
 {
-    uint64_t z = (random_state += 0x9e3779b97f4a7c15u);
-
-    z = (z ^ (z >> 30)) * 0xbf58476d1ce4e5b9u;
-    z = (z ^ (z >> 27)) * 0x94d049bb133111ebu;
-    return (float)((double)((z ^ (z >> 31)) >> 11) / 4503599627370496.0 - 1.0);
+    return harness_random(&random_state);
 }
 
 static float *random_numbers(size_t n)

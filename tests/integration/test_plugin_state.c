@@ -58,18 +58,6 @@ static double rms_difference(const float *a, const float *b)
     return harness_rms_difference(a, b, N_NEXT * vocab_size());
 }
 
-/* The state of sequence 0; the caller frees. */
-static uint8_t *saved_state(struct llama_context *context, size_t *size)
-{
-    uint8_t *saved;
-
-    *size = llama_state_seq_get_size(context, 0);
-    saved = malloc(*size);
-    assert_non_null(saved);
-    assert_int_equal(llama_state_seq_get_data(context, saved, *size, 0), *size);
-    return saved;
-}
-
 /* State files hold nominal f16 rows, which the f16 codec stores as they are: nothing may change. */
 static void f16_state_is_exact(void **state)
 {
@@ -80,7 +68,7 @@ static void f16_state_is_exact(void **state)
     size_t size;
 
     (void)state;
-    saved = saved_state(context, &size);
+    saved = harness_save_state(context, &size);
     original = continue_from(context, N_PROMPT, 0);
     llama_free(context);
     context = harness_context(&options);
@@ -128,11 +116,11 @@ static double restored_difference(const char *spec)
     size_t size, size_again;
     double difference;
 
-    first = saved_state(context, &size);
+    first = harness_save_state(context, &size);
     llama_free(context);
     context = harness_context(&options);
     assert_int_equal(llama_state_seq_set_data(context, first, size, 0), size);
-    second = saved_state(context, &size_again);
+    second = harness_save_state(context, &size_again);
     assert_int_equal(size, size_again);
     difference = state_difference(first, second, size);
     print_message("%s: relative difference of saved and restored rows: %.2e\n", spec, difference);

@@ -5,6 +5,7 @@
 
 #include "../../src/base/half.h"
 #include "../../src/codec/codec_internal.h"
+#include "../attention_reference.h"
 
 #define MAX_KV_HEADS 4
 
@@ -152,15 +153,6 @@ static void run(fixture *f)
     free(workspace);
 }
 
-static double alibi_slope(const setup *s, uint32_t head)
-{
-    if (!(s->max_bias > 0))
-        return 1;
-    double n = pow(2, floor(log2(s->n_heads)));
-    return head < n ? pow(pow(2, -s->max_bias / n), head + 1)
-                    : pow(pow(2, -s->max_bias / 2 / n), 2 * (head - n) + 1);
-}
-
 /* What bounds the error of an output row. */
 typedef struct sizes {
     double magnitude; /* sum of |weight x value| over cells and channels */
@@ -200,34 +192,27 @@ static void reference(const fixture *f, const float *keys, const float *values, 
 {
     const setup *s = &f->s;
     uint32_t kv = head / (s->n_heads / s->n_kv_heads);
-    double *score = malloc(s->n_cells * sizeof *score), max = s->sinks ? f->sinks[head] : -INFINITY, total = 0;
-    for (uint32_t j = 0; j < s->n_cells; j++) {
-        double sum = 0;
-        for (uint32_t i = 0; i < s->k_dim; i++)
-            sum += (double)f->q[((size_t)token * s->n_heads + head) * s->k_dim + i] *
-                   keys[((size_t)j * s->n_kv_heads + kv) * s->k_dim + i];
-        sum *= f->args.scale;
-        if (s->softcap > 0)
-            sum = s->softcap * tanh(sum / s->softcap);
-        if (f->mask)
-            sum += alibi_slope(s, head) * kvant_half_to_float(f->mask[(size_t)token * s->n_cells + j]);
-        score[j] = sum;
-        max = fmax(max, sum);
-    }
-    if (s->sinks)
-        total = exp(f->sinks[head] - max);
-    memset(out, 0, s->v_dim * sizeof *out);
-    for (uint32_t j = 0; j < s->n_cells; j++) {
-        double weight = max == -INFINITY ? 0 : exp(score[j] - max);
-        total += weight;
-        for (uint32_t i = 0; i < s->v_dim; i++)
-            out[i] += weight * values[((size_t)j * s->n_kv_heads + kv) * s->v_dim + i];
-        score[j] = weight;
-    }
-    for (uint32_t i = 0; i < s->v_dim; i++)
-        out[i] = total > 0 ? out[i] / total : 0;
-    *size = measure(s, values + (size_t)kv * s->v_dim, score, total, out);
-    free(score);
+    const float *head_values = values + (size_t)kv * s->v_dim;
+    double *weights = malloc(s->n_cells * sizeof *weights), *bias = calloc(s->n_cells, sizeof *bias);
+    for (uint32_t j = 0; f->mask && j < s->n_cells; j++)
+        bias[j] = reference_slope(s->n_heads, s->max_bias, head) *
+                  kvant_half_to_float(f->mask[(size_t)token * s->n_cells + j]);
+    const reference_row row = { .q = f->q + ((size_t)token * s->n_heads + head) * s->k_dim,
+                                .keys = keys + (size_t)kv * s->k_dim,
+                                .values = head_values,
+                                .key_stride = (size_t)s->n_kv_heads * s->k_dim,
+                                .value_stride = (size_t)s->n_kv_heads * s->v_dim,
+                                .n_cells = s->n_cells,
+                                .k_dim = s->k_dim,
+                                .v_dim = s->v_dim,
+                                .scale = f->args.scale,
+                                .softcap = s->softcap,
+                                .bias = bias,
+                                .sink = s->sinks ? &f->sinks[head] : NULL };
+    double total = reference_attention(&row, weights, out);
+    *size = measure(s, head_values, weights, total, out);
+    free(weights);
+    free(bias);
 }
 
 /* Bound on |out - reference|: a score's error is at most about (k_dim + 20) 2^-24 of sum |q k| scale (dot product, rotation of
@@ -424,7 +409,8 @@ static void windows(void **state)
         { "turboquant-4:center=first", "int-4:rotate=hadamard,center=first,recent=30" },
         { "int-4:axis=channel,norm=first,rotate=dense", "turboquant-3:norm=first,center=first" },
         { "bdr-4:norm=first", "bdr-4:recent=200" },
-        { "octopus-4:center=first", "octopus-4:center=first" }, /* values in an order of their own, open pages too */
+        { "octopus-4:center=first",
+          "octopus-4:center=first" }, /* values in an order of their own, open pages too */
         { "hqmq-s96r4:recent=64", "hqmq-s96r4:sink=4,recent=96" },
         { "octopus-3:qjl,recent=64", "spherical-r4jl4:recent=64" },
     };

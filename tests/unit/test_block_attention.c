@@ -7,6 +7,7 @@
 
 #include "../../src/base/half.h"
 #include "../../src/blocks/format.h"
+#include "../attention_reference.h"
 
 static const kvant_block_type types[] = { KVANT_BLOCK_F32,  KVANT_BLOCK_F16,  KVANT_BLOCK_BF16,
                                           KVANT_BLOCK_Q4_0, KVANT_BLOCK_Q4_1, KVANT_BLOCK_Q5_0,
@@ -193,15 +194,14 @@ static kvant_status run(fixture *f)
     return status;
 }
 
-static double slope_of(const setup *s, uint32_t head)
+static float *decode_head(const fixture *f, const kvant_block_rows *rows, uint32_t kv_head)
 {
-    uint32_t n = 1;
-    while (2 * n <= s->n_heads)
-        n *= 2;
-    if (s->max_bias <= 0)
-        return 1;
-    return head < n ? pow(2, -s->max_bias * (head + 1.0) / n)
-                    : pow(2, -s->max_bias * (2.0 * (head - n) + 1) / (2.0 * n));
+    float *x = malloc((size_t)f->s.n_cells * rows->head_dim * sizeof *x);
+    for (uint32_t j = 0; j < f->s.n_cells; j++)
+        kvant_block_decode(rows->type,
+                           (const uint8_t *)rows->data + j * rows->token_stride + kv_head * rows->head_stride,
+                           rows->head_dim, x + (size_t)j * rows->head_dim);
+    return x;
 }
 
 /* One row in double precision; returns the largest error that binary32 may make: scores have k_dim roundings of products whose
@@ -209,48 +209,38 @@ static double slope_of(const setup *s, uint32_t head)
 static double exact_row(const fixture *f, uint32_t token, uint32_t head, double *out)
 {
     const setup *s = &f->s;
-    const float *q = f->q + ((size_t)token * s->n_heads + head) * s->k_dim;
-    double *w = malloc(s->n_cells * sizeof *w), max = -INFINITY, total = 0, magnitude = 0, largest = 0;
-    float x[512];
+    uint32_t kv_head = head / (s->n_heads / s->n_kv_heads);
+    float *keys = decode_head(f, &f->args.k, kv_head), *values = decode_head(f, &f->args.v, kv_head);
+    double *weights = malloc(s->n_cells * sizeof *weights), *bias = calloc(s->n_cells, sizeof *bias);
+    for (uint32_t j = 0; f->mask && j < s->n_cells; j++)
+        bias[j] = reference_slope(s->n_heads, s->max_bias, head) *
+                  kvant_half_to_float(f->mask[(size_t)token * s->n_cells + j]);
+    const reference_row row = { .q = f->q + ((size_t)token * s->n_heads + head) * s->k_dim,
+                                .keys = keys,
+                                .values = values,
+                                .key_stride = s->k_dim,
+                                .value_stride = s->v_dim,
+                                .n_cells = s->n_cells,
+                                .k_dim = s->k_dim,
+                                .v_dim = s->v_dim,
+                                .scale = f->args.scale,
+                                .softcap = s->softcap,
+                                .bias = bias,
+                                .sink = s->sinks ? &f->sinks[head] : NULL };
+    reference_attention(&row, weights, out);
+    double magnitude = 0, largest = 0;
     for (uint32_t j = 0; j < s->n_cells; j++) {
         double m = 0;
-        kvant_block_decode(f->args.k.type,
-                           f->k + j * f->args.k.token_stride +
-                               head / (s->n_heads / s->n_kv_heads) * f->args.k.head_stride,
-                           s->k_dim, x);
-        w[j] = 0;
-        for (uint32_t i = 0; i < s->k_dim; i++) {
-            w[j] += (double)q[i] * x[i];
-            m += fabs((double)q[i] * x[i]);
-        }
-        w[j] *= f->args.scale;
-        magnitude = fmax(magnitude, m * f->args.scale);
-        if (s->softcap > 0)
-            w[j] = s->softcap * tanh(w[j] / s->softcap);
-        if (f->mask)
-            w[j] += slope_of(s, head) * kvant_half_to_float(f->mask[(size_t)token * s->n_cells + j]);
-        max = fmax(max, w[j]);
+        for (uint32_t i = 0; i < s->k_dim; i++)
+            m += fabs((double)row.q[i] * keys[(size_t)j * s->k_dim + i]);
+        magnitude = fmax(magnitude, m * row.scale);
+        for (uint32_t i = 0; weights[j] > 0 && i < s->v_dim; i++)
+            largest = fmax(largest, fabsf(values[(size_t)j * s->v_dim + i]));
     }
-    if (s->sinks)
-        max = fmax(max, f->sinks[head]);
-    memset(out, 0, s->v_dim * sizeof *out);
-    for (uint32_t j = 0; j < s->n_cells; j++) {
-        w[j] = max == -INFINITY ? 0 : exp(w[j] - max);
-        total += w[j];
-        kvant_block_decode(f->args.v.type,
-                           f->v + j * f->args.v.token_stride +
-                               head / (s->n_heads / s->n_kv_heads) * f->args.v.head_stride,
-                           s->v_dim, x);
-        for (uint32_t i = 0; w[j] > 0 && i < s->v_dim; i++) {
-            out[i] += w[j] * x[i];
-            largest = fmax(largest, fabsf(x[i]));
-        }
-    }
-    if (s->sinks)
-        total += exp(f->sinks[head] - max);
-    for (uint32_t i = 0; i < s->v_dim; i++)
-        out[i] = total > 0 ? out[i] / total : 0;
-    free(w);
+    free(keys);
+    free(values);
+    free(weights);
+    free(bias);
     /* Twice: numerator and denominator. 40: masks' largest magnitude, whose sum with a score is rounded. */
     return 2 * largest * ((s->k_dim + 4) * (magnitude + 40) * 0x1p-24 + s->n_cells * 0x1p-24 + 0x1p-18);
 }

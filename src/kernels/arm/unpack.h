@@ -1,14 +1,6 @@
 /* unpack.h - what follows the order of pages: unpacked tiles, and metadata of tokens at their positions. */
+#include "../unpack_job.h"
 #include "look_up.h"
-
-typedef struct unpack_job {
-    const kvant_layout *layout;
-    const uint32_t *words;
-    const float *values; /* or NULL: code + offset */
-    float offset;
-    float *tile;
-    size_t stride;
-} unpack_job;
 
 /* Codes of more than 4 bits have a second nibble, which is put above the first. */
 KVANT_INLINE code_bytes read_codes(const uint32_t *const *planes, uint32_t bits, uint32_t ct, uint32_t at)
@@ -99,33 +91,7 @@ KVANT_INLINE void unpack_bits(const unpack_job *job, uint32_t bits, bool affine)
     }
 }
 
-KVANT_INLINE void unpack_kind(const unpack_job *job, bool affine)
-{
-    switch (job->layout->bits) {
-    case 1: unpack_bits(job, 1, affine); return;
-    case 2: unpack_bits(job, 2, affine); return;
-    case 3: unpack_bits(job, 3, affine); return;
-    case 4: unpack_bits(job, 4, affine); return;
-    case 5: unpack_bits(job, 5, affine); return;
-    case 6: unpack_bits(job, 6, affine); return;
-    case 7: unpack_bits(job, 7, affine); return;
-    default: unpack_bits(job, 8, affine); return;
-    }
-}
-
-static KVANT_UNPACK_FN(NAME(unpack))
-{
-    unpack_job job = { .layout = layout,
-                       .words = page,
-                       .values = values,
-                       .offset = offset,
-                       .tile = tile,
-                       .stride = layout->role == KVANT_ROLE_K ? KVANT_PAGE_TOKENS : layout->padded_dim };
-    if (values)
-        unpack_kind(&job, false);
-    else
-        unpack_kind(&job, true);
-}
+#include "../unpack_kinds.h"
 
 /* Positions run through the 4 token tiles first: a transposition of 4 rows of 16. */
 static KVANT_TOKEN_HALVES_FN(NAME(token_halves))

@@ -5,6 +5,8 @@
  *   vi_shift_right_by(v, n)
  *   table_load(values, n), table_look_up(table, values, codes, n)   n: table entries, a constant */
 
+#include "../unpack_job.h"
+
 /* Codes of one field, with bits a constant so that every shift and mask is one. */
 KVANT_INLINE vi field_codes(const vi *w, uint32_t bits, uint32_t field, uint32_t odd)
 {
@@ -31,15 +33,6 @@ KVANT_INLINE vi field_codes(const vi *w, uint32_t bits, uint32_t field, uint32_t
                      vi_shift_left(vi_and(vi_shift_right(w[1], 4 * field + odd_bit), vi_set(15)), 4));
     }
 }
-
-typedef struct unpack_job {
-    const kvant_layout *layout;
-    const uint32_t *words;
-    const float *values;
-    float offset;
-    float *tile;
-    size_t stride;
-} unpack_job;
 
 /* Unpacks 8 columns' share of one column tile: quad is lane mod 4, which is the pair of columns. */
 KVANT_INLINE void unpack_quad(const unpack_job *job, uint32_t bits, bool affine, const table *entries,
@@ -82,47 +75,7 @@ KVANT_INLINE void unpack_bits(const unpack_job *job, uint32_t bits, bool affine)
     }
 }
 
-static void unpack_affine(const unpack_job *job)
-{
-    switch (job->layout->bits) {
-    case 1: unpack_bits(job, 1, true); return;
-    case 2: unpack_bits(job, 2, true); return;
-    case 3: unpack_bits(job, 3, true); return;
-    case 4: unpack_bits(job, 4, true); return;
-    case 5: unpack_bits(job, 5, true); return;
-    case 6: unpack_bits(job, 6, true); return;
-    case 7: unpack_bits(job, 7, true); return;
-    default: unpack_bits(job, 8, true); return;
-    }
-}
-
-static void unpack_table(const unpack_job *job)
-{
-    switch (job->layout->bits) {
-    case 1: unpack_bits(job, 1, false); return;
-    case 2: unpack_bits(job, 2, false); return;
-    case 3: unpack_bits(job, 3, false); return;
-    case 4: unpack_bits(job, 4, false); return;
-    case 5: unpack_bits(job, 5, false); return;
-    case 6: unpack_bits(job, 6, false); return;
-    case 7: unpack_bits(job, 7, false); return;
-    default: unpack_bits(job, 8, false); return;
-    }
-}
-
-static KVANT_UNPACK_FN(NAME(unpack))
-{
-    unpack_job job = { .layout = layout,
-                       .words = page,
-                       .values = values,
-                       .offset = offset,
-                       .tile = tile,
-                       .stride = layout->role == KVANT_ROLE_K ? KVANT_PAGE_TOKENS : layout->padded_dim };
-    if (values)
-        unpack_table(&job);
-    else
-        unpack_affine(&job);
-}
+#include "../unpack_kinds.h"
 
 /* Positions run through the 4 token tiles first: a transposition of 4 rows of 16. */
 static KVANT_TOKEN_HALVES_FN(NAME(token_halves))

@@ -1,0 +1,16 @@
+/* unpack_job.h - what unpacking a page's codes to a tile is given; unpack_kinds.h ends what begins here. */
+#ifndef KVANT_KERNELS_UNPACK_JOB_H
+#define KVANT_KERNELS_UNPACK_JOB_H
+
+#include "kernels.h"
+
+typedef struct unpack_job {
+    const kvant_layout *layout;
+    const uint32_t *words;
+    const float *values; /* or NULL: code + offset */
+    float offset;
+    float *tile;
+    size_t stride;
+} unpack_job;
+
+#endif
