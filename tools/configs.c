@@ -93,6 +93,16 @@ bool configs_set_accel(kv_configs *list)
     return false;
 }
 
+bool configs_set_fp32(kv_configs *list)
+{
+    kv_config *last = list->n > 0 ? &list->items[list->n - 1] : NULL;
+    if (last != NULL && !last->stock)
+        return last->fp32 = true;
+    complain("--fp32 has no -k before it");
+    hint("give a codec twice to compare: -k SPEC -k SPEC --fp32");
+    return false;
+}
+
 static bool last_takes_codecs(const kv_configs *list, const char *option)
 {
     if (list->n == 0 || !list->items[list->n - 1].stock)
@@ -116,7 +126,8 @@ bool configs_set_protect_codec(kv_configs *list, const char *spec)
 
 plugin_settings configs_plugin_settings(const kv_configs *list, const kv_config *config)
 {
-    return (plugin_settings){ config->k, config->v, config->protect, config->protect_codec, list->calibration };
+    return (plugin_settings){ config->k,         config->v,   config->protect, config->protect_codec,
+                              list->calibration, config->fp32 };
 }
 
 static const char *protect_codec(const kv_config *config)
@@ -131,6 +142,7 @@ void configs_fill_cells(const kv_configs *list, const kv_config *config, report_
     const report_cell filled[N_CONFIG_COLUMNS] = {
         CELL_TEXT(config->accel   ? "accel"
                   : config->stock ? "llama.cpp"
+                  : config->fp32  ? "kvant fp32"
                                   : "kvant"),
         CELL_TEXT(config->k),
         CELL_TEXT(config->v),
@@ -184,7 +196,7 @@ kv_config configs_f16(void)
 
 const char *configs_label(const kv_config *config, char *buffer, size_t bytes)
 {
-    const char *prefix = config->accel ? "accel " : config->stock ? "llama.cpp " : "";
+    const char *prefix = config->accel ? "accel " : config->stock ? "llama.cpp " : config->fp32 ? "fp32 " : "";
     if (strcmp(config->k, config->v) == 0)
         snprintf(buffer, bytes, "%s%s", prefix, config->k);
     else

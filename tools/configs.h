@@ -1,4 +1,4 @@
-/* configs.h - the KV cache configurations of a command line: `-k SPEC [-v SPEC] [--protect N]` for kvant,
+/* configs.h - the KV cache configurations of a command line: `-k SPEC [-v SPEC] [--fp32] [--protect N]` for kvant,
  * `--stock TYPE [--accel]` for llama.cpp's own, in the order given. Protection given before the first of them is that
  * of all. */
 #ifndef KVANT_TOOLS_CONFIGS_H
@@ -16,6 +16,7 @@
 typedef struct kv_config {
     bool stock;
     bool accel;        /* of stock ones: attention is the plug-in's KVANT_ACCEL device */
+    bool fp32;         /* of kvant's: attention without integer products */
     const char *k, *v; /* specs, or llama.cpp's names of types; from argv or constant */
     uint32_t protect;
     const char *protect_codec; /* or NULL */
@@ -38,6 +39,8 @@ bool configs_add_stock(kv_configs *list, const char *types);
 bool configs_stock_type(const char *name, enum ggml_type *type); /* "q8_0"; false after complaining */
 /* For the --stock before it. */
 bool configs_set_accel(kv_configs *list);
+/* For the -k before it. */
+bool configs_set_fp32(kv_configs *list);
 bool configs_set_protect(kv_configs *list, const char *layers);
 bool configs_set_protect_codec(kv_configs *list, const char *spec);
 
@@ -62,7 +65,7 @@ void configs_fill_cells(const kv_configs *list, const kv_config *config, report_
 /* f16 for K and V in llama.cpp's own cache: what everything is compared with. */
 kv_config configs_f16(void);
 
-/* "turboquant-4", or "K/V" when they differ, with "llama.cpp " or "accel " before stock types and " protect N SPEC"
+/* "turboquant-4", or "K/V" when they differ, with "llama.cpp " or "accel " before stock types, "fp32 " before codecs with fp32 products and " protect N SPEC"
  * behind protected ones. */
 const char *configs_label(const kv_config *config, char *buffer, size_t bytes);
 

@@ -26,6 +26,7 @@ bool engine_option(engine_options *options, int id, const char *value, bool *kno
     case OPT_PROTECT_CODEC: return configs_set_protect_codec(&options->configs, value);
     case OPT_CALIBRATION: options->configs.calibration = value; return true;
     case OPT_STOCK: return configs_add_stock(&options->configs, value);
+    case OPT_FP32: return configs_set_fp32(&options->configs);
     case OPT_ACCEL: return configs_set_accel(&options->configs);
     case OPT_THREADS: return args_u32("--threads", value, 1, 512, &options->n_threads);
     case OPT_RUNTIME: options->runtime = value; return true;

@@ -20,6 +20,7 @@ enum {
     OPT_CODEC_V,
     OPT_STOCK,
     OPT_ACCEL,
+    OPT_FP32,
     OPT_PROTECT,
     OPT_PROTECT_CODEC,
     OPT_CALIBRATION,
@@ -44,6 +45,8 @@ enum {
                                      "... or two as K/V: q8_0/q4_0" }, \
     { OPT_ACCEL, 0, "accel", NULL, "attention of the --stock before it by " PLUGIN_ACCEL ", on the\n" \
                                    "same cache" }, \
+    { OPT_FP32, 0, "fp32", NULL, "attention of the -k before it in fp32: slow, to see what the\n" \
+                                 "integer products of the fast kernels cost" }, \
     { OPT_PROTECT, 0, "protect", "N", "the first N and the last N layers use another codec: of the -k\n" \
                                       "before it, of all when it comes first (default 0)" }, \
     { OPT_PROTECT_CODEC, 0, "protect-codec", "SPEC", "that codec, for keys and values (default " \

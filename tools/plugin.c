@@ -76,7 +76,7 @@ bool plugin_set(const plugin_settings *s)
     if (set_or_unset(PLUGIN_ENV_K, s->k) && set_or_unset(PLUGIN_ENV_V, s->v) &&
         set_or_unset(PLUGIN_ENV_PROTECT, s->protect > 0 ? protect : NULL) &&
         set_or_unset(PLUGIN_ENV_PROTECT_CODEC, s->protect_codec) &&
-        set_or_unset(PLUGIN_ENV_CALIBRATION, s->calibration))
+        set_or_unset(PLUGIN_ENV_CALIBRATION, s->calibration) && set_or_unset(PLUGIN_ENV_FP32, s->fp32 ? "1" : NULL))
         return true;
     complain("cannot set the environment: %s", strerror(errno));
     return false;

@@ -6,13 +6,14 @@
 #include <stdbool.h>
 #include <stddef.h>
 
-#define PLUGIN_DEVICE "KVANT"  /* the device's name, and the back-end registry's */
+#define PLUGIN_DEVICE "KVANT"      /* the device's name, and the back-end registry's */
 #define PLUGIN_ACCEL "KVANT_ACCEL" /* the other device, and the variable that asks for it */
-#define PLUGIN_ENV_K "KVANT_K" /* codec spec of keys, read when a context's cache is allocated */
+#define PLUGIN_ENV_K "KVANT_K"     /* codec spec of keys, read when a context's cache is allocated */
 #define PLUGIN_ENV_V "KVANT_V"
 #define PLUGIN_ENV_PROTECT "KVANT_PROTECT"
 #define PLUGIN_ENV_PROTECT_CODEC "KVANT_PROTECT_CODEC"
 #define PLUGIN_ENV_CALIBRATION "KVANT_CALIBRATION"
+#define PLUGIN_ENV_FP32 "KVANT_FP32"
 #define PLUGIN_ENV_CPU "KVANT_CPU"
 #define PLUGIN_ENV_PATH "KVANT_PLUGIN" /* overrides where the plug-in is looked for */
 
@@ -28,6 +29,7 @@ typedef struct plugin_settings {
     uint32_t protect;          /* first and last layers with another codec */
     const char *protect_codec; /* that one; NULL: PLUGIN_PROTECT_CODEC */
     const char *calibration;   /* a file, or NULL */
+    bool fp32;                 /* attention without integer products */
 } plugin_settings;
 
 /* Sets the variables of this process. */

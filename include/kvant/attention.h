@@ -8,6 +8,8 @@
 #ifndef KVANT_ATTENTION_H
 #define KVANT_ATTENTION_H
 
+#include <stdbool.h>
+
 #include <kvant/cache.h>
 
 #ifdef __cplusplus
@@ -42,6 +44,8 @@ typedef struct kvant_attention_args {
     float *out;          /* n_tokens x n_heads x head_dim of v */
     size_t out_token_stride, out_head_stride;
     uint32_t n_threads; /* at least 1 */
+    bool fp32;          /* unpack pages to fp32 and multiply in fp32 where integer products of their codes would
+                         * serve: up to several times slower, without the rounding of queries and weights */
 } kvant_attention_args;
 
 /* Bytes of workspace that kvant_attention needs for these arguments (0 when they are not valid). */

@@ -12,6 +12,7 @@
 #include "ggml_api.h"
 #include "log.h"
 #include "ops.h"
+#include "settings.h"
 
 static abi_device device;
 static uint8_t backend_guid[16] = { 0x6b, 0x76, 0x61, 0x6e, 0x74, 0x2d, 0x67, 0x67,
@@ -54,10 +55,20 @@ static abi_backend *device_init_backend(abi_device *self, const char *params)
     static const abi_backend_iface iface = { .get_name = backend_get_name,
                                              .free = kvp_backend_free,
                                              .graph_compute = backend_graph_compute };
+    abi_backend *backend;
+    char err[256];
+    bool fp32;
 
     (void)params;
+    if (!kvp_settings_read_switch("KVANT_FP32", &fp32, err, sizeof(err))) {
+        kvp_error("%s", err);
+        return NULL;
+    }
     kvp_kv_new_context(); /* llama.cpp creates a context's back ends before its caches */
-    return kvp_backend_create(self, &backend_guid, &iface);
+    backend = kvp_backend_create(self, &backend_guid, &iface);
+    if (backend != NULL)
+        ((kvp_compute *)backend->context)->fp32 = fp32;
+    return backend;
 }
 
 /* Device */

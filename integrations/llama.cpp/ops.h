@@ -15,6 +15,7 @@
 /* What one back end instance (one llama context) owns while it computes. */
 typedef struct kvp_compute {
     uint32_t n_threads;
+    bool fp32;       /* attention without integer products */
     void *workspace; /* grows to what the largest node asked for; aligned to 64 */
     size_t workspace_bytes;
     abi_backend *cpu; /* the process's CPU back end, created by the first context shift */

@@ -89,6 +89,7 @@ static kvant_attention_args attention_args(const kvp_compute *compute, const abi
         .size = sizeof(kvant_attention_args),
         .k = kvp_kv_of(k)->cells,
         .v = kvp_kv_of(v)->cells,
+        .fp32 = compute->fp32,
         .n_cells = (uint32_t)k->ne[1],
         .n_tokens = (uint32_t)q->ne[1],
         .n_heads = (uint32_t)q->ne[2],

@@ -57,11 +57,13 @@ abi_reg *ggml_backend_init(void)
 {
     char err[768] = "";
     kvp_settings settings;
-    bool accel;
+    bool accel, fp32;
 
     if (!kvp_ggml_load(KVP_RETURN_ADDRESS()))
         return NULL;
-    if (!kvp_settings_read(&settings, err, sizeof(err)) || !kvp_settings_read_accel(&accel, err, sizeof(err))) {
+    if (!kvp_settings_read(&settings, err, sizeof(err)) ||
+        !kvp_settings_read_switch("KVANT_ACCEL", &accel, err, sizeof(err)) ||
+        !kvp_settings_read_switch("KVANT_FP32", &fp32, err, sizeof(err))) {
         kvp_error("%s", err);
         return NULL;
     }

@@ -147,7 +147,8 @@ static bool set_cpu_level(char *err, size_t errlen)
     if (text == NULL)
         return true;
     if (kvant_cpu_level_from_name(text, &level) != KVANT_OK)
-        snprintf(err, errlen, "KVANT_CPU=%s is not auto, c, avx2, avx2vnni, avx512, avx512vnni, neon or neondot", text);
+        snprintf(err, errlen, "KVANT_CPU=%s is not auto, c, avx2, avx2vnni, avx512, avx512vnni, neon or neondot",
+                 text);
     else if (kvant_set_cpu_level(level) != KVANT_OK)
         snprintf(err, errlen,
                  "KVANT_CPU=%s: this machine or this build lacks it; unset KVANT_CPU to use the best it has", text);
@@ -173,11 +174,11 @@ bool kvp_settings_read(kvp_settings *settings, char *err, size_t errlen)
            check_once(settings, err, errlen);
 }
 
-bool kvp_settings_read_accel(bool *accel, char *err, size_t errlen)
+bool kvp_settings_read_switch(const char *name, bool *on, char *err, size_t errlen)
 {
     uint64_t value;
-    bool ok = read_number("KVANT_ACCEL", 0, 1, 0, &value, err, errlen);
+    bool ok = read_number(name, 0, 1, 0, &value, err, errlen);
 
-    *accel = ok && value != 0;
+    *on = ok && value != 0;
     return ok;
 }

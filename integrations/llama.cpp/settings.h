@@ -8,6 +8,7 @@
  *   KVANT_SEED            seed of signs and rotations                        default 0
  *   KVANT_HEAD_DIM        head_dim of the model, 1 to 512                    default: learnt from the graph
  *   KVANT_CPU             CPU level: auto, c, avx2, avx2vnni, avx512, avx512vnni, neon, neondot; default auto
+ *   KVANT_FP32            1: attention multiplies in fp32, slow, to compare with          default 0
  *   KVANT_ACCEL           1: the device is KVANT_ACCEL, which leaves the cache as it is    default 0
  *   KVANT_VERBOSE         1 prints what is created                           default 0
  *
@@ -40,7 +41,7 @@ typedef struct kvp_settings {
  * and what is valid, and *settings is unspecified. */
 bool kvp_settings_read(kvp_settings *settings, char *err, size_t errlen);
 
-/* KVANT_ACCEL alone, for every context anew. *accel is false on failure. */
-bool kvp_settings_read_accel(bool *accel, char *err, size_t errlen);
+/* KVANT_ACCEL or KVANT_FP32 alone, for every context anew. *on is false on failure. */
+bool kvp_settings_read_switch(const char *name, bool *on, char *err, size_t errlen);
 
 #endif /* KVP_SETTINGS_H */

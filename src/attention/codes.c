@@ -20,6 +20,8 @@ static kvant_code_dots_fn *dots_for(const kvant_kernels *kernels, uint32_t n_row
 
 bool kvant_attention_codes_suit(const kvant_attention_plan *plan, const kvant_codec *codec)
 {
+    if (plan->args->fp32)
+        return false;
     bool one_tile = codec->code_table.n_bands == 1 && !codec->numbers;
     return codec->code_lines && (one_tile || kvant_attention_rows(plan) < BAND_ROWS);
 }

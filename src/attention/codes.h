@@ -31,7 +31,7 @@ typedef struct kvant_attention_codes {
     int32_t *dots; /* n_rows x 64 or v_dim, in whole blocks of 64 */
 } kvant_attention_codes;
 
-/* Whether pages of a codec are multiplied as codes. With many query rows those of several bands and of chunks are not: their
+/* Whether pages of a codec are multiplied as codes: not when the caller wants fp32. With many query rows those of several bands and of chunks are not: their
  * products take a pass over sums, roundings or looking codes up for every few rows, a tile of numbers one unpacking for all. */
 bool kvant_attention_codes_suit(const kvant_attention_plan *plan, const kvant_codec *codec);
 

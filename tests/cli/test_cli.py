@@ -369,6 +369,7 @@ class LlamaErrors(unittest.TestCase):
         self.check([*base, "-k", "int-8", "-v", "nonsense"], USAGE, "nonsense")
         self.check([*base, "-v", "int-8"], USAGE, "no -k before it")
         self.check([*base, "--stock", "q8_0", "-v", "int-8"], USAGE, "no -k before it")
+        self.check([*base, "--stock", "q8_0", "--fp32"], USAGE, "no -k before it")
         self.check([*base, "--stock", "q3_0"], USAGE, "q3_0", "q8_0")
         self.check([*base, "--stock", "q8_0/"], USAGE, "no cache type ''")
         self.check(["run", "-m", self.file, "-p", "x", "-k", "int-8", "-k", "int-4"], USAGE, "takes one")

@@ -48,6 +48,11 @@ class Eval(unittest.TestCase):
                 "int-8:group=32",
                 "--protect",
                 "3",
+                "-k",
+                "turboquant-4",
+                "-v",
+                "turboquant-3",
+                "--fp32",
                 "--json",
             )
         )
@@ -62,6 +67,7 @@ class Eval(unittest.TestCase):
                 ("kvant", "f16", "f16"),
                 ("kvant", "turboquant-4", "turboquant-3"),
                 ("kvant", "int-8:group=32", "int-8:group=32"),
+                ("kvant fp32", "turboquant-4", "turboquant-3"),
             ],
         )
         for row in self.rows:
@@ -73,9 +79,9 @@ class Eval(unittest.TestCase):
             self.assertEqual(row["chunks"], 2)
 
     def test_bits(self):
-        self.assertEqual([row["bits"] for row in self.rows], [16, 8.5, 6.5, 16, 3.75, (24 * 9 + 6 * 16) / 30])
-        self.assertEqual([row["protect"] for row in self.rows], [None, None, None, 0, 0, 3])
-        self.assertEqual([row["protect_codec"] for row in self.rows], [None] * 5 + ["f16"])
+        self.assertEqual([row["bits"] for row in self.rows], [16, 8.5, 6.5, 16, 3.75, (24 * 9 + 6 * 16) / 30, 3.75])
+        self.assertEqual([row["protect"] for row in self.rows], [None, None, None, 0, 0, 3, 0])
+        self.assertEqual([row["protect_codec"] for row in self.rows], [None] * 5 + ["f16", None])
 
     def test_stock_sizes(self):
         numbers = 2 * 256 * N_LAYERS * N_KV_HEADS * HEAD_DIM
@@ -106,6 +112,12 @@ class Eval(unittest.TestCase):
         q8, kvant = self.rows[1], self.rows[3]
         error = math.hypot(q8["kld_se"], kvant["kld_se"])
         self.assertLess(kvant["kld_mean"], q8["kld_mean"] + 3 * error)
+
+    def test_integer_products_change_little(self):
+        fast, slow = self.rows[4], self.rows[6]
+        self.assertNotEqual(fast["kld_mean"], slow["kld_mean"])
+        error = math.hypot(fast["kld_se"], slow["kld_se"])
+        self.assertLess(abs(fast["kld_mean"] - slow["kld_mean"]), 3 * error)
 
     def test_fewer_bits_cost_more(self):
         kld = {(row["cache"], row["k"], row["v"]): row["kld_mean"] for row in self.rows}

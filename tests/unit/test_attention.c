@@ -12,7 +12,7 @@
 typedef struct setup {
     uint32_t k_dim, v_dim, n_kv_heads, n_heads, n_cells, n_tokens, n_streams;
     const char *k_spec, *v_spec;
-    bool mask, sinks, affine;
+    bool mask, sinks, affine, fp32;
     bool codec_per_head; /* of one spec, rotated by seeds of their own */
     float softcap, max_bias;
 } setup;
@@ -106,6 +106,7 @@ static fixture make_fixture(setup s)
                                      .k = f.k,
                                      .v = f.v,
                                      .stream = s.n_streams - 1,
+                                     .fp32 = s.fp32,
                                      .n_cells = s.n_cells,
                                      .n_tokens = s.n_tokens,
                                      .n_heads = s.n_heads,
@@ -280,6 +281,8 @@ static double integers(const fixture *f, double score, const sizes *size)
 {
     const setup *s = &f->s;
     const kvant_codec *k = f->k_codecs[0], *v = f->v_codecs[0];
+    if (s->fp32)
+        return 0;
     double error = 0, values = growth(f->v, s->n_kv_heads * s->v_dim) * size->longest;
     if (k->code_lines) {
         double channels = k->code_table.by_row ? 1 : sqrt(s->k_dim) * 4 / 3;
@@ -347,6 +350,25 @@ static void every_codec(void **state)
                              .k_spec = all_specs[i],
                              .v_spec = all_specs[COUNT(all_specs) - 1 - i],
                              .mask = true });
+}
+
+/* Without the errors of integers, of decoding and of many query rows, in every page. */
+static void fp32_rounds_no_integers(void **state)
+{
+    static const char *const specs[] = { "turboquant-4", "int-4:axis=channel,group=64", "octopus-4", "int-8" };
+    (void)state;
+    for (size_t i = 0; i < COUNT(specs); i++)
+        for (uint32_t n_tokens = 1; n_tokens < 60; n_tokens += 49)
+            check_setup((setup){ .k_dim = 64,
+                                 .v_dim = 64,
+                                 .n_kv_heads = 1,
+                                 .n_heads = 3,
+                                 .n_cells = 150,
+                                 .n_tokens = n_tokens,
+                                 .k_spec = specs[i],
+                                 .v_spec = specs[COUNT(specs) - 1 - i],
+                                 .mask = true,
+                                 .fp32 = true });
 }
 
 static void head_dims(void **state)
@@ -644,6 +666,7 @@ int main(void)
 {
     const struct CMUnitTest tests[] = {
         cmocka_unit_test(every_codec),
+        cmocka_unit_test(fp32_rounds_no_integers),
         cmocka_unit_test(head_dims),
         cmocka_unit_test(features),
         cmocka_unit_test(windows),
