@@ -195,6 +195,16 @@ struct abi_reg {
     void *context;
 };
 
+/* The CPU back end's list of features ends with a NULL name. */
+typedef struct abi_feature {
+    const char *name;
+    const char *value;
+} abi_feature;
+
+/* Of ggml_custom_4d: n_tasks, and what each of them calls. */
+enum { ABI_N_TASKS_MAX = -1 };
+typedef void (*abi_custom_op)(abi_tensor *node, int thread, int n_threads, void *user);
+
 /* ggml_init's parameters, passed by value. */
 typedef struct abi_init_params {
     size_t mem_size;

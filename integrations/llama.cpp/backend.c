@@ -18,6 +18,7 @@ abi_backend *kvp_backend_create(abi_device *device, uint8_t (*guid)[16], const a
         free(compute);
         return NULL;
     }
+    kvp_host_threads_watch();
     compute->n_threads = DEFAULT_N_THREADS;
     *backend = (abi_backend){ .guid = guid, .iface = *iface, .device = device, .context = compute };
     return backend;
@@ -35,23 +36,24 @@ void kvp_backend_set_n_threads(abi_backend *backend, int n_threads)
     kvp_compute *compute = backend->context;
 
     compute->n_threads = n_threads > 0 ? (uint32_t)n_threads : 1;
+    kvp_host_threads_update(&compute->host_threads);
 }
 
 int32_t kvp_graph_compute(abi_backend *backend, abi_graph *graph,
                           int32_t (*compute_node)(kvp_compute *compute, abi_tensor *node))
 {
+    kvp_compute *compute = backend->context;
+    int32_t status = ABI_STATUS_SUCCESS;
     int n = kvp_api.graph_n_nodes(graph);
 
-    for (int i = 0; i < n; i++) {
+    kvp_host_threads_borrow(&compute->host_threads);
+    for (int i = 0; i < n && status == ABI_STATUS_SUCCESS; i++) {
         abi_tensor *node = kvp_api.graph_node(graph, i);
-        int32_t status;
-        if ((node->flags & ABI_TENSOR_FLAG_COMPUTE) == 0)
-            continue;
-        status = compute_node(backend->context, node);
-        if (status != ABI_STATUS_SUCCESS)
-            return status;
+        if ((node->flags & ABI_TENSOR_FLAG_COMPUTE) != 0)
+            status = compute_node(compute, node);
     }
-    return ABI_STATUS_SUCCESS;
+    kvp_host_threads_return();
+    return status;
 }
 
 bool kvp_is_view_op(const abi_tensor *op)

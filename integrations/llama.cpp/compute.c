@@ -19,6 +19,7 @@ void *kvp_compute_workspace(kvp_compute *compute, size_t bytes)
 void kvp_compute_release(kvp_compute *compute)
 {
     free(compute->workspace);
+    kvp_host_threads_release(&compute->host_threads);
     if (compute->cpu != NULL)
         kvp_api.backend_free(compute->cpu);
     *compute = (kvp_compute){ 0 };

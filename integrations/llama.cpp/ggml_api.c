@@ -75,6 +75,7 @@ static bool lookup_all(void *library, kvp_ggml *api)
         { "ggml_set_name", &api->set_name, true },
         { "ggml_set_rows", &api->set_rows, true },
         { "ggml_rope_ext_inplace", &api->rope_ext_inplace, true },
+        { "ggml_custom_4d", &api->custom_4d, true },
         { "ggml_new_graph", &api->new_graph, true },
         { "ggml_graph_overhead", &api->graph_overhead, true },
         { "ggml_build_forward_expand", &api->build_forward_expand, true },

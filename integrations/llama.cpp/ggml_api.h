@@ -29,7 +29,8 @@ typedef struct kvp_ggml {
     const char *(*op_name)(int32_t op);
     size_t (*tensor_overhead)(void);
 
-    /* For the context shift, which borrows the process's own CPU back end (ops_rope.c). */
+    /* For the context shift, which borrows the process's own CPU back end (ops_rope.c), and for loops on its threads
+     * (host_threads.c). */
     abi_context *(*init)(abi_init_params params);
     void (*free)(abi_context *context);
     abi_tensor *(*new_tensor_1d)(abi_context *context, int32_t type, int64_t ne0);
@@ -41,6 +42,8 @@ typedef struct kvp_ggml {
     abi_tensor *(*rope_ext_inplace)(abi_context *context, abi_tensor *a, abi_tensor *b, abi_tensor *c, int n_dims,
                                     int mode, int n_ctx_orig, float freq_base, float freq_scale, float ext_factor,
                                     float attn_factor, float beta_fast, float beta_slow);
+    abi_tensor *(*custom_4d)(abi_context *context, int32_t type, int64_t ne0, int64_t ne1, int64_t ne2, int64_t ne3,
+                             abi_tensor **args, int n_args, abi_custom_op op, int n_tasks, void *user);
     abi_graph *(*new_graph)(abi_context *context);
     size_t (*graph_overhead)(void);
     void (*build_forward_expand)(abi_graph *graph, abi_tensor *tensor);

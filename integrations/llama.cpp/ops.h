@@ -11,6 +11,7 @@
 #include <stdint.h>
 
 #include "abi.h"
+#include "host_threads.h"
 
 /* What one back end instance (one llama context) owns while it computes. */
 typedef struct kvp_compute {
@@ -19,6 +20,7 @@ typedef struct kvp_compute {
     void *workspace; /* grows to what the largest node asked for; aligned to 64 */
     size_t workspace_bytes;
     abi_backend *cpu; /* the process's CPU back end, created by the first context shift */
+    kvp_host_threads host_threads;
 } kvp_compute;
 
 /* At least bytes of workspace, or NULL. Earlier contents are lost. */

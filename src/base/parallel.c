@@ -1,8 +1,10 @@
-/* parallel.c - a small pool of sleeping workers, shared by the process, started on first need.
+/* parallel.c - loops on the caller's executor or else on a small pool of sleeping workers, shared by the process, started on first need.
  *
- * One region at a time: a second caller finds the pool busy and runs its loop alone, which is right and cannot
+ * The pool runs one loop at a time: a second caller finds it busy and runs its loop alone, which is right and cannot
  * deadlock. Workers take indices from one atomic counter. They are detached and live as long as the process. */
 #include "parallel.h"
+
+#include <kvant/executor.h>
 
 #include <pthread.h>
 #include <stdatomic.h>
@@ -10,28 +12,40 @@
 
 #define MAX_WORKERS 255u
 
-static struct {
-    pthread_mutex_t busy;  /* held by the caller whose region runs */
-    pthread_mutex_t mutex; /* guards everything below but next */
-    pthread_cond_t wake, done;
-    uint64_t region; /* number of the current region; a worker that slept notices a new one */
-    uint32_t n_workers;
-    uint32_t wanted;  /* workers 1 .. wanted may join the region; 0 once it is closed */
-    uint32_t running; /* workers that joined and are not done */
+typedef struct parallel_loop {
     kvant_parallel_body body;
     void *context;
     size_t n;
     atomic_size_t next;
+} parallel_loop;
+
+static struct {
+    pthread_mutex_t busy;  /* held by the caller whose loop runs */
+    pthread_mutex_t mutex; /* guards everything below */
+    pthread_cond_t wake, done;
+    uint64_t region; /* number of the current loop; a worker that slept notices a new one */
+    uint32_t n_workers;
+    uint32_t wanted;  /* workers 1 .. wanted may join the loop; 0 once it is closed */
+    uint32_t running; /* workers that joined and are not done */
+    parallel_loop *loop;
 } pool = { .busy = PTHREAD_MUTEX_INITIALIZER,
            .mutex = PTHREAD_MUTEX_INITIALIZER,
            .wake = PTHREAD_COND_INITIALIZER,
            .done = PTHREAD_COND_INITIALIZER };
 
-static void run_indices(uint32_t worker)
+static _Thread_local const kvant_executor *executor;
+
+void kvant_use_executor(const kvant_executor *wanted)
 {
+    executor = wanted;
+}
+
+static void run_indices(void *argument, uint32_t worker)
+{
+    parallel_loop *loop = argument;
     size_t i;
-    while ((i = atomic_fetch_add_explicit(&pool.next, 1, memory_order_relaxed)) < pool.n)
-        pool.body(pool.context, i, worker);
+    while ((i = atomic_fetch_add_explicit(&loop->next, 1, memory_order_relaxed)) < loop->n)
+        loop->body(loop->context, i, worker);
 }
 
 static void *worker_main(void *argument)
@@ -46,8 +60,9 @@ static void *worker_main(void *argument)
         }
         seen = pool.region;
         pool.running++;
+        parallel_loop *loop = pool.loop;
         pthread_mutex_unlock(&pool.mutex);
-        run_indices(number);
+        run_indices(loop, number);
         pthread_mutex_lock(&pool.mutex);
         if (--pool.running == 0)
             pthread_cond_signal(&pool.done);
@@ -81,37 +96,31 @@ static void grow(uint32_t wanted)
     }
 }
 
-static void run_alone(size_t n, kvant_parallel_body body, void *context)
+/* A body that starts a loop itself must not enter the executor a second time. */
+static void run_on_executor(parallel_loop *loop, uint32_t n_workers)
 {
-    for (size_t i = 0; i < n; i++)
-        body(context, i, 0);
+    const kvant_executor *own = executor;
+    executor = NULL;
+    own->run(own->context, n_workers, run_indices, loop);
+    run_indices(loop, 0);
+    executor = own;
 }
 
-void kvant_parallel_for(size_t n, uint32_t n_threads, kvant_parallel_body body, void *context)
+static void run_on_pool(parallel_loop *loop, uint32_t helpers)
 {
-    uint32_t helpers = n_threads > 1 ? n_threads - 1 : 0;
-    if (helpers > MAX_WORKERS)
-        helpers = MAX_WORKERS;
-    if (n < 2)
-        helpers = 0;
-    else if (helpers > n - 1)
-        helpers = (uint32_t)(n - 1);
-    if (helpers == 0 || pthread_mutex_trylock(&pool.busy) != 0) {
-        run_alone(n, body, context);
+    if (pthread_mutex_trylock(&pool.busy) != 0) {
+        run_indices(loop, 0);
         return;
     }
     pthread_mutex_lock(&pool.mutex);
     grow(helpers);
     pool.wanted = helpers < pool.n_workers ? helpers : pool.n_workers;
-    pool.body = body;
-    pool.context = context;
-    pool.n = n;
-    atomic_store_explicit(&pool.next, 0, memory_order_relaxed);
+    pool.loop = loop;
     pool.region++;
     pthread_cond_broadcast(&pool.wake);
     pthread_mutex_unlock(&pool.mutex);
 
-    run_indices(0);
+    run_indices(loop, 0);
 
     /* Every index is taken. A worker that the system has not scheduled yet must not be waited for: on a loaded machine
      * that can take longer than the work. */
@@ -121,4 +130,23 @@ void kvant_parallel_for(size_t n, uint32_t n_threads, kvant_parallel_body body, 
         pthread_cond_wait(&pool.done, &pool.mutex);
     pthread_mutex_unlock(&pool.mutex);
     pthread_mutex_unlock(&pool.busy);
+}
+
+void kvant_parallel_for(size_t n, uint32_t n_threads, kvant_parallel_body body, void *context)
+{
+    parallel_loop loop = { .body = body, .context = context, .n = n };
+    uint32_t helpers = n_threads > 1 ? n_threads - 1 : 0;
+    atomic_init(&loop.next, 0);
+    if (helpers > MAX_WORKERS)
+        helpers = MAX_WORKERS;
+    if (n < 2)
+        helpers = 0;
+    else if (helpers > n - 1)
+        helpers = (uint32_t)(n - 1);
+    if (helpers == 0)
+        run_indices(&loop, 0);
+    else if (executor)
+        run_on_executor(&loop, helpers + 1);
+    else
+        run_on_pool(&loop, helpers);
 }

@@ -158,6 +158,9 @@ static void registry_matches(void **state)
     SAME_FIELD(abi_reg_iface, struct ggml_backend_reg_i, get_device_count);
     SAME_FIELD(abi_reg_iface, struct ggml_backend_reg_i, get_device);
     SAME_FIELD(abi_reg_iface, struct ggml_backend_reg_i, get_proc_address);
+    SAME_SIZE(abi_feature, struct ggml_backend_feature);
+    SAME_FIELD(abi_feature, struct ggml_backend_feature, name);
+    SAME_FIELD(abi_feature, struct ggml_backend_feature, value);
     SAME_SIZE(abi_init_params, struct ggml_init_params);
     SAME_FIELD(abi_init_params, struct ggml_init_params, mem_size);
     SAME_FIELD(abi_init_params, struct ggml_init_params, mem_buffer);
@@ -191,6 +194,7 @@ static void constants_match(void **state)
     assert_int_equal(KVANT_BLOCK_Q5_1, GGML_TYPE_Q5_1);
     assert_int_equal(KVANT_BLOCK_Q8_0, GGML_TYPE_Q8_0);
     assert_int_equal(KVANT_BLOCK_IQ4_NL, GGML_TYPE_IQ4_NL);
+    assert_int_equal(ABI_N_TASKS_MAX, GGML_N_TASKS_MAX);
     assert_int_equal(ABI_TENSOR_FLAG_COMPUTE, GGML_TENSOR_FLAG_COMPUTE);
     assert_int_equal(sizeof(enum ggml_type), sizeof(int32_t));
     assert_int_equal(sizeof(enum ggml_op), sizeof(int32_t));

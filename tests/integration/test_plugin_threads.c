@@ -1,0 +1,127 @@
+/* test_plugin_threads.c - on whose threads the plug-in computes: those of the pool that a context has, none of its own beside them;
+ * with its own where llama.cpp starts threads for each graph. Results are the same bits. */
+#define _GNU_SOURCE
+#include <setjmp.h>
+#include <stdarg.h>
+#include <stddef.h>
+
+#include <cmocka.h>
+
+#include <dirent.h>
+#include <stdlib.h>
+#include <string.h>
+#include <time.h>
+
+#include "ggml-cpu.h"
+#include "harness.h"
+
+#define N_PROMPT                                                                                                   \
+    160 /* fills two pages and part of a third: encoding, sealing and attention all have work for two threads */
+
+static int thread_count(void)
+{
+    DIR *tasks = opendir("/proc/self/task");
+    int n = 0;
+
+    assert_non_null(tasks);
+    for (struct dirent *entry = readdir(tasks); entry != NULL; entry = readdir(tasks))
+        n += entry->d_name[0] != '.';
+    closedir(tasks);
+    return n;
+}
+
+/* A joined thread is listed for a moment yet. */
+static void assert_threads(int expected)
+{
+    for (int i = 0; i < 1000 && thread_count() != expected; i++)
+        nanosleep(&(struct timespec){ .tv_nsec = 2000000 }, NULL);
+    assert_int_equal(thread_count(), expected);
+}
+
+static void *cpu_function(const char *name)
+{
+    ggml_backend_dev_t cpu = ggml_backend_dev_by_type(GGML_BACKEND_DEVICE_TYPE_CPU);
+    void *address = ggml_backend_reg_get_proc_address(ggml_backend_dev_backend_reg(cpu), name);
+
+    assert_non_null(address);
+    return address;
+}
+
+static bool has_openmp(void)
+{
+    ggml_backend_dev_t cpu = ggml_backend_dev_by_type(GGML_BACKEND_DEVICE_TYPE_CPU);
+    ggml_backend_get_features_t get_features;
+    void *address = cpu_function("ggml_backend_get_features");
+
+    memcpy(&get_features, &address, sizeof(get_features));
+    for (const struct ggml_backend_feature *f = get_features(ggml_backend_dev_backend_reg(cpu)); f->name; f++)
+        if (strcmp(f->name, "OPENMP") == 0)
+            return true;
+    return false;
+}
+
+static struct ggml_threadpool *new_pool(int n_threads)
+{
+    struct ggml_threadpool_params params = ggml_threadpool_params_default(n_threads);
+    struct ggml_threadpool *(*create)(struct ggml_threadpool_params *);
+    void *address = cpu_function("ggml_threadpool_new");
+
+    memcpy(&create, &address, sizeof(create));
+    return create(&params);
+}
+
+static void free_pool(struct ggml_threadpool *pool)
+{
+    void (*destroy)(struct ggml_threadpool *);
+    void *address = cpu_function("ggml_threadpool_free");
+
+    memcpy(&destroy, &address, sizeof(destroy));
+    destroy(pool);
+}
+
+/* Logits after a prompt and one token more, with two threads. */
+static float *logits_with(struct ggml_threadpool *pool)
+{
+    const harness_options options = { .spec = "int-4:axis=channel,group=64", .n_ctx = 256 };
+    size_t bytes = (size_t)llama_vocab_n_tokens(harness_vocab()) * sizeof(float);
+    struct llama_context *context = harness_context(&options);
+    llama_token tokens[N_PROMPT + 1];
+    float *logits = malloc(bytes);
+
+    assert_non_null(logits);
+    llama_set_n_threads(context, 2, 2);
+    if (pool != NULL)
+        llama_attach_threadpool(context, pool, pool);
+    harness_tokens(tokens, N_PROMPT + 1);
+    harness_decode(context, tokens, N_PROMPT, 0, 0, false);
+    harness_decode(context, tokens + N_PROMPT, 1, N_PROMPT, 0, false);
+    memcpy(logits, llama_get_logits_ith(context, -1), bytes);
+    llama_free(context);
+    return logits;
+}
+
+static void the_contexts_threads_are_used(void **state)
+{
+    int before = thread_count(), openmp = has_openmp();
+    struct ggml_threadpool *pool = new_pool(2);
+    float *lent, *own;
+
+    (void)state;
+    lent = logits_with(pool);
+    assert_threads(before + 1); /* the pool's, or OpenMP's */
+    free_pool(pool);
+    assert_threads(before + openmp);
+
+    own = logits_with(NULL);
+    assert_threads(before + 1); /* kvant's, or OpenMP's still */
+    assert_memory_equal(lent, own, (size_t)llama_vocab_n_tokens(harness_vocab()) * sizeof(float));
+    free(lent);
+    free(own);
+}
+
+int main(void)
+{
+    const struct CMUnitTest tests[] = { cmocka_unit_test(the_contexts_threads_are_used) };
+
+    return cmocka_run_group_tests(tests, harness_start, harness_stop);
+}

@@ -1,0 +1,157 @@
+/* test_parallel.c - loops: every index once, whoever runs them; executors that do all, some or nothing of what they are asked. */
+#include "testing.h"
+
+#include <kvant/executor.h>
+
+#include <pthread.h>
+#include <stdatomic.h>
+
+#include "../../src/base/parallel.h"
+
+#define N 1000
+
+typedef struct counts {
+    atomic_int of[N];
+    atomic_uint workers; /* bit of each */
+} counts;
+
+static void count(void *context, size_t index, uint32_t worker)
+{
+    counts *c = context;
+    atomic_fetch_add(&c->of[index], 1);
+    atomic_fetch_or(&c->workers, 1u << worker);
+}
+
+static void assert_once_each(size_t n, uint32_t n_threads)
+{
+    counts c = { .workers = 0 };
+    kvant_parallel_for(n, n_threads, count, &c);
+    for (size_t i = 0; i < N; i++)
+        assert_int_equal(atomic_load(&c.of[i]), i < n);
+    assert_true(atomic_load(&c.workers) < 1u << n_threads);
+}
+
+static void assert_loops_run(void)
+{
+    for (uint32_t n_threads = 1; n_threads <= 4; n_threads++)
+        for (size_t n = 0; n <= N; n = n < 4 ? n + 1 : 10 * n)
+            assert_once_each(n < N ? n : N, n_threads);
+}
+
+static void pool_runs_every_index_once(void **state)
+{
+    (void)state;
+    assert_loops_run();
+}
+
+/* What an executor is asked for. */
+typedef struct request {
+    kvant_executor_work work;
+    void *loop;
+    uint32_t n_workers, worker;
+    uint32_t calls;
+} request;
+
+static void *run_worker(void *argument)
+{
+    const request *r = argument;
+    r->work(r->loop, r->worker);
+    return NULL;
+}
+
+static void run_on_threads(void *context, uint32_t n_workers, kvant_executor_work work, void *loop)
+{
+    request *r = context, each[4];
+    pthread_t threads[4];
+    assert_in_range(n_workers, 2, 4);
+    r->calls++;
+    for (uint32_t i = 0; i < n_workers; i++) {
+        each[i] = (request){ .work = work, .loop = loop, .worker = i };
+        assert_int_equal(pthread_create(&threads[i], NULL, run_worker, &each[i]), 0);
+    }
+    for (uint32_t i = 0; i < n_workers; i++)
+        pthread_join(threads[i], NULL);
+}
+
+static void run_last_only(void *context, uint32_t n_workers, kvant_executor_work work, void *loop)
+{
+    ((request *)context)->calls++;
+    work(loop, n_workers - 1);
+}
+
+static void run_nothing(void *context, uint32_t n_workers, kvant_executor_work work, void *loop)
+{
+    (void)n_workers;
+    (void)work;
+    (void)loop;
+    ((request *)context)->calls++;
+}
+
+static void executors_run_every_index_once(void **state)
+{
+    void (*const runs[])(void *, uint32_t, kvant_executor_work, void *) = { run_on_threads, run_last_only,
+                                                                            run_nothing };
+    (void)state;
+    for (size_t i = 0; i < sizeof runs / sizeof *runs; i++) {
+        request r = { .calls = 0 };
+        kvant_executor executor = { runs[i], &r };
+        kvant_use_executor(&executor);
+        assert_loops_run();
+        kvant_use_executor(NULL);
+        assert_int_equal(r.calls, 3 * 5); /* 2 to 4 threads, 2, 3, 4, 40 and 400 indices */
+    }
+}
+
+static void *run_elsewhere(void *argument)
+{
+    (void)argument;
+    assert_once_each(N, 4);
+    return NULL;
+}
+
+static void executors_are_the_threads_own(void **state)
+{
+    request r = { .calls = 0 };
+    kvant_executor executor = { run_on_threads, &r };
+    pthread_t other;
+    (void)state;
+    kvant_use_executor(&executor);
+    assert_int_equal(pthread_create(&other, NULL, run_elsewhere, NULL), 0);
+    pthread_join(other, NULL);
+    kvant_use_executor(NULL);
+    assert_int_equal(r.calls, 0);
+}
+
+static void loop_within(void *context, size_t index, uint32_t worker)
+{
+    (void)worker;
+    kvant_parallel_for(N / 2, 4, count, (counts *)context + index);
+}
+
+/* A host's threads, busy with one loop, cannot be asked for another. */
+static void loops_within_loops_stay_off_the_executor(void **state)
+{
+    static counts c[2];
+    request r = { .calls = 0 };
+    kvant_executor executor = { run_last_only, &r };
+    (void)state;
+    kvant_use_executor(&executor);
+    kvant_parallel_for(2, 2, loop_within, c);
+    assert_int_equal(r.calls, 1);
+    for (size_t i = 0; i < N; i++)
+        assert_int_equal(atomic_load(&c[i % 2].of[i / 2]), 1);
+    kvant_parallel_for(2, 2, loop_within, c);
+    assert_int_equal(r.calls, 2); /* it is in use again */
+    kvant_use_executor(NULL);
+}
+
+int main(void)
+{
+    const struct CMUnitTest tests[] = {
+        cmocka_unit_test(pool_runs_every_index_once),
+        cmocka_unit_test(executors_run_every_index_once),
+        cmocka_unit_test(executors_are_the_threads_own),
+        cmocka_unit_test(loops_within_loops_stay_off_the_executor),
+    };
+    return cmocka_run_group_tests(tests, NULL, NULL);
+}
