@@ -154,7 +154,7 @@ static bool load_tokens(run *r)
     char *text = read_text(s->file, &bytes);
     if (text == NULL)
         return false;
-    r->tokens = engine_tokenize(&r->engine, text, bytes, false, &r->n_tokens);
+    r->tokens = engine_tokenize(&r->engine, text, bytes, TOKENS_TEXT, &r->n_tokens);
     free(text);
     if (r->tokens == NULL)
         return false;

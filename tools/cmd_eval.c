@@ -70,6 +70,7 @@ typedef struct tally {
     double kv_bytes;
     double *nll, *kld; /* n_rows a chunk */
     size_t n_values, n_same, n_chunks;
+    double step, step_error; /* of the mean KLD from the row before, token by token */
 } tally;
 
 typedef struct run {
@@ -187,7 +188,7 @@ static bool load_tokens(run *r)
         return false;
     if (bytes > 0 && text[bytes - 1] == '\n')
         bytes--; /* as llama.cpp's -f does */
-    r->tokens = engine_tokenize(&r->engine, text, bytes, false, &r->n_tokens);
+    r->tokens = engine_tokenize(&r->engine, text, bytes, TOKENS_TEXT, &r->n_tokens);
     free(text);
     if (r->tokens == NULL)
         return false;
@@ -205,18 +206,13 @@ static bool load_tokens(run *r)
     return true;
 }
 
-static bool is_f16(const kv_config *config)
-{
-    return config->stock && !config->accel && config->type_k == GGML_TYPE_F16 && config->type_v == GGML_TYPE_F16;
-}
-
 static bool prepare_tallies(run *r)
 {
     const kv_configs *configs = &r->settings->engine.configs;
     r->f16 = configs_f16();
     r->tallies[r->n_tallies++].config = &r->f16;
     for (size_t i = 0; i < configs->n; i++)
-        if (!is_f16(&configs->items[i]))
+        if (!configs_is_f16(&configs->items[i]))
             r->tallies[r->n_tallies++].config = &configs->items[i];
     for (size_t i = 0; i < r->n_tallies; i++) {
         tally *t = &r->tallies[i];
@@ -277,8 +273,29 @@ static const report_column columns[] = {
     { "top1", "top-1 %", COLUMN_PERCENT, 2 },
     { "chunks", "chunks", COLUMN_NUMBER, 0 },
     { "batch", NULL, COLUMN_NUMBER, 0 },
+    { "kld_step", NULL, COLUMN_NUMBER, 5 },
+    { "kld_step_se", NULL, COLUMN_NUMBER, 5 },
 };
 enum { N_COLUMNS = sizeof columns / sizeof *columns };
+
+/* Both were scored on the same tokens, so their difference is known better than either: its error is that of the differences.
+ * Before anything sorts the values. */
+static bool compare_with_row_before(run *r)
+{
+    double *steps = malloc(r->n_chunks * r->n_rows * sizeof *steps);
+    for (size_t i = 0; i < r->n_tallies && steps != NULL; i++) {
+        tally *t = &r->tallies[i];
+        const tally *before = i > 0 ? t - 1 : t;
+        const size_t n = i > 0 ? t->n_values : 0; /* never more than the row before has */
+        for (size_t j = 0; j < n; j++)
+            steps[j] = t->kld[j] - before->kld[j];
+        stats_mean(steps, n, &t->step, &t->step_error);
+    }
+    if (steps == NULL)
+        complain("eval: out of memory");
+    free(steps);
+    return steps != NULL;
+}
 
 static void fill_row(const run *r, const tally *t, report_cell *row)
 {
@@ -295,16 +312,20 @@ static void fill_row(const run *r, const tally *t, report_cell *row)
         CELL_NUMBER((double)t->n_same / (double)t->n_values),
         CELL_NUMBER(t->n_chunks),
         CELL_NUMBER(r->settings->n_batch),
+        CELL_NUMBER(t->step),
+        CELL_NUMBER(t->step_error),
     };
     configs_fill_cells(&r->settings->engine.configs, t->config, row);
     memcpy(row + N_CONFIG_COLUMNS, measured, sizeof measured);
 }
 
 /* Rows of configurations that completed no chunk say nothing and are left out. */
-static bool print_results(const run *r)
+static bool print_results(run *r)
 {
     report_cell cells[(MAX_CONFIGS + 1) * N_COLUMNS];
     size_t n = 0;
+    if (!compare_with_row_before(r))
+        return false;
     for (size_t i = 0; i < r->n_tallies; i++)
         if (r->tallies[i].n_chunks > 0)
             fill_row(r, &r->tallies[i], &cells[n++ * N_COLUMNS]);

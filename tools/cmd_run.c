@@ -122,7 +122,8 @@ static bool load_prompt(generation *g, const struct llama_model *model)
     if (text == NULL)
         return false;
     char *chat = g->settings->raw ? NULL : apply_template(model, text, &bytes);
-    g->tokens = engine_tokenize(&g->engine, chat != NULL ? chat : text, bytes, chat != NULL, &g->n_prompt);
+    g->tokens = engine_tokenize(&g->engine, chat != NULL ? chat : text, bytes,
+                                chat != NULL ? TOKENS_CHAT : TOKENS_TEXT, &g->n_prompt);
     free(chat);
     free(text);
     return g->tokens != NULL;

@@ -23,6 +23,7 @@ int command_exec(int argc, char **argv);
 int command_run(int argc, char **argv);
 int command_eval(int argc, char **argv);
 int command_bench(int argc, char **argv);
+int command_needle(int argc, char **argv);
 int command_calibrate(int argc, char **argv);
 
 /* Of `kvant bench`. */

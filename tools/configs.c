@@ -194,6 +194,11 @@ kv_config configs_f16(void)
     return (kv_config){ .stock = true, .k = "f16", .v = "f16", .type_k = GGML_TYPE_F16, .type_v = GGML_TYPE_F16 };
 }
 
+bool configs_is_f16(const kv_config *config)
+{
+    return config->stock && !config->accel && config->type_k == GGML_TYPE_F16 && config->type_v == GGML_TYPE_F16;
+}
+
 const char *configs_label(const kv_config *config, char *buffer, size_t bytes)
 {
     const char *prefix = config->accel ? "accel " : config->stock ? "llama.cpp " : config->fp32 ? "fp32 " : "";

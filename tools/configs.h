@@ -64,6 +64,7 @@ void configs_fill_cells(const kv_configs *list, const kv_config *config, report_
 
 /* f16 for K and V in llama.cpp's own cache: what everything is compared with. */
 kv_config configs_f16(void);
+bool configs_is_f16(const kv_config *config);
 
 /* "turboquant-4", or "K/V" when they differ, with "llama.cpp " or "accel " before stock types, "fp32 " before codecs with fp32 products and " protect N SPEC"
  * behind protected ones. */

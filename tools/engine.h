@@ -118,8 +118,14 @@ double engine_kv_bytes(const engine *e, const kv_config *config, const kv_meter 
  * codec does not exist for this model's head_dim. */
 bool engine_bits(engine *e, const kv_config *config, double *bits);
 
+typedef enum token_kind {
+    TOKENS_TEXT, /* begins as the model wants texts to begin, with BOS or without */
+    TOKENS_CHAT, /* the same, and names of special tokens are these tokens */
+    TOKENS_PART  /* of something longer */
+} token_kind;
+
 /* Tokens of a text, to be freed; NULL after complaining. */
-llama_token *engine_tokenize(engine *e, const char *text, size_t bytes, bool parse_special, size_t *n);
+llama_token *engine_tokenize(const engine *e, const char *text, size_t bytes, token_kind kind, size_t *n);
 
 /* The whole file ("-" is stdin) with a 0 behind it, to be freed; NULL after complaining. */
 char *read_text(const char *path, size_t *bytes);

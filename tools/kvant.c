@@ -27,6 +27,8 @@ static const subcommand subcommands[] = {
     { "exec", command_exec, "run a llama.cpp program with its KV cache compressed" },
     { "run", NEEDS_LLAMA(command_run), "generate text on the compressed cache" },
     { "eval", NEEDS_LLAMA(command_eval), "quality: perplexity, KL divergence to f16, top-1 agreement" },
+    { "needle", NEEDS_LLAMA(command_needle),
+      "does the model still find a fact, by context length, depth and codec" },
     { "bench", command_bench, "speed of a model, and the error of codecs beside their papers' figures" },
     { "calibrate", NEEDS_LLAMA(command_calibrate), "statistics of a model for the codecs that need them" },
     { "codecs", command_codecs, "list the codecs with their true bits and sources" },

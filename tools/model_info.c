@@ -85,7 +85,7 @@ bool engine_bits(engine *e, const kv_config *config, double *bits)
     return true;
 }
 
-llama_token *engine_tokenize(engine *e, const char *text, size_t bytes, bool parse_special, size_t *n)
+llama_token *engine_tokenize(const engine *e, const char *text, size_t bytes, token_kind kind, size_t *n)
 {
     const struct llama_model *model = e->cpu_model != NULL ? e->cpu_model : e->kvant_model;
     if (bytes > INT32_MAX) {
@@ -93,13 +93,14 @@ llama_token *engine_tokenize(engine *e, const char *text, size_t bytes, bool par
         return NULL;
     }
     const struct llama_vocab *vocab = ll.llama_model_get_vocab(model);
-    const int32_t needed = -ll.llama_tokenize(vocab, text, (int32_t)bytes, NULL, 0, true, parse_special);
+    const bool begins = kind != TOKENS_PART, special = kind == TOKENS_CHAT;
+    const int32_t needed = -ll.llama_tokenize(vocab, text, (int32_t)bytes, NULL, 0, begins, special);
     llama_token *tokens = needed > 0 ? malloc((size_t)needed * sizeof *tokens) : NULL;
     if (tokens == NULL) {
         complain(needed > 0 ? "out of memory" : "the text has no tokens");
         return NULL;
     }
-    *n = (size_t)ll.llama_tokenize(vocab, text, (int32_t)bytes, tokens, needed, true, parse_special);
+    *n = (size_t)ll.llama_tokenize(vocab, text, (int32_t)bytes, tokens, needed, begins, special);
     return tokens;
 }
 

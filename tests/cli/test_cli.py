@@ -346,6 +346,7 @@ class LlamaErrors(unittest.TestCase):
         self.check(["eval", "-f", self.file], USAGE, "no model given", "-m ")
         self.check(["eval", "-m", self.file], USAGE, "no text given", "-f ")
         self.check(["run", "-m", self.file], USAGE, "no prompt given")
+        self.check(["needle"], USAGE, "no model given")
         self.check(["bench", "model"], USAGE, "no model given")
 
     def test_missing_model(self):
@@ -376,6 +377,8 @@ class LlamaErrors(unittest.TestCase):
 
     def test_bad_numbers(self):
         base = ["eval", "-m", self.file, "-f", self.file]
+        self.check(["needle", "-m", self.file, "-c", "100"], USAGE, "--ctx", "256")
+        self.check(["needle", "-m", self.file, "-n", "25"], USAGE, "--needles", "24")
         for bad in ("0", "-1", "x", "1.5", "99999999999"):
             self.check([*base, "-c", bad], USAGE, "--ctx", bad)
             self.check([*base, "--chunks", bad], USAGE, "--chunks")

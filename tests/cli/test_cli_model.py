@@ -75,7 +75,9 @@ class Eval(unittest.TestCase):
                 {"bits", "kv_bytes", "ppl", "kld_mean", "kld_se", "kld_p99", "top1", "chunks", "batch"}, set(row)
             )
             absent = {key for key, value in row.items() if not isinstance(value, (str, int, float))}
-            self.assertLessEqual(absent, {"protect", "protect_codec", "calibration"}, row)
+            self.assertLessEqual(
+                absent, {"protect", "protect_codec", "calibration", "kld_step", "kld_step_se"}, row
+            )
             self.assertEqual(row["chunks"], 2)
 
     def test_bits(self):
@@ -112,6 +114,12 @@ class Eval(unittest.TestCase):
         q8, kvant = self.rows[1], self.rows[3]
         error = math.hypot(q8["kld_se"], kvant["kld_se"])
         self.assertLess(kvant["kld_mean"], q8["kld_mean"] + 3 * error)
+
+    def test_steps_are_differences(self):
+        self.assertIsNone(self.rows[0]["kld_step"])
+        for before, row in zip(self.rows, self.rows[1:]):
+            self.assertAlmostEqual(row["kld_step"], row["kld_mean"] - before["kld_mean"], places=9)
+            self.assertLess(row["kld_step_se"], row["kld_se"] + before["kld_se"] + 1e-12)
 
     def test_integer_products_change_little(self):
         fast, slow = self.rows[4], self.rows[6]
@@ -206,6 +214,51 @@ class Eval(unittest.TestCase):
         self.assertAlmostEqual(ours[1]["kld_mean"] / figure("Mean +KLD"), 1, delta=0.03)
         self.assertAlmostEqual(ours[1]["kld_p99"] / figure("99.0% +KLD"), 1, delta=0.1)
         self.assertAlmostEqual(100 * ours[1]["top1"], figure("Same top p"), delta=1)
+
+
+class Needle(unittest.TestCase):
+    @classmethod
+    def rows(cls, *more):
+        return rows_of(run("needle", "-m", MODEL, "-n", "3", "-r", "1", "--json", *more))
+
+    @classmethod
+    def setUpClass(cls):
+        cls.first = cls.rows("-c", "256,320", "-k", "int-8", "-k", "turboquant-1")
+
+    def test_rows(self):
+        self.assertEqual(
+            [(row["ctx"], row["k"]) for row in self.first],
+            [(ctx, k) for ctx in (256, 320) for k in ("f16", "int-8", "turboquant-1") for _ in range(3)],
+        )
+        self.assertEqual([row["depth"] for row in self.first], 6 * [1 / 6, 3 / 6, 5 / 6])
+        for row in self.first:
+            self.assertEqual(row["trials"], 1)
+            self.assertIn(row["exact"], (0, 1))
+            self.assertLess(row["log_probability"], 0)
+
+    def test_few_bits_forget(self):
+        def mean(codec):
+            return sum(row["log_probability"] for row in self.first if row["k"] == codec) / 6
+
+        # Five digits by chance: five times ln 10.
+        self.assertGreater(mean("f16"), -5 * math.log(10))
+        self.assertLess(abs(mean("int-8") - mean("f16")), mean("int-8") - mean("turboquant-1"))
+        self.assertLess(mean("turboquant-1"), mean("f16") - 1)
+
+    def test_texts_are_the_seeds(self):
+        def figures(*more):
+            return [row["log_probability"] for row in self.rows("-c", "256", "--stock", "f16", *more)]
+
+        self.assertEqual(figures(), [row["log_probability"] for row in self.first[:3]])
+        self.assertNotEqual(figures("--seed", "2"), figures("-f", TEXT))
+
+    def test_contexts_that_do_not_suit(self):
+        done = run("needle", "-m", MODEL, "-c", "1000000")
+        self.assertEqual((done.returncode, done.stdout), (RUNTIME, ""))
+        self.assertIn("beyond the model's", done.stderr)
+        done = run("needle", "-m", MODEL, "-c", "256", "-n", "24")
+        self.assertEqual((done.returncode, done.stdout), (RUNTIME, ""))
+        self.assertIn("too few for so many needles", done.stderr)
 
 
 class Bench(unittest.TestCase):

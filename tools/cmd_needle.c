@@ -1,0 +1,385 @@
+/* cmd_needle.c - `kvant needle`: whether the model still finds a fact in a long context, by length of the context, depth of the
+ * fact and cache.
+ *
+ * A text with several hidden sentences is read once by every configuration; then each sentence is asked for, the question is
+ * forgotten, and the next one is asked. Answers are scored along the right one, token by token: exact when each of its tokens is
+ * the most probable, and by the log-probability of all. What f16 does not find, a codec is not blamed for.
+ */
+#include "command.h"
+#include "engine.h"
+#include "interrupt.h"
+#include "needle_text.h"
+#include "progress.h"
+#include "report.h"
+
+#include <math.h>
+#include <stdio.h>
+#include <stdlib.h>
+#include <string.h>
+
+enum { OPT_FILE, OPT_CTX, OPT_NEEDLES, OPT_TRIALS, OPT_SEED, OPT_JSON };
+enum { MAX_LENGTHS = 16, MIN_CTX = 256, DEFAULT_LONGEST = 8192 };
+
+static const arg_option options[] = {
+    ENGINE_OPTIONS,
+    { OPT_FILE, 'f', "file", "FILE", "text around the needles; - reads standard input (default: made here)" },
+    { OPT_CTX, 'c', "ctx", "N,N", "context lengths (default: 512, 1024 ... the model's own limit, at\nmost 8192)" },
+    { OPT_NEEDLES, 'n', "needles", "N", "hidden sentences of a text, at as many depths (default 8, at most 24)" },
+    { OPT_TRIALS, 'r', "trials", "N", "texts of every length (default 2)" },
+    { OPT_SEED, 0, "seed", "N", "of the first text (default 1)" },
+    { OPT_JSON, 0, "json", NULL, "one JSON array of flat objects, one a length and depth" },
+};
+
+static const arg_spec spec = {
+    .command = "needle",
+    .usage = "-m MODEL [-c CTX,CTX...] [-n NEEDLES] [-r TRIALS] [-k SPEC [-v SPEC]]... [--stock TYPE]...",
+    .about = "Hides numbers at several depths of texts of several lengths and asks for them at\n"
+             "the end. The f16 cache is always the first row: what it does not find, a codec is\n"
+             "not blamed for.",
+    .options = options,
+    .n_options = sizeof options / sizeof *options,
+    .notes = "The map has a character a depth, from the beginning of the text on: the share found, 0 to 9 in\n"
+             "tenths, # for all.\n\nCtrl-C prints what is complete.\n\nexample:\n"
+             "  kvant needle -m model.gguf -c 1024,4096 -k turboquant-4 -k turboquant-2 --stock q4_0",
+};
+
+typedef struct settings {
+    engine_options engine;
+    const char *file;
+    uint32_t lengths[MAX_LENGTHS];
+    size_t n_lengths;
+    uint32_t n_needles, n_trials, seed;
+    bool json;
+} settings;
+
+static bool handle(void *user, int id, const char *value)
+{
+    settings *s = user;
+    bool known = false;
+    switch (id) {
+    case OPT_FILE: s->file = value; return true;
+    case OPT_CTX: return args_u32_list("--ctx", value, MIN_CTX, 1 << 24, s->lengths, MAX_LENGTHS, &s->n_lengths);
+    case OPT_NEEDLES: return args_u32("--needles", value, 1, NEEDLE_MAX, &s->n_needles);
+    case OPT_TRIALS: return args_u32("--trials", value, 1, 1000, &s->n_trials);
+    case OPT_SEED: return args_u32("--seed", value, 0, UINT32_MAX / 2, &s->seed);
+    case OPT_JSON: return s->json = true;
+    default: return engine_option(&s->engine, id, value, &known);
+    }
+}
+
+typedef struct answer {
+    bool exact;
+    double log_probability; /* nats, of the whole answer */
+} answer;
+
+typedef struct run {
+    engine engine;
+    const settings *settings;
+    char *haystack;
+    kv_config f16;
+    const kv_config *configs[MAX_CONFIGS + 1];
+    double bits[MAX_CONFIGS + 1];
+    size_t n_configs;
+    uint32_t lengths[MAX_LENGTHS];
+    size_t n_lengths;
+    answer *answers;  /* [length][config][trial][needle] */
+    uint32_t *trials; /* [length][config], complete ones: the first so many */
+    struct llama_batch batch;
+    progress progress;
+} run;
+
+static answer *answers_of(const run *r, size_t length, size_t config, size_t trial)
+{
+    const settings *s = r->settings;
+    return r->answers + ((length * r->n_configs + config) * s->n_trials + trial) * s->n_needles;
+}
+
+static uint32_t *trials_of(const run *r, size_t length, size_t config)
+{
+    return &r->trials[length * r->n_configs + config];
+}
+
+/* Adds one token's share of the answer. */
+static void score(answer *a, const float *logits, size_t n_vocab, llama_token wanted)
+{
+    double sum = 0;
+    size_t top = 0;
+    for (size_t i = 1; i < n_vocab; i++)
+        if (logits[i] > logits[top])
+            top = i;
+    for (size_t i = 0; i < n_vocab; i++)
+        sum += exp(logits[i] - (double)logits[top]);
+    a->exact = a->exact && top == (size_t)wanted;
+    a->log_probability += logits[wanted] - (double)logits[top] - log(sum);
+}
+
+static bool decode(struct llama_context *ctx, struct llama_batch batch)
+{
+    const int32_t status = ll.llama_decode(ctx, batch);
+    if (status != 0 && !interrupted())
+        complain("needle: llama.cpp could not decode (status %d)", (int)status);
+    return status == 0 && !interrupted();
+}
+
+static bool read_text_of(run *r, struct llama_context *ctx, needle_text *text, const char *label)
+{
+    for (size_t start = 0; start < text->n_tokens; start += ENGINE_UBATCH) {
+        const size_t left = text->n_tokens - start, n = left < ENGINE_UBATCH ? left : ENGINE_UBATCH;
+        if (!decode(ctx, ll.llama_batch_get_one(text->tokens + start, (int32_t)n)))
+            return false;
+        progress_add(&r->progress, (double)n, label);
+    }
+    return true;
+}
+
+/* The question and all of the answer but its last token, which nothing follows. */
+static bool ask(run *r, struct llama_context *ctx, const needle *needle, size_t position, answer *a)
+{
+    const size_t n = needle->n_question + needle->n_answer - 1;
+    const size_t n_vocab =
+        (size_t)ll.llama_vocab_n_tokens(ll.llama_model_get_vocab(engine_model(&r->engine, &r->f16)));
+    struct llama_batch *b = &r->batch;
+    b->n_tokens = (int32_t)n;
+    for (size_t i = 0; i < n; i++) {
+        b->token[i] = needle->question[i];
+        b->pos[i] = (llama_pos)(position + i);
+        b->n_seq_id[i] = 1;
+        b->seq_id[i][0] = 0;
+        b->logits[i] = i + 1 >= needle->n_question;
+    }
+    if (!decode(ctx, *b))
+        return false;
+    const float *logits = ll.llama_get_logits(ctx);
+    *a = (answer){ .exact = true };
+    for (size_t i = 0; i < needle->n_answer; i++)
+        score(a, logits + i * n_vocab, n_vocab, needle->question[needle->n_question + i]);
+    if (ll.llama_memory_seq_rm(ll.llama_get_memory(ctx), 0, (llama_pos)position, -1))
+        return true;
+    complain("needle: this model's memory cannot forget a question (recurrent or windowed)");
+    return false;
+}
+
+static bool try_text(run *r, needle_text *text, const kv_config *config, uint32_t n_ctx, answer *answers)
+{
+    char label[128];
+    const engine_context_options options = { .n_ctx = n_ctx, .n_batch = ENGINE_UBATCH, .n_outputs = NEEDLE_TOKENS };
+    struct llama_context *ctx = engine_context(&r->engine, config, &options);
+    if (ctx == NULL)
+        return false;
+    configs_label(config, label, sizeof label);
+    bool ok = read_text_of(r, ctx, text, label);
+    for (size_t i = 0; i < text->n_needles && ok; i++)
+        ok = ask(r, ctx, &text->needles[i], text->n_tokens, &answers[i]);
+    ll.llama_free(ctx);
+    return ok;
+}
+
+/* All configurations read one text before the next is made. */
+static bool try_length(run *r, size_t length, size_t trial)
+{
+    const settings *s = r->settings;
+    needle_text text;
+    const uint32_t seed = s->seed + (uint32_t)(trial * MAX_LENGTHS + length);
+    bool ok = needle_text_make(&text, &r->engine, r->haystack, r->lengths[length], s->n_needles, seed);
+    for (size_t c = 0; c < r->n_configs && ok; c++) {
+        ok = try_text(r, &text, r->configs[c], r->lengths[length], answers_of(r, length, c, trial));
+        *trials_of(r, length, c) += ok;
+    }
+    needle_text_free(&text);
+    return ok;
+}
+
+static bool try_all(run *r)
+{
+    double total = 0;
+    bool ok = true;
+    for (size_t l = 0; l < r->n_lengths; l++)
+        total += (double)r->lengths[l] * (double)r->n_configs * r->settings->n_trials;
+    progress_start(&r->progress, total);
+    for (size_t trial = 0; trial < r->settings->n_trials; trial++)
+        for (size_t l = 0; l < r->n_lengths && ok; l++)
+            ok = try_length(r, l, trial);
+    progress_end(&r->progress);
+    return ok;
+}
+
+static bool choose_lengths(run *r, const struct llama_model *model)
+{
+    const uint32_t limit = (uint32_t)ll.llama_model_n_ctx_train(model);
+    r->n_lengths = r->settings->n_lengths;
+    memcpy(r->lengths, r->settings->lengths, sizeof r->lengths);
+    for (size_t i = 0; i < r->n_lengths; i++)
+        if (r->lengths[i] > limit) {
+            complain("needle: a context of %u tokens is beyond the model's %u", (unsigned)r->lengths[i],
+                     (unsigned)limit);
+            return false;
+        }
+    for (uint32_t n = 512; r->settings->n_lengths == 0 && n <= limit && n <= DEFAULT_LONGEST; n *= 2)
+        r->lengths[r->n_lengths++] = n;
+    if (r->n_lengths == 0)
+        complain("needle: the model's context of %u tokens is too short", (unsigned)limit);
+    return r->n_lengths > 0;
+}
+
+static bool choose_configs(run *r)
+{
+    const kv_configs *given = &r->settings->engine.configs;
+    r->f16 = configs_f16();
+    r->configs[r->n_configs++] = &r->f16;
+    for (size_t i = 0; i < given->n; i++)
+        if (!configs_is_f16(&given->items[i]))
+            r->configs[r->n_configs++] = &given->items[i];
+    for (size_t c = 0; c < r->n_configs; c++)
+        if (!engine_bits(&r->engine, r->configs[c], &r->bits[c]))
+            return false;
+    return true;
+}
+
+static bool prepare(run *r)
+{
+    const settings *s = r->settings;
+    size_t bytes = 0;
+    r->f16 = configs_f16();
+    if (s->file != NULL && (r->haystack = read_text(s->file, &bytes)) == NULL)
+        return false;
+    if (!engine_open(&r->engine, &s->engine))
+        return false;
+    const struct llama_model *model = engine_model(&r->engine, &r->f16);
+    if (model == NULL || !choose_lengths(r, model) || !choose_configs(r))
+        return false;
+    const size_t cells = r->n_lengths * r->n_configs;
+    r->answers = calloc(cells * s->n_trials * s->n_needles, sizeof *r->answers);
+    r->trials = calloc(cells, sizeof *r->trials);
+    r->batch = ll.llama_batch_init(NEEDLE_TOKENS, 0, 1);
+    if (r->answers != NULL && r->trials != NULL && r->batch.token != NULL)
+        return true;
+    complain("needle: out of memory");
+    return false;
+}
+
+/* Over complete trials and depths first .. end - 1. */
+typedef struct summary {
+    double exact, log_probability;
+    double of_f16; /* share of what f16 found; NaN when it found nothing */
+} summary;
+
+static summary summarise(const run *r, size_t length, size_t config, size_t first, size_t end)
+{
+    const uint32_t n_trials = *trials_of(r, length, config);
+    size_t found = 0, both = 0, known = 0;
+    double sum = 0;
+    for (size_t t = 0; t < n_trials; t++)
+        for (size_t i = first; i < end; i++) {
+            const answer *a = answers_of(r, length, config, t) + i, *f16 = answers_of(r, length, 0, t) + i;
+            found += a->exact;
+            known += f16->exact;
+            both += a->exact && f16->exact;
+            sum += a->log_probability;
+        }
+    const double n = (double)n_trials * (double)(end - first);
+    return (summary){ (double)found / n, sum / n, known > 0 ? (double)both / (double)known : NAN };
+}
+
+static const report_column columns[] = {
+    CONFIG_COLUMNS,
+    { "bits", "bits", COLUMN_NUMBER, 2 },
+    { "ctx", "ctx", COLUMN_NUMBER, 0 },
+    { "depth", NULL, COLUMN_NUMBER, 3 },
+    { "trials", "texts", COLUMN_NUMBER, 0 },
+    { "exact", "found %", COLUMN_PERCENT, 1 },
+    { "of_f16", "of f16's %", COLUMN_PERCENT, 1 },
+    { "log_probability", "ln p", COLUMN_NUMBER, 3 },
+    { NULL, "map", COLUMN_TEXT, 0 },
+};
+enum { N_COLUMNS = sizeof columns / sizeof *columns };
+
+typedef struct map {
+    char text[NEEDLE_MAX + 1];
+} map;
+
+static map draw_map(const run *r, size_t length, size_t config)
+{
+    map m = { "" };
+    for (size_t i = 0; i < r->settings->n_needles; i++) {
+        const double exact = summarise(r, length, config, i, i + 1).exact;
+        m.text[i] = exact == 1 ? '#' : (char)('0' + (int)(10 * exact));
+    }
+    return m;
+}
+
+static void fill_row(const run *r, size_t length, size_t config, size_t first, size_t end, const char *map,
+                     report_cell *row)
+{
+    const summary s = summarise(r, length, config, first, end);
+    const report_cell measured[N_COLUMNS - N_CONFIG_COLUMNS] = {
+        CELL_NUMBER(r->bits[config]),
+        CELL_NUMBER(r->lengths[length]),
+        CELL_NUMBER((double)(first + end) / 2 / r->settings->n_needles),
+        CELL_NUMBER(*trials_of(r, length, config)),
+        CELL_NUMBER(s.exact),
+        CELL_NUMBER(s.of_f16),
+        CELL_NUMBER(s.log_probability),
+        CELL_TEXT(map),
+    };
+    configs_fill_cells(&r->settings->engine.configs, r->configs[config], row);
+    memcpy(row + N_CONFIG_COLUMNS, measured, sizeof measured);
+}
+
+/* For people a row a length and configuration, in JSON one a depth, too. Rows without a complete trial are left out. */
+static bool print_results(const run *r)
+{
+    const size_t n_needles = r->settings->n_needles, step = r->settings->json ? 1 : n_needles;
+    const size_t cells = r->n_lengths * r->n_configs;
+    report_cell *rows = calloc(cells * (n_needles / step) * N_COLUMNS, sizeof *rows);
+    map *maps = calloc(cells, sizeof *maps);
+    size_t n = 0;
+    bool ok = rows != NULL && maps != NULL;
+    for (size_t l = 0; l < r->n_lengths && ok; l++)
+        for (size_t c = 0; c < r->n_configs; c++) {
+            if (*trials_of(r, l, c) == 0)
+                continue;
+            maps[l * r->n_configs + c] = draw_map(r, l, c);
+            for (size_t i = 0; i < n_needles; i += step)
+                fill_row(r, l, c, i, i + step, maps[l * r->n_configs + c].text, &rows[n++ * N_COLUMNS]);
+        }
+    if (ok)
+        ok = report_print(columns, N_COLUMNS, rows, n, r->settings->json);
+    else
+        complain("needle: out of memory");
+    free(rows);
+    free(maps);
+    return ok;
+}
+
+static void release(run *r)
+{
+    if (r->batch.token != NULL)
+        ll.llama_batch_free(r->batch);
+    free(r->answers);
+    free(r->trials);
+    free(r->haystack);
+    engine_close(&r->engine);
+}
+
+int command_needle(int argc, char **argv)
+{
+    settings s = { .n_needles = 8, .n_trials = 2, .seed = 1 };
+    int code = args_parse_all(&spec, argc, argv, handle, &s);
+    if (code >= 0)
+        return code;
+    if (!engine_options_finish(&s.engine, "needle"))
+        return EXIT_USAGE;
+    run *r = calloc(1, sizeof *r);
+    if (r == NULL)
+        return EXIT_RUNTIME;
+    r->settings = &s;
+    interrupt_catch();
+    const bool prepared = prepare(r);
+    const bool complete = prepared && try_all(r);
+    code = complete ? EXIT_OK : interrupted() ? EXIT_INTERRUPTED : EXIT_RUNTIME;
+    if ((complete || (prepared && interrupted())) && (!print_results(r) || finish_output() != EXIT_OK))
+        code = EXIT_RUNTIME;
+    release(r);
+    free(r);
+    return code;
+}
