@@ -15,6 +15,7 @@
     X(kmeans)                                                                                                      \
     X(hessian)                                                                                                     \
     X(turboquant)                                                                                                  \
+    X(trellis)                                                                                                     \
     X(polar)                                                                                                       \
     X(octopus)                                                                                                     \
     X(hqmq)                                                                                                        \

@@ -18,6 +18,7 @@
 #include "chunk_numbers.h"
 #include "directions.h"
 #include "fixed_point.h"
+#include "trellis.h"
 #include "triplets.h"
 
 /* tile = values[code] for all codes of a page (exact), or code + offset when values is NULL. Not scaled. 2^bits values, 32 of them
@@ -223,6 +224,13 @@ typedef KVANT_CLOSEST_COSETS_FN(kvant_closest_cosets_fn);
     void name(const float *x, size_t stride, const float *entries, uint32_t n, uint32_t *which)
 typedef KVANT_LARGEST_PRODUCTS_FN(kvant_largest_products_fn);
 
+/* bits[t] = the code bit of step t of a path round the circle of n steps, found by the search of docs/format.md, "Trellis codes"; cells[t]
+ * is below KVANT_TRELLIS_CELLS, or KVANT_TRELLIS_NO_NUMBER. n: 1 ... KVANT_TRELLIS_MAX_STEPS. Takes up to 300 KB of stack with 4096
+ * states, 40 KB with 256. */
+#define KVANT_TRELLIS_PATH_FN(name)                                                                                \
+    void name(const kvant_trellis *trellis, const uint16_t *cells, uint32_t n, uint8_t *bits)
+typedef KVANT_TRELLIS_PATH_FN(kvant_trellis_path_fn);
+
 typedef struct kvant_kernels {
     kvant_unpack_fn *unpack;
     kvant_matmul_fn *matmul;
@@ -256,6 +264,7 @@ typedef struct kvant_kernels {
     kvant_block_tile_fn *block_rows_tile;
     kvant_block_tile_fn *block_columns_tile;
     kvant_chunk_dots_fn *chunk_dots;
+    kvant_trellis_path_fn *trellis_path;
 } kvant_kernels;
 
 KVANT_UNPACK_FN(kvant_unpack_c);
@@ -288,6 +297,7 @@ KVANT_BLOCK_SUMS_FN(kvant_block_sums_c);
 KVANT_BLOCK_TILE_FN(kvant_block_rows_tile_c);
 KVANT_BLOCK_TILE_FN(kvant_block_columns_tile_c);
 KVANT_CHUNK_DOTS_FN(kvant_chunk_dots_c);
+KVANT_TRELLIS_PATH_FN(kvant_trellis_path_c);
 
 /* One row group whose tiles are fewer than 4, for levels that vectorise full groups only. */
 void kvant_unpack_group_c(const kvant_layout *layout, const void *page, const float *values, float offset,

@@ -183,6 +183,9 @@ void NAME(kvant_kernels_init)(kvant_kernels *kernels)
 #ifdef LEVEL_HAS_KEY_HALVES
     kernels->key_halves = NAME(key_halves);
 #endif
+#ifdef LEVEL_HAS_TRELLIS
+    kernels->trellis_path = NAME(trellis_path);
+#endif
     kernels->add_row_dots = NAME(add_row_dots);
     kernels->add_tile_dots = NAME(add_tile_dots);
 #ifdef LEVEL_HAS_BLOCKS

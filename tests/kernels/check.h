@@ -50,7 +50,8 @@
     X(block_sums)                                                                                                  \
     X(block_rows_tile)                                                                                             \
     X(block_columns_tile)                                                                                          \
-    X(chunk_dots)
+    X(chunk_dots)                                                                                                  \
+    X(trellis_path)
 
 #define COUNT(array) (sizeof(array) / sizeof((array)[0]))
 

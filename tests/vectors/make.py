@@ -15,6 +15,7 @@ import calibrated
 import hqmq
 import octopus
 import polar
+import trellis
 import turboquant
 import uniform
 from arithmetic import F32, SplitMix64
@@ -43,6 +44,7 @@ turboquant-1 turboquant-2 turboquant-3 turboquant-4 turboquant-5 turboquant-6 tu
 turboquant-4:scale=norm turboquant-3:rotate=dense turboquant-3:rotate=none
 turboquant-2.5 turboquant-3.5 turboquant-2.5:scale=norm
 turboquant-1:qjl turboquant-3:qjl turboquant-3:qjl,sketch=gaussian
+trellis-2 trellis-3 trellis-4 trellis-4:scale=norm trellis-3:states=1024 trellis-2:states=4096,rotate=none
 polar-2 polar-3 polar-4 polar-4:scale=norm polar-3:rotate=none
 octopus-1 octopus-2 octopus-3 octopus-4 octopus-2:round=scalar octopus-3:round=2x2 octopus-2:round=full
 octopus-3:scale=norm octopus-3:split=3.3 octopus-2:qjl
@@ -91,7 +93,7 @@ def parse(spec):
 
 def rotation_of(family, bits, options, dim, seed):
     rotated = "dense" if dim & (dim - 1) else "hadamard"
-    default = {"bdr": "hadamard", "turboquant": rotated, "polar": rotated, "octopus": rotated}
+    default = {"bdr": "hadamard", "turboquant": rotated, "trellis": rotated, "polar": rotated, "octopus": rotated}
     default = "none" if bits.endswith(".5") else default.get(family, "none")
     kind = options.get("rotate", default)
     limit = 128 if family in UNIFORM else dim
@@ -122,6 +124,8 @@ def encode(y, role, spec, seed):
         return octopus.encode(y, bits, role, options, seed)
     if family == "polar":
         return polar.encode(y, int(bits), role, options)
+    if family == "trellis":
+        return trellis.encode(y, int(bits), role, options)
     return turboquant.encode(y, bits, role, options, seed)
 
 

@@ -155,4 +155,5 @@ KVANT_INLINE vf table_look_up(const table *entries, const float *values, vi code
 #include "blocks_zmm.h"
 #include "blocks_template.h"
 #include "chunk_dots_zmm.h"
+#include "trellis_zmm.h"
 #include "../simd_template.h"

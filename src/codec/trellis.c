@@ -1,0 +1,161 @@
+/* trellis.c - trellis-coded quantisation (Marcellin and Fischer 1990) behind a random rotation.
+ *
+ * The levels of a number are eight times as many, less one bit, as its code can name; which eighth of them is meant follows from one bit
+ * of each of the codes before it, so that a row's codes are chosen together, by a Viterbi search. The row is a circle: what precedes its
+ * first number is its last ones, and no bit is spent on a beginning. Pages are those of `turboquant` of the same bits. Formulas and
+ * rounding: docs/format.md, "Trellis codes". */
+#include <math.h>
+#include <stdio.h>
+#include <string.h>
+
+#include "../base/half.h"
+#include "trellis_book.h"
+
+#define MIN_HEAD_DIM 4u
+
+static uint16_t *scales(const kvant_codec *codec, void *page)
+{
+    return (uint16_t *)((uint8_t *)page + codec->info.metadata_offset);
+}
+
+static float scale_at(const kvant_codec *codec, const void *page, uint32_t token)
+{
+    return kvant_half_to_float(((const uint16_t *)((const uint8_t *)page + codec->info.metadata_offset))[token]);
+}
+
+/* The subset of every step's levels. */
+static void find_subsets(const kvant_trellis_book *book, const uint8_t *bits, uint8_t *subsets)
+{
+    const uint32_t n = book->n_steps, memory = book->trellis.memory;
+    uint32_t window = 0;
+    for (uint32_t before = memory; before > 0; before--)
+        window = window << 1 | bits[(n - before % n) % n];
+    for (uint32_t step = 0; step < n; step++) {
+        window = (window << 1 | bits[step]) & ((2u << memory) - 1);
+        subsets[step] = (uint8_t)kvant_trellis_subset(&book->trellis, window);
+    }
+}
+
+static uint16_t cell_of(float u)
+{
+    const float low = -(float)KVANT_TRELLIS_CELLS / 2, high = (float)KVANT_TRELLIS_CELLS / 2 - 1;
+    float x = rintf(u * (KVANT_TRELLIS_CELLS / 8));
+    x = x < low ? low : x > high ? high : x;
+    return (uint16_t)(x - low);
+}
+
+/* Codes and levels' indices of a row; returns the scale to store, before it is rounded to fp16. */
+static float quantize(const kvant_trellis_book *book, uint32_t dim, const float *y, uint8_t *codes, uint8_t *levels)
+{
+    const kvant_kernels *kernels = kvant_kernels_get(KVANT_CPU_AUTO);
+    const kvant_trellis *trellis = &book->trellis;
+    uint16_t cells[KVANT_TRELLIS_MAX_STEPS];
+    uint8_t bits[KVANT_TRELLIS_MAX_STEPS], subsets[KVANT_TRELLIS_MAX_STEPS];
+    const float squares = kernels->dot(y, y, dim);
+    const float scale = kvant_half_to_float(kvant_half_from_float(sqrtf(squares) * book->inverse_sqrt_dim));
+    const float inverse = scale > 0 ? 1 / scale : 0;
+    for (uint32_t step = 0; step < book->n_steps; step++)
+        cells[step] = KVANT_TRELLIS_NO_NUMBER;
+    for (uint32_t j = 0; j < dim; j++)
+        cells[book->steps[j]] = cell_of(y[j] * inverse);
+    kernels->trellis_path(trellis, cells, book->n_steps, bits);
+    find_subsets(book, bits, subsets);
+    for (uint32_t j = 0; j < dim; j++) {
+        const uint32_t step = book->steps[j], nearest = trellis->nearest[cells[step]][subsets[step]];
+        codes[j] = (uint8_t)(2 * nearest + bits[step]);
+        levels[j] = (uint8_t)(KVANT_TRELLIS_SUBSETS * nearest + subsets[step]);
+    }
+    if (!book->unbiased || !(scale > 0))
+        return scale;
+    const float product = kernels->dot_codes(y, levels, dim, book->values, trellis->bits + 2);
+    return product > 0 ? squares / product : 0;
+}
+
+static kvant_status trellis_check(const kvant_codec *codec, const float *y)
+{
+    const kvant_trellis_book *book = kvant_trellis_book_of(codec);
+    const uint32_t dim = codec->info.head_dim;
+    uint8_t codes[KVANT_MAX_HEAD_DIM], levels[KVANT_MAX_HEAD_DIM];
+    const float squares = kvant_kernels_get(KVANT_CPU_AUTO)->dot(y, y, dim);
+    bool fits = sqrtf(squares) * book->inverse_sqrt_dim <= KVANT_HALF_MAX &&
+                quantize(book, dim, y, codes, levels) <= KVANT_HALF_MAX;
+    return fits ? KVANT_OK : KVANT_ERR_RANGE;
+}
+
+static void trellis_encode(const kvant_codec *codec, const kvant_rows *rows, size_t i, uint32_t token, void *page)
+{
+    const kvant_trellis_book *book = kvant_trellis_book_of(codec);
+    float y[KVANT_MAX_HEAD_DIM];
+    uint8_t codes[KVANT_MAX_HEAD_DIM] = { 0 }, levels[KVANT_MAX_HEAD_DIM];
+    kvant_codec_transform_row(codec, rows, i, y);
+    scales(codec, page)[token] = kvant_half_from_float(quantize(book, codec->info.head_dim, y, codes, levels));
+    kvant_layout_put(&codec->layout, page, token, codes);
+}
+
+static void trellis_decode(const kvant_codec *codec, const void *page, uint32_t token, float *y)
+{
+    const kvant_trellis_book *book = kvant_trellis_book_of(codec);
+    uint8_t codes[KVANT_MAX_HEAD_DIM], bits[KVANT_TRELLIS_MAX_STEPS] = { 0 }, subsets[KVANT_TRELLIS_MAX_STEPS];
+    const float scale = scale_at(codec, page, token);
+    kvant_layout_get(&codec->layout, page, token, codes);
+    for (uint32_t j = 0; j < codec->info.head_dim; j++)
+        bits[book->steps[j]] = codes[j] & 1;
+    find_subsets(book, bits, subsets);
+    for (uint32_t j = 0; j < codec->info.head_dim; j++)
+        y[j] = scale * book->values[KVANT_TRELLIS_SUBSETS * (codes[j] / 2u) + subsets[book->steps[j]]];
+}
+
+static const kvant_quantizer trellis_quantizer = { trellis_check, trellis_encode, trellis_decode,
+                                                   kvant_unpack_decoded };
+
+typedef struct trellis_options {
+    uint32_t bits, memory;
+    bool unbiased;
+} trellis_options;
+
+static kvant_status read_options(trellis_options *options, kvant_spec *spec, const kvant_error *error)
+{
+    static const char *const scale_names[] = { "norm", "unbiased", NULL };
+    static const char *const state_names[] = { "256", "1024", "4096", NULL };
+    const kvant_error quiet = { NULL, 0 };
+    int scale = 1, states = 0;
+    if (kvant_spec_bits(spec, 2, 4, &options->bits, &quiet) != KVANT_OK)
+        return kvant_fail(error, KVANT_ERR_SPEC, "trellis takes 2, 3 or 4 bits, as in trellis-4");
+    KVANT_FORWARD(kvant_spec_choice(spec, "scale", scale_names, &scale, error));
+    KVANT_FORWARD(kvant_spec_choice(spec, "states", state_names, &states, error));
+    options->unbiased = scale == 1;
+    options->memory = KVANT_TRELLIS_MIN_MEMORY + 2 * (uint32_t)states;
+    return KVANT_OK;
+}
+
+static kvant_status create_trellis(kvant_codec *codec, kvant_spec *spec, const kvant_site *site,
+                                   const kvant_error *error)
+{
+    const uint32_t d = codec->info.head_dim;
+    trellis_options options = { .bits = 0 };
+    KVANT_FORWARD(read_options(&options, spec, error));
+    if (d < MIN_HEAD_DIM)
+        return kvant_fail(error, KVANT_ERR_UNSUPPORTED, "trellis needs head_dim %u or more, not %u", MIN_HEAD_DIM,
+                          (unsigned)d);
+    /* A Hadamard matrix of full size exists for powers of two; other head_dims get a dense rotation. */
+    kvant_transform_defaults defaults = { (d & (d - 1)) == 0 ? KVANT_ROTATE_HADAMARD : KVANT_ROTATE_DENSE,
+                                          KVANT_MAX_HEAD_DIM, true };
+    KVANT_FORWARD(kvant_transform_create(&codec->transform, spec, &defaults, d, site->seed, error));
+    KVANT_FORWARD(kvant_codec_alloc_state(codec, sizeof(kvant_trellis_book), error));
+    snprintf(codec->spec, sizeof codec->spec, "%s-%u:states=%u,scale=%s", spec->name, (unsigned)options.bits,
+             1u << options.memory, options.unbiased ? "unbiased" : "norm");
+    kvant_transform_describe(&codec->transform, codec->spec, sizeof codec->spec);
+    codec->quantizer = &trellis_quantizer;
+    kvant_codec_set_sizes(codec, options.bits, KVANT_PAGE_TOKENS, 0);
+    kvant_trellis_book *book = codec->state;
+    kvant_trellis_book_init(book, &codec->layout, options.memory);
+    book->unbiased = options.unbiased;
+    return KVANT_OK;
+}
+
+const kvant_family kvant_family_trellis = {
+    { sizeof(kvant_codec_family), "trellis", "2 3 4", "states=256|1024|4096 scale=norm|unbiased",
+      KVANT_TRANSFORM_OPTIONS, "Marcellin and Fischer 1990; tail-biting, on a grid of its own",
+      "random rotation, then trellis-coded quantisation: levels of a whole row chosen together" },
+    create_trellis
+};

@@ -1,0 +1,26 @@
+/* trellis_book.h - the tables of trellis codes, and the order in which a row's channels are steps. docs/format.md, "Trellis
+ * codes". */
+#ifndef KVANT_CODEC_TRELLIS_BOOK_H
+#define KVANT_CODEC_TRELLIS_BOOK_H
+
+#include "codec_internal.h"
+
+typedef struct kvant_trellis_book {
+    kvant_trellis trellis;
+    float values[KVANT_TRELLIS_MAX_LEVELS]; /* levels in standard deviations */
+    float unit;                             /* of a level */
+    float inverse_sqrt_dim;
+    bool unbiased;
+    uint32_t n_steps;
+    uint16_t steps[KVANT_MAX_HEAD_DIM]; /* of channels */
+} kvant_trellis_book;
+
+static inline const kvant_trellis_book *kvant_trellis_book_of(const kvant_codec *codec)
+{
+    return codec->state;
+}
+
+/* The book of codes of 2, 3 or 4 bits in a layout; memory: 8, 10 or 12. */
+void kvant_trellis_book_init(kvant_trellis_book *book, const kvant_layout *layout, uint32_t memory);
+
+#endif

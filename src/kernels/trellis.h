@@ -1,0 +1,39 @@
+/* trellis.h - what the kernels of trellis codes work on: levels, the function that makes windows of bits subsets of them, the costs
+ * of a search. Formulas: docs/format.md, "Trellis codes". */
+#ifndef KVANT_KERNELS_TRELLIS_H
+#define KVANT_KERNELS_TRELLIS_H
+
+#include <stdint.h>
+
+#define KVANT_TRELLIS_SUBSETS 8u
+#define KVANT_TRELLIS_PARITIES 3u
+#define KVANT_TRELLIS_MAX_LEVELS 64u
+#define KVANT_TRELLIS_MIN_MEMORY 8u
+#define KVANT_TRELLIS_MAX_MEMORY 12u
+#define KVANT_TRELLIS_MAX_STEPS 512u
+#define KVANT_TRELLIS_CELLS 512u     /* that a number is rounded to before the search */
+#define KVANT_TRELLIS_NO_NUMBER 512u /* the cell of a step whose code is 0 */
+#define KVANT_TRELLIS_WARM_UP                                                                                      \
+    32u                       /* steps before the first, so that the search knows what a circle's beginning costs */
+#define KVANT_TRELLIS_SWAP 2u /* by which the newest and the oldest bit of a window change its subset */
+
+typedef struct kvant_trellis {
+    uint32_t memory;                         /* bits of a state: 8, 10 or 12 */
+    uint32_t bits;                           /* of a code: 2, 3 or 4 */
+    uint16_t taps[KVANT_TRELLIS_PARITIES];   /* bit j set: bit i of a subset counts the code bit of j steps ago */
+    int8_t levels[KVANT_TRELLIS_MAX_LEVELS]; /* ascending, each other's negatives; level i is in subset i mod 8 */
+    _Alignas(64) uint16_t costs[KVANT_TRELLIS_CELLS][KVANT_TRELLIS_SUBSETS]; /* of a subset's nearest level */
+    uint8_t nearest[KVANT_TRELLIS_CELLS][KVANT_TRELLIS_SUBSETS];             /* level / 8 */
+    /* Subset z of window 2 i, for i below half the states, as the bytes 2 z and 2 z + 1. */
+    _Alignas(64) uint8_t subsets[1u << (KVANT_TRELLIS_MAX_MEMORY - 1)][2];
+} kvant_trellis;
+
+/* The subset of a window of memory + 1 bits, the newest lowest. */
+static inline uint32_t kvant_trellis_subset(const kvant_trellis *trellis, uint32_t window)
+{
+    const uint32_t ends = (window ^ window >> trellis->memory) & 1;
+    const uint32_t middle = window >> 1 & ((1u << (trellis->memory - 1)) - 1);
+    return trellis->subsets[middle][0] / 2u ^ (ends ? KVANT_TRELLIS_SWAP : 0);
+}
+
+#endif

@@ -1,0 +1,31 @@
+/* trellis_ymm.h - the search of trellis codes with 256-bit vectors. */
+#define HALVES 16u
+#define vh __m256i
+#define vh_load(p) _mm256_loadu_si256((const __m256i *)(p))
+#define vh_store(p, v) _mm256_storeu_si256((__m256i *)(p), v)
+#define vh_set(x) _mm256_set1_epi16(x)
+#define vh_sub(a, b) _mm256_sub_epi16(a, b)
+#define vh_min(a, b) _mm256_min_epu16(a, b)
+#define vh_add_limited(a, b) _mm256_adds_epu16(a, b)
+#define vh_repeat(p) _mm256_broadcastsi128_si256(_mm_loadu_si128((const __m128i *)(p)))
+#define vh_swap_pairs(v) _mm256_shuffle_epi32(v, 0xb1)
+#define vh_pick(table, bytes) _mm256_shuffle_epi8(table, bytes)
+
+KVANT_INLINE void vh_store_pairs(uint16_t *p, __m256i a, __m256i b)
+{
+    const __m256i low = _mm256_unpacklo_epi16(a, b), high = _mm256_unpackhi_epi16(a, b);
+    vh_store(p, _mm256_permute2x128_si256(low, high, 0x20));
+    vh_store(p + 16, _mm256_permute2x128_si256(low, high, 0x31));
+}
+
+/* What the limited difference leaves is not 0. */
+KVANT_INLINE uint32_t below_mask(const __m256i a[2], const __m256i b[2])
+{
+    const __m256i zero = _mm256_setzero_si256();
+    const __m256i first = _mm256_cmpeq_epi16(_mm256_subs_epu16(b[0], a[0]), zero);
+    const __m256i second = _mm256_cmpeq_epi16(_mm256_subs_epu16(b[1], a[1]), zero);
+    const __m256i both = _mm256_permute4x64_epi64(_mm256_packs_epi16(first, second), 0xd8);
+    return ~(uint32_t)_mm256_movemask_epi8(both);
+}
+
+#include "../trellis_template.h"
