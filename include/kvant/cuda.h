@@ -142,7 +142,7 @@ typedef struct kvant_cuda_attention_args {
     size_t table_stride;     /* elements between the rows of two sequences */
     uint32_t blocks_per_row; /* entries of a row that may be read */
     const int32_t *lengths;  /* device: of each sequence; cut to 64 * blocks_per_row, below 1 is empty */
-    uint32_t batch, n_heads, n_kv_heads;  /* n_heads a multiple of n_kv_heads, at most 64 heads a kv head */
+    uint32_t batch, n_heads, n_kv_heads;  /* n_heads a multiple of n_kv_heads, at most 64 heads a kv head and 65536 */
     kvant_cuda_type type;                 /* of q and out: F16 or BF16 (F32 too, for tests) */
     const void *q;                        /* batch x n_heads x head_dim */
     size_t q_batch_stride, q_head_stride; /* elements */
@@ -169,8 +169,8 @@ KVANT_API kvant_status kvant_cuda_attention_check(const kvant_cuda_codec *k_code
 KVANT_API size_t kvant_cuda_attention_workspace(uint32_t head_dim);
 
 /* out = softmax(scale * q K^T) V for one query token a sequence. An empty sequence gives zeros. The same
- * input gives the same bits on the same GPU. The first 4096 bytes of the workspace must be zero before its
- * first use; every call leaves them so. Calls that share a workspace must be ordered (one stream). Queries
+ * input gives the same bits on the same GPU. The workspace must be zero before its first use; every call leaves
+ * it ready for the next. Calls that share a workspace must be ordered (one stream). Queries
  * are rounded to fp16 after rotation, relative to the largest number of their head, probabilities to fp16:
  * docs/cuda.md has the error bound. */
 KVANT_API kvant_status kvant_cuda_attention(const kvant_cuda_attention_args *args, kvant_cuda_stream stream);

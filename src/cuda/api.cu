@@ -15,7 +15,7 @@ using namespace kvant;
 namespace
 {
 
-constexpr uint32_t MAX_HEADS_A_KV = 64;
+constexpr uint32_t MAX_HEADS_A_KV = 64, MAX_HEADS = 65536;
 constexpr uint32_t MAX_GRID_Y = 65535;
 
 kvant_status from_cuda(cudaError_t error)
@@ -191,8 +191,9 @@ kvant_status check_attention(const kvant_cuda_attention_args *args)
                      !valid_pages(args->v_open, open_bytes(v), args->n_kv_heads)))
         return KVANT_ERR_ARGUMENT;
     uint64_t groups = (args->n_heads / args->n_kv_heads + HEADS - 1) / HEADS;
-    if ((uint64_t)args->batch * args->n_kv_heads * groups * args->blocks_per_row > INT_MAX / 2)
-        return KVANT_ERR_ARGUMENT; /* the line of pages is counted in 32 bits */
+    if ((uint64_t)args->batch * args->n_kv_heads * groups * args->blocks_per_row > INT_MAX / 2 ||
+        args->n_heads > MAX_HEADS)
+        return KVANT_ERR_ARGUMENT; /* the line of pages is counted in 32 bits; schedule.cuh divides numbers of heads */
     size_t needed = kvant_cuda_attention_workspace(k.head_dim);
     if (needed == 0)
         return KVANT_ERR_CUDA;

@@ -166,6 +166,41 @@ __device__ __forceinline__ auto table_of(const ArgsOf<KC, VC> &p, int lane)
         return bytes_of(KEYS ? p.k_bytes : p.v_bytes, p.one);
 }
 
+/* A kernel begins with cold caches, and once pages are on their way, whatever else it wants from memory stands
+ * in line behind them: a query took 4 us that way. So what is needed before the first page is asked for all at
+ * once. Here the arguments: every warp reads a line of them, so that the lines come side by side. */
+template <class A> __device__ __forceinline__ void touch_arguments(const A &p, int warp)
+{
+    const uint32_t *words = reinterpret_cast<const uint32_t *>(&p);
+    uint32_t any = 0;
+    for (int i = 16 * warp; i < (int)(sizeof(AttentionArgs) / 4); i += 16 * (blockDim.x / 32))
+        any |= words[i];
+    asm volatile("" ::"r"(any));
+}
+
+__device__ __forceinline__ void prefetch_line(const void *base, size_t at)
+{
+    asm volatile("prefetch.global.L2 [%0];" ::"l"(static_cast<const uint8_t *>(base) + at));
+}
+
+/* Tables and queries into the second-level cache, a line a thread of the grid, while lengths are read; and a line
+ * of what the block will write, because an address not used for long is itself looked up in memory. */
+template <int D> __device__ __forceinline__ void ask_ahead(const AttentionArgs &p)
+{
+    const size_t line = 128 * ((size_t)blockIdx.x * blockDim.x + threadIdx.x);
+    const size_t last = p.batch - 1, last_head = p.kv_heads * p.heads_a_kv - 1;
+    if (line < (last * p.table_stride + p.max_tokens / PAGE_TOKENS) * sizeof *p.table)
+        prefetch_line(p.table, line);
+    if (line < (last * p.q_batch_stride + last_head * p.q_head_stride + D) * (p.type == KVANT_CUDA_F32 ? 4 : 2))
+        prefetch_line(p.q, line);
+    if (threadIdx.x == 0)
+        prefetch_line(p.counters, sizeof(uint32_t) * HEADS * blockIdx.x);
+    if (threadIdx.x == 32)
+        prefetch_line(p.partials, 2 * sizeof(float) * partial_floats(D) * blockIdx.x);
+    if (threadIdx.x == 64)
+        prefetch_line(p.out, 0);
+}
+
 template <class KC, class VC, int D, bool LARGE, bool OPEN>
 __device__ __forceinline__ void attend(const ArgsOf<KC, VC> &p)
 {
@@ -174,7 +209,9 @@ __device__ __forceinline__ void attend(const ArgsOf<KC, VC> &p)
     SharedMemory<KC, VC, D, LARGE> &shared = *reinterpret_cast<SharedMemory<KC, VC, D, LARGE> *>(raw);
     /* the shuffle tells the compiler that the warp's number is the same in all its lanes */
     const int lane = threadIdx.x & 31, warp = __shfl_sync(FULL, threadIdx.x >> 5, 0);
+    touch_arguments(p, warp);
     const Lengths lengths{ p.lengths, p.batch, p.kv_heads * p.groups, p.max_tokens };
+    ask_ahead<D>(p);
     const Piece piece = find_piece(lengths, blockIdx.x, gridDim.x, S::WARPS, lane);
     if (piece.any_empty)
         clear_empty(p, lengths, D);
@@ -184,44 +221,58 @@ __device__ __forceinline__ void attend(const ArgsOf<KC, VC> &p)
     Feeder<S::WARPS, S::STAGES, S::SLOT, S::K_BYTES, S::SPLIT> feeder;
     feeder.ring.init(shared.slots[warp][0], shared.barriers[warp], lane);
     feeder.start(p, lengths, piece, warp, shared.entries[warp]);
-    clear_queries(shared.queries);
+    Stretch at = stretch_from(p, lengths, piece, piece.cursor, piece.begin);
+    QueryRows<D, S::WARPS> rows;
+    rows.load(p, at.pair, warp, lane);
+    feeder.find_pages(p);
+    feeder.fill(p, lengths);
     fill_tables<KC, VC, D, LARGE>(shared.tables, p);
+    rows.template prepare<KC>(shared.queries, p, at.pair, warp, lane);
     __syncthreads();
     const auto k_table = table_of<KC, KC, VC, D, LARGE, true>(p, lane);
     const auto v_table = table_of<VC, KC, VC, D, LARGE, false>(p, lane);
 
+    /* Pages on their way or in use. Two at first: with more, some warps would have all of theirs before others
+     * have one. */
+    int depth = feeder.ring.COUNTS || S::STAGES < 2 ? S::STAGES : 2;
     int slot = 0, mine = piece.begin + warp;
     uint32_t parity = 0;
-    Stretch at = stretch_from(p, lengths, piece, piece.cursor, piece.begin);
-    prepare_queries<KC, D, S::WARPS>(shared.queries, p, at.pair, warp, lane);
-    __syncthreads();
 #pragma unroll 1
     for (;;) {
         uint32_t q[key_tiles<KC, D>()][2];
         load_operands<KC, D>(shared.queries, q, lane);
         const ScoreFactors<KC, D> factors =
-            score_factors<KC, D>(shared.queries, 2 * (lane & 3), p.k_step, p.k_bias);
+            score_factors<KC, D>(shared.queries, lane, p.k_step, p.k_bias, p.k_symmetric, p.k_offset);
         Accumulator<VC, D> sums;
         sums.clear();
-        const uint8_t *used = nullptr; /* the slot of the warp's last page */
+        int used = -1; /* the slot of the warp's last page */
 #pragma unroll 1
         while (mine < at.end) {
-            if (used) /* now, because the last slot takes the warp's sums before it is filled again */
+            /* not sooner, because the last slot takes the warp's sums before it is filled again */
+#pragma unroll 1
+            while (feeder.next < mine + S::WARPS * depth)
                 feeder.fill(p, lengths);
-            used = shared.slots[warp][slot];
+            depth = S::STAGES;
+            used = slot;
+            uint8_t *page = shared.slots[warp][slot];
             const int32_t entry = OPEN ? shared.entries[warp][slot] : 0;
             feeder.ring.wait(slot, parity);
             const int valid = at.tokens - PAGE_TOKENS * (mine - at.first);
             if (!OPEN || entry >= 0) {
                 float s[4][4];
-                score_page<KC, D, LARGE>(used, S::K_CODES, q, factors, k_table, p.k_symmetric, p.k_offset, lane, s);
+                score_page<KC, D, LARGE>(page, S::K_CODES, q, factors, k_table, p.k_symmetric, p.k_offset, lane, s);
                 if constexpr (S::SPLIT) {
                     __syncwarp();
                     if (mine + S::WARPS < at.end)
                         feeder.fill_keys(p, lengths);
                     feeder.ring.wait_values(slot, parity);
                 }
-                add_page<VC, D, LARGE>(used + S::K_BYTES, S::V_CODES, v_table, p.v_symmetric, p.v_offset, lane,
+                if constexpr (VC::GROUP != KVANT_CUDA_GROUP_TOKEN)
+                    if (valid < PAGE_TOKENS) {
+                        clear_scales<VC, D>(page + S::K_BYTES + S::V_CODES, p.v_symmetric, valid, lane);
+                        feeder.ring.fence_writes();
+                    }
+                add_page<VC, D, LARGE>(page + S::K_BYTES, S::V_CODES, v_table, p.v_symmetric, p.v_offset, lane,
                                        valid, s, sums);
             } else
                 sums = attend_open_page<VC, D>(p, shared.queries, -1 - entry, at.pair.kv_head, lane, valid, sums);
@@ -230,25 +281,24 @@ __device__ __forceinline__ void attend(const ArgsOf<KC, VC> &p)
             if (++slot == S::STAGES)
                 slot = 0, parity ^= 1;
         }
-        sums.finish(p.v_step, p.v_bias);
-        if (used)
-            store_sums<VC, D>(sums, reinterpret_cast<float *>(const_cast<uint8_t *>(used)), at.pair.n_heads, lane);
-        shared.results.put(warp, lane, used, sums.max, sums.sum);
+        sums.finish(p.v_step, p.v_bias, lane);
+        if (used >= 0)
+            store_sums<VC, D>(sums, reinterpret_cast<float *>(shared.slots[warp][used]), at.pair.n_heads, lane);
+        shared.results.put(warp, lane, used < 0 ? -1 : (warp * S::STAGES + used) * (S::SLOT / 4), sums.max,
+                           sums.sum);
         __syncthreads();
-        finish_pair<D, S::WARPS>(p, shared.results, at.pair,
+        finish_pair<D, S::WARPS>(p, shared.results, reinterpret_cast<const float *>(shared.slots), at.pair,
                                  Share{ at.first, at.first + at.cursor.pages, piece.begin, piece.end, piece.size },
                                  warp, lane);
         if (at.end == piece.end)
             break;
         /* Outputs are the first warps' work, one a head; the last ones prepare what comes next meanwhile. */
         at = stretch_from(p, lengths, piece, at.cursor, at.end);
-        prepare_queries<KC, D, S::WARPS>(shared.queries, p, at.pair, S::WARPS - 1 - warp, lane);
+        rows.load(p, at.pair, S::WARPS - 1 - warp, lane);
+        rows.template prepare<KC>(shared.queries, p, at.pair, S::WARPS - 1 - warp, lane);
         __syncthreads();
-        if (used) {
-            feeder.ring.fence_writes();
-            __syncwarp();
-            feeder.fill(p, lengths);
-        }
+        feeder.ring.fence_writes();
+        __syncwarp();
     }
 }
 

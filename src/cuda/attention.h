@@ -10,11 +10,11 @@
 namespace kvant
 {
 
-/* Workspace: a counter for every thread block, then two partial results for each (attention.cuh says why
+/* Workspace: counters for every thread block, one a head, then two partial results for each (attention.cuh says why
  * two). There is a block a multiprocessor. */
 constexpr uint32_t MAX_BLOCKS = 1024;
 constexpr uint32_t HEADS = 8; /* query heads that share an operand: the columns of an MMA */
-constexpr size_t COUNTER_BYTES = MAX_BLOCKS * sizeof(uint32_t);
+constexpr size_t COUNTER_BYTES = MAX_BLOCKS * HEADS * sizeof(uint32_t);
 
 __host__ __device__ constexpr size_t partial_floats(uint32_t head_dim)
 {

@@ -22,11 +22,11 @@ struct Share {
     }
     __device__ __forceinline__ int first_block() const
     {
-        return first / size;
+        return (unsigned)first / (unsigned)size;
     }
     __device__ __forceinline__ int n_blocks() const
     {
-        return (last - 1) / size - first_block() + 1;
+        return (unsigned)(last - 1) / (unsigned)size - first_block() + 1;
     }
     /* The pair begins in its first block, which ends in the middle of it; its other blocks begin in the
      * middle of it. */
@@ -37,15 +37,14 @@ struct Share {
 };
 
 template <int WARPS> struct WarpResults {
-    const float *rows[WARPS]; /* NULL: the warp had no page of this pair */
+    int at
+        [WARPS]; /* where the warp's rows begin, in numbers from the first slot; below 0: it had no page of this pair */
     float max[WARPS][HEADS], sum[WARPS][HEADS];
-    bool last;
 
-    __device__ __forceinline__ void put(int warp, int lane, const uint8_t *slot, const float (&m)[2],
-                                        const float (&s)[2])
+    __device__ __forceinline__ void put(int warp, int lane, int rows_at, const float (&m)[2], const float (&s)[2])
     {
         if (lane == 0)
-            rows[warp] = reinterpret_cast<const float *>(slot);
+            at[warp] = rows_at;
         if (lane < 4)
 #pragma unroll
             for (int h = 0; h < 2; h++)
@@ -61,25 +60,34 @@ template <int D> struct HeadSum {
 /* Sum over the block's warps of head n; the lane's channels. Weights are worked out a warp a lane, so that
  * what follows is one round of independent loads. */
 template <int D, int WARPS>
-__device__ __forceinline__ HeadSum<D> add_warps(const WarpResults<WARPS> &results, int n, int lane)
+__device__ __forceinline__ HeadSum<D> add_warps(const WarpResults<WARPS> &results, const float *slots, int n,
+                                                int lane)
 {
-    const bool any = lane < WARPS && results.rows[min(lane, WARPS - 1)];
-    float own = any ? results.max[lane][n] : NEVER;
+    constexpr int SPAN = WARPS > 8 ? 16 : 8; /* lanes that add up; the others do the same, for all need the sum */
+    static_assert(WARPS <= SPAN, "a warp a lane");
+    const int one = min(lane % SPAN, WARPS - 1);
+    const bool any = lane % SPAN < WARPS && results.at[one] >= 0;
+    const float own = any ? results.max[one][n] : NEVER, own_sum = results.sum[one][n];
     HeadSum<D> total;
-    total.max = warp_max(own);
-    float weight = any ? exp2_fast(own - total.max) : 0;
-    total.sum = warp_sum(any ? weight * results.sum[lane][n] : 0);
+    total.max = largest_of(own);
+    const float weight = any ? exp2_fast(own - total.max) : 0;
+    total.sum = any ? weight * own_sum : 0;
+#pragma unroll
+    for (int k = SPAN / 2; k > 0; k /= 2)
+        total.sum += __shfl_xor_sync(FULL, total.sum, k);
 #pragma unroll
     for (int j = 0; j < Row<D>::PER_LANE; j++)
         total.row.x[j] = 0;
 #pragma unroll
     for (int w = 0; w < WARPS; w++) {
-        const float *row = results.rows[w];
-        float scale = __shfl_sync(FULL, weight, w);
-        if (row)
+        const int at = results.at[w];
+        const float *row = slots + max(at, 0) + n * (D + 4) + lane;
+        const float scale = __shfl_sync(FULL, weight, w);
 #pragma unroll
-            for (int j = 0; j < Row<D>::PER_LANE; j++)
-                total.row.x[j] += scale * row[n * (D + 4) + lane + 32 * j];
+        for (int j = 0; j < Row<D>::PER_LANE; j++) {
+            const float x = row[32 * j]; /* anything where there are no sums */
+            total.row.x[j] += at < 0 ? 0 : scale * x;
+        }
     }
     return total;
 }
@@ -157,7 +165,7 @@ template <int D> __device__ __forceinline__ Row<D> load_partial(const float *fro
 template <int D>
 __device__ __forceinline__ HeadSum<D> add_blocks(const AttentionArgs &p, const Share &share, int n, int lane)
 {
-    constexpr int AT_ONCE = D == 64 ? 32 : D == 256 ? 8 : 16;
+    constexpr int AT_ONCE = D == 256 ? 16 : 32;
     const int blocks = share.n_blocks();
     Row<D> rows[AT_ONCE];
     auto load_rows = [&](int from) { /* beyond the last block: the last one again, with weight 0 */
@@ -176,7 +184,7 @@ __device__ __forceinline__ HeadSum<D> add_blocks(const AttentionArgs &p, const S
     for (int i = 32 + lane; i < blocks; i += 32)
         top = fmaxf(top, load_scalars(i).x);
     HeadSum<D> total;
-    total.max = warp_max(top);
+    total.max = largest_of(top);
     total.sum = 0;
 #pragma unroll
     for (int j = 0; j < Row<D>::PER_LANE; j++)
@@ -204,40 +212,38 @@ __device__ __forceinline__ HeadSum<D> add_blocks(const AttentionArgs &p, const S
     return total;
 }
 
-/* Leaves the block's partial result of the pair; true in the block that is the last of the pair's to do
- * so. */
-template <int D, int WARPS>
-__device__ __forceinline__ bool leave_partial(const AttentionArgs &p, WarpResults<WARPS> &results, const Pair &pair,
-                                              const Share &share, int warp, int lane)
+/* Leaves the block's partial result of head n; true in the warp that is the last of the pair's to do so. One lane's
+ * release and acquire do for the warp: they cover what the barriers beside them order. The counter wraps to 0
+ * at the last block, so that it is ready for the next call. */
+template <int D>
+__device__ __forceinline__ bool leave_partial(const AttentionArgs &p, const Share &share, int n,
+                                              const HeadSum<D> &total, int lane)
 {
-    const int own = share.begin > share.first ? 2 * blockIdx.x : 2 * blockIdx.x + 1;
-#pragma unroll 1
-    for (int n = warp; n < pair.n_heads; n += WARPS)
-        write_partial<D>(p, own, n, add_warps<D, WARPS>(results, n, lane), lane);
-    __syncthreads();
-    if (threadIdx.x == 0) {
-        unsigned n = share.n_blocks();
-        /* One fence does for the block: it covers what the barrier before it made visible to this thread. The
-         * counter wraps to 0 at the last block, so that it is ready for the next call. */
-        __threadfence();
-        results.last = atomicInc(p.counters + share.first_block(), n - 1) == n - 1;
-        __threadfence();
-    }
-    __syncthreads();
-    return results.last;
+    write_partial<D>(p, share.begin > share.first ? 2 * blockIdx.x : 2 * blockIdx.x + 1, n, total, lane);
+    const uint32_t last = share.n_blocks() - 1;
+    uint32_t before = 0;
+    __syncwarp();
+    if (lane == 0)
+        before = count_up(p.counters + share.first_block() * HEADS + n, last);
+    __syncwarp();
+    return __shfl_sync(FULL, before, 0) == last;
 }
 
 /* Called by the whole block once the warps' sums of the pair are in shared memory. */
 template <int D, int WARPS>
-__device__ __forceinline__ void finish_pair(const AttentionArgs &p, WarpResults<WARPS> &results, const Pair &pair,
-                                            const Share &share, int warp, int lane)
+__device__ __forceinline__ void finish_pair(const AttentionArgs &p, const WarpResults<WARPS> &results,
+                                            const float *slots, const Pair &pair, const Share &share, int warp,
+                                            int lane)
 {
     const bool whole = share.whole();
-    if (!whole && !leave_partial<D, WARPS>(p, results, pair, share, warp, lane))
-        return;
 #pragma unroll 1
     for (int n = warp; n < pair.n_heads; n += WARPS) {
-        HeadSum<D> total = whole ? add_warps<D, WARPS>(results, n, lane) : add_blocks<D>(p, share, n, lane);
+        HeadSum<D> total = add_warps<D, WARPS>(results, slots, n, lane);
+        if (!whole) {
+            if (!leave_partial<D>(p, share, n, total, lane))
+                continue;
+            total = add_blocks<D>(p, share, n, lane);
+        }
         write_output<D>(p, pair, n, total, lane);
     }
 }

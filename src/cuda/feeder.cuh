@@ -19,7 +19,7 @@ template <int WARPS, int STAGES, int SLOT, int V_OFFSET, bool SPLIT> struct Feed
     /* The lane's, of a page of the batch: the table's entry, where its pages lie. */
     int32_t entry;
     const uint8_t *k, *v;
-    int in_batch, slot;
+    int kv_head, in_batch, slot;
     bool keys_there;  /* SPLIT: of the next page to fetch */
     int32_t *entries; /* shared: the table's entry of the page in each slot */
 
@@ -32,7 +32,12 @@ template <int WARPS, int STAGES, int SLOT, int V_OFFSET, bool SPLIT> struct Feed
         cursor.seek(lengths, i);
         const int h = cursor.head(i);
         entry = __ldg(p.table + cursor.b * p.table_stride + (i - cursor.first - h * cursor.pages));
-        const int kv_head = h / p.groups;
+        kv_head = p.groups == 1 ? h : quotient(h, p.groups);
+    }
+
+    /* Where they lie, once the table's entry is there. */
+    __device__ __forceinline__ void find_pages(const AttentionArgs &p)
+    {
         if (entry >= 0)
             locate(p.k, p.v, entry, kv_head);
         else
@@ -52,13 +57,10 @@ template <int WARPS, int STAGES, int SLOT, int V_OFFSET, bool SPLIT> struct Feed
         cursor = piece.cursor;
         next = piece.begin + warp;
         end = piece.end;
-        entry = slot = 0;
+        entry = kv_head = slot = 0;
         k = v = nullptr;
-        in_batch = 32;
         keys_there = false;
-#pragma unroll 1
-        for (int i = 0; i < STAGES; i++)
-            fill(p, lengths);
+        look_up(p, lengths);
     }
 
     /* An address goes from the lane that has it to all by sums, because a sum's result is known to be the
@@ -77,8 +79,10 @@ template <int WARPS, int STAGES, int SLOT, int V_OFFSET, bool SPLIT> struct Feed
     {
         if (next >= end)
             return;
-        if (in_batch == 32)
+        if (in_batch == 32) {
             look_up(p, lengths);
+            find_pages(p);
+        }
         if (__any_sync(FULL, ring.lane == in_batch && entry < 0))
             return;
         ring.fill_keys(slot, of_batch(k), p.k.bytes);
@@ -95,10 +99,13 @@ template <int WARPS, int STAGES, int SLOT, int V_OFFSET, bool SPLIT> struct Feed
     {
         if (next >= end) {
             ring.skip();
+            next += WARPS;
             return;
         }
-        if (in_batch == 32)
+        if (in_batch == 32) {
             look_up(p, lengths);
+            find_pages(p);
+        }
         if (ring.lane == in_batch)
             entries[slot] = entry;
         if (__any_sync(FULL, ring.lane == in_batch && entry < 0)) /* read where it lies (open.cuh) */

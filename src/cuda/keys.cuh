@@ -3,8 +3,8 @@
  *
  * A scale a token acts on the token's score. A scale for 32 channels of a token acts on the part of the
  * score that these channels give. A scale for 32 tokens of a channel acts on the query: its operands are
- * multiplied by the scales of each group of tokens before they meet the codes, and the zero points are one
- * more row of the matrix. */
+ * multiplied by the scales of each group of tokens before they meet the codes. Zero points of groups are an
+ * operand of their own, as narrow as there are groups. */
 #ifndef KVANT_CUDA_KEYS_CUH
 #define KVANT_CUDA_KEYS_CUH
 
@@ -14,11 +14,11 @@
 namespace kvant
 {
 
-/* What turns an accumulator into a score: factor[h] for rows r and (folding in ROW8) r + 8, and
- * base[g][h], which a zero point multiplies (uniform) or which is added before the scale (codebook). */
+/* What turns an accumulator into a score: factor[h] for rows r and (folding in ROW8) r + 8, and base[h], which a
+ * zero point multiplies (uniform) or which is added before the scale (codebook). */
 template <class C, int D> struct ScoreFactors {
-    static constexpr int BASES = C::GROUP == KVANT_CUDA_GROUP_CHANNELS32 ? D / 32 : 1;
-    float factor[2], factor8[2], base[BASES][2];
+    float factor[2], factor8[2], base[2];
+    uint32_t group_sums[2]; /* CHANNELS32: operand that zero points are multiplied by */
 };
 
 /* What a 1 in a score's accumulator is worth. */
@@ -29,23 +29,40 @@ template <class C> __device__ __forceinline__ constexpr float code_unit()
     return C::BIASED ? 1.0f : UNIT;
 }
 
+/* Sums of the query over groups of channels as an operand whose rows are groups: rounded ones, and 4 or 8 rows behind
+ * them what they lost. */
+template <int D>
+__device__ __forceinline__ void load_group_sums(const QueryTile<D> &tile, float times, int lane, uint32_t (&b)[2])
+{
+    constexpr int GROUPS = D / 32, LOST = GROUPS <= 4 ? 4 : 8;
+    float x[2];
+#pragma unroll
+    for (int i = 0; i < 2; i++) {
+        const int g = (2 * (lane & 3) + i) % LOST;
+        x[i] = g < GROUPS ? tile.group_sum[lane >> 2][min(g, GROUPS - 1)] * times : 0;
+    }
+    const uint32_t sums = pack_half2(x[0], x[1]);
+    const __half2 h = *reinterpret_cast<const __half2 *>(&sums);
+    const uint32_t lost = pack_half2(x[0] - __low2float(h), x[1] - __high2float(h));
+    b[0] = LOST == 8 || (lane & 3) < 2 ? sums : lost;
+    b[1] = LOST == 8 ? lost : 0;
+}
+
 template <class C, int D>
-__device__ __forceinline__ ScoreFactors<C, D> score_factors(const QueryTile<D> &tile, int column, float step,
-                                                            float bias)
+__device__ __forceinline__ ScoreFactors<C, D> score_factors(const QueryTile<D> &tile, int lane, float step,
+                                                            float bias, int symmetric, float offset)
 {
     ScoreFactors<C, D> f;
 #pragma unroll
     for (int h = 0; h < 2; h++) {
-        float x = tile.factor[column + h] * (C::BIASED ? step * (1 / FIXED_ONE) : 1.0f);
+        const int column = 2 * (lane & 3) + h;
+        float x = tile.factor[column] * (C::BIASED ? step * (1 / FIXED_ONE) : 1.0f);
         f.factor[h] = x * code_unit<C>();
         f.factor8[h] = x * (code_unit<C>() / C::ROW8);
-        if constexpr (C::GROUP == KVANT_CUDA_GROUP_CHANNELS32) {
-#pragma unroll
-            for (int g = 0; g < D / 32; g++)
-                f.base[g][h] = x * tile.group_sum[column + h][g];
-        } else
-            f.base[0][h] = x * tile.sum[column + h] * (C::BIASED ? -bias : 1.0f);
+        f.base[h] = C::GROUP != KVANT_CUDA_GROUP_TOKEN ? x : x * tile.sum[column] * (C::BIASED ? -bias : 1.0f);
     }
+    if constexpr (C::GROUP == KVANT_CUDA_GROUP_CHANNELS32)
+        load_group_sums<D>(tile, symmetric ? offset : 1.0f, lane, f.group_sums);
     return f;
 }
 
@@ -62,9 +79,9 @@ __device__ __forceinline__ void scale_scores(float (&s)[4][4], const ScoreFactor
             if constexpr (HAS_CHUNKS<C>)
                 x = x * k * t.scale[i];
             else if constexpr (C::BIASED)
-                x = t.scale[i] * (x * k + f.base[0][h]);
+                x = t.scale[i] * (x * k + f.base[h]);
             else
-                x = x * k * t.scale[i] + t.zero[i] * f.base[0][h];
+                x = x * k * t.scale[i] + t.zero[i] * f.base[h];
         }
 }
 
@@ -73,6 +90,16 @@ struct GroupScales {
     const __half *scale, *zero; /* zero is not read when the codes are symmetric: then it is offset * scale */
     int symmetric;
     float offset;
+
+    /* Zero points, or scales, which offset times are zero points. */
+    __device__ __forceinline__ const __half *zeros() const
+    {
+        return symmetric ? scale : zero;
+    }
+    __device__ __forceinline__ float zero_unit() const
+    {
+        return symmetric ? offset : 1.0f;
+    }
 };
 
 template <class C, int D>
@@ -81,13 +108,6 @@ __device__ __forceinline__ GroupScales group_scales(const uint8_t *metadata, int
     constexpr int SCALES = C::GROUP == KVANT_CUDA_GROUP_TOKENS32 ? 2 * D : D / 32 * PAGE_TOKENS;
     const __half *numbers = reinterpret_cast<const __half *>(metadata);
     return GroupScales{ numbers, numbers + SCALES, symmetric, offset };
-}
-
-/* The number of a row that an accumulator's row shares with 32 channels or tokens, and its zero point. */
-__device__ __forceinline__ float2 scale_and_zero(const GroupScales &m, int at)
-{
-    float scale = __half2float(m.scale[at]);
-    return make_float2(scale, m.symmetric ? m.offset * scale : __half2float(m.zero[at]));
 }
 
 __device__ __forceinline__ uint32_t pair_at(const __half *numbers, int at)
@@ -101,24 +121,26 @@ __device__ __forceinline__ uint32_t multiply_pairs(uint32_t a, uint32_t b)
     return *reinterpret_cast<uint32_t *>(&c);
 }
 
-/* Two equal halves of a small number. */
-__device__ __forceinline__ uint32_t pair_of(float x)
-{
-    return pack_half2(x, x);
-}
-
-/* A row of numbers, the same in all 16 rows of the operand. */
-__device__ __forceinline__ void mma_row(float (&d)[4], uint32_t low, uint32_t high, const uint32_t (&b)[2])
-{
-    const uint32_t a[4] = { low, low, high, high };
-    mma(d, a, b[0], b[1]);
-}
-
+/* Zero points are an operand with tokens as rows and groups as columns: one product gives what they add to all scores. */
 template <class C, int D>
 __device__ __forceinline__ void score_channel_groups(const uint8_t *page, const uint32_t (&q)[D / 16][2],
                                                      const ScoreFactors<C, D> &f, const Bytes &table,
                                                      const GroupScales &m, int lane, float (&s)[4][4])
 {
+    constexpr int GROUPS = D / 32, LOST = GROUPS <= 4 ? 4 : 8;
+    const __half *zeros = m.zeros() + min(lane % LOST, GROUPS - 1) * PAGE_TOKENS + 8 * (lane >> 3);
+#pragma unroll
+    for (int i = 0; i < 2; i++) {
+        uint32_t z[4];
+        load_matrices<true>(z, zeros + 32 * i);
+#pragma unroll
+        for (int k = 0; k < 2; k++) {
+            const uint32_t a[4] = { z[2 * k], z[2 * k + 1], LOST == 8 ? z[2 * k] : 0,
+                                    LOST == 8 ? z[2 * k + 1] : 0 };
+            mma(s[2 * i + k], a, f.group_sums[0], f.group_sums[1]);
+        }
+    }
+    const __half *scales = m.scale + (lane >> 2);
     float part[4][4];
     for_each_tile<C, 4, D / 16>(page, lane, table, [&](int rt, int ct, const uint32_t(&a)[4]) {
         if (ct % 2 == 0)
@@ -128,43 +150,64 @@ __device__ __forceinline__ void score_channel_groups(const uint8_t *page, const 
             return;
 #pragma unroll
         for (int e = 0; e < 2; e++) {
-            float2 x = scale_and_zero(m, ct / 2 * PAGE_TOKENS + 16 * rt + 8 * e + (lane >> 2));
+            const float scale =
+                __half2float(scales[ct / 2 * PAGE_TOKENS + 16 * rt + 8 * e]) * (e ? UNIT / C::ROW8 : UNIT);
 #pragma unroll
             for (int h = 0; h < 2; h++)
-                s[rt][2 * e + h] +=
-                    part[rt][2 * e + h] * (e ? f.factor8[h] : f.factor[h]) * x.x + x.y * f.base[ct / 2][h];
+                s[rt][2 * e + h] += part[rt][2 * e + h] * scale;
         }
     });
+#pragma unroll
+    for (int i = 0; i < 16; i++)
+        s[i / 4][i % 4] *= f.base[i % 2];
 }
 
+/* Scales of 32 channels of each of two groups of tokens are operands for all heads alike: rows at the same place. Zero
+ * points are an operand whose rows are groups, so one product a tile of channels gives both groups' parts. */
 template <class C, int D>
 __device__ __forceinline__ void score_token_groups(const uint8_t *page, const uint32_t (&q)[D / 16][2],
                                                    const ScoreFactors<C, D> &f, const Bytes &table,
                                                    const GroupScales &m, int lane, float (&s)[4][4])
 {
-    float zero[2][4] = {};
-    uint32_t scaled[2][2]; /* of the column tile, odd or even, for the token group at hand */
-    const uint32_t offset = pair_of(m.offset);
+    static_assert(C::TILES % 2 == 0, "tiles come two and two, as scales do");
+    float zero[4] = {};
+    const __half *zeros = m.zeros() + (lane & 1) * D + 8 * (lane >> 3), *scales = m.scale + 8 * (lane >> 3);
+#pragma unroll
+    for (int i = 0; i < D / 32; i++) {
+        uint32_t z[4];
+        load_matrices<false>(z, zeros + 32 * i);
+#pragma unroll
+        for (int k = 0; k < 2; k++) {
+            const uint32_t a[4] = { z[2 * k], 0, z[2 * k + 1], 0 };
+            mma(zero, a, q[2 * i + k][0], q[2 * i + k][1]);
+        }
+    }
+    uint32_t scaled[C::TILES][2]; /* of column tiles, for the token group at hand */
     for_each_tile<C, 4, D / 16>(page, lane, table, [&](int rt, int ct, const uint32_t(&a)[4]) {
-        uint32_t(&b)[2] = scaled[ct % 2];
-        if (rt % 2 == 0) {
-            const int at = rt / 2 * D + 16 * ct + 2 * (lane & 3);
-            b[0] = multiply_pairs(q[ct][0], pair_at(m.scale, at));
-            b[1] = multiply_pairs(q[ct][1], pair_at(m.scale, at + 8));
-            if (m.symmetric)
-                mma_row(zero[rt / 2], offset, offset, b);
-            else
-                mma_row(zero[rt / 2], pair_at(m.zero, at), pair_at(m.zero, at + 8), q[ct]);
+        uint32_t(&b)[2] = scaled[ct % C::TILES];
+        if (rt % 2 == 0 && ct % 2 == 0) {
+            uint32_t x[4];
+            load_matrices<false>(x, scales + rt / 2 * D + 16 * ct);
+#pragma unroll
+            for (int i = 0; i < 4; i++)
+                scaled[ct % C::TILES + i / 2][i % 2] = multiply_pairs(q[ct + i / 2][i % 2], x[i]);
         }
         mma(s[rt], a, b[0], b[1]);
     });
-    const float one = C::ROW8 / UNIT; /* factor8 * one: a score's factor without the unit of codes */
+    /* rows of even number have the first group's part, odd ones the second's */
+    float bases[2][2];
+#pragma unroll
+    for (int h = 0; h < 2; h++) {
+        const float own = zero[h] * (m.zero_unit() * f.base[h]), other = __shfl_xor_sync(FULL, own, 4);
+        bases[0][h] = lane & 4 ? other : own;
+        bases[1][h] = lane & 4 ? own : other;
+    }
 #pragma unroll
     for (int i = 0; i < 8; i++)
 #pragma unroll
         for (int h = 0; h < 2; h++) {
             float &x = s[i / 2][2 * (i & 1) + h];
-            x = x * (i & 1 ? f.factor8[h] : f.factor[h]) + zero[i / 4][h] * (f.factor8[h] * one);
+            x = x * (i & 1 ? f.factor8[h] : f.factor[h]) + bases[i / 4][h];
         }
 }
 

@@ -124,7 +124,7 @@ __device__ __forceinline__ void add_open_page(const uint8_t *page, float step, i
 #pragma unroll
         for (int h = 0; h < 2; h++) {
             sums.o[rt][h] += x[h] * (factor[h] * one);
-            sums.o[rt][h + 2] += x[h + 2] * (factor[h] * one * C::ROW8);
+            sums.o[rt][h + 2] += x[h + 2] * (factor[h] * one * Accumulator<C, D>::ROW8);
         }
     }
 }

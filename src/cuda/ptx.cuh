@@ -38,6 +38,24 @@ __device__ __forceinline__ uint32_t transpose8x8(uint32_t x)
     return y;
 }
 
+/* Four 8 x 8 matrices of 16-bit numbers from shared memory, in the order of operands: lane l gives the address of row l mod 8
+ * of matrix l / 8, 16 bytes, and gets numbers 2 (l mod 4) and + 1 of row l / 4; TRANSPOSED: rows 2 (l mod 4) and + 1
+ * of column l / 4. Rows may lie at the same place. */
+template <bool TRANSPOSED> __device__ __forceinline__ void load_matrices(uint32_t (&m)[4], const __half *row)
+{
+    const uint32_t at = (uint32_t)__cvta_generic_to_shared(row);
+    if constexpr (TRANSPOSED)
+        asm volatile("ldmatrix.sync.aligned.m8n8.x4.trans.shared.b16 {%0,%1,%2,%3},[%4];"
+                     : "=r"(m[0]), "=r"(m[1]), "=r"(m[2]), "=r"(m[3])
+                     : "r"(at)
+                     : "memory");
+    else
+        asm volatile("ldmatrix.sync.aligned.m8n8.x4.shared.b16 {%0,%1,%2,%3},[%4];"
+                     : "=r"(m[0]), "=r"(m[1]), "=r"(m[2]), "=r"(m[3])
+                     : "r"(at)
+                     : "memory");
+}
+
 __device__ __forceinline__ uint32_t prmt(uint32_t a, uint32_t b, uint32_t selector)
 {
     uint32_t d;
@@ -88,6 +106,15 @@ __device__ __forceinline__ float max_or_nan(float a, float b)
     float y;
     asm("max.NaN.f32 %0,%1,%2;" : "=f"(y) : "f"(a), "f"(b));
     return y;
+}
+
+/* *counter = *counter < last ? *counter + 1 : 0; what it was. Orders the caller's memory accesses before and after it
+ * with those of other blocks' callers. */
+__device__ __forceinline__ uint32_t count_up(uint32_t *counter, uint32_t last)
+{
+    uint32_t before;
+    asm volatile("atom.acq_rel.gpu.global.inc.u32 %0,[%1],%2;" : "=r"(before) : "l"(counter), "r"(last) : "memory");
+    return before;
 }
 
 __device__ __forceinline__ uint32_t shared_address(const void *p)

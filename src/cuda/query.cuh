@@ -32,10 +32,9 @@ __device__ __forceinline__ float power_above(float x)
 }
 
 template <class C, int D>
-__device__ __forceinline__ void prepare_head(QueryTile<D> &tile, const AttentionArgs &p, int n, size_t offset,
+__device__ __forceinline__ void prepare_head(QueryTile<D> &tile, const AttentionArgs &p, int n, Row<D> &row,
                                              int kv_head, int lane)
 {
-    Row<D> row = load_row<D>(p.q, offset, p.type, lane);
 #pragma unroll
     for (int j = 0; p.k_factors && j < Row<D>::PER_LANE; j++)
         row.x[j] *= p.k_factors[kv_head * D + lane + 32 * j];
@@ -44,7 +43,7 @@ __device__ __forceinline__ void prepare_head(QueryTile<D> &tile, const Attention
 #pragma unroll
     for (int j = 0; j < Row<D>::PER_LANE; j++)
         largest = fmaxf(largest, fabsf(row.x[j]));
-    float unit = power_above(warp_max(largest)), inverse = __frcp_rn(unit);
+    float unit = power_above(largest_of(largest)), inverse = __frcp_rn(unit);
 #pragma unroll
     for (int j = 0; j < Row<D>::PER_LANE; j++) {
         __half h = __float2half_rn(row.x[j] * inverse);
@@ -68,24 +67,39 @@ __device__ __forceinline__ void prepare_head(QueryTile<D> &tile, const Attention
     }
 }
 
-/* Rows of heads that a group does not have: any finite numbers will do, their columns are never read. */
-template <int D> __device__ __forceinline__ void clear_queries(QueryTile<D> &tile)
-{
-    uint32_t *words = reinterpret_cast<uint32_t *>(&tile);
-    for (int i = threadIdx.x; i < (int)sizeof tile / 4; i += blockDim.x)
-        words[i] = 0;
-}
+/* A pair's query heads on their way from memory, those of one warp: heads n, n + WARPS, ... */
+template <int D, int WARPS> struct QueryRows {
+    static constexpr int N = (HEADS + WARPS - 1) / WARPS;
+    Row<D> rows[N];
 
-/* Fills the tile with the query heads of a pair; the caller synchronises before and after. */
-template <class C, int D, int WARPS>
-__device__ __forceinline__ void prepare_queries(QueryTile<D> &tile, const AttentionArgs &p, const Pair &pair,
-                                                int warp, int lane)
-{
-#pragma unroll 1
-    for (int n = warp; n < pair.n_heads; n += WARPS)
-        prepare_head<C, D>(tile, p, n, pair.b * p.q_batch_stride + (pair.first_head + n) * p.q_head_stride,
-                           pair.kv_head, lane);
-}
+    /* The head that a group does not have: zeros. Its column is never read, but what it computes must not
+     * be what the others wait for. */
+    __device__ __forceinline__ void load(const AttentionArgs &p, const Pair &pair, int warp, int lane)
+    {
+#pragma unroll
+        for (int i = 0; i < N; i++) {
+            const int n = warp + i * WARPS;
+            if (n < pair.n_heads)
+                rows[i] = load_row<D>(p.q, pair.b * p.q_batch_stride + (pair.first_head + n) * p.q_head_stride,
+                                      p.type, lane);
+            else
+#pragma unroll
+                for (int j = 0; j < Row<D>::PER_LANE; j++)
+                    rows[i].x[j] = 0;
+        }
+    }
+
+    /* Fills the tile; the caller synchronises before and after. */
+    template <class C>
+    __device__ __forceinline__ void prepare(QueryTile<D> &tile, const AttentionArgs &p, const Pair &pair, int warp,
+                                            int lane)
+    {
+#pragma unroll
+        for (int i = 0; i < N; i++)
+            if (warp + i * WARPS < (int)HEADS)
+                prepare_head<C, D>(tile, p, warp + i * WARPS, rows[i], pair.kv_head, lane);
+    }
+};
 
 /* The lane's operand registers. Halves: head lane / 4, channels 2 (lane mod 4), + 1 and + 8, + 9 of each
  * tile. */

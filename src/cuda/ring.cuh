@@ -19,6 +19,7 @@ namespace kvant
 #if defined(__CUDA_ARCH__) && __CUDA_ARCH__ >= 900
 
 template <int STAGES, int SLOT, int V_OFFSET, bool SPLIT> struct Ring {
+    static constexpr bool COUNTS = false; /* items asked for instead of barriers */
     uint32_t data, barriers; /* shared addresses */
     uint64_t policy;
     int lane;
@@ -131,6 +132,7 @@ template <int STAGES, int SLOT, int V_OFFSET, bool SPLIT> struct Ring {
 #else
 
 template <int STAGES, int SLOT, int V_OFFSET, bool SPLIT> struct Ring {
+    static constexpr bool COUNTS = true;
     uint32_t data;
     int lane;
 

@@ -117,12 +117,12 @@ __device__ __forceinline__ void rotate_back(Row<D> &row, const kvant_cuda_rotati
     apply_signs(row, rotation, lane);
 }
 
-__device__ __forceinline__ float warp_max(float x)
+/* The warp's largest number, by one instruction: with the bits of negative ones inverted but for the sign, floats are in the
+ * order of whole numbers. */
+__device__ __forceinline__ float largest_of(float x)
 {
-#pragma unroll 1
-    for (int k = 16; k > 0; k /= 2)
-        x = fmaxf(x, __shfl_xor_sync(FULL, x, k));
-    return x;
+    const int bits = __float_as_int(x), top = __reduce_max_sync(FULL, bits ^ (bits >> 31 & 0x7fffffff));
+    return __int_as_float(top ^ (top >> 31 & 0x7fffffff));
 }
 
 __device__ __forceinline__ float warp_sum(float x)

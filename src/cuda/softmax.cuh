@@ -59,10 +59,10 @@ template <class C, int D> struct Accumulator {
     static constexpr int TILES = value_tiles<C, D>();
     float o[TILES][4];    /* sum of weight * code */
     float max[2], sum[2]; /* reference; sum of e^s */
-    /* uniform: sum of e^s * zero point. One a token: over the lane's own tokens. CHANNELS32: of each
-     * group, over all tokens. TOKENS32: not used, o has them. */
-    static constexpr int ZEROS = C::GROUP == KVANT_CUDA_GROUP_CHANNELS32 ? D / 32 : 1;
-    float zero[ZEROS][2];
+    /* uniform: sum of e^s * zero point. One a token: over the lane's own tokens. CHANNELS32: over all tokens, for
+     * group lane / 4. TOKENS32: not used, o has them. */
+    float zero[2];
+    static constexpr float ROW8 = C::GROUP == KVANT_CUDA_GROUP_TOKENS32 ? 1 : C::ROW8;
     float weights[4]; /* codebook: sum of weights as rounded, so that the bias cancels exactly */
 
     /* What a 1 in o is worth; rows r + 8 are too large by ROW8. */
@@ -82,10 +82,7 @@ template <class C, int D> struct Accumulator {
                 o[i][j] = 0;
 #pragma unroll
         for (int h = 0; h < 2; h++)
-            max[h] = NEVER, sum[h] = weights[h] = weights[h + 2] = 0;
-#pragma unroll
-        for (int g = 0; g < ZEROS; g++)
-            zero[g][0] = zero[g][1] = 0;
+            max[h] = NEVER, sum[h] = zero[h] = weights[h] = weights[h + 2] = 0;
     }
 
     /* Raises the reference when scores + exponents of the value scales exceed it by more than SLACK. */
@@ -129,9 +126,7 @@ template <class C, int D> struct Accumulator {
             float raised = fmaxf(max[h], top[h]), shrink = exp2_fast(max[h] - raised);
             max[h] = raised;
             sum[h] *= shrink;
-#pragma unroll
-            for (int g = 0; g < ZEROS; g++)
-                zero[g][h] *= shrink;
+            zero[h] *= shrink;
             weights[h] *= shrink;
             weights[h + 2] *= shrink;
 #pragma unroll
@@ -172,8 +167,8 @@ template <class C, int D> struct Accumulator {
 #pragma unroll
         for (int i = 0; i < 8; i++) {
             if constexpr (!C::BIASED && !HAS_CHUNKS<C>) {
-                zero[0][0] += e[i][0] * values.zero[i];
-                zero[0][1] += e[i][1] * values.zero[i];
+                zero[0] += e[i][0] * values.zero[i];
+                zero[1] += e[i][1] * values.zero[i];
             }
             p[i / 2][i & 1] = transpose8x8(p[i / 2][i & 1]);
         }
@@ -186,7 +181,7 @@ template <class C, int D> struct Accumulator {
     }
 
     /* Adds the lanes' shares of sum and zero; afterwards o holds finished numbers (times sum). */
-    __device__ __forceinline__ void finish(float step, float bias)
+    __device__ __forceinline__ void finish(float step, float bias, int lane)
     {
 #pragma unroll
         for (int h = 0; h < 2; h++) {
@@ -194,15 +189,16 @@ template <class C, int D> struct Accumulator {
             for (int k = 4; k < 32; k *= 2) {
                 sum[h] += __shfl_xor_sync(FULL, sum[h], k);
                 if constexpr (!C::BIASED && !HAS_CHUNKS<C> && C::GROUP == KVANT_CUDA_GROUP_TOKEN)
-                    zero[0][h] += __shfl_xor_sync(FULL, zero[0][h], k);
+                    zero[h] += __shfl_xor_sync(FULL, zero[h], k);
             }
             const float factor = unit(step);
 #pragma unroll
             for (int i = 0; i < TILES; i++) {
-                float base = C::BIASED ? -bias * step * weights[h]
-                                       : zero[C::GROUP == KVANT_CUDA_GROUP_CHANNELS32 ? i / 2 : 0][h];
+                float base = C::BIASED ? -bias * step * weights[h] : zero[h];
+                if constexpr (C::GROUP == KVANT_CUDA_GROUP_CHANNELS32)
+                    base = __shfl_sync(FULL, zero[h], 4 * (i / 2) + (lane & 3));
                 o[i][h] = o[i][h] * factor + base;
-                o[i][h + 2] = o[i][h + 2] * (factor / C::ROW8) + base;
+                o[i][h + 2] = o[i][h + 2] * (factor / ROW8) + base;
             }
         }
     }

@@ -22,11 +22,22 @@ __device__ __forceinline__ void hide_tokens(float (&s)[4][4], int valid, int row
             s[i / 2][2 * (i & 1)] = s[i / 2][2 * (i & 1) + 1] = -INFINITY;
 }
 
-/* Of two numbers of tokens token and token + 1, those of tokens below valid; the others are 0, whatever
- * stands there. */
-__device__ __forceinline__ uint32_t keep_valid(uint32_t pair, int token, int valid)
+/* Scales and zero points of tokens that are not there, or of a group of them, become 0: they may be anything, and even 0 times
+ * that need not be 0. The caller orders this before the next copy into the page's slot. */
+template <class C, int D>
+__device__ __forceinline__ void clear_scales(uint8_t *metadata, int symmetric, int valid, int lane)
 {
-    return token + 1 < valid ? pair : token < valid ? pair & 0xffffu : 0;
+    uint16_t *numbers = reinterpret_cast<uint16_t *>(metadata);
+    constexpr bool TOKENS = C::GROUP == KVANT_CUDA_GROUP_TOKENS32;
+    constexpr int ROWS = TOKENS ? 2 : D / 32, LENGTH = TOKENS ? D : PAGE_TOKENS;
+#pragma unroll 1
+    for (int row = 0; row < (symmetric ? ROWS : 2 * ROWS); row++) {
+        const int first = !TOKENS ? valid : 32 * (row % 2) < valid ? LENGTH : 0;
+#pragma unroll 1
+        for (int i = first + lane; i < LENGTH; i += 32)
+            numbers[row * LENGTH + i] = 0;
+    }
+    __syncwarp();
 }
 
 /* Weights 2^(s - max) * size as operands, tokens as rows; their sum is added up before they are rounded. */
@@ -50,12 +61,12 @@ struct Size {
     uint32_t inverse;
 };
 
-template <int ARRAYS> __device__ __forceinline__ Size size_of(const __half *numbers, int lane, int valid)
+template <int ARRAYS> __device__ __forceinline__ Size size_of(const __half *numbers, int lane)
 {
     uint32_t largest = 0;
 #pragma unroll
     for (int i = 0; i < ARRAYS; i++) {
-        uint32_t pair = keep_valid(pair_at(numbers, PAGE_TOKENS * i + 2 * lane), 2 * lane, valid) & 0x7fff7fffu;
+        const uint32_t pair = pair_at(numbers, PAGE_TOKENS * i + 2 * lane) & 0x7fff7fffu;
         largest = max(largest, max(pair & 0xffffu, pair >> 16));
     }
     /* halves without a sign are in the order of whole numbers */
@@ -63,55 +74,90 @@ template <int ARRAYS> __device__ __forceinline__ Size size_of(const __half *numb
     return Size{ __uint_as_float((exponent + 1 + 112) << 23), (float)exponent - 14, down << 10 | down << 26 };
 }
 
+/* Zero points are an operand whose rows are groups of channels: the accumulator's rows are the groups' sums. */
 template <class C, int D>
 __device__ __forceinline__ void add_channel_groups(const uint8_t *page, const Bytes &table, const GroupScales &m,
-                                                   int lane, int valid, float (&s)[4][4], Accumulator<C, D> &sums)
+                                                   int lane, float (&s)[4][4], Accumulator<C, D> &sums)
 {
-    const Size size = size_of<D / 32>(m.scale, lane, valid);
-    const Size zeros = m.symmetric ? Size{} : size_of<D / 32>(m.zero, lane, valid);
-    const uint32_t offset = pair_of(m.offset);
+    static_assert(C::TILES % 2 == 0, "tiles come two and two, as scales do");
+    constexpr int GROUPS = D / 32;
+    const Size size = size_of<GROUPS>(m.scale, lane);
     sums.raise(s, size.log2);
-    uint32_t p[4][2], weights[2][2];
+    uint32_t p[4][2], weights[C::TILES][2];
     weigh(sums, s, size.value, p);
-    float zero[D / 32][4] = {};
-    for_each_tile<C, D / 16, 4>(page, lane, table, [&](int rt, int ct, const uint32_t(&a)[4]) {
-        uint32_t(&w)[2] = weights[ct % 2];
-        if (rt % 2 == 0) {
-            uint32_t z[2];
+    float zero[4] = {};
+    const __half *zeros = m.zeros() + min(lane & 7, GROUPS - 1) * PAGE_TOKENS + 8 * (lane >> 3),
+                 *scales = m.scale + 8 * (lane >> 3);
 #pragma unroll
-            for (int far = 0; far < 2; far++) {
-                const int token = 16 * ct + 8 * far + 2 * (lane & 3), at = rt / 2 * PAGE_TOKENS + token;
-                uint32_t scale = pair_at(m.scale, at);
-                z[far] = m.symmetric ? offset : multiply_pairs(pair_at(m.zero, at), zeros.inverse);
-                if (valid < PAGE_TOKENS) {
-                    scale = keep_valid(scale, token, valid);
-                    z[far] = keep_valid(z[far], token, valid);
-                }
-                w[far] = multiply_pairs(p[ct][far], multiply_pairs(scale, size.inverse));
-            }
-            mma_row(zero[rt / 2], z[0], z[1], m.symmetric ? w : p[ct]);
+    for (int i = 0; i < 2; i++) {
+        uint32_t z[4];
+        load_matrices<false>(z, zeros + 32 * i);
+#pragma unroll
+        for (int k = 0; k < 2; k++) {
+            const uint32_t a[4] = { z[2 * k], 0, z[2 * k + 1], 0 };
+            mma(zero, a, p[2 * i + k][0], p[2 * i + k][1]);
+        }
+    }
+    for_each_tile<C, D / 16, 4>(page, lane, table, [&](int rt, int ct, const uint32_t(&a)[4]) {
+        uint32_t(&w)[2] = weights[ct % C::TILES];
+        if (rt % 2 == 0 && ct % 2 == 0) {
+            uint32_t x[4];
+            load_matrices<false>(x, scales + rt / 2 * PAGE_TOKENS + 16 * ct);
+#pragma unroll
+            for (int i = 0; i < 4; i++)
+                weights[ct % C::TILES + i / 2][i % 2] =
+                    multiply_pairs(p[ct + i / 2][i % 2], multiply_pairs(x[i], size.inverse));
         }
         mma(sums.o[rt], a, w[0], w[1]);
     });
-    const float one = m.symmetric ? 1 : zeros.value / size.value;
+    const float one = m.zero_unit() / size.value;
 #pragma unroll
-    for (int g = 0; g < D / 32; g++)
-#pragma unroll
-        for (int h = 0; h < 2; h++)
-            sums.zero[g][h] += zero[g][h] * one;
+    for (int h = 0; h < 2; h++)
+        sums.zero[h] += zero[h] * one;
 }
 
+/* The weights' sums over the two groups of tokens as an operand whose rows are groups: rounded ones, then what they lost.
+ * 16-bit numbers that all rows of a matrix have are, transposed, what all its columns have. */
+__device__ __forceinline__ uint32_t load_totals(const uint32_t (&p)[4][2], float times, int lane)
+{
+    uint32_t rounded[2], lost[2];
+#pragma unroll
+    for (int g = 0; g < 2; g++) {
+        float total[4] = {};
+        const uint32_t ones[4] = { 0x3c003c00u, 0x3c003c00u, 0x3c003c00u, 0x3c003c00u };
+        mma(total, ones, p[2 * g][0], p[2 * g][1]);
+        mma(total, ones, p[2 * g + 1][0], p[2 * g + 1][1]);
+        const uint32_t x = pack_half2(total[0] * times, total[1] * times);
+        const __half2 h = *reinterpret_cast<const __half2 *>(&x);
+        rounded[g] = transpose8x8(x);
+        lost[g] = transpose8x8(pack_half2(total[0] * times - __low2float(h), total[1] * times - __high2float(h)));
+    }
+    const uint32_t first = prmt(rounded[0], rounded[1], 0x5410), second = prmt(lost[0], lost[1], 0x5410);
+    return (lane & 3) == 0 ? first : (lane & 3) == 1 ? second : 0;
+}
+
+/* Zero points are an operand with channels as rows and groups of tokens as columns. */
 template <class C, int D>
 __device__ __forceinline__ void add_token_groups(const uint8_t *page, const Bytes &table, const GroupScales &m,
-                                                 int lane, int valid, float (&s)[4][4], Accumulator<C, D> &sums)
+                                                 int lane, float (&s)[4][4], Accumulator<C, D> &sums)
 {
     sums.raise(s, 0);
     uint32_t p[4][2];
     weigh(sums, s, 1, p);
-    float total[2][4] = {}, part[4][4];
+    const uint32_t totals = load_totals(p, m.zero_unit(), lane);
+    const __half *zeros = m.zeros() + (lane & 1) * D + 8 * (lane >> 3);
 #pragma unroll
-    for (int ct = 0; ct < 4; ct++)
-        mma_row(total[ct / 2], 0x3c003c00u, 0x3c003c00u, p[ct]);
+    for (int i = 0; i < D / 32; i++) {
+        uint32_t z[4];
+        load_matrices<true>(z, zeros + 32 * i);
+#pragma unroll
+        for (int k = 0; k < 2; k++) {
+            const uint32_t a[4] = { z[2 * k], z[2 * k + 1], 0, 0 };
+            mma(sums.o[2 * i + k], a, totals, 0);
+        }
+    }
+    const __half *scales = m.scale + (lane >> 2);
+    float part[4][4];
     for_each_tile<C, D / 16, 4>(page, lane, table, [&](int rt, int ct, const uint32_t(&a)[4]) {
         float(&x)[4] = part[rt % 4];
         if (ct % 2 == 0)
@@ -121,12 +167,10 @@ __device__ __forceinline__ void add_token_groups(const uint8_t *page, const Byte
             return;
 #pragma unroll
         for (int e = 0; e < 2; e++) {
-            float2 y = scale_and_zero(m, ct / 2 * D + 16 * rt + 8 * e + (lane >> 2));
-            if (32 * (ct / 2) >= valid) /* a group that was never written */
-                y = make_float2(0, 0);
+            const float scale = __half2float(scales[ct / 2 * D + 16 * rt + 8 * e]) * (e ? UNIT / C::ROW8 : UNIT);
 #pragma unroll
             for (int h = 0; h < 2; h++)
-                sums.o[rt][2 * e + h] += x[2 * e + h] * (y.x * UNIT) + total[ct / 2][h] * (e ? y.y * C::ROW8 : y.y);
+                sums.o[rt][2 * e + h] += x[2 * e + h] * scale;
         }
     });
 }
@@ -157,9 +201,9 @@ __device__ __forceinline__ void add_page(const uint8_t *page, int codes, const T
         if (valid < PAGE_TOKENS)
             hide_tokens(s, valid, lane >> 2);
         if constexpr (C::GROUP == KVANT_CUDA_GROUP_CHANNELS32)
-            add_channel_groups<C, D>(page, table, m, lane, valid, s, sums);
+            add_channel_groups<C, D>(page, table, m, lane, s, sums);
         else
-            add_token_groups<C, D>(page, table, m, lane, valid, s, sums);
+            add_token_groups<C, D>(page, table, m, lane, s, sums);
     }
 }
 

@@ -177,7 +177,7 @@ static void fixture_open(fixture *f, const attention_case *c)
     f->workspace_bytes = kvant_cuda_attention_workspace(d);
     assert_true(f->workspace_bytes > 0);
     f->workspace = device_new(f->workspace_bytes, 0xff);
-    check_cuda(cudaMemset(f->workspace, 0, 4096));
+    check_cuda(cudaMemset(f->workspace, 0, f->workspace_bytes));
 }
 
 static void fixture_close(fixture *f)

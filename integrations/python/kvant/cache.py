@@ -20,7 +20,6 @@ from .library import (
 )
 
 _TYPES = {torch.float32: 0, torch.float16: 1, torch.bfloat16: 2}
-_COUNTERS = 4096  # bytes of the workspace that must start as zero
 
 
 def _type(tensor):
@@ -75,7 +74,7 @@ class PagedCache:
             2 * n_open_blocks * n_kv_heads * self._open_bytes, dtype=torch.uint8, device=device
         )
         size = library().kvant_cuda_attention_workspace(head_dim)
-        self._workspace = torch.zeros(max(size, _COUNTERS), dtype=torch.uint8, device=device)
+        self._workspace = torch.zeros(max(size, 1), dtype=torch.uint8, device=device)
 
     def _pages(self, role):
         if role == "k":
