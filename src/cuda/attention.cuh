@@ -54,7 +54,7 @@ template <class KC, class VC, int D, bool LARGE> __host__ __device__ constexpr i
     constexpr bool CHUNKS = HAS_CHUNKS<KC> || HAS_CHUNKS<VC>;
     if (CHUNKS && LARGE && D <= 128 && most_warps<KC>() * slot <= room)
         return most_warps<KC>();
-    if (LARGE && D <= 128 && !GROUPS && !CHUNKS && slot <= (KC::BIASED || VC::BIASED ? 9000 : 7500))
+    if (LARGE && D <= 128 && !CHUNKS && slot <= (KC::BIASED || VC::BIASED || GROUPS ? 9000 : 7500))
         return 12;
     const int two_slots = CHUNKS ? 2 * room : 152000; /* without tables, the same warps on all machines */
     return 16 * slot <= two_slots ? 8 : 8 * slot <= two_slots ? 4 : 2;
