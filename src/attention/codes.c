@@ -5,17 +5,10 @@
 
 #define TILE_ROWS 8u  /* from here a tile of codes costs less than looking codes up for every few rows */
 #define BAND_ROWS 24u /* from here a tile of numbers does, where codes have several bands or are those of chunks */
-#define MAX_ROW_TILES (KVANT_MAX_HEAD_DIM / KVANT_TILE)
 
 static size_t dot_stride(const kvant_attention_plan *plan)
 {
     return (plan->v_dim + KVANT_PAGE_TOKENS - 1) / KVANT_PAGE_TOKENS * KVANT_PAGE_TOKENS;
-}
-
-/* Codes become a tile only where enough rows share it. */
-static kvant_code_dots_fn *dots_for(const kvant_kernels *kernels, uint32_t n_rows)
-{
-    return n_rows < TILE_ROWS ? kernels->code_dots : kernels->tile_dots;
 }
 
 bool kvant_attention_codes_suit(const kvant_attention_plan *plan, const kvant_codec *codec)
@@ -92,24 +85,33 @@ void kvant_attention_codes_bind(const kvant_attention_plan *plan, kvant_attentio
 static void round_rows(const kvant_kernels *kernels, const kvant_code_table *table, const float *a, uint32_t n_rows,
                        kvant_attention_integers *out)
 {
-    for (uint32_t row = 0; row < n_rows; row++)
-        out->steps[row] = kernels->fixed_point(a + (size_t)row * table->n_columns, NULL, table->n_columns,
-                                               table->limit, out->x + (size_t)row * table->n_columns,
-                                               out->sums + (size_t)row * column_tiles(table));
+    kvant_fixed_rows rows = { .w = a,
+                              .limit = table->limit,
+                              .x = out->x,
+                              .x_stride = table->n_columns,
+                              .line_stride = 1,
+                              .steps = out->steps,
+                              .zeros = out->zeros,
+                              .sums = out->sums };
+    kernels->fixed_point(&rows, table->n_columns, n_rows);
 }
 
 static void round_products(const kvant_kernels *kernels, const kvant_code_table *table,
                            const kvant_code_lines *lines, const float *a, uint32_t n_rows,
                            kvant_attention_integers *out)
 {
-    uint32_t n = table->n_columns;
-    for (uint32_t row = 0; row < n_rows; row++, a += n)
-        for (uint32_t band = 0; band < table->n_bands; band++) {
-            size_t at = (size_t)row * table->n_bands + band;
-            out->steps[at] = kernels->fixed_point(a, lines->scale + (size_t)band * table->stride, n, table->limit,
-                                                  out->x + at * n, out->sums + (size_t)row * column_tiles(table));
-            out->zeros[at] = table->has_zero ? kernels->dot(a, lines->zero + (size_t)band * table->stride, n) : 0;
-        }
+    for (uint32_t band = 0; band < table->n_bands; band++) {
+        kvant_fixed_rows rows = { .w = a,
+                                  .scale = lines->scale + (size_t)band * table->stride,
+                                  .zero = table->has_zero ? lines->zero + (size_t)band * table->stride : NULL,
+                                  .limit = table->limit,
+                                  .x = out->x + (size_t)band * table->n_columns,
+                                  .x_stride = (size_t)table->n_bands * table->n_columns,
+                                  .line_stride = table->n_bands,
+                                  .steps = out->steps + band,
+                                  .zeros = out->zeros + band };
+        kernels->fixed_point(&rows, table->n_columns, n_rows);
+    }
 }
 
 typedef struct product {
@@ -120,113 +122,137 @@ typedef struct product {
     int32_t *dots;
     size_t dot_stride;
     uint32_t n_rows;
+    bool add; /* to sums, else they are whatever they are */
+    float *sums;
+    size_t stride;
 } product;
 
-static int32_t integer_sum(const product *p, uint32_t row, uint32_t first, uint32_t end)
+/* offsets of zero points that multiply integers: steps times sums of integers over columns. */
+static void set_offsets(const product *p, uint32_t first, uint32_t end)
 {
-    const int32_t *tiles = p->a->sums + (size_t)row * column_tiles(&p->page.codec->code_table);
-    int32_t sum = 0;
-    for (uint32_t ct = first; ct < end; ct++)
-        sum += tiles[ct];
-    return sum;
+    uint32_t tiles = column_tiles(&p->page.codec->code_table);
+    for (uint32_t row = 0; row < p->n_rows; row++) {
+        const int32_t *sums = p->a->sums + (size_t)row * tiles;
+        int32_t sum = 0;
+        for (uint32_t ct = first; ct < end; ct++)
+            sum += sums[ct];
+        p->a->zeros[row] = p->a->steps[row] * (float)sum;
+    }
 }
 
-/* dots of a page's codes and the integers of factors. */
-static void multiply_codes(const product *p, const kvant_code_factors *factors)
+/* Codes become a tile only where enough rows share it, and where 4 row tiles have the same band. */
+static bool takes_tile(const product *p, const kvant_code_sums *out)
+{
+    return p->n_rows >= TILE_ROWS &&
+           (out->band_tiles % 4 == 0 || out->band_tiles >= p->page.codec->layout.row_tiles);
+}
+
+static void multiply_codes(const product *p, const kvant_code_factors *factors, const kvant_code_sums *out)
 {
     const kvant_codec *codec = p->page.codec;
+    const kvant_layout *layout = &codec->layout;
+    if (!codec->numbers && takes_tile(p, out)) {
+        p->kernels->tile_sums(layout, p->page.page, codec->code_table.values, factors, p->dots, p->dot_stride, out,
+                              p->n_rows);
+        return;
+    }
     if (codec->numbers)
         p->kernels->chunk_dots(&codec->numbers->chunk, codec->numbers->layout, p->page.page, factors->x,
                                factors->stride, p->dots, p->dot_stride, p->n_rows);
     else
-        dots_for(p->kernels, p->n_rows)(&codec->layout, p->page.page, codec->code_table.values, factors, p->dots,
-                                        p->dot_stride, p->n_rows);
+        p->kernels->code_dots(layout, p->page.page, codec->code_table.values, factors, p->dots, p->dot_stride,
+                              p->n_rows);
+    p->kernels->sum_dots(layout, p->dots, p->dot_stride, out, p->n_rows);
 }
 
-static void multiply_by_row(const product *p, float *sums, size_t stride)
+static void multiply_by_row(const product *p)
 {
     const kvant_layout *layout = &p->page.codec->layout;
     const kvant_code_table *table = &p->page.codec->code_table;
     kvant_code_factors factors = { p->a->x, table->n_columns, 0, layout->row_tiles, 0, 0 };
+    kvant_code_sums out = {
+        .steps = p->a->steps, .n_bands = 1, .band_tiles = layout->row_tiles, .sums = p->sums, .stride = p->stride
+    };
     for (uint32_t band = 0; band < table->n_bands; band++) {
-        const float *scale = p->lines->scale + (size_t)band * table->stride,
-                    *zero = p->lines->zero + (size_t)band * table->stride;
         factors.first = band * table->band_tiles;
         factors.end = band + 1 < table->n_bands ? factors.first + table->band_tiles : layout->column_tiles;
-        multiply_codes(p, &factors);
-        for (uint32_t row = 0; row < p->n_rows; row++) {
-            float step = p->a->steps[row];
-            float offset = table->has_zero ? step * (float)integer_sum(p, row, factors.first, factors.end) : 0;
-            p->kernels->add_row_dots(layout, p->dots + row * p->dot_stride, step, scale, offset,
-                                     table->has_zero ? zero : NULL, sums + row * stride);
+        out.scale = p->lines->scale + (size_t)band * table->stride;
+        out.add = p->add || band > 0;
+        if (table->has_zero) {
+            set_offsets(p, factors.first, factors.end);
+            out.zero = p->lines->zero + (size_t)band * table->stride;
+            out.offsets = p->a->zeros;
         }
+        multiply_codes(p, &factors, &out);
     }
 }
 
 /* Chunks' dots lie as sums do. */
-static void add_dots(const int32_t *dots, float step, uint32_t n, float *sums)
+static void add_dots(const product *p, uint32_t n)
 {
-    for (uint32_t j = 0; j < n; j++)
-        sums[j] += (float)dots[j] * step;
+    for (uint32_t row = 0; row < p->n_rows; row++) {
+        const int32_t *dots = p->dots + row * p->dot_stride;
+        float step = p->a->steps[row], *sums = p->sums + row * p->stride;
+        for (uint32_t j = 0; j < n; j++)
+            sums[j] = (p->add ? sums[j] : 0) + (float)dots[j] * step;
+    }
 }
 
-static void multiply_by_column(const product *p, float *sums, size_t stride)
+static void multiply_by_column(const product *p)
 {
-    const kvant_layout *layout = &p->page.codec->layout;
-    const kvant_code_table *table = &p->page.codec->code_table;
-    _Alignas(64) float step[MAX_ROW_TILES], zero[MAX_ROW_TILES];
+    const kvant_codec *codec = p->page.codec;
+    const kvant_code_table *table = &codec->code_table;
     kvant_code_factors factors = { .x = p->a->x,
                                    .stride = (size_t)table->n_bands * table->n_columns,
                                    .band_stride = table->n_columns,
                                    .band_tiles = table->band_tiles,
-                                   .end = layout->column_tiles };
-    uint32_t row_tiles = (layout->row_tiles + 3) / 4 * 4, bands[MAX_ROW_TILES];
-    for (uint32_t rt = 0; rt < row_tiles; rt++)
-        bands[rt] = rt < layout->row_tiles ? rt / table->band_tiles : table->n_bands - 1;
-    multiply_codes(p, &factors);
-    for (uint32_t row = 0; row < p->n_rows; row++) {
-        if (p->page.codec->numbers) {
-            add_dots(p->dots + row * p->dot_stride, p->a->steps[row], layout->padded_dim, sums + row * stride);
-            continue;
-        }
-        const float *steps = p->a->steps + (size_t)row * table->n_bands,
-                    *zeros = p->a->zeros + (size_t)row * table->n_bands;
-        for (uint32_t rt = 0; rt < row_tiles; rt++) {
-            step[rt] = steps[bands[rt]];
-            zero[rt] = zeros[bands[rt]];
-        }
-        p->kernels->add_tile_dots(layout, p->dots + row * p->dot_stride, step, zero, sums + row * stride);
+                                   .end = codec->layout.column_tiles };
+    kvant_code_sums out = { .steps = p->a->steps,
+                            .offsets = p->a->zeros,
+                            .n_bands = table->n_bands,
+                            .band_tiles = table->band_tiles,
+                            .add = p->add,
+                            .sums = p->sums,
+                            .stride = p->stride };
+    if (!codec->numbers) {
+        multiply_codes(p, &factors, &out);
+        return;
     }
+    p->kernels->chunk_dots(&codec->numbers->chunk, codec->numbers->layout, p->page.page, factors.x, factors.stride,
+                           p->dots, p->dot_stride, p->n_rows);
+    add_dots(p, codec->layout.padded_dim);
 }
 
-/* sums += a x page; a: n_rows x n_columns; its integers are there already when they are of queries and lines by row. */
-static void multiply(const kvant_attention_plan *plan, const kvant_kernels *kernels, kvant_attention_codes *codes,
-                     kvant_page_ref page, const float *a, uint32_t n_rows, float *sums, size_t stride)
+/* p->sums = or += a x page; a: n_rows x n_columns; its integers are there already when they are of queries and lines by row. */
+static void multiply(product *p, const float *a, kvant_attention_integers *integers)
 {
-    const kvant_code_table *table = &page.codec->code_table;
-    kvant_attention_integers *integers = page.codec->info.role == KVANT_ROLE_K ? &codes->query : &codes->weight;
+    const kvant_codec *codec = p->page.codec;
+    const kvant_code_table *table = &codec->code_table;
     kvant_code_lines lines;
-    product p = { kernels, page, &lines, integers, codes->dots, dot_stride(plan), n_rows };
-    page.codec->code_lines(page.codec, kernels, page.page, &lines);
+    p->lines = &lines;
+    p->a = integers;
+    codec->code_lines(codec, p->kernels, p->page.page, &lines);
     if (!table->by_row)
-        round_products(kernels, table, &lines, a, n_rows, integers);
-    else if (page.codec->info.role == KVANT_ROLE_V)
-        round_rows(kernels, table, a, n_rows, integers);
+        round_products(p->kernels, table, &lines, a, p->n_rows, integers);
+    else if (codec->info.role == KVANT_ROLE_V)
+        round_rows(p->kernels, table, a, p->n_rows, integers);
     if (table->by_row)
-        multiply_by_row(&p, sums, stride);
+        multiply_by_row(p);
     else
-        multiply_by_column(&p, sums, stride);
+        multiply_by_column(p);
 }
 
 void kvant_attention_codes_set_queries(const kvant_attention_plan *plan, const kvant_kernels *kernels,
                                        kvant_attention_codes *codes, const float *queries, uint32_t n_rows)
 {
     const kvant_code_table *table = &plan->k_codec->code_table;
+    uint32_t places[KVANT_MAX_HEAD_DIM];
+    for (uint32_t i = 0; i < plan->k_dim; i++)
+        places[i] = kvant_codec_query_place(plan->k_codec, i);
     memset(codes->queries, 0, (size_t)n_rows * table->n_columns * sizeof *codes->queries);
     for (uint32_t row = 0; row < n_rows; row++)
         for (uint32_t i = 0; i < plan->k_dim; i++)
-            codes->queries[(size_t)row * table->n_columns + kvant_codec_query_place(plan->k_codec, i)] =
-                queries[(size_t)row * plan->k_dim + i];
+            codes->queries[(size_t)row * table->n_columns + places[i]] = queries[(size_t)row * plan->k_dim + i];
     if (table->by_row)
         round_rows(kernels, table, codes->queries, n_rows, &codes->query);
 }
@@ -234,13 +260,27 @@ void kvant_attention_codes_set_queries(const kvant_attention_plan *plan, const k
 void kvant_attention_codes_score(const kvant_attention_plan *plan, const kvant_kernels *kernels,
                                  kvant_attention_codes *codes, kvant_page_ref k, uint32_t n_rows, float *scores)
 {
-    memset(scores, 0, (size_t)n_rows * KVANT_PAGE_TOKENS * sizeof *scores);
-    multiply(plan, kernels, codes, k, codes->queries, n_rows, scores, KVANT_PAGE_TOKENS);
+    product p = { .kernels = kernels,
+                  .page = k,
+                  .dots = codes->dots,
+                  .dot_stride = dot_stride(plan),
+                  .n_rows = n_rows,
+                  .sums = scores,
+                  .stride = KVANT_PAGE_TOKENS };
+    multiply(&p, codes->queries, &codes->query);
 }
 
 void kvant_attention_codes_add(const kvant_attention_plan *plan, const kvant_kernels *kernels,
                                kvant_attention_codes *codes, kvant_page_ref v, uint32_t n_rows,
                                const float *weights, float *sums)
 {
-    multiply(plan, kernels, codes, v, weights, n_rows, sums, plan->v_dim);
+    product p = { .kernels = kernels,
+                  .page = v,
+                  .dots = codes->dots,
+                  .dot_stride = dot_stride(plan),
+                  .n_rows = n_rows,
+                  .add = true,
+                  .sums = sums,
+                  .stride = plan->v_dim };
+    multiply(&p, weights, &codes->weight);
 }

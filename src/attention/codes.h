@@ -21,7 +21,7 @@
 typedef struct kvant_attention_integers {
     int16_t *x;    /* [row][band of rows][column] */
     float *steps;  /* [row][band] */
-    float *zeros;  /* [row][band]: sum of a times zero points */
+    float *zeros;  /* [row][band]: sum of a times zero points, or what these are multiplied by */
     int32_t *sums; /* [row][column tile]: of integers */
 } kvant_attention_integers;
 

@@ -73,11 +73,16 @@ KVANT_CODE_DOTS_FN(kvant_code_dots_c)
         }
 }
 
-static uint32_t largest_product(const float *w, const float *scale, uint32_t n)
+static float product_at(const kvant_fixed_rows *rows, const float *w, uint32_t j)
+{
+    return rows->scale ? w[j] * rows->scale[j] : w[j];
+}
+
+static uint32_t largest_product(const kvant_fixed_rows *rows, const float *w, uint32_t n)
 {
     uint32_t largest = 0;
-    for (uint32_t i = 0; i < n; i++) {
-        uint32_t magnitude = kvant_float_bits(scale ? w[i] * scale[i] : w[i]) & 0x7fffffffu;
+    for (uint32_t j = 0; j < n; j++) {
+        uint32_t magnitude = kvant_float_bits(product_at(rows, w, j)) & 0x7fffffffu;
         largest = magnitude > largest ? magnitude : largest;
     }
     return largest;
@@ -85,46 +90,49 @@ static uint32_t largest_product(const float *w, const float *scale, uint32_t n)
 
 KVANT_FIXED_POINT_FN(kvant_fixed_point_c)
 {
-    float inverse, step = kvant_fixed_point_step(largest_product(w, scale, n), limit, &inverse);
-    memset(sums, 0, n / KVANT_TILE * sizeof *sums);
-    for (uint32_t i = 0; i < n; i++) {
-        float product = scale ? w[i] * scale[i] : w[i];
-        x[i] = inverse > 0 ? kvant_fixed_point_round(product * inverse) : 0;
-        sums[i / KVANT_PAGE_TOKENS * 4 + i % 4] += x[i];
+    for (uint32_t i = 0; i < n_rows; i++) {
+        const float *w = rows->w + (size_t)i * n;
+        int32_t unused[KVANT_MAX_HEAD_DIM / KVANT_TILE],
+            *sums = rows->sums ? rows->sums + i * (n / KVANT_TILE) : unused;
+        float inverse, zero = 0;
+        rows->steps[i * rows->line_stride] =
+            kvant_fixed_point_step(largest_product(rows, w, n), rows->limit, &inverse);
+        memset(sums, 0, n / KVANT_TILE * sizeof *sums);
+        for (uint32_t j = 0; j < n; j++) {
+            int16_t x = inverse > 0 ? kvant_fixed_point_round(product_at(rows, w, j) * inverse) : 0;
+            rows->x[i * rows->x_stride + j] = x;
+            sums[j / KVANT_PAGE_TOKENS * 4 + j % 4] += x;
+            zero += rows->zero ? w[j] * rows->zero[j] : 0;
+        }
+        rows->zeros[i * rows->line_stride] = zero;
     }
-    return step;
 }
 
-void kvant_add_row_group_c(const kvant_layout *layout, uint32_t group, const int32_t *dots, float step,
-                           const float *scale, float offset, const float *zero, float *sums)
+void kvant_sum_group_c(const kvant_layout *layout, uint32_t group, const int32_t *dots, const kvant_code_sums *out,
+                       uint32_t i)
 {
     uint32_t tiles = kvant_layout_group_tiles(layout, group), first = KVANT_PAGE_TOKENS * group;
-    for (uint32_t i = 0; i < KVANT_TILE * tiles; i++) {
-        uint32_t at = first + i / tiles * 4 + i % tiles;
-        sums[first + i] += (float)dots[at] * (step * scale[at]) + (zero ? zero[at] * offset : 0);
+    float *sums = out->sums + i * out->stride + first;
+    for (uint32_t j = 0; j < KVANT_TILE * tiles; j++) {
+        uint32_t at = j / tiles * 4 + j % tiles;
+        size_t band = (size_t)i * out->n_bands + (4 * group + j % tiles) / out->band_tiles;
+        float scale = out->scale ? out->scale[first + at] : 1, zero = out->zero ? out->zero[first + at] : 1;
+        float rest = out->offsets ? out->offsets[band] * zero : 0;
+        sums[j] = (out->add ? sums[j] : 0) + (float)dots[at] * (out->steps[band] * scale) + rest;
     }
 }
 
-KVANT_ADD_ROW_DOTS_FN(kvant_add_row_dots_c)
+KVANT_SUM_DOTS_FN(kvant_sum_dots_c)
 {
-    for (uint32_t group = 0; 4 * group < layout->row_tiles; group++)
-        kvant_add_row_group_c(layout, group, dots, step, scale, offset, zero, sums);
+    for (uint32_t i = 0; i < n; i++)
+        for (uint32_t group = 0; 4 * group < layout->row_tiles; group++)
+            kvant_sum_group_c(layout, group, dots + i * dots_stride + KVANT_PAGE_TOKENS * group, out, i);
 }
 
-void kvant_add_tile_group_c(const kvant_layout *layout, uint32_t group, const int32_t *dots, const float *step,
-                            const float *zero, float *sums)
+KVANT_TILE_SUMS_FN(kvant_tile_sums_c)
 {
-    uint32_t tiles = kvant_layout_group_tiles(layout, group), first = KVANT_PAGE_TOKENS * group;
-    for (uint32_t i = 0; i < KVANT_TILE * tiles; i++) {
-        uint32_t rt = 4 * group + i % tiles;
-        sums[first + i] += (float)dots[first + i / tiles * 4 + i % tiles] * step[rt] + zero[rt];
-    }
-}
-
-KVANT_ADD_TILE_DOTS_FN(kvant_add_tile_dots_c)
-{
-    for (uint32_t group = 0; 4 * group < layout->row_tiles; group++)
-        kvant_add_tile_group_c(layout, group, dots, step, zero, sums);
+    kvant_code_dots_c(layout, page, values, factors, dots, dots_stride, n);
+    kvant_sum_dots_c(layout, dots, dots_stride, out, n);
 }
 
 KVANT_TOKEN_HALVES_FN(kvant_token_halves_c)

@@ -2,61 +2,98 @@
  * simd_template.h. Also needs vi_load(p), vi_float_bits(x), vi_store_words(p, v) (LANES numbers as 16 bits), vi_store_fours(p, v) (the
  * sums of lanes 4 apart), vi_largest(v) (of unsigned lanes) and vf_repeat_four(p). */
 
+#define FIXED_ROWS                                                                                                 \
+    8u /* at a time: the few steps that a row takes as a whole, one after another, are those of several rows */
+
 KVANT_INLINE vf product_at(const float *w, const float *scale, uint32_t i)
 {
     return scale ? vf_mul(vf_load(w + i), vf_load(scale + i)) : vf_load(w + i);
 }
 
-static KVANT_FIXED_POINT_FN(NAME(fixed_point))
+KVANT_INLINE uint32_t largest_product(const float *w, const float *scale, uint32_t n)
 {
     vi largest = vi_set(0);
     for (uint32_t i = 0; i < n; i += LANES)
         largest = vi_max_unsigned(largest, vi_and(vi_float_bits(product_at(w, scale, i)), vi_set(0x7fffffff)));
-    float inverse, step = kvant_fixed_point_step(vi_largest(largest), limit, &inverse);
+    return (uint32_t)vi_largest(largest);
+}
+
+KVANT_INLINE float sum_of_products(const float *w, const float *zero, uint32_t n)
+{
+    vf sum = vf_zero();
+    for (uint32_t i = 0; i < n; i += LANES)
+        sum = vf_fma(vf_load(w + i), vf_load(zero + i), sum);
+    return vf_sum(sum);
+}
+
+/* Products with an inverse of 0 are 0 or, not finite, NaN, which becomes no integer. */
+KVANT_INLINE void round_row(const float *w, const float *scale, uint32_t n, float inverse, int16_t *x,
+                            int32_t *sums)
+{
     if (!(inverse > 0)) {
         memset(x, 0, n * sizeof *x);
-        memset(sums, 0, n / KVANT_TILE * sizeof *sums);
-        return step;
+        if (sums)
+            memset(sums, 0, n / KVANT_TILE * sizeof *sums);
+        return;
     }
     for (uint32_t block = 0; block < n; block += KVANT_PAGE_TOKENS) {
         vi sum = vi_set(0);
-        for (uint32_t i = block; i < block + KVANT_PAGE_TOKENS; i += LANES) {
-            vi whole = vi_from_whole(vf_mul(product_at(w, scale, i), vf_set(inverse)));
-            vi_store_words(x + i, whole);
+#pragma GCC unroll 4
+        for (uint32_t i = 0; i < KVANT_PAGE_TOKENS; i += LANES) {
+            vi whole = vi_from_whole(vf_mul(product_at(w, scale, block + i), vf_set(inverse)));
+            vi_store_words(x + block + i, whole);
             sum = vi_add(sum, whole);
         }
-        vi_store_fours(sums + block / KVANT_TILE, sum);
-    }
-    return step;
-}
-
-static KVANT_ADD_ROW_DOTS_FN(NAME(add_row_dots))
-{
-    vf factor = vf_set(step), other = vf_set(offset);
-    for (uint32_t group = 0; 4 * group < layout->row_tiles; group++) {
-        if (kvant_layout_group_tiles(layout, group) < 4) {
-            kvant_add_row_group_c(layout, group, dots, step, scale, offset, zero, sums);
-            return;
-        }
-        for (uint32_t i = KVANT_PAGE_TOKENS * group; i < KVANT_PAGE_TOKENS * (group + 1); i += LANES) {
-            vf sum = zero ? vf_fma(vf_load(zero + i), other, vf_load(sums + i)) : vf_load(sums + i);
-            vf dot = vf_from_codes(vi_load(dots + i));
-            vf_store(sums + i, vf_fma(dot, vf_mul(factor, vf_load(scale + i)), sum));
-        }
+        if (sums)
+            vi_store_fours(sums + block / KVANT_TILE, sum);
     }
 }
 
-static KVANT_ADD_TILE_DOTS_FN(NAME(add_tile_dots))
+KVANT_INLINE void round_rows(const kvant_fixed_rows *rows, uint32_t n, uint32_t first, uint32_t n_rows)
 {
-    for (uint32_t group = 0; 4 * group < layout->row_tiles; group++) {
-        if (kvant_layout_group_tiles(layout, group) < 4) {
-            kvant_add_tile_group_c(layout, group, dots, step, zero, sums);
-            return;
-        }
-        vf factor = vf_repeat_four(step + 4 * group), first = vf_repeat_four(zero + 4 * group);
-        for (uint32_t i = KVANT_PAGE_TOKENS * group; i < KVANT_PAGE_TOKENS * (group + 1); i += LANES) {
-            vf sum = vf_add(vf_load(sums + i), first);
-            vf_store(sums + i, vf_fma(vf_from_codes(vi_load(dots + i)), factor, sum));
-        }
+    float inverse[FIXED_ROWS];
+    uint32_t largest[FIXED_ROWS];
+    const float *w = rows->w + (size_t)first * n, *scale = rows->scale, *zero = rows->zero;
+    for (uint32_t i = 0; i < n_rows; i++)
+        largest[i] = largest_product(w + (size_t)i * n, scale, n);
+    for (uint32_t i = 0; i < n_rows; i++)
+        rows->steps[(first + i) * rows->line_stride] = kvant_fixed_point_step(largest[i], rows->limit, &inverse[i]);
+    for (uint32_t i = 0; i < n_rows; i++)
+        rows->zeros[(first + i) * rows->line_stride] = zero ? sum_of_products(w + (size_t)i * n, zero, n) : 0;
+    for (uint32_t i = 0; i < n_rows; i++)
+        round_row(w + (size_t)i * n, scale, n, inverse[i], rows->x + (first + i) * rows->x_stride,
+                  rows->sums ? rows->sums + (size_t)(first + i) * (n / KVANT_TILE) : NULL);
+}
+
+static KVANT_FIXED_POINT_FN(NAME(fixed_point))
+{
+    for (uint32_t first = 0; first < n_rows; first += FIXED_ROWS)
+        round_rows(rows, n, first, n_rows - first < FIXED_ROWS ? n_rows - first : FIXED_ROWS);
+}
+
+KVANT_INLINE void sum_group(const int32_t *dots, const kvant_code_sums *out, uint32_t group, uint32_t i)
+{
+    _Alignas(64) float steps[4], offsets[4];
+    for (uint32_t k = 0; k < 4; k++) {
+        size_t band = (size_t)i * out->n_bands + (4 * group + k) / out->band_tiles;
+        steps[k] = out->steps[band];
+        offsets[k] = out->offsets ? out->offsets[band] : 0;
     }
+    vf step = vf_repeat_four(steps), offset = vf_repeat_four(offsets);
+    uint32_t first = KVANT_PAGE_TOKENS * group;
+    float *sums = out->sums + i * out->stride + first;
+    for (uint32_t j = 0; j < KVANT_PAGE_TOKENS; j += LANES)
+        vf_store(sums + j, code_sum(vi_load(dots + j), step, offset, out, first + j, sums + j));
+}
+
+static KVANT_SUM_DOTS_FN(NAME(sum_dots))
+{
+    for (uint32_t i = 0; i < n; i++)
+        for (uint32_t group = 0; 4 * group < layout->row_tiles; group++) {
+            const int32_t *from = dots + i * dots_stride + KVANT_PAGE_TOKENS * group;
+            if (kvant_layout_group_tiles(layout, group) < 4)
+                kvant_sum_group_c(layout, group, from, out, i);
+            else
+                sum_group(from, out, group, i);
+        }
 }

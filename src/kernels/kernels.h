@@ -76,9 +76,9 @@ typedef KVANT_UNPACK_DIRECTIONS_FN(kvant_unpack_directions_fn);
 
 /* Attention on codes. A page's codes are a matrix: rows are tokens of K or channels of V, columns the others, which are summed
  * over. The number at (row, column) is scale * value of its code + zero. Its lines (scale, zero) are those of a row in a band of
- * columns, and multiply sums (add_row_dots), or those of a column in a band of rows, and multiply what the columns meet before it
- * becomes integers (fixed_point), after which a band has one step and one sum of zero points (add_tile_dots). Every level
- * gives the same integers.
+ * columns, and multiply sums of products (sum_dots), or those of a column in a band of rows, and multiply what the columns meet
+ * before it becomes integers (fixed_point), after which a band has one step and one sum of zero points. Every level gives the same
+ * integers.
  *
  * Columns lie in the order of positions: column c of a block of 64 at kvant_token_position(c), the last block completed with
  * zeros. Rows of dots and lines lie likewise, in whole groups of 64; rows of sums as in unpacked tiles, at
@@ -103,7 +103,33 @@ typedef struct kvant_code_factors {
               const kvant_code_factors *factors, int32_t *dots, size_t dots_stride, uint32_t n)
 typedef KVANT_CODE_DOTS_FN(kvant_code_dots_fn);
 
-/* The same for pages of chunk codes of up to KVANT_NUMBER_MAX_BITS, for n >= 1 vectors x: rows are tokens at their positions (K) or
+/* What becomes of dots: the sum of a row is dot * step * scale + offset * zero, of vector i, the row's band b and the row. Rows of
+ * sums lie as in unpacked tiles, those of scale and zero as in dots. */
+typedef struct kvant_code_sums {
+    const float *scale, *zero;    /* of rows, in whole groups of 64; NULL: ones */
+    const float *steps, *offsets; /* steps[i * n_bands + b]; offsets NULL: zeros */
+    uint32_t n_bands, band_tiles; /* b = row tile / band_tiles */
+    bool add;                     /* to what the sums are, else whatever they are */
+    float *sums;                  /* of vector i: sums + i * stride, aligned to 64 */
+    size_t stride;                /* a multiple of 16 */
+} kvant_code_sums;
+
+/* The sums of dots[i * dots_stride + position of row] for all rows of a page and n >= 1 vectors. The error is at most 5 roundings of the
+ * first product, 3 of the second and 2 of the sum before. */
+#define KVANT_SUM_DOTS_FN(name)                                                                                    \
+    void name(const kvant_layout *layout, const int32_t *dots, size_t dots_stride, const kvant_code_sums *out,     \
+              uint32_t n)
+typedef KVANT_SUM_DOTS_FN(kvant_sum_dots_fn);
+
+/* code_dots and sum_dots at once, best for many vectors. No band begins or ends within a group of 4 row tiles. dots: n x
+ * dots_stride numbers for the kernel's own use. */
+#define KVANT_TILE_SUMS_FN(name)                                                                                   \
+    void name(const kvant_layout *layout, const void *page, const int16_t *values,                                 \
+              const kvant_code_factors *factors, int32_t *dots, size_t dots_stride, const kvant_code_sums *out,    \
+              uint32_t n)
+typedef KVANT_TILE_SUMS_FN(kvant_tile_sums_fn);
+
+/* The same dots for pages of chunk codes of up to KVANT_NUMBER_MAX_BITS, for n >= 1 vectors x: rows are tokens at their positions (K) or
  * channels as in unpacked tiles (V, chunk_tiles.h), padding 0. Of K number j of chunk c meets x[kvant_key_place], 0 where there is no
  * such channel; x has numbers for all of an even number of chunks. Of V tokens meet x at their positions. Sums are bounded as above; 64 bytes behind the codes are
  * readable; x and dots aligned to 64, their strides multiples of 16. */
@@ -112,25 +138,23 @@ typedef KVANT_CODE_DOTS_FN(kvant_code_dots_fn);
               const int16_t *x, size_t x_stride, int32_t *dots, size_t dots_stride, uint32_t n)
 typedef KVANT_CHUNK_DOTS_FN(kvant_chunk_dots_fn);
 
-/* x[i] = round(w[i] scale[i] / step) for n numbers, a multiple of 64; returns step = the largest magnitude of w[i] scale[i] / limit,
- * limit at most KVANT_CODE_OPERAND_MAX. scale may be NULL: ones. The error of step x[i] is at most (1/2 + limit 2^-22) step. When the largest
- * magnitude is below 2^-110 all is zero; when it is not finite, step is NaN and x zero. sums[t] = sum of x over column tile t. */
-#define KVANT_FIXED_POINT_FN(name)                                                                                 \
-    float name(const float *w, const float *scale, uint32_t n, int32_t limit, int16_t *x, int32_t *sums)
+/* Rows of numbers that become integers, one after another. Arrays of rows have strides; all aligned to 64. */
+typedef struct kvant_fixed_rows {
+    const float *w;            /* n_rows x n, n a multiple of 64 */
+    const float *scale, *zero; /* n; NULL: ones, none */
+    int32_t limit;             /* at most KVANT_CODE_OPERAND_MAX */
+    int16_t *x;                /* row i: x + i * x_stride, a multiple of 32 */
+    size_t x_stride, line_stride;
+    float *steps, *zeros; /* of row i: [i * line_stride] */
+    int32_t *sums;        /* n_rows x column tiles; NULL: not wanted */
+} kvant_fixed_rows;
+
+/* x[j] = round(w[j] scale[j] / step) in each row, step = the largest magnitude of w[j] scale[j] / limit. The error of step x[j] is at
+ * most (1/2 + limit 2^-22) step. When the largest magnitude is below 2^-110 all is zero; when it is not finite, step is NaN and x
+ * zero. sums[t] = sum of x over column tile t; zeros = sum of w[j] zero[j], 0 without, its error at most n 2^-24 (1 + 2^-23)^n times the
+ * sum of magnitudes. */
+#define KVANT_FIXED_POINT_FN(name) void name(const kvant_fixed_rows *rows, uint32_t n, uint32_t n_rows)
 typedef KVANT_FIXED_POINT_FN(kvant_fixed_point_fn);
-
-/* sum of a row += its dot * step * scale + zero * offset for all rows of a page; zero may be NULL: none. The error is at most
- * 5 roundings of the first product, 3 of the second and 2 of the sum before. */
-#define KVANT_ADD_ROW_DOTS_FN(name)                                                                                \
-    void name(const kvant_layout *layout, const int32_t *dots, float step, const float *scale, float offset,       \
-              const float *zero, float *sums)
-typedef KVANT_ADD_ROW_DOTS_FN(kvant_add_row_dots_fn);
-
-/* sum of a row += its dot * step + zero, both those of its row tile; error at most 4 roundings of each of the three terms.
- * step and zero have whole groups of 4 row tiles. */
-#define KVANT_ADD_TILE_DOTS_FN(name)                                                                               \
-    void name(const kvant_layout *layout, const int32_t *dots, const float *step, const float *zero, float *sums)
-typedef KVANT_ADD_TILE_DOTS_FN(kvant_add_tile_dots_fn);
 
 /* x[kvant_token_position(t)] = half[t], exact, for the 64 tokens of a page. half aligned to 16, x to 64. */
 #define KVANT_TOKEN_HALVES_FN(name) void name(const uint16_t *half, float *x)
@@ -253,12 +277,11 @@ typedef struct kvant_kernels {
     kvant_token_halves_fn *token_halves;
     kvant_key_halves_fn *key_halves;
     kvant_fixed_point_fn *fixed_point;
-    kvant_code_dots_fn *code_dots; /* best for a few x */
-    kvant_code_dots_fn *tile_dots; /* best for many */
+    kvant_code_dots_fn *code_dots;
+    kvant_sum_dots_fn *sum_dots;
+    kvant_tile_sums_fn *tile_sums;
     kvant_unpack_triplets_fn *unpack_triplets;
     kvant_unpack_directions_fn *unpack_directions;
-    kvant_add_row_dots_fn *add_row_dots;
-    kvant_add_tile_dots_fn *add_tile_dots;
     kvant_block_scores_fn *block_scores;
     kvant_block_sums_fn *block_sums;
     kvant_block_tile_fn *block_rows_tile;
@@ -288,10 +311,10 @@ KVANT_TOKEN_HALVES_FN(kvant_token_halves_c);
 KVANT_KEY_HALVES_FN(kvant_key_halves_c);
 KVANT_FIXED_POINT_FN(kvant_fixed_point_c);
 KVANT_CODE_DOTS_FN(kvant_code_dots_c);
+KVANT_SUM_DOTS_FN(kvant_sum_dots_c);
+KVANT_TILE_SUMS_FN(kvant_tile_sums_c);
 KVANT_UNPACK_TRIPLETS_FN(kvant_unpack_triplets_c);
 KVANT_UNPACK_DIRECTIONS_FN(kvant_unpack_directions_c);
-KVANT_ADD_ROW_DOTS_FN(kvant_add_row_dots_c);
-KVANT_ADD_TILE_DOTS_FN(kvant_add_tile_dots_c);
 KVANT_BLOCK_SCORES_FN(kvant_block_scores_c);
 KVANT_BLOCK_SUMS_FN(kvant_block_sums_c);
 KVANT_BLOCK_TILE_FN(kvant_block_rows_tile_c);
@@ -309,11 +332,9 @@ void kvant_unpack_group_c(const kvant_layout *layout, const void *page, const fl
 void kvant_whole_group(const kvant_layout *layout, const void *page, uint32_t group, uint32_t *words,
                        const uint32_t **planes);
 
-/* add_row_dots and add_tile_dots of one row group. */
-void kvant_add_row_group_c(const kvant_layout *layout, uint32_t group, const int32_t *dots, float step,
-                           const float *scale, float offset, const float *zero, float *sums);
-void kvant_add_tile_group_c(const kvant_layout *layout, uint32_t group, const int32_t *dots, const float *step,
-                            const float *zero, float *sums);
+/* sum_dots of vector i in one row group, whose dots begin at dots. */
+void kvant_sum_group_c(const kvant_layout *layout, uint32_t group, const int32_t *dots, const kvant_code_sums *out,
+                       uint32_t i);
 
 /* Overwrite the entries that the level improves on those of the level before. Present when the build has the level. */
 void kvant_kernels_init_avx2(kvant_kernels *kernels);

@@ -11,7 +11,7 @@
  *   vf_from_codes(vi), vi_and vi_or vi_set vi_shift_right(v, const) vi_shift_left(v, const)
  *   half_load(p)         LANES halves as floats
  *
- * and, because they look codes up or follow the page's order, the kernels unpack, code_dots, tile_dots,
+ * and, because they look codes up or follow the page's order, the kernels unpack, code_dots, tile_sums,
  * token_halves, dot_codes and codebook_codes. */
 
 /* One block of c in registers: rows and vectors are constants at every call. */
@@ -174,7 +174,8 @@ void NAME(kvant_kernels_init)(kvant_kernels *kernels)
     kernels->token_halves = NAME(token_halves);
     kernels->fixed_point = NAME(fixed_point);
     kernels->code_dots = NAME(code_dots);
-    kernels->tile_dots = NAME(tile_dots);
+    kernels->sum_dots = NAME(sum_dots);
+    kernels->tile_sums = NAME(tile_sums);
 #ifdef CHUNK_TILES /* chunk_tiles_template.h and chunk_dots_template.h are here */
     kernels->chunk_dots = NAME(chunk_dots);
     kernels->unpack_triplets = NAME(unpack_triplets);
@@ -186,8 +187,6 @@ void NAME(kvant_kernels_init)(kvant_kernels *kernels)
 #ifdef LEVEL_HAS_TRELLIS
     kernels->trellis_path = NAME(trellis_path);
 #endif
-    kernels->add_row_dots = NAME(add_row_dots);
-    kernels->add_tile_dots = NAME(add_tile_dots);
 #ifdef LEVEL_HAS_BLOCKS
     kernels->block_scores = NAME(block_scores);
     kernels->block_sums = NAME(block_sums);

@@ -41,9 +41,8 @@
     X(key_halves)                                                                                                  \
     X(fixed_point)                                                                                                 \
     X(code_dots)                                                                                                   \
-    X(tile_dots)                                                                                                   \
-    X(add_row_dots)                                                                                                \
-    X(add_tile_dots)                                                                                               \
+    X(sum_dots)                                                                                                    \
+    X(tile_sums)                                                                                                   \
     X(unpack_triplets)                                                                                             \
     X(unpack_directions)                                                                                           \
     X(block_scores)                                                                                                \

@@ -203,15 +203,166 @@ BENCH(code_dots)
     bench_all_dots(check, kernels->code_dots, 1, 4);
 }
 
-CHECK(tile_dots)
+/* What dots become: lines of a kind, in bands as the factors are. */
+typedef enum lines_kind {
+    BY_ROW,              /* scales of rows */
+    BY_ROW_WITH_ZEROS,   /* and zero points */
+    BY_COLUMN,           /* steps of bands only */
+    BY_COLUMN_WITH_SUMS, /* and what zero points came to */
+    N_LINES_KINDS
+} lines_kind;
+
+typedef struct code_sums {
+    kvant_code_sums out;
+    float *got, *before; /* n x stride */
+} code_sums;
+
+/* n vectors' sums of the rows of a layout; band_tiles as in factors. */
+static code_sums make_sums(checker *check, const kvant_layout *layout, uint32_t band_tiles, uint32_t n,
+                           lines_kind kind, bool add)
 {
-    (void)c;
-    check_all_dots(check, kernels->tile_dots);
+    static float before[MAX_VECTORS * (KVANT_MAX_PADDED_DIM + 16)];
+    bool by_row = kind <= BY_ROW_WITH_ZEROS, zeros = kind == BY_ROW_WITH_ZEROS, offsets = kind % 2 == 1;
+    uint32_t bands = by_row ? 1 : (layout->row_tiles + band_tiles - 1) / band_tiles;
+    uint32_t positions = (layout->row_tiles + 3) / 4 * 64, rows = KVANT_TILE * layout->row_tiles;
+    size_t stride = rows + (n % 2 ? 0 : 16), n_sums = (n - 1) * stride + rows;
+    float *scale = by_row ? check_input(check, "scale", positions * sizeof *scale, 64) : NULL;
+    float *zero = zeros ? check_input(check, "zero", positions * sizeof *zero, 64) : NULL;
+    float *steps = check_input(check, "steps", n * bands * sizeof *steps, sizeof *steps);
+    float *offset = offsets ? check_input(check, "offsets", n * bands * sizeof *offset, sizeof *offset) : NULL;
+    float *sums = check_output(check, "sums", n_sums * sizeof *sums, 64);
+    if (by_row)
+        check_floats(check, scale, positions, CHECK_NORMAL);
+    if (zeros)
+        check_floats(check, zero, positions, CHECK_NORMAL);
+    if (offsets)
+        check_floats(check, offset, n * bands, CHECK_AWKWARD);
+    check_floats(check, steps, n * bands, CHECK_NORMAL);
+    if (add)
+        check_floats(check, sums, n_sums, n % 2 ? CHECK_AWKWARD : CHECK_NORMAL);
+    for (size_t i = 0; i < n_sums; i++)
+        before[i] = add ? sums[i] : 0;
+    return (code_sums){ { scale, zero, steps, offset, bands, by_row ? layout->row_tiles : band_tiles, add, sums,
+                          stride },
+                        sums,
+                        before };
 }
 
-BENCH(tile_dots)
+/* Of vector i, whose dots by row are the exact ones. */
+static void check_vector(checker *check, const kvant_layout *layout, const code_sums *s, uint32_t i,
+                         const int32_t *dots)
 {
-    bench_all_dots(check, kernels->tile_dots, 4, 64);
+    const kvant_code_sums *o = &s->out;
+    for (uint32_t row = 0; row < KVANT_TILE * layout->row_tiles; row++) {
+        size_t at = i * o->stride + kvant_layout_row_position(layout, row), place = position_of(row);
+        size_t band = (size_t)i * o->n_bands + row / KVANT_TILE / o->band_tiles;
+        double first = (double)dots[row] * o->steps[band] * (o->scale ? o->scale[place] : 1);
+        double second = o->offsets ? (double)o->offsets[band] * (o->zero ? o->zero[place] : 1) : 0;
+        check_near(check, "sum", (uint32_t)at, s->got[at], s->before[at] + first + second,
+                   5 * check_rounding(first) + 3 * check_rounding(second) + 2 * check_rounding(s->before[at]));
+    }
+}
+
+static void check_dot_sums(checker *check, const kvant_kernels *kernels, const shape *s, uint32_t n,
+                           lines_kind kind, uint32_t round)
+{
+    static int32_t by_row[KVANT_MAX_PADDED_DIM];
+    kvant_layout layout;
+    check_case(check, "head_dim %u, bands of %u, %u vectors, kind %d, round %u", s->dim, s->band_tiles, n,
+               (int)kind, round);
+    kvant_layout_init(&layout, s->role, s->dim, 4);
+    uint32_t positions = (layout.row_tiles + 3) / 4 * 64;
+    size_t stride = positions + 16 * (n % 2);
+    int32_t *dots = check_input(check, "dots", n * stride * sizeof *dots, 64);
+    code_sums sums =
+        make_sums(check, &layout, s->band_tiles ? s->band_tiles : layout.row_tiles, n, kind, round % 2);
+    for (size_t i = 0; i < n * stride; i++)
+        dots[i] = round == 0   ? INT32_MAX
+                  : round == 1 ? INT32_MIN
+                               : (int32_t)(uint32_t)(check_random(check) >> (32 + round % 30));
+    CHECK_CALL(check, kernels->sum_dots(&layout, dots, stride, &sums.out, n));
+    for (uint32_t i = 0; i < n; i++) {
+        for (uint32_t row = 0; row < KVANT_TILE * layout.row_tiles; row++)
+            by_row[row] = dots[i * stride + position_of(row)];
+        check_vector(check, &layout, &sums, i, by_row);
+    }
+}
+
+CHECK(sum_dots)
+{
+    (void)c;
+    for (size_t i = 0; i < COUNT(shapes); i++)
+        for (uint32_t n = 1; n <= 3 && !shapes[i].end; n++)
+            for (int kind = 0; kind < N_LINES_KINDS; kind++)
+                for (uint32_t round = 0; round < 6; round++)
+                    check_dot_sums(check, kernels, &shapes[i], n, (lines_kind)kind, round);
+}
+
+BENCH(sum_dots)
+{
+    for (uint32_t n = 1; n <= 4; n *= 4)
+        for (int kind = 0; kind < N_LINES_KINDS; kind++) {
+            kvant_layout layout;
+            check_case(check, "bench");
+            kvant_layout_init(&layout, KVANT_ROLE_V, 128, 4);
+            int32_t *dots = check_input(check, "dots", n * 128 * sizeof *dots, 64);
+            code_sums sums = make_sums(check, &layout, layout.row_tiles, n, (lines_kind)kind, true);
+            CHECK_BENCH(check, kernels->sum_dots(&layout, dots, 128, &sums.out, n), "128, kind %d, n %u", kind, n);
+        }
+}
+
+/* No band begins or ends within 4 row tiles. */
+static bool suits_tiles(const shape *s)
+{
+    uint32_t row_tiles = s->role == KVANT_ROLE_K ? 4 : (s->dim + 15) / 16;
+    return s->band_tiles % 4 == 0 || s->band_tiles >= row_tiles;
+}
+
+static void check_tile(checker *check, const kvant_kernels *kernels, const dots *p, lines_kind kind, bool add)
+{
+    static int32_t want[MAX_VECTORS * KVANT_MAX_PADDED_DIM];
+    uint32_t rows = KVANT_TILE * p->layout.row_tiles;
+    code_sums s = make_sums(check, &p->layout, p->factors.band_tiles, p->n, kind, add);
+    if (check_compares(check))
+        expect_dots(p, want);
+    CHECK_CALL(check, kernels->tile_sums(&p->layout, p->page, p->values, &p->factors, p->got, p->dots_stride,
+                                         &s.out, p->n));
+    for (uint32_t i = 0; i < p->n && check_compares(check); i++)
+        check_vector(check, &p->layout, &s, i, want + (size_t)i * rows);
+}
+
+CHECK(tile_sums)
+{
+    static const uint32_t vectors[] = { 1, 6, 12, 2, 3, 4, 5, 7, 8, 9, 13, 14, MAX_VECTORS };
+    uint32_t turn = 0;
+    (void)c;
+    for (uint32_t bits = 1; bits <= 8; bits++)
+        for (size_t v = 0; v < (bits == 4 ? COUNT(vectors) : 3); v++)
+            for (int kind = 0; kind < (vectors[v] % 4 == 0 ? N_DOTS_KINDS : 1); kind++)
+                for (size_t i = 0; i < COUNT(shapes); i++)
+                    for (uint32_t lines = 0; lines < N_LINES_KINDS && suits_tiles(&shapes[i]); lines++) {
+                        dots p = make_dots(check, &shapes[i], bits, vectors[v], (dots_kind)kind);
+                        check_tile(check, kernels, &p, (lines_kind)lines, turn++ % 2);
+                    }
+}
+
+static void bench_tile(checker *check, const kvant_kernels *kernels, const shape *s, uint32_t bits, uint32_t n)
+{
+    bool key = s->role == KVANT_ROLE_K;
+    dots p = make_dots(check, s, bits, n, ANY_DOTS);
+    code_sums sums = make_sums(check, &p.layout, p.factors.band_tiles, n, key ? BY_ROW : BY_COLUMN, !key);
+    CHECK_BENCH(check,
+                kernels->tile_sums(&p.layout, p.page, p.values, &p.factors, p.got, p.dots_stride, &sums.out, n),
+                "%s, head_dim %u, %u bits, n %u", key ? "K" : "V", s->dim, bits, n);
+}
+
+BENCH(tile_sums)
+{
+    static const shape benched[] = { { KVANT_ROLE_K, 128, 0, 0, 0 }, { KVANT_ROLE_V, 128, 0, 0, 0 } };
+    for (uint32_t bits = 3; bits <= 8; bits += bits == 3 ? 1 : 4)
+        for (uint32_t n = 4; n <= 64; n *= 4)
+            for (size_t i = 0; i < COUNT(benched); i++)
+                bench_tile(check, kernels, &benched[i], bits, n < 64 ? n : MAX_VECTORS);
 }
 
 #define N_KINDS 9u
@@ -240,171 +391,126 @@ static void fill_weights(checker *check, float *w, float *scale, uint32_t kind)
 }
 
 typedef struct integers {
-    float *w, *scale; /* scale: NULL for ones */
-    uint32_t n;
-    int32_t limit;
-    int16_t *x;
-    int32_t *sums;
+    kvant_fixed_rows rows;
+    uint32_t n, n_rows;
 } integers;
 
-static integers make_integers(checker *check, uint32_t n, int32_t limit, uint32_t kind, bool scaled)
+static integers make_integers(checker *check, uint32_t n, uint32_t n_rows, int32_t limit, uint32_t kind,
+                              bool scaled)
 {
-    float unused[64];
-    integers p = { .n = n, .limit = limit };
-    p.w = check_input(check, "w", n * sizeof *p.w, 64);
-    p.scale = scaled ? check_input(check, "scale", n * sizeof *p.scale, 64) : NULL;
-    p.x = check_output(check, "x", n * sizeof *p.x, 64);
-    p.sums = check_output(check, "sums", n / 16 * sizeof *p.sums, 16);
-    for (uint32_t i = 0; i < n; i += 64)
-        fill_weights(check, p.w + i, scaled ? p.scale + i : unused, i ? 0 : kind);
+    integers p = { .n = n, .n_rows = n_rows };
+    float unused[KVANT_MAX_HEAD_DIM];
+    size_t x_stride = n + 32 * (n_rows % 2), line_stride = 1 + n_rows % 3;
+    float *w = check_input(check, "w", n_rows * n * sizeof *w, 64);
+    float *scale = scaled ? check_input(check, "scale", n * sizeof *scale, 64) : NULL;
+    float *zero = kind % 2 ? check_input(check, "zero", n * sizeof *zero, 64) : NULL;
+    for (uint32_t i = 0; i < n_rows * n; i += 64) /* the last row has scales of its kind */
+        fill_weights(check, w + i, scaled ? scale + i % n : unused,
+                     i % n ? 0 : (kind + n_rows - 1 - i / n) % N_KINDS);
+    if (zero)
+        check_floats(check, zero, n, CHECK_NORMAL);
+    p.rows = (kvant_fixed_rows){
+        .w = w,
+        .scale = scale,
+        .zero = zero,
+        .limit = limit,
+        .x = check_output(check, "x", ((n_rows - 1) * x_stride + n) * sizeof *p.rows.x, 64),
+        .x_stride = x_stride,
+        .line_stride = line_stride,
+        .steps = check_output(check, "steps", ((n_rows - 1) * line_stride + 1) * sizeof *p.rows.steps, 4),
+        .zeros = check_output(check, "zeros", ((n_rows - 1) * line_stride + 1) * sizeof *p.rows.zeros, 4),
+        .sums = n_rows % 4 ? check_output(check, "sums", n_rows * (n / 16) * sizeof *p.rows.sums, 16) : NULL,
+    };
     return p;
 }
 
-static float product_of(const integers *p, uint32_t i)
+static float product_of(const integers *p, uint32_t i, uint32_t j)
 {
-    return p->scale ? p->w[i] * p->scale[i] : p->w[i];
+    float w = p->rows.w[i * p->n + j];
+    return p->rows.scale ? w * p->rows.scale[j] : w;
 }
 
-static void check_integers(checker *check, const integers *p, float step)
+static void check_integers(checker *check, const integers *p, uint32_t i)
 {
-    int32_t sums[KVANT_MAX_HEAD_DIM / 16] = { 0 };
-    float largest = 0;
+    const int16_t *x = p->rows.x + i * p->rows.x_stride;
+    float step = p->rows.steps[i * p->rows.line_stride], largest = 0;
+    int32_t sums[KVANT_MAX_HEAD_DIM / 16] = { 0 }, limit = p->rows.limit;
     bool finite = true;
-    for (uint32_t i = 0; i < p->n; i++) {
-        sums[i / 64 * 4 + i % 4] += p->x[i];
-        finite &= isfinite(product_of(p, i));
-        largest = fmaxf(largest, fabsf(product_of(p, i)));
+    for (uint32_t j = 0; j < p->n; j++) {
+        sums[j / 64 * 4 + j % 4] += x[j];
+        finite &= isfinite(product_of(p, i, j));
+        largest = fmaxf(largest, fabsf(product_of(p, i, j)));
     }
-    check_same(check, "sums", p->sums, sums, p->n / 16, sizeof *sums);
+    if (p->rows.sums)
+        check_same(check, "sums", p->rows.sums + i * (p->n / 16), sums, p->n / 16, sizeof *sums);
     if (!finite ? !isnan(step) : largest < 0x1p-110f ? step != 0 : !(step > 0))
         check_fail(check, "step is %g", (double)step);
-    double bound = (0.5 + p->limit * 0x1p-22) * step;
-    for (uint32_t i = 0; i < p->n; i++)
-        if (!(step > 0) || p->x[i] > p->limit || p->x[i] < -p->limit)
-            check_near(check, "x", i, p->x[i], 0, step > 0 ? p->limit : 0);
+    double bound = (0.5 + limit * 0x1p-22) * step;
+    for (uint32_t j = 0; j < p->n; j++)
+        if (!(step > 0) || x[j] > limit || x[j] < -limit)
+            check_near(check, "x", j, x[j], 0, step > 0 ? limit : 0);
         else
-            check_near(check, "step x", i, (double)step * p->x[i], (double)p->w[i] * (p->scale ? p->scale[i] : 1),
-                       bound);
+            check_near(check, "step x", j, (double)step * x[j],
+                       (double)p->rows.w[i * p->n + j] * (p->rows.scale ? p->rows.scale[j] : 1), bound);
+}
+
+static void check_zeros(checker *check, const integers *p, uint32_t i)
+{
+    double sum = 0, magnitudes = 0;
+    for (uint32_t j = 0; j < p->n && p->rows.zero; j++) {
+        double product = (double)p->rows.w[i * p->n + j] * p->rows.zero[j];
+        sum += product;
+        magnitudes += fabs(product);
+    }
+    if (isfinite(sum) && magnitudes < 1e38)
+        check_near(check, "zeros", i, p->rows.zeros[i * p->rows.line_stride], sum,
+                   p->n * 0x1p-24 * pow(1 + 0x1p-23, p->n) * magnitudes + p->n * 0x1p-149);
+}
+
+static void check_rows(checker *check, const kvant_kernels *kernels, const kvant_kernels *c, const integers *p)
+{
+    static int16_t x[MAX_VECTORS * (KVANT_MAX_HEAD_DIM + 32)];
+    static int32_t sums[MAX_VECTORS * KVANT_MAX_HEAD_DIM / 16];
+    float steps[3 * MAX_VECTORS], zeros[3 * MAX_VECTORS];
+    kvant_fixed_rows want = p->rows;
+    want.x = x;
+    want.sums = sums;
+    want.steps = steps;
+    want.zeros = zeros;
+    c->fixed_point(&want, p->n, p->n_rows);
+    CHECK_CALL(check, kernels->fixed_point(&p->rows, p->n, p->n_rows));
+    for (uint32_t i = 0; i < p->n_rows; i++) {
+        float got = p->rows.steps[i * p->rows.line_stride], expected = steps[i * p->rows.line_stride];
+        check_integers(check, p, i);
+        check_zeros(check, p, i);
+        check_same(check, "x", p->rows.x + i * p->rows.x_stride, x + i * p->rows.x_stride, p->n, sizeof *x);
+        if (got != expected && !(isnan(got) && isnan(expected)))
+            check_fail(check, "step is %.9g, not %.9g", (double)got, (double)expected);
+    }
 }
 
 CHECK(fixed_point)
 {
     static const int32_t limits[] = { 8191, KVANT_CODE_OPERAND_MAX, 1023, 1 };
     static const uint32_t lengths[] = { 64, 128, 192, 512 };
-    int16_t want[KVANT_MAX_HEAD_DIM];
-    int32_t sums[KVANT_MAX_HEAD_DIM / 16];
+    static const uint32_t rows[] = { 1, 2, 8, 3, 9, MAX_VECTORS };
     for (uint32_t round = 0; round < 8 * N_KINDS; round++)
         for (size_t l = 0; l < COUNT(limits); l++) {
-            uint32_t n = lengths[(round + l) % COUNT(lengths)];
+            uint32_t n = lengths[(round + l) % COUNT(lengths)], n_rows = rows[(round / 2 + l) % COUNT(rows)];
             bool scaled = round / N_KINDS % 4 != 0;
-            check_case(check, "%u numbers, limit %d, kind %u, round %u%s", n, (int)limits[l], round % N_KINDS,
-                       round / N_KINDS, scaled ? "" : ", no scale");
-            integers p = make_integers(check, n, limits[l], round % N_KINDS, scaled);
-            float got = 0, expected = c->fixed_point(p.w, p.scale, n, p.limit, want, sums);
-            CHECK_CALL(check, got = kernels->fixed_point(p.w, p.scale, n, p.limit, p.x, p.sums));
-            check_integers(check, &p, got);
-            check_same(check, "x", p.x, want, n, sizeof *want);
-            if (got != expected && !(isnan(got) && isnan(expected)))
-                check_fail(check, "step is %.9g, not %.9g", (double)got, (double)expected);
+            check_case(check, "%u rows of %u numbers, limit %d, kind %u, round %u%s", n_rows, n, (int)limits[l],
+                       round % N_KINDS, round / N_KINDS, scaled ? "" : ", no scale");
+            integers p = make_integers(check, n, n_rows, limits[l], round % N_KINDS, scaled);
+            check_rows(check, kernels, c, &p);
         }
 }
 
 BENCH(fixed_point)
 {
-    volatile float step = 0;
-    for (uint32_t n = 64; n <= 128; n += 64) {
-        check_case(check, "bench");
-        integers p = make_integers(check, n, 8191, 0, true);
-        CHECK_BENCH(check, step = kernels->fixed_point(p.w, p.scale, n, p.limit, p.x, p.sums), "%u", n);
-    }
-    (void)step;
-}
-
-/* Sums of the rows of V with dim channels, or of K. */
-typedef struct row_sums {
-    kvant_layout layout;
-    int32_t *dots;
-    float *scale, *zero; /* of rows, in the order of dots, or of row tiles */
-    float *sums, before[KVANT_MAX_PADDED_DIM];
-} row_sums;
-
-static row_sums make_sums(checker *check, uint32_t dim, bool of_tiles, uint32_t round)
-{
-    row_sums p;
-    kvant_layout_init(&p.layout, dim ? KVANT_ROLE_V : KVANT_ROLE_K, dim ? dim : 64, 4);
-    uint32_t groups = (p.layout.row_tiles + 3) / 4, n = groups * (of_tiles ? 4 : 64),
-             rows = 16 * p.layout.row_tiles;
-    p.dots = check_input(check, "dots", groups * 64 * sizeof *p.dots, 64);
-    p.scale = check_input(check, "scale", n * sizeof *p.scale, of_tiles ? 16 : 64);
-    p.zero = check_input(check, "zero", n * sizeof *p.zero, of_tiles ? 16 : 64);
-    p.sums = check_output(check, "sums", rows * sizeof *p.sums, 64);
-    for (uint32_t i = 0; i < groups * 64; i++)
-        p.dots[i] = round == 0   ? INT32_MAX
-                    : round == 1 ? INT32_MIN
-                                 : (int32_t)(uint32_t)(check_random(check) >> (32 + round % 30));
-    check_floats(check, p.scale, n, CHECK_NORMAL);
-    check_floats(check, p.zero, n, CHECK_NORMAL);
-    check_floats(check, p.sums, rows, round % 2 ? CHECK_AWKWARD : CHECK_NORMAL);
-    memcpy(p.before, p.sums, rows * sizeof *p.sums);
-    return p;
-}
-
-static const uint32_t sum_dims[] = { 0, 16, 64, 80, 96, 112, 128, 160, 192, 512 }; /* 0: K */
-
-static void check_row_dots(checker *check, const kvant_kernels *kernels, uint32_t dim, uint32_t round, bool zeros)
-{
-    check_case(check, "head_dim %u, round %u%s", dim, round, zeros ? ", zero points" : "");
-    row_sums p = make_sums(check, dim, false, round);
-    float step = (float)exp(-10 * check_uniform(check)), offset = 100 * check_normal(check);
-    CHECK_CALL(check,
-               kernels->add_row_dots(&p.layout, p.dots, step, p.scale, offset, zeros ? p.zero : NULL, p.sums));
-    for (uint32_t row = 0; row < 16 * p.layout.row_tiles; row++) {
-        uint32_t i = position_of(row), at = kvant_layout_row_position(&p.layout, row);
-        double first = (double)p.dots[i] * step * p.scale[i], second = zeros ? (double)offset * p.zero[i] : 0;
-        check_near(check, "sum", at, p.sums[at], p.before[at] + first + second,
-                   5 * check_rounding(first) + 3 * check_rounding(second) + 2 * check_rounding(p.before[at]));
-    }
-}
-
-CHECK(add_row_dots)
-{
-    (void)c;
-    for (size_t d = 0; d < COUNT(sum_dims); d++)
-        for (uint32_t round = 0; round < 32; round++) {
-            check_row_dots(check, kernels, sum_dims[d], round, false);
-            check_row_dots(check, kernels, sum_dims[d], round, true);
+    for (uint32_t n = 64; n <= 128; n += 64)
+        for (uint32_t rows = 1; rows <= 16; rows *= 16) {
+            check_case(check, "bench");
+            integers p = make_integers(check, n, rows, 8191, 1, true);
+            CHECK_BENCH(check, kernels->fixed_point(&p.rows, n, rows), "%u, %u rows", n, rows);
         }
-}
-
-BENCH(add_row_dots)
-{
-    check_case(check, "bench");
-    row_sums p = make_sums(check, 0, false, 8);
-    CHECK_BENCH(check, kernels->add_row_dots(&p.layout, p.dots, 1e-9f, p.scale, 0, NULL, p.sums), "64");
-    CHECK_BENCH(check, kernels->add_row_dots(&p.layout, p.dots, 1e-9f, p.scale, 1e-3f, p.zero, p.sums),
-                "64, zero points");
-}
-
-CHECK(add_tile_dots)
-{
-    (void)c;
-    for (size_t d = 0; d < COUNT(sum_dims); d++)
-        for (uint32_t round = 0; round < 32; round++) {
-            check_case(check, "head_dim %u, round %u", sum_dims[d], round);
-            row_sums p = make_sums(check, sum_dims[d], true, round);
-            CHECK_CALL(check, kernels->add_tile_dots(&p.layout, p.dots, p.scale, p.zero, p.sums));
-            for (uint32_t row = 0; row < 16 * p.layout.row_tiles; row++) {
-                uint32_t at = kvant_layout_row_position(&p.layout, row);
-                double first = (double)p.dots[position_of(row)] * p.scale[row / 16], zero = p.zero[row / 16];
-                check_near(check, "sum", at, p.sums[at], p.before[at] + first + zero,
-                           4 * (check_rounding(p.before[at]) + check_rounding(first) + check_rounding(zero)));
-            }
-        }
-}
-
-BENCH(add_tile_dots)
-{
-    check_case(check, "bench");
-    row_sums p = make_sums(check, 128, true, 8);
-    CHECK_BENCH(check, kernels->add_tile_dots(&p.layout, p.dots, p.scale, p.zero, p.sums), "128");
 }

@@ -77,7 +77,7 @@ KVANT_INLINE vf vf_scale(vf x, vf n)
 #include "unpack.h"
 #include "chunks.h"
 
-/* Looking values up is a tenth of the work with 4 vectors x at a time: a tile of them would save less than it costs. */
-#define tile_dots_neon code_dots_neon
+#include "tile_sums.h"
 
+#include "../code_sums.h"
 #include "../simd_template.h"

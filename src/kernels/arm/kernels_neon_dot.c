@@ -8,9 +8,10 @@
 #define NAME(function) function##_neon_dot
 
 #include "code_dots_bytes.h"
+#include "tile_sums.h"
 
 void kvant_kernels_init_neon_dot(kvant_kernels *kernels)
 {
     kernels->code_dots = NAME(code_dots);
-    kernels->tile_dots = NAME(code_dots);
+    kernels->tile_sums = NAME(tile_sums);
 }

@@ -175,7 +175,7 @@ KVANT_INLINE vf table_look_up(const table *entries, const float *values, vi code
 }
 
 #include "code_dots_ymm.h"
-#include "tile_dots_ymm.h"
+#include "tile_sums_ymm.h"
 #include "look_up_template.h"
 #include "unpack_template.h"
 #include "key_halves.h"

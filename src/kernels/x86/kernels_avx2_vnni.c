@@ -8,8 +8,16 @@
 #define NAME(function) function##_avx2_vnni
 #define LANES 8u
 
+typedef __m256 vf;
 typedef __m256i vi;
 
+#define vf_set(x) _mm256_set1_ps(x)
+#define vf_load(p) _mm256_load_ps(p)
+#define vf_store(p, x) _mm256_store_ps(p, x)
+#define vf_add(a, b) _mm256_add_ps(a, b)
+#define vf_mul(a, b) _mm256_mul_ps(a, b)
+#define vf_fma(a, b, c) _mm256_fmadd_ps(a, b, c)
+#define vf_from_codes(v) _mm256_cvtepi32_ps(v)
 #define vi_and(a, b) _mm256_and_si256(a, b)
 #define vi_or(a, b) _mm256_or_si256(a, b)
 #define vi_set(x) _mm256_set1_epi32(x)
@@ -23,12 +31,12 @@ typedef __m256i vi;
 #define add_pairs(sum, a, b) _mm256_dpwssd_avx_epi32(sum, a, b)
 
 #include "code_dots_ymm.h"
-#include "tile_dots_ymm.h"
+#include "tile_sums_ymm.h"
 #include "chunk_dots_ymm.h"
 
 void kvant_kernels_init_avx2_vnni(kvant_kernels *kernels)
 {
     kernels->code_dots = NAME(code_dots);
-    kernels->tile_dots = NAME(tile_dots);
+    kernels->tile_sums = NAME(tile_sums);
     kernels->chunk_dots = NAME(chunk_dots);
 }

@@ -147,7 +147,7 @@ KVANT_INLINE vf table_look_up(const table *entries, const float *values, vi code
 }
 
 #include "code_dots_zmm.h"
-#include "tile_dots_zmm.h"
+#include "tile_sums_zmm.h"
 #include "look_up_template.h"
 #include "unpack_template.h"
 #include "key_halves.h"

@@ -1,4 +1,4 @@
-/* tile_dots_zmm.h - tile_dots with 512-bit vectors: four neighbouring r of a word's lanes, transposed, are 16 positions of
+/* tile_sums_zmm.h - tile_sums with 512-bit vectors: four neighbouring r of a word's lanes, transposed, are 16 positions of
  * each column pair, and one permutation looks up both codes of a field. Needs what code_dots_zmm.h needs, included before. */
 
 #define TILE_LANES 16u
@@ -58,4 +58,4 @@ KVANT_INLINE void make_pairs(const uint32_t *const *planes, uint32_t bits, uint3
     }
 }
 
-#include "../tile_dots_template.h"
+#include "../tile_sums_template.h"

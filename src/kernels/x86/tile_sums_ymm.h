@@ -1,4 +1,4 @@
-/* tile_dots_ymm.h - tile_dots with 256-bit vectors: two neighbouring r of a word's lanes, exchanged, are 8 positions of each
+/* tile_sums_ymm.h - tile_sums with 256-bit vectors: two neighbouring r of a word's lanes, exchanged, are 8 positions of each
  * column pair; byte shuffles look up low and high bytes of two fields at a time. Needs what code_dots_ymm.h needs, included before. */
 
 #define TILE_LANES 8u
@@ -62,4 +62,4 @@ KVANT_INLINE void make_pairs(const uint32_t *const *planes, uint32_t bits, uint3
         }
 }
 
-#include "../tile_dots_template.h"
+#include "../tile_sums_template.h"

@@ -1,0 +1,218 @@
+/* tile_sums_template.h - sums of codes and integers for many vectors x: codes become 16-bit pairs of neighbouring columns once,
+ * and the tile of them serves all x, a block of TILE_ROWS at a time, whose dots stay in registers until they become sums. The including
+ * file defines
+ *
+ *   NAME, vi, vi_set, vi_load, add_pairs(sum, a, b), and what code_sums.h needs
+ *   TILE_LANES, TILE_VECTORS, TILE_ROWS   32-bit lanes of a vector; TILE_ROWS x TILE_VECTORS sums, TILE_VECTORS of the tile and what
+ *                                         a product needs must fit the registers
+ *   vi_store_aligned(p, v)
+ *   vi_pair_columns(v)                    of each 8 numbers a0 .. a3 b0 .. b3 the pairs (a0, b0) .. (a3, b3)
+ *   make_pairs(planes, bits, ct, tables, pairs)   of a column tile; bits is a constant
+ *
+ * and what code_dots_rows.h needs and defines. */
+
+#include "code_sums.h"
+
+#define TILE_COLUMN_TILES 8u /* of a piece: a tile of 16 KB, and x of a unit beside it in the nearest cache */
+
+/* A pair of columns 2 q and 2 q + 1 (+ 8 h) of column tile ct: index 16 (2 (ct / 4) + h) + 4 q + ct mod 4, which is their order
+ * in x. Rows in the order of positions. */
+typedef struct pair_tile {
+    _Alignas(64) int32_t at[8 * TILE_COLUMN_TILES][KVANT_PAGE_TOKENS];
+} pair_tile;
+
+typedef struct pair_rows {
+    _Alignas(64) int32_t at[TILE_ROWS][8 * TILE_COLUMN_TILES];
+} pair_rows;
+
+/* Column tiles first .. end - 1 of a piece. */
+typedef struct tile_range {
+    uint32_t first, end;
+} tile_range;
+
+KVANT_INLINE void pair_columns(const int16_t *x, size_t x_stride, uint32_t rows, tile_range range, pair_rows *out)
+{
+    uint32_t n = (range.end + 3) / 4 * KVANT_PAGE_TOKENS;
+    for (uint32_t i = 0; i < rows; i++)
+        for (uint32_t j = 0; j < n; j += 2 * TILE_LANES)
+            vi_store_aligned(out->at[i] + j / 2, vi_pair_columns(vi_load(x + i * x_stride + j)));
+}
+
+KVANT_INLINE void add_column_pair(const pair_tile *tile, uint32_t position, const pair_rows *x, uint32_t pair,
+                                  uint32_t rows, vi sum[TILE_ROWS][TILE_VECTORS])
+{
+    vi column[TILE_VECTORS];
+#pragma GCC unroll 8
+    for (uint32_t j = 0; j < TILE_VECTORS; j++)
+        column[j] = vi_load(tile->at[pair] + position + TILE_LANES * j);
+#pragma GCC unroll 8
+    for (uint32_t i = 0; i < rows; i++) {
+        vi factor = vi_set(x->at[i][pair]);
+#pragma GCC unroll 8
+        for (uint32_t j = 0; j < TILE_VECTORS; j++)
+            sum[i][j] = add_pairs(sum[i][j], column[j], factor);
+    }
+}
+
+/* The pairs of a block of 4 column tiles, or of those of them that the range has. */
+KVANT_INLINE void add_block(const pair_tile *tile, uint32_t position, const pair_rows *x, uint32_t block,
+                            tile_range range, uint32_t rows, vi sum[TILE_ROWS][TILE_VECTORS])
+{
+    uint32_t first = range.first > 4 * block ? range.first - 4 * block : 0, left = range.end - 4 * block,
+             end = left < 4 ? left : 4;
+    if (end - first == 4) {
+        for (uint32_t pair = 32 * block; pair < 32 * (block + 1); pair++)
+            add_column_pair(tile, position, x, pair, rows, sum);
+        return;
+    }
+    for (uint32_t i = 0; i < 8; i++)
+        for (uint32_t j = first; j < end; j++)
+            add_column_pair(tile, position, x, 32 * block + 4 * i + j, rows, sum);
+}
+
+/* Where the dots of a block of vectors are and go: a row group's whose columns come in several pieces wait in dots. */
+typedef struct tile_target {
+    bool more, last; /* dots has a part already; no piece follows */
+    int32_t *dots;
+    size_t dots_stride;
+    const kvant_code_sums *out;
+    size_t row, band; /* the group's first ones */
+} tile_target;
+
+KVANT_INLINE void store_dots(vi dots[TILE_ROWS][TILE_VECTORS], uint32_t first, uint32_t rows, uint32_t position,
+                             const tile_target *to)
+{
+#pragma GCC unroll 8
+    for (uint32_t i = 0; i < rows; i++)
+#pragma GCC unroll 8
+        for (uint32_t j = 0; j < TILE_VECTORS; j++)
+            vi_store_aligned(to->dots + (first + i) * to->dots_stride + position + TILE_LANES * j, dots[i][j]);
+}
+
+KVANT_INLINE void store_sums(vi dots[TILE_ROWS][TILE_VECTORS], uint32_t first, uint32_t rows, uint32_t position,
+                             const tile_target *to, const kvant_code_sums *out)
+{
+#pragma GCC unroll 8
+    for (uint32_t i = 0; i < rows; i++) {
+        size_t band = (first + i) * out->n_bands + to->band;
+        vf step = vf_set(out->steps[band]), offset = vf_set(out->offsets ? out->offsets[band] : 0);
+        float *sums = out->sums + (first + i) * out->stride + to->row + position;
+#pragma GCC unroll 8
+        for (uint32_t j = 0; j < TILE_VECTORS; j++)
+            vf_store(sums + TILE_LANES * j, code_sum(dots[i][j], step, offset, out,
+                                                     to->row + position + TILE_LANES * j, sums + TILE_LANES * j));
+    }
+}
+
+/* The same thrice, for what is asked once here is not asked for every vector: values, keys with lines by row, all else. */
+KVANT_INLINE void finish_block(vi dots[TILE_ROWS][TILE_VECTORS], uint32_t first, uint32_t rows, uint32_t position,
+                               const tile_target *to)
+{
+    kvant_code_sums out = *to->out;
+    if (!to->last)
+        store_dots(dots, first, rows, position, to);
+    else if (!out.scale && !out.zero && out.add)
+        store_sums(dots, first, rows, position, to, &out);
+    else if (out.scale && !out.zero && !out.add)
+        store_sums(dots, first, rows, position, to, &out);
+    else
+        store_sums(dots, first, rows, position, to, &out);
+}
+
+/* Positions of one block of vectors. */
+KVANT_INLINE void tile_block(const pair_tile *tile, uint32_t position, const pair_rows *x, tile_range range,
+                             uint32_t first, uint32_t rows, const tile_target *to)
+{
+    vi sum[TILE_ROWS][TILE_VECTORS];
+#pragma GCC unroll 8
+    for (uint32_t i = 0; i < rows; i++)
+#pragma GCC unroll 8
+        for (uint32_t j = 0; j < TILE_VECTORS; j++)
+            sum[i][j] = to->more ? vi_load(to->dots + (first + i) * to->dots_stride + position + TILE_LANES * j)
+                                 : vi_set(0);
+    for (uint32_t block = range.first / 4; 4 * block < range.end; block++)
+        add_block(tile, position, x, block, range, rows, sum);
+    finish_block(sum, first, rows, position, to);
+}
+
+KVANT_INLINE void tile_rows(const pair_tile *tile, tile_range range, const int16_t *x, size_t x_stride,
+                            uint32_t first, uint32_t rows, const tile_target *to)
+{
+    pair_rows pairs;
+    pair_columns(x + first * x_stride, x_stride, rows, range, &pairs);
+    for (uint32_t position = 0; position < KVANT_PAGE_TOKENS; position += TILE_LANES * TILE_VECTORS)
+        tile_block(tile, position, &pairs, range, first, rows, to);
+}
+
+static void tile_piece(const pair_tile *tile, tile_range range, const int16_t *x, size_t x_stride,
+                       const tile_target *to, uint32_t n)
+{
+    uint32_t first = 0;
+    for (; first + TILE_ROWS <= n; first += TILE_ROWS)
+        tile_rows(tile, range, x, x_stride, first, TILE_ROWS, to);
+    switch (n - first) {
+    case 5: tile_rows(tile, range, x, x_stride, first, 5, to); return;
+    case 4: tile_rows(tile, range, x, x_stride, first, 4, to); return;
+    case 3: tile_rows(tile, range, x, x_stride, first, 3, to); return;
+    case 2: tile_rows(tile, range, x, x_stride, first, 2, to); return;
+    case 1: tile_rows(tile, range, x, x_stride, first, 1, to); return;
+    }
+}
+
+/* piece: its first column tile. */
+static void make_tile(const uint32_t *const *planes, uint32_t bits, const dot_tables *tables, uint32_t piece,
+                      tile_range range, pair_tile *tile)
+{
+#define MAKE_TILE(bits)                                                                                            \
+    for (uint32_t i = range.first; i < range.end; i++)                                                             \
+    make_pairs(planes, bits, piece + i, tables, tile->at + 32 * (i / 4) + i % 4)
+    switch (bits) {
+    case 1: MAKE_TILE(1); return;
+    case 2: MAKE_TILE(2); return;
+    case 3: MAKE_TILE(3); return;
+    case 4: MAKE_TILE(4); return;
+    case 5: MAKE_TILE(5); return;
+    case 6: MAKE_TILE(6); return;
+    case 7: MAKE_TILE(7); return;
+    default: MAKE_TILE(8); return;
+    }
+#undef MAKE_TILE
+}
+
+/* Of one row group; a group of fewer than 4 tiles has its sums in another order. */
+KVANT_INLINE void tile_group(const kvant_layout *layout, const uint32_t *const *planes, const dot_tables *tables,
+                             const kvant_code_factors *factors, const int16_t *x, tile_target *to, bool whole,
+                             uint32_t n)
+{
+    pair_tile tile;
+    to->more = false;
+    for (uint32_t piece = factors->first / 4 * 4; piece < factors->end; piece += TILE_COLUMN_TILES) {
+        uint32_t left = factors->end - piece;
+        tile_range range = { factors->first > piece ? factors->first - piece : 0,
+                             left < TILE_COLUMN_TILES ? left : TILE_COLUMN_TILES };
+        to->last = whole && left <= TILE_COLUMN_TILES;
+        make_tile(planes, layout->bits, tables, piece, range, &tile);
+        tile_piece(&tile, range, x + KVANT_TILE * piece, factors->stride, to, n);
+        to->more = true;
+    }
+}
+
+static KVANT_TILE_SUMS_FN(NAME(tile_sums))
+{
+    dot_tables tables = load_tables(values);
+    _Alignas(64) uint32_t words[KVANT_WHOLE_GROUP_WORDS];
+    const uint32_t *planes[KVANT_MAX_PLANES];
+    for (uint32_t group = 0; 4 * group < layout->row_tiles; group++) {
+        const int16_t *x = factors->x + 4 * group / factors->band_tiles * factors->band_stride;
+        bool whole = kvant_layout_group_tiles(layout, group) == 4;
+        tile_target to = { .dots = dots,
+                           .dots_stride = dots_stride,
+                           .out = out,
+                           .row = (size_t)KVANT_PAGE_TOKENS * group,
+                           .band = 4 * group / out->band_tiles };
+        find_planes(layout, page, group, words, planes);
+        tile_group(layout, planes, &tables, factors, x, &to, whole, n);
+        for (uint32_t i = 0; i < n && !whole; i++)
+            kvant_sum_group_c(layout, group, dots + i * dots_stride, out, i);
+    }
+}
