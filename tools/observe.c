@@ -2,6 +2,7 @@
  * program can read. */
 #include "observe.h"
 
+#include <math.h>
 #include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
@@ -107,6 +108,127 @@ static bool read_queries(observer *o, const struct ggml_tensor *node, uint32_t l
     return true;
 }
 
+/* One query in so many shows which keys attention looks at: more would change little and take time. */
+enum { ATTENTION_STEP = 16 };
+
+/* Keys of a page or less at the beginning of a context, where attention sinks are, stay in 16 bits beside a transform. */
+enum { EXACT_KEYS = KVANT_PAGE_TOKENS };
+
+static float half_to_float(uint16_t half)
+{
+    const int exponent = half >> 10 & 31, mantissa = half & 1023;
+    float magnitude =
+        exponent == 0 ? ldexpf((float)mantissa, -24) : ldexpf((float)(mantissa | 1024), exponent - 25);
+    if (exponent == 31)
+        magnitude = mantissa == 0 ? INFINITY : NAN;
+    return (half & 0x8000) != 0 ? -magnitude : magnitude;
+}
+
+/* Numbers of a row of f16 or f32. */
+static void read_row(const struct ggml_tensor *t, size_t row_offset, float *out, size_t n)
+{
+    const char *row = (const char *)t->data + row_offset;
+    if (t->type == GGML_TYPE_F32)
+        memcpy(out, row, n * sizeof *out);
+    for (size_t i = 0; t->type == GGML_TYPE_F16 && i < n; i++)
+        out[i] = half_to_float(((const uint16_t *)(const void *)row)[i]);
+}
+
+static bool is_rows(const struct ggml_tensor *t)
+{
+    const struct ggml_tensor *root = root_of(t);
+    return (t->type == GGML_TYPE_F16 || t->type == GGML_TYPE_F32) && t->data != NULL &&
+           t->nb[0] == (t->type == GGML_TYPE_F16 ? 2 : sizeof(float)) && root->buffer != NULL &&
+           ll.ggml_backend_buffer_is_host(root->buffer);
+}
+
+/* What flash attention's parameters are: the factor on scores, ALiBi's largest slope, the logit softcap. */
+typedef struct attention_parameters {
+    float scale, max_bias, softcap;
+} attention_parameters;
+
+typedef struct attention_sample {
+    float *keys, *queries, *mask;
+    size_t n_keys, n_tokens; /* tokens: those looked at */
+} attention_sample;
+
+static bool allocate_sample(attention_sample *s, const observe_shape *shape, const struct ggml_tensor *q,
+                            const struct ggml_tensor *k)
+{
+    const size_t d = shape->head_dim[KVANT_ROLE_K], group = shape->n_heads / shape->n_kv_heads;
+    s->n_keys = (size_t)k->ne[1];
+    s->n_tokens = (size_t)q->ne[1] / ATTENTION_STEP;
+    s->keys = malloc(s->n_keys * d * sizeof(float));
+    s->queries = malloc(s->n_tokens * group * d * sizeof(float) + 1);
+    s->mask = malloc(s->n_tokens * group * s->n_keys * sizeof(float) + 1);
+    return s->keys != NULL && s->queries != NULL && s->mask != NULL;
+}
+
+static void free_sample(attention_sample *s)
+{
+    free(s->keys);
+    free(s->queries);
+    free(s->mask);
+}
+
+/* The queries of the kv head's query heads, token by token, and the mask's row for each; token: the sample's number. */
+static void fill_token(attention_sample *s, const struct ggml_tensor *node, const observe_shape *shape,
+                       uint32_t kv_head, size_t token)
+{
+    const struct ggml_tensor *q = node->src[0], *mask = node->src[3];
+    const size_t d = shape->head_dim[KVANT_ROLE_K], group = shape->n_heads / shape->n_kv_heads;
+    const size_t at = token * ATTENTION_STEP + ATTENTION_STEP - 1;
+    for (size_t g = 0; g < group; g++) {
+        const size_t i = token * group + g;
+        read_row(q, at * q->nb[1] + (kv_head * group + g) * q->nb[2], s->queries + i * d, d);
+        read_row(mask, at * mask->nb[1], s->mask + i * s->n_keys, s->n_keys);
+    }
+}
+
+static kvant_status add_attention(observer *o, const struct ggml_tensor *node, uint32_t layer, attention_sample *s,
+                                  float scale)
+{
+    const observe_shape *shape = &o->shapes[layer];
+    const struct ggml_tensor *k = node->src[1];
+    const size_t d = shape->head_dim[KVANT_ROLE_K], group = shape->n_heads / shape->n_kv_heads;
+    kvant_status status = KVANT_OK;
+    for (uint32_t h = 0; h < shape->n_kv_heads && status == KVANT_OK; h++) {
+        for (size_t i = 0; i < s->n_keys; i++)
+            read_row(k, i * k->nb[1] + h * k->nb[2], s->keys + i * d, d);
+        for (size_t t = 0; t < s->n_tokens; t++)
+            fill_token(s, node, shape, h, t);
+        const kvant_calibrator_attention attention = { .size = sizeof attention,
+                                                       .keys = s->keys,
+                                                       .key_stride = d,
+                                                       .n_keys = (uint32_t)s->n_keys,
+                                                       .queries = s->queries,
+                                                       .query_stride = d,
+                                                       .n_queries = (uint32_t)(s->n_tokens * group),
+                                                       .mask = s->mask,
+                                                       .mask_stride = s->n_keys,
+                                                       .scale = scale };
+        status = kvant_calibrator_add_attention(o->calibrator, layer, h, (uint32_t)d, EXACT_KEYS, &attention);
+    }
+    return status;
+}
+
+/* Attention whose scores are not <q, k> times a factor plus a mask is left out: the calibrator does without. */
+static bool read_attention(observer *o, const struct ggml_tensor *node, uint32_t layer)
+{
+    const struct ggml_tensor *q = node->src[0], *k = node->src[1], *mask = node->src[3];
+    attention_parameters parameters;
+    memcpy(&parameters, node->op_params, sizeof parameters);
+    if (mask == NULL || !is_rows(mask) || !is_rows(k) || mask->ne[0] < k->ne[1] || mask->ne[1] < q->ne[1] ||
+        mask->ne[2] != 1 || parameters.max_bias != 0 || parameters.softcap != 0)
+        return true;
+    attention_sample s = { .n_keys = 0 };
+    kvant_status status = KVANT_ERR_MEMORY;
+    if (allocate_sample(&s, &o->shapes[layer], q, k))
+        status = add_attention(o, node, layer, &s, parameters.scale);
+    free_sample(&s);
+    return check(o, node, status);
+}
+
 /* Asked before a node is computed whether its result is wanted, then called again with it: sources are still in memory
  * then. Returning false the second time ends the graph. */
 bool observe_node(struct ggml_tensor *node, bool ask, void *user)
@@ -124,5 +246,6 @@ bool observe_node(struct ggml_tensor *node, bool ask, void *user)
     }
     if (ask)
         return true;
-    return kind == NODE_WRITE ? read_write(o, node, role, layer) : read_queries(o, node, layer);
+    return kind == NODE_WRITE ? read_write(o, node, role, layer)
+                              : read_queries(o, node, layer) && read_attention(o, node, layer);
 }

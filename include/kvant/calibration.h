@@ -1,7 +1,8 @@
 /* calibration.h - statistics of a model's keys, values and queries, gathered once and kept in a file (docs/calibration.md).
  *
- * Most codecs need none. center=file and norm=file take a mean and a range per channel, kmeans takes centroids, hessian takes
- * the second moment of the queries: kvant_codec_create_calibrated copies what its layer and kv head need from here.
+ * Most codecs need none. center=file and norm=file take a mean and a range per channel, transform=file and transform=diagonal a
+ * weighting of directions, kmeans takes centroids, hessian takes the second moment of the queries: kvant_codec_create_calibrated copies
+ * what its layer and kv head need from here.
  *
  * A kvant_calibration is immutable: any number of threads may read it. A kvant_calibrator gathers one; it belongs to one
  * thread at a time. `kvant calibrate` is the calibrator behind llama.cpp.
@@ -42,6 +43,9 @@ typedef struct kvant_calibration_entry {
     /* head_dim x head_dim, row-major and symmetric: E[q q^T] over the queries of the heads that share this kv head, after
      * RoPE and without the attention scale. Keys only, else NULL. */
     const float *query_moment;
+    /* What transform=diagonal and transform=file multiply centred keys by (docs/calibration.md). Keys only, else NULL. */
+    const float *diagonal;  /* head_dim factors above 0 */
+    const uint16_t *matrix; /* the lower triangle of a symmetric matrix, row by row, head_dim (head_dim + 1) / 2 binary16 numbers */
     const float *centroids[KVANT_CALIBRATION_MAX_CODEBOOKS]; /* set i: clusters[i] x head_dim numbers */
 } kvant_calibration_entry;
 
@@ -97,6 +101,27 @@ KVANT_API kvant_status kvant_calibrator_add_rows(kvant_calibrator *calibrator, u
 KVANT_API kvant_status kvant_calibrator_add_queries(kvant_calibrator *calibrator, uint32_t layer, uint32_t kv_head,
                                                     uint32_t head_dim, const float *queries, size_t stride,
                                                     size_t n);
+
+/* Queries of the heads that share a kv head, and the keys they meet. */
+typedef struct kvant_calibrator_attention {
+    size_t size;       /* set by the caller to sizeof(kvant_calibrator_attention) */
+    const float *keys; /* n_keys x head_dim, as the engine caches them, key i at keys + i * key_stride */
+    size_t key_stride;
+    uint32_t n_keys;
+    const float *queries; /* n_queries x head_dim, likewise */
+    size_t query_stride;
+    uint32_t n_queries;
+    const float *mask; /* added to scores: query i, key j at mask + i * mask_stride + j; -INFINITY hides. NULL: all are seen */
+    size_t mask_stride;
+    float scale; /* that attention multiplies <q, k> by */
+} kvant_calibrator_attention;
+
+/* Adds attention of some queries (a hundred of each text do), from which keys learn how much they count. The first n_exact keys count
+ * for nothing: a cache keeps them in 16 bits. Without such calls all keys count alike, which serves transform= nearly as well. Keys of
+ * the layer must have been added before. KVANT_ERR_NONFINITE and KVANT_ERR_MEMORY leave everything as it was. */
+KVANT_API kvant_status kvant_calibrator_add_attention(kvant_calibrator *calibrator, uint32_t layer, uint32_t kv_head,
+                                                      uint32_t head_dim, uint32_t n_exact,
+                                                      const kvant_calibrator_attention *attention);
 
 /* Clusters the rows of one more layer, the long part of the work: call it until *left, the number of layers still to do, is
  * 0. In between the caller may report progress or give up. KVANT_ERR_ARGUMENT when fewer rows were added than there are

@@ -2,7 +2,8 @@
  *
  * A codec is a transform and a quantiser (docs/codecs.md). The transform acts on a row x before quantising,
  * y = R ((x - c) / s) with a centre c, a factor s for each channel and an orthonormal R, and on queries and outputs
- * instead of on decoded rows, x = c + s o R^T y (o multiplies channel by channel):
+ * instead of on decoded rows, x = c + s o R^T y (o multiplies channel by channel; keys with transform= in their spec have R W in place of
+ * R, R W^-1 for queries and W^-1 R^T in place of R^T, with a symmetric W from a calibration):
  *
  *     keys      <q, s o R^T y + c> = <R (q o s), y> + <q, c>    the last term is the same for every key, and softmax
  *                                                               ignores it, so scores leave it out (a logit

@@ -52,7 +52,12 @@ size_t kvant_calibration_arrays_start(uint32_t n_codebooks, uint32_t name_bytes,
     return padded(table + (size_t)KVANT_CALIBRATION_ENTRY * n_sites);
 }
 
-/* The limits keep every product below 2^12 heads x (2^18 + 8 x 2^12 x 2^9) numbers: no overflow in 64 bits. */
+size_t kvant_calibration_matrix_halves(const kvant_calibration_site *site)
+{
+    return (size_t)site->n_kv_heads * site->head_dim * (site->head_dim + 1) / 2;
+}
+
+/* The limits keep every product below 2^12 heads x (2^19 + 8 x 2^12 x 2^9) numbers: no overflow in 64 bits. */
 void kvant_calibration_place(kvant_calibration_site *site, const kvant_calibration_info *info)
 {
     size_t row = (size_t)site->n_kv_heads * site->head_dim, at = 0;
@@ -60,7 +65,9 @@ void kvant_calibration_place(kvant_calibration_site *site, const kvant_calibrati
     site->min = at += row;
     site->max = at += row;
     site->moment = at += row;
-    at += site->role == KVANT_ROLE_K ? row * site->head_dim : 0;
+    site->diagonal = at += site->role == KVANT_ROLE_K ? row * site->head_dim : 0;
+    site->matrix = at += site->role == KVANT_ROLE_K ? row : 0;
+    at += site->role == KVANT_ROLE_K ? (kvant_calibration_matrix_halves(site) + 1) / 2 : 0;
     for (uint32_t i = 0; i < info->n_codebooks; i++) {
         site->centroids[i] = at;
         at += row * info->clusters[i];
@@ -161,14 +168,47 @@ static kvant_status read_sites(kvant_calibration *c, const kvant_error *error)
     return offset == c->info.bytes ? KVANT_OK : damaged(error, "there is more than its table says");
 }
 
-static kvant_status check_numbers(const kvant_calibration *c, const kvant_error *error)
+static bool all_finite(const float *numbers, size_t n)
 {
-    size_t start = c->sites[0].offset, n = (c->info.bytes - start) / sizeof(float);
-    const float *numbers = (const float *)(const void *)(c->bytes + start);
     bool finite = true;
     for (size_t i = 0; i < n; i++)
         finite &= numbers[i] - numbers[i] == 0;
-    return finite ? KVANT_OK : damaged(error, "it holds numbers that are not finite");
+    return finite;
+}
+
+/* Factors and their inverses stay ordinary numbers, as those of a calibrator do. */
+static bool valid_factors(const float *factors, size_t n)
+{
+    bool valid = true;
+    for (size_t i = 0; i < n; i++)
+        valid &= factors[i] >= 0x1p-16f && factors[i] <= 0x1p16f;
+    return valid;
+}
+
+static bool finite_halves(const uint16_t *halves, size_t n)
+{
+    bool finite = true;
+    for (size_t i = 0; i < n; i++)
+        finite &= (halves[i] & 0x7c00u) != 0x7c00u;
+    return finite;
+}
+
+static kvant_status check_numbers(const kvant_calibration *c, const kvant_error *error)
+{
+    for (uint32_t i = 0; i < c->n_sites; i++) {
+        const kvant_calibration_site *site = &c->sites[i];
+        const float *arrays = (const float *)(const void *)(c->bytes + site->offset);
+        const uint16_t *halves = (const uint16_t *)(const void *)(arrays + site->matrix);
+        size_t before = site->matrix,
+               n_halves = site->role == KVANT_ROLE_K ? kvant_calibration_matrix_halves(site) : 0;
+        size_t behind = before + (n_halves + 1) / 2;
+        if (!all_finite(arrays, before) || !finite_halves(halves, n_halves) ||
+            !all_finite(arrays + behind, site->bytes / sizeof(float) - behind))
+            return damaged(error, "it holds numbers that are not finite");
+        if (!valid_factors(arrays + site->diagonal, site->matrix - site->diagonal))
+            return damaged(error, "its factors are not above 0");
+    }
+    return KVANT_OK;
 }
 
 static kvant_status parse(kvant_calibration *c, const kvant_error *error)
@@ -243,8 +283,11 @@ kvant_status kvant_calibration_get_entry(const kvant_calibration *calibration, u
                                         .mean = arrays + site->mean + row,
                                         .min = arrays + site->min + row,
                                         .max = arrays + site->max + row };
-    if (role == KVANT_ROLE_K)
+    if (role == KVANT_ROLE_K) {
         entry->query_moment = arrays + site->moment + row * d;
+        entry->diagonal = arrays + site->diagonal + row;
+        entry->matrix = (const uint16_t *)(const void *)(arrays + site->matrix) + row * (d + 1) / 2;
+    }
     for (uint32_t i = 0; i < calibration->info.n_codebooks; i++)
         entry->centroids[i] = arrays + site->centroids[i] + row * calibration->info.clusters[i];
     return KVANT_OK;

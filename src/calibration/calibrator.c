@@ -10,16 +10,20 @@
 #include "../base/parallel.h"
 #include "../base/random.h"
 #include "cluster.h"
+#include "moments.h"
+#include "weights.h"
 
 /* What is gathered for one layer and role; row = n_kv_heads x head_dim. */
 typedef struct slot {
     uint32_t n_kv_heads, head_dim; /* 0: nothing was added */
     uint64_t n_rows;
-    double *sum;         /* row */
-    float *min, *max;    /* row */
-    double *moment;      /* n_kv_heads x head_dim x head_dim, lower triangles; keys only */
-    uint64_t *n_queries; /* n_kv_heads */
-    uint16_t *sample;    /* sample_rows x row, fp16 as the engine's cache */
+    double *sum;      /* row */
+    float *min, *max; /* row */
+    double *moment; /* of queries: n_kv_heads x head_dim x head_dim, lower triangles; keys only, as the next four */
+    double *spread; /* of keys */
+    double *attended, *attended_sum, *attended_weight; /* of keys as attention weighs them; row and n_kv_heads */
+    uint64_t *n_queries;                               /* n_kv_heads */
+    uint16_t *sample;                                  /* sample_rows x row, fp16 as the engine's cache */
     uint64_t random;
     float *centroids; /* as in the file: set by set, n_kv_heads x clusters x head_dim; NULL until clustered */
 } slot;
@@ -86,6 +90,10 @@ static void free_slot(slot *s)
     kvant_free(s->min);
     kvant_free(s->max);
     kvant_free(s->moment);
+    kvant_free(s->spread);
+    kvant_free(s->attended);
+    kvant_free(s->attended_sum);
+    kvant_free(s->attended_weight);
     kvant_free(s->n_queries);
     kvant_free(s->sample);
     kvant_free(s->centroids);
@@ -118,6 +126,17 @@ static kvant_status grow(kvant_calibrator *c, uint32_t layer)
     return KVANT_OK;
 }
 
+static bool start_moments(slot *s, uint32_t n_kv_heads, uint32_t head_dim)
+{
+    size_t row = (size_t)n_kv_heads * head_dim;
+    s->moment = kvant_alloc(row * head_dim, sizeof *s->moment);
+    s->spread = kvant_alloc(row * head_dim, sizeof *s->spread);
+    s->attended = kvant_alloc(row * head_dim, sizeof *s->attended);
+    s->attended_sum = kvant_alloc(row, sizeof *s->attended_sum);
+    s->attended_weight = kvant_alloc(n_kv_heads, sizeof *s->attended_weight);
+    return s->moment && s->spread && s->attended && s->attended_sum && s->attended_weight;
+}
+
 static kvant_status start_slot(const kvant_calibrator *c, slot *s, uint32_t index, uint32_t n_kv_heads,
                                uint32_t head_dim)
 {
@@ -128,9 +147,9 @@ static kvant_status start_slot(const kvant_calibrator *c, slot *s, uint32_t inde
     s->min = kvant_alloc(row, sizeof *s->min);
     s->max = kvant_alloc(row, sizeof *s->max);
     s->n_queries = kvant_alloc(n_kv_heads, sizeof *s->n_queries);
-    s->moment = keys ? kvant_alloc(row * head_dim, sizeof *s->moment) : NULL;
     s->sample = sample ? kvant_alloc(sample, sizeof *s->sample) : NULL;
-    if (!s->sum || !s->min || !s->max || !s->n_queries || (keys && !s->moment) || (sample && !s->sample)) {
+    bool moments = !keys || start_moments(s, n_kv_heads, head_dim);
+    if (!s->sum || !s->min || !s->max || !s->n_queries || !moments || (sample && !s->sample)) {
         free_slot(s);
         return KVANT_ERR_MEMORY;
     }
@@ -190,21 +209,13 @@ kvant_status kvant_calibrator_add_rows(kvant_calibrator *c, uint32_t layer, kvan
         KVANT_FORWARD(start_slot(c, s, index, n_kv_heads, head_dim));
     for (size_t i = 0; i < n; i++) {
         add_range(s, rows + i * stride, row);
+        for (size_t h = 0; s->spread && h < n_kv_heads; h++)
+            kvant_moment_add(s->spread + h * head_dim * head_dim, rows + i * stride + h * head_dim, 1, head_dim);
         if (s->sample)
             add_sample(s, c->sample_rows, rows + i * stride, row);
         s->n_rows++;
     }
     return KVANT_OK;
-}
-
-static void add_outer_product(double *moment, const float *q, uint32_t d)
-{
-    double x[KVANT_MAX_HEAD_DIM];
-    for (uint32_t i = 0; i < d; i++)
-        x[i] = q[i];
-    for (uint32_t i = 0; i < d; i++)
-        for (uint32_t j = 0; j <= i; j++)
-            moment[(size_t)i * d + j] += x[i] * x[j];
 }
 
 kvant_status kvant_calibrator_add_queries(kvant_calibrator *c, uint32_t layer, uint32_t kv_head, uint32_t head_dim,
@@ -216,9 +227,54 @@ kvant_status kvant_calibrator_add_queries(kvant_calibrator *c, uint32_t layer, u
     KVANT_RETURN_IF(n > 1 && stride < head_dim, KVANT_ERR_ARGUMENT);
     KVANT_RETURN_IF(!all_finite(queries, stride, n, head_dim), KVANT_ERR_NONFINITE);
     for (size_t i = 0; i < n; i++)
-        add_outer_product(s->moment + (size_t)kv_head * head_dim * head_dim, queries + i * stride, head_dim);
+        kvant_moment_add(s->moment + (size_t)kv_head * head_dim * head_dim, queries + i * stride, 1, head_dim);
     s->n_queries[kv_head] += n;
     return KVANT_OK;
+}
+
+static void add_attended(slot *s, uint32_t kv_head, const kvant_calibrator_attention *a, uint32_t n_exact,
+                         const double *weights)
+{
+    size_t d = s->head_dim;
+    for (uint32_t k = n_exact; k < a->n_keys; k++) {
+        const float *key = a->keys + k * a->key_stride;
+        if (weights[k] == 0)
+            continue;
+        kvant_moment_add(s->attended + kv_head * d * d, key, weights[k], s->head_dim);
+        for (size_t j = 0; j < d; j++)
+            s->attended_sum[kv_head * d + j] += weights[k] * key[j];
+        s->attended_weight[kv_head] += weights[k];
+    }
+}
+
+kvant_status kvant_calibrator_add_attention(kvant_calibrator *c, uint32_t layer, uint32_t kv_head,
+                                            uint32_t head_dim, uint32_t n_exact,
+                                            const kvant_calibrator_attention *a)
+{
+    KVANT_RETURN_IF(!c || !a || a->size != sizeof *a || layer >= c->n_layers, KVANT_ERR_ARGUMENT);
+    slot *s = &c->slots[2 * layer + KVANT_ROLE_K];
+    KVANT_RETURN_IF(!s->head_dim || s->head_dim != head_dim || kv_head >= s->n_kv_heads, KVANT_ERR_ARGUMENT);
+    KVANT_RETURN_IF(!a->keys || !a->queries || !(a->scale - a->scale == 0), KVANT_ERR_ARGUMENT);
+    KVANT_RETURN_IF((a->n_keys > 1 && a->key_stride < head_dim) ||
+                        (a->n_queries > 1 && a->query_stride < head_dim) ||
+                        (a->mask && a->n_queries > 1 && a->mask_stride < a->n_keys),
+                    KVANT_ERR_ARGUMENT);
+    KVANT_RETURN_IF(!all_finite(a->keys, a->key_stride, a->n_keys, head_dim) ||
+                        !all_finite(a->queries, a->query_stride, a->n_queries, head_dim),
+                    KVANT_ERR_NONFINITE);
+    float *scores = kvant_alloc(a->n_keys, sizeof *scores);
+    double *weights = kvant_alloc(a->n_keys, sizeof *weights);
+    kvant_status status = scores && weights ? KVANT_OK : KVANT_ERR_MEMORY;
+    if (status == KVANT_OK) {
+        kvant_attention_weights(a, head_dim, scores, weights);
+        for (uint32_t k = 0; k < a->n_keys; k++) /* a mask that is not one, or scores beyond binary32 */
+            status = weights[k] - weights[k] == 0 ? status : KVANT_ERR_NONFINITE;
+    }
+    if (status == KVANT_OK)
+        add_attended(s, kv_head, a, n_exact, weights);
+    kvant_free(scores);
+    kvant_free(weights);
+    return status;
 }
 
 /* --- k-means of one layer --- */
@@ -329,31 +385,81 @@ static void put_header(const kvant_calibrator *c, uint8_t *bytes, size_t n, uint
     memcpy(at, c->model, name_bytes);
 }
 
-static void put_moments(const slot *s, float *out)
+/* Room for the moments of one head. */
+typedef struct moments {
+    double *queries, *attended, *keys, *centre;
+} moments;
+
+/* centre is the mean as the file has it, which codecs subtract. */
+static void centred_moments(const slot *s, uint32_t head, const float *centre, const moments *m)
 {
-    size_t d = s->head_dim;
-    for (uint32_t h = 0; h < s->n_kv_heads; h++) {
-        const double *moment = s->moment + h * d * d;
-        double inverse = s->n_queries[h] ? 1 / (double)s->n_queries[h] : 0;
-        for (size_t i = 0; i < d; i++)
-            for (size_t j = 0; j < d; j++)
-                out[(h * d + i) * d + j] = (float)(moment[i >= j ? i * d + j : j * d + i] * inverse);
-    }
+    size_t d = s->head_dim, size = d * d;
+    for (size_t j = 0; j < d; j++)
+        m->centre[j] = centre[j];
+    const double *sum = s->sum + head * d;
+    kvant_moment_about_zero(s->moment + head * size, (double)s->n_queries[head], s->head_dim, m->queries);
+    kvant_moment_about(s->spread + head * size, sum, (double)s->n_rows, m->centre, s->head_dim, m->keys);
+    if (s->attended_weight[head] > 0)
+        kvant_moment_about(s->attended + head * size, s->attended_sum + head * d, s->attended_weight[head],
+                           m->centre, s->head_dim, m->attended);
+    else
+        memcpy(m->attended, m->keys, size * sizeof *m->keys);
 }
 
-static void put_arrays(const kvant_calibrator *c, const slot *s, const kvant_calibration_site *site, float *out)
+typedef struct weighing {
+    const slot *slot;
+    const kvant_calibration_site *site;
+    float *out; /* the site's arrays */
+    kvant_status *statuses;
+} weighing;
+
+static void weigh_head(void *context, size_t head, uint32_t worker)
+{
+    const weighing *w = context;
+    size_t d = w->slot->head_dim, size = d * d;
+    double *room = kvant_alloc(3 * size + d, sizeof *room);
+    moments m = { room, room + size, room + 2 * size, room + 3 * size };
+    (void)worker;
+    if (!room) {
+        w->statuses[head] = KVANT_ERR_MEMORY;
+        return;
+    }
+    centred_moments(w->slot, (uint32_t)head, w->out + w->site->mean + head * d, &m);
+    for (size_t i = 0; i < size; i++)
+        w->out[w->site->moment + head * size + i] = (float)m.queries[i];
+    uint16_t *halves = (uint16_t *)(void *)(w->out + w->site->matrix);
+    w->statuses[head] = kvant_make_weights(w->slot->head_dim, m.queries, m.attended, m.keys,
+                                           w->out + w->site->diagonal + head * d, halves + head * d * (d + 1) / 2);
+    kvant_free(room);
+}
+
+/* Query moments and weights of all heads. */
+static kvant_status put_weights(const kvant_calibrator *c, const slot *s, const kvant_calibration_site *site,
+                                float *out)
+{
+    kvant_status *statuses = kvant_alloc(s->n_kv_heads, sizeof *statuses), status = KVANT_OK;
+    KVANT_RETURN_IF(!statuses, KVANT_ERR_MEMORY);
+    weighing w = { s, site, out, statuses };
+    kvant_parallel_for(s->n_kv_heads, c->n_threads, weigh_head, &w);
+    for (uint32_t h = 0; h < s->n_kv_heads && status == KVANT_OK; h++)
+        status = statuses[h];
+    kvant_free(statuses);
+    return status;
+}
+
+static kvant_status put_arrays(const kvant_calibrator *c, const slot *s, const kvant_calibration_site *site,
+                               float *out)
 {
     size_t row = (size_t)s->n_kv_heads * s->head_dim, clusters = 0;
     for (size_t j = 0; j < row; j++)
         out[site->mean + j] = (float)(s->sum[j] / (double)s->n_rows);
     memcpy(out + site->min, s->min, row * sizeof *out);
     memcpy(out + site->max, s->max, row * sizeof *out);
-    if (s->moment)
-        put_moments(s, out + site->moment);
     for (uint32_t i = 0; i < c->info.n_codebooks; i++)
         clusters += c->info.clusters[i];
     if (clusters)
         memcpy(out + site->centroids[0], s->centroids, clusters * row * sizeof *out);
+    return s->moment ? put_weights(c, s, site, out) : KVANT_OK;
 }
 
 static kvant_calibration_site site_of(const kvant_calibrator *c, uint32_t index)
@@ -366,7 +472,7 @@ static kvant_calibration_site site_of(const kvant_calibrator *c, uint32_t index)
     return site;
 }
 
-static void put_all(const kvant_calibrator *c, uint8_t *bytes, size_t n, uint32_t n_sites, size_t arrays)
+static kvant_status put_all(const kvant_calibrator *c, uint8_t *bytes, size_t n, uint32_t n_sites, size_t arrays)
 {
     put_header(c, bytes, n, n_sites);
     uint8_t *line = bytes + kvant_calibration_arrays_start(c->info.n_codebooks, (uint32_t)strlen(c->model), 0);
@@ -378,11 +484,12 @@ static void put_all(const kvant_calibrator *c, uint8_t *bytes, size_t n, uint32_
         kvant_put_u32(line + 4, site.role);
         kvant_put_u32(line + 8, site.n_kv_heads);
         kvant_put_u32(line + 12, site.head_dim);
-        put_arrays(c, &c->slots[i], &site, (float *)(void *)(bytes + arrays));
+        KVANT_FORWARD(put_arrays(c, &c->slots[i], &site, (float *)(void *)(bytes + arrays)));
         line += KVANT_CALIBRATION_ENTRY;
         arrays += site.bytes;
     }
     kvant_put_u64(bytes + KVANT_CALIBRATION_AT_CHECKSUM, kvant_calibration_checksum(bytes, n));
+    return KVANT_OK;
 }
 
 kvant_status kvant_calibrator_finish(const kvant_calibrator *c, kvant_calibration **calibration)
@@ -404,8 +511,9 @@ kvant_status kvant_calibrator_finish(const kvant_calibrator *c, kvant_calibratio
     n += arrays;
     uint8_t *bytes = kvant_alloc(n, 1);
     KVANT_RETURN_IF(!bytes, KVANT_ERR_MEMORY);
-    put_all(c, bytes, n, n_sites, arrays);
-    kvant_status status = kvant_calibration_parse(bytes, n, calibration, NULL);
+    kvant_status status = put_all(c, bytes, n, n_sites, arrays);
+    if (status == KVANT_OK)
+        status = kvant_calibration_parse(bytes, n, calibration, NULL);
     if (status != KVANT_OK)
         kvant_free(bytes);
     return status;

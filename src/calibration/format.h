@@ -11,7 +11,7 @@
 #include "../base/error.h"
 
 #define KVANT_CALIBRATION_MAGIC "kvantcal"
-#define KVANT_CALIBRATION_VERSION 1u
+#define KVANT_CALIBRATION_VERSION 2u
 #define KVANT_CALIBRATION_ALIGN 64u
 #define KVANT_CALIBRATION_HEADER 64u
 #define KVANT_CALIBRATION_ENTRY 32u /* bytes of one line of the table */
@@ -36,7 +36,7 @@ enum {
 typedef struct kvant_calibration_site {
     uint32_t layer, role, n_kv_heads, head_dim;
     size_t offset; /* in the file, in bytes */
-    size_t mean, min, max, moment, centroids[KVANT_CALIBRATION_MAX_CODEBOOKS];
+    size_t mean, min, max, moment, diagonal, matrix, centroids[KVANT_CALIBRATION_MAX_CODEBOOKS];
     size_t bytes; /* padding included */
 } kvant_calibration_site;
 
@@ -50,6 +50,9 @@ struct kvant_calibration {
 
 /* Places the arrays of a site whose first four fields are set. The fields must be within the limits above. */
 void kvant_calibration_place(kvant_calibration_site *site, const kvant_calibration_info *info);
+
+/* Halves of the matrices of n_kv_heads heads: lower triangles, one after another. */
+size_t kvant_calibration_matrix_halves(const kvant_calibration_site *site);
 
 /* Bytes before the first site's arrays. */
 size_t kvant_calibration_arrays_start(uint32_t n_codebooks, uint32_t name_bytes, uint32_t n_sites);

@@ -9,6 +9,7 @@
 #include "../base/half.h"
 #include "codec_internal.h"
 #include "site.h"
+#include "weighting.h"
 
 static kvant_status unknown_family(const char *name, const kvant_error *error)
 {
@@ -33,10 +34,11 @@ static kvant_status build(kvant_codec *codec, kvant_spec *spec, const kvant_site
     codec->info.source = family->info.source;
     KVANT_FORWARD(family->create(codec, spec, site, error));
     if (compresses(family)) {
+        KVANT_FORWARD(kvant_weighting_read(codec, spec, site, error));
         KVANT_FORWARD(kvant_cache_options_read(&codec->info, spec, codec->spec, sizeof codec->spec, error));
         KVANT_FORWARD(kvant_site_fill(codec, site, error));
     }
-    char valid[320] = "";
+    char valid[400] = "";
     kvant_append(valid, sizeof valid, "%s%s%s", family->info.options, family->info.options[0] ? " " : "",
                  family->info.common_options);
     return kvant_spec_finish(spec, valid[0] ? valid : "none", error);
@@ -144,11 +146,11 @@ void kvant_codec_transform_row(const kvant_codec *codec, const kvant_rows *rows,
         kvant_transform_forward(&codec->transform, rows->affine, x, y);
 }
 
-/* Below this magnitude no scale or zero point can leave fp16's range: a rotation grows a number at most sqrt(head_dim)
- * times, and no quantiser's scale exceeds 4 times the largest rotated number. */
-static float safe_magnitude(uint32_t head_dim)
+/* Below this magnitude no scale or zero point can leave fp16's range: the transform grows a number at most sqrt(head_dim) times its
+ * gain, and no quantiser's scale exceeds 4 times the largest transformed number. */
+static float safe_magnitude(const kvant_codec *codec)
 {
-    return KVANT_HALF_MAX / (4 * sqrtf((float)head_dim));
+    return KVANT_HALF_MAX / (4 * sqrtf((float)codec->info.head_dim) * kvant_transform_gain(&codec->transform));
 }
 
 static kvant_status check_row(const kvant_codec *codec, const kvant_rows *rows, size_t i)
@@ -159,7 +161,7 @@ static kvant_status check_row(const kvant_codec *codec, const kvant_rows *rows, 
     if (bits >= 0x7f800000u) /* an infinity or a NaN */
         return KVANT_ERR_NONFINITE;
     float largest = kvant_float_from_bits(bits);
-    if (largest <= safe_magnitude(codec->info.head_dim))
+    if (largest <= safe_magnitude(codec))
         return KVANT_OK;
     float y[KVANT_MAX_HEAD_DIM];
     kvant_codec_transform_row(codec, rows, i, y);
@@ -224,7 +226,7 @@ kvant_status kvant_codec_transform_query(const kvant_codec *codec, const kvant_a
     float scaled[KVANT_MAX_HEAD_DIM], y[KVANT_MAX_HEAD_DIM];
     for (uint32_t j = 0; j < codec->info.head_dim; j++)
         scaled[j] = affine && affine->scale ? q[j] * affine->scale[j] : q[j];
-    kvant_transform_forward(&codec->transform, NULL, scaled, y);
+    kvant_transform_dual(&codec->transform, scaled, y);
     memcpy(out, y, codec->info.head_dim * sizeof *out);
     return KVANT_OK;
 }

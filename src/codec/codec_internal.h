@@ -93,7 +93,7 @@ void kvant_codec_set_page(kvant_codec *codec, uint32_t bits, size_t code_bytes, 
 /* unpack for any codec, by its own decode, token by token: correct, not fast. Channels keep their order in the tile. */
 void kvant_unpack_decoded(const kvant_codec *codec, const kvant_kernels *kernels, const void *page, float *tile);
 
-/* y = R ((x - c) / s) for row i. */
+/* y = R W ((x - c) / s) for row i. */
 void kvant_codec_transform_row(const kvant_codec *codec, const kvant_rows *rows, size_t i, float *y);
 
 /* The codec of open pages: the same transform, then fp16, so that open and sealed pages share queries and sums. Borrows the

@@ -190,9 +190,9 @@ static kvant_status read_transform(kvant_codec *codec, kvant_spec *spec, const k
 {
     kvant_transform_defaults defaults = { has_option(spec, "block") ? KVANT_ROTATE_HADAMARD : KVANT_ROTATE_NONE,
                                           128, false };
-    if (has_option(spec, "center") || has_option(spec, "norm"))
+    if (has_option(spec, "center") || has_option(spec, "norm") || has_option(spec, "transform"))
         return kvant_fail(error, KVANT_ERR_SPEC,
-                          "kmeans takes no center and no norm: its centroids are calibrated for rows without");
+                          "kmeans takes no center, norm or transform: its centroids are calibrated for rows without");
     return kvant_transform_create(&codec->transform, spec, &defaults, codec->info.head_dim, site->seed, error);
 }
 

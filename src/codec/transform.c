@@ -1,4 +1,5 @@
-/* transform.c - see transform.h; the arithmetic is that of docs/format.md, "Transform". */
+/* transform.c - see transform.h; the arithmetic is that of docs/format.md, "Transform". A full W is multiplied with R once, so that
+ * rows and queries meet one matrix. */
 #include "transform.h"
 
 #include <string.h>
@@ -83,7 +84,8 @@ kvant_status kvant_transform_create(kvant_transform *transform, kvant_spec *spec
 void kvant_transform_destroy(kvant_transform *transform)
 {
     kvant_free(transform->matrix);
-    transform->matrix = NULL;
+    kvant_free(transform->weights);
+    transform->matrix = transform->weights = NULL;
 }
 
 size_t kvant_transform_matrix_floats(uint32_t n)
@@ -146,55 +148,147 @@ const float *kvant_transform_normalise(const kvant_transform *transform, const k
     return z;
 }
 
-static void rotate_dense(const kvant_transform *transform, const float *x, float *y)
+/* y = R x; x and y may be equal unless R is dense. */
+static void rotate(const kvant_transform *transform, const float *x, float *y)
 {
     const kvant_kernels *kernels = kvant_kernels_get(KVANT_CPU_AUTO);
     uint32_t d = transform->head_dim;
-    for (uint32_t i = 0; i < d; i++)
-        y[i] = kernels->dot(transform->matrix + (size_t)i * d, x, d);
-}
-
-void kvant_transform_forward(const kvant_transform *transform, const kvant_affine *affine, const float *x, float *y)
-{
-    uint32_t d = transform->head_dim;
     if (transform->rotate == KVANT_ROTATE_DENSE) {
-        float z[KVANT_MAX_HEAD_DIM];
-        rotate_dense(transform, kvant_transform_normalise(transform, affine, x, z), y);
-        return;
-    }
-    const float *source = kvant_transform_normalise(transform, affine, x, y);
-    if (transform->rotate == KVANT_ROTATE_HADAMARD) {
         for (uint32_t i = 0; i < d; i++)
-            y[i] = source[i] * transform->signs[i];
-        kvant_kernels_get(KVANT_CPU_AUTO)->hadamard(y, d, transform->block);
-    } else if (source != y) {
-        memcpy(y, source, d * sizeof *y);
+            y[i] = kernels->dot(transform->matrix + (size_t)i * d, x, d);
+    } else if (transform->rotate == KVANT_ROTATE_HADAMARD) {
+        for (uint32_t i = 0; i < d; i++)
+            y[i] = x[i] * transform->signs[i];
+        kernels->hadamard(y, d, transform->block);
+    } else if (x != y) {
+        memcpy(y, x, d * sizeof *y);
     }
 }
 
+/* x = R^T y, the same rules. */
 static void unrotate(const kvant_transform *transform, const float *y, float *x)
 {
+    const kvant_kernels *kernels = kvant_kernels_get(KVANT_CPU_AUTO);
     uint32_t d = transform->head_dim;
     if (transform->rotate == KVANT_ROTATE_DENSE) {
-        for (uint32_t j = 0; j < d; j++)
-            x[j] = 0;
-        for (uint32_t i = 0; i < d; i++)
-            for (uint32_t j = 0; j < d; j++)
-                x[j] += transform->matrix[(size_t)i * d + j] * y[i];
+        kernels->combine_rows(transform->matrix, y, d, d, x);
         return;
     }
     if (x != y)
         memcpy(x, y, d * sizeof *x);
     if (transform->rotate == KVANT_ROTATE_HADAMARD) {
-        kvant_kernels_get(KVANT_CPU_AUTO)->hadamard(x, d, transform->block);
+        kernels->hadamard(x, d, transform->block);
         for (uint32_t i = 0; i < d; i++)
             x[i] *= transform->signs[i];
     }
 }
 
+/* Rows of a symmetric W are its columns, and columns of R W are R times those of W. */
+static void fill_weights(kvant_transform *transform, const float *w, const float *inverse, float *weights)
+{
+    size_t d = transform->head_dim;
+    for (size_t i = 0; i < d; i++) {
+        rotate(transform, w + i * d, weights + i * d);
+        rotate(transform, inverse + i * d, weights + (d + i) * d);
+    }
+}
+
+/* No eigenvalue of a symmetric matrix is larger than this. */
+static float largest_row_sum(const float *w, size_t rows, size_t columns)
+{
+    float largest = 0;
+    for (size_t i = 0; i < rows; i++) {
+        float sum = 0;
+        for (size_t j = 0; j < columns; j++)
+            sum += w[i * columns + j] < 0 ? -w[i * columns + j] : w[i * columns + j];
+        largest = sum > largest ? sum : largest;
+    }
+    return largest;
+}
+
+kvant_status kvant_transform_weigh(kvant_transform *transform, bool diagonal, const float *w, const float *inverse)
+{
+    size_t d = transform->head_dim, size = diagonal ? d : d * d;
+    float *weights = kvant_alloc(2 * size, sizeof *weights);
+    KVANT_RETURN_IF(!weights, KVANT_ERR_MEMORY);
+    if (diagonal) {
+        memcpy(weights, w, d * sizeof *weights);
+        memcpy(weights + d, inverse, d * sizeof *weights);
+    } else {
+        fill_weights(transform, w, inverse, weights);
+    }
+    transform->weights = weights;
+    transform->diagonal = diagonal;
+    transform->gain = largest_row_sum(w, d, size / d);
+    return KVANT_OK;
+}
+
+float kvant_transform_gain(const kvant_transform *transform)
+{
+    return transform->weights && transform->gain > 1 ? transform->gain : 1;
+}
+
+/* y = R W x with weights those of W, or R W^-1 x with those of W^-1. */
+static void weigh(const kvant_transform *transform, const float *weights, const float *x, float *y)
+{
+    uint32_t d = transform->head_dim;
+    if (!transform->diagonal) {
+        kvant_kernels_get(KVANT_CPU_AUTO)->combine_rows(weights, x, d, d, y);
+        return;
+    }
+    float z[KVANT_MAX_HEAD_DIM];
+    for (uint32_t i = 0; i < d; i++)
+        z[i] = x[i] * weights[i];
+    rotate(transform, z, y);
+}
+
+/* Where the weights of W^-1 lie. */
+static const float *inverse_weights(const kvant_transform *transform)
+{
+    size_t d = transform->head_dim;
+    return transform->weights + (transform->diagonal ? d : d * d);
+}
+
+void kvant_transform_forward(const kvant_transform *transform, const kvant_affine *affine, const float *x, float *y)
+{
+    float z[KVANT_MAX_HEAD_DIM];
+    const float *source = kvant_transform_normalise(transform, affine, x, z);
+    if (transform->weights)
+        weigh(transform, transform->weights, source, y);
+    else
+        rotate(transform, source, y);
+}
+
+void kvant_transform_dual(const kvant_transform *transform, const float *x, float *y)
+{
+    if (transform->weights)
+        weigh(transform, inverse_weights(transform), x, y);
+    else
+        rotate(transform, x, y);
+}
+
+/* x = W^-1 R^T y */
+static void unweigh(const kvant_transform *transform, const float *y, float *x)
+{
+    const kvant_kernels *kernels = kvant_kernels_get(KVANT_CPU_AUTO);
+    const float *weights = inverse_weights(transform);
+    uint32_t d = transform->head_dim;
+    if (transform->diagonal) {
+        unrotate(transform, y, x);
+        for (uint32_t i = 0; i < d; i++)
+            x[i] *= weights[i];
+        return;
+    }
+    for (uint32_t i = 0; i < d; i++)
+        x[i] = kernels->dot(weights + (size_t)i * d, y, d);
+}
+
 void kvant_transform_inverse(const kvant_transform *transform, const kvant_affine *affine, const float *y, float *x)
 {
-    unrotate(transform, y, x);
+    if (transform->weights)
+        unweigh(transform, y, x);
+    else
+        unrotate(transform, y, x);
     for (uint32_t i = 0; affine && affine->scale && i < transform->head_dim; i++)
         x[i] *= affine->scale[i];
     for (uint32_t i = 0; affine && affine->center && i < transform->head_dim; i++)

@@ -1,4 +1,7 @@
-/* transform.h - the linear half of a codec: y = R ((x - c) / s) and its way back. Knows nothing of codes. */
+/* transform.h - the linear half of a codec: y = R W ((x - c) / s) and its way back. Knows nothing of codes.
+ *
+ * R is orthonormal; W is the identity, or for keys a diagonal or symmetric matrix that weighs directions (weighting.h). Queries
+ * take R W^-1, so that inner products stay. */
 #ifndef KVANT_CODEC_TRANSFORM_H
 #define KVANT_CODEC_TRANSFORM_H
 
@@ -16,6 +19,9 @@ typedef struct kvant_transform {
     bool random_signs;
     float signs[KVANT_MAX_HEAD_DIM]; /* +1 or -1, Hadamard only */
     float *matrix;                   /* R, head_dim x head_dim row-major, dense only */
+    bool diagonal;                   /* what weights holds */
+    float *weights; /* NULL: W is the identity. Diagonal: those of W and of W^-1. Else (R W)^T and (R W^-1)^T */
+    float gain;     /* with weights: no vector becomes longer than gain times its length */
 } kvant_transform;
 
 /* What a family rotates by when the spec does not say; block 0: the largest that fits, up to max_block. */
@@ -26,7 +32,8 @@ typedef struct kvant_transform_defaults {
 } kvant_transform_defaults;
 
 /* For the option list of a compressed family; those of the cache are read for it afterwards. */
-#define KVANT_TRANSFORM_OPTIONS "rotate=none|hadamard|dense block=N signs=seed|none " KVANT_CACHE_OPTIONS
+#define KVANT_TRANSFORM_OPTIONS                                                                                    \
+    "rotate=none|hadamard|dense block=N signs=seed|none transform=none|diagonal|file " KVANT_CACHE_OPTIONS
 
 /* Reads rotate, block and signs from the spec and builds the transform, which owns its matrix. */
 kvant_status kvant_transform_create(kvant_transform *transform, kvant_spec *spec,
@@ -43,6 +50,13 @@ size_t kvant_transform_matrix_floats(uint32_t n);
  * then on: describe it before. KVANT_ERR_MEMORY, and nothing changed. */
 kvant_status kvant_transform_compose(kvant_transform *transform, const float *b, bool before);
 
+/* Puts a symmetric positive definite W before the rotation; w and inverse hold its diagonal (head_dim numbers) or all of it and its
+ * inverse (head_dim x head_dim). KVANT_ERR_MEMORY, and nothing changed. */
+kvant_status kvant_transform_weigh(kvant_transform *transform, bool diagonal, const float *w, const float *inverse);
+
+/* By how much the transform makes a vector longer, at most. */
+float kvant_transform_gain(const kvant_transform *transform);
+
 /* Appends the options in canonical form, e.g. ",rotate=hadamard,block=64,signs=seed". */
 void kvant_transform_describe(const kvant_transform *transform, char *text, size_t size);
 
@@ -50,11 +64,14 @@ void kvant_transform_describe(const kvant_transform *transform, char *text, size
 const float *kvant_transform_normalise(const kvant_transform *transform, const kvant_affine *affine, const float *x,
                                        float *z);
 
-/* y = R ((x - c) / s); affine may be NULL. x and y may not overlap for a dense rotation, may be equal otherwise. */
+/* y = R W ((x - c) / s); affine may be NULL. x and y may not overlap with a dense rotation or a full W, may be equal otherwise. */
 void kvant_transform_forward(const kvant_transform *transform, const kvant_affine *affine, const float *x,
                              float *y);
 
-/* x = c + s o R^T y, the same rules. */
+/* y = R W^-1 x for queries, the same rules. */
+void kvant_transform_dual(const kvant_transform *transform, const float *x, float *y);
+
+/* x = c + s o W^-1 R^T y, the same rules. */
 void kvant_transform_inverse(const kvant_transform *transform, const kvant_affine *affine, const float *y,
                              float *x);
 

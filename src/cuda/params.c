@@ -14,6 +14,8 @@
 static kvant_status init_rotation(kvant_cuda_rotation *rotation, const kvant_transform *transform,
                                   const kvant_error *error)
 {
+    if (transform->weights)
+        return kvant_fail(error, KVANT_ERR_UNSUPPORTED, "not on the GPU: transform=file and transform=diagonal");
     if (transform->rotate == KVANT_ROTATE_DENSE)
         return kvant_fail(error, KVANT_ERR_UNSUPPORTED,
                           "not on the GPU: rotate=dense (the default of turboquant and octopus when head_dim is no "

@@ -59,6 +59,7 @@ static const kvant_kernels reference = {
     .float_to_half = kvant_float_to_half_c,
     .dot = kvant_dot_c,
     .dot_codes = kvant_dot_codes_c,
+    .combine_rows = kvant_combine_rows_c,
     .hadamard = kvant_hadamard,
     .range = kvant_range_c,
     .magnitude = kvant_magnitude_c,

@@ -25,6 +25,15 @@ KVANT_DOT_CODES_FN(kvant_dot_codes_c)
     return kvant_sum16(s);
 }
 
+KVANT_COMBINE_ROWS_FN(kvant_combine_rows_c)
+{
+    for (uint32_t i = 0; i < n; i++)
+        y[i] = 0;
+    for (uint32_t j = 0; j < k; j++)
+        for (uint32_t i = 0; i < n; i++)
+            y[i] += weights[j] * rows[(size_t)j * n + i];
+}
+
 KVANT_RANGE_FN(kvant_range_c)
 {
     float low = x[0], high = x[0];

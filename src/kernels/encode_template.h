@@ -41,6 +41,39 @@ static KVANT_DOT_FN(NAME(dot))
     return kvant_sum16(s);
 }
 
+/* As many sums as hide the latency of an addition stay in registers while the rows go by. */
+#define COMBINED 4
+
+static KVANT_COMBINE_ROWS_FN(NAME(combine_rows))
+{
+    uint32_t i = 0;
+    for (; i + COMBINED * LANES <= n; i += COMBINED * LANES) {
+        vf sum[COMBINED];
+        for (uint32_t v = 0; v < COMBINED; v++)
+            sum[v] = vf_zero();
+        for (uint32_t j = 0; j < k; j++) {
+            vf weight = vf_set(weights[j]);
+            const float *row = rows + (size_t)j * n + i;
+            for (uint32_t v = 0; v < COMBINED; v++)
+                sum[v] = vf_add(sum[v], vf_mul(weight, vf_load_unaligned(row + v * LANES)));
+        }
+        for (uint32_t v = 0; v < COMBINED; v++)
+            vf_store_unaligned(y + i + v * LANES, sum[v]);
+    }
+    for (; i + LANES <= n; i += LANES) {
+        vf sum = vf_zero();
+        for (uint32_t j = 0; j < k; j++)
+            sum = vf_add(sum, vf_mul(vf_set(weights[j]), vf_load_unaligned(rows + (size_t)j * n + i)));
+        vf_store_unaligned(y + i, sum);
+    }
+    for (; i < n; i++) {
+        float sum = 0;
+        for (uint32_t j = 0; j < k; j++)
+            sum += weights[j] * rows[(size_t)j * n + i];
+        y[i] = sum;
+    }
+}
+
 /* (a, b) -> (a + b, a - b) within a vector: a - b is a + -b, and additions commute, to the bit. */
 KVANT_INLINE vf butterfly_lanes(vf x, uint32_t block)
 {

@@ -199,7 +199,12 @@ typedef KVANT_KEY_HALVES_FN(kvant_key_halves_fn);
 #define KVANT_DOT_FN(name) float name(const float *a, const float *b, uint32_t n)
 typedef KVANT_DOT_FN(kvant_dot_fn);
 
-/* sum a[i] values[codes[i]] in the same order; 2^bits values, 32 of them readable. */
+/* y[i] = sum over j = 0, 1, ... of weights[j] rows[j * n + i], in that order from 0, for n numbers of k rows; y overlaps nothing. */
+#define KVANT_COMBINE_ROWS_FN(name)                                                                                \
+    void name(const float *rows, const float *weights, uint32_t k, uint32_t n, float *y)
+typedef KVANT_COMBINE_ROWS_FN(kvant_combine_rows_fn);
+
+/* sum a[i] values[codes[i]] in the order of dot; 2^bits values, 32 of them readable. */
 #define KVANT_DOT_CODES_FN(name)                                                                                   \
     float name(const float *a, const uint8_t *codes, uint32_t n, const float *values, uint32_t bits)
 typedef KVANT_DOT_CODES_FN(kvant_dot_codes_fn);
@@ -266,6 +271,7 @@ typedef struct kvant_kernels {
     kvant_to_half_fn *float_to_half;
     kvant_dot_fn *dot;
     kvant_dot_codes_fn *dot_codes;
+    kvant_combine_rows_fn *combine_rows;
     kvant_hadamard_fn *hadamard;
     kvant_range_fn *range;
     kvant_magnitude_fn *magnitude;
@@ -300,6 +306,7 @@ KVANT_SCALE_ROWS_FN(kvant_scale_rows_c);
 KVANT_TO_HALF_FN(kvant_float_to_half_c);
 KVANT_DOT_FN(kvant_dot_c);
 KVANT_DOT_CODES_FN(kvant_dot_codes_c);
+KVANT_COMBINE_ROWS_FN(kvant_combine_rows_c);
 KVANT_RANGE_FN(kvant_range_c);
 KVANT_MAGNITUDE_FN(kvant_magnitude_c);
 KVANT_UNIFORM_CODES_FN(kvant_uniform_codes_c);

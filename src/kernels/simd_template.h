@@ -163,6 +163,7 @@ void NAME(kvant_kernels_init)(kvant_kernels *kernels)
     kernels->float_to_half = NAME(float_to_half);
     kernels->dot = NAME(dot);
     kernels->dot_codes = NAME(dot_codes);
+    kernels->combine_rows = NAME(combine_rows);
     kernels->hadamard = NAME(hadamard);
     kernels->range = NAME(range);
     kernels->magnitude = NAME(magnitude);

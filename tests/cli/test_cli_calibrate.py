@@ -31,18 +31,20 @@ def parse(data):
     magic, version, n_sites, size = struct.unpack_from("<8sIIQ", data)
     name_bytes, n_sets = struct.unpack_from("<II", data, 56)
     clusters = struct.unpack_from(f"<{n_sets}I", data, 64)
-    assert (magic, version, size) == (b"kvantcal", 1, len(data))
+    assert (magic, version, size) == (b"kvantcal", 2, len(data))
     table = padded(64 + 4 * n_sets + name_bytes)
     at, sites = padded(table + 32 * n_sites), {}
     for i in range(n_sites):
         layer, role, heads, dim = struct.unpack_from("<IIII", data, table + 32 * i)
         row = heads * dim
-        arrays = {"mean": row, "min": row, "max": row} | ({"moment": row * dim} if role == 0 else {})
-        arrays |= {c: row * c for c in clusters}
+        arrays = {"mean": (row, "f"), "min": (row, "f"), "max": (row, "f")}
+        if role == 0:
+            arrays |= {"moment": (row * dim, "f"), "diagonal": (row, "f"), "matrix": (row * (dim + 1) // 2, "e")}
+        arrays |= {c: (row * c, "f") for c in clusters}
         site, start = {"heads": heads, "dim": dim}, at
-        for key, n in arrays.items():
-            site[key] = struct.unpack_from(f"<{n}f", data, at)
-            at += 4 * n
+        for key, (n, kind) in arrays.items():
+            site[key] = struct.unpack_from(f"<{n}{kind}", data, at)
+            at += (n * struct.calcsize(kind) + 3) // 4 * 4
         at = start + padded(at - start)
         sites[layer, role] = site
     assert at == len(data)
@@ -96,10 +98,15 @@ class Calibrate(unittest.TestCase):
                             self.assertEqual(x, moment[j * HEAD_DIM + i])
                             bound = moment[i * HEAD_DIM + i] * moment[j * HEAD_DIM + j]
                             self.assertLessEqual(x * x, bound * (1 + 1e-5))
+                # Diagonals of positive definite matrices are positive; a model's are not those of the identity.
+                diagonal = [site["matrix"][i * (i + 3) // 2] for i in range(HEAD_DIM)]
+                self.assertGreater(min(*diagonal, *site["diagonal"]), 0)
+                self.assertNotEqual(set(diagonal), {1.0})
 
     def test_calibrated_codecs_run(self):
         """The calibrated codecs through llama.cpp: quality of the order of 4-bit codecs, and sizes that count the index."""
         specs = ["hessian-4", f"kmeans-4:c={CLUSTERS},block=64", "int-4:center=file"]
+        specs += ["turboquant-4:transform=file", "turboquant-4:transform=diagonal"]
         configs = [word for spec in specs for word in ("-k", spec, "-v", "int-4")]
         done = run(
             *["eval", "-m", MODEL, "-f", TEXT, "-c", 128, "--chunks", 1, "--json"],
@@ -108,14 +115,14 @@ class Calibrate(unittest.TestCase):
         self.assertEqual(done.returncode, OK, done.stderr)
         rows = {row["k"]: row for row in json.loads(done.stdout) if row["cache"] == "kvant"}
         self.assertEqual(list(rows), specs)
-        self.assertEqual([row["bits"] for row in rows.values()], [4.5, 4.5625, 4.5])
+        self.assertEqual([row["bits"] for row in rows.values()], [4.5, 4.5625, 4.5, 4.375, 4.375])
         # A wrong rotation or centroid gives nats; int-4 of this model measures about 0.1 (bench/results).
         for spec, row in rows.items():
             self.assertTrue(0 < row["kld_mean"] < 0.5, (spec, row["kld_mean"]))
 
     def test_missing_and_wrong_calibrations_are_named(self):
         arguments = ["eval", "-m", MODEL, "-f", TEXT, "-c", 128, "--chunks", 1]
-        for spec in ("hessian-4", "kmeans-4:c=4", "int-4:center=file"):
+        for spec in ("hessian-4", "kmeans-4:c=4", "int-4:center=file", "turboquant-4:transform=file"):
             done = run(*arguments, "-k", spec)
             self.assertEqual(done.returncode, USAGE, done.stderr)
             self.assertIn("kvant calibrate", done.stderr)

@@ -11,6 +11,20 @@
 #include "../../src/calibration/format.h"
 #include "../unit/calibrated.h"
 
+/* A matrix of any numbers has an inverse or is refused; small ones only, for time. */
+static void create_codec(const kvant_calibration *c, uint32_t layer, uint32_t kv_head, uint32_t head_dim)
+{
+    kvant_codec *codec;
+    char err[256] = "";
+    if (head_dim > 16)
+        return;
+    if (kvant_codec_create_calibrated("int-4:transform=file", head_dim, KVANT_ROLE_K, 0, c, layer, kv_head, &codec,
+                                      err, sizeof err) != KVANT_OK &&
+        !err[0])
+        abort();
+    kvant_codec_free(&codec);
+}
+
 /* Reads whatever the calibration offers, so that a sanitiser sees pointers that lead outside. */
 static float touch(const kvant_calibration *c)
 {
@@ -25,6 +39,9 @@ static float touch(const kvant_calibration *c)
                 continue;
             sum += e.mean[0] + e.min[e.head_dim - 1] + e.max[e.head_dim - 1];
             sum += e.query_moment ? e.query_moment[e.head_dim * e.head_dim - 1] : 0;
+            sum += e.diagonal ? e.diagonal[e.head_dim - 1] : 0;
+            sum += e.matrix ? e.matrix[e.head_dim * (e.head_dim + 1) / 2 - 1] : 0;
+            create_codec(c, layer, i / 2, e.head_dim);
             for (uint32_t b = 0; b < info.n_codebooks; b++)
                 sum += e.centroids[b][(size_t)info.clusters[b] * e.head_dim - 1];
         }

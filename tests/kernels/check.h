@@ -29,6 +29,7 @@
     X(float_to_half)                                                                                               \
     X(dot)                                                                                                         \
     X(dot_codes)                                                                                                   \
+    X(combine_rows)                                                                                                   \
     X(hadamard)                                                                                                    \
     X(range)                                                                                                       \
     X(magnitude)                                                                                                   \

@@ -39,6 +39,49 @@ BENCH(dot)
     (void)sum;
 }
 
+typedef struct combined {
+    float *rows, *weights, *got;
+    uint32_t k, n;
+} combined;
+
+static combined make_combined(checker *check, uint32_t k, uint32_t n, check_fill fill)
+{
+    combined p = { .k = k, .n = n };
+    p.rows = check_input(check, "rows", (size_t)k * n * sizeof *p.rows, sizeof *p.rows);
+    p.weights = check_input(check, "weights", k * sizeof *p.weights, sizeof *p.weights);
+    p.got = check_output(check, "sums", n * sizeof *p.got, sizeof *p.got);
+    check_floats(check, p.rows, (size_t)k * n, CHECK_NORMAL);
+    check_floats(check, p.weights, k, fill);
+    return p;
+}
+
+CHECK(combine_rows)
+{
+    static const uint32_t rows[] = { 1, 3, 64, 80 };
+    for (size_t l = 0; l < COUNT(lengths); l++)
+        for (size_t r = 0; r < COUNT(rows); r++)
+            for (int fill = 0; fill < CHECK_N_FILLS; fill++) {
+                check_case(check, "%u rows of %u numbers, %s", rows[r], lengths[l],
+                           check_fill_name((check_fill)fill));
+                combined p = make_combined(check, rows[r], lengths[l], (check_fill)fill);
+                float want[512];
+                c->combine_rows(p.rows, p.weights, p.k, p.n, want);
+                CHECK_CALL(check, kernels->combine_rows(p.rows, p.weights, p.k, p.n, p.got));
+                check_same(check, "sums", p.got, want, p.n, sizeof *want);
+            }
+}
+
+BENCH(combine_rows)
+{
+    static const uint32_t sizes[] = { 64, 128, 256 };
+    for (size_t i = 0; i < COUNT(sizes); i++) {
+        check_case(check, "bench");
+        combined p = make_combined(check, sizes[i], sizes[i], CHECK_NORMAL);
+        CHECK_BENCH(check, kernels->combine_rows(p.rows, p.weights, p.k, p.n, p.got), "%u x %u", sizes[i],
+                    sizes[i]);
+    }
+}
+
 typedef struct coded {
     float *a, *values;
     uint8_t *codes;

@@ -22,6 +22,23 @@ static const char *const calibrated_specs[] = {
 };
 enum { N_CALIBRATED_SPECS = sizeof calibrated_specs / sizeof calibrated_specs[0] };
 
+/* W before every kind of quantiser and rotation. */
+static const char *const weighted_specs[] = {
+    "turboquant-4:transform=file",
+    "turboquant-3:transform=diagonal",
+    "turboquant-2:transform=file,rotate=dense",
+    "int-4:transform=file",
+    "int-4:transform=diagonal,rotate=dense",
+    "int-4:transform=file,axis=channel",
+    "bdr-4:transform=diagonal",
+    "octopus-3:transform=file",
+    "polar-4:transform=file",
+    "hqmq-s96r4:transform=diagonal",
+    "turboquant-2.5:transform=file",
+    "innerq-base:transform=file",
+};
+enum { N_WEIGHTED_SPECS = sizeof weighted_specs / sizeof weighted_specs[0] };
+
 static inline float calibrated_number(uint64_t *state)
 {
     *state ^= *state << 13;

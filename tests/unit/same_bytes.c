@@ -84,6 +84,8 @@ int main(int argc, char **argv)
         kvant_calibration *calibration = calibrate_fixed(calibrated_dims[d]);
         for (size_t s = 0; s < N_CALIBRATED_SPECS; s++)
             print_hash(calibrated_specs[s], calibrated_dims[d], calibration);
+        for (size_t s = 0; s < N_WEIGHTED_SPECS; s++)
+            print_hash(weighted_specs[s], calibrated_dims[d], calibration);
         kvant_calibration_free(&calibration);
     }
     return 0;

@@ -347,8 +347,12 @@ static void files_come_back_as_they_were(void **state)
         assert_memory_equal(x.max, y.max, DIM * sizeof(float));
         assert_memory_equal(x.centroids[0], y.centroids[0], 4 * DIM * sizeof(float));
         assert_memory_equal(x.centroids[1], y.centroids[1], 16 * DIM * sizeof(float));
-        if (role == KVANT_ROLE_K)
-            assert_memory_equal(x.query_moment, y.query_moment, DIM * DIM * sizeof(float));
+        assert_true((x.matrix != NULL) == (role == KVANT_ROLE_K) && (x.diagonal != NULL) == (role == KVANT_ROLE_K));
+        if (role == KVANT_ROLE_V)
+            continue;
+        assert_memory_equal(x.query_moment, y.query_moment, DIM * DIM * sizeof(float));
+        assert_memory_equal(x.diagonal, y.diagonal, DIM * sizeof(float));
+        assert_memory_equal(x.matrix, y.matrix, DIM * (DIM + 1) / 2 * sizeof(uint16_t));
     }
     assert_int_equal(kvant_calibration_save(b, f.path, NULL, 0), KVANT_OK); /* over the old file */
     kvant_calibration_free(&a);
@@ -403,6 +407,9 @@ static void sign(file *f)
     put(f, 24, hash, 8);
 }
 
+/* Of the first entry, which begins at 320: behind mean, min, max and the second moment. */
+enum { FACTORS = 320 + 4 * (3 * HEADS * DIM + HEADS * DIM * DIM) };
+
 /* With a valid checksum only the checks of the fields themselves are left. */
 static void lying_fields_are_refused(void **state)
 {
@@ -436,6 +443,12 @@ static void lying_fields_are_refused(void **state)
         { 128, 1, 4, "order" },
         { 320, 0x7fc00000, 4, "not finite" },
         { 320, 0xff800000, 4, "not finite" },
+        { FACTORS, 0, 4, "not above 0" },
+        { FACTORS + 4, 0xbf800000, 4, "not above 0" },
+        { FACTORS + 8, 0x7fc00000, 4, "not finite" },
+        { FACTORS + 4 * HEADS * DIM, 0x7c00, 2, "not finite" },
+        { FACTORS + 4 * HEADS * DIM + 2, 0xfe01, 2, "not finite" },
+        { FACTORS + 4 * HEADS * DIM + HEADS * DIM * (DIM + 1), 0x7f800000, 4, "not finite" }, /* a centroid */
     };
     (void)state;
     file f = make_file();
@@ -449,9 +462,9 @@ static void lying_fields_are_refused(void **state)
         expect(&f, f.n, KVANT_ERR_FORMAT, lies[i].words);
         memcpy(f.bytes, whole, f.n);
     }
-    put(&f, 8, 2, 4);
+    put(&f, 8, 1, 4);
     sign(&f);
-    expect(&f, f.n, KVANT_ERR_FORMAT, "version 2, this library reads version 1");
+    expect(&f, f.n, KVANT_ERR_FORMAT, "version 1, this library reads version 2; make it anew with kvant calibrate");
     free(whole);
     drop_file(&f);
 }

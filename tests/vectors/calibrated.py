@@ -1,4 +1,4 @@
-"""kmeans and hessian: sections "Centroids" and "Query basis" of docs/format.md; docs/calibration.md's file."""
+"""kmeans, hessian and W: sections "Centroids", "Query basis" and "Transform" of docs/format.md; docs/calibration.md's file."""
 
 import struct
 
@@ -26,17 +26,24 @@ class Calibration:
         # A sum of outer products with a few strong directions: eigenvalues well apart, as of a trained model
         rows = draw(HEADS, 3 * DIM, DIM) * (1 + np.arange(DIM)[::-1] % 8)
         self.moment = np.einsum("hni,hnj->hij", rows, rows) / 65536
+        self.diagonal = 2.0 ** (np.arange(HEADS * DIM).reshape(HEADS, DIM) % 5 - 2)
+        # Eigenvalues between 2 and 6 (rows of the symmetric part sum to less than 2): W^-1 shortens rows
+        part = draw(HEADS, DIM, DIM) / 4096
+        part = 4 * np.eye(DIM) + np.tril(part) + np.tril(part, -1).transpose(0, 2, 1)
+        self.matrix = part.astype(np.float16).astype(float)
 
     def entry(self, role):
         arrays = [self.mean[role], self.mean[role] - 64, self.mean[role] + 64]
         if role == "K":
-            arrays.append(self.moment)
-        arrays.append(self.centroids[role])
-        return pad_to(b"".join(a.astype("<f4").tobytes() for a in arrays), 64)
+            arrays += [self.moment, self.diagonal]
+        data = b"".join(a.astype("<f4").tobytes() for a in arrays)
+        if role == "K":
+            data += self.matrix[:, *np.tril_indices(DIM)].astype("<f2").tobytes()
+        return pad_to(data + self.centroids[role].astype("<f4").tobytes(), 64)
 
     def file(self, fnv1a):
         name = b"vectors"
-        head = struct.pack("<8sIIQQQQQII", b"kvantcal", 1, 2, 0, 0, 0, 1000, 0, len(name), 1)
+        head = struct.pack("<8sIIQQQQQII", b"kvantcal", 2, 2, 0, 0, 0, 1000, 0, len(name), 1)
         head = pad_to(head + struct.pack("<I", CLUSTERS) + name, 64)
         table = b"".join(struct.pack("<IIII16x", LAYER, role, HEADS, DIM) for role in (0, 1))
         data = bytearray(head + pad_to(table, 64) + self.entry("K") + self.entry("V"))
@@ -95,3 +102,29 @@ def encode_kmeans(x, bits, role, options, seed):
 
 def encode(x, family, bits, role, options, seed):
     return (encode_kmeans if family == "kmeans" else encode_hessian)(x, int(bits), role, options, seed)
+
+
+class Weighting:
+    """R W on rows and its way back, section "Transform"; values have no W."""
+
+    def __init__(self, kind, role, turn):
+        self.kind, self.turn = kind if role == "K" else "none", turn
+        self.factors = CALIBRATION.diagonal[HEAD].astype(F32)
+        matrix = CALIBRATION.matrix[HEAD]
+        self.rows, self.back = turn.apply(matrix.astype(F32)), turn.undo(np.eye(DIM)) @ np.linalg.inv(matrix)
+
+    def apply(self, x):
+        if self.kind == "none":
+            return self.turn.apply(x)
+        if self.kind == "diagonal":
+            return self.turn.apply(x * self.factors)
+        y = np.zeros_like(x)
+        for j in range(DIM):
+            y = y + x[:, j : j + 1] * self.rows[j]
+        return y
+
+    def undo(self, y):
+        if self.kind == "file":
+            return y.astype(float) @ self.back
+        x = self.turn.undo(y)
+        return x / self.factors if self.kind == "diagonal" else x

@@ -57,6 +57,8 @@ CALIBRATED = """
 kmeans-4:c=1 kmeans-4:c=4 kmeans-3:c=4,block=16,group=16 hessian-4
 hessian-4:block=16,pool=layer hessian-3:order=eigen,group=8
 hessian-4:rotate=none
+turboquant-4:transform=file turboquant-3:transform=diagonal int-4:transform=file,rotate=none
+int-4:transform=diagonal,axis=channel int-3:transform=file,rotate=dense
 """.split()
 PLAIN, SHIFTED, WITH_FILE = 0, 1, 2
 
@@ -146,9 +148,13 @@ def samples(decoded):
 def encode_rows(x, role, spec, setting):
     """Code plane, metadata plane, decoded rows."""
     family, bits, options = parse(spec)
+    rotation = rotation_of(family, bits, options, x.shape[1], SEED)
+    if setting == WITH_FILE and "transform" in options:
+        weighting = calibrated.Weighting(options["transform"], role, rotation)
+        code, metadata, decoded = encode(weighting.apply(x), role, spec, SEED)
+        return code, metadata, weighting.undo(decoded)
     if setting == WITH_FILE:
         return calibrated.encode(x, family, bits, role, options, SEED)
-    rotation = rotation_of(family, bits, options, x.shape[1], SEED)
     if setting == PLAIN:
         code, metadata, decoded = encode(rotation.apply(x), role, spec, SEED)
         return code, metadata, rotation.undo(decoded)

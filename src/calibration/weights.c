@@ -1,0 +1,111 @@
+/* weights.c - see weights.h. With noise alike in all directions of W k, the error of a score <q, k> has the variance
+ * |W^-1 q|^2 |W k|^2 times a constant, on average tr(W^-2 Q) tr(W^2 K); the W^2 that makes the product smallest is the geometric
+ * mean of K^-1 and Q, and among diagonals sqrt(Q_ii / K_ii). */
+#include "weights.h"
+
+#include <math.h>
+#include <stdbool.h>
+
+#include "../base/alloc.h"
+#include "../base/attributes.h"
+#include "../base/half.h"
+#include "../math/spd.h"
+
+/* Added to every direction, in parts of the mean: a direction that the text never used must not be blown up. Measured on two
+ * models between 10^-2 and 10^-5: least errors from 3 10^-4 down. */
+#define FLOOR 3e-4
+
+/* Added to every eigenvalue of W, in parts of its Frobenius norm: rounding to binary16 moves eigenvalues by at most 2^-11 of it
+ * (and by numbers below its smallest, 2^-24), so W stays positive definite, |W| |W^-1| below sqrt(d) 2^11. */
+#define SMALLEST 0x1p-10
+
+static double trace(const double *m, size_t d)
+{
+    double sum = 0;
+    for (size_t i = 0; i < d; i++)
+        sum += m[i * d + i];
+    return sum;
+}
+
+/* out = m of trace d, with the floor; false when m is zero, or so small beside what it was computed from that roundings show. */
+static bool regularise(const double *m, size_t d, double *out)
+{
+    double sum = trace(m, d), factor = (double)d / sum;
+    if (!(sum > 0) || !(factor < INFINITY))
+        return false;
+    for (size_t i = 0; i < d * d; i++)
+        out[i] = m[i] * factor;
+    bool positive = true;
+    for (size_t i = 0; i < d; i++) {
+        out[i * d + i] += FLOOR;
+        positive &= out[i * d + i] > 0;
+    }
+    return positive;
+}
+
+static double frobenius(const double *m, size_t d)
+{
+    double sum = 0;
+    for (size_t i = 0; i < d * d; i++)
+        sum += m[i] * m[i];
+    return sqrt(sum);
+}
+
+/* tr(W^2 K) for symmetric matrices */
+static double length_after(const double *w, const double *keys, size_t d)
+{
+    double sum = 0;
+    for (size_t i = 0; i < d; i++)
+        for (size_t j = 0; j < d; j++)
+            for (size_t k = 0; k < d; k++)
+                sum += w[i * d + k] * w[k * d + j] * keys[j * d + i];
+    return sum;
+}
+
+static void identity(size_t d, float *diagonal, uint16_t *matrix)
+{
+    for (size_t i = 0; i < d; i++) {
+        diagonal[i] = 1;
+        for (size_t j = 0; j <= i; j++)
+            *matrix++ = kvant_half_from_float(i == j ? 1.0f : 0.0f);
+    }
+}
+
+/* a: attended, b: queries, both regularised; keys too. */
+static void make_diagonal(size_t d, const double *a, const double *b, const double *keys, float *diagonal)
+{
+    double after = 0;
+    for (size_t i = 0; i < d; i++)
+        after += sqrt(b[i * d + i] / a[i * d + i]) * keys[i * d + i];
+    double factor = sqrt(trace(keys, d) / after);
+    for (size_t i = 0; i < d; i++)
+        diagonal[i] = (float)(factor * sqrt(sqrt(b[i * d + i] / a[i * d + i])));
+}
+
+static kvant_status make_matrix(size_t d, double *a, const double *b, const double *keys, uint16_t *matrix)
+{
+    KVANT_FORWARD(kvant_spd_mean((uint32_t)d, a, b, a));
+    KVANT_FORWARD(kvant_spd_roots((uint32_t)d, a, a, NULL));
+    double factor = sqrt(trace(keys, d) / length_after(a, keys, d)), smallest = SMALLEST * frobenius(a, d);
+    for (size_t i = 0; i < d; i++)
+        for (size_t j = 0; j <= i; j++)
+            *matrix++ = kvant_half_from_float((float)(factor * (a[i * d + j] + (i == j ? smallest : 0))));
+    return KVANT_OK;
+}
+
+kvant_status kvant_make_weights(uint32_t n, const double *queries, const double *attended, const double *keys,
+                                float *diagonal, uint16_t *matrix)
+{
+    size_t d = n, size = d * d;
+    double *a = kvant_alloc(3 * size, sizeof *a), *b = a + size, *k = b + size;
+    kvant_status status = KVANT_ERR_ARGUMENT;
+    KVANT_RETURN_IF(!a, KVANT_ERR_MEMORY);
+    if (regularise(attended, d, a) && regularise(queries, d, b) && regularise(keys, d, k)) {
+        make_diagonal(d, a, b, k, diagonal);
+        status = make_matrix(d, a, b, k, matrix);
+    }
+    if (status == KVANT_ERR_ARGUMENT) /* not positive definite: nothing is known */
+        identity(d, diagonal, matrix);
+    kvant_free(a);
+    return status == KVANT_ERR_MEMORY ? status : KVANT_OK;
+}

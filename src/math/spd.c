@@ -1,0 +1,134 @@
+/* spd.c - see spd.h. */
+#include "spd.h"
+
+#include <math.h>
+#include <stdbool.h>
+#include <stddef.h>
+#include <string.h>
+
+#include "../base/alloc.h"
+#include "../base/attributes.h"
+#include "eigen.h"
+
+/* The lower triangle of m becomes L with m = L L^T; false when a pivot is not above 0. */
+static bool factorise(size_t n, double *m)
+{
+    for (size_t j = 0; j < n; j++) {
+        double *row = m + j * n;
+        for (size_t i = 0; i <= j; i++) {
+            double sum = row[i];
+            for (size_t k = 0; k < i; k++)
+                sum -= row[k] * m[i * n + k];
+            if (i == j && !(sum > 0))
+                return false;
+            row[i] = i == j ? sqrt(sum) : sum / m[i * n + i];
+        }
+    }
+    return true;
+}
+
+/* L^-1 in place of L. */
+static void invert_triangle(size_t n, double *l)
+{
+    for (size_t i = 0; i < n; i++) {
+        double *row = l + i * n, inverse = 1 / row[i];
+        for (size_t j = 0; j < i; j++) {
+            double sum = 0;
+            for (size_t k = j; k < i; k++)
+                sum += row[k] * l[k * n + j];
+            row[j] = -sum * inverse;
+        }
+        row[i] = inverse;
+    }
+}
+
+kvant_status kvant_spd_inverse(uint32_t n, const double *m, double *inverse)
+{
+    size_t d = n;
+    double *l = kvant_alloc(d * d, sizeof *l);
+    KVANT_RETURN_IF(!l, KVANT_ERR_MEMORY);
+    memcpy(l, m, d * d * sizeof *l);
+    bool ok = factorise(d, l);
+    if (ok)
+        invert_triangle(d, l);
+    for (size_t i = 0; ok && i < d; i++) /* L^-T L^-1 */
+        for (size_t j = 0; j <= i; j++) {
+            double sum = 0;
+            for (size_t k = i; k < d; k++)
+                sum += l[k * d + i] * l[k * d + j];
+            inverse[i * d + j] = inverse[j * d + i] = sum;
+        }
+    kvant_free(l);
+    return ok ? KVANT_OK : KVANT_ERR_ARGUMENT;
+}
+
+/* out = sum over i of factors[i] v_i v_i^T, v_i being row i of vectors. */
+static void compose(size_t n, const double *vectors, const double *factors, double *out)
+{
+    memset(out, 0, n * n * sizeof *out);
+    for (size_t k = 0; k < n; k++)
+        for (size_t i = 0; i < n; i++) {
+            double factor = factors[k] * vectors[k * n + i];
+            for (size_t j = 0; j <= i; j++)
+                out[i * n + j] += factor * vectors[k * n + j];
+        }
+    for (size_t i = 0; i < n; i++)
+        for (size_t j = 0; j < i; j++)
+            out[j * n + i] = out[i * n + j];
+}
+
+kvant_status kvant_spd_roots(uint32_t n, const double *m, double *root, double *inverse_root)
+{
+    size_t d = n;
+    double *vectors = kvant_alloc((d + 1) * d, sizeof *vectors), *values = vectors + d * d;
+    KVANT_RETURN_IF(!vectors, KVANT_ERR_MEMORY);
+    kvant_status status = kvant_eigen(n, m, values, vectors);
+    for (size_t i = 0; status == KVANT_OK && i < d; i++) {
+        status = values[i] > 0 ? KVANT_OK : KVANT_ERR_ARGUMENT;
+        values[i] = sqrt(values[i]);
+    }
+    if (status == KVANT_OK)
+        compose(d, vectors, values, root);
+    for (size_t i = 0; status == KVANT_OK && i < d; i++)
+        values[i] = 1 / values[i];
+    if (status == KVANT_OK && inverse_root)
+        compose(d, vectors, values, inverse_root);
+    kvant_free(vectors);
+    return status;
+}
+
+static void multiply(size_t n, const double *a, const double *b, double *out)
+{
+    memset(out, 0, n * n * sizeof *out);
+    for (size_t i = 0; i < n; i++)
+        for (size_t k = 0; k < n; k++)
+            for (size_t j = 0; j < n; j++)
+                out[i * n + j] += a[i * n + k] * b[k * n + j];
+}
+
+/* out = s m s, symmetric to the bit, for symmetric s and m. */
+static void sandwich(size_t n, const double *s, const double *m, double *scratch, double *out)
+{
+    multiply(n, s, m, scratch);
+    multiply(n, scratch, s, out);
+    for (size_t i = 0; i < n; i++)
+        for (size_t j = 0; j < i; j++)
+            out[i * n + j] = out[j * n + i] = (out[i * n + j] + out[j * n + i]) / 2;
+}
+
+kvant_status kvant_spd_mean(uint32_t n, const double *a, const double *b, double *mean)
+{
+    size_t size = (size_t)n * n;
+    double *root = kvant_alloc(4 * size, sizeof *root);
+    KVANT_RETURN_IF(!root, KVANT_ERR_MEMORY);
+    double *inverse_root = root + size, *inner = inverse_root + size, *scratch = inner + size;
+    kvant_status status = kvant_spd_roots(n, a, root, inverse_root);
+    if (status == KVANT_OK) {
+        sandwich(n, root, b, scratch, inner);
+        status = kvant_spd_roots(n, inner, inner, NULL);
+    }
+    if (status == KVANT_OK)
+        sandwich(n, inverse_root, inner, scratch, mean);
+    kvant_free(root);
+    return status;
+}
