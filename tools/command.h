@@ -31,6 +31,7 @@ int bench_model(int argc, char **argv);
 int bench_distortion(int argc, char **argv);
 int bench_encode(int argc, char **argv);
 int bench_attention(int argc, char **argv);
+int bench_cuda(int argc, char **argv);
 
 /* One line on stderr, "kvant: ..." or "  hint: ...". */
 void complain(const char *format, ...);

@@ -36,6 +36,22 @@ static bool resolve(const char *candidate, char *path, size_t bytes)
     return ok;
 }
 
+bool library_beside_command(const char *file, char *path, size_t bytes)
+{
+    /* The build folder has ../lib; an installation may have ../lib64 or ../lib/<triplet>. */
+    static const char *const places[] = { "../lib", KVANT_PLUGIN_FOLDER };
+    char folder[PATH_MAX];
+    if (!own_folder(folder, sizeof folder))
+        return false;
+    for (size_t i = 0; i < sizeof places / sizeof *places; i++) {
+        char candidate[PATH_MAX + 128];
+        snprintf(candidate, sizeof candidate, "%s/%s/%s", folder, places[i], file);
+        if (resolve(candidate, path, bytes))
+            return true;
+    }
+    return false;
+}
+
 bool plugin_path(char *path, size_t bytes)
 {
     const char *forced = getenv(PLUGIN_ENV_PATH);
@@ -45,22 +61,16 @@ bool plugin_path(char *path, size_t bytes)
         complain("%s=%s: %s", PLUGIN_ENV_PATH, forced, strerror(errno));
         return false;
     }
-    /* The build folder has ../lib; an installation may have ../lib64 or ../lib/<triplet>. */
-    static const char *const places[] = { "../lib", KVANT_PLUGIN_FOLDER };
+    if (library_beside_command(PLUGIN_FILE, path, bytes))
+        return true;
     char folder[PATH_MAX];
-    if (!own_folder(folder, sizeof folder)) {
+    if (own_folder(folder, sizeof folder)) {
+        complain("the plug-in %s/../lib/" PLUGIN_FILE " is missing", folder);
+        hint("build it with `make`, or set %s to its path", PLUGIN_ENV_PATH);
+    } else {
         complain("cannot tell where this program is, so the plug-in cannot be found");
         hint("set %s to the path of " PLUGIN_FILE, PLUGIN_ENV_PATH);
-        return false;
     }
-    for (size_t i = 0; i < sizeof places / sizeof *places; i++) {
-        char candidate[PATH_MAX + 128];
-        snprintf(candidate, sizeof candidate, "%s/%s/%s", folder, places[i], PLUGIN_FILE);
-        if (resolve(candidate, path, bytes))
-            return true;
-    }
-    complain("the plug-in %s/%s/" PLUGIN_FILE " is missing", folder, places[0]);
-    hint("build it with `make`, or set %s to its path", PLUGIN_ENV_PATH);
     return false;
 }
 

@@ -20,6 +20,10 @@
 /* The absolute path of the plug-in. False after complaining where it was looked for. */
 bool plugin_path(char *path, size_t bytes);
 
+/* The absolute path of a library of kvant's in the places where the build and an installation have them; false when
+ * there is none. */
+bool library_beside_command(const char *file, char *path, size_t bytes);
+
 #define PLUGIN_MAX_PROTECT 1000u
 #define PLUGIN_PROTECT_CODEC "f16" /* of protected layers, unless told otherwise */
 

@@ -2,14 +2,16 @@
 
 import json
 import pathlib
+import shutil
 import tempfile
 import unittest
 
-from testing import LIB, PLUGIN, SRC, program, run
+from testing import KVANT, LIB, PLUGIN, SRC, program, run
 
 OK, RUNTIME, USAGE, NOT_FOUND = 0, 1, 2, 127
 COMMANDS = ["codecs", "plugin-path", "exec", "bench"]
 LLAMA_COMMANDS = ["run", "eval"]
+CUDA_LIBRARY = pathlib.Path(KVANT).resolve().parent.parent / "lib" / "libkvant_cuda.so"
 
 
 class Help(unittest.TestCase):
@@ -135,6 +137,35 @@ class BenchAttention(unittest.TestCase):
             for row in others:
                 self.assertAlmostEqual(row["times_f16"] * row["microseconds"] / f16["microseconds"], 1, places=6)
         self.assertEqual(run(*self.SMALL, "--stock", "q3_0").returncode, USAGE)
+
+
+class BenchCuda(unittest.TestCase):
+    def check(self, arguments, code, *words):
+        result = run("bench", "cuda", *arguments)
+        self.assertEqual((result.returncode, result.stdout), (code, ""), result.stderr)
+        for word in words:
+            self.assertIn(word, result.stderr)
+
+    def test_bad_values(self):
+        self.check(["--heads", "7"], 2, "multiple of --kv-heads 8")
+        self.check(["-v", "int-4"], 2, "no -k before it")
+        self.check(["--tokens", "0"], 2, "--tokens", "1 to 4194304")
+        self.check(["--rounds", "many"], 2, "--rounds")
+
+    def test_library_that_is_not_there(self):
+        self.check(["--library", "/nowhere/libkvant_cuda.so"], 1, "cannot load", "make cuda", "--library")
+
+    def test_library_that_is_another_one(self):
+        with tempfile.TemporaryDirectory() as folder:
+            path = pathlib.Path(folder) / "libkvant_cuda.so"
+            path.write_text("not a library")
+            self.check(["--library", path], 1, "cannot load", str(path))
+        self.check(["--library", "libm.so.6"], 1, "libm.so.6 has no kvant_cuda_codec_create", "this version")
+
+    @unittest.skipUnless(CUDA_LIBRARY.exists(), "libkvant_cuda was not built")
+    @unittest.skipIf(shutil.which("nvidia-smi"), "a machine with a GPU")
+    def test_no_driver(self):
+        self.check(["--library", CUDA_LIBRARY], 1, "no NVIDIA driver", "kvant bench attention")
 
 
 class Codecs(unittest.TestCase):
