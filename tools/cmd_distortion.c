@@ -21,9 +21,8 @@ enum { MAX_TABLES = 16 };
 
 static const arg_option options[] = {
     { OPT_TABLE, 't', "table", "NAME",
-      "octopus-1, octopus-4, octopus-5, needle, turboquant, derived,\nsize or covering; repeat for several "
-      "(default "
-      "all)" },
+      "octopus-1, octopus-4, octopus-5, needle, turboquant, derived,\ntrellis, size or covering; repeat for "
+      "several (default all)" },
     { OPT_QUICK, 0, "quick", NULL, "fewer and smaller draws: seconds instead of minutes, wider errors" },
     { OPT_JSON, 0, "json", NULL, "one JSON array of flat objects" },
 };
@@ -205,7 +204,12 @@ static bool agrees(const char *figure, const outcome *o)
 static void judge(const paper_cell *cell, outcome *o)
 {
     o->difference = 100 * (o->measured / o->paper - 1);
-    o->within = cell->at_least ? o->measured >= o->paper - 3 * o->error : agrees(cell->paper, o);
+    if (cell->at_least)
+        o->within = o->measured >= o->paper - 3 * o->error;
+    else if (cell->at_most)
+        o->within = o->measured <= o->paper + 3 * o->error;
+    else
+        o->within = agrees(cell->paper, o);
     o->explained = !o->within && cell->expected != NULL && agrees(cell->expected, o);
 }
 

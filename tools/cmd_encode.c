@@ -35,10 +35,9 @@ static const arg_spec spec = {
              "  kvant bench encode -k turboquant-4 -k octopus-4 --head-dim 128",
 };
 
-static const char *const usual[] = {
-    "int-4",     "bdr-4",      "turboquant-4", "turboquant-3", "octopus-4:round=scalar",
-    "octopus-4", "hqmq-s96r4", "innerq-base"
-};
+static const char *const usual[] = { "int-4",        "bdr-4",      "turboquant-4",
+                                     "turboquant-3", "trellis-4",  "octopus-4:round=scalar",
+                                     "octopus-4",    "hqmq-s96r4", "innerq-base" };
 
 typedef struct settings {
     const char *specs[MAX_SPECS];

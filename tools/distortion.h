@@ -100,6 +100,7 @@ typedef struct paper_cell {
     series_id series;
     const char *reference; /* spec of METRIC_CHANGE... and METRIC_EXPONENT */
     bool at_least;         /* paper is a lower bound */
+    bool at_most;          /* or an upper one */
     /* Of cells that cannot be met: why (docs/distortion.md has the evidence), and the figure to be met
      * instead, from there. A reason without a figure would excuse anything. */
     const char *note, *expected;

@@ -66,6 +66,14 @@
 #define TURBO_MSE(row, spec, mse, bound)                                                                           \
     TURBO(row, "mse", spec, SERIES_RELATIVE, mse),                                                                 \
         TURBO(row, "mse >= bound", spec, SERIES_RELATIVE, bound, .at_least = true)
+/* Aims of our own, not a paper's figures: a bit-shift trellis of as many states with a random table and a free beginning; the bound is
+ * that of any quantiser. */
+#define TRELLIS(bits, n, aim, bound)                                                                               \
+    CELL("trellis", #bits " bits, " #n " states", "mse <= aim", "trellis-" #bits ":states=" #n ",scale=norm",      \
+         SETUP_FIDELITY, METRIC_MEAN, SERIES_RELATIVE, aim, .at_most = true),                                      \
+        CELL("trellis", #bits " bits, " #n " states", "mse >= bound",                                              \
+             "trellis-" #bits ":states=" #n ",scale=norm", SETUP_FIDELITY, METRIC_MEAN, SERIES_RELATIVE, bound,    \
+             .at_least = true)
 #define CODEBOOK(row, spec, column, figure, series)                                                                \
     CELL("turboquant", row, column, spec, SETUP_CODEBOOK, METRIC_MEAN, series, figure)
 #define DERIVED(row, spec, ...)                                                                                    \
@@ -204,6 +212,13 @@ const paper_cell paper_cells[] = {
     SLOPE("1 bit, prod", GAUSSIAN(1)),
     SLOPE("2 bits, prod", GAUSSIAN(2)),
     SLOPE("2 bits, prod, orthonormal", "turboquant-2:qjl"),
+
+    TRELLIS(2, 256, "0.082", "0.0625"),
+    TRELLIS(2, 1024, "0.074", "0.0625"),
+    TRELLIS(3, 256, "0.0245", "0.0156"),
+    TRELLIS(3, 1024, "0.0206", "0.0156"),
+    TRELLIS(4, 256, "0.0072", "0.0039"),
+    TRELLIS(4, 1024, "0.0061", "0.0039"),
 
     HQMQ_SIZE("hqmq-s24r3", "3.17", "5.05"),
     HQMQ_SIZE("hqmq-s24r4", "3.42", "4.68"),

@@ -151,7 +151,7 @@ static void multiply_codes(const product *p, const kvant_code_factors *factors, 
 {
     const kvant_codec *codec = p->page.codec;
     const kvant_layout *layout = &codec->layout;
-    if (!codec->numbers && takes_tile(p, out)) {
+    if (!codec->numbers && !codec->trellis && takes_tile(p, out)) {
         p->kernels->tile_sums(layout, p->page.page, codec->code_table.values, factors, p->dots, p->dot_stride, out,
                               p->n_rows);
         return;
@@ -159,6 +159,9 @@ static void multiply_codes(const product *p, const kvant_code_factors *factors, 
     if (codec->numbers)
         p->kernels->chunk_dots(&codec->numbers->chunk, codec->numbers->layout, p->page.page, factors->x,
                                factors->stride, p->dots, p->dot_stride, p->n_rows);
+    else if (codec->trellis)
+        p->kernels->trellis_dots(codec->trellis, &codec->layout, p->page.page, factors->x, factors->stride, p->dots,
+                                 p->dot_stride, p->n_rows);
     else
         p->kernels->code_dots(layout, p->page.page, codec->code_table.values, factors, p->dots, p->dot_stride,
                               p->n_rows);

@@ -287,6 +287,7 @@ kvant_status kvant_codec_create_open(const kvant_codec *codec, kvant_codec **ope
     (*open)->state = NULL;
     (*open)->code_lines = NULL;
     (*open)->numbers = NULL;
+    (*open)->trellis = NULL;
     (*open)->file_center = (*open)->file_scale = NULL;
     (*open)->borrows_transform = true;
     (*open)->info.spec = (*open)->spec;
@@ -323,6 +324,8 @@ static int32_t largest_value(const kvant_codec *codec)
 {
     const int16_t *values = codec->code_table.values;
     int32_t largest = 1;
+    if (codec->trellis)
+        return INT8_MAX;
     for (uint32_t c = 0; c < 1u << codec->layout.bits; c++) {
         int32_t value = abs(values[c % 16] + (codec->layout.bits > 4 ? values[16 + c / 16] : 0));
         largest = value > largest ? value : largest;

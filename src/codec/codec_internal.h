@@ -73,6 +73,7 @@ struct kvant_codec {
     kvant_code_lines_fn *code_lines; /* or NULL: attention unpacks the pages of this codec */
     kvant_code_table code_table;     /* if code_lines is there */
     kvant_code_numbers *numbers; /* if code_lines is there and codes are those of chunks; freed with the codec */
+    const kvant_trellis *trellis; /* if code_lines is there and codes are those of a trellis; of the state */
     float *file_center,
         *file_scale; /* center=file and norm=file: head_dim floats each, or NULL; freed with the codec */
     void

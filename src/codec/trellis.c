@@ -23,19 +23,6 @@ static float scale_at(const kvant_codec *codec, const void *page, uint32_t token
     return kvant_half_to_float(((const uint16_t *)((const uint8_t *)page + codec->info.metadata_offset))[token]);
 }
 
-/* The subset of every step's levels. */
-static void find_subsets(const kvant_trellis_book *book, const uint8_t *bits, uint8_t *subsets)
-{
-    const uint32_t n = book->n_steps, memory = book->trellis.memory;
-    uint32_t window = 0;
-    for (uint32_t before = memory; before > 0; before--)
-        window = window << 1 | bits[(n - before % n) % n];
-    for (uint32_t step = 0; step < n; step++) {
-        window = (window << 1 | bits[step]) & ((2u << memory) - 1);
-        subsets[step] = (uint8_t)kvant_trellis_subset(&book->trellis, window);
-    }
-}
-
 static uint16_t cell_of(float u)
 {
     const float low = -(float)KVANT_TRELLIS_CELLS / 2, high = (float)KVANT_TRELLIS_CELLS / 2 - 1;
@@ -54,14 +41,14 @@ static float quantize(const kvant_trellis_book *book, uint32_t dim, const float 
     const float squares = kernels->dot(y, y, dim);
     const float scale = kvant_half_to_float(kvant_half_from_float(sqrtf(squares) * book->inverse_sqrt_dim));
     const float inverse = scale > 0 ? 1 / scale : 0;
-    for (uint32_t step = 0; step < book->n_steps; step++)
+    for (uint32_t step = 0; step < book->trellis.n_steps; step++)
         cells[step] = KVANT_TRELLIS_NO_NUMBER;
     for (uint32_t j = 0; j < dim; j++)
-        cells[book->steps[j]] = cell_of(y[j] * inverse);
-    kernels->trellis_path(trellis, cells, book->n_steps, bits);
-    find_subsets(book, bits, subsets);
+        cells[book->trellis.steps[j]] = cell_of(y[j] * inverse);
+    kernels->trellis_path(trellis, cells, book->trellis.n_steps, bits);
+    kvant_trellis_subsets(&book->trellis, bits, subsets);
     for (uint32_t j = 0; j < dim; j++) {
-        const uint32_t step = book->steps[j], nearest = trellis->nearest[cells[step]][subsets[step]];
+        const uint32_t step = book->trellis.steps[j], nearest = trellis->nearest[cells[step]][subsets[step]];
         codes[j] = (uint8_t)(2 * nearest + bits[step]);
         levels[j] = (uint8_t)(KVANT_TRELLIS_SUBSETS * nearest + subsets[step]);
     }
@@ -99,14 +86,23 @@ static void trellis_decode(const kvant_codec *codec, const void *page, uint32_t 
     const float scale = scale_at(codec, page, token);
     kvant_layout_get(&codec->layout, page, token, codes);
     for (uint32_t j = 0; j < codec->info.head_dim; j++)
-        bits[book->steps[j]] = codes[j] & 1;
-    find_subsets(book, bits, subsets);
+        bits[book->trellis.steps[j]] = codes[j] & 1;
+    kvant_trellis_subsets(&book->trellis, bits, subsets);
     for (uint32_t j = 0; j < codec->info.head_dim; j++)
-        y[j] = scale * book->values[KVANT_TRELLIS_SUBSETS * (codes[j] / 2u) + subsets[book->steps[j]]];
+        y[j] = scale * book->values[KVANT_TRELLIS_SUBSETS * (codes[j] / 2u) + subsets[book->trellis.steps[j]]];
 }
 
 static const kvant_quantizer trellis_quantizer = { trellis_check, trellis_encode, trellis_decode,
                                                    kvant_unpack_decoded };
+
+static void trellis_lines(const kvant_codec *codec, const kvant_kernels *kernels, const void *page,
+                          kvant_code_lines *lines)
+{
+    const float unit = kvant_trellis_book_of(codec)->unit;
+    kernels->token_halves((const uint16_t *)((const uint8_t *)page + codec->info.metadata_offset), lines->scale);
+    for (uint32_t i = 0; i < KVANT_PAGE_TOKENS; i++)
+        lines->scale[i] *= unit;
+}
 
 typedef struct trellis_options {
     uint32_t bits, memory;
@@ -150,6 +146,8 @@ static kvant_status create_trellis(kvant_codec *codec, kvant_spec *spec, const k
     kvant_trellis_book *book = codec->state;
     kvant_trellis_book_init(book, &codec->layout, options.memory);
     book->unbiased = options.unbiased;
+    codec->trellis = &book->trellis;
+    kvant_codec_offer_codes(codec, false, d, trellis_lines);
     return KVANT_OK;
 }
 

@@ -75,7 +75,7 @@ static uint32_t key_channel(const kvant_plane *plane, uint32_t lane, uint32_t fi
     return KVANT_TILE * (plane->tiles * unit + field / 2 % plane->tiles) + 8 * half + 2 * lane + odd;
 }
 
-static void fill_key_steps(kvant_trellis_book *book, const kvant_layout *layout)
+static void fill_key_steps(kvant_trellis *trellis, const kvant_layout *layout)
 {
     const kvant_plane *plane = &layout->planes[0];
     uint32_t step = 0;
@@ -84,18 +84,18 @@ static void fill_key_steps(kvant_trellis_book *book, const kvant_layout *layout)
             for (uint32_t unit = 0; unit < plane->units; unit++) {
                 const uint32_t channel = key_channel(plane, lane, field, unit);
                 if (channel < layout->padded_dim) /* the last unit may lack tiles */
-                    book->steps[channel] = (uint16_t)step++;
+                    trellis->steps[channel] = (uint16_t)step++;
             }
 }
 
-static void fill_value_steps(kvant_trellis_book *book, const kvant_layout *layout)
+static void fill_value_steps(kvant_trellis *trellis, const kvant_layout *layout)
 {
     uint32_t step = 0;
     for (uint32_t lane = 0; lane < 4; lane++)
         for (uint32_t half = 0; half < 2; half++)
             for (uint32_t rt = lane; rt < layout->row_tiles; rt += 4)
                 for (uint32_t r = 0; r < 8; r++)
-                    book->steps[KVANT_TILE * rt + 8 * half + r] = (uint16_t)step++;
+                    trellis->steps[KVANT_TILE * rt + 8 * half + r] = (uint16_t)step++;
 }
 
 void kvant_trellis_book_init(kvant_trellis_book *book, const kvant_layout *layout, uint32_t memory)
@@ -118,9 +118,9 @@ void kvant_trellis_book_init(kvant_trellis_book *book, const kvant_layout *layou
     fill_subsets(trellis);
     for (uint32_t cell = 0; cell < KVANT_TRELLIS_CELLS; cell++)
         fill_cell(trellis, set, cell);
-    book->n_steps = layout->padded_dim;
+    trellis->n_steps = layout->padded_dim;
     if (layout->role == KVANT_ROLE_K)
-        fill_key_steps(book, layout);
+        fill_key_steps(trellis, layout);
     else
-        fill_value_steps(book, layout);
+        fill_value_steps(trellis, layout);
 }

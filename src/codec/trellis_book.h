@@ -11,8 +11,6 @@ typedef struct kvant_trellis_book {
     float unit;                             /* of a level */
     float inverse_sqrt_dim;
     bool unbiased;
-    uint32_t n_steps;
-    uint16_t steps[KVANT_MAX_HEAD_DIM]; /* of channels */
 } kvant_trellis_book;
 
 static inline const kvant_trellis_book *kvant_trellis_book_of(const kvant_codec *codec)

@@ -82,6 +82,7 @@ static const kvant_kernels reference = {
     .block_columns_tile = kvant_block_columns_tile_c,
     .chunk_dots = kvant_chunk_dots_c,
     .trellis_path = kvant_trellis_path_c,
+    .trellis_dots = kvant_trellis_dots_c,
 };
 
 static void keep_reference(kvant_kernels *kernels)

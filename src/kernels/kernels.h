@@ -260,6 +260,13 @@ typedef KVANT_LARGEST_PRODUCTS_FN(kvant_largest_products_fn);
     void name(const kvant_trellis *trellis, const uint16_t *cells, uint32_t n, uint8_t *bits)
 typedef KVANT_TRELLIS_PATH_FN(kvant_trellis_path_fn);
 
+/* dots[i * dots_stride + position of row] = sum over the columns of the levels of a page's trellis codes times their integer, exact, for
+ * n >= 1 vectors x; rows, columns and bounds are those of code_dots, with levels for values. */
+#define KVANT_TRELLIS_DOTS_FN(name)                                                                                \
+    void name(const kvant_trellis *trellis, const kvant_layout *layout, const void *page, const int16_t *x,        \
+              size_t x_stride, int32_t *dots, size_t dots_stride, uint32_t n)
+typedef KVANT_TRELLIS_DOTS_FN(kvant_trellis_dots_fn);
+
 typedef struct kvant_kernels {
     kvant_unpack_fn *unpack;
     kvant_matmul_fn *matmul;
@@ -294,6 +301,7 @@ typedef struct kvant_kernels {
     kvant_block_tile_fn *block_columns_tile;
     kvant_chunk_dots_fn *chunk_dots;
     kvant_trellis_path_fn *trellis_path;
+    kvant_trellis_dots_fn *trellis_dots;
 } kvant_kernels;
 
 KVANT_UNPACK_FN(kvant_unpack_c);
@@ -328,6 +336,7 @@ KVANT_BLOCK_TILE_FN(kvant_block_rows_tile_c);
 KVANT_BLOCK_TILE_FN(kvant_block_columns_tile_c);
 KVANT_CHUNK_DOTS_FN(kvant_chunk_dots_c);
 KVANT_TRELLIS_PATH_FN(kvant_trellis_path_c);
+KVANT_TRELLIS_DOTS_FN(kvant_trellis_dots_c);
 
 /* One row group whose tiles are fewer than 4, for levels that vectorise full groups only. */
 void kvant_unpack_group_c(const kvant_layout *layout, const void *page, const float *values, float offset,
@@ -342,6 +351,10 @@ void kvant_whole_group(const kvant_layout *layout, const void *page, uint32_t gr
 /* sum_dots of vector i in one row group, whose dots begin at dots. */
 void kvant_sum_group_c(const kvant_layout *layout, uint32_t group, const int32_t *dots, const kvant_code_sums *out,
                        uint32_t i);
+
+/* The levels of a token's trellis codes, padded_dim of them. */
+void kvant_trellis_page_levels(const kvant_trellis *trellis, const kvant_layout *layout, const void *page,
+                               uint32_t token, int8_t *levels);
 
 /* Overwrite the entries that the level improves on those of the level before. Present when the build has the level. */
 void kvant_kernels_init_avx2(kvant_kernels *kernels);

@@ -187,6 +187,7 @@ void NAME(kvant_kernels_init)(kvant_kernels *kernels)
 #endif
 #ifdef LEVEL_HAS_TRELLIS
     kernels->trellis_path = NAME(trellis_path);
+    kernels->trellis_dots = NAME(trellis_dots);
 #endif
 #ifdef LEVEL_HAS_BLOCKS
     kernels->block_scores = NAME(block_scores);

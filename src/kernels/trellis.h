@@ -18,9 +18,11 @@
 #define KVANT_TRELLIS_SWAP 2u /* by which the newest and the oldest bit of a window change its subset */
 
 typedef struct kvant_trellis {
-    uint32_t memory;                         /* bits of a state: 8, 10 or 12 */
-    uint32_t bits;                           /* of a code: 2, 3 or 4 */
-    uint16_t taps[KVANT_TRELLIS_PARITIES];   /* bit j set: bit i of a subset counts the code bit of j steps ago */
+    uint32_t memory;                       /* bits of a state: 8, 10 or 12 */
+    uint32_t bits;                         /* of a code: 2, 3 or 4 */
+    uint16_t taps[KVANT_TRELLIS_PARITIES]; /* bit j set: bit i of a subset counts the code bit of j steps ago */
+    uint32_t n_steps;
+    uint16_t steps[KVANT_TRELLIS_MAX_STEPS]; /* of channels, padding included */
     int8_t levels[KVANT_TRELLIS_MAX_LEVELS]; /* ascending, each other's negatives; level i is in subset i mod 8 */
     _Alignas(64) uint16_t costs[KVANT_TRELLIS_CELLS][KVANT_TRELLIS_SUBSETS]; /* of a subset's nearest level */
     uint8_t nearest[KVANT_TRELLIS_CELLS][KVANT_TRELLIS_SUBSETS];             /* level / 8 */
@@ -35,5 +37,8 @@ static inline uint32_t kvant_trellis_subset(const kvant_trellis *trellis, uint32
     const uint32_t middle = window >> 1 & ((1u << (trellis->memory - 1)) - 1);
     return trellis->subsets[middle][0] / 2u ^ (ends ? KVANT_TRELLIS_SWAP : 0);
 }
+
+/* Of every step, by the trellis bits of all of them. */
+void kvant_trellis_subsets(const kvant_trellis *trellis, const uint8_t *bits, uint8_t *subsets);
 
 #endif

@@ -39,6 +39,51 @@ static void lower_c(uint16_t *metric, uint32_t states)
         metric[i] = (uint16_t)(metric[i] - least);
 }
 
+void kvant_trellis_subsets(const kvant_trellis *trellis, const uint8_t *bits, uint8_t *subsets)
+{
+    const uint32_t n = trellis->n_steps, memory = trellis->memory;
+    uint32_t window = 0;
+    for (uint32_t before = memory; before > 0; before--)
+        window = window << 1 | bits[(n - before % n) % n];
+    for (uint32_t step = 0; step < n; step++) {
+        window = (window << 1 | bits[step]) & ((2u << memory) - 1);
+        subsets[step] = (uint8_t)kvant_trellis_subset(trellis, window);
+    }
+}
+
+void kvant_trellis_page_levels(const kvant_trellis *trellis, const kvant_layout *layout, const void *page,
+                               uint32_t token, int8_t *levels)
+{
+    uint8_t codes[KVANT_MAX_PADDED_DIM], bits[KVANT_TRELLIS_MAX_STEPS] = { 0 }, subsets[KVANT_TRELLIS_MAX_STEPS];
+    kvant_layout_get(layout, page, token, codes);
+    for (uint32_t j = 0; j < layout->padded_dim; j++)
+        bits[trellis->steps[j]] = codes[j] & 1;
+    kvant_trellis_subsets(trellis, bits, subsets);
+    for (uint32_t j = 0; j < layout->padded_dim; j++)
+        levels[j] = trellis->levels[KVANT_TRELLIS_SUBSETS * (codes[j] / 2u) + subsets[trellis->steps[j]]];
+}
+
+static size_t position_of(uint32_t i)
+{
+    return i / KVANT_PAGE_TOKENS * KVANT_PAGE_TOKENS + kvant_token_position(i % KVANT_PAGE_TOKENS);
+}
+
+KVANT_TRELLIS_DOTS_FN(kvant_trellis_dots_c)
+{
+    const bool key = layout->role == KVANT_ROLE_K;
+    for (uint32_t i = 0; i < n; i++)
+        memset(dots + i * dots_stride, 0, (layout->row_tiles + 3) / 4 * KVANT_PAGE_TOKENS * sizeof *dots);
+    for (uint32_t token = 0; token < KVANT_PAGE_TOKENS; token++) {
+        int8_t levels[KVANT_MAX_PADDED_DIM];
+        kvant_trellis_page_levels(trellis, layout, page, token, levels);
+        for (uint32_t i = 0; i < n; i++)
+            for (uint32_t j = 0; j < layout->padded_dim; j++) {
+                const uint32_t row = key ? token : j, column = key ? j : token;
+                dots[i * dots_stride + position_of(row)] += levels[j] * x[i * x_stride + position_of(column)];
+            }
+    }
+}
+
 #include "trellis_path_template.h"
 
 KVANT_TRELLIS_PATH_FN(kvant_trellis_path_c)

@@ -51,7 +51,8 @@
     X(block_rows_tile)                                                                                             \
     X(block_columns_tile)                                                                                          \
     X(chunk_dots)                                                                                                  \
-    X(trellis_path)
+    X(trellis_path)                                                                                                \
+    X(trellis_dots)
 
 #define COUNT(array) (sizeof(array) / sizeof((array)[0]))
 

@@ -1,4 +1,5 @@
-/* check_trellis.c - the search of trellis codes: the same path at every level. */
+/* check_trellis.c - trellis codes: the search finds the same path at every level, products of levels and integers are exact. */
+#include "../../src/codec/trellis_book.h"
 #include "check.h"
 
 typedef enum cost_kind { ANY_COSTS, LARGEST_COSTS, TIES, N_COST_KINDS } cost_kind;
@@ -65,4 +66,83 @@ BENCH(trellis_path)
             cells[step] = (uint16_t)check_below(check, KVANT_TRELLIS_CELLS);
         CHECK_BENCH(check, kernels->trellis_path(trellis, cells, 128, bits), "128 steps, %u states", 1u << memory);
     }
+}
+
+typedef struct dots_shape {
+    kvant_role role;
+    uint32_t dim, bits, memory, n;
+} dots_shape;
+
+typedef struct level_dots {
+    kvant_layout layout;
+    const kvant_trellis *trellis;
+    uint8_t *page;
+    int16_t *x;
+    size_t width, stride;
+    int32_t *got;
+} level_dots;
+
+/* A page of any bytes; integers as large as their sums allow. */
+static level_dots make_level_dots(checker *check, const dots_shape *s)
+{
+    level_dots p;
+    check_case(check, "role %d, head_dim %u, %u bits, memory %u, %u vectors", (int)s->role, s->dim, s->bits,
+               s->memory, s->n);
+    kvant_trellis_book *book = check_input(check, "trellis", sizeof *book, 64);
+    memset(book, 0, sizeof *book);
+    kvant_layout_init(&p.layout, s->role, s->dim, s->bits);
+    kvant_trellis_book_init(book, &p.layout, s->memory);
+    p.trellis = &book->trellis;
+    p.width = (p.layout.column_tiles + 3) / 4 * 64;
+    p.stride = (p.layout.row_tiles + 3) / 4 * 64;
+    p.page = check_input(check, "page", p.layout.code_bytes, 64);
+    p.x = check_input(check, "x", s->n * p.width * sizeof *p.x, 64);
+    p.got = check_output(check, "dots", s->n * p.stride * sizeof *p.got, 64);
+    check_bytes(check, p.page, p.layout.code_bytes, -1);
+    int32_t limit = INT32_MAX / (INT8_MAX * (int32_t)(16 * p.layout.column_tiles));
+    limit = limit < KVANT_CODE_OPERAND_MAX ? limit : KVANT_CODE_OPERAND_MAX;
+    for (size_t i = 0; i < s->n * p.width; i++)
+        p.x[i] = (int16_t)((int32_t)check_below(check, 2 * (uint32_t)limit + 1) - limit);
+    return p;
+}
+
+static void check_level_dots(checker *check, const kvant_kernels *kernels, const kvant_kernels *c,
+                             const dots_shape *s)
+{
+    static int32_t want[8 * KVANT_MAX_HEAD_DIM];
+    const level_dots p = make_level_dots(check, s);
+    if (check_compares(check))
+        c->trellis_dots(p.trellis, &p.layout, p.page, p.x, p.width, want, p.stride, s->n);
+    CHECK_CALL(check, kernels->trellis_dots(p.trellis, &p.layout, p.page, p.x, p.width, p.got, p.stride, s->n));
+    for (uint32_t i = 0; i < s->n; i++)
+        for (uint32_t row = 0; row < 16 * p.layout.row_tiles; row++) {
+            const size_t at = i * p.stride + row / 64 * 64 + kvant_token_position(row % 64);
+            check_same(check, "dot", p.got + at, want + at, 1, sizeof *want);
+        }
+}
+
+CHECK(trellis_dots)
+{
+    static const uint32_t dims[] = { 16, 32, 40, 48, 64, 80, 96, 112, 128, 192, 208, 256, 512 };
+    for (size_t d = 0; d < COUNT(dims); d++)
+        for (int role = 0; role < 2; role++)
+            for (uint32_t bits = 2; bits <= 4; bits++)
+                for (uint32_t memory = KVANT_TRELLIS_MIN_MEMORY; memory <= KVANT_TRELLIS_MAX_MEMORY; memory += 2)
+                    for (uint32_t n = 1; n <= (memory == 8 ? 7 : 1); n++) {
+                        const dots_shape s = { (kvant_role)role, dims[d], bits, memory, n };
+                        check_level_dots(check, kernels, c, &s);
+                    }
+}
+
+BENCH(trellis_dots)
+{
+    for (uint32_t bits = 2; bits <= 4; bits++)
+        for (uint32_t n = 1; n <= 4; n *= 4)
+            for (int role = 0; role < 2; role++) {
+                const dots_shape s = { (kvant_role)role, 128, bits, 8, n };
+                const level_dots p = make_level_dots(check, &s);
+                CHECK_BENCH(check,
+                            kernels->trellis_dots(p.trellis, &p.layout, p.page, p.x, p.width, p.got, p.stride, n),
+                            "%s, head_dim 128, %u bits, n %u", role == KVANT_ROLE_K ? "K" : "V", bits, n);
+            }
 }

@@ -122,10 +122,10 @@ static void steps_are_a_permutation(void **state)
                 kvant_codec *codec = make_codec(spec, dim, (kvant_role)role);
                 const kvant_trellis_book *book = kvant_trellis_book_of(codec);
                 bool seen[KVANT_TRELLIS_MAX_STEPS] = { false };
-                assert_int_equal(book->n_steps, codec->layout.padded_dim);
+                assert_int_equal(book->trellis.n_steps, codec->layout.padded_dim);
                 for (uint32_t j = 0; j < codec->layout.padded_dim; j++) {
-                    assert_true(book->steps[j] < book->n_steps && !seen[book->steps[j]]);
-                    seen[book->steps[j]] = true;
+                    assert_true(book->trellis.steps[j] < book->trellis.n_steps && !seen[book->trellis.steps[j]]);
+                    seen[book->trellis.steps[j]] = true;
                 }
                 kvant_codec_free(&codec);
             }

@@ -184,4 +184,5 @@ KVANT_INLINE vf table_look_up(const table *entries, const float *values, vi code
 #include "blocks_template.h"
 #include "chunk_dots_ymm.h"
 #include "trellis_ymm.h"
+#include "trellis_dots_ymm.h"
 #include "../simd_template.h"

@@ -34,9 +34,12 @@ typedef __m256i vi;
 #include "tile_sums_ymm.h"
 #include "chunk_dots_ymm.h"
 
+#include "trellis_dots_ymm.h"
+
 void kvant_kernels_init_avx2_vnni(kvant_kernels *kernels)
 {
     kernels->code_dots = NAME(code_dots);
     kernels->tile_sums = NAME(tile_sums);
     kernels->chunk_dots = NAME(chunk_dots);
+    kernels->trellis_dots = NAME(trellis_dots);
 }

@@ -156,4 +156,5 @@ KVANT_INLINE vf table_look_up(const table *entries, const float *values, vi code
 #include "blocks_template.h"
 #include "chunk_dots_zmm.h"
 #include "trellis_zmm.h"
+#include "trellis_dots_zmm.h"
 #include "../simd_template.h"

@@ -21,6 +21,7 @@ typedef __m512i vi;
 #define vi_and(a, b) _mm512_and_si512(a, b)
 #define vi_or(a, b) _mm512_or_si512(a, b)
 #define vi_set(x) _mm512_set1_epi32(x)
+#define vi_shift_right(v, n) _mm512_srli_epi32(v, n)
 #define vi_shift_left(v, n) _mm512_slli_epi32(v, n)
 #define vi_shift_right_by(v, n) _mm512_srl_epi32(v, _mm_cvtsi32_si128((int)(n)))
 #define vi_load(p) _mm512_loadu_si512(p)
@@ -39,9 +40,12 @@ KVANT_INLINE vi vi_load_repeated(const uint32_t *p, uint32_t words)
 
 #include "chunk_dots_zmm.h"
 
+#include "trellis_dots_zmm.h"
+
 void kvant_kernels_init_avx512_vnni(kvant_kernels *kernels)
 {
     kernels->code_dots = NAME(code_dots);
     kernels->tile_sums = NAME(tile_sums);
     kernels->chunk_dots = NAME(chunk_dots);
+    kernels->trellis_dots = NAME(trellis_dots);
 }

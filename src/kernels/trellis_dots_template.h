@@ -1,0 +1,335 @@
+/* trellis_dots_template.h - attention on trellis codes: a page's codes become a tile of bytes, its levels, and the tile is multiplied
+ * by all vectors x.
+ *
+ * A word holds codes of 4 bits, or the low 2 of codes of 2 or 3, and with them the trellis bits. Those of the steps before lie in the
+ * same fields of the words before; where these end, in the neighbouring field of the last words, or in another lane. So words are laid
+ * out in order, preceded by what precedes the first ones, and subsets are exclusive ors of whole words. Page order and step order are
+ * those of docs/format.md, "Scalar codes" and "Trellis codes". The including file defines NAME, LANES (8 or 16) and
+ *
+ *   vi vi_set vi_load vi_and vi_or vi_shift_left vi_shift_right, add_pairs(sum, a, b) of 16-bit pairs
+ *   vi_store_aligned(p, v)
+ *   vi_xor(a, b), vi_xor3(a, b, c)
+ *   vi_select(mask, a, b)        bits of a where the mask has ones, else of b
+ *   vi_rotate_left(v, n)         of 32 bits
+ *   vi_rotate_four(v)            lane i of every four becomes lane i + 1, the last one the first
+ *   next_lanes(v)                the same of the 4 128-bit lanes of 16 / LANES vectors, in place
+ *   vi_pick_bytes(v, index)      pshufb
+ *   vi_odd_bytes(v)              of every 16 bits, the upper 8
+ *   level_tables, load_levels(levels, bits), look_up_levels(tables, index, bits)   bytes for bytes of index, whose bits from bits + 2 on
+ *                                are anything
+ *   store_lane_sums(out, sums)        the 128-bit lanes of each of 4 vectors added: 16 numbers
+ *   LEVEL_ROWS                   vectors x that are multiplied at a time */
+#define ROW_VECTORS (16 / LANES) /* that hold the 16 words of one row r of four tiles */
+#define MAX_UNITS (KVANT_MAX_HEAD_DIM / KVANT_TILE)
+#define LEVEL_BIAS 128
+
+/* 16 words: of 4 lanes of columns, in each one for every row tile of a group. */
+typedef struct row_words {
+    vi at[ROW_VECTORS];
+} row_words;
+
+/* What comes before the first of n words in order: words[MEMORY + i] is word i, filled in from there downwards. */
+typedef struct word_circle {
+    row_words at[KVANT_TRELLIS_MAX_MEMORY + KVANT_MAX_HEAD_DIM / 8];
+} word_circle;
+
+typedef struct level_tile {
+    _Alignas(64) uint8_t at[KVANT_MAX_HEAD_DIM * KVANT_PAGE_TOKENS];
+} level_tile;
+
+typedef struct level_job {
+    const kvant_trellis *trellis;
+    const kvant_layout *layout;
+    const uint32_t *planes[KVANT_MAX_HEAD_DIM / KVANT_PAGE_TOKENS][KVANT_MAX_PLANES]; /* of row groups of 4 tiles */
+    level_tables tables;
+    level_tile *tile; /* [row group][r][unit][field of a byte], 64 bytes each */
+} level_job;
+
+/* Trellis bits of a plane's fields. */
+KVANT_INLINE uint32_t trellis_bits(uint32_t bits)
+{
+    return bits == 4 ? 0x11111111 : 0x55555555;
+}
+
+KVANT_INLINE uint32_t first_plane(uint32_t bits)
+{
+    return bits == 4 ? 4 : 2;
+}
+
+KVANT_INLINE row_words load_row(const uint32_t *words)
+{
+    row_words row;
+#pragma GCC unroll 2
+    for (uint32_t v = 0; v < ROW_VECTORS; v++)
+        row.at[v] = vi_load(words + LANES * v);
+    return row;
+}
+
+/* Fields move up by one step's width, the last one to the first of the next lane. */
+KVANT_INLINE row_words key_fields_before(row_words row, uint32_t bits)
+{
+    const uint32_t width = 2 * first_plane(bits);
+    row_words rotated, out;
+#pragma GCC unroll 2
+    for (uint32_t v = 0; v < ROW_VECTORS; v++)
+        rotated.at[v] = out.at[v] = vi_rotate_left(row.at[v], width);
+    next_lanes(rotated.at);
+#pragma GCC unroll 2
+    for (uint32_t v = 0; v < ROW_VECTORS; v++)
+        out.at[v] = vi_select(vi_set((1 << width) - 1), rotated.at[v], out.at[v]);
+    return out;
+}
+
+/* Rows r become rows r + 8, those the rows r of the next row tile. */
+KVANT_INLINE row_words value_fields_before(row_words row, uint32_t bits)
+{
+    const uint32_t p = first_plane(bits);
+    const vi low = vi_set(p == 4 ? 0x0f0f0f0f : 0x33333333);
+#pragma GCC unroll 2
+    for (uint32_t v = 0; v < ROW_VECTORS; v++)
+        row.at[v] = vi_select(low, vi_shift_right(vi_rotate_four(row.at[v]), p), vi_shift_left(row.at[v], p));
+    return row;
+}
+
+/* whole: where the word before the first is word n - 1; elsewhere it is word n - shorter. */
+KVANT_INLINE void close_circle(word_circle *circle, uint32_t memory, uint32_t n, uint32_t shorter, vi whole,
+                               bool key, uint32_t bits)
+{
+    for (uint32_t i = memory; i-- > 0;) {
+        row_words row = circle->at[i + n];
+        for (uint32_t v = 0; shorter && v < ROW_VECTORS; v++)
+            row.at[v] = vi_select(whole, row.at[v], circle->at[i + n - shorter].at[v]);
+        circle->at[i] = key ? key_fields_before(row, bits) : value_fields_before(row, bits);
+    }
+}
+
+/* Where an exclusive or of trellis bits takes its terms: steps before, up to three of them. */
+typedef struct parity_terms {
+    uint32_t n[KVANT_TRELLIS_PARITIES], before[KVANT_TRELLIS_PARITIES][3];
+} parity_terms;
+
+KVANT_INLINE parity_terms find_terms(const kvant_trellis *trellis)
+{
+    parity_terms terms = { { 0 }, { { 0 } } };
+    for (uint32_t p = 0; p < KVANT_TRELLIS_PARITIES; p++)
+        for (uint32_t j = 0; j <= trellis->memory; j++)
+            if (trellis->taps[p] >> j & 1)
+                terms.before[p][terms.n[p]++] = j;
+    return terms;
+}
+
+KVANT_INLINE vi add_terms(const row_words *step, const parity_terms *terms, uint32_t p, uint32_t v)
+{
+    const row_words *first = step - terms->before[p][0], *second = step - terms->before[p][1];
+    if (terms->n[p] == 2)
+        return vi_xor(first->at[v], second->at[v]);
+    return vi_xor3(first->at[v], second->at[v], (step - terms->before[p][2])->at[v]);
+}
+
+/* The levels of a word's codes: 2 vectors of bytes for codes of 4 bits, else 4; more: the third bits of codes of 3, in bits 0 .. 3 of
+ * bytes. */
+KVANT_INLINE void store_levels(const level_job *job, uint32_t bits, vi w, vi z0, vi z1, vi z2, vi more,
+                               uint8_t *out)
+{
+    vi index[4];
+    if (bits == 4) {
+        const vi z = vi_or(vi_or(z0, vi_shift_left(z1, 1)), vi_shift_left(z2, 2)), low = vi_set(0x07070707);
+        index[0] = vi_select(low, z, vi_shift_left(w, 2));
+        index[1] = vi_select(low, vi_shift_right(z, 4), vi_shift_right(w, 2));
+    } else {
+        const vi low = vi_set(0x03030303), z = vi_or(z0, vi_shift_left(z1, 1));
+        const vi high = vi_select(vi_set(trellis_bits(bits)), z2, w);
+        index[0] = vi_select(low, z, vi_shift_left(high, 2));
+        index[1] = vi_select(low, vi_shift_right(z, 2), high);
+        index[2] = vi_select(low, vi_shift_right(z, 4), vi_shift_right(high, 2));
+        index[3] = vi_select(low, vi_shift_right(z, 6), vi_shift_right(high, 4));
+    }
+#pragma GCC unroll 4
+    for (uint32_t i = 0; i < 8 / first_plane(bits); i++) {
+        if (bits == 3)
+            index[i] = vi_select(vi_set(0x0f0f0f0f), index[i], vi_shift_left(more, 4 - i));
+        vi_store_aligned(out + 64 * i, look_up_levels(&job->tables, index[i], bits));
+    }
+}
+
+/* Third bits of the codes of a word: those of the tiles 2 (unit mod 2) and the next one, each into a byte. */
+KVANT_INLINE vi third_bits(const uint32_t *words, uint32_t unit)
+{
+    const vi w = vi_load(words);
+    const vi pair = unit % 2 ? vi_shift_right(w, 8) : w;
+    return vi_select(vi_set(0x000f000f), pair, vi_shift_left(pair, 4));
+}
+
+KVANT_INLINE uint8_t *levels_at(const level_job *job, uint32_t bits, uint32_t group, uint32_t r, uint32_t unit)
+{
+    const uint32_t fields = 8 / first_plane(bits);
+    return job->tile->at + (size_t)64 * fields * (((size_t)8 * group + r) * job->layout->planes[0].units + unit);
+}
+
+KVANT_INLINE void make_word_levels(const level_job *job, uint32_t bits, const parity_terms *terms,
+                                   const row_words *step, uint32_t group, uint32_t r, uint32_t unit)
+{
+    const uint32_t *const *planes = job->planes[group];
+#pragma GCC unroll 2
+    for (uint32_t v = 0; v < ROW_VECTORS; v++) {
+        const vi w = vi_load(planes[0] + 128 * unit + 16 * r + LANES * v);
+        const vi more = bits == 3 ? third_bits(planes[1] + 128 * (unit / 2) + 16 * r + LANES * v, unit) : w;
+        store_levels(job, bits, w, add_terms(step, terms, 0, v), add_terms(step, terms, 1, v),
+                     add_terms(step, terms, 2, v), more, levels_at(job, bits, group, r, unit) + 4 * LANES * v);
+    }
+}
+
+KVANT_INLINE row_words load_bits(const uint32_t *words, uint32_t bits)
+{
+    row_words row = load_row(words);
+#pragma GCC unroll 2
+    for (uint32_t v = 0; v < ROW_VECTORS; v++)
+        row.at[v] = vi_and(row.at[v], vi_set((int)trellis_bits(bits)));
+    return row;
+}
+
+/* A row of K runs through its units. The last unit of an odd number of tiles lacks every second field. */
+KVANT_INLINE void make_key_levels(const level_job *job, uint32_t bits)
+{
+    const parity_terms terms = find_terms(job->trellis);
+    const uint32_t memory = job->trellis->memory, units = job->layout->planes[0].units;
+    const uint32_t shorter = bits != 4 && job->layout->column_tiles % 2 ? 1 : 0;
+    word_circle circle;
+    for (uint32_t r = 0; r < 8; r++) {
+        for (uint32_t unit = 0; unit < units; unit++)
+            circle.at[memory + unit] = load_bits(job->planes[0][0] + 128 * unit + 16 * r, bits);
+        close_circle(&circle, memory, units, shorter, vi_set(0x00ff00ff), true, bits);
+        for (uint32_t unit = 0; unit < units; unit++)
+            make_word_levels(job, bits, &terms, &circle.at[memory + unit], 0, r, unit);
+    }
+}
+
+/* A column of V runs through the rows r of all row groups. The last group may lack row tiles. */
+KVANT_INLINE void make_value_levels(const level_job *job, uint32_t bits)
+{
+    const parity_terms terms = find_terms(job->trellis);
+    const uint32_t memory = job->trellis->memory, tiles = job->layout->row_tiles, groups = (tiles + 3) / 4;
+    const uint32_t whole[4] = { UINT32_MAX, tiles % 4 != 1 ? UINT32_MAX : 0, tiles % 4 == 3 ? UINT32_MAX : 0, 0 };
+    word_circle circle;
+    for (uint32_t unit = 0; unit < job->layout->planes[0].units; unit++) {
+        for (uint32_t i = 0; i < 8 * groups; i++)
+            circle.at[memory + i] = load_bits(job->planes[i / 8][0] + 128 * unit + 16 * (i % 8), bits);
+        close_circle(&circle, memory, 8 * groups, tiles % 4 ? 8 : 0, vi_load_repeated(whole, 4), false, bits);
+        for (uint32_t i = 0; i < 8 * groups; i++)
+            make_word_levels(job, bits, &terms, &circle.at[memory + i], i / 8, i % 8, unit);
+    }
+}
+
+/* Numbers of x beside a vector of the tile: those of its even bytes and of its odd ones. */
+typedef struct level_operand {
+    vi at[MAX_UNITS][2][ROW_VECTORS];
+    vi bias;
+} level_operand;
+
+/* Columns 2 q and 2 q + 1 of side 0 or 8 of a column tile, in lane q. */
+KVANT_INLINE vi column_pair(const int16_t *x, uint32_t ct, uint32_t side, uint32_t v)
+{
+    static const uint32_t pairs[4] = { 0x09080100, 0x0b0a0302, 0x0d0c0504, 0x0f0e0706 };
+    const int16_t *at = x + (size_t)KVANT_PAGE_TOKENS * (ct / 4) + 32 * side + 2 * LANES * v;
+    return vi_pick_bytes(vi_load(at), vi_set((int)pairs[ct % 4]));
+}
+
+/* Operand o is that of the o-th of the two vectors of bytes of a row r: a column tile, or one side of two. */
+KVANT_INLINE void spread_levels(const kvant_layout *layout, uint32_t bits, const int16_t *x, level_operand *out)
+{
+    const uint32_t tiles = layout->column_tiles, n = bits == 4 ? tiles : 2 * layout->planes[0].units;
+    const vi bias = vi_set((int)(0x10000u * (uint16_t)-LEVEL_BIAS + (uint16_t)-LEVEL_BIAS));
+    out->bias = vi_set(0);
+    for (uint32_t o = 0; o < n; o++)
+        for (uint32_t odd = 0; odd < 2; odd++)
+#pragma GCC unroll 2
+            for (uint32_t v = 0; v < ROW_VECTORS; v++) {
+                const uint32_t ct = bits == 4 ? o : o / 2 * 2 + odd, side = bits == 4 ? odd : o % 2;
+                out->at[o][odd][v] = ct < tiles ? column_pair(x, ct, side, v) : vi_set(0);
+                out->bias = add_pairs(out->bias, bias, out->at[o][odd][v]);
+            }
+}
+
+/* Rows r ... r + 3 of a half (r below 8 or from there on) of a row group, for LEVEL_ROWS vectors x or fewer. */
+KVANT_INLINE void dot_four(const uint8_t *tile, uint32_t n_operands, const level_operand *x, uint32_t rows,
+                           int32_t *dots, size_t stride)
+{
+    vi sum[LEVEL_ROWS][4];
+#pragma GCC unroll 8
+    for (uint32_t i = 0; i < rows; i++)
+        sum[i][0] = sum[i][1] = sum[i][2] = sum[i][3] = x[i].bias;
+    for (uint32_t o = 0; o < n_operands; o++)
+#pragma GCC unroll 2
+        for (uint32_t v = 0; v < ROW_VECTORS; v++)
+#pragma GCC unroll 4
+            for (uint32_t r = 0; r < 4; r++) {
+                const vi levels = vi_load(tile + (size_t)128 * (r * n_operands + o) + 4 * LANES * v);
+                const vi even = vi_and(levels, vi_set(0x00ff00ff)), odd = vi_odd_bytes(levels);
+#pragma GCC unroll 8
+                for (uint32_t i = 0; i < rows; i++)
+                    sum[i][r] = add_pairs(add_pairs(sum[i][r], even, x[i].at[o][0][v]), odd, x[i].at[o][1][v]);
+            }
+#pragma GCC unroll 8
+    for (uint32_t i = 0; i < rows; i++)
+        store_lane_sums(dots + i * stride, sum[i]);
+}
+
+KVANT_INLINE void dot_levels(const level_job *job, uint32_t n_operands, const level_operand *x, uint32_t rows,
+                             int32_t *dots, size_t stride)
+{
+    for (uint32_t group = 0; 4 * group < job->layout->row_tiles; group++)
+        for (uint32_t quad = 0; quad < 2; quad++)
+            for (uint32_t half = 0; half < 2; half++)
+                dot_four(job->tile->at + (size_t)128 * n_operands * (8 * group + 4 * quad) + 64 * half, n_operands,
+                         x, rows, dots + KVANT_PAGE_TOKENS * group + 32 * half + 16 * quad, stride);
+}
+
+KVANT_INLINE void trellis_dots_bits(level_job *job, uint32_t bits, const int16_t *x, size_t x_stride, int32_t *dots,
+                                    size_t dots_stride, uint32_t n)
+{
+    const kvant_layout *layout = job->layout;
+    const uint32_t n_operands = bits == 4 ? layout->column_tiles : 2 * layout->planes[0].units;
+    level_operand operands[LEVEL_ROWS];
+    job->tables = load_levels(job->trellis->levels, bits);
+    if (layout->role == KVANT_ROLE_K)
+        make_key_levels(job, bits);
+    else
+        make_value_levels(job, bits);
+    for (uint32_t first = 0; first < n; first += LEVEL_ROWS) {
+        const uint32_t rows = n - first < LEVEL_ROWS ? n - first : LEVEL_ROWS;
+        for (uint32_t i = 0; i < rows; i++)
+            spread_levels(layout, bits, x + (first + i) * x_stride, &operands[i]);
+        int32_t *out = dots + first * dots_stride;
+        switch (rows) {
+        case 1: dot_levels(job, n_operands, operands, 1, out, dots_stride); break;
+        case 2: dot_levels(job, n_operands, operands, 2, out, dots_stride); break;
+#if LEVEL_ROWS > 2
+        case 3: dot_levels(job, n_operands, operands, 3, out, dots_stride); break;
+        default: dot_levels(job, n_operands, operands, 4, out, dots_stride); break;
+#endif
+        }
+    }
+}
+
+static KVANT_TRELLIS_DOTS_FN(NAME(trellis_dots))
+{
+    _Alignas(64) uint32_t words[KVANT_WHOLE_GROUP_WORDS];
+    level_tile tile;
+    level_job job = { .trellis = trellis, .layout = layout, .tile = &tile };
+    if (layout->role == KVANT_ROLE_V ? layout->row_tiles < 4
+                                     : layout->column_tiles < 2) { /* lanes or fields without a step */
+        kvant_trellis_dots_c(trellis, layout, page, x, x_stride, dots, dots_stride, n);
+        return;
+    }
+    for (uint32_t group = 0; 4 * group < layout->row_tiles; group++)
+        for (uint32_t i = 0; i < layout->n_planes; i++)
+            job.planes[group][i] = (const uint32_t *)page + layout->planes[i].word_offset +
+                                   (size_t)128 * group * layout->planes[i].units;
+    if (layout->row_tiles % 4)
+        kvant_whole_group(layout, page, layout->row_tiles / 4, words, job.planes[layout->row_tiles / 4]);
+    switch (layout->bits) {
+    case 2: trellis_dots_bits(&job, 2, x, x_stride, dots, dots_stride, n); return;
+    case 3: trellis_dots_bits(&job, 3, x, x_stride, dots, dots_stride, n); return;
+    default: trellis_dots_bits(&job, 4, x, x_stride, dots, dots_stride, n); return;
+    }
+}

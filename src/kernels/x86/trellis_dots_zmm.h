@@ -1,0 +1,67 @@
+/* trellis_dots_zmm.h - attention on trellis codes with 512-bit vectors. Needs what code_dots_zmm.h needs, included before; a level
+ * that looks bytes up in 64 at once defines LEVELS_IN_ONE. */
+#define LEVEL_ROWS 4u /* 16 sums */
+#define vi_xor(a, b) _mm512_xor_si512(a, b)
+#define vi_xor3(a, b, c) _mm512_ternarylogic_epi32(a, b, c, 0x96)
+#define vi_select(mask, a, b) _mm512_ternarylogic_epi32(mask, a, b, 0xca)
+#define vi_rotate_left(v, n) _mm512_rol_epi32(v, n)
+#define vi_rotate_four(v) _mm512_shuffle_epi32(v, _MM_PERM_CBAD)
+#define next_lanes(v) ((v)[0] = _mm512_shuffle_i64x2((v)[0], (v)[0], 0x93))
+#define vi_pick_bytes(v, index) _mm512_shuffle_epi8(v, index)
+#define vi_odd_bytes(v) _mm512_srli_epi16(v, 8)
+
+#ifdef LEVELS_IN_ONE
+
+typedef struct level_tables {
+    vi all; /* fewer than 64 repeated, so that what is above an index does not matter */
+} level_tables;
+
+KVANT_INLINE level_tables load_levels(const int8_t *levels, uint32_t bits)
+{
+    uint8_t bytes[64];
+    for (uint32_t i = 0; i < 64; i++)
+        bytes[i] = (uint8_t)(levels[i % (4u << bits)] + 128);
+    return (level_tables){ vi_load(bytes) };
+}
+
+#define look_up_levels(tables, index, bits) _mm512_permutexvar_epi8(index, (tables)->all)
+
+#else
+
+typedef struct level_tables {
+    vi at[4]; /* 16 levels each */
+} level_tables;
+
+KVANT_INLINE level_tables load_levels(const int8_t *levels, uint32_t bits)
+{
+    level_tables tables;
+    for (uint32_t i = 0; i < 4; i++) {
+        const __m128i some = _mm_loadu_si128((const __m128i *)(levels + 16 * (i % (1u << (bits - 2)))));
+        tables.at[i] = _mm512_broadcast_i32x4(_mm_xor_si128(some, _mm_set1_epi8(-128)));
+    }
+    return tables;
+}
+
+KVANT_INLINE vi look_up_levels(const level_tables *tables, vi index, uint32_t bits)
+{
+    const vi low = vi_and(index, vi_set(0x0f0f0f0f));
+    vi found = _mm512_shuffle_epi8(tables->at[0], low);
+    if (bits == 2)
+        return found;
+    const __mmask64 fifth = _mm512_movepi8_mask(vi_shift_left(index, 3));
+    found = _mm512_mask_shuffle_epi8(found, fifth, tables->at[1], low);
+    if (bits == 3)
+        return found;
+    const __mmask64 sixth = _mm512_movepi8_mask(vi_shift_left(index, 2));
+    found = _mm512_mask_shuffle_epi8(found, sixth & ~fifth, tables->at[2], low);
+    return _mm512_mask_shuffle_epi8(found, sixth & fifth, tables->at[3], low);
+}
+
+#endif
+
+KVANT_INLINE void store_lane_sums(int32_t *out, const vi sums[4])
+{
+    _mm512_store_si512(out, fold_quad(fold_pair(sums[0], sums[1]), fold_pair(sums[2], sums[3])));
+}
+
+#include "../trellis_dots_template.h"
