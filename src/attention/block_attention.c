@@ -64,9 +64,7 @@ static void score(const kvant_attention_plan *plan, const kvant_kernels *kernels
         return;
     }
     kernels->block_columns_tile(&k, unit->k_tile);
-    memset(unit->scores, 0, (size_t)unit->n_rows * KVANT_PAGE_TOKENS * sizeof(float));
-    kernels->matmul(unit->queries, plan->k_dim, unit->k_tile, KVANT_PAGE_TOKENS, unit->scores, KVANT_PAGE_TOKENS,
-                    unit->n_rows, plan->k_dim, KVANT_PAGE_TOKENS);
+    kvant_attention_score_tile(plan, kernels, unit);
 }
 
 static void add(const kvant_attention_plan *plan, const kvant_kernels *kernels, kvant_attention_unit *unit,
@@ -80,8 +78,7 @@ static void add(const kvant_attention_plan *plan, const kvant_kernels *kernels, 
         return;
     }
     kernels->block_rows_tile(&v, unit->v_tile);
-    kernels->matmul(unit->scores, KVANT_PAGE_TOKENS, unit->v_tile, plan->v_dim, unit->sums, plan->v_dim,
-                    unit->n_rows, KVANT_PAGE_TOKENS, plan->v_dim);
+    kvant_attention_add_tile(plan, kernels, unit);
 }
 
 static const kvant_attention_reader reader = {

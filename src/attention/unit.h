@@ -44,6 +44,12 @@ void kvant_attention_unit_bind(const kvant_attention_plan *plan, kvant_attention
 void kvant_attention_unit_run(const kvant_attention_plan *plan, const kvant_kernels *kernels,
                               kvant_attention_unit *unit);
 
+/* For readers: unit->scores = queries x k_tile, k_dim x 64; unit->sums += weights x v_tile, 64 x v_dim. */
+void kvant_attention_score_tile(const kvant_attention_plan *plan, const kvant_kernels *kernels,
+                                kvant_attention_unit *unit);
+void kvant_attention_add_tile(const kvant_attention_plan *plan, const kvant_kernels *kernels,
+                              kvant_attention_unit *unit);
+
 /* The reader's functions for cells that work on units. */
 float kvant_attention_cells_offset(const kvant_attention_plan *plan, const kvant_attention_unit *unit,
                                    uint32_t token, uint32_t head);
