@@ -2,7 +2,7 @@
  *
  * Calls with an argument n_threads run their loops on a pool of sleeping threads of the process's own. A host that has threads waiting
  * for work, and above all one whose threads wait by spinning, lends these instead: two pools on the same cores take time from
- * each other. */
+ * each other. Lent threads are expected to begin within microseconds: loops too short for threads that sleep run on them too. */
 #ifndef KVANT_EXECUTOR_H
 #define KVANT_EXECUTOR_H
 

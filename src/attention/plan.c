@@ -2,11 +2,14 @@
 #include "codes.h"
 
 #include "../base/alloc.h"
+#include "../base/parallel.h"
 
 #define DECODE_TOKENS 8u /* up to here the context is split, beyond there are enough query tiles */
 #define SPLIT_PAGES 16u  /* 1024 tokens: enough work to hide a wake-up, enough pieces for many threads */
-/* Products below which one thread is faster than two: about 50 us, what it takes a sleeping thread to begin. */
+/* Products below which one thread is faster than two: about 50 us, what it takes a sleeping thread to begin, and 5 us, where
+ * threads are lent. */
 #define SMALL_WORK (1u << 21)
+#define SMALL_LENT_WORK (1u << 18)
 
 static bool valid(const kvant_attention_args *a)
 {
@@ -46,7 +49,7 @@ static bool lay_out_workspace(kvant_attention_plan *plan)
     return reserve(&plan->total, rows, plan->k_dim, &plan->queries) &&
            reserve(&plan->total, plan->n_splits > 1 ? rows * plan->n_splits : 0, plan->partial_stride,
                    &plan->partials) &&
-           reserve(&plan->total, plan->n_threads, plan->scratch_stride, &plan->scratch);
+           reserve(&plan->total, plan->args->n_threads, plan->scratch_stride, &plan->scratch);
 }
 
 bool kvant_attention_cut(kvant_attention_plan *plan)
@@ -64,7 +67,7 @@ bool kvant_attention_cut(kvant_attention_plan *plan)
     plan->n_splits = plan->n_pages ? (plan->n_pages + plan->split_pages - 1) / plan->split_pages : 1;
     plan->score_scale = args->logit_softcap > 0 ? args->scale / args->logit_softcap : args->scale;
     double work = (double)args->n_tokens * args->n_heads * args->n_cells * (plan->k_dim + plan->v_dim);
-    plan->n_threads = work < SMALL_WORK ? 1 : args->n_threads;
+    plan->n_threads = work < (kvant_parallel_is_lent() ? SMALL_LENT_WORK : SMALL_WORK) ? 1 : args->n_threads;
     return lay_out_workspace(plan);
 }
 

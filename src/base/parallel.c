@@ -8,7 +8,6 @@
 
 #include <pthread.h>
 #include <stdatomic.h>
-#include <stdbool.h>
 
 #define MAX_WORKERS 255u
 
@@ -38,6 +37,11 @@ static _Thread_local const kvant_executor *executor;
 void kvant_use_executor(const kvant_executor *wanted)
 {
     executor = wanted;
+}
+
+bool kvant_parallel_is_lent(void)
+{
+    return executor != NULL;
 }
 
 static void run_indices(void *argument, uint32_t worker)

@@ -4,6 +4,7 @@
 #ifndef KVANT_BASE_PARALLEL_H
 #define KVANT_BASE_PARALLEL_H
 
+#include <stdbool.h>
 #include <stddef.h>
 #include <stdint.h>
 
@@ -15,5 +16,8 @@ typedef void (*kvant_parallel_body)(void *context, size_t index, uint32_t worker
  * threads when none can be had or when the pool serves another caller: the result must not depend on it. A loop within a body does not
  * run on the executor. */
 void kvant_parallel_for(size_t n, uint32_t n_threads, kvant_parallel_body body, void *context);
+
+/* Whether the calling thread has an executor, whose threads begin within microseconds. */
+bool kvant_parallel_is_lent(void);
 
 #endif
