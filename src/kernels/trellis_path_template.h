@@ -22,10 +22,47 @@ typedef struct NAME(path_work) {
     uint32_t *decisions; /* states / 32 words a step, the warm-up's first */
 } NAME(path_work);
 
+KVANT_INLINE uint32_t NAME(path_begin)(const NAME(path_work) * w, uint32_t before)
+{
+    return (w->n - before % w->n) % w->n;
+}
+
+#ifdef STATES_IN_REGISTERS
+static void NAME(path_pass_in_registers)(const NAME(path_work) * w, uint32_t before)
+{
+    const uint32_t vectors = REGISTER_VECTORS;
+    uint32_t at = NAME(path_begin)(w, before);
+    vh metric[REGISTER_VECTORS];
+#pragma GCC unroll 16
+    for (uint32_t v = 0; v < vectors; v++)
+        metric[v] = vh_load(w->metric[0] + HALVES * v);
+    for (uint32_t step = 0; step < before + w->n; step++) {
+        if (step && step % PATH_LOWER_STEPS == 0) {
+            const vh least = least_of(metric, vectors);
+#pragma GCC unroll 16
+            for (uint32_t v = 0; v < vectors; v++)
+                metric[v] = vh_sub(metric[v], least);
+        }
+        advance_in_registers(w->trellis, w->cells[at], metric,
+                             w->decisions + (size_t)step * (STATES_IN_REGISTERS / 32));
+        at = at + 1 < w->n ? at + 1 : 0;
+    }
+#pragma GCC unroll 16
+    for (uint32_t v = 0; v < vectors; v++)
+        vh_store(w->metric[0] + HALVES * v, metric[v]);
+}
+#endif
+
 /* Steps -before ... n - 1; returns the metrics. */
 KVANT_INLINE const uint16_t *NAME(path_pass)(const NAME(path_work) * w, uint32_t states, uint32_t before)
 {
-    uint32_t at = (w->n - before % w->n) % w->n;
+    uint32_t at = NAME(path_begin)(w, before);
+#ifdef STATES_IN_REGISTERS
+    if (states == STATES_IN_REGISTERS) {
+        NAME(path_pass_in_registers)(w, before);
+        return w->metric[0];
+    }
+#endif
     for (uint32_t step = 0; step < before + w->n; step++) {
         uint16_t *from = w->metric[step % 2];
         if (step && step % PATH_LOWER_STEPS == 0)

@@ -5,61 +5,107 @@
  *   vh_repeat(p)                     8 numbers in every 128 bits
  *   vh_swap_pairs(v)                 of every 4 numbers the first two and the last two exchanged
  *   vh_pick(table, bytes)            pshufb
- *   vh_store_pairs(p, a, b)          a0 b0 a1 b1 ...
- *   below_mask(a, b)                 bit j: number j of a is below that of b, for 32 / HALVES vectors each */
+ *   vh_pair(a, b, out)               a0 b0 a1 b1 ... in two vectors
+ *   below_mask(a, b)                 bit j: number j of a is below that of b, for 32 / HALVES vectors each
+ *
+ * and, where a search can have its metrics in registers, STATES_IN_REGISTERS, vh_or and vh_odd(), ones in every second number. */
 #define TRELLIS_VECTORS (32 / HALVES)
 
 typedef struct trellis_costs {
     vh near, far; /* of subsets, and of those that the swap makes of them */
 } trellis_costs;
 
-/* The 64 new states of the states i ... i + 31 and the other half's. */
-KVANT_INLINE void advance_block(const kvant_trellis *trellis, const trellis_costs *costs, uint32_t half, uint32_t i,
-                                const uint16_t *from, uint16_t *to, uint32_t *decisions)
+/* New metrics of 2 i and 2 i + 1, in order, of the states i ... i + 31 and the other half's; block: i / 32. */
+KVANT_INLINE void advance_block(const kvant_trellis *trellis, const trellis_costs *costs, uint32_t states,
+                                uint32_t block, const vh *first, const vh *second, vh next[2 * TRELLIS_VECTORS],
+                                uint32_t *decisions)
 {
     vh low[2][TRELLIS_VECTORS], high[2][TRELLIS_VECTORS];
 #pragma GCC unroll 8
     for (uint32_t v = 0; v < TRELLIS_VECTORS; v++) {
-        const uint32_t at = i + HALVES * v;
-        const vh subsets = vh_load(trellis->subsets[at]);
+        const vh subsets = vh_load(trellis->subsets[32 * block + HALVES * v]);
         const vh near = vh_pick(costs->near, subsets), far = vh_pick(costs->far, subsets);
-        const vh first = vh_load(from + at), second = vh_load(from + half + at);
-        low[0][v] = vh_add_limited(first, near);
-        low[1][v] = vh_add_limited(first, far);
-        high[0][v] = vh_add_limited(second, far);
-        high[1][v] = vh_add_limited(second, near);
-        vh_store_pairs(to + 2 * at, vh_min(low[0][v], high[0][v]), vh_min(low[1][v], high[1][v]));
+        low[0][v] = vh_add_limited(first[v], near);
+        low[1][v] = vh_add_limited(first[v], far);
+        high[0][v] = vh_add_limited(second[v], far);
+        high[1][v] = vh_add_limited(second[v], near);
+        vh_pair(vh_min(low[0][v], high[0][v]), vh_min(low[1][v], high[1][v]), next + 2 * v);
     }
-    decisions[i / 32] = below_mask(high[0], low[0]);
-    decisions[half / 32 + i / 32] = below_mask(high[1], low[1]);
+    decisions[block] = below_mask(high[0], low[0]);
+    decisions[states / 64 + block] = below_mask(high[1], low[1]);
+}
+
+KVANT_INLINE trellis_costs costs_of(const kvant_trellis *trellis, uint32_t cell)
+{
+    static const uint16_t nothing[KVANT_TRELLIS_SUBSETS];
+    const vh near = vh_repeat(cell != KVANT_TRELLIS_NO_NUMBER ? trellis->costs[cell] : nothing);
+    return (trellis_costs){ near, vh_swap_pairs(near) };
 }
 
 KVANT_INLINE void NAME(advance)(const kvant_trellis *trellis, uint32_t states, uint32_t cell, const uint16_t *from,
                                 uint16_t *to, uint32_t *decisions)
 {
-    static const uint16_t nothing[KVANT_TRELLIS_SUBSETS];
-    const bool number = cell != KVANT_TRELLIS_NO_NUMBER;
-    const vh near = vh_repeat(number ? trellis->costs[cell] : nothing);
-    const trellis_costs costs = { near, vh_swap_pairs(near) };
-#pragma GCC unroll 4
-    for (uint32_t i = 0; i < states / 2; i += 32)
-        advance_block(trellis, &costs, states / 2, i, from, to, decisions);
-    for (uint32_t i = 1; !number && i < states; i += 2)
-        to[i] = UINT16_MAX;
+    const trellis_costs costs = costs_of(trellis, cell);
+    for (uint32_t block = 0; block < states / 64; block++) {
+        vh first[TRELLIS_VECTORS], second[TRELLIS_VECTORS], next[2 * TRELLIS_VECTORS];
+#pragma GCC unroll 8
+        for (uint32_t v = 0; v < TRELLIS_VECTORS; v++) {
+            first[v] = vh_load(from + 32 * block + HALVES * v);
+            second[v] = vh_load(from + states / 2 + 32 * block + HALVES * v);
+        }
+        advance_block(trellis, &costs, states, block, first, second, next, decisions);
+#pragma GCC unroll 8
+        for (uint32_t v = 0; v < 2 * TRELLIS_VECTORS; v++)
+            vh_store(to + 64 * block + HALVES * v, next[v]);
+    }
+    if (cell == KVANT_TRELLIS_NO_NUMBER)
+        for (uint32_t i = 1; i < states; i += 2)
+            to[i] = UINT16_MAX;
+}
+
+KVANT_INLINE vh least_of(const vh *metric, uint32_t n)
+{
+    uint16_t lanes[HALVES], least = UINT16_MAX;
+    vh v = metric[0];
+#pragma GCC unroll 8
+    for (uint32_t i = 1; i < n; i++)
+        v = vh_min(v, metric[i]);
+    vh_store(lanes, v);
+    for (uint32_t i = 0; i < HALVES; i++)
+        least = lanes[i] < least ? lanes[i] : least;
+    return vh_set((int16_t)least);
 }
 
 KVANT_INLINE void NAME(lower)(uint16_t *metric, uint32_t states)
 {
-    uint16_t lanes[HALVES], least = UINT16_MAX;
     vh v = vh_load(metric);
     for (uint32_t i = HALVES; i < states; i += HALVES)
         v = vh_min(v, vh_load(metric + i));
-    vh_store(lanes, v);
-    for (uint32_t i = 0; i < HALVES; i++)
-        least = lanes[i] < least ? lanes[i] : least;
+    const vh least = least_of(&v, 1);
     for (uint32_t i = 0; i < states; i += HALVES)
-        vh_store(metric + i, vh_sub(vh_load(metric + i), vh_set((int16_t)least)));
+        vh_store(metric + i, vh_sub(vh_load(metric + i), least));
 }
+
+#ifdef STATES_IN_REGISTERS
+#define REGISTER_VECTORS (STATES_IN_REGISTERS / HALVES)
+
+/* advance and lower for so few states that their metrics stay in registers over all steps: waiting for what was just stored would
+ * take half of the time. */
+KVANT_INLINE void advance_in_registers(const kvant_trellis *trellis, uint32_t cell, vh metric[REGISTER_VECTORS],
+                                       uint32_t *decisions)
+{
+    const trellis_costs costs = costs_of(trellis, cell);
+    vh next[REGISTER_VECTORS];
+#pragma GCC unroll 8
+    for (uint32_t block = 0; block < STATES_IN_REGISTERS / 64; block++)
+        advance_block(trellis, &costs, STATES_IN_REGISTERS, block, metric + TRELLIS_VECTORS * block,
+                      metric + REGISTER_VECTORS / 2 + TRELLIS_VECTORS * block, next + 2 * TRELLIS_VECTORS * block,
+                      decisions);
+#pragma GCC unroll 16
+    for (uint32_t v = 0; v < REGISTER_VECTORS; v++)
+        metric[v] = cell == KVANT_TRELLIS_NO_NUMBER ? vh_or(next[v], vh_odd()) : next[v];
+}
+#endif
 
 #include "trellis_path_template.h"
 

@@ -11,11 +11,11 @@
 #define vh_swap_pairs(v) _mm256_shuffle_epi32(v, 0xb1)
 #define vh_pick(table, bytes) _mm256_shuffle_epi8(table, bytes)
 
-KVANT_INLINE void vh_store_pairs(uint16_t *p, __m256i a, __m256i b)
+KVANT_INLINE void vh_pair(__m256i a, __m256i b, __m256i out[2])
 {
     const __m256i low = _mm256_unpacklo_epi16(a, b), high = _mm256_unpackhi_epi16(a, b);
-    vh_store(p, _mm256_permute2x128_si256(low, high, 0x20));
-    vh_store(p + 16, _mm256_permute2x128_si256(low, high, 0x31));
+    out[0] = _mm256_permute2x128_si256(low, high, 0x20);
+    out[1] = _mm256_permute2x128_si256(low, high, 0x31);
 }
 
 /* What the limited difference leaves is not 0. */
