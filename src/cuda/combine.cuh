@@ -159,20 +159,26 @@ template <int D> __device__ __forceinline__ Row<D> load_partial(const float *fro
     return row;
 }
 
-/* Sum over the pair's blocks of head n, in the order of blocks whichever of them is the last. As many rows
- * at a time as registers hold, and the first of them before their weights are known: the other blocks are
- * done, so all that counts is how many trips to memory stand behind each other. */
-template <int D>
-__device__ __forceinline__ HeadSum<D> add_blocks(const AttentionArgs &p, const Share &share, int n, int lane)
+/* Rows of partial results that registers hold. */
+template <int D> constexpr int MOST_AT_ONCE = D == 256 ? 16 : 32;
+
+/* Sum over `blocks` blocks of the pair of head n, in the order of blocks whichever of them is the last. AT_ONCE rows at a
+ * time, and the first of them before their weights are known: the other blocks are done, so all that counts is how
+ * many trips to memory stand behind each other, and how many instructions. */
+template <int D, int AT_ONCE>
+__device__ __forceinline__ HeadSum<D> add_rows(const AttentionArgs &p, const Share &share, int blocks, int n,
+                                               int lane)
 {
-    constexpr int AT_ONCE = D == 256 ? 16 : 32;
-    const int blocks = share.n_blocks();
     Row<D> rows[AT_ONCE];
+    const float *const start = partial_row<D>(p, share.partial(0), n, lane), *const second = partial_row<D>(
+                                                                                 p, share.partial(1), n, lane);
     auto load_rows = [&](int from) { /* beyond the last block: the last one again, with weight 0 */
 #pragma unroll
-                                     for (int k = 0; k < AT_ONCE; k++)
+                                     for (int k = 0; k < AT_ONCE; k++) {
+                                         const int i = min(from + k, blocks - 1);
                                          rows[k] = load_partial<D>(
-                                             partial_row<D>(p, share.partial(min(from + k, blocks - 1)), n, lane));
+                                             i == 0 ? start : second + (i - 1) * (int)(2 * partial_floats(D)));
+                                     }
     };
     auto load_scalars = [&](int i) {
         return i < blocks ? __ldcg(reinterpret_cast<const float2 *>(partial_scalars<D>(p, share.partial(i), n)))
@@ -181,6 +187,7 @@ __device__ __forceinline__ HeadSum<D> add_blocks(const AttentionArgs &p, const S
     load_rows(0);
     const float2 first = load_scalars(lane);
     float top = first.x;
+#pragma unroll 1
     for (int i = 32 + lane; i < blocks; i += 32)
         top = fmaxf(top, load_scalars(i).x);
     HeadSum<D> total;
@@ -191,9 +198,7 @@ __device__ __forceinline__ HeadSum<D> add_blocks(const AttentionArgs &p, const S
         total.row.x[j] = 0;
     float weight = 0;
 #pragma unroll 1
-    for (int from = 0; from < blocks; from += AT_ONCE) {
-        if (from > 0)
-            load_rows(from);
+    for (int from = 0;;) {
         if (from % 32 == 0) { /* weights of 32 blocks, one a lane */
             const float2 scalars = from == 0 ? first : load_scalars(from + lane);
             weight = exp2_fast(scalars.x - total.max);
@@ -207,9 +212,21 @@ __device__ __forceinline__ HeadSum<D> add_blocks(const AttentionArgs &p, const S
             for (int j = 0; j < Row<D>::PER_LANE; j++)
                 total.row.x[j] += scale * rows[k].x[j];
         }
+        if (AT_ONCE < MOST_AT_ONCE<D> || (from += AT_ONCE) >= blocks)
+            break;
+        load_rows(from);
     }
     total.sum = warp_sum(total.sum);
     return total;
+}
+
+template <int D>
+__device__ __forceinline__ HeadSum<D> add_blocks(const AttentionArgs &p, const Share &share, int n, int lane)
+{
+    const int blocks = share.n_blocks();
+    if (blocks <= 4)
+        return add_rows<D, 4>(p, share, blocks, n, lane);
+    return add_rows<D, MOST_AT_ONCE<D>>(p, share, blocks, n, lane);
 }
 
 /* Leaves the block's partial result of head n; true in the warp that is the last of the pair's to do so. One lane's

@@ -140,18 +140,27 @@ __device__ __forceinline__ void score_channel_groups(const uint8_t *page, const 
             mma(s[2 * i + k], a, f.group_sums[0], f.group_sums[1]);
         }
     }
-    const __half *scales = m.scale + (lane >> 2);
+    /* Rows of even number are one group's scales, odd ones the next one's: transposed, a lane has both of its token. */
+    const __half *scales = m.scale + (lane & 1) * PAGE_TOKENS + 8 * (lane >> 3);
     float part[4][4];
+    uint32_t pairs[2][4]; /* of tokens 32 i + 8 j */
     for_each_tile<C, 4, D / 16>(page, lane, table, [&](int rt, int ct, const uint32_t(&a)[4]) {
         if (ct % 2 == 0)
             part[rt][0] = part[rt][1] = part[rt][2] = part[rt][3] = 0;
         mma(part[rt], a, q[ct][0], q[ct][1]);
         if (ct % 2 == 0)
             return;
+        const int g = ct / 2;
+        if (rt == 0 && (g % 2 == 0)) {
+            const __half *at = scales + min(g, GROUPS - 2) * PAGE_TOKENS;
+            load_matrices<true>(pairs[0], at);
+            load_matrices<true>(pairs[1], at + 32);
+        }
 #pragma unroll
         for (int e = 0; e < 2; e++) {
-            const float scale =
-                __half2float(scales[ct / 2 * PAGE_TOKENS + 16 * rt + 8 * e]) * (e ? UNIT / C::ROW8 : UNIT);
+            const __half2 both = *reinterpret_cast<const __half2 *>(&pairs[rt / 2][2 * (rt % 2) + e]);
+            const bool second = g - min(g / 2 * 2, GROUPS - 2) == 1;
+            const float scale = (second ? __high2float(both) : __low2float(both)) * (e ? UNIT / C::ROW8 : UNIT);
 #pragma unroll
             for (int h = 0; h < 2; h++)
                 s[rt][2 * e + h] += part[rt][2 * e + h] * scale;

@@ -156,8 +156,10 @@ __device__ __forceinline__ void add_token_groups(const uint8_t *page, const Byte
             mma(sums.o[2 * i + k], a, totals, 0);
         }
     }
-    const __half *scales = m.scale + (lane >> 2);
+    /* Rows of even number are the first group's scales, odd ones the second's: transposed, a lane has both of its channel. */
+    const __half *scales = m.scale + (lane & 1) * D + 8 * (lane >> 3);
     float part[4][4];
+    uint32_t pairs[2][4]; /* of row tiles 2 i and 2 i + 1 of the four at hand */
     for_each_tile<C, D / 16, 4>(page, lane, table, [&](int rt, int ct, const uint32_t(&a)[4]) {
         float(&x)[4] = part[rt % 4];
         if (ct % 2 == 0)
@@ -165,9 +167,12 @@ __device__ __forceinline__ void add_token_groups(const uint8_t *page, const Byte
         mma(x, a, p[ct][0], p[ct][1]);
         if (ct % 2 == 0)
             return;
+        if (ct == 1 && rt % 2 == 0)
+            load_matrices<true>(pairs[rt % 4 / 2], scales + 16 * rt);
 #pragma unroll
         for (int e = 0; e < 2; e++) {
-            const float scale = __half2float(scales[ct / 2 * D + 16 * rt + 8 * e]) * (e ? UNIT / C::ROW8 : UNIT);
+            const __half2 both = *reinterpret_cast<const __half2 *>(&pairs[rt % 4 / 2][2 * (rt % 2) + e]);
+            const float scale = (ct == 1 ? __low2float(both) : __high2float(both)) * (e ? UNIT / C::ROW8 : UNIT);
 #pragma unroll
             for (int h = 0; h < 2; h++)
                 sums.o[rt][2 * e + h] += x[2 * e + h] * scale;
