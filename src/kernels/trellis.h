@@ -26,7 +26,7 @@ typedef struct kvant_trellis {
     int8_t levels[KVANT_TRELLIS_MAX_LEVELS]; /* ascending, each other's negatives; level i is in subset i mod 8 */
     _Alignas(64) uint16_t costs[KVANT_TRELLIS_CELLS][KVANT_TRELLIS_SUBSETS]; /* of a subset's nearest level */
     uint8_t nearest[KVANT_TRELLIS_CELLS][KVANT_TRELLIS_SUBSETS];             /* level / 8 */
-    /* Subset z of window 2 i, for i below half the states, as the bytes 2 z and 2 z + 1. */
+    /* Subset z of window 2 i, for i below half the states, as the bytes 2 z and 2 z + 1. Subsets are parities: that of i ^ j is z ^ z. */
     _Alignas(64) uint8_t subsets[1u << (KVANT_TRELLIS_MAX_MEMORY - 1)][2];
 } kvant_trellis;
 

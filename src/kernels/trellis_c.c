@@ -1,33 +1,72 @@
 /* trellis_c.c - the search of trellis codes in portable C, the reference: what every level must repeat bit by bit. */
 #include <string.h>
 
+#include "../base/attributes.h" /* little endian */
 #include "kernels.h"
 
 #define NAME(function) function##_c
 
-static uint16_t add_limited(uint32_t a, uint32_t b)
+#define BLOCK 16u /* states that share the highest bits, and with them what these do to a subset */
+
+/* 65535 at most, in a form that vectors of 16 bits have. */
+static uint16_t add_limited(uint16_t a, uint16_t b)
 {
-    return (uint16_t)(a + b < UINT16_MAX ? a + b : UINT16_MAX);
+    const uint16_t most = (uint16_t)(UINT16_MAX - b);
+    return (uint16_t)((a < most ? a : most) + b);
+}
+
+/* 8 flags as bits. */
+static uint32_t pack_flags(const uint8_t *flags)
+{
+    uint64_t word;
+    memcpy(&word, flags, sizeof word);
+    return (uint32_t)(word * 0x0102040810204080u >> 56);
+}
+
+/* Costs of the states of a block whose first one is in subset z. */
+typedef struct block_costs {
+    uint16_t of[KVANT_TRELLIS_SUBSETS][BLOCK];
+} block_costs;
+
+static void spread_costs(const kvant_trellis *trellis, uint32_t cell, block_costs *costs)
+{
+    for (uint32_t z = 0; z < KVANT_TRELLIS_SUBSETS; z++)
+        for (uint32_t i = 0; i < BLOCK; i++)
+            costs->of[z][i] =
+                cell != KVANT_TRELLIS_NO_NUMBER ? trellis->costs[cell][z ^ trellis->subsets[i][0] / 2u] : 0;
+}
+
+/* The new states of a block and of the same states of the other half; flags: those of 2 i, then of 2 i + 1. */
+static void advance_block(const uint16_t *near, const uint16_t *far, const uint16_t *first, const uint16_t *second,
+                          uint16_t *to, uint8_t flags[2][BLOCK])
+{
+    for (uint32_t i = 0; i < BLOCK; i++) {
+        const uint16_t low0 = add_limited(first[i], near[i]), high0 = add_limited(second[i], far[i]);
+        const uint16_t low1 = add_limited(first[i], far[i]), high1 = add_limited(second[i], near[i]);
+        to[2 * i] = high0 < low0 ? high0 : low0;
+        to[2 * i + 1] = high1 < low1 ? high1 : low1;
+        flags[0][i] = high0 < low0;
+        flags[1][i] = high1 < low1;
+    }
 }
 
 static void advance_c(const kvant_trellis *trellis, uint32_t states, uint32_t cell, const uint16_t *from,
                       uint16_t *to, uint32_t *decisions)
 {
-    static const uint16_t nothing[KVANT_TRELLIS_SUBSETS];
-    const bool number = cell != KVANT_TRELLIS_NO_NUMBER;
-    const uint16_t *cost = number ? trellis->costs[cell] : nothing;
     const uint32_t half = states / 2;
+    block_costs costs;
+    spread_costs(trellis, cell, &costs);
     memset(decisions, 0, states / 8);
-    for (uint32_t i = 0; i < half; i++) {
+    for (uint32_t i = 0; i < half; i += BLOCK) {
         const uint32_t z = trellis->subsets[i][0] / 2u;
-        const uint16_t near = cost[z], far = cost[z ^ KVANT_TRELLIS_SWAP];
-        const uint16_t low0 = add_limited(from[i], near), high0 = add_limited(from[half + i], far);
-        const uint16_t low1 = add_limited(from[i], far), high1 = add_limited(from[half + i], near);
-        to[2 * i] = high0 < low0 ? high0 : low0;
-        to[2 * i + 1] = number ? (high1 < low1 ? high1 : low1) : UINT16_MAX;
-        decisions[i / 32] |= (uint32_t)(high0 < low0) << i % 32;
-        decisions[half / 32 + i / 32] |= (uint32_t)(high1 < low1) << i % 32;
+        uint8_t flags[2][BLOCK];
+        advance_block(costs.of[z], costs.of[z ^ KVANT_TRELLIS_SWAP], from + i, from + half + i, to + 2 * i, flags);
+        for (uint32_t odd = 0; odd < 2; odd++)
+            decisions[(odd * half + i) / 32] |= (pack_flags(flags[odd]) | pack_flags(flags[odd] + 8) << 8)
+                                                << i % 32;
     }
+    for (uint32_t i = 1; cell == KVANT_TRELLIS_NO_NUMBER && i < states; i += 2)
+        to[i] = UINT16_MAX;
 }
 
 static void lower_c(uint16_t *metric, uint32_t states)
