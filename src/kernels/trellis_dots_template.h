@@ -4,9 +4,10 @@
  * A word holds codes of 4 bits, or the low 2 of codes of 2 or 3, and with them the trellis bits. Those of the steps before lie in the
  * same fields of the words before; where these end, in the neighbouring field of the last words, or in another lane. So words are laid
  * out in order, preceded by what precedes the first ones, and subsets are exclusive ors of whole words. Page order and step order are
- * those of docs/format.md, "Scalar codes" and "Trellis codes". The including file defines NAME, LANES (8 or 16) and
+ * those of docs/format.md, "Scalar codes" and "Trellis codes". The including file defines NAME, LANES and
  *
- *   vi vi_set vi_load vi_and vi_or vi_shift_left vi_shift_right, add_pairs(sum, a, b) of 16-bit pairs
+ *   vi vi_set vi_load vi_and vi_or vi_load_repeated, add_pairs(sum, a, b) of 16-bit pairs
+ *   vw_shift_left(v, n), vw_shift_right(v, n)   n is a constant, but not always a literal
  *   vi_store_aligned(p, v)
  *   vi_xor(a, b), vi_xor3(a, b, c)
  *   vi_select(mask, a, b)        bits of a where the mask has ones, else of b
@@ -87,7 +88,7 @@ KVANT_INLINE row_words value_fields_before(row_words row, uint32_t bits)
     const vi low = vi_set(p == 4 ? 0x0f0f0f0f : 0x33333333);
 #pragma GCC unroll 2
     for (uint32_t v = 0; v < ROW_VECTORS; v++)
-        row.at[v] = vi_select(low, vi_shift_right(vi_rotate_four(row.at[v]), p), vi_shift_left(row.at[v], p));
+        row.at[v] = vi_select(low, vw_shift_right(vi_rotate_four(row.at[v]), p), vw_shift_left(row.at[v], p));
     return row;
 }
 
@@ -133,21 +134,21 @@ KVANT_INLINE void store_levels(const level_job *job, uint32_t bits, vi w, vi z0,
 {
     vi index[4];
     if (bits == 4) {
-        const vi z = vi_or(vi_or(z0, vi_shift_left(z1, 1)), vi_shift_left(z2, 2)), low = vi_set(0x07070707);
-        index[0] = vi_select(low, z, vi_shift_left(w, 2));
-        index[1] = vi_select(low, vi_shift_right(z, 4), vi_shift_right(w, 2));
+        const vi z = vi_or(vi_or(z0, vw_shift_left(z1, 1)), vw_shift_left(z2, 2)), low = vi_set(0x07070707);
+        index[0] = vi_select(low, z, vw_shift_left(w, 2));
+        index[1] = vi_select(low, vw_shift_right(z, 4), vw_shift_right(w, 2));
     } else {
-        const vi low = vi_set(0x03030303), z = vi_or(z0, vi_shift_left(z1, 1));
+        const vi low = vi_set(0x03030303), z = vi_or(z0, vw_shift_left(z1, 1));
         const vi high = vi_select(vi_set(trellis_bits(bits)), z2, w);
-        index[0] = vi_select(low, z, vi_shift_left(high, 2));
-        index[1] = vi_select(low, vi_shift_right(z, 2), high);
-        index[2] = vi_select(low, vi_shift_right(z, 4), vi_shift_right(high, 2));
-        index[3] = vi_select(low, vi_shift_right(z, 6), vi_shift_right(high, 4));
+        index[0] = vi_select(low, z, vw_shift_left(high, 2));
+        index[1] = vi_select(low, vw_shift_right(z, 2), high);
+        index[2] = vi_select(low, vw_shift_right(z, 4), vw_shift_right(high, 2));
+        index[3] = vi_select(low, vw_shift_right(z, 6), vw_shift_right(high, 4));
     }
 #pragma GCC unroll 4
     for (uint32_t i = 0; i < 8 / first_plane(bits); i++) {
         if (bits == 3)
-            index[i] = vi_select(vi_set(0x0f0f0f0f), index[i], vi_shift_left(more, 4 - i));
+            index[i] = vi_select(vi_set(0x0f0f0f0f), index[i], vw_shift_left(more, 4 - i));
         vi_store_aligned(out + 64 * i, look_up_levels(&job->tables, index[i], bits));
     }
 }
@@ -156,8 +157,8 @@ KVANT_INLINE void store_levels(const level_job *job, uint32_t bits, vi w, vi z0,
 KVANT_INLINE vi third_bits(const uint32_t *words, uint32_t unit)
 {
     const vi w = vi_load(words);
-    const vi pair = unit % 2 ? vi_shift_right(w, 8) : w;
-    return vi_select(vi_set(0x000f000f), pair, vi_shift_left(pair, 4));
+    const vi pair = unit % 2 ? vw_shift_right(w, 8) : w;
+    return vi_select(vi_set(0x000f000f), pair, vw_shift_left(pair, 4));
 }
 
 KVANT_INLINE uint8_t *levels_at(const level_job *job, uint32_t bits, uint32_t group, uint32_t r, uint32_t unit)

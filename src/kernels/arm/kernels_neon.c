@@ -76,6 +76,7 @@ KVANT_INLINE vf vf_scale(vf x, vf n)
 #include "code_dots_words.h"
 #include "unpack.h"
 #include "chunks.h"
+#include "trellis.h"
 
 #include "tile_sums.h"
 

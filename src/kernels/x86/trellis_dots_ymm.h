@@ -1,5 +1,7 @@
 /* trellis_dots_ymm.h - attention on trellis codes with 256-bit vectors. Needs what code_dots_ymm.h needs, included before. */
 #define LEVEL_ROWS 2u /* 8 sums, 2 vectors of levels and a mask in 16 registers */
+#define vw_shift_left(v, n) _mm256_slli_epi32(v, n)
+#define vw_shift_right(v, n) _mm256_srli_epi32(v, n)
 #define vi_xor(a, b) _mm256_xor_si256(a, b)
 #define vi_xor3(a, b, c) _mm256_xor_si256(_mm256_xor_si256(a, b), c)
 #define vi_select(mask, a, b) _mm256_or_si256(_mm256_and_si256(mask, a), _mm256_andnot_si256(mask, b))
@@ -36,13 +38,13 @@ KVANT_INLINE vi look_up_levels(const level_tables *tables, vi index, uint32_t bi
     vi first = _mm256_shuffle_epi8(tables->at[0], low);
     if (bits == 2)
         return first;
-    const vi fifth = vi_shift_left(index, 3);
+    const vi fifth = vw_shift_left(index, 3);
     first = _mm256_blendv_epi8(first, _mm256_shuffle_epi8(tables->at[1], low), fifth);
     if (bits == 3)
         return first;
     const vi second =
         _mm256_blendv_epi8(_mm256_shuffle_epi8(tables->at[2], low), _mm256_shuffle_epi8(tables->at[3], low), fifth);
-    return _mm256_blendv_epi8(first, second, vi_shift_left(index, 2));
+    return _mm256_blendv_epi8(first, second, vw_shift_left(index, 2));
 }
 
 KVANT_INLINE void store_lane_sums(int32_t *out, const vi sums[4])

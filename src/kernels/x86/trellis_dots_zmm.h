@@ -1,6 +1,8 @@
 /* trellis_dots_zmm.h - attention on trellis codes with 512-bit vectors. Needs what code_dots_zmm.h needs, included before; a level
  * that looks bytes up in 64 at once defines LEVELS_IN_ONE. */
 #define LEVEL_ROWS 4u /* 16 sums */
+#define vw_shift_left(v, n) _mm512_slli_epi32(v, n)
+#define vw_shift_right(v, n) _mm512_srli_epi32(v, n)
 #define vi_xor(a, b) _mm512_xor_si512(a, b)
 #define vi_xor3(a, b, c) _mm512_ternarylogic_epi32(a, b, c, 0x96)
 #define vi_select(mask, a, b) _mm512_ternarylogic_epi32(mask, a, b, 0xca)
@@ -48,11 +50,11 @@ KVANT_INLINE vi look_up_levels(const level_tables *tables, vi index, uint32_t bi
     vi found = _mm512_shuffle_epi8(tables->at[0], low);
     if (bits == 2)
         return found;
-    const __mmask64 fifth = _mm512_movepi8_mask(vi_shift_left(index, 3));
+    const __mmask64 fifth = _mm512_movepi8_mask(vw_shift_left(index, 3));
     found = _mm512_mask_shuffle_epi8(found, fifth, tables->at[1], low);
     if (bits == 3)
         return found;
-    const __mmask64 sixth = _mm512_movepi8_mask(vi_shift_left(index, 2));
+    const __mmask64 sixth = _mm512_movepi8_mask(vw_shift_left(index, 2));
     found = _mm512_mask_shuffle_epi8(found, sixth & ~fifth, tables->at[2], low);
     return _mm512_mask_shuffle_epi8(found, sixth & fifth, tables->at[3], low);
 }
