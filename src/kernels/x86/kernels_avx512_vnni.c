@@ -1,6 +1,7 @@
 /* kernels_avx512_vnni.c - what level avx512vnni adds to avx512: a product of 16-bit pairs and its sum in one instruction. */
 #include <immintrin.h>
 #include <stdbool.h>
+#include <string.h>
 
 #include "../../base/attributes.h"
 #include "../kernels.h"

@@ -18,19 +18,7 @@ KVANT_INLINE void next_lanes(vi v[2])
     v[1] = _mm256_permute2x128_si256(first, v[1], 0x21);
 }
 
-typedef struct level_tables {
-    vi at[4]; /* 16 levels each */
-} level_tables;
-
-KVANT_INLINE level_tables load_levels(const int8_t *levels, uint32_t bits)
-{
-    level_tables tables;
-    for (uint32_t i = 0; i < 4; i++) {
-        const __m128i some = _mm_loadu_si128((const __m128i *)(levels + 16 * (i % (1u << (bits - 2)))));
-        tables.at[i] = _mm256_broadcastsi128_si256(_mm_xor_si128(some, _mm_set1_epi8(-128)));
-    }
-    return tables;
-}
+#include "trellis_levels.h"
 
 KVANT_INLINE vi look_up_levels(const level_tables *tables, vi index, uint32_t bits)
 {

@@ -1,5 +1,4 @@
-/* trellis_dots_zmm.h - attention on trellis codes with 512-bit vectors. Needs what code_dots_zmm.h needs, included before; a level
- * that looks bytes up in 64 at once defines LEVELS_IN_ONE. */
+/* trellis_dots_zmm.h - attention on trellis codes with 512-bit vectors. Needs what code_dots_zmm.h needs, included before. */
 #define LEVEL_ROWS 4u /* 16 sums */
 #define vw_shift_left(v, n) _mm512_slli_epi32(v, n)
 #define vw_shift_right(v, n) _mm512_srli_epi32(v, n)
@@ -12,37 +11,7 @@
 #define vi_pick_bytes(v, index) _mm512_shuffle_epi8(v, index)
 #define vi_odd_bytes(v) _mm512_srli_epi16(v, 8)
 
-#ifdef LEVELS_IN_ONE
-
-typedef struct level_tables {
-    vi all; /* fewer than 64 repeated, so that what is above an index does not matter */
-} level_tables;
-
-KVANT_INLINE level_tables load_levels(const int8_t *levels, uint32_t bits)
-{
-    uint8_t bytes[64];
-    for (uint32_t i = 0; i < 64; i++)
-        bytes[i] = (uint8_t)(levels[i % (4u << bits)] + 128);
-    return (level_tables){ vi_load(bytes) };
-}
-
-#define look_up_levels(tables, index, bits) _mm512_permutexvar_epi8(index, (tables)->all)
-
-#else
-
-typedef struct level_tables {
-    vi at[4]; /* 16 levels each */
-} level_tables;
-
-KVANT_INLINE level_tables load_levels(const int8_t *levels, uint32_t bits)
-{
-    level_tables tables;
-    for (uint32_t i = 0; i < 4; i++) {
-        const __m128i some = _mm_loadu_si128((const __m128i *)(levels + 16 * (i % (1u << (bits - 2)))));
-        tables.at[i] = _mm512_broadcast_i32x4(_mm_xor_si128(some, _mm_set1_epi8(-128)));
-    }
-    return tables;
-}
+#include "trellis_levels.h"
 
 KVANT_INLINE vi look_up_levels(const level_tables *tables, vi index, uint32_t bits)
 {
@@ -58,8 +27,6 @@ KVANT_INLINE vi look_up_levels(const level_tables *tables, vi index, uint32_t bi
     found = _mm512_mask_shuffle_epi8(found, sixth & ~fifth, tables->at[2], low);
     return _mm512_mask_shuffle_epi8(found, sixth & fifth, tables->at[3], low);
 }
-
-#endif
 
 KVANT_INLINE void store_lane_sums(int32_t *out, const vi sums[4])
 {
