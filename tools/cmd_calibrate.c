@@ -1,7 +1,8 @@
 /* cmd_calibrate.c - `kvant calibrate`: runs a model over a text with llama.cpp's f16 cache, gathers statistics of keys, values and
  * queries on the way, and writes them to a file for the codecs that need one.
  *
- * The file is written last and at once: a run that fails or is interrupted leaves the old one as it was.
+ * The file is written last and at once: a run that fails or is interrupted leaves the old one as it was. What an interrupted run
+ * gathered goes to a file beside it, with which the same command goes on.
  */
 #include "command.h"
 #include "engine.h"
@@ -37,12 +38,15 @@ static const arg_spec spec = {
     .command = "calibrate",
     .usage = "-m MODEL -f TEXT -o FILE [-n TOKENS] [-c CTX] [--clusters C,...]",
     .about = "Gathers the statistics that some codecs need and writes them to a file: means\n"
-             "and ranges (center=file, norm=file), centroids (kmeans), second moments of the\n"
-             "queries (hessian). The model runs with llama.cpp's own f16 cache.",
+             "and ranges (center=file, norm=file), what keys are multiplied by\n"
+             "(transform=file, transform=diagonal), centroids (kmeans), second moments of\n"
+             "the queries (hessian). The model runs with llama.cpp's own f16 cache.",
     .options = options,
     .n_options = sizeof options / sizeof *options,
     .notes = "Use a text like those that the model will see; a few thousand tokens are enough.\n"
-             "Ctrl-C leaves FILE as it was.\n\nexample:\n"
+             "Ctrl-C leaves FILE as it was and keeps what was read in FILE.part; the same\n"
+             "command goes on from there.\n\nexamples:\n"
+             "  kvant calibrate -m model.gguf -f text.txt -o model.kvcal\n"
              "  kvant calibrate -m model.gguf -f text.txt -o model.kvcal --clusters 16,256",
 };
 
@@ -123,6 +127,9 @@ typedef struct run {
     struct llama_context *ctx;
     struct llama_batch batch;
     observer observer;
+    kvant_calibrator *calibrator;
+    size_t position; /* tokens that were gathered */
+    char part[4096]; /* where an interrupted run's work is kept */
     kvant_calibration *calibration;
     progress progress;
     double started;
@@ -132,7 +139,7 @@ typedef struct run {
 static bool can_write(const char *path)
 {
     char folder[4096];
-    if (snprintf(folder, sizeof folder, "%s", path) >= (int)sizeof folder) {
+    if (snprintf(folder, sizeof folder, "%s.part", path) >= (int)sizeof folder) {
         complain("calibrate: the path of -o is too long");
         return false;
     }
@@ -206,10 +213,48 @@ static bool create_calibrator(run *r)
                                              .n_codebooks = s->n_codebooks,
                                              .sample_rows = s->sample,
                                              .n_threads = r->engine.options.n_threads };
-    if (kvant_calibrator_create(&config, &r->observer.calibrator, err, sizeof err) == KVANT_OK)
+    if (kvant_calibrator_create(&config, &r->calibrator, err, sizeof err) == KVANT_OK)
         return true;
     complain("calibrate: %s", err);
     return false;
+}
+
+/* Of all that decides what is gathered and in which order. */
+static uint64_t work_key(const run *r)
+{
+    const uint64_t numbers[] = { r->settings->n_ctx, r->n_tokens, ENGINE_UBATCH };
+    uint64_t hash = 0xcbf29ce484222325u;
+    for (size_t i = 0; i < sizeof numbers / sizeof *numbers; i++)
+        hash = (hash ^ numbers[i]) * 0x100000001b3u;
+    for (size_t i = 0; i < r->n_tokens; i++)
+        hash = (hash ^ (uint32_t)r->tokens[i]) * 0x100000001b3u;
+    return hash;
+}
+
+/* A checkpoint that cannot be used is no reason to stop, but one to say so. */
+static void go_on(run *r)
+{
+    char err[512] = "";
+    uint64_t position = 0;
+    if (access(r->part, F_OK) != 0)
+        return;
+    if (kvant_calibrator_restore(r->calibrator, work_key(r), r->part, &position, err, sizeof err) != KVANT_OK) {
+        fprintf(stderr, "kvant: calibrate: not going on from %s: %s\n", r->part, err);
+        return;
+    }
+    r->position = position;
+    fprintf(stderr, "kvant: calibrate: going on from %s, %zu of %zu tokens\n", r->part, r->position, r->n_tokens);
+}
+
+static void keep(run *r)
+{
+    char err[512] = "";
+    if (r->position == 0)
+        return;
+    if (kvant_calibrator_save(r->calibrator, work_key(r), r->position, r->part, err, sizeof err) == KVANT_OK)
+        fprintf(stderr, "kvant: calibrate: the same command goes on from here (%s)\n", r->part);
+    else
+        complain("calibrate: %s", err);
 }
 
 static bool decode(run *r, size_t chunk, size_t start, size_t n)
@@ -227,8 +272,6 @@ static bool decode(run *r, size_t chunk, size_t start, size_t n)
     if (start == 0 && ll.llama_vocab_get_add_bos(vocab))
         b->token[0] = ll.llama_vocab_bos(vocab);
     const int32_t status = ll.llama_decode(r->ctx, *b);
-    if (interrupted())
-        return false;
     if (r->observer.error[0] != 0) {
         complain("calibrate: cannot read this model's cache: %s", r->observer.error);
         return false;
@@ -251,17 +294,32 @@ static bool learn_shapes(run *r)
     return false;
 }
 
+/* Rows of a batch count for all layers or for none: the batch in which Ctrl-C came is finished. Before the position of an earlier run
+ * a context is only computed again, not observed. */
+static bool gather_batch(run *r, size_t chunk, size_t start, size_t n)
+{
+    const bool seen = chunk + start < r->position;
+    r->observer.calibrator = seen ? NULL : r->calibrator;
+    if (!decode(r, chunk, start, n))
+        return false;
+    if (!seen)
+        r->position = chunk + start + n;
+    return !interrupted();
+}
+
 static bool gather(run *r)
 {
     const size_t n_ctx = r->settings->n_ctx;
-    progress_start(&r->progress, (double)r->n_tokens);
     bool ok = true;
-    for (size_t chunk = 0; chunk < r->n_tokens && ok; chunk += n_ctx) {
+    if (r->position == r->n_tokens)
+        return true;
+    progress_start(&r->progress, (double)(r->n_tokens - r->position / n_ctx * n_ctx));
+    for (size_t chunk = r->position / n_ctx * n_ctx; chunk < r->n_tokens && ok; chunk += n_ctx) {
         const size_t length = r->n_tokens - chunk < n_ctx ? r->n_tokens - chunk : n_ctx;
         ll.llama_memory_clear(ll.llama_get_memory(r->ctx), true);
         for (size_t start = 0; start < length && ok; start += ENGINE_UBATCH) {
             const size_t n = length - start < ENGINE_UBATCH ? length - start : ENGINE_UBATCH;
-            ok = decode(r, chunk, start, n);
+            ok = gather_batch(r, chunk, start, n);
             progress_add(&r->progress, (double)n, "reading the text");
         }
     }
@@ -275,7 +333,7 @@ static bool cluster(run *r)
     progress_start(&r->progress, left);
     kvant_status status = KVANT_OK;
     while (left > 0 && status == KVANT_OK && !interrupted()) {
-        status = kvant_calibrator_cluster(r->observer.calibrator, &left);
+        status = kvant_calibrator_cluster(r->calibrator, &left);
         progress_add(&r->progress, 1, "clustering, layer by layer");
     }
     progress_end(&r->progress);
@@ -287,13 +345,15 @@ static bool cluster(run *r)
 static bool save(run *r)
 {
     char err[512] = "";
-    const kvant_status status = kvant_calibrator_finish(r->observer.calibrator, &r->calibration);
+    const kvant_status status = kvant_calibrator_finish(r->calibrator, &r->calibration);
     if (status != KVANT_OK) {
         complain("calibrate: cannot make the calibration: %s", kvant_strerror(status));
         return false;
     }
-    if (kvant_calibration_save(r->calibration, r->settings->output, err, sizeof err) == KVANT_OK)
+    if (kvant_calibration_save(r->calibration, r->settings->output, err, sizeof err) == KVANT_OK) {
+        unlink(r->part);
         return true;
+    }
     complain("calibrate: %s", err);
     return false;
 }
@@ -312,7 +372,13 @@ static bool prepare(run *r)
                                              .on_node_user = &r->observer,
                                              .flash_attention = true };
     r->ctx = engine_context(&r->engine, &r->f16, &context);
-    return r->ctx != NULL && learn_shapes(r) && create_calibrator(r);
+    if (r->ctx == NULL)
+        return false;
+    ll.llama_set_abort_callback(r->ctx, NULL, NULL); /* see gather_batch */
+    if (!learn_shapes(r) || !create_calibrator(r))
+        return false;
+    go_on(r);
+    return true;
 }
 
 static const report_column columns[] = {
@@ -353,7 +419,7 @@ static void release(run *r)
         ll.llama_free(r->ctx);
     if (r->batch.token != NULL)
         ll.llama_batch_free(r->batch);
-    kvant_calibrator_free(&r->observer.calibrator);
+    kvant_calibrator_free(&r->calibrator);
     kvant_calibration_free(&r->calibration);
     free(r->tokens);
     engine_close(&r->engine);
@@ -392,9 +458,12 @@ int command_calibrate(int argc, char **argv)
         return EXIT_RUNTIME;
     r->settings = &s;
     r->started = monotonic_seconds();
+    snprintf(r->part, sizeof r->part, "%s.part", s.output);
     interrupt_catch();
     const bool ok = prepare(r) && gather(r) && cluster(r) && save(r) && print_summary(r);
     code = ok ? EXIT_OK : interrupted() ? EXIT_INTERRUPTED : EXIT_RUNTIME;
+    if (code == EXIT_INTERRUPTED && r->calibrator != NULL)
+        keep(r);
     release(r);
     free(r);
     return code;

@@ -44,8 +44,9 @@ typedef struct kvant_calibration_entry {
      * RoPE and without the attention scale. Keys only, else NULL. */
     const float *query_moment;
     /* What transform=diagonal and transform=file multiply centred keys by (docs/calibration.md). Keys only, else NULL. */
-    const float *diagonal;  /* head_dim factors above 0 */
-    const uint16_t *matrix; /* the lower triangle of a symmetric matrix, row by row, head_dim (head_dim + 1) / 2 binary16 numbers */
+    const float *diagonal; /* head_dim factors above 0 */
+    const uint16_t *
+        matrix; /* the lower triangle of a symmetric matrix, row by row, head_dim (head_dim + 1) / 2 binary16 numbers */
     const float *centroids[KVANT_CALIBRATION_MAX_CODEBOOKS]; /* set i: clusters[i] x head_dim numbers */
 } kvant_calibration_entry;
 
@@ -111,7 +112,8 @@ typedef struct kvant_calibrator_attention {
     const float *queries; /* n_queries x head_dim, likewise */
     size_t query_stride;
     uint32_t n_queries;
-    const float *mask; /* added to scores: query i, key j at mask + i * mask_stride + j; -INFINITY hides. NULL: all are seen */
+    const float *
+        mask; /* added to scores: query i, key j at mask + i * mask_stride + j; -INFINITY hides. NULL: all are seen */
     size_t mask_stride;
     float scale; /* that attention multiplies <q, k> by */
 } kvant_calibrator_attention;
@@ -119,14 +121,25 @@ typedef struct kvant_calibrator_attention {
 /* Adds attention of some queries (a hundred of each text do), from which keys learn how much they count. The first n_exact keys count
  * for nothing: a cache keeps them in 16 bits. Without such calls all keys count alike, which serves transform= nearly as well. Keys of
  * the layer must have been added before. KVANT_ERR_NONFINITE and KVANT_ERR_MEMORY leave everything as it was. */
-KVANT_API kvant_status kvant_calibrator_add_attention(kvant_calibrator *calibrator, uint32_t layer, uint32_t kv_head,
-                                                      uint32_t head_dim, uint32_t n_exact,
+KVANT_API kvant_status kvant_calibrator_add_attention(kvant_calibrator *calibrator, uint32_t layer,
+                                                      uint32_t kv_head, uint32_t head_dim, uint32_t n_exact,
                                                       const kvant_calibrator_attention *attention);
 
 /* Clusters the rows of one more layer, the long part of the work: call it until *left, the number of layers still to do, is
  * 0. In between the caller may report progress or give up. KVANT_ERR_ARGUMENT when fewer rows were added than there are
  * clusters. The result does not depend on n_threads. */
 KVANT_API kvant_status kvant_calibrator_cluster(kvant_calibrator *calibrator, uint32_t *left);
+
+/* Keeps what was gathered so far in a file, to go on after a break: written beside path and renamed. key stands for the work (a hash of
+ * the text, say), position for how far it came; the library only keeps them. KVANT_ERR_IO, KVANT_ERR_MEMORY. */
+KVANT_API kvant_status kvant_calibrator_save(const kvant_calibrator *calibrator, uint64_t key, uint64_t position,
+                                             const char *path, char *err, size_t errlen);
+
+/* Goes on from such a file with a calibrator just created, and tells *position. KVANT_ERR_ARGUMENT when the file is of another key or
+ * configuration, KVANT_ERR_FORMAT when it is damaged or of another version of the library, KVANT_ERR_IO when it cannot be read;
+ * the calibrator is then as it was. */
+KVANT_API kvant_status kvant_calibrator_restore(kvant_calibrator *calibrator, uint64_t key, const char *path,
+                                                uint64_t *position, char *err, size_t errlen);
 
 /* Makes the calibration. KVANT_ERR_ARGUMENT when nothing was added or clustering is not done. */
 KVANT_API kvant_status kvant_calibrator_finish(const kvant_calibrator *calibrator, kvant_calibration **calibration);

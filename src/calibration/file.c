@@ -1,4 +1,4 @@
-/* file.c - calibration files on disk: read whole and checked, written beside the old one and renamed over it. */
+/* file.c - calibration files and checkpoints on disk: read whole and checked, written beside the old one and renamed over it. */
 #include "format.h"
 
 #include <errno.h>
@@ -33,7 +33,8 @@ static bool read_all(int fd, uint8_t *bytes, size_t n)
 }
 
 /* The head is checked before memory of the stated size is asked for. */
-static kvant_status read_file(int fd, const char *path, uint8_t **bytes, size_t *n, const kvant_error *error)
+static kvant_status read_checked(int fd, const char *path, kvant_check_head_fn *check, uint8_t **bytes, size_t *n,
+                                 const kvant_error *error)
 {
     struct stat st;
     uint8_t head[KVANT_CALIBRATION_HEADER] = { 0 };
@@ -44,7 +45,7 @@ static kvant_status read_file(int fd, const char *path, uint8_t **bytes, size_t 
     *n = (size_t)st.st_size;
     if (!read_all(fd, head, *n < sizeof head ? *n : sizeof head))
         return system_error(error, "read", path);
-    KVANT_FORWARD(kvant_calibration_check_header(head, *n, error));
+    KVANT_FORWARD(check(head, *n, error));
     *bytes = kvant_alloc(*n, 1);
     if (!*bytes)
         return kvant_fail(error, KVANT_ERR_MEMORY, "no memory for the %zu bytes of %s", *n, path);
@@ -52,6 +53,22 @@ static kvant_status read_file(int fd, const char *path, uint8_t **bytes, size_t 
     if (!read_all(fd, *bytes + sizeof head, *n - sizeof head))
         return system_error(error, "read", path);
     return KVANT_OK;
+}
+
+kvant_status kvant_read_file(const char *path, kvant_check_head_fn *check, uint8_t **bytes, size_t *n,
+                             const kvant_error *error)
+{
+    *bytes = NULL;
+    int fd = open(path, O_RDONLY | O_CLOEXEC);
+    if (fd < 0)
+        return system_error(error, "open", path);
+    kvant_status status = read_checked(fd, path, check, bytes, n, error);
+    close(fd);
+    if (status != KVANT_OK) {
+        kvant_free(*bytes);
+        *bytes = NULL;
+    }
+    return status;
 }
 
 kvant_status kvant_calibration_load(const char *path, kvant_calibration **out, char *err, size_t errlen)
@@ -62,15 +79,10 @@ kvant_status kvant_calibration_load(const char *path, kvant_calibration **out, c
     *out = NULL;
     if (!path)
         return kvant_fail(&error, KVANT_ERR_ARGUMENT, "no path");
-    int fd = open(path, O_RDONLY | O_CLOEXEC);
-    if (fd < 0)
-        return system_error(&error, "open", path);
-    uint8_t *bytes = NULL;
-    size_t n = 0;
-    kvant_status status = read_file(fd, path, &bytes, &n, &error);
-    close(fd);
-    if (status == KVANT_OK)
-        status = kvant_calibration_parse(bytes, n, out, &error);
+    uint8_t *bytes;
+    size_t n;
+    KVANT_FORWARD(kvant_read_file(path, kvant_calibration_check_header, &bytes, &n, &error));
+    kvant_status status = kvant_calibration_parse(bytes, n, out, &error);
     if (status != KVANT_OK)
         kvant_free(bytes);
     return status;
@@ -91,7 +103,7 @@ static bool write_all(int fd, const uint8_t *bytes, size_t n)
 }
 
 /* Flushed before the rename: otherwise a crash soon after could leave the new name with no content. */
-static bool write_file(const char *path, const uint8_t *bytes, size_t n)
+static bool write_new(const char *path, const uint8_t *bytes, size_t n)
 {
     int fd = open(path, O_WRONLY | O_CREAT | O_EXCL | O_CLOEXEC, 0666);
     if (fd < 0)
@@ -106,21 +118,26 @@ static bool write_file(const char *path, const uint8_t *bytes, size_t n)
     return ok;
 }
 
+kvant_status kvant_write_file(const char *path, const uint8_t *bytes, size_t n, const kvant_error *error)
+{
+    char temporary[PATH_MAX];
+    int length = snprintf(temporary, sizeof temporary, "%s.%ld.tmp", path, (long)getpid());
+    if (length < 0 || (size_t)length >= sizeof temporary)
+        return kvant_fail(error, KVANT_ERR_ARGUMENT, "the path is longer than %d bytes", PATH_MAX);
+    if (write_new(temporary, bytes, n) && rename(temporary, path) == 0)
+        return KVANT_OK;
+    bool someone_elses = errno == EEXIST; /* the temporary file, left by a process of this number that was killed */
+    kvant_status status = system_error(error, "write", someone_elses ? temporary : path);
+    if (!someone_elses)
+        unlink(temporary);
+    return status;
+}
+
 kvant_status kvant_calibration_save(const kvant_calibration *calibration, const char *path, char *err,
                                     size_t errlen)
 {
     kvant_error error = { err, errlen };
     if (!calibration || !path)
         return kvant_fail(&error, KVANT_ERR_ARGUMENT, "no calibration, or no path");
-    char temporary[PATH_MAX];
-    int length = snprintf(temporary, sizeof temporary, "%s.%ld.tmp", path, (long)getpid());
-    if (length < 0 || (size_t)length >= sizeof temporary)
-        return kvant_fail(&error, KVANT_ERR_ARGUMENT, "the path is longer than %d bytes", PATH_MAX);
-    if (write_file(temporary, calibration->bytes, calibration->info.bytes) && rename(temporary, path) == 0)
-        return KVANT_OK;
-    bool someone_elses = errno == EEXIST; /* the temporary file, left by a process of this number that was killed */
-    kvant_status status = system_error(&error, "write", someone_elses ? temporary : path);
-    if (!someone_elses)
-        unlink(temporary);
-    return status;
+    return kvant_write_file(path, calibration->bytes, calibration->info.bytes, &error);
 }

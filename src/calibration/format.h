@@ -69,6 +69,16 @@ uint64_t kvant_get_u64(const uint8_t *at);
 kvant_status kvant_calibration_parse(uint8_t *bytes, size_t n, kvant_calibration **calibration,
                                      const kvant_error *error);
 
+/* What the first KVANT_CALIBRATION_HEADER bytes of a file of n bytes, or fewer, say of it. */
+typedef kvant_status kvant_check_head_fn(const uint8_t *bytes, size_t n, const kvant_error *error);
+
+/* Reads a regular file whose head passes check; *bytes (from kvant_alloc) is the caller's, NULL on an error. */
+kvant_status kvant_read_file(const char *path, kvant_check_head_fn *check, uint8_t **bytes, size_t *n,
+                             const kvant_error *error);
+
+/* Writes a temporary file beside path, flushed to disk, then renames it: path never holds half of one. */
+kvant_status kvant_write_file(const char *path, const uint8_t *bytes, size_t n, const kvant_error *error);
+
 /* What the first KVANT_CALIBRATION_HEADER bytes say of a file of n bytes: right kind, version and length. */
 kvant_status kvant_calibration_check_header(const uint8_t *bytes, size_t n, const kvant_error *error);
 

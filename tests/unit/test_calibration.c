@@ -469,6 +469,165 @@ static void lying_fields_are_refused(void **state)
     drop_file(&f);
 }
 
+/* --- checkpoints --- */
+
+static kvant_calibrator *calibrator_of(uint64_t seed)
+{
+    kvant_calibrator_config config = {
+        .size = sizeof config, .model = "a model", .seed = seed, .clusters = few_clusters, .n_codebooks = 2
+    };
+    kvant_calibrator *calibrator;
+    assert_int_equal(kvant_calibrator_create(&config, &calibrator, NULL, 0), KVANT_OK);
+    return calibrator;
+}
+
+/* One of several layers of keys and values, with attention on keys. */
+static void add_some(kvant_calibrator *calibrator, const data *all, uint32_t layer)
+{
+    kvant_calibrator_attention attention = { .size = sizeof attention,
+                                             .keys = all->rows[layer][0],
+                                             .key_stride = HEADS * DIM,
+                                             .n_keys = ROWS,
+                                             .queries = all->queries[layer][0],
+                                             .query_stride = DIM,
+                                             .n_queries = 3,
+                                             .scale = 0.1f };
+    for (uint32_t role = 0; role < 2; role++)
+        assert_int_equal(kvant_calibrator_add_rows(calibrator, layer, (kvant_role)role, HEADS, DIM,
+                                                   all->rows[layer][role], HEADS * DIM, ROWS),
+                         KVANT_OK);
+    assert_int_equal(kvant_calibrator_add_queries(calibrator, layer, 1, DIM, all->queries[layer][1], DIM, ROWS),
+                     KVANT_OK);
+    assert_int_equal(kvant_calibrator_add_attention(calibrator, layer, 0, DIM, 64, &attention), KVANT_OK);
+}
+
+static void save_to(kvant_calibrator *calibrator, const char *path)
+{
+    kvant_calibration *c = finish(calibrator);
+    assert_int_equal(kvant_calibration_save(c, path, NULL, 0), KVANT_OK);
+    kvant_calibration_free(&c);
+}
+
+static uint8_t *read_whole(const char *path, size_t *n)
+{
+    uint8_t *bytes = malloc(1 << 22);
+    FILE *in = fopen(path, "rb");
+    assert_true(bytes && in);
+    *n = fread(bytes, 1, 1 << 22, in);
+    fclose(in);
+    return bytes;
+}
+
+/* Interrupted while gathering and again between layers of k-means: the same file as without. */
+static void work_goes_on_where_it_stopped(void **state)
+{
+    (void)state;
+    data *all = make_data();
+    file f = make_file();
+    char part[128];
+    snprintf(part, sizeof part, "%s/part", f.folder);
+    kvant_calibrator *calibrator = calibrator_of(5);
+    for (uint32_t l = 0; l < LAYERS; l++)
+        add_some(calibrator, all, l);
+    save_to(calibrator, f.path);
+    size_t n, n_again;
+    uint8_t *whole = read_whole(f.path, &n);
+    calibrator = calibrator_of(5);
+    add_some(calibrator, all, 0);
+    for (uint32_t step = 0; step < 3; step++) {
+        uint64_t position = 99;
+        uint32_t left;
+        assert_int_equal(kvant_calibrator_save(calibrator, 17, 100 + step, part, NULL, 0), KVANT_OK);
+        kvant_calibrator_free(&calibrator);
+        calibrator = calibrator_of(5);
+        assert_int_equal(kvant_calibrator_restore(calibrator, 17, part, &position, NULL, 0), KVANT_OK);
+        assert_true(position == 100 + step);
+        if (step < 1)
+            for (uint32_t l = 1; l < LAYERS; l++)
+                add_some(calibrator, all, l);
+        else
+            assert_int_equal(kvant_calibrator_cluster(calibrator, &left), KVANT_OK);
+    }
+    save_to(calibrator, f.path);
+    uint8_t *again = read_whole(f.path, &n_again);
+    assert_int_equal(n, n_again);
+    assert_memory_equal(whole, again, n);
+    unlink(part);
+    drop_file(&f);
+    free(whole);
+    free(again);
+    free(all);
+}
+
+static void expect_no_restore(const char *path, const uint8_t *bytes, size_t n, uint64_t key, uint64_t seed,
+                              kvant_status expected)
+{
+    char err[256] = "";
+    uint64_t position = 99;
+    kvant_calibration *c;
+    FILE *out = fopen(path, "wb");
+    assert_non_null(out);
+    assert_int_equal(fwrite(bytes, 1, n, out), n);
+    fclose(out);
+    kvant_calibrator *calibrator = calibrator_of(seed);
+    assert_int_equal(kvant_calibrator_restore(calibrator, key, path, &position, err, sizeof err), expected);
+    assert_true(position == 0 && err[0]);
+    assert_int_equal(kvant_calibrator_finish(calibrator, &c), KVANT_ERR_ARGUMENT); /* nothing was kept of it */
+    kvant_calibrator_free(&calibrator);
+}
+
+/* Signed anew, so that what lies behind the checksum is looked at. */
+static void sign_bytes(uint8_t *bytes, size_t n)
+{
+    file f = { .bytes = bytes, .n = n };
+    put(&f, 16, n, 8);
+    sign(&f);
+}
+
+static void checkpoints_of_other_work_are_refused(void **state)
+{
+    (void)state;
+    data *all = make_data();
+    file f = make_file();
+    size_t n;
+    kvant_calibrator *calibrator = calibrator_of(5);
+    add_some(calibrator, all, 0);
+    assert_int_equal(kvant_calibrator_save(calibrator, 17, 1, f.path, NULL, 0), KVANT_OK);
+    uint8_t *bytes = read_whole(f.path, &n), *copy = malloc(n);
+    expect_no_restore(f.path, bytes, n, 18, 5, KVANT_ERR_ARGUMENT);
+    expect_no_restore(f.path, bytes, n, 17, 6, KVANT_ERR_ARGUMENT);
+    expect_no_restore(f.path, f.bytes, f.n, 17, 5, KVANT_ERR_FORMAT); /* a calibration */
+    for (size_t cut = 0; cut < n; cut += 1 + cut / 3) {
+        expect_no_restore(f.path, bytes, cut, 17, 5, KVANT_ERR_FORMAT);
+        memcpy(copy, bytes, n);
+        if (cut >= sizeof(uint64_t) * 19 + 256) { /* shorter ones have no whole head */
+            sign_bytes(copy, cut);
+            expect_no_restore(f.path, copy, cut, 17, 5, KVANT_ERR_FORMAT);
+        }
+        memcpy(copy, bytes, n);
+        copy[cut] ^= 4;
+        expect_no_restore(f.path, copy, n, 17, 5, KVANT_ERR_FORMAT);
+    }
+    for (size_t at = sizeof(uint64_t) * 19 + 256; at < sizeof(uint64_t) * 22 + 256;
+         at += 8) { /* index, heads, head_dim */
+        static const uint64_t lies[] = { 0, 1 << 20, 1ull << 40, UINT64_MAX };
+        for (size_t i = at == sizeof(uint64_t) * 19 + 256; i < COUNT(lies); i++) {
+            file lying = { .bytes = copy, .n = n };
+            memcpy(copy, bytes, n);
+            put(&lying, at, lies[i], 8);
+            sign_bytes(copy, n);
+            expect_no_restore(f.path, copy, n, 17, 5, KVANT_ERR_FORMAT);
+        }
+    }
+    assert_int_equal(kvant_calibrator_restore(calibrator, 17, f.path, &(uint64_t){ 0 }, NULL, 0),
+                     KVANT_ERR_ARGUMENT);
+    kvant_calibrator_free(&calibrator);
+    drop_file(&f);
+    free(bytes);
+    free(copy);
+    free(all);
+}
+
 static void files_that_cannot_be_used_say_why(void **state)
 {
     (void)state;
@@ -506,6 +665,8 @@ int main(void)
         cmocka_unit_test(cut_files_are_refused),
         cmocka_unit_test(flipped_bits_are_refused),
         cmocka_unit_test(lying_fields_are_refused),
+        cmocka_unit_test(work_goes_on_where_it_stopped),
+        cmocka_unit_test(checkpoints_of_other_work_are_refused),
         cmocka_unit_test(files_that_cannot_be_used_say_why),
     };
     return cmocka_run_group_tests(tests, NULL, NULL);

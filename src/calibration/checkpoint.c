@@ -1,0 +1,223 @@
+/* checkpoint.c - what a calibrator gathered so far, in a file until the work goes on. For this library on this machine: numbers as
+ * they are in memory, a version for each change of what is gathered, a checksum, every size checked against the limits of calibration
+ * files. */
+#include "gathered.h"
+
+#include <string.h>
+
+#include "../base/alloc.h"
+
+#define MAGIC "kvantpar"
+#define VERSION 1u
+#define AT_BYTES 16
+#define AT_CHECKSUM 24 /* as in calibration files, so that one function serves */
+
+typedef kvant_calibrator_slot slot;
+
+/* Head and slots. Numbers are multiples of 8 bytes, so that arrays are aligned. */
+typedef struct head {
+    char magic[8];
+    uint64_t version, bytes, checksum;
+    uint64_t key, position;
+    uint64_t fingerprint, seed, sample_rows, n_slots, n_codebooks;
+    uint64_t clusters[KVANT_CALIBRATION_MAX_CODEBOOKS];
+    char model[KVANT_CALIBRATION_MAX_NAME + 1];
+} head;
+
+typedef struct slot_head {
+    uint64_t index, n_kv_heads, head_dim, n_rows, random, has_centroids;
+} slot_head;
+
+/* An array of a slot and its bytes. */
+typedef struct array {
+    void *memory;
+    size_t bytes;
+} array;
+enum { N_ARRAYS = 11 };
+
+/* Sizes fit: a slot's dimensions are within the limits, and memory for its arrays was had. */
+static void list_arrays(const kvant_calibrator *c, const slot *s, array arrays[N_ARRAYS])
+{
+    size_t heads = s->n_kv_heads, row = heads * s->head_dim, square = row * s->head_dim;
+    const array all[N_ARRAYS] = {
+        { s->sum, row * sizeof *s->sum },
+        { s->min, row * sizeof *s->min },
+        { s->max, row * sizeof *s->max },
+        { s->n_queries, heads * sizeof *s->n_queries },
+        { s->moment, square * sizeof *s->moment },
+        { s->spread, square * sizeof *s->spread },
+        { s->attended, square * sizeof *s->attended },
+        { s->attended_sum, row * sizeof *s->attended_sum },
+        { s->attended_weight, heads * sizeof *s->attended_weight },
+        { s->sample, row * c->sample_rows * sizeof *s->sample },
+        { s->centroids, kvant_calibrator_centroids(c, s) * sizeof *s->centroids },
+    };
+    for (uint32_t i = 0; i < N_ARRAYS; i++)
+        arrays[i] = (array){ all[i].memory, all[i].memory ? all[i].bytes : 0 };
+}
+
+static size_t padded(size_t bytes)
+{
+    return (bytes + 7) / 8 * 8;
+}
+
+static size_t slot_bytes(const kvant_calibrator *c, const slot *s)
+{
+    array arrays[N_ARRAYS];
+    size_t bytes = sizeof(slot_head);
+    list_arrays(c, s, arrays);
+    for (uint32_t i = 0; i < N_ARRAYS; i++)
+        bytes += padded(arrays[i].bytes);
+    return bytes;
+}
+
+static head make_head(const kvant_calibrator *c, uint64_t key, uint64_t position)
+{
+    head h = { .magic = MAGIC,
+               .version = VERSION,
+               .bytes = sizeof h,
+               .key = key,
+               .position = position,
+               .fingerprint = c->info.model_fingerprint,
+               .seed = c->info.seed,
+               .sample_rows = c->sample_rows,
+               .n_codebooks = c->info.n_codebooks };
+    for (uint32_t i = 0; i < c->info.n_codebooks; i++)
+        h.clusters[i] = c->info.clusters[i];
+    memcpy(h.model, c->model, sizeof h.model);
+    for (uint32_t i = 0; i < 2 * c->n_layers; i++)
+        if (c->slots[i].head_dim) {
+            h.n_slots++;
+            h.bytes += slot_bytes(c, &c->slots[i]);
+        }
+    return h;
+}
+
+static void put_slot(const kvant_calibrator *c, uint32_t index, uint8_t *at)
+{
+    const slot *s = &c->slots[index];
+    const slot_head h = { index, s->n_kv_heads, s->head_dim, s->n_rows, s->random, s->centroids != NULL };
+    array arrays[N_ARRAYS];
+    memcpy(at, &h, sizeof h);
+    at += sizeof h;
+    list_arrays(c, s, arrays);
+    for (uint32_t i = 0; i < N_ARRAYS; i++) {
+        if (arrays[i].bytes)
+            memcpy(at, arrays[i].memory, arrays[i].bytes);
+        at += padded(arrays[i].bytes);
+    }
+}
+
+kvant_status kvant_calibrator_save(const kvant_calibrator *c, uint64_t key, uint64_t position, const char *path,
+                                   char *err, size_t errlen)
+{
+    kvant_error error = { err, errlen };
+    if (!c || !path)
+        return kvant_fail(&error, KVANT_ERR_ARGUMENT, "no calibrator, or no path");
+    head h = make_head(c, key, position);
+    uint8_t *bytes = kvant_alloc(h.bytes, 1), *at = bytes + sizeof h;
+    if (!bytes)
+        return kvant_fail(&error, KVANT_ERR_MEMORY, "no memory for %zu bytes of a checkpoint", (size_t)h.bytes);
+    memcpy(bytes, &h, sizeof h);
+    for (uint32_t i = 0; i < 2 * c->n_layers; i++)
+        if (c->slots[i].head_dim) {
+            put_slot(c, i, at);
+            at += slot_bytes(c, &c->slots[i]);
+        }
+    kvant_put_u64(bytes + AT_CHECKSUM, kvant_calibration_checksum(bytes, h.bytes));
+    kvant_status status = kvant_write_file(path, bytes, h.bytes, &error);
+    kvant_free(bytes);
+    return status;
+}
+
+static kvant_status damaged(const kvant_error *error)
+{
+    return kvant_fail(error, KVANT_ERR_FORMAT, "the checkpoint is damaged");
+}
+
+static kvant_status check_head(const uint8_t *bytes, size_t n, const kvant_error *error)
+{
+    if (n < KVANT_CALIBRATION_HEADER || memcmp(bytes, MAGIC, 8) != 0 || kvant_get_u64(bytes + 8) != VERSION)
+        return kvant_fail(error, KVANT_ERR_FORMAT, "this is not a checkpoint of this version");
+    return kvant_get_u64(bytes + AT_BYTES) == n && n >= sizeof(head) ? KVANT_OK : damaged(error);
+}
+
+/* The slot's head, then as many bytes as its dimensions ask for; *at moves on. */
+static kvant_status get_slot(kvant_calibrator *c, const uint8_t **at, const uint8_t *end, const kvant_error *error)
+{
+    slot_head h;
+    if ((size_t)(end - *at) < sizeof h)
+        return damaged(error);
+    memcpy(&h, *at, sizeof h);
+    if (h.index >= 2 * KVANT_CALIBRATION_MAX_LAYERS || h.n_kv_heads < 1 || h.head_dim < 1 ||
+        h.n_kv_heads > KVANT_CALIBRATION_MAX_KV_HEADS || h.head_dim > KVANT_MAX_HEAD_DIM || h.has_centroids > 1)
+        return damaged(error);
+    /* before memory for it is asked for: at least a sum, and for keys three moments */
+    uint64_t least =
+        h.n_kv_heads * h.head_dim * sizeof(double) * (h.index % 2 == KVANT_ROLE_K ? 3 * h.head_dim : 1);
+    if (least > (size_t)(end - *at))
+        return damaged(error);
+    KVANT_FORWARD(kvant_calibrator_grow(c, (uint32_t)h.index / 2));
+    slot *s = &c->slots[h.index];
+    if (s->head_dim)
+        return damaged(error);
+    KVANT_FORWARD(kvant_calibrator_start_slot(c, (uint32_t)h.index, (uint32_t)h.n_kv_heads, (uint32_t)h.head_dim));
+    s->n_rows = h.n_rows;
+    s->random = h.random;
+    if (h.has_centroids) {
+        s->centroids = kvant_alloc(kvant_calibrator_centroids(c, s), sizeof *s->centroids);
+        KVANT_RETURN_IF(!s->centroids, KVANT_ERR_MEMORY);
+    }
+    if (slot_bytes(c, s) > (size_t)(end - *at))
+        return damaged(error);
+    array arrays[N_ARRAYS];
+    const uint8_t *from = *at + sizeof h;
+    *at += slot_bytes(c, s);
+    list_arrays(c, s, arrays);
+    for (uint32_t i = 0; i < N_ARRAYS; i++) {
+        if (arrays[i].bytes)
+            memcpy(arrays[i].memory, from, arrays[i].bytes);
+        from += padded(arrays[i].bytes);
+    }
+    return KVANT_OK;
+}
+
+static kvant_status parse(kvant_calibrator *c, const uint8_t *bytes, size_t n, uint64_t key, uint64_t *position,
+                          const kvant_error *error)
+{
+    head h;
+    memcpy(&h, bytes, sizeof h);
+    if (h.checksum != kvant_calibration_checksum(bytes, n))
+        return damaged(error);
+    head own = make_head(c, key, h.position);
+    own.bytes = h.bytes;
+    own.checksum = h.checksum;
+    own.n_slots = h.n_slots;
+    if (memcmp(&own, &h, sizeof h) != 0)
+        return kvant_fail(error, KVANT_ERR_ARGUMENT,
+                          "the checkpoint is of other work: another text, model or option");
+    const uint8_t *at = bytes + sizeof h, *end = bytes + n;
+    for (uint64_t i = 0; i < h.n_slots; i++)
+        KVANT_FORWARD(get_slot(c, &at, end, error));
+    *position = h.position;
+    return at == end ? KVANT_OK : damaged(error);
+}
+
+kvant_status kvant_calibrator_restore(kvant_calibrator *c, uint64_t key, const char *path, uint64_t *position,
+                                      char *err, size_t errlen)
+{
+    kvant_error error = { err, errlen };
+    if (!c || !path || !position || c->n_layers)
+        return kvant_fail(&error, KVANT_ERR_ARGUMENT, "no fresh calibrator, no path, or no place for the position");
+    uint8_t *bytes;
+    size_t n;
+    *position = 0;
+    KVANT_FORWARD(kvant_read_file(path, check_head, &bytes, &n, &error));
+    kvant_status status = parse(c, bytes, n, key, position, &error);
+    kvant_free(bytes);
+    if (status != KVANT_OK) {
+        *position = 0;
+        kvant_calibrator_clear(c);
+    }
+    return status;
+}

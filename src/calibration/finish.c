@@ -1,0 +1,164 @@
+/* finish.c - from what a calibrator gathered to a calibration: the bytes of the file, as calibration.c then reads them. */
+#include "gathered.h"
+
+#include <string.h>
+
+#include "../base/alloc.h"
+#include "../base/parallel.h"
+#include "moments.h"
+#include "weights.h"
+
+typedef kvant_calibrator_slot slot;
+
+static void put_header(const kvant_calibrator *c, uint8_t *bytes, size_t n, uint32_t n_sites)
+{
+    uint32_t name_bytes = (uint32_t)strlen(c->model);
+    uint64_t n_tokens = 0;
+    for (uint32_t i = 0; i < 2 * c->n_layers; i++)
+        n_tokens = c->slots[i].n_rows > n_tokens ? c->slots[i].n_rows : n_tokens;
+    memcpy(bytes, KVANT_CALIBRATION_MAGIC, 8);
+    kvant_put_u32(bytes + KVANT_CALIBRATION_AT_VERSION, KVANT_CALIBRATION_VERSION);
+    kvant_put_u32(bytes + KVANT_CALIBRATION_AT_SITES, n_sites);
+    kvant_put_u64(bytes + KVANT_CALIBRATION_AT_BYTES, n);
+    kvant_put_u64(bytes + KVANT_CALIBRATION_AT_FINGERPRINT, c->info.model_fingerprint);
+    kvant_put_u64(bytes + KVANT_CALIBRATION_AT_TOKENS, n_tokens);
+    kvant_put_u64(bytes + KVANT_CALIBRATION_AT_SEED, c->info.seed);
+    kvant_put_u32(bytes + KVANT_CALIBRATION_AT_NAME_BYTES, name_bytes);
+    kvant_put_u32(bytes + KVANT_CALIBRATION_AT_CODEBOOKS, c->info.n_codebooks);
+    uint8_t *at = bytes + KVANT_CALIBRATION_HEADER;
+    for (uint32_t i = 0; i < c->info.n_codebooks; i++, at += 4)
+        kvant_put_u32(at, c->info.clusters[i]);
+    memcpy(at, c->model, name_bytes);
+}
+
+/* Room for the moments of one head. */
+typedef struct moments {
+    double *queries, *attended, *keys, *centre;
+} moments;
+
+/* centre is the mean as the file has it, which codecs subtract. */
+static void centred_moments(const slot *s, uint32_t head, const float *centre, const moments *m)
+{
+    size_t d = s->head_dim, size = d * d;
+    for (size_t j = 0; j < d; j++)
+        m->centre[j] = centre[j];
+    const double *sum = s->sum + head * d;
+    kvant_moment_about_zero(s->moment + head * size, (double)s->n_queries[head], s->head_dim, m->queries);
+    kvant_moment_about(s->spread + head * size, sum, (double)s->n_rows, m->centre, s->head_dim, m->keys);
+    if (s->attended_weight[head] > 0)
+        kvant_moment_about(s->attended + head * size, s->attended_sum + head * d, s->attended_weight[head],
+                           m->centre, s->head_dim, m->attended);
+    else
+        memcpy(m->attended, m->keys, size * sizeof *m->keys);
+}
+
+typedef struct weighing {
+    const slot *slot;
+    const kvant_calibration_site *site;
+    float *out; /* the site's arrays */
+    kvant_status *statuses;
+} weighing;
+
+static void weigh_head(void *context, size_t head, uint32_t worker)
+{
+    const weighing *w = context;
+    size_t d = w->slot->head_dim, size = d * d;
+    double *room = kvant_alloc(3 * size + d, sizeof *room);
+    moments m = { room, room + size, room + 2 * size, room + 3 * size };
+    (void)worker;
+    if (!room) {
+        w->statuses[head] = KVANT_ERR_MEMORY;
+        return;
+    }
+    centred_moments(w->slot, (uint32_t)head, w->out + w->site->mean + head * d, &m);
+    for (size_t i = 0; i < size; i++)
+        w->out[w->site->moment + head * size + i] = (float)m.queries[i];
+    uint16_t *halves = (uint16_t *)(void *)(w->out + w->site->matrix);
+    w->statuses[head] = kvant_make_weights(w->slot->head_dim, m.queries, m.attended, m.keys,
+                                           w->out + w->site->diagonal + head * d, halves + head * d * (d + 1) / 2);
+    kvant_free(room);
+}
+
+/* Query moments and weights of all heads. */
+static kvant_status put_weights(const kvant_calibrator *c, const slot *s, const kvant_calibration_site *site,
+                                float *out)
+{
+    kvant_status *statuses = kvant_alloc(s->n_kv_heads, sizeof *statuses), status = KVANT_OK;
+    KVANT_RETURN_IF(!statuses, KVANT_ERR_MEMORY);
+    weighing w = { s, site, out, statuses };
+    kvant_parallel_for(s->n_kv_heads, c->n_threads, weigh_head, &w);
+    for (uint32_t h = 0; h < s->n_kv_heads && status == KVANT_OK; h++)
+        status = statuses[h];
+    kvant_free(statuses);
+    return status;
+}
+
+static kvant_status put_arrays(const kvant_calibrator *c, const slot *s, const kvant_calibration_site *site,
+                               float *out)
+{
+    size_t row = (size_t)s->n_kv_heads * s->head_dim;
+    for (size_t j = 0; j < row; j++)
+        out[site->mean + j] = (float)(s->sum[j] / (double)s->n_rows);
+    memcpy(out + site->min, s->min, row * sizeof *out);
+    memcpy(out + site->max, s->max, row * sizeof *out);
+    if (s->centroids)
+        memcpy(out + site->centroids[0], s->centroids, kvant_calibrator_centroids(c, s) * sizeof *out);
+    return s->moment ? put_weights(c, s, site, out) : KVANT_OK;
+}
+
+static kvant_calibration_site site_of(const kvant_calibrator *c, uint32_t index)
+{
+    kvant_calibration_site site = { .layer = index / 2,
+                                    .role = index % 2,
+                                    .n_kv_heads = c->slots[index].n_kv_heads,
+                                    .head_dim = c->slots[index].head_dim };
+    kvant_calibration_place(&site, &c->info);
+    return site;
+}
+
+static kvant_status put_all(const kvant_calibrator *c, uint8_t *bytes, size_t n, uint32_t n_sites, size_t arrays)
+{
+    put_header(c, bytes, n, n_sites);
+    uint8_t *line = bytes + kvant_calibration_arrays_start(c->info.n_codebooks, (uint32_t)strlen(c->model), 0);
+    for (uint32_t i = 0; i < 2 * c->n_layers; i++) {
+        if (!c->slots[i].n_rows)
+            continue;
+        kvant_calibration_site site = site_of(c, i);
+        kvant_put_u32(line, site.layer);
+        kvant_put_u32(line + 4, site.role);
+        kvant_put_u32(line + 8, site.n_kv_heads);
+        kvant_put_u32(line + 12, site.head_dim);
+        KVANT_FORWARD(put_arrays(c, &c->slots[i], &site, (float *)(void *)(bytes + arrays)));
+        line += KVANT_CALIBRATION_ENTRY;
+        arrays += site.bytes;
+    }
+    kvant_put_u64(bytes + KVANT_CALIBRATION_AT_CHECKSUM, kvant_calibration_checksum(bytes, n));
+    return KVANT_OK;
+}
+
+kvant_status kvant_calibrator_finish(const kvant_calibrator *c, kvant_calibration **calibration)
+{
+    KVANT_RETURN_IF(!calibration, KVANT_ERR_ARGUMENT);
+    *calibration = NULL;
+    KVANT_RETURN_IF(!c, KVANT_ERR_ARGUMENT);
+    uint32_t n_sites = 0;
+    size_t n = 0;
+    for (uint32_t i = 0; i < 2 * c->n_layers; i++) {
+        if (!c->slots[i].n_rows)
+            continue;
+        KVANT_RETURN_IF(kvant_calibrator_to_cluster(c, &c->slots[i]), KVANT_ERR_ARGUMENT);
+        n += site_of(c, i).bytes;
+        n_sites++;
+    }
+    KVANT_RETURN_IF(n_sites == 0, KVANT_ERR_ARGUMENT);
+    size_t arrays = kvant_calibration_arrays_start(c->info.n_codebooks, (uint32_t)strlen(c->model), n_sites);
+    n += arrays;
+    uint8_t *bytes = kvant_alloc(n, 1);
+    KVANT_RETURN_IF(!bytes, KVANT_ERR_MEMORY);
+    kvant_status status = put_all(c, bytes, n, n_sites, arrays);
+    if (status == KVANT_OK)
+        status = kvant_calibration_parse(bytes, n, calibration, NULL);
+    if (status != KVANT_OK)
+        kvant_free(bytes);
+    return status;
+}
