@@ -116,12 +116,13 @@ enum { EXACT_KEYS = KVANT_PAGE_TOKENS };
 
 static float half_to_float(uint16_t half)
 {
-    const int exponent = half >> 10 & 31, mantissa = half & 1023;
-    float magnitude =
-        exponent == 0 ? ldexpf((float)mantissa, -24) : ldexpf((float)(mantissa | 1024), exponent - 25);
-    if (exponent == 31)
-        magnitude = mantissa == 0 ? INFINITY : NAN;
-    return (half & 0x8000) != 0 ? -magnitude : magnitude;
+    const uint32_t magnitude = half & 0x7fffu, bits = magnitude << 13;
+    float x;
+    memcpy(&x, &bits, sizeof x);
+    x *= 0x1p112f; /* the exponents' biases differ by 112; subnormal numbers come out right, too */
+    if (magnitude >= 0x7c00)
+        x = magnitude == 0x7c00 ? INFINITY : NAN;
+    return (half & 0x8000) != 0 ? -x : x;
 }
 
 /* Numbers of a row of f16 or f32. */

@@ -95,7 +95,7 @@ static void sort(work *w)
     }
 }
 
-static void store(const work *w, double *values, double *vectors)
+static void store(const work *w, float *vectors)
 {
     for (size_t i = 0; i < w->n; i++) {
         const double *v = w->v + w->order[i] * w->n;
@@ -103,12 +103,11 @@ static void store(const work *w, double *values, double *vectors)
         for (size_t j = 1; j < w->n; j++)
             largest = fabs(v[j]) > fabs(v[largest]) ? j : largest;
         for (size_t j = 0; j < w->n; j++)
-            vectors[i * w->n + j] = v[largest] < 0 ? -v[j] : v[j];
-        values[i] = w->a[w->order[i] * w->n + w->order[i]];
+            vectors[i * w->n + j] = (float)(v[largest] < 0 ? -v[j] : v[j]);
     }
 }
 
-kvant_status kvant_eigen(uint32_t n, const double *matrix, double *values, double *vectors)
+kvant_status kvant_eigenvectors(uint32_t n, const double *matrix, float *vectors)
 {
     size_t size = (size_t)n * n;
     work w = { n, kvant_alloc(size, sizeof(double)), kvant_alloc(size, sizeof(double)),
@@ -120,22 +119,10 @@ kvant_status kvant_eigen(uint32_t n, const double *matrix, double *values, doubl
         for (uint32_t i = 0; i < MAX_SWEEPS && sweep(&w, negligible); i++)
             continue;
         sort(&w);
-        store(&w, values, vectors);
+        store(&w, vectors);
     }
     kvant_free(w.a);
     kvant_free(w.v);
     kvant_free(w.order);
-    return status;
-}
-
-kvant_status kvant_eigenvectors(uint32_t n, const double *matrix, float *vectors)
-{
-    size_t size = (size_t)n * n;
-    double *exact = kvant_alloc(size + n, sizeof *exact);
-    KVANT_RETURN_IF(!exact, KVANT_ERR_MEMORY);
-    kvant_status status = kvant_eigen(n, matrix, exact + size, exact);
-    for (size_t i = 0; status == KVANT_OK && i < size; i++)
-        vectors[i] = (float)exact[i];
-    kvant_free(exact);
     return status;
 }

@@ -8,7 +8,7 @@
 
 #include "../base/alloc.h"
 #include "../base/attributes.h"
-#include "eigen.h"
+#include "tridiagonal.h"
 
 /* The lower triangle of m becomes L with m = L L^T; false when a pivot is not above 0. */
 static bool factorise(size_t n, double *m)
@@ -80,9 +80,11 @@ static void compose(size_t n, const double *vectors, const double *factors, doub
 kvant_status kvant_spd_roots(uint32_t n, const double *m, double *root, double *inverse_root)
 {
     size_t d = n;
-    double *vectors = kvant_alloc((d + 1) * d, sizeof *vectors), *values = vectors + d * d;
+    double *vectors = kvant_alloc((2 * d + 1) * d, sizeof *vectors), *copy = vectors + d * d,
+           *values = copy + d * d;
     KVANT_RETURN_IF(!vectors, KVANT_ERR_MEMORY);
-    kvant_status status = kvant_eigen(n, m, values, vectors);
+    memcpy(copy, m, d * d * sizeof *copy);
+    kvant_status status = kvant_tridiagonal_eigen(n, copy, values, vectors);
     for (size_t i = 0; status == KVANT_OK && i < d; i++) {
         status = values[i] > 0 ? KVANT_OK : KVANT_ERR_ARGUMENT;
         values[i] = sqrt(values[i]);

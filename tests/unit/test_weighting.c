@@ -12,6 +12,7 @@
 #include "../../src/calibration/weights.h"
 #include "../../src/codec/codec_internal.h"
 #include "../../src/math/spd.h"
+#include "../../src/math/tridiagonal.h"
 
 /* Sum of n outer products of normal vectors whose channels have sizes from 1 to spread. */
 static void random_moment(double *m, uint32_t d, uint32_t n, double spread, uint64_t *rng)
@@ -80,6 +81,41 @@ static void inverses_and_roots_follow_their_definitions(void **state)
         assert_true(difference(product, unit, d) <= slack * norm(a, d) * norm(b, d) * d);
         free(m);
     }
+}
+
+/* Orthonormal vectors and M v = lambda v within some n 2^-53 |M|, for matrices with equal, zero, negative and graded eigenvalues. */
+static void eigenvectors_follow_their_definition(void **state)
+{
+    static const uint32_t dims[] = { 1, 2, 3, 16, 65, 128 };
+    (void)state;
+    uint64_t rng = 41;
+    for (size_t i = 0; i < COUNT(dims); i++)
+        for (uint32_t kind = 0; kind < 5; kind++) {
+            uint32_t d = dims[i], size = d * d;
+            double *m = malloc(sizeof *m * (4 * size + d)), *copy = m + size, *v = copy + size, *product = v + size;
+            double *values = product + size;
+            random_moment(m, d, kind == 1 ? d / 2 + 1 : 2 * d, kind == 2 ? 1e4 : 3, &rng); /* 1: of half the rank */
+            for (uint32_t j = 0; j < size; j++) {
+                bool on = j / d == j % d;
+                m[j] = kind == 3 ? (double)on : kind == 4 ? on * ((double)(j % d) - 3) : m[j];
+            }
+            memcpy(copy, m, sizeof *m * size);
+            assert_int_equal(kvant_tridiagonal_eigen(d, copy, values, v), KVANT_OK);
+            double slack = 4 * d * 0x1p-53;
+            multiply(v, m, d, product);
+            for (uint32_t j = 0; j < size; j++)
+                product[j] -= values[j / d] * v[j];
+            assert_true(norm(product, d) <= slack * norm(m, d) * sqrt(d));
+            for (uint32_t j = 0; j < size; j++) {
+                double inner = 0;
+                for (uint32_t k = 0; k < d; k++)
+                    inner += v[j / d * d + k] * v[j % d * d + k];
+                assert_true(fabs(inner - (j / d == j % d)) <= slack * sqrt(d));
+            }
+            free(m);
+        }
+    double bad[] = { NAN, 1, 1, 2 }, values[2], vectors[4];
+    assert_int_equal(kvant_tridiagonal_eigen(2, bad, values, vectors), KVANT_ERR_ARGUMENT);
 }
 
 static void means_solve_their_equation(void **state)
@@ -607,6 +643,7 @@ int main(void)
 {
     const struct CMUnitTest tests[] = {
         cmocka_unit_test(inverses_and_roots_follow_their_definitions),
+        cmocka_unit_test(eigenvectors_follow_their_definition),
         cmocka_unit_test(means_solve_their_equation),
         cmocka_unit_test(what_is_not_positive_definite_is_refused),
         cmocka_unit_test(weights_make_errors_of_scores_small),
