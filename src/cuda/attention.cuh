@@ -3,8 +3,8 @@
  * A block of threads takes a piece of the line of pages (schedule.cuh). Its warps take the piece's pages in
  * turn, each through its own ring (feeder.cuh), and meet only where a (sequence, kv head) pair ends: there
  * the warps' sums are added in the order of warps. A pair that lies wholly in the piece is finished on the
- * spot; one that other blocks share leaves a partial result, and the block that finishes last adds them up in
- * the order of blocks. Orders are fixed, so the same input gives the same bits. A block has at most two
+ * spot; one that other blocks share leaves a partial result, and the warp that is the last to be done with a
+ * head adds the head's up in the order of blocks. Orders are fixed, so the same input gives the same bits. A block has at most two
  * partial results: the pair that its piece begins in the middle of, and the one that it ends in the middle
  * of.
  *
