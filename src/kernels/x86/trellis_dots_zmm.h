@@ -5,7 +5,8 @@
 #define vi_xor(a, b) _mm512_xor_si512(a, b)
 #define vi_xor3(a, b, c) _mm512_ternarylogic_epi32(a, b, c, 0x96)
 #define vi_select(mask, a, b) _mm512_ternarylogic_epi32(mask, a, b, 0xca)
-#define vi_rotate_left(v, n) _mm512_rol_epi32(v, n)
+#define vi_rotate_left(v, n)                                                                                       \
+    _mm512_rolv_epi32(v, _mm512_set1_epi32((int)(n))) /* n is constant only after inlining */
 #define vi_rotate_four(v) _mm512_shuffle_epi32(v, _MM_PERM_CBAD)
 #define next_lanes(v) ((v)[0] = _mm512_shuffle_i64x2((v)[0], (v)[0], 0x93))
 #define vi_pick_bytes(v, index) _mm512_shuffle_epi8(v, index)
