@@ -8,7 +8,7 @@ set -eu
 kvant=$1
 out=$2
 partial=$out.partial
-codecs="-k int-4 -k bdr-4 -k turboquant-4 -k octopus-4 -k hqmq-s96r4"
+codecs="-k int-4 -k bdr-4 -k turboquant-4 -k trellis-4 -k octopus-4 -k hqmq-s96r4"
 here=$(dirname "$0")
 rm -f "$partial"
 
@@ -30,7 +30,7 @@ done
 # shellcheck disable=SC2086
 run $codecs -d 128 -g 4 -n 4096,32768 -q 1 -r 5 --stock f16 --levels "$levels"
 run -k f16 -k bf16 -k int-8 -k int-6 -k int-3 -k int-2 -k bdr-3 -k kivi-4 -k kivi-2 -k innerq-base -k innerq-hybrid \
-    -k innerq-small -k turboquant-8 -k turboquant-3 -k turboquant-2 -k turboquant-4:qjl -k polar-4 -k octopus-3 -k octopus-2 \
+    -k innerq-small -k turboquant-8 -k turboquant-3 -k turboquant-2 -k turboquant-4:qjl -k trellis-3 -k trellis-2 -k polar-4 -k octopus-3 -k octopus-2 \
     -k hqmq-s192r6 -k spherical-r4jl4 -k addvq-k48r4 -d 128 -g 4 -n 32768 -q 1 -r 5 --stock f16
 # 512 query tokens.
 # shellcheck disable=SC2086
