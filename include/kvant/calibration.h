@@ -30,7 +30,8 @@ typedef struct kvant_calibration_info {
     uint64_t seed;              /* of sampling and of k-means */
     uint32_t n_codebooks;       /* sets of centroids, in increasing order of their number of clusters */
     uint32_t clusters[KVANT_CALIBRATION_MAX_CODEBOOKS];
-    size_t bytes; /* size of the file */
+    size_t bytes;      /* size of the file */
+    uint64_t checksum; /* of the file: tells calibrations apart */
 } kvant_calibration_info;
 
 /* What is known of one kv head of one layer. Pointers are into the calibration and live as long as it does. */

@@ -6,6 +6,7 @@
 #include <string.h>
 
 #include "../base/alloc.h"
+#include "../base/fnv.h"
 
 void kvant_put_u32(uint8_t *at, uint32_t value)
 {
@@ -29,16 +30,15 @@ uint64_t kvant_get_u64(const uint8_t *at)
     return kvant_get_u32(at) | (uint64_t)kvant_get_u32(at + 4) << 32;
 }
 
-/* Every step is a bijection of the state, so two files that differ in one byte never agree; others do with probability
- * 2^-64. Files are some MB and read once, where a faster hash would gain milliseconds. */
+/* Files are some MB and read once, where a faster hash would gain milliseconds. */
 uint64_t kvant_calibration_checksum(const uint8_t *bytes, size_t n)
 {
-    uint64_t hash = 0xcbf29ce484222325u;
-    for (size_t i = 0; i < n; i++) {
-        bool own = i >= KVANT_CALIBRATION_AT_CHECKSUM && i < KVANT_CALIBRATION_AT_CHECKSUM + 8;
-        hash = (hash ^ (own ? 0 : bytes[i])) * 0x100000001b3u;
-    }
-    return hash;
+    static const uint8_t own[8] = { 0 };
+    const size_t before = KVANT_CALIBRATION_AT_CHECKSUM, behind = before + sizeof own;
+    if (n < behind)
+        return kvant_fnv1a(KVANT_FNV_START, bytes, n);
+    uint64_t hash = kvant_fnv1a(kvant_fnv1a(KVANT_FNV_START, bytes, before), own, sizeof own);
+    return kvant_fnv1a(hash, bytes + behind, n - behind);
 }
 
 static size_t padded(size_t bytes)
@@ -123,6 +123,7 @@ static kvant_status read_info(kvant_calibration *c, const kvant_error *error)
         return damaged(error, "its model's name holds a zero");
     info->model = c->model;
     info->model_fingerprint = kvant_get_u64(bytes + KVANT_CALIBRATION_AT_FINGERPRINT);
+    info->checksum = kvant_get_u64(bytes + KVANT_CALIBRATION_AT_CHECKSUM);
     info->n_tokens = kvant_get_u64(bytes + KVANT_CALIBRATION_AT_TOKENS);
     info->seed = kvant_get_u64(bytes + KVANT_CALIBRATION_AT_SEED);
     return KVANT_OK;

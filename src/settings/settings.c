@@ -1,0 +1,299 @@
+/* settings.c - settings as an object: made from numbers or a file, looked up, checked against codecs and a calibration. What
+ * the file looks like is the business of parse.c and format.c. */
+#include "settings_internal.h"
+
+#include <inttypes.h>
+#include <stdbool.h>
+#include <stdio.h>
+#include <string.h>
+
+#include "../base/alloc.h"
+#include "../calibration/format.h"
+
+void kvant_settings_free(kvant_settings **settings)
+{
+    if (!settings || !*settings)
+        return;
+    kvant_free((*settings)->entries);
+    kvant_free((*settings)->folder);
+    kvant_free(*settings);
+    *settings = NULL;
+}
+
+kvant_status kvant_settings_set_layers(kvant_settings *s, uint32_t n_layers, const kvant_error *error)
+{
+    if (n_layers == 0 || n_layers > KVANT_SETTINGS_MAX_LAYERS)
+        return kvant_fail(error, KVANT_ERR_ARGUMENT, "%" PRIu32 " layers: there are 1 to %u", n_layers,
+                          KVANT_SETTINGS_MAX_LAYERS);
+    s->n_layers = n_layers;
+    s->entries = kvant_alloc((size_t)2 * n_layers, sizeof *s->entries);
+    return s->entries ? KVANT_OK : kvant_fail(error, KVANT_ERR_MEMORY, "no memory for settings");
+}
+
+kvant_status kvant_settings_check_entry(const kvant_settings_layer *layer, const kvant_error *error)
+{
+    kvant_spec spec;
+    if (layer->n_kv_heads == 0 || layer->n_kv_heads > KVANT_SETTINGS_MAX_KV_HEADS || layer->head_dim == 0 ||
+        layer->head_dim > KVANT_MAX_HEAD_DIM)
+        return kvant_fail(error, KVANT_ERR_ARGUMENT,
+                          "%" PRIu32 " kv heads of head_dim %" PRIu32 ": there are 1 to %u of 1 to %u",
+                          layer->n_kv_heads, layer->head_dim, KVANT_SETTINGS_MAX_KV_HEADS, KVANT_MAX_HEAD_DIM);
+    return kvant_spec_parse(layer->spec, &spec, error);
+}
+
+bool kvant_settings_same(const kvant_settings_entry *a, const kvant_settings_entry *b)
+{
+    return a->n_kv_heads == b->n_kv_heads && a->head_dim == b->head_dim && strcmp(a->spec, b->spec) == 0;
+}
+
+static bool is_control(char c)
+{
+    return (unsigned char)c < 0x20 || c == 0x7f;
+}
+
+/* Blanks at the ends would be lost by the first editor that saves the file. */
+static void set_model(kvant_settings *s, const char *model)
+{
+    size_t n = 0;
+    model += strspn(model, " \t\r\n");
+    for (; model[n]; n++)
+        s->model[n] = is_control(model[n]) ? ' ' : model[n];
+    while (n > 0 && s->model[n - 1] == ' ')
+        s->model[--n] = 0;
+}
+
+static kvant_status set_calibration(kvant_settings *s, const kvant_settings_config *config,
+                                    const kvant_error *error)
+{
+    size_t n = config->calibration ? strlen(config->calibration) : 0;
+    if (!config->calibration)
+        return KVANT_OK;
+    if (n == 0 || n > KVANT_SETTINGS_MAX_PATH)
+        return kvant_fail(error, KVANT_ERR_ARGUMENT, "the calibration's name has %zu bytes; it may have 1 to %u", n,
+                          KVANT_SETTINGS_MAX_PATH);
+    for (size_t i = 0; i < n; i++)
+        if (is_control(config->calibration[i]))
+            return kvant_fail(error, KVANT_ERR_ARGUMENT, "the calibration's name holds a control character");
+    memcpy(s->calibration, config->calibration, n + 1);
+    s->calibration_checksum = config->calibration_checksum;
+    return KVANT_OK;
+}
+
+static kvant_status set_entries(kvant_settings *s, const kvant_settings_config *config, const kvant_error *error)
+{
+    KVANT_FORWARD(kvant_settings_set_layers(s, config->n_layers, error));
+    for (uint32_t i = 0; i < 2 * config->n_layers; i++) {
+        const kvant_settings_layer *layer = &config->layers[i];
+        if (!layer->spec)
+            return kvant_fail(error, KVANT_ERR_ARGUMENT, "layer %" PRIu32 " has no spec", i / 2);
+        KVANT_FORWARD(kvant_settings_check_entry(layer, error));
+        s->entries[i] = (kvant_settings_entry){ .n_kv_heads = layer->n_kv_heads, .head_dim = layer->head_dim };
+        strcpy(s->entries[i].spec, layer->spec);
+    }
+    return KVANT_OK;
+}
+
+static kvant_status fill(kvant_settings *s, const kvant_settings_config *config, const kvant_error *error)
+{
+    if (config->model && strlen(config->model) > KVANT_SETTINGS_MAX_NAME)
+        return kvant_fail(error, KVANT_ERR_ARGUMENT, "the model's name is longer than %u bytes",
+                          KVANT_SETTINGS_MAX_NAME);
+    set_model(s, config->model ? config->model : "");
+    s->model_fingerprint = config->model_fingerprint;
+    KVANT_FORWARD(set_calibration(s, config, error));
+    return set_entries(s, config, error);
+}
+
+kvant_status kvant_settings_create(const kvant_settings_config *config, kvant_settings **settings, char *err,
+                                   size_t errlen)
+{
+    kvant_error error = { err, errlen };
+    if (!settings)
+        return kvant_fail(&error, KVANT_ERR_ARGUMENT, "no place for the settings");
+    *settings = NULL;
+    if (!config || config->size != sizeof *config || !config->layers)
+        return kvant_fail(&error, KVANT_ERR_ARGUMENT, "no configuration, or one of another version");
+    kvant_settings *s = kvant_alloc(1, sizeof *s);
+    if (!s)
+        return kvant_fail(&error, KVANT_ERR_MEMORY, "no memory for settings");
+    kvant_status status = fill(s, config, &error);
+    if (status != KVANT_OK)
+        kvant_settings_free(&s);
+    *settings = s;
+    return status;
+}
+
+static kvant_status check_head(const uint8_t *bytes, size_t n, const kvant_error *error)
+{
+    static const char magic[] = "kvant-settings ";
+    if (n < KVANT_CALIBRATION_HEADER || memcmp(bytes, magic, sizeof magic - 1) != 0)
+        return kvant_fail(error, KVANT_ERR_FORMAT, "this is not a settings file of kvant");
+    if (n > KVANT_SETTINGS_MAX_BYTES)
+        return kvant_fail(error, KVANT_ERR_FORMAT, "the settings file has %zu bytes, more than any can need", n);
+    return KVANT_OK;
+}
+
+static kvant_status set_folder(kvant_settings *s, const char *path, const kvant_error *error)
+{
+    const char *slash = strrchr(path, '/');
+    size_t n = slash ? (size_t)(slash - path) + 1 : 0;
+    s->folder = kvant_alloc(n + 1, 1);
+    if (!s->folder)
+        return kvant_fail(error, KVANT_ERR_MEMORY, "no memory for settings");
+    memcpy(s->folder, path, n);
+    return KVANT_OK;
+}
+
+kvant_status kvant_settings_load(const char *path, kvant_settings **settings, char *err, size_t errlen)
+{
+    kvant_error error = { err, errlen };
+    if (!settings)
+        return kvant_fail(&error, KVANT_ERR_ARGUMENT, "no place for the settings");
+    *settings = NULL;
+    if (!path)
+        return kvant_fail(&error, KVANT_ERR_ARGUMENT, "no path");
+    uint8_t *bytes;
+    size_t n;
+    KVANT_FORWARD(kvant_read_file(path, check_head, &bytes, &n, &error));
+    kvant_settings *s = kvant_alloc(1, sizeof *s);
+    kvant_status status = s ? kvant_settings_parse(s, (const char *)bytes, n, &error)
+                            : kvant_fail(&error, KVANT_ERR_MEMORY, "no memory for settings");
+    kvant_free(bytes);
+    if (status == KVANT_OK)
+        status = set_folder(s, path, &error);
+    if (status != KVANT_OK)
+        kvant_settings_free(&s);
+    *settings = s;
+    return status;
+}
+
+kvant_status kvant_settings_save(const kvant_settings *settings, const char *path, char *err, size_t errlen)
+{
+    kvant_error error = { err, errlen };
+    if (!settings || !path)
+        return kvant_fail(&error, KVANT_ERR_ARGUMENT, "no settings, or no path");
+    char *text;
+    size_t n;
+    KVANT_FORWARD(kvant_settings_format(settings, &text, &n, &error));
+    kvant_status status = kvant_write_file(path, (const uint8_t *)text, n, &error);
+    kvant_free(text);
+    return status;
+}
+
+kvant_status kvant_settings_get_info(const kvant_settings *settings, kvant_settings_info *info)
+{
+    if (!settings || !info || info->size != sizeof *info)
+        return KVANT_ERR_ARGUMENT;
+    *info = (kvant_settings_info){ .size = sizeof *info,
+                                   .model = settings->model,
+                                   .model_fingerprint = settings->model_fingerprint,
+                                   .n_layers = settings->n_layers,
+                                   .calibration = settings->calibration[0] ? settings->calibration : NULL,
+                                   .calibration_checksum = settings->calibration_checksum };
+    return KVANT_OK;
+}
+
+kvant_status kvant_settings_get_layer(const kvant_settings *settings, uint32_t layer, kvant_role role,
+                                      kvant_settings_layer *entry)
+{
+    if (!settings || !entry || layer >= settings->n_layers || (role != KVANT_ROLE_K && role != KVANT_ROLE_V))
+        return KVANT_ERR_ARGUMENT;
+    const kvant_settings_entry *found = &settings->entries[2 * layer + (uint32_t)role];
+    *entry = (kvant_settings_layer){ found->spec, found->n_kv_heads, found->head_dim };
+    return KVANT_OK;
+}
+
+/* A calibration of the same model made anew is another one: what was measured with the old one does not hold for it. */
+static kvant_status load_theirs(const kvant_settings *s, const char *path, kvant_calibration **calibration,
+                                const kvant_error *error)
+{
+    kvant_calibration_info info = { .size = sizeof info };
+    KVANT_FORWARD(kvant_calibration_load(path, calibration, error->text, error->size));
+    kvant_status status = kvant_calibration_get_info(*calibration, &info);
+    if (status == KVANT_OK && info.checksum == s->calibration_checksum)
+        return KVANT_OK;
+    kvant_calibration_free(calibration);
+    return kvant_fail(error, KVANT_ERR_ARGUMENT,
+                      "%s is not the calibration that the settings were made with: its checksum is %016" PRIx64
+                      ", theirs %016" PRIx64,
+                      path, info.checksum, s->calibration_checksum);
+}
+
+kvant_status kvant_settings_load_calibration(const kvant_settings *settings, const char *path,
+                                             kvant_calibration **calibration, char *err, size_t errlen)
+{
+    kvant_error error = { err, errlen };
+    if (!calibration)
+        return kvant_fail(&error, KVANT_ERR_ARGUMENT, "no place for the calibration");
+    *calibration = NULL;
+    if (!settings)
+        return kvant_fail(&error, KVANT_ERR_ARGUMENT, "no settings");
+    if (!settings->calibration[0])
+        return KVANT_OK;
+    if (path)
+        return load_theirs(settings, path, calibration, &error);
+    if (!settings->folder)
+        return kvant_fail(&error, KVANT_ERR_ARGUMENT, "the settings come from no file, so nothing is beside it");
+    const char *folder = settings->calibration[0] == '/' ? "" : settings->folder;
+    size_t n = strlen(folder) + strlen(settings->calibration) + 1;
+    char *joined = kvant_alloc(n, 1);
+    if (!joined)
+        return kvant_fail(&error, KVANT_ERR_MEMORY, "no memory for a path");
+    kvant_append(joined, n, "%s%s", folder, settings->calibration);
+    kvant_status status = load_theirs(settings, joined, calibration, &error);
+    kvant_free(joined);
+    return status;
+}
+
+/* The kv heads of a calibration are those that have an entry. */
+static kvant_status check_calibrated(const kvant_settings_entry *e, const kvant_calibration *calibration,
+                                     uint32_t layer, kvant_role role, const kvant_error *error)
+{
+    kvant_calibration_entry entry = { .size = sizeof entry };
+    if (kvant_calibration_get_entry(calibration, layer, e->n_kv_heads - 1, role, &entry) == KVANT_OK &&
+        entry.head_dim == e->head_dim &&
+        kvant_calibration_get_entry(calibration, layer, e->n_kv_heads, role, &entry) != KVANT_OK)
+        return KVANT_OK;
+    return kvant_fail(error, KVANT_ERR_ARGUMENT, "the calibration is of another shape of model");
+}
+
+static bool seen_before(const kvant_settings *s, uint32_t i)
+{
+    for (uint32_t j = i % 2; j < i; j += 2)
+        if (kvant_settings_same(&s->entries[j], &s->entries[i]))
+            return true;
+    return false;
+}
+
+static kvant_status check_layer(const kvant_settings *s, uint32_t i, const kvant_calibration *calibration,
+                                const kvant_error *error)
+{
+    const kvant_settings_entry *e = &s->entries[i];
+    const kvant_role role = i % 2 ? KVANT_ROLE_V : KVANT_ROLE_K;
+    kvant_codec *codec;
+    if (calibration)
+        KVANT_FORWARD(check_calibrated(e, calibration, i / 2, role, error));
+    if (seen_before(s, i))
+        return KVANT_OK;
+    kvant_status status = kvant_codec_create_calibrated(e->spec, e->head_dim, role, 0, calibration, i / 2, 0,
+                                                        &codec, error->text, error->size);
+    kvant_codec_free(&codec);
+    return status;
+}
+
+kvant_status kvant_settings_check(const kvant_settings *settings, const kvant_calibration *calibration, char *err,
+                                  size_t errlen)
+{
+    kvant_error error = { err, errlen };
+    if (!settings)
+        return kvant_fail(&error, KVANT_ERR_ARGUMENT, "no settings");
+    for (uint32_t i = 0; i < 2 * settings->n_layers; i++) {
+        char reason[512] = "";
+        kvant_error inner = { reason, sizeof reason };
+        kvant_status status = check_layer(settings, i, calibration, &inner);
+        if (status != KVANT_OK)
+            return kvant_fail(&error, status, "layer %" PRIu32 ", %s, %s: %s", i / 2, i % 2 ? "values" : "keys",
+                              settings->entries[i].spec, reason[0] ? reason : kvant_strerror(status));
+    }
+    return KVANT_OK;
+}

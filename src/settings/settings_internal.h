@@ -1,0 +1,43 @@
+/* settings_internal.h - settings in memory, for settings.c (making, looking up), parse.c and format.c (the file). */
+#ifndef KVANT_SETTINGS_SETTINGS_INTERNAL_H
+#define KVANT_SETTINGS_SETTINGS_INTERNAL_H
+
+#include <kvant/settings.h>
+
+#include "../base/error.h"
+#include "../codec/spec.h"
+
+#define KVANT_SETTINGS_VERSION 1u
+#define KVANT_SETTINGS_MAX_NAME 255u
+#define KVANT_SETTINGS_CHECK "check " /* what the last line begins with: FNV-1a of all bytes before it follows */
+
+typedef struct kvant_settings_entry {
+    uint32_t n_kv_heads, head_dim; /* 0: nothing is known of this layer yet */
+    char spec[KVANT_SPEC_MAX_LENGTH + 1];
+} kvant_settings_entry;
+
+struct kvant_settings {
+    char model[KVANT_SETTINGS_MAX_NAME + 1];
+    uint64_t model_fingerprint;
+    char calibration[KVANT_SETTINGS_MAX_PATH + 1]; /* "": none */
+    uint64_t calibration_checksum;
+    uint32_t n_layers;
+    kvant_settings_entry *entries; /* 2 n_layers, NULL before n_layers is known */
+    char *folder;                  /* of the file they came from, with its slash; NULL: from none */
+};
+
+/* Room for the entries of n_layers, none of them filled. */
+kvant_status kvant_settings_set_layers(kvant_settings *s, uint32_t n_layers, const kvant_error *error);
+
+/* Limits of an entry's fields and the grammar of its spec. */
+kvant_status kvant_settings_check_entry(const kvant_settings_layer *layer, const kvant_error *error);
+
+bool kvant_settings_same(const kvant_settings_entry *a, const kvant_settings_entry *b);
+
+/* Fills s, which is zeroed, from a file's n bytes; on an error what s holds is to be freed. */
+kvant_status kvant_settings_parse(kvant_settings *s, const char *text, size_t n, const kvant_error *error);
+
+/* The file's bytes (from kvant_alloc). */
+kvant_status kvant_settings_format(const kvant_settings *s, char **text, size_t *n, const kvant_error *error);
+
+#endif
