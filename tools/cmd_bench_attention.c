@@ -4,6 +4,7 @@
  * Rounds go over all subjects of a shape before the next begins, so drift of the machine hits them alike; the median is given. */
 #include "args.h"
 #include "attention_subject.h"
+#include "codec_pairs.h"
 #include "command.h"
 #include "interrupt.h"
 #include "machine.h"
@@ -19,8 +20,8 @@
 
 enum { OPT_K, OPT_V, OPT_STOCK, OPT_LEVELS, OPT_DIMS, OPT_GROUPS, OPT_TOKENS, OPT_QUERIES, OPT_KV_HEADS };
 enum { OPT_THREADS = 50, OPT_ROUNDS, OPT_RUNTIME, OPT_JSON };
-enum { MAX_LIST = 16, MAX_LEVELS = 8, MAX_SPECS = 24, MAX_STOCK = 9, MAX_ROUNDS = 101 };
-enum { MAX_SUBJECTS = MAX_SPECS * MAX_LEVELS + MAX_STOCK };
+enum { MAX_LIST = 16, MAX_LEVELS = 8, MAX_STOCK = 9, MAX_ROUNDS = 101 };
+enum { MAX_SUBJECTS = MAX_PAIRS * MAX_LEVELS + MAX_STOCK };
 
 static const arg_option options[] = {
     { OPT_K, 'k', "codec-k", "SPEC", "codec of keys, may be repeated (default: a list of common ones)" },
@@ -61,10 +62,7 @@ static const char *const usual[] = { "int-4", "bdr-4", "turboquant-4", "octopus-
 static const char *const usual_stock[] = { "f16", "q8_0", "q4_0" };
 
 typedef struct settings {
-    struct {
-        const char *k, *v;
-    } specs[MAX_SPECS];
-    size_t n_specs;
+    codec_pairs pairs;
     const char *stock[MAX_STOCK];
     size_t n_stock;
     bool no_stock, json, tokens_given, queries_given;
@@ -75,28 +73,6 @@ typedef struct settings {
     uint32_t kv_heads, threads, rounds;
     const char *runtime;
 } settings;
-
-static bool add_k(settings *s, const char *value)
-{
-    if (s->n_specs == MAX_SPECS) {
-        complain("more than %d codecs", MAX_SPECS);
-        return false;
-    }
-    s->specs[s->n_specs].k = s->specs[s->n_specs].v = value;
-    s->n_specs++;
-    return true;
-}
-
-static bool add_v(settings *s, const char *value)
-{
-    if (s->n_specs == 0) {
-        complain("-v %s has no -k before it", value);
-        hint("give them in pairs: -k SPEC -v SPEC");
-        return false;
-    }
-    s->specs[s->n_specs - 1].v = value;
-    return true;
-}
 
 static bool add_stock(settings *s, const char *value)
 {
@@ -141,8 +117,8 @@ static bool handle(void *user, int id, const char *value)
 {
     settings *s = user;
     switch (id) {
-    case OPT_K: return add_k(s, value);
-    case OPT_V: return add_v(s, value);
+    case OPT_K: return codec_pairs_add_k(&s->pairs, value);
+    case OPT_V: return codec_pairs_add_v(&s->pairs, value);
     case OPT_STOCK: return add_stock(s, value);
     case OPT_LEVELS: return set_levels(s, value);
     case OPT_DIMS: return args_u32_list("--head-dim", value, 1, KVANT_MAX_HEAD_DIM, s->dims, MAX_LIST, &s->n_dims);
@@ -183,10 +159,11 @@ static void list_entries(bench *b)
     const settings *s = b->settings;
     for (size_t i = 0; i < s->n_stock; i++)
         b->entries[b->n++] = (entry){ .library = "ggml", .k = s->stock[i], .v = s->stock[i] };
-    for (size_t i = 0; i < s->n_specs; i++)
+    for (size_t i = 0; i < s->pairs.n; i++)
         for (size_t l = 0; l < s->n_levels; l++)
-            b->entries[b->n++] =
-                (entry){ .library = "kvant", .k = s->specs[i].k, .v = s->specs[i].v, .level = s->levels[l] };
+            b->entries[b->n++] = (entry){
+                .library = "kvant", .k = s->pairs.items[i].k, .v = s->pairs.items[i].v, .level = s->levels[l]
+            };
 }
 
 static bool prepare(entry *e, const attention_problem *p)
@@ -358,10 +335,7 @@ static bool bench_all(bench *b)
 
 static void fill_defaults(settings *s)
 {
-    for (size_t i = 0; s->n_specs == 0 && i < sizeof usual / sizeof *usual; i++)
-        s->specs[i].k = s->specs[i].v = usual[i];
-    if (s->n_specs == 0)
-        s->n_specs = sizeof usual / sizeof *usual;
+    codec_pairs_default(&s->pairs, usual, sizeof usual / sizeof *usual);
     if (s->n_stock == 0 && !s->no_stock)
         for (; s->n_stock < sizeof usual_stock / sizeof *usual_stock; s->n_stock++)
             s->stock[s->n_stock] = usual_stock[s->n_stock];

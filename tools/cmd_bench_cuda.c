@@ -3,6 +3,7 @@
  * A figure is the median of replays of a CUDA graph that holds the one call; before each, memory of four times the
  * second-level cache is overwritten, so that no page is still there, as in a model whose weights pass through. */
 #include "args.h"
+#include "codec_pairs.h"
 #include "command.h"
 #include "gpu_attention.h"
 #include "interrupt.h"
@@ -28,7 +29,7 @@ enum {
     OPT_LIBRARY,
     OPT_JSON
 };
-enum { MAX_LIST = 16, MAX_SPECS = 24, MAX_ROUNDS = 1001, MAX_BATCH = 4096 };
+enum { MAX_LIST = 16, MAX_ROUNDS = 1001, MAX_BATCH = 4096 };
 enum { CAPTURE_MODE_THREAD = 1 };
 
 static const arg_option options[] = {
@@ -65,44 +66,19 @@ static const char *const usual[] = { "int-4", "bdr-4",  "turboquant-4", "turboqu
                                      "int-2", "kivi-2", "innerq-small", "octopus-4",    "hqmq-s96r4" };
 
 typedef struct settings {
-    struct {
-        const char *k, *v;
-    } specs[MAX_SPECS];
-    size_t n_specs;
+    codec_pairs pairs;
     uint32_t batch, heads, kv_heads, dim, tokens[MAX_LIST], rounds, device;
     size_t n_tokens;
     const char *library;
     bool json;
 } settings;
 
-static bool add_k(settings *s, const char *value)
-{
-    if (s->n_specs == MAX_SPECS) {
-        complain("more than %d codecs", MAX_SPECS);
-        return false;
-    }
-    s->specs[s->n_specs].k = s->specs[s->n_specs].v = value;
-    s->n_specs++;
-    return true;
-}
-
-static bool add_v(settings *s, const char *value)
-{
-    if (s->n_specs == 0) {
-        complain("-v %s has no -k before it", value);
-        hint("give them in pairs: -k SPEC -v SPEC");
-        return false;
-    }
-    s->specs[s->n_specs - 1].v = value;
-    return true;
-}
-
 static bool handle(void *user, int id, const char *value)
 {
     settings *s = user;
     switch (id) {
-    case OPT_K: return add_k(s, value);
-    case OPT_V: return add_v(s, value);
+    case OPT_K: return codec_pairs_add_k(&s->pairs, value);
+    case OPT_V: return codec_pairs_add_v(&s->pairs, value);
     case OPT_BATCH: return args_u32("--batch", value, 1, MAX_BATCH, &s->batch);
     case OPT_HEADS: return args_u32("--heads", value, 1, 1024, &s->heads);
     case OPT_KV_HEADS: return args_u32("--kv-heads", value, 1, 128, &s->kv_heads);
@@ -240,8 +216,8 @@ static void add_row(bench *b, size_t codec, const gpu_attention *a, double secon
     const gpu_shape *s = &a->shape;
     const report_cell row[N_COLUMNS] = { CELL_TEXT(b->gpu.name),
                                          CELL_NUMBER(b->gpu.driver_version / 10 / 100.0),
-                                         CELL_TEXT(b->settings->specs[codec].k),
-                                         CELL_TEXT(b->settings->specs[codec].v),
+                                         CELL_TEXT(b->settings->pairs.items[codec].k),
+                                         CELL_TEXT(b->settings->pairs.items[codec].v),
                                          CELL_NUMBER(s->batch),
                                          CELL_NUMBER(s->n_heads),
                                          CELL_NUMBER(s->n_kv_heads),
@@ -264,12 +240,12 @@ static bool bench_one(bench *b, size_t codec, uint32_t tokens)
     gpu_attention a = { 0 };
     double seconds, error;
     const bool ok = !interrupted() &&
-                    gpu_attention_create(&a, &b->gpu, &shape, s->specs[codec].k, s->specs[codec].v) &&
+                    gpu_attention_create(&a, &b->gpu, &shape, s->pairs.items[codec].k, s->pairs.items[codec].v) &&
                     time_attention(b, &a, &seconds, &error);
     if (ok) {
         char what[160];
         add_row(b, codec, &a, seconds, error);
-        snprintf(what, sizeof what, "%s, %u tokens", s->specs[codec].k, (unsigned)tokens);
+        snprintf(what, sizeof what, "%s, %u tokens", s->pairs.items[codec].k, (unsigned)tokens);
         progress_add(&b->progress, tokens, what);
     }
     gpu_attention_free(&a);
@@ -280,7 +256,7 @@ static bool prepare(bench *b)
 {
     const settings *s = b->settings;
     b->flush_bytes = 4 * b->gpu.l2_bytes > (size_t)256 << 20 ? 4 * b->gpu.l2_bytes : (size_t)256 << 20;
-    if ((b->cells = calloc(s->n_specs * s->n_tokens * N_COLUMNS, sizeof *b->cells)) == NULL) {
+    if ((b->cells = calloc(s->pairs.n * s->n_tokens * N_COLUMNS, sizeof *b->cells)) == NULL) {
         complain("no memory for the results");
         return false;
     }
@@ -297,11 +273,11 @@ static bool bench_all(bench *b)
         return false;
     fprintf(stderr, "%s, a copy reads and writes %.2f TB/s\n", b->gpu.name, b->copy / 1e12);
     for (size_t i = 0; i < s->n_tokens; i++)
-        work += (double)s->n_specs * s->tokens[i];
+        work += (double)s->pairs.n * s->tokens[i];
     progress_start(&b->progress, work);
     bool ok = true;
     for (size_t i = 0; i < s->n_tokens; i++)
-        for (size_t c = 0; c < s->n_specs && ok; c++)
+        for (size_t c = 0; c < s->pairs.n && ok; c++)
             ok = bench_one(b, c, s->tokens[i]);
     progress_end(&b->progress);
     return ok;
@@ -330,9 +306,7 @@ int bench_cuda(int argc, char **argv)
         return code;
     if (!check(&s))
         return EXIT_USAGE;
-    if (s.n_specs == 0)
-        for (; s.n_specs < sizeof usual / sizeof *usual; s.n_specs++)
-            s.specs[s.n_specs].k = s.specs[s.n_specs].v = usual[s.n_specs];
+    codec_pairs_default(&s.pairs, usual, sizeof usual / sizeof *usual);
     bench *b = calloc(1, sizeof *b);
     if (b == NULL)
         return EXIT_RUNTIME;

@@ -6,6 +6,7 @@
  */
 #include "command.h"
 #include "engine.h"
+#include "fingerprint.h"
 #include "interrupt.h"
 #include "observe.h"
 #include "progress.h"
@@ -175,29 +176,6 @@ static bool load_tokens(run *r)
     return false;
 }
 
-/* FNV-1a of the file's size and of 256 blocks of 4 KiB spread over it: enough to tell models apart, and read in a moment. */
-static uint64_t fingerprint(const char *path)
-{
-    enum { BLOCKS = 256, BLOCK = 4096 };
-    unsigned char block[BLOCK];
-    uint64_t hash = 0xcbf29ce484222325u;
-    FILE *file = fopen(path, "rb");
-    if (file == NULL)
-        return 0;
-    const long size = fseek(file, 0, SEEK_END) == 0 ? ftell(file) : 0;
-    for (int i = 0; i < 8; i++)
-        hash = (hash ^ ((uint64_t)size >> 8 * i & 255)) * 0x100000001b3u;
-    for (long i = 0; i < BLOCKS; i++) {
-        if (fseek(file, size / BLOCKS * i, SEEK_SET) != 0)
-            break;
-        const size_t n = fread(block, 1, sizeof block, file);
-        for (size_t j = 0; j < n; j++)
-            hash = (hash ^ block[j]) * 0x100000001b3u;
-    }
-    fclose(file);
-    return hash;
-}
-
 static bool create_calibrator(run *r)
 {
     const settings *s = r->settings;
@@ -207,7 +185,7 @@ static bool create_calibrator(run *r)
         snprintf(name, sizeof name, "%s", slash != NULL ? slash + 1 : s->engine.model);
     const kvant_calibrator_config config = { .size = sizeof config,
                                              .model = name,
-                                             .model_fingerprint = fingerprint(s->engine.model),
+                                             .model_fingerprint = fingerprint_file(s->engine.model),
                                              .seed = s->seed,
                                              .clusters = s->clusters,
                                              .n_codebooks = s->n_codebooks,
@@ -222,13 +200,9 @@ static bool create_calibrator(run *r)
 /* Of all that decides what is gathered and in which order. */
 static uint64_t work_key(const run *r)
 {
-    const uint64_t numbers[] = { r->settings->n_ctx, r->n_tokens, ENGINE_UBATCH };
-    uint64_t hash = 0xcbf29ce484222325u;
-    for (size_t i = 0; i < sizeof numbers / sizeof *numbers; i++)
-        hash = (hash ^ numbers[i]) * 0x100000001b3u;
-    for (size_t i = 0; i < r->n_tokens; i++)
-        hash = (hash ^ (uint32_t)r->tokens[i]) * 0x100000001b3u;
-    return hash;
+    uint64_t key = fingerprint_number(FINGERPRINT_START, r->settings->n_ctx);
+    key = fingerprint_number(key, ENGINE_UBATCH);
+    return fingerprint_bytes(key, r->tokens, r->n_tokens * sizeof *r->tokens);
 }
 
 /* A checkpoint that cannot be used is no reason to stop, but one to say so. */

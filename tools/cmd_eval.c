@@ -208,14 +208,11 @@ static bool load_tokens(run *r)
 
 static bool prepare_tallies(run *r)
 {
-    const kv_configs *configs = &r->settings->engine.configs;
-    r->f16 = configs_f16();
-    r->tallies[r->n_tallies++].config = &r->f16;
-    for (size_t i = 0; i < configs->n; i++)
-        if (!configs_is_f16(&configs->items[i]))
-            r->tallies[r->n_tallies++].config = &configs->items[i];
+    const kv_config *configs[MAX_CONFIGS + 1];
+    r->n_tallies = configs_after_f16(&r->settings->engine.configs, &r->f16, configs);
     for (size_t i = 0; i < r->n_tallies; i++) {
         tally *t = &r->tallies[i];
+        t->config = configs[i];
         if (!engine_bits(&r->engine, t->config, &t->bits))
             return false;
         t->nll = calloc(r->n_chunks * r->n_rows, sizeof *t->nll);

@@ -223,12 +223,7 @@ static bool choose_lengths(run *r, const struct llama_model *model)
 
 static bool choose_configs(run *r)
 {
-    const kv_configs *given = &r->settings->engine.configs;
-    r->f16 = configs_f16();
-    r->configs[r->n_configs++] = &r->f16;
-    for (size_t i = 0; i < given->n; i++)
-        if (!configs_is_f16(&given->items[i]))
-            r->configs[r->n_configs++] = &given->items[i];
+    r->n_configs = configs_after_f16(&r->settings->engine.configs, &r->f16, r->configs);
     for (size_t c = 0; c < r->n_configs; c++)
         if (!engine_bits(&r->engine, r->configs[c], &r->bits[c]))
             return false;

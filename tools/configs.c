@@ -199,6 +199,16 @@ bool configs_is_f16(const kv_config *config)
     return config->stock && !config->accel && config->type_k == GGML_TYPE_F16 && config->type_v == GGML_TYPE_F16;
 }
 
+size_t configs_after_f16(const kv_configs *list, const kv_config *f16, const kv_config **ordered)
+{
+    size_t n = 0;
+    ordered[n++] = f16;
+    for (size_t i = 0; i < list->n; i++)
+        if (!configs_is_f16(&list->items[i]))
+            ordered[n++] = &list->items[i];
+    return n;
+}
+
 const char *configs_label(const kv_config *config, char *buffer, size_t bytes)
 {
     const char *prefix = config->accel ? "accel " : config->stock ? "llama.cpp " : config->fp32 ? "fp32 " : "";

@@ -66,6 +66,9 @@ void configs_fill_cells(const kv_configs *list, const kv_config *config, report_
 kv_config configs_f16(void);
 bool configs_is_f16(const kv_config *config);
 
+/* The order of a comparison: f16, then those of the list that are something else. ordered has room for MAX_CONFIGS + 1; their number. */
+size_t configs_after_f16(const kv_configs *list, const kv_config *f16, const kv_config **ordered);
+
 /* "turboquant-4", or "K/V" when they differ, with "llama.cpp " or "accel " before stock types, "fp32 " before codecs with fp32 products and " protect N SPEC"
  * behind protected ones. */
 const char *configs_label(const kv_config *config, char *buffer, size_t bytes);

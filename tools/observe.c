@@ -62,12 +62,17 @@ static bool learn(observer *o, const struct ggml_tensor *node, uint32_t layer)
     return true;
 }
 
-/* Rows of floats in this process's memory. */
-static bool readable(const struct ggml_tensor *tensor)
+/* Rows without gaps, of numbers of so many bytes, in this process's memory. */
+static bool in_host(const struct ggml_tensor *tensor, size_t number)
 {
     const struct ggml_tensor *root = root_of(tensor);
-    return tensor->type == GGML_TYPE_F32 && tensor->nb[0] == sizeof(float) && tensor->data != NULL &&
-           root->buffer != NULL && ll.ggml_backend_buffer_is_host(root->buffer);
+    return tensor->nb[0] == number && tensor->data != NULL && root->buffer != NULL &&
+           ll.ggml_backend_buffer_is_host(root->buffer);
+}
+
+static bool readable(const struct ggml_tensor *tensor)
+{
+    return tensor->type == GGML_TYPE_F32 && in_host(tensor, sizeof(float));
 }
 
 static bool check(observer *o, const struct ggml_tensor *node, kvant_status status)
@@ -114,33 +119,19 @@ enum { ATTENTION_STEP = 16 };
 /* Keys of a page or less at the beginning of a context, where attention sinks are, stay in 16 bits beside a transform. */
 enum { EXACT_KEYS = KVANT_PAGE_TOKENS };
 
-static float half_to_float(uint16_t half)
-{
-    const uint32_t magnitude = half & 0x7fffu, bits = magnitude << 13;
-    float x;
-    memcpy(&x, &bits, sizeof x);
-    x *= 0x1p112f; /* the exponents' biases differ by 112; subnormal numbers come out right, too */
-    if (magnitude >= 0x7c00)
-        x = magnitude == 0x7c00 ? INFINITY : NAN;
-    return (half & 0x8000) != 0 ? -x : x;
-}
-
 /* Numbers of a row of f16 or f32. */
 static void read_row(const struct ggml_tensor *t, size_t row_offset, float *out, size_t n)
 {
     const char *row = (const char *)t->data + row_offset;
     if (t->type == GGML_TYPE_F32)
         memcpy(out, row, n * sizeof *out);
-    for (size_t i = 0; t->type == GGML_TYPE_F16 && i < n; i++)
-        out[i] = half_to_float(((const uint16_t *)(const void *)row)[i]);
+    else
+        ll.ggml_fp16_to_fp32_row((const ggml_fp16_t *)(const void *)row, out, (int64_t)n);
 }
 
 static bool is_rows(const struct ggml_tensor *t)
 {
-    const struct ggml_tensor *root = root_of(t);
-    return (t->type == GGML_TYPE_F16 || t->type == GGML_TYPE_F32) && t->data != NULL &&
-           t->nb[0] == (t->type == GGML_TYPE_F16 ? 2 : sizeof(float)) && root->buffer != NULL &&
-           ll.ggml_backend_buffer_is_host(root->buffer);
+    return readable(t) || (t->type == GGML_TYPE_F16 && in_host(t, sizeof(ggml_fp16_t)));
 }
 
 /* What flash attention's parameters are: the factor on scores, ALiBi's largest slope, the logit softcap. */
@@ -172,18 +163,30 @@ static void free_sample(attention_sample *s)
     free(s->mask);
 }
 
-/* The queries of the kv head's query heads, token by token, and the mask's row for each; token: the sample's number. */
-static void fill_token(attention_sample *s, const struct ggml_tensor *node, const observe_shape *shape,
-                       uint32_t kv_head, size_t token)
+/* The token of a batch that is a sample's. */
+static size_t sampled(size_t token)
 {
-    const struct ggml_tensor *q = node->src[0], *mask = node->src[3];
-    const size_t d = shape->head_dim[KVANT_ROLE_K], group = shape->n_heads / shape->n_kv_heads;
-    const size_t at = token * ATTENTION_STEP + ATTENTION_STEP - 1;
-    for (size_t g = 0; g < group; g++) {
-        const size_t i = token * group + g;
-        read_row(q, at * q->nb[1] + (kv_head * group + g) * q->nb[2], s->queries + i * d, d);
-        read_row(mask, at * mask->nb[1], s->mask + i * s->n_keys, s->n_keys);
+    return token * ATTENTION_STEP + ATTENTION_STEP - 1;
+}
+
+/* A row for each query, in the order of fill_queries; all kv heads have the same ones. */
+static void fill_mask(attention_sample *s, const struct ggml_tensor *mask, size_t group)
+{
+    for (size_t t = 0; t < s->n_tokens; t++) {
+        float *first = s->mask + t * group * s->n_keys;
+        read_row(mask, sampled(t) * mask->nb[1], first, s->n_keys);
+        for (size_t g = 1; g < group; g++)
+            memcpy(first + g * s->n_keys, first, s->n_keys * sizeof *first);
     }
+}
+
+/* The queries of the kv head's query heads, token by token. */
+static void fill_queries(attention_sample *s, const struct ggml_tensor *q, size_t d, size_t group, size_t kv_head)
+{
+    for (size_t t = 0; t < s->n_tokens; t++)
+        for (size_t g = 0; g < group; g++)
+            read_row(q, sampled(t) * q->nb[1] + (kv_head * group + g) * q->nb[2], s->queries + (t * group + g) * d,
+                     d);
 }
 
 static kvant_status add_attention(observer *o, const struct ggml_tensor *node, uint32_t layer, attention_sample *s,
@@ -193,11 +196,11 @@ static kvant_status add_attention(observer *o, const struct ggml_tensor *node, u
     const struct ggml_tensor *k = node->src[1];
     const size_t d = shape->head_dim[KVANT_ROLE_K], group = shape->n_heads / shape->n_kv_heads;
     kvant_status status = KVANT_OK;
+    fill_mask(s, node->src[3], group);
     for (uint32_t h = 0; h < shape->n_kv_heads && status == KVANT_OK; h++) {
         for (size_t i = 0; i < s->n_keys; i++)
             read_row(k, i * k->nb[1] + h * k->nb[2], s->keys + i * d, d);
-        for (size_t t = 0; t < s->n_tokens; t++)
-            fill_token(s, node, shape, h, t);
+        fill_queries(s, node->src[0], d, group, h);
         const kvant_calibrator_attention attention = { .size = sizeof attention,
                                                        .keys = s->keys,
                                                        .key_stride = d,

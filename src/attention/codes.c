@@ -147,6 +147,20 @@ static bool takes_tile(const product *p, const kvant_code_sums *out)
            (out->band_tiles % 4 == 0 || out->band_tiles >= p->page.codec->layout.row_tiles);
 }
 
+static void dot_codes(const product *p, const kvant_code_factors *factors)
+{
+    const kvant_codec *codec = p->page.codec;
+    if (codec->numbers)
+        p->kernels->chunk_dots(&codec->numbers->chunk, codec->numbers->layout, p->page.page, factors->x,
+                               factors->stride, p->dots, p->dot_stride, p->n_rows);
+    else if (codec->trellis)
+        p->kernels->trellis_dots(codec->trellis, &codec->layout, p->page.page, factors->x, factors->stride, p->dots,
+                                 p->dot_stride, p->n_rows);
+    else
+        p->kernels->code_dots(&codec->layout, p->page.page, codec->code_table.values, factors, p->dots,
+                              p->dot_stride, p->n_rows);
+}
+
 static void multiply_codes(const product *p, const kvant_code_factors *factors, const kvant_code_sums *out)
 {
     const kvant_codec *codec = p->page.codec;
@@ -156,15 +170,7 @@ static void multiply_codes(const product *p, const kvant_code_factors *factors, 
                               p->n_rows);
         return;
     }
-    if (codec->numbers)
-        p->kernels->chunk_dots(&codec->numbers->chunk, codec->numbers->layout, p->page.page, factors->x,
-                               factors->stride, p->dots, p->dot_stride, p->n_rows);
-    else if (codec->trellis)
-        p->kernels->trellis_dots(codec->trellis, &codec->layout, p->page.page, factors->x, factors->stride, p->dots,
-                                 p->dot_stride, p->n_rows);
-    else
-        p->kernels->code_dots(layout, p->page.page, codec->code_table.values, factors, p->dots, p->dot_stride,
-                              p->n_rows);
+    dot_codes(p, factors);
     p->kernels->sum_dots(layout, p->dots, p->dot_stride, out, p->n_rows);
 }
 
@@ -221,8 +227,7 @@ static void multiply_by_column(const product *p)
         multiply_codes(p, &factors, &out);
         return;
     }
-    p->kernels->chunk_dots(&codec->numbers->chunk, codec->numbers->layout, p->page.page, factors.x, factors.stride,
-                           p->dots, p->dot_stride, p->n_rows);
+    dot_codes(p, &factors);
     add_dots(p, codec->layout.padded_dim);
 }
 

@@ -43,14 +43,6 @@ static bool regularise(const double *m, size_t d, double *out)
     return positive;
 }
 
-static double frobenius(const double *m, size_t d)
-{
-    double sum = 0;
-    for (size_t i = 0; i < d * d; i++)
-        sum += m[i] * m[i];
-    return sqrt(sum);
-}
-
 /* tr(W^2 K) for symmetric matrices */
 static double length_after(const double *w, const double *keys, size_t d)
 {
@@ -86,7 +78,8 @@ static kvant_status make_matrix(size_t d, double *a, const double *b, const doub
 {
     KVANT_FORWARD(kvant_spd_mean((uint32_t)d, a, b, a));
     KVANT_FORWARD(kvant_spd_roots((uint32_t)d, a, a, NULL));
-    double factor = sqrt(trace(keys, d) / length_after(a, keys, d)), smallest = SMALLEST * frobenius(a, d);
+    double factor = sqrt(trace(keys, d) / length_after(a, keys, d)),
+           smallest = SMALLEST * kvant_frobenius((uint32_t)d, a);
     for (size_t i = 0; i < d; i++)
         for (size_t j = 0; j <= i; j++)
             *matrix++ = kvant_half_from_float((float)(factor * (a[i * d + j] + (i == j ? smallest : 0))));

@@ -114,14 +114,6 @@ static void kmeans_decode(const kvant_codec *codec, const void *page, uint32_t t
 static const kvant_quantizer kmeans_quantizer = { kmeans_check, kmeans_encode, kmeans_decode,
                                                   kvant_unpack_decoded };
 
-static bool has_option(const kvant_spec *spec, const char *key)
-{
-    for (uint32_t i = 0; i < spec->n_options; i++)
-        if (strcmp(spec->options[i].key, key) == 0)
-            return true;
-    return false;
-}
-
 /* The rows of c centroids in the calibration; one is the mean. */
 static kvant_status find_centroids(const kvant_codec *codec, const kvant_site *site, uint32_t clusters,
                                    const float **centroids, const kvant_error *error)
@@ -188,11 +180,12 @@ static kvant_status add_centroids(kvant_codec *codec, uint32_t clusters, const f
 static kvant_status read_transform(kvant_codec *codec, kvant_spec *spec, const kvant_site *site,
                                    const kvant_error *error)
 {
-    kvant_transform_defaults defaults = { has_option(spec, "block") ? KVANT_ROTATE_HADAMARD : KVANT_ROTATE_NONE,
+    kvant_transform_defaults defaults = { kvant_spec_has(spec, "block") ? KVANT_ROTATE_HADAMARD : KVANT_ROTATE_NONE,
                                           128, false };
-    if (has_option(spec, "center") || has_option(spec, "norm") || has_option(spec, "transform"))
-        return kvant_fail(error, KVANT_ERR_SPEC,
-                          "kmeans takes no center, norm or transform: its centroids are calibrated for rows without");
+    if (kvant_spec_has(spec, "center") || kvant_spec_has(spec, "norm") || kvant_spec_has(spec, "transform"))
+        return kvant_fail(
+            error, KVANT_ERR_SPEC,
+            "kmeans takes no center, norm or transform: its centroids are calibrated for rows without");
     return kvant_transform_create(&codec->transform, spec, &defaults, codec->info.head_dim, site->seed, error);
 }
 

@@ -183,6 +183,14 @@ kvant_status kvant_spec_flag(kvant_spec *spec, const char *key, bool *value, con
     return KVANT_OK;
 }
 
+bool kvant_spec_has(const kvant_spec *spec, const char *key)
+{
+    for (uint32_t i = 0; i < spec->n_options; i++)
+        if (strcmp(spec->options[i].key, key) == 0)
+            return true;
+    return false;
+}
+
 kvant_status kvant_spec_finish(const kvant_spec *spec, const char *valid, const kvant_error *error)
 {
     for (uint32_t i = 0; i < spec->n_options; i++)

@@ -52,6 +52,9 @@ kvant_status kvant_spec_pair(kvant_spec *spec, const char *key, uint32_t max_fir
 /* *value = whether the flag is there; KVANT_ERR_SPEC when it has a value. */
 kvant_status kvant_spec_flag(kvant_spec *spec, const char *key, bool *value, const kvant_error *error);
 
+/* Whether the option is there, with a value or without; it still wants a helper to ask for it. */
+bool kvant_spec_has(const kvant_spec *spec, const char *key);
+
 /* KVANT_ERR_SPEC when an option is left that no helper asked for; valid names the options that are. */
 kvant_status kvant_spec_finish(const kvant_spec *spec, const char *valid, const kvant_error *error);
 

@@ -98,10 +98,7 @@ static const kvant_quantizer trellis_quantizer = { trellis_check, trellis_encode
 static void trellis_lines(const kvant_codec *codec, const kvant_kernels *kernels, const void *page,
                           kvant_code_lines *lines)
 {
-    const float unit = kvant_trellis_book_of(codec)->unit;
-    kernels->token_halves((const uint16_t *)((const uint8_t *)page + codec->info.metadata_offset), lines->scale);
-    for (uint32_t i = 0; i < KVANT_PAGE_TOKENS; i++)
-        lines->scale[i] *= unit;
+    kvant_codec_token_lines(codec, kernels, page, kvant_trellis_book_of(codec)->unit, lines);
 }
 
 typedef struct trellis_options {

@@ -16,14 +16,6 @@ static const char *const names[] = { "none", "diagonal", "file", NULL };
  * written by one. */
 #define MAX_CONDITION 65536.0
 
-static double norm(const double *m, size_t n)
-{
-    double sum = 0;
-    for (size_t i = 0; i < n; i++)
-        sum += m[i] * m[i];
-    return sqrt(sum);
-}
-
 /* w from the lower triangle, and its inverse. */
 static kvant_status invert(uint32_t n, const uint16_t *triangle, double *w, double *inverse,
                            const kvant_error *error)
@@ -35,7 +27,7 @@ static kvant_status invert(uint32_t n, const uint16_t *triangle, double *w, doub
     kvant_status status = kvant_spd_inverse(n, w, inverse);
     if (status == KVANT_ERR_MEMORY)
         return kvant_fail(error, status, "no memory for a transform");
-    if (status != KVANT_OK || !(norm(w, d * d) * norm(inverse, d * d) <= MAX_CONDITION))
+    if (status != KVANT_OK || !(kvant_frobenius(n, w) * kvant_frobenius(n, inverse) <= MAX_CONDITION))
         return kvant_fail(error, KVANT_ERR_FORMAT,
                           "the calibration file is damaged: its matrix has no good inverse");
     return KVANT_OK;
@@ -67,14 +59,6 @@ static kvant_status set_diagonal(kvant_codec *codec, const float *factors)
     return kvant_transform_weigh(&codec->transform, true, factors, inverse);
 }
 
-static bool has_option(const kvant_spec *spec, const char *key)
-{
-    for (uint32_t i = 0; i < spec->n_options; i++)
-        if (strcmp(spec->options[i].key, key) == 0)
-            return true;
-    return false;
-}
-
 kvant_status kvant_weighting_read(kvant_codec *codec, kvant_spec *spec, const kvant_site *site,
                                   const kvant_error *error)
 {
@@ -83,11 +67,12 @@ kvant_status kvant_weighting_read(kvant_codec *codec, kvant_spec *spec, const kv
     KVANT_FORWARD(kvant_spec_choice(spec, "transform", names, &kind, error));
     if (kind == WEIGHTING_NONE)
         return KVANT_OK;
-    if (has_option(spec, "norm"))
+    if (kvant_spec_has(spec, "norm"))
         return kvant_fail(error, KVANT_ERR_SPEC, "transform=%s takes the place of norm: leave one of them out",
                           names[kind]);
     bool keys = codec->info.role == KVANT_ROLE_K;
-    if (keys || !has_option(spec, "center")) /* a spec of values that names its centre needs no word of a preset */
+    if (keys ||
+        !kvant_spec_has(spec, "center")) /* a spec of values that names its centre needs no word of a preset */
         codec->info.center = KVANT_CENTER_FILE;
     codec->info.norm = KVANT_NORM_NONE;
     KVANT_FORWARD(kvant_site_entry(codec, site, codec->info.role, "transform", &entry, error));

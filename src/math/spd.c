@@ -10,6 +10,14 @@
 #include "../base/attributes.h"
 #include "tridiagonal.h"
 
+double kvant_frobenius(uint32_t n, const double *m)
+{
+    double sum = 0;
+    for (size_t i = 0; i < (size_t)n * n; i++)
+        sum += m[i] * m[i];
+    return sqrt(sum);
+}
+
 /* The lower triangle of m becomes L with m = L L^T; false when a pivot is not above 0. */
 static bool factorise(size_t n, double *m)
 {

@@ -20,4 +20,7 @@ kvant_status kvant_spd_roots(uint32_t n, const double *m, double *root, double *
  * a^(-1/2) (a^(1/2) b a^(1/2))^(1/2) a^(-1/2). Errors as above; mean may be a or b. */
 kvant_status kvant_spd_mean(uint32_t n, const double *a, const double *b, double *mean);
 
+/* sqrt of the sum of squares of all numbers: the Frobenius norm of any matrix. */
+double kvant_frobenius(uint32_t n, const double *m);
+
 #endif

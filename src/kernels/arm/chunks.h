@@ -175,14 +175,7 @@ KVANT_INLINE void vi_store_some(int32_t *p, vi v, uint32_t n)
 #define vi_high_qwords(a, b) vcombine_u32(vget_high_u32(a), vget_high_u32(b))
 
 /* Entries come from memory. */
-#define CAN_COMPUTE false
-
-typedef struct octahedral_table {
-    int unused;
-} octahedral_table;
-
-#define load_octahedral(p) ((octahedral_table){ 0 })
-#define compute_triplets(table, bits, codes, x) ((void)(x))
+#include "../octahedral_from_memory.h"
 
 #include "../chunk_tiles_template.h"
 #include "../chunk_dots_template.h"

@@ -103,13 +103,6 @@ KVANT_INLINE void fetch_quads(const int16_t *entries, vi words, vi quads[4])
 }
 
 /* Look-ups of 16-bit words take a dozen instructions here: entries come from memory. */
-#define CAN_COMPUTE false
-
-typedef struct octahedral_table {
-    int unused;
-} octahedral_table;
-
-#define load_octahedral(p) ((octahedral_table){ 0 })
-#define compute_triplets(table, bits, codes, x) ((void)(x))
+#include "../octahedral_from_memory.h"
 
 #include "../chunk_dots_template.h"
