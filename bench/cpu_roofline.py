@@ -14,7 +14,7 @@ import argparse
 from tables import markdown, read
 
 BEGIN, END = "<!-- tables of bench/cpu_roofline.py -->", "<!-- end of tables -->"
-ORDER = ["c", "avx2", "avx2vnni", "avx512", "avx512vnni", "neon", "neondot"]
+ORDER = ["c", "avx2", "avx2vnni", "avx512", "avx512vnni", "avx512vbmi", "neon", "neondot"]
 COLORS = ["#444444", "#8c6d31", "#bd9e39", "#1f77b4", "#17becf", "#2ca02c", "#d62728", "#9467bd", "#e377c2"]
 
 

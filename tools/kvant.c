@@ -53,7 +53,7 @@ static void print_usage(FILE *out)
     for (size_t i = 0; i < N_SUBCOMMANDS; i++)
         fprintf(out, "  %-12s %s\n", subcommands[i].name, subcommands[i].summary);
     fputs("\n  kvant COMMAND --help   options of a command\n"
-          "  kvant --cpu LEVEL COMMAND   auto, c, avx2, avx2vnni, avx512, avx512vnni, neon or neondot\n"
+          "  kvant --cpu LEVEL COMMAND   auto, c, avx2, avx2vnni, avx512, avx512vnni, avx512vbmi, neon or neondot\n"
           "  kvant --version        version, CPU level, llama.cpp this build is for\n\nexamples:\n"
           "  kvant exec -k turboquant-4 -- llama-server -m model.gguf -c 32768\n"
           "  kvant eval -m model.gguf -f text.txt -c 2048 --chunks 4 -k turboquant-4 --stock q4_0\n",
@@ -101,9 +101,10 @@ static bool set_cpu_level(const char *name)
 {
     kvant_cpu_level level;
     if (name == NULL)
-        complain("--cpu needs a level: auto, c, avx2, avx2vnni, avx512, avx512vnni, neon or neondot");
+        complain("--cpu needs a level: auto, c, avx2, avx2vnni, avx512, avx512vnni, avx512vbmi, neon or neondot");
     else if (kvant_cpu_level_from_name(name, &level) != KVANT_OK)
-        complain("--cpu: '%s' is not auto, c, avx2, avx2vnni, avx512, avx512vnni, neon or neondot", name);
+        complain("--cpu: '%s' is not auto, c, avx2, avx2vnni, avx512, avx512vnni, avx512vbmi, neon or neondot",
+                 name);
     else if (kvant_set_cpu_level(level) != KVANT_OK)
         complain("--cpu: this machine has no %s; kvant --version names its best level", name);
     else

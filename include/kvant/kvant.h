@@ -57,6 +57,7 @@ typedef enum kvant_cpu_level {
     KVANT_CPU_AVX2_VNNI = 11,   /* and AVX-VNNI; a machine with AVX-512 may lack it */
     KVANT_CPU_AVX512 = 20,      /* AVX-512 F, BW, DQ, VL */
     KVANT_CPU_AVX512_VNNI = 21, /* and VNNI */
+    KVANT_CPU_AVX512_VBMI = 22, /* and VBMI */
     KVANT_CPU_NEON = 40,        /* Advanced SIMD of ARMv8.0, 64 bits */
     KVANT_CPU_NEON_DOT = 41     /* and FEAT_DotProd */
 } kvant_cpu_level;
@@ -68,7 +69,7 @@ KVANT_API kvant_status kvant_set_cpu_level(kvant_cpu_level level);
 /* The level in use, never KVANT_CPU_AUTO. */
 KVANT_API kvant_cpu_level kvant_get_cpu_level(void);
 
-/* "auto", "c", "avx2", "avx2vnni", "avx512", "avx512vnni", "neon", "neondot"; NULL for an unknown value. */
+/* "auto", "c", "avx2", "avx2vnni", "avx512", "avx512vnni", "avx512vbmi", "neon", "neondot"; NULL for an unknown value. */
 KVANT_API const char *kvant_cpu_level_name(kvant_cpu_level level);
 
 /* The level of such a name. KVANT_ERR_ARGUMENT for another one, *level is then unchanged. */

@@ -147,7 +147,8 @@ static bool set_cpu_level(char *err, size_t errlen)
     if (text == NULL)
         return true;
     if (kvant_cpu_level_from_name(text, &level) != KVANT_OK)
-        snprintf(err, errlen, "KVANT_CPU=%s is not auto, c, avx2, avx2vnni, avx512, avx512vnni, neon or neondot",
+        snprintf(err, errlen,
+                 "KVANT_CPU=%s is not auto, c, avx2, avx2vnni, avx512, avx512vnni, avx512vbmi, neon or neondot",
                  text);
     else if (kvant_set_cpu_level(level) != KVANT_OK)
         snprintf(err, errlen,

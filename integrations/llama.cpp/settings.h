@@ -7,7 +7,7 @@
  *   KVANT_CALIBRATION     file for the codecs that need one                  default none
  *   KVANT_SEED            seed of signs and rotations                        default 0
  *   KVANT_HEAD_DIM        head_dim of the model, 1 to 512                    default: learnt from the graph
- *   KVANT_CPU             CPU level: auto, c, avx2, avx2vnni, avx512, avx512vnni, neon, neondot; default auto
+ *   KVANT_CPU             CPU level: auto, c, avx2, avx2vnni, avx512, avx512vnni, avx512vbmi, neon, neondot; default auto
  *   KVANT_FP32            1: attention multiplies in fp32, slow, to compare with          default 0
  *   KVANT_ACCEL           1: the device is KVANT_ACCEL, which leaves the cache as it is    default 0
  *   KVANT_VERBOSE         1 prints what is created                           default 0

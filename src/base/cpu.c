@@ -21,12 +21,12 @@ static uint64_t read_xcr0(void)
 #define BIT(word, n) ((word) >> (n)&1u)
 
 typedef struct features {
-    bool avx2, avx2_vnni, avx512, avx512_vnni;
+    bool avx2, avx2_vnni, avx512, avx512_vnni, avx512_vbmi;
 } features;
 
 static features detect(void)
 {
-    features has = { false, false, false, false };
+    features has = { false, false, false, false, false };
     uint32_t a, b, c, d, a7, b7, c7, d7;
     if (!__get_cpuid(1, &a, &b, &c, &d) || !BIT(c, 27)) /* OSXSAVE: xgetbv may be executed */
         return has;
@@ -40,6 +40,7 @@ static features detect(void)
     /* mask and zmm state; F, DQ, BW, VL */
     has.avx512 = (xcr0 & 0xe6) == 0xe6 && BIT(b7, 16) && BIT(b7, 17) && BIT(b7, 30) && BIT(b7, 31);
     has.avx512_vnni = has.avx512 && BIT(c7, 11);
+    has.avx512_vbmi = has.avx512_vnni && BIT(c7, 1);
     return has;
 }
 
@@ -52,6 +53,7 @@ bool kvant_cpu_has(kvant_cpu_level level)
     case KVANT_CPU_AVX2_VNNI: return has.avx2_vnni;
     case KVANT_CPU_AVX512: return has.avx512;
     case KVANT_CPU_AVX512_VNNI: return has.avx512_vnni;
+    case KVANT_CPU_AVX512_VBMI: return has.avx512_vbmi;
     default: return false;
     }
 }

@@ -33,6 +33,11 @@
 #else
 #define INIT_AVX512_VNNI NULL
 #endif
+#ifdef KVANT_HAVE_AVX512_VBMI
+#define INIT_AVX512_VBMI kvant_kernels_init_avx512_vbmi
+#else
+#define INIT_AVX512_VBMI NULL
+#endif
 #ifdef KVANT_HAVE_NEON
 #define INIT_NEON kvant_kernels_init_neon
 #else
@@ -104,6 +109,7 @@ static struct {
     { .level = KVANT_CPU_AVX2_VNNI, .name = "avx2vnni", .init = INIT_AVX2_VNNI },
     { .level = KVANT_CPU_AVX512, .name = "avx512", .init = INIT_AVX512 },
     { .level = KVANT_CPU_AVX512_VNNI, .name = "avx512vnni", .init = INIT_AVX512_VNNI },
+    { .level = KVANT_CPU_AVX512_VBMI, .name = "avx512vbmi", .init = INIT_AVX512_VBMI },
     { .level = KVANT_CPU_NEON, .name = "neon", .init = INIT_NEON },
     { .level = KVANT_CPU_NEON_DOT, .name = "neondot", .init = INIT_NEON_DOT },
 };

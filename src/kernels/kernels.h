@@ -361,6 +361,7 @@ void kvant_kernels_init_avx2(kvant_kernels *kernels);
 void kvant_kernels_init_avx2_vnni(kvant_kernels *kernels);
 void kvant_kernels_init_avx512(kvant_kernels *kernels);
 void kvant_kernels_init_avx512_vnni(kvant_kernels *kernels);
+void kvant_kernels_init_avx512_vbmi(kvant_kernels *kernels);
 void kvant_kernels_init_neon(kvant_kernels *kernels);
 void kvant_kernels_init_neon_dot(kvant_kernels *kernels);
 

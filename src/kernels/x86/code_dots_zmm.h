@@ -2,6 +2,7 @@
  * permutation each, which reads 5 bits of an index: a table with its 16 entries twice needs no mask. The including file defines
  * what nibbles.h needs, NAME, and add_pairs(sum, a, b), which adds products of 16-bit pairs to 32-bit sums. */
 #include "../nibbles.h"
+#include "fold_zmm.h"
 
 #define DOT_ROWS 4u /* 16 sums, 8 fields, 2 of x and the tables in 32 registers */
 
@@ -55,18 +56,6 @@ KVANT_INLINE void spread_columns(const int16_t *const bands[4], uint32_t first, 
         spread_band(bands[0], first, end, out);
     else
         spread_bands(bands, first, end, out);
-}
-
-/* (a, b) -> 128-bit lanes a0 + a2, a1 + a3, b0 + b2, b1 + b3 */
-KVANT_INLINE vi fold_pair(vi a, vi b)
-{
-    return _mm512_add_epi32(_mm512_shuffle_i32x4(a, b, 0x44), _mm512_shuffle_i32x4(a, b, 0xee));
-}
-
-/* two such -> one lane for each of four sums */
-KVANT_INLINE vi fold_quad(vi ab, vi cd)
-{
-    return _mm512_add_epi32(_mm512_shuffle_i32x4(ab, cd, 0x88), _mm512_shuffle_i32x4(ab, cd, 0xdd));
 }
 
 /* Fields of rows r < 8 (0) and r + 8 (1) of a tile, for columns c < 8 (0) and c + 8 (1). */

@@ -146,6 +146,8 @@ KVANT_INLINE vf table_look_up(const table *entries, const float *values, vi code
     return _mm512_i32gather_ps(codes, values, 4);
 }
 
+#define vi_store_aligned(p, v) _mm512_store_si512(p, v)
+
 #include "code_dots_zmm.h"
 #include "tile_sums_zmm.h"
 #include "look_up_template.h"

@@ -5,7 +5,6 @@
 #define TILE_ROWS 6u /* 24 sums, 4 vectors of the tile and a broadcast in 32 registers */
 #define TILE_VECTORS 4u
 
-#define vi_store_aligned(p, v) _mm512_store_si512(p, v)
 
 KVANT_INLINE vi vi_pair_columns(vi v)
 {

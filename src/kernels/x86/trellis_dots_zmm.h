@@ -1,4 +1,6 @@
-/* trellis_dots_zmm.h - attention on trellis codes with 512-bit vectors. Needs what code_dots_zmm.h needs, included before. */
+/* trellis_dots_zmm.h - attention on trellis codes with 512-bit vectors. Needs what code_dots_zmm.h needs. */
+#include "fold_zmm.h"
+
 #define LEVEL_ROWS 4u /* 16 sums */
 #define vw_shift_left(v, n) _mm512_slli_epi32(v, n)
 #define vw_shift_right(v, n) _mm512_srli_epi32(v, n)
@@ -12,6 +14,23 @@
 #define vi_pick_bytes(v, index) _mm512_shuffle_epi8(v, index)
 #define vi_odd_bytes(v) _mm512_srli_epi16(v, 8)
 
+#ifdef __AVX512VBMI__    /* level avx512vbmi */
+typedef vi level_tables; /* 64 bytes, fewer levels repeated */
+
+KVANT_INLINE level_tables load_levels(const int8_t *levels, uint32_t bits)
+{
+    int8_t bytes[64];
+    for (uint32_t i = 0; i < 64; i++)
+        bytes[i] = levels[i % (16u << (bits - 2))];
+    return vi_xor(vi_load(bytes), vi_set((int)0x80808080u)); /* 128 more */
+}
+
+KVANT_INLINE vi look_up_levels(const level_tables *tables, vi index, uint32_t bits)
+{
+    (void)bits;
+    return _mm512_permutexvar_epi8(index, *tables);
+}
+#else
 #include "trellis_levels.h"
 
 KVANT_INLINE vi look_up_levels(const level_tables *tables, vi index, uint32_t bits)
@@ -28,6 +47,7 @@ KVANT_INLINE vi look_up_levels(const level_tables *tables, vi index, uint32_t bi
     found = _mm512_mask_shuffle_epi8(found, sixth & ~fifth, tables->at[2], low);
     return _mm512_mask_shuffle_epi8(found, sixth & fifth, tables->at[3], low);
 }
+#endif
 
 KVANT_INLINE void store_lane_sums(int32_t *out, const vi sums[4])
 {

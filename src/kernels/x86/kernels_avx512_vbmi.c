@@ -1,0 +1,20 @@
+/* kernels_avx512_vbmi.c - what level avx512vbmi adds to avx512vnni: one look-up among 64 bytes, which are all the levels of a trellis
+ * code. */
+#include <immintrin.h>
+#include <stdbool.h>
+#include <string.h>
+
+#include "../../base/attributes.h"
+#include "../kernels.h"
+
+#define NAME(function) function##_avx512_vbmi
+#define LANES 16u
+
+#include "vectors_zmm_vnni.h"
+
+#include "trellis_dots_zmm.h"
+
+void kvant_kernels_init_avx512_vbmi(kvant_kernels *kernels)
+{
+    kernels->trellis_dots = NAME(trellis_dots);
+}
