@@ -76,6 +76,9 @@ float noise_normal(noise *n);
 /* distortion_quaternion.c: the series of SETUP_COVERING for one seed. False when the codec refused. */
 bool quaternion_measure(const kvant_codec *codec, uint32_t seed, uint32_t n_directions, probe *p);
 
+/* distortion_specs.c: measures and prints the errors of each codec. An exit code. */
+int distortion_of_specs(const char *const *specs, size_t n, bool quick, bool json);
+
 typedef enum metric_id {
     METRIC_MEAN,          /* of the series */
     METRIC_ONE_MINUS,     /* 1 - mean */

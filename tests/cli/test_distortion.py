@@ -50,6 +50,29 @@ class Usage(unittest.TestCase):
         self.assertIn("cannot write to standard output", done.stderr)
 
 
+class Codecs(unittest.TestCase):
+    def test_errors_of_any_codec(self):
+        done = run("bench", "distortion", "--quick", "--json", "-k", "turboquant-4:scale=norm", "-k", "trellis-4")
+        self.assertEqual(done.returncode, OK)
+        scalar, trellis = json.loads(done.stdout)
+        self.assertEqual((scalar["spec"], scalar["bits"]), ("turboquant-4:scale=norm", 4.125))
+        self.assertAlmostEqual(scalar["relative"], 0.0095, delta=0.0004)  # Lloyd-Max's at 4 bits
+        self.assertLess(trellis["relative"], 0.6 * scalar["relative"])
+        self.assertLessEqual(trellis["rescaled"], trellis["relative"])
+
+    def test_one_that_does_not_exist(self):
+        done = run("bench", "distortion", "--quick", "--json", "-k", "int-4", "-k", "int-44")
+        good, bad = json.loads(done.stdout)
+        self.assertEqual((done.returncode, good["note"]), (RUNTIME, None))
+        self.assertIsNone(bad["relative"])
+        self.assertTrue(bad["note"])
+
+    def test_not_beside_tables(self):
+        done = run("bench", "distortion", "-k", "int-4", "-t", "size")
+        self.assertEqual((done.returncode, done.stdout), (USAGE, ""))
+        self.assertIn("--table and -k", done.stderr)
+
+
 class Cells(unittest.TestCase):
     @classmethod
     def setUpClass(cls):
