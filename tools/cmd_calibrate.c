@@ -8,11 +8,10 @@
 #include "engine.h"
 #include "fingerprint.h"
 #include "interrupt.h"
-#include "observe.h"
 #include "progress.h"
+#include "reading.h"
 #include "report.h"
 
-#include <errno.h>
 #include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
@@ -122,12 +121,7 @@ static bool handle(void *user, int id, const char *value)
 typedef struct run {
     engine engine;
     const settings *settings;
-    kv_config f16;
-    llama_token *tokens;
-    size_t n_tokens;
-    struct llama_context *ctx;
-    struct llama_batch batch;
-    observer observer;
+    reading reading;
     kvant_calibrator *calibrator;
     size_t position; /* tokens that were gathered */
     char part[4096]; /* where an interrupted run's work is kept */
@@ -135,46 +129,6 @@ typedef struct run {
     progress progress;
     double started;
 } run;
-
-/* Minutes of work should not end in "permission denied". */
-static bool can_write(const char *path)
-{
-    char folder[4096];
-    if (snprintf(folder, sizeof folder, "%s.part", path) >= (int)sizeof folder) {
-        complain("calibrate: the path of -o is too long");
-        return false;
-    }
-    char *slash = strrchr(folder, '/');
-    if (slash == NULL)
-        strcpy(folder, ".");
-    else
-        slash[slash == folder ? 1 : 0] = 0;
-    if (access(folder, W_OK | X_OK) == 0)
-        return true;
-    complain("calibrate: cannot write to the folder %s: %s", folder, strerror(errno));
-    return false;
-}
-
-static bool load_tokens(run *r)
-{
-    const settings *s = r->settings;
-    size_t bytes = 0;
-    char *text = read_text(s->file, &bytes);
-    if (text == NULL)
-        return false;
-    r->tokens = engine_tokenize(&r->engine, text, bytes, TOKENS_TEXT, &r->n_tokens);
-    free(text);
-    if (r->tokens == NULL)
-        return false;
-    if (r->n_tokens > s->n_tokens)
-        r->n_tokens = s->n_tokens;
-    const uint32_t needed = s->n_codebooks > 0 ? s->clusters[s->n_codebooks - 1] : 16;
-    if (r->n_tokens >= needed)
-        return true;
-    complain("calibrate: %s gives %zu tokens, %lu are needed", s->file, r->n_tokens, (unsigned long)needed);
-    hint("use a longer text, more --tokens or fewer --clusters");
-    return false;
-}
 
 static bool create_calibrator(run *r)
 {
@@ -202,7 +156,7 @@ static uint64_t work_key(const run *r)
 {
     uint64_t key = fingerprint_number(FINGERPRINT_START, r->settings->n_ctx);
     key = fingerprint_number(key, ENGINE_UBATCH);
-    return fingerprint_bytes(key, r->tokens, r->n_tokens * sizeof *r->tokens);
+    return fingerprint_bytes(key, r->reading.tokens, r->reading.n_tokens * sizeof *r->reading.tokens);
 }
 
 /* A checkpoint that cannot be used is no reason to stop, but one to say so. */
@@ -217,7 +171,7 @@ static void go_on(run *r)
         return;
     }
     r->position = position;
-    fprintf(stderr, "kvant: calibrate: going on from %s, %zu of %zu tokens\n", r->part, r->position, r->n_tokens);
+    fprintf(stderr, "kvant: calibrate: going on from %s, %zu of %zu tokens\n", r->part, r->position, r->reading.n_tokens);
 }
 
 static void keep(run *r)
@@ -231,50 +185,13 @@ static void keep(run *r)
         complain("calibrate: %s", err);
 }
 
-static bool decode(run *r, size_t chunk, size_t start, size_t n)
-{
-    struct llama_batch *b = &r->batch;
-    b->n_tokens = (int32_t)n;
-    for (size_t i = 0; i < n; i++) {
-        b->token[i] = r->tokens[chunk + start + i];
-        b->pos[i] = (llama_pos)(start + i);
-        b->n_seq_id[i] = 1;
-        b->seq_id[i][0] = 0;
-        b->logits[i] = i + 1 == n; /* nobody reads them; a graph without any output is a rare case best avoided */
-    }
-    const struct llama_vocab *vocab = ll.llama_model_get_vocab(r->engine.cpu_model);
-    if (start == 0 && ll.llama_vocab_get_add_bos(vocab))
-        b->token[0] = ll.llama_vocab_bos(vocab);
-    const int32_t status = ll.llama_decode(r->ctx, *b);
-    if (r->observer.error[0] != 0) {
-        complain("calibrate: cannot read this model's cache: %s", r->observer.error);
-        return false;
-    }
-    if (status != 0)
-        complain("calibrate: llama.cpp could not decode the batch (status %d)", (int)status);
-    return status == 0;
-}
-
-/* One token tells the shapes of all layers, before their rows can be told apart into heads. */
-static bool learn_shapes(run *r)
-{
-    if (!decode(r, 0, 0, 1))
-        return false;
-    ll.llama_memory_clear(ll.llama_get_memory(r->ctx), true);
-    if (r->observer.n_layers > 0)
-        return true;
-    complain("calibrate: this model's graph has no flash attention on a KV cache");
-    hint("recurrent models and models without flash attention in llama.cpp cannot be calibrated");
-    return false;
-}
-
 /* Rows of a batch count for all layers or for none: the batch in which Ctrl-C came is finished. Before the position of an earlier run
  * a context is only computed again, not observed. */
 static bool gather_batch(run *r, size_t chunk, size_t start, size_t n)
 {
     const bool seen = chunk + start < r->position;
-    r->observer.calibrator = seen ? NULL : r->calibrator;
-    if (!decode(r, chunk, start, n))
+    r->reading.observer.calibrator = seen ? NULL : r->calibrator;
+    if (!reading_decode(&r->reading, chunk, start, n))
         return false;
     if (!seen)
         r->position = chunk + start + n;
@@ -285,12 +202,12 @@ static bool gather(run *r)
 {
     const size_t n_ctx = r->settings->n_ctx;
     bool ok = true;
-    if (r->position == r->n_tokens)
+    if (r->position == r->reading.n_tokens)
         return true;
-    progress_start(&r->progress, (double)(r->n_tokens - r->position / n_ctx * n_ctx));
-    for (size_t chunk = r->position / n_ctx * n_ctx; chunk < r->n_tokens && ok; chunk += n_ctx) {
-        const size_t length = r->n_tokens - chunk < n_ctx ? r->n_tokens - chunk : n_ctx;
-        ll.llama_memory_clear(ll.llama_get_memory(r->ctx), true);
+    progress_start(&r->progress, (double)(r->reading.n_tokens - r->position / n_ctx * n_ctx));
+    for (size_t chunk = r->position / n_ctx * n_ctx; chunk < r->reading.n_tokens && ok; chunk += n_ctx) {
+        const size_t length = r->reading.n_tokens - chunk < n_ctx ? r->reading.n_tokens - chunk : n_ctx;
+        reading_clear(&r->reading);
         for (size_t start = 0; start < length && ok; start += ENGINE_UBATCH) {
             const size_t n = length - start < ENGINE_UBATCH ? length - start : ENGINE_UBATCH;
             ok = gather_batch(r, chunk, start, n);
@@ -303,7 +220,7 @@ static bool gather(run *r)
 
 static bool cluster(run *r)
 {
-    uint32_t left = r->observer.n_layers;
+    uint32_t left = r->reading.observer.n_layers;
     progress_start(&r->progress, left);
     kvant_status status = KVANT_OK;
     while (left > 0 && status == KVANT_OK && !interrupted()) {
@@ -334,22 +251,13 @@ static bool save(run *r)
 
 static bool prepare(run *r)
 {
-    r->f16 = configs_f16();
-    if (!can_write(r->settings->output) || !engine_open(&r->engine, &r->settings->engine) ||
-        engine_model(&r->engine, &r->f16) == NULL || !load_tokens(r))
-        return false;
-    r->batch = ll.llama_batch_init((int32_t)ENGINE_UBATCH, 0, 1);
-    const engine_context_options context = { .n_ctx = r->settings->n_ctx,
-                                             .n_batch = ENGINE_UBATCH,
-                                             .n_outputs = 1,
-                                             .on_node = observe_node,
-                                             .on_node_user = &r->observer,
-                                             .flash_attention = true };
-    r->ctx = engine_context(&r->engine, &r->f16, &context);
-    if (r->ctx == NULL)
-        return false;
-    ll.llama_set_abort_callback(r->ctx, NULL, NULL); /* see gather_batch */
-    if (!learn_shapes(r) || !create_calibrator(r))
+    const settings *s = r->settings;
+    const reading_text text = { .file = s->file,
+                                .at_most = s->n_tokens,
+                                .at_least = s->n_codebooks > 0 ? s->clusters[s->n_codebooks - 1] : 16,
+                                .n_ctx = s->n_ctx };
+    if (!can_write_beside("calibrate", s->output) || !engine_open(&r->engine, &s->engine) ||
+        !reading_open(&r->reading, &r->engine, "calibrate", &text) || !create_calibrator(r))
         return false;
     go_on(r);
     return true;
@@ -389,13 +297,9 @@ static bool print_summary(const run *r)
 
 static void release(run *r)
 {
-    if (r->ctx != NULL)
-        ll.llama_free(r->ctx);
-    if (r->batch.token != NULL)
-        ll.llama_batch_free(r->batch);
+    reading_close(&r->reading);
     kvant_calibrator_free(&r->calibrator);
     kvant_calibration_free(&r->calibration);
-    free(r->tokens);
     engine_close(&r->engine);
 }
 

@@ -1,0 +1,136 @@
+/* reading.c - see reading.h. */
+#define _POSIX_C_SOURCE 200809L
+#include "reading.h"
+
+#include "command.h"
+
+#include <errno.h>
+#include <stdio.h>
+#include <stdlib.h>
+#include <string.h>
+#include <unistd.h>
+
+bool can_write_beside(const char *command, const char *path)
+{
+    char folder[4096];
+    if (snprintf(folder, sizeof folder, "%s.part", path) >= (int)sizeof folder) {
+        complain("%s: the path of -o is too long", command);
+        return false;
+    }
+    char *slash = strrchr(folder, '/');
+    if (slash == NULL)
+        strcpy(folder, ".");
+    else
+        slash[slash == folder ? 1 : 0] = 0;
+    if (access(folder, W_OK | X_OK) == 0)
+        return true;
+    complain("%s: cannot write to the folder %s: %s", command, folder, strerror(errno));
+    return false;
+}
+
+static bool load_tokens(reading *r, const reading_text *t)
+{
+    size_t bytes = 0;
+    char *text = read_text(t->file, &bytes);
+    if (text == NULL)
+        return false;
+    r->tokens = engine_tokenize(r->engine, text, bytes, TOKENS_TEXT, &r->n_tokens);
+    free(text);
+    if (r->tokens == NULL)
+        return false;
+    const size_t skip = t->skip < r->n_tokens ? t->skip : r->n_tokens;
+    r->n_tokens -= skip;
+    memmove(r->tokens, r->tokens + skip, r->n_tokens * sizeof *r->tokens);
+    if (r->n_tokens > t->at_most)
+        r->n_tokens = t->at_most;
+    if (r->n_tokens >= t->at_least)
+        return true;
+    complain("%s: %s gives %zu tokens, %zu are needed", r->command, t->file, r->n_tokens, t->at_least);
+    hint("use a longer text, or more --tokens");
+    return false;
+}
+
+static bool check_context(const reading *r, const struct llama_model *model)
+{
+    const int32_t limit = ll.llama_model_n_ctx_train(model);
+    if (limit <= 0 || r->n_ctx <= (uint32_t)limit)
+        return true;
+    complain("%s: a context of %lu tokens is beyond the model's own limit of %ld", r->command, (unsigned long)r->n_ctx,
+             (long)limit);
+    hint("choose a smaller -c");
+    return false;
+}
+
+void reading_clear(reading *r)
+{
+    ll.llama_memory_clear(ll.llama_get_memory(r->ctx), true);
+}
+
+bool reading_decode(reading *r, size_t chunk, size_t start, size_t n)
+{
+    struct llama_batch *b = &r->batch;
+    b->n_tokens = (int32_t)n;
+    for (size_t i = 0; i < n; i++) {
+        b->token[i] = r->tokens[chunk + start + i];
+        b->pos[i] = (llama_pos)(start + i);
+        b->n_seq_id[i] = 1;
+        b->seq_id[i][0] = 0;
+        b->logits[i] = i + 1 == n; /* nobody reads them; a graph without any output is a rare case best avoided */
+    }
+    const struct llama_vocab *vocab = ll.llama_model_get_vocab(r->engine->cpu_model);
+    if (start == 0 && ll.llama_vocab_get_add_bos(vocab))
+        b->token[0] = ll.llama_vocab_bos(vocab);
+    const int32_t status = ll.llama_decode(r->ctx, *b);
+    if (r->observer.error[0] != 0) {
+        complain("%s: cannot read this model's cache: %s", r->command, r->observer.error);
+        return false;
+    }
+    if (status != 0)
+        complain("%s: llama.cpp could not decode the batch (status %d)", r->command, (int)status);
+    return status == 0;
+}
+
+/* One token tells the shapes of all layers, before their rows can be told apart into heads. */
+static bool learn_shapes(reading *r)
+{
+    if (!reading_decode(r, 0, 0, 1))
+        return false;
+    reading_clear(r);
+    if (r->observer.n_layers > 0)
+        return true;
+    complain("%s: this model's graph has no flash attention on a KV cache", r->command);
+    hint("recurrent models and models without flash attention in llama.cpp are not supported here");
+    return false;
+}
+
+bool reading_open(reading *r, engine *e, const char *command, const reading_text *text)
+{
+    *r = (reading){ .command = command, .engine = e, .n_ctx = text->n_ctx, .f16 = configs_f16() };
+    const struct llama_model *model = engine_model(e, &r->f16);
+    if (model == NULL || !check_context(r, model) || !load_tokens(r, text))
+        return false;
+    r->batch = ll.llama_batch_init((int32_t)ENGINE_UBATCH, 0, 1);
+    const engine_context_options context = { .n_ctx = r->n_ctx,
+                                             .n_batch = ENGINE_UBATCH,
+                                             .n_outputs = 1,
+                                             .on_node = observe_node,
+                                             .on_node_user = &r->observer,
+                                             .flash_attention = true };
+    r->ctx = engine_context(e, &r->f16, &context);
+    if (r->ctx == NULL)
+        return false;
+    ll.llama_set_abort_callback(r->ctx, NULL, NULL); /* a batch counts for all layers or for none */
+    return learn_shapes(r);
+}
+
+void reading_close(reading *r)
+{
+    if (r->ctx != NULL)
+        ll.llama_free(r->ctx);
+    if (r->batch.token != NULL)
+        ll.llama_batch_free(r->batch);
+    free(r->tokens);
+    r->ctx = NULL;
+    r->batch = (struct llama_batch){ .n_tokens = 0 };
+    r->tokens = NULL;
+}

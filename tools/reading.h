@@ -1,0 +1,45 @@
+/* reading.h - a model reads a text with llama.cpp's own f16 cache while an observer looks on: what calibrate, capture and tune
+ * have in common.
+ *
+ * Contexts of n_ctx tokens, each beginning with the model's BOS, batches of ENGINE_UBATCH. The batch in which Ctrl-C came is
+ * finished, so that a batch counts for all layers or for none.
+ */
+#ifndef KVANT_TOOLS_READING_H
+#define KVANT_TOOLS_READING_H
+
+#include "engine.h"
+#include "observe.h"
+
+typedef struct reading {
+    const char *command; /* "calibrate", for messages */
+    engine *engine;      /* open */
+    llama_token *tokens;
+    size_t n_tokens;
+    uint32_t n_ctx;
+    struct llama_context *ctx;
+    struct llama_batch batch;
+    observer observer;
+    kv_config f16;
+} reading;
+
+typedef struct reading_text {
+    const char *file; /* "-" is stdin */
+    size_t skip;      /* tokens left out at its beginning */
+    size_t at_most;   /* tokens used of it */
+    size_t at_least;  /* fewer are refused */
+    uint32_t n_ctx;   /* refused when beyond the model's own limit */
+} reading_text;
+
+/* Loads the model and the text's tokens and learns the shapes of all layers. False after complaining; close in any case. */
+bool reading_open(reading *r, engine *e, const char *command, const reading_text *text);
+void reading_close(reading *r);
+
+/* Forgets the context's tokens. */
+void reading_clear(reading *r);
+/* Decodes n tokens of the context that begins at token chunk, from its position start on. False after complaining. */
+bool reading_decode(reading *r, size_t chunk, size_t start, size_t n);
+
+/* Whether a file can be made there: minutes of work should not end in "permission denied". Complains. */
+bool can_write_beside(const char *command, const char *path);
+
+#endif /* KVANT_TOOLS_READING_H */

@@ -1,0 +1,438 @@
+/* safetensors.c - see safetensors.h. */
+#define _POSIX_C_SOURCE 200809L
+#include "safetensors.h"
+
+#include <cjson/cJSON.h>
+#include <errno.h>
+#include <fcntl.h>
+#include <math.h>
+#include <stdarg.h>
+#include <stdio.h>
+#include <stdlib.h>
+#include <string.h>
+#include <sys/stat.h>
+#include <sys/statvfs.h>
+#include <unistd.h>
+
+#define METADATA "__metadata__"
+#define MAX_EXACT 9007199254740992.0 /* 2^53: cJSON's numbers are doubles */
+
+typedef struct number_type {
+    const char *name;
+    uint32_t bytes;
+} number_type;
+
+static const number_type types[] = {
+    { "F16", 2 }, { "BF16", 2 }, { "F32", 4 }, { "F64", 8 }, { "I8", 1 },  { "U8", 1 },
+    { "I16", 2 }, { "U16", 2 },  { "I32", 4 }, { "U32", 4 }, { "I64", 8 }, { "U64", 8 },
+    { "BOOL", 1 }, { "F8_E4M3", 1 }, { "F8_E5M2", 1 },
+};
+
+static bool fail(char *err, size_t errlen, const char *format, ...)
+{
+    va_list args;
+    va_start(args, format);
+    if (errlen > 0)
+        vsnprintf(err, errlen, format, args);
+    va_end(args);
+    return false;
+}
+
+static const number_type *find_type(const char *name)
+{
+    for (size_t i = 0; i < sizeof types / sizeof *types; i++)
+        if (strcmp(types[i].name, name) == 0)
+            return &types[i];
+    return NULL;
+}
+
+static bool add(uint64_t a, uint64_t b, uint64_t *sum)
+{
+    *sum = a + b;
+    return *sum >= a;
+}
+
+static bool multiply(uint64_t a, uint64_t b, uint64_t *product)
+{
+    *product = a * b;
+    return a == 0 || *product / a == b;
+}
+
+static bool tensor_bytes(const number_type *type, const uint64_t *shape, uint32_t n_dims, uint64_t *bytes)
+{
+    *bytes = type->bytes;
+    for (uint32_t i = 0; i < n_dims; i++)
+        if (!multiply(*bytes, shape[i], bytes))
+            return false;
+    return (double)*bytes <= MAX_EXACT;
+}
+
+static safetensors_tensor *append(safetensors *s)
+{
+    if (s->n == s->capacity) {
+        const size_t capacity = s->capacity == 0 ? 64 : 2 * s->capacity;
+        safetensors_tensor *larger = realloc(s->tensors, capacity * sizeof *larger);
+        if (larger == NULL)
+            return NULL;
+        s->tensors = larger;
+        s->capacity = capacity;
+    }
+    safetensors_tensor *t = &s->tensors[s->n++];
+    *t = (safetensors_tensor){ .name = NULL };
+    return t;
+}
+
+/* Writing. */
+
+static bool ensure_header(safetensors *s)
+{
+    if (s->header != NULL)
+        return true;
+    s->fd = -1;
+    s->header = cJSON_CreateObject();
+    return s->header != NULL && cJSON_AddObjectToObject(s->header, METADATA) != NULL;
+}
+
+static bool describe(cJSON *entry, const safetensors_tensor *t)
+{
+    cJSON *shape = cJSON_AddArrayToObject(entry, "shape");
+    cJSON *offsets = cJSON_AddArrayToObject(entry, "data_offsets");
+    bool ok = shape != NULL && offsets != NULL && cJSON_AddStringToObject(entry, "dtype", t->type) != NULL;
+    for (uint32_t i = 0; i < t->n_dims && ok; i++)
+        ok = cJSON_AddItemToArray(shape, cJSON_CreateNumber((double)t->shape[i]));
+    return ok && cJSON_AddItemToArray(offsets, cJSON_CreateNumber((double)t->offset)) &&
+           cJSON_AddItemToArray(offsets, cJSON_CreateNumber((double)(t->offset + t->bytes)));
+}
+
+bool safetensors_plan(safetensors *s, const char *name, const char *type, const uint64_t *shape, uint32_t n_dims,
+                      char *err, size_t errlen)
+{
+    const number_type *number = find_type(type);
+    uint64_t bytes = 0, end = 0;
+    if (number == NULL || n_dims > SAFETENSORS_MAX_DIMS)
+        return fail(err, errlen, "%s: no tensor of type %s with %lu dimensions", name, type, (unsigned long)n_dims);
+    if (!tensor_bytes(number, shape, n_dims, &bytes) || !add(s->data_bytes, bytes, &end) || (double)end > MAX_EXACT)
+        return fail(err, errlen, "%s: too large for a file", name);
+    if (!ensure_header(s) || cJSON_GetObjectItemCaseSensitive(s->header, name) != NULL)
+        return fail(err, errlen, "%s: out of memory, or added twice", name);
+    cJSON *entry = cJSON_AddObjectToObject(s->header, name);
+    safetensors_tensor *t = entry != NULL ? append(s) : NULL;
+    if (t == NULL)
+        return fail(err, errlen, "out of memory");
+    t->name = entry->string;
+    t->type = number->name;
+    t->n_dims = n_dims;
+    memcpy(t->shape, shape, n_dims * sizeof *shape);
+    t->offset = s->data_bytes;
+    t->bytes = bytes;
+    s->data_bytes = end;
+    return describe(entry, t) || fail(err, errlen, "out of memory");
+}
+
+bool safetensors_note(safetensors *s, const char *key, const char *value)
+{
+    return ensure_header(s) &&
+           cJSON_AddStringToObject(cJSON_GetObjectItemCaseSensitive(s->header, METADATA), key, value) != NULL;
+}
+
+static bool has_room(const char *path, int fd, uint64_t bytes, char *err, size_t errlen)
+{
+    struct statvfs disk;
+    if (fstatvfs(fd, &disk) != 0)
+        return fail(err, errlen, "%s: %s", path, strerror(errno));
+    const double free_bytes = (double)disk.f_bavail * (double)disk.f_frsize;
+    return free_bytes >= (double)bytes ||
+           fail(err, errlen, "%s: %.1f MiB are needed, the disk has %.1f MiB left", path, (double)bytes / 1048576,
+                free_bytes / 1048576);
+}
+
+static bool write_at(int fd, const char *path, const void *data, size_t bytes, uint64_t offset, char *err,
+                     size_t errlen)
+{
+    const char *from = data;
+    while (bytes > 0) {
+        const ssize_t n = pwrite(fd, from, bytes, (off_t)offset);
+        if (n < 0 && errno == EINTR)
+            continue;
+        if (n <= 0)
+            return fail(err, errlen, "cannot write %s: %s", path, n < 0 ? strerror(errno) : "no progress");
+        from += n;
+        offset += (uint64_t)n;
+        bytes -= (size_t)n;
+    }
+    return true;
+}
+
+static bool write_header(safetensors *s, const char *json, char *err, size_t errlen)
+{
+    const size_t length = strlen(json), padded = (length + 7) / 8 * 8;
+    unsigned char prefix[8];
+    char spaces[8] = "        ";
+    for (int i = 0; i < 8; i++)
+        prefix[i] = (unsigned char)((uint64_t)padded >> 8 * i);
+    if (padded > SAFETENSORS_MAX_HEADER)
+        return fail(err, errlen, "%s: a header of %zu bytes is longer than the format allows", s->path, padded);
+    s->data_at = 8 + padded;
+    const uint64_t bytes = s->data_at + s->data_bytes;
+    if (!has_room(s->path, s->fd, bytes, err, errlen))
+        return false;
+    if (ftruncate(s->fd, (off_t)bytes) != 0)
+        return fail(err, errlen, "cannot write %s: %s", s->beside, strerror(errno));
+    return write_at(s->fd, s->beside, prefix, sizeof prefix, 0, err, errlen) &&
+           write_at(s->fd, s->beside, json, length, 8, err, errlen) &&
+           write_at(s->fd, s->beside, spaces, padded - length, 8 + length, err, errlen);
+}
+
+bool safetensors_create(safetensors *s, const char *path, char *err, size_t errlen)
+{
+    if (!ensure_header(s))
+        return fail(err, errlen, "out of memory");
+    if (snprintf(s->path, sizeof s->path, "%s", path) >= (int)sizeof s->path)
+        return fail(err, errlen, "the path is too long");
+    snprintf(s->beside, sizeof s->beside, "%s.XXXXXX", path);
+    s->fd = mkstemp(s->beside);
+    if (s->fd < 0) {
+        s->beside[0] = 0;
+        return fail(err, errlen, "cannot write beside %s: %s", path, strerror(errno));
+    }
+    const mode_t mask = umask(0);
+    umask(mask);
+    fchmod(s->fd, 0666 & ~mask); /* mkstemp's files are for their owner alone */
+    char *json = cJSON_PrintUnformatted(s->header);
+    const bool ok = json != NULL ? write_header(s, json, err, errlen) : fail(err, errlen, "out of memory");
+    cJSON_free(json);
+    return ok;
+}
+
+static bool inside(const safetensors_tensor *t, uint64_t offset, size_t bytes)
+{
+    return offset <= t->bytes && bytes <= t->bytes - offset;
+}
+
+bool safetensors_write(safetensors *s, const safetensors_tensor *tensor, uint64_t offset, const void *data,
+                       size_t bytes, char *err, size_t errlen)
+{
+    if (!inside(tensor, offset, bytes))
+        return fail(err, errlen, "%s has %llu bytes", tensor->name, (unsigned long long)tensor->bytes);
+    return write_at(s->fd, s->beside, data, bytes, s->data_at + tensor->offset + offset, err, errlen);
+}
+
+bool safetensors_finish(safetensors *s, char *err, size_t errlen)
+{
+    const bool flushed = fsync(s->fd) == 0;
+    const int fd = s->fd;
+    s->fd = -1;
+    if (close(fd) != 0 || !flushed || rename(s->beside, s->path) != 0)
+        return fail(err, errlen, "cannot write %s: %s", s->path, strerror(errno));
+    s->beside[0] = 0;
+    return true;
+}
+
+/* Reading. */
+
+static bool to_u64(const cJSON *number, uint64_t *value)
+{
+    if (!cJSON_IsNumber(number) || !(number->valuedouble >= 0 && number->valuedouble <= MAX_EXACT) ||
+        number->valuedouble != floor(number->valuedouble))
+        return false;
+    *value = (uint64_t)number->valuedouble;
+    return true;
+}
+
+static bool read_shape(const cJSON *shape, safetensors_tensor *t)
+{
+    const cJSON *dim;
+    if (!cJSON_IsArray(shape))
+        return false;
+    cJSON_ArrayForEach(dim, shape) {
+        if (t->n_dims == SAFETENSORS_MAX_DIMS || !to_u64(dim, &t->shape[t->n_dims++]))
+            return false;
+    }
+    return true;
+}
+
+/* [begin, end] */
+static bool read_offsets(const cJSON *offsets, safetensors_tensor *t)
+{
+    uint64_t end = 0;
+    if (!cJSON_IsArray(offsets) || cJSON_GetArraySize(offsets) != 2 ||
+        !to_u64(cJSON_GetArrayItem(offsets, 0), &t->offset) || !to_u64(cJSON_GetArrayItem(offsets, 1), &end))
+        return false;
+    t->bytes = end - t->offset;
+    return end >= t->offset;
+}
+
+static bool read_entry(safetensors *s, const cJSON *entry, char *err, size_t errlen)
+{
+    const cJSON *dtype = cJSON_GetObjectItemCaseSensitive(entry, "dtype");
+    const number_type *type = cJSON_IsString(dtype) ? find_type(dtype->valuestring) : NULL;
+    safetensors_tensor *t = append(s);
+    uint64_t bytes = 0;
+    if (t == NULL)
+        return fail(err, errlen, "out of memory");
+    t->name = entry->string;
+    if (type == NULL)
+        return fail(err, errlen, "tensor %.64s has no type that is known", entry->string);
+    t->type = type->name;
+    if (!read_shape(cJSON_GetObjectItemCaseSensitive(entry, "shape"), t) ||
+        !read_offsets(cJSON_GetObjectItemCaseSensitive(entry, "data_offsets"), t))
+        return fail(err, errlen, "tensor %.64s: shape or data_offsets are not what they should be", entry->string);
+    if (!tensor_bytes(type, t->shape, t->n_dims, &bytes) || bytes != t->bytes)
+        return fail(err, errlen, "tensor %.64s: its shape needs other bytes than it has", entry->string);
+    return true;
+}
+
+/* As in the reference implementation: strings only. */
+static bool read_metadata(const cJSON *metadata, char *err, size_t errlen)
+{
+    const cJSON *item;
+    if (!cJSON_IsObject(metadata))
+        return fail(err, errlen, METADATA " is not an object");
+    cJSON_ArrayForEach(item, metadata) {
+        if (!cJSON_IsString(item))
+            return fail(err, errlen, METADATA ": %.64s is not a string", item->string);
+    }
+    return true;
+}
+
+static int by_offset(const void *a, const void *b)
+{
+    const safetensors_tensor *x = a, *y = b;
+    if (x->offset != y->offset)
+        return x->offset < y->offset ? -1 : 1;
+    return (x->bytes > y->bytes) - (x->bytes < y->bytes); /* those without bytes first */
+}
+
+static int by_name(const void *a, const void *b)
+{
+    return strcmp(*(const char *const *)a, *(const char *const *)b);
+}
+
+/* cJSON keeps members of the same name, and finds the first. */
+static bool names_differ(const safetensors *s, char *err, size_t errlen)
+{
+    const char **names = malloc(s->n * sizeof *names + 1);
+    bool ok = names != NULL;
+    if (!ok)
+        return fail(err, errlen, "out of memory");
+    for (size_t i = 0; i < s->n; i++)
+        names[i] = s->tensors[i].name;
+    qsort(names, s->n, sizeof *names, by_name);
+    for (size_t i = 1; i < s->n && ok; i++)
+        if (strcmp(names[i - 1], names[i]) == 0)
+            ok = fail(err, errlen, "two tensors have the name %.64s", names[i]);
+    free(names);
+    return ok;
+}
+
+static bool covers(const safetensors *s, uint64_t data_bytes, char *err, size_t errlen)
+{
+    uint64_t at = 0;
+    for (size_t i = 0; i < s->n; i++) {
+        if (s->tensors[i].offset != at)
+            return fail(err, errlen, "tensor %.64s overlaps another or leaves a hole", s->tensors[i].name);
+        at += s->tensors[i].bytes; /* cannot run over: ends were read as numbers */
+    }
+    return at == data_bytes || fail(err, errlen, "%llu bytes of tensors are in the header, %llu in the file: it is cut short or damaged",
+                                    (unsigned long long)at, (unsigned long long)data_bytes);
+}
+
+bool safetensors_parse(safetensors *s, const char *json, size_t n, uint64_t data_bytes, char *err, size_t errlen)
+{
+    const cJSON *entry;
+    if (n == 0 || json[0] != '{')
+        return fail(err, errlen, "the header is not a JSON object");
+    s->header = cJSON_ParseWithLength(json, n);
+    if (!cJSON_IsObject(s->header))
+        return fail(err, errlen, "the header is not a JSON object");
+    cJSON_ArrayForEach(entry, s->header) {
+        if (strcmp(entry->string, METADATA) == 0 ? !read_metadata(entry, err, errlen)
+                                                 : !read_entry(s, entry, err, errlen))
+            return false;
+    }
+    if (s->n > 0)
+        qsort(s->tensors, s->n, sizeof *s->tensors, by_offset);
+    s->data_bytes = data_bytes;
+    return names_differ(s, err, errlen) && covers(s, data_bytes, err, errlen);
+}
+
+static bool read_at(int fd, void *data, size_t bytes, uint64_t offset, char *err, size_t errlen)
+{
+    char *to = data;
+    while (bytes > 0) {
+        const ssize_t n = pread(fd, to, bytes, (off_t)offset);
+        if (n < 0 && errno == EINTR)
+            continue;
+        if (n <= 0)
+            return fail(err, errlen, "%s", n < 0 ? strerror(errno) : "the file ends too early");
+        to += n;
+        offset += (uint64_t)n;
+        bytes -= (size_t)n;
+    }
+    return true;
+}
+
+static bool read_header(safetensors *s, uint64_t file_bytes, char *err, size_t errlen)
+{
+    unsigned char prefix[8];
+    uint64_t n = 0;
+    if (file_bytes < 8)
+        return fail(err, errlen, "not a safetensors file: it has %llu bytes", (unsigned long long)file_bytes);
+    if (!read_at(s->fd, prefix, sizeof prefix, 0, err, errlen))
+        return false;
+    for (int i = 7; i >= 0; i--)
+        n = n << 8 | prefix[i];
+    if (n > SAFETENSORS_MAX_HEADER || n > file_bytes - 8)
+        return fail(err, errlen, "not a safetensors file, or cut short: a header of %llu bytes", (unsigned long long)n);
+    char *json = malloc((size_t)n + 1);
+    bool ok = json != NULL ? read_at(s->fd, json, (size_t)n, 8, err, errlen) : fail(err, errlen, "out of memory");
+    s->data_at = 8 + n;
+    ok = ok && safetensors_parse(s, json, (size_t)n, file_bytes - s->data_at, err, errlen);
+    free(json);
+    return ok;
+}
+
+bool safetensors_open(safetensors *s, const char *path, char *err, size_t errlen)
+{
+    struct stat file;
+    char reason[256] = "";
+    s->fd = open(path, O_RDONLY | O_CLOEXEC);
+    if (s->fd < 0 || fstat(s->fd, &file) != 0)
+        return fail(err, errlen, "%s: %s", path, strerror(errno));
+    if (!S_ISREG(file.st_mode))
+        return fail(err, errlen, "%s: not a file", path);
+    return read_header(s, (uint64_t)file.st_size, reason, sizeof reason) || fail(err, errlen, "%s: %s", path, reason);
+}
+
+const safetensors_tensor *safetensors_find(const safetensors *s, const char *name)
+{
+    for (size_t i = 0; i < s->n; i++)
+        if (strcmp(s->tensors[i].name, name) == 0)
+            return &s->tensors[i];
+    return NULL;
+}
+
+const char *safetensors_noted(const safetensors *s, const char *key)
+{
+    return cJSON_GetStringValue(
+        cJSON_GetObjectItemCaseSensitive(cJSON_GetObjectItemCaseSensitive(s->header, METADATA), key));
+}
+
+bool safetensors_read(const safetensors *s, const safetensors_tensor *tensor, uint64_t offset, void *data,
+                      size_t bytes, char *err, size_t errlen)
+{
+    if (!inside(tensor, offset, bytes))
+        return fail(err, errlen, "%s has %llu bytes", tensor->name, (unsigned long long)tensor->bytes);
+    return read_at(s->fd, data, bytes, s->data_at + tensor->offset + offset, err, errlen);
+}
+
+void safetensors_close(safetensors *s)
+{
+    if (s->fd > 0)
+        close(s->fd);
+    if (s->beside[0] != 0)
+        unlink(s->beside);
+    cJSON_Delete(s->header);
+    free(s->tensors);
+    *s = (safetensors){ .fd = -1 };
+}
