@@ -171,7 +171,8 @@ static void go_on(run *r)
         return;
     }
     r->position = position;
-    fprintf(stderr, "kvant: calibrate: going on from %s, %zu of %zu tokens\n", r->part, r->position, r->reading.n_tokens);
+    fprintf(stderr, "kvant: calibrate: going on from %s, %zu of %zu tokens\n", r->part, r->position,
+            r->reading.n_tokens);
 }
 
 static void keep(run *r)

@@ -25,6 +25,7 @@ int command_eval(int argc, char **argv);
 int command_bench(int argc, char **argv);
 int command_needle(int argc, char **argv);
 int command_calibrate(int argc, char **argv);
+int command_capture(int argc, char **argv);
 
 /* Of `kvant bench`. */
 int bench_model(int argc, char **argv);

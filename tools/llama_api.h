@@ -27,6 +27,7 @@
     X(bool, ggml_backend_buffer_is_host, (ggml_backend_buffer_t))                                                  \
     X(const char *, ggml_op_name, (enum ggml_op))                                                                  \
     X(void, ggml_fp16_to_fp32_row, (const ggml_fp16_t *, float *, int64_t))                                        \
+    X(void, ggml_fp32_to_fp16_row, (const float *, ggml_fp16_t *, int64_t))                                         \
     X(size_t, ggml_nbytes, (const struct ggml_tensor *))                                                           \
     X(size_t, ggml_row_size, (enum ggml_type, int64_t))                                                            \
     X(int64_t, ggml_blck_size, (enum ggml_type))                                                                   \

@@ -58,6 +58,7 @@ static bool learn(observer *o, const struct ggml_tensor *node, uint32_t layer)
     o->shapes[layer] = (observe_shape){ .n_kv_heads = (uint32_t)k->ne[2],
                                         .n_heads = (uint32_t)q->ne[2],
                                         .head_dim = { (uint32_t)k->ne[0], (uint32_t)v->ne[0] } };
+    memcpy(&o->shapes[layer].attention, node->op_params, sizeof(observe_attention));
     o->n_layers = layer + 1 > o->n_layers ? layer + 1 : o->n_layers;
     return true;
 }
@@ -90,9 +91,26 @@ static bool read_write(observer *o, const struct ggml_tensor *node, kvant_role r
         rows->ne[0] != (int64_t)shape->n_kv_heads * shape->head_dim[role])
         return refuse(o, node, "the rows are not f32 rows of all kv heads in host memory");
     o->n_writes++;
+    if (o->sink != NULL)
+        return o->sink->rows(o->sink->user, layer, role, rows->data, rows->nb[1] / sizeof(float),
+                             (size_t)rows->ne[1]) ||
+               refuse(o, node, "the rows could not be kept");
     return check(o, node,
                  kvant_calibrator_add_rows(o->calibrator, layer, role, shape->n_kv_heads, shape->head_dim[role],
                                            rows->data, rows->nb[1] / sizeof(float), (size_t)rows->ne[1]));
+}
+
+/* Rows of all query heads, head by head. */
+static bool hand_over_queries(observer *o, const struct ggml_tensor *node, uint32_t layer)
+{
+    const struct ggml_tensor *q = node->src[0];
+    for (uint32_t h = 0; h < o->shapes[layer].n_heads; h++) {
+        const char *head = (const char *)q->data + h * q->nb[2];
+        if (!o->sink->queries(o->sink->user, layer, h, (const float *)(const void *)head, q->nb[1] / sizeof(float),
+                              (size_t)q->ne[1]))
+            return refuse(o, node, "the queries could not be kept");
+    }
+    return true;
 }
 
 static bool read_queries(observer *o, const struct ggml_tensor *node, uint32_t layer)
@@ -102,6 +120,8 @@ static bool read_queries(observer *o, const struct ggml_tensor *node, uint32_t l
     if (!readable(q) || q->ne[3] != 1 || q->ne[0] != shape->head_dim[KVANT_ROLE_K] || q->ne[2] != shape->n_heads)
         return refuse(o, node, "the queries are not f32 rows in host memory");
     o->n_queries++;
+    if (o->sink != NULL)
+        return hand_over_queries(o, node, layer);
     for (uint32_t h = 0; h < shape->n_heads; h++) {
         const char *head = (const char *)q->data + h * q->nb[2];
         const kvant_status status = kvant_calibrator_add_queries(
@@ -133,11 +153,6 @@ static bool is_rows(const struct ggml_tensor *t)
 {
     return readable(t) || (t->type == GGML_TYPE_F16 && in_host(t, sizeof(ggml_fp16_t)));
 }
-
-/* What flash attention's parameters are: the factor on scores, ALiBi's largest slope, the logit softcap. */
-typedef struct attention_parameters {
-    float scale, max_bias, softcap;
-} attention_parameters;
 
 typedef struct attention_sample {
     float *keys, *queries, *mask;
@@ -220,8 +235,7 @@ static kvant_status add_attention(observer *o, const struct ggml_tensor *node, u
 static bool read_attention(observer *o, const struct ggml_tensor *node, uint32_t layer)
 {
     const struct ggml_tensor *q = node->src[0], *k = node->src[1], *mask = node->src[3];
-    attention_parameters parameters;
-    memcpy(&parameters, node->op_params, sizeof parameters);
+    const observe_attention parameters = o->shapes[layer].attention;
     if (mask == NULL || !is_rows(mask) || !is_rows(k) || mask->ne[0] < k->ne[1] || mask->ne[1] < q->ne[1] ||
         mask->ne[2] != 1 || parameters.max_bias != 0 || parameters.softcap != 0)
         return true;
@@ -231,6 +245,27 @@ static bool read_attention(observer *o, const struct ggml_tensor *node, uint32_t
         status = add_attention(o, node, layer, &s, parameters.scale);
     free_sample(&s);
     return check(o, node, status);
+}
+
+/* The last token of a batch sees most. Layers with a sliding window are told from others by this. */
+static bool count_visible(observer *o, const struct ggml_tensor *node, uint32_t layer)
+{
+    const struct ggml_tensor *q = node->src[0], *mask = node->src[3];
+    observe_shape *shape = &o->shapes[layer];
+    if (mask == NULL || !is_rows(mask) || mask->ne[1] < q->ne[1] || mask->ne[0] < node->src[1]->ne[1])
+        return refuse(o, node, "attention without a mask in host memory");
+    const size_t n = (size_t)node->src[1]->ne[1];
+    float *row = malloc(n * sizeof *row);
+    if (row == NULL)
+        return check(o, node, KVANT_ERR_MEMORY);
+    read_row(mask, ((size_t)q->ne[1] - 1) * mask->nb[1], row, n);
+    uint32_t visible = 0;
+    for (size_t i = 0; i < n; i++)
+        visible += row[i] > -INFINITY;
+    free(row);
+    if (visible > shape->n_visible)
+        shape->n_visible = visible;
+    return true;
 }
 
 /* Asked before a node is computed whether its result is wanted, then called again with it: sources are still in memory
@@ -243,13 +278,15 @@ bool observe_node(struct ggml_tensor *node, bool ask, void *user)
     const node_kind kind = o->error[0] != 0 ? NODE_OTHER : classify(node, &role, &layer);
     if (kind == NODE_OTHER)
         return !ask && o->error[0] == 0;
-    if (o->calibrator == NULL) {
+    if (o->calibrator == NULL && o->sink == NULL) {
         if (ask && kind == NODE_ATTENTION)
             learn(o, node, layer);
         return !ask;
     }
     if (ask)
         return true;
-    return kind == NODE_WRITE ? read_write(o, node, role, layer)
-                              : read_queries(o, node, layer) && read_attention(o, node, layer);
+    if (kind == NODE_WRITE)
+        return read_write(o, node, role, layer);
+    return read_queries(o, node, layer) &&
+           (o->sink != NULL ? count_visible(o, node, layer) : read_attention(o, node, layer));
 }

@@ -55,8 +55,8 @@ static bool check_context(const reading *r, const struct llama_model *model)
     const int32_t limit = ll.llama_model_n_ctx_train(model);
     if (limit <= 0 || r->n_ctx <= (uint32_t)limit)
         return true;
-    complain("%s: a context of %lu tokens is beyond the model's own limit of %ld", r->command, (unsigned long)r->n_ctx,
-             (long)limit);
+    complain("%s: a context of %lu tokens is beyond the model's own limit of %ld", r->command,
+             (unsigned long)r->n_ctx, (long)limit);
     hint("choose a smaller -c");
     return false;
 }

@@ -23,9 +23,9 @@ typedef struct number_type {
 } number_type;
 
 static const number_type types[] = {
-    { "F16", 2 }, { "BF16", 2 }, { "F32", 4 }, { "F64", 8 }, { "I8", 1 },  { "U8", 1 },
-    { "I16", 2 }, { "U16", 2 },  { "I32", 4 }, { "U32", 4 }, { "I64", 8 }, { "U64", 8 },
-    { "BOOL", 1 }, { "F8_E4M3", 1 }, { "F8_E5M2", 1 },
+    { "F16", 2 }, { "BF16", 2 }, { "F32", 4 },  { "F64", 8 },     { "I8", 1 },
+    { "U8", 1 },  { "I16", 2 },  { "U16", 2 },  { "I32", 4 },     { "U32", 4 },
+    { "I64", 8 }, { "U64", 8 },  { "BOOL", 1 }, { "F8_E4M3", 1 }, { "F8_E5M2", 1 },
 };
 
 static bool fail(char *err, size_t errlen, const char *format, ...)
@@ -141,9 +141,8 @@ static bool has_room(const char *path, int fd, uint64_t bytes, char *err, size_t
     if (fstatvfs(fd, &disk) != 0)
         return fail(err, errlen, "%s: %s", path, strerror(errno));
     const double free_bytes = (double)disk.f_bavail * (double)disk.f_frsize;
-    return free_bytes >= (double)bytes ||
-           fail(err, errlen, "%s: %.1f MiB are needed, the disk has %.1f MiB left", path, (double)bytes / 1048576,
-                free_bytes / 1048576);
+    return free_bytes >= (double)bytes || fail(err, errlen, "%s: %.1f MiB are needed, the disk has %.1f MiB left",
+                                               path, (double)bytes / 1048576, free_bytes / 1048576);
 }
 
 static bool write_at(int fd, const char *path, const void *data, size_t bytes, uint64_t offset, char *err,
@@ -244,7 +243,8 @@ static bool read_shape(const cJSON *shape, safetensors_tensor *t)
     const cJSON *dim;
     if (!cJSON_IsArray(shape))
         return false;
-    cJSON_ArrayForEach(dim, shape) {
+    cJSON_ArrayForEach(dim, shape)
+    {
         if (t->n_dims == SAFETENSORS_MAX_DIMS || !to_u64(dim, &t->shape[t->n_dims++]))
             return false;
     }
@@ -288,7 +288,8 @@ static bool read_metadata(const cJSON *metadata, char *err, size_t errlen)
     const cJSON *item;
     if (!cJSON_IsObject(metadata))
         return fail(err, errlen, METADATA " is not an object");
-    cJSON_ArrayForEach(item, metadata) {
+    cJSON_ArrayForEach(item, metadata)
+    {
         if (!cJSON_IsString(item))
             return fail(err, errlen, METADATA ": %.64s is not a string", item->string);
     }
@@ -333,8 +334,10 @@ static bool covers(const safetensors *s, uint64_t data_bytes, char *err, size_t 
             return fail(err, errlen, "tensor %.64s overlaps another or leaves a hole", s->tensors[i].name);
         at += s->tensors[i].bytes; /* cannot run over: ends were read as numbers */
     }
-    return at == data_bytes || fail(err, errlen, "%llu bytes of tensors are in the header, %llu in the file: it is cut short or damaged",
-                                    (unsigned long long)at, (unsigned long long)data_bytes);
+    return at == data_bytes ||
+           fail(err, errlen,
+                "%llu bytes of tensors are in the header, %llu in the file: it is cut short or damaged",
+                (unsigned long long)at, (unsigned long long)data_bytes);
 }
 
 bool safetensors_parse(safetensors *s, const char *json, size_t n, uint64_t data_bytes, char *err, size_t errlen)
@@ -345,7 +348,8 @@ bool safetensors_parse(safetensors *s, const char *json, size_t n, uint64_t data
     s->header = cJSON_ParseWithLength(json, n);
     if (!cJSON_IsObject(s->header))
         return fail(err, errlen, "the header is not a JSON object");
-    cJSON_ArrayForEach(entry, s->header) {
+    cJSON_ArrayForEach(entry, s->header)
+    {
         if (strcmp(entry->string, METADATA) == 0 ? !read_metadata(entry, err, errlen)
                                                  : !read_entry(s, entry, err, errlen))
             return false;
@@ -383,7 +387,8 @@ static bool read_header(safetensors *s, uint64_t file_bytes, char *err, size_t e
     for (int i = 7; i >= 0; i--)
         n = n << 8 | prefix[i];
     if (n > SAFETENSORS_MAX_HEADER || n > file_bytes - 8)
-        return fail(err, errlen, "not a safetensors file, or cut short: a header of %llu bytes", (unsigned long long)n);
+        return fail(err, errlen, "not a safetensors file, or cut short: a header of %llu bytes",
+                    (unsigned long long)n);
     char *json = malloc((size_t)n + 1);
     bool ok = json != NULL ? read_at(s->fd, json, (size_t)n, 8, err, errlen) : fail(err, errlen, "out of memory");
     s->data_at = 8 + n;
@@ -401,7 +406,8 @@ bool safetensors_open(safetensors *s, const char *path, char *err, size_t errlen
         return fail(err, errlen, "%s: %s", path, strerror(errno));
     if (!S_ISREG(file.st_mode))
         return fail(err, errlen, "%s: not a file", path);
-    return read_header(s, (uint64_t)file.st_size, reason, sizeof reason) || fail(err, errlen, "%s: %s", path, reason);
+    return read_header(s, (uint64_t)file.st_size, reason, sizeof reason) ||
+           fail(err, errlen, "%s: %s", path, reason);
 }
 
 const safetensors_tensor *safetensors_find(const safetensors *s, const char *name)

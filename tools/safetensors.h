@@ -31,8 +31,8 @@ typedef struct safetensors {
     size_t n, capacity;
     struct cJSON *header; /* names and metadata live in it */
     uint64_t data_at, data_bytes;
-    int fd;           /* -1: none */
-    char path[4096];  /* when writing */
+    int fd;            /* -1: none */
+    char path[4096];   /* when writing */
     char beside[4112]; /* the temporary file, empty when there is none */
 } safetensors;
 

@@ -1,0 +1,193 @@
+"""kvant capture with a model: the file by its format alone, its numbers against a calibration of the same tokens, and that
+nothing half-written is ever left."""
+
+import json
+import pathlib
+import resource
+import signal
+import struct
+import subprocess
+import sys
+import tempfile
+import time
+import unittest
+
+from test_cli_calibrate import HEAD_DIM, N_HEADS, N_KV_HEADS, N_LAYERS, parse
+from testing import KVANT, LIB, MODEL, run
+
+sys.path.insert(0, str(pathlib.Path(__file__).resolve().parents[2] / "scripts"))
+import fetch  # noqa: E402
+
+OK, RUNTIME, USAGE, INTERRUPTED = 0, 1, 2, 130
+TOKENS, CTX, STEP = 112, 64, 8  # one context and three quarters
+TEXT = fetch.fetch_text()
+
+
+def read(data):
+    """Header and {name: (shape, numbers)} of a safetensors file of F16 and I32."""
+    (n,) = struct.unpack_from("<Q", data)
+    header = json.loads(data[8 : 8 + n])
+    tensors, covered = {}, 0
+    for name, entry in header.items():
+        if name == "__metadata__":
+            continue
+        begin, end = entry["data_offsets"]
+        kind, size = {"F16": ("e", 2), "I32": ("i", 4)}[entry["dtype"]]
+        assert begin == covered and (end - begin) % size == 0
+        covered = end
+        tensors[name] = (entry["shape"], struct.unpack_from(f"<{(end - begin) // size}{kind}", data, 8 + n + begin))
+    assert 8 + n + covered == len(data)
+    return header["__metadata__"], tensors
+
+
+class Capture(unittest.TestCase):
+    @classmethod
+    def setUpClass(cls):
+        cls.folder = tempfile.TemporaryDirectory()
+        cls.path = pathlib.Path(cls.folder.name) / "model.safetensors"
+        cls.base = ["capture", "-m", MODEL, "-f", TEXT, "-n", TOKENS, "-c", CTX]
+        done = run(*cls.base, "-o", cls.path, "--queries", STEP, "--layers", "0,3-4,29", "--json")
+        assert done.returncode == OK, done.stderr
+        cls.row = json.loads(done.stdout)[0]
+        cls.data = cls.path.read_bytes()
+        cls.metadata, cls.tensors = read(cls.data)
+
+    @classmethod
+    def tearDownClass(cls):
+        cls.folder.cleanup()
+
+    def test_what_the_file_says(self):
+        queries = CTX // STEP + (TOKENS - CTX) // STEP
+        self.assertEqual(self.row["layers"], 4)
+        self.assertEqual((self.row["tokens"], self.row["ctx"], self.row["queries"]), (TOKENS, CTX, queries))
+        self.assertEqual(self.row["bytes"], len(self.data))
+        self.assertEqual(set(self.tensors), {"windows"} | {f"layers.{i}.{c}" for i in (0, 3, 4, 29) for c in "kvq"})
+        self.assertEqual(self.tensors["layers.3.k"][0], [N_KV_HEADS, TOKENS, HEAD_DIM])
+        self.assertEqual(self.tensors["layers.3.v"][0], [N_KV_HEADS, TOKENS, HEAD_DIM])
+        self.assertEqual(self.tensors["layers.29.q"][0], [N_HEADS, queries, HEAD_DIM])
+        self.assertEqual(self.tensors["windows"], ([N_LAYERS], (0,) * N_LAYERS))
+        self.assertEqual(self.metadata["format"], "kvant-capture-1")
+        self.assertEqual(self.metadata["tokens"], str(TOKENS))
+        self.assertEqual(self.metadata["layers.3.attention"], "0.125 0 0")
+        self.assertRegex(self.metadata["model_fingerprint"], "^[0-9a-f]{16}$")
+
+    def test_numbers_are_those_that_a_calibration_sees(self):
+        """Means of keys and values, and the queries' second moment, of the same tokens: gathered by another program path."""
+        calibration, every = (self.path.with_name(name) for name in ("c.kvcal", "every.safetensors"))
+        arguments = ["-m", MODEL, "-f", TEXT, "-n", TOKENS, "-c", CTX]
+        done = run("calibrate", *arguments, "-o", calibration, "--clusters", "none")
+        self.assertEqual(done.returncode, OK, done.stderr)
+        done = run("capture", *arguments, "-o", every, "--layers", "3")
+        self.assertEqual(done.returncode, OK, done.stderr)
+        _, tensors = read(every.read_bytes())
+        self.assertEqual(tensors["layers.3.k"], self.tensors["layers.3.k"])
+        sites = parse(calibration.read_bytes())
+        for role, letter in enumerate("kv"):
+            numbers = tensors[f"layers.3.{letter}"][1]
+            for i, mean in enumerate(sites[3, role]["mean"]):
+                head, channel = divmod(i, HEAD_DIM)
+                column = numbers[head * TOKENS * HEAD_DIM + channel : (head + 1) * TOKENS * HEAD_DIM : HEAD_DIM]
+                largest = max(map(abs, column))
+                # Each number was rounded to fp16: by 2^-11 of itself at most.
+                self.assertAlmostEqual(sum(column) / TOKENS, mean, delta=2**-11 * largest + 1e-6)
+        queries, group = tensors["layers.3.q"][1], N_HEADS // N_KV_HEADS
+        for head in range(N_KV_HEADS):
+            first = head * group * TOKENS * HEAD_DIM
+            for a, b in ((0, 0), (0, 1), (17, 40)):
+                pairs = range(first, first + group * TOKENS * HEAD_DIM, HEAD_DIM)
+                mean = sum(queries[i + a] * queries[i + b] for i in pairs) / len(pairs)
+                largest = max(abs(queries[i + a] * queries[i + b]) for i in pairs)
+                moment = sites[3, 0]["moment"][head * HEAD_DIM**2 + a * HEAD_DIM + b]
+                self.assertAlmostEqual(mean, moment, delta=2**-9 * largest)
+
+    def test_queries_are_of_the_tokens_they_should_be(self):
+        every = self.path.with_name("q.safetensors")
+        done = run(*self.base, "-o", every, "--layers", "29")
+        self.assertEqual(done.returncode, OK, done.stderr)
+        _, tensors = read(every.read_bytes())
+        n_queries, all_queries = self.tensors["layers.29.q"][0][1], tensors["layers.29.q"][1]
+        positions = [*range(STEP - 1, CTX, STEP), *range(CTX + STEP - 1, TOKENS, STEP)]
+        self.assertEqual(len(positions), n_queries)
+        for head in range(N_HEADS):
+            for i, position in enumerate(positions):
+                at, of = (head * n_queries + i) * HEAD_DIM, (head * TOKENS + position) * HEAD_DIM
+                self.assertEqual(self.tensors["layers.29.q"][1][at : at + HEAD_DIM], all_queries[of : of + HEAD_DIM])
+
+    def limited(self, limit, path):
+        """A disk that is full after so many bytes."""
+        return subprocess.run(
+            [KVANT, *map(str, self.base), "-o", path, "--runtime", LIB],
+            capture_output=True,
+            text=True,
+            restore_signals=False,  # SIGXFSZ stays ignored, so that writing fails with EFBIG
+            preexec_fn=lambda: resource.setrlimit(resource.RLIMIT_FSIZE, (limit, limit)),
+            timeout=300,
+        )
+
+    def test_a_full_disk_leaves_the_old_file(self):
+        done = self.limited(100_000, self.path)
+        self.assertEqual(done.returncode, RUNTIME)
+        self.assertIn(str(self.path), done.stderr)
+        self.assertEqual(self.path.read_bytes(), self.data)
+        self.assertEqual([p.name for p in self.path.parent.glob(f"{self.path.name}.*")], [])
+
+    def test_a_file_larger_than_the_disk_is_refused_at_once(self):
+        """/dev/shm is a disk of known size in most places; the text would have to be read for hours."""
+        shm = pathlib.Path("/dev/shm")
+        free = 0
+        if shm.is_dir():
+            done = subprocess.run(["stat", "-f", "-c", "%a %S", shm], capture_output=True, text=True)
+            free = int(done.stdout.split()[0]) * int(done.stdout.split()[1]) if done.returncode == 0 else 0
+        tokens = free // (N_LAYERS * (2 * N_KV_HEADS + N_HEADS) * HEAD_DIM * 2) + 4096
+        if not 0 < free < 1 << 28:
+            self.skipTest("/dev/shm is not a small disk")
+        with tempfile.TemporaryDirectory(dir=shm) as name:
+            text = pathlib.Path(name) / "text"
+            text.write_text("a " * tokens)
+            path = pathlib.Path(name) / "out"
+            done = run("capture", "-m", MODEL, "-f", text, "-o", path, "-n", tokens, "-c", 64)
+            self.assertEqual(done.returncode, RUNTIME, done.stderr)
+            self.assertIn("MiB left", done.stderr)
+            self.assertEqual(list(pathlib.Path(name).iterdir()), [text])
+
+    def test_an_interrupted_run_leaves_nothing(self):
+        with tempfile.TemporaryDirectory() as name:
+            path = pathlib.Path(name) / "out.safetensors"
+            arguments = ["capture", "-m", MODEL, "-f", TEXT, "-n", 100_000, "-c", 512, "-o", path, "--runtime", LIB]
+            process = subprocess.Popen([KVANT, *map(str, arguments)], stderr=subprocess.PIPE)
+            for _ in range(600):
+                if list(path.parent.iterdir()):
+                    break
+                time.sleep(0.1)
+            process.send_signal(signal.SIGINT)
+            process.communicate(timeout=120)
+            self.assertEqual(process.returncode, INTERRUPTED)
+            self.assertEqual(list(path.parent.iterdir()), [])
+
+    def test_mistakes_are_named(self):
+        broken = self.path.with_name("broken.gguf")
+        with open(MODEL, "rb") as model:
+            broken.write_bytes(model.read(1 << 20))
+        base = ["capture", "-m", MODEL, "-f", TEXT, "-o", self.path]
+        for arguments, code, words in [
+            (["capture", "-f", TEXT, "-o", self.path], USAGE, "no model"),
+            (["capture", "-m", MODEL, "-o", self.path], USAGE, "no text"),
+            (["capture", "-m", MODEL, "-f", TEXT], USAGE, "no output"),
+            ([*base, "--layers", "3-1"], USAGE, "--layers"),
+            ([*base, "--layers", "x"], USAGE, "--layers"),
+            ([*base, "--queries", "0"], USAGE, "--queries"),
+            ([*base, "--layers", "30", "-c", "64"], RUNTIME, "0 to 29"),
+            ([*base, "-c", "100000"], RUNTIME, "the model's own limit"),
+            ([*base[:4], "/dev/null", *base[5:]], RUNTIME, "no tokens"),
+            (["capture", "-m", broken, "-f", TEXT, "-o", self.path], RUNTIME, "cannot load the model"),
+            (["capture", "-m", MODEL, "-f", TEXT, "-o", "/nonexistent/file"], RUNTIME, "/nonexistent"),
+        ]:
+            with self.subTest(arguments=arguments):
+                done = run(*arguments)
+                self.assertEqual(done.returncode, code, done.stderr)
+                self.assertIn(words, done.stderr)
+        self.assertEqual(self.path.read_bytes(), self.data)
+
+
+if __name__ == "__main__":
+    unittest.main()

@@ -1,0 +1,221 @@
+/* capture.c - writes captures: an observer's sink that puts every row where it belongs in the file. */
+#include "capture.h"
+
+#include "command.h"
+#include "fingerprint.h"
+#include "interrupt.h"
+#include "progress.h"
+
+#include <kvant/kvant.h>
+#include <stdio.h>
+#include <stdlib.h>
+#include <string.h>
+
+typedef struct writer {
+    reading *reading;
+    const capture_plan *plan;
+    safetensors file;
+    size_t tensors[OBSERVE_MAX_LAYERS][3]; /* numbers in the file, plus one; 0: not wanted */
+    size_t chunk, start; /* the batch that is decoded: its context's first token, position in it */
+    uint16_t *halves;    /* a batch of one head, and of one token of all heads */
+    size_t n_halves;
+    char err[512];
+} writer;
+
+size_t capture_query_rows(size_t n_tokens, uint32_t n_ctx, uint32_t query_step)
+{
+    return n_tokens / n_ctx * (n_ctx / query_step) + n_tokens % n_ctx / query_step;
+}
+
+static bool plan_tensor(writer *w, uint32_t layer, capture_kind kind, uint64_t heads, uint64_t rows, uint64_t dim)
+{
+    static const char letters[] = "kvq";
+    const uint64_t shape[3] = { heads, rows, dim };
+    char name[32];
+    snprintf(name, sizeof name, "layers.%lu.%c", (unsigned long)layer, letters[kind]);
+    w->tensors[layer][kind] = w->file.n + 1;
+    return safetensors_plan(&w->file, name, "F16", shape, 3, w->err, sizeof w->err);
+}
+
+static bool plan_layer(writer *w, uint32_t layer)
+{
+    const reading *r = w->reading;
+    const observe_shape *s = &r->observer.shapes[layer];
+    const uint64_t queries = capture_query_rows(r->n_tokens, r->n_ctx, w->plan->query_step);
+    if (s->n_kv_heads == 0 || (w->plan->layers != NULL && !w->plan->layers[layer]))
+        return true;
+    return plan_tensor(w, layer, CAPTURE_K, s->n_kv_heads, r->n_tokens, s->head_dim[0]) &&
+           plan_tensor(w, layer, CAPTURE_V, s->n_kv_heads, r->n_tokens, s->head_dim[1]) &&
+           plan_tensor(w, layer, CAPTURE_Q, s->n_heads, queries, s->head_dim[0]);
+}
+
+static bool note_number(safetensors *file, const char *key, unsigned long long number)
+{
+    char text[32];
+    snprintf(text, sizeof text, "%llu", number);
+    return safetensors_note(file, key, text);
+}
+
+/* What is known of attention only now; sliding windows show when the text was read, see note_windows. */
+static bool note_attention(writer *w)
+{
+    bool ok = true;
+    for (uint32_t layer = 0; layer < w->reading->observer.n_layers && ok; layer++) {
+        const observe_attention *a = &w->reading->observer.shapes[layer].attention;
+        char key[48], text[96];
+        if (w->tensors[layer][CAPTURE_K] == 0)
+            continue;
+        snprintf(key, sizeof key, "layers.%lu.attention", (unsigned long)layer);
+        snprintf(text, sizeof text, "%.9g %.9g %.9g", (double)a->scale, (double)a->max_bias, (double)a->softcap);
+        ok = safetensors_note(&w->file, key, text);
+    }
+    return ok;
+}
+
+static bool note_origin(writer *w)
+{
+    const reading *r = w->reading;
+    const char *path = r->engine->options.model, *slash = strrchr(path, '/');
+    char name[256], fingerprint[24];
+    if (ll.llama_model_meta_val_str(r->engine->cpu_model, "general.name", name, sizeof name) <= 0)
+        snprintf(name, sizeof name, "%s", slash != NULL ? slash + 1 : path);
+    snprintf(fingerprint, sizeof fingerprint, "%016llx", (unsigned long long)fingerprint_file(path));
+    return safetensors_note(&w->file, "format", "kvant-capture-1") && safetensors_note(&w->file, "model", name) &&
+           safetensors_note(&w->file, "model_fingerprint", fingerprint) &&
+           safetensors_note(&w->file, "text", w->plan->text) && note_number(&w->file, "tokens", r->n_tokens) &&
+           note_number(&w->file, "ctx", r->n_ctx) && note_number(&w->file, "query_step", w->plan->query_step) &&
+           safetensors_note(&w->file, "kvant", kvant_version());
+}
+
+static bool keep(writer *w, uint32_t layer, capture_kind kind, uint64_t row, size_t n_numbers)
+{
+    const safetensors_tensor *t = &w->file.tensors[w->tensors[layer][kind] - 1];
+    return safetensors_write(&w->file, t, row * t->shape[2] * sizeof *w->halves, w->halves,
+                             n_numbers * sizeof *w->halves, w->err, sizeof w->err);
+}
+
+static bool take_rows(void *user, uint32_t layer, kvant_role role, const float *rows, size_t stride, size_t n)
+{
+    writer *w = user;
+    const capture_kind kind = role == KVANT_ROLE_K ? CAPTURE_K : CAPTURE_V;
+    const observe_shape *s = &w->reading->observer.shapes[layer];
+    const size_t dim = s->head_dim[role];
+    bool ok = n <= ENGINE_UBATCH;
+    for (uint32_t h = 0; h < s->n_kv_heads && ok && w->tensors[layer][kind] > 0; h++) {
+        for (size_t i = 0; i < n; i++)
+            ll.ggml_fp32_to_fp16_row(rows + i * stride + h * dim, w->halves + i * dim, (int64_t)dim);
+        ok = keep(w, layer, kind, (uint64_t)h * w->reading->n_tokens + w->chunk + w->start, n * dim);
+    }
+    return ok;
+}
+
+static bool take_queries(void *user, uint32_t layer, uint32_t head, const float *rows, size_t stride, size_t n)
+{
+    writer *w = user;
+    const reading *r = w->reading;
+    const size_t dim = r->observer.shapes[layer].head_dim[KVANT_ROLE_K], step = w->plan->query_step;
+    const size_t per_head = capture_query_rows(r->n_tokens, r->n_ctx, w->plan->query_step);
+    const size_t before = capture_query_rows(w->chunk, r->n_ctx, w->plan->query_step) + w->start / step;
+    size_t kept = 0;
+    if (n > ENGINE_UBATCH)
+        return false;
+    for (size_t i = 0; i < n; i++)
+        if ((w->start + i + 1) % step == 0)
+            ll.ggml_fp32_to_fp16_row(rows + i * stride, w->halves + kept++ * dim, (int64_t)dim);
+    return w->tensors[layer][CAPTURE_Q] == 0 || kept == 0 ||
+           keep(w, layer, CAPTURE_Q, (uint64_t)head * per_head + before, kept * dim);
+}
+
+static bool read_context(writer *w, progress *p)
+{
+    reading *r = w->reading;
+    const size_t left = r->n_tokens - w->chunk, length = left < r->n_ctx ? left : r->n_ctx;
+    reading_clear(r);
+    for (w->start = 0; w->start < length; w->start += ENGINE_UBATCH) {
+        const size_t n = length - w->start < ENGINE_UBATCH ? length - w->start : ENGINE_UBATCH;
+        if (!reading_decode(r, w->chunk, w->start, n)) {
+            if (w->err[0] != 0)
+                complain("%s: %s", r->command, w->err);
+            w->err[0] = 0;
+            return false;
+        }
+        progress_add(p, (double)n, "reading the text");
+        if (interrupted())
+            return false;
+    }
+    return true;
+}
+
+static bool read_all(writer *w)
+{
+    const observe_sink sink = { .rows = take_rows, .queries = take_queries, .user = w };
+    reading *r = w->reading;
+    progress p;
+    bool ok = true;
+    r->observer.sink = &sink;
+    progress_start(&p, (double)r->n_tokens);
+    for (w->chunk = 0; w->chunk < r->n_tokens && ok; w->chunk += r->n_ctx)
+        ok = read_context(w, &p);
+    progress_end(&p);
+    r->observer.sink = NULL;
+    return ok;
+}
+
+/* Layers whose queries saw fewer keys than a context had. A tensor of numbers, for the header was written before they were
+ * known. */
+static bool plan_windows(writer *w)
+{
+    const uint64_t n = w->reading->observer.n_layers;
+    return safetensors_plan(&w->file, "windows", "I32", &n, 1, w->err, sizeof w->err);
+}
+
+static bool write_windows(writer *w)
+{
+    const reading *r = w->reading;
+    const size_t longest = r->n_tokens < r->n_ctx ? r->n_tokens : r->n_ctx;
+    unsigned char bytes[4 * OBSERVE_MAX_LAYERS];
+    for (uint32_t layer = 0; layer < r->observer.n_layers; layer++) {
+        const uint32_t seen = r->observer.shapes[layer].n_visible, window = seen < longest ? seen : 0;
+        for (int i = 0; i < 4; i++)
+            bytes[4 * layer + (uint32_t)i] = (unsigned char)(window >> 8 * i);
+    }
+    return safetensors_write(&w->file, safetensors_find(&w->file, "windows"), 0, bytes, 4 * r->observer.n_layers,
+                             w->err, sizeof w->err);
+}
+
+static bool create(writer *w)
+{
+    const observer *o = &w->reading->observer;
+    size_t largest = 0;
+    bool ok = plan_windows(w); /* first, where 4-byte numbers are aligned */
+    for (uint32_t layer = 0; layer < o->n_layers && ok; layer++) {
+        ok = plan_layer(w, layer);
+        for (int role = 0; role < 2; role++)
+            largest = o->shapes[layer].head_dim[role] > largest ? o->shapes[layer].head_dim[role] : largest;
+    }
+    w->halves = malloc((size_t)ENGINE_UBATCH * largest * sizeof *w->halves);
+    if (!ok)
+        return false;
+    if (w->halves == NULL || !note_origin(w) || !note_attention(w)) {
+        snprintf(w->err, sizeof w->err, "out of memory");
+        return false;
+    }
+    return safetensors_create(&w->file, w->plan->path, w->err, sizeof w->err);
+}
+
+bool capture_write(reading *r, const capture_plan *plan)
+{
+    writer *w = calloc(1, sizeof *w);
+    if (w == NULL)
+        return false;
+    w->reading = r;
+    w->plan = plan;
+    const bool ok =
+        create(w) && read_all(w) && write_windows(w) && safetensors_finish(&w->file, w->err, sizeof w->err);
+    if (!ok && w->err[0] != 0)
+        complain("%s: %s", r->command, w->err);
+    safetensors_close(&w->file);
+    free(w->halves);
+    free(w);
+    return ok;
+}

@@ -1,0 +1,205 @@
+/* cmd_capture.c - `kvant capture`: runs a model over a text with llama.cpp's f16 cache and keeps the real keys, values and
+ * queries of its layers in a safetensors file.
+ */
+#include "capture.h"
+#include "command.h"
+#include "interrupt.h"
+#include "progress.h"
+#include "report.h"
+
+#include <stdio.h>
+#include <stdlib.h>
+#include <string.h>
+
+enum { OPT_FILE, OPT_OUTPUT, OPT_TOKENS, OPT_CTX, OPT_LAYERS, OPT_QUERIES, OPT_JSON };
+
+static const arg_option options[] = {
+    ENGINE_OPTION_MODEL,
+    { OPT_FILE, 'f', "file", "FILE", "text to read; - reads standard input" },
+    { OPT_OUTPUT, 'o', "output", "FILE", "safetensors file to write" },
+    { OPT_TOKENS, 'n', "tokens", "N", "tokens of the text to use at most (default 2048)" },
+    { OPT_CTX, 'c', "ctx", "N", "tokens of a context (default 2048)" },
+    { OPT_LAYERS, 0, "layers", "LIST", "layers to keep, as in 0,5-8,29 (default: all)" },
+    { OPT_QUERIES, 0, "queries", "N", "keep the queries of every N-th token (default 1)" },
+    { OPT_JSON, 0, "json", NULL, "one JSON array with one flat object" },
+    ENGINE_OPTIONS_RUNTIME,
+};
+
+static const arg_spec spec = {
+    .command = "capture",
+    .usage = "-m MODEL -f TEXT -o FILE.safetensors [-n TOKENS] [-c CTX] [--layers LIST]",
+    .about = "Keeps the keys (after RoPE), values and queries that a model's attention sees\n"
+             "while it reads a text, as F16 tensors layers.L.k, .v [n_kv_heads, tokens,\n"
+             "head_dim] and .q [n_heads, tokens, head_dim]. The model runs with llama.cpp's\n"
+             "own f16 cache.",
+    .options = options,
+    .n_options = sizeof options / sizeof *options,
+    .notes = "The file appears when it is complete; Ctrl-C and errors leave FILE as it was.\n\nexample:\n"
+             "  kvant capture -m model.gguf -f text.txt -o model.safetensors -n 1024 --queries 8",
+};
+
+typedef struct settings {
+    engine_options engine;
+    const char *file, *output;
+    uint32_t n_tokens, n_ctx, query_step;
+    bool some_layers, layers[OBSERVE_MAX_LAYERS];
+    bool json;
+} settings;
+
+/* "5" or "5-8" */
+static bool add_range(settings *s, char *word)
+{
+    uint32_t first, last;
+    char *dash = strchr(word, '-');
+    if (dash != NULL)
+        *dash++ = 0;
+    if (!args_u32("--layers", word, 0, OBSERVE_MAX_LAYERS - 1, &first) ||
+        !args_u32("--layers", dash != NULL ? dash : word, first, OBSERVE_MAX_LAYERS - 1, &last))
+        return false;
+    for (uint32_t layer = first; layer <= last; layer++)
+        s->layers[layer] = true;
+    return s->some_layers = true;
+}
+
+static bool read_layers(settings *s, const char *list)
+{
+    char buffer[1024];
+    if (snprintf(buffer, sizeof buffer, "%s", list) >= (int)sizeof buffer) {
+        complain("--layers: the list is too long");
+        return false;
+    }
+    for (char *word = buffer; word != NULL;) {
+        char *comma = strchr(word, ',');
+        if (comma != NULL)
+            *comma++ = 0;
+        if (!add_range(s, word))
+            return false;
+        word = comma;
+    }
+    return true;
+}
+
+static bool handle(void *user, int id, const char *value)
+{
+    settings *s = user;
+    bool known = false;
+    switch (id) {
+    case OPT_FILE: s->file = value; return true;
+    case OPT_OUTPUT: s->output = value; return true;
+    case OPT_TOKENS: return args_u32("--tokens", value, 16, 1 << 28, &s->n_tokens);
+    case OPT_CTX: return args_u32("--ctx", value, 16, 1 << 24, &s->n_ctx);
+    case OPT_LAYERS: return read_layers(s, value);
+    case OPT_QUERIES: return args_u32("--queries", value, 1, 1 << 24, &s->query_step);
+    case OPT_JSON: return s->json = true;
+    default: return engine_option(&s->engine, id, value, &known);
+    }
+}
+
+typedef struct run {
+    engine engine;
+    const settings *settings;
+    reading reading;
+    double started;
+} run;
+
+/* A layer that does not exist is a slip, not an empty tensor. */
+static bool check_layers(const run *r)
+{
+    const observer *o = &r->reading.observer;
+    for (uint32_t layer = 0; layer < OBSERVE_MAX_LAYERS && r->settings->some_layers; layer++) {
+        if (!r->settings->layers[layer] || (layer < o->n_layers && o->shapes[layer].n_kv_heads > 0))
+            continue;
+        complain("capture: the model has no attention in layer %lu", (unsigned long)layer);
+        hint("its layers are 0 to %lu", (unsigned long)o->n_layers - 1);
+        return false;
+    }
+    return true;
+}
+
+static bool capture_text(run *r)
+{
+    const settings *s = r->settings;
+    const reading_text text = { .file = s->file, .at_most = s->n_tokens, .at_least = 16, .n_ctx = s->n_ctx };
+    const capture_plan plan = {
+        .path = s->output, .text = s->file, .layers = s->some_layers ? s->layers : NULL, .query_step = s->query_step
+    };
+    return can_write_beside("capture", s->output) && engine_open(&r->engine, &s->engine) &&
+           reading_open(&r->reading, &r->engine, "capture", &text) && check_layers(r) &&
+           capture_write(&r->reading, &plan);
+}
+
+static const report_column columns[] = {
+    { "file", "file", COLUMN_TEXT, 0 },         { "layers", "layers", COLUMN_NUMBER, 0 },
+    { "tokens", "tokens", COLUMN_NUMBER, 0 },   { "ctx", "ctx", COLUMN_NUMBER, 0 },
+    { "queries", "queries", COLUMN_NUMBER, 0 }, { "bytes", "MiB", COLUMN_MIB, 2 },
+    { "seconds", "seconds", COLUMN_NUMBER, 1 },
+};
+enum { N_COLUMNS = sizeof columns / sizeof *columns };
+
+/* Reads the file back: what is reported is what is there. */
+static bool print_summary(const run *r)
+{
+    char err[512] = "";
+    capture *c = calloc(1, sizeof *c);
+    bool ok = c != NULL && capture_open(c, r->settings->output, err, sizeof err);
+    if (!ok)
+        complain("capture: %s", c != NULL ? err : "out of memory");
+    if (ok) {
+        uint32_t n_layers = 0;
+        for (uint32_t layer = 0; layer < c->n_layers; layer++)
+            n_layers += c->layers[layer].n_kv_heads > 0;
+        const report_cell row[N_COLUMNS] = {
+            CELL_TEXT(r->settings->output),
+            CELL_NUMBER(n_layers),
+            CELL_NUMBER(c->n_tokens),
+            CELL_NUMBER(c->n_ctx),
+            CELL_NUMBER(capture_query_rows(c->n_tokens, c->n_ctx, c->query_step)),
+            CELL_NUMBER(c->file.data_at + c->file.data_bytes),
+            CELL_NUMBER(monotonic_seconds() - r->started),
+        };
+        ok = report_print(columns, N_COLUMNS, row, 1, r->settings->json) && finish_output() == EXIT_OK;
+    }
+    if (c != NULL)
+        capture_close(c);
+    free(c);
+    return ok;
+}
+
+static bool check_settings(settings *s)
+{
+    if (s->file == NULL) {
+        complain("capture: no text given");
+        hint("-f text.txt; scripts/fetch.py text makes one");
+        return false;
+    }
+    if (s->output == NULL) {
+        complain("capture: no output given");
+        hint("-o model.safetensors");
+        return false;
+    }
+    return engine_options_finish(&s->engine, "capture");
+}
+
+int command_capture(int argc, char **argv)
+{
+    static settings s = { .n_tokens = 2048, .n_ctx = 2048, .query_step = 1 };
+    int code = args_parse_all(&spec, argc, argv, handle, &s);
+    if (code >= 0)
+        return code;
+    if (!check_settings(&s))
+        return EXIT_USAGE;
+    run *r = calloc(1, sizeof *r);
+    if (r == NULL)
+        return EXIT_RUNTIME;
+    r->settings = &s;
+    r->started = monotonic_seconds();
+    interrupt_catch();
+    const bool ok = capture_text(r);
+    code = ok ? EXIT_OK : interrupted() ? EXIT_INTERRUPTED : EXIT_RUNTIME;
+    reading_close(&r->reading);
+    engine_close(&r->engine);
+    if (ok && !print_summary(r))
+        code = EXIT_RUNTIME;
+    free(r);
+    return code;
+}
