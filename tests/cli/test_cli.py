@@ -10,7 +10,7 @@ from testing import KVANT, LIB, PLUGIN, SRC, program, run
 
 OK, RUNTIME, USAGE, NOT_FOUND = 0, 1, 2, 127
 COMMANDS = ["codecs", "plugin-path", "exec", "bench"]
-LLAMA_COMMANDS = ["run", "eval"]
+LLAMA_COMMANDS = ["run", "eval", "capture"]
 CUDA_LIBRARY = pathlib.Path(KVANT).resolve().parent.parent / "lib" / "libkvant_cuda.so"
 
 
