@@ -133,7 +133,7 @@ static bool handle(void *user, int id, const char *value)
     case OPT_THREADS: return args_u32("--threads", value, 1, 512, &s->threads);
     case OPT_ROUNDS: return args_u32("--rounds", value, 1, MAX_ROUNDS, &s->rounds);
     case OPT_RUNTIME: s->runtime = value; return true;
-    default: return s->json = true;
+    default: return s->json = progress_use_json();
     }
 }
 

@@ -87,7 +87,7 @@ static bool handle(void *user, int id, const char *value)
     case OPT_ROUNDS: return args_u32("--rounds", value, 1, MAX_ROUNDS, &s->rounds);
     case OPT_DEVICE: return args_u32("--device", value, 0, 1023, &s->device);
     case OPT_LIBRARY: s->library = value; return true;
-    default: return s->json = true;
+    default: return s->json = progress_use_json();
     }
 }
 

@@ -71,7 +71,7 @@ static bool handle(void *user, int id, const char *value)
     case OPT_PREFILL: return args_u32("--prefill", value, 0, 1 << 20, &s->n_prefill);
     case OPT_DECODE: return args_u32("--decode", value, 0, 1 << 20, &s->n_decode);
     case OPT_ROUNDS: return args_u32("--rounds", value, 1, MAX_ROUNDS, &s->n_rounds);
-    case OPT_JSON: return s->json = true;
+    case OPT_JSON: return s->json = progress_use_json();
     default: return engine_option(&s->engine, id, value, &known);
     }
 }

@@ -113,7 +113,7 @@ static bool handle(void *user, int id, const char *value)
     case OPT_CLUSTERS: return read_clusters(s, value);
     case OPT_SAMPLE: return args_u32("--sample", value, 2, 1 << 24, &s->sample);
     case OPT_SEED: return args_u32("--seed", value, 0, UINT32_MAX, &s->seed);
-    case OPT_JSON: return s->json = true;
+    case OPT_JSON: return s->json = progress_use_json();
     default: return engine_option(&s->engine, id, value, &known);
     }
 }

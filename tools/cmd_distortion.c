@@ -8,6 +8,7 @@
 #include "command.h"
 #include "distortion.h"
 #include "interrupt.h"
+#include "progress.h"
 #include "report.h"
 #include "stats.h"
 
@@ -99,7 +100,7 @@ static bool handle(void *user, int id, const char *value)
     case OPT_SPEC: return add_spec(s, value);
     case OPT_TABLE: return add_table(s, value);
     case OPT_QUICK: return s->quick = true;
-    default: return s->json = true;
+    default: return s->json = progress_use_json();
     }
 }
 

@@ -62,7 +62,7 @@ static bool handle(void *user, int id, const char *value)
     case OPT_NEEDLES: return args_u32("--needles", value, 1, NEEDLE_MAX, &s->n_needles);
     case OPT_TRIALS: return args_u32("--trials", value, 1, 1000, &s->n_trials);
     case OPT_SEED: return args_u32("--seed", value, 0, UINT32_MAX / 2, &s->seed);
-    case OPT_JSON: return s->json = true;
+    case OPT_JSON: return s->json = progress_use_json();
     default: return engine_option(&s->engine, id, value, &known);
     }
 }

@@ -3,10 +3,12 @@
 #include "engine.h"
 
 #include "command.h"
+#include "fingerprint.h"
 #include "interrupt.h"
 #include "machine.h"
 #include "plugin.h"
 
+#include <dlfcn.h>
 #include <errno.h>
 #include <limits.h>
 #include <sched.h>
@@ -284,4 +286,21 @@ struct llama_context *engine_context(engine *e, const kv_config *config, const e
 double engine_kv_bytes(const engine *e, const kv_config *config, const kv_meter *meter)
 {
     return (double)(config->stock ? meter->bytes : e->kv_memory(NULL));
+}
+
+uint64_t engine_runtime_fingerprint(const engine *e)
+{
+    uint64_t hash = FINGERPRINT_START;
+    void *symbols[3] = { NULL };
+    memcpy(&symbols[0], &ll.llama_decode, sizeof(void *));
+    memcpy(&symbols[1], &ll.ggml_nbytes, sizeof(void *));
+    memcpy(&symbols[2], &e->threadpool_free, sizeof(void *)); /* of the CPU back end */
+    for (size_t i = 0; i < sizeof symbols / sizeof *symbols; i++) {
+        Dl_info library;
+        const uint64_t file = dladdr(symbols[i], &library) != 0 ? fingerprint_whole_file(library.dli_fname) : 0;
+        if (file == 0)
+            return 0;
+        hash = fingerprint_words(hash, &file, sizeof file);
+    }
+    return hash;
 }

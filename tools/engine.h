@@ -114,6 +114,10 @@ typedef struct kv_meter {
  * tensors for llama.cpp's own, which allocates and touches them whole. */
 double engine_kv_bytes(const engine *e, const kv_config *config, const kv_meter *meter);
 
+/* Of llama.cpp's libraries that compute here, among them the CPU back end that it chose for this machine: another one rounds
+ * differently. 0 when they cannot be read. */
+uint64_t engine_runtime_fingerprint(const engine *e);
+
 /* True bits a number, keys and values averaged by their head dimensions. False after complaining, when a
  * codec does not exist for this model's head_dim. */
 bool engine_bits(engine *e, const kv_config *config, double *bits);

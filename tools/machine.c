@@ -6,6 +6,7 @@
 
 #include <pthread.h>
 #include <sched.h>
+#include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
 #include <unistd.h>
@@ -29,6 +30,19 @@ size_t machine_last_cache(void)
 #else
     return 0;
 #endif
+}
+
+double machine_available_memory(void)
+{
+    char line[128];
+    double kib = 0;
+    FILE *file = fopen("/proc/meminfo", "r");
+    while (file != NULL && fgets(line, sizeof line, file) != NULL)
+        if (sscanf(line, "MemAvailable: %lf kB", &kib) == 1)
+            break;
+    if (file != NULL)
+        fclose(file);
+    return 1024 * kib;
 }
 
 typedef struct reader {

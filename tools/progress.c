@@ -2,12 +2,17 @@
 #define _POSIX_C_SOURCE 200809L
 #include "progress.h"
 
+#include <cjson/cJSON.h>
+#include <math.h>
 #include <stdio.h>
 #include <time.h>
 #include <unistd.h>
 
 #define TERMINAL_SECONDS 0.1
 #define LINE_SECONDS 5.0
+#define JSON_SECONDS 1.0
+
+static bool json;
 
 double monotonic_seconds(void)
 {
@@ -16,31 +21,90 @@ double monotonic_seconds(void)
     return (double)now.tv_sec + 1e-9 * (double)now.tv_nsec;
 }
 
+bool progress_use_json(void)
+{
+    return json = true;
+}
+
+/* Never beyond 1: work that was not foreseen (a cache filled again) only takes longer. */
+static double share_done(const progress *p)
+{
+    return p->done < p->total ? p->done / p->total : 1;
+}
+
+/* NaN until something is done. */
+static double seconds_left(const progress *p, double now)
+{
+    const double share = share_done(p);
+    return share > 0 ? (now - p->started) * (1 - share) / share : NAN;
+}
+
+/* Rounded, because nobody needs microseconds of an estimate; not finite becomes null. */
+static bool add_number(cJSON *object, const char *key, double value, double step)
+{
+    return cJSON_AddNumberToObject(object, key, round(value / step) * step) != NULL;
+}
+
+/* In one write, so that lines of several processes do not mix. Without memory a line is left out. */
+static void print_json(const progress *p, double now, const char *what)
+{
+    cJSON *object = cJSON_CreateObject();
+    char *line = NULL;
+    if (object != NULL && add_number(object, "done", p->done, 1) && add_number(object, "total", p->total, 1) &&
+        add_number(object, "fraction", share_done(p), 1e-6) &&
+        add_number(object, "elapsed_s", now - p->started, 1e-3) &&
+        add_number(object, "remaining_s", seconds_left(p, now), 1e-3) &&
+        cJSON_AddStringToObject(object, "what", what) != NULL)
+        line = cJSON_PrintUnformatted(object);
+    if (line != NULL)
+        fprintf(stderr, "%s\n", line);
+    cJSON_free(line);
+    cJSON_Delete(object);
+}
+
+static void print_line(const progress *p, double now, const char *what)
+{
+    const double left = seconds_left(p, now);
+    const unsigned seconds = (unsigned)(left > 0 ? left + 0.5 : 0);
+    fprintf(stderr, "%s%3.0f %%  ", p->terminal ? "\r\033[K" : "", 100 * share_done(p));
+    if (seconds >= 3600)
+        fprintf(stderr, "%u:", seconds / 3600);
+    fprintf(stderr, seconds >= 3600 ? "%02u:%02u left  %s%s" : "%u:%02u left  %s%s", seconds / 60 % 60,
+            seconds % 60, what, p->terminal ? "" : "\n");
+}
+
+static void show(progress *p, double now, const char *what)
+{
+    p->shown = now;
+    p->visible = true;
+    if (json)
+        print_json(p, now, what);
+    else
+        print_line(p, now, what);
+    fflush(stderr);
+}
+
 void progress_start(progress *p, double total)
 {
     const double now = monotonic_seconds();
     *p = (progress){ .total = total, .started = now, .shown = now, .terminal = isatty(STDERR_FILENO) == 1 };
+    if (json)
+        show(p, now, "started");
 }
 
 void progress_add(progress *p, double amount, const char *what)
 {
     const double now = monotonic_seconds();
     p->done += amount;
-    if (now - p->shown < (p->terminal ? TERMINAL_SECONDS : LINE_SECONDS))
-        return;
-    p->shown = now;
-    p->visible = true;
-    const double share = p->total > 0 ? p->done / p->total : 1;
-    const double left = share > 0 ? (now - p->started) * (1 - share) / share : 0;
-    const unsigned seconds = (unsigned)(left > 0 ? left + 0.5 : 0);
-    fprintf(stderr, "%s%3.0f %%  %u:%02u left  %s%s", p->terminal ? "\r\033[K" : "", 100 * share, seconds / 60,
-            seconds % 60, what, p->terminal ? "" : "\n");
-    fflush(stderr);
+    if (now - p->shown >= (json ? JSON_SECONDS : p->terminal ? TERMINAL_SECONDS : LINE_SECONDS))
+        show(p, now, what);
 }
 
 void progress_end(progress *p)
 {
-    if (p->terminal && p->visible)
+    if (json)
+        show(p, monotonic_seconds(), p->done < p->total ? "stopped" : "done");
+    else if (p->terminal && p->visible)
         fputs("\r\033[K", stderr);
     p->visible = false;
 }

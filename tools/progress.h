@@ -1,5 +1,6 @@
-/* progress.h - how far long work is, on stderr: one line rewritten on a terminal, a line every few seconds
- * elsewhere. */
+/* progress.h - how far long work is, on stderr: for people one line rewritten on a terminal, or a line every few seconds elsewhere; for
+ * programs one JSON object a line.
+ */
 #ifndef KVANT_TOOLS_PROGRESS_H
 #define KVANT_TOOLS_PROGRESS_H
 
@@ -13,6 +14,12 @@ typedef struct progress {
 
 /* Seconds of a clock that never jumps. */
 double monotonic_seconds(void);
+
+/* From now on, and for the whole process, progress is told in objects
+ *   {"done":512,"total":4096,"fraction":0.125,"elapsed_s":1.5,"remaining_s":10.5,"what":"turboquant-4"}
+ * one at the start, about one a second, one at the end. done and total are of a unit of the command's own; remaining_s is null
+ * until something is done. Returns true, so that a handler of --json can be one line. */
+bool progress_use_json(void);
 
 /* total: any unit of work of which every step costs about the same. */
 void progress_start(progress *p, double total);

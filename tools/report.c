@@ -1,4 +1,4 @@
-/* report.c - tables and JSON from the same cells. */
+/* report.c - tables, JSON and CSV from the same cells. */
 #include "report.h"
 
 #include "command.h"
@@ -6,6 +6,7 @@
 #include <cjson/cJSON.h>
 #include <math.h>
 #include <stdio.h>
+#include <stdlib.h>
 #include <string.h>
 
 #define CELL_BYTES 96
@@ -108,11 +109,62 @@ static bool print_json(const report_column *columns, size_t n_columns, const rep
     return text != NULL;
 }
 
-bool report_print(const report_column *columns, size_t n_columns, const report_cell *cells, size_t n_rows,
-                  bool json)
+/* Quoted where RFC 4180 wants it. */
+static void print_csv_text(const char *text)
 {
-    const bool ok =
-        json ? print_json(columns, n_columns, cells, n_rows) : print_table(columns, n_columns, cells, n_rows);
+    if (strpbrk(text, ",\"\r\n") == NULL) {
+        fputs(text, stdout);
+        return;
+    }
+    putchar('"');
+    for (; *text != 0; text++) {
+        if (*text == '"')
+            putchar('"');
+        putchar(*text);
+    }
+    putchar('"');
+}
+
+/* As few digits as give the same number back, which is what cJSON prints, too. */
+static void print_csv_cell(const report_column *column, const report_cell *cell)
+{
+    char buffer[CELL_BYTES];
+    if (column->kind == COLUMN_TEXT) {
+        if (cell->text != NULL)
+            print_csv_text(cell->text);
+    } else if (isfinite(cell->number)) {
+        snprintf(buffer, sizeof buffer, "%.15g", cell->number);
+        if (strtod(buffer, NULL) != cell->number)
+            snprintf(buffer, sizeof buffer, "%.17g", cell->number);
+        fputs(buffer, stdout);
+    }
+}
+
+static bool print_csv(const report_column *columns, size_t n_columns, const report_cell *cells, size_t n)
+{
+    for (size_t line = 0; line <= n; line++) {
+        const char *comma = "";
+        for (size_t c = 0; c < n_columns; c++) {
+            if (columns[c].key == NULL)
+                continue;
+            fputs(comma, stdout);
+            comma = ",";
+            if (line == 0)
+                print_csv_text(columns[c].key);
+            else
+                print_csv_cell(&columns[c], &cells[(line - 1) * n_columns + c]);
+        }
+        putchar('\n');
+    }
+    return true;
+}
+
+bool report_print(const report_column *columns, size_t n_columns, const report_cell *cells, size_t n_rows,
+                  report_format format)
+{
+    const bool ok = format == REPORT_JSON  ? print_json(columns, n_columns, cells, n_rows)
+                    : format == REPORT_CSV ? print_csv(columns, n_columns, cells, n_rows)
+                                           : print_table(columns, n_columns, cells, n_rows);
     if (!ok)
         complain("out of memory while printing the results");
     return ok;

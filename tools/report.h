@@ -1,7 +1,7 @@
-/* report.h - rows of results, as a table for people or as one JSON array of flat objects.
+/* report.h - rows of results, as a table for people, as one JSON array of flat objects or as CSV with a line of names.
  *
- * Both come from the same cells, so they cannot disagree. An absent number (not measured, does not apply) is
- * null in JSON and "-" in the table.
+ * All come from the same cells, so they cannot disagree. An absent number (not measured, does not apply) is
+ * null in JSON, empty in CSV and "-" in the table.
  */
 #ifndef KVANT_TOOLS_REPORT_H
 #define KVANT_TOOLS_REPORT_H
@@ -12,10 +12,10 @@
 typedef enum column_kind { COLUMN_TEXT, COLUMN_NUMBER, COLUMN_MIB, COLUMN_PERCENT, COLUMN_BOOL } column_kind;
 
 typedef struct report_column {
-    const char *key;     /* in JSON, NULL to leave the column out there */
+    const char *key;     /* in JSON and CSV, NULL to leave the column out there */
     const char *heading; /* in the table, NULL to leave the column out there */
     column_kind
-        kind;      /* MIB: bytes in JSON, MiB in the table; PERCENT: a share of 1 in JSON; BOOL: number is 0 or 1 */
+        kind; /* MIB: MiB in the table, elsewhere bytes; PERCENT: elsewhere a share of 1; BOOL: number is 0 or 1 */
     int precision; /* digits after the point in the table */
 } report_column;
 
@@ -27,8 +27,11 @@ typedef struct report_cell {
 #define CELL_TEXT(s) ((report_cell){ .text = (s) })
 #define CELL_NUMBER(x) ((report_cell){ .number = (double)(x) })
 
+/* false and true for commands that know no CSV. */
+typedef enum report_format { REPORT_TABLE, REPORT_JSON, REPORT_CSV } report_format;
+
 /* Prints n_rows x n_columns cells, row by row, to stdout. False when memory ran out (said on stderr). */
 bool report_print(const report_column *columns, size_t n_columns, const report_cell *cells, size_t n_rows,
-                  bool json);
+                  report_format format);
 
 #endif /* KVANT_TOOLS_REPORT_H */

@@ -5,31 +5,45 @@
 #include <math.h>
 #include <pthread.h>
 #include <stdatomic.h>
-#include <stdlib.h>
+#include <string.h>
 
 #define SPAN 16.0f /* nats below the top that the packed reference keeps */
 #define TOP_CODE 65535.0f
 
-bool score_reference_create(score_reference *r, size_t n_rows, size_t n_vocab)
+size_t score_reference_bytes(size_t n_rows, size_t n_vocab)
 {
-    *r = (score_reference){ .n_vocab = n_vocab, .n_rows = n_rows };
-    if (n_rows == 0 || n_vocab == 0 || n_vocab > SIZE_MAX / sizeof *r->codes / n_rows)
-        return false;
-    r->codes = malloc(n_rows * n_vocab * sizeof *r->codes);
-    r->step = malloc(n_rows * sizeof *r->step);
-    r->floor = malloc(n_rows * sizeof *r->floor);
-    if (r->codes != NULL && r->step != NULL && r->floor != NULL)
-        return true;
-    score_reference_free(r);
-    return false;
+    const size_t most = SIZE_MAX / 4;
+    if (n_rows == 0 || n_vocab == 0 || n_vocab > most / sizeof(uint16_t) / n_rows)
+        return 0;
+    return (n_rows * (2 * sizeof(float) + n_vocab * sizeof(uint16_t)) + 7) / 8 * 8;
 }
 
-void score_reference_free(score_reference *r)
+score_reference score_reference_at(void *memory, size_t n_rows, size_t n_vocab)
 {
-    free(r->codes);
-    free(r->step);
-    free(r->floor);
-    *r = (score_reference){ .n_vocab = 0 };
+    float *floats = memory;
+    return (score_reference){ .n_vocab = n_vocab,
+                              .n_rows = n_rows,
+                              .codes = (uint16_t *)(floats + 2 * n_rows),
+                              .step = floats,
+                              .floor = floats + n_rows };
+}
+
+void score_values_pack(const score_value *values, size_t n, unsigned char *bytes)
+{
+    for (size_t i = 0; i < n; i++, bytes += SCORE_VALUE_BYTES) {
+        memcpy(bytes, &values[i].nll, sizeof(double));
+        memcpy(bytes + sizeof(double), &values[i].kld, sizeof(double));
+        bytes[2 * sizeof(double)] = values[i].same_top;
+    }
+}
+
+void score_values_unpack(const unsigned char *bytes, size_t n, score_value *values)
+{
+    for (size_t i = 0; i < n; i++, bytes += SCORE_VALUE_BYTES) {
+        memcpy(&values[i].nll, bytes, sizeof(double));
+        memcpy(&values[i].kld, bytes + sizeof(double), sizeof(double));
+        values[i].same_top = bytes[2 * sizeof(double)] != 0;
+    }
 }
 
 typedef struct row_summary {

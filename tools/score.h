@@ -25,8 +25,16 @@ typedef struct score_value {
     bool same_top; /* the most probable token is the reference's */
 } score_value;
 
-bool score_reference_create(score_reference *reference, size_t n_rows, size_t n_vocab);
-void score_reference_free(score_reference *reference);
+/* Bytes of a reference, a multiple of 8; 0 when there are no such sizes. */
+size_t score_reference_bytes(size_t n_rows, size_t n_vocab);
+
+/* Lays the reference into memory of so many bytes, aligned to 8, which stays the caller's. */
+score_reference score_reference_at(void *memory, size_t n_rows, size_t n_vocab);
+
+/* Values as bytes for files, SCORE_VALUE_BYTES each: nll and kld as doubles, then same_top. */
+#define SCORE_VALUE_BYTES 17u
+void score_values_pack(const score_value *values, size_t n, unsigned char *bytes);
+void score_values_unpack(const unsigned char *bytes, size_t n, score_value *values);
 
 /* Scores n rows of logits (n x n_vocab) against rows first .. first + n - 1 of the reference; with define set
  * these rows become the reference first. targets[i] is the token that follows row i. Values do not depend on

@@ -160,11 +160,13 @@ class Eval(unittest.TestCase):
 
     def test_interrupt_prints_what_is_complete(self):
         env = dict(os.environ, KVANT_PLUGIN=PLUGIN)
-        # A chunk is one batch, and the first line about progress comes after a batch of the f16 cache.
+        # A chunk is one batch, and the first line about progress but the start's comes after a batch of the f16 cache.
         command = [KVANT, "eval", "-m", MODEL, "-f", TEXT, "-c", "64", "-t", "1", "-k", "f16", "--json"]
         child = subprocess.Popen(command, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True, env=env)
         for line in child.stderr:
-            if "% " in line:
+            event = json.loads(line)
+            self.assertEqual(set(event), {"done", "total", "fraction", "elapsed_s", "remaining_s", "what"})
+            if event["done"] > 0:
                 break
         child.send_signal(signal.SIGINT)
         out, err = child.communicate(timeout=60)

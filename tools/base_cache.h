@@ -1,0 +1,51 @@
+/* base_cache.h - what the f16 cache says of one chunk, which everything else is compared with: in memory, or in a file of a folder
+ * that the user named, from where the next evaluation of the same chunk takes it.
+ *
+ * A file is a chunk's. It is sized before anything is computed, filled through a mapping (so that references larger than memory work),
+ * and gets its name when it is complete. Nothing of it is believed before its header names this very model, chunk, cut and runtime and
+ * its checksum is right; what is not is computed again, after saying so.
+ */
+#ifndef KVANT_TOOLS_BASE_CACHE_H
+#define KVANT_TOOLS_BASE_CACHE_H
+
+#include "score.h"
+
+/* All that the f16 run of a chunk depends on. */
+typedef struct base_key {
+    uint64_t model, runtime, tokens; /* fingerprints */
+    uint64_t n_ctx, n_batch, first;  /* positions first .. first + n_rows - 1 are scored */
+    uint64_t n_rows, n_vocab;
+} base_key;
+
+typedef struct base {
+    base_key key;
+    score_reference reference;
+    unsigned char *values; /* f16's own, packed */
+    double kv_bytes;
+    void *map;
+    size_t bytes;
+    char path[4096]; /* "" in memory */
+} base;
+
+/* Bytes of a chunk's file, 0 when the sizes are impossible. */
+size_t base_bytes(const base_key *key);
+
+/* Makes the folder if need be and checks that it has room for so many chunks more. False after complaining. */
+bool base_cache_prepare(const char *folder, const base_key *key, size_t n_new);
+
+/* Whether there is a file for the key, good or bad. */
+bool base_cache_has(const char *folder, const base_key *key);
+
+/* Opens what an earlier run left. False when there is nothing, or, after saying so, nothing usable. */
+bool base_load(base *b, const char *folder, const base_key *key);
+
+/* An empty one to fill (reference, values, kv_bytes): in the folder, or in memory when it is NULL. False after complaining. */
+bool base_create(base *b, const char *folder, const base_key *key);
+
+/* Gives the file of base_create its checksum and name. Nothing to do in memory. */
+bool base_publish(base *b);
+
+/* Frees it; an unpublished file is removed. */
+void base_close(base *b);
+
+#endif /* KVANT_TOOLS_BASE_CACHE_H */

@@ -1,0 +1,315 @@
+/* eval_run.c - plan, decode, score, keep. */
+#define _POSIX_C_SOURCE 200809L
+#include "eval_run.h"
+
+#include "command.h"
+#include "fingerprint.h"
+#include "interrupt.h"
+
+#include <limits.h>
+#include <math.h>
+#include <stdio.h>
+#include <stdlib.h>
+#include <string.h>
+
+static void fill_batch(eval_run *r, const eval_chunk *chunk, size_t start, size_t n)
+{
+    struct llama_batch *b = &r->batch;
+    b->n_tokens = (int32_t)n;
+    for (size_t i = 0; i < n; i++) {
+        const size_t position = start + i;
+        b->token[i] = chunk->tokens[position];
+        b->pos[i] = (llama_pos)position;
+        b->n_seq_id[i] = 1;
+        b->seq_id[i][0] = 0;
+        b->logits[i] = position >= r->options->first && position < r->options->first + r->n_rows;
+    }
+    const struct llama_vocab *vocab = ll.llama_model_get_vocab(r->engine.cpu_model);
+    if (start == 0 && ll.llama_vocab_get_add_bos(vocab))
+        b->token[0] = ll.llama_vocab_bos(vocab);
+}
+
+/* What one run of a chunk needs and gives. */
+typedef struct pass {
+    const eval_chunk *chunk;
+    const eval_tally *tally;
+    base *base;
+    bool define;         /* this is the f16 run that makes the base */
+    score_value *values; /* n_rows */
+    char label[128];
+} pass;
+
+/* Scores the rows of the batch that was just decoded. */
+static bool score_batch(eval_run *r, const pass *p, struct llama_context *ctx, size_t start, size_t n)
+{
+    const size_t first = r->options->first, last = first + r->n_rows;
+    const size_t from = start > first ? start : first, end = start + n < last ? start + n : last;
+    if (from >= end)
+        return true;
+    const float *logits = ll.llama_get_logits(ctx);
+    return logits != NULL &&
+           score_rows(&p->base->reference, from - first, p->define, logits, p->chunk->tokens + from + 1, end - from,
+                      r->engine.options.n_threads, p->values + (from - first));
+}
+
+/* A batch is one graph (at most ENGINE_UBATCH tokens): llama.cpp would cut a larger one at the same places, and this
+ * way only the logits of one are held. */
+static bool decode_chunk(eval_run *r, const pass *p, struct llama_context *ctx)
+{
+    const size_t step = r->options->n_batch, n_ctx = r->options->n_ctx;
+    for (size_t start = 0; start < n_ctx; start += step) {
+        const size_t n = n_ctx - start < step ? n_ctx - start : step;
+        fill_batch(r, p->chunk, start, n);
+        const int32_t status = ll.llama_decode(ctx, r->batch);
+        if (interrupted())
+            return false;
+        if (status != 0 || !score_batch(r, p, ctx, start, n)) {
+            complain("eval: %s: llama.cpp could not decode the batch (status %d)", p->label, (int)status);
+            return false;
+        }
+        progress_add(&r->progress, (double)n, p->label);
+    }
+    return true;
+}
+
+static bool run_pass(eval_run *r, pass *p, double *kv_bytes)
+{
+    const engine_context_options options = { .n_ctx = r->options->n_ctx,
+                                             .n_batch = r->options->n_batch,
+                                             .meter = &r->meter };
+    configs_label(p->tally->config, p->label, sizeof p->label);
+    struct llama_context *ctx = engine_context(&r->engine, p->tally->config, &options);
+    if (ctx == NULL)
+        return false;
+    const bool ok = decode_chunk(r, p, ctx);
+    if (ok)
+        *kv_bytes = engine_kv_bytes(&r->engine, p->tally->config, &r->meter);
+    ll.llama_free(ctx);
+    return ok;
+}
+
+static score_value *new_values(const eval_run *r)
+{
+    score_value *values = calloc(r->n_rows, sizeof *values);
+    if (values == NULL)
+        complain("eval: out of memory");
+    return values;
+}
+
+/* Takes over the values. */
+static bool keep(eval_run *r, eval_tally *t, size_t chunk, double kv_bytes, score_value *values)
+{
+    t->chunks[chunk] = values;
+    t->kv_bytes = kv_bytes;
+    return eval_state_add(&r->state, t->key, r->texts.chunks[chunk].key, kv_bytes, values);
+}
+
+static bool eval_tally_chunk(eval_run *r, eval_tally *t, size_t chunk, base *b)
+{
+    double kv_bytes = 0;
+    pass p = { .chunk = &r->texts.chunks[chunk], .tally = t, .base = b, .values = new_values(r) };
+    if (p.values != NULL && run_pass(r, &p, &kv_bytes))
+        return keep(r, t, chunk, kv_bytes, p.values);
+    free(p.values);
+    return false;
+}
+
+static bool make_base(eval_run *r, size_t chunk, const base_key *key, base *b)
+{
+    pass p = { .chunk = &r->texts.chunks[chunk], .tally = r->tallies, .base = b, .define = true };
+    if (!base_create(b, r->options->base_cache, key) || (p.values = new_values(r)) == NULL)
+        return false;
+    bool ok = run_pass(r, &p, &b->kv_bytes);
+    if (ok) {
+        score_values_pack(p.values, r->n_rows, b->values);
+        ok = base_publish(b);
+    }
+    free(p.values);
+    return ok;
+}
+
+static base_key key_of_chunk(const eval_run *r, size_t chunk)
+{
+    base_key key = r->key;
+    key.tokens = r->texts.chunks[chunk].key;
+    return key;
+}
+
+/* The base's own values are those of the first row. */
+static bool keep_f16(eval_run *r, size_t chunk, const base *b)
+{
+    if (r->tallies[0].chunks[chunk] != NULL)
+        return true;
+    score_value *values = new_values(r);
+    if (values == NULL)
+        return false;
+    score_values_unpack(b->values, r->n_rows, values);
+    return keep(r, &r->tallies[0], chunk, b->kv_bytes, values);
+}
+
+static size_t missing(const eval_run *r, size_t chunk)
+{
+    size_t n = 0;
+    for (size_t i = 0; i < r->n_tallies; i++)
+        n += r->tallies[i].chunks[chunk] == NULL;
+    return n;
+}
+
+static bool eval_chunk_all(eval_run *r, size_t chunk)
+{
+    base b = { .map = NULL };
+    const base_key key = key_of_chunk(r, chunk);
+    if (missing(r, chunk) == 0)
+        return true;
+    bool ok = base_load(&b, r->options->base_cache, &key) || make_base(r, chunk, &key, &b);
+    ok = ok && keep_f16(r, chunk, &b);
+    for (size_t i = 1; i < r->n_tallies && ok; i++)
+        if (r->tallies[i].chunks[chunk] == NULL)
+            ok = eval_tally_chunk(r, &r->tallies[i], chunk, &b);
+    base_close(&b);
+    return ok;
+}
+
+/* Runs of a chunk that are ahead: those that are missing, and f16's when its base is to be made. */
+static size_t passes_of(const eval_run *r, size_t chunk, bool *makes_base)
+{
+    const base_key key = key_of_chunk(r, chunk);
+    const size_t n = missing(r, chunk), f16 = r->tallies[0].chunks[chunk] == NULL;
+    *makes_base = n > 0 && !base_cache_has(r->options->base_cache, &key);
+    return n - f16 + *makes_base;
+}
+
+bool eval_all(eval_run *r)
+{
+    size_t passes = 0, bases = 0;
+    bool makes_base, ok = true;
+    for (size_t chunk = 0; chunk < r->texts.n_chunks; chunk++) {
+        passes += passes_of(r, chunk, &makes_base);
+        bases += makes_base;
+    }
+    if (r->options->base_cache != NULL && !base_cache_prepare(r->options->base_cache, &r->key, bases))
+        return false;
+    progress_start(&r->progress, (double)passes * r->options->n_ctx);
+    for (size_t chunk = 0; chunk < r->texts.n_chunks && ok; chunk++)
+        ok = eval_chunk_all(r, chunk);
+    progress_end(&r->progress);
+    return ok;
+}
+
+/* Everything that kvant is told, and the plug-in that is told it: another build may compute other numbers. */
+static uint64_t config_key(const eval_run *r, const kv_config *c)
+{
+    uint64_t h = FINGERPRINT_START;
+    const uint32_t numbers[] = { c->stock, c->accel, c->type_k, c->type_v };
+    h = fingerprint_bytes(h, numbers, sizeof numbers);
+    if (!c->stock || c->accel) {
+        char path[PATH_MAX];
+        const uint64_t plugin = plugin_path(path, sizeof path) ? fingerprint_whole_file(path) : 0;
+        h = fingerprint_bytes(h, &plugin, sizeof plugin);
+    }
+    if (!c->stock) {
+        const plugin_settings s = configs_plugin_settings(&r->options->engine.configs, c);
+        const uint64_t file = s.calibration != NULL ? fingerprint_whole_file(s.calibration) : 0;
+        const uint64_t more[] = { s.protect, s.fp32, file };
+        h = fingerprint_string(fingerprint_string(h, s.k), s.v);
+        h = fingerprint_string(h, s.protect > 0 ? s.protect_codec : NULL);
+        h = fingerprint_string(fingerprint_string(h, getenv("KVANT_SEED")), getenv(PLUGIN_ENV_CPU));
+        h = fingerprint_bytes(h, more, sizeof more);
+    }
+    return h;
+}
+
+static bool prepare_tallies(eval_run *r)
+{
+    const kv_config *configs[MAX_CONFIGS + 1];
+    r->n_tallies = configs_after_f16(&r->options->engine.configs, &r->f16, configs);
+    for (size_t i = 0; i < r->n_tallies; i++) {
+        eval_tally *t = &r->tallies[i];
+        t->config = configs[i];
+        if (!engine_bits(&r->engine, t->config, &t->bits))
+            return false;
+        t->kv_bytes = NAN;
+        t->key = config_key(r, t->config);
+        t->chunks = calloc(r->texts.n_chunks, sizeof(score_value *));
+        if (t->chunks == NULL) {
+            complain("eval: out of memory");
+            return false;
+        }
+    }
+    return true;
+}
+
+/* Takes what the file has; said when it is something, because the run is shorter than it would be. */
+static bool take_over(eval_run *r)
+{
+    size_t found = 0;
+    const size_t all = r->n_tallies * r->texts.n_chunks;
+    for (size_t i = 0; i < all; i++) {
+        eval_tally *t = &r->tallies[i % r->n_tallies];
+        const size_t chunk = i / r->n_tallies;
+        score_value *values = new_values(r);
+        if (values == NULL)
+            return false;
+        if (eval_state_find(&r->state, t->key, r->texts.chunks[chunk].key, &t->kv_bytes, values)) {
+            t->chunks[chunk] = values;
+            found++;
+        } else {
+            free(values);
+        }
+    }
+    if (found > 0)
+        fprintf(stderr, "kvant: eval: going on from %s: %zu of %zu chunks and configurations are done\n",
+                r->options->resume, found, all);
+    return true;
+}
+
+static bool check_context(const eval_run *r, const struct llama_model *model)
+{
+    const uint32_t limit = (uint32_t)ll.llama_model_n_ctx_train(model);
+    if (r->options->n_ctx <= limit)
+        return true;
+    complain("eval: a context of %lu tokens is beyond the model's %lu", (unsigned long)r->options->n_ctx,
+             (unsigned long)limit);
+    return false;
+}
+
+bool eval_prepare(eval_run *r, const eval_options *options)
+{
+    *r = (eval_run){ .options = options, .f16 = configs_f16(), .state = { .file = -1 } };
+    r->n_rows = options->n_ctx - 1 - options->first;
+    if (!engine_open(&r->engine, &options->engine))
+        return false;
+    const struct llama_model *model = engine_model(&r->engine, &r->f16);
+    if (model == NULL || !check_context(r, model) ||
+        !eval_texts_load(&r->texts, &r->engine, options->files, options->n_files, options->n_ctx,
+                         options->n_chunks) ||
+        !prepare_tallies(r))
+        return false;
+    r->key = (base_key){ .model = fingerprint_file(options->engine.model),
+                         .runtime = engine_runtime_fingerprint(&r->engine),
+                         .n_ctx = options->n_ctx,
+                         .n_batch = options->n_batch,
+                         .first = options->first,
+                         .n_rows = r->n_rows,
+                         .n_vocab = (uint64_t)ll.llama_vocab_n_tokens(ll.llama_model_get_vocab(model)) };
+    r->batch = ll.llama_batch_init((int32_t)ENGINE_UBATCH, 0, 1);
+    if (r->batch.token == NULL) {
+        complain("eval: out of memory");
+        return false;
+    }
+    return eval_state_open(&r->state, options->resume, &r->key) && take_over(r);
+}
+
+void eval_release(eval_run *r)
+{
+    for (size_t i = 0; i < r->n_tallies; i++) {
+        for (size_t chunk = 0; chunk < r->texts.n_chunks && r->tallies[i].chunks != NULL; chunk++)
+            free(r->tallies[i].chunks[chunk]);
+        free(r->tallies[i].chunks);
+    }
+    if (r->batch.token != NULL)
+        ll.llama_batch_free(r->batch);
+    eval_state_close(&r->state);
+    eval_texts_free(&r->texts);
+    engine_close(&r->engine);
+}

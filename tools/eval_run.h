@@ -1,0 +1,55 @@
+/* eval_run.h - an evaluation: every chunk of the texts through every configuration, scored against the f16 run of the chunk.
+ *
+ * Chunks are the outer loop and configurations the inner one, so the reference of one chunk is all that is held; contexts are made
+ * anew each time, which costs far less than a chunk. One chunk is one sequence: graphs of 512 tokens already use the machine fully
+ * (docs/quality.md), so several chunks side by side would gain nothing.
+ */
+#ifndef KVANT_TOOLS_EVAL_RUN_H
+#define KVANT_TOOLS_EVAL_RUN_H
+
+#include "eval_state.h"
+#include "eval_texts.h"
+#include "progress.h"
+
+typedef struct eval_options {
+    engine_options engine;
+    const char *files[EVAL_MAX_TEXTS];
+    size_t n_files;
+    uint32_t n_ctx, n_chunks, n_batch;
+    uint32_t first;         /* scored from this position on */
+    const char *resume;     /* or NULL */
+    const char *base_cache; /* or NULL */
+} eval_options;
+
+typedef struct eval_tally {
+    const kv_config *config;
+    uint64_t key; /* fingerprint of all that its values depend on */
+    double bits;
+    double kv_bytes;      /* after the last complete chunk; NaN before */
+    score_value **chunks; /* of every chunk n_rows values, or NULL */
+} eval_tally;
+
+typedef struct eval_run {
+    engine engine;
+    const eval_options *options;
+    eval_texts texts;
+    size_t n_rows; /* scored positions of a chunk */
+    kv_config f16;
+    eval_tally tallies[MAX_CONFIGS + 1]; /* f16 is the first */
+    size_t n_tallies;
+    base_key key; /* but for the tokens */
+    eval_state state;
+    struct llama_batch batch;
+    kv_meter meter;
+    progress progress;
+} eval_run;
+
+/* Loads, checks and takes over what --resume's file has. False after complaining; eval_release is needed in any case. */
+bool eval_prepare(eval_run *r, const eval_options *options);
+
+/* False when interrupted, or after complaining. What is complete stays. */
+bool eval_all(eval_run *r);
+
+void eval_release(eval_run *r);
+
+#endif /* KVANT_TOOLS_EVAL_RUN_H */

@@ -1,0 +1,32 @@
+/* eval_state.h - the file of --resume: the values of every configuration and chunk that is complete.
+ *
+ * A header says of which model, cut and runtime; records of one size follow, each of a configuration and a chunk with a checksum of its own,
+ * written to the end as soon as they are complete. So what an interruption costs does not grow with what is done, a record that was not
+ * written to its end is cut off, and one file serves command lines that differ in their configurations, texts and numbers of chunks.
+ */
+#ifndef KVANT_TOOLS_EVAL_STATE_H
+#define KVANT_TOOLS_EVAL_STATE_H
+
+#include "base_cache.h"
+
+typedef struct eval_state {
+    const char *path; /* NULL: nothing is kept */
+    int file;
+    size_t n_rows, record_bytes;
+    unsigned char *records; /* those that were there */
+    size_t n_records;
+    uint64_t end; /* where the next one goes */
+} eval_state;
+
+/* Opens or makes the file; key.tokens does not matter. path NULL: an empty state that keeps nothing. False after complaining: it is
+ * another evaluation's, in use, or cannot be written. */
+bool eval_state_open(eval_state *s, const char *path, const base_key *key);
+void eval_state_close(eval_state *s);
+
+/* What the file had, n_rows values. config is a fingerprint of the configuration, tokens of the chunk. */
+bool eval_state_find(const eval_state *s, uint64_t config, uint64_t tokens, double *kv_bytes, score_value *values);
+
+/* On the disk when it returns. False after complaining; what was there stays valid. */
+bool eval_state_add(eval_state *s, uint64_t config, uint64_t tokens, double kv_bytes, const score_value *values);
+
+#endif /* KVANT_TOOLS_EVAL_STATE_H */
