@@ -49,6 +49,9 @@ CODECS = [
     "octopus-2",
     "hqmq-s96r4",
     "hqmq-s192r6",
+    "trellis-4",
+    "trellis-3",
+    "trellis-2",
     "turboquant-4/turboquant-3",
     "turboquant-4/int-4",
 ]
@@ -58,6 +61,7 @@ def bench(call, flush, repeats):
     """Median microseconds of a call, replayed from a graph over a second-level cache full of flush's bytes, which are
     written, so that the call also pays for their way back to memory; none of it is the call's own data."""
     stream = torch.cuda.Stream()
+    stream.wait_stream(torch.cuda.current_stream())  # what the call reads may still be on its way
     with torch.cuda.stream(stream):
         for _ in range(3):
             call()
@@ -81,7 +85,7 @@ def bench(call, flush, repeats):
 def spec_for(codec, head_dim):
     return (
         codec + ":rotate=hadamard"
-        if codec.startswith(("turboquant", "octopus")) and head_dim & (head_dim - 1)
+        if codec.startswith(("turboquant", "octopus", "trellis")) and head_dim & (head_dim - 1)
         else codec
     )
 

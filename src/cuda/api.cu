@@ -3,6 +3,7 @@
 #include "attention.h"
 #include "attention_pairs.h"
 #include "chunks.cuh"
+#include "trellis.cuh"
 #include "pages.h"
 
 #include <algorithm>
@@ -23,7 +24,7 @@ kvant_status from_cuda(cudaError_t error)
     if (error == cudaSuccess)
         return KVANT_OK;
     cudaGetLastError(); /* a refused launch leaves no error behind for the caller's own checks */
-    return KVANT_ERR_CUDA;
+    return error == cudaErrorNotSupported ? KVANT_ERR_UNSUPPORTED : KVANT_ERR_CUDA;
 }
 
 bool valid_type(kvant_cuda_type type)
@@ -48,6 +49,7 @@ AppendRole role_of(const kvant_cuda_codec &codec, const kvant_cuda_pages &pages)
     AppendRole role{};
     role.codec = codec.params;
     role.book = &codec.book;
+    role.trellis = &codec.trellis;
     role.base = static_cast<uint8_t *>(pages.base);
     role.block_stride = pages.block_stride;
     role.head_stride = pages.head_stride;
@@ -65,16 +67,19 @@ struct Roles {
     int n;
 };
 
-constexpr int APPEND_KERNELS = 5;
+constexpr int APPEND_KERNELS = 8;
 using AppendLaunch = cudaError_t (*)(const AppendArgs &, uint32_t, int, int, cudaStream_t);
 
-/* launch_append_chunks has roles of one kind of chunk a launch. */
-constexpr AppendLaunch APPEND_LAUNCHES[APPEND_KERNELS] = { launch_append_open, launch_seal_groups,
-                                                           launch_append_chunks, launch_append_chunks,
-                                                           launch_append };
+/* launch_append_chunks has roles of one kind of chunk a launch, launch_append_trellis of as many states. */
+constexpr AppendLaunch APPEND_LAUNCHES[APPEND_KERNELS] = { launch_append_open,    launch_seal_groups,
+                                                           launch_append_chunks,  launch_append_chunks,
+                                                           launch_append,         launch_append_trellis,
+                                                           launch_append_trellis, launch_append_trellis };
 
 int append_kernel_of(const kvant_cuda_params &codec)
 {
+    if (kvant_cuda_has_trellis(codec.kind))
+        return 5 + (int)(codec.memory - 8) / 2;
     return codec.kind == KVANT_CUDA_OPEN        ? 0
            : has_groups(codec)                  ? 1
            : !kvant_cuda_has_chunks(codec.kind) ? 4
@@ -158,7 +163,7 @@ Device current_device()
 AttentionKernel find_kernel(const kvant_cuda_params &k, const kvant_cuda_params &v, bool large, bool open)
 {
 #define KVANT_FIND_PAIR(K, V)                                                                                      \
-    if (k.kind == K::KIND && v.kind == V::KIND)                                                                    \
+    if (k.kind == K::KIND && v.kind == V::KIND && k.memory == memory_of<K>() && v.memory == memory_of<V>())        \
         return pair_attention<K, V>(k.head_dim, large, open);
     KVANT_CUDA_ATTENTION_PAIRS(KVANT_FIND_PAIR)
 #undef KVANT_FIND_PAIR
@@ -243,9 +248,9 @@ AttentionArgs launch_args(const kvant_cuda_attention_args &args)
     p.partials = reinterpret_cast<float *>(static_cast<uint8_t *>(args.workspace) + COUNTER_BYTES);
     p.k_rotation = k.rotation;
     p.v_rotation = v.rotation;
-    /* keys are multiplied as signed bytes, values as small numbers above 0 */
-    const uint32_t to_signed = k.bias == 128 ? 0x80808080u : 0;
-    for (int i = 0; i < 4; i++)
+    /* keys of codebooks are multiplied as signed bytes, values and a trellis as small numbers above 0 */
+    const uint32_t to_signed = k.bias == 128 && !kvant_cuda_has_trellis(k.kind) ? 0x80808080u : 0;
+    for (uint32_t i = 0; i < KVANT_CUDA_TABLE_WORDS; i++)
         p.k_bytes[i] = k.bytes[i] ^ to_signed, p.v_bytes[i] = v.bytes[i];
     p.one = 1;
     p.k_step = k.step, p.v_step = v.step, p.k_bias = to_signed ? 0 : k.bias, p.v_bias = v.bias;
@@ -397,6 +402,9 @@ extern "C" kvant_status kvant_cuda_decode(const kvant_cuda_decode_args *args, kv
     if (kvant_cuda_has_chunks(codec.kind))
         return from_cuda(launch_decode_chunks(p, args->codec->book, codec.head_dim, args->n_blocks,
                                               args->n_kv_heads, static_cast<cudaStream_t>(stream)));
+    if (kvant_cuda_has_trellis(codec.kind))
+        return from_cuda(launch_decode_trellis(p, args->codec->trellis, codec.head_dim, args->n_blocks,
+                                               args->n_kv_heads, static_cast<cudaStream_t>(stream)));
     return from_cuda(
         launch_decode(p, codec.head_dim, args->n_blocks, args->n_kv_heads, static_cast<cudaStream_t>(stream)));
 }

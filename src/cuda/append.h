@@ -16,9 +16,11 @@ struct AppendRole {
     const void *rows;
     size_t token_stride, row_head_stride; /* of rows, elements */
     const float *center, *factors;
-    size_t row_block_stride;     /* elements; of blocks of open pages, when these are sealed */
-    bool wide;                   /* rows begin at multiples of 16 bytes; set by launch_append */
-    const kvant_cuda_book *book; /* on the host; of codes of several channels */
+    size_t row_block_stride; /* elements; of blocks of open pages, when these are sealed */
+    bool wide;               /* rows begin at multiples of 16 bytes; set by launch_append */
+    /* On the host; of codes of several channels, of a trellis. */
+    const kvant_cuda_book *book;
+    const kvant_cuda_trellis *trellis;
 };
 
 struct AppendArgs {
@@ -39,6 +41,10 @@ cudaError_t launch_append(const AppendArgs &args, uint32_t head_dim, int n_roles
 /* The same of kinds whose codes are of several channels, all roles of one kind of chunk. */
 cudaError_t launch_append_chunks(const AppendArgs &args, uint32_t head_dim, int n_roles, int n_kv_heads,
                                  cudaStream_t stream);
+
+/* The same of kinds of a trellis, all roles with as many states. */
+cudaError_t launch_append_trellis(const AppendArgs &args, uint32_t head_dim, int n_roles, int n_kv_heads,
+                                  cudaStream_t stream);
 
 /* Rows into open pages. */
 cudaError_t launch_append_open(const AppendArgs &args, uint32_t head_dim, int n_roles, int n_kv_heads,

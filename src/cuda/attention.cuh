@@ -162,6 +162,8 @@ __device__ __forceinline__ auto table_of(const ArgsOf<KC, VC> &p, int lane)
     if constexpr (HAS_CHUNKS<C>)
         return chunk_table < C, LARGE, D,
                KEYS || S::ONE_TABLE ? 0 : S::K_TABLE > (KEYS ? p.k_directions : p.v_directions, lane);
+    else if constexpr (HAS_TRELLIS<C>)
+        return magnitudes_of(KEYS ? p.k_bytes : p.v_bytes, p.one);
     else
         return bytes_of(KEYS ? p.k_bytes : p.v_bytes, p.one);
 }

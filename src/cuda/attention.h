@@ -48,8 +48,9 @@ struct AttentionArgs {
     uint32_t *counters;
     float *partials;
     kvant_cuda_rotation k_rotation, v_rotation;
-    uint32_t k_bytes[4], v_bytes[4]; /* codebooks */
-    uint32_t one;                    /* 1, unknown to the compiler (dequant.cuh) */
+    uint32_t k_bytes[KVANT_CUDA_TABLE_WORDS],
+        v_bytes[KVANT_CUDA_TABLE_WORDS]; /* codebooks, magnitudes of a trellis */
+    uint32_t one;                        /* 1, unknown to the compiler (dequant.cuh) */
     float k_step, v_step, k_bias, v_bias;
     int k_symmetric, v_symmetric;
     float k_offset, v_offset;  /* uniform codes: number = scale * (code + offset) when symmetric */

@@ -3,7 +3,7 @@
  * A kernel is compiled for each pair and head_dim, so the list is a choice: a kind with itself, and keys
  * of one kind with values of any kind that has no more bits, because at equal bits keys are worth about
  * four times what values are. Of groups of 32 there are the pairs that are in use: kivi-2, innerq-base
- * and innerq-small. Codes of several channels go with their own kind. What is not here is refused. CMake
+ * and innerq-small. Codes of several channels go with their own kind, a trellis with one of equal or fewer bits. What is not here is refused. CMake
  * reads this file too: every X(K kind, V kind) with kinds of capital letters becomes a source file of its
  * own, so that pairs compile side by side. */
 #ifndef KVANT_CUDA_ATTENTION_PAIRS_H
@@ -37,7 +37,13 @@
     X(Octopus3, Octopus3) \
     X(Octopus4, Octopus4) \
     X(HqmqS96R4, HqmqS96R4) \
-    X(HqmqS192R6, HqmqS192R6)
+    X(HqmqS192R6, HqmqS192R6) \
+    X(Trellis4, Trellis4) \
+    X(Trellis4, Trellis3) \
+    X(Trellis4, Trellis2) \
+    X(Trellis3, Trellis3) \
+    X(Trellis3, Trellis2) \
+    X(Trellis2, Trellis2)
 /* clang-format on */
 
 #endif

@@ -31,7 +31,7 @@ struct Bytes {
     uint32_t minus1, minus256; /* a difference is a product and a sum */
 };
 
-__device__ __forceinline__ Bytes bytes_of(const uint32_t (&codebook)[4], uint32_t one)
+__device__ __forceinline__ Bytes bytes_of(const uint32_t *codebook, uint32_t one)
 {
     return Bytes{ { codebook[0], codebook[1], codebook[2], codebook[3] },
                   one << 30,

@@ -10,6 +10,7 @@
 
 #include "query.cuh"
 #include "softmax.cuh"
+#include "trellis.cuh"
 
 namespace kvant
 {
@@ -222,26 +223,35 @@ __device__ __forceinline__ void score_token_groups(const uint8_t *page, const ui
 
 /* Products of bytes are exact: those with the upper bytes of the query's numbers count 256 times. Sums of
  * up to 128 of them stay below 2^22 (127 * 255 * 128), so that when they begin at the bits of 1.5 * 2^23
- * their bits are those of the float 1.5 * 2^23 + sum. */
-template <class C, int D>
-__device__ __forceinline__ void multiply_bytes(const uint8_t *page, const uint32_t (&q)[D / 16][2],
-                                               const Bytes &table, int lane, float (&s)[4][4])
+ * their bits are those of the float 1.5 * 2^23 + sum. Bytes of a trellis have no sign: then sums with lower bytes
+ * begin at 2^23 and stay below 2^24 (255 * 255 * 128), those with upper ones as before (255 * 128 * 128). */
+template <class C, int D, class T>
+__device__ __forceinline__ void multiply_bytes(const uint8_t *page, const uint32_t (&q)[D / 16][2], const T &table,
+                                               int lane, float (&s)[4][4])
 {
     constexpr bool AS_FLOAT = D <= 128;
-    constexpr float START = 12582912;
+    constexpr float HIGH = 12582912, LOW = HAS_TRELLIS<C> ? 8388608 : HIGH;
     int32_t low[4][4], high[4][4];
 #pragma unroll
-    for (int i = 0; i < 16; i++)
-        low[i / 4][i % 4] = high[i / 4][i % 4] = AS_FLOAT ? 0x4b400000 : 0;
-    for_each_key_pair<C, D / 16>(page, lane, table, [&](int rt, int pair, const uint32_t(&a)[4]) {
-        mma_bytes<false>(low[rt], a, q[2 * pair][0], q[2 * pair][1]);
-        mma_bytes<true>(high[rt], a, q[2 * pair + 1][0], q[2 * pair + 1][1]);
-    });
+    for (int i = 0; i < 16; i++) {
+        low[i / 4][i % 4] = AS_FLOAT ? HAS_TRELLIS<C> ? 0x4b000000 : 0x4b400000 : 0;
+        high[i / 4][i % 4] = AS_FLOAT ? 0x4b400000 : 0;
+    }
+    if constexpr (HAS_TRELLIS<C>)
+        for_each_trellis_key_pair<C, D>(page, lane, table, [&](int rt, int pair, const uint32_t(&a)[4]) {
+            mma_unsigned_bytes<false>(low[rt], a, q[2 * pair][0], q[2 * pair][1]);
+            mma_unsigned_bytes<true>(high[rt], a, q[2 * pair + 1][0], q[2 * pair + 1][1]);
+        });
+    else
+        for_each_key_pair<C, D / 16>(page, lane, table, [&](int rt, int pair, const uint32_t(&a)[4]) {
+            mma_bytes<false>(low[rt], a, q[2 * pair][0], q[2 * pair][1]);
+            mma_bytes<true>(high[rt], a, q[2 * pair + 1][0], q[2 * pair + 1][1]);
+        });
 #pragma unroll
     for (int i = 0; i < 16; i++) {
         const int32_t l = low[i / 4][i % 4], h = high[i / 4][i % 4];
         s[i / 4][i % 4] =
-            AS_FLOAT ? (__int_as_float(h) - START) * 256 + (__int_as_float(l) - START) : (float)(h * 256 + l);
+            AS_FLOAT ? (__int_as_float(h) - HIGH) * 256 + (__int_as_float(l) - LOW) : (float)(h * 256 + l);
     }
 }
 

@@ -4,30 +4,11 @@
  * Decoding follows the CPU's arithmetic to the bit. A block of threads takes one page, a warp a token at a
  * time; the page's words are read once from memory and then from the first-level cache. */
 #include "launch.h"
-#include "layout.cuh"
+#include "read_code.cuh"
 #include "write_row.cuh"
 
 namespace kvant
 {
-
-__device__ __forceinline__ uint32_t read_code(const kvant_cuda_params &codec, const uint32_t *words, int token,
-                                              int channel)
-{
-    bool keys = codec.role == KVANT_ROLE_K;
-    int d = codec.head_dim / 16, rows = keys ? 4 : d, columns = keys ? d : 4;
-    int row = keys ? token : channel, column = keys ? channel : token, first = 0, shift = 0;
-    uint32_t code = 0;
-    for (int i = 0; i < 2; i++) {
-        int bits = plane_bits(codec.bits, i);
-        if (bits == 0)
-            break;
-        Place where = place(bits, rows, columns, row, column);
-        code |= (__ldg(words + first + where.word) >> where.bit & ((1u << bits) - 1)) << shift;
-        first += plane_words(bits, rows, columns);
-        shift += bits;
-    }
-    return code;
-}
 
 /* Which of a page's scales a number has. */
 __device__ __forceinline__ int scale_index(const kvant_cuda_params &codec, int token, int channel)

@@ -18,7 +18,7 @@ static kvant_status init_rotation(kvant_cuda_rotation *rotation, const kvant_tra
         return kvant_fail(error, KVANT_ERR_UNSUPPORTED, "not on the GPU: transform=file and transform=diagonal");
     if (transform->rotate == KVANT_ROTATE_DENSE)
         return kvant_fail(error, KVANT_ERR_UNSUPPORTED,
-                          "not on the GPU: rotate=dense (the default of turboquant and octopus when head_dim is no "
+                          "not on the GPU: rotate=dense (the default of turboquant, octopus and trellis when head_dim is no "
                           "power of two); "
                           "use rotate=hadamard or rotate=none");
     if (transform->rotate == KVANT_ROTATE_NONE)
@@ -159,9 +159,9 @@ static kvant_status init_codebook(kvant_cuda_params *params, const kvant_codec *
     return KVANT_OK;
 }
 
-kvant_status kvant_cuda_params_init(kvant_cuda_params *params, kvant_cuda_book *book, const kvant_codec *codec,
-                                    char *err, size_t errlen)
+kvant_status kvant_cuda_params_init(kvant_cuda_codec *out, const kvant_codec *codec, char *err, size_t errlen)
 {
+    kvant_cuda_params *params = &out->params;
     kvant_error error = { err, errlen };
     uint32_t d = codec->info.head_dim;
     *params = (kvant_cuda_params){ .head_dim = d,
@@ -176,15 +176,19 @@ kvant_status kvant_cuda_params_init(kvant_cuda_params *params, kvant_cuda_book *
     if (strncmp(codec->spec, "turboquant-", 11) == 0)
         return init_codebook(params, codec, &error);
     if (strncmp(codec->spec, "octopus-", 8) == 0)
-        return kvant_cuda_octopus_init(params, book, codec, err, errlen);
+        return kvant_cuda_octopus_init(params, &out->book, codec, err, errlen);
     if (strncmp(codec->spec, "hqmq-", 5) == 0)
-        return kvant_cuda_hqmq_init(params, book, codec, err, errlen);
+        return kvant_cuda_hqmq_init(params, &out->book, codec, err, errlen);
+    if (codec->trellis) {
+        kvant_cuda_trellis_init(params, &out->trellis, codec);
+        return KVANT_OK;
+    }
     static const char *const uniform[] = { "int-", "bdr-", "kivi-", "innerq-" };
     for (size_t i = 0; i < sizeof uniform / sizeof *uniform; i++)
         if (strncmp(codec->spec, uniform[i], strlen(uniform[i])) == 0)
             return init_uniform(params, codec, &error);
     return kvant_fail(&error, KVANT_ERR_UNSUPPORTED,
-                      "not on the GPU: %s; there are int, bdr, kivi, innerq, turboquant, octopus and hqmq",
+                      "not on the GPU: %s; there are int, bdr, kivi, innerq, turboquant, octopus, hqmq and trellis",
                       codec->spec);
 }
 
@@ -199,7 +203,7 @@ kvant_status kvant_cuda_codec_from(const kvant_codec *source, kvant_cuda_codec *
     kvant_cuda_codec *codec = kvant_alloc(1, sizeof *codec);
     if (!codec)
         return kvant_fail(&error, KVANT_ERR_MEMORY, "no memory for a codec");
-    kvant_status status = kvant_cuda_params_init(&codec->params, &codec->book, source, err, errlen);
+    kvant_status status = kvant_cuda_params_init(codec, source, err, errlen);
     if (status != KVANT_OK) {
         kvant_free(codec);
         return status;

@@ -12,6 +12,7 @@ extern "C" {
 
 #define KVANT_CUDA_MAX_DIM 256u
 #define KVANT_CUDA_MAX_LEVELS 16u
+#define KVANT_CUDA_TABLE_WORDS 8u
 
 /* How codes become numbers in attention: the dequantiser that a kernel is built with. */
 typedef enum kvant_cuda_kind {
@@ -31,7 +32,10 @@ typedef enum kvant_cuda_kind {
     KVANT_CUDA_OPEN,      /* fp16 rows */
     KVANT_CUDA_CODEBOOK2, /* from here on: codebooks */
     KVANT_CUDA_CODEBOOK3,
-    KVANT_CUDA_CODEBOOK4
+    KVANT_CUDA_CODEBOOK4,
+    KVANT_CUDA_TRELLIS2, /* from here on: levels that follow from codes before them */
+    KVANT_CUDA_TRELLIS3,
+    KVANT_CUDA_TRELLIS4
 } kvant_cuda_kind;
 
 /* What has a scale of its own: a token, 32 channels of one, 32 tokens of a channel. */
@@ -64,9 +68,21 @@ typedef struct kvant_cuda_params {
      * thresholds[g]) in bits 3 to 6 of the float; see guess_curve in params.c */
     float guess_slope, guess_gain, guess_middle;
     /* codebook as bytes for attention: values[i] ~ step * (byte i - bias); see byte_codebook in params.c */
-    uint32_t bytes[KVANT_CUDA_MAX_LEVELS / 4];
+    uint32_t bytes[KVANT_CUDA_TABLE_WORDS];
     float step, bias;
+    uint32_t memory; /* trellis: bits of a state; bytes are magnitudes of levels then, see trellis_params.c */
 } kvant_cuda_params;
+
+#define KVANT_CUDA_TRELLIS_LEVELS 64u
+
+/* Kinds of a trellis (docs/format.md, "Trellis codes"). */
+typedef struct kvant_cuda_trellis {
+    uint32_t memory, bits, n_levels;
+    uint32_t taps[3];
+    int32_t per_deviation; /* levels a standard deviation */
+    int8_t levels[KVANT_CUDA_TRELLIS_LEVELS];
+    float values[KVANT_CUDA_TRELLIS_LEVELS]; /* in standard deviations */
+} kvant_cuda_trellis;
 
 #define KVANT_CUDA_MAX_SECONDARIES 192u
 
@@ -88,22 +104,29 @@ static inline uint32_t kvant_cuda_has_chunks(kvant_cuda_kind kind)
     return kind >= KVANT_CUDA_OCTOPUS2 && kind <= KVANT_CUDA_HQMQ_S192R6;
 }
 
+static inline uint32_t kvant_cuda_has_trellis(kvant_cuda_kind kind)
+{
+    return kind >= KVANT_CUDA_TRELLIS2;
+}
+
 struct kvant_cuda_codec {
     kvant_cuda_params params;
-    kvant_cuda_book book; /* of kinds with chunks */
+    kvant_cuda_book book;       /* of kinds with chunks */
+    kvant_cuda_trellis trellis; /* of kinds with one */
     kvant_codec_info info;
     char spec[300];
 };
 
-/* Fills params, and book where there are chunks, or says why the codec is not on the GPU. */
-kvant_status kvant_cuda_params_init(kvant_cuda_params *params, kvant_cuda_book *book, const kvant_codec *codec,
-                                    char *err, size_t errlen);
+/* Fills a codec's params, book and trellis, or says why the source is not on the GPU. */
+kvant_status kvant_cuda_params_init(kvant_cuda_codec *codec, const kvant_codec *source, char *err, size_t errlen);
 
 /* Its part for codes of several channels (chunk_params.c). */
 kvant_status kvant_cuda_octopus_init(kvant_cuda_params *params, kvant_cuda_book *book, const kvant_codec *codec,
                                      char *err, size_t errlen);
 kvant_status kvant_cuda_hqmq_init(kvant_cuda_params *params, kvant_cuda_book *book, const kvant_codec *codec,
                                   char *err, size_t errlen);
+/* Its part for those of a trellis (trellis_params.c), of which all are there. */
+void kvant_cuda_trellis_init(kvant_cuda_params *params, kvant_cuda_trellis *trellis, const kvant_codec *codec);
 
 #ifdef __cplusplus
 }

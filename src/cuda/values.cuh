@@ -199,7 +199,10 @@ __device__ __forceinline__ void add_page(const uint8_t *page, int codes, const T
             C::template for_each_value_tile<D, LARGE>(page, lane, table, multiply);
         else {
             reorder<C::ORDER, 4>(weights);
-            for_each_tile<C, D / 16, 4>(page, lane, table, multiply);
+            if constexpr (HAS_TRELLIS<C>)
+                for_each_trellis_value<C, D>(page, lane, table, multiply);
+            else
+                for_each_tile<C, D / 16, 4>(page, lane, table, multiply);
         }
     } else {
         const GroupScales m = group_scales<C, D>(page + codes, symmetric, offset);

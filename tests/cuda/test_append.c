@@ -216,7 +216,13 @@ static void test_same_bytes(void **unused)
                                          "octopus-2:rotate=hadamard,round=full",
                                          "hqmq-s96r4",
                                          "hqmq-s192r6:rotate=hadamard",
-                                         "hqmq-s96r4:book=random,scale=norm" };
+                                         "hqmq-s96r4:book=random,scale=norm",
+                                         "trellis-2:rotate=hadamard",
+                                         "trellis-3:rotate=hadamard",
+                                         "trellis-4:rotate=hadamard",
+                                         "trellis-4:rotate=none,scale=norm",
+                                         "trellis-3:rotate=none,states=1024",
+                                         "trellis-4:rotate=hadamard,states=4096" };
     static const uint32_t dims[] = { 64, 96, 128, 256 }, counts[] = { 300, 1, 7, 130 };
     for (size_t s = 0; s < sizeof specs / sizeof *specs; s++)
         for (size_t i = 0; i < 4; i++) {
@@ -240,8 +246,8 @@ static void test_same_bytes(void **unused)
 static void test_keeps_neighbours(void **unused)
 {
     (void)unused;
-    static const char *const specs[] = { "int-4",     "int-8",      "turboquant-3", "octopus-2",
-                                         "octopus-4", "hqmq-s96r4", "hqmq-s192r6" };
+    static const char *const specs[] = { "int-4",      "int-8",       "turboquant-3", "octopus-2", "octopus-4",
+                                         "hqmq-s96r4", "hqmq-s192r6", "trellis-3",    "trellis-4" };
     for (size_t s = 0; s < sizeof specs / sizeof *specs; s++) {
         test_cache cache;
         cache_open(&cache, specs[s], specs[s], 128, 1, 1, 0xa5);
@@ -269,7 +275,7 @@ static void test_keeps_neighbours(void **unused)
 static void test_refused_rows(void **unused)
 {
     (void)unused;
-    static const char *const specs[] = { "int-4", "turboquant-4", "octopus-4", "hqmq-s96r4" };
+    static const char *const specs[] = { "int-4", "turboquant-4", "octopus-4", "hqmq-s96r4", "trellis-4" };
     static const float bad[] = { NAN, INFINITY, -INFINITY, 3e38f, 1e6f };
     for (size_t s = 0; s < sizeof specs / sizeof *specs; s++)
         for (size_t i = 0; i < 5; i++) {

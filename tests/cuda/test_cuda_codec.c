@@ -33,6 +33,7 @@ static void test_refusals(void **unused)
         { "octopus-4:qjl", 128, KVANT_ERR_UNSUPPORTED, "no sketch" },
         { "octopus-4", 96, KVANT_ERR_UNSUPPORTED, "rotate=hadamard" },
         { "hqmq-s24r3", 128, KVANT_ERR_UNSUPPORTED, "hqmq-s96r4 and" },
+        { "trellis-4", 96, KVANT_ERR_UNSUPPORTED, "rotate=hadamard" },
         { "hqmq-s96r4:med3", 128, KVANT_ERR_UNSUPPORTED, "outliers" },
     };
     for (size_t i = 0; i < sizeof cases / sizeof *cases; i++) {
@@ -133,6 +134,29 @@ static void test_guesses(void **unused)
         }
 }
 
+/* Magnitudes are those of the levels, and each of the other levels is the negative of one. */
+static void test_magnitudes(void **unused)
+{
+    (void)unused;
+    for (uint32_t bits = 2; bits <= 4; bits++) {
+        char spec[32];
+        kvant_cuda_codec *codec = NULL;
+        snprintf(spec, sizeof spec, "trellis-%u", bits);
+        assert_int_equal(kvant_cuda_codec_create(spec, 128, KVANT_ROLE_K, 0, &codec, NULL, 0), KVANT_OK);
+        const kvant_cuda_trellis *t = &codec->trellis;
+        const uint8_t *bytes = (const uint8_t *)codec->params.bytes;
+        const uint32_t half = t->n_levels / 2;
+        assert_int_equal(t->n_levels, 4u << bits);
+        for (uint32_t i = 0; i < half; i++) {
+            assert_true(bytes[i] < 128);
+            assert_int_equal(t->levels[half + i], bytes[i] + (i < 16 ? 0 : bytes[i - 16]));
+            assert_int_equal(t->levels[half - 1 - i], -t->levels[half + i]);
+            assert_true(fabs(t->values[half + i] * t->per_deviation - t->levels[half + i]) < 1e-5);
+        }
+        kvant_cuda_codec_free(&codec);
+    }
+}
+
 static void test_pairs(void **unused)
 {
     (void)unused;
@@ -154,6 +178,10 @@ static void test_pairs(void **unused)
         { "hqmq-s192r6", "hqmq-s192r6", 128, KVANT_ROLE_V, KVANT_OK },
         { "octopus-4", "octopus-3", 128, KVANT_ROLE_V, KVANT_ERR_UNSUPPORTED },
         { "octopus-4", "turboquant-4", 128, KVANT_ROLE_V, KVANT_ERR_UNSUPPORTED },
+        { "trellis-4", "trellis-2", 128, KVANT_ROLE_V, KVANT_OK },
+        { "trellis-3", "trellis-4", 128, KVANT_ROLE_V, KVANT_ERR_UNSUPPORTED },
+        { "trellis-4", "turboquant-4", 128, KVANT_ROLE_V, KVANT_ERR_UNSUPPORTED },
+        { "trellis-4:states=1024", "trellis-4", 128, KVANT_ROLE_V, KVANT_ERR_UNSUPPORTED },
         { "int-4", "int-4", 64, KVANT_ROLE_V, KVANT_ERR_ARGUMENT },
         { "int-4", "int-4", 128, KVANT_ROLE_K, KVANT_ERR_ARGUMENT },
     };
@@ -242,10 +270,11 @@ static void test_argument_checks(void **unused)
 int main(void)
 {
     const struct CMUnitTest tests[] = {
-        cmocka_unit_test(test_refusals),       cmocka_unit_test(test_info),
-        cmocka_unit_test(test_byte_codebooks), cmocka_unit_test(test_guesses),
-        cmocka_unit_test(test_pairs),          cmocka_unit_test(test_argument_checks),
-        cmocka_unit_test(test_open_codec),     cmocka_unit_test(test_refused_calls),
+        cmocka_unit_test(test_refusals),        cmocka_unit_test(test_info),
+        cmocka_unit_test(test_byte_codebooks),  cmocka_unit_test(test_guesses),
+        cmocka_unit_test(test_magnitudes),      cmocka_unit_test(test_pairs),
+        cmocka_unit_test(test_argument_checks), cmocka_unit_test(test_open_codec),
+        cmocka_unit_test(test_refused_calls),
     };
     return cmocka_run_group_tests(tests, NULL, NULL);
 }

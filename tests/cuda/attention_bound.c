@@ -1,0 +1,254 @@
+/* attention_bound.c - softmax in double precision over the CPU decoder's rows, and how far from it attention on the GPU may be.
+ *
+ * The bound is derived, not tuned; docs/cuda.md has the derivation. With u = 2^-11 (fp16), for one query
+ * head:
+ *   delta   = scale (unit 2^-12 sum |y_t| + step_error s_t |q|_1) + rounding: the largest error of a score,
+ *   where
+ *             unit is the power of two above max |R q|, y_t the decoded key in rotated space (L1 norm), s_t
+ *             its
+ *             stored scale, step_error the largest distance of a codebook entry from the byte that stands
+ *             for it;
+ *   e^(2 delta) - 1 bounds the relative error of a probability;
+ *   a value's weight is rounded to fp16: u relative, and 2^-25 of the largest weight absolute (subnormal);
+ *   scales of groups of 32 tokens of a channel multiply query numbers, which are rounded to fp16 again;
+ *   those of 32 channels of
+ *   a token multiply weights, which are rounded again;
+ *   the values' codebook error is step_error s_t a channel, sqrt(d) of it in the L2 norm, which rotations
+ *   keep; levels of a trellis are bytes as they are;
+ *   sums run in fp32 (2^-22 a step, tensor cores truncate) over numbers as large as their bias;
+ *   the output is rounded to its type. */
+#include "attention_fixture.h"
+
+#include <math.h>
+
+#include "../../src/base/half.h"
+#include "../../src/cuda/params.h"
+
+/* Chunks: a direction, a norm and their product are rounded to fp16, (1 + 2^-11)^3, and the direction
+ * comes of a few fp32 operations; where they are subnormal the errors are 2^-25 of their units, which are
+ * 32 and at most 6. */
+#define CHUNK_RELATIVE (3.02 * 0x1p-11)
+#define CHUNK_ABSOLUTE 0x1p-20
+
+static double step_error(const kvant_cuda_codec *codec)
+{
+    const kvant_cuda_params *p = &codec->params;
+    double worst = 0;
+    const bool codebook = p->kind >= KVANT_CUDA_CODEBOOK2 && !kvant_cuda_has_trellis(p->kind);
+    for (uint32_t i = 0; codebook && i < 1u << p->bits; i++)
+        worst =
+            fmax(worst, fabs(p->values[i] - p->step * ((p->bytes[i / 4] >> 8 * (i % 4) & 255) - (double)p->bias)));
+    return worst;
+}
+
+typedef struct reference {
+    double out[MAX_D], lse, bound, lse_bound;
+} reference;
+
+/* The largest scale and zero point of a token, and powers of two above those of its page (for groups of
+ * channels). */
+typedef struct sizes {
+    double scale, zero, page_scale, page_zero;
+} sizes;
+
+static double half_at(const kvant_cuda_params *p, const uint8_t *page, uint32_t i)
+{
+    return fabs(kvant_half_to_float(((const uint16_t *)(page + p->metadata_offset))[i]));
+}
+
+static void grow(const kvant_cuda_params *p, const uint8_t *page, uint32_t i, double *scale, double *zero)
+{
+    bool zeros = p->kind < KVANT_CUDA_CODEBOOK2 && !p->symmetric;
+    *scale = fmax(*scale, half_at(p, page, i));
+    *zero = fmax(*zero, zeros ? half_at(p, page, p->n_scales + i) : fabs(p->offset) * half_at(p, page, i));
+}
+
+/* valid: tokens of the page that are there. */
+static sizes sizes_of(const kvant_cuda_params *p, const uint8_t *page, uint32_t token, uint32_t valid)
+{
+    sizes s = { 0, 0, 0x1p-14, 0x1p-14 };
+    if (p->grouping == KVANT_CUDA_GROUP_TOKEN)
+        grow(p, page, token, &s.scale, &s.zero);
+    for (uint32_t j = 0; p->grouping == KVANT_CUDA_GROUP_TOKENS32 && j < p->head_dim; j++)
+        grow(p, page, token / 32 * p->head_dim + j, &s.scale, &s.zero);
+    for (uint32_t g = 0; p->grouping == KVANT_CUDA_GROUP_CHANNELS32 && g < p->head_dim / 32; g++) {
+        grow(p, page, g * 64 + token, &s.scale, &s.zero);
+        for (uint32_t t = 0; t < valid; t++)
+            grow(p, page, g * 64 + t, &s.page_scale, &s.page_zero);
+    }
+    s.page_scale *= 2;
+    s.page_zero *= 2;
+    return s;
+}
+
+typedef struct rows_of_page {
+    float rows[64 * MAX_D];
+    located at;
+    uint32_t valid;
+} rows_of_page;
+
+/* Decodes the page that holds token t when t is its first. */
+static const float *row_at(const fixture *f, kvant_role role, uint32_t b, int32_t t, uint32_t kv,
+                           rows_of_page *page)
+{
+    uint32_t d = f->c->head_dim;
+    int32_t left = f->c->lengths[b] - t;
+    if (t % 64 == 0) {
+        page->at = locate(f, role, b, t, kv);
+        page->valid = left < 64 ? (uint32_t)left : 64;
+        kvant_codec_decode(page->at.codec, NULL, page->at.page, 0, page->valid, page->rows, d);
+    }
+    return page->rows + (uint32_t)t % 64 * d;
+}
+
+/* The largest code of a kind, with what it is too large by before a bias or a zero point is taken off; of
+ * chunks the largest number for a scale of 1. */
+static double largest_code(const kvant_cuda_codec *codec)
+{
+    const kvant_cuda_params *p = &codec->params;
+    if (kvant_cuda_has_chunks(p->kind))
+        return codec->book.n_secondaries ? (1 << codec->book.radius_bits) - 1
+                                         : codec->book.norm[(1 << codec->book.norm_bits) - 1];
+    return p->kind >= KVANT_CUDA_CODEBOOK2 ? 255 * p->step : p->levels * 2 + 2;
+}
+
+/* Fills scores; returns the largest error of one. */
+static double score_errors(const fixture *f, uint32_t b, uint32_t kv, const float *given, double *scores)
+{
+    static rows_of_page page;
+    const kvant_cuda_codec *codec = f->cache.gpu_k;
+    const kvant_cuda_params *p = &codec->params;
+    uint32_t d = f->c->head_dim;
+    double scale = 1 / sqrtf((float)d), largest_q = 0, q1 = 0, delta = 0, k_error = step_error(f->cache.gpu_k);
+    float rotated[MAX_D], y[MAX_D], q[MAX_D] = { 0 };
+    for (uint32_t j = 0; j < d; j++) /* rows are decoded without factors, so queries get them */
+        q[j] = f->k_factors ? given[j] * f->k_factors[kv * d + j] : given[j];
+    kvant_codec_transform_query(f->cache.k, NULL, q, rotated);
+    for (uint32_t j = 0; j < d; j++) {
+        largest_q = fmax(largest_q, fabs(rotated[j]));
+        q1 += fabs(rotated[j]);
+    }
+    double unit = exp2(floor(log2(largest_q)) + 1);
+    for (int32_t t = 0; t < f->c->lengths[b]; t++) {
+        const float *row = row_at(f, KVANT_ROLE_K, b, t, kv, &page);
+        double sum = 0, y1 = 0, of_scales = 0, qy = 0;
+        kvant_codec_transform_query(f->cache.k, NULL, row, y);
+        for (uint32_t j = 0; j < d; j++) {
+            sum += (double)q[j] * row[j];
+            y1 += fabs(y[j]);
+            qy += fabs((double)rotated[j] * y[j]);
+        }
+        scores[t] = scale * sum;
+        sizes s = page.at.open ? (sizes){ 0 } : sizes_of(p, page.at.page, (uint32_t)t % 64, page.valid);
+        if (p->grouping == KVANT_CUDA_GROUP_TOKENS32) /* rounded to fp16 once more */
+            of_scales = largest_code(codec) * (0x1p-11 * q1 * s.scale + 0x1p-25 * unit * d);
+        if (kvant_cuda_has_chunks(p->kind) && !page.at.open)
+            of_scales = CHUNK_RELATIVE * qy + CHUNK_ABSOLUTE * s.scale * q1;
+        /* last term: fp32 sums of codes of up to 255 with their bias, and exponents of base 2 at most 2^7 */
+        delta = fmax(delta, scale * (unit * 0x1p-12 * y1 + k_error * s.scale * q1 + of_scales +
+                                     (d / 16) * 0x1p-22 * q1 * (s.scale * 255 + s.zero + fabs(y1 / d))) +
+                                fabs(scores[t]) * 0x1p-20);
+    }
+    return delta;
+}
+
+/* Softmax over the decoded rows of sequence b for one query head, and the bound of the head comment. */
+static void compute_reference(const fixture *f, uint32_t b, uint32_t head, reference *r)
+{
+    static rows_of_page page;
+    const attention_case *c = f->c;
+    const kvant_cuda_codec *codec = f->cache.gpu_v;
+    const kvant_cuda_params *p = &codec->params;
+    uint32_t d = c->head_dim, kv = head / (c->n_heads / c->n_kv_heads);
+    int32_t n = c->lengths[b];
+    double *scores = malloc((size_t)n * sizeof *scores), top = -INFINITY, v_error = step_error(f->cache.gpu_v);
+    double delta = score_errors(f, b, kv, f->q + ((size_t)b * c->n_heads + head) * d, scores);
+    for (int32_t t = 0; t < n; t++)
+        top = fmax(top, scores[t]);
+    double total = 0, norms = 0, rounded = 0, summed = 0, largest = 0, small = 0, small_zero = 0,
+           weighted_scale = 0;
+    double root = sqrt(d), code = largest_code(codec);
+    memset(r->out, 0, sizeof r->out);
+    for (int32_t t = 0; t < n; t++) {
+        const float *row = row_at(f, KVANT_ROLE_V, b, t, kv, &page);
+        double w = exp(scores[t] - top), norm = 0;
+        for (uint32_t j = 0; j < d; j++) {
+            r->out[j] += w * row[j];
+            norm += (double)row[j] * row[j];
+        }
+        total += w;
+        norms += w * sqrt(norm);
+        if (page.at.open) { /* weights are relative to the page's largest */
+            rounded += w * sqrt(norm);
+            summed += w * sqrt(norm);
+            small_zero += sqrt(norm);
+            largest = fmax(largest, w * 0x1p-16);
+            continue;
+        }
+        sizes s = sizes_of(p, page.at.page, (uint32_t)t % 64, page.valid);
+        weighted_scale += w * s.scale;
+        summed += w * (s.scale * code + s.zero) * root;
+        if (p->grouping == KVANT_CUDA_GROUP_TOKEN) {
+            rounded += w * s.scale * code * root;
+            small += code * root;
+            largest = fmax(largest, w * s.scale);
+        } else if (p->grouping == KVANT_CUDA_GROUP_TOKENS32) { /* weights without a scale */
+            rounded += w * (s.scale * code + s.zero) * root;
+            small_zero += (s.scale * code + s.zero) * root;
+        } else { /* weight, scale and product are rounded, zero points too */
+            rounded += w * (2 * s.scale * code + s.zero) * root;
+            small += (3 * code + s.zero / s.page_scale) * root;
+            summed += w * s.page_zero * 0x1p-3 * root; /* 2^-25 for a zero point, as 2^-22 of an eighth */
+            largest = fmax(largest, w * s.page_scale);
+        }
+    }
+    double factor = 1; /* the largest */
+    for (uint32_t j = 0; j < d; j++) {
+        double own = f->v_factors ? f->v_factors[kv * d + j] : 1;
+        r->out[j] = own * r->out[j] / total + (f->center ? f->center[kv * d + j] : 0);
+        factor = fmax(factor, own);
+    }
+    const double of_chunks =
+        kvant_cuda_has_chunks(p->kind) ? CHUNK_RELATIVE * norms + CHUNK_ABSOLUTE * weighted_scale * root : 0;
+    double norm = 0, growth = exp(2 * delta) - 1,
+           rounding = c->type == KVANT_CUDA_F32   ? 0x1p-22
+                      : c->type == KVANT_CUDA_F16 ? 0x1p-11
+                                                  : 0x1p-8;
+    for (uint32_t j = 0; j < d; j++)
+        norm += r->out[j] * r->out[j];
+    r->lse = top + log(total);
+    r->lse_bound = delta + 0x1p-20 * (1 + fabs(r->lse));
+    r->bound = (growth * norms + 0x1p-11 * rounded + 0x1p-25 * (largest * small + small_zero) +
+                v_error * weighted_scale * root + of_chunks + (n / 16 + 16) * 0x1p-22 * summed) /
+                   total * factor +
+               rounding * sqrt(norm) + (c->type == KVANT_CUDA_F16 ? 0x1p-25 * root : 0);
+    free(scores);
+}
+
+void check_head(fixture *f, const void *out, const float *lse, uint32_t b, uint32_t head)
+{
+    const attention_case *c = f->c;
+    uint32_t d = c->head_dim;
+    size_t at = ((size_t)b * c->n_heads + head) * d;
+    if (c->lengths[b] <= 0) {
+        for (uint32_t j = 0; j < d; j++)
+            assert_true(from_type(out, at + j, c->type) == 0);
+        assert_true(lse[b * c->n_heads + head] == -INFINITY);
+        return;
+    }
+    reference r;
+    compute_reference(f, b, head, &r);
+    double error = 0;
+    for (uint32_t j = 0; j < d; j++) {
+        double difference = from_type(out, at + j, c->type) - r.out[j];
+        error += difference * difference;
+    }
+    error = sqrt(error);
+    f->worst = fmax(f->worst, error / r.bound);
+    if (!(error <= r.bound))
+        fail_msg("%s / %s, head_dim %u, sequence %u of %d tokens, head %u: error %g, bound %g", c->k_spec,
+                 c->v_spec, d, b, c->lengths[b], head, error, r.bound);
+    if (!(fabs(lse[b * c->n_heads + head] - r.lse) <= r.lse_bound))
+        fail_msg("%s, head_dim %u, sequence %u, head %u: log-sum-exp %g, reference %g, bound %g", c->k_spec, d, b,
+                 head, lse[b * c->n_heads + head], r.lse, r.lse_bound);
+}

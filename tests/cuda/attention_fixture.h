@@ -1,0 +1,52 @@
+/* attention_fixture.h - decode attention on the GPU against softmax in double precision over the CPU decoder's rows: a paged cache
+ * with queries, the reference with its derived bound, a run that checks every head. */
+#ifndef KVANT_TESTS_ATTENTION_FIXTURE_H
+#define KVANT_TESTS_ATTENTION_FIXTURE_H
+
+#include "cuda_support.h"
+
+enum { MAX_D = 256 };
+
+typedef struct attention_case {
+    const char *k_spec, *v_spec;
+    uint32_t head_dim, n_kv_heads, n_heads, batch;
+    kvant_cuda_type type;
+    const int32_t *lengths;
+    bool center;    /* of values, and factors of both */
+    float key_size; /* how sharp the softmax is */
+    uint32_t open;  /* 0: no open blocks; 1: all; n: about one of n, and the last of every sequence */
+} attention_case;
+
+typedef struct fixture {
+    const attention_case *c;
+    test_cache cache;
+    test_open_pool open;
+    uint32_t blocks_per_row;
+    int32_t *table;
+    float *q, *center, *k_factors, *v_factors;
+    void *gpu_q, *gpu_out, *gpu_table, *gpu_lengths, *gpu_center, *gpu_k_factors, *gpu_v_factors, *workspace;
+    float *gpu_lse;
+    size_t q_bytes, out_bytes, workspace_bytes;
+    double worst; /* error / bound */
+} fixture;
+
+typedef struct located {
+    const kvant_codec *codec;
+    void *page;
+    bool open;
+} located;
+
+void fixture_open(fixture *f, const attention_case *c);
+void fixture_close(fixture *f);
+kvant_cuda_attention_args attention_args(const fixture *f);
+/* The page of sequence b that holds token t. */
+located locate(const fixture *f, kvant_role role, uint32_t b, int32_t t, uint32_t kv_head);
+
+/* One head's output and log-sum-exp within the bound of attention_bound.c. */
+void check_head(fixture *f, const void *out, const float *lse, uint32_t b, uint32_t head);
+
+/* Runs once, checks every head, then replays a graph three times into poisoned outputs and wants the same
+ * bytes. */
+void run_attention(const attention_case *c);
+
+#endif
