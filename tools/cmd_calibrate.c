@@ -321,7 +321,7 @@ static bool check_settings(settings *s)
                  (unsigned long)s->clusters[s->n_codebooks - 1]);
         return false;
     }
-    return engine_options_finish(&s->engine, "calibrate");
+    return engine_model_options_finish(&s->engine, "calibrate");
 }
 
 int command_calibrate(int argc, char **argv)

@@ -177,7 +177,7 @@ static bool check_settings(settings *s)
         hint("-o model.safetensors");
         return false;
     }
-    return engine_options_finish(&s->engine, "capture");
+    return engine_model_options_finish(&s->engine, "capture");
 }
 
 int command_capture(int argc, char **argv)

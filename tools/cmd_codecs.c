@@ -2,6 +2,7 @@
 #include "args.h"
 #include "command.h"
 #include "report.h"
+#include "settings_table.h"
 
 #include <kvant/calibration.h>
 #include <kvant/codec.h>
@@ -10,16 +11,17 @@
 #include <stdlib.h>
 #include <string.h>
 
-enum { OPT_HEAD_DIM, OPT_JSON };
+enum { OPT_HEAD_DIM, OPT_CONFIG, OPT_JSON };
 
 static const arg_option options[] = {
     { OPT_HEAD_DIM, 'd', "head-dim", "N", "head dimension to count bits for, 1 to 512 (default 128)" },
+    { OPT_CONFIG, 0, "config", "FILE", "the codecs of a settings file instead, layer by layer" },
     { OPT_JSON, 0, "json", NULL, "one JSON array of flat objects" },
 };
 
 static const arg_spec spec = {
     .command = "codecs",
-    .usage = "[--head-dim N] [--json]",
+    .usage = "[--head-dim N | --config FILE] [--json]",
     .about = "Lists the codecs. Bits of K and V count every stored byte of a page, scales and padding\n"
              "included, a number; nominal bits are what the paper counts, the mean of K and V.",
     .options = options,
@@ -29,6 +31,7 @@ static const arg_spec spec = {
 
 typedef struct settings {
     uint32_t head_dim;
+    const char *config;
     bool json;
 } settings;
 
@@ -37,6 +40,8 @@ static bool handle(void *user, int id, const char *value)
     settings *s = user;
     if (id == OPT_JSON)
         return s->json = true;
+    if (id == OPT_CONFIG)
+        return (s->config = value) != NULL;
     return args_u32("--head-dim", value, 1, KVANT_MAX_HEAD_DIM, &s->head_dim);
 }
 
@@ -173,6 +178,8 @@ int command_codecs(int argc, char **argv)
     const int code = args_parse_all(&spec, argc, argv, handle, &s);
     if (code >= 0)
         return code;
+    if (s.config != NULL)
+        return settings_table_print(s.config, s.json);
     listing *list = calloc(1, sizeof *list);
     if (list == NULL) {
         complain("out of memory");

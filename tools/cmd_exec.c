@@ -7,6 +7,7 @@
  */
 #define _GNU_SOURCE
 #include "args.h"
+#include "choices.h"
 #include "command.h"
 #include "plugin.h"
 
@@ -17,10 +18,14 @@
 #include <string.h>
 #include <unistd.h>
 
-enum { OPT_K, OPT_V, OPT_PROTECT, OPT_PROTECT_CODEC, OPT_CALIBRATION, OPT_ACCEL };
+enum { OPT_PRESET, OPT_CONFIG, OPT_K, OPT_V, OPT_PROTECT, OPT_PROTECT_CODEC, OPT_CALIBRATION, OPT_ACCEL };
 
 static const arg_option options[] = {
-    { OPT_K, 'k', "codec-k", "SPEC", "codec of keys (default: KVANT_K, else " DEFAULT_K ")" },
+    { OPT_PRESET, 0, "preset", "NAME",
+      "quality, balanced or small: about 5, 4 and 3 bits (default:\nKVANT_PRESET, else " KVANT_PRESET_DEFAULT ")" },
+    { OPT_CONFIG, 0, "config", "FILE",
+      "a codec for each layer, from a settings file (default:\nKVANT_CONFIG); kvant tune makes it" },
+    { OPT_K, 'k', "codec-k", "SPEC", "codec of keys instead (default: KVANT_K); see kvant codecs" },
     { OPT_V, 'v', "codec-v", "SPEC", "codec of values (default: the one of -k, else KVANT_V)" },
     { OPT_PROTECT, 0, "protect", "N",
       "the first N and the last N layers use another codec\n"
@@ -28,7 +33,8 @@ static const arg_option options[] = {
     { OPT_PROTECT_CODEC, 0, "protect-codec", "SPEC",
       "that codec, for keys and values (default:\nKVANT_PROTECT_CODEC, else " PLUGIN_PROTECT_CODEC ")" },
     { OPT_CALIBRATION, 0, "calibration", "FILE",
-      "for codecs that need one; kvant calibrate makes it\n(default: KVANT_CALIBRATION)" },
+      "what some codecs and all presets use; kvant calibrate makes it\n"
+      "(default: KVANT_CALIBRATION, else model.kvcal beside the\nprogram's -m model.gguf)" },
     { OPT_ACCEL, 0, "accel", NULL,
       "no codecs: the cache stays llama.cpp's own (-ctk and -ctv of\n"
       "the program: f16, q8_0, q4_0, ...), its attention is kvant's" },
@@ -36,7 +42,8 @@ static const arg_option options[] = {
 
 static const arg_spec spec = {
     .command = "exec",
-    .usage = "[-k SPEC] [-v SPEC] [--protect N] [--calibration FILE] [--accel] [--] PROGRAM [ARGUMENTS]",
+    .usage = "[--preset NAME | --config FILE | -k SPEC [-v SPEC]] [--protect N] [--calibration FILE]\n"
+             "                  [--accel] [--] PROGRAM [ARGUMENTS]",
     .about = "Runs a llama.cpp program (llama-server, llama-cli, llama-bench, ...) with kvant's KV cache. Sets\n"
              "GGML_BACKEND_PATH, KVANT_K, KVANT_V and the like, and for programs named llama* adds --device\n"
              "KVANT, -ngl 99 and -fa on unless they are given; with --accel, -fa on and -ot none=CPU. Other\n"
@@ -44,12 +51,15 @@ static const arg_spec spec = {
     .options = options,
     .n_options = sizeof options / sizeof *options,
     .notes = "exit code: the program's; 127 when it does not exist.\n\nexample:\n"
-             "  kvant exec -k turboquant-4 -- llama-server -m model.gguf -c 32768\n"
+             "  kvant exec -- llama-server -m model.gguf -c 32768\n"
+             "  kvant exec --preset small -- llama-server -m model.gguf -c 32768\n"
              "  kvant exec --accel -- llama-server -m model.gguf -c 32768 -ctk q8_0 -ctv q8_0",
 };
 
 typedef struct exec_options {
     plugin_settings plugin;
+    const char *preset;
+    bool from_environment; /* what chooses the codecs */
     bool accel;
     const char *codec_option; /* the last one given, or NULL */
 } exec_options;
@@ -63,6 +73,8 @@ static bool handle(void *user, int id, const char *value)
         if (options[i].id == id)
             o->codec_option = options[i].name;
     switch (id) {
+    case OPT_PRESET: o->preset = value; return true;
+    case OPT_CONFIG: o->plugin.config = value; return true;
     case OPT_K: o->plugin.k = value; return true;
     case OPT_V: o->plugin.v = value; return true;
     case OPT_PROTECT: return args_u32("--protect", value, 0, PLUGIN_MAX_PROTECT, &o->plugin.protect);
@@ -78,18 +90,36 @@ static const char *env_or_null(const char *name)
 }
 
 /* -k alone means "both": a reader of `-k turboquant-4` does not expect 16-bit values beside it. */
-static void resolve_specs(plugin_settings *s)
+static void complete_specs(plugin_settings *s)
 {
     const bool k_given = s->k != NULL;
     if (s->k == NULL)
         s->k = env_or_null(PLUGIN_ENV_K);
     if (s->v == NULL && !k_given)
         s->v = env_or_null(PLUGIN_ENV_V);
-    const bool none_given = s->k == NULL && s->v == NULL;
     if (s->k == NULL)
-        s->k = none_given ? DEFAULT_K : s->v;
+        s->k = s->v;
     if (s->v == NULL)
-        s->v = none_given ? DEFAULT_V : s->k;
+        s->v = s->k;
+}
+
+/* What chooses the codecs: a preset, a settings file or specs; of the environment where the command line has none of them. */
+static bool one_choice(exec_options *o)
+{
+    const bool given = o->preset != NULL || o->plugin.config != NULL || o->plugin.k != NULL || o->plugin.v != NULL;
+    o->from_environment = !given;
+    if (!given) {
+        o->preset = env_or_null(PLUGIN_ENV_PRESET);
+        o->plugin.config = env_or_null(PLUGIN_ENV_CONFIG);
+    }
+    if (!given || o->plugin.k != NULL || o->plugin.v != NULL)
+        complete_specs(&o->plugin);
+    if ((o->preset != NULL) + (o->plugin.config != NULL) + (o->plugin.k != NULL) <= 1)
+        return true;
+    complain(given ? "exec: of --preset, --config and -k only one can choose the codecs"
+                   : "exec: of KVANT_PRESET, KVANT_CONFIG and KVANT_K, KVANT_V only one can choose the codecs");
+    hint("leave out all but one of them");
+    return false;
 }
 
 static bool protect_from_environment(plugin_settings *s)
@@ -98,14 +128,31 @@ static bool protect_from_environment(plugin_settings *s)
     return protect == NULL || args_u32(PLUGIN_ENV_PROTECT, protect, 0, PLUGIN_MAX_PROTECT, &s->protect);
 }
 
-static bool check(const plugin_settings *s)
+static bool check_file(const exec_options *o, const kvant_calibration *calibration)
 {
-    kvant_calibration *calibration;
-    if (!plugin_load_calibration(s->calibration, &calibration))
+    const plugin_settings *s = &o->plugin;
+    const char *option = o->from_environment ? PLUGIN_ENV_CONFIG : "--config";
+    settings_file file;
+    if (s->protect > 0 || s->protect_codec != NULL) {
+        complain("exec: --config %s says what every layer uses: no --protect or KVANT_PROTECT beside it",
+                 s->config);
+        hint("leave out one of them");
         return false;
-    const bool ok = plugin_check(s, calibration);
-    kvant_calibration_free(&calibration);
+    }
+    const bool ok = settings_file_load(option, s->config, calibration, &file);
+    settings_file_free(&file);
     return ok;
+}
+
+static bool resolve_preset(const exec_options *o, plugin_settings *s, const kvant_calibration *calibration)
+{
+    kvant_preset preset;
+    const char *name = o->preset != NULL ? o->preset : KVANT_PRESET_DEFAULT;
+    if (!choose_preset(o->from_environment ? PLUGIN_ENV_PRESET : "--preset", name, calibration != NULL, &preset))
+        return false;
+    s->k = preset.k;
+    s->v = preset.v;
+    return true;
 }
 
 /* A flag that a llama.cpp program needs, its other spellings, and the variable that sets it from outside. */
@@ -128,6 +175,9 @@ static const needed_flag needed_by_accel[] = {
     { { "-ot", "--override-tensor", NULL }, "none=CPU", "LLAMA_ARG_OVERRIDE_TENSOR" },
     { { NULL }, NULL, NULL },
 };
+
+/* Not needed by the device: where its calibration may lie. */
+static const needed_flag model_flag = { { "-m", "--model", NULL }, NULL, "LLAMA_ARG_MODEL" };
 
 static const char *given_value(const needed_flag *flag, int argc, char **argv)
 {
@@ -179,13 +229,38 @@ static int exec_failed(const char *program)
     return EXIT_NOT_FOUND;
 }
 
-/* The codecs of the cache, checked, in the environment. 0 or an exit code. */
-static int set_codecs(plugin_settings *s)
+/* The calibration that was named, or the one beside the model that the program is told, where something takes one. */
+static bool find_calibration(plugin_settings *s, const char *model, kvant_calibration **calibration)
 {
-    resolve_specs(s);
-    if (!check(s))
+    static char found[PATH_MAX]; /* stays until the program replaces this one */
+    if (s->calibration != NULL || s->config != NULL)
+        return plugin_load_calibration(s->calibration, calibration);
+    if (s->k == NULL || kvant_codec_check(s->k, KVANT_ROLE_K, NULL, NULL, 0) == KVANT_ERR_UNSUPPORTED ||
+        kvant_codec_check(s->v, KVANT_ROLE_V, NULL, NULL, 0) == KVANT_ERR_UNSUPPORTED)
+        calibration_beside(model, found, sizeof found, calibration);
+    if (*calibration != NULL)
+        s->calibration = found;
+    return true;
+}
+
+static bool check_codecs(const exec_options *o, plugin_settings *s, const char *model)
+{
+    kvant_calibration *calibration = NULL;
+    if (!find_calibration(s, model, &calibration))
+        return false;
+    const bool ok = s->config != NULL                                   ? check_file(o, calibration)
+                    : s->k != NULL || resolve_preset(o, s, calibration) ? plugin_check(s, calibration)
+                                                                        : false;
+    kvant_calibration_free(&calibration);
+    return ok;
+}
+
+/* The codecs of the cache, checked, in the environment. 0 or an exit code. */
+static int set_codecs(exec_options *o, const char *model)
+{
+    if (!one_choice(o) || !check_codecs(o, &o->plugin, model))
         return EXIT_USAGE;
-    return plugin_set(s) ? 0 : EXIT_RUNTIME;
+    return plugin_set(&o->plugin) ? 0 : EXIT_RUNTIME;
 }
 
 /* Without codecs: variables of an earlier use do not matter and must not be checked. */
@@ -211,10 +286,10 @@ int command_exec(int argc, char **argv)
         return code;
     if (rest >= argc) {
         complain("exec: no program given");
-        hint("kvant exec -k " DEFAULT_K " -v " DEFAULT_V " -- llama-server -m model.gguf");
+        hint("kvant exec -- llama-server -m model.gguf");
         return EXIT_USAGE;
     }
-    code = o.accel ? set_accel(&o) : set_codecs(&o.plugin);
+    code = o.accel ? set_accel(&o) : set_codecs(&o, given_value(&model_flag, argc - rest, argv + rest));
     char path[PATH_MAX];
     if (code != 0)
         return code;

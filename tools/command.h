@@ -12,11 +12,6 @@
 #define EXIT_NOT_FOUND 127   /* as shells say it: the program that exec was asked for does not exist */
 #define EXIT_INTERRUPTED 130 /* 128 + SIGINT; what was complete has been printed */
 
-/* The codecs that commands use when none is named: the best quality a bit among those that need no calibration
- * (docs/quality.md). Keys have channels of very different sizes, so they take scales of their own. */
-#define DEFAULT_K "int-4:axis=channel,group=64"
-#define DEFAULT_V "turboquant-4"
-
 int command_codecs(int argc, char **argv);
 int command_plugin_path(int argc, char **argv);
 int command_exec(int argc, char **argv);

@@ -1,4 +1,4 @@
-/* configs.c - configurations from -k, -v and --stock. */
+/* configs.c - configurations from --preset, --config, -k, -v and --stock. */
 #include "configs.h"
 
 #include "args.h"
@@ -55,10 +55,30 @@ bool configs_add_k(kv_configs *list, const char *spec)
     return config != NULL;
 }
 
+/* Its specs follow when it is known whether there is a calibration. */
+bool configs_add_preset(kv_configs *list, const char *name)
+{
+    kvant_preset preset;
+    kv_config *config = choose_preset("--preset", name, false, &preset) ? append(list) : NULL;
+    if (config != NULL)
+        config->preset = preset.name;
+    return config != NULL;
+}
+
+bool configs_add_file(kv_configs *list, const char *path)
+{
+    kv_config *config = append(list);
+    if (config == NULL)
+        return false;
+    config->path = path;
+    config->k = config->v = file_name(path);
+    return true;
+}
+
 bool configs_add_v(kv_configs *list, const char *spec)
 {
     kv_config *last = list->n > 0 ? &list->items[list->n - 1] : NULL;
-    if (last == NULL || last->stock || last->v != NULL) {
+    if (last == NULL || last->k == NULL || last->v != NULL) {
         complain("-v %s has no -k before it", spec);
         hint("give them in pairs: -k SPEC -v SPEC; -k f16 leaves keys as they are");
         return false;
@@ -98,7 +118,7 @@ bool configs_set_fp32(kv_configs *list)
     kv_config *last = list->n > 0 ? &list->items[list->n - 1] : NULL;
     if (last != NULL && !last->stock)
         return last->fp32 = true;
-    complain("--fp32 has no -k before it");
+    complain("--fp32 has no -k, --preset or --config before it");
     hint("give a codec twice to compare: -k SPEC -k SPEC --fp32");
     return false;
 }
@@ -108,7 +128,7 @@ static bool last_takes_codecs(const kv_configs *list, const char *option)
     if (list->n == 0 || !list->items[list->n - 1].stock)
         return true;
     complain("%s: llama.cpp's own cache has no codecs", option);
-    hint("it belongs to the -k before it, or, before the first one, to all");
+    hint("it belongs to the -k or --preset before it, or, before the first one, to all");
     return false;
 }
 
@@ -126,8 +146,14 @@ bool configs_set_protect_codec(kv_configs *list, const char *spec)
 
 plugin_settings configs_plugin_settings(const kv_configs *list, const kv_config *config)
 {
-    return (plugin_settings){ config->k,         config->v,   config->protect, config->protect_codec,
-                              list->calibration, config->fp32 };
+    if (config->path != NULL)
+        return (plugin_settings){ .config = config->path, .calibration = list->calibration, .fp32 = config->fp32 };
+    return (plugin_settings){ .k = config->k,
+                              .v = config->v,
+                              .protect = config->protect,
+                              .protect_codec = config->protect_codec,
+                              .calibration = list->calibration,
+                              .fp32 = config->fp32 };
 }
 
 static const char *protect_codec(const kv_config *config)
@@ -135,6 +161,21 @@ static const char *protect_codec(const kv_config *config)
     if (config->stock || config->protect == 0)
         return NULL;
     return config->protect_codec != NULL ? config->protect_codec : PLUGIN_PROTECT_CODEC;
+}
+
+const char *configs_spec(const kv_config *config, uint32_t layer, uint32_t n_layers, kvant_role role)
+{
+    kvant_settings_layer entry;
+    if (config->path != NULL)
+        return kvant_settings_get_layer(config->file.settings, layer, role, &entry) == KVANT_OK ? entry.spec : NULL;
+    if (layer < config->protect || layer + config->protect >= n_layers)
+        return protect_codec(config);
+    return role == KVANT_ROLE_K ? config->k : config->v;
+}
+
+const kvant_calibration *configs_calibration(const kv_configs *list, const kv_config *config)
+{
+    return config->file.calibration != NULL ? config->file.calibration : list->loaded;
 }
 
 void configs_fill_cells(const kv_configs *list, const kv_config *config, report_cell *cells)
@@ -146,47 +187,95 @@ void configs_fill_cells(const kv_configs *list, const kv_config *config, report_
                                   : "kvant"),
         CELL_TEXT(config->k),
         CELL_TEXT(config->v),
-        CELL_NUMBER(config->stock ? NAN : config->protect),
+        CELL_TEXT(config->preset),
+        CELL_TEXT(config->path),
+        CELL_NUMBER(config->stock || config->path != NULL ? NAN : config->protect),
         CELL_TEXT(protect_codec(config)),
-        CELL_TEXT(config->stock ? NULL : list->calibration),
+        CELL_TEXT(config->stock || config->path != NULL ? NULL : list->calibration),
     };
     memcpy(cells, filled, sizeof filled);
 }
 
-static bool check(const kv_configs *list, const kv_config *config)
+static bool check_protection(const kv_config *config)
 {
-    if (config->protect_codec != NULL && config->protect == 0) {
-        complain("--protect-codec %s without --protect", config->protect_codec);
-        hint("--protect N says how many of the first and of the last layers use it");
+    if (config->path != NULL && (config->protect > 0 || config->protect_codec != NULL)) {
+        complain("--config %s says what every layer uses: no --protect beside it", config->path);
+        hint("--protect belongs to the -k or --preset before it, or, before the first configuration, to all");
         return false;
     }
+    if (config->protect_codec == NULL || config->protect > 0)
+        return true;
+    complain("--protect-codec %s without --protect", config->protect_codec);
+    hint("--protect N says how many of the first and of the last layers use it");
+    return false;
+}
+
+/* A preset always has a use for one; a codec when it cannot be made without. */
+static bool wants_calibration(const kv_config *config)
+{
+    if (config->stock || config->path != NULL)
+        return false;
+    return config->preset != NULL ||
+           kvant_codec_check(config->k, KVANT_ROLE_K, NULL, NULL, 0) == KVANT_ERR_UNSUPPORTED ||
+           (config->v != NULL &&
+            kvant_codec_check(config->v, KVANT_ROLE_V, NULL, NULL, 0) == KVANT_ERR_UNSUPPORTED);
+}
+
+static bool find_calibration(kv_configs *list, const char *model)
+{
+    bool wanted = false;
+    if (list->calibration != NULL)
+        return plugin_load_calibration(list->calibration, &list->loaded);
+    for (size_t i = 0; i < list->n && !wanted; i++)
+        wanted = wants_calibration(&list->items[i]);
+    if (wanted)
+        calibration_beside(model, list->found, sizeof list->found, &list->loaded);
+    if (list->loaded != NULL)
+        list->calibration = list->found;
+    return true;
+}
+
+static bool finish_preset(const kv_configs *list, kv_config *config)
+{
+    kvant_preset preset;
+    if (!choose_preset("--preset", config->preset, list->loaded != NULL, &preset))
+        return false;
+    config->k = preset.k;
+    config->v = preset.v;
+    return true;
+}
+
+static bool finish(const kv_configs *list, kv_config *config)
+{
+    if (config->stock)
+        return true;
+    if (!check_protection(config))
+        return false;
+    if (config->path != NULL)
+        return settings_file_load("--config", config->path, list->loaded, &config->file);
+    if (config->preset != NULL && !finish_preset(list, config))
+        return false;
+    if (config->v == NULL)
+        config->v = config->k;
     const plugin_settings settings = configs_plugin_settings(list, config);
     return plugin_check(&settings, list->loaded);
+}
+
+bool configs_finish(kv_configs *list, const char *model)
+{
+    bool ok = (list->n > 0 || configs_add_preset(list, KVANT_PRESET_DEFAULT)) && find_calibration(list, model);
+    for (size_t i = 0; i < list->n && ok; i++)
+        ok = finish(list, &list->items[i]);
+    if (!ok)
+        configs_free(list);
+    return ok;
 }
 
 void configs_free(kv_configs *list)
 {
     kvant_calibration_free(&list->loaded);
-}
-
-bool configs_finish(kv_configs *list)
-{
-    if (list->n == 0 && !(configs_add_k(list, DEFAULT_K) && configs_add_v(list, DEFAULT_V)))
-        return false;
-    if (!plugin_load_calibration(list->calibration, &list->loaded))
-        return false;
-    for (size_t i = 0; i < list->n; i++) {
-        kv_config *config = &list->items[i];
-        if (config->stock)
-            continue;
-        if (config->v == NULL)
-            config->v = config->k;
-        if (!check(list, config)) {
-            configs_free(list);
-            return false;
-        }
-    }
-    return true;
+    for (size_t i = 0; i < list->n; i++)
+        settings_file_free(&list->items[i].file);
 }
 
 kv_config configs_f16(void)
@@ -212,8 +301,8 @@ size_t configs_after_f16(const kv_configs *list, const kv_config *f16, const kv_
 const char *configs_label(const kv_config *config, char *buffer, size_t bytes)
 {
     const char *prefix = config->accel ? "accel " : config->stock ? "llama.cpp " : config->fp32 ? "fp32 " : "";
-    if (strcmp(config->k, config->v) == 0)
-        snprintf(buffer, bytes, "%s%s", prefix, config->k);
+    if (config->preset != NULL || strcmp(config->k, config->v) == 0)
+        snprintf(buffer, bytes, "%s%s", prefix, config->preset != NULL ? config->preset : config->k);
     else
         snprintf(buffer, bytes, "%s%s/%s", prefix, config->k, config->v);
     const size_t used = strlen(buffer);

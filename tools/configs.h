@@ -1,9 +1,10 @@
-/* configs.h - the KV cache configurations of a command line: `-k SPEC [-v SPEC] [--fp32] [--protect N]` for kvant,
- * `--stock TYPE [--accel]` for llama.cpp's own, in the order given. Protection given before the first of them is that
- * of all. */
+/* configs.h - the KV cache configurations of a command line: `-k SPEC [-v SPEC]`, `--preset NAME` or `--config FILE` for kvant, each
+ * with `[--fp32]` and the first two with `[--protect N]`, `--stock TYPE [--accel]` for llama.cpp's own, in the order given.
+ * Protection given before the first of them is that of all. */
 #ifndef KVANT_TOOLS_CONFIGS_H
 #define KVANT_TOOLS_CONFIGS_H
 
+#include "choices.h"
 #include "plugin.h"
 #include "report.h"
 
@@ -15,9 +16,13 @@
 
 typedef struct kv_config {
     bool stock;
-    bool accel;        /* of stock ones: attention is the plug-in's KVANT_ACCEL device */
-    bool fp32;         /* of kvant's: attention without integer products */
-    const char *k, *v; /* specs, or llama.cpp's names of types; from argv or constant */
+    bool accel; /* of stock ones: attention is the plug-in's KVANT_ACCEL device */
+    bool fp32;  /* of kvant's: attention without integer products */
+    const char *k,
+        *v; /* specs, or llama.cpp's names of types, or the settings file's name; from argv or constant */
+    const char *preset; /* where the specs come from one, or NULL */
+    const char *path;   /* of the settings file, or NULL */
+    settings_file file;
     uint32_t protect;
     const char *protect_codec; /* or NULL */
     enum ggml_type type_k, type_v;
@@ -29,9 +34,13 @@ typedef struct kv_configs {
     size_t n;
     uint32_t protect; /* of configurations to come */
     const char *protect_codec;
-    const char *calibration; /* of all; a file, or NULL */
+    const char *calibration; /* of all but settings files; a file, or NULL */
     kvant_calibration *loaded;
+    char found[4096]; /* its path, where it is the one beside the model */
 } kv_configs;
+
+bool configs_add_preset(kv_configs *list, const char *name);
+bool configs_add_file(kv_configs *list, const char *path);
 
 bool configs_add_k(kv_configs *list, const char *spec);
 bool configs_add_v(kv_configs *list, const char *spec);
@@ -39,23 +48,28 @@ bool configs_add_stock(kv_configs *list, const char *types);
 bool configs_stock_type(const char *name, enum ggml_type *type); /* "q8_0"; false after complaining */
 /* For the --stock before it. */
 bool configs_set_accel(kv_configs *list);
-/* For the -k before it. */
+/* For the -k, --preset or --config before it. */
 bool configs_set_fp32(kv_configs *list);
 bool configs_set_protect(kv_configs *list, const char *layers);
 bool configs_set_protect_codec(kv_configs *list, const char *spec);
 
-/* Completes (values as keys where -v was not given), loads the calibration and checks all specs. An empty
- * list becomes DEFAULT_K and DEFAULT_V. */
-bool configs_finish(kv_configs *list);
+/* Completes (values as keys where -v was not given), loads settings files and the calibration, which is that beside the model where
+ * none was named and something takes one, and checks all specs. An empty list becomes the default preset. */
+bool configs_finish(kv_configs *list, const char *model);
 void configs_free(kv_configs *list);
+
+/* What the layer's codec is made of: the spec of a kvant configuration, and the calibration or NULL. n_layers: the model's. */
+const char *configs_spec(const kv_config *config, uint32_t layer, uint32_t n_layers, kvant_role role);
+const kvant_calibration *configs_calibration(const kv_configs *list, const kv_config *config);
 
 /* What the plug-in has to be told for one of them. */
 plugin_settings configs_plugin_settings(const kv_configs *list, const kv_config *config);
 
 /* The first columns of a report about configurations, and their cells. */
-enum { N_CONFIG_COLUMNS = 6 };
+enum { N_CONFIG_COLUMNS = 8 };
 #define CONFIG_COLUMNS                                                                                             \
     { "cache", "cache", COLUMN_TEXT, 0 }, { "k", "K", COLUMN_TEXT, 0 }, { "v", "V", COLUMN_TEXT, 0 },              \
+        { "preset", NULL, COLUMN_TEXT, 0 }, { "config", NULL, COLUMN_TEXT, 0 },                                    \
         { "protect", "protect", COLUMN_NUMBER, 0 }, { "protect_codec", NULL, COLUMN_TEXT, 0 },                     \
     {                                                                                                              \
         "calibration", NULL, COLUMN_TEXT, 0                                                                        \
@@ -69,7 +83,7 @@ bool configs_is_f16(const kv_config *config);
 /* The order of a comparison: f16, then those of the list that are something else. ordered has room for MAX_CONFIGS + 1; their number. */
 size_t configs_after_f16(const kv_configs *list, const kv_config *f16, const kv_config **ordered);
 
-/* "turboquant-4", or "K/V" when they differ, with "llama.cpp " or "accel " before stock types, "fp32 " before codecs with fp32 products and " protect N SPEC"
+/* "turboquant-4", or "K/V" when they differ, a preset's or a settings file's name, with "llama.cpp " or "accel " before stock types, "fp32 " before codecs with fp32 products and " protect N SPEC"
  * behind protected ones. */
 const char *configs_label(const kv_config *config, char *buffer, size_t bytes);
 

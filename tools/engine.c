@@ -22,6 +22,8 @@ bool engine_option(engine_options *options, int id, const char *value, bool *kno
     *known = true;
     switch (id) {
     case OPT_MODEL: options->model = value; return true;
+    case OPT_PRESET: return configs_add_preset(&options->configs, value);
+    case OPT_CONFIG: return configs_add_file(&options->configs, value);
     case OPT_CODEC_K: return configs_add_k(&options->configs, value);
     case OPT_CODEC_V: return configs_add_v(&options->configs, value);
     case OPT_PROTECT: return configs_set_protect(&options->configs, value);
@@ -47,7 +49,7 @@ static void default_runtime(engine_options *options)
         options->n_threads = machine_cpus();
 }
 
-bool engine_options_finish(engine_options *options, const char *command)
+bool engine_model_options_finish(engine_options *options, const char *command)
 {
     if (options->model == NULL) {
         complain("%s: no model given", command);
@@ -55,7 +57,12 @@ bool engine_options_finish(engine_options *options, const char *command)
         return false;
     }
     default_runtime(options);
-    return configs_finish(&options->configs);
+    return true;
+}
+
+bool engine_options_finish(engine_options *options, const char *command)
+{
+    return engine_model_options_finish(options, command) && configs_finish(&options->configs, options->model);
 }
 
 /* llama.cpp tells much at every level; errors are what a user of this command needs. A line may come in
@@ -247,7 +254,7 @@ struct llama_context *engine_context(engine *e, const kv_config *config, const e
 {
     struct llama_model *model = engine_model(e, config);
     const plugin_settings settings = configs_plugin_settings(&e->options.configs, config);
-    if (model == NULL || (!config->stock && !plugin_set(&settings)) ||
+    if (model == NULL || !engine_fits(e, config) || (!config->stock && !plugin_set(&settings)) ||
         setenv(PLUGIN_ACCEL, config->accel ? "1" : "0", 1) != 0)
         return NULL;
     struct llama_context_params params = ll.llama_context_default_params();

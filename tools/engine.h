@@ -16,6 +16,8 @@
 /* Options that all commands with a model have; ids start high so that commands number theirs from 0. */
 enum {
     OPT_MODEL = 100,
+    OPT_PRESET,
+    OPT_CONFIG,
     OPT_CODEC_K,
     OPT_CODEC_V,
     OPT_STOCK,
@@ -38,8 +40,10 @@ enum {
     { OPT_VERBOSE, 0, "verbose", NULL, "pass on everything that llama.cpp says" }
 #define ENGINE_OPTIONS \
     ENGINE_OPTION_MODEL, \
-    { OPT_CODEC_K, 'k', "codec-k", "SPEC", "codec of keys; see kvant codecs. Without any -k:\n" \
-                                         DEFAULT_K ", values " DEFAULT_V }, \
+    { OPT_PRESET, 0, "preset", "NAME", "quality, balanced or small: about 5, 4 and 3 bits (default\n" \
+                                       KVANT_PRESET_DEFAULT ", where no cache is named)" }, \
+    { OPT_CONFIG, 0, "config", "FILE", "a codec for each layer, from a settings file; kvant tune makes it" }, \
+    { OPT_CODEC_K, 'k', "codec-k", "SPEC", "codec of keys; see kvant codecs" }, \
     { OPT_CODEC_V, 'v', "codec-v", "SPEC", "codec of values (default: the one of the -k before it)" }, \
     { OPT_STOCK, 0, "stock", "TYPE", "llama.cpp's own cache instead: f16, q8_0, q5_1, q4_0,\n" \
                                      "... or two as K/V: q8_0/q4_0" }, \
@@ -48,10 +52,11 @@ enum {
     { OPT_FP32, 0, "fp32", NULL, "attention of the -k before it in fp32: slow, to see what the\n" \
                                  "integer products of the fast kernels cost" }, \
     { OPT_PROTECT, 0, "protect", "N", "the first N and the last N layers use another codec: of the -k\n" \
-                                      "before it, of all when it comes first (default 0)" }, \
+                                      "or --preset before it, of all when it comes first (default 0)" }, \
     { OPT_PROTECT_CODEC, 0, "protect-codec", "SPEC", "that codec, for keys and values (default " \
                                                      PLUGIN_PROTECT_CODEC ")" }, \
-    { OPT_CALIBRATION, 0, "calibration", "FILE", "for codecs that need one; kvant calibrate makes it" }, \
+    { OPT_CALIBRATION, 0, "calibration", "FILE", "what some codecs and all presets use; kvant calibrate makes it\n" \
+                                                 "(default: model.kvcal beside model.gguf)" }, \
     ENGINE_OPTIONS_RUNTIME
 /* clang-format on */
 
@@ -67,8 +72,10 @@ typedef struct engine_options {
 /* Handles the options above; *known is false for other ids. */
 bool engine_option(engine_options *options, int id, const char *value, bool *known);
 
-/* Complains when what every command needs is not there (a model, valid specs); fills in defaults. */
+/* Complains when what every command needs is not there (a model, valid specs); fills in defaults, of which one is the configuration.
+ * engine_model_options_finish does without configurations. */
 bool engine_options_finish(engine_options *options, const char *command);
+bool engine_model_options_finish(engine_options *options, const char *command);
 
 typedef struct engine {
     engine_options options;
@@ -118,8 +125,11 @@ double engine_kv_bytes(const engine *e, const kv_config *config, const kv_meter 
  * differently. 0 when they cannot be read. */
 uint64_t engine_runtime_fingerprint(const engine *e);
 
+/* Whether a settings file is for this model, before minutes of work; complains when it is not. */
+bool engine_fits(engine *e, const kv_config *config);
+
 /* True bits a number, keys and values averaged by their head dimensions. False after complaining, when a
- * codec does not exist for this model's head_dim. */
+ * codec does not exist for this model's head_dim or a settings file is for another model. */
 bool engine_bits(engine *e, const kv_config *config, double *bits);
 
 typedef enum token_kind {

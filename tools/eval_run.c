@@ -210,7 +210,8 @@ static uint64_t config_key(const eval_run *r, const kv_config *c)
     if (!c->stock) {
         const plugin_settings s = configs_plugin_settings(&r->options->engine.configs, c);
         const uint64_t file = s.calibration != NULL ? fingerprint_whole_file(s.calibration) : 0;
-        const uint64_t more[] = { s.protect, s.fp32, file };
+        const uint64_t config = s.config != NULL ? fingerprint_whole_file(s.config) : 0;
+        const uint64_t more[] = { s.protect, s.fp32, file, config };
         h = fingerprint_string(fingerprint_string(h, s.k), s.v);
         h = fingerprint_string(h, s.protect > 0 ? s.protect_codec : NULL);
         h = fingerprint_string(fingerprint_string(h, getenv("KVANT_SEED")), getenv(PLUGIN_ENV_CPU));

@@ -73,6 +73,7 @@
     X(int32_t, llama_model_n_embd, (const struct llama_model *))                                                   \
     X(int32_t, llama_model_n_head, (const struct llama_model *))                                                   \
     X(int32_t, llama_model_n_layer, (const struct llama_model *))                                                  \
+    X(int32_t, llama_model_n_head_kv, (const struct llama_model *))                                                \
     X(int32_t, llama_model_n_swa, (const struct llama_model *))                                                    \
     X(int32_t, llama_model_meta_val_str, (const struct llama_model *, const char *, char *, size_t))               \
     X(const char *, llama_model_chat_template, (const struct llama_model *, const char *))                         \

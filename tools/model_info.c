@@ -10,36 +10,61 @@
 #include <stdlib.h>
 #include <string.h>
 
-/* "<architecture>.attention.<what>", or n_embd / n_head as llama.cpp defaults to. */
-static uint32_t head_dim(const struct llama_model *model, const char *what)
+/* "<architecture>.attention.<what>" of the model's file, 0 when it is not there or no number of layers or channels. */
+static uint32_t meta_number(const struct llama_model *model, const char *what)
 {
     char architecture[64], key[128], value[32];
-    if (ll.llama_model_meta_val_str(model, "general.architecture", architecture, sizeof architecture) > 0) {
-        snprintf(key, sizeof key, "%s.attention.%s", architecture, what);
-        if (ll.llama_model_meta_val_str(model, key, value, sizeof value) > 0) {
-            const unsigned long n = strtoul(value, NULL, 10);
-            if (n > 0 && n <= 65536)
-                return (uint32_t)n;
-        }
-    }
-    const int32_t n_head = ll.llama_model_n_head(model);
-    return n_head > 0 ? (uint32_t)(ll.llama_model_n_embd(model) / n_head) : 0;
+    if (ll.llama_model_meta_val_str(model, "general.architecture", architecture, sizeof architecture) <= 0)
+        return 0;
+    snprintf(key, sizeof key, "%s.attention.%s", architecture, what);
+    if (ll.llama_model_meta_val_str(model, key, value, sizeof value) <= 0)
+        return 0;
+    const unsigned long n = strtoul(value, NULL, 10);
+    return n <= 65536 ? (uint32_t)n : 0;
 }
 
-static bool codec_bits(const char *spec, uint32_t dim, kvant_role role, const kvant_calibration *calibration,
-                       double *bits)
+/* What the file says, or n_embd / n_head as llama.cpp defaults to. */
+static uint32_t head_dim(const struct llama_model *model, const char *what)
+{
+    const uint32_t stated = meta_number(model, what);
+    const int32_t n_head = ll.llama_model_n_head(model);
+    return stated > 0 ? stated : n_head > 0 ? (uint32_t)(ll.llama_model_n_embd(model) / n_head) : 0;
+}
+
+/* Bits of codecs that were asked for before: layers share a few of them. */
+typedef struct known_bits {
+    const char *spec[16];
+    uint32_t dim[16];
+    kvant_role role[16];
+    double bits[16];
+    size_t n;
+} known_bits;
+
+static bool codec_bits(known_bits *known, const char *spec, uint32_t dim, kvant_role role, uint32_t layer,
+                       const kvant_calibration *calibration, double *bits)
 {
     char err[512] = "";
     kvant_codec *codec = NULL;
     kvant_codec_info info = { .size = sizeof info };
+    for (size_t i = 0; i < known->n; i++)
+        if (known->dim[i] == dim && known->role[i] == role && strcmp(known->spec[i], spec) == 0) {
+            *bits = known->bits[i];
+            return true;
+        }
     kvant_status status =
-        kvant_codec_create_calibrated(spec, dim, role, 0, calibration, 0, 0, &codec, err, sizeof err);
+        kvant_codec_create_calibrated(spec, dim, role, 0, calibration, layer, 0, &codec, err, sizeof err);
     if (status == KVANT_OK)
         status = kvant_codec_get_info(codec, &info);
     kvant_codec_free(&codec);
     if (status != KVANT_OK)
         complain("%s at head_dim %lu: %s", spec, (unsigned long)dim, err[0] ? err : kvant_strerror(status));
     *bits = info.true_bits;
+    if (known->n < sizeof known->bits / sizeof *known->bits) {
+        known->spec[known->n] = spec;
+        known->dim[known->n] = dim;
+        known->role[known->n] = role;
+        known->bits[known->n++] = *bits;
+    }
     return status == KVANT_OK;
 }
 
@@ -50,38 +75,83 @@ static double stock_bits(enum ggml_type type)
     return 8.0 * (double)ll.ggml_row_size(type, block) / (double)block;
 }
 
-/* Keys and values averaged by their head dimensions. */
-static bool average_bits(const engine *e, const struct llama_model *model, const char *k_spec, const char *v_spec,
-                         double *bits)
+/* A layer's rows. llama.cpp tells neither kv heads nor head_dim of single layers; where no settings file does, all are taken to
+ * be alike, and heads do not matter. */
+static kvant_settings_layer shape_of(const kv_config *config, uint32_t layer, kvant_role role,
+                                     const uint32_t dims[2])
 {
-    const kvant_calibration *calibration = e->options.configs.loaded;
+    kvant_settings_layer shape = { .n_kv_heads = 1, .head_dim = dims[role] };
+    if (config->path != NULL)
+        kvant_settings_get_layer(config->file.settings, layer, role, &shape);
+    return shape;
+}
+
+/* Layers that keep keys and values of their own: the last ones may use those of others. */
+static uint32_t cache_layers(const struct llama_model *model)
+{
+    const uint32_t n = (uint32_t)ll.llama_model_n_layer(model), shared = meta_number(model, "shared_kv_layers");
+    return shared < n ? n - shared : n;
+}
+
+static bool has_layer_of(const kvant_settings *settings, uint32_t n_layers, kvant_role role, uint32_t head_dim)
+{
+    kvant_settings_layer layer = { .head_dim = 0 };
+    for (uint32_t i = 0; i < n_layers && layer.head_dim != head_dim; i++)
+        kvant_settings_get_layer(settings, i, role, &layer);
+    return layer.head_dim == head_dim;
+}
+
+/* Heads and head_dim are those of the model's file; the plug-in checks every layer of the cache. */
+bool engine_fits(engine *e, const kv_config *config)
+{
+    const struct llama_model *model = engine_model(e, config);
+    kvant_settings_info info = { .size = sizeof info };
+    kvant_settings_layer k;
+    if (model == NULL || config->path == NULL)
+        return model != NULL;
+    const uint32_t n_layers = cache_layers(model), heads = (uint32_t)ll.llama_model_n_head_kv(model);
     const uint32_t dim_k = head_dim(model, "key_length"), dim_v = head_dim(model, "value_length");
-    double k, v;
-    if (!codec_bits(k_spec, dim_k, KVANT_ROLE_K, calibration, &k) ||
-        !codec_bits(v_spec, dim_v, KVANT_ROLE_V, calibration, &v))
-        return false;
-    *bits = (k * dim_k + v * dim_v) / (double)(dim_k + dim_v);
-    return true;
+    const kvant_settings *settings = config->file.settings;
+    kvant_settings_get_info(settings, &info);
+    kvant_settings_get_layer(settings, 0, KVANT_ROLE_K, &k);
+    if (info.n_layers == n_layers && k.n_kv_heads == heads &&
+        has_layer_of(settings, n_layers, KVANT_ROLE_K, dim_k) &&
+        has_layer_of(settings, n_layers, KVANT_ROLE_V, dim_v))
+        return true;
+    complain("--config %s is for another model", config->path);
+    hint("it is for %s: %lu layers, %lu kv heads of %lu; this one has %lu, %lu of %lu",
+         info.model[0] != 0 ? info.model : "one with no name", (unsigned long)info.n_layers,
+         (unsigned long)k.n_kv_heads, (unsigned long)k.head_dim, (unsigned long)n_layers, (unsigned long)heads,
+         (unsigned long)dim_k);
+    return false;
 }
 
 bool engine_bits(engine *e, const kv_config *config, double *bits)
 {
     const struct llama_model *model = engine_model(e, config);
-    if (model == NULL)
+    if (model == NULL || !engine_fits(e, config))
         return false;
+    const uint32_t dims[2] = { head_dim(model, "key_length"), head_dim(model, "value_length") };
     if (config->stock) {
-        const uint32_t dim_k = head_dim(model, "key_length"), dim_v = head_dim(model, "value_length");
-        *bits = (stock_bits(config->type_k) * dim_k + stock_bits(config->type_v) * dim_v) / (double)(dim_k + dim_v);
+        *bits = (stock_bits(config->type_k) * dims[0] + stock_bits(config->type_v) * dims[1]) / (dims[0] + dims[1]);
         return true;
     }
-    const double n_layers = ll.llama_model_n_layer(model);
-    const double n_protected = 2.0 * config->protect < n_layers ? 2.0 * config->protect : n_layers;
-    const char *other = config->protect_codec != NULL ? config->protect_codec : PLUGIN_PROTECT_CODEC;
-    double usual, protected_bits = 0;
-    if (!average_bits(e, model, config->k, config->v, &usual) ||
-        (config->protect > 0 && !average_bits(e, model, other, other, &protected_bits)))
-        return false;
-    *bits = (n_protected * protected_bits + (n_layers - n_protected) * usual) / n_layers;
+    const kvant_calibration *calibration = configs_calibration(&e->options.configs, config);
+    const uint32_t n_layers = cache_layers(model);
+    known_bits known = { .n = 0 };
+    double sum = 0, numbers = 0;
+    for (uint32_t i = 0; i < 2 * n_layers; i++) {
+        const kvant_role role = i % 2 == 0 ? KVANT_ROLE_K : KVANT_ROLE_V;
+        const kvant_settings_layer shape = shape_of(config, i / 2, role, dims);
+        const double n = (double)shape.n_kv_heads * shape.head_dim;
+        double layer_bits;
+        if (!codec_bits(&known, configs_spec(config, i / 2, n_layers, role), shape.head_dim, role, i / 2,
+                        calibration, &layer_bits))
+            return false;
+        sum += layer_bits * n;
+        numbers += n;
+    }
+    *bits = sum / numbers;
     return true;
 }
 

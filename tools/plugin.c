@@ -83,7 +83,8 @@ bool plugin_set(const plugin_settings *s)
 {
     char protect[16];
     snprintf(protect, sizeof protect, "%lu", (unsigned long)s->protect);
-    if (set_or_unset(PLUGIN_ENV_K, s->k) && set_or_unset(PLUGIN_ENV_V, s->v) &&
+    if (set_or_unset(PLUGIN_ENV_PRESET, NULL) && set_or_unset(PLUGIN_ENV_CONFIG, s->config) &&
+        set_or_unset(PLUGIN_ENV_K, s->k) && set_or_unset(PLUGIN_ENV_V, s->v) &&
         set_or_unset(PLUGIN_ENV_PROTECT, s->protect > 0 ? protect : NULL) &&
         set_or_unset(PLUGIN_ENV_PROTECT_CODEC, s->protect_codec) &&
         set_or_unset(PLUGIN_ENV_CALIBRATION, s->calibration) && set_or_unset(PLUGIN_ENV_FP32, s->fp32 ? "1" : NULL))

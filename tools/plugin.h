@@ -10,6 +10,8 @@
 #define PLUGIN_ACCEL "KVANT_ACCEL" /* the other device, and the variable that asks for it */
 #define PLUGIN_ENV_K "KVANT_K"     /* codec spec of keys, read when a context's cache is allocated */
 #define PLUGIN_ENV_V "KVANT_V"
+#define PLUGIN_ENV_PRESET "KVANT_PRESET"
+#define PLUGIN_ENV_CONFIG "KVANT_CONFIG"
 #define PLUGIN_ENV_PROTECT "KVANT_PROTECT"
 #define PLUGIN_ENV_PROTECT_CODEC "KVANT_PROTECT_CODEC"
 #define PLUGIN_ENV_CALIBRATION "KVANT_CALIBRATION"
@@ -29,6 +31,7 @@ bool library_beside_command(const char *file, char *path, size_t bytes);
 
 /* What the plug-in is told. */
 typedef struct plugin_settings {
+    const char *config;        /* a settings file, which says all but the calibration; or NULL */
     const char *k, *v;         /* codec specs */
     uint32_t protect;          /* first and last layers with another codec */
     const char *protect_codec; /* that one; NULL: PLUGIN_PROTECT_CODEC */
@@ -36,7 +39,7 @@ typedef struct plugin_settings {
     bool fp32;                 /* attention without integer products */
 } plugin_settings;
 
-/* Sets the variables of this process. */
+/* Sets the variables of this process. Presets are resolved before: KVANT_PRESET is for those who set variables by hand. */
 bool plugin_set(const plugin_settings *settings);
 
 /* Whether all specs create a codec, with the calibration or without (NULL); complains with the library's own

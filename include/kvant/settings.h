@@ -1,6 +1,7 @@
-/* settings.h - which codec each layer of one model uses for keys and for values: the settings file `model.kvant`.
+/* settings.h - which codecs to use: the settings file `model.kvant`, which gives the keys and values of every layer of one model a
+ * codec, and presets for any model.
  *
- * `kvant tune` writes such files; commands take them with --config, the llama.cpp plug-in as KVANT_CONFIG. The format is text,
+ * `kvant tune` writes settings files; commands take them with --config, the llama.cpp plug-in as KVANT_CONFIG. The format is text,
  * described in docs/tuning.md: lines that one can read and compare, with a version first and a checksum last.
  *
  * A kvant_settings is immutable: any number of threads may read it.
@@ -73,17 +74,37 @@ KVANT_API kvant_status kvant_settings_get_info(const kvant_settings *settings, k
 KVANT_API kvant_status kvant_settings_get_layer(const kvant_settings *settings, uint32_t layer, kvant_role role,
                                                 kvant_settings_layer *entry);
 
+/* Where the settings' calibration lies: the path in the file, from the file's folder. "" when they need none. KVANT_ERR_ARGUMENT
+ * when it does not fit bytes, or when the settings come from no file and the path is not absolute. */
+KVANT_API kvant_status kvant_settings_calibration_path(const kvant_settings *settings, char *path, size_t bytes);
+
 /* Loads the calibration that the settings were made with: from path or, when that is NULL, from where the settings file says,
  * beside itself. *calibration becomes NULL, with KVANT_OK, when they need none. KVANT_ERR_ARGUMENT when the file is another
  * calibration than theirs, or when path is NULL and the settings come from no file; else as kvant_calibration_load. */
 KVANT_API kvant_status kvant_settings_load_calibration(const kvant_settings *settings, const char *path,
                                                        kvant_calibration **calibration, char *err, size_t errlen);
 
-/* Whether every layer's spec makes a codec for its shape, with the calibration (or NULL) of that shape: KVANT_OK, or what
- * kvant_codec_create_calibrated says of the first that does not, with layer and role before it. Takes as long as creating
- * each different codec once. */
+/* Whether every layer's spec makes a codec for its shape with the calibration (or NULL): KVANT_OK, or what
+ * kvant_codec_create_calibrated says of the first that does not, with layer and role before it. Settings that need a calibration
+ * take theirs and no other: KVANT_ERR_ARGUMENT; those that need none ignore it. Takes as long as creating each different codec
+ * once. */
 KVANT_API kvant_status kvant_settings_check(const kvant_settings *settings, const kvant_calibration *calibration,
                                             char *err, size_t errlen);
+
+/* A pair of codecs under a name, for those who do not want to choose. */
+typedef struct kvant_preset {
+    size_t size;      /* set by the caller to sizeof(kvant_preset) */
+    const char *name; /* this and what follows is constant */
+    const char *summary;
+    const char *k, *v; /* specs */
+} kvant_preset;
+
+#define KVANT_PRESET_NAMES "quality, balanced or small" /* all there are, for messages */
+#define KVANT_PRESET_DEFAULT "balanced"                 /* where nothing is asked for */
+
+/* Fills *preset, whose size field must be set. calibrated: not 0 where there is a calibration, which the specs then need.
+ * KVANT_ERR_ARGUMENT when there is none of this name. */
+KVANT_API kvant_status kvant_preset_get(const char *name, int calibrated, kvant_preset *preset);
 
 #ifdef __cplusplus
 }

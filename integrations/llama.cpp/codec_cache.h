@@ -1,6 +1,5 @@
 /* codec_cache.h - one codec object for each (spec, head_dim, role, seed), shared by all layers and buffers,
- * and for specs that need a calibration one for each kv head of each layer; and the calibration files they
- * come from.
+ * and for specs that need a calibration one for each kv head of each layer.
  *
  * Codecs are immutable and may cost tables to create; a model has dozens of layers that all use the same two,
  * and sizing a cache tries several head dimensions. Objects live as long as the process. */
@@ -22,8 +21,5 @@ typedef struct kvp_codec_site {
 
 /* The codec, or NULL with one line in err that names the valid values. Thread-safe. */
 const kvant_codec *kvp_codec_get(const kvp_codec_site *site, char *err, size_t errlen);
-
-/* The calibration in a file, loaded again when the file changed; NULL with one line in err. Thread-safe. */
-const kvant_calibration *kvp_calibration_get(const char *path, char *err, size_t errlen);
 
 #endif /* KVP_CODEC_CACHE_H */

@@ -1,5 +1,5 @@
-/* kv_bind.c - from a cache tensor's name and shape to its codecs and cells: how much to reserve while
- * head_dim and the number of layers are not known, and what is created once they are (see kv_tensor.h). */
+/* kv_bind.c - from a cache tensor's name and shape to its codecs and cells: which spec a layer gets, how much to reserve
+ * while head_dim and the number of layers are not known, and what is created once they are (see kv_tensor.h). */
 #include "kv_tensor.h"
 
 #include <pthread.h>
@@ -58,13 +58,6 @@ static struct kvp_layers *layers_join(uint32_t layer)
     return current;
 }
 
-static bool is_protected(const kvp_kv *kv)
-{
-    uint32_t n = kv->settings.protect;
-
-    return kv->shape.layer < n || kv->shape.layer + n >= kv->layers->n;
-}
-
 bool kvp_kv_name(const char *name)
 {
     if (strncmp(name, "cache_k_l", 9) != 0 && strncmp(name, "cache_v_l", 9) != 0)
@@ -87,7 +80,7 @@ bool kvp_kv_shape_read(const abi_tensor *tensor, kvp_kv_shape *shape, char *err,
     if (tensor->type != ABI_TYPE_F16) {
         snprintf(err, errlen,
                  "the cache type is not f16; kvant compresses what llama.cpp takes for an f16 cache: "
-                 "set -ctk f16 -ctv f16 and choose the codecs with KVANT_K and KVANT_V");
+                 "set -ctk f16 -ctv f16 and choose the codecs with KVANT_PRESET, KVANT_K and KVANT_V");
         return false;
     }
     layer = strtoul(tensor->name + 9, NULL, 10);
@@ -142,29 +135,97 @@ static size_t bytes_for(const kvp_kv_shape *shape, const kvp_settings *settings,
     return bytes;
 }
 
-/* Whether the layer is a protected one shows when the last layer is known, so there has to be room for either
- * codec. */
-static size_t bytes_for_either(const kvp_kv_shape *shape, const kvp_settings *settings, uint32_t head_dim,
-                               char *err, size_t errlen)
+/* What a settings file says of the layer; false, with a line in err, when it is one for another model. */
+static bool config_layer(const kvp_kv_shape *shape, const kvp_settings *settings, uint32_t n_layers,
+                         kvant_settings_layer *layer, char *err, size_t errlen)
 {
-    size_t usual = bytes_for(shape, settings, settings->spec[shape->role], head_dim, err, errlen), other;
+    kvant_settings_info info = { .size = sizeof(info) };
 
-    if (usual == 0 || settings->protect == 0)
-        return usual;
-    other = bytes_for(shape, settings, settings->protect_spec, head_dim, err, errlen);
-    return other == 0 ? 0 : other > usual ? other : usual;
+    if (kvant_settings_get_info(settings->config, &info) != KVANT_OK)
+        return false;
+    if (kvant_settings_get_layer(settings->config, shape->layer, shape->role, layer) != KVANT_OK ||
+        (n_layers != 0 && n_layers != info.n_layers))
+        snprintf(err, errlen,
+                 "the settings file of KVANT_CONFIG is for a model of %u layers (%s), this one has %s%u",
+                 info.n_layers, info.model, n_layers == 0 ? "at least " : "",
+                 n_layers == 0 ? shape->layer + 1 : n_layers);
+    else if ((uint64_t)layer->n_kv_heads * layer->head_dim != shape->row)
+        snprintf(
+            err, errlen,
+            "the settings file of KVANT_CONFIG is for a model with %u kv heads of %u numbers (%s), here are %u "
+            "numbers a row",
+            layer->n_kv_heads, layer->head_dim, info.model, shape->row);
+    else
+        return true;
+    return false;
+}
+
+/* The specs that a layer may get: one, or two while the number of layers, which tells the last ones, is not known (n_layers 0).
+ * 0 of them, with a line in err, when a settings file is for another model. */
+static uint32_t specs_of(const kvp_kv_shape *shape, const kvp_settings *settings, uint32_t n_layers,
+                         const char *specs[2], char *err, size_t errlen)
+{
+    uint32_t n = settings->protect;
+    kvant_settings_layer layer;
+
+    if (settings->config != NULL) {
+        if (!config_layer(shape, settings, n_layers, &layer, err, errlen))
+            return 0;
+        specs[0] = layer.spec;
+        return 1;
+    }
+    specs[0] = settings->spec[shape->role];
+    specs[1] = settings->protect_spec;
+    if (n == 0)
+        return 1;
+    if (n_layers == 0)
+        return 2;
+    if (shape->layer < n || shape->layer + n >= n_layers)
+        specs[0] = settings->protect_spec;
+    return 1;
+}
+
+/* head_dim where something tells it before the graph does, else 0. */
+static uint32_t given_head_dim(const kvp_kv_shape *shape, const kvp_settings *settings)
+{
+    kvant_settings_layer layer;
+
+    return settings->config != NULL &&
+                   kvant_settings_get_layer(settings->config, shape->layer, shape->role, &layer) == KVANT_OK
+               ? layer.head_dim
+               : settings->head_dim;
+}
+
+/* Bytes for the largest of n codecs, 0 with a reason when one of them cannot serve. */
+static size_t bytes_for_any(const kvp_kv_shape *shape, const kvp_settings *settings, const char *const *specs,
+                            uint32_t n, uint32_t head_dim, char *err, size_t errlen)
+{
+    size_t most = 0;
+
+    for (uint32_t i = 0; i < n; i++) {
+        size_t bytes = bytes_for(shape, settings, specs[i], head_dim, err, errlen);
+        if (bytes == 0)
+            return 0;
+        if (bytes > most)
+            most = bytes;
+    }
+    return most;
 }
 
 size_t kvp_kv_reserve(const kvp_kv_shape *shape, const kvp_settings *settings, char *err, size_t errlen)
 {
-    uint32_t first = settings->head_dim ? settings->head_dim : MIN_HEAD_DIM;
-    uint32_t last = settings->head_dim ? settings->head_dim : KVANT_MAX_HEAD_DIM;
+    uint32_t given = given_head_dim(shape, settings);
+    uint32_t first = given ? given : MIN_HEAD_DIM, last = given ? given : KVANT_MAX_HEAD_DIM;
+    const char *specs[2];
+    uint32_t n = specs_of(shape, settings, 0, specs, err, errlen);
     size_t most = 0;
 
+    if (n == 0)
+        return 0;
     snprintf(err, errlen, "no head_dim divides rows of %u numbers; set KVANT_HEAD_DIM to the model's (up to %u)",
              shape->row, KVANT_MAX_HEAD_DIM);
     for (uint32_t head_dim = first; head_dim <= last; head_dim += HEAD_DIM_STEP) {
-        size_t bytes = shape->row % head_dim ? 0 : bytes_for_either(shape, settings, head_dim, err, errlen);
+        size_t bytes = shape->row % head_dim ? 0 : bytes_for_any(shape, settings, specs, n, head_dim, err, errlen);
         if (bytes > most)
             most = bytes;
     }
@@ -215,12 +276,15 @@ static bool get_codecs(const kvp_kv *kv, const char *spec, uint32_t head_dim, co
 
 bool kvp_kv_create_cells(kvp_kv *kv, uint32_t head_dim, char *err, size_t errlen)
 {
-    const char *spec = is_protected(kv) ? kv->settings.protect_spec : kv->settings.spec[kv->shape.role];
-    size_t bytes = bytes_for(&kv->shape, &kv->settings, spec, head_dim, err, errlen);
     kvant_cells_config config = cells_config(&kv->shape, head_dim);
     const kvant_codec **codecs;
+    const char *specs[2];
     kvant_status status;
+    size_t bytes;
 
+    if (specs_of(&kv->shape, &kv->settings, kv->layers->n, specs, err, errlen) == 0)
+        return false;
+    bytes = bytes_for(&kv->shape, &kv->settings, specs[0], head_dim, err, errlen);
     if (bytes == 0)
         return false;
     if (bytes > kv->reserved) {
@@ -233,7 +297,7 @@ bool kvp_kv_create_cells(kvp_kv *kv, uint32_t head_dim, char *err, size_t errlen
         return false;
     }
     config.codecs = codecs;
-    if (!get_codecs(kv, spec, head_dim, codecs, err, errlen)) {
+    if (!get_codecs(kv, specs[0], head_dim, codecs, err, errlen)) {
         free(codecs);
         return false;
     }
@@ -257,6 +321,7 @@ static void note_bound(const kvp_kv *kv)
 
 bool kvp_kv_bind(kvp_kv *kv, uint32_t head_dim)
 {
+    uint32_t given = given_head_dim(&kv->shape, &kv->settings);
     char err[512] = "";
 
     if (kv->head_dim == head_dim)
@@ -267,6 +332,8 @@ bool kvp_kv_bind(kvp_kv *kv, uint32_t head_dim)
         snprintf(err, sizeof(err), "already bound to head_dim %u", kv->head_dim);
     else if (kv->settings.head_dim != 0 && kv->settings.head_dim != head_dim)
         snprintf(err, sizeof(err), "KVANT_HEAD_DIM says %u", kv->settings.head_dim);
+    else if (given != 0 && given != head_dim)
+        snprintf(err, sizeof(err), "the settings file of KVANT_CONFIG says %u", given);
     else if (head_dim == 0 || kv->shape.row % head_dim != 0)
         snprintf(err, sizeof(err), "it does not divide rows of %u numbers", kv->shape.row);
     else if (kvp_kv_create_cells(kv, head_dim, err, sizeof(err))) {
@@ -281,5 +348,7 @@ bool kvp_kv_bind(kvp_kv *kv, uint32_t head_dim)
 
 bool kvp_kv_ready(kvp_kv *kv)
 {
-    return kv->cells != NULL || (kv->settings.head_dim != 0 && kvp_kv_bind(kv, kv->settings.head_dim));
+    uint32_t given = given_head_dim(&kv->shape, &kv->settings);
+
+    return kv->cells != NULL || (given != 0 && kvp_kv_bind(kv, given));
 }

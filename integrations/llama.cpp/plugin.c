@@ -68,8 +68,11 @@ abi_reg *ggml_backend_init(void)
         return NULL;
     }
     kvp_log_set_verbose(settings.verbose);
-    kvp_note("ggml %s, back-end API %d; keys %s, values %s", kvp_api.version, kvp_api.api,
-             settings.spec[KVANT_ROLE_K], settings.spec[KVANT_ROLE_V]);
+    if (settings.config != NULL)
+        kvp_note("ggml %s, back-end API %d; codecs of KVANT_CONFIG", kvp_api.version, kvp_api.api);
+    else
+        kvp_note("ggml %s, back-end API %d; keys %s, values %s", kvp_api.version, kvp_api.api,
+                 settings.spec[KVANT_ROLE_K], settings.spec[KVANT_ROLE_V]);
     reg_device = kvp_device_setup(kvp_api.api, &reg);
     accel_device = kvp_accel_setup(&reg);
     if (accel)

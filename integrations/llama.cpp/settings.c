@@ -9,10 +9,7 @@
 #include <pthread.h>
 
 #include "codec_cache.h"
-
-/* As the command's. */
-#define DEFAULT_K "int-4:axis=channel,group=64"
-#define DEFAULT_V "turboquant-4"
+#include "file_cache.h"
 
 /* A variable that is set to nothing is not set. */
 static const char *given(const char *name)
@@ -78,12 +75,27 @@ static bool read_spec(const char *name, const char *fallback, char *spec, char *
     return true;
 }
 
+/* With a calibration a preset is better than without one. */
+static bool read_preset(const kvp_settings *settings, kvant_preset *preset, char *err, size_t errlen)
+{
+    const char *name = given("KVANT_PRESET");
+
+    *preset = (kvant_preset){ .size = sizeof(*preset) };
+    if (kvant_preset_get(name != NULL ? name : KVANT_PRESET_DEFAULT, settings->calibration != NULL, preset) ==
+        KVANT_OK)
+        return true;
+    snprintf(err, errlen, "KVANT_PRESET=%s is not %s", name, KVANT_PRESET_NAMES);
+    return false;
+}
+
 static bool read_specs(kvp_settings *settings, char *err, size_t errlen)
 {
     const char *k = given("KVANT_K"), *v = given("KVANT_V");
+    kvant_preset preset;
 
-    return read_spec("KVANT_K", v != NULL ? v : DEFAULT_K, settings->spec[KVANT_ROLE_K], err, errlen) &&
-           read_spec("KVANT_V", k != NULL ? k : DEFAULT_V, settings->spec[KVANT_ROLE_V], err, errlen) &&
+    return read_preset(settings, &preset, err, errlen) &&
+           read_spec("KVANT_K", v != NULL ? v : preset.k, settings->spec[KVANT_ROLE_K], err, errlen) &&
+           read_spec("KVANT_V", k != NULL ? k : preset.v, settings->spec[KVANT_ROLE_V], err, errlen) &&
            read_spec("KVANT_PROTECT_CODEC", "f16", settings->protect_spec, err, errlen);
 }
 
@@ -91,6 +103,16 @@ static bool read_specs(kvp_settings *settings, char *err, size_t errlen)
 static const char *source_of(const char *own, const char *other)
 {
     return given(own) == NULL && given(other) != NULL ? other : own;
+}
+
+static bool check_config(const kvp_settings *settings, char *err, size_t errlen)
+{
+    char reason[512] = "";
+
+    if (kvant_settings_check(settings->config, settings->calibration, reason, sizeof(reason)) == KVANT_OK)
+        return true;
+    snprintf(err, errlen, "KVANT_CONFIG=%s: %s", given("KVANT_CONFIG"), reason);
+    return false;
 }
 
 static bool check_specs(const kvp_settings *settings, char *err, size_t errlen)
@@ -116,7 +138,7 @@ static bool check_once(const kvp_settings *settings, char *err, size_t errlen)
     pthread_mutex_unlock(&lock);
     if (ok)
         return true;
-    ok = check_specs(settings, err, errlen);
+    ok = settings->config != NULL ? check_config(settings, err, errlen) : check_specs(settings, err, errlen);
     pthread_mutex_lock(&lock);
     if (ok)
         memcpy(&good, settings, sizeof(good));
@@ -136,6 +158,54 @@ static bool read_calibration(kvp_settings *settings, char *err, size_t errlen)
     if (settings->calibration == NULL)
         snprintf(err, errlen, "KVANT_CALIBRATION=%s: %s", path, reason);
     return settings->calibration != NULL;
+}
+
+/* A settings file says all of it by itself. */
+static bool one_choice(char *err, size_t errlen)
+{
+    static const char *const names[] = { "KVANT_CONFIG", "KVANT_PRESET",  "KVANT_K",
+                                         "KVANT_V",      "KVANT_PROTECT", "KVANT_PROTECT_CODEC" };
+    const bool config = given(names[0]) != NULL, preset = given(names[1]) != NULL;
+
+    for (size_t i = 1; i < sizeof(names) / sizeof(names[0]); i++) {
+        const bool specs = i == 2 || i == 3;
+        if (given(names[i]) == NULL || !(config || (preset && specs)))
+            continue;
+        snprintf(err, errlen, "%s and %s are both set; unset one of them, each chooses the codecs",
+                 config ? names[0] : names[1], names[i]);
+        return false;
+    }
+    return true;
+}
+
+static bool has_checksum(const kvant_calibration *calibration, uint64_t checksum)
+{
+    kvant_calibration_info info = { .size = sizeof(info) };
+
+    return calibration != NULL && kvant_calibration_get_info(calibration, &info) == KVANT_OK &&
+           info.checksum == checksum;
+}
+
+/* The settings file and its calibration: that of KVANT_CALIBRATION if it is the one, else the one that the file names. */
+static bool read_config(kvp_settings *settings, char *err, size_t errlen)
+{
+    const char *path = given("KVANT_CONFIG");
+    char reason[512] = "", calibration[4096];
+    kvant_settings_info info = { .size = sizeof(info) };
+
+    if (path == NULL)
+        return true;
+    settings->config = kvp_config_get(path, reason, sizeof(reason));
+    if (settings->config != NULL && kvant_settings_get_info(settings->config, &info) == KVANT_OK) {
+        if (info.calibration == NULL || has_checksum(settings->calibration, info.calibration_checksum))
+            return true;
+        if (kvant_settings_calibration_path(settings->config, calibration, sizeof(calibration)) != KVANT_OK)
+            snprintf(reason, sizeof(reason), "the path of its calibration %s is too long", info.calibration);
+        else if ((settings->calibration = kvp_calibration_get(calibration, reason, sizeof(reason))) != NULL)
+            return true;
+    }
+    snprintf(err, errlen, "KVANT_CONFIG=%s: %s", path, reason);
+    return false;
 }
 
 /* For the whole process, not for one cache. */
@@ -171,7 +241,8 @@ bool kvp_settings_read(kvp_settings *settings, char *err, size_t errlen)
     settings->head_dim = (uint32_t)head_dim;
     settings->protect = (uint32_t)protect;
     settings->verbose = verbose != 0;
-    return read_calibration(settings, err, errlen) && read_specs(settings, err, errlen) &&
+    return one_choice(err, errlen) && read_calibration(settings, err, errlen) &&
+           read_specs(settings, err, errlen) && read_config(settings, err, errlen) &&
            check_once(settings, err, errlen);
 }
 

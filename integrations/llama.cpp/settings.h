@@ -1,7 +1,9 @@
 /* settings.h - what the user asks for, from environment variables.
  *
- *   KVANT_K, KVANT_V      codec specs of keys and values; one alone is       default int-4:axis=channel,group=64
- *                         that of both                                       and turboquant-4
+ *   KVANT_PRESET          quality, balanced or small                         default balanced
+ *   KVANT_K, KVANT_V      codec specs of keys and values instead; one        default none
+ *                         alone is that of both
+ *   KVANT_CONFIG          a settings file instead: a codec for each layer    default none
  *   KVANT_PROTECT         first and last layers that use another codec       default 0
  *   KVANT_PROTECT_CODEC   that codec, for keys and values                    default f16
  *   KVANT_CALIBRATION     file for the codecs that need one                  default none
@@ -23,12 +25,14 @@
 #include <stdint.h>
 
 #include <kvant/codec.h>
+#include <kvant/settings.h>
 
 #define KVP_MAX_SPEC 256
 #define KVP_MAX_PROTECT 1000
 
 typedef struct kvp_settings {
-    char spec[2][KVP_MAX_SPEC]; /* by kvant_role */
+    const kvant_settings *config; /* or NULL; lives as long as the process. With one the specs below do not count */
+    char spec[2][KVP_MAX_SPEC];   /* by kvant_role */
     char protect_spec[KVP_MAX_SPEC];
     uint32_t protect;
     const kvant_calibration *calibration; /* or NULL; lives as long as the process */

@@ -3,6 +3,7 @@
 #include "settings_internal.h"
 
 #include <inttypes.h>
+#include <limits.h>
 #include <stdbool.h>
 #include <stdio.h>
 #include <string.h>
@@ -203,26 +204,40 @@ kvant_status kvant_settings_get_layer(const kvant_settings *settings, uint32_t l
     return KVANT_OK;
 }
 
+kvant_status kvant_settings_calibration_path(const kvant_settings *settings, char *path, size_t bytes)
+{
+    if (!settings || !path || bytes == 0)
+        return KVANT_ERR_ARGUMENT;
+    const bool relative = settings->calibration[0] && settings->calibration[0] != '/';
+    if (relative && !settings->folder)
+        return KVANT_ERR_ARGUMENT;
+    const char *folder = relative ? settings->folder : "";
+    if (strlen(folder) + strlen(settings->calibration) >= bytes)
+        return KVANT_ERR_ARGUMENT;
+    strcpy(path, folder);
+    strcat(path, settings->calibration);
+    return KVANT_OK;
+}
+
 /* A calibration of the same model made anew is another one: what was measured with the old one does not hold for it. */
-static kvant_status load_theirs(const kvant_settings *s, const char *path, kvant_calibration **calibration,
-                                const kvant_error *error)
+static kvant_status check_theirs(const kvant_settings *s, const kvant_calibration *calibration, const char *name,
+                                 const kvant_error *error)
 {
     kvant_calibration_info info = { .size = sizeof info };
-    KVANT_FORWARD(kvant_calibration_load(path, calibration, error->text, error->size));
-    kvant_status status = kvant_calibration_get_info(*calibration, &info);
-    if (status == KVANT_OK && info.checksum == s->calibration_checksum)
+    KVANT_FORWARD(kvant_calibration_get_info(calibration, &info));
+    if (info.checksum == s->calibration_checksum)
         return KVANT_OK;
-    kvant_calibration_free(calibration);
     return kvant_fail(error, KVANT_ERR_ARGUMENT,
-                      "%s is not the calibration that the settings were made with: its checksum is %016" PRIx64
+                      "%s is not the one that the settings were made with: its checksum is %016" PRIx64
                       ", theirs %016" PRIx64,
-                      path, info.checksum, s->calibration_checksum);
+                      name, info.checksum, s->calibration_checksum);
 }
 
 kvant_status kvant_settings_load_calibration(const kvant_settings *settings, const char *path,
                                              kvant_calibration **calibration, char *err, size_t errlen)
 {
     kvant_error error = { err, errlen };
+    char own[PATH_MAX];
     if (!calibration)
         return kvant_fail(&error, KVANT_ERR_ARGUMENT, "no place for the calibration");
     *calibration = NULL;
@@ -230,18 +245,14 @@ kvant_status kvant_settings_load_calibration(const kvant_settings *settings, con
         return kvant_fail(&error, KVANT_ERR_ARGUMENT, "no settings");
     if (!settings->calibration[0])
         return KVANT_OK;
-    if (path)
-        return load_theirs(settings, path, calibration, &error);
-    if (!settings->folder)
-        return kvant_fail(&error, KVANT_ERR_ARGUMENT, "the settings come from no file, so nothing is beside it");
-    const char *folder = settings->calibration[0] == '/' ? "" : settings->folder;
-    size_t n = strlen(folder) + strlen(settings->calibration) + 1;
-    char *joined = kvant_alloc(n, 1);
-    if (!joined)
-        return kvant_fail(&error, KVANT_ERR_MEMORY, "no memory for a path");
-    kvant_append(joined, n, "%s%s", folder, settings->calibration);
-    kvant_status status = load_theirs(settings, joined, calibration, &error);
-    kvant_free(joined);
+    if (!path && kvant_settings_calibration_path(settings, own, sizeof own) != KVANT_OK)
+        return kvant_fail(&error, KVANT_ERR_ARGUMENT, "the settings do not tell where %s lies",
+                          settings->calibration);
+    path = path ? path : own;
+    KVANT_FORWARD(kvant_calibration_load(path, calibration, err, errlen));
+    kvant_status status = check_theirs(settings, *calibration, path, &error);
+    if (status != KVANT_OK)
+        kvant_calibration_free(calibration);
     return status;
 }
 
@@ -271,7 +282,7 @@ static kvant_status check_layer(const kvant_settings *s, uint32_t i, const kvant
     const kvant_settings_entry *e = &s->entries[i];
     const kvant_role role = i % 2 ? KVANT_ROLE_V : KVANT_ROLE_K;
     kvant_codec *codec;
-    if (calibration)
+    if (calibration && s->calibration[0])
         KVANT_FORWARD(check_calibrated(e, calibration, i / 2, role, error));
     if (seen_before(s, i))
         return KVANT_OK;
@@ -287,6 +298,8 @@ kvant_status kvant_settings_check(const kvant_settings *settings, const kvant_ca
     kvant_error error = { err, errlen };
     if (!settings)
         return kvant_fail(&error, KVANT_ERR_ARGUMENT, "no settings");
+    if (calibration && settings->calibration[0])
+        KVANT_FORWARD(check_theirs(settings, calibration, "the calibration", &error));
     for (uint32_t i = 0; i < 2 * settings->n_layers; i++) {
         char reason[512] = "";
         kvant_error inner = { reason, sizeof reason };

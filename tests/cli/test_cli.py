@@ -6,6 +6,7 @@ import shutil
 import tempfile
 import unittest
 
+import settings
 from testing import KVANT, LIB, PLUGIN, SRC, program, run
 
 OK, RUNTIME, USAGE, NOT_FOUND = 0, 1, 2, 127
@@ -261,9 +262,79 @@ class Exec(unittest.TestCase):
         env = self.environment(KVANT_K="int-8", KVANT_V="f16")
         self.assertEqual((env["KVANT_K"], env["KVANT_V"]), ("int-8", "f16"))
 
-    def test_default_spec(self):
+    def test_default_is_a_preset(self):
         env = self.environment()
-        self.assertEqual((env["KVANT_K"], env["KVANT_V"]), ("int-4:axis=channel,group=64", "turboquant-4"))
+        self.assertEqual((env["KVANT_K"], env["KVANT_V"]), ("trellis-4:center=first,norm=first", "trellis-4:center=first"))
+        self.assertEqual(self.environment("--preset", "balanced")["KVANT_K"], env["KVANT_K"])
+
+    def test_presets(self):
+        for arguments, environment in (["--preset", "small"], {}), ([], {"KVANT_PRESET": "small"}):
+            env = self.environment(*arguments, **environment)
+            self.assertEqual((env["KVANT_K"], env["KVANT_V"]),
+                             ("trellis-3:center=first,norm=first", "trellis-3:center=first"))
+            self.assertNotIn("KVANT_PRESET", env)
+        self.assertEqual(self.environment("--preset", "quality")["KVANT_V"], "trellis-4:center=first")
+        self.assertEqual(self.environment("-k", "int-8", KVANT_PRESET="small")["KVANT_K"], "int-8")
+        for arguments, environment in (["--preset", "large"], {}), ([], {"KVANT_PRESET": "large"}):
+            done = run("exec", *arguments, "--", self.server, **environment)
+            self.assertEqual((done.returncode, done.stdout), (USAGE, ""))
+            self.assertIn("no preset 'large'", done.stderr)
+            self.assertIn("quality, balanced or small", done.stderr)
+
+    def config(self, text):
+        path = pathlib.Path(self.folder.name) / "model.kvant"
+        path.write_text(text)
+        return path
+
+    def test_settings_file(self):
+        path = self.config(settings.plain(2, "1x64", "int-8", "f16"))
+        for arguments, environment in (["--config", path], {"KVANT_K": "int-4"}), ([], {"KVANT_CONFIG": str(path)}):
+            env = self.environment(*arguments, **environment)
+            self.assertEqual(env["KVANT_CONFIG"], str(path))
+            self.assertFalse({"KVANT_K", "KVANT_V", "KVANT_PRESET", "KVANT_PROTECT"} & set(env))
+        self.assertNotIn("KVANT_CONFIG", self.environment("-k", "int-8", KVANT_CONFIG=str(path)))
+
+    def test_settings_file_chooses_alone(self):
+        path = self.config(settings.plain(2, "1x64", "int-8", "f16"))
+        for options in (["-k", "f16"], ["-v", "f16"], ["--preset", "small"], ["--protect", "1"]):
+            done = run("exec", "--config", path, *options, "--", self.server)
+            self.assertEqual((done.returncode, done.stdout), (USAGE, ""), options)
+            self.assertIn("--config", done.stderr)
+            self.assertIn("hint:", done.stderr)
+        done = run("exec", self.server, KVANT_CONFIG=str(path), KVANT_V="f16")
+        self.assertEqual((done.returncode, done.stdout), (USAGE, ""))
+        self.assertIn("KVANT_CONFIG", done.stderr)
+
+    def test_bad_settings_files(self):
+        good = settings.plain(2, "1x64", "int-8", "f16")
+        for text, said in (
+            (good[:-30], "cut short"),
+            (good.replace("int-8", "int-4"), "changed by hand"),
+            (settings.plain(2, "1x64", "int-9", "f16"), "layer 0, keys, int-9: int takes 2 to 8 bits"),
+            (settings.seal("kvant-settings 9\nlayers 1\nk 0 1x64 f16\nv 0 1x64 f16\n"), "version 9"),
+            (settings.seal("kvant-settings 1\nlayers 2\nk 0 1x64 f16\nv 0-1 1x64 f16\n"), "no codec for keys of layer 1"),
+            (settings.seal("kvant-settings 1\nlayers 1\nk 0 1x64 f16\nv 0,0 1x64 f16\n"), "line 4: values of layer 0"),
+            (settings.seal("kvant-settings 1\nlayers 1\ncalibration 0123456789abcdef no.kvcal\n"
+                           "k 0 1x64 f16\nv 0 1x64 f16\n"), "no.kvcal: No such file"),
+            ("a text of another kind, long enough to be a settings file of kvant\n", "not a settings file"),
+            ("", "not a settings file"),
+        ):
+            path = self.config(text)
+            for command in ["exec", "--config", path, "--", self.server], ["codecs", "--config", path]:
+                done = run(*command)
+                self.assertEqual((done.returncode, done.stdout), (USAGE, ""), text)
+                self.assertIn(f"--config {path}: ", done.stderr)
+                self.assertIn(said, done.stderr)
+
+    def test_calibration_beside_the_model_must_be_one(self):
+        model = pathlib.Path(self.folder.name) / "model.gguf"
+        model.write_text("weights")
+        (pathlib.Path(self.folder.name) / "model.kvcal").write_text("no calibration")
+        done = run("exec", self.server, "-m", model)
+        self.assertEqual(done.returncode, OK)
+        self.assertIn("model.kvcal is not used: this is not a calibration file", done.stderr)
+        done = run("exec", "-k", "int-8", self.server, "-m", model)
+        self.assertEqual((done.returncode, done.stderr), (OK, ""))
 
     def test_protected_layers_and_calibration(self):
         env = self.environment("--protect", "2", "--protect-codec", "int-8")
@@ -307,7 +378,8 @@ class Exec(unittest.TestCase):
         self.assertEqual(done.stdout.split(), ["-fa", "auto"])
 
     def test_accel_has_no_codecs(self):
-        for options in (["-k", "int-8"], ["-v", "int-8"], ["--protect", "2"], ["--calibration", "x"]):
+        for options in (["-k", "int-8"], ["-v", "int-8"], ["--protect", "2"], ["--calibration", "x"],
+                        ["--preset", "small"], ["--config", "x"]):
             done = run("exec", "--accel", *options, "--", self.server)
             self.assertEqual((done.returncode, done.stdout), (USAGE, ""), options)
             self.assertIn("--accel", done.stderr)
@@ -401,10 +473,23 @@ class LlamaErrors(unittest.TestCase):
         self.check([*base, "-k", "int-8", "-v", "nonsense"], USAGE, "nonsense")
         self.check([*base, "-v", "int-8"], USAGE, "no -k before it")
         self.check([*base, "--stock", "q8_0", "-v", "int-8"], USAGE, "no -k before it")
-        self.check([*base, "--stock", "q8_0", "--fp32"], USAGE, "no -k before it")
+        self.check([*base, "--stock", "q8_0", "--fp32"], USAGE, "no -k, --preset or --config before it")
         self.check([*base, "--stock", "q3_0"], USAGE, "q3_0", "q8_0")
         self.check([*base, "--stock", "q8_0/"], USAGE, "no cache type ''")
         self.check(["run", "-m", self.file, "-p", "x", "-k", "int-8", "-k", "int-4"], USAGE, "takes one")
+
+    def test_presets_and_settings_files(self):
+        base = ["eval", "-m", self.file, "-f", self.file]
+        good = pathlib.Path(self.folder.name) / "model.kvant"
+        good.write_text(settings.plain(2, "1x64", "int-8", "f16"))
+        self.check([*base, "--preset", "large"], USAGE, "no preset 'large'", "quality, balanced or small")
+        self.check([*base, "--config", self.file], USAGE, "not a settings file")
+        self.check([*base, "--config", "/nowhere.kvant"], USAGE, "/nowhere.kvant", "No such file")
+        for option, value in (("--preset", "small"), ("--config", good)):
+            self.check([*base, option, value, "-v", "int-8"], USAGE, "no -k before it")
+            self.check(["run", "-m", self.file, "-p", "x", "-k", "int-8", option, value], USAGE, "takes one")
+        self.check([*base, "--config", good, "--protect", "1"], USAGE, "no --protect beside it")
+        self.check([*base, "--protect", "1", "--config", good], USAGE, "no --protect beside it")
 
     def test_bad_numbers(self):
         base = ["eval", "-m", self.file, "-f", self.file]

@@ -10,6 +10,7 @@ import tempfile
 import time
 import unittest
 
+import settings
 from testing import KVANT, LIB, MODEL, run
 
 sys.path.insert(0, str(pathlib.Path(__file__).resolve().parents[2] / "scripts"))
@@ -74,6 +75,65 @@ class Calibrate(unittest.TestCase):
         )
         self.assertEqual(row["bytes"], len(self.data))
         self.assertGreater(row["seconds"], 0)
+
+    def beside(self, data):
+        """A folder with the model and this calibration, as users have them."""
+        folder = tempfile.TemporaryDirectory()
+        self.addCleanup(folder.cleanup)
+        model = pathlib.Path(folder.name) / "model.gguf"
+        model.symlink_to(MODEL)
+        (pathlib.Path(folder.name) / "model.kvcal").write_bytes(data)
+        return model
+
+    def eval(self, model, *options):
+        return run("eval", "-m", model, "-f", TEXT, "-c", 64, "--chunks", 1, "--json", *options)
+
+    def test_a_calibration_beside_the_model_is_used_by_itself(self):
+        model = self.beside(self.data)
+        found = str(model.with_suffix(".kvcal"))
+        for options, keys in (([], "trellis-4:transform=file"), (["--preset", "small"], "trellis-3:transform=file"),
+                              (["-k", "int-4:center=file"], "int-4:center=file")):
+            done = self.eval(model, *options)
+            self.assertEqual(done.returncode, OK, done.stderr)
+            self.assertIn(f"using the calibration {found}\n", done.stderr)
+            row = json.loads(done.stdout)[1]
+            self.assertEqual((row["k"], row["calibration"]), (keys, found))
+        done = self.eval(model, "-k", "int-4")
+        self.assertNotIn("calibration", done.stderr)
+        self.assertIsNone(json.loads(done.stdout)[1]["calibration"])
+        done = run("exec", "env", "-u", "A", "-m", model)
+        self.assertIn(f"using the calibration {found}\n", done.stderr)
+
+    def test_a_calibration_beside_of_another_file_is_not_used(self):
+        other = bytearray(self.data)
+        other[32] ^= 1  # the model's fingerprint
+        checksum = 0xCBF29CE484222325
+        for byte in other[:24] + bytes(8) + other[32:]:
+            checksum = (checksum ^ byte) * 0x100000001B3 % 2**64
+        struct.pack_into("<Q", other, 24, checksum)
+        model = self.beside(other)
+        done = self.eval(model)
+        self.assertEqual(done.returncode, OK, done.stderr)
+        self.assertIn("is not used: it was made with another file than model.gguf", done.stderr)
+        self.assertEqual(json.loads(done.stdout)[1]["k"], "trellis-4:center=first,norm=first")
+
+    def test_a_settings_file_takes_its_own_calibration_only(self):
+        folder = pathlib.Path(self.beside(self.data).parent)
+        checksum = struct.unpack_from("<Q", self.data, 24)[0]
+        for stated, code, said in ((checksum, OK, ""), (checksum ^ 1, USAGE, "not the one that the settings were made")):
+            path = folder / "model.kvant"
+            path.write_text(settings.seal(
+                f"kvant-settings 1\nlayers 30\ncalibration {stated:016x} model.kvcal\n"
+                "k 0-29 3x64 trellis-4:transform=file\nv 0-29 3x64 trellis-4:center=file\n"))
+            done = self.eval(MODEL, "--config", path)
+            self.assertEqual(done.returncode, code, done.stderr)
+            self.assertIn(said, done.stderr)
+            if code == OK:
+                row = json.loads(done.stdout)[1]
+                same = json.loads(self.eval(MODEL, "--calibration", self.path, "-k", "trellis-4:transform=file",
+                                            "-v", "trellis-4:center=file").stdout)[1]
+                self.assertEqual(row["kld_mean"], same["kld_mean"])
+                self.assertEqual(row["bits"], same["bits"])
 
     def test_statistics_hang_together(self):
         sites = parse(self.data)

@@ -11,6 +11,7 @@ import sys
 import tempfile
 import unittest
 
+import settings
 from testing import KVANT, LIB, MODEL, PLUGIN, run
 
 sys.path.insert(0, str(pathlib.Path(__file__).resolve().parents[2] / "scripts"))
@@ -76,7 +77,9 @@ class Eval(unittest.TestCase):
             )
             absent = {key for key, value in row.items() if not isinstance(value, (str, int, float))}
             self.assertLessEqual(
-                absent, {"protect", "protect_codec", "calibration", "kld_step", "kld_step_se"}, row
+                absent,
+                {"preset", "config", "protect", "protect_codec", "calibration", "kld_step", "kld_step_se"},
+                row,
             )
             self.assertEqual(row["chunks"], 2)
 
@@ -216,6 +219,50 @@ class Eval(unittest.TestCase):
         self.assertAlmostEqual(ours[1]["kld_mean"] / figure("Mean +KLD"), 1, delta=0.03)
         self.assertAlmostEqual(ours[1]["kld_p99"] / figure("99.0% +KLD"), 1, delta=0.1)
         self.assertAlmostEqual(100 * ours[1]["top1"], figure("Same top p"), delta=1)
+
+
+class Settings(unittest.TestCase):
+    def setUp(self):
+        self.folder = tempfile.TemporaryDirectory()
+        self.addCleanup(self.folder.cleanup)
+        self.path = pathlib.Path(self.folder.name) / "model.kvant"
+
+    def eval(self, *options):
+        return run("eval", "-m", MODEL, "-f", TEXT, "-c", "128", "--chunks", "1", "--json", *options)
+
+    def test_a_settings_file_is_a_configuration(self):
+        self.path.write_text(settings.seal(
+            "kvant-settings 1\nlayers 30\nk 0-4,29 3x64 int-8:group=32\nk 5-28 3x64 f16\nv 0-29 3x64 int-8:group=32\n"))
+        rows = rows_of(self.eval("--config", self.path, "-k", "int-8:group=32", "--preset", "small"))
+        self.assertEqual([row["k"] for row in rows],
+                         ["f16", "model.kvant", "int-8:group=32", "trellis-3:center=first,norm=first"])
+        self.assertEqual([row["config"] for row in rows], [None, str(self.path), None, None])
+        self.assertEqual([row["preset"] for row in rows], [None, None, None, "small"])
+        self.assertEqual([row["bits"] for row in rows], [16, (24 * 16 + 36 * 9) / 60, 9, 3.25])
+        self.assertLess(rows[1]["kld_mean"], rows[3]["kld_mean"])
+
+    def test_the_same_codecs_give_the_same_numbers(self):
+        self.path.write_text(settings.plain(N_LAYERS, f"{N_KV_HEADS}x{HEAD_DIM}", "turboquant-4", "turboquant-3"))
+        rows = rows_of(self.eval("--config", self.path, "-k", "turboquant-4", "-v", "turboquant-3"))
+        for field in ("kld_mean", "ppl", "bits"):
+            self.assertEqual(rows[1][field], rows[2][field], field)
+
+    def test_another_models_settings_file(self):
+        for shape, n_layers in (("3x64", 29), ("2x64", 30), ("3x32", 30), ("1x192", 30)):
+            self.path.write_text(settings.plain(n_layers, shape, "f16", "f16"))
+            for done in (self.eval("--config", self.path),
+                         run("run", "-m", MODEL, "-p", "x", "-n", "1", "--config", self.path)):
+                self.assertEqual((done.returncode, done.stdout), (RUNTIME, ""), shape)
+                self.assertIn(f"--config {self.path} is for another model", done.stderr)
+                self.assertIn("30, 3 of 64", done.stderr)
+
+    def test_the_default_is_balanced(self):
+        rows = rows_of(self.eval())
+        self.assertEqual([row["preset"] for row in rows], [None, "balanced"])
+        done = run("run", "-m", MODEL, "-p", "What is the capital of France?", "-n", "16")
+        self.assertEqual(done.returncode, OK, done.stderr)
+        self.assertIn("Paris", done.stdout)
+        self.assertIn("balanced, 4.25 bits", done.stderr)
 
 
 class Needle(unittest.TestCase):

@@ -1,7 +1,7 @@
 /* test_plugin_settings.c - wrong settings, wrong flags and wrong ggml versions: each is refused with a line
  * that says what to do. Every case is a process of its own (plugin_probe, foreign_loader), because some of
  * them end it. */
-#define _POSIX_C_SOURCE 200809L /* popen */
+#define _POSIX_C_SOURCE 200809L /* popen, mkstemp */
 
 #include <setjmp.h>
 #include <stdarg.h>
@@ -9,6 +9,7 @@
 
 #include <cmocka.h>
 
+#include <stdint.h>
 #include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
@@ -76,9 +77,119 @@ static void verbose_names_codecs(void **state)
     outcome = run("KVANT_VERBOSE=1 KVANT_V=int-8", KVANT_TEST_PROBE, "f16 on");
     assert_true(says(&outcome, "cache_k_l0: int-8"));
     assert_true(says(&outcome, "cache_v_l29: int-8"));
-    outcome = run("KVANT_VERBOSE=1", KVANT_TEST_PROBE, "f16 on");
-    assert_true(says(&outcome, "cache_k_l0: int-4:"));
-    assert_true(says(&outcome, "cache_v_l29: turboquant-4"));
+}
+
+/* The default is one of them. A calibration makes them better codecs; that of another model shows in the message of a codec. */
+static void presets_name_codecs(void **state)
+{
+    static const struct {
+        const char *environment, *k, *v;
+    } cases[] = { { "", "trellis-4:", "trellis-4:" },
+                  { "KVANT_PRESET=balanced", "trellis-4:", "trellis-4:" },
+                  { "KVANT_PRESET=quality", "turboquant-6:", "trellis-4:" },
+                  { "KVANT_PRESET=small", "trellis-3:", "trellis-3:" } };
+
+    (void)state;
+    for (size_t i = 0; i < sizeof(cases) / sizeof(cases[0]); i++) {
+        char environment[256], line[128];
+        struct outcome outcome;
+
+        snprintf(environment, sizeof(environment), "KVANT_VERBOSE=1 %s", cases[i].environment);
+        outcome = run(environment, KVANT_TEST_PROBE, "f16 on");
+        assert_int_equal(outcome.status, 0);
+        snprintf(line, sizeof(line), "cache_k_l0: %s", cases[i].k);
+        assert_true(says(&outcome, line));
+        assert_true(says(&outcome, "center=first,norm=first"));
+        snprintf(line, sizeof(line), "cache_v_l29: %s", cases[i].v);
+        assert_true(says(&outcome, line));
+    }
+}
+
+/* A settings file of text lines and their checksum. */
+static void write_config(const char *path, const char *body)
+{
+    uint64_t checksum = 0xcbf29ce484222325u;
+    FILE *file = fopen(path, "wb");
+
+    assert_non_null(file);
+    for (const char *at = body; *at != '\0'; at++)
+        checksum = (checksum ^ (unsigned char)*at) * 0x100000001b3u;
+    fprintf(file, "%scheck %016llx\n", body, (unsigned long long)checksum);
+    assert_int_equal(fclose(file), 0);
+}
+
+static struct outcome run_config(const char *body, const char *more)
+{
+    char path[] = "/tmp/kvant-config-XXXXXX", environment[256];
+    struct outcome outcome;
+
+    assert_int_not_equal(mkstemp(path), -1);
+    write_config(path, body);
+    snprintf(environment, sizeof(environment), "KVANT_VERBOSE=1 KVANT_CONFIG=%s %s", path, more);
+    outcome = run(environment, KVANT_TEST_PROBE, "f16 on");
+    remove(path);
+    return outcome;
+}
+
+static void settings_file_names_codecs(void **state)
+{
+    struct outcome outcome = run_config("kvant-settings 1\nlayers 30\nk 0,29 3x64 f16\nk 1-28 3x64 int-8\n"
+                                        "v 0-14 3x64 int-4:group=32\nv 15-29 3x64 int-5\n",
+                                        "");
+    char line[64];
+
+    (void)state;
+    assert_int_equal(outcome.status, 0);
+    for (int layer = 0; layer < 30; layer++) {
+        snprintf(line, sizeof(line), "cache_k_l%d: %s", layer, layer == 0 || layer == 29 ? "f16," : "int-8:");
+        assert_true(says(&outcome, line));
+        snprintf(line, sizeof(line), "cache_v_l%d: %s", layer, layer < 15 ? "int-4:group=32," : "int-5:");
+        assert_true(says(&outcome, line));
+    }
+}
+
+/* SmolLM2 has 30 layers of 3 kv heads of 64. */
+static void settings_file_of_another_model_is_refused(void **state)
+{
+    static const struct {
+        const char *body, *said;
+    } cases[] = {
+        { "kvant-settings 1\nmodel M\nlayers 18\nk 0-17 3x64 f16\nv 0-17 3x64 f16\n",
+          "for a model of 18 layers (M), this one has at least 30" },
+        { "kvant-settings 1\nmodel M\nlayers 31\nk 0-30 3x64 f16\nv 0-30 3x64 f16\n",
+          "for a model of 31 layers (M), this one has 30" },
+        { "kvant-settings 1\nmodel M\nlayers 30\nk 0-29 3x64 f16\nv 0-29 2x64 f16\n",
+          "for a model with 2 kv heads of 64 numbers (M)" },
+        { "kvant-settings 1\nmodel M\nlayers 30\nk 0-29 6x32 f16\nv 0-29 3x64 f16\n", "KVANT_CONFIG says 32" },
+    };
+
+    (void)state;
+    for (size_t i = 0; i < sizeof(cases) / sizeof(cases[0]); i++) {
+        struct outcome outcome = run_config(cases[i].body, "");
+        assert_int_not_equal(outcome.status, 0);
+        assert_int_not_equal(outcome.status, 128 + 11);
+        assert_true(says(&outcome, cases[i].said));
+    }
+}
+
+static void settings_file_chooses_alone(void **state)
+{
+    static const char body[] = "kvant-settings 1\nlayers 30\nk 0-29 3x64 f16\nv 0-29 3x64 f16\n";
+    static const char needs[] = "kvant-settings 1\nlayers 30\ncalibration 0123456789abcdef absent.kvcal\n"
+                                "k 0-29 3x64 f16\nv 0-29 3x64 f16\n";
+    static const struct {
+        const char *body, *more, *said;
+    } cases[] = { { body, "KVANT_K=f16", "KVANT_CONFIG and KVANT_K are both set" },
+                  { body, "KVANT_PRESET=small", "KVANT_CONFIG and KVANT_PRESET are both set" },
+                  { body, "KVANT_PROTECT=1", "KVANT_CONFIG and KVANT_PROTECT are both set" },
+                  { needs, "", "absent.kvcal: No such file" } };
+
+    (void)state;
+    for (size_t i = 0; i < sizeof(cases) / sizeof(cases[0]); i++) {
+        struct outcome outcome = run_config(cases[i].body, cases[i].more);
+        assert_int_equal(outcome.status, 3); /* the plug-in declined to load */
+        assert_true(says(&outcome, cases[i].said));
+    }
 }
 
 /* 30 layers of SmolLM2: the last one is only known when all exist. */
@@ -143,6 +254,10 @@ static void bad_values_name_variable_and_valid_values(void **state)
         { "KVANT_K=int-4:recent=x", "recent", "from 0 to" },
         { "KVANT_PROTECT=-1", "KVANT_PROTECT=-1", "from 0 to 1000" },
         { "KVANT_PROTECT_CODEC=f8", "KVANT_PROTECT_CODEC=f8", "there are f32, f16" },
+        { "KVANT_PRESET=large", "KVANT_PRESET=large", "quality, balanced or small" },
+        { "KVANT_PRESET=small KVANT_V=f16", "KVANT_PRESET and KVANT_V are both set", "unset one" },
+        { "KVANT_CONFIG=/nowhere/at.all", "KVANT_CONFIG=/nowhere/at.all", "No such file" },
+        { "KVANT_CONFIG=/dev/null", "KVANT_CONFIG=/dev/null", "not a regular file" },
         { "KVANT_CALIBRATION=/nowhere/at.all", "KVANT_CALIBRATION=/nowhere/at.all", "No such file" },
         { "KVANT_CPU=sse", "KVANT_CPU=sse", "avx512vnni" },
         { "KVANT_VERBOSE=yes", "KVANT_VERBOSE=yes", "from 0 to 1" },
@@ -208,6 +323,10 @@ int main(void)
     const struct CMUnitTest tests[] = {
         cmocka_unit_test(defaults_work),
         cmocka_unit_test(verbose_names_codecs),
+        cmocka_unit_test(presets_name_codecs),
+        cmocka_unit_test(settings_file_names_codecs),
+        cmocka_unit_test(settings_file_of_another_model_is_refused),
+        cmocka_unit_test(settings_file_chooses_alone),
         cmocka_unit_test(first_and_last_layers_are_protected),
         cmocka_unit_test(head_dim_can_be_given),
         cmocka_unit_test(wrong_head_dim_is_refused),

@@ -12,7 +12,7 @@ for header in "$root"/include/kvant/*.h; do
     c++ -std=c++17 -Wall -Wextra -Wpedantic -Werror -I"$root/include" -c "$work/alone.cpp" -o "$work/alone.o"
     echo "$name: C11 and C++17"
 done
-if grep -rnE '#include *"[^"]*(src|base|math|page|kernels|codec|cache|attention)/' "$root/tools" "$root/integrations" \
+if grep -rnE '#include *"[^"]*(src|base|math|page|kernels|codec|cache|attention|calibration|settings)/' "$root/tools" "$root/integrations" \
     --include='*.c' --include='*.h'; then
     echo "tools/ and integrations/ may include public headers only" >&2
     exit 1
