@@ -44,20 +44,22 @@ __device__ __forceinline__ size_t row_place(const AppendArgs &args, const Append
                                             int token, int kv_head)
 {
     const size_t of_head = kv_head * role.row_head_stride;
-    return args.from ? of_head + args.from[blockIdx.x] * role.row_block_stride + token * role.token_stride
-                     : of_head + (size_t)(chunk_at + token) * role.token_stride;
+    const uint32_t at = chunk_at + token;
+    return args.from ? of_head + args.from[at / PAGE_TOKENS] * role.row_block_stride +
+                           at % PAGE_TOKENS * role.token_stride
+                     : of_head + at * role.token_stride;
 }
 
 __device__ __forceinline__ int64_t slot_of(const AppendArgs &args, uint32_t first)
 {
-    const int i = threadIdx.x;
-    if (i >= (int)args.chunk || first + i >= args.n_tokens)
+    const uint32_t at = first + threadIdx.x, block = at / PAGE_TOKENS, token = at % PAGE_TOKENS;
+    if (threadIdx.x >= args.chunk || at >= args.n_tokens)
         return -1;
     if (!args.from)
-        return args.slots[first + i];
+        return args.slots[at];
     const bool there =
-        args.from[blockIdx.x] >= 0 && args.to[blockIdx.x] >= 0 && (!args.tokens || i < args.tokens[blockIdx.x]);
-    return there ? (int64_t)args.to[blockIdx.x] * PAGE_TOKENS + i : -1;
+        args.from[block] >= 0 && args.to[block] >= 0 && (!args.tokens || (int)token < args.tokens[block]);
+    return there ? (int64_t)args.to[block] * PAGE_TOKENS + token : -1;
 }
 
 /* Numbers of pages; a shift, so that no page is that of a negative slot. */
@@ -121,10 +123,10 @@ inline bool is_wide(const AppendRole &role, kvant_cuda_type type)
            role.row_head_stride % unit == 0 && role.row_block_stride % unit == 0;
 }
 
-/* A decode step has few tokens, of different pages: few a block, over many multiprocessors. */
+/* Few tokens, of a decode step or of a page or two that are sealed: few a block, over many multiprocessors. */
 inline uint32_t tokens_a_block(const AppendArgs &args)
 {
-    return args.n_tokens <= 512 && !args.from ? 8 : PAGE_TOKENS;
+    return args.n_tokens <= 512 ? 8 : PAGE_TOKENS;
 }
 
 } // namespace kvant

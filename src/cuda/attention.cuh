@@ -27,7 +27,7 @@ template <class C, int D> constexpr int metadata_bytes()
     int scales = C::GROUP == KVANT_CUDA_GROUP_TOKEN        ? PAGE_TOKENS
                  : C::GROUP == KVANT_CUDA_GROUP_CHANNELS32 ? D / 32 * PAGE_TOKENS
                                                            : PAGE_TOKENS / 32 * D;
-    return scales * (C::BIASED || HAS_CHUNKS<C> ? 2 : 4);
+    return scales * (HAS_ZEROS<C> ? 4 : 2);
 }
 
 template <class C, int D> __host__ __device__ constexpr int page_code_bytes(bool keys)
@@ -43,7 +43,7 @@ template <class KC, class VC> __host__ __device__ constexpr bool one_table()
     if constexpr (std::is_same<KC, VC>::value && HAS_CHUNKS<KC>)
         return KC::SAME_TABLE;
     else
-        return false;
+        return std::is_same<KC, VC>::value && HAS_TRELLIS<KC> && KC::BITS != 4;
 }
 
 /* Warps for slots of so many bytes in so much room. With look-ups of chunks to do, one slot a warp will
@@ -69,12 +69,12 @@ template <class KC, class VC, int D, bool LARGE> struct Shape {
     static constexpr int K_BYTES = K_CODES + metadata_bytes<KC, D>(), V_BYTES = V_CODES + metadata_bytes<VC, D>();
     static constexpr int SUMS = HEADS * (D + 4) * 4; /* a slot also takes the warp's sums when a pair ends */
     static constexpr int SLOT = ((K_BYTES + V_BYTES > SUMS ? K_BYTES + V_BYTES : SUMS) + 127) / 128 * 128;
-    /* Tables of directions of chunks. */
-    static constexpr bool CHUNKS = HAS_CHUNKS<KC> || HAS_CHUNKS<VC>, ONE_TABLE = one_table<KC, VC>();
-    static constexpr int K_TABLE = table_bytes<KC, LARGE, D>(),
-                         V_TABLE = ONE_TABLE ? 0 : table_bytes<VC, LARGE, D>();
+    /* Tables of directions of chunks, or of pairs of levels of a trellis. */
+    static constexpr bool ONE_TABLE = one_table<KC, VC>();
+    static constexpr int K_TABLE = table_bytes<KC, LARGE, D>() + pair_bytes<KC, VC, LARGE, true>(),
+                         V_TABLE = ONE_TABLE ? 0 : table_bytes<VC, LARGE, D>() + pair_bytes<VC, KC, LARGE, false>();
     static constexpr int TABLES = K_TABLE + V_TABLE;
-    static constexpr int ROOM = (!LARGE ? 152000 : CHUNKS ? 222000 : 217000) - TABLES;
+    static constexpr int ROOM = (!LARGE ? 152000 : TABLES ? 222000 : 217000) - TABLES;
     static constexpr int WARPS = warps_for<KC, VC, D, LARGE>(SLOT, ROOM), FIT = ROOM / (WARPS * SLOT),
                          STAGES = FIT < 4 ? FIT : 4;
     /* With one slot a warp, the next K page comes while the V page is worked on. */
@@ -143,7 +143,7 @@ __device__ __forceinline__ Stretch stretch_from(const AttentionArgs &p, const Le
 template <class KC, class VC>
 using ArgsOf = typename std::conditional<HAS_CHUNKS<KC> || HAS_CHUNKS<VC>, ChunkAttentionArgs, AttentionArgs>::type;
 
-/* Tables of directions; the caller synchronises. */
+/* Tables of directions or pairs; the caller synchronises. */
 template <class KC, class VC, int D, bool LARGE>
 __device__ __forceinline__ void fill_tables(uint8_t *tables, const ArgsOf<KC, VC> &p)
 {
@@ -152,6 +152,10 @@ __device__ __forceinline__ void fill_tables(uint8_t *tables, const ArgsOf<KC, VC
         KC::fill(tables, p.k_directions, KC::template copies<LARGE, D>());
     if constexpr (HAS_CHUNKS<VC> && !S::ONE_TABLE)
         VC::fill(tables + S::K_TABLE, p.v_directions, VC::template copies<LARGE, D>());
+    if constexpr (HAS_TRELLIS<KC> && S::K_TABLE > 0)
+        fill_pairs<KC, pair_copies<KC, VC, LARGE>()>(tables, p.k_bytes);
+    if constexpr (HAS_TRELLIS<VC> && !S::ONE_TABLE)
+        fill_pairs<VC, pair_copies<VC, KC, LARGE>()>(tables + S::K_TABLE, p.v_bytes);
 }
 
 /* What unpacking of keys, or of values, needs: a codebook of bytes, or where the table of directions is. */
@@ -162,8 +166,11 @@ __device__ __forceinline__ auto table_of(const ArgsOf<KC, VC> &p, int lane)
     if constexpr (HAS_CHUNKS<C>)
         return chunk_table < C, LARGE, D,
                KEYS || S::ONE_TABLE ? 0 : S::K_TABLE > (KEYS ? p.k_directions : p.v_directions, lane);
+    else if constexpr (HAS_TRELLIS<C> && KEYS && C::BITS == 4)
+        return magnitudes_of(p.k_bytes, p.one);
     else if constexpr (HAS_TRELLIS<C>)
-        return magnitudes_of(KEYS ? p.k_bytes : p.v_bytes, p.one);
+        return pair_table < KEYS || S::ONE_TABLE ? 0 : S::K_TABLE,
+               pair_copies<C, typename std::conditional<KEYS, VC, KC>::type, LARGE>() > (p.one, lane);
     else
         return bytes_of(KEYS ? p.k_bytes : p.v_bytes, p.one);
 }
@@ -325,11 +332,11 @@ template <class KC, class VC, int D, bool OPEN> AttentionKernel kernel_of(bool l
 }
 
 /* A kernel that knows no open pages is 2 to 4 % faster, also where there are none. It is there for the
- * pairs of a kind with itself; for others, for chunks, and for groups, which cannot do without open
+ * pairs of a kind with itself; for others, for chunks, for trellises of many states, and for groups, which cannot do without open
  * pages, it is not worth the time to compile. */
 template <class KC, class VC, int D> AttentionKernel kernel_for(bool large, bool open)
 {
-    if constexpr (std::is_same<KC, VC>::value && KC::GROUP == KVANT_CUDA_GROUP_TOKEN && !HAS_CHUNKS<KC>)
+    if constexpr (std::is_same<KC, VC>::value && KC::GROUP == KVANT_CUDA_GROUP_TOKEN && !HAS_CHUNKS<KC> && memory_of<KC>() <= 8)
         if (!open)
             return kernel_of<KC, VC, D, false>(large);
     return kernel_of<KC, VC, D, true>(large);

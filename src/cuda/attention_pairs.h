@@ -3,7 +3,8 @@
  * A kernel is compiled for each pair and head_dim, so the list is a choice: a kind with itself, and keys
  * of one kind with values of any kind that has no more bits, because at equal bits keys are worth about
  * four times what values are. Of groups of 32 there are the pairs that are in use: kivi-2, innerq-base
- * and innerq-small. Codes of several channels go with their own kind, a trellis with one of equal or fewer bits. What is not here is refused. CMake
+ * and innerq-small. Codes of several channels go with their own kind, a trellis of 256 states with one of
+ * equal or fewer bits, of more states with itself. What is not here is refused. CMake
  * reads this file too: every X(K kind, V kind) with kinds of capital letters becomes a source file of its
  * own, so that pairs compile side by side. */
 #ifndef KVANT_CUDA_ATTENTION_PAIRS_H
@@ -43,7 +44,13 @@
     X(Trellis4, Trellis2) \
     X(Trellis3, Trellis3) \
     X(Trellis3, Trellis2) \
-    X(Trellis2, Trellis2)
+    X(Trellis2, Trellis2) \
+    X(Trellis4S1024, Trellis4S1024) \
+    X(Trellis3S1024, Trellis3S1024) \
+    X(Trellis2S1024, Trellis2S1024) \
+    X(Trellis4S4096, Trellis4S4096) \
+    X(Trellis3S4096, Trellis3S4096) \
+    X(Trellis2S4096, Trellis2S4096)
 /* clang-format on */
 
 #endif

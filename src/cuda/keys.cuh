@@ -10,7 +10,8 @@
 
 #include "query.cuh"
 #include "softmax.cuh"
-#include "trellis.cuh"
+#include "trellis_bytes.cuh"
+#include "trellis_pairs.cuh"
 
 namespace kvant
 {
@@ -57,7 +58,7 @@ __device__ __forceinline__ ScoreFactors<C, D> score_factors(const QueryTile<D> &
 #pragma unroll
     for (int h = 0; h < 2; h++) {
         const int column = 2 * (lane & 3) + h;
-        float x = tile.factor[column] * (C::BIASED ? step * (1 / FIXED_ONE) : 1.0f);
+        float x = tile.factor[column] * (C::BIASED ? step * (1 / FIXED_ONE) : HAS_TRELLIS<C> ? step : 1.0f);
         f.factor[h] = x * code_unit<C>();
         f.factor8[h] = x * (code_unit<C>() / C::ROW8);
         f.base[h] = C::GROUP != KVANT_CUDA_GROUP_TOKEN ? x : x * tile.sum[column] * (C::BIASED ? -bias : 1.0f);
@@ -77,10 +78,10 @@ __device__ __forceinline__ void scale_scores(float (&s)[4][4], const ScoreFactor
         for (int h = 0; h < 2; h++) {
             float &x = s[i / 2][2 * (i & 1) + h];
             float k = i & 1 ? f.factor8[h] : f.factor[h];
-            if constexpr (HAS_CHUNKS<C>)
-                x = x * k * t.scale[i];
-            else if constexpr (C::BIASED)
+            if constexpr (C::BIASED)
                 x = t.scale[i] * (x * k + f.base[h]);
+            else if constexpr (!HAS_ZEROS<C>)
+                x = x * k * t.scale[i];
             else
                 x = x * k * t.scale[i] + t.zero[i] * f.base[h];
         }
@@ -238,7 +239,7 @@ __device__ __forceinline__ void multiply_bytes(const uint8_t *page, const uint32
         high[i / 4][i % 4] = AS_FLOAT ? 0x4b400000 : 0;
     }
     if constexpr (HAS_TRELLIS<C>)
-        for_each_trellis_key_pair<C, D>(page, lane, table, [&](int rt, int pair, const uint32_t(&a)[4]) {
+        for_each_trellis_byte<C, D>(page, lane, table, [&](int rt, int pair, const uint32_t(&a)[4]) {
             mma_unsigned_bytes<false>(low[rt], a, q[2 * pair][0], q[2 * pair][1]);
             mma_unsigned_bytes<true>(high[rt], a, q[2 * pair + 1][0], q[2 * pair + 1][1]);
         });
@@ -271,6 +272,10 @@ __device__ __forceinline__ void score_page(const uint8_t *page, int codes,
         scale_scores<C, D>(s, factors, load_scales<C>(page + codes, lane >> 2, symmetric, offset));
     } else if constexpr (C::BIASED) {
         multiply_bytes<C, D>(page, q, table, lane, s);
+        scale_scores<C, D>(s, factors, load_scales<C>(page + codes, lane >> 2, symmetric, offset));
+    } else if constexpr (HAS_TRELLIS<C>) {
+        for_each_trellis_key<C, D>(
+            page, lane, table, [&](int rt, int ct, const uint32_t(&a)[4]) { mma(s[rt], a, q[ct][0], q[ct][1]); });
         scale_scores<C, D>(s, factors, load_scales<C>(page + codes, lane >> 2, symmetric, offset));
     } else if constexpr (C::GROUP == KVANT_CUDA_GROUP_TOKEN) {
         for_each_tile<C, 4, D / 16>(

@@ -169,6 +169,7 @@ __device__ __forceinline__ void load_operands(const QueryTile<D> &tile, uint32_t
         return;
     } else if constexpr (!C::BIASED) {
         load_pairs<D>(tile.rows, q, lane);
+        reorder<C::ORDER, D / 16>(q);
         return;
     } else
         load_bytes<C, D>(tile, q, lane);

@@ -13,6 +13,7 @@
 
 #include "chunks.cuh"
 #include "rotate.cuh"
+#include "trellis.cuh"
 
 namespace kvant
 {
@@ -21,8 +22,11 @@ constexpr float SLACK = 8;
 constexpr float NEVER = -1e30f;     /* a maximum of nothing; finite, so that differences are numbers */
 constexpr float UNIT = 16777216.0f; /* 2^24: operands are counted in fp16's smallest number */
 
+/* Uniform codes, whose numbers are scale * code + zero. */
+template <class C> constexpr bool HAS_ZEROS = !C::BIASED && !HAS_CHUNKS<C> && !HAS_TRELLIS<C>;
+
 /* scale[i], zero[i] of token 16 (i / 2) + 8 (i mod 2) + row. Symmetric uniform codes are those with zero =
- * offset * scale; codebooks have no zero point, their bias is taken off elsewhere; chunks have neither. */
+ * offset * scale; codebooks have no zero point, their bias is taken off elsewhere; chunks and trellises have neither. */
 struct TokenScales {
     float scale[8], zero[8];
 };
@@ -35,7 +39,7 @@ __device__ __forceinline__ TokenScales load_scales(const uint8_t *metadata, int 
 #pragma unroll
     for (int i = 0; i < 8; i++) {
         t.scale[i] = __half2float(numbers[8 * i]);
-        if constexpr (C::BIASED || HAS_CHUNKS<C>)
+        if constexpr (!HAS_ZEROS<C>)
             t.zero[i] = 0;
         else
             t.zero[i] = symmetric ? offset * t.scale[i] : __half2float(numbers[PAGE_TOKENS + 8 * i]);
@@ -70,7 +74,7 @@ template <class C, int D> struct Accumulator {
     {
         if constexpr (HAS_CHUNKS<C>)
             return C::UNIT;
-        return C::GROUP == KVANT_CUDA_GROUP_TOKENS32 ? 1.0f : UNIT * (C::BIASED ? step : 1.0f);
+        return C::GROUP == KVANT_CUDA_GROUP_TOKENS32 ? 1.0f : UNIT * (C::BIASED || HAS_TRELLIS<C> ? step : 1.0f);
     }
 
     __device__ __forceinline__ void clear()
@@ -166,7 +170,7 @@ template <class C, int D> struct Accumulator {
         sum[1] += total[1];
 #pragma unroll
         for (int i = 0; i < 8; i++) {
-            if constexpr (!C::BIASED && !HAS_CHUNKS<C>) {
+            if constexpr (HAS_ZEROS<C>) {
                 zero[0] += e[i][0] * values.zero[i];
                 zero[1] += e[i][1] * values.zero[i];
             }
@@ -188,7 +192,7 @@ template <class C, int D> struct Accumulator {
 #pragma unroll
             for (int k = 4; k < 32; k *= 2) {
                 sum[h] += __shfl_xor_sync(FULL, sum[h], k);
-                if constexpr (!C::BIASED && !HAS_CHUNKS<C> && C::GROUP == KVANT_CUDA_GROUP_TOKEN)
+                if constexpr (HAS_ZEROS<C> && C::GROUP == KVANT_CUDA_GROUP_TOKEN)
                     zero[h] += __shfl_xor_sync(FULL, zero[h], k);
             }
             const float factor = unit(step);

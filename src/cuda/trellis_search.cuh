@@ -85,7 +85,7 @@ template <int D, int M> struct Search {
     }
 
     /* One step; returns the least of the lane's new metrics, in two halves. lower: taken off those before. */
-    __device__ __forceinline__ uint32_t advance(int from, int cell, uint32_t lower,
+    __device__ __forceinline__ uint32_t advance(int from, const uint32_t (&costs_of_cell)[4], uint32_t lower,
                                                 typename S::Decisions *decisions)
     {
         const uint32_t *before = space.metric[from];
@@ -93,7 +93,7 @@ template <int D, int M> struct Search {
         uint32_t cost[8], flags[S::WORDS] = {}, least = 0xffffffffu;
 #pragma unroll
         for (int z = 0; z < 4; z++) {
-            cost[z] = costs.at[cell][z ^ own];
+            cost[z] = costs_of_cell[z];
             cost[z + 4] = prmt(cost[z], 0, 0x1032);
         }
 #pragma unroll
@@ -120,21 +120,35 @@ template <int D, int M> struct Search {
         return least;
     }
 
+    /* Of subsets 0 to 3 beside the lane's. */
+    __device__ __forceinline__ void load_costs(int at, uint32_t (&cost)[4])
+    {
+        const uint32_t *row = costs.at[space.cells[at]];
+#pragma unroll
+        for (int z = 0; z < 4; z++)
+            cost[z] = row[z ^ own];
+    }
+
     /* Steps -before ... D - 1 from the metrics at 0; returns where those after the last step are. */
     __device__ __forceinline__ int pass(int before)
     {
         int at = before ? (D - before % D) % D : 0, from = 0;
-        uint32_t lower = 0;
+        uint32_t lower = 0, cost[4], next_cost[4];
+        load_costs(at, next_cost);
 #pragma unroll 1
         for (int step = 0; step < before + D; step++) {
-            const uint32_t least =
-                advance(from, space.cells[at], lower, step < before ? nullptr : space.decisions[at][0]);
+            const int next = at + 1 == D ? 0 : at + 1;
+#pragma unroll
+            for (int z = 0; z < 4; z++)
+                cost[z] = next_cost[z];
+            load_costs(next, next_cost); /* sooner than it is needed */
+            const uint32_t least = advance(from, cost, lower, step < before ? nullptr : space.decisions[at][0]);
             lower = 0;
             if ((step + 1) % LOWER_STEPS == 0) {
                 const uint32_t smaller = min(least & 0xffffu, least >> 16);
                 lower = __reduce_min_sync(FULL, smaller) * 0x10001u;
             }
-            at = at + 1 == D ? 0 : at + 1;
+            at = next;
             from = 1 - from;
             __syncwarp();
         }

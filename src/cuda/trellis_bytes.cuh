@@ -1,0 +1,107 @@
+/* trellis_bytes.cuh - levels of trellis codes of 4 bits by look-ups in registers, as bytes: keys.
+ *
+ * A level is a sign and a magnitude, and with the bits of the level's number inverted where the sign is minus, which costs
+ * little inside the exclusive ors, magnitudes are a table of 32 bytes below 128. prmt has 8 entries a look-up, none where the
+ * nibble's highest bit is set and an entry is below 128, so the sum of two look-ups is one among 16; the upper 16 are
+ * two more look-ups of differences, masked. A byte is 128 + level. */
+#ifndef KVANT_CUDA_TRELLIS_BYTES_CUH
+#define KVANT_CUDA_TRELLIS_BYTES_CUH
+
+#include "trellis.cuh"
+
+namespace kvant
+{
+
+/* t: magnitudes 0 to 15; more: what magnitudes 16 to 31 have above them. */
+struct Magnitudes : Bytes {
+    uint32_t more[4], shift1, one;
+};
+
+__device__ __forceinline__ Magnitudes magnitudes_of(const uint32_t (&table)[KVANT_CUDA_TABLE_WORDS], uint32_t one)
+{
+    Magnitudes m;
+    static_cast<Bytes &>(m) = bytes_of(table, one);
+#pragma unroll
+    for (int i = 0; i < 4; i++)
+        m.more[i] = table[4 + i];
+    m.shift1 = one << 31;
+    m.one = one;
+    return m;
+}
+
+/* 128 + or - r in each byte, by what pos and neg have: 0x7f where it is minus. Neither borrows nor carries leave a byte. */
+__device__ __forceinline__ uint32_t sign_bytes(uint32_t r, uint32_t minus, const Magnitudes &table)
+{
+    return (r ^ minus) * table.one + (minus * table.minus1 + 0x80808080u);
+}
+
+/* 4 bits: the levels of the codes in the lower and the upper half of word w, whose numbers' bits 0 to 3 are `number`. */
+__device__ __forceinline__ void look_up32(uint32_t w, uint32_t number, const Magnitudes &table, uint32_t (&x)[2])
+{
+    const uint32_t other = number ^ 0x88888888u;
+#pragma unroll
+    for (int i = 0; i < 2; i++) {
+        const uint32_t s = i ? shift_by(number, table.shift16) : number,
+                       o = i ? shift_by(other, table.shift16) : other, c = i ? shift_by(w, table.shift16) : w;
+        const uint32_t low = prmt(table.t[0], table.t[1], s) * table.one + prmt(table.t[2], table.t[3], o);
+        const uint32_t more = prmt(table.more[0], table.more[1], s) ^ prmt(table.more[2], table.more[3], o);
+        /* Bit 4 of the number is bit 2 of the code, inverted where bit 3, the sign, is 0: a byte, or its sign bit */
+        const uint32_t upper = prmt(0x7f7f7f7fu, 0x80808080u, c), minus = prmt(0x7f7f7f7fu, 0x7f7f7f7fu, c);
+        x[i] = sign_bytes((more & upper) * table.one + low, minus, table);
+    }
+}
+
+/* Levels of 32 codes of 4 bits in four words; x[j]: bytes of word j's lower and upper half. */
+template <int M, class At>
+__device__ __forceinline__ void levels4(const uint32_t (&w)[4], const At &at, const Magnitudes &table,
+                                        uint32_t (&x)[4][2])
+{
+    uint32_t bit1, sign, plane[4], number[4];
+    odd_planes(w, table, bit1, sign);
+    subsets_of<M>(at, ~sign, plane);
+    plane[3] = bit1 ^ ~sign;
+    nibbles_of(plane, table, number);
+#pragma unroll
+    for (int j = 0; j < 4; j++)
+        look_up32(w[j], number[j], table, x[j]);
+}
+
+/* use(row tile, pair of column tiles, bytes) for a key page of codes of 4 bits. */
+template <class C, int D, class F>
+__device__ __forceinline__ void for_each_trellis_byte(const uint8_t *page, int lane, const Magnitudes &table,
+                                                      F &&use)
+{
+    constexpr int M = C::MEMORY, N = D / 16;
+    const uint32_t *words = reinterpret_cast<const uint32_t *>(page);
+    constexpr bool KEEP = D <= 128; /* beyond, words are read twice */
+    uint32_t chain[M + N], w[N][4];
+#pragma unroll
+    for (int u = 0; u < N; u++) {
+        load_words<4>(words + (32 * u + lane) * 4, w[u]);
+        chain[M + u] = low_plane(w[u]);
+    }
+    close_circle<4, M, N>(chain, lane);
+#pragma unroll
+    for (int pair = 0; pair < N / 2; pair++) {
+        uint32_t x[2][4][2];
+#pragma unroll
+        for (int e = 0; e < 2; e++) {
+            const int u = 2 * pair + e;
+            if (!KEEP)
+                load_words<4>(words + (32 * u + lane) * 4, w[u]);
+            levels4<M>(
+                w[u], [&](int j) { return chain[M + u - j]; }, table, x[e]);
+        }
+#pragma unroll
+        for (int rt = 0; rt < 4; rt++) {
+            const uint32_t a[4] = { prmt(x[0][rt][0], x[0][rt][1], 0x6420), prmt(x[0][rt][0], x[0][rt][1], 0x7531),
+                                    prmt(x[1][rt][0], x[1][rt][1], 0x6420),
+                                    prmt(x[1][rt][0], x[1][rt][1], 0x7531) };
+            use(rt, pair, a);
+        }
+    }
+}
+
+} // namespace kvant
+
+#endif
