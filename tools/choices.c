@@ -61,6 +61,30 @@ void settings_file_free(settings_file *file)
     kvant_calibration_free(&file->calibration);
 }
 
+bool needs_calibration(const char *k, const char *v)
+{
+    return kvant_codec_check(k, KVANT_ROLE_K, NULL, NULL, 0) == KVANT_ERR_UNSUPPORTED ||
+           (v != NULL && kvant_codec_check(v, KVANT_ROLE_V, NULL, NULL, 0) == KVANT_ERR_UNSUPPORTED);
+}
+
+bool codec_true_bits(const kvant_settings_layer *made, kvant_role role, uint32_t layer,
+                     const kvant_calibration *calibration, double *bits)
+{
+    char err[512] = "";
+    kvant_codec *codec = NULL;
+    kvant_codec_info info = { .size = sizeof info };
+    kvant_status status = kvant_codec_create_calibrated(made->spec, made->head_dim, role, 0, calibration, layer, 0,
+                                                        &codec, err, sizeof err);
+    if (status == KVANT_OK)
+        status = kvant_codec_get_info(codec, &info);
+    kvant_codec_free(&codec);
+    if (status != KVANT_OK)
+        complain("%s at head_dim %lu: %s", made->spec, (unsigned long)made->head_dim,
+                 err[0] != 0 ? err : kvant_strerror(status));
+    *bits = info.true_bits;
+    return status == KVANT_OK;
+}
+
 /* model.gguf to model.kvcal; false when the name is too long. */
 static bool beside(const char *model, char *path, size_t bytes)
 {

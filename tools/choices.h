@@ -24,6 +24,13 @@ void settings_file_free(settings_file *file);
 /* What lies behind the last slash. */
 const char *file_name(const char *path);
 
+/* Whether a codec of these specs cannot be made without a calibration; v may be NULL. */
+bool needs_calibration(const char *k, const char *v);
+
+/* True bits of a codec, calibrated or not (NULL). False after complaining. */
+bool codec_true_bits(const kvant_settings_layer *made, kvant_role role, uint32_t layer,
+                     const kvant_calibration *calibration, double *bits);
+
 /* Looks for model.kvcal beside model.gguf, says on stderr that it is used and writes its path. *calibration stays NULL where there is
  * none, or where it cannot be used, which is said, too: another model's, or damaged. */
 void calibration_beside(const char *model, char *path, size_t bytes, kvant_calibration **calibration);

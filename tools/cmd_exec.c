@@ -235,8 +235,7 @@ static bool find_calibration(plugin_settings *s, const char *model, kvant_calibr
     static char found[PATH_MAX]; /* stays until the program replaces this one */
     if (s->calibration != NULL || s->config != NULL)
         return plugin_load_calibration(s->calibration, calibration);
-    if (s->k == NULL || kvant_codec_check(s->k, KVANT_ROLE_K, NULL, NULL, 0) == KVANT_ERR_UNSUPPORTED ||
-        kvant_codec_check(s->v, KVANT_ROLE_V, NULL, NULL, 0) == KVANT_ERR_UNSUPPORTED)
+    if (s->k == NULL || needs_calibration(s->k, s->v))
         calibration_beside(model, found, sizeof found, calibration);
     if (*calibration != NULL)
         s->calibration = found;

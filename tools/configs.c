@@ -215,10 +215,7 @@ static bool wants_calibration(const kv_config *config)
 {
     if (config->stock || config->path != NULL)
         return false;
-    return config->preset != NULL ||
-           kvant_codec_check(config->k, KVANT_ROLE_K, NULL, NULL, 0) == KVANT_ERR_UNSUPPORTED ||
-           (config->v != NULL &&
-            kvant_codec_check(config->v, KVANT_ROLE_V, NULL, NULL, 0) == KVANT_ERR_UNSUPPORTED);
+    return config->preset != NULL || needs_calibration(config->k, config->v);
 }
 
 static bool find_calibration(kv_configs *list, const char *model)

@@ -40,32 +40,22 @@ typedef struct known_bits {
     size_t n;
 } known_bits;
 
-static bool codec_bits(known_bits *known, const char *spec, uint32_t dim, kvant_role role, uint32_t layer,
-                       const kvant_calibration *calibration, double *bits)
+static bool known_true_bits(known_bits *known, const kvant_settings_layer *made, kvant_role role, uint32_t layer,
+                            const kvant_calibration *calibration, double *bits)
 {
-    char err[512] = "";
-    kvant_codec *codec = NULL;
-    kvant_codec_info info = { .size = sizeof info };
     for (size_t i = 0; i < known->n; i++)
-        if (known->dim[i] == dim && known->role[i] == role && strcmp(known->spec[i], spec) == 0) {
+        if (known->dim[i] == made->head_dim && known->role[i] == role && strcmp(known->spec[i], made->spec) == 0) {
             *bits = known->bits[i];
             return true;
         }
-    kvant_status status =
-        kvant_codec_create_calibrated(spec, dim, role, 0, calibration, layer, 0, &codec, err, sizeof err);
-    if (status == KVANT_OK)
-        status = kvant_codec_get_info(codec, &info);
-    kvant_codec_free(&codec);
-    if (status != KVANT_OK)
-        complain("%s at head_dim %lu: %s", spec, (unsigned long)dim, err[0] ? err : kvant_strerror(status));
-    *bits = info.true_bits;
-    if (known->n < sizeof known->bits / sizeof *known->bits) {
-        known->spec[known->n] = spec;
-        known->dim[known->n] = dim;
+    const bool ok = codec_true_bits(made, role, layer, calibration, bits);
+    if (ok && known->n < sizeof known->bits / sizeof *known->bits) {
+        known->spec[known->n] = made->spec;
+        known->dim[known->n] = made->head_dim;
         known->role[known->n] = role;
         known->bits[known->n++] = *bits;
     }
-    return status == KVANT_OK;
+    return ok;
 }
 
 /* llama.cpp stores the rows of all kv heads of a token side by side, so no block is ever split. */
@@ -142,11 +132,11 @@ bool engine_bits(engine *e, const kv_config *config, double *bits)
     double sum = 0, numbers = 0;
     for (uint32_t i = 0; i < 2 * n_layers; i++) {
         const kvant_role role = i % 2 == 0 ? KVANT_ROLE_K : KVANT_ROLE_V;
-        const kvant_settings_layer shape = shape_of(config, i / 2, role, dims);
-        const double n = (double)shape.n_kv_heads * shape.head_dim;
+        kvant_settings_layer made = shape_of(config, i / 2, role, dims);
+        const double n = (double)made.n_kv_heads * made.head_dim;
         double layer_bits;
-        if (!codec_bits(&known, configs_spec(config, i / 2, n_layers, role), shape.head_dim, role, i / 2,
-                        calibration, &layer_bits))
+        made.spec = configs_spec(config, i / 2, n_layers, role);
+        if (!known_true_bits(&known, &made, role, i / 2, calibration, &layer_bits))
             return false;
         sum += layer_bits * n;
         numbers += n;

@@ -29,20 +29,9 @@ typedef struct layer_role {
 
 static bool read_layer(const settings_file *file, uint32_t layer, kvant_role role, layer_role *out)
 {
-    char err[512] = "";
-    kvant_codec *codec = NULL;
-    kvant_codec_info info = { .size = sizeof info };
     kvant_settings_get_layer(file->settings, layer, role, &out->shape);
-    kvant_status status = kvant_codec_create_calibrated(out->shape.spec, out->shape.head_dim, role, 0,
-                                                        file->calibration, layer, 0, &codec, err, sizeof err);
-    if (status == KVANT_OK)
-        status = kvant_codec_get_info(codec, &info);
-    kvant_codec_free(&codec);
-    if (status != KVANT_OK)
-        complain("layer %" PRIu32 ": %s: %s", layer, out->shape.spec, err);
-    out->bits = info.true_bits;
     out->numbers = (double)out->shape.n_kv_heads * out->shape.head_dim;
-    return status == KVANT_OK;
+    return codec_true_bits(&out->shape, role, layer, file->calibration, &out->bits);
 }
 
 static void print_head(const kvant_settings_info *info, double bits)

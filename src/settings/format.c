@@ -45,15 +45,6 @@ static void put(buffer *b, const char *format, ...)
     va_end(args);
 }
 
-/* Whether a layer before this one has the same codec and shape: its line then names both. */
-static bool is_listed(const kvant_settings *s, uint32_t i)
-{
-    for (uint32_t j = i % 2; j < i; j += 2)
-        if (kvant_settings_same(&s->entries[j], &s->entries[i]))
-            return true;
-    return false;
-}
-
 /* All layers like entry i, which is the first of them. */
 static void put_codec(buffer *b, const kvant_settings *s, uint32_t i)
 {
@@ -86,7 +77,7 @@ kvant_status kvant_settings_format(const kvant_settings *s, char **text, size_t 
         put(&b, "calibration %016" PRIx64 " %s\n", s->calibration_checksum, s->calibration);
     for (uint32_t role = 0; role < 2; role++)
         for (uint32_t i = role; i < 2 * s->n_layers; i += 2)
-            if (!is_listed(s, i))
+            if (kvant_settings_is_first(s, i))
                 put_codec(&b, s, i);
     if (!b.failed)
         put(&b, KVANT_SETTINGS_CHECK "%016" PRIx64 "\n", kvant_fnv1a(KVANT_FNV_START, b.text, b.n));

@@ -47,6 +47,14 @@ bool kvant_settings_same(const kvant_settings_entry *a, const kvant_settings_ent
     return a->n_kv_heads == b->n_kv_heads && a->head_dim == b->head_dim && strcmp(a->spec, b->spec) == 0;
 }
 
+bool kvant_settings_is_first(const kvant_settings *s, uint32_t i)
+{
+    for (uint32_t j = i % 2; j < i; j += 2)
+        if (kvant_settings_same(&s->entries[j], &s->entries[i]))
+            return false;
+    return true;
+}
+
 static bool is_control(char c)
 {
     return (unsigned char)c < 0x20 || c == 0x7f;
@@ -268,14 +276,6 @@ static kvant_status check_calibrated(const kvant_settings_entry *e, const kvant_
     return kvant_fail(error, KVANT_ERR_ARGUMENT, "the calibration is of another shape of model");
 }
 
-static bool seen_before(const kvant_settings *s, uint32_t i)
-{
-    for (uint32_t j = i % 2; j < i; j += 2)
-        if (kvant_settings_same(&s->entries[j], &s->entries[i]))
-            return true;
-    return false;
-}
-
 static kvant_status check_layer(const kvant_settings *s, uint32_t i, const kvant_calibration *calibration,
                                 const kvant_error *error)
 {
@@ -284,7 +284,7 @@ static kvant_status check_layer(const kvant_settings *s, uint32_t i, const kvant
     kvant_codec *codec;
     if (calibration && s->calibration[0])
         KVANT_FORWARD(check_calibrated(e, calibration, i / 2, role, error));
-    if (seen_before(s, i))
+    if (!kvant_settings_is_first(s, i))
         return KVANT_OK;
     kvant_status status = kvant_codec_create_calibrated(e->spec, e->head_dim, role, 0, calibration, i / 2, 0,
                                                         &codec, error->text, error->size);

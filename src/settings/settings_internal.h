@@ -34,6 +34,9 @@ kvant_status kvant_settings_check_entry(const kvant_settings_layer *layer, const
 
 bool kvant_settings_same(const kvant_settings_entry *a, const kvant_settings_entry *b);
 
+/* Whether no layer before that of entry i has the same codec and shape in this role. */
+bool kvant_settings_is_first(const kvant_settings *s, uint32_t i);
+
 /* Fills s, which is zeroed, from a file's n bytes; on an error what s holds is to be freed. */
 kvant_status kvant_settings_parse(kvant_settings *s, const char *text, size_t n, const kvant_error *error);
 

@@ -439,6 +439,42 @@ static void check_creates_every_codec(void **state)
     kvant_calibration_free(&calibration);
 }
 
+/* Every preset works without a calibration and with one, and with one needs it. */
+static void presets_make_codecs(void **state)
+{
+    static const char *const names[] = { "quality", "balanced", "small" };
+    kvant_calibration *calibration = calibrate_fixed(8);
+    (void)state;
+    for (size_t i = 0; i < COUNT(names); i++)
+        for (int calibrated = 0; calibrated < 2; calibrated++) {
+            kvant_preset preset = { .size = sizeof preset };
+            char err[256] = "";
+            assert_int_equal(kvant_preset_get(names[i], calibrated, &preset), KVANT_OK);
+            assert_string_equal(preset.name, names[i]);
+            assert_non_null(strstr(KVANT_PRESET_NAMES, preset.name));
+            const kvant_calibration *with = calibrated ? calibration : NULL;
+            assert_int_equal(kvant_codec_check(preset.k, KVANT_ROLE_K, with, err, sizeof err), KVANT_OK);
+            assert_int_equal(kvant_codec_check(preset.v, KVANT_ROLE_V, with, err, sizeof err), KVANT_OK);
+            kvant_status without = calibrated ? KVANT_ERR_UNSUPPORTED : KVANT_OK;
+            assert_int_equal(kvant_codec_check(preset.k, KVANT_ROLE_K, NULL, err, sizeof err), without);
+            assert_int_equal(kvant_codec_check(preset.v, KVANT_ROLE_V, NULL, err, sizeof err), without);
+        }
+    kvant_calibration_free(&calibration);
+}
+
+static void other_presets_are_refused(void **state)
+{
+    kvant_preset preset = { .size = sizeof preset };
+    (void)state;
+    assert_int_equal(kvant_preset_get(KVANT_PRESET_DEFAULT, 0, &preset), KVANT_OK);
+    assert_int_equal(kvant_preset_get("Balanced", 0, &preset), KVANT_ERR_ARGUMENT);
+    assert_int_equal(kvant_preset_get("", 0, &preset), KVANT_ERR_ARGUMENT);
+    assert_int_equal(kvant_preset_get(NULL, 0, &preset), KVANT_ERR_ARGUMENT);
+    assert_int_equal(kvant_preset_get("small", 0, NULL), KVANT_ERR_ARGUMENT);
+    preset.size = 1;
+    assert_int_equal(kvant_preset_get("small", 0, &preset), KVANT_ERR_ARGUMENT);
+}
+
 int main(void)
 {
     const struct CMUnitTest tests[] = {
@@ -452,6 +488,8 @@ int main(void)
         cmocka_unit_test(calibration_is_found_beside_and_another_refused),
         cmocka_unit_test(no_calibration_is_none),
         cmocka_unit_test(check_creates_every_codec),
+        cmocka_unit_test(presets_make_codecs),
+        cmocka_unit_test(other_presets_are_refused),
     };
     return cmocka_run_group_tests(tests, make_folder, remove_folder);
 }
