@@ -62,8 +62,9 @@ static const arg_spec spec = {
              "  kvant bench cuda -k turboquant-4 -k int-4 -b 8 -n 32768",
 };
 
-static const char *const usual[] = { "int-4", "bdr-4",  "turboquant-4", "turboquant-3", "turboquant-2",
-                                     "int-2", "kivi-2", "innerq-small", "octopus-4",    "hqmq-s96r4" };
+static const char *const usual[] = { "int-4",     "bdr-4",     "turboquant-4", "turboquant-3", "turboquant-2",
+                                     "int-2",     "kivi-2",    "innerq-small", "octopus-4",    "hqmq-s96r4",
+                                     "trellis-4", "trellis-3", "trellis-2" };
 
 typedef struct settings {
     codec_pairs pairs;

@@ -71,7 +71,8 @@ def main():
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
     parser.add_argument(
         "--codecs",
-        default="int-4,bdr-4,turboquant-4,turboquant-3,turboquant-2,int-2,int-8,octopus-4,octopus-2,hqmq-s96r4,hqmq-s192r6",
+        default="int-4,bdr-4,turboquant-4,turboquant-3,turboquant-2,int-2,int-8,octopus-4,octopus-2,hqmq-s96r4,hqmq-s192r6,"
+        "trellis-4,trellis-3,trellis-2,trellis-4:states=1024",
     )
     parser.add_argument("--repeats", type=int, default=31)
     parser.add_argument("--csv")

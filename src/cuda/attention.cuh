@@ -71,9 +71,11 @@ template <class KC, class VC, int D, bool LARGE> struct Shape {
     static constexpr int SLOT = ((K_BYTES + V_BYTES > SUMS ? K_BYTES + V_BYTES : SUMS) + 127) / 128 * 128;
     /* Tables of directions of chunks, or of pairs of levels of a trellis. */
     static constexpr bool ONE_TABLE = one_table<KC, VC>();
-    static constexpr int K_TABLE = table_bytes<KC, LARGE, D>() + pair_bytes<KC, VC, LARGE, true>(),
-                         V_TABLE = ONE_TABLE ? 0 : table_bytes<VC, LARGE, D>() + pair_bytes<VC, KC, LARGE, false>();
+    static constexpr int K_TABLE = table_bytes<KC, LARGE, D>() + pair_bytes<KC, LARGE, true>(),
+                         V_TABLE = ONE_TABLE ? 0 : table_bytes<VC, LARGE, D>() + pair_bytes<VC, LARGE, false>();
     static constexpr int TABLES = K_TABLE + V_TABLE;
+    /* Where keys of 4 bits find pairs of values' levels. */
+    static constexpr int V_PAIRS = HAS_TRELLIS<VC> && VC::BITS == 4 ? K_TABLE : -1;
     static constexpr int ROOM = (!LARGE ? 152000 : TABLES ? 222000 : 217000) - TABLES;
     static constexpr int WARPS = warps_for<KC, VC, D, LARGE>(SLOT, ROOM), FIT = ROOM / (WARPS * SLOT),
                          STAGES = FIT < 4 ? FIT : 4;
@@ -153,9 +155,9 @@ __device__ __forceinline__ void fill_tables(uint8_t *tables, const ArgsOf<KC, VC
     if constexpr (HAS_CHUNKS<VC> && !S::ONE_TABLE)
         VC::fill(tables + S::K_TABLE, p.v_directions, VC::template copies<LARGE, D>());
     if constexpr (HAS_TRELLIS<KC> && S::K_TABLE > 0)
-        fill_pairs<KC, pair_copies<KC, VC, LARGE>()>(tables, p.k_bytes);
+        fill_pairs<KC, pair_copies<KC, LARGE>()>(tables, p.k_bytes);
     if constexpr (HAS_TRELLIS<VC> && !S::ONE_TABLE)
-        fill_pairs<VC, pair_copies<VC, KC, LARGE>()>(tables + S::K_TABLE, p.v_bytes);
+        fill_pairs<VC, pair_copies<VC, LARGE>()>(tables + S::K_TABLE, p.v_bytes);
 }
 
 /* What unpacking of keys, or of values, needs: a codebook of bytes, or where the table of directions is. */
@@ -167,10 +169,10 @@ __device__ __forceinline__ auto table_of(const ArgsOf<KC, VC> &p, int lane)
         return chunk_table < C, LARGE, D,
                KEYS || S::ONE_TABLE ? 0 : S::K_TABLE > (KEYS ? p.k_directions : p.v_directions, lane);
     else if constexpr (HAS_TRELLIS<C> && KEYS && C::BITS == 4)
-        return magnitudes_of(p.k_bytes, p.one);
+        return key_table<S::V_PAIRS>(p.k_bytes, p.one);
     else if constexpr (HAS_TRELLIS<C>)
         return pair_table < KEYS || S::ONE_TABLE ? 0 : S::K_TABLE,
-               pair_copies<C, typename std::conditional<KEYS, VC, KC>::type, LARGE>() > (p.one, lane);
+               pair_copies<C, LARGE>() > (p.one, lane);
     else
         return bytes_of(KEYS ? p.k_bytes : p.v_bytes, p.one);
 }

@@ -122,7 +122,13 @@ __device__ __forceinline__ void load_bytes(const QueryTile<D> &tile, uint32_t (&
 #pragma unroll
     for (int t = 0; t < D / 16; t += 2) {
         uint32_t low[2], high[2];
-        if constexpr (C::ORDER == Order::COLUMNS_AND_8) {
+        if constexpr (HAS_TRELLIS<C>) {
+#pragma unroll
+            for (int i = 0; i < 2; i++) {
+                low[i] = prmt(q[t + i][0], q[t + i][1], 0x6420);
+                high[i] = prmt(q[t + i][0], q[t + i][1], 0x7531);
+            }
+        } else if constexpr (C::ORDER == Order::COLUMNS_AND_8) {
 #pragma unroll
             for (int i = 0; i < 2; i++) {
                 low[i] = prmt(q[t + i][0], q[t + i][1], 0x6240);

@@ -112,6 +112,29 @@ __device__ __forceinline__ void subsets_of(const At &at, uint32_t minus, uint32_
     }
 }
 
+/* Of a word of codes of 4 bits: twice the numbers that codes of rows r, and of rows r + 8, have in a table of pairs. */
+struct PairNumbers {
+    uint32_t rows0, rows8;
+};
+
+/* subsets: of the word's codes, in nibbles whose highest bit may be anything. */
+template <class T> __device__ __forceinline__ PairNumbers numbers_of(uint32_t w, uint32_t subsets, const T &table)
+{
+    const uint32_t near = subsets & 0x07070707u, codes8 = shift_by(w, table.shift4) & 0x0e0e0e0eu;
+    return PairNumbers{ (w & 0x0e0e0e0eu) | near << 4, codes8 | (subsets & 0x70707070u) };
+}
+
+/* Where the table, of words, has the codes of the lower half, and of the upper one. */
+__device__ __forceinline__ uint32_t low_pair(uint32_t numbers)
+{
+    return __dp4a(numbers, 0x00008002u, 0u);
+}
+
+__device__ __forceinline__ uint32_t high_pair(uint32_t numbers)
+{
+    return __dp4a(numbers, 0x80020000u, 0u);
+}
+
 /* Bits of two bytes in turn in each half of a word: those of the lower byte at even places. */
 template <class T> __device__ __forceinline__ uint32_t interleave(uint32_t x, const T &table)
 {

@@ -29,6 +29,26 @@ __device__ __forceinline__ Magnitudes magnitudes_of(const uint32_t (&table)[KVAN
     return m;
 }
 
+/* With a table of pairs (trellis_pairs.cuh) AT so many bytes from the beginning of the block's shared memory, or none: AT = -1. Half
+ * of the codes are looked up there then, because the one pipe has more to do than the other. */
+template <int AT> struct KeyTable : Magnitudes {
+    static constexpr int LOOKED_UP = AT < 0 ? 0 : 2; /* row tiles of four */
+
+    __device__ __forceinline__ uint32_t at(uint32_t distance) const
+    {
+        extern __shared__ uint8_t raw[];
+        return *reinterpret_cast<const uint32_t *>(raw + AT + distance);
+    }
+};
+
+template <int AT>
+__device__ __forceinline__ KeyTable<AT> key_table(const uint32_t (&table)[KVANT_CUDA_TABLE_WORDS], uint32_t one)
+{
+    KeyTable<AT> t;
+    static_cast<Magnitudes &>(t) = magnitudes_of(table, one);
+    return t;
+}
+
 /* 128 + or - r in each byte, by what pos and neg have: 0x7f where it is minus. Neither borrows nor carries leave a byte. */
 __device__ __forceinline__ uint32_t sign_bytes(uint32_t r, uint32_t minus, const Magnitudes &table)
 {
@@ -51,10 +71,10 @@ __device__ __forceinline__ void look_up32(uint32_t w, uint32_t number, const Mag
     }
 }
 
-/* Levels of 32 codes of 4 bits in four words; x[j]: bytes of word j's lower and upper half. */
-template <int M, class At>
-__device__ __forceinline__ void levels4(const uint32_t (&w)[4], const At &at, const Magnitudes &table,
-                                        uint32_t (&x)[4][2])
+/* Levels of columns c, c + 1, c + 8, c + 9 of 32 codes in four words: of rows r in x[j][0], of rows r + 8 in x[j][1]. */
+template <int M, class At, class T>
+__device__ __forceinline__ void byte_levels(const uint32_t (&w)[4], const At &at, const T &table,
+                                            uint32_t (&x)[4][2])
 {
     uint32_t bit1, sign, plane[4], number[4];
     odd_planes(w, table, bit1, sign);
@@ -62,14 +82,24 @@ __device__ __forceinline__ void levels4(const uint32_t (&w)[4], const At &at, co
     plane[3] = bit1 ^ ~sign;
     nibbles_of(plane, table, number);
 #pragma unroll
-    for (int j = 0; j < 4; j++)
-        look_up32(w[j], number[j], table, x[j]);
+    for (int j = 0; j < 4; j++) {
+        if constexpr (T::LOOKED_UP > 0)
+            if (j >= 4 - T::LOOKED_UP) {
+                const PairNumbers n = numbers_of(w[j], number[j], table);
+                x[j][0] = table.at(high_pair(n.rows0)) * 256 + table.at(low_pair(n.rows0));
+                x[j][1] = table.at(high_pair(n.rows8)) * 256 + table.at(low_pair(n.rows8));
+                continue;
+            }
+        uint32_t half[2];
+        look_up32(w[j], number[j], table, half);
+        x[j][0] = prmt(half[0], half[1], 0x6240);
+        x[j][1] = prmt(half[0], half[1], 0x7351);
+    }
 }
 
 /* use(row tile, pair of column tiles, bytes) for a key page of codes of 4 bits. */
-template <class C, int D, class F>
-__device__ __forceinline__ void for_each_trellis_byte(const uint8_t *page, int lane, const Magnitudes &table,
-                                                      F &&use)
+template <class C, int D, class T, class F>
+__device__ __forceinline__ void for_each_trellis_byte(const uint8_t *page, int lane, const T &table, F &&use)
 {
     constexpr int M = C::MEMORY, N = D / 16;
     const uint32_t *words = reinterpret_cast<const uint32_t *>(page);
@@ -89,14 +119,12 @@ __device__ __forceinline__ void for_each_trellis_byte(const uint8_t *page, int l
             const int u = 2 * pair + e;
             if (!KEEP)
                 load_words<4>(words + (32 * u + lane) * 4, w[u]);
-            levels4<M>(
+            byte_levels<M>(
                 w[u], [&](int j) { return chain[M + u - j]; }, table, x[e]);
         }
 #pragma unroll
         for (int rt = 0; rt < 4; rt++) {
-            const uint32_t a[4] = { prmt(x[0][rt][0], x[0][rt][1], 0x6420), prmt(x[0][rt][0], x[0][rt][1], 0x7531),
-                                    prmt(x[1][rt][0], x[1][rt][1], 0x6420),
-                                    prmt(x[1][rt][0], x[1][rt][1], 0x7531) };
+            const uint32_t a[4] = { x[0][rt][0], x[0][rt][1], x[1][rt][0], x[1][rt][1] };
             use(rt, pair, a);
         }
     }

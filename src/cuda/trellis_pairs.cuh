@@ -3,7 +3,7 @@
  *
  * The two codes' numbers, 4 to 6 bits each, are the address, put together by a product of bytes (dp4a), which goes to the
  * multiplier. With 32 copies of the table side by side no two lanes want the same bank: that is 32 KB for codes of 2 bits. Those of
- * 3 bits have 16 or 8 copies, those of 4 one, of 16 KB, in which lanes meet; shared memory has little else to do. */
+ * 3 bits have 8 copies, those of 4 one, of 16 KB, in which lanes meet; shared memory has little else to do. */
 #ifndef KVANT_CUDA_TRELLIS_PAIRS_CUH
 #define KVANT_CUDA_TRELLIS_PAIRS_CUH
 
@@ -13,23 +13,22 @@
 namespace kvant
 {
 
-/* Copies of the table. A machine with less memory has fewer, and so have values of 3 bits beside keys of 4, whose pages are
- * larger. */
-template <class C, class OTHER, bool LARGE> __host__ __device__ constexpr int pair_copies()
+/* Copies of the table; fewer where there is less memory. */
+template <class C, bool LARGE> __host__ __device__ constexpr int pair_copies()
 {
     if constexpr (HAS_TRELLIS<C>)
-        return C::BITS == 4 ? 1 : C::BITS == 2 ? LARGE ? 32 : 8 : !LARGE ? 4 : OTHER::BITS == 3 ? 16 : 8;
+        return C::BITS == 4 ? 1 : C::BITS == 2 && LARGE ? 32 : 8;
     else
         return 0;
 }
 
 /* Bytes of the table: there is none for keys of 4 bits. */
-template <class C, class OTHER, bool LARGE, bool KEYS> __host__ __device__ constexpr int pair_bytes()
+template <class C, bool LARGE, bool KEYS> __host__ __device__ constexpr int pair_bytes()
 {
     if constexpr (!HAS_TRELLIS<C>)
         return 0;
     else
-        return KEYS && C::BITS == 4 ? 0 : (4 << (2 * C::BITS + 4)) * pair_copies<C, OTHER, LARGE>();
+        return KEYS && C::BITS == 4 ? 0 : (4 << (2 * C::BITS + 4)) * pair_copies<C, LARGE>();
 }
 
 /* A level's number to a half: 2^-24 times the level, or times 128 + level. */
@@ -45,13 +44,16 @@ __device__ __forceinline__ uint32_t half_of_level(const uint32_t (&magnitudes)[K
     return C::BIASED ? minus ? 128 - r : 128 + r : r | (minus ? 0x8000u : 0);
 }
 
-/* Numbers of the codes of entry i, in the order of addresses. 4 bits: each code has bits i0 i1 i2 z0 z1 z2, from the lowest on,
- * else z0 z1 z2 i0; of 3 bits, both codes' i1 follow. */
+/* Numbers of the codes of entry i, in the order of addresses. 4 bits: each code has bits i0 i1 i2, from the lowest on, and then those
+ * of its subset, inverted where i2, the sign, is 0. Else z0 z1 z2 i0; of 3 bits, both codes' i1 come before them. */
 template <int B> __device__ __forceinline__ uint2 numbers_of_entry(uint32_t i)
 {
+    auto number = [](uint32_t x) { return x % 8 * 8 + (x / 8 ^ (x & 4 ? 0 : 7)); };
     if (B == 4)
-        return make_uint2(i % 8 * 8 + i / 8 % 8, i / 64 % 8 * 8 + i / 512);
-    return make_uint2(i % 16 + (B == 3 ? i / 256 % 2 * 16 : 0), i / 16 % 16 + (B == 3 ? i / 512 * 16 : 0));
+        return make_uint2(number(i % 64), number(i / 64));
+    if (B == 3)
+        return make_uint2(i / 4 % 16 + i % 2 * 16, i / 64 + i / 2 % 2 * 16);
+    return make_uint2(i % 16, i / 16);
 }
 
 /* All copies of an entry are one thread's, which begins with another one of them than its neighbours: together they write to
@@ -77,7 +79,7 @@ __device__ __forceinline__ void fill_pairs(uint8_t *table, const uint32_t (&magn
 /* The table stands AT so many bytes from the beginning of the block's shared memory, as those of chunks do. */
 template <int AT, int COPIES> struct PairTable {
     uint32_t own; /* the lane's copy */
-    uint32_t shift1, shift2, shift3, shift4;
+    uint32_t shift1, shift2, shift4;
 
     __device__ __forceinline__ uint32_t at(uint32_t distance) const
     {
@@ -88,16 +90,17 @@ template <int AT, int COPIES> struct PairTable {
 
 template <int AT, int COPIES> __device__ __forceinline__ PairTable<AT, COPIES> pair_table(uint32_t one, int lane)
 {
-    return PairTable<AT, COPIES>{ 4u * (lane % COPIES), one << 31, one << 30, one << 29, one << 28 };
+    return PairTable<AT, COPIES>{ 4u * (lane % COPIES), one << 31, one << 30, one << 28 };
 }
 
-/* What stands for the codes of byte I of a word of numbers; more: of codes of 3 bits, both numbers' highest bits in bits 6 and 7 of
+/* What stands for the codes of byte I of a word of numbers; more: of codes of 3 bits, both numbers' highest bits in bits 5 and 6 of
  * the byte. */
 template <int B, int I, int AT, int COPIES>
 __device__ __forceinline__ uint32_t pair_at(uint32_t numbers, uint32_t more, const PairTable<AT, COPIES> &table)
 {
-    const uint32_t at = __dp4a(numbers, 4u * COPIES << 8 * I, table.own);
-    return table.at(B == 2 ? at : __dp4a(more, 1u << 8 * I, 0u) * (16 * COPIES) + at);
+    static_assert(B == 2 || COPIES == 8, "a number's highest bits are eight words apart");
+    const uint32_t at = __dp4a(numbers, (B == 2 ? 4u : 16u) * COPIES << 8 * I, table.own);
+    return table.at(B == 2 ? at : __dp4a(more, 1u << 8 * I, at));
 }
 
 /* Operands of 32 codes of 2 or 3 bits in words a and b of the plane of 2 bits, whose words have two column tiles; third: the
@@ -114,7 +117,9 @@ __device__ __forceinline__ void pair_operands(uint32_t a, uint32_t b, uint32_t t
         const uint32_t top = interleave(prmt(third_a, third_b, upper ? 0x7351 : 0x6240), table);
 #pragma unroll
         for (int j = 0; j < 4; j++)
-            more[j] = bit_select<0x40404040u>(top << (6 - j), top << (3 - j)) & 0xc0c0c0c0u;
+            more[j] =
+                bit_select<0x20202020u>(top << (5 - j), j < 3 ? top << (2 - j) : shift_by(top, table.shift1)) &
+                0x60606060u;
     }
 #pragma unroll
     for (int i = 0; i < 2; i++) {
@@ -159,23 +164,20 @@ __device__ __forceinline__ void for_each_trellis_key(const uint8_t *page, int la
     }
 }
 
-/* Operands of 32 codes of 4 bits in four words: use(word, halves). Bytes of numbers are four times a code's, of rows r, then of
- * rows r + 8. */
+/* Operands of 32 codes of 4 bits in four words: use(word, halves). */
 template <int M, class At, class T, class F>
 __device__ __forceinline__ void pair_operands4(const uint32_t (&w)[4], const At &at, const T &table, F &&use)
 {
-    uint32_t plane[4], z[4];
-    subsets_of<M>(at, 0, plane);
+    uint32_t bit1, sign, plane[4], z[4];
+    odd_planes(w, table, bit1, sign);
+    subsets_of<M>(at, ~sign, plane);
     plane[3] = 0;
     nibbles_of(plane, table, z);
 #pragma unroll
     for (int j = 0; j < 4; j++) {
-        const uint32_t near = z[j] & 0x07070707u, far = z[j] & 0x70707070u;
-        const uint32_t rows0 = (w[j] << 1 & 0x1c1c1c1cu) | near << 5,
-                       rows8 = (shift_by(w[j], table.shift3) & 0x1c1c1c1cu) | far << 1;
-        const uint32_t a[4] = { table.at(__dp4a(rows0, 0x00004001u, 0u)), table.at(__dp4a(rows8, 0x00004001u, 0u)),
-                                table.at(__dp4a(rows0, 0x40010000u, 0u)),
-                                table.at(__dp4a(rows8, 0x40010000u, 0u)) };
+        const PairNumbers n = numbers_of(w[j], z[j], table);
+        const uint32_t a[4] = { table.at(low_pair(n.rows0)), table.at(low_pair(n.rows8)),
+                                table.at(high_pair(n.rows0)), table.at(high_pair(n.rows8)) };
         use(j, a);
     }
 }
