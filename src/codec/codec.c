@@ -95,6 +95,7 @@ void kvant_codec_free(kvant_codec **codec)
         kvant_transform_destroy(&(*codec)->transform);
     kvant_free((*codec)->state);
     kvant_free((*codec)->numbers);
+    kvant_free((*codec)->feedback);
     kvant_free((*codec)->file_center);
     kvant_free((*codec)->file_scale);
     kvant_free(*codec);
@@ -288,6 +289,7 @@ kvant_status kvant_codec_create_open(const kvant_codec *codec, kvant_codec **ope
     (*open)->code_lines = NULL;
     (*open)->numbers = NULL;
     (*open)->trellis = NULL;
+    (*open)->feedback = NULL;
     (*open)->file_center = (*open)->file_scale = NULL;
     (*open)->borrows_transform = true;
     (*open)->info.spec = (*open)->spec;

@@ -63,6 +63,8 @@ typedef struct kvant_code_numbers {
     int16_t entries[];
 } kvant_code_numbers;
 
+typedef struct kvant_feedback kvant_feedback;
+
 struct kvant_codec {
     kvant_codec_info info;
     char spec[KVANT_SPEC_MAX_LENGTH + 129]; /* canonical */
@@ -72,8 +74,10 @@ struct kvant_codec {
     const kvant_quantizer *quantizer;
     kvant_code_lines_fn *code_lines; /* or NULL: attention unpacks the pages of this codec */
     kvant_code_table code_table;     /* if code_lines is there */
-    kvant_code_numbers *numbers; /* if code_lines is there and codes are those of chunks; freed with the codec */
+    kvant_code_numbers *numbers;  /* if code_lines is there and codes are those of chunks; freed with the codec */
     const kvant_trellis *trellis; /* if code_lines is there and codes are those of a trellis; of the state */
+    bool takes_feedback;          /* set by families that round by it */
+    kvant_feedback *feedback;     /* or NULL; freed with the codec */
     float *file_center,
         *file_scale; /* center=file and norm=file: head_dim floats each, or NULL; freed with the codec */
     void

@@ -33,7 +33,7 @@ typedef struct kvant_transform_defaults {
 
 /* For the option list of a compressed family; those of the cache are read for it afterwards. */
 #define KVANT_TRANSFORM_OPTIONS                                                                                    \
-    "rotate=none|hadamard|dense block=N signs=seed|none transform=none|diagonal|file " KVANT_CACHE_OPTIONS
+    "rotate=none|hadamard|dense block=N signs=seed|none transform=none|diagonal|file feedback " KVANT_CACHE_OPTIONS
 
 /* Reads rotate, block and signs from the spec and builds the transform, which owns its matrix. */
 kvant_status kvant_transform_create(kvant_transform *transform, kvant_spec *spec,

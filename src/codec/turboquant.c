@@ -14,6 +14,7 @@
 
 #include "../base/half.h"
 #include "../math/lloyd_max.h"
+#include "feedback.h"
 
 static uint16_t *scales(const kvant_codec *codec, void *page)
 {
@@ -27,7 +28,9 @@ static float scale_at(const kvant_codec *codec, const void *page, uint32_t token
 
 static kvant_status turboquant_check(const kvant_codec *codec, const float *y)
 {
-    return kvant_codebook_fits(kvant_codebook_of(codec), y) ? KVANT_OK : KVANT_ERR_RANGE;
+    const kvant_codebook *book = kvant_codebook_of(codec);
+    bool fits = codec->feedback ? kvant_feedback_fits(book, y) : kvant_codebook_fits(book, y);
+    return fits ? KVANT_OK : KVANT_ERR_RANGE;
 }
 
 static void turboquant_encode(const kvant_codec *codec, const kvant_rows *rows, size_t i, uint32_t token,
@@ -35,8 +38,11 @@ static void turboquant_encode(const kvant_codec *codec, const kvant_rows *rows, 
 {
     float y[KVANT_MAX_HEAD_DIM];
     uint8_t codes[KVANT_MAX_HEAD_DIM] = { 0 };
+    const kvant_codebook *book = kvant_codebook_of(codec);
     kvant_codec_transform_row(codec, rows, i, y);
-    scales(codec, page)[token] = kvant_half_from_float(kvant_codebook_quantize(kvant_codebook_of(codec), y, codes));
+    float scale = codec->feedback ? kvant_feedback_quantize(codec->feedback, book, y, codes)
+                                  : kvant_codebook_quantize(book, y, codes);
+    scales(codec, page)[token] = kvant_half_from_float(scale);
     kvant_layout_put(&codec->layout, page, token, codes);
 }
 
@@ -91,6 +97,7 @@ static kvant_status create_plain(kvant_codec *codec, const turboquant_options *o
     book->unbiased = options->unbiased;
     book->plain = true;
     codec->quantizer = &turboquant_quantizer;
+    codec->takes_feedback = true;
     kvant_codec_set_sizes(codec, options->bits, KVANT_PAGE_TOKENS, 0);
     offer_codes(codec, book);
     return KVANT_OK;

@@ -7,6 +7,7 @@
 #include "../base/alloc.h"
 #include "../base/half.h"
 #include "../math/spd.h"
+#include "feedback.h"
 #include "site.h"
 
 enum { WEIGHTING_NONE, WEIGHTING_DIAGONAL, WEIGHTING_FILE };
@@ -16,14 +17,16 @@ static const char *const names[] = { "none", "diagonal", "file", NULL };
  * written by one. */
 #define MAX_CONDITION 65536.0
 
-/* w from the lower triangle, and its inverse. */
-static kvant_status invert(uint32_t n, const uint16_t *triangle, double *w, double *inverse,
-                           const kvant_error *error)
+/* w from the lower triangle. */
+static void read_triangle(size_t d, const uint16_t *triangle, double *w)
 {
-    size_t d = n;
     for (size_t i = 0; i < d; i++)
         for (size_t j = 0; j <= i; j++)
             w[i * d + j] = w[j * d + i] = kvant_half_to_float(*triangle++);
+}
+
+static kvant_status invert(uint32_t n, const double *w, double *inverse, const kvant_error *error)
+{
     kvant_status status = kvant_spd_inverse(n, w, inverse);
     if (status == KVANT_ERR_MEMORY)
         return kvant_fail(error, status, "no memory for a transform");
@@ -33,21 +36,35 @@ static kvant_status invert(uint32_t n, const uint16_t *triangle, double *w, doub
     return KVANT_OK;
 }
 
-static kvant_status set_matrix(kvant_codec *codec, const uint16_t *triangle, const kvant_error *error)
+static kvant_status weigh(kvant_codec *codec, const double *w, const double *inverse, const kvant_error *error)
 {
-    size_t d = codec->info.head_dim, size = d * d;
-    double *exact = kvant_alloc(2 * size, sizeof *exact);
+    size_t size = (size_t)codec->info.head_dim * codec->info.head_dim;
     float *rounded = kvant_alloc(2 * size, sizeof *rounded);
-    kvant_status status =
-        exact && rounded ? KVANT_OK : kvant_fail(error, KVANT_ERR_MEMORY, "no memory for a transform");
-    if (status == KVANT_OK)
-        status = invert(codec->info.head_dim, triangle, exact, exact + size, error);
-    for (size_t i = 0; status == KVANT_OK && i < 2 * size; i++)
-        rounded[i] = (float)exact[i];
-    if (status == KVANT_OK)
-        status = kvant_transform_weigh(&codec->transform, false, rounded, rounded + size);
-    kvant_free(exact);
+    if (!rounded)
+        return kvant_fail(error, KVANT_ERR_MEMORY, "no memory for a transform");
+    for (size_t i = 0; i < size; i++) {
+        rounded[i] = (float)w[i];
+        rounded[size + i] = (float)inverse[i];
+    }
+    kvant_status status = kvant_transform_weigh(&codec->transform, false, rounded, rounded + size);
     kvant_free(rounded);
+    return status;
+}
+
+static kvant_status set_matrix(kvant_codec *codec, const kvant_calibration_entry *entry, bool feedback,
+                               const kvant_error *error)
+{
+    uint32_t n = codec->info.head_dim;
+    size_t size = (size_t)n * n;
+    double *w = kvant_alloc(2 * size, sizeof *w), *inverse = w + size;
+    if (!w)
+        return kvant_fail(error, KVANT_ERR_MEMORY, "no memory for a transform");
+    read_triangle(n, entry->matrix, w);
+    kvant_status status = invert(n, w, inverse, error);
+    if (status == KVANT_OK)
+        status = feedback ? kvant_feedback_create(codec, w, inverse, entry->query_moment, error)
+                          : weigh(codec, w, inverse, error);
+    kvant_free(w);
     return status;
 }
 
@@ -59,12 +76,25 @@ static kvant_status set_diagonal(kvant_codec *codec, const float *factors)
     return kvant_transform_weigh(&codec->transform, true, factors, inverse);
 }
 
+static kvant_status check_feedback(const kvant_codec *codec, bool feedback, int kind, const kvant_error *error)
+{
+    if (feedback && kind != WEIGHTING_FILE)
+        return kvant_fail(error, KVANT_ERR_SPEC, "feedback needs transform=file beside it");
+    if (feedback && codec->info.role == KVANT_ROLE_K && !codec->takes_feedback)
+        return kvant_fail(error, KVANT_ERR_UNSUPPORTED,
+                          "feedback is there for turboquant of whole bits without qjl");
+    return KVANT_OK;
+}
+
 kvant_status kvant_weighting_read(kvant_codec *codec, kvant_spec *spec, const kvant_site *site,
                                   const kvant_error *error)
 {
     int kind = WEIGHTING_NONE;
+    bool feedback = false;
     kvant_calibration_entry entry;
     KVANT_FORWARD(kvant_spec_choice(spec, "transform", names, &kind, error));
+    KVANT_FORWARD(kvant_spec_flag(spec, "feedback", &feedback, error));
+    KVANT_FORWARD(check_feedback(codec, feedback, kind, error));
     if (kind == WEIGHTING_NONE)
         return KVANT_OK;
     if (kvant_spec_has(spec, "norm"))
@@ -78,7 +108,7 @@ kvant_status kvant_weighting_read(kvant_codec *codec, kvant_spec *spec, const kv
     KVANT_FORWARD(kvant_site_entry(codec, site, codec->info.role, "transform", &entry, error));
     if (!keys)
         return KVANT_OK;
-    kvant_append(codec->spec, sizeof codec->spec, ",transform=%s", names[kind]);
+    kvant_append(codec->spec, sizeof codec->spec, ",transform=%s%s", names[kind], feedback ? ",feedback" : "");
     return kind == WEIGHTING_DIAGONAL ? set_diagonal(codec, entry.diagonal)
-                                      : set_matrix(codec, entry.matrix, error);
+                                      : set_matrix(codec, &entry, feedback, error);
 }

@@ -116,8 +116,7 @@ static void multiply(size_t n, const double *a, const double *b, double *out)
                 out[i * n + j] += a[i * n + k] * b[k * n + j];
 }
 
-/* out = s m s, symmetric to the bit, for symmetric s and m. */
-static void sandwich(size_t n, const double *s, const double *m, double *scratch, double *out)
+void kvant_spd_sandwich(uint32_t n, const double *s, const double *m, double *scratch, double *out)
 {
     multiply(n, s, m, scratch);
     multiply(n, scratch, s, out);
@@ -134,11 +133,31 @@ kvant_status kvant_spd_mean(uint32_t n, const double *a, const double *b, double
     double *inverse_root = root + size, *inner = inverse_root + size, *scratch = inner + size;
     kvant_status status = kvant_spd_roots(n, a, root, inverse_root);
     if (status == KVANT_OK) {
-        sandwich(n, root, b, scratch, inner);
+        kvant_spd_sandwich(n, root, b, scratch, inner);
         status = kvant_spd_roots(n, inner, inner, NULL);
     }
     if (status == KVANT_OK)
-        sandwich(n, inverse_root, inner, scratch, mean);
+        kvant_spd_sandwich(n, inverse_root, inner, scratch, mean);
     kvant_free(root);
     return status;
+}
+
+kvant_status kvant_spd_unit_lower(uint32_t n, const double *m, double *lower, double *pivots)
+{
+    size_t d = n;
+    double *l = kvant_alloc(d * d, sizeof *l);
+    KVANT_RETURN_IF(!l, KVANT_ERR_MEMORY);
+    for (size_t i = 0; i < d;
+         i++) /* from the last row and column on, so that the factor's transpose comes out first */
+        for (size_t j = 0; j <= i; j++)
+            l[i * d + j] = m[(d - 1 - i) * d + d - 1 - j];
+    bool ok = factorise(d, l);
+    for (size_t i = 0; ok && i < d; i++) {
+        double pivot = l[(d - 1 - i) * d + d - 1 - i];
+        pivots[i] = pivot * pivot;
+        for (size_t j = 0; j < d; j++)
+            lower[i * d + j] = j > i ? 0 : l[(d - 1 - j) * d + d - 1 - i] / pivot;
+    }
+    kvant_free(l);
+    return ok ? KVANT_OK : KVANT_ERR_ARGUMENT;
 }

@@ -20,6 +20,12 @@ kvant_status kvant_spd_roots(uint32_t n, const double *m, double *root, double *
  * a^(-1/2) (a^(1/2) b a^(1/2))^(1/2) a^(-1/2). Errors as above; mean may be a or b. */
 kvant_status kvant_spd_mean(uint32_t n, const double *a, const double *b, double *mean);
 
+/* out = s m s, symmetric to the bit, for symmetric s and m; scratch: n x n. out may be none of the others. */
+void kvant_spd_sandwich(uint32_t n, const double *s, const double *m, double *scratch, double *out);
+
+/* m = lower^T D lower with ones on lower's diagonal, D diagonal, the n pivots. Errors as for the inverse. */
+kvant_status kvant_spd_unit_lower(uint32_t n, const double *m, double *lower, double *pivots);
+
 /* sqrt of the sum of squares of all numbers: the Frobenius norm of any matrix. */
 double kvant_frobenius(uint32_t n, const double *m);
 

@@ -36,6 +36,8 @@ static const char *const weighted_specs[] = {
     "hqmq-s96r4:transform=diagonal",
     "turboquant-2.5:transform=file",
     "innerq-base:transform=file",
+    "turboquant-4:transform=file,feedback",
+    "turboquant-3:transform=file,feedback,scale=norm",
 };
 enum { N_WEIGHTED_SPECS = sizeof weighted_specs / sizeof weighted_specs[0] };
 

@@ -4,8 +4,9 @@ import struct
 
 import numpy as np
 
-from arithmetic import F32, SplitMix64, ordered_dot
+from arithmetic import F32, SplitMix64, half, ordered_dot, reciprocal
 from layout import TOKENS, pad_to
+from tables import nearest
 from transform import Rotation, largest_power_of_two
 import uniform
 
@@ -104,13 +105,63 @@ def encode(x, family, bits, role, options, seed):
     return (encode_kmeans if family == "kmeans" else encode_hessian)(x, int(bits), role, options, seed)
 
 
+def power(matrix, exponent):
+    values, vectors = np.linalg.eigh(matrix)
+    return vectors * values**exponent @ vectors.T
+
+
+def queries():
+    """The queries' second moment, of trace DIM, and its floor."""
+    moment = CALIBRATION.moment[HEAD].astype(F32).astype(float)
+    return moment * DIM / np.trace(moment) + 3e-4 * np.eye(DIM)
+
+
+def steering_matrix():
+    """S of section "Feedback", in place of W."""
+    w = CALIBRATION.matrix[HEAD]
+    m = np.linalg.inv(w) @ queries() @ np.linalg.inv(w)
+    s = power(w @ power(m, -0.5) @ w, 0.5) * np.sqrt(np.trace(m) / np.trace(power(m, 0.5)))
+    return s + 2.0**-10 * np.linalg.norm(s) * np.eye(DIM)
+
+
+class Feedback:
+    """Numbers rounded one after another, section "Feedback"."""
+
+    def __init__(self, turn):
+        back = turn.apply(np.linalg.inv(steering_matrix()).astype(F32)).astype(float)  # columns of R S^-1
+        loss = back.T @ queries() @ back
+        loss += 1e-2 * np.trace(loss) / DIM * np.eye(DIM)
+        factor = np.linalg.cholesky(loss[::-1, ::-1]).T[::-1, ::-1]  # lower, factor^T factor = loss
+        pivots = np.diag(factor)
+        self.lower = (factor / pivots[:, None]).astype(F32)
+        self.pivots = (pivots**2 * DIM / np.trace(loss)).astype(F32)
+
+    def codes(self, y, codebook, scale, unbiased):
+        """Codes, and the scale to store."""
+        z = y * reciprocal(scale)[:, None]
+        target, a, code = z.copy(), z.copy(), np.zeros(y.shape, int)
+        own, product = np.zeros(len(y), F32), np.zeros(len(y), F32)
+        for j in range(DIM):
+            code[:, j] = nearest(target[:, j], codebook)
+            value = codebook[code[:, j]]
+            own = own + self.pivots[j] * a[:, j] * a[:, j]
+            product = product + self.pivots[j] * a[:, j] * (a[:, j] + (value - target[:, j]))
+            after = self.lower[j + 1 :, j]
+            target[:, j + 1 :] -= after * (value - z[:, j])[:, None]
+            a[:, j + 1 :] += after * z[:, j : j + 1]
+        if unbiased:
+            ratio = np.where(product > 0, own / np.where(product > 0, product, F32(1)), F32(1))
+            scale = half(scale * np.clip(ratio, F32(0.5), F32(2)))
+        return code, scale
+
+
 class Weighting:
     """R W on rows and its way back, section "Transform"; values have no W."""
 
-    def __init__(self, kind, role, turn):
+    def __init__(self, kind, role, turn, feedback=False):
         self.kind, self.turn = kind if role == "K" else "none", turn
         self.factors = CALIBRATION.diagonal[HEAD].astype(F32)
-        matrix = CALIBRATION.matrix[HEAD]
+        matrix = steering_matrix() if feedback else CALIBRATION.matrix[HEAD]
         self.rows, self.back = turn.apply(matrix.astype(F32)), turn.undo(np.eye(DIM)) @ np.linalg.inv(matrix)
 
     def apply(self, x):

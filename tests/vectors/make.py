@@ -59,6 +59,7 @@ hessian-4:block=16,pool=layer hessian-3:order=eigen,group=8
 hessian-4:rotate=none
 turboquant-4:transform=file turboquant-3:transform=diagonal int-4:transform=file,rotate=none
 int-4:transform=diagonal,axis=channel int-3:transform=file,rotate=dense
+turboquant-4:transform=file,feedback turboquant-3:transform=file,feedback,scale=norm turboquant-6:transform=file,feedback
 """.split()
 PLAIN, SHIFTED, WITH_FILE = 0, 1, 2
 
@@ -114,7 +115,7 @@ def encode_raw(y, family):
     return word.astype("<u2").tobytes(), b"", (word << 16).astype(np.uint32).view(F32)
 
 
-def encode(y, role, spec, seed):
+def encode(y, role, spec, seed, feedback=None):
     family, bits, options = parse(spec)
     if family in ("f32", "f16", "bf16"):
         return encode_raw(y, family)
@@ -128,7 +129,7 @@ def encode(y, role, spec, seed):
         return polar.encode(y, int(bits), role, options)
     if family == "trellis":
         return trellis.encode(y, int(bits), role, options)
-    return turboquant.encode(y, bits, role, options, seed)
+    return turboquant.encode(y, bits, role, options, seed, feedback)
 
 
 def fnv1a(data):
@@ -150,8 +151,9 @@ def encode_rows(x, role, spec, setting):
     family, bits, options = parse(spec)
     rotation = rotation_of(family, bits, options, x.shape[1], SEED)
     if setting == WITH_FILE and "transform" in options:
-        weighting = calibrated.Weighting(options["transform"], role, rotation)
-        code, metadata, decoded = encode(weighting.apply(x), role, spec, SEED)
+        feedback = calibrated.Feedback(rotation) if "feedback" in options and role == "K" else None
+        weighting = calibrated.Weighting(options["transform"], role, rotation, feedback is not None)
+        code, metadata, decoded = encode(weighting.apply(x), role, spec, SEED, feedback)
         return code, metadata, weighting.undo(decoded)
     if setting == WITH_FILE:
         return calibrated.encode(x, family, bits, role, options, SEED)

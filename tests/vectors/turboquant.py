@@ -14,9 +14,12 @@ def root_scale(y):
     return half(np.sqrt(ordered_dot(y, y)) * (F32(1) / np.sqrt(F32(dim))))
 
 
-def lloyd_codes(y, bits, unbiased):
+def lloyd_codes(y, bits, unbiased, feedback=None):
     codebook = sphere_codebook(y.shape[1], bits)
     scale = root_scale(y)
+    if feedback:
+        code, scale = feedback.codes(y, codebook, scale, unbiased)
+        return code, scale, scale[:, None] * codebook[code]
     code = nearest(y * reciprocal(scale)[:, None], codebook)
     if unbiased:
         inner = ordered_dot(y, codebook[code])
@@ -72,12 +75,12 @@ def encode_tiers(y, bits, role, unbiased, seed):
     return code, halves(*scales) + words, decoded
 
 
-def encode(y, bits, role, options, seed):
+def encode(y, bits, role, options, seed, feedback=None):
     if bits.endswith(".5"):
         return encode_tiers(y, int(bits[0]), role, options.get("scale", "unbiased") == "unbiased", seed)
     bits = int(bits)
     if "qjl" not in options:
-        code, scale, decoded = lloyd_codes(y, bits, options.get("scale", "unbiased") == "unbiased")
+        code, scale, decoded = lloyd_codes(y, bits, options.get("scale", "unbiased") == "unbiased", feedback)
         return scalar_codes(code, bits, role), halves(scale), decoded
     plane, scales, first = b"", (), np.zeros_like(y)
     if bits > 1:

@@ -1,0 +1,190 @@
+/* feedback.c - see feedback.h; docs/format.md, "Feedback". Owns no codes: families round by it.
+ *
+ * Without feedback the error of a row lies alike in all directions, and tr(S^-2 Q) tr(S^2 K) is what a symmetric S before the
+ * rotation can make small (weights.c). With it errors can be steered, as GPTQ and QuIP steer them in weights: the loss behaves as
+ * tr(H^(1/2))^2 / d instead of tr(H), H = S^-1 Q S^-1, so a weaker S is best, one that leaves keys less stretched. In the
+ * coordinates in which W K W = W^-1 Q W^-1 = diag(m), any S^2 = W diag(m)^(s - 1) W makes keys diag(m)^s and H diag(m)^(2 - s). */
+#include "feedback.h"
+
+#include <math.h>
+#include <string.h>
+
+#include "../base/alloc.h"
+#include "../base/half.h"
+#include "../math/spd.h"
+
+/* Parts of the mean that are added to Q, as when W was made, and to H: what is steered must not depend on directions that the text
+ * of the calibration never used. */
+#define QUERY_FLOOR 3e-4
+#define LOSS_FLOOR 1e-2
+
+/* A scale is never more than twice, or less than half, that of the row's length: rows like those of the calibration stay within a
+ * fifth of it. */
+#define MAX_RATIO 2.0f
+
+/* Parts of the Frobenius norm on the diagonal of S, so that its inverse is exact enough in binary32 (weights.c does the same to W). */
+#define SMALLEST 0x1p-10
+
+static double trace(const double *m, size_t d)
+{
+    double sum = 0;
+    for (size_t i = 0; i < d; i++)
+        sum += m[i * d + i];
+    return sum;
+}
+
+static void add_to_diagonal(double *m, size_t d, double number)
+{
+    for (size_t i = 0; i < d; i++)
+        m[i * d + i] += number;
+}
+
+/* Q with trace d, and its floor. */
+static bool regularise(const float *moment, size_t d, double *q)
+{
+    for (size_t i = 0; i < d * d; i++)
+        q[i] = moment[i];
+    double sum = trace(q, d);
+    if (!(sum > 0))
+        return false;
+    for (size_t i = 0; i < d * d; i++)
+        q[i] *= (double)d / sum;
+    add_to_diagonal(q, d, QUERY_FLOOR);
+    return true;
+}
+
+/* S^2 = W M^(-1/2) W, M = W^-1 Q W^-1: s is 1/2. S keeps the length of what W makes of keys, tr M. room: 3 d^2. */
+static kvant_status make_matrix(uint32_t n, const double *w, const double *inverse, const double *q, double *s,
+                                double *room)
+{
+    size_t d = n, size = d * d;
+    double *m = room, *root = room + size, *scratch = room + 2 * size;
+    kvant_spd_sandwich(n, inverse, q, scratch, m);
+    double before = trace(m, d);
+    KVANT_FORWARD(kvant_spd_roots(n, m, root, m));
+    double factor = sqrt(before / trace(root, d));
+    kvant_spd_sandwich(n, w, m, scratch, s);
+    KVANT_FORWARD(kvant_spd_roots(n, s, s, NULL));
+    for (size_t i = 0; i < size; i++)
+        s[i] *= factor;
+    add_to_diagonal(s, d, SMALLEST * kvant_frobenius(n, s));
+    return KVANT_OK;
+}
+
+/* H in the order of the codes: B Q B^T with B = R S^-1, of which weights has the columns. room: d^2. */
+static void make_loss(size_t d, const float *weights, const double *q, double *room, double *h)
+{
+    for (size_t a = 0; a < d; a++)
+        for (size_t j = 0; j < d; j++) {
+            double sum = 0;
+            for (size_t i = 0; i < d; i++)
+                sum += (double)weights[i * d + a] * q[i * d + j];
+            room[a * d + j] = sum;
+        }
+    for (size_t a = 0; a < d; a++)
+        for (size_t b = 0; b <= a; b++) {
+            double sum = 0;
+            for (size_t j = 0; j < d; j++)
+                sum += room[a * d + j] * (double)weights[j * d + b];
+            h[a * d + b] = h[b * d + a] = sum;
+        }
+    add_to_diagonal(h, d, LOSS_FLOOR * trace(h, d) / (double)d);
+}
+
+static void fill(kvant_feedback *feedback, const double *lower, const double *pivots, double scale)
+{
+    size_t d = feedback->n;
+    for (size_t j = 0; j < d; j++) {
+        feedback->pivots[j] = (float)(pivots[j] * scale);
+        for (size_t i = j + 1; i < d; i++)
+            feedback->columns[j * d + i] = (float)lower[i * d + j];
+    }
+}
+
+/* room: 5 d^2 numbers, of which the first d^2 hold Q. */
+static kvant_status build(kvant_codec *codec, const double *w, double *inverse, double *room)
+{
+    uint32_t n = codec->info.head_dim;
+    size_t d = n, size = d * d;
+    double *q = room, *s = room + size, *rest = room + 2 * size;
+    float *rounded = (float *)(void *)rest; /* of S and S^-1 */
+    KVANT_FORWARD(make_matrix(n, w, inverse, q, s, rest));
+    KVANT_FORWARD(kvant_spd_inverse(n, s, inverse));
+    for (size_t i = 0; i < size; i++) {
+        rounded[i] = (float)s[i];
+        rounded[size + i] = (float)inverse[i];
+    }
+    KVANT_FORWARD(kvant_transform_weigh(&codec->transform, false, rounded, rounded + size));
+    double *h = s, *lower = inverse, *pivots = rest;
+    make_loss(d, codec->transform.weights + size, q, rest, h);
+    double scale = (double)d / trace(h, d);
+    KVANT_FORWARD(kvant_spd_unit_lower(n, h, lower, pivots));
+    fill(codec->feedback, lower, pivots, scale);
+    return KVANT_OK;
+}
+
+kvant_status kvant_feedback_create(kvant_codec *codec, const double *w, double *inverse, const float *moment,
+                                   const kvant_error *error)
+{
+    size_t d = codec->info.head_dim;
+    double *room = kvant_alloc(5 * d * d, sizeof *room);
+    codec->feedback = kvant_alloc(1, sizeof *codec->feedback + d * d * sizeof(float));
+    kvant_status status = room && codec->feedback ? KVANT_OK : KVANT_ERR_MEMORY;
+    if (status == KVANT_OK) {
+        codec->feedback->n = (uint32_t)d;
+        status = regularise(moment, d, room) ? build(codec, w, inverse, room) : KVANT_ERR_ARGUMENT;
+    }
+    kvant_free(room);
+    if (status == KVANT_OK)
+        return KVANT_OK;
+    return status == KVANT_ERR_MEMORY
+               ? kvant_fail(error, status, "no memory for feedback")
+               : kvant_fail(error, KVANT_ERR_FORMAT, "the calibration file has no queries to steer errors by");
+}
+
+/* The number of thresholds below x, as codebook_codes counts them. */
+static uint32_t code_of(const kvant_codebook *book, float x)
+{
+    uint32_t code = 0;
+    for (uint32_t step = 1u << (book->bits - 1); step > 0; step /= 2)
+        code += x > book->thresholds[code + step - 1] ? step : 0;
+    return code;
+}
+
+/* y becomes what the numbers after j have to be rounded to, a the numbers that the row's own sum of loss is made of. */
+static void pass_on(const float *column, uint32_t first, uint32_t n, float error, float number, float *y, float *a)
+{
+    for (uint32_t i = first; i < n; i++) {
+        y[i] -= column[i] * error;
+        a[i] += column[i] * number;
+    }
+}
+
+float kvant_feedback_quantize(const kvant_feedback *feedback, const kvant_codebook *book, const float *y,
+                              uint8_t *codes)
+{
+    const kvant_kernels *kernels = kvant_kernels_get(KVANT_CPU_AUTO);
+    float z[KVANT_MAX_HEAD_DIM], target[KVANT_MAX_HEAD_DIM], a[KVANT_MAX_HEAD_DIM], own = 0, product = 0;
+    uint32_t n = feedback->n;
+    float length = sqrtf(kernels->dot(y, y, n)) * book->inverse_sqrt_dim;
+    float scale = kvant_half_to_float(kvant_half_from_float(length)), inverse = scale > 0 ? 1 / scale : 0;
+    for (uint32_t i = 0; i < n; i++)
+        z[i] = target[i] = a[i] = y[i] * inverse;
+    for (uint32_t j = 0; j < n; j++) {
+        codes[j] = (uint8_t)code_of(book, target[j]);
+        float value = book->values[codes[j]];
+        own += feedback->pivots[j] * a[j] * a[j];
+        product += feedback->pivots[j] * a[j] * (a[j] + (value - target[j]));
+        pass_on(feedback->columns + (size_t)n * j, j + 1, n, value - z[j], z[j], target, a);
+    }
+    if (!book->unbiased || !(product > 0))
+        return scale;
+    float ratio = own / product;
+    return scale * (ratio > MAX_RATIO ? MAX_RATIO : ratio < 1 / MAX_RATIO ? 1 / MAX_RATIO : ratio);
+}
+
+bool kvant_feedback_fits(const kvant_codebook *book, const float *y)
+{
+    float squares = kvant_kernels_get(KVANT_CPU_AUTO)->dot(y, y, book->dim);
+    return sqrtf(squares) * book->inverse_sqrt_dim <= KVANT_HALF_MAX / MAX_RATIO;
+}

@@ -1,0 +1,28 @@
+/* feedback.h - error feedback (noise shaping): numbers of a row are rounded one after another, and what the ones before lost is
+ * counted when the next is rounded, so that a score loses least. docs/format.md, "Feedback". */
+#ifndef KVANT_CODEC_FEEDBACK_H
+#define KVANT_CODEC_FEEDBACK_H
+
+#include "codebook.h"
+
+/* The loss of a row with error e is e^T H e = sum of pivots[i] (e_i + sum over j < i of M_ij e_j)^2. */
+struct kvant_feedback {
+    uint32_t n;
+    float pivots[KVANT_MAX_HEAD_DIM];
+    float columns[]; /* M by columns: n x n, zeros up to the diagonal */
+};
+
+/* For keys: puts the matrix that suits feedback before the codec's rotation, and fills codec->feedback. w and inverse (overwritten)
+ * are the calibration's W and its inverse, moment the queries' second moment, all n x n. KVANT_ERR_MEMORY; KVANT_ERR_FORMAT when they
+ * are none of a calibration's. */
+kvant_status kvant_feedback_create(kvant_codec *codec, const double *w, double *inverse, const float *moment,
+                                   const kvant_error *error);
+
+/* As kvant_codebook_quantize. */
+float kvant_feedback_quantize(const kvant_feedback *feedback, const kvant_codebook *book, const float *y,
+                              uint8_t *codes);
+
+/* Whether every scale that quantize may give the row fits fp16. */
+bool kvant_feedback_fits(const kvant_codebook *book, const float *y);
+
+#endif
