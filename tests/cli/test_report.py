@@ -1,0 +1,234 @@
+"""The page of kvant report: made of kept results, looked at by a browser; no model is needed."""
+
+import copy
+import json
+import pathlib
+import sys
+import tempfile
+import unittest
+
+from browser import PROGRAM, Browser
+from testing import run
+
+OK, RUNTIME, USAGE = 0, 1, 2
+HERE = pathlib.Path(__file__).resolve().parent
+RESULTS = json.loads((HERE / "report_results.json").read_text())
+
+
+def step(results, name):
+    return next(step for step in results["steps"] if step["name"] == name)
+
+
+class Folder(unittest.TestCase):
+    def setUp(self):
+        folder = tempfile.TemporaryDirectory()
+        self.addCleanup(folder.cleanup)
+        self.folder = pathlib.Path(folder.name)
+        self.page = self.folder / "page.html"
+
+    def make(self, results):
+        source = self.folder / "results.json"
+        source.write_text(results if isinstance(results, str) else json.dumps(results))
+        return run("report", "--from", source, "-o", self.page)
+
+
+class Render(Folder):
+    def test_one_file_that_names_no_address(self):
+        done = self.make(RESULTS)
+        self.assertEqual(done.returncode, OK, done.stderr)
+        self.assertEqual(done.stdout.strip(), str(self.page))
+        page = self.page.read_text()
+        self.assertNotIn("{{", page.split('<script id="data"')[0])
+        self.assertNotRegex(page.split("<script>")[0], r'(src|href)="(?!#)')
+        self.assertIn("default-src 'none'", page)
+        self.assertIn("Permission to use, copy, modify", page)
+        self.assertEqual([p.name for p in self.folder.iterdir() if p.name.endswith(".part")], [])
+
+    def test_results_that_are_none(self):
+        wrong = copy.deepcopy(RESULTS)
+        wrong["kvant_report"] = 2
+        rowless = copy.deepcopy(RESULTS)
+        del rowless["steps"][0]["rows"]
+        rows = copy.deepcopy(RESULTS)
+        rows["steps"][0]["rows"][0] = 7
+        for results, words in [
+            ("", "is no JSON"),
+            (json.dumps(RESULTS)[:-100], "is no JSON"),
+            ("[]", "is no result of kvant report"),
+            ("{}", "is no result of kvant report"),
+            (wrong, "is of another version"),
+            (rowless, "has a step without a name or rows"),
+            (rows, "has a row that is no object"),
+            ({"kvant_report": 1}, 'has no "about"'),
+        ]:
+            with self.subTest(words=words):
+                self.page.write_text("the old page")
+                done = self.make(results)
+                self.assertEqual((done.returncode, done.stdout), (RUNTIME, ""), done.stderr)
+                self.assertIn(words, done.stderr)
+                self.assertEqual(self.page.read_text(), "the old page")
+
+    def test_mistakes_are_named(self):
+        for arguments, code, words in [
+            ([], USAGE, "no output given"),
+            (["-o", self.page], USAGE, "no text file given"),
+            (["-o", self.page, "-f", "-"], USAGE, "no text file given"),
+            (["-o", self.page, "-f", __file__], USAGE, "no model given"),
+            (["-o", self.page, "-f", __file__, "-m", "/nonexistent.gguf"], RUNTIME, "/nonexistent.gguf"),
+            (["-o", "/nonexistent/page.html", "--from", __file__], RUNTIME, "/nonexistent"),
+            (["-o", self.page, "--from", "/nonexistent.json"], RUNTIME, "/nonexistent.json"),
+        ]:
+            with self.subTest(arguments=arguments):
+                done = run("report", *arguments)
+                self.assertEqual((done.returncode, done.stdout), (code, ""), done.stderr)
+                self.assertIn(words, done.stderr)
+
+
+@unittest.skipUnless(PROGRAM, "no Chromium on this machine: apt-get install chromium")
+class InABrowser(Folder):
+    @classmethod
+    def setUpClass(cls):
+        cls.browser = Browser()
+
+    @classmethod
+    def tearDownClass(cls):
+        cls.browser.close()
+
+    def setUp(self):
+        super().setUp()
+        self.browser.requests.clear()
+        self.browser.complaints.clear()
+
+    def open(self, results=RESULTS, **look):
+        self.assertEqual(self.make(results).returncode, OK)
+        self.browser.look(**look)
+        self.browser.open(self.page)
+
+    def evaluate(self, expression):
+        return self.browser.evaluate(expression)
+
+    def test_no_network_and_no_complaints(self):
+        for scheme in ("light", "dark"):
+            self.open(scheme=scheme)
+        self.assertEqual(set(self.browser.requests), {f"file://{self.page}"})
+        self.assertEqual(self.browser.complaints, [])
+
+    def test_every_figure_has_a_name_and_a_table(self):
+        self.open()
+        figures = self.evaluate("""[...document.querySelectorAll("figure")].map((f) => ({
+            name: f.getAttribute("aria-label"),
+            pictures: [...f.querySelectorAll("svg[role=img]")].map((s) => s.getAttribute("aria-label")),
+            rows: f.querySelectorAll("details table tbody tr").length,
+        }))""")
+        self.assertGreaterEqual(len(figures), 6)
+        for figure in figures:
+            self.assertTrue(figure["name"])
+            self.assertGreater(figure["rows"], 0)
+            self.assertGreater(len(figure["pictures"]), 0)
+            self.assertTrue(all(figure["pictures"]))
+        names = [(node["role"]["value"], node.get("name", {}).get("value")) for node in self.browser.accessible_nodes()]
+        for figure in figures:
+            for picture in figure["pictures"]:
+                self.assertTrue(any(role in ("image", "img", "graphics-document") and name == picture for role, name in names), picture)
+
+    def test_every_number_is_in_the_table(self):
+        self.open()
+        rows = step(RESULTS, "quality")["rows"]
+        self.assertEqual(self.evaluate('document.querySelectorAll("#table tbody tr").length'), len(rows))
+        text = self.evaluate('document.querySelector("#table table").textContent')
+        for row in rows:
+            self.assertIn(f"{row['bits']:.2f}", text)
+            self.assertIn(f"{row['ppl']:.3f}", text)
+
+    def test_front_is_what_nothing_beats(self):
+        self.open()
+        rows = [row for row in step(RESULTS, "quality")["rows"] if row["kld_mean"] > 1e-4]
+        wanted = [row for row in rows if not any(
+            other["kld_mean"] <= row["kld_mean"] and other["bits"] <= row["bits"] and other is not row for other in rows)]
+        listed = self.evaluate('[...document.querySelectorAll(".front li")].map((li) => li.textContent)')
+        self.assertEqual(len(listed), len(wanted))
+        for row, text in zip(sorted(wanted, key=lambda row: row["bits"]), listed):
+            self.assertIn(f"{row['bits']:.2f} bits", text)
+
+    def column(self, i):
+        return self.evaluate(f'[...document.querySelectorAll("#table tbody tr")].map((tr) => parseFloat(tr.children[{i}].textContent))')
+
+    def test_sorting_by_keyboard(self):
+        self.open()
+        self.evaluate('document.querySelector("#table .scroll").focus()')
+        for _ in range(2):
+            self.browser.press("Tab")
+        self.assertIn("true bits", self.evaluate("document.activeElement.textContent"))
+        self.browser.press("Enter", text="\r")
+        self.assertEqual(self.column(1), sorted(self.column(1)))
+        self.assertEqual(self.evaluate('document.activeElement.parentElement.getAttribute("aria-sort")'), "ascending")
+        self.browser.press("Enter", text="\r")
+        self.assertEqual(self.column(1), sorted(self.column(1), reverse=True))
+        self.assertEqual(self.evaluate('document.querySelectorAll("#table [aria-sort]").length'), 1)
+
+    def test_colours_follow_the_scheme_and_stand_out(self):
+        contrast = """(() => {
+            const light = (c) => { const [r, g, b] = c.match(/[0-9.]+/g).map(Number).map((v) => v / 255)
+                .map((v) => (v <= 0.03928 ? v / 12.92 : ((v + 0.055) / 1.055) ** 2.4)); return 0.2126 * r + 0.7152 * g + 0.0722 * b; };
+            const paper = light(getComputedStyle(document.body).backgroundColor);
+            const ratio = (e) => { const ink = light(getComputedStyle(e).color); return (Math.max(ink, paper) + 0.05) / (Math.min(ink, paper) + 0.05); };
+            return [paper, ...[...document.querySelectorAll("p, h1, h2, td, dt, .note, nav a, summary, caption")].map(ratio)];
+        })()"""
+        for scheme, dark in (("light", False), ("dark", True)):
+            self.open(scheme=scheme)
+            paper, *ratios = self.evaluate(contrast)
+            self.assertEqual(paper < 0.5, dark)
+            self.assertGreaterEqual(min(ratios), 4.5)  # WCAG 2, AA
+
+    def test_nothing_sticks_out_on_a_phone(self):
+        self.open(width=360, height=740)
+        self.assertEqual(self.evaluate("document.documentElement.scrollWidth"), 360)
+        widths = self.evaluate('[...document.querySelectorAll("svg[role=img]")].map((s) => s.getBoundingClientRect().right)')
+        self.assertLessEqual(max(widths), 360)
+
+    def test_figures_follow_the_width(self):
+        self.open(width=1200)
+        self.browser.look(width=500)
+        self.browser.settle()
+        self.assertLessEqual(self.evaluate('document.querySelector("#quality svg[role=img]").getBoundingClientRect().width'), 500)
+
+    def test_paper_shows_all_tables(self):
+        self.open(scheme="dark", media="print")
+        self.assertEqual(self.evaluate("getComputedStyle(document.body).backgroundColor"), "rgb(255, 255, 255)")
+        self.evaluate('window.dispatchEvent(new Event("beforeprint"))')
+        self.assertEqual(self.evaluate('document.querySelectorAll("details:not([open])").length'), 0)
+
+    def test_the_other_size(self):
+        self.open()
+        before = self.evaluate('document.querySelector("#quality svg[role=img]").textContent')
+        self.evaluate('(() => { const s = document.querySelector("#size"); s.value = "whole"; s.dispatchEvent(new Event("change")); })()')
+        self.browser.settle()
+        after = self.evaluate('document.querySelector("#quality svg[role=img]").textContent')
+        self.assertNotEqual(before, after)
+        self.assertIn("windows included", after)
+
+    def test_names_are_text(self):
+        results = copy.deepcopy(RESULTS)
+        evil = '</script><img src=x onerror="throw 1"><!--'
+        results["about"]["model"] = results["about"]["text"] = evil
+        for row in step(results, "quality")["rows"]:
+            row["k"] = row["v"] = evil
+        self.open(results)
+        self.assertIn(evil, self.evaluate("document.title"))
+        self.assertEqual(self.evaluate('document.querySelectorAll("img").length'), 0)
+        self.assertEqual(self.browser.complaints, [])
+
+    def test_what_is_missing_is_said(self):
+        for results in ({"kvant_report": 1, "about": {}, "steps": []},
+                        {**RESULTS, "complete": False, "steps": [step(RESULTS, "quality")]}):
+            self.open(results)
+            self.assertEqual(self.browser.complaints, [])
+            self.assertIn("This report is partial", self.evaluate("document.body.textContent"))
+            self.assertIn("Not measured", self.evaluate('document.querySelector("#needle").textContent'))
+
+
+if __name__ == "__main__":
+    if sys.argv[1:] == ["InABrowser"] and PROGRAM is None:
+        print("skipped: no Chromium on this machine (apt-get install chromium)")
+        sys.exit(77)  # which CTest shows as skipped
+    unittest.main()

@@ -1,0 +1,69 @@
+/* report_model.c - a look at the model, and a few hundred tokens through it. */
+#include "report_model.h"
+
+#include "command.h"
+#include "interrupt.h"
+#include "progress.h"
+
+#include <stdio.h>
+#include <string.h>
+
+enum { PREFILL = 256, DECODE = 8 };
+
+/* Token 1, again and again: which one it is does not change the time. */
+static bool feed(struct llama_context *ctx, int32_t n)
+{
+    llama_token tokens[PREFILL];
+    for (int32_t i = 0; i < n; i++)
+        tokens[i] = 1;
+    if (ll.llama_decode(ctx, ll.llama_batch_get_one(tokens, n)) == 0) {
+        ll.llama_synchronize(ctx);
+        return true;
+    }
+    if (!interrupted())
+        complain("report: llama.cpp could not decode");
+    return false;
+}
+
+static bool measure(struct llama_context *ctx, model_facts *f)
+{
+    if (!feed(ctx, 1)) /* the first graph pays for allocations */
+        return false;
+    const double start = monotonic_seconds();
+    if (!feed(ctx, PREFILL))
+        return false;
+    const double middle = monotonic_seconds();
+    for (int i = 0; i < DECODE; i++)
+        if (!feed(ctx, 1))
+            return false;
+    f->prefill_tps = PREFILL / (middle - start);
+    f->decode_tps = DECODE / (monotonic_seconds() - middle);
+    return true;
+}
+
+static bool look(engine *e, model_facts *f)
+{
+    const kv_config f16 = configs_f16();
+    const engine_context_options options = { .n_ctx = 512, .n_batch = ENGINE_UBATCH, .n_outputs = 1 };
+    const struct llama_model *model = engine_model(e, &f16);
+    if (model == NULL)
+        return false;
+    if (ll.llama_model_meta_val_str(model, "general.name", f->name, sizeof f->name) <= 0)
+        f->name[0] = 0;
+    snprintf(f->runtime, sizeof f->runtime, "llama.cpp %s, ggml %s", ll.llama_version(), ll.ggml_version());
+    f->n_ctx_train = (uint32_t)ll.llama_model_n_ctx_train(model);
+    struct llama_context *ctx = engine_context(e, &f16, &options);
+    const bool ok = ctx != NULL && measure(ctx, f);
+    if (ctx != NULL)
+        ll.llama_free(ctx);
+    return ok;
+}
+
+bool model_facts_get(const engine_options *options, model_facts *facts)
+{
+    engine e;
+    *facts = (model_facts){ .n_ctx_train = 0 };
+    const bool ok = engine_open(&e, options) && look(&e, facts);
+    engine_close(&e);
+    return ok;
+}
