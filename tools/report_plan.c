@@ -29,6 +29,9 @@ static const char *const everything[] = {
     "--stock q4_1",
     "--stock q4_0",
     "--stock q8_0/q4_0",
+    "--preset quality",
+    "--preset balanced",
+    "--preset small",
     "-k int-4:axis=channel,group=64 -v turboquant-4",
     "-k int-3:axis=channel -v turboquant-3",
     "-k int-4:axis=channel,group=64 -v trellis-4",
@@ -65,15 +68,11 @@ static const char *const with_calibration[] = {
 
 /* What speed, memory and needles are compared on. */
 static const char *const compared[] = {
-    "--stock q8_0",    "--stock q4_0",    "-k int-4:axis=channel,group=64 -v turboquant-4",
-    "-k turboquant-4", "-k turboquant-3", "-k turboquant-2",
+    "--stock q8_0", "--stock q4_0", "--preset quality", "--preset balanced", "--preset small", "-k turboquant-4",
 };
 
 static const char *const few[] = {
-    "--stock q8_0",
-    "--stock q4_0",
-    "-k int-4:axis=channel,group=64 -v turboquant-4",
-    "-k turboquant-3",
+    "--stock q8_0", "--stock q4_0", "--preset quality", "--preset balanced", "--preset small",
 };
 
 #define COUNT(list) (sizeof(list) / sizeof *(list))

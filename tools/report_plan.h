@@ -6,7 +6,7 @@
 #include <stddef.h>
 #include <stdint.h>
 
-enum { PLAN_MAX_ARGUMENTS = 240, PLAN_MAX_STEPS = 16, PLAN_TEXT = 4096 };
+enum { PLAN_MAX_ARGUMENTS = 240, PLAN_MAX_STEPS = 16, PLAN_TEXT = 16384 };
 
 /* Words of a command line; strings belong to argv, are constant or lie in the plan. */
 typedef struct plan_words {

@@ -1,0 +1,84 @@
+"""kvant report with a model: what Ctrl-C leaves, and going on. The page itself is looked at by test_report.py."""
+
+import json
+import os
+import pathlib
+import signal
+import subprocess
+import sys
+import tempfile
+import unittest
+
+from testing import KVANT, MODEL, PLUGIN, run
+
+sys.path.insert(0, str(pathlib.Path(__file__).resolve().parents[2] / "scripts"))
+import fetch  # noqa: E402
+
+RUNTIME, INTERRUPTED = 1, 130
+TEXT = fetch.fetch_text()
+
+
+class Report(unittest.TestCase):
+    def setUp(self):
+        folder = tempfile.TemporaryDirectory()
+        self.addCleanup(folder.cleanup)
+        self.folder = pathlib.Path(folder.name)
+        self.page = self.folder / "report.html"
+        self.arguments = ["report", "-m", MODEL, "-f", TEXT, "-o", self.page, "--quick", "-c", "64", "--stock", "q4_0"]
+
+    def until(self, step):
+        """Interrupts as soon as the step has begun."""
+        child = subprocess.Popen([KVANT, *map(str, self.arguments), "--json"], stdout=subprocess.PIPE, stderr=subprocess.PIPE,
+                                 text=True, env=dict(os.environ, KVANT_PLUGIN=PLUGIN))
+        for line in child.stderr:
+            if line.startswith("{") and json.loads(line)["what"] == step:
+                break
+        child.send_signal(signal.SIGINT)
+        out, err = child.communicate(timeout=200)
+        self.assertEqual(child.returncode, INTERRUPTED, err)
+        return json.loads(out)
+
+    def test_interrupted_and_going_on(self):
+        first = self.until("speed")
+        self.assertEqual(first, json.loads((self.folder / "report.json").read_text()))
+        self.assertIs(first["complete"], False)
+        states = {step["name"]: step["state"] for step in first["steps"]}
+        self.assertEqual((states["quality"], states["position"], states["speed"]), ("complete", "complete", "partial"))
+        quality = first["steps"][0]
+        self.assertEqual([row["k"] for row in quality["rows"]], ["f16", "q4_0"])
+        self.assertTrue(quality["command"].startswith(f"kvant eval -m {pathlib.Path(MODEL).name} --json"), quality["command"])
+        self.assertEqual(first["about"]["n_ctx_train"], 8192)
+        self.assertIn('"kvant_report":1', self.page.read_text())
+        second = self.until("speed")
+        self.assertEqual(second["steps"][:2], first["steps"][:2])
+        # Another command line measures again; the other text is not mixed with the first.
+        self.arguments += ["--chunks", "2"]
+        third = self.until("position")
+        self.assertEqual(third["steps"][0]["rows"][0]["chunks"], 2)
+        other = self.folder / "other.txt"
+        other.write_text("Another text.")
+        before = (self.folder / "report.json").read_text()
+        done = run(*self.arguments, "-f", other)
+        self.assertEqual(done.returncode, RUNTIME)
+        self.assertIn("has results of another text_fingerprint", done.stderr)
+        self.assertEqual((self.folder / "report.json").read_text(), before)
+
+    def test_mistakes_are_named(self):
+        for more, words in [
+            (["-c", "16384"], "beyond the model's 8192"),
+            (["--sensitivity", TEXT], "is no array of rows"),
+            (["-o", "/nonexistent/page.html"], "/nonexistent"),
+        ]:
+            with self.subTest(more=more):
+                done = run(*self.arguments, *more)
+                self.assertEqual((done.returncode, done.stdout), (RUNTIME, ""), done.stderr)
+                self.assertIn(words, done.stderr)
+        (self.folder / "report.json").write_text("{}")
+        done = run(*self.arguments)
+        self.assertEqual(done.returncode, RUNTIME)
+        self.assertIn("is no result of kvant report", done.stderr)
+        self.assertEqual((self.folder / "report.json").read_text(), "{}")
+
+
+if __name__ == "__main__":
+    unittest.main()
