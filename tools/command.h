@@ -22,6 +22,7 @@ int command_needle(int argc, char **argv);
 int command_report(int argc, char **argv);
 int command_calibrate(int argc, char **argv);
 int command_capture(int argc, char **argv);
+int command_tune(int argc, char **argv);
 
 /* Of `kvant bench`. */
 int bench_model(int argc, char **argv);

@@ -1,0 +1,156 @@
+"""kvant tune with a model: a budget is kept, the settings file is what was said, an interrupted run goes on, mistakes are named."""
+
+import json
+import pathlib
+import signal
+import subprocess
+import sys
+import tempfile
+import time
+import unittest
+
+from test_cli_calibrate import HEAD_DIM, N_KV_HEADS, N_LAYERS
+from testing import KVANT, LIB, MODEL, run
+
+sys.path.insert(0, str(pathlib.Path(__file__).resolve().parents[2] / "scripts"))
+import fetch  # noqa: E402
+
+OK, RUNTIME, USAGE, INTERRUPTED = 0, 1, 2, 130
+TEXT = fetch.fetch_text()
+CTX, PROBE = 1024, 64
+# Bits of turboquant at head_dim 64: a scale of 16 bits a row.
+CANDIDATES = {f"turboquant-{bits}": bits + 0.25 for bits in (2, 3, 4)}
+TRY = [word for spec in CANDIDATES for word in ("--try-k", spec, "--try-v", spec)]
+
+
+class Tune(unittest.TestCase):
+    """One state file for all tests: measurements of the first run serve the others."""
+
+    @classmethod
+    def setUpClass(cls):
+        cls.folder = tempfile.TemporaryDirectory()
+        cls.path = pathlib.Path(cls.folder.name) / "model.kvant"
+        cls.state = cls.path.with_name("state")
+        cls.base = ["tune", "-m", MODEL, "-f", TEXT, "-c", CTX, "--probe-ctx", PROBE, "--chunks", 1, *TRY]
+        cls.interrupted = cls.interrupt([*cls.base, "--bits", 3, "-o", cls.path, "--resume", cls.state])
+        cls.left = sorted(p.name for p in cls.path.parent.iterdir())
+        cls.done = run(*cls.base, "--bits", 3, "-o", cls.path, "--resume", cls.state, "--json", timeout=600)
+        assert cls.done.returncode == OK, cls.done.stderr
+        rows = json.loads(cls.done.stdout)
+        cls.settings = [row for row in rows if row["setting"] is not None]
+        cls.sites = [row for row in rows if row["setting"] is None]
+
+    @classmethod
+    def tearDownClass(cls):
+        cls.folder.cleanup()
+
+    @classmethod
+    def interrupt(cls, arguments):
+        """Ctrl-C when some of the measurements are there."""
+        process = subprocess.Popen([KVANT, *map(str, arguments), "--runtime", LIB], stderr=subprocess.PIPE, text=True)
+        for _ in range(1200):
+            if cls.state.exists() and cls.state.stat().st_size > 4096 or process.poll() is not None:
+                break
+            time.sleep(0.1)
+        process.send_signal(signal.SIGINT)
+        _, stderr = process.communicate(timeout=120)
+        return process.returncode, stderr
+
+    def test_an_interrupted_run_goes_on(self):
+        code, stderr = self.interrupted
+        self.assertEqual(code, INTERRUPTED, stderr)
+        self.assertIn(str(self.state), stderr)
+        self.assertEqual(self.left, ["state"])  # neither a settings file nor what was on the way
+        self.assertRegex(self.done.stderr, rf"going on from .*: [1-9]\d* of {2 * N_LAYERS + 1} measurements")
+
+    def test_the_budget_is_kept_and_used(self):
+        self.assertEqual(len(self.sites), 2 * N_LAYERS)
+        self.assertEqual({(s["layer"], s["role"]) for s in self.sites}, {(i, r) for i in range(N_LAYERS) for r in "KV"})
+        for site in self.sites:
+            self.assertEqual(site["site_bits"], CANDIDATES[site["spec"]])
+        tuned = self.settings[0]
+        self.assertEqual(tuned["setting"], "tuned")
+        mean = sum(site["site_bits"] for site in self.sites) / len(self.sites)
+        self.assertAlmostEqual(tuned["bits"], mean, places=6)
+        self.assertEqual(tuned["kv_bytes"], mean / 8 * 2 * N_LAYERS * N_KV_HEADS * HEAD_DIM * CTX)
+        # A step is a bit of one site; what is left is less than one of them.
+        self.assertTrue(3 - 1 / len(self.sites) < tuned["bits"] <= 3)
+
+    def test_predictions(self):
+        """More bits never cost more, and the chosen setting is predicted to be better than every uniform one of its size."""
+        for site in self.sites:
+            self.assertGreater(site["cost"], 0)
+            self.assertTrue(0 < site["error"] <= site["probe_error"] < 1)
+        tuned, *uniform = self.settings
+        self.assertGreaterEqual(len(uniform), 1)
+        for setting in uniform:
+            self.assertIn(setting["k"], CANDIDATES)
+            if setting["bits"] <= 3:
+                self.assertLess(tuned["predicted"], setting["predicted"])
+        for setting in self.settings:
+            self.assertGreater(setting["kld_mean"], 0)
+
+    def test_the_file_is_what_was_said(self):
+        said = {}
+        for line in self.path.read_text().splitlines():
+            match line.split():
+                case [("k" | "v") as role, layers, shape, spec]:
+                    self.assertEqual(shape, f"{N_KV_HEADS}x{HEAD_DIM}")
+                    for part in layers.split(","):
+                        first, _, last = part.partition("-")
+                        said |= {(layer, role.upper()): spec for layer in range(int(first), int(last or first) + 1)}
+        self.assertEqual(said, {(site["layer"], site["role"]): site["spec"] for site in self.sites})
+        done = run("eval", "-m", MODEL, "-f", TEXT, "-c", 128, "--chunks", 1, "--config", self.path, "--json")
+        self.assertEqual(done.returncode, OK, done.stderr)
+        row = next(row for row in json.loads(done.stdout) if row["cache"] == "kvant")
+        self.assertAlmostEqual(row["bits"], self.settings[0]["bits"], places=6)
+
+    def test_measurements_serve_another_budget(self):
+        path = self.path.with_name("other.kvant")
+        n_bytes = 3.5 / 8 * 2 * N_LAYERS * N_KV_HEADS * HEAD_DIM * CTX
+        done = run(*self.base, "--kv-bytes", n_bytes, "-o", path, "--resume", self.state)
+        self.assertEqual(done.returncode, OK, done.stderr)
+        self.assertIn(f"{2 * N_LAYERS + 1} of {2 * N_LAYERS + 1} measurements", done.stderr)
+        self.assertIn("rank correlation", done.stdout)
+        self.assertTrue(path.exists())
+
+    def test_a_budget_that_is_too_small(self):
+        path = self.path.with_name("none.kvant")
+        done = run(*self.base, "--bits", 1, "-o", path, "--resume", self.state)
+        self.assertEqual(done.returncode, RUNTIME)
+        self.assertIn("2.25 bits", done.stderr)
+        self.assertFalse(path.exists())
+
+    def test_mistakes_are_named(self):
+        broken = self.path.with_name("broken.gguf")
+        with open(MODEL, "rb") as model:
+            broken.write_bytes(model.read(1 << 20))
+        short = self.path.with_name("short.txt")
+        short.write_text("Too short.")
+        base = ["tune", "-m", MODEL, "-f", TEXT, "-o", self.path.with_name("x.kvant"), "--bits", "4"]
+        for arguments, code, words in [
+            (["tune", "-f", TEXT, "--bits", "4"], USAGE, "no model"),
+            (["tune", "-m", MODEL, "--bits", "4"], USAGE, "no text"),
+            (base[:-2], USAGE, "no budget"),
+            ([*base, "--kv-bytes", "64M"], USAGE, "one of them"),
+            ([*base[:-1], "17"], USAGE, "--bits"),
+            ([*base[:-2], "--kv-bytes", "12Q"], USAGE, "--kv-bytes"),
+            ([*base, "--try-k", "nonsense-4"], USAGE, "nonsense"),
+            ([*base, "--try-k", "int-4:center=file"], USAGE, "--try-k"),
+            ([*base, "--calibration", "/nonexistent"], USAGE, "/nonexistent"),
+            ([*base, "-c", "100000"], RUNTIME, "the model's own limit"),
+            ([*base[:3], "-f", short, *base[5:]], RUNTIME, "are needed"),
+            ([*base, "--report-text", short, "--probe-ctx", "64"], RUNTIME, "are needed"),
+            (["tune", "-m", broken, *base[3:]], RUNTIME, "cannot load the model"),
+            ([*base[:5], "-o", "/nonexistent/file", *base[7:]], RUNTIME, "/nonexistent"),
+            ([*base, "--probe-ctx", "64", "--resume", "/dev/full", *TRY], RUNTIME, "/dev/full"),
+        ]:
+            with self.subTest(arguments=arguments):
+                done = run(*arguments)
+                self.assertEqual(done.returncode, code, done.stderr)
+                self.assertIn(words, done.stderr)
+        self.assertEqual(list(self.path.parent.glob("x.kvant*")), [])
+
+
+if __name__ == "__main__":
+    unittest.main()

@@ -1,0 +1,29 @@
+/* allocate.h - one choice for each of several sites, so that the sum of losses is least within a budget of bytes.
+ *
+ * Knows nothing of codecs. Exact on the convex hulls (Lagrange), then repaired by single and paired exchanges: no change of
+ * one or two sites that fits the budget makes the result better. Deterministic: ties go to the earlier site and choice.
+ */
+#ifndef KVANT_TOOLS_ALLOCATE_H
+#define KVANT_TOOLS_ALLOCATE_H
+
+#include <stdbool.h>
+#include <stddef.h>
+
+typedef struct allocate_choice {
+    double bytes, loss; /* finite, not below 0 */
+} allocate_choice;
+
+typedef struct allocate_site {
+    const allocate_choice *choices;
+    size_t n_choices; /* at least 1 */
+    size_t chosen;    /* result */
+} allocate_site;
+
+typedef struct allocate_total {
+    double bytes, loss;
+} allocate_total;
+
+/* False when even the smallest choices exceed the budget; they are chosen then, so that the total says what is needed. */
+bool allocate(allocate_site *sites, size_t n_sites, double budget, allocate_total *total);
+
+#endif /* KVANT_TOOLS_ALLOCATE_H */

@@ -1,0 +1,442 @@
+/* tune.c - see tune.h. */
+#define _XOPEN_SOURCE 700 /* realpath */
+#include "tune.h"
+
+#include "allocate.h"
+#include "command.h"
+#include "fingerprint.h"
+#include "interrupt.h"
+#include "stats.h"
+
+#include <kvant/calibration.h>
+#include <limits.h>
+#include <math.h>
+#include <stdio.h>
+#include <stdlib.h>
+#include <string.h>
+#include <unistd.h>
+
+enum { QUERY_STEP = 8 }; /* of the queries that the errors are computed on, one in so many */
+#define EXACT_SPEC "f16"
+
+/* Settings. */
+
+static const char *spec_of(const tune *t, const size_t *choice, size_t site)
+{
+    return choice[site] == SIZE_MAX ? EXACT_SPEC
+                                    : t->options->candidates.specs[t->sensitivity.sites[site].role][choice[site]];
+}
+
+/* Where the settings file's folder is the calibration's, its name is enough, and both can be moved together. */
+static bool calibration_name(const tune *t, char *name, size_t bytes)
+{
+    char folder[PATH_MAX], *file = realpath(t->options->engine.configs.calibration, NULL);
+    snprintf(folder, sizeof folder, "%s", t->options->output);
+    char *slash = strrchr(folder, '/');
+    if (slash == NULL)
+        strcpy(folder, ".");
+    else
+        slash[slash == folder ? 1 : 0] = 0;
+    char *base = realpath(folder, NULL);
+    bool ok = file != NULL && base != NULL;
+    if (ok) {
+        const char *own = strrchr(file, '/');
+        const size_t length = (size_t)(own - file);
+        const bool beside = strlen(base) == length && memcmp(base, file, length) == 0;
+        ok = snprintf(name, bytes, "%s", beside ? own + 1 : file) < (int)bytes;
+    }
+    free(file);
+    free(base);
+    if (!ok)
+        complain("tune: the calibration's path cannot be written down");
+    return ok;
+}
+
+static bool any_needs_calibration(const kvant_settings_layer *layers, uint32_t n_layers)
+{
+    for (uint32_t layer = 0; layer < n_layers; layer++)
+        if (needs_calibration(layers[2 * layer].spec, layers[2 * layer + 1].spec))
+            return true;
+    return false;
+}
+
+/* NULL after complaining. */
+static kvant_settings *make_settings(const tune *t, const size_t *choice)
+{
+    const capture *c = t->capture;
+    char err[512] = "", calibration[KVANT_SETTINGS_MAX_PATH + 1];
+    kvant_settings_layer *layers = calloc(2 * (size_t)c->n_layers, sizeof *layers);
+    kvant_calibration_info info = { .size = sizeof info };
+    kvant_settings *settings = NULL;
+    if (layers == NULL) {
+        complain("tune: out of memory");
+        return NULL;
+    }
+    for (size_t i = 0; i < t->sensitivity.n_sites; i++) {
+        const sensitivity_site *s = &t->sensitivity.sites[i];
+        const capture_layer *l = &c->layers[s->layer];
+        layers[2 * s->layer + s->role] =
+            (kvant_settings_layer){ spec_of(t, choice, i), l->n_kv_heads, l->head_dim[s->role] };
+    }
+    kvant_settings_config config = { .size = sizeof config,
+                                     .model = safetensors_noted(&c->file, "model"),
+                                     .model_fingerprint = c->model_fingerprint,
+                                     .n_layers = c->n_layers,
+                                     .layers = layers };
+    bool ok = true;
+    if (any_needs_calibration(layers, c->n_layers)) {
+        ok = calibration_name(t, calibration, sizeof calibration) &&
+             kvant_calibration_get_info(t->options->calibration, &info) == KVANT_OK;
+        config.calibration = calibration;
+        config.calibration_checksum = info.checksum;
+    }
+    if (ok && kvant_settings_create(&config, &settings, err, sizeof err) != KVANT_OK)
+        complain("tune: %s", err);
+    free(layers);
+    return settings;
+}
+
+static bool save_settings(const kvant_settings *settings, const char *path)
+{
+    char err[512] = "";
+    if (kvant_settings_save(settings, path, err, sizeof err) == KVANT_OK)
+        return true;
+    complain("tune: %s: %s", path, err);
+    return false;
+}
+
+/* Everything that decides what is measured, but for model, runtime and tokens, which divergence.h adds. */
+static uint64_t key_of(const tune *t, const size_t *choice)
+{
+    char plugin[PATH_MAX];
+    kvant_calibration_info info = { .size = sizeof info };
+    uint64_t key = FINGERPRINT_START;
+    for (size_t i = 0; i < t->sensitivity.n_sites; i++) {
+        key = fingerprint_number(key, 2 * (uint64_t)t->sensitivity.sites[i].layer + t->sensitivity.sites[i].role);
+        key = fingerprint_string(key, spec_of(t, choice, i));
+    }
+    if (t->options->calibration != NULL && kvant_calibration_get_info(t->options->calibration, &info) == KVANT_OK)
+        key = fingerprint_number(key, info.checksum);
+    return fingerprint_number(key, plugin_path(plugin, sizeof plugin) ? fingerprint_whole_file(plugin) : 0);
+}
+
+static bool measure(tune *t, const size_t *choice, const char *label, const llama_token *tokens, double *kld)
+{
+    kvant_settings *settings = make_settings(t, choice);
+    const kv_config config = { .path = t->probe,
+                               .k = label,
+                               .v = label,
+                               .type_k = GGML_TYPE_F16,
+                               .type_v = GGML_TYPE_F16,
+                               .file = { .settings = settings } };
+    double kv_bytes;
+    const bool ok = settings != NULL && save_settings(settings, t->probe) &&
+                    divergence_measure(&t->divergence, &config, key_of(t, choice), label, tokens, kld, &kv_bytes);
+    kvant_settings_free(&settings);
+    return ok;
+}
+
+/* Probes. */
+
+static void all_exact(const tune *t, size_t *choice)
+{
+    for (size_t i = 0; i < t->sensitivity.n_sites; i++)
+        choice[i] = SIZE_MAX;
+}
+
+/* Divergences are of the same tokens, so their difference is known better than either. */
+static bool probe_site(tune *t, size_t site, size_t *choice)
+{
+    sensitivity_site *s = &t->sensitivity.sites[site];
+    char label[64];
+    snprintf(label, sizeof label, "layer %lu, %s", (unsigned long)s->layer,
+             s->role == KVANT_ROLE_K ? "keys" : "values");
+    choice[site] = 0;
+    const bool ok = measure(t, choice, label, t->reading.tokens, t->kld);
+    choice[site] = SIZE_MAX;
+    for (size_t i = 0; i < t->divergence.n_rows && ok; i++)
+        t->kld[i] -= t->kld_zero[i];
+    stats_mean(t->kld, t->divergence.n_rows, &s->measured, &s->measured_se);
+    return ok;
+}
+
+/* How many of the probes the file does not have. */
+static size_t count_probes(tune *t, size_t *choice)
+{
+    size_t n = divergence_runs(&t->divergence, key_of(t, choice), t->reading.tokens);
+    for (size_t i = 0; i < t->sensitivity.n_sites; i++) {
+        choice[i] = 0;
+        n += divergence_runs(&t->divergence, key_of(t, choice), t->reading.tokens);
+        choice[i] = SIZE_MAX;
+    }
+    return n;
+}
+
+static bool probe_all(tune *t)
+{
+    size_t *choice = calloc(t->sensitivity.n_sites, sizeof *choice);
+    double error;
+    if (choice == NULL)
+        return false;
+    all_exact(t, choice);
+    const size_t n = count_probes(t, choice), all = t->sensitivity.n_sites + 1;
+    if (n < all)
+        fprintf(stderr, "kvant: tune: going on from %s: %zu of %zu measurements are done\n", t->part, all - n, all);
+    const size_t check = (size_t)t->options->n_chunks * (1 + TUNE_MAX_SETTINGS);
+    progress_start(&t->progress, (double)(n + (n > 0) + check) * t->options->probe_ctx);
+    bool ok = measure(t, choice, "no codec", t->reading.tokens, t->kld_zero);
+    for (size_t i = 0; i < t->sensitivity.n_sites && ok; i++)
+        ok = probe_site(t, i, choice);
+    if (ok)
+        stats_mean(t->kld_zero, t->divergence.n_rows, &t->zero, &error);
+    free(choice);
+    return ok;
+}
+
+/* Preparation. */
+
+static bool name_files(tune *t)
+{
+    const char *out = t->options->output;
+    const char *resume = t->options->resume;
+    if (snprintf(t->part, sizeof t->part, "%s%s", resume != NULL ? resume : out, resume != NULL ? "" : ".part") <
+            (int)sizeof t->part &&
+        snprintf(t->probe, sizeof t->probe, "%s.probe", out) < (int)sizeof t->probe &&
+        snprintf(t->capture_path, sizeof t->capture_path, "%s.capture", out) < (int)sizeof t->capture_path)
+        return can_write_beside("tune", out);
+    complain("tune: the path of -o is too long");
+    return false;
+}
+
+static bool check_contexts(const tune *t)
+{
+    const int32_t limit = ll.llama_model_n_ctx_train(t->engine.cpu_model);
+    if (limit <= 0 || t->options->n_ctx <= (uint32_t)limit)
+        return true;
+    complain("tune: a context of %lu tokens is beyond the model's own limit of %ld",
+             (unsigned long)t->options->n_ctx, (long)limit);
+    hint("choose a smaller -c");
+    return false;
+}
+
+/* Of the tuning text the first context is measured, the next ones are the check's, unless that has a text of its own. */
+static bool load_report(tune *t)
+{
+    const tune_options *o = t->options;
+    const size_t needed = (size_t)o->n_chunks * o->probe_ctx;
+    if (o->report_text == NULL) {
+        t->report_tokens = malloc(needed * sizeof *t->report_tokens);
+        if (t->report_tokens != NULL)
+            memcpy(t->report_tokens, t->reading.tokens + o->probe_ctx, needed * sizeof *t->report_tokens);
+        t->n_report_tokens = needed;
+        t->reading.n_tokens = o->probe_ctx;
+        return t->report_tokens != NULL;
+    }
+    size_t bytes = 0;
+    char *text = read_text(o->report_text, &bytes);
+    if (text != NULL)
+        t->report_tokens = engine_tokenize(&t->engine, text, bytes, TOKENS_TEXT, &t->n_report_tokens);
+    free(text);
+    if (t->report_tokens == NULL)
+        return false;
+    if (t->n_report_tokens >= needed)
+        return true;
+    complain("tune: %s gives %zu tokens, %zu are needed", o->report_text, t->n_report_tokens, needed);
+    hint("use a longer text, fewer --chunks or a smaller --probe-ctx");
+    return false;
+}
+
+static bool capture_text(tune *t)
+{
+    const capture_plan plan = { .path = t->capture_path, .text = t->options->text, .query_step = QUERY_STEP };
+    char err[512] = "";
+    t->capture = calloc(1, sizeof *t->capture);
+    if (t->capture == NULL || !capture_write(&t->reading, &plan))
+        return false;
+    const bool ok = capture_open(t->capture, t->capture_path, err, sizeof err);
+    unlink(t->capture_path); /* stays readable until it is closed */
+    if (!ok)
+        complain("tune: %s", err);
+    return ok;
+}
+
+/* Settings name the codecs of all layers. */
+static bool check_layers(const tune *t)
+{
+    for (uint32_t layer = 0; layer < t->capture->n_layers; layer++)
+        if (t->capture->layers[layer].n_kv_heads == 0) {
+            complain("tune: layer %lu of this model has no attention; settings files need it in all",
+                     (unsigned long)layer);
+            return false;
+        }
+    return true;
+}
+
+bool tune_prepare(tune *t, const tune_options *o)
+{
+    t->options = o;
+    const size_t held_out = o->report_text == NULL ? (size_t)o->n_chunks * o->probe_ctx : 0;
+    const reading_text text = { .file = o->text,
+                                .at_most = o->probe_ctx + held_out,
+                                .at_least = o->probe_ctx + held_out,
+                                .n_ctx = o->probe_ctx };
+    if (!name_files(t) || !engine_open(&t->engine, &o->engine) ||
+        !reading_open(&t->reading, &t->engine, "tune", &text) || !check_contexts(t) || !load_report(t) ||
+        !capture_text(t) || !check_layers(t) ||
+        !sensitivity_compute(&t->sensitivity, t->capture, &o->candidates, o->calibration, o->n_ctx,
+                             t->engine.options.n_threads) ||
+        !divergence_open(&t->divergence, &t->engine, o->probe_ctx, t->part, &t->progress))
+        return false;
+    for (size_t i = 0; i < t->sensitivity.n_sites; i++)
+        t->numbers += t->sensitivity.sites[i].numbers;
+    t->kld = calloc(t->divergence.n_rows * o->n_chunks, sizeof *t->kld);
+    t->kld_zero = calloc(t->divergence.n_rows, sizeof *t->kld_zero);
+    return t->kld != NULL && t->kld_zero != NULL && probe_all(t);
+}
+
+/* Choosing. */
+
+static void add_up(const tune *t, tune_setting *s)
+{
+    s->bytes = 0;
+    s->predicted = t->zero;
+    for (size_t i = 0; i < t->sensitivity.n_sites; i++) {
+        const sensitivity_site *site = &t->sensitivity.sites[i];
+        s->bytes += site->bytes[s->choice[i]];
+        s->predicted += sensitivity_cost(site, s->choice[i]);
+    }
+    s->kld = s->kld_se = NAN;
+}
+
+static bool choose(tune *t, double budget)
+{
+    const size_t n = t->sensitivity.n_sites;
+    allocate_site *sites = calloc(n, sizeof *sites);
+    allocate_choice *choices = calloc(n, SENSITIVITY_MAX_CANDIDATES * sizeof *choices);
+    allocate_total total = { 0, 0 };
+    bool ok = sites != NULL && choices != NULL;
+    for (size_t i = 0; i < n && ok; i++) {
+        const sensitivity_site *site = &t->sensitivity.sites[i];
+        sites[i] =
+            (allocate_site){ choices + i * SENSITIVITY_MAX_CANDIDATES, t->options->candidates.n[site->role], 0 };
+        for (size_t c = 0; c < sites[i].n_choices; c++)
+            choices[i * SENSITIVITY_MAX_CANDIDATES + c] =
+                (allocate_choice){ site->bytes[c], sensitivity_cost(site, c) };
+    }
+    if (!ok)
+        complain("tune: out of memory");
+    if (ok && !allocate(sites, n, budget, &total)) {
+        complain("tune: %.0f bytes (%.2f bits) are fewer than the smallest candidates take: %.0f (%.2f bits)",
+                 budget, 8 * budget / t->numbers, total.bytes, 8 * total.bytes / t->numbers);
+        hint("a larger budget, a longer -c (windows weigh less) or coarser candidates");
+        ok = false;
+    }
+    for (size_t i = 0; i < n && ok; i++)
+        t->settings[0].choice[i] = sites[i].chosen;
+    free(sites);
+    free(choices);
+    return ok;
+}
+
+static void make_uniform(const tune *t, size_t k, size_t v, tune_setting *s)
+{
+    s->k = t->options->candidates.specs[KVANT_ROLE_K][k];
+    s->v = t->options->candidates.specs[KVANT_ROLE_V][v];
+    for (size_t i = 0; i < t->sensitivity.n_sites; i++)
+        s->choice[i] = t->sensitivity.sites[i].role == KVANT_ROLE_K ? k : v;
+    add_up(t, s);
+}
+
+/* What the chosen setting has to beat: of uniform settings the best that fits the budget, and of those with no fewer bytes than the
+ * chosen one the best of up to 2 % more, or the smallest. */
+static void add_uniform(tune *t, double budget)
+{
+    tune_setting *fits = &t->settings[1], *above = &t->settings[2], trial = { .name = NULL };
+    const double least = t->settings[0].bytes, most = 1.02 * least;
+    *fits = *above = (tune_setting){ .name = NULL };
+    for (size_t k = 0; k < t->options->candidates.n[0]; k++)
+        for (size_t v = 0; v < t->options->candidates.n[1]; v++) {
+            make_uniform(t, k, v, &trial);
+            if (trial.bytes <= budget && (fits->k == NULL || trial.predicted < fits->predicted))
+                *fits = trial;
+            if (trial.bytes < least)
+                continue;
+            const bool both_near = above->bytes <= most && trial.bytes <= most;
+            if (above->k == NULL || (both_near ? trial.predicted < above->predicted : trial.bytes < above->bytes))
+                *above = trial;
+        }
+    t->settings[0].name = "tuned";
+    t->n_settings = 1;
+    if (fits->k != NULL) {
+        fits->name = "uniform within the budget";
+        t->n_settings++;
+    } else {
+        *fits = *above;
+    }
+    if (above->k != NULL && (fits->k != above->k || fits->v != above->v || t->n_settings == 1)) {
+        t->settings[t->n_settings] = *above;
+        t->settings[t->n_settings++].name = "uniform, no fewer bytes";
+    }
+}
+
+bool tune_choose(tune *t, double bits, double bytes)
+{
+    const double budget = bytes > 0 ? bytes : floor(bits * t->numbers / 8 + 1e-6);
+    sensitivity_weigh(&t->sensitivity);
+    if (!choose(t, budget))
+        return false;
+    add_up(t, &t->settings[0]);
+    add_uniform(t, budget);
+    return true;
+}
+
+bool tune_verify(tune *t)
+{
+    const size_t n = t->divergence.n_rows;
+    bool ok = true;
+    for (uint32_t chunk = 0; chunk < t->options->n_chunks && ok; chunk++)
+        for (size_t i = 0; i < t->n_settings && ok; i++) {
+            tune_setting *s = &t->settings[i];
+            ok = measure(t, s->choice, s->name, t->report_tokens + (size_t)chunk * t->options->probe_ctx, t->kld);
+            /* Chunks have the same number of tokens: the mean is that of means, squares of errors add up. */
+            double mean, error;
+            stats_mean(t->kld, n, &mean, &error);
+            const double before = chunk > 0 ? s->kld * chunk : 0, squares = chunk > 0 ? s->kld_se * chunk : 0;
+            s->kld = (before + mean) / (chunk + 1);
+            s->kld_se = sqrt(squares * squares + error * error) / (chunk + 1);
+        }
+    progress_end(&t->progress);
+    return ok;
+}
+
+bool tune_save(tune *t)
+{
+    kvant_settings *settings = make_settings(t, t->settings[0].choice);
+    const bool ok = settings != NULL && save_settings(settings, t->options->output);
+    kvant_settings_free(&settings);
+    if (ok && t->options->resume == NULL)
+        unlink(t->part);
+    return ok;
+}
+
+void tune_say_how_to_go_on(const tune *t)
+{
+    if (t->part[0] != 0 && access(t->part, F_OK) == 0)
+        fprintf(stderr, "kvant: tune: the same command goes on from here (%s)\n", t->part);
+}
+
+void tune_release(tune *t)
+{
+    if (t->probe[0] != 0)
+        unlink(t->probe);
+    divergence_close(&t->divergence);
+    sensitivity_free(&t->sensitivity);
+    if (t->capture != NULL)
+        capture_close(t->capture);
+    free(t->capture);
+    reading_close(&t->reading);
+    free(t->report_tokens);
+    free(t->kld);
+    free(t->kld_zero);
+    engine_close(&t->engine);
+}

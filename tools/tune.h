@@ -1,0 +1,63 @@
+/* tune.h - the steps of `kvant tune`: capture and measure, choose, check, save. */
+#ifndef KVANT_TOOLS_TUNE_H
+#define KVANT_TOOLS_TUNE_H
+
+#include "divergence.h"
+#include "reading.h"
+#include "sensitivity.h"
+
+#include <kvant/settings.h>
+
+typedef struct tune_options {
+    engine_options engine;
+    const char *text, *report_text, *output;
+    const char *resume; /* or NULL */
+    uint32_t n_ctx;     /* that the budget is for */
+    uint32_t probe_ctx; /* that is measured */
+    uint32_t n_chunks;  /* of the check */
+    kvant_calibration *calibration;
+    sensitivity_candidates candidates;
+} tune_options;
+
+enum { TUNE_MAX_SETTINGS = 4, TUNE_MAX_SITES = 2 * OBSERVE_MAX_LAYERS };
+
+/* A codec for each site, and what is known of it. */
+typedef struct tune_setting {
+    const char *name, *k, *v; /* k and v: of uniform ones, else NULL */
+    size_t choice[TUNE_MAX_SITES];
+    double bytes;       /* in the planned context */
+    double predicted;   /* divergence, on the tuning text */
+    double kld, kld_se; /* measured on other tokens; NaN before */
+} tune_setting;
+
+typedef struct tune {
+    const tune_options *options;
+    engine engine;
+    reading reading;
+    capture *capture;
+    char capture_path[4096], part[4096], probe[4096]; /* files beside the output */
+    sensitivity sensitivity;
+    divergence divergence;
+    progress progress;
+    double zero;            /* divergence of the plug-in's own f16 cache from llama.cpp's on the tuning tokens */
+    double *kld_zero, *kld; /* token by token */
+    double numbers;         /* of the cache in the planned context */
+    llama_token *report_tokens;
+    size_t n_report_tokens;
+    tune_setting settings[TUNE_MAX_SETTINGS]; /* the first is the chosen one */
+    size_t n_settings;
+} tune;
+
+/* Captures, computes errors, measures every site. False after complaining or when interrupted, as below. */
+bool tune_prepare(tune *t, const tune_options *options);
+
+/* One of bits (a number) and bytes is above 0. */
+bool tune_choose(tune *t, double bits, double bytes);
+/* Measures all settings on other tokens. */
+bool tune_verify(tune *t);
+bool tune_save(tune *t);
+
+void tune_say_how_to_go_on(const tune *t);
+void tune_release(tune *t);
+
+#endif /* KVANT_TOOLS_TUNE_H */
