@@ -46,7 +46,7 @@ template <class KC, class VC> __host__ __device__ constexpr bool one_table()
         return std::is_same<KC, VC>::value && HAS_TRELLIS<KC> && KC::BITS != 4;
 }
 
-/* Warps for slots of so many bytes in so much room. With look-ups of chunks to do, one slot a warp will
+/* Warps for slots of so many bytes in so much room. With look-ups of chunks or a trellis to do, one slot a warp will
  * do. How many warps are best was measured. */
 template <class KC, class VC, int D, bool LARGE> __host__ __device__ constexpr int warps_for(int slot, int room)
 {
@@ -54,6 +54,10 @@ template <class KC, class VC, int D, bool LARGE> __host__ __device__ constexpr i
     constexpr bool CHUNKS = HAS_CHUNKS<KC> || HAS_CHUNKS<VC>;
     if (CHUNKS && LARGE && D <= 128 && most_warps<KC>() * slot <= room)
         return most_warps<KC>();
+    /* registers are what 12 warps have too few of for keys of 4 bits, and 4 warps leave most of the machine idle */
+    constexpr bool EIGHT = HAS_TRELLIS<KC> && (D > 128 || (D == 128 && KC::BITS == 4));
+    if (EIGHT && LARGE && 8 * slot <= room)
+        return 8;
     if (LARGE && D <= 128 && !CHUNKS && slot <= (KC::BIASED || VC::BIASED || GROUPS ? 9000 : 7500))
         return 12;
     const int two_slots = CHUNKS ? 2 * room : 152000; /* without tables, the same warps on all machines */
@@ -171,8 +175,7 @@ __device__ __forceinline__ auto table_of(const ArgsOf<KC, VC> &p, int lane)
     else if constexpr (HAS_TRELLIS<C> && KEYS && C::BITS == 4)
         return key_table<S::V_PAIRS>(p.k_bytes, p.one);
     else if constexpr (HAS_TRELLIS<C>)
-        return pair_table < KEYS || S::ONE_TABLE ? 0 : S::K_TABLE,
-               pair_copies<C, LARGE>() > (p.one, lane);
+        return pair_table < KEYS || S::ONE_TABLE ? 0 : S::K_TABLE, pair_copies<C, LARGE>() > (p.one, lane);
     else
         return bytes_of(KEYS ? p.k_bytes : p.v_bytes, p.one);
 }
@@ -338,7 +341,8 @@ template <class KC, class VC, int D, bool OPEN> AttentionKernel kernel_of(bool l
  * pages, it is not worth the time to compile. */
 template <class KC, class VC, int D> AttentionKernel kernel_for(bool large, bool open)
 {
-    if constexpr (std::is_same<KC, VC>::value && KC::GROUP == KVANT_CUDA_GROUP_TOKEN && !HAS_CHUNKS<KC> && memory_of<KC>() <= 8)
+    if constexpr (std::is_same<KC, VC>::value && KC::GROUP == KVANT_CUDA_GROUP_TOKEN && !HAS_CHUNKS<KC> &&
+                  memory_of<KC>() <= 8)
         if (!open)
             return kernel_of<KC, VC, D, false>(large);
     return kernel_of<KC, VC, D, true>(large);
