@@ -8,25 +8,26 @@
 #include "rows.h"
 #include "stats.h"
 
-#include <kvant/codec.h>
+#include <kvant/calibration.h>
 #include <math.h>
 #include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
 
-enum { OPT_SPEC, OPT_HEAD_DIM, OPT_ROUNDS, OPT_JSON };
+enum { OPT_SPEC, OPT_HEAD_DIM, OPT_CALIBRATION, OPT_ROUNDS, OPT_JSON };
 enum { MAX_SPECS = 64, MAX_ROUNDS = 1001, PAGES = 4, ROWS = PAGES * KVANT_PAGE_TOKENS };
 
 static const arg_option options[] = {
     { OPT_SPEC, 'k', "codec", "SPEC", "codec to measure, may be repeated (default: a list of common ones)" },
     { OPT_HEAD_DIM, 'd', "head-dim", "N", "numbers of a row, 1 to 512 (default 128)" },
+    { OPT_CALIBRATION, 0, "calibration", "FILE", "for codecs that need one: those of its layer 0, kv head 0" },
     { OPT_ROUNDS, 'r', "rounds", "N", "rounds, of which the median is given (default 31)" },
     { OPT_JSON, 0, "json", NULL, "one JSON array of flat objects" },
 };
 
 static const arg_spec spec = {
     .command = "bench encode",
-    .usage = "[-k SPEC]... [--head-dim N] [--rounds N] [--json]",
+    .usage = "[-k SPEC]... [--head-dim N] [--calibration FILE] [--rounds N] [--json]",
     .about = "Measures the time to encode a row (one token of one kv head) on one core, for keys\n"
              "and for values. f16, the usual cache, is always the first row and what ratios refer to.",
     .options = options,
@@ -43,6 +44,8 @@ typedef struct settings {
     const char *specs[MAX_SPECS];
     size_t n_specs;
     uint32_t head_dim, rounds;
+    const char *calibration_file;
+    kvant_calibration *calibration;
     bool json;
 } settings;
 
@@ -58,6 +61,7 @@ static bool handle(void *user, int id, const char *value)
         s->specs[s->n_specs++] = value;
         return true;
     case OPT_HEAD_DIM: return args_u32("--head-dim", value, 1, KVANT_MAX_HEAD_DIM, &s->head_dim);
+    case OPT_CALIBRATION: s->calibration_file = value; return true;
     case OPT_ROUNDS: return args_u32("--rounds", value, 1, MAX_ROUNDS, &s->rounds);
     default: return s->json = true;
     }
@@ -76,7 +80,8 @@ typedef struct subject {
 static bool prepare(subject *s, const settings *set)
 {
     char err[256] = "";
-    const kvant_status status = kvant_codec_create(s->spec, set->head_dim, s->role, 0, &s->codec, err, sizeof err);
+    const kvant_status status = kvant_codec_create_calibrated(s->spec, set->head_dim, s->role, 0, set->calibration,
+                                                              0, 0, &s->codec, err, sizeof err);
     if (status != KVANT_OK) {
         complain("%s at head_dim %u: %s", s->spec, (unsigned)set->head_dim, err);
         hint("kvant codecs lists what there is");
@@ -164,6 +169,16 @@ static bool measure(subject *subjects, size_t n, const settings *s)
     return ok;
 }
 
+static bool load_calibration(settings *s)
+{
+    char err[512] = "";
+    if (s->calibration_file == NULL ||
+        kvant_calibration_load(s->calibration_file, &s->calibration, err, sizeof err) == KVANT_OK)
+        return true;
+    complain("bench encode: %s", err);
+    return false;
+}
+
 int bench_encode(int argc, char **argv)
 {
     settings s = { .head_dim = 128, .rounds = 31 };
@@ -176,7 +191,7 @@ int bench_encode(int argc, char **argv)
     /* f16 first, keys before values: a subject's rival is at the index of its role. */
     static subject subjects[2 * (MAX_SPECS + 1)];
     const size_t n = 2 * (s.n_specs + 1);
-    bool ok = true;
+    bool ok = load_calibration(&s);
     for (size_t i = 0; i < n; i++)
         subjects[i] = (subject){ .spec = i < 2 ? "f16" : s.specs[i / 2 - 1], .role = (kvant_role)(i % 2) };
     for (size_t i = 0; ok && i < n; i++)
@@ -184,5 +199,6 @@ int bench_encode(int argc, char **argv)
     ok = ok && measure(subjects, n, &s) && print(subjects, n, &s);
     for (size_t i = 0; i < n; i++)
         release(&subjects[i]);
+    kvant_calibration_free(&s.calibration);
     return ok ? finish_output() : EXIT_RUNTIME;
 }

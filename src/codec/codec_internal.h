@@ -63,8 +63,6 @@ typedef struct kvant_code_numbers {
     int16_t entries[];
 } kvant_code_numbers;
 
-typedef struct kvant_feedback kvant_feedback;
-
 struct kvant_codec {
     kvant_codec_info info;
     char spec[KVANT_SPEC_MAX_LENGTH + 129]; /* canonical */

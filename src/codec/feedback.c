@@ -74,20 +74,19 @@ static kvant_status make_matrix(uint32_t n, const double *w, const double *inver
 /* H in the order of the codes: B Q B^T with B = R S^-1, of which weights has the columns. room: d^2. */
 static void make_loss(size_t d, const float *weights, const double *q, double *room, double *h)
 {
+    memset(room, 0, d * d * sizeof *room);
+    memset(h, 0, d * d * sizeof *h);
     for (size_t a = 0; a < d; a++)
-        for (size_t j = 0; j < d; j++) {
-            double sum = 0;
-            for (size_t i = 0; i < d; i++)
-                sum += (double)weights[i * d + a] * q[i * d + j];
-            room[a * d + j] = sum;
-        }
-    for (size_t a = 0; a < d; a++)
-        for (size_t b = 0; b <= a; b++) {
-            double sum = 0;
+        for (size_t i = 0; i < d; i++)
             for (size_t j = 0; j < d; j++)
-                sum += room[a * d + j] * (double)weights[j * d + b];
-            h[a * d + b] = h[b * d + a] = sum;
-        }
+                room[a * d + j] += (double)weights[i * d + a] * q[i * d + j];
+    for (size_t a = 0; a < d; a++)
+        for (size_t j = 0; j < d; j++)
+            for (size_t b = 0; b <= a; b++)
+                h[a * d + b] += room[a * d + j] * (double)weights[j * d + b];
+    for (size_t a = 0; a < d; a++)
+        for (size_t b = 0; b < a; b++)
+            h[b * d + a] = h[a * d + b];
     add_to_diagonal(h, d, LOSS_FLOOR * trace(h, d) / (double)d);
 }
 
@@ -97,7 +96,7 @@ static void fill(kvant_feedback *feedback, const double *lower, const double *pi
     for (size_t j = 0; j < d; j++) {
         feedback->pivots[j] = (float)(pivots[j] * scale);
         for (size_t i = j + 1; i < d; i++)
-            feedback->columns[j * d + i] = (float)lower[i * d + j];
+            feedback->columns[j * feedback->stride + i] = (float)lower[i * d + j];
     }
 }
 
@@ -126,12 +125,13 @@ static kvant_status build(kvant_codec *codec, const double *w, double *inverse, 
 kvant_status kvant_feedback_create(kvant_codec *codec, const double *w, double *inverse, const float *moment,
                                    const kvant_error *error)
 {
-    size_t d = codec->info.head_dim;
+    size_t d = codec->info.head_dim, stride = (d + 15) / 16 * 16;
     double *room = kvant_alloc(5 * d * d, sizeof *room);
-    codec->feedback = kvant_alloc(1, sizeof *codec->feedback + d * d * sizeof(float));
+    codec->feedback = kvant_alloc(1, sizeof *codec->feedback + d * stride * sizeof(float));
     kvant_status status = room && codec->feedback ? KVANT_OK : KVANT_ERR_MEMORY;
     if (status == KVANT_OK) {
         codec->feedback->n = (uint32_t)d;
+        codec->feedback->stride = (uint32_t)stride;
         status = regularise(moment, d, room) ? build(codec, w, inverse, room) : KVANT_ERR_ARGUMENT;
     }
     kvant_free(room);
@@ -142,44 +142,20 @@ kvant_status kvant_feedback_create(kvant_codec *codec, const double *w, double *
                : kvant_fail(error, KVANT_ERR_FORMAT, "the calibration file has no queries to steer errors by");
 }
 
-/* The number of thresholds below x, as codebook_codes counts them. */
-static uint32_t code_of(const kvant_codebook *book, float x)
-{
-    uint32_t code = 0;
-    for (uint32_t step = 1u << (book->bits - 1); step > 0; step /= 2)
-        code += x > book->thresholds[code + step - 1] ? step : 0;
-    return code;
-}
-
-/* y becomes what the numbers after j have to be rounded to, a the numbers that the row's own sum of loss is made of. */
-static void pass_on(const float *column, uint32_t first, uint32_t n, float error, float number, float *y, float *a)
-{
-    for (uint32_t i = first; i < n; i++) {
-        y[i] -= column[i] * error;
-        a[i] += column[i] * number;
-    }
-}
-
 float kvant_feedback_quantize(const kvant_feedback *feedback, const kvant_codebook *book, const float *y,
                               uint8_t *codes)
 {
     const kvant_kernels *kernels = kvant_kernels_get(KVANT_CPU_AUTO);
-    float z[KVANT_MAX_HEAD_DIM], target[KVANT_MAX_HEAD_DIM], a[KVANT_MAX_HEAD_DIM], own = 0, product = 0;
-    uint32_t n = feedback->n;
-    float length = sqrtf(kernels->dot(y, y, n)) * book->inverse_sqrt_dim;
+    float z[KVANT_MAX_HEAD_DIM];
+    kvant_feedback_sums sums;
+    float length = sqrtf(kernels->dot(y, y, feedback->n)) * book->inverse_sqrt_dim;
     float scale = kvant_half_to_float(kvant_half_from_float(length)), inverse = scale > 0 ? 1 / scale : 0;
-    for (uint32_t i = 0; i < n; i++)
-        z[i] = target[i] = a[i] = y[i] * inverse;
-    for (uint32_t j = 0; j < n; j++) {
-        codes[j] = (uint8_t)code_of(book, target[j]);
-        float value = book->values[codes[j]];
-        own += feedback->pivots[j] * a[j] * a[j];
-        product += feedback->pivots[j] * a[j] * (a[j] + (value - target[j]));
-        pass_on(feedback->columns + (size_t)n * j, j + 1, n, value - z[j], z[j], target, a);
-    }
-    if (!book->unbiased || !(product > 0))
+    for (uint32_t i = 0; i < feedback->n; i++)
+        z[i] = y[i] * inverse;
+    kernels->feedback_codes(feedback, z, book->thresholds, book->values, book->bits, codes, &sums);
+    if (!book->unbiased || !(sums.product > 0))
         return scale;
-    float ratio = own / product;
+    float ratio = sums.own / sums.product;
     return scale * (ratio > MAX_RATIO ? MAX_RATIO : ratio < 1 / MAX_RATIO ? 1 / MAX_RATIO : ratio);
 }
 

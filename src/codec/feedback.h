@@ -5,13 +5,6 @@
 
 #include "codebook.h"
 
-/* The loss of a row with error e is e^T H e = sum of pivots[i] (e_i + sum over j < i of M_ij e_j)^2. */
-struct kvant_feedback {
-    uint32_t n;
-    float pivots[KVANT_MAX_HEAD_DIM];
-    float columns[]; /* M by columns: n x n, zeros up to the diagonal */
-};
-
 /* For keys: puts the matrix that suits feedback before the codec's rotation, and fills codec->feedback. w and inverse (overwritten)
  * are the calibration's W and its inverse, moment the queries' second moment, all n x n. KVANT_ERR_MEMORY; KVANT_ERR_FORMAT when they
  * are none of a calibration's. */

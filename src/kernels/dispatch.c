@@ -70,6 +70,7 @@ static const kvant_kernels reference = {
     .magnitude = kvant_magnitude_c,
     .uniform_codes = kvant_uniform_codes_c,
     .codebook_codes = kvant_codebook_codes_c,
+    .feedback_codes = kvant_feedback_codes_c,
     .triplet_codes = kvant_triplet_codes_c,
     .closest_cosets = kvant_closest_cosets_c,
     .largest_products = kvant_largest_products_c,

@@ -17,6 +17,7 @@
 #include "../page/layout.h"
 #include "chunk_numbers.h"
 #include "directions.h"
+#include "feedback.h"
 #include "fixed_point.h"
 #include "trellis.h"
 #include "triplets.h"
@@ -234,6 +235,13 @@ typedef KVANT_UNIFORM_CODES_FN(kvant_uniform_codes_fn);
     void name(const float *x, uint32_t n, float inverse, const float *thresholds, uint32_t bits, uint8_t *codes)
 typedef KVANT_CODEBOOK_CODES_FN(kvant_codebook_codes_fn);
 
+/* Codes of the n numbers z (unaligned), each rounded after what the errors of those before ask of it, and the row's sums. thresholds
+ * and values as for codebook_codes, values 2^bits. The same bits at every level. */
+#define KVANT_FEEDBACK_CODES_FN(name)                                                                              \
+    void name(const kvant_feedback *feedback, const float *z, const float *thresholds, const float *values,        \
+              uint32_t bits, uint8_t *codes, kvant_feedback_sums *sums)
+typedef KVANT_FEEDBACK_CODES_FN(kvant_feedback_codes_fn);
+
 /* half[i] = x[i], rounded to nearest even, any n; numbers beyond fp16 become infinite. */
 #define KVANT_TO_HALF_FN(name) void name(const float *x, uint16_t *half, uint32_t n)
 typedef KVANT_TO_HALF_FN(kvant_to_half_fn);
@@ -284,6 +292,7 @@ typedef struct kvant_kernels {
     kvant_magnitude_fn *magnitude;
     kvant_uniform_codes_fn *uniform_codes;
     kvant_codebook_codes_fn *codebook_codes;
+    kvant_feedback_codes_fn *feedback_codes;
     kvant_triplet_codes_fn *triplet_codes;
     kvant_closest_cosets_fn *closest_cosets;
     kvant_largest_products_fn *largest_products;
@@ -319,6 +328,7 @@ KVANT_RANGE_FN(kvant_range_c);
 KVANT_MAGNITUDE_FN(kvant_magnitude_c);
 KVANT_UNIFORM_CODES_FN(kvant_uniform_codes_c);
 KVANT_CODEBOOK_CODES_FN(kvant_codebook_codes_c);
+KVANT_FEEDBACK_CODES_FN(kvant_feedback_codes_c);
 KVANT_TRIPLET_CODES_FN(kvant_triplet_codes_c);
 KVANT_CLOSEST_COSETS_FN(kvant_closest_cosets_c);
 KVANT_LARGEST_PRODUCTS_FN(kvant_largest_products_c);

@@ -147,6 +147,7 @@ static KVANT_SCALE_ROWS_FN(NAME(scale_rows))
 
 #include "codes_template.h"
 #include "encode_template.h"
+#include "feedback_loops.h"
 #include "octahedral_loops.h"
 #include "quaternion_loops.h"
 
@@ -169,6 +170,7 @@ void NAME(kvant_kernels_init)(kvant_kernels *kernels)
     kernels->magnitude = NAME(magnitude);
     kernels->uniform_codes = NAME(uniform_codes);
     kernels->codebook_codes = NAME(codebook_codes);
+    kernels->feedback_codes = NAME(feedback_codes);
     kernels->triplet_codes = NAME(triplet_codes);
     kernels->closest_cosets = NAME(closest_cosets);
     kernels->largest_products = NAME(largest_products);

@@ -35,6 +35,7 @@
     X(magnitude)                                                                                                   \
     X(uniform_codes)                                                                                               \
     X(codebook_codes)                                                                                              \
+    X(feedback_codes)                                                                                              \
     X(triplet_codes)                                                                                               \
     X(closest_cosets)                                                                                              \
     X(largest_products)                                                                                            \

@@ -93,3 +93,53 @@ BENCH(codebook_codes)
                     bits[i]);
     }
 }
+
+static kvant_feedback *make_feedback(checker *check, uint32_t n)
+{
+    const uint32_t stride = (n + 15) / 16 * 16;
+    const size_t bytes = sizeof(kvant_feedback) + (size_t)n * stride * sizeof(float);
+    kvant_feedback *f = check_input(check, "feedback", bytes, 4);
+    memset(f, 0, bytes);
+    f->n = n;
+    f->stride = stride;
+    for (uint32_t j = 0; j < n; j++) {
+        f->pivots[j] = check_uniform(check) * 2 + 0.01f;
+        for (uint32_t i = j + 1; i < n; i++)
+            f->columns[(size_t)j * stride + i] = check_normal(check) / 4;
+    }
+    return f;
+}
+
+CHECK(feedback_codes)
+{
+    uint8_t want[512];
+    kvant_feedback_sums sums;
+    for (size_t l = 0; l < COUNT(lengths); l++)
+        for (uint32_t bits = 1; bits <= 8; bits++)
+            for (uint32_t kind = 0; kind <= CHECK_N_FILLS; kind++) {
+                uint32_t n = lengths[l] < 200 ? lengths[l] : 200; /* more do not fit a checker's buffers */
+                book b = make_book(check, n, bits, kind);
+                const kvant_feedback *f = make_feedback(check, n);
+                float *values = check_input(check, "values", (sizeof *values) << bits, sizeof *values);
+                kvant_feedback_sums *got = check_output(check, "sums", sizeof *got, 4);
+                for (uint32_t i = 0; i < 1u << bits; i++)
+                    values[i] = ((float)i - (float)((1u << bits) - 1) / 2) * 4 / (float)(1u << bits);
+                c->feedback_codes(f, b.x, b.thresholds, values, bits, want, &sums);
+                CHECK_CALL(check, kernels->feedback_codes(f, b.x, b.thresholds, values, bits, b.codes, got));
+                check_same(check, "codes", b.codes, want, n, 1);
+                check_same(check, "sums", got, &sums, 2, sizeof(float));
+            }
+}
+
+BENCH(feedback_codes)
+{
+    static const uint32_t dims[] = { 64, 128 };
+    static const float values[16] = { 0 };
+    for (size_t i = 0; i < COUNT(dims); i++) {
+        book b = make_book(check, dims[i], 4, CHECK_NORMAL);
+        const kvant_feedback *f = make_feedback(check, dims[i]);
+        kvant_feedback_sums sums;
+        CHECK_BENCH(check, kernels->feedback_codes(f, b.x, b.thresholds, values, 4, b.codes, &sums), "%u, 4 bits",
+                    dims[i]);
+    }
+}
