@@ -34,7 +34,7 @@ def tensors(path):
 
 
 def heads(path):
-    """Layer, kv head, Q, W of every head of the keys (docs/calibration.md, version 2, without centroids)."""
+    """Layer, kv head, Q, diagonal, W of every head of the keys (docs/calibration.md, version 2, without centroids)."""
     data = path.read_bytes()
     pad = lambda n: (n + 63) // 64 * 64
     n_sites, name_bytes, n_books = (struct.unpack_from("<I", data, at)[0] for at in (12, 56, 60))
@@ -48,12 +48,14 @@ def heads(path):
         floats = 3 * row
         if role == 0:
             moment = np.frombuffer(data, "<f4", row * dim, at + 4 * floats).reshape(n_heads, dim, dim).astype(float)
-            floats += row * dim + row
+            floats += row * dim
+            diagonal = np.frombuffer(data, "<f4", row, at + 4 * floats).reshape(n_heads, dim).astype(float)
+            floats += row
             halves = np.frombuffer(data, "<f2", n_heads * triangle, at + 4 * floats).astype(float)
             for head, part in enumerate(halves.reshape(n_heads, triangle)):
                 w = np.zeros((dim, dim))
                 w[np.tril_indices(dim)] = part
-                yield layer, head, moment[head], w + np.tril(w, -1).T
+                yield layer, head, moment[head], diagonal[head], w + np.tril(w, -1).T
             floats += (n_heads * triangle + 1) // 2
         at += pad(4 * floats)
 
@@ -92,8 +94,8 @@ def plain(y, bits):
 
 
 class Head:
-    def __init__(self, moment, w, keys, queries):
-        self.dim, self.w = len(w), w
+    def __init__(self, moment, diagonal, w, keys, queries):
+        self.dim, self.diagonal, self.w = len(w), np.diag(diagonal), w
         q = moment * self.dim / np.trace(moment) + QUERY_FLOOR * np.eye(self.dim)
         back = np.linalg.inv(w)
         values, vectors = np.linalg.eigh(back @ q @ back)
@@ -112,15 +114,15 @@ class Head:
     def loss(self, keys):
         keys = keys.copy()
         keys[:64] = self.keys[:64]
-        other = self.log_probabilities(keys)
-        return (np.exp(self.truth) * np.where(self.seen, self.truth - other, 0)).sum(1).mean()
+        here, there = (np.where(self.seen, x, 0) for x in (self.truth, self.log_probabilities(keys)))
+        return (np.exp(self.truth) * (here - there)).sum(1).mean()
 
     def through(self, matrix, code):
         """Keys through a matrix, a quantiser and back."""
         return self.loss(code(self.keys @ matrix.T) @ np.linalg.inv(matrix).T)
 
-    def weighted(self, bits):
-        return self.through(rotation(self.dim) @ self.w, lambda y: plain(y, bits))
+    def weighted(self, bits, w):
+        return self.through(rotation(self.dim) @ w, lambda y: plain(y, bits))
 
     def allotted(self, parts):
         """More bits for directions that matter more: parts of (share, bits), rotated apart, a scale each."""
@@ -155,7 +157,9 @@ class Head:
 
 
 def ways(bits):
-    yield "W", lambda head: head.weighted(bits)
+    yield "W", lambda head: head.weighted(bits, head.w)
+    yield "no matrix, the centre alone", lambda head: head.weighted(bits, np.eye(head.dim))
+    yield "diagonal", lambda head: head.weighted(bits, head.diagonal)
     yield "halves of b + 1 and b - 1 bits, a scale each", lambda head: head.allotted([(0.5, bits + 1), (0.5, bits - 1)])
     for s in (1, 2 / 3, 0.5, 0.3):
         yield f"feedback, s = {s:.2f}", lambda head, s=s: head.steered(bits, s)
@@ -166,12 +170,12 @@ def ways(bits):
 def measure(arguments):
     captured = dict(tensors(arguments.capture))
     inputs = []
-    for layer, kv_head, moment, w in heads(arguments.calibration):
+    for layer, kv_head, moment, diagonal, w in heads(arguments.calibration):
         keys = captured.get(f"layers.{layer}.k")
         if keys is not None:
             queries = captured[f"layers.{layer}.q"]
             group = len(queries) // len(keys)
-            inputs.append(Head(moment, w, keys[kv_head], queries[kv_head * group : (kv_head + 1) * group]))
+            inputs.append(Head(moment, diagonal, w, keys[kv_head], queries[kv_head * group : (kv_head + 1) * group]))
     for bits in (4, 3):
         first = None
         for name, way in ways(bits):
