@@ -10,6 +10,7 @@
 #include "interrupt.h"
 #include "machine.h"
 #include "progress.h"
+#include "reading.h"
 #include "report_child.h"
 #include "report_file.h"
 #include "report_model.h"
@@ -24,7 +25,7 @@
 #include <time.h>
 #include <unistd.h>
 
-enum { OPT_FILE, OPT_OUTPUT, OPT_FROM, OPT_CTX, OPT_CHUNKS, OPT_SENSITIVITY, OPT_QUICK, OPT_JSON };
+enum { OPT_FILE, OPT_OUTPUT, OPT_FROM, OPT_CTX, OPT_CHUNKS, OPT_LONGEST, OPT_SENSITIVITY, OPT_QUICK, OPT_JSON };
 
 static const arg_option options[] = {
     ENGINE_OPTIONS,
@@ -32,7 +33,8 @@ static const arg_option options[] = {
     { OPT_OUTPUT, 'o', "output", "FILE", "page, for example report.html; results go beside it, report.json" },
     { OPT_FROM, 0, "from", "FILE", "make the page of such results, measuring nothing" },
     { OPT_CTX, 'c', "ctx", "N", "tokens of a chunk of the evaluation (default 2048; 512 with --quick)" },
-    { OPT_CHUNKS, 0, "chunks", "N", "chunks of it (default 8; 1 with --quick)" },
+    { OPT_CHUNKS, 0, "chunks", "N", "chunks of it (default 2; 1 with --quick)" },
+    { OPT_LONGEST, 0, "longest", "N", "longest context of needles and speed (default 4096; 1024 with --quick)" },
     { OPT_SENSITIVITY, 0, "sensitivity", "FILE", "rows of kvant tune --json, for the section on layers" },
     { OPT_QUICK, 0, "quick", NULL, "few configurations, short contexts" },
     { OPT_JSON, 0, "json", NULL, "print the results; progress as JSON lines on stderr" },
@@ -54,7 +56,7 @@ static const arg_spec spec = {
 typedef struct settings {
     engine_options engine;
     const char *text, *output, *from, *sensitivity;
-    uint32_t n_ctx, n_chunks;
+    uint32_t n_ctx, n_chunks, longest;
     bool quick, json;
     plan_words configs, common;
 } settings;
@@ -92,6 +94,7 @@ static bool handle(void *user, int id, const char *value)
     case OPT_FROM: s->from = value; return true;
     case OPT_CTX: return args_u32("--ctx", value, 8, 1 << 24, &s->n_ctx);
     case OPT_CHUNKS: return args_u32("--chunks", value, 1, 1 << 20, &s->n_chunks);
+    case OPT_LONGEST: return args_u32("--longest", value, 512, 1 << 24, &s->longest);
     case OPT_SENSITIVITY: s->sensitivity = value; return true;
     case OPT_QUICK: return s->quick = true;
     case OPT_JSON: return s->json = progress_use_json();
@@ -258,6 +261,7 @@ static bool make_plan(run *r)
                                    .quick = s->quick,
                                    .n_ctx = s->n_ctx,
                                    .n_chunks = s->n_chunks,
+                                   .longest = s->longest,
                                    .n_ctx_train = r->facts.n_ctx_train,
                                    .prefill_tps = r->facts.prefill_tps,
                                    .decode_tps = r->facts.decode_tps };
@@ -372,22 +376,6 @@ static int render(const settings *s)
     return result;
 }
 
-/* Minutes of work should not end in "permission denied". */
-static bool can_write(const char *path)
-{
-    char folder[PATH_MAX];
-    const char *slash = strrchr(path, '/');
-    snprintf(folder, sizeof folder, "%.*s",
-             slash == NULL   ? 1
-             : slash == path ? 1
-                             : (int)(slash - path),
-             slash == NULL ? "." : path);
-    if (access(folder, W_OK | X_OK) == 0)
-        return true;
-    complain("report: cannot write to the folder %s", folder);
-    return false;
-}
-
 int command_report(int argc, char **argv)
 {
     static settings s;
@@ -400,7 +388,7 @@ int command_report(int argc, char **argv)
         return EXIT_USAGE;
     }
     if (s.from != NULL)
-        return can_write(s.output) ? render(&s) : EXIT_RUNTIME;
+        return can_write_beside("report", s.output) ? render(&s) : EXIT_RUNTIME;
     if (s.text == NULL || strcmp(s.text, "-") == 0) {
         complain("report: no text file given");
         hint("-f text.txt; scripts/fetch.py text makes one");
@@ -409,8 +397,10 @@ int command_report(int argc, char **argv)
     if (s.n_ctx == 0)
         s.n_ctx = s.quick ? 512 : 2048;
     if (s.n_chunks == 0)
-        s.n_chunks = s.quick ? 1 : 8;
+        s.n_chunks = s.quick ? 1 : 2;
+    if (s.longest == 0)
+        s.longest = s.quick ? 1024 : 4096;
     if (!engine_options_finish(&s.engine, "report"))
         return EXIT_USAGE;
-    return can_write(s.output) ? measure(&s) : EXIT_RUNTIME;
+    return can_write_beside("report", s.output) ? measure(&s) : EXIT_RUNTIME;
 }

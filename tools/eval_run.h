@@ -2,7 +2,7 @@
  *
  * Chunks are the outer loop and configurations the inner one, so the reference of one chunk is all that is held; contexts are made
  * anew each time, which costs far less than a chunk. One chunk is one sequence: graphs of 512 tokens already use the machine fully
- * (docs/quality.md), so several chunks side by side would gain nothing.
+ * (docs/report.md), so several chunks side by side would gain nothing.
  */
 #ifndef KVANT_TOOLS_EVAL_RUN_H
 #define KVANT_TOOLS_EVAL_RUN_H

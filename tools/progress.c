@@ -77,7 +77,7 @@ static void show(progress *p, double now, const char *what)
 {
     p->shown = now;
     p->visible = true;
-    if (json)
+    if (p->json)
         print_json(p, now, what);
     else
         print_line(p, now, what);
@@ -88,7 +88,8 @@ void progress_start(progress *p, double total)
 {
     const double now = monotonic_seconds();
     *p = (progress){ .total = total, .started = now, .shown = now, .terminal = isatty(STDERR_FILENO) == 1 };
-    if (json)
+    p->json = json && !p->terminal;
+    if (p->json)
         show(p, now, "started");
 }
 
@@ -96,13 +97,13 @@ void progress_add(progress *p, double amount, const char *what)
 {
     const double now = monotonic_seconds();
     p->done += amount;
-    if (now - p->shown >= (json ? JSON_SECONDS : p->terminal ? TERMINAL_SECONDS : LINE_SECONDS))
+    if (now - p->shown >= (p->json ? JSON_SECONDS : p->terminal ? TERMINAL_SECONDS : LINE_SECONDS))
         show(p, now, what);
 }
 
 void progress_end(progress *p)
 {
-    if (json)
+    if (p->json)
         show(p, monotonic_seconds(), p->done < p->total ? "stopped" : "done");
     else if (p->terminal && p->visible)
         fputs("\r\033[K", stderr);

@@ -221,16 +221,15 @@ static bool add_speed(plan *p, const plan_request *q, uint32_t deepest)
     return true;
 }
 
-/* The cheapest first, so that a partial report has something to show early, but quality before everything. */
+/* Quality first, which is what most come for; the longest contexts last. */
 bool plan_make(plan *p, const plan_request *q)
 {
-    const uint32_t longest = q->quick ? 1024 : LONGEST, deepest = q->quick ? 1024 : DEEPEST;
+    const uint32_t longest = q->longest < q->n_ctx_train ? q->longest : q->n_ctx_train;
     *p = (plan){ .n_steps = 0 };
-    if (!add_eval(p, q, "quality", 1) || !add_eval(p, q, "position", 8))
+    if (!add_eval(p, q, "quality", 1) || !add_eval(p, q, "position", 8) ||
+        !add_speed(p, q, longest + PREFILL <= q->n_ctx_train ? longest : longest / 2))
         return false;
-    if (q->n_ctx_train >= deepest + PREFILL ? !add_speed(p, q, deepest) : !add_speed(p, q, q->n_ctx_train / 2))
-        return false;
-    for (uint32_t length = 512; length <= longest && length <= q->n_ctx_train; length *= 2)
+    for (uint32_t length = 512; length <= longest; length *= 2)
         if (!add_needle(p, q, length))
             return false;
     return true;

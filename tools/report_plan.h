@@ -28,6 +28,7 @@ typedef struct plan_request {
     bool calibrated;                  /* there is a calibration: its codecs, too */
     bool quick;
     uint32_t n_ctx, n_chunks;       /* of the evaluation */
+    uint32_t longest;               /* of needles and speed, at most */
     uint32_t n_ctx_train;           /* the model's limit */
     double prefill_tps, decode_tps; /* of the f16 cache, measured */
 } plan_request;

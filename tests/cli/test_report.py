@@ -207,6 +207,18 @@ class InABrowser(Folder):
         self.assertNotEqual(before, after)
         self.assertIn("windows included", after)
 
+    def test_layers_of_kvant_tune(self):
+        results = copy.deepcopy(RESULTS)
+        sites = [{"setting": None, "layer": layer, "role": role, "spec": "int-4", "site_bits": 4.5, "probe_kld": 0.01 * (layer + 1)}
+                 for layer in range(3) for role in "KV"]
+        rows = [{"setting": "tuned", "k": "several", "v": "several", "bits": 4.1, "kld_mean": 0.02, "layer": None}, *sites]
+        results["steps"].append({"name": "sensitivity", "command": "kvant tune", "state": "complete", "seconds": 0, "rows": rows})
+        self.open(results)
+        self.assertEqual(self.evaluate('document.querySelectorAll("#layers figure tbody tr").length'), 6)
+        self.assertIn("tuned", self.evaluate('document.querySelector("#layers").textContent'))
+        self.assertEqual(self.evaluate('document.querySelectorAll("#layers svg[role=img]").length'), 1)
+        self.assertEqual(self.browser.complaints, [])
+
     def test_names_are_text(self):
         results = copy.deepcopy(RESULTS)
         evil = '</script><img src=x onerror="throw 1"><!--'

@@ -104,18 +104,22 @@
             holder.querySelector("details").open = true;
             return holder;
         }
+        follow(place, label, draw);
+        return holder;
+    }
+
+    /* Draws into an element whenever its width changes. */
+    function follow(place, label, draw) {
         let drawn = 0;
-        const redraw = () => {
-            const width = Math.round(place.clientWidth || main.clientWidth - 32);
+        new ResizeObserver(() => {
+            const width = Math.round(place.clientWidth);
             if (width === drawn || width < 40) return;
             drawn = width;
             const svg = draw(width);
             svg.setAttribute("role", "img");
             svg.setAttribute("aria-label", label);
             place.replaceChildren(svg);
-        };
-        new ResizeObserver(redraw).observe(place);
-        return holder;
+        }).observe(place);
     }
 
     const STYLE = { fontSize: "12px", background: "none", color: "var(--ink)", fontFamily: "inherit" };
@@ -372,18 +376,7 @@
                 ],
             });
         const place = element("div");
-        if (window.Plot) {
-            let drawn = 0;
-            new ResizeObserver(() => {
-                const width = Math.round(place.clientWidth);
-                if (width === drawn || width < 40) return;
-                drawn = width;
-                const svg = draw(width);
-                svg.setAttribute("role", "img");
-                svg.setAttribute("aria-label", label);
-                place.replaceChildren(svg);
-            }).observe(place);
-        }
+        if (window.Plot) follow(place, label, draw);
         return element("div", {}, element("h3", {}, name), place);
     }
 
@@ -403,19 +396,27 @@
                         { key: "log_probability", name: "ln p of the answer" }], named))));
     }
 
-    /* Rows of kvant tune: layer, role and what changing it costs. */
+    /* Rows of kvant tune --json: sites (layer, role and what quantising it alone costs) and the settings that came of them. */
     function layers() {
-        const rows = rowsOf("sensitivity").filter((row) => isNumber(row.layer));
+        const all = rowsOf("sensitivity");
+        const rows = all.filter((row) => isNumber(row.layer));
+        const settings = all.filter((row) => row.setting);
         if (rows.length === 0) {
             section("layers", "Layers", notMeasured("no table of kvant tune was given (--sensitivity)."));
             return;
         }
-        const key = ["kld", "kld_mean", "error", "proxy"].find((name) => isNumber(rows[0][name])) ?? "kld";
-        const points = rows.map((row) => ({ name: row.role === "K" || row.role === "k" ? "keys" : row.role === "V" || row.role === "v" ? "values" : String(row.role ?? "both"), x: row.layer, y: row[key], ...row }));
+        const key = ["probe_kld", "cost", "error"].find((name) => isNumber(rows[0][name])) ?? "cost";
+        const unit = { probe_kld: "mean divergence, nats", cost: "share of the divergence, nats", error: "error of attention's output" }[key];
+        const points = rows.map((row) => ({ ...row, name: /^k/i.test(row.role) ? "keys" : /^v/i.test(row.role) ? "values" : String(row.role), x: row.layer, y: row[key] }));
         section("layers", "Layers",
-            element("p", {}, "What quantising one layer's keys or values alone costs: the layers that a tuned setting spends its bits on."),
-            lineFigure("Sensitivity by layer", points, { x: { label: "layer →" }, y: { label: `↑ ${key}`, zero: true }, zero: true },
-                [{ key: "x", name: "layer", show: (v) => show(v, 0) }, { key: "name", name: "role", text: true }, { key: "y", name: key, show: showSmall }]));
+            element("p", {}, "What quantising one layer's keys or values alone costs, as kvant tune measured it: a tuned setting spends its bits where this is high."),
+            lineFigure("Cost of quantising one layer's keys or values, by layer", points, { x: { label: "layer →" }, y: { label: `↑ ${unit}`, zero: true }, zero: true },
+                [{ key: "x", name: "layer", show: (v) => show(v, 0) }, { key: "name", name: "role", text: true }, { key: "y", name: unit, show: showSmall },
+                    { key: "spec", name: "codec chosen", text: true }, { key: "site_bits", name: "bits" }]),
+            settings.length === 0 ? null : makeTable("Settings that kvant tune compared", [
+                { key: "setting", name: "setting", text: true }, { key: "k", name: "keys", text: true }, { key: "v", name: "values", text: true }, { key: "bits", name: "true bits" },
+                { key: "kv_bytes", name: "MiB", show: mib }, { key: "predicted", name: "predicted divergence", show: showSmall }, { key: "kld_mean", name: "measured", show: showSmall }, { key: "kld_se", name: "±", show: showSmall },
+            ], settings));
     }
 
     function allRows(rows) {
