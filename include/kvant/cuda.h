@@ -25,7 +25,7 @@
  * On the GPU: `int` and `bdr` of 2, 3, 4 or 8 bits with one group a token, or of 2 or 3 bits with groups of
  * 32 channels of a token or 32 tokens of a channel; `kivi-2`, `innerq-base`, `innerq-small`;
  * `turboquant-2`, `-3`, `-4`; `octopus-2`, `-3`, `-4` without a sketch, `hqmq-s96r4` and `-s192r6` without outliers;
- * `trellis-2`, `-3`, `-4` (attention: of 256 states);
+ * `trellis-2`, `-3`, `-4`;
  * each without rotation or with a Hadamard one; head_dim 64, 96, 128 and 256.
  * Others: KVANT_ERR_UNSUPPORTED. Centres and factors (`center`, `norm`) are worked out by the caller and
  * passed to the calls that need them; windows (`sink`, `recent`) are blocks that the caller leaves open.
@@ -159,8 +159,8 @@ typedef struct kvant_cuda_attention_args {
 
 /* Whether attention has a kernel for keys of one codec and values of another: both of one kind and width;
  * uniform keys of 8 or 4 bits, or turboquant keys of 4 or 3, with turboquant values of no more bits; int-8
- * or turboquant-4 keys with 4-bit uniform values; int-4 keys with int-2 values; trellis keys of 256 states with trellis
- * values of 256 and no more bits; octopus, hqmq, kivi-2,
+ * or turboquant-4 keys with 4-bit uniform values; int-4 keys with int-2 values; trellis keys with trellis
+ * values of the same bits and states, or of 256 states and fewer bits; octopus, hqmq, kivi-2,
  * innerq-base and innerq-small with themselves. Otherwise KVANT_ERR_UNSUPPORTED, or KVANT_ERR_ARGUMENT for roles or head_dim
  * that do not belong together, and err, when errlen > 0, says so. Touches no device. */
 KVANT_API kvant_status kvant_cuda_attention_check(const kvant_cuda_codec *k_codec, const kvant_cuda_codec *v_codec,
