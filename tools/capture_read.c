@@ -1,25 +1,16 @@
 /* capture_read.c - reads captures: every shape is checked against the others before a row is. */
 #include "capture.h"
 
+#include "fail.h"
+
 #include <kvant/codec.h>
 #include <math.h>
-#include <stdarg.h>
 #include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
 
 #define MAX_TOKENS (1u << 28)
 #define MAX_HEADS 65536u
-
-static bool fail(char *err, size_t errlen, const char *format, ...)
-{
-    va_list args;
-    va_start(args, format);
-    if (errlen > 0)
-        vsnprintf(err, errlen, format, args);
-    va_end(args);
-    return false;
-}
 
 /* A whole number of 1 to max among the metadata. */
 static bool noted_number(const capture *c, const char *key, uint64_t max, uint64_t *value, char *err, size_t errlen)

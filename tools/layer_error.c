@@ -3,22 +3,13 @@
 #define _POSIX_C_SOURCE 200809L
 #include "layer_error.h"
 
+#include "fail.h"
+
 #include <kvant/cache.h>
 #include <math.h>
-#include <stdarg.h>
 #include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
-
-static bool fail(char *err, size_t errlen, const char *format, ...)
-{
-    va_list args;
-    va_start(args, format);
-    if (errlen > 0)
-        vsnprintf(err, errlen, format, args);
-    va_end(args);
-    return false;
-}
 
 static const capture_layer *shape_of(const layer_rows *l)
 {

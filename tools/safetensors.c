@@ -2,11 +2,12 @@
 #define _POSIX_C_SOURCE 200809L
 #include "safetensors.h"
 
+#include "fail.h"
+
 #include <cjson/cJSON.h>
 #include <errno.h>
 #include <fcntl.h>
 #include <math.h>
-#include <stdarg.h>
 #include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
@@ -27,16 +28,6 @@ static const number_type types[] = {
     { "U8", 1 },  { "I16", 2 },  { "U16", 2 },  { "I32", 4 },     { "U32", 4 },
     { "I64", 8 }, { "U64", 8 },  { "BOOL", 1 }, { "F8_E4M3", 1 }, { "F8_E5M2", 1 },
 };
-
-static bool fail(char *err, size_t errlen, const char *format, ...)
-{
-    va_list args;
-    va_start(args, format);
-    if (errlen > 0)
-        vsnprintf(err, errlen, format, args);
-    va_end(args);
-    return false;
-}
 
 static const number_type *find_type(const char *name)
 {

@@ -18,16 +18,19 @@ sensitivity_candidates sensitivity_defaults(bool calibrated)
 {
     static const sensitivity_candidates by_file = {
         .specs = { { WITH_SINK("trellis-2:transform=file"), WITH_SINK("trellis-3:transform=file"),
-                     WITH_SINK("trellis-4:transform=file"), WITH_SINK("turboquant-5:transform=file"),
-                     WITH_SINK("turboquant-6:transform=file"), WITH_SINK("turboquant-8:transform=file"),
-                     "trellis-2:transform=diagonal", "trellis-3:transform=diagonal",
-                     "trellis-4:transform=diagonal" },
+                     WITH_SINK("trellis-4:transform=file"), WITH_SINK("turboquant-2:transform=file,feedback"),
+                     WITH_SINK("turboquant-3:transform=file,feedback"),
+                     WITH_SINK("turboquant-4:transform=file,feedback"),
+                     WITH_SINK("turboquant-5:transform=file,feedback"),
+                     WITH_SINK("turboquant-6:transform=file,feedback"),
+                     WITH_SINK("turboquant-8:transform=file,feedback"), "trellis-2:transform=diagonal",
+                     "trellis-3:transform=diagonal", "trellis-4:transform=diagonal" },
                    { WITH_SINK("trellis-2:center=file"), "trellis-2", WITH_SINK("trellis-3:center=file"),
                      "trellis-3", WITH_SINK("trellis-4:center=file"), "trellis-4",
                      WITH_SINK("turboquant-5:center=file"), "turboquant-5", "turboquant-6:center=file",
                      "turboquant-6", "turboquant-8", "trellis-2:center=file,norm=file",
                      "trellis-3:center=file,norm=file", "trellis-4:center=file,norm=file" } },
-        .n = { 15, 18 },
+        .n = { 21, 18 },
     };
     static const sensitivity_candidates by_first_rows = {
         .specs = { { WITH_SINK("trellis-2:center=first,norm=first"), WITH_SINK("trellis-3:center=first,norm=first"),
