@@ -22,11 +22,6 @@ typedef struct writer {
     char err[512];
 } writer;
 
-size_t capture_query_rows(size_t n_tokens, uint32_t n_ctx, uint32_t query_step)
-{
-    return n_tokens / n_ctx * (n_ctx / query_step) + n_tokens % n_ctx / query_step;
-}
-
 static bool plan_tensor(writer *w, uint32_t layer, capture_kind kind, uint64_t heads, uint64_t rows, uint64_t dim)
 {
     static const char letters[] = "kvq";

@@ -12,6 +12,11 @@
 #define MAX_TOKENS (1u << 28)
 #define MAX_HEADS 65536u
 
+size_t capture_query_rows(size_t n_tokens, uint32_t n_ctx, uint32_t query_step)
+{
+    return n_tokens / n_ctx * (n_ctx / query_step) + n_tokens % n_ctx / query_step;
+}
+
 /* A whole number of 1 to max among the metadata. */
 static bool noted_number(const capture *c, const char *key, uint64_t max, uint64_t *value, char *err, size_t errlen)
 {
