@@ -1,5 +1,6 @@
-/* decode_trellis.cu - pages of trellis codes to rows, to the CPU's bits. A block of threads takes one page, a warp a token at a
- * time: its trellis bits go to shared memory in the order of steps, and a lane finds the subsets of its channels there. */
+/* decode_trellis.cu - pages of trellis codes to rows, to the CPU's bits. A block of threads takes one
+ * page, a warp a token at a time: its trellis bits go to shared memory in the order of steps, and a lane
+ * finds the subsets of its channels there. */
 #include "launch.h"
 #include "read_code.cuh"
 #include "trellis_steps.cuh"

@@ -1,4 +1,5 @@
-/* trellis_params.c - the part of params.c for codecs of a trellis: their levels, and the magnitudes that attention looks up. */
+/* trellis_params.c - the part of params.c for codecs of a trellis: their levels, and the magnitudes that
+ * attention looks up. */
 #include <math.h>
 #include <string.h>
 
@@ -10,7 +11,8 @@ static void set_byte(uint32_t *words, uint32_t at, uint32_t byte)
     words[at / 4] |= byte << 8 * (at % 4);
 }
 
-/* Magnitudes of levels as bytes below 128 (trellis.cuh): those of the first 16, and what the next 16 have more. */
+/* Magnitudes of levels as bytes below 128 (trellis.cuh): those of the first 16, and what the next 16 have
+ * more. */
 static void fill_magnitudes(kvant_cuda_params *params, const kvant_trellis *trellis)
 {
     const uint32_t half = 2u << trellis->bits;

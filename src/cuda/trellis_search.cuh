@@ -1,10 +1,11 @@
-/* trellis_search.cuh - a row's path through the trellis: the search of docs/format.md ("Trellis codes") by one warp, in the
- * CPU's integers, so that it is the CPU's path.
+/* trellis_search.cuh - a row's path through the trellis: the search of docs/format.md ("Trellis codes") by
+ * one warp, in the CPU's integers, so that it is the CPU's path.
  *
- * Metrics of all states lie in shared memory, two to a word, once for the step before and once for the one after. A lane
- * takes states i, i + 1 and i + S / 2, i + S / 2 + 1 to states 2 i ... 2 i + 3: two words in, two words out, 16 bits at a time.
- * Subsets are parities, so those of a lane's states differ from one another by constants, and the subset of i + 1 from
- * that of i by 4: costs of both stand in one word. What a new state came from is a bit of the lane's. */
+ * Metrics of all states lie in shared memory, two to a word, once for the step before and once for the one
+ * after. A lane takes states i, i + 1 and i + S / 2, i + S / 2 + 1 to states 2 i ... 2 i + 3: two words
+ * in, two words out, 16 bits at a time. Subsets are parities, so those of a lane's states differ from one
+ * another by constants, and the subset of i + 1 from that of i by 4: costs of both stand in one word. What
+ * a new state came from is a bit of the lane's. */
 #ifndef KVANT_CUDA_TRELLIS_SEARCH_CUH
 #define KVANT_CUDA_TRELLIS_SEARCH_CUH
 

@@ -1,4 +1,5 @@
-/* attention_bound.c - softmax in double precision over the CPU decoder's rows, and how far from it attention on the GPU may be.
+/* attention_bound.c - softmax in double precision over the CPU decoder's rows, and how far from it attention
+ * on the GPU may be.
  *
  * The bound is derived, not tuned; docs/cuda.md has the derivation. With u = 2^-11 (fp16), for one query
  * head:

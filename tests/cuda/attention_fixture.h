@@ -1,5 +1,6 @@
-/* attention_fixture.h - decode attention on the GPU against softmax in double precision over the CPU decoder's rows: a paged cache
- * with queries, the reference with its derived bound, a run that checks every head. */
+/* attention_fixture.h - decode attention on the GPU against softmax in double precision over the CPU
+ * decoder's rows: a paged cache with queries, the reference with its derived bound, a run that checks
+ * every head. */
 #ifndef KVANT_TESTS_ATTENTION_FIXTURE_H
 #define KVANT_TESTS_ATTENTION_FIXTURE_H
 

@@ -1,5 +1,5 @@
-/* test_cuda_attention.c - decode attention: every kind of code and pair of them, shapes, lengths, open pages. What is checked, and
- * within which bound: attention_bound.c. */
+/* test_cuda_attention.c - decode attention: every kind of code and pair of them, shapes, lengths, open
+ * pages. What is checked, and within which bound: attention_bound.c. */
 #include "attention_fixture.h"
 
 #include "../../src/cuda/params.h"
