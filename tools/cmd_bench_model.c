@@ -30,7 +30,8 @@ static const arg_option options[] = {
 
 static const arg_spec spec = {
     .command = "bench model",
-    .usage = "-m MODEL [-d DEPTHS] [-p N] [-n N] [-r ROUNDS] [-k SPEC [-v SPEC]]... [--stock TYPE]...",
+    .usage = "-m MODEL [-d DEPTHS] [-p N] [-n N] [-r ROUNDS] [--preset NAME]...\n"
+             "                         [--config FILE]... [-k SPEC [-v SPEC]]... [--stock TYPE]...",
     .about = "Measures tokens per second of a whole model: prefill of N tokens and decode of\n"
              "N tokens, both starting with the cache filled to a depth.",
     .options = options,

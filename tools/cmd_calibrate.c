@@ -44,6 +44,7 @@ static const arg_spec spec = {
     .options = options,
     .n_options = sizeof options / sizeof *options,
     .notes = "Use a text like those that the model will see; a few thousand tokens are enough.\n"
+             "FILE beside model.gguf with the name model.kvcal is found by all commands.\n"
              "Ctrl-C leaves FILE as it was and keeps what was read in FILE.part; the same\n"
              "command goes on from there.\n\nexamples:\n"
              "  kvant calibrate -m model.gguf -f text.txt -o model.kvcal\n"

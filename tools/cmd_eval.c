@@ -43,7 +43,8 @@ static const arg_option options[] = {
 
 static const arg_spec spec = {
     .command = "eval",
-    .usage = "-m MODEL -f TEXT [-c CTX] [--chunks N] [-k SPEC [-v SPEC]]... [--stock TYPE]...",
+    .usage = "-m MODEL -f TEXT [-c CTX] [--chunks N] [--preset NAME]... [--config FILE]...\n"
+             "                  [-k SPEC [-v SPEC]]... [--stock TYPE]...",
     .about = "Measures what KV cache configurations cost in quality: perplexity, KL\n"
              "divergence to the f16 cache and agreement on the most probable token, scored\n"
              "as llama-perplexity --kl-divergence does. The f16 cache is always the first\n"

@@ -32,7 +32,8 @@ static const arg_option options[] = {
 
 static const arg_spec spec = {
     .command = "needle",
-    .usage = "-m MODEL [-c CTX,CTX...] [-n NEEDLES] [-r TRIALS] [-k SPEC [-v SPEC]]... [--stock TYPE]...",
+    .usage = "-m MODEL [-c CTX,CTX...] [-n NEEDLES] [-r TRIALS] [--preset NAME]...\n"
+             "                    [--config FILE]... [-k SPEC [-v SPEC]]... [--stock TYPE]...",
     .about = "Hides numbers at several depths of texts of several lengths and asks for them at\n"
              "the end. The f16 cache is always the first row: what it does not find, a codec is\n"
              "not blamed for.",

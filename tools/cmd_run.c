@@ -29,7 +29,8 @@ static const arg_option options[] = {
 
 static const arg_spec spec = {
     .command = "run",
-    .usage = "-m MODEL (-p PROMPT | -f FILE) [-k SPEC] [-v SPEC] [-n N] [-c CTX]",
+    .usage = "-m MODEL (-p PROMPT | -f FILE) [--preset NAME | --config FILE | -k SPEC [-v SPEC]]\n"
+             "                 [-n N] [-c CTX]",
     .about = "Generates text with the KV cache compressed. Text goes to standard output, statistics to standard\n"
              "error.",
     .options = options,
