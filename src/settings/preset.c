@@ -7,17 +7,25 @@
 
 /* With a calibration keys go through its matrix. Without one they are centred on the first rows, and their channels, which differ
  * much in size, get factors. Keys get what bits there are beyond 4: an error of a key moves a whole row of probabilities, that of a
- * value is averaged. A centre would make values hardly better, and its page of fp16 would be a fifth of a bit at 2048 tokens. */
+ * value is averaged. A centre of values is worth its page of fp16, a fifth of a bit at 2048 tokens, only where quality comes first. */
 static const struct {
     const char *name, *summary;
-    const char *k_calibrated, *k_plain, *v;
+    struct {
+        const char *k, *v;
+    } calibrated, plain;
 } presets[] = {
-    { "quality", "5.1 to 5.3 bits: hard to tell from 8 bits", "turboquant-6:transform=file",
-      "turboquant-6:center=first,norm=first", "trellis-4" },
-    { "balanced", "4.1 to 4.3 bits: what most want", "trellis-4:transform=file",
-      "trellis-4:center=first,norm=first", "trellis-4" },
-    { "small", "3.1 to 3.3 bits: long contexts in little memory", "trellis-3:transform=file",
-      "trellis-3:center=first,norm=first", "trellis-3" },
+    { "quality",
+      "5.1 to 5.3 bits: hard to tell from 8 bits",
+      { "turboquant-6:transform=file", "trellis-4:center=file" },
+      { "turboquant-6:center=first,norm=first", "trellis-4:center=first" } },
+    { "balanced",
+      "4.1 to 4.3 bits: what most want",
+      { "trellis-4:transform=file", "trellis-4" },
+      { "trellis-4:center=first,norm=first", "trellis-4" } },
+    { "small",
+      "3.1 to 3.3 bits: long contexts in little memory",
+      { "trellis-3:transform=file", "trellis-3" },
+      { "trellis-3:center=first,norm=first", "trellis-3" } },
 };
 enum { N_PRESETS = sizeof presets / sizeof *presets };
 
@@ -29,8 +37,8 @@ kvant_status kvant_preset_get(const char *name, int calibrated, kvant_preset *pr
             *preset = (kvant_preset){ .size = sizeof *preset,
                                       .name = presets[i].name,
                                       .summary = presets[i].summary,
-                                      .k = calibrated ? presets[i].k_calibrated : presets[i].k_plain,
-                                      .v = presets[i].v };
+                                      .k = calibrated ? presets[i].calibrated.k : presets[i].plain.k,
+                                      .v = calibrated ? presets[i].calibrated.v : presets[i].plain.v };
             return KVANT_OK;
         }
     return KVANT_ERR_ARGUMENT;

@@ -273,7 +273,7 @@ class Exec(unittest.TestCase):
             self.assertEqual((env["KVANT_K"], env["KVANT_V"]),
                              ("trellis-3:center=first,norm=first", "trellis-3"))
             self.assertNotIn("KVANT_PRESET", env)
-        self.assertEqual(self.environment("--preset", "quality")["KVANT_K"], "turboquant-6:center=first,norm=first")
+        self.assertEqual(self.environment("--preset", "quality")["KVANT_V"], "trellis-4:center=first")
         self.assertEqual(self.environment("-k", "int-8", KVANT_PRESET="small")["KVANT_K"], "int-8")
         for arguments, environment in (["--preset", "large"], {}), ([], {"KVANT_PRESET": "large"}):
             done = run("exec", *arguments, "--", self.server, **environment)
