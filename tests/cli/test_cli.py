@@ -326,6 +326,15 @@ class Exec(unittest.TestCase):
                 self.assertIn(f"--config {path}: ", done.stderr)
                 self.assertIn(said, done.stderr)
 
+    def test_settings_file_as_a_table(self):
+        path = self.config(settings.plain(2, "1x64", "int-8", "f16"))
+        rows = json.loads(run("codecs", "--config", path, "--json").stdout)
+        self.assertEqual([(row["layer"], row["k"], row["v"]) for row in rows], [(0, "int-8", "f16"), (1, "int-8", "f16")])
+        self.assertEqual([(row["true_bits_k"], row["true_bits_v"]) for row in rows], 2 * [(8.5, 16)])
+        done = run("codecs", "--config", path)
+        self.assertIn("true bits    12.250\n", done.stdout)
+        self.assertIn("model        tested\n", done.stdout)
+
     def test_calibration_beside_the_model_must_be_one(self):
         model = pathlib.Path(self.folder.name) / "model.gguf"
         model.write_text("weights")
