@@ -140,6 +140,17 @@ class InABrowser(Folder):
             self.assertIn(f"{row['bits']:.2f}", text)
             self.assertIn(f"{row['ppl']:.3f}", text)
 
+    def test_bits_with_windows(self):
+        """What is given for a context of 128 holds half of llama.cpp's block of 256 cells, and no more bits a number."""
+        results = copy.deepcopy(RESULTS)
+        results["about"]["ctx"] = 128
+        rows = step(results, "quality")["rows"]
+        numbers = rows[0]["kv_bytes"] / 2
+        for row in rows:
+            row["kv_bytes"] = row["bits"] / 8 * (numbers if row["cache"] == "llama.cpp" else numbers / 2)
+        self.open(results)
+        self.assertEqual(self.column(1), self.column(2))
+
     def test_front_is_what_nothing_beats(self):
         self.open()
         rows = [row for row in step(RESULTS, "quality")["rows"] if row["kld_mean"] > 1e-4]

@@ -195,11 +195,13 @@
     function qualityRows() {
         const rows = rowsOf("quality").filter((row) => isNumber(row.kld_mean));
         const f16 = rows.find(isF16);
+        /* llama.cpp allocates whole blocks of 256 cells; kvant's memory is that of the cells in use. */
+        const used = about.ctx ? about.ctx / (256 * Math.ceil(about.ctx / 256)) : 1;
         return rows.map((row) => ({
             ...row,
             name: labelOf(row),
             kind: kindOf(row),
-            whole: f16 ? (16 * row.kv_bytes) / f16.kv_bytes : null,
+            whole: f16 ? (16 * row.kv_bytes) / f16.kv_bytes / (kindOf(row) === "llama.cpp" ? 1 : used) : null,
             ppl_rise: f16 ? row.ppl / f16.ppl - 1 : null,
             f16: row === f16,
         }));
@@ -249,7 +251,7 @@
                 width,
                 height: Math.min(560, Math.max(340, width * 0.62)),
                 marginLeft: 56,
-                marginRight: 24,
+                marginRight: 40,
                 marginBottom: 40,
                 x: { label: size === "bits" ? "true bits a number →" : "bits a number, fp16 windows included →", grid: true, nice: true },
                 y: { type: "log", label: "↑ mean divergence, nats (log)", grid: true, tickFormat: (d) => (/^[125]/.test(d.toExponential()) ? String(d) : "") },
