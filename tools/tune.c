@@ -347,34 +347,48 @@ static void make_uniform(const tune *t, size_t k, size_t v, tune_setting *s)
     add_up(t, s);
 }
 
-/* What the chosen setting has to beat: of uniform settings the best that fits the budget, and of those with no fewer bytes than the
- * chosen one the best of up to 2 % more, or the smallest. */
-static void add_uniform(tune *t, double budget)
+/* The best uniform setting of least to most bytes, or none (k NULL). */
+static tune_setting best_uniform(const tune *t, double least, double most)
 {
-    tune_setting *fits = &t->settings[1], *above = &t->settings[2], trial = { .name = NULL };
-    const double least = t->settings[0].bytes, most = 1.02 * least;
-    *fits = *above = (tune_setting){ .name = NULL };
+    tune_setting best = { .name = NULL }, trial = { .name = NULL };
     for (size_t k = 0; k < t->options->candidates.n[0]; k++)
         for (size_t v = 0; v < t->options->candidates.n[1]; v++) {
             make_uniform(t, k, v, &trial);
-            if (trial.bytes <= budget && (fits->k == NULL || trial.predicted < fits->predicted))
-                *fits = trial;
-            if (trial.bytes < least)
-                continue;
-            const bool both_near = above->bytes <= most && trial.bytes <= most;
-            if (above->k == NULL || (both_near ? trial.predicted < above->predicted : trial.bytes < above->bytes))
-                *above = trial;
+            if (trial.bytes >= least && trial.bytes <= most && (best.k == NULL || trial.predicted < best.predicted))
+                best = trial;
         }
+    return best;
+}
+
+/* The bytes of the smallest uniform setting of no fewer than least; infinite when there is none. */
+static double next_uniform_bytes(const tune *t, double least)
+{
+    double bytes = INFINITY;
+    tune_setting trial = { .name = NULL };
+    for (size_t k = 0; k < t->options->candidates.n[0]; k++)
+        for (size_t v = 0; v < t->options->candidates.n[1]; v++) {
+            make_uniform(t, k, v, &trial);
+            if (trial.bytes >= least && trial.bytes < bytes)
+                bytes = trial.bytes;
+        }
+    return bytes;
+}
+
+/* What the chosen setting has to beat: of uniform settings the best that fits the budget, and the best of no fewer bytes than the
+ * chosen one, up to 2 % more, or as many more as the next one has. */
+static void add_uniform(tune *t, double budget)
+{
+    const double least = t->settings[0].bytes, next = next_uniform_bytes(t, least);
+    const tune_setting fits = best_uniform(t, 0, budget);
+    const tune_setting above = best_uniform(t, least, next > 1.02 * least ? next : 1.02 * least);
     t->settings[0].name = "tuned";
     t->n_settings = 1;
-    if (fits->k != NULL) {
-        fits->name = "uniform within the budget";
-        t->n_settings++;
-    } else {
-        *fits = *above;
+    if (fits.k != NULL) {
+        t->settings[t->n_settings] = fits;
+        t->settings[t->n_settings++].name = "uniform within the budget";
     }
-    if (above->k != NULL && (fits->k != above->k || fits->v != above->v || t->n_settings == 1)) {
-        t->settings[t->n_settings] = *above;
+    if (above.k != NULL && (fits.k != above.k || fits.v != above.v)) {
+        t->settings[t->n_settings] = above;
         t->settings[t->n_settings++].name = "uniform, no fewer bytes";
     }
 }
