@@ -19,18 +19,10 @@
  * (and by numbers below its smallest, 2^-24), so W stays positive definite, |W| |W^-1| below sqrt(d) 2^11. */
 #define SMALLEST 0x1p-10
 
-static double trace(const double *m, size_t d)
-{
-    double sum = 0;
-    for (size_t i = 0; i < d; i++)
-        sum += m[i * d + i];
-    return sum;
-}
-
 /* out = m of trace d, with the floor; false when m is zero, or so small beside what it was computed from that roundings show. */
 static bool regularise(const double *m, size_t d, double *out)
 {
-    double sum = trace(m, d), factor = (double)d / sum;
+    double sum = kvant_trace((uint32_t)d, m), factor = (double)d / sum;
     if (!(sum > 0) || !(factor < INFINITY))
         return false;
     for (size_t i = 0; i < d * d; i++)
@@ -69,7 +61,7 @@ static void make_diagonal(size_t d, const double *a, const double *b, const doub
     double after = 0;
     for (size_t i = 0; i < d; i++)
         after += sqrt(b[i * d + i] / a[i * d + i]) * keys[i * d + i];
-    double factor = sqrt(trace(keys, d) / after);
+    double factor = sqrt(kvant_trace((uint32_t)d, keys) / after);
     for (size_t i = 0; i < d; i++)
         diagonal[i] = (float)(factor * sqrt(sqrt(b[i * d + i] / a[i * d + i])));
 }
@@ -78,7 +70,7 @@ static kvant_status make_matrix(size_t d, double *a, const double *b, const doub
 {
     KVANT_FORWARD(kvant_spd_mean((uint32_t)d, a, b, a));
     KVANT_FORWARD(kvant_spd_roots((uint32_t)d, a, a, NULL));
-    double factor = sqrt(trace(keys, d) / length_after(a, keys, d)),
+    double factor = sqrt(kvant_trace((uint32_t)d, keys) / length_after(a, keys, d)),
            smallest = SMALLEST * kvant_frobenius((uint32_t)d, a);
     for (size_t i = 0; i < d; i++)
         for (size_t j = 0; j <= i; j++)

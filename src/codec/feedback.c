@@ -25,14 +25,6 @@
 /* Parts of the Frobenius norm on the diagonal of S, so that its inverse is exact enough in binary32 (weights.c does the same to W). */
 #define SMALLEST 0x1p-10
 
-static double trace(const double *m, size_t d)
-{
-    double sum = 0;
-    for (size_t i = 0; i < d; i++)
-        sum += m[i * d + i];
-    return sum;
-}
-
 static void add_to_diagonal(double *m, size_t d, double number)
 {
     for (size_t i = 0; i < d; i++)
@@ -44,7 +36,7 @@ static bool regularise(const float *moment, size_t d, double *q)
 {
     for (size_t i = 0; i < d * d; i++)
         q[i] = moment[i];
-    double sum = trace(q, d);
+    double sum = kvant_trace((uint32_t)d, q);
     if (!(sum > 0))
         return false;
     for (size_t i = 0; i < d * d; i++)
@@ -60,9 +52,9 @@ static kvant_status make_matrix(uint32_t n, const double *w, const double *inver
     size_t d = n, size = d * d;
     double *m = room, *root = room + size, *scratch = room + 2 * size;
     kvant_spd_sandwich(n, inverse, q, scratch, m);
-    double before = trace(m, d);
+    double before = kvant_trace((uint32_t)d, m);
     KVANT_FORWARD(kvant_spd_roots(n, m, root, m));
-    double factor = sqrt(before / trace(root, d));
+    double factor = sqrt(before / kvant_trace((uint32_t)d, root));
     kvant_spd_sandwich(n, w, m, scratch, s);
     KVANT_FORWARD(kvant_spd_roots(n, s, s, NULL));
     for (size_t i = 0; i < size; i++)
@@ -87,7 +79,7 @@ static void make_loss(size_t d, const float *weights, const double *q, double *r
     for (size_t a = 0; a < d; a++)
         for (size_t b = 0; b < a; b++)
             h[b * d + a] = h[a * d + b];
-    add_to_diagonal(h, d, LOSS_FLOOR * trace(h, d) / (double)d);
+    add_to_diagonal(h, d, LOSS_FLOOR * kvant_trace((uint32_t)d, h) / (double)d);
 }
 
 static void fill(kvant_feedback *feedback, const double *lower, const double *pivots, double scale)
@@ -116,7 +108,7 @@ static kvant_status build(kvant_codec *codec, const double *w, double *inverse, 
     KVANT_FORWARD(kvant_transform_weigh(&codec->transform, false, rounded, rounded + size));
     double *h = s, *lower = inverse, *pivots = rest;
     make_loss(d, codec->transform.weights + size, q, rest, h);
-    double scale = (double)d / trace(h, d);
+    double scale = (double)d / kvant_trace((uint32_t)d, h);
     KVANT_FORWARD(kvant_spd_unit_lower(n, h, lower, pivots));
     fill(codec->feedback, lower, pivots, scale);
     return KVANT_OK;

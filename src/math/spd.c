@@ -10,6 +10,14 @@
 #include "../base/attributes.h"
 #include "tridiagonal.h"
 
+double kvant_trace(uint32_t n, const double *m)
+{
+    double sum = 0;
+    for (size_t i = 0; i < n; i++)
+        sum += m[i * n + i];
+    return sum;
+}
+
 double kvant_frobenius(uint32_t n, const double *m)
 {
     double sum = 0;

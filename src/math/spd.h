@@ -26,6 +26,9 @@ void kvant_spd_sandwich(uint32_t n, const double *s, const double *m, double *sc
 /* m = lower^T D lower with ones on lower's diagonal, D diagonal, the n pivots. Errors as for the inverse. */
 kvant_status kvant_spd_unit_lower(uint32_t n, const double *m, double *lower, double *pivots);
 
+/* The sum of the diagonal. */
+double kvant_trace(uint32_t n, const double *m);
+
 /* sqrt of the sum of squares of all numbers: the Frobenius norm of any matrix. */
 double kvant_frobenius(uint32_t n, const double *m);
 
