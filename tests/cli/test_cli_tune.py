@@ -121,13 +121,18 @@ class Tune(unittest.TestCase):
         self.assertIn("2.25 bits", done.stderr)
         self.assertFalse(path.exists())
 
+
+class Mistakes(unittest.TestCase):
     def test_mistakes_are_named(self):
-        broken = self.path.with_name("broken.gguf")
+        folder = tempfile.TemporaryDirectory()
+        self.addCleanup(folder.cleanup)
+        path = pathlib.Path(folder.name) / "model.kvant"
+        broken = path.with_name("broken.gguf")
         with open(MODEL, "rb") as model:
             broken.write_bytes(model.read(1 << 20))
-        short = self.path.with_name("short.txt")
+        short = path.with_name("short.txt")
         short.write_text("Too short.")
-        base = ["tune", "-m", MODEL, "-f", TEXT, "-o", self.path.with_name("x.kvant"), "--bits", "4"]
+        base = ["tune", "-m", MODEL, "-f", TEXT, "-o", path.with_name("x.kvant"), "--bits", "4"]
         for arguments, code, words in [
             (["tune", "-f", TEXT, "--bits", "4"], USAGE, "no model"),
             (["tune", "-m", MODEL, "--bits", "4"], USAGE, "no text"),
@@ -149,7 +154,7 @@ class Tune(unittest.TestCase):
                 done = run(*arguments)
                 self.assertEqual(done.returncode, code, done.stderr)
                 self.assertIn(words, done.stderr)
-        self.assertEqual(list(self.path.parent.glob("x.kvant*")), [])
+        self.assertEqual(list(path.parent.glob("x.kvant*")), [])
 
 
 if __name__ == "__main__":
