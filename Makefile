@@ -16,7 +16,7 @@ define configure
 	    -DKVANT_PLOT_LIB="$$plot" $(3)
 endef
 
-.PHONY: all demo cuda test test-long test-api3 asan install clean help
+.PHONY: all demo cuda test test-api3 asan install clean help
 
 all: $(BUILD)/CMakeCache.txt
 	cmake --build $(BUILD) -j $(JOBS)
@@ -42,11 +42,7 @@ test:
 	$(call configure,release,$(BUILD),-DKVANT_BUILD_TESTS=ON -DKVANT_TEST_MODEL="$$model" \
 	    -DKVANT_CUDA=AUTO -DCMAKE_CUDA_ARCHITECTURES=90-real)
 	cmake --build $(BUILD) -j $(JOBS)
-	ctest --test-dir $(BUILD) --output-on-failure -j $(JOBS) -LE long
-
-# Tests that run a model for minutes, with what `make test` built.
-test-long: test
-	ctest --test-dir $(BUILD) --output-on-failure -L long
+	ctest --test-dir $(BUILD) --output-on-failure -j $(JOBS)
 
 # The same integration tests on the other generation of ggml's back-end interface.
 test-api3:
@@ -74,8 +70,7 @@ help:
 	@echo 'make            build/bin/kvant, libraries and plug-in in build/lib'
 	@echo 'make demo       quality, size and speed of stock and compressed caches, then an answer (3 minutes)'
 	@echo 'make cuda       build/lib/libkvant_cuda.so, for sm_80, sm_90 and later; needs nvcc, takes minutes'
-	@echo 'make test       build and run the tests'
-	@echo 'make test-long  also those that run a model for minutes'
+	@echo 'make test       build and run every test'
 	@echo 'make test-api3  integration tests on llama.cpp b11434, built from source (15 minutes the first time)'
 	@echo 'make asan       the tests with AddressSanitizer and UndefinedBehaviorSanitizer'
 	@echo 'make install    PREFIX=$(PREFIX), DESTDIR as usual'

@@ -91,7 +91,9 @@ def main():
     if arguments.append and arguments.csv.exists():
         old = read_rows(arguments.csv)
         if old and list(old[0]) != list(rows[0]):
-            sys.exit(f"record: {arguments.csv} has other columns; nothing was written")
+            spare = arguments.csv.with_suffix(".new.csv")
+            write_rows(spare, rows)  # minutes of measuring are not thrown away
+            sys.exit(f"record: {arguments.csv} has other columns; the rows are in {spare}")
         rows = old + rows
     write_rows(arguments.csv, rows)
     print(f"record: {len(rows)} rows in {arguments.csv}", file=sys.stderr)
