@@ -4,7 +4,7 @@
 
 #include "command.h"
 #include "fingerprint.h"
-#include "interrupt.h"
+#include "scored_pass.h"
 
 #include <stdlib.h>
 
@@ -50,66 +50,20 @@ static uint64_t tokens_key(const divergence *d, const llama_token *tokens)
     return fingerprint_bytes(FINGERPRINT_START, tokens, d->key.n_ctx * sizeof *tokens);
 }
 
-static void fill_batch(divergence *d, size_t start, size_t n)
-{
-    struct llama_batch *b = &d->batch;
-    b->n_tokens = (int32_t)n;
-    for (size_t i = 0; i < n; i++) {
-        b->token[i] = d->tokens[start + i];
-        b->pos[i] = (llama_pos)(start + i);
-        b->n_seq_id[i] = 1;
-        b->seq_id[i][0] = 0;
-        b->logits[i] = start + i >= d->key.first && start + i < d->key.first + d->n_rows;
-    }
-    const struct llama_vocab *vocab = ll.llama_model_get_vocab(d->engine->cpu_model);
-    if (start == 0 && ll.llama_vocab_get_add_bos(vocab))
-        b->token[0] = ll.llama_vocab_bos(vocab);
-}
-
-static bool score_batch(divergence *d, struct llama_context *ctx, size_t start, size_t n, bool define,
-                        score_value *values)
-{
-    const size_t first = d->key.first, last = first + d->n_rows;
-    const size_t from = start > first ? start : first, end = start + n < last ? start + n : last;
-    if (from >= end)
-        return true;
-    const float *logits = ll.llama_get_logits(ctx);
-    return logits != NULL && score_rows(&d->base.reference, from - first, define, logits, d->tokens + from + 1,
-                                        end - from, d->engine->options.n_threads, values + (from - first));
-}
-
-static bool decode(divergence *d, struct llama_context *ctx, const char *label, bool define, score_value *values)
-{
-    for (size_t start = 0; start < d->key.n_ctx; start += ENGINE_UBATCH) {
-        const size_t n = d->key.n_ctx - start < ENGINE_UBATCH ? d->key.n_ctx - start : ENGINE_UBATCH;
-        fill_batch(d, start, n);
-        const int32_t status = ll.llama_decode(ctx, d->batch);
-        if (interrupted())
-            return false;
-        if (status != 0 || !score_batch(d, ctx, start, n, define, values)) {
-            complain("%s: llama.cpp could not decode the batch (status %d)", label, (int)status);
-            return false;
-        }
-        progress_add(d->progress, (double)n, label);
-    }
-    return true;
-}
-
 static bool run(divergence *d, const kv_config *config, const char *label, bool define, score_value *values,
                 double *kv_bytes)
 {
-    kv_meter meter;
-    const engine_context_options options = { .n_ctx = (uint32_t)d->key.n_ctx,
-                                             .n_batch = ENGINE_UBATCH,
-                                             .meter = &meter };
-    struct llama_context *ctx = engine_context(d->engine, config, &options);
-    if (ctx == NULL)
-        return false;
-    const bool ok = decode(d, ctx, label, define, values);
-    if (ok)
-        *kv_bytes = engine_kv_bytes(d->engine, config, &meter);
-    ll.llama_free(ctx);
-    return ok;
+    scored_pass pass = { .engine = d->engine,
+                         .batch = d->batch,
+                         .key = &d->key,
+                         .config = config,
+                         .tokens = d->tokens,
+                         .reference = &d->base.reference,
+                         .define = define,
+                         .label = label,
+                         .prefix = "",
+                         .progress = d->progress };
+    return scored_pass_run(&pass, values, kv_bytes);
 }
 
 static bool prepare_base(divergence *d, const llama_token *tokens, score_value *values)

@@ -4,30 +4,13 @@
 
 #include "command.h"
 #include "fingerprint.h"
-#include "interrupt.h"
+#include "scored_pass.h"
 
 #include <limits.h>
 #include <math.h>
 #include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
-
-static void fill_batch(eval_run *r, const eval_chunk *chunk, size_t start, size_t n)
-{
-    struct llama_batch *b = &r->batch;
-    b->n_tokens = (int32_t)n;
-    for (size_t i = 0; i < n; i++) {
-        const size_t position = start + i;
-        b->token[i] = chunk->tokens[position];
-        b->pos[i] = (llama_pos)position;
-        b->n_seq_id[i] = 1;
-        b->seq_id[i][0] = 0;
-        b->logits[i] = position >= r->options->first && position < r->options->first + r->n_rows;
-    }
-    const struct llama_vocab *vocab = ll.llama_model_get_vocab(r->engine.cpu_model);
-    if (start == 0 && ll.llama_vocab_get_add_bos(vocab))
-        b->token[0] = ll.llama_vocab_bos(vocab);
-}
 
 /* What one run of a chunk needs and gives. */
 typedef struct pass {
@@ -36,56 +19,22 @@ typedef struct pass {
     base *base;
     bool define;         /* this is the f16 run that makes the base */
     score_value *values; /* n_rows */
-    char label[128];
 } pass;
 
-/* Scores the rows of the batch that was just decoded. */
-static bool score_batch(eval_run *r, const pass *p, struct llama_context *ctx, size_t start, size_t n)
+static bool run_pass(eval_run *r, const pass *p, double *kv_bytes)
 {
-    const size_t first = r->options->first, last = first + r->n_rows;
-    const size_t from = start > first ? start : first, end = start + n < last ? start + n : last;
-    if (from >= end)
-        return true;
-    const float *logits = ll.llama_get_logits(ctx);
-    return logits != NULL &&
-           score_rows(&p->base->reference, from - first, p->define, logits, p->chunk->tokens + from + 1, end - from,
-                      r->engine.options.n_threads, p->values + (from - first));
-}
-
-/* A batch is one graph (at most ENGINE_UBATCH tokens): llama.cpp would cut a larger one at the same places, and this
- * way only the logits of one are held. */
-static bool decode_chunk(eval_run *r, const pass *p, struct llama_context *ctx)
-{
-    const size_t step = r->options->n_batch, n_ctx = r->options->n_ctx;
-    for (size_t start = 0; start < n_ctx; start += step) {
-        const size_t n = n_ctx - start < step ? n_ctx - start : step;
-        fill_batch(r, p->chunk, start, n);
-        const int32_t status = ll.llama_decode(ctx, r->batch);
-        if (interrupted())
-            return false;
-        if (status != 0 || !score_batch(r, p, ctx, start, n)) {
-            complain("eval: %s: llama.cpp could not decode the batch (status %d)", p->label, (int)status);
-            return false;
-        }
-        progress_add(&r->progress, (double)n, p->label);
-    }
-    return true;
-}
-
-static bool run_pass(eval_run *r, pass *p, double *kv_bytes)
-{
-    const engine_context_options options = { .n_ctx = r->options->n_ctx,
-                                             .n_batch = r->options->n_batch,
-                                             .meter = &r->meter };
-    configs_label(p->tally->config, p->label, sizeof p->label);
-    struct llama_context *ctx = engine_context(&r->engine, p->tally->config, &options);
-    if (ctx == NULL)
-        return false;
-    const bool ok = decode_chunk(r, p, ctx);
-    if (ok)
-        *kv_bytes = engine_kv_bytes(&r->engine, p->tally->config, &r->meter);
-    ll.llama_free(ctx);
-    return ok;
+    char label[128];
+    scored_pass scored = { .engine = &r->engine,
+                           .batch = r->batch,
+                           .key = &r->key,
+                           .config = p->tally->config,
+                           .tokens = p->chunk->tokens,
+                           .reference = &p->base->reference,
+                           .define = p->define,
+                           .label = configs_label(p->tally->config, label, sizeof label),
+                           .prefix = "eval: ",
+                           .progress = &r->progress };
+    return scored_pass_run(&scored, p->values, kv_bytes);
 }
 
 static score_value *new_values(const eval_run *r)

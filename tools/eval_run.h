@@ -40,7 +40,6 @@ typedef struct eval_run {
     base_key key; /* but for the tokens */
     eval_state state;
     struct llama_batch batch;
-    kv_meter meter;
     progress progress;
 } eval_run;
 
