@@ -21,7 +21,7 @@ static const arg_option options[] = {
     { OPT_CTX, 'c', "ctx", "N", "tokens of a context (default 2048)" },
     { OPT_LAYERS, 0, "layers", "LIST", "layers to keep, as in 0,5-8,29 (default: all)" },
     { OPT_QUERIES, 0, "queries", "N", "keep the queries of every N-th token (default 1)" },
-    { OPT_JSON, 0, "json", NULL, "one JSON array with one flat object" },
+    { OPT_JSON, 0, "json", NULL, "one JSON array with one flat object; progress as JSON lines on stderr" },
     ENGINE_OPTIONS_RUNTIME,
 };
 
@@ -90,7 +90,7 @@ static bool handle(void *user, int id, const char *value)
     case OPT_CTX: return args_u32("--ctx", value, 16, 1 << 24, &s->n_ctx);
     case OPT_LAYERS: return read_layers(s, value);
     case OPT_QUERIES: return args_u32("--queries", value, 1, 1 << 24, &s->query_step);
-    case OPT_JSON: return s->json = true;
+    case OPT_JSON: return s->json = progress_use_json();
     default: return engine_option(&s->engine, id, value, &known);
     }
 }

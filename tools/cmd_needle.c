@@ -6,19 +6,23 @@
  * the most probable, and by the log-probability of all. What f16 does not find, a codec is not blamed for.
  */
 #include "command.h"
+#include "config_key.h"
 #include "engine.h"
+#include "eval_state.h"
+#include "fingerprint.h"
 #include "interrupt.h"
 #include "needle_text.h"
 #include "progress.h"
 #include "report.h"
+#include "text.h"
 
 #include <math.h>
 #include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
 
-enum { OPT_FILE, OPT_CTX, OPT_NEEDLES, OPT_TRIALS, OPT_SEED, OPT_JSON };
-enum { MAX_LENGTHS = 16, MIN_CTX = 256, DEFAULT_LONGEST = 8192 };
+enum { OPT_FILE, OPT_CTX, OPT_NEEDLES, OPT_TRIALS, OPT_SEED, OPT_RESUME, OPT_JSON };
+enum { MAX_LENGTHS = 16, MAX_TRIALS = 1000, MIN_CTX = 256, DEFAULT_LONGEST = 8192 };
 
 static const arg_option options[] = {
     ENGINE_OPTIONS,
@@ -27,6 +31,8 @@ static const arg_option options[] = {
     { OPT_NEEDLES, 'n', "needles", "N", "hidden sentences of a text, at as many depths (default 8, at most 24)" },
     { OPT_TRIALS, 'r', "trials", "N", "texts of every length (default 2)" },
     { OPT_SEED, 0, "seed", "N", "of the first text (default 1)" },
+    { OPT_RESUME, 0, "resume", "FILE",
+      "keep there what every configuration found in every text, and do not\nmeasure again what the file has" },
     { OPT_JSON, 0, "json", NULL, "one JSON array of flat objects, one a length and depth" },
 };
 
@@ -40,13 +46,14 @@ static const arg_spec spec = {
     .options = options,
     .n_options = sizeof options / sizeof *options,
     .notes = "The map has a character a depth, from the beginning of the text on: the share found, 0 to 9 in\n"
-             "tenths, # for all.\n\nCtrl-C prints what is complete.\n\nexample:\n"
+             "tenths, # for all.\n\nCtrl-C prints what is complete; with --resume the same command goes on from "
+             "there.\n\nexample:\n"
              "  kvant needle -m model.gguf -c 1024,4096 -k turboquant-4 -k turboquant-2 --stock q4_0",
 };
 
 typedef struct settings {
     engine_options engine;
-    const char *file;
+    const char *file, *resume;
     uint32_t lengths[MAX_LENGTHS];
     size_t n_lengths;
     uint32_t n_needles, n_trials, seed;
@@ -61,8 +68,9 @@ static bool handle(void *user, int id, const char *value)
     case OPT_FILE: s->file = value; return true;
     case OPT_CTX: return args_u32_list("--ctx", value, MIN_CTX, 1 << 24, s->lengths, MAX_LENGTHS, &s->n_lengths);
     case OPT_NEEDLES: return args_u32("--needles", value, 1, NEEDLE_MAX, &s->n_needles);
-    case OPT_TRIALS: return args_u32("--trials", value, 1, 1000, &s->n_trials);
+    case OPT_TRIALS: return args_u32("--trials", value, 1, MAX_TRIALS, &s->n_trials);
     case OPT_SEED: return args_u32("--seed", value, 0, UINT32_MAX / 2, &s->seed);
+    case OPT_RESUME: s->resume = value; return true;
     case OPT_JSON: return s->json = progress_use_json();
     default: return engine_option(&s->engine, id, value, &known);
     }
@@ -86,6 +94,8 @@ typedef struct run {
     answer *answers;  /* [length][config][trial][needle] */
     uint32_t *trials; /* [length][config], complete ones: the first so many */
     double *kv_bytes; /* [length][config], of the cache with the whole text in it */
+    uint64_t keys[MAX_CONFIGS + 1];
+    eval_state state;
     struct llama_batch batch;
     progress progress;
 } run;
@@ -181,16 +191,53 @@ static bool try_text(run *r, needle_text *text, const kv_config *config, uint32_
     return ok;
 }
 
+/* Of the text and of all questions, which are what a result is of; its length follows. */
+static uint64_t key_of_text(const needle_text *text)
+{
+    uint64_t key = fingerprint_bytes(FINGERPRINT_START, text->tokens, text->n_tokens * sizeof *text->tokens);
+    for (size_t i = 0; i < text->n_needles; i++) {
+        const needle *n = &text->needles[i];
+        key = fingerprint_bytes(key, n->question, (n->n_question + n->n_answer) * sizeof *n->question);
+    }
+    return key;
+}
+
+/* The file keeps a value for each question: score_value's fields, with the answer's -ln p in place of a token's. */
+static bool find_answers(const run *r, size_t config, uint64_t text, answer *answers, double *kv_bytes)
+{
+    score_value values[NEEDLE_MAX];
+    if (!eval_state_find(&r->state, r->keys[config], text, kv_bytes, values))
+        return false;
+    for (size_t i = 0; i < r->settings->n_needles; i++)
+        answers[i] = (answer){ values[i].same_top, -values[i].nll };
+    return true;
+}
+
+static bool keep_answers(run *r, size_t config, uint64_t text, const answer *answers, double kv_bytes)
+{
+    score_value values[NEEDLE_MAX];
+    for (size_t i = 0; i < r->settings->n_needles; i++)
+        values[i] = (score_value){ .nll = -answers[i].log_probability, .same_top = answers[i].exact };
+    return eval_state_add(&r->state, r->keys[config], text, kv_bytes, values);
+}
+
 /* All configurations read one text before the next is made. */
 static bool try_length(run *r, size_t length, size_t trial)
 {
     const settings *s = r->settings;
     needle_text text;
-    const uint32_t seed = s->seed + (uint32_t)(trial * MAX_LENGTHS + length);
-    bool ok = needle_text_make(&text, &r->engine, r->haystack, r->lengths[length], s->n_needles, seed);
+    /* A length's texts do not depend on what other lengths are asked for, so that one file serves all command lines. */
+    const uint32_t n_ctx = r->lengths[length], seed = s->seed + (uint32_t)trial + MAX_TRIALS * n_ctx;
+    bool ok = needle_text_make(&text, &r->engine, r->haystack, n_ctx, s->n_needles, seed);
+    const uint64_t key = ok ? key_of_text(&text) : 0;
     for (size_t c = 0; c < r->n_configs && ok; c++) {
-        ok = try_text(r, &text, r->configs[c], r->lengths[length], answers_of(r, length, c, trial),
-                      &r->kv_bytes[length * r->n_configs + c]);
+        answer *answers = answers_of(r, length, c, trial);
+        double *kv_bytes = &r->kv_bytes[length * r->n_configs + c];
+        if (find_answers(r, c, key, answers, kv_bytes))
+            progress_add(&r->progress, (double)text.n_tokens, "what was kept");
+        else
+            ok = try_text(r, &text, r->configs[c], n_ctx, answers, kv_bytes) &&
+                 keep_answers(r, c, key, answers, *kv_bytes);
         *trials_of(r, length, c) += ok;
     }
     needle_text_free(&text);
@@ -232,10 +279,23 @@ static bool choose_lengths(run *r, const struct llama_model *model)
 static bool choose_configs(run *r)
 {
     r->n_configs = configs_after_f16(&r->settings->engine.configs, &r->f16, r->configs);
-    for (size_t c = 0; c < r->n_configs; c++)
+    for (size_t c = 0; c < r->n_configs; c++) {
         if (!engine_bits(&r->engine, r->configs[c], &r->bits[c]))
             return false;
+        r->keys[c] = config_key(&r->settings->engine.configs, r->configs[c]);
+    }
     return true;
+}
+
+/* One file serves all lengths: a text's own key tells them apart. */
+static bool open_state(run *r, const struct llama_model *model)
+{
+    const base_key key = { .model = fingerprint_file(r->settings->engine.model),
+                           .runtime = engine_runtime_fingerprint(&r->engine),
+                           .n_batch = ENGINE_UBATCH,
+                           .n_rows = r->settings->n_needles,
+                           .n_vocab = (uint64_t)ll.llama_vocab_n_tokens(ll.llama_model_get_vocab(model)) };
+    return eval_state_open(&r->state, r->settings->resume, &key);
 }
 
 static bool prepare(run *r)
@@ -243,12 +303,13 @@ static bool prepare(run *r)
     const settings *s = r->settings;
     size_t bytes = 0;
     r->f16 = configs_f16();
+    r->state.file = -1;
     if (s->file != NULL && (r->haystack = read_text(s->file, &bytes)) == NULL)
         return false;
     if (!engine_open(&r->engine, &s->engine))
         return false;
     const struct llama_model *model = engine_model(&r->engine, &r->f16);
-    if (model == NULL || !choose_lengths(r, model) || !choose_configs(r))
+    if (model == NULL || !choose_lengths(r, model) || !choose_configs(r) || !open_state(r, model))
         return false;
     const size_t cells = r->n_lengths * r->n_configs;
     r->answers = calloc(cells * s->n_trials * s->n_needles, sizeof *r->answers);
@@ -365,6 +426,7 @@ static void release(run *r)
     free(r->trials);
     free(r->kv_bytes);
     free(r->haystack);
+    eval_state_close(&r->state);
     engine_close(&r->engine);
 }
 

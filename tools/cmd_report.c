@@ -16,6 +16,7 @@
 #include "report_model.h"
 #include "report_page.h"
 #include "report_plan.h"
+#include "text.h"
 
 #include <kvant/kvant.h>
 #include <limits.h>
@@ -29,7 +30,8 @@ enum { OPT_FILE, OPT_OUTPUT, OPT_FROM, OPT_CTX, OPT_CHUNKS, OPT_LONGEST, OPT_SEN
 
 static const arg_option options[] = {
     ENGINE_OPTIONS,
-    { OPT_FILE, 'f', "file", "FILE", "text to measure on; not the one that a calibration saw" },
+    { OPT_FILE, 'f', "file", "FILE",
+      "text to measure on; not the one that a calibration saw (default:\n" MANUAL_TEXT ", kvant's own manual)" },
     { OPT_OUTPUT, 'o', "output", "FILE", "page, for example report.html; results go beside it, report.json" },
     { OPT_FROM, 0, "from", "FILE", "make the page of such results, measuring nothing" },
     { OPT_CTX, 'c', "ctx", "N", "tokens of a chunk of the evaluation (default 2048; 512 with --quick)" },
@@ -42,10 +44,11 @@ static const arg_option options[] = {
 
 static const arg_spec spec = {
     .command = "report",
-    .usage = "-m MODEL -f TEXT -o PAGE.html [--quick] [-k SPEC [-v SPEC]]... [--stock TYPE]...",
+    .usage = "-m MODEL -o PAGE.html [-f TEXT] [--quick] [--config FILE]... [-k SPEC [-v SPEC]]...\n"
+             "                    [--stock TYPE]... [--preset NAME]...",
     .about = "Measures quality, memory, speed and retrieval of a model with many KV caches and\n"
-             "makes one HTML page of it that needs no network. Without any configuration: a\n"
-             "list of all codecs and llama.cpp's types.",
+             "makes one HTML page of it that needs no network. Without -k, --stock or\n"
+             "--preset: a list of all codecs and llama.cpp's types; --config adds to either.",
     .options = options,
     .n_options = sizeof options / sizeof *options,
     .notes =
@@ -58,7 +61,7 @@ typedef struct settings {
     const char *text, *output, *from, *sensitivity;
     uint32_t n_ctx, n_chunks, longest;
     bool quick, json;
-    plan_words configs, common;
+    plan_words configs, files, common; /* files: settings files */
 } settings;
 
 /* The steps are given the words that this command was given. */
@@ -82,7 +85,7 @@ static bool handle_engine(settings *s, int id, const char *value)
     if (id == OPT_MODEL)
         return true;
     const bool common = id == OPT_THREADS || id == OPT_RUNTIME || id == OPT_VERBOSE || id == OPT_CALIBRATION;
-    return pass_on(common ? &s->common : &s->configs, id, value);
+    return pass_on(common ? &s->common : id == OPT_CONFIG ? &s->files : &s->configs, id, value);
 }
 
 static bool handle(void *user, int id, const char *value)
@@ -107,7 +110,7 @@ typedef struct run {
     model_facts facts;
     plan plan;
     cJSON *results;
-    char json[PATH_MAX], state[PATH_MAX]; /* beside the page */
+    char json[PATH_MAX], state[PATH_MAX], needles[PATH_MAX]; /* beside the page */
     progress progress;
 } run;
 
@@ -139,6 +142,16 @@ static bool about_fingerprint(cJSON *about, const char *key, uint64_t fingerprin
     char text[32];
     snprintf(text, sizeof text, "%016llx", (unsigned long long)fingerprint);
     return about_text(about, key, text);
+}
+
+/* 0 for one that cannot be read, which the first step says. */
+static uint64_t text_fingerprint(const char *path)
+{
+    size_t bytes = 0;
+    char *text = read_text(path, &bytes);
+    const uint64_t fingerprint = text != NULL ? fingerprint_words(FINGERPRINT_START, text, bytes) : 0;
+    free(text);
+    return fingerprint;
 }
 
 /* First line of /proc/cpuinfo that begins so. */
@@ -178,7 +191,7 @@ static bool describe(run *r)
            about_fingerprint(about, "model_fingerprint", fingerprint_file(s->engine.model)) &&
            cJSON_AddNumberToObject(about, "n_ctx_train", r->facts.n_ctx_train) != NULL &&
            about_text(about, "text", base_name(s->text)) &&
-           about_fingerprint(about, "text_fingerprint", fingerprint_whole_file(s->text)) &&
+           about_fingerprint(about, "text_fingerprint", text_fingerprint(s->text)) &&
            cJSON_AddNumberToObject(about, "ctx", s->n_ctx) != NULL &&
            about_text(about, "calibration",
                       s->engine.configs.calibration != NULL ? base_name(s->engine.configs.calibration) : NULL) &&
@@ -255,8 +268,10 @@ static bool make_plan(run *r)
     const plan_request request = { .model = s->engine.model,
                                    .text = s->text,
                                    .state = r->state,
+                                   .needles = r->needles,
                                    .common = &s->common,
                                    .configs = &s->configs,
+                                   .settings = &s->files,
                                    .calibrated = s->engine.configs.calibration != NULL,
                                    .quick = s->quick,
                                    .n_ctx = s->n_ctx,
@@ -328,7 +343,8 @@ static bool prepare(run *r)
 {
     r->results = report_file_new();
     if (r->results == NULL || !beside(r->settings->output, ".json", r->json, sizeof r->json) ||
-        !beside(r->settings->output, ".state", r->state, sizeof r->state))
+        !beside(r->settings->output, ".state", r->state, sizeof r->state) ||
+        !beside(r->settings->output, ".needles", r->needles, sizeof r->needles))
         return false;
     return model_facts_get(&r->settings->engine, &r->facts) && describe(r) && make_plan(r) && take_over(r) &&
            add_sensitivity(r);
@@ -389,9 +405,11 @@ int command_report(int argc, char **argv)
     }
     if (s.from != NULL)
         return can_write_beside("report", s.output) ? render(&s) : EXIT_RUNTIME;
-    if (s.text == NULL || strcmp(s.text, "-") == 0) {
-        complain("report: no text file given");
-        hint("-f text.txt; scripts/fetch.py text makes one");
+    if (s.text == NULL)
+        s.text = MANUAL_TEXT;
+    if (strcmp(s.text, "-") == 0) {
+        complain("report: every step reads the text again, so it cannot be standard input");
+        hint("-f text.txt");
         return EXIT_USAGE;
     }
     if (s.n_ctx == 0)

@@ -7,6 +7,7 @@
 #include "engine.h"
 #include "interrupt.h"
 #include "progress.h"
+#include "text.h"
 
 #include <stdio.h>
 #include <stdlib.h>

@@ -141,7 +141,4 @@ typedef enum token_kind {
 /* Tokens of a text, to be freed; NULL after complaining. */
 llama_token *engine_tokenize(const engine *e, const char *text, size_t bytes, token_kind kind, size_t *n);
 
-/* The whole file ("-" is stdin) with a 0 behind it, to be freed; NULL after complaining. */
-char *read_text(const char *path, size_t *bytes);
-
 #endif /* KVANT_TOOLS_ENGINE_H */

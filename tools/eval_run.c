@@ -3,10 +3,10 @@
 #include "eval_run.h"
 
 #include "command.h"
+#include "config_key.h"
 #include "fingerprint.h"
 #include "scored_pass.h"
 
-#include <limits.h>
 #include <math.h>
 #include <stdio.h>
 #include <stdlib.h>
@@ -145,30 +145,6 @@ bool eval_all(eval_run *r)
     return ok;
 }
 
-/* Everything that kvant is told, and the plug-in that is told it: another build may compute other numbers. */
-static uint64_t config_key(const eval_run *r, const kv_config *c)
-{
-    uint64_t h = FINGERPRINT_START;
-    const uint32_t numbers[] = { c->stock, c->accel, c->type_k, c->type_v };
-    h = fingerprint_bytes(h, numbers, sizeof numbers);
-    if (!c->stock || c->accel) {
-        char path[PATH_MAX];
-        const uint64_t plugin = plugin_path(path, sizeof path) ? fingerprint_whole_file(path) : 0;
-        h = fingerprint_bytes(h, &plugin, sizeof plugin);
-    }
-    if (!c->stock) {
-        const plugin_settings s = configs_plugin_settings(&r->options->engine.configs, c);
-        const uint64_t file = s.calibration != NULL ? fingerprint_whole_file(s.calibration) : 0;
-        const uint64_t config = s.config != NULL ? fingerprint_whole_file(s.config) : 0;
-        const uint64_t more[] = { s.protect, s.fp32, file, config };
-        h = fingerprint_string(fingerprint_string(h, s.k), s.v);
-        h = fingerprint_string(h, s.protect > 0 ? s.protect_codec : NULL);
-        h = fingerprint_string(fingerprint_string(h, getenv("KVANT_SEED")), getenv(PLUGIN_ENV_CPU));
-        h = fingerprint_bytes(h, more, sizeof more);
-    }
-    return h;
-}
-
 static bool prepare_tallies(eval_run *r)
 {
     const kv_config *configs[MAX_CONFIGS + 1];
@@ -179,7 +155,7 @@ static bool prepare_tallies(eval_run *r)
         if (!engine_bits(&r->engine, t->config, &t->bits))
             return false;
         t->kv_bytes = NAN;
-        t->key = config_key(r, t->config);
+        t->key = config_key(&r->options->engine.configs, t->config);
         t->chunks = calloc(r->texts.n_chunks, sizeof(score_value *));
         if (t->chunks == NULL) {
             complain("eval: out of memory");

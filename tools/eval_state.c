@@ -54,7 +54,7 @@ static bool check_header(const char *path, const header *h, const base_key *key)
 {
     const header own = make_header(key);
     if (h->magic != MAGIC)
-        return refuse(path, "this is no state of kvant eval");
+        return refuse(path, "this is no file of --resume");
     if (h->version != VERSION)
         return refuse(path, "this state is of another version of kvant");
     if (h->own != fingerprint_words(FINGERPRINT_START, h, offsetof(header, own)))
@@ -64,7 +64,7 @@ static bool check_header(const char *path, const header *h, const base_key *key)
     if (h->key.runtime != own.key.runtime)
         return refuse(path, "this state is of another llama.cpp runtime or another kind of CPU");
     if (h->own != own.own)
-        return refuse(path, "this state is of another context (-c), batch (-b) or --from");
+        return refuse(path, "this state is of another command, context, batch, --from or number of needles");
     return true;
 }
 
@@ -123,7 +123,7 @@ static bool read_records(eval_state *s, uint64_t size)
     }
     const bool torn = s->end != size;
     if (s->n_records < n || torn)
-        fprintf(stderr, "kvant: eval: --resume %s: %llu damaged records are left out\n", s->path,
+        fprintf(stderr, "kvant: --resume %s: %llu damaged records are left out\n", s->path,
                 (unsigned long long)(n - s->n_records + torn));
     return true;
 }
@@ -161,7 +161,7 @@ bool eval_state_open(eval_state *s, const char *path, const base_key *key)
     if (about.st_size == 0)
         return start(s, key);
     if ((uint64_t)about.st_size < sizeof h || !read_all(s->file, &h, sizeof h, 0))
-        return refuse(path, "this is no state of kvant eval");
+        return refuse(path, "this is no file of --resume");
     return check_header(path, &h, key) && read_records(s, (uint64_t)about.st_size);
 }
 
@@ -196,7 +196,7 @@ bool eval_state_add(eval_state *s, uint64_t config, uint64_t tokens, double kv_b
         return true;
     unsigned char *bytes = malloc(s->record_bytes);
     if (bytes == NULL) {
-        complain("eval: out of memory");
+        complain("--resume: out of memory");
         return false;
     }
     memcpy(bytes, &r, sizeof r);

@@ -1,4 +1,5 @@
-/* eval_state.h - the file of --resume: the values of every configuration and chunk that is complete.
+/* eval_state.h - the file of --resume: the values of every configuration and chunk that is complete. eval and tune keep a value a scored
+ * token, needle one a question.
  *
  * A header says of which model, cut and runtime; records of one size follow, each of a configuration and a chunk with a checksum of its own,
  * written to the end as soon as they are complete. So what an interruption costs does not grow with what is done, a record that was not

@@ -3,6 +3,7 @@
 
 #include "command.h"
 #include "fingerprint.h"
+#include "text.h"
 
 #include <stdlib.h>
 #include <string.h>

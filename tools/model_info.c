@@ -3,7 +3,6 @@
 #include "command.h"
 #include "engine.h"
 
-#include <errno.h>
 #include <kvant/codec.h>
 #include <limits.h>
 #include <stdio.h>
@@ -162,45 +161,4 @@ llama_token *engine_tokenize(const engine *e, const char *text, size_t bytes, to
     }
     *n = (size_t)ll.llama_tokenize(vocab, text, (int32_t)bytes, tokens, needed, begins, special);
     return tokens;
-}
-
-static char *read_stream(FILE *file, size_t *bytes)
-{
-    size_t capacity = 1 << 16, n = 0;
-    char *text = malloc(capacity);
-    while (text != NULL) {
-        n += fread(text + n, 1, capacity - n - 1, file);
-        if (n < capacity - 1)
-            break;
-        char *larger = capacity <= SIZE_MAX / 2 ? realloc(text, capacity *= 2) : NULL;
-        if (larger == NULL)
-            free(text);
-        text = larger;
-    }
-    if (text != NULL)
-        text[n] = 0;
-    *bytes = n;
-    return text;
-}
-
-char *read_text(const char *path, size_t *bytes)
-{
-    const bool standard_input = strcmp(path, "-") == 0;
-    errno = 0;
-    FILE *file = standard_input ? stdin : fopen(path, "rb");
-    if (file == NULL) {
-        complain("%s: %s", path, strerror(errno));
-        return NULL;
-    }
-    char *text = read_stream(file, bytes);
-    if (text == NULL) {
-        complain("%s: out of memory", path);
-    } else if (ferror(file)) {
-        complain("%s: %s", path, strerror(errno));
-        free(text);
-        text = NULL;
-    }
-    if (!standard_input)
-        fclose(file);
-    return text;
 }

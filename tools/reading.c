@@ -3,6 +3,7 @@
 #include "reading.h"
 
 #include "command.h"
+#include "text.h"
 
 #include <errno.h>
 #include <stdio.h>

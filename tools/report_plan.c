@@ -35,8 +35,9 @@ static const char *const everything[] = {
     "-k int-4:axis=channel,group=64 -v turboquant-4",
     "-k int-3:axis=channel -v turboquant-3",
     "-k int-4:axis=channel,group=64 -v trellis-4",
-    "-k trellis-4:center=first,norm=first -v trellis-4:center=first",
-    "-k trellis-3:center=first,norm=first -v trellis-3:center=first",
+    "-k trellis-4:center=first,norm=first -v trellis-4",
+    "-k trellis-4:center=first,norm=first -v trellis-3",
+    "-k trellis-3:center=first,norm=first -v trellis-3",
     "-k trellis-4",
     "-k trellis-3",
     "-k trellis-2",
@@ -60,9 +61,13 @@ static const char *const everything[] = {
 };
 
 static const char *const with_calibration[] = {
-    "-k trellis-4:transform=file -v trellis-4:center=file",
-    "-k trellis-3:transform=file -v trellis-3:center=file",
-    "-k turboquant-4:transform=file -v turboquant-4:center=file",
+    "-k turboquant-5:transform=file,feedback -v turboquant-5",
+    "-k turboquant-4:transform=file,feedback -v trellis-4",
+    "-k turboquant-4:transform=file -v turboquant-4",
+    "-k trellis-4:transform=file -v trellis-3",
+    "-k turboquant-3:transform=file,feedback -v trellis-3",
+    "-k trellis-3:transform=file -v trellis-2",
+    "-k trellis-2:transform=file -v trellis-2",
     "-k hessian-4",
 };
 
@@ -134,23 +139,30 @@ static bool is_config(const char *word)
            strcmp(word, "--config") == 0;
 }
 
-/* The user's own, at most so many of them, or a list; says how many. */
+/* At most so many configurations of the words, with what follows each; adds to the count. */
+static bool add_first(plan_words *w, const plan_words *configs, size_t most, double *count)
+{
+    size_t n = 0;
+    bool ok = true;
+    for (size_t i = 0; i < configs->n && ok; i++) {
+        n += is_config(configs->words[i]);
+        if (n > most)
+            break;
+        ok = plan_words_add(w, configs->words[i]);
+    }
+    *count += (double)(n < most ? n : most);
+    return ok;
+}
+
+/* The user's own, at most so many of them, or a list; settings files behind either. Says how many. */
 static bool add_configs(plan *p, plan_words *w, const plan_request *q, const char *const *list, size_t n,
                         size_t most, double *count)
 {
-    bool ok = true;
     *count = 0;
-    for (size_t i = 0; i < q->configs->n && ok; i++) {
-        *count += is_config(q->configs->words[i]);
-        if (*count > (double)most) {
-            *count = (double)most;
-            break;
-        }
-        ok = plan_words_add(w, q->configs->words[i]);
-    }
+    bool ok = add_first(w, q->configs, most, count);
     for (size_t i = 0; q->configs->n == 0 && i < n && ok; i++, ++*count)
         ok = add_line(p, w, list[i]);
-    return ok;
+    return ok && add_first(w, q->settings, most, count);
 }
 
 static plan_step *add_step(plan *p, const plan_request *q, const char *command, const char *name)
@@ -194,7 +206,8 @@ static bool add_needle(plan *p, const plan_request *q, uint32_t length)
     snprintf(name, sizeof name, "needle:%lu", (unsigned long)length);
     plan_step *s = add_step(p, q, "needle", name);
     if (s == NULL || !add_number(p, &s->command, "-c", length) || !add_number(p, &s->command, "-n", NEEDLES) ||
-        !add_number(p, &s->command, "-r", trials) ||
+        !add_number(p, &s->command, "-r", trials) || !plan_words_add(&s->command, "--resume") ||
+        !plan_words_add(&s->command, q->needles) ||
         !add_configs(p, &s->command, q, q->quick ? few : compared, q->quick ? COUNT(few) : COUNT(compared),
                      MOST_COMPARED, &n))
         return false;

@@ -22,9 +22,10 @@ typedef struct plan_step {
 
 /* What the plan is made from. */
 typedef struct plan_request {
-    const char *model, *text, *state; /* files */
+    const char *model, *text, *state, *needles; /* files, the last two of --resume */
     const plan_words *common;         /* words that every step gets: --runtime, --threads, ... */
     const plan_words *configs;        /* of the user; empty: the default ones */
+    const plan_words *settings;       /* settings files, measured beside either */
     bool calibrated;                  /* there is a calibration: its codecs, too */
     bool quick;
     uint32_t n_ctx, n_chunks;       /* of the evaluation */

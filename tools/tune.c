@@ -7,6 +7,7 @@
 #include "fingerprint.h"
 #include "interrupt.h"
 #include "stats.h"
+#include "text.h"
 
 #include <kvant/calibration.h>
 #include <limits.h>

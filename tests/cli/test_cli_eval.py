@@ -129,9 +129,9 @@ class Kept(unittest.TestCase):
         shutil.copyfile(self.state, version)
         flip(version, 8)
         for path, more, words in [
-            (self.state, ["-c", "72"], "of another context (-c), batch (-b) or --from"),
-            (self.state, ["-b", "32"], "of another context (-c), batch (-b) or --from"),
-            (self.state, ["--from", "16"], "of another context (-c), batch (-b) or --from"),
+            (self.state, ["-c", "72"], "of another command, context, batch, --from or number of needles"),
+            (self.state, ["-b", "32"], "of another command, context, batch, --from or number of needles"),
+            (self.state, ["--from", "16"], "of another command, context, batch, --from or number of needles"),
             (flipped, [], "its header is damaged"),
             (version, [], "of another version"),
             (TEXT, [], "this is no state"),

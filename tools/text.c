@@ -1,0 +1,71 @@
+/* text.c - see text.h. */
+#include "text.h"
+
+#include "command.h"
+
+#include <errno.h>
+#include <stdbool.h>
+#include <stdint.h>
+#include <stdio.h>
+#include <stdlib.h>
+#include <string.h>
+
+/* Made from docs/ by cmake/embed.cmake. */
+extern const unsigned char manual_text[];
+extern const size_t manual_text_size;
+
+static char *read_stream(FILE *file, size_t *bytes)
+{
+    size_t capacity = 1 << 16, n = 0;
+    char *text = malloc(capacity);
+    while (text != NULL) {
+        n += fread(text + n, 1, capacity - n - 1, file);
+        if (n < capacity - 1)
+            break;
+        char *larger = capacity <= SIZE_MAX / 2 ? realloc(text, capacity *= 2) : NULL;
+        if (larger == NULL)
+            free(text);
+        text = larger;
+    }
+    if (text != NULL)
+        text[n] = 0;
+    *bytes = n;
+    return text;
+}
+
+static char *copy_manual(size_t *bytes)
+{
+    char *text = malloc(manual_text_size + 1);
+    if (text == NULL) {
+        complain("out of memory");
+        return NULL;
+    }
+    memcpy(text, manual_text, manual_text_size);
+    text[manual_text_size] = 0;
+    *bytes = manual_text_size;
+    return text;
+}
+
+char *read_text(const char *path, size_t *bytes)
+{
+    if (strcmp(path, MANUAL_TEXT) == 0)
+        return copy_manual(bytes);
+    const bool standard_input = strcmp(path, "-") == 0;
+    errno = 0;
+    FILE *file = standard_input ? stdin : fopen(path, "rb");
+    if (file == NULL) {
+        complain("%s: %s", path, strerror(errno));
+        return NULL;
+    }
+    char *text = read_stream(file, bytes);
+    if (text == NULL) {
+        complain("%s: out of memory", path);
+    } else if (ferror(file)) {
+        complain("%s: %s", path, strerror(errno));
+        free(text);
+        text = NULL;
+    }
+    if (!standard_input)
+        fclose(file);
+    return text;
+}
