@@ -285,6 +285,12 @@ static bool make_plan(run *r)
                  (unsigned long)r->facts.n_ctx_train);
         return false;
     }
+    if (r->facts.n_text_tokens / 2 < s->n_ctx) {
+        complain("report: %s has %zu tokens, contexts of %lu need at least %lu", s->text, r->facts.n_text_tokens,
+                 (unsigned long)s->n_ctx, 2 * (unsigned long)s->n_ctx);
+        hint("a longer text, or a smaller -c");
+        return false;
+    }
     return plan_make(&r->plan, &request);
 }
 
@@ -346,8 +352,8 @@ static bool prepare(run *r)
         !beside(r->settings->output, ".state", r->state, sizeof r->state) ||
         !beside(r->settings->output, ".needles", r->needles, sizeof r->needles))
         return false;
-    return model_facts_get(&r->settings->engine, &r->facts) && describe(r) && make_plan(r) && take_over(r) &&
-           add_sensitivity(r);
+    return model_facts_get(&r->settings->engine, r->settings->text, &r->facts) && describe(r) && make_plan(r) &&
+           take_over(r) && add_sensitivity(r);
 }
 
 static int finish(const settings *s, cJSON *results, int code)

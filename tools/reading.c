@@ -47,7 +47,7 @@ static bool load_tokens(reading *r, const reading_text *t)
     if (r->n_tokens >= t->at_least)
         return true;
     complain("%s: %s gives %zu tokens, %zu are needed", r->command, t->file, r->n_tokens, t->at_least);
-    hint("use a longer text, or more --tokens");
+    hint(t->at_most < t->at_least ? "more --tokens" : "use a longer text or a shorter context");
     return false;
 }
 

@@ -4,8 +4,10 @@
 #include "command.h"
 #include "interrupt.h"
 #include "progress.h"
+#include "text.h"
 
 #include <stdio.h>
+#include <stdlib.h>
 #include <string.h>
 
 enum { PREFILL = 256, DECODE = 8 };
@@ -41,6 +43,26 @@ static bool measure(struct llama_context *ctx, model_facts *f)
     return true;
 }
 
+static bool check_configs(engine *e)
+{
+    double bits;
+    for (size_t i = 0; i < e->options.configs.n; i++)
+        if (!engine_bits(e, &e->options.configs.items[i], &bits))
+            return false;
+    return true;
+}
+
+static bool count_tokens(const engine *e, const char *file, size_t *n)
+{
+    size_t bytes = 0;
+    char *text = read_text(file, &bytes);
+    llama_token *tokens = text != NULL ? engine_tokenize(e, text, bytes, TOKENS_TEXT, n) : NULL;
+    const bool ok = tokens != NULL;
+    free(text);
+    free(tokens);
+    return ok;
+}
+
 static bool look(engine *e, model_facts *f)
 {
     const kv_config f16 = configs_f16();
@@ -59,11 +81,12 @@ static bool look(engine *e, model_facts *f)
     return ok;
 }
 
-bool model_facts_get(const engine_options *options, model_facts *facts)
+bool model_facts_get(const engine_options *options, const char *text, model_facts *facts)
 {
     engine e;
     *facts = (model_facts){ .n_ctx_train = 0 };
-    const bool ok = engine_open(&e, options) && look(&e, facts);
+    const bool ok = engine_open(&e, options) && check_configs(&e) &&
+                    count_tokens(&e, text, &facts->n_text_tokens) && look(&e, facts);
     engine_close(&e);
     return ok;
 }

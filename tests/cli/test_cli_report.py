@@ -9,6 +9,7 @@ import sys
 import tempfile
 import unittest
 
+import settings
 from testing import KVANT, MODEL, PLUGIN, run
 
 sys.path.insert(0, str(pathlib.Path(__file__).resolve().parents[2] / "scripts"))
@@ -63,9 +64,22 @@ class Report(unittest.TestCase):
         self.assertIn("has results of another text_fingerprint", done.stderr)
         self.assertEqual((self.folder / "report.json").read_text(), before)
 
+    def settings_of_another_model(self):
+        path = self.folder / "other.kvant"
+        path.write_text(settings.plain(2, "1x64", "int-8", "int-8"))
+        return path
+
     def test_mistakes_are_named(self):
+        short, truncated = self.folder / "short.txt", self.folder / "truncated.gguf"
+        short.write_text("A text of a few words.")
+        with open(MODEL, "rb") as model:
+            truncated.write_bytes(model.read(1 << 20))
         for more, words in [
             (["-c", "16384"], "beyond the model's 8192"),
+            (["-c", "64", "-f", short], "contexts of 64 need at least 128"),
+            (["-f", "/nonexistent"], "/nonexistent"),
+            (["--config", self.settings_of_another_model()], "is for another model"),
+            (["-m", truncated], "cannot load the model"),
             (["--sensitivity", TEXT], "is no array of rows"),
             (["-o", "/nonexistent/page.html"], "/nonexistent"),
         ]:
