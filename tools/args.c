@@ -158,25 +158,46 @@ bool args_u32(const char *option, const char *text, uint32_t min, uint32_t max, 
     return false;
 }
 
-bool args_u32_list(const char *option, const char *text, uint32_t min, uint32_t max, uint32_t *values, size_t room,
-                   size_t *n)
+bool args_list(const char *option, const char *text, bool (*take)(void *user, char *word), void *user)
 {
-    char word[16];
-    *n = 0;
+    char word[32];
     for (const char *p = text;; p++) {
         const size_t length = strcspn(p, ",");
-        if (length >= sizeof word || *n == room) {
-            complain("%s: '%s' is not a list of up to %zu numbers", option, text, room);
+        if (length >= sizeof word) {
+            complain("%s: '%s' is no list", option, text);
             return false;
         }
         memcpy(word, p, length);
         word[length] = 0;
-        if (!args_u32(option, word, min, max, &values[(*n)++]))
+        if (!take(user, word))
             return false;
         p += length;
         if (*p == 0)
             return true;
     }
+}
+
+typedef struct number_list {
+    const char *option;
+    uint32_t min, max, *values;
+    size_t room, *n;
+} number_list;
+
+static bool take_number(void *user, char *word)
+{
+    const number_list *l = user;
+    if (*l->n < l->room)
+        return args_u32(l->option, word, l->min, l->max, &l->values[(*l->n)++]);
+    complain("%s: more than %zu numbers", l->option, l->room);
+    return false;
+}
+
+bool args_u32_list(const char *option, const char *text, uint32_t min, uint32_t max, uint32_t *values, size_t room,
+                   size_t *n)
+{
+    number_list list = { option, min, max, values, room, n };
+    *n = 0;
+    return args_list(option, text, take_number, &list);
 }
 
 bool args_double(const char *option, const char *text, double min, double max, double *value)

@@ -38,6 +38,8 @@ int args_parse(const arg_spec *spec, int argc, char **argv, arg_handler handler,
 int args_parse_all(const arg_spec *spec, int argc, char **argv, arg_handler handler, void *user);
 
 bool args_u32(const char *option, const char *text, uint32_t min, uint32_t max, uint32_t *value);
+/* The words of "A,B,...", each of at most 31 bytes, one after another to `take`, until it returns false. */
+bool args_list(const char *option, const char *text, bool (*take)(void *user, char *word), void *user);
 /* "N,N,...": up to room numbers. */
 bool args_u32_list(const char *option, const char *text, uint32_t min, uint32_t max, uint32_t *values, size_t room,
                    size_t *n);

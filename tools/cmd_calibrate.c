@@ -60,8 +60,9 @@ typedef struct settings {
 } settings;
 
 /* Sorts as it goes: the order that people write numbers in means nothing. */
-static bool add_clusters(settings *s, const char *text)
+static bool add_clusters(void *user, char *text)
 {
+    settings *s = user;
     uint32_t n = 0;
     if (!args_u32("--clusters", text, 2, KVANT_CALIBRATION_MAX_CLUSTERS, &n))
         return false;
@@ -82,24 +83,8 @@ static bool add_clusters(settings *s, const char *text)
 
 static bool read_clusters(settings *s, const char *list)
 {
-    char buffer[128];
     s->n_codebooks = 0;
-    if (strcmp(list, "none") == 0)
-        return true;
-    if (snprintf(buffer, sizeof buffer, "%s", list) >= (int)sizeof buffer) {
-        complain("--clusters: '%s' is too long", list);
-        return false;
-    }
-    char *text = buffer;
-    while (text != NULL) {
-        char *comma = strchr(text, ',');
-        if (comma != NULL)
-            *comma++ = 0;
-        if (!add_clusters(s, text))
-            return false;
-        text = comma;
-    }
-    return true;
+    return strcmp(list, "none") == 0 || args_list("--clusters", list, add_clusters, s);
 }
 
 static bool handle(void *user, int id, const char *value)

@@ -47,8 +47,9 @@ typedef struct settings {
 } settings;
 
 /* "5" or "5-8" */
-static bool add_range(settings *s, char *word)
+static bool add_range(void *user, char *word)
 {
+    settings *s = user;
     uint32_t first, last;
     char *dash = strchr(word, '-');
     if (dash != NULL)
@@ -61,24 +62,6 @@ static bool add_range(settings *s, char *word)
     return s->some_layers = true;
 }
 
-static bool read_layers(settings *s, const char *list)
-{
-    char buffer[1024];
-    if (snprintf(buffer, sizeof buffer, "%s", list) >= (int)sizeof buffer) {
-        complain("--layers: the list is too long");
-        return false;
-    }
-    for (char *word = buffer; word != NULL;) {
-        char *comma = strchr(word, ',');
-        if (comma != NULL)
-            *comma++ = 0;
-        if (!add_range(s, word))
-            return false;
-        word = comma;
-    }
-    return true;
-}
-
 static bool handle(void *user, int id, const char *value)
 {
     settings *s = user;
@@ -88,7 +71,7 @@ static bool handle(void *user, int id, const char *value)
     case OPT_OUTPUT: s->output = value; return true;
     case OPT_TOKENS: return args_u32("--tokens", value, 16, 1 << 28, &s->n_tokens);
     case OPT_CTX: return args_u32("--ctx", value, 16, 1 << 24, &s->n_ctx);
-    case OPT_LAYERS: return read_layers(s, value);
+    case OPT_LAYERS: return args_list("--layers", value, add_range, s);
     case OPT_QUERIES: return args_u32("--queries", value, 1, 1 << 24, &s->query_step);
     case OPT_JSON: return s->json = progress_use_json();
     default: return engine_option(&s->engine, id, value, &known);
