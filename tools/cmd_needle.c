@@ -151,14 +151,9 @@ static bool ask(run *r, struct llama_context *ctx, const needle *needle, size_t 
     const size_t n_vocab =
         (size_t)ll.llama_vocab_n_tokens(ll.llama_model_get_vocab(engine_model(&r->engine, &r->f16)));
     struct llama_batch *b = &r->batch;
-    b->n_tokens = (int32_t)n;
-    for (size_t i = 0; i < n; i++) {
-        b->token[i] = needle->question[i];
-        b->pos[i] = (llama_pos)(position + i);
-        b->n_seq_id[i] = 1;
-        b->seq_id[i][0] = 0;
-        b->logits[i] = i + 1 >= needle->n_question;
-    }
+    engine_fill_batch(&r->engine, b, needle->question, position, n);
+    for (size_t i = needle->n_question - 1; i < n; i++)
+        b->logits[i] = 1;
     if (!decode(ctx, *b))
         return false;
     const float *logits = ll.llama_get_logits(ctx);

@@ -311,3 +311,20 @@ uint64_t engine_runtime_fingerprint(const engine *e)
     }
     return hash;
 }
+
+void engine_fill_batch(const engine *e, struct llama_batch *batch, const llama_token *tokens, size_t position,
+                       size_t n)
+{
+    const struct llama_model *model = e->cpu_model != NULL ? e->cpu_model : e->kvant_model;
+    const struct llama_vocab *vocab = ll.llama_model_get_vocab(model);
+    batch->n_tokens = (int32_t)n;
+    for (size_t i = 0; i < n; i++) {
+        batch->token[i] = tokens[i];
+        batch->pos[i] = (llama_pos)(position + i);
+        batch->n_seq_id[i] = 1;
+        batch->seq_id[i][0] = 0;
+        batch->logits[i] = 0;
+    }
+    if (position == 0 && ll.llama_vocab_get_add_bos(vocab))
+        batch->token[0] = ll.llama_vocab_bos(vocab);
+}

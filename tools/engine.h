@@ -138,6 +138,10 @@ typedef enum token_kind {
     TOKENS_PART  /* of something longer */
 } token_kind;
 
+/* n tokens from a position of sequence 0 on, none of which gives logits; at position 0 stands the model's BOS, where it wants one. */
+void engine_fill_batch(const engine *e, struct llama_batch *batch, const llama_token *tokens, size_t position,
+                       size_t n);
+
 /* Tokens of a text, to be freed; NULL after complaining. */
 llama_token *engine_tokenize(const engine *e, const char *text, size_t bytes, token_kind kind, size_t *n);
 

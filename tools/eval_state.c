@@ -3,6 +3,7 @@
 #include "eval_state.h"
 
 #include "command.h"
+#include "file_io.h"
 #include "fingerprint.h"
 
 #include <errno.h>
@@ -68,38 +69,6 @@ static bool check_header(const char *path, const header *h, const base_key *key)
     return true;
 }
 
-static bool write_all(int file, const void *bytes, size_t n, uint64_t at)
-{
-    const char *p = bytes;
-    while (n > 0) {
-        const ssize_t done = pwrite(file, p, n, (off_t)at);
-        if (done < 0 && errno == EINTR)
-            continue;
-        if (done <= 0)
-            return false;
-        p += done;
-        at += (uint64_t)done;
-        n -= (size_t)done;
-    }
-    return true;
-}
-
-static bool read_all(int file, void *bytes, size_t n, uint64_t at)
-{
-    char *p = bytes;
-    while (n > 0) {
-        const ssize_t done = pread(file, p, n, (off_t)at);
-        if (done < 0 && errno == EINTR)
-            continue;
-        if (done <= 0)
-            return false;
-        p += done;
-        at += (uint64_t)done;
-        n -= (size_t)done;
-    }
-    return true;
-}
-
 static bool is_intact(const eval_state *s, const unsigned char *r)
 {
     const size_t n = s->record_bytes - sizeof(uint64_t);
@@ -114,7 +83,7 @@ static bool read_records(eval_state *s, uint64_t size)
     const uint64_t n = (size - sizeof(header)) / s->record_bytes;
     s->end = sizeof(header) + n * s->record_bytes;
     s->records = n > 0 ? malloc(n * s->record_bytes) : NULL;
-    if (n > 0 && (s->records == NULL || !read_all(s->file, s->records, n * s->record_bytes, sizeof(header))))
+    if (n > 0 && (s->records == NULL || !file_read_at(s->file, s->records, n * s->record_bytes, sizeof(header))))
         return refuse(s->path, s->records == NULL ? "out of memory" : strerror(errno));
     for (uint64_t i = 0; i < n; i++) {
         const unsigned char *r = s->records + i * s->record_bytes;
@@ -139,7 +108,7 @@ static bool start(eval_state *s, const base_key *key)
 {
     const header h = make_header(key);
     s->end = sizeof h;
-    if (write_all(s->file, &h, sizeof h, 0) && fsync(s->file) == 0)
+    if (file_write_at(s->file, &h, sizeof h, 0) && fsync(s->file) == 0)
         return true;
     return refuse(s->path, strerror(errno));
 }
@@ -160,7 +129,7 @@ bool eval_state_open(eval_state *s, const char *path, const base_key *key)
         return false;
     if (about.st_size == 0)
         return start(s, key);
-    if ((uint64_t)about.st_size < sizeof h || !read_all(s->file, &h, sizeof h, 0))
+    if ((uint64_t)about.st_size < sizeof h || !file_read_at(s->file, &h, sizeof h, 0))
         return refuse(path, "this is no file of --resume");
     return check_header(path, &h, key) && read_records(s, (uint64_t)about.st_size);
 }
@@ -203,7 +172,7 @@ bool eval_state_add(eval_state *s, uint64_t config, uint64_t tokens, double kv_b
     score_values_pack(values, s->n_rows, bytes + sizeof r);
     const uint64_t sum = fingerprint_words(FINGERPRINT_START, bytes, n);
     memcpy(bytes + n, &sum, sizeof sum);
-    const bool ok = write_all(s->file, bytes, s->record_bytes, s->end) && fsync(s->file) == 0;
+    const bool ok = file_write_at(s->file, bytes, s->record_bytes, s->end) && fsync(s->file) == 0;
     free(bytes);
     if (ok) {
         s->end += s->record_bytes;

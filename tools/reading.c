@@ -69,19 +69,9 @@ void reading_clear(reading *r)
 
 bool reading_decode(reading *r, size_t chunk, size_t start, size_t n)
 {
-    struct llama_batch *b = &r->batch;
-    b->n_tokens = (int32_t)n;
-    for (size_t i = 0; i < n; i++) {
-        b->token[i] = r->tokens[chunk + start + i];
-        b->pos[i] = (llama_pos)(start + i);
-        b->n_seq_id[i] = 1;
-        b->seq_id[i][0] = 0;
-        b->logits[i] = i + 1 == n; /* nobody reads them; a graph without any output is a rare case best avoided */
-    }
-    const struct llama_vocab *vocab = ll.llama_model_get_vocab(r->engine->cpu_model);
-    if (start == 0 && ll.llama_vocab_get_add_bos(vocab))
-        b->token[0] = ll.llama_vocab_bos(vocab);
-    const int32_t status = ll.llama_decode(r->ctx, *b);
+    engine_fill_batch(r->engine, &r->batch, r->tokens + chunk + start, start, n);
+    r->batch.logits[n - 1] = 1; /* nobody reads them; a graph without any output is a rare case best avoided */
+    const int32_t status = ll.llama_decode(r->ctx, r->batch);
     if (r->observer.error[0] != 0) {
         complain("%s: cannot read this model's cache: %s", r->command, r->observer.error);
         return false;

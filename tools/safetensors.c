@@ -3,6 +3,7 @@
 #include "safetensors.h"
 
 #include "fail.h"
+#include "file_io.h"
 
 #include <cjson/cJSON.h>
 #include <errno.h>
@@ -139,18 +140,8 @@ static bool has_room(const char *path, int fd, uint64_t bytes, char *err, size_t
 static bool write_at(int fd, const char *path, const void *data, size_t bytes, uint64_t offset, char *err,
                      size_t errlen)
 {
-    const char *from = data;
-    while (bytes > 0) {
-        const ssize_t n = pwrite(fd, from, bytes, (off_t)offset);
-        if (n < 0 && errno == EINTR)
-            continue;
-        if (n <= 0)
-            return fail(err, errlen, "cannot write %s: %s", path, n < 0 ? strerror(errno) : "no progress");
-        from += n;
-        offset += (uint64_t)n;
-        bytes -= (size_t)n;
-    }
-    return true;
+    return file_write_at(fd, data, bytes, offset) ||
+           fail(err, errlen, "cannot write %s: %s", path, strerror(errno));
 }
 
 static bool write_header(safetensors *s, const char *json, char *err, size_t errlen)
@@ -353,18 +344,8 @@ bool safetensors_parse(safetensors *s, const char *json, size_t n, uint64_t data
 
 static bool read_at(int fd, void *data, size_t bytes, uint64_t offset, char *err, size_t errlen)
 {
-    char *to = data;
-    while (bytes > 0) {
-        const ssize_t n = pread(fd, to, bytes, (off_t)offset);
-        if (n < 0 && errno == EINTR)
-            continue;
-        if (n <= 0)
-            return fail(err, errlen, "%s", n < 0 ? strerror(errno) : "the file ends too early");
-        to += n;
-        offset += (uint64_t)n;
-        bytes -= (size_t)n;
-    }
-    return true;
+    return file_read_at(fd, data, bytes, offset) ||
+           fail(err, errlen, "%s", errno != 0 ? strerror(errno) : "the file ends too early");
 }
 
 static bool read_header(safetensors *s, uint64_t file_bytes, char *err, size_t errlen)

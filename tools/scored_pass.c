@@ -6,19 +6,10 @@
 
 static void fill_batch(scored_pass *p, size_t start, size_t n)
 {
-    struct llama_batch *b = &p->batch;
-    b->n_tokens = (int32_t)n;
-    for (size_t i = 0; i < n; i++) {
-        const size_t position = start + i;
-        b->token[i] = p->tokens[position];
-        b->pos[i] = (llama_pos)position;
-        b->n_seq_id[i] = 1;
-        b->seq_id[i][0] = 0;
-        b->logits[i] = position >= p->key->first && position < p->key->first + p->key->n_rows;
-    }
-    const struct llama_vocab *vocab = ll.llama_model_get_vocab(p->engine->cpu_model);
-    if (start == 0 && ll.llama_vocab_get_add_bos(vocab))
-        b->token[0] = ll.llama_vocab_bos(vocab);
+    const size_t first = p->key->first, last = first + p->key->n_rows;
+    engine_fill_batch(p->engine, &p->batch, p->tokens + start, start, n);
+    for (size_t i = 0; i < n; i++)
+        p->batch.logits[i] = start + i >= first && start + i < last;
 }
 
 /* Scores the rows of the batch that was just decoded. */

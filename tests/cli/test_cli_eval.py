@@ -134,7 +134,7 @@ class Kept(unittest.TestCase):
             (self.state, ["--from", "16"], "of another command, context, batch, --from or number of needles"),
             (flipped, [], "its header is damaged"),
             (version, [], "of another version"),
-            (TEXT, [], "this is no state"),
+            (TEXT, [], "this is no file of --resume"),
             (self.folder, [], ""),
         ]:
             with self.subTest(words=words, more=more):
