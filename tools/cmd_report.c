@@ -424,6 +424,9 @@ int command_report(int argc, char **argv)
         s.n_chunks = s.quick ? 1 : 2;
     if (s.longest == 0)
         s.longest = s.quick ? 1024 : 4096;
+    /* The default list has presets, so it wants the calibration beside the model. */
+    if (s.configs.n == 0 && !configs_add_preset(&s.engine.configs, KVANT_PRESET_DEFAULT))
+        return EXIT_USAGE;
     if (!engine_options_finish(&s.engine, "report"))
         return EXIT_USAGE;
     return can_write_beside("report", s.output) ? measure(&s) : EXIT_RUNTIME;
