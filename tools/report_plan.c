@@ -11,7 +11,7 @@ enum {
     TRIALS = 2,
     PREFILL = 256,
     DECODE = 16,
-    ROUNDS = 3,
+    ROUNDS = 2,
     LONGEST = 8192,
     DEEPEST = 4096,
     MOST_COMPARED = 6
