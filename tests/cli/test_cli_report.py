@@ -57,7 +57,7 @@ class Report(unittest.TestCase):
         third = self.until("speed")  # a step that is resumed may end before it says anything
         self.assertEqual(third["steps"][0]["rows"][0]["chunks"], 2)
         other = self.folder / "other.txt"
-        other.write_text("Another text.")
+        other.write_text("Another text. " * 100)
         before = (self.folder / "report.json").read_text()
         done = run(*self.arguments, "-f", other)
         self.assertEqual(done.returncode, RUNTIME)
