@@ -134,11 +134,25 @@ cJSON *report_file_step(const cJSON *results, const char *name)
     return NULL;
 }
 
+/* A report is shown to others, and says nothing of the folders of the machine that made it. */
+static void drop_folders(cJSON *rows)
+{
+    const cJSON *row = NULL;
+    cJSON_ArrayForEach(row, rows)
+    {
+        char *path = cJSON_GetStringValue(cJSON_GetObjectItemCaseSensitive(row, "calibration"));
+        const char *slash = path != NULL ? strrchr(path, '/') : NULL;
+        if (slash != NULL)
+            memmove(path, slash + 1, strlen(slash + 1) + 1);
+    }
+}
+
 bool report_file_set_step(cJSON *results, const char *name, const char *command, const char *state, double seconds,
                           cJSON *rows)
 {
     cJSON *steps = cJSON_GetObjectItemCaseSensitive(results, "steps"), *old = report_file_step(results, name);
     cJSON *step = cJSON_CreateObject();
+    drop_folders(rows);
     if (rows == NULL)
         rows = cJSON_CreateArray();
     if (step == NULL || rows == NULL || cJSON_AddStringToObject(step, "name", name) == NULL ||

@@ -53,9 +53,13 @@ class Report(unittest.TestCase):
         second = self.until("speed")
         self.assertEqual(second["steps"][:2], first["steps"][:2])
         # Another command line measures again; the other text is not mixed with the first.
-        self.arguments += ["--chunks", "2"]
+        layers = self.folder / "layers.json"
+        layers.write_text('[{"layer": 0, "calibration": "/home/somebody/model.kvcal"}]')
+        self.arguments += ["--chunks", "2", "--sensitivity", layers]
         third = self.until("speed")  # a step that is resumed may end before it says anything
         self.assertEqual(third["steps"][0]["rows"][0]["chunks"], 2)
+        rows = {step["name"]: step["rows"] for step in third["steps"]}
+        self.assertEqual(rows["sensitivity"][0]["calibration"], "model.kvcal", "a report says nothing of folders")
         other = self.folder / "other.txt"
         other.write_text("Another text. " * 100)
         before = (self.folder / "report.json").read_text()
