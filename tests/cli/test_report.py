@@ -71,8 +71,8 @@ class Render(Folder):
     def test_mistakes_are_named(self):
         for arguments, code, words in [
             ([], USAGE, "no output given"),
-            (["-o", self.page], USAGE, "no text file given"),
-            (["-o", self.page, "-f", "-"], USAGE, "no text file given"),
+            (["-o", self.page], USAGE, "no model given"),
+            (["-o", self.page, "-f", "-"], USAGE, "standard input"),
             (["-o", self.page, "-f", __file__], USAGE, "no model given"),
             (["-o", self.page, "-f", __file__, "-m", "/nonexistent.gguf"], RUNTIME, "/nonexistent.gguf"),
             (["-o", "/nonexistent/page.html", "--from", __file__], RUNTIME, "/nonexistent"),

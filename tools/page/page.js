@@ -12,6 +12,8 @@
     const MIB = 1048576;
     const COLOURS = [1, 2, 3, 4, 5, 6, 7, 8].map((i) => `var(--c${i})`);
     const DASHES = ["", "6 3", "2 2", "8 3 2 3", "1 3", "10 4", "4 2 1 2", "3 6"];
+    /* The ninth line has the first one's colour and the second one's dashes. */
+    const dashOf = (i) => DASHES[(i + Math.floor(i / COLOURS.length)) % DASHES.length];
 
     /* Elements, always from text and never from markup: names come from files. */
     function element(name, attributes = {}, ...children) {
@@ -139,7 +141,7 @@
             const line = document.createElementNS("http://www.w3.org/2000/svg", "line");
             for (const [k, v] of Object.entries({ x1: 1, x2: 25, y1: 7, y2: 7, "stroke-width": 2.5 })) line.setAttribute(k, v);
             line.style.stroke = COLOURS[i % COLOURS.length];
-            line.setAttribute("stroke-dasharray", DASHES[i % DASHES.length]);
+            line.setAttribute("stroke-dasharray", dashOf(i));
             key.append(line);
             item.append(key, name);
             return item;
@@ -153,7 +155,7 @@
             const own = rows.filter((row) => row.name === name && isNumber(row.y)).sort((a, b) => a.x - b.x);
             const look = { x: "x", y: "y", stroke: COLOURS[i % COLOURS.length] };
             return [
-                Plot.line(own, { ...look, strokeWidth: 2, strokeDasharray: DASHES[i % DASHES.length] || undefined }),
+                Plot.line(own, { ...look, strokeWidth: 2, strokeDasharray: dashOf(i) || undefined }),
                 Plot.dot(own, { ...look, fill: "var(--paper)", r: 2.5, title: (d) => `${name}: ${showSmall(d.y)}` }),
             ];
         });
