@@ -62,6 +62,7 @@ typedef struct settings {
     uint32_t n_ctx, n_chunks, longest;
     bool quick, json;
     plan_words configs, files, common; /* files: settings files */
+    bool in_files;                     /* the last configuration is one of them, and what follows is its */
 } settings;
 
 /* The steps are given the words that this command was given. */
@@ -85,7 +86,9 @@ static bool handle_engine(settings *s, int id, const char *value)
     if (id == OPT_MODEL)
         return true;
     const bool common = id == OPT_THREADS || id == OPT_RUNTIME || id == OPT_VERBOSE || id == OPT_CALIBRATION;
-    return pass_on(common ? &s->common : id == OPT_CONFIG ? &s->files : &s->configs, id, value);
+    if (id == OPT_CONFIG || id == OPT_CODEC_K || id == OPT_STOCK || id == OPT_PRESET)
+        s->in_files = id == OPT_CONFIG;
+    return pass_on(common ? &s->common : s->in_files ? &s->files : &s->configs, id, value);
 }
 
 static bool handle(void *user, int id, const char *value)
@@ -126,12 +129,6 @@ static bool beside(const char *page, const char *suffix, char *path, size_t room
     return true;
 }
 
-static const char *base_name(const char *path)
-{
-    const char *slash = strrchr(path, '/');
-    return slash != NULL ? slash + 1 : path;
-}
-
 static bool about_text(cJSON *about, const char *key, const char *text)
 {
     return text == NULL || cJSON_AddStringToObject(about, key, text) != NULL;
@@ -142,16 +139,6 @@ static bool about_fingerprint(cJSON *about, const char *key, uint64_t fingerprin
     char text[32];
     snprintf(text, sizeof text, "%016llx", (unsigned long long)fingerprint);
     return about_text(about, key, text);
-}
-
-/* 0 for one that cannot be read, which the first step says. */
-static uint64_t text_fingerprint(const char *path)
-{
-    size_t bytes = 0;
-    char *text = read_text(path, &bytes);
-    const uint64_t fingerprint = text != NULL ? fingerprint_words(FINGERPRINT_START, text, bytes) : 0;
-    free(text);
-    return fingerprint;
 }
 
 /* First line of /proc/cpuinfo that begins so. */
@@ -186,15 +173,15 @@ static bool describe(run *r)
            about_text(about, "machine", machine) &&
            cJSON_AddNumberToObject(about, "threads",
                                    s->engine.n_threads > 0 ? s->engine.n_threads : machine_cpus()) != NULL &&
-           about_text(about, "model", r->facts.name[0] != 0 ? r->facts.name : base_name(s->engine.model)) &&
-           about_text(about, "model_file", base_name(s->engine.model)) &&
+           about_text(about, "model", r->facts.name[0] != 0 ? r->facts.name : file_name(s->engine.model)) &&
+           about_text(about, "model_file", file_name(s->engine.model)) &&
            about_fingerprint(about, "model_fingerprint", fingerprint_file(s->engine.model)) &&
            cJSON_AddNumberToObject(about, "n_ctx_train", r->facts.n_ctx_train) != NULL &&
-           about_text(about, "text", base_name(s->text)) &&
-           about_fingerprint(about, "text_fingerprint", text_fingerprint(s->text)) &&
+           about_text(about, "text", file_name(s->text)) &&
+           about_fingerprint(about, "text_fingerprint", r->facts.text_fingerprint) &&
            cJSON_AddNumberToObject(about, "ctx", s->n_ctx) != NULL &&
            about_text(about, "calibration",
-                      s->engine.configs.calibration != NULL ? base_name(s->engine.configs.calibration) : NULL) &&
+                      s->engine.configs.calibration != NULL ? file_name(s->engine.configs.calibration) : NULL) &&
            about_text(about, "date", date);
 }
 

@@ -55,9 +55,13 @@ class Report(unittest.TestCase):
         # Another command line measures again; the other text is not mixed with the first.
         layers = self.folder / "layers.json"
         layers.write_text('[{"layer": 0, "calibration": "/home/somebody/model.kvcal"}]')
-        self.arguments += ["--chunks", "2", "--sensitivity", layers]
+        own = self.folder / "own.kvant"
+        own.write_text(settings.plain(30, "3x64", "int-8", "int-8"))
+        self.arguments += ["--chunks", "2", "--sensitivity", layers, "--config", own, "--fp32", "--stock", "q8_0"]
         third = self.until("speed")  # a step that is resumed may end before it says anything
         self.assertEqual(third["steps"][0]["rows"][0]["chunks"], 2)
+        # Settings files stand behind the others, with what was said of them.
+        self.assertTrue(third["steps"][0]["command"].endswith("--stock q4_0 --stock q8_0 --config own.kvant --fp32"))
         rows = {step["name"]: step["rows"] for step in third["steps"]}
         self.assertEqual(rows["sensitivity"][0]["calibration"], "model.kvcal", "a report says nothing of folders")
         other = self.folder / "other.txt"
