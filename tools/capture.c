@@ -70,10 +70,10 @@ static bool note_attention(writer *w)
 static bool note_origin(writer *w)
 {
     const reading *r = w->reading;
-    const char *path = r->engine->options.model, *slash = strrchr(path, '/');
+    const char *path = r->engine->options.model;
     char name[256], fingerprint[24];
     if (ll.llama_model_meta_val_str(r->engine->cpu_model, "general.name", name, sizeof name) <= 0)
-        snprintf(name, sizeof name, "%s", slash != NULL ? slash + 1 : path);
+        snprintf(name, sizeof name, "%s", file_name(path));
     snprintf(fingerprint, sizeof fingerprint, "%016llx", (unsigned long long)fingerprint_file(path));
     return safetensors_note(&w->file, "format", "kvant-capture-1") && safetensors_note(&w->file, "model", name) &&
            safetensors_note(&w->file, "model_fingerprint", fingerprint) &&

@@ -120,9 +120,8 @@ static bool create_calibrator(run *r)
 {
     const settings *s = r->settings;
     char name[256] = "", err[256] = "";
-    const char *slash = strrchr(s->engine.model, '/');
     if (ll.llama_model_meta_val_str(r->engine.cpu_model, "general.name", name, sizeof name) <= 0)
-        snprintf(name, sizeof name, "%s", slash != NULL ? slash + 1 : s->engine.model);
+        snprintf(name, sizeof name, "%s", file_name(s->engine.model));
     const kvant_calibrator_config config = { .size = sizeof config,
                                              .model = name,
                                              .model_fingerprint = fingerprint_file(s->engine.model),

@@ -274,17 +274,19 @@ static bool choose_lengths(run *r, const struct llama_model *model)
 static bool choose_configs(run *r)
 {
     r->n_configs = configs_after_f16(&r->settings->engine.configs, &r->f16, r->configs);
-    for (size_t c = 0; c < r->n_configs; c++) {
+    for (size_t c = 0; c < r->n_configs; c++)
         if (!engine_bits(&r->engine, r->configs[c], &r->bits[c]))
             return false;
-        r->keys[c] = config_key(&r->settings->engine.configs, r->configs[c]);
-    }
     return true;
 }
 
 /* One file serves all lengths: a text's own key tells them apart. */
 static bool open_state(run *r, const struct llama_model *model)
 {
+    if (r->settings->resume == NULL)
+        return true;
+    for (size_t c = 0; c < r->n_configs; c++)
+        r->keys[c] = config_key(&r->settings->engine.configs, r->configs[c]);
     const base_key key = { .model = fingerprint_file(r->settings->engine.model),
                            .runtime = engine_runtime_fingerprint(&r->engine),
                            .n_batch = ENGINE_UBATCH,

@@ -1,10 +1,8 @@
 /* config_key.c - see config_key.h. */
-#define _POSIX_C_SOURCE 200809L /* PATH_MAX */
 #include "config_key.h"
 
 #include "fingerprint.h"
 
-#include <limits.h>
 #include <stdlib.h>
 
 /* Everything that kvant is told, and the plug-in that is told it: another build may compute other numbers. */
@@ -14,8 +12,7 @@ uint64_t config_key(const kv_configs *list, const kv_config *c)
     const uint32_t numbers[] = { c->stock, c->accel, c->type_k, c->type_v };
     h = fingerprint_bytes(h, numbers, sizeof numbers);
     if (!c->stock || c->accel) {
-        char path[PATH_MAX];
-        const uint64_t plugin = plugin_path(path, sizeof path) ? fingerprint_whole_file(path) : 0;
+        const uint64_t plugin = plugin_fingerprint();
         h = fingerprint_bytes(h, &plugin, sizeof plugin);
     }
     if (!c->stock) {

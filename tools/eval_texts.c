@@ -41,8 +41,7 @@ static bool add_text(eval_texts *t, const engine *e, const char *file, size_t n_
 {
     size_t n_tokens = 0;
     const size_t text = t->n;
-    const char *slash = strrchr(file, '/');
-    t->names[text] = slash != NULL ? slash + 1 : file;
+    t->names[text] = file_name(file);
     t->tokens[text] = tokenize_file(e, file, &n_tokens);
     if (t->tokens[text] == NULL)
         return false;

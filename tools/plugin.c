@@ -3,6 +3,7 @@
 #include "plugin.h"
 
 #include "command.h"
+#include "fingerprint.h"
 
 #include <errno.h>
 #include <limits.h>
@@ -127,4 +128,10 @@ bool plugin_load_calibration(const char *path, kvant_calibration **calibration)
     complain("--calibration %s: %s", path, err[0] != 0 ? err : kvant_strerror(status));
     hint("kvant calibrate -m MODEL -f TEXT -o FILE makes one");
     return false;
+}
+
+uint64_t plugin_fingerprint(void)
+{
+    char path[PATH_MAX];
+    return plugin_path(path, sizeof path) ? fingerprint_whole_file(path) : 0;
 }

@@ -5,6 +5,7 @@
 #include <kvant/calibration.h>
 #include <stdbool.h>
 #include <stddef.h>
+#include <stdint.h>
 
 #define PLUGIN_DEVICE "KVANT"      /* the device's name, and the back-end registry's */
 #define PLUGIN_ACCEL "KVANT_ACCEL" /* the other device, and the variable that asks for it */
@@ -21,6 +22,9 @@
 
 /* The absolute path of the plug-in. False after complaining where it was looked for. */
 bool plugin_path(char *path, size_t bytes);
+
+/* Of the plug-in's own bytes, because another build may compute other numbers; 0 when there is none. */
+uint64_t plugin_fingerprint(void);
 
 /* The absolute path of a library of kvant's in the places where the build and an installation have them; false when
  * there is none. */

@@ -1,6 +1,7 @@
 /* report_file.c - load, check, change, save. */
 #include "report_file.h"
 
+#include "choices.h"
 #include "command.h"
 
 #include <errno.h>
@@ -141,9 +142,8 @@ static void drop_folders(cJSON *rows)
     cJSON_ArrayForEach(row, rows)
     {
         char *path = cJSON_GetStringValue(cJSON_GetObjectItemCaseSensitive(row, "calibration"));
-        const char *slash = path != NULL ? strrchr(path, '/') : NULL;
-        if (slash != NULL)
-            memmove(path, slash + 1, strlen(slash + 1) + 1);
+        if (path != NULL)
+            memmove(path, file_name(path), strlen(file_name(path)) + 1);
     }
 }
 

@@ -2,6 +2,7 @@
 #include "report_model.h"
 
 #include "command.h"
+#include "fingerprint.h"
 #include "interrupt.h"
 #include "progress.h"
 #include "text.h"
@@ -52,12 +53,14 @@ static bool check_configs(engine *e)
     return true;
 }
 
-static bool count_tokens(const engine *e, const char *file, size_t *n)
+static bool read_facts_of_text(const engine *e, const char *file, model_facts *f)
 {
     size_t bytes = 0;
     char *text = read_text(file, &bytes);
-    llama_token *tokens = text != NULL ? engine_tokenize(e, text, bytes, TOKENS_TEXT, n) : NULL;
+    llama_token *tokens = text != NULL ? engine_tokenize(e, text, bytes, TOKENS_TEXT, &f->n_text_tokens) : NULL;
     const bool ok = tokens != NULL;
+    if (ok)
+        f->text_fingerprint = fingerprint_words(FINGERPRINT_START, text, bytes);
     free(text);
     free(tokens);
     return ok;
@@ -85,8 +88,8 @@ bool model_facts_get(const engine_options *options, const char *text, model_fact
 {
     engine e;
     *facts = (model_facts){ .n_ctx_train = 0 };
-    const bool ok = engine_open(&e, options) && check_configs(&e) &&
-                    count_tokens(&e, text, &facts->n_text_tokens) && look(&e, facts);
+    const bool ok =
+        engine_open(&e, options) && check_configs(&e) && read_facts_of_text(&e, text, facts) && look(&e, facts);
     engine_close(&e);
     return ok;
 }

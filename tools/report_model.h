@@ -9,6 +9,7 @@ typedef struct model_facts {
     char name[128], runtime[64];
     uint32_t n_ctx_train;
     size_t n_text_tokens;
+    uint64_t text_fingerprint;
     double prefill_tps, decode_tps; /* tokens a second of the f16 cache: seconds of measuring, for estimates only */
 } model_facts;
 

@@ -12,8 +12,6 @@ enum {
     PREFILL = 256,
     DECODE = 16,
     ROUNDS = 2,
-    LONGEST = 8192,
-    DEEPEST = 4096,
     MOST_COMPARED = 6
 };
 

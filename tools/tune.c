@@ -109,7 +109,6 @@ static bool save_settings(const kvant_settings *settings, const char *path)
 /* Everything that decides what is measured, but for model, runtime and tokens, which divergence.h adds. */
 static uint64_t key_of(const tune *t, const size_t *choice)
 {
-    char plugin[PATH_MAX];
     kvant_calibration_info info = { .size = sizeof info };
     uint64_t key = FINGERPRINT_START;
     for (size_t i = 0; i < t->sensitivity.n_sites; i++) {
@@ -118,7 +117,7 @@ static uint64_t key_of(const tune *t, const size_t *choice)
     }
     if (t->options->calibration != NULL && kvant_calibration_get_info(t->options->calibration, &info) == KVANT_OK)
         key = fingerprint_number(key, info.checksum);
-    return fingerprint_number(key, plugin_path(plugin, sizeof plugin) ? fingerprint_whole_file(plugin) : 0);
+    return fingerprint_number(key, plugin_fingerprint());
 }
 
 static bool measure(tune *t, const size_t *choice, const char *label, const llama_token *tokens, double *kld)
