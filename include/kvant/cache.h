@@ -27,6 +27,10 @@
  * their mean; a factor is the square root of a channel's largest distance from the centre, at least 1/256 of the
  * head's largest factor. From then on they are fixed until kvant_cells_clear.
  *
+ * Codecs of kv heads may be of different specs and sizes. They must agree in role and head_dim and, because a group is open or
+ * sealed for all kv heads at once, in sink_tokens, recent_tokens and block_tokens; and first rows give all of them a
+ * centre (or factors), or none.
+ *
  * The memory is the caller's: one block, so that an engine's own allocator and accounting see it. Pages of
  * cells that were never written are never touched, so lazily zeroed memory stays unused until then.
  *
@@ -47,14 +51,14 @@ typedef struct kvant_cells_config {
     size_t size;              /* set by the caller to sizeof(kvant_cells_config) */
     const kvant_codec *codec; /* must outlive the cells; may be NULL when codecs is not */
     const kvant_codec *const
-        *codecs; /* NULL, or a codec for each kv head, of one spec, role and head_dim; copied */
+        *codecs; /* NULL, or a codec for each kv head, which fit together as above; the array is copied */
     uint32_t n_kv_heads;
     uint32_t n_streams;     /* independent ranges of cells; 1 for a single sequence or a unified cache */
     uint32_t n_cells;       /* cells of one stream; pages are padded to whole ones */
     uint32_t n_open_groups; /* fp16 page groups in the pool, sinks not counted; 0 lets the library choose */
 } kvant_cells_config;
 
-/* Bytes of memory that the cells of this configuration need, or 0 when the configuration is not valid. */
+/* Bytes of memory that the cells of this configuration need, or 0 when it is not valid, such as codecs that do not fit together. */
 KVANT_API size_t kvant_cells_bytes(const kvant_cells_config *config);
 
 /* Creates the cells in memory (kvant_cells_bytes bytes, aligned to KVANT_PAGE_ALIGN, zeroed), which stays the

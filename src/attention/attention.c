@@ -29,10 +29,11 @@ static void cells_query(const kvant_attention_plan *plan, uint32_t token, uint32
 {
     const kvant_attention_args *args = plan->args;
     const float *q = args->q + token * args->q_token_stride + head * args->q_head_stride;
+    const kvant_codec *codec = args->k->codecs[head / plan->group_heads];
     kvant_affine affine = kvant_cells_head_affine(args->k, head / plan->group_heads);
-    kvant_codec_transform_query(args->k->codecs[head / plan->group_heads], &affine, q, out);
+    kvant_codec_transform_query(codec, &affine, q, out);
     for (uint32_t i = 0; i < plan->k_dim; i++)
-        out[i] = i < plan->k_codec->info.head_dim ? out[i] * plan->score_scale : 0;
+        out[i] = i < codec->info.head_dim ? out[i] * plan->score_scale : 0;
 }
 
 /* Restores the order of channels, un-rotates. */
@@ -40,12 +41,12 @@ static void cells_output(const kvant_attention_plan *plan, uint32_t head, const 
                          float weight, float *out)
 {
     const kvant_cells *v = plan->args->v;
+    const kvant_codec *codec = v->codecs[head / plan->group_heads];
     float y[KVANT_MAX_HEAD_DIM];
-    uint32_t head_dim = plan->v_codec->info.head_dim;
-    for (uint32_t i = 0; i < head_dim; i++)
-        y[i] = sums[kvant_layout_row_position(&plan->v_codec->layout, i)] * inverse;
+    for (uint32_t i = 0; i < codec->info.head_dim; i++)
+        y[i] = sums[kvant_layout_row_position(&codec->layout, i)] * inverse;
     kvant_affine affine = kvant_cells_head_affine(v, head / plan->group_heads);
-    kvant_codec_transform_output(v->codecs[head / plan->group_heads], &affine, weight, y, out);
+    kvant_codec_transform_output(codec, &affine, weight, y, out);
 }
 
 static const kvant_attention_reader cells_reader = {

@@ -49,21 +49,22 @@ static void take_integers(float *scratch, size_t *used, const kvant_code_table *
     *integers = (kvant_attention_integers){ x, steps, zeros, sums };
 }
 
-/* The scratch of a plan: its floats, and where codes' arrays lie in it unless it is NULL. */
-static size_t lay_out(const kvant_attention_plan *plan, kvant_attention_codes *codes, float *scratch)
+/* The scratch of a kv head's units: its floats, and where codes' arrays lie in it unless it is NULL. */
+static size_t lay_out(const kvant_attention_plan *plan, uint32_t kv_head, kvant_attention_codes *codes,
+                      float *scratch)
 {
+    const kvant_codec *k = plan->args->k->codecs[kv_head], *v = plan->args->v->codecs[kv_head];
     size_t rows = kvant_attention_rows(plan), used = 0;
     void *queries = NULL, *dots = NULL;
-    bool k_suits = plan->k_codec && kvant_attention_codes_suit(plan, plan->k_codec),
-         v_suits = plan->v_codec && kvant_attention_codes_suit(plan, plan->v_codec);
+    bool k_suits = kvant_attention_codes_suit(plan, k), v_suits = kvant_attention_codes_suit(plan, v);
     if (!k_suits && !v_suits)
         return 0;
     if (k_suits) {
-        take(scratch, &used, rows * plan->k_codec->code_table.n_columns, sizeof(float), &queries);
-        take_integers(scratch, &used, &plan->k_codec->code_table, rows, &codes->query);
+        take(scratch, &used, rows * k->code_table.n_columns, sizeof(float), &queries);
+        take_integers(scratch, &used, &k->code_table, rows, &codes->query);
     }
     if (v_suits)
-        take_integers(scratch, &used, &plan->v_codec->code_table, rows, &codes->weight);
+        take_integers(scratch, &used, &v->code_table, rows, &codes->weight);
     take(scratch, &used, rows * dot_stride(plan), sizeof(int32_t), &dots);
     codes->queries = queries;
     codes->dots = dots;
@@ -73,12 +74,21 @@ static size_t lay_out(const kvant_attention_plan *plan, kvant_attention_codes *c
 size_t kvant_attention_codes_floats(const kvant_attention_plan *plan)
 {
     kvant_attention_codes codes;
-    return lay_out(plan, &codes, NULL);
+    size_t most = 0;
+    if (plan->source)
+        return 0;
+    for (uint32_t kv_head = 0; kv_head < plan->n_kv_heads; kv_head++) {
+        size_t n = lay_out(plan, kv_head, &codes, NULL);
+        most = n > most ? n : most;
+    }
+    return most;
 }
 
-void kvant_attention_codes_bind(const kvant_attention_plan *plan, kvant_attention_codes *codes, float *scratch)
+void kvant_attention_codes_bind(const kvant_attention_plan *plan, uint32_t kv_head, kvant_attention_codes *codes,
+                                float *scratch)
 {
-    lay_out(plan, codes, scratch);
+    if (!plan->source)
+        lay_out(plan, kv_head, codes, scratch);
 }
 
 /* a: n_rows x n_columns. */
@@ -251,12 +261,13 @@ static void multiply(product *p, const float *a, kvant_attention_integers *integ
 }
 
 void kvant_attention_codes_set_queries(const kvant_attention_plan *plan, const kvant_kernels *kernels,
-                                       kvant_attention_codes *codes, const float *queries, uint32_t n_rows)
+                                       const kvant_codec *codec, kvant_attention_codes *codes, const float *queries,
+                                       uint32_t n_rows)
 {
-    const kvant_code_table *table = &plan->k_codec->code_table;
+    const kvant_code_table *table = &codec->code_table;
     uint32_t places[KVANT_MAX_HEAD_DIM];
     for (uint32_t i = 0; i < plan->k_dim; i++)
-        places[i] = kvant_codec_query_place(plan->k_codec, i);
+        places[i] = kvant_codec_query_place(codec, i);
     memset(codes->queries, 0, (size_t)n_rows * table->n_columns * sizeof *codes->queries);
     for (uint32_t row = 0; row < n_rows; row++)
         for (uint32_t i = 0; i < plan->k_dim; i++)

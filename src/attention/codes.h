@@ -35,13 +35,15 @@ typedef struct kvant_attention_codes {
  * products take a pass over sums, roundings or looking codes up for every few rows, a tile of numbers one unpacking for all. */
 bool kvant_attention_codes_suit(const kvant_attention_plan *plan, const kvant_codec *codec);
 
-/* Floats of scratch that bind needs: 0 where no codec suits. */
+/* Floats of scratch that bind needs for any kv head: 0 where no codec suits. */
 size_t kvant_attention_codes_floats(const kvant_attention_plan *plan);
-void kvant_attention_codes_bind(const kvant_attention_plan *plan, kvant_attention_codes *codes, float *scratch);
+void kvant_attention_codes_bind(const kvant_attention_plan *plan, uint32_t kv_head, kvant_attention_codes *codes,
+                                float *scratch);
 
-/* Takes a unit's queries, n_rows x k_dim. */
+/* Takes a unit's queries, n_rows x k_dim, for pages of codec. */
 void kvant_attention_codes_set_queries(const kvant_attention_plan *plan, const kvant_kernels *kernels,
-                                       kvant_attention_codes *codes, const float *queries, uint32_t n_rows);
+                                       const kvant_codec *codec, kvant_attention_codes *codes, const float *queries,
+                                       uint32_t n_rows);
 
 /* scores = queries x K of the page, n_rows x 64. */
 void kvant_attention_codes_score(const kvant_attention_plan *plan, const kvant_kernels *kernels,

@@ -77,8 +77,6 @@ bool kvant_attention_make_plan(const kvant_attention_args *args, kvant_attention
         return false;
     const kvant_codec *k = args->k->config.codec, *v = args->v->config.codec;
     *plan = (kvant_attention_plan){ .args = args,
-                                    .k_codec = k,
-                                    .v_codec = v,
                                     .n_kv_heads = args->k->config.n_kv_heads,
                                     .k_dim = k->layout.padded_dim,
                                     .v_dim = v->layout.padded_dim };

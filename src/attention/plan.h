@@ -14,7 +14,6 @@ typedef struct kvant_attention_plan {
     const kvant_attention_args *args;            /* without k and v where source is set */
     const struct kvant_attention_reader *reader; /* of cells or of source (unit.h) */
     const void *source;                          /* what another reader than that of cells reads */
-    const kvant_codec *k_codec, *v_codec;        /* of the first kv head: sizes and layout are those of all */
     uint32_t n_kv_heads, group_heads;            /* query heads of a kv head */
     uint32_t k_dim, v_dim;                       /* padded to multiples of 16 */
     uint32_t tile_tokens, n_tiles;               /* query tokens of a unit */

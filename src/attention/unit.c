@@ -22,7 +22,7 @@ void kvant_attention_unit_bind(const kvant_attention_plan *plan, kvant_attention
     unit->mask = unit->sums + rows * plan->v_dim;
     unit->max = unit->mask + (size_t)plan->tile_tokens * KVANT_PAGE_TOKENS;
     unit->total = unit->max + padded_rows;
-    kvant_attention_codes_bind(plan, &unit->codes, unit->total + padded_rows);
+    kvant_attention_codes_bind(plan, unit->kv_head, &unit->codes, unit->total + padded_rows);
 }
 
 float kvant_attention_slope(const kvant_attention_args *args, uint32_t head)
@@ -86,7 +86,7 @@ float kvant_attention_cells_offset(const kvant_attention_plan *plan, const kvant
     const float *center = kvant_cells_head_affine(args->k, unit->kv_head).center;
     if (!center)
         return 0;
-    uint32_t head_dim = plan->k_codec->info.head_dim;
+    uint32_t head_dim = args->k->codecs[unit->kv_head]->info.head_dim;
     const float *q = args->q + (unit->first_token + token) * args->q_token_stride + head * args->q_head_stride;
     float sum = 0;
     for (uint32_t i = 0; i < head_dim; i++)
@@ -193,7 +193,7 @@ void kvant_attention_cells_begin(const kvant_attention_plan *plan, const kvant_k
 {
     const kvant_codec *k = plan->args->k->codecs[unit->kv_head];
     if (kvant_attention_codes_suit(plan, k))
-        kvant_attention_codes_set_queries(plan, kernels, &unit->codes, unit->queries, unit->n_rows);
+        kvant_attention_codes_set_queries(plan, kernels, k, &unit->codes, unit->queries, unit->n_rows);
 }
 
 void kvant_attention_cells_score(const kvant_attention_plan *plan, const kvant_kernels *kernels,

@@ -22,29 +22,42 @@ static bool waits(const kvant_cells *cells)
     return info->center == KVANT_CENTER_FIRST || info->norm == KVANT_NORM_FIRST;
 }
 
-/* Copies what the calibration gives each head; false when a head has nothing. */
+static bool from_file(const kvant_codec_info *info, bool scale)
+{
+    return scale ? info->norm == KVANT_NORM_FILE : info->center == KVANT_CENTER_FILE;
+}
+
+static bool any_from_file(const kvant_cells *cells, bool scale)
+{
+    for (uint32_t head = 0; head < cells->config.n_kv_heads; head++)
+        if (from_file(&cells->codecs[head]->info, scale))
+            return true;
+    return false;
+}
+
+/* Copies what the calibration gives each head that asks for it, to the others what changes nothing; false when it has nothing for one. */
 static bool load(const kvant_cells *cells, bool scale, float *out)
 {
     uint32_t d = cells->config.codec->info.head_dim;
     for (uint32_t head = 0; head < cells->config.n_kv_heads; head++) {
         const kvant_codec *codec = cells->codecs[head];
         const float *source = scale ? codec->file_scale : codec->file_center;
-        if (!source)
+        bool asks = from_file(&codec->info, scale);
+        if (asks && !source)
             return false;
-        memcpy(out + (size_t)head * d, source, d * sizeof *out);
+        for (uint32_t j = 0; j < d; j++)
+            out[(size_t)head * d + j] = asks ? source[j] : scale ? 1 : 0;
     }
     return true;
 }
 
 kvant_status kvant_affine_create(kvant_cells *cells)
 {
-    const kvant_codec_info *info = &cells->config.codec->info;
     size_t n = kvant_cells_width(cells);
     cells->center = kvant_alloc(n, sizeof *cells->center);
     cells->scale = kvant_alloc(n, sizeof *cells->scale);
     KVANT_RETURN_IF(!cells->center || !cells->scale, KVANT_ERR_MEMORY);
-    KVANT_RETURN_IF(info->center == KVANT_CENTER_FILE && !load(cells, false, cells->center), KVANT_ERR_UNSUPPORTED);
-    KVANT_RETURN_IF(info->norm == KVANT_NORM_FILE && !load(cells, true, cells->scale), KVANT_ERR_UNSUPPORTED);
+    KVANT_RETURN_IF(!load(cells, false, cells->center) || !load(cells, true, cells->scale), KVANT_ERR_UNSUPPORTED);
     if (waits(cells)) {
         cells->first.sum = kvant_alloc(n, sizeof *cells->first.sum);
         cells->first.min = kvant_alloc(n, sizeof *cells->first.min);
@@ -66,11 +79,10 @@ void kvant_affine_destroy(kvant_cells *cells)
 
 void kvant_affine_reset(kvant_cells *cells)
 {
-    const kvant_codec_info *info = &cells->config.codec->info;
     cells->first.waiting = waits(cells);
     cells->first.n = 0;
-    cells->has_center = info->center == KVANT_CENTER_FILE && load(cells, false, cells->center);
-    cells->has_scale = info->norm == KVANT_NORM_FILE && load(cells, true, cells->scale);
+    cells->has_center = any_from_file(cells, false) && load(cells, false, cells->center);
+    cells->has_scale = any_from_file(cells, true) && load(cells, true, cells->scale);
 }
 
 size_t kvant_affine_see(kvant_cells *cells, const float *rows, size_t stride, size_t n, bool *freeze)

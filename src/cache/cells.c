@@ -17,14 +17,17 @@
 typedef struct sizes {
     uint32_t n_pages, n_sink_pages, n_pool;
     bool always_open;
-    size_t n_groups, n_sink_slots, n_slots, sealed_bytes, open_bytes;
+    size_t n_groups, n_sink_slots, n_slots, group_bytes, sealed_bytes, open_bytes;
 } sizes;
 
-/* Codecs of one cache differ in nothing but what a calibration gave them. */
-static bool same_kind(const kvant_codec *a, const kvant_codec *b)
+/* Codecs of one cache may differ in what becomes of a row, but not in which cells are open and when: a group is open or sealed
+ * for all kv heads. A centre of first rows or none is one state of the whole cache, too. */
+static bool fit_together(const kvant_codec_info *a, const kvant_codec_info *b)
 {
-    return a == b || (a && b && strcmp(a->info.spec, b->info.spec) == 0 && a->info.role == b->info.role &&
-                      a->info.head_dim == b->info.head_dim && a->info.page_bytes == b->info.page_bytes);
+    return a->role == b->role && a->head_dim == b->head_dim && a->block_tokens == b->block_tokens &&
+           a->sink_tokens == b->sink_tokens && a->recent_tokens == b->recent_tokens &&
+           (a->center == KVANT_CENTER_FIRST) == (b->center == KVANT_CENTER_FIRST) &&
+           (a->norm == KVANT_NORM_FIRST) == (b->norm == KVANT_NORM_FIRST);
 }
 
 static const kvant_codec *codec_of(const kvant_cells_config *config, uint32_t kv_head)
@@ -38,7 +41,7 @@ static bool valid_config(const kvant_cells_config *config)
         !config->n_cells || config->n_cells > UINT32_MAX - KVANT_PAGE_TOKENS || !codec_of(config, 0))
         return false;
     for (uint32_t head = 1; config->codecs && head < config->n_kv_heads; head++)
-        if (!same_kind(config->codecs[0], config->codecs[head]))
+        if (!config->codecs[head] || !fit_together(&config->codecs[0]->info, &config->codecs[head]->info))
             return false;
     return true;
 }
@@ -67,18 +70,30 @@ static bool compute_slots(const kvant_cells_config *config, const kvant_codec_in
     return s->n_slots <= INT32_MAX;
 }
 
+static bool sum_page_bytes(const kvant_cells_config *config, size_t *sum)
+{
+    *sum = 0;
+    for (uint32_t head = 0; head < config->n_kv_heads; head++) {
+        size_t bytes = codec_of(config, head)->info.page_bytes;
+        if (bytes > SIZE_MAX - *sum)
+            return false;
+        *sum += bytes;
+    }
+    return true;
+}
+
 static bool compute_sizes(const kvant_cells_config *config, sizes *s)
 {
     if (!valid_config(config))
         return false;
     const kvant_codec_info *info = &codec_of(config, 0)->info;
     s->n_pages = (config->n_cells + KVANT_PAGE_TOKENS - 1) / KVANT_PAGE_TOKENS;
-    size_t group_bytes, open_group_bytes, rows;
+    size_t open_group_bytes, rows;
     if (!compute_slots(config, info, s) || !kvant_mul_size(s->n_pages, config->n_streams, &s->n_groups) ||
-        !kvant_mul_size(config->n_kv_heads, info->page_bytes, &group_bytes) ||
+        !sum_page_bytes(config, &s->group_bytes) ||
         !kvant_mul_size(config->n_kv_heads, info->head_dim, &rows) ||
         !kvant_mul_size(rows, KVANT_PAGE_TOKENS * sizeof(uint16_t), &open_group_bytes) ||
-        !kvant_mul_size(s->n_groups, group_bytes, &s->sealed_bytes) ||
+        !kvant_mul_size(s->n_groups, s->group_bytes, &s->sealed_bytes) ||
         !kvant_mul_size(s->n_slots, open_group_bytes, &s->open_bytes))
         return false;
     return s->open_bytes <= SIZE_MAX - s->sealed_bytes && s->n_groups <= INT64_MAX / 2;
@@ -112,11 +127,16 @@ static kvant_status create_open_codecs(kvant_cells *cells)
 static kvant_status allocate(kvant_cells *cells, const sizes *s, const kvant_cells_config *config)
 {
     cells->codecs = kvant_alloc(config->n_kv_heads, sizeof *cells->codecs);
+    cells->page_offsets = kvant_alloc(config->n_kv_heads, sizeof *cells->page_offsets);
     cells->groups = kvant_alloc(s->n_groups, sizeof *cells->groups);
     cells->clocks = kvant_alloc(config->n_streams, sizeof *cells->clocks);
-    KVANT_RETURN_IF(!cells->codecs || !cells->groups || !cells->clocks, KVANT_ERR_MEMORY);
-    for (uint32_t head = 0; head < config->n_kv_heads; head++)
+    KVANT_RETURN_IF(!cells->codecs || !cells->page_offsets || !cells->groups || !cells->clocks, KVANT_ERR_MEMORY);
+    size_t offset = 0;
+    for (uint32_t head = 0; head < config->n_kv_heads; head++) {
         cells->codecs[head] = codec_of(config, head);
+        cells->page_offsets[head] = offset;
+        offset += cells->codecs[head]->info.page_bytes;
+    }
     for (size_t i = 0; i < s->n_groups; i++)
         cells->groups[i].open_slot = -1;
     cells->config.codec = cells->codecs[0];
@@ -136,7 +156,7 @@ kvant_status kvant_cells_create(const kvant_cells_config *config, void *memory, 
     KVANT_RETURN_IF(!cells, KVANT_ERR_MEMORY);
     cells->config = *config;
     cells->config.n_open_groups = s.n_pool;
-    cells->page_bytes = codec_of(config, 0)->info.page_bytes;
+    cells->group_bytes = s.group_bytes;
     cells->n_pages = s.n_pages;
     cells->n_sink_pages = s.n_sink_pages;
     cells->n_sink_slots = (uint32_t)s.n_sink_slots;
@@ -168,6 +188,7 @@ void kvant_cells_free(kvant_cells **cells)
     free_open_codecs(*cells);
     kvant_affine_destroy(*cells);
     kvant_free((*cells)->codecs);
+    kvant_free((*cells)->page_offsets);
     kvant_free((*cells)->groups);
     kvant_free((*cells)->slots);
     kvant_free((*cells)->clocks);
@@ -181,11 +202,6 @@ kvant_cells_config kvant_cells_get_config(const kvant_cells *cells)
     return cells->config;
 }
 
-static size_t group_bytes(const kvant_cells *cells)
-{
-    return cells->page_bytes * cells->config.n_kv_heads;
-}
-
 static void clear_stream(kvant_cells *cells, uint32_t stream)
 {
     for (uint32_t page = 0; page < cells->n_pages; page++) {
@@ -194,7 +210,7 @@ static void clear_stream(kvant_cells *cells, uint32_t stream)
         if (group->open_slot >= 0)
             cells->slots[group->open_slot].group = -1;
         if (group->touched)
-            memset(kvant_sealed_page(cells, g, 0), 0, group_bytes(cells));
+            memset(kvant_sealed_page(cells, g, 0), 0, cells->group_bytes);
         *group = (kvant_page_group){ .open_slot = -1 };
     }
     cells->clocks[stream] = 0;
@@ -243,7 +259,7 @@ static kvant_status copy_group(const kvant_cells *from, size_t source, kvant_cel
     if (group->open_slot >= 0 && kvant_open_is_full(to, target))
         KVANT_FORWARD(kvant_open_make_room(to)); /* within one cache this may seal the source itself */
     if (group->touched)
-        memcpy(kvant_sealed_page(to, target, 0), kvant_sealed_page(from, source, 0), group_bytes(from));
+        memcpy(kvant_sealed_page(to, target, 0), kvant_sealed_page(from, source, 0), from->group_bytes);
     to->groups[target].touched = group->touched;
     to->groups[target].written = group->written;
     to->any_written = true;

@@ -34,7 +34,8 @@ struct kvant_cells {
     const kvant_codec **codecs; /* of each kv head */
     kvant_codec *
         *open_codecs; /* of each kv head, one object where codecs are one; NULL when nothing is ever open */
-    size_t page_bytes, open_page_bytes;
+    size_t *page_offsets; /* of each kv head's sealed page in its group: codecs of kv heads may differ in size */
+    size_t group_bytes, open_page_bytes;
     uint32_t n_pages;                    /* of one stream */
     uint32_t n_sink_pages, n_sink_slots; /* of one stream; of all */
     uint32_t n_slots;
@@ -67,7 +68,7 @@ static inline kvant_affine kvant_cells_head_affine(const kvant_cells *cells, uin
 
 static inline void *kvant_sealed_page(const kvant_cells *cells, size_t group, uint32_t kv_head)
 {
-    return cells->sealed + (group * cells->config.n_kv_heads + kv_head) * cells->page_bytes;
+    return cells->sealed + group * cells->group_bytes + cells->page_offsets[kv_head];
 }
 
 static inline bool kvant_is_sink(const kvant_cells *cells, size_t group)
