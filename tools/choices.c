@@ -6,6 +6,7 @@
 #include "fingerprint.h"
 
 #include <stdio.h>
+#include <stdlib.h>
 #include <string.h>
 #include <unistd.h>
 
@@ -65,6 +66,19 @@ bool needs_calibration(const char *k, const char *v)
 {
     return kvant_codec_check(k, KVANT_ROLE_K, NULL, NULL, 0) == KVANT_ERR_UNSUPPORTED ||
            (v != NULL && kvant_codec_check(v, KVANT_ROLE_V, NULL, NULL, 0) == KVANT_ERR_UNSUPPORTED);
+}
+
+char *layer_specs(const kvant_settings_layer *layer)
+{
+    const uint32_t n = layer->heads != NULL ? layer->n_kv_heads : 1;
+    const char *const *specs = layer->heads != NULL ? layer->heads : &layer->spec;
+    size_t room = 1, used = 0;
+    for (uint32_t head = 0; head < n; head++)
+        room += strlen(specs[head]) + 3;
+    char *text = calloc(room, 1);
+    for (uint32_t head = 0; text != NULL && head < n; head++)
+        used += (size_t)snprintf(text + used, room - used, "%s%s", head > 0 ? " | " : "", specs[head]);
+    return text;
 }
 
 bool codec_true_bits(const kvant_settings_layer *made, kvant_role role, uint32_t layer,

@@ -27,7 +27,10 @@ const char *file_name(const char *path);
 /* Whether a codec of these specs cannot be made without a calibration; v may be NULL. */
 bool needs_calibration(const char *k, const char *v);
 
-/* True bits of a codec, calibrated or not (NULL). False after complaining. */
+/* What a layer has, as it is shown: its spec, or "a | b", those of its kv heads in order; the caller frees it. NULL without memory. */
+char *layer_specs(const kvant_settings_layer *layer);
+
+/* True bits of a codec (made->spec), calibrated or not (NULL). False after complaining. */
 bool codec_true_bits(const kvant_settings_layer *made, kvant_role role, uint32_t layer,
                      const kvant_calibration *calibration, double *bits);
 

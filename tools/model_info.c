@@ -133,11 +133,14 @@ bool engine_bits(engine *e, const kv_config *config, double *bits)
         const kvant_role role = i % 2 == 0 ? KVANT_ROLE_K : KVANT_ROLE_V;
         kvant_settings_layer made = shape_of(config, i / 2, role, dims);
         const double n = (double)made.n_kv_heads * made.head_dim;
-        double layer_bits;
-        made.spec = configs_spec(config, i / 2, n_layers, role);
-        if (!known_true_bits(&known, &made, role, i / 2, calibration, &layer_bits))
-            return false;
-        sum += layer_bits * n;
+        const uint32_t n_specs = made.heads != NULL ? made.n_kv_heads : 1;
+        for (uint32_t head = 0; head < n_specs; head++) {
+            double head_bits;
+            made.spec = made.heads != NULL ? made.heads[head] : configs_spec(config, i / 2, n_layers, role);
+            if (!known_true_bits(&known, &made, role, i / 2, calibration, &head_bits))
+                return false;
+            sum += head_bits * n / n_specs;
+        }
         numbers += n;
     }
     *bits = sum / numbers;

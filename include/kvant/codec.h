@@ -98,6 +98,10 @@ KVANT_API void kvant_codec_free(kvant_codec **codec);
 /* Fills *info, whose size field must be set. */
 KVANT_API kvant_status kvant_codec_get_info(const kvant_codec *codec, kvant_codec_info *info);
 
+/* Whether kv heads of one cache (kvant/cache.h) can have codecs like these: 1 or 0. They may differ in what becomes of a row, but not
+ * in role, head_dim, sink_tokens, recent_tokens and block_tokens, nor in whether centre or factors are those of first rows. */
+KVANT_API int kvant_codecs_fit_together(const kvant_codec_info *a, const kvant_codec_info *b);
+
 /* Encodes n rows of head_dim floats (row i at rows + i * stride) into tokens first .. first + n - 1 of the page;
  * other tokens keep their bytes. first and n are multiples of block_tokens, first + n <= 64. page: page_bytes bytes, aligned to 16, all zero or a page of this codec.
  * KVANT_ERR_NONFINITE and KVANT_ERR_RANGE are found before the first byte is written. */

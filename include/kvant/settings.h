@@ -1,5 +1,5 @@
-/* settings.h - which codecs to use: the settings file `model.kvant`, which gives the keys and values of every layer of one model a
- * codec, and presets for any model.
+/* settings.h - which codecs to use: the settings file `model.kvant`, which gives the keys and values of every layer of one model, or
+ * of every kv head, a codec, and presets for any model.
  *
  * `kvant tune` writes settings files; commands take them with --config, the llama.cpp plug-in as KVANT_CONFIG. The format is text,
  * described in docs/tuning.md: lines that one can read and compare, with a version first and a checksum last.
@@ -18,14 +18,16 @@ extern "C" {
 #define KVANT_SETTINGS_MAX_BYTES (4u << 20) /* of a file; a larger one is refused unread */
 #define KVANT_SETTINGS_MAX_LAYERS 4096u
 #define KVANT_SETTINGS_MAX_KV_HEADS 4096u
+#define KVANT_SETTINGS_MAX_SPECS 16384u /* of all layers: one where kv heads have the same, else one a kv head */
 #define KVANT_SETTINGS_MAX_PATH 1023u /* bytes of the calibration's name in the file */
 
 typedef struct kvant_settings kvant_settings;
 
 /* One layer's keys or values. */
 typedef struct kvant_settings_layer {
-    const char *spec; /* up to 255 bytes, see kvant_codec_create */
+    const char *spec; /* of all kv heads, up to 255 bytes, see kvant_codec_create; NULL where they differ */
     uint32_t n_kv_heads, head_dim;
+    const char *const *heads; /* a spec for each kv head where spec is NULL, else NULL */
 } kvant_settings_layer;
 
 typedef struct kvant_settings_config {
@@ -70,7 +72,7 @@ KVANT_API void kvant_settings_free(kvant_settings **settings);
 /* Fills *info, whose size field must be set. */
 KVANT_API kvant_status kvant_settings_get_info(const kvant_settings *settings, kvant_settings_info *info);
 
-/* Fills *entry; its spec lives as long as the settings. KVANT_ERR_ARGUMENT when there is no such layer. */
+/* Fills *entry; its specs live as long as the settings. KVANT_ERR_ARGUMENT when there is no such layer. */
 KVANT_API kvant_status kvant_settings_get_layer(const kvant_settings *settings, uint32_t layer, kvant_role role,
                                                 kvant_settings_layer *entry);
 
@@ -84,8 +86,8 @@ KVANT_API kvant_status kvant_settings_calibration_path(const kvant_settings *set
 KVANT_API kvant_status kvant_settings_load_calibration(const kvant_settings *settings, const char *path,
                                                        kvant_calibration **calibration, char *err, size_t errlen);
 
-/* Whether every layer's spec makes a codec for its shape with the calibration (or NULL): KVANT_OK, or what
- * kvant_codec_create_calibrated says of the first that does not, with layer and role before it. Settings that need a calibration
+/* Whether every spec makes a codec for its layer's shape with the calibration (or NULL), and those of a layer fit together in one
+ * cache (kvant/cache.h): KVANT_OK, or what kvant_codec_create_calibrated says of the first that does not, with layer and role before it. Settings that need a calibration
  * take theirs and no other: KVANT_ERR_ARGUMENT; those that need none ignore it. Takes as long as creating each different codec
  * once. */
 KVANT_API kvant_status kvant_settings_check(const kvant_settings *settings, const kvant_calibration *calibration,

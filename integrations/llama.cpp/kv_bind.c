@@ -116,22 +116,47 @@ static kvant_cells_config cells_config(const kvp_kv_shape *shape, uint32_t head_
     };
 }
 
-/* Bytes for one codec and head_dim, 0 with a reason when the codec cannot serve it. Codecs of the other kv
- * heads have the same size. */
-static size_t bytes_for(const kvp_kv_shape *shape, const kvp_settings *settings, const char *spec,
+/* The codecs of the first n kv heads: of one spec the same object, unless they are calibrated. NULL with a reason
+ * when one cannot be made. The array is the caller's to free, the codecs are not. */
+static const kvant_codec **get_codecs(const kvp_kv_shape *shape, const kvp_settings *settings,
+                                      const kvant_settings_layer *layer, uint32_t head_dim, uint32_t n, char *err,
+                                      size_t errlen)
+{
+    const kvant_codec **codecs = calloc(n, sizeof(*codecs));
+
+    if (codecs == NULL)
+        snprintf(err, errlen, "%s", kvant_strerror(KVANT_ERR_MEMORY));
+    for (uint32_t head = 0; codecs != NULL && head < n; head++) {
+        const char *spec = layer->heads != NULL ? layer->heads[head] : layer->spec;
+        kvp_codec_site site = site_of(shape, settings, spec, head_dim, head);
+        codecs[head] = kvp_codec_get(&site, err, errlen);
+        if (codecs[head] == NULL) {
+            free(codecs);
+            return NULL;
+        }
+    }
+    return codecs;
+}
+
+/* Bytes for a layer's codecs and head_dim, 0 with a reason when they cannot serve it. Codecs of one spec have one
+ * size, so that of the first kv head tells it. */
+static size_t bytes_for(const kvp_kv_shape *shape, const kvp_settings *settings, const kvant_settings_layer *layer,
                         uint32_t head_dim, char *err, size_t errlen)
 {
-    kvp_codec_site site = site_of(shape, settings, spec, head_dim, 0);
     kvant_cells_config config = cells_config(shape, head_dim);
+    const kvant_codec **codecs = get_codecs(shape, settings, layer, head_dim,
+                                            layer->heads != NULL ? config.n_kv_heads : 1, err, errlen);
     size_t bytes;
 
-    config.codec = kvp_codec_get(&site, err, errlen);
-    if (config.codec == NULL)
+    if (codecs == NULL)
         return 0;
+    config.codec = codecs[0];
+    config.codecs = layer->heads != NULL ? codecs : NULL;
     bytes = kvant_cells_bytes(&config);
     if (bytes == 0)
         snprintf(err, errlen, "%u cells x %u streams of %u numbers are too many", shape->n_cells, shape->n_streams,
                  shape->row);
+    free(codecs);
     return bytes;
 }
 
@@ -160,28 +185,23 @@ static bool config_layer(const kvp_kv_shape *shape, const kvp_settings *settings
     return false;
 }
 
-/* The specs that a layer may get: one, or two while the number of layers, which tells the last ones, is not known (n_layers 0).
- * 0 of them, with a line in err, when a settings file is for another model. */
-static uint32_t specs_of(const kvp_kv_shape *shape, const kvp_settings *settings, uint32_t n_layers,
-                         const char *specs[2], char *err, size_t errlen)
+/* What a layer may get: one choice of specs, or two while the number of layers, which tells the last ones, is not known
+ * (n_layers 0). 0 of them, with a line in err, when a settings file is for another model. */
+static uint32_t choices_of(const kvp_kv_shape *shape, const kvp_settings *settings, uint32_t n_layers,
+                           kvant_settings_layer choices[2], char *err, size_t errlen)
 {
     uint32_t n = settings->protect;
-    kvant_settings_layer layer;
 
-    if (settings->config != NULL) {
-        if (!config_layer(shape, settings, n_layers, &layer, err, errlen))
-            return 0;
-        specs[0] = layer.spec;
-        return 1;
-    }
-    specs[0] = settings->spec[shape->role];
-    specs[1] = settings->protect_spec;
+    if (settings->config != NULL)
+        return config_layer(shape, settings, n_layers, &choices[0], err, errlen) ? 1 : 0;
+    choices[0] = (kvant_settings_layer){ .spec = settings->spec[shape->role] };
+    choices[1] = (kvant_settings_layer){ .spec = settings->protect_spec };
     if (n == 0)
         return 1;
     if (n_layers == 0)
         return 2;
     if (shape->layer < n || shape->layer + n >= n_layers)
-        specs[0] = settings->protect_spec;
+        choices[0] = choices[1];
     return 1;
 }
 
@@ -196,14 +216,15 @@ static uint32_t given_head_dim(const kvp_kv_shape *shape, const kvp_settings *se
                : settings->head_dim;
 }
 
-/* Bytes for the largest of n codecs, 0 with a reason when one of them cannot serve. */
-static size_t bytes_for_any(const kvp_kv_shape *shape, const kvp_settings *settings, const char *const *specs,
-                            uint32_t n, uint32_t head_dim, char *err, size_t errlen)
+/* Bytes for the largest of n choices, 0 with a reason when one of them cannot serve. */
+static size_t bytes_for_any(const kvp_kv_shape *shape, const kvp_settings *settings,
+                            const kvant_settings_layer *choices, uint32_t n, uint32_t head_dim, char *err,
+                            size_t errlen)
 {
     size_t most = 0;
 
     for (uint32_t i = 0; i < n; i++) {
-        size_t bytes = bytes_for(shape, settings, specs[i], head_dim, err, errlen);
+        size_t bytes = bytes_for(shape, settings, &choices[i], head_dim, err, errlen);
         if (bytes == 0)
             return 0;
         if (bytes > most)
@@ -216,8 +237,8 @@ size_t kvp_kv_reserve(const kvp_kv_shape *shape, const kvp_settings *settings, c
 {
     uint32_t given = given_head_dim(shape, settings);
     uint32_t first = given ? given : MIN_HEAD_DIM, last = given ? given : KVANT_MAX_HEAD_DIM;
-    const char *specs[2];
-    uint32_t n = specs_of(shape, settings, 0, specs, err, errlen);
+    kvant_settings_layer choices[2];
+    uint32_t n = choices_of(shape, settings, 0, choices, err, errlen);
     size_t most = 0;
 
     if (n == 0)
@@ -225,7 +246,7 @@ size_t kvp_kv_reserve(const kvp_kv_shape *shape, const kvp_settings *settings, c
     snprintf(err, errlen, "no head_dim divides rows of %u numbers; set KVANT_HEAD_DIM to the model's (up to %u)",
              shape->row, KVANT_MAX_HEAD_DIM);
     for (uint32_t head_dim = first; head_dim <= last; head_dim += HEAD_DIM_STEP) {
-        size_t bytes = shape->row % head_dim ? 0 : bytes_for_any(shape, settings, specs, n, head_dim, err, errlen);
+        size_t bytes = shape->row % head_dim ? 0 : bytes_for_any(shape, settings, choices, n, head_dim, err, errlen);
         if (bytes > most)
             most = bytes;
     }
@@ -261,46 +282,27 @@ void kvp_kv_free(kvp_kv *kv)
     free(kv);
 }
 
-/* The codec of every kv head: the same object, unless they are calibrated. */
-static bool get_codecs(const kvp_kv *kv, const char *spec, uint32_t head_dim, const kvant_codec **codecs, char *err,
-                       size_t errlen)
-{
-    for (uint32_t head = 0; head < kv->shape.row / head_dim; head++) {
-        kvp_codec_site site = site_of(&kv->shape, &kv->settings, spec, head_dim, head);
-        codecs[head] = kvp_codec_get(&site, err, errlen);
-        if (codecs[head] == NULL)
-            return false;
-    }
-    return true;
-}
-
 bool kvp_kv_create_cells(kvp_kv *kv, uint32_t head_dim, char *err, size_t errlen)
 {
     kvant_cells_config config = cells_config(&kv->shape, head_dim);
     const kvant_codec **codecs;
-    const char *specs[2];
+    kvant_settings_layer choices[2];
     kvant_status status;
     size_t bytes;
 
-    if (specs_of(&kv->shape, &kv->settings, kv->layers->n, specs, err, errlen) == 0)
+    if (choices_of(&kv->shape, &kv->settings, kv->layers->n, choices, err, errlen) == 0)
         return false;
-    bytes = bytes_for(&kv->shape, &kv->settings, specs[0], head_dim, err, errlen);
+    bytes = bytes_for(&kv->shape, &kv->settings, &choices[0], head_dim, err, errlen);
     if (bytes == 0)
         return false;
     if (bytes > kv->reserved) {
         snprintf(err, errlen, "head_dim %u was not reserved for; set KVANT_HEAD_DIM=%u", head_dim, head_dim);
         return false;
     }
-    codecs = calloc(config.n_kv_heads, sizeof(*codecs));
-    if (codecs == NULL) {
-        snprintf(err, errlen, "%s", kvant_strerror(KVANT_ERR_MEMORY));
+    codecs = get_codecs(&kv->shape, &kv->settings, &choices[0], head_dim, config.n_kv_heads, err, errlen);
+    if (codecs == NULL)
         return false;
-    }
     config.codecs = codecs;
-    if (!get_codecs(kv, specs[0], head_dim, codecs, err, errlen)) {
-        free(codecs);
-        return false;
-    }
     status = kvant_cells_create(&config, kv->memory, &kv->cells);
     free(codecs);
     if (status != KVANT_OK)
@@ -312,11 +314,18 @@ bool kvp_kv_create_cells(kvp_kv *kv, uint32_t head_dim, char *err, size_t errlen
 static void note_bound(const kvp_kv *kv)
 {
     kvant_cells_config config = kvant_cells_get_config(kv->cells);
-    kvant_codec_info info = { .size = sizeof(info) };
+    kvant_codec_info first = { .size = sizeof(first) }, info = { .size = sizeof(info) };
+    double bits = 0;
+    bool alike = true;
 
-    if (kvant_codec_get_info(config.codec, &info) == KVANT_OK)
-        kvp_note("%s: %s, head_dim %u, %u kv heads, %u streams of %u cells, %.3f bits", kv->name, info.spec,
-                 kv->head_dim, config.n_kv_heads, config.n_streams, config.n_cells, info.true_bits);
+    kvant_codec_get_info(config.codecs[0], &first);
+    for (uint32_t head = 0; head < config.n_kv_heads; head++) {
+        kvant_codec_get_info(config.codecs[head], &info);
+        bits += info.true_bits / config.n_kv_heads;
+        alike = alike && strcmp(first.spec, info.spec) == 0;
+    }
+    kvp_note("%s: %s%s, head_dim %u, %u kv heads, %u streams of %u cells, %.3f bits", kv->name, first.spec,
+             alike ? "" : " and others", kv->head_dim, config.n_kv_heads, config.n_streams, config.n_cells, bits);
 }
 
 bool kvp_kv_bind(kvp_kv *kv, uint32_t head_dim)

@@ -20,16 +20,6 @@ typedef struct sizes {
     size_t n_groups, n_sink_slots, n_slots, group_bytes, sealed_bytes, open_bytes;
 } sizes;
 
-/* Codecs of one cache may differ in what becomes of a row, but not in which cells are open and when: a group is open or sealed
- * for all kv heads. A centre of first rows or none is one state of the whole cache, too. */
-static bool fit_together(const kvant_codec_info *a, const kvant_codec_info *b)
-{
-    return a->role == b->role && a->head_dim == b->head_dim && a->block_tokens == b->block_tokens &&
-           a->sink_tokens == b->sink_tokens && a->recent_tokens == b->recent_tokens &&
-           (a->center == KVANT_CENTER_FIRST) == (b->center == KVANT_CENTER_FIRST) &&
-           (a->norm == KVANT_NORM_FIRST) == (b->norm == KVANT_NORM_FIRST);
-}
-
 static const kvant_codec *codec_of(const kvant_cells_config *config, uint32_t kv_head)
 {
     return config->codecs ? config->codecs[kv_head] : config->codec;
@@ -41,7 +31,7 @@ static bool valid_config(const kvant_cells_config *config)
         !config->n_cells || config->n_cells > UINT32_MAX - KVANT_PAGE_TOKENS || !codec_of(config, 0))
         return false;
     for (uint32_t head = 1; config->codecs && head < config->n_kv_heads; head++)
-        if (!config->codecs[head] || !fit_together(&config->codecs[0]->info, &config->codecs[head]->info))
+        if (!config->codecs[head] || !kvant_codecs_fit_together(&config->codecs[0]->info, &config->codecs[head]->info))
             return false;
     return true;
 }

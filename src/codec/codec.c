@@ -279,6 +279,15 @@ kvant_status kvant_codec_accumulate(const kvant_codec *codec, const void *page, 
     return KVANT_OK;
 }
 
+/* A group is open or sealed for all kv heads, and waiting for first rows is a state of the whole cache. */
+int kvant_codecs_fit_together(const kvant_codec_info *a, const kvant_codec_info *b)
+{
+    return a && b && a->role == b->role && a->head_dim == b->head_dim && a->block_tokens == b->block_tokens &&
+           a->sink_tokens == b->sink_tokens && a->recent_tokens == b->recent_tokens &&
+           (a->center == KVANT_CENTER_FIRST) == (b->center == KVANT_CENTER_FIRST) &&
+           (a->norm == KVANT_NORM_FIRST) == (b->norm == KVANT_NORM_FIRST);
+}
+
 kvant_status kvant_codec_create_open(const kvant_codec *codec, kvant_codec **open)
 {
     *open = kvant_alloc(1, sizeof **open);

@@ -45,23 +45,44 @@ static void put(buffer *b, const char *format, ...)
     va_end(args);
 }
 
-/* All layers like entry i, which is the first of them. */
-static void put_codec(buffer *b, const kvant_settings *s, uint32_t i)
+/* Whether all kv heads of entry i have the codec that spec number index of entry is. */
+static bool whole_layer(const kvant_settings *s, uint32_t i, const kvant_settings_entry *entry, uint32_t index)
+{
+    return i < 2 * s->n_layers && s->entries[i].n_specs == 1 &&
+           kvant_settings_same(&s->entries[i], 0, entry, index);
+}
+
+/* A layer whose kv heads differ, as N/H for each kv head H that has the codec. */
+static const char *put_heads(buffer *b, const kvant_settings *s, uint32_t i, const kvant_settings_entry *entry,
+                             uint32_t index, const char *separator)
+{
+    for (uint32_t head = 0; s->entries[i].n_specs > 1 && head < s->entries[i].n_specs; head++)
+        if (kvant_settings_same(&s->entries[i], head, entry, index)) {
+            put(b, "%s%" PRIu32 "/%" PRIu32, separator, i / 2, head);
+            separator = ",";
+        }
+    return separator;
+}
+
+/* All that is like spec number index of entry i, which is the first of them. */
+static void put_codec(buffer *b, const kvant_settings *s, uint32_t i, uint32_t index)
 {
     const kvant_settings_entry *entry = &s->entries[i];
     const char *separator = i % 2 ? "v " : "k ";
     for (uint32_t j = i; j < 2 * s->n_layers; j += 2) {
         uint32_t first = j;
-        if (!kvant_settings_same(&s->entries[j], entry))
+        if (!whole_layer(s, j, entry, index)) {
+            separator = put_heads(b, s, j, entry, index, separator);
             continue;
-        while (j + 2 < 2 * s->n_layers && kvant_settings_same(&s->entries[j + 2], entry))
+        }
+        while (whole_layer(s, j + 2, entry, index))
             j += 2;
         put(b, "%s%" PRIu32, separator, first / 2);
         if (j > first)
             put(b, "-%" PRIu32, j / 2);
         separator = ",";
     }
-    put(b, " %" PRIu32 "x%" PRIu32 " %s\n", entry->n_kv_heads, entry->head_dim, entry->spec);
+    put(b, " %" PRIu32 "x%" PRIu32 " %s\n", entry->n_kv_heads, entry->head_dim, entry->specs[index]);
 }
 
 kvant_status kvant_settings_format(const kvant_settings *s, char **text, size_t *n, const kvant_error *error)
@@ -77,8 +98,9 @@ kvant_status kvant_settings_format(const kvant_settings *s, char **text, size_t 
         put(&b, "calibration %016" PRIx64 " %s\n", s->calibration_checksum, s->calibration);
     for (uint32_t role = 0; role < 2; role++)
         for (uint32_t i = role; i < 2 * s->n_layers; i += 2)
-            if (kvant_settings_is_first(s, i))
-                put_codec(&b, s, i);
+            for (uint32_t index = 0; index < s->entries[i].n_specs; index++)
+                if (kvant_settings_is_first(s, i, index))
+                    put_codec(&b, s, i, index);
     if (!b.failed)
         put(&b, KVANT_SETTINGS_CHECK "%016" PRIx64 "\n", kvant_fnv1a(KVANT_FNV_START, b.text, b.n));
     *text = b.text;

@@ -105,58 +105,102 @@ static kvant_status read_calibration(kvant_settings *s, line *l)
     return KVANT_OK;
 }
 
-/* "N" or "N-M", the next piece of a list of layers. */
-static bool take_range(line *l, const kvant_settings *s, uint32_t *first, uint32_t *last)
+#define ALL_HEADS UINT32_MAX
+
+/* The next piece of a list of layers: "N" or "N-M", all kv heads of them, or "N/H", kv head H of layer N. */
+typedef struct piece {
+    uint32_t first, last, head;
+} piece;
+
+static bool take_piece(line *l, const kvant_settings *s, piece *p)
 {
-    if (!take_number(l, s->n_layers - 1, first))
+    p->head = ALL_HEADS;
+    if (!take_number(l, s->n_layers - 1, &p->first))
         return false;
-    *last = *first;
-    return !take(l, "-") || (take_number(l, s->n_layers - 1, last) && *last > *first);
+    p->last = p->first;
+    if (take(l, "/"))
+        return take_number(l, KVANT_SETTINGS_MAX_KV_HEADS - 1, &p->head);
+    return !take(l, "-") || (take_number(l, s->n_layers - 1, &p->last) && p->last > p->first);
 }
 
-static kvant_status fill_layer(kvant_settings *s, uint32_t layer, kvant_role role,
-                               const kvant_settings_entry *entry, const line *l)
+/* What a line says of its layers. */
+typedef struct statement {
+    uint32_t n_kv_heads, head_dim;
+    char spec[KVANT_SPEC_MAX_LENGTH + 1];
+} statement;
+
+static kvant_status wrong_layer(const line *l, kvant_role role, uint32_t layer, const char *what)
+{
+    return kvant_fail(l->error, KVANT_ERR_FORMAT, "line %" PRIu32 ": %s of layer %" PRIu32 " %s", l->number,
+                      role == KVANT_ROLE_K ? "keys" : "values", layer, what);
+}
+
+/* Room for the layer's specs when the line is the first that names it. */
+static kvant_status open_layer(kvant_settings *s, kvant_settings_entry *to, const statement *said, uint32_t head,
+                               const line *l)
+{
+    char reason[128] = "";
+    kvant_error inner = { reason, sizeof reason };
+    if (to->head_dim)
+        return KVANT_OK;
+    kvant_status status = kvant_settings_open_entry(s, to, said->n_kv_heads, said->head_dim,
+                                                    head == ALL_HEADS ? 1 : said->n_kv_heads, &inner);
+    return status == KVANT_OK ? status
+                              : kvant_fail(l->error, status == KVANT_ERR_ARGUMENT ? KVANT_ERR_FORMAT : status,
+                                           "line %" PRIu32 ": %s", l->number, reason);
+}
+
+static kvant_status fill_layer(kvant_settings *s, uint32_t layer, kvant_role role, const statement *said,
+                               uint32_t head, const line *l)
 {
     kvant_settings_entry *to = &s->entries[2 * layer + (uint32_t)role];
-    if (to->head_dim)
-        return kvant_fail(l->error, KVANT_ERR_FORMAT, "line %" PRIu32 ": %s of layer %" PRIu32 " are given twice",
-                          l->number, role == KVANT_ROLE_K ? "keys" : "values", layer);
-    *to = *entry;
+    const uint32_t index = head == ALL_HEADS ? 0 : head;
+    if (head != ALL_HEADS && head >= said->n_kv_heads)
+        return wrong_layer(l, role, layer, "do not have that kv head");
+    KVANT_FORWARD(open_layer(s, to, said, head, l));
+    if (to->n_kv_heads != said->n_kv_heads || to->head_dim != said->head_dim)
+        return wrong_layer(l, role, layer, "are given two shapes");
+    if (index >= to->n_specs || (head == ALL_HEADS && to->n_specs > 1) || to->specs[index])
+        return wrong_layer(l, role, layer, "are given twice");
+    kvant_settings_set_spec(to, index, said->spec);
     return KVANT_OK;
 }
 
 /* Behind the list of layers: "3x64 SPEC". */
-static kvant_status read_entry(line *l, kvant_settings_entry *entry)
+static kvant_status read_statement(line *l, statement *said)
 {
     char reason[256] = "";
     kvant_error inner = { reason, sizeof reason };
-    if (!take(l, " ") || !take_number(l, KVANT_SETTINGS_MAX_KV_HEADS, &entry->n_kv_heads) || !take(l, "x") ||
-        !take_number(l, KVANT_MAX_HEAD_DIM, &entry->head_dim) || !take(l, " "))
+    if (!take(l, " ") || !take_number(l, KVANT_SETTINGS_MAX_KV_HEADS, &said->n_kv_heads) || !take(l, "x") ||
+        !take_number(l, KVANT_MAX_HEAD_DIM, &said->head_dim) || !take(l, " "))
         return wrong(l, "layers are followed by their shape, kv heads x head_dim, as in 0-3,7 3x64");
-    if (!take_rest(l, entry->spec, KVANT_SPEC_MAX_LENGTH))
+    if (!take_rest(l, said->spec, KVANT_SPEC_MAX_LENGTH))
         return wrong(l, "the shape is followed by a codec spec of 1 to 255 bytes");
-    const kvant_settings_layer layer = { entry->spec, entry->n_kv_heads, entry->head_dim };
+    const kvant_settings_layer layer = { .spec = said->spec,
+                                         .n_kv_heads = said->n_kv_heads,
+                                         .head_dim = said->head_dim };
     return kvant_settings_check_entry(&layer, &inner) == KVANT_OK ? KVANT_OK : wrong(l, reason);
 }
 
 static kvant_status read_codec(kvant_settings *s, line *l, kvant_role role)
 {
-    kvant_settings_entry entry = { .n_kv_heads = 0 };
-    uint32_t first, last;
+    statement said = { .n_kv_heads = 0 };
+    piece p;
     if (!s->entries)
         return wrong(l, "the number of layers has to come before the codecs");
     line list = *l;
     do {
-        if (!take_range(l, s, &first, &last))
+        if (!take_piece(l, s, &p))
             return kvant_fail(l->error, KVANT_ERR_FORMAT,
-                              "line %" PRIu32 ": layers are written as 0-3,7, from 0 to %" PRIu32, l->number,
-                              s->n_layers - 1);
+                              "line %" PRIu32 ": layers are written as 0-3,7 or, for kv head 1 of layer 7, 7/1; "
+                              "they are 0 to %" PRIu32,
+                              l->number, s->n_layers - 1);
     } while (take(l, ","));
-    KVANT_FORWARD(read_entry(l, &entry));
+    KVANT_FORWARD(read_statement(l, &said));
     do {
-        take_range(&list, s, &first, &last);
-        for (uint32_t layer = first; layer <= last; layer++)
-            KVANT_FORWARD(fill_layer(s, layer, role, &entry, l));
+        take_piece(&list, s, &p);
+        for (uint32_t layer = p.first; layer <= p.last; layer++)
+            KVANT_FORWARD(fill_layer(s, layer, role, &said, p.head, l));
     } while (take(&list, ","));
     return KVANT_OK;
 }
@@ -212,14 +256,25 @@ static kvant_status check_sum(const char *text, size_t n, size_t *body, const kv
     return KVANT_OK;
 }
 
-static kvant_status check_complete(const kvant_settings *s, const kvant_error *error)
+static bool is_complete(const kvant_settings_entry *entry)
+{
+    for (uint32_t index = 0; index < entry->n_specs; index++)
+        if (!entry->specs[index])
+            return false;
+    return entry->n_specs > 0;
+}
+
+static kvant_status complete(kvant_settings *s, const kvant_error *error)
 {
     if (!s->entries)
         return kvant_fail(error, KVANT_ERR_FORMAT, "the settings file does not say how many layers there are");
-    for (uint32_t i = 0; i < 2 * s->n_layers; i++)
-        if (!s->entries[i].head_dim)
-            return kvant_fail(error, KVANT_ERR_FORMAT, "the settings file has no codec for %s of layer %" PRIu32,
-                              i % 2 ? "values" : "keys", i / 2);
+    for (uint32_t i = 0; i < 2 * s->n_layers; i++) {
+        if (!is_complete(&s->entries[i]))
+            return kvant_fail(error, KVANT_ERR_FORMAT,
+                              "the settings file has no codec for %s of layer %" PRIu32 "%s", i % 2 ? "values" : "keys",
+                              i / 2, s->entries[i].n_specs > 0 ? " in one of its kv heads" : "");
+        kvant_settings_close_entry(s, &s->entries[i]);
+    }
     return KVANT_OK;
 }
 
@@ -236,5 +291,5 @@ kvant_status kvant_settings_parse(kvant_settings *s, const char *text, size_t n,
     }
     if (number == 0)
         return kvant_fail(error, KVANT_ERR_FORMAT, "this is not a settings file of kvant");
-    return check_complete(s, error);
+    return complete(s, error);
 }

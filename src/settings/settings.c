@@ -10,11 +10,14 @@
 
 #include "../base/alloc.h"
 #include "../calibration/format.h"
+#include "../codec/codec_internal.h"
 
 void kvant_settings_free(kvant_settings **settings)
 {
     if (!settings || !*settings)
         return;
+    for (uint32_t i = 0; (*settings)->entries && i < 2 * (*settings)->n_layers; i++)
+        kvant_free((*settings)->entries[i].specs);
     kvant_free((*settings)->entries);
     kvant_free((*settings)->folder);
     kvant_free(*settings);
@@ -42,16 +45,47 @@ kvant_status kvant_settings_check_entry(const kvant_settings_layer *layer, const
     return kvant_spec_parse(layer->spec, &spec, error);
 }
 
-bool kvant_settings_same(const kvant_settings_entry *a, const kvant_settings_entry *b)
+kvant_status kvant_settings_open_entry(kvant_settings *s, kvant_settings_entry *entry, uint32_t n_kv_heads,
+                                       uint32_t head_dim, uint32_t n_specs, const kvant_error *error)
 {
-    return a->n_kv_heads == b->n_kv_heads && a->head_dim == b->head_dim && strcmp(a->spec, b->spec) == 0;
+    if (n_specs > KVANT_SETTINGS_MAX_SPECS - s->n_specs)
+        return kvant_fail(error, KVANT_ERR_ARGUMENT, "more than %u codecs in one file", KVANT_SETTINGS_MAX_SPECS);
+    const char **specs = kvant_alloc(n_specs, sizeof *specs + KVANT_SPEC_MAX_LENGTH + 1);
+    if (!specs)
+        return kvant_fail(error, KVANT_ERR_MEMORY, "no memory for settings");
+    *entry = (kvant_settings_entry){ n_kv_heads, head_dim, n_specs, specs };
+    s->n_specs += n_specs;
+    return KVANT_OK;
 }
 
-bool kvant_settings_is_first(const kvant_settings *s, uint32_t i)
+void kvant_settings_set_spec(kvant_settings_entry *entry, uint32_t index, const char *spec)
 {
-    for (uint32_t j = i % 2; j < i; j += 2)
-        if (kvant_settings_same(&s->entries[j], &s->entries[i]))
-            return false;
+    char *text = (char *)(entry->specs + entry->n_specs) + (size_t)index * (KVANT_SPEC_MAX_LENGTH + 1);
+    strcpy(text, spec);
+    entry->specs[index] = text;
+}
+
+void kvant_settings_close_entry(kvant_settings *s, kvant_settings_entry *entry)
+{
+    for (uint32_t i = 1; i < entry->n_specs; i++)
+        if (strcmp(entry->specs[0], entry->specs[i]) != 0)
+            return;
+    s->n_specs -= entry->n_specs - 1;
+    entry->n_specs = 1; /* the text stays where it is */
+}
+
+bool kvant_settings_same(const kvant_settings_entry *x, uint32_t a, const kvant_settings_entry *y, uint32_t b)
+{
+    return x->n_kv_heads == y->n_kv_heads && x->head_dim == y->head_dim && strcmp(x->specs[a], y->specs[b]) == 0;
+}
+
+bool kvant_settings_is_first(const kvant_settings *s, uint32_t i, uint32_t index)
+{
+    const kvant_settings_entry *entry = &s->entries[i];
+    for (uint32_t j = i % 2; j <= i; j += 2)
+        for (uint32_t other = 0; other < (j < i ? s->entries[j].n_specs : index); other++)
+            if (kvant_settings_same(&s->entries[j], other, entry, index))
+                return false;
     return true;
 }
 
@@ -88,17 +122,36 @@ static kvant_status set_calibration(kvant_settings *s, const kvant_settings_conf
     return KVANT_OK;
 }
 
+/* Every spec is checked before room is made for them: their number comes from the caller. */
+static kvant_status set_entry(kvant_settings *s, uint32_t i, const kvant_settings_layer *layer,
+                              const kvant_error *error)
+{
+    kvant_settings_entry *entry = &s->entries[i];
+    if (!layer->spec == !layer->heads)
+        return kvant_fail(error, KVANT_ERR_ARGUMENT,
+                          "layer %" PRIu32 " needs either a spec or specs of its kv heads", i / 2);
+    const uint32_t n = layer->heads ? layer->n_kv_heads : 1;
+    for (uint32_t h = 0; h < n; h++) {
+        kvant_settings_layer one = *layer;
+        one.spec = layer->heads ? layer->heads[h] : layer->spec;
+        if (!one.spec)
+            return kvant_fail(error, KVANT_ERR_ARGUMENT, "layer %" PRIu32 " lacks the spec of a kv head", i / 2);
+        KVANT_FORWARD(kvant_settings_check_entry(&one, error));
+    }
+    if (n == 0)
+        return kvant_settings_check_entry(layer, error);
+    KVANT_FORWARD(kvant_settings_open_entry(s, entry, layer->n_kv_heads, layer->head_dim, n, error));
+    for (uint32_t h = 0; h < n; h++)
+        kvant_settings_set_spec(entry, h, layer->heads ? layer->heads[h] : layer->spec);
+    kvant_settings_close_entry(s, entry);
+    return KVANT_OK;
+}
+
 static kvant_status set_entries(kvant_settings *s, const kvant_settings_config *config, const kvant_error *error)
 {
     KVANT_FORWARD(kvant_settings_set_layers(s, config->n_layers, error));
-    for (uint32_t i = 0; i < 2 * config->n_layers; i++) {
-        const kvant_settings_layer *layer = &config->layers[i];
-        if (!layer->spec)
-            return kvant_fail(error, KVANT_ERR_ARGUMENT, "layer %" PRIu32 " has no spec", i / 2);
-        KVANT_FORWARD(kvant_settings_check_entry(layer, error));
-        s->entries[i] = (kvant_settings_entry){ .n_kv_heads = layer->n_kv_heads, .head_dim = layer->head_dim };
-        strcpy(s->entries[i].spec, layer->spec);
-    }
+    for (uint32_t i = 0; i < 2 * config->n_layers; i++)
+        KVANT_FORWARD(set_entry(s, i, &config->layers[i], error));
     return KVANT_OK;
 }
 
@@ -208,7 +261,9 @@ kvant_status kvant_settings_get_layer(const kvant_settings *settings, uint32_t l
     if (!settings || !entry || layer >= settings->n_layers || (role != KVANT_ROLE_K && role != KVANT_ROLE_V))
         return KVANT_ERR_ARGUMENT;
     const kvant_settings_entry *found = &settings->entries[2 * layer + (uint32_t)role];
-    *entry = (kvant_settings_layer){ found->spec, found->n_kv_heads, found->head_dim };
+    const bool alike = found->n_specs == 1;
+    *entry = (kvant_settings_layer){ alike ? found->specs[0] : NULL, found->n_kv_heads, found->head_dim,
+                                     alike ? NULL : found->specs };
     return KVANT_OK;
 }
 
@@ -276,20 +331,47 @@ static kvant_status check_calibrated(const kvant_settings_entry *e, const kvant_
     return kvant_fail(error, KVANT_ERR_ARGUMENT, "the calibration is of another shape of model");
 }
 
-static kvant_status check_layer(const kvant_settings *s, uint32_t i, const kvant_calibration *calibration,
-                                const kvant_error *error)
+/* Makes the codec of a kv head; info (or NULL) is what it is like. */
+static kvant_status check_spec(const kvant_settings_entry *e, uint32_t i, uint32_t head,
+                               const kvant_calibration *calibration, kvant_codec_info *info,
+                               const kvant_error *error)
 {
-    const kvant_settings_entry *e = &s->entries[i];
-    const kvant_role role = i % 2 ? KVANT_ROLE_V : KVANT_ROLE_K;
     kvant_codec *codec;
-    if (calibration && s->calibration[0])
-        KVANT_FORWARD(check_calibrated(e, calibration, i / 2, role, error));
-    if (!kvant_settings_is_first(s, i))
-        return KVANT_OK;
-    kvant_status status = kvant_codec_create_calibrated(e->spec, e->head_dim, role, 0, calibration, i / 2, 0,
-                                                        &codec, error->text, error->size);
+    kvant_status status =
+        kvant_codec_create_calibrated(e->specs[head], e->head_dim, i % 2 ? KVANT_ROLE_V : KVANT_ROLE_K, 0,
+                                      calibration, i / 2, head, &codec, error->text, error->size);
+    if (status == KVANT_OK && info)
+        *info = codec->info;
     kvant_codec_free(&codec);
     return status;
+}
+
+static kvant_status check_heads(const kvant_settings_entry *e, uint32_t i, const kvant_calibration *calibration,
+                                const char **spec, const kvant_error *error)
+{
+    kvant_codec_info first, info;
+    for (uint32_t head = 0; head < e->n_specs; head++) {
+        *spec = e->specs[head];
+        KVANT_FORWARD(check_spec(e, i, head, calibration, head == 0 ? &first : &info, error));
+        if (head > 0 && !kvant_codecs_fit_together(&first, &info))
+            return kvant_fail(error, KVANT_ERR_ARGUMENT,
+                              "it keeps other tokens in fp16 or has another kind of centre than %s of kv head 0",
+                              e->specs[0]);
+    }
+    return KVANT_OK;
+}
+
+/* *spec becomes the one that is wrong. */
+static kvant_status check_layer(const kvant_settings *s, uint32_t i, const kvant_calibration *calibration,
+                                const char **spec, const kvant_error *error)
+{
+    const kvant_settings_entry *e = &s->entries[i];
+    if (calibration && s->calibration[0])
+        KVANT_FORWARD(check_calibrated(e, calibration, i / 2, i % 2 ? KVANT_ROLE_V : KVANT_ROLE_K, error));
+    if (e->n_specs > 1)
+        return check_heads(e, i, calibration, spec, error);
+    *spec = e->specs[0];
+    return kvant_settings_is_first(s, i, 0) ? check_spec(e, i, 0, calibration, NULL, error) : KVANT_OK;
 }
 
 kvant_status kvant_settings_check(const kvant_settings *settings, const kvant_calibration *calibration, char *err,
@@ -302,11 +384,12 @@ kvant_status kvant_settings_check(const kvant_settings *settings, const kvant_ca
         KVANT_FORWARD(check_theirs(settings, calibration, "the calibration", &error));
     for (uint32_t i = 0; i < 2 * settings->n_layers; i++) {
         char reason[512] = "";
+        const char *spec = settings->entries[i].specs[0];
         kvant_error inner = { reason, sizeof reason };
-        kvant_status status = check_layer(settings, i, calibration, &inner);
+        kvant_status status = check_layer(settings, i, calibration, &spec, &inner);
         if (status != KVANT_OK)
             return kvant_fail(&error, status, "layer %" PRIu32 ", %s, %s: %s", i / 2, i % 2 ? "values" : "keys",
-                              settings->entries[i].spec, reason[0] ? reason : kvant_strerror(status));
+                              spec, reason[0] ? reason : kvant_strerror(status));
     }
     return KVANT_OK;
 }

@@ -18,9 +18,13 @@ static void compare(const kvant_settings *a, const kvant_settings *b)
     if (a->n_layers != b->n_layers || strcmp(a->model, b->model) != 0 ||
         strcmp(a->calibration, b->calibration) != 0 || a->model_fingerprint != b->model_fingerprint)
         abort();
-    for (uint32_t i = 0; i < 2 * a->n_layers; i++)
-        if (!kvant_settings_same(&a->entries[i], &b->entries[i]))
+    for (uint32_t i = 0; i < 2 * a->n_layers; i++) {
+        if (a->entries[i].n_specs != b->entries[i].n_specs)
             abort();
+        for (uint32_t index = 0; index < a->entries[i].n_specs; index++)
+            if (!kvant_settings_same(&a->entries[i], index, &b->entries[i], index))
+                abort();
+    }
 }
 
 static void come_back(const kvant_settings *settings)
@@ -64,11 +68,12 @@ int LLVMFuzzerTestOneInput(const uint8_t *data, size_t n)
 static const char valid[] = "kvant-settings 1\n"
                             "model A Model 135M\n"
                             "fingerprint 0123456789abcdef\n"
-                            "layers 30\n"
+                            "layers 12\n"
                             "calibration fedcba9876543210 a model.kvcal\n"
-                            "k 0,2-28 3x64 trellis-4:transform=file\n"
-                            "k 1,29 3x64 f16\n"
-                            "v 0-29 3x64 turboquant-3:center=file\n";
+                            "k 0,2-10 3x64 trellis-4:transform=file\n"
+                            "k 1,11/0,11/2 3x64 f16\n"
+                            "k 11/1 3x64 turboquant-3:center=file\n"
+                            "v 0-11 3x64 turboquant-3:center=file\n";
 
 static uint64_t next(uint64_t *state)
 {
@@ -81,7 +86,7 @@ static uint64_t next(uint64_t *state)
 /* Bytes that mean something to the parser, flipped bits, pieces that are lost or come twice. */
 static size_t mutate(char *text, size_t n, uint64_t *state)
 {
-    static const char words[] = "0193-,x \n:=kvac\r\x7f\xff";
+    static const char words[] = "0193-,/x \n:=kvac\r\x7f\xff";
     for (uint64_t left = next(state) % 4 + 1; left; left--) {
         size_t at = next(state) % n, length = next(state) % (n - at) % 40;
         switch (next(state) % 4) {

@@ -148,6 +148,20 @@ static void settings_file_names_codecs(void **state)
     }
 }
 
+/* Bits are the mean: (16 + 4.25 + 16) / 3. */
+static void settings_file_names_codecs_of_kv_heads(void **state)
+{
+    struct outcome outcome = run_config("kvant-settings 1\nlayers 30\nk 0-29 3x64 f16\nv 0-28,29/0,29/2 3x64 f16\n"
+                                        "v 29/1 3x64 turboquant-4\n",
+                                        "");
+
+    (void)state;
+    assert_int_equal(outcome.status, 0);
+    assert_true(says(&outcome, "cache_v_l28: f16, head_dim 64"));
+    assert_true(says(&outcome, "cache_v_l29: f16 and others, head_dim 64, 3 kv heads"));
+    assert_true(says(&outcome, "12.083 bits"));
+}
+
 /* SmolLM2 has 30 layers of 3 kv heads of 64. */
 static void settings_file_of_another_model_is_refused(void **state)
 {
@@ -177,12 +191,15 @@ static void settings_file_chooses_alone(void **state)
     static const char body[] = "kvant-settings 1\nlayers 30\nk 0-29 3x64 f16\nv 0-29 3x64 f16\n";
     static const char needs[] = "kvant-settings 1\nlayers 30\ncalibration 0123456789abcdef absent.kvcal\n"
                                 "k 0-29 3x64 f16\nv 0-29 3x64 f16\n";
+    static const char mixed[] = "kvant-settings 1\nlayers 30\nk 0/0 3x64 int-4:sink=4\nk 0/1,0/2,1-29 3x64 f16\n"
+                                "v 0-29 3x64 f16\n";
     static const struct {
         const char *body, *more, *said;
     } cases[] = { { body, "KVANT_K=f16", "KVANT_CONFIG and KVANT_K are both set" },
                   { body, "KVANT_PRESET=small", "KVANT_CONFIG and KVANT_PRESET are both set" },
                   { body, "KVANT_PROTECT=1", "KVANT_CONFIG and KVANT_PROTECT are both set" },
-                  { needs, "", "absent.kvcal: No such file" } };
+                  { needs, "", "absent.kvcal: No such file" },
+                  { mixed, "", "layer 0, keys, f16: it keeps other tokens in fp16" } };
 
     (void)state;
     for (size_t i = 0; i < sizeof(cases) / sizeof(cases[0]); i++) {
@@ -325,6 +342,7 @@ int main(void)
         cmocka_unit_test(verbose_names_codecs),
         cmocka_unit_test(presets_name_codecs),
         cmocka_unit_test(settings_file_names_codecs),
+        cmocka_unit_test(settings_file_names_codecs_of_kv_heads),
         cmocka_unit_test(settings_file_of_another_model_is_refused),
         cmocka_unit_test(settings_file_chooses_alone),
         cmocka_unit_test(first_and_last_layers_are_protected),

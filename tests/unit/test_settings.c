@@ -36,17 +36,19 @@ static int remove_folder(void **state)
     return system(command);
 }
 
+static const char *const heads[] = { "turboquant-3", "int-2:group=32", "turboquant-3" };
+
 static const kvant_settings_layer layers[2 * LAYERS] = {
-    { "turboquant-4:center=first", 3, 64 },
-    { "turboquant-3", 3, 32 },
-    { "f16", 3, 64 },
-    { "turboquant-3", 3, 32 },
-    { "turboquant-4:center=first", 3, 64 },
-    { "turboquant-3", 3, 32 },
-    { "turboquant-4:center=first", 3, 64 },
-    { "turboquant-3", 1, 32 },
-    { "turboquant-4:center=first", 3, 64 },
-    { "int-2:group=32", 3, 32 },
+    { "turboquant-4:center=first", 3, 64, NULL },
+    { "turboquant-3", 3, 32, NULL },
+    { "f16", 3, 64, NULL },
+    { "turboquant-3", 3, 32, NULL },
+    { "turboquant-4:center=first", 3, 64, NULL },
+    { "turboquant-3", 3, 32, NULL },
+    { "turboquant-4:center=first", 3, 64, NULL },
+    { "turboquant-3", 1, 32, NULL },
+    { "turboquant-4:center=first", 3, 64, NULL },
+    { NULL, 3, 32, heads },
 };
 
 static const char written[] = "kvant-settings 1\n"
@@ -56,9 +58,9 @@ static const char written[] = "kvant-settings 1\n"
                               "calibration fedcba9876543210 a model.kvcal\n"
                               "k 0,2-4 3x64 turboquant-4:center=first\n"
                               "k 1 3x64 f16\n"
-                              "v 0-2 3x32 turboquant-3\n"
+                              "v 0-2,4/0,4/2 3x32 turboquant-3\n"
                               "v 3 1x32 turboquant-3\n"
-                              "v 4 3x32 int-2:group=32\n";
+                              "v 4/1 3x32 int-2:group=32\n";
 
 static kvant_settings_config usual_config(void)
 {
@@ -111,7 +113,12 @@ static void assert_usual(const kvant_settings *settings)
     for (uint32_t i = 0; i < 2 * LAYERS; i++) {
         kvant_settings_layer layer;
         assert_int_equal(kvant_settings_get_layer(settings, i / 2, (kvant_role)(i % 2), &layer), KVANT_OK);
-        assert_string_equal(layer.spec, layers[i].spec);
+        assert_true((layer.spec == NULL) == (layers[i].spec == NULL));
+        assert_true((layer.heads == NULL) == (layers[i].heads == NULL));
+        for (uint32_t h = 0; layer.heads && h < layer.n_kv_heads; h++)
+            assert_string_equal(layer.heads[h], layers[i].heads[h]);
+        if (layer.spec)
+            assert_string_equal(layer.spec, layers[i].spec);
         assert_int_equal(layer.n_kv_heads, layers[i].n_kv_heads);
         assert_int_equal(layer.head_dim, layers[i].head_dim);
     }
@@ -146,12 +153,12 @@ static void smallest_and_largest_come_back(void **state)
 {
     static char specs[2 * KVANT_SETTINGS_MAX_LAYERS][16];
     static kvant_settings_layer many[2 * KVANT_SETTINGS_MAX_LAYERS];
-    const kvant_settings_layer one[2] = { { "f16", 1, 1 }, { "f16", 4096, 512 } };
+    const kvant_settings_layer one[2] = { { "f16", 1, 1, NULL }, { "f16", 4096, 512, NULL } };
     kvant_settings_config config = { .size = sizeof config, .n_layers = 1, .layers = one };
     (void)state;
     for (uint32_t i = 0; i < COUNT(many); i++) {
         snprintf(specs[i], sizeof specs[i], "codec-%u", (unsigned)i);
-        many[i] = (kvant_settings_layer){ specs[i], 8, 128 };
+        many[i] = (kvant_settings_layer){ specs[i], 8, 128, NULL };
     }
     for (int large = 0; large < 2; large++) {
         kvant_settings *made = create(&config), *loaded;
@@ -230,7 +237,22 @@ static void every_rule_names_its_line(void **state)
           "line 4: values of layer 1 are given twice" },
         { "kvant-settings 1\nlayers 2\nk 0-1 1x1 f16\nv 0 1x1 f16\n", "no codec for values of layer 1" },
         { "kvant-settings 1\nlayers 2\nk 0-2 1x1 f16\nv 0-1 1x1 f16\n",
-          "line 3: layers are written as 0-3,7, from 0 to 1" },
+          "line 3: layers are written as 0-3,7 or, for kv head 1 of layer 7, 7/1; they are 0 to 1" },
+        { "kvant-settings 1\nlayers 1\nk 0/ 1x1 f16\nv 0 1x1 f16\n", "line 3: layers are written" },
+        { "kvant-settings 1\nlayers 2\nk 0-1/0 1x1 f16\nv 0-1 1x1 f16\n", "line 3: layers are followed by" },
+        { "kvant-settings 1\nlayers 1\nk 0/4096 2x1 f16\nv 0 1x1 f16\n", "line 3: layers are written" },
+        { "kvant-settings 1\nlayers 1\nk 0/2 2x1 f16\nv 0 1x1 f16\n",
+          "line 3: keys of layer 0 do not have that kv head" },
+        { "kvant-settings 1\nlayers 1\nk 0/0 2x1 f16\nv 0 2x1 f16\n", "keys of layer 0 in one of its kv heads" },
+        { "kvant-settings 1\nlayers 1\nk 0/0,0/1,0/0 2x1 f16\nv 0 2x1 f16\n", "line 3: keys of layer 0 are given twice" },
+        { "kvant-settings 1\nlayers 1\nk 0/0 2x1 f16\nk 0 2x1 f32\nv 0 2x1 f16\n",
+          "line 4: keys of layer 0 are given twice" },
+        { "kvant-settings 1\nlayers 1\nk 0 2x1 f16\nk 0/1 2x1 f32\nv 0 2x1 f16\n",
+          "line 4: keys of layer 0 are given twice" },
+        { "kvant-settings 1\nlayers 1\nk 0/0 2x1 f16\nk 0/1 2x2 f16\nv 0 2x1 f16\n",
+          "line 4: keys of layer 0 are given two shapes" },
+        { "kvant-settings 1\nlayers 5\nk 0/0,1/0,2/0,3/0,4/0 4096x1 f16\nv 0 2x1 f16\n",
+          "line 3: more than 16384 codecs" },
         { "kvant-settings 1\nlayers 2\nk 1-0 1x1 f16\nv 0-1 1x1 f16\n", "line 3: layers are written" },
         { "kvant-settings 1\nlayers 2\nk 0-1,1x1 f16\nv 0-1 1x1 f16\n", "line 3" },
         { "kvant-settings 1\nlayers 2\nk  1x1 f16 and so on\nv 0-1 1x1 f16\n", "line 3: layers are written" },
@@ -331,15 +353,24 @@ static void wrong_arguments_are_refused(void **state)
     REFUSED(layers, wrong, KVANT_ERR_ARGUMENT);
     wrong[3].spec = "f16\nlayers 1";
     REFUSED(layers, wrong, KVANT_ERR_SPEC);
-    wrong[3] = (kvant_settings_layer){ "f16", 0, 64 };
+    wrong[3] = (kvant_settings_layer){ "f16", 0, 64, NULL };
     REFUSED(layers, wrong, KVANT_ERR_ARGUMENT);
-    wrong[3] = (kvant_settings_layer){ "f16", 1, 513 };
+    wrong[3] = (kvant_settings_layer){ "f16", 1, 513, NULL };
     REFUSED(layers, wrong, KVANT_ERR_ARGUMENT);
+    wrong[3] = (kvant_settings_layer){ "f16", 3, 64, heads };
+    REFUSED(layers, wrong, KVANT_ERR_ARGUMENT);
+    wrong[3] = (kvant_settings_layer){ NULL, 0, 64, heads };
+    REFUSED(layers, wrong, KVANT_ERR_ARGUMENT);
+    wrong[3] = (kvant_settings_layer){ NULL, 3, 64, (const char *const[]){ "f16", NULL, "f16" } };
+    REFUSED(layers, wrong, KVANT_ERR_ARGUMENT);
+    wrong[3] = (kvant_settings_layer){ NULL, 3, 64, (const char *const[]){ "f16", "f16", "f 16" } };
+    REFUSED(layers, wrong, KVANT_ERR_SPEC);
 #undef REFUSED
     settings = create(&good);
     assert_int_equal(kvant_settings_get_layer(settings, LAYERS, KVANT_ROLE_K, &layer), KVANT_ERR_ARGUMENT);
     assert_int_equal(kvant_settings_get_layer(settings, 0, (kvant_role)2, &layer), KVANT_ERR_ARGUMENT);
     assert_int_equal(kvant_settings_save(settings, in_folder("no/such/folder"), err, sizeof err), KVANT_ERR_IO);
+    kvant_settings_free(&settings);
     assert_int_equal(kvant_settings_load(NULL, &settings, err, sizeof err), KVANT_ERR_ARGUMENT);
 }
 
@@ -349,7 +380,10 @@ static kvant_settings *calibrated_settings(const char *spec, uint32_t n_kv_heads
 {
     kvant_calibration_info info = { .size = sizeof info };
     const kvant_settings_layer two[4] = {
-        { "int-4:center=file", 2, 8 }, { "int-4", 2, 8 }, { spec, n_kv_heads, head_dim }, { "int-4", 2, 8 }
+        { "int-4:center=file", 2, 8, NULL },
+        { "int-4", 2, 8, NULL },
+        { spec, n_kv_heads, head_dim, NULL },
+        { "int-4", 2, 8, NULL },
     };
     assert_int_equal(kvant_calibration_get_info(calibration, &info), KVANT_OK);
     const kvant_settings_config config = { .size = sizeof config,
@@ -439,6 +473,33 @@ static void check_creates_every_codec(void **state)
     kvant_calibration_free(&calibration);
 }
 
+static void check_creates_every_kv_head(void **state)
+{
+    static const struct {
+        const char *keys[2];
+        kvant_status status;
+        const char *said;
+    } cases[] = {
+        { { "int-4:transform=file", "turboquant-2:transform=file,feedback" }, KVANT_OK, "" },
+        { { "int-4", "int-9" }, KVANT_ERR_SPEC, "layer 0, keys, int-9: " },
+        { { "int-4:center=file", "trellis-4" }, KVANT_ERR_ARGUMENT, "layer 0, keys, trellis-4: it keeps other" },
+        { { "int-4:center=first,sink=0", "int-4" }, KVANT_ERR_ARGUMENT, "layer 0, keys, int-4: it keeps other" },
+    };
+    kvant_calibration *calibration = calibrate_fixed(8);
+    (void)state;
+    for (size_t i = 0; i < COUNT(cases); i++) {
+        const kvant_settings_layer one[2] = { { NULL, 2, 8, cases[i].keys }, { "int-4", 2, 8, NULL } };
+        const kvant_settings_config config = { .size = sizeof config, .n_layers = 1, .layers = one };
+        kvant_settings *settings = create(&config);
+        char err[512] = "";
+        kvant_status status = kvant_settings_check(settings, calibration, err, sizeof err);
+        if (status != cases[i].status || strncmp(err, cases[i].said, strlen(cases[i].said)) != 0)
+            fail_msg("case %zu: status %d, \"%s\"", i, (int)status, err);
+        kvant_settings_free(&settings);
+    }
+    kvant_calibration_free(&calibration);
+}
+
 /* Every preset works without a calibration and with one, which its keys then need. */
 static void presets_make_codecs(void **state)
 {
@@ -487,6 +548,7 @@ int main(void)
         cmocka_unit_test(calibration_is_found_beside_and_another_refused),
         cmocka_unit_test(no_calibration_is_none),
         cmocka_unit_test(check_creates_every_codec),
+        cmocka_unit_test(check_creates_every_kv_head),
         cmocka_unit_test(presets_make_codecs),
         cmocka_unit_test(other_presets_are_refused),
     };
