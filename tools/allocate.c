@@ -46,28 +46,37 @@ static size_t next_corner(const allocate_site *s, double *slope)
     return best;
 }
 
+void allocate_start(allocate_site *sites, size_t n_sites)
+{
+    for (size_t i = 0; i < n_sites; i++)
+        choose_smallest(&sites[i]);
+}
+
+bool allocate_step(allocate_site *sites, size_t n_sites, double left)
+{
+    size_t site = n_sites, choice = 0;
+    double best = 0;
+    for (size_t i = 0; i < n_sites; i++) {
+        double slope;
+        const size_t c = next_corner(&sites[i], &slope);
+        if (c < sites[i].n_choices && slope > best &&
+            sites[i].choices[c].bytes - current(&sites[i])->bytes <= left) {
+            best = slope;
+            site = i;
+            choice = c;
+        }
+    }
+    if (site == n_sites)
+        return false;
+    sites[site].chosen = choice;
+    return true;
+}
+
 /* Corners in the order of what they save: the Lagrangian's path from the smallest choices on, as far as the budget goes. A corner
  * that does not fit ends its own site's path alone. */
 static void climb(allocate_site *sites, size_t n_sites, double budget)
 {
-    for (;;) {
-        const double left = budget - add_up(sites, n_sites).bytes;
-        size_t site = n_sites, choice = 0;
-        double best = 0;
-        for (size_t i = 0; i < n_sites; i++) {
-            double slope;
-            const size_t c = next_corner(&sites[i], &slope);
-            if (c < sites[i].n_choices && slope > best &&
-                sites[i].choices[c].bytes - current(&sites[i])->bytes <= left) {
-                best = slope;
-                site = i;
-                choice = c;
-            }
-        }
-        if (site == n_sites)
-            return;
-        sites[site].chosen = choice;
-    }
+    while (allocate_step(sites, n_sites, budget - add_up(sites, n_sites).bytes)) {}
 }
 
 typedef struct move {
@@ -120,8 +129,7 @@ static bool improve(allocate_site *sites, size_t n_sites, double budget)
 
 bool allocate(allocate_site *sites, size_t n_sites, double budget, allocate_total *total)
 {
-    for (size_t i = 0; i < n_sites; i++)
-        choose_smallest(&sites[i]);
+    allocate_start(sites, n_sites);
     const bool possible = add_up(sites, n_sites).bytes <= budget;
     if (possible) {
         climb(sites, n_sites, budget);

@@ -26,4 +26,9 @@ typedef struct allocate_total {
 /* False when even the smallest choices exceed the budget; they are chosen then, so that the total says what is needed. */
 bool allocate(allocate_site *sites, size_t n_sites, double budget, allocate_total *total);
 
+/* The same path by hand: every site at its smallest choice, then one step after another, each the change of one site that saves most
+ * for each byte and takes at most left bytes more. False when there is none. */
+void allocate_start(allocate_site *sites, size_t n_sites);
+bool allocate_step(allocate_site *sites, size_t n_sites, double left);
+
 #endif /* KVANT_TOOLS_ALLOCATE_H */

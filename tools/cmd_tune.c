@@ -23,6 +23,7 @@ enum {
     OPT_TRY_K,
     OPT_TRY_V,
     OPT_PROBE,
+    OPT_PROBE_CHUNKS,
     OPT_CHUNKS,
     OPT_CALIBRATION_FILE,
     OPT_RESUME,
@@ -31,21 +32,24 @@ enum {
 
 /* An fp16 page at the beginning is an eighth of 512 tokens and a 32nd of 2048: what is measured at 512 holds less well for long
  * contexts (docs/tuning.md). */
-enum { DEFAULT_PROBE = 2048 };
+enum { DEFAULT_PROBE = 2048, DEFAULT_PARTS = 2 };
 
 static const arg_option options[] = {
     ENGINE_OPTION_MODEL,
-    { OPT_FILE, 'f', "file", "FILE", "text to tune on; - reads standard input" },
+    { OPT_FILE, 'f', "file", "FILE",
+      "text to tune on; - reads standard input; give several, of the kinds\nthat the model will read" },
     { OPT_BITS, 0, "bits", "B",
       "bits a number that the cache may take, all of its memory\ncounted, in a context of -c tokens" },
     { OPT_BYTES, 0, "kv-bytes", "N", "or its bytes; K, M and G for KiB, MiB and GiB" },
     { OPT_CTX, 'c', "ctx", "N", "context that the budget is for (default 4096)" },
     { OPT_OUTPUT, 'o', "output", "FILE", "settings file to write (default model.kvant)" },
     { OPT_CALIBRATION_FILE, 0, "calibration", "FILE", "for better codecs; kvant calibrate makes it" },
-    { OPT_REPORT, 0, "report-text", "FILE", "text to check the result on (default: what follows in -f)" },
+    { OPT_REPORT, 0, "report-text", "FILE", "text to check the result on (default: what follows in -f's)" },
     { OPT_PROBE, 0, "probe-ctx", "N",
       "tokens of the contexts that are measured (default: 2048, or -c where\nthat is less); 512 takes a quarter of "
       "the time and finds less" },
+    { OPT_PROBE_CHUNKS, 0, "probe-chunks", "N",
+      "such contexts of each text, from its beginning to its end (default 2)" },
     { OPT_CHUNKS, 0, "chunks", "N", "such contexts for the result's check (default 2)" },
     { OPT_RESUME, 0, "resume", "FILE",
       "keep what is measured there, and take from it what was: for other\nbudgets (default: FILE.part of -o, "
@@ -61,16 +65,16 @@ static const arg_option options[] = {
 static const arg_spec spec = {
     .command = "tune",
     .usage = "-m MODEL -f TEXT (--bits B | --kv-bytes N) [-c CTX] [-o model.kvant] [--calibration FILE]",
-    .about = "Gives the keys and the values of each layer a codec so that the model changes\n"
-             "least within a budget of memory: measures the divergence of the model with one\n"
-             "layer coarse at a time, computes what other codecs would do there from captured\n"
-             "keys, values and queries, and solves for the budget. Checks the result, and the\n"
-             "best uniform settings beside it, on other tokens.",
+    .about = "Gives the keys and the values of each layer, or of each of its kv heads, a codec\n"
+             "so that the model changes least within a budget of memory: measures the\n"
+             "divergence of the model with one layer coarse at a time, computes what other\n"
+             "codecs would do there from captured keys, values and queries, and solves for the\n"
+             "budget. Checks the result, and the best uniform settings beside it, on other tokens.",
     .options = options,
     .n_options = sizeof options / sizeof *options,
     .notes = "Ctrl-C keeps what was measured; the same command goes on from there. With --resume other\n"
              "budgets, contexts (-c) and finer candidates cost no new measurements but the check's.\n\nexamples:\n"
-             "  kvant tune -m model.gguf -f text.txt --bits 4 -c 8192 --calibration model.kvcal\n"
+             "  kvant tune -m model.gguf -f code.txt -f prose.txt --bits 4 -c 8192 --calibration model.kvcal\n"
              "  kvant eval -m model.gguf -f other.txt --config model.kvant",
 };
 
@@ -110,20 +114,31 @@ static bool add_candidate(settings *s, kvant_role role, const char *candidate)
     return true;
 }
 
+static bool add_file(tune_options *t, const char *file)
+{
+    if (t->texts.n == TUNE_MAX_TEXTS) {
+        complain("tune: more than %d texts", TUNE_MAX_TEXTS);
+        return false;
+    }
+    t->texts.files[t->texts.n++] = file;
+    return true;
+}
+
 static bool handle(void *user, int id, const char *value)
 {
     settings *s = user;
     tune_options *t = &s->tune;
     bool known = false;
     switch (id) {
-    case OPT_FILE: t->text = value; return true;
+    case OPT_FILE: return add_file(t, value);
     case OPT_OUTPUT: t->output = value; return true;
     case OPT_BITS: return args_double("--bits", value, 0.5, 16, &s->bits);
     case OPT_BYTES: return read_bytes(value, &s->bytes);
     case OPT_CTX: return args_u32("--ctx", value, 64, 1 << 24, &t->n_ctx);
-    case OPT_REPORT: t->report_text = value; return true;
-    case OPT_PROBE: return args_u32("--probe-ctx", value, 64, 1 << 20, &t->probe_ctx);
-    case OPT_CHUNKS: return args_u32("--chunks", value, 1, 256, &t->n_chunks);
+    case OPT_REPORT: t->texts.report = value; return true;
+    case OPT_PROBE: return args_u32("--probe-ctx", value, 64, 1 << 20, &t->texts.n_ctx);
+    case OPT_PROBE_CHUNKS: return args_u32("--probe-chunks", value, 1, 256, &t->texts.n_parts);
+    case OPT_CHUNKS: return args_u32("--chunks", value, 1, 256, &t->texts.n_checks);
     case OPT_TRY_K: return add_candidate(s, KVANT_ROLE_K, value);
     case OPT_TRY_V: return add_candidate(s, KVANT_ROLE_V, value);
     case OPT_CALIBRATION_FILE: t->engine.configs.calibration = value; return true;
@@ -151,7 +166,7 @@ static bool check_candidates(const settings *s)
 static bool complete(settings *s)
 {
     tune_options *t = &s->tune;
-    if (t->text == NULL) {
+    if (t->texts.n == 0) {
         complain("tune: no text given");
         hint("-f text.txt; scripts/fetch.py text makes one");
         return false;
@@ -165,8 +180,8 @@ static bool complete(settings *s)
     if (!engine_model_options_finish(&t->engine, "tune") ||
         !plugin_load_calibration(t->engine.configs.calibration, &t->calibration))
         return false;
-    if (t->probe_ctx == 0)
-        t->probe_ctx = t->n_ctx < DEFAULT_PROBE ? t->n_ctx : DEFAULT_PROBE;
+    if (t->texts.n_ctx == 0)
+        t->texts.n_ctx = t->n_ctx < DEFAULT_PROBE ? t->n_ctx : DEFAULT_PROBE;
     t->candidates = sensitivity_defaults(t->calibration != NULL);
     for (int role = 0; role < 2; role++)
         if (s->tried.n[role] > 0) {
@@ -194,20 +209,21 @@ static const report_column site_columns[] = {
 };
 enum { N_SITE_COLUMNS = sizeof site_columns / sizeof *site_columns };
 
-static void fill_site(const tune *t, const tune_setting *chosen, size_t i, report_cell *row)
+static void fill_site(const tune *t, const tune_setting *chosen, size_t i, const char *specs, report_cell *row)
 {
     const sensitivity_site *site = &t->sensitivity.sites[i];
     const size_t c = chosen->choice[i];
+    const mix *list = site->choices.list;
     const report_cell filled[N_SITE_COLUMNS] = {
         CELL_NUMBER(site->layer),
         CELL_TEXT(role_name(site->role)),
-        CELL_TEXT(t->options->candidates.specs[site->role][c]),
-        CELL_NUMBER(8 * site->bytes[c] / site->numbers),
+        CELL_TEXT(specs),
+        CELL_NUMBER(8 * list[c].bytes / site->numbers),
         CELL_NUMBER(sensitivity_cost(site, c)),
-        CELL_NUMBER(site->error[c]),
+        CELL_NUMBER(list[c].error),
         CELL_NUMBER(site->measured),
         CELL_NUMBER(site->measured_se),
-        CELL_NUMBER(site->error[0]),
+        CELL_NUMBER(list[0].error),
     };
     memcpy(row, filled, sizeof filled);
 }
@@ -243,14 +259,14 @@ static void fill_setting(const tune *t, const tune_setting *s, report_cell *row)
     memcpy(row, filled, sizeof filled);
 }
 
-static bool print_table(const tune *t)
+static bool print_table(const tune *t, char *const *specs)
 {
     const size_t n = t->sensitivity.n_sites;
     report_cell *sites = calloc(n, N_SITE_COLUMNS * sizeof *sites), settings[TUNE_MAX_SETTINGS * N_SETTING_COLUMNS];
     if (sites == NULL)
         return false;
     for (size_t i = 0; i < n; i++)
-        fill_site(t, &t->settings[0], i, sites + i * N_SITE_COLUMNS);
+        fill_site(t, &t->settings[0], i, specs[i], sites + i * N_SITE_COLUMNS);
     for (size_t i = 0; i < t->n_settings; i++)
         fill_setting(t, &t->settings[i], settings + i * N_SETTING_COLUMNS);
     const bool ok = report_print(site_columns, N_SITE_COLUMNS, sites, n, REPORT_TABLE) && putchar('\n') != EOF &&
@@ -263,7 +279,7 @@ static bool print_table(const tune *t)
 }
 
 /* Rows of both kinds in one array: what does not apply is null. */
-static bool print_json(const tune *t)
+static bool print_json(const tune *t, char *const *specs)
 {
     enum { N = N_SETTING_COLUMNS + N_SITE_COLUMNS };
     report_column columns[N];
@@ -279,7 +295,7 @@ static bool print_json(const tune *t)
     for (size_t i = 0; i < t->n_settings; i++)
         fill_setting(t, &t->settings[i], cells + i * N);
     for (size_t i = 0; i < n_sites; i++)
-        fill_site(t, &t->settings[0], i, cells + (t->n_settings + i) * N + N_SETTING_COLUMNS);
+        fill_site(t, &t->settings[0], i, specs[i], cells + (t->n_settings + i) * N + N_SETTING_COLUMNS);
     const bool ok = report_print(columns, N, cells, n, REPORT_JSON);
     free(cells);
     return ok;
@@ -287,7 +303,15 @@ static bool print_json(const tune *t)
 
 static bool print(const tune *t, bool json)
 {
-    const bool ok = json ? print_json(t) : print_table(t);
+    char *specs[TUNE_MAX_SITES] = { NULL };
+    bool ok = true;
+    for (size_t i = 0; i < t->sensitivity.n_sites && ok; i++) {
+        specs[i] = tune_specs(t, i, t->settings[0].choice[i]);
+        ok = specs[i] != NULL;
+    }
+    ok = ok && (json ? print_json(t, specs) : print_table(t, specs));
+    for (size_t i = 0; i < t->sensitivity.n_sites; i++)
+        free(specs[i]);
     if (!ok)
         complain("tune: out of memory while printing");
     return finish_output() == EXIT_OK && ok;
@@ -295,7 +319,9 @@ static bool print(const tune *t, bool json)
 
 int command_tune(int argc, char **argv)
 {
-    static settings s = { .tune = { .n_ctx = 4096, .n_chunks = 2, .output = "model.kvant" } };
+    static settings s = {
+        .tune = { .n_ctx = 4096, .texts = { .n_parts = DEFAULT_PARTS, .n_checks = 2 }, .output = "model.kvant" }
+    };
     int code = args_parse_all(&spec, argc, argv, handle, &s);
     if (code >= 0)
         return code;

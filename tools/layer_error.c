@@ -249,10 +249,13 @@ static bool pass_rows(const layer_rows *l, kvant_role role, const codec_set *set
     return status == KVANT_OK || fail(err, errlen, "%s", kvant_strerror(status));
 }
 
-static double compare(const layer_rows *l, kvant_role role, const float *back, float *weights, float *out)
+static void compare(const layer_rows *l, kvant_role role, const float *back, float *weights, float *out,
+                    double *errors)
 {
     const size_t dim = shape_of(l)->head_dim[KVANT_ROLE_V];
-    double error = 0, size = 0;
+    double size = 0;
+    for (uint32_t h = 0; h < shape_of(l)->n_kv_heads; h++)
+        errors[h] = 0;
     for (size_t i = 0; i < l->n_queries; i++)
         for (uint32_t h = 0; h < shape_of(l)->n_heads; h++) {
             const place p = place_of(l, i, h);
@@ -262,15 +265,16 @@ static double compare(const layer_rows *l, kvant_role role, const float *back, f
             weigh(l, role == KVANT_ROLE_V ? back : l->rows[KVANT_ROLE_V],
                   role == KVANT_ROLE_K ? weights : weights_of(l, &p), p.kv_head, p.first, p.position, out);
             for (size_t j = 0; j < dim; j++) {
-                error += ((double)out[j] - exact[j]) * ((double)out[j] - exact[j]);
+                errors[p.kv_head] += ((double)out[j] - exact[j]) * ((double)out[j] - exact[j]);
                 size += (double)exact[j] * exact[j];
             }
         }
-    return size > 0 ? error / size : 0;
+    for (uint32_t h = 0; h < shape_of(l)->n_kv_heads; h++)
+        errors[h] = size > 0 ? errors[h] / size : 0;
 }
 
 bool layer_error(const layer_rows *l, kvant_role role, const char *spec, const kvant_calibration *calibration,
-                 uint32_t n_threads, double *error, char *err, size_t errlen)
+                 uint32_t n_threads, double *errors, char *err, size_t errlen)
 {
     const capture_layer *s = shape_of(l);
     codec_set set = { .n = 0 };
@@ -282,7 +286,7 @@ bool layer_error(const layer_rows *l, kvant_role role, const char *spec, const k
     ok = ok && make_codecs(&set, l, role, spec, calibration, err, errlen) &&
          pass_rows(l, role, &set, n_threads, back, err, errlen);
     if (ok)
-        *error = compare(l, role, back, weights, out);
+        compare(l, role, back, weights, out, errors);
     free_codecs(&set);
     free(back);
     free(weights);

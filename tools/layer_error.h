@@ -2,7 +2,7 @@
  * for what it does to the model.
  *
  * Rows pass through the library's own cache (centre, windows and all). The error is sum |o' - o|^2 / sum |o|^2 over the kept queries
- * of the second half of every context and over all heads, o being the output with captured rows, o' with either the keys or the
+ * of the second half of every context and over all heads (above the line also: those of one kv head), o being the output with captured rows, o' with either the keys or the
  * values replaced by what the cache gives back.
  */
 #ifndef KVANT_TOOLS_LAYER_ERROR_H
@@ -26,8 +26,9 @@ typedef struct layer_rows {
 bool layer_rows_load(layer_rows *l, const capture *c, uint32_t layer, char *err, size_t errlen);
 void layer_rows_free(layer_rows *l);
 
-/* The error of a codec. False when the codec cannot be made or refuses the rows. */
+/* The error of a codec: errors[h] is the part of kv head h, and their sum is the layer's. False when the codec cannot be made or
+ * refuses the rows. */
 bool layer_error(const layer_rows *l, kvant_role role, const char *spec, const kvant_calibration *calibration,
-                 uint32_t n_threads, double *error, char *err, size_t errlen);
+                 uint32_t n_threads, double *errors, char *err, size_t errlen);
 
 #endif /* KVANT_TOOLS_LAYER_ERROR_H */

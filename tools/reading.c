@@ -29,9 +29,23 @@ bool can_write_beside(const char *command, const char *path)
     return false;
 }
 
+static bool take_tokens(reading *r, const reading_text *t)
+{
+    r->tokens = malloc(t->n_tokens * sizeof *r->tokens);
+    if (r->tokens == NULL) {
+        complain("%s: out of memory", r->command);
+        return false;
+    }
+    memcpy(r->tokens, t->tokens, t->n_tokens * sizeof *r->tokens);
+    r->n_tokens = t->n_tokens;
+    return true;
+}
+
 static bool load_tokens(reading *r, const reading_text *t)
 {
     size_t bytes = 0;
+    if (t->tokens != NULL)
+        return take_tokens(r, t);
     char *text = read_text(t->file, &bytes);
     if (text == NULL)
         return false;

@@ -24,10 +24,13 @@ typedef struct reading {
 
 typedef struct reading_text {
     const char *file; /* "-" is stdin */
-    size_t skip;      /* tokens left out at its beginning */
-    size_t at_most;   /* tokens used of it */
-    size_t at_least;  /* fewer are refused */
-    uint32_t n_ctx;   /* refused when beyond the model's own limit */
+    const llama_token
+        *tokens; /* instead of a file: n_tokens, copied as they are; the limits below do not count then */
+    size_t n_tokens;
+    size_t skip;     /* tokens left out at its beginning */
+    size_t at_most;  /* tokens used of it */
+    size_t at_least; /* fewer are refused */
+    uint32_t n_ctx;  /* refused when beyond the model's own limit */
 } reading_text;
 
 /* Loads the model and the text's tokens and learns the shapes of all layers. False after complaining; close in any case. */

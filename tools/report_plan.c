@@ -6,14 +6,7 @@
 #include <stdio.h>
 #include <string.h>
 
-enum {
-    NEEDLES = 8,
-    TRIALS = 2,
-    PREFILL = 256,
-    DECODE = 16,
-    ROUNDS = 2,
-    MOST_COMPARED = 6
-};
+enum { NEEDLES = 8, TRIALS = 2, PREFILL = 256, DECODE = 16, ROUNDS = 2, MOST_COMPARED = 6 };
 
 /* Codecs take longer than f16, and scoring takes time of its own: measured on small models, where both weigh most. */
 #define EVAL_COST 1.6

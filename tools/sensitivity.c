@@ -45,6 +45,12 @@ sensitivity_candidates sensitivity_defaults(bool calibrated)
     return calibrated ? by_file : by_first_rows;
 }
 
+static bool out_of_memory(void)
+{
+    complain("tune: out of memory");
+    return false;
+}
+
 /* Cells of a layer's cache in a context; llama.cpp gives layers with a sliding window room for the window and a batch. */
 static uint32_t cells_of(const capture_layer *l, uint32_t n_ctx)
 {
@@ -65,41 +71,58 @@ static double bytes_of(const kvant_codec_info *info, uint32_t n_cells)
            (double)(pages - open) * (double)info->page_bytes;
 }
 
-static bool compute_bytes(sensitivity *s, sensitivity_site *site, const kvant_calibration *calibration,
-                          uint32_t n_ctx, size_t candidate)
+static bool look_at_codec(const sensitivity_site *site, const capture_layer *l, const char *spec,
+                          const kvant_calibration *calibration, kvant_codec_info *info)
 {
-    const capture_layer *l = &s->capture->layers[site->layer];
-    const char *spec = s->candidates->specs[site->role][candidate];
-    kvant_codec_info info = { .size = sizeof info };
     kvant_codec *codec = NULL;
     char err[512] = "";
-    const uint32_t n_cells = cells_of(l, n_ctx);
+    *info = (kvant_codec_info){ .size = sizeof *info };
     if (kvant_codec_create_calibrated(spec, l->head_dim[site->role], site->role, 0, calibration, site->layer, 0,
                                       &codec, err, sizeof err) != KVANT_OK ||
-        kvant_codec_get_info(codec, &info) != KVANT_OK) {
+        kvant_codec_get_info(codec, info) != KVANT_OK) {
         complain("tune: %s: %s", spec, err);
         return false;
     }
     kvant_codec_free(&codec);
-    site->bytes[candidate] = l->n_kv_heads * bytes_of(&info, n_cells);
-    site->numbers = (double)l->n_kv_heads * info.head_dim * n_cells;
+    info->spec = NULL; /* it was the codec's */
     return true;
+}
+
+/* errors: room for a number of each candidate and kv head. */
+static bool compute_choices(sensitivity *s, sensitivity_site *site, const layer_rows *rows,
+                            const kvant_calibration *calibration, uint32_t n_ctx, uint32_t n_threads,
+                            double *errors)
+{
+    const capture_layer *l = &s->capture->layers[site->layer];
+    const uint32_t n_cells = cells_of(l, n_ctx);
+    kvant_codec_info infos[SENSITIVITY_MAX_CANDIDATES];
+    double bytes[SENSITIVITY_MAX_CANDIDATES];
+    char err[512] = "";
+    for (size_t i = 0; i < s->candidates->n[site->role]; i++) {
+        const char *spec = s->candidates->specs[site->role][i];
+        if (interrupted() || !look_at_codec(site, l, spec, calibration, &infos[i]))
+            return false;
+        bytes[i] = bytes_of(&infos[i], n_cells);
+        if (!layer_error(rows, site->role, spec, calibration, n_threads, errors + i * l->n_kv_heads, err,
+                         sizeof err)) {
+            complain("tune: layer %lu, %s: %s", (unsigned long)site->layer, spec, err);
+            return false;
+        }
+    }
+    site->numbers = (double)l->n_kv_heads * l->head_dim[site->role] * n_cells;
+    const mixes_candidates of = { infos, bytes, errors, s->candidates->n[site->role], l->n_kv_heads };
+    return mixes_make(&site->choices, &of) || out_of_memory();
 }
 
 static bool compute_site(sensitivity *s, sensitivity_site *site, const layer_rows *rows,
                          const kvant_calibration *calibration, uint32_t n_ctx, uint32_t n_threads)
 {
-    char err[512] = "";
-    for (size_t i = 0; i < s->candidates->n[site->role]; i++) {
-        const char *spec = s->candidates->specs[site->role][i];
-        if (interrupted() || !compute_bytes(s, site, calibration, n_ctx, i))
-            return false;
-        if (!layer_error(rows, site->role, spec, calibration, n_threads, &site->error[i], err, sizeof err)) {
-            complain("tune: layer %lu, %s: %s", (unsigned long)site->layer, spec, err);
-            return false;
-        }
-    }
-    return true;
+    double *errors =
+        calloc(s->candidates->n[site->role], s->capture->layers[site->layer].n_kv_heads * sizeof *errors);
+    const bool ok =
+        errors != NULL ? compute_choices(s, site, rows, calibration, n_ctx, n_threads, errors) : out_of_memory();
+    free(errors);
+    return ok;
 }
 
 static bool compute_layer(sensitivity *s, uint32_t layer, const kvant_calibration *calibration, uint32_t n_ctx,
@@ -124,10 +147,8 @@ bool sensitivity_compute(sensitivity *s, const capture *c, const sensitivity_can
 {
     *s = (sensitivity){ .capture = c, .candidates = candidates };
     s->sites = calloc(2 * (size_t)c->n_layers, sizeof *s->sites);
-    if (s->sites == NULL) {
-        complain("tune: out of memory");
-        return false;
-    }
+    if (s->sites == NULL)
+        return out_of_memory();
     progress p;
     bool ok = true;
     progress_start(&p, c->n_layers);
@@ -142,6 +163,8 @@ bool sensitivity_compute(sensitivity *s, const capture *c, const sensitivity_can
 
 void sensitivity_free(sensitivity *s)
 {
+    for (size_t i = 0; s->sites != NULL && i < s->n_sites; i++)
+        mixes_free(&s->sites[i].choices);
     free(s->sites);
     s->sites = NULL;
 }
@@ -157,7 +180,8 @@ static double at_least(const sensitivity_site *site)
 /* An error of 0 is that of a lossless first candidate: nothing follows from it. */
 static double log_weight(const sensitivity_site *site)
 {
-    return log(at_least(site) / (site->error[0] > 1e-12 ? site->error[0] : 1e-12));
+    const double error = site->choices.list[0].error;
+    return log(at_least(site) / (error > 1e-12 ? error : 1e-12));
 }
 
 static double log_variance(const sensitivity_site *site)
@@ -214,7 +238,7 @@ double sensitivity_agreement(const sensitivity *s, int role)
     size_t n = 0;
     for (size_t i = 0; i < s->n_sites && error != NULL; i++)
         if (role == 2 || s->sites[i].role == (kvant_role)role) {
-            error[n] = s->sites[i].error[0];
+            error[n] = s->sites[i].choices.list[0].error;
             measured[n++] = s->sites[i].measured;
         }
     for (size_t i = 0; i < n; i++) {

@@ -8,6 +8,7 @@
 #define KVANT_TOOLS_SENSITIVITY_H
 
 #include "capture.h"
+#include "mixes.h"
 
 enum { SENSITIVITY_MAX_CANDIDATES = 24 };
 
@@ -20,11 +21,11 @@ typedef struct sensitivity_candidates {
 typedef struct sensitivity_site {
     uint32_t layer;
     kvant_role role;
-    double error[SENSITIVITY_MAX_CANDIDATES]; /* of attention's output, relative */
-    double bytes[SENSITIVITY_MAX_CANDIDATES]; /* of the cache in the planned context */
-    double numbers;                           /* of the cache in that context */
-    double measured, measured_se;             /* divergence with the first candidate, less that without any */
-    double weight;                            /* divergence for each unit of error */
+    mixes
+        choices; /* what it can have; bytes of the cache in the planned context, errors of attention's output, relative */
+    double numbers;               /* of the cache in that context */
+    double measured, measured_se; /* divergence with the first candidate, less that without any */
+    double weight;                /* divergence for each unit of error */
 } sensitivity_site;
 
 typedef struct sensitivity {
@@ -51,9 +52,10 @@ void sensitivity_weigh(sensitivity *s);
  * kvant_role, or 2 for all. */
 double sensitivity_agreement(const sensitivity *s, int role);
 
-static inline double sensitivity_cost(const sensitivity_site *site, size_t candidate)
+/* Of the site's choice of this number. */
+static inline double sensitivity_cost(const sensitivity_site *site, size_t choice)
 {
-    return site->weight * site->error[candidate];
+    return site->weight * site->choices.list[choice].error;
 }
 
 #endif /* KVANT_TOOLS_SENSITIVITY_H */

@@ -7,7 +7,6 @@
 #include "fingerprint.h"
 #include "interrupt.h"
 #include "stats.h"
-#include "text.h"
 
 #include <kvant/calibration.h>
 #include <limits.h>
@@ -22,10 +21,33 @@ enum { QUERY_STEP = 8 }; /* of the queries that the errors are computed on, one 
 
 /* Settings. */
 
-static const char *spec_of(const tune *t, const size_t *choice, size_t site)
+static const char *spec_of(const tune *t, size_t site, size_t choice, uint32_t kv_head)
 {
-    return choice[site] == SIZE_MAX ? EXACT_SPEC
-                                    : t->options->candidates.specs[t->sensitivity.sites[site].role][choice[site]];
+    const sensitivity_site *s = &t->sensitivity.sites[site];
+    return choice == SIZE_MAX ? EXACT_SPEC
+                              : t->options->candidates.specs[s->role][s->choices.list[choice].heads[kv_head]];
+}
+
+/* Whether all kv heads have the same: the first choices are such. */
+static bool is_uniform(const tune *t, size_t site, size_t choice)
+{
+    return choice == SIZE_MAX || choice < t->options->candidates.n[t->sensitivity.sites[site].role];
+}
+
+char *tune_specs(const tune *t, size_t site, size_t choice)
+{
+    const sensitivity_site *s = &t->sensitivity.sites[site];
+    const uint32_t n = t->capture->layers[s->layer].n_kv_heads;
+    const char **heads = calloc(n, sizeof *heads);
+    if (heads == NULL)
+        return NULL;
+    for (uint32_t head = 0; head < n; head++)
+        heads[head] = spec_of(t, site, choice, head);
+    const bool uniform = is_uniform(t, site, choice);
+    const kvant_settings_layer layer = { .spec = heads[0], .n_kv_heads = n, .heads = uniform ? NULL : heads };
+    char *text = layer_specs(&layer);
+    free(heads);
+    return text;
 }
 
 /* Where the settings file's folder is the calibration's, its name is enough, and both can be moved together. */
@@ -53,12 +75,30 @@ static bool calibration_name(const tune *t, char *name, size_t bytes)
     return ok;
 }
 
-static bool any_needs_calibration(const kvant_settings_layer *layers, uint32_t n_layers)
+static bool any_needs_calibration(const tune *t, const size_t *choice)
 {
-    for (uint32_t layer = 0; layer < n_layers; layer++)
-        if (needs_calibration(layers[2 * layer].spec, layers[2 * layer + 1].spec))
-            return true;
+    for (size_t i = 0; i < t->sensitivity.n_sites; i++) {
+        const sensitivity_site *s = &t->sensitivity.sites[i];
+        for (uint32_t head = 0; head < t->capture->layers[s->layer].n_kv_heads; head++)
+            if (kvant_codec_check(spec_of(t, i, choice[i], head), s->role, NULL, NULL, 0) == KVANT_ERR_UNSUPPORTED)
+                return true;
+    }
     return false;
+}
+
+/* Specs of the kv heads of all sites behind each other, and layers that point to them. */
+static void list_layers(const tune *t, const size_t *choice, const char **specs, kvant_settings_layer *layers)
+{
+    for (size_t i = 0; i < t->sensitivity.n_sites; i++) {
+        const sensitivity_site *s = &t->sensitivity.sites[i];
+        const capture_layer *l = &t->capture->layers[s->layer];
+        const bool uniform = is_uniform(t, i, choice[i]);
+        for (uint32_t head = 0; head < l->n_kv_heads; head++)
+            specs[head] = spec_of(t, i, choice[i], head);
+        layers[2 * s->layer + s->role] = (kvant_settings_layer){ uniform ? specs[0] : NULL, l->n_kv_heads,
+                                                                 l->head_dim[s->role], uniform ? NULL : specs };
+        specs += l->n_kv_heads;
+    }
 }
 
 /* NULL after complaining. */
@@ -66,26 +106,24 @@ static kvant_settings *make_settings(const tune *t, const size_t *choice)
 {
     const capture *c = t->capture;
     char err[512] = "", calibration[KVANT_SETTINGS_MAX_PATH + 1];
+    size_t n_specs = 0;
+    for (uint32_t layer = 0; layer < c->n_layers; layer++)
+        n_specs += 2 * (size_t)c->layers[layer].n_kv_heads;
+    const char **specs = calloc(n_specs, sizeof *specs);
     kvant_settings_layer *layers = calloc(2 * (size_t)c->n_layers, sizeof *layers);
     kvant_calibration_info info = { .size = sizeof info };
     kvant_settings *settings = NULL;
-    if (layers == NULL) {
+    bool ok = layers != NULL && specs != NULL;
+    if (ok)
+        list_layers(t, choice, specs, layers);
+    else
         complain("tune: out of memory");
-        return NULL;
-    }
-    for (size_t i = 0; i < t->sensitivity.n_sites; i++) {
-        const sensitivity_site *s = &t->sensitivity.sites[i];
-        const capture_layer *l = &c->layers[s->layer];
-        layers[2 * s->layer + s->role] =
-            (kvant_settings_layer){ spec_of(t, choice, i), l->n_kv_heads, l->head_dim[s->role] };
-    }
     kvant_settings_config config = { .size = sizeof config,
                                      .model = safetensors_noted(&c->file, "model"),
                                      .model_fingerprint = c->model_fingerprint,
                                      .n_layers = c->n_layers,
                                      .layers = layers };
-    bool ok = true;
-    if (any_needs_calibration(layers, c->n_layers)) {
+    if (ok && any_needs_calibration(t, choice)) {
         ok = calibration_name(t, calibration, sizeof calibration) &&
              kvant_calibration_get_info(t->options->calibration, &info) == KVANT_OK;
         config.calibration = calibration;
@@ -94,6 +132,7 @@ static kvant_settings *make_settings(const tune *t, const size_t *choice)
     if (ok && kvant_settings_create(&config, &settings, err, sizeof err) != KVANT_OK)
         complain("tune: %s", err);
     free(layers);
+    free(specs);
     return settings;
 }
 
@@ -113,7 +152,10 @@ static uint64_t key_of(const tune *t, const size_t *choice)
     uint64_t key = FINGERPRINT_START;
     for (size_t i = 0; i < t->sensitivity.n_sites; i++) {
         key = fingerprint_number(key, 2 * (uint64_t)t->sensitivity.sites[i].layer + t->sensitivity.sites[i].role);
-        key = fingerprint_string(key, spec_of(t, choice, i));
+        const uint32_t n =
+            is_uniform(t, i, choice[i]) ? 1 : t->capture->layers[t->sensitivity.sites[i].layer].n_kv_heads;
+        for (uint32_t head = 0; head < n; head++)
+            key = fingerprint_string(key, spec_of(t, i, choice[i], head));
     }
     if (t->options->calibration != NULL && kvant_calibration_get_info(t->options->calibration, &info) == KVANT_OK)
         key = fingerprint_number(key, info.checksum);
@@ -144,51 +186,81 @@ static void all_exact(const tune *t, size_t *choice)
         choice[i] = SIZE_MAX;
 }
 
+static const llama_token *measured_context(const tune *t, size_t context)
+{
+    return t->tokens.measured + context * t->options->texts.n_ctx;
+}
+
+/* The mean over contexts, one after another. They have the same number of tokens: the mean is that of means, squares of errors add up. */
+static void add_context(const tune *t, size_t context, double *mean, double *error)
+{
+    double one, one_error;
+    stats_mean(t->kld, t->divergence.n_rows, &one, &one_error);
+    const double before = context > 0 ? *mean * (double)context : 0;
+    const double squares = context > 0 ? *error * *error * (double)(context * context) : 0;
+    *mean = (before + one) / (double)(context + 1);
+    *error = sqrt(squares + one_error * one_error) / (double)(context + 1);
+}
+
 /* Divergences are of the same tokens, so their difference is known better than either. */
-static bool probe_site(tune *t, size_t site, size_t *choice)
+static bool probe_site(tune *t, size_t context, size_t site, const double *zero, size_t *choice)
 {
     sensitivity_site *s = &t->sensitivity.sites[site];
     char label[64];
     snprintf(label, sizeof label, "layer %lu, %s", (unsigned long)s->layer,
              s->role == KVANT_ROLE_K ? "keys" : "values");
     choice[site] = 0;
-    const bool ok = measure(t, choice, label, t->reading.tokens, t->kld);
+    const bool ok = measure(t, choice, label, measured_context(t, context), t->kld);
     choice[site] = SIZE_MAX;
     for (size_t i = 0; i < t->divergence.n_rows && ok; i++)
-        t->kld[i] -= t->kld_zero[i];
-    stats_mean(t->kld, t->divergence.n_rows, &s->measured, &s->measured_se);
+        t->kld[i] -= zero[i];
+    add_context(t, context, &s->measured, &s->measured_se);
     return ok;
 }
 
 /* How many of the probes the file does not have. */
 static size_t count_probes(tune *t, size_t *choice)
 {
-    size_t n = divergence_runs(&t->divergence, key_of(t, choice), t->reading.tokens);
-    for (size_t i = 0; i < t->sensitivity.n_sites; i++) {
-        choice[i] = 0;
-        n += divergence_runs(&t->divergence, key_of(t, choice), t->reading.tokens);
-        choice[i] = SIZE_MAX;
+    size_t n = 0;
+    for (size_t c = 0; c < t->tokens.n_measured; c++) {
+        n += divergence_runs(&t->divergence, key_of(t, choice), measured_context(t, c));
+        for (size_t i = 0; i < t->sensitivity.n_sites; i++) {
+            choice[i] = 0;
+            n += divergence_runs(&t->divergence, key_of(t, choice), measured_context(t, c));
+            choice[i] = SIZE_MAX;
+        }
     }
     return n;
+}
+
+/* Context by context, because the logits of the f16 cache, which all are compared with, are kept for one at a time. */
+static bool probe_context(tune *t, size_t context, size_t *choice)
+{
+    double *zero = t->kld_zero + context * t->divergence.n_rows;
+    bool ok = measure(t, choice, "no codec", measured_context(t, context), zero);
+    for (size_t i = 0; i < t->sensitivity.n_sites && ok; i++)
+        ok = probe_site(t, context, i, zero, choice);
+    return ok;
 }
 
 static bool probe_all(tune *t)
 {
     size_t *choice = calloc(t->sensitivity.n_sites, sizeof *choice);
     double error;
-    if (choice == NULL)
+    bool ok = choice != NULL;
+    if (!ok)
         return false;
     all_exact(t, choice);
-    const size_t n = count_probes(t, choice), all = t->sensitivity.n_sites + 1;
+    const size_t contexts = t->tokens.n_measured, n = count_probes(t, choice);
+    const size_t all = contexts * (t->sensitivity.n_sites + 1),
+                 check = t->tokens.n_checks * (1 + TUNE_MAX_SETTINGS);
     if (n < all)
         fprintf(stderr, "kvant: tune: going on from %s: %zu of %zu measurements are done\n", t->part, all - n, all);
-    const size_t check = (size_t)t->options->n_chunks * (1 + TUNE_MAX_SETTINGS);
-    progress_start(&t->progress, (double)(n + (n > 0) + check) * t->options->probe_ctx);
-    bool ok = measure(t, choice, "no codec", t->reading.tokens, t->kld_zero);
-    for (size_t i = 0; i < t->sensitivity.n_sites && ok; i++)
-        ok = probe_site(t, i, choice);
+    progress_start(&t->progress, (double)(n + (n > 0 ? contexts : 0) + check) * t->options->texts.n_ctx);
+    for (size_t c = 0; c < contexts && ok; c++)
+        ok = probe_context(t, c, choice);
     if (ok)
-        stats_mean(t->kld_zero, t->divergence.n_rows, &t->zero, &error);
+        stats_mean(t->kld_zero, contexts * t->divergence.n_rows, &t->zero, &error);
     free(choice);
     return ok;
 }
@@ -219,36 +291,11 @@ static bool check_contexts(const tune *t)
     return false;
 }
 
-/* Of the tuning text the first context is measured, the next ones are the check's, unless that has a text of its own. */
-static bool load_report(tune *t)
-{
-    const tune_options *o = t->options;
-    const size_t needed = (size_t)o->n_chunks * o->probe_ctx;
-    if (o->report_text == NULL) {
-        t->report_tokens = malloc(needed * sizeof *t->report_tokens);
-        if (t->report_tokens != NULL)
-            memcpy(t->report_tokens, t->reading.tokens + o->probe_ctx, needed * sizeof *t->report_tokens);
-        t->n_report_tokens = needed;
-        t->reading.n_tokens = o->probe_ctx;
-        return t->report_tokens != NULL;
-    }
-    size_t bytes = 0;
-    char *text = read_text(o->report_text, &bytes);
-    if (text != NULL)
-        t->report_tokens = engine_tokenize(&t->engine, text, bytes, TOKENS_TEXT, &t->n_report_tokens);
-    free(text);
-    if (t->report_tokens == NULL)
-        return false;
-    if (t->n_report_tokens >= needed)
-        return true;
-    complain("tune: %s gives %zu tokens, %zu are needed", o->report_text, t->n_report_tokens, needed);
-    hint("use a longer text, fewer --chunks or a smaller --probe-ctx");
-    return false;
-}
-
 static bool capture_text(tune *t)
 {
-    const capture_plan plan = { .path = t->capture_path, .text = t->options->text, .query_step = QUERY_STEP };
+    const capture_plan plan = { .path = t->capture_path,
+                                .text = t->options->texts.files[0],
+                                .query_step = QUERY_STEP };
     char err[512] = "";
     t->capture = calloc(1, sizeof *t->capture);
     if (t->capture == NULL || !capture_write(&t->reading, &plan))
@@ -272,25 +319,31 @@ static bool check_layers(const tune *t)
     return true;
 }
 
+static bool read_texts(tune *t)
+{
+    const tune_texts *texts = &t->options->texts;
+    const kv_config f16 = configs_f16();
+    if (engine_model(&t->engine, &f16) == NULL || !check_contexts(t) ||
+        !tune_tokens_load(&t->tokens, &t->engine, texts))
+        return false;
+    const reading_text text = { .tokens = t->tokens.measured,
+                                .n_tokens = t->tokens.n_measured * texts->n_ctx,
+                                .n_ctx = texts->n_ctx };
+    return reading_open(&t->reading, &t->engine, "tune", &text) && capture_text(t) && check_layers(t);
+}
+
 bool tune_prepare(tune *t, const tune_options *o)
 {
     t->options = o;
-    const size_t held_out = o->report_text == NULL ? (size_t)o->n_chunks * o->probe_ctx : 0;
-    const reading_text text = { .file = o->text,
-                                .at_most = o->probe_ctx + held_out,
-                                .at_least = o->probe_ctx + held_out,
-                                .n_ctx = o->probe_ctx };
-    if (!name_files(t) || !engine_open(&t->engine, &o->engine) ||
-        !reading_open(&t->reading, &t->engine, "tune", &text) || !check_contexts(t) || !load_report(t) ||
-        !capture_text(t) || !check_layers(t) ||
+    if (!name_files(t) || !engine_open(&t->engine, &o->engine) || !read_texts(t) ||
         !sensitivity_compute(&t->sensitivity, t->capture, &o->candidates, o->calibration, o->n_ctx,
                              t->engine.options.n_threads) ||
-        !divergence_open(&t->divergence, &t->engine, o->probe_ctx, t->part, &t->progress))
+        !divergence_open(&t->divergence, &t->engine, o->texts.n_ctx, t->part, &t->progress))
         return false;
     for (size_t i = 0; i < t->sensitivity.n_sites; i++)
         t->numbers += t->sensitivity.sites[i].numbers;
-    t->kld = calloc(t->divergence.n_rows * o->n_chunks, sizeof *t->kld);
-    t->kld_zero = calloc(t->divergence.n_rows, sizeof *t->kld_zero);
+    t->kld = calloc(t->divergence.n_rows, sizeof *t->kld);
+    t->kld_zero = calloc(t->divergence.n_rows * t->tokens.n_measured, sizeof *t->kld_zero);
     return t->kld != NULL && t->kld_zero != NULL && probe_all(t);
 }
 
@@ -302,7 +355,7 @@ static void add_up(const tune *t, tune_setting *s)
     s->predicted = t->zero;
     for (size_t i = 0; i < t->sensitivity.n_sites; i++) {
         const sensitivity_site *site = &t->sensitivity.sites[i];
-        s->bytes += site->bytes[s->choice[i]];
+        s->bytes += site->choices.list[s->choice[i]].bytes;
         s->predicted += sensitivity_cost(site, s->choice[i]);
     }
     s->kld = s->kld_se = NAN;
@@ -311,17 +364,19 @@ static void add_up(const tune *t, tune_setting *s)
 static bool choose(tune *t, double budget)
 {
     const size_t n = t->sensitivity.n_sites;
+    size_t n_choices = 0, first = 0;
+    for (size_t i = 0; i < n; i++)
+        n_choices += t->sensitivity.sites[i].choices.n;
     allocate_site *sites = calloc(n, sizeof *sites);
-    allocate_choice *choices = calloc(n, SENSITIVITY_MAX_CANDIDATES * sizeof *choices);
+    allocate_choice *choices = calloc(n_choices, sizeof *choices);
     allocate_total total = { 0, 0 };
     bool ok = sites != NULL && choices != NULL;
     for (size_t i = 0; i < n && ok; i++) {
         const sensitivity_site *site = &t->sensitivity.sites[i];
-        sites[i] =
-            (allocate_site){ choices + i * SENSITIVITY_MAX_CANDIDATES, t->options->candidates.n[site->role], 0 };
-        for (size_t c = 0; c < sites[i].n_choices; c++)
-            choices[i * SENSITIVITY_MAX_CANDIDATES + c] =
-                (allocate_choice){ site->bytes[c], sensitivity_cost(site, c) };
+        sites[i] = (allocate_site){ choices + first, site->choices.n, 0 };
+        for (size_t c = 0; c < site->choices.n; c++)
+            choices[first + c] = (allocate_choice){ site->choices.list[c].bytes, sensitivity_cost(site, c) };
+        first += site->choices.n;
     }
     if (!ok)
         complain("tune: out of memory");
@@ -406,18 +461,12 @@ bool tune_choose(tune *t, double bits, double bytes)
 
 bool tune_verify(tune *t)
 {
-    const size_t n = t->divergence.n_rows;
     bool ok = true;
-    for (uint32_t chunk = 0; chunk < t->options->n_chunks && ok; chunk++)
+    for (size_t context = 0; context < t->tokens.n_checks && ok; context++)
         for (size_t i = 0; i < t->n_settings && ok; i++) {
             tune_setting *s = &t->settings[i];
-            ok = measure(t, s->choice, s->name, t->report_tokens + (size_t)chunk * t->options->probe_ctx, t->kld);
-            /* Chunks have the same number of tokens: the mean is that of means, squares of errors add up. */
-            double mean, error;
-            stats_mean(t->kld, n, &mean, &error);
-            const double before = chunk > 0 ? s->kld * chunk : 0, squares = chunk > 0 ? s->kld_se * chunk : 0;
-            s->kld = (before + mean) / (chunk + 1);
-            s->kld_se = sqrt(squares * squares + error * error) / (chunk + 1);
+            ok = measure(t, s->choice, s->name, t->tokens.check + context * t->options->texts.n_ctx, t->kld);
+            add_context(t, context, &s->kld, &s->kld_se);
         }
     progress_end(&t->progress);
     return ok;
@@ -449,7 +498,7 @@ void tune_release(tune *t)
         capture_close(t->capture);
     free(t->capture);
     reading_close(&t->reading);
-    free(t->report_tokens);
+    tune_tokens_free(&t->tokens);
     free(t->kld);
     free(t->kld_zero);
     engine_close(&t->engine);

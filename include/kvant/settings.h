@@ -19,7 +19,7 @@ extern "C" {
 #define KVANT_SETTINGS_MAX_LAYERS 4096u
 #define KVANT_SETTINGS_MAX_KV_HEADS 4096u
 #define KVANT_SETTINGS_MAX_SPECS 16384u /* of all layers: one where kv heads have the same, else one a kv head */
-#define KVANT_SETTINGS_MAX_PATH 1023u /* bytes of the calibration's name in the file */
+#define KVANT_SETTINGS_MAX_PATH 1023u   /* bytes of the calibration's name in the file */
 
 typedef struct kvant_settings kvant_settings;
 

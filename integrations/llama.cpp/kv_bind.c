@@ -144,8 +144,8 @@ static size_t bytes_for(const kvp_kv_shape *shape, const kvp_settings *settings,
                         uint32_t head_dim, char *err, size_t errlen)
 {
     kvant_cells_config config = cells_config(shape, head_dim);
-    const kvant_codec **codecs = get_codecs(shape, settings, layer, head_dim,
-                                            layer->heads != NULL ? config.n_kv_heads : 1, err, errlen);
+    const kvant_codec **codecs =
+        get_codecs(shape, settings, layer, head_dim, layer->heads != NULL ? config.n_kv_heads : 1, err, errlen);
     size_t bytes;
 
     if (codecs == NULL)
@@ -246,7 +246,8 @@ size_t kvp_kv_reserve(const kvp_kv_shape *shape, const kvp_settings *settings, c
     snprintf(err, errlen, "no head_dim divides rows of %u numbers; set KVANT_HEAD_DIM to the model's (up to %u)",
              shape->row, KVANT_MAX_HEAD_DIM);
     for (uint32_t head_dim = first; head_dim <= last; head_dim += HEAD_DIM_STEP) {
-        size_t bytes = shape->row % head_dim ? 0 : bytes_for_any(shape, settings, choices, n, head_dim, err, errlen);
+        size_t bytes =
+            shape->row % head_dim ? 0 : bytes_for_any(shape, settings, choices, n, head_dim, err, errlen);
         if (bytes > most)
             most = bytes;
     }

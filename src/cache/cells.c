@@ -31,7 +31,8 @@ static bool valid_config(const kvant_cells_config *config)
         !config->n_cells || config->n_cells > UINT32_MAX - KVANT_PAGE_TOKENS || !codec_of(config, 0))
         return false;
     for (uint32_t head = 1; config->codecs && head < config->n_kv_heads; head++)
-        if (!config->codecs[head] || !kvant_codecs_fit_together(&config->codecs[0]->info, &config->codecs[head]->info))
+        if (!config->codecs[head] ||
+            !kvant_codecs_fit_together(&config->codecs[0]->info, &config->codecs[head]->info))
             return false;
     return true;
 }
@@ -80,8 +81,7 @@ static bool compute_sizes(const kvant_cells_config *config, sizes *s)
     s->n_pages = (config->n_cells + KVANT_PAGE_TOKENS - 1) / KVANT_PAGE_TOKENS;
     size_t open_group_bytes, rows;
     if (!compute_slots(config, info, s) || !kvant_mul_size(s->n_pages, config->n_streams, &s->n_groups) ||
-        !sum_page_bytes(config, &s->group_bytes) ||
-        !kvant_mul_size(config->n_kv_heads, info->head_dim, &rows) ||
+        !sum_page_bytes(config, &s->group_bytes) || !kvant_mul_size(config->n_kv_heads, info->head_dim, &rows) ||
         !kvant_mul_size(rows, KVANT_PAGE_TOKENS * sizeof(uint16_t), &open_group_bytes) ||
         !kvant_mul_size(s->n_groups, s->group_bytes, &s->sealed_bytes) ||
         !kvant_mul_size(s->n_slots, open_group_bytes, &s->open_bytes))

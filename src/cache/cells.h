@@ -33,7 +33,7 @@ struct kvant_cells {
     kvant_cells_config config;  /* codec and codecs point to codecs[0] and codecs */
     const kvant_codec **codecs; /* of each kv head */
     kvant_codec *
-        *open_codecs; /* of each kv head, one object where codecs are one; NULL when nothing is ever open */
+        *open_codecs;     /* of each kv head, one object where codecs are one; NULL when nothing is ever open */
     size_t *page_offsets; /* of each kv head's sealed page in its group: codecs of kv heads may differ in size */
     size_t group_bytes, open_page_bytes;
     uint32_t n_pages;                    /* of one stream */

@@ -270,9 +270,9 @@ static kvant_status complete(kvant_settings *s, const kvant_error *error)
         return kvant_fail(error, KVANT_ERR_FORMAT, "the settings file does not say how many layers there are");
     for (uint32_t i = 0; i < 2 * s->n_layers; i++) {
         if (!is_complete(&s->entries[i]))
-            return kvant_fail(error, KVANT_ERR_FORMAT,
-                              "the settings file has no codec for %s of layer %" PRIu32 "%s", i % 2 ? "values" : "keys",
-                              i / 2, s->entries[i].n_specs > 0 ? " in one of its kv heads" : "");
+            return kvant_fail(
+                error, KVANT_ERR_FORMAT, "the settings file has no codec for %s of layer %" PRIu32 "%s",
+                i % 2 ? "values" : "keys", i / 2, s->entries[i].n_specs > 0 ? " in one of its kv heads" : "");
         kvant_settings_close_entry(s, &s->entries[i]);
     }
     return KVANT_OK;

@@ -17,10 +17,17 @@ import fetch  # noqa: E402
 
 OK, RUNTIME, USAGE, INTERRUPTED = 0, 1, 2, 130
 TEXT = fetch.fetch_text()
-CTX, PROBE = 1024, 64
+CTX, PROBE, PROBE_CHUNKS = 1024, 64, 2
+MEASUREMENTS = PROBE_CHUNKS * (2 * N_LAYERS + 1)
 # Bits of turboquant at head_dim 64: a scale of 16 bits a row.
 CANDIDATES = {f"turboquant-{bits}": bits + 0.25 for bits in (2, 3, 4)}
 TRY = [word for spec in CANDIDATES for word in ("--try-k", spec, "--try-v", spec)]
+
+
+def of_heads(spec):
+    """The codec of each kv head of what is shown of a layer."""
+    specs = spec.split(" | ")
+    return specs * N_KV_HEADS if len(specs) == 1 else specs
 
 
 class Tune(unittest.TestCase):
@@ -32,6 +39,7 @@ class Tune(unittest.TestCase):
         cls.path = pathlib.Path(cls.folder.name) / "model.kvant"
         cls.state = cls.path.with_name("state")
         cls.base = ["tune", "-m", MODEL, "-f", TEXT, "-c", CTX, "--probe-ctx", PROBE, "--chunks", 1, *TRY]
+        cls.base += ["--probe-chunks", PROBE_CHUNKS]
         cls.interrupted = cls.interrupt([*cls.base, "--bits", 3, "-o", cls.path, "--resume", cls.state])
         cls.left = sorted(p.name for p in cls.path.parent.iterdir())
         cls.done = run(*cls.base, "--bits", 3, "-o", cls.path, "--resume", cls.state, "--json", timeout=600)
@@ -61,19 +69,21 @@ class Tune(unittest.TestCase):
         self.assertEqual(code, INTERRUPTED, stderr)
         self.assertIn(str(self.state), stderr)
         self.assertEqual(self.left, ["state"])  # neither a settings file nor what was on the way
-        self.assertRegex(self.done.stderr, rf"going on from .*: [1-9]\d* of {2 * N_LAYERS + 1} measurements")
+        self.assertRegex(self.done.stderr, rf"going on from .*: [1-9]\d* of {MEASUREMENTS} measurements")
 
     def test_the_budget_is_kept_and_used(self):
         self.assertEqual(len(self.sites), 2 * N_LAYERS)
         self.assertEqual({(s["layer"], s["role"]) for s in self.sites}, {(i, r) for i in range(N_LAYERS) for r in "KV"})
         for site in self.sites:
-            self.assertEqual(site["site_bits"], CANDIDATES[site["spec"]])
+            bits = [CANDIDATES[spec] for spec in of_heads(site["spec"])]
+            self.assertEqual(len(bits), N_KV_HEADS)
+            self.assertAlmostEqual(site["site_bits"], sum(bits) / N_KV_HEADS, places=9)
         tuned = self.settings[0]
         self.assertEqual(tuned["setting"], "tuned")
         mean = sum(site["site_bits"] for site in self.sites) / len(self.sites)
         self.assertAlmostEqual(tuned["bits"], mean, places=6)
-        self.assertEqual(tuned["kv_bytes"], mean / 8 * 2 * N_LAYERS * N_KV_HEADS * HEAD_DIM * CTX)
-        # A step is a bit of one site; what is left is less than one of them.
+        self.assertAlmostEqual(tuned["kv_bytes"], mean / 8 * 2 * N_LAYERS * N_KV_HEADS * HEAD_DIM * CTX, places=3)
+        # A step is at most a bit of one site; what is left is less than one of them.
         self.assertTrue(3 - 1 / len(self.sites) < tuned["bits"] <= 3)
 
     def test_predictions(self):
@@ -91,15 +101,25 @@ class Tune(unittest.TestCase):
             self.assertGreater(setting["kld_mean"], 0)
 
     def test_the_file_is_what_was_said(self):
-        said = {}
+        said = {(layer, role): [None] * N_KV_HEADS for layer in range(N_LAYERS) for role in "KV"}
         for line in self.path.read_text().splitlines():
             match line.split():
                 case [("k" | "v") as role, layers, shape, spec]:
                     self.assertEqual(shape, f"{N_KV_HEADS}x{HEAD_DIM}")
                     for part in layers.split(","):
-                        first, _, last = part.partition("-")
-                        said |= {(layer, role.upper()): spec for layer in range(int(first), int(last or first) + 1)}
-        self.assertEqual(said, {(site["layer"], site["role"]): site["spec"] for site in self.sites})
+                        layers, _, head = part.partition("/")
+                        first, _, last = layers.partition("-")
+                        heads = [int(head)] if head else range(N_KV_HEADS)
+                        for layer in range(int(first), int(last or first) + 1):
+                            for h in heads:
+                                said[layer, role.upper()][h] = spec
+        self.assertEqual(said, {(site["layer"], site["role"]): of_heads(site["spec"]) for site in self.sites})
+        self.assertTrue(any("|" in site["spec"] for site in self.sites), "no kv head has a codec of its own")
+        shown = run("codecs", "--config", self.path, "--json")
+        self.assertEqual(shown.returncode, OK, shown.stderr)
+        for row in json.loads(shown.stdout):
+            self.assertEqual(of_heads(row["k"]), said[row["layer"], "K"])
+            self.assertEqual(of_heads(row["v"]), said[row["layer"], "V"])
         done = run("eval", "-m", MODEL, "-f", TEXT, "-c", 128, "--chunks", 1, "--config", self.path, "--json")
         self.assertEqual(done.returncode, OK, done.stderr)
         row = next(row for row in json.loads(done.stdout) if row["cache"] == "kvant")
@@ -110,7 +130,7 @@ class Tune(unittest.TestCase):
         n_bytes = 3.5 / 8 * 2 * N_LAYERS * N_KV_HEADS * HEAD_DIM * CTX
         done = run(*self.base, "--kv-bytes", n_bytes, "-o", path, "--resume", self.state)
         self.assertEqual(done.returncode, OK, done.stderr)
-        self.assertIn(f"{2 * N_LAYERS + 1} of {2 * N_LAYERS + 1} measurements", done.stderr)
+        self.assertIn(f"{MEASUREMENTS} of {MEASUREMENTS} measurements", done.stderr)
         self.assertIn("rank correlation", done.stdout)
         self.assertTrue(path.exists())
 
@@ -145,6 +165,7 @@ class Mistakes(unittest.TestCase):
             ([*base, "--calibration", "/nonexistent"], USAGE, "/nonexistent"),
             ([*base, "-c", "100000"], RUNTIME, "the model's own limit"),
             ([*base[:3], "-f", short, *base[5:]], RUNTIME, "are needed"),
+            ([*base, "--probe-ctx", "64", "-f", short], RUNTIME, "short.txt gives"),
             ([*base, "--report-text", short, "--probe-ctx", "64"], RUNTIME, "are needed"),
             (["tune", "-m", broken, *base[3:]], RUNTIME, "cannot load the model"),
             ([*base[:5], "-o", "/nonexistent/file", *base[7:]], RUNTIME, "/nonexistent"),

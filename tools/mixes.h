@@ -1,0 +1,39 @@
+/* mixes.h - what the kv heads of one layer and role can have together: one candidate for all of them, or mixes, in which each kv head has
+ * its own.
+ *
+ * Of all mixes, which are too many to list, those are kept that any budget for the site alone would lead to: from the smallest
+ * candidates on, always the step of one kv head that saves most for each byte. Candidates of a mix fit together in one cache.
+ */
+#ifndef KVANT_TOOLS_MIXES_H
+#define KVANT_TOOLS_MIXES_H
+
+#include <kvant/codec.h>
+#include <stdbool.h>
+#include <stddef.h>
+#include <stdint.h>
+
+typedef struct mix {
+    double bytes, error;  /* of the whole site */
+    const uint8_t *heads; /* the candidate of each kv head */
+} mix;
+
+/* The first n_candidates have candidate i in all kv heads. */
+typedef struct mixes {
+    mix *list;
+    size_t n;
+    uint8_t *heads; /* that the list points to */
+} mixes;
+
+typedef struct mixes_candidates {
+    const kvant_codec_info *infos; /* of n_candidates, at most 256 */
+    const double *bytes;           /* of one kv head with each of them */
+    const double *errors;          /* [candidate][kv head] */
+    size_t n_candidates;
+    uint32_t n_kv_heads;
+} mixes_candidates;
+
+/* False when memory runs out; mixes_free in any case. */
+bool mixes_make(mixes *m, const mixes_candidates *of);
+void mixes_free(mixes *m);
+
+#endif /* KVANT_TOOLS_MIXES_H */
