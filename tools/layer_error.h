@@ -2,8 +2,8 @@
  * for what it does to the model.
  *
  * Rows pass through the library's own cache (centre, windows and all). The error is sum |o' - o|^2 / sum |o|^2 over the kept queries
- * of the second half of every context and over all heads (above the line also: those of one kv head), o being the output with captured rows, o' with either the keys or the
- * values replaced by what the cache gives back.
+ * of the second half of every context and over all heads, o being the output with captured rows, o' with either the keys or the
+ * values replaced by what the cache gives back. A kv head's part of it has its own query heads alone in the first sum.
  */
 #ifndef KVANT_TOOLS_LAYER_ERROR_H
 #define KVANT_TOOLS_LAYER_ERROR_H

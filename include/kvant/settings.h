@@ -87,9 +87,9 @@ KVANT_API kvant_status kvant_settings_load_calibration(const kvant_settings *set
                                                        kvant_calibration **calibration, char *err, size_t errlen);
 
 /* Whether every spec makes a codec for its layer's shape with the calibration (or NULL), and those of a layer fit together in one
- * cache (kvant/cache.h): KVANT_OK, or what kvant_codec_create_calibrated says of the first that does not, with layer and role before it. Settings that need a calibration
- * take theirs and no other: KVANT_ERR_ARGUMENT; those that need none ignore it. Takes as long as creating each different codec
- * once. */
+ * cache (kvant_codecs_fit_together): KVANT_OK, or what kvant_codec_create_calibrated says of the first that does not, with layer
+ * and role before it. Settings that need a calibration take theirs and no other: KVANT_ERR_ARGUMENT; those that need none ignore
+ * it. Takes as long as creating each different codec once, and all of layers whose kv heads differ. */
 KVANT_API kvant_status kvant_settings_check(const kvant_settings *settings, const kvant_calibration *calibration,
                                             char *err, size_t errlen);
 
