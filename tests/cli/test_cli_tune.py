@@ -17,7 +17,8 @@ import fetch  # noqa: E402
 
 OK, RUNTIME, USAGE, INTERRUPTED = 0, 1, 2, 130
 TEXT = fetch.fetch_text()
-CTX, PROBE, PROBE_CHUNKS = 1024, 64, 2
+# One context is measured, for time; which ones are taken of several texts is tests/unit/test_tune_tokens.c.
+CTX, PROBE, PROBE_CHUNKS = 1024, 64, 1
 MEASUREMENTS = PROBE_CHUNKS * (2 * N_LAYERS + 1)
 # Bits of turboquant at head_dim 64: a scale of 16 bits a row.
 CANDIDATES = {f"turboquant-{bits}": bits + 0.25 for bits in (2, 3, 4)}
@@ -38,7 +39,7 @@ class Tune(unittest.TestCase):
         cls.folder = tempfile.TemporaryDirectory()
         cls.path = pathlib.Path(cls.folder.name) / "model.kvant"
         cls.state = cls.path.with_name("state")
-        cls.base = ["tune", "-m", MODEL, "-f", TEXT, "-c", CTX, "--probe-ctx", PROBE, "--chunks", 1, *TRY]
+        cls.base = ["tune", "-m", MODEL, "-f", TEXT, "-c", CTX, "--probe-ctx", PROBE, "--chunks", 2, *TRY]
         cls.base += ["--probe-chunks", PROBE_CHUNKS]
         cls.interrupted = cls.interrupt([*cls.base, "--bits", 3, "-o", cls.path, "--resume", cls.state])
         cls.left = sorted(p.name for p in cls.path.parent.iterdir())
