@@ -5,9 +5,9 @@
 #include <string.h>
 
 #include "../base/error.h"
-#include "../codec/direction.h"
-#include "../codec/hqmq.h"
-#include "../codec/octopus.h"
+#include "../codec/papers/direction.h"
+#include "../codec/papers/hqmq.h"
+#include "../codec/papers/octopus.h"
 
 kvant_status kvant_cuda_octopus_init(kvant_cuda_params *params, kvant_cuda_book *book, const kvant_codec *codec,
                                      char *err, size_t errlen)

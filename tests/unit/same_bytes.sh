@@ -7,7 +7,7 @@ root=$(cd "$(dirname "$0")/../.." && pwd)
 work=$(mktemp -d)
 trap 'rm -rf "$work"' EXIT
 status=0
-sources=$(ls "$root"/src/base/*.c "$root"/src/math/*.c "$root"/src/page/*.c "$root"/src/calibration/*.c "$root"/src/codec/*.c \
+sources=$(ls "$root"/src/base/*.c "$root"/src/math/*.c "$root"/src/page/*.c "$root"/src/calibration/*.c "$root"/src/codec/*.c "$root"/src/codec/papers/*.c \
     "$root"/src/blocks/*.c "$root"/src/kernels/*.c)
 for compiler in gcc clang; do
     if ! command -v $compiler >/dev/null; then

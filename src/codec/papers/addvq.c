@@ -6,8 +6,8 @@
 #include <math.h>
 #include <stdio.h>
 
-#include "../base/random.h"
-#include "../math/quaternion.h"
+#include "../../base/random.h"
+#include "../../math/quaternion.h"
 #include "direction.h"
 
 #define MAX_ENTRIES 192u

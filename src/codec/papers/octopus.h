@@ -3,8 +3,8 @@
 #ifndef KVANT_CODEC_OCTOPUS_H
 #define KVANT_CODEC_OCTOPUS_H
 
-#include "../page/chunks.h"
-#include "codec_internal.h"
+#include "../../page/chunks.h"
+#include "../codec_internal.h"
 
 typedef struct octopus_book {
     kvant_triplet_book triplets;

@@ -9,10 +9,10 @@
 #include <stdio.h>
 #include <string.h>
 
-#include "../base/alloc.h"
-#include "../base/half.h"
-#include "../kernels/chunk_tiles.h"
-#include "../math/octahedral.h"
+#include "../../base/alloc.h"
+#include "../../base/half.h"
+#include "../../kernels/chunk_tiles.h"
+#include "../../math/octahedral.h"
 #include "qjl.h"
 
 #define MAX_BITS 5u

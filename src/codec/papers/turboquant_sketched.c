@@ -5,8 +5,8 @@
  * The first stage keeps scale=norm: the sketch removes its bias, and its residual is the smaller one. */
 #include <string.h>
 
-#include "../base/half.h"
-#include "turboquant.h"
+#include "../../base/half.h"
+#include "../turboquant.h"
 
 typedef struct sketched {
     kvant_codebook book; /* bits is 0 when there is no first stage */

@@ -6,9 +6,9 @@
 #include <stdio.h>
 #include <string.h>
 
-#include "../base/alloc.h"
-#include "site.h"
-#include "uniform.h"
+#include "../../base/alloc.h"
+#include "../site.h"
+#include "../uniform.h"
 
 typedef struct kmeans {
     kvant_uniform uniform; /* first: uniform.c finds it as the codec's state */

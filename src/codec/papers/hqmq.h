@@ -2,8 +2,8 @@
 #ifndef KVANT_CODEC_HQMQ_H
 #define KVANT_CODEC_HQMQ_H
 
-#include "../math/quaternion.h"
-#include "codec_internal.h"
+#include "../../math/quaternion.h"
+#include "../codec_internal.h"
 
 /* Sets *n to their number; they live as long as the codec. Directions are rounded from products with
  * these, so whoever makes directions of them needs them unrounded. */

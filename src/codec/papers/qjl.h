@@ -8,7 +8,7 @@
 #ifndef KVANT_CODEC_QJL_H
 #define KVANT_CODEC_QJL_H
 
-#include "codec_internal.h"
+#include "../codec_internal.h"
 
 #define KVANT_QJL_OPTIONS "qjl sketch=hadamard|gaussian"
 

@@ -5,7 +5,7 @@
  * The quantiser is uniform.c's, the window the cache's. */
 #include <stdio.h>
 
-#include "uniform.h"
+#include "../uniform.h"
 
 static kvant_status create_kivi(kvant_codec *codec, kvant_spec *spec, const kvant_site *site,
                                 const kvant_error *error)

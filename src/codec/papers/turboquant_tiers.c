@@ -9,10 +9,10 @@
 #include <math.h>
 #include <string.h>
 
-#include "../base/half.h"
-#include "../base/random.h"
-#include "../page/chunks.h"
-#include "turboquant.h"
+#include "../../base/half.h"
+#include "../../base/random.h"
+#include "../../page/chunks.h"
+#include "../turboquant.h"
 
 #define MASK_WORDS (KVANT_MAX_HEAD_DIM / 32)
 

@@ -4,10 +4,10 @@
  * The quantiser is uniform.c's; values take the rotation of their keys, as in the paper. */
 #include <stdio.h>
 
-#include "../base/alloc.h"
-#include "../math/eigen.h"
-#include "site.h"
-#include "uniform.h"
+#include "../../base/alloc.h"
+#include "../../math/eigen.h"
+#include "../site.h"
+#include "../uniform.h"
 
 typedef struct choices {
     int eigen_first; /* which of the two rotations acts on rows first */

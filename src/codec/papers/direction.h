@@ -6,8 +6,8 @@
 #ifndef KVANT_CODEC_DIRECTION_H
 #define KVANT_CODEC_DIRECTION_H
 
-#include "../page/chunks.h"
-#include "codec_internal.h"
+#include "../../page/chunks.h"
+#include "../codec_internal.h"
 
 #define KVANT_DIRECTION_MAX_CHUNKS (KVANT_MAX_HEAD_DIM / 4)
 #define KVANT_DIRECTION_LANES 16u /* searches take chunks in multiples of this */

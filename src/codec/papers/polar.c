@@ -8,9 +8,9 @@
 #include <stdio.h>
 #include <string.h>
 
-#include "../base/half.h"
-#include "../math/polar_angles.h"
-#include "codec_internal.h"
+#include "../../base/half.h"
+#include "../../math/polar_angles.h"
+#include "../codec_internal.h"
 
 #define MAX_DEPTH 9 /* 2^9 = KVANT_MAX_HEAD_DIM */
 #define MAX_PAIRS (KVANT_MAX_HEAD_DIM / 2)

@@ -7,7 +7,7 @@
 #include <math.h>
 #include <stdio.h>
 
-#include "../base/random.h"
+#include "../../base/random.h"
 #include "direction.h"
 #include "hqmq.h"
 

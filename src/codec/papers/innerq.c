@@ -6,7 +6,7 @@
 #include <stdio.h>
 #include <string.h>
 
-#include "uniform.h"
+#include "../uniform.h"
 
 typedef struct variant {
     const char *name;

@@ -6,10 +6,10 @@
 #include <math.h>
 #include <string.h>
 
-#include "../base/half.h"
-#include "../base/random.h"
-#include "../math/rotation.h"
-#include "../math/sums.h"
+#include "../../base/half.h"
+#include "../../base/random.h"
+#include "../../math/rotation.h"
+#include "../../math/sums.h"
 
 #define SQRT_HALF_PI 1.2533141373155003f
 

@@ -9,8 +9,8 @@
 #include <float.h>
 #include <math.h>
 
-#include "../base/half.h"
-#include "../math/octahedral.h"
+#include "../../base/half.h"
+#include "../../math/octahedral.h"
 #include "octopus.h"
 
 /* Paddings as multiples of the sum of magnitudes of the channels that are there. Chosen one after another,

@@ -4,8 +4,8 @@
 #include <math.h>
 #include <string.h>
 
-#include "../base/half.h"
-#include "../math/sums.h"
+#include "../../base/half.h"
+#include "../../math/sums.h"
 
 #define MAX_SLOTS 16u
 
