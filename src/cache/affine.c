@@ -140,9 +140,10 @@ static void reexpress(const kvant_codec *open, const kvant_affine *from, const k
                       uint32_t token, float *y)
 {
     float old[KVANT_MAX_HEAD_DIM], x[KVANT_MAX_HEAD_DIM];
-    kvant_codec_decode_transformed(open, page, token, old);
-    kvant_transform_inverse(&open->transform, from, old, x);
-    kvant_transform_forward(&open->transform, to, x, y);
+    const kvant_kernels *kernels = kvant_kernels_get(KVANT_CPU_AUTO);
+    kvant_codec_decode_transformed(open, kernels, page, token, old);
+    kvant_transform_inverse(&open->transform, kernels, from, old, x);
+    kvant_transform_forward(&open->transform, kernels, to, x, y);
 }
 
 static bool fits_half(const float *y, uint32_t n)
@@ -167,9 +168,8 @@ static bool reexpress_page(kvant_cells *cells, int32_t slot, uint32_t head, cons
         reexpress(open, from, to, page, t, y);
         if (!fits_half(y, open->info.head_dim))
             return false;
-        kvant_rows rows = { NULL, y, open->info.head_dim, true };
         if (store)
-            open->quantizer->encode(open, &rows, 0, t, page);
+            kvant_codec_encode_transformed(open, kvant_kernels_get(KVANT_CPU_AUTO), y, t, 1, page);
     }
     return true;
 }

@@ -5,7 +5,7 @@
 
 #include <kvant/cache.h>
 
-#include "../codec/codec_internal.h"
+#include "../codec/encode.h"
 
 typedef struct kvant_page_group {
     uint64_t written;  /* bit per cell */

@@ -32,7 +32,8 @@ static void gather_block(const kvant_cells *cells, const void *page, uint32_t he
         stand_in++;
     for (uint32_t i = 0; i < info->block_tokens; i++) {
         uint32_t token = written >> (first + i) & 1 ? first + i : stand_in;
-        kvant_codec_decode_transformed(cells->open_codecs[head], page, token, rows + (size_t)i * info->head_dim);
+        kvant_codec_decode_transformed(cells->open_codecs[head], kvant_kernels_get(KVANT_CPU_AUTO), page, token,
+                                       rows + (size_t)i * info->head_dim);
     }
 }
 
@@ -196,16 +197,16 @@ static void open_unit(void *context, size_t head, uint32_t worker)
     const open_job *job = context;
     kvant_cells *cells = job->cells;
     const kvant_codec *open = cells->open_codecs[head];
+    const kvant_kernels *kernels = kvant_kernels_get(KVANT_CPU_AUTO);
     uint64_t written = cells->groups[job->group].written;
     (void)worker;
     for (uint32_t t = 0; t < KVANT_PAGE_TOKENS; t++) {
         float y[KVANT_MAX_HEAD_DIM];
         if (!(written >> t & 1))
             continue;
-        kvant_codec_decode_transformed(cells->codecs[head], kvant_sealed_page(cells, job->group, (uint32_t)head), t,
-                                       y);
-        kvant_rows rows = { NULL, y, open->info.head_dim, true };
-        open->quantizer->encode(open, &rows, 0, t, kvant_open_page(cells, job->slot, (uint32_t)head));
+        kvant_codec_decode_transformed(cells->codecs[head], kernels,
+                                       kvant_sealed_page(cells, job->group, (uint32_t)head), t, y);
+        kvant_codec_encode_open(open, kernels, y, t, 1, kvant_open_page(cells, job->slot, (uint32_t)head));
     }
 }
 

@@ -13,16 +13,6 @@
 
 #define MIN_HEAD_DIM 4u
 
-static uint16_t *scales(const kvant_codec *codec, void *page)
-{
-    return (uint16_t *)((uint8_t *)page + codec->info.metadata_offset);
-}
-
-static float scale_at(const kvant_codec *codec, const void *page, uint32_t token)
-{
-    return kvant_half_to_float(((const uint16_t *)((const uint8_t *)page + codec->info.metadata_offset))[token]);
-}
-
 static uint16_t cell_of(float u)
 {
     const float low = -(float)KVANT_TRELLIS_CELLS / 2, high = (float)KVANT_TRELLIS_CELLS / 2 - 1;
@@ -32,9 +22,9 @@ static uint16_t cell_of(float u)
 }
 
 /* Codes and levels' indices of a row; returns the scale to store, before it is rounded to fp16. */
-static float quantize(const kvant_trellis_book *book, uint32_t dim, const float *y, uint8_t *codes, uint8_t *levels)
+static float quantize(const kvant_trellis_book *book, const kvant_kernels *kernels, uint32_t dim, const float *y,
+                      uint8_t *codes, uint8_t *levels)
 {
-    const kvant_kernels *kernels = kvant_kernels_get(KVANT_CPU_AUTO);
     const kvant_trellis *trellis = &book->trellis;
     uint16_t cells[KVANT_TRELLIS_MAX_STEPS];
     uint8_t bits[KVANT_TRELLIS_MAX_STEPS], subsets[KVANT_TRELLIS_MAX_STEPS];
@@ -58,32 +48,34 @@ static float quantize(const kvant_trellis_book *book, uint32_t dim, const float 
     return product > 0 ? squares / product : 0;
 }
 
-static kvant_status trellis_check(const kvant_codec *codec, const float *y)
+static kvant_status trellis_check(const kvant_codec *codec, const kvant_kernels *kernels, const float *y)
 {
     const kvant_trellis_book *book = kvant_trellis_book_of(codec);
     const uint32_t dim = codec->info.head_dim;
     uint8_t codes[KVANT_MAX_HEAD_DIM], levels[KVANT_MAX_HEAD_DIM];
-    const float squares = kvant_kernels_get(KVANT_CPU_AUTO)->dot(y, y, dim);
+    const float squares = kernels->dot(y, y, dim);
     bool fits = sqrtf(squares) * book->inverse_sqrt_dim <= KVANT_HALF_MAX &&
-                quantize(book, dim, y, codes, levels) <= KVANT_HALF_MAX;
+                quantize(book, kernels, dim, y, codes, levels) <= KVANT_HALF_MAX;
     return fits ? KVANT_OK : KVANT_ERR_RANGE;
 }
 
-static void trellis_encode(const kvant_codec *codec, const kvant_rows *rows, size_t i, uint32_t token, void *page)
+static void trellis_encode(const kvant_codec *codec, const kvant_kernels *kernels, const float *y, uint32_t token,
+                   void *page)
 {
     const kvant_trellis_book *book = kvant_trellis_book_of(codec);
-    float y[KVANT_MAX_HEAD_DIM];
     uint8_t codes[KVANT_MAX_HEAD_DIM] = { 0 }, levels[KVANT_MAX_HEAD_DIM];
-    kvant_codec_transform_row(codec, rows, i, y);
-    scales(codec, page)[token] = kvant_half_from_float(quantize(book, codec->info.head_dim, y, codes, levels));
+    kvant_codec_metadata(codec, page)[token] =
+        kvant_half_from_float(quantize(book, kernels, codec->info.head_dim, y, codes, levels));
     kvant_layout_put(&codec->layout, page, token, codes);
 }
 
-static void trellis_decode(const kvant_codec *codec, const void *page, uint32_t token, float *y)
+static void trellis_decode(const kvant_codec *codec, const kvant_kernels *kernels, const void *page, uint32_t token,
+                   float *y)
 {
     const kvant_trellis_book *book = kvant_trellis_book_of(codec);
     uint8_t codes[KVANT_MAX_HEAD_DIM], bits[KVANT_TRELLIS_MAX_STEPS] = { 0 }, subsets[KVANT_TRELLIS_MAX_STEPS];
-    const float scale = scale_at(codec, page, token);
+    const float scale = kvant_half_to_float(kvant_codec_metadata_of(codec, page)[token]);
+    (void)kernels;
     kvant_layout_get(&codec->layout, page, token, codes);
     for (uint32_t j = 0; j < codec->info.head_dim; j++)
         bits[book->trellis.steps[j]] = codes[j] & 1;
