@@ -8,6 +8,7 @@
 #include <stdio.h>
 #include <string.h>
 
+#include "../base/alloc.h"
 #include "../base/half.h"
 #include "trellis_book.h"
 
@@ -19,6 +20,25 @@ static uint16_t cell_of(float u)
     float x = rintf(u * (KVANT_TRELLIS_CELLS / 8));
     x = x < low ? low : x > high ? high : x;
     return (uint16_t)(x - low);
+}
+
+/* Survivors of a search stay on the stack, which has room for all steps of 256 states, and of 1024 states up to 192
+ * steps. Others come from the heap, and where there is no memory the search repeats itself on the stack. */
+#define STACK_WORDS 6144u
+
+static void find_path(const kvant_trellis *trellis, const kvant_kernels *kernels, const uint16_t *cells,
+                      uint8_t *bits)
+{
+    _Alignas(64) uint16_t metric[2u << KVANT_TRELLIS_MAX_MEMORY];
+    uint32_t own[STACK_WORDS], step_words = 1u << trellis->memory >> 5;
+    kvant_trellis_work work = { metric, own, STACK_WORDS / step_words };
+    uint32_t *heap = NULL;
+    if (work.room < trellis->n_steps)
+        heap = kvant_alloc((size_t)trellis->n_steps * step_words, sizeof *heap);
+    if (heap)
+        work = (kvant_trellis_work){ metric, heap, trellis->n_steps };
+    kernels->trellis_path(trellis, cells, trellis->n_steps, &work, bits);
+    kvant_free(heap);
 }
 
 /* Codes and levels' indices of a row; returns the scale to store, before it is rounded to fp16. */
@@ -35,7 +55,7 @@ static float quantize(const kvant_trellis_book *book, const kvant_kernels *kerne
         cells[step] = KVANT_TRELLIS_NO_NUMBER;
     for (uint32_t j = 0; j < dim; j++)
         cells[book->trellis.steps[j]] = cell_of(y[j] * inverse);
-    kernels->trellis_path(trellis, cells, book->trellis.n_steps, bits);
+    find_path(trellis, kernels, cells, bits);
     kvant_trellis_subsets(&book->trellis, bits, subsets);
     for (uint32_t j = 0; j < dim; j++) {
         const uint32_t step = book->trellis.steps[j], nearest = trellis->nearest[cells[step]][subsets[step]];
