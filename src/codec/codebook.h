@@ -1,5 +1,4 @@
-/* codebook.h - Lloyd-Max codebooks with a scale for each row, the quantiser of turboquant's variants, and
- * the state of plain turboquant codecs for the library that runs them on GPUs. */
+/* codebook.h - Lloyd-Max codebooks with a scale for each row, the quantiser of turboquant's variants. */
 #ifndef KVANT_CODEC_CODEBOOK_H
 #define KVANT_CODEC_CODEBOOK_H
 
@@ -10,12 +9,11 @@ typedef struct kvant_codebook {
     float thresholds[256]; /* thresholds[i] = (values[i] + values[i+1]) / 2 */
     float inverse_sqrt_dim;
     bool unbiased;
-    bool plain; /* the codec is this codebook alone: no sketch, no second codebook */
     uint32_t dim, bits;
     float code_step; /* of the integers that stand for values in attention */
 } kvant_codebook;
 
-/* First member of the state of every turboquant codec. */
+/* First member of the state of turboquant codecs without tiers. */
 static inline const kvant_codebook *kvant_codebook_of(const kvant_codec *codec)
 {
     return codec->state;

@@ -42,6 +42,18 @@ static kvant_status build(kvant_codec *codec, kvant_spec *spec, const kvant_site
     return kvant_spec_finish(spec, valid[0] ? valid : "none", error);
 }
 
+static void complete_view(kvant_codec *codec)
+{
+    const kvant_feedback *feedback = codec->feedback;
+    codec->view.size = sizeof codec->view;
+    codec->view.info = &codec->info;
+    codec->view.transform = kvant_transform_get_view(&codec->transform);
+    codec->view.transform.center = codec->file_center;
+    codec->view.transform.scale = codec->file_scale;
+    if (feedback)
+        codec->view.feedback = (kvant_feedback_view){ feedback->pivots, feedback->columns, feedback->stride };
+}
+
 static kvant_status create(const char *text, uint32_t head_dim, kvant_role role, const kvant_site *site,
                            kvant_codec **out, const kvant_error *error)
 {
@@ -62,7 +74,9 @@ static kvant_status create(const char *text, uint32_t head_dim, kvant_role role,
         .size = sizeof codec->info, .spec = codec->spec, .head_dim = head_dim, .role = role, .block_tokens = 1
     };
     kvant_status status = build(codec, &spec, site, error);
-    if (status != KVANT_OK)
+    if (status == KVANT_OK)
+        complete_view(codec);
+    else
         kvant_codec_free(&codec);
     *out = codec;
     return status;
@@ -92,7 +106,8 @@ void kvant_codec_free(kvant_codec **codec)
     if (!(*codec)->borrows_transform)
         kvant_transform_destroy(&(*codec)->transform);
     kvant_free((*codec)->state);
-    kvant_free((*codec)->numbers);
+    if ((*codec)->view.kind == KVANT_CODES_CHUNK)
+        kvant_free((*codec)->product.integers.chunk);
     kvant_free((*codec)->feedback);
     kvant_free((*codec)->file_center);
     kvant_free((*codec)->file_scale);
@@ -134,6 +149,11 @@ kvant_status kvant_codec_get_info(const kvant_codec *codec, kvant_codec_info *in
         return KVANT_ERR_ARGUMENT;
     *info = codec->info;
     return KVANT_OK;
+}
+
+const kvant_codec_view *kvant_codec_get_view(const kvant_codec *codec)
+{
+    return &codec->view;
 }
 
 bool kvant_codec_takes_tokens(uint32_t first, uint32_t n, uint32_t block)
@@ -234,9 +254,8 @@ kvant_status kvant_codec_create_open(const kvant_codec *codec, kvant_codec **ope
         return KVANT_ERR_MEMORY;
     **open = *codec;
     (*open)->state = NULL;
-    (*open)->code_lines = NULL;
-    (*open)->numbers = NULL;
-    (*open)->trellis = NULL;
+    (*open)->view = (kvant_codec_view){ .kind = KVANT_CODES_NONE };
+    (*open)->product = (kvant_code_product){ .lines = NULL };
     (*open)->feedback = NULL;
     (*open)->file_center = (*open)->file_scale = NULL;
     (*open)->borrows_transform = true;
@@ -245,6 +264,7 @@ kvant_status kvant_codec_create_open(const kvant_codec *codec, kvant_codec **ope
     /* Sums over open and sealed pages share an order of channels. */
     for (uint32_t j = 0; codec->layout.moved && j < codec->layout.padded_dim; j++)
         kvant_layout_move_row(&(*open)->layout, j, kvant_layout_row_position(&codec->layout, j));
+    complete_view(*open);
     if (status != KVANT_OK)
         kvant_codec_free(open);
     return status;
@@ -272,9 +292,9 @@ void kvant_codec_token_lines(const kvant_codec *codec, const kvant_kernels *kern
 /* The largest magnitude of a code's value. */
 static int32_t largest_value(const kvant_codec *codec)
 {
-    const int16_t *values = codec->code_table.values;
+    const int16_t *values = codec->product.integers.values;
     int32_t largest = 1;
-    if (codec->trellis)
+    if (codec->view.kind == KVANT_CODES_TRELLIS)
         return INT8_MAX;
     for (uint32_t c = 0; c < 1u << codec->layout.bits; c++) {
         int32_t value = abs(values[c % 16] + (codec->layout.bits > 4 ? values[16 + c / 16] : 0));
@@ -286,17 +306,17 @@ static int32_t largest_value(const kvant_codec *codec)
 void kvant_codec_offer_codes(kvant_codec *codec, bool per_channel, uint32_t group, kvant_code_lines_fn *lines)
 {
     const kvant_layout *layout = &codec->layout;
-    kvant_code_table *table = &codec->code_table;
+    kvant_code_product *product = &codec->product;
     uint32_t lined = per_channel ? KVANT_PAGE_TOKENS : layout->padded_dim; /* that share lines in groups */
     uint32_t others = per_channel ? layout->padded_dim : KVANT_PAGE_TOKENS;
-    table->by_row = per_channel == (layout->role == KVANT_ROLE_V);
-    table->band_tiles = (group + KVANT_TILE - 1) / KVANT_TILE;
-    table->n_bands = (lined / KVANT_TILE + table->band_tiles - 1) / table->band_tiles;
-    table->stride = (others + KVANT_PAGE_TOKENS - 1) / KVANT_PAGE_TOKENS * KVANT_PAGE_TOKENS;
-    table->n_columns = (layout->column_tiles + 3) / 4 * KVANT_PAGE_TOKENS;
+    product->by_row = per_channel == (layout->role == KVANT_ROLE_V);
+    product->band_tiles = (group + KVANT_TILE - 1) / KVANT_TILE;
+    product->n_bands = (lined / KVANT_TILE + product->band_tiles - 1) / product->band_tiles;
+    product->stride = (others + KVANT_PAGE_TOKENS - 1) / KVANT_PAGE_TOKENS * KVANT_PAGE_TOKENS;
+    product->n_columns = (layout->column_tiles + 3) / 4 * KVANT_PAGE_TOKENS;
     int32_t limit = INT32_MAX / (largest_value(codec) * (int32_t)(KVANT_TILE * layout->column_tiles));
-    table->limit = limit < KVANT_CODE_OPERAND_MAX ? limit : KVANT_CODE_OPERAND_MAX;
-    codec->code_lines = lines;
+    product->limit = limit < KVANT_CODE_OPERAND_MAX ? limit : KVANT_CODE_OPERAND_MAX;
+    product->lines = lines;
 }
 
 void kvant_codec_unpack(const kvant_codec *codec, const kvant_kernels *kernels, const void *page, float *tile)

@@ -249,6 +249,18 @@ static const float *inverse_weights(const kvant_transform *transform)
     return transform->weights + (transform->diagonal ? d : d * d);
 }
 
+kvant_transform_view kvant_transform_get_view(const kvant_transform *transform)
+{
+    const bool hadamard = transform->rotate == KVANT_ROTATE_HADAMARD;
+    return (kvant_transform_view){ .rotate = transform->rotate,
+                                   .block = hadamard ? transform->block : 0,
+                                   .signs = hadamard ? transform->signs : NULL,
+                                   .matrix = transform->rotate == KVANT_ROTATE_DENSE ? transform->matrix : NULL,
+                                   .weights = transform->weights,
+                                   .inverse_weights = transform->weights ? inverse_weights(transform) : NULL,
+                                   .diagonal = transform->diagonal };
+}
+
 void kvant_transform_forward(const kvant_transform *transform, const kvant_kernels *kernels,
                              const kvant_affine *affine, const float *x, float *y)
 {

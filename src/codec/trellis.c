@@ -133,6 +133,20 @@ static kvant_status read_options(trellis_options *options, kvant_spec *spec, con
     return KVANT_OK;
 }
 
+static void set_view(kvant_codec *codec, const kvant_trellis_book *book)
+{
+    const kvant_trellis *trellis = &book->trellis;
+    codec->view.kind = KVANT_CODES_TRELLIS;
+    codec->view.of.trellis = (kvant_trellis_view){ .memory = trellis->memory,
+                                                   .taps = trellis->taps,
+                                                   .steps = trellis->steps,
+                                                   .levels = trellis->levels,
+                                                   .values = book->values,
+                                                   .unit = book->unit,
+                                                   .inverse_sqrt_dim = book->inverse_sqrt_dim,
+                                                   .unbiased = book->unbiased };
+}
+
 static kvant_status create_trellis(kvant_codec *codec, kvant_spec *spec, const kvant_site *site,
                                    const kvant_error *error)
 {
@@ -155,7 +169,8 @@ static kvant_status create_trellis(kvant_codec *codec, kvant_spec *spec, const k
     kvant_trellis_book *book = codec->state;
     kvant_trellis_book_init(book, &codec->layout, options.memory);
     book->unbiased = options.unbiased;
-    codec->trellis = &book->trellis;
+    set_view(codec, book);
+    codec->product.integers.trellis = &book->trellis;
     kvant_codec_offer_codes(codec, false, d, trellis_lines);
     return KVANT_OK;
 }

@@ -75,7 +75,7 @@ static void offer_codes(kvant_codec *codec, kvant_codebook *book)
         return;
     book->code_step = book->values[n - 1] / KVANT_CODE_VALUE_MAX;
     for (uint32_t c = 0; c < n; c++)
-        codec->code_table.values[c] = (int16_t)lrintf(book->values[c] / book->code_step);
+        codec->product.integers.values[c] = (int16_t)lrintf(book->values[c] / book->code_step);
     kvant_codec_offer_codes(codec, false, codec->info.head_dim, turboquant_lines);
 }
 
@@ -85,10 +85,12 @@ static kvant_status create_plain(kvant_codec *codec, const turboquant_options *o
     kvant_codebook *book = codec->state;
     kvant_codebook_init(book, codec->info.head_dim, options->bits);
     book->unbiased = options->unbiased;
-    book->plain = true;
     codec->quantizer = &turboquant_quantizer;
     codec->takes_feedback = true;
     kvant_codec_set_sizes(codec, options->bits, KVANT_PAGE_TOKENS, 0);
+    codec->view.kind = KVANT_CODES_CODEBOOK;
+    codec->view.of.codebook =
+        (kvant_codebook_view){ book->values, book->thresholds, book->inverse_sqrt_dim, book->unbiased };
     offer_codes(codec, book);
     return KVANT_OK;
 }

@@ -195,16 +195,31 @@ static const kvant_quantizer uniform_quantizer = { uniform_check, uniform_encode
 static void offer_codes(kvant_codec *codec)
 {
     const kvant_uniform *u = kvant_uniform_of(codec);
-    kvant_code_table *table = &codec->code_table;
+    int16_t *values = codec->product.integers.values;
     if (u->n_groups > 1 && u->group % KVANT_TILE != 0)
         return; /* groups of 8, 24, ... channels: no whole tiles */
     int32_t bias = (int32_t)u->bias, low_bias = bias < 8 ? bias : 8;
     for (int32_t c = 0; c < 16; c++) {
-        table->values[c] = (int16_t)(c - low_bias);
-        table->values[16 + c] = (int16_t)(16 * c - (bias - low_bias));
+        values[c] = (int16_t)(c - low_bias);
+        values[16 + c] = (int16_t)(16 * c - (bias - low_bias));
     }
-    table->has_zero = !u->symmetric;
+    codec->product.has_zero = !u->symmetric;
     kvant_codec_offer_codes(codec, u->per_channel, u->group, kvant_uniform_lines);
+}
+
+static void set_view(kvant_codec *codec)
+{
+    const kvant_uniform *u = kvant_uniform_of(codec);
+    codec->view.kind = KVANT_CODES_UNIFORM;
+    codec->view.of.uniform =
+        (kvant_uniform_view){ .hybrid = kvant_uniform_is_hybrid(u),
+                              .symmetric = u->symmetric,
+                              .per_channel = u->per_channel,
+                              .group = u->group,
+                              .n_groups = u->n_groups,
+                              .n_scales = (uint32_t)kvant_uniform_n_scales(codec),
+                              .levels = (uint32_t)(u->symmetric ? u->sym_levels : u->asym_levels),
+                              .offset = u->symmetric ? -u->bias : 0 };
 }
 
 static kvant_status set_group(kvant_codec *codec, uint32_t group, const kvant_error *error)
@@ -238,13 +253,12 @@ kvant_status kvant_uniform_init(kvant_codec *codec, uint32_t bits, kvant_uniform
                           .asym_levels = (float)((1u << asym_bits) - 1),
                           .bias = (float)(1u << (bits - 1)) };
     u->symmetric = mode == KVANT_UNIFORM_SYM;
-    u->levels = (uint32_t)(u->symmetric ? u->sym_levels : u->asym_levels);
-    u->offset = u->symmetric ? -u->bias : 0;
     KVANT_FORWARD(set_group(codec, group, error));
     codec->quantizer = &uniform_quantizer;
     uint32_t padded = (codec->info.head_dim + KVANT_TILE - 1) / KVANT_TILE * KVANT_TILE;
     size_t arrays = u->symmetric ? 1 : 2;
     kvant_codec_set_sizes(codec, bits, arrays * u->n_groups * (per_channel ? padded : KVANT_PAGE_TOKENS), 0);
+    set_view(codec);
     offer_codes(codec);
     return KVANT_OK;
 }

@@ -129,7 +129,8 @@ static void numbers_are_near_decoding(void **state)
             kvant_codec *codec;
             if (kvant_codec_create(all_specs[s], dims[d], KVANT_ROLE_K, 1, &codec, NULL, 0) != KVANT_OK)
                 continue;
-            const kvant_code_numbers *numbers = codec->numbers;
+            const kvant_code_numbers *numbers =
+                codec->view.kind == KVANT_CODES_CHUNK ? codec->product.integers.chunk : NULL;
             void *page = aligned(info_of(codec).page_bytes);
             float *x = malloc((size_t)64 * dims[d] * sizeof *x), y[KVANT_MAX_HEAD_DIM];
             uint32_t codes[KVANT_MAX_HEAD_DIM];

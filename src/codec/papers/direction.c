@@ -305,6 +305,18 @@ static void set_page(kvant_codec *codec, const kvant_direction_shape *shape)
     codec->info.nominal_bits = nominal_bits(direction, shape->code_bits, codec->info.head_dim);
 }
 
+static void set_view(kvant_codec *codec)
+{
+    const kvant_direction *direction = kvant_direction_of(codec);
+    codec->view.kind = KVANT_CODES_CHUNK;
+    codec->view.of.chunk = (kvant_chunk_view){ .n_chunks = direction->n_chunks,
+                                               .index_bits = direction->index_bits,
+                                               .length_bits = direction->radius_bits,
+                                               .outliers = direction->slots,
+                                               .unbiased = direction->unbiased,
+                                               .codewords = direction->codewords };
+}
+
 static const char *const scale_names[] = { "norm", "unbiased", NULL };
 
 kvant_status kvant_direction_create(kvant_codec *codec, kvant_spec *spec, const kvant_site *site,
@@ -332,6 +344,7 @@ kvant_status kvant_direction_create(kvant_codec *codec, kvant_spec *spec, const 
         KVANT_FORWARD(read_outliers(codec, spec, direction, error));
     codec->quantizer = &direction_quantizer;
     set_page(codec, shape);
+    set_view(codec);
     return KVANT_OK;
 }
 

@@ -9,7 +9,7 @@
 
 #include "../../base/random.h"
 #include "direction.h"
-#include "hqmq.h"
+#include "../../math/quaternion.h"
 
 /* y = x conj(s), to the bit as in the search (kernels/quaternion_loops.h). */
 static void multiply_conjugate(const float *x, const float *s, float y[4])
@@ -42,11 +42,13 @@ static kvant_quaternion *unrounded(const kvant_direction *direction, uint32_t n_
     return (kvant_quaternion *)(void *)(direction->table + (size_t)4 * n_secondaries);
 }
 
-const kvant_quaternion *kvant_hqmq_secondaries(const kvant_codec *codec, uint32_t *n)
+/* Directions are rounded from products with the unrounded secondaries: whoever makes directions of them needs these. */
+static void set_view(kvant_codec *codec, uint32_t n_secondaries)
 {
-    const kvant_direction *direction = kvant_direction_of(codec);
-    *n = direction->n_codewords / KVANT_HURWITZ_UNITS;
-    return unrounded(direction, *n);
+    kvant_chunk_view *view = &codec->view.of.chunk;
+    view->kind = KVANT_CHUNK_QUATERNIONS;
+    view->n_secondaries = n_secondaries;
+    view->secondaries = unrounded(kvant_direction_of(codec), n_secondaries)->c;
 }
 
 /* Units vary fastest: which unit and which secondary an index means does not depend on S. */
@@ -90,6 +92,7 @@ static kvant_status create_hqmq(kvant_codec *codec, kvant_spec *spec, const kvan
                                           .search = search };
     KVANT_FORWARD(kvant_direction_create(codec, spec, site, &shape, error));
     fill_tables(codec->state, numbers[0], book == 1, site->seed);
+    set_view(codec, numbers[0]);
     KVANT_FORWARD(kvant_direction_offer_codes(codec, error));
     snprintf(codec->spec, sizeof codec->spec, "%s-s%ur%u:book=%s,", spec->name, (unsigned)numbers[0],
              (unsigned)numbers[1], books[book]);

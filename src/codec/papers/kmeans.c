@@ -164,7 +164,8 @@ static kvant_status add_centroids(kvant_codec *codec, uint32_t clusters, const f
     kvant_free(codec->state);
     codec->state = k;
     codec->quantizer = &kmeans_quantizer;
-    codec->code_lines = NULL; /* of the uniform codec: centroids are missing there */
+    codec->view.kind = KVANT_CODES_NONE; /* as uniform codes the pages would lack their centroids */
+    codec->product.lines = NULL;
     kvant_codec_set_page(codec, codec->info.bits, codec->info.code_bytes,
                          codec->info.metadata_bytes + index_bits(clusters) * KVANT_PAGE_TOKENS / 8);
     return place_centroids(codec, k, centroids, error);

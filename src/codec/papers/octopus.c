@@ -39,11 +39,6 @@ static const octopus *octopus_of(const kvant_codec *codec)
     return codec->state;
 }
 
-const octopus_book *octopus_book_of(const kvant_codec *codec)
-{
-    return &octopus_of(codec)->book;
-}
-
 /* What the codes leave of y, as the decoder will see them: with the scale rounded to fp16. */
 static void residual_of(const octopus *o, const float *y, const uint32_t *codes, float scale, float *residual)
 {
@@ -176,13 +171,31 @@ static kvant_status build(kvant_codec *codec, const octopus_options *options, co
     return KVANT_OK;
 }
 
-/* What attention needs to work on codes. A sketch is no part of them. */
+static void set_view(kvant_codec *codec)
+{
+    const octopus_book *book = &octopus_of(codec)->book;
+    const kvant_triplet_book *t = &book->triplets;
+    codec->view.kind = KVANT_CODES_CHUNK;
+    codec->view.of.chunk = (kvant_chunk_view){ .kind = KVANT_CHUNK_TRIPLETS,
+                                               .n_chunks = book->n_triplets,
+                                               .index_bits = 2 * t->direction_bits,
+                                               .length_bits = t->norm_bits,
+                                               .inverse_sqrt_dim = book->inverse_sqrt_dim,
+                                               .unbiased = book->unbiased,
+                                               .rounding = (uint32_t)t->rounding,
+                                               .direction = t->direction,
+                                               .direction_thresholds = t->direction_thresholds,
+                                               .length = t->norm,
+                                               .length_thresholds = t->norm_thresholds };
+}
+
+/* What attention needs to work on codes. */
 static kvant_status offer_codes(kvant_codec *codec, const kvant_error *error)
 {
     const octopus *o = octopus_of(codec);
     const kvant_triplet_book *book = &o->book.triplets;
     const uint32_t index_bits = 2 * book->direction_bits;
-    if (o->qjl.sketch != KVANT_SKETCH_NONE || index_bits > KVANT_NUMBER_MAX_INDEX)
+    if (index_bits > KVANT_NUMBER_MAX_INDEX)
         return KVANT_OK;
     float *directions = kvant_alloc((size_t)4 << index_bits, sizeof *directions);
     if (!directions)
@@ -213,9 +226,12 @@ static kvant_status create_octopus(kvant_codec *codec, kvant_spec *spec, const k
              (unsigned)options.bits, (unsigned)options.direction_bits, (unsigned)options.norm_bits,
              rounding_names[options.rounding], scale_names[options.scale]);
     KVANT_FORWARD(build(codec, &options, error));
-    KVANT_FORWARD(offer_codes(codec, error));
-    if (options.sketch != KVANT_SKETCH_NONE)
+    if (options.sketch == KVANT_SKETCH_NONE) {
+        set_view(codec); /* of codes with a sketch beside them there is none */
+        KVANT_FORWARD(offer_codes(codec, error));
+    } else {
         kvant_qjl_describe(&octopus_of(codec)->qjl, codec->spec, sizeof codec->spec);
+    }
     kvant_transform_describe(&codec->transform, codec->spec, sizeof codec->spec);
     return KVANT_OK;
 }

@@ -1,5 +1,4 @@
-/* octopus.h - the codebook of octopus codecs and what it does to one row, for octopus.c and for the
- * library that runs them on GPUs. Formulas and rounding: docs/format.md, "Octahedral codes". */
+/* octopus.h - the codebook of octopus codecs and what it does to one row, for octopus.c. Formulas and rounding: docs/format.md, "Octahedral codes". */
 #ifndef KVANT_CODEC_OCTOPUS_H
 #define KVANT_CODEC_OCTOPUS_H
 
@@ -12,9 +11,6 @@ typedef struct octopus_book {
     float inverse_sqrt_dim;
     bool unbiased;
 } octopus_book;
-
-/* The codebook of an octopus codec; it lives as long as the codec. */
-const octopus_book *octopus_book_of(const kvant_codec *codec);
 
 void octopus_book_init(octopus_book *book, uint32_t dim, uint32_t direction_bits, uint32_t norm_bits);
 

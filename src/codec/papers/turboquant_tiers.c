@@ -25,7 +25,6 @@ typedef struct tier {
 } tier;
 
 typedef struct tiers {
-    kvant_codebook none; /* what kvant_codebook_of sees: not plain */
     tier tier[2];        /* outliers, others */
     size_t mask_offset;
     float matrix[]; /* of both rotations */
