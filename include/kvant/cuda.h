@@ -1,5 +1,9 @@
-/* cuda.h - the compressed cache on an NVIDIA GPU: append, decode attention and decoding of pages
- * (libkvant_cuda).
+/* cuda.h - the compressed cache on an NVIDIA GPU: append, decode attention and decoding of pages.
+ *
+ * These functions are part of libkvant. The first one that needs a GPU opens libkvant_cuda.so: the file that
+ * the environment variable KVANT_CUDA_LIBRARY names, otherwise the one beside libkvant.so or in the loader's
+ * search path. Without the library, or with one of another release, they return KVANT_ERR_UNSUPPORTED;
+ * kvant_cuda_available says why.
  *
  * A plain C interface on streams and device pointers for engines that own their memory. Pages hold the same
  * bytes as on the CPU (docs/format.md). A *block* is 64 tokens of one sequence; it has one K page and one V
@@ -51,13 +55,18 @@ typedef enum kvant_cuda_type { KVANT_CUDA_F32 = 0, KVANT_CUDA_F16 = 1, KVANT_CUD
 
 typedef struct kvant_cuda_codec kvant_cuda_codec;
 
+/* Whether GPU functions can work: KVANT_OK when libkvant_cuda.so is there, fits this libkvant, and finds a
+ * driver and a GPU. Otherwise KVANT_ERR_UNSUPPORTED (KVANT_ERR_CUDA when the runtime fails in another way)
+ * and the reason in err, when errlen > 0. */
+KVANT_API kvant_status kvant_cuda_available(char *err, size_t errlen);
+
 /* Makes the GPU's side of a codec; the arguments are those of kvant_codec_create. Host work only: no
- * device is touched. On error *codec is NULL and err, when errlen > 0, says what is missing ("not on the
+ * device is touched, and no driver is needed. On error *codec is NULL and err, when errlen > 0, says what is missing ("not on the
  * GPU: ..."). */
 KVANT_API kvant_status kvant_cuda_codec_create(const char *spec, uint32_t head_dim, kvant_role role, uint64_t seed,
                                                kvant_cuda_codec **codec, char *err, size_t errlen);
 
-/* The same from a codec of the CPU library, which need not outlive it. */
+/* The same from a CPU codec, which need not outlive it. */
 KVANT_API kvant_status kvant_cuda_codec_from(const kvant_codec *source, kvant_cuda_codec **codec, char *err,
                                              size_t errlen);
 

@@ -115,8 +115,8 @@ typedef struct kvant_block_info {
     kvant_block_state state;
     uint32_t version;         /* 0: before any version was made, or the calibration's */
     uint64_t written;         /* bit per slot */
-    const kvant_codec *codec; /* of the page: the kv head's, or one of fp16 rows */
-    const void *page;
+    const kvant_codec *codec; /* the kv head's */
+    const void *page;         /* of the codec if sealed, else 64 x head_dim fp16 numbers behind the codec's transform */
     kvant_affine affine; /* of the kv head: head_dim floats each, or NULL */
 } kvant_block_info;
 

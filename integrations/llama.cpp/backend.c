@@ -52,7 +52,7 @@ int32_t kvp_graph_compute(abi_backend *backend, abi_graph *graph,
         if ((node->flags & ABI_TENSOR_FLAG_COMPUTE) != 0)
             status = compute_node(compute, node);
     }
-    kvp_host_threads_return();
+    kvp_host_threads_return(&compute->host_threads);
     return status;
 }
 

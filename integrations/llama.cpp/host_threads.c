@@ -127,13 +127,16 @@ static bool build_graph(kvp_host_threads *threads)
 void kvp_host_threads_borrow(kvp_host_threads *threads)
 {
     last_lender = NULL;
-    if (threads->lender != NULL && build_graph(threads))
-        kvant_use_executor(&threads->executor);
+    threads->borrowed = threads->lender != NULL && build_graph(threads);
+    if (threads->borrowed)
+        threads->previous = kvant_use_executor(&threads->executor);
 }
 
-void kvp_host_threads_return(void)
+void kvp_host_threads_return(kvp_host_threads *threads)
 {
-    kvant_use_executor(NULL);
+    if (threads->borrowed)
+        kvant_use_executor(threads->previous);
+    threads->borrowed = false;
 }
 
 void kvp_host_threads_release(kvp_host_threads *threads)

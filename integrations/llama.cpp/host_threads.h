@@ -19,6 +19,8 @@ typedef struct kvp_host_threads {
     abi_context *context;
     abi_graph *graph; /* one node, which runs loop */
     kvant_executor executor;
+    const kvant_executor *previous; /* the thread's executor before borrow */
+    bool borrowed;
     kvant_executor_work work;
     void *loop;
     uint32_t n_workers;
@@ -34,7 +36,7 @@ void kvp_host_threads_update(kvp_host_threads *threads);
 
 /* Between these, loops of kvant on this thread run on the lender's threads, if there is one. */
 void kvp_host_threads_borrow(kvp_host_threads *threads);
-void kvp_host_threads_return(void);
+void kvp_host_threads_return(kvp_host_threads *threads);
 
 void kvp_host_threads_release(kvp_host_threads *threads);
 

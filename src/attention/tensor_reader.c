@@ -53,8 +53,16 @@ static void fetch_next(const kvant_attention_plan *plan, const kvant_tensor *ten
     if (page + 1 >= unit->end_page || kvant_attention_block(plan, page + 1) < 0)
         return;
     kvant_page_ref next = kvant_tensor_page(tensor, (uint32_t)kvant_attention_block(plan, page + 1), unit->kv_head);
-    for (size_t i = 0; i < next.codec->info.page_bytes; i += 64)
+    for (size_t i = 0; i < kvant_page_ref_bytes(tensor, &next); i += 64)
         KVANT_PREFETCH((const uint8_t *)next.page + i);
+}
+
+static void unpack(const kvant_kernels *kernels, const kvant_page_ref *ref, float *tile)
+{
+    if (ref->open)
+        kvant_codec_unpack_open(ref->codec, kernels, ref->page, tile);
+    else
+        kvant_codec_unpack(ref->codec, kernels, ref->page, tile);
 }
 
 static void begin(const kvant_attention_plan *plan, const kvant_kernels *kernels, kvant_attention_unit *unit)
@@ -69,11 +77,11 @@ static void score(const kvant_attention_plan *plan, const kvant_kernels *kernels
 {
     kvant_page_ref k = kvant_tensor_page(plan->k, (uint32_t)kvant_attention_block(plan, page), unit->kv_head);
     fetch_next(plan, plan->k, unit, page);
-    if (kvant_attention_codes_suit(plan, k.codec)) {
+    if (!k.open && kvant_attention_codes_suit(plan, k.codec)) {
         kvant_attention_codes_score(plan, kernels, &unit->codes, unit->k_version, k, unit->n_rows, unit->scores);
         return;
     }
-    kvant_codec_unpack(k.codec, kernels, k.page, unit->k_tile);
+    unpack(kernels, &k, unit->k_tile);
     kvant_attention_score_tile(plan, kernels, unit);
 }
 
@@ -82,12 +90,12 @@ static void add(const kvant_attention_plan *plan, const kvant_kernels *kernels, 
 {
     kvant_page_ref v = kvant_tensor_page(plan->v, (uint32_t)kvant_attention_block(plan, page), unit->kv_head);
     fetch_next(plan, plan->v, unit, page);
-    if (kvant_attention_codes_suit(plan, v.codec)) {
+    if (!v.open && kvant_attention_codes_suit(plan, v.codec)) {
         kvant_attention_codes_add(plan, kernels, &unit->codes, v, unit->n_rows, unit->scores,
                                   unit->sums[unit->v_version]);
         return;
     }
-    kvant_codec_unpack(v.codec, kernels, v.page, unit->v_tile);
+    unpack(kernels, &v, unit->v_tile);
     kvant_attention_add_tile(plan, kernels, unit);
 }
 

@@ -3,13 +3,10 @@
  * Open pages hold transformed rows, so sealing applies no rotation again, and a sealed slot that nobody wrote to since its block was
  * opened keeps its bytes: its codes are not computed a second time. Nothing here can fail for a row that was written: it was checked
  * for the sealed page, too. */
-#include <math.h>
 #include <stdatomic.h>
 #include <string.h>
 
-#include "../base/half.h"
 #include "../base/parallel.h"
-#include "../codec/encode.h"
 #include "tensor.h"
 
 #define ALL_SLOTS UINT64_MAX
@@ -24,14 +21,15 @@ typedef struct seal_job {
 
 /* Rows of block_tokens slots from an open page; slots that were never written take the numbers of one that was, so that they widen no
  * range. */
-static void gather(const seal_job *job, const uint16_t *page, uint64_t written, uint32_t first, float *rows)
+static void gather(const seal_job *job, const kvant_codec *codec, const void *page, uint64_t written, uint32_t first,
+                   float *rows)
 {
-    uint32_t d = job->tensor->head_dim, n = kvant_tensor_codec_info(job->tensor)->block_tokens, stand_in = first;
+    uint32_t d = codec->info.head_dim, n = codec->info.block_tokens, stand_in = first;
     while (!(written >> stand_in & 1))
         stand_in++;
     for (uint32_t i = 0; i < n; i++) {
         uint32_t slot = written >> (first + i) & 1 ? first + i : stand_in;
-        job->kernels->half_to_float(page + (size_t)slot * d, rows + (size_t)i * d, d);
+        kvant_codec_decode_open(codec, job->kernels, page, slot, 1, rows + (size_t)i * d);
     }
 }
 
@@ -44,7 +42,8 @@ static void seal_page(const seal_job *job, int32_t open, uint32_t head, float *s
     for (uint32_t first = 0; first < KVANT_PAGE_TOKENS; first += n) {
         if (!(tensor->open_pages[open].fresh >> first & mask))
             continue;
-        gather(job, kvant_open_page_of(tensor, open, head), tensor->blocks[block].written, first, scratch);
+        gather(job, tensor->codecs[head], kvant_open_page_of(tensor, open, head), tensor->blocks[block].written, first,
+               scratch);
         kvant_codec_encode_transformed(tensor->codecs[head], job->kernels, scratch, first, n,
                                        kvant_sealed_page(tensor, block, head));
     }
@@ -181,38 +180,38 @@ static bool change_row(const change_job *job, uint32_t head, float *y)
     float x[KVANT_MAX_HEAD_DIM];
     if (job->from == job->to)
         return true;
-    kvant_transform_inverse(&codec->transform, &from, y, x);
-    kvant_transform_forward(&codec->transform, &to, x, y);
-    return kvant_codec_fits(codec, y);
+    kvant_transform_inverse(&codec->transform, job->kernels, &from, y, x);
+    kvant_transform_forward(&codec->transform, job->kernels, &to, x, y);
+    return kvant_codec_fits_open(codec, job->kernels, y);
 }
 
-static void read_row(const change_job *job, uint32_t head, uint32_t slot, const uint16_t *open, float *y)
+static void read_row(const change_job *job, uint32_t head, uint32_t slot, const void *open, float *y)
 {
+    const kvant_codec *codec = job->tensor->codecs[head];
     if (job->sealed)
-        kvant_codec_decode_transformed(job->tensor->codecs[head], kvant_sealed_page(job->tensor, job->block, head),
-                                       slot, y);
+        kvant_codec_decode_transformed(codec, job->kernels, kvant_sealed_page(job->tensor, job->block, head), slot, y);
     else
-        job->kernels->half_to_float(open + (size_t)slot * job->tensor->head_dim, y, job->tensor->head_dim);
+        kvant_codec_decode_open(codec, job->kernels, open, slot, 1, y);
 }
 
-static void change_unit(void *context, size_t head, uint32_t worker)
+static void change_unit(void *context, size_t unit, uint32_t worker)
 {
     change_job *job = context;
+    uint32_t head = (uint32_t)unit;
     const kvant_block *block = &job->tensor->blocks[job->block];
-    uint32_t d = job->tensor->head_dim;
-    uint16_t *open = kvant_open_page_of(job->tensor, block->open_page, (uint32_t)head);
+    void *open = kvant_open_page_of(job->tensor, block->open_page, head);
     (void)worker;
     for (uint32_t t = 0; t < KVANT_PAGE_TOKENS; t++) {
         float y[KVANT_MAX_HEAD_DIM];
         if (!(block->written >> t & 1))
             continue;
-        read_row(job, (uint32_t)head, t, open, y);
-        if (!change_row(job, (uint32_t)head, y)) {
+        read_row(job, head, t, open, y);
+        if (!change_row(job, head, y)) {
             atomic_store_explicit(&job->unfit, true, memory_order_relaxed);
             return;
         }
         if (job->store)
-            job->kernels->float_to_half(y, open + (size_t)t * d, d);
+            kvant_codec_encode_open(job->tensor->codecs[head], job->kernels, y, t, 1, open);
     }
 }
 

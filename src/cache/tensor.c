@@ -112,21 +112,14 @@ kvant_status kvant_tensor_size(const kvant_tensor_params *params, size_t *bytes)
     return KVANT_OK;
 }
 
-static kvant_status create_open_codecs(kvant_tensor *tensor)
+static kvant_status create_open_pages(kvant_tensor *tensor)
 {
     const kvant_codec_info *info = kvant_tensor_codec_info(tensor);
-    tensor->open_codecs = kvant_alloc(tensor->n_kv_heads, sizeof *tensor->open_codecs);
     tensor->open_pages = kvant_alloc(tensor->n_open_pages, sizeof *tensor->open_pages);
     tensor->scratch = kvant_alloc((size_t)KVANT_SEAL_WORKERS * info->block_tokens * info->head_dim, sizeof(float));
-    KVANT_RETURN_IF(!tensor->open_codecs || !tensor->open_pages || !tensor->scratch, KVANT_ERR_MEMORY);
+    KVANT_RETURN_IF(!tensor->open_pages || !tensor->scratch, KVANT_ERR_MEMORY);
     for (uint32_t i = 0; i < tensor->n_open_pages; i++)
         tensor->open_pages[i].block = -1;
-    for (uint32_t head = 0; head < tensor->n_kv_heads; head++) {
-        if (head > 0 && tensor->codecs[head] == tensor->codecs[0])
-            tensor->open_codecs[head] = tensor->open_codecs[0];
-        else
-            KVANT_FORWARD(kvant_codec_create_open(tensor->codecs[head], &tensor->open_codecs[head]));
-    }
     return KVANT_OK;
 }
 
@@ -157,7 +150,7 @@ static kvant_status allocate(kvant_tensor *tensor, const kvant_tensor_params *p)
     for (uint32_t block = 0; block < p->n_blocks; block++)
         place_block(tensor, block);
     KVANT_FORWARD(kvant_versions_create(tensor));
-    return tensor->n_open_pages ? create_open_codecs(tensor) : KVANT_OK;
+    return tensor->n_open_pages ? create_open_pages(tensor) : KVANT_OK;
 }
 
 static void describe(kvant_tensor *tensor, const kvant_tensor_params *p, const sizes *s, void *memory)
@@ -206,19 +199,10 @@ kvant_status kvant_tensor_create(const kvant_tensor_params *params, void *memory
     return status == KVANT_OK ? status : kvant_fail(NULL, status, "no memory for a tensor");
 }
 
-static void free_open_codecs(kvant_tensor *tensor)
-{
-    for (uint32_t head = tensor->n_kv_heads; tensor->open_codecs && head-- > 0;)
-        if (head == 0 || tensor->open_codecs[head] != tensor->open_codecs[0])
-            kvant_codec_free(&tensor->open_codecs[head]);
-    kvant_free(tensor->open_codecs);
-}
-
 void kvant_tensor_free(kvant_tensor **tensor)
 {
     if (!tensor || !*tensor)
         return;
-    free_open_codecs(*tensor);
     kvant_versions_destroy(*tensor);
     kvant_free((*tensor)->codecs);
     kvant_free((*tensor)->page_offsets);
@@ -271,21 +255,30 @@ void kvant_tensor_clear(kvant_tensor *tensor)
     tensor->any_written = false;
 }
 
+static void read_slot(const kvant_tensor *tensor, const kvant_kernels *kernels, size_t slot, float *row)
+{
+    uint32_t block = (uint32_t)(slot / KVANT_PAGE_TOKENS), token = (uint32_t)(slot % KVANT_PAGE_TOKENS);
+    float y[KVANT_MAX_HEAD_DIM];
+    for (uint32_t head = 0; head < tensor->n_kv_heads; head++) {
+        kvant_page_ref ref = kvant_tensor_page(tensor, block, head);
+        kvant_affine affine = kvant_version_affine(tensor, tensor->blocks[block].version, head);
+        if (ref.open)
+            kvant_codec_decode_open(ref.codec, kernels, ref.page, token, 1, y);
+        else
+            kvant_codec_decode_transformed(ref.codec, kernels, ref.page, token, y);
+        kvant_transform_inverse(&ref.codec->transform, kernels, &affine, y, row + (size_t)head * tensor->head_dim);
+    }
+}
+
 kvant_status kvant_tensor_read(const kvant_tensor *tensor, size_t first, size_t n, float *rows, size_t stride)
 {
     KVANT_RETURN_IF(!tensor || !rows, KVANT_ERR_ARGUMENT);
     size_t total = (size_t)tensor->n_blocks * KVANT_PAGE_TOKENS;
     KVANT_RETURN_IF(first > total || n > total - first || (n > 1 && stride < kvant_tensor_width(tensor)),
                     KVANT_ERR_ARGUMENT);
-    for (size_t i = 0; i < n; i++) {
-        uint32_t block = (uint32_t)((first + i) / KVANT_PAGE_TOKENS);
-        for (uint32_t head = 0; head < tensor->n_kv_heads; head++) {
-            kvant_page_ref ref = kvant_tensor_page(tensor, block, head);
-            kvant_affine affine = kvant_version_affine(tensor, tensor->blocks[block].version, head);
-            KVANT_FORWARD(kvant_codec_decode(ref.codec, &affine, ref.page, (uint32_t)((first + i) % KVANT_PAGE_TOKENS),
-                                             1, rows + i * stride + (size_t)head * tensor->head_dim, 0));
-        }
-    }
+    const kvant_kernels *kernels = kvant_kernels_get(KVANT_CPU_AUTO);
+    for (size_t i = 0; i < n; i++)
+        read_slot(tensor, kernels, first + i, rows + i * stride);
     return KVANT_OK;
 }
 

@@ -11,7 +11,7 @@
 
 #include <kvant/tensor.h>
 
-#include "../codec/codec_internal.h"
+#include "../codec/encode.h"
 #include "statistics.h"
 
 #define KVANT_NO_PAGE (-1)
@@ -42,7 +42,6 @@ typedef struct kvant_tensor_version {
 
 struct kvant_tensor {
     const kvant_codec **codecs; /* per kv head */
-    kvant_codec **open_codecs;  /* per kv head, one object where codecs are one; NULL when nothing is ever open */
     size_t *page_offsets;       /* of each kv head's sealed page in its block */
     uint32_t n_kv_heads, head_dim, n_sequences, n_blocks, blocks_per_sequence;
     size_t block_bytes, open_page_bytes, bytes;
@@ -86,10 +85,11 @@ static inline kvant_affine kvant_version_affine(const kvant_tensor *tensor, uint
     return (kvant_affine){ center ? v->center + first : NULL, scale ? v->scale + first : NULL };
 }
 
-/* A page of a block and the codec that reads it: fp16 while the block is open. */
+/* One kv head's page of a block: of its codec, or of fp16 rows behind the same transform while the block is open. */
 typedef struct kvant_page_ref {
     const kvant_codec *codec;
     const void *page;
+    bool open;
 } kvant_page_ref;
 
 static inline void *kvant_sealed_page(const kvant_tensor *tensor, uint32_t block, uint32_t kv_head)
@@ -105,9 +105,15 @@ static inline void *kvant_open_page_of(const kvant_tensor *tensor, int32_t page,
 static inline kvant_page_ref kvant_tensor_page(const kvant_tensor *tensor, uint32_t block, uint32_t kv_head)
 {
     int32_t open = tensor->blocks[block].open_page;
-    if (open >= 0)
-        return (kvant_page_ref){ tensor->open_codecs[kv_head], kvant_open_page_of(tensor, open, kv_head) };
-    return (kvant_page_ref){ tensor->codecs[kv_head], kvant_sealed_page(tensor, block, kv_head) };
+    return (kvant_page_ref){ tensor->codecs[kv_head],
+                             open >= 0 ? kvant_open_page_of(tensor, open, kv_head)
+                                       : kvant_sealed_page(tensor, block, kv_head),
+                             open >= 0 };
+}
+
+static inline size_t kvant_page_ref_bytes(const kvant_tensor *tensor, const kvant_page_ref *ref)
+{
+    return ref->open ? tensor->open_page_bytes : ref->codec->info.page_bytes;
 }
 
 static inline bool kvant_is_sink(const kvant_tensor *tensor, uint32_t block)

@@ -5,7 +5,6 @@
 #include <stdatomic.h>
 
 #include "../base/parallel.h"
-#include "../codec/encode.h"
 #include "versions.h"
 
 #define MOST_RUNS 64u         /* placed and encoded together */
@@ -182,8 +181,8 @@ static void encode_rows(const write_job *job, const run *r, uint32_t head)
         kvant_codec_transform_rows(codec, job->kernels, &affine, job->rows + i * job->stride + (size_t)head * d,
                                    job->stride, n, y);
         if (block->open_page >= 0)
-            job->kernels->float_to_half(
-                y, (uint16_t *)kvant_open_page_of(tensor, block->open_page, head) + (size_t)offset * d, n * d);
+            kvant_codec_encode_open(codec, job->kernels, y, offset, n,
+                                    kvant_open_page_of(tensor, block->open_page, head));
         else
             kvant_codec_encode_transformed(codec, job->kernels, y, offset, n,
                                            kvant_sealed_page(tensor, r->block, head));

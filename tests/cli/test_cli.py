@@ -161,7 +161,7 @@ class BenchCuda(unittest.TestCase):
             path = pathlib.Path(folder) / "libkvant_cuda.so"
             path.write_text("not a library")
             self.check(["--library", path], 1, "cannot load", str(path))
-        self.check(["--library", "libm.so.6"], 1, "libm.so.6 has no kvant_cuda_codec_create", "this version")
+        self.check(["--library", "libm.so.6"], 1, "libm.so.6 has no kvant_cuda_table_get", "this release")
 
     @unittest.skipUnless(CUDA_LIBRARY.exists(), "libkvant_cuda was not built")
     @unittest.skipIf(shutil.which("nvidia-smi"), "a machine with a GPU")

@@ -55,7 +55,7 @@ __device__ __forceinline__ void write_metadata(const AppendRole &role, const Chu
     uint16_t *numbers =
         reinterpret_cast<uint16_t *>(page_of(role, chunk.tokens, token, kv_head) + role.codec.metadata_offset);
     numbers[at] = chunk.tokens.scale[token];
-    if (role.codec.kind < KVANT_CUDA_CODEBOOK2 && !role.codec.symmetric)
+    if (role.codec.codes == KVANT_CUDA_CODES_UNIFORM && !role.codec.symmetric)
         numbers[PAGE_TOKENS + at] = chunk.tokens.zero[token];
 }
 

@@ -339,7 +339,7 @@ __device__ __forceinline__ Quantized encode_row(Nibbles<D> &nibbles, const Appen
     transform_row<D>(y, args, role, space, lacking, row_at, kv_head, lane);
     uint32_t codes[L::NUMBERS];
     uint32_t *low = nibbles.words[0] + Nibbles<D>::at(token), *high = nibbles.words[1] + Nibbles<D>::at(token);
-    if (role.codec.kind >= KVANT_CUDA_CODEBOOK2) {
+    if (role.codec.codes == KVANT_CUDA_CODES_CODEBOOK) {
         Quantized q = quantize_codebook<D>(codes, role.codec, levels, y);
         if (!lacking)
             store_nibbles<D, 3, false>(low, codes, lane);

@@ -24,9 +24,9 @@ __device__ __forceinline__ Row<D> read_row(const kvant_cuda_params &codec, const
 {
     const __half *numbers = reinterpret_cast<const __half *>(page + codec.metadata_offset);
     const uint32_t *words = reinterpret_cast<const uint32_t *>(page);
-    if (codec.kind == KVANT_CUDA_OPEN)
+    if (codec.codes == KVANT_CUDA_CODES_OPEN)
         return load_row<D>(page, (size_t)token * D, KVANT_CUDA_F16, lane);
-    bool codebook = codec.kind >= KVANT_CUDA_CODEBOOK2;
+    bool codebook = codec.codes == KVANT_CUDA_CODES_CODEBOOK;
     Row<D> row;
 #pragma unroll
     for (int j = 0; j < Row<D>::PER_LANE; j++) {
