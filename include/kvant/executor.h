@@ -23,8 +23,8 @@ typedef struct kvant_executor {
 } kvant_executor;
 
 /* Loops of kvant functions that the calling thread calls run on *executor from now on, which must stay as it is until it is replaced;
- * NULL: on kvant's own threads, as at first. Results do not depend on it. */
-KVANT_API void kvant_use_executor(const kvant_executor *executor);
+ * NULL: on kvant's own threads, as at first. Results do not depend on it. Returns the executor that it replaces. */
+KVANT_API const kvant_executor *kvant_use_executor(const kvant_executor *executor);
 
 #ifdef __cplusplus
 }

@@ -34,9 +34,11 @@ static struct {
 
 static _Thread_local const kvant_executor *executor;
 
-void kvant_use_executor(const kvant_executor *wanted)
+const kvant_executor *kvant_use_executor(const kvant_executor *wanted)
 {
+    const kvant_executor *former = executor;
     executor = wanted;
+    return former;
 }
 
 bool kvant_parallel_is_lent(void)
