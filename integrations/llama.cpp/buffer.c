@@ -349,6 +349,7 @@ static bool is_state(const abi_tensor *tensor)
 
 static size_t buft_get_alloc_size(abi_buft *self, const abi_tensor *tensor)
 {
+    char err[sizeof(refusal)] = "";
     kvp_kv_shape shape;
     size_t bytes = 0;
 
@@ -357,8 +358,10 @@ static size_t buft_get_alloc_size(abi_buft *self, const abi_tensor *tensor)
         return kvp_api.nbytes(tensor);
     if (kvp_kv_of(tensor) != NULL)
         return kvp_kv_of(tensor)->reserved;
-    if (kvp_kv_shape_read(tensor, &shape, refusal, sizeof(refusal)))
-        bytes = kvp_kv_reserve(&shape, refusal, sizeof(refusal));
+    if (kvp_kv_shape_read(tensor, &shape, err, sizeof(err)))
+        bytes = kvp_kv_reserve(&shape, err, sizeof(err));
+    if (bytes == 0)
+        memcpy(refusal, err, sizeof(err));
     return bytes != 0 ? bytes : REFUSED;
 }
 

@@ -27,7 +27,9 @@ struct decision {
 /* One llama context: its settings, and the tensors of all its caches (a model with a sliding window has two). */
 struct kvp_layers {
     size_t n_users;
-    uint32_t n; /* the highest layer number, plus one */
+    uint32_t n;      /* the highest layer number, plus one */
+    uint32_t n_here; /* layers whose keys are here */
+    bool counted;    /* and it was said when they are not all */
     kvp_settings settings;
     struct decision *decisions;
     size_t n_decisions;
@@ -94,13 +96,28 @@ static struct kvp_layers *current_layers(char *err, size_t errlen)
     return layers;
 }
 
-static void layers_join(struct kvp_layers *layers, uint32_t layer)
+static void layers_join(struct kvp_layers *layers, const kvp_kv_shape *shape)
 {
     pthread_mutex_lock(&layers_lock);
     layers->n_users++;
-    if (layer >= layers->n)
-        layers->n = layer + 1;
+    layers->n_here += shape->role == KVANT_ROLE_K;
+    if (shape->layer >= layers->n)
+        layers->n = shape->layer + 1;
     pthread_mutex_unlock(&layers_lock);
+}
+
+/* llama.cpp gives a device the last layers; those before stay uncompressed. Once per context, when all tensors exist. */
+static void warn_of_missing(struct kvp_layers *layers)
+{
+    bool missing;
+
+    pthread_mutex_lock(&layers_lock);
+    missing = !layers->counted && layers->n_here < layers->n;
+    layers->counted = true;
+    pthread_mutex_unlock(&layers_lock);
+    if (missing)
+        kvp_error("warning: only %u of %u layers have a compressed cache, the others keep llama.cpp's own: set -ngl 99",
+                  layers->n_here, layers->n);
 }
 
 static bool same_shape(const kvp_kv_shape *a, const kvp_kv_shape *b)
@@ -131,7 +148,8 @@ bool kvp_kv_shape_read(const abi_tensor *tensor, kvp_kv_shape *shape, char *err,
     if (tensor->type != ABI_TYPE_F16) {
         snprintf(err, errlen,
                  "the cache type is not f16; kvant compresses what llama.cpp takes for an f16 cache: "
-                 "set -ctk f16 -ctv f16 and choose the codecs with KVANT_PRESET, KVANT_K and KVANT_V");
+                 "set -ctk f16 -ctv f16 and choose the codecs with KVANT_PRESET, KVANT_K and KVANT_V, or use kvant exec "
+                 "--accel for attention on llama.cpp's own types");
         return false;
     }
     layer = strtoul(tensor->name + 9, NULL, 10);
@@ -310,14 +328,16 @@ static size_t reserve(const kvp_kv_shape *shape, const kvp_settings *settings, c
 
     if (n == 0)
         return 0;
-    snprintf(err, errlen, "no head_dim divides rows of %u numbers; set KVANT_HEAD_DIM to the model's (up to %u)",
-             shape->row, KVANT_MAX_HEAD_DIM);
+    err[0] = '\0';
     for (uint32_t head_dim = first; head_dim <= last; head_dim += HEAD_DIM_STEP) {
         size_t bytes =
             shape->row % head_dim ? 0 : bytes_for_any(shape, settings, choices, n, head_dim, err, errlen);
         if (bytes > most)
             most = bytes;
     }
+    if (most == 0 && err[0] == '\0')
+        snprintf(err, errlen, "no head_dim divides rows of %u numbers; set KVANT_HEAD_DIM to the model's (up to %u)",
+                 shape->row, KVANT_MAX_HEAD_DIM);
     return most;
 }
 
@@ -361,7 +381,7 @@ kvp_kv *kvp_kv_create(const char *name, const kvp_kv_shape *shape, void *memory,
         free(kv);
         return NULL;
     }
-    layers_join(kv->layers, shape->layer);
+    layers_join(kv->layers, shape);
     kv->settings = &kv->layers->settings;
     return kv;
 }
@@ -441,6 +461,7 @@ bool kvp_kv_bind(kvp_kv *kv, uint32_t head_dim)
     else if (kvp_kv_create_cells(kv, head_dim, err, sizeof(err))) {
         kv->head_dim = head_dim;
         note_bound(kv);
+        warn_of_missing(kv->layers);
         return true;
     }
     kv->bind_failed = true;

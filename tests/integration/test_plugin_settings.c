@@ -304,14 +304,26 @@ static void flash_attention_off_says_which_flag(void **state)
 /* A nominal type other than f16: no context, no abort. */
 static void other_cache_types_say_which_flag(void **state)
 {
-    static const char *const types[] = { "q8_0 on", "f32 on" };
+    static const char *const types[] = { "q8_0 on", "f32 on", "q8_0/f16 on", "f16/q8_0 on" };
 
     (void)state;
-    for (size_t i = 0; i < 2; i++) {
+    for (size_t i = 0; i < sizeof(types) / sizeof(types[0]); i++) {
         struct outcome outcome = run("", KVANT_TEST_PROBE, types[i]);
         assert_int_equal(outcome.status, 4);
         assert_true(says(&outcome, "-ctk f16 -ctv f16"));
+        assert_true(says(&outcome, "--accel"));
     }
+}
+
+/* llama.cpp counts the output among the layers of -ngl. */
+static void layers_without_us_are_counted(void **state)
+{
+    struct outcome outcome = run("", KVANT_TEST_PROBE, "f16 on 5");
+
+    (void)state;
+    assert_int_equal(outcome.status, 0);
+    assert_true(says(&outcome, "only 4 of 30 layers have a compressed cache"));
+    assert_true(says(&outcome, "-ngl 99"));
 }
 
 static void foreign_ggml_is_refused(void **state)
@@ -377,6 +389,7 @@ int main(void)
         cmocka_unit_test(bad_values_name_variable_and_valid_values),
         cmocka_unit_test(flash_attention_off_says_which_flag),
         cmocka_unit_test(other_cache_types_say_which_flag),
+        cmocka_unit_test(layers_without_us_are_counted),
         cmocka_unit_test(foreign_ggml_is_refused),
         cmocka_unit_test(untested_ggml_is_tried_on_request),
     };
