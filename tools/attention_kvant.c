@@ -121,9 +121,14 @@ static bool make_cache(kvant_state *s, uint32_t layer, int role, const attention
                                         .n_streams = 1,
                                         .n_cells = p->shape.n_tokens };
     *bytes = kvant_cells_bytes(&config);
-    c->memory = *bytes > 0 ? aligned_alloc(KVANT_PAGE_ALIGN, (*bytes + 4095) / 4096 * 4096) : NULL;
+    if (*bytes == 0) {
+        complain("%s: %u tokens of %u kv heads are too many", spec, (unsigned)p->shape.n_tokens,
+                 (unsigned)p->shape.n_kv_heads);
+        return false;
+    }
+    c->memory = aligned_alloc(KVANT_PAGE_ALIGN, (*bytes + 4095) / 4096 * 4096);
     if (c->memory == NULL) {
-        complain("out of memory");
+        complain("out of memory for a cache of %zu bytes", *bytes);
         return false;
     }
     memset(c->memory, 0, *bytes);

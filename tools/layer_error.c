@@ -236,8 +236,11 @@ static bool pass_rows(const layer_rows *l, kvant_role role, const codec_set *set
     const size_t bytes = kvant_cells_bytes(&config);
     void *memory = NULL;
     kvant_cells *cells = NULL;
-    if (bytes == 0 || posix_memalign(&memory, KVANT_PAGE_ALIGN, bytes) != 0)
-        return fail(err, errlen, "out of memory");
+    if (bytes == 0)
+        return fail(err, errlen, "the codecs of %u kv heads and contexts of %zu tokens make no cache: they do not fit "
+                    "together, or it is too large", set->n, (size_t)c->n_ctx);
+    if (posix_memalign(&memory, KVANT_PAGE_ALIGN, bytes) != 0)
+        return fail(err, errlen, "out of memory for a cache of %zu bytes", bytes);
     memset(memory, 0, bytes);
     kvant_status status = kvant_cells_create(&config, memory, &cells);
     for (size_t first = 0; first < c->n_tokens && status == KVANT_OK; first += c->n_ctx) {

@@ -18,44 +18,112 @@
 /* Beyond what any model has; a number in a name must not run over. */
 #define MAX_LAYER 100000u
 
-/* Layers of one llama context: the tensors of all its caches (a model with a sliding window has two)
- * count. */
+/* What ggml was told a tensor of this shape takes. */
+struct decision {
+    kvp_kv_shape shape;
+    size_t reserved;
+};
+
+/* One llama context: its settings, and the tensors of all its caches (a model with a sliding window has two). */
 struct kvp_layers {
     size_t n_users;
-    uint32_t n; /* the highest layer number, plus one */
+    uint32_t n;      /* the highest layer number, plus one */
+    uint32_t n_here; /* layers whose keys are here */
+    bool counted;    /* and it was said when they are not all */
+    kvp_settings settings;
+    struct decision *decisions;
+    size_t n_decisions;
 };
 
 static pthread_mutex_t layers_lock = PTHREAD_MUTEX_INITIALIZER;
-static _Thread_local struct kvp_layers *current; /* of the context that this thread is creating */
+static pthread_key_t current_key; /* the context that a thread is creating; released with the thread */
+static bool has_current_key;
 
-static void layers_release(struct kvp_layers *layers)
+static void layers_release(void *user)
 {
+    struct kvp_layers *layers = user;
+
     pthread_mutex_lock(&layers_lock);
-    if (layers != NULL && --layers->n_users == 0)
+    if (layers != NULL && --layers->n_users == 0) {
+        free(layers->decisions);
         free(layers);
+    }
     pthread_mutex_unlock(&layers_lock);
 }
 
-void kvp_kv_new_context(void)
+static void make_current_key(void)
 {
-    layers_release(current);
-    current = calloc(1, sizeof(*current));
-    if (current != NULL)
-        current->n_users = 1;
+    has_current_key = pthread_key_create(&current_key, layers_release) == 0;
 }
 
-static struct kvp_layers *layers_join(uint32_t layer)
+/* Makes it this thread's; NULL gives up the one before. */
+static bool set_current(struct kvp_layers *layers)
 {
-    if (current == NULL)
-        kvp_kv_new_context();
-    if (current == NULL)
-        return NULL;
+    static pthread_once_t once = PTHREAD_ONCE_INIT;
+
+    pthread_once(&once, make_current_key);
+    if (!has_current_key)
+        return false;
+    layers_release(pthread_getspecific(current_key));
+    return pthread_setspecific(current_key, layers) == 0;
+}
+
+bool kvp_kv_new_context(char *err, size_t errlen)
+{
+    struct kvp_layers *layers = calloc(1, sizeof(*layers));
+
+    if (layers == NULL || !set_current(NULL)) {
+        snprintf(err, errlen, "%s", kvant_strerror(KVANT_ERR_MEMORY));
+        free(layers);
+        return false;
+    }
+    layers->n_users = 1;
+    if (!kvp_settings_read(&layers->settings, err, errlen) || !set_current(layers)) {
+        free(layers);
+        return false;
+    }
+    kvp_log_set_verbose(layers->settings.verbose);
+    return true;
+}
+
+/* The context that this thread is creating. A program that allocates a buffer without a back end has one, too. */
+static struct kvp_layers *current_layers(char *err, size_t errlen)
+{
+    struct kvp_layers *layers = has_current_key ? pthread_getspecific(current_key) : NULL;
+
+    if (layers == NULL && kvp_kv_new_context(err, errlen))
+        layers = pthread_getspecific(current_key);
+    return layers;
+}
+
+static void layers_join(struct kvp_layers *layers, const kvp_kv_shape *shape)
+{
     pthread_mutex_lock(&layers_lock);
-    current->n_users++;
-    if (layer >= current->n)
-        current->n = layer + 1;
+    layers->n_users++;
+    layers->n_here += shape->role == KVANT_ROLE_K;
+    if (shape->layer >= layers->n)
+        layers->n = shape->layer + 1;
     pthread_mutex_unlock(&layers_lock);
-    return current;
+}
+
+/* llama.cpp gives a device the last layers; those before stay uncompressed. Once per context, when all tensors exist. */
+static void warn_of_missing(struct kvp_layers *layers)
+{
+    bool missing;
+
+    pthread_mutex_lock(&layers_lock);
+    missing = !layers->counted && layers->n_here < layers->n;
+    layers->counted = true;
+    pthread_mutex_unlock(&layers_lock);
+    if (missing)
+        kvp_error("warning: only %u of %u layers have a compressed cache, the others keep llama.cpp's own: set -ngl 99",
+                  layers->n_here, layers->n);
+}
+
+static bool same_shape(const kvp_kv_shape *a, const kvp_kv_shape *b)
+{
+    return a->role == b->role && a->layer == b->layer && a->row == b->row && a->n_cells == b->n_cells &&
+           a->n_streams == b->n_streams;
 }
 
 bool kvp_kv_name(const char *name)
@@ -80,7 +148,8 @@ bool kvp_kv_shape_read(const abi_tensor *tensor, kvp_kv_shape *shape, char *err,
     if (tensor->type != ABI_TYPE_F16) {
         snprintf(err, errlen,
                  "the cache type is not f16; kvant compresses what llama.cpp takes for an f16 cache: "
-                 "set -ctk f16 -ctv f16 and choose the codecs with KVANT_PRESET, KVANT_K and KVANT_V");
+                 "set -ctk f16 -ctv f16 and choose the codecs with KVANT_PRESET, KVANT_K and KVANT_V, or use kvant exec "
+                 "--accel for attention on llama.cpp's own types");
         return false;
     }
     layer = strtoul(tensor->name + 9, NULL, 10);
@@ -138,6 +207,22 @@ static const kvant_codec **get_codecs(const kvp_kv_shape *shape, const kvp_setti
     return codecs;
 }
 
+/* Why the cells of a configuration cannot be. */
+static void say_invalid(const kvp_kv_shape *shape, const kvant_cells_config *config, char *err, size_t errlen)
+{
+    kvant_codec_info first = { .size = sizeof(first) }, info = { .size = sizeof(info) };
+
+    snprintf(err, errlen, "%u cells x %u streams of %u numbers are too many", shape->n_cells, shape->n_streams,
+             shape->row);
+    kvant_codec_get_info(config->codec, &first);
+    for (uint32_t head = 1; config->codecs != NULL && head < config->n_kv_heads; head++) {
+        kvant_codec_get_info(config->codecs[head], &info);
+        if (!kvant_codecs_fit_together(&first, &info))
+            snprintf(err, errlen, "%s of kv head 0 and %s of kv head %u do not fit together in one layer", first.spec,
+                     info.spec, head);
+    }
+}
+
 /* Bytes for a layer's codecs and head_dim, 0 with a reason when they cannot serve it. Codecs of one spec have one
  * size, so that of the first kv head tells it. */
 static size_t bytes_for(const kvp_kv_shape *shape, const kvp_settings *settings, const kvant_settings_layer *layer,
@@ -154,8 +239,7 @@ static size_t bytes_for(const kvp_kv_shape *shape, const kvp_settings *settings,
     config.codecs = layer->heads != NULL ? codecs : NULL;
     bytes = kvant_cells_bytes(&config);
     if (bytes == 0)
-        snprintf(err, errlen, "%u cells x %u streams of %u numbers are too many", shape->n_cells, shape->n_streams,
-                 shape->row);
+        say_invalid(shape, &config, err, errlen);
     free(codecs);
     return bytes;
 }
@@ -233,7 +317,8 @@ static size_t bytes_for_any(const kvp_kv_shape *shape, const kvp_settings *setti
     return most;
 }
 
-size_t kvp_kv_reserve(const kvp_kv_shape *shape, const kvp_settings *settings, char *err, size_t errlen)
+/* Bytes that hold the cells for every plausible head_dim, or for the given one; 0 with a reason. */
+static size_t reserve(const kvp_kv_shape *shape, const kvp_settings *settings, char *err, size_t errlen)
 {
     uint32_t given = given_head_dim(shape, settings);
     uint32_t first = given ? given : MIN_HEAD_DIM, last = given ? given : KVANT_MAX_HEAD_DIM;
@@ -243,34 +328,61 @@ size_t kvp_kv_reserve(const kvp_kv_shape *shape, const kvp_settings *settings, c
 
     if (n == 0)
         return 0;
-    snprintf(err, errlen, "no head_dim divides rows of %u numbers; set KVANT_HEAD_DIM to the model's (up to %u)",
-             shape->row, KVANT_MAX_HEAD_DIM);
+    err[0] = '\0';
     for (uint32_t head_dim = first; head_dim <= last; head_dim += HEAD_DIM_STEP) {
         size_t bytes =
             shape->row % head_dim ? 0 : bytes_for_any(shape, settings, choices, n, head_dim, err, errlen);
         if (bytes > most)
             most = bytes;
     }
+    if (most == 0 && err[0] == '\0')
+        snprintf(err, errlen, "no head_dim divides rows of %u numbers; set KVANT_HEAD_DIM to the model's (up to %u)",
+                 shape->row, KVANT_MAX_HEAD_DIM);
     return most;
 }
 
-kvp_kv *kvp_kv_create(const char *name, const kvp_kv_shape *shape, const kvp_settings *settings, void *memory,
-                      size_t reserved)
+size_t kvp_kv_reserve(const kvp_kv_shape *shape, char *err, size_t errlen)
+{
+    struct kvp_layers *layers = current_layers(err, errlen);
+    struct decision *decisions;
+    size_t bytes;
+
+    if (layers == NULL)
+        return 0;
+    for (size_t i = 0; i < layers->n_decisions; i++)
+        if (same_shape(&layers->decisions[i].shape, shape))
+            return layers->decisions[i].reserved;
+    bytes = reserve(shape, &layers->settings, err, errlen);
+    if (bytes == 0)
+        return 0;
+    decisions = realloc(layers->decisions, (layers->n_decisions + 1) * sizeof(*decisions));
+    if (decisions == NULL) {
+        snprintf(err, errlen, "%s", kvant_strerror(KVANT_ERR_MEMORY));
+        return 0;
+    }
+    layers->decisions = decisions;
+    decisions[layers->n_decisions++] = (struct decision){ *shape, bytes };
+    return bytes;
+}
+
+kvp_kv *kvp_kv_create(const char *name, const kvp_kv_shape *shape, void *memory, size_t reserved)
 {
     kvp_kv *kv = calloc(1, sizeof(*kv));
+    char err[512];
 
     if (kv == NULL)
         return NULL;
     snprintf(kv->name, sizeof(kv->name), "%s", name);
     kv->shape = *shape;
-    kv->settings = *settings;
     kv->memory = memory;
     kv->reserved = reserved;
-    kv->layers = layers_join(shape->layer);
+    kv->layers = current_layers(err, sizeof(err));
     if (kv->layers == NULL) {
         free(kv);
         return NULL;
     }
+    layers_join(kv->layers, shape);
+    kv->settings = &kv->layers->settings;
     return kv;
 }
 
@@ -291,16 +403,16 @@ bool kvp_kv_create_cells(kvp_kv *kv, uint32_t head_dim, char *err, size_t errlen
     kvant_status status;
     size_t bytes;
 
-    if (choices_of(&kv->shape, &kv->settings, kv->layers->n, choices, err, errlen) == 0)
+    if (choices_of(&kv->shape, kv->settings, kv->layers->n, choices, err, errlen) == 0)
         return false;
-    bytes = bytes_for(&kv->shape, &kv->settings, &choices[0], head_dim, err, errlen);
+    bytes = bytes_for(&kv->shape, kv->settings, &choices[0], head_dim, err, errlen);
     if (bytes == 0)
         return false;
     if (bytes > kv->reserved) {
         snprintf(err, errlen, "head_dim %u was not reserved for; set KVANT_HEAD_DIM=%u", head_dim, head_dim);
         return false;
     }
-    codecs = get_codecs(&kv->shape, &kv->settings, &choices[0], head_dim, config.n_kv_heads, err, errlen);
+    codecs = get_codecs(&kv->shape, kv->settings, &choices[0], head_dim, config.n_kv_heads, err, errlen);
     if (codecs == NULL)
         return false;
     config.codecs = codecs;
@@ -331,7 +443,7 @@ static void note_bound(const kvp_kv *kv)
 
 bool kvp_kv_bind(kvp_kv *kv, uint32_t head_dim)
 {
-    uint32_t given = given_head_dim(&kv->shape, &kv->settings);
+    uint32_t given = given_head_dim(&kv->shape, kv->settings);
     char err[512] = "";
 
     if (kv->head_dim == head_dim)
@@ -340,8 +452,8 @@ bool kvp_kv_bind(kvp_kv *kv, uint32_t head_dim)
         return false;
     if (kv->head_dim != 0)
         snprintf(err, sizeof(err), "already bound to head_dim %u", kv->head_dim);
-    else if (kv->settings.head_dim != 0 && kv->settings.head_dim != head_dim)
-        snprintf(err, sizeof(err), "KVANT_HEAD_DIM says %u", kv->settings.head_dim);
+    else if (kv->settings->head_dim != 0 && kv->settings->head_dim != head_dim)
+        snprintf(err, sizeof(err), "KVANT_HEAD_DIM says %u", kv->settings->head_dim);
     else if (given != 0 && given != head_dim)
         snprintf(err, sizeof(err), "the settings file of KVANT_CONFIG says %u", given);
     else if (head_dim == 0 || kv->shape.row % head_dim != 0)
@@ -349,6 +461,7 @@ bool kvp_kv_bind(kvp_kv *kv, uint32_t head_dim)
     else if (kvp_kv_create_cells(kv, head_dim, err, sizeof(err))) {
         kv->head_dim = head_dim;
         note_bound(kv);
+        warn_of_missing(kv->layers);
         return true;
     }
     kv->bind_failed = true;
@@ -358,7 +471,7 @@ bool kvp_kv_bind(kvp_kv *kv, uint32_t head_dim)
 
 bool kvp_kv_ready(kvp_kv *kv)
 {
-    uint32_t given = given_head_dim(&kv->shape, &kv->settings);
+    uint32_t given = given_head_dim(&kv->shape, kv->settings);
 
     return kv->cells != NULL || (given != 0 && kvp_kv_bind(kv, given));
 }

@@ -35,7 +35,7 @@ struct kvp_layers; /* what the tensors of one llama context know of each other *
 typedef struct kvp_kv {
     char name[ABI_MAX_NAME];
     kvp_kv_shape shape;
-    kvp_settings settings; /* as they were when the tensor was created */
+    const kvp_settings *settings; /* the context's */
     void *memory;          /* the buffer's, zeroed and untouched */
     size_t reserved;       /* bytes of it */
     uint32_t head_dim;     /* 0 while unbound */
@@ -51,17 +51,18 @@ bool kvp_kv_name(const char *name);
  * one that can be compressed. */
 bool kvp_kv_shape_read(const abi_tensor *tensor, kvp_kv_shape *shape, char *err, size_t errlen);
 
-/* A llama context begins: cache tensors that this thread creates from now on are layers of that one. */
-void kvp_kv_new_context(void);
+/* A llama context begins: cache tensors that this thread creates from now on are layers of that one. Reads the settings, which
+ * stay the context's whatever becomes of the environment. False with a line in err. */
+bool kvp_kv_new_context(char *err, size_t errlen);
 
 /* Bytes that hold the cells for every plausible head_dim (or for the given one), whether the layer is a
- * protected one or not; 0 with a line in err. */
-size_t kvp_kv_reserve(const kvp_kv_shape *shape, const kvp_settings *settings, char *err, size_t errlen);
+ * protected one or not; 0 with a line in err. Decided once for a shape and context: ggml asks several times and places the next
+ * tensor by the answer. */
+size_t kvp_kv_reserve(const kvp_kv_shape *shape, char *err, size_t errlen);
 
 /* memory: reserved bytes, zeroed, aligned to KVANT_PAGE_ALIGN, owned by the caller. NULL when out of
  * memory. */
-kvp_kv *kvp_kv_create(const char *name, const kvp_kv_shape *shape, const kvp_settings *settings, void *memory,
-                      size_t reserved);
+kvp_kv *kvp_kv_create(const char *name, const kvp_kv_shape *shape, void *memory, size_t reserved);
 void kvp_kv_free(kvp_kv *kv);
 
 /* Fixes head_dim and creates the cells; true when it is (already) fixed to this one. Prints why not, once.

@@ -57,13 +57,14 @@ abi_reg *ggml_backend_init(void)
 {
     char err[768] = "";
     kvp_settings settings;
-    bool accel, fp32;
+    bool accel, fp32, lend;
 
     if (!kvp_ggml_load(KVP_RETURN_ADDRESS()))
         return NULL;
-    if (!kvp_settings_read(&settings, err, sizeof(err)) ||
-        !kvp_settings_read_switch("KVANT_ACCEL", &accel, err, sizeof(err)) ||
-        !kvp_settings_read_switch("KVANT_FP32", &fp32, err, sizeof(err))) {
+    if (!kvp_settings_set_cpu_level(err, sizeof(err)) || !kvp_settings_read(&settings, err, sizeof(err)) ||
+        !kvp_settings_read_switch("KVANT_ACCEL", false, &accel, err, sizeof(err)) ||
+        !kvp_settings_read_switch("KVANT_FP32", false, &fp32, err, sizeof(err)) ||
+        !kvp_settings_read_switch("KVANT_HOST_THREADS", true, &lend, err, sizeof(err))) {
         kvp_error("%s", err);
         return NULL;
     }

@@ -208,8 +208,7 @@ static bool read_config(kvp_settings *settings, char *err, size_t errlen)
     return false;
 }
 
-/* For the whole process, not for one cache. */
-static bool set_cpu_level(char *err, size_t errlen)
+bool kvp_settings_set_cpu_level(char *err, size_t errlen)
 {
     const char *text = given("KVANT_CPU");
     kvant_cpu_level level;
@@ -233,7 +232,7 @@ bool kvp_settings_read(kvp_settings *settings, char *err, size_t errlen)
     uint64_t head_dim, verbose, protect;
 
     memset(settings, 0, sizeof(*settings)); /* padding too: settings are compared */
-    if (!set_cpu_level(err, errlen) || !read_number("KVANT_SEED", 0, UINT64_MAX, 0, &settings->seed, err, errlen) ||
+    if (!read_number("KVANT_SEED", 0, UINT64_MAX, 0, &settings->seed, err, errlen) ||
         !read_number("KVANT_HEAD_DIM", 1, KVANT_MAX_HEAD_DIM, 0, &head_dim, err, errlen) ||
         !read_number("KVANT_PROTECT", 0, KVP_MAX_PROTECT, 0, &protect, err, errlen) ||
         !read_number("KVANT_VERBOSE", 0, 1, 0, &verbose, err, errlen))
@@ -246,10 +245,10 @@ bool kvp_settings_read(kvp_settings *settings, char *err, size_t errlen)
            check_once(settings, err, errlen);
 }
 
-bool kvp_settings_read_switch(const char *name, bool *on, char *err, size_t errlen)
+bool kvp_settings_read_switch(const char *name, bool fallback, bool *on, char *err, size_t errlen)
 {
     uint64_t value;
-    bool ok = read_number(name, 0, 1, 0, &value, err, errlen);
+    bool ok = read_number(name, 0, 1, fallback, &value, err, errlen);
 
     *on = ok && value != 0;
     return ok;
