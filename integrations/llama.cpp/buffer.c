@@ -244,7 +244,7 @@ static void buffer_memset_tensor(abi_buffer *buffer, abi_tensor *tensor, uint8_t
         memset((char *)tensor->data + offset, value, size);
         return;
     }
-    if (value == 0 && kv->cells == NULL)
+    if (value == 0 && kv->tensor == NULL)
         return; /* unbound: all zeros already */
     memset(chunk, value, sizeof(chunk));
     for (size_t n; size > 0; offset += n, size -= n) {

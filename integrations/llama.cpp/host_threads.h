@@ -24,7 +24,6 @@ typedef struct kvp_host_threads {
     abi_context *context;
     abi_graph *graph; /* one node, which runs loop */
     kvant_executor executor;
-    bool borrowed;
     kvant_executor_work work;
     void *loop;
     uint32_t n_workers;

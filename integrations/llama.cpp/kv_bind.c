@@ -7,13 +7,7 @@
 #include <stdlib.h>
 #include <string.h>
 
-#include "codec_cache.h"
 #include "log.h"
-
-/* Head dimensions worth reserving for when none is given: real models use multiples of 8 from 32 on.
- * Smaller ones would reserve for metadata that nobody stores. */
-#define MIN_HEAD_DIM 32u
-#define HEAD_DIM_STEP 8u
 
 /* Beyond what any model has; a number in a name must not run over. */
 #define MAX_LAYER 100000u
@@ -168,177 +162,58 @@ bool kvp_kv_shape_read(const abi_tensor *tensor, kvp_kv_shape *shape, char *err,
     return true;
 }
 
-static kvp_codec_site site_of(const kvp_kv_shape *shape, const kvp_settings *settings, const char *spec,
-                              uint32_t head_dim, uint32_t kv_head)
+static uint32_t blocks_per_stream(const kvp_kv_shape *shape)
 {
-    return (kvp_codec_site){ spec,         head_dim, shape->role, settings->seed, settings->calibration,
-                             shape->layer, kv_head };
+    return shape->n_cells / KVANT_PAGE_TOKENS + (shape->n_cells % KVANT_PAGE_TOKENS != 0);
 }
 
-static kvant_cells_config cells_config(const kvp_kv_shape *shape, uint32_t head_dim)
+/* All but the codecs. */
+static bool tensor_params(const kvp_kv_shape *shape, kvant_tensor_params *params, char *err, size_t errlen)
 {
-    return (kvant_cells_config){
-        .size = sizeof(kvant_cells_config),
-        .n_kv_heads = shape->row / head_dim,
-        .n_streams = shape->n_streams,
-        .n_cells = shape->n_cells,
-    };
-}
+    uint64_t blocks = (uint64_t)blocks_per_stream(shape) * shape->n_streams;
 
-/* The codecs of the first n kv heads: of one spec the same object, unless they are calibrated. NULL with a reason
- * when one cannot be made. The array is the caller's to free, the codecs are not. */
-static const kvant_codec **get_codecs(const kvp_kv_shape *shape, const kvp_settings *settings,
-                                      const kvant_settings_layer *layer, uint32_t head_dim, uint32_t n, char *err,
-                                      size_t errlen)
-{
-    const kvant_codec **codecs = calloc(n, sizeof(*codecs));
-
-    if (codecs == NULL)
-        snprintf(err, errlen, "%s", kvant_strerror(KVANT_ERR_MEMORY));
-    for (uint32_t head = 0; codecs != NULL && head < n; head++) {
-        const char *spec = layer->heads != NULL ? layer->heads[head] : layer->spec;
-        kvp_codec_site site = site_of(shape, settings, spec, head_dim, head);
-        codecs[head] = kvp_codec_get(&site, err, errlen);
-        if (codecs[head] == NULL) {
-            free(codecs);
-            return NULL;
-        }
-    }
-    return codecs;
-}
-
-/* Why the cells of a configuration cannot be. */
-static void say_invalid(const kvp_kv_shape *shape, const kvant_cells_config *config, char *err, size_t errlen)
-{
-    kvant_codec_info first = { .size = sizeof(first) }, info = { .size = sizeof(info) };
-
-    snprintf(err, errlen, "%u cells x %u streams of %u numbers are too many", shape->n_cells, shape->n_streams,
-             shape->row);
-    kvant_codec_get_info(config->codec, &first);
-    for (uint32_t head = 1; config->codecs != NULL && head < config->n_kv_heads; head++) {
-        kvant_codec_get_info(config->codecs[head], &info);
-        if (!kvant_codecs_fit_together(&first, &info))
-            snprintf(err, errlen, "%s of kv head 0 and %s of kv head %u do not fit together in one layer", first.spec,
-                     info.spec, head);
-    }
-}
-
-/* Bytes for a layer's codecs and head_dim, 0 with a reason when they cannot serve it. Codecs of one spec have one
- * size, so that of the first kv head tells it. */
-static size_t bytes_for(const kvp_kv_shape *shape, const kvp_settings *settings, const kvant_settings_layer *layer,
-                        uint32_t head_dim, char *err, size_t errlen)
-{
-    kvant_cells_config config = cells_config(shape, head_dim);
-    const kvant_codec **codecs =
-        get_codecs(shape, settings, layer, head_dim, layer->heads != NULL ? config.n_kv_heads : 1, err, errlen);
-    size_t bytes;
-
-    if (codecs == NULL)
-        return 0;
-    config.codec = codecs[0];
-    config.codecs = layer->heads != NULL ? codecs : NULL;
-    bytes = kvant_cells_bytes(&config);
-    if (bytes == 0)
-        say_invalid(shape, &config, err, errlen);
-    free(codecs);
-    return bytes;
-}
-
-/* What a settings file says of the layer; false, with a line in err, when it is one for another model. */
-static bool config_layer(const kvp_kv_shape *shape, const kvp_settings *settings, uint32_t n_layers,
-                         kvant_settings_layer *layer, char *err, size_t errlen)
-{
-    kvant_settings_info info = { .size = sizeof(info) };
-
-    if (kvant_settings_get_info(settings->config, &info) != KVANT_OK)
-        return false;
-    if (kvant_settings_get_layer(settings->config, shape->layer, shape->role, layer) != KVANT_OK ||
-        (n_layers != 0 && n_layers != info.n_layers))
-        snprintf(err, errlen,
-                 "the settings file of KVANT_CONFIG is for a model of %u layers (%s), this one has %s%u",
-                 info.n_layers, info.model, n_layers == 0 ? "at least " : "",
-                 n_layers == 0 ? shape->layer + 1 : n_layers);
-    else if ((uint64_t)layer->n_kv_heads * layer->head_dim != shape->row)
-        snprintf(
-            err, errlen,
-            "the settings file of KVANT_CONFIG is for a model with %u kv heads of %u numbers (%s), here are %u "
-            "numbers a row",
-            layer->n_kv_heads, layer->head_dim, info.model, shape->row);
-    else
+    *params = (kvant_tensor_params){ .size = sizeof(*params),
+                                     .n_sequences = shape->n_streams,
+                                     .n_blocks = (uint32_t)blocks,
+                                     .blocks_per_sequence = blocks_per_stream(shape) };
+    if (blocks <= INT32_MAX)
         return true;
+    snprintf(err, errlen, "%u cells x %u streams are too many", shape->n_cells, shape->n_streams);
     return false;
 }
 
-/* What a layer may get: one choice of specs, or two while the number of layers, which tells the last ones, is not known
- * (n_layers 0). 0 of them, with a line in err, when a settings file is for another model. */
-static uint32_t choices_of(const kvp_kv_shape *shape, const kvp_settings *settings, uint32_t n_layers,
-                           kvant_settings_layer choices[2], char *err, size_t errlen)
+static kvant_scheme_place place_of(const kvp_kv_shape *shape, uint32_t n_layers, uint32_t head_dim)
 {
-    uint32_t n = settings->protect;
-
-    if (settings->config != NULL)
-        return config_layer(shape, settings, n_layers, &choices[0], err, errlen) ? 1 : 0;
-    choices[0] = (kvant_settings_layer){ .spec = settings->spec[shape->role] };
-    choices[1] = (kvant_settings_layer){ .spec = settings->protect_spec };
-    if (n == 0)
-        return 1;
-    if (n_layers == 0)
-        return 2;
-    if (shape->layer < n || shape->layer + n >= n_layers)
-        choices[0] = choices[1];
-    return 1;
+    return (kvant_scheme_place){ .size = sizeof(kvant_scheme_place),
+                                 .role = shape->role,
+                                 .layer = shape->layer,
+                                 .n_layers = n_layers,
+                                 .n_kv_heads = head_dim != 0 ? shape->row / head_dim : 0,
+                                 .head_dim = head_dim };
 }
 
 /* head_dim where something tells it before the graph does, else 0. */
 static uint32_t given_head_dim(const kvp_kv_shape *shape, const kvp_settings *settings)
 {
-    kvant_settings_layer layer;
+    uint32_t head_dim = 0;
 
-    return settings->config != NULL &&
-                   kvant_settings_get_layer(settings->config, shape->layer, shape->role, &layer) == KVANT_OK
-               ? layer.head_dim
-               : settings->head_dim;
+    kvant_scheme_head_dim(settings->scheme, shape->layer, shape->role, &head_dim);
+    return head_dim != 0 ? head_dim : settings->head_dim;
 }
 
-/* Bytes for the largest of n choices, 0 with a reason when one of them cannot serve. */
-static size_t bytes_for_any(const kvp_kv_shape *shape, const kvp_settings *settings,
-                            const kvant_settings_layer *choices, uint32_t n, uint32_t head_dim, char *err,
-                            size_t errlen)
-{
-    size_t most = 0;
-
-    for (uint32_t i = 0; i < n; i++) {
-        size_t bytes = bytes_for(shape, settings, &choices[i], head_dim, err, errlen);
-        if (bytes == 0)
-            return 0;
-        if (bytes > most)
-            most = bytes;
-    }
-    return most;
-}
-
-/* Bytes that hold the cells for every plausible head_dim, or for the given one; 0 with a reason. */
+/* Bytes for every plausible head_dim, or for the given one; 0 with a reason. */
 static size_t reserve(const kvp_kv_shape *shape, const kvp_settings *settings, char *err, size_t errlen)
 {
-    uint32_t given = given_head_dim(shape, settings);
-    uint32_t first = given ? given : MIN_HEAD_DIM, last = given ? given : KVANT_MAX_HEAD_DIM;
-    kvant_settings_layer choices[2];
-    uint32_t n = choices_of(shape, settings, 0, choices, err, errlen);
-    size_t most = 0;
+    kvant_scheme_place place = place_of(shape, 0, given_head_dim(shape, settings));
+    kvant_tensor_params params;
+    size_t bytes;
 
-    if (n == 0)
+    if (!tensor_params(shape, &params, err, errlen))
         return 0;
-    err[0] = '\0';
-    for (uint32_t head_dim = first; head_dim <= last; head_dim += HEAD_DIM_STEP) {
-        size_t bytes =
-            shape->row % head_dim ? 0 : bytes_for_any(shape, settings, choices, n, head_dim, err, errlen);
-        if (bytes > most)
-            most = bytes;
-    }
-    if (most == 0 && err[0] == '\0')
-        snprintf(err, errlen, "no head_dim divides rows of %u numbers; set KVANT_HEAD_DIM to the model's (up to %u)",
-                 shape->row, KVANT_MAX_HEAD_DIM);
-    return most;
+    if (kvant_scheme_most_bytes(settings->scheme, &place, shape->row, &params, &bytes) == KVANT_OK)
+        return bytes;
+    snprintf(err, errlen, "%s", kvant_error_message());
+    return 0;
 }
 
 size_t kvp_kv_reserve(const kvp_kv_shape *shape, char *err, size_t errlen)
@@ -390,55 +265,54 @@ void kvp_kv_free(kvp_kv *kv)
 {
     if (kv == NULL)
         return;
-    kvant_cells_free(&kv->cells);
+    kvant_tensor_free(&kv->tensor);
     layers_release(kv->layers);
     free(kv);
 }
 
-bool kvp_kv_create_cells(kvp_kv *kv, uint32_t head_dim, char *err, size_t errlen)
+bool kvp_kv_create_tensor(kvp_kv *kv, uint32_t head_dim, char *err, size_t errlen)
 {
-    kvant_cells_config config = cells_config(&kv->shape, head_dim);
-    const kvant_codec **codecs;
-    kvant_settings_layer choices[2];
-    kvant_status status;
+    kvant_scheme_place place = place_of(&kv->shape, kv->layers->n, head_dim);
+    kvant_tensor_params params;
     size_t bytes;
 
-    if (choices_of(&kv->shape, kv->settings, kv->layers->n, choices, err, errlen) == 0)
+    if (!tensor_params(&kv->shape, &params, err, errlen))
         return false;
-    bytes = bytes_for(&kv->shape, kv->settings, &choices[0], head_dim, err, errlen);
-    if (bytes == 0)
+    params.n_kv_heads = place.n_kv_heads;
+    if (kvant_scheme_codecs(kv->settings->scheme, &place, &params.codecs) != KVANT_OK ||
+        kvant_tensor_size(&params, &bytes) != KVANT_OK) {
+        snprintf(err, errlen, "%s", kvant_error_message());
         return false;
+    }
     if (bytes > kv->reserved) {
         snprintf(err, errlen, "head_dim %u was not reserved for; set KVANT_HEAD_DIM=%u", head_dim, head_dim);
         return false;
     }
-    codecs = get_codecs(&kv->shape, kv->settings, &choices[0], head_dim, config.n_kv_heads, err, errlen);
-    if (codecs == NULL)
-        return false;
-    config.codecs = codecs;
-    status = kvant_cells_create(&config, kv->memory, &kv->cells);
-    free(codecs);
-    if (status != KVANT_OK)
-        snprintf(err, errlen, "%s", kvant_strerror(status));
-    return status == KVANT_OK;
+    if (kvant_tensor_create(&params, kv->memory, &kv->tensor) == KVANT_OK)
+        return true;
+    snprintf(err, errlen, "%s", kvant_error_message());
+    return false;
 }
 
 /* What was bound, in the user's terms. */
 static void note_bound(const kvp_kv *kv)
 {
-    kvant_cells_config config = kvant_cells_get_config(kv->cells);
+    kvant_scheme_place place = place_of(&kv->shape, kv->layers->n, kv->head_dim);
     kvant_codec_info first = { .size = sizeof(first) }, info = { .size = sizeof(info) };
+    const kvant_codec *const *codecs;
     double bits = 0;
     bool alike = true;
 
-    kvant_codec_get_info(config.codecs[0], &first);
-    for (uint32_t head = 0; head < config.n_kv_heads; head++) {
-        kvant_codec_get_info(config.codecs[head], &info);
-        bits += info.true_bits / config.n_kv_heads;
+    if (kvant_scheme_codecs(kv->settings->scheme, &place, &codecs) != KVANT_OK)
+        return;
+    kvant_codec_get_info(codecs[0], &first);
+    for (uint32_t head = 0; head < place.n_kv_heads; head++) {
+        kvant_codec_get_info(codecs[head], &info);
+        bits += info.true_bits / place.n_kv_heads;
         alike = alike && strcmp(first.spec, info.spec) == 0;
     }
     kvp_note("%s: %s%s, head_dim %u, %u kv heads, %u streams of %u cells, %.3f bits", kv->name, first.spec,
-             alike ? "" : " and others", kv->head_dim, config.n_kv_heads, config.n_streams, config.n_cells, bits);
+             alike ? "" : " and others", kv->head_dim, place.n_kv_heads, kv->shape.n_streams, kv->shape.n_cells, bits);
 }
 
 bool kvp_kv_bind(kvp_kv *kv, uint32_t head_dim)
@@ -458,7 +332,7 @@ bool kvp_kv_bind(kvp_kv *kv, uint32_t head_dim)
         snprintf(err, sizeof(err), "the settings file of KVANT_CONFIG says %u", given);
     else if (head_dim == 0 || kv->shape.row % head_dim != 0)
         snprintf(err, sizeof(err), "it does not divide rows of %u numbers", kv->shape.row);
-    else if (kvp_kv_create_cells(kv, head_dim, err, sizeof(err))) {
+    else if (kvp_kv_create_tensor(kv, head_dim, err, sizeof(err))) {
         kv->head_dim = head_dim;
         note_bound(kv);
         warn_of_missing(kv->layers);
@@ -473,5 +347,5 @@ bool kvp_kv_ready(kvp_kv *kv)
 {
     uint32_t given = given_head_dim(&kv->shape, kv->settings);
 
-    return kv->cells != NULL || (given != 0 && kvp_kv_bind(kv, given));
+    return kv->tensor != NULL || (given != 0 && kvp_kv_bind(kv, given));
 }

@@ -27,20 +27,13 @@
 #include <stddef.h>
 #include <stdint.h>
 
-#include <kvant/codec.h>
-#include <kvant/settings.h>
+#include <kvant/scheme.h>
 
-#define KVP_MAX_SPEC 256
 #define KVP_MAX_PROTECT 1000
 
 typedef struct kvp_settings {
-    const kvant_settings *config; /* or NULL; lives as long as the process. With one the specs below do not count */
-    char spec[2][KVP_MAX_SPEC];   /* by kvant_role */
-    char protect_spec[KVP_MAX_SPEC];
-    uint32_t protect;
-    const kvant_calibration *calibration; /* or NULL; lives as long as the process */
-    uint64_t seed;
-    uint32_t head_dim; /* 0: learn it from the graph */
+    kvant_scheme *scheme; /* lives as long as the process */
+    uint32_t head_dim;    /* 0: learn it from the graph */
     bool verbose;
 } kvp_settings;
 
