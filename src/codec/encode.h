@@ -30,6 +30,13 @@ void kvant_codec_transform_rows(const kvant_codec *codec, const kvant_kernels *k
 void kvant_codec_encode_transformed(const kvant_codec *codec, const kvant_kernels *kernels, const float *y,
                                     uint32_t first, uint32_t n, void *page);
 
+/* Whether one transformed row fits fp16 and can be encoded: for rows that change their centre, scale or matrix while
+ * they lie in an open page. */
+bool kvant_codec_fits(const kvant_codec *codec, const kvant_kernels *kernels, const float *y);
+
+/* Whether encoding one row takes longer than waking a thread. */
+bool kvant_codec_encodes_slowly(const kvant_codec *codec);
+
 /* Decodes one token of a page of the codec, without the way back from y to x. */
 void kvant_codec_decode_transformed(const kvant_codec *codec, const kvant_kernels *kernels, const void *page,
                                     uint32_t token, float *y);
