@@ -87,17 +87,14 @@ kvant_status kvant_codec_check_open_rows(const kvant_codec *codec, const kvant_k
     return check_rows(codec, kernels, affine, rows, stride, n, true);
 }
 
-bool kvant_codec_fits(const kvant_codec *codec, const kvant_kernels *kernels, const float *y)
+bool kvant_codec_fits_open(const kvant_codec *codec, const kvant_kernels *kernels, float *y)
 {
-    float copy[KVANT_MAX_HEAD_DIM];
-    memcpy(copy, y, codec->info.head_dim * sizeof *copy);
-    return check_transformed(codec, kernels, copy, true) == KVANT_OK;
+    return check_transformed(codec, kernels, y, true) == KVANT_OK;
 }
 
-/* A search over a row takes microseconds, every other codec a fraction of one. */
 bool kvant_codec_encodes_slowly(const kvant_codec *codec)
 {
-    return codec->view.kind == KVANT_CODES_TRELLIS || codec->view.kind == KVANT_CODES_CHUNK;
+    return codec->view.kind == KVANT_CODES_TRELLIS || codec->feedback;
 }
 
 void kvant_codec_transform_rows(const kvant_codec *codec, const kvant_kernels *kernels, const kvant_affine *affine,

@@ -19,23 +19,22 @@ kvant_status kvant_codec_check_rows(const kvant_codec *codec, const kvant_kernel
 kvant_status kvant_codec_check_open_rows(const kvant_codec *codec, const kvant_kernels *kernels,
                                          const kvant_affine *affine, const float *rows, size_t stride, size_t n);
 
+/* The same for one transformed row, which becomes what fp16 leaves of it. */
+bool kvant_codec_fits_open(const kvant_codec *codec, const kvant_kernels *kernels, float *y);
+
+/* Whether a single row takes long enough to encode for threads that begin within microseconds. */
+bool kvant_codec_encodes_slowly(const kvant_codec *codec);
+
 /* y = R W ((x - c) / s) for n rows. y: n x head_dim, contiguous; it does not overlap rows. */
 void kvant_codec_transform_rows(const kvant_codec *codec, const kvant_kernels *kernels, const kvant_affine *affine,
                                 const float *rows, size_t stride, size_t n, float *y);
 
 /* Encodes n transformed rows as tokens first ... first + n - 1 of a page of the codec. first and n are multiples of
- * block_tokens. Cannot fail after one of the checks. Stack: below 56 KiB. Only a trellis search with more than 24 KiB
- * of survivors (states=4096, and states=1024 beyond head_dim 192) allocates; without memory it repeats parts of the
+ * block_tokens. Cannot fail after one of the checks. Stack: below 40 KiB. Only a trellis search with more than 16 KiB
+ * of survivors (states=4096, and states=1024 beyond head_dim 128) allocates; without memory it repeats parts of the
  * search, which is slower and gives the same bytes. */
 void kvant_codec_encode_transformed(const kvant_codec *codec, const kvant_kernels *kernels, const float *y,
                                     uint32_t first, uint32_t n, void *page);
-
-/* Whether one transformed row fits fp16 and can be encoded: for rows that change their centre, scale or matrix while
- * they lie in an open page. */
-bool kvant_codec_fits(const kvant_codec *codec, const kvant_kernels *kernels, const float *y);
-
-/* Whether encoding one row takes longer than waking a thread. */
-bool kvant_codec_encodes_slowly(const kvant_codec *codec);
 
 /* Decodes one token of a page of the codec, without the way back from y to x. */
 void kvant_codec_decode_transformed(const kvant_codec *codec, const kvant_kernels *kernels, const void *page,
