@@ -19,13 +19,16 @@ kvant_status kvant_cuda_refuse(const kvant_cuda_error *error, kvant_status statu
     return status;
 }
 
-static kvant_status init_rotation(kvant_cuda_rotation *rotation, const kvant_codec_view *view,
-                                  const kvant_cuda_error *error)
+static kvant_status init_transform(kvant_cuda_params *params, const kvant_codec_view *view,
+                                   const kvant_cuda_error *error)
 {
     const kvant_transform_view *transform = &view->transform;
-    if (transform->weights)
-        return kvant_cuda_refuse(error, KVANT_ERR_UNSUPPORTED,
-                                 "not on the GPU: transform=file and transform=diagonal");
+    kvant_cuda_rotation *rotation = &params->rotation;
+    params->weighting = !transform->weights   ? KVANT_CUDA_WEIGHTING_NONE
+                        : transform->diagonal ? KVANT_CUDA_WEIGHTING_DIAGONAL
+                                              : KVANT_CUDA_WEIGHTING_FULL;
+    if (params->weighting == KVANT_CUDA_WEIGHTING_FULL)
+        return KVANT_OK;
     if (transform->rotate == KVANT_ROTATE_DENSE)
         return kvant_cuda_refuse(
             error, KVANT_ERR_UNSUPPORTED,
@@ -199,7 +202,9 @@ kvant_status kvant_cuda_params_init(kvant_cuda_codec *out, const kvant_codec_vie
     if (d != 64 && d != 96 && d != 128 && d != 256)
         return kvant_cuda_refuse(error, KVANT_ERR_UNSUPPORTED,
                                  "not on the GPU: head_dim %u; there are 64, 96, 128 and 256", (unsigned)d);
-    KVANT_FORWARD(init_rotation(&out->params.rotation, view, error));
+    if (view->feedback.pivots)
+        return kvant_cuda_refuse(error, KVANT_ERR_UNSUPPORTED, "not on the GPU: feedback");
+    KVANT_FORWARD(init_transform(&out->params, view, error));
     return init_codes(out, view, error);
 }
 
@@ -236,6 +241,7 @@ kvant_status kvant_cuda_table_codec_create_open(const kvant_cuda_codec *sealed, 
                                          .role = sealed->params.role,
                                          .metadata_offset = (uint32_t)bytes,
                                          .page_bytes = (uint32_t)bytes,
+                                         .weighting = sealed->params.weighting,
                                          .rotation = sealed->params.rotation };
     codec->info = sealed->info;
     codec->info.spec = "f16";

@@ -60,6 +60,13 @@ typedef enum kvant_cuda_grouping {
     KVANT_CUDA_GROUP_TOKENS32
 } kvant_cuda_grouping;
 
+/* What stands before the rotation of keys: W of a calibration, different for every kv head. */
+typedef enum kvant_cuda_weighting {
+    KVANT_CUDA_WEIGHTING_NONE,
+    KVANT_CUDA_WEIGHTING_DIAGONAL,
+    KVANT_CUDA_WEIGHTING_FULL /* holds the rotation too: rotation.block is 0 */
+} kvant_cuda_weighting;
+
 typedef struct kvant_cuda_rotation {
     uint32_t block;                          /* Hadamard block, 0 without a rotation */
     float scale;                             /* binary32(1 / sqrt(block)) */
@@ -72,6 +79,7 @@ typedef struct kvant_cuda_params {
     kvant_cuda_grouping grouping;
     uint32_t head_dim, bits, role;
     uint32_t metadata_offset, page_bytes;
+    kvant_cuda_weighting weighting;
     kvant_cuda_rotation rotation;
     /* uniform: the number of scales of a page, a multiple of 64; zero points follow them */
     uint32_t symmetric, n_scales;

@@ -118,6 +118,22 @@ kvant_status kvant_cuda_codec_create(const char *spec, uint32_t head_dim, kvant_
     return status;
 }
 
+kvant_status kvant_cuda_codec_tables(const kvant_codec *source, kvant_cuda_tables *tables)
+{
+    KVANT_RETURN_IF(!source || !tables || tables->size != sizeof *tables, KVANT_ERR_ARGUMENT);
+    const kvant_transform_view *transform = &kvant_codec_get_view(source)->transform;
+    const size_t d = source->info.head_dim;
+    *tables = (kvant_cuda_tables){ .size = sizeof *tables,
+                                   .center = transform->center,
+                                   .factors = transform->scale,
+                                   .weights = transform->weights,
+                                   .inverse_weights = transform->inverse_weights,
+                                   .n_weights = !transform->weights   ? 0
+                                                : transform->diagonal ? d
+                                                                      : d * d };
+    return KVANT_OK;
+}
+
 /* Codecs come from the library: with one of them the table is there. */
 static const kvant_cuda_table *opened(void)
 {
@@ -175,6 +191,12 @@ kvant_status kvant_cuda_attention(const kvant_cuda_attention_args *args, kvant_c
 {
     const kvant_cuda_table *table = opened();
     return table ? table->attention(args, stream) : KVANT_ERR_UNSUPPORTED;
+}
+
+kvant_status kvant_cuda_transform_queries(const kvant_cuda_query_args *args, kvant_cuda_stream stream)
+{
+    const kvant_cuda_table *table = opened();
+    return table ? table->transform_queries(args, stream) : KVANT_ERR_UNSUPPORTED;
 }
 
 kvant_status kvant_cuda_decode(const kvant_cuda_decode_args *args, kvant_cuda_stream stream)

@@ -101,6 +101,13 @@ static kvant_status attention(const kvant_cuda_attention_args *args, kvant_cuda_
     return KVANT_ERR_IO;
 }
 
+static kvant_status transform_queries(const kvant_cuda_query_args *args, kvant_cuda_stream stream)
+{
+    calls.arguments = args;
+    calls.stream = stream;
+    return KVANT_ERR_NONFINITE;
+}
+
 static kvant_status decode(const kvant_cuda_decode_args *args, kvant_cuda_stream stream)
 {
     calls.arguments = args;

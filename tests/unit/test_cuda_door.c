@@ -8,6 +8,7 @@
 #include <dlfcn.h>
 #include <pthread.h>
 
+#include "calibrated.h"
 #include "fake_cuda.h"
 
 static const char *right, *other_version, *other_structs, *without_table;
@@ -136,6 +137,48 @@ static void codecs_cross_as_views(void **state)
     kvant_cuda_codec_free(NULL);
 }
 
+/* The arrays that engines copy to the device; no library is needed for them. */
+static void tables_are_those_of_the_calibration(void **state)
+{
+    static const struct {
+        const char *spec;
+        kvant_role role;
+        size_t n_weights;
+        bool center, factors;
+    } cases[] = { { "int-4", KVANT_ROLE_K, 0, false, false },
+                  { "int-4:center=file,norm=file", KVANT_ROLE_V, 0, true, true },
+                  { "int-4:transform=diagonal", KVANT_ROLE_K, 32, true, false },
+                  { "trellis-4:transform=file", KVANT_ROLE_K, 32 * 32, true, false } };
+    kvant_calibration *calibration = calibrate_fixed(32);
+    (void)state;
+    assert_non_null(calibration);
+    for (size_t i = 0; i < COUNT(cases); i++) {
+        kvant_codec *codec;
+        kvant_calibration_entry entry = { .size = sizeof entry };
+        kvant_cuda_tables tables = { .size = sizeof tables };
+        assert_int_equal(
+            kvant_codec_create_calibrated(cases[i].spec, 32, cases[i].role, 0, calibration, 1, 1, &codec, NULL, 0),
+            KVANT_OK);
+        assert_int_equal(kvant_calibration_get_entry(calibration, 1, 1, cases[i].role, &entry), KVANT_OK);
+        assert_int_equal(kvant_cuda_codec_tables(codec, &tables), KVANT_OK);
+        assert_int_equal(tables.n_weights, cases[i].n_weights);
+        assert_int_equal(tables.weights != NULL, cases[i].n_weights > 0);
+        assert_int_equal(tables.factors != NULL, cases[i].factors);
+        assert_int_equal(tables.center != NULL, cases[i].center);
+        if (tables.center)
+            assert_memory_equal(tables.center, entry.mean, 32 * sizeof(float));
+        for (size_t j = 0; tables.n_weights == 32 && j < 32; j++) {
+            assert_true(tables.weights[j] == entry.diagonal[j]);
+            assert_true(fabsf(tables.weights[j] * tables.inverse_weights[j] - 1) < 1e-6f);
+        }
+        tables.size--;
+        assert_int_equal(kvant_cuda_codec_tables(codec, &tables), KVANT_ERR_ARGUMENT);
+        assert_int_equal(kvant_cuda_codec_tables(NULL, &tables), KVANT_ERR_ARGUMENT);
+        kvant_codec_free(&codec);
+    }
+    kvant_calibration_free(&calibration);
+}
+
 static void calls_reach_the_table(void **state)
 {
     const fake_calls *calls = calls_of(right);
@@ -143,6 +186,7 @@ static void calls_reach_the_table(void **state)
     kvant_cuda_append_args append = { .size = sizeof append };
     kvant_cuda_seal_args seal = { .size = sizeof seal };
     kvant_cuda_attention_args attention = { .size = sizeof attention };
+    kvant_cuda_query_args queries = { .size = sizeof queries };
     kvant_cuda_decode_args decode = { .size = sizeof decode };
     kvant_cuda_pages pages = { NULL, 0, 0 };
     const int32_t from = 5, to = 6;
@@ -154,6 +198,7 @@ static void calls_reach_the_table(void **state)
     REACHES(kvant_cuda_append(&append, stream), append, KVANT_ERR_RANGE);
     REACHES(kvant_cuda_seal(&seal, stream), seal, KVANT_ERR_FULL);
     REACHES(kvant_cuda_attention(&attention, stream), attention, KVANT_ERR_IO);
+    REACHES(kvant_cuda_transform_queries(&queries, stream), queries, KVANT_ERR_NONFINITE);
     REACHES(kvant_cuda_decode(&decode, stream), decode, KVANT_ERR_CUDA);
     REACHES(kvant_cuda_copy_blocks(&pages, 16, 2, &from, &to, 1, stream), pages, KVANT_ERR_MEMORY);
     assert_int_equal(kvant_cuda_attention_workspace(128), 384);
@@ -162,9 +207,13 @@ static void calls_reach_the_table(void **state)
 int main(int argc, char **argv)
 {
     const struct CMUnitTest tests[] = {
-        cmocka_unit_test(specs_are_refused_first),     cmocka_unit_test(a_missing_library_is_refused),
-        cmocka_unit_test(other_libraries_are_refused), cmocka_unit_test(threads_open_it_together),
-        cmocka_unit_test(codecs_cross_as_views),       cmocka_unit_test(calls_reach_the_table),
+        cmocka_unit_test(specs_are_refused_first),
+        cmocka_unit_test(a_missing_library_is_refused),
+        cmocka_unit_test(other_libraries_are_refused),
+        cmocka_unit_test(threads_open_it_together),
+        cmocka_unit_test(tables_are_those_of_the_calibration),
+        cmocka_unit_test(codecs_cross_as_views),
+        cmocka_unit_test(calls_reach_the_table),
     };
     if (argc != 5)
         return 2;

@@ -194,6 +194,33 @@ __device__ __forceinline__ void turn(float (&y)[Lanes<D>::NUMBERS], const float 
     }
 }
 
+/* The rows of the warp times a matrix, as combine_rows in rotate.cuh: from one tile a lane to a few channels of every tile.
+ * Lanes of all rows read the same numbers of the matrix. */
+template <int D>
+__device__ __noinline__ void combine_rows_of_warp(float (&y)[Lanes<D>::NUMBERS], const float (&x)[16],
+                                                  const float *m, float *space, int lane)
+{
+    using L = Lanes<D>;
+    float *row = space + lane / L::LANES * L::ROW_STRIDE;
+    const int in_row = lane % L::LANES;
+    __syncwarp(); /* the rows before have been read */
+#pragma unroll
+    for (int i = 0; i < 16; i++)
+        row[in_row * L::TILE_STRIDE + i] = x[i];
+    __syncwarp();
+#pragma unroll
+    for (int i = 0; i < L::NUMBERS; i++)
+        y[i] = 0;
+#pragma unroll 4
+    for (int i = 0; i < D; i++) {
+        const float x_i = row[i / 16 * L::TILE_STRIDE + i % 16];
+        const float *own = m + (size_t)i * D + in_row * L::OWN;
+#pragma unroll
+        for (int n = 0; n < L::NUMBERS; n++)
+            y[n] = __fadd_rn(y[n], __fmul_rn(x_i, own[n / L::OWN * 16 + n % L::OWN]));
+    }
+}
+
 /* The sum of the products as docs/format.md orders it; all lanes of the row have the same, because a + b and
  * b + a are. */
 template <int D>
@@ -320,6 +347,15 @@ __device__ __forceinline__ void transform_row(float (&y)[Lanes<D>::NUMBERS], con
     float x[16] = {};
     if (!lacking && tile < L::TILES)
         load_centered<D>(x, args, role, row_at, kv_head, tile);
+    const float *weights = weights_of(role.codec, role.weights, kv_head);
+    if (role.codec.weighting == KVANT_CUDA_WEIGHTING_FULL) {
+        combine_rows_of_warp<D>(y, x, weights, space, lane);
+        return;
+    }
+    if (role.codec.weighting == KVANT_CUDA_WEIGHTING_DIAGONAL && tile < L::TILES)
+#pragma unroll
+        for (int i = 0; i < 16; i++)
+            x[i] = __fmul_rn(x[i], weights[16 * tile + i]);
     if (role.codec.rotation.block)
         stages<16, 1, 16>(x, role.codec.rotation.block);
     turn<D>(y, x, space, lane);

@@ -17,7 +17,7 @@ struct DecodeArgs {
     kvant_cuda_type type;
     void *out;
     size_t token_stride, out_head_stride; /* elements */
-    const float *center, *factors;
+    const float *center, *factors, *inverse_weights;
 };
 
 struct CopyArgs {
