@@ -26,13 +26,16 @@
  * what recent windows, first tokens that stay 16-bit and codecs with groups of several tokens need; codecs
  * with one scale a token may also be appended to directly.
  *
- * On the GPU: `int` and `bdr` of 2, 3, 4 or 8 bits with one group a token, or of 2 or 3 bits with groups of
- * 32 channels of a token or 32 tokens of a channel; `kivi-2`, `innerq-base`, `innerq-small`;
- * `turboquant-2`, `-3`, `-4`; `octopus-2`, `-3`, `-4` without a sketch, `hqmq-s96r4` and `-s192r6` without outliers;
- * `trellis-2`, `-3`, `-4`;
- * each without rotation or with a Hadamard one; head_dim 64, 96, 128 and 256.
- * Others: KVANT_ERR_UNSUPPORTED. Centres and factors (`center`, `norm`) are worked out by the caller and
- * passed to the calls that need them; windows (`sink`, `recent`) are blocks that the caller leaves open.
+ * On the GPU, for append, sealing and decoding: `int` and `bdr` of 2 to 8 bits with one group per token, or of 2
+ * or 3 bits with groups of 32 channels of a token or of 32 tokens of a channel; `kivi-2`, `innerq-base`,
+ * `innerq-small`; `turboquant-1` to `-8`; `octopus-2`, `-3`, `-4` without a sketch; `hqmq-s96r4` and `-s192r6`
+ * without outliers; `trellis-2`, `-3`, `-4`. head_dim is 64, 96, 128 or 256. The rotation is none or Hadamard, or
+ * any behind transform=file. kvant_cuda_attention_check says which of them attention reads. Others:
+ * KVANT_ERR_UNSUPPORTED.
+ *
+ * Centres, factors and weights (`center`, `norm`, `transform`) belong to kv heads: the caller passes them as arrays
+ * to the calls that need them, from kvant_cuda_codec_tables where a calibration gives them. Windows (`sink`,
+ * `recent`) are blocks that the caller leaves open.
  */
 #ifndef KVANT_CUDA_H
 #define KVANT_CUDA_H

@@ -54,6 +54,7 @@ AppendRole role_of(const kvant_cuda_codec &codec, const kvant_cuda_pages &pages)
     role.codec = codec.params;
     role.book = &codec.book;
     role.trellis = &codec.trellis;
+    role.wide_book = &codec.wide;
     role.base = static_cast<uint8_t *>(pages.base);
     role.block_stride = pages.block_stride;
     role.head_stride = pages.head_stride;
@@ -72,7 +73,8 @@ AppendLaunch append_launch_of(const kvant_cuda_params &codec)
     switch (codec.codes) {
     case KVANT_CUDA_CODES_OPEN: return launch_append_open;
     case KVANT_CUDA_CODES_UNIFORM: return has_groups(codec) ? launch_seal_groups : launch_append;
-    case KVANT_CUDA_CODES_CODEBOOK: return launch_append;
+    case KVANT_CUDA_CODES_CODEBOOK:
+        return codec.kind == KVANT_CUDA_CODEBOOK_WIDE ? launch_append_wide : launch_append;
     case KVANT_CUDA_CODES_TRELLIS: return launch_append_trellis;
     case KVANT_CUDA_CODES_TRIPLETS:
     case KVANT_CUDA_CODES_QUATERNIONS: return launch_append_chunks;
@@ -453,6 +455,9 @@ kvant_status kvant_cuda_table_decode(const kvant_cuda_decode_args *args, kvant_c
     if (kvant_cuda_has_chunks(&codec))
         return from_cuda(launch_decode_chunks(p, args->codec->book, codec.head_dim, args->n_blocks,
                                               args->n_kv_heads, static_cast<cudaStream_t>(stream)));
+    if (codec.kind == KVANT_CUDA_CODEBOOK_WIDE)
+        return from_cuda(launch_decode_wide(p, args->codec->wide, codec.head_dim, args->n_blocks, args->n_kv_heads,
+                                            static_cast<cudaStream_t>(stream)));
     if (codec.codes == KVANT_CUDA_CODES_TRELLIS)
         return from_cuda(launch_decode_trellis(p, args->codec->trellis, codec.head_dim, args->n_blocks,
                                                args->n_kv_heads, static_cast<cudaStream_t>(stream)));

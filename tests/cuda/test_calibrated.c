@@ -284,6 +284,7 @@ static void bytes_are_those_of_the_cpu(void **unused)
         { "trellis-3:transform=file", KVANT_ROLE_K },
         { "turboquant-4:transform=file", KVANT_ROLE_K },
         { "turboquant-3:transform=diagonal,rotate=hadamard", KVANT_ROLE_K },
+        { "turboquant-6:transform=file", KVANT_ROLE_K },
         { "int-4:transform=file", KVANT_ROLE_K },
         { "int-4:transform=diagonal", KVANT_ROLE_K },
         { "bdr-8:transform=file", KVANT_ROLE_K },
