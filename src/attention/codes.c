@@ -15,7 +15,7 @@ static size_t dot_stride(const kvant_attention_plan *plan)
 
 bool kvant_attention_codes_suit(const kvant_attention_plan *plan, const kvant_codec *codec)
 {
-    if (plan->args->fp32)
+    if (plan->problem.exact)
         return false;
     const kvant_code_product *product = &codec->product;
     const bool one_tile = product->n_bands == 1 && codec->view.kind != KVANT_CODES_CHUNK;
@@ -56,20 +56,21 @@ static void take_integers(float *scratch, size_t *used, const kvant_code_product
 static size_t lay_out(const kvant_attention_plan *plan, uint32_t kv_head, kvant_attention_codes *codes,
                       float *scratch)
 {
-    const kvant_codec *k = plan->args->k->codecs[kv_head], *v = plan->args->v->codecs[kv_head];
+    const kvant_codec *k = plan->k->codecs[kv_head], *v = plan->v->codecs[kv_head];
     size_t rows = kvant_attention_rows(plan), used = 0;
-    void *queries = NULL, *dots = NULL;
+    void *dots = NULL;
     bool k_suits = kvant_attention_codes_suit(plan, k), v_suits = kvant_attention_codes_suit(plan, v);
     if (!k_suits && !v_suits)
         return 0;
-    if (k_suits) {
+    for (uint32_t version = 0; k_suits && version < plan->k_versions.n; version++) {
+        void *queries = NULL;
         take(scratch, &used, rows * k->product.n_columns, sizeof(float), &queries);
-        take_integers(scratch, &used, &k->product, rows, &codes->query);
+        take_integers(scratch, &used, &k->product, rows, &codes->query[version]);
+        codes->queries[version] = queries;
     }
     if (v_suits)
         take_integers(scratch, &used, &v->product, rows, &codes->weight);
     take(scratch, &used, rows * dot_stride(plan), sizeof(int32_t), &dots);
-    codes->queries = queries;
     codes->dots = dots;
     return used;
 }
@@ -274,32 +275,34 @@ static void multiply(multiplication *m, const float *a, kvant_attention_integers
 }
 
 void kvant_attention_codes_set_queries(const kvant_attention_plan *plan, const kvant_kernels *kernels,
-                                       const kvant_codec *codec, kvant_attention_codes *codes, const float *queries,
-                                       uint32_t n_rows)
+                                       const kvant_codec *codec, kvant_attention_codes *codes, uint32_t version,
+                                       const float *queries, uint32_t n_rows)
 {
     const kvant_code_product *product = &codec->product;
     uint32_t places[KVANT_MAX_HEAD_DIM];
     for (uint32_t i = 0; i < plan->k_dim; i++)
         places[i] = kvant_codec_query_place(codec, i);
-    memset(codes->queries, 0, (size_t)n_rows * product->n_columns * sizeof *codes->queries);
+    float *placed = codes->queries[version];
+    memset(placed, 0, (size_t)n_rows * product->n_columns * sizeof *placed);
     for (uint32_t row = 0; row < n_rows; row++)
         for (uint32_t i = 0; i < plan->k_dim; i++)
-            codes->queries[(size_t)row * product->n_columns + places[i]] = queries[(size_t)row * plan->k_dim + i];
+            placed[(size_t)row * product->n_columns + places[i]] = queries[(size_t)row * plan->k_dim + i];
     if (product->by_row)
-        round_rows(kernels, product, codes->queries, n_rows, &codes->query);
+        round_rows(kernels, product, placed, n_rows, &codes->query[version]);
 }
 
 void kvant_attention_codes_score(const kvant_attention_plan *plan, const kvant_kernels *kernels,
-                                 kvant_attention_codes *codes, kvant_page_ref k, uint32_t n_rows, float *scores)
+                                 kvant_attention_codes *codes, uint32_t version, kvant_page_ref k, uint32_t n_rows,
+                                 float *scores)
 {
     multiplication m = { .kernels = kernels,
-                         .page = k,
-                         .dots = codes->dots,
-                         .dot_stride = dot_stride(plan),
-                         .n_rows = n_rows,
-                         .sums = scores,
-                         .stride = KVANT_PAGE_TOKENS };
-    multiply(&m, codes->queries, &codes->query);
+                  .page = k,
+                  .dots = codes->dots,
+                  .dot_stride = dot_stride(plan),
+                  .n_rows = n_rows,
+                  .sums = scores,
+                  .stride = KVANT_PAGE_TOKENS };
+    multiply(&m, codes->queries[version], &codes->query[version]);
 }
 
 void kvant_attention_codes_add(const kvant_attention_plan *plan, const kvant_kernels *kernels,

@@ -31,8 +31,8 @@ typedef struct kvant_attention_integers {
 } kvant_attention_integers;
 
 typedef struct kvant_attention_codes {
-    float *queries; /* n_rows x columns of K, in the order of positions */
-    kvant_attention_integers query, weight;
+    float *queries[KVANT_MAX_VERSIONS]; /* per version of the keys: n_rows x columns of K, in the order of positions */
+    kvant_attention_integers query[KVANT_MAX_VERSIONS], weight;
     int32_t *dots; /* n_rows x 64 or v_dim, in whole blocks of 64 */
 } kvant_attention_codes;
 
@@ -45,14 +45,15 @@ size_t kvant_attention_codes_floats(const kvant_attention_plan *plan);
 void kvant_attention_codes_bind(const kvant_attention_plan *plan, uint32_t kv_head, kvant_attention_codes *codes,
                                 float *scratch);
 
-/* Takes a unit's queries, n_rows x k_dim, for pages of codec. */
+/* Takes a unit's queries, n_rows x k_dim, for pages of codec and of one version. */
 void kvant_attention_codes_set_queries(const kvant_attention_plan *plan, const kvant_kernels *kernels,
-                                       const kvant_codec *codec, kvant_attention_codes *codes, const float *queries,
-                                       uint32_t n_rows);
+                                       const kvant_codec *codec, kvant_attention_codes *codes, uint32_t version,
+                                       const float *queries, uint32_t n_rows);
 
 /* scores = queries x K of the page, n_rows x 64. */
 void kvant_attention_codes_score(const kvant_attention_plan *plan, const kvant_kernels *kernels,
-                                 kvant_attention_codes *codes, kvant_page_ref k, uint32_t n_rows, float *scores);
+                                 kvant_attention_codes *codes, uint32_t version, kvant_page_ref k, uint32_t n_rows,
+                                 float *scores);
 
 /* sums += weights x V of the page; weights: n_rows x 64, sums: n_rows x v_dim. */
 void kvant_attention_codes_add(const kvant_attention_plan *plan, const kvant_kernels *kernels,

@@ -23,10 +23,11 @@ static inline const kvant_codebook *kvant_codebook_of(const kvant_codec *codec)
 void kvant_codebook_init(kvant_codebook *book, uint32_t dim, uint32_t bits);
 
 /* Codes of a row of dim numbers; returns the scale to store, before it is rounded to fp16. */
-float kvant_codebook_quantize(const kvant_codebook *book, const float *y, uint8_t *codes);
+float kvant_codebook_quantize(const kvant_codebook *book, const kvant_kernels *kernels, const float *y,
+                              uint8_t *codes);
 
 /* Whether the row has a code: both scales that quantize computes fit fp16. */
-bool kvant_codebook_fits(const kvant_codebook *book, const float *y);
+bool kvant_codebook_fits(const kvant_codebook *book, const kvant_kernels *kernels, const float *y);
 
 /* y[j] = scale * values[codes[j]] */
 void kvant_codebook_decode(const kvant_codebook *book, const uint8_t *codes, float scale, float *y);

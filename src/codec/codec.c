@@ -1,13 +1,11 @@
-/* codec.c - the public functions of codec.h: argument checks, row checks and the order transform, quantiser.
+/* codec.c - the public functions of codec.h: creation, argument checks, decoding and products.
  *
  * Owns no quantisation: families do that behind kvant_quantizer. */
-#include <math.h>
 #include <stdlib.h>
 #include <string.h>
 
 #include "../base/alloc.h"
-#include "../base/half.h"
-#include "codec_internal.h"
+#include "encode.h"
 #include "site.h"
 #include "weighting.h"
 
@@ -158,84 +156,23 @@ const kvant_codec_view *kvant_codec_get_view(const kvant_codec *codec)
     return &codec->view;
 }
 
-void kvant_codec_transform_row(const kvant_codec *codec, const kvant_rows *rows, size_t i, float *y)
+bool kvant_codec_takes_tokens(uint32_t first, uint32_t n, uint32_t block)
 {
-    const float *x = rows->data + i * rows->stride;
-    if (rows->transformed)
-        memcpy(y, x, codec->info.head_dim * sizeof *y);
-    else
-        kvant_transform_forward(&codec->transform, rows->affine, x, y);
-}
-
-/* Below this magnitude no scale or zero point can leave fp16's range: the transform grows a number at most sqrt(head_dim) times its
- * gain, and no quantiser's scale exceeds 4 times the largest transformed number. */
-static float safe_magnitude(const kvant_codec *codec)
-{
-    return KVANT_HALF_MAX / (4 * sqrtf((float)codec->info.head_dim) * kvant_transform_gain(&codec->transform));
-}
-
-static kvant_status check_row(const kvant_codec *codec, const kvant_rows *rows, size_t i)
-{
-    float z[KVANT_MAX_HEAD_DIM];
-    const float *x = kvant_transform_normalise(&codec->transform, rows->affine, rows->data + i * rows->stride, z);
-    uint32_t bits = kvant_kernels_get(KVANT_CPU_AUTO)->magnitude(x, codec->info.head_dim);
-    if (bits >= 0x7f800000u) /* an infinity or a NaN */
-        return KVANT_ERR_NONFINITE;
-    float largest = kvant_float_from_bits(bits);
-    if (largest <= safe_magnitude(codec))
-        return KVANT_OK;
-    float y[KVANT_MAX_HEAD_DIM];
-    kvant_codec_transform_row(codec, rows, i, y);
-    for (uint32_t j = 0; j < codec->info.head_dim; j++)
-        if (!isfinite(y[j]))
-            return KVANT_ERR_RANGE;
-    return codec->quantizer->check(codec, y);
-}
-
-/* All rows are checked before the first is written. */
-static kvant_status encode_rows(const kvant_codec *codec, const kvant_rows *rows, uint32_t first, uint32_t n,
-                                void *page)
-{
-    for (uint32_t i = 0; i < n; i++)
-        KVANT_FORWARD(check_row(codec, rows, i));
-    for (uint32_t i = 0; i < n; i += codec->info.block_tokens)
-        codec->quantizer->encode(codec, rows, i, first + i, page);
-    return KVANT_OK;
-}
-
-static bool valid_range(const kvant_codec *codec, uint32_t first, uint32_t n, uint32_t block)
-{
-    return codec && n > 0 && first < KVANT_PAGE_TOKENS && n <= KVANT_PAGE_TOKENS - first && first % block == 0 &&
+    return n > 0 && first < KVANT_PAGE_TOKENS && n <= KVANT_PAGE_TOKENS - first && first % block == 0 &&
            n % block == 0;
-}
-
-kvant_status kvant_codec_encode(const kvant_codec *codec, const kvant_affine *affine, const float *rows,
-                                size_t stride, uint32_t first, uint32_t n, void *page)
-{
-    KVANT_RETURN_IF(!codec || !rows || !page, KVANT_ERR_ARGUMENT);
-    KVANT_RETURN_IF(!valid_range(codec, first, n, codec->info.block_tokens), KVANT_ERR_ARGUMENT);
-    KVANT_RETURN_IF(n > 1 && stride < codec->info.head_dim, KVANT_ERR_ARGUMENT);
-    kvant_rows source = { affine, rows, stride, false };
-    return encode_rows(codec, &source, first, n, page);
-}
-
-kvant_status kvant_codec_seal(const kvant_codec *codec, const float *transformed, uint32_t first, uint32_t n,
-                              void *page)
-{
-    kvant_rows source = { NULL, transformed, codec->info.head_dim, true };
-    return encode_rows(codec, &source, first, n, page);
 }
 
 kvant_status kvant_codec_decode(const kvant_codec *codec, const kvant_affine *affine, const void *page,
                                 uint32_t first, uint32_t n, float *rows, size_t stride)
 {
     KVANT_RETURN_IF(!codec || !rows || !page, KVANT_ERR_ARGUMENT);
-    KVANT_RETURN_IF(!valid_range(codec, first, n, 1), KVANT_ERR_ARGUMENT);
+    KVANT_RETURN_IF(!kvant_codec_takes_tokens(first, n, 1), KVANT_ERR_ARGUMENT);
     KVANT_RETURN_IF(n > 1 && stride < codec->info.head_dim, KVANT_ERR_ARGUMENT);
+    const kvant_kernels *kernels = kvant_kernels_get(KVANT_CPU_AUTO);
     for (uint32_t i = 0; i < n; i++) {
         float y[KVANT_MAX_HEAD_DIM];
-        codec->quantizer->decode(codec, page, first + i, y);
-        kvant_transform_inverse(&codec->transform, affine, y, rows + i * stride);
+        codec->quantizer->decode(codec, kernels, page, first + i, y);
+        kvant_transform_inverse(&codec->transform, kernels, affine, y, rows + i * stride);
     }
     return KVANT_OK;
 }
@@ -247,7 +184,7 @@ kvant_status kvant_codec_transform_query(const kvant_codec *codec, const kvant_a
     float scaled[KVANT_MAX_HEAD_DIM], y[KVANT_MAX_HEAD_DIM];
     for (uint32_t j = 0; j < codec->info.head_dim; j++)
         scaled[j] = affine && affine->scale ? q[j] * affine->scale[j] : q[j];
-    kvant_transform_dual(&codec->transform, scaled, y);
+    kvant_transform_dual(&codec->transform, kvant_kernels_get(KVANT_CPU_AUTO), scaled, y);
     memcpy(out, y, codec->info.head_dim * sizeof *out);
     return KVANT_OK;
 }
@@ -258,7 +195,7 @@ kvant_status kvant_codec_transform_output(const kvant_codec *codec, const kvant_
     KVANT_RETURN_IF(!codec || !acc || !out, KVANT_ERR_ARGUMENT);
     float x[KVANT_MAX_HEAD_DIM];
     kvant_affine linear = { NULL, affine ? affine->scale : NULL };
-    kvant_transform_inverse(&codec->transform, &linear, acc, x);
+    kvant_transform_inverse(&codec->transform, kvant_kernels_get(KVANT_CPU_AUTO), &linear, acc, x);
     for (uint32_t j = 0; j < codec->info.head_dim; j++)
         out[j] = affine && affine->center ? x[j] + weight_sum * affine->center[j] : x[j];
     return KVANT_OK;
@@ -269,9 +206,10 @@ kvant_status kvant_codec_score(const kvant_codec *codec, const void *page, const
 {
     KVANT_RETURN_IF(!codec || !page || !q || !scores, KVANT_ERR_ARGUMENT);
     KVANT_RETURN_IF(n_queries > 1 && stride < codec->info.head_dim, KVANT_ERR_ARGUMENT);
+    const kvant_kernels *kernels = kvant_kernels_get(KVANT_CPU_AUTO);
     for (uint32_t t = 0; t < KVANT_PAGE_TOKENS; t++) {
         float y[KVANT_MAX_HEAD_DIM];
-        codec->quantizer->decode(codec, page, t, y);
+        codec->quantizer->decode(codec, kernels, page, t, y);
         for (uint32_t i = 0; i < n_queries; i++) {
             float sum = 0;
             for (uint32_t j = 0; j < codec->info.head_dim; j++)
@@ -287,9 +225,10 @@ kvant_status kvant_codec_accumulate(const kvant_codec *codec, const void *page, 
 {
     KVANT_RETURN_IF(!codec || !page || !weights || !acc, KVANT_ERR_ARGUMENT);
     KVANT_RETURN_IF(n_queries > 1 && stride < codec->info.head_dim, KVANT_ERR_ARGUMENT);
+    const kvant_kernels *kernels = kvant_kernels_get(KVANT_CPU_AUTO);
     for (uint32_t t = 0; t < KVANT_PAGE_TOKENS; t++) {
         float y[KVANT_MAX_HEAD_DIM];
-        codec->quantizer->decode(codec, page, t, y);
+        codec->quantizer->decode(codec, kernels, page, t, y);
         for (uint32_t i = 0; i < n_queries; i++) {
             float weight = weights[(size_t)i * KVANT_PAGE_TOKENS + t];
             for (uint32_t j = 0; weight != 0 && j < codec->info.head_dim; j++)
@@ -331,9 +270,10 @@ kvant_status kvant_codec_create_open(const kvant_codec *codec, kvant_codec **ope
     return status;
 }
 
-void kvant_codec_decode_transformed(const kvant_codec *codec, const void *page, uint32_t token, float *y)
+void kvant_codec_decode_transformed(const kvant_codec *codec, const kvant_kernels *kernels, const void *page,
+                                    uint32_t token, float *y)
 {
-    codec->quantizer->decode(codec, page, token, y);
+    codec->quantizer->decode(codec, kernels, page, token, y);
 }
 
 void kvant_codec_token_metadata(const kvant_kernels *kernels, const uint16_t *array, float *positioned)
@@ -344,8 +284,7 @@ void kvant_codec_token_metadata(const kvant_kernels *kernels, const uint16_t *ar
 void kvant_codec_token_lines(const kvant_codec *codec, const kvant_kernels *kernels, const void *page, float step,
                              kvant_code_lines *lines)
 {
-    kvant_codec_token_metadata(kernels, (const uint16_t *)((const uint8_t *)page + codec->info.metadata_offset),
-                               lines->scale);
+    kvant_codec_token_metadata(kernels, kvant_codec_metadata_of(codec, page), lines->scale);
     for (uint32_t t = 0; t < KVANT_PAGE_TOKENS; t++)
         lines->scale[t] *= step;
 }
@@ -398,15 +337,19 @@ static void place_value(const kvant_codec *codec, const float *y, uint32_t posit
         row[kvant_layout_row_position(&codec->layout, j)] = j < codec->info.head_dim ? y[j] : 0;
 }
 
+void kvant_unpack_token(const kvant_codec *codec, uint32_t token, const float *y, float *tile)
+{
+    if (codec->info.role == KVANT_ROLE_K)
+        place_key(codec, y, kvant_token_position(token), tile);
+    else
+        place_value(codec, y, kvant_token_position(token), tile);
+}
+
 void kvant_unpack_decoded(const kvant_codec *codec, const kvant_kernels *kernels, const void *page, float *tile)
 {
-    (void)kernels;
     for (uint32_t t = 0; t < KVANT_PAGE_TOKENS; t++) {
         float y[KVANT_MAX_HEAD_DIM];
-        codec->quantizer->decode(codec, page, t, y);
-        if (codec->info.role == KVANT_ROLE_K)
-            place_key(codec, y, kvant_token_position(t), tile);
-        else
-            place_value(codec, y, kvant_token_position(t), tile);
+        codec->quantizer->decode(codec, kernels, page, t, y);
+        kvant_unpack_token(codec, t, y, tile);
     }
 }

@@ -9,22 +9,16 @@
 #include "spec.h"
 #include "transform.h"
 
-/* The rows that encode was given; row i is token first + i. */
-typedef struct kvant_rows {
-    const kvant_affine *affine;
-    const float *data;
-    size_t stride;
-    bool transformed; /* data holds y already: an open page is being sealed */
-} kvant_rows;
-
-/* All rows here are transformed ones, y, of head_dim floats. */
+/* The functions of a family. y: transformed rows, contiguous, head_dim floats each. */
 typedef struct kvant_quantizer {
-    /* Whether a row can be encoded: KVANT_OK or KVANT_ERR_RANGE. Called only for rows with large numbers. */
-    kvant_status (*check)(const kvant_codec *codec, const float *y);
-    /* Encodes block_tokens rows, starting at row i of rows, as tokens token ... of the page. Cannot fail. */
-    void (*encode)(const kvant_codec *codec, const kvant_rows *rows, size_t i, uint32_t token, void *page);
+    /* Whether one row can be encoded: KVANT_OK or KVANT_ERR_RANGE. Called only for rows with large numbers. */
+    kvant_status (*check)(const kvant_codec *codec, const kvant_kernels *kernels, const float *y);
+    /* Encodes block_tokens rows as tokens token ... of the page. Cannot fail. */
+    void (*encode)(const kvant_codec *codec, const kvant_kernels *kernels, const float *y, uint32_t token,
+                   void *page);
     /* Decodes one token. */
-    void (*decode)(const kvant_codec *codec, const void *page, uint32_t token, float *y);
+    void (*decode)(const kvant_codec *codec, const kvant_kernels *kernels, const void *page, uint32_t token,
+                   float *y);
     /* Unpacks a whole page, scaled, into the tile of kernels.h; padding channels of K are zero. */
     void (*unpack)(const kvant_codec *codec, const kvant_kernels *kernels, const void *page, float *tile);
 } kvant_quantizer;
@@ -98,23 +92,29 @@ void kvant_codec_set_sizes(kvant_codec *codec, uint32_t bits, size_t metadata_ha
  * code as info.bits reports it. nominal_bits is then the family's to set, by both functions it is bits at first. */
 void kvant_codec_set_page(kvant_codec *codec, uint32_t bits, size_t code_bytes, size_t metadata_bytes);
 
+/* Whether tokens first ... first + n - 1 lie in a page and are whole blocks. */
+bool kvant_codec_takes_tokens(uint32_t first, uint32_t n, uint32_t block);
+
+/* Places one token's y in the tile of unpack. */
+void kvant_unpack_token(const kvant_codec *codec, uint32_t token, const float *y, float *tile);
+
 /* unpack for any codec, by its own decode, token by token: correct, not fast. Channels keep their order in the tile. */
 void kvant_unpack_decoded(const kvant_codec *codec, const kvant_kernels *kernels, const void *page, float *tile);
 
-/* y = R W ((x - c) / s) for row i. */
-void kvant_codec_transform_row(const kvant_codec *codec, const kvant_rows *rows, size_t i, float *y);
+/* The fp16 numbers of a page's metadata. */
+static inline uint16_t *kvant_codec_metadata(const kvant_codec *codec, void *page)
+{
+    return (uint16_t *)(void *)((uint8_t *)page + codec->info.metadata_offset);
+}
+
+static inline const uint16_t *kvant_codec_metadata_of(const kvant_codec *codec, const void *page)
+{
+    return (const uint16_t *)(const void *)((const uint8_t *)page + codec->info.metadata_offset);
+}
 
 /* The codec of open pages: the same transform, then fp16, so that open and sealed pages share queries and sums. Borrows the
  * transform's matrix: codec must outlive it. */
 kvant_status kvant_codec_create_open(const kvant_codec *codec, kvant_codec **open);
-
-/* Seals: encodes n transformed rows, contiguous with stride head_dim, as tokens first .. first + n - 1 (whole blocks). Errors
- * as kvant_codec_encode. */
-kvant_status kvant_codec_seal(const kvant_codec *codec, const float *transformed, uint32_t first, uint32_t n,
-                              void *page);
-
-/* Decodes a token without undoing the transform. */
-void kvant_codec_decode_transformed(const kvant_codec *codec, const void *page, uint32_t token, float *y);
 
 /* Lets attention work on codes, after sizes, the view and the product's integers and has_zero are set. per_channel: a
  * line belongs to a channel in a group of tokens, else to a token in a group of channels; group is a multiple of 16, or

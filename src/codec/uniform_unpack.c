@@ -26,7 +26,7 @@ typedef struct row_lines {
 static void read_lines(const kvant_codec *codec, const kvant_kernels *kernels, const void *page, lines *all)
 {
     const kvant_uniform *u = kvant_uniform_of(codec);
-    const uint16_t *stored = (const uint16_t *)((const uint8_t *)page + codec->info.metadata_offset);
+    const uint16_t *stored = kvant_codec_metadata_of(codec, page);
     uint32_t n = (uint32_t)kvant_uniform_n_scales(codec);
     kernels->half_to_float(stored, all->scale, n);
     if (u->mode == KVANT_UNIFORM_SYM)
@@ -208,7 +208,7 @@ void kvant_uniform_lines(const kvant_codec *codec, const kvant_kernels *kernels,
                          kvant_code_lines *lines)
 {
     const kvant_uniform *u = kvant_uniform_of(codec);
-    const uint16_t *stored = (const uint16_t *)((const uint8_t *)page + codec->info.metadata_offset);
+    const uint16_t *stored = kvant_codec_metadata_of(codec, page);
     uint32_t n = codec->product.n_bands * codec->product.stride;
     read_bands(codec, kernels, stored, lines->scale);
     if (!codec->product.has_zero)

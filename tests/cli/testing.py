@@ -11,7 +11,7 @@ LIB = os.environ.get("KVANT_LIB", "")
 SRC = os.environ.get("KVANT_SRC", "")
 
 
-def run(*arguments, stdin=None, stdout=subprocess.PIPE, timeout=300, **environment):
+def run(*arguments, stdin=None, stdout=subprocess.PIPE, timeout=300, errors=None, **environment):
     """The finished process. The caller's own kvant settings must not leak into what is tested."""
     env = {
         name: value for name, value in os.environ.items() if not name.startswith(("KVANT", "GGML", "LLAMA_"))
@@ -25,6 +25,7 @@ def run(*arguments, stdin=None, stdout=subprocess.PIPE, timeout=300, **environme
         stdout=stdout,
         stderr=subprocess.PIPE,
         text=True,
+        errors=errors,
         env=env,
         timeout=timeout,
     )

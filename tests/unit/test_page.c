@@ -1,7 +1,7 @@
 /* test_page.c - the code plane: positions against docs/format.md, unpacking at every CPU level against decoding. */
 #include "testing.h"
 
-#include "../../src/codec/codec_internal.h"
+#include "../../src/codec/encode.h"
 #include "../../src/page/chunks.h"
 
 /* docs/format.md, "Scalar codes", written down a second time with its own names. */
@@ -95,7 +95,7 @@ static void unpacking_is_decoding_at_every_level(void **state)
                     kvant_codec_unpack(codec, kernels, page, tile);
                     for (uint32_t t = 0; t < 64; t++) {
                         float y[KVANT_MAX_HEAD_DIM];
-                        kvant_codec_decode_transformed(codec, page, t, y);
+                        kvant_codec_decode_transformed(codec, kvant_kernels_get(KVANT_CPU_AUTO), page, t, y);
                         for (uint32_t j = 0; j < padded; j++) {
                             size_t at = role ? kvant_token_position(t) * padded +
                                                    kvant_layout_row_position(&codec->layout, j)
@@ -142,7 +142,7 @@ static void numbers_are_near_decoding(void **state)
                 const double scale = kvant_half_to_float(
                     ((const uint16_t *)((const uint8_t *)page + codec->info.metadata_offset))[t]);
                 kvant_chunk_layout_get(numbers->layout, page, t, codes);
-                kvant_codec_decode_transformed(codec, page, t, y);
+                kvant_codec_decode_transformed(codec, kvant_kernels_get(KVANT_CPU_AUTO), page, t, y);
                 for (uint32_t j = 0; j < dims[d]; j++) {
                     const uint32_t code = codes[j / chunk->components], above = code >> chunk->index_bits;
                     const uint32_t index = code & ((1u << chunk->index_bits) - 1);

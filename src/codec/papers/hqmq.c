@@ -22,9 +22,8 @@ static void multiply_conjugate(const float *x, const float *s, float y[4])
     y[3] = x3 * s[0] + x2 * s[1] - x1 * s[2] - x0 * s[3];
 }
 
-static void search(const kvant_direction *direction, const float *x, uint32_t n, uint32_t *index)
+static void search(const kvant_direction *direction, const kvant_kernels *kernels, const float *x, uint32_t n, uint32_t *index)
 {
-    const kvant_kernels *kernels = kvant_kernels_get(KVANT_CPU_AUTO);
     const uint32_t n_secondaries = direction->n_codewords / KVANT_HURWITZ_UNITS;
     for (uint32_t c = 0; c < n; c += KVANT_DIRECTION_LANES) {
         uint32_t which[KVANT_DIRECTION_LANES];

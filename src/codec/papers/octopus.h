@@ -15,10 +15,10 @@ typedef struct octopus_book {
 void octopus_book_init(octopus_book *book, uint32_t dim, uint32_t direction_bits, uint32_t norm_bits);
 
 /* Codes of a row of dim floats, one a triplet; returns the scale to store, not yet rounded. */
-float octopus_quantize(const octopus_book *book, const float *y, uint32_t *codes);
+float octopus_quantize(const octopus_book *book, const kvant_kernels *kernels, const float *y, uint32_t *codes);
 
 /* Whether that scale fits fp16. */
-bool octopus_fits(const octopus_book *book, const float *y);
+bool octopus_fits(const octopus_book *book, const kvant_kernels *kernels, const float *y);
 
 /* The direction of codes with this index (u and w), a unit vector of 3 numbers. */
 void octopus_direction(const kvant_triplet_book *book, uint32_t index, float direction[3]);
