@@ -5,7 +5,7 @@
 #include <math.h>
 
 #include "../../src/base/half.h"
-#include "../../src/codec/codec_internal.h"
+#include "../../src/codec/encode.h"
 #include "../unit/calibrated.h"
 
 enum { HEADS = 2, TOKENS = 150, BLOCKS = 3, MAX_D = 256 };
@@ -189,7 +189,8 @@ static void check_seal(const role_cache *c)
     for (uint32_t b = 0; b < BLOCKS; b++)
         for (uint32_t h = 0; h < HEADS; h++) {
             for (uint32_t t = 0; t < (uint32_t)tokens[b]; t++)
-                kvant_codec_decode_transformed(c->open_codec[h], page_of(c->open_pool, c->open_bytes, b, h), t,
+                kvant_codec_decode_transformed(c->open_codec[h], kvant_kernels_get(KVANT_CPU_AUTO),
+                                               page_of(c->open_pool, c->open_bytes, b, h), t,
                                                rows + (size_t)t * c->d);
             assert_int_equal(
                 kvant_codec_seal(c->codec[h], rows, 0, (uint32_t)tokens[b], page_of(want, c->page_bytes, b, h)),
