@@ -5,7 +5,7 @@
 #include <math.h>
 
 #include "../../src/base/half.h"
-#include "../../src/codec/codec_internal.h"
+#include "../../src/codec/encode.h"
 #include "../../src/math/octahedral.h"
 #include "calibrated.h"
 #include "specs.h"
@@ -143,7 +143,7 @@ static void check_page(const kvant_codec *codec, uint64_t *rng)
     assert_int_equal(kvant_codec_encode(codec, NULL, rows, dim, 0, 64, page), KVANT_OK);
     for (p.token = 0; p.token < 64; p.token++) {
         read_codes(&p);
-        kvant_codec_decode_transformed(codec, page, p.token, y);
+        kvant_codec_decode_transformed(codec, kvant_kernels_get(KVANT_CPU_AUTO), page, p.token, y);
         for (uint32_t j = 0; j < dim; j++) /* rows are of variance 1, scales and zero points below 8 */
             if (!(fabs(number_of(&p, j) - y[j]) <= 4e-6))
                 fail_msg("%s, head_dim %u, token %u, channel %u: %g, not %g", view->info->spec, dim, p.token, j,
@@ -249,7 +249,7 @@ static void check_transform(const kvant_codec *codec, uint64_t *rng)
         if (query)
             assert_int_equal(kvant_codec_transform_query(codec, NULL, x, got), KVANT_OK);
         else
-            kvant_transform_forward(&codec->transform, NULL, x, got);
+            kvant_transform_forward(&codec->transform, kvant_kernels_get(KVANT_CPU_AUTO), NULL, x, got);
         transform_by_view(&view->transform, dim, query, x, want);
         for (uint32_t j = 0; j < dim; j++)
             largest = fmax(largest, fabs(want[j]));
