@@ -11,7 +11,7 @@ import time
 import unittest
 
 import settings
-from testing import KVANT, LIB, MODEL, run
+from testing import LIB, MODEL, command, run
 
 sys.path.insert(0, str(pathlib.Path(__file__).resolve().parents[2] / "scripts"))
 import fetch  # noqa: E402
@@ -204,7 +204,7 @@ class Calibrate(unittest.TestCase):
         whether to wait longer."""
         wait, step = 2.0, 1.0
         for _ in range(12):
-            process = subprocess.Popen([KVANT, *map(str, arguments), "--runtime", LIB], stderr=subprocess.PIPE)
+            process = subprocess.Popen(command(*arguments, "--runtime", LIB), stderr=subprocess.PIPE)
             time.sleep(wait)
             process.send_signal(signal.SIGINT)
             _, stderr = process.communicate(timeout=120)
