@@ -1,10 +1,10 @@
 /* api.cu - the functions of cuda.h that enqueue work: argument checks and launches, no arithmetic. */
-#include "append.h"
-#include "attention.h"
-#include "attention_pairs.h"
-#include "chunks.cuh"
-#include "trellis.cuh"
-#include "pages.h"
+#include "encode/append.h"
+#include "attention/attention.h"
+#include "attention/attention_pairs.h"
+#include "chunks/chunks.cuh"
+#include "trellis/trellis.cuh"
+#include "pages/pages.h"
 
 #include <algorithm>
 #include <climits>

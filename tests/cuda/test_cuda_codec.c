@@ -157,7 +157,7 @@ static void test_magnitudes(void **unused)
     }
 }
 
-/* Kernels have the parities as constants (trellis_tap in src/cuda/trellis.cuh): these. */
+/* Kernels have the parities as constants (trellis_tap in src/cuda/trellis/trellis.cuh): these. */
 static void test_parities(void **unused)
 {
     (void)unused;

@@ -4,7 +4,7 @@
 #include "distortion.h"
 #include "fidelity.h"
 
-#include "../../src/codec/octopus.h"
+#include "../../src/codec/papers/octopus.h"
 #include "../../src/math/octahedral.h"
 
 /* --- codebooks --- */

@@ -1,0 +1,82 @@
+/* attention.h - the arguments of an attention launch and the table of kernels, shared by the dispatcher and
+ * the files that instantiate kernels (one per pair of kinds of codes, so that they compile side by side). */
+#ifndef KVANT_CUDA_ATTENTION_H
+#define KVANT_CUDA_ATTENTION_H
+
+#include "../params.h"
+
+#include <cuda_runtime.h>
+
+namespace kvant
+{
+
+/* Workspace: counters for every thread block, one a head, then two partial results for each (attention.cuh says why
+ * two). There is a block a multiprocessor. */
+constexpr uint32_t MAX_BLOCKS = 1024;
+constexpr uint32_t HEADS = 8; /* query heads that share an operand: the columns of an MMA */
+constexpr size_t COUNTER_BYTES = MAX_BLOCKS * HEADS * sizeof(uint32_t);
+
+__host__ __device__ constexpr size_t partial_floats(uint32_t head_dim)
+{
+    return HEADS * (head_dim + 2); /* rows, then maximum and sum of each head */
+}
+
+struct PageSource {
+    const uint8_t *base;
+    size_t block_stride, head_stride;
+    uint32_t bytes; /* of a page that are read: codes and metadata, without padding */
+};
+
+/* In the order in which a kernel needs them: it begins with a cold constant cache. */
+struct AttentionArgs {
+    const int32_t *lengths;
+    int batch, max_tokens;
+    int kv_heads, groups; /* groups of up to 8 query heads a kv head */
+    const int32_t *table;
+    size_t table_stride;
+    PageSource k, v;   /* blocks that the table numbers 0 and up */
+    int heads_a_group; /* query heads of a group; the last may have fewer */
+    int heads_a_kv;    /* query heads of a kv head */
+    kvant_cuda_type type;
+    const void *q;
+    size_t q_batch_stride, q_head_stride;
+    void *out;
+    size_t out_batch_stride, out_head_stride;
+    float *lse;
+    const float *v_center, *k_factors, *v_factors;
+    float scale_log2; /* scale * log2(e) */
+    uint32_t *counters;
+    float *partials;
+    kvant_cuda_rotation k_rotation, v_rotation;
+    uint32_t k_bytes[KVANT_CUDA_TABLE_WORDS],
+        v_bytes[KVANT_CUDA_TABLE_WORDS]; /* codebooks, magnitudes of a trellis */
+    uint32_t one;                        /* 1, unknown to the compiler (dequant.cuh) */
+    float k_step, v_step, k_bias, v_bias;
+    int k_symmetric, v_symmetric;
+    float k_offset, v_offset;  /* uniform codes: number = scale * (code + offset) when symmetric */
+    PageSource k_open, v_open; /* block i of these is -1 - i in the table */
+};
+
+/* What codes of several channels mean (kvant_cuda_book), as far as attention needs it. */
+struct kvant_cuda_directions {
+    float direction[32], norm[8];                     /* octopus */
+    float secondaries[KVANT_CUDA_MAX_SECONDARIES][4]; /* hqmq */
+};
+
+/* The arguments of kernels of pairs with such codes. More than 4 KB: CUDA 12.1 and its driver, or later. */
+struct ChunkAttentionArgs : AttentionArgs {
+    kvant_cuda_directions k_directions, v_directions;
+};
+
+struct AttentionKernel {
+    const void *kernel; /* takes AttentionArgs, or ChunkAttentionArgs, which begin with them */
+    int threads, shared_bytes;
+};
+
+/* The kernel of a pair of kinds of codes, which attention_pairs.h lists; kernel is NULL for a head_dim
+ * that is not there. large: compute capability 9.0 and later; open: the table may name open blocks. */
+template <class K, class V> AttentionKernel pair_attention(uint32_t head_dim, bool large, bool open);
+
+} // namespace kvant
+
+#endif

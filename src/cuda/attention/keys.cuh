@@ -1,0 +1,295 @@
+/* keys.cuh - scores of a sealed page's keys: products of codes, and the scales of each grouping outside of
+ * them.
+ *
+ * A scale a token acts on the token's score. A scale for 32 channels of a token acts on the part of the
+ * score that these channels give. A scale for 32 tokens of a channel acts on the query: its operands are
+ * multiplied by the scales of each group of tokens before they meet the codes. Zero points of groups are an
+ * operand of their own, as narrow as there are groups. */
+#ifndef KVANT_CUDA_KEYS_CUH
+#define KVANT_CUDA_KEYS_CUH
+
+#include "query.cuh"
+#include "softmax.cuh"
+#include "../trellis/trellis_bytes.cuh"
+#include "../trellis/trellis_pairs.cuh"
+
+namespace kvant
+{
+
+/* What turns an accumulator into a score: factor[h] for rows r and (folding in ROW8) r + 8, and base[h], which a
+ * zero point multiplies (uniform) or which is added before the scale (codebook). */
+template <class C, int D> struct ScoreFactors {
+    float factor[2], factor8[2], base[2];
+    uint32_t group_sums[2]; /* CHANNELS32: operand that zero points are multiplied by */
+};
+
+/* What a 1 in a score's accumulator is worth. */
+template <class C> __device__ __forceinline__ constexpr float code_unit()
+{
+    if constexpr (HAS_CHUNKS<C>)
+        return C::UNIT;
+    return C::BIASED ? 1.0f : UNIT;
+}
+
+/* Sums of the query over groups of channels as an operand whose rows are groups: rounded ones, and 4 or 8 rows behind
+ * them what they lost. */
+template <int D>
+__device__ __forceinline__ void load_group_sums(const QueryTile<D> &tile, float times, int lane, uint32_t (&b)[2])
+{
+    constexpr int GROUPS = D / 32, LOST = GROUPS <= 4 ? 4 : 8;
+    float x[2];
+#pragma unroll
+    for (int i = 0; i < 2; i++) {
+        const int g = (2 * (lane & 3) + i) % LOST;
+        x[i] = g < GROUPS ? tile.group_sum[lane >> 2][min(g, GROUPS - 1)] * times : 0;
+    }
+    const uint32_t sums = pack_half2(x[0], x[1]);
+    const __half2 h = *reinterpret_cast<const __half2 *>(&sums);
+    const uint32_t lost = pack_half2(x[0] - __low2float(h), x[1] - __high2float(h));
+    b[0] = LOST == 8 || (lane & 3) < 2 ? sums : lost;
+    b[1] = LOST == 8 ? lost : 0;
+}
+
+template <class C, int D>
+__device__ __forceinline__ ScoreFactors<C, D> score_factors(const QueryTile<D> &tile, int lane, float step,
+                                                            float bias, int symmetric, float offset)
+{
+    ScoreFactors<C, D> f;
+#pragma unroll
+    for (int h = 0; h < 2; h++) {
+        const int column = 2 * (lane & 3) + h;
+        float x = tile.factor[column] * (C::BIASED ? step * (1 / FIXED_ONE) : HAS_TRELLIS<C> ? step : 1.0f);
+        f.factor[h] = x * code_unit<C>();
+        f.factor8[h] = x * (code_unit<C>() / C::ROW8);
+        f.base[h] = C::GROUP != KVANT_CUDA_GROUP_TOKEN ? x : x * tile.sum[column] * (C::BIASED ? -bias : 1.0f);
+    }
+    if constexpr (C::GROUP == KVANT_CUDA_GROUP_CHANNELS32)
+        load_group_sums<D>(tile, symmetric ? offset : 1.0f, lane, f.group_sums);
+    return f;
+}
+
+/* s: accumulators in, scores (log2) out. */
+template <class C, int D>
+__device__ __forceinline__ void scale_scores(float (&s)[4][4], const ScoreFactors<C, D> &f, const TokenScales &t)
+{
+#pragma unroll
+    for (int i = 0; i < 8; i++)
+#pragma unroll
+        for (int h = 0; h < 2; h++) {
+            float &x = s[i / 2][2 * (i & 1) + h];
+            float k = i & 1 ? f.factor8[h] : f.factor[h];
+            if constexpr (C::BIASED)
+                x = t.scale[i] * (x * k + f.base[h]);
+            else if constexpr (!HAS_ZEROS<C>)
+                x = x * k * t.scale[i];
+            else
+                x = x * k * t.scale[i] + t.zero[i] * f.base[h];
+        }
+}
+
+/* Scales and zero points of a page, as fp16 in shared memory. */
+struct GroupScales {
+    const __half *scale, *zero; /* zero is not read when the codes are symmetric: then it is offset * scale */
+    int symmetric;
+    float offset;
+
+    /* Zero points, or scales, which offset times are zero points. */
+    __device__ __forceinline__ const __half *zeros() const
+    {
+        return symmetric ? scale : zero;
+    }
+    __device__ __forceinline__ float zero_unit() const
+    {
+        return symmetric ? offset : 1.0f;
+    }
+};
+
+template <class C, int D>
+__device__ __forceinline__ GroupScales group_scales(const uint8_t *metadata, int symmetric, float offset)
+{
+    constexpr int SCALES = C::GROUP == KVANT_CUDA_GROUP_TOKENS32 ? 2 * D : D / 32 * PAGE_TOKENS;
+    const __half *numbers = reinterpret_cast<const __half *>(metadata);
+    return GroupScales{ numbers, numbers + SCALES, symmetric, offset };
+}
+
+__device__ __forceinline__ uint32_t pair_at(const __half *numbers, int at)
+{
+    return *reinterpret_cast<const uint32_t *>(numbers + at);
+}
+
+__device__ __forceinline__ uint32_t multiply_pairs(uint32_t a, uint32_t b)
+{
+    __half2 c = __hmul2(*reinterpret_cast<__half2 *>(&a), *reinterpret_cast<__half2 *>(&b));
+    return *reinterpret_cast<uint32_t *>(&c);
+}
+
+/* Zero points are an operand with tokens as rows and groups as columns: one product gives what they add to all scores. */
+template <class C, int D>
+__device__ __forceinline__ void score_channel_groups(const uint8_t *page, const uint32_t (&q)[D / 16][2],
+                                                     const ScoreFactors<C, D> &f, const Bytes &table,
+                                                     const GroupScales &m, int lane, float (&s)[4][4])
+{
+    constexpr int GROUPS = D / 32, LOST = GROUPS <= 4 ? 4 : 8;
+    const __half *zeros = m.zeros() + min(lane % LOST, GROUPS - 1) * PAGE_TOKENS + 8 * (lane >> 3);
+#pragma unroll
+    for (int i = 0; i < 2; i++) {
+        uint32_t z[4];
+        load_matrices<true>(z, zeros + 32 * i);
+#pragma unroll
+        for (int k = 0; k < 2; k++) {
+            const uint32_t a[4] = { z[2 * k], z[2 * k + 1], LOST == 8 ? z[2 * k] : 0,
+                                    LOST == 8 ? z[2 * k + 1] : 0 };
+            mma(s[2 * i + k], a, f.group_sums[0], f.group_sums[1]);
+        }
+    }
+    /* Rows of even number are one group's scales, odd ones the next one's: transposed, a lane has both of its token. */
+    const __half *scales = m.scale + (lane & 1) * PAGE_TOKENS + 8 * (lane >> 3);
+    float part[4][4];
+    uint32_t pairs[2][4]; /* of tokens 32 i + 8 j */
+    for_each_tile<C, 4, D / 16>(page, lane, table, [&](int rt, int ct, const uint32_t(&a)[4]) {
+        if (ct % 2 == 0)
+            part[rt][0] = part[rt][1] = part[rt][2] = part[rt][3] = 0;
+        mma(part[rt], a, q[ct][0], q[ct][1]);
+        if (ct % 2 == 0)
+            return;
+        const int g = ct / 2;
+        if (rt == 0 && (g % 2 == 0)) {
+            const __half *at = scales + min(g, GROUPS - 2) * PAGE_TOKENS;
+            load_matrices<true>(pairs[0], at);
+            load_matrices<true>(pairs[1], at + 32);
+        }
+#pragma unroll
+        for (int e = 0; e < 2; e++) {
+            const __half2 both = *reinterpret_cast<const __half2 *>(&pairs[rt / 2][2 * (rt % 2) + e]);
+            const bool second = g - min(g / 2 * 2, GROUPS - 2) == 1;
+            const float scale = (second ? __high2float(both) : __low2float(both)) * (e ? UNIT / C::ROW8 : UNIT);
+#pragma unroll
+            for (int h = 0; h < 2; h++)
+                s[rt][2 * e + h] += part[rt][2 * e + h] * scale;
+        }
+    });
+#pragma unroll
+    for (int i = 0; i < 16; i++)
+        s[i / 4][i % 4] *= f.base[i % 2];
+}
+
+/* Scales of 32 channels of each of two groups of tokens are operands for all heads alike: rows at the same place. Zero
+ * points are an operand whose rows are groups, so one product a tile of channels gives both groups' parts. */
+template <class C, int D>
+__device__ __forceinline__ void score_token_groups(const uint8_t *page, const uint32_t (&q)[D / 16][2],
+                                                   const ScoreFactors<C, D> &f, const Bytes &table,
+                                                   const GroupScales &m, int lane, float (&s)[4][4])
+{
+    static_assert(C::TILES % 2 == 0, "tiles come two and two, as scales do");
+    float zero[4] = {};
+    const __half *zeros = m.zeros() + (lane & 1) * D + 8 * (lane >> 3), *scales = m.scale + 8 * (lane >> 3);
+#pragma unroll
+    for (int i = 0; i < D / 32; i++) {
+        uint32_t z[4];
+        load_matrices<false>(z, zeros + 32 * i);
+#pragma unroll
+        for (int k = 0; k < 2; k++) {
+            const uint32_t a[4] = { z[2 * k], 0, z[2 * k + 1], 0 };
+            mma(zero, a, q[2 * i + k][0], q[2 * i + k][1]);
+        }
+    }
+    uint32_t scaled[C::TILES][2]; /* of column tiles, for the token group at hand */
+    for_each_tile<C, 4, D / 16>(page, lane, table, [&](int rt, int ct, const uint32_t(&a)[4]) {
+        uint32_t(&b)[2] = scaled[ct % C::TILES];
+        if (rt % 2 == 0 && ct % 2 == 0) {
+            uint32_t x[4];
+            load_matrices<false>(x, scales + rt / 2 * D + 16 * ct);
+#pragma unroll
+            for (int i = 0; i < 4; i++)
+                scaled[ct % C::TILES + i / 2][i % 2] = multiply_pairs(q[ct + i / 2][i % 2], x[i]);
+        }
+        mma(s[rt], a, b[0], b[1]);
+    });
+    /* rows of even number have the first group's part, odd ones the second's */
+    float bases[2][2];
+#pragma unroll
+    for (int h = 0; h < 2; h++) {
+        const float own = zero[h] * (m.zero_unit() * f.base[h]), other = __shfl_xor_sync(FULL, own, 4);
+        bases[0][h] = lane & 4 ? other : own;
+        bases[1][h] = lane & 4 ? own : other;
+    }
+#pragma unroll
+    for (int i = 0; i < 8; i++)
+#pragma unroll
+        for (int h = 0; h < 2; h++) {
+            float &x = s[i / 2][2 * (i & 1) + h];
+            x = x * (i & 1 ? f.factor8[h] : f.factor[h]) + bases[i / 4][h];
+        }
+}
+
+/* Products of bytes are exact: those with the upper bytes of the query's numbers count 256 times. Sums of
+ * up to 128 of them stay below 2^22 (127 * 255 * 128), so that when they begin at the bits of 1.5 * 2^23
+ * their bits are those of the float 1.5 * 2^23 + sum. Bytes of a trellis have no sign: then sums with lower bytes
+ * begin at 2^23 and stay below 2^24 (255 * 255 * 128), those with upper ones as before (255 * 128 * 128). */
+template <class C, int D, class T>
+__device__ __forceinline__ void multiply_bytes(const uint8_t *page, const uint32_t (&q)[D / 16][2], const T &table,
+                                               int lane, float (&s)[4][4])
+{
+    constexpr bool AS_FLOAT = D <= 128;
+    constexpr float HIGH = 12582912, LOW = HAS_TRELLIS<C> ? 8388608 : HIGH;
+    int32_t low[4][4], high[4][4];
+#pragma unroll
+    for (int i = 0; i < 16; i++) {
+        low[i / 4][i % 4] = AS_FLOAT ? HAS_TRELLIS<C> ? 0x4b000000 : 0x4b400000 : 0;
+        high[i / 4][i % 4] = AS_FLOAT ? 0x4b400000 : 0;
+    }
+    if constexpr (HAS_TRELLIS<C>)
+        for_each_trellis_byte<C, D>(page, lane, table, [&](int rt, int pair, const uint32_t(&a)[4]) {
+            mma_unsigned_bytes<false>(low[rt], a, q[2 * pair][0], q[2 * pair][1]);
+            mma_unsigned_bytes<true>(high[rt], a, q[2 * pair + 1][0], q[2 * pair + 1][1]);
+        });
+    else
+        for_each_key_pair<C, D / 16>(page, lane, table, [&](int rt, int pair, const uint32_t(&a)[4]) {
+            mma_bytes<false>(low[rt], a, q[2 * pair][0], q[2 * pair][1]);
+            mma_bytes<true>(high[rt], a, q[2 * pair + 1][0], q[2 * pair + 1][1]);
+        });
+#pragma unroll
+    for (int i = 0; i < 16; i++) {
+        const int32_t l = low[i / 4][i % 4], h = high[i / 4][i % 4];
+        s[i / 4][i % 4] =
+            AS_FLOAT ? (__int_as_float(h) - HIGH) * 256 + (__int_as_float(l) - LOW) : (float)(h * 256 + l);
+    }
+}
+
+/* Scores (log2) of a page's tokens. codes: bytes of codes, behind which the metadata stands. */
+template <class C, int D, bool LARGE, class T>
+__device__ __forceinline__ void score_page(const uint8_t *page, int codes,
+                                           const uint32_t (&q)[key_tiles<C, D>()][2],
+                                           const ScoreFactors<C, D> &factors, const T &table, int symmetric,
+                                           float offset, int lane, float (&s)[4][4])
+{
+#pragma unroll
+    for (int i = 0; i < 4; i++)
+        s[i][0] = s[i][1] = s[i][2] = s[i][3] = 0;
+    if constexpr (HAS_CHUNKS<C>) {
+        C::template for_each_key_tile<D, LARGE>(
+            page, lane, table, [&](int rt, int ct, const uint32_t(&a)[4]) { mma(s[rt], a, q[ct][0], q[ct][1]); });
+        scale_scores<C, D>(s, factors, load_scales<C>(page + codes, lane >> 2, symmetric, offset));
+    } else if constexpr (C::BIASED) {
+        multiply_bytes<C, D>(page, q, table, lane, s);
+        scale_scores<C, D>(s, factors, load_scales<C>(page + codes, lane >> 2, symmetric, offset));
+    } else if constexpr (HAS_TRELLIS<C>) {
+        for_each_trellis_key<C, D>(
+            page, lane, table, [&](int rt, int ct, const uint32_t(&a)[4]) { mma(s[rt], a, q[ct][0], q[ct][1]); });
+        scale_scores<C, D>(s, factors, load_scales<C>(page + codes, lane >> 2, symmetric, offset));
+    } else if constexpr (C::GROUP == KVANT_CUDA_GROUP_TOKEN) {
+        for_each_tile<C, 4, D / 16>(
+            page, lane, table, [&](int rt, int ct, const uint32_t(&a)[4]) { mma(s[rt], a, q[ct][0], q[ct][1]); });
+        scale_scores<C, D>(s, factors, load_scales<C>(page + codes, lane >> 2, symmetric, offset));
+    } else {
+        const GroupScales m = group_scales<C, D>(page + codes, symmetric, offset);
+        if constexpr (C::GROUP == KVANT_CUDA_GROUP_CHANNELS32)
+            score_channel_groups<C, D>(page, q, factors, table, m, lane, s);
+        else
+            score_token_groups<C, D>(page, q, factors, table, m, lane, s);
+    }
+}
+
+} // namespace kvant
+
+#endif

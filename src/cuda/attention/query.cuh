@@ -1,0 +1,186 @@
+/* query.cuh - queries on their way in: rotated, rounded to 16 bits and laid out as MMA operands.
+ *
+ * A head's numbers are divided by a power of two above its largest, so that fp16's range is never a limit;
+ * the factor returns in fp32 with the softmax scale. Keys of codebooks, whose look-ups give bytes, are
+ * multiplied as bytes: there a number of the query is 16 bits of fixed point, in two bytes. */
+#ifndef KVANT_CUDA_QUERY_CUH
+#define KVANT_CUDA_QUERY_CUH
+
+#include "../chunks/chunks.cuh"
+#include "../rotate.cuh"
+#include "schedule.cuh"
+
+namespace kvant
+{
+
+constexpr float FIXED_ONE = 32767;
+
+template <int D> struct QueryTile {
+    static constexpr int STRIDE = D + 8; /* keeps the 8 heads of an operand in different banks */
+    alignas(16) __half rows[HEADS * STRIDE];
+    int16_t fixed[HEADS * STRIDE];  /* rows * FIXED_ONE, for kinds whose products are of bytes */
+    float factor[HEADS];            /* score (log2) = factor * <rows, codes> ... */
+    float sum[HEADS];               /* ... + sum of rows * factor * zero point */
+    float group_sum[HEADS][D / 32]; /* of 32 channels each, for kinds with such groups */
+};
+
+/* A power of two above |x|, as bits of a float; its inverse is as exact. */
+__device__ __forceinline__ float power_above(float x)
+{
+    uint32_t exponent = min(__float_as_uint(x) >> 23 & 0xffu, 252u);
+    return __uint_as_float((exponent + 1) << 23);
+}
+
+template <class C, int D>
+__device__ __forceinline__ void prepare_head(QueryTile<D> &tile, const AttentionArgs &p, int n, Row<D> &row,
+                                             int kv_head, int lane)
+{
+#pragma unroll
+    for (int j = 0; p.k_factors && j < Row<D>::PER_LANE; j++)
+        row.x[j] *= p.k_factors[kv_head * D + lane + 32 * j];
+    rotate(row, p.k_rotation, lane);
+    float largest = 0, sum = 0;
+#pragma unroll
+    for (int j = 0; j < Row<D>::PER_LANE; j++)
+        largest = fmaxf(largest, fabsf(row.x[j]));
+    float unit = power_above(largest_of(largest)), inverse = __frcp_rn(unit);
+#pragma unroll
+    for (int j = 0; j < Row<D>::PER_LANE; j++) {
+        __half h = __float2half_rn(row.x[j] * inverse);
+        tile.rows[n * QueryTile<D>::STRIDE + lane + 32 * j] = h; /* for open pages, whatever the kind */
+        if constexpr (C::BIASED) {
+            int v = __float2int_rn(row.x[j] * inverse * FIXED_ONE);
+            tile.fixed[n * QueryTile<D>::STRIDE + lane + 32 * j] = (int16_t)v;
+            sum += (float)v;
+        } else
+            sum += __half2float(h);
+        if constexpr (C::GROUP == KVANT_CUDA_GROUP_CHANNELS32) {
+            float of_group = warp_sum(__half2float(h));
+            if (lane == 0)
+                tile.group_sum[n][j] = of_group;
+        }
+    }
+    sum = warp_sum(sum);
+    if (lane == 0) {
+        tile.factor[n] = unit * p.scale_log2;
+        tile.sum[n] = sum;
+    }
+}
+
+/* A pair's query heads on their way from memory, those of one warp: heads n, n + WARPS, ... */
+template <int D, int WARPS> struct QueryRows {
+    static constexpr int N = (HEADS + WARPS - 1) / WARPS;
+    Row<D> rows[N];
+
+    /* The head that a group does not have: zeros. Its column is never read, but what it computes must not
+     * be what the others wait for. */
+    __device__ __forceinline__ void load(const AttentionArgs &p, const Pair &pair, int warp, int lane)
+    {
+#pragma unroll
+        for (int i = 0; i < N; i++) {
+            const int n = warp + i * WARPS;
+            if (n < pair.n_heads)
+                rows[i] = load_row<D>(p.q, pair.b * p.q_batch_stride + (pair.first_head + n) * p.q_head_stride,
+                                      p.type, lane);
+            else
+#pragma unroll
+                for (int j = 0; j < Row<D>::PER_LANE; j++)
+                    rows[i].x[j] = 0;
+        }
+    }
+
+    /* Fills the tile; the caller synchronises before and after. */
+    template <class C>
+    __device__ __forceinline__ void prepare(QueryTile<D> &tile, const AttentionArgs &p, const Pair &pair, int warp,
+                                            int lane)
+    {
+#pragma unroll
+        for (int i = 0; i < N; i++)
+            if (warp + i * WARPS < (int)HEADS)
+                prepare_head<C, D>(tile, p, warp + i * WARPS, rows[i], pair.kv_head, lane);
+    }
+};
+
+/* The lane's operand registers. Halves: head lane / 4, channels 2 (lane mod 4), + 1 and + 8, + 9 of each
+ * tile. */
+template <int D> __device__ __forceinline__ void load_pairs(const void *rows, uint32_t (&q)[D / 16][2], int lane)
+{
+    const uint16_t *row = static_cast<const uint16_t *>(rows) + (lane >> 2) * QueryTile<D>::STRIDE + 2 * (lane & 3);
+#pragma unroll
+    for (int ct = 0; ct < D / 16; ct++) {
+        q[ct][0] = *reinterpret_cast<const uint32_t *>(row + 16 * ct);
+        q[ct][1] = *reinterpret_cast<const uint32_t *>(row + 16 * ct + 8);
+    }
+}
+
+/* Bytes: for two tiles t, t + 1, the lower bytes of their 8 numbers in q[t], the upper ones in q[t + 1],
+ * four in a register, in the order in which the kind's look-ups give them. */
+template <class C, int D>
+__device__ __forceinline__ void load_bytes(const QueryTile<D> &tile, uint32_t (&q)[D / 16][2], int lane)
+{
+    load_pairs<D>(tile.fixed, q, lane);
+#pragma unroll
+    for (int t = 0; t < D / 16; t += 2) {
+        uint32_t low[2], high[2];
+        if constexpr (HAS_TRELLIS<C>) {
+#pragma unroll
+            for (int i = 0; i < 2; i++) {
+                low[i] = prmt(q[t + i][0], q[t + i][1], 0x6420);
+                high[i] = prmt(q[t + i][0], q[t + i][1], 0x7531);
+            }
+        } else if constexpr (C::ORDER == Order::COLUMNS_AND_8) {
+#pragma unroll
+            for (int i = 0; i < 2; i++) {
+                low[i] = prmt(q[t + i][0], q[t + i][1], 0x6240);
+                high[i] = prmt(q[t + i][0], q[t + i][1], 0x7351);
+            }
+        } else {
+#pragma unroll
+            for (int i = 0; i < 2; i++) { /* columns c, then c + 1, of both tiles */
+                uint32_t near = prmt(q[t][0], q[t][1], i ? 0x7362 : 0x5140),
+                         next = prmt(q[t + 1][0], q[t + 1][1], i ? 0x7362 : 0x5140);
+                low[i] = prmt(near, next, 0x5410);
+                high[i] = prmt(near, next, 0x7632);
+            }
+        }
+        q[t][0] = low[0], q[t][1] = low[1];
+        q[t + 1][0] = high[0], q[t + 1][1] = high[1];
+    }
+}
+
+/* Chunks of channels: tiles 2 i and 2 i + 1 have chunks 8 i + 2 (lane mod 4) and + 1 in a lane's columns,
+ * zeros beyond the last channel, so that it does not matter what is looked up there. */
+template <class C, int D>
+__device__ __forceinline__ void load_chunks(const __half *rows, uint32_t (&q)[key_tiles<C, D>()][2], int lane)
+{
+    const uint16_t *row = reinterpret_cast<const uint16_t *>(rows) + (lane >> 2) * QueryTile<D>::STRIDE;
+#pragma unroll
+    for (int t = 0; t < key_tiles<C, D>(); t++) {
+        const int channel = C::CHANNELS * (8 * (t / 2) + 2 * (lane & 3) + t % 2);
+        uint32_t x[4];
+#pragma unroll
+        for (int k = 0; k < 4; k++)
+            x[k] = k < C::CHANNELS && channel + k < D ? row[channel + k] : 0;
+        q[t][0] = x[0] | x[1] << 16;
+        q[t][1] = x[2] | x[3] << 16;
+    }
+}
+
+template <class C, int D>
+__device__ __forceinline__ void load_operands(const QueryTile<D> &tile, uint32_t (&q)[key_tiles<C, D>()][2],
+                                              int lane)
+{
+    if constexpr (HAS_CHUNKS<C>) {
+        load_chunks<C, D>(tile.rows, q, lane);
+        return;
+    } else if constexpr (!C::BIASED) {
+        load_pairs<D>(tile.rows, q, lane);
+        reorder<C::ORDER, D / 16>(q);
+        return;
+    } else
+        load_bytes<C, D>(tile, q, lane);
+}
+
+} // namespace kvant
+
+#endif

@@ -1,0 +1,213 @@
+/* softmax.cuh - a warp's scores of one page, from MMA accumulators to weights for the values, with a running
+ * maximum.
+ *
+ * Registers follow the accumulator of mma.m16n8k16: lane l holds tokens 16 i + l / 4 (+ 8) and query heads 2
+ * (l mod 4) (+ 1). A token's key scale acts on its score and its value scale on its weight, so no number is
+ * scaled by itself.
+ *
+ * The reference that exponents are taken against is the running maximum of score + log2(value scale): weights
+ * e^s times value scale are then at most 2^SLACK and at their largest near it, whatever the scale of the
+ * values is, which is what fp16 operands need. It moves only when a page exceeds it by more than SLACK. */
+#ifndef KVANT_CUDA_SOFTMAX_CUH
+#define KVANT_CUDA_SOFTMAX_CUH
+
+#include "../chunks/chunks.cuh"
+#include "../rotate.cuh"
+#include "../trellis/trellis.cuh"
+
+namespace kvant
+{
+
+constexpr float SLACK = 8;
+constexpr float NEVER = -1e30f;     /* a maximum of nothing; finite, so that differences are numbers */
+constexpr float UNIT = 16777216.0f; /* 2^24: operands are counted in fp16's smallest number */
+
+/* Uniform codes, whose numbers are scale * code + zero. */
+template <class C> constexpr bool HAS_ZEROS = !C::BIASED && !HAS_CHUNKS<C> && !HAS_TRELLIS<C>;
+
+/* scale[i], zero[i] of token 16 (i / 2) + 8 (i mod 2) + row. Symmetric uniform codes are those with zero =
+ * offset * scale; codebooks have no zero point, their bias is taken off elsewhere; chunks and trellises have neither. */
+struct TokenScales {
+    float scale[8], zero[8];
+};
+
+template <class C>
+__device__ __forceinline__ TokenScales load_scales(const uint8_t *metadata, int row, int symmetric, float offset)
+{
+    const __half *numbers = reinterpret_cast<const __half *>(metadata) + row;
+    TokenScales t;
+#pragma unroll
+    for (int i = 0; i < 8; i++) {
+        t.scale[i] = __half2float(numbers[8 * i]);
+        if constexpr (!HAS_ZEROS<C>)
+            t.zero[i] = 0;
+        else
+            t.zero[i] = symmetric ? offset * t.scale[i] : __half2float(numbers[PAGE_TOKENS + 8 * i]);
+    }
+    return t;
+}
+
+/* Hides tokens valid .. 63: whatever bytes stand there, their weight is 0. */
+__device__ __forceinline__ void mask_tokens(float (&s)[4][4], TokenScales &values, int valid, int row)
+{
+#pragma unroll
+    for (int i = 0; i < 8; i++)
+        if (16 * (i / 2) + 8 * (i & 1) + row >= valid) {
+            s[i / 2][2 * (i & 1)] = s[i / 2][2 * (i & 1) + 1] = -INFINITY;
+            values.scale[i] = values.zero[i] = 0;
+        }
+}
+
+/* A warp's share of the sums over tokens, for its lane's two query heads. */
+template <class C, int D> struct Accumulator {
+    static constexpr int TILES = value_tiles<C, D>();
+    float o[TILES][4];    /* sum of weight * code */
+    float max[2], sum[2]; /* reference; sum of e^s */
+    /* uniform: sum of e^s * zero point. One a token: over the lane's own tokens. CHANNELS32: over all tokens, for
+     * group lane / 4. TOKENS32: not used, o has them. */
+    float zero[2];
+    static constexpr float ROW8 = C::GROUP == KVANT_CUDA_GROUP_TOKENS32 ? 1 : C::ROW8;
+    float weights[4]; /* codebook: sum of weights as rounded, so that the bias cancels exactly */
+
+    /* What a 1 in o is worth; rows r + 8 are too large by ROW8. */
+    __device__ static __forceinline__ float unit(float step)
+    {
+        if constexpr (HAS_CHUNKS<C>)
+            return C::UNIT;
+        return C::GROUP == KVANT_CUDA_GROUP_TOKENS32 ? 1.0f : UNIT * (C::BIASED || HAS_TRELLIS<C> ? step : 1.0f);
+    }
+
+    __device__ __forceinline__ void clear()
+    {
+#pragma unroll
+        for (int i = 0; i < TILES; i++)
+#pragma unroll
+            for (int j = 0; j < 4; j++)
+                o[i][j] = 0;
+#pragma unroll
+        for (int h = 0; h < 2; h++)
+            max[h] = NEVER, sum[h] = zero[h] = weights[h] = weights[h + 2] = 0;
+    }
+
+    /* Raises the reference when scores + exponents of the value scales exceed it by more than SLACK. */
+    __device__ __forceinline__ void raise(const float (&s)[4][4], const TokenScales &values)
+    {
+        float top[2] = { NEVER, NEVER };
+#pragma unroll
+        for (int i = 0; i < 8; i++) {
+            float exponent = log2_fast(fmaxf(values.scale[i], 5.9604645e-8f));
+#pragma unroll
+            for (int h = 0; h < 2; h++)
+                top[h] = fmaxf(top[h], s[i / 2][2 * (i & 1) + h] + exponent);
+        }
+        raise_to(top);
+    }
+
+    /* The same with one exponent for the values of the page. */
+    __device__ __forceinline__ void raise(const float (&s)[4][4], float exponent)
+    {
+        float top[2] = { NEVER, NEVER };
+#pragma unroll
+        for (int i = 0; i < 8; i++)
+#pragma unroll
+            for (int h = 0; h < 2; h++)
+                top[h] = fmaxf(top[h], s[i / 2][2 * (i & 1) + h]);
+        top[0] += exponent;
+        top[1] += exponent;
+        raise_to(top);
+    }
+
+    /* top: of the lane's own tokens. */
+    __device__ __forceinline__ void raise_to(float (&top)[2])
+    {
+        if (!__any_sync(FULL, top[0] > max[0] + SLACK || top[1] > max[1] + SLACK))
+            return;
+#pragma unroll
+        for (int h = 0; h < 2; h++) {
+#pragma unroll
+            for (int k = 4; k < 32; k *= 2)
+                top[h] = fmaxf(top[h], __shfl_xor_sync(FULL, top[h], k));
+            float raised = fmaxf(max[h], top[h]), shrink = exp2_fast(max[h] - raised);
+            max[h] = raised;
+            sum[h] *= shrink;
+            zero[h] *= shrink;
+            weights[h] *= shrink;
+            weights[h + 2] *= shrink;
+#pragma unroll
+            for (int i = 0; i < TILES; i++)
+                o[i][h] *= shrink, o[i][h + 2] *= shrink;
+        }
+    }
+
+    /* p: operands for the values, tokens as rows; also adds up the sums. Weights are worked out with the
+     * reference as it is, and once more if one is beyond 2^SLACK: that is seldom, and seen with less work
+     * than from the scores. The sums tell what weights of values of scale 0 do not. */
+    __device__ __forceinline__ void weigh(const float (&s)[4][4], const TokenScales &values, uint32_t (&p)[4][2])
+    {
+        float e[8][2], total[2];
+#pragma unroll 1
+        for (int attempt = 0; attempt < 2; attempt++) {
+            __half2 largest = __float2half2_rn(0);
+            total[0] = total[1] = 0;
+#pragma unroll
+            for (int i = 0; i < 8; i++) {
+#pragma unroll
+                for (int h = 0; h < 2; h++) {
+                    e[i][h] = exp2_fast(s[i / 2][2 * (i & 1) + h] - max[h]);
+                    total[h] += e[i][h];
+                }
+                __half2 weight = __floats2half2_rn(e[i][0] * values.scale[i], e[i][1] * values.scale[i]);
+                largest = __hmax2_nan(largest, weight);
+                p[i / 2][i & 1] = *reinterpret_cast<uint32_t *>(&weight);
+            }
+            const bool fits =
+                __hble2(largest, __float2half2_rn(1 << (int)SLACK)) && total[0] < 0x1p64f && total[1] < 0x1p64f;
+            if (attempt == 1 || __all_sync(FULL, fits))
+                break;
+            raise(s, values);
+        }
+        sum[0] += total[0];
+        sum[1] += total[1];
+#pragma unroll
+        for (int i = 0; i < 8; i++) {
+            if constexpr (HAS_ZEROS<C>) {
+                zero[0] += e[i][0] * values.zero[i];
+                zero[1] += e[i][1] * values.zero[i];
+            }
+            p[i / 2][i & 1] = transpose8x8(p[i / 2][i & 1]);
+        }
+        if constexpr (C::BIASED) {
+            const uint32_t ones[4] = { 0x3c003c00u, 0x3c003c00u, 0x3c003c00u, 0x3c003c00u };
+#pragma unroll
+            for (int i = 0; i < 4; i++)
+                mma(weights, ones, p[i][0], p[i][1]);
+        }
+    }
+
+    /* Adds the lanes' shares of sum and zero; afterwards o holds finished numbers (times sum). */
+    __device__ __forceinline__ void finish(float step, float bias, int lane)
+    {
+#pragma unroll
+        for (int h = 0; h < 2; h++) {
+#pragma unroll
+            for (int k = 4; k < 32; k *= 2) {
+                sum[h] += __shfl_xor_sync(FULL, sum[h], k);
+                if constexpr (HAS_ZEROS<C> && C::GROUP == KVANT_CUDA_GROUP_TOKEN)
+                    zero[h] += __shfl_xor_sync(FULL, zero[h], k);
+            }
+            const float factor = unit(step);
+#pragma unroll
+            for (int i = 0; i < TILES; i++) {
+                float base = C::BIASED ? -bias * step * weights[h] : zero[h];
+                if constexpr (C::GROUP == KVANT_CUDA_GROUP_CHANNELS32)
+                    base = __shfl_sync(FULL, zero[h], 4 * (i / 2) + (lane & 3));
+                o[i][h] = o[i][h] * factor + base;
+                o[i][h + 2] = o[i][h + 2] * (factor / ROW8) + base;
+            }
+        }
+    }
+};
+
+} // namespace kvant
+
+#endif

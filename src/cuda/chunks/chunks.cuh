@@ -1,0 +1,524 @@
+/* chunks.cuh - from the words of a page of chunk codes (docs/format.md, "Chunk codes") to operands of
+ * mma.m16n8k16: octopus, whose chunks are triplets of channels, and hqmq, whose chunks are four.
+ *
+ * A chunk's direction is looked up in shared memory: 8 bytes that hold up to four channels as fp16. The table
+ * stands there in several copies side by side, because the answers of 16 lanes at a time come from 16 pairs
+ * of banks: with 16 copies no two lanes want the same pair, with 8 copies at most two do, and without copies
+ * the fullest pair is wanted by three on average. That is what sets the pace, so the copies are as many as
+ * the ring of pages leaves room for. A norm or a radius multiplies the direction in fp16.
+ *
+ * Which channel is which column (keys) or row (values) of the product is free. For keys a lane's four
+ * columns of a tile are one chunk, so that what is looked up is the operand. For values a lane's rows r and r
+ * + 8 of two or three tiles are the channels of one chunk of four or of two triplets, and look-ups of
+ * neighbouring tokens are paired by prmt. */
+#ifndef KVANT_CUDA_CHUNKS_CUH
+#define KVANT_CUDA_CHUNKS_CUH
+
+#include "../attention/attention.h"
+#include "../attention/dequant.cuh"
+
+#include <type_traits>
+
+namespace kvant
+{
+
+struct ChunkCodes {
+    static constexpr kvant_cuda_grouping GROUP = KVANT_CUDA_GROUP_TOKEN;
+    static constexpr float ROW8 = 1;
+    static constexpr bool BIASED = false;
+    static constexpr Order ORDER = Order::COLUMNS;
+};
+
+template <class C> constexpr bool HAS_CHUNKS = std::is_base_of<ChunkCodes, C>::value;
+
+/* What a lane needs for look-ups in the table that stands AT so many bytes from the beginning of the
+ * block's shared memory: the lane's copy, and what stands for an index beyond the table, both as
+ * distances in bytes; levels of the norm as fp16, lower bytes and upper ones. The table has no pointer,
+ * because then a look-up's address is the distance alone. */
+template <int AT> struct ChunkTable {
+    uint32_t copy, limit;
+    uint32_t norm_low[2], norm_high[2];
+
+    __device__ __forceinline__ uint2 at(uint32_t distance) const
+    {
+        extern __shared__ uint8_t raw[];
+        return *reinterpret_cast<const uint2 *>(raw + AT + distance);
+    }
+};
+
+/* a * b of two pairs of halves */
+__device__ __forceinline__ uint32_t multiply_halves(uint32_t a, uint32_t b)
+{
+    __half2 c = __hmul2(*reinterpret_cast<__half2 *>(&a), *reinterpret_cast<__half2 *>(&b));
+    return *reinterpret_cast<uint32_t *>(&c);
+}
+
+/* x shifted left by so many bits, to the right when negative. */
+template <int LEFT> __device__ __forceinline__ uint32_t shift_left(uint32_t x)
+{
+    return LEFT >= 0 ? x << (LEFT & 31) : x >> (-LEFT & 31);
+}
+
+__device__ __forceinline__ uint32_t rotate_left(uint32_t x, int bits)
+{
+    return __funnelshift_l(x, x, bits);
+}
+
+constexpr uint32_t FIRST_AND_THIRD = 0x00ff00ffu; /* of four bytes */
+
+/* Where a lane finds codes. row is lane / 4, column lane mod 4. */
+template <class C, int D> struct ChunkPlaces {
+    static constexpr int CHUNKS = (D + C::CHANNELS - 1) / C::CHANNELS;
+    static constexpr int KEY_STEPS = ((CHUNKS + 1) / 2 + 3) / 4;   /* of 8 chunks, two tiles */
+    static constexpr int GROUP_CHUNKS = C::CHANNELS == 3 ? 16 : 8; /* of values: rows of GROUP_TILES tiles */
+    static constexpr int GROUP_TILES = GROUP_CHUNKS * C::CHANNELS / 16;
+    static constexpr int VALUE_GROUPS = (CHUNKS + GROUP_CHUNKS - 1) / GROUP_CHUNKS;
+
+    /* Words of a plane of P bits for the 4 row tiles of a pair of chunks. In each word the codes of
+     * tokens r and r + 8 and of both chunks begin at bits LEFT + 0, 8, 16 and 24 (mod 32), in this order;
+     * other bits are those of other codes. P = 16: of row r + 8 h alone, at bits 0 and 16. */
+    template <int P, int LEFT = 0>
+    __device__ static __forceinline__ void key_words(const uint32_t *page, int pair, int row, int h,
+                                                     uint32_t (&w)[4])
+    {
+        const uint32_t *plane = page + chunk_plane_at(C::BITS, P, CHUNKS, true);
+        load_words<4>(plane + 4 * P * pair + (P == 16 ? 32 * h + 4 * row : 4 * (row % P)), w);
+        if constexpr (P < 8)
+#pragma unroll
+            for (int i = 0; i < 4; i++)
+                w[i] = rotate_left(w[i], LEFT - P * (row / P));
+    }
+
+    /* The word of a plane of P bits for a chunk and tokens 2 column, + 1 of column tiles 2 m and 2 m + 1,
+     * + 8 h: codes of both tiles, then of the next token, begin at bits LEFT + 0, 8, 16 and 24. */
+    template <int P, int LEFT = 0>
+    __device__ static __forceinline__ uint32_t value_word(const uint32_t *page, int chunk, int column, int h, int m)
+    {
+        const uint32_t *plane = page + chunk_plane_at(C::BITS, P, CHUNKS, false) + chunk;
+        if constexpr (P == 8)
+            return plane[CHUNKS * (4 * column + 2 * h + m)];
+        else {
+            constexpr int FIELDS = 16 / P;
+            uint32_t x = plane[CHUNKS * ((8 * column + 4 * h) / FIELDS)];
+            if constexpr (P == 1) /* what depends on the lane once, for all h and m */
+                x = rotate_left(x, -8 * (column % 2));
+            const int left = LEFT - P * (4 * h % FIELDS + 2 * m);
+            return bit_select<FIRST_AND_THIRD << LEFT | (LEFT ? FIRST_AND_THIRD >> (32 - LEFT) : 0)>(
+                rotate_left(x, left), rotate_left(x, left + 8 - P));
+        }
+    }
+
+    /* The same for column tile ct alone, of planes of any width: codes begin at bits 0 and 16. */
+    template <int P>
+    __device__ static __forceinline__ uint32_t value_pair(const uint32_t *page, int chunk, int column, int h,
+                                                          int ct)
+    {
+        const uint32_t *plane = page + chunk_plane_at(C::BITS, P, CHUNKS, false) + chunk;
+        const int k = 8 * column + 4 * h + ct, fields = 16 / P;
+        return plane[CHUNKS * (k / fields)] >> (P * (k % fields));
+    }
+};
+
+/* A triplet's code: 2 (B + 1) bits of direction, B - 1 of norm. */
+template <int B> struct Octopus : ChunkCodes {
+    static constexpr kvant_cuda_kind KIND = B == 2   ? KVANT_CUDA_OCTOPUS2
+                                            : B == 3 ? KVANT_CUDA_OCTOPUS3
+                                                     : KVANT_CUDA_OCTOPUS4;
+    static constexpr int CHANNELS = 3, BITS = 3 * B + 1, DIRECTION_BITS = B + 1;
+    /* Up to 10 bits are looked up as they are; of 13 bits the norm's 3 apart. */
+    static constexpr bool HAS_NORM = B == 4;
+    static constexpr int SECOND = B == 3 ? 2 : 4; /* width of the plane below that of 8 bits */
+    static constexpr int ENTRIES = 1 << (HAS_NORM ? 2 * DIRECTION_BITS : BITS);
+    static constexpr float UNIT = 1;
+    static constexpr int MOST_WARPS = 12;
+    static constexpr bool SAME_TABLE = true; /* for keys and values of one head_dim */
+
+    template <bool LARGE, int D> __host__ __device__ static constexpr int copies()
+    {
+        return B == 2 || (LARGE && D <= 128) ? 16 : 8;
+    }
+
+    /* The table's order: an index is put together of whole bytes. With 16 copies entries are 2^7 bytes
+     * apart, so bits 7 to 16 of the distance are bit 8 of the code, bits 0 to 7, bit 9; with 8 copies,
+     * 2^6 apart, bits 8 and 9, then 0 to 7. */
+    __device__ static __forceinline__ int code_at(int entry, int n_copies)
+    {
+        return B == 2           ? entry
+               : n_copies == 16 ? (entry >> 1 & 255) | (entry & 1) << 8 | entry >> 9 << 9
+                                : entry >> 2 | (entry & 3) << 8;
+    }
+
+    /* Where key_words and value_words rotate the narrower planes to: of 7 bits, side by side. Of more,
+     * bits 8 and 9 of a code are then where the distance has them, or one byte above, and the norm's
+     * three bits side by side in the byte above. */
+    template <int COPIES> struct Turn {
+        static constexpr int NEXT = B == 2 ? 4 : COPIES == 16 ? 7 : 6, LAST = B == 2 ? 6 : NEXT + 4;
+    };
+
+    /* Four codes: w[0], w[1], w[2] are the words of the planes, the widest first. */
+    template <int COPIES> struct Four {
+        static constexpr int SHIFT = COPIES == 16 ? 7 : 6;
+        uint32_t low, high, norms[2];
+
+        template <class T> __device__ __forceinline__ Four(const uint32_t (&w)[3], const T &table)
+        {
+            norms[0] = norms[1] = 0;
+            if constexpr (B == 2) {
+                low = bit_select<0x0f0f0f0fu>(w[0], bit_select<0x30303030u>(w[1], w[2]));
+                high = 0;
+            } else
+                low = w[0], high = w[1];
+            if constexpr (HAS_NORM && COPIES == 16) { /* at bits 1 to 3; 2^31 + 2^27: shifts by 1 and by 5 */
+                const uint32_t k = bit_select<0x06060606u>(w[1], w[2]) & 0x0e0e0e0eu;
+                find_norms(table, __umulhi(k, 0x88000000u));
+            } else if constexpr (HAS_NORM) {
+                const uint32_t k = bit_select<0x03030303u>(w[1], w[2]) & 0x07070707u;
+                find_norms(table, k | k >> 4);
+            }
+        }
+
+        /* k: bits 0 to 3 and 4 to 7 of bytes 0 and 2. */
+        template <class T> __device__ __forceinline__ void find_norms(const T &table, uint32_t k)
+        {
+            k = prmt(k, 0, 0x4420);
+            norms[0] = prmt(table.norm_low[0], table.norm_low[1], k);
+            norms[1] = prmt(table.norm_high[0], table.norm_high[1], k);
+        }
+
+        template <class T> __device__ __forceinline__ uint2 look_up(const T &table, int i) const
+        {
+            constexpr uint32_t MASK = (uint32_t)(ENTRIES - 1) << SHIFT;
+            const int next = (i + 1) % 4;
+            const uint32_t x = B == 2 ? i == 0   ? shift_left<SHIFT>(low)
+                                        : i == 1 ? shift_left<SHIFT - 8>(low)
+                                        : i == 2 ? shift_left<SHIFT - 16>(low)
+                                                 : shift_left<SHIFT - 24>(low)
+                                      : prmt(low, high, (4 + i) | i << 4 | (4 + next) << 8);
+            return table.at((x & MASK) | table.copy);
+        }
+
+        /* The norms of codes i and j as a pair of halves; norms are one byte above their codes. */
+        __device__ __forceinline__ uint32_t norm(int i, int j) const
+        {
+            i = (i + 1) % 4, j = (j + 1) % 4;
+            return prmt(norms[0], norms[1], i | (i + 4) << 4 | j << 8 | (j + 4) << 12);
+        }
+    };
+
+    template <class P, class T>
+    __device__ static __forceinline__ void key_words(const uint32_t *page, int pair, int row, uint32_t (&w)[3][4])
+    {
+        if constexpr (B == 2) {
+            P::template key_words<4>(page, pair, row, 0, w[0]);
+            P::template key_words<2, T::NEXT>(page, pair, row, 0, w[1]);
+            P::template key_words<1, T::LAST>(page, pair, row, 0, w[2]);
+        } else {
+            P::template key_words<8>(page, pair, row, 0, w[0]);
+            P::template key_words<SECOND, T::NEXT>(page, pair, row, 0, w[1]);
+            if constexpr (B == 4)
+                P::template key_words<1, T::LAST>(page, pair, row, 0, w[2]);
+        }
+    }
+
+    template <class P, class T>
+    __device__ static __forceinline__ void value_words(const uint32_t *page, int chunk, int column, int h, int m,
+                                                       uint32_t (&w)[3])
+    {
+        w[2] = 0;
+        if constexpr (B == 2) {
+            w[0] = P::template value_word<4>(page, chunk, column, h, m);
+            w[1] = P::template value_word<2, T::NEXT>(page, chunk, column, h, m);
+            w[2] = P::template value_word<1, T::LAST>(page, chunk, column, h, m);
+        } else {
+            w[0] = P::template value_word<8>(page, chunk, column, h, m);
+            w[1] = P::template value_word<SECOND, T::NEXT>(page, chunk, column, h, m);
+            if constexpr (B == 4)
+                w[2] = P::template value_word<1, T::LAST>(page, chunk, column, h, m);
+        }
+    }
+
+    /* use(row tile, column tile, registers) for a page of keys. */
+    template <int D, bool LARGE, class T, class F>
+    __device__ static __forceinline__ void for_each_key_tile(const uint8_t *page, int lane, const T &table, F &&use)
+    {
+        using P = ChunkPlaces<Octopus, D>;
+        const int row = lane >> 2;
+#pragma unroll
+        for (int step = 0; step < P::KEY_STEPS; step++) {
+            uint32_t w[3][4];
+            key_words<P, Turn<copies<LARGE, D>()>>(reinterpret_cast<const uint32_t *>(page), 4 * step + (lane & 3),
+                                                   row, w);
+#pragma unroll
+            for (int rt = 0; rt < 4; rt++) {
+                const uint32_t own[3] = { w[0][rt], w[1][rt], w[2][rt] };
+                const Four<copies<LARGE, D>()> codes(own, table);
+#pragma unroll
+                for (int e = 0; e < 2; e++) {
+                    uint32_t a[4];
+#pragma unroll
+                    for (int h = 0; h < 2; h++) {
+                        const uint2 x = codes.look_up(table, h + 2 * e);
+                        const uint32_t norm = codes.norm(h + 2 * e, h + 2 * e);
+                        a[h] = HAS_NORM ? multiply_halves(x.x, norm) : x.x;
+                        a[h + 2] = HAS_NORM ? multiply_halves(x.y, norm) : x.y;
+                    }
+                    use(rt, 2 * step + e, a);
+                }
+            }
+        }
+    }
+
+    /* For values: tile 3 g + i has numbers 2 i (rows r) and 2 i + 1 (rows r + 8) of the x, y, z of chunks
+     * 16 g + r and 16 g + 8 + r. */
+    template <int D, bool LARGE, class T, class F>
+    __device__ static __forceinline__ void for_each_value_tile(const uint8_t *page, int lane, const T &table,
+                                                               F &&use)
+    {
+        using P = ChunkPlaces<Octopus, D>;
+#pragma unroll
+        for (int g = 0; g < P::VALUE_GROUPS; g++)
+#pragma unroll
+            for (int m = 0; m < 2; m++) {
+                uint32_t a[2][3][4];
+#pragma unroll
+                for (int part = 0; part < 4; part++) {
+                    const int h = part % 2, far = part / 2; /* tokens + 8 h, chunks + 8 far */
+                    uint32_t w[3];
+                    value_words<P, Turn<copies<LARGE, D>()>>(reinterpret_cast<const uint32_t *>(page),
+                                                             16 * g + 8 * far + (lane >> 2), lane & 3, h, m, w);
+                    const Four<copies<LARGE, D>()> codes(w, table);
+#pragma unroll
+                    for (int i = 0; i < 2; i++) {
+                        const uint2 x = codes.look_up(table, i), y = codes.look_up(table, i + 2);
+                        uint32_t n[3] = { prmt(x.x, y.x, 0x5410), prmt(x.x, y.x, 0x7632), prmt(x.y, y.y, 0x5410) };
+#pragma unroll
+                        for (int k = 0; k < 3; k++) {
+                            const int at = 3 * far + k;
+                            a[i][at / 2][at % 2 + 2 * h] =
+                                HAS_NORM ? multiply_halves(n[k], codes.norm(i, i + 2)) : n[k];
+                        }
+                    }
+                }
+#pragma unroll
+                for (int i = 0; i < 2; i++)
+#pragma unroll
+                    for (int k = 0; k < 3; k++)
+                        use(3 * g + k, 2 * m + i, a[i][k]);
+            }
+    }
+
+    /* The table's entries, by all threads of a block. */
+    __device__ static void fill(uint8_t *entries, const kvant_cuda_directions &book, int n_copies)
+    {
+        for (int i = threadIdx.x; i < ENTRIES; i += blockDim.x) {
+            const int mask = (1 << DIRECTION_BITS) - 1;
+            const int code = code_at(i, n_copies);
+            const float u = book.direction[code & mask], w = book.direction[code >> DIRECTION_BITS & mask],
+                        norm = HAS_NORM ? 1 : book.norm[code >> 2 * DIRECTION_BITS];
+            const float z = 1 - fabsf(u) - fabsf(w), fold = fmaxf(-z, 0), x = u - copysignf(fold, u),
+                        y = w - copysignf(fold, w), f = norm / sqrtf(x * x + y * y + z * z);
+            const uint2 entry = make_uint2(pack_half2(f * x, f * y), pack_half2(f * z, 0));
+            for (int k = 0; k < n_copies; k++)
+                reinterpret_cast<uint2 *>(entries)[i * n_copies + k] = entry;
+        }
+    }
+};
+
+/* A code of four channels: INDEX_BITS of direction, RADIUS_BITS of radius. Radii are small whole numbers, so
+ * as fp16 they are subnormal, times 2^-20 where they are taken; directions are times 2^15. */
+template <int SECONDARIES, int INDEX_BITS, int RADIUS_BITS> struct Hqmq : ChunkCodes {
+    static constexpr kvant_cuda_kind KIND = RADIUS_BITS == 4 ? KVANT_CUDA_HQMQ_S96R4 : KVANT_CUDA_HQMQ_S192R6;
+    static constexpr int CHANNELS = 4, BITS = INDEX_BITS + RADIUS_BITS;
+    static constexpr int ENTRIES = 24 * SECONDARIES + 1; /* the last one is zero, for every index beyond */
+    static constexpr float UNIT = 32;
+    static constexpr int MOST_WARPS = SECONDARIES <= 96 ? 8 : 12; /* with 8, two slots each */
+    static constexpr bool SAME_TABLE = false;                     /* keys and values have seeds of their own */
+
+    template <bool LARGE, int D> __host__ __device__ static constexpr int copies()
+    {
+        return LARGE && SECONDARIES <= 96 ? 2 : 1;
+    }
+
+    template <int COPIES, class T>
+    __device__ static __forceinline__ uint2 look_up(const T &table, uint32_t word, int i)
+    {
+        constexpr int SHIFT = COPIES == 4 ? 5 : COPIES == 2 ? 4 : 3;
+        constexpr uint32_t MASK = ((1u << INDEX_BITS) - 1) << SHIFT;
+        const uint32_t x = i == 0 ? word << SHIFT : word >> (16 - SHIFT);
+        return table.at(min((x & MASK) | table.copy, table.limit));
+    }
+
+    /* Radii of the codes at bits 0 and 16, as halves: two and one are words of the planes of 2 bits and 1
+     * bit. */
+    __device__ static __forceinline__ uint32_t radii(uint32_t word, uint32_t two, uint32_t one)
+    {
+        if constexpr (RADIUS_BITS == 4)
+            return word >> 8 & 0x00f000f0u;
+        return (word >> 9 & 0x00700070u) | (two << 7 & 0x01800180u) | (one << 9 & 0x02000200u);
+    }
+
+    template <int D, bool LARGE, class T, class F>
+    __device__ static __forceinline__ void for_each_key_tile(const uint8_t *page, int lane, const T &table, F &&use)
+    {
+        using P = ChunkPlaces<Hqmq, D>;
+        const uint32_t *words = reinterpret_cast<const uint32_t *>(page);
+        const int row = lane >> 2;
+#pragma unroll
+        for (int step = 0; step < P::KEY_STEPS; step++) {
+            const int pair = 4 * step + (lane & 3);
+            uint32_t w[2][4], two[4] = {}, one[4] = {};
+            P::template key_words<16>(words, pair, row, 0, w[0]);
+            P::template key_words<16>(words, pair, row, 1, w[1]);
+            if constexpr (RADIUS_BITS == 6) {
+                P::template key_words<2>(words, pair, row, 0, two);
+                P::template key_words<1>(words, pair, row, 0, one);
+            }
+#pragma unroll
+            for (int rt = 0; rt < 4; rt++) {
+                uint32_t a[2][4];
+#pragma unroll
+                for (int h = 0; h < 2; h++) {
+                    const uint32_t radius = radii(w[h][rt], two[rt] >> 8 * h, one[rt] >> 8 * h);
+#pragma unroll
+                    for (int e = 0; e < 2; e++) {
+                        const uint2 x = look_up<copies<LARGE, D>()>(table, w[h][rt], e);
+                        const uint32_t r = prmt(radius, 0, e ? 0x3232 : 0x1010);
+                        a[e][h] = multiply_halves(x.x, r);
+                        a[e][h + 2] = multiply_halves(x.y, r);
+                    }
+                }
+                use(rt, 2 * step, a[0]);
+                use(rt, 2 * step + 1, a[1]);
+            }
+        }
+    }
+
+    /* For values: tile 2 g + i has channels 2 i (rows r) and 2 i + 1 (rows r + 8) of chunk 8 g + r. */
+    template <int D, bool LARGE, class T, class F>
+    __device__ static __forceinline__ void for_each_value_tile(const uint8_t *page, int lane, const T &table,
+                                                               F &&use)
+    {
+        using P = ChunkPlaces<Hqmq, D>;
+        const uint32_t *words = reinterpret_cast<const uint32_t *>(page);
+#pragma unroll
+        for (int g = 0; g < P::VALUE_GROUPS; g++)
+#pragma unroll
+            for (int ct = 0; ct < 4; ct++) {
+                const int chunk = 8 * g + (lane >> 2), column = lane & 3;
+                uint32_t a[2][4];
+#pragma unroll
+                for (int h = 0; h < 2; h++) {
+                    const uint32_t w = P::template value_pair<16>(words, chunk, column, h, ct);
+                    uint32_t two = 0, one = 0;
+                    if constexpr (RADIUS_BITS == 6) {
+                        two = P::template value_pair<2>(words, chunk, column, h, ct);
+                        one = P::template value_pair<1>(words, chunk, column, h, ct);
+                    }
+                    const uint32_t r = radii(w, two, one);
+                    const uint2 x = look_up<copies<LARGE, D>()>(table, w, 0),
+                                y = look_up<copies<LARGE, D>()>(table, w, 1);
+                    a[0][2 * h] = multiply_halves(prmt(x.x, y.x, 0x5410), r);
+                    a[0][2 * h + 1] = multiply_halves(prmt(x.x, y.x, 0x7632), r);
+                    a[1][2 * h] = multiply_halves(prmt(x.y, y.y, 0x5410), r);
+                    a[1][2 * h + 1] = multiply_halves(prmt(x.y, y.y, 0x7632), r);
+                }
+                use(2 * g, ct, a[0]);
+                use(2 * g + 1, ct, a[1]);
+            }
+    }
+
+    /* unit * secondary; a unit's components are 0, 1 and 1/2, so products are exact and three sums are
+     * rounded. */
+    __device__ static void fill(uint8_t *entries, const kvant_cuda_directions &book, int n_copies)
+    {
+        for (int i = threadIdx.x; i < ENTRIES; i += blockDim.x) {
+            const int unit = i % 24, secondary = min(i / 24, SECONDARIES - 1);
+            const float *s = book.secondaries[secondary];
+            float p[4], y[4];
+            for (int k = 0; k < 4; k++)
+                p[k] = unit >= 8 ? (unit - 8) >> k & 1 ? -0.5f : 0.5f : unit / 2 != k ? 0 : unit % 2 ? -1 : 1;
+            y[0] = p[0] * s[0] - p[1] * s[1] - p[2] * s[2] - p[3] * s[3];
+            y[1] = p[0] * s[1] + p[1] * s[0] + p[2] * s[3] - p[3] * s[2];
+            y[2] = p[0] * s[2] - p[1] * s[3] + p[2] * s[0] + p[3] * s[1];
+            y[3] = p[0] * s[3] + p[1] * s[2] - p[2] * s[1] + p[3] * s[0];
+            const float size = i + 1 < ENTRIES ? 32768 : 0;
+            const uint2 entry =
+                make_uint2(pack_half2(size * y[0], size * y[1]), pack_half2(size * y[2], size * y[3]));
+            for (int k = 0; k < n_copies; k++)
+                reinterpret_cast<uint2 *>(entries)[i * n_copies + k] = entry;
+        }
+    }
+};
+
+using Octopus2 = Octopus<2>;
+using Octopus3 = Octopus<3>;
+using Octopus4 = Octopus<4>;
+using HqmqS96R4 = Hqmq<96, 12, 4>;
+using HqmqS192R6 = Hqmq<192, 13, 6>;
+
+/* Warps a multiprocessor, if they find room. */
+template <class C> __host__ __device__ constexpr int most_warps()
+{
+    if constexpr (HAS_CHUNKS<C>)
+        return C::MOST_WARPS;
+    else
+        return 8;
+}
+
+/* Bytes of a kind's table; none for other kinds. */
+template <class C, bool LARGE, int D> __host__ __device__ constexpr int table_bytes()
+{
+    if constexpr (HAS_CHUNKS<C>)
+        return (C::ENTRIES * 8 * C::template copies<LARGE, D>() + 15) / 16 * 16;
+    else
+        return 0;
+}
+
+/* Two levels of the norm a register, four to each half of the table. */
+template <class C, bool LARGE, int D, int AT>
+__device__ __forceinline__ ChunkTable<AT> chunk_table(const kvant_cuda_directions &book, int lane)
+{
+    constexpr uint32_t COPIES = C::template copies<LARGE, D>();
+    ChunkTable<AT> t{ 8 * (lane % COPIES), (C::ENTRIES - 1) * 8 * COPIES + 8 * (lane % COPIES), {}, {} };
+    if constexpr (C::CHANNELS == 3)
+#pragma unroll
+        for (int k = 0; k < 8; k++) {
+            const uint32_t level = __half_as_ushort(__float2half_rn(book.norm[k]));
+            t.norm_low[k / 4] |= (level & 255) << 8 * (k % 4);
+            t.norm_high[k / 4] |= level >> 8 << 8 * (k % 4);
+        }
+    return t;
+}
+
+/* Tiles of an operand: columns of keys, rows of values. */
+template <class C, int D> __host__ __device__ constexpr int key_tiles()
+{
+    if constexpr (HAS_CHUNKS<C>)
+        return 2 * ChunkPlaces<C, D>::KEY_STEPS;
+    else
+        return D / 16;
+}
+
+template <class C, int D> __host__ __device__ constexpr int value_tiles()
+{
+    if constexpr (HAS_CHUNKS<C>)
+        return ChunkPlaces<C, D>::VALUE_GROUPS * ChunkPlaces<C, D>::GROUP_TILES;
+    else
+        return D / 16;
+}
+
+/* The channel of a row of a tile of values; not below D: none. */
+template <class C, int D> __device__ __forceinline__ int value_channel(int tile, int row, int far)
+{
+    if constexpr (HAS_CHUNKS<C>) {
+        constexpr int T = ChunkPlaces<C, D>::GROUP_TILES;
+        const int at = 2 * (tile % T) + far;
+        const int chunk = ChunkPlaces<C, D>::GROUP_CHUNKS * (tile / T) + 8 * (at / C::CHANNELS) + row;
+        return C::CHANNELS * chunk + at % C::CHANNELS;
+    } else
+        return 16 * tile + row + 8 * far;
+}
+
+} // namespace kvant
+
+#endif

@@ -1,0 +1,109 @@
+/* append.cu - rows of numbers into pages: which block and warp takes which tokens, and what is refused.
+ *
+ * A block takes up to 64 tokens of one kv head and one role. First its warps quantise rows into shared memory
+ * (encode.cuh); then the tokens are written page by page (pack.cuh). */
+#include "append_tokens.cuh"
+#include "../launch.h"
+
+namespace kvant
+{
+
+constexpr int WARPS = 8;
+
+template <int D> struct Chunk {
+    alignas(16) float turning[WARPS][Lanes<D>::ROWS * Lanes<D>::ROW_STRIDE];
+    Nibbles<D> nibbles;
+    Levels levels;
+    BlockTokens tokens;
+};
+
+/* Quantises the rows of tokens first_token on, one for every few lanes of the warp. */
+template <int D>
+__device__ __forceinline__ void quantize_rows(const AppendArgs &args, const AppendRole &role, Chunk<D> &chunk,
+                                              float *space, int first_token, uint32_t chunk_at, int kv_head,
+                                              int lane)
+{
+    const int token = first_token + lane / Lanes<D>::LANES;
+    const bool lacking = chunk.tokens.slot[token] < 0;
+    if (__all_sync(FULL, lacking))
+        return;
+    const size_t row_at = lacking ? 0 : row_place(args, role, chunk_at, token, kv_head);
+    Quantized q =
+        encode_row<D>(chunk.nibbles, args, role, chunk.levels, space, lacking, token, row_at, kv_head, lane);
+    if (!lacking && lane % Lanes<D>::LANES == 0) {
+        chunk.tokens.scale[token] = __half_as_ushort(__float2half_rn(q.scale));
+        chunk.tokens.zero[token] = __half_as_ushort(__float2half_rn(q.zero));
+    }
+    bool refused = !lacking && !q.in_range;
+    if (__any_sync(FULL, refused))
+        refuse<D>(args, role, chunk.tokens, refused, token, row_at, kv_head, lane);
+}
+
+template <int D>
+__device__ __forceinline__ void write_page(const kvant_cuda_params &codec, Chunk<D> &chunk, int leader,
+                                           uint8_t *page)
+{
+    place_tokens(chunk.tokens, leader);
+    write_codes<D>(codec, chunk.nibbles, chunk.tokens.page_tokens, reinterpret_cast<uint32_t *>(page));
+}
+
+template <int D>
+__device__ __forceinline__ void write_metadata(const AppendRole &role, const Chunk<D> &chunk, int token,
+                                               int kv_head)
+{
+    int at = (int)(chunk.tokens.slot[token] % PAGE_TOKENS);
+    uint16_t *numbers =
+        reinterpret_cast<uint16_t *>(page_of(role, chunk.tokens, token, kv_head) + role.codec.metadata_offset);
+    numbers[at] = chunk.tokens.scale[token];
+    if (role.codec.kind < KVANT_CUDA_CODEBOOK2 && !role.codec.symmetric)
+        numbers[PAGE_TOKENS + at] = chunk.tokens.zero[token];
+}
+
+template <int D>
+__global__ void __launch_bounds__(WARPS * 32, 4) append_kernel(const __grid_constant__ AppendArgs args)
+{
+    __shared__ Chunk<D> chunk;
+    const AppendRole &role = args.roles[blockIdx.z];
+    const int lane = threadIdx.x & 31, warp = threadIdx.x >> 5, kv_head = blockIdx.y;
+    const uint32_t first = blockIdx.x * args.chunk;
+    if (threadIdx.x < PAGE_TOKENS)
+        chunk.tokens.slot[threadIdx.x] = slot_of(args, first);
+    else if (threadIdx.x < PAGE_TOKENS + KVANT_CUDA_MAX_LEVELS) {
+        int i = threadIdx.x - PAGE_TOKENS;
+        chunk.levels.at[i] = make_float2(role.codec.thresholds[i], role.codec.values[i]);
+    }
+    __syncthreads();
+#pragma unroll 1
+    for (int t = warp * Lanes<D>::ROWS; t < PAGE_TOKENS; t += WARPS * Lanes<D>::ROWS)
+        quantize_rows<D>(args, role, chunk, chunk.turning[warp], t, first, kv_head, lane);
+    __syncthreads();
+    count_pages(chunk.tokens, (int)args.chunk);
+    if (threadIdx.x >= 128 && threadIdx.x < 128 + PAGE_TOKENS && chunk.tokens.slot[threadIdx.x - 128] >= 0)
+        write_metadata(role, chunk, threadIdx.x - 128, kv_head);
+    __syncthreads();
+    for (int half = 0; half < 2; half++)
+        for (uint32_t left = chunk.tokens.whole[half]; left; left &= left - 1) {
+            int t = 32 * half + __ffs(left) - 1;
+            write_page(role.codec, chunk, t, page_of(role, chunk.tokens, t, kv_head));
+        }
+    for (int t = warp; t < PAGE_TOKENS; t += WARPS)
+        if (chunk.tokens.single[t / 32] >> t % 32 & 1)
+            write_token<D>(role.codec, chunk.nibbles, t, (int)(chunk.tokens.slot[t] % PAGE_TOKENS),
+                           reinterpret_cast<uint32_t *>(page_of(role, chunk.tokens, t, kv_head)), lane);
+}
+
+cudaError_t launch_append(const AppendArgs &args, uint32_t head_dim, int n_roles, int n_kv_heads,
+                          cudaStream_t stream)
+{
+    AppendArgs p = args;
+    for (AppendRole &role : p.roles)
+        role.wide = is_wide(role, p.type);
+    p.chunk = tokens_a_block(args);
+    dim3 grid((args.n_tokens + p.chunk - 1) / p.chunk, n_kv_heads, n_roles);
+    return with_head_dim(head_dim, [&](auto d) {
+        append_kernel<decltype(d)::value><<<grid, WARPS * 32, 0, stream>>>(p);
+        return cudaGetLastError();
+    });
+}
+
+} // namespace kvant

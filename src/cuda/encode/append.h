@@ -1,0 +1,58 @@
+/* append.h - arguments of the append kernel, as they travel into the launch. */
+#ifndef KVANT_CUDA_APPEND_H
+#define KVANT_CUDA_APPEND_H
+
+#include "../params.h"
+
+#include <cuda_runtime.h>
+
+namespace kvant
+{
+
+struct AppendRole {
+    kvant_cuda_params codec;
+    uint8_t *base;
+    size_t block_stride, head_stride; /* of pages, bytes */
+    const void *rows;
+    size_t token_stride, row_head_stride; /* of rows, elements */
+    const float *center, *factors;
+    size_t row_block_stride; /* elements; of blocks of open pages, when these are sealed */
+    bool wide;               /* rows begin at multiples of 16 bytes; set by launch_append */
+    /* On the host; of codes of several channels, of a trellis. */
+    const kvant_cuda_book *book;
+    const kvant_cuda_trellis *trellis;
+};
+
+struct AppendArgs {
+    AppendRole roles[2];
+    kvant_cuda_type type;
+    uint32_t n_tokens, chunk; /* chunk: tokens a block of threads, set by launch_append */
+    const int64_t *slots;
+    uint32_t *refused;
+    /* Sealing: n_tokens is 64 a block, block i goes from open block from[i] to sealed block to[i], with
+     * tokens[i] tokens or all 64. NULL when rows are appended. */
+    const int32_t *from, *to, *tokens;
+};
+
+/* Rows, or open pages, into sealed pages of kinds with one scale a token. */
+cudaError_t launch_append(const AppendArgs &args, uint32_t head_dim, int n_roles, int n_kv_heads,
+                          cudaStream_t stream);
+
+/* The same of kinds whose codes are of several channels, all roles of one kind of chunk. */
+cudaError_t launch_append_chunks(const AppendArgs &args, uint32_t head_dim, int n_roles, int n_kv_heads,
+                                 cudaStream_t stream);
+
+/* The same of kinds of a trellis, all roles with as many states. */
+cudaError_t launch_append_trellis(const AppendArgs &args, uint32_t head_dim, int n_roles, int n_kv_heads,
+                                  cudaStream_t stream);
+
+/* Rows into open pages. */
+cudaError_t launch_append_open(const AppendArgs &args, uint32_t head_dim, int n_roles, int n_kv_heads,
+                               cudaStream_t stream);
+/* Open pages into sealed pages of kinds with groups of 32. */
+cudaError_t launch_seal_groups(const AppendArgs &args, uint32_t head_dim, int n_roles, int n_kv_heads,
+                               cudaStream_t stream);
+
+} // namespace kvant
+
+#endif

@@ -1,0 +1,262 @@
+/* append_trellis.cu - rows of numbers into pages of trellis codes. Sealing too, as in append.cu.
+ *
+ * A block takes up to 64 tokens of one kv head and one role, a warp a row at a time: it transforms the row
+ * as for open pages, finds its path (trellis_search.cuh), and then its codes and its scale. Codes of all
+ * tokens stay in shared memory as nibbles until the words of pages are put together. How many of the
+ * block's warps search depends on how much memory a search takes. */
+#include "append_tokens.cuh"
+#include "../launch.h"
+#include "trellis_search.cuh"
+
+namespace kvant
+{
+
+constexpr int WARPS = 8;
+
+struct TrellisAppendArgs {
+    AppendArgs append;
+    kvant_cuda_trellis trellis[2];
+};
+
+struct TrellisLevels {
+    int levels[KVANT_CUDA_TRELLIS_LEVELS];
+    float values[KVANT_CUDA_TRELLIS_LEVELS];
+};
+
+template <int D, int M> struct TrellisRows {
+    /* What a block of 163 KB has room for besides what all share. */
+    static constexpr int ROOM = 163840 - (int)(sizeof(CellCosts) + sizeof(Nibbles<D>) + sizeof(BlockTokens)) - 2048,
+                         FIT = ROOM / (int)sizeof(SearchSpace<D, M>),
+                         SEARCHERS = FIT < 1       ? 1
+                                     : FIT < WARPS ? FIT
+                                                   : WARPS;
+    SearchSpace<D, M> search[SEARCHERS];
+    CellCosts costs;
+    TrellisLevels levels;
+    Nibbles<D> nibbles;
+    BlockTokens tokens;
+};
+
+/* The sum of products as docs/format.md orders it: 16 partial sums, of channels alike modulo 16; all lanes
+ * have it. */
+template <int D> __device__ __forceinline__ float dot_rows(const Row<D> &a, const Row<D> &b, int lane)
+{
+    float sum = 0;
+#pragma unroll
+    for (int j = 0; j < Row<D>::PER_LANE; j++) {
+        const float own = __fmul_rn(a.x[j], b.x[j]), other = __shfl_xor_sync(FULL, own, 16);
+        const float near = lane < 16 ? own : other, far = lane < 16 ? other : own;
+        sum = __fadd_rn(j == 0 ? near : __fadd_rn(sum, near), far);
+    }
+#pragma unroll
+    for (int width = 8; width > 0; width /= 2)
+        sum = __fadd_rn(sum, __shfl_xor_sync(FULL, sum, width));
+    return sum;
+}
+
+__device__ __forceinline__ int cell_of(float u)
+{
+    const float x = rintf(__fmul_rn(u, (float)CELLS_PER_DEVIATION));
+    return (int)fminf(fmaxf(x, -CELLS / 2), CELLS / 2 - 1) + CELLS / 2;
+}
+
+/* The level of a subset that is nearest to a cell, as its number / 8. */
+__device__ __forceinline__ uint32_t nearest_of(const kvant_cuda_trellis &trellis, const TrellisLevels &levels,
+                                               int cell, uint32_t subset)
+{
+    const int x = (cell - CELLS / 2) * trellis.per_deviation;
+    int least = INT32_MAX;
+    uint32_t nearest = 0;
+    for (uint32_t i = 0; i < trellis.n_levels / 8; i++) {
+        const int away = x - CELLS_PER_DEVIATION * levels.levels[8 * i + subset];
+        if (away * away < least) {
+            least = away * away;
+            nearest = i;
+        }
+    }
+    return nearest;
+}
+
+/* Nibbles of a row: 16 bits hold one channel of 4 tiles. */
+template <int D>
+__device__ __forceinline__ void store_row_nibbles(uint32_t *words, const uint32_t (&codes)[Row<D>::PER_LANE],
+                                                  int lane)
+{
+    uint16_t *to = reinterpret_cast<uint16_t *>(words);
+#pragma unroll
+    for (int g = 0; g < Nibbles<D>::GROUPS; g++) {
+        uint32_t own = codes[2 * g];
+        if (2 * g + 1 < Row<D>::PER_LANE)
+            own |= codes[2 * g + 1] << 8;
+        const uint32_t other = __shfl_xor_sync(FULL, own, 16);
+        if (lane < 16)
+            to[16 * g + lane] = (uint16_t)(own | other << 4);
+    }
+}
+
+/* Codes of a transformed row into nibbles; returns the scale to store. */
+template <int D, int M>
+__device__ __forceinline__ Quantized quantize_row(TrellisRows<D, M> &rows, const AppendRole &role,
+                                                  const kvant_cuda_trellis &trellis, const Row<D> &y, int token,
+                                                  int warp, int lane)
+{
+    SearchSpace<D, M> &space = rows.search[warp];
+    const float squares = dot_rows<D>(y, y, lane),
+                norm = __fmul_rn(__fsqrt_rn(squares), role.codec.inverse_sqrt_dim), scale = to_half_and_back(norm),
+                inverse = scale > 0 ? __frcp_rn(scale) : 0;
+    uint32_t codes[Row<D>::PER_LANE];
+    Row<D> decoded;
+    int steps[Row<D>::PER_LANE];
+#pragma unroll
+    for (int j = 0; j < Row<D>::PER_LANE; j++) {
+        steps[j] = trellis_step(role.codec.role, (int)role.codec.bits, D, lane + 32 * j);
+        space.cells[steps[j]] = (uint16_t)cell_of(__fmul_rn(y.x[j], inverse));
+    }
+    __syncwarp();
+    Search<D, M>(space, rows.costs, lane).find();
+#pragma unroll
+    for (int j = 0; j < Row<D>::PER_LANE; j++) {
+        const uint32_t subset = subset_at(trellis, space.bits, D, steps[j]),
+                       nearest = nearest_of(trellis, rows.levels, space.cells[steps[j]], subset);
+        codes[j] = 2 * nearest + space.bits[steps[j]];
+        decoded.x[j] = rows.levels.values[8 * nearest + subset];
+    }
+    store_row_nibbles<D>(rows.nibbles.words[0] + Nibbles<D>::at(token), codes, lane);
+    float stored = scale;
+    if (role.codec.unbiased && scale > 0) {
+        const float product = dot_rows<D>(y, decoded, lane);
+        stored = product > 0 ? __fdiv_rn(squares, product) : 0;
+    }
+    __syncwarp(); /* the memory of the search is free again */
+    return Quantized{ stored, 0, norm <= 65504.0f && stored <= 65504.0f };
+}
+
+/* The row of a token less its centre, over its factors, rotated; finite: before the rotation. */
+template <int D>
+__device__ __forceinline__ Row<D> transformed_row(const AppendArgs &args, const AppendRole &role, size_t row_at,
+                                                  int kv_head, int lane, bool &finite)
+{
+    Row<D> row = load_row<D>(role.rows, row_at, args.type, lane);
+    finite = true;
+#pragma unroll
+    for (int j = 0; j < Row<D>::PER_LANE; j++) {
+        if (role.center)
+            row.x[j] = __fsub_rn(row.x[j], role.center[kv_head * D + lane + 32 * j]);
+        if (role.factors)
+            row.x[j] = __fdiv_rn(row.x[j], role.factors[kv_head * D + lane + 32 * j]);
+        finite &= fabsf(row.x[j]) <= 3.4028234e38f;
+    }
+    finite = __all_sync(FULL, finite);
+    rotate(row, role.codec.rotation, lane);
+    return row;
+}
+
+template <int D, int M>
+__device__ __forceinline__ void encode_token(TrellisRows<D, M> &rows, const AppendArgs &args,
+                                             const AppendRole &role, const kvant_cuda_trellis &trellis,
+                                             uint32_t first, int token, int kv_head, int warp, int lane)
+{
+    bool finite;
+    const size_t row_at = row_place(args, role, first, token, kv_head);
+    const Row<D> y = transformed_row<D>(args, role, row_at, kv_head, lane, finite);
+    const Quantized q = quantize_row(rows, role, trellis, y, token, warp, lane);
+    if (lane != 0)
+        return;
+    rows.tokens.scale[token] = __half_as_ushort(__float2half_rn(q.scale));
+    if (q.in_range)
+        return;
+    rows.tokens.slot[token] = -1;
+    if (args.refused)
+        atomicOr(args.refused, finite ? KVANT_CUDA_ROW_RANGE : KVANT_CUDA_ROW_NONFINITE);
+}
+
+/* What the block has of all pages. */
+template <int D, int M>
+__device__ __forceinline__ void write_pages(TrellisRows<D, M> &rows, const AppendRole &role, int kv_head, int warp,
+                                            int lane)
+{
+    BlockTokens &tokens = rows.tokens;
+    const int i = (int)threadIdx.x;
+    if (i < PAGE_TOKENS && tokens.slot[i] >= 0)
+        reinterpret_cast<uint16_t *>(page_of(role, tokens, i, kv_head) +
+                                     role.codec.metadata_offset)[tokens.slot[i] % PAGE_TOKENS] = tokens.scale[i];
+    for (int half = 0; half < 2; half++)
+        for (uint32_t left = tokens.whole[half]; left; left &= left - 1) {
+            const int leader = 32 * half + __ffs((int)left) - 1;
+            place_tokens(tokens, leader);
+            write_codes<D>(role.codec, rows.nibbles, tokens.page_tokens,
+                           reinterpret_cast<uint32_t *>(page_of(role, tokens, leader, kv_head)));
+        }
+    for (int t = warp; t < PAGE_TOKENS; t += WARPS)
+        if (tokens.single[t / 32] >> t % 32 & 1)
+            write_token<D>(role.codec, rows.nibbles, t, (int)(tokens.slot[t] % PAGE_TOKENS),
+                           reinterpret_cast<uint32_t *>(page_of(role, tokens, t, kv_head)), lane);
+}
+
+template <int D, int M>
+__global__ void __launch_bounds__(WARPS * 32, M == 8 ? 3 : 1)
+    append_trellis_kernel(const __grid_constant__ TrellisAppendArgs all)
+{
+    extern __shared__ uint8_t raw[];
+    TrellisRows<D, M> &rows = *reinterpret_cast<TrellisRows<D, M> *>(raw);
+    const AppendArgs &args = all.append;
+    const AppendRole &role = args.roles[blockIdx.z];
+    const kvant_cuda_trellis &trellis = all.trellis[blockIdx.z];
+    const int lane = threadIdx.x & 31, warp = threadIdx.x >> 5, kv_head = blockIdx.y;
+    const uint32_t first = blockIdx.x * args.chunk;
+    if (threadIdx.x < PAGE_TOKENS) {
+        rows.tokens.slot[threadIdx.x] = slot_of(args, first);
+        rows.levels.levels[threadIdx.x] = trellis.levels[threadIdx.x];
+        rows.levels.values[threadIdx.x] = trellis.values[threadIdx.x];
+    }
+    fill_costs(rows.costs, trellis);
+    __syncthreads();
+    if (warp < TrellisRows<D, M>::SEARCHERS)
+#pragma unroll 1
+        for (int t = warp; t < (int)args.chunk; t += TrellisRows<D, M>::SEARCHERS)
+            if (rows.tokens.slot[t] >= 0)
+                encode_token(rows, args, role, trellis, first, t, kv_head, warp, lane);
+    __syncthreads();
+    count_pages(rows.tokens, (int)args.chunk);
+    __syncthreads();
+    write_pages(rows, role, kv_head, warp, lane);
+}
+
+template <int D, int M>
+static cudaError_t launch_with_memory(const TrellisAppendArgs &args, dim3 grid, cudaStream_t stream)
+{
+    constexpr int bytes = (int)sizeof(TrellisRows<D, M>);
+    const void *kernel = (const void *)append_trellis_kernel<D, M>;
+    int device = 0, most = 0;
+    cudaError_t error = cudaGetDevice(&device);
+    if (error == cudaSuccess)
+        error = cudaDeviceGetAttribute(&most, cudaDevAttrMaxSharedMemoryPerBlockOptin, device);
+    if (error == cudaSuccess && bytes > most)
+        error = cudaErrorNotSupported;
+    if (error == cudaSuccess)
+        error = cudaFuncSetAttribute(kernel, cudaFuncAttributeMaxDynamicSharedMemorySize, bytes);
+    if (error != cudaSuccess)
+        return error;
+    append_trellis_kernel<D, M><<<grid, WARPS * 32, bytes, stream>>>(args);
+    return cudaGetLastError();
+}
+
+cudaError_t launch_append_trellis(const AppendArgs &args, uint32_t head_dim, int n_roles, int n_kv_heads,
+                                  cudaStream_t stream)
+{
+    TrellisAppendArgs p{};
+    p.append = args;
+    p.append.chunk = tokens_a_block(args);
+    for (int i = 0; i < n_roles; i++)
+        p.trellis[i] = *args.roles[i].trellis;
+    const dim3 grid((args.n_tokens + p.append.chunk - 1) / p.append.chunk, n_kv_heads, n_roles);
+    return with_head_dim(head_dim, [&](auto d) {
+        switch (p.trellis[0].memory) {
+        case 8: return launch_with_memory<decltype(d)::value, 8>(p, grid, stream);
+        case 10: return launch_with_memory<decltype(d)::value, 10>(p, grid, stream);
+        default: return launch_with_memory<decltype(d)::value, 12>(p, grid, stream);
+        }
+    });
+}
+
+} // namespace kvant

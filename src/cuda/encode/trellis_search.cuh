@@ -1,0 +1,215 @@
+/* trellis_search.cuh - a row's path through the trellis: the search of docs/format.md ("Trellis codes") by
+ * one warp, in the CPU's integers, so that it is the CPU's path.
+ *
+ * Metrics of all states lie in shared memory, two to a word, once for the step before and once for the one
+ * after. A lane takes states i, i + 1 and i + S / 2, i + S / 2 + 1 to states 2 i ... 2 i + 3: two words
+ * in, two words out, 16 bits at a time. Subsets are parities, so those of a lane's states differ from one
+ * another by constants, and the subset of i + 1 from that of i by 4: costs of both stand in one word. What
+ * a new state came from is a bit of the lane's. */
+#ifndef KVANT_CUDA_TRELLIS_SEARCH_CUH
+#define KVANT_CUDA_TRELLIS_SEARCH_CUH
+
+#include "../trellis/trellis.cuh"
+#include "../trellis/trellis_steps.cuh"
+
+namespace kvant
+{
+
+constexpr int CELLS = 512, CELLS_PER_DEVIATION = 64, MAX_COST = 8191;
+constexpr int WARM_UP = 32, LOWER_STEPS = 16, PATH_TRIES = 4;
+
+/* For each cell and subset z its cost, and that of z ^ 4 in the upper half. */
+struct CellCosts {
+    uint32_t at[CELLS][8];
+};
+
+__device__ __forceinline__ void fill_costs(CellCosts &costs, const kvant_cuda_trellis &trellis)
+{
+    for (int cell = threadIdx.x; cell < CELLS; cell += blockDim.x) {
+        const int x = (cell - CELLS / 2) * trellis.per_deviation;
+        int error[8], least = INT32_MAX;
+#pragma unroll
+        for (int z = 0; z < 8; z++) {
+            error[z] = INT32_MAX;
+            for (uint32_t level = z; level < trellis.n_levels; level += 8) {
+                const int away = x - CELLS_PER_DEVIATION * trellis.levels[level];
+                error[z] = min(error[z], away * away);
+            }
+            least = min(least, error[z]);
+        }
+#pragma unroll
+        for (int z = 0; z < 8; z++)
+            error[z] = min((error[z] - least) >> (18 - 2 * trellis.bits), MAX_COST);
+#pragma unroll
+        for (int z = 0; z < 8; z++)
+            costs.at[cell][z] = (uint32_t)error[z] | (uint32_t)error[z ^ 4] << 16;
+    }
+}
+
+__host__ __device__ constexpr uint32_t odd_parity(uint32_t x)
+{
+    uint32_t odd = 0;
+    for (; x; x &= x - 1)
+        odd ^= 1;
+    return odd;
+}
+
+/* Of a window of memory + 1 bits. */
+template <int M> __host__ __device__ constexpr uint32_t subset_of_window(uint32_t window)
+{
+    return odd_parity(window & trellis_tap(M, 0)) | odd_parity(window & trellis_tap(M, 1)) << 1 |
+           odd_parity(window & trellis_tap(M, 2)) << 2;
+}
+
+/* A warp's memory. */
+template <int D, int M> struct SearchSpace {
+    static constexpr int STATES = 1 << M, ITEMS = STATES / 128; /* an item: four states of a lane */
+    static constexpr int WORDS = (ITEMS + 7) / 8;               /* of a lane's decisions of a step */
+    using Decisions = typename std::conditional<(M == 8), uint8_t, uint32_t>::type;
+    alignas(16) uint32_t metric[2][STATES / 2];
+    Decisions decisions[D][WORDS][32];
+    uint16_t cells[D];
+    uint8_t bits[D];
+};
+
+template <int D, int M> struct Search {
+    using S = SearchSpace<D, M>;
+    static constexpr int HALF = S::STATES / 2;
+    S &space;
+    const CellCosts &costs;
+    int lane;
+    uint32_t own; /* subset of the window 4 lane */
+
+    __device__ Search(S &space_, const CellCosts &costs_, int lane_)
+        : space(space_), costs(costs_), lane(lane_), own(subset_of_window<M>(4 * lane_))
+    {
+    }
+
+    /* One step; returns the least of the lane's new metrics, in two halves. lower: taken off those before. */
+    __device__ __forceinline__ uint32_t advance(int from, const uint32_t (&costs_of_cell)[4], uint32_t lower,
+                                                typename S::Decisions *decisions)
+    {
+        const uint32_t *before = space.metric[from];
+        uint32_t *after = space.metric[1 - from];
+        uint32_t cost[8], flags[S::WORDS] = {}, least = 0xffffffffu;
+#pragma unroll
+        for (int z = 0; z < 4; z++) {
+            cost[z] = costs_of_cell[z];
+            cost[z + 4] = prmt(cost[z], 0, 0x1032);
+        }
+#pragma unroll
+        for (int k = 0; k < S::ITEMS; k++) {
+            constexpr uint32_t SWAP = 2;
+            const uint32_t z = subset_of_window<M>(128 * k), near = cost[z], far = cost[z ^ SWAP];
+            const uint32_t first = before[32 * k + lane] - lower, second = before[HALF / 2 + 32 * k + lane] - lower;
+            /* 65535 at most: the smaller one of a and 65535 - b, plus b */
+            const uint32_t low0 = __vminu2(first, ~near) + near, high0 = __vminu2(second, ~far) + far;
+            const uint32_t low1 = __vminu2(first, ~far) + far, high1 = __vminu2(second, ~near) + near;
+            bool first0, second0, first1, second1; /* the path from i, i + 1 is not the worse one */
+            const uint32_t even = __vibmin_u16x2(low0, high0, &second0, &first0),
+                           odd = __vibmin_u16x2(low1, high1, &second1, &first1);
+            const uint32_t taken = (first0 ? 0 : 1u) | (second0 ? 0 : 2u) | (first1 ? 0 : 4u) | (second1 ? 0 : 8u);
+            flags[k / 8] |= taken << 4 * (k % 8);
+            least = __vminu2(least, __vminu2(even, odd));
+            *reinterpret_cast<uint2 *>(after + 64 * k + 2 * lane) =
+                make_uint2(prmt(even, odd, 0x5410), prmt(even, odd, 0x7632));
+        }
+        if (decisions)
+#pragma unroll
+            for (int w = 0; w < S::WORDS; w++)
+                decisions[32 * w + lane] = (typename S::Decisions)flags[w];
+        return least;
+    }
+
+    /* Of subsets 0 to 3 beside the lane's. */
+    __device__ __forceinline__ void load_costs(int at, uint32_t (&cost)[4])
+    {
+        const uint32_t *row = costs.at[space.cells[at]];
+#pragma unroll
+        for (int z = 0; z < 4; z++)
+            cost[z] = row[z ^ own];
+    }
+
+    /* Steps -before ... D - 1 from the metrics at 0; returns where those after the last step are. */
+    __device__ __forceinline__ int pass(int before)
+    {
+        int at = before ? (D - before % D) % D : 0, from = 0;
+        uint32_t lower = 0, cost[4], next_cost[4];
+        load_costs(at, next_cost);
+#pragma unroll 1
+        for (int step = 0; step < before + D; step++) {
+            const int next = at + 1 == D ? 0 : at + 1;
+#pragma unroll
+            for (int z = 0; z < 4; z++)
+                cost[z] = next_cost[z];
+            load_costs(next, next_cost); /* sooner than it is needed */
+            const uint32_t least = advance(from, cost, lower, step < before ? nullptr : space.decisions[at][0]);
+            lower = 0;
+            if ((step + 1) % LOWER_STEPS == 0) {
+                const uint32_t smaller = min(least & 0xffffu, least >> 16);
+                lower = __reduce_min_sync(FULL, smaller) * 0x10001u;
+            }
+            at = next;
+            from = 1 - from;
+            __syncwarp();
+        }
+        return from;
+    }
+
+    /* Lowering does not change which one is the least. */
+    __device__ __forceinline__ uint32_t best_state(int from)
+    {
+        uint32_t best = 0xffffffffu;
+#pragma unroll
+        for (int i = 0; i < HALF / 32; i++) {
+            const uint32_t pair = space.metric[from][32 * i + lane], state = 2 * (32 * i + lane);
+            best = min(best, min((pair & 0xffffu) << 12 | state, pair >> 16 << 12 | (state + 1)));
+        }
+        return __reduce_min_sync(FULL, best) & (S::STATES - 1);
+    }
+
+    /* The state before step 0 of the path that ends in a state. */
+    __device__ __forceinline__ uint32_t trace(uint32_t state)
+    {
+#pragma unroll 4
+        for (int step = D - 1; step >= 0; step--) {
+            const uint32_t u = state & 1, i = state >> 1, bit = 4 * (i / 64) + 2 * u + (i & 1);
+            if (lane == 0)
+                space.bits[step] = (uint8_t)u;
+            state = i | ((uint32_t)space.decisions[step][bit / 32][i / 2 % 32] >> bit % 32 & 1) * HALF;
+        }
+        return state;
+    }
+
+    /* Fills bits, by cells. */
+    __device__ __forceinline__ void find()
+    {
+#pragma unroll
+        for (int i = 0; i < HALF / 32; i++)
+            space.metric[0][32 * i + lane] = 0;
+        __syncwarp();
+        uint32_t end = best_state(pass(WARM_UP));
+        bool found = false;
+#pragma unroll 1
+        for (int tries = 0; !found && tries < PATH_TRIES; tries++) {
+            const uint32_t begin = trace(end);
+            found = begin == end;
+            end = begin;
+        }
+        if (!found) {
+#pragma unroll
+            for (int i = 0; i < HALF / 32; i++) {
+                const uint32_t word = 32 * i + lane;
+                space.metric[0][word] = word == end / 2 ? end & 1 ? 0x0000ffffu : 0xffff0000u : 0xffffffffu;
+            }
+            __syncwarp();
+            pass(0);
+            trace(end);
+        }
+        __syncwarp();
+    }
+};
+
+} // namespace kvant
+
+#endif

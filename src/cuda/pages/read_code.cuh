@@ -1,0 +1,32 @@
+/* read_code.cuh - one code of a page whose codes are of one channel each. */
+#ifndef KVANT_CUDA_READ_CODE_CUH
+#define KVANT_CUDA_READ_CODE_CUH
+
+#include "../layout.cuh"
+#include "../params.h"
+
+namespace kvant
+{
+
+__device__ __forceinline__ uint32_t read_code(const kvant_cuda_params &codec, const uint32_t *words, int token,
+                                              int channel)
+{
+    bool keys = codec.role == KVANT_ROLE_K;
+    int d = codec.head_dim / 16, rows = keys ? 4 : d, columns = keys ? d : 4;
+    int row = keys ? token : channel, column = keys ? channel : token, first = 0, shift = 0;
+    uint32_t code = 0;
+    for (int i = 0; i < 2; i++) {
+        int bits = plane_bits(codec.bits, i);
+        if (bits == 0)
+            break;
+        Place where = place(bits, rows, columns, row, column);
+        code |= (__ldg(words + first + where.word) >> where.bit & ((1u << bits) - 1)) << shift;
+        first += plane_words(bits, rows, columns);
+        shift += bits;
+    }
+    return code;
+}
+
+} // namespace kvant
+
+#endif

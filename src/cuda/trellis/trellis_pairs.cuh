@@ -1,0 +1,261 @@
+/* trellis_pairs.cuh - levels of two trellis codes at a time by a look-up in shared memory, as a register
+ * of halves: codes of 2 and 3 bits, and values of 4.
+ *
+ * The two codes' numbers, 4 to 6 bits each, are the address, put together by a product of bytes (dp4a),
+ * which goes to the multiplier. With 32 copies of the table side by side no two lanes want the same bank:
+ * that is 32 KB for codes of 2 bits. Those of 3 bits have 8 copies, those of 4 one, of 16 KB, in which
+ * lanes meet; shared memory has little else to do. */
+#ifndef KVANT_CUDA_TRELLIS_PAIRS_CUH
+#define KVANT_CUDA_TRELLIS_PAIRS_CUH
+
+#include "../attention/attention.h"
+#include "trellis.cuh"
+
+namespace kvant
+{
+
+/* Copies of the table; fewer where there is less memory. */
+template <class C, bool LARGE> __host__ __device__ constexpr int pair_copies()
+{
+    if constexpr (HAS_TRELLIS<C>)
+        return C::BITS == 4 ? 1 : C::BITS == 2 && LARGE ? 32 : 8;
+    else
+        return 0;
+}
+
+/* Bytes of the table: there is none for keys of 4 bits. */
+template <class C, bool LARGE, bool KEYS> __host__ __device__ constexpr int pair_bytes()
+{
+    if constexpr (!HAS_TRELLIS<C>)
+        return 0;
+    else
+        return KEYS && C::BITS == 4 ? 0 : (4 << (2 * C::BITS + 4)) * pair_copies<C, LARGE>();
+}
+
+/* A level's number to a half: 2^-24 times the level, or times 128 + level. */
+template <class C>
+__device__ __forceinline__ uint32_t half_of_level(const uint32_t (&magnitudes)[KVANT_CUDA_TABLE_WORDS], uint32_t m)
+{
+    constexpr uint32_t HALF = 2u << C::BITS;
+    const bool minus = m < HALF;
+    const uint32_t k = minus ? HALF - 1 - m : m - HALF, low = k % 16;
+    uint32_t r = magnitudes[low / 4] >> 8 * (low % 4) & 255;
+    if (C::BITS == 4 && k >= 16)
+        r += magnitudes[4 + low / 4] >> 8 * (low % 4) & 255;
+    return C::BIASED ? minus ? 128 - r : 128 + r : r | (minus ? 0x8000u : 0);
+}
+
+/* Numbers of the codes of entry i, in the order of addresses. 4 bits: each code has bits i0 i1 i2, from
+ * the lowest on, and then those of its subset, inverted where i2, the sign, is 0. Else z0 z1 z2 i0; of 3
+ * bits, both codes' i1 come before them. */
+template <int B> __device__ __forceinline__ uint2 numbers_of_entry(uint32_t i)
+{
+    auto number = [](uint32_t x) { return x % 8 * 8 + (x / 8 ^ (x & 4 ? 0 : 7)); };
+    if (B == 4)
+        return make_uint2(number(i % 64), number(i / 64));
+    if (B == 3)
+        return make_uint2(i / 4 % 16 + i % 2 * 16, i / 64 + i / 2 % 2 * 16);
+    return make_uint2(i % 16, i / 16);
+}
+
+/* All copies of an entry are one thread's, which begins with another one of them than its neighbours:
+ * together they write to all banks. */
+template <class C, int COPIES>
+__device__ __forceinline__ void fill_pairs(uint8_t *table, const uint32_t (&magnitudes)[KVANT_CUDA_TABLE_WORDS])
+{
+    constexpr uint32_t FOURS = COPIES < 4 ? 1 : COPIES / 4;
+#pragma unroll 1
+    for (uint32_t i = threadIdx.x; i < 16u << 2 * C::BITS; i += blockDim.x) {
+        const uint2 m = numbers_of_entry<C::BITS>(i);
+        const uint32_t x = half_of_level<C>(magnitudes, m.x) | half_of_level<C>(magnitudes, m.y) << 16;
+        if (COPIES == 1)
+            reinterpret_cast<uint32_t *>(table)[i] = x;
+        else
+#pragma unroll
+            for (uint32_t k = 0; k < FOURS; k++)
+                reinterpret_cast<uint4 *>(table)[i * FOURS + (k + threadIdx.x * FOURS / 8) % FOURS] =
+                    make_uint4(x, x, x, x);
+    }
+}
+
+/* The table stands AT so many bytes from the beginning of the block's shared memory, as those of chunks
+ * do. */
+template <int AT, int COPIES> struct PairTable {
+    uint32_t own; /* the lane's copy */
+    uint32_t shift1, shift2, shift4;
+
+    __device__ __forceinline__ uint32_t at(uint32_t distance) const
+    {
+        extern __shared__ uint8_t raw[];
+        return *reinterpret_cast<const uint32_t *>(raw + AT + distance);
+    }
+};
+
+template <int AT, int COPIES> __device__ __forceinline__ PairTable<AT, COPIES> pair_table(uint32_t one, int lane)
+{
+    return PairTable<AT, COPIES>{ 4u * (lane % COPIES), one << 31, one << 30, one << 28 };
+}
+
+/* What stands for the codes of byte I of a word of numbers; more: of codes of 3 bits, both numbers'
+ * highest bits in bits 5 and 6 of the byte. */
+template <int B, int I, int AT, int COPIES>
+__device__ __forceinline__ uint32_t pair_at(uint32_t numbers, uint32_t more, const PairTable<AT, COPIES> &table)
+{
+    static_assert(B == 2 || COPIES == 8, "a number's highest bits are eight words apart");
+    const uint32_t at = __dp4a(numbers, (B == 2 ? 4u : 16u) * COPIES << 8 * I, table.own);
+    return table.at(B == 2 ? at : __dp4a(more, 1u << 8 * I, at));
+}
+
+/* Operands of 32 codes of 2 or 3 bits in words a and b of the plane of 2 bits, whose words have two column
+ * tiles; third: the words of the third bits, of which these codes have the lower byte of each half, or the
+ * upper one. use(a or b, column tile, halves) */
+template <int B, int M, class At, class T, class F>
+__device__ __forceinline__ void pair_operands(uint32_t a, uint32_t b, uint32_t third_a, uint32_t third_b,
+                                              bool upper, const At &at, const T &table, F &&use)
+{
+    uint32_t plane[4], number[4], more[4] = {};
+    subsets_of<M>(at, 0, plane);
+    plane[3] = odd_bits(a, b, table);
+    nibbles_of(plane, table, number); /* rows r of a, of b, rows r + 8 of a, of b */
+    if (B == 3) {
+        const uint32_t top = interleave(prmt(third_a, third_b, upper ? 0x7351 : 0x6240), table);
+#pragma unroll
+        for (int j = 0; j < 4; j++)
+            more[j] =
+                bit_select<0x20202020u>(top << (5 - j), j < 3 ? top << (2 - j) : shift_by(top, table.shift1)) &
+                0x60606060u;
+    }
+#pragma unroll
+    for (int i = 0; i < 2; i++) {
+        const uint32_t first[4] = { pair_at<B, 0>(number[i], more[i], table),
+                                    pair_at<B, 0>(number[i + 2], more[i + 2], table),
+                                    pair_at<B, 2>(number[i], more[i], table),
+                                    pair_at<B, 2>(number[i + 2], more[i + 2], table) };
+        use(i, 0, first);
+        const uint32_t second[4] = { pair_at<B, 1>(number[i], more[i], table),
+                                     pair_at<B, 1>(number[i + 2], more[i + 2], table),
+                                     pair_at<B, 3>(number[i], more[i], table),
+                                     pair_at<B, 3>(number[i + 2], more[i + 2], table) };
+        use(i, 1, second);
+    }
+}
+
+/* use(row tile, column tile, halves) for a key page. */
+template <class C, int D, class T, class F>
+__device__ __forceinline__ void for_each_trellis_key(const uint8_t *page, int lane, const T &table, F &&use)
+{
+    constexpr int M = C::MEMORY, N = D / 32;
+    const uint32_t *words = reinterpret_cast<const uint32_t *>(page);
+    uint32_t chain[2][M + N], w[N][4], third[4] = {};
+#pragma unroll
+    for (int u = 0; u < N; u++) {
+        load_words<4>(words + (32 * u + lane) * 4, w[u]);
+        chain[0][M + u] = even_bits(w[u][0], w[u][1]);
+        chain[1][M + u] = even_bits(w[u][2], w[u][3]);
+    }
+    close_circle<C::BITS, M, N>(chain[0], lane);
+    close_circle<C::BITS, M, N>(chain[1], lane);
+#pragma unroll
+    for (int u = 0; u < N; u++) {
+        if (C::BITS == 3 && u % 2 == 0)
+            load_words<4>(words + 128 * N + (32 * (u / 2) + lane) * 4, third);
+#pragma unroll
+        for (int h = 0; h < 2; h++)
+            pair_operands<C::BITS, M>(
+                w[u][2 * h], w[u][2 * h + 1], third[2 * h], third[2 * h + 1], u % 2 == 1,
+                [&](int j) { return chain[h][M + u - j]; }, table,
+                [&](int i, int t, const uint32_t(&a)[4]) { use(2 * h + i, 2 * u + t, a); });
+    }
+}
+
+/* Operands of 32 codes of 4 bits in four words: use(word, halves). */
+template <int M, class At, class T, class F>
+__device__ __forceinline__ void pair_operands4(const uint32_t (&w)[4], const At &at, const T &table, F &&use)
+{
+    uint32_t bit1, sign, plane[4], z[4];
+    odd_planes(w, table, bit1, sign);
+    subsets_of<M>(at, ~sign, plane);
+    plane[3] = 0;
+    nibbles_of(plane, table, z);
+#pragma unroll
+    for (int j = 0; j < 4; j++) {
+        const PairNumbers n = numbers_of(w[j], z[j], table);
+        const uint32_t a[4] = { table.at(low_pair(n.rows0)), table.at(low_pair(n.rows8)),
+                                table.at(high_pair(n.rows0)), table.at(high_pair(n.rows8)) };
+        use(j, a);
+    }
+}
+
+/* use(row tile, column tile, halves) for a value page of codes of 4 bits. */
+template <class C, int D, class T, class F>
+__device__ __forceinline__ void for_each_trellis_value4(const uint32_t *page, int lane, const T &table, F &&use)
+{
+    constexpr int N = (D + 63) / 64;
+#pragma unroll
+    for (int ct = 0; ct < 4; ct++) {
+        uint32_t w[N][4];
+        Runs<N> runs;
+        load_column<D, 4>(page, 32 * ct + lane, w);
+#pragma unroll
+        for (int g = 0; g < N; g++)
+            runs.at[g + 2] = low_plane(w[g]);
+        close_runs<D>(runs);
+#pragma unroll
+        for (int g = 0; g < N; g++) {
+            const TermsBefore<C::MEMORY> terms = terms_before<C::MEMORY, N>(runs, g, lane);
+            pair_operands4<C::MEMORY>(
+                w[g], [&](int j) { return terms.at[j]; }, table,
+                [&](int l, const uint32_t(&a)[4]) {
+                    if (4 * g + l < D / 16)
+                        use(4 * g + l, ct, a);
+                });
+        }
+    }
+}
+
+/* The same of 2 and 3 bits. */
+template <class C, int D, class T, class F>
+__device__ __forceinline__ void for_each_trellis_value2(const uint32_t *page, int lane, const T &table, F &&use)
+{
+    constexpr int N = (D + 63) / 64;
+    uint32_t third[N][4] = {};
+    if constexpr (C::BITS == 3)
+        load_column<D, 1>(page + 64 * (D / 16), lane, third);
+#pragma unroll
+    for (int unit = 0; unit < 2; unit++) {
+        uint32_t w[N][4];
+        Runs<N> runs[2];
+        load_column<D, 2>(page, 32 * unit + lane, w);
+#pragma unroll
+        for (int g = 0; g < N; g++) {
+            runs[0].at[g + 2] = even_bits(w[g][0], w[g][1]);
+            runs[1].at[g + 2] = even_bits(w[g][2], w[g][3]);
+        }
+        close_runs<D>(runs);
+#pragma unroll
+        for (int i = 0; i < 2 * N; i++) {
+            const int g = i / 2, h = i % 2;
+            if (4 * g + 2 * h >= D / 16)
+                continue;
+            const TermsBefore<C::MEMORY> terms = terms_before<C::MEMORY, N>(runs[h], g, lane);
+            pair_operands<C::BITS, C::MEMORY>(
+                w[g][2 * h], w[g][2 * h + 1], third[g][2 * h], third[g][2 * h + 1], unit == 1,
+                [&](int j) { return terms.at[j]; }, table,
+                [&](int k, int t, const uint32_t(&a)[4]) { use(4 * g + 2 * h + k, 2 * unit + t, a); });
+        }
+    }
+}
+
+template <class C, int D, class T, class F>
+__device__ __forceinline__ void for_each_trellis_value(const uint8_t *page, int lane, const T &table, F &&use)
+{
+    const uint32_t *words = reinterpret_cast<const uint32_t *>(page);
+    if constexpr (C::BITS == 4)
+        for_each_trellis_value4<C, D>(words, lane, table, use);
+    else
+        for_each_trellis_value2<C, D>(words, lane, table, use);
+}
+
+} // namespace kvant
+
+#endif

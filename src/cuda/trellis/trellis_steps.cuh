@@ -1,0 +1,51 @@
+/* trellis_steps.cuh - the order in which a row's channels are steps of the circle (docs/format.md,
+ * "Trellis codes"), and the subset of a step. For kernels that work on a row at a time; attention has both
+ * in the order of words (trellis.cuh). */
+#ifndef KVANT_CUDA_TRELLIS_STEPS_CUH
+#define KVANT_CUDA_TRELLIS_STEPS_CUH
+
+#include "../params.h"
+
+namespace kvant
+{
+
+/* Of codes of so many bits and head_dims that are multiples of 32. */
+__host__ __device__ constexpr int key_step(int bits, int head_dim, int channel)
+{
+    const int ct = channel / 16, q = channel % 8 / 2, odd = channel % 2, far = channel % 16 / 8;
+    return bits == 4 ? (4 * q + far + 2 * odd) * (head_dim / 16) + ct
+                     : (8 * q + far + 2 * (ct % 2) + 4 * odd) * (head_dim / 32) + ct / 2;
+}
+
+__host__ __device__ constexpr int value_step(int head_dim, int channel)
+{
+    /* A last group of fewer than four row tiles has none of the last l. */
+    const int rt = channel / 16, l = rt % 4, groups = (head_dim + 63) / 64, lacking = 4 * groups - head_dim / 16;
+    const int short_before = l > 4 - lacking ? l - (4 - lacking) : 0;
+    const int own = l >= 4 - lacking ? groups - 1 : groups;
+    const int runs = 2 * (groups * l - short_before) + channel % 16 / 8 * own + rt / 4;
+    return 8 * runs + channel % 8;
+}
+
+__host__ __device__ constexpr int trellis_step(uint32_t role, int bits, int head_dim, int channel)
+{
+    return role == KVANT_ROLE_K ? key_step(bits, head_dim, channel) : value_step(head_dim, channel);
+}
+
+/* bits: those of all n steps, one a byte. */
+__device__ __forceinline__ uint32_t subset_at(const kvant_cuda_trellis &trellis, const uint8_t *bits, int n,
+                                              int step)
+{
+    uint32_t z = 0;
+#pragma unroll
+    for (int p = 0; p < 3; p++)
+        for (uint32_t left = trellis.taps[p]; left; left &= left - 1) {
+            const int at = step - (__ffs((int)left) - 1);
+            z ^= (uint32_t)bits[at < 0 ? at + n : at] << p;
+        }
+    return z;
+}
+
+} // namespace kvant
+
+#endif
