@@ -31,7 +31,7 @@ def rows_of(done):
 class Eval(unittest.TestCase):
     @classmethod
     def setUpClass(cls):
-        cls.arguments = ["eval", "-m", MODEL, "-f", TEXT, "-c", "256", "--chunks", "2"]
+        cls.arguments = ["eval", "-m", MODEL, "-f", TEXT, "-c", "256", "--chunks", "1"]
         cls.rows = rows_of(
             run(
                 *cls.arguments,
@@ -81,7 +81,7 @@ class Eval(unittest.TestCase):
                 {"preset", "config", "protect", "protect_codec", "calibration", "kld_step", "kld_step_se"},
                 row,
             )
-            self.assertEqual(row["chunks"], 2)
+            self.assertEqual(row["chunks"], 1)
 
     def test_bits(self):
         self.assertEqual([row["bits"] for row in self.rows], [16, 8.5, 6.5, 16, 3.75, (24 * 9 + 6 * 16) / 30, 3.75])

@@ -18,7 +18,7 @@ import fetch  # noqa: E402
 OK, RUNTIME, USAGE, INTERRUPTED = 0, 1, 2, 130
 TEXT = fetch.fetch_text()
 # One context is measured, for time; which ones are taken of several texts is tests/unit/test_tune_tokens.c.
-CTX, PROBE, PROBE_CHUNKS = 1024, 64, 1
+CTX, PROBE, PROBE_CHUNKS = 256, 64, 1
 MEASUREMENTS = PROBE_CHUNKS * (2 * N_LAYERS + 1)
 # Bits of turboquant at head_dim 64: a scale of 16 bits a row.
 CANDIDATES = {f"turboquant-{bits}": bits + 0.25 for bits in (2, 3, 4)}

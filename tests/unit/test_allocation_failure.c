@@ -1,4 +1,4 @@
-/* test_allocation_failure.c - every allocation of create, write and calibrate fails once, and every allocation from it on.
+/* test_allocation_failure.c - every allocation of create, write and calibrate fails once, and every allocation from it on; so do threads.
  *
  * The linker puts the functions __wrap_* below between the library and the C library (tests/unit/CMakeLists.txt). A call that meets a
  * refused allocation must report KVANT_ERR_MEMORY, leave a NULL object or one that still works, and leak nothing: blocks are counted
@@ -9,6 +9,8 @@
 #include <kvant/calibration.h>
 #include <kvant/settings.h>
 
+#include <errno.h>
+#include <pthread.h>
 #include <stdatomic.h>
 #include <unistd.h>
 
@@ -81,6 +83,22 @@ void __wrap_free(void *memory)
     if (memory)
         blocks--;
     __real_free(memory);
+}
+
+/* --- Threads --- */
+
+int __real_pthread_create(pthread_t *, const pthread_attr_t *, void *(*)(void *), void *);
+int __wrap_pthread_create(pthread_t *thread, const pthread_attr_t *attributes, void *(*start)(void *), void *argument);
+
+static bool no_threads;
+static long threads_refused;
+
+int __wrap_pthread_create(pthread_t *thread, const pthread_attr_t *attributes, void *(*start)(void *), void *argument)
+{
+    if (!no_threads)
+        return __real_pthread_create(thread, attributes, start, argument);
+    threads_refused++;
+    return EAGAIN;
 }
 
 /* --- The cache --- */
@@ -381,9 +399,23 @@ static void attention_does_not_allocate(void **state)
     }
 }
 
+/* A system that starts no thread makes calls slower, not wrong. The first test, while the library has no threads yet. */
+static void threads_that_do_not_start(void **state)
+{
+    float alone[WIDTH], together[WIDTH];
+    (void)state;
+    no_threads = true;
+    want_of(plain_specs[0], alone);
+    no_threads = false;
+    assert_true(threads_refused > 0);
+    want_of(plain_specs[0], together);
+    assert_memory_equal(alone, together, sizeof alone);
+}
+
 int main(void)
 {
     const struct CMUnitTest tests[] = {
+        cmocka_unit_test(threads_that_do_not_start),
         cmocka_unit_test(caches), cmocka_unit_test(calibrations), cmocka_unit_test(files),
         cmocka_unit_test(writes), cmocka_unit_test(attention_does_not_allocate),
     };
