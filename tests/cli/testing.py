@@ -23,7 +23,7 @@ def command(*arguments):
     return [KVANT, *words, *(["-t", "1"] if one_thread else [])]
 
 
-def run(*arguments, stdin=None, stdout=subprocess.PIPE, timeout=300, **environment):
+def run(*arguments, stdin=None, stdout=subprocess.PIPE, timeout=300, errors=None, **environment):
     """The finished process. The caller's own kvant settings must not leak into what is tested."""
     env = {
         name: value for name, value in os.environ.items() if not name.startswith(("KVANT", "GGML", "LLAMA_"))
@@ -37,6 +37,7 @@ def run(*arguments, stdin=None, stdout=subprocess.PIPE, timeout=300, **environme
         stdout=stdout,
         stderr=subprocess.PIPE,
         text=True,
+        errors=errors,
         env=env,
         timeout=timeout,
     )

@@ -301,14 +301,14 @@ static double integers(const fixture *f, double score, const sizes *size)
     if (s->fp32)
         return 0;
     double error = 0, values = growth(f->v, s->n_kv_heads * s->v_dim) * size->longest;
-    if (k->code_lines) {
-        double channels = k->code_table.by_row ? 1 : sqrt(s->k_dim) * 4 / 3;
+    if (k->product.lines) {
+        double channels = k->product.by_row ? 1 : sqrt(s->k_dim) * 4 / 3;
         error += 6 * score *
                  (channels / (operand_limit(s->k_spec, s->k_dim) * sqrt(12)) +
                   1.2 * value_error(s->k_spec, s->k_dim) / sqrt(s->k_dim)) *
                  size->spread;
     }
-    if (v->code_lines)
+    if (v->product.lines)
         error += (64.0 / 2 / operand_limit(s->v_spec, 64) * size->peaks * 4 * 2 + 1.2 * value_error(s->v_spec, s->v_dim)) *
                  values;
     return error;

@@ -269,7 +269,7 @@ static void codes_minimise_the_error(void **state)
         float y[6], decoded[6];
         uint32_t codes[2];
         fill_normal(y, 6, &rng);
-        float scale = octopus_quantize(&book, y, codes);
+        float scale = octopus_quantize(&book, kvant_kernels_get(KVANT_CPU_AUTO), y, codes);
         octopus_dequantize(&book, codes, scale, decoded);
         double chosen = squared_distance(y, decoded, 3), least = chosen;
         for (uint32_t code = 0; code < 1u << 8; code++) {
@@ -343,7 +343,7 @@ static void last_triplet(void **state)
                     float y[KVANT_MAX_HEAD_DIM], decoded[KVANT_MAX_HEAD_DIM];
                     uint32_t codes[KVANT_MAX_TRIPLETS];
                     fill_normal(y, d, &rng);
-                    octopus_dequantize(&book, codes, octopus_quantize(&book, y, codes), decoded);
+                    octopus_dequantize(&book, codes, octopus_quantize(&book, kvant_kernels_get(KVANT_CPU_AUTO), y, codes), decoded);
                     others += squared_distance(y, decoded, d - left) / (d - left);
                     last += squared_distance(y + d - left, decoded + d - left, left) / left;
                 }

@@ -1,7 +1,7 @@
 /* test_page.c - the code plane: positions against docs/format.md, unpacking at every CPU level against decoding. */
 #include "testing.h"
 
-#include "../../src/codec/codec_internal.h"
+#include "../../src/codec/encode.h"
 #include "../../src/page/chunks.h"
 
 /* docs/format.md, "Scalar codes", written down a second time with its own names. */
@@ -73,7 +73,7 @@ static void check_unpacking(const kvant_codec *codec, const char *spec, kvant_ro
     const uint32_t dim = codec->info.head_dim, padded = codec->layout.padded_dim;
     float *tile = aligned((size_t)64 * padded * sizeof *tile), *rows = malloc((size_t)64 * KVANT_MAX_HEAD_DIM * sizeof *rows);
     for (uint32_t t = 0; t < 64; t++)
-        kvant_codec_decode_transformed(codec, page, t, rows + t * KVANT_MAX_HEAD_DIM);
+        kvant_codec_decode_transformed(codec, kvant_kernels_get(KVANT_CPU_AUTO), page, t, rows + t * KVANT_MAX_HEAD_DIM);
     for (size_t l = 0; l < COUNT(cpu_levels); l++) {
         if (!has_level(cpu_levels[l]))
             continue;
@@ -130,7 +130,8 @@ static void numbers_are_near_decoding(void **state)
             kvant_codec *codec;
             if (kvant_codec_create(all_specs[s], dims[d], KVANT_ROLE_K, 1, &codec, NULL, 0) != KVANT_OK)
                 continue;
-            const kvant_code_numbers *numbers = codec->numbers;
+            const kvant_code_numbers *numbers =
+                codec->view.kind == KVANT_CODES_CHUNK ? codec->product.integers.chunk : NULL;
             void *page = aligned(info_of(codec).page_bytes);
             float *x = malloc((size_t)64 * dims[d] * sizeof *x), y[KVANT_MAX_HEAD_DIM];
             uint32_t codes[KVANT_MAX_HEAD_DIM];
@@ -142,7 +143,7 @@ static void numbers_are_near_decoding(void **state)
                 const double scale = kvant_half_to_float(
                     ((const uint16_t *)((const uint8_t *)page + codec->info.metadata_offset))[t]);
                 kvant_chunk_layout_get(numbers->layout, page, t, codes);
-                kvant_codec_decode_transformed(codec, page, t, y);
+                kvant_codec_decode_transformed(codec, kvant_kernels_get(KVANT_CPU_AUTO), page, t, y);
                 for (uint32_t j = 0; j < dims[d]; j++) {
                     const uint32_t code = codes[j / chunk->components], above = code >> chunk->index_bits;
                     const uint32_t index = code & ((1u << chunk->index_bits) - 1);

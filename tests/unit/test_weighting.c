@@ -380,8 +380,8 @@ static void inner_products_stay(void **state)
             double before = 0, after = 0, size_x = 0, size_q = 0;
             fill_normal(x, DIM, &rng);
             fill_normal(q, DIM, &rng);
-            kvant_transform_forward(&codec->transform, NULL, x, y);
-            kvant_transform_inverse(&codec->transform, NULL, y, back);
+            kvant_transform_forward(&codec->transform, kvant_kernels_get(KVANT_CPU_AUTO), NULL, x, y);
+            kvant_transform_inverse(&codec->transform, kvant_kernels_get(KVANT_CPU_AUTO), NULL, y, back);
             assert_int_equal(kvant_codec_transform_query(codec, NULL, q, p), KVANT_OK);
             for (uint32_t j = 0; j < DIM; j++) {
                 before += (double)x[j] * q[j];

@@ -12,9 +12,8 @@
 
 #define MAX_ENTRIES 192u
 
-static void search_joint(const kvant_direction *direction, const float *x, uint32_t n, uint32_t *index)
+static void search_joint(const kvant_direction *direction, const kvant_kernels *kernels, const float *x, uint32_t n, uint32_t *index)
 {
-    const kvant_kernels *kernels = kvant_kernels_get(KVANT_CPU_AUTO);
     for (uint32_t c = 0; c < n; c += KVANT_DIRECTION_LANES)
         kernels->largest_products(x + c, KVANT_DIRECTION_MAX_CHUNKS, direction->codewords, direction->n_codewords,
                                   index + c);
@@ -33,9 +32,8 @@ static void subtract_first(const float *x, const float *entries, const uint32_t 
     }
 }
 
-static void search_greedy(const kvant_direction *direction, const float *x, uint32_t n, uint32_t *index)
+static void search_greedy(const kvant_direction *direction, const kvant_kernels *kernels, const float *x, uint32_t n, uint32_t *index)
 {
-    const kvant_kernels *kernels = kvant_kernels_get(KVANT_CPU_AUTO);
     uint32_t entries = 1;
     while (entries * entries < direction->n_codewords)
         entries++;

@@ -117,33 +117,23 @@ static float unbiased_step(const kvant_direction *direction, const row *r)
 }
 
 /* Everything but storing; returns the scale to store. */
-static float quantize(const kvant_codec *codec, const float *y, row *r)
+static float quantize(const kvant_codec *codec, const kvant_kernels *kernels, const float *y, row *r)
 {
     const kvant_direction *direction = kvant_direction_of(codec);
     split(direction, y, codec->info.head_dim, r);
     extract_outliers(direction, r);
     const float step = quantize_radii(direction, r);
-    direction->search(direction, r->x, direction->padded_chunks, r->index);
+    direction->search(direction, kernels, r->x, direction->padded_chunks, r->index);
     return direction->unbiased && step > 0 ? unbiased_step(direction, r) : step;
 }
 
-static kvant_status direction_check(const kvant_codec *codec, const float *y)
+static kvant_status direction_check(const kvant_codec *codec, const kvant_kernels *kernels, const float *y)
 {
     row r;
     for (uint32_t j = 0; j < codec->info.head_dim; j++)
         if (!(fabsf(y[j]) <= KVANT_HALF_MAX))
             return KVANT_ERR_RANGE;
-    return quantize(codec, y, &r) <= KVANT_HALF_MAX ? KVANT_OK : KVANT_ERR_RANGE;
-}
-
-static uint16_t *scales(const kvant_codec *codec, void *page)
-{
-    return (uint16_t *)((uint8_t *)page + codec->info.metadata_offset);
-}
-
-static const uint16_t *scales_const(const kvant_codec *codec, const void *page)
-{
-    return (const uint16_t *)((const uint8_t *)page + codec->info.metadata_offset);
+    return quantize(codec, kernels, y, &r) <= KVANT_HALF_MAX ? KVANT_OK : KVANT_ERR_RANGE;
 }
 
 /* Where the 4 numbers of a token's outlier lie after the scales. */
@@ -166,17 +156,16 @@ static void store_outliers(const kvant_direction *direction, const row *r, uint3
         codes[r->outliers[slot]] = direction->n_codewords | slot << direction->index_bits;
 }
 
-static void direction_encode(const kvant_codec *codec, const kvant_rows *rows, size_t i, uint32_t token, void *page)
+static void direction_encode(const kvant_codec *codec, const kvant_kernels *kernels, const float *y, uint32_t token,
+                   void *page)
 {
     const kvant_direction *direction = kvant_direction_of(codec);
-    float y[KVANT_MAX_HEAD_DIM];
     uint32_t codes[KVANT_DIRECTION_MAX_CHUNKS];
     row r;
-    kvant_codec_transform_row(codec, rows, i, y);
-    scales(codec, page)[token] = kvant_half_from_float(quantize(codec, y, &r));
+    kvant_codec_metadata(codec, page)[token] = kvant_half_from_float(quantize(codec, kernels, y, &r));
     for (uint32_t c = 0; c < direction->n_chunks; c++)
         codes[c] = r.index[c] | (uint32_t)r.radius[c] << direction->index_bits;
-    store_outliers(direction, &r, token, scales(codec, page), codes);
+    store_outliers(direction, &r, token, kvant_codec_metadata(codec, page), codes);
     kvant_chunk_layout_put(&direction->layout, page, token, codes);
 }
 
@@ -196,14 +185,16 @@ static void decode_chunk(const kvant_direction *direction, const uint16_t *metad
         chunk[i] = radius * direction->codewords[(size_t)4 * index + i];
 }
 
-static void direction_decode(const kvant_codec *codec, const void *page, uint32_t token, float *y)
+static void direction_decode(const kvant_codec *codec, const kvant_kernels *kernels, const void *page, uint32_t token,
+                   float *y)
 {
     const kvant_direction *direction = kvant_direction_of(codec);
     uint32_t codes[KVANT_DIRECTION_MAX_CHUNKS];
     float decoded[KVANT_MAX_HEAD_DIM];
+    (void)kernels;
     kvant_chunk_layout_get(&direction->layout, page, token, codes);
     for (uint32_t c = 0; c < direction->n_chunks; c++)
-        decode_chunk(direction, scales_const(codec, page), token, codes[c], decoded + (size_t)4 * c);
+        decode_chunk(direction, kvant_codec_metadata_of(codec, page), token, codes[c], decoded + (size_t)4 * c);
     memcpy(y, decoded, codec->info.head_dim * sizeof *y);
 }
 
@@ -212,7 +203,7 @@ static void direction_unpack(const kvant_codec *codec, const kvant_kernels *kern
     const kvant_direction *direction = kvant_direction_of(codec);
     const kvant_direction_book book = { direction->codewords, direction->n_codewords, direction->index_bits,
                                         direction->slots };
-    const uint16_t *metadata = scales_const(codec, page);
+    const uint16_t *metadata = kvant_codec_metadata_of(codec, page);
     _Alignas(64) float scale[KVANT_PAGE_TOKENS];
     kvant_codec_token_metadata(kernels, metadata, scale);
     kernels->unpack_directions(&book, &direction->layout, page, scale, metadata + KVANT_PAGE_TOKENS,
@@ -314,6 +305,18 @@ static void set_page(kvant_codec *codec, const kvant_direction_shape *shape)
     codec->info.nominal_bits = nominal_bits(direction, shape->code_bits, codec->info.head_dim);
 }
 
+static void set_view(kvant_codec *codec)
+{
+    const kvant_direction *direction = kvant_direction_of(codec);
+    codec->view.kind = KVANT_CODES_CHUNK;
+    codec->view.of.chunk = (kvant_chunk_view){ .n_chunks = direction->n_chunks,
+                                               .index_bits = direction->index_bits,
+                                               .length_bits = direction->radius_bits,
+                                               .outliers = direction->slots,
+                                               .unbiased = direction->unbiased,
+                                               .codewords = direction->codewords };
+}
+
 static const char *const scale_names[] = { "norm", "unbiased", NULL };
 
 kvant_status kvant_direction_create(kvant_codec *codec, kvant_spec *spec, const kvant_site *site,
@@ -341,6 +344,7 @@ kvant_status kvant_direction_create(kvant_codec *codec, kvant_spec *spec, const 
         KVANT_FORWARD(read_outliers(codec, spec, direction, error));
     codec->quantizer = &direction_quantizer;
     set_page(codec, shape);
+    set_view(codec);
     return KVANT_OK;
 }
 

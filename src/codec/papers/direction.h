@@ -17,7 +17,8 @@ typedef struct kvant_direction kvant_direction;
 /* index[c] = the direction of chunk c, whose components are x[i * KVANT_DIRECTION_MAX_CHUNKS + c], for n
  * chunks, a multiple of KVANT_DIRECTION_LANES; zeros get index 0. Components are finite and their products
  * too. */
-typedef void kvant_direction_search(const kvant_direction *direction, const float *x, uint32_t n, uint32_t *index);
+typedef void kvant_direction_search(const kvant_direction *direction, const kvant_kernels *kernels, const float *x,
+                                    uint32_t n, uint32_t *index);
 
 struct kvant_direction {
     /* ceil(head_dim / 4), and that as a multiple of KVANT_DIRECTION_LANES; aligned for the codewords, which follow the struct */

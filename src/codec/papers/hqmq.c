@@ -9,7 +9,7 @@
 
 #include "../../base/random.h"
 #include "direction.h"
-#include "hqmq.h"
+#include "../../math/quaternion.h"
 
 /* y = x conj(s), to the bit as in the search (kernels/quaternion_loops.h). */
 static void multiply_conjugate(const float *x, const float *s, float y[4])
@@ -22,9 +22,8 @@ static void multiply_conjugate(const float *x, const float *s, float y[4])
     y[3] = x3 * s[0] + x2 * s[1] - x1 * s[2] - x0 * s[3];
 }
 
-static void search(const kvant_direction *direction, const float *x, uint32_t n, uint32_t *index)
+static void search(const kvant_direction *direction, const kvant_kernels *kernels, const float *x, uint32_t n, uint32_t *index)
 {
-    const kvant_kernels *kernels = kvant_kernels_get(KVANT_CPU_AUTO);
     const uint32_t n_secondaries = direction->n_codewords / KVANT_HURWITZ_UNITS;
     for (uint32_t c = 0; c < n; c += KVANT_DIRECTION_LANES) {
         uint32_t which[KVANT_DIRECTION_LANES];
@@ -43,11 +42,13 @@ static kvant_quaternion *unrounded(const kvant_direction *direction, uint32_t n_
     return (kvant_quaternion *)(void *)(direction->table + (size_t)4 * n_secondaries);
 }
 
-const kvant_quaternion *kvant_hqmq_secondaries(const kvant_codec *codec, uint32_t *n)
+/* Directions are rounded from products with the unrounded secondaries: whoever makes directions of them needs these. */
+static void set_view(kvant_codec *codec, uint32_t n_secondaries)
 {
-    const kvant_direction *direction = kvant_direction_of(codec);
-    *n = direction->n_codewords / KVANT_HURWITZ_UNITS;
-    return unrounded(direction, *n);
+    kvant_chunk_view *view = &codec->view.of.chunk;
+    view->kind = KVANT_CHUNK_QUATERNIONS;
+    view->n_secondaries = n_secondaries;
+    view->secondaries = unrounded(kvant_direction_of(codec), n_secondaries)->c;
 }
 
 /* Units vary fastest: which unit and which secondary an index means does not depend on S. */
@@ -91,6 +92,7 @@ static kvant_status create_hqmq(kvant_codec *codec, kvant_spec *spec, const kvan
                                           .search = search };
     KVANT_FORWARD(kvant_direction_create(codec, spec, site, &shape, error));
     fill_tables(codec->state, numbers[0], book == 1, site->seed);
+    set_view(codec, numbers[0]);
     KVANT_FORWARD(kvant_direction_offer_codes(codec, error));
     snprintf(codec->spec, sizeof codec->spec, "%s-s%ur%u:book=%s,", spec->name, (unsigned)numbers[0],
              (unsigned)numbers[1], books[book]);

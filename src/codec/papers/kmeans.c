@@ -69,44 +69,37 @@ static uint32_t subtract_nearest(const kvant_codec *codec, const float *y, float
     return best;
 }
 
-static uint16_t *scale_at(const kvant_codec *codec, void *page, uint32_t token)
-{
-    return (uint16_t *)(void *)((uint8_t *)page + codec->info.metadata_offset) + token;
-}
-
-static kvant_status kmeans_check(const kvant_codec *codec, const float *y)
+static kvant_status kmeans_check(const kvant_codec *codec, const kvant_kernels *kernels, const float *y)
 {
     float rest[KVANT_MAX_HEAD_DIM];
     subtract_nearest(codec, y, rest);
-    return kmeans_of(codec)->residual->check(codec, rest);
+    return kmeans_of(codec)->residual->check(codec, kernels, rest);
 }
 
 /* A scale of 0 means that the token was never written, so one that rounds to 0 becomes the smallest number there is. Its codes
  * are all the same then and decode to the zero point. */
-static void kmeans_encode(const kvant_codec *codec, const kvant_rows *rows, size_t i, uint32_t token, void *page)
+static void kmeans_encode(const kvant_codec *codec, const kvant_kernels *kernels, const float *y, uint32_t token,
+                   void *page)
 {
-    float y[KVANT_MAX_HEAD_DIM], rest[KVANT_MAX_HEAD_DIM];
-    kvant_codec_transform_row(codec, rows, i, y);
+    float rest[KVANT_MAX_HEAD_DIM];
     uint32_t index = subtract_nearest(codec, y, rest);
-    kvant_rows source = { NULL, rest, codec->info.head_dim, true };
-    kmeans_of(codec)->residual->encode(codec, &source, 0, token, page);
+    kmeans_of(codec)->residual->encode(codec, kernels, rest, token, page);
     put_index(kmeans_of(codec), page, token, index);
-    uint16_t *scale = scale_at(codec, page, token);
+    uint16_t *scale = kvant_codec_metadata(codec, page) + token;
     *scale = *scale ? *scale : 1;
 }
 
-static void kmeans_decode(const kvant_codec *codec, const void *page, uint32_t token, float *y)
+static void kmeans_decode(const kvant_codec *codec, const kvant_kernels *kernels, const void *page, uint32_t token,
+                   float *y)
 {
     const kmeans *k = kmeans_of(codec);
     uint32_t d = codec->info.head_dim;
-    uint16_t scale;
-    memcpy(&scale, (const uint8_t *)page + codec->info.metadata_offset + token * sizeof scale, sizeof scale);
-    if (scale == 0) {
+    if (kvant_codec_metadata_of(codec, page)[token] == 0) {
         memset(y, 0, d * sizeof *y);
         return;
     }
     const float *centroid = k->centroids + (size_t)get_index(k, page, token) * d;
-    k->residual->decode(codec, page, token, y);
+    k->residual->decode(codec, kernels, page, token, y);
     for (uint32_t j = 0; j < d; j++)
         y[j] += centroid[j];
 }
@@ -141,11 +134,12 @@ static kvant_status find_centroids(const kvant_codec *codec, const kvant_site *s
 static kvant_status place_centroids(const kvant_codec *codec, kmeans *k, const float *centroids,
                                     const kvant_error *error)
 {
+    const kvant_kernels *kernels = kvant_kernels_get(KVANT_CPU_AUTO);
     uint32_t d = codec->info.head_dim;
     k->columns = k->centroids + (size_t)k->clusters * d;
     for (uint32_t c = 0; c < k->clusters; c++) {
         float *row = k->centroids + (size_t)c * d;
-        kvant_transform_forward(&codec->transform, NULL, centroids + (size_t)c * d, row);
+        kvant_transform_forward(&codec->transform, kernels, NULL, centroids + (size_t)c * d, row);
         for (uint32_t j = 0; j < d; j++) {
             if (!(fabsf(row[j]) <= KVANT_HALF_MAX / 2))
                 return kvant_fail(error, KVANT_ERR_UNSUPPORTED, "the calibration's centroids are beyond fp16");
@@ -170,7 +164,8 @@ static kvant_status add_centroids(kvant_codec *codec, uint32_t clusters, const f
     kvant_free(codec->state);
     codec->state = k;
     codec->quantizer = &kmeans_quantizer;
-    codec->code_lines = NULL; /* of the uniform codec: centroids are missing there */
+    codec->view.kind = KVANT_CODES_NONE; /* as uniform codes the pages would lack their centroids */
+    codec->product.lines = NULL;
     kvant_codec_set_page(codec, codec->info.bits, codec->info.code_bytes,
                          codec->info.metadata_bytes + index_bits(clusters) * KVANT_PAGE_TOKENS / 8);
     return place_centroids(codec, k, centroids, error);

@@ -39,11 +39,6 @@ static const octopus *octopus_of(const kvant_codec *codec)
     return codec->state;
 }
 
-const octopus_book *octopus_book_of(const kvant_codec *codec)
-{
-    return &octopus_of(codec)->book;
-}
-
 /* What the codes leave of y, as the decoder will see them: with the scale rounded to fp16. */
 static void residual_of(const octopus *o, const float *y, const uint32_t *codes, float scale, float *residual)
 {
@@ -53,43 +48,44 @@ static void residual_of(const octopus *o, const float *y, const uint32_t *codes,
         residual[j] = y[j] - decoded[j];
 }
 
-static kvant_status octopus_check(const kvant_codec *codec, const float *y)
+static kvant_status octopus_check(const kvant_codec *codec, const kvant_kernels *kernels, const float *y)
 {
     const octopus *o = octopus_of(codec);
-    if (!octopus_fits(&o->book, y))
+    if (!octopus_fits(&o->book, kernels, y))
         return KVANT_ERR_RANGE;
     if (o->qjl.sketch == KVANT_SKETCH_NONE)
         return KVANT_OK;
     uint32_t codes[KVANT_MAX_TRIPLETS];
-    float residual[KVANT_MAX_HEAD_DIM], scale = octopus_quantize(&o->book, y, codes);
+    float residual[KVANT_MAX_HEAD_DIM], scale = octopus_quantize(&o->book, kernels, y, codes);
     residual_of(o, y, codes, scale, residual);
     return kvant_qjl_fits(&o->qjl, residual) ? KVANT_OK : KVANT_ERR_RANGE;
 }
 
-static void octopus_encode(const kvant_codec *codec, const kvant_rows *rows, size_t i, uint32_t token, void *page)
+static void octopus_encode(const kvant_codec *codec, const kvant_kernels *kernels, const float *y, uint32_t token,
+                   void *page)
 {
     const octopus *o = octopus_of(codec);
-    float y[KVANT_MAX_HEAD_DIM], residual[KVANT_MAX_HEAD_DIM];
+    float residual[KVANT_MAX_HEAD_DIM];
     uint32_t codes[KVANT_MAX_TRIPLETS];
-    kvant_codec_transform_row(codec, rows, i, y);
-    float scale = octopus_quantize(&o->book, y, codes);
-    ((uint16_t *)((uint8_t *)page + codec->info.metadata_offset))[token] = kvant_half_from_float(scale);
+    float scale = octopus_quantize(&o->book, kernels, y, codes);
+    kvant_codec_metadata(codec, page)[token] = kvant_half_from_float(scale);
     kvant_chunk_layout_put(&o->layout, page, token, codes);
     if (o->qjl.sketch == KVANT_SKETCH_NONE)
         return;
     residual_of(o, y, codes, scale, residual);
-    kvant_qjl_encode(&o->qjl, residual, token, page);
+    kvant_qjl_encode(&o->qjl, kernels, residual, token, page);
 }
 
-static void octopus_decode(const kvant_codec *codec, const void *page, uint32_t token, float *y)
+static void octopus_decode(const kvant_codec *codec, const kvant_kernels *kernels, const void *page, uint32_t token,
+                   float *y)
 {
     const octopus *o = octopus_of(codec);
     uint32_t codes[KVANT_MAX_TRIPLETS];
-    uint16_t scale = ((const uint16_t *)((const uint8_t *)page + codec->info.metadata_offset))[token];
+    uint16_t scale = kvant_codec_metadata_of(codec, page)[token];
     kvant_chunk_layout_get(&o->layout, page, token, codes);
     octopus_dequantize(&o->book, codes, kvant_half_to_float(scale), y);
     if (o->qjl.sketch != KVANT_SKETCH_NONE)
-        kvant_qjl_add(&o->qjl, page, token, y);
+        kvant_qjl_add(&o->qjl, kernels, page, token, y);
 }
 
 static void octopus_unpack(const kvant_codec *codec, const kvant_kernels *kernels, const void *page, float *tile)
@@ -100,8 +96,7 @@ static void octopus_unpack(const kvant_codec *codec, const kvant_kernels *kernel
         kvant_unpack_decoded(codec, kernels, page, tile);
         return;
     }
-    kvant_codec_token_metadata(kernels, (const uint16_t *)((const uint8_t *)page + codec->info.metadata_offset),
-                               scale);
+    kvant_codec_token_metadata(kernels, kvant_codec_metadata_of(codec, page), scale);
     kernels->unpack_triplets(&o->book.triplets, &o->layout, page, scale, o->book.dim, tile);
 }
 
@@ -176,13 +171,31 @@ static kvant_status build(kvant_codec *codec, const octopus_options *options, co
     return KVANT_OK;
 }
 
-/* What attention needs to work on codes. A sketch is no part of them. */
+static void set_view(kvant_codec *codec)
+{
+    const octopus_book *book = &octopus_of(codec)->book;
+    const kvant_triplet_book *t = &book->triplets;
+    codec->view.kind = KVANT_CODES_CHUNK;
+    codec->view.of.chunk = (kvant_chunk_view){ .kind = KVANT_CHUNK_TRIPLETS,
+                                               .n_chunks = book->n_triplets,
+                                               .index_bits = 2 * t->direction_bits,
+                                               .length_bits = t->norm_bits,
+                                               .inverse_sqrt_dim = book->inverse_sqrt_dim,
+                                               .unbiased = book->unbiased,
+                                               .rounding = (uint32_t)t->rounding,
+                                               .direction = t->direction,
+                                               .direction_thresholds = t->direction_thresholds,
+                                               .length = t->norm,
+                                               .length_thresholds = t->norm_thresholds };
+}
+
+/* What attention needs to work on codes. */
 static kvant_status offer_codes(kvant_codec *codec, const kvant_error *error)
 {
     const octopus *o = octopus_of(codec);
     const kvant_triplet_book *book = &o->book.triplets;
     const uint32_t index_bits = 2 * book->direction_bits;
-    if (o->qjl.sketch != KVANT_SKETCH_NONE || index_bits > KVANT_NUMBER_MAX_INDEX)
+    if (index_bits > KVANT_NUMBER_MAX_INDEX)
         return KVANT_OK;
     float *directions = kvant_alloc((size_t)4 << index_bits, sizeof *directions);
     if (!directions)
@@ -213,9 +226,12 @@ static kvant_status create_octopus(kvant_codec *codec, kvant_spec *spec, const k
              (unsigned)options.bits, (unsigned)options.direction_bits, (unsigned)options.norm_bits,
              rounding_names[options.rounding], scale_names[options.scale]);
     KVANT_FORWARD(build(codec, &options, error));
-    KVANT_FORWARD(offer_codes(codec, error));
-    if (options.sketch != KVANT_SKETCH_NONE)
+    if (options.sketch == KVANT_SKETCH_NONE) {
+        set_view(codec); /* of codes with a sketch beside them there is none */
+        KVANT_FORWARD(offer_codes(codec, error));
+    } else {
         kvant_qjl_describe(&octopus_of(codec)->qjl, codec->spec, sizeof codec->spec);
+    }
     kvant_transform_describe(&codec->transform, codec->spec, sizeof codec->spec);
     return KVANT_OK;
 }

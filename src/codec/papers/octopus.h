@@ -1,5 +1,4 @@
-/* octopus.h - the codebook of octopus codecs and what it does to one row, for octopus.c and for the
- * library that runs them on GPUs. Formulas and rounding: docs/format.md, "Octahedral codes". */
+/* octopus.h - the codebook of octopus codecs and what it does to one row, for octopus.c. Formulas and rounding: docs/format.md, "Octahedral codes". */
 #ifndef KVANT_CODEC_OCTOPUS_H
 #define KVANT_CODEC_OCTOPUS_H
 
@@ -13,16 +12,13 @@ typedef struct octopus_book {
     bool unbiased;
 } octopus_book;
 
-/* The codebook of an octopus codec; it lives as long as the codec. */
-const octopus_book *octopus_book_of(const kvant_codec *codec);
-
 void octopus_book_init(octopus_book *book, uint32_t dim, uint32_t direction_bits, uint32_t norm_bits);
 
 /* Codes of a row of dim floats, one a triplet; returns the scale to store, not yet rounded. */
-float octopus_quantize(const octopus_book *book, const float *y, uint32_t *codes);
+float octopus_quantize(const octopus_book *book, const kvant_kernels *kernels, const float *y, uint32_t *codes);
 
 /* Whether that scale fits fp16. */
-bool octopus_fits(const octopus_book *book, const float *y);
+bool octopus_fits(const octopus_book *book, const kvant_kernels *kernels, const float *y);
 
 /* The direction of codes with this index (u and w), a unit vector of 3 numbers. */
 void octopus_direction(const kvant_triplet_book *book, uint32_t index, float direction[3]);

@@ -110,9 +110,8 @@ static void settle_last(const octopus_book *book, uint32_t trials, kvant_triplet
     t->along[at] = product;
 }
 
-float octopus_quantize(const octopus_book *book, const float *y, uint32_t *codes)
+float octopus_quantize(const octopus_book *book, const kvant_kernels *kernels, const float *y, uint32_t *codes)
 {
-    const kvant_kernels *kernels = kvant_kernels_get(KVANT_CPU_AUTO);
     kvant_triplets t;
     uint32_t trials;
     float squares = kernels->dot(y, y, book->dim);
@@ -131,12 +130,12 @@ float octopus_quantize(const octopus_book *book, const float *y, uint32_t *codes
     return product > 0 && unbiased <= 4 * scale ? unbiased : scale;
 }
 
-bool octopus_fits(const octopus_book *book, const float *y)
+bool octopus_fits(const octopus_book *book, const kvant_kernels *kernels, const float *y)
 {
     uint32_t codes[KVANT_MAX_TRIPLETS];
-    float squares = kvant_kernels_get(KVANT_CPU_AUTO)->dot(y, y, book->dim);
+    float squares = kernels->dot(y, y, book->dim);
     return sqrtf(squares) * book->inverse_sqrt_dim <= KVANT_HALF_MAX &&
-           octopus_quantize(book, y, codes) <= KVANT_HALF_MAX;
+           octopus_quantize(book, kernels, y, codes) <= KVANT_HALF_MAX;
 }
 
 void octopus_direction(const kvant_triplet_book *book, uint32_t index, float direction[3])

@@ -118,10 +118,9 @@ static void decode_angles(const polar *p, const uint8_t *codes, uint32_t d, floa
 }
 
 /* Codes of a row; returns the scale to store. */
-static float quantize(const kvant_codec *codec, const float *y, uint8_t *codes)
+static float quantize(const kvant_codec *codec, const kvant_kernels *kernels, const float *y, uint8_t *codes)
 {
     const polar *p = polar_of(codec);
-    const kvant_kernels *kernels = kvant_kernels_get(KVANT_CPU_AUTO);
     uint32_t d = codec->info.head_dim;
     float squares = kernels->dot(y, y, d), direction[KVANT_MAX_HEAD_DIM];
     float scale = kvant_half_to_float(kvant_half_from_float(sqrtf(squares) * p->inverse_sqrt_dim));
@@ -133,30 +132,30 @@ static float quantize(const kvant_codec *codec, const float *y, uint8_t *codes)
     return product > 0 ? squares / product : 0;
 }
 
-static kvant_status polar_check(const kvant_codec *codec, const float *y)
+static kvant_status polar_check(const kvant_codec *codec, const kvant_kernels *kernels, const float *y)
 {
     uint8_t codes[KVANT_MAX_HEAD_DIM];
-    float squares = kvant_kernels_get(KVANT_CPU_AUTO)->dot(y, y, codec->info.head_dim);
+    float squares = kernels->dot(y, y, codec->info.head_dim);
     if (!(sqrtf(squares) * polar_of(codec)->inverse_sqrt_dim <= KVANT_HALF_MAX))
         return KVANT_ERR_RANGE;
-    return quantize(codec, y, codes) <= KVANT_HALF_MAX ? KVANT_OK : KVANT_ERR_RANGE;
+    return quantize(codec, kernels, y, codes) <= KVANT_HALF_MAX ? KVANT_OK : KVANT_ERR_RANGE;
 }
 
-static void polar_encode(const kvant_codec *codec, const kvant_rows *rows, size_t i, uint32_t token, void *page)
+static void polar_encode(const kvant_codec *codec, const kvant_kernels *kernels, const float *y, uint32_t token,
+                   void *page)
 {
-    float y[KVANT_MAX_HEAD_DIM];
     uint8_t codes[KVANT_MAX_HEAD_DIM] = { 0 };
-    kvant_codec_transform_row(codec, rows, i, y);
-    ((uint16_t *)((uint8_t *)page + codec->info.metadata_offset))[token] =
-        kvant_half_from_float(quantize(codec, y, codes));
+    kvant_codec_metadata(codec, page)[token] =
+        kvant_half_from_float(quantize(codec, kernels, y, codes));
     kvant_layout_put(&codec->layout, page, token, codes);
 }
 
-static void polar_decode(const kvant_codec *codec, const void *page, uint32_t token, float *y)
+static void polar_decode(const kvant_codec *codec, const kvant_kernels *kernels, const void *page, uint32_t token,
+                   float *y)
 {
     uint8_t codes[KVANT_MAX_HEAD_DIM];
-    uint16_t stored = ((const uint16_t *)((const uint8_t *)page + codec->info.metadata_offset))[token];
-    float scale = kvant_half_to_float(stored);
+    float scale = kvant_half_to_float(kvant_codec_metadata_of(codec, page)[token]);
+    (void)kernels;
     kvant_layout_get(&codec->layout, page, token, codes);
     decode_angles(polar_of(codec), codes, codec->info.head_dim, y);
     for (uint32_t j = 0; j < codec->info.head_dim; j++)

@@ -67,11 +67,12 @@ bool kvant_qjl_fits(const kvant_qjl *qjl, const float *residual)
     return residual_norm(qjl, residual) <= KVANT_HALF_MAX;
 }
 
-void kvant_qjl_encode(const kvant_qjl *qjl, const float *residual, uint32_t token, void *page)
+void kvant_qjl_encode(const kvant_qjl *qjl, const kvant_kernels *kernels, const float *residual, uint32_t token,
+                      void *page)
 {
     float projected[KVANT_MAX_HEAD_DIM];
     uint8_t signs[KVANT_MAX_HEAD_DIM] = { 0 };
-    kvant_transform_forward(&qjl->projection, NULL, residual, projected);
+    kvant_transform_forward(&qjl->projection, kernels, NULL, residual, projected);
     for (uint32_t j = 0; j < qjl->projection.head_dim; j++)
         signs[j] = projected[j] < 0;
     kvant_layout_put(&qjl->signs, (uint8_t *)page + qjl->codes_offset, token, signs);
@@ -79,7 +80,8 @@ void kvant_qjl_encode(const kvant_qjl *qjl, const float *residual, uint32_t toke
         kvant_half_from_float(residual_norm(qjl, residual));
 }
 
-void kvant_qjl_add(const kvant_qjl *qjl, const void *page, uint32_t token, float *y)
+void kvant_qjl_add(const kvant_qjl *qjl, const kvant_kernels *kernels, const void *page, uint32_t token,
+                   float *y)
 {
     uint8_t signs[KVANT_MAX_HEAD_DIM];
     float estimate[KVANT_MAX_HEAD_DIM];
@@ -89,7 +91,7 @@ void kvant_qjl_add(const kvant_qjl *qjl, const void *page, uint32_t token, float
     for (uint32_t j = 0; j < qjl->projection.head_dim; j++)
         estimate[j] = signs[j] ? -1.0f : 1.0f;
     float sum[KVANT_MAX_HEAD_DIM];
-    kvant_transform_inverse(&qjl->projection, NULL, estimate, sum);
+    kvant_transform_inverse(&qjl->projection, kernels, NULL, estimate, sum);
     for (uint32_t j = 0; j < qjl->projection.head_dim; j++)
         y[j] += scale * sum[j];
 }

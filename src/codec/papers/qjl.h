@@ -46,10 +46,12 @@ void kvant_qjl_set_page(kvant_qjl *qjl, kvant_codec *codec, uint32_t bits, size_
 bool kvant_qjl_fits(const kvant_qjl *qjl, const float *residual);
 
 /* Stores the sketch of a residual of head_dim floats. */
-void kvant_qjl_encode(const kvant_qjl *qjl, const float *residual, uint32_t token, void *page);
+void kvant_qjl_encode(const kvant_qjl *qjl, const kvant_kernels *kernels, const float *residual, uint32_t token,
+                      void *page);
 
 /* y += the residual's estimate. */
-void kvant_qjl_add(const kvant_qjl *qjl, const void *page, uint32_t token, float *y);
+void kvant_qjl_add(const kvant_qjl *qjl, const kvant_kernels *kernels, const void *page, uint32_t token,
+                   float *y);
 
 /* Appends ",qjl,sketch=..." to a canonical spec. */
 void kvant_qjl_describe(const kvant_qjl *qjl, char *text, size_t size);

@@ -46,8 +46,10 @@ static uint32_t nearest(const kvant_direction *direction, const float x[4])
     return unit + KVANT_HURWITZ_UNITS * projection_signs(x, unit, direction->table, count_signs(direction));
 }
 
-static void search(const kvant_direction *direction, const float *x, uint32_t n, uint32_t *index)
+static void search(const kvant_direction *direction, const kvant_kernels *kernels, const float *x, uint32_t n,
+                   uint32_t *index)
 {
+    (void)kernels;
     for (uint32_t c = 0; c < n; c++) {
         const float chunk[4] = { x[c], x[KVANT_DIRECTION_MAX_CHUNKS + c], x[2 * KVANT_DIRECTION_MAX_CHUNKS + c],
                                  x[3 * KVANT_DIRECTION_MAX_CHUNKS + c] };

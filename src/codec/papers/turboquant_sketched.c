@@ -20,55 +20,57 @@ static const sketched *sketched_of(const kvant_codec *codec)
 }
 
 /* What the first stage leaves of y, its codes and the scale to store. */
-static float first_stage(const sketched *s, const float *y, uint8_t *codes, float *residual)
+static float first_stage(const sketched *s, const kvant_kernels *kernels, const float *y, uint8_t *codes,
+                         float *residual)
 {
     uint32_t d = s->qjl.projection.head_dim;
     memcpy(residual, y, d * sizeof *y);
     if (s->book.bits == 0)
         return 0;
-    float decoded[KVANT_MAX_HEAD_DIM], scale = kvant_codebook_quantize(&s->book, y, codes);
+    float decoded[KVANT_MAX_HEAD_DIM], scale = kvant_codebook_quantize(&s->book, kernels, y, codes);
     kvant_codebook_decode(&s->book, codes, scale, decoded);
     for (uint32_t j = 0; j < d; j++)
         residual[j] -= decoded[j];
     return scale;
 }
 
-static kvant_status sketched_check(const kvant_codec *codec, const float *y)
+static kvant_status sketched_check(const kvant_codec *codec, const kvant_kernels *kernels, const float *y)
 {
     const sketched *s = sketched_of(codec);
     float residual[KVANT_MAX_HEAD_DIM];
     uint8_t codes[KVANT_MAX_HEAD_DIM];
-    if (s->book.bits && !kvant_codebook_fits(&s->book, y))
+    if (s->book.bits && !kvant_codebook_fits(&s->book, kernels, y))
         return KVANT_ERR_RANGE;
-    first_stage(s, y, codes, residual);
+    first_stage(s, kernels, y, codes, residual);
     return kvant_qjl_fits(&s->qjl, residual) ? KVANT_OK : KVANT_ERR_RANGE;
 }
 
-static void sketched_encode(const kvant_codec *codec, const kvant_rows *rows, size_t i, uint32_t token, void *page)
+static void sketched_encode(const kvant_codec *codec, const kvant_kernels *kernels, const float *y, uint32_t token,
+                   void *page)
 {
     const sketched *s = sketched_of(codec);
-    float y[KVANT_MAX_HEAD_DIM], residual[KVANT_MAX_HEAD_DIM];
+    float residual[KVANT_MAX_HEAD_DIM];
     uint8_t codes[KVANT_MAX_HEAD_DIM] = { 0 };
-    kvant_codec_transform_row(codec, rows, i, y);
-    float scale = first_stage(s, y, codes, residual);
+    float scale = first_stage(s, kernels, y, codes, residual);
     if (s->book.bits) {
-        ((uint16_t *)((uint8_t *)page + codec->info.metadata_offset))[token] = kvant_half_from_float(scale);
+        kvant_codec_metadata(codec, page)[token] = kvant_half_from_float(scale);
         kvant_layout_put(&codec->layout, page, token, codes);
     }
-    kvant_qjl_encode(&s->qjl, residual, token, page);
+    kvant_qjl_encode(&s->qjl, kernels, residual, token, page);
 }
 
-static void sketched_decode(const kvant_codec *codec, const void *page, uint32_t token, float *y)
+static void sketched_decode(const kvant_codec *codec, const kvant_kernels *kernels, const void *page, uint32_t token,
+                   float *y)
 {
     const sketched *s = sketched_of(codec);
     memset(y, 0, codec->info.head_dim * sizeof *y);
     if (s->book.bits) {
         uint8_t codes[KVANT_MAX_HEAD_DIM];
-        uint16_t scale = ((const uint16_t *)((const uint8_t *)page + codec->info.metadata_offset))[token];
+        uint16_t scale = kvant_codec_metadata_of(codec, page)[token];
         kvant_layout_get(&codec->layout, page, token, codes);
         kvant_codebook_decode(&s->book, codes, kvant_half_to_float(scale), y);
     }
-    kvant_qjl_add(&s->qjl, page, token, y);
+    kvant_qjl_add(&s->qjl, kernels, page, token, y);
 }
 
 static const kvant_quantizer sketched_quantizer = { sketched_check, sketched_encode, sketched_decode,

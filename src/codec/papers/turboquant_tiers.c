@@ -25,7 +25,6 @@ typedef struct tier {
 } tier;
 
 typedef struct tiers {
-    kvant_codebook none; /* what kvant_codebook_of sees: not plain */
     tier tier[2];        /* outliers, others */
     size_t mask_offset;
     float matrix[]; /* of both rotations */
@@ -47,16 +46,13 @@ static void channel_order(const kvant_codec *codec, const void *page, uint16_t *
                 order[n++] = (uint16_t)j;
 }
 
-static void sum_squares(const kvant_codec *codec, const kvant_rows *rows, size_t i, float *energy)
+static void sum_squares(const kvant_codec *codec, const float *y, float *energy)
 {
-    float y[KVANT_MAX_HEAD_DIM];
     uint32_t d = codec->info.head_dim;
     memset(energy, 0, d * sizeof *energy);
-    for (uint32_t t = 0; t < KVANT_PAGE_TOKENS; t++) {
-        kvant_codec_transform_row(codec, rows, i + t, y);
+    for (uint32_t t = 0; t < KVANT_PAGE_TOKENS; t++, y += d)
         for (uint32_t j = 0; j < d; j++)
             energy[j] += y[j] * y[j];
-    }
 }
 
 /* How many channels come before channel j in falling order of energy; of equal ones the lower index is
@@ -71,11 +67,11 @@ static uint32_t rank_of(const float *energy, uint32_t d, uint32_t j)
     return rank;
 }
 
-static void choose_outliers(const kvant_codec *codec, const kvant_rows *rows, size_t i, void *page)
+static void choose_outliers(const kvant_codec *codec, const float *y, void *page)
 {
     float energy[KVANT_MAX_HEAD_DIM];
     uint32_t mask[MASK_WORDS] = { 0 }, d = codec->info.head_dim;
-    sum_squares(codec, rows, i, energy);
+    sum_squares(codec, y, energy);
     for (uint32_t j = 0; j < d; j++)
         if (rank_of(energy, d, j) < tiers_of(codec)->tier[0].book.dim)
             mask[j / 32] |= 1u << j % 32;
@@ -84,13 +80,13 @@ static void choose_outliers(const kvant_codec *codec, const kvant_rows *rows, si
 
 /* channels: those of the tier, in order. A scale beyond fp16 is possible for scale=unbiased alone: it is
  * cut. */
-static void encode_tier(const tier *at, const float *channels, uint32_t token, void *page)
+static void encode_tier(const tier *at, const kvant_kernels *kernels, const float *channels, uint32_t token, void *page)
 {
     float rotated[KVANT_MAX_HEAD_DIM];
     uint8_t codes[KVANT_MAX_HEAD_DIM];
     uint32_t wide[KVANT_MAX_HEAD_DIM];
-    kvant_transform_forward(&at->rotation, NULL, channels, rotated);
-    float scale = kvant_codebook_quantize(&at->book, rotated, codes);
+    kvant_transform_forward(&at->rotation, kernels, NULL, channels, rotated);
+    float scale = kvant_codebook_quantize(&at->book, kernels, rotated, codes);
     for (uint32_t j = 0; j < at->book.dim; j++)
         wide[j] = codes[j];
     ((uint16_t *)((uint8_t *)page + at->scales_offset))[token] =
@@ -98,7 +94,7 @@ static void encode_tier(const tier *at, const float *channels, uint32_t token, v
     kvant_chunk_layout_put(&at->layout, (uint8_t *)page + at->codes_offset, token, wide);
 }
 
-static void decode_tier(const tier *at, const void *page, uint32_t token, float *channels)
+static void decode_tier(const tier *at, const kvant_kernels *kernels, const void *page, uint32_t token, float *channels)
 {
     float rotated[KVANT_MAX_HEAD_DIM];
     uint8_t codes[KVANT_MAX_HEAD_DIM];
@@ -108,43 +104,44 @@ static void decode_tier(const tier *at, const void *page, uint32_t token, float 
     for (uint32_t j = 0; j < at->book.dim; j++)
         codes[j] = (uint8_t)wide[j];
     kvant_codebook_decode(&at->book, codes, kvant_half_to_float(scale), rotated);
-    kvant_transform_inverse(&at->rotation, NULL, rotated, channels);
+    kvant_transform_inverse(&at->rotation, kernels, NULL, rotated, channels);
 }
 
 /* Which channels are outliers is not known before the whole page is: both tiers' norms fit when the row's
  * would in either. */
-static kvant_status tiers_check(const kvant_codec *codec, const float *y)
+static kvant_status tiers_check(const kvant_codec *codec, const kvant_kernels *kernels, const float *y)
 {
-    float squares = kvant_kernels_get(KVANT_CPU_AUTO)->dot(y, y, codec->info.head_dim);
+    float squares = kernels->dot(y, y, codec->info.head_dim);
     const tier *outliers = &tiers_of(codec)->tier[0];
     /* 0.999: a rotation's and a sum's rounding */
     return sqrtf(squares) * outliers->book.inverse_sqrt_dim <= 0.999f * KVANT_HALF_MAX ? KVANT_OK : KVANT_ERR_RANGE;
 }
 
-static void tiers_encode(const kvant_codec *codec, const kvant_rows *rows, size_t i, uint32_t token, void *page)
+static void tiers_encode(const kvant_codec *codec, const kvant_kernels *kernels, const float *y, uint32_t token,
+                   void *page)
 {
     const tiers *s = tiers_of(codec);
     uint16_t order[KVANT_MAX_HEAD_DIM];
-    float y[KVANT_MAX_HEAD_DIM], sorted[KVANT_MAX_HEAD_DIM];
-    choose_outliers(codec, rows, i, page);
+    float sorted[KVANT_MAX_HEAD_DIM];
+    choose_outliers(codec, y, page);
     channel_order(codec, page, order);
-    for (uint32_t t = 0; t < KVANT_PAGE_TOKENS; t++) {
-        kvant_codec_transform_row(codec, rows, i + t, y);
+    for (uint32_t t = 0; t < KVANT_PAGE_TOKENS; t++, y += codec->info.head_dim) {
         for (uint32_t j = 0; j < codec->info.head_dim; j++)
             sorted[j] = y[order[j]];
         for (uint32_t k = 0; k < 2; k++)
-            encode_tier(&s->tier[k], sorted + s->tier[k].first, token + t, page);
+            encode_tier(&s->tier[k], kernels, sorted + s->tier[k].first, token + t, page);
     }
 }
 
-static void tiers_decode(const kvant_codec *codec, const void *page, uint32_t token, float *y)
+static void tiers_decode(const kvant_codec *codec, const kvant_kernels *kernels, const void *page, uint32_t token,
+                   float *y)
 {
     const tiers *s = tiers_of(codec);
     uint16_t order[KVANT_MAX_HEAD_DIM];
     float sorted[KVANT_MAX_HEAD_DIM];
     channel_order(codec, page, order);
     for (uint32_t k = 0; k < 2; k++)
-        decode_tier(&s->tier[k], page, token, sorted + s->tier[k].first);
+        decode_tier(&s->tier[k], kernels, page, token, sorted + s->tier[k].first);
     for (uint32_t j = 0; j < codec->info.head_dim; j++)
         y[order[j]] = sorted[j];
 }
