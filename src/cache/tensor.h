@@ -57,7 +57,8 @@ struct kvant_tensor {
     uint64_t *clocks, used;     /* rows written: per sequence, in all */
     uint8_t *sequence_versions; /* of each sequence's last block */
     kvant_tensor_version versions[KVANT_MAX_VERSIONS + 1];
-    uint8_t newest; /* version of rows that nothing else decides */
+    uint8_t newest;                 /* version of rows that nothing else decides */
+    bool unfit[KVANT_MAX_VERSIONS]; /* for the rows judged last */
     kvant_statistics recent;
     float *scratch; /* KVANT_SEAL_WORKERS x block_tokens x head_dim */
 };

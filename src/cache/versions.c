@@ -78,6 +78,7 @@ void kvant_versions_reset(kvant_tensor *tensor)
     }
     tensor->newest = 0;
     memset(tensor->sequence_versions, 0, tensor->n_sequences);
+    memset(tensor->unfit, 0, sizeof tensor->unfit);
     kvant_statistics_reset(&tensor->recent);
 }
 
@@ -236,6 +237,8 @@ void kvant_choice_publish(kvant_tensor *tensor, kvant_choice *choice)
     if (choice->version == KVANT_CANDIDATE)
         choice->version = promote_candidate(tensor);
     tensor->newest = choice->version;
+    choice->unfit[choice->version] = false; /* its number may have been that of another before */
+    memcpy(tensor->unfit, choice->unfit, sizeof tensor->unfit);
     if (!first)
         return;
     memset(tensor->sequence_versions, choice->version, tensor->n_sequences);

@@ -55,14 +55,16 @@ static uint32_t version_of_new(const kvant_tensor *tensor, uint32_t block)
     return tensor->versions[version].alive && tensor->versions[version].learnt ? version : tensor->newest;
 }
 
+/* A block that rows of another kind were written to before takes their version with its first new row: what is left of the old rows, if
+ * anything, is quantised once more. */
 static uint32_t version_for(const write_job *job, const run *r)
 {
-    const kvant_block *block = &job->tensor->blocks[r->block];
-    if (!block->written)
-        return job->choice.judged ? job->choice.version : version_of_new(job->tensor, r->block);
-    if (!job->choice.judged || !(block->written & ~r->mask) || job->choice.unfit[block->version])
-        return job->choice.judged ? job->choice.version : block->version;
-    return block->version;
+    const kvant_tensor *tensor = job->tensor;
+    const kvant_block *block = &tensor->blocks[r->block];
+    const bool *unfit = job->choice.judged ? job->choice.unfit : tensor->unfit;
+    if (block->written & ~r->mask && !unfit[block->version])
+        return block->version;
+    return job->choice.judged ? job->choice.version : version_of_new(tensor, r->block);
 }
 
 /* Checking */
