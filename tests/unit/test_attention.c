@@ -14,6 +14,7 @@ typedef struct setup {
     const char *k_spec, *v_spec;
     bool mask, sinks, affine, fp32;
     bool codec_per_head; /* of one spec, rotated by seeds of their own */
+    bool centred;        /* rows without a mean */
     float softcap, max_bias;
 } setup;
 
@@ -40,7 +41,7 @@ static void fill_cells(const setup *s, kvant_cells *cells, uint32_t dim, uint64_
     for (uint32_t i = 0; i < n; i++) {
         index[i] = i;
         for (uint32_t j = 0; j < width; j++)
-            rows[(size_t)i * width + j] += 3 * center[j];
+            rows[(size_t)i * width + j] += s->centred ? 0 : 3 * center[j];
     }
     if (s->affine)
         assert_int_equal(kvant_cells_set_affine(cells, &(kvant_affine){ center, scale }), KVANT_OK);
@@ -251,20 +252,36 @@ static double rounding(const fixture *f, double score, const sizes *size)
     return (2 * (s->k_dim + 20) * score + sum) * pow(2, -24) * size->magnitude;
 }
 
-/* Half a step of a codebook's integers, in a codebook for numbers of variance 1 whose largest is below 3; 0 for levels, which
- * are integers. */
-static double value_error(const kvant_codec *codec)
+static bool begins(const char *spec, const char *word)
 {
-    /* Chunks: some steps times the token's scale, which for triplets is |row| / sqrt(d) and for four channels at most |row| / the
-     * largest radius; that is KVANT_CODE_VALUE_MAX / chunk.step. */
-    const kvant_code_numbers *numbers = codec->product.integers.chunk;
-    if (codec->view.kind == KVANT_CODES_CHUNK)
-        return numbers->error * numbers->step *
-               (numbers->chunk.step ? sqrt(codec->info.head_dim) * numbers->chunk.step / KVANT_CODE_VALUE_MAX : 1);
-    for (uint32_t c = 0; codec->view.kind == KVANT_CODES_CODEBOOK && c < 16; c++)
-        if (abs(codec->product.integers.values[c]) == KVANT_CODE_VALUE_MAX)
-            return 3.0 / (2 * KVANT_CODE_VALUE_MAX);
-    return 0;
+    return strncmp(spec, word, strlen(word)) == 0;
+}
+
+static bool has_levels(const char *spec)
+{
+    return begins(spec, "int") || begins(spec, "bdr") || begins(spec, "kivi") || begins(spec, "innerq");
+}
+
+/* The largest integer of a query or a weight. Products and their sum over `columns` numbers fit 31 bits: with levels, which are at most 13,
+ * 15 bits are left for it (32639, so that it splits into two bytes), with a codebook's integers of 12 bits what the columns leave. */
+static double operand_limit(const char *spec, uint32_t columns)
+{
+    return has_levels(spec) ? 32639 : pow(2, 31 - 12) / ((columns + 15) / 16 * 16);
+}
+
+/* How far an integer of 12 bits is from the number that it stands for, over the row's length / sqrt(d). Levels are integers. A codebook
+ * for numbers of variance 1 has none above 3, and rounding takes half a unit of 3 / 4095. A triplet has one of 3.75 at most, and
+ * its direction comes from an integer square root: 4 units. Of four channels the largest number may be the whole row, and their table is
+ * rounded, too: 1.5 units of sqrt(d) / 4095. */
+static double value_error(const char *spec, uint32_t dim)
+{
+    if (has_levels(spec))
+        return 0;
+    if (begins(spec, "octopus"))
+        return 4 * 3.75 / 4095;
+    if (begins(spec, "hqmq") || begins(spec, "spherical") || begins(spec, "addvq"))
+        return 1.5 * sqrt(dim) / 4095;
+    return 3.0 / (2 * 4095);
 }
 
 /* Attention on codes (src/attention/codes.h) also rounds queries, weights and codebooks to integers.
@@ -286,11 +303,14 @@ static double integers(const fixture *f, double score, const sizes *size)
     double error = 0, values = growth(f->v, s->n_kv_heads * s->v_dim) * size->longest;
     if (k->product.lines) {
         double channels = k->product.by_row ? 1 : sqrt(s->k_dim) * 4 / 3;
-        error += 6 * score * (channels / (k->product.limit * sqrt(12)) + 1.2 * value_error(k) / sqrt(s->k_dim)) *
+        error += 6 * score *
+                 (channels / (operand_limit(s->k_spec, s->k_dim) * sqrt(12)) +
+                  1.2 * value_error(s->k_spec, s->k_dim) / sqrt(s->k_dim)) *
                  size->spread;
     }
     if (v->product.lines)
-        error += (64.0 / 2 / v->product.limit * size->peaks * 4 * 2 + 1.2 * value_error(v)) * values;
+        error += (64.0 / 2 / operand_limit(s->v_spec, 64) * size->peaks * 4 * 2 + 1.2 * value_error(s->v_spec, s->v_dim)) *
+                 values;
     return error;
 }
 
@@ -367,6 +387,48 @@ static void fp32_rounds_no_integers(void **state)
                                  .v_spec = specs[COUNT(specs) - 1 - i],
                                  .mask = true,
                                  .fp32 = true });
+}
+
+/* Rounding to integers, as figures: the root mean square error of outputs over that of fp32 = true, where nothing is rounded to
+ * integers. All weights are equal here but for scores of standard deviation 1 (rows of variance 1, 64 channels, scale 1/8), so that
+ * sum p^2 = e / n, and an output's own size is sqrt(e / n).
+ *
+ * turboquant-4: a query's integers are off by max |q| / 8192 / sqrt(12) = 2.6 / 8192 / 3.46 = 0.9e-4, keys' and values' by
+ * 2.73 / 4095 / 3.46 = 1.9e-4 of a number; weights by the page's largest, 10 times the mean (e^2.3), / 8192 / 3.46 = 3.5e-4 of the mean,
+ * which is 3.5e-4 / sqrt(e) = 2.1e-4 of their root mean square. Together sqrt(.9^2 + 1.9^2 + 1.9^2 + 2.1^2) e-4 = 3.5e-4.
+ * int-8: levels are exact, operands go to 32639: queries 0.23e-4, weights 0.53e-4, together 0.6e-4.
+ * octopus-4: as turboquant-4, with numbers off by two roundings to a unit of 3.3 / 4095 and by a line in place of a square root, half a
+ * unit together, 4e-4: sqrt(.9^2 + 4^2 + 4^2 + 2.1^2) e-4 = 6.1e-4. With many queries its pages are unpacked, without integers. */
+static void integers_cost_what_they_may(void **state)
+{
+    static const struct {
+        const char *spec;
+        double most;
+    } figures[] = { { "turboquant-4", 3.5e-4 }, { "int-8", 0.6e-4 }, { "octopus-4", 6.1e-4 } };
+    (void)state;
+    for (size_t i = 0; i < COUNT(figures); i++)
+        for (uint32_t n_tokens = 1; n_tokens <= 33; n_tokens += 32) {
+            fixture f = make_fixture((setup){ .k_dim = 64, .v_dim = 64, .n_kv_heads = 1, .n_heads = 4, .n_cells = 640,
+                                              .n_tokens = n_tokens, .k_spec = figures[i].spec, .v_spec = figures[i].spec, .centred = true });
+            const size_t n = (size_t)n_tokens * f.s.n_heads * f.s.v_dim;
+            float *exact = malloc(n * sizeof *exact);
+            f.args.fp32 = true;
+            run(&f);
+            memcpy(exact, f.out, n * sizeof *exact);
+            f.args.fp32 = false;
+            run(&f);
+            double size = 0;
+            for (size_t j = 0; j < n; j++)
+                size += (double)exact[j] * exact[j];
+            const double error = sqrt(squared_distance(exact, f.out, n) / size);
+            print_message("%s, %u tokens: %.2g\n", figures[i].spec, n_tokens, error);
+            if (!(error <= figures[i].most))
+                fail_msg("%s, %u tokens: %.3g of an output, not at most %.3g", figures[i].spec, n_tokens, error,
+                         figures[i].most);
+            assert_true(error > 0 || n_tokens > 1); /* integers were used */
+            free(exact);
+            free_fixture(&f);
+        }
 }
 
 static void head_dims(void **state)
@@ -665,6 +727,7 @@ int main(void)
     const struct CMUnitTest tests[] = {
         cmocka_unit_test(every_codec),
         cmocka_unit_test(fp32_rounds_no_integers),
+        cmocka_unit_test(integers_cost_what_they_may),
         cmocka_unit_test(head_dims),
         cmocka_unit_test(features),
         cmocka_unit_test(windows),
