@@ -59,7 +59,7 @@ static size_t lay_out(const kvant_attention_plan *plan, uint32_t kv_head, kvant_
 {
     const kvant_codec *k = plan->k->codecs[kv_head], *v = plan->v->codecs[kv_head];
     size_t rows = kvant_attention_rows(plan), used = 0;
-    void *dots = NULL;
+    void *dots = NULL, *lines = NULL;
     bool k_suits = kvant_attention_codes_suit(plan, k), v_suits = kvant_attention_codes_suit(plan, v);
     if (!k_suits && !v_suits)
         return 0;
@@ -72,7 +72,9 @@ static size_t lay_out(const kvant_attention_plan *plan, uint32_t kv_head, kvant_
     if (v_suits)
         take_integers(scratch, &used, &v->product, rows, &codes->weight);
     take(scratch, &used, rows * dot_stride(plan), sizeof(int32_t), &dots);
+    take(scratch, &used, 1, sizeof(kvant_code_lines), &lines);
     codes->dots = dots;
+    codes->lines = lines;
     return used;
 }
 
@@ -132,7 +134,7 @@ static void round_products(const kvant_kernels *kernels, const kvant_code_produc
 typedef struct multiplication {
     const kvant_kernels *kernels;
     kvant_page_ref page;
-    const kvant_code_lines *lines;
+    kvant_code_lines *lines;
     const kvant_attention_integers *a;
     int32_t *dots;
     size_t dot_stride;
@@ -261,12 +263,10 @@ static void multiply(multiplication *m, const float *a, kvant_attention_integers
 {
     const kvant_codec *codec = m->page.codec;
     const kvant_code_product *product = &codec->product;
-    kvant_code_lines lines;
-    m->lines = &lines;
     m->a = integers;
-    product->lines(codec, m->kernels, m->page.page, &lines);
+    product->lines(codec, m->kernels, m->page.page, m->lines);
     if (!product->by_row)
-        round_products(m->kernels, product, &lines, a, m->n_rows, integers);
+        round_products(m->kernels, product, m->lines, a, m->n_rows, integers);
     else if (codec->info.role == KVANT_ROLE_V)
         round_rows(m->kernels, product, a, m->n_rows, integers);
     if (product->by_row)
@@ -297,12 +297,13 @@ void kvant_attention_codes_score(const kvant_attention_plan *plan, const kvant_k
                                  float *scores)
 {
     multiplication m = { .kernels = kernels,
-                  .page = k,
-                  .dots = codes->dots,
-                  .dot_stride = dot_stride(plan),
-                  .n_rows = n_rows,
-                  .sums = scores,
-                  .stride = KVANT_PAGE_TOKENS };
+                         .page = k,
+                         .lines = codes->lines,
+                         .dots = codes->dots,
+                         .dot_stride = dot_stride(plan),
+                         .n_rows = n_rows,
+                         .sums = scores,
+                         .stride = KVANT_PAGE_TOKENS };
     multiply(&m, codes->queries[version], &codes->query[version]);
 }
 
@@ -312,6 +313,7 @@ void kvant_attention_codes_add(const kvant_attention_plan *plan, const kvant_ker
 {
     multiplication m = { .kernels = kernels,
                          .page = v,
+                         .lines = codes->lines,
                          .dots = codes->dots,
                          .dot_stride = dot_stride(plan),
                          .n_rows = n_rows,

@@ -35,6 +35,7 @@ typedef struct kvant_attention_integers {
 typedef struct kvant_attention_codes {
     float *queries[KVANT_MAX_VERSIONS]; /* per version of the keys: n_rows x columns of K, in the order of positions */
     kvant_attention_integers query[KVANT_MAX_VERSIONS], weight;
+    kvant_code_lines *lines; /* of the page in hand: too large for a small stack */
     int32_t *dots; /* n_rows x 64 or v_dim, in whole blocks of 64 */
 } kvant_attention_codes;
 

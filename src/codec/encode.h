@@ -30,8 +30,8 @@ void kvant_codec_transform_rows(const kvant_codec *codec, const kvant_kernels *k
                                 const float *rows, size_t stride, size_t n, float *y);
 
 /* Encodes n transformed rows as tokens first ... first + n - 1 of a page of the codec. first and n are multiples of
- * block_tokens. Cannot fail after one of the checks. Stack: below 56 KiB. Only a trellis search with more than 24 KiB
- * of survivors (states=4096, and states=1024 beyond head_dim 192) allocates; without memory it repeats parts of the
+ * block_tokens. Cannot fail after one of the checks. Stack: below 40 KiB. Only a trellis search with more than 16 KiB
+ * of survivors (states=4096, and states=1024 beyond head_dim 128) allocates; without memory it repeats parts of the
  * search, which is slower and gives the same bytes. */
 void kvant_codec_encode_transformed(const kvant_codec *codec, const kvant_kernels *kernels, const float *y,
                                     uint32_t first, uint32_t n, void *page);

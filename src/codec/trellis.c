@@ -22,12 +22,22 @@ static uint16_t cell_of(float u)
     return (uint16_t)(x - low);
 }
 
-/* Survivors of a search stay on the stack, which has room for all steps of 256 states, and of 1024 states up to 192
- * steps. Others come from the heap, and where there is no memory the search repeats itself on the stack. */
-#define STACK_WORDS 6144u
+/* Survivors of a search stay on the stack: of 256 states for all steps, of 1024 for 128 steps. Others come from the
+ * heap, and where there is no memory the search repeats itself on the stack. Two functions, because the frame of the
+ * larger one would be a burden to callers on small stacks. */
+#define STACK_WORDS 4096u /* KVANT_TRELLIS_MAX_STEPS x 256 bits */
 
-static void find_path(const kvant_trellis *trellis, const kvant_kernels *kernels, const uint16_t *cells,
-                      uint8_t *bits)
+static KVANT_NOINLINE void find_short_path(const kvant_trellis *trellis, const kvant_kernels *kernels,
+                                           const uint16_t *cells, uint8_t *bits)
+{
+    _Alignas(64) uint16_t metric[2u << KVANT_TRELLIS_MIN_MEMORY];
+    uint32_t decisions[STACK_WORDS];
+    kvant_trellis_work work = { metric, decisions, KVANT_TRELLIS_MAX_STEPS };
+    kernels->trellis_path(trellis, cells, trellis->n_steps, &work, bits);
+}
+
+static KVANT_NOINLINE void find_long_path(const kvant_trellis *trellis, const kvant_kernels *kernels,
+                                          const uint16_t *cells, uint8_t *bits)
 {
     _Alignas(64) uint16_t metric[2u << KVANT_TRELLIS_MAX_MEMORY];
     uint32_t own[STACK_WORDS], step_words = 1u << trellis->memory >> 5;
@@ -39,6 +49,15 @@ static void find_path(const kvant_trellis *trellis, const kvant_kernels *kernels
         work = (kvant_trellis_work){ metric, heap, trellis->n_steps };
     kernels->trellis_path(trellis, cells, trellis->n_steps, &work, bits);
     kvant_free(heap);
+}
+
+static void find_path(const kvant_trellis *trellis, const kvant_kernels *kernels, const uint16_t *cells,
+                      uint8_t *bits)
+{
+    if (trellis->memory == KVANT_TRELLIS_MIN_MEMORY)
+        find_short_path(trellis, kernels, cells, bits);
+    else
+        find_long_path(trellis, kernels, cells, bits);
 }
 
 /* Codes and levels' indices of a row; returns the scale to store, before it is rounded to fp16. */
