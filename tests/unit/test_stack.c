@@ -1,7 +1,8 @@
-/* test_stack.c - every call fits a thread with 64 KiB of stack: creation, encoding, decoding, tensors, attention. */
+/* test_stack.c - every call fits a thread with 64 KiB of stack: creation, encoding, decoding, cells, attention. */
 #include "testing.h"
 
 #include <kvant/attention.h>
+#include <kvant/cache.h>
 
 #include <pthread.h>
 
@@ -15,19 +16,19 @@
 #define STACK ((size_t)1024 * 1024)
 #define PAINT 0xa5
 
-#define SLOTS 192u
+#define CELLS 192u
 #define HEADS 2u
-#define QUERIES 64u
+#define TOKENS 64u
 
 typedef struct job {
     const char *spec;
-    uint32_t d, n_queries; /* of attention */
+    uint32_t d, n_tokens; /* of attention */
     kvant_codec *codec[2];
-    kvant_tensor *tensors[2];
+    kvant_cells *cells[2];
     void *memory[2], *page, *workspace;
     float *rows, *q, *out;
-    int64_t slots[SLOTS];
-    kvant_attention_problem attention;
+    int64_t index[CELLS];
+    kvant_attention_args attention;
     size_t workspace_bytes;
     kvant_status status;
 } job;
@@ -60,24 +61,17 @@ static void *convert(void *argument)
     return NULL;
 }
 
-static kvant_tensor_params params_of(const job *j, int role)
-{
-    return (kvant_tensor_params){ .size = sizeof(kvant_tensor_params),
-                                  .codecs = (const kvant_codec *const *)&j->codec[role],
-                                  .n_kv_heads = 1,
-                                  .n_sequences = 1,
-                                  .n_blocks = SLOTS / KVANT_PAGE_TOKENS };
-}
-
 static void *write_and_read(void *argument)
 {
     job *j = argument;
     for (int role = 0; role < 2; role++) {
-        const kvant_tensor_params params = params_of(j, role);
-        keep(j, kvant_tensor_create(&params, j->memory[role], &j->tensors[role]));
-        keep(j, kvant_tensor_write(j->tensors[role], j->slots, SLOTS, j->rows, j->d, 1));
-        keep(j, kvant_tensor_write(j->tensors[role], j->slots, SLOTS, j->rows, j->d, 1)); /* opens and seals again */
-        keep(j, kvant_tensor_read(j->tensors[role], 0, SLOTS, j->out, j->d));
+        kvant_cells_config config = {
+            .size = sizeof config, .codec = j->codec[role], .n_kv_heads = 1, .n_streams = 1, .n_cells = CELLS
+        };
+        keep(j, kvant_cells_create(&config, j->memory[role], &j->cells[role]));
+        keep(j, kvant_cells_write(j->cells[role], j->index, CELLS, j->rows, j->d, 1));
+        keep(j, kvant_cells_write(j->cells[role], j->index, CELLS, j->rows, j->d, 1)); /* opens and seals again */
+        keep(j, kvant_cells_read(j->cells[role], 0, CELLS, j->out, j->d));
     }
     return NULL;
 }
@@ -85,10 +79,8 @@ static void *write_and_read(void *argument)
 static void *attend(void *argument)
 {
     job *j = argument;
-    size_t bytes;
-    keep(j, kvant_attention_workspace(j->tensors[0], j->tensors[1], &j->attention, &bytes));
-    keep(j, bytes == j->workspace_bytes ? KVANT_OK : KVANT_ERR_ARGUMENT);
-    keep(j, kvant_attention(j->tensors[0], j->tensors[1], &j->attention, j->workspace, j->workspace_bytes));
+    keep(j, kvant_attention_workspace(&j->attention) == j->workspace_bytes ? KVANT_OK : KVANT_ERR_ARGUMENT);
+    keep(j, kvant_attention(&j->attention, j->workspace, j->workspace_bytes));
     return NULL;
 }
 
@@ -126,23 +118,25 @@ static void expect_small(job *j, const char *what, void *(*run)(void *))
     }
 }
 
-static void prepare_tensors(job *j)
+static void prepare_cells(job *j)
 {
     for (int role = 0; role < 2; role++) {
-        const kvant_tensor_params params = params_of(j, role);
-        size_t bytes;
-        assert_int_equal(kvant_tensor_size(&params, &bytes), KVANT_OK);
-        j->memory[role] = aligned(bytes);
+        kvant_cells_config config = {
+            .size = sizeof config, .codec = j->codec[role], .n_kv_heads = 1, .n_streams = 1, .n_cells = CELLS
+        };
+        j->memory[role] = aligned(kvant_cells_bytes(&config));
     }
-    for (uint32_t i = 0; i < SLOTS; i++)
-        j->slots[i] = i;
+    for (uint32_t i = 0; i < CELLS; i++)
+        j->index[i] = i;
 }
 
 static void prepare_attention(job *j)
 {
-    j->attention = (kvant_attention_problem){ .size = sizeof j->attention,
-                                           .n_tokens = SLOTS,
-                                           .n_queries = j->n_queries,
+    j->attention = (kvant_attention_args){ .size = sizeof j->attention,
+                                           .k = j->cells[0],
+                                           .v = j->cells[1],
+                                           .n_cells = CELLS,
+                                           .n_tokens = j->n_tokens,
                                            .n_heads = HEADS,
                                            .q = j->q,
                                            .q_token_stride = (size_t)HEADS * j->d,
@@ -152,8 +146,8 @@ static void prepare_attention(job *j)
                                            .out_token_stride = (size_t)HEADS * j->d,
                                            .out_head_stride = j->d,
                                            .n_threads = 1 };
-    assert_int_equal(
-        kvant_attention_workspace(j->tensors[0], j->tensors[1], &j->attention, &j->workspace_bytes), KVANT_OK);
+    j->workspace_bytes = kvant_attention_workspace(&j->attention);
+    assert_true(j->workspace_bytes > 0);
     free(j->workspace);
     j->workspace = aligned(j->workspace_bytes);
 }
@@ -163,15 +157,15 @@ static void run_all(job *j)
     size_t page = info_of(j->codec[0]).page_bytes + info_of(j->codec[1]).page_bytes;
     uint64_t state = 5;
     j->page = aligned(page);
-    j->rows = aligned((size_t)SLOTS * j->d * sizeof *j->rows);
-    j->q = aligned((size_t)QUERIES * HEADS * j->d * sizeof *j->q);
-    j->out = aligned((size_t)SLOTS * HEADS * j->d * sizeof *j->out);
-    fill_normal(j->rows, (size_t)SLOTS * j->d, &state);
-    fill_normal(j->q, (size_t)QUERIES * HEADS * j->d, &state);
+    j->rows = aligned((size_t)CELLS * j->d * sizeof *j->rows);
+    j->q = aligned((size_t)TOKENS * HEADS * j->d * sizeof *j->q);
+    j->out = aligned((size_t)CELLS * HEADS * j->d * sizeof *j->out);
+    fill_normal(j->rows, (size_t)CELLS * j->d, &state);
+    fill_normal(j->q, (size_t)TOKENS * HEADS * j->d, &state);
     expect_small(j, "converting", convert);
-    prepare_tensors(j);
+    prepare_cells(j);
     expect_small(j, "writing and reading", write_and_read);
-    for (j->n_queries = 1; j->n_queries <= QUERIES; j->n_queries += QUERIES - 1) {
+    for (j->n_tokens = 1; j->n_tokens <= TOKENS; j->n_tokens += TOKENS - 1) {
         prepare_attention(j);
         expect_small(j, "attention", attend);
     }
@@ -180,7 +174,7 @@ static void run_all(job *j)
 static void free_job(job *j)
 {
     for (int role = 0; role < 2; role++) {
-        kvant_tensor_free(&j->tensors[role]);
+        kvant_cells_free(&j->cells[role]);
         kvant_codec_free(&j->codec[role]);
         free(j->memory[role]);
     }
