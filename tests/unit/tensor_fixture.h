@@ -28,7 +28,8 @@ static inline kvant_tensor_params params_of(const fixture *f)
 static inline void make_tensor(fixture *f)
 {
     kvant_tensor_params params = params_of(f);
-    assert_int_equal(kvant_tensor_size(&params, &f->bytes), KVANT_OK);
+    if (kvant_tensor_size(&params, &f->bytes) != KVANT_OK)
+        fail_msg("%s", kvant_error_message());
     f->memory = aligned(f->bytes);
     assert_int_equal(kvant_tensor_create(&params, f->memory, &f->tensor), KVANT_OK);
     f->rows = calloc((size_t)f->params.n_blocks * 64 * WIDTH, sizeof *f->rows);

@@ -280,12 +280,81 @@ static void calibrated_centre_and_scale(void **state)
     drop(&f);
 }
 
+/* Rows like those of the calibration, and wide channels. */
+static void calibrated_rows(float *rows, uint32_t n, uint64_t *rng)
+{
+    for (uint32_t i = 0; i < n; i++)
+        for (uint32_t j = 0; j < WIDTH; j++)
+            rows[i * WIDTH + j] = test_normal(rng) * (j % 9 == 0 ? 5 : 0.6f) + (float)((i % 5 * 7 + j) % 11) -
+                                  (j % HEAD_DIM == 3 ? 40.0f : 0.0f);
+}
+
+/* One kv head with a calibrated centre beside one without: each is stored as it is in a tensor of its own. */
+static void centre_lost(void **state)
+{
+    static const char *const specs[N_KV_HEADS] = { "turboquant-4:norm=first,sink=4", /* as calibrated centres have it */
+                                                   "turboquant-4:center=file,norm=first" };
+    (void)state;
+    kvant_calibration *c = calibrate_fixed(HEAD_DIM);
+    assert_non_null(c);
+    for (uint32_t order = 0; order < 2; order++)
+        for (uint32_t batch = 1; batch <= 200; batch += 199) {
+            uint64_t rng = 45;
+            float rows[200 * WIDTH], got[WIDTH], alone[HEAD_DIM];
+            fixture f = { 0 };
+            for (uint32_t h = 0; h < N_KV_HEADS; h++) {
+                assert_int_equal(kvant_codec_create_calibrated(specs[(h + order) % 2], HEAD_DIM, KVANT_ROLE_K, TEST_SEED,
+                                                               c, 0, h, &f.owned[h], NULL, 0),
+                                 KVANT_OK);
+                f.codecs[h] = f.owned[h];
+            }
+            f.params = (kvant_tensor_params){
+                .size = sizeof f.params, .n_kv_heads = N_KV_HEADS, .n_sequences = 1, .n_blocks = 4
+            };
+            make_tensor(&f);
+            calibrated_rows(rows, 200, &rng);
+            write_rows(&f, 0, 200, rows, batch, 2);
+            for (uint32_t h = 0; h < N_KV_HEADS; h++) {
+                kvant_calibration_entry entry = { .size = sizeof entry };
+                fixture g = { .codecs = { f.codecs[h] }, .params = f.params };
+                g.params.n_kv_heads = 1;
+                make_tensor(&g);
+                for (uint32_t i = 0; i < 200; i += batch) {
+                    int64_t slots[200];
+                    for (uint32_t k = 0; k < batch; k++)
+                        slots[k] = i + k;
+                    assert_int_equal(kvant_tensor_write(g.tensor, slots, batch, rows + i * WIDTH + h * HEAD_DIM, WIDTH, 1),
+                                     KVANT_OK);
+                }
+                double error = 0;
+                for (uint32_t i = 0; i < 200; i++) {
+                    read_slot(&f, i, got);
+                    assert_int_equal(kvant_tensor_read(g.tensor, i, 1, alone, 0), KVANT_OK);
+                    assert_memory_equal(got + h * HEAD_DIM, alone, sizeof alone);
+                    error += squared_distance(got + h * HEAD_DIM, rows + i * WIDTH + h * HEAD_DIM, HEAD_DIM) / 6400;
+                }
+                /* 4 bits of rows with a channel of -40, and without it: a lost centre doubles the error. */
+                assert_true(sqrt(error) < ((h + order) % 2 ? 0.35 : 0.7));
+                assert_int_equal(kvant_calibration_get_entry(c, 0, h, KVANT_ROLE_K, &entry), KVANT_OK);
+                kvant_affine affine = block_of(&f, 2, h).affine;
+                assert_non_null(affine.scale);
+                assert_int_equal(affine.center != NULL, (h + order) % 2);
+                if (affine.center)
+                    assert_memory_equal(affine.center, entry.mean, HEAD_DIM * sizeof(float));
+                drop(&g);
+            }
+            drop(&f);
+        }
+    kvant_calibration_free(&c);
+}
+
 int main(void)
 {
     const struct CMUnitTest tests[] = {
         cmocka_unit_test(centre_of_the_first_batch),       cmocka_unit_test(version_of_the_first_rows),
         cmocka_unit_test(scales_have_a_floor),             cmocka_unit_test(small_pools_make_versions_early),
         cmocka_unit_test(state_with_centre),               cmocka_unit_test(calibrated_centre_and_scale),
+        cmocka_unit_test(centre_lost),
     };
     return cmocka_run_group_tests(tests, NULL, NULL);
 }
