@@ -331,7 +331,7 @@ static void refused_rows_leave_no_trace(void **unused)
             float *rows = make_rows(128), *bad = make_rows(128);
             int64_t slots[TOKENS];
             for (uint32_t t = 0; t < TOKENS; t++)
-                slots[t] = t < counts[i] ? t : -1;
+                slots[t] = t < counts[i] ? (int64_t)t : -1;
             encode_on_cpu(&c, rows);
             for (uint32_t b = 0; b < BLOCKS; b++) /* what no call writes */
                 for (uint32_t h = 0; h < HEADS; h++)
