@@ -111,6 +111,8 @@ static kvant_status create(const char *text, uint32_t head_dim, kvant_role role,
         .size = sizeof codec->info, .spec = codec->spec, .head_dim = head_dim, .role = role, .block_tokens = 1
     };
     codec->identity = KVANT_FNV_START;
+    if (error->text && error->size)
+        error->text[0] = '\0';
     kvant_status status = build(codec, &spec, site, error);
     codec->info.fingerprint = fingerprint(codec);
     if (status == KVANT_OK)
@@ -118,6 +120,8 @@ static kvant_status create(const char *text, uint32_t head_dim, kvant_role role,
     else
         kvant_codec_free(&codec);
     *out = codec;
+    if (status == KVANT_ERR_MEMORY && error->text && error->size && !error->text[0]) /* mathematics has no words */
+        return kvant_fail(error, status, "no memory for a codec");
     return status;
 }
 

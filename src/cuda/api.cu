@@ -1,5 +1,6 @@
 /* api.cu - the functions of cuda.h that enqueue work: argument checks and launches, no arithmetic. */
 #include "encode/append.h"
+#include "encode/queries.h"
 #include "attention/attention.h"
 #include "attention/attention_pairs.h"
 #include "chunks/chunks.cuh"
@@ -53,6 +54,7 @@ AppendRole role_of(const kvant_cuda_codec &codec, const kvant_cuda_pages &pages)
     role.codec = codec.params;
     role.book = &codec.book;
     role.trellis = &codec.trellis;
+    role.wide_book = &codec.wide;
     role.base = static_cast<uint8_t *>(pages.base);
     role.block_stride = pages.block_stride;
     role.head_stride = pages.head_stride;
@@ -71,7 +73,8 @@ AppendLaunch append_launch_of(const kvant_cuda_params &codec)
     switch (codec.codes) {
     case KVANT_CUDA_CODES_OPEN: return launch_append_open;
     case KVANT_CUDA_CODES_UNIFORM: return has_groups(codec) ? launch_seal_groups : launch_append;
-    case KVANT_CUDA_CODES_CODEBOOK: return launch_append;
+    case KVANT_CUDA_CODES_CODEBOOK:
+        return codec.kind == KVANT_CUDA_CODEBOOK_WIDE ? launch_append_wide : launch_append;
     case KVANT_CUDA_CODES_TRELLIS: return launch_append_trellis;
     case KVANT_CUDA_CODES_TRIPLETS:
     case KVANT_CUDA_CODES_QUATERNIONS: return launch_append_chunks;
@@ -79,7 +82,8 @@ AppendLaunch append_launch_of(const kvant_cuda_params &codec)
     return nullptr;
 }
 
-/* launch_append takes uniform codes and codebooks side by side; other launches take codes of one sort, a trellis of one memory. */
+/* launch_append takes uniform codes and codebooks side by side; other launches take codes of one sort, a
+ * trellis of one memory. */
 bool share_launch(const kvant_cuda_params &a, const kvant_cuda_params &b)
 {
     const AppendLaunch launch = append_launch_of(a);
@@ -114,9 +118,16 @@ kvant_status launch_roles(const Roles &roles, const AppendArgs &common, uint32_t
     return status == KVANT_OK ? launch_some(roles, 1, 2, common, n_kv_heads, stream) : status;
 }
 
+/* A codec with weights needs them, another has no place for them. */
+bool valid_weights(const kvant_cuda_params &codec, const float *weights)
+{
+    return (codec.weighting != KVANT_CUDA_WEIGHTING_NONE) == (weights != nullptr);
+}
+
 bool valid_rows(const kvant_cuda_rows &rows, uint32_t n_kv_heads)
 {
-    return !rows.codec || (rows.rows && valid_pages(rows.pages, rows.codec->params.page_bytes, n_kv_heads));
+    return !rows.codec || (rows.rows && valid_weights(rows.codec->params, rows.weights) &&
+                           valid_pages(rows.pages, rows.codec->params.page_bytes, n_kv_heads));
 }
 
 void add_rows(Roles &to, const kvant_cuda_rows &rows)
@@ -127,6 +138,7 @@ void add_rows(Roles &to, const kvant_cuda_rows &rows)
     role.row_head_stride = rows.head_stride;
     role.center = rows.center;
     role.factors = rows.factors;
+    role.weights = rows.weights;
 }
 
 /* Open pages hold 16-bit rows. */
@@ -146,6 +158,7 @@ void add_open_pages(Roles &to, const kvant_cuda_seal_pages &pages)
 {
     AppendRole &role = to.at[to.n++] = role_of(*pages.codec, pages.sealed);
     role.codec.rotation = kvant_cuda_rotation{}; /* these rows are transformed already */
+    role.codec.weighting = KVANT_CUDA_WEIGHTING_NONE;
     role.rows = pages.open.base;
     role.token_stride = role.codec.head_dim;
     role.row_head_stride = pages.open.head_stride / sizeof(uint16_t);
@@ -394,6 +407,28 @@ kvant_status kvant_cuda_table_attention(const kvant_cuda_attention_args *args, k
                                       kernel.shared_bytes, static_cast<cudaStream_t>(stream)));
 }
 
+kvant_status kvant_cuda_table_transform_queries(const kvant_cuda_query_args *args, kvant_cuda_stream stream)
+{
+    if (!args || args->size != sizeof *args || !args->k_codec || !args->q || !args->out || !args->inverse_weights ||
+        !valid_type(args->type) || args->n_kv_heads == 0 || args->n_heads == 0 ||
+        args->n_heads % args->n_kv_heads != 0 || args->n_kv_heads > MAX_GRID_Y || args->batch > MAX_GRID_Y)
+        return KVANT_ERR_ARGUMENT;
+    const kvant_cuda_params &codec = args->k_codec->params;
+    if (codec.weighting != KVANT_CUDA_WEIGHTING_FULL)
+        return KVANT_ERR_ARGUMENT;
+    if (args->batch == 0)
+        return KVANT_OK;
+    const QueryArgs p{ args->type,
+                       args->q,
+                       args->q_batch_stride,
+                       args->q_head_stride,
+                       args->inverse_weights,
+                       args->out,
+                       args->n_heads / args->n_kv_heads };
+    return from_cuda(
+        launch_queries(p, codec.head_dim, args->batch, args->n_kv_heads, static_cast<cudaStream_t>(stream)));
+}
+
 kvant_status kvant_cuda_table_decode(const kvant_cuda_decode_args *args, kvant_cuda_stream stream)
 {
     if (!args || args->size != sizeof *args || !args->codec || !args->blocks || !args->out ||
@@ -401,7 +436,8 @@ kvant_status kvant_cuda_table_decode(const kvant_cuda_decode_args *args, kvant_c
         args->n_blocks > INT_MAX)
         return KVANT_ERR_ARGUMENT;
     const kvant_cuda_params &codec = args->codec->params;
-    if (!valid_pages(args->pages, codec.page_bytes, args->n_kv_heads))
+    if (!valid_pages(args->pages, codec.page_bytes, args->n_kv_heads) ||
+        !valid_weights(codec, args->inverse_weights))
         return KVANT_ERR_ARGUMENT;
     if (args->n_blocks == 0)
         return KVANT_OK;
@@ -415,10 +451,14 @@ kvant_status kvant_cuda_table_decode(const kvant_cuda_decode_args *args, kvant_c
                   args->token_stride,
                   args->head_stride,
                   args->center,
-                  args->factors };
+                  args->factors,
+                  args->inverse_weights };
     if (kvant_cuda_has_chunks(&codec))
         return from_cuda(launch_decode_chunks(p, args->codec->book, codec.head_dim, args->n_blocks,
                                               args->n_kv_heads, static_cast<cudaStream_t>(stream)));
+    if (codec.kind == KVANT_CUDA_CODEBOOK_WIDE)
+        return from_cuda(launch_decode_wide(p, args->codec->wide, codec.head_dim, args->n_blocks, args->n_kv_heads,
+                                            static_cast<cudaStream_t>(stream)));
     if (codec.codes == KVANT_CUDA_CODES_TRELLIS)
         return from_cuda(launch_decode_trellis(p, args->codec->trellis, codec.head_dim, args->n_blocks,
                                                args->n_kv_heads, static_cast<cudaStream_t>(stream)));

@@ -19,13 +19,16 @@ kvant_status kvant_cuda_refuse(const kvant_cuda_error *error, kvant_status statu
     return status;
 }
 
-static kvant_status init_rotation(kvant_cuda_rotation *rotation, const kvant_codec_view *view,
-                                  const kvant_cuda_error *error)
+static kvant_status init_transform(kvant_cuda_params *params, const kvant_codec_view *view,
+                                   const kvant_cuda_error *error)
 {
     const kvant_transform_view *transform = &view->transform;
-    if (transform->weights)
-        return kvant_cuda_refuse(error, KVANT_ERR_UNSUPPORTED,
-                                 "not on the GPU: transform=file and transform=diagonal");
+    kvant_cuda_rotation *rotation = &params->rotation;
+    params->weighting = !transform->weights   ? KVANT_CUDA_WEIGHTING_NONE
+                        : transform->diagonal ? KVANT_CUDA_WEIGHTING_DIAGONAL
+                                              : KVANT_CUDA_WEIGHTING_FULL;
+    if (params->weighting == KVANT_CUDA_WEIGHTING_FULL)
+        return KVANT_OK;
     if (transform->rotate == KVANT_ROTATE_DENSE)
         return kvant_cuda_refuse(
             error, KVANT_ERR_UNSUPPORTED,
@@ -46,12 +49,12 @@ static bool find_uniform_kind(const kvant_uniform_view *u, uint32_t bits, kvant_
 {
     if (u->hybrid)
         return false;
+    static const kvant_cuda_kind per_token[] = { KVANT_CUDA_UNIFORM2, KVANT_CUDA_UNIFORM3, KVANT_CUDA_UNIFORM4,
+                                                 KVANT_CUDA_UNIFORM5, KVANT_CUDA_UNIFORM6, KVANT_CUDA_UNIFORM7,
+                                                 KVANT_CUDA_UNIFORM8 };
     if (!u->per_channel && u->n_groups == 1) {
-        params->kind = bits == 2   ? KVANT_CUDA_UNIFORM2
-                       : bits == 3 ? KVANT_CUDA_UNIFORM3
-                       : bits == 4 ? KVANT_CUDA_UNIFORM4
-                                   : KVANT_CUDA_UNIFORM8;
-        return bits <= 4 || bits == 8;
+        params->kind = per_token[bits - 2];
+        return true;
     }
     static const kvant_cuda_kind kinds[2][2] = {
         { KVANT_CUDA_UNIFORM2_CHANNELS32, KVANT_CUDA_UNIFORM2_TOKENS32 },
@@ -71,8 +74,8 @@ static kvant_status init_uniform(kvant_cuda_params *params, const kvant_codec_vi
     if (!find_uniform_kind(u, view->info->bits, params))
         return kvant_cuda_refuse(
             error, KVANT_ERR_UNSUPPORTED,
-            "not on the GPU: %s; uniform codes there have 2, 3, 4 or 8 bits and one group per token, or 2 or "
-            "3 bits and groups of 32, of channels or of tokens; none are hybrid",
+            "not on the GPU: %s; uniform codes there have one group per token, or 2 or 3 bits and groups of 32, of "
+            "channels or of tokens; none are hybrid",
             view->info->spec);
     params->codes = KVANT_CUDA_CODES_UNIFORM;
     params->n_scales = u->n_scales;
@@ -148,19 +151,23 @@ static bool guess_curve(kvant_cuda_params *params)
     return best < 0.4;
 }
 
-static kvant_status init_codebook(kvant_cuda_params *params, const kvant_codec_view *view,
+static kvant_status init_codebook(kvant_cuda_codec *out, const kvant_codec_view *view,
                                   const kvant_cuda_error *error)
 {
     static const kvant_cuda_kind kinds[] = { KVANT_CUDA_CODEBOOK2, KVANT_CUDA_CODEBOOK3, KVANT_CUDA_CODEBOOK4 };
     const kvant_codebook_view *book = &view->of.codebook;
     const uint32_t bits = view->info->bits;
-    if (bits < 2 || bits > 4)
-        return kvant_cuda_refuse(error, KVANT_ERR_UNSUPPORTED,
-                                 "not on the GPU: turboquant-%u; there are 2, 3 and 4 bits", (unsigned)bits);
+    const bool wide = bits < 2 || bits > 4;
+    kvant_cuda_params *params = &out->params;
     params->codes = KVANT_CUDA_CODES_CODEBOOK;
-    params->kind = kinds[bits - 2];
+    params->kind = wide ? KVANT_CUDA_CODEBOOK_WIDE : kinds[bits - 2];
     params->unbiased = book->unbiased;
     params->inverse_sqrt_dim = book->inverse_sqrt_dim;
+    if (wide) {
+        memcpy(out->wide.values, book->values, sizeof *book->values << bits);
+        memcpy(out->wide.thresholds, book->thresholds, sizeof *book->thresholds * ((1u << bits) - 1));
+        return KVANT_OK;
+    }
     memcpy(params->values, book->values, sizeof *book->values << bits);
     memcpy(params->thresholds, book->thresholds, sizeof *book->thresholds * ((1u << bits) - 1));
     byte_codebook(params);
@@ -174,15 +181,14 @@ static kvant_status init_codes(kvant_cuda_codec *out, const kvant_codec_view *vi
 {
     switch (view->kind) {
     case KVANT_CODES_UNIFORM: return init_uniform(&out->params, view, error);
-    case KVANT_CODES_CODEBOOK: return init_codebook(&out->params, view, error);
+    case KVANT_CODES_CODEBOOK: return init_codebook(out, view, error);
     case KVANT_CODES_TRELLIS: kvant_cuda_trellis_init(&out->params, &out->trellis, view); return KVANT_OK;
     case KVANT_CODES_CHUNK: return kvant_cuda_chunk_init(&out->params, &out->book, view, error);
     case KVANT_CODES_NONE: break;
     }
     return kvant_cuda_refuse(error, KVANT_ERR_UNSUPPORTED,
                              "not on the GPU: %s; there are int, bdr, kivi, innerq, turboquant, octopus, hqmq and "
-                             "trellis, without sketches "
-                             "and with whole bits",
+                             "trellis, of whole bits and with no sketch",
                              view->info->spec);
 }
 
@@ -199,7 +205,9 @@ kvant_status kvant_cuda_params_init(kvant_cuda_codec *out, const kvant_codec_vie
     if (d != 64 && d != 96 && d != 128 && d != 256)
         return kvant_cuda_refuse(error, KVANT_ERR_UNSUPPORTED,
                                  "not on the GPU: head_dim %u; there are 64, 96, 128 and 256", (unsigned)d);
-    KVANT_FORWARD(init_rotation(&out->params.rotation, view, error));
+    if (view->feedback.pivots)
+        return kvant_cuda_refuse(error, KVANT_ERR_UNSUPPORTED, "not on the GPU: feedback");
+    KVANT_FORWARD(init_transform(&out->params, view, error));
     return init_codes(out, view, error);
 }
 
@@ -236,6 +244,7 @@ kvant_status kvant_cuda_table_codec_create_open(const kvant_cuda_codec *sealed, 
                                          .role = sealed->params.role,
                                          .metadata_offset = (uint32_t)bytes,
                                          .page_bytes = (uint32_t)bytes,
+                                         .weighting = sealed->params.weighting,
                                          .rotation = sealed->params.rotation };
     codec->info = sealed->info;
     codec->info.spec = "f16";

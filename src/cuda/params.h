@@ -28,8 +28,8 @@ typedef enum kvant_cuda_codes {
     KVANT_CUDA_CODES_QUATERNIONS /* chunks of 4 */
 } kvant_cuda_codes;
 
-/* How codes become numbers in attention: the dequantiser that a kernel is built with. In no order: code that asks what pages
- * hold reads kvant_cuda_params.codes. */
+/* How codes become numbers in attention: the dequantiser that a kernel is built with. In no order: code
+ * that asks what pages hold reads kvant_cuda_params.codes. */
 typedef enum kvant_cuda_kind {
     KVANT_CUDA_UNIFORM2,
     KVANT_CUDA_UNIFORM2_CHANNELS32, /* a scale for 32 channels of a token */
@@ -38,6 +38,9 @@ typedef enum kvant_cuda_kind {
     KVANT_CUDA_UNIFORM3_CHANNELS32,
     KVANT_CUDA_UNIFORM3_TOKENS32,
     KVANT_CUDA_UNIFORM4,
+    KVANT_CUDA_UNIFORM5, /* without attention, as all below that say so */
+    KVANT_CUDA_UNIFORM6,
+    KVANT_CUDA_UNIFORM7,
     KVANT_CUDA_UNIFORM8,
     KVANT_CUDA_OCTOPUS2, /* codes of triplets of channels */
     KVANT_CUDA_OCTOPUS3,
@@ -48,6 +51,7 @@ typedef enum kvant_cuda_kind {
     KVANT_CUDA_CODEBOOK2,
     KVANT_CUDA_CODEBOOK3,
     KVANT_CUDA_CODEBOOK4,
+    KVANT_CUDA_CODEBOOK_WIDE, /* of 1 or 5 to 8 bits; without attention */
     KVANT_CUDA_TRELLIS2,
     KVANT_CUDA_TRELLIS3,
     KVANT_CUDA_TRELLIS4
@@ -59,6 +63,13 @@ typedef enum kvant_cuda_grouping {
     KVANT_CUDA_GROUP_CHANNELS32,
     KVANT_CUDA_GROUP_TOKENS32
 } kvant_cuda_grouping;
+
+/* What stands before the rotation of keys: W of a calibration, different for every kv head. */
+typedef enum kvant_cuda_weighting {
+    KVANT_CUDA_WEIGHTING_NONE,
+    KVANT_CUDA_WEIGHTING_DIAGONAL,
+    KVANT_CUDA_WEIGHTING_FULL /* holds the rotation too: rotation.block is 0 */
+} kvant_cuda_weighting;
 
 typedef struct kvant_cuda_rotation {
     uint32_t block;                          /* Hadamard block, 0 without a rotation */
@@ -72,6 +83,7 @@ typedef struct kvant_cuda_params {
     kvant_cuda_grouping grouping;
     uint32_t head_dim, bits, role;
     uint32_t metadata_offset, page_bytes;
+    kvant_cuda_weighting weighting;
     kvant_cuda_rotation rotation;
     /* uniform: the number of scales of a page, a multiple of 64; zero points follow them */
     uint32_t symmetric, n_scales;
@@ -88,6 +100,13 @@ typedef struct kvant_cuda_params {
     float step, bias;
     uint32_t memory; /* trellis: bits of a state; bytes are magnitudes of levels then, see trellis_params.c */
 } kvant_cuda_params;
+
+#define KVANT_CUDA_WIDE_LEVELS 256u
+
+/* A codebook of KVANT_CUDA_CODEBOOK_WIDE. */
+typedef struct kvant_cuda_wide_book {
+    float values[KVANT_CUDA_WIDE_LEVELS], thresholds[KVANT_CUDA_WIDE_LEVELS];
+} kvant_cuda_wide_book;
 
 #define KVANT_CUDA_TRELLIS_LEVELS 64u
 
@@ -124,6 +143,7 @@ struct kvant_cuda_codec {
     kvant_cuda_params params;
     kvant_cuda_book book;       /* of chunks */
     kvant_cuda_trellis trellis; /* of a trellis */
+    kvant_cuda_wide_book wide;  /* of a wide codebook */
     kvant_codec_info info;      /* its spec lies behind this struct */
 };
 

@@ -1,4 +1,5 @@
-/* cuda.c - the public functions of kvant/cuda.h: finds libkvant_cuda.so when it is first needed and calls its table.
+/* cuda.c - the public functions of kvant/cuda.h: finds libkvant_cuda.so when it is first needed and calls
+ * its table.
  *
  * Owns finding and checking the library; knows no kernel. A library that is missing, or of another version,
  * is KVANT_ERR_UNSUPPORTED, and is looked for again by the next call. One that was accepted stays loaded. */
@@ -8,12 +9,14 @@
 #include <stdlib.h>
 #include <string.h>
 
+#include "../base/abi.h"
 #include "../base/error.h"
 #include "../codec/codec_internal.h"
 #include "cuda_table.h"
 
 #define LIBRARY_FILE "libkvant_cuda.so"
 #define LIBRARY_ENV "KVANT_CUDA_LIBRARY"
+#define MESSAGE_BYTES 512
 
 static struct {
     pthread_mutex_t mutex; /* of opening */
@@ -85,23 +88,32 @@ static const kvant_cuda_table *open_door(const kvant_error *error)
     return table;
 }
 
+/* The message of a call of the table: for the caller and for kvant_error_message(). */
+static kvant_status tell(kvant_status status, const char *text, const kvant_error *error)
+{
+    return status == KVANT_OK ? KVANT_OK : kvant_fail(error, status, "%s", text[0] ? text : kvant_strerror(status));
+}
+
 kvant_status kvant_cuda_available(char *err, size_t errlen)
 {
     const kvant_error error = { err, errlen };
     const kvant_cuda_table *table = open_door(&error);
-    return table ? table->device_check(err, errlen) : KVANT_ERR_UNSUPPORTED;
+    char text[MESSAGE_BYTES] = "";
+    return table ? tell(table->device_check(text, sizeof text), text, &error) : KVANT_ERR_UNSUPPORTED;
 }
 
 kvant_status kvant_cuda_codec_from(const kvant_codec *source, kvant_cuda_codec **codec, char *err, size_t errlen)
 {
     const kvant_error error = { err, errlen };
+    char text[MESSAGE_BYTES] = "";
     if (!codec)
         return kvant_fail(&error, KVANT_ERR_ARGUMENT, "no place for the codec");
     *codec = NULL;
     if (!source)
         return kvant_fail(&error, KVANT_ERR_ARGUMENT, "no codec");
     const kvant_cuda_table *table = open_door(&error);
-    return table ? table->codec_create(kvant_codec_get_view(source), codec, err, errlen) : KVANT_ERR_UNSUPPORTED;
+    KVANT_RETURN_IF(!table, KVANT_ERR_UNSUPPORTED);
+    return tell(table->codec_create(kvant_codec_get_view(source), codec, text, sizeof text), text, &error);
 }
 
 kvant_status kvant_cuda_codec_create(const char *spec, uint32_t head_dim, kvant_role role, uint64_t seed,
@@ -118,31 +130,41 @@ kvant_status kvant_cuda_codec_create(const char *spec, uint32_t head_dim, kvant_
     return status;
 }
 
-/* Codecs come from the library: with one of them the table is there. */
-static const kvant_cuda_table *opened(void)
+kvant_status kvant_cuda_codec_tables(const kvant_codec *source, kvant_cuda_tables *tables)
 {
-    return open_door(NULL);
+    KVANT_RETURN_IF(!source, KVANT_ERR_ARGUMENT);
+    const kvant_transform_view *transform = &kvant_codec_get_view(source)->transform;
+    const size_t d = source->info.head_dim;
+    const kvant_cuda_tables full = { .center = transform->center,
+                                     .factors = transform->scale,
+                                     .weights = transform->weights,
+                                     .inverse_weights = transform->inverse_weights,
+                                     .n_weights = !transform->weights   ? 0
+                                                  : transform->diagonal ? d
+                                                                        : d * d };
+    return KVANT_GIVE(kvant_cuda_tables, tables, &full, n_weights) ? KVANT_OK : KVANT_ERR_ARGUMENT;
 }
 
+/* Codecs come from the library: with one of them the table is there. */
 kvant_status kvant_cuda_codec_create_open(const kvant_cuda_codec *sealed, kvant_cuda_codec **open)
 {
-    const kvant_cuda_table *table = opened();
-    if (open)
-        *open = NULL;
-    return !open || !sealed ? KVANT_ERR_ARGUMENT
-           : table          ? table->codec_create_open(sealed, open)
-                            : KVANT_ERR_UNSUPPORTED;
+    KVANT_RETURN_IF(!open, KVANT_ERR_ARGUMENT);
+    *open = NULL;
+    return sealed ? open_door(NULL)->codec_create_open(sealed, open) : KVANT_ERR_ARGUMENT;
 }
 
 void kvant_cuda_codec_free(kvant_cuda_codec **codec)
 {
     if (codec && *codec)
-        opened()->codec_free(codec);
+        open_door(NULL)->codec_free(codec);
 }
 
 kvant_status kvant_cuda_codec_get_info(const kvant_cuda_codec *codec, kvant_codec_info *info)
 {
-    return codec ? opened()->codec_get_info(codec, info) : KVANT_ERR_ARGUMENT;
+    kvant_codec_info full = { .size = sizeof full };
+    KVANT_RETURN_IF(!codec, KVANT_ERR_ARGUMENT);
+    KVANT_FORWARD(open_door(NULL)->codec_get_info(codec, &full));
+    return KVANT_GIVE(kvant_codec_info, info, &full, nominal_bits) ? KVANT_OK : KVANT_ERR_ARGUMENT;
 }
 
 kvant_status kvant_cuda_attention_check(const kvant_cuda_codec *k_codec, const kvant_cuda_codec *v_codec, char *err,
@@ -150,42 +172,37 @@ kvant_status kvant_cuda_attention_check(const kvant_cuda_codec *k_codec, const k
 {
     const kvant_error error = { err, errlen };
     const kvant_cuda_table *table = open_door(&error);
-    return table ? table->attention_check(k_codec, v_codec, err, errlen) : KVANT_ERR_UNSUPPORTED;
+    char text[MESSAGE_BYTES] = "";
+    KVANT_RETURN_IF(!table, KVANT_ERR_UNSUPPORTED);
+    return tell(table->attention_check(k_codec, v_codec, text, sizeof text), text, &error);
 }
 
 size_t kvant_cuda_attention_workspace(uint32_t head_dim)
 {
-    const kvant_cuda_table *table = opened();
+    const kvant_cuda_table *table = open_door(NULL);
     return table ? table->attention_workspace(head_dim) : 0;
 }
 
-kvant_status kvant_cuda_append(const kvant_cuda_append_args *args, kvant_cuda_stream stream)
-{
-    const kvant_cuda_table *table = opened();
-    return table ? table->append(args, stream) : KVANT_ERR_UNSUPPORTED;
-}
+/* A call with a struct of arguments, of the caller's size: last is the last member of its first released
+ * version. */
+#define TABLE_CALL(name, type, last)                                                                               \
+    kvant_status kvant_cuda_##name(const type *args, kvant_cuda_stream stream)                                     \
+    {                                                                                                              \
+        const kvant_cuda_table *table = open_door(NULL);                                                           \
+        type full;                                                                                                 \
+        KVANT_RETURN_IF(!table, KVANT_ERR_UNSUPPORTED);                                                            \
+        return KVANT_TAKE(type, &full, args, last) ? table->name(&full, stream) : KVANT_ERR_ARGUMENT;              \
+    }
 
-kvant_status kvant_cuda_seal(const kvant_cuda_seal_args *args, kvant_cuda_stream stream)
-{
-    const kvant_cuda_table *table = opened();
-    return table ? table->seal(args, stream) : KVANT_ERR_UNSUPPORTED;
-}
-
-kvant_status kvant_cuda_attention(const kvant_cuda_attention_args *args, kvant_cuda_stream stream)
-{
-    const kvant_cuda_table *table = opened();
-    return table ? table->attention(args, stream) : KVANT_ERR_UNSUPPORTED;
-}
-
-kvant_status kvant_cuda_decode(const kvant_cuda_decode_args *args, kvant_cuda_stream stream)
-{
-    const kvant_cuda_table *table = opened();
-    return table ? table->decode(args, stream) : KVANT_ERR_UNSUPPORTED;
-}
+TABLE_CALL(append, kvant_cuda_append_args, refused)
+TABLE_CALL(seal, kvant_cuda_seal_args, refused)
+TABLE_CALL(attention, kvant_cuda_attention_args, workspace_bytes)
+TABLE_CALL(transform_queries, kvant_cuda_query_args, out)
+TABLE_CALL(decode, kvant_cuda_decode_args, inverse_weights)
 
 kvant_status kvant_cuda_copy_blocks(const kvant_cuda_pages *pages, size_t page_bytes, uint32_t n_kv_heads,
                                     const int32_t *from, const int32_t *to, uint32_t n, kvant_cuda_stream stream)
 {
-    const kvant_cuda_table *table = opened();
+    const kvant_cuda_table *table = open_door(NULL);
     return table ? table->copy_blocks(pages, page_bytes, n_kv_heads, from, to, n, stream) : KVANT_ERR_UNSUPPORTED;
 }

@@ -11,7 +11,7 @@ bool have_device(void)
     int devices = 0;
     if (cudaGetDeviceCount(&devices) == cudaSuccess && devices > 0)
         return true;
-    printf("no CUDA device: nothing was tested\n");
+    printf("skipped: no CUDA device\n");
     return false;
 }
 

@@ -2,6 +2,8 @@
  * record their arguments. FAKE_VERSION, FAKE_VIEW and FAKE_GET make it one that libkvant must refuse. */
 #include "fake_cuda.h"
 
+#include <string.h>
+
 #ifndef FAKE_VERSION
 #define FAKE_VERSION KVANT_CUDA_TABLE_VERSION
 #endif
@@ -26,6 +28,13 @@ KVANT_API const fake_calls *fake_cuda_calls(void);
 const fake_calls *fake_cuda_calls(void)
 {
     return &calls;
+}
+
+static void remember(const void *arguments, size_t size, kvant_cuda_stream stream)
+{
+    memset(calls.arguments, 0, sizeof calls.arguments);
+    memcpy(calls.arguments, arguments, size < sizeof calls.arguments ? size : sizeof calls.arguments);
+    calls.stream = stream;
 }
 
 static kvant_status device_check(char *err, size_t errlen)
@@ -69,15 +78,13 @@ static kvant_status codec_get_info(const kvant_cuda_codec *codec, kvant_codec_in
 
 static kvant_status append(const kvant_cuda_append_args *args, kvant_cuda_stream stream)
 {
-    calls.arguments = args;
-    calls.stream = stream;
+    remember(args, args->size, stream);
     return KVANT_ERR_RANGE; /* statuses that none of these functions has of its own */
 }
 
 static kvant_status seal(const kvant_cuda_seal_args *args, kvant_cuda_stream stream)
 {
-    calls.arguments = args;
-    calls.stream = stream;
+    remember(args, args->size, stream);
     return KVANT_ERR_FULL;
 }
 
@@ -96,23 +103,26 @@ static size_t attention_workspace(uint32_t head_dim)
 
 static kvant_status attention(const kvant_cuda_attention_args *args, kvant_cuda_stream stream)
 {
-    calls.arguments = args;
-    calls.stream = stream;
+    remember(args, args->size, stream);
     return KVANT_ERR_IO;
+}
+
+static kvant_status transform_queries(const kvant_cuda_query_args *args, kvant_cuda_stream stream)
+{
+    remember(args, args->size, stream);
+    return KVANT_ERR_NONFINITE;
 }
 
 static kvant_status decode(const kvant_cuda_decode_args *args, kvant_cuda_stream stream)
 {
-    calls.arguments = args;
-    calls.stream = stream;
+    remember(args, args->size, stream);
     return KVANT_ERR_CUDA;
 }
 
 static kvant_status copy_blocks(const kvant_cuda_pages *pages, size_t page_bytes, uint32_t n_kv_heads,
                                 const int32_t *from, const int32_t *to, uint32_t n, kvant_cuda_stream stream)
 {
-    calls.arguments = pages;
-    calls.stream = stream;
+    remember(pages, sizeof *pages, stream);
     return page_bytes == 16 && n_kv_heads == 2 && from[0] == 5 && to[0] == 6 && n == 1 ? KVANT_ERR_MEMORY
                                                                                        : KVANT_OK;
 }

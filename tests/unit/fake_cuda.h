@@ -9,7 +9,7 @@
 typedef struct fake_calls {
     kvant_code_kind kind;
     const kvant_cuda_codec *codec;
-    const void *arguments;
+    unsigned char arguments[512]; /* a copy, zeros behind it */
     kvant_cuda_stream stream;
     int freed;
 } fake_calls;

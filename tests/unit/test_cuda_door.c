@@ -8,6 +8,7 @@
 #include <dlfcn.h>
 #include <pthread.h>
 
+#include "calibrated.h"
 #include "fake_cuda.h"
 
 static const char *right, *other_version, *other_structs, *without_table;
@@ -26,6 +27,7 @@ static void expect_refusal(const char *library, const char *words)
     assert_null(codec);
     assert_non_null(strstr(err, words));
     assert_int_equal(kvant_cuda_available(NULL, 0), KVANT_ERR_UNSUPPORTED);
+    assert_non_null(strstr(kvant_error_message(), words));
     assert_int_equal(kvant_cuda_attention_workspace(64), 0);
     assert_int_equal(kvant_cuda_append(NULL, NULL), KVANT_ERR_UNSUPPORTED);
 }
@@ -124,6 +126,7 @@ static void codecs_cross_as_views(void **state)
     assert_int_equal(kvant_cuda_codec_create("int-4", 80, KVANT_ROLE_K, 0, &codec, err, sizeof err),
                      KVANT_ERR_UNSUPPORTED);
     assert_string_equal(err, "not on the GPU: head_dim 80");
+    assert_string_equal(kvant_error_message(), err);
     assert_null(codec);
     assert_int_equal(kvant_cuda_codec_create("int-4", 64, KVANT_ROLE_K, 0, &codec, NULL, 0), KVANT_OK);
     assert_int_equal(kvant_cuda_codec_create_open(codec, &open), KVANT_OK);
@@ -136,6 +139,66 @@ static void codecs_cross_as_views(void **state)
     kvant_cuda_codec_free(NULL);
 }
 
+/* The arrays that engines copy to the device; no library is needed for them. */
+static void tables_are_those_of_the_calibration(void **state)
+{
+    static const struct {
+        const char *spec;
+        kvant_role role;
+        size_t n_weights;
+        bool center, factors;
+    } cases[] = { { "int-4", KVANT_ROLE_K, 0, false, false },
+                  { "int-4:center=file,norm=file", KVANT_ROLE_V, 0, true, true },
+                  { "int-4:transform=diagonal", KVANT_ROLE_K, 32, true, false },
+                  { "trellis-4:transform=file", KVANT_ROLE_K, 32 * 32, true, false } };
+    kvant_calibration *calibration = calibrate_fixed(32);
+    (void)state;
+    assert_non_null(calibration);
+    for (size_t i = 0; i < COUNT(cases); i++) {
+        kvant_codec *codec;
+        kvant_calibration_entry entry = { .size = sizeof entry };
+        kvant_cuda_tables tables = { .size = sizeof tables };
+        assert_int_equal(
+            kvant_codec_create_calibrated(cases[i].spec, 32, cases[i].role, 0, calibration, 1, 1, &codec, NULL, 0),
+            KVANT_OK);
+        assert_int_equal(kvant_calibration_get_entry(calibration, 1, 1, cases[i].role, &entry), KVANT_OK);
+        assert_int_equal(kvant_cuda_codec_tables(codec, &tables), KVANT_OK);
+        assert_int_equal(tables.n_weights, cases[i].n_weights);
+        assert_int_equal(tables.weights != NULL, cases[i].n_weights > 0);
+        assert_int_equal(tables.factors != NULL, cases[i].factors);
+        assert_int_equal(tables.center != NULL, cases[i].center);
+        if (tables.center)
+            assert_memory_equal(tables.center, entry.mean, 32 * sizeof(float));
+        for (size_t j = 0; tables.n_weights == 32 && j < 32; j++) {
+            assert_true(tables.weights[j] == entry.diagonal[j]);
+            assert_true(fabsf(tables.weights[j] * tables.inverse_weights[j] - 1) < 1e-6f);
+        }
+        tables.size--;
+        assert_int_equal(kvant_cuda_codec_tables(codec, &tables), KVANT_ERR_ARGUMENT);
+        assert_int_equal(kvant_cuda_codec_tables(NULL, &tables), KVANT_ERR_ARGUMENT);
+        kvant_codec_free(&codec);
+    }
+    kvant_calibration_free(&calibration);
+}
+
+/* A caller of a later version: what this one does not know has to be zero. */
+static void longer_structs_are_taken(void **state)
+{
+    struct {
+        kvant_cuda_decode_args args;
+        size_t later;
+    } decode = { .args = { .size = sizeof decode, .n_blocks = 3 } };
+    const fake_calls *calls = calls_of(right);
+    kvant_cuda_decode_args got;
+    (void)state;
+    assert_int_equal(kvant_cuda_decode(&decode.args, NULL), KVANT_ERR_CUDA);
+    memcpy(&got, calls->arguments, sizeof got);
+    assert_int_equal(got.size, sizeof got);
+    assert_int_equal(got.n_blocks, 3);
+    decode.later = 1;
+    assert_int_equal(kvant_cuda_decode(&decode.args, NULL), KVANT_ERR_ARGUMENT);
+}
+
 static void calls_reach_the_table(void **state)
 {
     const fake_calls *calls = calls_of(right);
@@ -143,28 +206,38 @@ static void calls_reach_the_table(void **state)
     kvant_cuda_append_args append = { .size = sizeof append };
     kvant_cuda_seal_args seal = { .size = sizeof seal };
     kvant_cuda_attention_args attention = { .size = sizeof attention };
+    kvant_cuda_query_args queries = { .size = sizeof queries };
     kvant_cuda_decode_args decode = { .size = sizeof decode };
     kvant_cuda_pages pages = { NULL, 0, 0 };
     const int32_t from = 5, to = 6;
     (void)state;
 #define REACHES(call, args, status)                                                                                \
     assert_int_equal(call, status);                                                                                \
-    assert_ptr_equal(calls->arguments, &(args));                                                                   \
+    assert_memory_equal(calls->arguments, &(args), sizeof(args));                                                  \
     assert_ptr_equal(calls->stream, stream)
     REACHES(kvant_cuda_append(&append, stream), append, KVANT_ERR_RANGE);
     REACHES(kvant_cuda_seal(&seal, stream), seal, KVANT_ERR_FULL);
     REACHES(kvant_cuda_attention(&attention, stream), attention, KVANT_ERR_IO);
+    REACHES(kvant_cuda_transform_queries(&queries, stream), queries, KVANT_ERR_NONFINITE);
     REACHES(kvant_cuda_decode(&decode, stream), decode, KVANT_ERR_CUDA);
     REACHES(kvant_cuda_copy_blocks(&pages, 16, 2, &from, &to, 1, stream), pages, KVANT_ERR_MEMORY);
     assert_int_equal(kvant_cuda_attention_workspace(128), 384);
+    assert_int_equal(kvant_cuda_append(NULL, stream), KVANT_ERR_ARGUMENT);
+    append.size = sizeof append - 1; /* of no version */
+    assert_int_equal(kvant_cuda_append(&append, stream), KVANT_ERR_ARGUMENT);
 }
 
 int main(int argc, char **argv)
 {
     const struct CMUnitTest tests[] = {
-        cmocka_unit_test(specs_are_refused_first),     cmocka_unit_test(a_missing_library_is_refused),
-        cmocka_unit_test(other_libraries_are_refused), cmocka_unit_test(threads_open_it_together),
-        cmocka_unit_test(codecs_cross_as_views),       cmocka_unit_test(calls_reach_the_table),
+        cmocka_unit_test(specs_are_refused_first),
+        cmocka_unit_test(a_missing_library_is_refused),
+        cmocka_unit_test(other_libraries_are_refused),
+        cmocka_unit_test(threads_open_it_together),
+        cmocka_unit_test(tables_are_those_of_the_calibration),
+        cmocka_unit_test(codecs_cross_as_views),
+        cmocka_unit_test(calls_reach_the_table),
+        cmocka_unit_test(longer_structs_are_taken),
     };
     if (argc != 5)
         return 2;
