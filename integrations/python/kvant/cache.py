@@ -165,13 +165,28 @@ class PagedCache:
         v_center=None,
         k_factors=None,
         v_factors=None,
+        causal=True,
+        window=0,
+        logit_softcap=0.0,
+        max_bias=0.0,
+        mask=None,
+        sinks=None,
     ):
-        """softmax(scale q K^T) V for one query token a sequence: q [batch, heads, head_dim], block_table int32
-        [batch, blocks], lengths int32 [batch]. lse: float32 [batch, heads] to fill, or None."""
-        q = _rows(q, (q.shape[1], self.head_dim), "q")
+        """softmax(scale q K^T) V: q [batch, heads, head_dim] or, of several query tokens a sequence, [batch, tokens, heads,
+        head_dim], block_table int32 [batch, blocks], lengths int32 [batch], the query tokens counted. lse: float32 [batch,
+        (tokens,) heads] to fill, or None. mask: float16 [batch, tokens, at least the longest length]; sinks: float32 [heads]."""
+        tokens = q.shape[1] if q.dim() == 4 else 1
         out = torch.empty_like(q, memory_format=torch.contiguous_format) if out is None else out
-        if out.dtype != q.dtype or out.shape != q.shape or out.stride(2) != 1:
+        if not q.is_cuda or q.dim() not in (3, 4) or q.shape[-1] != self.head_dim or q.stride(-1) != 1:
+            raise ValueError(f"q: a CUDA tensor [batch, (tokens,) heads, {self.head_dim}] with contiguous rows is needed")
+        if out.dtype != q.dtype or out.shape != q.shape or out.stride(-1) != 1 or out.device != q.device:
             raise ValueError("out: the shape and dtype of q are needed")
+        if lengths.shape != (q.shape[0],) or block_table.dim() != 2 or block_table.shape[0] != q.shape[0]:
+            raise ValueError("lengths and block_table do not belong to q: one row a sequence is needed")
+        if mask is not None and (
+            mask.dtype != torch.float16 or not mask.is_contiguous() or mask.shape[:2] != (q.shape[0], tokens)
+        ):
+            raise ValueError("mask: a contiguous float16 tensor [batch, tokens, cells] is needed")
         args = AttentionArgs(
             size=c.sizeof(AttentionArgs),
             k_codec=self.k.handle,
@@ -185,15 +200,15 @@ class PagedCache:
             blocks_per_row=block_table.shape[1],
             lengths=_ints(lengths, torch.int32, "lengths").data_ptr(),
             batch=q.shape[0],
-            n_heads=q.shape[1],
+            n_heads=q.shape[-2],
             n_kv_heads=self.n_kv_heads,
             type=_type(q),
             q=q.data_ptr(),
             q_batch_stride=q.stride(0),
-            q_head_stride=q.stride(1),
+            q_head_stride=q.stride(-2),
             out=out.data_ptr(),
             out_batch_stride=out.stride(0),
-            out_head_stride=out.stride(1),
+            out_head_stride=out.stride(-2),
             lse=_pointer(lse),
             scale=1 / math.sqrt(self.head_dim) if scale is None else scale,
             v_center=_pointer(v_center),
@@ -201,6 +216,16 @@ class PagedCache:
             v_factors=_pointer(v_factors),
             workspace=self._workspace.data_ptr(),
             workspace_bytes=self._workspace.numel(),
+            query_tokens=tokens,
+            q_token_stride=q.stride(1) if q.dim() == 4 else 0,
+            out_token_stride=out.stride(1) if q.dim() == 4 else 0,
+            causal=causal,
+            window=window,
+            logit_softcap=logit_softcap,
+            max_bias=max_bias,
+            mask=_pointer(mask),
+            mask_token_stride=0 if mask is None else mask.stride(1),
+            sinks=_pointer(sinks),
         )
         check("attention", library().kvant_cuda_attention(c.byref(args), _stream()))
         return out

@@ -104,6 +104,17 @@ class AttentionArgs(c.Structure):
         ("v_factors", c.c_void_p),
         ("workspace", c.c_void_p),
         ("workspace_bytes", c.c_size_t),
+        ("query_tokens", c.c_uint32),
+        ("query_starts", c.c_void_p),
+        ("q_token_stride", c.c_size_t),
+        ("out_token_stride", c.c_size_t),
+        ("causal", c.c_uint32),
+        ("window", c.c_uint32),
+        ("logit_softcap", c.c_float),
+        ("max_bias", c.c_float),
+        ("mask", c.c_void_p),
+        ("mask_token_stride", c.c_size_t),
+        ("sinks", c.c_void_p),
     ]
 
 
@@ -174,6 +185,8 @@ def library():
         lib.kvant_cuda_decode.argtypes = [c.POINTER(DecodeArgs), c.c_void_p]
         lib.kvant_cuda_attention_workspace.argtypes = [c.c_uint32]
         lib.kvant_cuda_attention_workspace.restype = c.c_size_t
+        lib.kvant_cuda_limit_shared_memory.argtypes = [c.c_size_t]
+        lib.kvant_cuda_limit_shared_memory.restype = None
         _library = lib
     return _library
 

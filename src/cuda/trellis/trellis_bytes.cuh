@@ -103,13 +103,14 @@ __device__ __forceinline__ void byte_levels(const uint32_t (&w)[4], const At &at
     }
 }
 
-/* use(row tile, pair of column tiles, bytes) for a key page of codes of 4 bits. */
-template <class C, int D, class T, class F>
+/* use(row tile, pair of column tiles, bytes) for a key page of codes of 4 bits. ROOMY: registers can keep the page's words; else
+ * they are read twice. */
+template <class C, int D, bool ROOMY, class T, class F>
 __device__ __forceinline__ void for_each_trellis_byte(const uint8_t *page, int lane, const T &table, F &&use)
 {
     constexpr int M = C::MEMORY, N = D / 16;
     const uint32_t *words = reinterpret_cast<const uint32_t *>(page);
-    constexpr bool KEEP = D <= 128; /* beyond, words are read twice */
+    constexpr bool KEEP = ROOMY && D <= 128;
     uint32_t chain[M + N], w[N][4];
 #pragma unroll
     for (int u = 0; u < N; u++) {
