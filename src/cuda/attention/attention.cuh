@@ -80,7 +80,14 @@ template <class KC, class VC, int D> __host__ __device__ constexpr int most_tile
  * memory, sets the pace. */
 template <class KC, class VC, int D, bool LARGE, int TILES> struct Shape {
     static constexpr int COLUMNS = TILE_COLUMNS * TILES;
-    using Query = QueryTile<D, COLUMNS, KC::BIASED>;
+    /* Where keys of 4 bits find pairs of values' levels. */
+    static constexpr bool PAIRS = HAS_TRELLIS<VC> && VC::BITS == 4;
+    /* Keys of codebooks as bytes; as halves when there are two tiles, and 4 bits of a trellis have pairs to look up. */
+    static constexpr bool BYTES = KC::BIASED && (TILES == 1 || (HAS_TRELLIS<KC> && !PAIRS));
+    using Query = QueryTile<D, COLUMNS, BYTES>;
+    /* Queries are read for every page instead of kept in registers; for codes with less to unpack than a codebook's that is
+     * faster. */
+    static constexpr bool RELOAD = TILES > 1 && HAS_ZEROS<KC>;
     static constexpr int K_CODES = page_code_bytes<KC, D>(true), V_CODES = page_code_bytes<VC, D>(false);
     static constexpr int K_BYTES = K_CODES + metadata_bytes<KC, D>(), V_BYTES = V_CODES + metadata_bytes<VC, D>();
     static constexpr int SUMS = COLUMNS * (D + 4) * 4; /* a slot also takes the warp's sums when a pair ends */
@@ -90,8 +97,7 @@ template <class KC, class VC, int D, bool LARGE, int TILES> struct Shape {
     static constexpr int K_TABLE = table_bytes<KC, LARGE, D>() + pair_bytes<KC, LARGE, true>(),
                          V_TABLE = ONE_TABLE ? 0 : table_bytes<VC, LARGE, D>() + pair_bytes<VC, LARGE, false>();
     static constexpr int TABLES = K_TABLE + V_TABLE;
-    /* Where keys of 4 bits find pairs of values' levels. */
-    static constexpr int V_PAIRS = HAS_TRELLIS<VC> && VC::BITS == 4 ? K_TABLE : -1;
+    static constexpr int V_PAIRS = PAIRS ? K_TABLE : -1;
     /* What is left for slots: of a block's memory less all else that is in it. */
     static constexpr int OTHERS = TABLES + (int)sizeof(Query) + (int)sizeof(WarpResults<12, COLUMNS>) + 1024;
     static constexpr int ROOM = LARGE ? 217000 - TABLES + (TABLES && TILES == 1 ? 5000 : 0) - (TILES - 1) * 5000
@@ -174,6 +180,26 @@ __device__ __forceinline__ Stretch<GENERAL> stretch_from(const Lengths<GENERAL, 
                              GENERAL ? lengths.first_position(cursor.b) : 0 };
 }
 
+/* The open ones of pages i, i + step, ... of a stretch. After the sealed ones, so that the loop over these is short and keeps
+ * its operands in registers. */
+template <class C, int D, int TILES, class Q>
+__device__ __forceinline__ void attend_open_pages(const AttentionArgs &p, const Q &queries, const Stretch<true> &at,
+                                                  const Seen &seen, int i, int step, int lane,
+                                                  Accumulator<C, D> (&sums)[TILES])
+{
+    const int32_t *table = p.table + at.pair.b * p.table_stride + at.skipped / PAGE_TOKENS - at.first;
+#pragma unroll 1
+    for (; i < at.end; i += step) {
+        const int entry = __ldg(table + i), before = PAGE_TOKENS * (i - at.first);
+        if (entry >= 0)
+            continue;
+#pragma unroll
+        for (int t = 0; t < TILES; t++)
+            sums[t] = attend_open_page<C, D>(p, queries, seen, t, -1 - entry, at.pair.kv_head, at.skipped + before,
+                                             at.tokens - before, lane, sums[t]);
+    }
+}
+
 template <class KC, class VC>
 using ArgsOf = typename std::conditional<HAS_CHUNKS<KC> || HAS_CHUNKS<VC>, ChunkAttentionArgs, AttentionArgs>::type;
 
@@ -198,8 +224,8 @@ __device__ __forceinline__ auto table_of(const ArgsOf<KC, VC> &p, int lane)
     if constexpr (HAS_CHUNKS<C>)
         return chunk_table < C, LARGE, D,
                KEYS || S::ONE_TABLE ? 0 : S::K_TABLE > (KEYS ? p.k_directions : p.v_directions, lane);
-    else if constexpr (HAS_TRELLIS<C> && KEYS && C::BITS == 4)
-        return key_table<S::V_PAIRS>(p.k_bytes, p.one);
+    else if constexpr (HAS_TRELLIS<C> && KEYS && C::BITS == 4) /* what is looked up was measured */
+        return key_table<S::V_PAIRS, S::BYTES ? 3 : 4>(p.k_bytes, p.one);
     else if constexpr (HAS_TRELLIS<C>)
         return pair_table < KEYS || S::ONE_TABLE ? 0 : S::K_TABLE, pair_copies<C, LARGE>() > (p.one, lane);
     else
@@ -288,12 +314,15 @@ __device__ __forceinline__ void attend(const ArgsOf<KC, VC> &p)
         Accumulator<VC, D> sums[TILES];
 #pragma unroll
         for (int t = 0; t < TILES; t++) {
-            load_operands<KC, D>(shared.queries, t, q[t], lane);
+            if constexpr (!S::RELOAD)
+                load_operands<KC, D>(shared.queries, t, q[t], lane);
             factors[t] = score_factors<KC, D>(shared.queries, t, lane, p.k_step, p.k_bias, p.k_symmetric, p.k_offset);
             sums[t].clear();
         }
         const Seen seen = GENERAL ? seen_by_all(p, at.pair, at.first_position) : Seen{ 0, INT_MAX };
         int used = -1; /* the slot of the warp's last page */
+        const int own = mine;
+        bool any_open = false;
 #pragma unroll 1
         while (mine < at.end) {
             /* not sooner, because the last slot takes the warp's sums before it is filled again */
@@ -309,7 +338,11 @@ __device__ __forceinline__ void attend(const ArgsOf<KC, VC> &p)
                       first = at.skipped + before;
             if (!GENERAL || entry >= 0) {
                 float s[TILES][4][4];
-                score_page<KC, D, LARGE, TILES>(page, S::K_CODES, q, factors, k_table, p.k_symmetric, p.k_offset,
+                if constexpr (S::RELOAD)
+#pragma unroll
+                    for (int t = 0; t < TILES; t++)
+                        load_operands<KC, D>(shared.queries, t, q[t], lane);
+                score_page<KC, D, LARGE, S::BYTES>(page, S::K_CODES, q, factors, k_table, p.k_symmetric, p.k_offset,
                                                 lane, s);
                 if constexpr (S::SPLIT) {
                     __syncwarp();
@@ -326,18 +359,18 @@ __device__ __forceinline__ void attend(const ArgsOf<KC, VC> &p)
                         clear_scales<VC, D>(page + S::K_BYTES + S::V_CODES, p.v_symmetric, valid, lane);
                         feeder.ring.fence_writes();
                     }
-                add_page<VC, D, LARGE, TILES>(page + S::K_BYTES, S::V_CODES, v_table, p.v_symmetric, p.v_offset,
+                add_page<VC, D, LARGE>(page + S::K_BYTES, S::V_CODES, v_table, p.v_symmetric, p.v_offset,
                                               lane, valid, s, sums);
             } else
-#pragma unroll
-                for (int t = 0; t < TILES; t++)
-                    sums[t] = attend_open_page<VC, D>(p, shared.queries, seen, t, -1 - entry, at.pair.kv_head, first,
-                                                      valid, lane, sums[t]);
+                any_open = true;
             __syncwarp();
             mine += S::WARPS;
             if (++slot == S::STAGES)
                 slot = 0, parity ^= 1;
         }
+        if constexpr (GENERAL)
+            if (any_open)
+                attend_open_pages<VC, D>(p, shared.queries, at, seen, own, S::WARPS, lane, sums);
 #pragma unroll
         for (int t = 0; t < TILES; t++) {
             sums[t].finish(p.v_step, p.v_bias, lane);
@@ -385,7 +418,7 @@ template <class KC, class VC, int D, bool LARGE, bool GENERAL, int TILES> Attent
     constexpr size_t bytes = sizeof(SharedMemory<KC, VC, D, LARGE, TILES>);
     static_assert(bytes <= (LARGE ? LARGE_BYTES : SMALL_BYTES), "a block's memory");
     return AttentionKernel{ (const void *)attention_kernel<KC, VC, D, LARGE, GENERAL, TILES>, S::WARPS * 32,
-                            (int)bytes, S::COLUMNS, LARGE ? LARGE_PTX : 0 };
+                            (int)bytes, S::COLUMNS, S::BYTES, LARGE ? LARGE_PTX : 0 };
 }
 
 /* A kernel that knows neither open pages nor all else that is general is 2 to 4 % faster, also where there is none of it. It

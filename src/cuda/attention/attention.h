@@ -83,8 +83,9 @@ struct ChunkAttentionArgs : AttentionArgs {
 struct AttentionKernel {
     const void *kernel; /* takes AttentionArgs, or ChunkAttentionArgs, which begin with them; NULL: there is none */
     int threads, shared_bytes;
-    int columns;   /* query rows that a pass over the pages serves */
-    int ptx_least; /* the body is there in code made of PTX of this version or a later one */
+    int columns;     /* query rows that a pass over the pages serves */
+    bool byte_keys;  /* keys of codebooks are multiplied as signed bytes */
+    int ptx_least;   /* the body is there in code made of PTX of this version or a later one */
 };
 
 /* Which kernel: large ones are for blocks of 227 KB of shared memory and begin with compute_90, others want at most 99 KB and

@@ -24,11 +24,11 @@ template <class C, int D> struct ScoreFactors {
 };
 
 /* What a 1 in a score's accumulator is worth. */
-template <class C> __device__ __forceinline__ constexpr float code_unit()
+template <class C, bool BYTES> __device__ __forceinline__ constexpr float code_unit()
 {
     if constexpr (HAS_CHUNKS<C>)
         return C::UNIT;
-    return C::BIASED ? 1.0f : UNIT;
+    return BYTES ? 1.0f : UNIT;
 }
 
 /* Sums of the query over groups of channels as an operand whose rows are groups: rounded ones, and 4 or 8 rows behind
@@ -59,9 +59,9 @@ __device__ __forceinline__ ScoreFactors<C, D> score_factors(const Q &tile, int t
 #pragma unroll
     for (int h = 0; h < 2; h++) {
         const int column = 8 * t + 2 * (lane & 3) + h;
-        float x = tile.factor[column] * (C::BIASED ? step * (1 / FIXED_ONE) : HAS_TRELLIS<C> ? step : 1.0f);
-        f.factor[h] = x * code_unit<C>();
-        f.factor8[h] = x * (code_unit<C>() / C::ROW8);
+        float x = tile.factor[column] * (Q::BYTES ? step * (1 / FIXED_ONE) : C::BIASED || HAS_TRELLIS<C> ? step : 1.0f);
+        f.factor[h] = x * code_unit<C, Q::BYTES>();
+        f.factor8[h] = x * (code_unit<C, Q::BYTES>() / C::ROW8);
         f.base[h] = C::GROUP != KVANT_CUDA_GROUP_TOKEN ? x : x * tile.sum[column] * (C::BIASED ? -bias : 1.0f);
     }
     if constexpr (C::GROUP == KVANT_CUDA_GROUP_CHANNELS32)
@@ -267,7 +267,7 @@ __device__ __forceinline__ void multiply_bytes(const uint8_t *page, const uint32
 
 /* Scores (log2) of a page's tokens, 8 columns a tile; a code is unpacked once for all tiles. codes: bytes of codes, behind
  * which the metadata stands. Kinds with groups of 32 have one tile. */
-template <class C, int D, bool LARGE, int TILES, class T>
+template <class C, int D, bool LARGE, bool BYTES, int TILES, class T>
 __device__ __forceinline__ void score_page(const uint8_t *page, int codes,
                                            const uint32_t (&q)[TILES][key_tiles<C, D>()][2],
                                            const ScoreFactors<C, D> (&factors)[TILES], const T &table,
@@ -284,8 +284,10 @@ __device__ __forceinline__ void score_page(const uint8_t *page, int codes,
         };
         if constexpr (HAS_CHUNKS<C>)
             C::template for_each_key_tile<D, LARGE>(page, lane, table, multiply);
-        else if constexpr (C::BIASED)
+        else if constexpr (BYTES)
             multiply_bytes<C, D, TILES>(page, q, table, lane, s);
+        else if constexpr (HAS_TRELLIS<C> && C::BITS == 4)
+            for_each_trellis_key4<C, D>(page, lane, table, multiply);
         else if constexpr (HAS_TRELLIS<C>)
             for_each_trellis_key<C, D>(page, lane, table, multiply);
         else

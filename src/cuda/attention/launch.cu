@@ -169,10 +169,10 @@ PageSource source_of(const kvant_cuda_pages &pages, size_t bytes)
                        (uint32_t)bytes };
 }
 
-AttentionArgs launch_args(const kvant_cuda_attention_args &args, int columns)
+AttentionArgs launch_args(const kvant_cuda_attention_args &args, const AttentionKernel &kernel)
 {
     const kvant_cuda_params &k = args.k_codec->params, &v = args.v_codec->params;
-    const int heads_a_kv = (int)(args.n_heads / args.n_kv_heads), groups = (heads_a_kv + columns - 1) / columns;
+    const int heads_a_kv = (int)(args.n_heads / args.n_kv_heads), groups = (heads_a_kv + kernel.columns - 1) / kernel.columns;
     AttentionArgs p{};
     const kvant_codec_info &k_info = args.k_codec->info, &v_info = args.v_codec->info;
     p.k = source_of(args.k, k_info.metadata_offset + k_info.metadata_bytes);
@@ -204,8 +204,9 @@ AttentionArgs launch_args(const kvant_cuda_attention_args &args, int columns)
     p.partials = reinterpret_cast<float *>(static_cast<uint8_t *>(args.workspace) + COUNTER_BYTES);
     p.k_rotation = k.rotation;
     p.v_rotation = v.rotation;
-    /* keys of codebooks are multiplied as signed bytes, values and a trellis as small numbers above 0 */
-    const uint32_t to_signed = k.bias == 128 && !kvant_cuda_has_trellis(k.kind) ? 0x80808080u : 0;
+    /* bytes of keys are signed; values, halves and a trellis are small numbers above 0 */
+    const uint32_t to_signed =
+        kernel.byte_keys && k.bias == 128 && !kvant_cuda_has_trellis(k.kind) ? 0x80808080u : 0;
     for (uint32_t i = 0; i < KVANT_CUDA_TABLE_WORDS; i++)
         p.k_bytes[i] = k.bytes[i] ^ to_signed, p.v_bytes[i] = v.bytes[i];
     p.one = 1;
@@ -290,7 +291,7 @@ extern "C" kvant_status kvant_cuda_attention(const kvant_cuda_attention_args *gi
     if (status != KVANT_OK)
         return status;
     ChunkAttentionArgs p{};
-    static_cast<AttentionArgs &>(p) = launch_args(args, kernel.columns);
+    static_cast<AttentionArgs &>(p) = launch_args(args, kernel);
     if (kvant_cuda_has_chunks(args.k_codec->params.kind))
         copy_directions(p.k_directions, args.k_codec->book);
     if (kvant_cuda_has_chunks(args.v_codec->params.kind))

@@ -130,8 +130,7 @@ __device__ __forceinline__ void add_open_page(const uint8_t *page, float step, i
     }
 }
 
-/* The sums of tile t with one open page added. Not inlined, and sums go in and out by value: this way they stay in
- * registers where there are no open pages, and that loop stays short, which is worth up to 4 %. */
+/* The sums of tile t with one open page added. Not inlined: it is seldom called, and long. */
 template <class C, int D, class Q>
 __device__ __noinline__ Accumulator<C, D> attend_open_page(const AttentionArgs &p, const Q &tile, Seen seen, int t,
                                                            int block, int kv_head, int first, int valid, int lane,

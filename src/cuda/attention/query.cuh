@@ -2,7 +2,8 @@
  *
  * A row's numbers are divided by a power of two above its largest, so that fp16's range is never a limit;
  * the factor returns in fp32 with the softmax scale. Keys of codebooks, whose look-ups give bytes, are
- * multiplied as bytes: there a number of the query is 16 bits of fixed point, in two bytes. */
+ * multiplied as bytes by 8 columns: there a number of the query is 16 bits of fixed point, in two bytes. With 16 columns
+ * bytes cost more registers than there are. */
 #ifndef KVANT_CUDA_QUERY_CUH
 #define KVANT_CUDA_QUERY_CUH
 
@@ -17,12 +18,13 @@ namespace kvant
 constexpr float FIXED_ONE = 32767;
 constexpr float LOG2_E = 1.44269504088896341f;
 
-/* FIXED: of kinds whose products are of bytes. */
-template <int D, int COLUMNS_, bool FIXED> struct QueryTile {
+/* BYTES: for products of bytes. */
+template <int D, int COLUMNS_, bool BYTES_> struct QueryTile {
     static constexpr int COLUMNS = COLUMNS_;
+    static constexpr bool BYTES = BYTES_;
     static constexpr int STRIDE = D + 8; /* keeps the 8 columns of an operand in different banks */
     alignas(16) __half rows[COLUMNS * STRIDE];
-    int16_t fixed[FIXED ? COLUMNS * STRIDE : 8]; /* rows * FIXED_ONE */
+    int16_t fixed[BYTES ? COLUMNS * STRIDE : 8]; /* rows * FIXED_ONE */
     float factor[COLUMNS];                       /* score (log2) = factor * <rows, codes> ... */
     float sum[COLUMNS];                          /* ... + sum of rows * factor * zero point */
     float group_sum[COLUMNS][D / 32];            /* of 32 channels each, for kinds with such groups */
@@ -56,7 +58,7 @@ __device__ __forceinline__ void prepare_row(Q &tile, const AttentionArgs &p, int
     for (int j = 0; j < Row<D>::PER_LANE; j++) {
         __half h = __float2half_rn(row.x[j] * inverse);
         tile.rows[n * Q::STRIDE + lane + 32 * j] = h; /* for open pages, whatever the kind */
-        if constexpr (C::BIASED) {
+        if constexpr (Q::BYTES) {
             int v = __float2int_rn(row.x[j] * inverse * FIXED_ONE);
             tile.fixed[n * Q::STRIDE + lane + 32 * j] = (int16_t)v;
             sum += (float)v;
@@ -203,7 +205,7 @@ __device__ __forceinline__ void load_operands(const Q &tile, int t, uint32_t (&q
     const int first = t * (int)TILE_COLUMNS * Q::STRIDE;
     if constexpr (HAS_CHUNKS<C>) {
         load_chunks<C, D>(tile.rows + first, q, lane);
-    } else if constexpr (!C::BIASED) {
+    } else if constexpr (!Q::BYTES) {
         load_pairs<D>(tile.rows + first, q, lane);
         reorder<C::ORDER, D / 16>(q);
     } else

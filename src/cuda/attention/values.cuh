@@ -180,6 +180,12 @@ __device__ __forceinline__ void add_token_groups(const uint8_t *page, const Byte
     });
 }
 
+/* N tiles of an array of tiles, from the first one on. */
+template <int N, class T, int TILES> __device__ __forceinline__ T (&part(T (&tiles)[TILES], int first))[N]
+{
+    return *reinterpret_cast<T(*)[N]>(&tiles[first]);
+}
+
 /* Adds a page's values, weighted by the scores, to the sums, one for each tile of 8 columns; a code is unpacked once for
  * all tiles. */
 template <class C, int D, bool LARGE, int TILES, class T>
@@ -194,12 +200,15 @@ __device__ __forceinline__ void add_page(const uint8_t *page, int codes, const T
             for (int t = 0; t < TILES; t++)
                 mask_tokens(s[t], scales, valid, lane >> 2);
         uint32_t weights[TILES][4][2];
+        if constexpr (HAS_ZEROS<C> && TILES == 2) { /* registers are too few for both at once */
+            weigh_tokens<C, D, 1>(part<1>(sums, 0), part<1>(s, 0), scales, part<1>(weights, 0));
+            weigh_tokens<C, D, 1>(part<1>(sums, 1), part<1>(s, 1), scales, part<1>(weights, 1));
+        } else
+            weigh_tokens<C, D>(sums, s, scales, weights);
+        if constexpr (!HAS_CHUNKS<C>)
 #pragma unroll
-        for (int t = 0; t < TILES; t++) {
-            sums[t].weigh(s[t], scales, weights[t]);
-            if constexpr (!HAS_CHUNKS<C>)
+            for (int t = 0; t < TILES; t++)
                 reorder<C::ORDER, 4>(weights[t]);
-        }
         auto multiply = [&](int rt, int ct, const uint32_t(&a)[4]) {
 #pragma unroll
             for (int t = 0; t < TILES; t++)
