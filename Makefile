@@ -1,5 +1,6 @@
 # A thin front over CMake: it installs or names what is missing, fetches what is needed, and calls cmake and
-# ctest. Anything finer is CMake's: cmake --preset release, debug or asan.
+# ctest. Anything finer is CMake's: cmake --preset release, debug, asan or tsan. The library alone needs none of
+# this: cmake -B build && cmake --build build.
 
 BUILD  ?= build
 PREFIX ?= /usr/local
@@ -7,6 +8,7 @@ JOBS   ?= $(shell nproc 2>/dev/null || echo 2)
 PYTHON ?= python3
 
 FETCH = $(PYTHON) scripts/fetch.py
+RUN_TESTS = $(PYTHON) scripts/run_tests.py
 MAKEFLAGS += --no-print-directory
 
 # The command is compiled against the runtime's headers and opens its libraries by default.
@@ -16,14 +18,16 @@ define configure
 	    -DKVANT_PLOT_LIB="$$plot" $(3)
 endef
 
-.PHONY: all demo cuda test test-api3 asan install clean help
+.PHONY: all demo cuda test test-fast test-long test-api3 asan tsan install clean help
 
-all: $(BUILD)/CMakeCache.txt
+all: $(BUILD)/fetched
 	cmake --build $(BUILD) -j $(JOBS)
 
-$(BUILD)/CMakeCache.txt:
+# Not CMakeCache.txt: a build that was configured without what is fetched here has that too.
+$(BUILD)/fetched:
 	scripts/deps.sh build
 	$(call configure,release,$(BUILD),-DKVANT_BUILD_TESTS=OFF -DKVANT_CUDA=OFF)
+	touch $@
 
 demo: all
 	$(PYTHON) scripts/demo.py --kvant $(BUILD)/bin/kvant
@@ -31,18 +35,38 @@ demo: all
 # The command and the plug-in do without a GPU; its library takes nvcc minutes, so it is asked for.
 cuda:
 	scripts/deps.sh build
-	$(call configure,release,$(BUILD),-DKVANT_CUDA=ON \
+	$(call configure,release,$(BUILD),-DKVANT_CUDA=ON -DKVANT_CUDA_PAIRS=ALL \
 	    -DCMAKE_CUDA_ARCHITECTURES="80-real;90-real;90-virtual")
 	cmake --build $(BUILD) -j $(JOBS) --target kvant_cuda
 
-# With a CUDA toolkit, GPU or not, the library for GPUs is compiled too, for one generation of them.
-test:
+# With a CUDA toolkit the library for GPUs is compiled too, for one generation of them; where no GPU will run it, with a few of its
+# attention kernels, one of each template. $(1): ALL or FEW, or empty to look.
+define configure_tests
 	scripts/deps.sh test
-	model=$$($(FETCH) model) && \
+	model=$$($(FETCH) model) && pairs="$(1)" && \
+	if [ -z "$$pairs" ]; then nvidia-smi -L >/dev/null 2>&1 && pairs=ALL || pairs=FEW; fi && \
 	$(call configure,release,$(BUILD),-DKVANT_BUILD_TESTS=ON -DKVANT_TEST_MODEL="$$model" \
-	    -DKVANT_CUDA=AUTO -DCMAKE_CUDA_ARCHITECTURES=90-real)
+	    -DKVANT_CUDA=AUTO -DCMAKE_CUDA_ARCHITECTURES=90-real -DKVANT_CUDA_PAIRS=$$pairs)
+	touch $(BUILD)/fetched
 	cmake --build $(BUILD) -j $(JOBS)
-	ctest --test-dir $(BUILD) --output-on-failure -j $(JOBS)
+endef
+
+test:
+	$(call configure_tests)
+	$(RUN_TESTS) $(BUILD) -LE long -j $(JOBS)
+
+# Under a minute: what a change of the library is checked with while it is made.
+test-fast:
+	$(call configure_tests)
+	$(RUN_TESTS) $(BUILD) -L fast -j $(JOBS)
+
+# Everything else, an hour on 2 cores: long tests, sanitizers, llama.cpp's other interface, all attention kernels for GPUs.
+test-long:
+	$(call configure_tests,ALL)
+	$(RUN_TESTS) $(BUILD) -L long -j $(JOBS)
+	$(MAKE) asan
+	$(MAKE) tsan
+	$(MAKE) test-api3
 
 # The same integration tests on the other generation of ggml's back-end interface.
 test-api3:
@@ -51,27 +75,37 @@ test-api3:
 	cmake --preset release -B $(BUILD)/api3 -DKVANT_BUILD_TESTS=ON -DKVANT_TEST_MODEL="$$model" \
 	    -DKVANT_LLAMA_SRC="$$llama/llama.cpp" -DKVANT_LLAMA_LIB="$$llama/build/bin" -DKVANT_CUDA=OFF
 	cmake --build $(BUILD)/api3 -j $(JOBS)
-	ctest --test-dir $(BUILD)/api3 --output-on-failure -L integration
+	$(RUN_TESTS) $(BUILD)/api3 -L integration -j $(JOBS)
 
 asan:
 	scripts/deps.sh test
 	model=$$($(FETCH) model) && \
-	$(call configure,asan,$(BUILD)-asan,-DKVANT_BUILD_TESTS=ON -DKVANT_TEST_MODEL="$$model" -DKVANT_CUDA=OFF)
+	$(call configure,asan,$(BUILD)-asan,-DKVANT_BUILD_TESTS=ON -DKVANT_TEST_MODEL="$$model")
 	cmake --build $(BUILD)-asan -j $(JOBS)
-	ctest --test-dir $(BUILD)-asan --output-on-failure -j $(JOBS)
+	$(RUN_TESTS) $(BUILD)-asan -j $(JOBS)
+
+# The tests in which threads meet, without llama.cpp: its own threads are not built for ThreadSanitizer.
+tsan:
+	scripts/deps.sh test
+	cmake --preset tsan -B $(BUILD)-tsan
+	cmake --build $(BUILD)-tsan -j $(JOBS)
+	$(RUN_TESTS) $(BUILD)-tsan -L threads -j $(JOBS)
 
 install: all
 	cmake --install $(BUILD) --prefix $(PREFIX)
 
 clean:
-	cmake -E rm -rf $(BUILD) $(BUILD)-asan
+	cmake -E rm -rf $(BUILD) $(BUILD)-asan $(BUILD)-tsan
 
 help:
 	@echo 'make            build/bin/kvant, libraries and plug-in in build/lib'
 	@echo 'make demo       quality, size and speed of stock and compressed caches, then an answer (3 minutes)'
 	@echo 'make cuda       build/lib/libkvant_cuda.so, for sm_80, sm_90 and later; needs nvcc, takes minutes'
-	@echo 'make test       build and run every test'
+	@echo 'make test       build and run the tests but the long ones (6 minutes on 2 cores, building aside)'
+	@echo 'make test-fast  those that need no model (under a minute)'
+	@echo 'make test-long  the long ones, with sanitizers and llama.cpp b11434 (an hour)'
 	@echo 'make test-api3  integration tests on llama.cpp b11434, built from source (15 minutes the first time)'
 	@echo 'make asan       the tests with AddressSanitizer and UndefinedBehaviorSanitizer'
+	@echo 'make tsan       the tests of threads with ThreadSanitizer'
 	@echo 'make install    PREFIX=$(PREFIX), DESTDIR as usual'
 	@echo 'make clean      removes build folders; downloads stay in $${KVANT_CACHE:-~/.cache/kvant}'

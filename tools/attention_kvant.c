@@ -63,7 +63,7 @@ void attention_problem_free(attention_problem *p)
 /* Keys or values of a layer. */
 typedef struct cache {
     void *memory;
-    kvant_cells *cells;
+    kvant_tensor *tensor;
 } cache;
 
 typedef struct kvant_state {
@@ -71,7 +71,7 @@ typedef struct kvant_state {
     const char *k, *v;
     kvant_codec *codecs[2];
     cache caches[MAX_LAYERS][2];
-    kvant_attention_args args;
+    kvant_attention_problem problem;
     void *workspace;
     size_t workspace_bytes;
     float *out;
@@ -83,30 +83,36 @@ static bool failed(const char *spec, kvant_status status)
     return false;
 }
 
-/* Pages of cells that were not written become copies of pages that were, as far as both are compressed: encoding a long cache
+static uint32_t blocks_of(const attention_problem *p)
+{
+    return (p->shape.n_tokens + KVANT_PAGE_TOKENS - 1) / KVANT_PAGE_TOKENS;
+}
+
+/* Pages of slots that were not written become copies of pages that were, as far as both are compressed: encoding a long cache
  * would take longer than measuring it. The memory is ours. */
 static void repeat_pages(cache *c, const kvant_codec *codec, const attention_problem *p)
 {
     kvant_codec_info info = { .size = sizeof info };
     kvant_codec_get_info(codec, &info);
     const uint32_t written = p->n_rows / KVANT_PAGE_TOKENS;
-    const uint32_t n = (p->shape.n_tokens + KVANT_PAGE_TOKENS - 1) / KVANT_PAGE_TOKENS;
-    for (uint32_t page = written; written > 0 && page < n; page++)
+    const uint32_t n = blocks_of(p);
+    for (uint32_t block = written; written > 0 && block < n; block++)
         for (uint32_t head = 0; head < p->shape.n_kv_heads; head++) {
-            const kvant_page_ref from = kvant_cells_page(c->cells, 0, page % written, head);
-            const kvant_page_ref to = kvant_cells_page(c->cells, 0, page, head);
-            if (from.codec == codec && to.codec == codec)
+            kvant_block_info from = { .size = sizeof from }, to = { .size = sizeof to };
+            kvant_tensor_get_block(c->tensor, block % written, head, &from);
+            kvant_tensor_get_block(c->tensor, block, head, &to);
+            if (from.state == KVANT_BLOCK_SEALED)
                 memcpy((void *)(uintptr_t)to.page, from.page, info.page_bytes);
         }
 }
 
 static bool write_rows(cache *c, const char *spec, const attention_problem *p, const float *rows)
 {
-    int64_t index[ATTENTION_DISTINCT_ROWS];
+    int64_t slots[ATTENTION_DISTINCT_ROWS];
     for (uint32_t i = 0; i < p->n_rows; i++)
-        index[i] = i;
-    const kvant_status status = kvant_cells_write(
-        c->cells, index, p->n_rows, rows, (size_t)p->shape.n_kv_heads * p->shape.head_dim, p->shape.n_threads);
+        slots[i] = i;
+    const kvant_status status = kvant_tensor_write(
+        c->tensor, slots, p->n_rows, rows, (size_t)p->shape.n_kv_heads * p->shape.head_dim, p->shape.n_threads);
     return status == KVANT_OK || failed(spec, status);
 }
 
@@ -115,28 +121,34 @@ static bool make_cache(kvant_state *s, uint32_t layer, int role, const attention
 {
     cache *c = &s->caches[layer][role];
     const char *spec = role == KVANT_ROLE_K ? s->k : s->v;
-    const kvant_cells_config config = { .size = sizeof config,
-                                        .codec = s->codecs[role],
-                                        .n_kv_heads = p->shape.n_kv_heads,
-                                        .n_streams = 1,
-                                        .n_cells = p->shape.n_tokens };
-    *bytes = kvant_cells_bytes(&config);
-    c->memory = *bytes > 0 ? aligned_alloc(KVANT_PAGE_ALIGN, (*bytes + 4095) / 4096 * 4096) : NULL;
+    const kvant_codec **codecs = malloc(p->shape.n_kv_heads * sizeof *codecs);
+    for (uint32_t head = 0; codecs != NULL && head < p->shape.n_kv_heads; head++)
+        codecs[head] = s->codecs[role];
+    const kvant_tensor_params params = { .size = sizeof params,
+                                         .codecs = codecs,
+                                         .n_kv_heads = p->shape.n_kv_heads,
+                                         .n_sequences = 1,
+                                         .n_blocks = blocks_of(p) };
+    kvant_status status = codecs != NULL ? kvant_tensor_size(&params, bytes) : KVANT_ERR_MEMORY;
+    c->memory = status == KVANT_OK ? aligned_alloc(KVANT_PAGE_ALIGN, (*bytes + 4095) / 4096 * 4096) : NULL;
+    if (c->memory != NULL) {
+        memset(c->memory, 0, *bytes);
+        status = kvant_tensor_create(&params, c->memory, &c->tensor);
+    }
+    free(codecs);
+    if (status != KVANT_OK)
+        return failed(spec, status);
     if (c->memory == NULL) {
         complain("out of memory");
         return false;
     }
-    memset(c->memory, 0, *bytes);
-    kvant_status status = kvant_cells_create(&config, c->memory, &c->cells);
-    if (status != KVANT_OK)
-        return failed(spec, status);
     if (layer == 0) {
         if (!write_rows(c, spec, p, role == KVANT_ROLE_K ? p->k : p->v))
             return false;
         repeat_pages(c, s->codecs[role], p);
         return true;
     }
-    status = kvant_cells_copy_stream(s->caches[0][role].cells, 0, c->cells, 0);
+    status = kvant_tensor_copy(s->caches[0][role].tensor, 0, c->tensor, 0, blocks_of(p));
     if (status != KVANT_OK)
         return failed(spec, status);
     repeat_pages(c, s->codecs[role], p);
@@ -148,9 +160,9 @@ static bool run(attention_subject *subject)
     kvant_state *s = subject->state;
     kvant_set_cpu_level(s->level);
     for (uint32_t layer = 0; layer < subject->n_layers; layer++) {
-        s->args.k = s->caches[layer][KVANT_ROLE_K].cells;
-        s->args.v = s->caches[layer][KVANT_ROLE_V].cells;
-        const kvant_status status = kvant_attention(&s->args, s->workspace, s->workspace_bytes);
+        const kvant_status status =
+            kvant_attention(s->caches[layer][KVANT_ROLE_K].tensor, s->caches[layer][KVANT_ROLE_V].tensor, &s->problem,
+                            s->workspace, s->workspace_bytes);
         if (status != KVANT_OK)
             return failed(s->k, status);
     }
@@ -168,7 +180,7 @@ static void release(attention_subject *subject)
     kvant_state *s = subject->state;
     for (uint32_t layer = 0; layer < MAX_LAYERS; layer++)
         for (int role = 0; role < 2; role++) {
-            kvant_cells_free(&s->caches[layer][role].cells);
+            kvant_tensor_free(&s->caches[layer][role].tensor);
             free(s->caches[layer][role].memory);
         }
     kvant_codec_free(&s->codecs[0]);
@@ -199,23 +211,25 @@ static bool make_call(kvant_state *s, const attention_problem *p)
     const attention_shape *shape = &p->shape;
     const size_t width = (size_t)attention_heads(shape) * shape->head_dim;
     s->out = malloc(shape->n_queries * width * sizeof *s->out);
-    s->args = (kvant_attention_args){ .size = sizeof s->args,
-                                      .k = s->caches[0][KVANT_ROLE_K].cells,
-                                      .v = s->caches[0][KVANT_ROLE_V].cells,
-                                      .n_cells = shape->n_tokens,
-                                      .n_tokens = shape->n_queries,
-                                      .n_heads = attention_heads(shape),
-                                      .q = p->q,
-                                      .q_token_stride = width,
-                                      .q_head_stride = shape->head_dim,
-                                      .mask = p->mask,
-                                      .mask_token_stride = shape->n_tokens,
-                                      .scale = 1 / sqrtf((float)shape->head_dim),
-                                      .out = s->out,
-                                      .out_token_stride = width,
-                                      .out_head_stride = shape->head_dim,
-                                      .n_threads = shape->n_threads };
-    s->workspace_bytes = (kvant_attention_workspace(&s->args) + 63) / 64 * 64;
+    s->problem = (kvant_attention_problem){ .size = sizeof s->problem,
+                                            .n_tokens = shape->n_tokens,
+                                            .n_queries = shape->n_queries,
+                                            .n_heads = attention_heads(shape),
+                                            .q = p->q,
+                                            .q_token_stride = width,
+                                            .q_head_stride = shape->head_dim,
+                                            .mask = p->mask,
+                                            .mask_token_stride = shape->n_tokens,
+                                            .scale = 1 / sqrtf((float)shape->head_dim),
+                                            .out = s->out,
+                                            .out_token_stride = width,
+                                            .out_head_stride = shape->head_dim,
+                                            .n_threads = shape->n_threads };
+    const kvant_status status = kvant_attention_workspace(
+        s->caches[0][KVANT_ROLE_K].tensor, s->caches[0][KVANT_ROLE_V].tensor, &s->problem, &s->workspace_bytes);
+    if (status != KVANT_OK)
+        return failed(s->k, status);
+    s->workspace_bytes = (s->workspace_bytes + 63) / 64 * 64;
     s->workspace = s->workspace_bytes > 0 ? aligned_alloc(64, s->workspace_bytes) : NULL;
     if (s->out != NULL && s->workspace != NULL)
         return true;

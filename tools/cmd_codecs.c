@@ -67,10 +67,11 @@ typedef struct listing {
     char names[MAX_ROWS][NAME_BYTES];
     size_t n;
     kvant_calibration *stand_in;
+    bool no_memory; /* a codec could not be made for lack of memory */
 } listing;
 
 /* Sizes depend on a codec's options and not on what was calibrated, so one layer of zeros shows those of calibrated codecs.
- * NULL when memory is short: their numbers are then absent. */
+ * NULL when memory is short. */
 static kvant_calibration *stand_in(uint32_t head_dim)
 {
     static const uint32_t clusters[] = { 256 };
@@ -98,12 +99,15 @@ static const char *or_absent(const char *text)
 }
 
 /* Bits are NaN when the codec does not exist at this head_dim. */
-static kvant_codec_info info_of(const listing *list, const char *name, uint32_t head_dim, kvant_role role)
+static kvant_codec_info info_of(listing *list, const char *name, uint32_t head_dim, kvant_role role)
 {
     kvant_codec_info info = { .size = sizeof info, .true_bits = NAN, .nominal_bits = NAN };
     kvant_codec *codec = NULL;
-    if (kvant_codec_create_calibrated(name, head_dim, role, 0, list->stand_in, 0, 0, &codec, NULL, 0) == KVANT_OK)
+    const kvant_status status =
+        kvant_codec_create_calibrated(name, head_dim, role, 0, list->stand_in, 0, 0, &codec, NULL, 0);
+    if (status == KVANT_OK)
         kvant_codec_get_info(codec, &info);
+    list->no_memory = list->no_memory || status == KVANT_ERR_MEMORY;
     kvant_codec_free(&codec);
     return info;
 }
@@ -172,6 +176,20 @@ static void print_options(void)
     printf("  %-12s %s\n", "and each", usual);
 }
 
+/* False when memory is short: a list with numbers missing would read as if those codecs did not exist. */
+static bool fill(listing *list, uint32_t head_dim)
+{
+    list->stand_in = stand_in(head_dim);
+    for (size_t i = 0; i < kvant_codec_family_count() && list->stand_in != NULL; i++) {
+        kvant_codec_family family = { .size = sizeof family };
+        if (kvant_codec_family_get(i, &family) == KVANT_OK)
+            add_family(list, &family, head_dim);
+    }
+    const bool ok = list->stand_in != NULL && !list->no_memory;
+    kvant_calibration_free(&list->stand_in);
+    return ok;
+}
+
 int command_codecs(int argc, char **argv)
 {
     settings s = { .head_dim = 128 };
@@ -181,20 +199,12 @@ int command_codecs(int argc, char **argv)
     if (s.config != NULL)
         return settings_table_print(s.config, s.json);
     listing *list = calloc(1, sizeof *list);
-    if (list == NULL) {
-        complain("out of memory");
-        return EXIT_RUNTIME;
-    }
-    list->stand_in = stand_in(s.head_dim);
-    for (size_t i = 0; i < kvant_codec_family_count(); i++) {
-        kvant_codec_family family = { .size = sizeof family };
-        if (kvant_codec_family_get(i, &family) == KVANT_OK)
-            add_family(list, &family, s.head_dim);
-    }
-    const bool ok = report_print(columns, N_COLUMNS, list->cells, list->n, s.json);
+    bool ok = list != NULL && fill(list, s.head_dim);
+    if (!ok)
+        complain("codecs: %s", kvant_strerror(KVANT_ERR_MEMORY));
+    ok = ok && report_print(columns, N_COLUMNS, list->cells, list->n, s.json);
     if (ok && !s.json)
         print_options();
-    kvant_calibration_free(&list->stand_in);
     free(list);
     return ok ? finish_output() : EXIT_RUNTIME;
 }

@@ -176,6 +176,13 @@ static const needed_flag needed_by_accel[] = {
     { { NULL }, NULL, NULL },
 };
 
+/* Options that keep the cache from the device, or make it one that the device cannot have. */
+static const needed_flag cache_types[] = {
+    { { "-ctk", "--cache-type-k", NULL }, NULL, "LLAMA_ARG_CACHE_TYPE_K" },
+    { { "-ctv", "--cache-type-v", NULL }, NULL, "LLAMA_ARG_CACHE_TYPE_V" },
+};
+static const char *const no_offload[] = { "-nkvo", "--no-kv-offload" };
+
 /* Not needed by the device: where its calibration may lie. */
 static const needed_flag model_flag = { { "-m", "--model", NULL }, NULL, "LLAMA_ARG_MODEL" };
 
@@ -192,6 +199,60 @@ static bool is_llama_program(const char *program)
 {
     const char *slash = strrchr(program, '/');
     return strncmp(slash != NULL ? slash + 1 : program, "llama", 5) == 0;
+}
+
+static bool is_off(const char *value)
+{
+    static const char *const words[] = { "off", "0", "false", "disabled" };
+    for (size_t i = 0; value != NULL && i < sizeof words / sizeof *words; i++)
+        if (strcmp(value, words[i]) == 0)
+            return true;
+    return false;
+}
+
+static bool has_word(int argc, char **argv, const char *word)
+{
+    for (int i = 1; i < argc; i++)
+        if (strcmp(argv[i], word) == 0)
+            return true;
+    return false;
+}
+
+/* What would end the program, or its cache, later and without a reason. */
+static bool check_program_options(int argc, char **argv, bool accel)
+{
+    const needed_flag *attention = accel ? &needed_by_accel[0] : &needed[2];
+    if (!is_llama_program(argv[0]))
+        return true;
+    if (is_off(given_value(attention, argc, argv))) {
+        complain("exec: -fa off: attention must be one operation, flash attention, for kvant to compute it");
+        hint("leave -fa and %s out", attention->variable);
+        return false;
+    }
+    for (size_t i = 0; !accel && i < sizeof cache_types / sizeof *cache_types; i++) {
+        const char *type = given_value(&cache_types[i], argc, argv);
+        if (type == NULL || strcmp(type, "f16") == 0)
+            continue;
+        complain("exec: %s %s is a cache of llama.cpp's own, kvant compresses what llama.cpp takes for f16",
+                 cache_types[i].names[0], type);
+        hint("leave -ctk and -ctv out (%s, too); or kvant exec --accel, for kvant's attention on that cache",
+             cache_types[i].variable);
+        return false;
+    }
+    return true;
+}
+
+/* llama.cpp says nothing of it. How many layers another -ngl leaves out is said by the plug-in, which sees them. */
+static void warn_of_uncompressed(int argc, char **argv)
+{
+    const char *layers = given_value(&needed[1], argc, argv);
+    bool stays = has_word(argc, argv, no_offload[0]) || has_word(argc, argv, no_offload[1]) ||
+                 env_or_null("LLAMA_ARG_NO_KV_OFFLOAD") != NULL || is_off(env_or_null("LLAMA_ARG_KV_OFFLOAD"));
+    if (!stays && (layers == NULL || strcmp(layers, "0") != 0))
+        return;
+    complain("exec: warning: with %s no layer's cache is kvant's, all of it stays uncompressed",
+             stays ? "-nkvo" : "-ngl 0");
+    hint("leave it out: weights stay on the CPU in any case");
 }
 
 /* The program's argument vector with what it lacks added at the end; NULL without memory. */
@@ -288,6 +349,8 @@ int command_exec(int argc, char **argv)
         hint("kvant exec -- llama-server -m model.gguf");
         return EXIT_USAGE;
     }
+    if (!check_program_options(argc - rest, argv + rest, o.accel))
+        return EXIT_USAGE;
     code = o.accel ? set_accel(&o) : set_codecs(&o, given_value(&model_flag, argc - rest, argv + rest));
     char path[PATH_MAX];
     if (code != 0)
@@ -296,6 +359,8 @@ int command_exec(int argc, char **argv)
         return EXIT_RUNTIME;
     if (setenv("GGML_BACKEND_PATH", path, 1) != 0 || (!o.accel && unsetenv(PLUGIN_ACCEL) != 0))
         return exec_failed(argv[rest]);
+    if (!o.accel && is_llama_program(argv[rest]))
+        warn_of_uncompressed(argc - rest, argv + rest);
     char **arguments = build_arguments(argc - rest, argv + rest, o.accel);
     if (arguments == NULL) {
         complain("exec: out of memory");

@@ -31,7 +31,7 @@ enum { OPT_FILE, OPT_OUTPUT, OPT_FROM, OPT_CTX, OPT_CHUNKS, OPT_LONGEST, OPT_SEN
 static const arg_option options[] = {
     ENGINE_OPTIONS,
     { OPT_FILE, 'f', "file", "FILE",
-      "text to measure on; not the one that a calibration saw (default:\n" MANUAL_TEXT ", kvant's own manual)" },
+      "text to measure on; not the one that a calibration saw (default:\n" MANUAL_TEXT ", a frozen copy of kvant's manual)" },
     { OPT_OUTPUT, 'o', "output", "FILE", "page, for example report.html; results go beside it, report.json" },
     { OPT_FROM, 0, "from", "FILE", "make the page of such results, measuring nothing" },
     { OPT_CTX, 'c', "ctx", "N", "tokens of a chunk of the evaluation (default 2048; 512 with --quick)" },

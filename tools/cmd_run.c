@@ -84,6 +84,8 @@ static char *join_prompt(const settings *s, size_t *bytes)
 {
     const size_t n_prompt = s->prompt != NULL ? strlen(s->prompt) : 0;
     size_t n_file = 0;
+    if (n_prompt > 0 && !text_check("-p", s->prompt, n_prompt))
+        return NULL;
     char *text = s->file != NULL ? read_text(s->file, &n_file) : calloc(1, 1);
     if (text == NULL || n_prompt == 0) {
         *bytes = n_file;

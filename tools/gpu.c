@@ -1,5 +1,5 @@
-/* gpu.c - loads the driver and libkvant_cuda, opens a device. */
-#define _GNU_SOURCE /* PATH_MAX */
+/* gpu.c - names libkvant_cuda, loads the driver, opens a device. */
+#define _GNU_SOURCE /* PATH_MAX, setenv */
 #include "gpu.h"
 
 #include "command.h"
@@ -34,7 +34,6 @@ static bool load_driver(gpu_driver *d)
     void *driver = dlopen(DRIVER_FILE, RTLD_NOW | RTLD_LOCAL);
     if (driver == NULL) {
         complain("no NVIDIA driver: %s", dlerror());
-        hint("kvant bench cuda needs a machine with an NVIDIA GPU; kvant bench attention measures the CPU");
         return false;
     }
 #define GPU_BIND(name, symbol, parameters)                                                                         \
@@ -47,37 +46,32 @@ static bool load_driver(gpu_driver *d)
     return true;
 }
 
-static void *open_beside_command(char *path, size_t bytes)
+/* libkvant opens the library that the variable names: the caller's, or the one beside the command. */
+static bool name_library(const char *path)
 {
-    if (!library_beside_command(LIBRARY_FILE, path, bytes))
-        return NULL;
-    return dlopen(path, RTLD_NOW | RTLD_LOCAL);
+    char beside[PATH_MAX];
+    const char *named = getenv(LIBRARY_ENV);
+    if (path == NULL && (named == NULL || named[0] == 0) &&
+        library_beside_command(LIBRARY_FILE, beside, sizeof beside))
+        path = beside;
+    if (path == NULL || setenv(LIBRARY_ENV, path, 1) == 0)
+        return true;
+    complain("out of memory");
+    return false;
 }
 
-static bool load_library(gpu_library *l, const char *path)
+static bool open_library(const char *path)
 {
-    static char found[PATH_MAX];
-    if (path == NULL && getenv(LIBRARY_ENV) != NULL && getenv(LIBRARY_ENV)[0] != 0)
-        path = getenv(LIBRARY_ENV);
-    void *library = NULL;
-    if (path == NULL && (library = open_beside_command(found, sizeof found)) != NULL)
-        path = found;
-    if (library == NULL)
-        library = dlopen(path != NULL ? path : LIBRARY_FILE, RTLD_NOW | RTLD_LOCAL);
-    if (library == NULL) {
-        complain("cannot load the library for GPUs: %s", dlerror());
-        hint("`make cuda` builds " LIBRARY_FILE " (it needs nvcc, no GPU); --library or " LIBRARY_ENV
-             " names it where it is elsewhere");
+    char err[512] = "";
+    if (!name_library(path))
         return false;
-    }
-#define GPU_BIND(type, name, parameters)                                                                           \
-    if (!bind(library, path != NULL ? path : LIBRARY_FILE, "kvant_cuda_" #name, &l->name)) {                       \
-        hint("a " LIBRARY_FILE " of this version of kvant is needed");                                             \
-        return false;                                                                                              \
-    }
-    GPU_LIBRARY_FUNCTIONS(GPU_BIND)
-#undef GPU_BIND
-    return true;
+    if (kvant_cuda_available(err, sizeof err) == KVANT_OK)
+        return true;
+    complain("%s", err);
+    hint("`make cuda` builds " LIBRARY_FILE " (it needs nvcc, no GPU); --library or " LIBRARY_ENV
+         " names it where it is elsewhere");
+    hint("kvant bench cuda needs a machine with an NVIDIA GPU; kvant bench attention measures the CPU");
+    return false;
 }
 
 bool gpu_ok(const gpu *g, gpu_result result, const char *what)
@@ -123,7 +117,7 @@ static bool choose_device(gpu *g, uint32_t ordinal)
 bool gpu_open(gpu *g, const char *library, uint32_t ordinal)
 {
     *g = (gpu){ .device = -1 };
-    if (!load_library(&g->library, library) || !load_driver(&g->driver) || !choose_device(g, ordinal))
+    if (!open_library(library) || !load_driver(&g->driver) || !choose_device(g, ordinal))
         return false;
     gpu_context context;
     if (!gpu_ok(g, g->driver.context_retain(&context, g->device), "opening the device"))

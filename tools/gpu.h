@@ -1,5 +1,5 @@
-/* gpu.h - an NVIDIA driver and libkvant_cuda, both found at run time, so that the command needs neither a toolkit to be
- * built nor a GPU to start.
+/* gpu.h - an NVIDIA driver, found at run time like libkvant_cuda, so that the command needs neither a toolkit to be built
+ * nor a GPU to start.
  *
  * Owns loading, one device and its errors; knows no benchmark. The driver's functions are those of its documented
  * interface, declared here with the types that its binary interface has had since CUDA 11.4. One thread uses it. */
@@ -54,37 +54,14 @@ typedef struct CUctx_st *gpu_context;
     X(event_destroy, "cuEventDestroy_v2", (gpu_event event))                                                       \
     X(error_text, "cuGetErrorString", (gpu_result result, const char **text))
 
-/* X(result type, name, parameters): kvant_cuda_<name> */
-#define GPU_LIBRARY_FUNCTIONS(X)                                                                                   \
-    X(kvant_status, codec_create,                                                                                  \
-      (const char *spec, uint32_t head_dim, kvant_role role, uint64_t seed, kvant_cuda_codec **codec, char *err,   \
-       size_t errlen))                                                                                             \
-    X(kvant_status, codec_create_open, (const kvant_cuda_codec *sealed, kvant_cuda_codec **open))                  \
-    X(void, codec_free, (kvant_cuda_codec * *codec))                                                               \
-    X(kvant_status, codec_get_info, (const kvant_cuda_codec *codec, kvant_codec_info *info))                       \
-    X(kvant_status, append, (const kvant_cuda_append_args *args, kvant_cuda_stream stream))                        \
-    X(kvant_status, seal, (const kvant_cuda_seal_args *args, kvant_cuda_stream stream))                            \
-    X(kvant_status, attention_check,                                                                               \
-      (const kvant_cuda_codec *k, const kvant_cuda_codec *v, char *err, size_t errlen))                            \
-    X(size_t, attention_workspace, (uint32_t head_dim))                                                            \
-    X(kvant_status, attention, (const kvant_cuda_attention_args *args, kvant_cuda_stream stream))                  \
-    X(kvant_status, decode, (const kvant_cuda_decode_args *args, kvant_cuda_stream stream))
-
 typedef struct gpu_driver {
 #define GPU_MEMBER(name, symbol, parameters) gpu_result(*name) parameters;
     GPU_DRIVER_FUNCTIONS(GPU_MEMBER)
 #undef GPU_MEMBER
 } gpu_driver;
 
-typedef struct gpu_library {
-#define GPU_MEMBER(type, name, parameters) type(*name) parameters;
-    GPU_LIBRARY_FUNCTIONS(GPU_MEMBER)
-#undef GPU_MEMBER
-} gpu_library;
-
 typedef struct gpu {
     gpu_driver driver;
-    gpu_library library;
     gpu_stream stream;
     char name[128];
     int driver_version; /* as CUDA numbers it: 13000 is 13.0 */
@@ -93,7 +70,7 @@ typedef struct gpu {
     bool context;
 } gpu;
 
-/* Loads libkvant_cuda (path NULL: $KVANT_CUDA_LIBRARY, beside the command, then the system's places), the driver and a
+/* Opens libkvant_cuda (path NULL: $KVANT_CUDA_LIBRARY, beside the command, then the system's places), the driver and a
  * device. False after complaining; gpu_close may be called in any case. */
 bool gpu_open(gpu *g, const char *library, uint32_t ordinal);
 void gpu_close(gpu *g);

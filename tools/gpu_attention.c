@@ -17,14 +17,13 @@ static bool make_codec(gpu_attention *a, const char *spec, kvant_role role, kvan
                        kvant_cuda_codec **open, size_t *page_bytes)
 {
     char err[512];
-    const gpu_library *l = &a->gpu->library;
-    if (l->codec_create(spec, a->shape.head_dim, role, 1, codec, err, sizeof err) != KVANT_OK) {
+    if (kvant_cuda_codec_create(spec, a->shape.head_dim, role, 1, codec, err, sizeof err) != KVANT_OK) {
         complain("%s: %s", spec, err);
         return false;
     }
     kvant_codec_info info = { .size = sizeof info };
-    if (!gpu_library_ok(l->codec_get_info(*codec, &info), spec) ||
-        !gpu_library_ok(l->codec_create_open(*codec, open), spec))
+    if (!gpu_library_ok(kvant_cuda_codec_get_info(*codec, &info), spec) ||
+        !gpu_library_ok(kvant_cuda_codec_create_open(*codec, open), spec))
         return false;
     *page_bytes = info.page_bytes;
     a->bytes += (double)a->shape.batch * a->shape.n_kv_heads * ((a->shape.n_tokens + PAGE - 1) / PAGE) *
@@ -38,7 +37,7 @@ static bool make_codecs(gpu_attention *a, const char *k, const char *v)
     if (!make_codec(a, k, KVANT_ROLE_K, &a->k, &a->k_open, &a->page_bytes[0]) ||
         !make_codec(a, v, KVANT_ROLE_V, &a->v, &a->v_open, &a->page_bytes[1]))
         return false;
-    if (a->gpu->library.attention_check(a->k, a->v, err, sizeof err) != KVANT_OK) {
+    if (kvant_cuda_attention_check(a->k, a->v, err, sizeof err) != KVANT_OK) {
         complain("%s", err);
         return false;
     }
@@ -54,7 +53,7 @@ static bool make_memory(gpu_attention *a)
     a->n_blocks = s->batch * pages;
     a->block_bytes = s->n_kv_heads * (a->page_bytes[0] + a->page_bytes[1]);
     a->open_page_bytes = (size_t)PAGE * s->head_dim * sizeof(uint16_t);
-    const size_t workspace = a->gpu->library.attention_workspace(s->head_dim),
+    const size_t workspace = kvant_cuda_attention_workspace(s->head_dim),
                  q = (size_t)s->batch * s->n_heads * s->head_dim * sizeof(uint16_t),
                  pool = a->n_blocks * a->block_bytes, open = 2 * STAGED_BLOCKS * s->n_kv_heads * a->open_page_bytes;
     const size_t rows = 2 * STAGED_BLOCKS * PAGE * row * sizeof(float);
@@ -170,7 +169,7 @@ static bool stage_rows(gpu_attention *a)
         .n_kv_heads = a->shape.n_kv_heads,
         .slots = gpu_pointer(a->slots),
     };
-    return there && gpu_library_ok(a->gpu->library.append(&args, a->gpu->stream), "append");
+    return there && gpu_library_ok(kvant_cuda_append(&args, a->gpu->stream), "append");
 }
 
 /* The staged blocks, sealed again and again into all blocks of the table. */
@@ -191,7 +190,7 @@ static bool fill_pages(gpu_attention *a)
             .from = gpu_pointer(a->from),
             .to = gpu_pointer(a->table + at * sizeof(int32_t)),
         };
-        if (!gpu_library_ok(a->gpu->library.seal(&args, a->gpu->stream), "seal"))
+        if (!gpu_library_ok(kvant_cuda_seal(&args, a->gpu->stream), "seal"))
             return false;
     }
     return gpu_ok(a->gpu, a->gpu->driver.stream_wait(a->gpu->stream), "filling the cache");
@@ -216,7 +215,7 @@ void gpu_attention_free(gpu_attention *a)
     kvant_cuda_codec **const codecs[] = { &a->k, &a->v, &a->k_open, &a->v_open };
     for (size_t i = 0; i < sizeof codecs / sizeof *codecs; i++)
         if (*codecs[i] != NULL)
-            a->gpu->library.codec_free(codecs[i]);
+            kvant_cuda_codec_free(codecs[i]);
     *a = (gpu_attention){ 0 };
 }
 
@@ -247,9 +246,9 @@ bool gpu_attention_run(const gpu_attention *a)
         .out_head_stride = s->head_dim,
         .scale = 1 / sqrtf((float)s->head_dim),
         .workspace = gpu_pointer(a->workspace),
-        .workspace_bytes = a->gpu->library.attention_workspace(s->head_dim),
+        .workspace_bytes = kvant_cuda_attention_workspace(s->head_dim),
     };
-    return gpu_library_ok(a->gpu->library.attention(&args, a->gpu->stream), "attention");
+    return gpu_library_ok(kvant_cuda_attention(&args, a->gpu->stream), "attention");
 }
 
 /* ---- the check ---- */
@@ -274,7 +273,7 @@ static float *decode_rows(const gpu_attention *a, kvant_role role)
         .head_stride = a->shape.head_dim,
     };
     const bool ok = out != 0 && rows != NULL &&
-                    gpu_library_ok(a->gpu->library.decode(&args, a->gpu->stream), "decode") &&
+                    gpu_library_ok(kvant_cuda_decode(&args, a->gpu->stream), "decode") &&
                     gpu_ok(a->gpu, a->gpu->driver.stream_wait(a->gpu->stream), "decode") &&
                     gpu_ok(a->gpu, a->gpu->driver.download(rows, out, bytes), "copying rows");
     if (out != 0)

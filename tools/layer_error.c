@@ -5,7 +5,7 @@
 
 #include "fail.h"
 
-#include <kvant/cache.h>
+#include <kvant/tensor.h>
 #include <math.h>
 #include <stdlib.h>
 #include <string.h>
@@ -179,20 +179,20 @@ void layer_rows_free(layer_rows *l)
     *l = (layer_rows){ .capture = NULL };
 }
 
-/* Rows of one context through the cache and back. */
-static kvant_status through_cells(kvant_cells *cells, const float *rows, size_t stride, size_t n,
-                                  uint32_t n_threads, float *back)
+/* Rows of one context through the tensor and back. */
+static kvant_status through_tensor(kvant_tensor *tensor, const float *rows, size_t stride, size_t n,
+                                   uint32_t n_threads, float *back)
 {
-    int64_t index[ENGINE_UBATCH];
+    int64_t slots[ENGINE_UBATCH];
     kvant_status status = KVANT_OK;
-    kvant_cells_clear(cells);
+    kvant_tensor_clear(tensor);
     for (size_t first = 0; first < n && status == KVANT_OK; first += ENGINE_UBATCH) {
         const size_t count = n - first < ENGINE_UBATCH ? n - first : ENGINE_UBATCH;
         for (size_t i = 0; i < count; i++)
-            index[i] = (int64_t)(first + i);
-        status = kvant_cells_write(cells, index, count, rows + first * stride, stride, n_threads);
+            slots[i] = (int64_t)(first + i);
+        status = kvant_tensor_write(tensor, slots, count, rows + first * stride, stride, n_threads);
     }
-    return status == KVANT_OK ? kvant_cells_read(cells, 0, n, back, stride) : status;
+    return status == KVANT_OK ? kvant_tensor_read(tensor, 0, n, back, stride) : status;
 }
 
 typedef struct codec_set {
@@ -228,23 +228,27 @@ static bool pass_rows(const layer_rows *l, kvant_role role, const codec_set *set
 {
     const capture *c = l->capture;
     const size_t stride = (size_t)set->n * shape_of(l)->head_dim[role];
-    const kvant_cells_config config = { .size = sizeof config,
-                                        .codecs = (const kvant_codec *const *)set->codecs,
-                                        .n_kv_heads = set->n,
-                                        .n_streams = 1,
-                                        .n_cells = c->n_ctx };
-    const size_t bytes = kvant_cells_bytes(&config);
+    const kvant_tensor_params params = {
+        .size = sizeof params,
+        .codecs = (const kvant_codec *const *)set->codecs,
+        .n_kv_heads = set->n,
+        .n_sequences = 1,
+        .n_blocks = (c->n_ctx + KVANT_PAGE_TOKENS - 1) / KVANT_PAGE_TOKENS,
+    };
+    size_t bytes;
     void *memory = NULL;
-    kvant_cells *cells = NULL;
-    if (bytes == 0 || posix_memalign(&memory, KVANT_PAGE_ALIGN, bytes) != 0)
+    kvant_tensor *tensor = NULL;
+    if (kvant_tensor_size(&params, &bytes) != KVANT_OK)
+        return fail(err, errlen, "%s", kvant_error_message());
+    if (posix_memalign(&memory, KVANT_PAGE_ALIGN, bytes) != 0)
         return fail(err, errlen, "out of memory");
     memset(memory, 0, bytes);
-    kvant_status status = kvant_cells_create(&config, memory, &cells);
+    kvant_status status = kvant_tensor_create(&params, memory, &tensor);
     for (size_t first = 0; first < c->n_tokens && status == KVANT_OK; first += c->n_ctx) {
         const size_t left = c->n_tokens - first, n = left < c->n_ctx ? left : c->n_ctx;
-        status = through_cells(cells, l->rows[role] + first * stride, stride, n, n_threads, back + first * stride);
+        status = through_tensor(tensor, l->rows[role] + first * stride, stride, n, n_threads, back + first * stride);
     }
-    kvant_cells_free(&cells);
+    kvant_tensor_free(&tensor);
     free(memory);
     return status == KVANT_OK || fail(err, errlen, "%s", kvant_strerror(status));
 }

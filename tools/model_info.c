@@ -2,6 +2,7 @@
 #define _POSIX_C_SOURCE 200809L
 #include "command.h"
 #include "engine.h"
+#include "text.h"
 
 #include <kvant/codec.h>
 #include <limits.h>
@@ -154,6 +155,8 @@ llama_token *engine_tokenize(const engine *e, const char *text, size_t bytes, to
         complain("the text is longer than 2 GiB");
         return NULL;
     }
+    if (!text_check("the prompt", text, bytes)) /* of files it is known; a model's chat template comes from anywhere */
+        return NULL;
     const struct llama_vocab *vocab = ll.llama_model_get_vocab(model);
     const bool begins = kind != TOKENS_PART, special = kind == TOKENS_CHAT;
     const int32_t needed = -ll.llama_tokenize(vocab, text, (int32_t)bytes, NULL, 0, begins, special);

@@ -10,7 +10,7 @@
 #include <stdlib.h>
 #include <string.h>
 
-/* Made from docs/ by cmake/embed.cmake. */
+/* Made from manual.txt by cmake/embed.cmake. */
 extern const unsigned char manual_text[];
 extern const size_t manual_text_size;
 
@@ -46,10 +46,33 @@ static char *copy_manual(size_t *bytes)
     return text;
 }
 
-char *read_text(const char *path, size_t *bytes)
+static bool continues(unsigned char byte)
 {
-    if (strcmp(path, MANUAL_TEXT) == 0)
-        return copy_manual(bytes);
+    return (byte & 0xc0) == 0x80;
+}
+
+/* Four bytes of UTF-8 for a number beyond U+10FFFF: llama.cpp decodes them and throws when it encodes the number again. All other
+ * malformed bytes it replaces. */
+static bool is_beyond_unicode(const unsigned char *at)
+{
+    return (at[0] & 0xf8) == 0xf0 && continues(at[1]) && continues(at[2]) && continues(at[3]) &&
+           (at[0] > 0xf4 || (at[0] == 0xf4 && at[1] > 0x8f));
+}
+
+bool text_check(const char *name, const char *text, size_t bytes)
+{
+    const unsigned char *at = (const unsigned char *)text;
+    for (size_t i = 0; i + 4 <= bytes; i++)
+        if (is_beyond_unicode(at + i)) {
+            complain("%s: no text, the character at byte %zu is beyond U+10FFFF (bytes %02x %02x %02x %02x)", name, i,
+                     at[i], at[i + 1], at[i + 2], at[i + 3]);
+            return false;
+        }
+    return true;
+}
+
+static char *read_file(const char *path, size_t *bytes)
+{
     const bool standard_input = strcmp(path, "-") == 0;
     errno = 0;
     FILE *file = standard_input ? stdin : fopen(path, "rb");
@@ -68,4 +91,15 @@ char *read_text(const char *path, size_t *bytes)
     if (!standard_input)
         fclose(file);
     return text;
+}
+
+char *read_text(const char *path, size_t *bytes)
+{
+    if (strcmp(path, MANUAL_TEXT) == 0)
+        return copy_manual(bytes);
+    char *text = read_file(path, bytes);
+    if (text == NULL || text_check(strcmp(path, "-") == 0 ? "standard input" : path, text, *bytes))
+        return text;
+    free(text);
+    return NULL;
 }

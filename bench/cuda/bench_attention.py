@@ -5,7 +5,7 @@ Every figure is the median of replays of a CUDA graph that holds the one call, w
 before each. kvant reads its keys and values through a shuffled block table; rotation of queries and outputs is inside
 its time. Before it is timed, its output is compared with softmax in float32 over the decoded pages.
 
-    KVANT_CUDA_LIBRARY=build/lib/libkvant_cuda.so PYTHONPATH=integrations/python bench/cuda/bench_attention.py \\
+    KVANT_LIBRARY=build/lib/libkvant.so PYTHONPATH=integrations/python bench/cuda/bench_attention.py \\
         --csv bench/results/cuda_attention.csv --commit $(git rev-parse --short HEAD)
 """
 

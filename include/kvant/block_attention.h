@@ -10,7 +10,7 @@
 #ifndef KVANT_BLOCK_ATTENTION_H
 #define KVANT_BLOCK_ATTENTION_H
 
-#include <kvant/kvant.h>
+#include <kvant/attention.h>
 
 #ifdef __cplusplus
 extern "C" {
@@ -35,45 +35,24 @@ typedef enum kvant_block_type {
 KVANT_API size_t kvant_block_row_bytes(kvant_block_type type, uint32_t head_dim);
 #define KVANT_BLOCK_MAX_HEAD_DIM 512u
 
-/* Keys or values of one layer and stream, borrowed for the call. The row of (cell j, kv head h) starts at
- * data + j token_stride + h head_stride, strides in bytes; any alignment. bytes: readable from data on; rows that do not
- * lie within are refused. Cells that some query sees must hold finite numbers. */
+/* Keys or values of one layer and sequence, borrowed for the call. The row of (token j, kv head h) starts at
+ * data + j token_stride + h head_stride, strides in bytes; any alignment. bytes: readable from data on; rows that do not lie within are
+ * refused. Tokens that some query token sees must hold finite numbers. */
 typedef struct kvant_block_rows {
+    size_t size; /* set by the caller to sizeof(kvant_block_rows) */
     kvant_block_type type;
     uint32_t head_dim;
+    uint32_t n_kv_heads; /* the same for k and v */
     const void *data;
     size_t bytes;
     size_t token_stride, head_stride;
 } kvant_block_rows;
 
-/* What is computed, and every other field, is as in kvant_attention_args (attention.h). */
-typedef struct kvant_block_attention_args {
-    size_t size;           /* set by the caller to sizeof(kvant_block_attention_args) */
-    kvant_block_rows k, v; /* formats and head_dim may differ */
-    uint32_t n_kv_heads;
-    uint32_t n_cells; /* may be 0 */
-    uint32_t n_tokens;
-    uint32_t n_heads; /* a multiple of n_kv_heads */
-    const float *q;
-    size_t q_token_stride, q_head_stride;
-    const uint16_t *mask;
-    size_t mask_token_stride;
-    const float *sinks;
-    float scale;
-    float logit_softcap;
-    float max_bias;
-    float *out;
-    size_t out_token_stride, out_head_stride;
-    uint32_t n_threads;
-} kvant_block_attention_args;
-
-/* Bytes of workspace that kvant_block_attention needs for these arguments (0 when they are not valid). */
-KVANT_API size_t kvant_block_attention_workspace(const kvant_block_attention_args *args);
-
-/* Computes out. workspace: at least kvant_block_attention_workspace bytes, aligned to 64, owned by this call while it
- * runs. Calls with different workspaces and outputs may run in parallel. KVANT_ERR_ARGUMENT: arguments that are not valid;
- * nothing was written. */
-KVANT_API kvant_status kvant_block_attention(const kvant_block_attention_args *args, void *workspace,
+/* As kvant_attention_workspace and kvant_attention. The problem's block_table must be NULL and its first_block 0. */
+KVANT_API kvant_status kvant_block_attention_workspace(const kvant_block_rows *k, const kvant_block_rows *v,
+                                                       const kvant_attention_problem *problem, size_t *bytes);
+KVANT_API kvant_status kvant_block_attention(const kvant_block_rows *k, const kvant_block_rows *v,
+                                             const kvant_attention_problem *problem, void *workspace,
                                              size_t workspace_bytes);
 
 #ifdef __cplusplus

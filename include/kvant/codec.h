@@ -24,6 +24,8 @@
 #ifndef KVANT_CODEC_H
 #define KVANT_CODEC_H
 
+#include <stdbool.h>
+
 #include <kvant/kvant.h>
 
 #ifdef __cplusplus

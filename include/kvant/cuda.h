@@ -1,5 +1,9 @@
-/* cuda.h - the compressed cache on an NVIDIA GPU: append, decode attention and decoding of pages
- * (libkvant_cuda).
+/* cuda.h - the compressed cache on an NVIDIA GPU: append, decode attention and decoding of pages.
+ *
+ * These functions are part of libkvant. The first one that needs a GPU opens libkvant_cuda.so: the file that
+ * the environment variable KVANT_CUDA_LIBRARY names, otherwise the one beside libkvant.so or in the loader's
+ * search path. Without the library, or with one of another release, they return KVANT_ERR_UNSUPPORTED;
+ * kvant_cuda_available says why.
  *
  * A plain C interface on streams and device pointers for engines that own their memory. Pages hold the same
  * bytes as on the CPU (docs/format.md). A *block* is 64 tokens of one sequence; it has one K page and one V
@@ -22,13 +26,16 @@
  * what recent windows, first tokens that stay 16-bit and codecs with groups of several tokens need; codecs
  * with one scale a token may also be appended to directly.
  *
- * On the GPU: `int` and `bdr` of 2, 3, 4 or 8 bits with one group a token, or of 2 or 3 bits with groups of
- * 32 channels of a token or 32 tokens of a channel; `kivi-2`, `innerq-base`, `innerq-small`;
- * `turboquant-2`, `-3`, `-4`; `octopus-2`, `-3`, `-4` without a sketch, `hqmq-s96r4` and `-s192r6` without outliers;
- * `trellis-2`, `-3`, `-4`;
- * each without rotation or with a Hadamard one; head_dim 64, 96, 128 and 256.
- * Others: KVANT_ERR_UNSUPPORTED. Centres and factors (`center`, `norm`) are worked out by the caller and
- * passed to the calls that need them; windows (`sink`, `recent`) are blocks that the caller leaves open.
+ * On the GPU, for append, sealing and decoding: `int` and `bdr` of 2 to 8 bits with one group per token, or of 2
+ * or 3 bits with groups of 32 channels of a token or of 32 tokens of a channel; `kivi-2`, `innerq-base`,
+ * `innerq-small`; `turboquant-1` to `-8`; `octopus-2`, `-3`, `-4` without a sketch; `hqmq-s96r4` and `-s192r6`
+ * without outliers; `trellis-2`, `-3`, `-4`. head_dim is 64, 96, 128 or 256. The rotation is none or Hadamard, or
+ * any behind transform=file. kvant_cuda_attention_check says which of them attention reads. Others:
+ * KVANT_ERR_UNSUPPORTED.
+ *
+ * Centres, factors and weights (`center`, `norm`, `transform`) belong to kv heads: the caller passes them as arrays
+ * to the calls that need them, from kvant_cuda_codec_tables where a calibration gives them. Windows (`sink`,
+ * `recent`) are blocks that the caller leaves open.
  */
 #ifndef KVANT_CUDA_H
 #define KVANT_CUDA_H
@@ -51,15 +58,34 @@ typedef enum kvant_cuda_type { KVANT_CUDA_F32 = 0, KVANT_CUDA_F16 = 1, KVANT_CUD
 
 typedef struct kvant_cuda_codec kvant_cuda_codec;
 
+/* Whether GPU functions can work: KVANT_OK when libkvant_cuda.so is there, fits this libkvant, and finds a
+ * driver and a GPU. Otherwise KVANT_ERR_UNSUPPORTED (KVANT_ERR_CUDA when the runtime fails in another way)
+ * and the reason in err, when errlen > 0. */
+KVANT_API kvant_status kvant_cuda_available(char *err, size_t errlen);
+
 /* Makes the GPU's side of a codec; the arguments are those of kvant_codec_create. Host work only: no
- * device is touched. On error *codec is NULL and err, when errlen > 0, says what is missing ("not on the
+ * device is touched, and no driver is needed. On error *codec is NULL and err, when errlen > 0, says what is missing ("not on the
  * GPU: ..."). */
 KVANT_API kvant_status kvant_cuda_codec_create(const char *spec, uint32_t head_dim, kvant_role role, uint64_t seed,
                                                kvant_cuda_codec **codec, char *err, size_t errlen);
 
-/* The same from a codec of the CPU library, which need not outlive it. */
+/* The same from a CPU codec, which need not outlive it. */
 KVANT_API kvant_status kvant_cuda_codec_from(const kvant_codec *source, kvant_cuda_codec **codec, char *err,
                                              size_t errlen);
+
+/* The numbers that a calibration gives the codec of one kv head. An engine copies them to the device, kv head after
+ * kv head, for the calls below; all kv heads share one kvant_cuda_codec when their specs are equal. The arrays belong
+ * to the CPU codec; NULL: it has none. */
+typedef struct kvant_cuda_tables {
+    size_t size;                   /* set by the caller to sizeof(kvant_cuda_tables) */
+    const float *center, *factors; /* center=file, norm=file: head_dim numbers */
+    const float *weights;          /* transform=diagonal: head_dim numbers; transform=file: head_dim^2 */
+    const float *inverse_weights;  /* as many */
+    size_t n_weights;              /* 0, head_dim or head_dim^2 */
+} kvant_cuda_tables;
+
+/* Host work only; needs no libkvant_cuda. KVANT_ERR_ARGUMENT for a NULL or another size. */
+KVANT_API kvant_status kvant_cuda_codec_tables(const kvant_codec *source, kvant_cuda_tables *tables);
 
 /* The codec of open pages whose rows `sealed` will quantise: its transform and role, 16 bits a number.
  * sealed need not outlive it. KVANT_ERR_ARGUMENT or KVANT_ERR_MEMORY. */
@@ -89,6 +115,7 @@ typedef struct kvant_cuda_rows {
     size_t head_stride;
     /* n_kv_heads x head_dim on the device, or NULL: what a row is shifted by, and divided by (above 0) */
     const float *center, *factors;
+    const float *weights; /* n_kv_heads x n_weights of kvant_cuda_tables, on the device; NULL: the codec has none */
 } kvant_cuda_rows;
 
 typedef struct kvant_cuda_append_args {
@@ -199,6 +226,24 @@ KVANT_API kvant_status kvant_cuda_attention(const kvant_cuda_attention_args *arg
  * measurements of what GPUs with less of it run: 99 KB on those of compute capability 8.6, 8.9 and 12.0. */
 KVANT_API void kvant_cuda_limit_shared_memory(size_t bytes);
 
+/* ---- queries of transform=file ---- */
+
+typedef struct kvant_cuda_query_args {
+    size_t size; /* set by the caller to sizeof(kvant_cuda_query_args) */
+    const kvant_cuda_codec *k_codec;
+    uint32_t batch, n_heads, n_kv_heads;  /* as in attention */
+    kvant_cuda_type type;                 /* of q */
+    const void *q;                        /* batch x n_heads x head_dim */
+    size_t q_batch_stride, q_head_stride; /* elements */
+    const float *inverse_weights;         /* n_kv_heads x head_dim^2 on the device */
+    float *out;                           /* batch x n_heads x head_dim, contiguous */
+} kvant_cuda_query_args;
+
+/* Queries through the matrix of a codec with transform=file, as kvant_codec_transform_query has them (in binary32, in an
+ * order of its own: off by at most head_dim roundings). Attention takes these as its q, with type KVANT_CUDA_F32. A codec
+ * with transform=diagonal needs no such call: attention takes its inverse_weights as k_factors. */
+KVANT_API kvant_status kvant_cuda_transform_queries(const kvant_cuda_query_args *args, kvant_cuda_stream stream);
+
 /* ---- pages ---- */
 
 typedef struct kvant_cuda_decode_args {
@@ -211,9 +256,10 @@ typedef struct kvant_cuda_decode_args {
     void *out;                        /* (n_blocks x 64) x n_kv_heads x head_dim */
     size_t token_stride, head_stride; /* elements */
     const float *center, *factors;    /* n_kv_heads x head_dim on the device, or NULL */
+    const float *inverse_weights;     /* n_kv_heads x n_weights of kvant_cuda_tables; NULL: the codec has none */
 } kvant_cuda_decode_args;
 
-/* Decodes whole blocks into rows, un-rotated, multiplied by the factors and with the centre added. */
+/* Decodes whole blocks into rows: the transform undone, multiplied by the factors, the centre added. */
 KVANT_API kvant_status kvant_cuda_decode(const kvant_cuda_decode_args *args, kvant_cuda_stream stream);
 
 /* Copies block from[i] to block to[i] for i < n (device arrays; no block may be both a source and a

@@ -1,30 +1,36 @@
-/* executor.h - on whose threads kvant computes.
+/* executor.h - lets a host lend its threads to kvant.
  *
- * Calls with an argument n_threads run their loops on a pool of sleeping threads of the process's own. A host that has threads waiting
- * for work, and above all one whose threads wait by spinning, lends these instead: two pools on the same cores take time from
- * each other. Lent threads are expected to begin within microseconds: loops too short for threads that sleep run on them too. */
+ * Functions with an argument n_threads run their loops on kvant's own pool of sleeping threads. A host that keeps
+ * threads waiting for work, above all threads that wait by spinning, should lend them: two pools on the same cores
+ * take time from each other. Kvant expects lent threads to begin within microseconds, so it also uses them for loops
+ * that are too short for sleeping threads.
+ */
 #ifndef KVANT_EXECUTOR_H
 #define KVANT_EXECUTOR_H
 
-#include "kvant.h"
+#include <kvant/kvant.h>
 
 #ifdef __cplusplus
 extern "C" {
 #endif
 
-/* One thread's part of a loop: takes indices until none is left, so that any number of calls, at once or one after another, does all. */
+/* One thread's part of a loop. Each call takes indices until none is left, so any number of calls completes the
+ * loop, whether they run at once or one after another. */
 typedef void (*kvant_executor_work)(void *loop, uint32_t worker);
 
 typedef struct kvant_executor {
-    /* Calls work(loop, worker) for different workers below n_workers, from any threads, and returns when those calls have. Which and
-     * how many it calls is its choice: what they leave is done by the caller. Must not call kvant itself. */
+    /* Calls work(loop, worker) for different workers below n_workers, from any threads, and returns when all of
+     * these calls have returned. The executor may call fewer workers, or none: the caller does the rest. It must not
+     * call kvant itself. The threads need 64 KiB of stack. */
     void (*run)(void *context, uint32_t n_workers, kvant_executor_work work, void *loop);
     void *context;
 } kvant_executor;
 
-/* Loops of kvant functions that the calling thread calls run on *executor from now on, which must stay as it is until it is replaced;
- * NULL: on kvant's own threads, as at first. Results do not depend on it. */
-KVANT_API void kvant_use_executor(const kvant_executor *executor);
+/* Sets the executor of the calling thread and returns the previous one. NULL stands for kvant's own pool, which is
+ * what every thread begins with. Restore the previous executor when you are done, so that executors nest.
+ * *executor must stay valid until it is replaced. Results do not depend on the executor. A child of fork has none:
+ * the threads stay in the parent. */
+KVANT_API const kvant_executor *kvant_use_executor(const kvant_executor *executor);
 
 #ifdef __cplusplus
 }

@@ -45,6 +45,10 @@ typedef enum kvant_status {
 /* A constant English phrase for a status, never NULL, also for values this version does not know. */
 KVANT_API const char *kvant_strerror(kvant_status status);
 
+/* One line on why the last failing call of this thread failed, "" before the first. Valid until the next failing call of the thread.
+ * Calls that fail for a reason that their status tells completely may leave an older message: look only after a call that says so. */
+KVANT_API const char *kvant_error_message(void);
+
 /* The version of the library that is loaded, "major.minor.patch". */
 KVANT_API const char *kvant_version(void);
 

@@ -186,7 +186,7 @@ typedef struct abi_reg_iface {
     const char *(*get_name)(abi_reg *reg);
     size_t (*get_device_count)(abi_reg *reg);
     abi_device *(*get_device)(abi_reg *reg, size_t index);
-    void *(*get_proc_address)(abi_reg *reg, const char *name);
+    void *(*_Atomic get_proc_address)(abi_reg *reg, const char *name); /* replaced while others read it (host_threads.c) */
 } abi_reg_iface;
 
 struct abi_reg {

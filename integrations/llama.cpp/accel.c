@@ -65,7 +65,7 @@ static abi_backend *device_init_backend(abi_device *self, const char *params)
 
     (void)self;
     (void)params;
-    if (!kvp_settings_read_switch("KVANT_ACCEL", &wanted, err, sizeof(err)))
+    if (!kvp_settings_read_switch("KVANT_ACCEL", false, &wanted, err, sizeof(err)))
         kvp_error("%s", err);
     return kvp_backend_create(wanted ? &active : &dormant, &backend_guid, &iface);
 }

@@ -4,6 +4,8 @@
 #include <stdlib.h>
 
 #include "ggml_api.h"
+#include "log.h"
+#include "settings.h"
 
 /* Until llama.cpp says otherwise, which it does before every graph. */
 #define DEFAULT_N_THREADS 2
@@ -12,13 +14,18 @@ abi_backend *kvp_backend_create(abi_device *device, uint8_t (*guid)[16], const a
 {
     abi_backend *backend = calloc(1, sizeof(*backend));
     kvp_compute *compute = calloc(1, sizeof(*compute));
+    char err[256] = "";
+    bool lend;
 
-    if (backend == NULL || compute == NULL) {
+    if (!kvp_settings_read_switch("KVANT_HOST_THREADS", kvp_api.tested, &lend, err, sizeof(err)))
+        kvp_error("%s", err);
+    if (err[0] != '\0' || backend == NULL || compute == NULL) {
         free(backend);
         free(compute);
         return NULL;
     }
-    kvp_host_threads_watch();
+    if (lend)
+        kvp_host_threads_use(&compute->host_threads);
     compute->n_threads = DEFAULT_N_THREADS;
     *backend = (abi_backend){ .guid = guid, .iface = *iface, .device = device, .context = compute };
     return backend;
@@ -52,7 +59,7 @@ int32_t kvp_graph_compute(abi_backend *backend, abi_graph *graph,
         if ((node->flags & ABI_TENSOR_FLAG_COMPUTE) != 0)
             status = compute_node(compute, node);
     }
-    kvp_host_threads_return();
+    kvp_host_threads_return(&compute->host_threads);
     return status;
 }
 

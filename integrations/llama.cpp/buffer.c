@@ -170,24 +170,40 @@ static void *buffer_get_base(abi_buffer *buffer)
     return ((struct region *)buffer->context)->base;
 }
 
+/* Whether the bytes lie in the region and in no other tensor's. */
+static bool is_free(const struct region *region, const char *at, size_t bytes)
+{
+    if (at < region->base || bytes > region->size || (size_t)(at - region->base) > region->size - bytes)
+        return false;
+    for (size_t i = 0; i < region->n_tensors; i++) {
+        const char *other = region->tensors[i]->memory;
+        if (at < other + region->tensors[i]->reserved && other < at + bytes)
+            return false;
+    }
+    return true;
+}
+
 /* A cache tensor gets its cells here; views and other tensors need nothing. */
 static int32_t buffer_init_tensor(abi_buffer *buffer, abi_tensor *tensor)
 {
     char err[512] = "";
-    kvp_settings settings;
     kvp_kv_shape shape;
     size_t reserved = 0;
     kvp_kv *kv;
 
     if (tensor->view_src != NULL || !kvp_kv_name(tensor->name))
         return ABI_STATUS_SUCCESS;
-    if (kvp_settings_read(&settings, err, sizeof(err)) && kvp_kv_shape_read(tensor, &shape, err, sizeof(err)))
-        reserved = kvp_kv_reserve(&shape, &settings, err, sizeof(err));
+    if (kvp_kv_shape_read(tensor, &shape, err, sizeof(err)))
+        reserved = kvp_kv_reserve(&shape, err, sizeof(err));
+    if (reserved != 0 && !is_free(buffer->context, tensor->data, reserved)) {
+        snprintf(err, sizeof(err), "its %zu bytes do not fit where ggml placed it", reserved);
+        reserved = 0;
+    }
     if (reserved == 0) {
         kvp_error("%s: %s", tensor->name, err);
         return ABI_STATUS_ALLOC_FAILED;
     }
-    kv = kvp_kv_create(tensor->name, &shape, &settings, tensor->data, reserved);
+    kv = kvp_kv_create(tensor->name, &shape, tensor->data, reserved);
     if (kv == NULL || !region_add(buffer->context, kv)) {
         kvp_kv_free(kv);
         return ABI_STATUS_ALLOC_FAILED;
@@ -228,7 +244,7 @@ static void buffer_memset_tensor(abi_buffer *buffer, abi_tensor *tensor, uint8_t
         memset((char *)tensor->data + offset, value, size);
         return;
     }
-    if (value == 0 && kv->cells == NULL)
+    if (value == 0 && kv->tensor == NULL)
         return; /* unbound: all zeros already */
     memset(chunk, value, sizeof(chunk));
     for (size_t n; size > 0; offset += n, size -= n) {
@@ -333,7 +349,7 @@ static bool is_state(const abi_tensor *tensor)
 
 static size_t buft_get_alloc_size(abi_buft *self, const abi_tensor *tensor)
 {
-    kvp_settings settings;
+    char err[sizeof(refusal)] = "";
     kvp_kv_shape shape;
     size_t bytes = 0;
 
@@ -342,11 +358,10 @@ static size_t buft_get_alloc_size(abi_buft *self, const abi_tensor *tensor)
         return kvp_api.nbytes(tensor);
     if (kvp_kv_of(tensor) != NULL)
         return kvp_kv_of(tensor)->reserved;
-    if (kvp_kv_shape_read(tensor, &shape, refusal, sizeof(refusal)) &&
-        kvp_settings_read(&settings, refusal, sizeof(refusal))) {
-        kvp_log_set_verbose(settings.verbose);
-        bytes = kvp_kv_reserve(&shape, &settings, refusal, sizeof(refusal));
-    }
+    if (kvp_kv_shape_read(tensor, &shape, err, sizeof(err)))
+        bytes = kvp_kv_reserve(&shape, err, sizeof(err));
+    if (bytes == 0)
+        memcpy(refusal, err, sizeof(err));
     return bytes != 0 ? bytes : REFUSED;
 }
 

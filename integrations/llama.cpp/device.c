@@ -56,15 +56,16 @@ static abi_backend *device_init_backend(abi_device *self, const char *params)
                                              .free = kvp_backend_free,
                                              .graph_compute = backend_graph_compute };
     abi_backend *backend;
-    char err[256];
+    char err[768] = "";
     bool fp32;
 
     (void)params;
-    if (!kvp_settings_read_switch("KVANT_FP32", &fp32, err, sizeof(err))) {
+    /* llama.cpp creates a context's back ends before its caches. */
+    if (!kvp_settings_read_switch("KVANT_FP32", false, &fp32, err, sizeof(err)) ||
+        !kvp_kv_new_context(err, sizeof(err))) {
         kvp_error("%s", err);
         return NULL;
     }
-    kvp_kv_new_context(); /* llama.cpp creates a context's back ends before its caches */
     backend = kvp_backend_create(self, &backend_guid, &iface);
     if (backend != NULL)
         ((kvp_compute *)backend->context)->fp32 = fp32;

@@ -2,7 +2,8 @@
  * refuse.
  *
  * Three independent facts must agree before anything is used: the version that ggml states, the presence of
- * the function that came with API 3, and tensors that ggml builds here and that abi.h must read correctly.
+ * the function that came with API 3, and tensors that ggml builds here and that abi.h must read correctly. For a version that
+ * was not tested the user has to ask, and tables of buffers and devices are checked like tensors.
  */
 #define _GNU_SOURCE /* dladdr1, RTLD_DL_LINKMAP */
 
@@ -14,6 +15,7 @@
 #include <string.h>
 
 #include "log.h"
+#include "settings.h"
 
 kvp_ggml kvp_api;
 
@@ -81,6 +83,8 @@ static bool lookup_all(void *library, kvp_ggml *api)
         { "ggml_build_forward_expand", &api->build_forward_expand, true },
         { "ggml_backend_graph_compute", &api->graph_compute, true },
         { "ggml_backend_free", &api->backend_free, true },
+        { "ggml_backend_buffer_free", &api->buffer_free, true },
+        { "ggml_backend_buffer_get_size", &api->buffer_size, true },
         { "ggml_backend_dev_by_type", &api->dev_by_type, false },
         { "ggml_backend_dev_init", &api->dev_init, false },
         { "ggml_backend_dev_backend_reg", &api->dev_backend_reg, false },
@@ -103,7 +107,34 @@ static bool same_minor(const char *version, const char *minor)
     return strncmp(version, minor, n) == 0 && (version[n] == '\0' || version[n] == '.');
 }
 
-/* The generation shows in a function that API 3 brought; the version must be the one it was tested with. */
+static bool is_tested(const kvp_ggml *api)
+{
+    for (size_t i = 0; i < sizeof(tested_versions) / sizeof(tested_versions[0]); i++)
+        if (same_minor(api->version, tested_versions[i].ggml) && api->api == tested_versions[i].api)
+            return true;
+    return false;
+}
+
+/* True when the user wants an untested version nevertheless. */
+static bool accept_untested(const kvp_ggml *api, const char *commit)
+{
+    char err[256] = "";
+    bool accept;
+
+    if (!kvp_settings_read_switch("KVANT_UNTESTED_GGML", false, &accept, err, sizeof(err)))
+        kvp_error("%s", err);
+    else if (accept)
+        kvp_error("warning: ggml %s (commit %s, looks like back-end API %d) was not tested with this plug-in; tested: "
+                  TESTED_VERSIONS,
+                  api->version, commit, api->api);
+    else
+        kvp_error("found ggml %s (commit %s, looks like back-end API %d), which this plug-in was not tested with; "
+                  "tested: " TESTED_VERSIONS "; KVANT_UNTESTED_GGML=1 tries it",
+                  api->version, commit, api->api);
+    return accept;
+}
+
+/* The generation shows in a function that API 3 brought; the version should be one it was tested with. */
 static bool identify(void *library, kvp_ggml *api)
 {
     const char *(*version)(void);
@@ -116,13 +147,9 @@ static bool identify(void *library, kvp_ggml *api)
     }
     api->version = version();
     api->api = dlsym(library, "ggml_backend_buft_alloc_buffer_n") != NULL ? 3 : 2;
-    for (size_t i = 0; i < sizeof(tested_versions) / sizeof(tested_versions[0]); i++)
-        if (same_minor(api->version, tested_versions[i].ggml) && api->api == tested_versions[i].api)
-            return true;
-    kvp_error("found ggml %s (commit %s, looks like back-end API %d), which this plug-in was not tested with; "
-              "tested: " TESTED_VERSIONS,
-              api->version, lookup(library, "ggml_commit", &commit) ? commit() : "unknown", api->api);
-    return false;
+    api->tested = is_tested(api);
+    return api->tested ||
+           accept_untested(api, lookup(library, "ggml_commit", &commit) ? commit() : "unknown");
 }
 
 static int32_t find_op(const kvp_ggml *api, const char *name)
@@ -191,10 +218,41 @@ static bool check_tensors(const kvp_ggml *api)
             api->free(context);
     }
     if (!match)
-        kvp_error(
-            "ggml %s lays tensors out differently from the tested builds of that version; tested: " TESTED_VERSIONS,
-            api->version);
+        kvp_error("ggml %s lays tensors out differently from the tested builds; tested: " TESTED_VERSIONS,
+                  api->version);
     return match;
+}
+
+static void *no_base(abi_buffer *buffer)
+{
+    return buffer->context;
+}
+
+/* The tables that a version number would vouch for, on objects whose fields ggml's own functions tell: a buffer that ggml makes of
+ * ours, and the CPU's device where there is one. Nothing is called through a table before its place is known. */
+static bool tables_match(const kvp_ggml *api)
+{
+    static char memory[64];
+    const abi_buffer_iface iface = { .get_base = no_base };
+    abi_buft *buft = api->cpu_buffer_type();
+    abi_buffer *buffer = api->buffer_init(buft, iface, memory, sizeof(memory));
+    abi_device *cpu = api->dev_by_type != NULL ? api->dev_by_type(ABI_DEVICE_CPU) : NULL;
+    abi_reg *reg = cpu != NULL && api->dev_backend_reg != NULL ? api->dev_backend_reg(cpu) : NULL;
+
+    if (buffer == NULL || buffer->buft != buft || buffer->context != memory || buffer->size != sizeof(memory) ||
+        buffer->iface.get_base != no_base || api->buffer_size(buffer) != sizeof(memory))
+        return false; /* and leaks it: it cannot be freed through a table that is not ours */
+    api->buffer_free(buffer);
+    return reg == NULL || (cpu->reg == reg && reg->api_version == api->api);
+}
+
+static bool check_tables(const kvp_ggml *api)
+{
+    if (api->tested || tables_match(api))
+        return true;
+    kvp_error("ggml %s lays buffers or devices out differently from the tested builds; tested: " TESTED_VERSIONS,
+              api->version);
+    return false;
 }
 
 bool kvp_ggml_load(const void *caller)
@@ -207,7 +265,8 @@ bool kvp_ggml_load(const void *caller)
         kvp_error("cannot tell which ggml loads the plug-in; tested: " TESTED_VERSIONS);
         return false;
     }
-    ok = identify(library, &api) && lookup_all(library, &api) && find_ops(&api) && check_tensors(&api);
+    ok = identify(library, &api) && lookup_all(library, &api) && find_ops(&api) && check_tensors(&api) &&
+         check_tables(&api);
     /* The caller stays loaded: it is calling us. Only our reference is returned. */
     dlclose(library);
     if (ok)

@@ -3,7 +3,7 @@
  * The plug-in is linked against no ggml: its file name and its soname differ between distributions, it may
  * be loaded privately (RTLD_LOCAL), and a process may hold several. The copy that counts is the one whose
  * code calls ggml_backend_init, so symbols are looked up in the object that holds that call and in what it
- * depends on. Anything but a tested version is refused.
+ * depends on. An untested version is refused, unless KVANT_UNTESTED_GGML=1 asks for it and its layouts are those of abi.h.
  */
 #ifndef KVP_GGML_API_H
 #define KVP_GGML_API_H
@@ -17,6 +17,7 @@
 typedef struct kvp_ggml {
     int api; /* 2 or 3 */
     const char *version;
+    bool tested; /* false: another version, which KVANT_UNTESTED_GGML lets in */
 
     abi_buffer *(*buffer_init)(abi_buft *buft, abi_buffer_iface iface, void *context, size_t size);
     bool (*buft_is_host)(abi_buft *buft);
@@ -49,6 +50,8 @@ typedef struct kvp_ggml {
     void (*build_forward_expand)(abi_graph *graph, abi_tensor *tensor);
     int32_t (*graph_compute)(abi_backend *backend, abi_graph *graph);
     void (*backend_free)(abi_backend *backend);
+    void (*buffer_free)(abi_buffer *buffer);
+    size_t (*buffer_size)(abi_buffer *buffer);
 
     /* These live in the registry library; NULL when the process does not export them. */
     abi_device *(*dev_by_type)(int32_t type);

@@ -1,40 +1,130 @@
 /* host_threads.c - see host_threads.h.
  *
  * ggml gives a back end no way to reach the others of its context. But llama.cpp looks ggml_backend_cpu_set_threadpool up by name in
- * the CPU back end's registry entry and calls it before every graph, with the CPU back end and its pool; so this file puts its own
- * look-up into that entry, which answers this one name with a function that takes note and goes on to ggml's. All else is passed
- * on. Where llama.cpp does not ask, nothing is lent. */
+ * the CPU back end's registry entry and calls it before every graph, with the CPU back end and its pool. So this file puts its own
+ * look-up into that entry. The look-up answers this one name with a function that takes note and goes on to ggml's; all other names
+ * are passed on. Where llama.cpp does not ask, nothing is lent.
+ *
+ * A lender is known by a number, not by its address: its table's free function is wrapped, so that a CPU back end that was freed, on
+ * any thread, is not found any more, and another one at the same address has another number. */
 #include "host_threads.h"
 
 #include <pthread.h>
+#include <stdatomic.h>
+#include <stdlib.h>
 #include <string.h>
 
 #include "ggml_api.h"
 
 typedef void set_threadpool_fn(abi_backend *cpu, void *threadpool);
+typedef void free_fn(abi_backend *backend);
 
-/* Of ggml's CPU back end. */
+/* Of ggml's CPU back end; constant once ready is set. */
 static struct {
     void *(*get_proc_address)(abi_reg *reg, const char *name);
     set_threadpool_fn *set_threadpool;
     bool openmp; /* its workers are OpenMP's, which wait for a while without a pool too */
 } host;
+static atomic_bool ready;
 
-/* Between the two calls before a graph; back ends of a context are freed together, so its own graphs may use it. */
-static _Thread_local abi_backend *last_lender;
+/* A living CPU back end that was given a pool. */
+struct lender {
+    struct lender *next;
+    uint64_t number;
+    abi_backend *cpu;
+    free_fn *free;
+};
+
+static pthread_mutex_t lenders_lock = PTHREAD_MUTEX_INITIALIZER;
+static struct lender *lenders;
+
+/* Between the two calls before a graph; 0: nobody. */
+static _Thread_local uint64_t last_lender;
+
+/* Callers hold the lock. */
+static struct lender **find_cpu(const abi_backend *cpu)
+{
+    struct lender **at = &lenders;
+
+    while (*at != NULL && (*at)->cpu != cpu)
+        at = &(*at)->next;
+    return at;
+}
+
+static void free_lender(abi_backend *cpu)
+{
+    struct lender **at, *lender;
+
+    pthread_mutex_lock(&lenders_lock);
+    at = find_cpu(cpu);
+    lender = *at;
+    if (lender != NULL)
+        *at = lender->next;
+    pthread_mutex_unlock(&lenders_lock);
+    if (lender != NULL) /* a copy of the table in another object is not ours to free */
+        lender->free(cpu);
+    free(lender);
+}
+
+static struct lender *new_lender(abi_backend *cpu)
+{
+    static uint64_t last_number;
+    struct lender *lender = malloc(sizeof(*lender));
+
+    if (lender == NULL)
+        return NULL;
+    *lender = (struct lender){ .next = lenders, .number = ++last_number, .cpu = cpu, .free = cpu->iface.free };
+    cpu->iface.free = free_lender;
+    lenders = lender;
+    return lender;
+}
+
+static uint64_t number_of(abi_backend *cpu)
+{
+    struct lender *lender;
+    uint64_t number;
+
+    pthread_mutex_lock(&lenders_lock);
+    lender = *find_cpu(cpu);
+    if (lender == NULL)
+        lender = new_lender(cpu);
+    number = lender != NULL ? lender->number : 0;
+    pthread_mutex_unlock(&lenders_lock);
+    return number;
+}
+
+/* NULL when it was freed. */
+static abi_backend *living_lender(uint64_t number)
+{
+    const struct lender *lender;
+    abi_backend *cpu;
+
+    if (number == 0)
+        return NULL;
+    pthread_mutex_lock(&lenders_lock);
+    for (lender = lenders; lender != NULL && lender->number != number; lender = lender->next)
+        ;
+    cpu = lender != NULL ? lender->cpu : NULL;
+    pthread_mutex_unlock(&lenders_lock);
+    return cpu;
+}
 
 /* Without pool and OpenMP ggml starts threads for each graph: nobody waits. */
 static void set_threadpool(abi_backend *cpu, void *threadpool)
 {
     host.set_threadpool(cpu, threadpool);
-    last_lender = threadpool != NULL || host.openmp ? cpu : NULL;
+    last_lender = threadpool != NULL || host.openmp ? number_of(cpu) : 0;
 }
 
+/* ggml reads the pointer to this function plainly, so what was stored before it may arrive later on another thread. */
 static void *get_proc_address(abi_reg *reg, const char *name)
 {
-    void *address = host.get_proc_address(reg, name);
     set_threadpool_fn *ours = set_threadpool;
+    void *address;
 
+    while (!atomic_load_explicit(&ready, memory_order_acquire))
+        ;
+    address = host.get_proc_address(reg, name);
     if (address != NULL && strcmp(name, "ggml_backend_cpu_set_threadpool") == 0)
         memcpy(&address, &ours, sizeof(address));
     return address;
@@ -60,27 +150,29 @@ static void watch(void)
     abi_reg *reg = cpu != NULL && kvp_api.dev_backend_reg != NULL ? kvp_api.dev_backend_reg(cpu) : NULL;
     void *symbol;
 
-    if (reg == NULL || reg->api_version != kvp_api.api || reg->iface.get_proc_address == NULL)
+    if (reg == NULL || reg->api_version != kvp_api.api)
         return;
-    symbol = reg->iface.get_proc_address(reg, "ggml_backend_cpu_set_threadpool");
+    host.get_proc_address = atomic_load_explicit(&reg->iface.get_proc_address, memory_order_acquire);
+    symbol = host.get_proc_address != NULL ? host.get_proc_address(reg, "ggml_backend_cpu_set_threadpool") : NULL;
     if (symbol == NULL)
         return;
     memcpy(&host.set_threadpool, &symbol, sizeof(symbol));
-    host.get_proc_address = reg->iface.get_proc_address;
     host.openmp = has_openmp(reg);
-    reg->iface.get_proc_address = get_proc_address;
+    atomic_store_explicit(&ready, true, memory_order_release);
+    atomic_store_explicit(&reg->iface.get_proc_address, get_proc_address, memory_order_release);
 }
 
-void kvp_host_threads_watch(void)
+void kvp_host_threads_use(kvp_host_threads *threads)
 {
     static pthread_once_t once = PTHREAD_ONCE_INIT;
 
     pthread_once(&once, watch);
+    threads->wanted = true;
 }
 
 void kvp_host_threads_update(kvp_host_threads *threads)
 {
-    threads->lender = last_lender;
+    threads->lender = threads->wanted ? last_lender : 0;
 }
 
 /* The node, on each of the lender's threads. */
@@ -102,7 +194,7 @@ static void run_loop(void *context, uint32_t n_workers, kvant_executor_work work
     threads->n_workers = n_workers;
     threads->work = work;
     threads->loop = loop;
-    (void)kvp_api.graph_compute(threads->lender, threads->graph);
+    (void)kvp_api.graph_compute(threads->cpu, threads->graph);
 }
 
 static bool build_graph(kvp_host_threads *threads)
@@ -126,14 +218,18 @@ static bool build_graph(kvp_host_threads *threads)
 
 void kvp_host_threads_borrow(kvp_host_threads *threads)
 {
-    last_lender = NULL;
-    if (threads->lender != NULL && build_graph(threads))
-        kvant_use_executor(&threads->executor);
+    last_lender = 0;
+    threads->cpu = living_lender(threads->lender);
+    threads->borrowed = threads->cpu != NULL && build_graph(threads);
+    if (threads->borrowed)
+        threads->former = kvant_use_executor(&threads->executor);
 }
 
-void kvp_host_threads_return(void)
+void kvp_host_threads_return(kvp_host_threads *threads)
 {
-    kvant_use_executor(NULL);
+    if (threads->borrowed)
+        kvant_use_executor(threads->former);
+    threads->borrowed = false;
 }
 
 void kvp_host_threads_release(kvp_host_threads *threads)

@@ -2,7 +2,9 @@
  *
  * While a back end computes, the workers of ggml's CPU pool wait for the next graph by spinning, for the better part of a second at
  * the default --poll. Where there are as many threads as cores, threads of our own would share theirs with them. So loops of the plug-in
- * become one-node graphs for the CPU back end of the same llama context, whose workers take them up within microseconds. */
+ * become one-node graphs for the CPU back end of the same llama context, whose workers take them up within microseconds.
+ *
+ * KVANT_HOST_THREADS=0 leaves ggml's tables alone and uses kvant's own threads. That is also the default with an untested ggml. */
 #ifndef KVP_HOST_THREADS_H
 #define KVP_HOST_THREADS_H
 
@@ -14,8 +16,11 @@
 
 /* Of one back end instance. Zeros: nothing lent. */
 typedef struct kvp_host_threads {
-    abi_backend
-        *lender; /* the CPU back end of the instance's context; NULL while its threads are not known to wait */
+    bool wanted;
+    uint64_t lender;  /* number of the CPU back end of the instance's context; 0 while its threads are not known to wait */
+    abi_backend *cpu; /* that back end, while a graph is computed */
+    bool borrowed;
+    const kvant_executor *former; /* the thread's executor before */
     abi_context *context;
     abi_graph *graph; /* one node, which runs loop */
     kvant_executor executor;
@@ -24,17 +29,17 @@ typedef struct kvp_host_threads {
     uint32_t n_workers;
 } kvp_host_threads;
 
-/* From now on learns which pool each context's CPU back end has. Nothing when the process exports no CPU back end: kvant's own
- * threads then do. May be called from several threads and more than once. */
-void kvp_host_threads_watch(void);
+/* The instance borrows from now on. The first call in a process changes ggml's registry entry, to learn which pool each context's CPU
+ * back end has; it changes nothing when the process exports no CPU back end. May be called from several threads. */
+void kvp_host_threads_use(kvp_host_threads *threads);
 
 /* Takes note of the CPU back end that llama.cpp has just given a pool to on this thread: it does so before every graph, right
  * before it sets the number of threads of all back ends. */
 void kvp_host_threads_update(kvp_host_threads *threads);
 
-/* Between these, loops of kvant on this thread run on the lender's threads, if there is one. */
+/* Between these, loops of kvant on this thread run on the lender's threads, if it lives; afterwards on those of before. */
 void kvp_host_threads_borrow(kvp_host_threads *threads);
-void kvp_host_threads_return(void);
+void kvp_host_threads_return(kvp_host_threads *threads);
 
 void kvp_host_threads_release(kvp_host_threads *threads);
 

@@ -13,8 +13,8 @@
 #include "ggml_api.h"
 #include "log.h"
 
-/* Rows are translated in batches; a restored cache takes its centre from the first one (center=first), so it
- * should be as long as the batch of a prompt. */
+/* Rows are translated in batches; a restored cache learns its centre from them (center=first), so
+ * they should be as long as the batch of a prompt. */
 #define BATCH_CELLS 512u
 
 size_t kvp_kv_row_bytes(const kvp_kv *kv)
@@ -77,7 +77,7 @@ static bool scratch_create(const kvp_kv *kv, struct scratch *scratch)
 
 static bool decode_batch(const kvp_kv *kv, const struct batch *batch, struct scratch *scratch)
 {
-    kvant_status status = kvant_cells_read(kv->cells, batch->cell, batch->n_cells, scratch->rows, kv->shape.row);
+    kvant_status status = kvant_tensor_read(kv->tensor, (size_t)kvp_kv_slot(kv, (int64_t)batch->cell), batch->n_cells, scratch->rows, kv->shape.row);
 
     if (status != KVANT_OK) {
         kvp_error("%s: cannot read cells %zu to %zu: %s", kv->name, batch->cell, batch->cell + batch->n_cells - 1,
@@ -90,13 +90,13 @@ static bool decode_batch(const kvp_kv *kv, const struct batch *batch, struct scr
 
 static bool encode_batch(kvp_kv *kv, const struct batch *batch, struct scratch *scratch)
 {
-    int64_t index[BATCH_CELLS];
+    int64_t slots[BATCH_CELLS];
     kvant_status status;
 
     for (size_t i = 0; i < batch->n_cells; i++)
-        index[i] = (int64_t)(batch->cell + i);
+        slots[i] = kvp_kv_slot(kv, (int64_t)(batch->cell + i));
     kvp_api.fp16_to_fp32_row(scratch->halves, scratch->rows, (int64_t)batch->n_cells * kv->shape.row);
-    status = kvant_cells_write(kv->cells, index, batch->n_cells, scratch->rows, kv->shape.row, 1);
+    status = kvant_tensor_write(kv->tensor, slots, batch->n_cells, scratch->rows, kv->shape.row, 1);
     if (status != KVANT_OK)
         kvp_error("%s: cannot store cells %zu to %zu: %s", kv->name, batch->cell, batch->cell + batch->n_cells - 1,
                   kvant_strerror(status));
@@ -112,7 +112,7 @@ bool kvp_kv_read(const kvp_kv *kv, size_t offset, size_t size, void *out)
         kvp_error("%s: read of %zu bytes at %zu is outside of the tensor", kv->name, size, offset);
         return false;
     }
-    if (kv->cells == NULL) {
+    if (kv->tensor == NULL) {
         memset(out, 0, size); /* unbound, so never written */
         return true;
     }
@@ -182,11 +182,11 @@ void kvp_kv_clear(kvp_kv *kv)
 {
     char err[512] = "";
 
-    if (kv->cells == NULL)
+    if (kv->tensor == NULL)
         return;
-    kvant_cells_free(&kv->cells);
+    kvant_tensor_free(&kv->tensor);
     release_memory(kv);
-    if (!kvp_kv_create_cells(kv, kv->head_dim, err, sizeof(err))) {
+    if (!kvp_kv_create_tensor(kv, kv->head_dim, err, sizeof(err))) {
         kvp_error("%s: cannot start over after clearing: %s", kv->name, err);
         kv->head_dim = 0;
     }
@@ -194,9 +194,11 @@ void kvp_kv_clear(kvp_kv *kv)
 
 bool kvp_kv_copy_stream(const kvp_kv *from, uint32_t from_stream, kvp_kv *to, uint32_t to_stream)
 {
-    if (from->cells == NULL)
-        return to->cells == NULL;
-    if (to->cells == NULL && !kvp_kv_bind(to, from->head_dim))
+    uint32_t n = (uint32_t)(kvp_kv_slot(from, from->shape.n_cells) / KVANT_PAGE_TOKENS);
+
+    if (from->tensor == NULL)
+        return to->tensor == NULL;
+    if (to->tensor == NULL && !kvp_kv_bind(to, from->head_dim))
         return false;
-    return kvant_cells_copy_stream(from->cells, from_stream, to->cells, to_stream) == KVANT_OK;
+    return kvant_tensor_copy(from->tensor, from_stream * n, to->tensor, to_stream * n, n) == KVANT_OK;
 }

@@ -2,7 +2,7 @@
  * cells behind it.
  *
  * llama.cpp sees a nominal fp16 tensor [row, cells, streams] with row = n_kv_heads * head_dim. The plug-in
- * keeps kvant_cells instead and translates: nominal byte offsets are cells, bytes read are decoded rows,
+ * keeps a kvant_tensor instead and translates: nominal byte offsets are cells, cells are slots, bytes read are decoded rows,
  * bytes written are encoded. llama.cpp asks for the size before anything tells head_dim apart from
  * n_kv_heads, so a tensor starts unbound: it reserves address space for the largest cache that any head_dim
  * gives, touches none of it, and is bound when the first attention node that reads it is seen. Nothing can
@@ -17,7 +17,7 @@
 #include <stddef.h>
 #include <stdint.h>
 
-#include <kvant/cache.h>
+#include <kvant/tensor.h>
 
 #include "abi.h"
 #include "settings.h"
@@ -35,11 +35,11 @@ struct kvp_layers; /* what the tensors of one llama context know of each other *
 typedef struct kvp_kv {
     char name[ABI_MAX_NAME];
     kvp_kv_shape shape;
-    kvp_settings settings; /* as they were when the tensor was created */
+    const kvp_settings *settings; /* the context's */
     void *memory;          /* the buffer's, zeroed and untouched */
     size_t reserved;       /* bytes of it */
     uint32_t head_dim;     /* 0 while unbound */
-    kvant_cells *cells;    /* NULL while unbound */
+    kvant_tensor *tensor;  /* NULL while unbound */
     struct kvp_layers *layers;
     bool bind_failed; /* said once, not for every node */
 } kvp_kv;
@@ -51,17 +51,18 @@ bool kvp_kv_name(const char *name);
  * one that can be compressed. */
 bool kvp_kv_shape_read(const abi_tensor *tensor, kvp_kv_shape *shape, char *err, size_t errlen);
 
-/* A llama context begins: cache tensors that this thread creates from now on are layers of that one. */
-void kvp_kv_new_context(void);
+/* A llama context begins: cache tensors that this thread creates from now on are layers of that one. Reads the settings, which
+ * stay the context's whatever becomes of the environment. False with a line in err. */
+bool kvp_kv_new_context(char *err, size_t errlen);
 
 /* Bytes that hold the cells for every plausible head_dim (or for the given one), whether the layer is a
- * protected one or not; 0 with a line in err. */
-size_t kvp_kv_reserve(const kvp_kv_shape *shape, const kvp_settings *settings, char *err, size_t errlen);
+ * protected one or not; 0 with a line in err. Decided once for a shape and context: ggml asks several times and places the next
+ * tensor by the answer. */
+size_t kvp_kv_reserve(const kvp_kv_shape *shape, char *err, size_t errlen);
 
 /* memory: reserved bytes, zeroed, aligned to KVANT_PAGE_ALIGN, owned by the caller. NULL when out of
  * memory. */
-kvp_kv *kvp_kv_create(const char *name, const kvp_kv_shape *shape, const kvp_settings *settings, void *memory,
-                      size_t reserved);
+kvp_kv *kvp_kv_create(const char *name, const kvp_kv_shape *shape, void *memory, size_t reserved);
 void kvp_kv_free(kvp_kv *kv);
 
 /* Fixes head_dim and creates the cells; true when it is (already) fixed to this one. Prints why not, once.
@@ -72,7 +73,15 @@ bool kvp_kv_bind(kvp_kv *kv, uint32_t head_dim);
 bool kvp_kv_ready(kvp_kv *kv);
 
 /* The cells again, empty, in memory that is zeroed; false with a line in err. */
-bool kvp_kv_create_cells(kvp_kv *kv, uint32_t head_dim, char *err, size_t errlen);
+bool kvp_kv_create_tensor(kvp_kv *kv, uint32_t head_dim, char *err, size_t errlen);
+
+/* The slot of a cell, numbered over all streams: streams begin with a block of their own. */
+static inline int64_t kvp_kv_slot(const kvp_kv *kv, int64_t cell)
+{
+    int64_t n = kv->shape.n_cells, padded = (n + KVANT_PAGE_TOKENS - 1) / KVANT_PAGE_TOKENS * KVANT_PAGE_TOKENS;
+
+    return cell / n * padded + cell % n;
+}
 
 /* Nominal bytes of one cell, and of one stream. */
 size_t kvp_kv_row_bytes(const kvp_kv *kv);

@@ -10,6 +10,8 @@
 #include <stdbool.h>
 #include <stdint.h>
 
+#include <kvant/attention.h>
+
 #include "abi.h"
 #include "host_threads.h"
 
@@ -38,6 +40,9 @@ int32_t kvp_attention(kvp_compute *compute, abi_tensor *node);
 /* The same on rows of ggml's own formats in host memory. */
 bool kvp_block_attention_supported(const abi_tensor *node);
 int32_t kvp_block_attention(kvp_compute *compute, abi_tensor *node);
+
+/* What both compute for one stream of the node, without where keys and values are. */
+kvant_attention_problem kvp_attention_problem(const kvp_compute *compute, const abi_tensor *node, size_t stream);
 
 /* Masks of both: one for all heads, for one stream or for each of q's; NULL fits. */
 bool kvp_mask_fits(const abi_tensor *mask, const abi_tensor *q, const abi_tensor *k);

@@ -79,73 +79,65 @@ bool kvp_attention_supported(const abi_tensor *node)
     return false;
 }
 
-static kvant_attention_args attention_args(const kvp_compute *compute, const abi_tensor *node)
+kvant_attention_problem kvp_attention_problem(const kvp_compute *compute, const abi_tensor *node, size_t stream)
 {
-    const abi_tensor *q = node->src[0], *k = node->src[1], *v = node->src[2], *sinks = node->src[4];
+    const abi_tensor *q = node->src[0], *k = node->src[1], *mask = node->src[3], *sinks = node->src[4];
     float parameters[3]; /* scale, max_bias, logit_softcap */
 
     memcpy(parameters, node->op_params, sizeof(parameters));
-    return (kvant_attention_args){
-        .size = sizeof(kvant_attention_args),
-        .k = kvp_kv_of(k)->cells,
-        .v = kvp_kv_of(v)->cells,
-        .fp32 = compute->fp32,
-        .n_cells = (uint32_t)k->ne[1],
-        .n_tokens = (uint32_t)q->ne[1],
+    return (kvant_attention_problem){
+        .size = sizeof(kvant_attention_problem),
+        .exact = compute->fp32,
+        .n_tokens = (uint32_t)k->ne[1],
+        .n_queries = (uint32_t)q->ne[1],
         .n_heads = (uint32_t)q->ne[2],
+        .q = (const float *)(const void *)((const char *)q->data + stream * q->nb[3]),
         .q_token_stride = q->nb[1] / sizeof(float),
         .q_head_stride = q->nb[2] / sizeof(float),
+        .mask = mask != NULL ? kvp_mask_of_stream(mask, stream) : NULL,
+        .mask_token_stride = mask != NULL ? mask->nb[1] / sizeof(uint16_t) : 0,
         .sinks = sinks != NULL ? sinks->data : NULL,
         .scale = parameters[0],
-        .max_bias = parameters[1],
+        .max_bias = mask != NULL ? parameters[1] : 0,
         .logit_softcap = parameters[2],
+        .out = (float *)(void *)((char *)node->data + stream * node->nb[3]),
         .out_token_stride = node->nb[2] / sizeof(float),
         .out_head_stride = node->nb[1] / sizeof(float),
         .n_threads = compute->n_threads,
     };
 }
 
-/* Points the arguments at stream s of the node. */
-static void select_stream(kvant_attention_args *args, const abi_tensor *node, uint32_t first_stream, int64_t s)
+/* One stream of the node. */
+static kvant_status attend(kvp_compute *compute, const abi_tensor *node, uint32_t first_stream, size_t stream)
 {
-    const abi_tensor *q = node->src[0], *mask = node->src[3];
-    size_t i = (size_t)s;
+    const kvp_kv *k = kvp_kv_of(node->src[1]), *v = kvp_kv_of(node->src[2]);
+    kvant_attention_problem problem = kvp_attention_problem(compute, node, stream);
+    kvant_status status;
+    size_t bytes;
 
-    args->stream = first_stream + (uint32_t)s;
-    args->q = (const float *)((const char *)q->data + i * q->nb[3]);
-    args->out = (float *)((char *)node->data + i * node->nb[3]);
-    if (mask != NULL) {
-        args->mask = kvp_mask_of_stream(mask, i);
-        args->mask_token_stride = mask->nb[1] / sizeof(uint16_t);
-    }
+    problem.first_block = (uint32_t)(kvp_kv_slot(k, (int64_t)k->shape.n_cells * (first_stream + (int64_t)stream)) /
+                                     KVANT_PAGE_TOKENS);
+    status = kvant_attention_workspace(k->tensor, v->tensor, &problem, &bytes);
+    if (status != KVANT_OK)
+        return status;
+    if (kvp_compute_workspace(compute, bytes) == NULL)
+        return KVANT_ERR_MEMORY;
+    return kvant_attention(k->tensor, v->tensor, &problem, compute->workspace, compute->workspace_bytes);
 }
 
 int32_t kvp_attention(kvp_compute *compute, abi_tensor *node)
 {
-    const char *name = kvp_root(node->src[1])->name;
-    kvant_attention_args args;
     uint32_t first_stream;
 
     if (!kvp_attention_supported(node) || kvp_kv_of(node->src[1]) == NULL || kvp_kv_of(node->src[2]) == NULL)
         return ABI_STATUS_FAILED;
     cells_view(node->src[1], &first_stream);
-    args = attention_args(compute, node);
     for (int64_t s = 0; s < node->src[0]->ne[3]; s++) {
-        kvant_status status;
-        size_t bytes;
-        void *workspace;
-
-        select_stream(&args, node, first_stream, s);
-        bytes = kvant_attention_workspace(&args);
-        workspace = kvp_compute_workspace(compute, bytes);
-        if (bytes != 0 && workspace == NULL) {
-            kvp_error("%s: no %zu bytes of workspace for attention", name, bytes);
-            return ABI_STATUS_ALLOC_FAILED;
-        }
-        status = kvant_attention(&args, workspace, compute->workspace_bytes);
+        kvant_status status = attend(compute, node, first_stream, (size_t)s);
         if (status != KVANT_OK) {
-            kvp_error("%s: attention failed: %s", name, kvant_strerror(status));
-            return ABI_STATUS_FAILED;
+            kvp_error("%s: attention failed: %s", kvp_root(node->src[1])->name,
+                      status == KVANT_ERR_MEMORY ? kvant_strerror(status) : kvant_error_message());
+            return status == KVANT_ERR_MEMORY ? ABI_STATUS_ALLOC_FAILED : ABI_STATUS_FAILED;
         }
     }
     return ABI_STATUS_SUCCESS;

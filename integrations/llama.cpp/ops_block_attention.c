@@ -40,61 +40,38 @@ static kvant_block_rows rows_of(const abi_tensor *view, int64_t s)
 {
     size_t offset = (size_t)s * view->nb[3];
 
-    return (kvant_block_rows){ .type = (kvant_block_type)view->type,
+    return (kvant_block_rows){ .size = sizeof(kvant_block_rows),
+                               .type = (kvant_block_type)view->type,
                                .head_dim = (uint32_t)view->ne[0],
+                               .n_kv_heads = (uint32_t)view->ne[2],
                                .data = (const char *)view->data + offset,
                                .bytes = kvp_api.nbytes(view) - offset,
                                .token_stride = view->nb[1],
                                .head_stride = view->nb[2] };
 }
 
-static kvant_block_attention_args attention_args(const kvp_compute *compute, const abi_tensor *node, int64_t s)
+static kvant_status attend(kvp_compute *compute, const abi_tensor *node, int64_t s)
 {
-    const abi_tensor *q = node->src[0], *k = node->src[1], *mask = node->src[3], *sinks = node->src[4];
-    float parameters[3]; /* scale, max_bias, logit_softcap */
-    size_t i = (size_t)s;
+    kvant_block_rows k = rows_of(node->src[1], s), v = rows_of(node->src[2], s);
+    kvant_attention_problem problem = kvp_attention_problem(compute, node, (size_t)s);
+    size_t bytes;
+    kvant_status status = kvant_block_attention_workspace(&k, &v, &problem, &bytes);
 
-    memcpy(parameters, node->op_params, sizeof(parameters));
-    return (kvant_block_attention_args){
-        .size = sizeof(kvant_block_attention_args),
-        .k = rows_of(k, s),
-        .v = rows_of(node->src[2], s),
-        .n_kv_heads = (uint32_t)k->ne[2],
-        .n_cells = (uint32_t)k->ne[1],
-        .n_tokens = (uint32_t)q->ne[1],
-        .n_heads = (uint32_t)q->ne[2],
-        .q = (const float *)(const void *)((const char *)q->data + i * q->nb[3]),
-        .q_token_stride = q->nb[1] / sizeof(float),
-        .q_head_stride = q->nb[2] / sizeof(float),
-        .mask = mask != NULL ? kvp_mask_of_stream(mask, i) : NULL,
-        .mask_token_stride = mask != NULL ? mask->nb[1] / sizeof(uint16_t) : 0,
-        .sinks = sinks != NULL ? sinks->data : NULL,
-        .scale = parameters[0],
-        .max_bias = parameters[1],
-        .logit_softcap = parameters[2],
-        .out = (float *)(void *)((char *)node->data + i * node->nb[3]),
-        .out_token_stride = node->nb[2] / sizeof(float),
-        .out_head_stride = node->nb[1] / sizeof(float),
-        .n_threads = compute->n_threads,
-    };
+    if (status != KVANT_OK)
+        return status;
+    if (kvp_compute_workspace(compute, bytes) == NULL)
+        return KVANT_ERR_MEMORY;
+    return kvant_block_attention(&k, &v, &problem, compute->workspace, compute->workspace_bytes);
 }
 
 int32_t kvp_block_attention(kvp_compute *compute, abi_tensor *node)
 {
     for (int64_t s = 0; s < node->src[0]->ne[3]; s++) {
-        kvant_block_attention_args args = attention_args(compute, node, s);
-        size_t bytes = kvant_block_attention_workspace(&args);
-        void *workspace = kvp_compute_workspace(compute, bytes);
-        kvant_status status;
-
-        if (bytes != 0 && workspace == NULL) {
-            kvp_error("%s: no %zu bytes of workspace for attention", node->name, bytes);
-            return ABI_STATUS_ALLOC_FAILED;
-        }
-        status = kvant_block_attention(&args, workspace, compute->workspace_bytes);
+        kvant_status status = attend(compute, node, s);
         if (status != KVANT_OK) {
-            kvp_error("%s: attention failed: %s", node->name, kvant_strerror(status));
-            return ABI_STATUS_FAILED;
+            kvp_error("%s: attention failed: %s", node->name,
+                      status == KVANT_ERR_MEMORY ? kvant_strerror(status) : kvant_error_message());
+            return status == KVANT_ERR_MEMORY ? ABI_STATUS_ALLOC_FAILED : ABI_STATUS_FAILED;
         }
     }
     return ABI_STATUS_SUCCESS;

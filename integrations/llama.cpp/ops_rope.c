@@ -70,7 +70,7 @@ struct moved {
     int64_t n;
     float *rows;
     int32_t positions[BATCH_CELLS];
-    int64_t cells[BATCH_CELLS];
+    int64_t slots[BATCH_CELLS];
 };
 
 /* The node again, on the decoded rows: same operation, same parameters, n cells. */
@@ -122,10 +122,10 @@ static kvant_status collect(const kvp_kv *kv, const int32_t *shift, int64_t n_ce
         if (shift[*cell] == 0)
             continue;
         status =
-            kvant_cells_read(kv->cells, (size_t)*cell, 1, moved->rows + moved->n * kv->shape.row, kv->shape.row);
+            kvant_tensor_read(kv->tensor, (size_t)kvp_kv_slot(kv, *cell), 1, moved->rows + moved->n * kv->shape.row, kv->shape.row);
         if (status != KVANT_OK)
             return status;
-        moved->cells[moved->n] = *cell;
+        moved->slots[moved->n] = kvp_kv_slot(kv, *cell);
         moved->positions[moved->n++] = shift[*cell];
     }
     return KVANT_OK;
@@ -141,7 +141,7 @@ static int32_t shift_cells(kvp_compute *compute, const abi_tensor *node, kvp_kv 
         if (status == KVANT_OK && moved->n > 0) {
             if (rotate(compute, node, moved) != ABI_STATUS_SUCCESS)
                 return ABI_STATUS_FAILED;
-            status = kvant_cells_write(kv->cells, moved->cells, (size_t)moved->n, moved->rows, kv->shape.row,
+            status = kvant_tensor_write(kv->tensor, moved->slots, (size_t)moved->n, moved->rows, kv->shape.row,
                                        compute->n_threads);
         }
         if (status != KVANT_OK) {
@@ -158,7 +158,7 @@ int32_t kvp_rope(kvp_compute *compute, abi_tensor *node)
     struct moved *moved;
     int32_t status;
 
-    if (kv == NULL || kv->cells == NULL)
+    if (kv == NULL || kv->tensor == NULL)
         return ABI_STATUS_SUCCESS; /* nothing was ever stored */
     if (!open_cpu_backend(compute)) {
         kvp_error("%s: cannot shift the context: the CPU back end does not start", kv->name);

@@ -34,28 +34,30 @@ bool kvp_set_rows_supported(const abi_tensor *node)
     return false;
 }
 
-/* Cell numbers of the cache tensor as 64-bit integers; NULL when there is no memory for them. */
-static const int64_t *cell_index(kvp_compute *compute, const abi_tensor *node)
+/* Slots of the rows; NULL when there is no memory for them. Cells are slots where streams are whole blocks. */
+static const int64_t *slots_of(kvp_compute *compute, const abi_tensor *node, const kvp_kv *kv)
 {
     const abi_tensor *index = node->src[1];
     int64_t n = node->src[0]->ne[1], first = (int64_t)(node->view_offs / kvp_root(node)->nb[1]);
-    int64_t *cells;
+    int64_t *slots;
 
-    if (index->type == ABI_TYPE_I64 && first == 0 && index->nb[0] == sizeof(int64_t))
+    if (index->type == ABI_TYPE_I64 && first == 0 && index->nb[0] == sizeof(int64_t) &&
+        kv->shape.n_cells % KVANT_PAGE_TOKENS == 0)
         return index->data;
-    cells = kvp_compute_workspace(compute, (size_t)n * sizeof(int64_t));
-    for (int64_t i = 0; cells != NULL && i < n; i++) {
+    slots = kvp_compute_workspace(compute, (size_t)n * sizeof(int64_t));
+    for (int64_t i = 0; slots != NULL && i < n; i++) {
         const char *at = (const char *)index->data + (size_t)i * index->nb[0];
-        cells[i] = first + (index->type == ABI_TYPE_I64 ? *(const int64_t *)at : *(const int32_t *)at);
+        slots[i] =
+            kvp_kv_slot(kv, first + (index->type == ABI_TYPE_I64 ? *(const int64_t *)at : *(const int32_t *)at));
     }
-    return cells;
+    return slots;
 }
 
 int32_t kvp_set_rows(kvp_compute *compute, abi_tensor *node)
 {
     const abi_tensor *rows = node->src[0];
-    const int64_t *cells = cell_index(compute, node);
     kvp_kv *kv = kvp_kv_of(node);
+    const int64_t *slots;
     kvant_status status;
 
     if (kv != NULL && kv->bind_failed)
@@ -65,9 +67,10 @@ int32_t kvp_set_rows(kvp_compute *compute, abi_tensor *node)
                   kvp_root(node)->name);
         return ABI_STATUS_FAILED;
     }
-    if (cells == NULL)
+    slots = slots_of(compute, node, kv);
+    if (slots == NULL)
         return ABI_STATUS_ALLOC_FAILED;
-    status = kvant_cells_write(kv->cells, cells, (size_t)rows->ne[1], rows->data, rows->nb[1] / sizeof(float),
+    status = kvant_tensor_write(kv->tensor, slots, (size_t)rows->ne[1], rows->data, rows->nb[1] / sizeof(float),
                                compute->n_threads);
     if (status == KVANT_OK)
         return ABI_STATUS_SUCCESS;

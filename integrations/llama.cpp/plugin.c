@@ -57,22 +57,25 @@ abi_reg *ggml_backend_init(void)
 {
     char err[768] = "";
     kvp_settings settings;
-    bool accel, fp32;
+    kvant_scheme_info info = { .size = sizeof(info) };
+    bool accel, fp32, lend;
 
     if (!kvp_ggml_load(KVP_RETURN_ADDRESS()))
         return NULL;
-    if (!kvp_settings_read(&settings, err, sizeof(err)) ||
-        !kvp_settings_read_switch("KVANT_ACCEL", &accel, err, sizeof(err)) ||
-        !kvp_settings_read_switch("KVANT_FP32", &fp32, err, sizeof(err))) {
+    if (!kvp_settings_set_cpu_level(err, sizeof(err)) || !kvp_settings_read(&settings, err, sizeof(err)) ||
+        !kvp_settings_read_switch("KVANT_ACCEL", false, &accel, err, sizeof(err)) ||
+        !kvp_settings_read_switch("KVANT_FP32", false, &fp32, err, sizeof(err)) ||
+        !kvp_settings_read_switch("KVANT_HOST_THREADS", true, &lend, err, sizeof(err))) {
         kvp_error("%s", err);
         return NULL;
     }
     kvp_log_set_verbose(settings.verbose);
-    if (settings.config != NULL)
+    kvant_scheme_get_info(settings.scheme, &info);
+    if (info.settings != NULL)
         kvp_note("ggml %s, back-end API %d; codecs of KVANT_CONFIG", kvp_api.version, kvp_api.api);
     else
         kvp_note("ggml %s, back-end API %d; keys %s, values %s", kvp_api.version, kvp_api.api,
-                 settings.spec[KVANT_ROLE_K], settings.spec[KVANT_ROLE_V]);
+                 info.k, info.v);
     reg_device = kvp_device_setup(kvp_api.api, &reg);
     accel_device = kvp_accel_setup(&reg);
     if (accel)

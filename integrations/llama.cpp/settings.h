@@ -12,9 +12,12 @@
  *   KVANT_CPU             CPU level: auto, c, avx2, avx2vnni, avx512, avx512vnni, avx512vbmi, neon, neondot; default auto
  *   KVANT_FP32            1: attention multiplies in fp32, slow, to compare with          default 0
  *   KVANT_ACCEL           1: the device is KVANT_ACCEL, which leaves the cache as it is    default 0
+ *   KVANT_HOST_THREADS    0: threads of its own, not llama.cpp's                           default 1; 0 with an untested ggml
+ *   KVANT_UNTESTED_GGML   1: load with a ggml that was not tested, if its layouts fit      default 0
  *   KVANT_VERBOSE         1 prints what is created                           default 0
  *
- * They are read when the plug-in is loaded and again whenever a KV cache is sized, so that one process may
+ * KVANT_CPU, KVANT_UNTESTED_GGML and KVANT_VERBOSE hold for the process and are read when the plug-in is loaded. The others are
+ * checked then and read again once per context, when llama.cpp creates the context's back ends, so one process may
  * create contexts with different settings.
  */
 #ifndef KVP_SETTINGS_H
@@ -24,20 +27,13 @@
 #include <stddef.h>
 #include <stdint.h>
 
-#include <kvant/codec.h>
-#include <kvant/settings.h>
+#include <kvant/scheme.h>
 
-#define KVP_MAX_SPEC 256
 #define KVP_MAX_PROTECT 1000
 
 typedef struct kvp_settings {
-    const kvant_settings *config; /* or NULL; lives as long as the process. With one the specs below do not count */
-    char spec[2][KVP_MAX_SPEC];   /* by kvant_role */
-    char protect_spec[KVP_MAX_SPEC];
-    uint32_t protect;
-    const kvant_calibration *calibration; /* or NULL; lives as long as the process */
-    uint64_t seed;
-    uint32_t head_dim; /* 0: learn it from the graph */
+    kvant_scheme *scheme; /* lives as long as the process */
+    uint32_t head_dim;    /* 0: learn it from the graph */
     bool verbose;
 } kvp_settings;
 
@@ -45,7 +41,10 @@ typedef struct kvp_settings {
  * and what is valid, and *settings is unspecified. */
 bool kvp_settings_read(kvp_settings *settings, char *err, size_t errlen);
 
-/* KVANT_ACCEL or KVANT_FP32 alone, for every context anew. *on is false on failure. */
-bool kvp_settings_read_switch(const char *name, bool *on, char *err, size_t errlen);
+/* One variable that is 0 or 1, for every context anew. *on is false on failure. */
+bool kvp_settings_read_switch(const char *name, bool fallback, bool *on, char *err, size_t errlen);
+
+/* Puts KVANT_CPU into force, for the whole process: once, when the plug-in is loaded. */
+bool kvp_settings_set_cpu_level(char *err, size_t errlen);
 
 #endif /* KVP_SETTINGS_H */

@@ -4,17 +4,23 @@
 
 #include <string.h>
 
+#include "../base/abi.h"
 #include "../base/alloc.h"
+#include "../base/error.h"
 #include "../base/attributes.h"
 #include "unit.h"
 
 /* Up to here rows are multiplied as they are decoded, 4 query rows at a time; beyond, decoding into a tile once is cheaper. */
 #define DIRECT_ROWS 8u
 
+typedef struct block_source {
+    kvant_block_rows k, v;
+} block_source;
+
 static kvant_block_page page_of(const kvant_attention_plan *plan, const kvant_block_rows *rows, uint32_t kv_head,
                                 uint32_t page)
 {
-    uint32_t first = page * KVANT_PAGE_TOKENS, left = plan->args->n_cells - first;
+    uint32_t first = page * KVANT_PAGE_TOKENS, left = plan->problem.n_tokens - first;
     return (kvant_block_page){ .type = rows->type,
                                .n_tokens = left < KVANT_PAGE_TOKENS ? left : KVANT_PAGE_TOKENS,
                                .head_dim = rows->head_dim,
@@ -36,31 +42,35 @@ static void fetch_next(const kvant_attention_plan *plan, const kvant_block_rows 
             KVANT_PREFETCH(next.rows + t * next.stride + i);
 }
 
-static void scale_query(const kvant_attention_plan *plan, uint32_t token, uint32_t head, float *out)
+static float scale_query(const kvant_attention_plan *plan, uint32_t version, uint32_t query, uint32_t head,
+                         float *out)
 {
-    const kvant_attention_args *args = plan->args;
-    const float *q = args->q + token * args->q_token_stride + head * args->q_head_stride;
+    const kvant_attention_problem *p = &plan->problem;
+    const float *q = p->q + query * p->q_token_stride + head * p->q_head_stride;
+    (void)version;
     for (uint32_t i = 0; i < plan->k_dim; i++)
         out[i] = q[i] * plan->score_scale;
+    return 0;
 }
 
-static void write_output(const kvant_attention_plan *plan, uint32_t head, const float *sums, float inverse,
-                         float weight, float *out)
+static void write_output(const kvant_attention_plan *plan, uint32_t version, uint32_t head, const float *sums,
+                         float inverse, float weight, float *out)
 {
+    (void)version;
     (void)head;
     (void)weight;
     for (uint32_t i = 0; i < plan->v_dim; i++)
-        out[i] = sums[i] * inverse;
+        out[i] += sums[i] * inverse;
 }
 
 static void score(const kvant_attention_plan *plan, const kvant_kernels *kernels, kvant_attention_unit *unit,
                   uint32_t page)
 {
-    const kvant_block_attention_args *source = plan->source;
+    const block_source *source = plan->source;
     kvant_block_page k = page_of(plan, &source->k, unit->kv_head, page);
     fetch_next(plan, &source->k, unit, page);
     if (unit->n_rows <= DIRECT_ROWS) {
-        kernels->block_scores(&k, unit->queries, plan->k_dim, unit->scores, unit->n_rows);
+        kernels->block_scores(&k, unit->queries[0], plan->k_dim, unit->scores, unit->n_rows);
         return;
     }
     kernels->block_columns_tile(&k, unit->k_tile);
@@ -70,11 +80,11 @@ static void score(const kvant_attention_plan *plan, const kvant_kernels *kernels
 static void add(const kvant_attention_plan *plan, const kvant_kernels *kernels, kvant_attention_unit *unit,
                 uint32_t page)
 {
-    const kvant_block_attention_args *source = plan->source;
+    const block_source *source = plan->source;
     kvant_block_page v = page_of(plan, &source->v, unit->kv_head, page);
     fetch_next(plan, &source->v, unit, page);
     if (unit->n_rows <= DIRECT_ROWS) {
-        kernels->block_sums(&v, unit->scores, unit->sums, plan->v_dim, unit->n_rows);
+        kernels->block_sums(&v, unit->scores, unit->sums[0], plan->v_dim, unit->n_rows);
         return;
     }
     kernels->block_rows_tile(&v, unit->v_tile);
@@ -90,77 +100,61 @@ static const kvant_attention_reader reader = {
 };
 
 /* Whether every row lies within the bytes that may be read. */
-static bool rows_fit(const kvant_block_rows *rows, uint32_t n_cells, uint32_t n_kv_heads)
+static bool rows_fit(const kvant_block_rows *rows, uint32_t n_tokens)
 {
     size_t row = kvant_block_row_bytes(rows->type, rows->head_dim), tokens, heads;
-    if (!row || (!rows->data && n_cells))
+    if (!row || (!rows->data && n_tokens))
         return false;
-    if (!n_cells)
+    if (!n_tokens)
         return true;
-    return kvant_mul_size(n_cells - 1, rows->token_stride, &tokens) &&
-           kvant_mul_size(n_kv_heads - 1, rows->head_stride, &heads) && row <= rows->bytes &&
+    return kvant_mul_size(n_tokens - 1, rows->token_stride, &tokens) &&
+           kvant_mul_size(rows->n_kv_heads - 1, rows->head_stride, &heads) && row <= rows->bytes &&
            tokens <= rows->bytes - row && heads <= rows->bytes - row - tokens;
 }
 
-static bool valid(const kvant_block_attention_args *a)
+static kvant_status invalid(const char *what)
 {
-    if (!a || a->size != sizeof *a || !a->q || !a->out || !a->n_threads || !a->n_tokens || !a->n_kv_heads)
-        return false;
-    if (!a->n_heads || a->n_heads % a->n_kv_heads)
-        return false;
-    return rows_fit(&a->k, a->n_cells, a->n_kv_heads) && rows_fit(&a->v, a->n_cells, a->n_kv_heads);
+    return kvant_fail(NULL, KVANT_ERR_ARGUMENT, "block attention: %s", what);
 }
 
-static kvant_attention_args common_args(const kvant_block_attention_args *a)
+static kvant_status make_plan(const kvant_block_rows *k, const kvant_block_rows *v,
+                              const kvant_attention_problem *problem, block_source *source, kvant_attention_plan *plan)
 {
-    return (kvant_attention_args){ .size = sizeof(kvant_attention_args),
-                                   .n_cells = a->n_cells,
-                                   .n_tokens = a->n_tokens,
-                                   .n_heads = a->n_heads,
-                                   .q = a->q,
-                                   .q_token_stride = a->q_token_stride,
-                                   .q_head_stride = a->q_head_stride,
-                                   .mask = a->mask,
-                                   .mask_token_stride = a->mask_token_stride,
-                                   .sinks = a->sinks,
-                                   .scale = a->scale,
-                                   .logit_softcap = a->logit_softcap,
-                                   .max_bias = a->max_bias,
-                                   .out = a->out,
-                                   .out_token_stride = a->out_token_stride,
-                                   .out_head_stride = a->out_head_stride,
-                                   .n_threads = a->n_threads };
+    if (!KVANT_TAKE(kvant_block_rows, &source->k, k, head_stride) ||
+        !KVANT_TAKE(kvant_block_rows, &source->v, v, head_stride))
+        return invalid("k or v is missing or its size field is not set");
+    if (!source->k.n_kv_heads || source->k.n_kv_heads != source->v.n_kv_heads)
+        return invalid("k and v have different numbers of kv heads, or none");
+    *plan = (kvant_attention_plan){ .reader = &reader,
+                                    .source = source,
+                                    .k_versions.n = 1,
+                                    .v_versions.n = 1,
+                                    .k_dim = source->k.head_dim,
+                                    .v_dim = source->v.head_dim };
+    KVANT_FORWARD(kvant_attention_take_problem(plan, problem, source->k.n_kv_heads));
+    if (plan->problem.block_table || plan->problem.first_block)
+        return invalid("rows have no blocks: block_table must be NULL and first_block 0");
+    if (!rows_fit(&source->k, plan->problem.n_tokens) || !rows_fit(&source->v, plan->problem.n_tokens))
+        return invalid("a format or head_dim is not supported, or rows lie beyond the readable bytes");
+    return kvant_attention_cut(plan) ? KVANT_OK : invalid("the workspace's size overflows");
 }
 
-static bool make_plan(const kvant_block_attention_args *a, const kvant_attention_args *args,
-                      kvant_attention_plan *plan)
-{
-    *plan = (kvant_attention_plan){ .args = args,
-                                    .reader = &reader,
-                                    .source = a,
-                                    .n_kv_heads = a->n_kv_heads,
-                                    .k_dim = a->k.head_dim,
-                                    .v_dim = a->v.head_dim };
-    return kvant_attention_cut(plan);
-}
-
-size_t kvant_block_attention_workspace(const kvant_block_attention_args *a)
+kvant_status kvant_block_attention_workspace(const kvant_block_rows *k, const kvant_block_rows *v,
+                                             const kvant_attention_problem *problem, size_t *bytes)
 {
     kvant_attention_plan plan;
-    if (!valid(a))
-        return 0;
-    kvant_attention_args args = common_args(a);
-    return make_plan(a, &args, &plan) ? plan.total * sizeof(float) : 0;
-}
-
-kvant_status kvant_block_attention(const kvant_block_attention_args *a, void *workspace, size_t workspace_bytes)
-{
-    kvant_attention_plan plan;
-    KVANT_RETURN_IF(!valid(a), KVANT_ERR_ARGUMENT);
-    kvant_attention_args args = common_args(a);
-    KVANT_RETURN_IF(!make_plan(a, &args, &plan), KVANT_ERR_ARGUMENT);
-    KVANT_RETURN_IF(!workspace || (uintptr_t)workspace % 64 || workspace_bytes / sizeof(float) < plan.total,
-                    KVANT_ERR_ARGUMENT);
-    kvant_attention_run(&plan, workspace);
+    block_source source;
+    KVANT_RETURN_IF(!bytes, KVANT_ERR_ARGUMENT);
+    KVANT_FORWARD(make_plan(k, v, problem, &source, &plan));
+    *bytes = plan.total * sizeof(float);
     return KVANT_OK;
+}
+
+kvant_status kvant_block_attention(const kvant_block_rows *k, const kvant_block_rows *v,
+                                   const kvant_attention_problem *problem, void *workspace, size_t workspace_bytes)
+{
+    kvant_attention_plan plan;
+    block_source source;
+    KVANT_FORWARD(make_plan(k, v, problem, &source, &plan));
+    return kvant_attention_run(&plan, workspace, workspace_bytes);
 }

@@ -3,8 +3,10 @@
 
 #include <string.h>
 
-#define TILE_ROWS 8u  /* from here a tile of codes costs less than looking codes up for every few rows */
-#define BAND_ROWS 24u /* from here a tile of numbers does, where codes have several bands or are those of chunks */
+/* From this many query rows on, unpacking is cheaper than looking codes up for every few rows: to a tile of codes, or to a
+ * tile of numbers for codes with several bands and for chunks. */
+#define TILE_ROWS 8u
+#define BAND_ROWS 24u
 
 static size_t dot_stride(const kvant_attention_plan *plan)
 {
@@ -13,23 +15,24 @@ static size_t dot_stride(const kvant_attention_plan *plan)
 
 bool kvant_attention_codes_suit(const kvant_attention_plan *plan, const kvant_codec *codec)
 {
-    if (plan->args->fp32)
+    if (plan->problem.exact)
         return false;
-    bool one_tile = codec->code_table.n_bands == 1 && !codec->numbers;
-    return codec->code_lines && (one_tile || kvant_attention_rows(plan) < BAND_ROWS);
+    const kvant_code_product *product = &codec->product;
+    const bool one_tile = product->n_bands == 1 && codec->view.kind != KVANT_CODES_CHUNK;
+    return product->lines && (one_tile || kvant_attention_rows(plan) < BAND_ROWS);
 }
 
-static uint32_t row_bands(const kvant_code_table *table)
+static uint32_t row_bands(const kvant_code_product *product)
 {
-    return table->by_row ? 1 : table->n_bands;
+    return product->by_row ? 1 : product->n_bands;
 }
 
-static uint32_t column_tiles(const kvant_code_table *table)
+static uint32_t column_tiles(const kvant_code_product *product)
 {
-    return table->n_columns / KVANT_TILE;
+    return product->n_columns / KVANT_TILE;
 }
 
-/* Points *array to count numbers of size bytes at scratch + *used, in whole cache lines, when there is scratch; counts always. */
+/* Takes count numbers of size bytes from scratch, in whole cache lines. Without scratch the numbers are only counted. */
 static void take(float *scratch, size_t *used, size_t count, size_t size, void **array)
 {
     if (scratch)
@@ -37,15 +40,15 @@ static void take(float *scratch, size_t *used, size_t count, size_t size, void *
     *used += (count * size + 63) / 64 * 16;
 }
 
-static void take_integers(float *scratch, size_t *used, const kvant_code_table *table, size_t rows,
+static void take_integers(float *scratch, size_t *used, const kvant_code_product *product, size_t rows,
                           kvant_attention_integers *integers)
 {
-    size_t bands = rows * row_bands(table);
+    size_t bands = rows * row_bands(product);
     void *x = NULL, *steps = NULL, *zeros = NULL, *sums = NULL;
-    take(scratch, used, bands * table->n_columns, sizeof(int16_t), &x);
+    take(scratch, used, bands * product->n_columns, sizeof(int16_t), &x);
     take(scratch, used, bands, sizeof(float), &steps);
     take(scratch, used, bands, sizeof(float), &zeros);
-    take(scratch, used, rows * column_tiles(table), sizeof(int32_t), &sums);
+    take(scratch, used, rows * column_tiles(product), sizeof(int32_t), &sums);
     *integers = (kvant_attention_integers){ x, steps, zeros, sums };
 }
 
@@ -53,21 +56,24 @@ static void take_integers(float *scratch, size_t *used, const kvant_code_table *
 static size_t lay_out(const kvant_attention_plan *plan, uint32_t kv_head, kvant_attention_codes *codes,
                       float *scratch)
 {
-    const kvant_codec *k = plan->args->k->codecs[kv_head], *v = plan->args->v->codecs[kv_head];
+    const kvant_codec *k = plan->k->codecs[kv_head], *v = plan->v->codecs[kv_head];
     size_t rows = kvant_attention_rows(plan), used = 0;
-    void *queries = NULL, *dots = NULL;
+    void *dots = NULL, *lines = NULL;
     bool k_suits = kvant_attention_codes_suit(plan, k), v_suits = kvant_attention_codes_suit(plan, v);
     if (!k_suits && !v_suits)
         return 0;
-    if (k_suits) {
-        take(scratch, &used, rows * k->code_table.n_columns, sizeof(float), &queries);
-        take_integers(scratch, &used, &k->code_table, rows, &codes->query);
+    for (uint32_t version = 0; k_suits && version < plan->k_versions.n; version++) {
+        void *queries = NULL;
+        take(scratch, &used, rows * k->product.n_columns, sizeof(float), &queries);
+        take_integers(scratch, &used, &k->product, rows, &codes->query[version]);
+        codes->queries[version] = queries;
     }
     if (v_suits)
-        take_integers(scratch, &used, &v->code_table, rows, &codes->weight);
+        take_integers(scratch, &used, &v->product, rows, &codes->weight);
     take(scratch, &used, rows * dot_stride(plan), sizeof(int32_t), &dots);
-    codes->queries = queries;
+    take(scratch, &used, 1, sizeof(kvant_code_lines), &lines);
     codes->dots = dots;
+    codes->lines = lines;
     return used;
 }
 
@@ -92,42 +98,42 @@ void kvant_attention_codes_bind(const kvant_attention_plan *plan, uint32_t kv_he
 }
 
 /* a: n_rows x n_columns. */
-static void round_rows(const kvant_kernels *kernels, const kvant_code_table *table, const float *a, uint32_t n_rows,
-                       kvant_attention_integers *out)
+static void round_rows(const kvant_kernels *kernels, const kvant_code_product *product, const float *a,
+                       uint32_t n_rows, kvant_attention_integers *out)
 {
     kvant_fixed_rows rows = { .w = a,
-                              .limit = table->limit,
+                              .limit = product->limit,
                               .x = out->x,
-                              .x_stride = table->n_columns,
+                              .x_stride = product->n_columns,
                               .line_stride = 1,
                               .steps = out->steps,
                               .zeros = out->zeros,
                               .sums = out->sums };
-    kernels->fixed_point(&rows, table->n_columns, n_rows);
+    kernels->fixed_point(&rows, product->n_columns, n_rows);
 }
 
-static void round_products(const kvant_kernels *kernels, const kvant_code_table *table,
+static void round_products(const kvant_kernels *kernels, const kvant_code_product *product,
                            const kvant_code_lines *lines, const float *a, uint32_t n_rows,
                            kvant_attention_integers *out)
 {
-    for (uint32_t band = 0; band < table->n_bands; band++) {
+    for (uint32_t band = 0; band < product->n_bands; band++) {
         kvant_fixed_rows rows = { .w = a,
-                                  .scale = lines->scale + (size_t)band * table->stride,
-                                  .zero = table->has_zero ? lines->zero + (size_t)band * table->stride : NULL,
-                                  .limit = table->limit,
-                                  .x = out->x + (size_t)band * table->n_columns,
-                                  .x_stride = (size_t)table->n_bands * table->n_columns,
-                                  .line_stride = table->n_bands,
+                                  .scale = lines->scale + (size_t)band * product->stride,
+                                  .zero = product->has_zero ? lines->zero + (size_t)band * product->stride : NULL,
+                                  .limit = product->limit,
+                                  .x = out->x + (size_t)band * product->n_columns,
+                                  .x_stride = (size_t)product->n_bands * product->n_columns,
+                                  .line_stride = product->n_bands,
                                   .steps = out->steps + band,
                                   .zeros = out->zeros + band };
-        kernels->fixed_point(&rows, table->n_columns, n_rows);
+        kernels->fixed_point(&rows, product->n_columns, n_rows);
     }
 }
 
-typedef struct product {
+typedef struct multiplication {
     const kvant_kernels *kernels;
     kvant_page_ref page;
-    const kvant_code_lines *lines;
+    kvant_code_lines *lines;
     const kvant_attention_integers *a;
     int32_t *dots;
     size_t dot_stride;
@@ -135,171 +141,183 @@ typedef struct product {
     bool add; /* to sums, else they are whatever they are */
     float *sums;
     size_t stride;
-} product;
+} multiplication;
 
 /* offsets of zero points that multiply integers: steps times sums of integers over columns. */
-static void set_offsets(const product *p, uint32_t first, uint32_t end)
+static void set_offsets(const multiplication *m, uint32_t first, uint32_t end)
 {
-    uint32_t tiles = column_tiles(&p->page.codec->code_table);
-    for (uint32_t row = 0; row < p->n_rows; row++) {
-        const int32_t *sums = p->a->sums + (size_t)row * tiles;
+    uint32_t tiles = column_tiles(&m->page.codec->product);
+    for (uint32_t row = 0; row < m->n_rows; row++) {
+        const int32_t *sums = m->a->sums + (size_t)row * tiles;
         int32_t sum = 0;
         for (uint32_t ct = first; ct < end; ct++)
             sum += sums[ct];
-        p->a->zeros[row] = p->a->steps[row] * (float)sum;
+        m->a->zeros[row] = m->a->steps[row] * (float)sum;
     }
 }
 
-/* Codes become a tile only where enough rows share it, and where 4 row tiles have the same band. */
-static bool takes_tile(const product *p, const kvant_code_sums *out)
+/* Codes of single channels become a tile where enough rows share it, and where 4 row tiles have the same band. */
+static bool takes_tile(const multiplication *m, const kvant_code_sums *out)
 {
-    return p->n_rows >= TILE_ROWS &&
-           (out->band_tiles % 4 == 0 || out->band_tiles >= p->page.codec->layout.row_tiles);
+    const kvant_code_kind kind = m->page.codec->view.kind;
+    return (kind == KVANT_CODES_UNIFORM || kind == KVANT_CODES_CODEBOOK) && m->n_rows >= TILE_ROWS &&
+           (out->band_tiles % 4 == 0 || out->band_tiles >= m->page.codec->layout.row_tiles);
 }
 
-static void dot_codes(const product *p, const kvant_code_factors *factors)
+static void dot_codes(const multiplication *m, const kvant_code_factors *factors)
 {
-    const kvant_codec *codec = p->page.codec;
-    if (codec->numbers)
-        p->kernels->chunk_dots(&codec->numbers->chunk, codec->numbers->layout, p->page.page, factors->x,
-                               factors->stride, p->dots, p->dot_stride, p->n_rows);
-    else if (codec->trellis)
-        p->kernels->trellis_dots(codec->trellis, &codec->layout, p->page.page, factors->x, factors->stride, p->dots,
-                                 p->dot_stride, p->n_rows);
-    else
-        p->kernels->code_dots(&codec->layout, p->page.page, codec->code_table.values, factors, p->dots,
-                              p->dot_stride, p->n_rows);
+    const kvant_codec *codec = m->page.codec;
+    const kvant_code_numbers *numbers;
+    switch (codec->view.kind) {
+    case KVANT_CODES_UNIFORM:
+    case KVANT_CODES_CODEBOOK:
+        m->kernels->code_dots(&codec->layout, m->page.page, codec->product.integers.values, factors, m->dots,
+                              m->dot_stride, m->n_rows);
+        return;
+    case KVANT_CODES_TRELLIS:
+        m->kernels->trellis_dots(codec->product.integers.trellis, &codec->layout, m->page.page, factors->x,
+                                 factors->stride, m->dots, m->dot_stride, m->n_rows);
+        return;
+    case KVANT_CODES_CHUNK:
+        numbers = codec->product.integers.chunk;
+        m->kernels->chunk_dots(&numbers->chunk, numbers->layout, m->page.page, factors->x, factors->stride, m->dots,
+                               m->dot_stride, m->n_rows);
+        return;
+    case KVANT_CODES_NONE: return; /* offers no product */
+    }
 }
 
-static void multiply_codes(const product *p, const kvant_code_factors *factors, const kvant_code_sums *out)
+static void multiply_codes(const multiplication *m, const kvant_code_factors *factors, const kvant_code_sums *out)
 {
-    const kvant_codec *codec = p->page.codec;
+    const kvant_codec *codec = m->page.codec;
     const kvant_layout *layout = &codec->layout;
-    if (!codec->numbers && !codec->trellis && takes_tile(p, out)) {
-        p->kernels->tile_sums(layout, p->page.page, codec->code_table.values, factors, p->dots, p->dot_stride, out,
-                              p->n_rows);
+    if (takes_tile(m, out)) {
+        m->kernels->tile_sums(layout, m->page.page, codec->product.integers.values, factors, m->dots, m->dot_stride,
+                              out, m->n_rows);
         return;
     }
-    dot_codes(p, factors);
-    p->kernels->sum_dots(layout, p->dots, p->dot_stride, out, p->n_rows);
+    dot_codes(m, factors);
+    m->kernels->sum_dots(layout, m->dots, m->dot_stride, out, m->n_rows);
 }
 
-static void multiply_by_row(const product *p)
+static void multiply_by_row(const multiplication *m)
 {
-    const kvant_layout *layout = &p->page.codec->layout;
-    const kvant_code_table *table = &p->page.codec->code_table;
-    kvant_code_factors factors = { p->a->x, table->n_columns, 0, layout->row_tiles, 0, 0 };
+    const kvant_layout *layout = &m->page.codec->layout;
+    const kvant_code_product *product = &m->page.codec->product;
+    kvant_code_factors factors = { m->a->x, product->n_columns, 0, layout->row_tiles, 0, 0 };
     kvant_code_sums out = {
-        .steps = p->a->steps, .n_bands = 1, .band_tiles = layout->row_tiles, .sums = p->sums, .stride = p->stride
+        .steps = m->a->steps, .n_bands = 1, .band_tiles = layout->row_tiles, .sums = m->sums, .stride = m->stride
     };
-    for (uint32_t band = 0; band < table->n_bands; band++) {
-        factors.first = band * table->band_tiles;
-        factors.end = band + 1 < table->n_bands ? factors.first + table->band_tiles : layout->column_tiles;
-        out.scale = p->lines->scale + (size_t)band * table->stride;
-        out.add = p->add || band > 0;
-        if (table->has_zero) {
-            set_offsets(p, factors.first, factors.end);
-            out.zero = p->lines->zero + (size_t)band * table->stride;
-            out.offsets = p->a->zeros;
+    for (uint32_t band = 0; band < product->n_bands; band++) {
+        factors.first = band * product->band_tiles;
+        factors.end = band + 1 < product->n_bands ? factors.first + product->band_tiles : layout->column_tiles;
+        out.scale = m->lines->scale + (size_t)band * product->stride;
+        out.add = m->add || band > 0;
+        if (product->has_zero) {
+            set_offsets(m, factors.first, factors.end);
+            out.zero = m->lines->zero + (size_t)band * product->stride;
+            out.offsets = m->a->zeros;
         }
-        multiply_codes(p, &factors, &out);
+        multiply_codes(m, &factors, &out);
     }
 }
 
 /* Chunks' dots lie as sums do. */
-static void add_dots(const product *p, uint32_t n)
+static void add_dots(const multiplication *m, uint32_t n)
 {
-    for (uint32_t row = 0; row < p->n_rows; row++) {
-        const int32_t *dots = p->dots + row * p->dot_stride;
-        float step = p->a->steps[row], *sums = p->sums + row * p->stride;
+    for (uint32_t row = 0; row < m->n_rows; row++) {
+        const int32_t *dots = m->dots + row * m->dot_stride;
+        float step = m->a->steps[row], *sums = m->sums + row * m->stride;
         for (uint32_t j = 0; j < n; j++)
-            sums[j] = (p->add ? sums[j] : 0) + (float)dots[j] * step;
+            sums[j] = (m->add ? sums[j] : 0) + (float)dots[j] * step;
     }
 }
 
-static void multiply_by_column(const product *p)
+static void multiply_by_column(const multiplication *m)
 {
-    const kvant_codec *codec = p->page.codec;
-    const kvant_code_table *table = &codec->code_table;
-    kvant_code_factors factors = { .x = p->a->x,
-                                   .stride = (size_t)table->n_bands * table->n_columns,
-                                   .band_stride = table->n_columns,
-                                   .band_tiles = table->band_tiles,
+    const kvant_codec *codec = m->page.codec;
+    const kvant_code_product *product = &codec->product;
+    kvant_code_factors factors = { .x = m->a->x,
+                                   .stride = (size_t)product->n_bands * product->n_columns,
+                                   .band_stride = product->n_columns,
+                                   .band_tiles = product->band_tiles,
                                    .end = codec->layout.column_tiles };
-    kvant_code_sums out = { .steps = p->a->steps,
-                            .offsets = p->a->zeros,
-                            .n_bands = table->n_bands,
-                            .band_tiles = table->band_tiles,
-                            .add = p->add,
-                            .sums = p->sums,
-                            .stride = p->stride };
-    if (!codec->numbers) {
-        multiply_codes(p, &factors, &out);
+    kvant_code_sums out = { .steps = m->a->steps,
+                            .offsets = m->a->zeros,
+                            .n_bands = product->n_bands,
+                            .band_tiles = product->band_tiles,
+                            .add = m->add,
+                            .sums = m->sums,
+                            .stride = m->stride };
+    if (codec->view.kind != KVANT_CODES_CHUNK) {
+        multiply_codes(m, &factors, &out);
         return;
     }
-    dot_codes(p, &factors);
-    add_dots(p, codec->layout.padded_dim);
+    dot_codes(m, &factors);
+    add_dots(m, codec->layout.padded_dim);
 }
 
-/* p->sums = or += a x page; a: n_rows x n_columns; its integers are there already when they are of queries and lines by row. */
-static void multiply(product *p, const float *a, kvant_attention_integers *integers)
+/* m->sums = or += a x page; a: n_rows x n_columns. Queries with lines by row have become integers before. */
+static void multiply(multiplication *m, const float *a, kvant_attention_integers *integers)
 {
-    const kvant_codec *codec = p->page.codec;
-    const kvant_code_table *table = &codec->code_table;
-    kvant_code_lines lines;
-    p->lines = &lines;
-    p->a = integers;
-    codec->code_lines(codec, p->kernels, p->page.page, &lines);
-    if (!table->by_row)
-        round_products(p->kernels, table, &lines, a, p->n_rows, integers);
+    const kvant_codec *codec = m->page.codec;
+    const kvant_code_product *product = &codec->product;
+    m->a = integers;
+    product->lines(codec, m->kernels, m->page.page, m->lines);
+    if (!product->by_row)
+        round_products(m->kernels, product, m->lines, a, m->n_rows, integers);
     else if (codec->info.role == KVANT_ROLE_V)
-        round_rows(p->kernels, table, a, p->n_rows, integers);
-    if (table->by_row)
-        multiply_by_row(p);
+        round_rows(m->kernels, product, a, m->n_rows, integers);
+    if (product->by_row)
+        multiply_by_row(m);
     else
-        multiply_by_column(p);
+        multiply_by_column(m);
 }
 
 void kvant_attention_codes_set_queries(const kvant_attention_plan *plan, const kvant_kernels *kernels,
-                                       const kvant_codec *codec, kvant_attention_codes *codes, const float *queries,
-                                       uint32_t n_rows)
+                                       const kvant_codec *codec, kvant_attention_codes *codes, uint32_t version,
+                                       const float *queries, uint32_t n_rows)
 {
-    const kvant_code_table *table = &codec->code_table;
+    const kvant_code_product *product = &codec->product;
     uint32_t places[KVANT_MAX_HEAD_DIM];
     for (uint32_t i = 0; i < plan->k_dim; i++)
         places[i] = kvant_codec_query_place(codec, i);
-    memset(codes->queries, 0, (size_t)n_rows * table->n_columns * sizeof *codes->queries);
+    float *placed = codes->queries[version];
+    memset(placed, 0, (size_t)n_rows * product->n_columns * sizeof *placed);
     for (uint32_t row = 0; row < n_rows; row++)
         for (uint32_t i = 0; i < plan->k_dim; i++)
-            codes->queries[(size_t)row * table->n_columns + places[i]] = queries[(size_t)row * plan->k_dim + i];
-    if (table->by_row)
-        round_rows(kernels, table, codes->queries, n_rows, &codes->query);
+            placed[(size_t)row * product->n_columns + places[i]] = queries[(size_t)row * plan->k_dim + i];
+    if (product->by_row)
+        round_rows(kernels, product, placed, n_rows, &codes->query[version]);
 }
 
 void kvant_attention_codes_score(const kvant_attention_plan *plan, const kvant_kernels *kernels,
-                                 kvant_attention_codes *codes, kvant_page_ref k, uint32_t n_rows, float *scores)
+                                 kvant_attention_codes *codes, uint32_t version, kvant_page_ref k, uint32_t n_rows,
+                                 float *scores)
 {
-    product p = { .kernels = kernels,
-                  .page = k,
-                  .dots = codes->dots,
-                  .dot_stride = dot_stride(plan),
-                  .n_rows = n_rows,
-                  .sums = scores,
-                  .stride = KVANT_PAGE_TOKENS };
-    multiply(&p, codes->queries, &codes->query);
+    multiplication m = { .kernels = kernels,
+                         .page = k,
+                         .lines = codes->lines,
+                         .dots = codes->dots,
+                         .dot_stride = dot_stride(plan),
+                         .n_rows = n_rows,
+                         .sums = scores,
+                         .stride = KVANT_PAGE_TOKENS };
+    multiply(&m, codes->queries[version], &codes->query[version]);
 }
 
 void kvant_attention_codes_add(const kvant_attention_plan *plan, const kvant_kernels *kernels,
                                kvant_attention_codes *codes, kvant_page_ref v, uint32_t n_rows,
                                const float *weights, float *sums)
 {
-    product p = { .kernels = kernels,
-                  .page = v,
-                  .dots = codes->dots,
-                  .dot_stride = dot_stride(plan),
-                  .n_rows = n_rows,
-                  .add = true,
-                  .sums = sums,
-                  .stride = plan->v_dim };
-    multiply(&p, weights, &codes->weight);
+    multiplication m = { .kernels = kernels,
+                         .page = v,
+                         .lines = codes->lines,
+                         .dots = codes->dots,
+                         .dot_stride = dot_stride(plan),
+                         .n_rows = n_rows,
+                         .add = true,
+                         .sums = sums,
+                         .stride = plan->v_dim };
+    multiply(&m, weights, &codes->weight);
 }

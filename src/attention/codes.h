@@ -1,17 +1,22 @@
 /* codes.h - attention on the codes of pages: scores and weighted sums as products of codes and 16-bit
- * integers (kernels.h), lines (scale, zero point) applied to sums or to what becomes integers. No number of a page is ever made.
+ * integers (kernels.h), without unpacking a page. Codecs whose product has no lines are refused by
+ * kvant_attention_codes_suit.
  *
- * Both are a product of a row of numbers a, a query or weights, with a page's matrix (columns: channels of K, tokens of V). Where
- * lines are by row, a becomes integers once: of a unit's queries, of a page's weights. Where they are by column, a times the scales of
- * each band of rows does, for every page. An integer is off by half a step at most, a step being the row's largest magnitude / limit of
- * the codec's code_table, and (limit 2^-22) more where the product is rounded. So with values of magnitude at most m and d columns
+ * Both products multiply a row of numbers a (a query, or weights) with the matrix of a page. Columns are channels of K or
+ * tokens of V. Lines (scale, zero point) belong to rows or to columns of that matrix:
  *
- *   by row      a sum is off by up to d m / 2 steps x scale of its row, each with its band's scale
- *   by column   by up to d m / 2 steps, where a step is the largest |a scale| / limit
+ *   by row      a becomes integers once: a unit's queries, or a page's weights
+ *   by column   a times the scales of each band of rows becomes integers, for every page
  *
- * and, roundings being independent, by m sqrt(d / 12) of these as a standard deviation. Zero points are multiplied by the integers in the
- * first case (what is off then is a, not the page), by a in the second. Values of a codebook are within half a step, their largest
- * / KVANT_CODE_VALUE_MAX, of the codec's own; numbers of chunk codes within kvant_code_numbers.error steps of theirs. */
+ * A step is the largest magnitude of the numbers divided by the product's limit. An integer is off by half a step at most,
+ * and by (limit 2^-22) steps more where the product a times scale is rounded. With d columns and codes of magnitude m or less
+ *
+ *   by row      a sum is off by at most d m / 2 steps x scale of its row, where each band has its own scale
+ *   by column   a sum is off by at most d m / 2 steps
+ *
+ * Roundings are independent: the standard deviation is m sqrt(d / 12) of these units. Zero points are multiplied by the
+ * integers (by row) or by a (by column). The integers of a codebook are within half a step of the codec's numbers, a step
+ * being the largest number / KVANT_CODE_VALUE_MAX; those of chunks within kvant_code_numbers.error steps. */
 #ifndef KVANT_ATTENTION_CODES_H
 #define KVANT_ATTENTION_CODES_H
 
@@ -26,13 +31,14 @@ typedef struct kvant_attention_integers {
 } kvant_attention_integers;
 
 typedef struct kvant_attention_codes {
-    float *queries; /* n_rows x columns of K, in the order of positions */
-    kvant_attention_integers query, weight;
+    float *queries[KVANT_MAX_VERSIONS]; /* per version of the keys: n_rows x columns of K, in the order of positions */
+    kvant_attention_integers query[KVANT_MAX_VERSIONS], weight;
+    kvant_code_lines *lines; /* of the page in hand: too large for a small stack */
     int32_t *dots; /* n_rows x 64 or v_dim, in whole blocks of 64 */
 } kvant_attention_codes;
 
-/* Whether pages of a codec are multiplied as codes: not when the caller wants fp32. With many query rows those of several bands and of chunks are not: their
- * products take a pass over sums, roundings or looking codes up for every few rows, a tile of numbers one unpacking for all. */
+/* Whether attention multiplies the pages of a codec as codes: not when the caller wants fp32. With many query rows, pages of
+ * several bands or of chunks are unpacked instead: unpacking once is cheaper than corrections per row. */
 bool kvant_attention_codes_suit(const kvant_attention_plan *plan, const kvant_codec *codec);
 
 /* Floats of scratch that bind needs for any kv head: 0 where no codec suits. */
@@ -40,14 +46,15 @@ size_t kvant_attention_codes_floats(const kvant_attention_plan *plan);
 void kvant_attention_codes_bind(const kvant_attention_plan *plan, uint32_t kv_head, kvant_attention_codes *codes,
                                 float *scratch);
 
-/* Takes a unit's queries, n_rows x k_dim, for pages of codec. */
+/* Takes a unit's queries, n_rows x k_dim, for pages of codec and of one version. */
 void kvant_attention_codes_set_queries(const kvant_attention_plan *plan, const kvant_kernels *kernels,
-                                       const kvant_codec *codec, kvant_attention_codes *codes, const float *queries,
-                                       uint32_t n_rows);
+                                       const kvant_codec *codec, kvant_attention_codes *codes, uint32_t version,
+                                       const float *queries, uint32_t n_rows);
 
 /* scores = queries x K of the page, n_rows x 64. */
 void kvant_attention_codes_score(const kvant_attention_plan *plan, const kvant_kernels *kernels,
-                                 kvant_attention_codes *codes, kvant_page_ref k, uint32_t n_rows, float *scores);
+                                 kvant_attention_codes *codes, uint32_t version, kvant_page_ref k, uint32_t n_rows,
+                                 float *scores);
 
 /* sums += weights x V of the page; weights: n_rows x 64, sums: n_rows x v_dim. */
 void kvant_attention_codes_add(const kvant_attention_plan *plan, const kvant_kernels *kernels,

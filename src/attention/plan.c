@@ -1,27 +1,38 @@
 /* plan.c - see plan.h. */
 #include "codes.h"
 
+#include "../base/abi.h"
 #include "../base/alloc.h"
+#include "../base/error.h"
 #include "../base/parallel.h"
 
-#define DECODE_TOKENS 8u /* up to here the context is split, beyond there are enough query tiles */
-#define SPLIT_PAGES 16u  /* 1024 tokens: enough work to hide a wake-up, enough pieces for many threads */
-/* Products below which one thread is faster than two: about 50 us, what it takes a sleeping thread to begin, and 5 us, where
- * threads are lent. */
+#define DECODE_QUERIES 8u /* up to here the context is split, beyond there are enough query tiles */
+#define SPLIT_PAGES 16u   /* 1024 tokens: enough work to hide a wake-up, enough pieces for many threads */
+/* Products below which one thread is faster than two: about 50 us, what it takes a sleeping thread to begin, and 5 us, where threads
+ * are lent. */
 #define SMALL_WORK (1u << 21)
 #define SMALL_LENT_WORK (1u << 18)
 
-static bool valid(const kvant_attention_args *a)
+static kvant_status invalid(const char *what)
 {
-    if (!a || a->size != sizeof *a || !a->k || !a->v || !a->q || !a->out || !a->n_threads || !a->n_tokens)
-        return false;
-    const kvant_cells_config *k = &a->k->config, *v = &a->v->config;
-    if (k->codec->info.role != KVANT_ROLE_K || v->codec->info.role != KVANT_ROLE_V)
-        return false;
-    if (k->n_kv_heads != v->n_kv_heads || !a->n_heads || a->n_heads % k->n_kv_heads)
-        return false;
-    return a->stream < k->n_streams && a->stream < v->n_streams && a->n_cells <= k->n_cells &&
-           a->n_cells <= v->n_cells;
+    return kvant_fail(NULL, KVANT_ERR_ARGUMENT, "attention: %s", what);
+}
+
+kvant_status kvant_attention_take_problem(kvant_attention_plan *plan, const kvant_attention_problem *problem,
+                                          uint32_t n_kv_heads)
+{
+    kvant_attention_problem *p = &plan->problem;
+    if (!KVANT_TAKE(kvant_attention_problem, p, problem, exact))
+        return invalid("the problem is missing or its size field is not set");
+    if (!p->q || !p->out || !p->n_threads || !p->n_queries)
+        return invalid("q, out, n_threads and n_queries must be set");
+    if (!p->n_heads || p->n_heads % n_kv_heads)
+        return invalid("n_heads is not a multiple of the kv heads");
+    if (p->causal && p->n_queries > p->n_tokens)
+        return invalid("causal with more query tokens than tokens");
+    plan->n_kv_heads = n_kv_heads;
+    plan->n_pages = p->n_tokens / KVANT_PAGE_TOKENS + (p->n_tokens % KVANT_PAGE_TOKENS != 0);
+    return KVANT_OK;
 }
 
 /* offset += count floats, in whole cache lines; false on overflow. */
@@ -37,48 +48,38 @@ static bool reserve(size_t *total, size_t count, size_t size, size_t *offset)
 
 static bool lay_out_workspace(kvant_attention_plan *plan)
 {
-    size_t rows = (size_t)plan->args->n_tokens * plan->args->n_heads, unit_rows = kvant_attention_rows(plan);
-    size_t scratch = (size_t)KVANT_PAGE_TOKENS * (plan->k_dim + plan->v_dim) /* tiles */
-                     + unit_rows * KVANT_PAGE_TOKENS                         /* scores */
-                     + unit_rows * plan->v_dim                               /* sums */
-                     + (size_t)plan->tile_tokens * KVANT_PAGE_TOKENS         /* masks */
-                     + 2 * ((unit_rows + 15) / 16 * 16)                      /* maxima, denominators */
+    size_t rows = kvant_attention_rows(plan), padded_rows = (rows + 15) / 16 * 16;
+    size_t k_versions = plan->k_versions.n, v_versions = plan->v_versions.n;
+    size_t scratch = (size_t)KVANT_PAGE_TOKENS * (plan->k_dim + plan->v_dim)  /* tiles */
+                     + rows * KVANT_PAGE_TOKENS                               /* scores */
+                     + v_versions * rows * plan->v_dim                        /* sums */
+                     + (size_t)plan->tile_queries * KVANT_PAGE_TOKENS         /* masks */
+                     + (1 + v_versions) * padded_rows                         /* maxima, totals */
                      + kvant_attention_codes_floats(plan);
-    plan->partial_stride = 16 + plan->v_dim;
+    plan->n_rows = (size_t)plan->problem.n_queries * plan->problem.n_heads;
+    plan->partial_stride = KVANT_ATTENTION_HEAD + v_versions * plan->v_dim;
     plan->scratch_stride = (scratch + 15) / 16 * 16;
-    return reserve(&plan->total, rows, plan->k_dim, &plan->queries) &&
-           reserve(&plan->total, plan->n_splits > 1 ? rows * plan->n_splits : 0, plan->partial_stride,
+    return reserve(&plan->total, plan->n_rows * k_versions, plan->k_dim, &plan->queries) &&
+           reserve(&plan->total, plan->n_rows, k_versions, &plan->offsets) &&
+           reserve(&plan->total, plan->n_splits > 1 ? plan->n_rows * plan->n_splits : 0, plan->partial_stride,
                    &plan->partials) &&
-           reserve(&plan->total, plan->args->n_threads, plan->scratch_stride, &plan->scratch);
+           reserve(&plan->total, plan->problem.n_threads, plan->scratch_stride, &plan->scratch);
 }
 
 bool kvant_attention_cut(kvant_attention_plan *plan)
 {
-    const kvant_attention_args *args = plan->args;
-    plan->group_heads = args->n_heads / plan->n_kv_heads;
-    plan->tile_tokens = KVANT_ATTENTION_MAX_ROWS / plan->group_heads;
-    if (plan->tile_tokens < 1)
-        plan->tile_tokens = 1;
-    if (plan->tile_tokens > args->n_tokens)
-        plan->tile_tokens = args->n_tokens;
-    plan->n_tiles = (args->n_tokens + plan->tile_tokens - 1) / plan->tile_tokens;
-    plan->n_pages = (args->n_cells + KVANT_PAGE_TOKENS - 1) / KVANT_PAGE_TOKENS;
-    plan->split_pages = args->n_tokens <= DECODE_TOKENS ? SPLIT_PAGES : plan->n_pages ? plan->n_pages : 1;
+    const kvant_attention_problem *p = &plan->problem;
+    plan->group_heads = p->n_heads / plan->n_kv_heads;
+    plan->tile_queries = KVANT_ATTENTION_MAX_ROWS / plan->group_heads;
+    if (plan->tile_queries < 1)
+        plan->tile_queries = 1;
+    if (plan->tile_queries > p->n_queries)
+        plan->tile_queries = p->n_queries;
+    plan->n_tiles = (p->n_queries + plan->tile_queries - 1) / plan->tile_queries;
+    plan->split_pages = p->n_queries <= DECODE_QUERIES ? SPLIT_PAGES : plan->n_pages ? plan->n_pages : 1;
     plan->n_splits = plan->n_pages ? (plan->n_pages + plan->split_pages - 1) / plan->split_pages : 1;
-    plan->score_scale = args->logit_softcap > 0 ? args->scale / args->logit_softcap : args->scale;
-    double work = (double)args->n_tokens * args->n_heads * args->n_cells * (plan->k_dim + plan->v_dim);
-    plan->n_threads = work < (kvant_parallel_is_lent() ? SMALL_LENT_WORK : SMALL_WORK) ? 1 : args->n_threads;
+    plan->score_scale = p->logit_softcap > 0 ? p->scale / p->logit_softcap : p->scale;
+    double work = (double)p->n_queries * p->n_heads * p->n_tokens * (plan->k_dim + plan->v_dim);
+    plan->n_threads = work < (kvant_parallel_is_lent() ? SMALL_LENT_WORK : SMALL_WORK) ? 1 : p->n_threads;
     return lay_out_workspace(plan);
-}
-
-bool kvant_attention_make_plan(const kvant_attention_args *args, kvant_attention_plan *plan)
-{
-    if (!valid(args))
-        return false;
-    const kvant_codec *k = args->k->config.codec, *v = args->v->config.codec;
-    *plan = (kvant_attention_plan){ .args = args,
-                                    .n_kv_heads = args->k->config.n_kv_heads,
-                                    .k_dim = k->layout.padded_dim,
-                                    .v_dim = v->layout.padded_dim };
-    return kvant_attention_cut(plan);
 }

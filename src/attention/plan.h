@@ -6,40 +6,61 @@
 
 #include <kvant/attention.h>
 
-#include "../cache/cells.h"
+#include "../cache/tensor.h"
 
 struct kvant_attention_reader;
 
+/* The versions that the pages of a problem have, numbered from 0. */
+typedef struct kvant_used_versions {
+    uint32_t n;
+    uint8_t versions[KVANT_MAX_VERSIONS];
+    uint8_t number[KVANT_MAX_VERSIONS]; /* of each version */
+} kvant_used_versions;
+
 typedef struct kvant_attention_plan {
-    const kvant_attention_args *args;            /* without k and v where source is set */
-    const struct kvant_attention_reader *reader; /* of cells or of source (unit.h) */
-    const void *source;                          /* what another reader than that of cells reads */
-    uint32_t n_kv_heads, group_heads;            /* query heads of a kv head */
-    uint32_t k_dim, v_dim;                       /* padded to multiples of 16 */
-    uint32_t tile_tokens, n_tiles;               /* query tokens of a unit */
+    kvant_attention_problem problem;
+    const struct kvant_attention_reader *reader; /* unit.h */
+    const kvant_tensor *k, *v;                   /* what the reader of tensors reads, or NULL */
+    const void *source;                          /* what another reader reads */
+    kvant_used_versions k_versions, v_versions;
+    uint32_t n_kv_heads, group_heads; /* query heads of a kv head */
+    uint32_t k_dim, v_dim;            /* padded to multiples of 16 */
+    uint32_t tile_queries, n_tiles;   /* query tokens of a unit */
     uint32_t n_pages, split_pages, n_splits;
     uint32_t n_threads; /* worth using */
     float score_scale;  /* on the query: scale, or scale / softcap */
-    /* Workspace, in floats from its start. */
-    size_t queries;  /* [kv head][token][group head][k_dim], rotated and scaled */
-    size_t partials; /* [kv head][token][group head][split][2 + v_dim rounded up to 16], if n_splits > 1 */
+    /* Workspace, in floats from its start. A row is (kv head, query token, group head). */
+    size_t n_rows;
+    size_t queries;  /* [version of k][row][k_dim], transformed and scaled */
+    size_t offsets;  /* [version of k][row]: what the scores of the version's pages lack */
+    size_t partials; /* [row][split][KVANT_ATTENTION_HEAD + versions of v x v_dim rounded up to 16], if n_splits > 1 */
     size_t partial_stride;
-    size_t scratch, scratch_stride; /* one a thread */
+    size_t scratch, scratch_stride; /* one per thread */
     size_t total;
 } kvant_attention_plan;
 
-#define KVANT_ATTENTION_MAX_ROWS 96u /* query rows (tokens x group heads) of a unit, unless one token has more */
+#define KVANT_ATTENTION_MAX_ROWS 96u /* query rows of a unit, unless one query token has more */
+#define KVANT_ATTENTION_HEAD 16u     /* floats before the sums of a partial result: its maximum, its totals */
 
-/* False when the arguments are not valid or the workspace's size overflows. */
-bool kvant_attention_make_plan(const kvant_attention_args *args, kvant_attention_plan *plan);
-
-/* The part of it that does not depend on what is read: wants args (checked), n_kv_heads, k_dim and v_dim. */
+/* Cuts the problem (checked: plan->problem), after reader, n_kv_heads, k_dim, v_dim and versions are set. False when the workspace's
+ * size overflows. */
 bool kvant_attention_cut(kvant_attention_plan *plan);
+
+/* What does not depend on where keys and values are: copies the caller's problem into the plan and checks it. */
+kvant_status kvant_attention_take_problem(kvant_attention_plan *plan, const kvant_attention_problem *problem,
+                                          uint32_t n_kv_heads);
 
 /* The most query rows a unit can have. */
 static inline uint32_t kvant_attention_rows(const kvant_attention_plan *plan)
 {
-    return plan->tile_tokens * plan->group_heads;
+    return plan->tile_queries * plan->group_heads;
+}
+
+/* The block that holds a page of the sequence; negative: hidden. */
+static inline int64_t kvant_attention_block(const kvant_attention_plan *plan, uint32_t page)
+{
+    const int32_t *table = plan->problem.block_table;
+    return table ? table[page] : (int64_t)plan->problem.first_block + page;
 }
 
 #endif

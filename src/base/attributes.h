@@ -12,11 +12,13 @@
 #define KVANT_PRINTF(format_index, first_argument) __attribute__((format(printf, format_index, first_argument)))
 #define KVANT_UNLIKELY(x) __builtin_expect(!!(x), 0)
 #define KVANT_INLINE static inline __attribute__((always_inline))
+#define KVANT_NOINLINE __attribute__((noinline))
 #define KVANT_PREFETCH(address) __builtin_prefetch(address)
 #else
 #define KVANT_PRINTF(format_index, first_argument)
 #define KVANT_UNLIKELY(x) (x)
 #define KVANT_INLINE static inline
+#define KVANT_NOINLINE
 #define KVANT_PREFETCH(address) ((void)(address))
 #endif
 

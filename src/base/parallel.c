@@ -1,7 +1,8 @@
-/* parallel.c - loops on the caller's executor or else on a small pool of sleeping workers, shared by the process, started on first need.
+/* parallel.c - runs loops on the caller's executor, or else on a pool of sleeping workers that the process shares.
  *
- * The pool runs one loop at a time: a second caller finds it busy and runs its loop alone, which is right and cannot
- * deadlock. Workers take indices from one atomic counter. They are detached and live as long as the process. */
+ * The pool starts workers when a loop first needs them. Workers are detached and live as long as the process.
+ * Workers take indices from one atomic counter. The pool runs one loop at a time: a second caller finds the pool
+ * busy and runs its loop alone, which cannot deadlock. A forked child starts with an empty pool. */
 #include "parallel.h"
 
 #include <kvant/executor.h>
@@ -10,6 +11,10 @@
 #include <stdatomic.h>
 
 #define MAX_WORKERS 255u
+
+/* Kvant's calls fit 64 KiB of stack. The rest is for thread-local storage of the process, which glibc takes from a
+ * thread's stack, and for builds with sanitisers. Default stacks differ: 8 MiB with glibc, 128 KiB with musl. */
+#define WORKER_STACK ((size_t)512 * 1024)
 
 typedef struct parallel_loop {
     kvant_parallel_body body;
@@ -34,9 +39,32 @@ static struct {
 
 static _Thread_local const kvant_executor *executor;
 
-void kvant_use_executor(const kvant_executor *wanted)
+/* A forked child has the pool's state but none of its threads, nor those of an executor. Loops of the parent may
+ * have been running at the moment of the fork: nobody will ever finish them here. */
+static void after_fork_in_child(void)
 {
+    pthread_mutex_init(&pool.busy, NULL);
+    pthread_mutex_init(&pool.mutex, NULL);
+    pthread_cond_init(&pool.wake, NULL);
+    pthread_cond_init(&pool.done, NULL);
+    pool.n_workers = pool.wanted = pool.running = 0;
+    pool.loop = NULL;
+    executor = NULL;
+}
+
+static void watch_forks(void)
+{
+    pthread_atfork(NULL, NULL, after_fork_in_child);
+}
+
+static pthread_once_t forks_watched = PTHREAD_ONCE_INIT;
+
+const kvant_executor *kvant_use_executor(const kvant_executor *wanted)
+{
+    const kvant_executor *previous = executor;
+    pthread_once(&forks_watched, watch_forks);
     executor = wanted;
+    return previous;
 }
 
 bool kvant_parallel_is_lent(void)
@@ -74,30 +102,21 @@ static void *worker_main(void *argument)
     return NULL;
 }
 
-/* A forked child has the pool's state but none of its threads. */
-static void after_fork_in_child(void)
-{
-    pthread_mutex_init(&pool.busy, NULL);
-    pthread_mutex_init(&pool.mutex, NULL);
-    pthread_cond_init(&pool.wake, NULL);
-    pthread_cond_init(&pool.done, NULL);
-    pool.n_workers = 0;
-    pool.wanted = 0;
-}
-
 static void grow(uint32_t wanted)
 {
-    static bool registered;
-    if (!registered)
-        registered = pthread_atfork(NULL, NULL, after_fork_in_child) == 0;
+    pthread_attr_t attributes;
+    if (pool.n_workers >= wanted || pthread_attr_init(&attributes) != 0)
+        return;
+    pthread_attr_setstacksize(&attributes, WORKER_STACK);
+    pthread_attr_setdetachstate(&attributes, PTHREAD_CREATE_DETACHED);
     while (pool.n_workers < wanted) {
         pthread_t thread;
         uintptr_t number = pool.n_workers + 1;
-        if (pthread_create(&thread, NULL, worker_main, (void *)number) != 0)
-            return;
-        pthread_detach(thread);
+        if (pthread_create(&thread, &attributes, worker_main, (void *)number) != 0)
+            break;
         pool.n_workers++;
     }
+    pthread_attr_destroy(&attributes);
 }
 
 /* A body that starts a loop itself must not enter the executor a second time. */
@@ -116,6 +135,7 @@ static void run_on_pool(parallel_loop *loop, uint32_t helpers)
         run_indices(loop, 0);
         return;
     }
+    pthread_once(&forks_watched, watch_forks);
     pthread_mutex_lock(&pool.mutex);
     grow(helpers);
     pool.wanted = helpers < pool.n_workers ? helpers : pool.n_workers;

@@ -28,14 +28,21 @@ const char *kvant_version(void)
     return KVANT_VERSION_STRING;
 }
 
+static _Thread_local char last_message[512];
+
+const char *kvant_error_message(void)
+{
+    return last_message;
+}
+
 kvant_status kvant_fail(const kvant_error *error, kvant_status status, const char *format, ...)
 {
-    if (error && error->text && error->size) {
-        va_list args;
-        va_start(args, format);
-        vsnprintf(error->text, error->size, format, args);
-        va_end(args);
-    }
+    va_list args;
+    va_start(args, format);
+    vsnprintf(last_message, sizeof last_message, format, args);
+    va_end(args);
+    if (error && error->text && error->size)
+        snprintf(error->text, error->size, "%s", last_message);
     return status;
 }
 

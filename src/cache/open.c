@@ -1,238 +1,286 @@
-/* open.c - see open.h. */
-#include "open.h"
-
+/* open.c - open (fp16) pages: sinks, which stay open, and the pool that rows pass through before they are sealed.
+ *
+ * Open pages hold transformed rows, so sealing applies no rotation again, and a sealed slot that nobody wrote to since its block was
+ * opened keeps its bytes: its codes are not computed a second time. Nothing here can fail for a row that was written: it was checked
+ * for the sealed page, too. */
 #include <stdatomic.h>
 #include <string.h>
 
 #include "../base/parallel.h"
+#include "tensor.h"
 
-#define ALL_CELLS UINT64_MAX
+#define ALL_SLOTS UINT64_MAX
 
-void *kvant_open_page(const kvant_cells *cells, int32_t slot, uint32_t kv_head)
-{
-    return cells->open + ((size_t)slot * cells->config.n_kv_heads + kv_head) * cells->open_page_bytes;
-}
-
-/* Sealing: units are (slot, kv head), since pages are independent. */
+/* Sealing: units are (open page, kv head), since pages are independent. */
 
 typedef struct seal_job {
-    kvant_cells *cells;
-    const int32_t *slots;
-    atomic_int status;
+    kvant_tensor *tensor;
+    const kvant_kernels *kernels;
+    const int32_t *pages;
 } seal_job;
 
-/* Rows of a block from an open page; cells that were never written take the numbers of one that was, so that
- * they widen no range. */
-static void gather_block(const kvant_cells *cells, const void *page, uint32_t head, uint64_t written,
-                         uint32_t first, float *rows)
+/* Rows of block_tokens slots from an open page; slots that were never written take the numbers of one that was, so that they widen no
+ * range. */
+static void gather(const seal_job *job, const kvant_codec *codec, const void *page, uint64_t written, uint32_t first,
+                   float *rows)
 {
-    const kvant_codec_info *info = &cells->config.codec->info;
-    uint32_t stand_in = first;
+    uint32_t d = codec->info.head_dim, n = codec->info.block_tokens, stand_in = first;
     while (!(written >> stand_in & 1))
         stand_in++;
-    for (uint32_t i = 0; i < info->block_tokens; i++) {
-        uint32_t token = written >> (first + i) & 1 ? first + i : stand_in;
-        kvant_codec_decode_transformed(cells->open_codecs[head], page, token, rows + (size_t)i * info->head_dim);
+    for (uint32_t i = 0; i < n; i++) {
+        uint32_t slot = written >> (first + i) & 1 ? first + i : stand_in;
+        kvant_codec_decode_open(codec, job->kernels, page, slot, 1, rows + (size_t)i * d);
     }
 }
 
-static kvant_status seal_page(kvant_cells *cells, int32_t slot, uint32_t head, float *scratch)
+static void seal_page(const seal_job *job, int32_t open, uint32_t head, float *scratch)
 {
-    const kvant_open_slot *from = &cells->slots[slot];
-    uint32_t block = cells->config.codec->info.block_tokens;
-    uint64_t written = cells->groups[from->group].written, block_mask = ALL_CELLS >> (KVANT_PAGE_TOKENS - block);
-    for (uint32_t first = 0; first < KVANT_PAGE_TOKENS; first += block) {
-        if (!(from->fresh >> first & block_mask))
+    kvant_tensor *tensor = job->tensor;
+    uint32_t block = (uint32_t)tensor->open_pages[open].block;
+    uint32_t n = kvant_tensor_codec_info(tensor)->block_tokens;
+    uint64_t mask = ALL_SLOTS >> (KVANT_PAGE_TOKENS - n);
+    for (uint32_t first = 0; first < KVANT_PAGE_TOKENS; first += n) {
+        if (!(tensor->open_pages[open].fresh >> first & mask))
             continue;
-        gather_block(cells, kvant_open_page(cells, slot, head), head, written, first, scratch);
-        KVANT_FORWARD(kvant_codec_seal(cells->codecs[head], scratch, first, block,
-                                       kvant_sealed_page(cells, (size_t)from->group, head)));
+        gather(job, tensor->codecs[head], kvant_open_page_of(tensor, open, head), tensor->blocks[block].written, first,
+               scratch);
+        kvant_codec_encode_transformed(tensor->codecs[head], job->kernels, scratch, first, n,
+                                       kvant_sealed_page(tensor, block, head));
     }
-    return KVANT_OK;
 }
 
 static void seal_unit(void *context, size_t unit, uint32_t worker)
 {
-    seal_job *job = context;
-    kvant_cells *cells = job->cells;
-    const kvant_codec_info *info = &cells->config.codec->info;
-    float *scratch = cells->scratch + (size_t)worker * info->block_tokens * info->head_dim;
-    uint32_t head = (uint32_t)(unit % cells->config.n_kv_heads);
-    kvant_status status = seal_page(cells, job->slots[unit / cells->config.n_kv_heads], head, scratch);
-    if (status != KVANT_OK)
-        atomic_store_explicit(&job->status, (int)status, memory_order_relaxed);
+    const seal_job *job = context;
+    const kvant_tensor *tensor = job->tensor;
+    size_t floats = (size_t)kvant_tensor_codec_info(tensor)->block_tokens * tensor->head_dim;
+    seal_page(job, job->pages[unit / tensor->n_kv_heads], (uint32_t)(unit % tensor->n_kv_heads),
+              tensor->scratch + worker * floats);
 }
 
-static kvant_status seal_slots(kvant_cells *cells, const int32_t *slots, size_t n, uint32_t n_threads)
+static void seal_pages(kvant_tensor *tensor, const int32_t *pages, size_t n, uint32_t n_threads)
 {
-    seal_job job = { .cells = cells, .slots = slots };
-    atomic_init(&job.status, KVANT_OK);
-    kvant_parallel_for(n * cells->config.n_kv_heads,
-                       n_threads < KVANT_SEAL_WORKERS ? n_threads : KVANT_SEAL_WORKERS, seal_unit, &job);
-    KVANT_FORWARD((kvant_status)atomic_load(&job.status));
+    seal_job job = { tensor, kvant_kernels_get(KVANT_CPU_AUTO), pages };
+    kvant_parallel_for(n * tensor->n_kv_heads, n_threads < KVANT_SEAL_WORKERS ? n_threads : KVANT_SEAL_WORKERS,
+                       seal_unit, &job);
     for (size_t i = 0; i < n; i++) {
-        kvant_open_slot *slot = &cells->slots[slots[i]];
-        cells->groups[slot->group].open_slot = -1;
-        cells->groups[slot->group].touched = true;
-        slot->group = -1;
+        kvant_open_page *open = &tensor->open_pages[pages[i]];
+        kvant_block *block = &tensor->blocks[open->block];
+        block->open_page = KVANT_NO_PAGE;
+        block->state = KVANT_BLOCK_SEALED;
+        block->touched = true;
+        open->block = -1;
     }
-    return KVANT_OK;
 }
 
-/* Rows written to the stream after the slot's last one; the newest row has age 0. */
-static uint64_t age(const kvant_cells *cells, const kvant_open_slot *slot)
+/* Rows written to the sequence after the page's last one; the newest row has age 0. */
+static bool outside_window(const kvant_tensor *tensor, const kvant_open_page *open)
 {
-    return cells->clocks[(size_t)slot->group / cells->n_pages] - slot->stamp;
+    uint64_t age = tensor->clocks[tensor->blocks[open->block].sequence] - open->stamp;
+    return age >= kvant_tensor_codec_info(tensor)->recent_tokens;
 }
 
-static bool outside_window(const kvant_cells *cells, const kvant_open_slot *slot)
+/* A block that was opened again is complete when all of its slots were rewritten: sealing it after every rewrite would quantise the
+ * other slots of its groups again each time. */
+static bool due(const kvant_tensor *tensor, const kvant_open_page *open)
 {
-    return age(cells, slot) >= cells->config.codec->info.recent_tokens;
+    return open->fresh == ALL_SLOTS && outside_window(tensor, open);
 }
 
-/* A group that was opened again is complete when all of its cells were rewritten: sealing it after every
- * rewrite would quantise the other cells of its blocks again each time. */
-static bool due(const kvant_cells *cells, const kvant_open_slot *slot)
-{
-    return slot->fresh == ALL_CELLS && outside_window(cells, slot);
-}
-
-kvant_status kvant_open_seal_due(kvant_cells *cells, bool all, uint32_t n_threads)
+void kvant_open_seal_due(kvant_tensor *tensor, bool all, uint32_t n_threads)
 {
     enum { BATCH = 64 };
     int32_t list[BATCH];
     size_t n = 0;
-    for (uint32_t i = cells->n_sink_slots; i < cells->n_slots; i++) {
-        const kvant_open_slot *slot = &cells->slots[i];
-        if (slot->group < 0 || !(all || due(cells, slot)))
+    for (uint32_t i = tensor->n_sink_pages; i < tensor->n_open_pages; i++) {
+        const kvant_open_page *open = &tensor->open_pages[i];
+        if (open->block < 0 || !(all || due(tensor, open)))
             continue;
         list[n++] = (int32_t)i;
         if (n == BATCH) {
-            KVANT_FORWARD(seal_slots(cells, list, n, n_threads));
+            seal_pages(tensor, list, n, n_threads);
             n = 0;
         }
     }
-    return n ? seal_slots(cells, list, n, n_threads) : KVANT_OK;
+    if (n)
+        seal_pages(tensor, list, n, n_threads);
 }
 
-/* Taking slots */
+/* Taking pages */
 
-/* The slot that group can have at once, or -1. */
-static int32_t free_slot(const kvant_cells *cells, size_t group)
+/* The page that a block can have at once, or KVANT_NO_PAGE. */
+static int32_t free_page(const kvant_tensor *tensor, uint32_t block)
 {
-    if (kvant_is_sink(cells, group))
-        return (int32_t)(group / cells->n_pages * cells->n_sink_pages + group % cells->n_pages);
-    for (uint32_t i = cells->n_sink_slots; i < cells->n_slots; i++)
-        if (cells->slots[i].group < 0)
+    bool sink = kvant_is_sink(tensor, block);
+    uint32_t first = sink ? 0 : tensor->n_sink_pages, end = sink ? tensor->n_sink_pages : tensor->n_open_pages;
+    for (uint32_t i = first; i < end; i++)
+        if (tensor->open_pages[i].block < 0)
             return (int32_t)i;
-    return -1;
+    return KVANT_NO_PAGE;
 }
 
-bool kvant_open_is_full(const kvant_cells *cells, size_t group)
+bool kvant_open_has_room(const kvant_tensor *tensor, uint32_t block)
 {
-    return free_slot(cells, group) < 0;
-}
-
-bool kvant_open_has_room(const kvant_cells *cells, size_t group)
-{
-    uint32_t n = 0;
-    if (kvant_is_sink(cells, group))
+    uint32_t n = 0, sequence = tensor->blocks[block].sequence;
+    if (kvant_is_sink(tensor, block))
         return true;
-    for (uint32_t i = cells->n_sink_slots; i < cells->n_slots; i++) {
-        const kvant_open_slot *slot = &cells->slots[i];
-        n += slot->group >= 0 && (size_t)slot->group / cells->n_pages == group / cells->n_pages;
-    }
-    return n < cells->window_groups && free_slot(cells, group) >= 0;
+    for (uint32_t i = tensor->n_sink_pages; i < tensor->n_open_pages; i++)
+        n += tensor->open_pages[i].block >= 0 && tensor->blocks[tensor->open_pages[i].block].sequence == sequence;
+    return n < tensor->window_blocks && free_page(tensor, block) >= 0;
 }
 
-/* What to seal when the pool is full: of the groups outside of their stream's window, or of all when there
- * are none, the one that was not written for longest. */
-static int32_t victim(const kvant_cells *cells)
+/* What to seal when the pool is full: of the blocks outside of their sequence's window, or of all when there are none, the one that
+ * was not written for longest. Sinks that found no page of their own are in the pool, too. */
+static int32_t victim(const kvant_tensor *tensor)
 {
-    uint32_t best = cells->n_sink_slots;
-    for (uint32_t i = best + 1; i < cells->n_slots; i++) {
-        const kvant_open_slot *a = &cells->slots[i], *b = &cells->slots[best];
-        bool a_outside = outside_window(cells, a), b_outside = outside_window(cells, b);
+    uint32_t best = tensor->n_sink_pages;
+    for (uint32_t i = best + 1; i < tensor->n_open_pages; i++) {
+        const kvant_open_page *a = &tensor->open_pages[i], *b = &tensor->open_pages[best];
+        bool a_outside = outside_window(tensor, a), b_outside = outside_window(tensor, b);
         if (a_outside != b_outside ? a_outside : a->used < b->used)
             best = i;
     }
     return (int32_t)best;
 }
 
-static kvant_status evict(kvant_cells *cells, uint32_t n_threads, int32_t *slot)
+int32_t kvant_open_take(kvant_tensor *tensor, uint32_t block, uint32_t n_threads)
 {
-    *slot = victim(cells);
-    return seal_slots(cells, slot, 1, n_threads);
+    int32_t page = free_page(tensor, block);
+    if (page < 0 && tensor->n_open_pages > tensor->n_sink_pages) {
+        page = victim(tensor);
+        if (tensor->open_pages[page].block >= 0)
+            seal_pages(tensor, &page, 1, n_threads);
+    }
+    if (page < 0)
+        return KVANT_NO_PAGE;
+    tensor->open_pages[page] =
+        (kvant_open_page){ block, 0, tensor->clocks[tensor->blocks[block].sequence], ++tensor->used };
+    tensor->blocks[block].open_page = page;
+    tensor->blocks[block].state = kvant_is_sink(tensor, block) ? KVANT_BLOCK_SINK : KVANT_BLOCK_OPEN;
+    return page;
 }
 
-kvant_status kvant_open_make_room(kvant_cells *cells)
+/* Opening and changing versions: units are kv heads. */
+
+typedef struct change_job {
+    kvant_tensor *tensor;
+    const kvant_kernels *kernels;
+    uint32_t block, from, to; /* versions */
+    bool sealed;              /* where rows come from */
+    bool store;               /* else only looked at */
+    atomic_bool unfit;
+} change_job;
+
+/* Row y of one version in the terms of another; false when it leaves what pages can hold. */
+static bool change_row(const change_job *job, uint32_t head, float *y)
 {
-    int32_t slot;
-    return evict(cells, 1, &slot);
+    const kvant_codec *codec = job->tensor->codecs[head];
+    kvant_affine from = kvant_version_affine(job->tensor, job->from, head);
+    kvant_affine to = kvant_version_affine(job->tensor, job->to, head);
+    float x[KVANT_MAX_HEAD_DIM];
+    if (job->from == job->to)
+        return true;
+    kvant_transform_inverse(&codec->transform, job->kernels, &from, y, x);
+    kvant_transform_forward(&codec->transform, job->kernels, &to, x, y);
+    return kvant_codec_fits_open(codec, job->kernels, y);
 }
 
-static kvant_status take_slot(kvant_cells *cells, size_t group, uint32_t n_threads, int32_t *slot)
+static void read_row(const change_job *job, uint32_t head, uint32_t slot, const void *open, float *y)
 {
-    *slot = free_slot(cells, group);
-    if (*slot < 0)
-        KVANT_FORWARD(evict(cells, n_threads, slot));
-    uint64_t clock = cells->clocks[group / cells->n_pages];
-    cells->slots[*slot] = (kvant_open_slot){ (int64_t)group, 0, clock, ++cells->used };
-    cells->groups[group].open_slot = *slot;
-    memset(kvant_open_page(cells, *slot, 0), 0, cells->open_page_bytes * cells->config.n_kv_heads);
-    return KVANT_OK;
+    const kvant_codec *codec = job->tensor->codecs[head];
+    if (job->sealed)
+        kvant_codec_decode_transformed(codec, job->kernels, kvant_sealed_page(job->tensor, job->block, head), slot, y);
+    else
+        kvant_codec_decode_open(codec, job->kernels, open, slot, 1, y);
 }
 
-/* Opening */
-
-typedef struct open_job {
-    kvant_cells *cells;
-    size_t group;
-    int32_t slot;
-} open_job;
-
-static void open_unit(void *context, size_t head, uint32_t worker)
+static void change_unit(void *context, size_t unit, uint32_t worker)
 {
-    const open_job *job = context;
-    kvant_cells *cells = job->cells;
-    const kvant_codec *open = cells->open_codecs[head];
-    uint64_t written = cells->groups[job->group].written;
+    change_job *job = context;
+    uint32_t head = (uint32_t)unit;
+    const kvant_block *block = &job->tensor->blocks[job->block];
+    void *open = kvant_open_page_of(job->tensor, block->open_page, head);
     (void)worker;
     for (uint32_t t = 0; t < KVANT_PAGE_TOKENS; t++) {
         float y[KVANT_MAX_HEAD_DIM];
-        if (!(written >> t & 1))
+        if (!(block->written >> t & 1))
             continue;
-        kvant_codec_decode_transformed(cells->codecs[head], kvant_sealed_page(cells, job->group, (uint32_t)head), t,
-                                       y);
-        kvant_rows rows = { NULL, y, open->info.head_dim, true };
-        open->quantizer->encode(open, &rows, 0, t, kvant_open_page(cells, job->slot, (uint32_t)head));
+        read_row(job, head, t, open, y);
+        if (!change_row(job, head, y)) {
+            atomic_store_explicit(&job->unfit, true, memory_order_relaxed);
+            return;
+        }
+        if (job->store)
+            kvant_codec_encode_open(job->tensor->codecs[head], job->kernels, y, t, 1, open);
     }
 }
 
-kvant_status kvant_open_group(kvant_cells *cells, size_t group, uint32_t n_threads)
+static bool change(kvant_tensor *tensor, uint32_t block, uint32_t version, bool sealed, bool store,
+                   uint32_t n_threads)
 {
-    open_job job = { .cells = cells, .group = group };
-    KVANT_FORWARD(take_slot(cells, group, n_threads, &job.slot));
-    if (cells->groups[group].written)
-        kvant_parallel_for(cells->config.n_kv_heads, n_threads, open_unit, &job);
-    return KVANT_OK;
+    change_job job = { .tensor = tensor,
+                       .kernels = kvant_kernels_get(KVANT_CPU_AUTO),
+                       .block = block,
+                       .from = tensor->blocks[block].version,
+                       .to = version,
+                       .sealed = sealed,
+                       .store = store };
+    atomic_init(&job.unfit, false);
+    kvant_parallel_for(tensor->n_kv_heads, n_threads, change_unit, &job);
+    return !atomic_load(&job.unfit);
 }
 
-void kvant_open_touch(kvant_cells *cells, size_t group, uint32_t token)
+/* The block's bytes that are sealed already are of another version now. */
+static void move_version(kvant_tensor *tensor, uint32_t block, uint32_t version)
 {
-    kvant_open_slot *slot = &cells->slots[cells->groups[group].open_slot];
-    slot->fresh |= (uint64_t)1 << token;
-    slot->stamp = cells->clocks[group / cells->n_pages];
-    slot->used = cells->used;
+    if (tensor->blocks[block].version == version)
+        return;
+    tensor->open_pages[tensor->blocks[block].open_page].fresh = tensor->blocks[block].written;
+    kvant_version_leave(tensor, block);
+    kvant_version_join(tensor, block, version);
 }
 
-kvant_status kvant_open_copy(const kvant_cells *from, int32_t slot, kvant_cells *to, size_t target)
+bool kvant_open_reexpress(kvant_tensor *tensor, uint32_t block, uint32_t version)
 {
-    int32_t taken;
-    KVANT_FORWARD(take_slot(to, target, 1, &taken));
-    to->slots[taken].fresh = from->slots[slot].fresh;
-    to->slots[taken].stamp = from->slots[slot].stamp;
-    memcpy(kvant_open_page(to, taken, 0), kvant_open_page(from, slot, 0),
-           from->open_page_bytes * from->config.n_kv_heads);
-    return KVANT_OK;
+    if (!change(tensor, block, version, false, false, 1))
+        return false;
+    change(tensor, block, version, false, true, 1);
+    move_version(tensor, block, version);
+    return true;
+}
+
+bool kvant_open_can_take(const kvant_tensor *tensor, uint32_t block)
+{
+    return free_page(tensor, block) >= 0 || tensor->n_open_pages > tensor->n_sink_pages;
+}
+
+void kvant_open_abandon(kvant_tensor *tensor, uint32_t block)
+{
+    tensor->open_pages[tensor->blocks[block].open_page].block = -1;
+    tensor->blocks[block].open_page = KVANT_NO_PAGE;
+    tensor->blocks[block].state = KVANT_BLOCK_SEALED;
+}
+
+bool kvant_open_block(kvant_tensor *tensor, uint32_t block, uint32_t version, uint32_t n_threads)
+{
+    int32_t page = kvant_open_take(tensor, block, n_threads);
+    if (page < 0)
+        return false;
+    memset(kvant_open_page_of(tensor, page, 0), 0, tensor->open_page_bytes * tensor->n_kv_heads);
+    if (!tensor->blocks[block].written)
+        return true;
+    if (!change(tensor, block, version, true, true, n_threads)) {
+        kvant_open_abandon(tensor, block);
+        return false;
+    }
+    move_version(tensor, block, version);
+    return true;
+}
+
+void kvant_open_touch(kvant_tensor *tensor, uint32_t block, uint64_t slots)
+{
+    kvant_open_page *open = &tensor->open_pages[tensor->blocks[block].open_page];
+    open->fresh |= slots;
+    open->stamp = tensor->clocks[tensor->blocks[block].sequence];
+    open->used = tensor->used;
 }

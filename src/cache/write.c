@@ -1,180 +1,320 @@
-/* write.c - writing and reading cells. Every row goes either straight into its sealed page or into the open
- * page of its group; which of the two is decided row by row, before threads encode. */
-#include <math.h>
+/* write.c - a batch of rows becomes codes: checked whole, given versions, placed, encoded.
+ *
+ * A run is a stretch of neighbouring rows of the batch that go to one block. Nothing can fail once the rows are checked: a row is
+ * checked for the page it goes to and, where that is an open one, for the sealed page that follows. */
 #include <stdatomic.h>
 
 #include "../base/parallel.h"
-#include "affine.h"
-#include "open.h"
+#include "versions.h"
 
-/* Rows of one page must be written by one thread, since tokens share words; units of work are therefore (kv
- * head, page number modulo PAGE_CLASSES). */
-#define PAGE_CLASSES 8u
-#define ROWS_FOR_THREADS 16u /* below, waking a thread costs more than encoding */
+#define MOST_RUNS 64u         /* placed and encoded together */
+#define CLASSES 8u            /* tokens of a page share words, so blocks of one class are one thread's */
+#define ROWS_FOR_THREADS 16u  /* below, waking a thread costs more than encoding */
+#define ROWS_AT_ONCE 4u       /* transformed on the stack */
+
+typedef struct run {
+    size_t first, n; /* rows */
+    uint32_t block;
+    uint64_t mask; /* slots it writes */
+} run;
 
 typedef struct write_job {
-    kvant_cells *cells;
-    const int64_t *index;
-    size_t n, stride;
+    kvant_tensor *tensor;
+    const kvant_kernels *kernels;
+    const int64_t *slots;
     const float *rows;
-    uint32_t classes, n_threads;
+    size_t n, stride;
+    uint32_t n_threads;
+    kvant_choice choice;
+    run runs[MOST_RUNS];
+    uint32_t n_runs, classes;
     atomic_int status;
 } write_job;
 
-typedef struct place {
-    size_t group;
-    uint32_t token;
-} place;
-
-static place locate(const kvant_cells *cells, size_t index)
+static uint32_t offset_of(const write_job *job, size_t i)
 {
-    size_t stream = index / cells->config.n_cells, cell = index % cells->config.n_cells;
-    return (place){ stream * cells->n_pages + cell / KVANT_PAGE_TOKENS, (uint32_t)(cell % KVANT_PAGE_TOKENS) };
+    return (uint32_t)(job->slots[i] % KVANT_PAGE_TOKENS);
 }
 
-static void write_unit(void *context, size_t unit, uint32_t worker)
+static run run_from(const write_job *job, size_t first)
 {
-    write_job *job = context;
-    kvant_cells *cells = job->cells;
-    uint32_t head = (uint32_t)(unit / job->classes), class = (uint32_t)(unit % job->classes);
-    kvant_affine affine = kvant_cells_head_affine(cells, head);
-    (void)worker;
-    for (size_t i = 0; i < job->n; i++) {
-        place at = locate(cells, (size_t)job->index[i]);
-        if (at.group % job->classes != class)
-            continue;
-        int32_t slot = cells->groups[at.group].open_slot;
-        const kvant_codec *codec = slot >= 0 ? cells->open_codecs[head] : cells->codecs[head];
-        void *page = slot >= 0 ? kvant_open_page(cells, slot, head) : kvant_sealed_page(cells, at.group, head);
-        const float *row = job->rows + i * job->stride + (size_t)head * codec->info.head_dim;
-        kvant_status status = kvant_codec_encode(codec, &affine, row, 0, at.token, 1, page);
-        if (status != KVANT_OK) {
-            atomic_store_explicit(&job->status, (int)status, memory_order_relaxed);
-            return;
-        }
+    run r = { .first = first, .block = (uint32_t)(job->slots[first] / KVANT_PAGE_TOKENS) };
+    for (size_t i = first; i < job->n && job->slots[i] / KVANT_PAGE_TOKENS == r.block; i++) {
+        r.mask |= (uint64_t)1 << offset_of(job, i);
+        r.n++;
     }
+    return r;
 }
 
-static bool goes_to_open_page(const kvant_cells *cells, size_t group)
+/* Versions */
+
+/* The version of a block that nobody judged. */
+static uint32_t version_of_new(const kvant_tensor *tensor, uint32_t block)
 {
-    return cells->always_open || cells->first.waiting || kvant_is_sink(cells, group) ||
-           cells->groups[group].open_slot >= 0;
+    uint32_t version = tensor->sequence_versions[tensor->blocks[block].sequence];
+    return tensor->versions[version].alive && tensor->versions[version].learnt ? version : tensor->newest;
 }
 
-/* Finds an open page for the row when it needs one. May seal or freeze when alone, that is while no row
- * before it waits to be encoded; *ready is false when it would have to. */
-static kvant_status make_place(write_job *job, size_t group, bool alone, bool *ready)
+static uint32_t version_for(const write_job *job, const run *r)
 {
-    kvant_cells *cells = job->cells;
-    *ready = true;
-    if (!goes_to_open_page(cells, group) || cells->groups[group].open_slot >= 0)
-        return KVANT_OK;
-    *ready = alone || kvant_open_has_room(cells, group);
-    if (!*ready)
-        return KVANT_OK;
-    if (cells->first.waiting && kvant_open_is_full(cells, group)) {
-        KVANT_FORWARD(kvant_affine_freeze(cells));
-        return make_place(job, group, alone, ready);
-    }
-    return kvant_open_group(cells, group, job->n_threads);
+    const kvant_block *block = &job->tensor->blocks[r->block];
+    if (!block->written)
+        return job->choice.judged ? job->choice.version : version_of_new(job->tensor, r->block);
+    if (!job->choice.judged || !(block->written & ~r->mask) || job->choice.unfit[block->version])
+        return job->choice.judged ? job->choice.version : block->version;
+    return block->version;
 }
 
-static void mark(kvant_cells *cells, place at)
+/* Checking */
+
+static bool goes_through_open(const kvant_tensor *tensor, uint32_t block, uint32_t version)
 {
-    cells->clocks[at.group / cells->n_pages]++;
-    cells->used++;
-    cells->groups[at.group].written |= (uint64_t)1 << at.token;
-    if (cells->groups[at.group].open_slot >= 0)
-        kvant_open_touch(cells, at.group, at.token);
-    else
-        cells->groups[at.group].touched = true;
+    const kvant_block *b = &tensor->blocks[block];
+    return tensor->always_open || kvant_is_sink(tensor, block) || b->open_page >= 0 ||
+           (b->written ? version != b->version : tensor->learns && !tensor->versions[version].learnt);
 }
 
-/* Encodes as many rows as find a place without sealing anything between them; job->n becomes their number. */
-static kvant_status write_some(write_job *job, size_t n)
+static kvant_status check_run(const write_job *job, const run *r, uint32_t head, uint32_t version)
 {
-    for (job->n = 0; job->n < n; job->n++) {
-        place at = locate(job->cells, (size_t)job->index[job->n]);
-        bool ready;
-        KVANT_FORWARD(make_place(job, at.group, job->n == 0, &ready));
-        if (!ready)
-            break;
-        mark(job->cells, at);
-    }
-    bool parallel = job->n >= ROWS_FOR_THREADS;
-    job->classes = parallel ? PAGE_CLASSES : 1;
-    kvant_parallel_for((size_t)job->cells->config.n_kv_heads * job->classes, parallel ? job->n_threads : 1,
-                       write_unit, job);
-    return (kvant_status)atomic_load(&job->status);
+    const kvant_tensor *tensor = job->tensor;
+    const kvant_codec *codec = tensor->codecs[head];
+    kvant_affine affine = kvant_version_affine(tensor, version, head);
+    const float *rows = job->rows + r->first * job->stride + (size_t)head * tensor->head_dim;
+    return goes_through_open(tensor, r->block, version)
+               ? kvant_codec_check_open_rows(codec, job->kernels, &affine, rows, job->stride, r->n)
+               : kvant_codec_check_rows(codec, job->kernels, &affine, rows, job->stride, r->n);
 }
 
-static kvant_status write_all(write_job *job, size_t n)
+/* A block may keep its version when its rows do not fit the one it should get. */
+static kvant_status check_head(const write_job *job, uint32_t head)
 {
-    while (n > 0) {
-        KVANT_FORWARD(write_some(job, n));
-        job->index += job->n;
-        job->rows += job->n * job->stride;
-        n -= job->n;
-        if (!job->cells->first.waiting)
-            KVANT_FORWARD(kvant_open_seal_due(job->cells, !job->cells->always_open, job->n_threads));
+    for (size_t first = 0; first < job->n;) {
+        run r = run_from(job, first);
+        uint32_t version = version_for(job, &r), own = job->tensor->blocks[r.block].version;
+        KVANT_FORWARD(check_run(job, &r, head, version));
+        if (job->tensor->blocks[r.block].written && own != version)
+            KVANT_FORWARD(check_run(job, &r, head, own));
+        first += r.n;
     }
     return KVANT_OK;
 }
 
-static bool all_finite(const float *rows, size_t stride, size_t n, size_t width)
+static void check_unit(void *context, size_t head, uint32_t worker)
 {
-    for (size_t i = 0; i < n; i++)
-        for (size_t j = 0; j < width; j++)
-            if (!isfinite(rows[i * stride + j]))
-                return false;
+    write_job *job = context;
+    kvant_status status = check_head(job, (uint32_t)head);
+    (void)worker;
+    if (status != KVANT_OK)
+        atomic_store_explicit(&job->status, (int)status, memory_order_relaxed);
+}
+
+static kvant_status check_all(write_job *job)
+{
+    atomic_store(&job->status, KVANT_OK);
+    kvant_parallel_for(job->tensor->n_kv_heads, job->n >= ROWS_FOR_THREADS ? job->n_threads : 1, check_unit, job);
+    return (kvant_status)atomic_load(&job->status);
+}
+
+/* Placing */
+
+/* Finds an open page for the run when it needs one. May seal other blocks when alone, that is while no run before it waits to be
+ * encoded; false when it would have to. */
+static bool place(write_job *job, const run *r, bool alone)
+{
+    kvant_tensor *tensor = job->tensor;
+    kvant_block *block = &tensor->blocks[r->block];
+    uint32_t version = version_for(job, r);
+    if (block->written && block->version != version && !(block->written & ~r->mask))
+        kvant_block_clear(tensor, r->block);
+    if (block->open_page >= 0) {
+        if (block->version != version)
+            kvant_open_reexpress(tensor, r->block, version);
+        return true;
+    }
+    bool open = goes_through_open(tensor, r->block, version);
+    if (open && !alone && !kvant_open_has_room(tensor, r->block))
+        return false;
+    if (!block->written)
+        kvant_version_join(tensor, r->block, version);
+    if (open && !kvant_open_block(tensor, r->block, version, job->n_threads) && tensor->always_open)
+        kvant_open_block(tensor, r->block, block->version, job->n_threads);
     return true;
 }
 
-/* While centre or factors wait for the first rows. */
-static kvant_status write_first(write_job *job, size_t n)
+static void mark(kvant_tensor *tensor, const run *r)
 {
-    kvant_cells *cells = job->cells;
-    bool freeze;
-    KVANT_RETURN_IF(!all_finite(job->rows, job->stride, n, kvant_cells_width(cells)), KVANT_ERR_NONFINITE);
-    size_t before = kvant_affine_see(cells, job->rows, job->stride, n, &freeze);
-    KVANT_FORWARD(write_all(job, before));
-    if (freeze && cells->first.waiting)
-        KVANT_FORWARD(kvant_affine_freeze(cells));
-    return write_all(job, n - before);
+    kvant_block *block = &tensor->blocks[r->block];
+    tensor->any_written = true;
+    tensor->clocks[block->sequence] += r->n;
+    tensor->used += r->n;
+    tensor->sequence_versions[block->sequence] = block->version;
+    block->written |= r->mask;
+    if (block->open_page >= 0) {
+        kvant_open_touch(tensor, r->block, r->mask);
+    } else {
+        block->touched = true;
+        block->state = KVANT_BLOCK_SEALED;
+    }
 }
 
-kvant_status kvant_cells_write(kvant_cells *cells, const int64_t *index, size_t n, const float *rows, size_t stride,
-                               uint32_t n_threads)
+/* Encoding */
+
+/* Rows of the run from i on, at most ROWS_AT_ONCE, whose slots follow each other. */
+static uint32_t neighbours(const write_job *job, size_t i, size_t end)
 {
-    KVANT_RETURN_IF(!cells || !index || !rows || !n_threads, KVANT_ERR_ARGUMENT);
-    size_t total = (size_t)cells->config.n_streams * cells->config.n_cells;
-    KVANT_RETURN_IF(n > 1 && stride < kvant_cells_width(cells), KVANT_ERR_ARGUMENT);
+    uint32_t n = 1;
+    while (n < ROWS_AT_ONCE && i + n < end && job->slots[i + n] == job->slots[i] + n)
+        n++;
+    return n;
+}
+
+static void encode_rows(const write_job *job, const run *r, uint32_t head)
+{
+    kvant_tensor *tensor = job->tensor;
+    const kvant_codec *codec = tensor->codecs[head];
+    const kvant_block *block = &tensor->blocks[r->block];
+    uint32_t d = tensor->head_dim;
+    kvant_affine affine = kvant_version_affine(tensor, block->version, head);
+    float y[ROWS_AT_ONCE * KVANT_MAX_HEAD_DIM];
+    for (size_t i = r->first; i < r->first + r->n;) {
+        uint32_t n = neighbours(job, i, r->first + r->n), offset = offset_of(job, i);
+        kvant_codec_transform_rows(codec, job->kernels, &affine, job->rows + i * job->stride + (size_t)head * d,
+                                   job->stride, n, y);
+        if (block->open_page >= 0)
+            kvant_codec_encode_open(codec, job->kernels, y, offset, n,
+                                    kvant_open_page_of(tensor, block->open_page, head));
+        else
+            kvant_codec_encode_transformed(codec, job->kernels, y, offset, n,
+                                           kvant_sealed_page(tensor, r->block, head));
+        i += n;
+    }
+}
+
+static void encode_unit(void *context, size_t unit, uint32_t worker)
+{
+    const write_job *job = context;
+    uint32_t head = (uint32_t)(unit / job->classes), class = (uint32_t)(unit % job->classes);
+    (void)worker;
+    for (uint32_t i = 0; i < job->n_runs; i++)
+        if (job->runs[i].block % job->classes == class)
+            encode_rows(job, &job->runs[i], head);
+}
+
+static bool worth_threads(const write_job *job, size_t rows)
+{
+    return rows >= ROWS_FOR_THREADS || (kvant_parallel_is_lent() && kvant_codec_encodes_slowly(job->tensor->codecs[0]));
+}
+
+/* Places and encodes as many runs as fit without sealing anything between them; returns the number of rows. */
+static size_t write_some(write_job *job, size_t first)
+{
+    size_t end = first;
+    for (job->n_runs = 0; job->n_runs < MOST_RUNS && end < job->n; job->n_runs++) {
+        run r = run_from(job, end);
+        if (!place(job, &r, job->n_runs == 0))
+            break;
+        mark(job->tensor, &r);
+        job->runs[job->n_runs] = r;
+        end += r.n;
+    }
+    job->classes = job->n_runs < CLASSES ? job->n_runs : CLASSES;
+    kvant_parallel_for((size_t)job->tensor->n_kv_heads * job->classes,
+                       worth_threads(job, end - first) ? job->n_threads : 1, encode_unit, job);
+    return end - first;
+}
+
+/* Learning */
+
+/* Whether rows that wait for the first version would push others out of the pool. */
+static bool pool_is_short(const write_job *job)
+{
+    const kvant_tensor *tensor = job->tensor;
+    uint32_t free_pages = 0, needed = 0;
+    if (!kvant_versions_wait(tensor))
+        return false;
+    for (uint32_t i = tensor->n_sink_pages; i < tensor->n_open_pages; i++)
+        free_pages += tensor->open_pages[i].block < 0;
+    for (size_t first = 0; first < job->n;) {
+        run r = run_from(job, first);
+        needed += tensor->blocks[r.block].open_page < 0 && !kvant_is_sink(tensor, r.block);
+        first += r.n;
+    }
+    return needed > free_pages;
+}
+
+static bool all_finite(const write_job *job)
+{
+    size_t width = kvant_tensor_width(job->tensor);
+    for (size_t i = 0; i < job->n; i++)
+        if (job->kernels->magnitude(job->rows + i * job->stride, (uint32_t)width) >= 0x7f800000u)
+            return false;
+    return true;
+}
+
+/* A long batch is judged by itself: what came before may be of another kind. */
+static kvant_status learn_from_batch(write_job *job)
+{
+    kvant_statistics *recent = &job->tensor->recent;
+    KVANT_RETURN_IF(!all_finite(job), KVANT_ERR_NONFINITE);
+    kvant_statistics_reset(recent);
+    kvant_statistics_add(recent, job->rows, job->stride, job->n);
+    job->choice = kvant_versions_judge(job->tensor);
+    kvant_statistics_reset(recent);
+    return check_all(job);
+}
+
+/* Short ones are judged together. */
+static kvant_status learn_from_rows(write_job *job)
+{
+    kvant_statistics *recent = &job->tensor->recent;
+    KVANT_RETURN_IF(!all_finite(job), KVANT_ERR_NONFINITE);
+    KVANT_FORWARD(check_all(job));
+    kvant_statistics_add(recent, job->rows, job->stride, job->n);
+    if (recent->n < KVANT_STATISTICS_ROWS && !pool_is_short(job))
+        return KVANT_OK;
+    job->choice = kvant_versions_judge(job->tensor);
+    kvant_statistics_reset(recent);
+    if (check_all(job) != KVANT_OK)
+        job->choice.judged = false;
+    return KVANT_OK;
+}
+
+static kvant_status check_and_learn(write_job *job)
+{
+    if (!job->tensor->learns)
+        return check_all(job);
+    return job->n >= KVANT_STATISTICS_ROWS ? learn_from_batch(job) : learn_from_rows(job);
+}
+
+static bool valid_slots(const kvant_tensor *tensor, const int64_t *slots, size_t n)
+{
     for (size_t i = 0; i < n; i++)
-        KVANT_RETURN_IF(index[i] < 0 || (uint64_t)index[i] >= total, KVANT_ERR_ARGUMENT);
+        if (slots[i] < 0 || (uint64_t)slots[i] / KVANT_PAGE_TOKENS >= tensor->n_blocks)
+            return false;
+    return true;
+}
+
+kvant_status kvant_tensor_write(kvant_tensor *tensor, const int64_t *slots, size_t n, const float *rows,
+                                size_t stride, uint32_t n_threads)
+{
+    KVANT_RETURN_IF(!tensor || !slots || !rows || !n_threads || (n > 1 && stride < kvant_tensor_width(tensor)),
+                    KVANT_ERR_ARGUMENT);
+    KVANT_RETURN_IF(!valid_slots(tensor, slots, n), KVANT_ERR_ARGUMENT);
     if (n == 0)
         return KVANT_OK;
-    cells->any_written = true;
-    write_job job = { .cells = cells, .index = index, .rows = rows, .stride = stride, .n_threads = n_threads };
-    atomic_init(&job.status, KVANT_OK);
-    return cells->first.waiting ? write_first(&job, n) : write_all(&job, n);
-}
-
-kvant_status kvant_cells_read(const kvant_cells *cells, size_t first, size_t n, float *rows, size_t stride)
-{
-    KVANT_RETURN_IF(!cells || !rows, KVANT_ERR_ARGUMENT);
-    uint32_t head_dim = cells->config.codec->info.head_dim;
-    size_t total = (size_t)cells->config.n_streams * cells->config.n_cells;
-    KVANT_RETURN_IF(first > total || n > total - first || (n > 1 && stride < kvant_cells_width(cells)),
-                    KVANT_ERR_ARGUMENT);
-    for (size_t i = 0; i < n; i++) {
-        place at = locate(cells, first + i);
-        uint32_t stream = (uint32_t)(at.group / cells->n_pages), page = (uint32_t)(at.group % cells->n_pages);
-        for (uint32_t head = 0; head < cells->config.n_kv_heads; head++) {
-            kvant_page_ref ref = kvant_cells_page(cells, stream, page, head);
-            kvant_affine affine = kvant_cells_head_affine(cells, head);
-            KVANT_FORWARD(kvant_codec_decode(ref.codec, &affine, ref.page, at.token, 1,
-                                             rows + i * stride + (size_t)head * head_dim, 0));
-        }
+    write_job job = { .tensor = tensor,
+                      .kernels = kvant_kernels_get(KVANT_CPU_AUTO),
+                      .slots = slots,
+                      .rows = rows,
+                      .n = n,
+                      .stride = stride,
+                      .n_threads = n_threads };
+    KVANT_FORWARD(check_and_learn(&job));
+    kvant_choice_publish(tensor, &job.choice);
+    for (size_t done = 0; done < n;) {
+        done += write_some(&job, done);
+        if (!kvant_versions_wait(tensor))
+            kvant_open_seal_due(tensor, !tensor->always_open, n_threads);
     }
     return KVANT_OK;
 }

@@ -5,11 +5,10 @@
 
 #include "../base/half.h"
 #include "../math/lloyd_max.h"
-#include "../math/sums.h"
 
-float kvant_codebook_quantize(const kvant_codebook *book, const float *y, uint8_t *codes)
+float kvant_codebook_quantize(const kvant_codebook *book, const kvant_kernels *kernels, const float *y,
+                              uint8_t *codes)
 {
-    const kvant_kernels *kernels = kvant_kernels_get(KVANT_CPU_AUTO);
     float squares = kernels->dot(y, y, book->dim);
     float scale = kvant_half_to_float(kvant_half_from_float(sqrtf(squares) * book->inverse_sqrt_dim));
     kernels->codebook_codes(y, book->dim, scale > 0 ? 1 / scale : 0, book->thresholds, book->bits, codes);
@@ -19,12 +18,12 @@ float kvant_codebook_quantize(const kvant_codebook *book, const float *y, uint8_
     return product > 0 ? squares / product : 0;
 }
 
-bool kvant_codebook_fits(const kvant_codebook *book, const float *y)
+bool kvant_codebook_fits(const kvant_codebook *book, const kvant_kernels *kernels, const float *y)
 {
     uint8_t codes[KVANT_MAX_HEAD_DIM];
-    float squares = kvant_dot_ordered(y, y, book->dim);
+    float squares = kernels->dot(y, y, book->dim);
     return sqrtf(squares) * book->inverse_sqrt_dim <= KVANT_HALF_MAX &&
-           kvant_codebook_quantize(book, y, codes) <= KVANT_HALF_MAX;
+           kvant_codebook_quantize(book, kernels, y, codes) <= KVANT_HALF_MAX;
 }
 
 void kvant_codebook_decode(const kvant_codebook *book, const uint8_t *codes, float scale, float *y)

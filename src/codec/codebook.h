@@ -1,5 +1,4 @@
-/* codebook.h - Lloyd-Max codebooks with a scale for each row, the quantiser of turboquant's variants, and
- * the state of plain turboquant codecs for the library that runs them on GPUs. */
+/* codebook.h - Lloyd-Max codebooks with a scale for each row, the quantiser of turboquant's variants. */
 #ifndef KVANT_CODEC_CODEBOOK_H
 #define KVANT_CODEC_CODEBOOK_H
 
@@ -10,12 +9,11 @@ typedef struct kvant_codebook {
     float thresholds[256]; /* thresholds[i] = (values[i] + values[i+1]) / 2 */
     float inverse_sqrt_dim;
     bool unbiased;
-    bool plain; /* the codec is this codebook alone: no sketch, no second codebook */
     uint32_t dim, bits;
     float code_step; /* of the integers that stand for values in attention */
 } kvant_codebook;
 
-/* First member of the state of every turboquant codec. */
+/* First member of the state of turboquant codecs without tiers. */
 static inline const kvant_codebook *kvant_codebook_of(const kvant_codec *codec)
 {
     return codec->state;
@@ -25,10 +23,11 @@ static inline const kvant_codebook *kvant_codebook_of(const kvant_codec *codec)
 void kvant_codebook_init(kvant_codebook *book, uint32_t dim, uint32_t bits);
 
 /* Codes of a row of dim numbers; returns the scale to store, before it is rounded to fp16. */
-float kvant_codebook_quantize(const kvant_codebook *book, const float *y, uint8_t *codes);
+float kvant_codebook_quantize(const kvant_codebook *book, const kvant_kernels *kernels, const float *y,
+                              uint8_t *codes);
 
 /* Whether the row has a code: both scales that quantize computes fit fp16. */
-bool kvant_codebook_fits(const kvant_codebook *book, const float *y);
+bool kvant_codebook_fits(const kvant_codebook *book, const kvant_kernels *kernels, const float *y);
 
 /* y[j] = scale * values[codes[j]] */
 void kvant_codebook_decode(const kvant_codebook *book, const uint8_t *codes, float scale, float *y);

@@ -1,13 +1,11 @@
-/* codec.c - the public functions of codec.h: argument checks, row checks and the order transform, quantiser.
+/* codec.c - the public functions of codec.h: creation, argument checks, decoding and products.
  *
  * Owns no quantisation: families do that behind kvant_quantizer. */
-#include <math.h>
 #include <stdlib.h>
 #include <string.h>
 
 #include "../base/alloc.h"
-#include "../base/half.h"
-#include "codec_internal.h"
+#include "encode.h"
 #include "site.h"
 #include "weighting.h"
 
@@ -44,6 +42,18 @@ static kvant_status build(kvant_codec *codec, kvant_spec *spec, const kvant_site
     return kvant_spec_finish(spec, valid[0] ? valid : "none", error);
 }
 
+static void complete_view(kvant_codec *codec)
+{
+    const kvant_feedback *feedback = codec->feedback;
+    codec->view.size = sizeof codec->view;
+    codec->view.info = &codec->info;
+    codec->view.transform = kvant_transform_get_view(&codec->transform);
+    codec->view.transform.center = codec->file_center;
+    codec->view.transform.scale = codec->file_scale;
+    if (feedback)
+        codec->view.feedback = (kvant_feedback_view){ feedback->pivots, feedback->columns, feedback->stride };
+}
+
 static kvant_status create(const char *text, uint32_t head_dim, kvant_role role, const kvant_site *site,
                            kvant_codec **out, const kvant_error *error)
 {
@@ -63,10 +73,16 @@ static kvant_status create(const char *text, uint32_t head_dim, kvant_role role,
     codec->info = (kvant_codec_info){
         .size = sizeof codec->info, .spec = codec->spec, .head_dim = head_dim, .role = role, .block_tokens = 1
     };
+    if (error->text && error->size)
+        error->text[0] = '\0';
     kvant_status status = build(codec, &spec, site, error);
-    if (status != KVANT_OK)
+    if (status == KVANT_OK)
+        complete_view(codec);
+    else
         kvant_codec_free(&codec);
     *out = codec;
+    if (status == KVANT_ERR_MEMORY && error->text && error->size && !error->text[0]) /* mathematics has no words */
+        return kvant_fail(error, status, "no memory for a codec");
     return status;
 }
 
@@ -94,7 +110,8 @@ void kvant_codec_free(kvant_codec **codec)
     if (!(*codec)->borrows_transform)
         kvant_transform_destroy(&(*codec)->transform);
     kvant_free((*codec)->state);
-    kvant_free((*codec)->numbers);
+    if ((*codec)->view.kind == KVANT_CODES_CHUNK)
+        kvant_free((*codec)->product.integers.chunk);
     kvant_free((*codec)->feedback);
     kvant_free((*codec)->file_center);
     kvant_free((*codec)->file_scale);
@@ -138,84 +155,28 @@ kvant_status kvant_codec_get_info(const kvant_codec *codec, kvant_codec_info *in
     return KVANT_OK;
 }
 
-void kvant_codec_transform_row(const kvant_codec *codec, const kvant_rows *rows, size_t i, float *y)
+const kvant_codec_view *kvant_codec_get_view(const kvant_codec *codec)
 {
-    const float *x = rows->data + i * rows->stride;
-    if (rows->transformed)
-        memcpy(y, x, codec->info.head_dim * sizeof *y);
-    else
-        kvant_transform_forward(&codec->transform, rows->affine, x, y);
+    return &codec->view;
 }
 
-/* Below this magnitude no scale or zero point can leave fp16's range: the transform grows a number at most sqrt(head_dim) times its
- * gain, and no quantiser's scale exceeds 4 times the largest transformed number. */
-static float safe_magnitude(const kvant_codec *codec)
+bool kvant_codec_takes_tokens(uint32_t first, uint32_t n, uint32_t block)
 {
-    return KVANT_HALF_MAX / (4 * sqrtf((float)codec->info.head_dim) * kvant_transform_gain(&codec->transform));
-}
-
-static kvant_status check_row(const kvant_codec *codec, const kvant_rows *rows, size_t i)
-{
-    float z[KVANT_MAX_HEAD_DIM];
-    const float *x = kvant_transform_normalise(&codec->transform, rows->affine, rows->data + i * rows->stride, z);
-    uint32_t bits = kvant_kernels_get(KVANT_CPU_AUTO)->magnitude(x, codec->info.head_dim);
-    if (bits >= 0x7f800000u) /* an infinity or a NaN */
-        return KVANT_ERR_NONFINITE;
-    float largest = kvant_float_from_bits(bits);
-    if (largest <= safe_magnitude(codec))
-        return KVANT_OK;
-    float y[KVANT_MAX_HEAD_DIM];
-    kvant_codec_transform_row(codec, rows, i, y);
-    for (uint32_t j = 0; j < codec->info.head_dim; j++)
-        if (!isfinite(y[j]))
-            return KVANT_ERR_RANGE;
-    return codec->quantizer->check(codec, y);
-}
-
-/* All rows are checked before the first is written. */
-static kvant_status encode_rows(const kvant_codec *codec, const kvant_rows *rows, uint32_t first, uint32_t n,
-                                void *page)
-{
-    for (uint32_t i = 0; i < n; i++)
-        KVANT_FORWARD(check_row(codec, rows, i));
-    for (uint32_t i = 0; i < n; i += codec->info.block_tokens)
-        codec->quantizer->encode(codec, rows, i, first + i, page);
-    return KVANT_OK;
-}
-
-static bool valid_range(const kvant_codec *codec, uint32_t first, uint32_t n, uint32_t block)
-{
-    return codec && n > 0 && first < KVANT_PAGE_TOKENS && n <= KVANT_PAGE_TOKENS - first && first % block == 0 &&
+    return n > 0 && first < KVANT_PAGE_TOKENS && n <= KVANT_PAGE_TOKENS - first && first % block == 0 &&
            n % block == 0;
-}
-
-kvant_status kvant_codec_encode(const kvant_codec *codec, const kvant_affine *affine, const float *rows,
-                                size_t stride, uint32_t first, uint32_t n, void *page)
-{
-    KVANT_RETURN_IF(!codec || !rows || !page, KVANT_ERR_ARGUMENT);
-    KVANT_RETURN_IF(!valid_range(codec, first, n, codec->info.block_tokens), KVANT_ERR_ARGUMENT);
-    KVANT_RETURN_IF(n > 1 && stride < codec->info.head_dim, KVANT_ERR_ARGUMENT);
-    kvant_rows source = { affine, rows, stride, false };
-    return encode_rows(codec, &source, first, n, page);
-}
-
-kvant_status kvant_codec_seal(const kvant_codec *codec, const float *transformed, uint32_t first, uint32_t n,
-                              void *page)
-{
-    kvant_rows source = { NULL, transformed, codec->info.head_dim, true };
-    return encode_rows(codec, &source, first, n, page);
 }
 
 kvant_status kvant_codec_decode(const kvant_codec *codec, const kvant_affine *affine, const void *page,
                                 uint32_t first, uint32_t n, float *rows, size_t stride)
 {
     KVANT_RETURN_IF(!codec || !rows || !page, KVANT_ERR_ARGUMENT);
-    KVANT_RETURN_IF(!valid_range(codec, first, n, 1), KVANT_ERR_ARGUMENT);
+    KVANT_RETURN_IF(!kvant_codec_takes_tokens(first, n, 1), KVANT_ERR_ARGUMENT);
     KVANT_RETURN_IF(n > 1 && stride < codec->info.head_dim, KVANT_ERR_ARGUMENT);
+    const kvant_kernels *kernels = kvant_kernels_get(KVANT_CPU_AUTO);
     for (uint32_t i = 0; i < n; i++) {
         float y[KVANT_MAX_HEAD_DIM];
-        codec->quantizer->decode(codec, page, first + i, y);
-        kvant_transform_inverse(&codec->transform, affine, y, rows + i * stride);
+        codec->quantizer->decode(codec, kernels, page, first + i, y);
+        kvant_transform_inverse(&codec->transform, kernels, affine, y, rows + i * stride);
     }
     return KVANT_OK;
 }
@@ -227,7 +188,7 @@ kvant_status kvant_codec_transform_query(const kvant_codec *codec, const kvant_a
     float scaled[KVANT_MAX_HEAD_DIM], y[KVANT_MAX_HEAD_DIM];
     for (uint32_t j = 0; j < codec->info.head_dim; j++)
         scaled[j] = affine && affine->scale ? q[j] * affine->scale[j] : q[j];
-    kvant_transform_dual(&codec->transform, scaled, y);
+    kvant_transform_dual(&codec->transform, kvant_kernels_get(KVANT_CPU_AUTO), scaled, y);
     memcpy(out, y, codec->info.head_dim * sizeof *out);
     return KVANT_OK;
 }
@@ -238,7 +199,7 @@ kvant_status kvant_codec_transform_output(const kvant_codec *codec, const kvant_
     KVANT_RETURN_IF(!codec || !acc || !out, KVANT_ERR_ARGUMENT);
     float x[KVANT_MAX_HEAD_DIM];
     kvant_affine linear = { NULL, affine ? affine->scale : NULL };
-    kvant_transform_inverse(&codec->transform, &linear, acc, x);
+    kvant_transform_inverse(&codec->transform, kvant_kernels_get(KVANT_CPU_AUTO), &linear, acc, x);
     for (uint32_t j = 0; j < codec->info.head_dim; j++)
         out[j] = affine && affine->center ? x[j] + weight_sum * affine->center[j] : x[j];
     return KVANT_OK;
@@ -249,9 +210,10 @@ kvant_status kvant_codec_score(const kvant_codec *codec, const void *page, const
 {
     KVANT_RETURN_IF(!codec || !page || !q || !scores, KVANT_ERR_ARGUMENT);
     KVANT_RETURN_IF(n_queries > 1 && stride < codec->info.head_dim, KVANT_ERR_ARGUMENT);
+    const kvant_kernels *kernels = kvant_kernels_get(KVANT_CPU_AUTO);
     for (uint32_t t = 0; t < KVANT_PAGE_TOKENS; t++) {
         float y[KVANT_MAX_HEAD_DIM];
-        codec->quantizer->decode(codec, page, t, y);
+        codec->quantizer->decode(codec, kernels, page, t, y);
         for (uint32_t i = 0; i < n_queries; i++) {
             float sum = 0;
             for (uint32_t j = 0; j < codec->info.head_dim; j++)
@@ -267,9 +229,10 @@ kvant_status kvant_codec_accumulate(const kvant_codec *codec, const void *page, 
 {
     KVANT_RETURN_IF(!codec || !page || !weights || !acc, KVANT_ERR_ARGUMENT);
     KVANT_RETURN_IF(n_queries > 1 && stride < codec->info.head_dim, KVANT_ERR_ARGUMENT);
+    const kvant_kernels *kernels = kvant_kernels_get(KVANT_CPU_AUTO);
     for (uint32_t t = 0; t < KVANT_PAGE_TOKENS; t++) {
         float y[KVANT_MAX_HEAD_DIM];
-        codec->quantizer->decode(codec, page, t, y);
+        codec->quantizer->decode(codec, kernels, page, t, y);
         for (uint32_t i = 0; i < n_queries; i++) {
             float weight = weights[(size_t)i * KVANT_PAGE_TOKENS + t];
             for (uint32_t j = 0; weight != 0 && j < codec->info.head_dim; j++)
@@ -295,9 +258,8 @@ kvant_status kvant_codec_create_open(const kvant_codec *codec, kvant_codec **ope
         return KVANT_ERR_MEMORY;
     **open = *codec;
     (*open)->state = NULL;
-    (*open)->code_lines = NULL;
-    (*open)->numbers = NULL;
-    (*open)->trellis = NULL;
+    (*open)->view = (kvant_codec_view){ .kind = KVANT_CODES_NONE };
+    (*open)->product = (kvant_code_product){ .lines = NULL };
     (*open)->feedback = NULL;
     (*open)->file_center = (*open)->file_scale = NULL;
     (*open)->borrows_transform = true;
@@ -306,14 +268,16 @@ kvant_status kvant_codec_create_open(const kvant_codec *codec, kvant_codec **ope
     /* Sums over open and sealed pages share an order of channels. */
     for (uint32_t j = 0; codec->layout.moved && j < codec->layout.padded_dim; j++)
         kvant_layout_move_row(&(*open)->layout, j, kvant_layout_row_position(&codec->layout, j));
+    complete_view(*open);
     if (status != KVANT_OK)
         kvant_codec_free(open);
     return status;
 }
 
-void kvant_codec_decode_transformed(const kvant_codec *codec, const void *page, uint32_t token, float *y)
+void kvant_codec_decode_transformed(const kvant_codec *codec, const kvant_kernels *kernels, const void *page,
+                                    uint32_t token, float *y)
 {
-    codec->quantizer->decode(codec, page, token, y);
+    codec->quantizer->decode(codec, kernels, page, token, y);
 }
 
 void kvant_codec_token_metadata(const kvant_kernels *kernels, const uint16_t *array, float *positioned)
@@ -324,8 +288,7 @@ void kvant_codec_token_metadata(const kvant_kernels *kernels, const uint16_t *ar
 void kvant_codec_token_lines(const kvant_codec *codec, const kvant_kernels *kernels, const void *page, float step,
                              kvant_code_lines *lines)
 {
-    kvant_codec_token_metadata(kernels, (const uint16_t *)((const uint8_t *)page + codec->info.metadata_offset),
-                               lines->scale);
+    kvant_codec_token_metadata(kernels, kvant_codec_metadata_of(codec, page), lines->scale);
     for (uint32_t t = 0; t < KVANT_PAGE_TOKENS; t++)
         lines->scale[t] *= step;
 }
@@ -333,9 +296,9 @@ void kvant_codec_token_lines(const kvant_codec *codec, const kvant_kernels *kern
 /* The largest magnitude of a code's value. */
 static int32_t largest_value(const kvant_codec *codec)
 {
-    const int16_t *values = codec->code_table.values;
+    const int16_t *values = codec->product.integers.values;
     int32_t largest = 1;
-    if (codec->trellis)
+    if (codec->view.kind == KVANT_CODES_TRELLIS)
         return INT8_MAX;
     for (uint32_t c = 0; c < 1u << codec->layout.bits; c++) {
         int32_t value = abs(values[c % 16] + (codec->layout.bits > 4 ? values[16 + c / 16] : 0));
@@ -347,17 +310,17 @@ static int32_t largest_value(const kvant_codec *codec)
 void kvant_codec_offer_codes(kvant_codec *codec, bool per_channel, uint32_t group, kvant_code_lines_fn *lines)
 {
     const kvant_layout *layout = &codec->layout;
-    kvant_code_table *table = &codec->code_table;
+    kvant_code_product *product = &codec->product;
     uint32_t lined = per_channel ? KVANT_PAGE_TOKENS : layout->padded_dim; /* that share lines in groups */
     uint32_t others = per_channel ? layout->padded_dim : KVANT_PAGE_TOKENS;
-    table->by_row = per_channel == (layout->role == KVANT_ROLE_V);
-    table->band_tiles = (group + KVANT_TILE - 1) / KVANT_TILE;
-    table->n_bands = (lined / KVANT_TILE + table->band_tiles - 1) / table->band_tiles;
-    table->stride = (others + KVANT_PAGE_TOKENS - 1) / KVANT_PAGE_TOKENS * KVANT_PAGE_TOKENS;
-    table->n_columns = (layout->column_tiles + 3) / 4 * KVANT_PAGE_TOKENS;
+    product->by_row = per_channel == (layout->role == KVANT_ROLE_V);
+    product->band_tiles = (group + KVANT_TILE - 1) / KVANT_TILE;
+    product->n_bands = (lined / KVANT_TILE + product->band_tiles - 1) / product->band_tiles;
+    product->stride = (others + KVANT_PAGE_TOKENS - 1) / KVANT_PAGE_TOKENS * KVANT_PAGE_TOKENS;
+    product->n_columns = (layout->column_tiles + 3) / 4 * KVANT_PAGE_TOKENS;
     int32_t limit = INT32_MAX / (largest_value(codec) * (int32_t)(KVANT_TILE * layout->column_tiles));
-    table->limit = limit < KVANT_CODE_OPERAND_MAX ? limit : KVANT_CODE_OPERAND_MAX;
-    codec->code_lines = lines;
+    product->limit = limit < KVANT_CODE_OPERAND_MAX ? limit : KVANT_CODE_OPERAND_MAX;
+    product->lines = lines;
 }
 
 void kvant_codec_unpack(const kvant_codec *codec, const kvant_kernels *kernels, const void *page, float *tile)
@@ -378,15 +341,19 @@ static void place_value(const kvant_codec *codec, const float *y, uint32_t posit
         row[kvant_layout_row_position(&codec->layout, j)] = j < codec->info.head_dim ? y[j] : 0;
 }
 
+void kvant_unpack_token(const kvant_codec *codec, uint32_t token, const float *y, float *tile)
+{
+    if (codec->info.role == KVANT_ROLE_K)
+        place_key(codec, y, kvant_token_position(token), tile);
+    else
+        place_value(codec, y, kvant_token_position(token), tile);
+}
+
 void kvant_unpack_decoded(const kvant_codec *codec, const kvant_kernels *kernels, const void *page, float *tile)
 {
-    (void)kernels;
     for (uint32_t t = 0; t < KVANT_PAGE_TOKENS; t++) {
         float y[KVANT_MAX_HEAD_DIM];
-        codec->quantizer->decode(codec, page, t, y);
-        if (codec->info.role == KVANT_ROLE_K)
-            place_key(codec, y, kvant_token_position(t), tile);
-        else
-            place_value(codec, y, kvant_token_position(t), tile);
+        codec->quantizer->decode(codec, kernels, page, t, y);
+        kvant_unpack_token(codec, t, y, tile);
     }
 }

@@ -1,6 +1,6 @@
 /* codec_internal.h - what a codec is made of, and what a family has to provide.
  *
- * A family (int.c, turboquant.c, ...) parses its options, fills a kvant_codec and names a quantiser. codec.c does the
+ * A family (int.c, turboquant.c, ...) parses its options, fills a kvant_codec and its view, and names a quantiser. codec.c does the
  * rest: checking rows, transforms, the public functions. To add a family: one file, one line in families.h. */
 #ifndef KVANT_CODEC_INTERNAL_H
 #define KVANT_CODEC_INTERNAL_H
@@ -9,41 +9,24 @@
 #include "spec.h"
 #include "transform.h"
 
-/* The rows that encode was given; row i is token first + i. */
-typedef struct kvant_rows {
-    const kvant_affine *affine;
-    const float *data;
-    size_t stride;
-    bool transformed; /* data holds y already: an open page is being sealed */
-} kvant_rows;
-
-/* All rows here are transformed ones, y, of head_dim floats. */
+/* The functions of a family. y: transformed rows, contiguous, head_dim floats each. */
 typedef struct kvant_quantizer {
-    /* Whether a row can be encoded: KVANT_OK or KVANT_ERR_RANGE. Called only for rows with large numbers. */
-    kvant_status (*check)(const kvant_codec *codec, const float *y);
-    /* Encodes block_tokens rows, starting at row i of rows, as tokens token ... of the page. Cannot fail. */
-    void (*encode)(const kvant_codec *codec, const kvant_rows *rows, size_t i, uint32_t token, void *page);
+    /* Whether one row can be encoded: KVANT_OK or KVANT_ERR_RANGE. Called only for rows with large numbers. */
+    kvant_status (*check)(const kvant_codec *codec, const kvant_kernels *kernels, const float *y);
+    /* Encodes block_tokens rows as tokens token ... of the page. Cannot fail. */
+    void (*encode)(const kvant_codec *codec, const kvant_kernels *kernels, const float *y, uint32_t token,
+                   void *page);
     /* Decodes one token. */
-    void (*decode)(const kvant_codec *codec, const void *page, uint32_t token, float *y);
+    void (*decode)(const kvant_codec *codec, const kvant_kernels *kernels, const void *page, uint32_t token,
+                   float *y);
     /* Unpacks a whole page, scaled, into the tile of kernels.h; padding channels of K are zero. */
     void (*unpack)(const kvant_codec *codec, const kvant_kernels *kernels, const void *page, float *tile);
 } kvant_quantizer;
 
-/* What attention multiplies in place of a page's numbers (kernels.h, "Attention on codes"). */
-typedef struct kvant_code_table {
-    int16_t values[KVANT_CODE_VALUES]; /* their sums of magnitude at most KVANT_CODE_VALUE_MAX */
-    int32_t limit;    /* the largest integer they may meet, so that no sum over a page's columns reaches 2^31 */
-    bool by_row;      /* lines are those of a row in a band of columns, else of a column in a band of rows */
-    bool has_zero;    /* lines have zero points */
-    uint32_t n_bands; /* of band_tiles row or column tiles, the last may have fewer */
-    uint32_t band_tiles;
-    uint32_t n_columns; /* in whole blocks of 64 */
-    uint32_t stride;    /* from the lines of a band to those of the next */
-} kvant_code_table;
+#define KVANT_CODE_VALUE_MAX 4095 /* leaves 13 bits for the other factor at 64 columns, 10 at 512 */
 
-#define KVANT_CODE_VALUE_MAX 4095 /* leaves 13 bits for what they meet at 64 columns, 10 at 512 */
-
-/* The lines of a page, band after band, in the order of positions; where a column has no number (padding), both are 0. */
+/* A line is the scale and the zero point that a group of codes shares. The lines of a page lie band after band, in the
+ * order of positions; where a column has no number (padding), both are 0. */
 typedef struct kvant_code_lines {
     _Alignas(64) float scale[KVANT_MAX_HEAD_DIM / KVANT_TILE * KVANT_PAGE_TOKENS];
     _Alignas(64) float zero[KVANT_MAX_HEAD_DIM / KVANT_TILE * KVANT_PAGE_TOKENS];
@@ -53,7 +36,7 @@ typedef struct kvant_code_lines {
 typedef void kvant_code_lines_fn(const kvant_codec *codec, const kvant_kernels *kernels, const void *page,
                                  kvant_code_lines *lines);
 
-/* What attention multiplies in place of chunk codes, instead of code_table.values; lines are those of tokens. */
+/* The integers that chunk codes stand for; a line belongs to a token. */
 typedef struct kvant_code_numbers {
     kvant_chunk_numbers chunk;
     const kvant_chunk_layout *layout;
@@ -63,6 +46,24 @@ typedef struct kvant_code_numbers {
     int16_t entries[];
 } kvant_code_numbers;
 
+/* How attention multiplies a page by its codes instead of unpacking it (kernels.h, "Attention on codes"). The kind of
+ * the view selects the member of `integers`. */
+typedef struct kvant_code_product {
+    kvant_code_lines_fn *lines; /* NULL: attention unpacks the pages of this codec */
+    int32_t limit;              /* the largest other factor, so that no sum over a page's columns reaches 2^31 */
+    bool by_row;      /* a line belongs to a row in a band of columns, else to a column in a band of rows */
+    bool has_zero;    /* lines have zero points */
+    uint32_t n_bands; /* of band_tiles row or column tiles, the last may have fewer */
+    uint32_t band_tiles;
+    uint32_t n_columns; /* in whole blocks of 64 */
+    uint32_t stride;    /* from the lines of a band to those of the next */
+    union {
+        int16_t values[KVANT_CODE_VALUES]; /* uniform, codebook: sums of magnitude at most KVANT_CODE_VALUE_MAX */
+        const kvant_trellis *trellis;      /* part of the state */
+        kvant_code_numbers *chunk;         /* freed with the codec */
+    } integers;
+} kvant_code_product;
+
 struct kvant_codec {
     kvant_codec_info info;
     char spec[KVANT_SPEC_MAX_LENGTH + 129]; /* canonical */
@@ -70,12 +71,10 @@ struct kvant_codec {
     bool borrows_transform;
     kvant_layout layout;
     const kvant_quantizer *quantizer;
-    kvant_code_lines_fn *code_lines; /* or NULL: attention unpacks the pages of this codec */
-    kvant_code_table code_table;     /* if code_lines is there */
-    kvant_code_numbers *numbers;  /* if code_lines is there and codes are those of chunks; freed with the codec */
-    const kvant_trellis *trellis; /* if code_lines is there and codes are those of a trellis; of the state */
-    bool takes_feedback;          /* set by families that round by it */
-    kvant_feedback *feedback;     /* or NULL; freed with the codec */
+    kvant_codec_view view; /* the family sets kind and the member of that kind */
+    kvant_code_product product;
+    bool takes_feedback;      /* set by families that round by it */
+    kvant_feedback *feedback; /* or NULL; freed with the codec */
     float *file_center,
         *file_scale; /* center=file and norm=file: head_dim floats each, or NULL; freed with the codec */
     void
@@ -93,26 +92,33 @@ void kvant_codec_set_sizes(kvant_codec *codec, uint32_t bits, size_t metadata_ha
  * code as info.bits reports it. nominal_bits is then the family's to set, by both functions it is bits at first. */
 void kvant_codec_set_page(kvant_codec *codec, uint32_t bits, size_t code_bytes, size_t metadata_bytes);
 
+/* Whether tokens first ... first + n - 1 lie in a page and are whole blocks. */
+bool kvant_codec_takes_tokens(uint32_t first, uint32_t n, uint32_t block);
+
+/* Places one token's y in the tile of unpack. */
+void kvant_unpack_token(const kvant_codec *codec, uint32_t token, const float *y, float *tile);
+
 /* unpack for any codec, by its own decode, token by token: correct, not fast. Channels keep their order in the tile. */
 void kvant_unpack_decoded(const kvant_codec *codec, const kvant_kernels *kernels, const void *page, float *tile);
 
-/* y = R W ((x - c) / s) for row i. */
-void kvant_codec_transform_row(const kvant_codec *codec, const kvant_rows *rows, size_t i, float *y);
+/* The fp16 numbers of a page's metadata. */
+static inline uint16_t *kvant_codec_metadata(const kvant_codec *codec, void *page)
+{
+    return (uint16_t *)(void *)((uint8_t *)page + codec->info.metadata_offset);
+}
+
+static inline const uint16_t *kvant_codec_metadata_of(const kvant_codec *codec, const void *page)
+{
+    return (const uint16_t *)(const void *)((const uint8_t *)page + codec->info.metadata_offset);
+}
 
 /* The codec of open pages: the same transform, then fp16, so that open and sealed pages share queries and sums. Borrows the
  * transform's matrix: codec must outlive it. */
 kvant_status kvant_codec_create_open(const kvant_codec *codec, kvant_codec **open);
 
-/* Seals: encodes n transformed rows, contiguous with stride head_dim, as tokens first .. first + n - 1 (whole blocks). Errors
- * as kvant_codec_encode. */
-kvant_status kvant_codec_seal(const kvant_codec *codec, const float *transformed, uint32_t first, uint32_t n,
-                              void *page);
-
-/* Decodes a token without undoing the transform. */
-void kvant_codec_decode_transformed(const kvant_codec *codec, const void *page, uint32_t token, float *y);
-
-/* Lets attention work on codes, after sizes and code_table's values and has_zero are set. per_channel: a line is that of a channel
- * in a group of tokens, else of a token in a group of channels; group is a multiple of 16 or all there are. */
+/* Lets attention work on codes, after sizes, the view and the product's integers and has_zero are set. per_channel: a
+ * line belongs to a channel in a group of tokens, else to a token in a group of channels; group is a multiple of 16, or
+ * all there are. */
 void kvant_codec_offer_codes(kvant_codec *codec, bool per_channel, uint32_t group, kvant_code_lines_fn *lines);
 
 /* The same for chunk codes: a direction of the table of 2^index_bits times 4 (the fourth 0 where chunks have 3 components), times a
@@ -154,6 +160,9 @@ typedef struct kvant_family {
 
 /* NULL when there is none of that name. */
 const kvant_family *kvant_family_find(const char *name);
+
+/* What the pages of a codec mean; valid as long as the codec. */
+const kvant_codec_view *kvant_codec_get_view(const kvant_codec *codec);
 
 /* Makes codec one of f16 rows behind the transform it already has. */
 kvant_status kvant_codec_make_f16(kvant_codec *codec);

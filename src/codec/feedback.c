@@ -134,10 +134,9 @@ kvant_status kvant_feedback_create(kvant_codec *codec, const double *w, double *
                : kvant_fail(error, KVANT_ERR_FORMAT, "the calibration file has no queries to steer errors by");
 }
 
-float kvant_feedback_quantize(const kvant_feedback *feedback, const kvant_codebook *book, const float *y,
-                              uint8_t *codes)
+float kvant_feedback_quantize(const kvant_feedback *feedback, const kvant_codebook *book,
+                              const kvant_kernels *kernels, const float *y, uint8_t *codes)
 {
-    const kvant_kernels *kernels = kvant_kernels_get(KVANT_CPU_AUTO);
     float z[KVANT_MAX_HEAD_DIM];
     kvant_feedback_sums sums;
     float length = sqrtf(kernels->dot(y, y, feedback->n)) * book->inverse_sqrt_dim;
@@ -151,8 +150,8 @@ float kvant_feedback_quantize(const kvant_feedback *feedback, const kvant_codebo
     return scale * (ratio > MAX_RATIO ? MAX_RATIO : ratio < 1 / MAX_RATIO ? 1 / MAX_RATIO : ratio);
 }
 
-bool kvant_feedback_fits(const kvant_codebook *book, const float *y)
+bool kvant_feedback_fits(const kvant_codebook *book, const kvant_kernels *kernels, const float *y)
 {
-    float squares = kvant_kernels_get(KVANT_CPU_AUTO)->dot(y, y, book->dim);
+    float squares = kernels->dot(y, y, book->dim);
     return sqrtf(squares) * book->inverse_sqrt_dim <= KVANT_HALF_MAX / MAX_RATIO;
 }

@@ -12,10 +12,10 @@ kvant_status kvant_feedback_create(kvant_codec *codec, const double *w, double *
                                    const kvant_error *error);
 
 /* As kvant_codebook_quantize. */
-float kvant_feedback_quantize(const kvant_feedback *feedback, const kvant_codebook *book, const float *y,
-                              uint8_t *codes);
+float kvant_feedback_quantize(const kvant_feedback *feedback, const kvant_codebook *book,
+                              const kvant_kernels *kernels, const float *y, uint8_t *codes);
 
 /* Whether every scale that quantize may give the row fits fp16. */
-bool kvant_feedback_fits(const kvant_codebook *book, const float *y);
+bool kvant_feedback_fits(const kvant_codebook *book, const kvant_kernels *kernels, const float *y);
 
 #endif

@@ -15,7 +15,7 @@
 static void numbers_lines(const kvant_codec *codec, const kvant_kernels *kernels, const void *page,
                           kvant_code_lines *lines)
 {
-    kvant_codec_token_lines(codec, kernels, page, codec->numbers->step, lines);
+    kvant_codec_token_lines(codec, kernels, page, codec->product.integers.chunk->step, lines);
 }
 
 static float largest_of(const float *x, size_t n)
@@ -63,7 +63,7 @@ static void fill_piece(kvant_octahedral_integers *o, uint32_t piece, uint32_t of
 
 void kvant_codec_offer_octahedral(kvant_codec *codec, const float *levels, uint32_t bits, const float *lengths)
 {
-    kvant_code_numbers *numbers = codec->numbers;
+    kvant_code_numbers *numbers = codec->product.integers.chunk;
     if (!numbers || bits > KVANT_OCTAHEDRAL_MAX_BITS)
         return;
     kvant_octahedral_integers *o = &numbers->octahedral;
@@ -86,22 +86,24 @@ void kvant_codec_offer_octahedral(kvant_codec *codec, const float *levels, uint3
 
 static uint32_t key_numbers(const kvant_codec *codec)
 {
-    const uint32_t chunks = codec->numbers->layout->n_chunks;
-    return kvant_key_place(codec->numbers->chunk.components, chunks + chunks % 2, 0);
+    const kvant_code_numbers *numbers = codec->product.integers.chunk;
+    const uint32_t chunks = numbers->layout->n_chunks;
+    return kvant_key_place(numbers->chunk.components, chunks + chunks % 2, 0);
 }
 
-static void set_table(kvant_codec *codec)
+static void set_product(kvant_codec *codec, kvant_code_numbers *numbers)
 {
     const kvant_layout *layout = &codec->layout;
-    kvant_code_table *table = &codec->code_table;
+    kvant_code_product *product = &codec->product;
     const uint32_t block = KVANT_PAGE_TOKENS;
     const bool key = layout->role == KVANT_ROLE_K;
-    *table = (kvant_code_table){ .by_row = key, .n_bands = 1, .stride = block };
-    table->band_tiles = key ? layout->column_tiles : layout->row_tiles;
-    table->n_columns = key ? (key_numbers(codec) + block - 1) / block * block : block;
+    *product = (kvant_code_product){
+        .lines = numbers_lines, .by_row = key, .n_bands = 1, .stride = block, .integers.chunk = numbers
+    };
+    product->band_tiles = key ? layout->column_tiles : layout->row_tiles;
+    product->n_columns = key ? (key_numbers(codec) + block - 1) / block * block : block;
     int32_t limit = INT32_MAX / (KVANT_CODE_VALUE_MAX * (int32_t)(KVANT_TILE * layout->column_tiles));
-    table->limit = limit < KVANT_CODE_OPERAND_MAX ? limit : KVANT_CODE_OPERAND_MAX;
-    codec->code_lines = numbers_lines;
+    product->limit = limit < KVANT_CODE_OPERAND_MAX ? limit : KVANT_CODE_OPERAND_MAX;
 }
 
 kvant_status kvant_codec_offer_numbers(kvant_codec *codec, const kvant_chunk_layout *layout, uint32_t components,
@@ -119,15 +121,14 @@ kvant_status kvant_codec_offer_numbers(kvant_codec *codec, const kvant_chunk_lay
         .entries = numbers->entries, .components = components, .dim = codec->info.head_dim, .index_bits = index_bits
     };
     fill(numbers, directions, lengths);
-    codec->numbers = numbers;
-    set_table(codec);
+    set_product(codec, numbers);
     return KVANT_OK;
 }
 
 uint32_t kvant_codec_query_place(const kvant_codec *codec, uint32_t channel)
 {
-    if (codec->numbers) {
-        const uint32_t size = codec->numbers->chunk.components;
+    if (codec->view.kind == KVANT_CODES_CHUNK) {
+        const uint32_t size = codec->product.integers.chunk->chunk.components;
         return kvant_key_place(size, channel / size, channel % size);
     }
     return channel / KVANT_PAGE_TOKENS * KVANT_PAGE_TOKENS + kvant_token_position(channel % KVANT_PAGE_TOKENS);

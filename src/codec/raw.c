@@ -1,10 +1,10 @@
-/* raw.c - f32, f16 and bf16: no codes, no transform. f16 is also what open pages are. */
+/* raw.c - f32, f16 and bf16: no codes, no transform. Open pages of all codecs are f16 pages of y. */
 #include <math.h>
 #include <stdio.h>
 #include <string.h>
 
 #include "../base/half.h"
-#include "codec_internal.h"
+#include "encode.h"
 
 typedef enum raw_type { RAW_F32, RAW_F16, RAW_BF16 } raw_type;
 
@@ -17,8 +17,9 @@ static raw_type type_of(const kvant_codec *codec)
     return ((const raw_state *)codec->state)->type;
 }
 
-static kvant_status raw_check(const kvant_codec *codec, const float *y)
+static kvant_status raw_check(const kvant_codec *codec, const kvant_kernels *kernels, const float *y)
 {
+    (void)kernels;
     const float limit[] = { [RAW_F32] = INFINITY, [RAW_F16] = KVANT_HALF_MAX, [RAW_BF16] = 3.3895314e38f };
     for (uint32_t j = 0; j < codec->info.head_dim; j++)
         if (!(fabsf(y[j]) <= limit[type_of(codec)]))
@@ -26,43 +27,56 @@ static kvant_status raw_check(const kvant_codec *codec, const float *y)
     return KVANT_OK;
 }
 
-static void raw_encode(const kvant_codec *codec, const kvant_rows *rows, size_t i, uint32_t token, void *page)
+void kvant_codec_encode_open(const kvant_codec *codec, const kvant_kernels *kernels, const float *y, uint32_t first,
+                             uint32_t n, void *page)
 {
-    float y[KVANT_MAX_HEAD_DIM];
     uint32_t d = codec->info.head_dim;
-    kvant_codec_transform_row(codec, rows, i, y);
+    kernels->float_to_half(y, (uint16_t *)page + (size_t)first * d, n * d);
+}
+
+void kvant_codec_decode_open(const kvant_codec *codec, const kvant_kernels *kernels, const void *page,
+                             uint32_t first, uint32_t n, float *y)
+{
+    uint32_t d = codec->info.head_dim;
+    kernels->half_to_float((const uint16_t *)page + (size_t)first * d, y, n * d);
+}
+
+static void raw_encode(const kvant_codec *codec, const kvant_kernels *kernels, const float *y, uint32_t token,
+                   void *page)
+{
+    uint32_t d = codec->info.head_dim;
     if (type_of(codec) == RAW_F32) {
         memcpy((float *)page + (size_t)token * d, y, d * sizeof *y);
         return;
     }
-    uint16_t *out = (uint16_t *)page + (size_t)token * d;
     if (type_of(codec) == RAW_F16)
-        kvant_kernels_get(KVANT_CPU_AUTO)->float_to_half(y, out, d);
-    else
-        for (uint32_t j = 0; j < d; j++)
-            out[j] = kvant_bf16_from_float(y[j]);
+        kvant_codec_encode_open(codec, kernels, y, token, 1, page);
+    uint16_t *out = (uint16_t *)page + (size_t)token * d;
+    for (uint32_t j = 0; type_of(codec) == RAW_BF16 && j < d; j++)
+        out[j] = kvant_bf16_from_float(y[j]);
 }
 
-static void raw_decode(const kvant_codec *codec, const void *page, uint32_t token, float *y)
+static void raw_decode(const kvant_codec *codec, const kvant_kernels *kernels, const void *page, uint32_t token,
+                   float *y)
 {
     uint32_t d = codec->info.head_dim;
     if (type_of(codec) == RAW_F32) {
         memcpy(y, (const float *)page + (size_t)token * d, d * sizeof *y);
         return;
     }
+    if (type_of(codec) == RAW_F16)
+        kvant_codec_decode_open(codec, kernels, page, token, 1, y);
     const uint16_t *in = (const uint16_t *)page + (size_t)token * d;
-    for (uint32_t j = 0; j < d; j++)
-        y[j] = type_of(codec) == RAW_F16 ? kvant_half_to_float(in[j]) : kvant_bf16_to_float(in[j]);
+    for (uint32_t j = 0; type_of(codec) == RAW_BF16 && j < d; j++)
+        y[j] = kvant_bf16_to_float(in[j]);
 }
 
-/* Whether unpack_halves does a page: keys, and values whose channels are in the order of tiles, whole blocks of 64. */
+/* Keys, and values whose channels are in the order of tiles, whole blocks of 64. */
 static bool suits_halves(const kvant_codec *codec)
 {
-    return type_of(codec) == RAW_F16 && (codec->info.role == KVANT_ROLE_K ||
-                                         (codec->info.head_dim % KVANT_PAGE_TOKENS == 0 && !codec->layout.moved));
+    return codec->info.role == KVANT_ROLE_K || (codec->info.head_dim % KVANT_PAGE_TOKENS == 0 && !codec->layout.moved);
 }
 
-/* What attention meets most: pages that are not sealed yet. */
 static void unpack_halves(const kvant_codec *codec, const kvant_kernels *kernels, const uint16_t *half, float *tile)
 {
     uint32_t d = codec->info.head_dim, padded = codec->layout.padded_dim;
@@ -77,28 +91,25 @@ static void unpack_halves(const kvant_codec *codec, const kvant_kernels *kernels
             kernels->token_halves(half + (size_t)t * d + j, tile + (size_t)kvant_token_position(t) * padded + j);
 }
 
-static void raw_unpack(const kvant_codec *codec, const kvant_kernels *kernels, const void *page, float *tile)
+void kvant_codec_unpack_open(const kvant_codec *codec, const kvant_kernels *kernels, const void *page, float *tile)
 {
-    uint32_t d = codec->info.head_dim, padded = codec->layout.padded_dim;
     if (suits_halves(codec)) {
         unpack_halves(codec, kernels, page, tile);
         return;
     }
     for (uint32_t t = 0; t < KVANT_PAGE_TOKENS; t++) {
         float y[KVANT_MAX_HEAD_DIM];
-        uint32_t position = kvant_token_position(t);
-        if (type_of(codec) == RAW_F16)
-            kernels->half_to_float((const uint16_t *)page + (size_t)t * d, y, d);
-        else
-            raw_decode(codec, page, t, y);
-        if (codec->info.role == KVANT_ROLE_K) {
-            for (uint32_t j = 0; j < padded; j++)
-                tile[(size_t)j * KVANT_PAGE_TOKENS + position] = j < d ? y[j] : 0;
-        } else {
-            for (uint32_t j = 0; j < padded; j++)
-                tile[(size_t)position * padded + kvant_layout_row_position(&codec->layout, j)] = j < d ? y[j] : 0;
-        }
+        kvant_codec_decode_open(codec, kernels, page, t, 1, y);
+        kvant_unpack_token(codec, t, y, tile);
     }
+}
+
+static void raw_unpack(const kvant_codec *codec, const kvant_kernels *kernels, const void *page, float *tile)
+{
+    if (type_of(codec) == RAW_F16)
+        kvant_codec_unpack_open(codec, kernels, page, tile);
+    else
+        kvant_unpack_decoded(codec, kernels, page, tile);
 }
 
 static const kvant_quantizer raw_quantizer = { raw_check, raw_encode, raw_decode, raw_unpack };

@@ -6,7 +6,6 @@
 
 #include "../base/alloc.h"
 #include "../base/random.h"
-#include "../kernels/kernels.h"
 #include "../math/rotation.h"
 
 static const char *const rotate_names[] = { "none", "hadamard", "dense", NULL };
@@ -108,6 +107,7 @@ kvant_status kvant_transform_init_inner(kvant_transform *transform, uint32_t n, 
 /* Columns of R B are R times columns of B; rows of B R are R^T times rows of B. */
 kvant_status kvant_transform_compose(kvant_transform *transform, const float *b, bool before)
 {
+    const kvant_kernels *kernels = kvant_kernels_get(KVANT_CPU_AUTO);
     size_t d = transform->head_dim;
     float *matrix = kvant_alloc(d * d, sizeof *matrix), in[KVANT_MAX_HEAD_DIM], out[KVANT_MAX_HEAD_DIM];
     KVANT_RETURN_IF(!matrix, KVANT_ERR_MEMORY);
@@ -115,9 +115,9 @@ kvant_status kvant_transform_compose(kvant_transform *transform, const float *b,
         for (size_t j = 0; j < d; j++)
             in[j] = before ? b[j * d + i] : b[i * d + j];
         if (before)
-            kvant_transform_forward(transform, NULL, in, out);
+            kvant_transform_forward(transform, kernels, NULL, in, out);
         else
-            kvant_transform_inverse(transform, NULL, in, out);
+            kvant_transform_inverse(transform, kernels, NULL, in, out);
         for (size_t j = 0; j < d; j++)
             matrix[before ? j * d + i : i * d + j] = out[j];
     }
@@ -149,9 +149,8 @@ const float *kvant_transform_normalise(const kvant_transform *transform, const k
 }
 
 /* y = R x; x and y may be equal unless R is dense. */
-static void rotate(const kvant_transform *transform, const float *x, float *y)
+static void rotate(const kvant_transform *transform, const kvant_kernels *kernels, const float *x, float *y)
 {
-    const kvant_kernels *kernels = kvant_kernels_get(KVANT_CPU_AUTO);
     uint32_t d = transform->head_dim;
     if (transform->rotate == KVANT_ROTATE_DENSE) {
         for (uint32_t i = 0; i < d; i++)
@@ -166,9 +165,8 @@ static void rotate(const kvant_transform *transform, const float *x, float *y)
 }
 
 /* x = R^T y, the same rules. */
-static void unrotate(const kvant_transform *transform, const float *y, float *x)
+static void unrotate(const kvant_transform *transform, const kvant_kernels *kernels, const float *y, float *x)
 {
-    const kvant_kernels *kernels = kvant_kernels_get(KVANT_CPU_AUTO);
     uint32_t d = transform->head_dim;
     if (transform->rotate == KVANT_ROTATE_DENSE) {
         kernels->combine_rows(transform->matrix, y, d, d, x);
@@ -186,10 +184,11 @@ static void unrotate(const kvant_transform *transform, const float *y, float *x)
 /* Rows of a symmetric W are its columns, and columns of R W are R times those of W. */
 static void fill_weights(kvant_transform *transform, const float *w, const float *inverse, float *weights)
 {
+    const kvant_kernels *kernels = kvant_kernels_get(KVANT_CPU_AUTO);
     size_t d = transform->head_dim;
     for (size_t i = 0; i < d; i++) {
-        rotate(transform, w + i * d, weights + i * d);
-        rotate(transform, inverse + i * d, weights + (d + i) * d);
+        rotate(transform, kernels, w + i * d, weights + i * d);
+        rotate(transform, kernels, inverse + i * d, weights + (d + i) * d);
     }
 }
 
@@ -229,17 +228,18 @@ float kvant_transform_gain(const kvant_transform *transform)
 }
 
 /* y = R W x with weights those of W, or R W^-1 x with those of W^-1. */
-static void weigh(const kvant_transform *transform, const float *weights, const float *x, float *y)
+static void weigh(const kvant_transform *transform, const kvant_kernels *kernels, const float *weights,
+                  const float *x, float *y)
 {
     uint32_t d = transform->head_dim;
     if (!transform->diagonal) {
-        kvant_kernels_get(KVANT_CPU_AUTO)->combine_rows(weights, x, d, d, y);
+        kernels->combine_rows(weights, x, d, d, y);
         return;
     }
     float z[KVANT_MAX_HEAD_DIM];
     for (uint32_t i = 0; i < d; i++)
         z[i] = x[i] * weights[i];
-    rotate(transform, z, y);
+    rotate(transform, kernels, z, y);
 }
 
 /* Where the weights of W^-1 lie. */
@@ -249,32 +249,44 @@ static const float *inverse_weights(const kvant_transform *transform)
     return transform->weights + (transform->diagonal ? d : d * d);
 }
 
-void kvant_transform_forward(const kvant_transform *transform, const kvant_affine *affine, const float *x, float *y)
+kvant_transform_view kvant_transform_get_view(const kvant_transform *transform)
+{
+    const bool hadamard = transform->rotate == KVANT_ROTATE_HADAMARD;
+    return (kvant_transform_view){ .rotate = transform->rotate,
+                                   .block = hadamard ? transform->block : 0,
+                                   .signs = hadamard ? transform->signs : NULL,
+                                   .matrix = transform->rotate == KVANT_ROTATE_DENSE ? transform->matrix : NULL,
+                                   .weights = transform->weights,
+                                   .inverse_weights = transform->weights ? inverse_weights(transform) : NULL,
+                                   .diagonal = transform->diagonal };
+}
+
+void kvant_transform_forward(const kvant_transform *transform, const kvant_kernels *kernels,
+                             const kvant_affine *affine, const float *x, float *y)
 {
     float z[KVANT_MAX_HEAD_DIM];
     const float *source = kvant_transform_normalise(transform, affine, x, z);
     if (transform->weights)
-        weigh(transform, transform->weights, source, y);
+        weigh(transform, kernels, transform->weights, source, y);
     else
-        rotate(transform, source, y);
+        rotate(transform, kernels, source, y);
 }
 
-void kvant_transform_dual(const kvant_transform *transform, const float *x, float *y)
+void kvant_transform_dual(const kvant_transform *transform, const kvant_kernels *kernels, const float *x, float *y)
 {
     if (transform->weights)
-        weigh(transform, inverse_weights(transform), x, y);
+        weigh(transform, kernels, inverse_weights(transform), x, y);
     else
-        rotate(transform, x, y);
+        rotate(transform, kernels, x, y);
 }
 
 /* x = W^-1 R^T y */
-static void unweigh(const kvant_transform *transform, const float *y, float *x)
+static void unweigh(const kvant_transform *transform, const kvant_kernels *kernels, const float *y, float *x)
 {
-    const kvant_kernels *kernels = kvant_kernels_get(KVANT_CPU_AUTO);
     const float *weights = inverse_weights(transform);
     uint32_t d = transform->head_dim;
     if (transform->diagonal) {
-        unrotate(transform, y, x);
+        unrotate(transform, kernels, y, x);
         for (uint32_t i = 0; i < d; i++)
             x[i] *= weights[i];
         return;
@@ -283,12 +295,13 @@ static void unweigh(const kvant_transform *transform, const float *y, float *x)
         x[i] = kernels->dot(weights + (size_t)i * d, y, d);
 }
 
-void kvant_transform_inverse(const kvant_transform *transform, const kvant_affine *affine, const float *y, float *x)
+void kvant_transform_inverse(const kvant_transform *transform, const kvant_kernels *kernels,
+                             const kvant_affine *affine, const float *y, float *x)
 {
     if (transform->weights)
-        unweigh(transform, y, x);
+        unweigh(transform, kernels, y, x);
     else
-        unrotate(transform, y, x);
+        unrotate(transform, kernels, y, x);
     for (uint32_t i = 0; affine && affine->scale && i < transform->head_dim; i++)
         x[i] *= affine->scale[i];
     for (uint32_t i = 0; affine && affine->center && i < transform->head_dim; i++)

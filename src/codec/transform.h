@@ -7,10 +7,10 @@
 
 #include <kvant/codec.h>
 
+#include "../kernels/kernels.h"
 #include "cache_options.h"
 #include "spec.h"
-
-typedef enum kvant_rotate { KVANT_ROTATE_NONE = 0, KVANT_ROTATE_HADAMARD = 1, KVANT_ROTATE_DENSE = 2 } kvant_rotate;
+#include "view.h"
 
 typedef struct kvant_transform {
     kvant_rotate rotate;
@@ -65,14 +65,18 @@ const float *kvant_transform_normalise(const kvant_transform *transform, const k
                                        float *z);
 
 /* y = R W ((x - c) / s); affine may be NULL. x and y may not overlap with a dense rotation or a full W, may be equal otherwise. */
-void kvant_transform_forward(const kvant_transform *transform, const kvant_affine *affine, const float *x,
-                             float *y);
+void kvant_transform_forward(const kvant_transform *transform, const kvant_kernels *kernels,
+                             const kvant_affine *affine, const float *x, float *y);
+
+/* The transform as plain data, without centre and scale. */
+kvant_transform_view kvant_transform_get_view(const kvant_transform *transform);
 
 /* y = R W^-1 x for queries, the same rules. */
-void kvant_transform_dual(const kvant_transform *transform, const float *x, float *y);
+void kvant_transform_dual(const kvant_transform *transform, const kvant_kernels *kernels, const float *x,
+                          float *y);
 
 /* x = c + s o W^-1 R^T y, the same rules. */
-void kvant_transform_inverse(const kvant_transform *transform, const kvant_affine *affine, const float *y,
-                             float *x);
+void kvant_transform_inverse(const kvant_transform *transform, const kvant_kernels *kernels,
+                             const kvant_affine *affine, const float *y, float *x);
 
 #endif

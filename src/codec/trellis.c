@@ -8,20 +8,11 @@
 #include <stdio.h>
 #include <string.h>
 
+#include "../base/alloc.h"
 #include "../base/half.h"
 #include "trellis_book.h"
 
 #define MIN_HEAD_DIM 4u
-
-static uint16_t *scales(const kvant_codec *codec, void *page)
-{
-    return (uint16_t *)((uint8_t *)page + codec->info.metadata_offset);
-}
-
-static float scale_at(const kvant_codec *codec, const void *page, uint32_t token)
-{
-    return kvant_half_to_float(((const uint16_t *)((const uint8_t *)page + codec->info.metadata_offset))[token]);
-}
 
 static uint16_t cell_of(float u)
 {
@@ -31,10 +22,48 @@ static uint16_t cell_of(float u)
     return (uint16_t)(x - low);
 }
 
-/* Codes and levels' indices of a row; returns the scale to store, before it is rounded to fp16. */
-static float quantize(const kvant_trellis_book *book, uint32_t dim, const float *y, uint8_t *codes, uint8_t *levels)
+/* Survivors of a search stay on the stack: of 256 states for all steps, of 1024 for 128 steps. Others come from the
+ * heap, and where there is no memory the search repeats itself on the stack. Two functions, because the frame of the
+ * larger one would be a burden to callers on small stacks. */
+#define STACK_WORDS 4096u /* KVANT_TRELLIS_MAX_STEPS x 256 bits */
+
+static KVANT_NOINLINE void find_short_path(const kvant_trellis *trellis, const kvant_kernels *kernels,
+                                           const uint16_t *cells, uint8_t *bits)
 {
-    const kvant_kernels *kernels = kvant_kernels_get(KVANT_CPU_AUTO);
+    _Alignas(64) uint16_t metric[2u << KVANT_TRELLIS_MIN_MEMORY];
+    uint32_t decisions[STACK_WORDS];
+    kvant_trellis_work work = { metric, decisions, KVANT_TRELLIS_MAX_STEPS };
+    kernels->trellis_path(trellis, cells, trellis->n_steps, &work, bits);
+}
+
+static KVANT_NOINLINE void find_long_path(const kvant_trellis *trellis, const kvant_kernels *kernels,
+                                          const uint16_t *cells, uint8_t *bits)
+{
+    _Alignas(64) uint16_t metric[2u << KVANT_TRELLIS_MAX_MEMORY];
+    uint32_t own[STACK_WORDS], step_words = 1u << trellis->memory >> 5;
+    kvant_trellis_work work = { metric, own, STACK_WORDS / step_words };
+    uint32_t *heap = NULL;
+    if (work.room < trellis->n_steps)
+        heap = kvant_alloc((size_t)trellis->n_steps * step_words, sizeof *heap);
+    if (heap)
+        work = (kvant_trellis_work){ metric, heap, trellis->n_steps };
+    kernels->trellis_path(trellis, cells, trellis->n_steps, &work, bits);
+    kvant_free(heap);
+}
+
+static void find_path(const kvant_trellis *trellis, const kvant_kernels *kernels, const uint16_t *cells,
+                      uint8_t *bits)
+{
+    if (trellis->memory == KVANT_TRELLIS_MIN_MEMORY)
+        find_short_path(trellis, kernels, cells, bits);
+    else
+        find_long_path(trellis, kernels, cells, bits);
+}
+
+/* Codes and levels' indices of a row; returns the scale to store, before it is rounded to fp16. */
+static float quantize(const kvant_trellis_book *book, const kvant_kernels *kernels, uint32_t dim, const float *y,
+                      uint8_t *codes, uint8_t *levels)
+{
     const kvant_trellis *trellis = &book->trellis;
     uint16_t cells[KVANT_TRELLIS_MAX_STEPS];
     uint8_t bits[KVANT_TRELLIS_MAX_STEPS], subsets[KVANT_TRELLIS_MAX_STEPS];
@@ -45,7 +74,7 @@ static float quantize(const kvant_trellis_book *book, uint32_t dim, const float 
         cells[step] = KVANT_TRELLIS_NO_NUMBER;
     for (uint32_t j = 0; j < dim; j++)
         cells[book->trellis.steps[j]] = cell_of(y[j] * inverse);
-    kernels->trellis_path(trellis, cells, book->trellis.n_steps, bits);
+    find_path(trellis, kernels, cells, bits);
     kvant_trellis_subsets(&book->trellis, bits, subsets);
     for (uint32_t j = 0; j < dim; j++) {
         const uint32_t step = book->trellis.steps[j], nearest = trellis->nearest[cells[step]][subsets[step]];
@@ -58,32 +87,34 @@ static float quantize(const kvant_trellis_book *book, uint32_t dim, const float 
     return product > 0 ? squares / product : 0;
 }
 
-static kvant_status trellis_check(const kvant_codec *codec, const float *y)
+static kvant_status trellis_check(const kvant_codec *codec, const kvant_kernels *kernels, const float *y)
 {
     const kvant_trellis_book *book = kvant_trellis_book_of(codec);
     const uint32_t dim = codec->info.head_dim;
     uint8_t codes[KVANT_MAX_HEAD_DIM], levels[KVANT_MAX_HEAD_DIM];
-    const float squares = kvant_kernels_get(KVANT_CPU_AUTO)->dot(y, y, dim);
+    const float squares = kernels->dot(y, y, dim);
     bool fits = sqrtf(squares) * book->inverse_sqrt_dim <= KVANT_HALF_MAX &&
-                quantize(book, dim, y, codes, levels) <= KVANT_HALF_MAX;
+                quantize(book, kernels, dim, y, codes, levels) <= KVANT_HALF_MAX;
     return fits ? KVANT_OK : KVANT_ERR_RANGE;
 }
 
-static void trellis_encode(const kvant_codec *codec, const kvant_rows *rows, size_t i, uint32_t token, void *page)
+static void trellis_encode(const kvant_codec *codec, const kvant_kernels *kernels, const float *y, uint32_t token,
+                   void *page)
 {
     const kvant_trellis_book *book = kvant_trellis_book_of(codec);
-    float y[KVANT_MAX_HEAD_DIM];
     uint8_t codes[KVANT_MAX_HEAD_DIM] = { 0 }, levels[KVANT_MAX_HEAD_DIM];
-    kvant_codec_transform_row(codec, rows, i, y);
-    scales(codec, page)[token] = kvant_half_from_float(quantize(book, codec->info.head_dim, y, codes, levels));
+    kvant_codec_metadata(codec, page)[token] =
+        kvant_half_from_float(quantize(book, kernels, codec->info.head_dim, y, codes, levels));
     kvant_layout_put(&codec->layout, page, token, codes);
 }
 
-static void trellis_decode(const kvant_codec *codec, const void *page, uint32_t token, float *y)
+static void trellis_decode(const kvant_codec *codec, const kvant_kernels *kernels, const void *page, uint32_t token,
+                   float *y)
 {
     const kvant_trellis_book *book = kvant_trellis_book_of(codec);
     uint8_t codes[KVANT_MAX_HEAD_DIM], bits[KVANT_TRELLIS_MAX_STEPS] = { 0 }, subsets[KVANT_TRELLIS_MAX_STEPS];
-    const float scale = scale_at(codec, page, token);
+    const float scale = kvant_half_to_float(kvant_codec_metadata_of(codec, page)[token]);
+    (void)kernels;
     kvant_layout_get(&codec->layout, page, token, codes);
     for (uint32_t j = 0; j < codec->info.head_dim; j++)
         bits[book->trellis.steps[j]] = codes[j] & 1;
@@ -121,6 +152,20 @@ static kvant_status read_options(trellis_options *options, kvant_spec *spec, con
     return KVANT_OK;
 }
 
+static void set_view(kvant_codec *codec, const kvant_trellis_book *book)
+{
+    const kvant_trellis *trellis = &book->trellis;
+    codec->view.kind = KVANT_CODES_TRELLIS;
+    codec->view.of.trellis = (kvant_trellis_view){ .memory = trellis->memory,
+                                                   .taps = trellis->taps,
+                                                   .steps = trellis->steps,
+                                                   .levels = trellis->levels,
+                                                   .values = book->values,
+                                                   .unit = book->unit,
+                                                   .inverse_sqrt_dim = book->inverse_sqrt_dim,
+                                                   .unbiased = book->unbiased };
+}
+
 static kvant_status create_trellis(kvant_codec *codec, kvant_spec *spec, const kvant_site *site,
                                    const kvant_error *error)
 {
@@ -143,7 +188,8 @@ static kvant_status create_trellis(kvant_codec *codec, kvant_spec *spec, const k
     kvant_trellis_book *book = codec->state;
     kvant_trellis_book_init(book, &codec->layout, options.memory);
     book->unbiased = options.unbiased;
-    codec->trellis = &book->trellis;
+    set_view(codec, book);
+    codec->product.integers.trellis = &book->trellis;
     kvant_codec_offer_codes(codec, false, d, trellis_lines);
     return KVANT_OK;
 }

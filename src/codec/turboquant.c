@@ -16,49 +16,39 @@
 #include "../math/lloyd_max.h"
 #include "feedback.h"
 
-static uint16_t *scales(const kvant_codec *codec, void *page)
-{
-    return (uint16_t *)((uint8_t *)page + codec->info.metadata_offset);
-}
-
-static float scale_at(const kvant_codec *codec, const void *page, uint32_t token)
-{
-    return kvant_half_to_float(((const uint16_t *)((const uint8_t *)page + codec->info.metadata_offset))[token]);
-}
-
-static kvant_status turboquant_check(const kvant_codec *codec, const float *y)
+static kvant_status turboquant_check(const kvant_codec *codec, const kvant_kernels *kernels, const float *y)
 {
     const kvant_codebook *book = kvant_codebook_of(codec);
-    bool fits = codec->feedback ? kvant_feedback_fits(book, y) : kvant_codebook_fits(book, y);
+    bool fits = codec->feedback ? kvant_feedback_fits(book, kernels, y) : kvant_codebook_fits(book, kernels, y);
     return fits ? KVANT_OK : KVANT_ERR_RANGE;
 }
 
-static void turboquant_encode(const kvant_codec *codec, const kvant_rows *rows, size_t i, uint32_t token,
-                              void *page)
+static void turboquant_encode(const kvant_codec *codec, const kvant_kernels *kernels, const float *y, uint32_t token,
+                   void *page)
 {
-    float y[KVANT_MAX_HEAD_DIM];
     uint8_t codes[KVANT_MAX_HEAD_DIM] = { 0 };
     const kvant_codebook *book = kvant_codebook_of(codec);
-    kvant_codec_transform_row(codec, rows, i, y);
-    float scale = codec->feedback ? kvant_feedback_quantize(codec->feedback, book, y, codes)
-                                  : kvant_codebook_quantize(book, y, codes);
-    scales(codec, page)[token] = kvant_half_from_float(scale);
+    float scale = codec->feedback ? kvant_feedback_quantize(codec->feedback, book, kernels, y, codes)
+                                  : kvant_codebook_quantize(book, kernels, y, codes);
+    kvant_codec_metadata(codec, page)[token] = kvant_half_from_float(scale);
     kvant_layout_put(&codec->layout, page, token, codes);
 }
 
-static void turboquant_decode(const kvant_codec *codec, const void *page, uint32_t token, float *y)
+static void turboquant_decode(const kvant_codec *codec, const kvant_kernels *kernels, const void *page, uint32_t token,
+                   float *y)
 {
     uint8_t codes[KVANT_MAX_HEAD_DIM];
+    float scale = kvant_half_to_float(kvant_codec_metadata_of(codec, page)[token]);
+    (void)kernels;
     kvant_layout_get(&codec->layout, page, token, codes);
-    kvant_codebook_decode(kvant_codebook_of(codec), codes, scale_at(codec, page, token), y);
+    kvant_codebook_decode(kvant_codebook_of(codec), codes, scale, y);
 }
 
 static void turboquant_unpack(const kvant_codec *codec, const kvant_kernels *kernels, const void *page, float *tile)
 {
     uint32_t d = codec->info.head_dim, padded = codec->layout.padded_dim;
     _Alignas(64) float scale[KVANT_PAGE_TOKENS], zero[KVANT_PAGE_TOKENS] = { 0 };
-    const uint16_t *stored = (const uint16_t *)((const uint8_t *)page + codec->info.metadata_offset);
-    kvant_codec_token_metadata(kernels, stored, scale);
+    kvant_codec_token_metadata(kernels, kvant_codec_metadata_of(codec, page), scale);
     kernels->unpack(&codec->layout, page, kvant_codebook_of(codec)->values, 0, tile);
     if (codec->info.role == KVANT_ROLE_V) {
         kernels->scale_rows(tile, KVANT_PAGE_TOKENS, padded, scale, zero);
@@ -85,7 +75,7 @@ static void offer_codes(kvant_codec *codec, kvant_codebook *book)
         return;
     book->code_step = book->values[n - 1] / KVANT_CODE_VALUE_MAX;
     for (uint32_t c = 0; c < n; c++)
-        codec->code_table.values[c] = (int16_t)lrintf(book->values[c] / book->code_step);
+        codec->product.integers.values[c] = (int16_t)lrintf(book->values[c] / book->code_step);
     kvant_codec_offer_codes(codec, false, codec->info.head_dim, turboquant_lines);
 }
 
@@ -95,10 +85,12 @@ static kvant_status create_plain(kvant_codec *codec, const turboquant_options *o
     kvant_codebook *book = codec->state;
     kvant_codebook_init(book, codec->info.head_dim, options->bits);
     book->unbiased = options->unbiased;
-    book->plain = true;
     codec->quantizer = &turboquant_quantizer;
     codec->takes_feedback = true;
     kvant_codec_set_sizes(codec, options->bits, KVANT_PAGE_TOKENS, 0);
+    codec->view.kind = KVANT_CODES_CODEBOOK;
+    codec->view.of.codebook =
+        (kvant_codebook_view){ book->values, book->thresholds, book->inverse_sqrt_dim, book->unbiased };
     offer_codes(codec, book);
     return KVANT_OK;
 }

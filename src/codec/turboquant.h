@@ -3,7 +3,7 @@
 #define KVANT_CODEC_TURBOQUANT_H
 
 #include "codebook.h"
-#include "qjl.h"
+#include "papers/qjl.h"
 
 typedef struct turboquant_options {
     uint32_t bits; /* as in the name, without its fraction */

@@ -73,66 +73,37 @@ static void encode_group(const kvant_uniform *u, const kvant_kernels *kernels, c
         meta[zero_at] = f.zero;
 }
 
-static uint16_t *metadata(const kvant_codec *codec, void *page)
-{
-    return (uint16_t *)((uint8_t *)page + codec->info.metadata_offset);
-}
-
-/* Row i, transformed: in place when the rows are so already, else in buffer. */
-static const float *row_of(const kvant_codec *codec, const kvant_rows *rows, size_t i, float *buffer)
-{
-    if (rows->transformed)
-        return rows->data + i * rows->stride;
-    kvant_codec_transform_row(codec, rows, i, buffer);
-    return buffer;
-}
-
 static uint32_t group_end(const kvant_codec *codec, uint32_t first)
 {
     uint32_t end = first + kvant_uniform_of(codec)->group;
     return end < codec->info.head_dim ? end : codec->info.head_dim;
 }
 
-static void encode_token(const kvant_codec *codec, const kvant_rows *rows, size_t i, uint32_t token, void *page)
+static void encode_token(const kvant_codec *codec, const kvant_kernels *kernels, const float *y, uint32_t token,
+                         void *page)
 {
-    const kvant_kernels *kernels = kvant_kernels_get(KVANT_CPU_AUTO);
-    float buffer[KVANT_MAX_HEAD_DIM];
     uint8_t codes[KVANT_MAX_HEAD_DIM] = { 0 };
-    const float *y = row_of(codec, rows, i, buffer);
     for (uint32_t first = 0; first < codec->info.head_dim; first = group_end(codec, first))
         encode_group(kvant_uniform_of(codec), kernels, y + first, group_end(codec, first) - first, codes + first,
-                     metadata(codec, page) + kvant_uniform_index(codec, token, first),
+                     kvant_codec_metadata(codec, page) + kvant_uniform_index(codec, token, first),
                      kvant_uniform_n_scales(codec));
     kvant_layout_put(&codec->layout, page, token, codes);
 }
 
-/* Channels whose numbers are turned around at a time, so that a channel's tokens lie side by side: 16 kB.
- * Rows that still have to be transformed are so once for each; pages that the cache seals hold transformed
- * rows. */
-#define COLUMNS 64u
+/* A cache line of channels is turned around at a time, so that the tokens of a channel lie side by side. All codes
+ * of a block stay on the stack, 32 kB, which leaves room in a stack of 64 KiB. */
+#define COLUMNS 16u
 
 typedef struct columns {
     float numbers[COLUMNS][KVANT_PAGE_TOKENS];
     uint8_t codes[KVANT_PAGE_TOKENS][KVANT_MAX_HEAD_DIM];
 } columns;
 
-static void gather(const kvant_codec *codec, const kvant_rows *rows, size_t i, uint32_t first, uint32_t n,
-                   columns *block)
-{
-    float buffer[KVANT_MAX_HEAD_DIM];
-    for (uint32_t t = 0; t < kvant_uniform_of(codec)->group; t++) {
-        const float *y = row_of(codec, rows, i + t, buffer) + first;
-        for (uint32_t j = 0; j < n; j++)
-            block->numbers[j][t] = y[j];
-    }
-}
-
-static void encode_columns(const kvant_codec *codec, uint32_t first, uint32_t n, uint32_t token, void *page,
-                           columns *block)
+static void encode_columns(const kvant_codec *codec, const kvant_kernels *kernels, uint32_t first, uint32_t n,
+                           uint32_t token, void *page, columns *block)
 {
     const kvant_uniform *u = kvant_uniform_of(codec);
-    const kvant_kernels *kernels = kvant_kernels_get(KVANT_CPU_AUTO);
-    uint16_t *meta = metadata(codec, page) + kvant_uniform_index(codec, token, first);
+    uint16_t *meta = kvant_codec_metadata(codec, page) + kvant_uniform_index(codec, token, first);
     uint8_t codes[KVANT_PAGE_TOKENS];
     for (uint32_t j = 0; j < n; j++) {
         encode_group(u, kernels, block->numbers[j], u->group, codes, meta + j, kvant_uniform_n_scales(codec));
@@ -141,7 +112,8 @@ static void encode_columns(const kvant_codec *codec, uint32_t first, uint32_t n,
     }
 }
 
-static void encode_tokens(const kvant_codec *codec, const kvant_rows *rows, size_t i, uint32_t token, void *page)
+static void encode_tokens(const kvant_codec *codec, const kvant_kernels *kernels, const float *y, uint32_t token,
+                          void *page)
 {
     columns block;
     uint32_t d = codec->info.head_dim, group = kvant_uniform_of(codec)->group;
@@ -149,19 +121,22 @@ static void encode_tokens(const kvant_codec *codec, const kvant_rows *rows, size
         memset(block.codes[t] + d, 0, codec->layout.padded_dim - d);
     for (uint32_t first = 0; first < d; first += COLUMNS) {
         uint32_t n = d - first < COLUMNS ? d - first : COLUMNS;
-        gather(codec, rows, i, first, n, &block);
-        encode_columns(codec, first, n, token, page, &block);
+        for (uint32_t t = 0; t < group; t++)
+            for (uint32_t j = 0; j < n; j++)
+                block.numbers[j][t] = y[(size_t)t * d + first + j];
+        encode_columns(codec, kernels, first, n, token, page, &block);
     }
     for (uint32_t t = 0; t < group; t++)
         kvant_layout_put(&codec->layout, page, token + t, block.codes[t]);
 }
 
-static void uniform_encode(const kvant_codec *codec, const kvant_rows *rows, size_t i, uint32_t token, void *page)
+static void uniform_encode(const kvant_codec *codec, const kvant_kernels *kernels, const float *y, uint32_t token,
+                           void *page)
 {
     if (kvant_uniform_of(codec)->per_channel)
-        encode_tokens(codec, rows, i, token, page);
+        encode_tokens(codec, kernels, y, token, page);
     else
-        encode_token(codec, rows, i, token, page);
+        encode_token(codec, kernels, y, token, page);
 }
 
 /* The fp16 numbers of a token's lines, one a channel or one a group, from scales or zeros. */
@@ -174,11 +149,11 @@ static void token_halves(const kvant_codec *codec, const uint16_t *stored, uint3
         halves[i] = stored[i * stride];
 }
 
-static void uniform_decode(const kvant_codec *codec, const void *page, uint32_t token, float *y)
+static void uniform_decode(const kvant_codec *codec, const kvant_kernels *kernels, const void *page, uint32_t token,
+                   float *y)
 {
     const kvant_uniform *u = kvant_uniform_of(codec);
-    const kvant_kernels *kernels = kvant_kernels_get(KVANT_CPU_AUTO); /* to read fp16, the same on every level */
-    const uint16_t *stored = (const uint16_t *)((const uint8_t *)page + codec->info.metadata_offset);
+    const uint16_t *stored = kvant_codec_metadata_of(codec, page);
     uint32_t d = codec->info.head_dim, n = u->per_channel ? d : u->n_groups;
     uint16_t halves[KVANT_MAX_HEAD_DIM];
     float scale[KVANT_MAX_HEAD_DIM], zero[KVANT_MAX_HEAD_DIM] = { 0 };
@@ -204,8 +179,9 @@ static void uniform_decode(const kvant_codec *codec, const void *page, uint32_t 
 
 /* A zero point is a number of the row, and the scale of a group at most its largest magnitude (2 bits,
  * symmetric): both fit when the row does. Hybrid groups whose asymmetric scale would not stay symmetric. */
-static kvant_status uniform_check(const kvant_codec *codec, const float *y)
+static kvant_status uniform_check(const kvant_codec *codec, const kvant_kernels *kernels, const float *y)
 {
+    (void)kernels;
     for (uint32_t j = 0; j < codec->info.head_dim; j++)
         if (fabsf(y[j]) > KVANT_HALF_MAX)
             return KVANT_ERR_RANGE;
@@ -219,16 +195,31 @@ static const kvant_quantizer uniform_quantizer = { uniform_check, uniform_encode
 static void offer_codes(kvant_codec *codec)
 {
     const kvant_uniform *u = kvant_uniform_of(codec);
-    kvant_code_table *table = &codec->code_table;
+    int16_t *values = codec->product.integers.values;
     if (u->n_groups > 1 && u->group % KVANT_TILE != 0)
         return; /* groups of 8, 24, ... channels: no whole tiles */
     int32_t bias = (int32_t)u->bias, low_bias = bias < 8 ? bias : 8;
     for (int32_t c = 0; c < 16; c++) {
-        table->values[c] = (int16_t)(c - low_bias);
-        table->values[16 + c] = (int16_t)(16 * c - (bias - low_bias));
+        values[c] = (int16_t)(c - low_bias);
+        values[16 + c] = (int16_t)(16 * c - (bias - low_bias));
     }
-    table->has_zero = !u->symmetric;
+    codec->product.has_zero = !u->symmetric;
     kvant_codec_offer_codes(codec, u->per_channel, u->group, kvant_uniform_lines);
+}
+
+static void set_view(kvant_codec *codec)
+{
+    const kvant_uniform *u = kvant_uniform_of(codec);
+    codec->view.kind = KVANT_CODES_UNIFORM;
+    codec->view.of.uniform =
+        (kvant_uniform_view){ .hybrid = kvant_uniform_is_hybrid(u),
+                              .symmetric = u->symmetric,
+                              .per_channel = u->per_channel,
+                              .group = u->group,
+                              .n_groups = u->n_groups,
+                              .n_scales = (uint32_t)kvant_uniform_n_scales(codec),
+                              .levels = (uint32_t)(u->symmetric ? u->sym_levels : u->asym_levels),
+                              .offset = u->symmetric ? -u->bias : 0 };
 }
 
 static kvant_status set_group(kvant_codec *codec, uint32_t group, const kvant_error *error)
@@ -262,13 +253,12 @@ kvant_status kvant_uniform_init(kvant_codec *codec, uint32_t bits, kvant_uniform
                           .asym_levels = (float)((1u << asym_bits) - 1),
                           .bias = (float)(1u << (bits - 1)) };
     u->symmetric = mode == KVANT_UNIFORM_SYM;
-    u->levels = (uint32_t)(u->symmetric ? u->sym_levels : u->asym_levels);
-    u->offset = u->symmetric ? -u->bias : 0;
     KVANT_FORWARD(set_group(codec, group, error));
     codec->quantizer = &uniform_quantizer;
     uint32_t padded = (codec->info.head_dim + KVANT_TILE - 1) / KVANT_TILE * KVANT_TILE;
     size_t arrays = u->symmetric ? 1 : 2;
     kvant_codec_set_sizes(codec, bits, arrays * u->n_groups * (per_channel ? padded : KVANT_PAGE_TOKENS), 0);
+    set_view(codec);
     offer_codes(codec);
     return KVANT_OK;
 }

@@ -29,10 +29,7 @@ typedef struct kvant_uniform {
     float sym_levels;         /* the largest magnitude of a symmetric level, 2^(bits-1) - 1 */
     float asym_levels;        /* the largest asymmetric level */
     float bias;               /* code of the symmetric level 0, 2^(bits-1) */
-    /* The same of codecs that are not hybrid, for the library that runs them on GPUs. */
-    bool symmetric;
-    uint32_t levels;
-    float offset; /* code + offset is the level */
+    bool symmetric;           /* mode is KVANT_UNIFORM_SYM: no zero points */
 } kvant_uniform;
 
 static inline const kvant_uniform *kvant_uniform_of(const kvant_codec *codec)

@@ -26,7 +26,7 @@ typedef struct row_lines {
 static void read_lines(const kvant_codec *codec, const kvant_kernels *kernels, const void *page, lines *all)
 {
     const kvant_uniform *u = kvant_uniform_of(codec);
-    const uint16_t *stored = (const uint16_t *)((const uint8_t *)page + codec->info.metadata_offset);
+    const uint16_t *stored = kvant_codec_metadata_of(codec, page);
     uint32_t n = (uint32_t)kvant_uniform_n_scales(codec);
     kernels->half_to_float(stored, all->scale, n);
     if (u->mode == KVANT_UNIFORM_SYM)
@@ -196,8 +196,8 @@ static void channel_halves(const kvant_codec *codec, const kvant_kernels *kernel
 
 static void read_bands(const kvant_codec *codec, const kvant_kernels *kernels, const uint16_t *stored, float *out)
 {
-    const kvant_code_table *table = &codec->code_table;
-    for (uint32_t band = 0; band < table->n_bands; band++, out += table->stride)
+    const kvant_code_product *product = &codec->product;
+    for (uint32_t band = 0; band < product->n_bands; band++, out += product->stride)
         if (kvant_uniform_of(codec)->per_channel)
             channel_halves(codec, kernels, stored + (size_t)band * codec->layout.padded_dim, out);
         else
@@ -208,10 +208,10 @@ void kvant_uniform_lines(const kvant_codec *codec, const kvant_kernels *kernels,
                          kvant_code_lines *lines)
 {
     const kvant_uniform *u = kvant_uniform_of(codec);
-    const uint16_t *stored = (const uint16_t *)((const uint8_t *)page + codec->info.metadata_offset);
-    uint32_t n = codec->code_table.n_bands * codec->code_table.stride;
+    const uint16_t *stored = kvant_codec_metadata_of(codec, page);
+    uint32_t n = codec->product.n_bands * codec->product.stride;
     read_bands(codec, kernels, stored, lines->scale);
-    if (!codec->code_table.has_zero)
+    if (!codec->product.has_zero)
         return;
     read_bands(codec, kernels, stored + kvant_uniform_n_scales(codec), lines->zero);
     if (kvant_uniform_is_hybrid(u)) /* -scale * bias + scale * bias = 0 for symmetric groups */

@@ -2,10 +2,13 @@
  * attention are in attention/launch.cu. */
 #include "checks.h"
 #include "encode/append.h"
+#include "encode/queries.h"
 #include "pages/pages.h"
+#include "table.h"
 
 #include <algorithm>
 #include <climits>
+#include <cstdio>
 #include <iterator>
 
 using namespace kvant;
@@ -21,6 +24,7 @@ AppendRole role_of(const kvant_cuda_codec &codec, const kvant_cuda_pages &pages)
     role.codec = codec.params;
     role.book = &codec.book;
     role.trellis = &codec.trellis;
+    role.wide_book = &codec.wide;
     role.base = static_cast<uint8_t *>(pages.base);
     role.block_stride = pages.block_stride;
     role.head_stride = pages.head_stride;
@@ -32,74 +36,92 @@ bool has_groups(const kvant_cuda_params &codec)
     return codec.grouping != KVANT_CUDA_GROUP_TOKEN;
 }
 
-/* An append or a seal may need two launches: the roles of one kernel, then those of another. */
+using AppendLaunch = cudaError_t (*)(const AppendArgs &, uint32_t, int, int, cudaStream_t);
+
+AppendLaunch append_launch_of(const kvant_cuda_params &codec)
+{
+    switch (codec.codes) {
+    case KVANT_CUDA_CODES_OPEN: return launch_append_open;
+    case KVANT_CUDA_CODES_UNIFORM: return has_groups(codec) ? launch_seal_groups : launch_append;
+    case KVANT_CUDA_CODES_CODEBOOK:
+        return codec.kind == KVANT_CUDA_CODEBOOK_WIDE ? launch_append_wide : launch_append;
+    case KVANT_CUDA_CODES_TRELLIS: return launch_append_trellis;
+    case KVANT_CUDA_CODES_TRIPLETS:
+    case KVANT_CUDA_CODES_QUATERNIONS: return launch_append_chunks;
+    }
+    return nullptr;
+}
+
+/* launch_append takes uniform codes and codebooks side by side; other launches take codes of one sort, a trellis of one memory. */
+bool share_launch(const kvant_cuda_params &a, const kvant_cuda_params &b)
+{
+    const AppendLaunch launch = append_launch_of(a);
+    return launch == append_launch_of(b) && a.memory == b.memory && (launch == launch_append || a.codes == b.codes);
+}
+
+/* The roles of an append or a seal. */
 struct Roles {
-    AppendArgs args;
+    AppendRole at[2];
     int n;
 };
 
-constexpr int APPEND_KERNELS = 8;
-using AppendLaunch = cudaError_t (*)(const AppendArgs &, uint32_t, int, int, cudaStream_t);
-
-/* launch_append_chunks has roles of one kind of chunk a launch, launch_append_trellis of as many states. */
-constexpr AppendLaunch APPEND_LAUNCHES[APPEND_KERNELS] = { launch_append_open,    launch_seal_groups,
-                                                           launch_append_chunks,  launch_append_chunks,
-                                                           launch_append,         launch_append_trellis,
-                                                           launch_append_trellis, launch_append_trellis };
-
-int append_kernel_of(const kvant_cuda_params &codec)
+/* Roles first .. end - 1 in one launch; common: what all roles share. */
+kvant_status launch_some(const Roles &roles, int first, int end, const AppendArgs &common, uint32_t n_kv_heads,
+                         kvant_cuda_stream stream)
 {
-    if (kvant_cuda_has_trellis(codec.kind))
-        return 5 + (int)(codec.memory - 8) / 2;
-    return codec.kind == KVANT_CUDA_OPEN        ? 0
-           : has_groups(codec)                  ? 1
-           : !kvant_cuda_has_chunks(codec.kind) ? 4
-           : codec.kind <= KVANT_CUDA_OCTOPUS4  ? 2
-                                                : 3;
+    AppendArgs args = common;
+    std::copy(roles.at + first, roles.at + end, args.roles);
+    const kvant_cuda_params &codec = args.roles[0].codec;
+    return from_cuda(append_launch_of(codec)(args, codec.head_dim, end - first, (int)n_kv_heads,
+                                             static_cast<cudaStream_t>(stream)));
 }
 
-/* common: what all roles share. */
-kvant_status launch_roles(const Roles (&roles)[APPEND_KERNELS], const AppendArgs &common, uint32_t n_kv_heads,
+kvant_status launch_roles(const Roles &roles, const AppendArgs &common, uint32_t n_kv_heads,
                           kvant_cuda_stream stream)
 {
-    kvant_status status = KVANT_OK;
-    for (int i = 0; i < APPEND_KERNELS; i++) {
-        if (common.n_tokens == 0 || roles[i].n == 0 || status != KVANT_OK)
-            continue;
-        AppendArgs args = common;
-        std::copy(std::begin(roles[i].args.roles), std::end(roles[i].args.roles), args.roles);
-        status = from_cuda(APPEND_LAUNCHES[i](args, args.roles[0].codec.head_dim, roles[i].n, (int)n_kv_heads,
-                                              static_cast<cudaStream_t>(stream)));
-    }
-    return status;
+    if (common.n_tokens == 0)
+        return KVANT_OK;
+    if (roles.n == 1 || share_launch(roles.at[0].codec, roles.at[1].codec))
+        return launch_some(roles, 0, roles.n, common, n_kv_heads, stream);
+    const kvant_status status = launch_some(roles, 0, 1, common, n_kv_heads, stream);
+    return status == KVANT_OK ? launch_some(roles, 1, 2, common, n_kv_heads, stream) : status;
+}
+
+/* A codec with weights needs them, another has no place for them. */
+bool valid_weights(const kvant_cuda_params &codec, const float *weights)
+{
+    return (codec.weighting != KVANT_CUDA_WEIGHTING_NONE) == (weights != nullptr);
 }
 
 bool valid_rows(const kvant_cuda_rows &rows, uint32_t n_kv_heads)
 {
-    return !rows.codec || (rows.rows && valid_pages(rows.pages, rows.codec->params.page_bytes, n_kv_heads));
+    return !rows.codec || (rows.rows && valid_weights(rows.codec->params, rows.weights) &&
+                           valid_pages(rows.pages, rows.codec->params.page_bytes, n_kv_heads));
 }
 
 void add_rows(Roles &to, const kvant_cuda_rows &rows)
 {
-    AppendRole &role = to.args.roles[to.n++] = role_of(*rows.codec, rows.pages);
+    AppendRole &role = to.at[to.n++] = role_of(*rows.codec, rows.pages);
     role.rows = rows.rows;
     role.token_stride = rows.token_stride;
     role.row_head_stride = rows.head_stride;
     role.center = rows.center;
     role.factors = rows.factors;
+    role.weights = rows.weights;
 }
 
 bool valid_seal(const kvant_cuda_seal_pages &pages, uint32_t n_kv_heads)
 {
-    return !pages.codec || (pages.codec->params.kind != KVANT_CUDA_OPEN &&
+    return !pages.codec || (pages.codec->params.codes != KVANT_CUDA_CODES_OPEN &&
                             valid_pages(pages.open, open_bytes(pages.codec->params), n_kv_heads) &&
                             valid_pages(pages.sealed, pages.codec->params.page_bytes, n_kv_heads));
 }
 
 void add_open_pages(Roles &to, const kvant_cuda_seal_pages &pages)
 {
-    AppendRole &role = to.args.roles[to.n++] = role_of(*pages.codec, pages.sealed);
+    AppendRole &role = to.at[to.n++] = role_of(*pages.codec, pages.sealed);
     role.codec.rotation = kvant_cuda_rotation{}; /* these rows are transformed already */
+    role.codec.weighting = KVANT_CUDA_WEIGHTING_NONE;
     role.rows = pages.open.base;
     role.token_stride = role.codec.head_dim;
     role.row_head_stride = pages.open.head_stride / sizeof(uint16_t);
@@ -108,19 +130,31 @@ void add_open_pages(Roles &to, const kvant_cuda_seal_pages &pages)
 
 } // namespace
 
-extern "C" kvant_status kvant_cuda_append(const kvant_cuda_append_args *args, kvant_cuda_stream stream)
+kvant_status kvant_cuda_table_device_check(char *err, size_t errlen)
+{
+    const kvant_cuda_error message = { err, errlen };
+    int count = 0;
+    const cudaError_t error = cudaGetDeviceCount(&count);
+    if (error == cudaSuccess && count > 0)
+        return KVANT_OK;
+    return kvant_cuda_refuse(&message, from_cuda(error == cudaSuccess ? cudaErrorNoDevice : error),
+                             "no NVIDIA driver or no GPU that can be used: %s",
+                             cudaGetErrorString(error == cudaSuccess ? cudaErrorNoDevice : error));
+}
+
+kvant_status kvant_cuda_table_append(const kvant_cuda_append_args *args, kvant_cuda_stream stream)
 {
     if (!args || args->size != sizeof *args || !args->slots || !valid_type(args->type) || args->n_kv_heads == 0 ||
         args->n_kv_heads > MAX_GRID_Y || !valid_rows(args->k, args->n_kv_heads) ||
         !valid_rows(args->v, args->n_kv_heads))
         return KVANT_ERR_ARGUMENT;
-    Roles roles[APPEND_KERNELS]{};
+    Roles roles{};
     for (const kvant_cuda_rows *rows : { &args->k, &args->v }) {
         if (!rows->codec)
             continue;
         if (has_groups(rows->codec->params))
             return KVANT_ERR_UNSUPPORTED;
-        add_rows(roles[append_kernel_of(rows->codec->params)], *rows);
+        add_rows(roles, *rows);
     }
     if ((!args->k.codec && !args->v.codec) ||
         (args->k.codec && args->v.codec && args->k.codec->params.head_dim != args->v.codec->params.head_dim))
@@ -133,16 +167,16 @@ extern "C" kvant_status kvant_cuda_append(const kvant_cuda_append_args *args, kv
     return launch_roles(roles, common, args->n_kv_heads, stream);
 }
 
-extern "C" kvant_status kvant_cuda_seal(const kvant_cuda_seal_args *args, kvant_cuda_stream stream)
+kvant_status kvant_cuda_table_seal(const kvant_cuda_seal_args *args, kvant_cuda_stream stream)
 {
     if (!args || args->size != sizeof *args || !args->from || !args->to || args->n_kv_heads == 0 ||
         args->n_kv_heads > MAX_GRID_Y || args->n_blocks > INT_MAX / KVANT_PAGE_TOKENS ||
         !valid_seal(args->k, args->n_kv_heads) || !valid_seal(args->v, args->n_kv_heads))
         return KVANT_ERR_ARGUMENT;
-    Roles roles[APPEND_KERNELS]{};
+    Roles roles{};
     for (const kvant_cuda_seal_pages *pages : { &args->k, &args->v })
         if (pages->codec)
-            add_open_pages(roles[append_kernel_of(pages->codec->params)], *pages);
+            add_open_pages(roles, *pages);
     if ((!args->k.codec && !args->v.codec) ||
         (args->k.codec && args->v.codec && args->k.codec->params.head_dim != args->v.codec->params.head_dim))
         return KVANT_ERR_ARGUMENT;
@@ -156,14 +190,37 @@ extern "C" kvant_status kvant_cuda_seal(const kvant_cuda_seal_args *args, kvant_
     return launch_roles(roles, common, args->n_kv_heads, stream);
 }
 
-extern "C" kvant_status kvant_cuda_decode(const kvant_cuda_decode_args *args, kvant_cuda_stream stream)
+kvant_status kvant_cuda_table_transform_queries(const kvant_cuda_query_args *args, kvant_cuda_stream stream)
+{
+    if (!args || args->size != sizeof *args || !args->k_codec || !args->q || !args->out || !args->inverse_weights ||
+        !valid_type(args->type) || args->n_kv_heads == 0 || args->n_heads == 0 ||
+        args->n_heads % args->n_kv_heads != 0 || args->n_kv_heads > MAX_GRID_Y || args->batch > MAX_GRID_Y)
+        return KVANT_ERR_ARGUMENT;
+    const kvant_cuda_params &codec = args->k_codec->params;
+    if (codec.weighting != KVANT_CUDA_WEIGHTING_FULL)
+        return KVANT_ERR_ARGUMENT;
+    if (args->batch == 0)
+        return KVANT_OK;
+    const QueryArgs p{ args->type,
+                       args->q,
+                       args->q_batch_stride,
+                       args->q_head_stride,
+                       args->inverse_weights,
+                       args->out,
+                       args->n_heads / args->n_kv_heads };
+    return from_cuda(
+        launch_queries(p, codec.head_dim, args->batch, args->n_kv_heads, static_cast<cudaStream_t>(stream)));
+}
+
+kvant_status kvant_cuda_table_decode(const kvant_cuda_decode_args *args, kvant_cuda_stream stream)
 {
     if (!args || args->size != sizeof *args || !args->codec || !args->blocks || !args->out ||
         !valid_type(args->type) || args->n_kv_heads == 0 || args->n_kv_heads > MAX_GRID_Y ||
         args->n_blocks > INT_MAX)
         return KVANT_ERR_ARGUMENT;
     const kvant_cuda_params &codec = args->codec->params;
-    if (!valid_pages(args->pages, codec.page_bytes, args->n_kv_heads))
+    if (!valid_pages(args->pages, codec.page_bytes, args->n_kv_heads) ||
+        !valid_weights(codec, args->inverse_weights))
         return KVANT_ERR_ARGUMENT;
     if (args->n_blocks == 0)
         return KVANT_OK;
@@ -177,20 +234,24 @@ extern "C" kvant_status kvant_cuda_decode(const kvant_cuda_decode_args *args, kv
                   args->token_stride,
                   args->head_stride,
                   args->center,
-                  args->factors };
-    if (kvant_cuda_has_chunks(codec.kind))
+                  args->factors,
+                  args->inverse_weights };
+    if (kvant_cuda_has_chunks(&codec))
         return from_cuda(launch_decode_chunks(p, args->codec->book, codec.head_dim, args->n_blocks,
                                               args->n_kv_heads, static_cast<cudaStream_t>(stream)));
-    if (kvant_cuda_has_trellis(codec.kind))
+    if (codec.kind == KVANT_CUDA_CODEBOOK_WIDE)
+        return from_cuda(launch_decode_wide(p, args->codec->wide, codec.head_dim, args->n_blocks, args->n_kv_heads,
+                                            static_cast<cudaStream_t>(stream)));
+    if (codec.codes == KVANT_CUDA_CODES_TRELLIS)
         return from_cuda(launch_decode_trellis(p, args->codec->trellis, codec.head_dim, args->n_blocks,
                                                args->n_kv_heads, static_cast<cudaStream_t>(stream)));
     return from_cuda(
         launch_decode(p, codec.head_dim, args->n_blocks, args->n_kv_heads, static_cast<cudaStream_t>(stream)));
 }
 
-extern "C" kvant_status kvant_cuda_copy_blocks(const kvant_cuda_pages *pages, size_t page_bytes,
-                                               uint32_t n_kv_heads, const int32_t *from, const int32_t *to,
-                                               uint32_t n, kvant_cuda_stream stream)
+kvant_status kvant_cuda_table_copy_blocks(const kvant_cuda_pages *pages, size_t page_bytes, uint32_t n_kv_heads,
+                                          const int32_t *from, const int32_t *to, uint32_t n,
+                                          kvant_cuda_stream stream)
 {
     if (!pages || !from || !to || page_bytes == 0 || page_bytes % 16 != 0 || n_kv_heads == 0 ||
         n_kv_heads > MAX_GRID_Y || n > INT_MAX || !valid_pages(*pages, page_bytes, n_kv_heads))

@@ -4,7 +4,6 @@
 
 #include "params.h"
 
-#include <cstring>
 #include <cuda_runtime.h>
 
 namespace kvant
@@ -15,7 +14,9 @@ inline kvant_status from_cuda(cudaError_t error)
     if (error == cudaSuccess)
         return KVANT_OK;
     cudaGetLastError(); /* a refused launch leaves no error behind for the caller's own checks */
-    return error == cudaErrorNotSupported ? KVANT_ERR_UNSUPPORTED : KVANT_ERR_CUDA;
+    const bool unsupported =
+        error == cudaErrorNotSupported || error == cudaErrorNoDevice || error == cudaErrorInsufficientDriver;
+    return unsupported ? KVANT_ERR_UNSUPPORTED : KVANT_ERR_CUDA;
 }
 
 inline bool valid_type(kvant_cuda_type type)
@@ -39,20 +40,6 @@ inline bool valid_pages(const kvant_cuda_pages &pages, size_t page_bytes, uint32
 inline size_t open_bytes(const kvant_cuda_params &codec)
 {
     return (size_t)KVANT_PAGE_TOKENS * codec.head_dim * sizeof(uint16_t);
-}
-
-/* A struct whose size field is the caller's: fields that its version does not have are zero. first: the size of the first
- * released version. A field that this library does not know must be zero. */
-template <class T> kvant_status read_args(const T *given, size_t first, T &args)
-{
-    if (!given || given->size < first)
-        return KVANT_ERR_ARGUMENT;
-    memset(&args, 0, sizeof args);
-    memcpy(&args, given, given->size < sizeof args ? given->size : sizeof args);
-    for (size_t i = sizeof args; i < given->size; i++)
-        if (reinterpret_cast<const uint8_t *>(given)[i] != 0)
-            return KVANT_ERR_UNSUPPORTED;
-    return KVANT_OK;
 }
 
 } // namespace kvant

@@ -9,10 +9,15 @@ namespace kvant
 
 constexpr int PAGE_TOKENS = 64;
 
-/* Bits of plane i of a code of so many bits, 0 beyond the last. */
+constexpr int PLANES = 3; /* of a code, at most */
+
+/* Bits of plane i of a code of so many bits, 0 beyond the last: 4, 2 or 1, the largest that is left. */
 __host__ __device__ constexpr int plane_bits(int bits, int i)
 {
-    return bits == 8 ? (i < 2 ? 4 : 0) : bits == 3 ? (i == 0 ? 2 : i == 1 ? 1 : 0) : i == 0 ? bits : 0;
+    int plane = 0;
+    for (int left = bits; i >= 0; i--, left -= plane)
+        plane = left >= 4 ? 4 : left >= 2 ? 2 : left;
+    return plane;
 }
 
 /* Words of a plane of p bits with so many row and column tiles. */
@@ -23,8 +28,10 @@ __host__ __device__ constexpr int plane_words(int p, int row_tiles, int column_t
 
 __host__ __device__ constexpr int code_bytes(int bits, int row_tiles, int column_tiles)
 {
-    return 4 * (plane_words(plane_bits(bits, 0), row_tiles, column_tiles) +
-                plane_words(plane_bits(bits, 1), row_tiles, column_tiles));
+    int words = 0;
+    for (int i = 0; i < PLANES; i++)
+        words += plane_words(plane_bits(bits, i), row_tiles, column_tiles);
+    return 4 * words;
 }
 
 /* Word and bit of the code at (row, column) in a plane of p bits. */

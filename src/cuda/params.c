@@ -1,47 +1,60 @@
-/* params.c - see params.h: reads a CPU codec and refuses what has no kernel. */
-#include "params.h"
-
+/* params.c - see params.h: makes a GPU codec of a codec's view, and refuses what has no kernel. */
 #include <math.h>
+#include <stdarg.h>
 #include <stdbool.h>
+#include <stdio.h>
+#include <stdlib.h>
 #include <string.h>
 
-#include "../base/alloc.h"
-#include "../base/attributes.h"
-#include "../base/error.h"
-#include "../codec/codebook.h"
-#include "../codec/uniform.h"
+#include "table.h"
 
-static kvant_status init_rotation(kvant_cuda_rotation *rotation, const kvant_transform *transform,
-                                  const kvant_error *error)
+kvant_status kvant_cuda_refuse(const kvant_cuda_error *error, kvant_status status, const char *format, ...)
 {
-    if (transform->weights)
-        return kvant_fail(error, KVANT_ERR_UNSUPPORTED, "not on the GPU: transform=file and transform=diagonal");
+    if (!error->text || !error->size)
+        return status;
+    va_list arguments;
+    va_start(arguments, format);
+    vsnprintf(error->text, error->size, format, arguments);
+    va_end(arguments);
+    return status;
+}
+
+static kvant_status init_transform(kvant_cuda_params *params, const kvant_codec_view *view,
+                                   const kvant_cuda_error *error)
+{
+    const kvant_transform_view *transform = &view->transform;
+    kvant_cuda_rotation *rotation = &params->rotation;
+    params->weighting = !transform->weights   ? KVANT_CUDA_WEIGHTING_NONE
+                        : transform->diagonal ? KVANT_CUDA_WEIGHTING_DIAGONAL
+                                              : KVANT_CUDA_WEIGHTING_FULL;
+    if (params->weighting == KVANT_CUDA_WEIGHTING_FULL)
+        return KVANT_OK;
     if (transform->rotate == KVANT_ROTATE_DENSE)
-        return kvant_fail(error, KVANT_ERR_UNSUPPORTED,
-                          "not on the GPU: rotate=dense (the default of turboquant, octopus and trellis when head_dim is no "
-                          "power of two); "
-                          "use rotate=hadamard or rotate=none");
+        return kvant_cuda_refuse(
+            error, KVANT_ERR_UNSUPPORTED,
+            "not on the GPU: rotate=dense (the default of turboquant, octopus and trellis when head_dim is no "
+            "power of two); use rotate=hadamard or rotate=none");
     if (transform->rotate == KVANT_ROTATE_NONE)
         return KVANT_OK;
     rotation->block = transform->block;
     rotation->scale = (float)(1.0 / sqrt((double)transform->block));
-    for (uint32_t i = 0; i < transform->head_dim; i++)
+    for (uint32_t i = 0; i < view->info->head_dim; i++)
         if (transform->signs[i] < 0)
             rotation->signs[i / 32] |= 1u << i % 32;
     return KVANT_OK;
 }
 
 /* False when there is no such kind. */
-static bool find_uniform_kind(const kvant_uniform *u, uint32_t bits, kvant_cuda_params *params)
+static bool find_uniform_kind(const kvant_uniform_view *u, uint32_t bits, kvant_cuda_params *params)
 {
-    if (kvant_uniform_is_hybrid(u))
+    if (u->hybrid)
         return false;
+    static const kvant_cuda_kind per_token[] = { KVANT_CUDA_UNIFORM2, KVANT_CUDA_UNIFORM3, KVANT_CUDA_UNIFORM4,
+                                                 KVANT_CUDA_UNIFORM5, KVANT_CUDA_UNIFORM6, KVANT_CUDA_UNIFORM7,
+                                                 KVANT_CUDA_UNIFORM8 };
     if (!u->per_channel && u->n_groups == 1) {
-        params->kind = bits == 2   ? KVANT_CUDA_UNIFORM2
-                       : bits == 3 ? KVANT_CUDA_UNIFORM3
-                       : bits == 4 ? KVANT_CUDA_UNIFORM4
-                                   : KVANT_CUDA_UNIFORM8;
-        return bits <= 4 || bits == 8;
+        params->kind = per_token[bits - 2];
+        return true;
     }
     static const kvant_cuda_kind kinds[2][2] = {
         { KVANT_CUDA_UNIFORM2_CHANNELS32, KVANT_CUDA_UNIFORM2_TOKENS32 },
@@ -54,16 +67,18 @@ static bool find_uniform_kind(const kvant_uniform *u, uint32_t bits, kvant_cuda_
     return true;
 }
 
-static kvant_status init_uniform(kvant_cuda_params *params, const kvant_codec *codec, const kvant_error *error)
+static kvant_status init_uniform(kvant_cuda_params *params, const kvant_codec_view *view,
+                                 const kvant_cuda_error *error)
 {
-    const kvant_uniform *u = kvant_uniform_of(codec);
-    if (!find_uniform_kind(u, codec->info.bits, params))
-        return kvant_fail(
+    const kvant_uniform_view *u = &view->of.uniform;
+    if (!find_uniform_kind(u, view->info->bits, params))
+        return kvant_cuda_refuse(
             error, KVANT_ERR_UNSUPPORTED,
-            "not on the GPU: %s; uniform codes there have 2, 3, 4 or 8 bits and one group a token, or 2 or "
-            "3 bits and groups of 32, of channels or of tokens; none are hybrid",
-            codec->spec);
-    params->n_scales = (uint32_t)kvant_uniform_n_scales(codec);
+            "not on the GPU: %s; uniform codes there have one group per token, or 2 or 3 bits and groups of 32, of "
+            "channels or of tokens; none are hybrid",
+            view->info->spec);
+    params->codes = KVANT_CUDA_CODES_UNIFORM;
+    params->n_scales = u->n_scales;
     params->symmetric = u->symmetric;
     params->levels = (float)u->levels;
     params->offset = u->offset;
@@ -136,99 +151,100 @@ static bool guess_curve(kvant_cuda_params *params)
     return best < 0.4;
 }
 
-static kvant_status init_codebook(kvant_cuda_params *params, const kvant_codec *codec, const kvant_error *error)
+static kvant_status init_codebook(kvant_cuda_codec *out, const kvant_codec_view *view,
+                                  const kvant_cuda_error *error)
 {
     static const kvant_cuda_kind kinds[] = { KVANT_CUDA_CODEBOOK2, KVANT_CUDA_CODEBOOK3, KVANT_CUDA_CODEBOOK4 };
-    const kvant_codebook *book = kvant_codebook_of(codec);
-    uint32_t bits = codec->info.bits;
-    if (!book->plain)
-        return kvant_fail(error, KVANT_ERR_UNSUPPORTED,
-                          "not on the GPU: %s; turboquant there has no sketch and whole bits", codec->spec);
-    if (bits < 2 || bits > 4)
-        return kvant_fail(error, KVANT_ERR_UNSUPPORTED, "not on the GPU: turboquant-%u; there are 2, 3 and 4 bits",
-                          (unsigned)bits);
-    params->kind = kinds[bits - 2];
+    const kvant_codebook_view *book = &view->of.codebook;
+    const uint32_t bits = view->info->bits;
+    const bool wide = bits < 2 || bits > 4;
+    kvant_cuda_params *params = &out->params;
+    params->codes = KVANT_CUDA_CODES_CODEBOOK;
+    params->kind = wide ? KVANT_CUDA_CODEBOOK_WIDE : kinds[bits - 2];
     params->unbiased = book->unbiased;
     params->inverse_sqrt_dim = book->inverse_sqrt_dim;
-    memcpy(params->values, book->values, sizeof params->values);
-    memcpy(params->thresholds, book->thresholds, sizeof params->thresholds);
+    if (wide) {
+        memcpy(out->wide.values, book->values, sizeof *book->values << bits);
+        memcpy(out->wide.thresholds, book->thresholds, sizeof *book->thresholds * ((1u << bits) - 1));
+        return KVANT_OK;
+    }
+    memcpy(params->values, book->values, sizeof *book->values << bits);
+    memcpy(params->thresholds, book->thresholds, sizeof *book->thresholds * ((1u << bits) - 1));
     byte_codebook(params);
     if (!guess_curve(params))
-        return kvant_fail(error, KVANT_ERR_UNSUPPORTED, "not on the GPU: %s; its levels stand too unevenly",
-                          codec->spec);
+        return kvant_cuda_refuse(error, KVANT_ERR_UNSUPPORTED, "not on the GPU: %s; its levels stand too unevenly",
+                                 view->info->spec);
     return KVANT_OK;
 }
 
-kvant_status kvant_cuda_params_init(kvant_cuda_codec *out, const kvant_codec *codec, char *err, size_t errlen)
+static kvant_status init_codes(kvant_cuda_codec *out, const kvant_codec_view *view, const kvant_cuda_error *error)
 {
-    kvant_cuda_params *params = &out->params;
-    kvant_error error = { err, errlen };
-    uint32_t d = codec->info.head_dim;
-    *params = (kvant_cuda_params){ .head_dim = d,
-                                   .bits = codec->info.bits,
-                                   .role = codec->info.role,
-                                   .metadata_offset = (uint32_t)codec->info.metadata_offset,
-                                   .page_bytes = (uint32_t)codec->info.page_bytes };
-    if (d != 64 && d != 96 && d != 128 && d != 256)
-        return kvant_fail(&error, KVANT_ERR_UNSUPPORTED,
-                          "not on the GPU: head_dim %u; there are 64, 96, 128 and 256", (unsigned)d);
-    KVANT_FORWARD(init_rotation(&params->rotation, &codec->transform, &error));
-    if (strncmp(codec->spec, "turboquant-", 11) == 0)
-        return init_codebook(params, codec, &error);
-    if (strncmp(codec->spec, "octopus-", 8) == 0)
-        return kvant_cuda_octopus_init(params, &out->book, codec, err, errlen);
-    if (strncmp(codec->spec, "hqmq-", 5) == 0)
-        return kvant_cuda_hqmq_init(params, &out->book, codec, err, errlen);
-    if (codec->trellis) {
-        kvant_cuda_trellis_init(params, &out->trellis, codec);
-        return KVANT_OK;
+    switch (view->kind) {
+    case KVANT_CODES_UNIFORM: return init_uniform(&out->params, view, error);
+    case KVANT_CODES_CODEBOOK: return init_codebook(out, view, error);
+    case KVANT_CODES_TRELLIS: kvant_cuda_trellis_init(&out->params, &out->trellis, view); return KVANT_OK;
+    case KVANT_CODES_CHUNK: return kvant_cuda_chunk_init(&out->params, &out->book, view, error);
+    case KVANT_CODES_NONE: break;
     }
-    static const char *const uniform[] = { "int-", "bdr-", "kivi-", "innerq-" };
-    for (size_t i = 0; i < sizeof uniform / sizeof *uniform; i++)
-        if (strncmp(codec->spec, uniform[i], strlen(uniform[i])) == 0)
-            return init_uniform(params, codec, &error);
-    return kvant_fail(&error, KVANT_ERR_UNSUPPORTED,
-                      "not on the GPU: %s; there are int, bdr, kivi, innerq, turboquant, octopus, hqmq and trellis",
-                      codec->spec);
+    return kvant_cuda_refuse(error, KVANT_ERR_UNSUPPORTED,
+                             "not on the GPU: %s; there are int, bdr, kivi, innerq, turboquant, octopus, hqmq and "
+                             "trellis, of whole bits and with no sketch",
+                             view->info->spec);
 }
 
-kvant_status kvant_cuda_codec_from(const kvant_codec *source, kvant_cuda_codec **out, char *err, size_t errlen)
+kvant_status kvant_cuda_params_init(kvant_cuda_codec *out, const kvant_codec_view *view,
+                                    const kvant_cuda_error *error)
 {
-    kvant_error error = { err, errlen };
-    if (!out)
-        return kvant_fail(&error, KVANT_ERR_ARGUMENT, "no place for the codec");
+    const kvant_codec_info *info = view->info;
+    const uint32_t d = info->head_dim;
+    out->params = (kvant_cuda_params){ .head_dim = d,
+                                       .bits = info->bits,
+                                       .role = info->role,
+                                       .metadata_offset = (uint32_t)info->metadata_offset,
+                                       .page_bytes = (uint32_t)info->page_bytes };
+    if (d != 64 && d != 96 && d != 128 && d != 256)
+        return kvant_cuda_refuse(error, KVANT_ERR_UNSUPPORTED,
+                                 "not on the GPU: head_dim %u; there are 64, 96, 128 and 256", (unsigned)d);
+    if (view->feedback.pivots)
+        return kvant_cuda_refuse(error, KVANT_ERR_UNSUPPORTED, "not on the GPU: feedback");
+    KVANT_FORWARD(init_transform(&out->params, view, error));
+    return init_codes(out, view, error);
+}
+
+kvant_status kvant_cuda_table_codec_create(const kvant_codec_view *view, kvant_cuda_codec **out, char *err,
+                                           size_t errlen)
+{
+    const kvant_cuda_error error = { err, errlen };
+    const size_t spec_bytes = strlen(view->info->spec) + 1;
     *out = NULL;
-    if (!source)
-        return kvant_fail(&error, KVANT_ERR_ARGUMENT, "no codec");
-    kvant_cuda_codec *codec = kvant_alloc(1, sizeof *codec);
+    kvant_cuda_codec *codec = calloc(1, sizeof *codec + spec_bytes);
     if (!codec)
-        return kvant_fail(&error, KVANT_ERR_MEMORY, "no memory for a codec");
-    kvant_status status = kvant_cuda_params_init(codec, source, err, errlen);
+        return kvant_cuda_refuse(&error, KVANT_ERR_MEMORY, "no memory for a codec");
+    kvant_status status = kvant_cuda_params_init(codec, view, &error);
     if (status != KVANT_OK) {
-        kvant_free(codec);
+        free(codec);
         return status;
     }
-    codec->info = source->info;
-    kvant_append(codec->spec, sizeof codec->spec, "%s", source->spec);
-    codec->info.spec = codec->spec;
+    codec->info = *view->info;
+    codec->info.spec = memcpy(codec + 1, view->info->spec, spec_bytes);
     *out = codec;
     return KVANT_OK;
 }
 
-kvant_status kvant_cuda_codec_create_open(const kvant_cuda_codec *sealed, kvant_cuda_codec **open)
+kvant_status kvant_cuda_table_codec_create_open(const kvant_cuda_codec *sealed, kvant_cuda_codec **open)
 {
-    KVANT_RETURN_IF(!open, KVANT_ERR_ARGUMENT);
-    *open = NULL;
-    KVANT_RETURN_IF(!sealed, KVANT_ERR_ARGUMENT);
-    kvant_cuda_codec *codec = kvant_alloc(1, sizeof *codec);
+    kvant_cuda_codec *codec = calloc(1, sizeof *codec);
+    *open = codec;
     KVANT_RETURN_IF(!codec, KVANT_ERR_MEMORY);
     size_t bytes = (size_t)KVANT_PAGE_TOKENS * sealed->params.head_dim * sizeof(uint16_t);
-    codec->params = (kvant_cuda_params){ .kind = KVANT_CUDA_OPEN,
+    codec->params = (kvant_cuda_params){ .codes = KVANT_CUDA_CODES_OPEN,
+                                         .kind = KVANT_CUDA_OPEN,
                                          .head_dim = sealed->params.head_dim,
                                          .bits = 16,
                                          .role = sealed->params.role,
                                          .metadata_offset = (uint32_t)bytes,
                                          .page_bytes = (uint32_t)bytes,
+                                         .weighting = sealed->params.weighting,
                                          .rotation = sealed->params.rotation };
     codec->info = sealed->info;
     codec->info.spec = "f16";
@@ -237,36 +253,18 @@ kvant_status kvant_cuda_codec_create_open(const kvant_cuda_codec *sealed, kvant_
     codec->info.code_bytes = codec->info.metadata_offset = codec->info.page_bytes = bytes;
     codec->info.metadata_bytes = 0;
     codec->info.true_bits = codec->info.nominal_bits = 16;
-    *open = codec;
     return KVANT_OK;
 }
 
-kvant_status kvant_cuda_codec_create(const char *spec, uint32_t head_dim, kvant_role role, uint64_t seed,
-                                     kvant_cuda_codec **out, char *err, size_t errlen)
+void kvant_cuda_table_codec_free(kvant_cuda_codec **codec)
 {
-    kvant_error error = { err, errlen };
-    kvant_codec *codec = NULL;
-    if (!out)
-        return kvant_fail(&error, KVANT_ERR_ARGUMENT, "no place for the codec");
-    *out = NULL;
-    KVANT_FORWARD(kvant_codec_create(spec, head_dim, role, seed, &codec, err, errlen));
-    kvant_status status = kvant_cuda_codec_from(codec, out, err, errlen);
-    kvant_codec_free(&codec);
-    return status;
-}
-
-void kvant_cuda_codec_free(kvant_cuda_codec **codec)
-{
-    if (!codec || !*codec)
-        return;
-    kvant_free(*codec);
+    free(*codec);
     *codec = NULL;
 }
 
-kvant_status kvant_cuda_codec_get_info(const kvant_cuda_codec *codec, kvant_codec_info *info)
+kvant_status kvant_cuda_table_codec_get_info(const kvant_cuda_codec *codec, kvant_codec_info *info)
 {
-    if (!codec || !info || info->size != sizeof *info)
-        return KVANT_ERR_ARGUMENT;
+    KVANT_RETURN_IF(!info || info->size != sizeof *info, KVANT_ERR_ARGUMENT);
     *info = codec->info;
     return KVANT_OK;
 }

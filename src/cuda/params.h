@@ -1,10 +1,14 @@
 /* params.h - what kernels need to know of a codec, as plain numbers that travel by value into a launch.
  *
- * Owns the list of what is on the GPU (params.c refuses the rest); knows no kernel. Shared by C and CUDA. */
+ * params.c makes them from a codec's view and refuses codecs without a kernel. Knows no kernel. Shared by C
+ * and CUDA. */
 #ifndef KVANT_CUDA_PARAMS_H
 #define KVANT_CUDA_PARAMS_H
 
 #include <kvant/cuda.h>
+
+#include "../base/attributes.h"
+#include "../codec/view.h"
 
 #ifdef __cplusplus
 extern "C" {
@@ -14,7 +18,18 @@ extern "C" {
 #define KVANT_CUDA_MAX_LEVELS 16u
 #define KVANT_CUDA_TABLE_WORDS 8u
 
-/* How codes become numbers in attention: the dequantiser that a kernel is built with. */
+/* What pages hold. */
+typedef enum kvant_cuda_codes {
+    KVANT_CUDA_CODES_OPEN, /* fp16 rows */
+    KVANT_CUDA_CODES_UNIFORM,
+    KVANT_CUDA_CODES_CODEBOOK,
+    KVANT_CUDA_CODES_TRELLIS,
+    KVANT_CUDA_CODES_TRIPLETS,   /* chunks of 3 channels */
+    KVANT_CUDA_CODES_QUATERNIONS /* chunks of 4 */
+} kvant_cuda_codes;
+
+/* How codes become numbers in attention: the dequantiser that a kernel is built with. In no order: code that asks what pages
+ * hold reads kvant_cuda_params.codes. */
 typedef enum kvant_cuda_kind {
     KVANT_CUDA_UNIFORM2,
     KVANT_CUDA_UNIFORM2_CHANNELS32, /* a scale for 32 channels of a token */
@@ -23,17 +38,21 @@ typedef enum kvant_cuda_kind {
     KVANT_CUDA_UNIFORM3_CHANNELS32,
     KVANT_CUDA_UNIFORM3_TOKENS32,
     KVANT_CUDA_UNIFORM4,
+    KVANT_CUDA_UNIFORM5, /* without attention, as all below that say so */
+    KVANT_CUDA_UNIFORM6,
+    KVANT_CUDA_UNIFORM7,
     KVANT_CUDA_UNIFORM8,
     KVANT_CUDA_OCTOPUS2, /* codes of triplets of channels */
     KVANT_CUDA_OCTOPUS3,
     KVANT_CUDA_OCTOPUS4,
     KVANT_CUDA_HQMQ_S96R4, /* codes of 4 channels */
     KVANT_CUDA_HQMQ_S192R6,
-    KVANT_CUDA_OPEN,      /* fp16 rows */
-    KVANT_CUDA_CODEBOOK2, /* from here on: codebooks */
+    KVANT_CUDA_OPEN, /* fp16 rows */
+    KVANT_CUDA_CODEBOOK2,
     KVANT_CUDA_CODEBOOK3,
     KVANT_CUDA_CODEBOOK4,
-    KVANT_CUDA_TRELLIS2, /* from here on: levels that follow from codes before them */
+    KVANT_CUDA_CODEBOOK_WIDE, /* of 1 or 5 to 8 bits; without attention */
+    KVANT_CUDA_TRELLIS2,
     KVANT_CUDA_TRELLIS3,
     KVANT_CUDA_TRELLIS4
 } kvant_cuda_kind;
@@ -45,6 +64,13 @@ typedef enum kvant_cuda_grouping {
     KVANT_CUDA_GROUP_TOKENS32
 } kvant_cuda_grouping;
 
+/* What stands before the rotation of keys: W of a calibration, different for every kv head. */
+typedef enum kvant_cuda_weighting {
+    KVANT_CUDA_WEIGHTING_NONE,
+    KVANT_CUDA_WEIGHTING_DIAGONAL,
+    KVANT_CUDA_WEIGHTING_FULL /* holds the rotation too: rotation.block is 0 */
+} kvant_cuda_weighting;
+
 typedef struct kvant_cuda_rotation {
     uint32_t block;                          /* Hadamard block, 0 without a rotation */
     float scale;                             /* binary32(1 / sqrt(block)) */
@@ -52,10 +78,12 @@ typedef struct kvant_cuda_rotation {
 } kvant_cuda_rotation;
 
 typedef struct kvant_cuda_params {
+    kvant_cuda_codes codes;
     kvant_cuda_kind kind;
     kvant_cuda_grouping grouping;
     uint32_t head_dim, bits, role;
     uint32_t metadata_offset, page_bytes;
+    kvant_cuda_weighting weighting;
     kvant_cuda_rotation rotation;
     /* uniform: the number of scales of a page, a multiple of 64; zero points follow them */
     uint32_t symmetric, n_scales;
@@ -72,6 +100,13 @@ typedef struct kvant_cuda_params {
     float step, bias;
     uint32_t memory; /* trellis: bits of a state; bytes are magnitudes of levels then, see trellis_params.c */
 } kvant_cuda_params;
+
+#define KVANT_CUDA_WIDE_LEVELS 256u
+
+/* A codebook of KVANT_CUDA_CODEBOOK_WIDE. */
+typedef struct kvant_cuda_wide_book {
+    float values[KVANT_CUDA_WIDE_LEVELS], thresholds[KVANT_CUDA_WIDE_LEVELS];
+} kvant_cuda_wide_book;
 
 #define KVANT_CUDA_TRELLIS_LEVELS 64u
 
@@ -99,34 +134,38 @@ typedef struct kvant_cuda_book {
     double secondaries[KVANT_CUDA_MAX_SECONDARIES][4];
 } kvant_cuda_book;
 
-static inline uint32_t kvant_cuda_has_chunks(kvant_cuda_kind kind)
+static inline uint32_t kvant_cuda_has_chunks(const kvant_cuda_params *params)
 {
-    return kind >= KVANT_CUDA_OCTOPUS2 && kind <= KVANT_CUDA_HQMQ_S192R6;
-}
-
-static inline uint32_t kvant_cuda_has_trellis(kvant_cuda_kind kind)
-{
-    return kind >= KVANT_CUDA_TRELLIS2;
+    return params->codes == KVANT_CUDA_CODES_TRIPLETS || params->codes == KVANT_CUDA_CODES_QUATERNIONS;
 }
 
 struct kvant_cuda_codec {
     kvant_cuda_params params;
-    kvant_cuda_book book;       /* of kinds with chunks */
-    kvant_cuda_trellis trellis; /* of kinds with one */
-    kvant_codec_info info;
-    char spec[300];
+    kvant_cuda_book book;       /* of chunks */
+    kvant_cuda_trellis trellis; /* of a trellis */
+    kvant_cuda_wide_book wide;  /* of a wide codebook */
+    kvant_codec_info info;      /* its spec lies behind this struct */
 };
 
-/* Fills a codec's params, book and trellis, or says why the source is not on the GPU. */
-kvant_status kvant_cuda_params_init(kvant_cuda_codec *codec, const kvant_codec *source, char *err, size_t errlen);
+/* Where a refusal is explained: size bytes of text, or NULL. */
+typedef struct kvant_cuda_error {
+    char *text;
+    size_t size;
+} kvant_cuda_error;
 
-/* Its part for codes of several channels (chunk_params.c). */
-kvant_status kvant_cuda_octopus_init(kvant_cuda_params *params, kvant_cuda_book *book, const kvant_codec *codec,
-                                     char *err, size_t errlen);
-kvant_status kvant_cuda_hqmq_init(kvant_cuda_params *params, kvant_cuda_book *book, const kvant_codec *codec,
-                                  char *err, size_t errlen);
-/* Its part for those of a trellis (trellis_params.c), of which all are there. */
-void kvant_cuda_trellis_init(kvant_cuda_params *params, kvant_cuda_trellis *trellis, const kvant_codec *codec);
+/* Formats the message and returns status. */
+kvant_status kvant_cuda_refuse(const kvant_cuda_error *error, kvant_status status, const char *format, ...)
+    KVANT_PRINTF(3, 4);
+
+/* Fills a codec's params, book and trellis, or says why the codec of this view is not on the GPU. */
+kvant_status kvant_cuda_params_init(kvant_cuda_codec *codec, const kvant_codec_view *view,
+                                    const kvant_cuda_error *error);
+
+/* The part of params_init for chunks (chunk_params.c). */
+kvant_status kvant_cuda_chunk_init(kvant_cuda_params *params, kvant_cuda_book *book, const kvant_codec_view *view,
+                                   const kvant_cuda_error *error);
+/* The part of params_init for a trellis (trellis_params.c). */
+void kvant_cuda_trellis_init(kvant_cuda_params *params, kvant_cuda_trellis *trellis, const kvant_codec_view *view);
 
 #ifdef __cplusplus
 }

@@ -117,6 +117,102 @@ __device__ __forceinline__ void rotate_back(Row<D> &row, const kvant_cuda_rotati
     apply_signs(row, rotation, lane);
 }
 
+/* y = sum over i of x_i m[i], m being D x D numbers by rows: products and sums rounded one by one in the order of i, as the
+ * CPU's combine_rows has it. */
+template <int D> __device__ __forceinline__ Row<D> combine_rows(const float *m, const Row<D> &x, int lane)
+{
+    constexpr int N = Row<D>::PER_LANE;
+    Row<D> y;
+#pragma unroll
+    for (int k = 0; k < N; k++)
+        y.x[k] = 0;
+#pragma unroll
+    for (int j = 0; j < N; j++)
+#pragma unroll 8
+        for (int l = 0; l < 32; l++) {
+            const float x_i = __shfl_sync(FULL, x.x[j], l);
+            const float *row = m + (size_t)(32 * j + l) * D + lane;
+#pragma unroll
+            for (int k = 0; k < N; k++)
+                y.x[k] = __fadd_rn(y.x[k], __fmul_rn(x_i, row[32 * k]));
+        }
+    return y;
+}
+
+/* y_i = <m[i], x>, the sum in the order of docs/format.md, "Numbers". space: D floats of the warp's, aligned to 16. */
+template <int D>
+__device__ __forceinline__ Row<D> multiply_rows(const float *m, const Row<D> &x, float *space, int lane)
+{
+    Row<D> y;
+    __syncwarp(); /* the row before has been read */
+#pragma unroll
+    for (int j = 0; j < Row<D>::PER_LANE; j++)
+        space[lane + 32 * j] = x.x[j];
+    __syncwarp();
+#pragma unroll 1
+    for (int j = 0; j < Row<D>::PER_LANE; j++) {
+        const float4 *row = reinterpret_cast<const float4 *>(m + (size_t)(lane + 32 * j) * D);
+        float sum[16];
+#pragma unroll 1
+        for (int tile = 0; tile < D / 16; tile++)
+#pragma unroll
+            for (int i = 0; i < 4; i++) {
+                const float4 a = row[4 * tile + i], b = reinterpret_cast<const float4 *>(space)[4 * tile + i];
+                sum[4 * i] = __fadd_rn(tile ? sum[4 * i] : 0, __fmul_rn(a.x, b.x));
+                sum[4 * i + 1] = __fadd_rn(tile ? sum[4 * i + 1] : 0, __fmul_rn(a.y, b.y));
+                sum[4 * i + 2] = __fadd_rn(tile ? sum[4 * i + 2] : 0, __fmul_rn(a.z, b.z));
+                sum[4 * i + 3] = __fadd_rn(tile ? sum[4 * i + 3] : 0, __fmul_rn(a.w, b.w));
+            }
+#pragma unroll
+        for (int width = 8; width > 0; width /= 2)
+#pragma unroll
+            for (int i = 0; i < width; i++)
+                sum[i] = __fadd_rn(sum[i], sum[i + width]);
+        y.x[j] = sum[0];
+    }
+    return y;
+}
+
+/* y = R W x. weights: of the kv head. */
+template <int D>
+__device__ __forceinline__ void transform(Row<D> &row, const kvant_cuda_params &codec, const float *weights,
+                                          int lane)
+{
+    if (codec.weighting == KVANT_CUDA_WEIGHTING_FULL) {
+        row = combine_rows<D>(weights, row, lane);
+        return;
+    }
+#pragma unroll
+    for (int j = 0; codec.weighting == KVANT_CUDA_WEIGHTING_DIAGONAL && j < Row<D>::PER_LANE; j++)
+        row.x[j] = __fmul_rn(row.x[j], weights[lane + 32 * j]);
+    rotate(row, codec.rotation, lane);
+}
+
+/* x = W^-1 R^T y. space: D floats of the warp's, aligned to 16. */
+template <int D>
+__device__ __forceinline__ void transform_back(Row<D> &row, const kvant_cuda_params &codec,
+                                               const float *inverse_weights, float *space, int lane)
+{
+    if (codec.weighting == KVANT_CUDA_WEIGHTING_FULL) {
+        row = multiply_rows<D>(inverse_weights, row, space, lane);
+        return;
+    }
+    rotate_back(row, codec.rotation, lane);
+#pragma unroll
+    for (int j = 0; codec.weighting == KVANT_CUDA_WEIGHTING_DIAGONAL && j < Row<D>::PER_LANE; j++)
+        row.x[j] = __fmul_rn(row.x[j], inverse_weights[lane + 32 * j]);
+}
+
+/* Where the weights of a kv head begin; NULL without any. */
+__device__ __forceinline__ const float *weights_of(const kvant_cuda_params &codec, const float *weights,
+                                                   int kv_head)
+{
+    const size_t d = codec.head_dim;
+    return codec.weighting == KVANT_CUDA_WEIGHTING_NONE
+               ? nullptr
+               : weights + kv_head * (codec.weighting == KVANT_CUDA_WEIGHTING_FULL ? d * d : d);
+}
+
 /* The warp's largest number, by one instruction: with the bits of negative ones inverted but for the sign, floats are in the
  * order of whole numbers. */
 __device__ __forceinline__ float largest_of(float x)

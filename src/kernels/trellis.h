@@ -30,6 +30,14 @@ typedef struct kvant_trellis {
     _Alignas(64) uint8_t subsets[1u << (KVANT_TRELLIS_MAX_MEMORY - 1)][2];
 } kvant_trellis;
 
+/* Memory of a search. With room for fewer steps than the circle has, the search repeats steps whose decisions it did
+ * not keep: the same bits, but slower. */
+typedef struct kvant_trellis_work {
+    uint16_t *metric;    /* 2 << memory numbers, aligned to 64 */
+    uint32_t *decisions; /* room << memory bits */
+    uint32_t room;       /* steps, at least 1 */
+} kvant_trellis_work;
+
 /* The subset of a window of memory + 1 bits, the newest lowest. */
 static inline uint32_t kvant_trellis_subset(const kvant_trellis *trellis, uint32_t window)
 {

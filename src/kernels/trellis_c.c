@@ -127,5 +127,5 @@ KVANT_TRELLIS_DOTS_FN(kvant_trellis_dots_c)
 
 KVANT_TRELLIS_PATH_FN(kvant_trellis_path_c)
 {
-    path_c(trellis, cells, n, bits);
+    path_c(trellis, cells, n, work, bits);
 }

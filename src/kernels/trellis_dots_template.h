@@ -221,6 +221,34 @@ KVANT_INLINE void make_value_levels(const level_job *job, uint32_t bits)
     }
 }
 
+KVANT_INLINE void make_levels_bits(level_job *job, uint32_t bits)
+{
+    job->tables = load_levels(job->trellis->levels, bits);
+    if (job->layout->role == KVANT_ROLE_K)
+        make_key_levels(job, bits);
+    else
+        make_value_levels(job, bits);
+}
+
+/* The page's levels become the tile. Not inlined, like multiply_levels: their stacks follow one another in the same
+ * place, which keeps attention within 64 KiB. */
+static KVANT_NOINLINE void NAME(make_levels)(level_job *job, const void *page)
+{
+    _Alignas(64) uint32_t words[KVANT_WHOLE_GROUP_WORDS];
+    const kvant_layout *layout = job->layout;
+    for (uint32_t group = 0; 4 * group < layout->row_tiles; group++)
+        for (uint32_t i = 0; i < layout->n_planes; i++)
+            job->planes[group][i] = (const uint32_t *)page + layout->planes[i].word_offset +
+                                    (size_t)128 * group * layout->planes[i].units;
+    if (layout->row_tiles % 4)
+        kvant_whole_group(layout, page, layout->row_tiles / 4, words, job->planes[layout->row_tiles / 4]);
+    switch (layout->bits) {
+    case 2: make_levels_bits(job, 2); return;
+    case 3: make_levels_bits(job, 3); return;
+    default: make_levels_bits(job, 4); return;
+    }
+}
+
 /* Numbers of x beside a vector of the tile: those of its even bytes and of its odd ones. */
 typedef struct level_operand {
     vi at[MAX_UNITS][2][ROW_VECTORS];
@@ -285,18 +313,14 @@ KVANT_INLINE void dot_levels(const level_job *job, uint32_t n_operands, const le
                          x, rows, dots + KVANT_PAGE_TOKENS * group + 32 * half + 16 * quad, stride);
 }
 
-KVANT_INLINE void trellis_dots_bits(level_job *job, uint32_t bits, const int16_t *x, size_t x_stride, int32_t *dots,
-                                    size_t dots_stride, uint32_t n)
+static KVANT_NOINLINE void NAME(multiply_levels)(const level_job *job, const int16_t *x, size_t x_stride,
+                                                 int32_t *dots, size_t dots_stride, uint32_t n)
 {
     const kvant_layout *layout = job->layout;
+    const uint32_t bits = layout->bits;
     const uint32_t n_operands = bits == 4 ? layout->column_tiles : 2 * layout->planes[0].units;
-    level_operand operands[LEVEL_ROWS];
-    job->tables = load_levels(job->trellis->levels, bits);
-    if (layout->role == KVANT_ROLE_K)
-        make_key_levels(job, bits);
-    else
-        make_value_levels(job, bits);
     for (uint32_t first = 0; first < n; first += LEVEL_ROWS) {
+        level_operand operands[LEVEL_ROWS];
         const uint32_t rows = n - first < LEVEL_ROWS ? n - first : LEVEL_ROWS;
         for (uint32_t i = 0; i < rows; i++)
             spread_levels(layout, bits, x + (first + i) * x_stride, &operands[i]);
@@ -314,7 +338,6 @@ KVANT_INLINE void trellis_dots_bits(level_job *job, uint32_t bits, const int16_t
 
 static KVANT_TRELLIS_DOTS_FN(NAME(trellis_dots))
 {
-    _Alignas(64) uint32_t words[KVANT_WHOLE_GROUP_WORDS];
     level_tile tile;
     level_job job = { .trellis = trellis, .layout = layout, .tile = &tile };
     if (layout->role == KVANT_ROLE_V ? layout->row_tiles < 4
@@ -322,15 +345,6 @@ static KVANT_TRELLIS_DOTS_FN(NAME(trellis_dots))
         kvant_trellis_dots_c(trellis, layout, page, x, x_stride, dots, dots_stride, n);
         return;
     }
-    for (uint32_t group = 0; 4 * group < layout->row_tiles; group++)
-        for (uint32_t i = 0; i < layout->n_planes; i++)
-            job.planes[group][i] = (const uint32_t *)page + layout->planes[i].word_offset +
-                                   (size_t)128 * group * layout->planes[i].units;
-    if (layout->row_tiles % 4)
-        kvant_whole_group(layout, page, layout->row_tiles / 4, words, job.planes[layout->row_tiles / 4]);
-    switch (layout->bits) {
-    case 2: trellis_dots_bits(&job, 2, x, x_stride, dots, dots_stride, n); return;
-    case 3: trellis_dots_bits(&job, 3, x, x_stride, dots, dots_stride, n); return;
-    default: trellis_dots_bits(&job, 4, x, x_stride, dots, dots_stride, n); return;
-    }
+    NAME(make_levels)(&job, page);
+    NAME(multiply_levels)(&job, x, x_stride, dots, dots_stride, n);
 }

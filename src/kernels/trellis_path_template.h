@@ -6,45 +6,58 @@
  *                                                         states: the better one came from state i + states / 2, not from i
  *   NAME(lower)(metric, states)                                 takes the least metric off all
  *
- * The best state before the first step is not known. Steps before it, which are the circle's last ones, tell what each costs; a path
- * that ends where it began is searched for among those that lead to the end, and where none is found soon the search starts again
- * from one state. */
+ * The best state before the first step is not known. A warm-up tells what each state costs: it takes the circle's last
+ * steps before the first one. A path that ends where it began is searched among the paths that lead to the end. Where
+ * none is found soon, the search starts again from one state.
+ *
+ * Decisions are kept for a stretch of `room` steps, the last one at first. A trace that goes back beyond the stretch
+ * repeats the pass up to it and keeps the stretch before. */
 #include "../base/attributes.h"
 
 #define PATH_LOWER_STEPS 16u /* between two calls of lower */
 #define PATH_TRIES 4u        /* ends that are tried */
+#define PATH_ANY_STATE UINT32_MAX
 
 typedef struct NAME(path_work) {
     const kvant_trellis *trellis;
     const uint16_t *cells;
-    uint32_t n;
+    uint32_t n, before; /* before: steps of the warm-up */
+    uint32_t begin;     /* the state before step -before, or PATH_ANY_STATE */
+    uint32_t kept;      /* the first step of the stretch whose decisions are there */
+    uint32_t room;      /* steps of a stretch */
     uint16_t *metric[2];
-    uint32_t *decisions; /* states / 32 words a step, the warm-up's first */
+    uint32_t *decisions; /* states / 32 words a step */
 } NAME(path_work);
 
-KVANT_INLINE uint32_t NAME(path_begin)(const NAME(path_work) * w, uint32_t before)
+KVANT_INLINE uint32_t NAME(path_first_cell)(const NAME(path_work) * w)
 {
-    return (w->n - before % w->n) % w->n;
+    return (w->n - w->before % w->n) % w->n;
+}
+
+/* Where the decisions of pass step `step` go: those before the stretch are overwritten by its first. */
+KVANT_INLINE uint32_t *NAME(path_decisions)(const NAME(path_work) * w, uint32_t states, uint32_t step)
+{
+    const uint32_t first = w->before + w->kept;
+    return w->decisions + (size_t)(step > first ? step - first : 0) * (states / 32);
 }
 
 #ifdef STATES_IN_REGISTERS
-static void NAME(path_pass_in_registers)(const NAME(path_work) * w, uint32_t before)
+static void NAME(path_pass_in_registers)(const NAME(path_work) * w, uint32_t steps)
 {
     const uint32_t vectors = REGISTER_VECTORS;
-    uint32_t at = NAME(path_begin)(w, before);
+    uint32_t at = NAME(path_first_cell)(w);
     vh metric[REGISTER_VECTORS];
 #pragma GCC unroll 16
     for (uint32_t v = 0; v < vectors; v++)
         metric[v] = vh_load(w->metric[0] + HALVES * v);
-    for (uint32_t step = 0; step < before + w->n; step++) {
+    for (uint32_t step = 0; step < steps; step++) {
         if (step && step % PATH_LOWER_STEPS == 0) {
             const vh least = least_of(metric, vectors);
 #pragma GCC unroll 16
             for (uint32_t v = 0; v < vectors; v++)
                 metric[v] = vh_sub(metric[v], least);
         }
-        advance_in_registers(w->trellis, w->cells[at], metric,
-                             w->decisions + (size_t)step * (STATES_IN_REGISTERS / 32));
+        advance_in_registers(w->trellis, w->cells[at], metric, NAME(path_decisions)(w, STATES_IN_REGISTERS, step));
         at = at + 1 < w->n ? at + 1 : 0;
     }
 #pragma GCC unroll 16
@@ -53,34 +66,46 @@ static void NAME(path_pass_in_registers)(const NAME(path_work) * w, uint32_t bef
 }
 #endif
 
-/* Steps -before ... n - 1; returns the metrics. */
-KVANT_INLINE const uint16_t *NAME(path_pass)(const NAME(path_work) * w, uint32_t states, uint32_t before)
+/* The warm-up and the steps up to the end of the stretch that is kept; returns the metrics. */
+KVANT_INLINE const uint16_t *NAME(path_pass)(const NAME(path_work) * w, uint32_t states)
 {
-    uint32_t at = NAME(path_begin)(w, before);
+    const uint32_t left = w->n - w->kept, steps = w->before + w->kept + (left < w->room ? left : w->room);
+    uint32_t at = NAME(path_first_cell)(w);
 #ifdef STATES_IN_REGISTERS
     if (states == STATES_IN_REGISTERS) {
-        NAME(path_pass_in_registers)(w, before);
+        NAME(path_pass_in_registers)(w, steps);
         return w->metric[0];
     }
 #endif
-    for (uint32_t step = 0; step < before + w->n; step++) {
+    for (uint32_t step = 0; step < steps; step++) {
         uint16_t *from = w->metric[step % 2];
         if (step && step % PATH_LOWER_STEPS == 0)
             NAME(lower)(from, states);
         NAME(advance)
         (w->trellis, states, w->cells[at], from, w->metric[(step + 1) % 2],
-         w->decisions + (size_t)step * (states / 32));
+         NAME(path_decisions)(w, states, step));
         at = at + 1 < w->n ? at + 1 : 0;
     }
-    return w->metric[(before + w->n) % 2];
+    return w->metric[steps % 2];
+}
+
+/* Keeps the stretch that `step` is in; returns the metrics at its end. */
+KVANT_INLINE const uint16_t *NAME(path_keep)(NAME(path_work) * w, uint32_t states, uint32_t step)
+{
+    w->kept = step / w->room * w->room;
+    memset(w->metric[0], w->begin == PATH_ANY_STATE ? 0 : 0xff, states * sizeof *w->metric[0]);
+    if (w->begin != PATH_ANY_STATE)
+        w->metric[0][w->begin] = 0;
+    return NAME(path_pass)(w, states);
 }
 
 /* The state before step 0 of the path that ends in a state. */
-KVANT_INLINE uint32_t NAME(path_trace)(const NAME(path_work) * w, uint32_t states, uint32_t before, uint32_t state,
-                                       uint8_t *bits)
+KVANT_INLINE uint32_t NAME(path_trace)(NAME(path_work) * w, uint32_t states, uint32_t state, uint8_t *bits)
 {
     for (uint32_t step = w->n; step-- > 0;) {
-        const uint32_t *decisions = w->decisions + (size_t)(before + step) * (states / 32);
+        if (KVANT_UNLIKELY(step - w->kept >= w->room))
+            NAME(path_keep)(w, states, step);
+        const uint32_t *decisions = w->decisions + (size_t)(step - w->kept) * (states / 32);
         const uint32_t bit = state & 1, i = state >> 1;
         bits[step] = (uint8_t)bit;
         state = i | (decisions[bit * (states / 64) + i / 32] >> i % 32 & 1) * (states / 2);
@@ -88,44 +113,39 @@ KVANT_INLINE uint32_t NAME(path_trace)(const NAME(path_work) * w, uint32_t state
     return state;
 }
 
-KVANT_INLINE void NAME(path_find)(const NAME(path_work) * w, uint32_t states, uint8_t *bits)
+KVANT_INLINE void NAME(path_find)(NAME(path_work) * w, uint32_t states, uint8_t *bits)
 {
-    memset(w->metric[0], 0, states * sizeof *w->metric[0]);
-    const uint16_t *metric = NAME(path_pass)(w, states, KVANT_TRELLIS_WARM_UP);
+    const uint16_t *metric = NAME(path_keep)(w, states, w->n - 1);
     uint32_t end = 0;
     for (uint32_t i = 1; i < states; i++)
         end = metric[i] < metric[end] ? i : end;
     for (uint32_t tries = 0; tries < PATH_TRIES; tries++) {
-        const uint32_t begin = NAME(path_trace)(w, states, KVANT_TRELLIS_WARM_UP, end, bits);
+        const uint32_t begin = NAME(path_trace)(w, states, end, bits);
         if (begin == end)
             return;
         end = begin;
     }
-    memset(w->metric[0], 0xff, states * sizeof *w->metric[0]);
-    w->metric[0][end] = 0;
-    NAME(path_pass)(w, states, 0);
-    NAME(path_trace)(w, states, 0, end, bits);
+    w->before = 0;
+    w->begin = end;
+    NAME(path_keep)(w, states, w->n - 1);
+    NAME(path_trace)(w, states, end, bits);
 }
 
-/* A function for each number of states, with as much stack as it needs. */
-#define PATH_OF(memory)                                                                                            \
-    static void NAME(path_##memory)(const kvant_trellis *trellis, const uint16_t *cells, uint32_t n,               \
-                                    uint8_t *bits)                                                                 \
-    {                                                                                                              \
-        _Alignas(64) uint16_t metric[2][1u << memory];                                                             \
-        _Alignas(64) uint32_t decisions[(KVANT_TRELLIS_WARM_UP + KVANT_TRELLIS_MAX_STEPS) * (1u << memory) / 32];  \
-        const NAME(path_work) w = { trellis, cells, n, { metric[0], metric[1] }, decisions };                      \
-        NAME(path_find)(&w, 1u << memory, bits);                                                                   \
-    }
-PATH_OF(8)
-PATH_OF(10)
-PATH_OF(12)
-
-static void NAME(path)(const kvant_trellis *trellis, const uint16_t *cells, uint32_t n, uint8_t *bits)
+static void NAME(path)(const kvant_trellis *trellis, const uint16_t *cells, uint32_t n,
+                       const kvant_trellis_work *work, uint8_t *bits)
 {
-    switch (trellis->memory) {
-    case 8: NAME(path_8)(trellis, cells, n, bits); return;
-    case 10: NAME(path_10)(trellis, cells, n, bits); return;
-    default: NAME(path_12)(trellis, cells, n, bits); return;
+    NAME(path_work)
+    w = { .trellis = trellis,
+          .cells = cells,
+          .n = n,
+          .before = KVANT_TRELLIS_WARM_UP,
+          .begin = PATH_ANY_STATE,
+          .room = work->room,
+          .metric = { work->metric, work->metric + ((size_t)1 << trellis->memory) },
+          .decisions = work->decisions };
+    switch (trellis->memory) { /* so that the number of states is a constant in each loop */
+    case 8: NAME(path_find)(&w, 1u << 8, bits); return;
+    case 10: NAME(path_find)(&w, 1u << 10, bits); return;
+    default: NAME(path_find)(&w, 1u << 12, bits); return;
     }
 }

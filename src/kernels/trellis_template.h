@@ -111,7 +111,7 @@ KVANT_INLINE void advance_in_registers(const kvant_trellis *trellis, uint32_t ce
 
 static KVANT_TRELLIS_PATH_FN(NAME(trellis_path))
 {
-    NAME(path)(trellis, cells, n, bits);
+    NAME(path)(trellis, cells, n, work, bits);
 }
 
 #define LEVEL_HAS_TRELLIS

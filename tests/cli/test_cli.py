@@ -161,7 +161,7 @@ class BenchCuda(unittest.TestCase):
             path = pathlib.Path(folder) / "libkvant_cuda.so"
             path.write_text("not a library")
             self.check(["--library", path], 1, "cannot load", str(path))
-        self.check(["--library", "libm.so.6"], 1, "libm.so.6 has no kvant_cuda_codec_create", "this version")
+        self.check(["--library", "libm.so.6"], 1, "libm.so.6 has no kvant_cuda_table_get", "this release")
 
     @unittest.skipUnless(CUDA_LIBRARY.exists(), "libkvant_cuda was not built")
     @unittest.skipIf(shutil.which("nvidia-smi"), "a machine with a GPU")
@@ -398,6 +398,39 @@ class Exec(unittest.TestCase):
         arguments, stderr = self.arguments("--device", "CUDA0")
         self.assertEqual(arguments, ["--device", "CUDA0", "-ngl", "99", "-fa", "on"])
         self.assertIn("the cache will not be kvant's", stderr)
+
+    def test_what_would_leave_the_cache_uncompressed_is_said(self):
+        for given, environment, word in (
+            (["-ngl", "0"], {}, "-ngl 0"),
+            (["--n-gpu-layers", "0"], {}, "-ngl 0"),
+            ([], {"LLAMA_ARG_N_GPU_LAYERS": "0"}, "-ngl 0"),
+            (["-nkvo"], {}, "-nkvo"),
+            (["--no-kv-offload"], {}, "-nkvo"),
+            ([], {"LLAMA_ARG_NO_KV_OFFLOAD": "1"}, "-nkvo"),
+            ([], {"LLAMA_ARG_KV_OFFLOAD": "0"}, "-nkvo"),
+        ):
+            stderr = self.arguments(*given, **environment)[1]
+            self.assertIn(f"with {word} no layer's cache is kvant's", stderr, given)
+            self.assertIn("hint:", stderr)
+        for given in ([], ["-ngl", "99"], ["-ngl", "5"]):
+            self.assertEqual(self.arguments(*given)[1], "", given)
+
+    def test_flash_attention_off_is_refused(self):
+        for options in ([], ["--accel"]):
+            for given, environment in ((["-fa", "off"], {}), (["--flash-attn", "0"], {}), ([], {"LLAMA_ARG_FLASH_ATTN": "off"})):
+                done = run("exec", *options, "--", self.server, *given, **environment)
+                self.assertEqual((done.returncode, done.stdout), (USAGE, ""), given)
+                self.assertIn("-fa off", done.stderr)
+        self.assertEqual(self.arguments("-fa", "auto")[1], "")
+
+    def test_another_cache_type_names_the_flag(self):
+        for given, environment, flag in ((["-ctk", "q8_0"], {}, "-ctk q8_0"), (["--cache-type-v", "q4_0"], {}, "-ctv q4_0"),
+                                         ([], {"LLAMA_ARG_CACHE_TYPE_K": "f32"}, "-ctk f32")):
+            done = run("exec", "--", self.server, *given, **environment)
+            self.assertEqual((done.returncode, done.stdout), (USAGE, ""), given)
+            for word in (flag, "--accel"):
+                self.assertIn(word, done.stderr)
+        self.assertEqual(self.arguments("-ctk", "f16", "-ctv", "f16")[1], "")
 
     def test_the_dashes_are_optional(self):
         done = run("exec", "-k", "int-8", self.server, "-v")

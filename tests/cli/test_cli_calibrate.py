@@ -7,11 +7,10 @@ import struct
 import subprocess
 import sys
 import tempfile
-import time
 import unittest
 
 import settings
-from testing import KVANT, LIB, MODEL, run
+from testing import LIB, MODEL, command, run
 
 sys.path.insert(0, str(pathlib.Path(__file__).resolve().parents[2] / "scripts"))
 import fetch  # noqa: E402
@@ -199,33 +198,29 @@ class Calibrate(unittest.TestCase):
         finally:
             broken.unlink()
 
-    def interrupt(self, arguments, part):
-        """Interrupts at a moment when something was gathered, which depends on the machine: what the last try was tells
-        whether to wait longer."""
-        wait, step = 2.0, 1.0
-        for _ in range(12):
-            process = subprocess.Popen([KVANT, *map(str, arguments), "--runtime", LIB], stderr=subprocess.PIPE)
-            time.sleep(wait)
-            process.send_signal(signal.SIGINT)
-            _, stderr = process.communicate(timeout=120)
-            if process.returncode == INTERRUPTED and part.exists():
-                return stderr.decode()
-            self.assertIn(process.returncode, (OK, INTERRUPTED), stderr)
-            wait, step = wait + (step if process.returncode == INTERRUPTED else -step / 2), step * 0.8
-        self.fail("no run was interrupted in the middle")
+    def interrupt(self, arguments):
+        """Interrupts when the first batch was gathered."""
+        process = subprocess.Popen(command(*arguments, "--json", "--runtime", LIB), stderr=subprocess.PIPE, text=True)
+        for line in process.stderr:
+            if line.startswith("{") and json.loads(line)["done"] > 0:
+                break
+        process.send_signal(signal.SIGINT)
+        _, stderr = process.communicate(timeout=120)
+        self.assertEqual(process.returncode, INTERRUPTED, stderr)
+        return stderr
 
     def test_an_interrupted_run_goes_on(self):
-        """The old file stays, the work is kept, and going on gives the file that one run gives."""
-        arguments = [*self.arguments, "-n", 1280, "-c", 768, "-o"]
+        """The old file stays, the work is kept, and going on gives the file that one run gives. A context takes two batches."""
+        arguments = [*self.arguments, "-n", 896, "-c", 640, "-o"]
         with tempfile.TemporaryDirectory() as name:
             whole, broken = (pathlib.Path(name) / f"{kind}.kvcal" for kind in ("whole", "broken"))
             part = broken.with_name("broken.kvcal.part")
-            self.assertIn(str(part), self.interrupt([*arguments, broken], part))
+            self.assertIn(str(part), self.interrupt([*arguments, broken]))
             self.assertEqual([p.name for p in broken.parent.iterdir() if p != broken], [part.name])
             broken.write_bytes(self.data)
             done = run(*arguments, broken)
             self.assertEqual(done.returncode, OK, done.stderr)
-            self.assertIn("of 1280 tokens", done.stderr)
+            self.assertIn("of 896 tokens", done.stderr)
             self.assertFalse(part.exists())
             self.assertEqual(run(*arguments, whole).returncode, OK)
             self.assertEqual(broken.read_bytes(), whole.read_bytes())

@@ -13,7 +13,7 @@ import time
 import unittest
 
 from test_cli_calibrate import HEAD_DIM, N_HEADS, N_KV_HEADS, N_LAYERS, parse
-from testing import KVANT, LIB, MODEL, run
+from testing import LIB, MODEL, command, run
 
 sys.path.insert(0, str(pathlib.Path(__file__).resolve().parents[2] / "scripts"))
 import fetch  # noqa: E402
@@ -116,7 +116,7 @@ class Capture(unittest.TestCase):
     def limited(self, limit, path):
         """A disk that is full after so many bytes."""
         return subprocess.run(
-            [KVANT, *map(str, self.base), "-o", path, "--runtime", LIB],
+            command(*self.base, "-o", path, "--runtime", LIB),
             capture_output=True,
             text=True,
             restore_signals=False,  # SIGXFSZ stays ignored, so that writing fails with EFBIG
@@ -154,7 +154,7 @@ class Capture(unittest.TestCase):
         with tempfile.TemporaryDirectory() as name:
             path = pathlib.Path(name) / "out.safetensors"
             arguments = ["capture", "-m", MODEL, "-f", TEXT, "-n", 100_000, "-c", 512, "-o", path, "--runtime", LIB]
-            process = subprocess.Popen([KVANT, *map(str, arguments)], stderr=subprocess.PIPE)
+            process = subprocess.Popen(command(*arguments), stderr=subprocess.PIPE)
             for _ in range(600):
                 if list(path.parent.iterdir()):
                     break

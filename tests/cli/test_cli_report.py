@@ -10,7 +10,7 @@ import tempfile
 import unittest
 
 import settings
-from testing import KVANT, MODEL, PLUGIN, run
+from testing import MODEL, PLUGIN, command, run
 
 sys.path.insert(0, str(pathlib.Path(__file__).resolve().parents[2] / "scripts"))
 import fetch  # noqa: E402
@@ -29,7 +29,7 @@ class Report(unittest.TestCase):
 
     def until(self, step):
         """Interrupts as soon as the step has begun."""
-        child = subprocess.Popen([KVANT, *map(str, self.arguments), "--json"], stdout=subprocess.PIPE, stderr=subprocess.PIPE,
+        child = subprocess.Popen(command(*self.arguments, "--json"), stdout=subprocess.PIPE, stderr=subprocess.PIPE,
                                  text=True, env=dict(os.environ, KVANT_PLUGIN=PLUGIN))
         for line in child.stderr:
             if line.startswith("{") and json.loads(line)["what"] == step:

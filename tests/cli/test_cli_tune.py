@@ -10,7 +10,7 @@ import time
 import unittest
 
 from test_cli_calibrate import HEAD_DIM, N_KV_HEADS, N_LAYERS
-from testing import KVANT, LIB, MODEL, run
+from testing import LIB, MODEL, command, run
 
 sys.path.insert(0, str(pathlib.Path(__file__).resolve().parents[2] / "scripts"))
 import fetch  # noqa: E402
@@ -18,7 +18,7 @@ import fetch  # noqa: E402
 OK, RUNTIME, USAGE, INTERRUPTED = 0, 1, 2, 130
 TEXT = fetch.fetch_text()
 # One context is measured, for time; which ones are taken of several texts is tests/unit/test_tune_tokens.c.
-CTX, PROBE, PROBE_CHUNKS = 1024, 64, 1
+CTX, PROBE, PROBE_CHUNKS = 256, 64, 1
 MEASUREMENTS = PROBE_CHUNKS * (2 * N_LAYERS + 1)
 # Bits of turboquant at head_dim 64: a scale of 16 bits a row.
 CANDIDATES = {f"turboquant-{bits}": bits + 0.25 for bits in (2, 3, 4)}
@@ -56,7 +56,7 @@ class Tune(unittest.TestCase):
     @classmethod
     def interrupt(cls, arguments):
         """Ctrl-C when some of the measurements are there."""
-        process = subprocess.Popen([KVANT, *map(str, arguments), "--runtime", LIB], stderr=subprocess.PIPE, text=True)
+        process = subprocess.Popen(command(*arguments, "--runtime", LIB), stderr=subprocess.PIPE, text=True)
         for _ in range(1200):
             if cls.state.exists() and cls.state.stat().st_size > 4096 or process.poll() is not None:
                 break

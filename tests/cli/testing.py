@@ -11,7 +11,19 @@ LIB = os.environ.get("KVANT_LIB", "")
 SRC = os.environ.get("KVANT_SRC", "")
 
 
-def run(*arguments, stdin=None, stdout=subprocess.PIPE, timeout=300, **environment):
+# Commands that compute with a model. One thread each, so that as many tests as there are cores run side by side: llama.cpp's threads
+# wait for one another by spinning, which takes the cores from other tests. What threads change is tested where -t is given.
+OF_A_MODEL = ("eval", "needle", "run", "calibrate", "capture", "tune", "report", "bench")
+
+
+def command(*arguments):
+    """The command line that runs kvant with these arguments."""
+    words = [str(word) for word in arguments]
+    one_thread = words[:1] and words[0] in OF_A_MODEL and "-m" in words and "-t" not in words
+    return [KVANT, *words, *(["-t", "1"] if one_thread else [])]
+
+
+def run(*arguments, stdin=None, stdout=subprocess.PIPE, timeout=300, errors=None, **environment):
     """The finished process. The caller's own kvant settings must not leak into what is tested."""
     env = {
         name: value for name, value in os.environ.items() if not name.startswith(("KVANT", "GGML", "LLAMA_"))
@@ -20,11 +32,12 @@ def run(*arguments, stdin=None, stdout=subprocess.PIPE, timeout=300, **environme
         env["KVANT_PLUGIN"] = PLUGIN
     env.update(environment)
     return subprocess.run(
-        [KVANT, *map(str, arguments)],
+        command(*arguments),
         input=stdin,
         stdout=stdout,
         stderr=subprocess.PIPE,
         text=True,
+        errors=errors,
         env=env,
         timeout=timeout,
     )

@@ -35,7 +35,7 @@ static double step_error(const kvant_cuda_codec *codec)
 {
     const kvant_cuda_params *p = &codec->params;
     double worst = 0;
-    const bool codebook = p->kind >= KVANT_CUDA_CODEBOOK2 && !kvant_cuda_has_trellis(p->kind);
+    const bool codebook = p->codes == KVANT_CUDA_CODES_CODEBOOK;
     for (uint32_t i = 0; codebook && i < 1u << p->bits; i++)
         worst =
             fmax(worst, fabs(p->values[i] - p->step * ((p->bytes[i / 4] >> 8 * (i % 4) & 255) - (double)p->bias)));
@@ -59,7 +59,7 @@ static double half_at(const kvant_cuda_params *p, const uint8_t *page, uint32_t 
 
 static void grow(const kvant_cuda_params *p, const uint8_t *page, uint32_t i, double *scale, double *zero)
 {
-    bool zeros = p->kind < KVANT_CUDA_CODEBOOK2 && !p->symmetric;
+    bool zeros = p->codes == KVANT_CUDA_CODES_UNIFORM && !p->symmetric;
     *scale = fmax(*scale, half_at(p, page, i));
     *zero = fmax(*zero, zeros ? half_at(p, page, p->n_scales + i) : fabs(p->offset) * half_at(p, page, i));
 }
@@ -107,10 +107,11 @@ static const float *row_at(const fixture *f, kvant_role role, uint32_t b, int32_
 static double largest_code(const kvant_cuda_codec *codec)
 {
     const kvant_cuda_params *p = &codec->params;
-    if (kvant_cuda_has_chunks(p->kind))
+    if (kvant_cuda_has_chunks(p))
         return codec->book.n_secondaries ? (1 << codec->book.radius_bits) - 1
                                          : codec->book.norm[(1 << codec->book.norm_bits) - 1];
-    return p->kind >= KVANT_CUDA_CODEBOOK2 ? 255 * p->step : p->levels * 2 + 2;
+    return p->codes == KVANT_CUDA_CODES_CODEBOOK || p->codes == KVANT_CUDA_CODES_TRELLIS ? 255 * p->step
+                                                                                         : p->levels * 2 + 2;
 }
 
 /* A query row. */
@@ -179,7 +180,7 @@ static double score_errors(const fixture *f, const query *at, uint32_t kv, const
         sizes s = page.at.open ? (sizes){ 0 } : sizes_of(p, page.at.page, (uint32_t)t % 64, page.valid);
         if (p->grouping == KVANT_CUDA_GROUP_TOKENS32) /* rounded to fp16 once more */
             of_scales = largest_code(codec) * (0x1p-11 * q1 * s.scale + 0x1p-25 * unit * d);
-        if (kvant_cuda_has_chunks(p->kind) && !page.at.open)
+        if (kvant_cuda_has_chunks(p) && !page.at.open)
             of_scales = CHUNK_RELATIVE * qy + CHUNK_ABSOLUTE * s.scale * q1;
         /* last term: fp32 sums of codes of up to 255 with their bias, and exponents of base 2 at most 2^7 */
         delta = fmax(delta, scale * (unit * 0x1p-12 * y1 + k_error * s.scale * q1 + of_scales +
@@ -259,7 +260,7 @@ static void compute_reference(const fixture *f, const query *at, reference *r)
         factor = fmax(factor, own);
     }
     const double of_chunks =
-        kvant_cuda_has_chunks(p->kind) ? CHUNK_RELATIVE * norms + CHUNK_ABSOLUTE * weighted_scale * root : 0;
+        kvant_cuda_has_chunks(p) ? CHUNK_RELATIVE * norms + CHUNK_ABSOLUTE * weighted_scale * root : 0;
     double norm = 0, growth = exp(2 * delta) - 1,
            rounding = c->type == KVANT_CUDA_F32   ? 0x1p-22
                       : c->type == KVANT_CUDA_F16 ? 0x1p-11

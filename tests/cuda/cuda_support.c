@@ -16,7 +16,7 @@ bool have_device(void)
     }
     if (cudaGetDeviceCount(&devices) == cudaSuccess && devices > 0)
         return true;
-    printf("no CUDA device: nothing was tested\n");
+    printf("skipped: no CUDA device\n");
     return false;
 }
 

@@ -16,13 +16,11 @@ static void test_refusals(void **unused)
         const char *word;
     } cases[] = {
         { "f16", 128, KVANT_ERR_UNSUPPORTED, "not on the GPU: f16" },
-        { "int-5", 128, KVANT_ERR_UNSUPPORTED, "2, 3, 4 or 8" },
         { "int-4:group=32", 128, KVANT_ERR_UNSUPPORTED, "groups of 32" },
         { "int-2:group=64", 128, KVANT_ERR_UNSUPPORTED, "groups of 32" },
         { "int-2:group=64,axis=channel", 128, KVANT_ERR_UNSUPPORTED, "groups of 32" },
         { "kivi-4", 128, KVANT_ERR_UNSUPPORTED, "groups of 32" },
         { "int-2:hybrid", 128, KVANT_ERR_UNSUPPORTED, "hybrid" },
-        { "turboquant-5", 128, KVANT_ERR_UNSUPPORTED, "2, 3 and 4" },
         { "turboquant-4", 96, KVANT_ERR_UNSUPPORTED, "rotate=hadamard" },
         { "turboquant-4", 80, KVANT_ERR_UNSUPPORTED, "head_dim 80" },
         { "turboquant-4:qjl", 128, KVANT_ERR_UNSUPPORTED, "no sketch" },
@@ -187,6 +185,8 @@ static void test_pairs(void **unused)
         { "int-8", "turboquant-2", 128, KVANT_ROLE_V, KVANT_OK },
         { "turboquant-3", "turboquant-4", 128, KVANT_ROLE_V, KVANT_ERR_UNSUPPORTED },
         { "int-4", "int-8", 128, KVANT_ROLE_V, KVANT_ERR_UNSUPPORTED },
+        { "int-5", "int-5", 128, KVANT_ROLE_V, KVANT_ERR_UNSUPPORTED },
+        { "turboquant-6", "turboquant-6", 128, KVANT_ROLE_V, KVANT_ERR_UNSUPPORTED },
         { "kivi-2", "kivi-2", 128, KVANT_ROLE_V, KVANT_OK },
         { "innerq-small", "innerq-small", 128, KVANT_ROLE_V, KVANT_OK },
         { "innerq-small", "kivi-2", 128, KVANT_ROLE_V, KVANT_ERR_UNSUPPORTED },

@@ -1,6 +1,6 @@
 /* foreign_loader.c - offers the plug-in a ggml of a given version and API and checks that it declines.
  *
- *     foreign_loader VERSION|none API
+ *     foreign_loader VERSION none|2|3|whole|tensors|buffers
  *
  * Exit status: 0 declined, 1 accepted, 2 could not try. */
 #define _POSIX_C_SOURCE 200809L /* setenv */
@@ -10,19 +10,29 @@
 #include <stdlib.h>
 #include <string.h>
 
+static const char *path_of(const char *kind)
+{
+    static const struct {
+        const char *kind, *path;
+    } libraries[] = { { "none", KVANT_TEST_FOREIGN_NONE },       { "2", KVANT_TEST_FOREIGN_2 },
+                      { "3", KVANT_TEST_FOREIGN_3 },             { "whole", KVANT_TEST_FOREIGN_WHOLE },
+                      { "tensors", KVANT_TEST_FOREIGN_TENSORS }, { "buffers", KVANT_TEST_FOREIGN_BUFFERS } };
+
+    for (size_t i = 0; i < sizeof(libraries) / sizeof(libraries[0]); i++)
+        if (strcmp(libraries[i].kind, kind) == 0)
+            return libraries[i].path;
+    return "";
+}
+
 int main(int argc, char **argv)
 {
-    const char *path;
     void *library, *symbol;
     void *(*load)(const char *plugin);
 
     if (argc != 3)
         return 2;
     setenv("FOREIGN_GGML_VERSION", argv[1], 1);
-    path = strcmp(argv[1], "none") == 0 ? KVANT_TEST_FOREIGN_NONE
-           : argv[2][0] == '3'          ? KVANT_TEST_FOREIGN_3
-                                        : KVANT_TEST_FOREIGN_2;
-    library = dlopen(path, RTLD_NOW | RTLD_LOCAL);
+    library = dlopen(path_of(argv[2]), RTLD_NOW | RTLD_LOCAL);
     symbol = library ? dlsym(library, "foreign_load") : NULL;
     if (symbol == NULL) {
         fprintf(stderr, "%s\n", dlerror());

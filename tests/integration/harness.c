@@ -14,6 +14,8 @@
 #include <stdlib.h>
 #include <string.h>
 
+#include "ggml-cpu.h"
+
 /* ggml's threads wait for one another by spinning, which on a busy machine costs a hundred times the work.
  * Threads are tested in test_plugin_ops.c. */
 #define N_THREADS 1
@@ -273,6 +275,34 @@ int harness_counting(llama_token *tokens, int max)
 
     assert_true(n > 0);
     return n;
+}
+
+void *harness_cpu_function(const char *name)
+{
+    ggml_backend_dev_t cpu = ggml_backend_dev_by_type(GGML_BACKEND_DEVICE_TYPE_CPU);
+    void *address = ggml_backend_reg_get_proc_address(ggml_backend_dev_backend_reg(cpu), name);
+
+    assert_non_null(address);
+    return address;
+}
+
+struct ggml_threadpool *harness_new_pool(int n_threads)
+{
+    struct ggml_threadpool_params params = ggml_threadpool_params_default(n_threads);
+    struct ggml_threadpool *(*create)(struct ggml_threadpool_params *);
+    void *address = harness_cpu_function("ggml_threadpool_new");
+
+    memcpy(&create, &address, sizeof(create));
+    return create(&params);
+}
+
+void harness_free_pool(struct ggml_threadpool *pool)
+{
+    void (*destroy)(struct ggml_threadpool *);
+    void *address = harness_cpu_function("ggml_threadpool_free");
+
+    memcpy(&destroy, &address, sizeof(destroy));
+    destroy(pool);
 }
 
 uint8_t *harness_save_state(struct llama_context *context, size_t *size)

@@ -75,6 +75,13 @@ harness_comparison harness_compare_logits(const float *a, const float *b, const 
  * likely, as in a story, the rounding noise of a cache decides between them in stock as well. */
 int harness_counting(llama_token *tokens, int max);
 
+/* A function of ggml's CPU back end that programs look up by name. */
+void *harness_cpu_function(const char *name);
+
+/* Threads as llama.cpp's own programs give a context. */
+struct ggml_threadpool *harness_new_pool(int n_threads);
+void harness_free_pool(struct ggml_threadpool *pool);
+
 /* The state of sequence 0; the caller frees. */
 uint8_t *harness_save_state(struct llama_context *context, size_t *size);
 

@@ -1,10 +1,13 @@
 /* plugin_probe.c - a small llama.cpp program for test_plugin_settings: loads the plug-in, makes one context
  * and decodes two tokens. The settings come from the environment, as they do for any program.
  *
- *     plugin_probe f16|q8_0|f32 on|off
+ *     plugin_probe f16|q8_0|f32[/f16|q8_0|f32] on|off [LAYERS]
+ *
+ * Cache types of keys and values (one alone is that of both), flash attention, how many layers the device gets (all).
  *
  * Exit status: 0 all worked, 3 the plug-in did not load, 4 no context, 5 decoding failed. */
 #include <stdio.h>
+#include <stdlib.h>
 #include <string.h>
 
 #include "ggml-backend.h"
@@ -22,8 +25,9 @@ static enum ggml_type cache_type(const char *name)
     return strcmp(name, "q8_0") == 0 ? GGML_TYPE_Q8_0 : strcmp(name, "f32") == 0 ? GGML_TYPE_F32 : GGML_TYPE_F16;
 }
 
-static int run(ggml_backend_reg_t plugin, const char *type, bool flash_attention)
+static int run(ggml_backend_reg_t plugin, char *types, bool flash_attention, int n_layers)
 {
+    char *slash = strchr(types, '/');
     struct llama_model_params model_params = llama_model_default_params();
     struct llama_context_params params = llama_context_default_params();
     ggml_backend_dev_t devices[2] = { ggml_backend_reg_dev_get(plugin, 0), NULL };
@@ -33,11 +37,14 @@ static int run(ggml_backend_reg_t plugin, const char *type, bool flash_attention
     int result = 4;
 
     model_params.devices = devices;
-    model_params.n_gpu_layers = 99;
+    model_params.n_gpu_layers = n_layers;
+    if (slash != NULL)
+        *slash = '\0';
     model = llama_model_load_from_file(KVANT_TEST_MODEL, model_params);
     params.n_ctx = 256;
     params.n_threads = params.n_threads_batch = 1;
-    params.type_k = params.type_v = cache_type(type);
+    params.type_k = cache_type(types);
+    params.type_v = cache_type(slash != NULL ? slash + 1 : types);
     params.flash_attn_type = flash_attention ? LLAMA_FLASH_ATTN_TYPE_ENABLED : LLAMA_FLASH_ATTN_TYPE_DISABLED;
     context = model ? llama_init_from_model(model, params) : NULL;
     if (context != NULL)
@@ -51,10 +58,10 @@ int main(int argc, char **argv)
 {
     ggml_backend_reg_t plugin;
 
-    if (argc != 3)
+    if (argc < 3)
         return 2;
     llama_log_set(quiet, NULL);
     ggml_backend_load_all_from_path(KVANT_TEST_LLAMA_LIB);
     plugin = ggml_backend_load(KVANT_TEST_PLUGIN);
-    return plugin == NULL ? 3 : run(plugin, argv[1], strcmp(argv[2], "on") == 0);
+    return plugin == NULL ? 3 : run(plugin, argv[1], strcmp(argv[2], "on") == 0, argc > 3 ? atoi(argv[3]) : 99);
 }

@@ -266,6 +266,7 @@ static void bad_values_name_variable_and_valid_values(void **state)
         { "KVANT_SEED=-1", "KVANT_SEED=-1", "from 0 to 18446744073709551615" },
         { "KVANT_SEED=12x", "KVANT_SEED=12x", "from 0 to" },
         { "KVANT_FP32=2", "KVANT_FP32=2", "from 0 to 1" },
+        { "KVANT_HOST_THREADS=2", "KVANT_HOST_THREADS=2", "from 0 to 1" },
         { "KVANT_HEAD_DIM=0", "KVANT_HEAD_DIM=0", "from 1 to 512" },
         { "KVANT_HEAD_DIM=513", "KVANT_HEAD_DIM=513", "from 1 to 512" },
         { "KVANT_K=int-4:recent=x", "recent", "from 0 to" },
@@ -303,14 +304,26 @@ static void flash_attention_off_says_which_flag(void **state)
 /* A nominal type other than f16: no context, no abort. */
 static void other_cache_types_say_which_flag(void **state)
 {
-    static const char *const types[] = { "q8_0 on", "f32 on" };
+    static const char *const types[] = { "q8_0 on", "f32 on", "q8_0/f16 on", "f16/q8_0 on" };
 
     (void)state;
-    for (size_t i = 0; i < 2; i++) {
+    for (size_t i = 0; i < sizeof(types) / sizeof(types[0]); i++) {
         struct outcome outcome = run("", KVANT_TEST_PROBE, types[i]);
         assert_int_equal(outcome.status, 4);
         assert_true(says(&outcome, "-ctk f16 -ctv f16"));
+        assert_true(says(&outcome, "--accel"));
     }
+}
+
+/* llama.cpp counts the output among the layers of -ngl. */
+static void layers_without_us_are_counted(void **state)
+{
+    struct outcome outcome = run("", KVANT_TEST_PROBE, "f16 on 5");
+
+    (void)state;
+    assert_int_equal(outcome.status, 0);
+    assert_true(says(&outcome, "only 4 of 30 layers have a compressed cache"));
+    assert_true(says(&outcome, "-ngl 99"));
 }
 
 static void foreign_ggml_is_refused(void **state)
@@ -322,8 +335,9 @@ static void foreign_ggml_is_refused(void **state)
         { "0.25.1 3", "found ggml 0.25.1 (commit test, looks like back-end API 3)" },
         { "0.250.0 2", "found ggml 0.250.0" },
         { "0.26.0 2", "looks like back-end API 2" },
-        { "none 2", "exports no ggml" },
+        { "0.99.3 none", "exports no ggml" },
         { "0.25.0 2", "does not export" },
+        { "0.99.3 whole", "KVANT_UNTESTED_GGML=1 tries it" },
     };
 
     (void)state;
@@ -332,6 +346,30 @@ static void foreign_ggml_is_refused(void **state)
         assert_int_equal(outcome.status, 0); /* the loader's own check: NULL came back */
         assert_true(says(&outcome, cases[i].found));
         assert_true(says(&outcome, "ggml 0.25 (llama.cpp v0.5.0, API 2) and ggml 0.26 (llama.cpp b11434, API 3)"));
+    }
+}
+
+/* The user may try a version that was not tested; what its layouts are is checked all the same. */
+static void untested_ggml_is_tried_on_request(void **state)
+{
+    static const struct {
+        const char *setting, *arguments, *found;
+        int status;
+    } cases[] = {
+        { "KVANT_UNTESTED_GGML=1", "0.99.3 whole", "warning: ggml 0.99.3 (commit test, looks like back-end API", 1 },
+        { "KVANT_UNTESTED_GGML=0", "0.99.3 whole", "found ggml 0.99.3", 0 },
+        { "KVANT_UNTESTED_GGML=yes", "0.99.3 whole", "KVANT_UNTESTED_GGML=yes", 0 },
+        { "KVANT_UNTESTED_GGML=1", "0.99.3 2", "does not export", 0 },
+        { "KVANT_UNTESTED_GGML=1", "0.99.3 none", "exports no ggml", 0 },
+        { "KVANT_UNTESTED_GGML=1", "0.99.3 tensors", "lays tensors out differently", 0 },
+        { "KVANT_UNTESTED_GGML=1", "0.99.3 buffers", "lays buffers or devices out differently", 0 },
+    };
+
+    (void)state;
+    for (size_t i = 0; i < sizeof(cases) / sizeof(cases[0]); i++) {
+        struct outcome outcome = run(cases[i].setting, KVANT_TEST_FOREIGN_LOADER, cases[i].arguments);
+        assert_int_equal(outcome.status, cases[i].status);
+        assert_true(says(&outcome, cases[i].found));
     }
 }
 
@@ -351,7 +389,9 @@ int main(void)
         cmocka_unit_test(bad_values_name_variable_and_valid_values),
         cmocka_unit_test(flash_attention_off_says_which_flag),
         cmocka_unit_test(other_cache_types_say_which_flag),
+        cmocka_unit_test(layers_without_us_are_counted),
         cmocka_unit_test(foreign_ggml_is_refused),
+        cmocka_unit_test(untested_ggml_is_tried_on_request),
     };
 
     return cmocka_run_group_tests(tests, NULL, NULL);

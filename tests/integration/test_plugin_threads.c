@@ -38,45 +38,17 @@ static void assert_threads(int expected)
     assert_int_equal(thread_count(), expected);
 }
 
-static void *cpu_function(const char *name)
-{
-    ggml_backend_dev_t cpu = ggml_backend_dev_by_type(GGML_BACKEND_DEVICE_TYPE_CPU);
-    void *address = ggml_backend_reg_get_proc_address(ggml_backend_dev_backend_reg(cpu), name);
-
-    assert_non_null(address);
-    return address;
-}
-
 static bool has_openmp(void)
 {
     ggml_backend_dev_t cpu = ggml_backend_dev_by_type(GGML_BACKEND_DEVICE_TYPE_CPU);
     ggml_backend_get_features_t get_features;
-    void *address = cpu_function("ggml_backend_get_features");
+    void *address = harness_cpu_function("ggml_backend_get_features");
 
     memcpy(&get_features, &address, sizeof(get_features));
     for (const struct ggml_backend_feature *f = get_features(ggml_backend_dev_backend_reg(cpu)); f->name; f++)
         if (strcmp(f->name, "OPENMP") == 0)
             return true;
     return false;
-}
-
-static struct ggml_threadpool *new_pool(int n_threads)
-{
-    struct ggml_threadpool_params params = ggml_threadpool_params_default(n_threads);
-    struct ggml_threadpool *(*create)(struct ggml_threadpool_params *);
-    void *address = cpu_function("ggml_threadpool_new");
-
-    memcpy(&create, &address, sizeof(create));
-    return create(&params);
-}
-
-static void free_pool(struct ggml_threadpool *pool)
-{
-    void (*destroy)(struct ggml_threadpool *);
-    void *address = cpu_function("ggml_threadpool_free");
-
-    memcpy(&destroy, &address, sizeof(destroy));
-    destroy(pool);
 }
 
 /* Logits after a prompt and one token more, with two threads. */
@@ -103,13 +75,13 @@ static float *logits_with(struct ggml_threadpool *pool)
 static void the_contexts_threads_are_used(void **state)
 {
     int before = thread_count(), openmp = has_openmp();
-    struct ggml_threadpool *pool = new_pool(2);
+    struct ggml_threadpool *pool = harness_new_pool(2);
     float *lent, *own;
 
     (void)state;
     lent = logits_with(pool);
     assert_threads(before + 1); /* the pool's, or OpenMP's */
-    free_pool(pool);
+    harness_free_pool(pool);
     assert_threads(before + openmp);
 
     own = logits_with(NULL);

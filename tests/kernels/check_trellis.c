@@ -40,6 +40,15 @@ static uint16_t *make_cells(checker *check, uint32_t n)
     return cells;
 }
 
+/* Memory of a search that keeps decisions of `room` steps, with guards behind it. */
+static const kvant_trellis_work *make_work(checker *check, uint32_t memory, uint32_t room, kvant_trellis_work *work)
+{
+    work->metric = check_output(check, "metric", (size_t)2 << memory << 1, 64);
+    work->decisions = check_output(check, "decisions", ((size_t)room << memory) / 8, sizeof *work->decisions);
+    work->room = room;
+    return work;
+}
+
 CHECK(trellis_path)
 {
     static const uint32_t steps[] = { 64, 1, 7, 16, 31, 33, 48, 128, 400, KVANT_TRELLIS_MAX_STEPS };
@@ -52,9 +61,12 @@ CHECK(trellis_path)
                     const kvant_trellis *trellis = make_trellis(check, memory, (cost_kind)kind);
                     const uint16_t *cells = make_cells(check, steps[s]);
                     uint8_t *bits = check_output(check, "bits", steps[s], 1);
+                    kvant_trellis_work work;
+                    make_work(check, memory, steps[s], &work);
                     if (check_compares(check))
-                        c->trellis_path(trellis, cells, steps[s], want);
-                    CHECK_CALL(check, kernels->trellis_path(trellis, cells, steps[s], bits));
+                        c->trellis_path(trellis, cells, steps[s], &work, want);
+                    make_work(check, memory, round % 2 ? 1 + check_below(check, steps[s]) : steps[s], &work);
+                    CHECK_CALL(check, kernels->trellis_path(trellis, cells, steps[s], &work, bits));
                     check_same(check, "bits", bits, want, steps[s], 1);
                 }
 }
@@ -66,9 +78,11 @@ BENCH(trellis_path)
         const kvant_trellis *trellis = make_trellis(check, memory, ANY_COSTS);
         uint16_t *cells = check_input(check, "cells", 128 * sizeof *cells, 64);
         uint8_t *bits = check_output(check, "bits", 128, 64);
+        kvant_trellis_work work;
+        make_work(check, memory, 128, &work);
         for (uint32_t step = 0; step < 128; step++)
             cells[step] = (uint16_t)check_below(check, KVANT_TRELLIS_CELLS);
-        CHECK_BENCH(check, kernels->trellis_path(trellis, cells, 128, bits), "128 steps, %u states", 1u << memory);
+        CHECK_BENCH(check, kernels->trellis_path(trellis, cells, 128, &work, bits), "128 steps, %u states", 1u << memory);
     }
 }
 

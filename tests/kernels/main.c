@@ -4,6 +4,7 @@
 #include <stdio.h>
 #include <stdlib.h>
 
+#include "../cpu_levels.h"
 #include "checker.h"
 
 #define DECLARE(name)                                                                                              \
@@ -114,10 +115,8 @@ static int run(checker *check, const options *o)
         return self_test(check);
     check->faults_only = o->faults_only;
     check->most_cases = o->cases;
-    for (int i = 1; i < MAX_LEVEL; i++)
-        if (exists(i) && !kvant_kernels_get((kvant_cpu_level)i))
-            printf("not run: level %s is not on this machine or not in this build\n",
-                   kvant_cpu_level_name((kvant_cpu_level)i));
+    for (size_t i = 0; i < COUNT(cpu_levels) && o->level == KVANT_CPU_AUTO && !o->cases; i++)
+        has_level(cpu_levels[i]); /* says which are missing; emulated machines (--cases) are there because they lack some */
     if (o->bench)
         printf("%-18s %-32s %-12s %12s %9s\n", "kernel", "shape", "level", "ns a call", "x of c");
     for (size_t i = 0; i < COUNT(kernel_list); i++)

@@ -1,31 +1,72 @@
 #!/bin/sh
-# Builds the library straight from its sources (no build system) with gcc and clang, at -O0 and -O3, for the baseline and
-# for this machine's own instruction set, and requires that all of them encode the same bytes, those of same_bytes.txt.
+# What codecs write must be the bytes whose hashes same_bytes.txt holds.
+#
+#   same_bytes.sh levels PROGRAM        a program that is built, at every CPU level of this machine
+#   same_bytes.sh compilers clang       the library built straight from its sources (no build system): clang at -O3, for this
+#                                       machine's own instruction set, which is furthest from what the build has
+#   same_bytes.sh compilers all         gcc and clang, at -O0 and -O3, for the baseline and for this machine's instruction set
+#
 # A compiler that is not installed fails the test: it names what to install.
 set -eu
 root=$(cd "$(dirname "$0")/../.." && pwd)
 work=$(mktemp -d)
 trap 'rm -rf "$work"' EXIT
 status=0
-sources=$(ls "$root"/src/base/*.c "$root"/src/math/*.c "$root"/src/page/*.c "$root"/src/calibration/*.c "$root"/src/codec/*.c \
-    "$root"/src/blocks/*.c "$root"/src/kernels/*.c)
-for compiler in gcc clang; do
-    if ! command -v $compiler >/dev/null; then
-        echo "same_bytes: $compiler is not installed (apt-get install $compiler)" >&2
-        exit 1
+
+same() { # what it is, file of hashes
+    if cmp -s "$2" "$root/tests/unit/same_bytes.txt"; then
+        echo "$1: same bytes ($(wc -l <"$2") hashes)"
+    else
+        echo "$1: different bytes" >&2
+        diff "$root/tests/unit/same_bytes.txt" "$2" | head -5 >&2
+        status=1
     fi
-    for flags in "-O0" "-O3" "-O3 -march=native -DKVANT_NATIVE_BASELINE"; do
-        # shellcheck disable=SC2086
-        $compiler -std=c11 $flags -ffp-contract=off -D_POSIX_C_SOURCE=200809L -I"$root/include" \
-            "$root/tests/unit/same_bytes.c" $sources -lm -pthread -o "$work/same_bytes"
-        "$work/same_bytes" >"$work/out.txt"
-        if cmp -s "$work/out.txt" "$root/tests/unit/same_bytes.txt"; then
-            echo "$compiler $flags: same bytes ($(wc -l <"$work/out.txt") hashes)"
+}
+
+levels() { # program
+    for level in c avx2 avx2vnni avx512 avx512vnni avx512vbmi neon neondot; do
+        rc=0
+        "$1" $level >"$work/out.txt" 2>"$work/err.txt" || rc=$?
+        if [ $rc = 2 ]; then
+            echo "skipped: CPU level $level, which this machine or this build lacks"
+        elif [ $rc = 0 ]; then
+            same "level $level" "$work/out.txt"
         else
-            echo "$compiler $flags: different bytes" >&2
-            diff "$root/tests/unit/same_bytes.txt" "$work/out.txt" | head -5 >&2
+            cat "$work/err.txt" >&2
             status=1
         fi
     done
-done
+}
+
+build() { # compiler, flags
+    command -v "$1" >/dev/null || {
+        echo "same_bytes: $1 is not installed (apt-get install $1)" >&2
+        exit 1
+    }
+    rm -f "$work"/*.o
+    # shellcheck disable=SC2086
+    (cd "$work" && printf '%s\n' $sources | xargs -P 2 -n 8 "$1" -std=c11 $2 -ffp-contract=off \
+        -D_POSIX_C_SOURCE=200809L -I"$root/include" -c && "$1" ./*.o -lm -pthread -o same_bytes)
+    "$work/same_bytes" >"$work/out.txt"
+    same "$1 $2" "$work/out.txt"
+}
+
+native="-O3 -march=native -DKVANT_NATIVE_BASELINE"
+sources="$root/tests/unit/same_bytes.c $(find "$root"/src/base "$root"/src/math "$root"/src/page "$root"/src/calibration \
+    "$root"/src/codec "$root"/src/blocks "$root"/src/kernels \( -name x86 -o -name arm \) -prune -o -name '*.c' -print)"
+case "${1:-} ${2:-}" in
+    "levels "*) levels "$2" ;;
+    "compilers clang") build clang "$native" ;;
+    "compilers all")
+        for compiler in gcc clang; do
+            for flags in "-O0" "-O3" "$native"; do
+                build $compiler "$flags"
+            done
+        done
+        ;;
+    *)
+        echo "usage: same_bytes.sh levels PROGRAM | compilers clang|all" >&2
+        exit 2
+        ;;
+esac
 exit $status

@@ -257,12 +257,12 @@ static double value_error(const kvant_codec *codec)
 {
     /* Chunks: some steps times the token's scale, which for triplets is |row| / sqrt(d) and for four channels at most |row| / the
      * largest radius; that is KVANT_CODE_VALUE_MAX / chunk.step. */
-    const kvant_code_numbers *numbers = codec->numbers;
-    if (numbers)
+    const kvant_code_numbers *numbers = codec->product.integers.chunk;
+    if (codec->view.kind == KVANT_CODES_CHUNK)
         return numbers->error * numbers->step *
                (numbers->chunk.step ? sqrt(codec->info.head_dim) * numbers->chunk.step / KVANT_CODE_VALUE_MAX : 1);
-    for (uint32_t c = 0; c < 16; c++)
-        if (abs(codec->code_table.values[c]) == KVANT_CODE_VALUE_MAX)
+    for (uint32_t c = 0; codec->view.kind == KVANT_CODES_CODEBOOK && c < 16; c++)
+        if (abs(codec->product.integers.values[c]) == KVANT_CODE_VALUE_MAX)
             return 3.0 / (2 * KVANT_CODE_VALUE_MAX);
     return 0;
 }
@@ -284,13 +284,13 @@ static double integers(const fixture *f, double score, const sizes *size)
     if (s->fp32)
         return 0;
     double error = 0, values = growth(f->v, s->n_kv_heads * s->v_dim) * size->longest;
-    if (k->code_lines) {
-        double channels = k->code_table.by_row ? 1 : sqrt(s->k_dim) * 4 / 3;
-        error += 6 * score * (channels / (k->code_table.limit * sqrt(12)) + 1.2 * value_error(k) / sqrt(s->k_dim)) *
+    if (k->product.lines) {
+        double channels = k->product.by_row ? 1 : sqrt(s->k_dim) * 4 / 3;
+        error += 6 * score * (channels / (k->product.limit * sqrt(12)) + 1.2 * value_error(k) / sqrt(s->k_dim)) *
                  size->spread;
     }
-    if (v->code_lines)
-        error += (64.0 / 2 / v->code_table.limit * size->peaks * 4 * 2 + 1.2 * value_error(v)) * values;
+    if (v->product.lines)
+        error += (64.0 / 2 / v->product.limit * size->peaks * 4 * 2 + 1.2 * value_error(v)) * values;
     return error;
 }
 
@@ -326,10 +326,8 @@ static void check_setup(setup s)
 {
     fixture f = make_fixture(s);
     for (size_t i = 0; i < COUNT(cpu_levels); i++) {
-        if (kvant_set_cpu_level(cpu_levels[i]) != KVANT_OK) {
-            print_message("not run: level %s is not on this machine\n", kvant_cpu_level_name(cpu_levels[i]));
+        if (!use_level(cpu_levels[i]))
             continue;
-        }
         run(&f);
         check(&f);
     }

@@ -3,7 +3,7 @@
 #include "testing.h"
 
 #include "../../src/base/half.h"
-#include "../../src/codec/direction.h"
+#include "../../src/codec/papers/direction.h"
 #include "../../src/math/quaternion.h"
 
 #define PI 3.14159265358979323846

@@ -46,7 +46,7 @@ static void pages_do_not_tell_the_level(void **state)
             assert_int_equal(kvant_set_cpu_level(KVANT_CPU_C), KVANT_OK);
             assert_int_equal(kvant_codec_encode(codec, NULL, rows, dim, 0, 64, want), KVANT_OK);
             for (size_t l = 0; l < COUNT(cpu_levels); l++) {
-                if (kvant_set_cpu_level(cpu_levels[l]) != KVANT_OK)
+                if (!use_level(cpu_levels[l]))
                     continue;
                 memset(page, 0, info.page_bytes);
                 assert_int_equal(kvant_codec_encode(codec, NULL, rows, dim, 0, 64, page), KVANT_OK);

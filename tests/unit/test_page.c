@@ -1,7 +1,7 @@
 /* test_page.c - the code plane: positions against docs/format.md, unpacking at every CPU level against decoding. */
 #include "testing.h"
 
-#include "../../src/codec/codec_internal.h"
+#include "../../src/codec/encode.h"
 #include "../../src/page/chunks.h"
 
 /* docs/format.md, "Scalar codes", written down a second time with its own names. */
@@ -67,54 +67,55 @@ static void codes_lie_where_the_document_says(void **state)
             }
 }
 
+/* A page and its rows as decode gives them, against every level's unpack. */
+static void check_unpacking(const kvant_codec *codec, const char *spec, kvant_role role, const void *page)
+{
+    const uint32_t dim = codec->info.head_dim, padded = codec->layout.padded_dim;
+    float *tile = aligned((size_t)64 * padded * sizeof *tile), *rows = malloc((size_t)64 * KVANT_MAX_HEAD_DIM * sizeof *rows);
+    for (uint32_t t = 0; t < 64; t++)
+        kvant_codec_decode_transformed(codec, kvant_kernels_get(KVANT_CPU_AUTO), page, t, rows + t * KVANT_MAX_HEAD_DIM);
+    for (size_t l = 0; l < COUNT(cpu_levels); l++) {
+        if (!has_level(cpu_levels[l]))
+            continue;
+        memset(tile, 0xff, (size_t)64 * padded * sizeof *tile);
+        kvant_codec_unpack(codec, kvant_kernels_get(cpu_levels[l]), page, tile);
+        for (uint32_t t = 0; t < 64; t++)
+            for (uint32_t j = 0; j < padded; j++) {
+                size_t at = role ? kvant_token_position(t) * padded + kvant_layout_row_position(&codec->layout, j)
+                                 : j * 64 + kvant_token_position(t);
+                float y = rows[t * KVANT_MAX_HEAD_DIM + j];
+                if (j >= dim)
+                    assert_true(role || tile[at] == 0);
+                /* One product and one sum, fused or not: an ulp of the larger term */
+                else if (!(fabsf(tile[at] - y) <= 2.4e-7f * (fabsf(y) + 8)))
+                    fail_msg("%s %s dim %u token %u channel %u: %g, not %g", kvant_cpu_level_name(cpu_levels[l]), spec,
+                             dim, t, j, tile[at], y);
+            }
+    }
+    free(tile);
+    free(rows);
+}
+
 static void unpacking_is_decoding_at_every_level(void **state)
 {
     static const uint32_t dims[] = { 16, 40, 64, 80, 96, 112, 128, 256 };
     (void)state;
     uint64_t rng = 11;
-    for (size_t l = 0; l < COUNT(cpu_levels); l++) {
-        const kvant_kernels *kernels = kvant_kernels_get(cpu_levels[l]);
-        if (!kernels) {
-            print_message("not run: level %s is not on this machine\n", kvant_cpu_level_name(cpu_levels[l]));
-            continue;
-        }
-        for (size_t s = 0; s < COUNT(all_specs); s++)
-            for (size_t d = 0; d < COUNT(dims); d++)
-                for (int role = 0; role < 2; role++) {
-                    kvant_codec *codec;
-                    if (kvant_codec_create(all_specs[s], dims[d], (kvant_role)role, 1, &codec, NULL, 0) != KVANT_OK)
-                        continue;
-                    kvant_codec_info info = info_of(codec);
-                    uint32_t padded = codec->layout.padded_dim;
-                    void *page = aligned(info.page_bytes);
-                    float *x = malloc((size_t)64 * dims[d] * sizeof *x),
-                          *tile = aligned((size_t)64 * padded * sizeof *tile);
-                    fill_normal(x, (size_t)64 * dims[d], &rng);
-                    assert_int_equal(kvant_codec_encode(codec, NULL, x, dims[d], 0, 64, page), KVANT_OK);
-                    memset(tile, 0xff, (size_t)64 * padded * sizeof *tile);
-                    kvant_codec_unpack(codec, kernels, page, tile);
-                    for (uint32_t t = 0; t < 64; t++) {
-                        float y[KVANT_MAX_HEAD_DIM];
-                        kvant_codec_decode_transformed(codec, page, t, y);
-                        for (uint32_t j = 0; j < padded; j++) {
-                            size_t at = role ? kvant_token_position(t) * padded +
-                                                   kvant_layout_row_position(&codec->layout, j)
-                                             : j * 64 + kvant_token_position(t);
-                            if (j >= dims[d])
-                                assert_true(role || tile[at] == 0);
-                            /* One product and one sum, fused or not: an ulp of the larger term */
-                            else if (!(fabsf(tile[at] - y[j]) <= 2.4e-7f * (fabsf(y[j]) + 8)))
-                                fail_msg("%s %s dim %u token %u channel %u: %g, not %g",
-                                         kvant_cpu_level_name(cpu_levels[l]), all_specs[s], dims[d], t, j, tile[at],
-                                         y[j]);
-                        }
-                    }
-                    free(x);
-                    free(tile);
-                    free(page);
-                    kvant_codec_free(&codec);
-                }
-    }
+    for (size_t s = 0; s < COUNT(all_specs); s++)
+        for (size_t d = 0; d < COUNT(dims); d++)
+            for (int role = 0; role < 2; role++) {
+                kvant_codec *codec;
+                if (kvant_codec_create(all_specs[s], dims[d], (kvant_role)role, 1, &codec, NULL, 0) != KVANT_OK)
+                    continue;
+                void *page = aligned(info_of(codec).page_bytes);
+                float *x = malloc((size_t)64 * dims[d] * sizeof *x);
+                fill_normal(x, (size_t)64 * dims[d], &rng);
+                assert_int_equal(kvant_codec_encode(codec, NULL, x, dims[d], 0, 64, page), KVANT_OK);
+                check_unpacking(codec, all_specs[s], (kvant_role)role, page);
+                free(x);
+                free(page);
+                kvant_codec_free(&codec);
+            }
 }
 
 /* What attention multiplies in place of chunk codes, times step and the token's scale, is what decoding gives, within `error` steps. */
@@ -129,7 +130,8 @@ static void numbers_are_near_decoding(void **state)
             kvant_codec *codec;
             if (kvant_codec_create(all_specs[s], dims[d], KVANT_ROLE_K, 1, &codec, NULL, 0) != KVANT_OK)
                 continue;
-            const kvant_code_numbers *numbers = codec->numbers;
+            const kvant_code_numbers *numbers =
+                codec->view.kind == KVANT_CODES_CHUNK ? codec->product.integers.chunk : NULL;
             void *page = aligned(info_of(codec).page_bytes);
             float *x = malloc((size_t)64 * dims[d] * sizeof *x), y[KVANT_MAX_HEAD_DIM];
             uint32_t codes[KVANT_MAX_HEAD_DIM];
@@ -141,7 +143,7 @@ static void numbers_are_near_decoding(void **state)
                 const double scale = kvant_half_to_float(
                     ((const uint16_t *)((const uint8_t *)page + codec->info.metadata_offset))[t]);
                 kvant_chunk_layout_get(numbers->layout, page, t, codes);
-                kvant_codec_decode_transformed(codec, page, t, y);
+                kvant_codec_decode_transformed(codec, kvant_kernels_get(KVANT_CPU_AUTO), page, t, y);
                 for (uint32_t j = 0; j < dims[d]; j++) {
                     const uint32_t code = codes[j / chunk->components], above = code >> chunk->index_bits;
                     const uint32_t index = code & ((1u << chunk->index_bits) - 1);
@@ -188,9 +190,9 @@ static void matmul_and_exp_agree_with_double(void **state)
     uint64_t rng = 12;
     float *a = aligned(M * K * 4), *b = aligned(K * N * 4), *c = aligned(M * N * 4);
     for (size_t l = 0; l < COUNT(cpu_levels); l++) {
-        const kvant_kernels *kernels = kvant_kernels_get(cpu_levels[l]);
-        if (!kernels)
+        if (!has_level(cpu_levels[l]))
             continue;
+        const kvant_kernels *kernels = kvant_kernels_get(cpu_levels[l]);
         fill_normal(a, M * K, &rng);
         fill_normal(b, K * N, &rng);
         for (uint32_t m = 1; m <= M; m++)

@@ -4,7 +4,10 @@
 #include <kvant/executor.h>
 
 #include <pthread.h>
+#include <sched.h>
 #include <stdatomic.h>
+#include <sys/wait.h>
+#include <unistd.h>
 
 #include "../../src/base/parallel.h"
 
@@ -145,6 +148,89 @@ static void loops_within_loops_stay_off_the_executor(void **state)
     kvant_use_executor(NULL);
 }
 
+static void executors_nest(void **state)
+{
+    request r = { .calls = 0 };
+    kvant_executor outer = { run_nothing, &r }, inner = { run_nothing, &r };
+    (void)state;
+    assert_null(kvant_use_executor(&outer));
+    assert_ptr_equal(kvant_use_executor(&inner), &outer);
+    assert_ptr_equal(kvant_use_executor(&outer), &inner);
+    assert_ptr_equal(kvant_use_executor(NULL), &outer);
+}
+
+/* A loop that lasts until it is told to end, so that workers are inside it when the process forks. */
+typedef struct held_loop {
+    atomic_uint entered;
+    atomic_bool released;
+} held_loop;
+
+static void hold(void *context, size_t index, uint32_t worker)
+{
+    held_loop *loop = context;
+    (void)index;
+    (void)worker;
+    atomic_fetch_add(&loop->entered, 1);
+    while (!atomic_load(&loop->released))
+        sched_yield();
+}
+
+static void *run_held_loop(void *argument)
+{
+    kvant_parallel_for(3, 3, hold, argument);
+    return NULL;
+}
+
+/* The exit status of a child that runs a loop of its own on 4 threads; 128 and more: it was killed. */
+static int fork_and_loop(void)
+{
+    pid_t child = fork();
+    int status;
+    if (child == 0) {
+        counts c = { .workers = 0 };
+        alarm(20);
+        kvant_parallel_for(N, 4, count, &c);
+        for (size_t i = 0; i < N; i++)
+            if (atomic_load(&c.of[i]) != 1)
+                _exit(1);
+        _exit(0);
+    }
+    assert_true(child > 0);
+    assert_int_equal(waitpid(child, &status, 0), child);
+    return WIFEXITED(status) ? WEXITSTATUS(status) : 128 + WTERMSIG(status);
+}
+
+static void children_forked_during_a_loop_run_loops(void **state)
+{
+    held_loop loop = { 0 };
+    pthread_t other;
+    (void)state;
+    assert_int_equal(pthread_create(&other, NULL, run_held_loop, &loop), 0);
+    while (atomic_load(&loop.entered) < 3)
+        sched_yield();
+    int status = fork_and_loop();
+    atomic_store(&loop.released, true);
+    pthread_join(other, NULL);
+    assert_int_equal(status, 0);
+    assert_loops_run(); /* the parent's pool is as it was */
+}
+
+/* The executor's threads stay in the parent. */
+static void children_have_no_executor(void **state)
+{
+    request r = { .calls = 0 };
+    kvant_executor executor = { run_last_only, &r };
+    (void)state;
+    kvant_use_executor(&executor);
+    pid_t child = fork();
+    if (child == 0)
+        _exit(kvant_use_executor(NULL) == NULL ? 0 : 1);
+    int status;
+    assert_int_equal(waitpid(child, &status, 0), child);
+    assert_int_equal(status, 0);
+    assert_ptr_equal(kvant_use_executor(NULL), &executor);
+}
+
 int main(void)
 {
     const struct CMUnitTest tests[] = {
@@ -152,6 +238,9 @@ int main(void)
         cmocka_unit_test(executors_run_every_index_once),
         cmocka_unit_test(executors_are_the_threads_own),
         cmocka_unit_test(loops_within_loops_stay_off_the_executor),
+        cmocka_unit_test(executors_nest),
+        cmocka_unit_test(children_forked_during_a_loop_run_loops),
+        cmocka_unit_test(children_have_no_executor),
     };
     return cmocka_run_group_tests(tests, NULL, NULL);
 }

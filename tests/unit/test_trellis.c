@@ -85,6 +85,9 @@ static void search_finds_the_best_path_mostly(void **state)
     uint64_t rng = 7;
     kvant_codec *codec = make_codec("trellis-3", 128, KVANT_ROLE_K);
     const kvant_trellis *trellis = &kvant_trellis_book_of(codec)->trellis;
+    _Alignas(64) static uint16_t metric[2 * STATES];
+    static uint32_t decisions[STEPS * STATES / 32];
+    const kvant_trellis_work work = { metric, decisions, STEPS };
     uint32_t found = 0;
     for (uint32_t i = 0; i < CASES; i++) {
         float x[STEPS];
@@ -98,7 +101,7 @@ static void search_finds_the_best_path_mostly(void **state)
             const uint64_t cost = least_from(trellis, cells, begin);
             best = cost < best ? cost : best;
         }
-        kvant_kernels_get(KVANT_CPU_AUTO)->trellis_path(trellis, cells, STEPS, bits);
+        kvant_kernels_get(KVANT_CPU_AUTO)->trellis_path(trellis, cells, STEPS, &work, bits);
         const uint64_t cost = cost_of(trellis, cells, bits);
         assert_true(cost >= best);
         found += cost == best;

@@ -380,8 +380,8 @@ static void inner_products_stay(void **state)
             double before = 0, after = 0, size_x = 0, size_q = 0;
             fill_normal(x, DIM, &rng);
             fill_normal(q, DIM, &rng);
-            kvant_transform_forward(&codec->transform, NULL, x, y);
-            kvant_transform_inverse(&codec->transform, NULL, y, back);
+            kvant_transform_forward(&codec->transform, kvant_kernels_get(KVANT_CPU_AUTO), NULL, x, y);
+            kvant_transform_inverse(&codec->transform, kvant_kernels_get(KVANT_CPU_AUTO), NULL, y, back);
             assert_int_equal(kvant_codec_transform_query(codec, NULL, q, p), KVANT_OK);
             for (uint32_t j = 0; j < DIM; j++) {
                 before += (double)x[j] * q[j];
@@ -545,7 +545,7 @@ static void pages_do_not_tell_the_level(void **state)
             uint8_t *page = aligned(bytes), *want = aligned(bytes);
             fill_normal(rows, TOKENS * dims[d], &rng);
             for (size_t l = 0; l < COUNT(cpu_levels); l++) { /* the first is portable C */
-                if (kvant_set_cpu_level(cpu_levels[l]) != KVANT_OK)
+                if (!use_level(cpu_levels[l]))
                     continue;
                 memset(page, 0, bytes);
                 assert_int_equal(kvant_codec_encode(codec, NULL, rows, dims[d], 0, TOKENS, l ? page : want),

@@ -16,15 +16,11 @@
 
 #include <kvant/codec.h>
 
+#include "../cpu_levels.h"
 #include "specs.h"
 
 #define TEST_SEED 7u
 #define COUNT(array) (sizeof(array) / sizeof((array)[0]))
-
-/* Every level there is; kvant_set_cpu_level and kvant_kernels_get refuse those that this machine lacks. */
-static const kvant_cpu_level cpu_levels[] = { KVANT_CPU_C,      KVANT_CPU_AVX2,        KVANT_CPU_AVX2_VNNI,
-                                              KVANT_CPU_AVX512, KVANT_CPU_AVX512_VNNI, KVANT_CPU_AVX512_VBMI,
-                                              KVANT_CPU_NEON,   KVANT_CPU_NEON_DOT };
 
 /* xorshift64*: independent of the library's own generator. */
 static inline uint64_t test_random(uint64_t *state)

@@ -1,4 +1,4 @@
-"""The C interface of libkvant_cuda as ctypes sees it: structures, functions, errors. No tensor is known here."""
+"""The C interface of kvant/cuda.h as ctypes sees it: structures, functions, errors. No tensor is known here."""
 
 import ctypes as c
 import os
@@ -58,6 +58,7 @@ class Rows(c.Structure):
         ("head_stride", c.c_size_t),
         ("center", c.c_void_p),
         ("factors", c.c_void_p),
+        ("weights", c.c_void_p),
     ]
 
 
@@ -150,43 +151,46 @@ class DecodeArgs(c.Structure):
         ("head_stride", c.c_size_t),
         ("center", c.c_void_p),
         ("factors", c.c_void_p),
+        ("inverse_weights", c.c_void_p),
     ]
 
 
 _library = None
 
+_FUNCTIONS = {
+    "kvant_cuda_available": (c.c_int, [c.c_char_p, c.c_size_t]),
+    "kvant_cuda_codec_create": (
+        c.c_int,
+        [c.c_char_p, c.c_uint32, c.c_int, c.c_uint64, c.POINTER(c.c_void_p), c.c_char_p, c.c_size_t],
+    ),
+    "kvant_cuda_codec_create_open": (c.c_int, [c.c_void_p, c.POINTER(c.c_void_p)]),
+    "kvant_cuda_codec_free": (None, [c.POINTER(c.c_void_p)]),
+    "kvant_cuda_codec_get_info": (c.c_int, [c.c_void_p, c.POINTER(CodecInfo)]),
+    "kvant_cuda_append": (c.c_int, [c.POINTER(AppendArgs), c.c_void_p]),
+    "kvant_cuda_seal": (c.c_int, [c.POINTER(SealArgs), c.c_void_p]),
+    "kvant_cuda_attention_check": (c.c_int, [c.c_void_p, c.c_void_p, c.c_char_p, c.c_size_t]),
+    "kvant_cuda_attention_workspace": (c.c_size_t, [c.c_uint32]),
+    "kvant_cuda_attention": (c.c_int, [c.POINTER(AttentionArgs), c.c_void_p]),
+    "kvant_cuda_limit_shared_memory": (None, [c.c_size_t]),
+    "kvant_cuda_decode": (c.c_int, [c.POINTER(DecodeArgs), c.c_void_p]),
+}
+
 
 def library():
-    """The loaded library; KVANT_CUDA_LIBRARY names it, otherwise the loader's search path is used."""
+    """libkvant.so: KVANT_LIBRARY names it, otherwise the loader's search path is used. libkvant opens libkvant_cuda.so:
+    beside itself, or where KVANT_CUDA_LIBRARY says."""
     global _library
     if _library is None:
-        name = os.environ.get("KVANT_CUDA_LIBRARY", "libkvant_cuda.so")
+        name = os.environ.get("KVANT_LIBRARY") or "libkvant.so"
         try:
             lib = c.CDLL(name)
+            for function, (result, arguments) in _FUNCTIONS.items():
+                bound = getattr(lib, function)
+                bound.restype, bound.argtypes = result, arguments
         except OSError as error:
-            raise Error("loading libkvant_cuda", 30, f"{error}; set KVANT_CUDA_LIBRARY to its path") from None
-        lib.kvant_cuda_codec_create.argtypes = [
-            c.c_char_p,
-            c.c_uint32,
-            c.c_int,
-            c.c_uint64,
-            c.POINTER(c.c_void_p),
-            c.c_char_p,
-            c.c_size_t,
-        ]
-        lib.kvant_cuda_codec_create_open.argtypes = [c.c_void_p, c.POINTER(c.c_void_p)]
-        lib.kvant_cuda_seal.argtypes = [c.POINTER(SealArgs), c.c_void_p]
-        lib.kvant_cuda_codec_free.argtypes = [c.POINTER(c.c_void_p)]
-        lib.kvant_cuda_codec_free.restype = None
-        lib.kvant_cuda_codec_get_info.argtypes = [c.c_void_p, c.POINTER(CodecInfo)]
-        lib.kvant_cuda_attention_check.argtypes = [c.c_void_p, c.c_void_p, c.c_char_p, c.c_size_t]
-        lib.kvant_cuda_append.argtypes = [c.POINTER(AppendArgs), c.c_void_p]
-        lib.kvant_cuda_attention.argtypes = [c.POINTER(AttentionArgs), c.c_void_p]
-        lib.kvant_cuda_decode.argtypes = [c.POINTER(DecodeArgs), c.c_void_p]
-        lib.kvant_cuda_attention_workspace.argtypes = [c.c_uint32]
-        lib.kvant_cuda_attention_workspace.restype = c.c_size_t
-        lib.kvant_cuda_limit_shared_memory.argtypes = [c.c_size_t]
-        lib.kvant_cuda_limit_shared_memory.restype = None
+            raise Error("loading libkvant", 30, f"{error}; set KVANT_LIBRARY to its path") from None
+        except AttributeError as error:
+            raise Error("loading libkvant", 30, f"{error}: {name} is of another release") from None
         _library = lib
     return _library
 

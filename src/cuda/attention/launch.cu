@@ -5,6 +5,7 @@
  * device as well, and new devices have less memory than old ones. */
 #include "../checks.h"
 #include "../chunks/chunks.cuh"
+#include "../table.h"
 #include "../trellis/trellis.cuh"
 #include "attention.h"
 #include "attention_pairs.h"
@@ -13,8 +14,6 @@
 #include <atomic>
 #include <climits>
 #include <cmath>
-#include <cstddef>
-#include <cstdio>
 #include <iterator>
 
 using namespace kvant;
@@ -23,7 +22,6 @@ namespace
 {
 
 constexpr uint32_t MAX_HEADS_A_KV = 64, MAX_HEADS = 65536, MAX_GROUPS = 1 << 20;
-constexpr size_t FIRST_SIZE = offsetof(kvant_cuda_attention_args, query_tokens);
 
 std::atomic<size_t> shared_limit{ 0 }; /* 0: none */
 
@@ -143,19 +141,18 @@ bool not_negative(float x)
     return x >= 0 && std::isfinite(x);
 }
 
-/* args: fields that the caller's version does not have are zero. */
 kvant_status check_attention(kvant_cuda_attention_args &args)
 {
     if (!args.k_codec || !args.v_codec || !args.block_table || !args.lengths || !args.q || !args.out ||
         !args.workspace || !valid_type(args.type) || !not_negative(args.logit_softcap) || !not_negative(args.max_bias))
         return KVANT_ERR_ARGUMENT;
-    const kvant_status status = kvant_cuda_attention_check(args.k_codec, args.v_codec, NULL, 0);
+    const kvant_status status = kvant_cuda_table_attention_check(args.k_codec, args.v_codec, NULL, 0);
     if (status != KVANT_OK)
         return status;
     args.query_tokens = std::max(args.query_tokens, 1u);
     if (!valid_shape(args) || !valid_pools(args) || (args.query_tokens > 1 && args.out_token_stride == 0))
         return KVANT_ERR_ARGUMENT;
-    const size_t needed = kvant_cuda_attention_workspace(args.k_codec->params.head_dim);
+    const size_t needed = kvant_cuda_table_attention_workspace(args.k_codec->params.head_dim);
     if (needed == 0)
         return KVANT_ERR_CUDA;
     if (reinterpret_cast<uintptr_t>(args.workspace) % 256 != 0 || args.workspace_bytes < needed)
@@ -206,7 +203,7 @@ AttentionArgs launch_args(const kvant_cuda_attention_args &args, const Attention
     p.v_rotation = v.rotation;
     /* bytes of keys are signed; values, halves and a trellis are small numbers above 0 */
     const uint32_t to_signed =
-        kernel.byte_keys && k.bias == 128 && !kvant_cuda_has_trellis(k.kind) ? 0x80808080u : 0;
+        kernel.byte_keys && k.bias == 128 && k.codes != KVANT_CUDA_CODES_TRELLIS ? 0x80808080u : 0;
     for (uint32_t i = 0; i < KVANT_CUDA_TABLE_WORDS; i++)
         p.k_bytes[i] = k.bytes[i] ^ to_signed, p.v_bytes[i] = v.bytes[i];
     p.one = 1;
@@ -237,34 +234,28 @@ void copy_directions(kvant_cuda_directions &to, const kvant_cuda_book &book)
 
 } // namespace
 
-extern "C" kvant_status kvant_cuda_attention_check(const kvant_cuda_codec *k_codec, const kvant_cuda_codec *v_codec,
-                                                   char *err, size_t errlen)
+kvant_status kvant_cuda_table_attention_check(const kvant_cuda_codec *k_codec, const kvant_cuda_codec *v_codec,
+                                              char *err, size_t errlen)
 {
-    auto fail = [&](kvant_status status, const char *what) {
-        if (err && errlen > 0)
-            snprintf(err, errlen, "%s", what);
-        return status;
-    };
+    const kvant_cuda_error error = { err, errlen };
     if (!k_codec || !v_codec)
-        return fail(KVANT_ERR_ARGUMENT, "no codec of keys, or none of values");
+        return kvant_cuda_refuse(&error, KVANT_ERR_ARGUMENT, "no codec of keys, or none of values");
     const kvant_cuda_params &k = k_codec->params, &v = v_codec->params;
     if (k.role != KVANT_ROLE_K || v.role != KVANT_ROLE_V)
-        return fail(KVANT_ERR_ARGUMENT, "the first codec must be one of keys, the second one of values");
+        return kvant_cuda_refuse(&error, KVANT_ERR_ARGUMENT,
+                                 "the first codec must be one of keys, the second one of values");
     if (k.head_dim != v.head_dim)
-        return fail(KVANT_ERR_ARGUMENT, "keys and values have different head_dim");
-    if (!find_kernel(k, v, KernelChoice{ true, true, false }).kernel) {
-        if (err && errlen > 0)
-            snprintf(
-                err, errlen,
-                "not on the GPU: attention over keys %s with values %s; pairs are of one kind and width, or of "
-                "keys with at least 4 bits (turboquant: 3) and values with fewer (kvant/cuda.h lists them)",
-                k_codec->info.spec, v_codec->info.spec);
-        return KVANT_ERR_UNSUPPORTED;
-    }
-    return KVANT_OK;
+        return kvant_cuda_refuse(&error, KVANT_ERR_ARGUMENT, "keys and values have different head_dim");
+    if (find_kernel(k, v, KernelChoice{ true, true, false }).kernel)
+        return KVANT_OK;
+    return kvant_cuda_refuse(
+        &error, KVANT_ERR_UNSUPPORTED,
+        "not on the GPU: attention over keys %s with values %s; pairs are of one kind and width, or of "
+        "keys with at least 4 bits (turboquant: 3) and values with fewer (kvant/cuda.h lists them)",
+        k_codec->info.spec, v_codec->info.spec);
 }
 
-extern "C" size_t kvant_cuda_attention_workspace(uint32_t head_dim)
+size_t kvant_cuda_table_attention_workspace(uint32_t head_dim)
 {
     uint32_t blocks = grid_of(current_device());
     if (blocks == 0 || head_dim == 0 || head_dim > KVANT_CUDA_MAX_DIM)
@@ -272,17 +263,17 @@ extern "C" size_t kvant_cuda_attention_workspace(uint32_t head_dim)
     return COUNTER_BYTES + (size_t)blocks * 2 * partial_floats(head_dim) * sizeof(float);
 }
 
-extern "C" void kvant_cuda_limit_shared_memory(size_t bytes)
+void kvant_cuda_table_limit_shared_memory(size_t bytes)
 {
     shared_limit.store(bytes, std::memory_order_relaxed);
 }
 
-extern "C" kvant_status kvant_cuda_attention(const kvant_cuda_attention_args *given, kvant_cuda_stream stream)
+kvant_status kvant_cuda_table_attention(const kvant_cuda_attention_args *given, kvant_cuda_stream stream)
 {
-    kvant_cuda_attention_args args;
-    kvant_status status = read_args(given, FIRST_SIZE, args);
-    if (status == KVANT_OK)
-        status = check_attention(args);
+    if (!given || given->size != sizeof *given)
+        return KVANT_ERR_ARGUMENT;
+    kvant_cuda_attention_args args = *given;
+    kvant_status status = check_attention(args);
     if (status != KVANT_OK)
         return status;
     const Device device = current_device();
@@ -292,9 +283,9 @@ extern "C" kvant_status kvant_cuda_attention(const kvant_cuda_attention_args *gi
         return status;
     ChunkAttentionArgs p{};
     static_cast<AttentionArgs &>(p) = launch_args(args, kernel);
-    if (kvant_cuda_has_chunks(args.k_codec->params.kind))
+    if (kvant_cuda_has_chunks(&args.k_codec->params))
         copy_directions(p.k_directions, args.k_codec->book);
-    if (kvant_cuda_has_chunks(args.v_codec->params.kind))
+    if (kvant_cuda_has_chunks(&args.v_codec->params))
         copy_directions(p.v_directions, args.v_codec->book);
     void *parameters[] = { &p };
     return from_cuda(cudaLaunchKernel(kernel.kernel, grid_of(device), kernel.threads, parameters, kernel.shared_bytes,

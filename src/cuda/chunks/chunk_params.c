@@ -1,68 +1,70 @@
-/* chunk_params.c - the part of params.c for codecs that quantise several channels at once: octopus and
- * hqmq. */
-#include "../params.h"
-
+/* chunk_params.c - the part of params.c for chunk codes: triplets (octopus) and quaternions (hqmq). */
 #include <string.h>
 
-#include "../../base/error.h"
-#include "../../codec/direction.h"
-#include "../../codec/hqmq.h"
-#include "../../codec/octopus.h"
+#include "../params.h"
 
-kvant_status kvant_cuda_octopus_init(kvant_cuda_params *params, kvant_cuda_book *book, const kvant_codec *codec,
-                                     char *err, size_t errlen)
+static void init_common(kvant_cuda_params *params, kvant_cuda_book *book, const kvant_chunk_view *chunk)
+{
+    params->bits = chunk->index_bits + chunk->length_bits;
+    params->symmetric = 1;
+    params->unbiased = chunk->unbiased;
+    params->inverse_sqrt_dim = chunk->inverse_sqrt_dim;
+    book->n_chunks = chunk->n_chunks;
+}
+
+static kvant_status init_triplets(kvant_cuda_params *params, kvant_cuda_book *book, const kvant_codec_view *view,
+                                  const kvant_cuda_error *error)
 {
     static const kvant_cuda_kind kinds[] = { KVANT_CUDA_OCTOPUS2, KVANT_CUDA_OCTOPUS3, KVANT_CUDA_OCTOPUS4 };
-    const kvant_error error = { err, errlen };
-    const octopus_book *from = octopus_book_of(codec);
-    const kvant_triplet_book *t = &from->triplets;
-    const uint32_t b = t->norm_bits + 1;
-    if (strstr(codec->spec, "qjl"))
-        return kvant_fail(&error, KVANT_ERR_UNSUPPORTED, "not on the GPU: %s; octopus there has no sketch",
-                          codec->spec);
-    if (t->direction_bits != b + 1 || b < 2 || b > 4)
-        return kvant_fail(&error, KVANT_ERR_UNSUPPORTED,
-                          "not on the GPU: %s; octopus there has 2, 3 or 4 bits and the usual split of them",
-                          codec->spec);
+    const kvant_chunk_view *chunk = &view->of.chunk;
+    const uint32_t b = chunk->length_bits + 1, coordinate = chunk->index_bits / 2;
+    if (coordinate != b + 1 || b < 2 || b > 4)
+        return kvant_cuda_refuse(error, KVANT_ERR_UNSUPPORTED,
+                                 "not on the GPU: %s; octopus there has 2, 3 or 4 bits and the usual split of them",
+                                 view->info->spec);
+    params->codes = KVANT_CUDA_CODES_TRIPLETS;
     params->kind = kinds[b - 2];
-    params->bits = 2 * t->direction_bits + t->norm_bits;
-    params->symmetric = 1;
-    params->unbiased = from->unbiased;
-    params->inverse_sqrt_dim = from->inverse_sqrt_dim;
-    book->n_chunks = from->n_triplets;
-    book->direction_bits = t->direction_bits;
-    book->norm_bits = t->norm_bits;
-    book->rounding = (uint32_t)t->rounding;
-    memcpy(book->direction, t->direction, sizeof book->direction);
-    memcpy(book->direction_thresholds, t->direction_thresholds, sizeof book->direction_thresholds);
-    memcpy(book->norm, t->norm, sizeof book->norm);
-    memcpy(book->norm_thresholds, t->norm_thresholds, sizeof book->norm_thresholds);
+    init_common(params, book, chunk);
+    book->direction_bits = coordinate;
+    book->norm_bits = chunk->length_bits;
+    book->rounding = chunk->rounding;
+    memcpy(book->direction, chunk->direction, sizeof book->direction);
+    memcpy(book->direction_thresholds, chunk->direction_thresholds, sizeof book->direction_thresholds);
+    memcpy(book->norm, chunk->length, sizeof book->norm);
+    memcpy(book->norm_thresholds, chunk->length_thresholds, sizeof book->norm_thresholds);
     return KVANT_OK;
 }
 
-kvant_status kvant_cuda_hqmq_init(kvant_cuda_params *params, kvant_cuda_book *book, const kvant_codec *codec,
-                                  char *err, size_t errlen)
+static kvant_status init_quaternions(kvant_cuda_params *params, kvant_cuda_book *book, const kvant_codec_view *view,
+                                     const kvant_cuda_error *error)
 {
-    const kvant_error error = { err, errlen };
-    const kvant_direction *direction = kvant_direction_of(codec);
-    uint32_t n;
-    const kvant_quaternion *secondaries = kvant_hqmq_secondaries(codec, &n);
-    const bool s96 = n == 96 && direction->radius_bits == 4, s192 = n == 192 && direction->radius_bits == 6;
+    const kvant_chunk_view *chunk = &view->of.chunk;
+    const uint32_t n = chunk->n_secondaries;
+    const uint32_t s96 = n == 96 && chunk->length_bits == 4, s192 = n == 192 && chunk->length_bits == 6;
     if (!s96 && !s192)
-        return kvant_fail(&error, KVANT_ERR_UNSUPPORTED, "not on the GPU: %s; there are hqmq-s96r4 and hqmq-s192r6",
-                          codec->spec);
-    if (direction->slots)
-        return kvant_fail(&error, KVANT_ERR_UNSUPPORTED,
-                          "not on the GPU: %s; hqmq there has no outliers (med3, med)", codec->spec);
+        return kvant_cuda_refuse(error, KVANT_ERR_UNSUPPORTED,
+                                 "not on the GPU: %s; there are hqmq-s96r4 and hqmq-s192r6", view->info->spec);
+    if (chunk->outliers)
+        return kvant_cuda_refuse(error, KVANT_ERR_UNSUPPORTED,
+                                 "not on the GPU: %s; hqmq there has no outliers (med3, med)", view->info->spec);
+    params->codes = KVANT_CUDA_CODES_QUATERNIONS;
     params->kind = s96 ? KVANT_CUDA_HQMQ_S96R4 : KVANT_CUDA_HQMQ_S192R6;
-    params->bits = direction->index_bits + direction->radius_bits;
-    params->symmetric = 1;
-    params->unbiased = direction->unbiased;
-    book->n_chunks = direction->n_chunks;
-    book->index_bits = direction->index_bits;
-    book->radius_bits = direction->radius_bits;
+    init_common(params, book, chunk);
+    book->index_bits = chunk->index_bits;
+    book->radius_bits = chunk->length_bits;
     book->n_secondaries = n;
-    for (uint32_t i = 0; i < n; i++)
-        memcpy(book->secondaries[i], secondaries[i].c, sizeof book->secondaries[i]);
+    memcpy(book->secondaries, chunk->secondaries, n * sizeof *book->secondaries);
     return KVANT_OK;
+}
+
+kvant_status kvant_cuda_chunk_init(kvant_cuda_params *params, kvant_cuda_book *book, const kvant_codec_view *view,
+                                   const kvant_cuda_error *error)
+{
+    switch (view->of.chunk.kind) {
+    case KVANT_CHUNK_TRIPLETS: return init_triplets(params, book, view, error);
+    case KVANT_CHUNK_QUATERNIONS: return init_quaternions(params, book, view, error);
+    case KVANT_CHUNK_TABLE: break;
+    }
+    return kvant_cuda_refuse(error, KVANT_ERR_UNSUPPORTED, "not on the GPU: %s; chunks there are octopus and hqmq",
+                             view->info->spec);
 }

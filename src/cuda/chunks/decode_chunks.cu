@@ -71,7 +71,7 @@ cudaError_t launch_decode_chunks(const DecodeArgs &args, const kvant_cuda_book &
 {
     const ChunkDecodeArgs p{ args, book };
     const dim3 grid(n_blocks, n_kv_heads);
-    const bool triplets = args.codec.kind <= KVANT_CUDA_OCTOPUS4;
+    const bool triplets = args.codec.codes == KVANT_CUDA_CODES_TRIPLETS;
     return with_head_dim(head_dim, [&](auto d) {
         if (triplets)
             decode_chunks_kernel<decltype(d)::value, 3><<<grid, WARPS * 32, 0, stream>>>(p);

@@ -10,16 +10,37 @@ namespace kvant
 
 constexpr int WARPS = 8;
 
-template <int D> struct Chunk {
+struct WideAppendArgs : AppendArgs {
+    kvant_cuda_wide_book books[2];
+};
+
+template <int D, class Book> struct Chunk {
     alignas(16) float turning[WARPS][Lanes<D>::ROWS * Lanes<D>::ROW_STRIDE];
     Nibbles<D> nibbles;
-    Levels levels;
+    Book levels;
     BlockTokens tokens;
 };
 
+/* By the threads from PAGE_TOKENS on. */
+__device__ __forceinline__ void load_levels(Levels &levels, const AppendArgs &args)
+{
+    const kvant_cuda_params &codec = args.roles[blockIdx.z].codec;
+    const int i = (int)threadIdx.x - PAGE_TOKENS;
+    if (i >= 0 && i < (int)KVANT_CUDA_MAX_LEVELS)
+        levels.at[i] = make_float2(codec.thresholds[i], codec.values[i]);
+}
+
+/* By all threads. */
+__device__ __forceinline__ void load_levels(WideLevels &levels, const WideAppendArgs &args)
+{
+    static_assert(KVANT_CUDA_WIDE_LEVELS == WARPS * 32, "a thread loads a level");
+    levels.thresholds[threadIdx.x] = args.books[blockIdx.z].thresholds[threadIdx.x];
+    levels.values[threadIdx.x] = args.books[blockIdx.z].values[threadIdx.x];
+}
+
 /* Quantises the rows of tokens first_token on, one for every few lanes of the warp. */
-template <int D>
-__device__ __forceinline__ void quantize_rows(const AppendArgs &args, const AppendRole &role, Chunk<D> &chunk,
+template <int D, class Book>
+__device__ __forceinline__ void quantize_rows(const AppendArgs &args, const AppendRole &role, Chunk<D, Book> &chunk,
                                               float *space, int first_token, uint32_t chunk_at, int kv_head,
                                               int lane)
 {
@@ -39,39 +60,36 @@ __device__ __forceinline__ void quantize_rows(const AppendArgs &args, const Appe
         refuse<D>(args, role, chunk.tokens, refused, token, row_at, kv_head, lane);
 }
 
-template <int D>
-__device__ __forceinline__ void write_page(const kvant_cuda_params &codec, Chunk<D> &chunk, int leader,
+template <int D, class Book>
+__device__ __forceinline__ void write_page(const kvant_cuda_params &codec, Chunk<D, Book> &chunk, int leader,
                                            uint8_t *page)
 {
     place_tokens(chunk.tokens, leader);
     write_codes<D>(codec, chunk.nibbles, chunk.tokens.page_tokens, reinterpret_cast<uint32_t *>(page));
 }
 
-template <int D>
-__device__ __forceinline__ void write_metadata(const AppendRole &role, const Chunk<D> &chunk, int token,
+template <int D, class Book>
+__device__ __forceinline__ void write_metadata(const AppendRole &role, const Chunk<D, Book> &chunk, int token,
                                                int kv_head)
 {
     int at = (int)(chunk.tokens.slot[token] % PAGE_TOKENS);
     uint16_t *numbers =
         reinterpret_cast<uint16_t *>(page_of(role, chunk.tokens, token, kv_head) + role.codec.metadata_offset);
     numbers[at] = chunk.tokens.scale[token];
-    if (role.codec.kind < KVANT_CUDA_CODEBOOK2 && !role.codec.symmetric)
+    if (role.codec.codes == KVANT_CUDA_CODES_UNIFORM && !role.codec.symmetric)
         numbers[PAGE_TOKENS + at] = chunk.tokens.zero[token];
 }
 
-template <int D>
-__global__ void __launch_bounds__(WARPS * 32, 4) append_kernel(const __grid_constant__ AppendArgs args)
+template <int D, class Book, class Args>
+__global__ void __launch_bounds__(WARPS * 32, 4) append_kernel(const __grid_constant__ Args args)
 {
-    __shared__ Chunk<D> chunk;
+    __shared__ Chunk<D, Book> chunk;
     const AppendRole &role = args.roles[blockIdx.z];
     const int lane = threadIdx.x & 31, warp = threadIdx.x >> 5, kv_head = blockIdx.y;
     const uint32_t first = blockIdx.x * args.chunk;
     if (threadIdx.x < PAGE_TOKENS)
         chunk.tokens.slot[threadIdx.x] = slot_of(args, first);
-    else if (threadIdx.x < PAGE_TOKENS + KVANT_CUDA_MAX_LEVELS) {
-        int i = threadIdx.x - PAGE_TOKENS;
-        chunk.levels.at[i] = make_float2(role.codec.thresholds[i], role.codec.values[i]);
-    }
+    load_levels(chunk.levels, args);
     __syncthreads();
 #pragma unroll 1
     for (int t = warp * Lanes<D>::ROWS; t < PAGE_TOKENS; t += WARPS * Lanes<D>::ROWS)
@@ -92,18 +110,34 @@ __global__ void __launch_bounds__(WARPS * 32, 4) append_kernel(const __grid_cons
                            reinterpret_cast<uint32_t *>(page_of(role, chunk.tokens, t, kv_head)), lane);
 }
 
+template <class Book, class Args>
+static cudaError_t launch(Args &p, uint32_t head_dim, int n_roles, int n_kv_heads, cudaStream_t stream)
+{
+    for (AppendRole &role : p.roles)
+        role.wide = is_wide(role, p.type);
+    p.chunk = tokens_a_block(p);
+    dim3 grid((p.n_tokens + p.chunk - 1) / p.chunk, n_kv_heads, n_roles);
+    return with_head_dim(head_dim, [&](auto d) {
+        append_kernel<decltype(d)::value, Book, Args><<<grid, WARPS * 32, 0, stream>>>(p);
+        return cudaGetLastError();
+    });
+}
+
 cudaError_t launch_append(const AppendArgs &args, uint32_t head_dim, int n_roles, int n_kv_heads,
                           cudaStream_t stream)
 {
     AppendArgs p = args;
-    for (AppendRole &role : p.roles)
-        role.wide = is_wide(role, p.type);
-    p.chunk = tokens_a_block(args);
-    dim3 grid((args.n_tokens + p.chunk - 1) / p.chunk, n_kv_heads, n_roles);
-    return with_head_dim(head_dim, [&](auto d) {
-        append_kernel<decltype(d)::value><<<grid, WARPS * 32, 0, stream>>>(p);
-        return cudaGetLastError();
-    });
+    return launch<Levels>(p, head_dim, n_roles, n_kv_heads, stream);
+}
+
+cudaError_t launch_append_wide(const AppendArgs &args, uint32_t head_dim, int n_roles, int n_kv_heads,
+                               cudaStream_t stream)
+{
+    WideAppendArgs p{};
+    static_cast<AppendArgs &>(p) = args;
+    for (int i = 0; i < n_roles; i++)
+        p.books[i] = *args.roles[i].wide_book;
+    return launch<WideLevels>(p, head_dim, n_roles, n_kv_heads, stream);
 }
 
 } // namespace kvant

@@ -16,11 +16,13 @@ struct AppendRole {
     const void *rows;
     size_t token_stride, row_head_stride; /* of rows, elements */
     const float *center, *factors;
+    const float *weights;    /* as many for each kv head as codec.weighting says */
     size_t row_block_stride; /* elements; of blocks of open pages, when these are sealed */
     bool wide;               /* rows begin at multiples of 16 bytes; set by launch_append */
-    /* On the host; of codes of several channels, of a trellis. */
+    /* On the host; of codes of several channels, of a trellis, of a wide codebook. */
     const kvant_cuda_book *book;
     const kvant_cuda_trellis *trellis;
+    const kvant_cuda_wide_book *wide_book;
 };
 
 struct AppendArgs {
@@ -37,6 +39,10 @@ struct AppendArgs {
 /* Rows, or open pages, into sealed pages of kinds with one scale a token. */
 cudaError_t launch_append(const AppendArgs &args, uint32_t head_dim, int n_roles, int n_kv_heads,
                           cudaStream_t stream);
+
+/* The same of wide codebooks. */
+cudaError_t launch_append_wide(const AppendArgs &args, uint32_t head_dim, int n_roles, int n_kv_heads,
+                               cudaStream_t stream);
 
 /* The same of kinds whose codes are of several channels, all roles of one kind of chunk. */
 cudaError_t launch_append_chunks(const AppendArgs &args, uint32_t head_dim, int n_roles, int n_kv_heads,

@@ -351,7 +351,7 @@ cudaError_t launch_append_chunks(const AppendArgs &args, uint32_t head_dim, int 
         p.books[i] = *args.roles[i].book;
     }
     dim3 grid((args.n_tokens + p.append.chunk - 1) / p.append.chunk, n_kv_heads, n_roles);
-    const bool triplets = args.roles[0].codec.kind <= KVANT_CUDA_OCTOPUS4;
+    const bool triplets = args.roles[0].codec.codes == KVANT_CUDA_CODES_TRIPLETS;
     return with_head_dim(head_dim, [&](auto d) {
         if (triplets)
             append_chunks_kernel<decltype(d)::value, 3><<<grid, THREADS, 0, stream>>>(p);

@@ -30,7 +30,7 @@ __global__ void __launch_bounds__(WARPS * 32) append_open_kernel(const __grid_co
             row.x[j] = __fdiv_rn(row.x[j], role.factors[kv_head * D + lane + 32 * j]);
         finite &= fabsf(row.x[j]) <= 3.4028234e38f;
     }
-    rotate(row, role.codec.rotation, lane);
+    transform(row, role.codec, weights_of(role.codec, role.weights, kv_head), lane);
 #pragma unroll
     for (int j = 0; j < Row<D>::PER_LANE; j++)
         in_range &= fabsf(row.x[j]) <= 65504.0f;

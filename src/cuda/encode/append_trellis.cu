@@ -147,7 +147,7 @@ __device__ __forceinline__ Row<D> transformed_row(const AppendArgs &args, const 
         finite &= fabsf(row.x[j]) <= 3.4028234e38f;
     }
     finite = __all_sync(FULL, finite);
-    rotate(row, role.codec.rotation, lane);
+    transform(row, role.codec, weights_of(role.codec, role.weights, kv_head), lane);
     return row;
 }
 

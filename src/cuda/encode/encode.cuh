@@ -47,6 +47,11 @@ struct Levels {
     float2 at[KVANT_CUDA_MAX_LEVELS];
 };
 
+/* Those of a wide codebook. */
+struct WideLevels {
+    float thresholds[KVANT_CUDA_WIDE_LEVELS], values[KVANT_CUDA_WIDE_LEVELS];
+};
+
 struct Quantized {
     float scale, zero;
     bool in_range;
@@ -194,6 +199,33 @@ __device__ __forceinline__ void turn(float (&y)[Lanes<D>::NUMBERS], const float 
     }
 }
 
+/* The rows of the warp times a matrix, as combine_rows in rotate.cuh: from one tile a lane to a few channels of every tile.
+ * Lanes of all rows read the same numbers of the matrix. */
+template <int D>
+__device__ __noinline__ void combine_rows_of_warp(float (&y)[Lanes<D>::NUMBERS], const float (&x)[16],
+                                                  const float *m, float *space, int lane)
+{
+    using L = Lanes<D>;
+    float *row = space + lane / L::LANES * L::ROW_STRIDE;
+    const int in_row = lane % L::LANES;
+    __syncwarp(); /* the rows before have been read */
+#pragma unroll
+    for (int i = 0; i < 16; i++)
+        row[in_row * L::TILE_STRIDE + i] = x[i];
+    __syncwarp();
+#pragma unroll
+    for (int i = 0; i < L::NUMBERS; i++)
+        y[i] = 0;
+#pragma unroll 4
+    for (int i = 0; i < D; i++) {
+        const float x_i = row[i / 16 * L::TILE_STRIDE + i % 16];
+        const float *own = m + (size_t)i * D + in_row * L::OWN;
+#pragma unroll
+        for (int n = 0; n < L::NUMBERS; n++)
+            y[n] = __fadd_rn(y[n], __fmul_rn(x_i, own[n / L::OWN * 16 + n % L::OWN]));
+    }
+}
+
 /* The sum of the products as docs/format.md orders it; all lanes of the row have the same, because a + b and
  * b + a are. */
 template <int D>
@@ -247,6 +279,37 @@ __device__ __forceinline__ Quantized quantize_codebook(uint32_t (&codes)[Lanes<D
         for (int i = 0; i < N; i++)
             decoded[i] = *reinterpret_cast<const float *>(table + codes[i] + 4);
         float product = row_dot<D>(y, decoded);
+        stored = scale > 0 ? product > 0 ? __fdiv_rn(squares, product) : 0 : scale;
+    }
+    return Quantized{ stored, 0, norm <= 65504.0f && stored <= 65504.0f };
+}
+
+/* The number of thresholds below u, of which there are 2^bits - 1. */
+__device__ __forceinline__ uint32_t search_code(const WideLevels &levels, uint32_t bits, float u)
+{
+    uint32_t code = 0;
+    for (uint32_t step = 1u << (bits - 1); step > 0; step /= 2)
+        code += u > levels.thresholds[code + step - 1] ? step : 0;
+    return code;
+}
+
+/* Codes of a wide codebook, as they are. */
+template <int D>
+__device__ __forceinline__ Quantized quantize_codebook(uint32_t (&codes)[Lanes<D>::NUMBERS],
+                                                       const kvant_cuda_params &codec, const WideLevels &levels,
+                                                       const float (&y)[Lanes<D>::NUMBERS])
+{
+    constexpr int N = Lanes<D>::NUMBERS;
+    const float squares = row_dot<D>(y, y), norm = __fmul_rn(__fsqrt_rn(squares), codec.inverse_sqrt_dim);
+    const float scale = to_half_and_back(norm), inverse = scale > 0 ? __frcp_rn(scale) : 0;
+    float decoded[N], stored = scale;
+#pragma unroll
+    for (int i = 0; i < N; i++) {
+        codes[i] = search_code(levels, codec.bits, __fmul_rn(y[i], inverse));
+        decoded[i] = levels.values[codes[i]];
+    }
+    if (codec.unbiased) { /* all lanes take part in the sum, whatever the scales of their rows */
+        const float product = row_dot<D>(y, decoded);
         stored = scale > 0 ? product > 0 ? __fdiv_rn(squares, product) : 0 : scale;
     }
     return Quantized{ stored, 0, norm <= 65504.0f && stored <= 65504.0f };
@@ -320,6 +383,15 @@ __device__ __forceinline__ void transform_row(float (&y)[Lanes<D>::NUMBERS], con
     float x[16] = {};
     if (!lacking && tile < L::TILES)
         load_centered<D>(x, args, role, row_at, kv_head, tile);
+    const float *weights = weights_of(role.codec, role.weights, kv_head);
+    if (role.codec.weighting == KVANT_CUDA_WEIGHTING_FULL) {
+        combine_rows_of_warp<D>(y, x, weights, space, lane);
+        return;
+    }
+    if (role.codec.weighting == KVANT_CUDA_WEIGHTING_DIAGONAL && tile < L::TILES)
+#pragma unroll
+        for (int i = 0; i < 16; i++)
+            x[i] = __fmul_rn(x[i], weights[16 * tile + i]);
     if (role.codec.rotation.block)
         stages<16, 1, 16>(x, role.codec.rotation.block);
     turn<D>(y, x, space, lane);
@@ -327,11 +399,28 @@ __device__ __forceinline__ void transform_row(float (&y)[Lanes<D>::NUMBERS], con
         rotate_across_tiles<D>(y, role.codec.rotation);
 }
 
+/* Codes as quantize_codebook leaves them. */
+template <int D>
+__device__ __forceinline__ void store_codes(uint32_t *low, uint32_t *, const uint32_t (&codes)[Lanes<D>::NUMBERS],
+                                            const Levels &, int lane)
+{
+    store_nibbles<D, 3, false>(low, codes, lane);
+}
+
+template <int D>
+__device__ __forceinline__ void store_codes(uint32_t *low, uint32_t *high,
+                                            const uint32_t (&codes)[Lanes<D>::NUMBERS], const WideLevels &,
+                                            int lane)
+{
+    store_nibbles<D, 0, true>(low, codes, lane);
+    store_nibbles<D, 4, true>(high, codes, lane);
+}
+
 /* Rotates and quantises the row of each lane's token into nibbles; rows without a token (lacking) are worked
  * on as zeros and not stored. */
-template <int D>
+template <int D, class Book>
 __device__ __forceinline__ Quantized encode_row(Nibbles<D> &nibbles, const AppendArgs &args, const AppendRole &role,
-                                                const Levels &levels, float *space, bool lacking, int token,
+                                                const Book &levels, float *space, bool lacking, int token,
                                                 size_t row_at, int kv_head, int lane)
 {
     using L = Lanes<D>;
@@ -339,16 +428,16 @@ __device__ __forceinline__ Quantized encode_row(Nibbles<D> &nibbles, const Appen
     transform_row<D>(y, args, role, space, lacking, row_at, kv_head, lane);
     uint32_t codes[L::NUMBERS];
     uint32_t *low = nibbles.words[0] + Nibbles<D>::at(token), *high = nibbles.words[1] + Nibbles<D>::at(token);
-    if (role.codec.kind >= KVANT_CUDA_CODEBOOK2) {
+    if (role.codec.codes == KVANT_CUDA_CODES_CODEBOOK) {
         Quantized q = quantize_codebook<D>(codes, role.codec, levels, y);
         if (!lacking)
-            store_nibbles<D, 3, false>(low, codes, lane);
+            store_codes<D>(low, high, codes, levels, lane);
         return q;
     }
     Quantized q = quantize_uniform<D>(codes, role.codec, y);
     if (!lacking)
         store_nibbles<D, 0, true>(low, codes, lane);
-    if (!lacking && role.codec.bits == 8)
+    if (!lacking && role.codec.bits > 4)
         store_nibbles<D, 4, true>(high, codes, lane);
     return q;
 }

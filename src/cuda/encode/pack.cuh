@@ -29,14 +29,12 @@ __device__ __forceinline__ Plane plane_of(const kvant_cuda_params &codec, int i)
 {
     int d = codec.head_dim / 16, rows = codec.role == KVANT_ROLE_K ? 4 : d,
         columns = codec.role == KVANT_ROLE_K ? d : 4;
-    int first = plane_bits(codec.bits, 0);
-    return i == 0 ? Plane{ first, 0, 0, 0, rows, columns }
-                  : Plane{ plane_bits(codec.bits, 1),
-                           codec.bits == 8 ? 1 : 0,
-                           codec.bits == 8 ? 0 : first,
-                           plane_words(first, rows, columns),
-                           rows,
-                           columns };
+    int shift = 0, first_word = 0;
+    for (int before = 0; before < i; before++) {
+        shift += plane_bits(codec.bits, before);
+        first_word += plane_words(plane_bits(codec.bits, before), rows, columns);
+    }
+    return Plane{ plane_bits(codec.bits, i), shift / 4, shift % 4, first_word, rows, columns };
 }
 
 /* Flips the bits of *word that differ from bits under mask; nobody else writes those bits. */
@@ -169,7 +167,7 @@ __device__ __forceinline__ void write_codes(const kvant_cuda_params &codec, cons
                                             const PageTokens &tokens, uint32_t *page)
 {
     const bool keys = codec.role == KVANT_ROLE_K;
-    for (int i = 0; i < 2 && plane_bits(codec.bits, i); i++) {
+    for (int i = 0; i < PLANES && plane_bits(codec.bits, i); i++) {
         Plane plane = plane_of(codec, i);
         uint32_t *words = page + plane.first_word;
         switch (plane.bits) {
@@ -186,7 +184,7 @@ __device__ __forceinline__ void write_token(const kvant_cuda_params &codec, cons
                                             int at, uint32_t *page, int lane)
 {
     const bool keys = codec.role == KVANT_ROLE_K;
-    for (int i = 0; i < 2 && plane_bits(codec.bits, i); i++) {
+    for (int i = 0; i < PLANES && plane_bits(codec.bits, i); i++) {
         Plane plane = plane_of(codec, i);
         const uint16_t *from =
             reinterpret_cast<const uint16_t *>(nibbles.words[plane.nibbles] + Nibbles<D>::at(token));

@@ -7,6 +7,9 @@
 #include "read_code.cuh"
 #include "write_row.cuh"
 
+#include <algorithm>
+#include <iterator>
+
 namespace kvant
 {
 
@@ -24,9 +27,9 @@ __device__ __forceinline__ Row<D> read_row(const kvant_cuda_params &codec, const
 {
     const __half *numbers = reinterpret_cast<const __half *>(page + codec.metadata_offset);
     const uint32_t *words = reinterpret_cast<const uint32_t *>(page);
-    if (codec.kind == KVANT_CUDA_OPEN)
+    if (codec.codes == KVANT_CUDA_CODES_OPEN)
         return load_row<D>(page, (size_t)token * D, KVANT_CUDA_F16, lane);
-    bool codebook = codec.kind >= KVANT_CUDA_CODEBOOK2;
+    bool codebook = codec.codes == KVANT_CUDA_CODES_CODEBOOK;
     Row<D> row;
 #pragma unroll
     for (int j = 0; j < Row<D>::PER_LANE; j++) {
@@ -40,15 +43,31 @@ __device__ __forceinline__ Row<D> read_row(const kvant_cuda_params &codec, const
     return row;
 }
 
-template <int D>
-__global__ void __launch_bounds__(WARPS * 32) decode_kernel(const __grid_constant__ DecodeArgs args)
+struct WideDecodeArgs : DecodeArgs {
+    float values[KVANT_CUDA_WIDE_LEVELS];
+};
+
+__device__ __forceinline__ void load_values(float (&values)[KVANT_CUDA_MAX_LEVELS], const DecodeArgs &args)
 {
-    __shared__ float values[KVANT_CUDA_MAX_LEVELS];
+    if (threadIdx.x < KVANT_CUDA_MAX_LEVELS)
+        values[threadIdx.x] = args.codec.values[threadIdx.x];
+}
+
+__device__ __forceinline__ void load_values(float (&values)[KVANT_CUDA_WIDE_LEVELS], const WideDecodeArgs &args)
+{
+    static_assert(KVANT_CUDA_WIDE_LEVELS == WARPS * 32, "a thread loads a value");
+    values[threadIdx.x] = args.values[threadIdx.x];
+}
+
+template <int D, class Args>
+__global__ void __launch_bounds__(WARPS * 32) decode_kernel(const __grid_constant__ Args args)
+{
+    constexpr bool WIDE = std::is_same<Args, WideDecodeArgs>::value;
+    __shared__ float values[WIDE ? KVANT_CUDA_WIDE_LEVELS : KVANT_CUDA_MAX_LEVELS];
     const int lane = threadIdx.x & 31, warp = threadIdx.x >> 5, kv_head = blockIdx.y;
     const uint8_t *page =
         args.base + (size_t)(uint32_t)args.blocks[blockIdx.x] * args.block_stride + kv_head * args.head_stride;
-    if (threadIdx.x < KVANT_CUDA_MAX_LEVELS)
-        values[threadIdx.x] = args.codec.values[threadIdx.x];
+    load_values(values, args);
     __syncthreads();
     for (int t = warp; t < PAGE_TOKENS; t += WARPS) {
         Row<D> row = read_row<D>(args.codec, values, page, t, lane);
@@ -71,7 +90,19 @@ cudaError_t launch_decode(const DecodeArgs &args, uint32_t head_dim, uint32_t n_
                           cudaStream_t stream)
 {
     return with_head_dim(head_dim, [&](auto d) {
-        decode_kernel<decltype(d)::value><<<dim3(n_blocks, n_kv_heads), WARPS * 32, 0, stream>>>(args);
+        decode_kernel<decltype(d)::value, DecodeArgs><<<dim3(n_blocks, n_kv_heads), WARPS * 32, 0, stream>>>(args);
+        return cudaGetLastError();
+    });
+}
+
+cudaError_t launch_decode_wide(const DecodeArgs &args, const kvant_cuda_wide_book &book, uint32_t head_dim,
+                               uint32_t n_blocks, uint32_t n_kv_heads, cudaStream_t stream)
+{
+    WideDecodeArgs p{};
+    static_cast<DecodeArgs &>(p) = args;
+    std::copy(std::begin(book.values), std::end(book.values), p.values);
+    return with_head_dim(head_dim, [&](auto d) {
+        decode_kernel<decltype(d)::value, WideDecodeArgs><<<dim3(n_blocks, n_kv_heads), WARPS * 32, 0, stream>>>(p);
         return cudaGetLastError();
     });
 }

@@ -17,7 +17,7 @@ struct DecodeArgs {
     kvant_cuda_type type;
     void *out;
     size_t token_stride, out_head_stride; /* elements */
-    const float *center, *factors;
+    const float *center, *factors, *inverse_weights;
 };
 
 struct CopyArgs {
@@ -28,6 +28,9 @@ struct CopyArgs {
 
 cudaError_t launch_decode(const DecodeArgs &args, uint32_t head_dim, uint32_t n_blocks, uint32_t n_kv_heads,
                           cudaStream_t stream);
+/* The same for wide codebooks; book is on the host. */
+cudaError_t launch_decode_wide(const DecodeArgs &args, const kvant_cuda_wide_book &book, uint32_t head_dim,
+                               uint32_t n_blocks, uint32_t n_kv_heads, cudaStream_t stream);
 /* The same for codes of several channels; book is on the host. */
 cudaError_t launch_decode_chunks(const DecodeArgs &args, const kvant_cuda_book &book, uint32_t head_dim,
                                  uint32_t n_blocks, uint32_t n_kv_heads, cudaStream_t stream);

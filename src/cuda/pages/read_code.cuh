@@ -15,7 +15,7 @@ __device__ __forceinline__ uint32_t read_code(const kvant_cuda_params &codec, co
     int d = codec.head_dim / 16, rows = keys ? 4 : d, columns = keys ? d : 4;
     int row = keys ? token : channel, column = keys ? channel : token, first = 0, shift = 0;
     uint32_t code = 0;
-    for (int i = 0; i < 2; i++) {
+    for (int i = 0; i < PLANES; i++) {
         int bits = plane_bits(codec.bits, i);
         if (bits == 0)
             break;

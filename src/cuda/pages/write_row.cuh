@@ -1,5 +1,5 @@
-/* write_row.cuh - the end of decoding a token: its row un-rotated, multiplied by the factors, with the
- * centre added, stored. A warp has a row. */
+/* write_row.cuh - the end of decoding a token: the transform of its row undone, the row multiplied by the
+ * factors, the centre added, stored. A warp has a row. */
 #ifndef KVANT_CUDA_WRITE_ROW_CUH
 #define KVANT_CUDA_WRITE_ROW_CUH
 
@@ -14,7 +14,9 @@ constexpr int WARPS = 8;
 template <int D>
 __device__ __forceinline__ void write_row(const DecodeArgs &args, Row<D> &row, int token, int kv_head, int lane)
 {
-    rotate_back(row, args.codec.rotation, lane);
+    __shared__ __align__(16) float space[WARPS][D];
+    transform_back(row, args.codec, weights_of(args.codec, args.inverse_weights, kv_head), space[threadIdx.x >> 5],
+                   lane);
 #pragma unroll
     for (int j = 0; args.factors && j < Row<D>::PER_LANE; j++)
         row.x[j] = __fmul_rn(row.x[j], args.factors[kv_head * D + lane + 32 * j]);

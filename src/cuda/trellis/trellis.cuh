@@ -32,7 +32,9 @@ struct TrellisCodes {
 
 /* BIASED: numbers are 128 + level, for bytes; otherwise they are levels, as halves. */
 template <int B, int M> struct Trellis : TrellisCodes {
-    static constexpr kvant_cuda_kind KIND = (kvant_cuda_kind)(KVANT_CUDA_TRELLIS2 + B - 2);
+    static constexpr kvant_cuda_kind KIND = B == 2   ? KVANT_CUDA_TRELLIS2
+                                            : B == 3 ? KVANT_CUDA_TRELLIS3
+                                                     : KVANT_CUDA_TRELLIS4;
     static constexpr int BITS = B, MEMORY = M;
     static constexpr bool BIASED = B == 4;
 };

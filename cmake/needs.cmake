@@ -1,0 +1,20 @@
+# What parts of the build need beside a C compiler and threads, and how a part that lacks something says so.
+# Nothing is fetched or installed from here: scripts/deps.sh installs, scripts/fetch.py fetches, and `make` calls both.
+
+# kvant_find_pkg(CJSON libcjson): sets CJSON_FOUND and the target PkgConfig::CJSON. Without pkg-config nothing is found.
+macro(kvant_find_pkg prefix module)
+    find_package(PkgConfig QUIET)
+    set(${prefix}_FOUND FALSE)
+    if(PkgConfig_FOUND)
+        pkg_check_modules(${prefix} QUIET IMPORTED_TARGET GLOBAL ${module})
+    endif()
+endmacro()
+
+# kvant_skipped_tests(REASON NAME...): registers each test as one that is skipped, with the reason, because this machine or this
+# build cannot run it. A test that is not registered would be missed by nobody.
+function(kvant_skipped_tests reason)
+    foreach(name IN LISTS ARGN)
+        add_test(NAME ${name} COMMAND ${CMAKE_COMMAND} -E echo "skipped: ${reason}")
+        set_tests_properties(${name} PROPERTIES SKIP_REGULAR_EXPRESSION "skipped: ")
+    endforeach()
+endfunction()

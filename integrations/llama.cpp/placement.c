@@ -1,0 +1,332 @@
+/* placement.c - see placement.h. */
+#include "placement.h"
+
+#include <stdlib.h>
+#include <string.h>
+
+#define HIDDEN 0xfc00u /* minus infinity */
+#define NOWHERE (-1)
+
+struct kvp_placement {
+    uint32_t n_cells, n_blocks;
+    uint64_t now;
+    int64_t restored; /* last cell of a batch without a mask */
+    int64_t *batch;   /* cells of the last batch, n_batch of them */
+    size_t n_batch;
+    int32_t *slot_of; /* by cell */
+    int32_t *cell_of; /* by slot */
+    uint64_t *written; /* by cell: when */
+    uint32_t *turn;    /* by cell: its number in the batch at hand, from 1 on; else 0 */
+    kvp_block *blocks;
+    uint64_t *started; /* by block: when */
+    int32_t *tails;    /* by sequence: the cell that was written last */
+    uint32_t *n_of;    /* by sequence: blocks that hold something */
+};
+
+uint32_t kvp_placement_blocks(uint32_t n_cells)
+{
+    uint32_t full = (n_cells - 1) / KVP_BLOCK + 1;
+
+    return full + full / 8 + 8;
+}
+
+kvp_placement *kvp_placement_create(uint32_t n_cells)
+{
+    kvp_placement *p = calloc(1, sizeof(*p));
+
+    if (p == NULL)
+        return NULL;
+    p->n_cells = n_cells;
+    p->n_blocks = kvp_placement_blocks(n_cells);
+    p->slot_of = malloc(n_cells * sizeof(*p->slot_of));
+    p->cell_of = malloc((size_t)p->n_blocks * KVP_BLOCK * sizeof(*p->cell_of));
+    p->written = malloc(n_cells * sizeof(*p->written));
+    p->turn = calloc(n_cells, sizeof(*p->turn));
+    p->blocks = calloc(p->n_blocks, sizeof(*p->blocks));
+    p->started = calloc(p->n_blocks, sizeof(*p->started));
+    p->tails = malloc(p->n_blocks * sizeof(*p->tails));
+    p->n_of = malloc(p->n_blocks * sizeof(*p->n_of));
+    if (p->slot_of == NULL || p->cell_of == NULL || p->written == NULL || p->turn == NULL || p->blocks == NULL ||
+        p->started == NULL || p->tails == NULL || p->n_of == NULL) {
+        kvp_placement_free(p);
+        return NULL;
+    }
+    kvp_placement_clear(p);
+    return p;
+}
+
+void kvp_placement_free(kvp_placement *p)
+{
+    if (p == NULL)
+        return;
+    free(p->slot_of);
+    free(p->cell_of);
+    free(p->written);
+    free(p->turn);
+    free(p->blocks);
+    free(p->started);
+    free(p->tails);
+    free(p->n_of);
+    free(p->batch);
+    free(p);
+}
+
+void kvp_placement_clear(kvp_placement *p)
+{
+    for (uint32_t cell = 0; cell < p->n_cells; cell++)
+        p->slot_of[cell] = NOWHERE;
+    p->restored = NOWHERE;
+    p->n_batch = 0;
+    for (uint32_t slot = 0; slot < p->n_blocks * KVP_BLOCK; slot++)
+        p->cell_of[slot] = NOWHERE;
+    for (uint32_t block = 0; block < p->n_blocks; block++) {
+        p->blocks[block].n_used = 0;
+        p->tails[block] = NOWHERE;
+        p->n_of[block] = 0;
+    }
+}
+
+static kvp_block *block_of(const kvp_placement *p, int32_t slot)
+{
+    return &p->blocks[(uint32_t)slot / KVP_BLOCK];
+}
+
+static bool sees(const kvp_mask *mask, size_t token, int64_t cell)
+{
+    return cell >= 0 && cell < mask->n_cells && mask->rows[token * mask->stride + (size_t)cell] != HIDDEN;
+}
+
+/* Whether a token can follow the cell: it is placed, sees it, and it is not among the rest of the batch. */
+static bool can_follow(const kvp_placement *p, const kvp_mask *mask, size_t token, int64_t cell)
+{
+    return sees(mask, token, cell) && p->slot_of[cell] >= 0 && p->turn[cell] <= token;
+}
+
+/* The newest token of each sequence first: that is where a sequence goes on. */
+static int64_t newest_seen(const kvp_placement *p, const kvp_mask *mask, size_t token)
+{
+    int64_t newest = NOWHERE;
+
+    for (uint32_t sequence = 0; sequence < p->n_blocks; sequence++) {
+        int64_t tail = p->n_of[sequence] > 0 ? p->tails[sequence] : NOWHERE;
+        if (can_follow(p, mask, token, tail) && (newest < 0 || p->written[tail] > p->written[newest]))
+            newest = tail;
+    }
+    for (int64_t cell = 0; newest < 0 && cell < mask->n_cells; cell++)
+        if (can_follow(p, mask, token, cell)) {
+            newest = cell;
+            for (; cell < mask->n_cells; cell++)
+                if (can_follow(p, mask, token, cell) && p->written[cell] > p->written[newest])
+                    newest = cell;
+        }
+    return newest;
+}
+
+/* The first slot of the index-th block of a sequence, if there is one. */
+static int32_t block_start(const kvp_placement *p, uint32_t sequence, uint32_t index)
+{
+    for (uint32_t block = 0; block < p->n_blocks; block++)
+        if (p->blocks[block].n_used > 0 && p->blocks[block].sequence == sequence && p->blocks[block].index == index)
+            return (int32_t)(block * KVP_BLOCK);
+    return NOWHERE;
+}
+
+static bool is_free_for(const kvp_placement *p, int32_t slot, int64_t cell)
+{
+    return slot >= 0 && (p->cell_of[slot] == NOWHERE || p->cell_of[slot] == cell);
+}
+
+static int32_t start_block(kvp_placement *p, uint32_t sequence, uint32_t index)
+{
+    for (uint32_t block = 0; block < p->n_blocks; block++)
+        if (p->blocks[block].n_used == 0) {
+            p->blocks[block] = (kvp_block){ sequence, index, p->blocks[block].generation + 1, 0 };
+            p->started[block] = ++p->now;
+            return (int32_t)(block * KVP_BLOCK);
+        }
+    for (uint32_t slot = 0; slot < p->n_blocks * KVP_BLOCK; slot++) /* there are more slots than cells */
+        if (p->cell_of[slot] == NOWHERE)
+            return (int32_t)slot;
+    return NOWHERE;
+}
+
+static uint32_t new_sequence(const kvp_placement *p)
+{
+    uint32_t sequence = 0;
+
+    while (sequence + 1 < p->n_blocks && p->n_of[sequence] > 0)
+        sequence++;
+    return sequence;
+}
+
+static void leave(kvp_placement *p, int64_t cell)
+{
+    int32_t slot = p->slot_of[cell];
+    kvp_block *block;
+
+    if (slot < 0)
+        return;
+    block = block_of(p, slot);
+    p->slot_of[cell] = NOWHERE;
+    p->cell_of[slot] = NOWHERE;
+    if (--block->n_used == 0)
+        p->n_of[block->sequence]--;
+    if (p->tails[block->sequence] == cell)
+        p->tails[block->sequence] = NOWHERE;
+}
+
+static void enter(kvp_placement *p, int64_t cell, int32_t slot)
+{
+    kvp_block *block = block_of(p, slot);
+
+    if (p->slot_of[cell] != slot) {
+        leave(p, cell);
+        if (block->n_used++ == 0)
+            p->n_of[block->sequence]++;
+        p->slot_of[cell] = slot;
+        p->cell_of[slot] = (int32_t)cell;
+    }
+    p->tails[block->sequence] = (int32_t)cell;
+    p->written[cell] = ++p->now;
+}
+
+/* Behind the cell before it, in its block or in the next one. A slot there that is taken means that two sequences go on from one token: the
+ * second one gets blocks of its own from there on. */
+static int32_t slot_behind(kvp_placement *p, int64_t cell, int64_t before)
+{
+    int32_t slot = p->slot_of[before], next;
+    kvp_block block = *block_of(p, slot);
+    bool ends = ((uint32_t)slot + 1) % KVP_BLOCK == 0;
+
+    next = ends ? block_start(p, block.sequence, block.index + 1) : slot + 1;
+    if (is_free_for(p, next, cell))
+        return next;
+    if (next < 0)
+        return start_block(p, block.sequence, block.index + 1);
+    return start_block(p, new_sequence(p), block.index + ends);
+}
+
+/* The first row of a sequence stays where it is, if the rows behind it are of this batch, too. */
+static int32_t first_slot(kvp_placement *p, int64_t cell)
+{
+    int32_t slot = p->slot_of[cell];
+
+    if (slot >= 0 && (uint32_t)slot % KVP_BLOCK == 0 && block_of(p, slot)->index == 0 &&
+        (p->cell_of[slot + 1] == NOWHERE || p->turn[p->cell_of[slot + 1]] > 0))
+        return slot;
+    return start_block(p, new_sequence(p), 0);
+}
+
+static void place(kvp_placement *p, const int64_t *cells, size_t i, const kvp_mask *mask)
+{
+    int64_t cell = cells[i], before = NOWHERE;
+
+    if (mask == NULL && p->slot_of[cell] >= 0) {
+        enter(p, cell, p->slot_of[cell]); /* another tensor's rows are there already */
+        return;
+    }
+    if (mask != NULL)
+        before = newest_seen(p, mask, i);
+    else if (i > 0)
+        before = cells[i - 1];
+    else if (cell > 0 && p->restored == cell - 1)
+        before = p->restored;
+    enter(p, cell, before < 0 ? first_slot(p, cell) : slot_behind(p, cell, before));
+}
+
+static bool is_last_batch(const kvp_placement *p, const int64_t *cells, size_t n)
+{
+    return n == p->n_batch && memcmp(cells, p->batch, n * sizeof(*cells)) == 0;
+}
+
+static bool keep_batch(kvp_placement *p, const int64_t *cells, size_t n)
+{
+    int64_t *batch = realloc(p->batch, n * sizeof(*batch));
+
+    if (batch == NULL)
+        return false;
+    memcpy(batch, cells, n * sizeof(*cells));
+    p->batch = batch;
+    p->n_batch = n;
+    return true;
+}
+
+static void place_batch(kvp_placement *p, const int64_t *cells, size_t n, const kvp_mask *mask)
+{
+    for (size_t i = 0; i < n; i++)
+        p->turn[cells[i]] = (uint32_t)i + 1;
+    for (size_t i = 0; i < n; i++)
+        place(p, cells, i, mask);
+    for (size_t i = 0; i < n; i++)
+        p->turn[cells[i]] = 0;
+    p->restored = mask == NULL ? cells[n - 1] : NOWHERE;
+}
+
+bool kvp_placement_write(kvp_placement *p, const int64_t *cells, size_t n, const kvp_mask *mask, int64_t *slots)
+{
+    if (n == 0)
+        return true;
+    for (size_t i = 0; i < n; i++)
+        if (cells[i] < 0 || cells[i] >= p->n_cells)
+            return false;
+    if (!is_last_batch(p, cells, n)) {
+        if (!keep_batch(p, cells, n))
+            return false;
+        place_batch(p, cells, n, mask);
+    }
+    for (size_t i = 0; i < n; i++)
+        slots[i] = p->slot_of[cells[i]];
+    return true;
+}
+
+int64_t kvp_placement_slot(const kvp_placement *p, uint32_t cell)
+{
+    return cell < p->n_cells ? p->slot_of[cell] : NOWHERE;
+}
+
+kvp_block kvp_placement_block(const kvp_placement *p, uint32_t block)
+{
+    return p->blocks[block];
+}
+
+static bool block_seen(const kvp_placement *p, const kvp_mask *mask, uint32_t first, uint32_t n, uint32_t block)
+{
+    for (uint32_t i = 0; p->blocks[block].n_used > 0 && i < KVP_BLOCK; i++)
+        for (uint32_t token = first; token < first + n; token++)
+            if (sees(mask, token, p->cell_of[block * KVP_BLOCK + i]))
+                return true;
+    return false;
+}
+
+static bool comes_before(const kvp_placement *p, int32_t a, int32_t b)
+{
+    return p->blocks[a].index != p->blocks[b].index ? p->blocks[a].index < p->blocks[b].index
+                                                    : p->started[a] < p->started[b];
+}
+
+uint32_t kvp_placement_table(const kvp_placement *p, const kvp_mask *mask, uint32_t first, uint32_t n, int32_t *table)
+{
+    uint32_t n_blocks = 0;
+
+    for (uint32_t block = 0; block < p->n_blocks; block++) {
+        uint32_t at = n_blocks;
+        if (!block_seen(p, mask, first, n, block))
+            continue;
+        for (; at > 0 && comes_before(p, (int32_t)block, table[at - 1]); at--)
+            table[at] = table[at - 1];
+        table[at] = (int32_t)block;
+        n_blocks++;
+    }
+    return n_blocks;
+}
+
+void kvp_placement_gather(const kvp_placement *p, const kvp_mask *mask, uint32_t token, const int32_t *table,
+                          uint32_t n_blocks, uint16_t *out)
+{
+    const uint16_t *row = mask->rows + token * mask->stride;
+
+    for (uint32_t i = 0; i < n_blocks * KVP_BLOCK; i++) {
+        int32_t cell = p->cell_of[(uint32_t)table[i / KVP_BLOCK] * KVP_BLOCK + i % KVP_BLOCK];
+        out[i] = cell >= 0 && (uint32_t)cell < mask->n_cells ? row[cell] : HIDDEN;
+    }
+}

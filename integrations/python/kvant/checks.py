@@ -1,0 +1,87 @@
+"""Checks of what callers pass, with messages. Works on anything that looks like a tensor; PyTorch is not needed here.
+
+A call of libkvant reads the memory that its arguments describe. So every shape, dtype, device and stride is compared with what the
+call says before a pointer leaves Python.
+"""
+
+import operator
+
+NUMBERS = ("float32", "float16", "bfloat16")
+
+
+def name_of(dtype):
+    return str(dtype).removeprefix("torch.")
+
+
+def count(value, what, least=1, most=2**31 - 1):
+    """value as an int in least .. most."""
+    try:
+        number = operator.index(value)
+    except TypeError:
+        raise TypeError(f"{what}: a whole number is needed, not {value!r}") from None
+    if isinstance(value, bool) or not least <= number <= most:
+        raise ValueError(f"{what}: {value!r} is not in {least} .. {most}")
+    return number
+
+
+def choice(value, what, choices):
+    if value not in choices:
+        raise ValueError(f"{what}: {value!r} is none of {', '.join(repr(c) for c in choices)}")
+    return value
+
+
+def _words(shape):
+    return "[" + ", ".join("n" if size is None else str(size) for size in shape) + "]"
+
+
+def tensor(value, what, shape, dtypes, device, rows=False, written=False):
+    """value, after checking that it is a tensor on the device of one of these dtypes and this shape (None: any size).
+
+    Contiguous as a whole, or, with rows, in its last dimension alone. written: the call writes to it, so that no two numbers
+    may share memory."""
+    for attribute in ("shape", "dtype", "device", "stride", "data_ptr"):
+        if not hasattr(value, attribute):
+            raise TypeError(f"{what}: a tensor is needed, not {type(value).__name__}")
+    if name_of(value.dtype) not in dtypes:
+        raise TypeError(f"{what}: {name_of(value.dtype)} is none of {', '.join(dtypes)}")
+    if value.device != device:
+        raise ValueError(f"{what}: it lies on {value.device}, the cache on {device}")
+    got = tuple(value.shape)
+    if len(got) != len(shape) or any(want not in (None, size) for size, want in zip(got, shape)):
+        raise ValueError(f"{what}: the shape {_words(shape)} is needed, not {_words(got)}")
+    _check_strides(tuple(value.stride()), got, what, rows, written)
+    return value
+
+
+def _check_strides(strides, shape, what, rows, written):
+    if 0 in shape:
+        return
+    if rows:
+        if shape[-1] > 1 and strides[-1] != 1:
+            raise ValueError(f"{what}: the numbers of a row must be contiguous, and are {strides[-1]} apart")
+        extent = shape[-1]
+        for size, stride in sorted(zip(shape[:-1], strides[:-1]), key=lambda pair: pair[1]):
+            if written and size > 1 and stride < extent:
+                raise ValueError(f"{what}: rows overlap (strides {strides})")
+            extent += (size - 1) * stride
+        return
+    expected = 1
+    for size, stride in zip(reversed(shape), reversed(strides)):
+        if size > 1 and stride != expected:
+            raise ValueError(f"{what}: a contiguous tensor is needed (strides {strides})")
+        expected *= size
+
+
+def table(value, what, shape, device):
+    """A block table: int32, its rows contiguous."""
+    tensor(value, what, shape, ("int32",), device, rows=True)
+    return value
+
+
+def in_range(value, what, low, high):
+    """Reads the numbers of a tensor (waits for the device): all must lie in low .. high - 1."""
+    if 0 in tuple(value.shape):
+        return
+    least, most = int(value.min()), int(value.max())
+    if least < low or most >= high:
+        raise ValueError(f"{what}: numbers from {least} to {most}, and there are {low} to {high - 1}")

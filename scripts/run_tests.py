@@ -1,0 +1,82 @@
+#!/usr/bin/env python3
+"""Runs ctest and says at the end what this machine did not test.
+
+    scripts/run_tests.py BUILD [arguments of ctest]
+
+ctest counts a test that was skipped as a success, and says nothing of a part of a test that was skipped inside. This program lists
+both by name, with the reason, from ctest's JUnit file (BUILD/tests.xml): whole tests, cases of Python's unittest, and lines
+"skipped: ..." of test programs, such as CPU levels. Exit status: ctest's own.
+"""
+
+import collections
+import pathlib
+import re
+import subprocess
+import sys
+import xml.etree.ElementTree as ElementTree
+
+SLOWEST = 8
+SKIPPED_LINE = re.compile(r"^(?:\[ +\w+ +\] )?skipped: (.+)$", re.MULTILINE)
+# test_full_disk (__main__.Kept.test_full_disk) ... skipped 'the reason'; a docstring takes a line of its own.
+SKIPPED_CASE = re.compile(r"^(test_\w+) \([^)]*\)(?:\n[^\n]*)? \.\.\. skipped ['\"](.+)['\"]$", re.MULTILINE)
+
+
+class Outcome:
+    def __init__(self, case):
+        self.name = case.get("name")
+        self.seconds = float(case.get("time") or 0)
+        self.output = case.findtext("system-out") or ""
+        self.failed = case.get("status") == "fail"
+        self.skipped = case.get("status") in ("notrun", "disabled")
+
+    def reason(self):
+        said = SKIPPED_LINE.search(self.output)
+        return said.group(1) if said else "said no reason"
+
+    def parts(self):
+        """What a test that ran did not do: (what, which test)."""
+        lines = [(line.strip(), self.name) for line in SKIPPED_LINE.findall(self.output)]
+        return lines + [(f"{case}: {reason}", self.name) for case, reason in SKIPPED_CASE.findall(self.output)]
+
+
+def outcomes(path):
+    return [Outcome(case) for case in ElementTree.parse(path).getroot().iter("testcase")]
+
+
+def report(tests):
+    """The lines below ctest's own."""
+    skipped = [test for test in tests if test.skipped]
+    failed = [test for test in tests if test.failed]
+    parts = collections.defaultdict(list)
+    for test in tests:
+        for what, name in [] if test.skipped else test.parts():
+            if name not in parts[what]:
+                parts[what].append(name)
+    lines = ["", "Slowest: " + ", ".join(
+        f"{test.name} {test.seconds:.0f} s" for test in sorted(tests, key=lambda test: -test.seconds)[:SLOWEST])]
+    if skipped or parts:
+        lines += ["", "Not tested on this machine:"]
+        lines += [f"  {test.name}: {test.reason()}" for test in skipped]
+        lines += [f"  {what} ({', '.join(names)})" for what, names in sorted(parts.items())]
+    if failed:
+        lines += ["", "Failed:"] + [f"  {test.name}" for test in failed]
+    return lines + ["", f"{len(tests) - len(skipped) - len(failed)} passed, {len(failed)} failed, {len(skipped)} skipped"]
+
+
+def main():
+    if len(sys.argv) < 2 or not pathlib.Path(sys.argv[1], "CTestTestfile.cmake").exists():
+        print("usage: run_tests.py BUILD [arguments of ctest]; BUILD is a folder configured with KVANT_BUILD_TESTS",
+              file=sys.stderr)
+        return 2
+    junit = pathlib.Path(sys.argv[1], "tests.xml").resolve()
+    junit.unlink(missing_ok=True)
+    # ctest cuts the output of tests that pass to 1 KiB otherwise, and a list of CPU levels may be behind that.
+    done = subprocess.run(["ctest", "--test-dir", sys.argv[1], "--output-on-failure", "--no-tests=error",
+                           "--test-output-size-passed", "1000000", "--output-junit", junit, *sys.argv[2:]])
+    if junit.exists():
+        print("\n".join(report(outcomes(junit))), flush=True)
+    return done.returncode
+
+
+if __name__ == "__main__":
+    sys.exit(main())

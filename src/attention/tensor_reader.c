@@ -1,0 +1,179 @@
+/* tensor_reader.c - the public call for tensors, and how attention's units read their pages. */
+#include <string.h>
+
+#include "../base/attributes.h"
+#include "../base/error.h"
+#include "unit.h"
+
+static float read_query(const kvant_attention_plan *plan, uint32_t version, uint32_t query, uint32_t head, float *out)
+{
+    const kvant_attention_problem *p = &plan->problem;
+    const float *q = p->q + query * p->q_token_stride + head * p->q_head_stride;
+    uint32_t kv_head = head / plan->group_heads, d = plan->k->head_dim;
+    kvant_affine affine = kvant_version_affine(plan->k, plan->k_versions.versions[version], kv_head);
+    kvant_codec_transform_query(plan->k->codecs[kv_head], &affine, q, out);
+    for (uint32_t i = 0; i < plan->k_dim; i++)
+        out[i] = i < d ? out[i] * plan->score_scale : 0;
+    float offset = 0;
+    for (uint32_t i = 0; affine.center && i < d; i++)
+        offset += q[i] * affine.center[i];
+    return offset * plan->score_scale;
+}
+
+/* Restores the order of channels and transforms back. */
+static void write_output(const kvant_attention_plan *plan, uint32_t version, uint32_t head, const float *sums,
+                         float inverse, float weight, float *out)
+{
+    uint32_t kv_head = head / plan->group_heads, d = plan->v->head_dim;
+    const kvant_codec *codec = plan->v->codecs[kv_head];
+    float y[KVANT_MAX_HEAD_DIM], x[KVANT_MAX_HEAD_DIM];
+    for (uint32_t i = 0; i < d; i++)
+        y[i] = sums[kvant_layout_row_position(&codec->layout, i)] * inverse;
+    kvant_affine affine = kvant_version_affine(plan->v, plan->v_versions.versions[version], kv_head);
+    kvant_codec_transform_output(codec, &affine, weight, y, x);
+    for (uint32_t i = 0; i < d; i++)
+        out[i] += x[i];
+}
+
+static bool open_page(const kvant_attention_plan *plan, kvant_attention_unit *unit, uint32_t page)
+{
+    int64_t block = kvant_attention_block(plan, page);
+    if (block < 0)
+        return false;
+    unit->k_version = plan->k_versions.number[plan->k->blocks[block].version];
+    unit->v_version = plan->v_versions.number[plan->v->blocks[block].version];
+    return true;
+}
+
+/* Kernels take a page's lines in an order that hardware does not foresee, and the next page of a kv head lies behind those of the
+ * others. */
+static void fetch_next(const kvant_attention_plan *plan, const kvant_tensor *tensor, const kvant_attention_unit *unit,
+                       uint32_t page)
+{
+    if (page + 1 >= unit->end_page || kvant_attention_block(plan, page + 1) < 0)
+        return;
+    kvant_page_ref next = kvant_tensor_page(tensor, (uint32_t)kvant_attention_block(plan, page + 1), unit->kv_head);
+    for (size_t i = 0; i < kvant_page_ref_bytes(tensor, &next); i += 64)
+        KVANT_PREFETCH((const uint8_t *)next.page + i);
+}
+
+static void unpack(const kvant_kernels *kernels, const kvant_page_ref *ref, float *tile)
+{
+    if (ref->open)
+        kvant_codec_unpack_open(ref->codec, kernels, ref->page, tile);
+    else
+        kvant_codec_unpack(ref->codec, kernels, ref->page, tile);
+}
+
+static void begin(const kvant_attention_plan *plan, const kvant_kernels *kernels, kvant_attention_unit *unit)
+{
+    const kvant_codec *k = plan->k->codecs[unit->kv_head];
+    for (uint32_t v = 0; v < plan->k_versions.n && kvant_attention_codes_suit(plan, k); v++)
+        kvant_attention_codes_set_queries(plan, kernels, k, &unit->codes, v, unit->queries[v], unit->n_rows);
+}
+
+static void score(const kvant_attention_plan *plan, const kvant_kernels *kernels, kvant_attention_unit *unit,
+                  uint32_t page)
+{
+    kvant_page_ref k = kvant_tensor_page(plan->k, (uint32_t)kvant_attention_block(plan, page), unit->kv_head);
+    fetch_next(plan, plan->k, unit, page);
+    if (!k.open && kvant_attention_codes_suit(plan, k.codec)) {
+        kvant_attention_codes_score(plan, kernels, &unit->codes, unit->k_version, k, unit->n_rows, unit->scores);
+        return;
+    }
+    unpack(kernels, &k, unit->k_tile);
+    kvant_attention_score_tile(plan, kernels, unit);
+}
+
+static void add(const kvant_attention_plan *plan, const kvant_kernels *kernels, kvant_attention_unit *unit,
+                uint32_t page)
+{
+    kvant_page_ref v = kvant_tensor_page(plan->v, (uint32_t)kvant_attention_block(plan, page), unit->kv_head);
+    fetch_next(plan, plan->v, unit, page);
+    if (!v.open && kvant_attention_codes_suit(plan, v.codec)) {
+        kvant_attention_codes_add(plan, kernels, &unit->codes, v, unit->n_rows, unit->scores,
+                                  unit->sums[unit->v_version]);
+        return;
+    }
+    unpack(kernels, &v, unit->v_tile);
+    kvant_attention_add_tile(plan, kernels, unit);
+}
+
+static const kvant_attention_reader reader = {
+    .query = read_query,
+    .output = write_output,
+    .open = open_page,
+    .begin = begin,
+    .score = score,
+    .add = add,
+};
+
+static kvant_status invalid(const char *what)
+{
+    return kvant_fail(NULL, KVANT_ERR_ARGUMENT, "attention: %s", what);
+}
+
+static kvant_status check_blocks(const kvant_attention_plan *plan)
+{
+    uint32_t n = plan->k->n_blocks < plan->v->n_blocks ? plan->k->n_blocks : plan->v->n_blocks;
+    if (!plan->problem.block_table && (uint64_t)plan->problem.first_block + plan->n_pages > n)
+        return invalid("more tokens than the tensors have blocks for");
+    for (uint32_t page = 0; plan->problem.block_table && page < plan->n_pages; page++)
+        if (plan->problem.block_table[page] >= (int64_t)n)
+            return invalid("a block table entry is beyond the tensors' blocks");
+    return KVANT_OK;
+}
+
+static kvant_used_versions find_versions(const kvant_attention_plan *plan, const kvant_tensor *tensor)
+{
+    kvant_used_versions used = { 0 };
+    bool seen[KVANT_MAX_VERSIONS] = { false };
+    for (uint32_t page = 0; page < plan->n_pages; page++) {
+        int64_t block = kvant_attention_block(plan, page);
+        if (block >= 0)
+            seen[tensor->blocks[block].version] = true;
+    }
+    for (uint32_t v = 0; v < KVANT_MAX_VERSIONS; v++)
+        if (seen[v]) {
+            used.number[v] = (uint8_t)used.n;
+            used.versions[used.n++] = (uint8_t)v;
+        }
+    used.n = used.n ? used.n : 1;
+    return used;
+}
+
+static kvant_status make_plan(const kvant_tensor *k, const kvant_tensor *v, const kvant_attention_problem *problem,
+                              kvant_attention_plan *plan)
+{
+    *plan = (kvant_attention_plan){ .reader = &reader, .k = k, .v = v };
+    if (!k || !v || kvant_tensor_codec_info(k)->role != KVANT_ROLE_K ||
+        kvant_tensor_codec_info(v)->role != KVANT_ROLE_V)
+        return invalid("k or v is missing, or not of its role");
+    if (k->n_kv_heads != v->n_kv_heads)
+        return invalid("k and v have different numbers of kv heads");
+    KVANT_FORWARD(kvant_attention_take_problem(plan, problem, k->n_kv_heads));
+    KVANT_FORWARD(check_blocks(plan));
+    plan->k_dim = k->codecs[0]->layout.padded_dim;
+    plan->v_dim = v->codecs[0]->layout.padded_dim;
+    plan->k_versions = find_versions(plan, k);
+    plan->v_versions = find_versions(plan, v);
+    return kvant_attention_cut(plan) ? KVANT_OK : invalid("the workspace's size overflows");
+}
+
+kvant_status kvant_attention_workspace(const kvant_tensor *k, const kvant_tensor *v,
+                                       const kvant_attention_problem *problem, size_t *bytes)
+{
+    kvant_attention_plan plan;
+    KVANT_RETURN_IF(!bytes, KVANT_ERR_ARGUMENT);
+    KVANT_FORWARD(make_plan(k, v, problem, &plan));
+    *bytes = plan.total * sizeof(float);
+    return KVANT_OK;
+}
+
+kvant_status kvant_attention(const kvant_tensor *k, const kvant_tensor *v, const kvant_attention_problem *problem,
+                             void *workspace, size_t workspace_bytes)
+{
+    kvant_attention_plan plan;
+    KVANT_FORWARD(make_plan(k, v, problem, &plan));
+    return kvant_attention_run(&plan, workspace, workspace_bytes);
+}

@@ -1,0 +1,24 @@
+/* abi.h - structs that cross the library's border: their size field is the caller's.
+ *
+ * A caller compiled against an older header passes a shorter struct: what it lacks reads as zero. One compiled against a newer header
+ * passes a longer one: it is accepted as long as what is not known here is zero. Written structs are cut to the caller's size. */
+#ifndef KVANT_BASE_ABI_H
+#define KVANT_BASE_ABI_H
+
+#include <stdbool.h>
+#include <stddef.h>
+
+/* Copies a caller's struct, whose first member is its size, to one of this version. least: the size of its first released version.
+ * False when from is NULL, shorter than least, or holds something that this version does not know. */
+bool kvant_take_struct(void *to, size_t size, const void *from, size_t least);
+
+/* Fills a caller's struct from one of this version, leaving the caller's size field; false when it is NULL or shorter than least. */
+bool kvant_give_struct(void *to, const void *from, size_t size, size_t least);
+
+#define KVANT_END_OF(type, member) (offsetof(type, member) + sizeof(((type *)0)->member))
+
+/* last: the last member of the type's first released version. */
+#define KVANT_TAKE(type, to, from, last) kvant_take_struct(to, sizeof(type), from, KVANT_END_OF(type, last))
+#define KVANT_GIVE(type, to, from, last) kvant_give_struct(to, from, sizeof(type), KVANT_END_OF(type, last))
+
+#endif

@@ -1,0 +1,400 @@
+/* scheme.c - see kvant/scheme.h. Lists suffice: a scheme has a few specs, each for the few head dimensions that divide a model's row,
+ * and at most one codec per kv head with a calibration. */
+#include <kvant/calibration.h>
+#include <kvant/scheme.h>
+
+#include <pthread.h>
+#include <stdio.h>
+#include <string.h>
+
+#include "../base/abi.h"
+#include "../base/alloc.h"
+#include "../base/error.h"
+
+/* Head dimensions worth reserving for: real models use multiples of 8 from 32 on. Smaller ones would reserve for metadata that nobody
+ * stores. */
+#define MIN_HEAD_DIM 32u
+#define HEAD_DIM_STEP 8u
+#define MAX_SPEC 256u
+
+typedef struct made_codec {
+    struct made_codec *next;
+    kvant_codec *codec;
+    uint32_t head_dim, layer, kv_head;
+    kvant_role role;
+    bool anywhere; /* does not depend on layer and kv head */
+    char spec[MAX_SPEC];
+} made_codec;
+
+/* The answer to a place that was asked for before. */
+typedef struct made_list {
+    struct made_list *next;
+    kvant_scheme_place place;
+    const kvant_codec *codecs[];
+} made_list;
+
+struct kvant_scheme {
+    const char *preset;
+    char spec[2][MAX_SPEC]; /* per role; unused with settings */
+    char protect_codec[MAX_SPEC];
+    uint32_t protect;
+    uint64_t seed;
+    kvant_settings *settings;
+    kvant_calibration *calibration;
+    bool needs_calibration;
+    pthread_mutex_t lock; /* guards what follows */
+    made_codec *codecs;
+    made_list *lists;
+};
+
+/* Creation */
+
+static kvant_status read_spec(const char *what, const char *text, char *spec)
+{
+    if (strlen(text) >= MAX_SPEC)
+        return kvant_fail(NULL, KVANT_ERR_SPEC, "the spec of %s is longer than %u characters", what, MAX_SPEC - 1);
+    memcpy(spec, text, strlen(text) + 1);
+    return KVANT_OK;
+}
+
+static kvant_status read_preset(kvant_scheme *scheme, const char *name)
+{
+    kvant_preset preset = { .size = sizeof preset };
+    if (kvant_preset_get(name, scheme->calibration != NULL, &preset) != KVANT_OK)
+        return kvant_fail(NULL, KVANT_ERR_ARGUMENT, "there is no preset '%s'; there are %s", name, KVANT_PRESET_NAMES);
+    scheme->preset = preset.name;
+    KVANT_FORWARD(read_spec("keys", preset.k, scheme->spec[KVANT_ROLE_K]));
+    return read_spec("values", preset.v, scheme->spec[KVANT_ROLE_V]);
+}
+
+static bool has_checksum(const kvant_calibration *calibration, uint64_t checksum)
+{
+    kvant_calibration_info info = { .size = sizeof info };
+    return calibration && kvant_calibration_get_info(calibration, &info) == KVANT_OK && info.checksum == checksum;
+}
+
+/* Settings come with their own calibration, unless the caller's is that one. */
+static kvant_status read_settings(kvant_scheme *scheme, const char *path)
+{
+    kvant_settings_info info = { .size = sizeof info };
+    char err[512] = "";
+    kvant_status status = kvant_settings_load(path, &scheme->settings, err, sizeof err);
+    if (status == KVANT_OK)
+        status = kvant_settings_get_info(scheme->settings, &info);
+    if (status == KVANT_OK && info.calibration && !has_checksum(scheme->calibration, info.calibration_checksum)) {
+        kvant_calibration_free(&scheme->calibration);
+        status = kvant_settings_load_calibration(scheme->settings, NULL, &scheme->calibration, err, sizeof err);
+    }
+    if (status == KVANT_OK)
+        status = kvant_settings_check(scheme->settings, scheme->calibration, err, sizeof err);
+    scheme->needs_calibration = info.calibration != NULL;
+    return status == KVANT_OK ? status : kvant_fail(NULL, status, "%s", err[0] ? err : kvant_strerror(status));
+}
+
+/* Before a model is known: the spec works for one of the head dimensions that models use. */
+static kvant_status check_spec(kvant_scheme *scheme, const char *spec, kvant_role role)
+{
+    char err[512] = "";
+    kvant_status status = kvant_codec_check(spec, role, scheme->calibration, err, sizeof err);
+    if (status == KVANT_OK && kvant_codec_check(spec, role, NULL, NULL, 0) == KVANT_ERR_UNSUPPORTED)
+        scheme->needs_calibration = true;
+    return status == KVANT_OK ? status
+                              : kvant_fail(NULL, status, "%s: %s", spec, err[0] ? err : kvant_strerror(status));
+}
+
+static kvant_status check_specs(kvant_scheme *scheme)
+{
+    for (int role = 0; role < 2; role++) {
+        KVANT_FORWARD(check_spec(scheme, scheme->spec[role], (kvant_role)role));
+        if (scheme->protect)
+            KVANT_FORWARD(check_spec(scheme, scheme->protect_codec, (kvant_role)role));
+    }
+    return KVANT_OK;
+}
+
+static kvant_status read_specs(kvant_scheme *scheme, const kvant_scheme_params *p)
+{
+    KVANT_FORWARD(read_spec("protected layers", p->protect_codec ? p->protect_codec : "f16", scheme->protect_codec));
+    scheme->protect = p->protect;
+    if (!p->k && !p->v) {
+        KVANT_FORWARD(read_preset(scheme, p->preset ? p->preset : KVANT_PRESET_DEFAULT));
+    } else {
+        KVANT_FORWARD(read_spec("keys", p->k ? p->k : p->v, scheme->spec[KVANT_ROLE_K]));
+        KVANT_FORWARD(read_spec("values", p->v ? p->v : p->k, scheme->spec[KVANT_ROLE_V]));
+    }
+    return check_specs(scheme);
+}
+
+static kvant_status fill(kvant_scheme *scheme, const kvant_scheme_params *p)
+{
+    char err[512] = "";
+    scheme->seed = p->seed;
+    if ((p->preset != NULL) + (p->k || p->v) + (p->settings != NULL) > 1 ||
+        (p->settings && (p->protect || p->protect_codec)))
+        return kvant_fail(NULL, KVANT_ERR_ARGUMENT,
+                          "preset, specs and a settings file each choose the codecs: give one of them%s",
+                          p->settings ? "; a settings file says what its protected layers have" : "");
+    if (p->calibration) {
+        kvant_status status = kvant_calibration_load(p->calibration, &scheme->calibration, err, sizeof err);
+        if (status != KVANT_OK)
+            return kvant_fail(NULL, status, "%s", err);
+    }
+    return p->settings ? read_settings(scheme, p->settings) : read_specs(scheme, p);
+}
+
+kvant_status kvant_scheme_create(const kvant_scheme_params *params, kvant_scheme **out)
+{
+    kvant_scheme_params p;
+    KVANT_RETURN_IF(!out, KVANT_ERR_ARGUMENT);
+    *out = NULL;
+    if (!KVANT_TAKE(kvant_scheme_params, &p, params, seed))
+        return kvant_fail(NULL, KVANT_ERR_ARGUMENT, "scheme: params is missing or its size field is not set");
+    kvant_scheme *scheme = kvant_alloc(1, sizeof *scheme);
+    if (!scheme)
+        return kvant_fail(NULL, KVANT_ERR_MEMORY, "no memory for a scheme");
+    pthread_mutex_init(&scheme->lock, NULL);
+    kvant_status status = fill(scheme, &p);
+    if (status != KVANT_OK)
+        kvant_scheme_free(&scheme);
+    *out = scheme;
+    return status;
+}
+
+void kvant_scheme_free(kvant_scheme **scheme)
+{
+    if (!scheme || !*scheme)
+        return;
+    for (made_codec *m = (*scheme)->codecs, *next; m; m = next) {
+        next = m->next;
+        kvant_codec_free(&m->codec);
+        kvant_free(m);
+    }
+    for (made_list *l = (*scheme)->lists, *next; l; l = next) {
+        next = l->next;
+        kvant_free(l);
+    }
+    kvant_settings_free(&(*scheme)->settings);
+    kvant_calibration_free(&(*scheme)->calibration);
+    pthread_mutex_destroy(&(*scheme)->lock);
+    kvant_free(*scheme);
+    *scheme = NULL;
+}
+
+/* Codecs */
+
+static const kvant_codec *find(const kvant_scheme *scheme, const char *spec, const kvant_scheme_place *place,
+                               uint32_t kv_head)
+{
+    for (const made_codec *m = scheme->codecs; m; m = m->next)
+        if (m->head_dim == place->head_dim && m->role == place->role && strcmp(m->spec, spec) == 0 &&
+            (m->anywhere || (m->layer == place->layer && m->kv_head == kv_head)))
+            return m->codec;
+    return NULL;
+}
+
+static kvant_status create_at(const kvant_scheme *scheme, const char *spec, const kvant_scheme_place *place,
+                              uint32_t kv_head, const kvant_calibration *calibration, kvant_codec **codec)
+{
+    char err[512] = "";
+    kvant_status status = kvant_codec_create_calibrated(spec, place->head_dim, place->role, scheme->seed, calibration,
+                                                        place->layer, kv_head, codec, err, sizeof err);
+    return status == KVANT_OK ? status : kvant_fail(NULL, status, "%s: %s", spec, err[0] ? err : kvant_strerror(status));
+}
+
+/* A codec that can be made without the calibration does not depend on the place. */
+static kvant_status make(kvant_scheme *scheme, const char *spec, const kvant_scheme_place *place, uint32_t kv_head,
+                         const kvant_codec **codec)
+{
+    made_codec *m = kvant_alloc(1, sizeof *m);
+    if (!m)
+        return kvant_fail(NULL, KVANT_ERR_MEMORY, "no memory for a codec");
+    kvant_status status = create_at(scheme, spec, place, kv_head, NULL, &m->codec);
+    m->anywhere = status == KVANT_OK;
+    if (status == KVANT_ERR_UNSUPPORTED && scheme->calibration)
+        status = create_at(scheme, spec, place, kv_head, scheme->calibration, &m->codec);
+    if (status != KVANT_OK) {
+        kvant_free(m);
+        return status;
+    }
+    m->head_dim = place->head_dim;
+    m->role = place->role;
+    m->layer = place->layer;
+    m->kv_head = kv_head;
+    snprintf(m->spec, sizeof m->spec, "%s", spec);
+    m->next = scheme->codecs;
+    scheme->codecs = m;
+    *codec = m->codec;
+    return KVANT_OK;
+}
+
+/* What a layer is to have; checks that a settings file is one for this model. */
+static kvant_status choose(const kvant_scheme *scheme, const kvant_scheme_place *place, kvant_settings_layer *layer)
+{
+    kvant_settings_info info = { .size = sizeof info };
+    if (!scheme->settings) {
+        bool protected = place->n_layers &&
+                         (place->layer < scheme->protect || place->layer + scheme->protect >= place->n_layers);
+        *layer = (kvant_settings_layer){ .spec = protected ? scheme->protect_codec : scheme->spec[place->role] };
+        return KVANT_OK;
+    }
+    KVANT_FORWARD(kvant_settings_get_info(scheme->settings, &info));
+    if (kvant_settings_get_layer(scheme->settings, place->layer, place->role, layer) != KVANT_OK ||
+        (place->n_layers && place->n_layers != info.n_layers))
+        return kvant_fail(NULL, KVANT_ERR_ARGUMENT, "the settings file is for a model of %u layers (%s), this one has %s%u",
+                          info.n_layers, info.model, place->n_layers ? "" : "at least ",
+                          place->n_layers ? place->n_layers : place->layer + 1);
+    if (layer->n_kv_heads != place->n_kv_heads || layer->head_dim != place->head_dim)
+        return kvant_fail(NULL, KVANT_ERR_ARGUMENT,
+                          "the settings file is for a model with %u kv heads of %u numbers (%s), this one has %u of %u",
+                          layer->n_kv_heads, layer->head_dim, info.model, place->n_kv_heads, place->head_dim);
+    return KVANT_OK;
+}
+
+static kvant_status fill_list(kvant_scheme *scheme, const kvant_settings_layer *layer, made_list *list)
+{
+    for (uint32_t head = 0; head < list->place.n_kv_heads; head++) {
+        const char *spec = layer->heads ? layer->heads[head] : layer->spec;
+        list->codecs[head] = find(scheme, spec, &list->place, head);
+        if (!list->codecs[head])
+            KVANT_FORWARD(make(scheme, spec, &list->place, head, &list->codecs[head]));
+    }
+    return KVANT_OK;
+}
+
+static bool same_place(const kvant_scheme_place *a, const kvant_scheme_place *b)
+{
+    return a->role == b->role && a->layer == b->layer && a->n_layers == b->n_layers && a->n_kv_heads == b->n_kv_heads &&
+           a->head_dim == b->head_dim;
+}
+
+static kvant_status list_codecs(kvant_scheme *scheme, const kvant_scheme_place *place,
+                                const kvant_settings_layer *layer, const kvant_codec *const **codecs)
+{
+    size_t bytes;
+    if (!kvant_mul_size(place->n_kv_heads, sizeof(kvant_codec *), &bytes) || bytes > SIZE_MAX / 2)
+        return kvant_fail(NULL, KVANT_ERR_ARGUMENT, "too many kv heads");
+    made_list *list = kvant_alloc(1, sizeof *list + bytes);
+    if (!list)
+        return kvant_fail(NULL, KVANT_ERR_MEMORY, "no memory for codecs");
+    list->place = *place;
+    kvant_status status = fill_list(scheme, layer, list);
+    if (status != KVANT_OK) {
+        kvant_free(list);
+        return status;
+    }
+    list->next = scheme->lists;
+    scheme->lists = list;
+    *codecs = list->codecs;
+    return KVANT_OK;
+}
+
+static kvant_status codecs_at(kvant_scheme *scheme, const kvant_scheme_place *place, const kvant_codec *const **codecs)
+{
+    kvant_settings_layer layer;
+    for (const made_list *l = scheme->lists; l; l = l->next)
+        if (same_place(&l->place, place)) {
+            *codecs = l->codecs;
+            return KVANT_OK;
+        }
+    KVANT_FORWARD(choose(scheme, place, &layer));
+    return list_codecs(scheme, place, &layer, codecs);
+}
+
+static kvant_status take_place(const kvant_scheme *scheme, const kvant_scheme_place *place, kvant_scheme_place *p)
+{
+    if (!scheme || !KVANT_TAKE(kvant_scheme_place, p, place, head_dim))
+        return kvant_fail(NULL, KVANT_ERR_ARGUMENT, "scheme: the scheme or the place is missing, or its size field is not set");
+    if (p->role != KVANT_ROLE_K && p->role != KVANT_ROLE_V)
+        return kvant_fail(NULL, KVANT_ERR_ARGUMENT, "scheme: a role that is neither K nor V");
+    return KVANT_OK;
+}
+
+kvant_status kvant_scheme_codecs(kvant_scheme *scheme, const kvant_scheme_place *place,
+                                 const kvant_codec *const **codecs)
+{
+    kvant_scheme_place p;
+    KVANT_FORWARD(take_place(scheme, place, &p));
+    if (!codecs || !p.n_kv_heads || !p.head_dim)
+        return kvant_fail(NULL, KVANT_ERR_ARGUMENT, "scheme: n_kv_heads and head_dim must be set");
+    pthread_mutex_lock(&scheme->lock);
+    kvant_status status = codecs_at(scheme, &p, codecs);
+    pthread_mutex_unlock(&scheme->lock);
+    return status;
+}
+
+kvant_status kvant_scheme_head_dim(const kvant_scheme *scheme, uint32_t layer, kvant_role role, uint32_t *head_dim)
+{
+    kvant_settings_layer entry;
+    KVANT_RETURN_IF(!scheme || !head_dim, KVANT_ERR_ARGUMENT);
+    bool said = scheme->settings && kvant_settings_get_layer(scheme->settings, layer, role, &entry) == KVANT_OK;
+    *head_dim = said ? entry.head_dim : 0;
+    return KVANT_OK;
+}
+
+/* Sizes */
+
+static kvant_status bytes_at(kvant_scheme *scheme, const kvant_scheme_place *place, const kvant_tensor_params *params,
+                             size_t *bytes)
+{
+    kvant_tensor_params p = *params;
+    KVANT_FORWARD(kvant_scheme_codecs(scheme, place, &p.codecs));
+    p.n_kv_heads = place->n_kv_heads;
+    return kvant_tensor_size(&p, bytes);
+}
+
+/* For one head_dim: of what an ordinary layer and, while it may be one, a protected layer takes. */
+static kvant_status most_bytes_at(kvant_scheme *scheme, kvant_scheme_place place, const kvant_tensor_params *params,
+                                  size_t *most)
+{
+    size_t bytes;
+    KVANT_FORWARD(bytes_at(scheme, &place, params, &bytes));
+    *most = bytes > *most ? bytes : *most;
+    if (!scheme->protect || place.n_layers)
+        return KVANT_OK;
+    place.n_layers = place.layer + 1; /* the last layer is a protected one */
+    KVANT_FORWARD(bytes_at(scheme, &place, params, &bytes));
+    *most = bytes > *most ? bytes : *most;
+    return KVANT_OK;
+}
+
+kvant_status kvant_scheme_most_bytes(kvant_scheme *scheme, const kvant_scheme_place *place, uint32_t row_dim,
+                                     const kvant_tensor_params *params, size_t *bytes)
+{
+    kvant_scheme_place p;
+    kvant_tensor_params t;
+    size_t most = 0;
+    kvant_status status = KVANT_OK;
+    KVANT_FORWARD(take_place(scheme, place, &p));
+    if (!bytes || !row_dim || !KVANT_TAKE(kvant_tensor_params, &t, params, n_open_blocks))
+        return kvant_fail(NULL, KVANT_ERR_ARGUMENT, "scheme: params or row_dim is missing, or a size field is not set");
+    if (!p.head_dim)
+        KVANT_FORWARD(kvant_scheme_head_dim(scheme, p.layer, p.role, &p.head_dim));
+    uint32_t first = p.head_dim ? p.head_dim : MIN_HEAD_DIM, last = p.head_dim ? p.head_dim : KVANT_MAX_HEAD_DIM;
+    for (uint32_t head_dim = first; head_dim <= last; head_dim += HEAD_DIM_STEP) {
+        if (row_dim % head_dim)
+            continue;
+        p.head_dim = head_dim;
+        p.n_kv_heads = row_dim / head_dim;
+        status = most_bytes_at(scheme, p, &t, &most);
+    }
+    if (!most && status != KVANT_OK)
+        return status; /* every head_dim that divides the row failed: the reason is the last one's */
+    if (!most)
+        return kvant_fail(NULL, KVANT_ERR_ARGUMENT, "no head_dim up to %u divides rows of %u numbers", KVANT_MAX_HEAD_DIM,
+                          row_dim);
+    *bytes = most;
+    return KVANT_OK;
+}
+
+kvant_status kvant_scheme_get_info(const kvant_scheme *scheme, kvant_scheme_info *info)
+{
+    KVANT_RETURN_IF(!scheme, KVANT_ERR_ARGUMENT);
+    kvant_scheme_info full = { .preset = scheme->preset,
+                               .k = scheme->settings ? NULL : scheme->spec[KVANT_ROLE_K],
+                               .v = scheme->settings ? NULL : scheme->spec[KVANT_ROLE_V],
+                               .protect = scheme->protect,
+                               .settings = scheme->settings,
+                               .calibration = scheme->calibration,
+                               .needs_calibration = scheme->needs_calibration };
+    return KVANT_GIVE(kvant_scheme_info, info, &full, needs_calibration) ? KVANT_OK : KVANT_ERR_ARGUMENT;
+}

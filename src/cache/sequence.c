@@ -1,0 +1,299 @@
+/* sequence.c - which blocks a sequence has: adding, sharing, copying before a write, forgetting, stores. */
+#include <string.h>
+
+#include "../base/alloc.h"
+#include "../base/attributes.h"
+#include "../base/error.h"
+#include "cache.h"
+
+kvant_status kvant_sequences_create(kvant_cache *cache)
+{
+    uint32_t n = cache->params.max_sequences, n_layers = cache->params.n_layers;
+    cache->sequences = kvant_alloc(n, sizeof *cache->sequences);
+    cache->references = kvant_alloc(cache->n_blocks, sizeof *cache->references);
+    cache->n_free = cache->n_blocks;
+    KVANT_RETURN_IF(!cache->sequences || !cache->references, KVANT_ERR_MEMORY);
+    for (uint32_t i = 0; i < n; i++) {
+        cache->sequences[i].table = kvant_alloc(cache->n_blocks, sizeof(int32_t));
+        cache->sequences[i].lengths = kvant_alloc(n_layers, sizeof(uint32_t));
+        KVANT_RETURN_IF(!cache->sequences[i].table || !cache->sequences[i].lengths, KVANT_ERR_MEMORY);
+    }
+    return KVANT_OK;
+}
+
+void kvant_sequences_destroy(kvant_cache *cache)
+{
+    for (uint32_t i = 0; cache->sequences && i < cache->params.max_sequences; i++) {
+        kvant_free(cache->sequences[i].table);
+        kvant_free(cache->sequences[i].lengths);
+    }
+    kvant_free(cache->sequences);
+    kvant_free(cache->references);
+}
+
+kvant_sequence *kvant_sequence_of(const kvant_cache *cache, int32_t sequence)
+{
+    if (cache && sequence >= 0 && (uint32_t)sequence < cache->params.max_sequences && cache->sequences[sequence].alive)
+        return &cache->sequences[sequence];
+    kvant_fail(NULL, KVANT_ERR_ARGUMENT, "there is no sequence %d", (int)sequence);
+    return NULL;
+}
+
+/* Blocks */
+
+static void release(kvant_cache *cache, int32_t block)
+{
+    if (block == KVANT_NO_BLOCK || --cache->references[block])
+        return;
+    cache->n_free++;
+    for (uint32_t layer = 0; layer < cache->params.n_layers; layer++)
+        for (int role = 0; role < 2; role++)
+            kvant_tensor_clear_blocks(cache->layers[layer].tensors[role], (uint32_t)block, 1);
+}
+
+static kvant_status take(kvant_cache *cache, int32_t sequence, uint32_t index, int32_t *taken)
+{
+    uint32_t block = 0;
+    if (!cache->n_free)
+        return kvant_fail(NULL, KVANT_ERR_FULL, "all %u blocks of 64 tokens are in use", (unsigned)cache->n_blocks);
+    while (cache->references[block])
+        block++;
+    for (uint32_t layer = 0; layer < cache->params.n_layers; layer++)
+        for (int role = 0; role < 2; role++)
+            KVANT_FORWARD(kvant_tensor_assign(cache->layers[layer].tensors[role], block, (uint32_t)sequence, index));
+    cache->references[block] = 1;
+    cache->n_free--;
+    *taken = (int32_t)block;
+    return KVANT_OK;
+}
+
+/* Gives the sequence a block of its own in place of one that it shares. */
+static kvant_status unshare(kvant_cache *cache, int32_t sequence, uint32_t index)
+{
+    int32_t *entry = &cache->sequences[sequence].table[index], block;
+    KVANT_FORWARD(take(cache, sequence, index, &block));
+    for (uint32_t layer = 0; layer < cache->params.n_layers; layer++)
+        for (int role = 0; role < 2; role++) {
+            kvant_tensor *tensor = cache->layers[layer].tensors[role];
+            kvant_status status = kvant_tensor_copy(tensor, (uint32_t)*entry, tensor, (uint32_t)block, 1);
+            if (status != KVANT_OK) {
+                release(cache, block);
+                return status;
+            }
+        }
+    release(cache, *entry);
+    *entry = block;
+    return KVANT_OK;
+}
+
+kvant_status kvant_sequence_reserve(kvant_cache *cache, int32_t sequence, uint32_t first, uint32_t n)
+{
+    kvant_sequence *s = &cache->sequences[sequence];
+    if (n > cache->params.max_tokens || first > cache->params.max_tokens - n)
+        return kvant_fail(NULL, KVANT_ERR_FULL, "the sequence would have more than max_tokens, %u",
+                          (unsigned)cache->params.max_tokens);
+    for (uint32_t index = first / KVANT_PAGE_TOKENS; index <= (first + n - 1) / KVANT_PAGE_TOKENS; index++) {
+        if (index < s->n_blocks) {
+            if (s->table[index] == KVANT_NO_BLOCK)
+                return kvant_fail(NULL, KVANT_ERR_ARGUMENT, "the block at token %u was dropped", index * KVANT_PAGE_TOKENS);
+            if (cache->references[s->table[index]] > 1)
+                KVANT_FORWARD(unshare(cache, sequence, index));
+        } else {
+            KVANT_FORWARD(take(cache, sequence, index, &s->table[s->n_blocks]));
+            s->n_blocks++;
+        }
+    }
+    return KVANT_OK;
+}
+
+/* Sequences */
+
+static int32_t free_sequence(const kvant_cache *cache)
+{
+    for (uint32_t i = 0; cache && i < cache->params.max_sequences; i++)
+        if (!cache->sequences[i].alive)
+            return (int32_t)i;
+    kvant_fail(NULL, KVANT_ERR_FULL, "all sequences are in use: set max_sequences");
+    return -1;
+}
+
+int32_t kvant_sequence_create(kvant_cache *cache)
+{
+    int32_t sequence = free_sequence(cache);
+    if (sequence >= 0)
+        cache->sequences[sequence].alive = true;
+    return sequence;
+}
+
+int32_t kvant_sequence_fork(kvant_cache *cache, int32_t sequence)
+{
+    const kvant_sequence *from = kvant_sequence_of(cache, sequence);
+    int32_t to = from ? kvant_sequence_create(cache) : -1;
+    if (to < 0)
+        return -1;
+    kvant_sequence *s = &cache->sequences[to];
+    s->n_blocks = from->n_blocks;
+    memcpy(s->table, from->table, from->n_blocks * sizeof *s->table);
+    memcpy(s->lengths, from->lengths, cache->params.n_layers * sizeof *s->lengths);
+    for (uint32_t i = 0; i < s->n_blocks; i++)
+        if (s->table[i] != KVANT_NO_BLOCK)
+            cache->references[s->table[i]]++;
+    return to;
+}
+
+/* The sequence keeps its first n blocks. */
+static void shorten(kvant_cache *cache, kvant_sequence *s, uint32_t n)
+{
+    while (s->n_blocks > n)
+        release(cache, s->table[--s->n_blocks]);
+}
+
+void kvant_sequence_free(kvant_cache *cache, int32_t sequence)
+{
+    kvant_sequence *s = kvant_sequence_of(cache, sequence);
+    if (!s)
+        return;
+    shorten(cache, s, 0);
+    memset(s->lengths, 0, cache->params.n_layers * sizeof *s->lengths);
+    s->alive = false;
+}
+
+uint32_t kvant_sequence_length(const kvant_cache *cache, int32_t sequence, uint32_t layer)
+{
+    const kvant_sequence *s = kvant_sequence_of(cache, sequence);
+    return s && layer < cache->params.n_layers ? s->lengths[layer] : 0;
+}
+
+kvant_status kvant_sequence_truncate(kvant_cache *cache, int32_t sequence, uint32_t length)
+{
+    kvant_sequence *s = kvant_sequence_of(cache, sequence);
+    KVANT_RETURN_IF(!s, KVANT_ERR_ARGUMENT);
+    shorten(cache, s, length / KVANT_PAGE_TOKENS + (length % KVANT_PAGE_TOKENS != 0));
+    for (uint32_t layer = 0; layer < cache->params.n_layers; layer++)
+        s->lengths[layer] = s->lengths[layer] < length ? s->lengths[layer] : length;
+    return KVANT_OK;
+}
+
+kvant_status kvant_sequence_drop(kvant_cache *cache, int32_t sequence, uint32_t n_tokens)
+{
+    kvant_sequence *s = kvant_sequence_of(cache, sequence);
+    KVANT_RETURN_IF(!s, KVANT_ERR_ARGUMENT);
+    for (uint32_t i = 0; i < n_tokens / KVANT_PAGE_TOKENS && i < s->n_blocks; i++) {
+        release(cache, s->table[i]);
+        s->table[i] = KVANT_NO_BLOCK;
+    }
+    return KVANT_OK;
+}
+
+/* Stores: a count of tokens, then for every layer and role the size of a tensor's block and the block. */
+
+size_t kvant_cache_export_size(const kvant_cache *cache)
+{
+    size_t bytes = sizeof(uint64_t);
+    for (uint32_t layer = 0; cache && layer < cache->params.n_layers; layer++)
+        for (int role = 0; role < 2; role++)
+            bytes += sizeof(uint64_t) + kvant_tensor_export_size(cache->layers[layer].tensors[role]);
+    return cache ? bytes : 0;
+}
+
+/* Tokens of a block, the same in every layer. */
+static kvant_status tokens_of(const kvant_cache *cache, const kvant_sequence *s, uint32_t index, uint32_t *tokens)
+{
+    uint32_t first = index * KVANT_PAGE_TOKENS, length = s->lengths[0];
+    for (uint32_t layer = 1; layer < cache->params.n_layers; layer++)
+        if (s->lengths[layer] != length)
+            return kvant_fail(NULL, KVANT_ERR_ARGUMENT, "layers of the sequence have different lengths");
+    if (index >= s->n_blocks || s->table[index] == KVANT_NO_BLOCK || length <= first)
+        return kvant_fail(NULL, KVANT_ERR_ARGUMENT, "the sequence has no block %u", (unsigned)index);
+    *tokens = length - first < KVANT_PAGE_TOKENS ? length - first : KVANT_PAGE_TOKENS;
+    return KVANT_OK;
+}
+
+kvant_status kvant_sequence_export(const kvant_cache *cache, int32_t sequence, uint32_t index, void *data, size_t bytes,
+                                   size_t *used)
+{
+    const kvant_sequence *s = kvant_sequence_of(cache, sequence);
+    uint32_t tokens;
+    KVANT_RETURN_IF(!s || !data || !used, KVANT_ERR_ARGUMENT);
+    KVANT_FORWARD(tokens_of(cache, s, index, &tokens));
+    if (bytes < kvant_cache_export_size(cache))
+        return kvant_fail(NULL, KVANT_ERR_ARGUMENT, "%zu bytes are less than kvant_cache_export_size", bytes);
+    uint8_t *at = data;
+    uint64_t count = tokens;
+    memcpy(at, &count, sizeof count);
+    at += sizeof count;
+    for (uint32_t i = 0; i < 2 * cache->params.n_layers; i++) {
+        const kvant_tensor *tensor = cache->layers[i / 2].tensors[i % 2];
+        size_t size;
+        KVANT_FORWARD(kvant_tensor_export(tensor, (uint32_t)s->table[index], at + sizeof(uint64_t),
+                                          kvant_tensor_export_size(tensor), &size));
+        memcpy(at, &(uint64_t){ size }, sizeof(uint64_t));
+        at += sizeof(uint64_t) + size;
+    }
+    *used = (size_t)(at - (uint8_t *)data);
+    return KVANT_OK;
+}
+
+static kvant_status damaged(void)
+{
+    return kvant_fail(NULL, KVANT_ERR_FORMAT, "exported block: its sizes do not add up");
+}
+
+static kvant_status import_layers(kvant_cache *cache, uint32_t block, const uint8_t *at, size_t left)
+{
+    for (uint32_t i = 0; i < 2 * cache->params.n_layers; i++) {
+        uint64_t size;
+        if (left < sizeof size)
+            return damaged();
+        memcpy(&size, at, sizeof size);
+        at += sizeof size;
+        left -= sizeof size;
+        if (size > left)
+            return damaged();
+        KVANT_FORWARD(kvant_tensor_import(cache->layers[i / 2].tensors[i % 2], block, at, (size_t)size));
+        at += size;
+        left -= (size_t)size;
+    }
+    return left ? damaged() : KVANT_OK;
+}
+
+/* Whether the imported block has exactly the first n tokens in every layer. */
+static bool has_tokens(const kvant_cache *cache, uint32_t block, uint64_t n)
+{
+    uint64_t mask = n < KVANT_PAGE_TOKENS ? ((uint64_t)1 << n) - 1 : UINT64_MAX;
+    for (uint32_t i = 0; i < 2 * cache->params.n_layers; i++) {
+        kvant_block_info info = { .size = sizeof info };
+        if (kvant_tensor_get_block(cache->layers[i / 2].tensors[i % 2], block, 0, &info) != KVANT_OK ||
+            (info.written & mask) != mask)
+            return false;
+    }
+    return true;
+}
+
+kvant_status kvant_sequence_import(kvant_cache *cache, int32_t sequence, const void *data, size_t bytes)
+{
+    kvant_sequence *s = kvant_sequence_of(cache, sequence);
+    uint64_t tokens;
+    KVANT_RETURN_IF(!s || !data, KVANT_ERR_ARGUMENT);
+    for (uint32_t layer = 0; layer < cache->params.n_layers; layer++)
+        if (s->lengths[layer] != s->n_blocks * KVANT_PAGE_TOKENS)
+            return kvant_fail(NULL, KVANT_ERR_ARGUMENT, "the sequence does not end with a whole block");
+    if (bytes < sizeof tokens)
+        return damaged();
+    memcpy(&tokens, data, sizeof tokens);
+    if (tokens < 1 || tokens > KVANT_PAGE_TOKENS)
+        return damaged();
+    KVANT_FORWARD(kvant_sequence_reserve(cache, sequence, s->n_blocks * KVANT_PAGE_TOKENS, (uint32_t)tokens));
+    uint32_t block = (uint32_t)s->table[s->n_blocks - 1];
+    kvant_status status =
+        import_layers(cache, block, (const uint8_t *)data + sizeof tokens, bytes - sizeof tokens);
+    if (status == KVANT_OK && !has_tokens(cache, block, tokens))
+        status = damaged();
+    if (status != KVANT_OK) {
+        shorten(cache, s, s->n_blocks - 1);
+        return status;
+    }
+    for (uint32_t layer = 0; layer < cache->params.n_layers; layer++)
+        s->lengths[layer] += (uint32_t)tokens;
+    return KVANT_OK;
+}

@@ -1,0 +1,316 @@
+/* tensor.c - sizes and life of a kvant_tensor, clearing, reading, what it says of itself. */
+#include "tensor.h"
+
+#include <string.h>
+
+#include "../base/abi.h"
+#include "../base/alloc.h"
+#include "../base/error.h"
+
+/* Blocks of the pool beyond those that the windows of all sequences need: sequences that grow beside each other, and blocks that
+ * rewrites open again. */
+#define SPARE_BLOCKS 2u
+
+/* The first 64 rows of a sequence, not aligned to blocks. */
+#define WAITING_BLOCKS 2u
+
+typedef struct sizes {
+    uint32_t sink_blocks, n_pool, n_sink_pages;
+    bool always_open, learns;
+    size_t block_bytes, open_block_bytes, sealed_bytes, total;
+} sizes;
+
+static kvant_status invalid(const char *what)
+{
+    return kvant_fail(NULL, KVANT_ERR_ARGUMENT, "tensor: %s", what);
+}
+
+static kvant_status too_large(void)
+{
+    return kvant_fail(NULL, KVANT_ERR_MEMORY, "tensor: its size overflows");
+}
+
+static kvant_status check_params(const kvant_tensor_params *p)
+{
+    if (!p->codecs || !p->n_kv_heads || !p->n_sequences || !p->n_blocks)
+        return invalid("codecs, n_kv_heads, n_sequences and n_blocks must be set");
+    if (p->n_blocks > INT32_MAX / 2)
+        return invalid("more than 2^30 blocks");
+    if (p->blocks_per_sequence && (uint64_t)p->blocks_per_sequence * p->n_sequences < p->n_blocks)
+        return invalid("blocks_per_sequence x n_sequences is less than n_blocks");
+    for (uint32_t head = 0; head < p->n_kv_heads; head++) {
+        if (!p->codecs[head])
+            return invalid("a kv head has no codec");
+        if (!kvant_codecs_fit_together(&p->codecs[0]->info, &p->codecs[head]->info))
+            return kvant_fail(NULL, KVANT_ERR_ARGUMENT,
+                              "the codecs of kv heads 0 and %u differ in role, head_dim, sink, recent, tokens per group or "
+                              "in whether the first rows give a centre or scale (%s, %s)",
+                              (unsigned)head, p->codecs[0]->info.spec, p->codecs[head]->info.spec);
+    }
+    return KVANT_OK;
+}
+
+/* Blocks that the newest recent_tokens rows of a sequence and the row in the making can lie in. */
+static size_t window_blocks(uint32_t recent_tokens)
+{
+    return ((size_t)recent_tokens + KVANT_PAGE_TOKENS - 2) / KVANT_PAGE_TOKENS + 1;
+}
+
+static kvant_status size_pool(const kvant_tensor_params *p, const kvant_codec_info *info, sizes *s)
+{
+    uint32_t per_sequence = p->blocks_per_sequence ? p->blocks_per_sequence : p->n_blocks;
+    size_t sinks = ((size_t)info->sink_tokens + KVANT_PAGE_TOKENS - 1) / KVANT_PAGE_TOKENS, pool = 0, sink_pages;
+    s->learns = info->center == KVANT_CENTER_FIRST || info->norm == KVANT_NORM_FIRST;
+    s->sink_blocks = sinks < per_sequence ? (uint32_t)sinks : per_sequence;
+    s->always_open = info->block_tokens > 1 || info->recent_tokens > 0;
+    if (!kvant_mul_size(p->n_sequences, s->sink_blocks, &sink_pages) || sink_pages > INT32_MAX / 2 ||
+        (s->always_open && (!kvant_mul_size(p->n_sequences, window_blocks(info->recent_tokens), &pool) ||
+                            pool > INT32_MAX / 2 - SPARE_BLOCKS)))
+        return too_large();
+    pool = s->always_open ? pool + SPARE_BLOCKS : s->learns ? WAITING_BLOCKS : 0;
+    s->n_pool = pool && p->n_open_blocks ? p->n_open_blocks : (uint32_t)pool;
+    s->n_sink_pages = (uint32_t)sink_pages;
+    return s->n_pool > INT32_MAX / 2 ? too_large() : KVANT_OK;
+}
+
+static bool sum_page_bytes(const kvant_tensor_params *p, size_t *sum)
+{
+    *sum = 0;
+    for (uint32_t head = 0; head < p->n_kv_heads; head++) {
+        if (p->codecs[head]->info.page_bytes > SIZE_MAX - *sum)
+            return false;
+        *sum += p->codecs[head]->info.page_bytes;
+    }
+    return true;
+}
+
+static kvant_status compute_sizes(const kvant_tensor_params *p, sizes *s)
+{
+    KVANT_FORWARD(check_params(p));
+    const kvant_codec_info *info = &p->codecs[0]->info;
+    KVANT_FORWARD(size_pool(p, info, s));
+    size_t open_bytes, rows;
+    if (!sum_page_bytes(p, &s->block_bytes) || !kvant_mul_size(p->n_kv_heads, info->head_dim, &rows) ||
+        !kvant_mul_size(rows, KVANT_PAGE_TOKENS * sizeof(uint16_t), &s->open_block_bytes) ||
+        !kvant_mul_size(p->n_blocks, s->block_bytes, &s->sealed_bytes) ||
+        !kvant_mul_size((size_t)s->n_pool + s->n_sink_pages, s->open_block_bytes, &open_bytes) ||
+        open_bytes > SIZE_MAX - s->sealed_bytes)
+        return too_large();
+    s->total = s->sealed_bytes + open_bytes;
+    return KVANT_OK;
+}
+
+kvant_status kvant_tensor_size(const kvant_tensor_params *params, size_t *bytes)
+{
+    kvant_tensor_params p;
+    sizes s;
+    KVANT_RETURN_IF(!bytes, KVANT_ERR_ARGUMENT);
+    if (!KVANT_TAKE(kvant_tensor_params, &p, params, n_open_blocks))
+        return invalid("params is missing or its size field is not set");
+    KVANT_FORWARD(compute_sizes(&p, &s));
+    *bytes = s.total;
+    return KVANT_OK;
+}
+
+static kvant_status create_open_pages(kvant_tensor *tensor)
+{
+    const kvant_codec_info *info = kvant_tensor_codec_info(tensor);
+    tensor->open_pages = kvant_alloc(tensor->n_open_pages, sizeof *tensor->open_pages);
+    tensor->scratch = kvant_alloc((size_t)KVANT_SEAL_WORKERS * info->block_tokens * info->head_dim, sizeof(float));
+    KVANT_RETURN_IF(!tensor->open_pages || !tensor->scratch, KVANT_ERR_MEMORY);
+    for (uint32_t i = 0; i < tensor->n_open_pages; i++)
+        tensor->open_pages[i].block = -1;
+    return KVANT_OK;
+}
+
+static void place_block(kvant_tensor *tensor, uint32_t block)
+{
+    uint32_t n = tensor->blocks_per_sequence;
+    tensor->blocks[block] = (kvant_block){ .open_page = KVANT_NO_PAGE,
+                                           .sequence = n ? block / n : 0,
+                                           .index = n ? block % n : block };
+}
+
+static kvant_status allocate(kvant_tensor *tensor, const kvant_tensor_params *p)
+{
+    tensor->codecs = kvant_alloc(p->n_kv_heads, sizeof *tensor->codecs);
+    tensor->page_offsets = kvant_alloc(p->n_kv_heads, sizeof *tensor->page_offsets);
+    tensor->blocks = kvant_alloc(p->n_blocks, sizeof *tensor->blocks);
+    tensor->clocks = kvant_alloc(p->n_sequences, sizeof *tensor->clocks);
+    tensor->sequence_versions = kvant_alloc(p->n_sequences, 1);
+    KVANT_RETURN_IF(!tensor->codecs || !tensor->page_offsets || !tensor->blocks || !tensor->clocks ||
+                        !tensor->sequence_versions,
+                    KVANT_ERR_MEMORY);
+    size_t offset = 0;
+    for (uint32_t head = 0; head < p->n_kv_heads; head++) {
+        tensor->codecs[head] = p->codecs[head];
+        tensor->page_offsets[head] = offset;
+        offset += p->codecs[head]->info.page_bytes;
+    }
+    for (uint32_t block = 0; block < p->n_blocks; block++)
+        place_block(tensor, block);
+    KVANT_FORWARD(kvant_versions_create(tensor));
+    return tensor->n_open_pages ? create_open_pages(tensor) : KVANT_OK;
+}
+
+static void describe(kvant_tensor *tensor, const kvant_tensor_params *p, const sizes *s, void *memory)
+{
+    *tensor = (kvant_tensor){
+        .n_kv_heads = p->n_kv_heads,
+        .head_dim = p->codecs[0]->info.head_dim,
+        .n_sequences = p->n_sequences,
+        .n_blocks = p->n_blocks,
+        .blocks_per_sequence = p->blocks_per_sequence,
+        .block_bytes = s->block_bytes,
+        .open_page_bytes = s->open_block_bytes / p->n_kv_heads,
+        .bytes = s->total,
+        .sink_blocks = s->sink_blocks,
+        .n_sink_pages = s->n_sink_pages,
+        .n_open_pages = s->n_sink_pages + s->n_pool,
+        .window_blocks =
+            s->always_open ? (uint32_t)window_blocks(p->codecs[0]->info.recent_tokens) : WAITING_BLOCKS,
+        .always_open = s->always_open,
+        .learns = s->learns,
+        .sealed = memory,
+        .open = (uint8_t *)memory + s->sealed_bytes,
+    };
+}
+
+kvant_status kvant_tensor_create(const kvant_tensor_params *params, void *memory, kvant_tensor **out)
+{
+    kvant_tensor_params p;
+    sizes s;
+    KVANT_RETURN_IF(!out, KVANT_ERR_ARGUMENT);
+    *out = NULL;
+    if (!KVANT_TAKE(kvant_tensor_params, &p, params, n_open_blocks))
+        return invalid("params is missing or its size field is not set");
+    KVANT_FORWARD(compute_sizes(&p, &s));
+    if (!memory || (uintptr_t)memory % KVANT_PAGE_ALIGN)
+        return invalid("memory is missing or not aligned to KVANT_PAGE_ALIGN");
+    kvant_tensor *tensor = kvant_alloc(1, sizeof *tensor);
+    KVANT_RETURN_IF(!tensor, kvant_fail(NULL, KVANT_ERR_MEMORY, "no memory for a tensor"));
+    describe(tensor, &p, &s, memory);
+    kvant_status status = allocate(tensor, &p);
+    if (status != KVANT_OK)
+        kvant_tensor_free(&tensor);
+    *out = tensor;
+    if (status == KVANT_ERR_UNSUPPORTED)
+        return kvant_fail(NULL, status, "a codec takes its centre or scale from a calibration and was created without one");
+    return status == KVANT_OK ? status : kvant_fail(NULL, status, "no memory for a tensor");
+}
+
+void kvant_tensor_free(kvant_tensor **tensor)
+{
+    if (!tensor || !*tensor)
+        return;
+    kvant_versions_destroy(*tensor);
+    kvant_free((*tensor)->codecs);
+    kvant_free((*tensor)->page_offsets);
+    kvant_free((*tensor)->blocks);
+    kvant_free((*tensor)->open_pages);
+    kvant_free((*tensor)->clocks);
+    kvant_free((*tensor)->sequence_versions);
+    kvant_free((*tensor)->scratch);
+    kvant_free(*tensor);
+    *tensor = NULL;
+}
+
+kvant_status kvant_tensor_assign(kvant_tensor *tensor, uint32_t block, uint32_t sequence, uint32_t index)
+{
+    KVANT_RETURN_IF(!tensor || tensor->blocks_per_sequence || block >= tensor->n_blocks ||
+                        sequence >= tensor->n_sequences || tensor->blocks[block].written,
+                    KVANT_ERR_ARGUMENT);
+    tensor->blocks[block].sequence = sequence;
+    tensor->blocks[block].index = index;
+    return KVANT_OK;
+}
+
+void kvant_block_clear(kvant_tensor *tensor, uint32_t block)
+{
+    kvant_block *b = &tensor->blocks[block];
+    if (b->open_page >= 0)
+        tensor->open_pages[b->open_page].block = -1;
+    if (b->touched)
+        memset(kvant_sealed_page(tensor, block, 0), 0, tensor->block_bytes);
+    if (b->written)
+        kvant_version_leave(tensor, block);
+    *b = (kvant_block){ .open_page = KVANT_NO_PAGE, .sequence = b->sequence, .index = b->index };
+}
+
+kvant_status kvant_tensor_clear_blocks(kvant_tensor *tensor, uint32_t first, uint32_t n)
+{
+    KVANT_RETURN_IF(!tensor || first > tensor->n_blocks || n > tensor->n_blocks - first, KVANT_ERR_ARGUMENT);
+    for (uint32_t block = first; block < first + n; block++)
+        kvant_block_clear(tensor, block);
+    return KVANT_OK;
+}
+
+void kvant_tensor_clear(kvant_tensor *tensor)
+{
+    if (!tensor)
+        return;
+    kvant_tensor_clear_blocks(tensor, 0, tensor->n_blocks);
+    memset(tensor->clocks, 0, tensor->n_sequences * sizeof *tensor->clocks);
+    kvant_versions_reset(tensor);
+    tensor->any_written = false;
+}
+
+static void read_slot(const kvant_tensor *tensor, const kvant_kernels *kernels, size_t slot, float *row)
+{
+    uint32_t block = (uint32_t)(slot / KVANT_PAGE_TOKENS), token = (uint32_t)(slot % KVANT_PAGE_TOKENS);
+    float y[KVANT_MAX_HEAD_DIM];
+    for (uint32_t head = 0; head < tensor->n_kv_heads; head++) {
+        kvant_page_ref ref = kvant_tensor_page(tensor, block, head);
+        kvant_affine affine = kvant_version_affine(tensor, tensor->blocks[block].version, head);
+        if (ref.open)
+            kvant_codec_decode_open(ref.codec, kernels, ref.page, token, 1, y);
+        else
+            kvant_codec_decode_transformed(ref.codec, kernels, ref.page, token, y);
+        kvant_transform_inverse(&ref.codec->transform, kernels, &affine, y, row + (size_t)head * tensor->head_dim);
+    }
+}
+
+kvant_status kvant_tensor_read(const kvant_tensor *tensor, size_t first, size_t n, float *rows, size_t stride)
+{
+    KVANT_RETURN_IF(!tensor || !rows, KVANT_ERR_ARGUMENT);
+    size_t total = (size_t)tensor->n_blocks * KVANT_PAGE_TOKENS;
+    KVANT_RETURN_IF(first > total || n > total - first || (n > 1 && stride < kvant_tensor_width(tensor)),
+                    KVANT_ERR_ARGUMENT);
+    const kvant_kernels *kernels = kvant_kernels_get(KVANT_CPU_AUTO);
+    for (size_t i = 0; i < n; i++)
+        read_slot(tensor, kernels, first + i, rows + i * stride);
+    return KVANT_OK;
+}
+
+kvant_status kvant_tensor_get_block(const kvant_tensor *tensor, uint32_t block, uint32_t kv_head,
+                                    kvant_block_info *info)
+{
+    KVANT_RETURN_IF(!tensor || block >= tensor->n_blocks || kv_head >= tensor->n_kv_heads, KVANT_ERR_ARGUMENT);
+    const kvant_block *b = &tensor->blocks[block];
+    kvant_page_ref page = kvant_tensor_page(tensor, block, kv_head);
+    kvant_block_info full = { .state = (kvant_block_state)b->state,
+                              .version = b->version,
+                              .written = b->written,
+                              .codec = page.codec,
+                              .page = page.page,
+                              .affine = kvant_version_affine(tensor, b->version, kv_head) };
+    return KVANT_GIVE(kvant_block_info, info, &full, affine) ? KVANT_OK : KVANT_ERR_ARGUMENT;
+}
+
+kvant_status kvant_tensor_get_info(const kvant_tensor *tensor, kvant_tensor_info *info)
+{
+    KVANT_RETURN_IF(!tensor, KVANT_ERR_ARGUMENT);
+    kvant_tensor_info full = { .role = kvant_tensor_codec_info(tensor)->role,
+                               .n_kv_heads = tensor->n_kv_heads,
+                               .head_dim = tensor->head_dim,
+                               .n_blocks = tensor->n_blocks,
+                               .n_open_blocks = tensor->n_open_pages - tensor->n_sink_pages,
+                               .bytes = tensor->bytes,
+                               .sealed_bytes = tensor->block_bytes,
+                               .open_bytes = tensor->open_page_bytes * tensor->n_kv_heads };
+    for (uint32_t v = 0; v < KVANT_MAX_VERSIONS; v++)
+        full.n_versions += tensor->versions[v].alive;
+    for (uint32_t block = 0; block < tensor->n_blocks; block++)
+        full.written_blocks += tensor->blocks[block].written != 0;
+    return KVANT_GIVE(kvant_tensor_info, info, &full, written_blocks) ? KVANT_OK : KVANT_ERR_ARGUMENT;
+}

@@ -1,0 +1,174 @@
+/* tensor.h - inside of kvant_tensor, for attention and for the files of this folder:
+ *
+ *   tensor.c      sizes, creation, clearing, reading
+ *   write.c       a batch of rows: check, choose versions, place, encode
+ *   open.c        open pages: taking, sealing, opening again
+ *   versions.c    centres and scales, which version a row gets
+ *   statistics.c  what rows say about centre and scale
+ *   transfer.c    copies, export, import */
+#ifndef KVANT_CACHE_TENSOR_H
+#define KVANT_CACHE_TENSOR_H
+
+#include <kvant/tensor.h>
+
+#include "../codec/encode.h"
+#include "statistics.h"
+
+#define KVANT_NO_PAGE (-1)
+#define KVANT_CANDIDATE KVANT_MAX_VERSIONS /* place of a version that is not in force */
+
+typedef struct kvant_block {
+    uint64_t written;  /* bit per slot */
+    int32_t open_page; /* KVANT_NO_PAGE unless open or sink */
+    uint32_t sequence, index;
+    uint8_t state, version;
+    bool touched; /* its sealed pages were written; until then their memory is not */
+} kvant_block;
+
+/* Open pages 0 .. n_sink_pages - 1 are for sinks, the others are the pool. */
+typedef struct kvant_open_page {
+    int64_t block;  /* -1: free */
+    uint64_t fresh; /* bit per slot: written since the block was opened, so its sealed bytes are not up to date */
+    uint64_t stamp; /* the sequence's clock when it was last written */
+    uint64_t used;  /* the same by the clock of all sequences */
+} kvant_open_page;
+
+/* Centre and scale of all kv heads. Version 0 is what a calibration gives, or the identity. */
+typedef struct kvant_tensor_version {
+    float *center, *scale; /* n_kv_heads x head_dim each */
+    uint32_t n_blocks;     /* that use it */
+    bool alive, learnt;    /* learnt: from rows, so center=first and norm=first are in force */
+} kvant_tensor_version;
+
+struct kvant_tensor {
+    const kvant_codec **codecs; /* per kv head */
+    size_t *page_offsets;       /* of each kv head's sealed page in its block */
+    uint32_t n_kv_heads, head_dim, n_sequences, n_blocks, blocks_per_sequence;
+    size_t block_bytes, open_page_bytes, bytes;
+    uint32_t sink_blocks; /* per sequence */
+    uint32_t n_sink_pages, n_open_pages;
+    uint32_t window_blocks; /* of the pool that a sequence's window needs */
+    bool always_open;       /* rows pass through open pages */
+    bool learns;            /* center=first or norm=first */
+    bool any_written;
+    uint8_t *sealed, *open; /* the caller's memory */
+    kvant_block *blocks;
+    kvant_open_page *open_pages;
+    uint64_t *clocks, used;     /* rows written: per sequence, in all */
+    uint8_t *sequence_versions; /* of each sequence's last block */
+    kvant_tensor_version versions[KVANT_MAX_VERSIONS + 1];
+    uint8_t newest; /* version of rows that nothing else decides */
+    kvant_statistics recent;
+    float *scratch; /* KVANT_SEAL_WORKERS x block_tokens x head_dim */
+};
+
+#define KVANT_SEAL_WORKERS 8u
+
+static inline const kvant_codec_info *kvant_tensor_codec_info(const kvant_tensor *tensor)
+{
+    return &tensor->codecs[0]->info;
+}
+
+static inline size_t kvant_tensor_width(const kvant_tensor *tensor)
+{
+    return (size_t)tensor->n_kv_heads * tensor->head_dim;
+}
+
+/* Centre and scale of one kv head in a version: each head has what its own codec asks for. */
+static inline kvant_affine kvant_version_affine(const kvant_tensor *tensor, uint32_t version, uint32_t head)
+{
+    const kvant_codec_info *info = &tensor->codecs[head]->info;
+    const kvant_tensor_version *v = &tensor->versions[version];
+    size_t first = (size_t)head * tensor->head_dim;
+    bool center = info->center == KVANT_CENTER_FILE || (info->center == KVANT_CENTER_FIRST && v->learnt);
+    bool scale = info->norm == KVANT_NORM_FILE || (info->norm == KVANT_NORM_FIRST && v->learnt);
+    return (kvant_affine){ center ? v->center + first : NULL, scale ? v->scale + first : NULL };
+}
+
+/* One kv head's page of a block: of its codec, or of fp16 rows behind the same transform while the block is open. */
+typedef struct kvant_page_ref {
+    const kvant_codec *codec;
+    const void *page;
+    bool open;
+} kvant_page_ref;
+
+static inline void *kvant_sealed_page(const kvant_tensor *tensor, uint32_t block, uint32_t kv_head)
+{
+    return tensor->sealed + block * tensor->block_bytes + tensor->page_offsets[kv_head];
+}
+
+static inline void *kvant_open_page_of(const kvant_tensor *tensor, int32_t page, uint32_t kv_head)
+{
+    return tensor->open + ((size_t)page * tensor->n_kv_heads + kv_head) * tensor->open_page_bytes;
+}
+
+static inline kvant_page_ref kvant_tensor_page(const kvant_tensor *tensor, uint32_t block, uint32_t kv_head)
+{
+    int32_t open = tensor->blocks[block].open_page;
+    return (kvant_page_ref){ tensor->codecs[kv_head],
+                             open >= 0 ? kvant_open_page_of(tensor, open, kv_head)
+                                       : kvant_sealed_page(tensor, block, kv_head),
+                             open >= 0 };
+}
+
+static inline size_t kvant_page_ref_bytes(const kvant_tensor *tensor, const kvant_page_ref *ref)
+{
+    return ref->open ? tensor->open_page_bytes : ref->codec->info.page_bytes;
+}
+
+static inline bool kvant_is_sink(const kvant_tensor *tensor, uint32_t block)
+{
+    return tensor->blocks[block].index < tensor->sink_blocks;
+}
+
+/* tensor.c: a block becomes empty. */
+void kvant_block_clear(kvant_tensor *tensor, uint32_t block);
+
+/* open.c */
+
+/* Whether the block can have an open page without sealing and without more of them than its sequence's window needs: a long write
+ * then touches no more memory than many short ones. */
+bool kvant_open_has_room(const kvant_tensor *tensor, uint32_t block);
+
+/* Gives the block an open page, sealing another block when none is free, and decodes what the block holds into it, in the terms of a
+ * version that may differ from the block's. False, and the block as before, when a row would leave fp16's range there or when there are
+ * no open pages. */
+bool kvant_open_block(kvant_tensor *tensor, uint32_t block, uint32_t version, uint32_t n_threads);
+
+/* Expresses the rows of an open block in another version; false, and nothing changed, when one leaves fp16's range. */
+bool kvant_open_reexpress(kvant_tensor *tensor, uint32_t block, uint32_t version);
+
+/* Bookkeeping of a write to slots (a bit each) of an open block. */
+void kvant_open_touch(kvant_tensor *tensor, uint32_t block, uint64_t slots);
+
+/* Seals the blocks that are complete and older than the recent window; with all, whatever the pool holds. */
+void kvant_open_seal_due(kvant_tensor *tensor, bool all, uint32_t n_threads);
+
+/* Takes an open page for the block, with unspecified bytes; seals another block when none is free. KVANT_NO_PAGE when the tensor has
+ * no pool and no place for another sink. */
+int32_t kvant_open_take(kvant_tensor *tensor, uint32_t block, uint32_t n_threads);
+bool kvant_open_can_take(const kvant_tensor *tensor, uint32_t block);
+
+/* Gives the block's open page back: its sealed bytes count. */
+void kvant_open_abandon(kvant_tensor *tensor, uint32_t block);
+
+/* versions.c */
+
+kvant_status kvant_versions_create(kvant_tensor *tensor);
+void kvant_versions_destroy(kvant_tensor *tensor);
+void kvant_versions_reset(kvant_tensor *tensor);
+
+/* Counts a block in or out of its version. A version that nothing uses may be taken again, unless it is the newest. */
+void kvant_version_join(kvant_tensor *tensor, uint32_t block, uint32_t version);
+void kvant_version_leave(kvant_tensor *tensor, uint32_t block);
+
+/* Number of an alive version with these numbers (NULL: as in version 0), making one when there is none; -1 when all are taken. */
+int32_t kvant_version_find(kvant_tensor *tensor, const float *center, const float *scale, bool learnt);
+
+/* Whether rows wait in open blocks for the first version. */
+static inline bool kvant_versions_wait(const kvant_tensor *tensor)
+{
+    return tensor->learns && !tensor->versions[tensor->newest].learnt;
+}
+
+#endif

@@ -1,0 +1,277 @@
+/* transfer.c - blocks that move: copies between tensors, export and import (docs/format.md, "Blocks"). */
+#include <math.h>
+#include <string.h>
+
+#include "../base/abi.h"
+#include "../base/error.h"
+#include "../base/fnv.h"
+#include "tensor.h"
+
+/* Copies */
+
+static bool same_codecs(const kvant_tensor *a, const kvant_tensor *b)
+{
+    return a->n_kv_heads == b->n_kv_heads && memcmp(a->codecs, b->codecs, a->n_kv_heads * sizeof *a->codecs) == 0;
+}
+
+/* Rows that wait for a first version take what was seen of them along. */
+static void share_recent(const kvant_tensor *from, kvant_tensor *to)
+{
+    if (from == to || !kvant_versions_wait(from) || !kvant_versions_wait(to) || to->recent.n)
+        return;
+    to->recent.n = from->recent.n;
+    memcpy(to->recent.sum, from->recent.sum, 3 * KVANT_STATISTICS_PARTS * from->recent.width * sizeof(float));
+}
+
+/* The target's versions for those that the source's blocks use. */
+static kvant_status map_versions(const kvant_tensor *from, uint32_t first, uint32_t n, kvant_tensor *to,
+                                 int32_t map[KVANT_MAX_VERSIONS])
+{
+    for (uint32_t v = 0; v < KVANT_MAX_VERSIONS; v++)
+        map[v] = -1;
+    for (uint32_t block = first; block < first + n; block++) {
+        uint32_t v = from->blocks[block].version;
+        const kvant_tensor_version *version = &from->versions[v];
+        if (!from->blocks[block].written || map[v] >= 0)
+            continue;
+        map[v] = from == to ? (int32_t)v
+                            : kvant_version_find(to, version->center, version->scale, version->learnt);
+        if (map[v] < 0)
+            return kvant_fail(NULL, KVANT_ERR_FULL, "the target tensor holds blocks of %u versions already",
+                              (unsigned)KVANT_MAX_VERSIONS);
+        to->versions[map[v]].n_blocks++; /* held until all are found */
+    }
+    for (uint32_t v = 0; v < KVANT_MAX_VERSIONS; v++)
+        if (map[v] >= 0)
+            to->versions[map[v]].n_blocks--;
+    return KVANT_OK;
+}
+
+/* The open page moves along with its age, counted in rows. */
+static void copy_open(const kvant_tensor *from, uint32_t source, kvant_tensor *to, uint32_t target, int32_t page)
+{
+    const kvant_open_page *open = &from->open_pages[from->blocks[source].open_page];
+    uint64_t age = from->clocks[from->blocks[source].sequence] - open->stamp;
+    uint64_t *clock = &to->clocks[to->blocks[target].sequence];
+    *clock = *clock < age ? age : *clock;
+    to->open_pages[page].fresh = open->fresh;
+    to->open_pages[page].stamp = *clock - age;
+    memcpy(kvant_open_page_of(to, page, 0), kvant_open_page_of(from, from->blocks[source].open_page, 0),
+           from->open_page_bytes * from->n_kv_heads);
+}
+
+static void copy_block(const kvant_tensor *from, uint32_t source, kvant_tensor *to, uint32_t target,
+                       uint32_t version)
+{
+    const kvant_block *block = &from->blocks[source];
+    kvant_block_clear(to, target);
+    if (!block->written)
+        return;
+    kvant_version_join(to, target, version);
+    to->blocks[target].written = block->written;
+    to->any_written = true;
+    if (block->open_page >= 0) {
+        /* Within one tensor this may seal the source itself. */
+        int32_t page = kvant_open_take(to, target, 1);
+        if (block->open_page >= 0)
+            copy_open(from, source, to, target, page);
+        else
+            kvant_open_abandon(to, target);
+    }
+    if (to->blocks[target].open_page < 0)
+        to->blocks[target].state = KVANT_BLOCK_SEALED;
+    to->blocks[target].touched = block->touched;
+    if (block->touched)
+        memcpy(kvant_sealed_page(to, target, 0), kvant_sealed_page(from, source, 0), from->block_bytes);
+}
+
+static bool in_range(const kvant_tensor *tensor, uint32_t first, uint32_t n)
+{
+    return first <= tensor->n_blocks && n <= tensor->n_blocks - first;
+}
+
+kvant_status kvant_tensor_copy(const kvant_tensor *from, uint32_t first, kvant_tensor *to, uint32_t to_first,
+                               uint32_t n)
+{
+    int32_t map[KVANT_MAX_VERSIONS];
+    KVANT_RETURN_IF(!from || !to || !same_codecs(from, to) || !in_range(from, first, n) || !in_range(to, to_first, n),
+                    KVANT_ERR_ARGUMENT);
+    if (from == to && first == to_first)
+        return KVANT_OK;
+    KVANT_RETURN_IF(from == to && first < to_first + n && to_first < first + n, KVANT_ERR_ARGUMENT);
+    KVANT_FORWARD(map_versions(from, first, n, to, map));
+    share_recent(from, to);
+    for (uint32_t i = 0; i < n; i++)
+        copy_block(from, first + i, to, to_first + i, (uint32_t)map[from->blocks[first + i].version]);
+    return KVANT_OK;
+}
+
+/* Export and import */
+
+#define BLOCK_MAGIC 0x314b4c42544e564bu /* "KVNTBLK1" */
+
+typedef struct block_header {
+    uint64_t magic;
+    uint64_t bytes;  /* of all of it */
+    uint64_t scheme; /* what the codecs are */
+    uint64_t written;
+    uint32_t open;   /* 1: fp16 pages, 0: sealed ones */
+    uint32_t learnt; /* 1: centre and scale of all kv heads follow */
+} block_header;
+_Static_assert(sizeof(block_header) == 40, "docs/format.md");
+
+/* Canonical specs name all that bytes depend on. */
+static uint64_t scheme_of(const kvant_tensor *tensor)
+{
+    uint32_t numbers[3] = { tensor->n_kv_heads, tensor->head_dim, kvant_tensor_codec_info(tensor)->role };
+    uint64_t hash = kvant_fnv1a(KVANT_FNV_START, numbers, sizeof numbers);
+    for (uint32_t head = 0; head < tensor->n_kv_heads; head++) {
+        const char *spec = tensor->codecs[head]->info.spec;
+        hash = kvant_fnv1a(hash, spec, strlen(spec) + 1);
+    }
+    return hash;
+}
+
+static size_t page_bytes(const kvant_tensor *tensor, bool open)
+{
+    return open ? tensor->open_page_bytes * tensor->n_kv_heads : tensor->block_bytes;
+}
+
+static size_t version_bytes(const kvant_tensor *tensor, bool learnt)
+{
+    return learnt ? 2 * kvant_tensor_width(tensor) * sizeof(float) : 0;
+}
+
+static size_t bytes_of(const kvant_tensor *tensor, bool open, bool learnt)
+{
+    return sizeof(block_header) + version_bytes(tensor, learnt) + page_bytes(tensor, open) + sizeof(uint64_t);
+}
+
+size_t kvant_tensor_export_size(const kvant_tensor *tensor)
+{
+    if (!tensor)
+        return 0;
+    size_t open = tensor->n_open_pages ? bytes_of(tensor, true, true) : 0, sealed = bytes_of(tensor, false, true);
+    return open > sealed ? open : sealed;
+}
+
+kvant_status kvant_tensor_export(const kvant_tensor *tensor, uint32_t block, void *data, size_t bytes, size_t *used)
+{
+    KVANT_RETURN_IF(!tensor || block >= tensor->n_blocks || !data || !used, KVANT_ERR_ARGUMENT);
+    const kvant_block *b = &tensor->blocks[block];
+    const kvant_tensor_version *version = &tensor->versions[b->version];
+    bool open = b->open_page >= 0;
+    block_header header = { BLOCK_MAGIC, bytes_of(tensor, open, version->learnt), scheme_of(tensor), b->written, open,
+                            version->learnt };
+    uint8_t *at = data;
+    KVANT_RETURN_IF(bytes < header.bytes, KVANT_ERR_ARGUMENT);
+    memcpy(at, &header, sizeof header);
+    at += sizeof header;
+    memcpy(at, version->center, version_bytes(tensor, version->learnt));
+    at += version_bytes(tensor, version->learnt);
+    memcpy(at, open ? kvant_open_page_of(tensor, b->open_page, 0) : kvant_sealed_page(tensor, block, 0),
+           page_bytes(tensor, open));
+    at += page_bytes(tensor, open);
+    uint64_t checksum = kvant_fnv1a(KVANT_FNV_START, data, (size_t)(at - (uint8_t *)data));
+    memcpy(at, &checksum, sizeof checksum);
+    *used = header.bytes;
+    return KVANT_OK;
+}
+
+static kvant_status damaged(const char *what)
+{
+    return kvant_fail(NULL, KVANT_ERR_FORMAT, "exported block: %s", what);
+}
+
+static kvant_status check_block(const kvant_tensor *tensor, const uint8_t *data, size_t bytes, block_header *header)
+{
+    uint64_t checksum;
+    if (bytes < sizeof *header + sizeof checksum)
+        return damaged("it is cut short");
+    memcpy(header, data, sizeof *header);
+    if (header->magic != BLOCK_MAGIC || header->open > 1 || header->learnt > 1)
+        return damaged("it is none, or of another version of kvant");
+    if (header->scheme != scheme_of(tensor))
+        return damaged("it was made with other codecs, another shape or another seed");
+    if (header->bytes != bytes || bytes != bytes_of(tensor, header->open, header->learnt))
+        return damaged("its size is wrong");
+    memcpy(&checksum, data + bytes - sizeof checksum, sizeof checksum);
+    if (checksum != kvant_fnv1a(KVANT_FNV_START, data, bytes - sizeof checksum))
+        return damaged("its checksum is wrong");
+    return KVANT_OK;
+}
+
+static kvant_status check_numbers(const float *center, const float *scale, size_t n)
+{
+    for (size_t i = 0; i < n; i++)
+        if (!isfinite(center[i]) || !isfinite(scale[i]) || !(scale[i] > 0))
+            return damaged("its centre or scale is not finite");
+    return KVANT_OK;
+}
+
+/* The version of an imported block, made when it is not there. The arrays may lie at any alignment, so they go through the candidate. */
+static kvant_status import_version(kvant_tensor *tensor, const uint8_t *data, const block_header *header,
+                                   int32_t *version)
+{
+    kvant_tensor_version *read = &tensor->versions[KVANT_CANDIDATE];
+    *version = 0;
+    if (!header->learnt)
+        return KVANT_OK;
+    memcpy(read->center, data + sizeof *header, version_bytes(tensor, true));
+    KVANT_FORWARD(check_numbers(read->center, read->scale, kvant_tensor_width(tensor)));
+    *version = kvant_version_find(tensor, read->center, read->scale, true);
+    return *version >= 0 ? KVANT_OK : kvant_fail(NULL, KVANT_ERR_FULL, "the tensor holds blocks of %u versions already",
+                                                 (unsigned)KVANT_MAX_VERSIONS);
+}
+
+kvant_status kvant_tensor_import(kvant_tensor *tensor, uint32_t block, const void *data, size_t bytes)
+{
+    block_header header;
+    int32_t version, page = KVANT_NO_PAGE;
+    KVANT_RETURN_IF(!tensor || block >= tensor->n_blocks || !data, KVANT_ERR_ARGUMENT);
+    KVANT_FORWARD(check_block(tensor, data, bytes, &header));
+    KVANT_RETURN_IF(header.open && !kvant_open_can_take(tensor, block),
+                    kvant_fail(NULL, KVANT_ERR_FULL, "the tensor has no open pages for this block"));
+    KVANT_FORWARD(import_version(tensor, data, &header, &version));
+    const uint8_t *pages = (const uint8_t *)data + sizeof header + version_bytes(tensor, header.learnt);
+    kvant_block_clear(tensor, block);
+    if (!header.written)
+        return KVANT_OK;
+    kvant_version_join(tensor, block, (uint32_t)version);
+    tensor->blocks[block].written = header.written;
+    tensor->any_written = true;
+    if (header.open)
+        page = kvant_open_take(tensor, block, 1);
+    if (page >= 0) {
+        tensor->open_pages[page].fresh = header.written;
+        memcpy(kvant_open_page_of(tensor, page, 0), pages, page_bytes(tensor, true));
+    } else {
+        memcpy(kvant_sealed_page(tensor, block, 0), pages, page_bytes(tensor, false));
+        tensor->blocks[block].touched = true;
+        tensor->blocks[block].state = KVANT_BLOCK_SEALED;
+    }
+    return KVANT_OK;
+}
+
+/* Versions that a caller keeps */
+
+static kvant_status check_affine(const kvant_affine *affine, size_t n)
+{
+    for (size_t i = 0; i < n; i++) {
+        float center = affine->center ? affine->center[i] : 0, scale = affine->scale ? affine->scale[i] : 1;
+        KVANT_RETURN_IF(!isfinite(center) || !isfinite(scale), KVANT_ERR_NONFINITE);
+        KVANT_RETURN_IF(!(scale > 0), KVANT_ERR_ARGUMENT);
+    }
+    return KVANT_OK;
+}
+
+kvant_status kvant_tensor_set_affine(kvant_tensor *tensor, const kvant_affine *affine)
+{
+    KVANT_RETURN_IF(!tensor || !affine || tensor->any_written, KVANT_ERR_ARGUMENT);
+    KVANT_FORWARD(check_affine(affine, kvant_tensor_width(tensor)));
+    int32_t version = kvant_version_find(tensor, affine->center, affine->scale, true);
+    KVANT_RETURN_IF(version < 0, KVANT_ERR_FULL);
+    tensor->newest = (uint8_t)version;
+    memset(tensor->sequence_versions, version, tensor->n_sequences);
+    return KVANT_OK;
+}

@@ -1,0 +1,156 @@
+/* encode.c - see encode.h; and kvant_codec_encode, which is made of the same steps. */
+#include "encode.h"
+
+#include <float.h>
+#include <math.h>
+#include <string.h>
+
+#include "../base/alloc.h"
+#include "../base/half.h"
+
+/* Below this magnitude of (x - c) / s no scale or zero point can leave fp16's range: the transform grows a number at
+ * most sqrt(head_dim) times its gain, fp16 grows it at most 2^-11 of itself, and no quantiser's scale exceeds 4 times
+ * the largest transformed number. */
+static float safe_magnitude(const kvant_codec *codec)
+{
+    return KVANT_HALF_MAX / (4.01f * sqrtf((float)codec->info.head_dim) * kvant_transform_gain(&codec->transform));
+}
+
+static float magnitude(const kvant_kernels *kernels, const float *x, uint32_t n)
+{
+    return kvant_float_from_bits(kernels->magnitude(x, n));
+}
+
+/* The magnitude of x below which (x - c) / s is safe for every channel, from the largest |c| and the smallest s. At
+ * most 0 when c alone is too large. */
+static float safe_input(const kvant_codec *codec, const kvant_kernels *kernels, const kvant_affine *affine)
+{
+    uint32_t d = codec->info.head_dim;
+    float safe = 0.999f * safe_magnitude(codec), least = 1, most;
+    if (affine && affine->scale)
+        kernels->range(affine->scale, d, &least, &most);
+    safe *= least;
+    return affine && affine->center ? safe - magnitude(kernels, affine->center, d) : safe;
+}
+
+/* Rounds y to fp16 and back when the row is to pass through an open page. */
+static kvant_status check_transformed(const kvant_codec *codec, const kvant_kernels *kernels, float *y, bool open)
+{
+    uint32_t d = codec->info.head_dim;
+    float largest = magnitude(kernels, y, d);
+    if (!(largest <= (open ? KVANT_HALF_MAX : FLT_MAX)))
+        return KVANT_ERR_RANGE;
+    if (open) {
+        uint16_t half[KVANT_MAX_HEAD_DIM];
+        kernels->float_to_half(y, half, d);
+        kernels->half_to_float(half, y, d);
+    }
+    return codec->quantizer->check(codec, kernels, y);
+}
+
+/* A row with large numbers. */
+static kvant_status check_large(const kvant_codec *codec, const kvant_kernels *kernels, const kvant_affine *affine,
+                                const float *x, bool open)
+{
+    float y[KVANT_MAX_HEAD_DIM];
+    const float *z = kvant_transform_normalise(&codec->transform, affine, x, y);
+    if (magnitude(kernels, z, codec->info.head_dim) <= safe_magnitude(codec))
+        return KVANT_OK;
+    kvant_transform_forward(&codec->transform, kernels, affine, x, y);
+    return check_transformed(codec, kernels, y, open);
+}
+
+static kvant_status check_rows(const kvant_codec *codec, const kvant_kernels *kernels, const kvant_affine *affine,
+                               const float *rows, size_t stride, size_t n, bool open)
+{
+    float safe = safe_input(codec, kernels, affine);
+    for (size_t i = 0; i < n; i++) {
+        const float *x = rows + i * stride;
+        float largest = magnitude(kernels, x, codec->info.head_dim);
+        if (!(largest <= FLT_MAX))
+            return KVANT_ERR_NONFINITE;
+        if (!(largest <= safe))
+            KVANT_FORWARD(check_large(codec, kernels, affine, x, open));
+    }
+    return KVANT_OK;
+}
+
+kvant_status kvant_codec_check_rows(const kvant_codec *codec, const kvant_kernels *kernels,
+                                    const kvant_affine *affine, const float *rows, size_t stride, size_t n)
+{
+    return check_rows(codec, kernels, affine, rows, stride, n, false);
+}
+
+kvant_status kvant_codec_check_open_rows(const kvant_codec *codec, const kvant_kernels *kernels,
+                                         const kvant_affine *affine, const float *rows, size_t stride, size_t n)
+{
+    return check_rows(codec, kernels, affine, rows, stride, n, true);
+}
+
+bool kvant_codec_fits_open(const kvant_codec *codec, const kvant_kernels *kernels, float *y)
+{
+    return check_transformed(codec, kernels, y, true) == KVANT_OK;
+}
+
+bool kvant_codec_encodes_slowly(const kvant_codec *codec)
+{
+    return codec->view.kind == KVANT_CODES_TRELLIS || codec->feedback;
+}
+
+void kvant_codec_transform_rows(const kvant_codec *codec, const kvant_kernels *kernels, const kvant_affine *affine,
+                                const float *rows, size_t stride, size_t n, float *y)
+{
+    for (size_t i = 0; i < n; i++)
+        kvant_transform_forward(&codec->transform, kernels, affine, rows + i * stride,
+                                y + i * codec->info.head_dim);
+}
+
+void kvant_codec_encode_transformed(const kvant_codec *codec, const kvant_kernels *kernels, const float *y,
+                                    uint32_t first, uint32_t n, void *page)
+{
+    uint32_t block = codec->info.block_tokens;
+    for (uint32_t i = 0; i < n; i += block)
+        codec->quantizer->encode(codec, kernels, y + (size_t)i * codec->info.head_dim, first + i, page);
+}
+
+kvant_status kvant_codec_seal(const kvant_codec *codec, const float *y, uint32_t first, uint32_t n, void *page)
+{
+    const kvant_kernels *kernels = kvant_kernels_get(KVANT_CPU_AUTO);
+    for (uint32_t i = 0; i < n; i++) {
+        float copy[KVANT_MAX_HEAD_DIM];
+        memcpy(copy, y + (size_t)i * codec->info.head_dim, codec->info.head_dim * sizeof *copy);
+        KVANT_FORWARD(check_transformed(codec, kernels, copy, false));
+    }
+    kvant_codec_encode_transformed(codec, kernels, y, first, n, page);
+    return KVANT_OK;
+}
+
+/* Rows of per-token codecs pass through one buffer; blocks of tokens need one of their size. */
+static kvant_status encode_checked(const kvant_codec *codec, const kvant_kernels *kernels,
+                                   const kvant_affine *affine, const float *rows, size_t stride, uint32_t first,
+                                   uint32_t n, void *page)
+{
+    uint32_t block = codec->info.block_tokens;
+    float row[KVANT_MAX_HEAD_DIM], *y = row;
+    if (block > 1)
+        y = kvant_alloc((size_t)block * codec->info.head_dim, sizeof *y);
+    KVANT_RETURN_IF(!y, KVANT_ERR_MEMORY);
+    for (uint32_t i = 0; i < n; i += block) {
+        kvant_codec_transform_rows(codec, kernels, affine, rows + i * stride, stride, block, y);
+        kvant_codec_encode_transformed(codec, kernels, y, first + i, block, page);
+    }
+    if (block > 1)
+        kvant_free(y);
+    return KVANT_OK;
+}
+
+kvant_status kvant_codec_encode(const kvant_codec *codec, const kvant_affine *affine, const float *rows,
+                                size_t stride, uint32_t first, uint32_t n, void *page)
+{
+    KVANT_RETURN_IF(!codec || !rows || !page, KVANT_ERR_ARGUMENT);
+    KVANT_RETURN_IF(!kvant_codec_takes_tokens(first, n, codec->info.block_tokens), KVANT_ERR_ARGUMENT);
+    KVANT_RETURN_IF(n > 1 && stride < codec->info.head_dim, KVANT_ERR_ARGUMENT);
+    const kvant_kernels *kernels = kvant_kernels_get(KVANT_CPU_AUTO);
+    KVANT_FORWARD(kvant_codec_check_rows(codec, kernels, affine, rows, stride, n));
+    return encode_checked(codec, kernels, affine, rows, stride, first, n, page);
+}

@@ -1,0 +1,75 @@
+/* options.c - see options.h. */
+#include "options.h"
+
+#include <string.h>
+
+const char *const kvant_scale_names[] = { "norm", "unbiased", NULL };
+
+static kvant_status read_one(const kvant_option *option, kvant_spec *spec, int32_t *value, const kvant_error *error)
+{
+    bool flag = false;
+    uint32_t number = (uint32_t)value[0], second = option->kind == KVANT_OPTION_PAIR ? (uint32_t)value[1] : 0;
+    int choice = value[0];
+    switch (option->kind) {
+    case KVANT_OPTION_FLAG:
+        KVANT_FORWARD(kvant_spec_flag(spec, option->key, &flag, error));
+        value[0] = flag;
+        return KVANT_OK;
+    case KVANT_OPTION_CHOICE: KVANT_FORWARD(kvant_spec_choice(spec, option->key, option->choices, &choice, error)); break;
+    case KVANT_OPTION_FLAG_OR_CHOICE:
+        KVANT_FORWARD(kvant_spec_flag_or_choice(spec, option->key, option->choices, &choice, error));
+        break;
+    case KVANT_OPTION_NUMBER:
+        KVANT_FORWARD(kvant_spec_number(spec, option->key, option->min, option->max, &number, error));
+        choice = (int)number;
+        break;
+    case KVANT_OPTION_PAIR:
+        KVANT_FORWARD(kvant_spec_pair(spec, option->key, option->min, option->max, &number, &second, error));
+        choice = (int)number;
+        value[1] = (int32_t)second;
+        break;
+    }
+    value[0] = choice;
+    return KVANT_OK;
+}
+
+kvant_status kvant_options_read(const kvant_option *table, kvant_spec *spec, void *values, const kvant_error *error)
+{
+    for (const kvant_option *option = table; option->key; option++) {
+        int32_t *value = (int32_t *)(void *)((char *)values + option->offset);
+        value[0] = option->preset;
+        if (option->kind == KVANT_OPTION_PAIR)
+            value[1] = option->preset;
+        KVANT_FORWARD(read_one(option, spec, value, error));
+    }
+    return KVANT_OK;
+}
+
+void kvant_options_describe(const kvant_option *table, const void *values, char *text, size_t size)
+{
+    for (const kvant_option *option = table; option->key; option++) {
+        const int32_t *value = (const int32_t *)(const void *)((const char *)values + option->offset);
+        if (value[0] == KVANT_OPTION_ABSENT || (option->kind == KVANT_OPTION_FLAG && value[0] == 0))
+            continue;
+        kvant_append(text, size, "%c%s", strchr(text, ':') ? ',' : ':', option->key);
+        if (option->choices)
+            kvant_append(text, size, "=%s", option->choices[value[0]]);
+        else if (option->kind == KVANT_OPTION_NUMBER)
+            kvant_append(text, size, "=%d", (int)value[0]);
+        else if (option->kind == KVANT_OPTION_PAIR)
+            kvant_append(text, size, "=%d.%d", (int)value[0], (int)value[1]);
+    }
+}
+
+void kvant_options_list(const kvant_option *table, char *text, size_t size)
+{
+    for (const kvant_option *option = table; option->key; option++) {
+        kvant_append(text, size, "%s%s", text[0] ? " " : "", option->key);
+        if (option->kind == KVANT_OPTION_NUMBER)
+            kvant_append(text, size, "=N");
+        if (option->kind == KVANT_OPTION_PAIR)
+            kvant_append(text, size, "=D.N");
+        for (uint32_t i = 0; option->choices && option->choices[i]; i++)
+            kvant_append(text, size, "%c%s", i ? '|' : '=', option->choices[i]);
+    }
+}

@@ -1,0 +1,49 @@
+/* options.h - the options of a codec family as one table, which parses a spec, prints the canonical form and lists what
+ * there is. Every value is an int32_t in a struct of the family. */
+#ifndef KVANT_CODEC_OPTIONS_H
+#define KVANT_CODEC_OPTIONS_H
+
+#include "spec.h"
+
+typedef enum kvant_option_kind {
+    KVANT_OPTION_FLAG,           /* "key": 1, else 0 */
+    KVANT_OPTION_CHOICE,         /* "key=word": the index of the word in choices */
+    KVANT_OPTION_FLAG_OR_CHOICE, /* the same; "key" alone means the first word */
+    KVANT_OPTION_NUMBER,         /* "key=N": min <= N <= max */
+    KVANT_OPTION_PAIR            /* "key=D.N": D at most min, N at most max; the next int32_t holds N */
+} kvant_option_kind;
+
+#define KVANT_OPTION_ABSENT (-1)
+
+typedef struct kvant_option {
+    const char *key; /* NULL ends a table */
+    kvant_option_kind kind;
+    const char *const *choices; /* ends with NULL */
+    uint32_t min, max;
+    int32_t preset; /* the value without the option; KVANT_OPTION_ABSENT: the family decides */
+    size_t offset;  /* of the int32_t in the struct */
+    const char *help;
+} kvant_option;
+
+/* Fills *values with the options of the spec, and with presets for the others. KVANT_ERR_SPEC with the valid values. */
+kvant_status kvant_options_read(const kvant_option *table, kvant_spec *spec, void *values, const kvant_error *error);
+
+/* Appends the values to a canonical spec, ":" before the first option of the text, "," before the others. Leaves out
+ * absent values and flags that are 0. */
+void kvant_options_describe(const kvant_option *table, const void *values, char *text, size_t size);
+
+/* Appends the options with their values, as in "group=N sym axis=token|channel". */
+void kvant_options_list(const kvant_option *table, char *text, size_t size);
+
+/* scale= of many families: norm keeps a row's length in its scale, unbiased its projection on the decoded row. */
+extern const char *const kvant_scale_names[];
+enum { KVANT_SCALE_NORM = 0, KVANT_SCALE_UNBIASED = 1 };
+#define KVANT_SCALE_OPTION(type, default_scale)                                                                    \
+    { .key = "scale",                                                                                              \
+      .kind = KVANT_OPTION_CHOICE,                                                                                 \
+      .choices = kvant_scale_names,                                                                                \
+      .preset = default_scale,                                                                                     \
+      .offset = offsetof(type, scale),                                                                             \
+      .help = "what a row's scale keeps: its length, or inner products on average" }
+
+#endif

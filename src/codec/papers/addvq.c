@@ -1,0 +1,102 @@
+/* addvq.c - the uncalibrated additive quantiser that the HQMQ paper compares with (appendix Q): a
+ * direction is the sum of an entry of each of two random codebooks of K quaternions, brought to length 1.
+ *
+ * `search=joint` finds the best of the K^2 sums; `search=greedy` takes the authors' way, first the one
+ * entry and then the other for what remains. */
+#include <math.h>
+#include <stdio.h>
+
+#include "../../base/random.h"
+#include "../../math/quaternion.h"
+#include "direction.h"
+
+#define MAX_ENTRIES 192u
+
+static void search_joint(const kvant_direction *direction, const kvant_kernels *kernels, const float *x, uint32_t n, uint32_t *index)
+{
+    for (uint32_t c = 0; c < n; c += KVANT_DIRECTION_LANES)
+        kernels->largest_products(x + c, KVANT_DIRECTION_MAX_CHUNKS, direction->codewords, direction->n_codewords,
+                                  index + c);
+}
+
+/* x - |x| / 2 times the first entry: half of a sum of two units that point the way of x. */
+static void subtract_first(const float *x, const float *entries, const uint32_t *first, float *rest)
+{
+    for (uint32_t j = 0; j < KVANT_DIRECTION_LANES; j++) {
+        const float x0 = x[j], x1 = x[KVANT_DIRECTION_MAX_CHUNKS + j], x2 = x[2 * KVANT_DIRECTION_MAX_CHUNKS + j],
+                    x3 = x[3 * KVANT_DIRECTION_MAX_CHUNKS + j];
+        const float half = sqrtf((x0 * x0 + x1 * x1) + (x2 * x2 + x3 * x3)) * 0.5f;
+        for (uint32_t i = 0; i < 4; i++)
+            rest[i * KVANT_DIRECTION_LANES + j] =
+                x[i * KVANT_DIRECTION_MAX_CHUNKS + j] - half * entries[4 * first[j] + i];
+    }
+}
+
+static void search_greedy(const kvant_direction *direction, const kvant_kernels *kernels, const float *x, uint32_t n, uint32_t *index)
+{
+    uint32_t entries = 1;
+    while (entries * entries < direction->n_codewords)
+        entries++;
+    for (uint32_t c = 0; c < n; c += KVANT_DIRECTION_LANES) {
+        uint32_t first[KVANT_DIRECTION_LANES], second[KVANT_DIRECTION_LANES];
+        float rest[4 * KVANT_DIRECTION_LANES];
+        kernels->largest_products(x + c, KVANT_DIRECTION_MAX_CHUNKS, direction->table, entries, first);
+        subtract_first(x + c, direction->table, first, rest);
+        kernels->largest_products(rest, KVANT_DIRECTION_LANES, direction->table + (size_t)4 * entries, entries,
+                                  second);
+        for (uint32_t j = 0; j < KVANT_DIRECTION_LANES; j++)
+            index[c + j] = first[j] + entries * second[j];
+    }
+}
+
+/* Entry i of book b is number b K + i of the stream; codeword i1 + K i2. */
+static void fill_tables(kvant_direction *direction, uint32_t n, uint64_t seed)
+{
+    uint64_t state = kvant_derived_seed(seed, 1);
+    kvant_quaternion entries[2 * MAX_ENTRIES];
+    for (uint32_t i = 0; i < 2 * n; i++) {
+        entries[i] = kvant_quaternion_random(&state);
+        for (uint32_t k = 0; k < 4; k++)
+            direction->table[4 * i + k] = (float)entries[i].c[k];
+    }
+    for (uint32_t index = 0; index < n * n; index++) {
+        const double *a = entries[index % n].c, *b = entries[n + index / n].c;
+        double sum[4], squares = 0;
+        for (uint32_t k = 0; k < 4; k++) {
+            sum[k] = a[k] + b[k];
+            squares += sum[k] * sum[k];
+        }
+        const double length = sqrt(squares);
+        for (uint32_t k = 0; k < 4 && length > 0; k++)
+            direction->codewords[4 * index + k] = (float)(sum[k] / length);
+    }
+}
+
+static kvant_status create_addvq(kvant_codec *codec, kvant_spec *spec, const kvant_site *site,
+                                 const kvant_error *error)
+{
+    static const kvant_direction_field fields[2] = { { "k", 2, MAX_ENTRIES }, { "r", 2, 8 } };
+    static const char *const searches[] = { "joint", "greedy", NULL };
+    uint32_t numbers[2] = { 24, 3 };
+    int chosen = 0;
+    KVANT_FORWARD(kvant_direction_variant(spec, fields, numbers, error));
+    KVANT_FORWARD(kvant_spec_choice(spec, "search", searches, &chosen, error));
+    const kvant_direction_shape shape = { .n_codewords = numbers[0] * numbers[0],
+                                          .radius_bits = numbers[1],
+                                          .code_bits = 2 * log2(numbers[0]) + numbers[1],
+                                          .table_floats = (size_t)8 * numbers[0],
+                                          .search = chosen ? search_greedy : search_joint };
+    KVANT_FORWARD(kvant_direction_create(codec, spec, site, &shape, error));
+    fill_tables(codec->state, numbers[0], site->seed);
+    KVANT_FORWARD(kvant_direction_offer_codes(codec, error));
+    snprintf(codec->spec, sizeof codec->spec, "%s-k%ur%u:search=%s,", spec->name, (unsigned)numbers[0],
+             (unsigned)numbers[1], searches[chosen]);
+    kvant_direction_describe(codec, codec->spec, sizeof codec->spec);
+    return KVANT_OK;
+}
+
+const kvant_family kvant_family_addvq = {
+    { sizeof(kvant_codec_family), "addvq", "k24r3 k48r4 k192r4", "search=joint|greedy " KVANT_DIRECTION_OPTIONS,
+      KVANT_TRANSFORM_OPTIONS, "HQMQ, appendix Q", "4-channel chunks: sum of two random entries, radius" },
+    create_addvq
+};

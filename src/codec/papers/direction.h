@@ -1,0 +1,78 @@
+/* direction.h - what the codecs of 4-channel chunks share (hqmq, spherical, addvq): a chunk is a radius of
+ * a few bits times an entry of a table of directions (docs/format.md, "Direction codes").
+ *
+ * Owns radius scales, outliers, code layout, decoding. A family fills the table and says how an index is
+ * found. */
+#ifndef KVANT_CODEC_DIRECTION_H
+#define KVANT_CODEC_DIRECTION_H
+
+#include "../../page/chunks.h"
+#include "../codec_internal.h"
+
+#define KVANT_DIRECTION_MAX_CHUNKS (KVANT_MAX_HEAD_DIM / 4)
+#define KVANT_DIRECTION_LANES 16u /* searches take chunks in multiples of this */
+
+typedef struct kvant_direction kvant_direction;
+
+/* index[c] = the direction of chunk c, whose components are x[i * KVANT_DIRECTION_MAX_CHUNKS + c], for n
+ * chunks, a multiple of KVANT_DIRECTION_LANES; zeros get index 0. Components are finite and their products
+ * too. */
+typedef void kvant_direction_search(const kvant_direction *direction, const kvant_kernels *kernels, const float *x,
+                                    uint32_t n, uint32_t *index);
+
+struct kvant_direction {
+    /* ceil(head_dim / 4), and that as a multiple of KVANT_DIRECTION_LANES; aligned for the codewords, which follow the struct */
+    _Alignas(16) uint32_t n_chunks;
+    uint32_t padded_chunks;
+    uint32_t n_codewords, index_bits, radius_bits;
+    bool unbiased;
+    uint32_t slots; /* outliers a token has room for; 0: none are looked for */
+    float multiple; /* of the median chunk norm that an outlier exceeds */
+    kvant_chunk_layout layout;
+    kvant_direction_search *search;
+    float *codewords; /* 2^index_bits entries of 4 numbers; those from n_codewords on are zero */
+    float *table;     /* the family's, for its search */
+};
+
+/* What a family chooses before it fills the tables. */
+typedef struct kvant_direction_shape {
+    uint32_t n_codewords, radius_bits;
+    double code_bits;    /* of one chunk as the paper counts, fractional */
+    size_t table_floats; /* numbers in the family's own table */
+    bool outliers;       /* med3, med and slots are options of the family */
+    int scale;           /* the default of scale=: 0 norm, 1 unbiased */
+    kvant_direction_search *search;
+} kvant_direction_shape;
+
+static inline kvant_direction *kvant_direction_of(const kvant_codec *codec)
+{
+    return codec->state;
+}
+
+/* The Hurwitz unit p with the largest <y, p>: one component where its magnitude is at least half the sum
+ * of all, the first of the largest; otherwise halves with the signs of y, + for zeros. */
+uint32_t kvant_direction_closest_unit(const float y[4]);
+
+/* Reads a variant such as s96r4, made of two letters or words and two numbers; without a variant *a and *b
+ * keep their defaults. KVANT_ERR_SPEC unless min_a <= *a <= max_a and min_b <= *b <= max_b. */
+typedef struct kvant_direction_field {
+    const char *name;
+    uint32_t min, max;
+} kvant_direction_field;
+kvant_status kvant_direction_variant(const kvant_spec *spec, const kvant_direction_field fields[2],
+                                     uint32_t numbers[2], const kvant_error *error);
+
+/* Reads scale=, med3, med=, slots= and the options of the transform, allocates the state and sets sizes
+ * and quantiser. */
+kvant_status kvant_direction_create(kvant_codec *codec, kvant_spec *spec, const kvant_site *site,
+                                    const kvant_direction_shape *shape, const kvant_error *error);
+
+/* Once the table is filled: what attention needs to work on codes. */
+kvant_status kvant_direction_offer_codes(kvant_codec *codec, const kvant_error *error);
+
+/* Appends the options in canonical form. */
+void kvant_direction_describe(const kvant_codec *codec, char *text, size_t size);
+
+#define KVANT_DIRECTION_OPTIONS "scale=norm|unbiased"
+
+#endif

@@ -1,0 +1,108 @@
+/* hqmq.c - HQMQ: the direction of a chunk is a product of one of the 24 Hurwitz units and one of S
+ * secondary quaternions (sections 3 and B of the paper). Formulas: docs/format.md, "Direction codes".
+ *
+ * The paper draws the secondaries at random, `book=random`; the default, `book=spread`, draws some
+ * candidates for each and takes the one farthest from those before it, which costs no bits and lowers the
+ * error by a fifth. */
+#include <math.h>
+#include <stdio.h>
+
+#include "../../base/random.h"
+#include "direction.h"
+#include "../../math/quaternion.h"
+
+/* y = x conj(s), to the bit as in the search (kernels/quaternion_loops.h). */
+static void multiply_conjugate(const float *x, const float *s, float y[4])
+{
+    const float x0 = x[0], x1 = x[KVANT_DIRECTION_MAX_CHUNKS], x2 = x[2 * KVANT_DIRECTION_MAX_CHUNKS],
+                x3 = x[3 * KVANT_DIRECTION_MAX_CHUNKS];
+    y[0] = x0 * s[0] + x1 * s[1] + x2 * s[2] + x3 * s[3];
+    y[1] = x1 * s[0] - x0 * s[1] + x3 * s[2] - x2 * s[3];
+    y[2] = x2 * s[0] - x3 * s[1] - x0 * s[2] + x1 * s[3];
+    y[3] = x3 * s[0] + x2 * s[1] - x1 * s[2] - x0 * s[3];
+}
+
+static void search(const kvant_direction *direction, const kvant_kernels *kernels, const float *x, uint32_t n, uint32_t *index)
+{
+    const uint32_t n_secondaries = direction->n_codewords / KVANT_HURWITZ_UNITS;
+    for (uint32_t c = 0; c < n; c += KVANT_DIRECTION_LANES) {
+        uint32_t which[KVANT_DIRECTION_LANES];
+        kernels->closest_cosets(x + c, KVANT_DIRECTION_MAX_CHUNKS, direction->table, n_secondaries, which);
+        for (uint32_t j = 0; j < KVANT_DIRECTION_LANES; j++) {
+            float y[4];
+            multiply_conjugate(x + c + j, direction->table + (size_t)4 * which[j], y);
+            index[c + j] = KVANT_HURWITZ_UNITS * which[j] + kvant_direction_closest_unit(y);
+        }
+    }
+}
+
+/* Behind the secondaries that the search takes, which are rounded. */
+static kvant_quaternion *unrounded(const kvant_direction *direction, uint32_t n_secondaries)
+{
+    return (kvant_quaternion *)(void *)(direction->table + (size_t)4 * n_secondaries);
+}
+
+/* Directions are rounded from products with the unrounded secondaries: whoever makes directions of them needs these. */
+static void set_view(kvant_codec *codec, uint32_t n_secondaries)
+{
+    kvant_chunk_view *view = &codec->view.of.chunk;
+    view->kind = KVANT_CHUNK_QUATERNIONS;
+    view->n_secondaries = n_secondaries;
+    view->secondaries = unrounded(kvant_direction_of(codec), n_secondaries)->c;
+}
+
+/* Units vary fastest: which unit and which secondary an index means does not depend on S. */
+static void fill_tables(kvant_direction *direction, uint32_t n_secondaries, bool spread, uint64_t seed)
+{
+    kvant_quaternion *secondaries = unrounded(direction, n_secondaries);
+    uint64_t state = kvant_derived_seed(seed, 1);
+    if (spread)
+        kvant_quaternion_spread(&state, n_secondaries, secondaries);
+    for (uint32_t s = 0; s < n_secondaries; s++) {
+        if (!spread)
+            secondaries[s] = kvant_quaternion_random(&state);
+        for (uint32_t i = 0; i < 4; i++)
+            direction->table[4 * s + i] = (float)secondaries[s].c[i];
+        for (uint32_t p = 0; p < KVANT_HURWITZ_UNITS; p++) {
+            const kvant_quaternion unit = kvant_hurwitz_unit(p);
+            const kvant_quaternion product = kvant_quaternion_multiply(&unit, &secondaries[s]);
+            for (uint32_t i = 0; i < 4; i++)
+                direction->codewords[4 * (KVANT_HURWITZ_UNITS * s + p) + i] = (float)product.c[i];
+        }
+    }
+}
+
+#define MAX_SECONDARIES 1024
+
+static kvant_status create_hqmq(kvant_codec *codec, kvant_spec *spec, const kvant_site *site,
+                                const kvant_error *error)
+{
+    static const kvant_direction_field fields[2] = { { "s", 1, MAX_SECONDARIES }, { "r", 2, 8 } };
+    static const char *const books[] = { "random", "spread", NULL };
+    uint32_t numbers[2] = { 96, 4 };
+    int book = 1;
+    KVANT_FORWARD(kvant_direction_variant(spec, fields, numbers, error));
+    KVANT_FORWARD(kvant_spec_choice(spec, "book", books, &book, error));
+    const kvant_direction_shape shape = { .n_codewords = KVANT_HURWITZ_UNITS * numbers[0],
+                                          .radius_bits = numbers[1],
+                                          .code_bits = log2(KVANT_HURWITZ_UNITS * (double)numbers[0]) + numbers[1],
+                                          .table_floats = (size_t)12 * numbers[0], /* rounded, then in binary64 */
+                                          .outliers = true,
+                                          .scale = 1,
+                                          .search = search };
+    KVANT_FORWARD(kvant_direction_create(codec, spec, site, &shape, error));
+    fill_tables(codec->state, numbers[0], book == 1, site->seed);
+    set_view(codec, numbers[0]);
+    KVANT_FORWARD(kvant_direction_offer_codes(codec, error));
+    snprintf(codec->spec, sizeof codec->spec, "%s-s%ur%u:book=%s,", spec->name, (unsigned)numbers[0],
+             (unsigned)numbers[1], books[book]);
+    kvant_direction_describe(codec, codec->spec, sizeof codec->spec);
+    return KVANT_OK;
+}
+
+const kvant_family kvant_family_hqmq = {
+    { sizeof(kvant_codec_family), "hqmq", "s24r3 s24r4 s48r4 s96r4 s192r4 s192r6",
+      "book=spread|random med3 med=N slots=N " KVANT_DIRECTION_OPTIONS, KVANT_TRANSFORM_OPTIONS,
+      "HQMQ, section 3 and appendix B", "4-channel chunks: Hurwitz unit x secondary quaternion, radius" },
+    create_hqmq
+};

@@ -1,0 +1,210 @@
+/* kmeans.c - `kmeans` (SAW-INT4, appendix A.2): the nearest of c calibrated centroids, and what is left as asymmetric int per
+ * token. Formulas: docs/format.md, "Centroids".
+ *
+ * Everything happens in the transformed space: centroids are rotated once, at creation, and distances do not change by a
+ * rotation. The quantiser of what is left is uniform.c's. */
+#include <stdio.h>
+#include <string.h>
+
+#include "../../base/alloc.h"
+#include "../site.h"
+#include "../uniform.h"
+
+typedef struct kmeans {
+    kvant_uniform uniform; /* first: uniform.c finds it as the codec's state */
+    const kvant_quantizer *residual;
+    uint32_t clusters;
+    size_t index_offset; /* in the page */
+    float
+        *columns; /* head_dim x clusters, behind the centroids: a row meets all of them in loops without gathers */
+    float centroids[]; /* clusters x head_dim */
+} kmeans;
+
+static const kmeans *kmeans_of(const kvant_codec *codec)
+{
+    return codec->state;
+}
+
+/* Bits of a token's index. Whole bytes: pages end on multiples of 64 bytes, which eats what fewer bits would save. */
+static uint32_t index_bits(uint32_t clusters)
+{
+    return clusters == 1 ? 0 : clusters <= 256 ? 8 : 16;
+}
+
+static void put_index(const kmeans *k, uint8_t *page, uint32_t token, uint32_t index)
+{
+    uint32_t bytes = index_bits(k->clusters) / 8;
+    for (uint32_t i = 0; i < bytes; i++)
+        page[k->index_offset + bytes * token + i] = (uint8_t)(index >> 8 * i);
+}
+
+/* Foreign bytes may name a centroid that does not exist: the first one then. */
+static uint32_t get_index(const kmeans *k, const uint8_t *page, uint32_t token)
+{
+    uint32_t bytes = index_bits(k->clusters) / 8, index = 0;
+    for (uint32_t i = 0; i < bytes; i++)
+        index |= (uint32_t)page[k->index_offset + bytes * token + i] << 8 * i;
+    return index < k->clusters ? index : 0;
+}
+
+static void add_squares(float *distances, const float *column, uint32_t n, float y)
+{
+    for (uint32_t c = 0; c < n; c++)
+        distances[c] += (y - column[c]) * (y - column[c]);
+}
+
+/* What the nearest centroid leaves of y; returns its index. */
+static uint32_t subtract_nearest(const kvant_codec *codec, const float *y, float *rest)
+{
+    const kmeans *k = kmeans_of(codec);
+    float distances[KVANT_CALIBRATION_MAX_CLUSTERS];
+    uint32_t d = codec->info.head_dim, best = 0;
+    memset(distances, 0, k->clusters * sizeof *distances);
+    for (uint32_t j = 0; j < d && k->clusters > 1; j++)
+        add_squares(distances, k->columns + (size_t)j * k->clusters, k->clusters, y[j]);
+    for (uint32_t c = 1; c < k->clusters; c++)
+        best = distances[c] < distances[best] ? c : best;
+    for (uint32_t j = 0; j < d; j++)
+        rest[j] = y[j] - k->centroids[(size_t)best * d + j];
+    return best;
+}
+
+static kvant_status kmeans_check(const kvant_codec *codec, const kvant_kernels *kernels, const float *y)
+{
+    float rest[KVANT_MAX_HEAD_DIM];
+    subtract_nearest(codec, y, rest);
+    return kmeans_of(codec)->residual->check(codec, kernels, rest);
+}
+
+/* A scale of 0 means that the token was never written, so one that rounds to 0 becomes the smallest number there is. Its codes
+ * are all the same then and decode to the zero point. */
+static void kmeans_encode(const kvant_codec *codec, const kvant_kernels *kernels, const float *y, uint32_t token,
+                   void *page)
+{
+    float rest[KVANT_MAX_HEAD_DIM];
+    uint32_t index = subtract_nearest(codec, y, rest);
+    kmeans_of(codec)->residual->encode(codec, kernels, rest, token, page);
+    put_index(kmeans_of(codec), page, token, index);
+    uint16_t *scale = kvant_codec_metadata(codec, page) + token;
+    *scale = *scale ? *scale : 1;
+}
+
+static void kmeans_decode(const kvant_codec *codec, const kvant_kernels *kernels, const void *page, uint32_t token,
+                   float *y)
+{
+    const kmeans *k = kmeans_of(codec);
+    uint32_t d = codec->info.head_dim;
+    if (kvant_codec_metadata_of(codec, page)[token] == 0) {
+        memset(y, 0, d * sizeof *y);
+        return;
+    }
+    const float *centroid = k->centroids + (size_t)get_index(k, page, token) * d;
+    k->residual->decode(codec, kernels, page, token, y);
+    for (uint32_t j = 0; j < d; j++)
+        y[j] += centroid[j];
+}
+
+static const kvant_quantizer kmeans_quantizer = { kmeans_check, kmeans_encode, kmeans_decode,
+                                                  kvant_unpack_decoded };
+
+/* The rows of c centroids in the calibration; one is the mean. */
+static kvant_status find_centroids(const kvant_codec *codec, const kvant_site *site, uint32_t clusters,
+                                   const float **centroids, const kvant_error *error)
+{
+    kvant_calibration_entry entry;
+    kvant_calibration_info info = { .size = sizeof info };
+    char list[128] = "1";
+    KVANT_FORWARD(kvant_site_entry(codec, site, codec->info.role, "kmeans", &entry, error));
+    KVANT_FORWARD(kvant_calibration_get_info(site->calibration, &info));
+    *centroids = clusters == 1 ? entry.mean : NULL;
+    for (uint32_t i = 0; i < info.n_codebooks; i++) {
+        if (info.clusters[i] == clusters)
+            *centroids = entry.centroids[i];
+        kvant_append(list, sizeof list, ", %u", (unsigned)info.clusters[i]);
+    }
+    if (*centroids)
+        return KVANT_OK;
+    return kvant_fail(error, KVANT_ERR_UNSUPPORTED,
+                      "the calibration has no set of %u centroids; it has c=%s; make it with kvant calibrate "
+                      "--clusters %u",
+                      (unsigned)clusters, list, (unsigned)clusters);
+}
+
+/* Rotated centroids, with every number small enough that what they leave of an ordinary row fits fp16. */
+static kvant_status place_centroids(const kvant_codec *codec, kmeans *k, const float *centroids,
+                                    const kvant_error *error)
+{
+    const kvant_kernels *kernels = kvant_kernels_get(KVANT_CPU_AUTO);
+    uint32_t d = codec->info.head_dim;
+    k->columns = k->centroids + (size_t)k->clusters * d;
+    for (uint32_t c = 0; c < k->clusters; c++) {
+        float *row = k->centroids + (size_t)c * d;
+        kvant_transform_forward(&codec->transform, kernels, NULL, centroids + (size_t)c * d, row);
+        for (uint32_t j = 0; j < d; j++) {
+            if (!(fabsf(row[j]) <= KVANT_HALF_MAX / 2))
+                return kvant_fail(error, KVANT_ERR_UNSUPPORTED, "the calibration's centroids are beyond fp16");
+            k->columns[(size_t)j * k->clusters + c] = row[j];
+        }
+    }
+    return KVANT_OK;
+}
+
+/* The uniform codec that is there already becomes the one of what centroids leave. */
+static kvant_status add_centroids(kvant_codec *codec, uint32_t clusters, const float *centroids,
+                                  const kvant_error *error)
+{
+    size_t floats = 2 * (size_t)clusters * codec->info.head_dim;
+    kmeans *k = kvant_alloc(1, sizeof *k + floats * sizeof(float));
+    if (!k)
+        return kvant_fail(error, KVANT_ERR_MEMORY, "no memory for %u centroids", (unsigned)clusters);
+    k->uniform = *kvant_uniform_of(codec);
+    k->residual = codec->quantizer;
+    k->clusters = clusters;
+    k->index_offset = codec->info.metadata_offset + codec->info.metadata_bytes;
+    kvant_free(codec->state);
+    codec->state = k;
+    codec->quantizer = &kmeans_quantizer;
+    codec->view.kind = KVANT_CODES_NONE; /* as uniform codes the pages would lack their centroids */
+    codec->product.lines = NULL;
+    kvant_codec_set_page(codec, codec->info.bits, codec->info.code_bytes,
+                         codec->info.metadata_bytes + index_bits(clusters) * KVANT_PAGE_TOKENS / 8);
+    return place_centroids(codec, k, centroids, error);
+}
+
+/* block=N alone asks for a rotation: without it the paper's rows stay as they are. */
+static kvant_status read_transform(kvant_codec *codec, kvant_spec *spec, const kvant_site *site,
+                                   const kvant_error *error)
+{
+    kvant_transform_defaults defaults = { kvant_spec_has(spec, "block") ? KVANT_ROTATE_HADAMARD : KVANT_ROTATE_NONE,
+                                          128, false };
+    if (kvant_spec_has(spec, "center") || kvant_spec_has(spec, "norm") || kvant_spec_has(spec, "transform"))
+        return kvant_fail(
+            error, KVANT_ERR_SPEC,
+            "kmeans takes no center, norm or transform: its centroids are calibrated for rows without");
+    return kvant_transform_create(&codec->transform, spec, &defaults, codec->info.head_dim, site->seed, error);
+}
+
+static kvant_status create_kmeans(kvant_codec *codec, kvant_spec *spec, const kvant_site *site,
+                                  const kvant_error *error)
+{
+    uint32_t bits, group = 0, clusters = 256;
+    const float *centroids;
+    KVANT_FORWARD(kvant_spec_bits(spec, 2, 8, &bits, error));
+    KVANT_FORWARD(kvant_spec_number(spec, "c", 1, KVANT_CALIBRATION_MAX_CLUSTERS, &clusters, error));
+    KVANT_FORWARD(kvant_spec_number(spec, "group", 8, KVANT_MAX_HEAD_DIM, &group, error));
+    KVANT_FORWARD(read_transform(codec, spec, site, error));
+    KVANT_FORWARD(find_centroids(codec, site, clusters, &centroids, error));
+    KVANT_FORWARD(kvant_uniform_init(codec, bits, KVANT_UNIFORM_ASYM, false, group, error));
+    KVANT_FORWARD(add_centroids(codec, clusters, centroids, error));
+    snprintf(codec->spec, sizeof codec->spec, "kmeans-%u:c=%u,group=%u", (unsigned)bits, (unsigned)clusters,
+             (unsigned)kmeans_of(codec)->uniform.group);
+    kvant_transform_describe(&codec->transform, codec->spec, sizeof codec->spec);
+    return KVANT_OK;
+}
+
+const kvant_family kvant_family_kmeans = {
+    { sizeof(kvant_codec_family), "kmeans", "2 3 4 5 6 7 8", "c=N group=N",
+      "rotate=none|hadamard|dense block=N signs=seed|none sink=N recent=N", "SAW-INT4, appendix A.2",
+      "nearest of c centroids, then per-token int of what it leaves; needs a calibration" },
+    create_kmeans
+};

@@ -1,0 +1,244 @@
+/* octopus.c - OCTOPUS: random rotation, then triplets of channels as direction and norm; directions are
+ * mapped to a square (octahedral map), whose coordinates and the norm have Lloyd-Max codebooks. Reads the
+ * options, places codes in pages; rows are quantised in octopus_book.c.
+ *
+ * `octopus-b` spends b + 1 bits on each coordinate of a direction and b - 1 on a norm (the paper's split),
+ * so 3b + 1 bits on three channels: a third of a bit a channel more than its name says. */
+#include "octopus.h"
+
+#include <stdio.h>
+#include <string.h>
+
+#include "../../base/alloc.h"
+#include "../../base/half.h"
+#include "../../kernels/chunk_tiles.h"
+#include "../../math/octahedral.h"
+#include "qjl.h"
+
+#define MAX_BITS 5u
+
+typedef struct octopus {
+    octopus_book book;
+    kvant_chunk_layout layout;
+    kvant_qjl qjl;  /* sketch is KVANT_SKETCH_NONE without one */
+    float matrix[]; /* the sketch's projection */
+} octopus;
+
+typedef struct octopus_options {
+    uint32_t bits, direction_bits, norm_bits;
+    int rounding, scale;
+    kvant_sketch sketch;
+    uint64_t seed;
+} octopus_options;
+
+static const char *const rounding_names[] = { "full", "scalar", "2x2", "3x3", NULL }; /* kvant_triplet_rounding */
+static const char *const scale_names[] = { "norm", "unbiased", NULL };
+
+static const octopus *octopus_of(const kvant_codec *codec)
+{
+    return codec->state;
+}
+
+/* What the codes leave of y, as the decoder will see them: with the scale rounded to fp16. */
+static void residual_of(const octopus *o, const float *y, const uint32_t *codes, float scale, float *residual)
+{
+    float decoded[KVANT_MAX_HEAD_DIM];
+    octopus_dequantize(&o->book, codes, kvant_half_to_float(kvant_half_from_float(scale)), decoded);
+    for (uint32_t j = 0; j < o->book.dim; j++)
+        residual[j] = y[j] - decoded[j];
+}
+
+static kvant_status octopus_check(const kvant_codec *codec, const kvant_kernels *kernels, const float *y)
+{
+    const octopus *o = octopus_of(codec);
+    if (!octopus_fits(&o->book, kernels, y))
+        return KVANT_ERR_RANGE;
+    if (o->qjl.sketch == KVANT_SKETCH_NONE)
+        return KVANT_OK;
+    uint32_t codes[KVANT_MAX_TRIPLETS];
+    float residual[KVANT_MAX_HEAD_DIM], scale = octopus_quantize(&o->book, kernels, y, codes);
+    residual_of(o, y, codes, scale, residual);
+    return kvant_qjl_fits(&o->qjl, residual) ? KVANT_OK : KVANT_ERR_RANGE;
+}
+
+static void octopus_encode(const kvant_codec *codec, const kvant_kernels *kernels, const float *y, uint32_t token,
+                   void *page)
+{
+    const octopus *o = octopus_of(codec);
+    float residual[KVANT_MAX_HEAD_DIM];
+    uint32_t codes[KVANT_MAX_TRIPLETS];
+    float scale = octopus_quantize(&o->book, kernels, y, codes);
+    kvant_codec_metadata(codec, page)[token] = kvant_half_from_float(scale);
+    kvant_chunk_layout_put(&o->layout, page, token, codes);
+    if (o->qjl.sketch == KVANT_SKETCH_NONE)
+        return;
+    residual_of(o, y, codes, scale, residual);
+    kvant_qjl_encode(&o->qjl, kernels, residual, token, page);
+}
+
+static void octopus_decode(const kvant_codec *codec, const kvant_kernels *kernels, const void *page, uint32_t token,
+                   float *y)
+{
+    const octopus *o = octopus_of(codec);
+    uint32_t codes[KVANT_MAX_TRIPLETS];
+    uint16_t scale = kvant_codec_metadata_of(codec, page)[token];
+    kvant_chunk_layout_get(&o->layout, page, token, codes);
+    octopus_dequantize(&o->book, codes, kvant_half_to_float(scale), y);
+    if (o->qjl.sketch != KVANT_SKETCH_NONE)
+        kvant_qjl_add(&o->qjl, kernels, page, token, y);
+}
+
+static void octopus_unpack(const kvant_codec *codec, const kvant_kernels *kernels, const void *page, float *tile)
+{
+    const octopus *o = octopus_of(codec);
+    _Alignas(64) float scale[KVANT_PAGE_TOKENS];
+    if (o->qjl.sketch != KVANT_SKETCH_NONE) {
+        kvant_unpack_decoded(codec, kernels, page, tile);
+        return;
+    }
+    kvant_codec_token_metadata(kernels, kvant_codec_metadata_of(codec, page), scale);
+    kernels->unpack_triplets(&o->book.triplets, &o->layout, page, scale, o->book.dim, tile);
+}
+
+static const kvant_quantizer octopus_quantizer = { octopus_check, octopus_encode, octopus_decode, octopus_unpack };
+
+/* Values of triplets lie by components (kernels/chunk_tiles.h). */
+static void place_values(kvant_codec *codec)
+{
+    const kvant_triplet_places places = kvant_triplet_places_of(codec->info.head_dim);
+    for (uint32_t j = 0; j < codec->layout.padded_dim; j++)
+        kvant_layout_move_row(&codec->layout, j, j < codec->info.head_dim ? places.first[j % 3] + j / 3 : j);
+}
+
+/* split=D.N: D bits for each coordinate of a direction, N for a norm. D + N is 2b as in the paper's sweep,
+ * or 2b + 1, so that the number in the name stays true. */
+static kvant_status read_split(octopus_options *options, kvant_spec *spec, const kvant_error *error)
+{
+    uint32_t d = options->bits + 1, n = options->bits - 1;
+    KVANT_FORWARD(kvant_spec_pair(spec, "split", KVANT_OCTAHEDRAL_BITS, KVANT_TRIPLET_NORM_BITS, &d, &n, error));
+    if (d < 1)
+        return kvant_fail(error, KVANT_ERR_SPEC, "split=%u.%u: a direction takes 1 to %d bits a coordinate",
+                          (unsigned)d, (unsigned)n, KVANT_OCTAHEDRAL_BITS);
+    if ((d + n) / 2 != options->bits)
+        return kvant_fail(error, KVANT_ERR_SPEC,
+                          "split=%u.%u is not octopus-%u: D + N is 2 x %u or one more, e.g. split=%u.%u",
+                          (unsigned)d, (unsigned)n, (unsigned)options->bits, (unsigned)options->bits,
+                          (unsigned)options->bits + 1, (unsigned)options->bits - 1);
+    options->direction_bits = d;
+    options->norm_bits = n;
+    return KVANT_OK;
+}
+
+static kvant_status read_options(octopus_options *options, kvant_spec *spec, const kvant_error *error)
+{
+    KVANT_FORWARD(kvant_spec_bits(spec, 1, MAX_BITS, &options->bits, error));
+    KVANT_FORWARD(read_split(options, spec, error));
+    options->rounding = KVANT_ROUND_3X3;
+    KVANT_FORWARD(kvant_spec_choice(spec, "round", rounding_names, &options->rounding, error));
+    KVANT_FORWARD(kvant_qjl_read(spec, &options->sketch, error));
+    options->scale = -1;
+    KVANT_FORWARD(kvant_spec_choice(spec, "scale", scale_names, &options->scale, error));
+    if (options->scale == 1 && options->sketch != KVANT_SKETCH_NONE)
+        return kvant_fail(error, KVANT_ERR_SPEC,
+                          "scale=unbiased and qjl exclude each other: the sketch removes the bias of scale=norm");
+    if (options->scale < 0)
+        options->scale = options->sketch == KVANT_SKETCH_NONE;
+    return KVANT_OK;
+}
+
+static kvant_status build(kvant_codec *codec, const octopus_options *options, const kvant_error *error)
+{
+    uint32_t d = codec->info.head_dim, bits = 2 * options->direction_bits + options->norm_bits;
+    size_t matrix = kvant_qjl_matrix_floats(options->sketch, d) * sizeof(float);
+    KVANT_FORWARD(kvant_codec_alloc_state(codec, sizeof(octopus) + matrix, error));
+    octopus *o = codec->state;
+    octopus_book_init(&o->book, d, options->direction_bits, options->norm_bits);
+    o->book.triplets.rounding = (kvant_triplet_rounding)options->rounding;
+    o->book.unbiased = options->scale == 1;
+    codec->quantizer = &octopus_quantizer;
+    kvant_layout_init(&codec->layout, codec->info.role, d, 1); /* tells unpacked tiles their order */
+    if (codec->info.role == KVANT_ROLE_V)
+        place_values(codec);
+    kvant_chunk_layout_init(&o->layout, codec->info.role, o->book.n_triplets, bits);
+    size_t scales = KVANT_PAGE_TOKENS * sizeof(uint16_t);
+    if (options->sketch == KVANT_SKETCH_NONE) {
+        kvant_codec_set_page(codec, bits, o->layout.code_bytes, scales);
+    } else {
+        KVANT_FORWARD(kvant_qjl_init(&o->qjl, options->sketch, d, options->seed, o->matrix, error));
+        kvant_qjl_set_page(&o->qjl, codec, bits, o->layout.code_bytes, scales);
+    }
+    codec->info.nominal_bits = options->bits;
+    return KVANT_OK;
+}
+
+static void set_view(kvant_codec *codec)
+{
+    const octopus_book *book = &octopus_of(codec)->book;
+    const kvant_triplet_book *t = &book->triplets;
+    codec->view.kind = KVANT_CODES_CHUNK;
+    codec->view.of.chunk = (kvant_chunk_view){ .kind = KVANT_CHUNK_TRIPLETS,
+                                               .n_chunks = book->n_triplets,
+                                               .index_bits = 2 * t->direction_bits,
+                                               .length_bits = t->norm_bits,
+                                               .inverse_sqrt_dim = book->inverse_sqrt_dim,
+                                               .unbiased = book->unbiased,
+                                               .rounding = (uint32_t)t->rounding,
+                                               .direction = t->direction,
+                                               .direction_thresholds = t->direction_thresholds,
+                                               .length = t->norm,
+                                               .length_thresholds = t->norm_thresholds };
+}
+
+/* What attention needs to work on codes. */
+static kvant_status offer_codes(kvant_codec *codec, const kvant_error *error)
+{
+    const octopus *o = octopus_of(codec);
+    const kvant_triplet_book *book = &o->book.triplets;
+    const uint32_t index_bits = 2 * book->direction_bits;
+    if (index_bits > KVANT_NUMBER_MAX_INDEX)
+        return KVANT_OK;
+    float *directions = kvant_alloc((size_t)4 << index_bits, sizeof *directions);
+    if (!directions)
+        return kvant_fail(error, KVANT_ERR_MEMORY, "no memory for a codec");
+    for (uint32_t index = 0; index < 1u << index_bits; index++)
+        octopus_direction(book, index, directions + (size_t)4 * index);
+    kvant_status status =
+        kvant_codec_offer_numbers(codec, &o->layout, 3, index_bits, directions, book->norm, error);
+    kvant_free(directions);
+    if (status == KVANT_OK)
+        kvant_codec_offer_octahedral(codec, book->direction, book->direction_bits, book->norm);
+    return status;
+}
+
+static kvant_status create_octopus(kvant_codec *codec, kvant_spec *spec, const kvant_site *site,
+                                   const kvant_error *error)
+{
+    uint32_t d = codec->info.head_dim;
+    octopus_options options = { .seed = site->seed };
+    KVANT_FORWARD(read_options(&options, spec, error));
+    if (d < 6)
+        return kvant_fail(error, KVANT_ERR_UNSUPPORTED, "octopus needs head_dim 6 or more, not %u", (unsigned)d);
+    /* A Hadamard matrix of full size exists for powers of two; other head_dims get a dense rotation. */
+    kvant_transform_defaults defaults = { (d & (d - 1)) == 0 ? KVANT_ROTATE_HADAMARD : KVANT_ROTATE_DENSE,
+                                          KVANT_MAX_HEAD_DIM, true };
+    KVANT_FORWARD(kvant_transform_create(&codec->transform, spec, &defaults, d, site->seed, error));
+    snprintf(codec->spec, sizeof codec->spec, "%s-%u:split=%u.%u,round=%s,scale=%s", spec->name,
+             (unsigned)options.bits, (unsigned)options.direction_bits, (unsigned)options.norm_bits,
+             rounding_names[options.rounding], scale_names[options.scale]);
+    KVANT_FORWARD(build(codec, &options, error));
+    if (options.sketch == KVANT_SKETCH_NONE) {
+        set_view(codec); /* of codes with a sketch beside them there is none */
+        KVANT_FORWARD(offer_codes(codec, error));
+    } else {
+        kvant_qjl_describe(&octopus_of(codec)->qjl, codec->spec, sizeof codec->spec);
+    }
+    kvant_transform_describe(&codec->transform, codec->spec, sizeof codec->spec);
+    return KVANT_OK;
+}
+
+const kvant_family kvant_family_octopus = {
+    { sizeof(kvant_codec_family), "octopus", "1 2 3 4 5",
+      "round=scalar|2x2|3x3|full split=D.N scale=norm|unbiased " KVANT_QJL_OPTIONS, KVANT_TRANSFORM_OPTIONS,
+      "OCTOPUS, sections 3.1-3.6", "random rotation, then triplets as octahedral direction and norm" },
+    create_octopus
+};

@@ -1,0 +1,221 @@
+/* polar.c - PolarQuant as OCTOPUS (section 4) compares it: recursive polar coordinates of the rotated row
+ * down to one radius, every angle with a Lloyd-Max codebook of its density. Formulas, order of codes and
+ * rounding: docs/format.md, "Polar codes".
+ *
+ * Angles are never computed: whether one exceeds a threshold is the sign of a cross product. Levels of the
+ * recursion are arrays, so that each is one loop. */
+#include <math.h>
+#include <stdio.h>
+#include <string.h>
+
+#include "../../base/half.h"
+#include "../../math/polar_angles.h"
+#include "../codec_internal.h"
+
+#define MAX_DEPTH 9 /* 2^9 = KVANT_MAX_HEAD_DIM */
+#define MAX_PAIRS (KVANT_MAX_HEAD_DIM / 2)
+
+/* Nodes 2 i and 2 i + 1 of a list become node i of the next; a last node without a partner moves on as it
+ * is. */
+typedef struct level {
+    uint32_t n_pairs;
+    bool carry;            /* such a last node exists */
+    kvant_polar_book book; /* of all pairs but the last */
+    kvant_polar_book last; /* the last pair may join parts of different sizes */
+} level;
+
+typedef struct polar {
+    uint32_t bits, depth;
+    bool unbiased;
+    float sqrt_dim, inverse_sqrt_dim;
+    level levels[MAX_DEPTH]; /* levels[0] joins pairs of numbers; its books are the circle's */
+} polar;
+
+static const polar *polar_of(const kvant_codec *codec)
+{
+    return codec->state;
+}
+
+/* Adds to codes how many thresholds lie below the angle of (a, b), a and b >= 0: b cos t > a sin t. */
+static void count_thresholds(const kvant_polar_book *book, uint32_t n_thresholds, const float *a, const float *b,
+                             uint32_t n, uint8_t *codes)
+{
+    for (uint32_t k = 0; k < n_thresholds; k++) {
+        float cosine = book->cos_threshold[k], sine = book->sin_threshold[k];
+        for (uint32_t i = 0; i < n; i++)
+            codes[i] = (uint8_t)(codes[i] + (b[i] * cosine > a[i] * sine));
+    }
+}
+
+/* Turns (a, b) into the first quadrant; the quadrant becomes the upper two bits of the code. On a boundary
+ * the lower one counts. */
+static void fold_quadrants(uint32_t bits, float *a, float *b, uint32_t n, uint8_t *codes)
+{
+    for (uint32_t i = 0; i < n; i++) {
+        float x = a[i], y = b[i];
+        bool left = y >= 0 ? x < 0 : x <= 0; /* quadrants 1 and 2 */
+        uint32_t quadrant = y >= 0 ? (left ? 1 : 0) : (left ? 2 : 3);
+        a[i] = quadrant % 2 ? fabsf(y) : fabsf(x);
+        b[i] = quadrant % 2 ? fabsf(x) : fabsf(y);
+        codes[i] = (uint8_t)(quadrant << (bits - 2));
+    }
+}
+
+static void split_pairs(const float *nodes, uint32_t n_pairs, float *a, float *b)
+{
+    for (uint32_t i = 0; i < n_pairs; i++) {
+        a[i] = nodes[2 * i];
+        b[i] = nodes[2 * i + 1];
+    }
+}
+
+static void join_pairs(const float *a, const float *b, uint32_t n_pairs, float *nodes)
+{
+    for (uint32_t i = 0; i < n_pairs; i++)
+        nodes[i] = sqrtf(a[i] * a[i] + b[i] * b[i]);
+}
+
+/* The codes of all angles of y, level after level: head_dim - 1 of them. */
+static void encode_angles(const polar *p, const float *y, uint32_t d, uint8_t *codes)
+{
+    float nodes[KVANT_MAX_HEAD_DIM], a[MAX_PAIRS], b[MAX_PAIRS];
+    uint32_t thresholds = (1u << (p->bits - 2)) - 1;
+    memcpy(nodes, y, d * sizeof *y);
+    for (uint32_t l = 0; l < p->depth; l++) {
+        const level *at = &p->levels[l];
+        uint32_t n = at->n_pairs;
+        split_pairs(nodes, n, a, b);
+        memset(codes, 0, n);
+        if (l == 0)
+            fold_quadrants(p->bits, a, b, n, codes);
+        count_thresholds(&at->book, thresholds, a, b, n - 1, codes);
+        count_thresholds(&at->last, thresholds, a + n - 1, b + n - 1, 1, codes + n - 1);
+        join_pairs(a, b, n, nodes);
+        if (at->carry)
+            nodes[n] = nodes[2 * n];
+        codes += n;
+        thresholds = (1u << p->bits) - 1;
+    }
+}
+
+/* The direction of the codes, of norm sqrt(head_dim): from the root down, in place from the end. */
+static void decode_angles(const polar *p, const uint8_t *codes, uint32_t d, float *u)
+{
+    codes += d - 1;
+    u[0] = p->sqrt_dim;
+    for (uint32_t l = p->depth; l-- > 0;) {
+        const level *at = &p->levels[l];
+        const kvant_polar_book *book = &at->last;
+        codes -= at->n_pairs;
+        if (at->carry)
+            u[2 * at->n_pairs] = u[at->n_pairs];
+        for (uint32_t i = at->n_pairs; i-- > 0; book = &at->book) {
+            float radius = u[i];
+            u[2 * i + 1] = radius * book->sin_level[codes[i]];
+            u[2 * i] = radius * book->cos_level[codes[i]];
+        }
+    }
+}
+
+/* Codes of a row; returns the scale to store. */
+static float quantize(const kvant_codec *codec, const kvant_kernels *kernels, const float *y, uint8_t *codes)
+{
+    const polar *p = polar_of(codec);
+    uint32_t d = codec->info.head_dim;
+    float squares = kernels->dot(y, y, d), direction[KVANT_MAX_HEAD_DIM];
+    float scale = kvant_half_to_float(kvant_half_from_float(sqrtf(squares) * p->inverse_sqrt_dim));
+    encode_angles(p, y, d, codes);
+    if (!p->unbiased || !(scale > 0))
+        return scale;
+    decode_angles(p, codes, d, direction);
+    float product = kernels->dot(y, direction, d);
+    return product > 0 ? squares / product : 0;
+}
+
+static kvant_status polar_check(const kvant_codec *codec, const kvant_kernels *kernels, const float *y)
+{
+    uint8_t codes[KVANT_MAX_HEAD_DIM];
+    float squares = kernels->dot(y, y, codec->info.head_dim);
+    if (!(sqrtf(squares) * polar_of(codec)->inverse_sqrt_dim <= KVANT_HALF_MAX))
+        return KVANT_ERR_RANGE;
+    return quantize(codec, kernels, y, codes) <= KVANT_HALF_MAX ? KVANT_OK : KVANT_ERR_RANGE;
+}
+
+static void polar_encode(const kvant_codec *codec, const kvant_kernels *kernels, const float *y, uint32_t token,
+                   void *page)
+{
+    uint8_t codes[KVANT_MAX_HEAD_DIM] = { 0 };
+    kvant_codec_metadata(codec, page)[token] =
+        kvant_half_from_float(quantize(codec, kernels, y, codes));
+    kvant_layout_put(&codec->layout, page, token, codes);
+}
+
+static void polar_decode(const kvant_codec *codec, const kvant_kernels *kernels, const void *page, uint32_t token,
+                   float *y)
+{
+    uint8_t codes[KVANT_MAX_HEAD_DIM];
+    float scale = kvant_half_to_float(kvant_codec_metadata_of(codec, page)[token]);
+    (void)kernels;
+    kvant_layout_get(&codec->layout, page, token, codes);
+    decode_angles(polar_of(codec), codes, codec->info.head_dim, y);
+    for (uint32_t j = 0; j < codec->info.head_dim; j++)
+        y[j] *= scale;
+}
+
+static const kvant_quantizer polar_quantizer = { polar_check, polar_encode, polar_decode, kvant_unpack_decoded };
+
+/* All nodes of a list but the last hold size numbers; the last holds last_size. */
+static void fill_levels(polar *p, uint32_t d)
+{
+    uint32_t n = d, size = 1, last_size = 1;
+    for (; n > 1; p->depth++, size *= 2) {
+        level *at = &p->levels[p->depth];
+        at->n_pairs = n / 2;
+        at->carry = n % 2 == 1;
+        uint32_t second = at->carry ? size : last_size;
+        if (size == 1)
+            kvant_polar_circle_book(p->bits, &at->book);
+        else
+            kvant_polar_angle_book(size, size, p->bits, &at->book);
+        if (second == size)
+            at->last = at->book;
+        else
+            kvant_polar_angle_book(size, second, p->bits, &at->last);
+        last_size = at->carry ? last_size : size + second;
+        n = at->n_pairs + at->carry;
+    }
+}
+
+static kvant_status create_polar(kvant_codec *codec, kvant_spec *spec, const kvant_site *site,
+                                 const kvant_error *error)
+{
+    static const char *const scale_names[] = { "norm", "unbiased", NULL };
+    uint32_t d = codec->info.head_dim, bits;
+    int scale = 1;
+    KVANT_FORWARD(kvant_spec_bits(spec, KVANT_POLAR_MIN_BITS, KVANT_POLAR_MAX_BITS, &bits, error));
+    KVANT_FORWARD(kvant_spec_choice(spec, "scale", scale_names, &scale, error));
+    if (d < 2 || d % 2 != 0)
+        return kvant_fail(error, KVANT_ERR_UNSUPPORTED, "polar joins channels in pairs: head_dim %u is not even",
+                          (unsigned)d);
+    kvant_transform_defaults defaults = { (d & (d - 1)) == 0 ? KVANT_ROTATE_HADAMARD : KVANT_ROTATE_DENSE,
+                                          KVANT_MAX_HEAD_DIM, true };
+    KVANT_FORWARD(kvant_transform_create(&codec->transform, spec, &defaults, d, site->seed, error));
+    KVANT_FORWARD(kvant_codec_alloc_state(codec, sizeof(polar), error));
+    polar *p = codec->state;
+    p->bits = bits;
+    p->unbiased = scale == 1;
+    p->sqrt_dim = (float)sqrt((double)d);
+    p->inverse_sqrt_dim = (float)(1 / sqrt((double)d));
+    fill_levels(p, d);
+    codec->quantizer = &polar_quantizer;
+    kvant_codec_set_sizes(codec, bits, KVANT_PAGE_TOKENS, 0);
+    snprintf(codec->spec, sizeof codec->spec, "%s-%u:scale=%s", spec->name, (unsigned)bits, scale_names[scale]);
+    kvant_transform_describe(&codec->transform, codec->spec, sizeof codec->spec);
+    return KVANT_OK;
+}
+
+const kvant_family kvant_family_polar = { { sizeof(kvant_codec_family), "polar", "2 3 4", "scale=norm|unbiased",
+                                            KVANT_TRANSFORM_OPTIONS,
+                                            "PolarQuant, as compared in OCTOPUS, section 4",
+                                            "random rotation, then angles of recursive polar coordinates" },
+                                          create_polar };

@@ -1,0 +1,102 @@
+/* qjl.c - see qjl.h. Two projections: TurboQuant's (Algorithm 2), a matrix S of independent normal
+ * numbers, and OCTOPUS's (section 3.6), an orthonormal R'. Both estimate |r| sqrt(pi / (2 d)) P^T sign(P
+ * r) with P = S / sqrt(d) or P = R', whose rows have length 1 on average, so that one formula serves both. */
+#include "qjl.h"
+
+#include <math.h>
+#include <string.h>
+
+#include "../../base/half.h"
+#include "../../base/random.h"
+#include "../../math/rotation.h"
+#include "../../math/sums.h"
+
+#define SQRT_HALF_PI 1.2533141373155003f
+
+static const char *const sketch_names[] = { "hadamard", "gaussian", NULL };
+
+kvant_status kvant_qjl_read(kvant_spec *spec, kvant_sketch *sketch, const kvant_error *error)
+{
+    bool wanted;
+    int kind = -1;
+    KVANT_FORWARD(kvant_spec_flag(spec, "qjl", &wanted, error));
+    KVANT_FORWARD(kvant_spec_choice(spec, "sketch", sketch_names, &kind, error));
+    if (kind >= 0 && !wanted)
+        return kvant_fail(error, KVANT_ERR_SPEC, "sketch=%s needs the option qjl", sketch_names[kind]);
+    *sketch = !wanted ? KVANT_SKETCH_NONE : kind == 1 ? KVANT_SKETCH_GAUSSIAN : KVANT_SKETCH_HADAMARD;
+    return KVANT_OK;
+}
+
+size_t kvant_qjl_matrix_floats(kvant_sketch sketch, uint32_t head_dim)
+{
+    if (sketch == KVANT_SKETCH_GAUSSIAN)
+        return (size_t)head_dim * head_dim;
+    return sketch == KVANT_SKETCH_HADAMARD ? kvant_transform_matrix_floats(head_dim) : 0;
+}
+
+kvant_status kvant_qjl_init(kvant_qjl *qjl, kvant_sketch sketch, uint32_t head_dim, uint64_t seed, float *matrix,
+                            const kvant_error *error)
+{
+    uint64_t own = kvant_derived_seed(seed, 1);
+    *qjl = (kvant_qjl){ .sketch = sketch, .inverse_sqrt_dim = (float)(1 / sqrt((double)head_dim)) };
+    if (sketch == KVANT_SKETCH_GAUSSIAN) {
+        qjl->projection = (kvant_transform){ .rotate = KVANT_ROTATE_DENSE, .head_dim = head_dim, .matrix = matrix };
+        kvant_random_normals((size_t)head_dim * head_dim, 1 / sqrt((double)head_dim), own, matrix);
+        return KVANT_OK;
+    }
+    kvant_status status = kvant_transform_init_inner(&qjl->projection, head_dim, own, matrix);
+    return status == KVANT_OK ? status : kvant_fail(error, status, "no memory for a sketch's projection");
+}
+
+void kvant_qjl_set_page(kvant_qjl *qjl, kvant_codec *codec, uint32_t bits, size_t code_bytes, size_t metadata_bytes)
+{
+    kvant_layout_init(&qjl->signs, codec->info.role, codec->info.head_dim, 1);
+    qjl->codes_offset = (code_bytes + 15) / 16 * 16;
+    kvant_codec_set_page(codec, bits + 1, qjl->codes_offset + qjl->signs.code_bytes,
+                         metadata_bytes + KVANT_PAGE_TOKENS * sizeof(uint16_t));
+    qjl->norms_offset = codec->info.metadata_offset + metadata_bytes;
+}
+
+static float residual_norm(const kvant_qjl *qjl, const float *residual)
+{
+    return sqrtf(kvant_dot_ordered(residual, residual, qjl->projection.head_dim)) * qjl->inverse_sqrt_dim;
+}
+
+bool kvant_qjl_fits(const kvant_qjl *qjl, const float *residual)
+{
+    return residual_norm(qjl, residual) <= KVANT_HALF_MAX;
+}
+
+void kvant_qjl_encode(const kvant_qjl *qjl, const kvant_kernels *kernels, const float *residual, uint32_t token,
+                      void *page)
+{
+    float projected[KVANT_MAX_HEAD_DIM];
+    uint8_t signs[KVANT_MAX_HEAD_DIM] = { 0 };
+    kvant_transform_forward(&qjl->projection, kernels, NULL, residual, projected);
+    for (uint32_t j = 0; j < qjl->projection.head_dim; j++)
+        signs[j] = projected[j] < 0;
+    kvant_layout_put(&qjl->signs, (uint8_t *)page + qjl->codes_offset, token, signs);
+    ((uint16_t *)((uint8_t *)page + qjl->norms_offset))[token] =
+        kvant_half_from_float(residual_norm(qjl, residual));
+}
+
+void kvant_qjl_add(const kvant_qjl *qjl, const kvant_kernels *kernels, const void *page, uint32_t token,
+                   float *y)
+{
+    uint8_t signs[KVANT_MAX_HEAD_DIM];
+    float estimate[KVANT_MAX_HEAD_DIM];
+    uint16_t norm = ((const uint16_t *)((const uint8_t *)page + qjl->norms_offset))[token];
+    float scale = kvant_half_to_float(norm) * SQRT_HALF_PI;
+    kvant_layout_get(&qjl->signs, (const uint8_t *)page + qjl->codes_offset, token, signs);
+    for (uint32_t j = 0; j < qjl->projection.head_dim; j++)
+        estimate[j] = signs[j] ? -1.0f : 1.0f;
+    float sum[KVANT_MAX_HEAD_DIM];
+    kvant_transform_inverse(&qjl->projection, kernels, NULL, estimate, sum);
+    for (uint32_t j = 0; j < qjl->projection.head_dim; j++)
+        y[j] += scale * sum[j];
+}
+
+void kvant_qjl_describe(const kvant_qjl *qjl, char *text, size_t size)
+{
+    kvant_append(text, size, ",qjl,sketch=%s", sketch_names[qjl->sketch == KVANT_SKETCH_GAUSSIAN]);
+}

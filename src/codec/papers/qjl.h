@@ -1,0 +1,59 @@
+/* qjl.h - a sketch of one bit a channel of what a quantiser left over, r = y - decoded y: the signs of a
+ * random projection of r (QJL), with which inner products become unbiased. For the families that offer `qjl`
+ * (turboquant, octopus).
+ *
+ * Owns its plane of signs and its array of residual norms in the page, and the projection; knows nothing
+ * of the codes that came first. Formulas, order of operations and storage: docs/format.md, "Residual
+ * sketch". */
+#ifndef KVANT_CODEC_QJL_H
+#define KVANT_CODEC_QJL_H
+
+#include "../codec_internal.h"
+
+#define KVANT_QJL_OPTIONS "qjl sketch=hadamard|gaussian"
+
+typedef enum kvant_sketch {
+    KVANT_SKETCH_NONE = 0,
+    KVANT_SKETCH_HADAMARD = 1,
+    KVANT_SKETCH_GAUSSIAN = 2
+} kvant_sketch;
+
+typedef struct kvant_qjl {
+    kvant_sketch sketch;
+    kvant_transform projection; /* R', or S / sqrt(head_dim) as a dense matrix */
+    kvant_layout signs;         /* 1 bit a channel, in a code plane that starts at codes_offset of the page */
+    size_t codes_offset, norms_offset;
+    float inverse_sqrt_dim;
+} kvant_qjl;
+
+/* Reads `qjl` and `sketch`; KVANT_SKETCH_NONE without qjl. */
+kvant_status kvant_qjl_read(kvant_spec *spec, kvant_sketch *sketch, const kvant_error *error);
+
+/* Floats that the projection's matrix needs; they belong to the family's state, behind its struct. */
+size_t kvant_qjl_matrix_floats(kvant_sketch sketch, uint32_t head_dim);
+
+/* Builds the projection from the codec's seed. sketch is not KVANT_SKETCH_NONE. */
+kvant_status kvant_qjl_init(kvant_qjl *qjl, kvant_sketch sketch, uint32_t head_dim, uint64_t seed, float *matrix,
+                            const kvant_error *error);
+
+/* kvant_codec_set_page with the sketch's signs behind code_bytes of other codes and its norms behind
+ * metadata_bytes of other metadata. bits and nominal_bits of the codec's info count the sketch as one bit
+ * more than bits. */
+void kvant_qjl_set_page(kvant_qjl *qjl, kvant_codec *codec, uint32_t bits, size_t code_bytes,
+                        size_t metadata_bytes);
+
+/* Whether the residual's norm fits fp16. */
+bool kvant_qjl_fits(const kvant_qjl *qjl, const float *residual);
+
+/* Stores the sketch of a residual of head_dim floats. */
+void kvant_qjl_encode(const kvant_qjl *qjl, const kvant_kernels *kernels, const float *residual, uint32_t token,
+                      void *page);
+
+/* y += the residual's estimate. */
+void kvant_qjl_add(const kvant_qjl *qjl, const kvant_kernels *kernels, const void *page, uint32_t token,
+                   float *y);
+
+/* Appends ",qjl,sketch=..." to a canonical spec. */
+void kvant_qjl_describe(const kvant_qjl *qjl, char *text, size_t size);
+
+#endif

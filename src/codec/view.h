@@ -1,0 +1,109 @@
+/* view.h - what the pages of a codec mean, as plain data for readers outside src/codec: attention on
+ * the CPU, and libkvant_cuda.
+ *
+ * The family fills the member of its kind when it creates the codec; codec.c completes the rest. A view
+ * never changes afterwards, and its pointers are valid as long as the codec. libkvant_cuda may come from
+ * another build: libkvant compares version and size before a view crosses. This header needs no code of
+ * libkvant. */
+#ifndef KVANT_CODEC_VIEW_H
+#define KVANT_CODEC_VIEW_H
+
+#include <kvant/codec.h>
+
+/* What one code of a page stands for: the number of one channel, or of several. */
+typedef enum kvant_code_kind {
+    KVANT_CODES_NONE = 0, /* raw rows, or codes that only the family's own functions read */
+    KVANT_CODES_UNIFORM,  /* scale * (code + offset) + zero, a scale per group */
+    KVANT_CODES_CODEBOOK, /* scale * values[code], a scale per token */
+    KVANT_CODES_TRELLIS,  /* scale * values[level]: code and the trellis bits of preceding codes select the level */
+    KVANT_CODES_CHUNK     /* a direction of 3 or 4 channels times a length, a scale per token */
+} kvant_code_kind;
+
+typedef struct kvant_uniform_view {
+    uint32_t hybrid;      /* each group chooses between symmetric and asymmetric: levels and offset mean nothing */
+    uint32_t symmetric;   /* no zero points */
+    uint32_t per_channel; /* a group is tokens of one channel, else channels of one token */
+    uint32_t group, n_groups;
+    uint32_t n_scales; /* of a page; zero points follow them */
+    uint32_t levels;   /* the largest level */
+    float offset;      /* code + offset is the level */
+} kvant_uniform_view;
+
+typedef struct kvant_codebook_view {
+    const float *values;     /* 2^bits, ascending */
+    const float *thresholds; /* thresholds[i] lies between values[i] and values[i + 1] */
+    float inverse_sqrt_dim;
+    uint32_t unbiased;
+} kvant_codebook_view;
+
+typedef struct kvant_trellis_view {
+    uint32_t memory;       /* bits of a state: 8, 10 or 12 */
+    const uint16_t *taps;  /* 3; bit j of taps[i] set: bit i of a subset counts the code bit of j steps ago */
+    const uint16_t *steps; /* of head_dim channels */
+    const int8_t *levels;  /* 2^(bits + 2), ascending; level i is in subset i mod 8 */
+    const float *values;   /* the levels in standard deviations */
+    float unit;            /* values[i] = unit * levels[i] */
+    float inverse_sqrt_dim;
+    uint32_t unbiased;
+} kvant_trellis_view;
+
+/* What the index of a chunk code means. */
+typedef enum kvant_chunk_kind {
+    KVANT_CHUNK_TABLE = 0,  /* an entry of codewords */
+    KVANT_CHUNK_TRIPLETS,   /* an octahedral direction */
+    KVANT_CHUNK_QUATERNIONS /* a Hurwitz unit times a secondary quaternion; codewords are the rounded products */
+} kvant_chunk_kind;
+
+typedef struct kvant_chunk_view {
+    kvant_chunk_kind kind;
+    uint32_t n_chunks, index_bits, length_bits;
+    uint32_t outliers; /* chunks per token that a page stores apart */
+    float inverse_sqrt_dim;
+    uint32_t unbiased;
+    /* Triplets: index_bits / 2 bits per coordinate. rounding: which levels the encoder tries. Tables have 256 numbers
+     * (direction) and 128 (length); thresholds behind the last level are the largest float. */
+    uint32_t rounding;
+    const float *direction, *direction_thresholds, *length, *length_thresholds;
+    /* the others */
+    const float *codewords;    /* 2^index_bits x 4 */
+    const double *secondaries; /* quaternions: n_secondaries x 4 */
+    uint32_t n_secondaries;
+} kvant_chunk_view;
+
+typedef enum kvant_rotate { KVANT_ROTATE_NONE = 0, KVANT_ROTATE_HADAMARD = 1, KVANT_ROTATE_DENSE = 2 } kvant_rotate;
+
+/* y = R W ((x - c) / s), queries R W^-1 q (transform.h). */
+typedef struct kvant_transform_view {
+    kvant_rotate rotate;
+    uint32_t block;      /* of the Hadamard matrix */
+    const float *signs;  /* head_dim, +1 or -1: Hadamard */
+    const float *matrix; /* R, head_dim x head_dim row-major: dense */
+    /* Diagonal: head_dim numbers of W and of W^-1. Full: (R W)^T and (R W^-1)^T, instead of R. NULL: W is 1. */
+    const float *weights;
+    const float *inverse_weights;
+    uint32_t diagonal;
+    const float *center, *scale; /* of a calibration: head_dim numbers or NULL */
+} kvant_transform_view;
+
+/* Error feedback of the encoder (docs/format.md, "Feedback"); decoders need none of it. */
+typedef struct kvant_feedback_view {
+    const float *pivots;  /* head_dim, or NULL without feedback */
+    const float *columns; /* head_dim columns of a unit lower triangle, stride numbers each */
+    uint32_t stride;
+} kvant_feedback_view;
+
+typedef struct kvant_codec_view {
+    uint32_t size; /* sizeof(kvant_codec_view) */
+    kvant_code_kind kind;
+    const kvant_codec_info *info;
+    kvant_transform_view transform;
+    kvant_feedback_view feedback;
+    union {
+        kvant_uniform_view uniform;
+        kvant_codebook_view codebook;
+        kvant_trellis_view trellis;
+        kvant_chunk_view chunk;
+    } of; /* by kind */
+} kvant_codec_view;
+
+#endif

@@ -1,0 +1,80 @@
+/* queries.cu - queries through the matrix of transform=file: q times (R W^-1)^T.
+ *
+ * A block of threads takes up to 8 query heads of one kv head and one sequence. A thread has one channel and a quarter of
+ * the matrix's rows, so that all of its loads are under way at once; quarters are added in their order. */
+#include "../launch.h"
+#include "../rotate.cuh"
+#include "queries.h"
+
+namespace kvant
+{
+
+constexpr int QUARTERS = 4;
+
+template <int D> struct QuerySpace {
+    float q[QUERY_HEADS][D];
+    float sums[QUARTERS][QUERY_HEADS][D];
+};
+
+/* A warp loads a head. */
+template <int D>
+__device__ __forceinline__ void load_queries(QuerySpace<D> &space, const QueryArgs &args, size_t sequence,
+                                             uint32_t first_head, uint32_t n_heads)
+{
+    const int lane = threadIdx.x & 31;
+    for (uint32_t h = threadIdx.x >> 5; h < QUERY_HEADS; h += QUARTERS * D / 32) {
+        Row<D> row{};
+        if (h < n_heads)
+            row = load_row<D>(args.q, sequence * args.batch_stride + (first_head + h) * args.head_stride, args.type,
+                              lane);
+#pragma unroll
+        for (int j = 0; j < Row<D>::PER_LANE; j++)
+            space.q[h][lane + 32 * j] = row.x[j];
+    }
+}
+
+template <int D>
+__global__ void __launch_bounds__(QUARTERS *D) queries_kernel(const __grid_constant__ QueryArgs args)
+{
+    extern __shared__ uint8_t raw[];
+    QuerySpace<D> &space = *reinterpret_cast<QuerySpace<D> *>(raw);
+    const uint32_t kv_head = blockIdx.y, first = blockIdx.x * QUERY_HEADS;
+    const uint32_t left = args.heads_a_kv - first, n_heads = left < QUERY_HEADS ? left : QUERY_HEADS;
+    const uint32_t first_head = kv_head * args.heads_a_kv + first;
+    const int channel = threadIdx.x % D, quarter = threadIdx.x / D, begin = quarter * (D / QUARTERS);
+    load_queries(space, args, blockIdx.z, first_head, n_heads);
+    __syncthreads();
+    const float *m = args.inverse_weights + (size_t)kv_head * D * D + channel;
+    float sum[QUERY_HEADS] = {};
+#pragma unroll 16
+    for (int i = begin; i < begin + D / QUARTERS; i++) {
+        const float weight = m[(size_t)i * D];
+#pragma unroll
+        for (int h = 0; h < (int)QUERY_HEADS; h++)
+            sum[h] = fmaf(weight, space.q[h][i], sum[h]);
+    }
+#pragma unroll
+    for (int h = 0; h < (int)QUERY_HEADS; h++)
+        space.sums[quarter][h][channel] = sum[h];
+    __syncthreads();
+    float *out = args.out + ((size_t)blockIdx.z * gridDim.y * args.heads_a_kv + first_head) * D;
+    for (uint32_t h = quarter; h < n_heads; h += QUARTERS) {
+        float y = 0;
+        for (int i = 0; i < QUARTERS; i++)
+            y += space.sums[i][h][channel];
+        out[(size_t)h * D + channel] = y;
+    }
+}
+
+cudaError_t launch_queries(const QueryArgs &args, uint32_t head_dim, uint32_t batch, uint32_t n_kv_heads,
+                           cudaStream_t stream)
+{
+    return with_head_dim(head_dim, [&](auto d) {
+        constexpr int D = decltype(d)::value;
+        queries_kernel<D>
+            <<<dim3(groups_of(args), n_kv_heads, batch), QUARTERS * D, sizeof(QuerySpace<D>), stream>>>(args);
+        return cudaGetLastError();
+    });
+}
+
+} // namespace kvant

@@ -1,0 +1,33 @@
+/* queries.h - the launch that takes queries through the matrix of transform=file. */
+#ifndef KVANT_CUDA_QUERIES_H
+#define KVANT_CUDA_QUERIES_H
+
+#include "../params.h"
+
+#include <cuda_runtime.h>
+
+namespace kvant
+{
+
+struct QueryArgs {
+    kvant_cuda_type type;
+    const void *q;
+    size_t batch_stride, head_stride; /* elements */
+    const float *inverse_weights;     /* of all kv heads */
+    float *out;
+    uint32_t heads_a_kv;
+};
+
+constexpr uint32_t QUERY_HEADS = 8; /* of one kv head that a block of threads takes */
+
+inline uint32_t groups_of(const QueryArgs &args)
+{
+    return (args.heads_a_kv + QUERY_HEADS - 1) / QUERY_HEADS;
+}
+
+cudaError_t launch_queries(const QueryArgs &args, uint32_t head_dim, uint32_t batch, uint32_t n_kv_heads,
+                           cudaStream_t stream);
+
+} // namespace kvant
+
+#endif

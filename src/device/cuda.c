@@ -1,0 +1,213 @@
+/* cuda.c - the public functions of kvant/cuda.h: finds libkvant_cuda.so when it is first needed and calls its table.
+ *
+ * Owns finding and checking the library; knows no kernel. A library that is missing, or of another version,
+ * is KVANT_ERR_UNSUPPORTED, and is looked for again by the next call. One that was accepted stays loaded. */
+#include <dlfcn.h>
+#include <pthread.h>
+#include <stdatomic.h>
+#include <stdlib.h>
+#include <string.h>
+
+#include "../base/abi.h"
+#include "../base/error.h"
+#include "../codec/codec_internal.h"
+#include "cuda_table.h"
+
+#define LIBRARY_FILE "libkvant_cuda.so"
+#define LIBRARY_ENV "KVANT_CUDA_LIBRARY"
+#define MESSAGE_BYTES 512
+
+static struct {
+    pthread_mutex_t mutex; /* of opening */
+    _Atomic(const kvant_cuda_table *) table;
+} door = { .mutex = PTHREAD_MUTEX_INITIALIZER };
+
+static kvant_status check_table(const kvant_cuda_table *table, const char *file, const kvant_error *error)
+{
+    if (!table)
+        return kvant_fail(error, KVANT_ERR_UNSUPPORTED, "%s gives no table: it is damaged", file);
+    if (table->version != KVANT_CUDA_TABLE_VERSION)
+        return kvant_fail(
+            error, KVANT_ERR_UNSUPPORTED,
+            "%s has version %u of the table of GPU functions, and this libkvant needs %u: install both "
+            "from one release",
+            file, (unsigned)table->version, KVANT_CUDA_TABLE_VERSION);
+    if (table->size != sizeof *table || table->view_bytes != sizeof(kvant_codec_view) ||
+        table->info_bytes != sizeof(kvant_codec_info))
+        return kvant_fail(error, KVANT_ERR_UNSUPPORTED,
+                          "%s was compiled with other structs than this libkvant: install both from one release",
+                          file);
+    return KVANT_OK;
+}
+
+static const kvant_cuda_table *ask_for_table(void *library, const char *file, const kvant_error *error)
+{
+    void *symbol = dlsym(library, KVANT_CUDA_TABLE_FUNCTION);
+    kvant_cuda_table_get_fn *get = NULL;
+    memcpy(&get, &symbol, sizeof get); /* ISO C has no conversion from void * to a function pointer */
+    if (!get) {
+        kvant_fail(error, KVANT_ERR_UNSUPPORTED,
+                   "%s has no " KVANT_CUDA_TABLE_FUNCTION ": it is no libkvant_cuda of this release", file);
+        return NULL;
+    }
+    const kvant_cuda_table *table = get();
+    return check_table(table, file, error) == KVANT_OK ? table : NULL;
+}
+
+/* NULL after filling error. */
+static const kvant_cuda_table *open_library(const kvant_error *error)
+{
+    const char *named = getenv(LIBRARY_ENV), *file = named && named[0] ? named : LIBRARY_FILE;
+    void *library = dlopen(file, RTLD_NOW | RTLD_LOCAL);
+    if (!library) {
+        kvant_fail(error, KVANT_ERR_UNSUPPORTED,
+                   "cannot load the library for GPUs (%s); " LIBRARY_ENV " names it where it is elsewhere",
+                   dlerror());
+        return NULL;
+    }
+    const kvant_cuda_table *table = ask_for_table(library, file, error);
+    if (!table)
+        dlclose(library);
+    return table;
+}
+
+/* NULL after filling error. */
+static const kvant_cuda_table *open_door(const kvant_error *error)
+{
+    const kvant_cuda_table *table = atomic_load_explicit(&door.table, memory_order_acquire);
+    if (table)
+        return table;
+    pthread_mutex_lock(&door.mutex);
+    table = atomic_load_explicit(&door.table, memory_order_relaxed);
+    if (!table) {
+        table = open_library(error);
+        atomic_store_explicit(&door.table, table, memory_order_release);
+    }
+    pthread_mutex_unlock(&door.mutex);
+    return table;
+}
+
+/* The message of a call of the table: for the caller and for kvant_error_message(). */
+static kvant_status tell(kvant_status status, const char *text, const kvant_error *error)
+{
+    return status == KVANT_OK ? KVANT_OK : kvant_fail(error, status, "%s", text[0] ? text : kvant_strerror(status));
+}
+
+kvant_status kvant_cuda_available(char *err, size_t errlen)
+{
+    const kvant_error error = { err, errlen };
+    const kvant_cuda_table *table = open_door(&error);
+    char text[MESSAGE_BYTES] = "";
+    return table ? tell(table->device_check(text, sizeof text), text, &error) : KVANT_ERR_UNSUPPORTED;
+}
+
+kvant_status kvant_cuda_codec_from(const kvant_codec *source, kvant_cuda_codec **codec, char *err, size_t errlen)
+{
+    const kvant_error error = { err, errlen };
+    char text[MESSAGE_BYTES] = "";
+    if (!codec)
+        return kvant_fail(&error, KVANT_ERR_ARGUMENT, "no place for the codec");
+    *codec = NULL;
+    if (!source)
+        return kvant_fail(&error, KVANT_ERR_ARGUMENT, "no codec");
+    const kvant_cuda_table *table = open_door(&error);
+    KVANT_RETURN_IF(!table, KVANT_ERR_UNSUPPORTED);
+    return tell(table->codec_create(kvant_codec_get_view(source), codec, text, sizeof text), text, &error);
+}
+
+kvant_status kvant_cuda_codec_create(const char *spec, uint32_t head_dim, kvant_role role, uint64_t seed,
+                                     kvant_cuda_codec **codec, char *err, size_t errlen)
+{
+    const kvant_error error = { err, errlen };
+    kvant_codec *source = NULL;
+    if (!codec)
+        return kvant_fail(&error, KVANT_ERR_ARGUMENT, "no place for the codec");
+    *codec = NULL;
+    KVANT_FORWARD(kvant_codec_create(spec, head_dim, role, seed, &source, err, errlen));
+    kvant_status status = kvant_cuda_codec_from(source, codec, err, errlen);
+    kvant_codec_free(&source);
+    return status;
+}
+
+kvant_status kvant_cuda_codec_tables(const kvant_codec *source, kvant_cuda_tables *tables)
+{
+    KVANT_RETURN_IF(!source, KVANT_ERR_ARGUMENT);
+    const kvant_transform_view *transform = &kvant_codec_get_view(source)->transform;
+    const size_t d = source->info.head_dim;
+    const kvant_cuda_tables full = { .center = transform->center,
+                                     .factors = transform->scale,
+                                     .weights = transform->weights,
+                                     .inverse_weights = transform->inverse_weights,
+                                     .n_weights = !transform->weights   ? 0
+                                                  : transform->diagonal ? d
+                                                                        : d * d };
+    return KVANT_GIVE(kvant_cuda_tables, tables, &full, n_weights) ? KVANT_OK : KVANT_ERR_ARGUMENT;
+}
+
+/* Codecs come from the library: with one of them the table is there. */
+kvant_status kvant_cuda_codec_create_open(const kvant_cuda_codec *sealed, kvant_cuda_codec **open)
+{
+    KVANT_RETURN_IF(!open, KVANT_ERR_ARGUMENT);
+    *open = NULL;
+    return sealed ? open_door(NULL)->codec_create_open(sealed, open) : KVANT_ERR_ARGUMENT;
+}
+
+void kvant_cuda_codec_free(kvant_cuda_codec **codec)
+{
+    if (codec && *codec)
+        open_door(NULL)->codec_free(codec);
+}
+
+kvant_status kvant_cuda_codec_get_info(const kvant_cuda_codec *codec, kvant_codec_info *info)
+{
+    kvant_codec_info full = { .size = sizeof full };
+    KVANT_RETURN_IF(!codec, KVANT_ERR_ARGUMENT);
+    KVANT_FORWARD(open_door(NULL)->codec_get_info(codec, &full));
+    return KVANT_GIVE(kvant_codec_info, info, &full, nominal_bits) ? KVANT_OK : KVANT_ERR_ARGUMENT;
+}
+
+kvant_status kvant_cuda_attention_check(const kvant_cuda_codec *k_codec, const kvant_cuda_codec *v_codec, char *err,
+                                        size_t errlen)
+{
+    const kvant_error error = { err, errlen };
+    const kvant_cuda_table *table = open_door(&error);
+    char text[MESSAGE_BYTES] = "";
+    KVANT_RETURN_IF(!table, KVANT_ERR_UNSUPPORTED);
+    return tell(table->attention_check(k_codec, v_codec, text, sizeof text), text, &error);
+}
+
+size_t kvant_cuda_attention_workspace(uint32_t head_dim)
+{
+    const kvant_cuda_table *table = open_door(NULL);
+    return table ? table->attention_workspace(head_dim) : 0;
+}
+
+void kvant_cuda_limit_shared_memory(size_t bytes)
+{
+    const kvant_cuda_table *table = open_door(NULL);
+    if (table)
+        table->limit_shared_memory(bytes);
+}
+
+/* A call with a struct of arguments, of the caller's size: last is the last member of its first released version. */
+#define TABLE_CALL(name, type, last)                                                                               \
+    kvant_status kvant_cuda_##name(const type *args, kvant_cuda_stream stream)                                     \
+    {                                                                                                              \
+        const kvant_cuda_table *table = open_door(NULL);                                                           \
+        type full;                                                                                                 \
+        KVANT_RETURN_IF(!table, KVANT_ERR_UNSUPPORTED);                                                            \
+        return KVANT_TAKE(type, &full, args, last) ? table->name(&full, stream) : KVANT_ERR_ARGUMENT;              \
+    }
+
+TABLE_CALL(append, kvant_cuda_append_args, refused)
+TABLE_CALL(seal, kvant_cuda_seal_args, refused)
+TABLE_CALL(attention, kvant_cuda_attention_args, workspace_bytes)
+TABLE_CALL(transform_queries, kvant_cuda_query_args, out)
+TABLE_CALL(decode, kvant_cuda_decode_args, inverse_weights)
+
+kvant_status kvant_cuda_copy_blocks(const kvant_cuda_pages *pages, size_t page_bytes, uint32_t n_kv_heads,
+                                    const int32_t *from, const int32_t *to, uint32_t n, kvant_cuda_stream stream)
+{
+    const kvant_cuda_table *table = open_door(NULL);
+    return table ? table->copy_blocks(pages, page_bytes, n_kv_heads, from, to, n, stream) : KVANT_ERR_UNSUPPORTED;
+}

@@ -1,0 +1,57 @@
+/* cuda_table.h - the one door between libkvant and libkvant_cuda.so: a table of functions on plain data.
+ *
+ * libkvant opens the library when it first needs a GPU (cuda.c), asks its only exported function for the
+ * table, and refuses a table whose version or sizes differ from its own. libkvant_cuda calls nothing of
+ * libkvant. Raise the version when a function or the meaning of a field changes; sizes guard the structs. */
+#ifndef KVANT_DEVICE_CUDA_TABLE_H
+#define KVANT_DEVICE_CUDA_TABLE_H
+
+#include <kvant/cuda.h>
+
+#include "../codec/view.h"
+
+#ifdef __cplusplus
+extern "C" {
+#endif
+
+#define KVANT_CUDA_TABLE_VERSION 1u
+#define KVANT_CUDA_TABLE_FUNCTION "kvant_cuda_table_get"
+
+/* X(result, name, parameters), each called by kvant_cuda_<name> of kvant/cuda.h. Two differ from their public
+ * functions: codec_create takes a view instead of a spec, and device_check is a part of kvant_cuda_available. */
+#define KVANT_CUDA_TABLE_FUNCTIONS(X)                                                                              \
+    X(kvant_status, device_check, (char *err, size_t errlen))                                                      \
+    X(kvant_status, codec_create,                                                                                  \
+      (const kvant_codec_view *view, kvant_cuda_codec **codec, char *err, size_t errlen))                          \
+    X(kvant_status, codec_create_open, (const kvant_cuda_codec *sealed, kvant_cuda_codec **open))                  \
+    X(void, codec_free, (kvant_cuda_codec * *codec))                                                               \
+    X(kvant_status, codec_get_info, (const kvant_cuda_codec *codec, kvant_codec_info *info))                       \
+    X(kvant_status, append, (const kvant_cuda_append_args *args, kvant_cuda_stream stream))                        \
+    X(kvant_status, seal, (const kvant_cuda_seal_args *args, kvant_cuda_stream stream))                            \
+    X(kvant_status, attention_check,                                                                               \
+      (const kvant_cuda_codec *k_codec, const kvant_cuda_codec *v_codec, char *err, size_t errlen))                \
+    X(size_t, attention_workspace, (uint32_t head_dim))                                                            \
+    X(kvant_status, attention, (const kvant_cuda_attention_args *args, kvant_cuda_stream stream))                  \
+    X(void, limit_shared_memory, (size_t bytes))                                                                   \
+    X(kvant_status, transform_queries, (const kvant_cuda_query_args *args, kvant_cuda_stream stream))              \
+    X(kvant_status, decode, (const kvant_cuda_decode_args *args, kvant_cuda_stream stream))                        \
+    X(kvant_status, copy_blocks,                                                                                   \
+      (const kvant_cuda_pages *pages, size_t page_bytes, uint32_t n_kv_heads, const int32_t *from,                 \
+       const int32_t *to, uint32_t n, kvant_cuda_stream stream))
+
+typedef struct kvant_cuda_table {
+    uint32_t version;                      /* KVANT_CUDA_TABLE_VERSION */
+    uint32_t size, view_bytes, info_bytes; /* of this struct, kvant_codec_view and kvant_codec_info */
+#define KVANT_CUDA_TABLE_MEMBER(result, name, parameters) result(*name) parameters;
+    KVANT_CUDA_TABLE_FUNCTIONS(KVANT_CUDA_TABLE_MEMBER)
+#undef KVANT_CUDA_TABLE_MEMBER
+} kvant_cuda_table;
+
+/* The only symbol that libkvant_cuda.so exports, by the name KVANT_CUDA_TABLE_FUNCTION. Never NULL. */
+typedef const kvant_cuda_table *kvant_cuda_table_get_fn(void);
+
+#ifdef __cplusplus
+}
+#endif
+
+#endif

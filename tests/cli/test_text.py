@@ -1,0 +1,78 @@
+"""Texts that commands are given: what no tokenizer takes is refused by name and offset, and kvant:manual stays what it is."""
+
+import hashlib
+import pathlib
+import tempfile
+import unittest
+
+from testing import KVANT, MODEL, SRC, run
+
+OK, RUNTIME = 0, 1
+MANUAL = pathlib.Path(__file__).resolve().parents[2] / "tools" / "manual.txt"
+# The first and the last numbers beyond U+10FFFF that four bytes can hold, and a longer text that has one at byte 6.
+BEYOND = [b"\xf4\x90\x80\x80", b"\xf7\xbf\xbf\xbf", b"before\xf5\x80\x80\x80after " * 3]
+# Malformed as well, but llama.cpp replaces these bytes.
+TAKEN = [b"\xf4\x8f\xbf\xbf", b"\xf4\x90\x80", b"\xf5\x80", b"\xed\xa0\x80", b"\xc0\x80", b"\xff\xfe\x80", b"caf\xe9"]
+
+
+class Manual(unittest.TestCase):
+    """Results measured on it are compared with older ones, so a change has to be on purpose: change the sum here with it."""
+
+    @unittest.skipUnless(SRC, "built without llama.cpp's headers")
+    def test_it_is_frozen(self):
+        text = MANUAL.read_bytes()
+        self.assertEqual(hashlib.sha256(text).hexdigest(),
+                         "22ed91fb02da67bc4b84b415d3dc4652071199b175777deadf9e9a6daa883afe")
+        self.assertIn(text, pathlib.Path(KVANT).read_bytes())
+
+
+@unittest.skipUnless(MODEL, "no model")
+class BeyondUnicode(unittest.TestCase):
+    def setUp(self):
+        folder = tempfile.TemporaryDirectory()
+        self.addCleanup(folder.cleanup)
+        self.folder = pathlib.Path(folder.name)
+        self.text = self.folder / "text.txt"
+        self.out = self.folder / "out"
+
+    def refused(self, done, name, offset, said):
+        self.assertEqual((done.returncode, done.stdout), (RUNTIME, ""), done.stderr)
+        lines = [line for line in done.stderr.splitlines() if line.startswith("kvant: ")]
+        self.assertEqual(len(lines), 1, done.stderr)
+        for word in (str(name), f"byte {offset} ", "U+10FFFF", said):
+            self.assertIn(word, lines[0])
+
+    def test_every_command_with_a_text(self):
+        self.text.write_bytes(b"An ordinary beginning.\n" * 200 + b"\xf4\x90\x80\x80")
+        text, offset = self.text, 200 * 23
+        for arguments in (["eval", "-f", text, "-c", 64], ["needle", "-f", text, "-c", 256],
+                          ["run", "-f", text], ["calibrate", "-f", text, "-o", self.out],
+                          ["capture", "-f", text, "-o", self.out], ["report", "-f", text, "-o", self.out, "-c", 64],
+                          ["tune", "-f", text, "-o", self.out, "--bits", 4],
+                          ["tune", "-f", "kvant:manual", "--report-text", text, "-o", self.out, "--bits", 4]):
+            with self.subTest(arguments=arguments):
+                self.refused(run(*arguments, "-m", MODEL), text, offset, "f4 90 80 80")
+                self.assertEqual([path.name for path in self.folder.iterdir()], ["text.txt"])
+
+    def test_prompts_and_standard_input(self):
+        for text in BEYOND:
+            offset = max(text.find(b"\xf5"), 0)
+            said = text[offset : offset + 4].hex(" ")
+            words = text.decode("utf-8", "surrogateescape")
+            with self.subTest(text=text):
+                self.refused(run("run", "-m", MODEL, "-p", words), "-p", offset, said)
+                self.text.write_bytes(text)
+                with open(self.text, encoding="utf-8", errors="surrogateescape") as stdin:
+                    done = run("run", "-m", MODEL, "-f", "-", stdin=stdin.read(), errors="surrogateescape")
+                self.refused(done, "standard input", offset, said)
+
+    def test_other_bytes_are_taken(self):
+        for text in TAKEN:
+            with self.subTest(text=text):
+                self.text.write_bytes(text)
+                done = run("run", "-m", MODEL, "-f", self.text, "-n", "1", "--stock", "f16", errors="replace")
+                self.assertEqual(done.returncode, OK, done.stderr)
+
+
+if __name__ == "__main__":
+    unittest.main()

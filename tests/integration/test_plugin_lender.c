@@ -1,0 +1,188 @@
+/* test_plugin_lender.c - the CPU back end whose threads the plug-in borrows: none where KVANT_HOST_THREADS=0, never one that was freed. */
+#define _GNU_SOURCE
+#include <setjmp.h>
+#include <stdarg.h>
+#include <stddef.h>
+
+#include <cmocka.h>
+
+#include <pthread.h>
+#include <stdlib.h>
+#include <string.h>
+
+#include "abi.h"
+#include "ggml-cpu.h"
+#include "harness.h"
+
+/* Rows that enter a cache on two threads, as one node for an instance of the device KVANT. */
+typedef struct rows_graph {
+    ggml_backend_t backend;
+    struct ggml_context *context, *graph_context;
+    ggml_backend_buffer_t buffer;
+    struct ggml_cgraph *graph;
+} rows_graph;
+
+enum { ROW = 192, N_ROWS = 128 };
+
+static rows_graph make_rows_graph(void)
+{
+    ggml_backend_dev_t device = ggml_backend_reg_dev_get(harness_plugin(), 0);
+    struct ggml_init_params params = { .mem_size = 64 * ggml_tensor_overhead(), .no_alloc = true },
+                            graph_params = { .mem_size = ggml_graph_overhead() + 4096, .no_alloc = true };
+    rows_graph g = { .context = ggml_init(params), .graph_context = ggml_init(graph_params) };
+    struct ggml_tensor *cache, *rows, *index, *node;
+    float numbers[ROW];
+    uint64_t seed = 1;
+
+    setenv("KVANT_K", "turboquant-4", 1);
+    setenv("KVANT_V", "turboquant-4", 1);
+    setenv("KVANT_HEAD_DIM", "64", 1);
+    g.backend = ggml_backend_dev_init(device, NULL);
+    assert_non_null(g.backend);
+    unsetenv("KVANT_HEAD_DIM");
+    cache = ggml_new_tensor_3d(g.context, GGML_TYPE_F16, ROW, N_ROWS, 1);
+    ggml_set_name(cache, "cache_k_l0");
+    rows = ggml_new_tensor_2d(g.context, GGML_TYPE_F32, ROW, N_ROWS);
+    index = ggml_new_tensor_1d(g.context, GGML_TYPE_I64, N_ROWS);
+    g.buffer = ggml_backend_alloc_ctx_tensors_from_buft(g.context, ggml_backend_dev_buffer_type(device));
+    assert_non_null(g.buffer);
+    for (int64_t i = 0; i < N_ROWS; i++) {
+        for (int j = 0; j < ROW; j++)
+            numbers[j] = harness_random(&seed);
+        ggml_backend_tensor_set(rows, numbers, (size_t)i * sizeof(numbers), sizeof(numbers));
+        ggml_backend_tensor_set(index, &i, (size_t)i * sizeof(i), sizeof(i));
+    }
+    g.graph = ggml_new_graph(g.graph_context);
+    node = ggml_set_rows(g.graph_context, cache, rows, index);
+    ggml_backend_view_init(node);
+    ggml_build_forward_expand(g.graph, node);
+    return g;
+}
+
+static void free_rows_graph(rows_graph *g)
+{
+    ggml_backend_buffer_free(g->buffer);
+    ggml_free(g->context);
+    ggml_free(g->graph_context);
+    ggml_backend_free(g->backend);
+}
+
+/* What llama.cpp does before a graph, and the graph. A NULL lender leaves the first half out. */
+static void compute_rows(rows_graph *g, ggml_backend_t lender, struct ggml_threadpool *pool)
+{
+    void (*set_threadpool)(ggml_backend_t, struct ggml_threadpool *), (*set_n_threads)(ggml_backend_t, int);
+    void *address = harness_cpu_function("ggml_backend_cpu_set_threadpool");
+
+    memcpy(&set_threadpool, &address, sizeof(address));
+    address = ggml_backend_reg_get_proc_address(harness_plugin(), "ggml_backend_set_n_threads");
+    memcpy(&set_n_threads, &address, sizeof(address));
+    if (lender != NULL)
+        set_threadpool(lender, pool);
+    set_n_threads(g->backend, 2);
+    assert_int_equal(ggml_backend_graph_compute(g->backend, g->graph), GGML_STATUS_SUCCESS);
+}
+
+/* A CPU back end that counts what it is asked to compute. Its memory stays when it is freed, so that a use after that is counted,
+ * too, instead of ending the test. */
+static abi_backend counting, *counted;
+static int n_computed, n_freed;
+
+static int32_t count_compute(abi_backend *backend, abi_graph *graph)
+{
+    (void)backend;
+    n_computed++;
+    return counted->iface.graph_compute(counted, graph);
+}
+
+static void count_free(abi_backend *backend)
+{
+    assert_ptr_equal(backend, &counting);
+    n_freed++;
+}
+
+static ggml_backend_t make_counting(ggml_backend_t cpu)
+{
+    counted = (abi_backend *)(void *)cpu;
+    counting = *counted;
+    counting.iface.graph_compute = count_compute;
+    counting.iface.free = count_free;
+    n_computed = n_freed = 0;
+    return (ggml_backend_t)(void *)&counting;
+}
+
+static void *free_backend(void *backend)
+{
+    ggml_backend_free(backend);
+    return NULL;
+}
+
+static void a_freed_lender_is_never_used(void **state)
+{
+    struct ggml_threadpool *pool = harness_new_pool(2);
+    ggml_backend_t cpu = ggml_backend_dev_init(ggml_backend_dev_by_type(GGML_BACKEND_DEVICE_TYPE_CPU), NULL), lender;
+    rows_graph g = make_rows_graph();
+    void (*set_threadpool)(ggml_backend_t, struct ggml_threadpool *);
+    void *address = harness_cpu_function("ggml_backend_cpu_set_threadpool");
+    pthread_t other;
+
+    (void)state;
+    memcpy(&set_threadpool, &address, sizeof(address));
+    lender = make_counting(cpu);
+    compute_rows(&g, lender, pool);
+    assert_int_not_equal(n_computed, 0);
+
+    set_threadpool(lender, pool); /* as for a graph that then never comes */
+    n_computed = 0;
+    assert_int_equal(pthread_create(&other, NULL, free_backend, lender), 0);
+    pthread_join(other, NULL);
+    assert_int_equal(n_freed, 1);
+    compute_rows(&g, NULL, NULL);
+    assert_int_equal(n_computed, 0);
+
+    /* Another one at the same address is another one. */
+    lender = make_counting(cpu);
+    assert_int_equal(ggml_backend_graph_compute(g.backend, g.graph), GGML_STATUS_SUCCESS);
+    assert_int_equal(n_computed, 0);
+    compute_rows(&g, lender, pool);
+    assert_int_not_equal(n_computed, 0);
+    ggml_backend_free(lender);
+    assert_int_equal(n_freed, 1);
+    free_rows_graph(&g);
+    set_threadpool(cpu, NULL);
+    ggml_backend_free(cpu);
+    harness_free_pool(pool);
+}
+
+/* Runs first: what is looked up later in the process is the plug-in's. */
+static void switched_off_nothing_changes(void **state)
+{
+    void *before = harness_cpu_function("ggml_backend_cpu_set_threadpool");
+    struct ggml_threadpool *pool = harness_new_pool(2);
+    ggml_backend_t cpu = ggml_backend_dev_init(ggml_backend_dev_by_type(GGML_BACKEND_DEVICE_TYPE_CPU), NULL), lender;
+    rows_graph g;
+
+    (void)state;
+    setenv("KVANT_HOST_THREADS", "0", 1);
+    g = make_rows_graph();
+    assert_ptr_equal(harness_cpu_function("ggml_backend_cpu_set_threadpool"), before);
+    lender = make_counting(cpu);
+    compute_rows(&g, lender, pool);
+    assert_int_equal(n_computed, 0);
+    free_rows_graph(&g);
+    setenv("KVANT_HOST_THREADS", "1", 1);
+    g = make_rows_graph();
+    assert_ptr_not_equal(harness_cpu_function("ggml_backend_cpu_set_threadpool"), before);
+    free_rows_graph(&g);
+    unsetenv("KVANT_HOST_THREADS");
+    ggml_backend_free(lender);
+    ggml_backend_free(cpu);
+    harness_free_pool(pool);
+}
+
+int main(void)
+{
+    const struct CMUnitTest tests[] = { cmocka_unit_test(switched_off_nothing_changes),
+                                        cmocka_unit_test(a_freed_lender_is_never_used) };
+
+    return cmocka_run_group_tests(tests, harness_load_plugin, NULL);
+}

@@ -1,0 +1,60 @@
+#!/bin/sh
+# On a machine with a C compiler, CMake and make alone, `cmake -B build && cmake --build build` makes the library, and a line each says
+# what the command and the tests lack. Such a machine is played by a PATH of those programs, CMake's search of system folders
+# switched off and, where the system allows it, no network.
+set -eu
+root=$(cd "$(dirname "$0")/../.." && pwd)
+work=$(mktemp -d)
+trap 'rm -rf "$work"' EXIT
+fail() {
+    echo "bare_build: $1" >&2
+    exit 1
+}
+
+mkdir "$work/bin"
+for program in cc cmake make as ld ar ranlib nm sh uname; do
+    path=$(command -v $program) || fail "this machine has no $program"
+    ln -s "$path" "$work/bin/$program"
+done
+offline=
+if command -v unshare >/dev/null && unshare -rn true 2>/dev/null; then
+    offline="unshare -rn"
+fi
+bare() {
+    $offline env -i HOME="$work/home" PATH="$work/bin" "$@"
+}
+
+# Unoptimised: what is tested is that it builds.
+bare cmake -G "Unix Makefiles" -S "$root" -B "$work/build" -DCMAKE_BUILD_TYPE=Debug -DCMAKE_C_FLAGS_DEBUG=-O0 \
+    -DCMAKE_FIND_USE_CMAKE_SYSTEM_PATH=OFF >"$work/configure.log" 2>&1 || {
+    cat "$work/configure.log" >&2
+    fail "cmake failed"
+}
+for line in "kvant command: not built, needs " "Tests: not built, need " "libkvant_cuda: not built, needs "; do
+    grep -q "^-- $line" "$work/configure.log" || fail "cmake did not say \"$line...\""
+done
+bare cmake --build "$work/build" -j 2 >"$work/build.log" 2>&1 || {
+    tail -20 "$work/build.log" >&2
+    fail "building failed"
+}
+for file in lib/libkvant.a lib/libkvant.so lib/libggml-kvant.so; do
+    [ -e "$work/build/$file" ] || fail "$file was not built"
+done
+[ ! -e "$work/build/bin/kvant" ] || fail "the command was built, so this test did not hide cJSON"
+[ ! -e "$work/home" ] || fail "something was written into the home folder"
+
+# What is installed serves a program that knows nothing of this tree.
+bare cmake --install "$work/build" --prefix "$work/installed" >"$work/install.log"
+cat >"$work/program.c" <<'END'
+#include <kvant/kvant.h>
+#include <string.h>
+int main(void)
+{
+    return strcmp(kvant_version(), KVANT_VERSION_STRING);
+}
+END
+lib=$(dirname "$(find "$work/installed" -name libkvant.a)")
+bare cc -I"$work/installed/include" "$work/program.c" "$lib/libkvant.a" -lm -pthread -o "$work/static"
+bare cc -I"$work/installed/include" "$work/program.c" -L"$lib" -Wl,-rpath,"$lib" -lkvant -o "$work/shared"
+"$work/static" && "$work/shared" || fail "a program linked with what was installed does not run"
+echo "built, installed and used ${offline:+without a network}"

@@ -1,0 +1,211 @@
+/* test_concurrent.c - what the headers allow several threads to do at once: attention over one cache with different workspaces, beside
+ * threads that write caches of their own with the same codecs, and threads that create codecs. All of them share one pool. Results are
+ * those of a thread alone; ThreadSanitizer's build (make tsan) sees races that give right results by luck.
+ *
+ * The functions under "The cache" are all that knows the cache's interface. */
+#include "testing.h"
+
+#include <kvant/attention.h>
+
+#include <pthread.h>
+
+enum { DIM = 64, KV_HEADS = 2, HEADS = 4, CELLS = 192, WIDTH = KV_HEADS * DIM, OUT = HEADS * DIM };
+enum { READERS = 3, WRITERS = 2, CREATORS = 2, ROUNDS = 6, WORKSPACE = 8 << 20 };
+
+static const char *const specs[] = { "turboquant-4", "trellis-3:center=first,norm=first", "octopus-3",
+                                     "int-4:axis=channel,group=32,recent=32" };
+
+static float rows[CELLS * WIDTH], query[OUT];
+
+/* --- The cache --- */
+
+typedef struct cache {
+    const kvant_codec *codecs[2];
+    kvant_cells *cells[2];
+    void *pages[2];
+} cache;
+
+/* Of codecs that other threads use, too. */
+static kvant_status create(cache *c, const kvant_codec *k, const kvant_codec *v)
+{
+    *c = (cache){ .codecs = { k, v } };
+    for (int role = 0; role < 2; role++) {
+        kvant_cells_config config = { .size = sizeof config, .codec = c->codecs[role], .n_kv_heads = KV_HEADS,
+                                      .n_streams = 1, .n_cells = CELLS };
+        c->pages[role] = calloc(1, kvant_cells_bytes(&config) + 64);
+        void *start = (void *)(((uintptr_t)c->pages[role] + 63) / 64 * 64);
+        const kvant_status status = kvant_cells_create(&config, start, &c->cells[role]);
+        if (status != KVANT_OK)
+            return status;
+    }
+    return KVANT_OK;
+}
+
+static void drop(cache *c)
+{
+    for (int role = 0; role < 2; role++) {
+        kvant_cells_free(&c->cells[role]);
+        free(c->pages[role]);
+    }
+}
+
+static kvant_status write_all(cache *c)
+{
+    int64_t index[CELLS];
+    for (uint32_t i = 0; i < CELLS; i++)
+        index[i] = i;
+    for (int role = 0; role < 2; role++) {
+        kvant_status status = kvant_cells_write(c->cells[role], index, 64, rows, WIDTH, 3);
+        if (status == KVANT_OK)
+            status = kvant_cells_write(c->cells[role], index + 64, CELLS - 64, rows + 64 * WIDTH, WIDTH, 3);
+        if (status != KVANT_OK)
+            return status;
+    }
+    return KVANT_OK;
+}
+
+static kvant_status attend(const cache *c, void *workspace, float *out)
+{
+    const kvant_attention_args args = { .size = sizeof args, .k = c->cells[0], .v = c->cells[1], .n_cells = CELLS,
+                                        .n_tokens = 1, .n_heads = HEADS, .q = query, .q_token_stride = OUT,
+                                        .q_head_stride = DIM, .scale = 0.125f, .out = out, .out_token_stride = OUT,
+                                        .out_head_stride = DIM, .n_threads = 3 };
+    return kvant_attention_workspace(&args) <= WORKSPACE ? kvant_attention(&args, workspace, WORKSPACE) : KVANT_ERR_FULL;
+}
+
+/* --- Threads --- */
+
+typedef struct scene {
+    const char *spec;
+    kvant_codec *codecs[2];
+    cache shared;
+    float want[OUT];
+    pthread_barrier_t start;
+} scene;
+
+/* cmocka's asserts belong to the main thread: others return what went wrong, or NULL. */
+static void *read_shared(void *argument)
+{
+    scene *s = argument;
+    void *workspace = aligned_alloc(64, WORKSPACE);
+    const char *fault = workspace ? NULL : "no memory";
+    pthread_barrier_wait(&s->start);
+    for (int i = 0; i < 4 * ROUNDS && !fault; i++) {
+        float out[OUT];
+        if (attend(&s->shared, workspace, out) != KVANT_OK)
+            fault = "attention failed";
+        else if (memcmp(out, s->want, sizeof out) != 0)
+            fault = "attention gave other numbers than alone";
+    }
+    free(workspace);
+    return (void *)fault;
+}
+
+static void *write_own(void *argument)
+{
+    scene *s = argument;
+    void *workspace = aligned_alloc(64, WORKSPACE);
+    const char *fault = workspace ? NULL : "no memory";
+    pthread_barrier_wait(&s->start);
+    for (int i = 0; i < ROUNDS && !fault; i++) {
+        cache own;
+        float out[OUT];
+        if (create(&own, s->codecs[0], s->codecs[1]) != KVANT_OK || write_all(&own) != KVANT_OK ||
+            attend(&own, workspace, out) != KVANT_OK)
+            fault = "a cache of its own failed";
+        else if (memcmp(out, s->want, sizeof out) != 0)
+            fault = "a cache of its own gave other numbers than alone";
+        drop(&own);
+    }
+    free(workspace);
+    return (void *)fault;
+}
+
+static void *create_codecs(void *argument)
+{
+    scene *s = argument;
+    pthread_barrier_wait(&s->start);
+    for (int i = 0; i < ROUNDS; i++)
+        for (int role = 0; role < 2; role++) {
+            kvant_codec *codec;
+            if (kvant_codec_create(s->spec, DIM, (kvant_role)role, TEST_SEED + (uint64_t)i, &codec, NULL, 0) != KVANT_OK)
+                return "a codec was not created";
+            kvant_codec_free(&codec);
+        }
+    return NULL;
+}
+
+static void run_together(scene *s)
+{
+    pthread_t threads[READERS + WRITERS + CREATORS];
+    void *fault;
+    assert_int_equal(pthread_barrier_init(&s->start, NULL, COUNT(threads)), 0);
+    for (size_t i = 0; i < COUNT(threads); i++)
+        assert_int_equal(pthread_create(&threads[i], NULL,
+                                        i < READERS             ? read_shared
+                                        : i < READERS + WRITERS ? write_own
+                                                                : create_codecs,
+                                        s),
+                         0);
+    for (size_t i = 0; i < COUNT(threads); i++) {
+        assert_int_equal(pthread_join(threads[i], &fault), 0);
+        if (fault)
+            fail_msg("%s, thread %zu: %s", s->spec, i, (const char *)fault);
+    }
+    pthread_barrier_destroy(&s->start);
+}
+
+static void readers_writers_and_creators(void **state)
+{
+    (void)state;
+    for (size_t i = 0; i < COUNT(specs); i++) {
+        static scene s;
+        void *workspace = aligned(WORKSPACE);
+        s = (scene){ .spec = specs[i] };
+        for (int role = 0; role < 2; role++)
+            s.codecs[role] = make_codec(specs[i], DIM, (kvant_role)role);
+        assert_int_equal(create(&s.shared, s.codecs[0], s.codecs[1]), KVANT_OK);
+        assert_int_equal(write_all(&s.shared), KVANT_OK);
+        assert_int_equal(attend(&s.shared, workspace, s.want), KVANT_OK);
+        run_together(&s);
+        drop(&s.shared);
+        kvant_codec_free(&s.codecs[0]);
+        kvant_codec_free(&s.codecs[1]);
+        free(workspace);
+    }
+}
+
+/* The first use of the library, by all threads at once: tables that are filled once. */
+static void *first_use(void *argument)
+{
+    pthread_barrier_wait(argument);
+    return (void *)(uintptr_t)kvant_get_cpu_level();
+}
+
+static void first_use_by_all(void **state)
+{
+    pthread_t threads[4];
+    pthread_barrier_t start;
+    void *levels[4];
+    (void)state;
+    assert_int_equal(pthread_barrier_init(&start, NULL, COUNT(threads)), 0);
+    for (size_t i = 0; i < COUNT(threads); i++)
+        assert_int_equal(pthread_create(&threads[i], NULL, first_use, &start), 0);
+    for (size_t i = 0; i < COUNT(threads); i++) {
+        assert_int_equal(pthread_join(threads[i], &levels[i]), 0);
+        assert_true((uintptr_t)levels[i] >= KVANT_CPU_C && levels[i] == levels[0]);
+    }
+    pthread_barrier_destroy(&start);
+}
+
+int main(void)
+{
+    const struct CMUnitTest tests[] = {
+        cmocka_unit_test(first_use_by_all),
+        cmocka_unit_test(readers_writers_and_creators),
+    };
+    uint64_t rng = 17;
+    fill_normal(rows, COUNT(rows), &rng);
+    fill_normal(query, COUNT(query), &rng);
+    return cmocka_run_group_tests(tests, NULL, NULL);
+}

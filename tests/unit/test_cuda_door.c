@@ -1,0 +1,249 @@
+/* test_cuda_door.c - how libkvant finds and judges libkvant_cuda.so, with other libraries (fake_cuda.c) in its
+ * place. Needs no GPU.
+ *
+ * Arguments: the paths of the right library, of one of another version, of one with other structs, of one
+ * without a table. A library that was accepted stays: refusals are tested first. */
+#include "testing.h"
+
+#include <dlfcn.h>
+#include <pthread.h>
+
+#include "calibrated.h"
+#include "fake_cuda.h"
+
+static const char *right, *other_version, *other_structs, *without_table;
+
+static void expect_refusal(const char *library, const char *words)
+{
+    char err[512] = "";
+    kvant_cuda_codec *codec = (kvant_cuda_codec *)&err;
+    setenv("KVANT_CUDA_LIBRARY", library, 1);
+    assert_int_equal(kvant_cuda_available(err, sizeof err), KVANT_ERR_UNSUPPORTED);
+    if (!strstr(err, words))
+        fail_msg("%s: '%s' does not say '%s'", library, err, words);
+    err[0] = 0;
+    assert_int_equal(kvant_cuda_codec_create("int-4", 64, KVANT_ROLE_K, 0, &codec, err, sizeof err),
+                     KVANT_ERR_UNSUPPORTED);
+    assert_null(codec);
+    assert_non_null(strstr(err, words));
+    assert_int_equal(kvant_cuda_available(NULL, 0), KVANT_ERR_UNSUPPORTED);
+    assert_non_null(strstr(kvant_error_message(), words));
+    assert_int_equal(kvant_cuda_attention_workspace(64), 0);
+    assert_int_equal(kvant_cuda_append(NULL, NULL), KVANT_ERR_UNSUPPORTED);
+}
+
+static void other_libraries_are_refused(void **state)
+{
+    (void)state;
+    expect_refusal("/nowhere/libkvant_cuda.so", "/nowhere/libkvant_cuda.so");
+    expect_refusal("/nowhere/libkvant_cuda.so", "KVANT_CUDA_LIBRARY");
+    expect_refusal(other_version, "version 4711");
+    expect_refusal(other_structs, "other structs");
+    expect_refusal(without_table, "kvant_cuda_table_get");
+}
+
+/* Without the variable the loader's own path is searched, which has none here. */
+static void a_missing_library_is_refused(void **state)
+{
+    char err[512] = "";
+    (void)state;
+    unsetenv("KVANT_CUDA_LIBRARY");
+    assert_int_equal(kvant_cuda_available(err, sizeof err), KVANT_ERR_UNSUPPORTED);
+    assert_non_null(strstr(err, "libkvant_cuda.so"));
+}
+
+/* A spec that the CPU refuses needs no library. */
+static void specs_are_refused_first(void **state)
+{
+    char err[512] = "";
+    kvant_cuda_codec *codec;
+    (void)state;
+    assert_int_equal(kvant_cuda_codec_create("nonsense", 64, KVANT_ROLE_K, 0, &codec, err, sizeof err),
+                     KVANT_ERR_SPEC);
+    assert_non_null(strstr(err, "nonsense"));
+}
+
+static void *open_at_once(void *argument)
+{
+    char err[512] = "";
+    (void)argument;
+    return kvant_cuda_available(err, sizeof err) == KVANT_ERR_UNSUPPORTED && strcmp(err, "no GPU here") == 0
+               ? NULL
+               : "failed";
+}
+
+static void threads_open_it_together(void **state)
+{
+    pthread_t threads[8];
+    (void)state;
+    setenv("KVANT_CUDA_LIBRARY", right, 1);
+    for (int i = 0; i < 8; i++)
+        assert_int_equal(pthread_create(&threads[i], NULL, open_at_once, NULL), 0);
+    for (int i = 0; i < 8; i++) {
+        void *failed;
+        pthread_join(threads[i], &failed);
+        assert_null(failed);
+    }
+}
+
+static const fake_calls *calls_of(const char *library)
+{
+    void *handle = dlopen(library, RTLD_NOW);
+    assert_non_null(handle);
+    void *symbol = dlsym(handle, "fake_cuda_calls");
+    fake_cuda_calls_fn *get;
+    memcpy(&get, &symbol, sizeof get);
+    return get();
+}
+
+static void codecs_cross_as_views(void **state)
+{
+    static const struct {
+        const char *spec;
+        kvant_code_kind kind;
+    } cases[] = { { "int-4", KVANT_CODES_UNIFORM },
+                  { "turboquant-3", KVANT_CODES_CODEBOOK },
+                  { "trellis-2", KVANT_CODES_TRELLIS },
+                  { "f16", KVANT_CODES_NONE } };
+    const fake_calls *calls = calls_of(right);
+    kvant_cuda_codec *codec, *open;
+    char err[512] = "";
+    (void)state;
+    for (size_t i = 0; i < COUNT(cases); i++) {
+        kvant_codec *source;
+        kvant_codec_info info = { .size = sizeof info };
+        assert_int_equal(kvant_codec_create(cases[i].spec, 64, KVANT_ROLE_V, 0, &source, NULL, 0), KVANT_OK);
+        assert_int_equal(kvant_cuda_codec_from(source, &codec, err, sizeof err), KVANT_OK);
+        assert_int_equal(calls->kind, cases[i].kind);
+        assert_int_equal(kvant_cuda_codec_get_info(codec, &info), KVANT_OK);
+        assert_string_equal(info.spec, info_of(source).spec);
+        assert_int_equal(info.page_bytes, info_of(source).page_bytes);
+        kvant_codec_free(&source);
+        kvant_cuda_codec_free(&codec);
+        assert_null(codec);
+        assert_int_equal(calls->freed, i + 1);
+    }
+    assert_int_equal(kvant_cuda_codec_create("int-4", 80, KVANT_ROLE_K, 0, &codec, err, sizeof err),
+                     KVANT_ERR_UNSUPPORTED);
+    assert_string_equal(err, "not on the GPU: head_dim 80");
+    assert_string_equal(kvant_error_message(), err);
+    assert_null(codec);
+    assert_int_equal(kvant_cuda_codec_create("int-4", 64, KVANT_ROLE_K, 0, &codec, NULL, 0), KVANT_OK);
+    assert_int_equal(kvant_cuda_codec_create_open(codec, &open), KVANT_OK);
+    assert_ptr_equal(calls->codec, codec);
+    assert_int_equal(kvant_cuda_codec_create_open(NULL, &open), KVANT_ERR_ARGUMENT);
+    assert_null(open);
+    assert_int_equal(kvant_cuda_codec_create_open(codec, NULL), KVANT_ERR_ARGUMENT);
+    assert_int_equal(kvant_cuda_attention_check(codec, NULL, err, sizeof err), KVANT_ERR_FORMAT);
+    assert_string_equal(err, "no codec of values");
+    kvant_cuda_codec_free(NULL);
+}
+
+/* The arrays that engines copy to the device; no library is needed for them. */
+static void tables_are_those_of_the_calibration(void **state)
+{
+    static const struct {
+        const char *spec;
+        kvant_role role;
+        size_t n_weights;
+        bool center, factors;
+    } cases[] = { { "int-4", KVANT_ROLE_K, 0, false, false },
+                  { "int-4:center=file,norm=file", KVANT_ROLE_V, 0, true, true },
+                  { "int-4:transform=diagonal", KVANT_ROLE_K, 32, true, false },
+                  { "trellis-4:transform=file", KVANT_ROLE_K, 32 * 32, true, false } };
+    kvant_calibration *calibration = calibrate_fixed(32);
+    (void)state;
+    assert_non_null(calibration);
+    for (size_t i = 0; i < COUNT(cases); i++) {
+        kvant_codec *codec;
+        kvant_calibration_entry entry = { .size = sizeof entry };
+        kvant_cuda_tables tables = { .size = sizeof tables };
+        assert_int_equal(
+            kvant_codec_create_calibrated(cases[i].spec, 32, cases[i].role, 0, calibration, 1, 1, &codec, NULL, 0),
+            KVANT_OK);
+        assert_int_equal(kvant_calibration_get_entry(calibration, 1, 1, cases[i].role, &entry), KVANT_OK);
+        assert_int_equal(kvant_cuda_codec_tables(codec, &tables), KVANT_OK);
+        assert_int_equal(tables.n_weights, cases[i].n_weights);
+        assert_int_equal(tables.weights != NULL, cases[i].n_weights > 0);
+        assert_int_equal(tables.factors != NULL, cases[i].factors);
+        assert_int_equal(tables.center != NULL, cases[i].center);
+        if (tables.center)
+            assert_memory_equal(tables.center, entry.mean, 32 * sizeof(float));
+        for (size_t j = 0; tables.n_weights == 32 && j < 32; j++) {
+            assert_true(tables.weights[j] == entry.diagonal[j]);
+            assert_true(fabsf(tables.weights[j] * tables.inverse_weights[j] - 1) < 1e-6f);
+        }
+        tables.size--;
+        assert_int_equal(kvant_cuda_codec_tables(codec, &tables), KVANT_ERR_ARGUMENT);
+        assert_int_equal(kvant_cuda_codec_tables(NULL, &tables), KVANT_ERR_ARGUMENT);
+        kvant_codec_free(&codec);
+    }
+    kvant_calibration_free(&calibration);
+}
+
+/* A caller of a later version: what this one does not know has to be zero. */
+static void longer_structs_are_taken(void **state)
+{
+    struct {
+        kvant_cuda_decode_args args;
+        size_t later;
+    } decode = { .args = { .size = sizeof decode, .n_blocks = 3 } };
+    const fake_calls *calls = calls_of(right);
+    kvant_cuda_decode_args got;
+    (void)state;
+    assert_int_equal(kvant_cuda_decode(&decode.args, NULL), KVANT_ERR_CUDA);
+    memcpy(&got, calls->arguments, sizeof got);
+    assert_int_equal(got.size, sizeof got);
+    assert_int_equal(got.n_blocks, 3);
+    decode.later = 1;
+    assert_int_equal(kvant_cuda_decode(&decode.args, NULL), KVANT_ERR_ARGUMENT);
+}
+
+static void calls_reach_the_table(void **state)
+{
+    const fake_calls *calls = calls_of(right);
+    kvant_cuda_stream stream = &right;
+    kvant_cuda_append_args append = { .size = sizeof append };
+    kvant_cuda_seal_args seal = { .size = sizeof seal };
+    kvant_cuda_attention_args attention = { .size = sizeof attention };
+    kvant_cuda_query_args queries = { .size = sizeof queries };
+    kvant_cuda_decode_args decode = { .size = sizeof decode };
+    kvant_cuda_pages pages = { NULL, 0, 0 };
+    const int32_t from = 5, to = 6;
+    (void)state;
+#define REACHES(call, args, status)                                                                                \
+    assert_int_equal(call, status);                                                                                \
+    assert_memory_equal(calls->arguments, &(args), sizeof(args));                                                  \
+    assert_ptr_equal(calls->stream, stream)
+    REACHES(kvant_cuda_append(&append, stream), append, KVANT_ERR_RANGE);
+    REACHES(kvant_cuda_seal(&seal, stream), seal, KVANT_ERR_FULL);
+    REACHES(kvant_cuda_attention(&attention, stream), attention, KVANT_ERR_IO);
+    REACHES(kvant_cuda_transform_queries(&queries, stream), queries, KVANT_ERR_NONFINITE);
+    REACHES(kvant_cuda_decode(&decode, stream), decode, KVANT_ERR_CUDA);
+    REACHES(kvant_cuda_copy_blocks(&pages, 16, 2, &from, &to, 1, stream), pages, KVANT_ERR_MEMORY);
+    assert_int_equal(kvant_cuda_attention_workspace(128), 384);
+    assert_int_equal(kvant_cuda_append(NULL, stream), KVANT_ERR_ARGUMENT);
+    append.size = sizeof append - 1; /* of no version */
+    assert_int_equal(kvant_cuda_append(&append, stream), KVANT_ERR_ARGUMENT);
+}
+
+int main(int argc, char **argv)
+{
+    const struct CMUnitTest tests[] = {
+        cmocka_unit_test(specs_are_refused_first),
+        cmocka_unit_test(a_missing_library_is_refused),
+        cmocka_unit_test(other_libraries_are_refused),
+        cmocka_unit_test(threads_open_it_together),
+        cmocka_unit_test(tables_are_those_of_the_calibration),
+        cmocka_unit_test(codecs_cross_as_views),
+        cmocka_unit_test(calls_reach_the_table),
+        cmocka_unit_test(longer_structs_are_taken),
+    };
+    if (argc != 5)
+        return 2;
+    right = argv[1];
+    other_version = argv[2];
+    other_structs = argv[3];
+    without_table = argv[4];
+    return cmocka_run_group_tests(tests, NULL, NULL);
+}

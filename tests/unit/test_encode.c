@@ -1,0 +1,210 @@
+/* test_encode.c - the steps that rows take to page bytes (src/codec/encode.h): check, transform, encode. */
+#include "testing.h"
+
+#include "../../src/base/half.h"
+#include "../../src/codec/encode.h"
+
+#define ROWS KVANT_PAGE_TOKENS
+
+typedef struct subject {
+    const kvant_kernels *kernels;
+    kvant_codec *codec;
+    uint32_t d;
+    float *rows, *y;
+    float center[KVANT_MAX_HEAD_DIM], scale[KVANT_MAX_HEAD_DIM];
+    void *page, *other;
+    size_t page_bytes;
+} subject;
+
+static bool exists(const char *spec, uint32_t d, kvant_role role)
+{
+    kvant_codec *codec;
+    kvant_status status = kvant_codec_create(spec, d, role, TEST_SEED, &codec, NULL, 0);
+    kvant_codec_free(&codec);
+    return status == KVANT_OK;
+}
+
+static subject make_subject(const char *spec, uint32_t d, kvant_role role)
+{
+    subject s = { .kernels = kvant_kernels_get(KVANT_CPU_AUTO), .codec = make_codec(spec, d, role), .d = d };
+    uint64_t state = d + 1;
+    s.page_bytes = info_of(s.codec).page_bytes;
+    s.page = aligned(s.page_bytes);
+    s.other = aligned(s.page_bytes);
+    s.rows = aligned((size_t)ROWS * d * sizeof *s.rows);
+    s.y = aligned((size_t)ROWS * d * sizeof *s.y);
+    fill_normal(s.rows, (size_t)ROWS * d, &state);
+    for (uint32_t j = 0; j < d; j++) {
+        s.center[j] = 3 * test_normal(&state);
+        s.scale[j] = (float)(0.01 + test_uniform(&state));
+    }
+    return s;
+}
+
+static void free_subject(subject *s)
+{
+    kvant_codec_free(&s->codec);
+    free(s->rows);
+    free(s->y);
+    free(s->page);
+    free(s->other);
+}
+
+static void for_each_codec(void (*check)(subject *))
+{
+    static const uint32_t dims[] = { 20, 64, 128 };
+    for (size_t i = 0; i < COUNT(all_specs); i++)
+        for (size_t k = 0; k < COUNT(dims); k++)
+            for (int role = 0; role < 2; role++) {
+                if (!exists(all_specs[i], dims[k], (kvant_role)role))
+                    continue;
+                subject s = make_subject(all_specs[i], dims[k], (kvant_role)role);
+                check(&s);
+                free_subject(&s);
+            }
+}
+
+/* All rows at once, block after block, and by the public function: the same bytes. */
+static void encode_all_ways(subject *s)
+{
+    kvant_affine affine = { s->center, s->scale };
+    uint32_t block = info_of(s->codec).block_tokens;
+    assert_int_equal(kvant_codec_check_rows(s->codec, s->kernels, &affine, s->rows, s->d, ROWS), KVANT_OK);
+    kvant_codec_transform_rows(s->codec, s->kernels, &affine, s->rows, s->d, ROWS, s->y);
+    kvant_codec_encode_transformed(s->codec, s->kernels, s->y, 0, ROWS, s->page);
+    assert_int_equal(kvant_codec_encode(s->codec, &affine, s->rows, s->d, 0, ROWS, s->other), KVANT_OK);
+    assert_memory_equal(s->page, s->other, s->page_bytes);
+    memset(s->page, 0, s->page_bytes);
+    for (uint32_t first = ROWS; first > 0; first -= block) {
+        uint32_t at = first - block;
+        kvant_codec_encode_transformed(s->codec, s->kernels, s->y + (size_t)at * s->d, at, block, s->page);
+    }
+    assert_memory_equal(s->page, s->other, s->page_bytes);
+}
+
+static void batches_and_blocks_give_the_same_bytes(void **state)
+{
+    (void)state;
+    for_each_codec(encode_all_ways);
+}
+
+static bool finite_row(const float *y, uint32_t d)
+{
+    for (uint32_t j = 0; j < d; j++)
+        if (!isfinite(y[j]))
+            return false;
+    return true;
+}
+
+/* What fp16 leaves of y: by the conversion of the standard's rounding, one number at a time. */
+static void round_to_half(float *y, uint32_t d)
+{
+    for (uint32_t j = 0; j < d; j++)
+        y[j] = kvant_half_to_float(kvant_half_from_float(y[j]));
+}
+
+/* One row of every size up to the largest number: the quick check must agree with the transformed row itself. */
+static void compare_checks(subject *s, const kvant_affine *affine)
+{
+    for (float size = 0x1p-130f; size < 0x1p126f; size *= size > 1 && size < 0x1p20f ? 1.3f : 256) {
+        float x[KVANT_MAX_HEAD_DIM], half[KVANT_MAX_HEAD_DIM];
+        for (uint32_t j = 0; j < s->d; j++)
+            x[j] = s->rows[j] * size;
+        kvant_codec_transform_rows(s->codec, s->kernels, affine, x, s->d, 1, s->y);
+        memcpy(half, s->y, s->d * sizeof *half);
+        round_to_half(half, s->d);
+        kvant_status exact = finite_row(s->y, s->d) ? s->codec->quantizer->check(s->codec, s->kernels, s->y)
+                                                    : KVANT_ERR_RANGE;
+        kvant_status open = finite_row(half, s->d) ? s->codec->quantizer->check(s->codec, s->kernels, half)
+                                                   : KVANT_ERR_RANGE;
+        assert_int_equal(kvant_codec_check_rows(s->codec, s->kernels, affine, x, s->d, 1), exact);
+        kvant_status status = kvant_codec_check_open_rows(s->codec, s->kernels, affine, x, s->d, 1);
+        if (open != KVANT_OK) /* it may refuse a row between 65504 and 65520 */
+            assert_int_equal(status, open);
+        if (status == KVANT_OK)
+            assert_int_equal(kvant_codec_seal(s->codec, half, 0, 1, s->page), KVANT_OK);
+    }
+}
+
+static void compare_checks_with_and_without_affine(subject *s)
+{
+    kvant_affine centred = { s->center, NULL }, both = { s->center, s->scale }, tiny = { NULL, s->scale };
+    if (info_of(s->codec).block_tokens > 1)
+        return; /* their check of a row is the same; sealing takes whole blocks */
+    compare_checks(s, NULL);
+    compare_checks(s, &centred);
+    compare_checks(s, &both);
+    for (uint32_t j = 0; j < s->d; j++)
+        s->scale[j] *= 0x1p-20f;
+    compare_checks(s, &tiny);
+}
+
+static void checks_agree_with_the_transformed_row(void **state)
+{
+    (void)state;
+    for_each_codec(compare_checks_with_and_without_affine);
+}
+
+static void refuse_bad_rows(subject *s)
+{
+    static const float bad[] = { INFINITY, -INFINITY, NAN };
+    kvant_affine affine = { s->center, s->scale };
+    for (size_t i = 0; i < COUNT(bad); i++)
+        for (size_t at = 0; at < (size_t)3 * s->d; at += s->d + 5) {
+            float kept = s->rows[at];
+            s->rows[at] = bad[i];
+            assert_int_equal(kvant_codec_check_rows(s->codec, s->kernels, &affine, s->rows, s->d, 3),
+                             KVANT_ERR_NONFINITE);
+            assert_int_equal(kvant_codec_check_open_rows(s->codec, s->kernels, NULL, s->rows, s->d, 3),
+                             KVANT_ERR_NONFINITE);
+            s->rows[at] = kept;
+        }
+}
+
+static void rows_that_are_no_numbers_are_refused(void **state)
+{
+    (void)state;
+    for_each_codec(refuse_bad_rows);
+}
+
+/* Open pages: fp16 of y; tiles in the same order of channels as sealed ones. */
+static void read_open_page(subject *s)
+{
+    uint32_t padded = s->codec->layout.padded_dim;
+    void *page = aligned(kvant_open_page_bytes(s->d));
+    float *tile = aligned((size_t)padded * KVANT_PAGE_TOKENS * sizeof *tile), *back = aligned(ROWS * s->d * 4u);
+    kvant_codec_transform_rows(s->codec, s->kernels, NULL, s->rows, s->d, ROWS, s->y);
+    kvant_codec_encode_open(s->codec, s->kernels, s->y, 0, 7, page);
+    kvant_codec_encode_open(s->codec, s->kernels, s->y + (size_t)7 * s->d, 7, ROWS - 7, page);
+    kvant_codec_decode_open(s->codec, s->kernels, page, 0, ROWS, back);
+    round_to_half(s->y, ROWS * s->d);
+    assert_memory_equal(back, s->y, (size_t)ROWS * s->d * sizeof *back);
+    kvant_codec_unpack_open(s->codec, s->kernels, page, tile);
+    for (uint32_t t = 0; t < ROWS; t++)
+        for (uint32_t j = 0; j < s->d; j++) {
+            uint32_t at = s->codec->info.role == KVANT_ROLE_K
+                              ? j * KVANT_PAGE_TOKENS + kvant_token_position(t)
+                              : kvant_token_position(t) * padded + kvant_layout_row_position(&s->codec->layout, j);
+            assert_true(tile[at] == s->y[(size_t)t * s->d + j]);
+        }
+    free(page);
+    free(tile);
+    free(back);
+}
+
+static void open_pages_hold_transformed_rows(void **state)
+{
+    (void)state;
+    for_each_codec(read_open_page);
+}
+
+int main(void)
+{
+    const struct CMUnitTest tests[] = {
+        cmocka_unit_test(batches_and_blocks_give_the_same_bytes),
+        cmocka_unit_test(checks_agree_with_the_transformed_row),
+        cmocka_unit_test(rows_that_are_no_numbers_are_refused),
+        cmocka_unit_test(open_pages_hold_transformed_rows),
+    };
+    return cmocka_run_group_tests(tests, NULL, NULL);
+}

@@ -1,0 +1,255 @@
+/* test_placement.c - the plug-in's placement of llama.cpp's cells: each sequence has blocks of its own, in the order of its tokens, whatever
+ * its neighbours do; what cannot be so is still one slot per cell. */
+#include <setjmp.h>
+#include <stdarg.h>
+#include <stddef.h>
+
+#include <cmocka.h>
+
+#include <stdlib.h>
+#include <string.h>
+
+#include "../../integrations/llama.cpp/placement.h"
+
+enum { N_CELLS = 512, MAX_SEQUENCES = 8, HIDDEN = 0xfc00 };
+
+/* llama.cpp's side: which sequence and position each cell has. */
+typedef struct cache {
+    int sequence[N_CELLS], position[N_CELLS];
+    int length[MAX_SEQUENCES], cell_of[MAX_SEQUENCES][N_CELLS];
+} cache;
+
+static void start(cache *c)
+{
+    memset(c, 0, sizeof(*c));
+    for (int i = 0; i < N_CELLS; i++)
+        c->sequence[i] = -1;
+}
+
+static int free_cell(const cache *c, int from)
+{
+    for (int i = 0; i < N_CELLS; i++)
+        if (c->sequence[(from + i) % N_CELLS] < 0)
+            return (from + i) % N_CELLS;
+    fail_msg("no cell is free");
+    return -1;
+}
+
+static void remove_from(cache *c, int sequence, int position)
+{
+    for (int i = position; i < c->length[sequence]; i++)
+        c->sequence[c->cell_of[sequence][i]] = -1;
+    c->length[sequence] = position;
+}
+
+/* One token of each of n sequences (as listed, repeats are consecutive tokens); twice, as two tensors do. */
+static void write_tokens(cache *c, kvp_placement *p, const int *sequences, int n)
+{
+    static uint16_t rows[64 * N_CELLS];
+    int64_t cells[64], slots[64], again[64];
+    kvp_mask mask = { rows, N_CELLS, N_CELLS };
+
+    for (int i = 0; i < n; i++) {
+        int s = sequences[i], cell = free_cell(c, 0);
+        c->sequence[cell] = s;
+        c->position[cell] = c->length[s];
+        c->cell_of[s][c->length[s]++] = cell;
+        cells[i] = cell;
+    }
+    for (int i = 0; i < n; i++)
+        for (int j = 0; j < N_CELLS; j++)
+            rows[i * N_CELLS + j] = c->sequence[j] == sequences[i] && c->position[j] <= c->position[cells[i]] ? 0 : HIDDEN;
+    assert_true(kvp_placement_write(p, cells, (size_t)n, &mask, slots));
+    assert_true(kvp_placement_write(p, cells, (size_t)n, &mask, again));
+    assert_memory_equal(slots, again, (size_t)n * sizeof(*slots));
+}
+
+static void write_run(cache *c, kvp_placement *p, int sequence, int n)
+{
+    int sequences[64];
+
+    for (int i = 0; i < 64; i++)
+        sequences[i] = sequence;
+    for (; n > 0; n -= 64)
+        write_tokens(c, p, sequences, n < 64 ? n : 64);
+}
+
+/* Every live cell has a slot that no other live cell has. */
+static void check_slots(const cache *c, const kvp_placement *p)
+{
+    bool used[2 * N_CELLS + 8 * 64] = { false };
+
+    for (uint32_t i = 0; i < N_CELLS; i++) {
+        int64_t slot = kvp_placement_slot(p, i);
+        if (c->sequence[i] < 0)
+            continue;
+        assert_true(slot >= 0 && slot < (int64_t)kvp_placement_blocks(N_CELLS) * 64);
+        assert_false(used[slot]);
+        used[slot] = true;
+    }
+}
+
+/* Token t of the sequence is number t % 64 of block t / 64, and these blocks are nobody else's. */
+static void check_sequence(const cache *c, const kvp_placement *p, int sequence)
+{
+    int64_t owner = -1;
+
+    for (int t = 0; t < c->length[sequence]; t++) {
+        int64_t slot = kvp_placement_slot(p, (uint32_t)c->cell_of[sequence][t]);
+        kvp_block block = kvp_placement_block(p, (uint32_t)(slot / 64));
+        assert_int_equal(slot % 64, t % 64);
+        assert_int_equal(block.index, t / 64);
+        owner = t == 0 ? block.sequence : owner;
+        assert_int_equal(block.sequence, owner);
+    }
+    check_slots(c, p);
+}
+
+static void check_table(const cache *c, const kvp_placement *p, int sequence)
+{
+    uint16_t row[N_CELLS], gathered[N_CELLS * 2 + 8 * 64];
+    int32_t table[2 * N_CELLS / 64 + 8];
+    kvp_mask mask = { row, N_CELLS, N_CELLS };
+    uint32_t n, length = (uint32_t)c->length[sequence];
+
+    for (int j = 0; j < N_CELLS; j++)
+        row[j] = c->sequence[j] == sequence ? (uint16_t)(c->position[j] + 1) : HIDDEN;
+    n = kvp_placement_table(p, &mask, 0, 1, table);
+    assert_int_equal(n, (length + 63) / 64);
+    kvp_placement_gather(p, &mask, 0, table, n, gathered);
+    for (uint32_t t = 0; t < n * 64; t++)
+        assert_int_equal(gathered[t], t < length ? t + 1 : HIDDEN);
+}
+
+static void neighbours_do_not_matter(void **state)
+{
+    kvp_placement *p = kvp_placement_create(N_CELLS);
+    cache c;
+
+    (void)state;
+    start(&c);
+    write_run(&c, p, 0, 37);
+    write_run(&c, p, 1, 70);
+    write_run(&c, p, 2, 5);
+    for (int i = 0; i < 90; i++)
+        write_tokens(&c, p, (const int[]){ 2, 0, 1, 1 }, 4);
+    for (int s = 0; s < 3; s++) {
+        check_sequence(&c, p, s);
+        check_table(&c, p, s);
+    }
+    kvp_placement_free(p);
+}
+
+/* Removed tokens' cells are used again: by the sequence itself (prompts that share a beginning), and by another one. */
+static void cells_are_used_again(void **state)
+{
+    kvp_placement *p = kvp_placement_create(N_CELLS);
+    cache c;
+
+    (void)state;
+    start(&c);
+    write_run(&c, p, 0, 150);
+    remove_from(&c, 0, 100);
+    write_run(&c, p, 0, 60);
+    check_sequence(&c, p, 0);
+    write_run(&c, p, 1, 64);
+    remove_from(&c, 0, 0);
+    write_run(&c, p, 2, 130);
+    check_sequence(&c, p, 1);
+    check_sequence(&c, p, 2);
+    check_table(&c, p, 2);
+    remove_from(&c, 2, 0);
+    write_run(&c, p, 2, 1);
+    write_run(&c, p, 2, 80);
+    check_sequence(&c, p, 2);
+    kvp_placement_free(p);
+}
+
+/* Two sequences that go on from one prompt: the second one's tokens lie in blocks of their own behind the shared ones. */
+static void shared_beginnings(void **state)
+{
+    kvp_placement *p = kvp_placement_create(N_CELLS);
+    uint16_t row[N_CELLS];
+    kvp_mask mask = { row, N_CELLS, N_CELLS };
+    int32_t table[32];
+    int64_t cell = 300, slot;
+    cache c;
+
+    (void)state;
+    start(&c);
+    write_run(&c, p, 0, 100);
+    for (int j = 0; j < N_CELLS; j++)
+        row[j] = c.sequence[j] == 0 && c.position[j] < 80 ? 0 : HIDDEN;
+    row[cell] = 0;
+    assert_true(kvp_placement_write(p, &cell, 1, &mask, &slot));
+    assert_int_equal(slot % 64, 0);
+    assert_int_equal(kvp_placement_block(p, (uint32_t)(slot / 64)).index, 1);
+    assert_int_equal(kvp_placement_table(p, &mask, 0, 1, table), 3);
+    assert_int_equal(table[2], slot / 64);
+    kvp_placement_free(p);
+}
+
+static void restored_rows_are_one_sequence(void **state)
+{
+    kvp_placement *p = kvp_placement_create(N_CELLS);
+    int64_t cells[50], slots[50];
+
+    (void)state;
+    for (int part = 0; part < 3; part++) { /* of one tensor, which is written in parts */
+        for (int i = 0; i < 50; i++)
+            cells[i] = 10 + 50 * part + i;
+        assert_true(kvp_placement_write(p, cells, 50, NULL, slots));
+        for (int i = 0; i < 50; i++) {
+            assert_int_equal(slots[i] % 64, (50 * part + i) % 64);
+            assert_int_equal(kvp_placement_block(p, (uint32_t)(slots[i] / 64)).index, (50 * part + i) / 64);
+        }
+    }
+    for (int i = 0; i < 50; i++) /* of the next tensor */
+        cells[i] = 10 + i;
+    assert_true(kvp_placement_write(p, cells, 50, NULL, slots));
+    for (int i = 0; i < 50; i++)
+        assert_int_equal(slots[i], kvp_placement_slot(p, 10) + i);
+    cells[0] = N_CELLS;
+    assert_false(kvp_placement_write(p, cells, 1, NULL, slots));
+    kvp_placement_clear(p);
+    assert_int_equal(kvp_placement_slot(p, 10), -1);
+    kvp_placement_free(p);
+}
+
+/* Far more short sequences than there are blocks: pages are shared then, and everything has its place. */
+static void every_cell_always_has_a_slot(void **state)
+{
+    kvp_placement *p = kvp_placement_create(N_CELLS);
+    uint32_t random = 1;
+    int total;
+    cache c;
+
+    (void)state;
+    start(&c);
+    for (int round = 0; round < 3000; round++) {
+        int s = (int)((random = random * 1664525u + 1013904223u) >> 16) % MAX_SEQUENCES;
+        int n = (int)((random = random * 1664525u + 1013904223u) >> 16) % 60 + 1;
+        total = 0;
+        for (int i = 0; i < MAX_SEQUENCES; i++)
+            total += c.length[i];
+        if (total + n > N_CELLS || n % 7 == 0)
+            remove_from(&c, s, n % 2 ? 0 : c.length[s] / 2);
+        else
+            write_run(&c, p, s, n);
+        check_slots(&c, p);
+    }
+    kvp_placement_free(p);
+}
+
+int main(void)
+{
+    const struct CMUnitTest tests[] = {
+        cmocka_unit_test(neighbours_do_not_matter),
+        cmocka_unit_test(cells_are_used_again),
+        cmocka_unit_test(shared_beginnings),
+        cmocka_unit_test(restored_rows_are_one_sequence),
+        cmocka_unit_test(every_cell_always_has_a_slot),
+    };
+
+    return cmocka_run_group_tests(tests, NULL, NULL);
+}
