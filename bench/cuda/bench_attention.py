@@ -124,12 +124,14 @@ def relative_error(cache, table, q, out, tokens):
     group, n_queries = q.shape[2] // cache.n_kv_heads, q.shape[1]
     first = table[0, : (tokens + 63) // 64]
     sealed, opened = first[first >= 0], -1 - first[first < 0]
-    k, v = (
-        torch.cat(
-            [cache.decode(role, sealed, torch.float32), cache.decode(role, opened, torch.float32, is_open=True)]
-        )[:tokens, 0]
-        for role in "kv"
-    )
+
+    def rows(role):
+        pages = [cache.decode(role, sealed, torch.float32)]
+        if opened.numel():
+            pages.append(cache.decode(role, opened, torch.float32, is_open=True))
+        return torch.cat(pages)[:tokens, 0]
+
+    k, v = rows("k"), rows("v")
     scores = q[0, :, :group].float() @ k.T / cache.head_dim**0.5
     behind = torch.arange(tokens, device=k.device) > torch.arange(tokens - n_queries, tokens, device=k.device)[:, None]
     want = torch.softmax(scores.masked_fill(behind[:, None, :], -torch.inf), -1) @ v
