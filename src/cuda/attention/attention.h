@@ -57,9 +57,9 @@ struct AttentionArgs {
     float k_offset, v_offset;  /* uniform codes: number = scale * (code + offset) when symmetric */
     PageSource k_open, v_open; /* block i of these is -1 - i in the table */
 
-    /* What only general kernels read. */
-    int query_tokens;            /* the most of a sequence */
-    const int32_t *query_starts; /* sequence b has rows query_starts[b] .. [b + 1] - 1 of q, or NULL */
+    /* Only general kernels read these. */
+    int query_tokens;            /* per sequence, at most */
+    const int32_t *query_starts; /* or NULL; as in cuda.h */
     size_t q_token_stride, out_token_stride;
     int causal, window; /* window: INT_MAX for none */
     float softcap_log2; /* softcap * log2(e), 0: none */
@@ -83,20 +83,20 @@ struct ChunkAttentionArgs : AttentionArgs {
 struct AttentionKernel {
     const void *kernel; /* takes AttentionArgs, or ChunkAttentionArgs, which begin with them; NULL: there is none */
     int threads, shared_bytes;
-    int columns;     /* query rows that a pass over the pages serves */
-    bool byte_keys;  /* keys of codebooks are multiplied as signed bytes */
-    int ptx_least;   /* the body is there in code made of PTX of this version or a later one */
+    int columns;     /* query rows per pass over the pages */
+    bool byte_keys;  /* codebook keys are multiplied as signed bytes */
+    int ptx_least;   /* code made from older PTX has no body */
 };
 
-/* Which kernel: large ones are for blocks of 227 KB of shared memory and begin with compute_90, others want at most 99 KB and
- * run on everything. general: the table may name open blocks, and whatever of a problem has more than one query token, a
- * window, a mask and so on. wide: 16 columns. */
+/* large: up to 227 KB of shared memory per block, for compute_90 and later; otherwise at most 99 KB,
+ * for every GPU. general: open blocks, several query tokens, windows, masks and so on. wide: 16
+ * columns instead of 8. */
 struct KernelChoice {
     bool large, general, wide;
 };
 
-/* The kernel of a pair of kinds of codes, which attention_pairs.h lists, and a head_dim; kernel is NULL for a choice that is not
- * there. */
+/* The kernel for a pair of attention_pairs.h and a head_dim; .kernel is NULL when the choice does not
+ * exist. */
 template <class K, class V, int D> AttentionKernel pair_attention(KernelChoice choice);
 
 } // namespace kvant

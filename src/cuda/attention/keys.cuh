@@ -265,8 +265,8 @@ __device__ __forceinline__ void multiply_bytes(const uint8_t *page, const uint32
     }
 }
 
-/* Scores (log2) of a page's tokens, 8 columns a tile; a code is unpacked once for all tiles. codes: bytes of codes, behind
- * which the metadata stands. Kinds with groups of 32 have one tile. */
+/* Scores (log2) of a page's tokens, 8 columns per tile. A code is unpacked once for all tiles. codes: bytes
+ * of codes in front of the metadata. Kinds with groups of 32 have one tile. */
 template <class C, int D, bool LARGE, bool BYTES, int TILES, class T>
 __device__ __forceinline__ void score_page(const uint8_t *page, int codes,
                                            const uint32_t (&q)[TILES][key_tiles<C, D>()][2],

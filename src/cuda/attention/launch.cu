@@ -1,8 +1,10 @@
-/* launch.cu - the functions of cuda.h about attention: what a problem must be, which kernel it gets, the launch.
+/* launch.cu - the functions of cuda.h about attention: checks the problem, chooses the kernel,
+ * launches it.
  *
- * What runs is decided by what is there: the memory that the device gives a block, and for each kernel what the runtime says
- * of the code that it loaded (cudaFuncGetAttributes). A device's number says neither: code made from old PTX runs on a new
- * device as well, and new devices have less memory than old ones. */
+ * The choice depends on two facts: how much shared memory the device gives a block, and which PTX
+ * version the loaded code of a kernel was made from (cudaFuncGetAttributes). The compute capability
+ * tells neither: a new device may run code made from old PTX, and a new device may have less shared
+ * memory than an old one. */
 #include "../checks.h"
 #include "../chunks/chunks.cuh"
 #include "../table.h"
@@ -73,7 +75,7 @@ uint32_t grid_of(const Device &device)
     return device.multiprocessors < (int)MAX_BLOCKS ? (uint32_t)device.multiprocessors : MAX_BLOCKS;
 }
 
-/* Whether the code that was loaded for a kernel has its body and fits the device. */
+/* Checks that the loaded code has a body and that the kernel fits the device. */
 kvant_status check_kernel(const AttentionKernel &kernel, const Device &device)
 {
     if (!kernel.kernel || kernel.shared_bytes > device.shared_bytes)
@@ -114,7 +116,7 @@ kvant_status choose_kernel(const kvant_cuda_attention_args &args, const Device &
     return status;
 }
 
-/* batch, heads and table: what schedule.cuh counts in 32 bits. */
+/* schedule.cuh counts pages and pairs in 32 bits. */
 bool valid_shape(const kvant_cuda_attention_args &args)
 {
     if (args.batch == 0 || args.n_kv_heads == 0 || args.n_heads == 0 || args.n_heads % args.n_kv_heads != 0 ||

@@ -87,13 +87,13 @@ __device__ __forceinline__ float slope_of(const AttentionArgs &p, int head)
     return LOG2_E * exp2f(-p.max_bias * steps);
 }
 
-/* A pair's query rows on their way from memory, those of one warp: columns n, n + WARPS, ... */
+/* A warp's query rows of a pair, loaded ahead of use: columns n, n + WARPS, ... */
 template <int D, int WARPS, bool GENERAL, int COLUMNS> struct QueryRows {
     static constexpr int N = (COLUMNS + WARPS - 1) / WARPS;
     Row<D> rows[N];
 
-    /* The column that a pair does not have: zeros. It is never read, but what it computes must not
-     * be what the others wait for. */
+    /* Columns that a pair does not have become zeros: their results are never read, but NaNs would make
+     * every page compute its weights twice. */
     __device__ __forceinline__ void load(const AttentionArgs &p, const Pair &pair, int warp, int lane)
     {
 #pragma unroll

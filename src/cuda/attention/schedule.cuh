@@ -24,7 +24,7 @@ __device__ __forceinline__ int quotient(int a, int b)
     return rest < 0 ? q - 1 : rest >= b ? q + 1 : q;
 }
 
-/* Rows of a sequence's query tokens in q, out, lse and mask, and where these lie. */
+/* The number of a query row (the order of lse and mask), and its place in q and out. */
 struct QueryRow {
     size_t row, q, out;
 };
@@ -39,8 +39,8 @@ __device__ __forceinline__ QueryRow query_row(const AttentionArgs &p, int b, int
                      b * p.out_batch_stride + token * p.out_token_stride };
 }
 
-/* How many pages and query rows sequences have. A kernel that is not GENERAL knows one query token a sequence, no
- * window, and as many groups of query rows for every sequence. */
+/* Pages and query rows per sequence. A kernel that is not GENERAL assumes one query token per
+ * sequence and no window, so every sequence has the same number of groups. */
 template <bool GENERAL, int COLUMNS> struct Lengths {
     const AttentionArgs &p;
 
@@ -54,19 +54,19 @@ template <bool GENERAL, int COLUMNS> struct Lengths {
             return GENERAL ? p.query_tokens : 1;
         return min(max(__ldg(p.query_starts + b + 1) - __ldg(p.query_starts + b), 0), p.query_tokens);
     }
-    /* The position of a sequence's first query token; below 0: it sees nothing. */
+    /* Position of a sequence's first query token; below 0 when the sequence is shorter than its query. */
     __device__ __forceinline__ int first_position(int b) const
     {
         return length(b) - queries(b);
     }
-    /* Pages before this one are behind the window of every query token. */
+    /* No query token sees a page before this one. */
     __device__ __forceinline__ int first_page(int b) const
     {
         if (!GENERAL || p.window == INT_MAX)
             return 0;
         return (unsigned)max(first_position(b) - p.window + 1, 0) / PAGE_TOKENS;
     }
-    /* Of a pair. */
+    /* Pages per pair. */
     __device__ __forceinline__ int pages(int b) const
     {
         return b < p.batch ? (int)((unsigned)(length(b) + PAGE_TOKENS - 1) / PAGE_TOKENS) - first_page(b) : 0;
@@ -75,7 +75,7 @@ template <bool GENERAL, int COLUMNS> struct Lengths {
     {
         return GENERAL ? (unsigned)(queries(b) * p.heads_a_kv + COLUMNS - 1) / COLUMNS : p.groups;
     }
-    /* Pairs of a sequence. */
+    /* Pairs per sequence. */
     __device__ __forceinline__ int heads(int b) const
     {
         return p.kv_heads * (!GENERAL || b < p.batch ? groups(b) : 0);
@@ -105,8 +105,9 @@ template <bool GENERAL> struct Cursor {
     }
 };
 
-/* A sequence and the query rows of one kv head that a pass over its pages serves: column n is row first_column + n of those of
- * the kv head, which are its query heads of the first token, then those of the second, ... */
+/* A sequence and up to COLUMNS query rows of one kv head: one pass over the pages serves them. The
+ * rows of a kv head are its query heads for the first token, then for the second token, and so on;
+ * column n is row first_column + n. */
 struct Pair {
     int b, kv_head, first_column, n_columns;
 };
@@ -166,7 +167,7 @@ __device__ __forceinline__ Piece<GENERAL> find_piece(const Lengths<GENERAL, COLU
                                                      int min_pages, int lane)
 {
     const int batch = lengths.p.batch, times = GENERAL ? 1 : lengths.heads(0);
-    /* a sequence's part of the line, `times` times */
+    /* a sequence's part of the line, divided by `times` */
     auto part = [&](int b) { return GENERAL ? lengths.pages(b) * lengths.heads(b) : lengths.pages(b); };
     Piece<GENERAL> piece;
     int total = 0, n = 0, longest = 0, pages = 0;

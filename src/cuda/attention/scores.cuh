@@ -1,7 +1,8 @@
-/* scores.cuh - what a problem does to scores before the softmax: softcap, ALiBi, a mask, causality, a window.
+/* scores.cuh - changes scores before the softmax: softcap, ALiBi, mask, causality, window.
  *
- * Scores are in log2 here, in an accumulator's registers (softmax.cuh): lane l has tokens 16 i + l / 4 (+ 8) of a page and
- * columns 2 (l mod 4) (+ 1) of a tile. A hidden token's score is -infinity; what it adds to the sums is 0. */
+ * Scores are binary logarithms in the registers of an accumulator (softmax.cuh): lane l holds
+ * tokens 16 i + l / 4 (+ 8) of a page and columns 2 (l mod 4) (+ 1) of a tile. A hidden token gets
+ * the score -infinity, so its weight is 0. */
 #ifndef KVANT_CUDA_SCORES_CUH
 #define KVANT_CUDA_SCORES_CUH
 
@@ -10,7 +11,7 @@
 namespace kvant
 {
 
-/* All columns of a pair see tokens from .. to; outside, some do not. */
+/* Every column of a pair sees tokens from .. to. Pages inside this range need no test per token. */
 struct Seen {
     int from, to;
 };
@@ -29,7 +30,8 @@ __device__ __forceinline__ float soften(float x, float cap)
     return cap - __fdividef(2 * cap, e + 1);
 }
 
-/* Softcap, then what is added. first: of the page's tokens, of which `valid` are there. */
+/* Softcap, then mask or ALiBi. first is the position of the page's first token; the page has
+ * `valid` tokens, and the mask has no cells beyond them. */
 template <class Q>
 __device__ __forceinline__ void add_bias(const AttentionArgs &p, const Q &tile, int t, int first, int valid, int lane,
                                          float (&s)[4][4])

@@ -163,12 +163,13 @@ template <class C, int D> struct Accumulator {
     }
 };
 
-/* What the tokens of a page add to a lane's sums. */
+/* A page's contribution to a lane's sums. */
 struct PageSums {
     float sum[2], zero[2];
 };
 
-/* Weights of a page as p, before they are transposed; false if one, or their sum, is too large for the reference. */
+/* p: weights of a page, not yet transposed. Returns false when a weight or their sum is too large for the
+ * reference. */
 template <class C, int D>
 __device__ __forceinline__ bool weights_of(const Accumulator<C, D> &sums, const float (&s)[4][4],
                                            const TokenScales &values, PageSums &page, uint32_t (&p)[4][2])
@@ -192,9 +193,10 @@ __device__ __forceinline__ bool weights_of(const Accumulator<C, D> &sums, const 
     return __hble2(largest, __float2half2_rn(1 << (int)SLACK)) && page.sum[0] < 0x1p64f && page.sum[1] < 0x1p64f;
 }
 
-/* p: operands for the values, tokens as rows; also adds up the sums. Weights are worked out with the reference as it is, and
- * once more if one is beyond 2^SLACK: that is seldom, and seen with less work than from the scores. The sums tell what weights
- * of values of scale 0 do not. All tiles go through it together: their chains of dependent instructions are long. */
+/* p: operands for the values, tokens as rows; also adds up the sums. Weights are computed with the
+ * current reference first, and again with a raised one if a weight exceeds 2^SLACK. This happens
+ * rarely and is cheaper to detect than a score above the reference. The sums detect it for values of
+ * scale 0. Tiles are processed together, because their dependent instructions overlap. */
 template <class C, int D, int TILES>
 __device__ __forceinline__ void weigh_tokens(Accumulator<C, D> (&sums)[TILES], const float (&s)[TILES][4][4],
                                              const TokenScales &values, uint32_t (&p)[TILES][4][2])

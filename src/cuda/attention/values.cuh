@@ -186,8 +186,8 @@ template <int N, class T, int TILES> __device__ __forceinline__ T (&part(T (&til
     return *reinterpret_cast<T(*)[N]>(&tiles[first]);
 }
 
-/* Adds a page's values, weighted by the scores, to the sums, one for each tile of 8 columns; a code is unpacked once for
- * all tiles. */
+/* Adds a page's values, weighted by the scores, to the sums of each tile. A code is unpacked once for all
+ * tiles. */
 template <class C, int D, bool LARGE, int TILES, class T>
 __device__ __forceinline__ void add_page(const uint8_t *page, int codes, const T &table, int symmetric,
                                          float offset, int lane, int valid, float (&s)[TILES][4][4],
@@ -200,7 +200,7 @@ __device__ __forceinline__ void add_page(const uint8_t *page, int codes, const T
             for (int t = 0; t < TILES; t++)
                 mask_tokens(s[t], scales, valid, lane >> 2);
         uint32_t weights[TILES][4][2];
-        if constexpr (HAS_ZEROS<C> && TILES == 2) { /* registers are too few for both at once */
+        if constexpr (HAS_ZEROS<C> && TILES == 2) { /* both at once would spill registers */
             weigh_tokens<C, D, 1>(part<1>(sums, 0), part<1>(s, 0), scales, part<1>(weights, 0));
             weigh_tokens<C, D, 1>(part<1>(sums, 1), part<1>(s, 1), scales, part<1>(weights, 1));
         } else

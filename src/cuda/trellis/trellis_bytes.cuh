@@ -113,8 +113,8 @@ __device__ __forceinline__ void byte_levels(const uint32_t (&w)[4], const At &at
     }
 }
 
-/* The same levels as halves, columns c and c + 8 in a register: use(row tile, column tile, halves). Words are read twice, because
- * registers cannot keep them. */
+/* The same levels as halves, columns c and c + 8 in a register: use(row tile, column tile, halves). Words are
+ * read twice, because there are too few registers to keep them. */
 template <class C, int D, class T, class F>
 __device__ __forceinline__ void for_each_trellis_key4(const uint8_t *page, int lane, const T &table, F &&use)
 {
@@ -150,8 +150,8 @@ __device__ __forceinline__ void for_each_trellis_key4(const uint8_t *page, int l
     }
 }
 
-/* use(row tile, pair of column tiles, bytes) for a key page of codes of 4 bits. ROOMY: registers can keep the page's words; else
- * they are read twice. */
+/* use(row tile, pair of column tiles, bytes) for a key page of codes of 4 bits. ROOMY: registers can keep the
+ * page's words; otherwise words are read twice. */
 template <class C, int D, bool ROOMY, class T, class F>
 __device__ __forceinline__ void for_each_trellis_byte(const uint8_t *page, int lane, const T &table, F &&use)
 {
