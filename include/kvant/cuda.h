@@ -63,9 +63,9 @@ typedef struct kvant_cuda_codec kvant_cuda_codec;
  * and the reason in err, when errlen > 0. */
 KVANT_API kvant_status kvant_cuda_available(char *err, size_t errlen);
 
-/* Makes the GPU's side of a codec; the arguments are those of kvant_codec_create. Host work only: no
- * device is touched, and no driver is needed. On error *codec is NULL and err, when errlen > 0, says what is missing ("not on the
- * GPU: ..."). */
+/* Makes the GPU's side of a codec; the arguments are those of kvant_codec_create. Host work only: no device
+ * is touched, and no driver is needed. On error *codec is NULL and err, when errlen > 0, says what is
+ * missing ("not on the GPU: ..."). */
 KVANT_API kvant_status kvant_cuda_codec_create(const char *spec, uint32_t head_dim, kvant_role role, uint64_t seed,
                                                kvant_cuda_codec **codec, char *err, size_t errlen);
 
@@ -73,9 +73,9 @@ KVANT_API kvant_status kvant_cuda_codec_create(const char *spec, uint32_t head_d
 KVANT_API kvant_status kvant_cuda_codec_from(const kvant_codec *source, kvant_cuda_codec **codec, char *err,
                                              size_t errlen);
 
-/* The numbers that a calibration gives the codec of one kv head. An engine copies them to the device, kv head after
- * kv head, for the calls below; all kv heads share one kvant_cuda_codec when their specs are equal. The arrays belong
- * to the CPU codec; NULL: it has none. */
+/* The numbers that a calibration gives the codec of one kv head. An engine copies them to the device, kv
+ * head after kv head, for the calls below; all kv heads share one kvant_cuda_codec when their specs are
+ * equal. The arrays belong to the CPU codec; NULL: it has none. */
 typedef struct kvant_cuda_tables {
     size_t size;                   /* set by the caller to sizeof(kvant_cuda_tables) */
     const float *center, *factors; /* center=file, norm=file: head_dim numbers */
@@ -203,9 +203,9 @@ typedef struct kvant_cuda_attention_args {
 /* Whether attention has a kernel for keys of one codec and values of another: both of one kind and width;
  * uniform keys of 8 or 4 bits, or turboquant keys of 4 or 3, with turboquant values of no more bits; int-8
  * or turboquant-4 keys with 4-bit uniform values; int-4 keys with int-2 values; trellis keys with trellis
- * values of the same bits and states, or of 256 states and fewer bits; octopus, hqmq, kivi-2,
- * innerq-base and innerq-small with themselves. Otherwise KVANT_ERR_UNSUPPORTED, or KVANT_ERR_ARGUMENT for roles or head_dim
- * that do not belong together, and err, when errlen > 0, says so. Touches no device. */
+ * values of the same bits and states, or of 256 states and fewer bits; octopus, hqmq, kivi-2, innerq-base
+ * and innerq-small with themselves. Otherwise KVANT_ERR_UNSUPPORTED, or KVANT_ERR_ARGUMENT for roles or
+ * head_dim that do not belong together, and err, when errlen > 0, says so. Touches no device. */
 KVANT_API kvant_status kvant_cuda_attention_check(const kvant_cuda_codec *k_codec, const kvant_cuda_codec *v_codec,
                                                   char *err, size_t errlen);
 
@@ -239,9 +239,10 @@ typedef struct kvant_cuda_query_args {
     float *out;                           /* batch x n_heads x head_dim, contiguous */
 } kvant_cuda_query_args;
 
-/* Queries through the matrix of a codec with transform=file, as kvant_codec_transform_query has them (in binary32, in an
- * order of its own: off by at most head_dim roundings). Attention takes these as its q, with type KVANT_CUDA_F32. A codec
- * with transform=diagonal needs no such call: attention takes its inverse_weights as k_factors. */
+/* Queries through the matrix of a codec with transform=file, as kvant_codec_transform_query has them (in
+ * binary32, in an order of its own: off by at most head_dim roundings). Attention takes these as its q,
+ * with type KVANT_CUDA_F32. A codec with transform=diagonal needs no such call: attention takes its
+ * inverse_weights as k_factors. */
 KVANT_API kvant_status kvant_cuda_transform_queries(const kvant_cuda_query_args *args, kvant_cuda_stream stream);
 
 /* ---- pages ---- */

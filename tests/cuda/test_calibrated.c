@@ -1,5 +1,6 @@
-/* test_calibrated.c - codecs of a calibration on the GPU: centre, scale and matrix of each kv head. Append and seal
- * write the CPU's bytes, decoding gives the CPU's numbers. Queries and attention are compared with sums in binary64. */
+/* test_calibrated.c - codecs of a calibration on the GPU: centre, scale and matrix of each kv head. Append
+ * and seal write the CPU's bytes, decoding gives the CPU's numbers. Queries and attention are compared with
+ * sums in binary64. */
 #include "cuda_support.h"
 
 #include <math.h>
@@ -224,7 +225,7 @@ static void decode_on_gpu(const role_cache *c, bool open, float *rows)
                                     .inverse_weights = c->inverse };
     assert_int_equal(kvant_cuda_decode(&args, NULL), KVANT_OK);
     device_read(rows, out, bytes);
-    args.inverse_weights = c->inverse ? NULL : c->gpu_pool;
+    args.inverse_weights = c->inverse ? NULL : out; /* missing, or for no use */
     assert_int_equal(kvant_cuda_decode(&args, NULL), KVANT_ERR_ARGUMENT);
     cudaFree(gpu_blocks);
     cudaFree(out);
@@ -317,7 +318,8 @@ typedef struct problem {
     float scale;
 } problem;
 
-/* out = softmax(scale <q, k>) v over the decoded rows, of which the keys lack their centre: it moves all scores alike. */
+/* out = softmax(scale <q, k>) v over the decoded rows, of which the keys lack their centre: it moves all
+ * scores alike. */
 static void reference(const problem *p, const float *keys, const float *values, uint32_t sequence, uint32_t head,
                       double *out)
 {
@@ -374,8 +376,8 @@ static float *transform_queries(const problem *p, const void *gpu_q)
     return out;
 }
 
-/* Queries are rounded to 11 bits, and so are probabilities: 1e-2 of the largest value is ten times the effect. A wrong
- * matrix errs as much as values differ. */
+/* Queries are rounded to 11 bits, and so are probabilities: 1e-2 of the largest value is ten times the
+ * effect. A wrong matrix errs as much as values differ. */
 static void check_attention(const problem *p, bool full)
 {
     const uint32_t d = p->k.d;
