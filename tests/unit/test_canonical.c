@@ -1,6 +1,8 @@
-/* test_canonical.c - canonical specs: each makes the codec that printed it, whatever the seed of the call, and says
+/* test_canonical.c - canonical specs: each makes the codec that printed it when the call's seed is 0, and says
  * everything that bytes depend on; what comes from a calibration is in the fingerprint. */
 #include "testing.h"
+
+#include "calibrated.h"
 
 static kvant_codec *try_codec(const char *spec, uint32_t d, kvant_role role, uint64_t seed)
 {
@@ -27,7 +29,7 @@ static void expect_same_codec(const kvant_codec *a, const char *spec)
     kvant_codec_info info = info_of(a);
     char err[256] = "";
     kvant_codec *b;
-    if (kvant_codec_create(info.spec, info.head_dim, info.role, 99, &b, err, sizeof err) != KVANT_OK)
+    if (kvant_codec_create(info.spec, info.head_dim, info.role, 0, &b, err, sizeof err) != KVANT_OK)
         fail_msg("%s at head_dim %u prints %s, which is refused: %s", spec, info.head_dim, info.spec, err);
     kvant_codec_info again = info_of(b);
     uint8_t *left = encode(a), *right = encode(b);
@@ -54,7 +56,7 @@ static void canonical_specs_make_the_codec_that_printed_them(void **state)
     for (size_t i = 0; i < COUNT(all_specs); i++)
         for (uint32_t d = 1; d <= KVANT_MAX_HEAD_DIM; d = next_dim(d))
             for (int role = 0; role < 2; role++) {
-                kvant_codec *codec = try_codec(all_specs[i], d, (kvant_role)role, d % 3 ? UINT64_MAX - d : 99);
+                kvant_codec *codec = try_codec(all_specs[i], d, (kvant_role)role, d % 3 ? UINT64_MAX - d : 0);
                 if (!codec)
                     continue;
                 expect_same_codec(codec, all_specs[i]);
@@ -107,12 +109,41 @@ static void seeds_of_specs_come_before_those_of_calls(void **state)
     assert_null(try_codec("f16:seed=1", 64, KVANT_ROLE_K, 0));
 }
 
+static uint64_t fingerprint_at(const char *spec, const kvant_calibration *c, uint32_t layer, uint32_t kv_head)
+{
+    kvant_codec *codec;
+    assert_int_equal(kvant_codec_create_calibrated(spec, 32, KVANT_ROLE_K, 0, c, layer, kv_head, &codec, NULL, 0),
+                     KVANT_OK);
+    uint64_t fingerprint = info_of(codec).fingerprint;
+    kvant_codec_free(&codec);
+    return fingerprint;
+}
+
+/* The spec is the same for all kv heads of a model, their bytes are not. */
+static void fingerprints_tell_calibrated_heads_apart(void **state)
+{
+    static const char *const more[] = { "int-4:center=file", "int-4:norm=file" };
+    (void)state;
+    kvant_calibration *c = calibrate_fixed(32);
+    assert_non_null(c);
+    for (size_t i = 0; i < N_WEIGHTED_SPECS + COUNT(more); i++) {
+        const char *spec = i < N_WEIGHTED_SPECS ? weighted_specs[i] : more[i - N_WEIGHTED_SPECS];
+        uint64_t here = fingerprint_at(spec, c, 0, 0);
+        assert_true(here == fingerprint_at(spec, c, 0, 0));
+        assert_true(here != fingerprint_at(spec, c, 0, 1));
+        assert_true(here != fingerprint_at(spec, c, 1, 0));
+    }
+    assert_true(fingerprint_at("int-4", c, 0, 0) == fingerprint_at("int-4", c, 1, 1));
+    kvant_calibration_free(&c);
+}
+
 int main(void)
 {
     const struct CMUnitTest tests[] = {
         cmocka_unit_test(canonical_specs_make_the_codec_that_printed_them),
         cmocka_unit_test(specs_differ_where_bytes_do),
         cmocka_unit_test(seeds_of_specs_come_before_those_of_calls),
+        cmocka_unit_test(fingerprints_tell_calibrated_heads_apart),
     };
     return cmocka_run_group_tests(tests, NULL, NULL);
 }
