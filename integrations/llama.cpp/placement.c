@@ -93,7 +93,8 @@ static kvp_block *block_of(const kvp_placement *p, int32_t slot)
 
 static bool sees(const kvp_mask *mask, size_t token, int64_t cell)
 {
-    return cell >= 0 && cell < mask->n_cells && mask->rows[token * mask->stride + (size_t)cell] != HIDDEN;
+    return cell >= 0 && cell < mask->n_cells &&
+           (mask->rows == NULL || mask->rows[token * mask->stride + (size_t)cell] != HIDDEN);
 }
 
 /* Whether a token can follow the cell: it is placed, sees it, and it is not among the rest of the batch. */
@@ -234,9 +235,19 @@ static void place(kvp_placement *p, const int64_t *cells, size_t i, const kvp_ma
     enter(p, cell, before < 0 ? first_slot(p, cell) : slot_behind(p, cell, before));
 }
 
-static bool is_last_batch(const kvp_placement *p, const int64_t *cells, size_t n)
+bool kvp_placement_is_last(const kvp_placement *p, const int64_t *cells, size_t n)
 {
-    return n == p->n_batch && memcmp(cells, p->batch, n * sizeof(*cells)) == 0;
+    return n == p->n_batch && n > 0 && memcmp(cells, p->batch, n * sizeof(*cells)) == 0;
+}
+
+size_t kvp_placement_n_last(const kvp_placement *p)
+{
+    return p->n_batch;
+}
+
+uint32_t kvp_placement_sequence(const kvp_placement *p, size_t i)
+{
+    return block_of(p, p->slot_of[p->batch[i]])->sequence;
 }
 
 static bool keep_batch(kvp_placement *p, const int64_t *cells, size_t n)
@@ -269,7 +280,7 @@ bool kvp_placement_write(kvp_placement *p, const int64_t *cells, size_t n, const
     for (size_t i = 0; i < n; i++)
         if (cells[i] < 0 || cells[i] >= p->n_cells)
             return false;
-    if (!is_last_batch(p, cells, n)) {
+    if (!kvp_placement_is_last(p, cells, n)) {
         if (!keep_batch(p, cells, n))
             return false;
         place_batch(p, cells, n, mask);
@@ -323,10 +334,20 @@ uint32_t kvp_placement_table(const kvp_placement *p, const kvp_mask *mask, uint3
 void kvp_placement_gather(const kvp_placement *p, const kvp_mask *mask, uint32_t token, const int32_t *table,
                           uint32_t n_blocks, uint16_t *out)
 {
-    const uint16_t *row = mask->rows + token * mask->stride;
+    const uint16_t *row = mask->rows != NULL ? mask->rows + token * mask->stride : NULL;
 
     for (uint32_t i = 0; i < n_blocks * KVP_BLOCK; i++) {
         int32_t cell = p->cell_of[(uint32_t)table[i / KVP_BLOCK] * KVP_BLOCK + i % KVP_BLOCK];
-        out[i] = cell >= 0 && (uint32_t)cell < mask->n_cells ? row[cell] : HIDDEN;
+        out[i] = cell < 0 || (uint32_t)cell >= mask->n_cells ? HIDDEN : row != NULL ? row[cell] : 0;
     }
+}
+
+bool kvp_placement_in_order(const kvp_placement *p, const int32_t *table, uint32_t n_blocks)
+{
+    for (uint32_t i = 0; i < n_blocks * KVP_BLOCK; i++) {
+        int32_t cell = p->cell_of[(uint32_t)table[i / KVP_BLOCK] * KVP_BLOCK + i % KVP_BLOCK];
+        if (cell >= 0 && cell != (int32_t)i)
+            return false;
+    }
+    return true;
 }

@@ -70,7 +70,7 @@ static kvant_status take(kvant_cache *cache, int32_t sequence, uint32_t index, i
 /* Gives the sequence a block of its own in place of one that it shares. */
 static kvant_status unshare(kvant_cache *cache, int32_t sequence, uint32_t index)
 {
-    int32_t *entry = &cache->sequences[sequence].table[index], block;
+    int32_t *entry = &cache->sequences[sequence].table[index], block = KVANT_NO_BLOCK;
     KVANT_FORWARD(take(cache, sequence, index, &block));
     for (uint32_t layer = 0; layer < cache->params.n_layers; layer++)
         for (int role = 0; role < 2; role++) {
@@ -213,7 +213,7 @@ kvant_status kvant_sequence_export(const kvant_cache *cache, int32_t sequence, u
                                    size_t *used)
 {
     const kvant_sequence *s = kvant_sequence_of(cache, sequence);
-    uint32_t tokens;
+    uint32_t tokens = 0;
     KVANT_RETURN_IF(!s || !data || !used, KVANT_ERR_ARGUMENT);
     KVANT_FORWARD(tokens_of(cache, s, index, &tokens));
     if (bytes < kvant_cache_export_size(cache))

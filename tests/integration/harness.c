@@ -121,7 +121,10 @@ struct llama_context *harness_context(const harness_options *options)
     params.kv_unified = options->unified;
     params.n_threads = params.n_threads_batch = N_THREADS;
     params.flash_attn_type = LLAMA_FLASH_ATTN_TYPE_ENABLED;
-    if (options->spec != NULL) {
+    if (options->spec != NULL && options->spec[0] == '\0') {
+        unsetenv("KVANT_K");
+        unsetenv("KVANT_V");
+    } else if (options->spec != NULL) {
         setenv("KVANT_K", options->spec, 1);
         setenv("KVANT_V", options->spec, 1);
     } else if (options->exact) {

@@ -47,7 +47,7 @@ static void write_tokens(cache *c, kvp_placement *p, const int *sequences, int n
 {
     static uint16_t rows[64 * N_CELLS];
     int64_t cells[64], slots[64], again[64];
-    kvp_mask mask = { rows, N_CELLS, N_CELLS };
+    kvp_mask mask = { rows, N_CELLS, N_CELLS, 64 };
 
     for (int i = 0; i < n; i++) {
         int s = sequences[i], cell = free_cell(c, 0);
@@ -109,7 +109,7 @@ static void check_table(const cache *c, const kvp_placement *p, int sequence)
 {
     uint16_t row[N_CELLS], gathered[N_CELLS * 2 + 8 * 64];
     int32_t table[2 * N_CELLS / 64 + 8];
-    kvp_mask mask = { row, N_CELLS, N_CELLS };
+    kvp_mask mask = { row, N_CELLS, N_CELLS, 1 };
     uint32_t n, length = (uint32_t)c->length[sequence];
 
     for (int j = 0; j < N_CELLS; j++)
@@ -170,7 +170,7 @@ static void shared_beginnings(void **state)
 {
     kvp_placement *p = kvp_placement_create(N_CELLS);
     uint16_t row[N_CELLS];
-    kvp_mask mask = { row, N_CELLS, N_CELLS };
+    kvp_mask mask = { row, N_CELLS, N_CELLS, 1 };
     int32_t table[32];
     int64_t cell = 300, slot;
     cache c;

@@ -1,0 +1,101 @@
+/* test_plugin_first_request.c - what a server's first request does to the answers of later ones, with the default preset and no
+ * calibration. The preset learns the centre and scale of keys from rows: a monotonous first request once set them for good, and made the
+ * divergence of all later answers up to fifteen times as large. */
+#include <setjmp.h>
+#include <stdarg.h>
+#include <stddef.h>
+
+#include <cmocka.h>
+
+#include <stdio.h>
+#include <stdlib.h>
+#include <string.h>
+
+#include "harness.h"
+
+enum { N_TEXT = 400, N_REQUEST = 200, N_PROMPT = 120, N_STEPS = 40, N_ANSWERS = 2 };
+
+static llama_token text[N_TEXT];
+
+/* Logits of N_STEPS answers to each of two prompts, which a cache gives after a first request of n tokens. */
+static float *answers(const char *spec, const llama_token *request, int n)
+{
+    const harness_options options = { .spec = spec, .n_ctx = 512 };
+    struct llama_context *context = harness_context(&options);
+    llama_memory_t memory = llama_get_memory(context);
+    size_t vocab = (size_t)llama_vocab_n_tokens(harness_vocab());
+    float *logits = malloc(N_ANSWERS * N_STEPS * vocab * sizeof(float));
+
+    assert_non_null(logits);
+    if (n > 0)
+        harness_decode(context, request, n, 0, 0, false);
+    for (int a = 0; a < N_ANSWERS; a++) {
+        const llama_token *prompt = text + a * (N_TEXT / 2);
+        llama_memory_seq_rm(memory, 0, -1, -1);
+        harness_decode(context, prompt, N_PROMPT, 0, 0, false);
+        for (int i = 0; i < N_STEPS; i++) {
+            harness_decode(context, prompt + N_PROMPT + i, 1, N_PROMPT + i, 0, false);
+            memcpy(logits + (size_t)(a * N_STEPS + i) * vocab, llama_get_logits_ith(context, -1),
+                   vocab * sizeof(float));
+        }
+    }
+    llama_free(context);
+    return logits;
+}
+
+static double divergence(const float *stock, const llama_token *request, int n)
+{
+    float *ours = answers("", request, n);
+    double kld = harness_mean_kld(stock, ours, N_ANSWERS * N_STEPS);
+
+    free(ours);
+    return kld;
+}
+
+static void fill(llama_token *request, const char *word)
+{
+    llama_token tokens[8];
+    int n = llama_tokenize(harness_vocab(), word, (int32_t)strlen(word), tokens, 8, false, false);
+
+    assert_true(n > 0);
+    for (int i = 0; i < N_REQUEST; i++)
+        request[i] = tokens[i % n];
+}
+
+static void no_first_request_spoils_later_ones(void **state)
+{
+    static const struct {
+        const char *word;
+        int n;
+    } requests[] = { { " the", 200 }, { "\n", 80 }, { "Hello", 40 }, { "0, ", 200 }, { "ping\n", 70 } };
+    llama_token request[N_REQUEST];
+    float *stock;
+    double ordinary, random;
+
+    (void)state;
+    harness_tokens(text, N_TEXT);
+    stock = answers(NULL, NULL, 0);
+    ordinary = divergence(stock, text + 100, N_REQUEST);
+    print_message("mean KLD after ordinary text %.4f\n", ordinary);
+    assert_true(ordinary > 1e-4 && ordinary < 0.1);
+    for (size_t i = 0; i < sizeof(requests) / sizeof(requests[0]); i++) {
+        double kld;
+        fill(request, requests[i].word);
+        kld = divergence(stock, request, requests[i].n);
+        print_message("after %d tokens of \"%s\": %.4f\n", requests[i].n, requests[i].word, kld);
+        assert_true(kld <= 1.5 * ordinary);
+    }
+    for (int i = 0; i < N_REQUEST; i++)
+        request[i] = (i * 7919 + 13) % 40000 + 100;
+    random = divergence(stock, request, N_REQUEST);
+    print_message("after %d tokens in no order: %.4f; after none: %.4f\n", N_REQUEST, random, divergence(stock, NULL, 0));
+    assert_true(random <= 1.5 * ordinary);
+    free(stock);
+}
+
+int main(void)
+{
+    const struct CMUnitTest tests[] = { cmocka_unit_test(no_first_request_spoils_later_ones) };
+
+    return cmocka_run_group_tests(tests, harness_start, harness_stop);
+}
