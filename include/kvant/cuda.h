@@ -63,9 +63,9 @@ typedef struct kvant_cuda_codec kvant_cuda_codec;
  * and the reason in err, when errlen > 0. */
 KVANT_API kvant_status kvant_cuda_available(char *err, size_t errlen);
 
-/* Makes the GPU's side of a codec; the arguments are those of kvant_codec_create. Host work only: no
- * device is touched, and no driver is needed. On error *codec is NULL and err, when errlen > 0, says what is missing ("not on the
- * GPU: ..."). */
+/* Makes the GPU's side of a codec; the arguments are those of kvant_codec_create. Host work only: no device
+ * is touched, and no driver is needed. On error *codec is NULL and err, when errlen > 0, says what is
+ * missing ("not on the GPU: ..."). */
 KVANT_API kvant_status kvant_cuda_codec_create(const char *spec, uint32_t head_dim, kvant_role role, uint64_t seed,
                                                kvant_cuda_codec **codec, char *err, size_t errlen);
 
@@ -73,9 +73,9 @@ KVANT_API kvant_status kvant_cuda_codec_create(const char *spec, uint32_t head_d
 KVANT_API kvant_status kvant_cuda_codec_from(const kvant_codec *source, kvant_cuda_codec **codec, char *err,
                                              size_t errlen);
 
-/* The numbers that a calibration gives the codec of one kv head. An engine copies them to the device, kv head after
- * kv head, for the calls below; all kv heads share one kvant_cuda_codec when their specs are equal. The arrays belong
- * to the CPU codec; NULL: it has none. */
+/* The numbers that a calibration gives the codec of one kv head. An engine copies them to the device, kv
+ * head after kv head, for the calls below; all kv heads share one kvant_cuda_codec when their specs are
+ * equal. The arrays belong to the CPU codec; NULL: it has none. */
 typedef struct kvant_cuda_tables {
     size_t size;                   /* set by the caller to sizeof(kvant_cuda_tables) */
     const float *center, *factors; /* center=file, norm=file: head_dim numbers */
@@ -161,7 +161,7 @@ KVANT_API kvant_status kvant_cuda_seal(const kvant_cuda_seal_args *args, kvant_c
 /* ---- decode attention ---- */
 
 typedef struct kvant_cuda_attention_args {
-    size_t size;                               /* set by the caller to sizeof(kvant_cuda_attention_args) */
+    size_t size; /* set by the caller to sizeof(kvant_cuda_attention_args) */
     const kvant_cuda_codec *k_codec, *v_codec; /* a pair that kvant_cuda_attention_check takes */
     kvant_cuda_pages k, v;                     /* sealed blocks */
     kvant_cuda_pages k_open, v_open;           /* open blocks, or base NULL in both when the table has none */
@@ -176,20 +176,36 @@ typedef struct kvant_cuda_attention_args {
     size_t q_batch_stride, q_head_stride; /* elements */
     void *out;
     size_t out_batch_stride, out_head_stride;
-    float *lse; /* batch x n_heads natural log-sum-exp of scale * <q, k>, or NULL; -inf when empty */
+    float *lse; /* query rows x n_heads: natural log-sum-exp of the scores, sinks included, or NULL; -inf when empty */
     float scale;
     const float *v_center;              /* n_kv_heads x head_dim on the device, or NULL */
     const float *k_factors, *v_factors; /* likewise */
     void *workspace;                    /* device, aligned to 256 */
     size_t workspace_bytes;
+    /* Zeros from here on, or a smaller size: one query token per sequence, which sees the whole sequence. */
+    uint32_t query_tokens; /* per sequence; with query_starts at most so many; 0: 1 */
+    /* device, batch + 1 numbers: query rows query_starts[b] to query_starts[b + 1] - 1 belong to sequence b. NULL: rows
+     * b * query_tokens to (b + 1) * query_tokens - 1. lse and mask are in the order of query rows. */
+    const int32_t *query_starts;
+    /* elements between two query tokens; with query_starts the batch strides are not used */
+    size_t q_token_stride, out_token_stride;
+    uint32_t causal;     /* not 0: a query token sees no later token; the last query token is token length - 1 */
+    uint32_t window;     /* a query token sees itself and the window - 1 tokens before it; 0: all */
+    float logit_softcap; /* s = logit_softcap * tanh(s / logit_softcap); 0: none */
+    /* ALiBi slopes as in kvant/attention.h. A slope multiplies the mask or, without a mask, the distance (key
+     * position - query position). 0: none */
+    float max_bias;
+    const uint16_t *mask; /* device: per query row one fp16 number per token of its sequence, added to the scores; or NULL */
+    size_t mask_token_stride; /* elements between two rows; 0: all query rows have the same */
+    const float *sinks;       /* device: n_heads logits of tokens whose value is 0, or NULL */
 } kvant_cuda_attention_args;
 
 /* Whether attention has a kernel for keys of one codec and values of another: both of one kind and width;
  * uniform keys of 8 or 4 bits, or turboquant keys of 4 or 3, with turboquant values of no more bits; int-8
  * or turboquant-4 keys with 4-bit uniform values; int-4 keys with int-2 values; trellis keys with trellis
- * values of the same bits and states, or of 256 states and fewer bits; octopus, hqmq, kivi-2,
- * innerq-base and innerq-small with themselves. Otherwise KVANT_ERR_UNSUPPORTED, or KVANT_ERR_ARGUMENT for roles or head_dim
- * that do not belong together, and err, when errlen > 0, says so. Touches no device. */
+ * values of the same bits and states, or of 256 states and fewer bits; octopus, hqmq, kivi-2, innerq-base
+ * and innerq-small with themselves. Otherwise KVANT_ERR_UNSUPPORTED, or KVANT_ERR_ARGUMENT for roles or
+ * head_dim that do not belong together, and err, when errlen > 0, says so. Touches no device. */
 KVANT_API kvant_status kvant_cuda_attention_check(const kvant_cuda_codec *k_codec, const kvant_cuda_codec *v_codec,
                                                   char *err, size_t errlen);
 
@@ -197,12 +213,18 @@ KVANT_API kvant_status kvant_cuda_attention_check(const kvant_cuda_codec *k_code
  * error. */
 KVANT_API size_t kvant_cuda_attention_workspace(uint32_t head_dim);
 
-/* out = softmax(scale * q K^T) V for one query token a sequence. An empty sequence gives zeros. The same
+/* out = softmax(scale * q K^T) V. Scores are changed in this order: softcap, mask or ALiBi, hiding of unseen tokens. The
+ * cache holds the query tokens' keys and values already, and lengths count them. A query row that sees nothing gives zeros.
+ * Pages are read once per 16 query rows of a kv head (8 for head_dim 256 and for codecs with groups of 32). The same
  * input gives the same bits on the same GPU. The workspace must be zero before its first use; every call leaves
  * it ready for the next. Calls that share a workspace must be ordered (one stream). Queries
  * are rounded to fp16 after rotation, relative to the largest number of their head, probabilities to fp16:
  * docs/cuda.md has the error bound. */
 KVANT_API kvant_status kvant_cuda_attention(const kvant_cuda_attention_args *args, kvant_cuda_stream stream);
+
+/* Limits the shared memory per thread block for the whole process; 0: no limit. With 99 KB, attention runs the kernels
+ * of GPUs with compute capability 8.6, 8.9 and 12.0. For tests and measurements. */
+KVANT_API void kvant_cuda_limit_shared_memory(size_t bytes);
 
 /* ---- queries of transform=file ---- */
 
@@ -217,9 +239,10 @@ typedef struct kvant_cuda_query_args {
     float *out;                           /* batch x n_heads x head_dim, contiguous */
 } kvant_cuda_query_args;
 
-/* Queries through the matrix of a codec with transform=file, as kvant_codec_transform_query has them (in binary32, in an
- * order of its own: off by at most head_dim roundings). Attention takes these as its q, with type KVANT_CUDA_F32. A codec
- * with transform=diagonal needs no such call: attention takes its inverse_weights as k_factors. */
+/* Queries through the matrix of a codec with transform=file, as kvant_codec_transform_query has them (in
+ * binary32, in an order of its own: off by at most head_dim roundings). Attention takes these as its q,
+ * with type KVANT_CUDA_F32. A codec with transform=diagonal needs no such call: attention takes its
+ * inverse_weights as k_factors. */
 KVANT_API kvant_status kvant_cuda_transform_queries(const kvant_cuda_query_args *args, kvant_cuda_stream stream);
 
 /* ---- pages ---- */

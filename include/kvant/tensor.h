@@ -81,8 +81,8 @@ KVANT_API kvant_status kvant_tensor_clear_blocks(kvant_tensor *tensor, uint32_t 
 KVANT_API void kvant_tensor_clear(kvant_tensor *tensor);
 
 /* Copies n blocks, bytes as they are, between tensors of the same codecs, or within one (spans that overlap: KVANT_ERR_ARGUMENT).
- * The targets become equal to the sources, empty ones too. KVANT_ERR_FULL when the target has no place for the versions of the
- * blocks: copy by reading and writing then. On an error the target's blocks are as before. */
+ * The targets become equal to the sources, empty ones too. KVANT_ERR_FULL when the target has no place for the versions or the
+ * open pages of the blocks: copy by reading and writing then. On an error the target's blocks are as before. */
 KVANT_API kvant_status kvant_tensor_copy(const kvant_tensor *from, uint32_t first, kvant_tensor *to, uint32_t to_first,
                                          uint32_t n);
 
@@ -99,7 +99,8 @@ KVANT_API kvant_status kvant_tensor_export(const kvant_tensor *tensor, uint32_t 
 KVANT_API kvant_status kvant_tensor_import(kvant_tensor *tensor, uint32_t block, const void *data, size_t bytes);
 
 /* Gives a version before anything is written, in place of one from the first rows: n_kv_heads x head_dim floats each, copied; NULL for
- * no centre or no scale. KVANT_ERR_ARGUMENT once a slot is written, KVANT_ERR_NONFINITE, KVANT_ERR_ARGUMENT for a scale not above 0. */
+ * no centre or no scale, or the calibration's. Each kv head uses what its codec's spec asks for. KVANT_ERR_NONFINITE. KVANT_ERR_ARGUMENT
+ * once a slot is written, for a scale not above 0, and for numbers that no codec of the tensor would use. */
 KVANT_API kvant_status kvant_tensor_set_affine(kvant_tensor *tensor, const kvant_affine *affine);
 
 typedef enum kvant_block_state {

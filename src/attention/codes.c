@@ -3,8 +3,8 @@
 
 #include <string.h>
 
-/* From this many query rows on, unpacking is cheaper than looking codes up for every few rows: to a tile of codes, or to a
- * tile of numbers for codes with several bands and for chunks. */
+/* From this many query rows on, unpacking is cheaper than looking codes up for every few rows: to a tile of
+ * codes, or to a tile of numbers for codes with several bands and for chunks. */
 #define TILE_ROWS 8u
 #define BAND_ROWS 24u
 
@@ -32,7 +32,8 @@ static uint32_t column_tiles(const kvant_code_product *product)
     return product->n_columns / KVANT_TILE;
 }
 
-/* Takes count numbers of size bytes from scratch, in whole cache lines. Without scratch the numbers are only counted. */
+/* Takes count numbers of size bytes from scratch, in whole cache lines. Without scratch the numbers are
+ * only counted. */
 static void take(float *scratch, size_t *used, size_t count, size_t size, void **array)
 {
     if (scratch)

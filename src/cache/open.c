@@ -3,9 +3,11 @@
  * Open pages hold transformed rows, so sealing applies no rotation again, and a sealed slot that nobody wrote to since its block was
  * opened keeps its bytes: its codes are not computed a second time. Nothing here can fail for a row that was written: it was checked
  * for the sealed page, too. */
+#include <math.h>
 #include <stdatomic.h>
 #include <string.h>
 
+#include "../base/half.h"
 #include "../base/parallel.h"
 #include "tensor.h"
 
@@ -108,12 +110,11 @@ void kvant_open_seal_due(kvant_tensor *tensor, bool all, uint32_t n_threads)
 
 /* Taking pages */
 
-/* The page that a block can have at once, or KVANT_NO_PAGE. */
+/* The page that a block can have at once, or KVANT_NO_PAGE. Sinks beyond the places for sinks use the pool: an engine may assign more
+ * first blocks to a sequence than there are. */
 static int32_t free_page(const kvant_tensor *tensor, uint32_t block)
 {
-    bool sink = kvant_is_sink(tensor, block);
-    uint32_t first = sink ? 0 : tensor->n_sink_pages, end = sink ? tensor->n_sink_pages : tensor->n_open_pages;
-    for (uint32_t i = first; i < end; i++)
+    for (uint32_t i = kvant_is_sink(tensor, block) ? 0 : tensor->n_sink_pages; i < tensor->n_open_pages; i++)
         if (tensor->open_pages[i].block < 0)
             return (int32_t)i;
     return KVANT_NO_PAGE;
@@ -122,11 +123,12 @@ static int32_t free_page(const kvant_tensor *tensor, uint32_t block)
 bool kvant_open_has_room(const kvant_tensor *tensor, uint32_t block)
 {
     uint32_t n = 0, sequence = tensor->blocks[block].sequence;
-    if (kvant_is_sink(tensor, block))
-        return true;
+    int32_t page = free_page(tensor, block);
+    if (page < (int32_t)tensor->n_sink_pages)
+        return page >= 0;
     for (uint32_t i = tensor->n_sink_pages; i < tensor->n_open_pages; i++)
         n += tensor->open_pages[i].block >= 0 && tensor->blocks[tensor->open_pages[i].block].sequence == sequence;
-    return n < tensor->window_blocks && free_page(tensor, block) >= 0;
+    return n < tensor->window_blocks;
 }
 
 /* What to seal when the pool is full: of the blocks outside of their sequence's window, or of all when there are none, the one that
@@ -185,13 +187,22 @@ static bool change_row(const change_job *job, uint32_t head, float *y)
     return kvant_codec_fits_open(codec, job->kernels, y);
 }
 
+/* Numbers near fp16's largest may have been rounded beyond it; what foreign bytes decode to becomes a number, too. */
+static void limit_to_half(float *y, uint32_t n)
+{
+    for (uint32_t j = 0; j < n; j++)
+        y[j] = fminf(fmaxf(y[j], -KVANT_HALF_MAX), KVANT_HALF_MAX);
+}
+
 static void read_row(const change_job *job, uint32_t head, uint32_t slot, const void *open, float *y)
 {
     const kvant_codec *codec = job->tensor->codecs[head];
-    if (job->sealed)
-        kvant_codec_decode_transformed(codec, job->kernels, kvant_sealed_page(job->tensor, job->block, head), slot, y);
-    else
+    if (!job->sealed) {
         kvant_codec_decode_open(codec, job->kernels, open, slot, 1, y);
+        return;
+    }
+    kvant_codec_decode_transformed(codec, job->kernels, kvant_sealed_page(job->tensor, job->block, head), slot, y);
+    limit_to_half(y, job->tensor->head_dim);
 }
 
 static void change_unit(void *context, size_t unit, uint32_t worker)
@@ -251,7 +262,8 @@ bool kvant_open_reexpress(kvant_tensor *tensor, uint32_t block, uint32_t version
 
 bool kvant_open_can_take(const kvant_tensor *tensor, uint32_t block)
 {
-    return free_page(tensor, block) >= 0 || tensor->n_open_pages > tensor->n_sink_pages;
+    return tensor->blocks[block].open_page >= 0 || tensor->n_open_pages > tensor->n_sink_pages ||
+           free_page(tensor, block) >= 0;
 }
 
 void kvant_open_abandon(kvant_tensor *tensor, uint32_t block)

@@ -258,11 +258,14 @@ void kvant_tensor_clear(kvant_tensor *tensor)
 static void read_slot(const kvant_tensor *tensor, const kvant_kernels *kernels, size_t slot, float *row)
 {
     uint32_t block = (uint32_t)(slot / KVANT_PAGE_TOKENS), token = (uint32_t)(slot % KVANT_PAGE_TOKENS);
+    bool written = tensor->blocks[block].written >> token & 1; /* codecs of whole groups fill the gaps with numbers of other slots */
     float y[KVANT_MAX_HEAD_DIM];
     for (uint32_t head = 0; head < tensor->n_kv_heads; head++) {
         kvant_page_ref ref = kvant_tensor_page(tensor, block, head);
         kvant_affine affine = kvant_version_affine(tensor, tensor->blocks[block].version, head);
-        if (ref.open)
+        if (!written)
+            memset(y, 0, sizeof y);
+        else if (ref.open)
             kvant_codec_decode_open(ref.codec, kernels, ref.page, token, 1, y);
         else
             kvant_codec_decode_transformed(ref.codec, kernels, ref.page, token, y);

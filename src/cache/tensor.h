@@ -59,7 +59,7 @@ struct kvant_tensor {
     kvant_tensor_version versions[KVANT_MAX_VERSIONS + 1];
     uint8_t newest;                 /* version of rows that nothing else decides */
     bool unfit[KVANT_MAX_VERSIONS]; /* for the rows judged last */
-    kvant_statistics recent;
+    kvant_statistics recent, batch; /* of rows that came a few at a time, of one long batch */
     float *scratch; /* KVANT_SEAL_WORKERS x block_tokens x head_dim */
 };
 
@@ -146,7 +146,7 @@ void kvant_open_touch(kvant_tensor *tensor, uint32_t block, uint64_t slots);
 void kvant_open_seal_due(kvant_tensor *tensor, bool all, uint32_t n_threads);
 
 /* Takes an open page for the block, with unspecified bytes; seals another block when none is free. KVANT_NO_PAGE when the tensor has
- * no pool and no place for another sink. */
+ * no pool and no place for another sink. can_take: whether it would find one once the block's own page, if it has one, is given back. */
 int32_t kvant_open_take(kvant_tensor *tensor, uint32_t block, uint32_t n_threads);
 bool kvant_open_can_take(const kvant_tensor *tensor, uint32_t block);
 
@@ -165,6 +165,9 @@ void kvant_version_leave(kvant_tensor *tensor, uint32_t block);
 
 /* Number of an alive version with these numbers (NULL: as in version 0), making one when there is none; -1 when all are taken. */
 int32_t kvant_version_find(kvant_tensor *tensor, const float *center, const float *scale, bool learnt);
+
+/* The first learnt version is there: rows that waited for it are expressed in it, new blocks begin with it. */
+void kvant_versions_begin(kvant_tensor *tensor, uint32_t version);
 
 /* Whether rows wait in open blocks for the first version. */
 static inline bool kvant_versions_wait(const kvant_tensor *tensor)

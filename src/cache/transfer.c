@@ -23,28 +23,67 @@ static void share_recent(const kvant_tensor *from, kvant_tensor *to)
     memcpy(to->recent.sum, from->recent.sum, 3 * KVANT_STATISTICS_PARTS * from->recent.width * sizeof(float));
 }
 
+static kvant_status no_version(void)
+{
+    return kvant_fail(NULL, KVANT_ERR_FULL, "the tensor holds blocks of %u versions already", (unsigned)KVANT_MAX_VERSIONS);
+}
+
+static kvant_status no_page(void)
+{
+    return kvant_fail(NULL, KVANT_ERR_FULL, "the tensor has no open pages for these blocks");
+}
+
 /* The target's versions for those that the source's blocks use. */
 static kvant_status map_versions(const kvant_tensor *from, uint32_t first, uint32_t n, kvant_tensor *to,
                                  int32_t map[KVANT_MAX_VERSIONS])
 {
+    bool full = false;
     for (uint32_t v = 0; v < KVANT_MAX_VERSIONS; v++)
         map[v] = -1;
-    for (uint32_t block = first; block < first + n; block++) {
+    for (uint32_t block = first; block < first + n && !full; block++) {
         uint32_t v = from->blocks[block].version;
         const kvant_tensor_version *version = &from->versions[v];
         if (!from->blocks[block].written || map[v] >= 0)
             continue;
         map[v] = from == to ? (int32_t)v
                             : kvant_version_find(to, version->center, version->scale, version->learnt);
-        if (map[v] < 0)
-            return kvant_fail(NULL, KVANT_ERR_FULL, "the target tensor holds blocks of %u versions already",
-                              (unsigned)KVANT_MAX_VERSIONS);
-        to->versions[map[v]].n_blocks++; /* held until all are found */
+        full = map[v] < 0;
+        if (!full)
+            to->versions[map[v]].n_blocks++; /* held until all are found */
     }
     for (uint32_t v = 0; v < KVANT_MAX_VERSIONS; v++)
         if (map[v] >= 0)
             to->versions[map[v]].n_blocks--;
-    return KVANT_OK;
+    return full ? no_version() : KVANT_OK;
+}
+
+/* Blocks that waited for a first version need not wait any longer. */
+static void begin_versions(const kvant_tensor *from, kvant_tensor *to, const int32_t map[KVANT_MAX_VERSIONS])
+{
+    for (uint32_t i = 0; i < KVANT_MAX_VERSIONS; i++) {
+        uint32_t v = (from->newest + i) % KVANT_MAX_VERSIONS;
+        if (map[v] >= 0 && from->versions[v].learnt && kvant_versions_wait(to))
+            kvant_versions_begin(to, (uint32_t)map[v]);
+    }
+}
+
+/* Whether every open block of the source finds an open page. Where there is a pool it does: others are sealed. */
+static bool finds_pages(const kvant_tensor *from, uint32_t first, uint32_t n, const kvant_tensor *to,
+                        uint32_t to_first)
+{
+    uint32_t needed = 0, there = 0;
+    if (to->n_open_pages > to->n_sink_pages)
+        return true;
+    for (uint32_t i = 0; i < to->n_open_pages; i++)
+        there += to->open_pages[i].block < 0;
+    for (uint32_t i = 0; i < n; i++) {
+        bool open = from->blocks[first + i].open_page >= 0;
+        if (open && !kvant_is_sink(to, to_first + i))
+            return false;
+        needed += open;
+        there += to->blocks[to_first + i].open_page >= 0;
+    }
+    return needed <= there;
 }
 
 /* The open page moves along with its age, counted in rows. */
@@ -60,11 +99,11 @@ static void copy_open(const kvant_tensor *from, uint32_t source, kvant_tensor *t
            from->open_page_bytes * from->n_kv_heads);
 }
 
+/* The target is empty. */
 static void copy_block(const kvant_tensor *from, uint32_t source, kvant_tensor *to, uint32_t target,
                        uint32_t version)
 {
     const kvant_block *block = &from->blocks[source];
-    kvant_block_clear(to, target);
     if (!block->written)
         return;
     kvant_version_join(to, target, version);
@@ -99,8 +138,12 @@ kvant_status kvant_tensor_copy(const kvant_tensor *from, uint32_t first, kvant_t
     if (from == to && first == to_first)
         return KVANT_OK;
     KVANT_RETURN_IF(from == to && first < to_first + n && to_first < first + n, KVANT_ERR_ARGUMENT);
+    KVANT_RETURN_IF(!finds_pages(from, first, n, to, to_first), no_page());
     KVANT_FORWARD(map_versions(from, first, n, to, map));
+    begin_versions(from, to, map);
     share_recent(from, to);
+    for (uint32_t i = 0; i < n; i++)
+        kvant_block_clear(to, to_first + i);
     for (uint32_t i = 0; i < n; i++)
         copy_block(from, first + i, to, to_first + i, (uint32_t)map[from->blocks[first + i].version]);
     return KVANT_OK;
@@ -120,7 +163,12 @@ typedef struct block_header {
 } block_header;
 _Static_assert(sizeof(block_header) == 40, "docs/format.md");
 
-/* Canonical specs name all that bytes depend on. */
+static uint64_t hash_floats(uint64_t hash, const float *x, uint32_t n)
+{
+    return x ? kvant_fnv1a(hash, x, n * sizeof *x) : hash;
+}
+
+/* Canonical specs name what bytes depend on, but not a calibration's numbers: blocks of version 0 rely on its centre and scale. */
 static uint64_t scheme_of(const kvant_tensor *tensor)
 {
     uint32_t numbers[3] = { tensor->n_kv_heads, tensor->head_dim, kvant_tensor_codec_info(tensor)->role };
@@ -128,6 +176,8 @@ static uint64_t scheme_of(const kvant_tensor *tensor)
     for (uint32_t head = 0; head < tensor->n_kv_heads; head++) {
         const char *spec = tensor->codecs[head]->info.spec;
         hash = kvant_fnv1a(hash, spec, strlen(spec) + 1);
+        hash = hash_floats(hash, tensor->codecs[head]->file_center, tensor->head_dim);
+        hash = hash_floats(hash, tensor->codecs[head]->file_scale, tensor->head_dim);
     }
     return hash;
 }
@@ -209,6 +259,23 @@ static kvant_status check_numbers(const float *center, const float *scale, size_
     return KVANT_OK;
 }
 
+/* Open rows are sealed later, which must not fail: they are checked as written ones are. At any alignment. */
+static kvant_status check_open_rows(const kvant_tensor *tensor, const uint8_t *pages)
+{
+    const kvant_kernels *kernels = kvant_kernels_get(KVANT_CPU_AUTO);
+    for (uint32_t head = 0; head < tensor->n_kv_heads; head++)
+        for (uint32_t t = 0; t < KVANT_PAGE_TOKENS; t++) {
+            uint16_t half[KVANT_MAX_HEAD_DIM];
+            float y[KVANT_MAX_HEAD_DIM];
+            memcpy(half, pages + head * tensor->open_page_bytes + t * tensor->head_dim * sizeof *half,
+                   tensor->head_dim * sizeof *half);
+            kvant_codec_decode_open(tensor->codecs[head], kernels, half, 0, 1, y);
+            if (!kvant_codec_fits_open(tensor->codecs[head], kernels, y))
+                return damaged("a row does not fit its codec");
+        }
+    return KVANT_OK;
+}
+
 /* The version of an imported block, made when it is not there. The arrays may lie at any alignment, so they go through the candidate. */
 static kvant_status import_version(kvant_tensor *tensor, const uint8_t *data, const block_header *header,
                                    int32_t *version)
@@ -220,8 +287,7 @@ static kvant_status import_version(kvant_tensor *tensor, const uint8_t *data, co
     memcpy(read->center, data + sizeof *header, version_bytes(tensor, true));
     KVANT_FORWARD(check_numbers(read->center, read->scale, kvant_tensor_width(tensor)));
     *version = kvant_version_find(tensor, read->center, read->scale, true);
-    return *version >= 0 ? KVANT_OK : kvant_fail(NULL, KVANT_ERR_FULL, "the tensor holds blocks of %u versions already",
-                                                 (unsigned)KVANT_MAX_VERSIONS);
+    return *version >= 0 ? KVANT_OK : no_version();
 }
 
 kvant_status kvant_tensor_import(kvant_tensor *tensor, uint32_t block, const void *data, size_t bytes)
@@ -230,10 +296,13 @@ kvant_status kvant_tensor_import(kvant_tensor *tensor, uint32_t block, const voi
     int32_t version, page = KVANT_NO_PAGE;
     KVANT_RETURN_IF(!tensor || block >= tensor->n_blocks || !data, KVANT_ERR_ARGUMENT);
     KVANT_FORWARD(check_block(tensor, data, bytes, &header));
-    KVANT_RETURN_IF(header.open && !kvant_open_can_take(tensor, block),
-                    kvant_fail(NULL, KVANT_ERR_FULL, "the tensor has no open pages for this block"));
-    KVANT_FORWARD(import_version(tensor, data, &header, &version));
     const uint8_t *pages = (const uint8_t *)data + sizeof header + version_bytes(tensor, header.learnt);
+    if (header.open)
+        KVANT_FORWARD(check_open_rows(tensor, pages));
+    KVANT_RETURN_IF(header.open && !kvant_open_can_take(tensor, block), no_page());
+    KVANT_FORWARD(import_version(tensor, data, &header, &version));
+    if (header.written && header.learnt && kvant_versions_wait(tensor))
+        kvant_versions_begin(tensor, (uint32_t)version);
     kvant_block_clear(tensor, block);
     if (!header.written)
         return KVANT_OK;
@@ -255,8 +324,23 @@ kvant_status kvant_tensor_import(kvant_tensor *tensor, uint32_t block, const voi
 
 /* Versions that a caller keeps */
 
-static kvant_status check_affine(const kvant_affine *affine, size_t n)
+/* Whether some kv head has a centre, or a scale. */
+static bool uses(const kvant_tensor *tensor, bool scale)
 {
+    for (uint32_t head = 0; head < tensor->n_kv_heads; head++) {
+        const kvant_codec_info *info = &tensor->codecs[head]->info;
+        if (scale ? info->norm != KVANT_NORM_NONE : info->center != KVANT_CENTER_NONE)
+            return true;
+    }
+    return false;
+}
+
+static kvant_status check_affine(const kvant_tensor *tensor, const kvant_affine *affine)
+{
+    size_t n = kvant_tensor_width(tensor);
+    if ((affine->center && !uses(tensor, false)) || (affine->scale && !uses(tensor, true)))
+        return kvant_fail(NULL, KVANT_ERR_ARGUMENT, "no codec of the tensor has a centre, or a scale, to set (%s)",
+                          kvant_tensor_codec_info(tensor)->spec);
     for (size_t i = 0; i < n; i++) {
         float center = affine->center ? affine->center[i] : 0, scale = affine->scale ? affine->scale[i] : 1;
         KVANT_RETURN_IF(!isfinite(center) || !isfinite(scale), KVANT_ERR_NONFINITE);
@@ -268,10 +352,9 @@ static kvant_status check_affine(const kvant_affine *affine, size_t n)
 kvant_status kvant_tensor_set_affine(kvant_tensor *tensor, const kvant_affine *affine)
 {
     KVANT_RETURN_IF(!tensor || !affine || tensor->any_written, KVANT_ERR_ARGUMENT);
-    KVANT_FORWARD(check_affine(affine, kvant_tensor_width(tensor)));
+    KVANT_FORWARD(check_affine(tensor, affine));
     int32_t version = kvant_version_find(tensor, affine->center, affine->scale, true);
     KVANT_RETURN_IF(version < 0, KVANT_ERR_FULL);
-    tensor->newest = (uint8_t)version;
-    memset(tensor->sequence_versions, version, tensor->n_sequences);
+    kvant_versions_begin(tensor, (uint32_t)version);
     return KVANT_OK;
 }

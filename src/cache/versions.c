@@ -54,8 +54,10 @@ kvant_status kvant_versions_create(kvant_tensor *tensor)
     }
     KVANT_RETURN_IF(!load(tensor, false, tensor->versions[0].center) || !load(tensor, true, tensor->versions[0].scale),
                     KVANT_ERR_UNSUPPORTED);
-    if (tensor->learns)
+    if (tensor->learns) {
         KVANT_FORWARD(kvant_statistics_create(&tensor->recent, width));
+        KVANT_FORWARD(kvant_statistics_create(&tensor->batch, width));
+    }
     kvant_versions_reset(tensor);
     return KVANT_OK;
 }
@@ -65,6 +67,7 @@ void kvant_versions_destroy(kvant_tensor *tensor)
     for (uint32_t v = 0; v <= KVANT_CANDIDATE; v++)
         kvant_free(tensor->versions[v].center);
     kvant_statistics_destroy(&tensor->recent);
+    kvant_statistics_destroy(&tensor->batch);
 }
 
 void kvant_versions_reset(kvant_tensor *tensor)
@@ -121,8 +124,7 @@ int32_t kvant_version_find(kvant_tensor *tensor, const float *center, const floa
     memmove(version->scale, scale, bytes);
     version->alive = true;
     version->learnt = learnt;
-    if (learnt && kvant_versions_wait(tensor))
-        tensor->newest = (uint8_t)(version - tensor->versions);
+    tensor->unfit[version - tensor->versions] = false;
     return (int32_t)(version - tensor->versions);
 }
 
@@ -139,28 +141,30 @@ static void scales_of(const float *distance, uint32_t n, float *scale)
         scale[j] = fmaxf(scale[j], floor);
 }
 
-static void learn_head(kvant_tensor *tensor, uint32_t head, kvant_tensor_version *version)
+static void learn_head(const kvant_tensor *tensor, const kvant_statistics *seen, uint32_t head,
+                       kvant_tensor_version *version)
 {
     const kvant_codec_info *info = &tensor->codecs[head]->info;
     size_t at = (size_t)head * tensor->head_dim;
     float distance[KVANT_MAX_HEAD_DIM];
     if (info->center == KVANT_CENTER_FIRST)
-        kvant_statistics_center(&tensor->recent, at, tensor->head_dim, version->center + at);
+        kvant_statistics_center(seen, at, tensor->head_dim, version->center + at);
     if (info->norm != KVANT_NORM_FIRST)
         return;
-    kvant_statistics_distance(&tensor->recent, at, tensor->head_dim, version->center + at, distance);
+    kvant_statistics_distance(seen, at, tensor->head_dim, version->center + at, distance);
     scales_of(distance, tensor->head_dim, version->scale + at);
 }
 
-/* Squared error of the recent rows in a head, up to a factor: a codec's error in y is in proportion to the length of y = (x - c) / s,
+/* Squared error of the rows seen in a head, up to a factor: a codec's error in y is in proportion to the length of y = (x - c) / s,
  * spread over channels, and channel j of x then errs by s_j times that. */
-static double cost(const kvant_tensor *tensor, uint32_t head, const kvant_tensor_version *version)
+static double cost(const kvant_tensor *tensor, const kvant_statistics *seen, uint32_t head,
+                   const kvant_tensor_version *version)
 {
     size_t at = (size_t)head * tensor->head_dim;
     const float *scale = version->scale + at;
     float distance[KVANT_MAX_HEAD_DIM];
     double scales = 0, length = 0;
-    kvant_statistics_distance(&tensor->recent, at, tensor->head_dim, version->center + at, distance);
+    kvant_statistics_distance(seen, at, tensor->head_dim, version->center + at, distance);
     for (uint32_t j = 0; j < tensor->head_dim; j++) {
         double s = scale[j], y = distance[j] / s;
         scales += s * s;
@@ -170,37 +174,38 @@ static double cost(const kvant_tensor *tensor, uint32_t head, const kvant_tensor
 }
 
 /* By how much a version errs more than the one that the rows themselves give, as a mean over heads. */
-static double excess(const kvant_tensor *tensor, const kvant_tensor_version *version, const kvant_tensor_version *own)
+static double excess(const kvant_tensor *tensor, const kvant_statistics *seen, const kvant_tensor_version *version,
+                     const kvant_tensor_version *own)
 {
     double sum = 0;
     for (uint32_t head = 0; head < tensor->n_kv_heads; head++) {
-        double best = cost(tensor, head, own);
-        sum += best > 0 ? cost(tensor, head, version) / best : 1;
+        double best = cost(tensor, seen, head, own);
+        sum += best > 0 ? cost(tensor, seen, head, version) / best : 1;
     }
     return sum / tensor->n_kv_heads;
 }
 
-/* The candidate becomes what the recent rows say. */
-static const kvant_tensor_version *learn(kvant_tensor *tensor)
+/* The candidate becomes what the rows seen say. */
+static const kvant_tensor_version *learn(kvant_tensor *tensor, const kvant_statistics *seen)
 {
     kvant_tensor_version *own = &tensor->versions[KVANT_CANDIDATE];
     memcpy(own->center, tensor->versions[0].center, 2 * kvant_tensor_width(tensor) * sizeof(float));
     own->learnt = true;
     for (uint32_t head = 0; head < tensor->n_kv_heads; head++)
-        learn_head(tensor, head, own);
+        learn_head(tensor, seen, head, own);
     return own;
 }
 
-kvant_choice kvant_versions_judge(kvant_tensor *tensor)
+kvant_choice kvant_versions_judge(kvant_tensor *tensor, const kvant_statistics *seen)
 {
     kvant_choice choice = { .judged = true, .version = tensor->newest };
-    const kvant_tensor_version *own = learn(tensor);
+    const kvant_tensor_version *own = learn(tensor, seen);
     double least = INFINITY;
     for (uint32_t v = 0; v < KVANT_MAX_VERSIONS; v++) {
         const kvant_tensor_version *version = &tensor->versions[v];
         if (!version->alive)
             continue;
-        double e = version->learnt ? excess(tensor, version, own) : INFINITY;
+        double e = version->learnt ? excess(tensor, seen, version, own) : INFINITY;
         choice.unfit[v] = !(e <= MOST_EXCESS);
         if (e < least) {
             least = e;
@@ -210,11 +215,6 @@ kvant_choice kvant_versions_judge(kvant_tensor *tensor)
     if (!(least <= MOST_EXCESS) && unused(tensor))
         choice.version = KVANT_CANDIDATE;
     return choice;
-}
-
-static bool is_open_in(const kvant_tensor *tensor, uint32_t block, uint32_t version)
-{
-    return tensor->blocks[block].open_page >= 0 && tensor->blocks[block].version == version;
 }
 
 /* The candidate takes the place of an unused version, whose arrays become the next candidate's. */
@@ -229,20 +229,29 @@ static uint8_t promote_candidate(kvant_tensor *tensor)
     return (uint8_t)(place - tensor->versions);
 }
 
+static bool is_open_in(const kvant_tensor *tensor, uint32_t block, uint32_t version)
+{
+    return tensor->blocks[block].open_page >= 0 && tensor->blocks[block].version == version;
+}
+
+void kvant_versions_begin(kvant_tensor *tensor, uint32_t version)
+{
+    tensor->newest = (uint8_t)version;
+    memset(tensor->sequence_versions, (int)version, tensor->n_sequences);
+    for (uint32_t i = 0; i < tensor->n_open_pages; i++)
+        if (tensor->open_pages[i].block >= 0 && is_open_in(tensor, (uint32_t)tensor->open_pages[i].block, 0))
+            kvant_open_reexpress(tensor, (uint32_t)tensor->open_pages[i].block, version);
+}
+
 void kvant_choice_publish(kvant_tensor *tensor, kvant_choice *choice)
 {
-    bool first = kvant_versions_wait(tensor);
     if (!choice->judged)
         return;
     if (choice->version == KVANT_CANDIDATE)
         choice->version = promote_candidate(tensor);
+    if (kvant_versions_wait(tensor))
+        kvant_versions_begin(tensor, choice->version);
     tensor->newest = choice->version;
     choice->unfit[choice->version] = false; /* its number may have been that of another before */
     memcpy(tensor->unfit, choice->unfit, sizeof tensor->unfit);
-    if (!first)
-        return;
-    memset(tensor->sequence_versions, choice->version, tensor->n_sequences);
-    for (uint32_t i = 0; i < tensor->n_open_pages; i++)
-        if (tensor->open_pages[i].block >= 0 && is_open_in(tensor, (uint32_t)tensor->open_pages[i].block, 0))
-            kvant_open_reexpress(tensor, (uint32_t)tensor->open_pages[i].block, choice->version);
 }

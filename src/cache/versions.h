@@ -11,8 +11,8 @@ typedef struct kvant_choice {
     bool unfit[KVANT_MAX_VERSIONS]; /* rows stored with this version would err much more */
 } kvant_choice;
 
-/* Judges the rows in tensor->recent, of which there is at least one. Changes the candidate alone. */
-kvant_choice kvant_versions_judge(kvant_tensor *tensor);
+/* Judges the rows that were seen, of which there is at least one. Changes the candidate alone. */
+kvant_choice kvant_versions_judge(kvant_tensor *tensor, const kvant_statistics *seen);
 
 /* Puts the choice into force; rows that waited for the first version are expressed in it. */
 void kvant_choice_publish(kvant_tensor *tensor, kvant_choice *choice);

@@ -149,7 +149,6 @@ static void mark(kvant_tensor *tensor, const run *r)
     tensor->any_written = true;
     tensor->clocks[block->sequence] += r->n;
     tensor->used += r->n;
-    tensor->sequence_versions[block->sequence] = block->version;
     block->written |= r->mask;
     if (block->open_page >= 0) {
         kvant_open_touch(tensor, r->block, r->mask);
@@ -225,6 +224,18 @@ static size_t write_some(write_job *job, size_t first)
     return end - first;
 }
 
+/* The version that the next block of each sequence begins with. Not before all rows are placed: they were checked for the versions
+ * that they would get before the write. */
+static void note_versions(const write_job *job)
+{
+    for (size_t first = 0; first < job->n;) {
+        run r = run_from(job, first);
+        const kvant_block *block = &job->tensor->blocks[r.block];
+        job->tensor->sequence_versions[block->sequence] = block->version;
+        first += r.n;
+    }
+}
+
 /* Learning */
 
 /* Whether rows that wait for the first version would push others out of the pool. */
@@ -253,16 +264,18 @@ static bool all_finite(const write_job *job)
     return true;
 }
 
-/* A long batch is judged by itself: what came before may be of another kind. */
+/* A long batch is judged by itself: what came before may be of another kind. It is forgotten then, but not for a batch that is
+ * refused. */
 static kvant_status learn_from_batch(write_job *job)
 {
-    kvant_statistics *recent = &job->tensor->recent;
+    kvant_statistics *batch = &job->tensor->batch;
     KVANT_RETURN_IF(!all_finite(job), KVANT_ERR_NONFINITE);
-    kvant_statistics_reset(recent);
-    kvant_statistics_add(recent, job->rows, job->stride, job->n);
-    job->choice = kvant_versions_judge(job->tensor);
-    kvant_statistics_reset(recent);
-    return check_all(job);
+    kvant_statistics_reset(batch);
+    kvant_statistics_add(batch, job->rows, job->stride, job->n);
+    job->choice = kvant_versions_judge(job->tensor, batch);
+    KVANT_FORWARD(check_all(job));
+    kvant_statistics_reset(&job->tensor->recent);
+    return KVANT_OK;
 }
 
 /* Short ones are judged together. */
@@ -274,7 +287,7 @@ static kvant_status learn_from_rows(write_job *job)
     kvant_statistics_add(recent, job->rows, job->stride, job->n);
     if (recent->n < KVANT_STATISTICS_ROWS && !pool_is_short(job))
         return KVANT_OK;
-    job->choice = kvant_versions_judge(job->tensor);
+    job->choice = kvant_versions_judge(job->tensor, recent);
     kvant_statistics_reset(recent);
     if (check_all(job) != KVANT_OK)
         job->choice.judged = false;
@@ -318,5 +331,6 @@ kvant_status kvant_tensor_write(kvant_tensor *tensor, const int64_t *slots, size
         if (!kvant_versions_wait(tensor))
             kvant_open_seal_due(tensor, !tensor->always_open, n_threads);
     }
+    note_versions(&job);
     return KVANT_OK;
 }

@@ -73,6 +73,8 @@ struct kvant_codec {
     const kvant_quantizer *quantizer;
     kvant_codec_view view; /* the family sets kind and the member of that kind */
     kvant_code_product product;
+    bool takes_seed;          /* the family's tables depend on the seed, not only the transform */
+    uint64_t identity;        /* of what came from a calibration */
     bool takes_feedback;      /* set by families that round by it */
     kvant_feedback *feedback; /* or NULL; freed with the codec */
     float *file_center,
@@ -80,6 +82,9 @@ struct kvant_codec {
     void
         *state; /* the family's tables and options: one block, freed with the codec; never changes after creation */
 };
+
+/* Counts numbers of a calibration that bytes depend on into the codec's fingerprint. */
+void kvant_codec_identify(kvant_codec *codec, const void *numbers, size_t bytes);
 
 /* The family's state, zeroed, of one block of size bytes. */
 kvant_status kvant_codec_alloc_state(kvant_codec *codec, size_t size, const kvant_error *error);
@@ -151,15 +156,32 @@ typedef struct kvant_site {
     uint32_t layer, kv_head;              /* that calibration is looked up for */
 } kvant_site;
 
+/* A spec whose options have been read. */
+typedef struct kvant_request {
+    const kvant_spec *spec; /* name and variant */
+    const void *options;    /* the family's struct */
+    const kvant_common *common;
+    const kvant_site *site;
+} kvant_request;
+
+#define KVANT_FAMILY_OPTIONS 16u /* int32_t in a family's struct, at most */
+
 typedef struct kvant_family {
-    kvant_codec_family info;
+    const char *name, *variants, *source, *summary; /* as in kvant_codec_family */
+    const kvant_option *options;                    /* the family's own */
+    const kvant_option *common;                     /* those it shares, of common.h; NULL: a raw family */
     /* Fills codec, whose info has head_dim and role. It may preset info.center, norm, sink_tokens and recent_tokens: their
-     * options are read afterwards, for every family. Options that nobody read are refused. */
-    kvant_status (*create)(kvant_codec *codec, kvant_spec *spec, const kvant_site *site, const kvant_error *error);
+     * options are applied afterwards, for every family. */
+    kvant_status (*create)(kvant_codec *codec, const kvant_request *request, const kvant_error *error);
 } kvant_family;
 
 /* NULL when there is none of that name. */
 const kvant_family *kvant_family_find(const char *name);
+
+/* Begins the canonical form: name and variant by format, the family's options with the values as they turned out, and
+ * the rotation of the codec's transform. */
+void kvant_codec_describe(kvant_codec *codec, const kvant_option *table, const void *values, const char *format, ...)
+    KVANT_PRINTF(4, 5);
 
 /* What the pages of a codec mean; valid as long as the codec. */
 const kvant_codec_view *kvant_codec_get_view(const kvant_codec *codec);

@@ -1,8 +1,19 @@
 /* families.h - the one list of codec families: a codec exists when it has a line here.
  *
- * X(name) stands for `const kvant_family kvant_family_name`, defined in the family's own file. Listings keep this order. */
+ * X(name) stands for `const kvant_family kvant_family_name`, defined in the family's own file. Listings keep this order. Families
+ * of codec/papers are left out by -DKVANT_PAPERS=OFF. */
 #ifndef KVANT_CODEC_FAMILIES_H
 #define KVANT_CODEC_FAMILIES_H
+
+#ifndef KVANT_PAPERS
+#define KVANT_PAPERS 1
+#endif
+
+#if KVANT_PAPERS
+#define KVANT_PAPER(X, name) X(name)
+#else
+#define KVANT_PAPER(X, name)
+#endif
 
 #define KVANT_FAMILIES(X)                                                                                          \
     X(f32)                                                                                                         \
@@ -10,16 +21,16 @@
     X(bf16)                                                                                                        \
     X(int)                                                                                                         \
     X(bdr)                                                                                                         \
-    X(kivi)                                                                                                        \
-    X(innerq)                                                                                                      \
-    X(kmeans)                                                                                                      \
-    X(hessian)                                                                                                     \
+    KVANT_PAPER(X, kivi)                                                                                           \
+    KVANT_PAPER(X, innerq)                                                                                         \
+    KVANT_PAPER(X, kmeans)                                                                                         \
+    KVANT_PAPER(X, hessian)                                                                                        \
     X(turboquant)                                                                                                  \
     X(trellis)                                                                                                     \
-    X(polar)                                                                                                       \
-    X(octopus)                                                                                                     \
-    X(hqmq)                                                                                                        \
-    X(spherical)                                                                                                   \
-    X(addvq)
+    KVANT_PAPER(X, polar)                                                                                          \
+    KVANT_PAPER(X, octopus)                                                                                        \
+    KVANT_PAPER(X, hqmq)                                                                                           \
+    KVANT_PAPER(X, spherical)                                                                                      \
+    KVANT_PAPER(X, addvq)
 
 #endif

@@ -131,10 +131,9 @@ kvant_status kvant_codec_make_f16(kvant_codec *codec)
     return make_raw(codec, RAW_F16, "f16", NULL);
 }
 
-static kvant_status create_raw(kvant_codec *codec, kvant_spec *spec, const kvant_site *site,
-                               const kvant_error *error)
+static kvant_status create_raw(kvant_codec *codec, const kvant_request *request, const kvant_error *error)
 {
-    (void)site;
+    const kvant_spec *spec = request->spec;
     if (spec->variant)
         return kvant_fail(error, KVANT_ERR_SPEC, "%s takes no number of bits", spec->name);
     codec->transform.head_dim = codec->info.head_dim;
@@ -142,10 +141,11 @@ static kvant_status create_raw(kvant_codec *codec, kvant_spec *spec, const kvant
     return make_raw(codec, type, spec->name, error);
 }
 
-#define RAW_FAMILY(name, summary)                                                                                  \
-    const kvant_family kvant_family_##name = { { sizeof(kvant_codec_family), #name, "", "", "", "-", summary },    \
-                                               create_raw }
+static const kvant_option no_options[] = { { .key = NULL } };
 
-RAW_FAMILY(f32, "uncompressed binary32");
-RAW_FAMILY(f16, "uncompressed binary16, the usual cache");
-RAW_FAMILY(bf16, "uncompressed bfloat16");
+#define RAW_FAMILY(name, summary)                                                                                  \
+    const kvant_family kvant_family_##name = { #name, "", "-", summary, no_options, NULL, create_raw };
+
+RAW_FAMILY(f32, "uncompressed binary32")
+RAW_FAMILY(f16, "uncompressed binary16, the usual cache")
+RAW_FAMILY(bf16, "uncompressed bfloat16")

@@ -1,6 +1,8 @@
 /* registry.c - finds codec families by name and lists them, from the table in families.h. */
+#include <pthread.h>
 #include <string.h>
 
+#include "../base/abi.h"
 #include "codec_internal.h"
 #include "families.h"
 
@@ -15,7 +17,7 @@ static const kvant_family *const families[] = { KVANT_FAMILIES(ENTRY) };
 const kvant_family *kvant_family_find(const char *name)
 {
     for (size_t i = 0; i < N_FAMILIES; i++)
-        if (strcmp(families[i]->info.name, name) == 0)
+        if (strcmp(families[i]->name, name) == 0)
             return families[i];
     return NULL;
 }
@@ -25,10 +27,32 @@ size_t kvant_codec_family_count(void)
     return N_FAMILIES;
 }
 
+/* The listings of option tables are made once. */
+static struct {
+    char own[160], common[320];
+} listings[N_FAMILIES];
+
+static void list_options(void)
+{
+    for (size_t i = 0; i < N_FAMILIES; i++) {
+        kvant_options_list(families[i]->options, listings[i].own, sizeof listings[i].own);
+        if (families[i]->common)
+            kvant_options_list(families[i]->common, listings[i].common, sizeof listings[i].common);
+    }
+}
+
 kvant_status kvant_codec_family_get(size_t index, kvant_codec_family *family)
 {
-    if (!family || family->size != sizeof *family || index >= N_FAMILIES)
+    static pthread_once_t once = PTHREAD_ONCE_INIT;
+    if (index >= N_FAMILIES)
         return KVANT_ERR_ARGUMENT;
-    *family = families[index]->info;
-    return KVANT_OK;
+    pthread_once(&once, list_options);
+    const kvant_family *f = families[index];
+    const kvant_codec_family filled = { .name = f->name,
+                                        .variants = f->variants,
+                                        .options = listings[index].own,
+                                        .common_options = listings[index].common,
+                                        .source = f->source,
+                                        .summary = f->summary };
+    return KVANT_GIVE(kvant_codec_family, family, &filled, summary) ? KVANT_OK : KVANT_ERR_ARGUMENT;
 }

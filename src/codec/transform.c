@@ -8,9 +8,6 @@
 #include "../base/random.h"
 #include "../math/rotation.h"
 
-static const char *const rotate_names[] = { "none", "hadamard", "dense", NULL };
-static const char *const sign_names[] = { "none", "seed", NULL };
-
 static uint32_t largest_block(uint32_t head_dim, uint32_t max)
 {
     uint32_t block = 1;
@@ -24,11 +21,10 @@ static bool is_power_of_two(uint32_t n)
     return n && (n & (n - 1)) == 0;
 }
 
-static kvant_status read_block(kvant_transform *transform, kvant_spec *spec, uint32_t max_block,
-                               const kvant_error *error)
+static kvant_status set_block(kvant_transform *transform, int32_t wanted, uint32_t max_block,
+                              const kvant_error *error)
 {
-    uint32_t asked = 0;
-    KVANT_FORWARD(kvant_spec_number(spec, "block", 2, KVANT_MAX_HEAD_DIM, &asked, error));
+    uint32_t asked = wanted == KVANT_OPTION_ABSENT ? 0 : (uint32_t)wanted;
     if (asked && transform->rotate != KVANT_ROTATE_HADAMARD)
         return kvant_fail(error, KVANT_ERR_SPEC, "block=%u needs rotate=hadamard", (unsigned)asked);
     if (asked && (!is_power_of_two(asked) || transform->head_dim % asked != 0))
@@ -41,16 +37,14 @@ static kvant_status read_block(kvant_transform *transform, kvant_spec *spec, uin
     return KVANT_OK;
 }
 
-static kvant_status read_options(kvant_transform *transform, kvant_spec *spec,
+static kvant_status set_rotation(kvant_transform *transform, const kvant_common *common,
                                  const kvant_transform_defaults *defaults, const kvant_error *error)
 {
-    int rotate = defaults->rotate, signs = defaults->random_signs;
-    KVANT_FORWARD(kvant_spec_choice(spec, "rotate", rotate_names, &rotate, error));
-    transform->rotate = (kvant_rotate)rotate;
-    KVANT_FORWARD(read_block(transform, spec, defaults->max_block, error));
-    KVANT_FORWARD(kvant_spec_choice(spec, "signs", sign_names, &signs, error));
-    transform->random_signs = signs != 0 && rotate == KVANT_ROTATE_HADAMARD;
-    return KVANT_OK;
+    bool signs = common->signs == KVANT_OPTION_ABSENT ? defaults->random_signs : common->signs != 0;
+    transform->rotate =
+        common->rotate == KVANT_OPTION_ABSENT ? defaults->rotate : (kvant_rotate)common->rotate;
+    transform->random_signs = signs && transform->rotate == KVANT_ROTATE_HADAMARD;
+    return set_block(transform, common->block, defaults->max_block, error);
 }
 
 static void fill_signs(kvant_transform *transform, uint64_t seed)
@@ -63,12 +57,12 @@ static void fill_signs(kvant_transform *transform, uint64_t seed)
     }
 }
 
-kvant_status kvant_transform_create(kvant_transform *transform, kvant_spec *spec,
+kvant_status kvant_transform_create(kvant_transform *transform, const kvant_common *common,
                                     const kvant_transform_defaults *defaults, uint32_t head_dim, uint64_t seed,
                                     const kvant_error *error)
 {
     *transform = (kvant_transform){ .head_dim = head_dim };
-    KVANT_FORWARD(read_options(transform, spec, defaults, error));
+    KVANT_FORWARD(set_rotation(transform, common, defaults, error));
     if (transform->rotate == KVANT_ROTATE_HADAMARD)
         fill_signs(transform, seed);
     if (transform->rotate != KVANT_ROTATE_DENSE)
@@ -129,10 +123,13 @@ kvant_status kvant_transform_compose(kvant_transform *transform, const float *b,
 
 void kvant_transform_describe(const kvant_transform *transform, char *text, size_t size)
 {
-    kvant_append(text, size, ",rotate=%s", rotate_names[transform->rotate]);
-    if (transform->rotate == KVANT_ROTATE_HADAMARD)
-        kvant_append(text, size, ",block=%u,signs=%s", (unsigned)transform->block,
-                     sign_names[transform->random_signs]);
+    kvant_common shown = KVANT_COMMON_NONE(0);
+    shown.rotate = (int32_t)transform->rotate;
+    if (transform->rotate == KVANT_ROTATE_HADAMARD) {
+        shown.block = (int32_t)transform->block;
+        shown.signs = transform->random_signs;
+    }
+    kvant_options_describe(kvant_common_options, &shown, text, size);
 }
 
 /* (x - c) / s, where R still has to be applied to it: in z, or x itself when there is nothing to do. */

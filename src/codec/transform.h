@@ -8,8 +8,7 @@
 #include <kvant/codec.h>
 
 #include "../kernels/kernels.h"
-#include "cache_options.h"
-#include "spec.h"
+#include "common.h"
 #include "view.h"
 
 typedef struct kvant_transform {
@@ -31,14 +30,25 @@ typedef struct kvant_transform_defaults {
     bool random_signs;
 } kvant_transform_defaults;
 
-/* For the option list of a compressed family; those of the cache are read for it afterwards. */
-#define KVANT_TRANSFORM_OPTIONS                                                                                    \
-    "rotate=none|hadamard|dense block=N signs=seed|none transform=none|diagonal|file feedback " KVANT_CACHE_OPTIONS
+/* A random rotation: a Hadamard matrix of full size with random signs exists for powers of two, other head_dims get a
+ * dense matrix. */
+static inline kvant_transform_defaults kvant_transform_random(uint32_t head_dim)
+{
+    return (kvant_transform_defaults){ (head_dim & (head_dim - 1)) == 0 ? KVANT_ROTATE_HADAMARD : KVANT_ROTATE_DENSE,
+                                       KVANT_MAX_HEAD_DIM, true };
+}
 
-/* Reads rotate, block and signs from the spec and builds the transform, which owns its matrix. */
-kvant_status kvant_transform_create(kvant_transform *transform, kvant_spec *spec,
+/* Builds the transform that rotate, block and signs ask for. It owns its matrix. */
+kvant_status kvant_transform_create(kvant_transform *transform, const kvant_common *common,
                                     const kvant_transform_defaults *defaults, uint32_t head_dim, uint64_t seed,
                                     const kvant_error *error);
+
+/* Whether R depends on the seed. */
+static inline bool kvant_transform_is_random(const kvant_transform *transform)
+{
+    return transform->rotate == KVANT_ROTATE_DENSE || transform->random_signs;
+}
+
 void kvant_transform_destroy(kvant_transform *transform);
 
 /* A rotation inside a quantiser: with random signs by a Hadamard matrix of full size when n is a power of two, dense otherwise. The

@@ -5,7 +5,6 @@
  * first number is its last ones, and no bit is spent on a beginning. Pages are those of `turboquant` of the same bits. Formulas and
  * rounding: docs/format.md, "Trellis codes". */
 #include <math.h>
-#include <stdio.h>
 #include <string.h>
 
 #include "../base/alloc.h"
@@ -133,24 +132,17 @@ static void trellis_lines(const kvant_codec *codec, const kvant_kernels *kernels
 }
 
 typedef struct trellis_options {
-    uint32_t bits, memory;
-    bool unbiased;
+    int32_t states, scale;
 } trellis_options;
 
-static kvant_status read_options(trellis_options *options, kvant_spec *spec, const kvant_error *error)
-{
-    static const char *const scale_names[] = { "norm", "unbiased", NULL };
-    static const char *const state_names[] = { "256", "1024", "4096", NULL };
-    const kvant_error quiet = { NULL, 0 };
-    int scale = 1, states = 0;
-    if (kvant_spec_bits(spec, 2, 4, &options->bits, &quiet) != KVANT_OK)
-        return kvant_fail(error, KVANT_ERR_SPEC, "trellis takes 2, 3 or 4 bits, as in trellis-4");
-    KVANT_FORWARD(kvant_spec_choice(spec, "scale", scale_names, &scale, error));
-    KVANT_FORWARD(kvant_spec_choice(spec, "states", state_names, &states, error));
-    options->unbiased = scale == 1;
-    options->memory = KVANT_TRELLIS_MIN_MEMORY + 2 * (uint32_t)states;
-    return KVANT_OK;
-}
+static const char *const state_names[] = { "256", "1024", "4096", NULL };
+
+static const kvant_option table[] = {
+    { "states", KVANT_OPTION_CHOICE, state_names, 0, 0, 0, offsetof(trellis_options, states),
+      "of the search: more states err less and take longer to encode" },
+    KVANT_SCALE_OPTION(trellis_options, KVANT_SCALE_UNBIASED),
+    { .key = NULL },
+};
 
 static void set_view(kvant_codec *codec, const kvant_trellis_book *book)
 {
@@ -166,28 +158,27 @@ static void set_view(kvant_codec *codec, const kvant_trellis_book *book)
                                                    .unbiased = book->unbiased };
 }
 
-static kvant_status create_trellis(kvant_codec *codec, kvant_spec *spec, const kvant_site *site,
-                                   const kvant_error *error)
+static kvant_status create_trellis(kvant_codec *codec, const kvant_request *request, const kvant_error *error)
 {
     const uint32_t d = codec->info.head_dim;
-    trellis_options options = { .bits = 0 };
-    KVANT_FORWARD(read_options(&options, spec, error));
+    const kvant_transform_defaults defaults = kvant_transform_random(d);
+    const trellis_options *o = request->options;
+    const kvant_error quiet = { NULL, 0 };
+    uint32_t bits;
+    if (kvant_spec_bits(request->spec, 2, 4, &bits, &quiet) != KVANT_OK)
+        return kvant_fail(error, KVANT_ERR_SPEC, "trellis takes 2, 3 or 4 bits, as in trellis-4");
     if (d < MIN_HEAD_DIM)
         return kvant_fail(error, KVANT_ERR_UNSUPPORTED, "trellis needs head_dim %u or more, not %u", MIN_HEAD_DIM,
                           (unsigned)d);
-    /* A Hadamard matrix of full size exists for powers of two; other head_dims get a dense rotation. */
-    kvant_transform_defaults defaults = { (d & (d - 1)) == 0 ? KVANT_ROTATE_HADAMARD : KVANT_ROTATE_DENSE,
-                                          KVANT_MAX_HEAD_DIM, true };
-    KVANT_FORWARD(kvant_transform_create(&codec->transform, spec, &defaults, d, site->seed, error));
+    KVANT_FORWARD(
+        kvant_transform_create(&codec->transform, request->common, &defaults, d, request->site->seed, error));
     KVANT_FORWARD(kvant_codec_alloc_state(codec, sizeof(kvant_trellis_book), error));
-    snprintf(codec->spec, sizeof codec->spec, "%s-%u:states=%u,scale=%s", spec->name, (unsigned)options.bits,
-             1u << options.memory, options.unbiased ? "unbiased" : "norm");
-    kvant_transform_describe(&codec->transform, codec->spec, sizeof codec->spec);
+    kvant_codec_describe(codec, table, o, "trellis-%u", (unsigned)bits);
     codec->quantizer = &trellis_quantizer;
-    kvant_codec_set_sizes(codec, options.bits, KVANT_PAGE_TOKENS, 0);
+    kvant_codec_set_sizes(codec, bits, KVANT_PAGE_TOKENS, 0);
     kvant_trellis_book *book = codec->state;
-    kvant_trellis_book_init(book, &codec->layout, options.memory);
-    book->unbiased = options.unbiased;
+    kvant_trellis_book_init(book, &codec->layout, KVANT_TRELLIS_MIN_MEMORY + 2 * (uint32_t)o->states);
+    book->unbiased = o->scale == KVANT_SCALE_UNBIASED;
     set_view(codec, book);
     codec->product.integers.trellis = &book->trellis;
     kvant_codec_offer_codes(codec, false, d, trellis_lines);
@@ -195,8 +186,11 @@ static kvant_status create_trellis(kvant_codec *codec, kvant_spec *spec, const k
 }
 
 const kvant_family kvant_family_trellis = {
-    { sizeof(kvant_codec_family), "trellis", "2 3 4", "states=256|1024|4096 scale=norm|unbiased",
-      KVANT_TRANSFORM_OPTIONS, "Marcellin and Fischer 1990; tail-biting, on a grid of its own",
-      "random rotation, then trellis-coded quantisation: levels of a whole row chosen together" },
+    "trellis",
+    "2 3 4",
+    "Marcellin and Fischer 1990; tail-biting, on a grid of its own",
+    "random rotation, then trellis-coded quantisation: levels of a whole row chosen together",
+    table,
+    kvant_common_options,
     create_trellis
 };

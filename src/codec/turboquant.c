@@ -9,12 +9,15 @@
 #include "turboquant.h"
 
 #include <math.h>
-#include <stdio.h>
 #include <string.h>
 
 #include "../base/half.h"
 #include "../math/lloyd_max.h"
+#include "families.h"
 #include "feedback.h"
+#if KVANT_PAPERS
+#include "papers/qjl.h"
+#endif
 
 static kvant_status turboquant_check(const kvant_codec *codec, const kvant_kernels *kernels, const float *y)
 {
@@ -79,15 +82,15 @@ static void offer_codes(kvant_codec *codec, kvant_codebook *book)
     kvant_codec_offer_codes(codec, false, codec->info.head_dim, turboquant_lines);
 }
 
-static kvant_status create_plain(kvant_codec *codec, const turboquant_options *options, const kvant_error *error)
+static kvant_status create_plain(kvant_codec *codec, const turboquant_variant *variant, const kvant_error *error)
 {
     KVANT_FORWARD(kvant_codec_alloc_state(codec, sizeof(kvant_codebook), error));
     kvant_codebook *book = codec->state;
-    kvant_codebook_init(book, codec->info.head_dim, options->bits);
-    book->unbiased = options->unbiased;
+    kvant_codebook_init(book, codec->info.head_dim, variant->bits);
+    book->unbiased = variant->unbiased;
     codec->quantizer = &turboquant_quantizer;
     codec->takes_feedback = true;
-    kvant_codec_set_sizes(codec, options->bits, KVANT_PAGE_TOKENS, 0);
+    kvant_codec_set_sizes(codec, variant->bits, KVANT_PAGE_TOKENS, 0);
     codec->view.kind = KVANT_CODES_CODEBOOK;
     codec->view.of.codebook =
         (kvant_codebook_view){ book->values, book->thresholds, book->inverse_sqrt_dim, book->unbiased };
@@ -95,68 +98,92 @@ static kvant_status create_plain(kvant_codec *codec, const turboquant_options *o
     return KVANT_OK;
 }
 
-static kvant_status read_bits(turboquant_options *options, const kvant_spec *spec, const kvant_error *error)
+typedef struct turboquant_options {
+    int32_t scale, qjl, sketch;
+} turboquant_options;
+
+static const kvant_option table[] = {
+#if KVANT_PAPERS
+    KVANT_SCALE_OPTION(turboquant_options, KVANT_OPTION_ABSENT),
+    KVANT_QJL_OPTIONS(turboquant_options),
+#else
+    KVANT_SCALE_OPTION(turboquant_options, KVANT_SCALE_UNBIASED),
+#endif
+    { .key = NULL },
+};
+
+static kvant_status read_variant(const kvant_spec *spec, turboquant_variant *v, const kvant_error *error)
 {
     const kvant_error quiet = { NULL, 0 };
-    const char *variant = spec->variant ? spec->variant : "";
-    options->tiers = strcmp(variant, "2.5") == 0 || strcmp(variant, "3.5") == 0;
-    options->bits = variant[0] == '2' ? 2 : 3;
-    if (options->tiers || kvant_spec_bits(spec, 1, KVANT_LLOYD_MAX_BITS, &options->bits, &quiet) == KVANT_OK)
+    const char *text = spec->variant ? spec->variant : "";
+    v->tiers = strcmp(text, "2.5") == 0 || strcmp(text, "3.5") == 0;
+    v->bits = text[0] == '2' ? 2 : 3;
+    if (v->tiers || kvant_spec_bits(spec, 1, KVANT_LLOYD_MAX_BITS, &v->bits, &quiet) == KVANT_OK)
         return KVANT_OK;
     return kvant_fail(error, KVANT_ERR_SPEC, "turboquant takes 1 to 8 bits, 2.5 or 3.5, as in turboquant-4");
 }
 
-static kvant_status read_options(turboquant_options *options, kvant_spec *spec, const kvant_error *error)
+#if KVANT_PAPERS
+static kvant_status resolve(turboquant_options *o, turboquant_variant *v, const kvant_error *error)
 {
-    static const char *const scale_names[] = { "norm", "unbiased", NULL };
-    int scale = -1;
-    KVANT_FORWARD(read_bits(options, spec, error));
-    KVANT_FORWARD(kvant_qjl_read(spec, &options->sketch, error));
-    KVANT_FORWARD(kvant_spec_choice(spec, "scale", scale_names, &scale, error));
-    bool sketched = options->sketch != KVANT_SKETCH_NONE;
-    if (sketched && options->tiers)
-        return kvant_fail(error, KVANT_ERR_SPEC, "turboquant-%s has no qjl; whole bits have", spec->variant);
-    if (sketched && scale == 1)
-        return kvant_fail(error, KVANT_ERR_SPEC,
-                          "scale=unbiased and qjl exclude each other: the sketch removes the bias of scale=norm");
-    options->unbiased = scale == 1 || (scale < 0 && !sketched);
+    kvant_sketch sketch;
+    if (v->tiers && o->qjl)
+        return kvant_fail(error, KVANT_ERR_SPEC, "turboquant-%u.5 has no qjl; whole bits have", (unsigned)v->bits);
+    KVANT_FORWARD(kvant_qjl_resolve(o->qjl, &o->sketch, &o->scale, &sketch, error));
+    v->sketch = (int)sketch;
     return KVANT_OK;
 }
 
-static kvant_status create_variant(kvant_codec *codec, const turboquant_options *options, const kvant_error *error)
+static kvant_status create_variant(kvant_codec *codec, const turboquant_variant *v, const kvant_error *error)
 {
-    if (options->tiers)
-        return turboquant_create_tiers(codec, options, error);
-    if (options->sketch != KVANT_SKETCH_NONE)
-        return turboquant_create_sketched(codec, options, error);
-    return create_plain(codec, options, error);
+    codec->takes_seed = v->tiers || v->sketch != KVANT_SKETCH_NONE;
+    if (v->tiers)
+        return turboquant_create_tiers(codec, v, error);
+    if (v->sketch != KVANT_SKETCH_NONE)
+        return turboquant_create_sketched(codec, v, error);
+    return create_plain(codec, v, error);
+}
+#else
+static kvant_status resolve(turboquant_options *o, turboquant_variant *v, const kvant_error *error)
+{
+    (void)o;
+    if (v->tiers)
+        return kvant_fail(error, KVANT_ERR_UNSUPPORTED, "turboquant-%u.5 is not in this build (KVANT_PAPERS=OFF)",
+                          (unsigned)v->bits);
+    return KVANT_OK;
 }
 
-static kvant_status create_turboquant(kvant_codec *codec, kvant_spec *spec, const kvant_site *site,
-                                      const kvant_error *error)
+#define create_variant create_plain
+#endif
+
+static kvant_status create_turboquant(kvant_codec *codec, const kvant_request *request, const kvant_error *error)
 {
-    uint32_t d = codec->info.head_dim;
-    turboquant_options options = { .seed = site->seed };
-    KVANT_FORWARD(read_options(&options, spec, error));
+    const uint32_t d = codec->info.head_dim;
+    kvant_transform_defaults defaults = kvant_transform_random(d);
+    turboquant_options o = *(const turboquant_options *)request->options;
+    turboquant_variant v = { .seed = request->site->seed };
+    KVANT_FORWARD(read_variant(request->spec, &v, error));
+    KVANT_FORWARD(resolve(&o, &v, error));
     if (d < 4)
         return kvant_fail(error, KVANT_ERR_UNSUPPORTED, "turboquant needs head_dim 4 or more, not %u", (unsigned)d);
-    /* A Hadamard matrix of full size exists for powers of two; other head_dims get a dense rotation. Tiers
-     * rotate inside. */
-    kvant_transform_defaults defaults = { (d & (d - 1)) == 0 ? KVANT_ROTATE_HADAMARD : KVANT_ROTATE_DENSE,
-                                          KVANT_MAX_HEAD_DIM, true };
-    if (options.tiers)
+    if (v.tiers) /* they rotate inside */
         defaults.rotate = KVANT_ROTATE_NONE;
-    KVANT_FORWARD(kvant_transform_create(&codec->transform, spec, &defaults, d, site->seed, error));
-    snprintf(codec->spec, sizeof codec->spec, "%s-%u%s:scale=%s", spec->name, (unsigned)options.bits,
-             options.tiers ? ".5" : "", options.unbiased ? "unbiased" : "norm");
-    KVANT_FORWARD(create_variant(codec, &options, error));
-    kvant_transform_describe(&codec->transform, codec->spec, sizeof codec->spec);
-    return KVANT_OK;
+    KVANT_FORWARD(kvant_transform_create(&codec->transform, request->common, &defaults, d, v.seed, error));
+    v.unbiased = o.scale == KVANT_SCALE_UNBIASED;
+    kvant_codec_describe(codec, table, &o, "turboquant-%u%s", (unsigned)v.bits, v.tiers ? ".5" : "");
+    return create_variant(codec, &v, error);
 }
 
 const kvant_family kvant_family_turboquant = {
-    { sizeof(kvant_codec_family), "turboquant", "1 2 2.5 3 3.5 4 5 6 7 8", "scale=norm|unbiased " KVANT_QJL_OPTIONS,
-      KVANT_TRANSFORM_OPTIONS, "TurboQuant, Algorithms 1 (mse) and 2 (prod), section 2.3",
-      "random rotation, then the Lloyd-Max codebook of its marginal; 2.5 and 3.5: outlier channels" },
+    "turboquant",
+#if KVANT_PAPERS
+    "1 2 2.5 3 3.5 4 5 6 7 8",
+#else
+    "1 2 3 4 5 6 7 8",
+#endif
+    "TurboQuant, Algorithms 1 (mse) and 2 (prod), section 2.3",
+    "random rotation, then the Lloyd-Max codebook of its marginal; 2.5 and 3.5: outlier channels",
+    table,
+    kvant_common_options,
     create_turboquant
 };

@@ -1,26 +1,25 @@
-/* turboquant.h - what the variants of turboquant share: their options, and how turboquant.c creates each. */
+/* turboquant.h - what turboquant.c asks of the variants of papers/, which -DKVANT_PAPERS=OFF leaves out. */
 #ifndef KVANT_CODEC_TURBOQUANT_H
 #define KVANT_CODEC_TURBOQUANT_H
 
 #include "codebook.h"
-#include "papers/qjl.h"
 
-typedef struct turboquant_options {
+typedef struct turboquant_variant {
     uint32_t bits; /* as in the name, without its fraction */
     bool tiers;    /* 2.5 or 3.5 */
     bool unbiased;
-    kvant_sketch sketch;
+    int sketch; /* kvant_sketch of papers/qjl.h */
     uint64_t seed;
-} turboquant_options;
+} turboquant_variant;
 
-/* Both complete a codec that has its transform and the beginning of its canonical spec. */
+/* Both complete a codec that has its transform. */
 
 /* (bits - 1)-bit codes and a sketch of what they leave. */
-kvant_status turboquant_create_sketched(kvant_codec *codec, const turboquant_options *options,
+kvant_status turboquant_create_sketched(kvant_codec *codec, const turboquant_variant *variant,
                                         const kvant_error *error);
 
 /* Pages of their own choice of outlier channels, which have bits + 1, the others bits. */
-kvant_status turboquant_create_tiers(kvant_codec *codec, const turboquant_options *options,
+kvant_status turboquant_create_tiers(kvant_codec *codec, const turboquant_variant *variant,
                                      const kvant_error *error);
 
 #endif

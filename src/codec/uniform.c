@@ -263,28 +263,5 @@ kvant_status kvant_uniform_init(kvant_codec *codec, uint32_t bits, kvant_uniform
     return KVANT_OK;
 }
 
-kvant_status kvant_uniform_read_hybrid(kvant_spec *spec, kvant_uniform_mode *mode, const kvant_error *error)
-{
-    static const char *const choices[] = { "paper", "code", NULL };
-    int choice = -1;
-    KVANT_FORWARD(kvant_spec_flag_or_choice(spec, "hybrid", choices, &choice, error));
-    if (choice >= 0)
-        *mode = choice == 0 ? KVANT_UNIFORM_HYBRID_PAPER : KVANT_UNIFORM_HYBRID_CODE;
-    return KVANT_OK;
-}
-
-kvant_status kvant_uniform_read_group(kvant_spec *spec, uint32_t *group, const kvant_error *error)
-{
-    static const char *const choices[] = { "16", "32", "64", NULL };
-    int choice = -1;
-    KVANT_FORWARD(kvant_spec_choice(spec, "group", choices, &choice, error));
-    if (choice >= 0)
-        *group = 16u << choice;
-    return KVANT_OK;
-}
-
-const char *kvant_uniform_mode_name(kvant_uniform_mode mode)
-{
-    static const char *const names[] = { "asym", "sym", "hybrid=paper", "hybrid=code" };
-    return names[mode];
-}
+const char *const kvant_hybrid_names[] = { "paper", "code", NULL };
+const char *const kvant_tile_names[] = { "16", "32", "64", NULL };

@@ -47,12 +47,25 @@ static inline bool kvant_uniform_is_hybrid(const kvant_uniform *u)
 kvant_status kvant_uniform_init(kvant_codec *codec, uint32_t bits, kvant_uniform_mode mode, bool per_channel,
                                 uint32_t group, const kvant_error *error);
 
-/* Reads `hybrid`, `hybrid=paper` or `hybrid=code` into *mode, which stays as it is when the spec has none
- * of them. */
-kvant_status kvant_uniform_read_hybrid(kvant_spec *spec, kvant_uniform_mode *mode, const kvant_error *error);
+/* hybrid, hybrid=paper, hybrid=code; without them KVANT_OPTION_ABSENT. */
+#define KVANT_HYBRID_OPTION(type)                                                                                  \
+    { .key = "hybrid",                                                                                             \
+      .kind = KVANT_OPTION_FLAG_OR_CHOICE,                                                                         \
+      .choices = kvant_hybrid_names,                                                                               \
+      .preset = KVANT_OPTION_ABSENT,                                                                               \
+      .offset = offsetof(type, hybrid),                                                                            \
+      .help = "each group takes the better of sym and asym, as the paper or as its authors' program" }
+extern const char *const kvant_hybrid_names[];
 
-/* Reads `group` for families whose groups are channels in one role and tokens in the other: 16, 32 or 64. */
-kvant_status kvant_uniform_read_group(kvant_spec *spec, uint32_t *group, const kvant_error *error);
+static inline kvant_uniform_mode kvant_uniform_hybrid(int32_t choice)
+{
+    return choice == 0 ? KVANT_UNIFORM_HYBRID_PAPER : KVANT_UNIFORM_HYBRID_CODE;
+}
+
+/* group of families whose groups are channels in one role and tokens in the other: 16, 32 or 64; 16 << choice. */
+#define KVANT_TILES_OPTION(type)                                                                                   \
+    { "group", KVANT_OPTION_CHOICE, kvant_tile_names, 0, 0, 1, offsetof(type, group), "numbers that share a scale" }
+extern const char *const kvant_tile_names[];
 
 /* As InnerQ's Table 3 counts: a code, and its share of a full group's fp16 scale and, unless symmetric,
  * zero point. */
@@ -61,9 +74,6 @@ static inline double kvant_uniform_nominal_bits(const kvant_codec *codec)
     const kvant_uniform *u = kvant_uniform_of(codec);
     return codec->info.bits + (u->mode == KVANT_UNIFORM_SYM ? 16.0 : 32.0) / u->group;
 }
-
-/* "asym", "sym", "hybrid=paper", "hybrid=code" */
-const char *kvant_uniform_mode_name(kvant_uniform_mode mode);
 
 /* Where the metadata of (token, channel) lies among the scales; its zero point lies kvant_uniform_n_scales
  * on. */

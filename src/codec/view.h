@@ -60,8 +60,8 @@ typedef struct kvant_chunk_view {
     uint32_t outliers; /* chunks per token that a page stores apart */
     float inverse_sqrt_dim;
     uint32_t unbiased;
-    /* Triplets: index_bits / 2 bits per coordinate. rounding: which levels the encoder tries. Tables have 256 numbers
-     * (direction) and 128 (length); thresholds behind the last level are the largest float. */
+    /* Triplets: index_bits / 2 bits per coordinate. rounding: which levels the encoder tries. Tables have
+     * 256 numbers (direction) and 128 (length); thresholds behind the last level are the largest float. */
     uint32_t rounding;
     const float *direction, *direction_thresholds, *length, *length_thresholds;
     /* the others */

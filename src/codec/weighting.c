@@ -10,9 +10,6 @@
 #include "feedback.h"
 #include "site.h"
 
-enum { WEIGHTING_NONE, WEIGHTING_DIAGONAL, WEIGHTING_FILE };
-static const char *const names[] = { "none", "diagonal", "file", NULL };
-
 /* Calibrations keep |W| |W^-1| (Frobenius norms) below sqrt(head_dim) 2^11, which is 2^15.5 for the largest: what is beyond was not
  * written by one. */
 #define MAX_CONDITION 65536.0
@@ -56,10 +53,14 @@ static kvant_status set_matrix(kvant_codec *codec, const kvant_calibration_entry
 {
     uint32_t n = codec->info.head_dim;
     size_t size = (size_t)n * n;
-    double *w = kvant_alloc(2 * size, sizeof *w), *inverse = w + size;
+    double *w = kvant_alloc(2 * size, sizeof *w);
     if (!w)
         return kvant_fail(error, KVANT_ERR_MEMORY, "no memory for a transform");
+    double *inverse = w + size;
     read_triangle(n, entry->matrix, w);
+    kvant_codec_identify(codec, entry->matrix, (size + n) / 2 * sizeof *entry->matrix);
+    if (feedback)
+        kvant_codec_identify(codec, entry->query_moment, size * sizeof *entry->query_moment);
     kvant_status status = invert(n, w, inverse, error);
     if (status == KVANT_OK)
         status = feedback ? kvant_feedback_create(codec, w, inverse, entry->query_moment, error)
@@ -71,6 +72,7 @@ static kvant_status set_matrix(kvant_codec *codec, const kvant_calibration_entry
 static kvant_status set_diagonal(kvant_codec *codec, const float *factors)
 {
     float inverse[KVANT_MAX_HEAD_DIM];
+    kvant_codec_identify(codec, factors, codec->info.head_dim * sizeof *factors);
     for (uint32_t i = 0; i < codec->info.head_dim; i++)
         inverse[i] = 1 / factors[i];
     return kvant_transform_weigh(&codec->transform, true, factors, inverse);
@@ -78,7 +80,7 @@ static kvant_status set_diagonal(kvant_codec *codec, const float *factors)
 
 static kvant_status check_feedback(const kvant_codec *codec, bool feedback, int kind, const kvant_error *error)
 {
-    if (feedback && kind != WEIGHTING_FILE)
+    if (feedback && kind != KVANT_WEIGHTING_FILE)
         return kvant_fail(error, KVANT_ERR_SPEC, "feedback needs transform=file beside it");
     if (feedback && codec->info.role == KVANT_ROLE_K && !codec->takes_feedback)
         return kvant_fail(error, KVANT_ERR_UNSUPPORTED,
@@ -86,29 +88,29 @@ static kvant_status check_feedback(const kvant_codec *codec, bool feedback, int 
     return KVANT_OK;
 }
 
-kvant_status kvant_weighting_read(kvant_codec *codec, kvant_spec *spec, const kvant_site *site,
-                                  const kvant_error *error)
+kvant_status kvant_weighting_apply(kvant_codec *codec, const kvant_common *common, const kvant_site *site,
+                                   const kvant_error *error)
 {
-    int kind = WEIGHTING_NONE;
-    bool feedback = false;
+    int kind = common->transform == KVANT_OPTION_ABSENT ? KVANT_WEIGHTING_NONE : common->transform;
+    bool feedback = common->feedback == 1;
     kvant_calibration_entry entry;
-    KVANT_FORWARD(kvant_spec_choice(spec, "transform", names, &kind, error));
-    KVANT_FORWARD(kvant_spec_flag(spec, "feedback", &feedback, error));
     KVANT_FORWARD(check_feedback(codec, feedback, kind, error));
-    if (kind == WEIGHTING_NONE)
+    if (kind == KVANT_WEIGHTING_NONE)
         return KVANT_OK;
-    if (kvant_spec_has(spec, "norm"))
+    if (common->norm != KVANT_OPTION_ABSENT)
         return kvant_fail(error, KVANT_ERR_SPEC, "transform=%s takes the place of norm: leave one of them out",
-                          names[kind]);
+                          kind == KVANT_WEIGHTING_FILE ? "file" : "diagonal");
     bool keys = codec->info.role == KVANT_ROLE_K;
-    if (keys ||
-        !kvant_spec_has(spec, "center")) /* a spec of values that names its centre needs no word of a preset */
+    if (keys || common->center == KVANT_OPTION_ABSENT) /* values that name their centre need no word of a preset */
         codec->info.center = KVANT_CENTER_FILE;
     codec->info.norm = KVANT_NORM_NONE;
     KVANT_FORWARD(kvant_site_entry(codec, site, codec->info.role, "transform", &entry, error));
     if (!keys)
         return KVANT_OK;
-    kvant_append(codec->spec, sizeof codec->spec, ",transform=%s%s", names[kind], feedback ? ",feedback" : "");
-    return kind == WEIGHTING_DIAGONAL ? set_diagonal(codec, entry.diagonal)
-                                      : set_matrix(codec, &entry, feedback, error);
+    kvant_common shown = KVANT_COMMON_NONE(0);
+    shown.transform = kind;
+    shown.feedback = feedback;
+    kvant_options_describe(kvant_common_options, &shown, codec->spec, sizeof codec->spec);
+    return kind == KVANT_WEIGHTING_DIAGONAL ? set_diagonal(codec, entry.diagonal)
+                                            : set_matrix(codec, &entry, feedback, error);
 }

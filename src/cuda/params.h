@@ -28,8 +28,8 @@ typedef enum kvant_cuda_codes {
     KVANT_CUDA_CODES_QUATERNIONS /* chunks of 4 */
 } kvant_cuda_codes;
 
-/* How codes become numbers in attention: the dequantiser that a kernel is built with. In no order: code that asks what pages
- * hold reads kvant_cuda_params.codes. */
+/* How codes become numbers in attention: the dequantiser that a kernel is built with. In no order: code
+ * that asks what pages hold reads kvant_cuda_params.codes. */
 typedef enum kvant_cuda_kind {
     KVANT_CUDA_UNIFORM2,
     KVANT_CUDA_UNIFORM2_CHANNELS32, /* a scale for 32 channels of a token */

@@ -21,6 +21,16 @@ template <int D> struct Row {
     float x[PER_LANE];
 };
 
+/* A number by itself. */
+__device__ __forceinline__ float load_number(const void *from, size_t at, kvant_cuda_type type)
+{
+    if (type == KVANT_CUDA_F32)
+        return static_cast<const float *>(from)[at];
+    __half_raw bits;
+    bits.x = static_cast<const uint16_t *>(from)[at];
+    return type == KVANT_CUDA_F16 ? __half2float(bits) : __uint_as_float((uint32_t)bits.x << 16);
+}
+
 /* The type is a run-time choice made once a row, around the loads: kernels start with a cold instruction
  * cache, and every instruction that is not there need not be fetched. */
 template <int D>
@@ -117,8 +127,8 @@ __device__ __forceinline__ void rotate_back(Row<D> &row, const kvant_cuda_rotati
     apply_signs(row, rotation, lane);
 }
 
-/* y = sum over i of x_i m[i], m being D x D numbers by rows: products and sums rounded one by one in the order of i, as the
- * CPU's combine_rows has it. */
+/* y = sum over i of x_i m[i], m being D x D numbers by rows: products and sums rounded one by one in the
+ * order of i, as the CPU's combine_rows has it. */
 template <int D> __device__ __forceinline__ Row<D> combine_rows(const float *m, const Row<D> &x, int lane)
 {
     constexpr int N = Row<D>::PER_LANE;
@@ -139,7 +149,8 @@ template <int D> __device__ __forceinline__ Row<D> combine_rows(const float *m, 
     return y;
 }
 
-/* y_i = <m[i], x>, the sum in the order of docs/format.md, "Numbers". space: D floats of the warp's, aligned to 16. */
+/* y_i = <m[i], x>, the sum in the order of docs/format.md, "Numbers". space: D floats of the warp's,
+ * aligned to 16. */
 template <int D>
 __device__ __forceinline__ Row<D> multiply_rows(const float *m, const Row<D> &x, float *space, int lane)
 {
@@ -213,8 +224,8 @@ __device__ __forceinline__ const float *weights_of(const kvant_cuda_params &code
                : weights + kv_head * (codec.weighting == KVANT_CUDA_WEIGHTING_FULL ? d * d : d);
 }
 
-/* The warp's largest number, by one instruction: with the bits of negative ones inverted but for the sign, floats are in the
- * order of whole numbers. */
+/* The warp's largest number, by one instruction: with the bits of negative ones inverted but for the sign,
+ * floats are in the order of whole numbers. */
 __device__ __forceinline__ float largest_of(float x)
 {
     const int bits = __float_as_int(x), top = __reduce_max_sync(FULL, bits ^ (bits >> 31 & 0x7fffffff));

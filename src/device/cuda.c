@@ -1,4 +1,5 @@
-/* cuda.c - the public functions of kvant/cuda.h: finds libkvant_cuda.so when it is first needed and calls its table.
+/* cuda.c - the public functions of kvant/cuda.h: finds libkvant_cuda.so when it is first needed and calls
+ * its table.
  *
  * Owns finding and checking the library; knows no kernel. A library that is missing, or of another version,
  * is KVANT_ERR_UNSUPPORTED, and is looked for again by the next call. One that was accepted stays loaded. */
@@ -180,6 +181,13 @@ size_t kvant_cuda_attention_workspace(uint32_t head_dim)
 {
     const kvant_cuda_table *table = open_door(NULL);
     return table ? table->attention_workspace(head_dim) : 0;
+}
+
+void kvant_cuda_limit_shared_memory(size_t bytes)
+{
+    const kvant_cuda_table *table = open_door(NULL);
+    if (table)
+        table->limit_shared_memory(bytes);
 }
 
 /* A call with a struct of arguments, of the caller's size: last is the last member of its first released version. */

@@ -10,6 +10,7 @@ import signal
 import subprocess
 import sys
 import tempfile
+import time
 import unittest
 
 from testing import MODEL, PLUGIN, command, run
@@ -149,18 +150,18 @@ class Kept(unittest.TestCase):
     def test_interrupted_and_going_on(self):
         self.state.unlink()
         env = dict(os.environ, KVANT_PLUGIN=PLUGIN)
-        words = command(*BASE, "--chunks", "3", *CONFIGS, "--resume", self.state, "--json")
+        words = command(*BASE, "--chunks", "4", *CONFIGS, "--resume", self.state, "--json")
         for interruptions in range(3):
             child = subprocess.Popen(words, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True, env=env)
             before = self.state.stat().st_size if self.state.exists() else 0
             while child.poll() is None and (not self.state.exists() or self.state.stat().st_size <= before + 300):
-                pass
+                time.sleep(0.01)
             if interruptions < 2:
                 child.send_signal(signal.SIGINT)
             out, err = child.communicate(timeout=100)
             self.assertEqual(child.returncode, INTERRUPTED if interruptions < 2 else OK, err)
             json.loads(out)
-        self.assertEqual(json.loads(out), rows_of(run(*BASE, "--chunks", "3", *CONFIGS, "--json")))
+        self.assertEqual(json.loads(out), rows_of(run(*BASE, "--chunks", "4", *CONFIGS, "--json")))
 
     def test_two_at_a_time(self):
         with open(self.state) as held:

@@ -164,14 +164,16 @@ static void run_append(const append_case *c)
                                 HEADS * d,
                                 d,
                                 c->center ? gpu_center : NULL,
-                                c->center ? gpu_factors : NULL };
+                                c->center ? gpu_factors : NULL,
+                                NULL };
     args.v = (kvant_cuda_rows){ cache.gpu_v,
                                 cache_pages(&cache, KVANT_ROLE_V),
                                 gpu_rows[1],
                                 HEADS * d,
                                 d,
                                 c->center ? gpu_center : NULL,
-                                c->center ? gpu_factors : NULL };
+                                c->center ? gpu_factors : NULL,
+                                NULL };
     assert_int_equal(kvant_cuda_append(&args, NULL), KVANT_OK);
     check_cuda(cudaDeviceSynchronize());
     device_read(&refused, gpu_refused, sizeof refused);
@@ -271,7 +273,7 @@ static void test_keeps_neighbours(void **unused)
             .size = sizeof args, .type = KVANT_CUDA_F32, .n_tokens = 2, .n_kv_heads = 1, .slots = gpu_slots
         };
         args.v =
-            (kvant_cuda_rows){ cache.gpu_v, cache_pages(&cache, KVANT_ROLE_V), gpu_rows, 128, 128, NULL, NULL };
+            (kvant_cuda_rows){ cache.gpu_v, cache_pages(&cache, KVANT_ROLE_V), gpu_rows, 128, 128, NULL, NULL, NULL };
         assert_int_equal(kvant_cuda_append(&args, NULL), KVANT_OK);
         compare_pools(&cache, &(append_case){ specs[s], 128, 2, KVANT_CUDA_F32, 0, false });
         cudaFree(gpu_rows);
@@ -309,7 +311,7 @@ static void test_refused_rows(void **unused)
                                             .slots = gpu_slots,
                                             .refused = gpu_refused };
             args.k =
-                (kvant_cuda_rows){ cache.gpu_k, cache_pages(&cache, KVANT_ROLE_K), gpu_rows, 128, 128, NULL, NULL };
+                (kvant_cuda_rows){ cache.gpu_k, cache_pages(&cache, KVANT_ROLE_K), gpu_rows, 128, 128, NULL, NULL, NULL };
             assert_int_equal(kvant_cuda_append(&args, NULL), KVANT_OK);
             device_read(&refused, gpu_refused, sizeof refused);
             assert_int_equal(refused,

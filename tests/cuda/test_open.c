@@ -102,7 +102,7 @@ static void append_rows(fixture *f, uint32_t n, const int64_t *slots, kvant_cuda
         append_on_cpu(f, (kvant_role)r, rows, n, slots, center);
         *(r ? &args.v : &args.k) = (kvant_cuda_rows){
             f->open.gpu_codec[r], open_pages(&f->open, (kvant_role)r), gpu_rows[r], HEADS * d, d, gpu_center,
-            gpu_factors
+            gpu_factors, NULL
         };
         free(typed);
         free(rows);
@@ -292,7 +292,7 @@ static void test_refused_rows(void **unused)
                                         .slots = gpu_slots,
                                         .refused = gpu_refused };
         args.k = (kvant_cuda_rows){
-            f.open.gpu_codec[0], open_pages(&f.open, KVANT_ROLE_K), gpu_rows, HEADS * 128, 128, NULL, NULL
+            f.open.gpu_codec[0], open_pages(&f.open, KVANT_ROLE_K), gpu_rows, HEADS * 128, 128, NULL, NULL, NULL
         };
         assert_int_equal(kvant_cuda_append(&args, NULL), KVANT_OK);
         device_read(&refused, gpu_refused, sizeof refused);

@@ -42,9 +42,9 @@ static void f16_is_stock_within_f16_rounding(void **state)
     free(ours);
 }
 
-/* Decodes greedily with two contexts side by side; returns how many tokens both choose alike from the
- * start. */
-static int equal_greedy_tokens(const char *spec, double *least_lead)
+/* Decodes greedily with two contexts side by side until they choose differently; returns how many tokens both chose alike and by how much
+ * stock's choice led where they parted. */
+static int equal_greedy_tokens(const char *spec, double *lead)
 {
     const harness_options options[2] = { { .spec = NULL, .n_ctx = 512 }, { .spec = spec, .n_ctx = 512 } };
     llama_token prompt[256], chosen[2];
@@ -55,11 +55,10 @@ static int equal_greedy_tokens(const char *spec, double *least_lead)
         contexts[i] = harness_context(&options[i]);
         harness_decode(contexts[i], prompt, n, 0, 0, false);
     }
-    *least_lead = INFINITY;
     for (same = 0; same < N_GREEDY; same++) {
         for (int i = 0; i < 2; i++)
             chosen[i] = harness_argmax(llama_get_logits_ith(contexts[i], -1));
-        *least_lead = fmin(*least_lead, harness_lead(llama_get_logits_ith(contexts[0], -1)));
+        *lead = harness_lead(llama_get_logits_ith(contexts[0], -1));
         if (chosen[0] != chosen[1])
             break;
         for (int i = 0; i < 2; i++)
@@ -70,29 +69,48 @@ static int equal_greedy_tokens(const char *spec, double *least_lead)
     return same;
 }
 
+/* 8 bits cost this model a divergence of 0.0036 nats (README, q8_0), so a logit is off by about sqrt(2 x 0.0036) = 0.085 and the difference of
+ * two by 0.12: only a lead below 4 of these, 0.5, may be turned round. */
 static void int8_writes_the_stock_text(void **state)
 {
-    double least_lead;
-    int same = equal_greedy_tokens("int-8", &least_lead);
+    double lead;
+    int same = equal_greedy_tokens("int-8", &lead);
 
     (void)state;
-    print_message("%d of %d tokens equal; the closest choice of stock leads by %.2f\n", same, N_GREEDY, least_lead);
-    assert_true(same >= 64);
+    print_message("%d of %d tokens equal; stock's last choice leads by %.2f\n", same, N_GREEDY, lead);
+    assert_true(same == N_GREEDY || lead < 0.5);
 }
 
-/* 4.25 bits must not be worse than llama.cpp's own 4.5 bits without rotation, 0.130 on SmolLM2
- * (docs/quality.md), and must differ from f16: otherwise something else than turboquant ran. */
-static void turboquant_4_is_close(void **state)
+static double divergence(const float *stock, const harness_options *options)
 {
+    float *logits = harness_prompt_logits(options, N_PROMPT);
+    double kld = harness_mean_kld(stock, logits, N_PROMPT);
+
+    free(logits);
+    return kld;
+}
+
+/* Divergence goes with the square of the error. With a normal row of variance 1 a 4-bit codebook errs by 0.0095 (Max 1960); q4_0 has 16
+ * steps of (largest of 32) / 8 = 2.07 / 8 each, and errs by a twelfth of their square, 0.0056: 1.7 times less. int-8 has 255 steps over the
+ * range of 64, 4.7, an error of 2.8e-5; q8_0 steps of 2.07 / 127, 2.2e-5: 1.3 times less, and 1.6 with what chance adds: both are near the
+ * divergence that llama.cpp's own roundings cause, whose means over 192 tokens differ by a tenth. */
+static void errors_are_those_of_the_bits(void **state)
+{
+    static const struct {
+        const char *spec, *type;
+        double factor;
+    } pairs[] = { { "turboquant-4", "q4_0", 1.7 }, { "int-8", "q8_0", 1.6 } };
     float *stock = prompt_logits(NULL, false);
-    float *ours = prompt_logits("turboquant-4", false);
-    double kld = harness_mean_kld(stock, ours, N_PROMPT);
 
     (void)state;
-    print_message("mean KLD %.4f\n", kld);
-    assert_true(kld > 1e-4 && kld < 0.130);
+    for (size_t i = 0; i < sizeof pairs / sizeof *pairs; i++) {
+        double ours = divergence(stock, &(harness_options){ .spec = pairs[i].spec, .n_ctx = 512 });
+        double rival = divergence(stock, &(harness_options){ .type = pairs[i].type, .n_ctx = 512 });
+        print_message("mean KLD: %s %.4f, %s %.4f\n", pairs[i].spec, ours, pairs[i].type, rival);
+        assert_true(ours > 1e-4); /* else it was f16 that ran */
+        assert_true(ours <= pairs[i].factor * rival);
+    }
     free(stock);
-    free(ours);
 }
 
 int main(void)
@@ -100,7 +118,7 @@ int main(void)
     const struct CMUnitTest tests[] = {
         cmocka_unit_test(f16_is_stock_within_f16_rounding),
         cmocka_unit_test(int8_writes_the_stock_text),
-        cmocka_unit_test(turboquant_4_is_close),
+        cmocka_unit_test(errors_are_those_of_the_bits),
     };
 
     return cmocka_run_group_tests(tests, harness_start, harness_stop);

@@ -1,4 +1,6 @@
-"""The Python package without a GPU: what it refuses, and what reaches the library. PyTorch and the library are stand-ins."""
+"""The Python package without a GPU: what it refuses, and what reaches the library.
+
+PyTorch and the library are stand-ins."""
 
 import ctypes as c
 import os

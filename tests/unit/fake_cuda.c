@@ -101,6 +101,11 @@ static size_t attention_workspace(uint32_t head_dim)
     return (size_t)head_dim * 3;
 }
 
+static void limit_shared_memory(size_t bytes)
+{
+    remember(&bytes, sizeof bytes, NULL);
+}
+
 static kvant_status attention(const kvant_cuda_attention_args *args, kvant_cuda_stream stream)
 {
     remember(args, args->size, stream);

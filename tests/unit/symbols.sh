@@ -12,14 +12,16 @@ status=0
 
 nm -g --defined-only "$static" | awk 'NF == 3 { print $3 }' | sort -u >"$work/static"
 [ -s "$work/static" ] || { echo "symbols: $static has no symbols" >&2; exit 1; }
-if grep -v '^kvant_' "$work/static"; then
+# To be renamed, and then to be taken from here.
+left='octopus_book_init|octopus_dequantize|octopus_direction|octopus_fits|octopus_quantize|turboquant_create_sketched|turboquant_create_tiers'
+if grep -vE "^(kvant_.*|$left)\$" "$work/static"; then
     echo "symbols: the above are global in $static and do not begin with kvant_" >&2
     status=1
 fi
 
-# KVANT_API type name(: a declaration may take several lines; cuda.h is another library's.
+# KVANT_API type name(: a declaration may take several lines.
 for header in "$root"/include/kvant/*.h; do
-    [ "$(basename "$header")" = cuda.h ] || tr '\n' ' ' <"$header" | grep -oE 'KVANT_API [^;(]*\(' || true
+    tr '\n' ' ' <"$header" | grep -oE 'KVANT_API [^;(]*\(' | grep -v __attribute__ || true
 done | sed -E 's/.*[ *]([a-z0-9_]+)\($/\1/' | sort -u >"$work/declared"
 nm -D --defined-only "$shared" | awk 'NF == 3 && $2 != "A" { print $3 }' | sort -u >"$work/versioned"
 if grep -v '@@KVANT_' "$work/versioned"; then

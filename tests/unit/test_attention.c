@@ -10,10 +10,11 @@
 #define MAX_KV_HEADS 4
 
 typedef struct setup {
-    uint32_t k_dim, v_dim, n_kv_heads, n_heads, n_cells, n_tokens, n_streams;
+    uint32_t k_dim, v_dim, n_kv_heads, n_heads, n_tokens, n_queries, n_sequences;
     const char *k_spec, *v_spec;
-    bool mask, sinks, affine, fp32;
+    bool mask, sinks, exact;
     bool codec_per_head; /* of one spec, rotated by seeds of their own */
+    bool centred;        /* rows without a mean */
     float softcap, max_bias;
 } setup;
 
@@ -21,100 +22,95 @@ typedef struct fixture {
     setup s;
     kvant_codec *k_codecs[MAX_KV_HEADS], *v_codecs[MAX_KV_HEADS];
     void *k_memory, *v_memory;
-    kvant_cells *k, *v;
+    kvant_tensor *k, *v;
+    uint32_t blocks; /* of a sequence */
     float *q, *out, *sinks;
     uint16_t *mask;
-    kvant_attention_args args;
+    kvant_attention_problem problem;
 } fixture;
 
-static void fill_cells(const setup *s, kvant_cells *cells, uint32_t dim, uint64_t *rng)
+static void fill_tensor(const setup *s, kvant_tensor *tensor, uint32_t blocks, uint32_t dim, uint64_t *rng)
 {
-    uint32_t n = s->n_streams * s->n_cells, width = s->n_kv_heads * dim;
-    int64_t *index = malloc(n * sizeof *index);
-    float *rows = malloc((size_t)n * width * sizeof *rows), *center = malloc(width * sizeof *center),
-          *scale = malloc(width * sizeof *scale);
+    uint32_t n = s->n_sequences * s->n_tokens, width = s->n_kv_heads * dim;
+    int64_t *slots = malloc(n * sizeof *slots);
+    float *rows = malloc((size_t)n * width * sizeof *rows), *center = malloc(width * sizeof *center);
     fill_normal(center, width, rng);
-    for (uint32_t j = 0; j < width; j++)
-        scale[j] = 0.5f + (float)test_uniform(rng);
     fill_normal(rows, (size_t)n * width, rng);
     for (uint32_t i = 0; i < n; i++) {
-        index[i] = i;
+        slots[i] = i / s->n_tokens * blocks * 64 + i % s->n_tokens;
         for (uint32_t j = 0; j < width; j++)
-            rows[(size_t)i * width + j] += 3 * center[j];
+            rows[(size_t)i * width + j] += s->centred ? 0 : 3 * center[j];
     }
-    if (s->affine)
-        assert_int_equal(kvant_cells_set_affine(cells, &(kvant_affine){ center, scale }), KVANT_OK);
-    assert_int_equal(kvant_cells_write(cells, index, n, rows, width, 2), KVANT_OK);
-    free(index);
+    assert_int_equal(kvant_tensor_write(tensor, slots, n, rows, width, 2), KVANT_OK);
+    free(slots);
     free(rows);
     free(center);
-    free(scale);
 }
 
-static kvant_cells *make_cells(const setup *s, const char *spec, uint32_t dim, kvant_role role,
-                               kvant_codec **codecs, void **memory)
+static kvant_tensor *make_tensor(const setup *s, const char *spec, uint32_t dim, kvant_role role,
+                                 kvant_codec **codecs, void **memory)
 {
-    for (uint32_t h = 0; h < (s->codec_per_head ? s->n_kv_heads : 1); h++)
-        assert_int_equal(kvant_codec_create(spec, dim, role, TEST_SEED + h, &codecs[h], NULL, 0), KVANT_OK);
     const kvant_codec *array[MAX_KV_HEADS];
-    for (uint32_t h = 0; h < MAX_KV_HEADS; h++)
-        array[h] = codecs[h];
-    kvant_cells_config config = { .size = sizeof config,
-                                  .codec = codecs[0],
-                                  .codecs = s->codec_per_head ? array : NULL,
-                                  .n_kv_heads = s->n_kv_heads,
-                                  .n_streams = s->n_streams,
-                                  .n_cells = s->n_cells };
-    size_t bytes = kvant_cells_bytes(&config);
-    assert_true(bytes > 0);
+    for (uint32_t h = 0; h < s->n_kv_heads; h++) {
+        if (h == 0 || s->codec_per_head)
+            assert_int_equal(kvant_codec_create(spec, dim, role, TEST_SEED + h, &codecs[h], NULL, 0), KVANT_OK);
+        array[h] = s->codec_per_head ? codecs[h] : codecs[0];
+    }
+    uint32_t blocks = (s->n_tokens + 63) / 64;
+    const kvant_tensor_params params = { .size = sizeof params,
+                                         .codecs = array,
+                                         .n_kv_heads = s->n_kv_heads,
+                                         .n_sequences = s->n_sequences,
+                                         .n_blocks = s->n_sequences * blocks,
+                                         .blocks_per_sequence = blocks };
+    size_t bytes;
+    assert_int_equal(kvant_tensor_size(&params, &bytes), KVANT_OK);
     *memory = aligned(bytes);
-    kvant_cells *cells;
-    assert_int_equal(kvant_cells_create(&config, *memory, &cells), KVANT_OK);
-    return cells;
+    kvant_tensor *tensor;
+    assert_int_equal(kvant_tensor_create(&params, *memory, &tensor), KVANT_OK);
+    return tensor;
 }
 
 static void make_mask(fixture *f, uint64_t *rng)
 {
     const setup *s = &f->s;
-    f->mask = malloc((size_t)s->n_tokens * s->n_cells * sizeof *f->mask);
-    for (uint32_t t = 0; t < s->n_tokens; t++)
-        for (uint32_t j = 0; j < s->n_cells; j++) {
-            bool hidden = j > s->n_cells - s->n_tokens + t || (t % 3 == 1 && j < 70) || test_random(rng) % 5 == 0;
-            float bias = s->max_bias > 0 ? -(float)(s->n_cells - j) / 8 : 0;
-            f->mask[(size_t)t * s->n_cells + j] = hidden ? 0xfc00 : kvant_half_from_float(bias);
+    f->mask = malloc((size_t)s->n_queries * s->n_tokens * sizeof *f->mask);
+    for (uint32_t t = 0; t < s->n_queries; t++)
+        for (uint32_t j = 0; j < s->n_tokens; j++) {
+            bool hidden = j > s->n_tokens - s->n_queries + t || (t % 3 == 1 && j < 70) || test_random(rng) % 5 == 0;
+            float bias = s->max_bias > 0 ? -(float)(s->n_tokens - j) / 8 : 0;
+            f->mask[(size_t)t * s->n_tokens + j] = hidden ? 0xfc00 : kvant_half_from_float(bias);
         }
 }
 
 static fixture make_fixture(setup s)
 {
     uint64_t rng = 99;
-    if (!s.n_streams)
-        s.n_streams = 1;
-    fixture f = { .s = s };
-    f.k = make_cells(&s, s.k_spec, s.k_dim, KVANT_ROLE_K, f.k_codecs, &f.k_memory);
-    f.v = make_cells(&s, s.v_spec, s.v_dim, KVANT_ROLE_V, f.v_codecs, &f.v_memory);
-    fill_cells(&s, f.k, s.k_dim, &rng);
-    fill_cells(&s, f.v, s.v_dim, &rng);
-    f.q = malloc((size_t)s.n_tokens * s.n_heads * s.k_dim * sizeof(float));
-    fill_normal(f.q, (size_t)s.n_tokens * s.n_heads * s.k_dim, &rng);
-    f.out = malloc((size_t)s.n_tokens * s.n_heads * s.v_dim * sizeof(float));
+    if (!s.n_sequences)
+        s.n_sequences = 1;
+    fixture f = { .s = s, .blocks = (s.n_tokens + 63) / 64 };
+    f.k = make_tensor(&s, s.k_spec, s.k_dim, KVANT_ROLE_K, f.k_codecs, &f.k_memory);
+    f.v = make_tensor(&s, s.v_spec, s.v_dim, KVANT_ROLE_V, f.v_codecs, &f.v_memory);
+    fill_tensor(&s, f.k, f.blocks, s.k_dim, &rng);
+    fill_tensor(&s, f.v, f.blocks, s.v_dim, &rng);
+    f.q = malloc((size_t)s.n_queries * s.n_heads * s.k_dim * sizeof(float));
+    fill_normal(f.q, (size_t)s.n_queries * s.n_heads * s.k_dim, &rng);
+    f.out = malloc((size_t)s.n_queries * s.n_heads * s.v_dim * sizeof(float));
     f.sinks = malloc(s.n_heads * sizeof(float));
     fill_normal(f.sinks, s.n_heads, &rng);
     if (s.mask)
         make_mask(&f, &rng);
-    f.args = (kvant_attention_args){ .size = sizeof f.args,
-                                     .k = f.k,
-                                     .v = f.v,
-                                     .stream = s.n_streams - 1,
-                                     .fp32 = s.fp32,
-                                     .n_cells = s.n_cells,
+    f.problem = (kvant_attention_problem){ .size = sizeof f.problem,
+                                     .first_block = (s.n_sequences - 1) * f.blocks,
+                                     .exact = s.exact,
                                      .n_tokens = s.n_tokens,
+                                     .n_queries = s.n_queries,
                                      .n_heads = s.n_heads,
                                      .q = f.q,
                                      .q_token_stride = (size_t)s.n_heads * s.k_dim,
                                      .q_head_stride = s.k_dim,
                                      .mask = f.mask,
-                                     .mask_token_stride = s.n_cells,
+                                     .mask_token_stride = s.n_tokens,
                                      .sinks = s.sinks ? f.sinks : NULL,
                                      .scale = 1 / sqrtf((float)s.k_dim),
                                      .logit_softcap = s.softcap,
@@ -128,8 +124,8 @@ static fixture make_fixture(setup s)
 
 static void free_fixture(fixture *f)
 {
-    kvant_cells_free(&f->k);
-    kvant_cells_free(&f->v);
+    kvant_tensor_free(&f->k);
+    kvant_tensor_free(&f->v);
     for (uint32_t h = 0; h < MAX_KV_HEADS; h++) {
         kvant_codec_free(&f->k_codecs[h]);
         kvant_codec_free(&f->v_codecs[h]);
@@ -144,19 +140,19 @@ static void free_fixture(fixture *f)
 
 static void run(fixture *f)
 {
-    size_t bytes = kvant_attention_workspace(&f->args);
-    assert_true(bytes > 0);
+    size_t bytes;
+    assert_int_equal(kvant_attention_workspace(f->k, f->v, &f->problem, &bytes), KVANT_OK);
     void *workspace = aligned(bytes);
     memset(workspace, 0xff, bytes); /* NaNs: reading what was not written shows */
-    for (size_t i = 0; i < (size_t)f->s.n_tokens * f->s.n_heads * f->s.v_dim; i++)
+    for (size_t i = 0; i < (size_t)f->s.n_queries * f->s.n_heads * f->s.v_dim; i++)
         f->out[i] = NAN;
-    assert_int_equal(kvant_attention(&f->args, workspace, bytes), KVANT_OK);
+    assert_int_equal(kvant_attention(f->k, f->v, &f->problem, workspace, bytes), KVANT_OK);
     free(workspace);
 }
 
 /* What bounds the error of an output row. */
 typedef struct sizes {
-    double magnitude; /* sum of |weight x value| over cells and channels */
+    double magnitude; /* sum of |weight x value| over tokens and channels */
     double spread;    /* sum of weight x |value - output|, Euclidean lengths */
     double peaks;     /* sum over pages of the page's largest weight */
     double longest;   /* value */
@@ -174,14 +170,14 @@ static sizes measure(const setup *s, const float *values, const double *weights,
 {
     sizes m = { 0 };
     double peak = 0;
-    for (uint32_t j = 0; j < s->n_cells && total > 0; j++) {
+    for (uint32_t j = 0; j < s->n_tokens && total > 0; j++) {
         const float *value = values + (size_t)j * s->n_kv_heads * s->v_dim;
         for (uint32_t i = 0; i < s->v_dim; i++)
             m.magnitude += weights[j] * fabs(value[i]) / total;
         m.spread += weights[j] * distance(value, out, s->v_dim) / total;
         m.longest = fmax(m.longest, distance(value, NULL, s->v_dim));
         peak = j % 64 ? fmax(peak, weights[j]) : weights[j];
-        if (j % 64 == 63 || j + 1 == s->n_cells)
+        if (j % 64 == 63 || j + 1 == s->n_tokens)
             m.peaks += peak / total;
     }
     return m;
@@ -194,19 +190,19 @@ static void reference(const fixture *f, const float *keys, const float *values, 
     const setup *s = &f->s;
     uint32_t kv = head / (s->n_heads / s->n_kv_heads);
     const float *head_values = values + (size_t)kv * s->v_dim;
-    double *weights = malloc(s->n_cells * sizeof *weights), *bias = calloc(s->n_cells, sizeof *bias);
-    for (uint32_t j = 0; f->mask && j < s->n_cells; j++)
+    double *weights = malloc(s->n_tokens * sizeof *weights), *bias = calloc(s->n_tokens, sizeof *bias);
+    for (uint32_t j = 0; f->mask && j < s->n_tokens; j++)
         bias[j] = reference_slope(s->n_heads, s->max_bias, head) *
-                  kvant_half_to_float(f->mask[(size_t)token * s->n_cells + j]);
+                  kvant_half_to_float(f->mask[(size_t)token * s->n_tokens + j]);
     const reference_row row = { .q = f->q + ((size_t)token * s->n_heads + head) * s->k_dim,
                                 .keys = keys + (size_t)kv * s->k_dim,
                                 .values = head_values,
                                 .key_stride = (size_t)s->n_kv_heads * s->k_dim,
                                 .value_stride = (size_t)s->n_kv_heads * s->v_dim,
-                                .n_cells = s->n_cells,
+                                .n_cells = s->n_tokens,
                                 .k_dim = s->k_dim,
                                 .v_dim = s->v_dim,
-                                .scale = f->args.scale,
+                                .scale = f->problem.scale,
                                 .softcap = s->softcap,
                                 .bias = bias,
                                 .sink = s->sinks ? &f->sinks[head] : NULL };
@@ -218,18 +214,26 @@ static void reference(const fixture *f, const float *keys, const float *values, 
 
 /* Bound on |out - reference|: a score's error is at most about (k_dim + 20) 2^-24 of sum |q k| scale (dot product, rotation of
  * query and keys: log2 steps each, and a few products), which is at most |q| |k| scale; it multiplies a weight by its
- * exponential. The sum over values adds (cells in a split + 20) 2^-24. All relative to the sum of |weight value|.
+ * exponential. The sum over values adds (tokens in a split + 20) 2^-24. All relative to the sum of |weight value|.
  * With factors a query (an output) grows by up to the largest and keys (values) by up to 1 / the smallest in the space where
  * this happens, and rows less their centre, some mean of rows, are at most twice as long as the longest row. */
-static double growth(const kvant_cells *cells, uint32_t width)
+static double growth(const kvant_tensor *tensor, uint32_t n_kv_heads, uint32_t dim)
 {
-    kvant_affine affine = kvant_cells_affine(cells);
     float smallest = INFINITY, largest = 0;
-    for (uint32_t j = 0; affine.scale && j < width; j++) {
-        smallest = fminf(smallest, affine.scale[j]);
-        largest = fmaxf(largest, affine.scale[j]);
+    kvant_tensor_info info = { .size = sizeof info };
+    double centre = 1;
+    assert_int_equal(kvant_tensor_get_info(tensor, &info), KVANT_OK);
+    for (uint32_t i = 0; i < info.n_blocks * n_kv_heads; i++) {
+        kvant_block_info block = { .size = sizeof block };
+        assert_int_equal(kvant_tensor_get_block(tensor, i / n_kv_heads, i % n_kv_heads, &block), KVANT_OK);
+        if (block.affine.center)
+            centre = 2;
+        for (uint32_t j = 0; j < dim; j++) {
+            smallest = fminf(smallest, block.affine.scale ? block.affine.scale[j] : 1);
+            largest = fmaxf(largest, block.affine.scale ? block.affine.scale[j] : 1);
+        }
     }
-    return (affine.scale ? largest / smallest : 1) * (affine.center ? 2 : 1);
+    return largest / smallest * centre;
 }
 
 /* The largest |q| |k| scale, with growth. */
@@ -237,34 +241,50 @@ static double largest_score(const fixture *f, const float *keys)
 {
     const setup *s = &f->s;
     double q = 0, k = 0;
-    for (uint32_t t = 0; t < s->n_tokens * s->n_heads; t++)
+    for (uint32_t t = 0; t < s->n_queries * s->n_heads; t++)
         q = fmax(q, distance(f->q + (size_t)t * s->k_dim, NULL, s->k_dim));
-    for (uint32_t t = 0; t < s->n_cells * s->n_kv_heads; t++)
+    for (uint32_t t = 0; t < s->n_tokens * s->n_kv_heads; t++)
         k = fmax(k, distance(keys + (size_t)t * s->k_dim, NULL, s->k_dim));
-    return q * k * f->args.scale * growth(f->k, s->n_kv_heads * s->k_dim);
+    return q * k * f->problem.scale * growth(f->k, s->n_kv_heads, s->k_dim);
 }
 
 static double rounding(const fixture *f, double score, const sizes *size)
 {
     const setup *s = &f->s;
-    double sum = growth(f->v, s->n_kv_heads * s->v_dim) * (s->n_cells + s->v_dim + 40);
+    double sum = growth(f->v, s->n_kv_heads, s->v_dim) * (s->n_tokens + s->v_dim + 40);
     return (2 * (s->k_dim + 20) * score + sum) * pow(2, -24) * size->magnitude;
 }
 
-/* Half a step of a codebook's integers, in a codebook for numbers of variance 1 whose largest is below 3; 0 for levels, which
- * are integers. */
-static double value_error(const kvant_codec *codec)
+static bool begins(const char *spec, const char *word)
 {
-    /* Chunks: some steps times the token's scale, which for triplets is |row| / sqrt(d) and for four channels at most |row| / the
-     * largest radius; that is KVANT_CODE_VALUE_MAX / chunk.step. */
-    const kvant_code_numbers *numbers = codec->product.integers.chunk;
-    if (codec->view.kind == KVANT_CODES_CHUNK)
-        return numbers->error * numbers->step *
-               (numbers->chunk.step ? sqrt(codec->info.head_dim) * numbers->chunk.step / KVANT_CODE_VALUE_MAX : 1);
-    for (uint32_t c = 0; codec->view.kind == KVANT_CODES_CODEBOOK && c < 16; c++)
-        if (abs(codec->product.integers.values[c]) == KVANT_CODE_VALUE_MAX)
-            return 3.0 / (2 * KVANT_CODE_VALUE_MAX);
-    return 0;
+    return strncmp(spec, word, strlen(word)) == 0;
+}
+
+static bool has_levels(const char *spec)
+{
+    return begins(spec, "int") || begins(spec, "bdr") || begins(spec, "kivi") || begins(spec, "innerq");
+}
+
+/* The largest integer of a query or a weight. Products and their sum over `columns` numbers fit 31 bits: with levels, which are at most 13,
+ * 15 bits are left for it (32639, so that it splits into two bytes), with a codebook's integers of 12 bits what the columns leave. */
+static double operand_limit(const char *spec, uint32_t columns)
+{
+    return has_levels(spec) ? 32639 : pow(2, 31 - 12) / ((columns + 15) / 16 * 16);
+}
+
+/* How far an integer of 12 bits is from the number that it stands for, over the row's length / sqrt(d). Levels are integers. A codebook
+ * for numbers of variance 1 has none above 3, and rounding takes half a unit of 3 / 4095. A triplet has one of 3.75 at most, and
+ * its direction comes from an integer square root: 4 units. Of four channels the largest number may be the whole row, and their table is
+ * rounded, too: 1.5 units of sqrt(d) / 4095. */
+static double value_error(const char *spec, uint32_t dim)
+{
+    if (has_levels(spec))
+        return 0;
+    if (begins(spec, "octopus"))
+        return 4 * 3.75 / 4095;
+    if (begins(spec, "hqmq") || begins(spec, "spherical") || begins(spec, "addvq"))
+        return 1.5 * sqrt(dim) / 4095;
+    return 3.0 / (2 * 4095);
 }
 
 /* Attention on codes (src/attention/codes.h) also rounds queries, weights and codebooks to integers.
@@ -274,39 +294,42 @@ static double value_error(const kvant_codec *codec)
  * Where lines are by column, integers are of q x scale: off by up to half of max |q scale| / limit, times a value of at most m. With b bits m is
  * 2^(b-1) and scale at most 2 max |k| / (2^b - 1), together below 4/3 max |k|, so that each channel adds 4/3 |q| |k| / limit where it
  * added its part of |k| before: sqrt(d) 4/3 times as much in all.
- * Weights: up to half a step, the page's largest weight x scale / limit, in each of 64 cells, each moving the output by a row of
+ * Weights: up to half a step, the page's largest weight x scale / limit, in each of 64 slots, each moving the output by a row of
  * values; those of a page are at most 4 times as long as each other in these tests, and twice as long as seen from a zero point.
  * A codebook's values are off by value_error (|v| / sqrt(d)) in each channel. |v| of unbiased scales exceeds the row's by less than 1.2. */
 static double integers(const fixture *f, double score, const sizes *size)
 {
     const setup *s = &f->s;
     const kvant_codec *k = f->k_codecs[0], *v = f->v_codecs[0];
-    if (s->fp32)
+    if (s->exact)
         return 0;
-    double error = 0, values = growth(f->v, s->n_kv_heads * s->v_dim) * size->longest;
+    double error = 0, values = growth(f->v, s->n_kv_heads, s->v_dim) * size->longest;
     if (k->product.lines) {
         double channels = k->product.by_row ? 1 : sqrt(s->k_dim) * 4 / 3;
-        error += 6 * score * (channels / (k->product.limit * sqrt(12)) + 1.2 * value_error(k) / sqrt(s->k_dim)) *
+        error += 6 * score *
+                 (channels / (operand_limit(s->k_spec, s->k_dim) * sqrt(12)) +
+                  1.2 * value_error(s->k_spec, s->k_dim) / sqrt(s->k_dim)) *
                  size->spread;
     }
     if (v->product.lines)
-        error += (64.0 / 2 / v->product.limit * size->peaks * 4 * 2 + 1.2 * value_error(v)) * values;
+        error += (64.0 / 2 / operand_limit(s->v_spec, 64) * size->peaks * 4 * 2 + 1.2 * value_error(s->v_spec, s->v_dim)) *
+                 values;
     return error;
 }
 
 static void check(const fixture *f)
 {
     const setup *s = &f->s;
-    uint32_t first = (s->n_streams - 1) * s->n_cells;
+    uint32_t first = (s->n_sequences - 1) * f->blocks * 64;
     size_t k_width = (size_t)s->n_kv_heads * s->k_dim, v_width = (size_t)s->n_kv_heads * s->v_dim;
-    float *keys = malloc(s->n_cells * k_width * sizeof *keys),
-          *values = malloc(s->n_cells * v_width * sizeof *values);
+    float *keys = malloc(s->n_tokens * k_width * sizeof *keys),
+          *values = malloc(s->n_tokens * v_width * sizeof *values);
     double *want = malloc(s->v_dim * sizeof *want), score;
     sizes size;
-    assert_int_equal(kvant_cells_read(f->k, first, s->n_cells, keys, k_width), KVANT_OK);
-    assert_int_equal(kvant_cells_read(f->v, first, s->n_cells, values, v_width), KVANT_OK);
+    assert_int_equal(kvant_tensor_read(f->k, first, s->n_tokens, keys, k_width), KVANT_OK);
+    assert_int_equal(kvant_tensor_read(f->v, first, s->n_tokens, values, v_width), KVANT_OK);
     score = largest_score(f, keys);
-    for (uint32_t t = 0; t < s->n_tokens; t++)
+    for (uint32_t t = 0; t < s->n_queries; t++)
         for (uint32_t h = 0; h < s->n_heads; h++) {
             reference(f, keys, values, t, h, want, &size);
             double bound = rounding(f, score, &size) + integers(f, score, &size);
@@ -343,30 +366,72 @@ static void every_codec(void **state)
                              .v_dim = 64,
                              .n_kv_heads = 2,
                              .n_heads = 6,
-                             .n_cells = 150,
-                             .n_tokens = 3,
+                             .n_tokens = 150,
+                             .n_queries = 3,
                              .k_spec = all_specs[i],
                              .v_spec = all_specs[COUNT(all_specs) - 1 - i],
                              .mask = true });
 }
 
 /* Without the errors of integers, of decoding and of many query rows, in every page. */
-static void fp32_rounds_no_integers(void **state)
+static void exact_rounds_no_integers(void **state)
 {
     static const char *const specs[] = { "turboquant-4", "int-4:axis=channel,group=64", "octopus-4", "int-8" };
     (void)state;
     for (size_t i = 0; i < COUNT(specs); i++)
-        for (uint32_t n_tokens = 1; n_tokens < 60; n_tokens += 49)
+        for (uint32_t n_queries = 1; n_queries < 60; n_queries += 49)
             check_setup((setup){ .k_dim = 64,
                                  .v_dim = 64,
                                  .n_kv_heads = 1,
                                  .n_heads = 3,
-                                 .n_cells = 150,
-                                 .n_tokens = n_tokens,
+                                 .n_tokens = 150,
+                                 .n_queries = n_queries,
                                  .k_spec = specs[i],
                                  .v_spec = specs[COUNT(specs) - 1 - i],
                                  .mask = true,
-                                 .fp32 = true });
+                                 .exact = true });
+}
+
+/* Rounding to integers, as figures: the root mean square error of outputs over that of exact = true, where nothing is rounded to
+ * integers. All weights are equal here but for scores of standard deviation 1 (rows of variance 1, 64 channels, scale 1/8), so that
+ * sum p^2 = e / n, and an output's own size is sqrt(e / n).
+ *
+ * turboquant-4: a query's integers are off by max |q| / 8192 / sqrt(12) = 2.6 / 8192 / 3.46 = 0.9e-4, keys' and values' by
+ * 2.73 / 4095 / 3.46 = 1.9e-4 of a number; weights by the page's largest, 10 times the mean (e^2.3), / 8192 / 3.46 = 3.5e-4 of the mean,
+ * which is 3.5e-4 / sqrt(e) = 2.1e-4 of their root mean square. Together sqrt(.9^2 + 1.9^2 + 1.9^2 + 2.1^2) e-4 = 3.5e-4.
+ * int-8: levels are exact, operands go to 32639: queries 0.23e-4, weights 0.53e-4, together 0.6e-4.
+ * octopus-4: as turboquant-4, with numbers off by two roundings to a unit of 3.3 / 4095 and by a line in place of a square root, half a
+ * unit together, 4e-4: sqrt(.9^2 + 4^2 + 4^2 + 2.1^2) e-4 = 6.1e-4. With many queries its pages are unpacked, without integers. */
+static void integers_cost_what_they_may(void **state)
+{
+    static const struct {
+        const char *spec;
+        double most;
+    } figures[] = { { "turboquant-4", 3.5e-4 }, { "int-8", 0.6e-4 }, { "octopus-4", 6.1e-4 } };
+    (void)state;
+    for (size_t i = 0; i < COUNT(figures); i++)
+        for (uint32_t n_queries = 1; n_queries <= 33; n_queries += 32) {
+            fixture f = make_fixture((setup){ .k_dim = 64, .v_dim = 64, .n_kv_heads = 1, .n_heads = 4, .n_tokens = 640,
+                                              .n_queries = n_queries, .k_spec = figures[i].spec, .v_spec = figures[i].spec, .centred = true });
+            const size_t n = (size_t)n_queries * f.s.n_heads * f.s.v_dim;
+            float *exact = malloc(n * sizeof *exact);
+            f.problem.exact = true;
+            run(&f);
+            memcpy(exact, f.out, n * sizeof *exact);
+            f.problem.exact = false;
+            run(&f);
+            double size = 0;
+            for (size_t j = 0; j < n; j++)
+                size += (double)exact[j] * exact[j];
+            const double error = sqrt(squared_distance(exact, f.out, n) / size);
+            print_message("%s, %u queries: %.2g\n", figures[i].spec, n_queries, error);
+            if (!(error <= figures[i].most))
+                fail_msg("%s, %u queries: %.3g of an output, not at most %.3g", figures[i].spec, n_queries, error,
+                         figures[i].most);
+            assert_true(error > 0 || n_queries > 1); /* integers were used */
+            free(exact);
+            free_fixture(&f);
+        }
 }
 
 static void head_dims(void **state)
@@ -378,16 +443,16 @@ static void head_dims(void **state)
                              .v_dim = dims[COUNT(dims) - 1 - i],
                              .n_kv_heads = 1,
                              .n_heads = 2,
-                             .n_cells = 130,
-                             .n_tokens = 2,
+                             .n_tokens = 130,
+                             .n_queries = 2,
                              .k_spec = "turboquant-4",
                              .v_spec = "int-4" });
         check_setup((setup){ .k_dim = dims[i],
                              .v_dim = dims[i],
                              .n_kv_heads = 1,
                              .n_heads = 1,
-                             .n_cells = 64,
-                             .n_tokens = 1,
+                             .n_tokens = 64,
+                             .n_queries = 1,
                              .k_spec = "int-3:axis=channel",
                              .v_spec = "turboquant-3" });
     }
@@ -400,8 +465,8 @@ static void features(void **state)
                    .v_dim = 64,
                    .n_kv_heads = 2,
                    .n_heads = 6,
-                   .n_cells = 200,
-                   .n_tokens = 5,
+                   .n_tokens = 200,
+                   .n_queries = 5,
                    .k_spec = "turboquant-4",
                    .v_spec = "int-8" };
     check_setup(base);
@@ -413,11 +478,12 @@ static void features(void **state)
     check_setup(base);
     base.sinks = true;
     check_setup(base);
-    base.affine = true;
+    base.k_spec = "turboquant-4:center=first,norm=first"; /* the bias is on the scores with the centre's part */
+    base.v_spec = "int-8:center=first,norm=first";
     check_setup(base);
-    base.n_streams = 3;
+    base.n_sequences = 3;
     check_setup(base);
-    base.v_spec = "int-4:axis=channel"; /* 200 cells: the last page group stays open */
+    base.v_spec = "int-4:axis=channel"; /* 200 tokens: the last block stays open */
     check_setup(base);
 }
 
@@ -441,9 +507,9 @@ static void windows(void **state)
                         .v_dim = 64,
                         .n_kv_heads = 3,
                         .n_heads = 6,
-                        .n_cells = 500,
-                        .n_tokens = 4,
-                        .n_streams = 2,
+                        .n_tokens = 500,
+                        .n_queries = 4,
+                        .n_sequences = 2,
                         .k_spec = specs[i][0],
                         .v_spec = specs[i][1],
                         .mask = true,
@@ -451,8 +517,8 @@ static void windows(void **state)
             check_setup(s);
             s.softcap = 5;
             check_setup(s);
-            s.n_cells = 40; /* fewer than a page: centre and factors still wait in a stream of this size */
-            s.n_streams = 1;
+            s.n_tokens = 40; /* fewer than a page: centre and scale still wait */
+            s.n_sequences = 1;
             check_setup(s);
         }
 }
@@ -464,8 +530,8 @@ static void long_decode_is_split_and_prefill_is_tiled(void **state)
                          .v_dim = 64,
                          .n_kv_heads = 1,
                          .n_heads = 7,
-                         .n_cells = 2500,
-                         .n_tokens = 1,
+                         .n_tokens = 2500,
+                         .n_queries = 1,
                          .k_spec = "bdr-4",
                          .v_spec = "turboquant-3",
                          .mask = true,
@@ -474,8 +540,8 @@ static void long_decode_is_split_and_prefill_is_tiled(void **state)
                          .v_dim = 64,
                          .n_kv_heads = 3,
                          .n_heads = 9,
-                         .n_cells = 300,
-                         .n_tokens = 100,
+                         .n_tokens = 300,
+                         .n_queries = 100,
                          .k_spec = "turboquant-4",
                          .v_spec = "turboquant-4",
                          .mask = true });
@@ -483,8 +549,8 @@ static void long_decode_is_split_and_prefill_is_tiled(void **state)
                          .v_dim = 32,
                          .n_kv_heads = 1,
                          .n_heads = 128,
-                         .n_cells = 70,
-                         .n_tokens = 2,
+                         .n_tokens = 70,
+                         .n_queries = 2,
                          .k_spec = "int-4",
                          .v_spec = "int-4" });
 }
@@ -501,8 +567,8 @@ static void prefill_on_codes(void **state)
                              .v_dim = 64,
                              .n_kv_heads = 2,
                              .n_heads = 6,
-                             .n_cells = 400,
-                             .n_tokens = 9 + 13 * (uint32_t)i,
+                             .n_tokens = 400,
+                             .n_queries = 9 + 13 * (uint32_t)i,
                              .k_spec = specs[i],
                              .v_spec = specs[COUNT(specs) - 1 - i],
                              .mask = i % 4 != 3,
@@ -538,12 +604,12 @@ static void groupings_on_codes(void **state)
                     .v_dim = dims[(i + 3) % COUNT(dims)],
                     .n_kv_heads = 2,
                     .n_heads = 6,
-                    .n_cells = 64 * 3 + (uint32_t)(i % 64),
-                    .n_tokens = 1 + (uint32_t)(i % 2),
+                    .n_tokens = 64 * 3 + (uint32_t)(i % 64),
+                    .n_queries = 1 + (uint32_t)(i % 2),
                     .k_spec = k,
                     .v_spec = v };
         check_setup(s);
-        s.n_tokens = 5;
+        s.n_queries = 5;
         s.mask = i % 2;
         s.softcap = i % 3 ? 0 : 4;
         check_setup(s);
@@ -560,15 +626,15 @@ static void chunks_on_codes(void **state)
     static const uint32_t dims[] = { 64, 80, 128, 96, 112, 32, 256 };
     (void)state;
     for (size_t i = 0; i < COUNT(specs); i++)
-        for (uint32_t n_tokens = 1; n_tokens <= 40; n_tokens += 13)
-            check_setup((setup){ .k_dim = dims[(i + n_tokens) % COUNT(dims)],
-                                 .v_dim = dims[(2 * i + n_tokens) % COUNT(dims)],
+        for (uint32_t n_queries = 1; n_queries <= 40; n_queries += 13)
+            check_setup((setup){ .k_dim = dims[(i + n_queries) % COUNT(dims)],
+                                 .v_dim = dims[(2 * i + n_queries) % COUNT(dims)],
                                  .n_kv_heads = 2,
                                  .n_heads = 6,
-                                 .n_cells = 200,
-                                 .n_tokens = n_tokens,
+                                 .n_tokens = 200,
+                                 .n_queries = n_queries,
                                  .k_spec = specs[i],
-                                 .v_spec = specs[(i + n_tokens) % COUNT(specs)],
+                                 .v_spec = specs[(i + n_queries) % COUNT(specs)],
                                  .mask = i % 4 != 3 });
 }
 
@@ -576,16 +642,16 @@ static void threads_do_not_change_results(void **state)
 {
     (void)state;
     setup shapes[] = {
-        { .k_dim = 64, .v_dim = 64, .n_kv_heads = 3, .n_heads = 9, .n_cells = 3000, .n_tokens = 1 },
-        { .k_dim = 64, .v_dim = 64, .n_kv_heads = 3, .n_heads = 9, .n_cells = 700, .n_tokens = 200, .mask = true },
+        { .k_dim = 64, .v_dim = 64, .n_kv_heads = 3, .n_heads = 9, .n_tokens = 3000, .n_queries = 1 },
+        { .k_dim = 64, .v_dim = 64, .n_kv_heads = 3, .n_heads = 9, .n_tokens = 700, .n_queries = 200, .mask = true },
     };
     for (size_t i = 0; i < COUNT(shapes); i++) {
         shapes[i].k_spec = shapes[i].v_spec = "turboquant-4";
         fixture f = make_fixture(shapes[i]);
-        size_t bytes = (size_t)f.s.n_tokens * f.s.n_heads * f.s.v_dim * sizeof(float);
+        size_t bytes = (size_t)f.s.n_queries * f.s.n_heads * f.s.v_dim * sizeof(float);
         float *first = malloc(bytes);
         for (uint32_t n = 1; n <= 5; n++) {
-            f.args.n_threads = n;
+            f.problem.n_threads = n;
             run(&f);
             if (n == 1)
                 memcpy(first, f.out, bytes);
@@ -603,8 +669,8 @@ static void hidden_rows_and_empty_caches_give_zeros(void **state)
                                       .v_dim = 64,
                                       .n_kv_heads = 1,
                                       .n_heads = 2,
-                                      .n_cells = 80,
-                                      .n_tokens = 2,
+                                      .n_tokens = 80,
+                                      .n_queries = 2,
                                       .k_spec = "int-4",
                                       .v_spec = "int-4",
                                       .mask = true });
@@ -614,7 +680,7 @@ static void hidden_rows_and_empty_caches_give_zeros(void **state)
     for (uint32_t i = 0; i < 128; i++)
         assert_true(f.out[128 + i] == 0);
     check(&f);
-    f.args.n_cells = 0;
+    f.problem.n_tokens = 0;
     run(&f);
     for (uint32_t i = 0; i < 256; i++)
         assert_true(f.out[i] == 0);
@@ -628,34 +694,45 @@ static void bad_arguments(void **state)
                                       .v_dim = 64,
                                       .n_kv_heads = 2,
                                       .n_heads = 4,
-                                      .n_cells = 80,
-                                      .n_tokens = 2,
+                                      .n_tokens = 80,
+                                      .n_queries = 2,
                                       .k_spec = "int-4",
                                       .v_spec = "int-4" });
-    kvant_attention_args good = f.args;
-    size_t bytes = kvant_attention_workspace(&good);
+    kvant_attention_problem good = f.problem;
+    int32_t table[2] = { 0, 2 };
+    size_t bytes, other;
+    assert_int_equal(kvant_attention_workspace(f.k, f.v, &good, &bytes), KVANT_OK);
     void *workspace = aligned(bytes);
+    f.out[0] = NAN;
 #define REFUSED(change)                                                                                            \
     do {                                                                                                           \
-        f.args = good;                                                                                             \
+        f.problem = good;                                                                                             \
         change;                                                                                                    \
-        assert_int_equal(kvant_attention(&f.args, workspace, bytes), KVANT_ERR_ARGUMENT);                          \
+        assert_int_equal(kvant_attention(f.k, f.v, &f.problem, workspace, bytes), KVANT_ERR_ARGUMENT);              \
+        assert_int_equal(kvant_attention_workspace(f.k, f.v, &f.problem, &other), KVANT_ERR_ARGUMENT);             \
     } while (0)
-    REFUSED(f.args.size = 8);
-    REFUSED(f.args.k = NULL);
-    REFUSED(f.args.k = f.v);
-    REFUSED(f.args.n_heads = 3);
-    REFUSED(f.args.n_heads = 0);
-    REFUSED(f.args.n_cells = 81);
-    REFUSED(f.args.stream = 1);
-    REFUSED(f.args.n_threads = 0);
-    REFUSED(f.args.n_tokens = 0);
-    REFUSED(f.args.q = NULL);
-    REFUSED(f.args.out = NULL);
-    f.args = good;
-    assert_int_equal(kvant_attention(&f.args, workspace, bytes - 64), KVANT_ERR_ARGUMENT);
-    assert_int_equal(kvant_attention(&f.args, NULL, bytes), KVANT_ERR_ARGUMENT);
-    assert_int_equal(kvant_attention(NULL, workspace, bytes), KVANT_ERR_ARGUMENT);
+    REFUSED(f.problem.size = 8);
+    REFUSED(f.problem.n_heads = 3);
+    REFUSED(f.problem.n_heads = 0);
+    REFUSED(f.problem.n_tokens = 129); /* 2 blocks */
+    REFUSED(f.problem.first_block = 1);
+    REFUSED(f.problem.first_block = UINT32_MAX);
+    REFUSED(f.problem.block_table = table);
+    REFUSED(f.problem.causal = true; f.problem.n_tokens = 1);
+    REFUSED(f.problem.n_threads = 0);
+    REFUSED(f.problem.n_queries = 0);
+    REFUSED(f.problem.q = NULL);
+    REFUSED(f.problem.out = NULL);
+    f.problem = good;
+    assert_int_equal(kvant_attention(f.k, f.v, &good, workspace, bytes - 64), KVANT_ERR_ARGUMENT);
+    assert_int_equal(kvant_attention(f.k, f.v, &good, NULL, bytes), KVANT_ERR_ARGUMENT);
+    assert_int_equal(kvant_attention(f.k, f.v, &good, (char *)workspace + 32, bytes), KVANT_ERR_ARGUMENT);
+    assert_int_equal(kvant_attention(f.k, f.v, NULL, workspace, bytes), KVANT_ERR_ARGUMENT);
+    assert_int_equal(kvant_attention(NULL, f.v, &good, workspace, bytes), KVANT_ERR_ARGUMENT);
+    assert_int_equal(kvant_attention(f.k, NULL, &good, workspace, bytes), KVANT_ERR_ARGUMENT);
+    assert_int_equal(kvant_attention(f.v, f.v, &good, workspace, bytes), KVANT_ERR_ARGUMENT);
+    assert_int_equal(kvant_attention(f.k, f.k, &good, workspace, bytes), KVANT_ERR_ARGUMENT);
+    assert_true(isnan(f.out[0])); /* nothing was written */
     free(workspace);
     free_fixture(&f);
 }
@@ -664,7 +741,8 @@ int main(void)
 {
     const struct CMUnitTest tests[] = {
         cmocka_unit_test(every_codec),
-        cmocka_unit_test(fp32_rounds_no_integers),
+        cmocka_unit_test(exact_rounds_no_integers),
+        cmocka_unit_test(integers_cost_what_they_may),
         cmocka_unit_test(head_dims),
         cmocka_unit_test(features),
         cmocka_unit_test(windows),

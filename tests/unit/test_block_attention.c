@@ -68,7 +68,7 @@ static void blocks_decode_as_documented(void **state)
 }
 
 typedef struct setup {
-    uint32_t k_dim, v_dim, n_kv_heads, n_heads, n_cells, n_tokens;
+    uint32_t k_dim, v_dim, n_kv_heads, n_heads, n_tokens, n_queries;
     size_t gap; /* bytes between rows that belong to nobody */
     bool mask, sinks;
     float softcap, max_bias;
@@ -79,7 +79,8 @@ typedef struct fixture {
     uint8_t *k, *v;
     float *q, *out, *sinks;
     uint16_t *mask;
-    kvant_block_attention_args args;
+    kvant_block_rows k_rows, v_rows;
+    kvant_attention_problem problem;
 } fixture;
 
 /* Random codes under scales of a size that gives numbers of about 1; gaps hold NaNs. */
@@ -111,14 +112,16 @@ static void fill_row(kvant_block_type type, uint8_t *row, uint32_t n, uint64_t *
 static kvant_block_rows make_rows(const setup *s, kvant_block_type type, uint32_t dim, uint64_t *rng,
                                   uint8_t **memory)
 {
-    kvant_block_rows rows = { .type = type,
+    kvant_block_rows rows = { .size = sizeof rows,
+                              .type = type,
+                              .n_kv_heads = s->n_kv_heads,
                               .head_dim = dim,
                               .head_stride = kvant_block_row_bytes(type, dim) + s->gap };
     rows.token_stride = s->n_kv_heads * rows.head_stride;
-    rows.bytes = s->n_cells * rows.token_stride - s->gap;
+    rows.bytes = s->n_tokens * rows.token_stride - s->gap;
     *memory = malloc(rows.bytes);
     memset(*memory, 0xff, rows.bytes);
-    for (uint32_t i = 0; i < s->n_cells * s->n_kv_heads; i++)
+    for (uint32_t i = 0; i < s->n_tokens * s->n_kv_heads; i++)
         fill_row(type, *memory + i * rows.head_stride, dim, rng);
     rows.data = *memory;
     return rows;
@@ -127,12 +130,12 @@ static kvant_block_rows make_rows(const setup *s, kvant_block_type type, uint32_
 static void make_mask(fixture *f, uint64_t *rng)
 {
     const setup *s = &f->s;
-    f->mask = malloc((size_t)s->n_tokens * s->n_cells * sizeof *f->mask);
-    for (uint32_t t = 0; t < s->n_tokens; t++)
-        for (uint32_t j = 0; j < s->n_cells; j++) {
-            bool hidden = j > s->n_cells - s->n_tokens + t || (t % 3 == 1 && j < 70) || test_random(rng) % 5 == 0;
-            float bias = s->max_bias > 0 ? -(float)(s->n_cells - j) / 8 : 0;
-            f->mask[(size_t)t * s->n_cells + j] = hidden ? 0xfc00 : kvant_half_from_float(bias);
+    f->mask = malloc((size_t)s->n_queries * s->n_tokens * sizeof *f->mask);
+    for (uint32_t t = 0; t < s->n_queries; t++)
+        for (uint32_t j = 0; j < s->n_tokens; j++) {
+            bool hidden = j > s->n_tokens - s->n_queries + t || (t % 3 == 1 && j < 70) || test_random(rng) % 5 == 0;
+            float bias = s->max_bias > 0 ? -(float)(s->n_tokens - j) / 8 : 0;
+            f->mask[(size_t)t * s->n_tokens + j] = hidden ? 0xfc00 : kvant_half_from_float(bias);
         }
 }
 
@@ -140,8 +143,9 @@ static fixture make_fixture(setup s, kvant_block_type k, kvant_block_type v)
 {
     uint64_t rng = 5;
     fixture f = { .s = s };
-    kvant_block_rows k_rows = make_rows(&s, k, s.k_dim, &rng, &f.k), v_rows = make_rows(&s, v, s.v_dim, &rng, &f.v);
-    size_t n_q = (size_t)s.n_tokens * s.n_heads * s.k_dim, n_out = (size_t)s.n_tokens * s.n_heads * s.v_dim;
+    f.k_rows = make_rows(&s, k, s.k_dim, &rng, &f.k);
+    f.v_rows = make_rows(&s, v, s.v_dim, &rng, &f.v);
+    size_t n_q = (size_t)s.n_queries * s.n_heads * s.k_dim, n_out = (size_t)s.n_queries * s.n_heads * s.v_dim;
     f.q = malloc(n_q * sizeof *f.q);
     f.out = malloc(n_out * sizeof *f.out);
     f.sinks = malloc(s.n_heads * sizeof *f.sinks);
@@ -149,18 +153,15 @@ static fixture make_fixture(setup s, kvant_block_type k, kvant_block_type v)
     fill_normal(f.sinks, s.n_heads, &rng);
     if (s.mask)
         make_mask(&f, &rng);
-    f.args = (kvant_block_attention_args){ .size = sizeof f.args,
-                                           .k = k_rows,
-                                           .v = v_rows,
-                                           .n_kv_heads = s.n_kv_heads,
-                                           .n_cells = s.n_cells,
+    f.problem = (kvant_attention_problem){ .size = sizeof f.problem,
                                            .n_tokens = s.n_tokens,
+                                           .n_queries = s.n_queries,
                                            .n_heads = s.n_heads,
                                            .q = f.q,
                                            .q_token_stride = (size_t)s.n_heads * s.k_dim,
                                            .q_head_stride = s.k_dim,
                                            .mask = f.mask,
-                                           .mask_token_stride = s.n_cells,
+                                           .mask_token_stride = s.n_tokens,
                                            .sinks = s.sinks ? f.sinks : NULL,
                                            .scale = 1 / sqrtf((float)s.k_dim),
                                            .logit_softcap = s.softcap,
@@ -184,20 +185,22 @@ static void free_fixture(fixture *f)
 
 static kvant_status run(fixture *f)
 {
-    size_t bytes = kvant_block_attention_workspace(&f->args);
+    size_t bytes = 0;
+    kvant_status said = kvant_block_attention_workspace(&f->k_rows, &f->v_rows, &f->problem, &bytes);
     void *workspace = aligned(bytes ? bytes : 64);
     memset(workspace, 0xff, bytes); /* NaNs: reading what was not written shows */
-    for (size_t i = 0; i < (size_t)f->s.n_tokens * f->s.n_heads * f->s.v_dim; i++)
+    for (size_t i = 0; i < (size_t)f->s.n_queries * f->s.n_heads * f->s.v_dim; i++)
         f->out[i] = NAN;
-    kvant_status status = kvant_block_attention(&f->args, workspace, bytes);
+    kvant_status status = kvant_block_attention(&f->k_rows, &f->v_rows, &f->problem, workspace, bytes);
+    assert_int_equal(said, status);
     free(workspace);
     return status;
 }
 
 static float *decode_head(const fixture *f, const kvant_block_rows *rows, uint32_t kv_head)
 {
-    float *x = malloc((size_t)f->s.n_cells * rows->head_dim * sizeof *x);
-    for (uint32_t j = 0; j < f->s.n_cells; j++)
+    float *x = malloc((size_t)f->s.n_tokens * rows->head_dim * sizeof *x);
+    for (uint32_t j = 0; j < f->s.n_tokens; j++)
         kvant_block_decode(rows->type,
                            (const uint8_t *)rows->data + j * rows->token_stride + kv_head * rows->head_stride,
                            rows->head_dim, x + (size_t)j * rows->head_dim);
@@ -205,31 +208,31 @@ static float *decode_head(const fixture *f, const kvant_block_rows *rows, uint32
 }
 
 /* One row in double precision; returns the largest error that binary32 may make: scores have k_dim roundings of products whose
- * magnitudes sum to m, which e^ turns into relative errors of weights; sums have one for each cell; 2^-18: the exponential. */
+ * magnitudes sum to m, which e^ turns into relative errors of weights; sums have one for each token; 2^-18: the exponential. */
 static double exact_row(const fixture *f, uint32_t token, uint32_t head, double *out)
 {
     const setup *s = &f->s;
     uint32_t kv_head = head / (s->n_heads / s->n_kv_heads);
-    float *keys = decode_head(f, &f->args.k, kv_head), *values = decode_head(f, &f->args.v, kv_head);
-    double *weights = malloc(s->n_cells * sizeof *weights), *bias = calloc(s->n_cells, sizeof *bias);
-    for (uint32_t j = 0; f->mask && j < s->n_cells; j++)
+    float *keys = decode_head(f, &f->k_rows, kv_head), *values = decode_head(f, &f->v_rows, kv_head);
+    double *weights = malloc(s->n_tokens * sizeof *weights), *bias = calloc(s->n_tokens, sizeof *bias);
+    for (uint32_t j = 0; f->mask && j < s->n_tokens; j++)
         bias[j] = reference_slope(s->n_heads, s->max_bias, head) *
-                  kvant_half_to_float(f->mask[(size_t)token * s->n_cells + j]);
+                  kvant_half_to_float(f->mask[(size_t)token * s->n_tokens + j]);
     const reference_row row = { .q = f->q + ((size_t)token * s->n_heads + head) * s->k_dim,
                                 .keys = keys,
                                 .values = values,
                                 .key_stride = s->k_dim,
                                 .value_stride = s->v_dim,
-                                .n_cells = s->n_cells,
+                                .n_cells = s->n_tokens,
                                 .k_dim = s->k_dim,
                                 .v_dim = s->v_dim,
-                                .scale = f->args.scale,
+                                .scale = f->problem.scale,
                                 .softcap = s->softcap,
                                 .bias = bias,
                                 .sink = s->sinks ? &f->sinks[head] : NULL };
     reference_attention(&row, weights, out);
     double magnitude = 0, largest = 0;
-    for (uint32_t j = 0; j < s->n_cells; j++) {
+    for (uint32_t j = 0; j < s->n_tokens; j++) {
         double m = 0;
         for (uint32_t i = 0; i < s->k_dim; i++)
             m += fabs((double)row.q[i] * keys[(size_t)j * s->k_dim + i]);
@@ -242,7 +245,7 @@ static double exact_row(const fixture *f, uint32_t token, uint32_t head, double 
     free(weights);
     free(bias);
     /* Twice: numerator and denominator. 40: masks' largest magnitude, whose sum with a score is rounded. */
-    return 2 * largest * ((s->k_dim + 4) * (magnitude + 40) * 0x1p-24 + s->n_cells * 0x1p-24 + 0x1p-18);
+    return 2 * largest * ((s->k_dim + 4) * (magnitude + 40) * 0x1p-24 + s->n_tokens * 0x1p-24 + 0x1p-18);
 }
 
 static void check(setup s, kvant_block_type k, kvant_block_type v)
@@ -250,7 +253,7 @@ static void check(setup s, kvant_block_type k, kvant_block_type v)
     fixture f = make_fixture(s, k, v);
     double want[512];
     assert_int_equal(run(&f), KVANT_OK);
-    for (uint32_t t = 0; t < s.n_tokens; t++)
+    for (uint32_t t = 0; t < s.n_queries; t++)
         for (uint32_t h = 0; h < s.n_heads; h++) {
             double bound = exact_row(&f, t, h, want);
             for (uint32_t i = 0; i < s.v_dim; i++) {
@@ -282,13 +285,13 @@ static void outputs_are_exact_to_binary32(void **state)
 static void threads_change_nothing(void **state)
 {
     (void)state;
-    for (uint32_t n_tokens = 1; n_tokens <= 41; n_tokens += 40) {
+    for (uint32_t n_queries = 1; n_queries <= 41; n_queries += 40) {
         fixture f =
-            make_fixture((setup){ 64, 64, 3, 9, 2300, n_tokens, .mask = true }, KVANT_BLOCK_Q8_0, KVANT_BLOCK_Q4_0);
-        size_t bytes = (size_t)n_tokens * 9 * 64 * sizeof(float);
+            make_fixture((setup){ 64, 64, 3, 9, 2300, n_queries, .mask = true }, KVANT_BLOCK_Q8_0, KVANT_BLOCK_Q4_0);
+        size_t bytes = (size_t)n_queries * 9 * 64 * sizeof(float);
         float *first = malloc(bytes);
         for (uint32_t n = 1; n <= 4; n++) {
-            f.args.n_threads = n;
+            f.problem.n_threads = n;
             assert_int_equal(run(&f), KVANT_OK);
             if (n == 1)
                 memcpy(first, f.out, bytes);
@@ -299,12 +302,12 @@ static void threads_change_nothing(void **state)
     }
 }
 
-static void no_cells_give_zeros(void **state)
+static void no_tokens_give_zeros(void **state)
 {
     fixture f = make_fixture((setup){ 64, 64, 1, 2, 1, 1, .gap = 0 }, KVANT_BLOCK_Q8_0, KVANT_BLOCK_Q8_0);
     (void)state;
-    f.args.n_cells = 0;
-    f.args.k.data = f.args.v.data = NULL;
+    f.problem.n_tokens = 0;
+    f.k_rows.data = f.v_rows.data = NULL;
     assert_int_equal(run(&f), KVANT_OK);
     for (int i = 0; i < 128; i++)
         assert_true(f.out[i] == 0);
@@ -313,50 +316,57 @@ static void no_cells_give_zeros(void **state)
 
 static void refuse(fixture *f)
 {
-    assert_int_equal(kvant_block_attention_workspace(&f->args), 0);
     assert_int_equal(run(f), KVANT_ERR_ARGUMENT);
     assert_true(isnan(f->out[0])); /* nothing was written */
 }
 
 #define REFUSE(change)                                                                                             \
     do {                                                                                                           \
-        kvant_block_attention_args kept = f.args;                                                                  \
+        const fixture kept = f;                                                                  \
         change;                                                                                                    \
         refuse(&f);                                                                                                \
-        f.args = kept;                                                                                             \
+        f = kept;                                                                                                     \
     } while (0)
 
 static void arguments_are_checked(void **state)
 {
     fixture f = make_fixture((setup){ 64, 64, 3, 9, 70, 2, .gap = 0 }, KVANT_BLOCK_Q8_0, KVANT_BLOCK_Q4_0);
+    int32_t table = 0;
     (void)state;
-    assert_int_equal(kvant_block_attention_workspace(NULL), 0);
-    assert_int_equal(kvant_block_attention(NULL, NULL, 0), KVANT_ERR_ARGUMENT);
-    REFUSE(f.args.size--);
-    REFUSE(f.args.q = NULL);
-    REFUSE(f.args.out = NULL);
-    REFUSE(f.args.k.data = NULL);
-    REFUSE(f.args.n_tokens = 0);
-    REFUSE(f.args.n_threads = 0);
-    REFUSE(f.args.n_heads = 0);
-    REFUSE(f.args.n_heads = 10);
-    REFUSE(f.args.n_kv_heads = 0);
-    REFUSE(f.args.k.type = (kvant_block_type)39);
-    REFUSE(f.args.v.head_dim = 48);
-    REFUSE(f.args.k.head_dim = 544);
-    REFUSE(f.args.k.bytes--);
-    REFUSE(f.args.v.bytes = 0);
-    REFUSE(f.args.n_cells++);
-    REFUSE(f.args.n_cells = UINT32_MAX);
-    REFUSE(f.args.v.token_stride = SIZE_MAX / 2);
-    REFUSE(f.args.k.head_stride = SIZE_MAX);
-    REFUSE(f.args.n_tokens = UINT32_MAX; f.args.n_heads = UINT32_MAX / 3 * 3);
-    size_t bytes = kvant_block_attention_workspace(&f.args);
+    REFUSE(f.problem.size = 8);
+    REFUSE(f.problem.q = NULL);
+    REFUSE(f.problem.out = NULL);
+    REFUSE(f.k_rows.data = NULL);
+    REFUSE(f.problem.n_queries = 0);
+    REFUSE(f.problem.n_threads = 0);
+    REFUSE(f.problem.n_heads = 0);
+    REFUSE(f.problem.n_heads = 10);
+    REFUSE(f.k_rows.n_kv_heads = 0);
+    REFUSE(f.k_rows.n_kv_heads = f.v_rows.n_kv_heads = 0);
+    REFUSE(f.v_rows.n_kv_heads = 2);
+    REFUSE(f.k_rows.size--);
+    REFUSE(f.v_rows.size = 0);
+    REFUSE(f.problem.first_block = 1);
+    REFUSE(f.problem.block_table = &table);
+    REFUSE(f.problem.causal = true; f.problem.n_tokens = 1);
+    REFUSE(f.k_rows.type = (kvant_block_type)39);
+    REFUSE(f.v_rows.head_dim = 48);
+    REFUSE(f.k_rows.head_dim = 544);
+    REFUSE(f.k_rows.bytes--);
+    REFUSE(f.v_rows.bytes = 0);
+    REFUSE(f.problem.n_tokens++);
+    REFUSE(f.problem.n_tokens = UINT32_MAX);
+    REFUSE(f.v_rows.token_stride = SIZE_MAX / 2);
+    REFUSE(f.k_rows.head_stride = SIZE_MAX);
+    REFUSE(f.problem.n_queries = UINT32_MAX; f.problem.n_heads = UINT32_MAX / 3 * 3);
+    size_t bytes;
+    assert_int_equal(kvant_block_attention_workspace(&f.k_rows, &f.v_rows, &f.problem, NULL), KVANT_ERR_ARGUMENT);
+    assert_int_equal(kvant_block_attention_workspace(&f.k_rows, &f.v_rows, &f.problem, &bytes), KVANT_OK);
     uint8_t *workspace = aligned(bytes + 64);
-    assert_int_equal(kvant_block_attention(&f.args, workspace, bytes - 64), KVANT_ERR_ARGUMENT);
-    assert_int_equal(kvant_block_attention(&f.args, workspace + 32, bytes), KVANT_ERR_ARGUMENT);
-    assert_int_equal(kvant_block_attention(&f.args, NULL, bytes), KVANT_ERR_ARGUMENT);
-    assert_int_equal(kvant_block_attention(&f.args, workspace, bytes), KVANT_OK);
+    assert_int_equal(kvant_block_attention(&f.k_rows, &f.v_rows, &f.problem, workspace, bytes - 64), KVANT_ERR_ARGUMENT);
+    assert_int_equal(kvant_block_attention(&f.k_rows, &f.v_rows, &f.problem, workspace + 32, bytes), KVANT_ERR_ARGUMENT);
+    assert_int_equal(kvant_block_attention(&f.k_rows, &f.v_rows, &f.problem, NULL, bytes), KVANT_ERR_ARGUMENT);
+    assert_int_equal(kvant_block_attention(&f.k_rows, &f.v_rows, &f.problem, workspace, bytes), KVANT_OK);
     free(workspace);
     free_fixture(&f);
 }
@@ -366,7 +376,7 @@ int main(void)
     const struct CMUnitTest tests[] = {
         cmocka_unit_test(row_sizes_are_ggmls),           cmocka_unit_test(blocks_decode_as_documented),
         cmocka_unit_test(outputs_are_exact_to_binary32), cmocka_unit_test(threads_change_nothing),
-        cmocka_unit_test(no_cells_give_zeros),           cmocka_unit_test(arguments_are_checked),
+        cmocka_unit_test(no_tokens_give_zeros),           cmocka_unit_test(arguments_are_checked),
     };
     return cmocka_run_group_tests(tests, NULL, NULL);
 }

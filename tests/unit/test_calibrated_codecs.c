@@ -1,7 +1,7 @@
 /* test_calibrated_codecs.c - kmeans against its formulas; what all calibrated codecs have in common. */
 #include "calibrated_fixture.h"
 
-#include <kvant/cache.h>
+#include <kvant/tensor.h>
 
 /* --- kmeans --- */
 
@@ -308,14 +308,34 @@ static void errors_say_what_to_do(void **state)
     expect_error("kmeans-4:c=4", DIM, c, 0, 2, KVANT_ERR_ARGUMENT, "made for another model");
     expect_error("hessian-4", 64, c, 0, 0, KVANT_ERR_ARGUMENT, "2 layers, 2 kv heads, head_dim 32");
     expect_error("kmeans-4:c=0", DIM, c, 0, 0, KVANT_ERR_SPEC, "from 1 to 4096");
-    expect_error("kmeans-4:c=4,center=first", DIM, c, 0, 0, KVANT_ERR_SPEC, "takes no center");
+    expect_error("kmeans-4:c=4,center=first", DIM, c, 0, 0, KVANT_ERR_SPEC, "no option 'center'");
     expect_error("kmeans-4:c=4,axis=channel", DIM, c, 0, 0, KVANT_ERR_SPEC, "no option 'axis'");
     expect_error("hessian-4:order=last", DIM, c, 0, 0, KVANT_ERR_SPEC, "hadamard, eigen");
     expect_error("hessian-9", DIM, c, 0, 0, KVANT_ERR_SPEC, "2 to 8 bits");
     kvant_calibration_free(&c);
 }
 
-/* A cache of such codecs starts with the mean, and with square roots of the largest distances from it (from 0 without a centre),
+static kvant_tensor *tensor_of(const kvant_codec *const *codecs, uint32_t n, void **memory)
+{
+    const kvant_tensor_params params = {
+        .size = sizeof params, .codecs = codecs, .n_kv_heads = n, .n_sequences = 1, .n_blocks = 1
+    };
+    kvant_tensor *tensor;
+    size_t bytes;
+    assert_int_equal(kvant_tensor_size(&params, &bytes), KVANT_OK);
+    *memory = aligned(bytes);
+    assert_int_equal(kvant_tensor_create(&params, *memory, &tensor), KVANT_OK);
+    return tensor;
+}
+
+static kvant_affine affine_of(const kvant_tensor *tensor, uint32_t head)
+{
+    kvant_block_info info = { .size = sizeof info };
+    assert_int_equal(kvant_tensor_get_block(tensor, 0, head, &info), KVANT_OK);
+    return info.affine;
+}
+
+/* A tensor of such codecs starts with the mean, and with square roots of the largest distances from it (from 0 without a centre),
  * none below 1/256 of the largest. */
 static void centre_and_factors_come_from_the_file(void **state)
 {
@@ -337,15 +357,11 @@ static void centre_and_factors_come_from_the_file(void **state)
                     fail_msg("%s: %s", cases[i].spec, err);
             }
             const kvant_codec *array[2] = { codecs[0], codecs[1] };
-            kvant_cells_config config = {
-                .size = sizeof config, .codecs = array, .n_kv_heads = 2, .n_streams = 1, .n_cells = 64
-            };
-            void *memory = aligned(kvant_cells_bytes(&config));
-            kvant_cells *cells;
-            assert_int_equal(kvant_cells_create(&config, memory, &cells), KVANT_OK);
-            kvant_affine affine = kvant_cells_affine(cells);
-            assert_true((affine.center != NULL) == cases[i].center && (affine.scale != NULL) == cases[i].norm);
+            void *memory;
+            kvant_tensor *tensor = tensor_of(array, 2, &memory);
             for (uint32_t head = 0; head < 2; head++) {
+                kvant_affine affine = affine_of(tensor, head);
+                assert_true((affine.center != NULL) == cases[i].center && (affine.scale != NULL) == cases[i].norm);
                 kvant_calibration_entry e = entry_of(c, head, (kvant_role)role);
                 float largest = 0;
                 for (uint32_t pass = 0; pass < 2; pass++)
@@ -354,12 +370,12 @@ static void centre_and_factors_come_from_the_file(void **state)
                         float scale = sqrtf(fmaxf(fabsf(e.max[j] - mean), fabsf(e.min[j] - mean)));
                         largest = fmaxf(largest, scale);
                         if (pass && cases[i].center)
-                            assert_true(affine.center[head * DIM + j] == e.mean[j]);
+                            assert_true(affine.center[j] == e.mean[j]);
                         if (pass && cases[i].norm)
-                            assert_true(affine.scale[head * DIM + j] == fmaxf(scale, largest / 256));
+                            assert_true(affine.scale[j] == fmaxf(scale, largest / 256));
                     }
             }
-            kvant_cells_free(&cells);
+            kvant_tensor_free(&tensor);
             free(memory);
             for (uint32_t head = 0; head < 2; head++)
                 kvant_codec_free(&codecs[head]);
@@ -385,16 +401,13 @@ static void factors_are_never_zero(void **state)
         assert_int_equal(
             kvant_codec_create_calibrated("int-4:norm=file", 8, KVANT_ROLE_K, 0, c, 0, head, &codec, NULL, 0),
             KVANT_OK);
-        kvant_cells_config cells_config = {
-            .size = sizeof cells_config, .codec = codec, .n_kv_heads = 1, .n_streams = 1, .n_cells = 64
-        };
-        void *memory = aligned(kvant_cells_bytes(&cells_config));
-        kvant_cells *cells;
-        assert_int_equal(kvant_cells_create(&cells_config, memory, &cells), KVANT_OK);
-        const float *scale = kvant_cells_affine(cells).scale;
+        const kvant_codec *array[1] = { codec };
+        void *memory;
+        kvant_tensor *tensor = tensor_of(array, 1, &memory);
+        const float *scale = affine_of(tensor, 0).scale;
         assert_true(scale[0] == (head == 0 ? 10.0f : 1.0f));
         assert_true(scale[7] == (head == 0 ? 10.0f / 256 : 1.0f));
-        kvant_cells_free(&cells);
+        kvant_tensor_free(&tensor);
         free(memory);
         kvant_codec_free(&codec);
     }

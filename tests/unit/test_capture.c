@@ -3,7 +3,6 @@
 #define _XOPEN_SOURCE 700
 #include "testing.h"
 
-#include <kvant/cache.h>
 #include <unistd.h>
 
 #include "../../src/base/half.h"

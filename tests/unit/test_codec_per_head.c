@@ -1,4 +1,4 @@
-/* test_codec_per_head.c - kv heads with codecs of their own: each must be what it is in a cache that has this head alone, whatever
+/* test_codec_per_head.c - kv heads with codecs of their own: each must be what it is in a tensor that has this head alone, whatever
  * lies beside it: the same bytes, the same numbers. */
 #include "testing.h"
 
@@ -6,27 +6,34 @@
 
 #include "calibrated.h"
 
-enum { DIM = 32, N_HEADS = 2, N_STREAMS = 2, N_CELLS = 200, MAX_TOKENS = 33, GROUP = 3, LAYER = 1 };
+enum { DIM = 32, N_HEADS = 2, N_SEQUENCES = 2, BLOCKS = 4, MAX_QUERIES = 33, GROUP = 3, LAYER = 1 };
 
-/* The cells of one role: those of all kv heads, and of each alone. */
+/* The tensors of one role: that of all kv heads, and one of each alone. */
 typedef struct side {
     kvant_codec *codecs[N_HEADS];
     void *memory, *alone_memory[N_HEADS];
-    kvant_cells *cells, *alone[N_HEADS];
+    kvant_tensor *tensor, *alone[N_HEADS];
     size_t bytes, alone_bytes[N_HEADS];
 } side;
 
-static kvant_cells *make_cells(const kvant_codec *const *codecs, uint32_t n, void **memory, size_t *bytes)
+static kvant_tensor_params params_of(const kvant_codec *const *codecs, uint32_t n)
 {
-    const kvant_cells_config config = {
-        .size = sizeof config, .codecs = codecs, .n_kv_heads = n, .n_streams = N_STREAMS, .n_cells = N_CELLS
-    };
-    kvant_cells *cells;
-    *bytes = kvant_cells_bytes(&config);
-    assert_true(*bytes > 0);
+    return (kvant_tensor_params){ .size = sizeof(kvant_tensor_params),
+                                  .codecs = codecs,
+                                  .n_kv_heads = n,
+                                  .n_sequences = N_SEQUENCES,
+                                  .n_blocks = N_SEQUENCES * BLOCKS,
+                                  .blocks_per_sequence = BLOCKS };
+}
+
+static kvant_tensor *make_tensor(const kvant_codec *const *codecs, uint32_t n, void **memory, size_t *bytes)
+{
+    const kvant_tensor_params params = params_of(codecs, n);
+    kvant_tensor *tensor;
+    assert_int_equal(kvant_tensor_size(&params, bytes), KVANT_OK);
     *memory = aligned(*bytes);
-    assert_int_equal(kvant_cells_create(&config, *memory, &cells), KVANT_OK);
-    return cells;
+    assert_int_equal(kvant_tensor_create(&params, *memory, &tensor), KVANT_OK);
+    return tensor;
 }
 
 static side make_side(const char *const specs[N_HEADS], kvant_role role, const kvant_calibration *calibration)
@@ -39,48 +46,48 @@ static side make_side(const char *const specs[N_HEADS], kvant_role role, const k
                                           sizeof err) != KVANT_OK)
             fail_msg("%s: %s", specs[h], err);
         codecs[h] = s.codecs[h];
-        s.alone[h] = make_cells(&codecs[h], 1, &s.alone_memory[h], &s.alone_bytes[h]);
+        s.alone[h] = make_tensor(&codecs[h], 1, &s.alone_memory[h], &s.alone_bytes[h]);
     }
-    s.cells = make_cells(codecs, N_HEADS, &s.memory, &s.bytes);
+    s.tensor = make_tensor(codecs, N_HEADS, &s.memory, &s.bytes);
     return s;
 }
 
 static void drop_side(side *s)
 {
-    kvant_cells_free(&s->cells);
+    kvant_tensor_free(&s->tensor);
     free(s->memory);
     for (uint32_t h = 0; h < N_HEADS; h++) {
-        kvant_cells_free(&s->alone[h]);
+        kvant_tensor_free(&s->alone[h]);
         kvant_codec_free(&s->codecs[h]);
         free(s->alone_memory[h]);
     }
 }
 
-static void write_cells(side *s, uint32_t first, uint32_t n, uint32_t n_threads, uint64_t *rng)
+static void write_slots(side *s, uint32_t first, uint32_t n, uint32_t n_threads, uint64_t *rng)
 {
-    static float rows[N_STREAMS * N_CELLS * N_HEADS * DIM];
-    static int64_t index[N_STREAMS * N_CELLS];
+    static float rows[N_SEQUENCES * BLOCKS * 64 * N_HEADS * DIM];
+    static int64_t slots[N_SEQUENCES * BLOCKS * 64];
     for (uint32_t i = 0; i < n; i++)
-        index[i] = first + i;
+        slots[i] = first + i;
     fill_normal(rows, (size_t)n * N_HEADS * DIM, rng);
     for (size_t i = 0; i < (size_t)n * N_HEADS * DIM; i++)
         rows[i] += (float)(i % 7); /* channels with a mean of their own, which centres find */
-    assert_int_equal(kvant_cells_write(s->cells, index, n, rows, N_HEADS * DIM, n_threads), KVANT_OK);
+    assert_int_equal(kvant_tensor_write(s->tensor, slots, n, rows, N_HEADS * DIM, n_threads), KVANT_OK);
     for (uint32_t h = 0; h < N_HEADS; h++)
-        assert_int_equal(kvant_cells_write(s->alone[h], index, n, rows + h * DIM, N_HEADS * DIM, 1), KVANT_OK);
+        assert_int_equal(kvant_tensor_write(s->alone[h], slots, n, rows + h * DIM, N_HEADS * DIM, 1), KVANT_OK);
 }
 
-/* A prompt, single tokens behind it, a rewritten range, a copied stream. */
-static void use_cells(side *s, uint64_t *rng)
+/* A prompt, single tokens behind it, a rewritten range, a copied sequence. */
+static void use_slots(side *s, uint64_t *rng)
 {
-    write_cells(s, 0, 130, 2, rng);
+    write_slots(s, 0, 130, 2, rng);
     for (uint32_t i = 130; i < 150; i++)
-        write_cells(s, i, 1, 1, rng);
-    write_cells(s, 60, 10, 2, rng);
-    assert_int_equal(kvant_cells_copy_stream(s->cells, 0, s->cells, 1), KVANT_OK);
+        write_slots(s, i, 1, 1, rng);
+    write_slots(s, 60, 10, 2, rng);
+    assert_int_equal(kvant_tensor_copy(s->tensor, 0, s->tensor, BLOCKS, BLOCKS), KVANT_OK);
     for (uint32_t h = 0; h < N_HEADS; h++)
-        assert_int_equal(kvant_cells_copy_stream(s->alone[h], 0, s->alone[h], 1), KVANT_OK);
-    write_cells(s, N_CELLS + 150, 20, 2, rng);
+        assert_int_equal(kvant_tensor_copy(s->alone[h], 0, s->alone[h], BLOCKS, BLOCKS), KVANT_OK);
+    write_slots(s, BLOCKS * 64 + 150, 20, 2, rng);
 }
 
 static void check_pages(const side *s)
@@ -89,14 +96,18 @@ static void check_pages(const side *s)
     for (uint32_t h = 0; h < N_HEADS; h++)
         sum += s->alone_bytes[h];
     assert_int_equal(s->bytes, sum);
-    for (uint32_t stream = 0; stream < N_STREAMS; stream++)
-        for (uint32_t page = 0; page * KVANT_PAGE_TOKENS < N_CELLS; page++)
-            for (uint32_t h = 0; h < N_HEADS; h++) {
-                kvant_page_ref got = kvant_cells_page(s->cells, stream, page, h),
-                               want = kvant_cells_page(s->alone[h], stream, page, 0);
-                assert_string_equal(info_of(got.codec).spec, info_of(want.codec).spec);
-                assert_memory_equal(got.page, want.page, info_of(want.codec).page_bytes);
-            }
+    for (uint32_t block = 0; block < N_SEQUENCES * BLOCKS; block++)
+        for (uint32_t h = 0; h < N_HEADS; h++) {
+            kvant_block_info got = { .size = sizeof got }, want = { .size = sizeof want };
+            assert_int_equal(kvant_tensor_get_block(s->tensor, block, h, &got), KVANT_OK);
+            assert_int_equal(kvant_tensor_get_block(s->alone[h], block, 0, &want), KVANT_OK);
+            assert_ptr_equal(got.codec, want.codec);
+            assert_int_equal(got.state, want.state);
+            assert_true(got.written == want.written);
+            const bool open = want.state == KVANT_BLOCK_OPEN || want.state == KVANT_BLOCK_SINK;
+            assert_memory_equal(got.page, want.page,
+                                open ? 64 * DIM * sizeof(uint16_t) : info_of(want.codec).page_bytes);
+        }
 }
 
 /* Numbers, not bits: a head that has no centre beside one that has gets one of zeros, and -0 - 0 is 0. */
@@ -109,50 +120,48 @@ static void assert_equal_numbers(const float *a, const float *b, size_t n)
 static void check_reading(const side *s)
 {
     float all[N_HEADS * DIM], one[DIM];
-    for (uint32_t cell = 0; cell < N_STREAMS * N_CELLS; cell++)
+    for (uint32_t slot = 0; slot < N_SEQUENCES * BLOCKS * 64; slot++)
         for (uint32_t h = 0; h < N_HEADS; h++) {
-            assert_int_equal(kvant_cells_read(s->cells, cell, 1, all, 0), KVANT_OK);
-            assert_int_equal(kvant_cells_read(s->alone[h], cell, 1, one, 0), KVANT_OK);
+            assert_int_equal(kvant_tensor_read(s->tensor, slot, 1, all, 0), KVANT_OK);
+            assert_int_equal(kvant_tensor_read(s->alone[h], slot, 1, one, 0), KVANT_OK);
             assert_equal_numbers(all + h * DIM, one, DIM);
         }
 }
 
-static void attend(const kvant_cells *k, const kvant_cells *v, const float *q, uint32_t n_heads, uint32_t n_tokens,
+static void attend(const kvant_tensor *k, const kvant_tensor *v, const float *q, uint32_t n_heads, uint32_t n_queries,
                    uint32_t n_threads, float *out)
 {
-    const kvant_attention_args args = { .size = sizeof args,
-                                        .k = k,
-                                        .v = v,
-                                        .stream = 1,
-                                        .n_cells = 170,
-                                        .n_tokens = n_tokens,
-                                        .n_heads = n_heads,
-                                        .q = q,
-                                        .q_token_stride = N_HEADS * GROUP * DIM,
-                                        .q_head_stride = DIM,
-                                        .scale = 0.2f,
-                                        .logit_softcap = 20, /* the centre's part counts then */
-                                        .out = out,
-                                        .out_token_stride = N_HEADS * GROUP * DIM,
-                                        .out_head_stride = DIM,
-                                        .n_threads = n_threads };
-    const size_t bytes = kvant_attention_workspace(&args);
+    const kvant_attention_problem problem = { .size = sizeof problem,
+                                              .first_block = BLOCKS,
+                                              .n_tokens = 170,
+                                              .n_queries = n_queries,
+                                              .n_heads = n_heads,
+                                              .q = q,
+                                              .q_token_stride = N_HEADS * GROUP * DIM,
+                                              .q_head_stride = DIM,
+                                              .scale = 0.2f,
+                                              .logit_softcap = 20, /* the centre's part counts then */
+                                              .out = out,
+                                              .out_token_stride = N_HEADS * GROUP * DIM,
+                                              .out_head_stride = DIM,
+                                              .n_threads = n_threads };
+    size_t bytes;
+    assert_int_equal(kvant_attention_workspace(k, v, &problem, &bytes), KVANT_OK);
     void *workspace = aligned(bytes);
     memset(workspace, 0xff, bytes); /* NaNs: reading what was not written shows */
-    assert_true(bytes > 0);
-    assert_int_equal(kvant_attention(&args, workspace, bytes), KVANT_OK);
+    assert_int_equal(kvant_attention(k, v, &problem, workspace, bytes), KVANT_OK);
     free(workspace);
 }
 
-static void check_attention(const side *k, const side *v, uint32_t n_tokens, uint64_t *rng)
+static void check_attention(const side *k, const side *v, uint32_t n_queries, uint64_t *rng)
 {
-    static float q[MAX_TOKENS * N_HEADS * GROUP * DIM], all[MAX_TOKENS * N_HEADS * GROUP * DIM],
-        one[MAX_TOKENS * N_HEADS * GROUP * DIM];
+    static float q[MAX_QUERIES * N_HEADS * GROUP * DIM], all[MAX_QUERIES * N_HEADS * GROUP * DIM],
+        one[MAX_QUERIES * N_HEADS * GROUP * DIM];
     fill_normal(q, COUNT(q), rng);
-    attend(k->cells, v->cells, q, N_HEADS * GROUP, n_tokens, 2, all);
+    attend(k->tensor, v->tensor, q, N_HEADS * GROUP, n_queries, 2, all);
     for (uint32_t h = 0; h < N_HEADS; h++)
-        attend(k->alone[h], v->alone[h], q + h * GROUP * DIM, GROUP, n_tokens, 1, one + h * GROUP * DIM);
-    assert_equal_numbers(all, one, (size_t)n_tokens * N_HEADS * GROUP * DIM);
+        attend(k->alone[h], v->alone[h], q + h * GROUP * DIM, GROUP, n_queries, 1, one + h * GROUP * DIM);
+    assert_equal_numbers(all, one, (size_t)n_queries * N_HEADS * GROUP * DIM);
 }
 
 /* Of other sizes, other ways through attention (codes by row, by column, trellis words, tiles), other centres. */
@@ -177,22 +186,22 @@ static void a_head_is_what_it_is_alone(void **state)
     for (size_t i = 0; i < COUNT(mixes); i++) {
         side k = make_side(mixes[i].k, KVANT_ROLE_K, calibration),
              v = make_side(mixes[i].v, KVANT_ROLE_V, calibration);
-        use_cells(&k, &rng);
-        use_cells(&v, &rng);
+        use_slots(&k, &rng);
+        use_slots(&v, &rng);
         check_pages(&k);
         check_pages(&v);
         check_reading(&k);
         check_reading(&v);
         check_attention(&k, &v, 1, &rng);
         check_attention(&k, &v, 11, &rng);
-        check_attention(&k, &v, MAX_TOKENS, &rng);
+        check_attention(&k, &v, MAX_QUERIES, &rng);
         drop_side(&k);
         drop_side(&v);
     }
     kvant_calibration_free(&calibration);
 }
 
-/* A group is open or sealed for all kv heads, so codecs that disagree on it do not fit together. */
+/* A block is open or sealed for all kv heads, so codecs that disagree on it do not fit together. */
 static void heads_that_do_not_fit_together(void **state)
 {
     static const struct {
@@ -213,14 +222,13 @@ static void heads_that_do_not_fit_together(void **state)
         kvant_codec *a = make_codec(cases[i].a, DIM, KVANT_ROLE_K),
                     *b = make_codec(cases[i].b, cases[i].dim, cases[i].role);
         const kvant_codec *codecs[] = { a, b };
-        kvant_cells_config config = {
-            .size = sizeof config, .codecs = codecs, .n_kv_heads = 2, .n_streams = 1, .n_cells = 64
-        };
-        kvant_cells *cells = NULL;
+        const kvant_tensor_params params = params_of(codecs, 2);
+        kvant_tensor *tensor = NULL;
         void *memory = aligned(1 << 16);
-        assert_int_equal(kvant_cells_bytes(&config), 0);
-        assert_int_equal(kvant_cells_create(&config, memory, &cells), KVANT_ERR_ARGUMENT);
-        assert_null(cells);
+        size_t bytes;
+        assert_int_equal(kvant_tensor_size(&params, &bytes), KVANT_ERR_ARGUMENT);
+        assert_int_equal(kvant_tensor_create(&params, memory, &tensor), KVANT_ERR_ARGUMENT);
+        assert_null(tensor);
         free(memory);
         kvant_codec_free(&a);
         kvant_codec_free(&b);

@@ -1,76 +1,85 @@
-/* test_concurrent.c - what the headers allow several threads to do at once: attention over one cache with different workspaces, beside
- * threads that write caches of their own with the same codecs, and threads that create codecs. All of them share one pool. Results are
+/* test_concurrent.c - what the headers allow several threads to do at once: attention over one layer with different workspaces, beside
+ * threads that write layers of their own with the same codecs, and threads that create codecs. All of them share one pool. Results are
  * those of a thread alone; ThreadSanitizer's build (make tsan) sees races that give right results by luck.
  *
- * The functions under "The cache" are all that knows the cache's interface. */
+ * The functions under "A layer" are all that knows the interface. */
 #include "testing.h"
 
 #include <kvant/attention.h>
 
 #include <pthread.h>
 
-enum { DIM = 64, KV_HEADS = 2, HEADS = 4, CELLS = 192, WIDTH = KV_HEADS * DIM, OUT = HEADS * DIM };
+enum { DIM = 64, KV_HEADS = 2, HEADS = 4, TOKENS = 192, WIDTH = KV_HEADS * DIM, OUT = HEADS * DIM };
 enum { READERS = 3, WRITERS = 2, CREATORS = 2, ROUNDS = 6, WORKSPACE = 8 << 20 };
 
 static const char *const specs[] = { "turboquant-4", "trellis-3:center=first,norm=first", "octopus-3",
                                      "int-4:axis=channel,group=32,recent=32" };
 
-static float rows[CELLS * WIDTH], query[OUT];
+static float rows[TOKENS * WIDTH], query[OUT];
 
-/* --- The cache --- */
+/* --- A layer --- */
 
-typedef struct cache {
+typedef struct layer {
     const kvant_codec *codecs[2];
-    kvant_cells *cells[2];
+    kvant_tensor *tensors[2];
     void *pages[2];
-} cache;
+} layer;
 
 /* Of codecs that other threads use, too. */
-static kvant_status create(cache *c, const kvant_codec *k, const kvant_codec *v)
+static kvant_status create(layer *c, const kvant_codec *k, const kvant_codec *v)
 {
-    *c = (cache){ .codecs = { k, v } };
+    *c = (layer){ .codecs = { k, v } };
     for (int role = 0; role < 2; role++) {
-        kvant_cells_config config = { .size = sizeof config, .codec = c->codecs[role], .n_kv_heads = KV_HEADS,
-                                      .n_streams = 1, .n_cells = CELLS };
-        c->pages[role] = calloc(1, kvant_cells_bytes(&config) + 64);
+        const kvant_codec *const heads[KV_HEADS] = { c->codecs[role], c->codecs[role] };
+        const kvant_tensor_params params = { .size = sizeof params, .codecs = heads, .n_kv_heads = KV_HEADS,
+                                             .n_sequences = 1, .n_blocks = TOKENS / 64 };
+        size_t bytes;
+        kvant_status status = kvant_tensor_size(&params, &bytes);
+        if (status != KVANT_OK)
+            return status;
+        c->pages[role] = calloc(1, bytes + 64);
         void *start = (void *)(((uintptr_t)c->pages[role] + 63) / 64 * 64);
-        const kvant_status status = kvant_cells_create(&config, start, &c->cells[role]);
+        status = kvant_tensor_create(&params, start, &c->tensors[role]);
         if (status != KVANT_OK)
             return status;
     }
     return KVANT_OK;
 }
 
-static void drop(cache *c)
+static void drop(layer *c)
 {
     for (int role = 0; role < 2; role++) {
-        kvant_cells_free(&c->cells[role]);
+        kvant_tensor_free(&c->tensors[role]);
         free(c->pages[role]);
     }
 }
 
-static kvant_status write_all(cache *c)
+static kvant_status write_all(layer *c)
 {
-    int64_t index[CELLS];
-    for (uint32_t i = 0; i < CELLS; i++)
-        index[i] = i;
+    int64_t slots[TOKENS];
+    for (uint32_t i = 0; i < TOKENS; i++)
+        slots[i] = i;
     for (int role = 0; role < 2; role++) {
-        kvant_status status = kvant_cells_write(c->cells[role], index, 64, rows, WIDTH, 3);
+        kvant_status status = kvant_tensor_write(c->tensors[role], slots, 64, rows, WIDTH, 3);
         if (status == KVANT_OK)
-            status = kvant_cells_write(c->cells[role], index + 64, CELLS - 64, rows + 64 * WIDTH, WIDTH, 3);
+            status = kvant_tensor_write(c->tensors[role], slots + 64, TOKENS - 64, rows + 64 * WIDTH, WIDTH, 3);
         if (status != KVANT_OK)
             return status;
     }
     return KVANT_OK;
 }
 
-static kvant_status attend(const cache *c, void *workspace, float *out)
+static kvant_status attend(const layer *c, void *workspace, float *out)
 {
-    const kvant_attention_args args = { .size = sizeof args, .k = c->cells[0], .v = c->cells[1], .n_cells = CELLS,
-                                        .n_tokens = 1, .n_heads = HEADS, .q = query, .q_token_stride = OUT,
-                                        .q_head_stride = DIM, .scale = 0.125f, .out = out, .out_token_stride = OUT,
-                                        .out_head_stride = DIM, .n_threads = 3 };
-    return kvant_attention_workspace(&args) <= WORKSPACE ? kvant_attention(&args, workspace, WORKSPACE) : KVANT_ERR_FULL;
+    const kvant_attention_problem problem = { .size = sizeof problem, .n_queries = 1, .n_tokens = TOKENS, .n_heads = HEADS,
+                                              .n_threads = 3, .q = query, .q_token_stride = OUT, .q_head_stride = DIM,
+                                              .out = out, .out_token_stride = OUT, .out_head_stride = DIM,
+                                              .scale = 0.125f };
+    size_t bytes;
+    const kvant_status status = kvant_attention_workspace(c->tensors[0], c->tensors[1], &problem, &bytes);
+    if (status != KVANT_OK)
+        return status;
+    return bytes <= WORKSPACE ? kvant_attention(c->tensors[0], c->tensors[1], &problem, workspace, bytes) : KVANT_ERR_FULL;
 }
 
 /* --- Threads --- */
@@ -78,7 +87,7 @@ static kvant_status attend(const cache *c, void *workspace, float *out)
 typedef struct scene {
     const char *spec;
     kvant_codec *codecs[2];
-    cache shared;
+    layer shared;
     float want[OUT];
     pthread_barrier_t start;
 } scene;
@@ -108,13 +117,13 @@ static void *write_own(void *argument)
     const char *fault = workspace ? NULL : "no memory";
     pthread_barrier_wait(&s->start);
     for (int i = 0; i < ROUNDS && !fault; i++) {
-        cache own;
+        layer own;
         float out[OUT];
         if (create(&own, s->codecs[0], s->codecs[1]) != KVANT_OK || write_all(&own) != KVANT_OK ||
             attend(&own, workspace, out) != KVANT_OK)
-            fault = "a cache of its own failed";
+            fault = "a layer of its own failed";
         else if (memcmp(out, s->want, sizeof out) != 0)
-            fault = "a cache of its own gave other numbers than alone";
+            fault = "a layer of its own gave other numbers than alone";
         drop(&own);
     }
     free(workspace);

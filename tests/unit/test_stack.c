@@ -234,7 +234,7 @@ static void every_cpu_level_fits_a_small_stack(void **state)
     static const char *const specs[] = { "trellis-4", "turboquant-4", "int-3:axis=channel", "int-4:group=16", "octopus-3" };
     (void)state;
     for (size_t l = 0; l < COUNT(cpu_levels); l++)
-        for (size_t i = 0; i < COUNT(specs) && kvant_set_cpu_level(cpu_levels[l]) == KVANT_OK; i++)
+        for (size_t i = 0; i < COUNT(specs) && use_level(cpu_levels[l]); i++)
             run_spec(specs[i]);
     assert_int_equal(kvant_set_cpu_level(KVANT_CPU_AUTO), KVANT_OK);
     assert_int_equal(failures, 0);

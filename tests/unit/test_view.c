@@ -53,7 +53,8 @@ static double uniform_number(const read_page *p, uint32_t j)
     return half_at(p, at) * ((double)p->codes[j] + (double)u->offset) + zero;
 }
 
-/* The level of step s: its code's share, and the subset that the parities of the last memory + 1 trellis bits make. */
+/* The level of step s: its code's share, and the subset that the parities of the last memory + 1 trellis
+ * bits make. */
 static double trellis_number(const read_page *p, uint32_t j)
 {
     const kvant_trellis_view *t = &p->view->of.trellis;
@@ -104,7 +105,8 @@ static double number_of(const read_page *p, uint32_t j)
     return NAN;
 }
 
-/* Codewords are products of Hurwitz units and secondaries, rounded. Secondaries have length 1, and one of the 24 units is 1. */
+/* Codewords are products of Hurwitz units and secondaries, rounded. Secondaries have length 1, and one of
+ * the 24 units is 1. */
 static void check_secondaries(const kvant_chunk_view *chunk)
 {
     for (uint32_t s = 0; s < chunk->n_secondaries; s++) {
@@ -155,6 +157,11 @@ static void check_page(const kvant_codec *codec, uint64_t *rng)
     free(page);
 }
 
+static bool has_octopus(void)
+{
+    return kvant_codec_check("octopus-3", KVANT_ROLE_K, NULL, NULL, 0) == KVANT_OK;
+}
+
 static void views_read_pages(void **state)
 {
     static const uint32_t dims[] = { 16, 64, 80, 128 };
@@ -175,8 +182,8 @@ static void views_read_pages(void **state)
                     check_page(codec, &rng);
                 kvant_codec_free(&codec);
             }
-    for (size_t kind = 0; kind < COUNT(kinds); kind++)
-        assert_true(kinds[kind] > 10);
+    for (size_t kind = 0; kind < COUNT(kinds); kind++) /* only papers' codecs have chunks */
+        assert_true(kinds[kind] > 10 || (kind == KVANT_CODES_CHUNK && !has_octopus()));
 }
 
 static void kinds_are_those_of_families(void **state)

@@ -3,7 +3,6 @@
 #include "calibrated_fixture.h"
 
 #include <kvant/attention.h>
-#include <kvant/cache.h>
 
 #include "../../src/base/alloc.h"
 #include "../../src/base/half.h"
@@ -563,7 +562,7 @@ static void pages_do_not_tell_the_level(void **state)
     }
 }
 
-/* Attention on the cache is that of what the cache decodes to, sealed and open pages, codes and tiles alike. */
+/* Attention on a tensor is that of what the tensor reads as, sealed and open pages, codes and tiles alike. */
 static void attention_undoes_the_transform(void **state)
 {
     enum { N = 300 };
@@ -575,43 +574,46 @@ static void attention_undoes_the_transform(void **state)
     uint64_t rng = 40;
     for (size_t s = 0; s < COUNT(specs); s++) {
         kvant_codec *codecs[2] = { create(specs[s], DIM, KVANT_ROLE_K, c), create(specs[s], DIM, KVANT_ROLE_V, c) };
-        kvant_cells *cells[2];
+        kvant_tensor *tensors[2];
         void *memory[2];
         static float rows[2][(N / 64 + 1) * 64 * DIM];
-        int64_t index[N];
+        int64_t slots[N];
         for (int64_t i = 0; i < N; i++)
-            index[i] = i;
+            slots[i] = i;
         for (int role = 0; role < 2; role++) {
             const kvant_codec *one = codecs[role];
-            kvant_cells_config config = {
-                .size = sizeof config, .codecs = &one, .n_kv_heads = 1, .n_streams = 1, .n_cells = N
-            };
+            const kvant_tensor_params params = { .size = sizeof params,
+                                                 .codecs = &one,
+                                                 .n_kv_heads = 1,
+                                                 .n_sequences = 1,
+                                                 .n_blocks = N / 64 + 1 };
+            size_t size;
             for (uint32_t first = 0; first < N; first += TOKENS)
                 fill_rows(rows[role] + (size_t)first * DIM, DIM, &rng);
-            memory[role] = aligned(kvant_cells_bytes(&config));
-            assert_int_equal(kvant_cells_create(&config, memory[role], &cells[role]), KVANT_OK);
-            assert_int_equal(kvant_cells_write(cells[role], index, N, rows[role], DIM, 1), KVANT_OK);
-            assert_int_equal(kvant_cells_read(cells[role], 0, N, rows[role], DIM), KVANT_OK);
+            assert_int_equal(kvant_tensor_size(&params, &size), KVANT_OK);
+            memory[role] = aligned(size);
+            assert_int_equal(kvant_tensor_create(&params, memory[role], &tensors[role]), KVANT_OK);
+            assert_int_equal(kvant_tensor_write(tensors[role], slots, N, rows[role], DIM, 1), KVANT_OK);
+            assert_int_equal(kvant_tensor_read(tensors[role], 0, N, rows[role], DIM), KVANT_OK);
         }
         float q[DIM], out[DIM];
         fill_normal(q, DIM, &rng);
-        kvant_attention_args args = { .size = sizeof args,
-                                      .k = cells[0],
-                                      .v = cells[1],
-                                      .q = q,
-                                      .q_token_stride = DIM,
-                                      .q_head_stride = DIM,
-                                      .n_tokens = 1,
-                                      .n_heads = 1,
-                                      .n_cells = N,
-                                      .scale = 0.05f,
-                                      .out = out,
-                                      .out_token_stride = DIM,
-                                      .out_head_stride = DIM,
-                                      .n_threads = 1 };
-        size_t bytes = kvant_attention_workspace(&args);
+        const kvant_attention_problem problem = { .size = sizeof problem,
+                                                  .q = q,
+                                                  .q_token_stride = DIM,
+                                                  .q_head_stride = DIM,
+                                                  .n_queries = 1,
+                                                  .n_heads = 1,
+                                                  .n_tokens = N,
+                                                  .scale = 0.05f,
+                                                  .out = out,
+                                                  .out_token_stride = DIM,
+                                                  .out_head_stride = DIM,
+                                                  .n_threads = 1 };
+        size_t bytes;
+        assert_int_equal(kvant_attention_workspace(tensors[0], tensors[1], &problem, &bytes), KVANT_OK);
         void *workspace = aligned(bytes);
-        assert_int_equal(kvant_attention(&args, workspace, bytes), KVANT_OK);
+        assert_int_equal(kvant_attention(tensors[0], tensors[1], &problem, workspace, bytes), KVANT_OK);
         double p[N], sum = 0, error = 0, size = 0;
         for (uint32_t t = 0; t < N; t++) {
             double score = 0;
@@ -630,7 +632,7 @@ static void attention_undoes_the_transform(void **state)
          * a wrong transform exceeds by far; open pages are fp16 */
         assert_true(sqrt(error) <= 0.02 * sqrt(size));
         for (int role = 0; role < 2; role++) {
-            kvant_cells_free(&cells[role]);
+            kvant_tensor_free(&tensors[role]);
             kvant_codec_free(&codecs[role]);
             free(memory[role]);
         }

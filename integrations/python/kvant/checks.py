@@ -1,7 +1,7 @@
 """Checks of what callers pass, with messages. Works on anything that looks like a tensor; PyTorch is not needed here.
 
-A call of libkvant reads the memory that its arguments describe. So every shape, dtype, device and stride is compared with what the
-call says before a pointer leaves Python.
+A call of libkvant reads the memory that its arguments describe. So every shape, dtype, device and stride is
+compared with what the call says before a pointer leaves Python.
 """
 
 import operator
@@ -37,8 +37,8 @@ def _words(shape):
 def tensor(value, what, shape, dtypes, device, rows=False, written=False):
     """value, after checking that it is a tensor on the device of one of these dtypes and this shape (None: any size).
 
-    Contiguous as a whole, or, with rows, in its last dimension alone. written: the call writes to it, so that no two numbers
-    may share memory."""
+    Contiguous as a whole, or, with rows, in its last dimension alone. written: the call writes to it, so that no
+    two numbers may share memory."""
     for attribute in ("shape", "dtype", "device", "stride", "data_ptr"):
         if not hasattr(value, attribute):
             raise TypeError(f"{what}: a tensor is needed, not {type(value).__name__}")

@@ -4,7 +4,6 @@
  * `search=joint` finds the best of the K^2 sums; `search=greedy` takes the authors' way, first the one
  * entry and then the other for what remains. */
 #include <math.h>
-#include <stdio.h>
 
 #include "../../base/random.h"
 #include "../../math/quaternion.h"
@@ -72,31 +71,37 @@ static void fill_tables(kvant_direction *direction, uint32_t n, uint64_t seed)
     }
 }
 
-static kvant_status create_addvq(kvant_codec *codec, kvant_spec *spec, const kvant_site *site,
-                                 const kvant_error *error)
+static const char *const search_names[] = { "joint", "greedy", NULL };
+
+static const kvant_option table[] = {
+    { "search", KVANT_OPTION_CHOICE, search_names, 0, 0, 0, offsetof(kvant_direction_options, own),
+      "the best of all sums, or one entry after the other" },
+    KVANT_SCALE_OPTION(kvant_direction_options, KVANT_SCALE_NORM),
+    { .key = NULL },
+};
+
+static kvant_status create_addvq(kvant_codec *codec, const kvant_request *request, const kvant_error *error)
 {
     static const kvant_direction_field fields[2] = { { "k", 2, MAX_ENTRIES }, { "r", 2, 8 } };
-    static const char *const searches[] = { "joint", "greedy", NULL };
     uint32_t numbers[2] = { 24, 3 };
-    int chosen = 0;
-    KVANT_FORWARD(kvant_direction_variant(spec, fields, numbers, error));
-    KVANT_FORWARD(kvant_spec_choice(spec, "search", searches, &chosen, error));
+    kvant_direction_options o = *(const kvant_direction_options *)request->options;
+    o.med = o.slots = KVANT_OPTION_ABSENT; /* no outliers here */
+    KVANT_FORWARD(kvant_direction_variant(request->spec, fields, numbers, error));
     const kvant_direction_shape shape = { .n_codewords = numbers[0] * numbers[0],
                                           .radius_bits = numbers[1],
                                           .code_bits = 2 * log2(numbers[0]) + numbers[1],
                                           .table_floats = (size_t)8 * numbers[0],
-                                          .search = chosen ? search_greedy : search_joint };
-    KVANT_FORWARD(kvant_direction_create(codec, spec, site, &shape, error));
-    fill_tables(codec->state, numbers[0], site->seed);
-    KVANT_FORWARD(kvant_direction_offer_codes(codec, error));
-    snprintf(codec->spec, sizeof codec->spec, "%s-k%ur%u:search=%s,", spec->name, (unsigned)numbers[0],
-             (unsigned)numbers[1], searches[chosen]);
-    kvant_direction_describe(codec, codec->spec, sizeof codec->spec);
-    return KVANT_OK;
+                                          .search = o.own ? search_greedy : search_joint };
+    KVANT_FORWARD(kvant_direction_create(codec, request, &o, &shape, error));
+    fill_tables(codec->state, numbers[0], request->site->seed);
+    kvant_codec_describe(codec, table, &o, "addvq-k%ur%u", (unsigned)numbers[0], (unsigned)numbers[1]);
+    return kvant_direction_offer_codes(codec, error);
 }
 
-const kvant_family kvant_family_addvq = {
-    { sizeof(kvant_codec_family), "addvq", "k24r3 k48r4 k192r4", "search=joint|greedy " KVANT_DIRECTION_OPTIONS,
-      KVANT_TRANSFORM_OPTIONS, "HQMQ, appendix Q", "4-channel chunks: sum of two random entries, radius" },
-    create_addvq
-};
+const kvant_family kvant_family_addvq = { "addvq",
+                                          "k24r3 k48r4 k192r4",
+                                          "HQMQ, appendix Q",
+                                          "4-channel chunks: sum of two random entries, radius",
+                                          table,
+                                          kvant_common_options,
+                                          create_addvq };

@@ -246,27 +246,29 @@ kvant_status kvant_direction_variant(const kvant_spec *spec, const kvant_directi
         (unsigned)b);
 }
 
-/* As many slots as one chunk in 16, unless the spec says: 64 bits each, so one bit a number for the usual
- * head_dims. */
-static kvant_status read_outliers(const kvant_codec *codec, kvant_spec *spec, kvant_direction *direction,
-                                  const kvant_error *error)
+/* As many slots as one chunk in 16, unless the spec says: 64 bits each, so one bit per number for the usual
+ * head_dims. med3 is med=3. */
+static kvant_status resolve_outliers(const kvant_codec *codec, kvant_direction *direction,
+                                     kvant_direction_options *o, const kvant_error *error)
 {
-    const uint32_t none = UINT32_MAX;
-    uint32_t multiple = none, slots = (direction->n_chunks + 15) / 16, asked = none;
-    const uint32_t most = (1u << direction->radius_bits) < MAX_SLOTS ? 1u << direction->radius_bits : MAX_SLOTS;
-    bool med3;
-    KVANT_FORWARD(kvant_spec_flag(spec, "med3", &med3, error));
-    KVANT_FORWARD(kvant_spec_number(spec, "med", 0, 1000, &multiple, error));
-    KVANT_FORWARD(kvant_spec_number(spec, "slots", 1, most, &asked, error));
-    if (med3 && multiple != none)
-        return kvant_fail(error, KVANT_ERR_SPEC, "med3 and med=%u exclude each other", (unsigned)multiple);
-    if (!med3 && multiple == none && asked != none)
-        return kvant_fail(error, KVANT_ERR_SPEC, "slots=%u needs med3 or med=N", (unsigned)asked);
-    if (!med3 && multiple == none)
+    const int32_t most = direction->radius_bits < 4 ? 1 << direction->radius_bits : (int32_t)MAX_SLOTS;
+    const int32_t usual = ((int32_t)direction->n_chunks + 15) / 16;
+    if (o->med3 && o->med != KVANT_OPTION_ABSENT)
+        return kvant_fail(error, KVANT_ERR_SPEC, "med3 and med=%d exclude each other", (int)o->med);
+    if (o->slots != KVANT_OPTION_ABSENT && !o->med3 && o->med == KVANT_OPTION_ABSENT)
+        return kvant_fail(error, KVANT_ERR_SPEC, "slots=%d needs med3 or med=N", (int)o->slots);
+    if (o->slots > most)
+        return kvant_fail(error, KVANT_ERR_SPEC, "slots=%d is not valid for hqmq: use a number from 1 to %d",
+                          (int)o->slots, (int)most);
+    if (o->med3)
+        o->med = 3;
+    o->med3 = 0;
+    if (o->med == KVANT_OPTION_ABSENT)
         return KVANT_OK;
-    slots = slots < most ? slots : most;
-    direction->multiple = (float)(med3 ? 3 : multiple);
-    direction->slots = asked != none ? asked : slots;
+    if (o->slots == KVANT_OPTION_ABSENT)
+        o->slots = usual < most ? usual : most;
+    direction->multiple = (float)o->med;
+    direction->slots = (uint32_t)o->slots;
     if (direction->slots > direction->n_chunks)
         return kvant_fail(error, KVANT_ERR_SPEC, "slots=%u: head_dim %u has only %u chunks of 4 channels",
                           (unsigned)direction->slots, (unsigned)codec->info.head_dim,
@@ -317,18 +319,16 @@ static void set_view(kvant_codec *codec)
                                                .codewords = direction->codewords };
 }
 
-static const char *const scale_names[] = { "norm", "unbiased", NULL };
-
-kvant_status kvant_direction_create(kvant_codec *codec, kvant_spec *spec, const kvant_site *site,
+kvant_status kvant_direction_create(kvant_codec *codec, const kvant_request *request, kvant_direction_options *options,
                                     const kvant_direction_shape *shape, const kvant_error *error)
 {
     static const kvant_transform_defaults defaults = { KVANT_ROTATE_NONE, KVANT_MAX_HEAD_DIM, true };
     const uint32_t d = codec->info.head_dim, index_bits = bits_for(shape->n_codewords);
     const size_t numbers = ((size_t)4 << index_bits) + shape->table_floats;
-    int scale = shape->scale;
-    KVANT_FORWARD(kvant_spec_choice(spec, "scale", scale_names, &scale, error));
-    KVANT_FORWARD(kvant_transform_create(&codec->transform, spec, &defaults, d, site->seed, error));
+    KVANT_FORWARD(
+        kvant_transform_create(&codec->transform, request->common, &defaults, d, request->site->seed, error));
     KVANT_FORWARD(kvant_codec_alloc_state(codec, sizeof(kvant_direction) + numbers * sizeof(float), error));
+    codec->takes_seed = true;
     kvant_direction *direction = codec->state;
     direction->n_chunks = (d + 3) / 4;
     direction->padded_chunks =
@@ -336,12 +336,11 @@ kvant_status kvant_direction_create(kvant_codec *codec, kvant_spec *spec, const 
     direction->n_codewords = shape->n_codewords;
     direction->index_bits = index_bits;
     direction->radius_bits = shape->radius_bits;
-    direction->unbiased = scale == 1;
+    direction->unbiased = options->scale == KVANT_SCALE_UNBIASED;
     direction->search = shape->search;
     direction->codewords = (float *)(direction + 1);
     direction->table = direction->codewords + ((size_t)4 << index_bits);
-    if (shape->outliers)
-        KVANT_FORWARD(read_outliers(codec, spec, direction, error));
+    KVANT_FORWARD(resolve_outliers(codec, direction, options, error));
     codec->quantizer = &direction_quantizer;
     set_page(codec, shape);
     set_view(codec);
@@ -356,13 +355,4 @@ kvant_status kvant_direction_offer_codes(kvant_codec *codec, const kvant_error *
         return KVANT_OK;
     return kvant_codec_offer_numbers(codec, &direction->layout, 4, direction->index_bits, direction->codewords,
                                      NULL, error);
-}
-
-void kvant_direction_describe(const kvant_codec *codec, char *text, size_t size)
-{
-    const kvant_direction *direction = kvant_direction_of(codec);
-    kvant_append(text, size, "scale=%s", scale_names[direction->unbiased]);
-    if (direction->slots)
-        kvant_append(text, size, ",med=%u,slots=%u", (unsigned)direction->multiple, (unsigned)direction->slots);
-    kvant_transform_describe(&codec->transform, text, size);
 }

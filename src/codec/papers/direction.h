@@ -34,13 +34,17 @@ struct kvant_direction {
     float *table;     /* the family's, for its search */
 };
 
+/* The options that the families share; each table has those that its family takes. */
+typedef struct kvant_direction_options {
+    int32_t own; /* book= or search= */
+    int32_t scale, med3, med, slots;
+} kvant_direction_options;
+
 /* What a family chooses before it fills the tables. */
 typedef struct kvant_direction_shape {
     uint32_t n_codewords, radius_bits;
     double code_bits;    /* of one chunk as the paper counts, fractional */
     size_t table_floats; /* numbers in the family's own table */
-    bool outliers;       /* med3, med and slots are options of the family */
-    int scale;           /* the default of scale=: 0 norm, 1 unbiased */
     kvant_direction_search *search;
 } kvant_direction_shape;
 
@@ -62,17 +66,12 @@ typedef struct kvant_direction_field {
 kvant_status kvant_direction_variant(const kvant_spec *spec, const kvant_direction_field fields[2],
                                      uint32_t numbers[2], const kvant_error *error);
 
-/* Reads scale=, med3, med=, slots= and the options of the transform, allocates the state and sets sizes
- * and quantiser. */
-kvant_status kvant_direction_create(kvant_codec *codec, kvant_spec *spec, const kvant_site *site,
+/* Takes the options, which it completes, and those of the transform, allocates the state and sets sizes and
+ * quantiser. */
+kvant_status kvant_direction_create(kvant_codec *codec, const kvant_request *request, kvant_direction_options *options,
                                     const kvant_direction_shape *shape, const kvant_error *error);
 
 /* Once the table is filled: what attention needs to work on codes. */
 kvant_status kvant_direction_offer_codes(kvant_codec *codec, const kvant_error *error);
-
-/* Appends the options in canonical form. */
-void kvant_direction_describe(const kvant_codec *codec, char *text, size_t size);
-
-#define KVANT_DIRECTION_OPTIONS "scale=norm|unbiased"
 
 #endif

@@ -5,7 +5,6 @@
  * candidates for each and takes the one farthest from those before it, which costs no bits and lowers the
  * error by a fifth. */
 #include <math.h>
-#include <stdio.h>
 
 #include "../../base/random.h"
 #include "direction.h"
@@ -74,35 +73,41 @@ static void fill_tables(kvant_direction *direction, uint32_t n_secondaries, bool
 
 #define MAX_SECONDARIES 1024
 
-static kvant_status create_hqmq(kvant_codec *codec, kvant_spec *spec, const kvant_site *site,
-                                const kvant_error *error)
+static const char *const book_names[] = { "random", "spread", NULL };
+
+#define AT(member) offsetof(kvant_direction_options, member)
+static const kvant_option table[] = {
+    { "book", KVANT_OPTION_CHOICE, book_names, 0, 0, 1, AT(own), "how the secondaries are drawn" },
+    KVANT_SCALE_OPTION(kvant_direction_options, KVANT_SCALE_UNBIASED),
+    { "med3", KVANT_OPTION_FLAG, NULL, 0, 0, 0, AT(med3), "med=3, as in the paper" },
+    { "med", KVANT_OPTION_NUMBER, NULL, 0, 1000, KVANT_OPTION_ABSENT, AT(med),
+      "chunks longer than N medians stay fp16" },
+    { "slots", KVANT_OPTION_NUMBER, NULL, 1, 16, KVANT_OPTION_ABSENT, AT(slots), "room for such chunks per token" },
+    { .key = NULL },
+};
+
+static kvant_status create_hqmq(kvant_codec *codec, const kvant_request *request, const kvant_error *error)
 {
     static const kvant_direction_field fields[2] = { { "s", 1, MAX_SECONDARIES }, { "r", 2, 8 } };
-    static const char *const books[] = { "random", "spread", NULL };
     uint32_t numbers[2] = { 96, 4 };
-    int book = 1;
-    KVANT_FORWARD(kvant_direction_variant(spec, fields, numbers, error));
-    KVANT_FORWARD(kvant_spec_choice(spec, "book", books, &book, error));
+    kvant_direction_options o = *(const kvant_direction_options *)request->options;
+    KVANT_FORWARD(kvant_direction_variant(request->spec, fields, numbers, error));
     const kvant_direction_shape shape = { .n_codewords = KVANT_HURWITZ_UNITS * numbers[0],
                                           .radius_bits = numbers[1],
                                           .code_bits = log2(KVANT_HURWITZ_UNITS * (double)numbers[0]) + numbers[1],
                                           .table_floats = (size_t)12 * numbers[0], /* rounded, then in binary64 */
-                                          .outliers = true,
-                                          .scale = 1,
                                           .search = search };
-    KVANT_FORWARD(kvant_direction_create(codec, spec, site, &shape, error));
-    fill_tables(codec->state, numbers[0], book == 1, site->seed);
+    KVANT_FORWARD(kvant_direction_create(codec, request, &o, &shape, error));
+    fill_tables(codec->state, numbers[0], o.own == 1, request->site->seed);
     set_view(codec, numbers[0]);
-    KVANT_FORWARD(kvant_direction_offer_codes(codec, error));
-    snprintf(codec->spec, sizeof codec->spec, "%s-s%ur%u:book=%s,", spec->name, (unsigned)numbers[0],
-             (unsigned)numbers[1], books[book]);
-    kvant_direction_describe(codec, codec->spec, sizeof codec->spec);
-    return KVANT_OK;
+    kvant_codec_describe(codec, table, &o, "hqmq-s%ur%u", (unsigned)numbers[0], (unsigned)numbers[1]);
+    return kvant_direction_offer_codes(codec, error);
 }
 
-const kvant_family kvant_family_hqmq = {
-    { sizeof(kvant_codec_family), "hqmq", "s24r3 s24r4 s48r4 s96r4 s192r4 s192r6",
-      "book=spread|random med3 med=N slots=N " KVANT_DIRECTION_OPTIONS, KVANT_TRANSFORM_OPTIONS,
-      "HQMQ, section 3 and appendix B", "4-channel chunks: Hurwitz unit x secondary quaternion, radius" },
-    create_hqmq
-};
+const kvant_family kvant_family_hqmq = { "hqmq",
+                                         "s24r3 s24r4 s48r4 s96r4 s192r4 s192r6",
+                                         "HQMQ, section 3 and appendix B",
+                                         "4-channel chunks: Hurwitz unit x secondary quaternion, radius",
+                                         table,
+                                         kvant_common_options,
+                                         create_hqmq };

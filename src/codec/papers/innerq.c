@@ -3,7 +3,6 @@
  *
  * Owns what the three names mean. The quantiser is uniform.c's; windows and the normalisation of keys are
  * the cache's, which this file only asks for. */
-#include <stdio.h>
 #include <string.h>
 
 #include "../uniform.h"
@@ -27,46 +26,53 @@ static kvant_status read_variant(const kvant_spec *spec, const variant **found, 
     return kvant_fail(error, KVANT_ERR_SPEC, "innerq comes as innerq-base, innerq-hybrid and innerq-small");
 }
 
+typedef struct innerq_options {
+    int32_t group, hybrid;
+} innerq_options;
+
+static const kvant_option table[] = { KVANT_TILES_OPTION(innerq_options), KVANT_HYBRID_OPTION(innerq_options),
+                                      { .key = NULL } };
+
 /* Only values are ever hybrid, but one spec serves both roles, so keys take the option too. */
-static kvant_status read_mode(kvant_spec *spec, const variant *v, kvant_role role, kvant_uniform_mode *mode,
-                              const kvant_error *error)
+static kvant_status choose_mode(const variant *v, kvant_role role, innerq_options *o, kvant_uniform_mode *mode,
+                                const kvant_error *error)
 {
-    kvant_uniform_mode hybrid = KVANT_UNIFORM_HYBRID_PAPER;
-    if (v->hybrid)
-        KVANT_FORWARD(kvant_uniform_read_hybrid(spec, &hybrid, error));
-    *mode = v->hybrid && role == KVANT_ROLE_V ? hybrid : KVANT_UNIFORM_SYM;
+    if (!v->hybrid && o->hybrid != KVANT_OPTION_ABSENT)
+        return kvant_fail(error, KVANT_ERR_SPEC, "innerq-%s has no option 'hybrid'; innerq-hybrid has", v->name);
+    if (v->hybrid && o->hybrid == KVANT_OPTION_ABSENT)
+        o->hybrid = 0;
+    if (role == KVANT_ROLE_K)
+        o->hybrid = KVANT_OPTION_ABSENT;
+    *mode = o->hybrid == KVANT_OPTION_ABSENT ? KVANT_UNIFORM_SYM : kvant_uniform_hybrid(o->hybrid);
     return KVANT_OK;
 }
 
-static kvant_status create_innerq(kvant_codec *codec, kvant_spec *spec, const kvant_site *site,
-                                  const kvant_error *error)
+static kvant_status create_innerq(kvant_codec *codec, const kvant_request *request, const kvant_error *error)
 {
     static const kvant_transform_defaults defaults = { KVANT_ROTATE_NONE, 128, false };
+    innerq_options o = *(const innerq_options *)request->options;
     const variant *v = NULL;
     kvant_uniform_mode mode = KVANT_UNIFORM_SYM;
     bool key = codec->info.role == KVANT_ROLE_K;
-    uint32_t group = 32;
-    KVANT_FORWARD(read_variant(spec, &v, error));
-    uint32_t bits = key ? 3 : v->value_bits;
-    KVANT_FORWARD(read_mode(spec, v, codec->info.role, &mode, error));
-    KVANT_FORWARD(kvant_uniform_read_group(spec, &group, error));
-    KVANT_FORWARD(
-        kvant_transform_create(&codec->transform, spec, &defaults, codec->info.head_dim, site->seed, error));
-    KVANT_FORWARD(kvant_uniform_init(codec, bits, mode, !key, group, error));
+    KVANT_FORWARD(read_variant(request->spec, &v, error));
+    KVANT_FORWARD(choose_mode(v, codec->info.role, &o, &mode, error));
+    KVANT_FORWARD(kvant_transform_create(&codec->transform, request->common, &defaults, codec->info.head_dim,
+                                         request->site->seed, error));
+    KVANT_FORWARD(kvant_uniform_init(codec, key ? 3 : v->value_bits, mode, !key, 16u << o.group, error));
     codec->info.nominal_bits = kvant_uniform_nominal_bits(codec);
     codec->info.sink_tokens = 32;
     codec->info.recent_tokens = 96;
     codec->info.norm = key ? KVANT_NORM_FIRST : KVANT_NORM_NONE;
-    snprintf(codec->spec, sizeof codec->spec, "innerq-%s:group=%u", v->name, (unsigned)group);
-    if (kvant_uniform_is_hybrid(kvant_uniform_of(codec)))
-        kvant_append(codec->spec, sizeof codec->spec, ",%s", kvant_uniform_mode_name(mode));
-    kvant_transform_describe(&codec->transform, codec->spec, sizeof codec->spec);
+    kvant_codec_describe(codec, table, &o, "innerq-%s", v->name);
     return KVANT_OK;
 }
 
 const kvant_family kvant_family_innerq = {
-    { sizeof(kvant_codec_family), "innerq", "base hybrid small", "group=16|32|64 hybrid=paper|code",
-      KVANT_TRANSFORM_OPTIONS, "InnerQ, section 4",
-      "K per token and V per channel in groups of 32: base, hybrid, small; fp16 windows" },
+    "innerq",
+    "base hybrid small",
+    "InnerQ, section 4",
+    "K per token and V per channel in groups of 32: base, hybrid, small; fp16 windows",
+    table,
+    kvant_common_options,
     create_innerq
 };

@@ -7,27 +7,34 @@
 
 #include "../uniform.h"
 
-static kvant_status create_kivi(kvant_codec *codec, kvant_spec *spec, const kvant_site *site,
-                                const kvant_error *error)
+typedef struct kivi_options {
+    int32_t group;
+} kivi_options;
+
+static const kvant_option table[] = { KVANT_TILES_OPTION(kivi_options), { .key = NULL } };
+
+static kvant_status create_kivi(kvant_codec *codec, const kvant_request *request, const kvant_error *error)
 {
     static const kvant_transform_defaults defaults = { KVANT_ROTATE_NONE, 128, false };
-    uint32_t bits, group = 32;
-    KVANT_FORWARD(kvant_spec_bits(spec, 2, 8, &bits, error));
-    KVANT_FORWARD(kvant_uniform_read_group(spec, &group, error));
-    KVANT_FORWARD(
-        kvant_transform_create(&codec->transform, spec, &defaults, codec->info.head_dim, site->seed, error));
-    KVANT_FORWARD(
-        kvant_uniform_init(codec, bits, KVANT_UNIFORM_ASYM, codec->info.role == KVANT_ROLE_K, group, error));
+    const kivi_options *o = request->options;
+    bool key = codec->info.role == KVANT_ROLE_K;
+    uint32_t bits;
+    KVANT_FORWARD(kvant_spec_bits(request->spec, 2, 8, &bits, error));
+    KVANT_FORWARD(kvant_transform_create(&codec->transform, request->common, &defaults, codec->info.head_dim,
+                                         request->site->seed, error));
+    KVANT_FORWARD(kvant_uniform_init(codec, bits, KVANT_UNIFORM_ASYM, key, 16u << o->group, error));
     codec->info.nominal_bits = kvant_uniform_nominal_bits(codec);
     codec->info.recent_tokens = 128;
-    snprintf(codec->spec, sizeof codec->spec, "kivi-%u:group=%u", (unsigned)bits, (unsigned)group);
-    kvant_transform_describe(&codec->transform, codec->spec, sizeof codec->spec);
+    kvant_codec_describe(codec, table, o, "%s-%u", request->spec->name, (unsigned)bits);
     return KVANT_OK;
 }
 
 const kvant_family kvant_family_kivi = {
-    { sizeof(kvant_codec_family), "kivi", "2 3 4 5 6 7 8", "group=16|32|64", KVANT_TRANSFORM_OPTIONS,
-      "KIVI, as InnerQ's section 5",
-      "K per channel and V per token, asymmetric in groups of 32; recent tokens stay fp16" },
+    "kivi",
+    "2 3 4 5 6 7 8",
+    "KIVI, as InnerQ's section 5",
+    "K per channel and V per token, asymmetric in groups of 32; recent tokens stay fp16",
+    table,
+    kvant_common_options,
     create_kivi
 };

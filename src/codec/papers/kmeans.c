@@ -3,7 +3,6 @@
  *
  * Everything happens in the transformed space: centroids are rotated once, at creation, and distances do not change by a
  * rotation. The quantiser of what is left is uniform.c's. */
-#include <stdio.h>
 #include <string.h>
 
 #include "../../base/alloc.h"
@@ -161,6 +160,7 @@ static kvant_status add_centroids(kvant_codec *codec, uint32_t clusters, const f
     k->residual = codec->quantizer;
     k->clusters = clusters;
     k->index_offset = codec->info.metadata_offset + codec->info.metadata_bytes;
+    kvant_codec_identify(codec, centroids, floats / 2 * sizeof *centroids);
     kvant_free(codec->state);
     codec->state = k;
     codec->quantizer = &kmeans_quantizer;
@@ -171,40 +171,45 @@ static kvant_status add_centroids(kvant_codec *codec, uint32_t clusters, const f
     return place_centroids(codec, k, centroids, error);
 }
 
-/* block=N alone asks for a rotation: without it the paper's rows stay as they are. */
-static kvant_status read_transform(kvant_codec *codec, kvant_spec *spec, const kvant_site *site,
-                                   const kvant_error *error)
-{
-    kvant_transform_defaults defaults = { kvant_spec_has(spec, "block") ? KVANT_ROTATE_HADAMARD : KVANT_ROTATE_NONE,
-                                          128, false };
-    if (kvant_spec_has(spec, "center") || kvant_spec_has(spec, "norm") || kvant_spec_has(spec, "transform"))
-        return kvant_fail(
-            error, KVANT_ERR_SPEC,
-            "kmeans takes no center, norm or transform: its centroids are calibrated for rows without");
-    return kvant_transform_create(&codec->transform, spec, &defaults, codec->info.head_dim, site->seed, error);
-}
+typedef struct kmeans_options {
+    int32_t c, group;
+} kmeans_options;
 
-static kvant_status create_kmeans(kvant_codec *codec, kvant_spec *spec, const kvant_site *site,
-                                  const kvant_error *error)
+static const kvant_option table[] = {
+    { "c", KVANT_OPTION_NUMBER, NULL, 1, KVANT_CALIBRATION_MAX_CLUSTERS, 256, offsetof(kmeans_options, c),
+      "centroids" },
+    { "group", KVANT_OPTION_NUMBER, NULL, 1, KVANT_MAX_HEAD_DIM, 0, offsetof(kmeans_options, group),
+      "numbers that share a scale" },
+    { .key = NULL },
+};
+
+static kvant_status create_kmeans(kvant_codec *codec, const kvant_request *request, const kvant_error *error)
 {
-    uint32_t bits, group = 0, clusters = 256;
+    /* block=N alone asks for a rotation: without it the paper's rows stay as they are. */
+    const kvant_transform_defaults defaults = {
+        request->common->block == KVANT_OPTION_ABSENT ? KVANT_ROTATE_NONE : KVANT_ROTATE_HADAMARD, 128, false
+    };
+    kmeans_options o = *(const kmeans_options *)request->options;
     const float *centroids;
-    KVANT_FORWARD(kvant_spec_bits(spec, 2, 8, &bits, error));
-    KVANT_FORWARD(kvant_spec_number(spec, "c", 1, KVANT_CALIBRATION_MAX_CLUSTERS, &clusters, error));
-    KVANT_FORWARD(kvant_spec_number(spec, "group", 8, KVANT_MAX_HEAD_DIM, &group, error));
-    KVANT_FORWARD(read_transform(codec, spec, site, error));
-    KVANT_FORWARD(find_centroids(codec, site, clusters, &centroids, error));
-    KVANT_FORWARD(kvant_uniform_init(codec, bits, KVANT_UNIFORM_ASYM, false, group, error));
-    KVANT_FORWARD(add_centroids(codec, clusters, centroids, error));
-    snprintf(codec->spec, sizeof codec->spec, "kmeans-%u:c=%u,group=%u", (unsigned)bits, (unsigned)clusters,
-             (unsigned)kmeans_of(codec)->uniform.group);
-    kvant_transform_describe(&codec->transform, codec->spec, sizeof codec->spec);
+    uint32_t bits;
+    KVANT_FORWARD(kvant_spec_bits(request->spec, 2, 8, &bits, error));
+    KVANT_FORWARD(kvant_transform_create(&codec->transform, request->common, &defaults, codec->info.head_dim,
+                                         request->site->seed, error));
+    KVANT_FORWARD(find_centroids(codec, request->site, (uint32_t)o.c, &centroids, error));
+    KVANT_FORWARD(kvant_uniform_init(codec, bits, KVANT_UNIFORM_ASYM, false, (uint32_t)o.group, error));
+    KVANT_FORWARD(add_centroids(codec, (uint32_t)o.c, centroids, error));
+    o.group = (int32_t)kmeans_of(codec)->uniform.group;
+    kvant_codec_describe(codec, table, &o, "%s-%u", request->spec->name, (unsigned)bits);
     return KVANT_OK;
 }
 
+/* Centroids are calibrated for rows without a centre, a scale or a matrix. */
 const kvant_family kvant_family_kmeans = {
-    { sizeof(kvant_codec_family), "kmeans", "2 3 4 5 6 7 8", "c=N group=N",
-      "rotate=none|hadamard|dense block=N signs=seed|none sink=N recent=N", "SAW-INT4, appendix A.2",
-      "nearest of c centroids, then per-token int of what it leaves; needs a calibration" },
+    "kmeans",
+    "2 3 4 5 6 7 8",
+    "SAW-INT4, appendix A.2",
+    "nearest of c centroids, then per-token int of what it leaves; needs a calibration",
+    table,
+    kvant_common_options_uncentred,
     create_kmeans
 };

@@ -6,7 +6,6 @@
  * so 3b + 1 bits on three channels: a third of a bit a channel more than its name says. */
 #include "octopus.h"
 
-#include <stdio.h>
 #include <string.h>
 
 #include "../../base/alloc.h"
@@ -25,14 +24,22 @@ typedef struct octopus {
 } octopus;
 
 typedef struct octopus_options {
-    uint32_t bits, direction_bits, norm_bits;
-    int rounding, scale;
-    kvant_sketch sketch;
-    uint64_t seed;
+    int32_t direction_bits, norm_bits; /* split=D.N */
+    int32_t round, scale, qjl, sketch;
 } octopus_options;
 
 static const char *const rounding_names[] = { "full", "scalar", "2x2", "3x3", NULL }; /* kvant_triplet_rounding */
-static const char *const scale_names[] = { "norm", "unbiased", NULL };
+
+#define AT(member) offsetof(octopus_options, member)
+static const kvant_option table[] = {
+    { "split", KVANT_OPTION_PAIR, NULL, KVANT_OCTAHEDRAL_BITS, KVANT_TRIPLET_NORM_BITS, KVANT_OPTION_ABSENT,
+      AT(direction_bits), "bits of each coordinate of a direction, and of a norm" },
+    { "round", KVANT_OPTION_CHOICE, rounding_names, 0, 0, KVANT_ROUND_3X3, AT(round),
+      "levels that the encoder tries" },
+    KVANT_SCALE_OPTION(octopus_options, KVANT_OPTION_ABSENT),
+    KVANT_QJL_OPTIONS(octopus_options),
+    { .key = NULL },
+};
 
 static const octopus *octopus_of(const kvant_codec *codec)
 {
@@ -112,62 +119,46 @@ static void place_values(kvant_codec *codec)
 
 /* split=D.N: D bits for each coordinate of a direction, N for a norm. D + N is 2b as in the paper's sweep,
  * or 2b + 1, so that the number in the name stays true. */
-static kvant_status read_split(octopus_options *options, kvant_spec *spec, const kvant_error *error)
+static kvant_status resolve_split(octopus_options *o, uint32_t bits, const kvant_error *error)
 {
-    uint32_t d = options->bits + 1, n = options->bits - 1;
-    KVANT_FORWARD(kvant_spec_pair(spec, "split", KVANT_OCTAHEDRAL_BITS, KVANT_TRIPLET_NORM_BITS, &d, &n, error));
+    if (o->direction_bits == KVANT_OPTION_ABSENT) {
+        o->direction_bits = (int32_t)bits + 1;
+        o->norm_bits = (int32_t)bits - 1;
+    }
+    int d = (int)o->direction_bits, n = (int)o->norm_bits;
     if (d < 1)
-        return kvant_fail(error, KVANT_ERR_SPEC, "split=%u.%u: a direction takes 1 to %d bits a coordinate",
-                          (unsigned)d, (unsigned)n, KVANT_OCTAHEDRAL_BITS);
-    if ((d + n) / 2 != options->bits)
+        return kvant_fail(error, KVANT_ERR_SPEC, "split=%d.%d: a direction takes 1 to %d bits a coordinate", d, n,
+                          KVANT_OCTAHEDRAL_BITS);
+    if ((d + n) / 2 != (int)bits)
         return kvant_fail(error, KVANT_ERR_SPEC,
-                          "split=%u.%u is not octopus-%u: D + N is 2 x %u or one more, e.g. split=%u.%u",
-                          (unsigned)d, (unsigned)n, (unsigned)options->bits, (unsigned)options->bits,
-                          (unsigned)options->bits + 1, (unsigned)options->bits - 1);
-    options->direction_bits = d;
-    options->norm_bits = n;
+                          "split=%d.%d is not octopus-%u: D + N is 2 x %u or one more, e.g. split=%u.%u", d, n,
+                          (unsigned)bits, (unsigned)bits, (unsigned)bits + 1, (unsigned)bits - 1);
     return KVANT_OK;
 }
 
-static kvant_status read_options(octopus_options *options, kvant_spec *spec, const kvant_error *error)
+static kvant_status build(kvant_codec *codec, const octopus_options *options, kvant_sketch sketch, uint32_t name_bits,
+                          uint64_t seed, const kvant_error *error)
 {
-    KVANT_FORWARD(kvant_spec_bits(spec, 1, MAX_BITS, &options->bits, error));
-    KVANT_FORWARD(read_split(options, spec, error));
-    options->rounding = KVANT_ROUND_3X3;
-    KVANT_FORWARD(kvant_spec_choice(spec, "round", rounding_names, &options->rounding, error));
-    KVANT_FORWARD(kvant_qjl_read(spec, &options->sketch, error));
-    options->scale = -1;
-    KVANT_FORWARD(kvant_spec_choice(spec, "scale", scale_names, &options->scale, error));
-    if (options->scale == 1 && options->sketch != KVANT_SKETCH_NONE)
-        return kvant_fail(error, KVANT_ERR_SPEC,
-                          "scale=unbiased and qjl exclude each other: the sketch removes the bias of scale=norm");
-    if (options->scale < 0)
-        options->scale = options->sketch == KVANT_SKETCH_NONE;
-    return KVANT_OK;
-}
-
-static kvant_status build(kvant_codec *codec, const octopus_options *options, const kvant_error *error)
-{
-    uint32_t d = codec->info.head_dim, bits = 2 * options->direction_bits + options->norm_bits;
-    size_t matrix = kvant_qjl_matrix_floats(options->sketch, d) * sizeof(float);
+    uint32_t d = codec->info.head_dim, bits = 2 * (uint32_t)options->direction_bits + (uint32_t)options->norm_bits;
+    size_t matrix = kvant_qjl_matrix_floats(sketch, d) * sizeof(float);
     KVANT_FORWARD(kvant_codec_alloc_state(codec, sizeof(octopus) + matrix, error));
     octopus *o = codec->state;
-    octopus_book_init(&o->book, d, options->direction_bits, options->norm_bits);
-    o->book.triplets.rounding = (kvant_triplet_rounding)options->rounding;
-    o->book.unbiased = options->scale == 1;
+    octopus_book_init(&o->book, d, (uint32_t)options->direction_bits, (uint32_t)options->norm_bits);
+    o->book.triplets.rounding = (kvant_triplet_rounding)options->round;
+    o->book.unbiased = options->scale == KVANT_SCALE_UNBIASED;
     codec->quantizer = &octopus_quantizer;
     kvant_layout_init(&codec->layout, codec->info.role, d, 1); /* tells unpacked tiles their order */
     if (codec->info.role == KVANT_ROLE_V)
         place_values(codec);
     kvant_chunk_layout_init(&o->layout, codec->info.role, o->book.n_triplets, bits);
     size_t scales = KVANT_PAGE_TOKENS * sizeof(uint16_t);
-    if (options->sketch == KVANT_SKETCH_NONE) {
+    if (sketch == KVANT_SKETCH_NONE) {
         kvant_codec_set_page(codec, bits, o->layout.code_bytes, scales);
     } else {
-        KVANT_FORWARD(kvant_qjl_init(&o->qjl, options->sketch, d, options->seed, o->matrix, error));
+        KVANT_FORWARD(kvant_qjl_init(&o->qjl, sketch, d, seed, o->matrix, error));
         kvant_qjl_set_page(&o->qjl, codec, bits, o->layout.code_bytes, scales);
     }
-    codec->info.nominal_bits = options->bits;
+    codec->info.nominal_bits = name_bits;
     return KVANT_OK;
 }
 
@@ -210,35 +201,33 @@ static kvant_status offer_codes(kvant_codec *codec, const kvant_error *error)
     return status;
 }
 
-static kvant_status create_octopus(kvant_codec *codec, kvant_spec *spec, const kvant_site *site,
-                                   const kvant_error *error)
+static kvant_status create_octopus(kvant_codec *codec, const kvant_request *request, const kvant_error *error)
 {
-    uint32_t d = codec->info.head_dim;
-    octopus_options options = { .seed = site->seed };
-    KVANT_FORWARD(read_options(&options, spec, error));
+    const uint32_t d = codec->info.head_dim;
+    const uint64_t seed = request->site->seed;
+    const kvant_transform_defaults defaults = kvant_transform_random(d);
+    octopus_options o = *(const octopus_options *)request->options;
+    kvant_sketch sketch;
+    uint32_t bits;
+    KVANT_FORWARD(kvant_spec_bits(request->spec, 1, MAX_BITS, &bits, error));
+    KVANT_FORWARD(resolve_split(&o, bits, error));
+    KVANT_FORWARD(kvant_qjl_resolve(o.qjl, &o.sketch, &o.scale, &sketch, error));
     if (d < 6)
         return kvant_fail(error, KVANT_ERR_UNSUPPORTED, "octopus needs head_dim 6 or more, not %u", (unsigned)d);
-    /* A Hadamard matrix of full size exists for powers of two; other head_dims get a dense rotation. */
-    kvant_transform_defaults defaults = { (d & (d - 1)) == 0 ? KVANT_ROTATE_HADAMARD : KVANT_ROTATE_DENSE,
-                                          KVANT_MAX_HEAD_DIM, true };
-    KVANT_FORWARD(kvant_transform_create(&codec->transform, spec, &defaults, d, site->seed, error));
-    snprintf(codec->spec, sizeof codec->spec, "%s-%u:split=%u.%u,round=%s,scale=%s", spec->name,
-             (unsigned)options.bits, (unsigned)options.direction_bits, (unsigned)options.norm_bits,
-             rounding_names[options.rounding], scale_names[options.scale]);
-    KVANT_FORWARD(build(codec, &options, error));
-    if (options.sketch == KVANT_SKETCH_NONE) {
-        set_view(codec); /* of codes with a sketch beside them there is none */
-        KVANT_FORWARD(offer_codes(codec, error));
-    } else {
-        kvant_qjl_describe(&octopus_of(codec)->qjl, codec->spec, sizeof codec->spec);
-    }
-    kvant_transform_describe(&codec->transform, codec->spec, sizeof codec->spec);
-    return KVANT_OK;
+    KVANT_FORWARD(kvant_transform_create(&codec->transform, request->common, &defaults, d, seed, error));
+    kvant_codec_describe(codec, table, &o, "octopus-%u", (unsigned)bits);
+    KVANT_FORWARD(build(codec, &o, sketch, bits, seed, error));
+    codec->takes_seed = sketch != KVANT_SKETCH_NONE;
+    if (sketch != KVANT_SKETCH_NONE)
+        return KVANT_OK; /* of codes with a sketch beside them there is no view */
+    set_view(codec);
+    return offer_codes(codec, error);
 }
 
-const kvant_family kvant_family_octopus = {
-    { sizeof(kvant_codec_family), "octopus", "1 2 3 4 5",
-      "round=scalar|2x2|3x3|full split=D.N scale=norm|unbiased " KVANT_QJL_OPTIONS, KVANT_TRANSFORM_OPTIONS,
-      "OCTOPUS, sections 3.1-3.6", "random rotation, then triplets as octahedral direction and norm" },
-    create_octopus
-};
+const kvant_family kvant_family_octopus = { "octopus",
+                                            "1 2 3 4 5",
+                                            "OCTOPUS, sections 3.1-3.6",
+                                            "random rotation, then triplets as octahedral direction and norm",
+                                            table,
+                                            kvant_common_options,
+                                            create_octopus };

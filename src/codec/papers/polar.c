@@ -5,7 +5,6 @@
  * Angles are never computed: whether one exceeds a threshold is the sign of a cross product. Levels of the
  * recursion are arrays, so that each is one loop. */
 #include <math.h>
-#include <stdio.h>
 #include <string.h>
 
 #include "../../base/half.h"
@@ -186,36 +185,41 @@ static void fill_levels(polar *p, uint32_t d)
     }
 }
 
-static kvant_status create_polar(kvant_codec *codec, kvant_spec *spec, const kvant_site *site,
-                                 const kvant_error *error)
+typedef struct polar_options {
+    int32_t scale;
+} polar_options;
+
+static const kvant_option table[] = { KVANT_SCALE_OPTION(polar_options, KVANT_SCALE_UNBIASED), { .key = NULL } };
+
+static kvant_status create_polar(kvant_codec *codec, const kvant_request *request, const kvant_error *error)
 {
-    static const char *const scale_names[] = { "norm", "unbiased", NULL };
-    uint32_t d = codec->info.head_dim, bits;
-    int scale = 1;
-    KVANT_FORWARD(kvant_spec_bits(spec, KVANT_POLAR_MIN_BITS, KVANT_POLAR_MAX_BITS, &bits, error));
-    KVANT_FORWARD(kvant_spec_choice(spec, "scale", scale_names, &scale, error));
+    const polar_options *o = request->options;
+    const uint32_t d = codec->info.head_dim;
+    const kvant_transform_defaults defaults = kvant_transform_random(d);
+    uint32_t bits;
+    KVANT_FORWARD(kvant_spec_bits(request->spec, KVANT_POLAR_MIN_BITS, KVANT_POLAR_MAX_BITS, &bits, error));
     if (d < 2 || d % 2 != 0)
         return kvant_fail(error, KVANT_ERR_UNSUPPORTED, "polar joins channels in pairs: head_dim %u is not even",
                           (unsigned)d);
-    kvant_transform_defaults defaults = { (d & (d - 1)) == 0 ? KVANT_ROTATE_HADAMARD : KVANT_ROTATE_DENSE,
-                                          KVANT_MAX_HEAD_DIM, true };
-    KVANT_FORWARD(kvant_transform_create(&codec->transform, spec, &defaults, d, site->seed, error));
+    KVANT_FORWARD(
+        kvant_transform_create(&codec->transform, request->common, &defaults, d, request->site->seed, error));
     KVANT_FORWARD(kvant_codec_alloc_state(codec, sizeof(polar), error));
     polar *p = codec->state;
     p->bits = bits;
-    p->unbiased = scale == 1;
+    p->unbiased = o->scale == KVANT_SCALE_UNBIASED;
     p->sqrt_dim = (float)sqrt((double)d);
     p->inverse_sqrt_dim = (float)(1 / sqrt((double)d));
     fill_levels(p, d);
     codec->quantizer = &polar_quantizer;
     kvant_codec_set_sizes(codec, bits, KVANT_PAGE_TOKENS, 0);
-    snprintf(codec->spec, sizeof codec->spec, "%s-%u:scale=%s", spec->name, (unsigned)bits, scale_names[scale]);
-    kvant_transform_describe(&codec->transform, codec->spec, sizeof codec->spec);
+    kvant_codec_describe(codec, table, o, "polar-%u", (unsigned)bits);
     return KVANT_OK;
 }
 
-const kvant_family kvant_family_polar = { { sizeof(kvant_codec_family), "polar", "2 3 4", "scale=norm|unbiased",
-                                            KVANT_TRANSFORM_OPTIONS,
-                                            "PolarQuant, as compared in OCTOPUS, section 4",
-                                            "random rotation, then angles of recursive polar coordinates" },
+const kvant_family kvant_family_polar = { "polar",
+                                          "2 3 4",
+                                          "PolarQuant, as compared in OCTOPUS, section 4",
+                                          "random rotation, then angles of recursive polar coordinates",
+                                          table,
+                                          kvant_common_options,
                                           create_polar };

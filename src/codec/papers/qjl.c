@@ -13,17 +13,21 @@
 
 #define SQRT_HALF_PI 1.2533141373155003f
 
-static const char *const sketch_names[] = { "hadamard", "gaussian", NULL };
+const char *const kvant_sketch_names[] = { "hadamard", "gaussian", NULL };
 
-kvant_status kvant_qjl_read(kvant_spec *spec, kvant_sketch *sketch, const kvant_error *error)
+kvant_status kvant_qjl_resolve(int32_t qjl, int32_t *option, int32_t *scale, kvant_sketch *sketch,
+                               const kvant_error *error)
 {
-    bool wanted;
-    int kind = -1;
-    KVANT_FORWARD(kvant_spec_flag(spec, "qjl", &wanted, error));
-    KVANT_FORWARD(kvant_spec_choice(spec, "sketch", sketch_names, &kind, error));
-    if (kind >= 0 && !wanted)
-        return kvant_fail(error, KVANT_ERR_SPEC, "sketch=%s needs the option qjl", sketch_names[kind]);
-    *sketch = !wanted ? KVANT_SKETCH_NONE : kind == 1 ? KVANT_SKETCH_GAUSSIAN : KVANT_SKETCH_HADAMARD;
+    if (*option != KVANT_OPTION_ABSENT && !qjl)
+        return kvant_fail(error, KVANT_ERR_SPEC, "sketch=%s needs the option qjl", kvant_sketch_names[*option]);
+    if (qjl && *scale == KVANT_SCALE_UNBIASED)
+        return kvant_fail(error, KVANT_ERR_SPEC,
+                          "scale=unbiased and qjl exclude each other: the sketch removes the bias of scale=norm");
+    if (*scale == KVANT_OPTION_ABSENT)
+        *scale = qjl ? KVANT_SCALE_NORM : KVANT_SCALE_UNBIASED;
+    if (qjl && *option == KVANT_OPTION_ABSENT)
+        *option = 0;
+    *sketch = !qjl ? KVANT_SKETCH_NONE : *option == 1 ? KVANT_SKETCH_GAUSSIAN : KVANT_SKETCH_HADAMARD;
     return KVANT_OK;
 }
 
@@ -94,9 +98,4 @@ void kvant_qjl_add(const kvant_qjl *qjl, const kvant_kernels *kernels, const voi
     kvant_transform_inverse(&qjl->projection, kernels, NULL, estimate, sum);
     for (uint32_t j = 0; j < qjl->projection.head_dim; j++)
         y[j] += scale * sum[j];
-}
-
-void kvant_qjl_describe(const kvant_qjl *qjl, char *text, size_t size)
-{
-    kvant_append(text, size, ",qjl,sketch=%s", sketch_names[qjl->sketch == KVANT_SKETCH_GAUSSIAN]);
 }

@@ -10,7 +10,14 @@
 
 #include "../codec_internal.h"
 
-#define KVANT_QJL_OPTIONS "qjl sketch=hadamard|gaussian"
+/* The options qjl and sketch of a struct that has both. */
+#define KVANT_QJL_OPTIONS(type)                                                                                    \
+    { "qjl", KVANT_OPTION_FLAG, NULL, 0, 0, 0, offsetof(type, qjl), "a sketch of one bit of what codes leave" },    \
+    {                                                                                                              \
+        "sketch", KVANT_OPTION_CHOICE, kvant_sketch_names, 0, 0, KVANT_OPTION_ABSENT, offsetof(type, sketch),      \
+            "projection of the sketch"                                                                             \
+    }
+extern const char *const kvant_sketch_names[];
 
 typedef enum kvant_sketch {
     KVANT_SKETCH_NONE = 0,
@@ -26,8 +33,10 @@ typedef struct kvant_qjl {
     float inverse_sqrt_dim;
 } kvant_qjl;
 
-/* Reads `qjl` and `sketch`; KVANT_SKETCH_NONE without qjl. */
-kvant_status kvant_qjl_read(kvant_spec *spec, kvant_sketch *sketch, const kvant_error *error);
+/* The sketch that the options ask for, KVANT_SKETCH_NONE without qjl. Fills in *scale and *option where they are
+ * absent: a sketch goes with scale=norm, whose bias it removes. */
+kvant_status kvant_qjl_resolve(int32_t qjl, int32_t *option, int32_t *scale, kvant_sketch *sketch,
+                               const kvant_error *error);
 
 /* Floats that the projection's matrix needs; they belong to the family's state, behind its struct. */
 size_t kvant_qjl_matrix_floats(kvant_sketch sketch, uint32_t head_dim);
@@ -52,8 +61,5 @@ void kvant_qjl_encode(const kvant_qjl *qjl, const kvant_kernels *kernels, const 
 /* y += the residual's estimate. */
 void kvant_qjl_add(const kvant_qjl *qjl, const kvant_kernels *kernels, const void *page, uint32_t token,
                    float *y);
-
-/* Appends ",qjl,sketch=..." to a canonical spec. */
-void kvant_qjl_describe(const kvant_qjl *qjl, char *text, size_t size);
 
 #endif

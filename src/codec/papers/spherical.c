@@ -6,7 +6,6 @@
  * its decoder needs; here that length is a constant share of the radius, the best one for uniformly
  * distributed directions. */
 #include <math.h>
-#include <stdio.h>
 
 #include "../../base/random.h"
 #include "../../math/quaternion.h"
@@ -116,28 +115,31 @@ static void fill_tables(kvant_direction *direction, uint32_t n_signs, uint64_t s
     }
 }
 
-static kvant_status create_spherical(kvant_codec *codec, kvant_spec *spec, const kvant_site *site,
-                                     const kvant_error *error)
+static const kvant_option table[] = { KVANT_SCALE_OPTION(kvant_direction_options, KVANT_SCALE_NORM),
+                                      { .key = NULL } };
+
+static kvant_status create_spherical(kvant_codec *codec, const kvant_request *request, const kvant_error *error)
 {
     static const kvant_direction_field fields[2] = { { "r", 2, 8 }, { "jl", 0, MAX_SIGNS } };
     uint32_t numbers[2] = { 4, 4 };
-    KVANT_FORWARD(kvant_direction_variant(spec, fields, numbers, error));
+    kvant_direction_options o = *(const kvant_direction_options *)request->options;
+    o.med = o.slots = KVANT_OPTION_ABSENT; /* no outliers here */
+    KVANT_FORWARD(kvant_direction_variant(request->spec, fields, numbers, error));
     const kvant_direction_shape shape = { .n_codewords = KVANT_HURWITZ_UNITS << numbers[1],
                                           .radius_bits = numbers[0],
                                           .code_bits = log2(KVANT_HURWITZ_UNITS) + numbers[0] + numbers[1],
                                           .table_floats = (size_t)4 * MAX_SIGNS,
                                           .search = search };
-    KVANT_FORWARD(kvant_direction_create(codec, spec, site, &shape, error));
-    fill_tables(codec->state, numbers[1], site->seed);
-    KVANT_FORWARD(kvant_direction_offer_codes(codec, error));
-    snprintf(codec->spec, sizeof codec->spec, "%s-r%ujl%u:", spec->name, (unsigned)numbers[0],
-             (unsigned)numbers[1]);
-    kvant_direction_describe(codec, codec->spec, sizeof codec->spec);
-    return KVANT_OK;
+    KVANT_FORWARD(kvant_direction_create(codec, request, &o, &shape, error));
+    fill_tables(codec->state, numbers[1], request->site->seed);
+    kvant_codec_describe(codec, table, &o, "spherical-r%ujl%u", (unsigned)numbers[0], (unsigned)numbers[1]);
+    return kvant_direction_offer_codes(codec, error);
 }
 
-const kvant_family kvant_family_spherical = {
-    { sizeof(kvant_codec_family), "spherical", "r4jl4", KVANT_DIRECTION_OPTIONS, KVANT_TRANSFORM_OPTIONS,
-      "HQMQ, baseline of section 4", "4-channel chunks: Hurwitz unit, signs of the remainder, radius" },
-    create_spherical
-};
+const kvant_family kvant_family_spherical = { "spherical",
+                                              "r4jl4",
+                                              "HQMQ, baseline of section 4",
+                                              "4-channel chunks: Hurwitz unit, signs of the remainder, radius",
+                                              table,
+                                              kvant_common_options,
+                                              create_spherical };

@@ -7,6 +7,7 @@
 
 #include "../../base/half.h"
 #include "../turboquant.h"
+#include "qjl.h"
 
 typedef struct sketched {
     kvant_codebook book; /* bits is 0 when there is no first stage */
@@ -76,21 +77,20 @@ static void sketched_decode(const kvant_codec *codec, const kvant_kernels *kerne
 static const kvant_quantizer sketched_quantizer = { sketched_check, sketched_encode, sketched_decode,
                                                     kvant_unpack_decoded };
 
-kvant_status turboquant_create_sketched(kvant_codec *codec, const turboquant_options *options,
+kvant_status turboquant_create_sketched(kvant_codec *codec, const turboquant_variant *variant,
                                         const kvant_error *error)
 {
-    uint32_t d = codec->info.head_dim, first = options->bits - 1;
-    size_t matrix = kvant_qjl_matrix_floats(options->sketch, d) * sizeof(float);
+    uint32_t d = codec->info.head_dim, first = variant->bits - 1;
+    size_t matrix = kvant_qjl_matrix_floats((kvant_sketch)variant->sketch, d) * sizeof(float);
     KVANT_FORWARD(kvant_codec_alloc_state(codec, sizeof(sketched) + matrix, error));
     sketched *s = codec->state;
     if (first)
         kvant_codebook_init(&s->book, d, first);
-    KVANT_FORWARD(kvant_qjl_init(&s->qjl, options->sketch, d, options->seed, s->matrix, error));
+    KVANT_FORWARD(kvant_qjl_init(&s->qjl, (kvant_sketch)variant->sketch, d, variant->seed, s->matrix, error));
     codec->quantizer = &sketched_quantizer;
     /* Without a first stage the layout still tells unpacked tiles their order. */
     kvant_layout_init(&codec->layout, codec->info.role, d, first ? first : 1);
     kvant_qjl_set_page(&s->qjl, codec, first, first ? codec->layout.code_bytes : 0,
                        first ? KVANT_PAGE_TOKENS * sizeof(uint16_t) : 0);
-    kvant_qjl_describe(&s->qjl, codec->spec, sizeof codec->spec);
     return KVANT_OK;
 }

@@ -149,7 +149,7 @@ static void tiers_decode(const kvant_codec *codec, const kvant_kernels *kernels,
 static const kvant_quantizer tiers_quantizer = { tiers_check, tiers_encode, tiers_decode, kvant_unpack_decoded };
 
 /* Sizes and places of everything in the page: codes of both tiers, then their scales, then the mask. */
-static void set_page(tiers *s, kvant_codec *codec, const turboquant_options *options)
+static void set_page(tiers *s, kvant_codec *codec, const turboquant_variant *variant)
 {
     uint32_t d = codec->info.head_dim;
     size_t code_bytes = 0, scale_bytes = KVANT_PAGE_TOKENS * sizeof(uint16_t);
@@ -159,37 +159,37 @@ static void set_page(tiers *s, kvant_codec *codec, const turboquant_options *opt
         at->codes_offset = code_bytes;
         code_bytes += at->layout.code_bytes;
     }
-    kvant_codec_set_page(codec, options->bits, code_bytes, 2 * scale_bytes + (d + 31) / 32 * sizeof(uint32_t));
+    kvant_codec_set_page(codec, variant->bits, code_bytes, 2 * scale_bytes + (d + 31) / 32 * sizeof(uint32_t));
     s->tier[0].scales_offset = codec->info.metadata_offset;
     s->tier[1].scales_offset = codec->info.metadata_offset + scale_bytes;
     s->mask_offset = codec->info.metadata_offset + 2 * scale_bytes;
-    codec->info.nominal_bits = options->bits + 0.5;
+    codec->info.nominal_bits = variant->bits + 0.5;
     codec->info.block_tokens = KVANT_PAGE_TOKENS;
-    kvant_layout_init(&codec->layout, codec->info.role, d, options->bits); /* the order of unpacked tiles */
+    kvant_layout_init(&codec->layout, codec->info.role, d, variant->bits); /* the order of unpacked tiles */
 }
 
-kvant_status turboquant_create_tiers(kvant_codec *codec, const turboquant_options *options,
+kvant_status turboquant_create_tiers(kvant_codec *codec, const turboquant_variant *variant,
                                      const kvant_error *error)
 {
     uint32_t d = codec->info.head_dim, dims[2] = { d / 4, d - d / 4 };
     if (d < 16)
         return kvant_fail(error, KVANT_ERR_UNSUPPORTED, "turboquant-%u.5 needs head_dim 16 or more, not %u",
-                          (unsigned)options->bits, (unsigned)d);
+                          (unsigned)variant->bits, (unsigned)d);
     size_t floats[2] = { kvant_transform_matrix_floats(dims[0]), kvant_transform_matrix_floats(dims[1]) };
     KVANT_FORWARD(kvant_codec_alloc_state(codec, sizeof(tiers) + (floats[0] + floats[1]) * sizeof(float), error));
     tiers *s = codec->state;
     for (uint32_t k = 0; k < 2; k++) {
         tier *at = &s->tier[k];
         at->first = k ? dims[0] : 0;
-        kvant_codebook_init(&at->book, dims[k], options->bits + 1 - k);
-        at->book.unbiased = options->unbiased;
+        kvant_codebook_init(&at->book, dims[k], variant->bits + 1 - k);
+        at->book.unbiased = variant->unbiased;
         kvant_status status = kvant_transform_init_inner(
-            &at->rotation, dims[k], kvant_derived_seed(options->seed, 2 + k), s->matrix + (k ? floats[0] : 0));
+            &at->rotation, dims[k], kvant_derived_seed(variant->seed, 2 + k), s->matrix + (k ? floats[0] : 0));
         if (status != KVANT_OK)
             return kvant_fail(error, status, "no memory for a rotation of %u x %u", (unsigned)dims[k],
                               (unsigned)dims[k]);
     }
     codec->quantizer = &tiers_quantizer;
-    set_page(s, codec, options);
+    set_page(s, codec, variant);
     return KVANT_OK;
 }

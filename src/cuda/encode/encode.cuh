@@ -199,8 +199,8 @@ __device__ __forceinline__ void turn(float (&y)[Lanes<D>::NUMBERS], const float 
     }
 }
 
-/* The rows of the warp times a matrix, as combine_rows in rotate.cuh: from one tile a lane to a few channels of every tile.
- * Lanes of all rows read the same numbers of the matrix. */
+/* The rows of the warp times a matrix, as combine_rows in rotate.cuh: from one tile a lane to a few
+ * channels of every tile. Lanes of all rows read the same numbers of the matrix. */
 template <int D>
 __device__ __noinline__ void combine_rows_of_warp(float (&y)[Lanes<D>::NUMBERS], const float (&x)[16],
                                                   const float *m, float *space, int lane)

@@ -1,7 +1,8 @@
 /* queries.cu - queries through the matrix of transform=file: q times (R W^-1)^T.
  *
- * A block of threads takes up to 8 query heads of one kv head and one sequence. A thread has one channel and a quarter of
- * the matrix's rows, so that all of its loads are under way at once; quarters are added in their order. */
+ * A block of threads takes up to 8 query heads of one kv head and one sequence. A thread has one channel
+ * and a quarter of the matrix's rows, so that all of its loads are under way at once; quarters are added in
+ * their order. */
 #include "../launch.h"
 #include "../rotate.cuh"
 #include "queries.h"

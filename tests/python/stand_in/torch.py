@@ -1,4 +1,4 @@
-"""A stand-in for PyTorch in tests without it: tensors of shapes, strides, dtypes and devices, with host memory behind them."""
+"""A stand-in for PyTorch in tests without it: tensors of shapes, strides, dtypes and devices, without memory."""
 
 import contextlib
 import types

@@ -1,0 +1,58 @@
+/* common.c - see common.h. */
+#include "common.h"
+
+#define MAX_KEPT 65536u
+
+static const char *const rotate_names[] = { "none", "hadamard", "dense", NULL }; /* kvant_rotate */
+static const char *const sign_names[] = { "none", "seed", NULL };
+static const char *const weighting_names[] = { "none", "diagonal", "file", NULL };
+static const char *const place_names[] = { "none", "first", "file", NULL }; /* kvant_center, kvant_norm */
+
+#define CHOICE(name, words, text)                                                                                  \
+    { #name, KVANT_OPTION_CHOICE, words, 0, 0, KVANT_OPTION_ABSENT, offsetof(kvant_common, name), text }
+#define NUMBER(name, least, most, text)                                                                            \
+    { #name, KVANT_OPTION_NUMBER, NULL, least, most, KVANT_OPTION_ABSENT, offsetof(kvant_common, name), text }
+
+#define ROTATION                                                                                                   \
+    CHOICE(rotate, rotate_names, "rotation of rows before they are quantised"),                                    \
+        NUMBER(block, 1, KVANT_MAX_HEAD_DIM, "size of Hadamard blocks, a power of two"),                           \
+        CHOICE(signs, sign_names, "signs of channels before a Hadamard rotation")
+#define KEPT                                                                                                       \
+    NUMBER(sink, 0, MAX_KEPT, "first tokens that stay fp16"),                                                      \
+        NUMBER(recent, 0, MAX_KEPT, "newest tokens that stay fp16"),                                               \
+    {                                                                                                              \
+        "seed", KVANT_OPTION_SEED, NULL, 0, 0, 0, offsetof(kvant_common, seed), "of random signs and matrices"     \
+    }
+
+const kvant_option kvant_common_options[] = {
+    ROTATION,
+    CHOICE(transform, weighting_names, "matrix of a calibration on keys"),
+    { "feedback", KVANT_OPTION_FLAG, NULL, 0, 0, 0, offsetof(kvant_common, feedback),
+      "steer rounding errors away from what queries read; with transform=file" },
+    CHOICE(center, place_names, "where the centre per channel comes from"),
+    CHOICE(norm, place_names, "where the scale per channel comes from"),
+    KEPT,
+    { .key = NULL },
+};
+
+const kvant_option kvant_common_options_uncentred[] = { ROTATION, KEPT, { .key = NULL } };
+
+/* What of the options describe prints: an option that is 0 without a preset is no part of the canonical form. */
+static int32_t apply(int32_t asked, uint32_t preset, int32_t *shown)
+{
+    int32_t value = asked == KVANT_OPTION_ABSENT ? (int32_t)preset : asked;
+    *shown = value || preset ? value : KVANT_OPTION_ABSENT;
+    return value;
+}
+
+void kvant_common_apply(const kvant_common *common, kvant_codec_info *info, bool seeded, char *text, size_t size)
+{
+    kvant_common shown = KVANT_COMMON_NONE(seeded ? common->seed : 0);
+    info->center = (kvant_center)apply(common->center, info->center, &shown.center);
+    info->norm = (kvant_norm)apply(common->norm, info->norm, &shown.norm);
+    if (info->center != KVANT_CENTER_NONE && info->sink_tokens < KVANT_CENTER_SINK)
+        info->sink_tokens = KVANT_CENTER_SINK;
+    info->sink_tokens = (uint32_t)apply(common->sink, info->sink_tokens, &shown.sink);
+    info->recent_tokens = (uint32_t)apply(common->recent, info->recent_tokens, &shown.recent);
+    kvant_options_describe(kvant_common_options, &shown, text, size);
+}

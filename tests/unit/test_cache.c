@@ -1,0 +1,296 @@
+/* test_cache.c - sequences of a whole model: what they attend to, forks, truncation, dropped blocks, stores, errors. */
+#include "testing.h"
+
+#include <kvant/cache.h>
+
+#include "../attention_reference.h"
+
+enum { LAYERS = 3, HEADS = 4, KV_HEADS = 2, DIM = 32, WIDTH = KV_HEADS * DIM, Q_WIDTH = HEADS * DIM, MOST = 512 };
+
+/* A cache beside plain copies of what each sequence holds. */
+typedef struct model {
+    kvant_cache *cache;
+    float *k[8][LAYERS], *v[8][LAYERS];
+    uint64_t rng;
+} model;
+
+static kvant_cache_params params_of(const char *k, const char *v)
+{
+    kvant_cache_params params = KVANT_CACHE_PARAMS;
+    params.n_layers = LAYERS, params.n_heads = HEADS, params.n_kv_heads = KV_HEADS, params.head_dim = DIM;
+    params.max_tokens = MOST, params.max_sequences = 8, params.n_threads = 2;
+    params.k = k, params.v = v;
+    return params;
+}
+
+static model make(const char *k, const char *v)
+{
+    model m = { .rng = 1234 };
+    kvant_cache_params params = params_of(k, v);
+    if (kvant_cache_create(&params, &m.cache) != KVANT_OK)
+        fail_msg("%s", kvant_error_message());
+    for (int s = 0; s < 8; s++)
+        for (int layer = 0; layer < LAYERS; layer++) {
+            m.k[s][layer] = calloc(MOST * WIDTH, sizeof(float));
+            m.v[s][layer] = calloc(MOST * WIDTH, sizeof(float));
+        }
+    return m;
+}
+
+static void drop(model *m)
+{
+    kvant_cache_free(&m->cache);
+    assert_null(m->cache);
+    for (int s = 0; s < 8; s++)
+        for (int layer = 0; layer < LAYERS; layer++) {
+            free(m->k[s][layer]);
+            free(m->v[s][layer]);
+        }
+}
+
+static void append(model *m, int32_t s, uint32_t n)
+{
+    for (uint32_t layer = 0; layer < LAYERS; layer++) {
+        uint32_t at = kvant_sequence_length(m->cache, s, layer);
+        float *k = m->k[s][layer] + (size_t)at * WIDTH, *v = m->v[s][layer] + (size_t)at * WIDTH;
+        fill_normal(k, (size_t)n * WIDTH, &m->rng);
+        fill_normal(v, (size_t)n * WIDTH, &m->rng);
+        if (kvant_cache_append(m->cache, layer, s, k, v, n) != KVANT_OK)
+            fail_msg("%s", kvant_error_message());
+        assert_int_equal(kvant_sequence_length(m->cache, s, layer), at + n);
+    }
+}
+
+static void copy_rows(model *m, int32_t from, int32_t to)
+{
+    for (int layer = 0; layer < LAYERS; layer++) {
+        memcpy(m->k[to][layer], m->k[from][layer], MOST * WIDTH * sizeof(float));
+        memcpy(m->v[to][layer], m->v[from][layer], MOST * WIDTH * sizeof(float));
+    }
+}
+
+/* Root mean square error of attention of the newest n tokens, against what was appended. first: tokens before it are hidden. */
+static double error_of(model *m, int32_t s, uint32_t n, uint32_t first)
+{
+    float q[8 * Q_WIDTH], out[8 * Q_WIDTH];
+    double weights[MOST], want[DIM], error = 0;
+    for (uint32_t layer = 0; layer < LAYERS; layer++) {
+        uint32_t length = kvant_sequence_length(m->cache, s, layer);
+        fill_normal(q, COUNT(q), &m->rng);
+        assert_int_equal(kvant_cache_attend(m->cache, layer, s, q, out, n), KVANT_OK);
+        for (uint32_t t = 0; t < n; t++)
+            for (uint32_t h = 0; h < HEADS; h++) {
+                size_t head = (size_t)(h / (HEADS / KV_HEADS)) * DIM;
+                reference_row row = { .q = q + t * Q_WIDTH + h * DIM,
+                                      .keys = m->k[s][layer] + (size_t)first * WIDTH + head,
+                                      .values = m->v[s][layer] + (size_t)first * WIDTH + head,
+                                      .key_stride = WIDTH,
+                                      .value_stride = WIDTH,
+                                      .n_cells = length - n + t + 1 - first,
+                                      .k_dim = DIM,
+                                      .v_dim = DIM,
+                                      .scale = 1 / sqrt(DIM) };
+                reference_attention(&row, weights, want);
+                for (uint32_t i = 0; i < DIM; i++)
+                    error += pow(out[t * Q_WIDTH + h * DIM + i] - want[i], 2) / (LAYERS * n * HEADS * DIM);
+            }
+    }
+    return sqrt(error);
+}
+
+/* Attention in binary32 over at most 512 tokens with values of order 1: far below 1e-5. */
+#define EXACT 1e-5
+
+static void attends_to_what_was_appended(void **state)
+{
+    (void)state;
+    model m = make("f32", NULL);
+    int32_t s = kvant_sequence_create(m.cache);
+    assert_int_equal(s, 0);
+    for (uint32_t n = 1; n <= 8; n++) {
+        append(&m, s, n == 8 ? 200 : n);
+        assert_true(error_of(&m, s, n, 0) < EXACT);
+    }
+    drop(&m);
+}
+
+static void presets_work_without_a_word(void **state)
+{
+    (void)state;
+    model m = make(NULL, NULL);
+    int32_t s = kvant_sequence_create(m.cache);
+    for (int i = 0; i < 5; i++) {
+        append(&m, s, 67);
+        append(&m, s, 1);
+    }
+    double error = error_of(&m, s, 8, 0);
+    kvant_cache_info info = { .size = sizeof info };
+    assert_int_equal(kvant_cache_get_info(m.cache, &info), KVANT_OK);
+    /* Outputs average some hundred values of variance 1; 4 bits of a trellis err by 0.0051 of a value's variance, and by as much of a
+     * score's part. An output's error stays below a tenth of a value's standard deviation. */
+    assert_true(error > 1e-4 && error < 0.1);
+    assert_string_equal(info.v, "trellis-4");
+    assert_true(info.bytes < info.f16_bytes && info.bytes == kvant_cache_bytes(m.cache));
+    assert_true(info.true_bits > 4 && info.true_bits < 4.6);
+    drop(&m);
+}
+
+static void forks_share_until_they_differ(void **state)
+{
+    (void)state;
+    static const char *const specs[] = { "f32", "int-8", "int-8:recent=70", "trellis-4:center=first,norm=first" };
+    for (size_t i = 0; i < COUNT(specs); i++) {
+        model m = make(specs[i], NULL), alone = make(specs[i], NULL);
+        kvant_cache_info before = { .size = sizeof before }, after = before;
+        int32_t a = kvant_sequence_create(m.cache);
+        append(&m, a, 150);
+        kvant_cache_get_info(m.cache, &before);
+        int32_t b = kvant_sequence_fork(m.cache, a);
+        assert_int_equal(b, 1);
+        copy_rows(&m, a, b);
+        kvant_cache_get_info(m.cache, &after);
+        assert_int_equal(after.n_free_blocks, before.n_free_blocks); /* nothing was copied */
+        append(&m, b, 10);
+        kvant_cache_get_info(m.cache, &after);
+        assert_int_equal(after.n_free_blocks, before.n_free_blocks - 1); /* the block that b wrote to was */
+        append(&m, a, 70);
+        double most = i ? 0.1 : EXACT;
+        assert_true(error_of(&m, a, 8, 0) < most && error_of(&m, b, 8, 0) < most);
+        kvant_sequence_free(m.cache, a);
+        assert_true(error_of(&m, b, 8, 0) < most);
+        kvant_sequence_free(m.cache, b);
+        kvant_cache_get_info(m.cache, &after);
+        assert_int_equal(after.n_free_blocks, after.n_blocks);
+        assert_int_equal(after.bytes, 0);
+        drop(&m);
+        drop(&alone);
+    }
+}
+
+static void truncated_tokens_are_gone(void **state)
+{
+    (void)state;
+    model m = make("f32", NULL);
+    int32_t s = kvant_sequence_create(m.cache);
+    append(&m, s, 200);
+    assert_int_equal(kvant_sequence_truncate(m.cache, s, 130), KVANT_OK);
+    append(&m, s, 3);
+    assert_int_equal(kvant_sequence_length(m.cache, s, 2), 133);
+    assert_true(error_of(&m, s, 8, 0) < EXACT);
+    assert_int_equal(kvant_sequence_drop(m.cache, s, 127), KVANT_OK); /* one whole block */
+    assert_true(error_of(&m, s, 2, 64) < EXACT);
+    assert_int_equal(kvant_sequence_truncate(m.cache, s, 0), KVANT_OK);
+    append(&m, s, 5);
+    assert_true(error_of(&m, s, 4, 0) < EXACT);
+    assert_int_equal(kvant_sequence_truncate(m.cache, 7, 0), KVANT_ERR_ARGUMENT);
+    drop(&m);
+}
+
+static void blocks_pass_through_a_store(void **state)
+{
+    (void)state;
+    static const char *const specs[] = { "f32", "turboquant-4:center=first,norm=first", "int-4:axis=channel" };
+    for (size_t i = 0; i < COUNT(specs); i++) {
+        model m = make(specs[i], NULL), other = make(specs[i], NULL);
+        int32_t a = kvant_sequence_create(m.cache), b = kvant_sequence_create(other.cache);
+        append(&m, a, 150);
+        for (int layer = 0; layer < LAYERS; layer++) {
+            memcpy(other.k[b][layer], m.k[a][layer], MOST * WIDTH * sizeof(float));
+            memcpy(other.v[b][layer], m.v[a][layer], MOST * WIDTH * sizeof(float));
+        }
+        size_t room = kvant_cache_export_size(m.cache), used;
+        uint8_t *data = malloc(room);
+        for (uint32_t block = 0; block < 3; block++) {
+            assert_int_equal(kvant_sequence_export(m.cache, a, block, data, room, &used), KVANT_OK);
+            assert_true(used <= room);
+            for (size_t cut = 0; cut < used; cut += used / 7 + 1)
+                assert_int_equal(kvant_sequence_import(other.cache, b, data, cut), KVANT_ERR_FORMAT);
+            data[used / 2] ^= 4;
+            assert_int_equal(kvant_sequence_import(other.cache, b, data, used), KVANT_ERR_FORMAT);
+            data[used / 2] ^= 4;
+            assert_int_equal(kvant_sequence_length(other.cache, b, 0), block * 64);
+            assert_int_equal(kvant_sequence_import(other.cache, b, data, used), KVANT_OK);
+        }
+        assert_int_equal(kvant_sequence_length(other.cache, b, 1), 150);
+        assert_int_equal(kvant_sequence_export(m.cache, a, 3, data, room, &used), KVANT_ERR_ARGUMENT);
+        /* The same queries give the same numbers. */
+        other.rng = m.rng;
+        float q[Q_WIDTH], one[Q_WIDTH], two[Q_WIDTH];
+        fill_normal(q, Q_WIDTH, &m.rng);
+        for (uint32_t layer = 0; layer < LAYERS; layer++) {
+            assert_int_equal(kvant_cache_attend(m.cache, layer, a, q, one, 1), KVANT_OK);
+            assert_int_equal(kvant_cache_attend(other.cache, layer, b, q, two, 1), KVANT_OK);
+            assert_memory_equal(one, two, sizeof one);
+        }
+        append(&other, b, 9);
+        assert_true(error_of(&other, b, 8, 0) < (i ? 0.2 : EXACT));
+        free(data);
+        drop(&m);
+        drop(&other);
+    }
+}
+
+static void errors_leave_a_working_cache(void **state)
+{
+    (void)state;
+    model m = make("turboquant-4:center=first,norm=first", NULL);
+    int32_t s = kvant_sequence_create(m.cache);
+    float bad[3 * WIDTH] = { 0 }, good[3 * WIDTH], q[Q_WIDTH] = { 0 }, out[Q_WIDTH];
+    append(&m, s, 100);
+    fill_normal(good, COUNT(good), &m.rng);
+    bad[2 * WIDTH + 3] = NAN;
+    assert_int_equal(kvant_cache_append(m.cache, 0, s, bad, good, 3), KVANT_ERR_NONFINITE);
+    assert_int_equal(kvant_cache_append(m.cache, 0, s, good, bad, 3), KVANT_ERR_NONFINITE);
+    assert_non_null(strstr(kvant_error_message(), "layer 0"));
+    assert_int_equal(kvant_sequence_length(m.cache, s, 0), 100);
+    append(&m, s, 20);
+    assert_true(error_of(&m, s, 8, 0) < 0.2);
+    assert_int_equal(kvant_cache_append(m.cache, LAYERS, s, good, good, 1), KVANT_ERR_ARGUMENT);
+    assert_int_equal(kvant_cache_append(m.cache, 0, 5, good, good, 1), KVANT_ERR_ARGUMENT);
+    assert_int_equal(kvant_cache_append(m.cache, 0, s, NULL, good, 1), KVANT_ERR_ARGUMENT);
+    assert_int_equal(kvant_cache_append(m.cache, 0, s, good, good, MOST), KVANT_ERR_FULL);
+    assert_int_equal(kvant_cache_attend(m.cache, 0, s, q, out, 121), KVANT_ERR_ARGUMENT); /* more queries than tokens */
+    assert_non_null(strstr(kvant_error_message(), "causal"));
+    for (int i = 1; i < 8; i++)
+        assert_int_equal(kvant_sequence_create(m.cache), i);
+    assert_int_equal(kvant_sequence_create(m.cache), -1);
+    assert_int_equal(kvant_sequence_fork(m.cache, 0), -1);
+    drop(&m);
+}
+
+static void parameters_are_checked(void **state)
+{
+    (void)state;
+    kvant_cache *cache;
+    kvant_cache_params params = params_of("f32", NULL);
+    params.device = "abacus";
+    assert_int_equal(kvant_cache_create(&params, &cache), KVANT_ERR_UNSUPPORTED);
+    assert_null(cache);
+    assert_non_null(strstr(kvant_error_message(), "abacus"));
+    params = params_of("no-such-codec", NULL);
+    assert_int_equal(kvant_cache_create(&params, &cache), KVANT_ERR_SPEC);
+    params = params_of("f32", NULL);
+    params.preset = "small";
+    assert_int_equal(kvant_cache_create(&params, &cache), KVANT_ERR_ARGUMENT);
+    params = params_of("f32", NULL);
+    params.n_heads = 3;
+    assert_int_equal(kvant_cache_create(&params, &cache), KVANT_ERR_ARGUMENT);
+    params = params_of("turboquant-4:center=file", NULL);
+    assert_int_equal(kvant_cache_create(&params, &cache), KVANT_ERR_UNSUPPORTED);
+    params.calibration = "/nowhere/at.all";
+    assert_int_equal(kvant_cache_create(&params, &cache), KVANT_ERR_IO);
+    params.size = 8;
+    assert_int_equal(kvant_cache_create(&params, &cache), KVANT_ERR_ARGUMENT);
+    assert_null(cache);
+}
+
+int main(void)
+{
+    const struct CMUnitTest tests[] = {
+        cmocka_unit_test(attends_to_what_was_appended), cmocka_unit_test(presets_work_without_a_word),
+        cmocka_unit_test(forks_share_until_they_differ), cmocka_unit_test(truncated_tokens_are_gone),
+        cmocka_unit_test(blocks_pass_through_a_store),   cmocka_unit_test(errors_leave_a_working_cache),
+        cmocka_unit_test(parameters_are_checked),
+    };
+    return cmocka_run_group_tests(tests, NULL, NULL);
+}

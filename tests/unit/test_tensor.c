@@ -1,0 +1,377 @@
+/* test_tensor.c - a tensor's slots: any order of writes, sequences, clearing, copying, open blocks, given versions, bad input, sizes of
+ * structs. */
+#include "tensor_fixture.h"
+
+static void write_slot(fixture *f, int64_t slot, const float *row)
+{
+    memcpy(f->rows + slot * WIDTH, row, WIDTH * sizeof *row);
+    assert_int_equal(kvant_tensor_write(f->tensor, &slot, 1, row, WIDTH, 1), KVANT_OK);
+}
+
+static void any_order_of_writes(void **state)
+{
+    static const char *const specs[] = { "f32", "int-4", "turboquant-3" };
+    (void)state;
+    for (size_t s = 0; s < COUNT(specs); s++) {
+        uint64_t rng = 21;
+        fixture f = make(specs[s], 2, 4, 0);
+        float row[WIDTH], want[WIDTH];
+        uint64_t written[8] = { 0 };
+        for (int i = 0; i < 3000; i++) {
+            int64_t slot = (int64_t)(test_random(&rng) % 512);
+            fill_normal(row, WIDTH, &rng);
+            write_slot(&f, slot, row);
+            written[slot / 64] |= (uint64_t)1 << slot % 64;
+        }
+        for (uint32_t slot = 0; slot < 512; slot++) {
+            read_slot(&f, slot, row);
+            if (!(written[slot / 64] >> slot % 64 & 1))
+                continue;
+            through_codec(&f, f.rows + (size_t)slot * WIDTH, want);
+            assert_memory_equal(row, want, sizeof row);
+        }
+        for (uint32_t block = 0; block < 8; block++) {
+            assert_true(block_of(&f, block, 1).written == written[block]);
+            assert_int_equal(block_of(&f, block, 1).state, KVANT_BLOCK_SEALED);
+        }
+        drop(&f);
+    }
+}
+
+static void batches_and_threads_write_the_same_bytes(void **state)
+{
+    (void)state;
+    uint64_t rng = 22;
+    fixture one = make("turboquant-4", 1, 8, 0), many = make("turboquant-4", 1, 8, 0);
+    float *rows = malloc(1000 * WIDTH * sizeof *rows);
+    int64_t slots[1000];
+    fill_normal(rows, 1000 * WIDTH, &rng);
+    for (int i = 0; i < 1000; i++)
+        slots[i] = (int64_t)(test_random(&rng) % 512); /* slots repeat: the later row wins */
+    assert_int_equal(kvant_tensor_write(one.tensor, slots, 1000, rows, WIDTH, 1), KVANT_OK);
+    assert_int_equal(kvant_tensor_write(many.tensor, slots, 1000, rows, WIDTH, 4), KVANT_OK);
+    assert_memory_equal(one.memory, many.memory, one.bytes);
+    free(rows);
+    drop(&one);
+    drop(&many);
+}
+
+static void assert_zeros(const void *data, size_t bytes)
+{
+    for (size_t i = 0; i < bytes; i++)
+        assert_int_equal(((const uint8_t *)data)[i], 0);
+}
+
+static void assert_reads_zeros(const fixture *f, uint32_t first, uint32_t n)
+{
+    float row[WIDTH];
+    for (uint32_t slot = first; slot < first + n; slot++) {
+        read_slot(f, slot, row);
+        for (uint32_t j = 0; j < WIDTH; j++)
+            assert_true(row[j] == 0);
+    }
+}
+
+static void clear_and_copy_blocks(void **state)
+{
+    static const char *const specs[] = { "int-4", "int-4:axis=channel" };
+    (void)state;
+    for (size_t s = 0; s < COUNT(specs); s++) {
+        uint64_t rng = 23;
+        fixture f = make(specs[s], 3, 3, 0), g = make_like(&f);
+        float *a = malloc(192 * WIDTH * sizeof *a), *b = malloc(192 * WIDTH * sizeof *b);
+        write_range(&f, 192, 150, 150, 1, &rng);
+        assert_int_equal(kvant_tensor_read(f.tensor, 192, 192, a, WIDTH), KVANT_OK);
+        assert_int_equal(kvant_tensor_copy(f.tensor, 3, f.tensor, 6, 3), KVANT_OK);
+        assert_int_equal(kvant_tensor_copy(f.tensor, 3, g.tensor, 0, 3), KVANT_OK);
+        assert_int_equal(kvant_tensor_read(f.tensor, 384, 192, b, WIDTH), KVANT_OK);
+        assert_memory_equal(a, b, 192 * WIDTH * sizeof *a);
+        assert_int_equal(kvant_tensor_read(g.tensor, 0, 192, b, WIDTH), KVANT_OK);
+        assert_memory_equal(a, b, 192 * WIDTH * sizeof *a);
+        assert_reads_zeros(&f, 192 + 150, 42);
+        assert_int_equal(tensor_info_of(&f).written_blocks, 6);
+        /* Copying empty blocks empties the target. */
+        assert_int_equal(kvant_tensor_copy(f.tensor, 0, f.tensor, 6, 3), KVANT_OK);
+        assert_reads_zeros(&f, 384, 192);
+        assert_int_equal(block_of(&f, 6, 0).state, KVANT_BLOCK_EMPTY);
+        assert_int_equal(kvant_tensor_clear_blocks(f.tensor, 4, 1), KVANT_OK);
+        assert_reads_zeros(&f, 256, 64);
+        assert_int_equal(tensor_info_of(&f).written_blocks, 2);
+        kvant_tensor_clear(f.tensor);
+        assert_reads_zeros(&f, 0, 9 * 64);
+        assert_zeros(f.memory, 9 * tensor_info_of(&f).sealed_bytes);
+        assert_int_equal(kvant_tensor_copy(f.tensor, 7, f.tensor, 0, 3), KVANT_ERR_ARGUMENT);
+        assert_int_equal(kvant_tensor_copy(f.tensor, 0, f.tensor, 2, 3), KVANT_ERR_ARGUMENT); /* overlap */
+        assert_int_equal(kvant_tensor_copy(f.tensor, 0, f.tensor, 10, 1), KVANT_ERR_ARGUMENT);
+        assert_int_equal(kvant_tensor_copy(f.tensor, 0, NULL, 0, 1), KVANT_ERR_ARGUMENT);
+        assert_int_equal(kvant_tensor_clear_blocks(f.tensor, 8, 2), KVANT_ERR_ARGUMENT);
+        assert_int_equal(kvant_tensor_clear_blocks(f.tensor, UINT32_MAX, 2), KVANT_ERR_ARGUMENT);
+        free(a);
+        free(b);
+        drop(&g);
+        drop(&f);
+    }
+}
+
+/* The engine places blocks: which are sinks and whose window they count in follows from what it says. */
+static void assigned_blocks(void **state)
+{
+    (void)state;
+    uint64_t rng = 26;
+    fixture f = make("int-4:sink=64,recent=64", 2, 6, 0), g;
+    assert_int_equal(kvant_tensor_assign(f.tensor, 0, 0, 0), KVANT_ERR_ARGUMENT); /* places are fixed here */
+    f.params.blocks_per_sequence = 0;
+    g = make_like(&f);
+    static const uint32_t blocks[2][3] = { { 7, 3, 9 }, { 2, 8, 0 } };
+    for (uint32_t s = 0; s < 2; s++)
+        for (uint32_t i = 0; i < 3; i++)
+            assert_int_equal(kvant_tensor_assign(g.tensor, blocks[s][i], s, i), KVANT_OK);
+    assert_int_equal(kvant_tensor_assign(g.tensor, 12, 0, 0), KVANT_ERR_ARGUMENT);
+    assert_int_equal(kvant_tensor_assign(g.tensor, 1, 2, 0), KVANT_ERR_ARGUMENT);
+    for (uint32_t i = 0; i < 3; i++)
+        for (uint32_t s = 0; s < 2; s++)
+            write_range(&g, blocks[s][i] * 64, 64, 16, 2, &rng);
+    for (uint32_t s = 0; s < 2; s++) {
+        assert_int_equal(block_of(&g, blocks[s][0], 0).state, KVANT_BLOCK_SINK);
+        assert_int_equal(block_of(&g, blocks[s][1], 0).state, KVANT_BLOCK_SEALED);
+        assert_int_equal(block_of(&g, blocks[s][2], 0).state, KVANT_BLOCK_OPEN);
+        for (uint32_t i = 0; i < 3; i++)
+            check_slots(&g, blocks[s][i] * 64, 64);
+    }
+    assert_int_equal(kvant_tensor_assign(g.tensor, 7, 1, 1), KVANT_ERR_ARGUMENT); /* written */
+    assert_int_equal(kvant_tensor_clear_blocks(g.tensor, 7, 1), KVANT_OK);
+    assert_int_equal(kvant_tensor_assign(g.tensor, 7, 1, 1), KVANT_OK);
+    drop(&g);
+    drop(&f);
+}
+
+/* Two blocks that both claim to be the first of a sequence: there is one page for sinks, the other goes through the pool. No row is
+ * lost, also when all blocks come in one batch. */
+static void more_sinks_than_pages(void **state)
+{
+    static const char *const specs[] = { "int-4:sink=64", "int-4:sink=64,recent=64", "int-8:axis=channel,sink=64" };
+    (void)state;
+    for (size_t s = 0; s < COUNT(specs); s++)
+        for (uint32_t batch = 1; batch <= 256; batch += 255) {
+            uint64_t rng = 27;
+            fixture f = make(specs[s], 1, 8, 1), g;
+            f.params.blocks_per_sequence = 0;
+            g = make_like(&f);
+            for (uint32_t block = 0; block < 4; block++)
+                assert_int_equal(kvant_tensor_assign(g.tensor, block, 0, 0), KVANT_OK);
+            write_range(&g, 0, 256, batch, 2, &rng);
+            assert_int_equal(block_of(&g, 0, 0).state, KVANT_BLOCK_SINK);
+            for (uint32_t i = 0; i < 256; i++) { /* a range of 8, 15 steps and half a step's error; 8 bits do better */
+                float got[WIDTH];
+                read_slot(&g, i, got);
+                for (uint32_t j = 0; j < WIDTH; j++)
+                    assert_true(fabsf(got[j] - g.rows[(size_t)i * WIDTH + j]) <= 8 / 15.0f / 2 * 1.01f);
+            }
+            drop(&g);
+            drop(&f);
+        }
+}
+
+static uint32_t count_open(const fixture *f)
+{
+    uint32_t open = 0;
+    for (uint32_t block = 0; block < f->params.n_blocks; block++)
+        open += is_open(f, block);
+    return open;
+}
+
+static double worst_error(const fixture *f, uint32_t n)
+{
+    double worst = 0;
+    float got[WIDTH];
+    for (uint32_t i = 0; i < n; i++) {
+        read_slot(f, i, got);
+        for (size_t j = 0; j < WIDTH; j++)
+            worst = fmax(worst, fabs(got[j] - f->rows[i * WIDTH + j]));
+    }
+    return worst;
+}
+
+/* int-8 over a range of 2 (numbers in +-1): half a step is 1/255, fp16 scale and zero add 2^-11 of the range; a row may
+ * have been quantised twice (opened again), a third time in the pool of one. */
+#define INT8_ERROR (1 / 255.0 + 2 * 4.9e-4)
+
+static void block_codecs_go_through_open_pages(void **state)
+{
+    (void)state;
+    for (uint32_t n_open = 1; n_open <= 3; n_open += 2) {
+        uint64_t rng = 24;
+        fixture f = make("int-8:axis=channel", 1, 5, n_open);
+        float *rows = malloc(300 * WIDTH * sizeof *rows);
+        for (size_t i = 0; i < 300 * WIDTH; i++)
+            rows[i] = (float)(2 * test_uniform(&rng) - 1);
+        for (int64_t i = 0; i < 63; i++)
+            write_slot(&f, i, rows + i * WIDTH);
+        assert_int_equal(count_open(&f), 1);
+        assert_true(worst_error(&f, 63) <= 4.9e-4); /* fp16: 2^-11 */
+        write_slot(&f, 63, rows + 63 * WIDTH);
+        assert_int_equal(count_open(&f), 0);
+        assert_true(worst_error(&f, 64) <= INT8_ERROR);
+        for (int64_t i = 64; i < 300; i++)
+            write_slot(&f, i, rows + i * WIDTH);
+        assert_int_equal(count_open(&f), 1); /* 300 = 4 x 64 + 44 */
+        /* Rewriting a slot of a sealed block opens it and loses no other slot. */
+        for (size_t j = 0; j < WIDTH; j++)
+            rows[10 * WIDTH + j] = -rows[10 * WIDTH + j];
+        write_slot(&f, 10, rows + 10 * WIDTH);
+        assert_int_equal(count_open(&f), n_open == 1 ? 1 : 2);
+        write_slot(&f, 200, rows + 200 * WIDTH);
+        write_slot(&f, 100, rows + 100 * WIDTH);
+        assert_true(count_open(&f) <= n_open);
+        assert_true(worst_error(&f, 300) <= 2 * INT8_ERROR);
+        free(rows);
+        drop(&f);
+    }
+}
+
+static void given_centre_and_scale(void **state)
+{
+    static const char *const specs[] = { "turboquant-4:center=first,norm=first,sink=0",
+                                         "int-4:axis=channel,center=first,norm=first,sink=0" };
+    (void)state;
+    for (size_t s = 0; s < COUNT(specs); s++) {
+        uint64_t rng = 25;
+        fixture f = make(specs[s], 1, 2, 0);
+        float center[WIDTH], scale[WIDTH], row[WIDTH], got[WIDTH];
+        const kvant_affine affine = { center, scale }, only_center = { .center = center };
+        fill_normal(center, WIDTH, &rng);
+        for (uint32_t i = 0; i < WIDTH; i++) {
+            center[i] *= 100;
+            scale[i] = i % 2 ? 30 : 0.01f;
+        }
+        assert_null(block_of(&f, 0, 1).affine.center);
+        assert_null(block_of(&f, 0, 1).affine.scale);
+        center[5] = NAN;
+        assert_int_equal(kvant_tensor_set_affine(f.tensor, &affine), KVANT_ERR_NONFINITE);
+        center[5] = 1;
+        scale[7] = 0;
+        assert_int_equal(kvant_tensor_set_affine(f.tensor, &affine), KVANT_ERR_ARGUMENT);
+        scale[7] = 30;
+        assert_int_equal(kvant_tensor_set_affine(f.tensor, NULL), KVANT_ERR_ARGUMENT);
+        assert_int_equal(tensor_info_of(&f).n_versions, 1);
+        assert_int_equal(kvant_tensor_set_affine(f.tensor, &only_center), KVANT_OK);
+        assert_int_equal(kvant_tensor_set_affine(f.tensor, &affine), KVANT_OK); /* the last one given counts */
+        double error = 0;
+        for (int64_t i = 0; i < 60; i++) { /* before rows are judged, which may prefer other numbers */
+            for (uint32_t j = 0; j < WIDTH; j++)
+                row[j] = center[j] + scale[j] * test_normal(&rng);
+            write_slot(&f, i, row);
+            read_slot(&f, (uint32_t)i, got);
+            for (uint32_t j = 0; j < WIDTH; j++)
+                error += pow((row[j] - got[j]) / scale[j], 2) / WIDTH / 60;
+        }
+        /* The codec sees numbers of variance 1 in every channel, whatever their size was. */
+        assert_true(error < 0.05);
+        for (uint32_t h = 0; h < N_KV_HEADS; h++) {
+            assert_memory_equal(block_of(&f, 0, h).affine.center, center + h * HEAD_DIM, HEAD_DIM * sizeof *center);
+            assert_memory_equal(block_of(&f, 0, h).affine.scale, scale + h * HEAD_DIM, HEAD_DIM * sizeof *scale);
+        }
+        assert_int_equal(kvant_tensor_set_affine(f.tensor, &affine), KVANT_ERR_ARGUMENT);
+        kvant_tensor_clear(f.tensor);
+        assert_null(block_of(&f, 0, 0).affine.center);
+        assert_int_equal(tensor_info_of(&f).n_versions, 1);
+        assert_int_equal(kvant_tensor_set_affine(f.tensor, &only_center), KVANT_OK);
+        drop(&f);
+    }
+    /* Numbers that no codec of the tensor would look at are refused instead of forgotten. */
+    fixture f = make("turboquant-4:norm=first", 1, 2, 0);
+    float ones[WIDTH];
+    for (uint32_t i = 0; i < WIDTH; i++)
+        ones[i] = 1;
+    assert_int_equal(kvant_tensor_set_affine(f.tensor, &(kvant_affine){ .center = ones }), KVANT_ERR_ARGUMENT);
+    assert_int_equal(kvant_tensor_set_affine(f.tensor, &(kvant_affine){ .scale = ones }), KVANT_OK);
+    drop(&f);
+}
+
+static void bad_input(void **state)
+{
+    (void)state;
+    fixture f = make("int-4", 1, 2, 0);
+    float rows[2 * WIDTH] = { 0 };
+    int64_t slots[2] = { 0, 128 };
+    rows[3] = 1;
+    assert_int_equal(kvant_tensor_write(f.tensor, slots, 2, rows, WIDTH, 1), KVANT_ERR_ARGUMENT);
+    slots[1] = -1;
+    assert_int_equal(kvant_tensor_write(f.tensor, slots, 2, rows, WIDTH, 1), KVANT_ERR_ARGUMENT);
+    slots[1] = INT64_MIN;
+    assert_int_equal(kvant_tensor_write(f.tensor, slots, 2, rows, WIDTH, 1), KVANT_ERR_ARGUMENT);
+    slots[1] = INT64_MAX;
+    assert_int_equal(kvant_tensor_write(f.tensor, slots, 2, rows, WIDTH, 1), KVANT_ERR_ARGUMENT);
+    slots[1] = 1;
+    assert_int_equal(kvant_tensor_write(f.tensor, slots, 2, rows, WIDTH - 1, 1), KVANT_ERR_ARGUMENT);
+    assert_int_equal(kvant_tensor_write(f.tensor, slots, 2, rows, WIDTH, 0), KVANT_ERR_ARGUMENT);
+    assert_int_equal(kvant_tensor_write(f.tensor, slots, 0, rows, WIDTH, 1), KVANT_OK);
+    rows[WIDTH + 40] = INFINITY; /* second kv head of the second row */
+    assert_int_equal(kvant_tensor_write(f.tensor, slots, 2, rows, WIDTH, 1), KVANT_ERR_NONFINITE);
+    assert_zeros(f.memory, f.bytes);
+    assert_int_equal(tensor_info_of(&f).written_blocks, 0);
+    assert_int_equal(kvant_tensor_read(f.tensor, 127, 2, rows, WIDTH), KVANT_ERR_ARGUMENT);
+    assert_int_equal(kvant_tensor_read(f.tensor, SIZE_MAX, 2, rows, WIDTH), KVANT_ERR_ARGUMENT);
+    assert_int_equal(kvant_tensor_read(f.tensor, 0, 2, rows, WIDTH - 1), KVANT_ERR_ARGUMENT);
+    kvant_block_info info = { .size = sizeof info };
+    assert_int_equal(kvant_tensor_get_block(f.tensor, 2, 0, &info), KVANT_ERR_ARGUMENT);
+    assert_int_equal(kvant_tensor_get_block(f.tensor, 0, 2, &info), KVANT_ERR_ARGUMENT);
+    kvant_tensor_free(NULL);
+    drop(&f);
+}
+
+static void bad_params(void **state)
+{
+    (void)state;
+    fixture f = make("int-4", 1, 2, 0);
+    const kvant_tensor_params good = params_of(&f);
+    const kvant_codec *missing[N_KV_HEADS] = { f.codecs[0], NULL };
+    kvant_tensor_params params;
+    size_t bytes;
+#define REFUSED(status, change)                                                                                    \
+    do {                                                                                                           \
+        kvant_tensor *tensor = f.tensor;                                                                           \
+        params = good;                                                                                             \
+        change;                                                                                                    \
+        assert_int_equal(kvant_tensor_size(&params, &bytes), status);                                              \
+        assert_int_equal(kvant_tensor_create(&params, f.memory, &tensor), status);                                 \
+        assert_null(tensor);                                                                                       \
+        assert_true(strlen(kvant_error_message()) > 8);                                                            \
+    } while (0)
+    REFUSED(KVANT_ERR_ARGUMENT, params.codecs = NULL);
+    REFUSED(KVANT_ERR_ARGUMENT, params.codecs = missing);
+    REFUSED(KVANT_ERR_ARGUMENT, params.n_kv_heads = 0);
+    REFUSED(KVANT_ERR_ARGUMENT, params.n_sequences = 0);
+    REFUSED(KVANT_ERR_ARGUMENT, params.n_blocks = 0);
+    REFUSED(KVANT_ERR_ARGUMENT, params.n_blocks = UINT32_MAX);
+    REFUSED(KVANT_ERR_ARGUMENT, params.blocks_per_sequence = 1); /* one sequence, two blocks */
+    assert_int_equal(kvant_tensor_size(&good, NULL), KVANT_ERR_ARGUMENT);
+    assert_int_equal(kvant_tensor_size(NULL, &bytes), KVANT_ERR_ARGUMENT);
+    kvant_tensor *tensor = f.tensor;
+    assert_int_equal(kvant_tensor_create(&good, (char *)f.memory + 16, &tensor), KVANT_ERR_ARGUMENT);
+    assert_null(tensor);
+    assert_int_equal(kvant_tensor_create(&good, NULL, &tensor), KVANT_ERR_ARGUMENT);
+    assert_int_equal(kvant_tensor_create(&good, f.memory, NULL), KVANT_ERR_ARGUMENT);
+    fixture sinks = make("int-4:sink=64,recent=4096", 1, 2, 0);
+    params = params_of(&sinks);
+    params.n_sequences = UINT32_MAX;
+    assert_int_equal(kvant_tensor_size(&params, &bytes), KVANT_ERR_MEMORY);
+    drop(&sinks);
+    drop(&f);
+}
+
+int main(void)
+{
+    const struct CMUnitTest tests[] = {
+        cmocka_unit_test(any_order_of_writes),
+        cmocka_unit_test(batches_and_threads_write_the_same_bytes),
+        cmocka_unit_test(clear_and_copy_blocks),
+        cmocka_unit_test(assigned_blocks),
+        cmocka_unit_test(more_sinks_than_pages),
+        cmocka_unit_test(block_codecs_go_through_open_pages),
+        cmocka_unit_test(given_centre_and_scale),
+        cmocka_unit_test(bad_input),
+        cmocka_unit_test(bad_params),
+    };
+    return cmocka_run_group_tests(tests, NULL, NULL);
+}
