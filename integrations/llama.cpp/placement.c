@@ -191,20 +191,20 @@ static void enter(kvp_placement *p, int64_t cell, int32_t slot)
     p->written[cell] = ++p->now;
 }
 
-/* Behind the cell before it, in its block or in the next one. A slot there that is taken means that two sequences go on from one token: the
- * second one gets blocks of its own from there on. */
+/* Behind the cell before it, in its block or in the next one. Where two sequences go on from one token they share that token's block, and
+ * the second one gets blocks of its own behind it. */
 static int32_t slot_behind(kvp_placement *p, int64_t cell, int64_t before)
 {
-    int32_t slot = p->slot_of[before], next;
-    kvp_block block = *block_of(p, slot);
-    bool ends = ((uint32_t)slot + 1) % KVP_BLOCK == 0;
+    kvp_block block = *block_of(p, p->slot_of[before]);
+    int32_t slot = p->slot_of[before] + 1, start;
 
-    next = ends ? block_start(p, block.sequence, block.index + 1) : slot + 1;
-    if (is_free_for(p, next, cell))
-        return next;
-    if (next < 0)
-        return start_block(p, block.sequence, block.index + 1);
-    return start_block(p, new_sequence(p), block.index + ends);
+    for (; (uint32_t)slot % KVP_BLOCK != 0; slot++)
+        if (is_free_for(p, slot, cell))
+            return slot;
+    start = block_start(p, block.sequence, block.index + 1);
+    if (is_free_for(p, start, cell))
+        return start;
+    return start_block(p, start < 0 ? block.sequence : new_sequence(p), block.index + 1);
 }
 
 /* The first row of a sequence stays where it is, if the rows behind it are of this batch, too. */
