@@ -21,6 +21,7 @@ import torch.nn.functional as F
 from torch.nn.attention import SDPBackend, sdpa_kernel
 
 import kvant
+import kvant.library
 
 # batch, query heads, kv heads, head_dim, tokens
 SHAPES = [
@@ -120,18 +121,21 @@ def make_cache(codec, batch, kv_heads, head_dim, tokens, n_open=0):
 
 def relative_error(cache, table, q, out, tokens):
     """Of sequence 0 and its first kv head, against float32 on the decoded pages."""
-    group = q.shape[1] // cache.n_kv_heads
+    group, n_queries = q.shape[2] // cache.n_kv_heads, q.shape[1]
     first = table[0, : (tokens + 63) // 64]
     sealed, opened = first[first >= 0], -1 - first[first < 0]
-    k, v = (
-        torch.cat(
-            [cache.decode(role, sealed, torch.float32), cache.decode(role, opened, torch.float32, is_open=True)]
-        )[:tokens, 0]
-        for role in "kv"
-    )
-    scores = q[0, :group].float() @ k.T / cache.head_dim**0.5
-    want = torch.softmax(scores, -1) @ v
-    return ((out[0, :group].float() - want).norm() / want.norm()).item()
+
+    def rows(role):
+        pages = [cache.decode(role, sealed, torch.float32)]
+        if opened.numel():
+            pages.append(cache.decode(role, opened, torch.float32, is_open=True))
+        return torch.cat(pages)[:tokens, 0]
+
+    k, v = rows("k"), rows("v")
+    scores = q[0, :, :group].float() @ k.T / cache.head_dim**0.5
+    behind = torch.arange(tokens, device=k.device) > torch.arange(tokens - n_queries, tokens, device=k.device)[:, None]
+    want = torch.softmax(scores.masked_fill(behind[:, None, :], -torch.inf), -1) @ v
+    return ((out[0, :, :group].float() - want).norm() / want.norm()).item()
 
 
 def ragged_lengths(batch, tokens):
@@ -140,10 +144,16 @@ def ragged_lengths(batch, tokens):
     return (tokens - (steps * (tokens // 2)) // batch).to(device="cuda", dtype=torch.int32)
 
 
-def bench_kvant(codec, shape, flush, repeats, n_open=0, ragged=False):
+def bench_kvant(codec, shape, flush, repeats, n_open=0, ragged=False, n_queries=(1,)):
+    """For each number of query tokens: microseconds, bytes, relative error."""
     batch, heads, kv_heads, head_dim, tokens = shape
     cache, table = make_cache(codec, batch, kv_heads, head_dim, tokens, n_open)
-    q = torch.randn(batch, heads, head_dim, device="cuda", dtype=torch.bfloat16)
+    return [bench_queries(cache, table, shape, n, flush, repeats, ragged) for n in n_queries]
+
+
+def bench_queries(cache, table, shape, n_queries, flush, repeats, ragged):
+    batch, heads, kv_heads, head_dim, tokens = shape
+    q = torch.randn(batch, n_queries, heads, head_dim, device="cuda", dtype=torch.bfloat16)
     lengths = torch.full((batch,), tokens, device="cuda", dtype=torch.int32)
     if ragged:
         lengths = ragged_lengths(batch, tokens)
@@ -157,9 +167,13 @@ def bench_kvant(codec, shape, flush, repeats, n_open=0, ragged=False):
     return bench(lambda: cache.attention(q, table, lengths, out=out), flush, repeats), bytes_read, error
 
 
-def bench_sdpa(backend, shape, flush, repeats):
+def bench_sdpa(backend, shape, flush, repeats, n_queries=1, as_heads=False):
+    """Every query token sees all tokens: less work to a rival than causality among the last few. as_heads: query tokens as
+    further query heads of their kv head, as an engine could hand them in."""
     batch, heads, kv_heads, head_dim, tokens = shape
-    q = torch.randn(batch, heads, 1, head_dim, device="cuda", dtype=torch.bfloat16)
+    if as_heads:
+        heads, n_queries = heads * n_queries, 1
+    q = torch.randn(batch, heads, n_queries, head_dim, device="cuda", dtype=torch.bfloat16)
     k = torch.randn(batch, kv_heads, tokens, head_dim, device="cuda", dtype=torch.bfloat16)
     v = torch.randn_like(k)
 
@@ -194,6 +208,8 @@ def main():
     parser.add_argument(
         "--ragged", action="store_true", help="lengths of kvant's calls between half of the tokens and all"
     )
+    parser.add_argument("--query-tokens", default="1", help="numbers of query tokens of each sequence, causal")
+    parser.add_argument("--shared-kb", type=int, help="shared memory that kvant's blocks may use, as on smaller GPUs")
     parser.add_argument("--repeats", type=int, default=31)
     parser.add_argument("--csv", help="file to write the table to")
     parser.add_argument("--commit", default="unknown")
@@ -202,71 +218,72 @@ def main():
     torch.manual_seed(1)
     flush = torch.empty(256 << 20, dtype=torch.uint8, device="cuda")
     gpu, driver = machine()
+    if args.shared_kb:
+        limit_shared_memory(args.shared_kb << 10)
+    n_queries = [int(n) for n in args.query_tokens.split(",")]
+    head = [gpu, driver, args.compiler, args.commit, shlex.join(["bench_attention.py", *sys.argv[1:]])]
     rows = []
     for shape in (SHAPES[int(i)] for i in args.shapes.split(",")):
-        results = []
+        results = []  # name, query tokens, microseconds, bytes, relative error
         if not args.no_sdpa:
-            for name, backend in (
-                ("cudnn-bf16", SDPBackend.CUDNN_ATTENTION),
-                ("flash-bf16", SDPBackend.FLASH_ATTENTION),
-            ):
-                us, size = bench_sdpa(backend, shape, flush, args.repeats)
-                results.append((name, us, size, None))
+            results += rivals(shape, flush, args.repeats, n_queries)
         for codec in args.codecs.split(","):
-            results.append((codec, *bench_kvant(codec, shape, flush, args.repeats, args.open, args.ragged)))
+            try:
+                found = bench_kvant(codec, shape, flush, args.repeats, args.open, args.ragged, n_queries)
+            except kvant.Error as error:
+                print(f"  {codec}: {error}", file=sys.stderr)
+                continue
+            results += [(codec, n, *one) for n, one in zip(n_queries, found)]
             torch.cuda.empty_cache()
-        rival = next((us for name, us, *_ in results if name == "cudnn-bf16" and us), None)
-        print(
-            "x".join(map(str, shape))
-            + ": "
-            + "  ".join(
-                f"{name} {us:.1f}"
-                + (f" ({size / us / 1e6:.2f} TB/s, err {error:.4f})" if error is not None else "")
-                for name, us, size, error in results
-                if us
-            ),
-            flush=True,
-        )
-        for name, us, size, error in results:
-            if us:
-                rows.append(
-                    [
-                        gpu,
-                        driver,
-                        args.compiler,
-                        args.commit,
-                        shlex.join(["bench_attention.py", *sys.argv[1:]]),
-                        *shape,
-                        name,
-                        f"{us:.2f}",
-                        f"{size / us / 1e3:.0f}",
-                        f"{rival / us:.2f}" if rival else "",
-                        "" if error is None else f"{error:.5f}",
-                    ]
-                )
-    if args.csv:
-        with open(args.csv, "w", newline="") as file:
-            writer = csv.writer(file, lineterminator="\n")
-            writer.writerow(
-                [
-                    "machine",
-                    "driver",
-                    "compiler",
-                    "commit",
-                    "command",
-                    "batch",
-                    "heads",
-                    "kv_heads",
-                    "head_dim",
-                    "tokens",
-                    "codec",
-                    "us",
-                    "GB/s",
-                    "ratio to cuDNN",
-                    "relative error",
-                ]
+        for n in n_queries:
+            own = [r for r in results if r[1] == n and r[2]]
+            rival = min((r[2] for r in own if r[0].startswith("cudnn")), default=None)
+            print(
+                "x".join(map(str, shape))
+                + (f" ({n} query tokens): " if n > 1 else ": ")
+                + "  ".join(
+                    f"{name} {us:.1f}"
+                    + (f" ({size / us / 1e6:.2f} TB/s, err {error:.4f})" if error is not None else "")
+                    for name, _, us, size, error in own
+                ),
+                flush=True,
             )
-            writer.writerows(rows)
+            for name, _, us, size, error in own:
+                rows.append(
+                    head
+                    + [*shape, n, args.shared_kb or "", name, f"{us:.2f}", f"{size / us / 1e3:.0f}"]
+                    + [f"{rival / us:.2f}" if rival else "", "" if error is None else f"{error:.5f}"]
+                )
+        if args.csv:
+            write_rows(args.csv, rows)
+
+
+def limit_shared_memory(size):
+    kvant.library.library().kvant_cuda_limit_shared_memory(size)
+
+
+def rivals(shape, flush, repeats, n_queries):
+    cudnn, flash = SDPBackend.CUDNN_ATTENTION, SDPBackend.FLASH_ATTENTION
+    found = []
+    for n in n_queries:
+        for name, backend, as_heads in (
+            ("cudnn-bf16", cudnn, False),
+            ("flash-bf16", flash, False),
+            ("cudnn-bf16 as heads", cudnn, True),
+        ):
+            if n > 1 or not as_heads:
+                found.append((name, n, *bench_sdpa(backend, shape, flush, repeats, n, as_heads), None))
+    return found
+
+
+def write_rows(path, rows):
+    with open(path, "w", newline="") as file:
+        writer = csv.writer(file, lineterminator="\n")
+        writer.writerow(
+            "machine,driver,compiler,commit,command,batch,heads,kv_heads,head_dim,tokens,query tokens,shared KB,codec,us,"
+            "GB/s,ratio to cuDNN,relative error".split(",")
+        )
+        writer.writerows(rows)
 
 
 if __name__ == "__main__":

@@ -1,10 +1,8 @@
-/* api.cu - the functions of cuda.h that enqueue work: argument checks and launches, no arithmetic. */
+/* api.cu - the functions of cuda.h that write, decode and copy pages: argument checks and launches, no arithmetic. Those of
+ * attention are in attention/launch.cu. */
+#include "checks.h"
 #include "encode/append.h"
 #include "encode/queries.h"
-#include "attention/attention.h"
-#include "attention/attention_pairs.h"
-#include "chunks/chunks.cuh"
-#include "trellis/trellis.cuh"
 #include "pages/pages.h"
 #include "table.h"
 
@@ -18,35 +16,7 @@ using namespace kvant;
 namespace
 {
 
-constexpr uint32_t MAX_HEADS_A_KV = 64, MAX_HEADS = 65536;
 constexpr uint32_t MAX_GRID_Y = 65535;
-
-kvant_status from_cuda(cudaError_t error)
-{
-    if (error == cudaSuccess)
-        return KVANT_OK;
-    cudaGetLastError(); /* a refused launch leaves no error behind for the caller's own checks */
-    const bool unsupported =
-        error == cudaErrorNotSupported || error == cudaErrorNoDevice || error == cudaErrorInsufficientDriver;
-    return unsupported ? KVANT_ERR_UNSUPPORTED : KVANT_ERR_CUDA;
-}
-
-bool valid_type(kvant_cuda_type type)
-{
-    return type == KVANT_CUDA_F32 || type == KVANT_CUDA_F16 || type == KVANT_CUDA_BF16;
-}
-
-bool aligned(const void *pointer)
-{
-    return reinterpret_cast<uintptr_t>(pointer) % 16 == 0;
-}
-
-/* Pages are copied in pieces of 16 bytes. */
-bool valid_pages(const kvant_cuda_pages &pages, size_t page_bytes, uint32_t n_kv_heads)
-{
-    return pages.base && aligned(pages.base) && pages.block_stride % 16 == 0 && pages.head_stride % 16 == 0 &&
-           pages.block_stride >= page_bytes && (n_kv_heads == 1 || pages.head_stride >= page_bytes);
-}
 
 AppendRole role_of(const kvant_cuda_codec &codec, const kvant_cuda_pages &pages)
 {
@@ -141,12 +111,6 @@ void add_rows(Roles &to, const kvant_cuda_rows &rows)
     role.weights = rows.weights;
 }
 
-/* Open pages hold 16-bit rows. */
-size_t open_bytes(const kvant_cuda_params &codec)
-{
-    return (size_t)KVANT_PAGE_TOKENS * codec.head_dim * sizeof(uint16_t);
-}
-
 bool valid_seal(const kvant_cuda_seal_pages &pages, uint32_t n_kv_heads)
 {
     return !pages.codec || (pages.codec->params.codes != KVANT_CUDA_CODES_OPEN &&
@@ -163,132 +127,6 @@ void add_open_pages(Roles &to, const kvant_cuda_seal_pages &pages)
     role.token_stride = role.codec.head_dim;
     role.row_head_stride = pages.open.head_stride / sizeof(uint16_t);
     role.row_block_stride = pages.open.block_stride / sizeof(uint16_t);
-}
-
-struct Device {
-    int multiprocessors, major, shared_bytes; /* the most shared memory a block may have; all 0 on an error */
-};
-
-Device current_device()
-{
-    Device d{};
-    int device = 0;
-    if (cudaGetDevice(&device) != cudaSuccess ||
-        cudaDeviceGetAttribute(&d.multiprocessors, cudaDevAttrMultiProcessorCount, device) != cudaSuccess ||
-        cudaDeviceGetAttribute(&d.major, cudaDevAttrComputeCapabilityMajor, device) != cudaSuccess ||
-        cudaDeviceGetAttribute(&d.shared_bytes, cudaDevAttrMaxSharedMemoryPerBlockOptin, device) != cudaSuccess) {
-        cudaGetLastError();
-        return Device{};
-    }
-    return d;
-}
-
-/* kernel is NULL for a pair that attention_pairs.h does not have. */
-AttentionKernel find_kernel(const kvant_cuda_params &k, const kvant_cuda_params &v, bool large, bool open)
-{
-#define KVANT_FIND_PAIR(K, V)                                                                                      \
-    if (k.kind == K::KIND && v.kind == V::KIND && k.memory == memory_of<K>() && v.memory == memory_of<V>())        \
-        return pair_attention<K, V>(k.head_dim, large, open);
-    KVANT_CUDA_ATTENTION_PAIRS(KVANT_FIND_PAIR)
-#undef KVANT_FIND_PAIR
-    return AttentionKernel{};
-}
-
-/* As many blocks as run at once: every further one would start with a cold ring. */
-uint32_t grid_of(const Device &device)
-{
-    return device.multiprocessors < (int)MAX_BLOCKS ? (uint32_t)device.multiprocessors : MAX_BLOCKS;
-}
-
-kvant_status check_attention(const kvant_cuda_attention_args *args)
-{
-    if (!args || args->size != sizeof *args || !args->k_codec || !args->v_codec || !args->block_table ||
-        !args->lengths || !args->q || !args->out || !args->workspace || !valid_type(args->type))
-        return KVANT_ERR_ARGUMENT;
-    kvant_status status = kvant_cuda_table_attention_check(args->k_codec, args->v_codec, NULL, 0);
-    if (status != KVANT_OK)
-        return status;
-    const kvant_cuda_params &k = args->k_codec->params, &v = args->v_codec->params;
-    if (args->batch == 0 || args->n_kv_heads == 0 || args->n_heads == 0 || args->n_heads % args->n_kv_heads != 0 ||
-        args->blocks_per_row == 0 || args->blocks_per_row > INT_MAX / 64)
-        return KVANT_ERR_ARGUMENT;
-    if (!valid_pages(args->k, k.page_bytes, args->n_kv_heads) ||
-        !valid_pages(args->v, v.page_bytes, args->n_kv_heads))
-        return KVANT_ERR_ARGUMENT;
-    const bool no_open = !args->k_open.base && !args->v_open.base;
-    if (!no_open && (!valid_pages(args->k_open, open_bytes(k), args->n_kv_heads) ||
-                     !valid_pages(args->v_open, open_bytes(v), args->n_kv_heads)))
-        return KVANT_ERR_ARGUMENT;
-    uint64_t groups = (args->n_heads / args->n_kv_heads + HEADS - 1) / HEADS;
-    if ((uint64_t)args->batch * args->n_kv_heads * groups * args->blocks_per_row > INT_MAX / 2 ||
-        args->n_heads > MAX_HEADS)
-        return KVANT_ERR_ARGUMENT; /* the line of pages is counted in 32 bits; schedule.cuh divides numbers of heads */
-    size_t needed = kvant_cuda_table_attention_workspace(k.head_dim);
-    if (needed == 0)
-        return KVANT_ERR_CUDA;
-    if (reinterpret_cast<uintptr_t>(args->workspace) % 256 != 0 || args->workspace_bytes < needed)
-        return KVANT_ERR_ARGUMENT;
-    return args->n_heads / args->n_kv_heads > MAX_HEADS_A_KV ? KVANT_ERR_UNSUPPORTED : KVANT_OK;
-}
-
-PageSource source_of(const kvant_cuda_pages &pages, size_t bytes)
-{
-    return PageSource{ static_cast<const uint8_t *>(pages.base), pages.block_stride, pages.head_stride,
-                       (uint32_t)bytes };
-}
-
-AttentionArgs launch_args(const kvant_cuda_attention_args &args)
-{
-    const kvant_cuda_params &k = args.k_codec->params, &v = args.v_codec->params;
-    int heads_a_kv = (int)(args.n_heads / args.n_kv_heads), groups = (heads_a_kv + (int)HEADS - 1) / (int)HEADS;
-    AttentionArgs p{};
-    const kvant_codec_info &k_info = args.k_codec->info, &v_info = args.v_codec->info;
-    p.k = source_of(args.k, k_info.metadata_offset + k_info.metadata_bytes);
-    p.v = source_of(args.v, v_info.metadata_offset + v_info.metadata_bytes);
-    p.k_open = source_of(args.k_open, open_bytes(k));
-    p.v_open = source_of(args.v_open, open_bytes(v));
-    p.table = args.block_table;
-    p.table_stride = args.table_stride;
-    p.lengths = args.lengths;
-    p.batch = (int)args.batch;
-    p.max_tokens = (int)args.blocks_per_row * 64;
-    p.kv_heads = (int)args.n_kv_heads;
-    p.groups = groups;
-    p.heads_a_kv = heads_a_kv;
-    p.heads_a_group = (heads_a_kv + groups - 1) / groups;
-    p.type = args.type;
-    p.q = args.q;
-    p.q_batch_stride = args.q_batch_stride;
-    p.q_head_stride = args.q_head_stride;
-    p.out = args.out;
-    p.out_batch_stride = args.out_batch_stride;
-    p.out_head_stride = args.out_head_stride;
-    p.lse = args.lse;
-    p.v_center = args.v_center;
-    p.k_factors = args.k_factors;
-    p.v_factors = args.v_factors;
-    p.scale_log2 = args.scale * 1.44269504088896341f;
-    p.counters = static_cast<uint32_t *>(args.workspace);
-    p.partials = reinterpret_cast<float *>(static_cast<uint8_t *>(args.workspace) + COUNTER_BYTES);
-    p.k_rotation = k.rotation;
-    p.v_rotation = v.rotation;
-    /* keys of codebooks are multiplied as signed bytes, values and a trellis as small numbers above 0 */
-    const uint32_t to_signed = k.bias == 128 && k.codes != KVANT_CUDA_CODES_TRELLIS ? 0x80808080u : 0;
-    for (uint32_t i = 0; i < KVANT_CUDA_TABLE_WORDS; i++)
-        p.k_bytes[i] = k.bytes[i] ^ to_signed, p.v_bytes[i] = v.bytes[i];
-    p.one = 1;
-    p.k_step = k.step, p.v_step = v.step, p.k_bias = to_signed ? 0 : k.bias, p.v_bias = v.bias;
-    p.k_symmetric = (int)k.symmetric, p.v_symmetric = (int)v.symmetric;
-    p.k_offset = k.offset, p.v_offset = v.offset;
-    return p;
-}
-
-void copy_directions(kvant_cuda_directions &to, const kvant_cuda_book &book)
-{
-    std::copy(std::begin(book.direction), std::end(book.direction), to.direction);
-    std::copy(std::begin(book.norm), std::end(book.norm), to.norm);
-    for (uint32_t i = 0; i < book.n_secondaries; i++)
-        std::copy(std::begin(book.secondaries[i]), std::end(book.secondaries[i]), to.secondaries[i]);
 }
 
 } // namespace
@@ -351,60 +189,6 @@ kvant_status kvant_cuda_table_seal(const kvant_cuda_seal_args *args, kvant_cuda_
     common.to = args->to;
     common.tokens = args->tokens;
     return launch_roles(roles, common, args->n_kv_heads, stream);
-}
-
-kvant_status kvant_cuda_table_attention_check(const kvant_cuda_codec *k_codec, const kvant_cuda_codec *v_codec,
-                                              char *err, size_t errlen)
-{
-    const kvant_cuda_error error = { err, errlen };
-    if (!k_codec || !v_codec)
-        return kvant_cuda_refuse(&error, KVANT_ERR_ARGUMENT, "no codec of keys, or none of values");
-    const kvant_cuda_params &k = k_codec->params, &v = v_codec->params;
-    if (k.role != KVANT_ROLE_K || v.role != KVANT_ROLE_V)
-        return kvant_cuda_refuse(&error, KVANT_ERR_ARGUMENT,
-                                 "the first codec must be one of keys, the second one of values");
-    if (k.head_dim != v.head_dim)
-        return kvant_cuda_refuse(&error, KVANT_ERR_ARGUMENT, "keys and values have different head_dim");
-    if (find_kernel(k, v, true, true).kernel)
-        return KVANT_OK;
-    return kvant_cuda_refuse(
-        &error, KVANT_ERR_UNSUPPORTED,
-        "not on the GPU: attention over keys %s with values %s; pairs are of one kind and width, or of "
-        "keys with at least 4 bits (turboquant: 3) and values with fewer (kvant/cuda.h lists them)",
-        k_codec->info.spec, v_codec->info.spec);
-}
-
-size_t kvant_cuda_table_attention_workspace(uint32_t head_dim)
-{
-    uint32_t blocks = grid_of(current_device());
-    if (blocks == 0 || head_dim == 0 || head_dim > KVANT_CUDA_MAX_DIM)
-        return 0;
-    return COUNTER_BYTES + (size_t)blocks * 2 * partial_floats(head_dim) * sizeof(float);
-}
-
-kvant_status kvant_cuda_table_attention(const kvant_cuda_attention_args *args, kvant_cuda_stream stream)
-{
-    kvant_status status = check_attention(args);
-    if (status != KVANT_OK)
-        return status;
-    Device device = current_device();
-    AttentionKernel kernel =
-        find_kernel(args->k_codec->params, args->v_codec->params, device.major >= 9, args->k_open.base);
-    if (!kernel.kernel || kernel.shared_bytes > device.shared_bytes)
-        return KVANT_ERR_UNSUPPORTED;
-    cudaError_t error =
-        cudaFuncSetAttribute(kernel.kernel, cudaFuncAttributeMaxDynamicSharedMemorySize, kernel.shared_bytes);
-    if (error != cudaSuccess)
-        return from_cuda(error);
-    ChunkAttentionArgs p{};
-    static_cast<AttentionArgs &>(p) = launch_args(*args);
-    if (kvant_cuda_has_chunks(&args->k_codec->params))
-        copy_directions(p.k_directions, args->k_codec->book);
-    if (kvant_cuda_has_chunks(&args->v_codec->params))
-        copy_directions(p.v_directions, args->v_codec->book);
-    void *parameters[] = { &p };
-    return from_cuda(cudaLaunchKernel(kernel.kernel, grid_of(device), kernel.threads, parameters,
-                                      kernel.shared_bytes, static_cast<cudaStream_t>(stream)));
 }
 
 kvant_status kvant_cuda_table_transform_queries(const kvant_cuda_query_args *args, kvant_cuda_stream stream)

@@ -183,8 +183,14 @@ size_t kvant_cuda_attention_workspace(uint32_t head_dim)
     return table ? table->attention_workspace(head_dim) : 0;
 }
 
-/* A call with a struct of arguments, of the caller's size: last is the last member of its first released
- * version. */
+void kvant_cuda_limit_shared_memory(size_t bytes)
+{
+    const kvant_cuda_table *table = open_door(NULL);
+    if (table)
+        table->limit_shared_memory(bytes);
+}
+
+/* A call with a struct of arguments, of the caller's size: last is the last member of its first released version. */
 #define TABLE_CALL(name, type, last)                                                                               \
     kvant_status kvant_cuda_##name(const type *args, kvant_cuda_stream stream)                                     \
     {                                                                                                              \

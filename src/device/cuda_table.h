@@ -32,6 +32,7 @@ extern "C" {
       (const kvant_cuda_codec *k_codec, const kvant_cuda_codec *v_codec, char *err, size_t errlen))                \
     X(size_t, attention_workspace, (uint32_t head_dim))                                                            \
     X(kvant_status, attention, (const kvant_cuda_attention_args *args, kvant_cuda_stream stream))                  \
+    X(void, limit_shared_memory, (size_t bytes))                                                                   \
     X(kvant_status, transform_queries, (const kvant_cuda_query_args *args, kvant_cuda_stream stream))              \
     X(kvant_status, decode, (const kvant_cuda_decode_args *args, kvant_cuda_stream stream))                        \
     X(kvant_status, copy_blocks,                                                                                   \

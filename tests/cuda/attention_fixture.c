@@ -3,6 +3,8 @@
 
 #include <math.h>
 
+#include "../../src/base/half.h"
+
 /* Sequences share no block; table entries beyond a sequence's end point nowhere near the pool. A block has
  * the same number in both pools, and the bytes of the one that is not used are all ones. */
 static void fill_table(fixture *f)
@@ -74,9 +76,74 @@ static float *make_factors(uint32_t n, void **gpu)
     return factors;
 }
 
-void fixture_open(fixture *f, const attention_case *c)
+uint32_t query_tokens_of(const fixture *f, uint32_t b)
 {
-    *f = (fixture){ .c = c };
+    return f->p.counts ? f->p.counts[b] : f->p.query_tokens;
+}
+
+uint32_t row_of(const fixture *f, uint32_t b, uint32_t token)
+{
+    return (uint32_t)f->starts[b] + token;
+}
+
+int32_t position_of(const fixture *f, uint32_t b, uint32_t token)
+{
+    const int32_t length = f->c->lengths[b] > 0 ? f->c->lengths[b] : 0;
+    return length - (int32_t)query_tokens_of(f, b) + (int32_t)token;
+}
+
+/* As kvant/attention.h says. */
+float slope_of(const fixture *f, uint32_t head)
+{
+    uint32_t n = 1;
+    while (2 * n <= f->c->n_heads)
+        n *= 2;
+    if (f->p.max_bias == 0)
+        return 1;
+    return head < n ? exp2f(-f->p.max_bias * (float)(head + 1) / (float)n)
+                    : exp2f(-f->p.max_bias * (float)(2 * (head - n) + 1) / (float)(2 * n));
+}
+
+static void count_rows(fixture *f)
+{
+    f->starts = calloc(f->c->batch + 1, sizeof *f->starts);
+    for (uint32_t b = 0; b < f->c->batch; b++)
+        f->starts[b + 1] = f->starts[b] + (int32_t)query_tokens_of(f, b);
+    f->n_rows = (uint32_t)f->starts[f->c->batch];
+    if (f->p.counts)
+        f->gpu_starts = device_copy(f->starts, (f->c->batch + 1) * sizeof *f->starts);
+}
+
+/* One of eight cells hidden, one row of eight wholly; beyond a sequence's end NaN, which nothing may read. */
+static void make_mask(fixture *f)
+{
+    f->mask_stride = 64 * f->blocks_per_row + 3;
+    const size_t n = (size_t)f->n_rows * f->mask_stride;
+    f->mask = malloc(n * sizeof *f->mask + 1);
+    memset(f->mask, 0xff, n * sizeof *f->mask);
+    for (uint32_t b = 0; b < f->c->batch; b++)
+        for (uint32_t i = 0; i < query_tokens_of(f, b); i++) {
+            const bool hidden = random_bits() % 8 == 0;
+            for (int32_t t = 0; t < f->c->lengths[b]; t++)
+                f->mask[(size_t)row_of(f, b, i) * f->mask_stride + (uint32_t)t] =
+                    hidden || random_bits() % 8 == 0 ? 0xfc00 : kvant_half_from_float(random_uniform(-3, 3));
+        }
+    f->gpu_mask = device_copy(f->mask, n * sizeof *f->mask);
+}
+
+static void make_sinks(fixture *f)
+{
+    f->sinks = malloc(f->c->n_heads * sizeof *f->sinks);
+    for (uint32_t h = 0; h < f->c->n_heads; h++)
+        f->sinks[h] = random_uniform(-3, 6);
+    f->gpu_sinks = device_copy(f->sinks, f->c->n_heads * sizeof *f->sinks);
+}
+
+void fixture_open(fixture *f, const attention_case *c, const attention_problem *p)
+{
+    *f = (fixture){ .c = c, .p = p ? *p : (attention_problem){ 0 } };
+    f->p.query_tokens = f->p.query_tokens ? f->p.query_tokens : 1;
+    count_rows(f);
     uint32_t n_blocks = 1, longest = 1, d = c->head_dim;
     for (uint32_t b = 0; b < c->batch; b++) {
         uint32_t n = c->lengths[b] > 0 ? ((uint32_t)c->lengths[b] + 63) / 64 : 0;
@@ -102,7 +169,11 @@ void fixture_open(fixture *f, const attention_case *c)
     check_cuda(
         cudaMemcpy(f->cache.gpu_pool, f->cache.pool, f->cache.block_bytes * n_blocks, cudaMemcpyHostToDevice));
     open_pool_upload(&f->open);
-    size_t n = (size_t)c->batch * c->n_heads * d;
+    if (f->p.mask)
+        make_mask(f);
+    if (f->p.sinks)
+        make_sinks(f);
+    size_t n = (size_t)f->n_rows * c->n_heads * d;
     f->q = malloc(n * sizeof *f->q);
     for (size_t i = 0; i < n; i++)
         f->q[i] = round_to_type(random_normal(), c->type);
@@ -111,7 +182,7 @@ void fixture_open(fixture *f, const attention_case *c)
     free(typed);
     f->out_bytes = f->q_bytes;
     f->gpu_out = device_new(f->out_bytes, 0xff);
-    f->gpu_lse = device_new((size_t)c->batch * c->n_heads * sizeof(float), 0xff);
+    f->gpu_lse = device_new((size_t)f->n_rows * c->n_heads * sizeof(float), 0xff);
     f->gpu_table = device_copy(f->table, c->batch * longest * sizeof *f->table);
     f->gpu_lengths = device_copy(c->lengths, c->batch * sizeof *c->lengths);
     f->workspace_bytes = kvant_cuda_attention_workspace(d);
@@ -127,6 +198,12 @@ void fixture_close(fixture *f)
     free(f->table);
     free(f->q);
     free(f->center);
+    free(f->starts);
+    free(f->mask);
+    free(f->sinks);
+    cudaFree(f->gpu_starts);
+    cudaFree(f->gpu_mask);
+    cudaFree(f->gpu_sinks);
     free(f->k_factors);
     free(f->v_factors);
     cudaFree(f->gpu_k_factors);
@@ -161,10 +238,10 @@ kvant_cuda_attention_args attention_args(const fixture *f)
                                         .n_kv_heads = c->n_kv_heads,
                                         .type = c->type,
                                         .q = f->gpu_q,
-                                        .q_batch_stride = (size_t)c->n_heads * c->head_dim,
+                                        .q_batch_stride = (size_t)f->p.query_tokens * c->n_heads * c->head_dim,
                                         .q_head_stride = c->head_dim,
                                         .out = f->gpu_out,
-                                        .out_batch_stride = (size_t)c->n_heads * c->head_dim,
+                                        .out_batch_stride = (size_t)f->p.query_tokens * c->n_heads * c->head_dim,
                                         .out_head_stride = c->head_dim,
                                         .lse = f->gpu_lse,
                                         .scale = 1 / sqrtf((float)c->head_dim),
@@ -172,15 +249,26 @@ kvant_cuda_attention_args attention_args(const fixture *f)
                                         .k_factors = f->gpu_k_factors,
                                         .v_factors = f->gpu_v_factors,
                                         .workspace = f->workspace,
-                                        .workspace_bytes = f->workspace_bytes };
+                                        .workspace_bytes = f->workspace_bytes,
+                                        .query_tokens = f->p.query_tokens,
+                                        .query_starts = f->gpu_starts,
+                                        .q_token_stride = (size_t)c->n_heads * c->head_dim,
+                                        .out_token_stride = (size_t)c->n_heads * c->head_dim,
+                                        .causal = f->p.causal,
+                                        .window = f->p.window,
+                                        .logit_softcap = f->p.softcap,
+                                        .max_bias = f->p.max_bias,
+                                        .mask = f->gpu_mask,
+                                        .mask_token_stride = f->mask_stride,
+                                        .sinks = f->gpu_sinks };
 }
 
-void run_attention(const attention_case *c)
+void run_problem(const attention_case *c, const attention_problem *p)
 {
     fixture f;
-    fixture_open(&f, c);
+    fixture_open(&f, c, p);
     kvant_cuda_attention_args args = attention_args(&f);
-    size_t lse_bytes = (size_t)c->batch * c->n_heads * sizeof(float);
+    size_t lse_bytes = (size_t)f.n_rows * c->n_heads * sizeof(float);
     uint8_t *out = malloc(f.out_bytes), *again = malloc(f.out_bytes);
     float *lse = malloc(lse_bytes);
     assert_int_equal(kvant_cuda_attention(&args, NULL), KVANT_OK);
@@ -188,8 +276,9 @@ void run_attention(const attention_case *c)
     device_read(out, f.gpu_out, f.out_bytes);
     device_read(lse, f.gpu_lse, lse_bytes);
     for (uint32_t b = 0; b < c->batch; b++)
-        for (uint32_t h = 0; h < c->n_heads; h++)
-            check_head(&f, out, lse, b, h);
+        for (uint32_t i = 0; i < query_tokens_of(&f, b); i++)
+            for (uint32_t h = 0; h < c->n_heads; h++)
+                check_head(&f, out, lse, b, i, h);
     cudaStream_t stream;
     cudaGraph_t graph;
     cudaGraphExec_t exec;
@@ -205,8 +294,13 @@ void run_attention(const attention_case *c)
         device_read(again, f.gpu_out, f.out_bytes);
         assert_memory_equal(again, out, f.out_bytes);
     }
-    printf("%-28s %-28s d %3u  kv %u  q %2u  batch %3u  type %d  open %u: error / bound %.3f\n", c->k_spec,
-           c->v_spec, c->head_dim, c->n_kv_heads, c->n_heads, c->batch, c->type, c->open, f.worst);
+    printf("%-28s %-28s d %3u  kv %u  q %2u  batch %3u  type %d  open %u", c->k_spec, c->v_spec, c->head_dim,
+           c->n_kv_heads, c->n_heads, c->batch, c->type, c->open);
+    if (p)
+        printf("  tokens %u%s%s%s%s  window %u  softcap %g  bias %g", p->query_tokens, p->counts ? " ragged" : "",
+               p->causal ? " causal" : "", p->mask ? " mask" : "", p->sinks ? " sinks" : "", p->window, p->softcap,
+               p->max_bias);
+    printf(": error / bound %.3f\n", f.worst);
     cudaGraphExecDestroy(exec);
     cudaGraphDestroy(graph);
     cudaStreamDestroy(stream);
@@ -214,4 +308,9 @@ void run_attention(const attention_case *c)
     free(again);
     free(lse);
     fixture_close(&f);
+}
+
+void run_attention(const attention_case *c)
+{
+    run_problem(c, NULL);
 }

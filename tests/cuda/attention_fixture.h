@@ -18,8 +18,24 @@ typedef struct attention_case {
     uint32_t open;  /* 0: no open blocks; 1: all; n: about one of n, and the last of every sequence */
 } attention_case;
 
+/* What else a problem may ask for; all zero: one query token a sequence, which sees all of it. */
+typedef struct attention_problem {
+    uint32_t query_tokens;  /* of a sequence at most; 0: 1 */
+    const uint32_t *counts; /* query tokens of each sequence, or NULL: all have query_tokens */
+    bool causal;
+    uint32_t window;
+    float softcap, max_bias;
+    bool mask, sinks;
+} attention_problem;
+
 typedef struct fixture {
     const attention_case *c;
+    attention_problem p;
+    uint32_t n_rows, mask_stride;
+    int32_t *starts;
+    uint16_t *mask;
+    float *sinks;
+    void *gpu_starts, *gpu_mask, *gpu_sinks;
     test_cache cache;
     test_open_pool open;
     uint32_t blocks_per_row;
@@ -37,17 +53,25 @@ typedef struct located {
     bool open;
 } located;
 
-void fixture_open(fixture *f, const attention_case *c);
+/* p: NULL for none. */
+void fixture_open(fixture *f, const attention_case *c, const attention_problem *p);
 void fixture_close(fixture *f);
 kvant_cuda_attention_args attention_args(const fixture *f);
 /* The page of sequence b that holds token t. */
 located locate(const fixture *f, kvant_role role, uint32_t b, int32_t t, uint32_t kv_head);
 
-/* One head's output and log-sum-exp within the bound of attention_bound.c. */
-void check_head(fixture *f, const void *out, const float *lse, uint32_t b, uint32_t head);
+/* The query row of a sequence's token, and where that token stands in the sequence. */
+uint32_t row_of(const fixture *f, uint32_t b, uint32_t token);
+int32_t position_of(const fixture *f, uint32_t b, uint32_t token);
+uint32_t query_tokens_of(const fixture *f, uint32_t b);
+float slope_of(const fixture *f, uint32_t head);
 
-/* Runs once, checks every head, then replays a graph three times into poisoned outputs and wants the same
+/* One query row's output and log-sum-exp within the bound of attention_bound.c. */
+void check_head(fixture *f, const void *out, const float *lse, uint32_t b, uint32_t token, uint32_t head);
+
+/* Runs once, checks every query row, then replays a graph three times into poisoned outputs and wants the same
  * bytes. */
 void run_attention(const attention_case *c);
+void run_problem(const attention_case *c, const attention_problem *p);
 
 #endif

@@ -9,6 +9,11 @@ static uint64_t state = 88172645463325252u;
 bool have_device(void)
 {
     int devices = 0;
+    const char *limit = getenv("KVANT_TEST_SHARED_KB");
+    if (limit) {
+        kvant_cuda_limit_shared_memory((size_t)atoi(limit) << 10);
+        printf("blocks have %s KB of shared memory at most\n", limit);
+    }
     if (cudaGetDeviceCount(&devices) == cudaSuccess && devices > 0)
         return true;
     printf("skipped: no CUDA device\n");

@@ -24,7 +24,8 @@
             fail_msg("%s: %s", #call, cudaGetErrorString(error_));                                                 \
     } while (0)
 
-/* Says so when there is none. */
+/* Says so when there is none. The environment variable KVANT_TEST_SHARED_KB makes blocks have no more shared memory, as on smaller
+ * GPUs. */
 bool have_device(void);
 
 uint64_t random_bits(void);

@@ -228,7 +228,7 @@ static void test_shared_blocks(void **unused)
     static const int32_t lengths[] = { 200, 200 };
     attention_case c = { "turboquant-4", "turboquant-4", 128, 2, 8, 2, KVANT_CUDA_F32, lengths, false, 1.0f, 0 };
     fixture f;
-    fixture_open(&f, &c);
+    fixture_open(&f, &c, NULL);
     memcpy(f.table + f.blocks_per_row, f.table, f.blocks_per_row * sizeof *f.table);
     check_cuda(cudaMemcpy(f.gpu_table, f.table, 2 * f.blocks_per_row * sizeof *f.table, cudaMemcpyHostToDevice));
     memcpy(f.q + (size_t)c.n_heads * 128, f.q, (size_t)c.n_heads * 128 * sizeof(float));
@@ -246,7 +246,7 @@ static void test_shared_blocks(void **unused)
     device_read(lse, f.gpu_lse, sizeof lse);
     for (uint32_t b = 0; b < 2; b++)
         for (uint32_t h = 0; h < c.n_heads; h++)
-            check_head(&f, out, lse, b, h);
+            check_head(&f, out, lse, b, 0, h);
     free(out);
     fixture_close(&f);
 }

@@ -82,6 +82,17 @@ static void attention_struct(void)
     FIELD(kvant_cuda_attention_args, v_factors);
     FIELD(kvant_cuda_attention_args, workspace);
     FIELD(kvant_cuda_attention_args, workspace_bytes);
+    FIELD(kvant_cuda_attention_args, query_tokens);
+    FIELD(kvant_cuda_attention_args, query_starts);
+    FIELD(kvant_cuda_attention_args, q_token_stride);
+    FIELD(kvant_cuda_attention_args, out_token_stride);
+    FIELD(kvant_cuda_attention_args, causal);
+    FIELD(kvant_cuda_attention_args, window);
+    FIELD(kvant_cuda_attention_args, logit_softcap);
+    FIELD(kvant_cuda_attention_args, max_bias);
+    FIELD(kvant_cuda_attention_args, mask);
+    FIELD(kvant_cuda_attention_args, mask_token_stride);
+    FIELD(kvant_cuda_attention_args, sinks);
 }
 
 static void decode_structs(void)

@@ -107,6 +107,11 @@ static kvant_status attention(const kvant_cuda_attention_args *args, kvant_cuda_
     return KVANT_ERR_IO;
 }
 
+static void limit_shared_memory(size_t bytes)
+{
+    calls.shared_limit = bytes;
+}
+
 static kvant_status transform_queries(const kvant_cuda_query_args *args, kvant_cuda_stream stream)
 {
     remember(args, args->size, stream);

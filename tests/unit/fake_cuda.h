@@ -12,6 +12,7 @@ typedef struct fake_calls {
     unsigned char arguments[512]; /* a copy, zeros behind it */
     kvant_cuda_stream stream;
     int freed;
+    size_t shared_limit;
 } fake_calls;
 
 typedef const fake_calls *fake_cuda_calls_fn(void);

@@ -222,6 +222,8 @@ static void calls_reach_the_table(void **state)
     REACHES(kvant_cuda_decode(&decode, stream), decode, KVANT_ERR_CUDA);
     REACHES(kvant_cuda_copy_blocks(&pages, 16, 2, &from, &to, 1, stream), pages, KVANT_ERR_MEMORY);
     assert_int_equal(kvant_cuda_attention_workspace(128), 384);
+    kvant_cuda_limit_shared_memory(99 << 10);
+    assert_int_equal(calls->shared_limit, 99 << 10);
     assert_int_equal(kvant_cuda_append(NULL, stream), KVANT_ERR_ARGUMENT);
     append.size = sizeof append - 1; /* of no version */
     assert_int_equal(kvant_cuda_append(&append, stream), KVANT_ERR_ARGUMENT);

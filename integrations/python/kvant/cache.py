@@ -207,22 +207,38 @@ class PagedCache:
         v_center=None,
         k_factors=None,
         v_factors=None,
+        causal=True,
+        window=0,
+        logit_softcap=0.0,
+        max_bias=0.0,
+        mask=None,
+        sinks=None,
     ):
-        """softmax(scale q K^T) V for one query token per sequence: q [batch, heads, head_dim], block_table int32
-        [batch, blocks], lengths int32 [batch]. lse: float32 [batch, heads] to fill, or None."""
-        checks.tensor(q, "q", (None, None, self.head_dim), checks.NUMBERS, self.device, rows=True)
-        batch, heads = q.shape[0], q.shape[1]
-        if batch == 0 or heads == 0 or heads % self.n_kv_heads != 0:
+        """softmax(scale q K^T) V: q [batch, heads, head_dim] or, of several query tokens per sequence, [batch, tokens, heads,
+        head_dim]; block_table int32 [batch, blocks]; lengths int32 [batch], the query tokens counted. lse: float32 [batch,
+        (tokens,) heads] to fill, or None. mask: float16 [batch, tokens, cells], with a cell for every token of the table;
+        sinks: float32 [heads]."""
+        several = len(getattr(q, "shape", ())) == 4
+        shape = (None, None, None, self.head_dim) if several else (None, None, self.head_dim)
+        checks.tensor(q, "q", shape, checks.NUMBERS, self.device, rows=True)
+        batch, heads, tokens = q.shape[0], q.shape[-2], q.shape[1] if several else 1
+        if batch == 0 or tokens == 0 or heads == 0 or heads % self.n_kv_heads != 0:
             raise ValueError(f"q: {batch} sequences of {heads} heads; heads are a multiple of {self.n_kv_heads} kv heads")
         out = torch.empty_like(q, memory_format=torch.contiguous_format) if out is None else out
         dtype = (checks.name_of(q.dtype),)
-        checks.tensor(out, "out", (batch, heads, self.head_dim), dtype, self.device, rows=True, written=True)
+        checks.tensor(out, "out", tuple(q.shape), dtype, self.device, rows=True, written=True)
         checks.table(block_table, "block_table", (batch, None), self.device)
         if block_table.shape[1] == 0:
             raise ValueError("block_table: rows of at least one block are needed")
         checks.tensor(lengths, "lengths", (batch,), ("int32",), self.device)
+        if mask is not None:
+            checks.tensor(mask, "mask", (batch, tokens, None), ("float16",), self.device)
+            if mask.shape[2] < 64 * block_table.shape[1]:
+                raise ValueError("mask: a cell for every token of the table is needed")
+        if sinks is not None:
+            checks.tensor(sinks, "sinks", (heads,), ("float32",), self.device)
         if lse is not None:
-            checks.tensor(lse, "lse", (batch, heads), ("float32",), self.device, written=True)
+            checks.tensor(lse, "lse", tuple(q.shape[:-1]), ("float32",), self.device, written=True)
         scale = 1 / math.sqrt(self.head_dim) if scale is None else float(scale)
         if not math.isfinite(scale):
             raise ValueError(f"scale: {scale} is not finite")
@@ -246,10 +262,10 @@ class PagedCache:
             type=_type(q),
             q=q.data_ptr(),
             q_batch_stride=q.stride(0),
-            q_head_stride=q.stride(1),
+            q_head_stride=q.stride(-2),
             out=out.data_ptr(),
             out_batch_stride=out.stride(0),
-            out_head_stride=out.stride(1),
+            out_head_stride=out.stride(-2),
             lse=_pointer(lse),
             scale=scale,
             v_center=self._channels(v_center, "v_center"),
@@ -257,6 +273,16 @@ class PagedCache:
             v_factors=self._channels(v_factors, "v_factors"),
             workspace=self._workspace.data_ptr(),
             workspace_bytes=self._workspace.numel(),
+            query_tokens=tokens,
+            q_token_stride=q.stride(1) if several else 0,
+            out_token_stride=out.stride(1) if several else 0,
+            causal=causal,
+            window=window,
+            logit_softcap=logit_softcap,
+            max_bias=max_bias,
+            mask=_pointer(mask),
+            mask_token_stride=0 if mask is None else mask.stride(1),
+            sinks=_pointer(sinks),
         )
         self._call("attention", args)
         return out

@@ -105,6 +105,17 @@ class AttentionArgs(c.Structure):
         ("v_factors", c.c_void_p),
         ("workspace", c.c_void_p),
         ("workspace_bytes", c.c_size_t),
+        ("query_tokens", c.c_uint32),
+        ("query_starts", c.c_void_p),
+        ("q_token_stride", c.c_size_t),
+        ("out_token_stride", c.c_size_t),
+        ("causal", c.c_uint32),
+        ("window", c.c_uint32),
+        ("logit_softcap", c.c_float),
+        ("max_bias", c.c_float),
+        ("mask", c.c_void_p),
+        ("mask_token_stride", c.c_size_t),
+        ("sinks", c.c_void_p),
     ]
 
 
@@ -160,6 +171,7 @@ _FUNCTIONS = {
     "kvant_cuda_attention_check": (c.c_int, [c.c_void_p, c.c_void_p, c.c_char_p, c.c_size_t]),
     "kvant_cuda_attention_workspace": (c.c_size_t, [c.c_uint32]),
     "kvant_cuda_attention": (c.c_int, [c.POINTER(AttentionArgs), c.c_void_p]),
+    "kvant_cuda_limit_shared_memory": (None, [c.c_size_t]),
     "kvant_cuda_decode": (c.c_int, [c.POINTER(DecodeArgs), c.c_void_p]),
 }
 

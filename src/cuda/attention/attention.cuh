@@ -8,7 +8,8 @@
  * partial results: the pair that its piece begins in the middle of, and the one that it ends in the middle
  * of.
  *
- * The query heads of a kv head are the columns of every MMA, so a code is unpacked once for all of them. */
+ * The query rows of a kv head, its query heads of every query token, are the columns of every MMA, so a code is unpacked
+ * once for 8 or 16 of them. */
 #ifndef KVANT_CUDA_ATTENTION_CUH
 #define KVANT_CUDA_ATTENTION_CUH
 
@@ -46,81 +47,106 @@ template <class KC, class VC> __host__ __device__ constexpr bool one_table()
         return std::is_same<KC, VC>::value && HAS_TRELLIS<KC> && KC::BITS != 4;
 }
 
+constexpr int LARGE_BYTES = 227 * 1024, SMALL_BYTES = 99 * 1024; /* what a block has at most: 9.0 and 10.0; 8.6, 8.9, 12.0 */
+
 /* Warps for slots of so many bytes in so much room. With look-ups of chunks or a trellis to do, one slot a warp will
- * do. How many warps are best was measured. */
-template <class KC, class VC, int D, bool LARGE> __host__ __device__ constexpr int warps_for(int slot, int room)
+ * do. How many warps are best was measured where there is much room. */
+template <class KC, class VC, int D, bool LARGE, int TILES>
+__host__ __device__ constexpr int warps_for(int slot, int room)
 {
     constexpr bool GROUPS = KC::GROUP != KVANT_CUDA_GROUP_TOKEN || VC::GROUP != KVANT_CUDA_GROUP_TOKEN;
     constexpr bool CHUNKS = HAS_CHUNKS<KC> || HAS_CHUNKS<VC>;
-    if (CHUNKS && LARGE && D <= 128 && most_warps<KC>() * slot <= room)
-        return most_warps<KC>();
     /* registers are what 12 warps have too few of for keys of 4 bits, and 4 warps leave most of the machine idle */
-    constexpr bool EIGHT = HAS_TRELLIS<KC> && (D > 128 || (D == 128 && KC::BITS == 4));
-    if (EIGHT && LARGE && 8 * slot <= room)
-        return 8;
-    if (LARGE && D <= 128 && !CHUNKS && slot <= (KC::BIASED || VC::BIASED || GROUPS ? 9000 : 7500))
+    constexpr bool EIGHT = TILES > 1 || (HAS_TRELLIS<KC> && (D > 128 || (D == 128 && KC::BITS == 4)));
+    if (CHUNKS && LARGE && TILES == 1 && D <= 128 && most_warps<KC>() * slot <= room)
+        return most_warps<KC>();
+    if (!EIGHT && D <= 128 && !CHUNKS && slot <= (KC::BIASED || VC::BIASED || GROUPS ? 9000 : 7500) &&
+        12 * slot <= room)
         return 12;
-    const int two_slots = CHUNKS ? 2 * room : 152000; /* without tables, the same warps on all machines */
-    return 16 * slot <= two_slots ? 8 : 8 * slot <= two_slots ? 4 : 2;
+    const int least = CHUNKS || EIGHT || !LARGE ? room : 152000 / 2; /* without tables two slots a warp pay */
+    for (int warps = 8; warps > 1; warps /= 2)
+        if (warps * slot <= least)
+            return warps;
+    return LARGE ? 2 : 1;
 }
 
-/* Threads and memory of a kernel: one block a multiprocessor, because what ends a pair costs less among
- * fewer blocks, with 8 warps where two slots each fit what sm_80 has (163 KB); LARGE is for machines with
- * 227 KB, which go into more slots, or 12 warps where pages are so small that unpacking, not memory, sets
- * the pace. */
-template <class KC, class VC, int D, bool LARGE> struct Shape {
+template <class KC, class VC, int D> __host__ __device__ constexpr int most_tiles()
+{
+    return D <= 128 && KC::GROUP == KVANT_CUDA_GROUP_TOKEN && VC::GROUP == KVANT_CUDA_GROUP_TOKEN ? 2 : 1;
+}
+
+/* Threads and memory of a kernel. One block per multiprocessor, because ending a pair costs less with
+ * fewer blocks. LARGE shapes have more slots, or 12 warps where pages are so small that unpacking
+ * limits the speed. */
+template <class KC, class VC, int D, bool LARGE, int TILES> struct Shape {
+    static constexpr int COLUMNS = TILE_COLUMNS * TILES;
+    /* 4-bit trellis keys look levels up in the values' table of pairs. */
+    static constexpr bool PAIRS = HAS_TRELLIS<VC> && VC::BITS == 4;
+    /* Codebook keys are multiplied as bytes. With two tiles, bytes need too many registers: then as
+     * halves, if trellis keys have a table of pairs. */
+    static constexpr bool BYTES = KC::BIASED && (TILES == 1 || (HAS_TRELLIS<KC> && !PAIRS));
+    using Query = QueryTile<D, COLUMNS, BYTES>;
+    /* Two tiles: queries are read from shared memory for every page, which is faster for uniform codes
+     * (100 instead of 104 us for int-4 at 8 x 32 x 8 x 128 x 32768) and slower for others. */
+    static constexpr bool RELOAD = TILES > 1 && HAS_ZEROS<KC>;
     static constexpr int K_CODES = page_code_bytes<KC, D>(true), V_CODES = page_code_bytes<VC, D>(false);
     static constexpr int K_BYTES = K_CODES + metadata_bytes<KC, D>(), V_BYTES = V_CODES + metadata_bytes<VC, D>();
-    static constexpr int SUMS = HEADS * (D + 4) * 4; /* a slot also takes the warp's sums when a pair ends */
+    static constexpr int SUMS = COLUMNS * (D + 4) * 4; /* a slot also takes the warp's sums when a pair ends */
     static constexpr int SLOT = ((K_BYTES + V_BYTES > SUMS ? K_BYTES + V_BYTES : SUMS) + 127) / 128 * 128;
     /* Tables of directions of chunks, or of pairs of levels of a trellis. */
     static constexpr bool ONE_TABLE = one_table<KC, VC>();
     static constexpr int K_TABLE = table_bytes<KC, LARGE, D>() + pair_bytes<KC, LARGE, true>(),
                          V_TABLE = ONE_TABLE ? 0 : table_bytes<VC, LARGE, D>() + pair_bytes<VC, LARGE, false>();
     static constexpr int TABLES = K_TABLE + V_TABLE;
-    /* Where keys of 4 bits find pairs of values' levels. */
-    static constexpr int V_PAIRS = HAS_TRELLIS<VC> && VC::BITS == 4 ? K_TABLE : -1;
-    static constexpr int ROOM = (!LARGE ? 152000 : TABLES ? 222000 : 217000) - TABLES;
-    static constexpr int WARPS = warps_for<KC, VC, D, LARGE>(SLOT, ROOM), FIT = ROOM / (WARPS * SLOT),
+    static constexpr int V_PAIRS = PAIRS ? K_TABLE : -1;
+    /* Shared memory that is left for slots. */
+    static constexpr int OTHERS = TABLES + (int)sizeof(Query) + (int)sizeof(WarpResults<12, COLUMNS>) + 1024;
+    static constexpr int ROOM = LARGE ? 217000 - TABLES + (TABLES && TILES == 1 ? 5000 : 0) - (TILES - 1) * 5000
+                                      : SMALL_BYTES - OTHERS;
+    static constexpr int WARPS = warps_for<KC, VC, D, LARGE, TILES>(SLOT, ROOM), FIT = ROOM / (WARPS * SLOT),
                          STAGES = FIT < 4 ? FIT : 4;
     /* With one slot a warp, the next K page comes while the V page is worked on. */
-    static constexpr bool SPLIT = LARGE && STAGES == 1;
+    static constexpr bool SPLIT = STAGES == 1;
 };
 
-template <class KC, class VC, int D, bool LARGE> struct SharedMemory {
-    using S = Shape<KC, VC, D, LARGE>;
+template <class KC, class VC, int D, bool LARGE, int TILES> struct SharedMemory {
+    using S = Shape<KC, VC, D, LARGE, TILES>;
     alignas(128) uint8_t tables[S::TABLES ? S::TABLES : 16]; /* chunks.cuh wants them first */
     alignas(128) uint8_t slots[S::WARPS][S::STAGES][S::SLOT];
     uint64_t barriers[S::WARPS][S::STAGES * (S::SPLIT ? 2 : 1)];
     int32_t entries[S::WARPS][S::STAGES];
-    QueryTile<D> queries;
-    WarpResults<S::WARPS> results;
+    typename S::Query queries;
+    WarpResults<S::WARPS, S::COLUMNS> results;
 };
 
 /* Outputs of sequences without tokens: nobody else writes them. */
-static __device__ __noinline__ void clear_empty(const AttentionArgs &p, const Lengths &lengths, int head_dim)
+template <class L>
+static __device__ __noinline__ void clear_empty(const AttentionArgs &p, const L &lengths, int head_dim)
 {
-    int n_heads = p.kv_heads * p.heads_a_kv, size = p.type == KVANT_CUDA_F32 ? 4 : 2;
+    const int n_heads = p.kv_heads * p.heads_a_kv, size = p.type == KVANT_CUDA_F32 ? 4 : 2;
     for (int b = blockIdx.x; b < p.batch; b += gridDim.x) {
         if (lengths.length(b) > 0)
             continue;
-        for (int i = threadIdx.x; i < n_heads * head_dim * size / 2; i += blockDim.x) {
-            size_t row = b * p.out_batch_stride + i / (head_dim * size / 2) * p.out_head_stride;
-            static_cast<uint16_t *>(p.out)[row * size / 2 + i % (head_dim * size / 2)] = 0;
+        for (int token = 0; token < lengths.queries(b); token++) {
+            const QueryRow at = query_row(p, b, token);
+            for (int i = threadIdx.x; i < n_heads * head_dim * size / 2; i += blockDim.x) {
+                size_t row = at.out + i / (head_dim * size / 2) * p.out_head_stride;
+                static_cast<uint16_t *>(p.out)[row * size / 2 + i % (head_dim * size / 2)] = 0;
+            }
+            for (int h = threadIdx.x; p.lse && h < n_heads; h += blockDim.x)
+                p.lse[at.row * n_heads + h] = p.sinks ? p.sinks[h] : -INFINITY;
         }
-        for (int h = threadIdx.x; p.lse && h < n_heads; h += blockDim.x)
-            p.lse[(size_t)b * n_heads + h] = -INFINITY;
     }
 }
 
-/* The warp's sums of a pair into shared memory: rows of D numbers, 4 apart in banks. */
+/* The warp's sums of a pair, of tile t, into shared memory: rows of D numbers, 4 apart in banks. */
 template <class C, int D>
-__device__ __forceinline__ void store_sums(const Accumulator<C, D> &sums, float *rows, int n_heads, int lane)
+__device__ __forceinline__ void store_sums(const Accumulator<C, D> &sums, float *rows, int t, int n_columns, int lane)
 {
-    int row = lane >> 2, column = 2 * (lane & 3);
+    int row = lane >> 2, column = 8 * t + 2 * (lane & 3);
 #pragma unroll
     for (int h = 0; h < 2; h++)
-        if (column + h < n_heads)
+        if (column + h < n_columns)
 #pragma unroll
             for (int i = 0; i < 2 * Accumulator<C, D>::TILES; i++) {
                 const int channel = value_channel<C, D>(i / 2, row, i % 2);
@@ -130,30 +156,58 @@ __device__ __forceinline__ void store_sums(const Accumulator<C, D> &sums, float 
 }
 
 /* What of one pair lies in the block's piece: pages up to end of those that begin at first. */
-struct Stretch {
-    Cursor cursor;
+template <bool GENERAL> struct Stretch {
+    Cursor<GENERAL> cursor;
     Pair pair;
-    int first, end, tokens;
+    int first, end;
+    int tokens, skipped; /* from the first of these pages on; before it */
+    int first_position;  /* of the sequence's query tokens */
 };
 
 /* The stretch that begins with page i of the line, which lies at the cursor or behind it. */
-__device__ __forceinline__ Stretch stretch_from(const AttentionArgs &p, const Lengths &lengths, const Piece &piece,
-                                                Cursor cursor, int i)
+template <bool GENERAL, int COLUMNS>
+__device__ __forceinline__ Stretch<GENERAL> stretch_from(const Lengths<GENERAL, COLUMNS> &lengths,
+                                                         const Piece<GENERAL> &piece, Cursor<GENERAL> cursor, int i)
 {
     cursor.seek(lengths, i);
-    const int head = cursor.head(i), first = cursor.first + head * cursor.pages;
-    return Stretch{ cursor, find_pair(p, cursor.b, head), first, min(piece.end, first + cursor.pages),
-                    lengths.length(cursor.b) };
+    const int head = cursor.head(i), first = cursor.first + head * cursor.pages,
+              skipped = PAGE_TOKENS * lengths.first_page(cursor.b);
+    return Stretch<GENERAL>{ cursor,
+                             find_pair(lengths.p, lengths, cursor.b, head),
+                             first,
+                             min(piece.end, first + cursor.pages),
+                             lengths.length(cursor.b) - skipped,
+                             skipped,
+                             GENERAL ? lengths.first_position(cursor.b) : 0 };
+}
+
+/* Adds the open blocks among pages i, i + step, ... of a stretch. They come after the sealed pages, so
+ * that the loop over sealed pages holds no call and keeps its operands in registers. */
+template <class C, int D, int TILES, class Q>
+__device__ __forceinline__ void attend_open_pages(const AttentionArgs &p, const Q &queries, const Stretch<true> &at,
+                                                  const Seen &seen, int i, int step, int lane,
+                                                  Accumulator<C, D> (&sums)[TILES])
+{
+    const int32_t *table = p.table + at.pair.b * p.table_stride + at.skipped / PAGE_TOKENS - at.first;
+#pragma unroll 1
+    for (; i < at.end; i += step) {
+        const int entry = __ldg(table + i), before = PAGE_TOKENS * (i - at.first);
+        if (entry >= 0)
+            continue;
+#pragma unroll
+        for (int t = 0; t < TILES; t++)
+            sums[t] = attend_open_page<C, D>(p, queries, seen, t, -1 - entry, at.pair.kv_head, at.skipped + before,
+                                             at.tokens - before, lane, sums[t]);
+    }
 }
 
 template <class KC, class VC>
 using ArgsOf = typename std::conditional<HAS_CHUNKS<KC> || HAS_CHUNKS<VC>, ChunkAttentionArgs, AttentionArgs>::type;
 
 /* Tables of directions or pairs; the caller synchronises. */
-template <class KC, class VC, int D, bool LARGE>
+template <class KC, class VC, int D, bool LARGE, class S>
 __device__ __forceinline__ void fill_tables(uint8_t *tables, const ArgsOf<KC, VC> &p)
 {
-    using S = Shape<KC, VC, D, LARGE>;
     if constexpr (HAS_CHUNKS<KC>)
         KC::fill(tables, p.k_directions, KC::template copies<LARGE, D>());
     if constexpr (HAS_CHUNKS<VC> && !S::ONE_TABLE)
@@ -165,15 +219,14 @@ __device__ __forceinline__ void fill_tables(uint8_t *tables, const ArgsOf<KC, VC
 }
 
 /* What unpacking of keys, or of values, needs: a codebook of bytes, or where the table of directions is. */
-template <class C, class KC, class VC, int D, bool LARGE, bool KEYS>
+template <class C, class KC, class VC, int D, bool LARGE, bool KEYS, class S>
 __device__ __forceinline__ auto table_of(const ArgsOf<KC, VC> &p, int lane)
 {
-    using S = Shape<KC, VC, D, LARGE>;
     if constexpr (HAS_CHUNKS<C>)
         return chunk_table < C, LARGE, D,
                KEYS || S::ONE_TABLE ? 0 : S::K_TABLE > (KEYS ? p.k_directions : p.v_directions, lane);
-    else if constexpr (HAS_TRELLIS<C> && KEYS && C::BITS == 4)
-        return key_table<S::V_PAIRS>(p.k_bytes, p.one);
+    else if constexpr (HAS_TRELLIS<C> && KEYS && C::BITS == 4) /* what is looked up was measured */
+        return key_table<S::V_PAIRS, S::BYTES ? 3 : 4>(p.k_bytes, p.one);
     else if constexpr (HAS_TRELLIS<C>)
         return pair_table < KEYS || S::ONE_TABLE ? 0 : S::K_TABLE, pair_copies<C, LARGE>() > (p.one, lane);
     else
@@ -205,46 +258,50 @@ template <int D> __device__ __forceinline__ void ask_ahead(const AttentionArgs &
     const size_t last = p.batch - 1, last_head = p.kv_heads * p.heads_a_kv - 1;
     if (line < (last * p.table_stride + p.max_tokens / PAGE_TOKENS) * sizeof *p.table)
         prefetch_line(p.table, line);
-    if (line < (last * p.q_batch_stride + last_head * p.q_head_stride + D) * (p.type == KVANT_CUDA_F32 ? 4 : 2))
+    if (!p.query_starts && line < (last * p.q_batch_stride + (p.query_tokens - 1) * p.q_token_stride +
+                                   last_head * p.q_head_stride + D) *
+                                      (p.type == KVANT_CUDA_F32 ? 4 : 2))
         prefetch_line(p.q, line);
     if (threadIdx.x == 0)
-        prefetch_line(p.counters, sizeof(uint32_t) * HEADS * blockIdx.x);
+        prefetch_line(p.counters, sizeof(uint32_t) * MOST_COLUMNS * blockIdx.x);
     if (threadIdx.x == 32)
         prefetch_line(p.partials, 2 * sizeof(float) * partial_floats(D) * blockIdx.x);
     if (threadIdx.x == 64)
         prefetch_line(p.out, 0);
 }
 
-template <class KC, class VC, int D, bool LARGE, bool OPEN>
+template <class KC, class VC, int D, bool LARGE, bool GENERAL, int TILES>
 __device__ __forceinline__ void attend(const ArgsOf<KC, VC> &p)
 {
-    using S = Shape<KC, VC, D, LARGE>;
+    using S = Shape<KC, VC, D, LARGE, TILES>;
+    using Memory = SharedMemory<KC, VC, D, LARGE, TILES>;
+    using L = Lengths<GENERAL, S::COLUMNS>;
     extern __shared__ uint8_t raw[];
-    SharedMemory<KC, VC, D, LARGE> &shared = *reinterpret_cast<SharedMemory<KC, VC, D, LARGE> *>(raw);
+    Memory &shared = *reinterpret_cast<Memory *>(raw);
     /* the shuffle tells the compiler that the warp's number is the same in all its lanes */
     const int lane = threadIdx.x & 31, warp = __shfl_sync(FULL, threadIdx.x >> 5, 0);
     touch_arguments(p, warp);
-    const Lengths lengths{ p.lengths, p.batch, p.kv_heads * p.groups, p.max_tokens };
+    const L lengths{ p };
     ask_ahead<D>(p);
-    const Piece piece = find_piece(lengths, blockIdx.x, gridDim.x, S::WARPS, lane);
+    const Piece<GENERAL> piece = find_piece(lengths, blockIdx.x, gridDim.x, S::WARPS, lane);
     if (piece.any_empty)
         clear_empty(p, lengths, D);
     if (piece.begin == piece.end)
         return;
 
-    Feeder<S::WARPS, S::STAGES, S::SLOT, S::K_BYTES, S::SPLIT> feeder;
+    Feeder<L, GENERAL, S::WARPS, S::STAGES, S::SLOT, S::K_BYTES, S::SPLIT> feeder;
     feeder.ring.init(shared.slots[warp][0], shared.barriers[warp], lane);
     feeder.start(p, lengths, piece, warp, shared.entries[warp]);
-    Stretch at = stretch_from(p, lengths, piece, piece.cursor, piece.begin);
-    QueryRows<D, S::WARPS> rows;
+    Stretch<GENERAL> at = stretch_from(lengths, piece, piece.cursor, piece.begin);
+    QueryRows<D, S::WARPS, GENERAL, S::COLUMNS> rows;
     rows.load(p, at.pair, warp, lane);
     feeder.find_pages(p);
     feeder.fill(p, lengths);
-    fill_tables<KC, VC, D, LARGE>(shared.tables, p);
-    rows.template prepare<KC>(shared.queries, p, at.pair, warp, lane);
+    fill_tables<KC, VC, D, LARGE, S>(shared.tables, p);
+    rows.template prepare<KC>(shared.queries, p, at.pair, at.first_position, warp, lane);
     __syncthreads();
-    const auto k_table = table_of<KC, KC, VC, D, LARGE, true>(p, lane);
-    const auto v_table = table_of<VC, KC, VC, D, LARGE, false>(p, lane);
+    const auto k_table = table_of<KC, KC, VC, D, LARGE, true, S>(p, lane);
+    const auto v_table = table_of<VC, KC, VC, D, LARGE, false, S>(p, lane);
 
     /* Pages on their way or in use. Two at first: with more, some warps would have all of theirs before others
      * have one. */
@@ -253,13 +310,20 @@ __device__ __forceinline__ void attend(const ArgsOf<KC, VC> &p)
     uint32_t parity = 0;
 #pragma unroll 1
     for (;;) {
-        uint32_t q[key_tiles<KC, D>()][2];
-        load_operands<KC, D>(shared.queries, q, lane);
-        const ScoreFactors<KC, D> factors =
-            score_factors<KC, D>(shared.queries, lane, p.k_step, p.k_bias, p.k_symmetric, p.k_offset);
-        Accumulator<VC, D> sums;
-        sums.clear();
+        uint32_t q[TILES][key_tiles<KC, D>()][2];
+        ScoreFactors<KC, D> factors[TILES];
+        Accumulator<VC, D> sums[TILES];
+#pragma unroll
+        for (int t = 0; t < TILES; t++) {
+            if constexpr (!S::RELOAD)
+                load_operands<KC, D>(shared.queries, t, q[t], lane);
+            factors[t] = score_factors<KC, D>(shared.queries, t, lane, p.k_step, p.k_bias, p.k_symmetric, p.k_offset);
+            sums[t].clear();
+        }
+        const Seen seen = GENERAL ? seen_by_all(p, at.pair, at.first_position) : Seen{ 0, INT_MAX };
         int used = -1; /* the slot of the warp's last page */
+        const int own = mine;
+        bool any_open = false;
 #pragma unroll 1
         while (mine < at.end) {
             /* not sooner, because the last slot takes the warp's sums before it is filled again */
@@ -269,94 +333,110 @@ __device__ __forceinline__ void attend(const ArgsOf<KC, VC> &p)
             depth = S::STAGES;
             used = slot;
             uint8_t *page = shared.slots[warp][slot];
-            const int32_t entry = OPEN ? shared.entries[warp][slot] : 0;
+            const int32_t entry = GENERAL ? shared.entries[warp][slot] : 0;
             feeder.ring.wait(slot, parity);
-            const int valid = at.tokens - PAGE_TOKENS * (mine - at.first);
-            if (!OPEN || entry >= 0) {
-                float s[4][4];
-                score_page<KC, D, LARGE>(page, S::K_CODES, q, factors, k_table, p.k_symmetric, p.k_offset, lane, s);
+            const int before = PAGE_TOKENS * (mine - at.first), valid = at.tokens - before,
+                      first = at.skipped + before;
+            if (!GENERAL || entry >= 0) {
+                float s[TILES][4][4];
+                if constexpr (S::RELOAD)
+#pragma unroll
+                    for (int t = 0; t < TILES; t++)
+                        load_operands<KC, D>(shared.queries, t, q[t], lane);
+                score_page<KC, D, LARGE, S::BYTES>(page, S::K_CODES, q, factors, k_table, p.k_symmetric, p.k_offset,
+                                                lane, s);
                 if constexpr (S::SPLIT) {
                     __syncwarp();
-                    if (mine + S::WARPS < at.end)
-                        feeder.fill_keys(p, lengths);
-                    feeder.ring.wait_values(slot, parity);
+                    feeder.fill_keys(p, lengths, mine + S::WARPS < at.end);
                 }
+                if constexpr (GENERAL)
+#pragma unroll
+                    for (int t = 0; t < TILES; t++)
+                        change_scores(p, shared.queries, seen, t, first, valid, lane, s[t]);
+                if constexpr (S::SPLIT)
+                    feeder.ring.wait_values(slot, parity);
                 if constexpr (VC::GROUP != KVANT_CUDA_GROUP_TOKEN)
                     if (valid < PAGE_TOKENS) {
                         clear_scales<VC, D>(page + S::K_BYTES + S::V_CODES, p.v_symmetric, valid, lane);
                         feeder.ring.fence_writes();
                     }
-                add_page<VC, D, LARGE>(page + S::K_BYTES, S::V_CODES, v_table, p.v_symmetric, p.v_offset, lane,
-                                       valid, s, sums);
+                add_page<VC, D, LARGE>(page + S::K_BYTES, S::V_CODES, v_table, p.v_symmetric, p.v_offset,
+                                              lane, valid, s, sums);
             } else
-                sums = attend_open_page<VC, D>(p, shared.queries, -1 - entry, at.pair.kv_head, lane, valid, sums);
+                any_open = true;
             __syncwarp();
             mine += S::WARPS;
             if (++slot == S::STAGES)
                 slot = 0, parity ^= 1;
         }
-        sums.finish(p.v_step, p.v_bias, lane);
-        if (used >= 0)
-            store_sums<VC, D>(sums, reinterpret_cast<float *>(shared.slots[warp][used]), at.pair.n_heads, lane);
-        shared.results.put(warp, lane, used < 0 ? -1 : (warp * S::STAGES + used) * (S::SLOT / 4), sums.max,
-                           sums.sum);
+        if constexpr (GENERAL)
+            if (any_open)
+                attend_open_pages<VC, D>(p, shared.queries, at, seen, own, S::WARPS, lane, sums);
+#pragma unroll
+        for (int t = 0; t < TILES; t++) {
+            sums[t].finish(p.v_step, p.v_bias, lane);
+            if (used >= 0)
+                store_sums<VC, D>(sums[t], reinterpret_cast<float *>(shared.slots[warp][used]), t, at.pair.n_columns,
+                                  lane);
+            shared.results.put(warp, lane, used < 0 ? -1 : (warp * S::STAGES + used) * (S::SLOT / 4), t, sums[t].max,
+                               sums[t].sum);
+        }
         __syncthreads();
-        finish_pair<D, S::WARPS>(p, shared.results, reinterpret_cast<const float *>(shared.slots), at.pair,
-                                 Share{ at.first, at.first + at.cursor.pages, piece.begin, piece.end, piece.size },
-                                 warp, lane);
+        finish_pair<D, GENERAL>(p, shared.results, reinterpret_cast<const float *>(shared.slots), at.pair,
+                                Share{ at.first, at.first + at.cursor.pages, piece.begin, piece.end, piece.size },
+                                warp, lane);
         if (at.end == piece.end)
             break;
-        /* Outputs are the first warps' work, one a head; the last ones prepare what comes next meanwhile. */
-        at = stretch_from(p, lengths, piece, at.cursor, at.end);
+        /* Outputs are the first warps' work, one a column; the last ones prepare what comes next meanwhile. */
+        at = stretch_from(lengths, piece, at.cursor, at.end);
         rows.load(p, at.pair, S::WARPS - 1 - warp, lane);
-        rows.template prepare<KC>(shared.queries, p, at.pair, S::WARPS - 1 - warp, lane);
+        rows.template prepare<KC>(shared.queries, p, at.pair, at.first_position, S::WARPS - 1 - warp, lane);
         __syncthreads();
         feeder.ring.fence_writes();
         __syncwarp();
     }
 }
 
-/* Every machine gets the code of one of the two LARGE: the other stays empty there. */
-template <class KC, class VC, int D, bool LARGE, bool OPEN>
-__global__ void __launch_bounds__(Shape<KC, VC, D, LARGE>::WARPS * 32, 1)
+/* Large shapes have a body for compute_90 and later only. launch.cu reads ptx_least and never
+ * launches an empty body; the trap makes sure that such a launch could not return a result. */
+constexpr int LARGE_PTX = 90;
+
+template <class KC, class VC, int D, bool LARGE, bool GENERAL, int TILES>
+__global__ void __launch_bounds__(Shape<KC, VC, D, LARGE, TILES>::WARPS * 32, 1)
     attention_kernel(const __grid_constant__ ArgsOf<KC, VC> p)
 {
 #ifdef __CUDA_ARCH__
-    if constexpr (LARGE == (__CUDA_ARCH__ >= 900))
-        attend<KC, VC, D, LARGE, OPEN>(p);
+    if constexpr (!LARGE || __CUDA_ARCH__ >= 10 * LARGE_PTX)
+        attend<KC, VC, D, LARGE, GENERAL, TILES>(p);
+    else
+        __trap();
 #endif
 }
 
-template <class KC, class VC, int D, bool OPEN> AttentionKernel kernel_of(bool large)
+template <class KC, class VC, int D, bool LARGE, bool GENERAL, int TILES> AttentionKernel kernel_of()
 {
-    return large ? AttentionKernel{ (const void *)attention_kernel<KC, VC, D, true, OPEN>,
-                                    Shape<KC, VC, D, true>::WARPS * 32, (int)sizeof(SharedMemory<KC, VC, D, true>) }
-                 : AttentionKernel{ (const void *)attention_kernel<KC, VC, D, false, OPEN>,
-                                    Shape<KC, VC, D, false>::WARPS * 32,
-                                    (int)sizeof(SharedMemory<KC, VC, D, false>) };
+    using S = Shape<KC, VC, D, LARGE, TILES>;
+    constexpr size_t bytes = sizeof(SharedMemory<KC, VC, D, LARGE, TILES>);
+    static_assert(bytes <= (LARGE ? LARGE_BYTES : SMALL_BYTES), "a block's memory");
+    return AttentionKernel{ (const void *)attention_kernel<KC, VC, D, LARGE, GENERAL, TILES>, S::WARPS * 32,
+                            (int)bytes, S::COLUMNS, S::BYTES, LARGE ? LARGE_PTX : 0 };
 }
 
-/* A kernel that knows no open pages is 2 to 4 % faster, also where there are none. It is there for the
- * pairs of a kind with itself; for others, for chunks, for trellises of many states, and for groups, which cannot do without open
- * pages, it is not worth the time to compile. */
-template <class KC, class VC, int D> AttentionKernel kernel_for(bool large, bool open)
+/* A kernel that knows neither open pages nor all else that is general is 2 to 4 % faster, also where there is none of it. It
+ * is there for large shapes of the pairs of a kind with itself; for others, for chunks, for trellises of many states, and for
+ * groups, which cannot do without open pages, it is not worth the time to compile. */
+template <class KC, class VC, int D> AttentionKernel kernel_for(KernelChoice choice)
 {
+    if (choice.wide) {
+        if constexpr (most_tiles<KC, VC, D>() > 1)
+            return choice.large ? kernel_of<KC, VC, D, true, true, 2>() : kernel_of<KC, VC, D, false, true, 2>();
+        return AttentionKernel{};
+    }
     if constexpr (std::is_same<KC, VC>::value && KC::GROUP == KVANT_CUDA_GROUP_TOKEN && !HAS_CHUNKS<KC> &&
                   memory_of<KC>() <= 8)
-        if (!open)
-            return kernel_of<KC, VC, D, false>(large);
-    return kernel_of<KC, VC, D, true>(large);
-}
-
-template <class KC, class VC> AttentionKernel choose_attention_kernel(uint32_t head_dim, bool large, bool open)
-{
-    switch (head_dim) {
-    case 64: return kernel_for<KC, VC, 64>(large, open);
-    case 96: return kernel_for<KC, VC, 96>(large, open);
-    case 128: return kernel_for<KC, VC, 128>(large, open);
-    case 256: return kernel_for<KC, VC, 256>(large, open);
-    default: return AttentionKernel{};
-    }
+        if (choice.large && !choice.general)
+            return kernel_of<KC, VC, D, true, false, 1>();
+    return choice.large ? kernel_of<KC, VC, D, true, true, 1>() : kernel_of<KC, VC, D, false, true, 1>();
 }
 
 } // namespace kvant

@@ -10,15 +10,16 @@
 namespace kvant
 {
 
-/* Workspace: counters for every thread block, one a head, then two partial results for each (attention.cuh says why
+/* Workspace: counters for every thread block, one a column, then two partial results for each (attention.cuh says why
  * two). There is a block a multiprocessor. */
 constexpr uint32_t MAX_BLOCKS = 1024;
-constexpr uint32_t HEADS = 8; /* query heads that share an operand: the columns of an MMA */
-constexpr size_t COUNTER_BYTES = MAX_BLOCKS * HEADS * sizeof(uint32_t);
+constexpr uint32_t TILE_COLUMNS = 8;  /* query rows that share an operand: the columns of an MMA */
+constexpr uint32_t MOST_COLUMNS = 16; /* of a kernel: two MMAs an unpacked operand */
+constexpr size_t COUNTER_BYTES = MAX_BLOCKS * MOST_COLUMNS * sizeof(uint32_t);
 
 __host__ __device__ constexpr size_t partial_floats(uint32_t head_dim)
 {
-    return HEADS * (head_dim + 2); /* rows, then maximum and sum of each head */
+    return MOST_COLUMNS * (head_dim + 2); /* rows, then maximum and sum of each column */
 }
 
 struct PageSource {
@@ -31,7 +32,7 @@ struct PageSource {
 struct AttentionArgs {
     const int32_t *lengths;
     int batch, max_tokens;
-    int kv_heads, groups; /* groups of up to 8 query heads a kv head */
+    int kv_heads, groups; /* groups of query heads a kv head, when every sequence has one query token */
     const int32_t *table;
     size_t table_stride;
     PageSource k, v;   /* blocks that the table numbers 0 and up */
@@ -55,6 +56,17 @@ struct AttentionArgs {
     int k_symmetric, v_symmetric;
     float k_offset, v_offset;  /* uniform codes: number = scale * (code + offset) when symmetric */
     PageSource k_open, v_open; /* block i of these is -1 - i in the table */
+
+    /* Only general kernels read these. */
+    int query_tokens;            /* per sequence, at most */
+    const int32_t *query_starts; /* or NULL; as in cuda.h */
+    size_t q_token_stride, out_token_stride;
+    int causal, window; /* window: INT_MAX for none */
+    float softcap_log2; /* softcap * log2(e), 0: none */
+    float max_bias;     /* ALiBi, 0: none */
+    const uint16_t *mask;
+    size_t mask_token_stride;
+    const float *sinks;
 };
 
 /* What codes of several channels mean (kvant_cuda_book), as far as attention needs it. */
@@ -69,13 +81,23 @@ struct ChunkAttentionArgs : AttentionArgs {
 };
 
 struct AttentionKernel {
-    const void *kernel; /* takes AttentionArgs, or ChunkAttentionArgs, which begin with them */
+    const void *kernel; /* takes AttentionArgs, or ChunkAttentionArgs, which begin with them; NULL: there is none */
     int threads, shared_bytes;
+    int columns;     /* query rows per pass over the pages */
+    bool byte_keys;  /* codebook keys are multiplied as signed bytes */
+    int ptx_least;   /* code made from older PTX has no body */
 };
 
-/* The kernel of a pair of kinds of codes, which attention_pairs.h lists; kernel is NULL for a head_dim
- * that is not there. large: compute capability 9.0 and later; open: the table may name open blocks. */
-template <class K, class V> AttentionKernel pair_attention(uint32_t head_dim, bool large, bool open);
+/* large: up to 227 KB of shared memory per block, for compute_90 and later; otherwise at most 99 KB,
+ * for every GPU. general: open blocks, several query tokens, windows, masks and so on. wide: 16
+ * columns instead of 8. */
+struct KernelChoice {
+    bool large, general, wide;
+};
+
+/* The kernel for a pair of attention_pairs.h and a head_dim; .kernel is NULL when the choice does not
+ * exist. */
+template <class K, class V, int D> AttentionKernel pair_attention(KernelChoice choice);
 
 } // namespace kvant
 

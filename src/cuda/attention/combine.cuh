@@ -5,7 +5,7 @@
 #define KVANT_CUDA_COMBINE_CUH
 
 #include "attention.h"
-#include "schedule.cuh"
+#include "query.cuh"
 #include "softmax.cuh"
 
 namespace kvant
@@ -36,19 +36,20 @@ struct Share {
     }
 };
 
-template <int WARPS> struct WarpResults {
+template <int WARPS, int COLUMNS> struct WarpResults {
     int at
         [WARPS]; /* where the warp's rows begin, in numbers from the first slot; below 0: it had no page of this pair */
-    float max[WARPS][HEADS], sum[WARPS][HEADS];
+    float max[WARPS][COLUMNS], sum[WARPS][COLUMNS];
 
-    __device__ __forceinline__ void put(int warp, int lane, int rows_at, const float (&m)[2], const float (&s)[2])
+    /* Of tile t. */
+    __device__ __forceinline__ void put(int warp, int lane, int rows_at, int t, const float (&m)[2], const float (&s)[2])
     {
         if (lane == 0)
             at[warp] = rows_at;
         if (lane < 4)
 #pragma unroll
             for (int h = 0; h < 2; h++)
-                max[warp][2 * lane + h] = m[h], sum[warp][2 * lane + h] = s[h];
+                max[warp][8 * t + 2 * lane + h] = m[h], sum[warp][8 * t + 2 * lane + h] = s[h];
     }
 };
 
@@ -57,10 +58,10 @@ template <int D> struct HeadSum {
     float max, sum;
 };
 
-/* Sum over the block's warps of head n; the lane's channels. Weights are worked out a warp a lane, so that
+/* Sum over the block's warps of column n; the lane's channels. Weights are worked out a warp a lane, so that
  * what follows is one round of independent loads. */
-template <int D, int WARPS>
-__device__ __forceinline__ HeadSum<D> add_warps(const WarpResults<WARPS> &results, const float *slots, int n,
+template <int D, int WARPS, int COLUMNS>
+__device__ __forceinline__ HeadSum<D> add_warps(const WarpResults<WARPS, COLUMNS> &results, const float *slots, int n,
                                                 int lane)
 {
     constexpr int SPAN = WARPS > 8 ? 16 : 8; /* lanes that add up; the others do the same, for all need the sum */
@@ -92,11 +93,26 @@ __device__ __forceinline__ HeadSum<D> add_warps(const WarpResults<WARPS> &result
     return total;
 }
 
-template <int D>
+/* A sink is one more logit, of a token whose value is 0. */
+template <bool GENERAL, int D>
 __device__ __forceinline__ void write_output(const AttentionArgs &p, const Pair &pair, int n, HeadSum<D> &total,
                                              int lane)
 {
-    float inverse = 1 / total.sum;
+    const Column column = column_of<GENERAL>(p, pair, n);
+    const QueryRow row = GENERAL ? query_row(p, pair.b, column.token)
+                                 : QueryRow{ (size_t)pair.b, 0, pair.b * p.out_batch_stride };
+    float all = total.sum;
+    if (GENERAL && p.sinks) {
+        const float sink = p.sinks[column.head] * LOG2_E, top = fmaxf(total.max, sink),
+                    shrink = exp2f(total.max - top);
+#pragma unroll
+        for (int j = 0; j < Row<D>::PER_LANE; j++)
+            total.row.x[j] *= shrink;
+        total.sum *= shrink;
+        total.max = top;
+        all = total.sum + exp2f(sink - top);
+    }
+    const float inverse = GENERAL && total.sum <= 0 ? 0 : 1 / all;
 #pragma unroll
     for (int j = 0; j < Row<D>::PER_LANE; j++)
         total.row.x[j] *= inverse;
@@ -104,17 +120,17 @@ __device__ __forceinline__ void write_output(const AttentionArgs &p, const Pair 
 #pragma unroll
     for (int j = 0; p.v_factors && j < Row<D>::PER_LANE; j++)
         total.row.x[j] *= p.v_factors[pair.kv_head * D + lane + 32 * j];
+    const float share = GENERAL ? total.sum * inverse : 1;
 #pragma unroll
     for (int j = 0; p.v_center && j < Row<D>::PER_LANE; j++)
-        total.row.x[j] += p.v_center[pair.kv_head * D + lane + 32 * j];
-    int head = pair.first_head + n;
-    store_row(p.out, pair.b * p.out_batch_stride + head * p.out_head_stride, p.type, lane, total.row);
+        total.row.x[j] += share * p.v_center[pair.kv_head * D + lane + 32 * j];
+    store_row(p.out, row.out + column.head * p.out_head_stride, p.type, lane, total.row);
     if (p.lse && lane == 0)
-        p.lse[(size_t)pair.b * p.kv_heads * p.heads_a_kv + head] =
-            (total.max + log2f(total.sum)) * 0.69314718055994531f;
+        p.lse[row.row * p.kv_heads * p.heads_a_kv + column.head] =
+            all > 0 ? (total.max + log2f(all)) * 0.69314718055994531f : -INFINITY;
 }
 
-/* A partial result: n_heads rows in the order of lanes, then (max, sum) of each head. */
+/* A partial result: rows in the order of lanes, then (max, sum) of each column. */
 template <int D> __device__ __forceinline__ float *partial_row(const AttentionArgs &p, int index, int n, int lane)
 {
     return p.partials + (size_t)index * partial_floats(D) + n * D + lane * Row<D>::PER_LANE;
@@ -122,7 +138,7 @@ template <int D> __device__ __forceinline__ float *partial_row(const AttentionAr
 
 template <int D> __device__ __forceinline__ float *partial_scalars(const AttentionArgs &p, int index, int n)
 {
-    return p.partials + (size_t)index * partial_floats(D) + HEADS * D + 2 * n;
+    return p.partials + (size_t)index * partial_floats(D) + MOST_COLUMNS * D + 2 * n;
 }
 
 template <int D>
@@ -162,7 +178,7 @@ template <int D> __device__ __forceinline__ Row<D> load_partial(const float *fro
 /* Rows of partial results that registers hold. */
 template <int D> constexpr int MOST_AT_ONCE = D == 256 ? 16 : 32;
 
-/* Sum over `blocks` blocks of the pair of head n, in the order of blocks whichever of them is the last. AT_ONCE rows at a
+/* Sum over `blocks` blocks of the pair of column n, in the order of blocks whichever of them is the last. AT_ONCE rows at a
  * time, and the first of them before their weights are known: the other blocks are done, so all that counts is how
  * many trips to memory stand behind each other, and how many instructions. */
 template <int D, int AT_ONCE>
@@ -229,7 +245,7 @@ __device__ __forceinline__ HeadSum<D> add_blocks(const AttentionArgs &p, const S
     return add_rows<D, MOST_AT_ONCE<D>>(p, share, blocks, n, lane);
 }
 
-/* Leaves the block's partial result of head n; true in the warp that is the last of the pair's to do so. One lane's
+/* Leaves the block's partial result of column n; true in the warp that is the last of the pair's to do so. One lane's
  * release and acquire do for the warp: they cover what the barriers beside them order. The counter wraps to 0
  * at the last block, so that it is ready for the next call. */
 template <int D>
@@ -241,27 +257,27 @@ __device__ __forceinline__ bool leave_partial(const AttentionArgs &p, const Shar
     uint32_t before = 0;
     __syncwarp();
     if (lane == 0)
-        before = count_up(p.counters + share.first_block() * HEADS + n, last);
+        before = count_up(p.counters + share.first_block() * MOST_COLUMNS + n, last);
     __syncwarp();
     return __shfl_sync(FULL, before, 0) == last;
 }
 
 /* Called by the whole block once the warps' sums of the pair are in shared memory. */
-template <int D, int WARPS>
-__device__ __forceinline__ void finish_pair(const AttentionArgs &p, const WarpResults<WARPS> &results,
+template <int D, bool GENERAL, int WARPS, int COLUMNS>
+__device__ __forceinline__ void finish_pair(const AttentionArgs &p, const WarpResults<WARPS, COLUMNS> &results,
                                             const float *slots, const Pair &pair, const Share &share, int warp,
                                             int lane)
 {
     const bool whole = share.whole();
 #pragma unroll 1
-    for (int n = warp; n < pair.n_heads; n += WARPS) {
-        HeadSum<D> total = add_warps<D, WARPS>(results, slots, n, lane);
+    for (int n = warp; n < pair.n_columns; n += WARPS) {
+        HeadSum<D> total = add_warps<D>(results, slots, n, lane);
         if (!whole) {
             if (!leave_partial<D>(p, share, n, total, lane))
                 continue;
             total = add_blocks<D>(p, share, n, lane);
         }
-        write_output<D>(p, pair, n, total, lane);
+        write_output<GENERAL, D>(p, pair, n, total, lane);
     }
 }
 

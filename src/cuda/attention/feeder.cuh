@@ -12,9 +12,10 @@
 namespace kvant
 {
 
-template <int WARPS, int STAGES, int SLOT, int V_OFFSET, bool SPLIT> struct Feeder {
+/* L: Lengths */
+template <class L, bool GENERAL, int WARPS, int STAGES, int SLOT, int V_OFFSET, bool SPLIT> struct Feeder {
     Ring<STAGES, SLOT, V_OFFSET, SPLIT> ring;
-    Cursor cursor; /* the lane's own */
+    Cursor<GENERAL> cursor; /* the lane's own */
     int next, end; /* pages of the line: the next to fetch, the end of the piece */
     /* The lane's, of a page of the batch: the table's entry, where its pages lie. */
     int32_t entry;
@@ -23,7 +24,7 @@ template <int WARPS, int STAGES, int SLOT, int V_OFFSET, bool SPLIT> struct Feed
     bool keys_there;  /* SPLIT: of the next page to fetch */
     int32_t *entries; /* shared: the table's entry of the page in each slot */
 
-    __device__ __forceinline__ void look_up(const AttentionArgs &p, const Lengths &lengths)
+    __device__ __forceinline__ void look_up(const AttentionArgs &p, const L &lengths)
     {
         int i = next + WARPS * ring.lane;
         in_batch = 0;
@@ -31,8 +32,10 @@ template <int WARPS, int STAGES, int SLOT, int V_OFFSET, bool SPLIT> struct Feed
             return;
         cursor.seek(lengths, i);
         const int h = cursor.head(i);
-        entry = __ldg(p.table + cursor.b * p.table_stride + (i - cursor.first - h * cursor.pages));
-        kv_head = p.groups == 1 ? h : quotient(h, p.groups);
+        const int groups = lengths.groups(cursor.b);
+        entry = __ldg(p.table + cursor.b * p.table_stride + lengths.first_page(cursor.b) +
+                      (i - cursor.first - h * cursor.pages));
+        kv_head = groups == 1 ? h : quotient(h, groups);
     }
 
     /* Where they lie, once the table's entry is there. */
@@ -50,7 +53,7 @@ template <int WARPS, int STAGES, int SLOT, int V_OFFSET, bool SPLIT> struct Feed
         v = of_v.base + (size_t)(uint32_t)block * of_v.block_stride + kv_head * of_v.head_stride;
     }
 
-    __device__ __forceinline__ void start(const AttentionArgs &p, const Lengths &lengths, const Piece &piece,
+    __device__ __forceinline__ void start(const AttentionArgs &p, const L &lengths, const Piece<GENERAL> &piece,
                                           int warp, int32_t *entries_)
     {
         entries = entries_;
@@ -74,17 +77,21 @@ template <int WARPS, int STAGES, int SLOT, int V_OFFSET, bool SPLIT> struct Feed
         return reinterpret_cast<const uint8_t *>(high << 32 | low);
     }
 
-    /* The next K page, while the V page before it is in use. */
-    __device__ __forceinline__ void fill_keys(const AttentionArgs &p, const Lengths &lengths)
+    /* The next K page, while the V page before it is in use; not when `wanted` is false. */
+    __device__ __forceinline__ void fill_keys(const AttentionArgs &p, const L &lengths, bool wanted)
     {
-        if (next >= end)
+        if (!wanted || next >= end) {
+            ring.skip();
             return;
+        }
         if (in_batch == 32) {
             look_up(p, lengths);
             find_pages(p);
         }
-        if (__any_sync(FULL, ring.lane == in_batch && entry < 0))
+        if (__any_sync(FULL, ring.lane == in_batch && entry < 0)) {
+            ring.skip();
             return;
+        }
         ring.fill_keys(slot, of_batch(k), p.k.bytes);
         keys_there = true;
     }
@@ -95,7 +102,7 @@ template <int WARPS, int STAGES, int SLOT, int V_OFFSET, bool SPLIT> struct Feed
             ring.fill_values(slot, of_batch(v), p.v.bytes);
     }
 
-    __device__ __forceinline__ void fill(const AttentionArgs &p, const Lengths &lengths)
+    __device__ __forceinline__ void fill(const AttentionArgs &p, const L &lengths)
     {
         if (next >= end) {
             ring.skip();

@@ -24,17 +24,17 @@ template <class C, int D> struct ScoreFactors {
 };
 
 /* What a 1 in a score's accumulator is worth. */
-template <class C> __device__ __forceinline__ constexpr float code_unit()
+template <class C, bool BYTES> __device__ __forceinline__ constexpr float code_unit()
 {
     if constexpr (HAS_CHUNKS<C>)
         return C::UNIT;
-    return C::BIASED ? 1.0f : UNIT;
+    return BYTES ? 1.0f : UNIT;
 }
 
 /* Sums of the query over groups of channels as an operand whose rows are groups: rounded ones, and 4 or 8 rows behind
  * them what they lost. */
-template <int D>
-__device__ __forceinline__ void load_group_sums(const QueryTile<D> &tile, float times, int lane, uint32_t (&b)[2])
+template <int D, class Q>
+__device__ __forceinline__ void load_group_sums(const Q &tile, float times, int lane, uint32_t (&b)[2])
 {
     constexpr int GROUPS = D / 32, LOST = GROUPS <= 4 ? 4 : 8;
     float x[2];
@@ -50,17 +50,18 @@ __device__ __forceinline__ void load_group_sums(const QueryTile<D> &tile, float 
     b[1] = LOST == 8 ? lost : 0;
 }
 
-template <class C, int D>
-__device__ __forceinline__ ScoreFactors<C, D> score_factors(const QueryTile<D> &tile, int lane, float step,
-                                                            float bias, int symmetric, float offset)
+/* Of columns 8 t to 8 t + 7. */
+template <class C, int D, class Q>
+__device__ __forceinline__ ScoreFactors<C, D> score_factors(const Q &tile, int t, int lane, float step, float bias,
+                                                            int symmetric, float offset)
 {
     ScoreFactors<C, D> f;
 #pragma unroll
     for (int h = 0; h < 2; h++) {
-        const int column = 2 * (lane & 3) + h;
-        float x = tile.factor[column] * (C::BIASED ? step * (1 / FIXED_ONE) : HAS_TRELLIS<C> ? step : 1.0f);
-        f.factor[h] = x * code_unit<C>();
-        f.factor8[h] = x * (code_unit<C>() / C::ROW8);
+        const int column = 8 * t + 2 * (lane & 3) + h;
+        float x = tile.factor[column] * (Q::BYTES ? step * (1 / FIXED_ONE) : C::BIASED || HAS_TRELLIS<C> ? step : 1.0f);
+        f.factor[h] = x * code_unit<C, Q::BYTES>();
+        f.factor8[h] = x * (code_unit<C, Q::BYTES>() / C::ROW8);
         f.base[h] = C::GROUP != KVANT_CUDA_GROUP_TOKEN ? x : x * tile.sum[column] * (C::BIASED ? -bias : 1.0f);
     }
     if constexpr (C::GROUP == KVANT_CUDA_GROUP_CHANNELS32)
@@ -226,67 +227,82 @@ __device__ __forceinline__ void score_token_groups(const uint8_t *page, const ui
  * up to 128 of them stay below 2^22 (127 * 255 * 128), so that when they begin at the bits of 1.5 * 2^23
  * their bits are those of the float 1.5 * 2^23 + sum. Bytes of a trellis have no sign: then sums with lower bytes
  * begin at 2^23 and stay below 2^24 (255 * 255 * 128), those with upper ones as before (255 * 128 * 128). */
-template <class C, int D, class T>
-__device__ __forceinline__ void multiply_bytes(const uint8_t *page, const uint32_t (&q)[D / 16][2], const T &table,
-                                               int lane, float (&s)[4][4])
+template <class C, int D, int TILES, class T>
+__device__ __forceinline__ void multiply_bytes(const uint8_t *page, const uint32_t (&q)[TILES][D / 16][2],
+                                               const T &table, int lane, float (&s)[TILES][4][4])
 {
     constexpr bool AS_FLOAT = D <= 128;
     constexpr float HIGH = 12582912, LOW = HAS_TRELLIS<C> ? 8388608 : HIGH;
-    int32_t low[4][4], high[4][4];
+    int32_t low[TILES][4][4], high[TILES][4][4];
 #pragma unroll
-    for (int i = 0; i < 16; i++) {
-        low[i / 4][i % 4] = AS_FLOAT ? HAS_TRELLIS<C> ? 0x4b000000 : 0x4b400000 : 0;
-        high[i / 4][i % 4] = AS_FLOAT ? 0x4b400000 : 0;
-    }
+    for (int t = 0; t < TILES; t++)
+#pragma unroll
+        for (int i = 0; i < 16; i++) {
+            low[t][i / 4][i % 4] = AS_FLOAT ? HAS_TRELLIS<C> ? 0x4b000000 : 0x4b400000 : 0;
+            high[t][i / 4][i % 4] = AS_FLOAT ? 0x4b400000 : 0;
+        }
     if constexpr (HAS_TRELLIS<C>)
-        for_each_trellis_byte<C, D>(page, lane, table, [&](int rt, int pair, const uint32_t(&a)[4]) {
-            mma_unsigned_bytes<false>(low[rt], a, q[2 * pair][0], q[2 * pair][1]);
-            mma_unsigned_bytes<true>(high[rt], a, q[2 * pair + 1][0], q[2 * pair + 1][1]);
+        for_each_trellis_byte<C, D, TILES == 1>(page, lane, table, [&](int rt, int pair, const uint32_t(&a)[4]) {
+#pragma unroll
+            for (int t = 0; t < TILES; t++) {
+                mma_unsigned_bytes<false>(low[t][rt], a, q[t][2 * pair][0], q[t][2 * pair][1]);
+                mma_unsigned_bytes<true>(high[t][rt], a, q[t][2 * pair + 1][0], q[t][2 * pair + 1][1]);
+            }
         });
     else
         for_each_key_pair<C, D / 16>(page, lane, table, [&](int rt, int pair, const uint32_t(&a)[4]) {
-            mma_bytes<false>(low[rt], a, q[2 * pair][0], q[2 * pair][1]);
-            mma_bytes<true>(high[rt], a, q[2 * pair + 1][0], q[2 * pair + 1][1]);
+#pragma unroll
+            for (int t = 0; t < TILES; t++) {
+                mma_bytes<false>(low[t][rt], a, q[t][2 * pair][0], q[t][2 * pair][1]);
+                mma_bytes<true>(high[t][rt], a, q[t][2 * pair + 1][0], q[t][2 * pair + 1][1]);
+            }
         });
 #pragma unroll
-    for (int i = 0; i < 16; i++) {
-        const int32_t l = low[i / 4][i % 4], h = high[i / 4][i % 4];
-        s[i / 4][i % 4] =
+    for (int i = 0; i < 16 * TILES; i++) {
+        const int32_t l = low[i / 16][i / 4 % 4][i % 4], h = high[i / 16][i / 4 % 4][i % 4];
+        s[i / 16][i / 4 % 4][i % 4] =
             AS_FLOAT ? (__int_as_float(h) - HIGH) * 256 + (__int_as_float(l) - LOW) : (float)(h * 256 + l);
     }
 }
 
-/* Scores (log2) of a page's tokens. codes: bytes of codes, behind which the metadata stands. */
-template <class C, int D, bool LARGE, class T>
+/* Scores (log2) of a page's tokens, 8 columns per tile. A code is unpacked once for all tiles. codes: bytes
+ * of codes in front of the metadata. Kinds with groups of 32 have one tile. */
+template <class C, int D, bool LARGE, bool BYTES, int TILES, class T>
 __device__ __forceinline__ void score_page(const uint8_t *page, int codes,
-                                           const uint32_t (&q)[key_tiles<C, D>()][2],
-                                           const ScoreFactors<C, D> &factors, const T &table, int symmetric,
-                                           float offset, int lane, float (&s)[4][4])
+                                           const uint32_t (&q)[TILES][key_tiles<C, D>()][2],
+                                           const ScoreFactors<C, D> (&factors)[TILES], const T &table,
+                                           int symmetric, float offset, int lane, float (&s)[TILES][4][4])
 {
 #pragma unroll
-    for (int i = 0; i < 4; i++)
-        s[i][0] = s[i][1] = s[i][2] = s[i][3] = 0;
-    if constexpr (HAS_CHUNKS<C>) {
-        C::template for_each_key_tile<D, LARGE>(
-            page, lane, table, [&](int rt, int ct, const uint32_t(&a)[4]) { mma(s[rt], a, q[ct][0], q[ct][1]); });
-        scale_scores<C, D>(s, factors, load_scales<C>(page + codes, lane >> 2, symmetric, offset));
-    } else if constexpr (C::BIASED) {
-        multiply_bytes<C, D>(page, q, table, lane, s);
-        scale_scores<C, D>(s, factors, load_scales<C>(page + codes, lane >> 2, symmetric, offset));
-    } else if constexpr (HAS_TRELLIS<C>) {
-        for_each_trellis_key<C, D>(
-            page, lane, table, [&](int rt, int ct, const uint32_t(&a)[4]) { mma(s[rt], a, q[ct][0], q[ct][1]); });
-        scale_scores<C, D>(s, factors, load_scales<C>(page + codes, lane >> 2, symmetric, offset));
-    } else if constexpr (C::GROUP == KVANT_CUDA_GROUP_TOKEN) {
-        for_each_tile<C, 4, D / 16>(
-            page, lane, table, [&](int rt, int ct, const uint32_t(&a)[4]) { mma(s[rt], a, q[ct][0], q[ct][1]); });
-        scale_scores<C, D>(s, factors, load_scales<C>(page + codes, lane >> 2, symmetric, offset));
+    for (int i = 0; i < 16 * TILES; i++)
+        s[i / 16][i / 4 % 4][i % 4] = 0;
+    if constexpr (C::GROUP == KVANT_CUDA_GROUP_TOKEN) {
+        auto multiply = [&](int rt, int ct, const uint32_t(&a)[4]) {
+#pragma unroll
+            for (int t = 0; t < TILES; t++)
+                mma(s[t][rt], a, q[t][ct][0], q[t][ct][1]);
+        };
+        if constexpr (HAS_CHUNKS<C>)
+            C::template for_each_key_tile<D, LARGE>(page, lane, table, multiply);
+        else if constexpr (BYTES)
+            multiply_bytes<C, D, TILES>(page, q, table, lane, s);
+        else if constexpr (HAS_TRELLIS<C> && C::BITS == 4)
+            for_each_trellis_key4<C, D>(page, lane, table, multiply);
+        else if constexpr (HAS_TRELLIS<C>)
+            for_each_trellis_key<C, D>(page, lane, table, multiply);
+        else
+            for_each_tile<C, 4, D / 16>(page, lane, table, multiply);
+        const TokenScales scales = load_scales<C>(page + codes, lane >> 2, symmetric, offset);
+#pragma unroll
+        for (int t = 0; t < TILES; t++)
+            scale_scores<C, D>(s[t], factors[t], scales);
     } else {
+        static_assert(TILES == 1, "scales of groups multiply operands");
         const GroupScales m = group_scales<C, D>(page + codes, symmetric, offset);
         if constexpr (C::GROUP == KVANT_CUDA_GROUP_CHANNELS32)
-            score_channel_groups<C, D>(page, q, factors, table, m, lane, s);
+            score_channel_groups<C, D>(page, q[0], factors[0], table, m, lane, s[0]);
         else
-            score_token_groups<C, D>(page, q, factors, table, m, lane, s);
+            score_token_groups<C, D>(page, q[0], factors[0], table, m, lane, s[0]);
     }
 }
 

@@ -7,6 +7,7 @@
 #ifndef KVANT_CUDA_OPEN_CUH
 #define KVANT_CUDA_OPEN_CUH
 
+#include "scores.cuh"
 #include "values.cuh"
 
 namespace kvant
@@ -19,12 +20,12 @@ constexpr float OPEN_EXPONENT = -16;
 
 /* Scores (log2). A lane reads 8 neighbouring channels at once. Which channel of 32 stands in which column
  * of the product does not matter as long as the query's numbers stand in the same order. */
-template <int D>
-__device__ __forceinline__ void score_open_page(const uint8_t *page, const QueryTile<D> &tile, int lane,
+template <int D, class Q>
+__device__ __forceinline__ void score_open_page(const uint8_t *page, const Q &tile, int t, int lane,
                                                 float (&s)[4][4])
 {
-    const int row = lane >> 2, column = 2 * (lane & 3);
-    const uint4 *q = reinterpret_cast<const uint4 *>(tile.rows + row * QueryTile<D>::STRIDE) + (lane & 3);
+    const int row = lane >> 2, column = 8 * t + 2 * (lane & 3);
+    const uint4 *q = reinterpret_cast<const uint4 *>(tile.rows + (8 * t + row) * Q::STRIDE) + (lane & 3);
     const uint4 *from = reinterpret_cast<const uint4 *>(page) + row * (D / 8) + (lane & 3);
 #pragma unroll
     for (int i = 0; i < 4; i++)
@@ -129,17 +130,17 @@ __device__ __forceinline__ void add_open_page(const uint8_t *page, float step, i
     }
 }
 
-/* The sums with one open page added. Not inlined, and sums go in and out by value: this way they stay in
- * registers where there are no open pages, and that loop stays short, which is worth up to 4 %. */
-template <class C, int D>
-__device__ __noinline__ Accumulator<C, D> attend_open_page(const AttentionArgs &p, const QueryTile<D> &tile,
-                                                           int block, int kv_head, int lane, int valid,
+/* The sums of tile t with one open page added. Not inlined: it is seldom called, and long. */
+template <class C, int D, class Q>
+__device__ __noinline__ Accumulator<C, D> attend_open_page(const AttentionArgs &p, const Q &tile, Seen seen, int t,
+                                                           int block, int kv_head, int first, int valid, int lane,
                                                            Accumulator<C, D> sums)
 {
     float s[4][4];
     score_open_page<D>(p.k_open.base + (size_t)(uint32_t)block * p.k_open.block_stride +
                            kv_head * p.k_open.head_stride,
-                       tile, lane, s);
+                       tile, t, lane, s);
+    change_scores(p, tile, seen, t, first, valid, lane, s);
     add_open_page<C, D>(p.v_open.base + (size_t)(uint32_t)block * p.v_open.block_stride +
                             kv_head * p.v_open.head_stride,
                         p.v_step, lane, valid, s, sums);

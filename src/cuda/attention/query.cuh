@@ -1,27 +1,37 @@
 /* query.cuh - queries on their way in: rotated, rounded to 16 bits and laid out as MMA operands.
  *
- * A head's numbers are divided by a power of two above its largest, so that fp16's range is never a limit;
+ * A row's numbers are divided by a power of two above its largest, so that fp16's range is never a limit;
  * the factor returns in fp32 with the softmax scale. Keys of codebooks, whose look-ups give bytes, are
- * multiplied as bytes: there a number of the query is 16 bits of fixed point, in two bytes. */
+ * multiplied as bytes by 8 columns: there a number of the query is 16 bits of fixed point, in two bytes. With 16 columns
+ * bytes cost more registers than there are. */
 #ifndef KVANT_CUDA_QUERY_CUH
 #define KVANT_CUDA_QUERY_CUH
 
 #include "../chunks/chunks.cuh"
 #include "../rotate.cuh"
+#include "../trellis/trellis.cuh"
 #include "schedule.cuh"
 
 namespace kvant
 {
 
 constexpr float FIXED_ONE = 32767;
+constexpr float LOG2_E = 1.44269504088896341f;
 
-template <int D> struct QueryTile {
-    static constexpr int STRIDE = D + 8; /* keeps the 8 heads of an operand in different banks */
-    alignas(16) __half rows[HEADS * STRIDE];
-    int16_t fixed[HEADS * STRIDE];  /* rows * FIXED_ONE, for kinds whose products are of bytes */
-    float factor[HEADS];            /* score (log2) = factor * <rows, codes> ... */
-    float sum[HEADS];               /* ... + sum of rows * factor * zero point */
-    float group_sum[HEADS][D / 32]; /* of 32 channels each, for kinds with such groups */
+/* BYTES: for products of bytes. */
+template <int D, int COLUMNS_, bool BYTES_> struct QueryTile {
+    static constexpr int COLUMNS = COLUMNS_;
+    static constexpr bool BYTES = BYTES_;
+    static constexpr int STRIDE = D + 8; /* keeps the 8 columns of an operand in different banks */
+    alignas(16) __half rows[COLUMNS * STRIDE];
+    int16_t fixed[BYTES ? COLUMNS * STRIDE : 8]; /* rows * FIXED_ONE */
+    float factor[COLUMNS];                       /* score (log2) = factor * <rows, codes> ... */
+    float sum[COLUMNS];                          /* ... + sum of rows * factor * zero point */
+    float group_sum[COLUMNS][D / 32];            /* of 32 channels each, for kinds with such groups */
+    /* Of general kernels (scores.cuh). */
+    int position[COLUMNS];
+    float slope[COLUMNS];      /* of the head, times log2(e) */
+    size_t mask_row[COLUMNS];  /* where the token's row of the mask begins */
 };
 
 /* A power of two above |x|, as bits of a float; its inverse is as exact. */
@@ -31,9 +41,9 @@ __device__ __forceinline__ float power_above(float x)
     return __uint_as_float((exponent + 1) << 23);
 }
 
-template <class C, int D>
-__device__ __forceinline__ void prepare_head(QueryTile<D> &tile, const AttentionArgs &p, int n, Row<D> &row,
-                                             int kv_head, int lane)
+template <class C, int D, class Q>
+__device__ __forceinline__ void prepare_row(Q &tile, const AttentionArgs &p, int n, Row<D> &row, int kv_head,
+                                            int lane)
 {
 #pragma unroll
     for (int j = 0; p.k_factors && j < Row<D>::PER_LANE; j++)
@@ -47,10 +57,10 @@ __device__ __forceinline__ void prepare_head(QueryTile<D> &tile, const Attention
 #pragma unroll
     for (int j = 0; j < Row<D>::PER_LANE; j++) {
         __half h = __float2half_rn(row.x[j] * inverse);
-        tile.rows[n * QueryTile<D>::STRIDE + lane + 32 * j] = h; /* for open pages, whatever the kind */
-        if constexpr (C::BIASED) {
+        tile.rows[n * Q::STRIDE + lane + 32 * j] = h; /* for open pages, whatever the kind */
+        if constexpr (Q::BYTES) {
             int v = __float2int_rn(row.x[j] * inverse * FIXED_ONE);
-            tile.fixed[n * QueryTile<D>::STRIDE + lane + 32 * j] = (int16_t)v;
+            tile.fixed[n * Q::STRIDE + lane + 32 * j] = (int16_t)v;
             sum += (float)v;
         } else
             sum += __half2float(h);
@@ -67,45 +77,66 @@ __device__ __forceinline__ void prepare_head(QueryTile<D> &tile, const Attention
     }
 }
 
-/* A pair's query heads on their way from memory, those of one warp: heads n, n + WARPS, ... */
-template <int D, int WARPS> struct QueryRows {
-    static constexpr int N = (HEADS + WARPS - 1) / WARPS;
+/* ALiBi as in Press et al. 2022 (kvant/attention.h), times log2(e). */
+__device__ __forceinline__ float slope_of(const AttentionArgs &p, int head)
+{
+    if (p.max_bias == 0)
+        return LOG2_E;
+    const int n_heads = p.kv_heads * p.heads_a_kv, n = 1 << (31 - __clz(n_heads));
+    const float steps = head < n ? (float)(head + 1) / n : (2.0f * (head - n) + 1) / (2.0f * n);
+    return LOG2_E * exp2f(-p.max_bias * steps);
+}
+
+/* A warp's query rows of a pair, loaded ahead of use: columns n, n + WARPS, ... */
+template <int D, int WARPS, bool GENERAL, int COLUMNS> struct QueryRows {
+    static constexpr int N = (COLUMNS + WARPS - 1) / WARPS;
     Row<D> rows[N];
 
-    /* The head that a group does not have: zeros. Its column is never read, but what it computes must not
-     * be what the others wait for. */
+    /* Columns that a pair does not have become zeros: their results are never read, but NaNs would make
+     * every page compute its weights twice. */
     __device__ __forceinline__ void load(const AttentionArgs &p, const Pair &pair, int warp, int lane)
     {
 #pragma unroll
         for (int i = 0; i < N; i++) {
             const int n = warp + i * WARPS;
-            if (n < pair.n_heads)
-                rows[i] = load_row<D>(p.q, pair.b * p.q_batch_stride + (pair.first_head + n) * p.q_head_stride,
-                                      p.type, lane);
-            else
+            if (n < pair.n_columns) {
+                const Column column = column_of<GENERAL>(p, pair, n);
+                const size_t at = GENERAL ? query_row(p, pair.b, column.token).q : pair.b * p.q_batch_stride;
+                rows[i] = load_row<D>(p.q, at + column.head * p.q_head_stride, p.type, lane);
+            } else
 #pragma unroll
                 for (int j = 0; j < Row<D>::PER_LANE; j++)
                     rows[i].x[j] = 0;
         }
     }
 
-    /* Fills the tile; the caller synchronises before and after. */
-    template <class C>
-    __device__ __forceinline__ void prepare(QueryTile<D> &tile, const AttentionArgs &p, const Pair &pair, int warp,
-                                            int lane)
+    /* Fills the tile; the caller synchronises before and after. first_position: of the sequence's query tokens. */
+    template <class C, class Q>
+    __device__ __forceinline__ void prepare(Q &tile, const AttentionArgs &p, const Pair &pair, int first_position,
+                                            int warp, int lane)
     {
 #pragma unroll
-        for (int i = 0; i < N; i++)
-            if (warp + i * WARPS < (int)HEADS)
-                prepare_head<C, D>(tile, p, warp + i * WARPS, rows[i], pair.kv_head, lane);
+        for (int i = 0; i < N; i++) {
+            const int n = warp + i * WARPS;
+            if (n >= COLUMNS)
+                break;
+            prepare_row<C, D>(tile, p, n, rows[i], pair.kv_head, lane);
+            if (GENERAL && lane == 0) {
+                const Column column = column_of<GENERAL>(p, pair, min(n, pair.n_columns - 1));
+                tile.position[n] = first_position + column.token;
+                tile.slope[n] = slope_of(p, column.head);
+                tile.mask_row[n] = query_row(p, pair.b, column.token).row * p.mask_token_stride;
+            }
+        }
     }
 };
 
-/* The lane's operand registers. Halves: head lane / 4, channels 2 (lane mod 4), + 1 and + 8, + 9 of each
+/* The lane's operand registers of one tile of 8 columns. Halves: column lane / 4, channels 2 (lane mod 4), + 1 and + 8, + 9 of each
  * tile. */
 template <int D> __device__ __forceinline__ void load_pairs(const void *rows, uint32_t (&q)[D / 16][2], int lane)
 {
-    const uint16_t *row = static_cast<const uint16_t *>(rows) + (lane >> 2) * QueryTile<D>::STRIDE + 2 * (lane & 3);
+    constexpr int STRIDE = D + 8;
+    const uint16_t *row = static_cast<const uint16_t *>(rows) + (lane >> 2) * STRIDE + 2 * (lane & 3);
 #pragma unroll
     for (int ct = 0; ct < D / 16; ct++) {
         q[ct][0] = *reinterpret_cast<const uint32_t *>(row + 16 * ct);
@@ -116,9 +147,9 @@ template <int D> __device__ __forceinline__ void load_pairs(const void *rows, ui
 /* Bytes: for two tiles t, t + 1, the lower bytes of their 8 numbers in q[t], the upper ones in q[t + 1],
  * four in a register, in the order in which the kind's look-ups give them. */
 template <class C, int D>
-__device__ __forceinline__ void load_bytes(const QueryTile<D> &tile, uint32_t (&q)[D / 16][2], int lane)
+__device__ __forceinline__ void load_bytes(const int16_t *fixed, uint32_t (&q)[D / 16][2], int lane)
 {
-    load_pairs<D>(tile.fixed, q, lane);
+    load_pairs<D>(fixed, q, lane);
 #pragma unroll
     for (int t = 0; t < D / 16; t += 2) {
         uint32_t low[2], high[2];
@@ -153,7 +184,8 @@ __device__ __forceinline__ void load_bytes(const QueryTile<D> &tile, uint32_t (&
 template <class C, int D>
 __device__ __forceinline__ void load_chunks(const __half *rows, uint32_t (&q)[key_tiles<C, D>()][2], int lane)
 {
-    const uint16_t *row = reinterpret_cast<const uint16_t *>(rows) + (lane >> 2) * QueryTile<D>::STRIDE;
+    constexpr int STRIDE = D + 8;
+    const uint16_t *row = reinterpret_cast<const uint16_t *>(rows) + (lane >> 2) * STRIDE;
 #pragma unroll
     for (int t = 0; t < key_tiles<C, D>(); t++) {
         const int channel = C::CHANNELS * (8 * (t / 2) + 2 * (lane & 3) + t % 2);
@@ -166,19 +198,18 @@ __device__ __forceinline__ void load_chunks(const __half *rows, uint32_t (&q)[ke
     }
 }
 
-template <class C, int D>
-__device__ __forceinline__ void load_operands(const QueryTile<D> &tile, uint32_t (&q)[key_tiles<C, D>()][2],
-                                              int lane)
+/* Of columns 8 t to 8 t + 7. */
+template <class C, int D, class Q>
+__device__ __forceinline__ void load_operands(const Q &tile, int t, uint32_t (&q)[key_tiles<C, D>()][2], int lane)
 {
+    const int first = t * (int)TILE_COLUMNS * Q::STRIDE;
     if constexpr (HAS_CHUNKS<C>) {
-        load_chunks<C, D>(tile.rows, q, lane);
-        return;
-    } else if constexpr (!C::BIASED) {
-        load_pairs<D>(tile.rows, q, lane);
+        load_chunks<C, D>(tile.rows + first, q, lane);
+    } else if constexpr (!Q::BYTES) {
+        load_pairs<D>(tile.rows + first, q, lane);
         reorder<C::ORDER, D / 16>(q);
-        return;
     } else
-        load_bytes<C, D>(tile, q, lane);
+        load_bytes<C, D>(tile.fixed + first, q, lane);
 }
 
 } // namespace kvant

@@ -6,8 +6,9 @@
  * the warp next to nothing. Before that every lane starts its 16-byte pieces (cp.async), and groups are
  * counted instead of barriers. Knows nothing of pages' contents.
  *
- * SPLIT, on sm_90 alone: the two pages have barriers of their own, so that a ring of one slot takes the
- * next K page while the V page is worked on. */
+ * SPLIT: the two pages have barriers, or groups, of their own, so that a ring of one slot takes the next K page
+ * while the V page is worked on. Groups are counted then: behind the K page of an item comes its V page, behind
+ * that the next item's K page or, where there is none yet, an empty group. */
 #ifndef KVANT_CUDA_RING_CUH
 #define KVANT_CUDA_RING_CUH
 
@@ -152,7 +153,20 @@ template <int STAGES, int SLOT, int V_OFFSET, bool SPLIT> struct Ring {
                                          uint32_t v_bytes)
     {
         copy(data + slot * SLOT, k, k_bytes);
-        copy(data + slot * SLOT + V_OFFSET, v, v_bytes);
+        if (SPLIT)
+            skip();
+        fill_values(slot, v, v_bytes);
+    }
+
+    __device__ __forceinline__ void fill_keys(int slot, const uint8_t *k, uint32_t bytes)
+    {
+        copy(data + slot * SLOT, k, bytes);
+        skip();
+    }
+
+    __device__ __forceinline__ void fill_values(int slot, const uint8_t *v, uint32_t bytes)
+    {
+        copy(data + slot * SLOT + V_OFFSET, v, bytes);
         skip();
     }
 
@@ -161,7 +175,7 @@ template <int STAGES, int SLOT, int V_OFFSET, bool SPLIT> struct Ring {
         skip();
     }
 
-    /* One group an item, also when there is none left, so that wait can count. */
+    /* Ends a group: one an item and, SPLIT, page, also when there is none left, so that wait can count. */
     __device__ __forceinline__ void skip()
     {
         asm volatile("cp.async.commit_group;" ::: "memory");
@@ -173,8 +187,13 @@ template <int STAGES, int SLOT, int V_OFFSET, bool SPLIT> struct Ring {
 
     __device__ __forceinline__ void wait(int, uint32_t)
     {
-        asm volatile("cp.async.wait_group %0;" ::"n"(STAGES - 1) : "memory");
+        asm volatile("cp.async.wait_group %0;" ::"n"(SPLIT ? 1 : STAGES - 1) : "memory");
         __syncwarp();
+    }
+
+    __device__ __forceinline__ void wait_values(int, uint32_t)
+    {
+        wait(0, 0);
     }
 };
 

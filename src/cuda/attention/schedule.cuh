@@ -11,6 +11,8 @@
 #include "../layout.cuh"
 #include "../rotate.cuh"
 
+#include <climits>
+
 namespace kvant
 {
 
@@ -22,30 +24,79 @@ __device__ __forceinline__ int quotient(int a, int b)
     return rest < 0 ? q - 1 : rest >= b ? q + 1 : q;
 }
 
-struct Lengths {
-    const int32_t *tokens;
-    int batch, heads, max_tokens; /* heads: kv heads, once for every group of 8 query heads that share one */
+/* The number of a query row (the order of lse and mask), and its place in q and out. */
+struct QueryRow {
+    size_t row, q, out;
+};
+
+__device__ __forceinline__ QueryRow query_row(const AttentionArgs &p, int b, int token)
+{
+    if (p.query_starts) {
+        const size_t row = __ldg(p.query_starts + b) + token;
+        return QueryRow{ row, row * p.q_token_stride, row * p.out_token_stride };
+    }
+    return QueryRow{ (size_t)b * p.query_tokens + token, b * p.q_batch_stride + token * p.q_token_stride,
+                     b * p.out_batch_stride + token * p.out_token_stride };
+}
+
+/* Pages and query rows per sequence. A kernel that is not GENERAL assumes one query token per
+ * sequence and no window, so every sequence has the same number of groups. */
+template <bool GENERAL, int COLUMNS> struct Lengths {
+    const AttentionArgs &p;
 
     __device__ __forceinline__ int length(int b) const
     {
-        return min(max(__ldg(tokens + b), 0), max_tokens);
+        return min(max(__ldg(p.lengths + b), 0), p.max_tokens);
     }
+    __device__ __forceinline__ int queries(int b) const
+    {
+        if (!GENERAL || !p.query_starts)
+            return GENERAL ? p.query_tokens : 1;
+        return min(max(__ldg(p.query_starts + b + 1) - __ldg(p.query_starts + b), 0), p.query_tokens);
+    }
+    /* Position of a sequence's first query token; below 0 when the sequence is shorter than its query. */
+    __device__ __forceinline__ int first_position(int b) const
+    {
+        return length(b) - queries(b);
+    }
+    /* No query token sees a page before this one. */
+    __device__ __forceinline__ int first_page(int b) const
+    {
+        if (!GENERAL || p.window == INT_MAX)
+            return 0;
+        return (unsigned)max(first_position(b) - p.window + 1, 0) / PAGE_TOKENS;
+    }
+    /* Pages per pair. */
     __device__ __forceinline__ int pages(int b) const
     {
-        return b < batch ? (unsigned)(length(b) + PAGE_TOKENS - 1) / PAGE_TOKENS : 0;
+        return b < p.batch ? (int)((unsigned)(length(b) + PAGE_TOKENS - 1) / PAGE_TOKENS) - first_page(b) : 0;
+    }
+    __device__ __forceinline__ int groups(int b) const
+    {
+        return GENERAL ? (unsigned)(queries(b) * p.heads_a_kv + COLUMNS - 1) / COLUMNS : p.groups;
+    }
+    /* Pairs per sequence. */
+    __device__ __forceinline__ int heads(int b) const
+    {
+        return p.kv_heads * (!GENERAL || b < p.batch ? groups(b) : 0);
     }
 };
 
-/* A place in the line: sequence b begins at `first` and has `pages` pages a head. */
-struct Cursor {
-    int b, first, pages;
+/* A place in the line: sequence b begins at `first` and has `pages` pages for each of its `heads` pairs. */
+template <bool GENERAL> struct Cursor {
+    int b, first, pages, own_heads;
 
-    /* Moves on to the sequence that holds page i of the line; i is below the line's end. */
-    __device__ __forceinline__ void seek(const Lengths &lengths, int i)
+    __device__ __forceinline__ int heads(const AttentionArgs &p) const
     {
-        while (i >= first + lengths.heads * pages) {
-            first += lengths.heads * pages;
+        return GENERAL ? own_heads : p.kv_heads * p.groups;
+    }
+    /* Moves on to the sequence that holds page i of the line; i is below the line's end. */
+    template <class L> __device__ __forceinline__ void seek(const L &lengths, int i)
+    {
+        while (i >= first + heads(lengths.p) * pages) {
+            first += heads(lengths.p) * pages;
             pages = lengths.pages(++b);
+            own_heads = GENERAL ? lengths.heads(b) : 0;
         }
     }
     __device__ __forceinline__ int head(int i) const
@@ -54,24 +105,40 @@ struct Cursor {
     }
 };
 
-/* A sequence and a group of up to 8 query heads that share a kv head. */
+/* A sequence and up to COLUMNS query rows of one kv head: one pass over the pages serves them. The
+ * rows of a kv head are its query heads for the first token, then for the second token, and so on;
+ * column n is row first_column + n. */
 struct Pair {
-    int b, kv_head, first_head, n_heads;
+    int b, kv_head, first_column, n_columns;
 };
 
-__device__ __forceinline__ Pair find_pair(const AttentionArgs &p, int b, int head)
+struct Column {
+    int token, head;
+};
+
+template <bool GENERAL> __device__ __forceinline__ Column column_of(const AttentionArgs &p, const Pair &pair, int n)
 {
-    int kv_head = p.groups == 1 ? head : quotient(head, p.groups), group = head - kv_head * p.groups,
-        skipped = group * p.heads_a_group;
-    return Pair{ b, kv_head, kv_head * p.heads_a_kv + skipped, min(p.heads_a_group, p.heads_a_kv - skipped) };
+    const int at = pair.first_column + n, token = GENERAL ? (unsigned)at / (unsigned)p.heads_a_kv : 0;
+    return Column{ token, pair.kv_head * p.heads_a_kv + at - token * p.heads_a_kv };
+}
+
+template <bool GENERAL, int COLUMNS>
+__device__ __forceinline__ Pair find_pair(const AttentionArgs &p, const Lengths<GENERAL, COLUMNS> &lengths, int b,
+                                          int head)
+{
+    const int groups = lengths.groups(b), kv_head = groups == 1 ? head : quotient(head, groups),
+              columns = GENERAL ? p.heads_a_kv * lengths.queries(b) : p.heads_a_kv,
+              width = GENERAL ? (unsigned)(columns + groups - 1) / (unsigned)groups : p.heads_a_group,
+              skipped = (head - kv_head * groups) * width;
+    return Pair{ b, kv_head, skipped, max(min(width, columns - skipped), 0) };
 }
 
 /* The piece [begin, end) of the line that block `index` of `count` takes, and where the line's sequence
  * lies. */
-struct Piece {
+template <bool GENERAL> struct Piece {
     int size, begin, end;
-    bool any_empty; /* some sequence has no tokens */
-    Cursor cursor;
+    bool any_empty; /* some sequence has no pages */
+    Cursor<GENERAL> cursor;
 };
 
 /* The length of a piece, at least `size`, of a line whose pairs all have `pages` pages: one that lets no
@@ -95,43 +162,52 @@ __device__ __forceinline__ int align_piece(int size, int pages)
 }
 
 /* Called by a whole warp. A piece is at least min_pages long, so that little work is not spread thin. */
-__device__ __forceinline__ Piece find_piece(const Lengths &lengths, int index, int count, int min_pages, int lane)
+template <bool GENERAL, int COLUMNS>
+__device__ __forceinline__ Piece<GENERAL> find_piece(const Lengths<GENERAL, COLUMNS> &lengths, int index, int count,
+                                                     int min_pages, int lane)
 {
-    Piece piece;
-    int total = 0, n = 0, longest = 0;
+    const int batch = lengths.p.batch, times = GENERAL ? 1 : lengths.heads(0);
+    /* a sequence's part of the line, divided by `times` */
+    auto part = [&](int b) { return GENERAL ? lengths.pages(b) * lengths.heads(b) : lengths.pages(b); };
+    Piece<GENERAL> piece;
+    int total = 0, n = 0, longest = 0, pages = 0;
     piece.any_empty = false;
 #pragma unroll 1
-    for (int base = 0; base < lengths.batch; base += 32) {
-        n = lengths.pages(base + lane);
-        piece.any_empty |= __any_sync(FULL, base + lane < lengths.batch && n == 0);
+    for (int base = 0; base < batch; base += 32) {
+        n = part(base + lane);
+        piece.any_empty |= __any_sync(FULL, base + lane < batch && n == 0);
         total += __reduce_add_sync(FULL, n);
         longest = max(longest, __reduce_max_sync(FULL, n));
+        if (GENERAL)
+            pages = max(pages, __reduce_max_sync(FULL, lengths.pages(base + lane)));
     }
-    const bool equal = total == longest * lengths.batch;
-    total *= lengths.heads;
+    const bool equal = total == longest * batch;
+    total *= times;
     piece.size = max((int)((unsigned)(total + count - 1) / (unsigned)count), min_pages);
     if (equal && longest > 0)
-        piece.size = align_piece(piece.size, longest);
+        piece.size = align_piece(piece.size, GENERAL ? pages : longest);
     piece.begin = min(index * piece.size, total);
     piece.end = min(piece.begin + piece.size, total);
-    piece.cursor = Cursor{ 0, 0, 0 };
+    piece.cursor = Cursor<GENERAL>{ 0, 0, 0, 0 };
     int before = 0;
 #pragma unroll 1
     for (int base = 0; piece.begin < piece.end; base += 32) {
-        if (lengths.batch > 32)
-            n = lengths.pages(base + lane);
+        if (batch > 32)
+            n = part(base + lane);
         int scan = n;
 #pragma unroll 1
         for (int k = 1; k < 32; k *= 2) {
             int left = __shfl_up_sync(FULL, scan, k);
             scan += lane >= k ? left : 0;
         }
-        uint32_t beyond = __ballot_sync(FULL, lengths.heads * (before + scan) > piece.begin);
+        uint32_t beyond = __ballot_sync(FULL, times * (before + scan) > piece.begin);
         if (beyond) {
             int at = __ffs(beyond) - 1;
+            const int own = __shfl_sync(FULL, n, at);
             piece.cursor.b = base + at;
-            piece.cursor.pages = __shfl_sync(FULL, n, at);
-            piece.cursor.first = lengths.heads * (before + __shfl_sync(FULL, scan, at) - piece.cursor.pages);
+            piece.cursor.pages = GENERAL ? lengths.pages(base + at) : own;
+            piece.cursor.own_heads = GENERAL ? lengths.heads(base + at) : 0;
+            piece.cursor.first = times * (before + __shfl_sync(FULL, scan, at) - own);
             break;
         }
         before += __shfl_sync(FULL, scan, 31);

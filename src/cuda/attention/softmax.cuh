@@ -139,51 +139,6 @@ template <class C, int D> struct Accumulator {
         }
     }
 
-    /* p: operands for the values, tokens as rows; also adds up the sums. Weights are worked out with the
-     * reference as it is, and once more if one is beyond 2^SLACK: that is seldom, and seen with less work
-     * than from the scores. The sums tell what weights of values of scale 0 do not. */
-    __device__ __forceinline__ void weigh(const float (&s)[4][4], const TokenScales &values, uint32_t (&p)[4][2])
-    {
-        float e[8][2], total[2];
-#pragma unroll 1
-        for (int attempt = 0; attempt < 2; attempt++) {
-            __half2 largest = __float2half2_rn(0);
-            total[0] = total[1] = 0;
-#pragma unroll
-            for (int i = 0; i < 8; i++) {
-#pragma unroll
-                for (int h = 0; h < 2; h++) {
-                    e[i][h] = exp2_fast(s[i / 2][2 * (i & 1) + h] - max[h]);
-                    total[h] += e[i][h];
-                }
-                __half2 weight = __floats2half2_rn(e[i][0] * values.scale[i], e[i][1] * values.scale[i]);
-                largest = __hmax2_nan(largest, weight);
-                p[i / 2][i & 1] = *reinterpret_cast<uint32_t *>(&weight);
-            }
-            const bool fits =
-                __hble2(largest, __float2half2_rn(1 << (int)SLACK)) && total[0] < 0x1p64f && total[1] < 0x1p64f;
-            if (attempt == 1 || __all_sync(FULL, fits))
-                break;
-            raise(s, values);
-        }
-        sum[0] += total[0];
-        sum[1] += total[1];
-#pragma unroll
-        for (int i = 0; i < 8; i++) {
-            if constexpr (HAS_ZEROS<C>) {
-                zero[0] += e[i][0] * values.zero[i];
-                zero[1] += e[i][1] * values.zero[i];
-            }
-            p[i / 2][i & 1] = transpose8x8(p[i / 2][i & 1]);
-        }
-        if constexpr (C::BIASED) {
-            const uint32_t ones[4] = { 0x3c003c00u, 0x3c003c00u, 0x3c003c00u, 0x3c003c00u };
-#pragma unroll
-            for (int i = 0; i < 4; i++)
-                mma(weights, ones, p[i][0], p[i][1]);
-        }
-    }
-
     /* Adds the lanes' shares of sum and zero; afterwards o holds finished numbers (times sum). */
     __device__ __forceinline__ void finish(float step, float bias, int lane)
     {
@@ -207,6 +162,74 @@ template <class C, int D> struct Accumulator {
         }
     }
 };
+
+/* A page's contribution to a lane's sums. */
+struct PageSums {
+    float sum[2], zero[2];
+};
+
+/* p: weights of a page, not yet transposed. Returns false when a weight or their sum is too large for the
+ * reference. */
+template <class C, int D>
+__device__ __forceinline__ bool weights_of(const Accumulator<C, D> &sums, const float (&s)[4][4],
+                                           const TokenScales &values, PageSums &page, uint32_t (&p)[4][2])
+{
+    __half2 largest = __float2half2_rn(0);
+    page = PageSums{};
+#pragma unroll
+    for (int i = 0; i < 8; i++) {
+        float e[2];
+#pragma unroll
+        for (int h = 0; h < 2; h++) {
+            e[h] = exp2_fast(s[i / 2][2 * (i & 1) + h] - sums.max[h]);
+            page.sum[h] += e[h];
+            if constexpr (HAS_ZEROS<C>)
+                page.zero[h] += e[h] * values.zero[i];
+        }
+        __half2 weight = __floats2half2_rn(e[0] * values.scale[i], e[1] * values.scale[i]);
+        largest = __hmax2_nan(largest, weight);
+        p[i / 2][i & 1] = *reinterpret_cast<uint32_t *>(&weight);
+    }
+    return __hble2(largest, __float2half2_rn(1 << (int)SLACK)) && page.sum[0] < 0x1p64f && page.sum[1] < 0x1p64f;
+}
+
+/* p: operands for the values, tokens as rows; also adds up the sums. Weights are computed with the
+ * current reference first, and again with a raised one if a weight exceeds 2^SLACK. This happens
+ * rarely and is cheaper to detect than a score above the reference. The sums detect it for values of
+ * scale 0. Tiles are processed together, because their dependent instructions overlap. */
+template <class C, int D, int TILES>
+__device__ __forceinline__ void weigh_tokens(Accumulator<C, D> (&sums)[TILES], const float (&s)[TILES][4][4],
+                                             const TokenScales &values, uint32_t (&p)[TILES][4][2])
+{
+    PageSums page[TILES];
+#pragma unroll 1
+    for (int attempt = 0; attempt < 2; attempt++) {
+        bool fits = true;
+#pragma unroll
+        for (int t = 0; t < TILES; t++)
+            fits &= weights_of(sums[t], s[t], values, page[t], p[t]);
+        if (attempt == 1 || __all_sync(FULL, fits))
+            break;
+#pragma unroll
+        for (int t = 0; t < TILES; t++)
+            sums[t].raise(s[t], values);
+    }
+#pragma unroll
+    for (int t = 0; t < TILES; t++) {
+#pragma unroll
+        for (int h = 0; h < 2; h++)
+            sums[t].sum[h] += page[t].sum[h], sums[t].zero[h] += page[t].zero[h];
+#pragma unroll
+        for (int i = 0; i < 8; i++)
+            p[t][i / 2][i & 1] = transpose8x8(p[t][i / 2][i & 1]);
+        if constexpr (C::BIASED) {
+            const uint32_t ones[4] = { 0x3c003c00u, 0x3c003c00u, 0x3c003c00u, 0x3c003c00u };
+#pragma unroll
+            for (int i = 0; i < 4; i++)
+                mma(sums[t].weights, ones, p[t][i][0], p[t][i][1]);
+        }
+    }
+}
 
 } // namespace kvant
 

@@ -180,38 +180,55 @@ __device__ __forceinline__ void add_token_groups(const uint8_t *page, const Byte
     });
 }
 
-/* Adds a page's values, weighted by the scores, to the sums. */
-template <class C, int D, bool LARGE, class T>
+/* N tiles of an array of tiles, from the first one on. */
+template <int N, class T, int TILES> __device__ __forceinline__ T (&part(T (&tiles)[TILES], int first))[N]
+{
+    return *reinterpret_cast<T(*)[N]>(&tiles[first]);
+}
+
+/* Adds a page's values, weighted by the scores, to the sums of each tile. A code is unpacked once for all
+ * tiles. */
+template <class C, int D, bool LARGE, int TILES, class T>
 __device__ __forceinline__ void add_page(const uint8_t *page, int codes, const T &table, int symmetric,
-                                         float offset, int lane, int valid, float (&s)[4][4],
-                                         Accumulator<C, D> &sums)
+                                         float offset, int lane, int valid, float (&s)[TILES][4][4],
+                                         Accumulator<C, D> (&sums)[TILES])
 {
     if constexpr (C::GROUP == KVANT_CUDA_GROUP_TOKEN) {
         TokenScales scales = load_scales<C>(page + codes, lane >> 2, symmetric, offset);
         if (valid < PAGE_TOKENS)
-            mask_tokens(s, scales, valid, lane >> 2);
-        uint32_t weights[4][2];
-        sums.weigh(s, scales, weights);
+#pragma unroll
+            for (int t = 0; t < TILES; t++)
+                mask_tokens(s[t], scales, valid, lane >> 2);
+        uint32_t weights[TILES][4][2];
+        if constexpr (HAS_ZEROS<C> && TILES == 2) { /* both at once would spill registers */
+            weigh_tokens<C, D, 1>(part<1>(sums, 0), part<1>(s, 0), scales, part<1>(weights, 0));
+            weigh_tokens<C, D, 1>(part<1>(sums, 1), part<1>(s, 1), scales, part<1>(weights, 1));
+        } else
+            weigh_tokens<C, D>(sums, s, scales, weights);
+        if constexpr (!HAS_CHUNKS<C>)
+#pragma unroll
+            for (int t = 0; t < TILES; t++)
+                reorder<C::ORDER, 4>(weights[t]);
         auto multiply = [&](int rt, int ct, const uint32_t(&a)[4]) {
-            mma(sums.o[rt], a, weights[ct][0], weights[ct][1]);
+#pragma unroll
+            for (int t = 0; t < TILES; t++)
+                mma(sums[t].o[rt], a, weights[t][ct][0], weights[t][ct][1]);
         };
         if constexpr (HAS_CHUNKS<C>)
             C::template for_each_value_tile<D, LARGE>(page, lane, table, multiply);
-        else {
-            reorder<C::ORDER, 4>(weights);
-            if constexpr (HAS_TRELLIS<C>)
-                for_each_trellis_value<C, D>(page, lane, table, multiply);
-            else
-                for_each_tile<C, D / 16, 4>(page, lane, table, multiply);
-        }
+        else if constexpr (HAS_TRELLIS<C>)
+            for_each_trellis_value<C, D>(page, lane, table, multiply);
+        else
+            for_each_tile<C, D / 16, 4>(page, lane, table, multiply);
     } else {
+        static_assert(TILES == 1, "scales of groups multiply operands");
         const GroupScales m = group_scales<C, D>(page + codes, symmetric, offset);
         if (valid < PAGE_TOKENS)
-            hide_tokens(s, valid, lane >> 2);
+            hide_tokens(s[0], valid, lane >> 2);
         if constexpr (C::GROUP == KVANT_CUDA_GROUP_CHANNELS32)
-            add_channel_groups<C, D>(page, table, m, lane, s, sums);
+            add_channel_groups<C, D>(page, table, m, lane, s[0], sums[0]);
         else
-            add_token_groups<C, D>(page, table, m, lane, s, sums);
+            add_token_groups<C, D>(page, table, m, lane, s[0], sums[0]);
     }
 }
 

@@ -31,10 +31,10 @@ __device__ __forceinline__ Magnitudes magnitudes_of(const uint32_t (&table)[KVAN
 }
 
 /* With a table of pairs (trellis_pairs.cuh) AT so many bytes from the beginning of the block's shared
- * memory, or none: AT = -1. Half of the codes are looked up there then, because the one pipe has more to
- * do than the other. */
-template <int AT> struct KeyTable : Magnitudes {
-    static constexpr int LOOKED_UP = AT < 0 ? 0 : 2; /* row tiles of four */
+ * memory, or none: AT = -1. PAIRS row tiles of four are looked up there then, the others in registers, because the one pipe has
+ * more to do than the other. */
+template <int AT, int PAIRS> struct KeyTable : Magnitudes {
+    static constexpr int LOOKED_UP = AT < 0 ? 0 : PAIRS;
 
     __device__ __forceinline__ uint32_t at(uint32_t distance) const
     {
@@ -43,10 +43,11 @@ template <int AT> struct KeyTable : Magnitudes {
     }
 };
 
-template <int AT>
-__device__ __forceinline__ KeyTable<AT> key_table(const uint32_t (&table)[KVANT_CUDA_TABLE_WORDS], uint32_t one)
+template <int AT, int PAIRS>
+__device__ __forceinline__ KeyTable<AT, PAIRS> key_table(const uint32_t (&table)[KVANT_CUDA_TABLE_WORDS],
+                                                         uint32_t one)
 {
-    KeyTable<AT> t;
+    KeyTable<AT, PAIRS> t;
     static_cast<Magnitudes &>(t) = magnitudes_of(table, one);
     return t;
 }
@@ -76,17 +77,26 @@ __device__ __forceinline__ void look_up32(uint32_t w, uint32_t number, const Mag
     }
 }
 
+/* The numbers of levels of 32 codes in four words, as nibbles. */
+template <int M, class At, class T>
+__device__ __forceinline__ void numbers_of_codes(const uint32_t (&w)[4], const At &at, const T &table,
+                                                 uint32_t (&number)[4])
+{
+    uint32_t bit1, sign, plane[4];
+    odd_planes(w, table, bit1, sign);
+    subsets_of<M>(at, ~sign, plane);
+    plane[3] = bit1 ^ ~sign;
+    nibbles_of(plane, table, number);
+}
+
 /* Levels of columns c, c + 1, c + 8, c + 9 of 32 codes in four words: of rows r in x[j][0], of rows r + 8
  * in x[j][1]. */
 template <int M, class At, class T>
 __device__ __forceinline__ void byte_levels(const uint32_t (&w)[4], const At &at, const T &table,
                                             uint32_t (&x)[4][2])
 {
-    uint32_t bit1, sign, plane[4], number[4];
-    odd_planes(w, table, bit1, sign);
-    subsets_of<M>(at, ~sign, plane);
-    plane[3] = bit1 ^ ~sign;
-    nibbles_of(plane, table, number);
+    uint32_t number[4];
+    numbers_of_codes<M>(w, at, table, number);
 #pragma unroll
     for (int j = 0; j < 4; j++) {
         if constexpr (T::LOOKED_UP > 0)
@@ -103,13 +113,51 @@ __device__ __forceinline__ void byte_levels(const uint32_t (&w)[4], const At &at
     }
 }
 
-/* use(row tile, pair of column tiles, bytes) for a key page of codes of 4 bits. */
+/* The same levels as halves, columns c and c + 8 in a register: use(row tile, column tile, halves). Words are
+ * read twice, because there are too few registers to keep them. */
 template <class C, int D, class T, class F>
+__device__ __forceinline__ void for_each_trellis_key4(const uint8_t *page, int lane, const T &table, F &&use)
+{
+    static_assert(T::LOOKED_UP > 0, "a table of pairs");
+    constexpr int M = C::MEMORY, N = D / 16;
+    const uint32_t *words = reinterpret_cast<const uint32_t *>(page);
+    uint32_t chain[M + N], w[4], number[4];
+#pragma unroll
+    for (int u = 0; u < N; u++) {
+        load_words<4>(words + (32 * u + lane) * 4, w);
+        chain[M + u] = low_plane(w);
+    }
+    close_circle<4, M, N>(chain, lane);
+#pragma unroll
+    for (int u = 0; u < N; u++) {
+        load_words<4>(words + (32 * u + lane) * 4, w);
+        numbers_of_codes<M>(w, [&](int j) { return chain[M + u - j]; }, table, number);
+#pragma unroll
+        for (int rt = 0; rt < 4; rt++) {
+            uint32_t a[4];
+            if (rt >= 4 - T::LOOKED_UP) {
+                const PairNumbers n = numbers_of(w[rt], number[rt], table);
+                a[0] = table.at(low_pair(n.rows0)), a[1] = table.at(low_pair(n.rows8));
+                a[2] = table.at(high_pair(n.rows0)), a[3] = table.at(high_pair(n.rows8));
+            } else {
+                uint32_t half[2];
+                look_up32(w[rt], number[rt], table, half);
+                widen(half[0], table, a[0], a[1]);
+                widen(half[1], table, a[2], a[3]);
+            }
+            use(rt, u, a);
+        }
+    }
+}
+
+/* use(row tile, pair of column tiles, bytes) for a key page of codes of 4 bits. ROOMY: registers can keep the
+ * page's words; otherwise words are read twice. */
+template <class C, int D, bool ROOMY, class T, class F>
 __device__ __forceinline__ void for_each_trellis_byte(const uint8_t *page, int lane, const T &table, F &&use)
 {
     constexpr int M = C::MEMORY, N = D / 16;
     const uint32_t *words = reinterpret_cast<const uint32_t *>(page);
-    constexpr bool KEEP = D <= 128; /* beyond, words are read twice */
+    constexpr bool KEEP = ROOMY && D <= 128;
     uint32_t chain[M + N], w[N][4];
 #pragma unroll
     for (int u = 0; u < N; u++) {

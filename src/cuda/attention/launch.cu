@@ -1,0 +1,295 @@
+/* launch.cu - the functions of cuda.h about attention: checks the problem, chooses the kernel,
+ * launches it.
+ *
+ * The choice depends on two facts: how much shared memory the device gives a block, and which PTX
+ * version the loaded code of a kernel was made from (cudaFuncGetAttributes). The compute capability
+ * tells neither: a new device may run code made from old PTX, and a new device may have less shared
+ * memory than an old one. */
+#include "../checks.h"
+#include "../chunks/chunks.cuh"
+#include "../table.h"
+#include "../trellis/trellis.cuh"
+#include "attention.h"
+#include "attention_pairs.h"
+
+#include <algorithm>
+#include <atomic>
+#include <climits>
+#include <cmath>
+#include <iterator>
+
+using namespace kvant;
+
+namespace
+{
+
+constexpr uint32_t MAX_HEADS_A_KV = 64, MAX_HEADS = 65536, MAX_GROUPS = 1 << 20;
+
+std::atomic<size_t> shared_limit{ 0 }; /* 0: none */
+
+struct Device {
+    int multiprocessors, shared_bytes; /* the most shared memory a block may have; both 0 on an error */
+};
+
+Device current_device()
+{
+    Device d{};
+    int device = 0;
+    if (cudaGetDevice(&device) != cudaSuccess ||
+        cudaDeviceGetAttribute(&d.multiprocessors, cudaDevAttrMultiProcessorCount, device) != cudaSuccess ||
+        cudaDeviceGetAttribute(&d.shared_bytes, cudaDevAttrMaxSharedMemoryPerBlockOptin, device) != cudaSuccess) {
+        cudaGetLastError();
+        return Device{};
+    }
+    const size_t limit = shared_limit.load(std::memory_order_relaxed);
+    if (limit != 0 && limit < (size_t)d.shared_bytes)
+        d.shared_bytes = (int)limit;
+    return d;
+}
+
+template <class K, class V> AttentionKernel of_head_dim(uint32_t head_dim, KernelChoice choice)
+{
+    switch (head_dim) {
+    case 64: return pair_attention<K, V, 64>(choice);
+    case 96: return pair_attention<K, V, 96>(choice);
+    case 128: return pair_attention<K, V, 128>(choice);
+    case 256: return pair_attention<K, V, 256>(choice);
+    default: return AttentionKernel{};
+    }
+}
+
+/* kernel is NULL for a pair that attention_pairs.h does not have. */
+AttentionKernel find_kernel(const kvant_cuda_params &k, const kvant_cuda_params &v, KernelChoice choice)
+{
+#define KVANT_FIND_PAIR(K, V)                                                                                      \
+    if (k.kind == K::KIND && v.kind == V::KIND && k.memory == memory_of<K>() && v.memory == memory_of<V>())        \
+        return of_head_dim<K, V>(k.head_dim, choice);
+    KVANT_CUDA_ATTENTION_PAIRS(KVANT_FIND_PAIR)
+#undef KVANT_FIND_PAIR
+    return AttentionKernel{};
+}
+
+/* As many blocks as run at once: every further one would start with a cold ring. */
+uint32_t grid_of(const Device &device)
+{
+    return device.multiprocessors < (int)MAX_BLOCKS ? (uint32_t)device.multiprocessors : MAX_BLOCKS;
+}
+
+/* Checks that the loaded code has a body and that the kernel fits the device. */
+kvant_status check_kernel(const AttentionKernel &kernel, const Device &device)
+{
+    if (!kernel.kernel || kernel.shared_bytes > device.shared_bytes)
+        return KVANT_ERR_UNSUPPORTED;
+    cudaFuncAttributes code;
+    const cudaError_t error = cudaFuncGetAttributes(&code, kernel.kernel);
+    if (error != cudaSuccess)
+        return from_cuda(error);
+    if (code.ptxVersion < kernel.ptx_least || code.maxThreadsPerBlock < kernel.threads)
+        return KVANT_ERR_UNSUPPORTED;
+    return from_cuda(
+        cudaFuncSetAttribute(kernel.kernel, cudaFuncAttributeMaxDynamicSharedMemorySize, kernel.shared_bytes));
+}
+
+uint32_t columns_of(const kvant_cuda_attention_args &args)
+{
+    return args.n_heads / args.n_kv_heads * args.query_tokens;
+}
+
+bool is_general(const kvant_cuda_attention_args &args)
+{
+    return args.k_open.base || args.query_tokens > 1 || args.query_starts || args.window || args.mask || args.sinks ||
+           args.logit_softcap > 0 || args.max_bias > 0;
+}
+
+/* The large shape before the small one, the wide kernel before the narrow one. */
+kvant_status choose_kernel(const kvant_cuda_attention_args &args, const Device &device, AttentionKernel &kernel)
+{
+    const bool general = is_general(args), wide = columns_of(args) > TILE_COLUMNS;
+    kvant_status status = KVANT_ERR_UNSUPPORTED;
+    for (int i = 0; i < 4 && status == KVANT_ERR_UNSUPPORTED; i++) {
+        const KernelChoice choice{ i < 2, general, i % 2 == 0 };
+        if (choice.wide && !wide)
+            continue;
+        kernel = find_kernel(args.k_codec->params, args.v_codec->params, choice);
+        status = check_kernel(kernel, device);
+    }
+    return status;
+}
+
+/* schedule.cuh counts pages and pairs in 32 bits. */
+bool valid_shape(const kvant_cuda_attention_args &args)
+{
+    if (args.batch == 0 || args.n_kv_heads == 0 || args.n_heads == 0 || args.n_heads % args.n_kv_heads != 0 ||
+        args.blocks_per_row == 0 || args.blocks_per_row > INT_MAX / 64 || args.n_heads > MAX_HEADS ||
+        args.query_tokens > INT_MAX / MAX_HEADS)
+        return false;
+    const uint64_t groups =
+        (uint64_t)args.n_kv_heads * ((columns_of(args) + TILE_COLUMNS - 1) / TILE_COLUMNS);
+    return groups <= MAX_GROUPS && args.batch <= INT_MAX / 2 / groups / args.blocks_per_row;
+}
+
+bool valid_pools(const kvant_cuda_attention_args &args)
+{
+    const kvant_cuda_params &k = args.k_codec->params, &v = args.v_codec->params;
+    const uint32_t heads = args.n_kv_heads;
+    if (!valid_pages(args.k, k.page_bytes, heads) || !valid_pages(args.v, v.page_bytes, heads))
+        return false;
+    return (!args.k_open.base && !args.v_open.base) ||
+           (valid_pages(args.k_open, open_bytes(k), heads) && valid_pages(args.v_open, open_bytes(v), heads));
+}
+
+bool not_negative(float x)
+{
+    return x >= 0 && std::isfinite(x);
+}
+
+kvant_status check_attention(kvant_cuda_attention_args &args)
+{
+    if (!args.k_codec || !args.v_codec || !args.block_table || !args.lengths || !args.q || !args.out ||
+        !args.workspace || !valid_type(args.type) || !not_negative(args.logit_softcap) || !not_negative(args.max_bias))
+        return KVANT_ERR_ARGUMENT;
+    const kvant_status status = kvant_cuda_table_attention_check(args.k_codec, args.v_codec, NULL, 0);
+    if (status != KVANT_OK)
+        return status;
+    args.query_tokens = std::max(args.query_tokens, 1u);
+    if (!valid_shape(args) || !valid_pools(args) || (args.query_tokens > 1 && args.out_token_stride == 0))
+        return KVANT_ERR_ARGUMENT;
+    const size_t needed = kvant_cuda_table_attention_workspace(args.k_codec->params.head_dim);
+    if (needed == 0)
+        return KVANT_ERR_CUDA;
+    if (reinterpret_cast<uintptr_t>(args.workspace) % 256 != 0 || args.workspace_bytes < needed)
+        return KVANT_ERR_ARGUMENT;
+    return args.n_heads / args.n_kv_heads > MAX_HEADS_A_KV ? KVANT_ERR_UNSUPPORTED : KVANT_OK;
+}
+
+PageSource source_of(const kvant_cuda_pages &pages, size_t bytes)
+{
+    return PageSource{ static_cast<const uint8_t *>(pages.base), pages.block_stride, pages.head_stride,
+                       (uint32_t)bytes };
+}
+
+AttentionArgs launch_args(const kvant_cuda_attention_args &args, const AttentionKernel &kernel)
+{
+    const kvant_cuda_params &k = args.k_codec->params, &v = args.v_codec->params;
+    const int heads_a_kv = (int)(args.n_heads / args.n_kv_heads), groups = (heads_a_kv + kernel.columns - 1) / kernel.columns;
+    AttentionArgs p{};
+    const kvant_codec_info &k_info = args.k_codec->info, &v_info = args.v_codec->info;
+    p.k = source_of(args.k, k_info.metadata_offset + k_info.metadata_bytes);
+    p.v = source_of(args.v, v_info.metadata_offset + v_info.metadata_bytes);
+    p.k_open = source_of(args.k_open, open_bytes(k));
+    p.v_open = source_of(args.v_open, open_bytes(v));
+    p.table = args.block_table;
+    p.table_stride = args.table_stride;
+    p.lengths = args.lengths;
+    p.batch = (int)args.batch;
+    p.max_tokens = (int)args.blocks_per_row * 64;
+    p.kv_heads = (int)args.n_kv_heads;
+    p.groups = groups;
+    p.heads_a_kv = heads_a_kv;
+    p.heads_a_group = (heads_a_kv + groups - 1) / groups;
+    p.type = args.type;
+    p.q = args.q;
+    p.q_batch_stride = args.q_batch_stride;
+    p.q_head_stride = args.q_head_stride;
+    p.out = args.out;
+    p.out_batch_stride = args.out_batch_stride;
+    p.out_head_stride = args.out_head_stride;
+    p.lse = args.lse;
+    p.v_center = args.v_center;
+    p.k_factors = args.k_factors;
+    p.v_factors = args.v_factors;
+    p.scale_log2 = args.scale * 1.44269504088896341f;
+    p.counters = static_cast<uint32_t *>(args.workspace);
+    p.partials = reinterpret_cast<float *>(static_cast<uint8_t *>(args.workspace) + COUNTER_BYTES);
+    p.k_rotation = k.rotation;
+    p.v_rotation = v.rotation;
+    /* bytes of keys are signed; values, halves and a trellis are small numbers above 0 */
+    const uint32_t to_signed =
+        kernel.byte_keys && k.bias == 128 && k.codes != KVANT_CUDA_CODES_TRELLIS ? 0x80808080u : 0;
+    for (uint32_t i = 0; i < KVANT_CUDA_TABLE_WORDS; i++)
+        p.k_bytes[i] = k.bytes[i] ^ to_signed, p.v_bytes[i] = v.bytes[i];
+    p.one = 1;
+    p.k_step = k.step, p.v_step = v.step, p.k_bias = to_signed ? 0 : k.bias, p.v_bias = v.bias;
+    p.k_symmetric = (int)k.symmetric, p.v_symmetric = (int)v.symmetric;
+    p.k_offset = k.offset, p.v_offset = v.offset;
+    p.query_tokens = (int)args.query_tokens;
+    p.query_starts = args.query_starts;
+    p.q_token_stride = args.q_token_stride;
+    p.out_token_stride = args.out_token_stride;
+    p.causal = args.causal != 0;
+    p.window = args.window == 0 || args.window > INT_MAX ? INT_MAX : (int)args.window;
+    p.softcap_log2 = args.logit_softcap * 1.44269504088896341f;
+    p.max_bias = args.max_bias;
+    p.mask = args.mask;
+    p.mask_token_stride = args.mask_token_stride;
+    p.sinks = args.sinks;
+    return p;
+}
+
+void copy_directions(kvant_cuda_directions &to, const kvant_cuda_book &book)
+{
+    std::copy(std::begin(book.direction), std::end(book.direction), to.direction);
+    std::copy(std::begin(book.norm), std::end(book.norm), to.norm);
+    for (uint32_t i = 0; i < book.n_secondaries; i++)
+        std::copy(std::begin(book.secondaries[i]), std::end(book.secondaries[i]), to.secondaries[i]);
+}
+
+} // namespace
+
+kvant_status kvant_cuda_table_attention_check(const kvant_cuda_codec *k_codec, const kvant_cuda_codec *v_codec,
+                                              char *err, size_t errlen)
+{
+    const kvant_cuda_error error = { err, errlen };
+    if (!k_codec || !v_codec)
+        return kvant_cuda_refuse(&error, KVANT_ERR_ARGUMENT, "no codec of keys, or none of values");
+    const kvant_cuda_params &k = k_codec->params, &v = v_codec->params;
+    if (k.role != KVANT_ROLE_K || v.role != KVANT_ROLE_V)
+        return kvant_cuda_refuse(&error, KVANT_ERR_ARGUMENT,
+                                 "the first codec must be one of keys, the second one of values");
+    if (k.head_dim != v.head_dim)
+        return kvant_cuda_refuse(&error, KVANT_ERR_ARGUMENT, "keys and values have different head_dim");
+    if (find_kernel(k, v, KernelChoice{ true, true, false }).kernel)
+        return KVANT_OK;
+    return kvant_cuda_refuse(
+        &error, KVANT_ERR_UNSUPPORTED,
+        "not on the GPU: attention over keys %s with values %s; pairs are of one kind and width, or of "
+        "keys with at least 4 bits (turboquant: 3) and values with fewer (kvant/cuda.h lists them)",
+        k_codec->info.spec, v_codec->info.spec);
+}
+
+size_t kvant_cuda_table_attention_workspace(uint32_t head_dim)
+{
+    uint32_t blocks = grid_of(current_device());
+    if (blocks == 0 || head_dim == 0 || head_dim > KVANT_CUDA_MAX_DIM)
+        return 0;
+    return COUNTER_BYTES + (size_t)blocks * 2 * partial_floats(head_dim) * sizeof(float);
+}
+
+void kvant_cuda_table_limit_shared_memory(size_t bytes)
+{
+    shared_limit.store(bytes, std::memory_order_relaxed);
+}
+
+kvant_status kvant_cuda_table_attention(const kvant_cuda_attention_args *given, kvant_cuda_stream stream)
+{
+    if (!given || given->size != sizeof *given)
+        return KVANT_ERR_ARGUMENT;
+    kvant_cuda_attention_args args = *given;
+    kvant_status status = check_attention(args);
+    if (status != KVANT_OK)
+        return status;
+    const Device device = current_device();
+    AttentionKernel kernel{};
+    status = choose_kernel(args, device, kernel);
+    if (status != KVANT_OK)
+        return status;
+    ChunkAttentionArgs p{};
+    static_cast<AttentionArgs &>(p) = launch_args(args, kernel);
+    if (kvant_cuda_has_chunks(&args.k_codec->params))
+        copy_directions(p.k_directions, args.k_codec->book);
+    if (kvant_cuda_has_chunks(&args.v_codec->params))
+        copy_directions(p.v_directions, args.v_codec->book);
+    void *parameters[] = { &p };
+    return from_cuda(cudaLaunchKernel(kernel.kernel, grid_of(device), kernel.threads, parameters, kernel.shared_bytes,
+                                      static_cast<cudaStream_t>(stream)));
+}
