@@ -1,25 +1,36 @@
 /* codec.h - codecs: rows of float <-> the bytes of a page, and dot products computed on those bytes.
  *
- * A codec is a transform and a quantiser (docs/codecs.md). The transform acts on a row x before quantising,
- * y = R ((x - c) / s) with a centre c, a factor s for each channel and an orthonormal R, and on queries and outputs
- * instead of on decoded rows, x = c + s o R^T y (o multiplies channel by channel; keys with transform= in their spec have R W in place of
- * R, R W^-1 for queries and W^-1 R^T in place of R^T, with a symmetric W from a calibration):
+ * A codec is a transform and a quantiser (docs/codecs.md). The transform acts on a row x before quantising:
  *
- *     keys      <q, s o R^T y + c> = <R (q o s), y> + <q, c>    the last term is the same for every key, and softmax
- *                                                               ignores it, so scores leave it out (a logit
- *                                                               softcap does not: attention adds it back there)
+ *     y = R ((x - c) / s)          c: centre, s: scale per channel, R: orthonormal
+ *     x = c + s o R^T y            o multiplies channel by channel
+ *
+ * Keys with transform= in their spec have R W instead of R, with a symmetric W from a calibration. Queries then take
+ * R W^-1, and the way back is W^-1 R^T. Attention never transforms rows back; it transforms queries and outputs:
+ *
+ *     keys      <q, s o R^T y + c> = <R (q o s), y> + <q, c>    the last term is the same for every key. Softmax
+ *                                                               ignores it, so scores leave it out (attention adds
+ *                                                               it back before a logit softcap).
  *     values    sum_t p_t (s o R^T y_t + c) = s o R^T (sum_t p_t y_t) + c sum_t p_t
  *
- * so attention transforms a query once (kvant_codec_transform_query), works on quantised numbers
- * (kvant_codec_score, kvant_codec_accumulate) and its output once (kvant_codec_transform_output).
- * Centre and factors belong to the cache's state, not to the codec, and are passed where they are needed.
+ * So attention transforms a query once (kvant_codec_transform_query), works on quantised numbers
+ * (kvant_codec_score, kvant_codec_accumulate) and transforms its output once (kvant_codec_transform_output).
+ * Centre and scale belong to the cache, not to the codec; callers pass them.
  *
- * A page holds KVANT_PAGE_TOKENS tokens of one layer, one kv head and one role. Its bytes are defined in
- * docs/format.md and are the same in memory, on disk, on the wire, on every CPU and on the GPU.
+ * A page holds KVANT_PAGE_TOKENS tokens of one layer, one kv head and one role. docs/format.md defines its bytes. They
+ * are the same in memory, on disk, on the wire, on every CPU and on the GPU.
  *
- * Codecs are immutable: every function that takes a const kvant_codec may run in any number of threads at
- * once. Encoding into one page from two threads is a data race, also for different tokens: tokens share words.
- * Nothing but create allocates.
+ * Threads: a codec never changes after creation, so every function that takes a const kvant_codec may run in any
+ * number of threads at once. Encoding into one page from two threads is a data race, also for different tokens,
+ * because tokens share words. A child of fork may use the codecs of its parent.
+ *
+ * Stack: every call fits 64 KiB.
+ *
+ * Memory: create allocates. kvant_codec_encode allocates for codecs whose block_tokens is above 1, and for trellis
+ * codecs with states=4096, or with states=1024 beyond head_dim 128. No other call allocates.
+ *
+ * Structs with a size field: set it to sizeof the struct. Every size from the first released struct on is accepted.
+ * Functions write only that many bytes.
  */
 #ifndef KVANT_CODEC_H
 #define KVANT_CODEC_H
@@ -33,17 +44,17 @@ extern "C" {
 #endif
 
 #define KVANT_PAGE_TOKENS 64u
-#define KVANT_PAGE_ALIGN 64u /* page_bytes is a multiple of it; pages in memory start on it */
+#define KVANT_PAGE_ALIGN 64u /* page_bytes is a multiple of 64, so that pages can lie one after another */
 #define KVANT_MAX_HEAD_DIM 512u
 
 typedef enum kvant_role { KVANT_ROLE_K = 0, KVANT_ROLE_V = 1 } kvant_role;
 
-/* Where the cache takes the centre and the normalisation from: nowhere, the first rows written, a calibration. */
+/* Where the cache takes centre and scale from: nowhere, the first rows that are written, a calibration. */
 typedef enum kvant_center { KVANT_CENTER_NONE = 0, KVANT_CENTER_FIRST = 1, KVANT_CENTER_FILE = 2 } kvant_center;
 typedef enum kvant_norm { KVANT_NORM_NONE = 0, KVANT_NORM_FIRST = 1, KVANT_NORM_FILE = 2 } kvant_norm;
 
-/* Centre and factors of one kv head: what a row is shifted by and divided by before R. NULL in place of the structure
- * or of a member means no shift, no division. */
+/* Centre and scale of one kv head: before R a row is shifted by the centre and divided by the scale. NULL instead of
+ * the struct or of a member means no shift or no division. */
 typedef struct kvant_affine {
     const float *center; /* head_dim finite numbers */
     const float *scale;  /* head_dim finite numbers above 0 */
@@ -54,14 +65,17 @@ typedef struct kvant_calibration kvant_calibration; /* calibration.h */
 
 typedef struct kvant_codec_info {
     size_t size;        /* set by the caller to sizeof(kvant_codec_info) */
-    const char *spec;   /* canonical spec: equal specs describe equal bytes; owned by the codec */
+    /* Canonical spec, owned by the codec. kvant_codec_create makes an equal codec from it with seed 0. Codecs with equal
+     * specs, roles and head_dims write equal bytes, unless the spec takes something from a calibration: compare
+     * fingerprints then. */
+    const char *spec;
     const char *source; /* the paper and section it follows, or "-" */
     uint32_t head_dim;
     kvant_role role;
-    /* What the spec asks of the cache (kvant/cache.h); encode and decode do not look at it. */
+    /* What the spec asks of the cache (kvant/tensor.h). Encode and decode do not look at it. */
     kvant_center center;
     kvant_norm norm;
-    uint32_t sink_tokens;   /* the first tokens of a stream that stay fp16 */
+    uint32_t sink_tokens;   /* the first tokens of a sequence that stay fp16 */
     uint32_t recent_tokens; /* the newest tokens that stay fp16 */
     uint32_t block_tokens;  /* encode takes whole blocks of this many tokens: 1 for per-token codecs */
     uint32_t bits;          /* bits of one code (all planes), 16 or 32 for raw codecs */
@@ -71,43 +85,54 @@ typedef struct kvant_codec_info {
     size_t page_bytes;
     double true_bits;    /* 8 page_bytes / (64 head_dim): every stored byte counted, padding too */
     double nominal_bits; /* as the paper counts */
-    uint64_t fingerprint; /* of the spec, role, head_dim and the numbers that came from a calibration */
+    uint64_t fingerprint; /* of the spec, role, head_dim and the numbers of a calibration: equal bytes where equal */
 } kvant_codec_info;
 
 /* Creates a codec from `name[-bits][:key=value,...]`, e.g. "turboquant-4:scale=norm", "int-4:group=32,sym".
- * head_dim is 1 to KVANT_MAX_HEAD_DIM. seed feeds random signs and rotations; caches that exchange pages
- * must agree on it. On error *codec is NULL and err, when errlen > 0, holds one line that names the valid values.
- * KVANT_ERR_SPEC, KVANT_ERR_UNSUPPORTED, KVANT_ERR_ARGUMENT or KVANT_ERR_MEMORY. */
+ * head_dim is 1 to KVANT_MAX_HEAD_DIM. seed feeds random signs and matrices; the option seed=N of the spec comes before
+ * it. Caches that exchange pages must agree on it.
+ * KVANT_ERR_SPEC: the spec is not understood. KVANT_ERR_UNSUPPORTED: it is understood, but this head_dim, this build or
+ * a missing calibration does not allow it. KVANT_ERR_ARGUMENT, KVANT_ERR_MEMORY. On an error *codec is NULL, and err,
+ * when errlen > 0, holds one line that names the valid values. */
 KVANT_API kvant_status kvant_codec_create(const char *spec, uint32_t head_dim, kvant_role role, uint64_t seed,
                                           kvant_codec **codec, char *err, size_t errlen);
 
-/* The same for one kv head of one layer, for specs that need to know it: center=file and the calibrated codecs take what
- * calibration (kvant/calibration.h; NULL: none) holds for it and copy it, so calibration may be freed afterwards.
- * Codecs of one layer that differ only in kv_head have equal page sizes. KVANT_ERR_UNSUPPORTED when the spec needs a
- * calibration and there is none, KVANT_ERR_ARGUMENT when it was made for another shape of model. */
+/* The same for one kv head of one layer, for specs that take something from a calibration: center=file, norm=file,
+ * transform=, and calibrated families. The codec copies what it needs, so the calibration (kvant/calibration.h; NULL:
+ * none) may be freed afterwards. Codecs of one layer that differ only in kv_head have equal page sizes.
+ * KVANT_ERR_UNSUPPORTED when the spec needs a calibration and there is none, KVANT_ERR_ARGUMENT when the calibration
+ * was made for another shape of model. */
 KVANT_API kvant_status kvant_codec_create_calibrated(const char *spec, uint32_t head_dim, kvant_role role,
                                                      uint64_t seed, const kvant_calibration *calibration,
                                                      uint32_t layer, uint32_t kv_head, kvant_codec **codec,
                                                      char *err, size_t errlen);
 
-/* Whether a spec makes a codec, for checking it before a model is known: it does when it works for one of the head_dims that
- * models use, or, with a calibration, for the first layer of that. KVANT_OK, or what create says for the first head_dim. */
+/* Whether a spec makes a codec, before a model is known: the spec must work for one of the head_dims that models use
+ * or, with a calibration, for its first layer. KVANT_OK, or the status and words of create for the first head_dim. A
+ * spec that passes may still be refused for the head_dim of a model. */
 KVANT_API kvant_status kvant_codec_check(const char *spec, kvant_role role, const kvant_calibration *calibration,
                                          char *err, size_t errlen);
+
+/* *needed = whether codecs of this spec and role take something from a calibration: 1 or 0. KVANT_ERR_SPEC or
+ * KVANT_ERR_UNSUPPORTED with words in err when the spec makes no codec with a calibration either. */
+KVANT_API kvant_status kvant_codec_needs_calibration(const char *spec, kvant_role role, int *needed, char *err,
+                                                     size_t errlen);
 
 /* Frees *codec and sets it to NULL; a NULL pointer or a pointer to NULL is fine. */
 KVANT_API void kvant_codec_free(kvant_codec **codec);
 
-/* Fills *info, whose size field must be set. */
+/* Fills *info, whose size field must be set. Strings live as long as the codec. */
 KVANT_API kvant_status kvant_codec_get_info(const kvant_codec *codec, kvant_codec_info *info);
 
 /* Whether kv heads of one cache (kvant/cache.h) can have codecs like these: 1 or 0. They may differ in what becomes of a row, but not
  * in role, head_dim, sink_tokens, recent_tokens and block_tokens, nor in whether centre or factors are those of first rows. */
 KVANT_API int kvant_codecs_fit_together(const kvant_codec_info *a, const kvant_codec_info *b);
 
-/* Encodes n rows of head_dim floats (row i at rows + i * stride) into tokens first .. first + n - 1 of the page;
- * other tokens keep their bytes. first and n are multiples of block_tokens, first + n <= 64. page: page_bytes bytes, aligned to 16, all zero or a page of this codec.
- * KVANT_ERR_NONFINITE and KVANT_ERR_RANGE are found before the first byte is written. */
+/* Encodes n rows of head_dim floats (row i at rows + i * stride) into tokens first .. first + n - 1 of the page. Other
+ * tokens keep their bytes. first and n are multiples of block_tokens, first + n <= 64. page: page_bytes bytes, aligned
+ * to 16, all zero or a page of this codec; pages for attention are aligned to 64.
+ * KVANT_ERR_NONFINITE: a row holds a NaN or an infinity. KVANT_ERR_RANGE: a row, shifted and divided, does not fit the
+ * stored scales. All rows are checked before the first byte is written. KVANT_ERR_ARGUMENT, KVANT_ERR_MEMORY. */
 KVANT_API kvant_status kvant_codec_encode(const kvant_codec *codec, const kvant_affine *affine, const float *rows,
                                           size_t stride, uint32_t first, uint32_t n, void *page);
 
@@ -141,7 +166,7 @@ typedef struct kvant_codec_family {
     const char *variants; /* what may follow the dash, e.g. "1 2 2.5 3", the usual ones where there is no end of
                                    them ("s24r3 s96r4"); "" when nothing follows */
     const char *options;  /* the family's own, e.g. "scale=norm|unbiased qjl", or "" */
-    const char *common_options; /* those that it shares with others: transform, centre, windows */
+    const char *common_options; /* the options that it shares with others: transform, centre, fp16 rows, seed */
     const char *source;
     const char *summary;
 } kvant_codec_family;

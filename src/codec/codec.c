@@ -91,8 +91,8 @@ static void complete_view(kvant_codec *codec)
         codec->view.feedback = (kvant_feedback_view){ feedback->pivots, feedback->columns, feedback->stride };
 }
 
-static kvant_status create(const char *text, uint32_t head_dim, kvant_role role, const kvant_site *site,
-                           kvant_codec **out, const kvant_error *error)
+kvant_status kvant_codec_create_at(const char *text, uint32_t head_dim, kvant_role role, const kvant_site *site,
+                                   kvant_codec **out, const kvant_error *error)
 {
     if (!out)
         return kvant_fail(error, KVANT_ERR_ARGUMENT, "no place for the codec");
@@ -130,16 +130,16 @@ kvant_status kvant_codec_create(const char *spec, uint32_t head_dim, kvant_role 
 {
     kvant_site site = { .seed = seed };
     kvant_error error = { err, errlen };
-    return create(spec, head_dim, role, &site, out, &error);
+    return kvant_codec_create_at(spec, head_dim, role, &site, out, &error);
 }
 
 kvant_status kvant_codec_create_calibrated(const char *spec, uint32_t head_dim, kvant_role role, uint64_t seed,
                                            const kvant_calibration *calibration, uint32_t layer, uint32_t kv_head,
                                            kvant_codec **out, char *err, size_t errlen)
 {
-    kvant_site site = { seed, calibration, layer, kv_head };
+    kvant_site site = { seed, calibration, layer, kv_head, NULL };
     kvant_error error = { err, errlen };
-    return create(spec, head_dim, role, &site, out, &error);
+    return kvant_codec_create_at(spec, head_dim, role, &site, out, &error);
 }
 
 void kvant_codec_free(kvant_codec **codec)

@@ -154,6 +154,7 @@ typedef struct kvant_site {
     uint64_t seed;
     const kvant_calibration *calibration; /* or NULL; families that need one refuse to live without */
     uint32_t layer, kv_head;              /* that calibration is looked up for */
+    bool *missed; /* NULL, or set when a codec wants a calibration and there is none */
 } kvant_site;
 
 /* A spec whose options have been read. */
@@ -165,6 +166,10 @@ typedef struct kvant_request {
 } kvant_request;
 
 #define KVANT_FAMILY_OPTIONS 16u /* int32_t in a family's struct, at most */
+
+/* kvant_codec_create_calibrated for any place. */
+kvant_status kvant_codec_create_at(const char *text, uint32_t head_dim, kvant_role role, const kvant_site *site,
+                                   kvant_codec **out, const kvant_error *error);
 
 typedef struct kvant_family {
     const char *name, *variants, *source, *summary; /* as in kvant_codec_family */

@@ -23,6 +23,8 @@ static kvant_status wrong_shape(const kvant_codec *codec, const kvant_site *site
 kvant_status kvant_site_entry(const kvant_codec *codec, const kvant_site *site, kvant_role role, const char *what,
                               kvant_calibration_entry *entry, const kvant_error *error)
 {
+    if (!site->calibration && site->missed)
+        *site->missed = true;
     if (!site->calibration)
         return kvant_fail(error, KVANT_ERR_UNSUPPORTED,
                           "%s needs a calibration file and there is none: make one with "

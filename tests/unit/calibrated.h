@@ -5,9 +5,12 @@
 
 #include <kvant/calibration.h>
 
+#include "specs.h"
+
 #include <stdlib.h>
 
 static const char *const calibrated_specs[] = {
+#if KVANT_PAPERS
     "kmeans-4:c=1",
     "kmeans-4:c=4",
     "kmeans-4:c=257",
@@ -19,6 +22,9 @@ static const char *const calibrated_specs[] = {
     "hessian-3:order=eigen",
     "hessian-4:pool=layer",
     "hessian-4:rotate=none,group=8",
+#else
+    "turboquant-4:transform=file", /* an array must hold something */
+#endif
 };
 enum { N_CALIBRATED_SPECS = sizeof calibrated_specs / sizeof calibrated_specs[0] };
 
@@ -31,11 +37,13 @@ static const char *const weighted_specs[] = {
     "int-4:transform=diagonal,rotate=dense",
     "int-4:transform=file,axis=channel",
     "bdr-4:transform=diagonal",
+#if KVANT_PAPERS
     "octopus-3:transform=file",
     "polar-4:transform=file",
     "hqmq-s96r4:transform=diagonal",
     "turboquant-2.5:transform=file",
     "innerq-base:transform=file",
+#endif
     "turboquant-4:transform=file,feedback",
     "turboquant-3:transform=file,feedback,scale=norm",
 };

@@ -13,7 +13,9 @@ trap 'rm -rf "$work"' EXIT
 status=0
 
 same() { # what it is, file of hashes
-    if cmp -s "$2" "$root/tests/unit/same_bytes.txt"; then
+    if [ "${KVANT_PAPERS:-1}" = 0 ] && [ -s "$2" ] && ! grep -qvxFf "$root/tests/unit/same_bytes.txt" "$2"; then
+        echo "$1: same bytes of the families that were built ($(wc -l <"$2") hashes)"
+    elif cmp -s "$2" "$root/tests/unit/same_bytes.txt"; then
         echo "$1: same bytes ($(wc -l <"$2") hashes)"
     else
         echo "$1: different bytes" >&2

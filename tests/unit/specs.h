@@ -2,6 +2,10 @@
 #ifndef KVANT_TESTS_SPECS_H
 #define KVANT_TESTS_SPECS_H
 
+#ifndef KVANT_PAPERS /* 0 where the library was built without the papers' families */
+#define KVANT_PAPERS 1
+#endif
+
 /* Specs that between them reach every code path of every family. */
 static const char *const all_specs[] = {
     "f32",
@@ -32,10 +36,12 @@ static const char *const all_specs[] = {
     "bdr-4:block=16",
     "bdr-4:signs=seed",
     "bdr-2:group=16",
+#if KVANT_PAPERS
     "kivi-2",
     "innerq-base",
     "innerq-hybrid",
     "innerq-small:sink=0,recent=0,norm=none",
+#endif
     "turboquant-1",
     "turboquant-2",
     "turboquant-3",
@@ -47,6 +53,7 @@ static const char *const all_specs[] = {
     "turboquant-4:scale=norm",
     "turboquant-3:rotate=dense",
     "turboquant-3:rotate=none",
+#if KVANT_PAPERS
     "octopus-1",
     "octopus-2",
     "octopus-3",
@@ -64,11 +71,13 @@ static const char *const all_specs[] = {
     "turboquant-3:qjl,sketch=gaussian",
     "turboquant-2.5",
     "turboquant-3.5:scale=norm,rotate=hadamard",
+#endif
     "trellis-2",
     "trellis-3",
     "trellis-4",
     "trellis-3:states=1024,scale=norm",
     "trellis-2:rotate=none",
+#if KVANT_PAPERS
     "polar-2",
     "polar-3:scale=norm",
     "polar-4",
@@ -82,6 +91,7 @@ static const char *const all_specs[] = {
     "spherical-r5jl7:scale=unbiased,rotate=dense",
     "addvq-k24r3",
     "addvq-k24r3:search=greedy",
+#endif
 };
 
 #endif

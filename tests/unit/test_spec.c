@@ -117,6 +117,53 @@ static void specs_are_checked_without_a_model(void **state)
     assert_int_equal(kvant_codec_check(NULL, KVANT_ROLE_K, NULL, err, sizeof err), KVANT_ERR_ARGUMENT);
 }
 
+static void expect_need(const char *spec, kvant_role role, int expected)
+{
+    int needed = -1;
+    char err[256];
+    if (kvant_codec_needs_calibration(spec, role, &needed, err, sizeof err) != KVANT_OK || needed != expected)
+        fail_msg("%s: %d, expected %d (%s)", spec, needed, expected, err);
+}
+
+static void specs_say_whether_they_need_a_calibration(void **state)
+{
+    int needed;
+    (void)state;
+    for (size_t s = 0; s < COUNT(all_specs); s++)
+        expect_need(all_specs[s], KVANT_ROLE_K, 0);
+    expect_need("turboquant-4:transform=file", KVANT_ROLE_K, 1);
+    expect_need("trellis-4:transform=diagonal", KVANT_ROLE_V, 1);
+    expect_need("int-4:center=file", KVANT_ROLE_V, 1);
+    expect_need("int-4:norm=file", KVANT_ROLE_K, 1);
+    expect_need("int-4:center=first,norm=first", KVANT_ROLE_K, 0);
+    expect_need("bdr-4:block=512,center=file", KVANT_ROLE_K, 1); /* of one head_dim alone */
+    assert_int_equal(kvant_codec_needs_calibration("int-9", KVANT_ROLE_K, &needed, NULL, 0), KVANT_ERR_SPEC);
+    assert_int_equal(kvant_codec_needs_calibration("int-4", KVANT_ROLE_K, NULL, NULL, 0), KVANT_ERR_ARGUMENT);
+}
+
+/* A caller of the first release knows fewer fields: no more bytes than that are written. */
+static void shorter_and_longer_structs_are_filled(void **state)
+{
+    (void)state;
+    struct {
+        kvant_codec_info info;
+        char behind[16];
+    } longer, shorter;
+    kvant_codec *codec = make_codec("int-4", 64, KVANT_ROLE_K);
+    memset(&shorter, 0x5a, sizeof shorter);
+    shorter.info.size = offsetof(kvant_codec_info, fingerprint);
+    assert_int_equal(kvant_codec_get_info(codec, &shorter.info), KVANT_OK);
+    assert_true(shorter.info.nominal_bits == 4 && shorter.info.fingerprint == 0x5a5a5a5a5a5a5a5au);
+    assert_int_equal(shorter.info.size, offsetof(kvant_codec_info, fingerprint));
+    memset(&longer, 0x5a, sizeof longer);
+    longer.info.size = sizeof longer;
+    assert_int_equal(kvant_codec_get_info(codec, &longer.info), KVANT_OK);
+    assert_true(longer.info.fingerprint == info_of(codec).fingerprint && longer.behind[0] == 0x5a);
+    shorter.info.size = 8;
+    assert_int_equal(kvant_codec_get_info(codec, &shorter.info), KVANT_ERR_ARGUMENT);
+    kvant_codec_free(&codec);
+}
+
 static void families_are_listed(void **state)
 {
     (void)state;
@@ -147,6 +194,8 @@ int main(void)
         cmocka_unit_test(mutated_specs_do_no_harm),
         cmocka_unit_test(canonical_specs_describe_the_same_codec),
         cmocka_unit_test(specs_are_checked_without_a_model),
+        cmocka_unit_test(specs_say_whether_they_need_a_calibration),
+        cmocka_unit_test(shorter_and_longer_structs_are_filled),
         cmocka_unit_test(families_are_listed),
         cmocka_unit_test(status_words),
     };
