@@ -1,10 +1,19 @@
 /* kvant.h - status codes, version and CPU level: what every other kvant header builds on.
  *
- * kvant compresses the key-value cache of transformer inference and computes attention on the compressed
- * pages. Start here, then codec.h (numbers <-> page bytes), cache.h (pages of a layer), attention.h.
+ * kvant compresses the key-value cache of transformer inference and computes attention on the compressed pages.
+ * Reading order: this header, cache.h (the library manages sequences), tensor.h and attention.h (an engine manages
+ * blocks), scheme.h (which codec each layer has), codec.h (rows <-> page bytes).
  *
- * Conventions of the whole library: functions that can fail return kvant_status; nothing prints, exits or
- * aborts; no argument is changed on error unless its comment says so; sizes are in elements unless named bytes.
+ * Conventions of the whole library:
+ *
+ * Errors    Functions that can fail return kvant_status. Nothing prints, exits or aborts. On an error no argument is
+ *           changed unless its comment says so.
+ * Sizes     are in elements unless named bytes. A struct with a size field is accepted from its first released size on.
+ * Threads   Each header says which calls may run at once. Calls with n_threads above 1 share one pool of sleeping
+ *           threads per process. The pool never ends, so a program must not unload the library with dlclose.
+ * fork      A child may use the library and objects of its parent, if no other thread of the parent was changing them.
+ *           The child starts threads of its own and has no executor (executor.h).
+ * Stack     64 KiB are enough for every call, and for the threads of an executor.
  */
 #ifndef KVANT_KVANT_H
 #define KVANT_KVANT_H
