@@ -71,6 +71,7 @@ typedef struct kvant_codec_info {
     size_t page_bytes;
     double true_bits;    /* 8 page_bytes / (64 head_dim): every stored byte counted, padding too */
     double nominal_bits; /* as the paper counts */
+    uint64_t fingerprint; /* of the spec, role, head_dim and the numbers that came from a calibration */
 } kvant_codec_info;
 
 /* Creates a codec from `name[-bits][:key=value,...]`, e.g. "turboquant-4:scale=norm", "int-4:group=32,sym".

@@ -52,7 +52,7 @@ KVANT_API const char *kvant_error_message(void);
 /* The version of the library that is loaded, "major.minor.patch". */
 KVANT_API const char *kvant_version(void);
 
-/* Instruction set levels. A level names a bundle of features, not one CPUID bit; docs/architecture.md lists
+/* Instruction set levels. A level names a bundle of features, not one CPUID bit; docs/internals/architecture.md lists
  * them. Encoders write the same bytes at every level; attention agrees within the bounds its kernels state. */
 typedef enum kvant_cpu_level {
     KVANT_CPU_AUTO = 0,         /* the best level that this machine and this build have */

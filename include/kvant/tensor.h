@@ -4,7 +4,7 @@
  * which token goes to which slot, and writes slots in any order and as often as it likes. Engines that want the library to manage
  * blocks use cache.h, which is made of tensors.
  *
- * States of a block (docs/architecture.md has the diagram):
+ * States of a block (docs/internals/architecture.md has the diagram):
  *
  *   empty    no slot was written
  *   open     fp16 rows, transformed: block_tokens or recent_tokens of the codec ask for it, or no version is known yet, or a sealed
@@ -16,7 +16,7 @@
  * keeps a few versions of them. Rows wait in open blocks until 64 rows were seen; then the first version is made. A batch of rows
  * that an existing version would quantise much worse than a new one gets a new version. A block remembers its version, and attention
  * handles blocks of different versions exactly, so a version never changes. The statistics are robust: a few rows far from all others
- * do not move them. docs/architecture.md, "Versions", has the rules.
+ * do not move them. docs/internals/architecture.md, "Versions", has the rules.
  *
  * Kv heads may have codecs of different specs and sizes. They must agree in role, head_dim, sink_tokens, recent_tokens and
  * block_tokens, because a block is open or sealed for all its kv heads at once (kvant_codecs_fit_together).

@@ -23,7 +23,9 @@ struct region {
     size_t size;
     kvp_kv **tensors;
     size_t n_tensors;
-    struct region *next; /* of live regions */
+    kvp_placement *placement; /* of cells of one stream; the cache tensors of a buffer are those of one cache */
+    uint32_t n_placed;        /* its cells */
+    struct region *next;      /* of live regions */
 };
 
 static pthread_mutex_t live_lock = PTHREAD_MUTEX_INITIALIZER;
@@ -105,6 +107,7 @@ static void region_free(struct region *region)
     for (size_t i = 0; i < region->n_tensors; i++)
         kvp_kv_free(region->tensors[i]);
     munmap(region->base, region->size);
+    kvp_placement_free(region->placement);
     free(region->tensors);
     free(region);
 }
@@ -183,6 +186,22 @@ static bool is_free(const struct region *region, const char *at, size_t bytes)
     return true;
 }
 
+/* Tensors of one cache have the same cells. */
+static bool share_placement(struct region *region, kvp_kv *kv)
+{
+    if (kv->shape.n_streams != 1)
+        return true;
+    if (region->placement == NULL) {
+        region->placement = kvp_placement_create(kv->shape.n_cells);
+        region->n_placed = kv->shape.n_cells;
+    }
+    if (region->placement != NULL && region->n_placed != kv->shape.n_cells) {
+        kvp_error("%s has %u cells, tensors of the same buffer have %u", kv->name, kv->shape.n_cells, region->n_placed);
+        return false;
+    }
+    return region->placement != NULL && kvp_kv_set_placement(kv, region->placement);
+}
+
 /* A cache tensor gets its cells here; views and other tensors need nothing. */
 static int32_t buffer_init_tensor(abi_buffer *buffer, abi_tensor *tensor)
 {
@@ -204,7 +223,7 @@ static int32_t buffer_init_tensor(abi_buffer *buffer, abi_tensor *tensor)
         return ABI_STATUS_ALLOC_FAILED;
     }
     kv = kvp_kv_create(tensor->name, &shape, tensor->data, reserved);
-    if (kv == NULL || !region_add(buffer->context, kv)) {
+    if (kv == NULL || !share_placement(buffer->context, kv) || !region_add(buffer->context, kv)) {
         kvp_kv_free(kv);
         return ABI_STATUS_ALLOC_FAILED;
     }
@@ -225,7 +244,7 @@ static void buffer_set_tensor(abi_buffer *buffer, abi_tensor *tensor, const void
 
 static void buffer_get_tensor(abi_buffer *buffer, const abi_tensor *tensor, void *data, size_t offset, size_t size)
 {
-    const kvp_kv *kv = kvp_kv_of(tensor);
+    kvp_kv *kv = kvp_kv_of(tensor);
 
     (void)buffer;
     if (kv == NULL)
@@ -296,6 +315,8 @@ static void buffer_clear(abi_buffer *buffer, uint8_t value)
     }
     if (value != 0)
         kvp_error("a cache can only be cleared to zero, not to %d; cleared to zero", value);
+    if (region->placement != NULL)
+        kvp_placement_clear(region->placement);
     for (size_t i = 0; i < region->n_tensors; i++)
         kvp_kv_clear(region->tensors[i]);
 }

@@ -19,6 +19,8 @@ void *kvp_compute_workspace(kvp_compute *compute, size_t bytes)
 void kvp_compute_release(kvp_compute *compute)
 {
     free(compute->workspace);
+    free(compute->masks);
+    free(compute->table);
     kvp_host_threads_release(&compute->host_threads);
     if (compute->cpu != NULL)
         kvp_api.backend_free(compute->cpu);

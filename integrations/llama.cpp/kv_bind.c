@@ -170,12 +170,14 @@ static uint32_t blocks_per_stream(const kvp_kv_shape *shape)
 /* All but the codecs. */
 static bool tensor_params(const kvp_kv_shape *shape, kvant_tensor_params *params, char *err, size_t errlen)
 {
-    uint64_t blocks = (uint64_t)blocks_per_stream(shape) * shape->n_streams;
+    bool placed = shape->n_streams == 1;
+    uint64_t blocks = placed ? kvp_placement_blocks(shape->n_cells)
+                             : (uint64_t)blocks_per_stream(shape) * shape->n_streams;
 
     *params = (kvant_tensor_params){ .size = sizeof(*params),
-                                     .n_sequences = shape->n_streams,
+                                     .n_sequences = placed ? KVP_WINDOW_SEQUENCES : shape->n_streams,
                                      .n_blocks = (uint32_t)blocks,
-                                     .blocks_per_sequence = blocks_per_stream(shape) };
+                                     .blocks_per_sequence = placed ? 0 : blocks_per_stream(shape) };
     if (blocks <= INT32_MAX)
         return true;
     snprintf(err, errlen, "%u cells x %u streams are too many", shape->n_cells, shape->n_streams);
@@ -261,11 +263,20 @@ kvp_kv *kvp_kv_create(const char *name, const kvp_kv_shape *shape, void *memory,
     return kv;
 }
 
+bool kvp_kv_set_placement(kvp_kv *kv, kvp_placement *placement)
+{
+    kv->generations = calloc(kvp_placement_blocks(kv->shape.n_cells), sizeof(*kv->generations));
+    kv->placement = kv->generations != NULL ? placement : NULL;
+    return kv->placement != NULL;
+}
+
 void kvp_kv_free(kvp_kv *kv)
 {
     if (kv == NULL)
         return;
     kvant_tensor_free(&kv->tensor);
+    kvp_kv_forget_waiting(kv);
+    free(kv->generations);
     layers_release(kv->layers);
     free(kv);
 }

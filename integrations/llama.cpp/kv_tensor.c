@@ -75,9 +75,35 @@ static bool scratch_create(const kvp_kv *kv, struct scratch *scratch)
     return true;
 }
 
+/* Cells in slots that follow each other, at most n. */
+static size_t run_length(const kvp_kv *kv, size_t cell, size_t n)
+{
+    int64_t slot = kvp_kv_slot(kv, (int64_t)cell);
+    size_t length = 1;
+
+    while (length < n && kvp_kv_slot(kv, (int64_t)(cell + length)) == (slot < 0 ? slot : slot + (int64_t)length))
+        length++;
+    return length;
+}
+
+static kvant_status read_cells(const kvp_kv *kv, size_t cell, size_t n, float *rows)
+{
+    kvant_status status = KVANT_OK;
+
+    for (size_t done = 0, length; done < n && status == KVANT_OK; done += length) {
+        int64_t slot = kvp_kv_slot(kv, (int64_t)(cell + done));
+        length = run_length(kv, cell + done, n - done);
+        if (slot < 0)
+            memset(rows + done * kv->shape.row, 0, length * kv->shape.row * sizeof(*rows));
+        else
+            status = kvant_tensor_read(kv->tensor, (size_t)slot, length, rows + done * kv->shape.row, kv->shape.row);
+    }
+    return status;
+}
+
 static bool decode_batch(const kvp_kv *kv, const struct batch *batch, struct scratch *scratch)
 {
-    kvant_status status = kvant_tensor_read(kv->tensor, (size_t)kvp_kv_slot(kv, (int64_t)batch->cell), batch->n_cells, scratch->rows, kv->shape.row);
+    kvant_status status = read_cells(kv, batch->cell, batch->n_cells, scratch->rows);
 
     if (status != KVANT_OK) {
         kvp_error("%s: cannot read cells %zu to %zu: %s", kv->name, batch->cell, batch->cell + batch->n_cells - 1,
@@ -90,20 +116,29 @@ static bool decode_batch(const kvp_kv *kv, const struct batch *batch, struct scr
 
 static bool encode_batch(kvp_kv *kv, const struct batch *batch, struct scratch *scratch)
 {
-    int64_t slots[BATCH_CELLS];
+    int64_t cells[BATCH_CELLS];
     kvant_status status;
 
     for (size_t i = 0; i < batch->n_cells; i++)
-        slots[i] = kvp_kv_slot(kv, (int64_t)(batch->cell + i));
+        cells[i] = (int64_t)(batch->cell + i);
     kvp_api.fp16_to_fp32_row(scratch->halves, scratch->rows, (int64_t)batch->n_cells * kv->shape.row);
-    status = kvant_tensor_write(kv->tensor, slots, batch->n_cells, scratch->rows, kv->shape.row, 1);
+    status = kvp_kv_store(kv, cells, batch->n_cells, scratch->rows, kv->shape.row, NULL, 1);
     if (status != KVANT_OK)
         kvp_error("%s: cannot store cells %zu to %zu: %s", kv->name, batch->cell, batch->cell + batch->n_cells - 1,
                   kvant_strerror(status));
     return status == KVANT_OK;
 }
 
-bool kvp_kv_read(const kvp_kv *kv, size_t offset, size_t size, void *out)
+static bool flushed(kvp_kv *kv)
+{
+    kvant_status status = kvp_kv_flush(kv, NULL, 1);
+
+    if (status != KVANT_OK)
+        kvp_error("%s: cannot store new rows: %s", kv->name, kvant_strerror(status));
+    return status == KVANT_OK;
+}
+
+bool kvp_kv_read(kvp_kv *kv, size_t offset, size_t size, void *out)
 {
     struct scratch scratch;
     bool ok = true;
@@ -116,7 +151,7 @@ bool kvp_kv_read(const kvp_kv *kv, size_t offset, size_t size, void *out)
         memset(out, 0, size); /* unbound, so never written */
         return true;
     }
-    if (!scratch_create(kv, &scratch))
+    if (!flushed(kv) || !scratch_create(kv, &scratch))
         return false;
     while (ok && size > 0) {
         struct batch batch = next_batch(kv, offset, size);
@@ -144,7 +179,7 @@ bool kvp_kv_write(kvp_kv *kv, size_t offset, size_t size, const void *data)
         kvp_error("%s: head_dim is not known yet, nothing was stored; set KVANT_HEAD_DIM to the model's", kv->name);
         return false;
     }
-    if (!scratch_create(kv, &scratch))
+    if (!flushed(kv) || !scratch_create(kv, &scratch))
         return false;
     while (ok && size > 0) {
         struct batch batch = next_batch(kv, offset, size);
@@ -182,6 +217,9 @@ void kvp_kv_clear(kvp_kv *kv)
 {
     char err[512] = "";
 
+    kvp_kv_forget_waiting(kv);
+    if (kv->generations != NULL)
+        memset(kv->generations, 0, kvp_placement_blocks(kv->shape.n_cells) * sizeof(*kv->generations));
     if (kv->tensor == NULL)
         return;
     kvant_tensor_free(&kv->tensor);
@@ -194,8 +232,11 @@ void kvp_kv_clear(kvp_kv *kv)
 
 bool kvp_kv_copy_stream(const kvp_kv *from, uint32_t from_stream, kvp_kv *to, uint32_t to_stream)
 {
-    uint32_t n = (uint32_t)(kvp_kv_slot(from, from->shape.n_cells) / KVANT_PAGE_TOKENS);
+    uint32_t n;
 
+    if (from->placement != NULL || to->placement != NULL)
+        return false;
+    n = (uint32_t)(kvp_kv_slot(from, from->shape.n_cells) / KVANT_PAGE_TOKENS);
     if (from->tensor == NULL)
         return to->tensor == NULL;
     if (to->tensor == NULL && !kvp_kv_bind(to, from->head_dim))

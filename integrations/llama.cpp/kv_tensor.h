@@ -20,6 +20,7 @@
 #include <kvant/tensor.h>
 
 #include "abi.h"
+#include "placement.h"
 #include "settings.h"
 
 typedef struct kvp_kv_shape {
@@ -32,6 +33,16 @@ typedef struct kvp_kv_shape {
 
 struct kvp_layers; /* what the tensors of one llama context know of each other */
 
+/* Rows that entered and are not stored yet (kv_placed.c). */
+struct kvp_waiting {
+    int64_t *cells;
+    float *rows;
+    size_t n;
+};
+
+/* Sequences of a placement whose first and newest tokens are kept fp16, where the codec keeps some. */
+#define KVP_WINDOW_SEQUENCES 16u
+
 typedef struct kvp_kv {
     char name[ABI_MAX_NAME];
     kvp_kv_shape shape;
@@ -41,6 +52,9 @@ typedef struct kvp_kv {
     uint32_t head_dim;     /* 0 while unbound */
     kvant_tensor *tensor;  /* NULL while unbound */
     struct kvp_layers *layers;
+    kvp_placement *placement; /* of a cache with one stream, shared by its tensors; NULL: cells are slots */
+    uint32_t *generations;    /* of each of its blocks, as the tensor knows it */
+    struct kvp_waiting waiting;
     bool bind_failed; /* said once, not for every node */
 } kvp_kv;
 
@@ -75,9 +89,26 @@ bool kvp_kv_ready(kvp_kv *kv);
 /* The cells again, empty, in memory that is zeroed; false with a line in err. */
 bool kvp_kv_create_tensor(kvp_kv *kv, uint32_t head_dim, char *err, size_t errlen);
 
-/* The slot of a cell, numbered over all streams: streams begin with a block of their own. */
+/* Gives the tensor the placement of its cache (n_streams 1), before anything is written. */
+bool kvp_kv_set_placement(kvp_kv *kv, kvp_placement *placement);
+
+/* New rows, row i (of stride floats) for cells[i]. Where a mask has to say where they go they wait for kvp_kv_flush, which every other
+ * function here does without a mask when it must. */
+kvant_status kvp_kv_enter(kvp_kv *kv, const int64_t *cells, size_t n, const float *rows, size_t stride,
+                          uint32_t n_threads);
+kvant_status kvp_kv_flush(kvp_kv *kv, const kvp_mask *mask, uint32_t n_threads);
+
+/* Stores at once; and drops what waits. */
+kvant_status kvp_kv_store(kvp_kv *kv, const int64_t *cells, size_t n, const float *rows, size_t stride,
+                          const kvp_mask *mask, uint32_t n_threads);
+void kvp_kv_forget_waiting(kvp_kv *kv);
+
+/* The slot of a cell, numbered over all streams: streams begin with a block of their own. -1 when a placement has none for it, which
+ * means that it was never written. */
 static inline int64_t kvp_kv_slot(const kvp_kv *kv, int64_t cell)
 {
+    if (kv->placement != NULL)
+        return kvp_placement_slot(kv->placement, (uint32_t)cell);
     int64_t n = kv->shape.n_cells, padded = (n + KVANT_PAGE_TOKENS - 1) / KVANT_PAGE_TOKENS * KVANT_PAGE_TOKENS;
 
     return cell / n * padded + cell % n;
@@ -89,7 +120,7 @@ size_t kvp_kv_stream_bytes(const kvp_kv *kv);
 
 /* Nominal fp16 bytes offset .. offset + size - 1. Partial rows are fine: reading decodes the row and copies
  * a part, writing decodes, replaces and encodes again. Failures are printed; false then. */
-bool kvp_kv_read(const kvp_kv *kv, size_t offset, size_t size, void *out);
+bool kvp_kv_read(kvp_kv *kv, size_t offset, size_t size, void *out);
 bool kvp_kv_write(kvp_kv *kv, size_t offset, size_t size, const void *data);
 
 /* Everything becomes unwritten and its memory goes back to the system; head_dim stays. */

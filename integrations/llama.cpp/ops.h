@@ -21,6 +21,9 @@ typedef struct kvp_compute {
     bool fp32;       /* attention without integer products */
     void *workspace; /* grows to what the largest node asked for; aligned to 64 */
     size_t workspace_bytes;
+    uint16_t *masks; /* in the order of a placement's blocks, and a block table */
+    int32_t *table;
+    size_t n_masks, n_table;
     abi_backend *cpu; /* the process's CPU back end, created by the first context shift */
     kvp_host_threads host_threads;
 } kvp_compute;

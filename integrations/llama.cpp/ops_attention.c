@@ -11,6 +11,7 @@
  */
 #include <kvant/attention.h>
 
+#include <stdlib.h>
 #include <string.h>
 
 #include "buffer.h"
@@ -107,22 +108,97 @@ kvant_attention_problem kvp_attention_problem(const kvp_compute *compute, const 
     };
 }
 
-/* One stream of the node. */
-static kvant_status attend(kvp_compute *compute, const abi_tensor *node, uint32_t first_stream, size_t stream)
+static kvant_status run(kvp_compute *compute, const kvp_kv *k, const kvp_kv *v,
+                        const kvant_attention_problem *problem)
 {
-    const kvp_kv *k = kvp_kv_of(node->src[1]), *v = kvp_kv_of(node->src[2]);
-    kvant_attention_problem problem = kvp_attention_problem(compute, node, stream);
-    kvant_status status;
     size_t bytes;
+    kvant_status status = kvant_attention_workspace(k->tensor, v->tensor, problem, &bytes);
 
-    problem.first_block = (uint32_t)(kvp_kv_slot(k, (int64_t)k->shape.n_cells * (first_stream + (int64_t)stream)) /
-                                     KVANT_PAGE_TOKENS);
-    status = kvant_attention_workspace(k->tensor, v->tensor, &problem, &bytes);
     if (status != KVANT_OK)
         return status;
     if (kvp_compute_workspace(compute, bytes) == NULL)
         return KVANT_ERR_MEMORY;
-    return kvant_attention(k->tensor, v->tensor, &problem, compute->workspace, compute->workspace_bytes);
+    return kvant_attention(k->tensor, v->tensor, problem, compute->workspace, compute->workspace_bytes);
+}
+
+static bool reserve(void **memory, size_t *have, size_t need, size_t size)
+{
+    void *larger = need > *have ? realloc(*memory, need * size) : *memory;
+
+    if (larger == NULL)
+        return false;
+    *memory = larger;
+    *have = need > *have ? need : *have;
+    return true;
+}
+
+/* The tokens first .. first + n - 1 of the batch, which are of one sequence: over its blocks alone, so that results do not depend on other
+ * sequences, and nothing is spent on them. */
+static kvant_status attend_sequence(kvp_compute *compute, const kvp_kv *k, const kvp_kv *v, const kvp_mask *mask,
+                                    kvant_attention_problem problem, uint32_t first, uint32_t n)
+{
+    const kvp_placement *placement = k->placement;
+    uint32_t n_blocks = kvp_placement_blocks(k->shape.n_cells), width;
+
+    if (!reserve((void **)&compute->table, &compute->n_table, n_blocks, sizeof(*compute->table)))
+        return KVANT_ERR_MEMORY;
+    n_blocks = kvp_placement_table(placement, mask, first, n, compute->table);
+    width = n_blocks * KVP_BLOCK;
+    problem.block_table = compute->table;
+    problem.n_queries = n;
+    problem.q += first * problem.q_token_stride;
+    problem.out += first * problem.out_token_stride;
+    if (mask->rows != NULL && width <= mask->n_cells && kvp_placement_in_order(placement, compute->table, n_blocks)) {
+        problem.mask += first * problem.mask_token_stride;
+    } else {
+        if (!reserve((void **)&compute->masks, &compute->n_masks, (size_t)n * width + 1, sizeof(*compute->masks)))
+            return KVANT_ERR_MEMORY;
+        for (uint32_t i = 0; i < n; i++)
+            kvp_placement_gather(placement, mask, first + i, compute->table, n_blocks,
+                                 compute->masks + (size_t)i * width);
+        problem.mask = compute->masks;
+        problem.mask_token_stride = width;
+    }
+    problem.n_tokens = width;
+    return run(compute, k, v, &problem);
+}
+
+/* Whether token i is of another sequence than the one before. Of a batch that the placement does not know, all tokens are taken for one. */
+static bool sequence_begins(const kvp_placement *placement, uint32_t n_queries, uint32_t i)
+{
+    return kvp_placement_n_last(placement) == n_queries &&
+           kvp_placement_sequence(placement, i) != kvp_placement_sequence(placement, i - 1);
+}
+
+static kvant_status attend_placed(kvp_compute *compute, const abi_tensor *node, kvp_kv *k, kvp_kv *v)
+{
+    kvant_attention_problem problem = kvp_attention_problem(compute, node, 0);
+    kvp_mask mask = { problem.mask, problem.mask_token_stride, problem.n_tokens, problem.n_queries };
+    kvant_status status = kvp_kv_flush(k, &mask, compute->n_threads);
+
+    if (status == KVANT_OK)
+        status = kvp_kv_flush(v, &mask, compute->n_threads);
+    for (uint32_t first = 0, end; first < problem.n_queries && status == KVANT_OK; first = end) {
+        for (end = first + 1; end < problem.n_queries && !sequence_begins(k->placement, problem.n_queries, end); end++)
+            ;
+        status = attend_sequence(compute, k, v, &mask, problem, first, end - first);
+    }
+    return status;
+}
+
+/* One stream of the node. */
+static kvant_status attend(kvp_compute *compute, const abi_tensor *node, uint32_t first_stream, size_t stream)
+{
+    kvp_kv *k = kvp_kv_of(node->src[1]), *v = kvp_kv_of(node->src[2]);
+    kvant_attention_problem problem = kvp_attention_problem(compute, node, stream);
+
+    if (k->placement != v->placement) /* keys and values of one layer lie in one buffer */
+        return KVANT_ERR_UNSUPPORTED;
+    if (k->placement != NULL)
+        return attend_placed(compute, node, k, v);
+    problem.first_block = (uint32_t)(kvp_kv_slot(k, (int64_t)k->shape.n_cells * (first_stream + (int64_t)stream)) /
+                                     KVANT_PAGE_TOKENS);
+    return run(compute, k, v, &problem);
 }
 
 int32_t kvp_attention(kvp_compute *compute, abi_tensor *node)

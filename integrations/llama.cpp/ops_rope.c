@@ -119,7 +119,7 @@ static kvant_status collect(const kvp_kv *kv, const int32_t *shift, int64_t n_ce
 {
     for (moved->n = 0; *cell < n_cells && moved->n < BATCH_CELLS; (*cell)++) {
         kvant_status status;
-        if (shift[*cell] == 0)
+        if (shift[*cell] == 0 || kvp_kv_slot(kv, *cell) < 0)
             continue;
         status =
             kvant_tensor_read(kv->tensor, (size_t)kvp_kv_slot(kv, *cell), 1, moved->rows + moved->n * kv->shape.row, kv->shape.row);
@@ -160,7 +160,7 @@ int32_t kvp_rope(kvp_compute *compute, abi_tensor *node)
 
     if (kv == NULL || kv->tensor == NULL)
         return ABI_STATUS_SUCCESS; /* nothing was ever stored */
-    if (!open_cpu_backend(compute)) {
+    if (kvp_kv_flush(kv, NULL, compute->n_threads) != KVANT_OK || !open_cpu_backend(compute)) {
         kvp_error("%s: cannot shift the context: the CPU back end does not start", kv->name);
         return ABI_STATUS_FAILED;
     }

@@ -34,30 +34,28 @@ bool kvp_set_rows_supported(const abi_tensor *node)
     return false;
 }
 
-/* Slots of the rows; NULL when there is no memory for them. Cells are slots where streams are whole blocks. */
-static const int64_t *slots_of(kvp_compute *compute, const abi_tensor *node, const kvp_kv *kv)
+/* Cell numbers of the cache tensor as 64-bit integers; NULL when there is no memory for them. */
+static const int64_t *cells_of(kvp_compute *compute, const abi_tensor *node)
 {
     const abi_tensor *index = node->src[1];
     int64_t n = node->src[0]->ne[1], first = (int64_t)(node->view_offs / kvp_root(node)->nb[1]);
-    int64_t *slots;
+    int64_t *cells;
 
-    if (index->type == ABI_TYPE_I64 && first == 0 && index->nb[0] == sizeof(int64_t) &&
-        kv->shape.n_cells % KVANT_PAGE_TOKENS == 0)
+    if (index->type == ABI_TYPE_I64 && first == 0 && index->nb[0] == sizeof(int64_t))
         return index->data;
-    slots = kvp_compute_workspace(compute, (size_t)n * sizeof(int64_t));
-    for (int64_t i = 0; slots != NULL && i < n; i++) {
+    cells = kvp_compute_workspace(compute, (size_t)n * sizeof(int64_t));
+    for (int64_t i = 0; cells != NULL && i < n; i++) {
         const char *at = (const char *)index->data + (size_t)i * index->nb[0];
-        slots[i] =
-            kvp_kv_slot(kv, first + (index->type == ABI_TYPE_I64 ? *(const int64_t *)at : *(const int32_t *)at));
+        cells[i] = first + (index->type == ABI_TYPE_I64 ? *(const int64_t *)at : *(const int32_t *)at);
     }
-    return slots;
+    return cells;
 }
 
 int32_t kvp_set_rows(kvp_compute *compute, abi_tensor *node)
 {
     const abi_tensor *rows = node->src[0];
     kvp_kv *kv = kvp_kv_of(node);
-    const int64_t *slots;
+    const int64_t *cells;
     kvant_status status;
 
     if (kv != NULL && kv->bind_failed)
@@ -67,11 +65,10 @@ int32_t kvp_set_rows(kvp_compute *compute, abi_tensor *node)
                   kvp_root(node)->name);
         return ABI_STATUS_FAILED;
     }
-    slots = slots_of(compute, node, kv);
-    if (slots == NULL)
+    cells = cells_of(compute, node);
+    if (cells == NULL)
         return ABI_STATUS_ALLOC_FAILED;
-    status = kvant_tensor_write(kv->tensor, slots, (size_t)rows->ne[1], rows->data, rows->nb[1] / sizeof(float),
-                               compute->n_threads);
+    status = kvp_kv_enter(kv, cells, (size_t)rows->ne[1], rows->data, rows->nb[1] / sizeof(float), compute->n_threads);
     if (status == KVANT_OK)
         return ABI_STATUS_SUCCESS;
     kvp_error("%s: cannot store new rows: %s", kv->name, kvant_strerror(status));

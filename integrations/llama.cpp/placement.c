@@ -93,7 +93,8 @@ static kvp_block *block_of(const kvp_placement *p, int32_t slot)
 
 static bool sees(const kvp_mask *mask, size_t token, int64_t cell)
 {
-    return cell >= 0 && cell < mask->n_cells && mask->rows[token * mask->stride + (size_t)cell] != HIDDEN;
+    return cell >= 0 && cell < mask->n_cells &&
+           (mask->rows == NULL || mask->rows[token * mask->stride + (size_t)cell] != HIDDEN);
 }
 
 /* Whether a token can follow the cell: it is placed, sees it, and it is not among the rest of the batch. */
@@ -190,20 +191,20 @@ static void enter(kvp_placement *p, int64_t cell, int32_t slot)
     p->written[cell] = ++p->now;
 }
 
-/* Behind the cell before it, in its block or in the next one. A slot there that is taken means that two sequences go on from one token: the
- * second one gets blocks of its own from there on. */
+/* Behind the cell before it, in its block or in the next one. Where two sequences go on from one token they share that token's block, and
+ * the second one gets blocks of its own behind it. */
 static int32_t slot_behind(kvp_placement *p, int64_t cell, int64_t before)
 {
-    int32_t slot = p->slot_of[before], next;
-    kvp_block block = *block_of(p, slot);
-    bool ends = ((uint32_t)slot + 1) % KVP_BLOCK == 0;
+    kvp_block block = *block_of(p, p->slot_of[before]);
+    int32_t slot = p->slot_of[before] + 1, start;
 
-    next = ends ? block_start(p, block.sequence, block.index + 1) : slot + 1;
-    if (is_free_for(p, next, cell))
-        return next;
-    if (next < 0)
-        return start_block(p, block.sequence, block.index + 1);
-    return start_block(p, new_sequence(p), block.index + ends);
+    for (; (uint32_t)slot % KVP_BLOCK != 0; slot++)
+        if (is_free_for(p, slot, cell))
+            return slot;
+    start = block_start(p, block.sequence, block.index + 1);
+    if (is_free_for(p, start, cell))
+        return start;
+    return start_block(p, start < 0 ? block.sequence : new_sequence(p), block.index + 1);
 }
 
 /* The first row of a sequence stays where it is, if the rows behind it are of this batch, too. */
@@ -234,9 +235,19 @@ static void place(kvp_placement *p, const int64_t *cells, size_t i, const kvp_ma
     enter(p, cell, before < 0 ? first_slot(p, cell) : slot_behind(p, cell, before));
 }
 
-static bool is_last_batch(const kvp_placement *p, const int64_t *cells, size_t n)
+bool kvp_placement_is_last(const kvp_placement *p, const int64_t *cells, size_t n)
 {
-    return n == p->n_batch && memcmp(cells, p->batch, n * sizeof(*cells)) == 0;
+    return n == p->n_batch && n > 0 && memcmp(cells, p->batch, n * sizeof(*cells)) == 0;
+}
+
+size_t kvp_placement_n_last(const kvp_placement *p)
+{
+    return p->n_batch;
+}
+
+uint32_t kvp_placement_sequence(const kvp_placement *p, size_t i)
+{
+    return block_of(p, p->slot_of[p->batch[i]])->sequence;
 }
 
 static bool keep_batch(kvp_placement *p, const int64_t *cells, size_t n)
@@ -269,7 +280,7 @@ bool kvp_placement_write(kvp_placement *p, const int64_t *cells, size_t n, const
     for (size_t i = 0; i < n; i++)
         if (cells[i] < 0 || cells[i] >= p->n_cells)
             return false;
-    if (!is_last_batch(p, cells, n)) {
+    if (!kvp_placement_is_last(p, cells, n)) {
         if (!keep_batch(p, cells, n))
             return false;
         place_batch(p, cells, n, mask);
@@ -323,10 +334,20 @@ uint32_t kvp_placement_table(const kvp_placement *p, const kvp_mask *mask, uint3
 void kvp_placement_gather(const kvp_placement *p, const kvp_mask *mask, uint32_t token, const int32_t *table,
                           uint32_t n_blocks, uint16_t *out)
 {
-    const uint16_t *row = mask->rows + token * mask->stride;
+    const uint16_t *row = mask->rows != NULL ? mask->rows + token * mask->stride : NULL;
 
     for (uint32_t i = 0; i < n_blocks * KVP_BLOCK; i++) {
         int32_t cell = p->cell_of[(uint32_t)table[i / KVP_BLOCK] * KVP_BLOCK + i % KVP_BLOCK];
-        out[i] = cell >= 0 && (uint32_t)cell < mask->n_cells ? row[cell] : HIDDEN;
+        out[i] = cell < 0 || (uint32_t)cell >= mask->n_cells ? HIDDEN : row != NULL ? row[cell] : 0;
     }
+}
+
+bool kvp_placement_in_order(const kvp_placement *p, const int32_t *table, uint32_t n_blocks)
+{
+    for (uint32_t i = 0; i < n_blocks * KVP_BLOCK; i++) {
+        int32_t cell = p->cell_of[(uint32_t)table[i / KVP_BLOCK] * KVP_BLOCK + i % KVP_BLOCK];
+        if (cell >= 0 && cell != (int32_t)i)
+            return false;
+    }
+    return true;
 }

@@ -20,11 +20,12 @@
 
 typedef struct kvp_placement kvp_placement;
 
-/* What each token of a batch sees: fp16 numbers per token and cell, minus infinity where it does not see the cell. */
+/* What each token of a batch sees: fp16 numbers per token and cell, minus infinity where it does not see the cell. rows NULL: all cells. */
 typedef struct kvp_mask {
     const uint16_t *rows;
     size_t stride;    /* numbers from one token's row to the next */
     uint32_t n_cells; /* cells beyond are not seen */
+    size_t n_tokens;
 } kvp_mask;
 
 /* A block of slots: the index-th of a sequence. generation counts how often it was started: another one means that what the block held
@@ -48,6 +49,11 @@ void kvp_placement_clear(kvp_placement *placement);
 bool kvp_placement_write(kvp_placement *placement, const int64_t *cells, size_t n, const kvp_mask *mask,
                          int64_t *slots);
 
+/* Whether these are the cells of the last batch, which has its slots; and their sequences. */
+bool kvp_placement_is_last(const kvp_placement *placement, const int64_t *cells, size_t n);
+size_t kvp_placement_n_last(const kvp_placement *placement);
+uint32_t kvp_placement_sequence(const kvp_placement *placement, size_t i);
+
 /* The cell's slot; -1 when it was never written. */
 int64_t kvp_placement_slot(const kvp_placement *placement, uint32_t cell);
 
@@ -60,5 +66,8 @@ uint32_t kvp_placement_table(const kvp_placement *placement, const kvp_mask *mas
 /* One token's mask in the order of a table: n_blocks x 64 numbers. */
 void kvp_placement_gather(const kvp_placement *placement, const kvp_mask *mask, uint32_t token, const int32_t *table,
                           uint32_t n_blocks, uint16_t *out);
+
+/* Whether slot i of the table is cell i everywhere: masks are in its order then. */
+bool kvp_placement_in_order(const kvp_placement *placement, const int32_t *table, uint32_t n_blocks);
 
 #endif /* KVP_PLACEMENT_H */

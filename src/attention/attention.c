@@ -64,11 +64,38 @@ static float join_sink(const kvant_attention_problem *p, uint32_t head, float *m
     return factor;
 }
 
+/* Integer products and the search for the largest score lose NaNs on the way, so outputs get them from the query. */
+static bool has_nan(const kvant_attention_plan *plan, uint32_t query, uint32_t head)
+{
+    const kvant_attention_problem *p = &plan->problem;
+    const float *q = p->q + query * p->q_token_stride + head * p->q_head_stride;
+    uint32_t d = plan->k ? plan->k->head_dim : plan->k_dim;
+    bool nan = false;
+    for (uint32_t i = 0; i < d; i++)
+        nan |= q[i] != q[i];
+    return nan;
+}
+
+static void fill_nan(const kvant_attention_plan *plan, uint32_t query, uint32_t head)
+{
+    const kvant_attention_problem *p = &plan->problem;
+    float *out = p->out + query * p->out_token_stride + head * p->out_head_stride;
+    uint32_t d = plan->v ? plan->v->head_dim : plan->v_dim;
+    for (uint32_t i = 0; i < d; i++)
+        out[i] = NAN;
+    if (p->lse)
+        p->lse[(size_t)query * p->n_heads + head] = NAN;
+}
+
 static void finish_row(const kvant_attention_plan *plan, uint32_t query, uint32_t head, float max,
                        const row_sums *from)
 {
     const kvant_attention_problem *p = &plan->problem;
     float total = 0;
+    if (has_nan(plan, query, head)) {
+        fill_nan(plan, query, head);
+        return;
+    }
     for (uint32_t v = 0; v < plan->v_versions.n; v++)
         total += from->totals[v * from->totals_stride];
     float factor = join_sink(p, head, &max, &total);

@@ -3,9 +3,11 @@
  * Open pages hold transformed rows, so sealing applies no rotation again, and a sealed slot that nobody wrote to since its block was
  * opened keeps its bytes: its codes are not computed a second time. Nothing here can fail for a row that was written: it was checked
  * for the sealed page, too. */
+#include <math.h>
 #include <stdatomic.h>
 #include <string.h>
 
+#include "../base/half.h"
 #include "../base/parallel.h"
 #include "tensor.h"
 
@@ -185,13 +187,22 @@ static bool change_row(const change_job *job, uint32_t head, float *y)
     return kvant_codec_fits_open(codec, job->kernels, y);
 }
 
+/* Numbers near fp16's largest may have been rounded beyond it; what foreign bytes decode to becomes a number, too. */
+static void limit_to_half(float *y, uint32_t n)
+{
+    for (uint32_t j = 0; j < n; j++)
+        y[j] = fminf(fmaxf(y[j], -KVANT_HALF_MAX), KVANT_HALF_MAX);
+}
+
 static void read_row(const change_job *job, uint32_t head, uint32_t slot, const void *open, float *y)
 {
     const kvant_codec *codec = job->tensor->codecs[head];
-    if (job->sealed)
-        kvant_codec_decode_transformed(codec, job->kernels, kvant_sealed_page(job->tensor, job->block, head), slot, y);
-    else
+    if (!job->sealed) {
         kvant_codec_decode_open(codec, job->kernels, open, slot, 1, y);
+        return;
+    }
+    kvant_codec_decode_transformed(codec, job->kernels, kvant_sealed_page(job->tensor, job->block, head), slot, y);
+    limit_to_half(y, job->tensor->head_dim);
 }
 
 static void change_unit(void *context, size_t unit, uint32_t worker)

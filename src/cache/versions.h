@@ -1,4 +1,4 @@
-/* versions.h - which centre and scale a row is stored with. The rules are in docs/architecture.md, "Versions". */
+/* versions.h - which centre and scale a row is stored with. The rules are in docs/internals/architecture.md, "Versions". */
 #ifndef KVANT_CACHE_VERSIONS_H
 #define KVANT_CACHE_VERSIONS_H
 

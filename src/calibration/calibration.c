@@ -293,3 +293,29 @@ kvant_status kvant_calibration_get_entry(const kvant_calibration *calibration, u
         entry->centroids[i] = arrays + site->centroids[i] + row * calibration->info.clusters[i];
     return KVANT_OK;
 }
+
+kvant_status kvant_calibration_load(const char *path, kvant_calibration **out, char *err, size_t errlen)
+{
+    kvant_error error = { err, errlen };
+    if (!out)
+        return kvant_fail(&error, KVANT_ERR_ARGUMENT, "no place for the calibration");
+    *out = NULL;
+    if (!path)
+        return kvant_fail(&error, KVANT_ERR_ARGUMENT, "no path");
+    uint8_t *bytes;
+    size_t n;
+    KVANT_FORWARD(kvant_read_file(path, kvant_calibration_check_header, &bytes, &n, &error));
+    kvant_status status = kvant_calibration_parse(bytes, n, out, &error);
+    if (status != KVANT_OK)
+        kvant_free(bytes);
+    return status;
+}
+
+kvant_status kvant_calibration_save(const kvant_calibration *calibration, const char *path, char *err,
+                                    size_t errlen)
+{
+    kvant_error error = { err, errlen };
+    if (!calibration || !path)
+        return kvant_fail(&error, KVANT_ERR_ARGUMENT, "no calibration, or no path");
+    return kvant_write_file(path, calibration->bytes, calibration->info.bytes, &error);
+}

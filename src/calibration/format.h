@@ -1,6 +1,6 @@
 /* format.h - the calibration file of docs/calibration.md in memory: a block of bytes and where its arrays lie.
  *
- * calibration.c parses and looks up, file.c reads and writes files, calibrator.c makes new ones. */
+ * calibration.c parses, looks up, loads and saves; calibrator.c makes new ones. */
 #ifndef KVANT_CALIBRATION_FORMAT_H
 #define KVANT_CALIBRATION_FORMAT_H
 
@@ -8,12 +8,12 @@
 
 #include <kvant/calibration.h>
 
-#include "../base/error.h"
+#include "../base/file.h"
 
 #define KVANT_CALIBRATION_MAGIC "kvantcal"
 #define KVANT_CALIBRATION_VERSION 2u
 #define KVANT_CALIBRATION_ALIGN 64u
-#define KVANT_CALIBRATION_HEADER 64u
+#define KVANT_CALIBRATION_HEADER KVANT_FILE_HEAD
 #define KVANT_CALIBRATION_ENTRY 32u /* bytes of one line of the table */
 #define KVANT_CALIBRATION_MAX_NAME 255u
 #define KVANT_CALIBRATION_MAX_LAYERS 4096u
@@ -68,16 +68,6 @@ uint64_t kvant_get_u64(const uint8_t *at);
 /* Takes a file's bytes (from kvant_alloc): they belong to *calibration when it returns KVANT_OK, and else stay the caller's. */
 kvant_status kvant_calibration_parse(uint8_t *bytes, size_t n, kvant_calibration **calibration,
                                      const kvant_error *error);
-
-/* What the first KVANT_CALIBRATION_HEADER bytes of a file of n bytes, or fewer, say of it. */
-typedef kvant_status kvant_check_head_fn(const uint8_t *bytes, size_t n, const kvant_error *error);
-
-/* Reads a regular file whose head passes check; *bytes (from kvant_alloc) is the caller's, NULL on an error. */
-kvant_status kvant_read_file(const char *path, kvant_check_head_fn *check, uint8_t **bytes, size_t *n,
-                             const kvant_error *error);
-
-/* Writes a temporary file beside path, flushed to disk, then renames it: path never holds half of one. */
-kvant_status kvant_write_file(const char *path, const uint8_t *bytes, size_t n, const kvant_error *error);
 
 /* What the first KVANT_CALIBRATION_HEADER bytes say of a file of n bytes: right kind, version and length. */
 kvant_status kvant_calibration_check_header(const uint8_t *bytes, size_t n, const kvant_error *error);

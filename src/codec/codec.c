@@ -6,7 +6,9 @@
 #include <stdlib.h>
 #include <string.h>
 
+#include "../base/abi.h"
 #include "../base/alloc.h"
+#include "../base/fnv.h"
 #include "encode.h"
 #include "site.h"
 #include "weighting.h"
@@ -33,22 +35,25 @@ static kvant_status read_spec(const kvant_family *family, kvant_spec *spec, int3
     return kvant_spec_finish(spec, valid[0] ? valid : "none", error);
 }
 
-static kvant_status build(kvant_codec *codec, kvant_spec *spec, const kvant_site *site, const kvant_error *error)
+static kvant_status build(kvant_codec *codec, kvant_spec *spec, const kvant_site *given, const kvant_error *error)
 {
     const kvant_family *family = kvant_family_find(spec->name);
     int32_t options[KVANT_FAMILY_OPTIONS] = { 0 };
-    kvant_common common = { -1, -1, -1, -1, 0, -1, -1, -1, -1 };
-    const kvant_request request = { spec, options, &common, site };
+    kvant_common common = KVANT_COMMON_NONE(given->seed);
+    kvant_site site = *given;
+    const kvant_request request = { spec, options, &common, &site };
     if (!family)
         return unknown_family(spec->name, error);
     KVANT_FORWARD(read_spec(family, spec, options, &common, error));
+    site.seed = common.seed;
     codec->info.source = family->source;
     KVANT_FORWARD(family->create(codec, &request, error));
     if (!family->common) /* raw: nothing to centre and nothing to keep fp16 */
         return KVANT_OK;
-    KVANT_FORWARD(kvant_weighting_apply(codec, &common, site, error));
-    kvant_common_apply(&common, &codec->info, codec->spec, sizeof codec->spec);
-    return kvant_site_fill(codec, site, error);
+    bool seeded = codec->takes_seed || kvant_transform_is_random(&codec->transform);
+    KVANT_FORWARD(kvant_weighting_apply(codec, &common, &site, error));
+    kvant_common_apply(&common, &codec->info, seeded, codec->spec, sizeof codec->spec);
+    return kvant_site_fill(codec, &site, error);
 }
 
 void kvant_codec_describe(kvant_codec *codec, const kvant_option *table, const void *values, const char *format, ...)
@@ -59,6 +64,19 @@ void kvant_codec_describe(kvant_codec *codec, const kvant_option *table, const v
     va_end(arguments);
     kvant_options_describe(table, values, codec->spec, sizeof codec->spec);
     kvant_transform_describe(&codec->transform, codec->spec, sizeof codec->spec);
+}
+
+void kvant_codec_identify(kvant_codec *codec, const void *numbers, size_t bytes)
+{
+    codec->identity = kvant_fnv1a(codec->identity, numbers, bytes);
+}
+
+/* The canonical form says everything else that bytes depend on. */
+static uint64_t fingerprint(const kvant_codec *codec)
+{
+    const uint32_t shape[2] = { (uint32_t)codec->info.role, codec->info.head_dim };
+    uint64_t state = kvant_fnv1a(codec->identity, codec->spec, strlen(codec->spec));
+    return kvant_fnv1a(state, shape, sizeof shape);
 }
 
 static void complete_view(kvant_codec *codec)
@@ -92,9 +110,11 @@ static kvant_status create(const char *text, uint32_t head_dim, kvant_role role,
     codec->info = (kvant_codec_info){
         .size = sizeof codec->info, .spec = codec->spec, .head_dim = head_dim, .role = role, .block_tokens = 1
     };
+    codec->identity = KVANT_FNV_START;
     if (error->text && error->size)
         error->text[0] = '\0';
     kvant_status status = build(codec, &spec, site, error);
+    codec->info.fingerprint = fingerprint(codec);
     if (status == KVANT_OK)
         complete_view(codec);
     else
@@ -168,10 +188,7 @@ void kvant_codec_set_sizes(kvant_codec *codec, uint32_t bits, size_t metadata_ha
 
 kvant_status kvant_codec_get_info(const kvant_codec *codec, kvant_codec_info *info)
 {
-    if (!codec || !info || info->size != sizeof *info)
-        return KVANT_ERR_ARGUMENT;
-    *info = codec->info;
-    return KVANT_OK;
+    return codec && KVANT_GIVE(kvant_codec_info, info, &codec->info, nominal_bits) ? KVANT_OK : KVANT_ERR_ARGUMENT;
 }
 
 const kvant_codec_view *kvant_codec_get_view(const kvant_codec *codec)

@@ -73,7 +73,8 @@ struct kvant_codec {
     const kvant_quantizer *quantizer;
     kvant_codec_view view; /* the family sets kind and the member of that kind */
     kvant_code_product product;
-    bool takes_seed;     /* the family's tables depend on the seed, not only the transform */
+    bool takes_seed;          /* the family's tables depend on the seed, not only the transform */
+    uint64_t identity;        /* of what came from a calibration */
     bool takes_feedback;      /* set by families that round by it */
     kvant_feedback *feedback; /* or NULL; freed with the codec */
     float *file_center,
@@ -81,6 +82,9 @@ struct kvant_codec {
     void
         *state; /* the family's tables and options: one block, freed with the codec; never changes after creation */
 };
+
+/* Counts numbers of a calibration that bytes depend on into the codec's fingerprint. */
+void kvant_codec_identify(kvant_codec *codec, const void *numbers, size_t bytes);
 
 /* The family's state, zeroed, of one block of size bytes. */
 kvant_status kvant_codec_alloc_state(kvant_codec *codec, size_t size, const kvant_error *error);

@@ -18,8 +18,11 @@ static const char *const place_names[] = { "none", "first", "file", NULL }; /* k
         NUMBER(block, 1, KVANT_MAX_HEAD_DIM, "size of Hadamard blocks, a power of two"),                           \
         CHOICE(signs, sign_names, "signs of channels before a Hadamard rotation")
 #define KEPT                                                                                                       \
-    NUMBER(sink, 0, MAX_KEPT, "first tokens that stay fp16"), NUMBER(recent, 0, MAX_KEPT,                          \
-                                                                     "newest tokens that stay fp16")
+    NUMBER(sink, 0, MAX_KEPT, "first tokens that stay fp16"),                                                      \
+        NUMBER(recent, 0, MAX_KEPT, "newest tokens that stay fp16"),                                               \
+    {                                                                                                              \
+        "seed", KVANT_OPTION_SEED, NULL, 0, 0, 0, offsetof(kvant_common, seed), "of random signs and matrices"     \
+    }
 
 const kvant_option kvant_common_options[] = {
     ROTATION,
@@ -42,9 +45,9 @@ static int32_t apply(int32_t asked, uint32_t preset, int32_t *shown)
     return value;
 }
 
-void kvant_common_apply(const kvant_common *common, kvant_codec_info *info, char *text, size_t size)
+void kvant_common_apply(const kvant_common *common, kvant_codec_info *info, bool seeded, char *text, size_t size)
 {
-    kvant_common shown = { -1, -1, -1, -1, 0, -1, -1, -1, -1 };
+    kvant_common shown = KVANT_COMMON_NONE(seeded ? common->seed : 0);
     info->center = (kvant_center)apply(common->center, info->center, &shown.center);
     info->norm = (kvant_norm)apply(common->norm, info->norm, &shown.norm);
     if (info->center != KVANT_CENTER_NONE && info->sink_tokens < KVANT_CENTER_SINK)

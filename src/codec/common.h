@@ -10,7 +10,11 @@
 /* KVANT_OPTION_ABSENT: the family decides. */
 typedef struct kvant_common {
     int32_t rotate, block, signs, transform, feedback, center, norm, sink, recent;
+    uint64_t seed; /* the option's, else that of the call */
 } kvant_common;
+
+/* Without any option. */
+#define KVANT_COMMON_NONE(call_seed) { -1, -1, -1, -1, 0, -1, -1, -1, -1, call_seed }
 
 enum { KVANT_WEIGHTING_NONE, KVANT_WEIGHTING_DIAGONAL, KVANT_WEIGHTING_FILE };
 
@@ -23,7 +27,8 @@ extern const kvant_option kvant_common_options_uncentred[]; /* no center, norm, 
 #define KVANT_CENTER_SINK 4u
 
 /* Takes center, norm, sink and recent where the spec has them; info holds the family's presets. Appends to text (a
- * canonical spec of size bytes, name and options) those that are not zero or not the preset. */
-void kvant_common_apply(const kvant_common *common, kvant_codec_info *info, char *text, size_t size);
+ * canonical spec of size bytes, name and options) those that are not zero or not the preset, and the seed when bytes
+ * depend on it. */
+void kvant_common_apply(const kvant_common *common, kvant_codec_info *info, bool seeded, char *text, size_t size);
 
 #endif

@@ -15,7 +15,9 @@ static kvant_status read_one(const kvant_option *option, kvant_spec *spec, int32
         KVANT_FORWARD(kvant_spec_flag(spec, option->key, &flag, error));
         value[0] = flag;
         return KVANT_OK;
-    case KVANT_OPTION_CHOICE: KVANT_FORWARD(kvant_spec_choice(spec, option->key, option->choices, &choice, error)); break;
+    case KVANT_OPTION_CHOICE:
+        KVANT_FORWARD(kvant_spec_choice(spec, option->key, option->choices, &choice, error));
+        break;
     case KVANT_OPTION_FLAG_OR_CHOICE:
         KVANT_FORWARD(kvant_spec_flag_or_choice(spec, option->key, option->choices, &choice, error));
         break;
@@ -23,6 +25,7 @@ static kvant_status read_one(const kvant_option *option, kvant_spec *spec, int32
         KVANT_FORWARD(kvant_spec_number(spec, option->key, option->min, option->max, &number, error));
         choice = (int)number;
         break;
+    case KVANT_OPTION_SEED: return KVANT_OK; /* read elsewhere */
     case KVANT_OPTION_PAIR:
         KVANT_FORWARD(kvant_spec_pair(spec, option->key, option->min, option->max, &number, &second, error));
         choice = (int)number;
@@ -36,7 +39,12 @@ static kvant_status read_one(const kvant_option *option, kvant_spec *spec, int32
 kvant_status kvant_options_read(const kvant_option *table, kvant_spec *spec, void *values, const kvant_error *error)
 {
     for (const kvant_option *option = table; option->key; option++) {
-        int32_t *value = (int32_t *)(void *)((char *)values + option->offset);
+        void *place = (char *)values + option->offset;
+        if (option->kind == KVANT_OPTION_SEED) {
+            KVANT_FORWARD(kvant_spec_seed(spec, option->key, place, error));
+            continue;
+        }
+        int32_t *value = place;
         value[0] = option->preset;
         if (option->kind == KVANT_OPTION_PAIR)
             value[1] = option->preset;
@@ -45,13 +53,31 @@ kvant_status kvant_options_read(const kvant_option *table, kvant_spec *spec, voi
     return KVANT_OK;
 }
 
+static void append_key(const char *key, char *text, size_t size)
+{
+    kvant_append(text, size, "%c%s", strchr(text, ':') ? ',' : ':', key);
+}
+
+static void describe_seed(const char *key, uint64_t seed, char *text, size_t size)
+{
+    if (seed == 0)
+        return;
+    append_key(key, text, size);
+    kvant_append(text, size, "=%llu", (unsigned long long)seed);
+}
+
 void kvant_options_describe(const kvant_option *table, const void *values, char *text, size_t size)
 {
     for (const kvant_option *option = table; option->key; option++) {
-        const int32_t *value = (const int32_t *)(const void *)((const char *)values + option->offset);
+        const void *place = (const char *)values + option->offset;
+        if (option->kind == KVANT_OPTION_SEED) {
+            describe_seed(option->key, *(const uint64_t *)place, text, size);
+            continue;
+        }
+        const int32_t *value = place;
         if (value[0] == KVANT_OPTION_ABSENT || (option->kind == KVANT_OPTION_FLAG && value[0] == 0))
             continue;
-        kvant_append(text, size, "%c%s", strchr(text, ':') ? ',' : ':', option->key);
+        append_key(option->key, text, size);
         if (option->choices)
             kvant_append(text, size, "=%s", option->choices[value[0]]);
         else if (option->kind == KVANT_OPTION_NUMBER)
@@ -65,7 +91,7 @@ void kvant_options_list(const kvant_option *table, char *text, size_t size)
 {
     for (const kvant_option *option = table; option->key; option++) {
         kvant_append(text, size, "%s%s", text[0] ? " " : "", option->key);
-        if (option->kind == KVANT_OPTION_NUMBER)
+        if (option->kind == KVANT_OPTION_NUMBER || option->kind == KVANT_OPTION_SEED)
             kvant_append(text, size, "=N");
         if (option->kind == KVANT_OPTION_PAIR)
             kvant_append(text, size, "=D.N");

@@ -1,5 +1,5 @@
-/* options.h - the options of a codec family as one table, which parses a spec, prints the canonical form and lists what
- * there is. Every value is an int32_t in a struct of the family. */
+/* options.h - the options of a codec family as one table, which parses a spec, prints the canonical form and lists the
+ * options. Every value but a seed is an int32_t in a struct of the family. */
 #ifndef KVANT_CODEC_OPTIONS_H
 #define KVANT_CODEC_OPTIONS_H
 
@@ -10,7 +10,8 @@ typedef enum kvant_option_kind {
     KVANT_OPTION_CHOICE,         /* "key=word": the index of the word in choices */
     KVANT_OPTION_FLAG_OR_CHOICE, /* the same; "key" alone means the first word */
     KVANT_OPTION_NUMBER,         /* "key=N": min <= N <= max */
-    KVANT_OPTION_PAIR            /* "key=D.N": D at most min, N at most max; the next int32_t holds N */
+    KVANT_OPTION_PAIR,           /* "key=D.N": D at most min, N at most max; the next int32_t holds N */
+    KVANT_OPTION_SEED            /* "key=N": a uint64_t instead, which keeps its value without the option */
 } kvant_option_kind;
 
 #define KVANT_OPTION_ABSENT (-1)
@@ -29,7 +30,7 @@ typedef struct kvant_option {
 kvant_status kvant_options_read(const kvant_option *table, kvant_spec *spec, void *values, const kvant_error *error);
 
 /* Appends the values to a canonical spec, ":" before the first option of the text, "," before the others. Leaves out
- * absent values and flags that are 0. */
+ * absent values, and flags and seeds that are 0. */
 void kvant_options_describe(const kvant_option *table, const void *values, char *text, size_t size);
 
 /* Appends the options with their values, as in "group=N sym axis=token|channel". */

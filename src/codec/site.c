@@ -61,7 +61,11 @@ kvant_status kvant_site_fill(kvant_codec *codec, const kvant_site *site, const k
         return kvant_fail(error, KVANT_ERR_MEMORY, "no memory for a codec");
     if (center)
         memcpy(codec->file_center, entry.mean, entry.head_dim * sizeof(float));
+    if (center)
+        kvant_codec_identify(codec, codec->file_center, entry.head_dim * sizeof(float));
     if (scale)
         fill_scale(&entry, codec->file_center, codec->file_scale);
+    if (scale)
+        kvant_codec_identify(codec, codec->file_scale, entry.head_dim * sizeof(float));
     return KVANT_OK;
 }

@@ -174,6 +174,32 @@ kvant_status kvant_spec_pair(kvant_spec *spec, const char *key, uint32_t max_fir
     return KVANT_OK;
 }
 
+static bool parse_seed(const char *text, uint64_t *seed)
+{
+    if (!*text)
+        return false;
+    for (*seed = 0; *text >= '0' && *text <= '9'; text++) {
+        uint64_t digit = (uint64_t)(*text - '0');
+        if (*seed > (UINT64_MAX - digit) / 10)
+            return false;
+        *seed = *seed * 10 + digit;
+    }
+    return !*text;
+}
+
+kvant_status kvant_spec_seed(kvant_spec *spec, const char *key, uint64_t *value, const kvant_error *error)
+{
+    const kvant_spec_option *option = find(spec, key);
+    uint64_t seed;
+    if (!option)
+        return KVANT_OK;
+    if (!option->value || !parse_seed(option->value, &seed))
+        return kvant_fail(error, KVANT_ERR_SPEC, "%s=%s is not valid for %s: use a number from 0 to %llu", key,
+                          option->value ? option->value : "", spec->name, (unsigned long long)UINT64_MAX);
+    *value = seed;
+    return KVANT_OK;
+}
+
 kvant_status kvant_spec_flag(kvant_spec *spec, const char *key, bool *value, const kvant_error *error)
 {
     const kvant_spec_option *option = find(spec, key);

@@ -49,6 +49,9 @@ kvant_status kvant_spec_number(kvant_spec *spec, const char *key, uint32_t min, 
 kvant_status kvant_spec_pair(kvant_spec *spec, const char *key, uint32_t max_first, uint32_t max_second,
                              uint32_t *first, uint32_t *second, const kvant_error *error);
 
+/* *value = the option's number of up to 64 bits, or keeps *value when it is absent. */
+kvant_status kvant_spec_seed(kvant_spec *spec, const char *key, uint64_t *value, const kvant_error *error);
+
 /* *value = whether the flag is there; KVANT_ERR_SPEC when it has a value. */
 kvant_status kvant_spec_flag(kvant_spec *spec, const char *key, bool *value, const kvant_error *error);
 

@@ -123,7 +123,7 @@ kvant_status kvant_transform_compose(kvant_transform *transform, const float *b,
 
 void kvant_transform_describe(const kvant_transform *transform, char *text, size_t size)
 {
-    kvant_common shown = { -1, -1, -1, -1, 0, -1, -1, -1, -1 };
+    kvant_common shown = KVANT_COMMON_NONE(0);
     shown.rotate = (int32_t)transform->rotate;
     if (transform->rotate == KVANT_ROTATE_HADAMARD) {
         shown.block = (int32_t)transform->block;

@@ -58,6 +58,9 @@ static kvant_status set_matrix(kvant_codec *codec, const kvant_calibration_entry
         return kvant_fail(error, KVANT_ERR_MEMORY, "no memory for a transform");
     double *inverse = w + size;
     read_triangle(n, entry->matrix, w);
+    kvant_codec_identify(codec, entry->matrix, (size + n) / 2 * sizeof *entry->matrix);
+    if (feedback)
+        kvant_codec_identify(codec, entry->query_moment, size * sizeof *entry->query_moment);
     kvant_status status = invert(n, w, inverse, error);
     if (status == KVANT_OK)
         status = feedback ? kvant_feedback_create(codec, w, inverse, entry->query_moment, error)
@@ -69,6 +72,7 @@ static kvant_status set_matrix(kvant_codec *codec, const kvant_calibration_entry
 static kvant_status set_diagonal(kvant_codec *codec, const float *factors)
 {
     float inverse[KVANT_MAX_HEAD_DIM];
+    kvant_codec_identify(codec, factors, codec->info.head_dim * sizeof *factors);
     for (uint32_t i = 0; i < codec->info.head_dim; i++)
         inverse[i] = 1 / factors[i];
     return kvant_transform_weigh(&codec->transform, true, factors, inverse);
@@ -103,7 +107,9 @@ kvant_status kvant_weighting_apply(kvant_codec *codec, const kvant_common *commo
     KVANT_FORWARD(kvant_site_entry(codec, site, codec->info.role, "transform", &entry, error));
     if (!keys)
         return KVANT_OK;
-    kvant_common shown = { -1, -1, -1, kind, feedback, -1, -1, -1, -1 };
+    kvant_common shown = KVANT_COMMON_NONE(0);
+    shown.transform = kind;
+    shown.feedback = feedback;
     kvant_options_describe(kvant_common_options, &shown, codec->spec, sizeof codec->spec);
     return kind == KVANT_WEIGHTING_DIAGONAL ? set_diagonal(codec, entry.diagonal)
                                             : set_matrix(codec, &entry, feedback, error);

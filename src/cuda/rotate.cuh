@@ -21,6 +21,16 @@ template <int D> struct Row {
     float x[PER_LANE];
 };
 
+/* A number by itself. */
+__device__ __forceinline__ float load_number(const void *from, size_t at, kvant_cuda_type type)
+{
+    if (type == KVANT_CUDA_F32)
+        return static_cast<const float *>(from)[at];
+    __half_raw bits;
+    bits.x = static_cast<const uint16_t *>(from)[at];
+    return type == KVANT_CUDA_F16 ? __half2float(bits) : __uint_as_float((uint32_t)bits.x << 16);
+}
+
 /* The type is a run-time choice made once a row, around the loads: kernels start with a cold instruction
  * cache, and every instruction that is not there need not be fetched. */
 template <int D>

@@ -190,8 +190,7 @@ void kvant_cuda_limit_shared_memory(size_t bytes)
         table->limit_shared_memory(bytes);
 }
 
-/* A call with a struct of arguments, of the caller's size: last is the last member of its first released
- * version. */
+/* A call with a struct of arguments, of the caller's size: last is the last member of its first released version. */
 #define TABLE_CALL(name, type, last)                                                                               \
     kvant_status kvant_cuda_##name(const type *args, kvant_cuda_stream stream)                                     \
     {                                                                                                              \

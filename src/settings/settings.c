@@ -2,6 +2,8 @@
  * the file looks like is the business of parse.c and format.c. */
 #include "settings_internal.h"
 
+#include <kvant/calibration.h>
+
 #include <inttypes.h>
 #include <limits.h>
 #include <stdbool.h>
@@ -9,7 +11,7 @@
 #include <string.h>
 
 #include "../base/alloc.h"
-#include "../calibration/format.h"
+#include "../base/file.h"
 #include "../codec/codec_internal.h"
 
 void kvant_settings_free(kvant_settings **settings)
@@ -188,7 +190,7 @@ kvant_status kvant_settings_create(const kvant_settings_config *config, kvant_se
 static kvant_status check_head(const uint8_t *bytes, size_t n, const kvant_error *error)
 {
     static const char magic[] = "kvant-settings ";
-    if (n < KVANT_CALIBRATION_HEADER || memcmp(bytes, magic, sizeof magic - 1) != 0)
+    if (n < KVANT_FILE_HEAD || memcmp(bytes, magic, sizeof magic - 1) != 0)
         return kvant_fail(error, KVANT_ERR_FORMAT, "this is not a settings file of kvant");
     if (n > KVANT_SETTINGS_MAX_BYTES)
         return kvant_fail(error, KVANT_ERR_FORMAT, "the settings file has %zu bytes, more than any can need", n);

@@ -311,27 +311,6 @@ class Needle(unittest.TestCase):
         self.assertEqual(figures(), [row["log_probability"] for row in self.first[:3]])
         self.assertNotEqual(figures("--seed", "2"), figures("-f", TEXT))
 
-    def test_resumed(self):
-        with tempfile.TemporaryDirectory() as folder:
-            state = pathlib.Path(folder) / "needles"
-            more = ("-c", "256,320", "-k", "int-8", "-k", "turboquant-1", "--resume", state)
-            self.assertEqual(self.rows("-c", "320", "-k", "turboquant-1", "--resume", state), [
-                row for row in self.first if row["ctx"] == 320 and row["k"] in ("f16", "turboquant-1")])
-            kept = state.read_bytes()
-            self.assertEqual(self.rows(*more), self.first)
-            self.assertTrue(state.read_bytes().startswith(kept))
-            complete = state.read_bytes()
-            record = (len(complete) - len(kept)) // 4
-            self.assertEqual(len(kept) + 4 * record, len(complete), "two texts, two configurations: four more records")
-            # Nothing is measured again, and what is torn is.
-            self.assertEqual(self.rows(*more), self.first)
-            self.assertEqual(state.read_bytes(), complete)
-            state.write_bytes(complete[:-1])
-            self.assertEqual(self.rows(*more), self.first)
-            done = run("needle", "-m", MODEL, "-n", "4", "-c", "256", "--resume", state)
-            self.assertEqual((done.returncode, done.stdout), (RUNTIME, ""))
-            self.assertIn("number of needles", done.stderr)
-
     def test_contexts_that_do_not_suit(self):
         done = run("needle", "-m", MODEL, "-c", "1000000")
         self.assertEqual((done.returncode, done.stdout), (RUNTIME, ""))
@@ -339,6 +318,30 @@ class Needle(unittest.TestCase):
         done = run("needle", "-m", MODEL, "-c", "256", "-n", "24")
         self.assertEqual((done.returncode, done.stdout), (RUNTIME, ""))
         self.assertIn("too few for so many needles", done.stderr)
+
+
+class NeedleResumed(unittest.TestCase):
+    def test_resumed(self):
+        first = Needle.rows("-c", "256,320", "-k", "int-8", "-k", "turboquant-1")
+        with tempfile.TemporaryDirectory() as folder:
+            state = pathlib.Path(folder) / "needles"
+            more = ("-c", "256,320", "-k", "int-8", "-k", "turboquant-1", "--resume", state)
+            self.assertEqual(Needle.rows("-c", "320", "-k", "turboquant-1", "--resume", state), [
+                row for row in first if row["ctx"] == 320 and row["k"] in ("f16", "turboquant-1")])
+            kept = state.read_bytes()
+            self.assertEqual(Needle.rows(*more), first)
+            self.assertTrue(state.read_bytes().startswith(kept))
+            complete = state.read_bytes()
+            record = (len(complete) - len(kept)) // 4
+            self.assertEqual(len(kept) + 4 * record, len(complete), "two texts, two configurations: four more records")
+            # Nothing is measured again, and what is torn is.
+            self.assertEqual(Needle.rows(*more), first)
+            self.assertEqual(state.read_bytes(), complete)
+            state.write_bytes(complete[:-1])
+            self.assertEqual(Needle.rows(*more), first)
+            done = run("needle", "-m", MODEL, "-n", "4", "-c", "256", "--resume", state)
+            self.assertEqual((done.returncode, done.stdout), (RUNTIME, ""))
+            self.assertIn("number of needles", done.stderr)
 
 
 class Bench(unittest.TestCase):

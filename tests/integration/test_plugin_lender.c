@@ -40,7 +40,7 @@ static rows_graph make_rows_graph(void)
     g.backend = ggml_backend_dev_init(device, NULL);
     assert_non_null(g.backend);
     unsetenv("KVANT_HEAD_DIM");
-    cache = ggml_new_tensor_3d(g.context, GGML_TYPE_F16, ROW, N_ROWS, 1);
+    cache = ggml_new_tensor_3d(g.context, GGML_TYPE_F16, ROW, N_ROWS, 2); /* of one stream, rows would wait for a mask */
     ggml_set_name(cache, "cache_k_l0");
     rows = ggml_new_tensor_2d(g.context, GGML_TYPE_F32, ROW, N_ROWS);
     index = ggml_new_tensor_1d(g.context, GGML_TYPE_I64, N_ROWS);
@@ -53,6 +53,8 @@ static rows_graph make_rows_graph(void)
         ggml_backend_tensor_set(index, &i, (size_t)i * sizeof(i), sizeof(i));
     }
     g.graph = ggml_new_graph(g.graph_context);
+    cache = ggml_reshape_2d(g.graph_context, cache, ROW, 2 * N_ROWS);
+    ggml_backend_view_init(cache);
     node = ggml_set_rows(g.graph_context, cache, rows, index);
     ggml_backend_view_init(node);
     ggml_build_forward_expand(g.graph, node);

@@ -1,5 +1,6 @@
 #!/bin/sh
-# Every public header compiles alone, as C11 and as C++17, without warnings; tools/ and integrations/ include no private one.
+# Every public header compiles alone, as C11 and as C++17, without warnings. tools/ and integrations/ include no private
+# header. Folders of src/ include only what docs/architecture.md draws: the arrows below are those of its drawing.
 set -eu
 root=$(cd "$(dirname "$0")/../.." && pwd)
 work=$(mktemp -d)
@@ -12,8 +13,48 @@ for header in "$root"/include/kvant/*.h; do
     c++ -std=c++17 -Wall -Wextra -Wpedantic -Werror -I"$root/include" -c "$work/alone.cpp" -o "$work/alone.o"
     echo "$name: C11 and C++17"
 done
-if grep -rnE '#include *"[^"]*(src|base|math|page|kernels|codec|cache|attention|calibration|settings)/' "$root/tools" "$root/integrations" \
-    --include='*.c' --include='*.h'; then
+if grep -rnE '#include *"[^"]*(src|base|blocks|math|page|kernels|codec|cache|cuda|device|attention|calibration|settings)/' \
+    "$root/tools" "$root/integrations" --include='*.c' --include='*.h'; then
     echo "tools/ and integrations/ may include public headers only" >&2
     exit 1
 fi
+
+may_use() {
+    case $1 in
+    base) ;;
+    math) echo base ;;
+    page) echo base math ;;
+    blocks) echo base ;;
+    kernels) echo base math page blocks ;;
+    calibration) echo base math ;;
+    codec) echo base math page kernels calibration ;;
+    settings) echo base codec ;;
+    cache) echo base math page kernels codec ;;
+    attention) echo base math page kernels blocks codec cache ;;
+    device) echo base codec ;;
+    cuda) echo base codec device ;;
+    esac
+}
+
+# "from to file" of every include between folders of src/.
+cd "$root/src"
+find . -name '*.[ch]' -o -name '*.cu' -o -name '*.cuh' | while read -r file; do
+    grep -oE '^#include "[^"]+"' "$file" | sed 's/^#include "//; s/"$//' | while read -r include; do
+        to=$(realpath -m --relative-to=. "$(dirname "$file")/$include" | cut -d/ -f1)
+        from=$(echo "$file" | cut -d/ -f2)
+        [ "$to" = "$from" ] || ! [ -d "$to" ] || echo "$from $to $file"
+    done
+done | sort -u >"$work/arrows"
+[ -s "$work/arrows" ] || { echo "no includes between folders were found: this check is broken" >&2; exit 1; }
+status=0
+while read -r from to file; do
+    case " $(may_use "$from") " in
+    *" $to "*) ;;
+    *)
+        echo "src/${file#./}: src/$from may not use src/$to (docs/architecture.md, Layers)" >&2
+        status=1
+        ;;
+    esac
+done <"$work/arrows"
+cut -d' ' -f1,2 "$work/arrows" | sort | uniq -c
+exit $status

@@ -308,7 +308,7 @@ static void errors_say_what_to_do(void **state)
     expect_error("kmeans-4:c=4", DIM, c, 0, 2, KVANT_ERR_ARGUMENT, "made for another model");
     expect_error("hessian-4", 64, c, 0, 0, KVANT_ERR_ARGUMENT, "2 layers, 2 kv heads, head_dim 32");
     expect_error("kmeans-4:c=0", DIM, c, 0, 0, KVANT_ERR_SPEC, "from 1 to 4096");
-    expect_error("kmeans-4:c=4,center=first", DIM, c, 0, 0, KVANT_ERR_SPEC, "takes no center");
+    expect_error("kmeans-4:c=4,center=first", DIM, c, 0, 0, KVANT_ERR_SPEC, "no option 'center'");
     expect_error("kmeans-4:c=4,axis=channel", DIM, c, 0, 0, KVANT_ERR_SPEC, "no option 'axis'");
     expect_error("hessian-4:order=last", DIM, c, 0, 0, KVANT_ERR_SPEC, "hadamard, eigen");
     expect_error("hessian-9", DIM, c, 0, 0, KVANT_ERR_SPEC, "2 to 8 bits");

@@ -47,7 +47,7 @@ static void write_tokens(cache *c, kvp_placement *p, const int *sequences, int n
 {
     static uint16_t rows[64 * N_CELLS];
     int64_t cells[64], slots[64], again[64];
-    kvp_mask mask = { rows, N_CELLS, N_CELLS };
+    kvp_mask mask = { rows, N_CELLS, N_CELLS, 64 };
 
     for (int i = 0; i < n; i++) {
         int s = sequences[i], cell = free_cell(c, 0);
@@ -109,7 +109,7 @@ static void check_table(const cache *c, const kvp_placement *p, int sequence)
 {
     uint16_t row[N_CELLS], gathered[N_CELLS * 2 + 8 * 64];
     int32_t table[2 * N_CELLS / 64 + 8];
-    kvp_mask mask = { row, N_CELLS, N_CELLS };
+    kvp_mask mask = { row, N_CELLS, N_CELLS, 1 };
     uint32_t n, length = (uint32_t)c->length[sequence];
 
     for (int j = 0; j < N_CELLS; j++)
@@ -165,14 +165,15 @@ static void cells_are_used_again(void **state)
     kvp_placement_free(p);
 }
 
-/* Two sequences that go on from one prompt: the second one's tokens lie in blocks of their own behind the shared ones. */
+/* Two sequences that go on from one prompt share its last block, then each has blocks of its own. */
 static void shared_beginnings(void **state)
 {
     kvp_placement *p = kvp_placement_create(N_CELLS);
     uint16_t row[N_CELLS];
-    kvp_mask mask = { row, N_CELLS, N_CELLS };
+    kvp_mask mask = { row, N_CELLS, N_CELLS, 1 };
     int32_t table[32];
-    int64_t cell = 300, slot;
+    int64_t slot;
+    uint32_t n;
     cache c;
 
     (void)state;
@@ -180,12 +181,22 @@ static void shared_beginnings(void **state)
     write_run(&c, p, 0, 100);
     for (int j = 0; j < N_CELLS; j++)
         row[j] = c.sequence[j] == 0 && c.position[j] < 80 ? 0 : HIDDEN;
-    row[cell] = 0;
-    assert_true(kvp_placement_write(p, &cell, 1, &mask, &slot));
-    assert_int_equal(slot % 64, 0);
-    assert_int_equal(kvp_placement_block(p, (uint32_t)(slot / 64)).index, 1);
+    for (int64_t cell = 300, i = 0; i < 60; cell++, i++) {
+        row[cell] = 0;
+        assert_true(kvp_placement_write(p, &cell, 1, &mask, &slot));
+        n = kvp_placement_table(p, &mask, 0, 1, table);
+        assert_int_equal(n, i < 28 ? 2 : 3); /* block 1 has room for 64 - 36 */
+        assert_int_equal(table[n - 1], slot / 64);
+        assert_int_equal(slot % 64, (36 + i) % 64);
+        assert_int_equal(kvp_placement_block(p, (uint32_t)(slot / 64)).index, n - 1);
+    }
+    write_run(&c, p, 0, 30); /* has to find its own way on, too */
+    check_slots(&c, p);
+    for (int j = 0; j < N_CELLS; j++)
+        row[j] = c.sequence[j] == 0 ? 0 : HIDDEN;
     assert_int_equal(kvp_placement_table(p, &mask, 0, 1, table), 3);
-    assert_int_equal(table[2], slot / 64);
+    for (int t = 100; t < 130; t++)
+        assert_int_equal(kvp_placement_slot(p, (uint32_t)c.cell_of[0][t]), table[2] * 64 + t - 100);
     kvp_placement_free(p);
 }
 

@@ -179,7 +179,7 @@ static void specs(void **state)
     }
     kvant_codec *codec = make_codec("trellis-3:states=1024", 64, KVANT_ROLE_K);
     assert_string_equal(info_of(codec).spec,
-                        "trellis-3:states=1024,scale=unbiased,rotate=hadamard,block=64,signs=seed");
+                        "trellis-3:states=1024,scale=unbiased,rotate=hadamard,block=64,signs=seed,seed=7");
     kvant_codec_free(&codec);
 }
 

@@ -6,7 +6,7 @@
 #include "../../src/codec/codec_internal.h"
 #include "calibrated.h"
 
-/* The rules of docs/architecture.md, "Versions", in double precision: rows are dealt into 8 parts; a part's mean counts within the median
+/* The rules of docs/internals/architecture.md, "Versions", in double precision: rows are dealt into 8 parts; a part's mean counts within the median
  * of the parts' ranges around the median of their means, its largest distance up to 4 times the median of the parts'. */
 enum { PARTS = 8 };
 
@@ -280,6 +280,30 @@ static void calibrated_centre_and_scale(void **state)
     drop(&f);
 }
 
+/* Rows too few to judge: a new block goes by its sequence's last block before the write, whatever else the write touches. */
+static void new_blocks_follow_their_sequence(void **state)
+{
+    (void)state;
+    uint64_t rng = 43;
+    fixture f = make("turboquant-4:center=first,sink=0", 2, 8, 0);
+    static float rows[128 * WIDTH];
+    static const int64_t slots[] = { 64 + 3, 4 * 64, 64 + 5, 8 * 64 + 1, 5 * 64 + 7, 0 };
+    shift_rows(rows, 128, &rng);
+    write_rows(&f, 0, 128, rows, 128, 1);
+    for (size_t j = 0; j < COUNT(rows); j++)
+        rows[j] = 50 - rows[j];
+    write_rows(&f, 128, 128, rows, 128, 1);
+    const uint32_t first = block_of(&f, 1, 0).version, second = block_of(&f, 3, 0).version;
+    assert_int_not_equal(first, second);
+    assert_int_equal(kvant_tensor_write(f.tensor, slots, COUNT(slots), rows, WIDTH, 1), KVANT_OK);
+    assert_int_equal(block_of(&f, 1, 0).version, first);
+    assert_int_equal(block_of(&f, 4, 0).version, second);
+    assert_int_equal(block_of(&f, 5, 0).version, second);
+    assert_int_equal(kvant_tensor_write(f.tensor, &(int64_t){ 6 * 64 }, 1, rows, WIDTH, 1), KVANT_OK);
+    assert_int_equal(block_of(&f, 6, 0).version, first); /* the last one written was block 0 */
+    drop(&f);
+}
+
 /* Rows like those of the calibration, and wide channels. */
 static void calibrated_rows(float *rows, uint32_t n, uint64_t *rng)
 {
@@ -354,6 +378,7 @@ int main(void)
         cmocka_unit_test(centre_of_the_first_batch),       cmocka_unit_test(version_of_the_first_rows),
         cmocka_unit_test(scales_have_a_floor),             cmocka_unit_test(small_pools_make_versions_early),
         cmocka_unit_test(state_with_centre),               cmocka_unit_test(calibrated_centre_and_scale),
+        cmocka_unit_test(new_blocks_follow_their_sequence),
         cmocka_unit_test(centre_lost),
     };
     return cmocka_run_group_tests(tests, NULL, NULL);

@@ -65,8 +65,10 @@ static kvant_status compose(kvant_codec *codec, const kvant_site *site, const he
     double *moment = kvant_alloc((size_t)d * d, sizeof *moment);
     float *basis = kvant_alloc((size_t)d * d, sizeof *basis);
     kvant_status status = moment && basis ? make_basis(codec, site, o, moment, basis) : KVANT_ERR_MEMORY;
-    if (status == KVANT_OK)
+    if (status == KVANT_OK) {
+        kvant_codec_identify(codec, basis, (size_t)d * d * sizeof *basis);
         status = kvant_transform_compose(&codec->transform, basis, o->order == 1);
+    }
     kvant_free(moment);
     kvant_free(basis);
     return status == KVANT_OK ? KVANT_OK : kvant_fail(error, status, "no memory for the rotation of hessian");

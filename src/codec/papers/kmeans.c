@@ -160,6 +160,7 @@ static kvant_status add_centroids(kvant_codec *codec, uint32_t clusters, const f
     k->residual = codec->quantizer;
     k->clusters = clusters;
     k->index_offset = codec->info.metadata_offset + codec->info.metadata_bytes;
+    kvant_codec_identify(codec, centroids, floats / 2 * sizeof *centroids);
     kvant_free(codec->state);
     codec->state = k;
     codec->quantizer = &kmeans_quantizer;

@@ -2,7 +2,7 @@
  *
  * A block takes up to 64 tokens of one kv head and one role. First its warps quantise rows into shared memory
  * (encode.cuh); then the tokens are written page by page (pack.cuh). */
-#include "append_tokens.cuh"
+#include "matrix_rows.cuh"
 #include "../launch.h"
 
 namespace kvant
@@ -92,8 +92,12 @@ __global__ void __launch_bounds__(WARPS * 32, 4) append_kernel(const __grid_cons
     load_levels(chunk.levels, args);
     __syncthreads();
 #pragma unroll 1
-    for (int t = warp * Lanes<D>::ROWS; t < PAGE_TOKENS; t += WARPS * Lanes<D>::ROWS)
-        quantize_rows<D>(args, role, chunk, chunk.turning[warp], t, first, kv_head, lane);
+    for (int t = 0; t < (int)args.chunk; t += MatrixRows<D, WARPS>::ROWS) {
+        if (role.codec.weighting == KVANT_CUDA_WEIGHTING_FULL)
+            MatrixRows<D, WARPS>::transform(chunk.turning, args, role, chunk.tokens, t,
+                                            min((int)args.chunk, (int)(args.n_tokens - first)) - t, first, kv_head);
+        quantize_rows<D>(args, role, chunk, chunk.turning[warp], t + warp * Lanes<D>::ROWS, first, kv_head, lane);
+    }
     __syncthreads();
     count_pages(chunk.tokens, (int)args.chunk);
     if (threadIdx.x >= 128 && threadIdx.x < 128 + PAGE_TOKENS && chunk.tokens.slot[threadIdx.x - 128] >= 0)

@@ -1,5 +1,7 @@
-/* append_open.cu - rows of numbers into open pages: rotated, rounded to fp16, row by row. A warp takes a
- * row. */
+/* append_open.cu - rows of numbers into open pages: transformed, rounded to fp16, row by row.
+ *
+ * A warp takes a row, unless its keys go through a matrix (transform=file): then a thread takes one channel of up to
+ * ROWS_A_BLOCK rows, so that the reads of the matrix are under way together and serve all of these rows. */
 #include "append.h"
 #include "../launch.h"
 #include "../layout.cuh"
@@ -8,15 +10,49 @@
 namespace kvant
 {
 
-constexpr int WARPS = 8;
+constexpr int WARPS = 8, ROWS_A_BLOCK = 8;
+
+__device__ __forceinline__ int64_t slot_of(const AppendArgs &args, uint32_t token)
+{
+    return token < args.n_tokens ? args.slots[token] : -1;
+}
+
+__device__ __forceinline__ uint8_t *page_of(const AppendRole &role, int64_t slot, int kv_head)
+{
+    return role.base + (size_t)(slot / PAGE_TOKENS) * role.block_stride + kv_head * role.head_stride;
+}
+
+/* A number of channel c less its centre, over its factor. */
+__device__ __forceinline__ float centered(float x, const AppendRole &role, int at)
+{
+    if (role.center)
+        x = __fsub_rn(x, role.center[at]);
+    if (role.factors)
+        x = __fdiv_rn(x, role.factors[at]);
+    return x;
+}
+
+__device__ __forceinline__ bool is_finite(float x)
+{
+    return fabsf(x) <= 3.4028234e38f;
+}
+
+__device__ __forceinline__ bool fits_half(float y)
+{
+    return fabsf(y) <= 65504.0f;
+}
+
+__device__ __forceinline__ void refuse(const AppendArgs &args, bool finite)
+{
+    if (args.refused)
+        atomicOr(args.refused, finite ? KVANT_CUDA_ROW_RANGE : KVANT_CUDA_ROW_NONFINITE);
+}
 
 template <int D>
-__global__ void __launch_bounds__(WARPS * 32) append_open_kernel(const __grid_constant__ AppendArgs args)
+__device__ __forceinline__ void append_row(const AppendArgs &args, const AppendRole &role, uint32_t token,
+                                           int kv_head, int lane)
 {
-    const AppendRole &role = args.roles[blockIdx.z];
-    const int lane = threadIdx.x & 31, kv_head = blockIdx.y;
-    const uint32_t token = blockIdx.x * WARPS + (threadIdx.x >> 5);
-    const int64_t slot = token < args.n_tokens ? args.slots[token] : -1;
+    const int64_t slot = slot_of(args, token);
     if (slot < 0)
         return;
     Row<D> row =
@@ -24,32 +60,112 @@ __global__ void __launch_bounds__(WARPS * 32) append_open_kernel(const __grid_co
     bool finite = true, in_range = true;
 #pragma unroll
     for (int j = 0; j < Row<D>::PER_LANE; j++) {
-        if (role.center)
-            row.x[j] = __fsub_rn(row.x[j], role.center[kv_head * D + lane + 32 * j]);
-        if (role.factors)
-            row.x[j] = __fdiv_rn(row.x[j], role.factors[kv_head * D + lane + 32 * j]);
-        finite &= fabsf(row.x[j]) <= 3.4028234e38f;
+        row.x[j] = centered(row.x[j], role, kv_head * D + lane + 32 * j);
+        finite &= is_finite(row.x[j]);
     }
     transform(row, role.codec, weights_of(role.codec, role.weights, kv_head), lane);
 #pragma unroll
     for (int j = 0; j < Row<D>::PER_LANE; j++)
-        in_range &= fabsf(row.x[j]) <= 65504.0f;
+        in_range &= fits_half(row.x[j]);
     finite = __all_sync(FULL, finite);
-    if (!__all_sync(FULL, in_range)) {
-        if (lane == 0 && args.refused)
-            atomicOr(args.refused, finite ? KVANT_CUDA_ROW_RANGE : KVANT_CUDA_ROW_NONFINITE);
+    if (__all_sync(FULL, in_range))
+        store_row(page_of(role, slot, kv_head), (size_t)(slot % PAGE_TOKENS) * D, KVANT_CUDA_F16, lane, row);
+    else if (lane == 0)
+        refuse(args, finite);
+}
+
+template <int D>
+__global__ void __launch_bounds__(WARPS * 32) append_open_kernel(const __grid_constant__ AppendArgs args)
+{
+    append_row<D>(args, args.roles[blockIdx.z], blockIdx.x * WARPS + (threadIdx.x >> 5), blockIdx.y,
+                  threadIdx.x & 31);
+}
+
+/* Rows first .. first + ROWS - 1 through the matrix of the kv head, in the order of combine_rows. */
+template <int D, int ROWS>
+__device__ __forceinline__ void append_through_matrix(const AppendArgs &args, const AppendRole &role,
+                                                      uint32_t first, int kv_head)
+{
+    __shared__ float x[ROWS][D];
+    const int channel = threadIdx.x;
+    bool finite[ROWS];
+    float y[ROWS];
+#pragma unroll
+    for (int r = 0; r < ROWS; r++) {
+        float number = 0;
+        if (slot_of(args, first + r) >= 0)
+            number = centered(
+                load_number(role.rows, (first + r) * role.token_stride + kv_head * role.row_head_stride + channel,
+                            args.type),
+                role, kv_head * D + channel);
+        x[r][channel] = number;
+        finite[r] = is_finite(number);
+        y[r] = 0;
+    }
+    __syncthreads();
+    const float *column = weights_of(role.codec, role.weights, kv_head) + channel;
+#pragma unroll 32
+    for (int i = 0; i < D; i++) {
+        const float weight = column[(size_t)i * D];
+#pragma unroll
+        for (int r = 0; r < ROWS; r++)
+            y[r] = __fadd_rn(y[r], __fmul_rn(x[r][i], weight));
+    }
+#pragma unroll
+    for (int r = 0; r < ROWS; r++) {
+        const int64_t slot = slot_of(args, first + r);
+        const bool all_finite = __syncthreads_and(finite[r]), in_range = __syncthreads_and(fits_half(y[r]));
+        if (slot < 0)
+            continue;
+        if (in_range)
+            reinterpret_cast<__half *>(page_of(role, slot, kv_head))[(size_t)(slot % PAGE_TOKENS) * D + channel] =
+                __float2half_rn(y[r]);
+        else if (channel == 0)
+            refuse(args, all_finite);
+    }
+}
+
+/* For launches with a matrix; the other role may have none. */
+template <int D, int ROWS>
+__global__ void __launch_bounds__(D) append_open_matrix_kernel(const __grid_constant__ AppendArgs args)
+{
+    const AppendRole &role = args.roles[blockIdx.z];
+    const uint32_t first = blockIdx.x * ROWS;
+    if (role.codec.weighting == KVANT_CUDA_WEIGHTING_FULL) {
+        append_through_matrix<D, ROWS>(args, role, first, blockIdx.y);
         return;
     }
-    uint8_t *page = role.base + (size_t)(slot / PAGE_TOKENS) * role.block_stride + kv_head * role.head_stride;
-    store_row(page, (size_t)(slot % PAGE_TOKENS) * D, KVANT_CUDA_F16, lane, row);
+    for (int r = threadIdx.x >> 5; r < ROWS; r += D / 32)
+        append_row<D>(args, role, first + r, blockIdx.y, threadIdx.x & 31);
+}
+
+static bool has_matrix(const AppendArgs &args, int n_roles)
+{
+    for (int i = 0; i < n_roles; i++)
+        if (args.roles[i].codec.weighting == KVANT_CUDA_WEIGHTING_FULL)
+            return true;
+    return false;
+}
+
+template <int D, int ROWS>
+static void launch_matrix(const AppendArgs &args, int n_roles, int n_kv_heads, cudaStream_t stream)
+{
+    const dim3 grid((args.n_tokens + ROWS - 1) / ROWS, n_kv_heads, n_roles);
+    append_open_matrix_kernel<D, ROWS><<<grid, D, 0, stream>>>(args);
 }
 
 cudaError_t launch_append_open(const AppendArgs &args, uint32_t head_dim, int n_roles, int n_kv_heads,
                                cudaStream_t stream)
 {
-    dim3 grid((args.n_tokens + WARPS - 1) / WARPS, n_kv_heads, n_roles);
+    const dim3 grid((args.n_tokens + WARPS - 1) / WARPS, n_kv_heads, n_roles);
     return with_head_dim(head_dim, [&](auto d) {
-        append_open_kernel<decltype(d)::value><<<grid, WARPS * 32, 0, stream>>>(args);
+        constexpr int D = decltype(d)::value;
+        if (!has_matrix(args, n_roles))
+            append_open_kernel<D><<<grid, WARPS * 32, 0, stream>>>(args);
+        else if (args.n_tokens <= 64) /* few: over many multiprocessors */
+            launch_matrix<D, 1>(args, n_roles, n_kv_heads, stream);
+        else
+            launch_matrix<D, ROWS_A_BLOCK>(args, n_roles, n_kv_heads, stream);
         return cudaGetLastError();
     });
 }

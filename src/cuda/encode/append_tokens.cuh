@@ -31,6 +31,7 @@ __device__ __noinline__ void refuse(const AppendArgs &args, const AppendRole &ro
     bool finite = true;
     for (int i = 0; i < 16; i++)
         finite &= fabsf(x[i]) <= 3.4028234e38f;
+    __syncwarp(); /* other lanes have read the slot */
     uint32_t all = __ballot_sync(FULL, finite), row = ((1u << LANES) - 1) << lane / LANES * LANES;
     if (refused && lane % LANES == 0) {
         tokens.slot[token] = -1;

@@ -172,6 +172,25 @@ __device__ __forceinline__ void rotate_across_tiles(float (&y)[Lanes<D>::NUMBERS
         y[i] = __fmul_rn(y[i], rotation.scale);
 }
 
+/* A few channels of every tile of the row that lies in shared memory. */
+template <int D>
+__device__ __forceinline__ void read_turned(float (&y)[Lanes<D>::NUMBERS], const float *row, int in_row)
+{
+    using L = Lanes<D>;
+#pragma unroll
+    for (int k = 0; k < L::TILES; k++) {
+        const float *from = row + k * L::TILE_STRIDE + in_row * L::OWN;
+        if constexpr (L::OWN == 4) {
+            float4 four = *reinterpret_cast<const float4 *>(from);
+            y[4 * k] = four.x, y[4 * k + 1] = four.y, y[4 * k + 2] = four.z, y[4 * k + 3] = four.w;
+        } else if constexpr (L::OWN == 2) {
+            float2 two = *reinterpret_cast<const float2 *>(from);
+            y[2 * k] = two.x, y[2 * k + 1] = two.y;
+        } else
+            y[k] = *from;
+    }
+}
+
 /* From one tile a lane to a few channels of every tile. "space" is the warp's. */
 template <int D>
 __device__ __forceinline__ void turn(float (&y)[Lanes<D>::NUMBERS], const float (&x)[16], float *space, int lane)
@@ -185,18 +204,7 @@ __device__ __forceinline__ void turn(float (&y)[Lanes<D>::NUMBERS], const float 
         *reinterpret_cast<float4 *>(row + in_row * L::TILE_STRIDE + i) =
             make_float4(x[i], x[i + 1], x[i + 2], x[i + 3]);
     __syncwarp();
-#pragma unroll
-    for (int k = 0; k < L::TILES; k++) {
-        const float *from = row + k * L::TILE_STRIDE + in_row * L::OWN;
-        if constexpr (L::OWN == 4) {
-            float4 four = *reinterpret_cast<const float4 *>(from);
-            y[4 * k] = four.x, y[4 * k + 1] = four.y, y[4 * k + 2] = four.z, y[4 * k + 3] = four.w;
-        } else if constexpr (L::OWN == 2) {
-            float2 two = *reinterpret_cast<const float2 *>(from);
-            y[2 * k] = two.x, y[2 * k + 1] = two.y;
-        } else
-            y[k] = *from;
-    }
+    read_turned<D>(y, row, in_row);
 }
 
 /* The rows of the warp times a matrix, as combine_rows in rotate.cuh: from one tile a lane to a few
@@ -416,7 +424,7 @@ __device__ __forceinline__ void store_codes(uint32_t *low, uint32_t *high,
     store_nibbles<D, 4, true>(high, codes, lane);
 }
 
-/* Rotates and quantises the row of each lane's token into nibbles; rows without a token (lacking) are worked
+/* Transforms and quantises the row of each lane's token into nibbles; rows without a token (lacking) are worked
  * on as zeros and not stored. */
 template <int D, class Book>
 __device__ __forceinline__ Quantized encode_row(Nibbles<D> &nibbles, const AppendArgs &args, const AppendRole &role,
@@ -425,7 +433,10 @@ __device__ __forceinline__ Quantized encode_row(Nibbles<D> &nibbles, const Appen
 {
     using L = Lanes<D>;
     float y[L::NUMBERS];
-    transform_row<D>(y, args, role, space, lacking, row_at, kv_head, lane);
+    if (role.codec.weighting == KVANT_CUDA_WEIGHTING_FULL) /* the block has transformed it: matrix_rows.cuh */
+        read_turned<D>(y, space + lane / L::LANES * L::ROW_STRIDE, lane % L::LANES);
+    else
+        transform_row<D>(y, args, role, space, lacking, row_at, kv_head, lane);
     uint32_t codes[L::NUMBERS];
     uint32_t *low = nibbles.words[0] + Nibbles<D>::at(token), *high = nibbles.words[1] + Nibbles<D>::at(token);
     if (role.codec.codes == KVANT_CUDA_CODES_CODEBOOK) {

@@ -34,7 +34,17 @@ __device__ __forceinline__ void load_queries(QuerySpace<D> &space, const QueryAr
     }
 }
 
-template <int D>
+template <int D, int AHEAD>
+__device__ __forceinline__ void load_weights(float (&weights)[AHEAD], const float *m, int first)
+{
+#pragma unroll
+    for (int k = 0; k < AHEAD; k++)
+        weights[k] = m[(size_t)(first + k) * D];
+}
+
+/* AHEAD: numbers of the matrix that a thread reads at once. Few blocks wait least with many, many blocks
+ * hide their waits from each other and need the registers. */
+template <int D, int AHEAD>
 __global__ void __launch_bounds__(QUARTERS *D) queries_kernel(const __grid_constant__ QueryArgs args)
 {
     extern __shared__ uint8_t raw[];
@@ -43,16 +53,20 @@ __global__ void __launch_bounds__(QUARTERS *D) queries_kernel(const __grid_const
     const uint32_t left = args.heads_a_kv - first, n_heads = left < QUERY_HEADS ? left : QUERY_HEADS;
     const uint32_t first_head = kv_head * args.heads_a_kv + first;
     const int channel = threadIdx.x % D, quarter = threadIdx.x / D, begin = quarter * (D / QUARTERS);
+    const float *m = args.inverse_weights + (size_t)kv_head * D * D + channel;
+    float sum[QUERY_HEADS] = {}, weights[AHEAD];
+    load_weights<D, AHEAD>(weights, m, begin); /* on their way while queries come */
     load_queries(space, args, blockIdx.z, first_head, n_heads);
     __syncthreads();
-    const float *m = args.inverse_weights + (size_t)kv_head * D * D + channel;
-    float sum[QUERY_HEADS] = {};
-#pragma unroll 16
-    for (int i = begin; i < begin + D / QUARTERS; i++) {
-        const float weight = m[(size_t)i * D];
 #pragma unroll
-        for (int h = 0; h < (int)QUERY_HEADS; h++)
-            sum[h] = fmaf(weight, space.q[h][i], sum[h]);
+    for (int i = 0; i < D / QUARTERS; i += AHEAD) {
+        if (i > 0)
+            load_weights<D, AHEAD>(weights, m, begin + i);
+#pragma unroll
+        for (int k = 0; k < AHEAD; k++)
+#pragma unroll
+            for (int h = 0; h < (int)QUERY_HEADS; h++)
+                sum[h] = fmaf(weights[k], space.q[h][begin + i + k], sum[h]);
     }
 #pragma unroll
     for (int h = 0; h < (int)QUERY_HEADS; h++)
@@ -70,10 +84,14 @@ __global__ void __launch_bounds__(QUARTERS *D) queries_kernel(const __grid_const
 cudaError_t launch_queries(const QueryArgs &args, uint32_t head_dim, uint32_t batch, uint32_t n_kv_heads,
                            cudaStream_t stream)
 {
+    const dim3 grid(groups_of(args), n_kv_heads, batch);
+    const bool few = (uint64_t)grid.x * grid.y * grid.z <= 256;
     return with_head_dim(head_dim, [&](auto d) {
-        constexpr int D = decltype(d)::value;
-        queries_kernel<D>
-            <<<dim3(groups_of(args), n_kv_heads, batch), QUARTERS * D, sizeof(QuerySpace<D>), stream>>>(args);
+        constexpr int D = decltype(d)::value, ALL = D == 256 ? 32 : D / QUARTERS;
+        if (few)
+            queries_kernel<D, ALL><<<grid, QUARTERS * D, sizeof(QuerySpace<D>), stream>>>(args);
+        else
+            queries_kernel<D, ALL / 2><<<grid, QUARTERS * D, sizeof(QuerySpace<D>), stream>>>(args);
         return cudaGetLastError();
     });
 }

@@ -1,5 +1,5 @@
-/* file.c - calibration files and checkpoints on disk: read whole and checked, written beside the old one and renamed over it. */
-#include "format.h"
+/* file.c - see file.h. */
+#include "file.h"
 
 #include <errno.h>
 #include <fcntl.h>
@@ -9,7 +9,7 @@
 #include <sys/stat.h>
 #include <unistd.h>
 
-#include "../base/alloc.h"
+#include "alloc.h"
 
 static kvant_status system_error(const kvant_error *error, const char *verb, const char *path)
 {
@@ -37,10 +37,10 @@ static kvant_status read_checked(int fd, const char *path, kvant_check_head_fn *
                                  const kvant_error *error)
 {
     struct stat st;
-    uint8_t head[KVANT_CALIBRATION_HEADER] = { 0 };
+    uint8_t head[KVANT_FILE_HEAD] = { 0 };
     if (fstat(fd, &st) != 0)
         return system_error(error, "read", path);
-    if (!S_ISREG(st.st_mode) || (uintmax_t)st.st_size > SIZE_MAX - KVANT_CALIBRATION_ALIGN)
+    if (!S_ISREG(st.st_mode) || (uintmax_t)st.st_size > SIZE_MAX - KVANT_FILE_HEAD)
         return kvant_fail(error, KVANT_ERR_IO, "cannot read %s: it is not a regular file that fits memory", path);
     *n = (size_t)st.st_size;
     if (!read_all(fd, head, *n < sizeof head ? *n : sizeof head))
@@ -68,23 +68,6 @@ kvant_status kvant_read_file(const char *path, kvant_check_head_fn *check, uint8
         kvant_free(*bytes);
         *bytes = NULL;
     }
-    return status;
-}
-
-kvant_status kvant_calibration_load(const char *path, kvant_calibration **out, char *err, size_t errlen)
-{
-    kvant_error error = { err, errlen };
-    if (!out)
-        return kvant_fail(&error, KVANT_ERR_ARGUMENT, "no place for the calibration");
-    *out = NULL;
-    if (!path)
-        return kvant_fail(&error, KVANT_ERR_ARGUMENT, "no path");
-    uint8_t *bytes;
-    size_t n;
-    KVANT_FORWARD(kvant_read_file(path, kvant_calibration_check_header, &bytes, &n, &error));
-    kvant_status status = kvant_calibration_parse(bytes, n, out, &error);
-    if (status != KVANT_OK)
-        kvant_free(bytes);
     return status;
 }
 
@@ -131,13 +114,4 @@ kvant_status kvant_write_file(const char *path, const uint8_t *bytes, size_t n, 
     if (!someone_elses)
         unlink(temporary);
     return status;
-}
-
-kvant_status kvant_calibration_save(const kvant_calibration *calibration, const char *path, char *err,
-                                    size_t errlen)
-{
-    kvant_error error = { err, errlen };
-    if (!calibration || !path)
-        return kvant_fail(&error, KVANT_ERR_ARGUMENT, "no calibration, or no path");
-    return kvant_write_file(path, calibration->bytes, calibration->info.bytes, &error);
 }

@@ -1,0 +1,231 @@
+/* fuzz_import.c - any bytes as an exported block: refused, and the tensor as before, or imported, and everything that a tensor does works
+ * with it. For libFuzzer (clang -fsanitize=fuzzer); with KVANT_FUZZ_SMOKE it is a program that mutates valid blocks itself, a fixed
+ * number of times.
+ *
+ * The input is one byte that picks a scheme, then the block without its checksum, which would stop nearly every mutation at the door: it
+ * is made right, and so are the fields magic, bytes and scheme of the header. */
+#include <kvant/attention.h>
+
+#include <stdint.h>
+#include <stdio.h>
+#include <stdlib.h>
+#include <string.h>
+
+#include "../../src/base/fnv.h"
+
+enum { HEADS = 2, DIM = 16, WIDTH = HEADS * DIM, BLOCKS = 6, TOKENS = 150, HEADER = 40 };
+
+static const char *const specs[] = { "turboquant-3:center=first,norm=first,recent=64", "int-4:axis=channel,group=32,sink=4",
+                                     "octopus-3:center=first", "trellis-3", "int-2:norm=first", "polar-3:recent=32" };
+#define N_SPECS (sizeof specs / sizeof *specs)
+
+typedef struct room {
+    kvant_codec *codecs[2];
+    kvant_tensor *tensors[2]; /* keys, values */
+    uint8_t *memory[2], *kept;
+    size_t bytes;
+} room;
+
+static void require(int condition)
+{
+    if (!condition)
+        abort();
+}
+
+static float number(uint64_t *state)
+{
+    *state ^= *state << 13;
+    *state ^= *state >> 7;
+    *state ^= *state << 17;
+    return (float)(int32_t)(*state >> 33) / 1e9f;
+}
+
+static kvant_status try_rows(kvant_tensor *tensor, int64_t first, uint32_t n, float shift)
+{
+    static float rows[TOKENS * WIDTH];
+    int64_t slots[TOKENS];
+    uint64_t state = 88172645463325252u;
+    for (uint32_t i = 0; i < n * WIDTH; i++)
+        rows[i] = number(&state) + shift;
+    for (uint32_t i = 0; i < n; i++)
+        slots[i] = first + i;
+    return kvant_tensor_write(tensor, slots, n, rows, WIDTH, 1);
+}
+
+static void write_rows(kvant_tensor *tensor, int64_t first, uint32_t n, float shift)
+{
+    require(try_rows(tensor, first, n, shift) == KVANT_OK);
+}
+
+/* Far from an imported centre, or under a tiny scale, rows may be beyond fp16. */
+static void write_or_refuse(kvant_tensor *tensor, int64_t first, uint32_t n, float shift)
+{
+    kvant_status status = try_rows(tensor, first, n, shift);
+    require(status == KVANT_OK || status == KVANT_ERR_RANGE);
+}
+
+static room make_room(const char *spec)
+{
+    room r = { 0 };
+    for (int role = 0; role < 2; role++) {
+        require(kvant_codec_create(spec, DIM, (kvant_role)role, 1, &r.codecs[role], NULL, 0) == KVANT_OK);
+        const kvant_codec *const codecs[HEADS] = { r.codecs[role], r.codecs[role] };
+        const kvant_tensor_params params = {
+            .size = sizeof params, .codecs = codecs, .n_kv_heads = HEADS, .n_sequences = 1, .n_blocks = BLOCKS
+        };
+        require(kvant_tensor_size(&params, &r.bytes) == KVANT_OK);
+        r.memory[role] = aligned_alloc(64, r.bytes);
+        require(r.memory[role] != NULL);
+        memset(r.memory[role], 0, r.bytes);
+        require(kvant_tensor_create(&params, r.memory[role], &r.tensors[role]) == KVANT_OK);
+    }
+    r.kept = malloc(r.bytes);
+    return r;
+}
+
+static void free_room(room *r)
+{
+    for (int role = 0; role < 2; role++) {
+        kvant_tensor_free(&r->tensors[role]);
+        kvant_codec_free(&r->codecs[role]);
+        free(r->memory[role]);
+    }
+    free(r->kept);
+}
+
+static void attend(const room *r, uint32_t n_tokens)
+{
+    float q[WIDTH] = { 1, -1, 0.5f }, out[WIDTH];
+    size_t bytes;
+    const kvant_attention_problem problem = { .size = sizeof problem,
+                                              .n_queries = 1,
+                                              .n_tokens = n_tokens,
+                                              .n_heads = HEADS,
+                                              .n_threads = 1,
+                                              .q = q,
+                                              .q_head_stride = DIM,
+                                              .out = out,
+                                              .out_head_stride = DIM,
+                                              .scale = 0.25f,
+                                              .causal = true };
+    require(kvant_attention_workspace(r->tensors[0], r->tensors[1], &problem, &bytes) == KVANT_OK);
+    void *workspace = aligned_alloc(64, (bytes + 63) / 64 * 64);
+    require(workspace && kvant_attention(r->tensors[0], r->tensors[1], &problem, workspace, bytes) == KVANT_OK);
+    free(workspace);
+}
+
+/* Reads, attends, exports the same again, rewrites, which opens and seals, copies, clears. */
+static void use_block(room *r, uint32_t block, const uint8_t *data, size_t n)
+{
+    kvant_tensor *tensor = r->tensors[0];
+    static float rows[64 * WIDTH];
+    size_t most = kvant_tensor_export_size(tensor), used;
+    uint8_t *again = malloc(most);
+    kvant_block_info info = { .size = sizeof info };
+    require(kvant_tensor_get_block(tensor, block, 0, &info) == KVANT_OK);
+    require(again && kvant_tensor_export(tensor, block, again, most, &used) == KVANT_OK);
+    require(!info.written || (used == n && memcmp(again, data, n) == 0));
+    free(again);
+    require(kvant_tensor_read(tensor, block * 64, 64, rows, WIDTH) == KVANT_OK);
+    attend(r, 64 * BLOCKS);
+    write_or_refuse(tensor, block * 64 + 5, 3, 0);
+    write_or_refuse(tensor, block * 64 + 40, 1, 3);
+    write_or_refuse(tensor, 0, TOKENS, 2);
+    attend(r, 64 * BLOCKS);
+    (void)kvant_tensor_copy(tensor, block, tensor, BLOCKS - 1, block + 1 < BLOCKS);
+    write_or_refuse(tensor, 64 * (BLOCKS - 1), 64, 0);
+    attend(r, 64 * BLOCKS);
+    require(kvant_tensor_clear_blocks(tensor, block, 1) == KVANT_OK);
+}
+
+int LLVMFuzzerTestOneInput(const uint8_t *data, size_t n)
+{
+    uint64_t check, bytes = n - 1 + sizeof check, used;
+    if (n < 2)
+        return 0;
+    room r = make_room(specs[data[0] / 2 % N_SPECS]);
+    uint8_t *block = malloc(bytes); /* its exact size, so that a sanitiser sees a byte too many */
+    require(block != NULL);
+    memcpy(block, data + 1, n - 1);
+    if (n - 1 >= HEADER) { /* magic and scheme from a block of this tensor */
+        uint8_t *own = malloc(kvant_tensor_export_size(r.tensors[0]));
+        require(own && kvant_tensor_export(r.tensors[0], 0, own, kvant_tensor_export_size(r.tensors[0]), &used) == KVANT_OK);
+        memcpy(block, own, 8);
+        memcpy(block + 8, &bytes, sizeof bytes);
+        memcpy(block + 16, own + 16, 8);
+        free(own);
+    }
+    check = kvant_fnv1a(KVANT_FNV_START, block, n - 1);
+    memcpy(block + n - 1, &check, sizeof check);
+    write_rows(r.tensors[1], 0, TOKENS, 1);
+    if (data[0] % 2)
+        write_rows(r.tensors[0], 0, TOKENS, 1);
+    memcpy(r.kept, r.memory[0], r.bytes);
+    for (uint32_t at = 0; at < 4; at += 3)
+        if (kvant_tensor_import(r.tensors[0], at, block, bytes) == KVANT_OK)
+            use_block(&r, at, block, bytes);
+        else
+            require(at > 0 || memcmp(r.kept, r.memory[0], r.bytes) == 0);
+    free(block);
+    free_room(&r);
+    return 0;
+}
+
+#ifdef KVANT_FUZZ_SMOKE
+
+#define ROUNDS 100u /* per scheme and block */
+
+static uint64_t next(uint64_t *state)
+{
+    *state ^= *state << 13;
+    *state ^= *state >> 7;
+    *state ^= *state << 17;
+    return *state;
+}
+
+/* Numbers that mean something as fp16 or binary32, flipped bits, lost ends; mostly in one place, half of them in the header. */
+static size_t mutate(uint8_t *data, size_t n, uint64_t *state)
+{
+    static const uint8_t odd[] = { 0x00, 0x7c, 0xfc, 0x7e, 0xff, 0x7f, 0x80, 0x01 };
+    for (uint64_t left = next(state) % 4 + 1; left; left--) {
+        size_t at = next(state) % 2 ? 1 + next(state) % HEADER : next(state) % n;
+        switch (next(state) % 4) {
+        case 0: data[at] = (uint8_t)(data[at] ^ 1 << next(state) % 8); break;
+        case 1: data[at] = odd[next(state) % sizeof odd]; break;
+        case 2: memset(data + at, odd[next(state) % sizeof odd], n - at < 32 ? n - at : 32); break;
+        default: n -= next(state) % 8 ? 0 : next(state) % (n - HEADER - 1) / 2;
+        }
+        if (n < 2 * HEADER)
+            break;
+    }
+    return n;
+}
+
+int main(void)
+{
+    uint64_t state = 88172645463325252u, imported = 0;
+    for (size_t s = 0; s < 2 * N_SPECS; s++) {
+        room r = make_room(specs[s / 2]);
+        size_t most = kvant_tensor_export_size(r.tensors[0]), used;
+        uint8_t *valid = malloc(most + 1), *data = malloc(most + 1);
+        require(valid && data);
+        write_rows(r.tensors[0], 0, TOKENS, 1);
+        for (uint32_t block = 0; block < 4; block++) { /* a sink where there are some, sealed, filling, empty */
+            valid[0] = (uint8_t)s;
+            require(kvant_tensor_export(r.tensors[0], block, valid + 1, most, &used) == KVANT_OK);
+            LLVMFuzzerTestOneInput(valid, used + 1 - sizeof(uint64_t));
+            imported += kvant_tensor_import(r.tensors[0], block, valid + 1, used) == KVANT_OK;
+            for (uint32_t i = 0; i < ROUNDS; i++) {
+                memcpy(data, valid, used + 1);
+                LLVMFuzzerTestOneInput(data, mutate(data, used + 1 - sizeof(uint64_t), &state));
+            }
+        }
+        free(valid);
+        free(data);
+        free_room(&r);
+    }
+    require(imported == 2 * N_SPECS * 4);
+    printf("%u mutated blocks: refused, or usable\n", (unsigned)(2 * N_SPECS * 4 * ROUNDS));
+    return 0;
+}
+#endif

@@ -1,0 +1,147 @@
+/* test_failed_writes.c - a write that fails stores nothing, marks nothing, teaches nothing, and the tensor goes on working: beside a
+ * tensor that never saw the failed writes, everything stays equal. */
+#include "tensor_fixture.h"
+
+enum { BLOCKS = 6, SLOTS = 2 * BLOCKS * 64, MOST = 150 };
+
+/* Direct ones, groups of tokens, windows, sinks, waiting rows, a pool of one page. */
+static const struct {
+    const char *spec;
+    uint32_t n_open;
+} cases[] = { { "turboquant-4", 0 },
+              { "turboquant-4:center=first,norm=first", 0 },
+              { "int-4:axis=channel,group=32", 0 },
+              { "int-4:axis=channel,group=32,center=first", 1 },
+              { "int-4:recent=64,sink=4", 0 },
+              { "trellis-3:center=first,norm=first,recent=96", 0 },
+              { "kivi-2:recent=32", 1 } };
+
+typedef struct batch {
+    int64_t slots[MOST];
+    float rows[MOST * WIDTH];
+    size_t n;
+} batch;
+
+/* A stretch of a sequence, or slots here and there, some more than once. */
+static void fill_batch(batch *b, uint64_t *rng)
+{
+    b->n = test_random(rng) % 3 == 0 ? 1 + test_random(rng) % MOST : 1 + test_random(rng) % 8;
+    uint64_t start = test_random(rng) % (SLOTS - MOST), scattered = test_random(rng) % 3;
+    float kind = test_random(rng) % 4 == 0 ? 20 : 0; /* of rows: another version for these */
+    for (size_t i = 0; i < b->n; i++)
+        b->slots[i] = (int64_t)(scattered == 0 ? test_random(rng) % SLOTS : start + i);
+    for (size_t j = 0; j < b->n * WIDTH; j++)
+        b->rows[j] = test_normal(rng) + kind * (float)(j % 3);
+}
+
+/* Every way to fail, in a batch that is fine otherwise. */
+static void write_badly(fixture *f, batch *b, uint64_t *rng)
+{
+    static const float numbers[] = { NAN, INFINITY, -INFINITY, 3e38f, -3e38f };
+    size_t at = test_random(rng) % b->n * WIDTH + test_random(rng) % WIDTH, kind = test_random(rng) % 9;
+    kvant_status want = kind < 3 ? KVANT_ERR_NONFINITE : kind < 5 ? KVANT_ERR_RANGE : KVANT_ERR_ARGUMENT;
+    size_t stride = WIDTH;
+    uint32_t n_threads = 1 + (uint32_t)(test_random(rng) % 3);
+    if (kind < 5)
+        b->rows[at] = numbers[kind];
+    else if (kind < 7)
+        b->slots[at / WIDTH] = kind == 5 ? SLOTS : -1 - (int64_t)(test_random(rng) % 1000);
+    else if (kind == 7 && b->n > 1)
+        stride = WIDTH - 1;
+    else
+        n_threads = 0;
+    assert_int_equal(kvant_tensor_write(f->tensor, b->slots, b->n, b->rows, stride, n_threads), want);
+}
+
+static void failed_writes_change_nothing(void **state)
+{
+    (void)state;
+    static batch good, bad;
+    for (size_t c = 0; c < COUNT(cases); c++)
+        for (uint64_t seed = 1; seed <= 3; seed++) {
+            uint64_t rng = 60 + seed, errors = 90 + seed;
+            fixture f = make(cases[c].spec, 2, BLOCKS, cases[c].n_open), g = make_like(&f);
+            for (int i = 0; i < 60; i++) {
+                for (int k = 0; k < 3; k++) {
+                    fill_batch(&bad, &errors);
+                    write_badly(&f, &bad, &errors);
+                }
+                assert_memory_equal(f.memory, g.memory, f.bytes);
+                fill_batch(&good, &rng);
+                for (fixture *t = &f; t; t = t == &f ? &g : NULL)
+                    assert_int_equal(kvant_tensor_write(t->tensor, good.slots, good.n, good.rows, WIDTH, 2), KVANT_OK);
+                assert_memory_equal(f.memory, g.memory, f.bytes);
+                if (i % 6 == 0)
+                    assert_alike(&f, &g);
+            }
+            assert_alike(&f, &g);
+            drop(&g);
+            drop(&f);
+        }
+}
+
+/* What a sealed page would take, an open one may not: rows are refused by fp16's range where they would wait there. */
+static void rows_must_fit_the_page_they_go_to(void **state)
+{
+    (void)state;
+    uint64_t rng = 70;
+    fixture sealed = make("turboquant-4:rotate=none", 1, BLOCKS, 0),
+            open = make("turboquant-4:rotate=none,recent=64", 1, BLOCKS, 0),
+            sink = make("turboquant-4:rotate=none,sink=64", 1, BLOCKS, 0),
+            waiting = make("turboquant-4:rotate=none,norm=first", 1, BLOCKS, 0);
+    float row[WIDTH], got[WIDTH], want[WIDTH];
+    fill_normal(row, WIDTH, &rng);
+    row[5] = 70000;
+    assert_int_equal(try_write(&open, 0, 1, row, 1), KVANT_ERR_RANGE);
+    assert_int_equal(try_write(&waiting, 0, 1, row, 1), KVANT_ERR_RANGE);
+    assert_int_equal(try_write(&sink, 0, 1, row, 1), KVANT_ERR_RANGE);
+    assert_int_equal(try_write(&sink, 64, 1, row, 1), KVANT_OK);
+    assert_int_equal(try_write(&sealed, 0, 1, row, 1), KVANT_OK);
+    read_slot(&sealed, 0, got);
+    through_codec(&sealed, row, want);
+    assert_memory_equal(got, want, sizeof got);
+    for (fixture *f = &open; f; f = f == &open ? &sink : f == &sink ? &waiting : NULL)
+        assert_int_equal(block_of(f, 0, 0).state, KVANT_BLOCK_EMPTY);
+    drop(&sealed);
+    drop(&open);
+    drop(&sink);
+    drop(&waiting);
+}
+
+/* The largest number of fp16 stays finite through sealing, whose scales round up, and opening again. */
+static void largest_numbers_stay_finite(void **state)
+{
+    static const char *const specs[] = { "int-4:recent=64", "int-4:axis=channel", "int-2:recent=64", "int-7:recent=64" };
+    (void)state;
+    for (size_t s = 0; s < COUNT(specs); s++) {
+        uint64_t rng = 71;
+        fixture f = make(specs[s], 1, BLOCKS, 0);
+        float row[WIDTH], got[WIDTH];
+        fill_normal(row, WIDTH, &rng);
+        for (uint32_t i = 0; i < 256; i++) {
+            row[5] = 65504;
+            row[6] = -65504 + 32 * (float)(i % 64);
+            write_rows(&f, i, 1, row, 1, 1);
+        }
+        for (int lap = 0; lap < 2; lap++) {
+            assert_int_equal(is_open(&f, 0), lap);
+            for (uint32_t i = 0; i < 64; i++) {
+                read_slot(&f, i, got);
+                for (uint32_t j = 0; j < WIDTH; j++)
+                    assert_true(fabsf(got[j]) <= 65504 * 1.34f); /* a step of a 2-bit code beyond */
+            }
+            write_rows(&f, 3, 1, row, 1, 1); /* opens the block */
+        }
+        drop(&f);
+    }
+}
+
+int main(void)
+{
+    const struct CMUnitTest tests[] = {
+        cmocka_unit_test(failed_writes_change_nothing),
+        cmocka_unit_test(rows_must_fit_the_page_they_go_to),
+        cmocka_unit_test(largest_numbers_stay_finite),
+    };
+    return cmocka_run_group_tests(tests, NULL, NULL);
+}

@@ -1,0 +1,409 @@
+/* test_transfer.c - blocks that move: copies within and between tensors, export and import, in every state and version; damage. */
+#include "attend.h"
+
+#include "../../src/base/fnv.h"
+
+enum { BLOCKS = 8, TOKENS = 400, HEADER = 40 };
+
+static const char *const specs[] = { "turboquant-4:center=first,norm=first,recent=64",
+                                     "trellis-3:center=first,norm=first",
+                                     "int-4:axis=channel,group=32,sink=4",
+                                     "int-4:center=first,axis=channel",
+                                     "int-4:sink=4",
+                                     "octopus-4" };
+
+static void fill_rows(float *rows, uint32_t n, float kind, uint64_t *rng)
+{
+    for (size_t j = 0; j < (size_t)n * WIDTH; j++)
+        rows[j] = test_normal(rng) + kind * (float)(j % 5) - 2;
+}
+
+static void write_kind(fixture *f, uint32_t first, uint32_t n, uint32_t batch, float kind, uint64_t *rng)
+{
+    static float rows[TOKENS * WIDTH];
+    fill_rows(rows, n, kind, rng);
+    write_rows(f, first, n, rows, batch, 2);
+}
+
+/* Two sequences of blocks. The first: a sink where there are sinks, rows of two kinds (so two versions where there are versions), a
+ * block that was sealed and opened again, one that fills, empty ones. few: rows that still wait for a version. */
+static fixture use(const char *spec, kvant_role role, bool few)
+{
+    uint64_t rng = 80 + role;
+    fixture f = make_heads(spec, spec, role, 2, BLOCKS, 0);
+    if (few) {
+        write_kind(&f, 50, 40, 1, 0, &rng);
+        return f;
+    }
+    write_kind(&f, 0, 200, 200, 0, &rng);
+    write_kind(&f, 200, TOKENS - 200, TOKENS - 200, 9, &rng);
+    write_kind(&f, 130, 2, 1, 0, &rng);
+    return f;
+}
+
+/* No row is lost. Rows of kind 0 are sqrt(5) long per number, those of kind 9 about 20; 3 bits err by a fifth of that, a block that
+ * takes up with rows of both kinds by more. */
+static void check_near(const fixture *f, uint32_t first, uint32_t n, const float *rows, bool few)
+{
+    for (uint32_t i = 0; i < n; i++) {
+        float got[WIDTH];
+        read_slot(f, first + i, got);
+        double error = sqrt(squared_distance(got, rows + (size_t)i * WIDTH, WIDTH) / WIDTH);
+        if (!(error < (few ? 1 : 5)))
+            fail_msg("slot %u: error %g", first + i, error);
+    }
+}
+
+static void assert_same_rows(const fixture *f, uint32_t block, const fixture *g, uint32_t other)
+{
+    float a[WIDTH], b[WIDTH];
+    for (uint32_t t = 0; t < 64; t++) {
+        read_slot(f, block * 64 + t, a);
+        read_slot(g, other * 64 + t, b);
+        assert_memory_equal(a, b, sizeof a);
+    }
+}
+
+static void assert_same_export(const fixture *f, uint32_t block, const fixture *g, uint32_t other)
+{
+    exported a = export_block(f, block), b = export_block(g, other);
+    assert_int_equal(a.bytes, b.bytes);
+    assert_memory_equal(a.data, b.data, a.bytes);
+    assert_same_rows(f, block, g, other);
+    free(a.data);
+    free(b.data);
+}
+
+/* Bits: the same pages and versions give the same attention. */
+static void assert_same_attention(const fixture *k, const fixture *v, const fixture *k2, const fixture *v2, uint32_t n_tokens,
+                                  uint32_t first_block)
+{
+    static attended a, b;
+    static float q[2 * N_HEADS * HEAD_DIM];
+    uint64_t rng = 5;
+    fill_normal(q, COUNT(q), &rng);
+    kvant_attention_problem problem = { .n_queries = 2, .n_tokens = n_tokens, .causal = true, .scale = 0.1f };
+    assert_int_equal(attend(k, v, &problem, q, &a), KVANT_OK);
+    problem.first_block = first_block;
+    assert_int_equal(attend(k2, v2, &problem, q, &b), KVANT_OK);
+    assert_memory_equal(a.out, b.out, 2 * N_HEADS * HEAD_DIM * sizeof *a.out);
+    assert_memory_equal(a.lse, b.lse, 2 * N_HEADS * sizeof *a.lse);
+    assert_true(isfinite(a.out[0]) && isfinite(a.lse[0]));
+}
+
+static void import_block(fixture *to, uint32_t target, const fixture *from, uint32_t block)
+{
+    exported e = export_block(from, block);
+    uint8_t *moved = malloc(e.bytes + 1); /* at an odd address */
+    memcpy(moved + 1, e.data, e.bytes);
+    if (kvant_tensor_import(to->tensor, target, moved + 1, e.bytes) != KVANT_OK)
+        fail_msg("%s", kvant_error_message());
+    free(moved);
+    free(e.data);
+}
+
+static void exported_blocks_are_imported(void **state)
+{
+    (void)state;
+    for (size_t s = 0; s < COUNT(specs); s++)
+        for (int few = 0; few < 2; few++) {
+            fixture f[2], g[2];
+            for (int role = 0; role < 2; role++) {
+                f[role] = use(specs[s], (kvant_role)role, few);
+                g[role] = make_like(&f[role]);
+                for (int lap = 0; lap < 2; lap++) /* over empty blocks, then over written ones */
+                    for (uint32_t block = 0; block < BLOCKS; block++)
+                        import_block(&g[role], block, &f[role], block);
+                for (uint32_t block = 0; block < BLOCKS; block++) {
+                    assert_int_equal(block_of(&f[role], block, 0).state, block_of(&g[role], block, 0).state);
+                    assert_true(block_of(&f[role], block, 0).written == block_of(&g[role], block, 0).written);
+                    assert_same_export(&f[role], block, &g[role], block);
+                }
+                assert_int_equal(tensor_info_of(&f[role]).n_versions, tensor_info_of(&g[role]).n_versions);
+            }
+            assert_same_attention(&f[0], &f[1], &g[0], &g[1], few ? 90 : TOKENS, 0);
+            /* The tensor goes on from there: rows like the imported ones need no new version. */
+            uint64_t rng = 9;
+            uint32_t versions = tensor_info_of(&g[0]).n_versions;
+            write_kind(&g[0], few ? 90 : TOKENS, 80, few ? 80 : 1, few ? 0 : 9, &rng);
+            assert_true(tensor_info_of(&g[0]).n_versions <= versions + (few ? 1 : 0));
+            check_near(&g[0], few ? 90 : TOKENS, 80, g[0].rows + (size_t)(few ? 90 : TOKENS) * WIDTH, few);
+            for (int role = 0; role < 2; role++) {
+                drop(&g[role]);
+                drop(&f[role]);
+            }
+        }
+}
+
+/* Rows that wait begin with an imported version. */
+static void imports_end_the_waiting(void **state)
+{
+    (void)state;
+    const char *spec = "turboquant-4:center=first,norm=first";
+    fixture f = use(spec, KVANT_ROLE_K, false), g = make_like(&f);
+    uint64_t rng = 81;
+    write_kind(&g, BLOCKS * 64 + 100, 20, 1, 0, &rng);
+    assert_int_equal(block_of(&g, BLOCKS + 1, 0).version, 0);
+    import_block(&g, 1, &f, 1);
+    assert_int_not_equal(block_of(&g, BLOCKS + 1, 0).version, 0);
+    assert_memory_equal(block_of(&g, BLOCKS + 1, 0).affine.center, block_of(&f, 1, 0).affine.center,
+                        HEAD_DIM * sizeof(float));
+    assert_true(error_of(&g, BLOCKS * 64 + 100, 20) < 0.02); /* fp16 of numbers below 64, twice */
+    write_kind(&g, 128, 10, 1, 0, &rng);
+    assert_int_equal(tensor_info_of(&g).n_versions, 2);
+    assert_memory_equal(block_of(&g, 2, 1).affine.scale, block_of(&f, 1, 1).affine.scale, HEAD_DIM * sizeof(float));
+    drop(&g);
+    drop(&f);
+}
+
+static void refuse_import(fixture *f, const uint8_t *data, size_t bytes, kvant_status want, const void *before)
+{
+    kvant_status status = kvant_tensor_import(f->tensor, 1, data, bytes);
+    if (status != want)
+        fail_msg("status %d, not %d", (int)status, (int)want);
+    assert_memory_equal(f->memory, before, f->bytes);
+}
+
+static void *copy_of(const void *data, size_t bytes)
+{
+    void *copy = malloc(bytes);
+    memcpy(copy, data, bytes);
+    return copy;
+}
+
+static void damaged_blocks_are_refused(void **state)
+{
+    (void)state;
+    for (uint32_t block = 0; block < 7; block += 2) { /* a sink, sealed and opened again, sealed with version 2, filling */
+        fixture f = use(specs[0], KVANT_ROLE_K, false), g = use(specs[0], KVANT_ROLE_K, false);
+        exported e = export_block(&f, block);
+        void *before = copy_of(f.memory, f.bytes);
+        for (size_t n = 0; n < e.bytes; n++) {
+            uint8_t *cut = copy_of(e.data, n ? n : 1); /* its exact size: a sanitiser sees a byte too many */
+            refuse_import(&f, cut, n, KVANT_ERR_FORMAT, before);
+            free(cut);
+        }
+        for (size_t i = 0; i < e.bytes; i++)
+            for (int flip = 1; flip < 256; flip += 254) {
+                e.data[i] ^= (uint8_t)flip;
+                refuse_import(&f, e.data, e.bytes, KVANT_ERR_FORMAT, before);
+                e.data[i] ^= (uint8_t)flip;
+            }
+        uint8_t *longer = calloc(1, e.bytes + 8);
+        memcpy(longer, e.data, e.bytes);
+        refuse_import(&f, longer, e.bytes + 8, KVANT_ERR_FORMAT, before);
+        assert_alike(&f, &g);
+        assert_int_equal(kvant_tensor_import(f.tensor, 1, e.data, e.bytes), KVANT_OK);
+        assert_int_equal(kvant_tensor_import(f.tensor, 2 * BLOCKS, e.data, e.bytes), KVANT_ERR_ARGUMENT);
+        assert_int_equal(kvant_tensor_import(f.tensor, 1, NULL, e.bytes), KVANT_ERR_ARGUMENT);
+        free(longer);
+        free(before);
+        free(e.data);
+        drop(&g);
+        drop(&f);
+    }
+}
+
+/* With the right checksum: what no tensor exports. */
+static void hostile_blocks_are_refused(void **state)
+{
+    static const float numbers[] = { NAN, INFINITY, 0, -1 };
+    (void)state;
+    fixture f = use(specs[0], KVANT_ROLE_K, false);
+    void *before = copy_of(f.memory, f.bytes);
+    const size_t scales = HEADER + WIDTH * sizeof(float), pages = HEADER + 2 * WIDTH * sizeof(float);
+    for (size_t i = 0; i < 4 + 3; i++) {
+        exported e = export_block(&f, 6);
+        static const uint16_t halves[] = { 0x7c00, 0xfe00, 0xfc00 };
+        if (i < 4)
+            memcpy(e.data + scales + 12, &numbers[i], sizeof(float));
+        else
+            memcpy(e.data + pages + 70 * (i - 3), &halves[i - 4], sizeof *halves);
+        uint64_t check = kvant_fnv1a(KVANT_FNV_START, e.data, e.bytes - sizeof check);
+        memcpy(e.data + e.bytes - sizeof check, &check, sizeof check);
+        refuse_import(&f, e.data, e.bytes, KVANT_ERR_FORMAT, before);
+        free(e.data);
+    }
+    free(before);
+    drop(&f);
+}
+
+static void other_schemes_are_refused(void **state)
+{
+    (void)state;
+    static const struct {
+        const char *first, *second;
+        kvant_role role;
+    } others[] = { { "turboquant-4", "turboquant-3", KVANT_ROLE_K }, { "turboquant-3", "turboquant-4", KVANT_ROLE_K },
+                   { "turboquant-4:signs=0", "turboquant-4:signs=0", KVANT_ROLE_K },
+                   { "int-4", "int-4", KVANT_ROLE_K },              { "turboquant-4", "turboquant-4", KVANT_ROLE_V } };
+    fixture f = make("turboquant-4", 1, 4, 0);
+    uint64_t rng = 3;
+    write_range(&f, 0, 200, 200, 1, &rng);
+    exported e = export_block(&f, 1);
+    for (size_t i = 0; i < COUNT(others); i++) {
+        kvant_codec *codec;
+        if (kvant_codec_create(others[i].first, HEAD_DIM, KVANT_ROLE_K, 1, &codec, NULL, 0) != KVANT_OK)
+            continue; /* an option that this version does not have */
+        kvant_codec_free(&codec);
+        fixture g = make_heads(others[i].first, others[i].second, others[i].role, 1, 4, 0);
+        assert_int_equal(kvant_tensor_import(g.tensor, 1, e.data, e.bytes), KVANT_ERR_FORMAT);
+        assert_int_equal(tensor_info_of(&g).written_blocks, 0);
+        drop(&g);
+    }
+    free(e.data);
+    drop(&f);
+}
+
+static void places_run_out(void **state)
+{
+    (void)state;
+    uint64_t rng = 82;
+    /* Versions: each of four kinds of rows in a tensor of its own, the fourth finds no place beside the others. */
+    fixture f = make("turboquant-4:center=first", 1, BLOCKS, 0), g = make_like(&f), h = make_like(&f);
+    for (uint32_t kind = 0; kind < 4; kind++) {
+        kvant_tensor_clear(f.tensor);
+        write_kind(&f, 64, 64, 64, 40.0f * (float)kind - 50, &rng);
+        exported e = export_block(&f, 1);
+        void *before = copy_of(g.memory, g.bytes);
+        assert_int_equal(kvant_tensor_import(g.tensor, 1 + kind, e.data, e.bytes), kind < 3 ? KVANT_OK : KVANT_ERR_FULL);
+        assert_int_equal(kvant_tensor_copy(f.tensor, 1, h.tensor, 1 + kind, 1), kind < 3 ? KVANT_OK : KVANT_ERR_FULL);
+        if (kind == 3)
+            assert_memory_equal(g.memory, before, g.bytes);
+        free(before);
+        free(e.data);
+    }
+    assert_int_equal(tensor_info_of(&g).n_versions, KVANT_MAX_VERSIONS);
+    assert_alike(&g, &h);
+    /* A refused copy holds nothing: once a version's block is cleared, there is a place. */
+    assert_int_equal(kvant_tensor_clear_blocks(h.tensor, 2, 1), KVANT_OK);
+    assert_int_equal(kvant_tensor_copy(f.tensor, 1, h.tensor, 4, 1), KVANT_OK);
+    assert_same_export(&f, 1, &h, 4);
+    drop(&h);
+    drop(&g);
+    drop(&f);
+    /* Open pages: a sink moves to a place for sinks alone, where nothing else is ever open. */
+    fixture a = make("int-4:sink=4", 2, BLOCKS, 0);
+    write_range(&a, 0, 200, 200, 1, &rng);
+    exported e = export_block(&a, 0);
+    fixture b = make_like(&a);
+    assert_int_equal(kvant_tensor_import(a.tensor, 1, e.data, e.bytes), KVANT_ERR_FULL);
+    assert_int_equal(kvant_tensor_copy(a.tensor, 0, a.tensor, 1, 1), KVANT_ERR_FULL);
+    assert_int_equal(kvant_tensor_copy(a.tensor, 0, b.tensor, 1, 2), KVANT_ERR_FULL);
+    check_slots(&a, 0, 200);
+    assert_int_equal(tensor_info_of(&b).written_blocks, 0);
+    assert_int_equal(kvant_tensor_import(a.tensor, BLOCKS, e.data, e.bytes), KVANT_OK);
+    assert_int_equal(kvant_tensor_import(a.tensor, 0, e.data, e.bytes), KVANT_OK); /* gives its own page back */
+    assert_same_export(&a, 0, &a, BLOCKS);
+    assert_int_equal(kvant_tensor_copy(a.tensor, 0, a.tensor, BLOCKS, 4), KVANT_OK);
+    free(e.data);
+    drop(&b);
+    drop(&a);
+}
+
+static void small_buffers_are_refused(void **state)
+{
+    (void)state;
+    fixture f = use(specs[0], KVANT_ROLE_K, false);
+    size_t most = kvant_tensor_export_size(f.tensor), used = 77;
+    uint8_t *data = malloc(most);
+    exported e = export_block(&f, 1);
+    assert_int_equal(kvant_tensor_export(f.tensor, 1, data, e.bytes - 1, &used), KVANT_ERR_ARGUMENT);
+    assert_int_equal(kvant_tensor_export(f.tensor, 1, data, 0, &used), KVANT_ERR_ARGUMENT);
+    assert_int_equal(kvant_tensor_export(f.tensor, 2 * BLOCKS, data, most, &used), KVANT_ERR_ARGUMENT);
+    assert_int_equal(kvant_tensor_export(f.tensor, 1, NULL, most, &used), KVANT_ERR_ARGUMENT);
+    assert_int_equal(used, 77);
+    assert_int_equal(kvant_tensor_export(f.tensor, 1, data, e.bytes, &used), KVANT_OK);
+    assert_int_equal(kvant_tensor_export_size(NULL), 0);
+    free(e.data);
+    free(data);
+    drop(&f);
+}
+
+/* A sequence copied to the other one, and to another tensor. There it goes on exactly as the first would have. */
+static void copies_are_alike(void **state)
+{
+    (void)state;
+    for (size_t s = 0; s < COUNT(specs); s++)
+        for (int few = 0; few < 2; few++) {
+            fixture f[2], g[2];
+            for (int role = 0; role < 2; role++) {
+                f[role] = use(specs[s], (kvant_role)role, few);
+                g[role] = make_like(&f[role]);
+                uint64_t rng = 4;
+                write_kind(&g[role], 30, 20, 1, 3, &rng); /* what becomes of the target's rows */
+                kvant_tensor_clear_blocks(g[role].tensor, 0, 1);
+                assert_int_equal(kvant_tensor_copy(f[role].tensor, 0, g[role].tensor, 0, BLOCKS), KVANT_OK);
+                for (uint32_t block = 0; block < BLOCKS; block++) {
+                    assert_int_equal(block_of(&f[role], block, 0).state, block_of(&g[role], block, 0).state);
+                    assert_same_export(&f[role], block, &g[role], block);
+                }
+                memcpy(g[role].rows, f[role].rows, TOKENS * WIDTH * sizeof(float));
+            }
+            assert_same_attention(&f[0], &f[1], &g[0], &g[1], few ? 90 : TOKENS, 0);
+            for (fixture *t = f; t; t = t == f ? g : NULL) {
+                uint64_t rng = 10;
+                write_kind(&t[0], few ? 90 : TOKENS, 100, 1, few ? 0 : 9, &rng);
+                write_kind(&t[0], 140, 3, 1, 0, &rng);
+            }
+            for (uint32_t block = 0; block < BLOCKS && !few; block++) {
+                assert_int_equal(block_of(&f[0], block, 0).state, block_of(&g[0], block, 0).state);
+                assert_same_rows(&f[0], block, &g[0], block);
+            }
+            /* Within the tensor: the copies have pages of their own. */
+            for (int role = 0; role < 2; role++)
+                assert_int_equal(kvant_tensor_copy(f[role].tensor, 0, f[role].tensor, BLOCKS, BLOCKS), KVANT_OK);
+            for (uint32_t block = 0; block < BLOCKS; block++)
+                assert_true(block_of(&f[0], block, 0).written == block_of(&f[0], BLOCKS + block, 0).written);
+            uint32_t n = few ? 190 : TOKENS + 100;
+            for (uint32_t i = few ? 50 : 0; i < n; i++) /* though the pool may have sealed some */
+                check_near(&f[0], BLOCKS * 64 + i, 1, f[0].rows + (size_t)i * WIDTH, few);
+            write_kind(&f[0], BLOCKS * 64 + 128, 64, 64, 0, &(uint64_t){ 11 });
+            check_near(&f[0], 128, few ? 62 : 64, f[0].rows + 128 * WIDTH, few); /* the source is what it was */
+            for (int role = 0; role < 2; role++) {
+                drop(&g[role]);
+                drop(&f[role]);
+            }
+        }
+}
+
+/* With one page for two sequences, copying an open block seals it. */
+static void copies_of_small_pools(void **state)
+{
+    static const char *const pooled[] = { "int-8:axis=channel", "turboquant-8:center=first,norm=first,recent=64",
+                                          "int-8:center=first" };
+    (void)state;
+    for (size_t s = 0; s < COUNT(pooled); s++)
+        for (uint32_t n = 30; n <= 390; n += 360) {
+            uint64_t rng = 37;
+            fixture f = make(pooled[s], 3, BLOCKS, 1), g = make_like(&f);
+            write_range(&f, BLOCKS * 64, n, 30, 1, &rng);
+            assert_int_equal(kvant_tensor_copy(f.tensor, BLOCKS, g.tensor, 2 * BLOCKS, BLOCKS), KVANT_OK);
+            for (uint32_t block = 0; block < BLOCKS; block++)
+                assert_same_rows(&f, BLOCKS + block, &g, 2 * BLOCKS + block);
+            assert_int_equal(kvant_tensor_copy(f.tensor, BLOCKS, f.tensor, 0, BLOCKS), KVANT_OK);
+            for (uint32_t i = 0; i < n; i++) { /* 8 bits of numbers within 4, centred: a range of at most 16, two roundings */
+                float got[WIDTH], copy[WIDTH];
+                read_slot(&f, BLOCKS * 64 + i, got);
+                read_slot(&f, i, copy);
+                for (uint32_t j = 0; j < WIDTH; j++) {
+                    float row = f.rows[((size_t)BLOCKS * 64 + i) * WIDTH + j];
+                    assert_true(fabsf(got[j] - row) < 0.5f && fabsf(copy[j] - row) < 0.5f);
+                }
+            }
+            drop(&g);
+            drop(&f);
+        }
+}
+
+int main(void)
+{
+    const struct CMUnitTest tests[] = {
+        cmocka_unit_test(exported_blocks_are_imported), cmocka_unit_test(imports_end_the_waiting),
+        cmocka_unit_test(damaged_blocks_are_refused),   cmocka_unit_test(hostile_blocks_are_refused),
+        cmocka_unit_test(other_schemes_are_refused),    cmocka_unit_test(places_run_out),
+        cmocka_unit_test(small_buffers_are_refused),    cmocka_unit_test(copies_are_alike),
+        cmocka_unit_test(copies_of_small_pools),
+    };
+    return cmocka_run_group_tests(tests, NULL, NULL);
+}
