@@ -106,8 +106,7 @@ static kvant_status check_specs(kvant_scheme *scheme)
 {
     for (int role = 0; role < 2; role++) {
         KVANT_FORWARD(check_spec(scheme, scheme->spec[role], (kvant_role)role));
-        if (scheme->protect)
-            KVANT_FORWARD(check_spec(scheme, scheme->protect_codec, (kvant_role)role));
+        KVANT_FORWARD(check_spec(scheme, scheme->protect_codec, (kvant_role)role)); /* also where no layer uses it yet */
     }
     return KVANT_OK;
 }

@@ -133,6 +133,7 @@ static void info_struct(void)
     FIELD(kvant_codec_info, page_bytes);
     FIELD(kvant_codec_info, true_bits);
     FIELD(kvant_codec_info, nominal_bits);
+    FIELD(kvant_codec_info, fingerprint);
 }
 
 int main(void)

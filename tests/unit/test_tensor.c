@@ -229,6 +229,27 @@ static void block_codecs_go_through_open_pages(void **state)
     }
 }
 
+/* A group that is sealed before all of it was written holds nothing in the other slots. */
+static void gaps_read_as_nothing(void **state)
+{
+    static const char *const specs[] = { "int-8:axis=channel", "int-8:axis=channel,group=16", "turboquant-4:recent=64" };
+    (void)state;
+    for (size_t s = 0; s < COUNT(specs); s++) {
+        uint64_t rng = 28;
+        fixture f = make(specs[s], 1, 5, 1);
+        write_range(&f, 3, 10, 10, 1, &rng);
+        write_range(&f, 64, 1, 1, 1, &rng);
+        assert_int_equal(block_of(&f, 0, 0).state, KVANT_BLOCK_SEALED);
+        assert_true(block_of(&f, 0, 0).written == (uint64_t)0x3ff << 3);
+        assert_reads_zeros(&f, 0, 3);
+        assert_reads_zeros(&f, 13, 51);
+        write_range(&f, 20, 2, 2, 1, &rng); /* opens the block */
+        assert_reads_zeros(&f, 13, 7);
+        assert_true(error_of(&f, 3, 10) < 0.5);
+        drop(&f);
+    }
+}
+
 static void given_centre_and_scale(void **state)
 {
     static const char *const specs[] = { "turboquant-4:center=first,norm=first,sink=0",
@@ -369,6 +390,7 @@ int main(void)
         cmocka_unit_test(assigned_blocks),
         cmocka_unit_test(more_sinks_than_pages),
         cmocka_unit_test(block_codecs_go_through_open_pages),
+        cmocka_unit_test(gaps_read_as_nothing),
         cmocka_unit_test(given_centre_and_scale),
         cmocka_unit_test(bad_input),
         cmocka_unit_test(bad_params),

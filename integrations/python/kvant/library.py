@@ -42,6 +42,7 @@ class CodecInfo(c.Structure):
         ("page_bytes", c.c_size_t),
         ("true_bits", c.c_double),
         ("nominal_bits", c.c_double),
+        ("fingerprint", c.c_uint64),
     ]
 
 

@@ -183,8 +183,8 @@ __device__ __forceinline__ Stretch<GENERAL> stretch_from(const Lengths<GENERAL, 
 
 /* Adds the open blocks among pages i, i + step, ... of a stretch. They come after the sealed pages, so
  * that the loop over sealed pages holds no call and keeps its operands in registers. */
-template <class C, int D, int TILES, class Q>
-__device__ __forceinline__ void attend_open_pages(const AttentionArgs &p, const Q &queries, const Stretch<true> &at,
+template <class C, int D, bool GENERAL, int TILES, class Q>
+__device__ __forceinline__ void attend_open_pages(const AttentionArgs &p, const Q &queries, const Stretch<GENERAL> &at,
                                                   const Seen &seen, int i, int step, int lane,
                                                   Accumulator<C, D> (&sums)[TILES])
 {
@@ -196,7 +196,7 @@ __device__ __forceinline__ void attend_open_pages(const AttentionArgs &p, const 
             continue;
 #pragma unroll
         for (int t = 0; t < TILES; t++)
-            sums[t] = attend_open_page<C, D>(p, queries, seen, t, -1 - entry, at.pair.kv_head, at.skipped + before,
+            sums[t] = attend_open_page<C, D, GENERAL>(p, queries, seen, t, -1 - entry, at.pair.kv_head, at.skipped + before,
                                              at.tokens - before, lane, sums[t]);
     }
 }
@@ -270,7 +270,8 @@ template <int D> __device__ __forceinline__ void ask_ahead(const AttentionArgs &
         prefetch_line(p.out, 0);
 }
 
-template <class KC, class VC, int D, bool LARGE, bool GENERAL, int TILES>
+/* OPEN: the table may name open blocks. GENERAL kernels are OPEN too. */
+template <class KC, class VC, int D, bool LARGE, bool OPEN, bool GENERAL, int TILES>
 __device__ __forceinline__ void attend(const ArgsOf<KC, VC> &p)
 {
     using S = Shape<KC, VC, D, LARGE, TILES>;
@@ -322,8 +323,7 @@ __device__ __forceinline__ void attend(const ArgsOf<KC, VC> &p)
         }
         const Seen seen = GENERAL ? seen_by_all(p, at.pair, at.first_position) : Seen{ 0, INT_MAX };
         int used = -1; /* the slot of the warp's last page */
-        const int own = mine;
-        bool any_open = false;
+        int open_from = at.end; /* the warp's first open page */
 #pragma unroll 1
         while (mine < at.end) {
             /* not sooner, because the last slot takes the warp's sums before it is filled again */
@@ -333,11 +333,11 @@ __device__ __forceinline__ void attend(const ArgsOf<KC, VC> &p)
             depth = S::STAGES;
             used = slot;
             uint8_t *page = shared.slots[warp][slot];
-            const int32_t entry = GENERAL ? shared.entries[warp][slot] : 0;
+            const int32_t entry = OPEN ? shared.entries[warp][slot] : 0;
             feeder.ring.wait(slot, parity);
             const int before = PAGE_TOKENS * (mine - at.first), valid = at.tokens - before,
                       first = at.skipped + before;
-            if (!GENERAL || entry >= 0) {
+            if (!OPEN || entry >= 0) {
                 float s[TILES][4][4];
                 if constexpr (S::RELOAD)
 #pragma unroll
@@ -363,15 +363,14 @@ __device__ __forceinline__ void attend(const ArgsOf<KC, VC> &p)
                 add_page<VC, D, LARGE>(page + S::K_BYTES, S::V_CODES, v_table, p.v_symmetric, p.v_offset,
                                               lane, valid, s, sums);
             } else
-                any_open = true;
+                open_from = min(open_from, mine);
             __syncwarp();
             mine += S::WARPS;
             if (++slot == S::STAGES)
                 slot = 0, parity ^= 1;
         }
-        if constexpr (GENERAL)
-            if (any_open)
-                attend_open_pages<VC, D>(p, shared.queries, at, seen, own, S::WARPS, lane, sums);
+        if constexpr (OPEN)
+            attend_open_pages<VC, D, GENERAL>(p, shared.queries, at, seen, open_from, S::WARPS, lane, sums);
 #pragma unroll
         for (int t = 0; t < TILES; t++) {
             sums[t].finish(p.v_step, p.v_bias, lane);
@@ -401,42 +400,45 @@ __device__ __forceinline__ void attend(const ArgsOf<KC, VC> &p)
  * launches an empty body; the trap makes sure that such a launch could not return a result. */
 constexpr int LARGE_PTX = 90;
 
-template <class KC, class VC, int D, bool LARGE, bool GENERAL, int TILES>
+template <class KC, class VC, int D, bool LARGE, bool OPEN, bool GENERAL, int TILES>
 __global__ void __launch_bounds__(Shape<KC, VC, D, LARGE, TILES>::WARPS * 32, 1)
     attention_kernel(const __grid_constant__ ArgsOf<KC, VC> p)
 {
 #ifdef __CUDA_ARCH__
     if constexpr (!LARGE || __CUDA_ARCH__ >= 10 * LARGE_PTX)
-        attend<KC, VC, D, LARGE, GENERAL, TILES>(p);
+        attend<KC, VC, D, LARGE, OPEN, GENERAL, TILES>(p);
     else
         __trap();
 #endif
 }
 
-template <class KC, class VC, int D, bool LARGE, bool GENERAL, int TILES> AttentionKernel kernel_of()
+template <class KC, class VC, int D, bool LARGE, bool OPEN, bool GENERAL, int TILES> AttentionKernel kernel_of()
 {
     using S = Shape<KC, VC, D, LARGE, TILES>;
     constexpr size_t bytes = sizeof(SharedMemory<KC, VC, D, LARGE, TILES>);
     static_assert(bytes <= (LARGE ? LARGE_BYTES : SMALL_BYTES), "a block's memory");
-    return AttentionKernel{ (const void *)attention_kernel<KC, VC, D, LARGE, GENERAL, TILES>, S::WARPS * 32,
+    return AttentionKernel{ (const void *)attention_kernel<KC, VC, D, LARGE, OPEN, GENERAL, TILES>, S::WARPS * 32,
                             (int)bytes, S::COLUMNS, S::BYTES, LARGE ? LARGE_PTX : 0 };
 }
 
-/* A kernel that knows neither open pages nor all else that is general is 2 to 4 % faster, also where there is none of it. It
- * is there for large shapes of the pairs of a kind with itself; for others, for chunks, for trellises of many states, and for
- * groups, which cannot do without open pages, it is not worth the time to compile. */
+/* In large shapes, one query token without masks has kernels of its own: general kernels are up to 10 %
+ * slower (octopus 20 %). A kernel without open pages saves another 2 to 4 %. It exists for pairs of a
+ * kind with itself; other pairs, trellises of many states, and groups, which need open pages, are not
+ * worth the compilation time. */
 template <class KC, class VC, int D> AttentionKernel kernel_for(KernelChoice choice)
 {
     if (choice.wide) {
         if constexpr (most_tiles<KC, VC, D>() > 1)
-            return choice.large ? kernel_of<KC, VC, D, true, true, 2>() : kernel_of<KC, VC, D, false, true, 2>();
+            return choice.large ? kernel_of<KC, VC, D, true, true, true, 2>()
+                                : kernel_of<KC, VC, D, false, true, true, 2>();
         return AttentionKernel{};
     }
-    if constexpr (std::is_same<KC, VC>::value && KC::GROUP == KVANT_CUDA_GROUP_TOKEN && !HAS_CHUNKS<KC> &&
-                  memory_of<KC>() <= 8)
-        if (choice.large && !choice.general)
-            return kernel_of<KC, VC, D, true, false, 1>();
-    return choice.large ? kernel_of<KC, VC, D, true, true, 1>() : kernel_of<KC, VC, D, false, true, 1>();
+    if constexpr (std::is_same<KC, VC>::value && KC::GROUP == KVANT_CUDA_GROUP_TOKEN && memory_of<KC>() <= 8)
+        if (choice.large && !choice.general && !choice.open)
+            return kernel_of<KC, VC, D, true, false, false, 1>();
+    if (choice.large && !choice.general)
+        return kernel_of<KC, VC, D, true, true, false, 1>();
+    return choice.large ? kernel_of<KC, VC, D, true, true, true, 1>() : kernel_of<KC, VC, D, false, true, true, 1>();
 }
 
 } // namespace kvant

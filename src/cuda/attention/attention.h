@@ -89,10 +89,10 @@ struct AttentionKernel {
 };
 
 /* large: up to 227 KB of shared memory per block, for compute_90 and later; otherwise at most 99 KB,
- * for every GPU. general: open blocks, several query tokens, windows, masks and so on. wide: 16
- * columns instead of 8. */
+ * for every GPU. open: the table may name open blocks. general: several query tokens, windows, masks
+ * and so on, and open blocks. wide: 16 columns instead of 8. */
 struct KernelChoice {
-    bool large, general, wide;
+    bool large, open, general, wide;
 };
 
 /* The kernel for a pair of attention_pairs.h and a head_dim; .kernel is NULL when the choice does not

@@ -97,7 +97,7 @@ uint32_t columns_of(const kvant_cuda_attention_args &args)
 
 bool is_general(const kvant_cuda_attention_args &args)
 {
-    return args.k_open.base || args.query_tokens > 1 || args.query_starts || args.window || args.mask || args.sinks ||
+    return args.query_tokens > 1 || args.query_starts || args.window || args.mask || args.sinks ||
            args.logit_softcap > 0 || args.max_bias > 0;
 }
 
@@ -107,7 +107,7 @@ kvant_status choose_kernel(const kvant_cuda_attention_args &args, const Device &
     const bool general = is_general(args), wide = columns_of(args) > TILE_COLUMNS;
     kvant_status status = KVANT_ERR_UNSUPPORTED;
     for (int i = 0; i < 4 && status == KVANT_ERR_UNSUPPORTED; i++) {
-        const KernelChoice choice{ i < 2, general, i % 2 == 0 };
+        const KernelChoice choice{ i < 2, args.k_open.base != NULL, general, i % 2 == 0 };
         if (choice.wide && !wide)
             continue;
         kernel = find_kernel(args.k_codec->params, args.v_codec->params, choice);
@@ -248,7 +248,7 @@ kvant_status kvant_cuda_table_attention_check(const kvant_cuda_codec *k_codec, c
                                  "the first codec must be one of keys, the second one of values");
     if (k.head_dim != v.head_dim)
         return kvant_cuda_refuse(&error, KVANT_ERR_ARGUMENT, "keys and values have different head_dim");
-    if (find_kernel(k, v, KernelChoice{ true, true, false }).kernel)
+    if (find_kernel(k, v, KernelChoice{ true, true, true, false }).kernel)
         return KVANT_OK;
     return kvant_cuda_refuse(
         &error, KVANT_ERR_UNSUPPORTED,

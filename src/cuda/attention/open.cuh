@@ -131,7 +131,7 @@ __device__ __forceinline__ void add_open_page(const uint8_t *page, float step, i
 }
 
 /* The sums of tile t with one open page added. Not inlined: it is seldom called, and long. */
-template <class C, int D, class Q>
+template <class C, int D, bool GENERAL, class Q>
 __device__ __noinline__ Accumulator<C, D> attend_open_page(const AttentionArgs &p, const Q &tile, Seen seen, int t,
                                                            int block, int kv_head, int first, int valid, int lane,
                                                            Accumulator<C, D> sums)
@@ -140,7 +140,8 @@ __device__ __noinline__ Accumulator<C, D> attend_open_page(const AttentionArgs &
     score_open_page<D>(p.k_open.base + (size_t)(uint32_t)block * p.k_open.block_stride +
                            kv_head * p.k_open.head_stride,
                        tile, t, lane, s);
-    change_scores(p, tile, seen, t, first, valid, lane, s);
+    if constexpr (GENERAL)
+        change_scores(p, tile, seen, t, first, valid, lane, s);
     add_open_page<C, D>(p.v_open.base + (size_t)(uint32_t)block * p.v_open.block_stride +
                             kv_head * p.v_open.head_stride,
                         p.v_step, lane, valid, s, sums);
