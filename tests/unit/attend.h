@@ -9,7 +9,7 @@
 #include "../../src/base/half.h"
 #include "../attention_reference.h"
 
-enum { GROUP_HEADS = 3, N_HEADS = N_KV_HEADS * GROUP_HEADS, MAX_QUERIES = 70 };
+enum { GROUP_HEADS = 3, N_HEADS = N_KV_HEADS * GROUP_HEADS, MAX_QUERIES = 40 };
 
 typedef struct attended {
     float out[MAX_QUERIES * N_HEADS * HEAD_DIM], lse[MAX_QUERIES * N_HEADS];

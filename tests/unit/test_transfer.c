@@ -156,12 +156,11 @@ static void imports_end_the_waiting(void **state)
     drop(&f);
 }
 
-static void refuse_import(fixture *f, const uint8_t *data, size_t bytes, kvant_status want, const void *before)
+static void refuse_import(fixture *f, const uint8_t *data, size_t bytes)
 {
     kvant_status status = kvant_tensor_import(f->tensor, 1, data, bytes);
-    if (status != want)
-        fail_msg("status %d, not %d", (int)status, (int)want);
-    assert_memory_equal(f->memory, before, f->bytes);
+    if (status != KVANT_ERR_FORMAT)
+        fail_msg("status %d", (int)status);
 }
 
 static void *copy_of(const void *data, size_t bytes)
@@ -180,18 +179,19 @@ static void damaged_blocks_are_refused(void **state)
         void *before = copy_of(f.memory, f.bytes);
         for (size_t n = 0; n < e.bytes; n++) {
             uint8_t *cut = copy_of(e.data, n ? n : 1); /* its exact size: a sanitiser sees a byte too many */
-            refuse_import(&f, cut, n, KVANT_ERR_FORMAT, before);
+            refuse_import(&f, cut, n);
             free(cut);
         }
         for (size_t i = 0; i < e.bytes; i++)
             for (int flip = 1; flip < 256; flip += 254) {
                 e.data[i] ^= (uint8_t)flip;
-                refuse_import(&f, e.data, e.bytes, KVANT_ERR_FORMAT, before);
+                refuse_import(&f, e.data, e.bytes);
                 e.data[i] ^= (uint8_t)flip;
             }
         uint8_t *longer = calloc(1, e.bytes + 8);
         memcpy(longer, e.data, e.bytes);
-        refuse_import(&f, longer, e.bytes + 8, KVANT_ERR_FORMAT, before);
+        refuse_import(&f, longer, e.bytes + 8);
+        assert_memory_equal(f.memory, before, f.bytes); /* no change would have been undone */
         assert_alike(&f, &g);
         assert_int_equal(kvant_tensor_import(f.tensor, 1, e.data, e.bytes), KVANT_OK);
         assert_int_equal(kvant_tensor_import(f.tensor, 2 * BLOCKS, e.data, e.bytes), KVANT_ERR_ARGUMENT);
@@ -221,9 +221,10 @@ static void hostile_blocks_are_refused(void **state)
             memcpy(e.data + pages + 70 * (i - 3), &halves[i - 4], sizeof *halves);
         uint64_t check = kvant_fnv1a(KVANT_FNV_START, e.data, e.bytes - sizeof check);
         memcpy(e.data + e.bytes - sizeof check, &check, sizeof check);
-        refuse_import(&f, e.data, e.bytes, KVANT_ERR_FORMAT, before);
+        refuse_import(&f, e.data, e.bytes);
         free(e.data);
     }
+    assert_memory_equal(f.memory, before, f.bytes);
     free(before);
     drop(&f);
 }
