@@ -163,21 +163,14 @@ typedef struct block_header {
 } block_header;
 _Static_assert(sizeof(block_header) == 40, "docs/format.md");
 
-static uint64_t hash_floats(uint64_t hash, const float *x, uint32_t n)
-{
-    return x ? kvant_fnv1a(hash, x, n * sizeof *x) : hash;
-}
-
-/* Canonical specs name what bytes depend on, but not a calibration's numbers: blocks of version 0 rely on its centre and scale. */
+/* Fingerprints name what bytes depend on: the spec with its seed, and the numbers that came from a calibration. */
 static uint64_t scheme_of(const kvant_tensor *tensor)
 {
     uint32_t numbers[3] = { tensor->n_kv_heads, tensor->head_dim, kvant_tensor_codec_info(tensor)->role };
     uint64_t hash = kvant_fnv1a(KVANT_FNV_START, numbers, sizeof numbers);
     for (uint32_t head = 0; head < tensor->n_kv_heads; head++) {
-        const char *spec = tensor->codecs[head]->info.spec;
-        hash = kvant_fnv1a(hash, spec, strlen(spec) + 1);
-        hash = hash_floats(hash, tensor->codecs[head]->file_center, tensor->head_dim);
-        hash = hash_floats(hash, tensor->codecs[head]->file_scale, tensor->head_dim);
+        const uint64_t fingerprint = tensor->codecs[head]->info.fingerprint;
+        hash = kvant_fnv1a(hash, &fingerprint, sizeof fingerprint);
     }
     return hash;
 }

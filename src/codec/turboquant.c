@@ -138,9 +138,9 @@ static kvant_status create_variant(kvant_codec *codec, const turboquant_variant 
 {
     codec->takes_seed = v->tiers || v->sketch != KVANT_SKETCH_NONE;
     if (v->tiers)
-        return turboquant_create_tiers(codec, v, error);
+        return kvant_turboquant_create_tiers(codec, v, error);
     if (v->sketch != KVANT_SKETCH_NONE)
-        return turboquant_create_sketched(codec, v, error);
+        return kvant_turboquant_create_sketched(codec, v, error);
     return create_plain(codec, v, error);
 }
 #else

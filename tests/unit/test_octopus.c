@@ -244,7 +244,7 @@ static void local_search_finds_the_best(void **state)
     uint64_t rng = 17;
     for (uint32_t bits = 2; bits <= 5; bits++) {
         static octopus_book book;
-        octopus_book_init(&book, 128, bits, bits - 1);
+        kvant_octopus_book_init(&book, 128, bits, bits - 1);
         for (uint32_t n = 0; n < 20000; n += KVANT_MAX_TRIPLETS) {
             static kvant_triplets t, two, three, full;
             fill_triplets(&t, &rng);
@@ -263,18 +263,18 @@ static void codes_minimise_the_error(void **state)
     (void)state;
     uint64_t rng = 18;
     static octopus_book book;
-    octopus_book_init(&book, 6, 3, 2);
+    kvant_octopus_book_init(&book, 6, 3, 2);
     book.triplets.rounding = KVANT_ROUND_3X3;
     for (int i = 0; i < 200; i++) {
         float y[6], decoded[6];
         uint32_t codes[2];
         fill_normal(y, 6, &rng);
-        float scale = octopus_quantize(&book, kvant_kernels_get(KVANT_CPU_AUTO), y, codes);
-        octopus_dequantize(&book, codes, scale, decoded);
+        float scale = kvant_octopus_quantize(&book, kvant_kernels_get(KVANT_CPU_AUTO), y, codes);
+        kvant_octopus_dequantize(&book, codes, scale, decoded);
         double chosen = squared_distance(y, decoded, 3), least = chosen;
         for (uint32_t code = 0; code < 1u << 8; code++) {
             codes[0] = code;
-            octopus_dequantize(&book, codes, scale, decoded);
+            kvant_octopus_dequantize(&book, codes, scale, decoded);
             least = fmin(least, squared_distance(y, decoded, 3));
         }
         /* roundings of binary32 on numbers of at most 3 scale decide ties */
@@ -294,7 +294,7 @@ static void levels_agree(void **state)
                  rounding++) {
                 static octopus_book book;
                 static kvant_triplets t, portable, vector;
-                octopus_book_init(&book, 128, bits, bits - 1);
+                kvant_octopus_book_init(&book, 128, bits, bits - 1);
                 fill_triplets(&t, &rng);
                 t.x[3] = t.y[3] = t.z[3] = 0;
                 t.y[4] = -0.0f;
@@ -337,13 +337,13 @@ static void last_triplet(void **state)
                 static octopus_book book;
                 double last = 0, others = 0;
                 uint32_t d = dims[i], left = d % 3;
-                octopus_book_init(&book, d, bits + 1, bits - 1);
+                kvant_octopus_book_init(&book, d, bits + 1, bits - 1);
                 book.triplets.rounding = joint ? KVANT_ROUND_3X3 : KVANT_ROUND_SCALAR;
                 for (int row = 0; row < 2000; row++) {
                     float y[KVANT_MAX_HEAD_DIM], decoded[KVANT_MAX_HEAD_DIM];
                     uint32_t codes[KVANT_MAX_TRIPLETS];
                     fill_normal(y, d, &rng);
-                    octopus_dequantize(&book, codes, octopus_quantize(&book, kvant_kernels_get(KVANT_CPU_AUTO), y, codes), decoded);
+                    kvant_octopus_dequantize(&book, codes, kvant_octopus_quantize(&book, kvant_kernels_get(KVANT_CPU_AUTO), y, codes), decoded);
                     others += squared_distance(y, decoded, d - left) / (d - left);
                     last += squared_distance(y + d - left, decoded + d - left, left) / left;
                 }

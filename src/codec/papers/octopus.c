@@ -50,7 +50,7 @@ static const octopus *octopus_of(const kvant_codec *codec)
 static void residual_of(const octopus *o, const float *y, const uint32_t *codes, float scale, float *residual)
 {
     float decoded[KVANT_MAX_HEAD_DIM];
-    octopus_dequantize(&o->book, codes, kvant_half_to_float(kvant_half_from_float(scale)), decoded);
+    kvant_octopus_dequantize(&o->book, codes, kvant_half_to_float(kvant_half_from_float(scale)), decoded);
     for (uint32_t j = 0; j < o->book.dim; j++)
         residual[j] = y[j] - decoded[j];
 }
@@ -58,12 +58,12 @@ static void residual_of(const octopus *o, const float *y, const uint32_t *codes,
 static kvant_status octopus_check(const kvant_codec *codec, const kvant_kernels *kernels, const float *y)
 {
     const octopus *o = octopus_of(codec);
-    if (!octopus_fits(&o->book, kernels, y))
+    if (!kvant_octopus_fits(&o->book, kernels, y))
         return KVANT_ERR_RANGE;
     if (o->qjl.sketch == KVANT_SKETCH_NONE)
         return KVANT_OK;
     uint32_t codes[KVANT_MAX_TRIPLETS];
-    float residual[KVANT_MAX_HEAD_DIM], scale = octopus_quantize(&o->book, kernels, y, codes);
+    float residual[KVANT_MAX_HEAD_DIM], scale = kvant_octopus_quantize(&o->book, kernels, y, codes);
     residual_of(o, y, codes, scale, residual);
     return kvant_qjl_fits(&o->qjl, residual) ? KVANT_OK : KVANT_ERR_RANGE;
 }
@@ -74,7 +74,7 @@ static void octopus_encode(const kvant_codec *codec, const kvant_kernels *kernel
     const octopus *o = octopus_of(codec);
     float residual[KVANT_MAX_HEAD_DIM];
     uint32_t codes[KVANT_MAX_TRIPLETS];
-    float scale = octopus_quantize(&o->book, kernels, y, codes);
+    float scale = kvant_octopus_quantize(&o->book, kernels, y, codes);
     kvant_codec_metadata(codec, page)[token] = kvant_half_from_float(scale);
     kvant_chunk_layout_put(&o->layout, page, token, codes);
     if (o->qjl.sketch == KVANT_SKETCH_NONE)
@@ -90,7 +90,7 @@ static void octopus_decode(const kvant_codec *codec, const kvant_kernels *kernel
     uint32_t codes[KVANT_MAX_TRIPLETS];
     uint16_t scale = kvant_codec_metadata_of(codec, page)[token];
     kvant_chunk_layout_get(&o->layout, page, token, codes);
-    octopus_dequantize(&o->book, codes, kvant_half_to_float(scale), y);
+    kvant_octopus_dequantize(&o->book, codes, kvant_half_to_float(scale), y);
     if (o->qjl.sketch != KVANT_SKETCH_NONE)
         kvant_qjl_add(&o->qjl, kernels, page, token, y);
 }
@@ -143,7 +143,7 @@ static kvant_status build(kvant_codec *codec, const octopus_options *options, kv
     size_t matrix = kvant_qjl_matrix_floats(sketch, d) * sizeof(float);
     KVANT_FORWARD(kvant_codec_alloc_state(codec, sizeof(octopus) + matrix, error));
     octopus *o = codec->state;
-    octopus_book_init(&o->book, d, (uint32_t)options->direction_bits, (uint32_t)options->norm_bits);
+    kvant_octopus_book_init(&o->book, d, (uint32_t)options->direction_bits, (uint32_t)options->norm_bits);
     o->book.triplets.rounding = (kvant_triplet_rounding)options->round;
     o->book.unbiased = options->scale == KVANT_SCALE_UNBIASED;
     codec->quantizer = &octopus_quantizer;
@@ -192,7 +192,7 @@ static kvant_status offer_codes(kvant_codec *codec, const kvant_error *error)
     if (!directions)
         return kvant_fail(error, KVANT_ERR_MEMORY, "no memory for a codec");
     for (uint32_t index = 0; index < 1u << index_bits; index++)
-        octopus_direction(book, index, directions + (size_t)4 * index);
+        kvant_octopus_direction(book, index, directions + (size_t)4 * index);
     kvant_status status =
         kvant_codec_offer_numbers(codec, &o->layout, 3, index_bits, directions, book->norm, error);
     kvant_free(directions);

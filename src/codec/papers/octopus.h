@@ -12,17 +12,17 @@ typedef struct octopus_book {
     bool unbiased;
 } octopus_book;
 
-void octopus_book_init(octopus_book *book, uint32_t dim, uint32_t direction_bits, uint32_t norm_bits);
+void kvant_octopus_book_init(octopus_book *book, uint32_t dim, uint32_t direction_bits, uint32_t norm_bits);
 
 /* Codes of a row of dim floats, one a triplet; returns the scale to store, not yet rounded. */
-float octopus_quantize(const octopus_book *book, const kvant_kernels *kernels, const float *y, uint32_t *codes);
+float kvant_octopus_quantize(const octopus_book *book, const kvant_kernels *kernels, const float *y, uint32_t *codes);
 
 /* Whether that scale fits fp16. */
-bool octopus_fits(const octopus_book *book, const kvant_kernels *kernels, const float *y);
+bool kvant_octopus_fits(const octopus_book *book, const kvant_kernels *kernels, const float *y);
 
 /* The direction of codes with this index (u and w), a unit vector of 3 numbers. */
-void octopus_direction(const kvant_triplet_book *book, uint32_t index, float direction[3]);
+void kvant_octopus_direction(const kvant_triplet_book *book, uint32_t index, float direction[3]);
 
-void octopus_dequantize(const octopus_book *book, const uint32_t *codes, float scale, float *y);
+void kvant_octopus_dequantize(const octopus_book *book, const uint32_t *codes, float scale, float *y);
 
 #endif

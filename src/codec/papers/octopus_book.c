@@ -30,7 +30,7 @@ static void fill_thresholds(const float *levels, uint32_t n, float *thresholds, 
         thresholds[k] = k + 1 < n ? (levels[k] + levels[k + 1]) / 2 : FLT_MAX;
 }
 
-void octopus_book_init(octopus_book *book, uint32_t dim, uint32_t direction_bits, uint32_t norm_bits)
+void kvant_octopus_book_init(octopus_book *book, uint32_t dim, uint32_t direction_bits, uint32_t norm_bits)
 {
     *book = (octopus_book){ .dim = dim,
                             .n_triplets = (dim + 2) / 3,
@@ -110,7 +110,7 @@ static void settle_last(const octopus_book *book, uint32_t trials, kvant_triplet
     t->along[at] = product;
 }
 
-float octopus_quantize(const octopus_book *book, const kvant_kernels *kernels, const float *y, uint32_t *codes)
+float kvant_octopus_quantize(const octopus_book *book, const kvant_kernels *kernels, const float *y, uint32_t *codes)
 {
     kvant_triplets t;
     uint32_t trials;
@@ -130,15 +130,15 @@ float octopus_quantize(const octopus_book *book, const kvant_kernels *kernels, c
     return product > 0 && unbiased <= 4 * scale ? unbiased : scale;
 }
 
-bool octopus_fits(const octopus_book *book, const kvant_kernels *kernels, const float *y)
+bool kvant_octopus_fits(const octopus_book *book, const kvant_kernels *kernels, const float *y)
 {
     uint32_t codes[KVANT_MAX_TRIPLETS];
     float squares = kernels->dot(y, y, book->dim);
     return sqrtf(squares) * book->inverse_sqrt_dim <= KVANT_HALF_MAX &&
-           octopus_quantize(book, kernels, y, codes) <= KVANT_HALF_MAX;
+           kvant_octopus_quantize(book, kernels, y, codes) <= KVANT_HALF_MAX;
 }
 
-void octopus_direction(const kvant_triplet_book *book, uint32_t index, float direction[3])
+void kvant_octopus_direction(const kvant_triplet_book *book, uint32_t index, float direction[3])
 {
     uint32_t mask = (1u << book->direction_bits) - 1;
     float x, y, z;
@@ -150,7 +150,7 @@ void octopus_direction(const kvant_triplet_book *book, uint32_t index, float dir
     direction[2] = z / length;
 }
 
-void octopus_dequantize(const octopus_book *book, const uint32_t *codes, float scale, float *y)
+void kvant_octopus_dequantize(const octopus_book *book, const uint32_t *codes, float scale, float *y)
 {
     for (uint32_t i = 0; i < book->n_triplets; i++) {
         float decoded[3];

@@ -77,7 +77,7 @@ static void sketched_decode(const kvant_codec *codec, const kvant_kernels *kerne
 static const kvant_quantizer sketched_quantizer = { sketched_check, sketched_encode, sketched_decode,
                                                     kvant_unpack_decoded };
 
-kvant_status turboquant_create_sketched(kvant_codec *codec, const turboquant_variant *variant,
+kvant_status kvant_turboquant_create_sketched(kvant_codec *codec, const turboquant_variant *variant,
                                         const kvant_error *error)
 {
     uint32_t d = codec->info.head_dim, first = variant->bits - 1;

@@ -168,7 +168,7 @@ static void set_page(tiers *s, kvant_codec *codec, const turboquant_variant *var
     kvant_layout_init(&codec->layout, codec->info.role, d, variant->bits); /* the order of unpacked tiles */
 }
 
-kvant_status turboquant_create_tiers(kvant_codec *codec, const turboquant_variant *variant,
+kvant_status kvant_turboquant_create_tiers(kvant_codec *codec, const turboquant_variant *variant,
                                      const kvant_error *error)
 {
     uint32_t d = codec->info.head_dim, dims[2] = { d / 4, d - d / 4 };
