@@ -176,7 +176,8 @@ typedef struct kvant_cuda_attention_args {
     size_t q_batch_stride, q_head_stride; /* elements */
     void *out;
     size_t out_batch_stride, out_head_stride;
-    float *lse; /* query rows x n_heads: natural log-sum-exp of the scores, sinks included, or NULL; -inf when empty */
+    /* query rows x n_heads: natural log-sum-exp of the scores, sinks included; -inf when empty. Or NULL */
+    float *lse;
     float scale;
     const float *v_center;              /* n_kv_heads x head_dim on the device, or NULL */
     const float *k_factors, *v_factors; /* likewise */
@@ -184,8 +185,9 @@ typedef struct kvant_cuda_attention_args {
     size_t workspace_bytes;
     /* Zeros from here on, or a smaller size: one query token per sequence, which sees the whole sequence. */
     uint32_t query_tokens; /* per sequence; with query_starts at most so many; 0: 1 */
-    /* device, batch + 1 numbers: query rows query_starts[b] to query_starts[b + 1] - 1 belong to sequence b. NULL: rows
-     * b * query_tokens to (b + 1) * query_tokens - 1. lse and mask are in the order of query rows. */
+    /* device, batch + 1 numbers: query rows query_starts[b] to query_starts[b + 1] - 1 belong to
+     * sequence b. NULL: rows b * query_tokens to (b + 1) * query_tokens - 1. lse and mask are in the
+     * order of query rows. */
     const int32_t *query_starts;
     /* elements between two query tokens; with query_starts the batch strides are not used */
     size_t q_token_stride, out_token_stride;
@@ -195,7 +197,8 @@ typedef struct kvant_cuda_attention_args {
     /* ALiBi slopes as in kvant/attention.h. A slope multiplies the mask or, without a mask, the distance (key
      * position - query position). 0: none */
     float max_bias;
-    const uint16_t *mask; /* device: per query row one fp16 number per token of its sequence, added to the scores; or NULL */
+    /* device: per query row one fp16 number per token of its sequence, added to the scores; or NULL */
+    const uint16_t *mask;
     size_t mask_token_stride; /* elements between two rows; 0: all query rows have the same */
     const float *sinks;       /* device: n_heads logits of tokens whose value is 0, or NULL */
 } kvant_cuda_attention_args;
@@ -213,17 +216,17 @@ KVANT_API kvant_status kvant_cuda_attention_check(const kvant_cuda_codec *k_code
  * error. */
 KVANT_API size_t kvant_cuda_attention_workspace(uint32_t head_dim);
 
-/* out = softmax(scale * q K^T) V. Scores are changed in this order: softcap, mask or ALiBi, hiding of unseen tokens. The
- * cache holds the query tokens' keys and values already, and lengths count them. A query row that sees nothing gives zeros.
- * Pages are read once per 16 query rows of a kv head (8 for head_dim 256 and for codecs with groups of 32). The same
- * input gives the same bits on the same GPU. The workspace must be zero before its first use; every call leaves
+/* out = softmax(scale * q K^T) V. Scores are changed in this order: softcap, mask or ALiBi, hiding of
+ * unseen tokens. The cache holds the query tokens' keys and values already, and lengths count them. A
+ * query row that sees nothing gives zeros. Pages are read once per 16 query rows of a kv head (8 for
+ * head_dim 256 and for codecs with groups of 32). The same input gives the same bits on the same GPU. The workspace must be zero before its first use; every call leaves
  * it ready for the next. Calls that share a workspace must be ordered (one stream). Queries
  * are rounded to fp16 after rotation, relative to the largest number of their head, probabilities to fp16:
  * docs/cuda.md has the error bound. */
 KVANT_API kvant_status kvant_cuda_attention(const kvant_cuda_attention_args *args, kvant_cuda_stream stream);
 
-/* Limits the shared memory per thread block for the whole process; 0: no limit. With 99 KB, attention runs the kernels
- * of GPUs with compute capability 8.6, 8.9 and 12.0. For tests and measurements. */
+/* Limits the shared memory per thread block for the whole process; 0: no limit. With 99 KB, attention
+ * runs the kernels of GPUs with compute capability 8.6, 8.9 and 12.0. For tests and measurements. */
 KVANT_API void kvant_cuda_limit_shared_memory(size_t bytes);
 
 /* ---- queries of transform=file ---- */

@@ -1,5 +1,5 @@
-/* api.cu - the functions of cuda.h that write, decode and copy pages: argument checks and launches, no arithmetic. Those of
- * attention are in attention/launch.cu. */
+/* api.cu - the functions of cuda.h that write, decode and copy pages: argument checks and launches, no
+ * arithmetic. attention/launch.cu has the functions of attention. */
 #include "checks.h"
 #include "encode/append.h"
 #include "encode/queries.h"

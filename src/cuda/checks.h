@@ -1,4 +1,4 @@
-/* checks.h - what the functions of cuda.h check before they enqueue anything, and how a CUDA error becomes a status. */
+/* checks.h - argument checks shared by the functions of cuda.h, and the status of a CUDA error. */
 #ifndef KVANT_CUDA_CHECKS_H
 #define KVANT_CUDA_CHECKS_H
 

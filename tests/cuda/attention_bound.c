@@ -132,8 +132,8 @@ static double bias_of(const fixture *f, const query *at, int32_t t)
     return p->max_bias > 0 ? slope * (t - position) : 0;
 }
 
-/* Softcap, mask, ALiBi and what is not seen. A softcap makes errors no larger but for 2^-20 of itself, what is added is rounded
- * to fp32 a few times. Returns how much larger the error of the score is. */
+/* Softcap, mask, ALiBi, hidden tokens. A softcap does not enlarge errors, except by 2^-20 of itself; a
+ * bias is rounded to fp32 a few times. Returns the additional error of the score. */
 static double change_score(const fixture *f, const query *at, int32_t t, double *score)
 {
     double error = 0;

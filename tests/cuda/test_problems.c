@@ -1,5 +1,6 @@
-/* test_problems.c - attention problems as engines have them, over compressed pages: several query tokens, ragged, causal,
- * windows, masks, softcap, ALiBi, sinks; alone, and random ones. What is checked, and within which bound: attention_bound.c. */
+/* test_problems.c - attention problems of engines over compressed pages: several query tokens, ragged,
+ * causal, windows, masks, softcap, ALiBi, sinks; one by one and at random. attention_bound.c has the
+ * reference and derives the bound. */
 #include "attention_fixture.h"
 
 #include <math.h>

@@ -8,8 +8,8 @@
  * partial results: the pair that its piece begins in the middle of, and the one that it ends in the middle
  * of.
  *
- * The query rows of a kv head, its query heads of every query token, are the columns of every MMA, so a code is unpacked
- * once for 8 or 16 of them. */
+ * The query rows of a kv head (its query heads for every query token) are the columns of every MMA, so
+ * a code is unpacked once for 8 or 16 of them. */
 #ifndef KVANT_CUDA_ATTENTION_CUH
 #define KVANT_CUDA_ATTENTION_CUH
 
@@ -47,7 +47,8 @@ template <class KC, class VC> __host__ __device__ constexpr bool one_table()
         return std::is_same<KC, VC>::value && HAS_TRELLIS<KC> && KC::BITS != 4;
 }
 
-constexpr int LARGE_BYTES = 227 * 1024, SMALL_BYTES = 99 * 1024; /* what a block has at most: 9.0 and 10.0; 8.6, 8.9, 12.0 */
+/* Shared memory per block: compute capability 9.0 and 10.0; 8.6, 8.9 and 12.0. */
+constexpr int LARGE_BYTES = 227 * 1024, SMALL_BYTES = 99 * 1024;
 
 /* Warps for slots of so many bytes in so much room. With look-ups of chunks or a trellis to do, one slot a warp will
  * do. How many warps are best was measured where there is much room. */
