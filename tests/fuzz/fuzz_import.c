@@ -1,9 +1,10 @@
-/* fuzz_import.c - any bytes as an exported block: refused, and the tensor as before, or imported, and everything that a tensor does works
- * with it. For libFuzzer (clang -fsanitize=fuzzer); with KVANT_FUZZ_SMOKE it is a program that mutates valid blocks itself, a fixed
- * number of times.
+/* fuzz_import.c - any bytes as an exported block: refused, and the tensor as before, or imported,
+ * and everything that a tensor does works with it. For libFuzzer (clang -fsanitize=fuzzer); with
+ * KVANT_FUZZ_SMOKE it is a program that mutates valid blocks itself, a fixed number of times.
  *
- * The input is one byte that picks a scheme, then the block without its checksum, which would stop nearly every mutation at the door: it
- * is made right, and so are the fields magic, bytes and scheme of the header. */
+ * The input is one byte that picks a scheme, then the block without its checksum, which would
+ * stop nearly every mutation at the door: it is made right, and so are the fields magic, bytes
+ * and scheme of the header. */
 #include <kvant/attention.h>
 
 #include <stdint.h>
@@ -183,7 +184,8 @@ static uint64_t next(uint64_t *state)
     return *state;
 }
 
-/* Numbers that mean something as fp16 or binary32, flipped bits, lost ends; mostly in one place, half of them in the header. */
+/* Numbers that mean something as fp16 or binary32, flipped bits, lost ends; mostly in one place,
+ * half of them in the header. */
 static size_t mutate(uint8_t *data, size_t n, uint64_t *state)
 {
     static const uint8_t odd[] = { 0x00, 0x7c, 0xfc, 0x7e, 0xff, 0x7f, 0x80, 0x01 };

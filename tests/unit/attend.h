@@ -1,4 +1,5 @@
-/* attend.h - attention on two tensors, and the same in double precision from what the tensors read as. */
+/* attend.h - attention on two tensors, and the same in double precision from what the tensors
+ * read as. */
 #ifndef KVANT_TESTS_ATTEND_H
 #define KVANT_TESTS_ATTEND_H
 
@@ -69,8 +70,9 @@ static inline void fill_bias(const kvant_attention_problem *p, uint32_t query, u
     }
 }
 
-/* Compares with the reference. An exact problem errs by binary32's rounding: a score of 32 products by (32 + 20) 2^-24 of |q| |k| scale,
- * twice as much again behind a centre and a scale of a version; error: in parts of the largest value and of 1 + |lse|. */
+/* Compares with the reference. An exact problem errs by binary32's rounding: a score of 32
+ * products by (32 + 20) 2^-24 of |q| |k| scale, twice as much again behind a centre and a scale
+ * of a version; error: in parts of the largest value and of 1 + |lse|. */
 static inline void check_attended(const fixture *k, const fixture *v, const kvant_attention_problem *p,
                                   const attended *got, double error)
 {

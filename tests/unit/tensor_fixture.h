@@ -1,4 +1,5 @@
-/* tensor_fixture.h - a small tensor of two kv heads of 32 channels beside a plain copy of what was written to it. */
+/* tensor_fixture.h - a small tensor of two kv heads of 32 channels beside a plain copy of what
+ * was written to it. */
 #ifndef KVANT_TESTS_TENSOR_FIXTURE_H
 #define KVANT_TESTS_TENSOR_FIXTURE_H
 
@@ -192,7 +193,8 @@ static inline exported export_block(const fixture *f, uint32_t block)
     return e;
 }
 
-/* Everything that a caller can see of two tensors is equal: states, versions' numbers, pages, rows, counts. */
+/* Everything that a caller can see of two tensors is equal: states, versions' numbers, pages,
+ * rows, counts. */
 static inline void assert_alike(const fixture *a, const fixture *b)
 {
     kvant_tensor_info x = tensor_info_of(a), y = tensor_info_of(b);

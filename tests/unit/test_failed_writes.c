@@ -1,5 +1,6 @@
-/* test_failed_writes.c - a write that fails stores nothing, marks nothing, teaches nothing, and the tensor goes on working: beside a
- * tensor that never saw the failed writes, everything stays equal. */
+/* test_failed_writes.c - a write that fails stores nothing, marks nothing, teaches nothing, and
+ * the tensor goes on working: beside a tensor that never saw the failed writes, everything stays
+ * equal. */
 #include "tensor_fixture.h"
 
 enum { BLOCKS = 6, SLOTS = 2 * BLOCKS * 64, MOST = 150 };
@@ -80,7 +81,8 @@ static void failed_writes_change_nothing(void **state)
         }
 }
 
-/* What a sealed page would take, an open one may not: rows are refused by fp16's range where they would wait there. */
+/* What a sealed page would take, an open one may not: rows are refused by fp16's range where
+ * they would wait there. */
 static void rows_must_fit_the_page_they_go_to(void **state)
 {
     (void)state;
@@ -108,7 +110,8 @@ static void rows_must_fit_the_page_they_go_to(void **state)
     drop(&waiting);
 }
 
-/* The largest number of fp16 stays finite through sealing, whose scales round up, and opening again. */
+/* The largest number of fp16 stays finite through sealing, whose scales round up, and opening
+ * again. */
 static void largest_numbers_stay_finite(void **state)
 {
     static const char *const specs[] = { "int-4:recent=64", "int-4:axis=channel", "int-2:recent=64", "int-7:recent=64" };

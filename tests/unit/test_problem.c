@@ -1,16 +1,18 @@
-/* test_problem.c - everything that an attention problem can ask for, alone and together, on blocks of several versions and states, against
- * double precision. */
+/* test_problem.c - everything that an attention problem can ask for, alone and together, on
+ * blocks of several versions and states, against double precision. */
 #include "attend.h"
 
 enum { BLOCKS = 12, TOKENS = 700 };
 
-/* Errors of binary32 are below this part of the largest value and of 1 + |lse|: |q| |k| scale is at most 13 x 200 x 0.1, times
- * (32 + 20) 2^-24 and a factor of 2 for centre and scale. */
+/* Errors of binary32 are below this part of the largest value and of 1 + |lse|: |q| |k| scale is
+ * at most 13 x 200 x 0.1, times (32 + 20) 2^-24 and a factor of 2 for centre and scale. */
 #define EXACT 2e-3
-/* With integers: a query is off by half a step of 1 / limit, limits are 500 and more; scores of the rows here by 0.01. */
+/* With integers: a query is off by half a step of 1 / limit, limits are 500 and more; scores of
+ * the rows here by 0.01. */
 #define ROUNDED 0.03
 
-/* Rows of four kinds one after the other: the codecs with first rows' centres make three versions of them. */
+/* Rows of four kinds one after the other: the codecs with first rows' centres make three
+ * versions of them. */
 static fixture use(const char *spec, kvant_role role)
 {
     uint64_t rng = 100 + role;
@@ -94,7 +96,8 @@ static void every_combination(void **state)
     }
 }
 
-/* Blocks in any order, the same one more than once, and hidden ones; tables that two sequences share. */
+/* Blocks in any order, the same one more than once, and hidden ones; tables that two sequences
+ * share. */
 static void block_tables(void **state)
 {
     static const int32_t tables[][BLOCKS] = {
@@ -128,7 +131,8 @@ static void block_tables(void **state)
     }
 }
 
-/* What a query token does not see may hold anything; what sees nothing gives zeros, or the sink's logit. */
+/* What a query token does not see may hold anything; what sees nothing gives zeros, or the
+ * sink's logit. */
 static void nothing_to_see(void **state)
 {
     static const int32_t hidden[2] = { -1, -1 };

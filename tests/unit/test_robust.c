@@ -1,11 +1,13 @@
-/* test_robust.c - what the first rows may not do to later ones: outliers, a monotonous first request, rows that are refused. */
+/* test_robust.c - what the first rows may not do to later ones: outliers, a monotonous first
+ * request, rows that are refused. */
 #include "tensor_fixture.h"
 
 static const char *const specs[] = { "turboquant-4:center=first,norm=first", "trellis-4:center=first,norm=first",
                                      "int-4:axis=channel,center=first,norm=first",
                                      "turboquant-4:center=first,norm=first,recent=64" };
 
-/* Keys as models have them: pairs of channels turned by the position, of unequal size, large means where the turning is slow. */
+/* Keys as models have them: pairs of channels turned by the position, of unequal size, large
+ * means where the turning is slow. */
 static void ordinary_row(uint32_t position, float *row, uint64_t *rng)
 {
     for (uint32_t j = 0; j < WIDTH; j += 2) {
@@ -92,14 +94,16 @@ static void monotonous_first_batch(void **state)
                 double error = later_error(specs[s], same, FIRST, FIRST, batch, &more);
                 assert_int_equal(versions, 2);
                 assert_int_equal(more, 3); /* the initial one, one of the first request, one of ordinary rows */
-                /* One at a time, rows are stored with the first request's version until 64 were seen. */
+                /* One at a time, rows are stored with the first request's version until 64 were
+                 * seen. */
                 if (!(error <= 1.3 * want))
                     fail_msg("%s, %s first, batches of %u: error %g, after ordinary rows %g", specs[s],
                              zeros ? "zeros" : "one token", batch, error, want);
             }
 }
 
-/* Rows that are refused leave everything as in a tensor that never saw them, before a version is made, while rows wait for it and after. */
+/* Rows that are refused leave everything as in a tensor that never saw them, before a version is
+ * made, while rows wait for it and after. */
 static void refused_rows_leave_no_trace(void **state)
 {
     static const struct {

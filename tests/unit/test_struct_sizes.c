@@ -1,10 +1,12 @@
-/* test_struct_sizes.c - size fields of structs that cross the library's border: a caller compiled against the first released header or
- * against a newer one is served, one that asks for what this version does not know is refused. */
+/* test_struct_sizes.c - size fields of structs that cross the library's border: a caller
+ * compiled against the first released header or against a newer one is served, one that asks for
+ * what this version does not know is refused. */
 #include "attend.h"
 
 #define TAIL 24 /* bytes of a newer header's members */
 
-/* An object of exactly these bytes, so that a sanitiser sees one read or written too many; the size field says how many. */
+/* An object of exactly these bytes, so that a sanitiser sees one read or written too many; the
+ * size field says how many. */
 static void *sized(const void *object, size_t known, size_t size, uint8_t tail)
 {
     uint8_t *bytes = malloc(size);
@@ -107,7 +109,8 @@ static void attention_problem(void **state)
     drop(&a.v);
 }
 
-/* Structs that the library fills: cut to the caller's size, whose further bytes keep what they hold. */
+/* Structs that the library fills: cut to the caller's size, whose further bytes keep what they
+ * hold. */
 static void filled_structs(void **state)
 {
     (void)state;

@@ -1,5 +1,5 @@
-/* test_tensor.c - a tensor's slots: any order of writes, sequences, clearing, copying, open blocks, given versions, bad input, sizes of
- * structs. */
+/* test_tensor.c - a tensor's slots: any order of writes, sequences, clearing, copying, open
+ * blocks, given versions, bad input, sizes of structs. */
 #include "tensor_fixture.h"
 
 static void write_slot(fixture *f, int64_t slot, const float *row)
@@ -113,7 +113,8 @@ static void clear_and_copy_blocks(void **state)
     }
 }
 
-/* The engine places blocks: which are sinks and whose window they count in follows from what it says. */
+/* The engine places blocks: which are sinks and whose window they count in follows from what it
+ * says. */
 static void assigned_blocks(void **state)
 {
     (void)state;
@@ -145,8 +146,8 @@ static void assigned_blocks(void **state)
     drop(&f);
 }
 
-/* Two blocks that both claim to be the first of a sequence: there is one page for sinks, the other goes through the pool. No row is
- * lost, also when all blocks come in one batch. */
+/* Two blocks that both claim to be the first of a sequence: there is one page for sinks, the
+ * other goes through the pool. No row is lost, also when all blocks come in one batch. */
 static void more_sinks_than_pages(void **state)
 {
     static const char *const specs[] = { "int-4:sink=64", "int-4:sink=64,recent=64", "int-8:axis=channel,sink=64" };
@@ -192,8 +193,9 @@ static double worst_error(const fixture *f, uint32_t n)
     return worst;
 }
 
-/* int-8 over a range of 2 (numbers in +-1): half a step is 1/255, fp16 scale and zero add 2^-11 of the range; a row may
- * have been quantised twice (opened again), a third time in the pool of one. */
+/* int-8 over a range of 2 (numbers in +-1): half a step is 1/255, fp16 scale and zero add 2^-11
+ * of the range; a row may have been quantised twice (opened again), a third time in the pool of
+ * one. */
 #define INT8_ERROR (1 / 255.0 + 2 * 4.9e-4)
 
 static void block_codecs_go_through_open_pages(void **state)
