@@ -46,8 +46,8 @@ static bool open_page(const kvant_attention_plan *plan, kvant_attention_unit *un
 }
 
 /* Kernels take a page's lines in an order that hardware does not foresee, and the next page of a kv head lies behind those of the
- * others. */
-static void fetch_next(const kvant_attention_plan *plan, const kvant_tensor *tensor, const kvant_attention_unit *unit,
+ * others. Inline, because GCC takes a function that only prefetches for one without effect and drops its calls. */
+KVANT_INLINE void fetch_next(const kvant_attention_plan *plan, const kvant_tensor *tensor, const kvant_attention_unit *unit,
                        uint32_t page)
 {
     if (page + 1 >= unit->end_page || kvant_attention_block(plan, page + 1) < 0)
