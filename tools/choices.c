@@ -62,10 +62,15 @@ void settings_file_free(settings_file *file)
     kvant_calibration_free(&file->calibration);
 }
 
+static bool spec_needs_calibration(const char *spec, kvant_role role)
+{
+    int needed = 0;
+    return spec != NULL && kvant_codec_needs_calibration(spec, role, &needed, NULL, 0) == KVANT_OK && needed;
+}
+
 bool needs_calibration(const char *k, const char *v)
 {
-    return kvant_codec_check(k, KVANT_ROLE_K, NULL, NULL, 0) == KVANT_ERR_UNSUPPORTED ||
-           (v != NULL && kvant_codec_check(v, KVANT_ROLE_V, NULL, NULL, 0) == KVANT_ERR_UNSUPPORTED);
+    return spec_needs_calibration(k, KVANT_ROLE_K) || spec_needs_calibration(v, KVANT_ROLE_V);
 }
 
 char *layer_specs(const kvant_settings_layer *layer)

@@ -95,9 +95,11 @@ static kvant_status read_settings(kvant_scheme *scheme, const char *path)
 static kvant_status check_spec(kvant_scheme *scheme, const char *spec, kvant_role role)
 {
     char err[512] = "";
-    kvant_status status = kvant_codec_check(spec, role, scheme->calibration, err, sizeof err);
-    if (status == KVANT_OK && kvant_codec_check(spec, role, NULL, NULL, 0) == KVANT_ERR_UNSUPPORTED)
-        scheme->needs_calibration = true;
+    int needed = 0;
+    kvant_status status = kvant_codec_needs_calibration(spec, role, &needed, err, sizeof err);
+    if (status == KVANT_OK)
+        status = kvant_codec_check(spec, role, scheme->calibration, err, sizeof err);
+    scheme->needs_calibration |= needed != 0;
     return status == KVANT_OK ? status
                               : kvant_fail(NULL, status, "%s: %s", spec, err[0] ? err : kvant_strerror(status));
 }
