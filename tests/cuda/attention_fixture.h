@@ -66,7 +66,7 @@ int32_t position_of(const fixture *f, uint32_t b, uint32_t token);
 uint32_t query_tokens_of(const fixture *f, uint32_t b);
 float slope_of(const fixture *f, uint32_t head);
 
-/* One query row's output and log-sum-exp within the bound of attention_bound.c. */
+/* One query row's output and log-sum-exp (NULL: not asked for) within the bound of attention_bound.c. */
 void check_head(fixture *f, const void *out, const float *lse, uint32_t b, uint32_t token, uint32_t head);
 
 /* Runs once, checks every query row, then replays a graph three times into poisoned outputs and wants the same
