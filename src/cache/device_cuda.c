@@ -11,7 +11,7 @@
 
 #define MOST_QUERIES 32767u /* per call of the kernels */
 #define MOST_HEADS_PER_KV_HEAD 64u
-#define WORKS_ANYWAY "k = v = \"turboquant-4\" or \"int-4\" works, or the preset balanced with a calibration"
+#define WORKS_ANYWAY "k = v = \"turboquant-4\" or \"int-4\" works; codecs of a calibration work with sink=0"
 
 /* Keys or values of a layer. Arrays are on the device, of all kv heads, or NULL. */
 typedef struct cuda_part {

@@ -183,7 +183,7 @@ static double score_errors(const fixture *f, const query *at, uint32_t kv, const
         if (kvant_cuda_has_chunks(p) && !page.at.open)
             of_scales = CHUNK_RELATIVE * qy + CHUNK_ABSOLUTE * s.scale * q1;
         /* last term: fp32 sums of codes of up to 255 with their bias, and exponents of base 2 at most 2^7 */
-        delta = fmax(delta, scale * (unit * 0x1p-12 * y1 + k_error * s.scale * q1 + of_scales +
+        delta = fmax(delta, scale * ((unit * 0x1p-12 + f->query_error) * y1 + k_error * s.scale * q1 + of_scales +
                                      (d / 16) * 0x1p-22 * q1 * (s.scale * 255 + s.zero + fabs(y1 / d))) +
                                 plain * 0x1p-20 + more);
     }

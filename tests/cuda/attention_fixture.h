@@ -44,7 +44,8 @@ typedef struct fixture {
     void *gpu_q, *gpu_out, *gpu_table, *gpu_lengths, *gpu_center, *gpu_k_factors, *gpu_v_factors, *workspace;
     float *gpu_lse;
     size_t q_bytes, out_bytes, workspace_bytes;
-    double worst; /* error / bound */
+    double query_error; /* that the numbers of queries have already */
+    double worst;       /* error / bound */
 } fixture;
 
 typedef struct located {
