@@ -1,4 +1,5 @@
-/* cache.h - inside of kvant_cache: cache.c (life, rows, attention), sequence.c (blocks of sequences), device_*.c (memory). */
+/* cache.h - inside of kvant_cache: cache.c (life, rows, attention), sequence.c (blocks of sequences),
+ * device_*.c (memory). */
 #ifndef KVANT_CACHE_CACHE_H
 #define KVANT_CACHE_CACHE_H
 

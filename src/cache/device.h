@@ -1,5 +1,7 @@
-/* device.h - what a cache asks of the device that holds its pages. cache.c and sequence.c know blocks and lengths, a device knows
- * memory: device_cpu.c keeps tensors, device_cuda.c pages on a GPU. Rows, queries and outputs lie on the device.
+/* device.h - what a cache asks of the device that holds its pages.
+ *
+ * cache.c and sequence.c know blocks and lengths. A device knows memory: device_cpu.c keeps tensors,
+ * device_cuda.c and cuda_layers.c keep pages on a GPU. Rows, queries and outputs lie on the device.
  *
  * Layer, block and slot numbers are right when a device gets them. */
 #ifndef KVANT_CACHE_DEVICE_H
@@ -22,7 +24,8 @@ struct kvant_device {
     /* An empty block becomes the index-th of a sequence. */
     kvant_status (*assign)(kvant_cache *cache, uint32_t block, uint32_t sequence, uint32_t index);
 
-    /* Writes n rows to cache->slots. A refused row: an error; the slots of the call then hold anything, but count as not written. */
+    /* Writes n rows to cache->slots. A refused row: an error; the slots of the call then hold
+     * anything, but count as not written. */
     kvant_status (*append)(kvant_cache *cache, uint32_t layer, const float *k, const float *v, uint32_t n);
 
     /* block_table is on the host, other arrays of the problem are on the device. */

@@ -1,5 +1,6 @@
-/* memory.h - memory of the GPU for the cache of src/cache: calls of libkvant_cuda.so, since libkvant links no CUDA. Work is ordered on the
- * legacy default stream of the current GPU. The functions leave no message. */
+/* memory.h - memory of the GPU for the cache of src/cache: calls of libkvant_cuda.so, since
+ * libkvant links no CUDA. Work is ordered on the legacy default stream of the current GPU. The
+ * functions leave no message. */
 #ifndef KVANT_DEVICE_MEMORY_H
 #define KVANT_DEVICE_MEMORY_H
 

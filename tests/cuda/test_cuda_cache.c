@@ -1,5 +1,6 @@
-/* test_cuda_cache.c - the same calls to a cache on the CPU and to one on the GPU: appends, forks, truncations, dropped blocks, exports at
- * random. Every block of every sequence has the same exported bytes on both. Attention on the GPU stays within the bound that
+/* test_cuda_cache.c - the same calls to a cache on the CPU and to one on the GPU: appends,
+ * forks, truncations, dropped blocks, exports at random. Every block of every sequence has the
+ * same exported bytes on both. Attention on the GPU stays within the bound that
  * attention_bound.c derives for softmax in binary64 over the rows of these bytes. */
 #include "attention_fixture.h"
 
@@ -96,7 +97,8 @@ static uint32_t length_of(const twins *t, int32_t s)
     return kvant_sequence_length(t->gpu, s, 0);
 }
 
-/* Rows to append: with a calibration like its own rows, so that scores and outputs are of the size that it expects. */
+/* Rows to append: with a calibration like its own rows, so that scores and outputs are of the
+ * size that it expects. */
 static float *rows_for(const twins *t, size_t n, float size)
 {
     float *rows = random_rows(n, t->spec->calibrated ? 1 : size);
@@ -275,7 +277,9 @@ static void make_mask(fixture *f, uint32_t n, int32_t length)
     f->mask_stride = (uint32_t)length + 5;
     f->mask = malloc((size_t)n * f->mask_stride * sizeof *f->mask);
     for (size_t i = 0; i < (size_t)n * f->mask_stride; i++)
-        f->mask[i] = random_bits() % 8 == 0 ? 0xfc00 : (uint16_t)(random_bits() % 2 ? 0x3800 : 0xb000); /* 0.5, -0.125 */
+        f->mask[i] = random_bits() % 8 == 0   ? 0xfc00  /* -inf */
+                     : random_bits() % 2 == 0 ? 0x3800  /* 0.5 */
+                                              : 0xb000; /* -0.125 */
 }
 
 static void check_attention(twins *t, int32_t s, uint32_t layer, const attention_problem *p)
