@@ -18,8 +18,8 @@
  *
  *   pointers   k, v, q, out, lse, mask and sinks are device memory. Exported blocks are host memory.
  *   order      Work runs on the legacy default stream of the calling thread's current GPU, which must be the
- *              same one in every call. attend only enqueues work, except that a larger call may allocate.
- *              append waits for the GPU, because it reports refused rows.
+ *              same one in every call. append returns when its rows are written, because it reports refused
+ *              ones. attend waits for the work before it, and returns before its own outputs are there.
  *   memory     All of max_tokens is allocated at creation.
  *   codecs     One per layer and role for all kv heads, with a kernel (cuda.h lists them), v_head_dim equal to
  *              head_dim. Codecs that need fp16 blocks are for the CPU only: center=first, norm=first, recent,
