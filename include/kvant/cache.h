@@ -14,6 +14,20 @@
  * A block holds 64 token positions of every layer. Sequences that were forked share blocks until one of them writes to a shared block;
  * then that block is copied.
  *
+ * On a GPU (device "cuda" or "cuda:0") the calls are the same, with these differences:
+ *
+ *   pointers   k, v, q, out, lse, mask and sinks are device memory. Exported blocks are host memory.
+ *   order      Work runs on the legacy default stream of the calling thread's current GPU, which must be the
+ *              same one in every call. append returns when its rows are written, because it reports refused
+ *              ones. attend waits for the work before it, and returns before its own outputs are there.
+ *   memory     All of max_tokens is allocated at creation.
+ *   codecs     One per layer and role for all kv heads, with a kernel (cuda.h lists them), v_head_dim equal to
+ *              head_dim. Codecs that need fp16 blocks are for the CPU only: center=first, norm=first, recent,
+ *              sink, groups of tokens. So presets are for the CPU; k = v = "turboquant-4" or "int-4" works.
+ *              kvant_cache_create refuses others with KVANT_ERR_UNSUPPORTED and the codec's name.
+ *   attention  At most 32767 query tokens per call; no exact. Keys with a centre: no lse, sinks or softcap.
+ *              The call then returns KVANT_ERR_UNSUPPORTED.
+ *
  * Threads: one call per cache at a time, whichever it is; different caches at once. Stack: 64 KiB are enough. fork: a child may use
  * its copy.
  */
@@ -35,10 +49,10 @@ typedef struct kvant_cache_params {
     uint32_t n_layers, n_heads, n_kv_heads;
     uint32_t head_dim;   /* of keys and queries */
     uint32_t v_head_dim; /* of values; default head_dim */
-    uint32_t max_tokens; /* of all sequences together; memory is taken when it is used */
+    uint32_t max_tokens; /* of all sequences together; on the CPU memory is taken when it is used */
     uint32_t max_sequences; /* default 1 */
     uint32_t n_threads;     /* default: all processors */
-    const char *device;     /* default "cpu" */
+    const char *device;     /* "cpu" (default), "cuda" (the current GPU), "cuda:0" (the same if it is GPU 0) */
     /* What the cache is stored with: a scheme, which must outlive the cache, or what one is made of (scheme.h). Default: the preset
      * balanced. */
     kvant_scheme *scheme;
@@ -59,7 +73,7 @@ KVANT_API void kvant_cache_free(kvant_cache **cache);
 
 /* Appends n tokens to a layer of a sequence: k is n x n_kv_heads x head_dim, v n x n_kv_heads x v_head_dim floats. Layers are appended
  * to one by one, each as often as the others in the end. On an error the layer's length is as before and the cache goes on working:
- * KVANT_ERR_FULL (no block left), KVANT_ERR_NONFINITE, KVANT_ERR_RANGE, KVANT_ERR_ARGUMENT. */
+ * KVANT_ERR_FULL (no block left), KVANT_ERR_NONFINITE, KVANT_ERR_RANGE, KVANT_ERR_ARGUMENT, KVANT_ERR_CUDA. */
 KVANT_API kvant_status kvant_cache_append(kvant_cache *cache, uint32_t layer, int32_t sequence, const float *k,
                                           const float *v, uint32_t n);
 

@@ -1,8 +1,7 @@
 /* cache.c - the cache of a model: life, appending rows, attention. */
-#include "cache.h"
+#include "device.h"
 
 #include <math.h>
-#include <stdlib.h>
 #include <string.h>
 #include <unistd.h>
 
@@ -32,14 +31,23 @@ static kvant_status resolve(kvant_cache_params *p)
         return invalid("n_heads is not a multiple of n_kv_heads");
     if (p->max_tokens > INT32_MAX - KVANT_PAGE_TOKENS)
         return invalid("max_tokens is too large");
-    if (p->device && strcmp(p->device, "cpu") != 0)
-        return kvant_fail(NULL, KVANT_ERR_UNSUPPORTED,
-                          "cache: there is no device '%s' here; a cache can be on cpu (kvant/cuda.h has the calls for GPUs)",
-                          p->device);
     p->v_head_dim = p->v_head_dim ? p->v_head_dim : p->head_dim;
     p->max_sequences = p->max_sequences ? p->max_sequences : 1;
     p->n_threads = p->n_threads ? p->n_threads : processors();
     p->scale = p->scale > 0 ? p->scale : 1 / sqrtf((float)p->head_dim);
+    return KVANT_OK;
+}
+
+static kvant_status choose_device(kvant_cache *cache)
+{
+    const char *name = cache->params.device ? cache->params.device : "cpu";
+    if (strcmp(name, "cpu") == 0)
+        cache->device = &kvant_device_cpu;
+    else if (strcmp(name, "cuda") == 0 || strcmp(name, "cuda:0") == 0)
+        cache->device = &kvant_device_cuda;
+    else
+        return kvant_fail(NULL, KVANT_ERR_UNSUPPORTED,
+                          "cache: there is no device '%s'; a cache can be on cpu, cuda or cuda:0", name);
     return KVANT_OK;
 }
 
@@ -60,15 +68,8 @@ static kvant_status open_scheme(kvant_cache *cache)
     return KVANT_OK;
 }
 
-/* Memory that the system zeroes when it is touched. */
-static void *lazy_memory(size_t bytes, void **allocated)
-{
-    *allocated = bytes <= SIZE_MAX - KVANT_PAGE_ALIGN ? calloc(1, bytes + KVANT_PAGE_ALIGN) : NULL;
-    uintptr_t at = (uintptr_t)*allocated;
-    return *allocated ? (void *)((at + KVANT_PAGE_ALIGN - 1) / KVANT_PAGE_ALIGN * KVANT_PAGE_ALIGN) : NULL;
-}
-
-static kvant_status create_tensor(kvant_cache *cache, uint32_t layer, kvant_role role)
+kvant_status kvant_cache_codecs(const kvant_cache *cache, uint32_t layer, kvant_role role,
+                                const kvant_codec *const **codecs)
 {
     const kvant_cache_params *p = &cache->params;
     kvant_scheme_place place = { .size = sizeof place,
@@ -77,30 +78,17 @@ static kvant_status create_tensor(kvant_cache *cache, uint32_t layer, kvant_role
                                  .n_layers = p->n_layers,
                                  .n_kv_heads = p->n_kv_heads,
                                  .head_dim = role == KVANT_ROLE_K ? p->head_dim : p->v_head_dim };
-    kvant_tensor_params params = { .size = sizeof params,
-                                   .n_kv_heads = p->n_kv_heads,
-                                   .n_sequences = p->max_sequences,
-                                   .n_blocks = cache->n_blocks };
-    size_t bytes;
-    KVANT_FORWARD(kvant_scheme_codecs(cache->scheme, &place, &params.codecs));
-    KVANT_FORWARD(kvant_tensor_size(&params, &bytes));
-    void *memory = lazy_memory(bytes, &cache->layers[layer].memory[role]);
-    if (!memory)
-        return kvant_fail(NULL, KVANT_ERR_MEMORY, "cache: no %zu bytes for layer %u", bytes, (unsigned)layer);
-    return kvant_tensor_create(&params, memory, &cache->layers[layer].tensors[role]);
+    return kvant_scheme_codecs(cache->scheme, &place, codecs);
 }
 
 static kvant_status fill(kvant_cache *cache)
 {
+    KVANT_FORWARD(choose_device(cache));
     KVANT_FORWARD(open_scheme(cache));
-    cache->layers = kvant_alloc(cache->params.n_layers, sizeof *cache->layers);
     cache->slots = kvant_alloc(KVANT_CACHE_BATCH, sizeof *cache->slots);
-    if (!cache->layers || !cache->slots || kvant_sequences_create(cache) != KVANT_OK)
+    if (!cache->slots || kvant_sequences_create(cache) != KVANT_OK)
         return kvant_fail(NULL, KVANT_ERR_MEMORY, "cache: no memory for its tables");
-    for (uint32_t layer = 0; layer < cache->params.n_layers; layer++)
-        for (int role = 0; role < 2; role++)
-            KVANT_FORWARD(create_tensor(cache, layer, (kvant_role)role));
-    return KVANT_OK;
+    return cache->device->create(cache);
 }
 
 kvant_status kvant_cache_create(const kvant_cache_params *params, kvant_cache **out)
@@ -129,15 +117,10 @@ void kvant_cache_free(kvant_cache **cache)
 {
     if (!cache || !*cache)
         return;
-    for (uint32_t layer = 0; (*cache)->layers && layer < (*cache)->params.n_layers; layer++)
-        for (int role = 0; role < 2; role++) {
-            kvant_tensor_free(&(*cache)->layers[layer].tensors[role]);
-            free((*cache)->layers[layer].memory[role]);
-        }
+    if ((*cache)->device)
+        (*cache)->device->destroy(*cache);
     kvant_sequences_destroy(*cache);
-    kvant_free((*cache)->layers);
     kvant_free((*cache)->slots);
-    kvant_free((*cache)->workspace);
     kvant_scheme_free(&(*cache)->own_scheme);
     kvant_free(*cache);
     *cache = NULL;
@@ -145,18 +128,13 @@ void kvant_cache_free(kvant_cache **cache)
 
 /* Rows */
 
-static kvant_status write_rows(kvant_cache *cache, uint32_t layer, const kvant_sequence *s, const float *k,
-                               const float *v, uint32_t n)
+/* The slots of a sequence's n tokens from first on. */
+static void find_slots(kvant_cache *cache, const kvant_sequence *s, uint32_t first, uint32_t n)
 {
-    const kvant_cache_params *p = &cache->params;
-    size_t k_width = (size_t)p->n_kv_heads * p->head_dim, v_width = (size_t)p->n_kv_heads * p->v_head_dim;
     for (uint32_t i = 0; i < n; i++) {
-        uint32_t token = s->lengths[layer] + i;
+        uint32_t token = first + i;
         cache->slots[i] = (int64_t)s->table[token / KVANT_PAGE_TOKENS] * KVANT_PAGE_TOKENS + token % KVANT_PAGE_TOKENS;
     }
-    KVANT_FORWARD(kvant_tensor_write(cache->layers[layer].tensors[KVANT_ROLE_K], cache->slots, n, k, k_width,
-                                     p->n_threads));
-    return kvant_tensor_write(cache->layers[layer].tensors[KVANT_ROLE_V], cache->slots, n, v, v_width, p->n_threads);
 }
 
 static kvant_status say_refused(kvant_status status, uint32_t layer)
@@ -181,7 +159,9 @@ kvant_status kvant_cache_append(kvant_cache *cache, uint32_t layer, int32_t sequ
     KVANT_FORWARD(kvant_sequence_reserve(cache, sequence, before, n));
     for (uint32_t done = 0; done < n;) {
         uint32_t count = n - done < KVANT_CACHE_BATCH ? n - done : KVANT_CACHE_BATCH;
-        kvant_status status = write_rows(cache, layer, s, k + done * k_width, v + done * v_width, count);
+        find_slots(cache, s, before + done, count);
+        kvant_status status =
+            cache->device->append(cache, layer, k + done * k_width, v + done * v_width, count);
         if (status != KVANT_OK) {
             s->lengths[layer] = before;
             return say_refused(status, layer);
@@ -194,23 +174,11 @@ kvant_status kvant_cache_append(kvant_cache *cache, uint32_t layer, int32_t sequ
 
 /* Attention */
 
-static kvant_status grow_workspace(kvant_cache *cache, size_t bytes)
-{
-    if (bytes <= cache->workspace_bytes)
-        return KVANT_OK;
-    kvant_free(cache->workspace);
-    cache->workspace = kvant_alloc(bytes, 1);
-    cache->workspace_bytes = cache->workspace ? bytes : 0;
-    return cache->workspace ? KVANT_OK
-                            : kvant_fail(NULL, KVANT_ERR_MEMORY, "cache: no %zu bytes of workspace for attention", bytes);
-}
-
 kvant_status kvant_cache_attention(kvant_cache *cache, uint32_t layer, int32_t sequence,
                                    const kvant_attention_problem *problem)
 {
     const kvant_sequence *s = kvant_sequence_of(cache, sequence);
     kvant_attention_problem p;
-    size_t bytes;
     KVANT_RETURN_IF(!s, KVANT_ERR_ARGUMENT);
     if (layer >= cache->params.n_layers || !KVANT_TAKE(kvant_attention_problem, &p, problem, exact))
         return invalid("no such layer, or the problem is missing or its size field is not set");
@@ -221,11 +189,7 @@ kvant_status kvant_cache_attention(kvant_cache *cache, uint32_t layer, int32_t s
     p.n_heads = p.n_heads ? p.n_heads : cache->params.n_heads;
     p.scale = p.scale > 0 ? p.scale : cache->params.scale;
     p.logit_softcap = p.logit_softcap > 0 ? p.logit_softcap : cache->params.logit_softcap;
-    kvant_tensor *const *tensors = cache->layers[layer].tensors;
-    KVANT_FORWARD(kvant_attention_workspace(tensors[KVANT_ROLE_K], tensors[KVANT_ROLE_V], &p, &bytes));
-    KVANT_FORWARD(grow_workspace(cache, bytes));
-    return kvant_attention(tensors[KVANT_ROLE_K], tensors[KVANT_ROLE_V], &p, cache->workspace,
-                           cache->workspace_bytes);
+    return cache->device->attend(cache, layer, &p);
 }
 
 kvant_status kvant_cache_attend(kvant_cache *cache, uint32_t layer, int32_t sequence, const float *q, float *out,
@@ -253,20 +217,11 @@ size_t kvant_cache_bytes(const kvant_cache *cache)
     return kvant_cache_get_info(cache, &info) == KVANT_OK ? info.bytes : 0;
 }
 
-static void add_tensor(const kvant_cache *cache, const kvant_tensor *tensor, kvant_cache_info *info, double *numbers)
+/* Numbers of a block: keys or values of a layer. */
+static size_t numbers_of(const kvant_cache *cache, kvant_role role)
 {
-    kvant_tensor_info t = { .size = sizeof t };
-    kvant_tensor_get_info(tensor, &t);
-    size_t per_block = (size_t)KVANT_PAGE_TOKENS * t.n_kv_heads * t.head_dim;
-    for (uint32_t block = 0; block < cache->n_blocks; block++) {
-        kvant_block_info b = { .size = sizeof b };
-        kvant_tensor_get_block(tensor, block, 0, &b);
-        if (b.state != KVANT_BLOCK_EMPTY)
-            info->bytes += b.state == KVANT_BLOCK_SEALED ? t.sealed_bytes : t.open_bytes;
-    }
-    info->f16_bytes += t.written_blocks * per_block * 2;
-    info->true_bits += 8.0 * (double)t.sealed_bytes;
-    *numbers += (double)per_block;
+    const kvant_cache_params *p = &cache->params;
+    return (size_t)KVANT_PAGE_TOKENS * p->n_kv_heads * (role == KVANT_ROLE_K ? p->head_dim : p->v_head_dim);
 }
 
 kvant_status kvant_cache_get_info(const kvant_cache *cache, kvant_cache_info *info)
@@ -280,8 +235,15 @@ kvant_status kvant_cache_get_info(const kvant_cache *cache, kvant_cache_info *in
                               .k = scheme.k,
                               .v = scheme.v };
     double numbers = 0;
-    for (uint32_t i = 0; i < 2 * cache->params.n_layers; i++)
-        add_tensor(cache, cache->layers[i / 2].tensors[i % 2], &full, &numbers);
+    for (uint32_t i = 0; i < 2 * cache->params.n_layers; i++) {
+        kvant_device_info part;
+        cache->device->get_info(cache, i / 2, (kvant_role)(i % 2), &part);
+        size_t per_block = numbers_of(cache, (kvant_role)(i % 2));
+        full.bytes += part.bytes;
+        full.f16_bytes += part.written_blocks * per_block * sizeof(uint16_t);
+        full.true_bits += 8.0 * (double)part.sealed_bytes;
+        numbers += (double)per_block;
+    }
     full.true_bits /= numbers;
     return KVANT_GIVE(kvant_cache_info, info, &full, v) ? KVANT_OK : KVANT_ERR_ARGUMENT;
 }

@@ -1,4 +1,5 @@
-/* cache.h - inside of kvant_cache: cache.c (life, rows, attention) and sequence.c (blocks of sequences). */
+/* cache.h - inside of kvant_cache: cache.c (life, rows, attention), sequence.c (blocks of sequences),
+ * device_*.c (memory). */
 #ifndef KVANT_CACHE_CACHE_H
 #define KVANT_CACHE_CACHE_H
 
@@ -13,23 +14,18 @@ typedef struct kvant_sequence {
     uint32_t *lengths;  /* per layer */
 } kvant_sequence;
 
-/* Keys and values of a layer. */
-typedef struct kvant_layer {
-    kvant_tensor *tensors[2]; /* by kvant_role */
-    void *memory[2];          /* as it was allocated */
-} kvant_layer;
+typedef struct kvant_device kvant_device; /* device.h */
 
 struct kvant_cache {
     kvant_cache_params params; /* defaults resolved; strings are not kept */
     kvant_scheme *scheme, *own_scheme;
-    kvant_layer *layers;
+    const kvant_device *device;
+    void *memory; /* the device's */
     uint32_t n_blocks;
     uint32_t *references;  /* per block: sequences that hold it; 0: free */
     uint32_t n_free;
     int64_t *slots;        /* of a batch of rows */
     kvant_sequence *sequences;
-    void *workspace;
-    size_t workspace_bytes;
 };
 
 #define KVANT_CACHE_BATCH 512u /* rows that are written together */

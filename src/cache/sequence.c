@@ -4,7 +4,7 @@
 #include "../base/alloc.h"
 #include "../base/attributes.h"
 #include "../base/error.h"
-#include "cache.h"
+#include "device.h"
 
 kvant_status kvant_sequences_create(kvant_cache *cache)
 {
@@ -46,9 +46,7 @@ static void release(kvant_cache *cache, int32_t block)
     if (block == KVANT_NO_BLOCK || --cache->references[block])
         return;
     cache->n_free++;
-    for (uint32_t layer = 0; layer < cache->params.n_layers; layer++)
-        for (int role = 0; role < 2; role++)
-            kvant_tensor_clear_blocks(cache->layers[layer].tensors[role], (uint32_t)block, 1);
+    cache->device->clear(cache, (uint32_t)block);
 }
 
 static kvant_status take(kvant_cache *cache, int32_t sequence, uint32_t index, int32_t *taken)
@@ -58,9 +56,7 @@ static kvant_status take(kvant_cache *cache, int32_t sequence, uint32_t index, i
         return kvant_fail(NULL, KVANT_ERR_FULL, "all %u blocks of 64 tokens are in use", (unsigned)cache->n_blocks);
     while (cache->references[block])
         block++;
-    for (uint32_t layer = 0; layer < cache->params.n_layers; layer++)
-        for (int role = 0; role < 2; role++)
-            KVANT_FORWARD(kvant_tensor_assign(cache->layers[layer].tensors[role], block, (uint32_t)sequence, index));
+    KVANT_FORWARD(cache->device->assign(cache, block, (uint32_t)sequence, index));
     cache->references[block] = 1;
     cache->n_free--;
     *taken = (int32_t)block;
@@ -72,15 +68,11 @@ static kvant_status unshare(kvant_cache *cache, int32_t sequence, uint32_t index
 {
     int32_t *entry = &cache->sequences[sequence].table[index], block = KVANT_NO_BLOCK;
     KVANT_FORWARD(take(cache, sequence, index, &block));
-    for (uint32_t layer = 0; layer < cache->params.n_layers; layer++)
-        for (int role = 0; role < 2; role++) {
-            kvant_tensor *tensor = cache->layers[layer].tensors[role];
-            kvant_status status = kvant_tensor_copy(tensor, (uint32_t)*entry, tensor, (uint32_t)block, 1);
-            if (status != KVANT_OK) {
-                release(cache, block);
-                return status;
-            }
-        }
+    kvant_status status = cache->device->copy(cache, (uint32_t)*entry, (uint32_t)block);
+    if (status != KVANT_OK) {
+        release(cache, block);
+        return status;
+    }
     release(cache, *entry);
     *entry = block;
     return KVANT_OK;
@@ -190,9 +182,8 @@ kvant_status kvant_sequence_drop(kvant_cache *cache, int32_t sequence, uint32_t 
 size_t kvant_cache_export_size(const kvant_cache *cache)
 {
     size_t bytes = sizeof(uint64_t);
-    for (uint32_t layer = 0; cache && layer < cache->params.n_layers; layer++)
-        for (int role = 0; role < 2; role++)
-            bytes += sizeof(uint64_t) + kvant_tensor_export_size(cache->layers[layer].tensors[role]);
+    for (uint32_t i = 0; cache && i < 2 * cache->params.n_layers; i++)
+        bytes += sizeof(uint64_t) + cache->device->export_size(cache, i / 2, (kvant_role)(i % 2));
     return cache ? bytes : 0;
 }
 
@@ -223,10 +214,9 @@ kvant_status kvant_sequence_export(const kvant_cache *cache, int32_t sequence, u
     memcpy(at, &count, sizeof count);
     at += sizeof count;
     for (uint32_t i = 0; i < 2 * cache->params.n_layers; i++) {
-        const kvant_tensor *tensor = cache->layers[i / 2].tensors[i % 2];
-        size_t size;
-        KVANT_FORWARD(kvant_tensor_export(tensor, (uint32_t)s->table[index], at + sizeof(uint64_t),
-                                          kvant_tensor_export_size(tensor), &size));
+        size_t left = bytes - (size_t)(at - (uint8_t *)data) - sizeof(uint64_t), size;
+        KVANT_FORWARD(cache->device->export(cache, i / 2, (kvant_role)(i % 2), (uint32_t)s->table[index],
+                                            at + sizeof(uint64_t), left, &size));
         memcpy(at, &(uint64_t){ size }, sizeof(uint64_t));
         at += sizeof(uint64_t) + size;
     }
@@ -250,7 +240,7 @@ static kvant_status import_layers(kvant_cache *cache, uint32_t block, const uint
         left -= sizeof size;
         if (size > left)
             return damaged();
-        KVANT_FORWARD(kvant_tensor_import(cache->layers[i / 2].tensors[i % 2], block, at, (size_t)size));
+        KVANT_FORWARD(cache->device->import(cache, i / 2, (kvant_role)(i % 2), block, at, (size_t)size));
         at += size;
         left -= (size_t)size;
     }
@@ -261,12 +251,9 @@ static kvant_status import_layers(kvant_cache *cache, uint32_t block, const uint
 static bool has_tokens(const kvant_cache *cache, uint32_t block, uint64_t n)
 {
     uint64_t mask = n < KVANT_PAGE_TOKENS ? ((uint64_t)1 << n) - 1 : UINT64_MAX;
-    for (uint32_t i = 0; i < 2 * cache->params.n_layers; i++) {
-        kvant_block_info info = { .size = sizeof info };
-        if (kvant_tensor_get_block(cache->layers[i / 2].tensors[i % 2], block, 0, &info) != KVANT_OK ||
-            (info.written & mask) != mask)
+    for (uint32_t i = 0; i < 2 * cache->params.n_layers; i++)
+        if ((cache->device->written(cache, i / 2, (kvant_role)(i % 2), block) & mask) != mask)
             return false;
-    }
     return true;
 }
 

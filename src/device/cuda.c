@@ -1,4 +1,4 @@
-/* cuda.c - the public functions of kvant/cuda.h: finds libkvant_cuda.so when it is first needed and calls
+/* cuda.c - the public functions of kvant/cuda.h, and those of memory.h: finds libkvant_cuda.so when it is first needed and calls
  * its table.
  *
  * Owns finding and checking the library; knows no kernel. A library that is missing, or of another version,
@@ -13,6 +13,7 @@
 #include "../base/error.h"
 #include "../codec/codec_internal.h"
 #include "cuda_table.h"
+#include "memory.h"
 
 #define LIBRARY_FILE "libkvant_cuda.so"
 #define LIBRARY_ENV "KVANT_CUDA_LIBRARY"
@@ -211,4 +212,37 @@ kvant_status kvant_cuda_copy_blocks(const kvant_cuda_pages *pages, size_t page_b
 {
     const kvant_cuda_table *table = open_door(NULL);
     return table ? table->copy_blocks(pages, page_bytes, n_kv_heads, from, to, n, stream) : KVANT_ERR_UNSUPPORTED;
+}
+
+/* Memory */
+
+kvant_status kvant_cuda_device_current(int *device)
+{
+    const kvant_cuda_table *table = open_door(NULL);
+    return table ? table->device_current(device) : KVANT_ERR_UNSUPPORTED;
+}
+
+kvant_status kvant_cuda_memory_new(void **memory, size_t bytes)
+{
+    const kvant_cuda_table *table = open_door(NULL);
+    *memory = NULL;
+    return table ? table->memory_new(memory, bytes) : KVANT_ERR_UNSUPPORTED;
+}
+
+void kvant_cuda_memory_free(void *memory)
+{
+    if (memory)
+        open_door(NULL)->memory_free(memory);
+}
+
+kvant_status kvant_cuda_memory_copy(void *to, const void *from, size_t bytes)
+{
+    const kvant_cuda_table *table = open_door(NULL);
+    return table ? table->memory_copy(to, from, bytes) : KVANT_ERR_UNSUPPORTED;
+}
+
+kvant_status kvant_cuda_memory_clear(void *memory, size_t bytes)
+{
+    const kvant_cuda_table *table = open_door(NULL);
+    return table ? table->memory_clear(memory, bytes) : KVANT_ERR_UNSUPPORTED;
 }

@@ -14,11 +14,12 @@
 extern "C" {
 #endif
 
-#define KVANT_CUDA_TABLE_VERSION 1u
+#define KVANT_CUDA_TABLE_VERSION 2u
 #define KVANT_CUDA_TABLE_FUNCTION "kvant_cuda_table_get"
 
-/* X(result, name, parameters), each called by kvant_cuda_<name> of kvant/cuda.h. Two differ from their public
- * functions: codec_create takes a view instead of a spec, and device_check is a part of kvant_cuda_available. */
+/* X(result, name, parameters), each called by kvant_cuda_<name> of kvant/cuda.h, the last five by those of memory.h. Two
+ * differ from their public functions: codec_create takes a view instead of a spec, and device_check is a part of
+ * kvant_cuda_available. */
 #define KVANT_CUDA_TABLE_FUNCTIONS(X)                                                                              \
     X(kvant_status, device_check, (char *err, size_t errlen))                                                      \
     X(kvant_status, codec_create,                                                                                  \
@@ -37,7 +38,12 @@ extern "C" {
     X(kvant_status, decode, (const kvant_cuda_decode_args *args, kvant_cuda_stream stream))                        \
     X(kvant_status, copy_blocks,                                                                                   \
       (const kvant_cuda_pages *pages, size_t page_bytes, uint32_t n_kv_heads, const int32_t *from,                 \
-       const int32_t *to, uint32_t n, kvant_cuda_stream stream))
+       const int32_t *to, uint32_t n, kvant_cuda_stream stream))                                                   \
+    X(kvant_status, device_current, (int *device))                                                                 \
+    X(kvant_status, memory_new, (void **memory, size_t bytes))                                                     \
+    X(void, memory_free, (void *memory))                                                                           \
+    X(kvant_status, memory_copy, (void *to, const void *from, size_t bytes))                                       \
+    X(kvant_status, memory_clear, (void *memory, size_t bytes))
 
 typedef struct kvant_cuda_table {
     uint32_t version;                      /* KVANT_CUDA_TABLE_VERSION */

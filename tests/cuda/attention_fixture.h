@@ -44,7 +44,8 @@ typedef struct fixture {
     void *gpu_q, *gpu_out, *gpu_table, *gpu_lengths, *gpu_center, *gpu_k_factors, *gpu_v_factors, *workspace;
     float *gpu_lse;
     size_t q_bytes, out_bytes, workspace_bytes;
-    double worst; /* error / bound */
+    double query_error; /* that the numbers of queries have already */
+    double worst;       /* error / bound */
 } fixture;
 
 typedef struct located {
@@ -66,7 +67,7 @@ int32_t position_of(const fixture *f, uint32_t b, uint32_t token);
 uint32_t query_tokens_of(const fixture *f, uint32_t b);
 float slope_of(const fixture *f, uint32_t head);
 
-/* One query row's output and log-sum-exp within the bound of attention_bound.c. */
+/* One query row's output and log-sum-exp (NULL: not asked for) within the bound of attention_bound.c. */
 void check_head(fixture *f, const void *out, const float *lse, uint32_t b, uint32_t token, uint32_t head);
 
 /* Runs once, checks every query row, then replays a graph three times into poisoned outputs and wants the same

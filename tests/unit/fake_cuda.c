@@ -2,6 +2,7 @@
  * record their arguments. FAKE_VERSION, FAKE_VIEW and FAKE_GET make it one that libkvant must refuse. */
 #include "fake_cuda.h"
 
+#include <stdlib.h>
 #include <string.h>
 
 #ifndef FAKE_VERSION
@@ -130,6 +131,35 @@ static kvant_status copy_blocks(const kvant_cuda_pages *pages, size_t page_bytes
     remember(pages, sizeof *pages, stream);
     return page_bytes == 16 && n_kv_heads == 2 && from[0] == 5 && to[0] == 6 && n == 1 ? KVANT_ERR_MEMORY
                                                                                        : KVANT_OK;
+}
+
+static kvant_status device_current(int *device)
+{
+    *device = 0;
+    return KVANT_OK;
+}
+
+static kvant_status memory_new(void **memory, size_t bytes)
+{
+    *memory = calloc(bytes, 1);
+    return *memory ? KVANT_OK : KVANT_ERR_MEMORY;
+}
+
+static void memory_free(void *memory)
+{
+    free(memory);
+}
+
+static kvant_status memory_copy(void *to, const void *from, size_t bytes)
+{
+    memcpy(to, from, bytes);
+    return KVANT_OK;
+}
+
+static kvant_status memory_clear(void *memory, size_t bytes)
+{
+    memset(memory, 0, bytes);
+    return KVANT_OK;
 }
 
 KVANT_API kvant_cuda_table_get_fn FAKE_GET;
