@@ -221,7 +221,9 @@ typedef struct kvant_cuda_attention_args {
 /* Whether attention has a kernel for a pair of codecs. It has kernels for
  *
  *   keys                                            values
- *   any kind                                        the same kind and width
+ *   uniform 2, 3, 4 or 8 bits                       the same bits
+ *   turboquant 2, 3 or 4 bits                       the same bits
+ *   trellis                                         the same bits and states
  *   uniform 8 or 4 bits, turboquant 4 or 3 bits     turboquant of at most as many bits
  *   int-8, turboquant-4                             uniform 4 bits
  *   int-4                                           int-2
