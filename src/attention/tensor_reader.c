@@ -1,4 +1,5 @@
-/* tensor_reader.c - the public call for tensors, and how attention's units read their pages. */
+/* tensor_reader.c - the public call for tensors: checks arguments and reads pages of tensors for
+ * the units of attention. */
 #include <string.h>
 
 #include "../base/attributes.h"
@@ -45,8 +46,8 @@ static bool open_page(const kvant_attention_plan *plan, kvant_attention_unit *un
     return true;
 }
 
-/* Kernels take a page's lines in an order that hardware does not foresee, and the next page of a kv head lies behind those of the
- * others. */
+/* Kernels take a page's lines in an order that hardware does not foresee, and the next page of a kv
+ * head lies behind those of the others. */
 static void fetch_next(const kvant_attention_plan *plan, const kvant_tensor *tensor, const kvant_attention_unit *unit,
                        uint32_t page)
 {
