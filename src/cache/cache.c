@@ -1,4 +1,4 @@
-/* cache.c - the cache of a model: life, appending rows, attention. */
+/* cache.c - kvant_cache: creation, appending rows, attention. */
 #include "cache.h"
 
 #include <math.h>

@@ -1,4 +1,4 @@
-/* tensor.c - sizes and life of a kvant_tensor, clearing, reading, what it says of itself. */
+/* tensor.c - kvant_tensor: sizes, creation, clearing, reading, inspection. */
 #include "tensor.h"
 
 #include <string.h>
@@ -7,8 +7,8 @@
 #include "../base/alloc.h"
 #include "../base/error.h"
 
-/* Blocks of the pool beyond those that the windows of all sequences need: sequences that grow beside each other, and blocks that
- * rewrites open again. */
+/* Blocks of the pool beyond those that the windows of all sequences need: sequences that grow
+ * beside each other, and blocks that rewrites open again. */
 #define SPARE_BLOCKS 2u
 
 /* The first 64 rows of a sequence, not aligned to blocks. */
