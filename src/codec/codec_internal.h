@@ -53,7 +53,7 @@ typedef struct kvant_code_numbers {
 typedef struct kvant_code_product {
     kvant_code_lines_fn *lines; /* NULL: attention unpacks the pages of this codec */
     int32_t limit;              /* the largest other factor, so that no sum over a page's columns reaches 2^31 */
-    bool by_row;      /* a line belongs to a row in a band of columns, else to a column in a band of rows */
+    bool by_row;      /* lines belong to rows in bands of columns; false: to columns in bands of rows */
     bool has_zero;    /* lines have zero points */
     uint32_t n_bands; /* of band_tiles row or column tiles, the last may have fewer */
     uint32_t band_tiles;
@@ -95,9 +95,9 @@ kvant_status kvant_codec_alloc_state(kvant_codec *codec, size_t size, const kvan
  * metadata, raw_bytes of code plane for raw codecs. */
 void kvant_codec_set_sizes(kvant_codec *codec, uint32_t bits, size_t metadata_halves, size_t raw_bytes);
 
-/* The same for codecs whose code plane is not that of layout: code_bytes of codes, metadata_bytes
- * of anything, bits a code as info.bits reports it. nominal_bits is then the family's to set, by
- * both functions it is bits at first. */
+/* The same for codecs with their own code plane: code_bytes of codes, then metadata_bytes. bits
+ * is the bits per code in info.bits. Both functions set nominal_bits to bits; the family may
+ * correct it. */
 void kvant_codec_set_page(kvant_codec *codec, uint32_t bits, size_t code_bytes, size_t metadata_bytes);
 
 /* Whether tokens first ... first + n - 1 lie in a page and are whole blocks. */
@@ -130,10 +130,11 @@ kvant_status kvant_codec_create_open(const kvant_codec *codec, kvant_codec **ope
  * channels; group is a multiple of 16, or all there are. */
 void kvant_codec_offer_codes(kvant_codec *codec, bool per_channel, uint32_t group, kvant_code_lines_fn *lines);
 
-/* The same for chunk codes: a direction of the table of 2^index_bits times 4 (the fourth 0 where
- * chunks have 3 components), times a length of the table of the other bits, or without it those
- * bits as a number. Codes too wide, or tables too large to pay, are not offered, which is no error.
- * layout must live as long as the codec. */
+/* The same for chunk codes. A code stands for a direction times a length. Directions: a table of
+ * 2^index_bits times 4 numbers; the fourth is 0 when chunks have 3 components. Lengths: a table
+ * indexed by the other bits; without a table these bits are the length. Codes too wide, or
+ * tables too large to pay, are not offered, which is no error. layout must live as long as the
+ * codec. */
 kvant_status kvant_codec_offer_numbers(kvant_codec *codec, const kvant_chunk_layout *layout, uint32_t components,
                                        uint32_t index_bits, const float *directions, const float *lengths,
                                        const kvant_error *error);
@@ -148,8 +149,8 @@ uint32_t kvant_codec_query_place(const kvant_codec *codec, uint32_t channel);
 /* The 64 fp16 numbers of a per-token metadata array, in tile order. */
 void kvant_codec_token_metadata(const kvant_kernels *kernels, const uint16_t *array, float *positioned);
 
-/* Lines of codes whose metadata begin with one fp16 scale a token: that times step, the codes' own
- * unit. */
+/* Lines of codes whose metadata begin with one fp16 scale per token. A line is scale * step;
+ * step is the unit of the codes. */
 void kvant_codec_token_lines(const kvant_codec *codec, const kvant_kernels *kernels, const void *page, float step,
                              kvant_code_lines *lines);
 

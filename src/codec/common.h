@@ -29,9 +29,9 @@ extern const kvant_option kvant_common_options_uncentred[]; /* no center, norm, 
  * otherwise. */
 #define KVANT_CENTER_SINK 4u
 
-/* Takes center, norm, sink and recent where the spec has them; info holds the family's presets.
- * Appends to text (a canonical spec of size bytes, name and options) those that are not zero or not
- * the preset, and the seed when bytes depend on it. */
+/* Reads center, norm, sink and recent from the spec; info holds the family's presets. Appends to
+ * text (a canonical spec of `size` bytes, name and options) the options that are not zero or
+ * differ from the preset. Appends the seed when bytes depend on it. */
 void kvant_common_apply(const kvant_common *common, kvant_codec_info *info, bool seeded, char *text, size_t size);
 
 #endif

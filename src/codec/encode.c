@@ -8,9 +8,9 @@
 #include "../base/alloc.h"
 #include "../base/half.h"
 
-/* Below this magnitude of (x - c) / s no scale or zero point can leave fp16's range: the transform
- * grows a number at most sqrt(head_dim) times its gain, fp16 grows it at most 2^-11 of itself, and
- * no quantiser's scale exceeds 4 times the largest transformed number. */
+/* Below this magnitude of (x - c) / s every scale and zero point fits fp16. The transform grows
+ * a number by at most sqrt(head_dim) times its gain, rounding to fp16 grows it by at most 2^-11
+ * of itself, and no quantiser's scale exceeds 4 times the largest transformed number. */
 static float safe_magnitude(const kvant_codec *codec)
 {
     return KVANT_HALF_MAX / (4.01f * sqrtf((float)codec->info.head_dim) * kvant_transform_gain(&codec->transform));

@@ -21,8 +21,8 @@
 #define QUERY_FLOOR 3e-4
 #define LOSS_FLOOR 1e-2
 
-/* A scale is never more than twice, or less than half, that of the row's length: rows like those of
- * the calibration stay within a fifth of it. */
+/* A scale is between half and twice the scale for the row's length. Rows like the calibration's
+ * rows stay within a fifth of it. */
 #define MAX_RATIO 2.0f
 
 /* Parts of the Frobenius norm on the diagonal of S, so that its inverse is exact enough in binary32

@@ -225,7 +225,7 @@ float kvant_transform_gain(const kvant_transform *transform)
     return transform->weights && transform->gain > 1 ? transform->gain : 1;
 }
 
-/* y = R W x with weights those of W, or R W^-1 x with those of W^-1. */
+/* y = R W x when weights are W; y = R W^-1 x when weights are W^-1. */
 static void weigh(const kvant_transform *transform, const kvant_kernels *kernels, const float *weights,
                   const float *x, float *y)
 {

@@ -179,9 +179,9 @@ static void uniform_decode(const kvant_codec *codec, const kvant_kernels *kernel
             y[j] = scale[i] * (float)codes[j] + zero[i];
 }
 
-/* A zero point is a number of the row, and the scale of a group at most its largest magnitude (2
- * bits, symmetric): both fit when the row does. Hybrid groups whose asymmetric scale would not stay
- * symmetric. */
+/* A zero point is a number of the row. The scale of a group is at most its largest magnitude (2
+ * bits, symmetric). So both fit when the row fits. The exception is a hybrid group whose
+ * asymmetric scale does not fit: it stays symmetric. */
 static kvant_status uniform_check(const kvant_codec *codec, const kvant_kernels *kernels, const float *y)
 {
     (void)kernels;

@@ -42,8 +42,8 @@ static inline bool kvant_uniform_is_hybrid(const kvant_uniform *u)
     return u->mode == KVANT_UNIFORM_HYBRID_PAPER || u->mode == KVANT_UNIFORM_HYBRID_CODE;
 }
 
-/* Makes codec, whose transform is there, uniform: checks group (0: all channels of a token, or 32
- * tokens), fills state, sizes and quantiser. bits: 2 to 8. KVANT_ERR_SPEC for a group that is not
+/* Makes a codec uniform after its transform is set: checks group (0: all channels of a token; or
+ * 32 tokens), fills state, sizes and quantiser. bits: 2 to 8. KVANT_ERR_SPEC: the group is not
  * possible. */
 kvant_status kvant_uniform_init(kvant_codec *codec, uint32_t bits, kvant_uniform_mode mode, bool per_channel,
                                 uint32_t group, const kvant_error *error);

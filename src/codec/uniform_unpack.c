@@ -86,9 +86,9 @@ static void scale_value_rows(const kvant_codec *codec, const kvant_kernels *kern
     kernels->scale_rows(tile, KVANT_PAGE_TOKENS, codec->layout.padded_dim, row.scale, row.zero);
 }
 
-/* One number a group, 64 apart, to every column of a row of the tile. A group is a whole number of
- * half channel tiles, and column order runs through the channel tiles of a row group (4, or what is
- * left) first, so their halves' numbers repeat 8 times. */
+/* Spreads one number per group, 64 apart, to every column of a row of the tile. A group is a
+ * whole number of half channel tiles. Column order runs through the channel tiles of a row group
+ * first (4 tiles, fewer in the last), so the numbers of their halves repeat 8 times. */
 static void spread(const kvant_layout *layout, const uint8_t *group_of_half, const float *numbers, float *row)
 {
     for (uint32_t first = 0; first < layout->row_tiles; first += 4)
