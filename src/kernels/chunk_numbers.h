@@ -64,8 +64,8 @@ static inline void kvant_octahedral_entry(const kvant_octahedral_integers *o, ui
     entry[2] = (int16_t)kvant_scale_word(z, inverse);
 }
 
-/* Where attention has number j of chunk c of a key among those of a query: beside each other are
- * what words of pages have beside each other, two triplets, or else two numbers of four. */
+/* The index of component j of chunk c in the permuted query. Pairing follows the words of a
+ * page: two triplets side by side, or two components of a chunk of four. */
 static inline uint32_t kvant_key_place(uint32_t components, uint32_t c, uint32_t j)
 {
     return components == 3 ? 6 * (c / 2) + 2 * j + c % 2 : 4 * c + j;

@@ -98,8 +98,8 @@ static void keep_reference(kvant_kernels *kernels)
     (void)kernels;
 }
 
-/* Every level there is, each after those that it improves; init is NULL where the build lacks it. A
- * machine may have a level and lack one before it. */
+/* All levels in increasing order of preference; init is NULL where the build lacks the level. A
+ * machine may have a level and lack an earlier level. */
 static struct {
     kvant_cpu_level level;
     bool usable;

@@ -10,9 +10,9 @@
  * number can have a sign, 256 high + low, as products of bytes want it. */
 #define KVANT_CODE_OPERAND_MAX 32639
 
-/* The step for numbers whose largest magnitude has the given binary32 bits, and 1 / step: 0 below
- * 2^-110, where 1 / step could overflow and which nothing notices beside ordinary weights. NaN, and
- * 0, when a number is not finite. */
+/* The step for numbers whose largest magnitude has the given binary32 bits, and 1 / step. Below
+ * 2^-110 both are 0: 1 / step could overflow, and such numbers vanish beside ordinary weights.
+ * NaN and 0 when a number is not finite. */
 static inline float kvant_fixed_point_step(uint32_t largest, int32_t limit, float *inverse)
 {
     *inverse = 0;

@@ -80,17 +80,19 @@ typedef KVANT_UNPACK_TRIPLETS_FN(kvant_unpack_triplets_fn);
               const float *scale, const uint16_t *outliers, uint32_t dim, float *tile)
 typedef KVANT_UNPACK_DIRECTIONS_FN(kvant_unpack_directions_fn);
 
-/* Attention on codes. A page's codes are a matrix: rows are tokens of K or channels of V, columns
- * the others, which are summed over. The number at (row, column) is scale * value of its code +
- * zero. Its lines (scale, zero) are those of a row in a band of columns, and multiply sums of
- * products (sum_dots), or those of a column in a band of rows, and multiply what the columns meet
- * before it becomes integers (fixed_point), after which a band has one step and one sum of zero
- * points. Every level gives the same integers.
+/* Attention on codes. A page's codes are a matrix. Rows are tokens of K or channels of V;
+ * columns are channels of K or tokens of V, and products are summed over columns. The number at
+ * (row, column) is scale * value of its code + zero.
  *
- * Columns lie in the order of positions: column c of a block of 64 at kvant_token_position(c), the
- * last block completed with zeros. Rows of dots and lines lie likewise, in whole groups of 64; rows
- * of sums as in unpacked tiles, at kvant_layout_row_position, which differs in a last group of
- * fewer than 4 tiles. */
+ * Lines (scale, zero) belong either to a row in a band of columns, or to a column in a band of
+ * rows. Lines of rows multiply sums of products (sum_dots). Lines of columns multiply the
+ * numbers of the columns before these become integers (fixed_point); each band then has one step
+ * and one sum of zero points. Every level gives the same integers.
+ *
+ * Columns lie in the order of positions: column c of a block of 64 at kvant_token_position(c),
+ * the last block completed with zeros. Rows of dots and lines lie in the same order, in whole
+ * groups of 64. Rows of sums lie as in unpacked tiles, at kvant_layout_row_position, which
+ * differs in a last group of fewer than 4 tiles. */
 
 /* Integers that the columns meet: n vectors, in each one for every band of rows. */
 typedef struct kvant_code_factors {
@@ -112,9 +114,9 @@ typedef struct kvant_code_factors {
               const kvant_code_factors *factors, int32_t *dots, size_t dots_stride, uint32_t n)
 typedef KVANT_CODE_DOTS_FN(kvant_code_dots_fn);
 
-/* What becomes of dots: the sum of a row is dot * step * scale + offset * zero, of vector i, the
- * row's band b and the row. Rows of sums lie as in unpacked tiles, those of scale and zero as in
- * dots. */
+/* Makes sums of dots. The sum of a row is dot * step * scale + offset * zero, with step and
+ * offset of vector i and the row's band b, scale and zero of the row. Rows of sums lie as in
+ * unpacked tiles; scale and zero lie as in dots. */
 typedef struct kvant_code_sums {
     const float *scale, *zero;    /* of rows, in whole groups of 64; NULL: ones */
     const float *steps, *offsets; /* steps[i * n_bands + b]; offsets NULL: zeros */
@@ -292,9 +294,9 @@ typedef KVANT_LARGEST_PRODUCTS_FN(kvant_largest_products_fn);
               uint8_t *bits)
 typedef KVANT_TRELLIS_PATH_FN(kvant_trellis_path_fn);
 
-/* dots[i * dots_stride + position of row] = sum over the columns of the levels of a page's trellis
- * codes times their integer, exact, for n >= 1 vectors x; rows, columns and bounds are those of
- * code_dots, with levels for values. */
+/* dots[i * dots_stride + position of row] = sum over the columns of level * integer, for the
+ * levels of a page's trellis codes, exact, for n >= 1 vectors x. Rows, columns and bounds are as
+ * in code_dots, with levels instead of values. */
 #define KVANT_TRELLIS_DOTS_FN(name)                                                                                \
     void name(const kvant_trellis *trellis, const kvant_layout *layout, const void *page, const int16_t *x,        \
               size_t x_stride, int32_t *dots, size_t dots_stride, uint32_t n)
@@ -377,9 +379,9 @@ KVANT_TRELLIS_DOTS_FN(kvant_trellis_dots_c);
 void kvant_unpack_group_c(const kvant_layout *layout, const void *page, const float *values, float offset,
                           uint32_t group, float *tile);
 
-/* For levels that multiply row groups of 4 tiles only: the words of a smaller group as those of a
- * whole one, the missing rows 0. words: KVANT_WHOLE_GROUP_WORDS; plane i of the group begins at
- * planes[i]. Of V, whose columns are tokens. */
+/* For levels that multiply only row groups of 4 tiles: extends the words of a smaller group to a
+ * whole group, with zeros in the missing rows. words: KVANT_WHOLE_GROUP_WORDS. Plane i of the
+ * group begins at planes[i]. For V, whose columns are tokens. */
 #define KVANT_WHOLE_GROUP_WORDS (2 * 4 * 128)
 void kvant_whole_group(const kvant_layout *layout, const void *page, uint32_t group, uint32_t *words,
                        const uint32_t **planes);
