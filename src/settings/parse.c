@@ -9,7 +9,7 @@
 
 #define CHECK_BYTES (sizeof KVANT_SETTINGS_CHECK - 1 + 16 + 1) /* of the last line, with its end */
 
-/* What is left of a line, and what its errors say. */
+/* The rest of a line, and the context of its errors. */
 typedef struct line {
     const char *at, *end;
     uint32_t number;
