@@ -124,8 +124,9 @@ __device__ __forceinline__ float max_or_nan(float a, float b)
     return y;
 }
 
-/* *counter = *counter < last ? *counter + 1 : 0; what it was. Orders the caller's memory accesses
- * before and after it with those of other blocks' callers. */
+/* Atomically sets *counter = *counter < last ? *counter + 1 : 0 and returns the old value.
+ * Orders the caller's memory accesses before and after it with the accesses of callers in other
+ * thread blocks. */
 __device__ __forceinline__ uint32_t count_up(uint32_t *counter, uint32_t last)
 {
     uint32_t before;

@@ -238,10 +238,10 @@ __device__ __forceinline__ auto table_of(const ArgsOf<KC, VC> &p, int lane)
         return bytes_of(KEYS ? p.k_bytes : p.v_bytes, p.one);
 }
 
-/* A kernel begins with cold caches, and once pages are on their way, whatever else it wants from
- * memory stands in line behind them: a query took 4 us that way. So what is needed before the first
- * page is asked for all at once. Here the arguments: every warp reads a line of them, so that the
- * lines come side by side. */
+/* A kernel begins with cold caches. Once pages are on their way, every other load queues behind
+ * them: loading a query took 4 us that way. So everything needed before the first page is loaded
+ * together. These are the arguments: every warp reads one line of them, so the lines arrive
+ * together. */
 template <class A> __device__ __forceinline__ void touch_arguments(const A &p, int warp)
 {
     const uint32_t *words = reinterpret_cast<const uint32_t *>(&p);

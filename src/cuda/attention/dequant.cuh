@@ -63,9 +63,9 @@ __device__ __forceinline__ void split_fields(uint32_t word, const Bytes &table, 
     odd = shift_by(even * table.minus1 + word, table.shift2);
 }
 
-/* Which columns the halves of an operand's registers stand for is free, as long as both operands
- * agree. A look-up by prmt takes four selectors from one half of a word, which are codes of one
- * column: so codebooks of 4 bits pair columns c and c + 8 in a register, those of 2 and 3 bits
+/* The halves of an operand's registers may stand for any columns, if both operands agree. A
+ * look-up by prmt takes four selectors from one half of a word, which are codes of one column.
+ * So codebooks of 4 bits pair columns c and c + 8 in a register; codebooks of 2 and 3 bits pair
  * column c of two neighbouring tiles. */
 enum class Order { COLUMNS, COLUMNS_AND_8, TILES };
 

@@ -226,11 +226,11 @@ __device__ __forceinline__ void score_token_groups(const uint8_t *page, const ui
         }
 }
 
-/* Products of bytes are exact: those with the upper bytes of the query's numbers count 256 times.
- * Sums of up to 128 of them stay below 2^22 (127 * 255 * 128), so that when they begin at the bits
- * of 1.5 * 2^23 their bits are those of the float 1.5 * 2^23 + sum. Bytes of a trellis have no
- * sign: then sums with lower bytes begin at 2^23 and stay below 2^24 (255 * 255 * 128), those with
- * upper ones as before (255 * 128 * 128). */
+/* Products of bytes are exact. Products with the upper bytes of the query's numbers count 256
+ * times. Sums of up to 128 products stay below 2^22 (127 * 255 * 128). A sum that begins at the
+ * bits of 1.5 * 2^23 therefore has the bits of the float 1.5 * 2^23 + sum. Bytes of a trellis
+ * have no sign. Their sums with lower bytes begin at 2^23 and stay below 2^24 (255 * 255 * 128).
+ * Their sums with upper bytes begin at 1.5 * 2^23 (255 * 128 * 128). */
 template <class C, int D, int TILES, class T>
 __device__ __forceinline__ void multiply_bytes(const uint8_t *page, const uint32_t (&q)[TILES][D / 16][2],
                                                const T &table, int lane, float (&s)[TILES][4][4])

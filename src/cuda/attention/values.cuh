@@ -119,9 +119,9 @@ __device__ __forceinline__ void add_channel_groups(const uint8_t *page, const By
         sums.zero[h] += zero[h] * one;
 }
 
-/* The weights' sums over the two groups of tokens as an operand whose rows are groups: rounded
- * ones, then what they lost. 16-bit numbers that all rows of a matrix have are, transposed, what
- * all its columns have. */
+/* The sums of the weights over the two groups of tokens, as an operand whose rows are groups:
+ * first the rounded sums, then the rounding errors. All rows of a matrix have these 16-bit
+ * numbers; transposed, all columns have them. */
 __device__ __forceinline__ uint32_t load_totals(const uint32_t (&p)[4][2], float times, int lane)
 {
     uint32_t rounded[2], lost[2];

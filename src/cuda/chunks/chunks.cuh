@@ -32,10 +32,10 @@ struct ChunkCodes {
 
 template <class C> constexpr bool HAS_CHUNKS = std::is_base_of<ChunkCodes, C>::value;
 
-/* What a lane needs for look-ups in the table that stands AT so many bytes from the beginning of
- * the block's shared memory: the lane's copy, and what stands for an index beyond the table, both
- * as distances in bytes; levels of the norm as fp16, lower bytes and upper ones. The table has no
- * pointer, because then a look-up's address is the distance alone. */
+/* The data of a lane for look-ups in the table AT bytes after the beginning of the thread
+ * block's shared memory. Both places are distances in bytes: the lane's copy, and the entry for
+ * an index beyond the table. Levels of the norm are fp16, lower bytes and upper bytes. The table
+ * has no pointer, because then the address of a look-up is the distance alone. */
 template <int AT> struct ChunkTable {
     uint32_t copy, limit;
     uint32_t norm_low[2], norm_high[2];
@@ -75,10 +75,9 @@ template <class C, int D> struct ChunkPlaces {
     static constexpr int GROUP_TILES = GROUP_CHUNKS * C::CHANNELS / 16;
     static constexpr int VALUE_GROUPS = (CHUNKS + GROUP_CHUNKS - 1) / GROUP_CHUNKS;
 
-    /* Words of a plane of P bits for the 4 row tiles of a pair of chunks. In each word the codes of
-     * tokens r and r + 8 and of both chunks begin at bits LEFT + 0, 8, 16 and 24 (mod 32), in this
-     * order; other bits are those of other codes. P = 16: of row r + 8 h alone, at bits 0 and
-     * 16. */
+    /* Words of a plane of P bits for the 4 row tiles of a pair of chunks. In each word the codes
+     * of tokens r and r + 8 and of both chunks begin at bits LEFT + 0, 8, 16 and 24 (mod 32), in
+     * this order; other bits belong to other codes. P = 16: row r + 8 h alone, at bits 0 and 16. */
     template <int P, int LEFT = 0>
     __device__ static __forceinline__ void key_words(const uint32_t *page, int pair, int row, int h,
                                                      uint32_t (&w)[4])

@@ -328,8 +328,8 @@ __device__ __forceinline__ Quantized quantize_codebook(uint32_t (&codes)[Lanes<D
 }
 
 /* A NaN makes both extremes NaN, and the row is refused for it. The clamp comes before the
- * rounding, which is that of an addition to 1.5 * 2^23: bounds are whole numbers, and offset is
- * even, so ties stay ties. */
+ * rounding, which is an addition to 1.5 * 2^23. Bounds are whole numbers and offset is even, so
+ * ties stay ties. */
 template <int D>
 __device__ __forceinline__ Quantized quantize_uniform(uint32_t (&codes)[Lanes<D>::NUMBERS],
                                                       const kvant_cuda_params &codec,

@@ -168,9 +168,9 @@ template <int B, int M, int N> __device__ __forceinline__ void close_circle(uint
         chain[i] = key_fields_before<B>(chain[i + N], lane);
 }
 
-/* Values: a run of 8 steps is in the lanes of one column. The plane of the run of row group g at [g
- * + 2], and before it in time (docs/format.md: loops l, h, g, r) those of the two runs before the
- * first one. */
+/* Values: the lanes of one column hold a run of 8 steps. The plane of the run of row group g is
+ * at [g + 2]. The planes of the two runs before the first run (docs/format.md: loops l, h, g, r)
+ * precede it. */
 template <int N> struct Runs {
     uint32_t at[N + 2];
 };
