@@ -22,7 +22,7 @@ typedef struct kvant_attention_plan {
     kvant_attention_problem problem;
     const struct kvant_attention_reader *reader; /* unit.h */
     const kvant_tensor *k, *v;                   /* what the reader of tensors reads, or NULL */
-    const void *source;                          /* what another reader reads */
+    const void *source;                          /* private data of the reader */
     kvant_used_versions k_versions, v_versions;
     uint32_t n_kv_heads, group_heads; /* query heads of a kv head */
     uint32_t k_dim, v_dim;            /* padded to multiples of 16 */
