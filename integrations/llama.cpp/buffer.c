@@ -36,8 +36,8 @@ static union {
     abi_buft_3 v3;
 } buft;
 
-/* Why the last tensor was refused; said when the allocation fails, which is once a cache and not
- * once a tensor. */
+/* The reason why the last tensor was refused. It is printed when the allocation fails: once per
+ * cache, not once per tensor. */
 static _Thread_local char refusal[768];
 
 const abi_tensor *kvp_root(const abi_tensor *tensor)

@@ -68,9 +68,9 @@ bool kvp_kv_name(const char *name);
  * is not one that can be compressed. */
 bool kvp_kv_shape_read(const abi_tensor *tensor, kvp_kv_shape *shape, char *err, size_t errlen);
 
-/* A llama context begins: cache tensors that this thread creates from now on are layers of that
- * one. Reads the settings, which stay the context's whatever becomes of the environment. False with
- * a line in err. */
+/* Begins a llama context: cache tensors that this thread creates from now on are its layers.
+ * Reads the settings; the context keeps them when the environment changes. False with one line
+ * in err. */
 bool kvp_kv_new_context(char *err, size_t errlen);
 
 /* Bytes that hold the cells for every plausible head_dim (or for the given one), whether the layer

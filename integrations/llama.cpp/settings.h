@@ -42,8 +42,8 @@ typedef struct kvp_settings {
     bool verbose;
 } kvp_settings;
 
-/* Reads and checks the environment. On failure err holds one line that names the variable, what is
- * wrong and what is valid, and *settings is unspecified. */
+/* Reads and checks the environment. On failure *settings is unspecified, and err holds one line:
+ * the variable, the fault and the valid values. */
 bool kvp_settings_read(kvp_settings *settings, char *err, size_t errlen);
 
 /* One variable that is 0 or 1, for every context anew. *on is false on failure. */
