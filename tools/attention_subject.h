@@ -43,7 +43,7 @@ typedef struct attention_subject {
     void (*free)(struct attention_subject *subject);
 } attention_subject;
 
-/* Layers for caches of so many bytes a layer. */
+/* Layers for caches of so many bytes per layer. */
 uint32_t attention_layers(const attention_shape *shape, double bytes);
 
 /* False after complaining; the subject can be freed in any case. Names must outlive it. */

@@ -128,7 +128,7 @@ uint64_t engine_runtime_fingerprint(const engine *e);
 /* Whether a settings file is for this model, before minutes of work; complains when it is not. */
 bool engine_fits(engine *e, const kv_config *config);
 
-/* True bits a number, keys and values averaged by their head dimensions. False after complaining, when a
+/* True bits per number, keys and values averaged by their head dimensions. False after complaining, when a
  * codec does not exist for this model's head_dim or a settings file is for another model. */
 bool engine_bits(engine *e, const kv_config *config, double *bits);
 

@@ -17,7 +17,7 @@ double monotonic_seconds(void);
 
 /* From now on, and for the whole process, progress is told in objects, unless stderr is a terminal, where a person reads it:
  *   {"done":512,"total":4096,"fraction":0.125,"elapsed_s":1.5,"remaining_s":10.5,"what":"turboquant-4"}
- * one at the start, about one a second, one at the end. done and total are of a unit of the command's own; remaining_s is null
+ * one at the start, about one per second, one at the end. done and total are of a unit of the command's own; remaining_s is null
  * until something is done. Returns true, so that a handler of --json can be one line. */
 bool progress_use_json(void);
 

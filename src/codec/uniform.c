@@ -141,7 +141,7 @@ static void uniform_encode(const kvant_codec *codec, const kvant_kernels *kernel
         encode_token(codec, kernels, y, token, page);
 }
 
-/* The fp16 numbers of a token's lines, one a channel or one a group, from scales or zeros. */
+/* The fp16 numbers of a token's lines, one per channel or one per group, from scales or zeros. */
 static void token_halves(const kvant_codec *codec, const uint16_t *stored, uint32_t token, uint32_t n,
                          uint16_t *halves)
 {

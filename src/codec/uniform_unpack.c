@@ -48,7 +48,7 @@ static void token_lines(const lines *all, uint32_t group, row_lines *row)
     }
 }
 
-/* K, groups of channels: a group is neighbouring rows of the tile, which share a line a token. */
+/* K, groups of channels: a group is neighbouring rows of the tile, which share a line per token. */
 static void scale_key_tokens(const kvant_codec *codec, const kvant_kernels *kernels, const lines *all, float *tile)
 {
     const kvant_uniform *u = kvant_uniform_of(codec);
@@ -61,7 +61,7 @@ static void scale_key_tokens(const kvant_codec *codec, const kvant_kernels *kern
     }
 }
 
-/* K, groups of tokens: token positions run through the 4 token tiles first, so 4 lines, one a tile,
+/* K, groups of tokens: token positions run through the 4 token tiles first, so 4 lines, one per tile,
  * repeat along a row, and its 64 columns are 4 rows of 16 to the kernel. */
 static void scale_key_channels(const kvant_codec *codec, const kvant_kernels *kernels, const lines *all,
                                float *tile)
@@ -129,7 +129,7 @@ static void scale_value_tokens(const kvant_codec *codec, const kvant_kernels *ke
     }
 }
 
-/* V, groups of tokens: the tokens of a group share a line a channel. */
+/* V, groups of tokens: the tokens of a group share a line per channel. */
 static void scale_value_channels(const kvant_codec *codec, const kvant_kernels *kernels, const lines *all,
                                  float *tile)
 {

@@ -31,7 +31,7 @@ __device__ __forceinline__ float load_number(const void *from, size_t at, kvant_
     return type == KVANT_CUDA_F16 ? __half2float(bits) : __uint_as_float((uint32_t)bits.x << 16);
 }
 
-/* The type is a run-time choice made once a row, around the loads: kernels start with a cold
+/* The type is a run-time choice made once per row, around the loads: kernels start with a cold
  * instruction cache, and every instruction that is not there need not be fetched. */
 template <int D>
 __device__ __forceinline__ Row<D> load_row(const void *from, size_t offset, kvant_cuda_type type, int lane)

@@ -108,7 +108,7 @@ typedef struct kvant_code_factors {
  * code / 16] times their integer, exact, for n >= 1 vectors; anything where a row is missing. Codes
  * of up to 4 bits have no second value. No value, sum of two values or integer may exceed
  * KVANT_CODE_OPERAND_MAX, and sum |values x| must stay below 2^31, of either value alone too. x and
- * dots aligned to 64, dots_stride at least 64 a row group and a multiple of 16. */
+ * dots aligned to 64, dots_stride at least 64 per row group and a multiple of 16. */
 #define KVANT_CODE_DOTS_FN(name)                                                                                   \
     void name(const kvant_layout *layout, const void *page, const int16_t *values,                                 \
               const kvant_code_factors *factors, int32_t *dots, size_t dots_stride, uint32_t n)

@@ -29,7 +29,7 @@ typedef struct NAME(path_work) {
     uint32_t kept;      /* the first step of the stretch whose decisions are there */
     uint32_t room;      /* steps of a stretch */
     uint16_t *metric[2];
-    uint32_t *decisions; /* states / 32 words a step */
+    uint32_t *decisions; /* states / 32 words per step */
 } NAME(path_work);
 
 KVANT_INLINE uint32_t NAME(path_first_cell)(const NAME(path_work) * w)

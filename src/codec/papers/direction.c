@@ -278,7 +278,7 @@ static kvant_status resolve_outliers(const kvant_codec *codec, kvant_direction *
     return KVANT_OK;
 }
 
-/* The paper's count: fractional fields, one fp16 number a token, and with outliers its formula (2),
+/* The paper's count: fractional fields, one fp16 number per token, and with outliers its formula (2),
  * where p is the share of chunks that there is room for. */
 static double nominal_bits(const kvant_direction *direction, double code_bits, uint32_t head_dim)
 {

@@ -15,7 +15,7 @@ typedef struct octopus_book {
 
 void kvant_octopus_book_init(octopus_book *book, uint32_t dim, uint32_t direction_bits, uint32_t norm_bits);
 
-/* Codes of a row of dim floats, one a triplet; returns the scale to store, not yet rounded. */
+/* Codes of a row of dim floats, one per triplet; returns the scale to store, not yet rounded. */
 float kvant_octopus_quantize(const octopus_book *book, const kvant_kernels *kernels, const float *y, uint32_t *codes);
 
 /* Whether that scale fits fp16. */

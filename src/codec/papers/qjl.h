@@ -28,7 +28,7 @@ typedef enum kvant_sketch {
 typedef struct kvant_qjl {
     kvant_sketch sketch;
     kvant_transform projection; /* R', or S / sqrt(head_dim) as a dense matrix */
-    kvant_layout signs;         /* 1 bit a channel, in a code plane that starts at codes_offset of the page */
+    kvant_layout signs;         /* 1 bit per channel, in a code plane that starts at codes_offset of the page */
     size_t codes_offset, norms_offset;
     float inverse_sqrt_dim;
 } kvant_qjl;

@@ -393,7 +393,7 @@ __device__ __forceinline__ void attend(const ArgsOf<KC, VC> &p)
                                 warp, lane);
         if (at.end == piece.end)
             break;
-        /* Outputs are the first warps' work, one a column; the last ones prepare what comes next
+        /* Outputs are the first warps' work, one per column; the last ones prepare what comes next
          * meanwhile. */
         at = stretch_from(lengths, piece, at.cursor, at.end);
         rows.load(p, at.pair, S::WARPS - 1 - warp, lane);

@@ -11,7 +11,7 @@
 namespace kvant
 {
 
-/* Workspace: counters for every thread block, one a column, then two partial results for each
+/* Workspace: counters for every thread block, one per column, then two partial results for each
  * (attention.cuh says why two). There is a block a multiprocessor. */
 constexpr uint32_t MAX_BLOCKS = 1024;
 constexpr uint32_t TILE_COLUMNS = 8;  /* query rows that share an operand: the columns of an MMA */
@@ -33,7 +33,7 @@ struct PageSource {
 struct AttentionArgs {
     const int32_t *lengths;
     int batch, max_tokens;
-    int kv_heads, groups; /* groups of query heads a kv head, when every sequence has one query token */
+    int kv_heads, groups; /* groups of query heads per kv head, when every sequence has one query token */
     const int32_t *table;
     size_t table_stride;
     PageSource k, v;   /* blocks that the table numbers 0 and up */

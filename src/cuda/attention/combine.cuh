@@ -217,7 +217,7 @@ __device__ __forceinline__ HeadSum<D> add_rows(const AttentionArgs &p, const Sha
     float weight = 0;
 #pragma unroll 1
     for (int from = 0;;) {
-        if (from % 32 == 0) { /* weights of 32 blocks, one a lane */
+        if (from % 32 == 0) { /* weights of 32 blocks, one per lane */
             const float2 scalars = from == 0 ? first : load_scalars(from + lane);
             weight = exp2_fast(scalars.x - total.max);
             total.sum += weight * scalars.y;

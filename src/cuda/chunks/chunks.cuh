@@ -478,7 +478,7 @@ template <class C, bool LARGE, int D> __host__ __device__ constexpr int table_by
         return 0;
 }
 
-/* Two levels of the norm a register, four to each half of the table. */
+/* Two levels of the norm per register, four to each half of the table. */
 template <class C, bool LARGE, int D, int AT>
 __device__ __forceinline__ ChunkTable<AT> chunk_table(const kvant_cuda_directions &book, int lane)
 {
