@@ -1,7 +1,9 @@
-/* allocate.h - one choice for each of several sites, so that the sum of losses is least within a budget of bytes.
+/* allocate.h - picks one choice per site, so that the sum of losses is least within a budget of
+ * bytes.
  *
- * Knows nothing of codecs. Exact on the convex hulls (Lagrange), then repaired by single and paired exchanges: no change of
- * one or two sites that fits the budget makes the result better. Deterministic: ties go to the earlier site and choice.
+ * Knows nothing of codecs. The solution is exact on the convex hulls (Lagrange). Then single and
+ * paired exchanges repair it: no change of one or two sites that fits the budget improves the
+ * result. Deterministic: ties go to the earlier site and choice.
  */
 #ifndef KVANT_TOOLS_ALLOCATE_H
 #define KVANT_TOOLS_ALLOCATE_H
@@ -23,11 +25,13 @@ typedef struct allocate_total {
     double bytes, loss;
 } allocate_total;
 
-/* False when even the smallest choices exceed the budget; they are chosen then, so that the total says what is needed. */
+/* False when even the smallest choices exceed the budget; they are chosen then, so that the total
+ * says what is needed. */
 bool allocate(allocate_site *sites, size_t n_sites, double budget, allocate_total *total);
 
-/* The same path by hand: every site at its smallest choice, then one step after another, each the change of one site that saves most
- * for each byte and takes at most left bytes more. False when there is none. */
+/* The same path by hand: every site at its smallest choice, then one step after another, each the
+ * change of one site that saves most for each byte and takes at most left bytes more. False when
+ * there is none. */
 void allocate_start(allocate_site *sites, size_t n_sites);
 bool allocate_step(allocate_site *sites, size_t n_sites, double left);
 

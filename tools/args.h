@@ -1,7 +1,8 @@
-/* args.h - command lines: one table an option list, from which parsing and help both come.
+/* args.h - command lines: one table per option list gives parsing and help.
  *
- * Values are strings; args_u32 and args_double turn them into numbers and name the option, the value and the
- * valid range when they cannot. Options keep their order, which `-k A -v B -k C` relies on.
+ * Values are strings. args_u32 and args_double turn them into numbers; their errors name the
+ * option, the value and the valid range. Options keep their order, which `-k A -v B -k C` relies
+ * on.
  */
 #ifndef KVANT_TOOLS_ARGS_H
 #define KVANT_TOOLS_ARGS_H
@@ -38,7 +39,8 @@ int args_parse(const arg_spec *spec, int argc, char **argv, arg_handler handler,
 int args_parse_all(const arg_spec *spec, int argc, char **argv, arg_handler handler, void *user);
 
 bool args_u32(const char *option, const char *text, uint32_t min, uint32_t max, uint32_t *value);
-/* The words of "A,B,...", each of at most 31 bytes, one after another to `take`, until it returns false. */
+/* The words of "A,B,...", each of at most 31 bytes, one after another to `take`, until it returns
+ * false. */
 bool args_list(const char *option, const char *text, bool (*take)(void *user, char *word), void *user);
 /* "N,N,...": up to room numbers. */
 bool args_u32_list(const char *option, const char *text, uint32_t min, uint32_t max, uint32_t *values, size_t room,
@@ -48,8 +50,8 @@ bool args_double(const char *option, const char *text, double min, double max, d
 /* Of n names the one that word is most probably a slip of the keyboard for, or NULL. */
 const char *args_closest(const char *word, const char *const *names, size_t n);
 
-/* For a word that names no command (benchmark, ...): complains, suggests the closest of n names and the help,
- * "kvant --help lists the commands". Returns the exit code. */
+/* For a word that names no command (benchmark, ...): complains, suggests the closest of n names and
+ * the help, "kvant --help lists the commands". Returns the exit code. */
 int args_unknown_word(const char *what, const char *word, const char *const *names, size_t n, const char *help);
 
 #endif /* KVANT_TOOLS_ARGS_H */

@@ -1,6 +1,6 @@
 /* attention_ggml.c - ggml's flash attention on its CPU back end as a subject of `kvant bench attention`.
  *
- * One graph has a node a layer, as a model's graph has: its threads start once a run and meet at a barrier between nodes.
+ * One graph has a node a layer, as a model's graph has: its threads start once per run and meet at a barrier between nodes.
  * Tensors have the order of llama.cpp's cache: a token's kv heads lie side by side. */
 #include "attention_subject.h"
 

@@ -1,7 +1,9 @@
-/* attention_subject.h - what `kvant bench attention` measures: an implementation of attention over caches of one shape.
+/* attention_subject.h - the subject of `kvant bench attention`: an implementation of attention over
+ * caches of one shape.
  *
- * A subject has several layers, caches of their own with the same content, and a run is one call on each. Together they
- * exceed the level 2 caches many times over: in a model a layer's cache is long gone when its turn comes again. */
+ * A subject has several layers, each with its own cache of the same content. A run is one call per
+ * layer. Together the caches exceed the level 2 caches many times over: in a model, too, a layer's
+ * cache is evicted before its next turn. */
 #ifndef KVANT_TOOLS_ATTENTION_SUBJECT_H
 #define KVANT_TOOLS_ATTENTION_SUBJECT_H
 
@@ -43,15 +45,15 @@ typedef struct attention_subject {
     void (*free)(struct attention_subject *subject);
 } attention_subject;
 
-/* Layers for caches of so many bytes a layer. */
+/* Layers for caches of so many bytes per layer. */
 uint32_t attention_layers(const attention_shape *shape, double bytes);
 
 /* False after complaining; the subject can be freed in any case. Names must outlive it. */
 bool attention_kvant(attention_subject *subject, const attention_problem *problem, const char *k, const char *v,
                      kvant_cpu_level level);
 
-/* ggml's flash attention on its CPU back end. attention_ggml_open loads the runtime from a folder (NULL: the default one)
- * and starts its thread pool. */
+/* ggml's flash attention on its CPU back end. attention_ggml_open loads the runtime from a folder
+ * (NULL: the default one) and starts its thread pool. */
 bool attention_ggml_knows(const char *type); /* "q8_0"; false after complaining */
 bool attention_ggml_open(const char *runtime, uint32_t n_threads);
 bool attention_ggml(attention_subject *subject, const attention_problem *problem, const char *type);

@@ -1,9 +1,10 @@
-/* base_cache.h - what the f16 cache says of one chunk, which everything else is compared with: in memory, or in a file of a folder
- * that the user named, from where the next evaluation of the same chunk takes it.
+/* base_cache.h - the reference of one chunk: the distributions of the f16 cache, in memory or in a
+ * file of a folder that the user named. The next evaluation of the same chunk reads the file.
  *
- * A file is a chunk's. It is sized before anything is computed, filled through a mapping (so that references larger than memory work),
- * and gets its name when it is complete. Nothing of it is believed before its header names this very model, chunk, cut and runtime and
- * its checksum is right; what is not is computed again, after saying so.
+ * A file belongs to one chunk. It is sized before anything is computed, filled through a mapping
+ * (references may be larger than memory), and gets its name when it is complete. It is used when
+ * its header names this model, chunk, cut and runtime and its checksum is right. Otherwise the
+ * reference is computed again, after a message.
  */
 #ifndef KVANT_TOOLS_BASE_CACHE_H
 #define KVANT_TOOLS_BASE_CACHE_H
@@ -30,16 +31,19 @@ typedef struct base {
 /* Bytes of a chunk's file, 0 when the sizes are impossible. */
 size_t base_bytes(const base_key *key);
 
-/* Makes the folder if need be and checks that it has room for so many chunks more. False after complaining. */
+/* Makes the folder if need be and checks that it has room for so many chunks more. False after
+ * complaining. */
 bool base_cache_prepare(const char *folder, const base_key *key, size_t n_new);
 
 /* Whether there is a file for the key, good or bad. */
 bool base_cache_has(const char *folder, const base_key *key);
 
-/* Opens what an earlier run left. False when there is nothing, or, after saying so, nothing usable. */
+/* Opens what an earlier run left. False when there is nothing, or, after saying so, nothing
+ * usable. */
 bool base_load(base *b, const char *folder, const base_key *key);
 
-/* An empty one to fill (reference, values, kv_bytes): in the folder, or in memory when it is NULL. False after complaining. */
+/* An empty one to fill (reference, values, kv_bytes): in the folder, or in memory when it is NULL.
+ * False after complaining. */
 bool base_create(base *b, const char *folder, const base_key *key);
 
 /* Gives the file of base_create its checksum and name. Nothing to do in memory. */

@@ -1,9 +1,10 @@
-/* capture.h - real keys (after RoPE), values and queries of a model in a safetensors file: written by `kvant capture` and
- * `kvant tune`, read by the latter.
+/* capture.h - real keys (after RoPE), values and queries of a model in a safetensors file. `kvant
+ * capture` and `kvant tune` write it, `kvant tune` reads it.
  *
- * Tensors "layers.L.k", "layers.L.v" [n_kv_heads, tokens, head_dim] and "layers.L.q" [n_heads, query rows, head_dim], all F16.
- * The text is read in contexts of n_ctx tokens, one behind the other along the dimension of tokens. Of each context the queries
- * of the positions query_step - 1, 2 query_step - 1, ... are kept. docs/tuning.md lists the metadata.
+ * Tensors "layers.L.k", "layers.L.v" [n_kv_heads, tokens, head_dim] and "layers.L.q" [n_heads,
+ * query rows, head_dim], all F16. The text is read in contexts of n_ctx tokens, one after another
+ * along the dimension of tokens. The queries of positions query_step - 1, 2 query_step - 1, ... of
+ * each context are kept. docs/tuning.md lists the metadata.
  */
 #ifndef KVANT_TOOLS_CAPTURE_H
 #define KVANT_TOOLS_CAPTURE_H
@@ -20,8 +21,8 @@ typedef struct capture_plan {
     uint32_t query_step;
 } capture_plan;
 
-/* Reads the text of r to its end and writes the file. False after complaining or when interrupted; a file that was there before
- * stays as it was then. */
+/* Reads the text of r to its end and writes the file. False after complaining or when interrupted;
+ * a file that was there before stays as it was then. */
 bool capture_write(reading *r, const capture_plan *plan);
 
 typedef struct capture_layer {
@@ -40,7 +41,8 @@ typedef struct capture {
     uint64_t model_fingerprint;
 } capture;
 
-/* Checks everything that the file says. False with a line in err; capture_close is needed in any case. */
+/* Checks everything that the file says. False with a line in err; capture_close is needed in any
+ * case. */
 bool capture_open(capture *c, const char *path, char *err, size_t errlen);
 void capture_close(capture *c);
 

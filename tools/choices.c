@@ -113,7 +113,8 @@ static bool beside(const char *model, char *path, size_t bytes)
     return n > 0 && (size_t)n < bytes;
 }
 
-/* Of the same shape would do, but what lies there by itself has to be right: the very model that was calibrated. */
+/* A calibration that was found beside a model must match the model exactly; a matching shape is
+ * not enough. */
 static bool is_of(const kvant_calibration *calibration, const char *model)
 {
     kvant_calibration_info info = { .size = sizeof info };

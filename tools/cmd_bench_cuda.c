@@ -107,7 +107,7 @@ typedef struct bench {
     gpu_address flush;
     size_t flush_bytes;
     gpu_event begin, end;
-    double copy; /* bytes a second, read and written */
+    double copy; /* bytes per second, read and written */
     double milliseconds[MAX_ROUNDS];
     progress progress;
     report_cell *cells;

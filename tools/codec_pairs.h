@@ -1,5 +1,5 @@
-/* codec_pairs.h - the codecs of a benchmark's command line, `-k SPEC [-v SPEC]` in the order given. For commands that drive llama.cpp there
- * is configs.h, which knows more of a cache than its two codecs. */
+/* codec_pairs.h - the codecs of a benchmark's command line, `-k SPEC [-v SPEC]`, in order. Commands
+ * that drive llama.cpp use configs.h, which knows more of a cache than its two codecs. */
 #ifndef KVANT_TOOLS_CODEC_PAIRS_H
 #define KVANT_TOOLS_CODEC_PAIRS_H
 

@@ -1,7 +1,8 @@
-/* command.h - what kvant.c and the subcommands agree on: exit codes, entry points, error lines.
+/* command.h - the conventions of kvant.c and its subcommands: exit codes, entry points, error
+ * lines.
  *
- * A subcommand gets argv from its own name on, reads it with args.h, and returns an exit code. Results go to
- * stdout, everything else to stderr.
+ * A subcommand gets argv from its own name on, reads it with args.h, and returns an exit code.
+ * Results go to stdout, everything else to stderr.
  */
 #ifndef KVANT_TOOLS_COMMAND_H
 #define KVANT_TOOLS_COMMAND_H
@@ -35,11 +36,12 @@ int bench_cuda(int argc, char **argv);
 void complain(const char *format, ...);
 void hint(const char *format, ...);
 
-/* Flushes stdout: EXIT_OK, or EXIT_RUNTIME after saying that the output could not be written (a full disk
- * must not look like success). */
+/* Flushes stdout: EXIT_OK, or EXIT_RUNTIME after saying that the output could not be written (a
+ * full disk must not look like success). */
 int finish_output(void);
 
-/* Does nothing but remind of the build option when the command was compiled without llama.cpp's headers. */
+/* Does nothing but remind of the build option when the command was compiled without llama.cpp's
+ * headers. */
 int command_without_llama(int argc, char **argv);
 
 #endif /* KVANT_TOOLS_COMMAND_H */

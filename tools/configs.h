@@ -1,6 +1,7 @@
-/* configs.h - the KV cache configurations of a command line: `-k SPEC [-v SPEC]`, `--preset NAME` or `--config FILE` for kvant, each
- * with `[--fp32]` and the first two with `[--protect N]`, `--stock TYPE [--accel]` for llama.cpp's own, in the order given.
- * Protection given before the first of them is that of all. */
+/* configs.h - the KV cache configurations of a command line: `-k SPEC [-v SPEC]`, `--preset NAME`
+ * or `--config FILE` for kvant, each with `[--fp32]` and the first two with `[--protect N]`,
+ * `--stock TYPE [--accel]` for llama.cpp's own, in the order given. Protection given before the
+ * first of them is that of all. */
 #ifndef KVANT_TOOLS_CONFIGS_H
 #define KVANT_TOOLS_CONFIGS_H
 
@@ -53,12 +54,14 @@ bool configs_set_fp32(kv_configs *list);
 bool configs_set_protect(kv_configs *list, const char *layers);
 bool configs_set_protect_codec(kv_configs *list, const char *spec);
 
-/* Completes (values as keys where -v was not given), loads settings files and the calibration, which is that beside the model where
- * none was named and something takes one, and checks all specs. An empty list becomes the default preset. */
+/* Completes (values as keys where -v was not given), loads settings files and the calibration,
+ * which is that beside the model where none was named and something takes one, and checks all
+ * specs. An empty list becomes the default preset. */
 bool configs_finish(kv_configs *list, const char *model);
 void configs_free(kv_configs *list);
 
-/* What the layer's codec is made of: the spec of a kvant configuration, and the calibration or NULL. n_layers: the model's. */
+/* What the layer's codec is made of: the spec of a kvant configuration, and the calibration or
+ * NULL. n_layers: the model's. */
 const char *configs_spec(const kv_config *config, uint32_t layer, uint32_t n_layers, kvant_role role);
 const kvant_calibration *configs_calibration(const kv_configs *list, const kv_config *config);
 
@@ -80,10 +83,12 @@ void configs_fill_cells(const kv_configs *list, const kv_config *config, report_
 kv_config configs_f16(void);
 bool configs_is_f16(const kv_config *config);
 
-/* The order of a comparison: f16, then those of the list that are something else. ordered has room for MAX_CONFIGS + 1; their number. */
+/* The order of a comparison: f16, then those of the list that are something else. ordered has room
+ * for MAX_CONFIGS + 1; their number. */
 size_t configs_after_f16(const kv_configs *list, const kv_config *f16, const kv_config **ordered);
 
-/* "turboquant-4", or "K/V" when they differ, a preset's or a settings file's name, with "llama.cpp " or "accel " before stock types, "fp32 " before codecs with fp32 products and " protect N SPEC"
+/* "turboquant-4", or "K/V" when they differ, a preset's or a settings file's name, with "llama.cpp
+ * " or "accel " before stock types, "fp32 " before codecs with fp32 products and " protect N SPEC"
  * behind protected ones. */
 const char *configs_label(const kv_config *config, char *buffer, size_t bytes);
 

@@ -1,8 +1,8 @@
-/* distortion.h - what `kvant bench distortion` is made of: cells of the papers' tables, and probes that
- * measure codecs.
+/* distortion.h - what `kvant bench distortion` is made of: cells of the papers' tables, and probes
+ * that measure codecs.
  *
- * A cell names what a paper printed, the codec it was printed for and how it was measured. Cells that need
- * the same measurement share one probe, so a table of four columns encodes its rows once.
+ * A cell names what a paper printed, the codec it was printed for and how it was measured. Cells
+ * that need the same measurement share one probe, so a table of four columns encodes its rows once.
  */
 #ifndef KVANT_TOOLS_DISTORTION_H
 #define KVANT_TOOLS_DISTORTION_H
@@ -60,7 +60,8 @@ typedef struct probe {
 /* Rows that probe_run will encode: the unit of progress. */
 double probe_work(const probe *p);
 
-/* Measures. False when interrupted; a codec that cannot be had is no failure but leaves a problem. */
+/* Measures. False when interrupted; a codec that cannot be had is no failure but leaves a
+ * problem. */
 bool probe_run(probe *p, progress *progress);
 
 /* Normal numbers, the same for every codec of a setup and seed. */
@@ -73,7 +74,8 @@ typedef struct noise {
 noise noise_start(setup_id setup, uint32_t seed);
 float noise_normal(noise *n);
 
-/* distortion_quaternion.c: the series of SETUP_COVERING for one seed. False when the codec refused. */
+/* distortion_quaternion.c: the series of SETUP_COVERING for one seed. False when the codec
+ * refused. */
 bool quaternion_measure(const kvant_codec *codec, uint32_t seed, uint32_t n_directions, probe *p);
 
 /* distortion_specs.c: measures and prints the errors of each codec. An exit code. */
@@ -104,8 +106,8 @@ typedef struct paper_cell {
     const char *reference; /* spec of METRIC_CHANGE... and METRIC_EXPONENT */
     bool at_least;         /* paper is a lower bound */
     bool at_most;          /* or an upper one */
-    /* Of cells that cannot be met: why (docs/distortion.md has the evidence), and the figure to be met
-     * instead, from there. A reason without a figure would excuse anything. */
+    /* Of cells that cannot be met: why (docs/distortion.md has the evidence), and the figure to be
+     * met instead, from there. A reason without a figure would excuse anything. */
     const char *note, *expected;
 } paper_cell;
 

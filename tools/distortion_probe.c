@@ -98,7 +98,7 @@ typedef struct bench {
     size_t page_bytes;
     float rows[TOKENS * DIM], decoded[TOKENS * DIM];
     float queries[MAX_QUERIES * DIM], transformed[MAX_QUERIES * DIM], scores[MAX_QUERIES * TOKENS];
-    double *errors; /* one a key, for the percentile */
+    double *errors; /* one per key, for the percentile */
 } bench;
 
 static void bench_close(bench *b)

@@ -1,8 +1,10 @@
-/* divergence.h - mean KL divergence of configurations from the f16 cache, measured one after the other on contexts of a text: what
- * `kvant tune` needs many times with settings that are made on the way.
+/* divergence.h - mean KL divergence of configurations from the f16 cache, measured one after the
+ * other on contexts of a text. `kvant tune` uses it many times, with settings that it makes on the
+ * way.
  *
- * The second half of a context is scored, as `kvant eval` does. What was measured is kept in a file, so that a run that was
- * interrupted goes on; the f16 run of a context is made when something on it has to be measured.
+ * The second half of a context is scored, as in `kvant eval`. A file keeps the results, so an
+ * interrupted run can continue. The f16 run of a context is made when the first measurement on the
+ * context needs it.
  */
 #ifndef KVANT_TOOLS_DIVERGENCE_H
 #define KVANT_TOOLS_DIVERGENCE_H
@@ -31,8 +33,8 @@ void divergence_close(divergence *d);
 /* Whether the file has the measurement: 0 runs, else 1 besides that of f16. */
 unsigned divergence_runs(const divergence *d, uint64_t key, const llama_token *tokens);
 
-/* What was measured: divergences of n_rows tokens. key: a fingerprint of all that the configuration consists of; label is for
- * progress. False after complaining or when interrupted. */
+/* What was measured: divergences of n_rows tokens. key: a fingerprint of all that the configuration
+ * consists of; label is for progress. False after complaining or when interrupted. */
 bool divergence_measure(divergence *d, const kv_config *config, uint64_t key, const char *label,
                         const llama_token *tokens, double *kld, double *kv_bytes);
 

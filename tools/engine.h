@@ -1,8 +1,10 @@
-/* engine.h - llama.cpp as the commands use it: one model file, contexts with one KV cache configuration each.
+/* engine.h - llama.cpp as the commands use it: one model file, contexts with one KV cache
+ * configuration each.
  *
- * The model is loaded once for llama.cpp's own cache types (CPU only) and once for kvant's (with the
- * plug-in's device, which takes the cache and leaves the weights on the CPU); both map the same file, so the
- * weights are in memory once. All contexts share one thread pool, as in llama.cpp's own programs.
+ * The model is loaded once for llama.cpp's own cache types (CPU only) and once for kvant's (with
+ * the plug-in's device, which takes the cache and leaves the weights on the CPU); both map the same
+ * file, so the weights are in memory once. All contexts share one thread pool, as in llama.cpp's
+ * own programs.
  */
 #ifndef KVANT_TOOLS_ENGINE_H
 #define KVANT_TOOLS_ENGINE_H
@@ -13,7 +15,8 @@
 
 #define ENGINE_UBATCH 512u /* llama.cpp's default: tokens of one graph */
 
-/* Options that all commands with a model have; ids start high so that commands number theirs from 0. */
+/* Options that all commands with a model have; ids start high so that commands number theirs from
+ * 0. */
 enum {
     OPT_MODEL = 100,
     OPT_PRESET,
@@ -72,8 +75,8 @@ typedef struct engine_options {
 /* Handles the options above; *known is false for other ids. */
 bool engine_option(engine_options *options, int id, const char *value, bool *known);
 
-/* Complains when what every command needs is not there (a model, valid specs); fills in defaults, of which one is the configuration.
- * engine_model_options_finish does without configurations. */
+/* Complains when what every command needs is not there (a model, valid specs); fills in defaults,
+ * of which one is the configuration. engine_model_options_finish does without configurations. */
 bool engine_options_finish(engine_options *options, const char *command);
 bool engine_model_options_finish(engine_options *options, const char *command);
 
@@ -87,8 +90,8 @@ typedef struct engine {
     size_t (*kv_memory)(size_t *reserved); /* the plug-in's; NULL before it is loaded */
 } engine;
 
-/* Loads the runtime. False after complaining; engine_close is needed in any case. engine_open_runtime does without a model;
- * runtime and threads may be left to their defaults. */
+/* Loads the runtime. False after complaining; engine_close is needed in any case.
+ * engine_open_runtime does without a model; runtime and threads may be left to their defaults. */
 bool engine_open(engine *e, const engine_options *options);
 bool engine_open_runtime(engine *e, const engine_options *options);
 void engine_close(engine *e);
@@ -106,30 +109,31 @@ typedef struct engine_context_options {
     bool flash_attention; /* also for llama.cpp's own cache, which otherwise chooses */
 } engine_context_options;
 
-/* A context whose cache has the configuration; Ctrl-C makes its llama_decode return 2. The caller frees it
- * with ll.llama_free. NULL after complaining. */
+/* A context whose cache has the configuration; Ctrl-C makes its llama_decode return 2. The caller
+ * frees it with ll.llama_free. NULL after complaining. */
 struct llama_context *engine_context(engine *e, const kv_config *config, const engine_context_options *options);
 
-/* Adds up the cache tensors that graphs write to: their nominal size, as llama.cpp allocates them. */
+/* Adds up the cache tensors that graphs write to: their nominal size, as llama.cpp allocates
+ * them. */
 typedef struct kv_meter {
     const struct ggml_tensor *seen[1024];
     size_t n;
     size_t bytes;
 } kv_meter;
 
-/* Bytes that the cache of the one living context takes: what the plug-in measures for kvant, the size of the
- * tensors for llama.cpp's own, which allocates and touches them whole. */
+/* Bytes that the cache of the one living context takes: what the plug-in measures for kvant, the
+ * size of the tensors for llama.cpp's own, which allocates and touches them whole. */
 double engine_kv_bytes(const engine *e, const kv_config *config, const kv_meter *meter);
 
-/* Of llama.cpp's libraries that compute here, among them the CPU back end that it chose for this machine: another one rounds
- * differently. 0 when they cannot be read. */
+/* Of llama.cpp's libraries that compute here, among them the CPU back end that it chose for this
+ * machine: another one rounds differently. 0 when they cannot be read. */
 uint64_t engine_runtime_fingerprint(const engine *e);
 
 /* Whether a settings file is for this model, before minutes of work; complains when it is not. */
 bool engine_fits(engine *e, const kv_config *config);
 
-/* True bits a number, keys and values averaged by their head dimensions. False after complaining, when a
- * codec does not exist for this model's head_dim or a settings file is for another model. */
+/* True bits per number, keys and values averaged by their head dimensions. False after complaining,
+ * when a codec does not exist for this model's head_dim or a settings file is for another model. */
 bool engine_bits(engine *e, const kv_config *config, double *bits);
 
 typedef enum token_kind {
@@ -138,7 +142,8 @@ typedef enum token_kind {
     TOKENS_PART  /* of something longer */
 } token_kind;
 
-/* n tokens from a position of sequence 0 on, none of which gives logits; at position 0 stands the model's BOS, where it wants one. */
+/* n tokens from a position of sequence 0 on, none of which gives logits; at position 0 stands the
+ * model's BOS, where it wants one. */
 void engine_fill_batch(const engine *e, struct llama_batch *batch, const llama_token *tokens, size_t position,
                        size_t n);
 

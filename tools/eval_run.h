@@ -1,8 +1,10 @@
-/* eval_run.h - an evaluation: every chunk of the texts through every configuration, scored against the f16 run of the chunk.
+/* eval_run.h - an evaluation: every chunk of the texts through every configuration, scored against
+ * the f16 run of the chunk.
  *
- * Chunks are the outer loop and configurations the inner one, so the reference of one chunk is all that is held; contexts are made
- * anew each time, which costs far less than a chunk. One chunk is one sequence: graphs of 512 tokens already use the machine fully
- * (docs/report.md), so several chunks side by side would gain nothing.
+ * Chunks are the outer loop and configurations the inner loop, so only the reference of one chunk
+ * is held. Contexts are created anew each time, which costs far less than a chunk. One chunk is one
+ * sequence: graphs of 512 tokens already use the machine fully (docs/report.md), so several chunks
+ * side by side would gain nothing.
  */
 #ifndef KVANT_TOOLS_EVAL_RUN_H
 #define KVANT_TOOLS_EVAL_RUN_H
@@ -43,7 +45,8 @@ typedef struct eval_run {
     progress progress;
 } eval_run;
 
-/* Loads, checks and takes over what --resume's file has. False after complaining; eval_release is needed in any case. */
+/* Loads, checks and takes over what --resume's file has. False after complaining; eval_release is
+ * needed in any case. */
 bool eval_prepare(eval_run *r, const eval_options *options);
 
 /* False when interrupted, or after complaining. What is complete stays. */

@@ -1,9 +1,10 @@
-/* eval_state.h - the file of --resume: the values of every configuration and chunk that is complete. eval and tune keep a value a scored
- * token, needle one a question.
+/* eval_state.h - the file of --resume: the values of every complete (configuration, chunk). eval
+ * and tune keep one value per scored token, needle one per question.
  *
- * A header says of which model, cut and runtime; records of one size follow, each of a configuration and a chunk with a checksum of its own,
- * written to the end as soon as they are complete. So what an interruption costs does not grow with what is done, a record that was not
- * written to its end is cut off, and one file serves command lines that differ in their configurations, texts and numbers of chunks.
+ * A header names model, cut and runtime. Records of one size follow, one per (configuration,
+ * chunk), each with its own checksum. A record is appended as soon as it is complete. So the cost
+ * of an interruption does not grow with the work done, and an incomplete record is cut off. One
+ * file serves command lines with different configurations, texts and numbers of chunks.
  */
 #ifndef KVANT_TOOLS_EVAL_STATE_H
 #define KVANT_TOOLS_EVAL_STATE_H
@@ -19,12 +20,13 @@ typedef struct eval_state {
     uint64_t end; /* where the next one goes */
 } eval_state;
 
-/* Opens or makes the file; key.tokens does not matter. path NULL: an empty state that keeps nothing. False after complaining: it is
- * another evaluation's, in use, or cannot be written. */
+/* Opens or makes the file; key.tokens does not matter. path NULL: an empty state that keeps
+ * nothing. False after complaining: it is another evaluation's, in use, or cannot be written. */
 bool eval_state_open(eval_state *s, const char *path, const base_key *key);
 void eval_state_close(eval_state *s);
 
-/* What the file had, n_rows values. config is a fingerprint of the configuration, tokens of the chunk. */
+/* What the file had, n_rows values. config is a fingerprint of the configuration, tokens of the
+ * chunk. */
 bool eval_state_find(const eval_state *s, uint64_t config, uint64_t tokens, double *kv_bytes, score_value *values);
 
 /* On the disk when it returns. False after complaining; what was there stays valid. */

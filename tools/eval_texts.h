@@ -1,4 +1,5 @@
-/* eval_texts.h - the texts of an evaluation, cut into chunks of the context's length as llama-perplexity cuts them. */
+/* eval_texts.h - the texts of an evaluation, cut into chunks of the context's length as
+ * llama-perplexity cuts them. */
 #ifndef KVANT_TOOLS_EVAL_TEXTS_H
 #define KVANT_TOOLS_EVAL_TEXTS_H
 

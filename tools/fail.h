@@ -1,4 +1,4 @@
-/* fail.h - errors as one line in a buffer of the caller's, for modules that print nothing. */
+/* fail.h - one-line errors in a buffer of the caller, for modules that print nothing. */
 #ifndef KVANT_TOOLS_FAIL_H
 #define KVANT_TOOLS_FAIL_H
 

@@ -1,4 +1,4 @@
-/* file_io.h - pread and pwrite until all bytes are done, whatever the system does at a time. */
+/* file_io.h - pread and pwrite that repeat until all bytes are done. */
 #ifndef KVANT_TOOLS_FILE_IO_H
 #define KVANT_TOOLS_FILE_IO_H
 

@@ -1,5 +1,5 @@
-/* fingerprint.h - 64-bit FNV-1a of bytes: enough to tell models, texts and settings apart, no protection against
- * anybody who wants two to look alike. */
+/* fingerprint.h - 64-bit FNV-1a of bytes: tells models, texts and settings apart. It does not
+ * protect against somebody who wants two of them to look alike. */
 #ifndef KVANT_TOOLS_FINGERPRINT_H
 #define KVANT_TOOLS_FINGERPRINT_H
 
@@ -12,13 +12,16 @@
 uint64_t fingerprint_bytes(uint64_t fingerprint, const void *bytes, size_t n);
 uint64_t fingerprint_number(uint64_t fingerprint, uint64_t number);
 
-/* Continued by a text with its end, so that "ab", "c" and "a", "bc" differ; NULL differs from "". */
+/* Continued by a text with its end, so that "ab", "c" and "a", "bc" differ; NULL differs from
+ * "". */
 uint64_t fingerprint_string(uint64_t fingerprint, const char *text);
 
-/* Continued by words of 8 bytes, for hundreds of megabytes: eight times as fast. Every change of one word changes it. */
+/* Continued by words of 8 bytes, for hundreds of megabytes: eight times as fast. Every change of
+ * one word changes it. */
 uint64_t fingerprint_words(uint64_t fingerprint, const void *bytes, size_t n);
 
-/* Of the file's size and of 256 blocks of 4 KiB spread over it, read in a moment; 0 when it cannot be opened. */
+/* Of the file's size and of 256 blocks of 4 KiB spread over it, read in a moment; 0 when it cannot
+ * be opened. */
 uint64_t fingerprint_file(const char *path);
 
 /* Of every byte of a file; 0 when it cannot be read. */

@@ -1,8 +1,9 @@
-/* gpu.h - an NVIDIA driver, found at run time like libkvant_cuda, so that the command needs neither a toolkit to be built
- * nor a GPU to start.
+/* gpu.h - an NVIDIA driver, found at run time like libkvant_cuda, so that the command needs neither
+ * a toolkit to be built nor a GPU to start.
  *
- * Owns loading, one device and its errors; knows no benchmark. The driver's functions are those of its documented
- * interface, declared here with the types that its binary interface has had since CUDA 11.4. One thread uses it. */
+ * Owns loading, one device and its errors; knows no benchmark. The driver's functions are those of
+ * its documented interface, declared here with the types that its binary interface has had since
+ * CUDA 11.4. One thread uses it. */
 #ifndef KVANT_TOOLS_GPU_H
 #define KVANT_TOOLS_GPU_H
 
@@ -70,8 +71,9 @@ typedef struct gpu {
     bool context;
 } gpu;
 
-/* Opens libkvant_cuda (path NULL: $KVANT_CUDA_LIBRARY, beside the command, then the system's places), the driver and a
- * device. False after complaining; gpu_close may be called in any case. */
+/* Opens libkvant_cuda (path NULL: $KVANT_CUDA_LIBRARY, beside the command, then the system's
+ * places), the driver and a device. False after complaining; gpu_close may be called in any
+ * case. */
 bool gpu_open(gpu *g, const char *library, uint32_t ordinal);
 void gpu_close(gpu *g);
 
@@ -79,7 +81,8 @@ void gpu_close(gpu *g);
 bool gpu_ok(const gpu *g, gpu_result result, const char *what);
 bool gpu_library_ok(kvant_status status, const char *what);
 
-/* Memory of the device, 256-byte aligned, of which nothing is known; 0 after complaining. Freed with driver.release. */
+/* Memory of the device, 256-byte aligned, of which nothing is known; 0 after complaining. Freed
+ * with driver.release. */
 gpu_address gpu_new(const gpu *g, size_t bytes);
 gpu_address gpu_new_copy(const gpu *g, const void *from, size_t bytes);
 

@@ -1,5 +1,5 @@
-/* gpu_attention.h - decode attention of libkvant_cuda on one shape: pages, table, query, and the call that
- * `kvant bench cuda` times. */
+/* gpu_attention.h - decode attention of libkvant_cuda on one shape: pages, table, query, and the
+ * call that `kvant bench cuda` times. */
 #ifndef KVANT_TOOLS_GPU_ATTENTION_H
 #define KVANT_TOOLS_GPU_ATTENTION_H
 
@@ -19,16 +19,16 @@ typedef struct gpu_attention {
     double bytes; /* of keys and values that a call reads, as stored */
 } gpu_attention;
 
-/* Fills the pages with normally distributed rows, which repeat after a few thousand tokens; blocks are in random
- * order. False after complaining; gpu_attention_free may be called in any case. */
+/* Fills the pages with normally distributed rows, which repeat after a few thousand tokens; blocks
+ * are in random order. False after complaining; gpu_attention_free may be called in any case. */
 bool gpu_attention_create(gpu_attention *a, const gpu *g, const gpu_shape *shape, const char *k, const char *v);
 void gpu_attention_free(gpu_attention *a);
 
 /* Enqueues one call. */
 bool gpu_attention_run(const gpu_attention *a);
 
-/* ||out - want|| / ||want|| of the last call's first query head of the first sequence, want being softmax in double
- * precision over the decoded pages. NaN after complaining. */
+/* ||out - want|| / ||want|| of the last call's first query head of the first sequence, want being
+ * softmax in double precision over the decoded pages. NaN after complaining. */
 double gpu_attention_error(const gpu_attention *a);
 
 #endif /* KVANT_TOOLS_GPU_ATTENTION_H */

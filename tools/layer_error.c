@@ -196,7 +196,7 @@ static kvant_status through_tensor(kvant_tensor *tensor, const float *rows, size
 }
 
 typedef struct codec_set {
-    kvant_codec **codecs; /* one a kv head */
+    kvant_codec **codecs; /* one per kv head */
     uint32_t n;
 } codec_set;
 

@@ -1,9 +1,10 @@
 /* llama_api.h - the functions of llama.cpp that kvant calls, bound at run time.
  *
- * The libraries are opened with dlopen from a folder that the user may choose, so the command itself links
- * nothing of llama.cpp. Prototypes are stated once in the list below; llama_api.c lets the compiler check
- * each of them against llama.cpp's own headers. Its structs cross the boundary by value, so libraries of
- * another version than the headers are refused before the first of them does.
+ * The libraries are opened with dlopen from a folder that the user may choose, so the command
+ * itself links nothing of llama.cpp. Prototypes are stated once in the list below; llama_api.c lets
+ * the compiler check each of them against llama.cpp's own headers. Its structs cross the boundary
+ * by value, so libraries of another version than the headers are refused before the first of them
+ * does.
  */
 #ifndef KVANT_TOOLS_LLAMA_API_H
 #define KVANT_TOOLS_LLAMA_API_H
@@ -113,8 +114,8 @@ typedef struct llama_api {
 /* The bound functions; usable after llama_api_load has succeeded. */
 extern llama_api ll;
 
-/* Opens libllama and what it needs from folder, binds, and checks versions. Once a process. False after
- * complaining. */
+/* Opens libllama and what it needs from folder, binds, and checks versions. Once a process. False
+ * after complaining. */
 bool llama_api_load(const char *folder);
 
 #endif /* KVANT_TOOLS_LLAMA_API_H */

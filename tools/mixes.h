@@ -1,8 +1,9 @@
-/* mixes.h - what the kv heads of one layer and role can have together: one candidate for all of them, or mixes, in which each kv head has
- * its own.
+/* mixes.h - the choices for the kv heads of one layer and role: one candidate for all kv heads, or
+ * a mix, in which each kv head has its own candidate.
  *
- * Of all mixes, which are too many to list, those are kept that any budget for the site alone would lead to: from the smallest
- * candidates on, always the step of one kv head that saves most for each byte. Candidates of a mix fit together in one cache.
+ * There are too many mixes to list. The kept mixes are those that some budget for this site alone
+ * would choose. From the smallest candidates on, each step changes the kv head that saves most
+ * error per byte. The candidates of a mix fit together in one cache.
  */
 #ifndef KVANT_TOOLS_MIXES_H
 #define KVANT_TOOLS_MIXES_H

@@ -1,7 +1,8 @@
 /* needle_text.h - long texts with sentences hidden in them that the model is asked for at the end.
  *
- * The text around is the user's file or sentences made here; a hidden sentence names a city and a secret number of five
- * digits. The question repeats the sentence up to the number, so that models without instruction tuning can answer.
+ * The text around is the user's file or sentences made here; a hidden sentence names a city and a
+ * secret number of five digits. The question repeats the sentence up to the number, so that models
+ * without instruction tuning can answer.
  */
 #ifndef KVANT_TOOLS_NEEDLE_TEXT_H
 #define KVANT_TOOLS_NEEDLE_TEXT_H
@@ -23,8 +24,9 @@ typedef struct needle_text {
     size_t n_needles;
 } needle_text;
 
-/* A text that fits n_tokens with any one of its questions and answers. haystack: sentences around, ended by a 0, or NULL; the
- * seed decides where it begins, which cities and which numbers. needle_text_free is needed in any case. False after complaining. */
+/* A text that fits n_tokens with any one of its questions and answers. haystack: sentences around,
+ * ended by a 0, or NULL; the seed decides where it begins, which cities and which numbers.
+ * needle_text_free is needed in any case. False after complaining. */
 bool needle_text_make(needle_text *text, const engine *e, const char *haystack, size_t n_tokens, size_t n_needles,
                       uint32_t seed);
 void needle_text_free(needle_text *text);

@@ -1,4 +1,4 @@
-/* plugin.h - where libggml-kvant.so is, and the environment it reads its settings from. */
+/* plugin.h - the path of libggml-kvant.so, and the environment with its settings. */
 #ifndef KVANT_TOOLS_PLUGIN_H
 #define KVANT_TOOLS_PLUGIN_H
 
@@ -23,11 +23,12 @@
 /* The absolute path of the plug-in. False after complaining where it was looked for. */
 bool plugin_path(char *path, size_t bytes);
 
-/* Of the plug-in's own bytes, because another build may compute other numbers; 0 when there is none. */
+/* Of the plug-in's own bytes, because another build may compute other numbers; 0 when there is
+ * none. */
 uint64_t plugin_fingerprint(void);
 
-/* The absolute path of a library of kvant's in the places where the build and an installation have them; false when
- * there is none. */
+/* The absolute path of a library of kvant's in the places where the build and an installation have
+ * them; false when there is none. */
 bool library_beside_command(const char *file, char *path, size_t bytes);
 
 #define PLUGIN_MAX_PROTECT 1000u
@@ -43,14 +44,16 @@ typedef struct plugin_settings {
     bool fp32;                 /* attention without integer products */
 } plugin_settings;
 
-/* Sets the variables of this process. Presets are resolved before: KVANT_PRESET is for those who set variables by hand. */
+/* Sets the variables of this process. Presets are resolved before: KVANT_PRESET is for those who
+ * set variables by hand. */
 bool plugin_set(const plugin_settings *settings);
 
-/* Whether all specs create a codec, with the calibration or without (NULL); complains with the library's own
- * words when one does not. */
+/* Whether all specs create a codec, with the calibration or without (NULL); complains with the
+ * library's own words when one does not. */
 bool plugin_check(const plugin_settings *settings, const kvant_calibration *calibration);
 
-/* Loads the file of --calibration; path NULL: *calibration becomes NULL. False after complaining. */
+/* Loads the file of --calibration; path NULL: *calibration becomes NULL. False after
+ * complaining. */
 bool plugin_load_calibration(const char *path, kvant_calibration **calibration);
 
 #endif /* KVANT_TOOLS_PLUGIN_H */

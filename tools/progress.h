@@ -1,5 +1,5 @@
-/* progress.h - how far long work is, on stderr: for people one line rewritten on a terminal, or a line every few seconds elsewhere; for
- * programs one JSON object a line.
+/* progress.h - the progress of long work, on stderr. For people: one rewritten line on a terminal,
+ * otherwise a line every few seconds. For programs: one JSON object per line.
  */
 #ifndef KVANT_TOOLS_PROGRESS_H
 #define KVANT_TOOLS_PROGRESS_H
@@ -15,10 +15,12 @@ typedef struct progress {
 /* Seconds of a clock that never jumps. */
 double monotonic_seconds(void);
 
-/* From now on, and for the whole process, progress is told in objects, unless stderr is a terminal, where a person reads it:
+/* From now on, and for the whole process, progress is told in objects, unless stderr is a terminal,
+ * where a person reads it:
  *   {"done":512,"total":4096,"fraction":0.125,"elapsed_s":1.5,"remaining_s":10.5,"what":"turboquant-4"}
- * one at the start, about one a second, one at the end. done and total are of a unit of the command's own; remaining_s is null
- * until something is done. Returns true, so that a handler of --json can be one line. */
+ * one at the start, about one per second, one at the end. done and total are of a unit of the
+ * command's own; remaining_s is null until something is done. Returns true, so that a handler of
+ * --json can be one line. */
 bool progress_use_json(void);
 
 /* total: any unit of work of which every step costs about the same. */

@@ -1,8 +1,8 @@
-/* reading.h - a model reads a text with llama.cpp's own f16 cache while an observer looks on: what calibrate, capture and tune
- * have in common.
+/* reading.h - a model reads a text with llama.cpp's own f16 cache while an observer watches: the
+ * shared part of calibrate, capture and tune.
  *
- * Contexts of n_ctx tokens, each beginning with the model's BOS, batches of ENGINE_UBATCH. The batch in which Ctrl-C came is
- * finished, so that a batch counts for all layers or for none.
+ * Contexts have n_ctx tokens and begin with the model's BOS; batches have ENGINE_UBATCH tokens.
+ * After Ctrl-C the current batch is finished, so a batch counts for all layers or for none.
  */
 #ifndef KVANT_TOOLS_READING_H
 #define KVANT_TOOLS_READING_H
@@ -33,16 +33,19 @@ typedef struct reading_text {
     uint32_t n_ctx;  /* refused when beyond the model's own limit */
 } reading_text;
 
-/* Loads the model and the text's tokens and learns the shapes of all layers. False after complaining; close in any case. */
+/* Loads the model and the text's tokens and learns the shapes of all layers. False after
+ * complaining; close in any case. */
 bool reading_open(reading *r, engine *e, const char *command, const reading_text *text);
 void reading_close(reading *r);
 
 /* Forgets the context's tokens. */
 void reading_clear(reading *r);
-/* Decodes n tokens of the context that begins at token chunk, from its position start on. False after complaining. */
+/* Decodes n tokens of the context that begins at token chunk, from its position start on. False
+ * after complaining. */
 bool reading_decode(reading *r, size_t chunk, size_t start, size_t n);
 
-/* Whether a file can be made there: minutes of work should not end in "permission denied". Complains. */
+/* Whether a file can be made there: minutes of work should not end in "permission denied".
+ * Complains. */
 bool can_write_beside(const char *command, const char *path);
 
 #endif /* KVANT_TOOLS_READING_H */

@@ -1,7 +1,8 @@
-/* report.h - rows of results, as a table for people, as one JSON array of flat objects or as CSV with a line of names.
+/* report.h - rows of results, as a table for people, as one JSON array of flat objects or as CSV
+ * with a line of names.
  *
- * All come from the same cells, so they cannot disagree. An absent number (not measured, does not apply) is
- * null in JSON, empty in CSV and "-" in the table.
+ * All come from the same cells, so they cannot disagree. An absent number (not measured, does not
+ * apply) is null in JSON, empty in CSV and "-" in the table.
  */
 #ifndef KVANT_TOOLS_REPORT_H
 #define KVANT_TOOLS_REPORT_H
@@ -30,7 +31,8 @@ typedef struct report_cell {
 /* false and true for commands that know no CSV. */
 typedef enum report_format { REPORT_TABLE, REPORT_JSON, REPORT_CSV } report_format;
 
-/* Prints n_rows x n_columns cells, row by row, to stdout. False when memory ran out (said on stderr). */
+/* Prints n_rows x n_columns cells, row by row, to stdout. False when memory ran out (said on
+ * stderr). */
 bool report_print(const report_column *columns, size_t n_columns, const report_cell *cells, size_t n_rows,
                   report_format format);
 

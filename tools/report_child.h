@@ -1,4 +1,5 @@
-/* report_child.h - runs a subcommand of this very program, keeps the JSON that it prints and follows its progress. */
+/* report_child.h - runs a subcommand of this program, keeps its JSON output and follows its
+ * progress. */
 #ifndef KVANT_TOOLS_REPORT_CHILD_H
 #define KVANT_TOOLS_REPORT_CHILD_H
 
@@ -12,9 +13,10 @@ typedef struct child_result {
     double seconds;
 } child_result;
 
-/* arguments: "eval", ..., NULL, with --json among them. As the child gets on, up to `share` is added to progress, and all of it when it
- * ends well; its other messages pass through. Ctrl-C is passed on once, so that the child prints what is complete. False after
- * complaining that it could not be run. */
+/* arguments: "eval", ..., NULL, with --json among them. As the child gets on, up to `share` is
+ * added to progress, and all of it when it ends well; its other messages pass through. Ctrl-C is
+ * passed on once, so that the child prints what is complete. False after complaining that it could
+ * not be run. */
 bool child_run(const char *const *arguments, progress *progress, double share, const char *what,
                child_result *result);
 

@@ -5,8 +5,8 @@
  *                "text_fingerprint", "ctx", "calibration", "date" },
  *     "steps": [ { "name": "quality", "command": "kvant eval ...", "state": "complete", "seconds": 12.5, "rows": [ {...}, ... ] } ] }
  *
- * Rows are what the command of the step printed. A file is checked as far as the program reads it; the page takes what it knows and
- * shows the rest as not measured.
+ * Rows are what the command of the step printed. A file is checked as far as the program reads it;
+ * the page takes what it knows and shows the rest as not measured.
  */
 #ifndef KVANT_TOOLS_REPORT_FILE_H
 #define KVANT_TOOLS_REPORT_FILE_H
@@ -15,7 +15,8 @@
 #include <stdbool.h>
 #include <stdio.h>
 
-/* Writes a file beside its place and renames it. False after complaining; an older one stays then. */
+/* Writes a file beside its place and renames it. False after complaining; an older one stays
+ * then. */
 bool report_file_replace(const char *path, void (*write)(FILE *file, const void *user), const void *user);
 
 /* NULL after complaining. The caller deletes it. */

@@ -1,5 +1,5 @@
-/* report_model.h - what the report says of the model and plans with: its limit and name, how fast it is here, and whether the text and
- * the configurations suit it. */
+/* report_model.h - facts about the model for the report and its plan: its context limit, its name,
+ * its speed here, and whether text and configurations suit it. */
 #ifndef KVANT_TOOLS_REPORT_MODEL_H
 #define KVANT_TOOLS_REPORT_MODEL_H
 
@@ -13,8 +13,9 @@ typedef struct model_facts {
     double prefill_tps, decode_tps; /* tokens a second of the f16 cache: seconds of measuring, for estimates only */
 } model_facts;
 
-/* Loads the model and lets go of it. False when interrupted or after complaining, also of a configuration that is not for this model: a
- * report that runs for an hour says so at its beginning. */
+/* Loads the model and lets go of it. False when interrupted or after complaining, also of a
+ * configuration that is not for this model: a report that runs for an hour says so at its
+ * beginning. */
 bool model_facts_get(const engine_options *options, const char *text, model_facts *facts);
 
 #endif /* KVANT_TOOLS_REPORT_MODEL_H */

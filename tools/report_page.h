@@ -5,8 +5,8 @@
 #include <cjson/cJSON.h>
 #include <stdbool.h>
 
-/* Writes the page beside its place and renames it. data is what report_file.h describes. False after complaining; an older page
- * stays then. */
+/* Writes the page beside its place and renames it. data is what report_file.h describes. False
+ * after complaining; an older page stays then. */
 bool report_page_write(const char *path, const cJSON *data);
 
 /* Whether this build has the plotting library; without it pages have tables only. */

@@ -1,4 +1,5 @@
-/* report_plan.h - what `kvant report` measures: steps, each one subcommand, with an estimate of its time. */
+/* report_plan.h - what `kvant report` measures: steps, each one subcommand, with an estimate of its
+ * time. */
 #ifndef KVANT_TOOLS_REPORT_PLAN_H
 #define KVANT_TOOLS_REPORT_PLAN_H
 

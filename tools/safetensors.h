@@ -1,9 +1,11 @@
-/* safetensors.h - files of named tensors in the safetensors format (github.com/huggingface/safetensors): 8 bytes with the
- * header's length, little endian, a JSON header, then the tensors' bytes.
+/* safetensors.h - files of named tensors in the safetensors format
+ * (github.com/huggingface/safetensors): 8 bytes with the header's length, little endian, a JSON
+ * header, then the tensors' bytes.
  *
- * Writing: every size is known and checked before the first byte; the file is written beside its path and renamed when it is
- * complete. Reading trusts no length: a file that is cut short, whose tensors overlap, leave holes or do not have the bytes that
- * their shapes say is refused. Errors are one line in err; nothing is printed. Not thread-safe.
+ * Writing: every size is known and checked before the first byte; the file is written beside its
+ * path and renamed when it is complete. Reading trusts no length: a file that is cut short, whose
+ * tensors overlap, leave holes or do not have the bytes that their shapes say is refused. Errors
+ * are one line in err; nothing is printed. Not thread-safe.
  */
 #ifndef KVANT_TOOLS_SAFETENSORS_H
 #define KVANT_TOOLS_SAFETENSORS_H
@@ -25,7 +27,8 @@ typedef struct safetensors_tensor {
     uint64_t offset, bytes;               /* offset: behind the header */
 } safetensors_tensor;
 
-/* Tensors in the order of their bytes. Made by safetensors_open or safetensors_plan; zero it before. */
+/* Tensors in the order of their bytes. Made by safetensors_open or safetensors_plan; zero it
+ * before. */
 typedef struct safetensors {
     safetensors_tensor *tensors;
     size_t n, capacity;
@@ -42,7 +45,8 @@ bool safetensors_plan(safetensors *s, const char *name, const char *type, const 
 /* Adds to the strings that the file carries beside its tensors. */
 bool safetensors_note(safetensors *s, const char *key, const char *value);
 
-/* Creates the file beside path, as large as it will be, with the header; fails when the disk has no room for it. */
+/* Creates the file beside path, as large as it will be, with the header; fails when the disk has no
+ * room for it. */
 bool safetensors_create(safetensors *s, const char *path, char *err, size_t errlen);
 /* Writes a part of a tensor; parts that are never written are zero. */
 bool safetensors_write(safetensors *s, const safetensors_tensor *tensor, uint64_t offset, const void *data,
@@ -52,7 +56,8 @@ bool safetensors_finish(safetensors *s, char *err, size_t errlen);
 
 /* Reads and checks the header of a file; the tensors' bytes are read when asked for. */
 bool safetensors_open(safetensors *s, const char *path, char *err, size_t errlen);
-/* What open does with a header of n bytes in a file with data_bytes behind it; does not look at a file. */
+/* What open does with a header of n bytes in a file with data_bytes behind it; does not look at a
+ * file. */
 bool safetensors_parse(safetensors *s, const char *json, size_t n, uint64_t data_bytes, char *err, size_t errlen);
 
 /* NULL when there is none of that name. */

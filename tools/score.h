@@ -1,10 +1,10 @@
-/* score.h - how far a model's next-token distributions are from a reference's, as llama-perplexity defines
- * it.
+/* score.h - how far a model's next-token distributions are from a reference's, as llama-perplexity
+ * defines it.
  *
- * The reference is kept as llama-perplexity keeps it on disk: 16-bit log-probabilities that span at most 16
- * nats below the most probable token, which is half the memory of logits and makes figures comparable with
- * its. Terms of tokens that the reference finds less probable than e^-16 are left out of the divergence, as
- * there.
+ * The reference is kept as llama-perplexity keeps it on disk: 16-bit log-probabilities that span at
+ * most 16 nats below the most probable token, which is half the memory of logits and makes figures
+ * comparable with its. Terms of tokens that the reference finds less probable than e^-16 are left
+ * out of the divergence, as there.
  */
 #ifndef KVANT_TOOLS_SCORE_H
 #define KVANT_TOOLS_SCORE_H
@@ -36,9 +36,9 @@ score_reference score_reference_at(void *memory, size_t n_rows, size_t n_vocab);
 void score_values_pack(const score_value *values, size_t n, unsigned char *bytes);
 void score_values_unpack(const unsigned char *bytes, size_t n, score_value *values);
 
-/* Scores n rows of logits (n x n_vocab) against rows first .. first + n - 1 of the reference; with define set
- * these rows become the reference first. targets[i] is the token that follows row i. Values do not depend on
- * n_threads. False without threads or memory. */
+/* Scores n rows of logits (n x n_vocab) against rows first .. first + n - 1 of the reference; with
+ * define set these rows become the reference first. targets[i] is the token that follows row i.
+ * Values do not depend on n_threads. False without threads or memory. */
 bool score_rows(score_reference *reference, size_t first, bool define, const float *logits, const int32_t *targets,
                 size_t n, unsigned n_threads, score_value *values);
 

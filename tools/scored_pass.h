@@ -1,5 +1,5 @@
-/* scored_pass.h - one context of tokens through one configuration, scored against the f16 run of the same tokens: what `kvant eval` and
- * `kvant tune` both measure by. */
+/* scored_pass.h - one context of tokens through one configuration, scored against the f16 run of
+ * the same tokens. `kvant eval` and `kvant tune` measure with it. */
 #ifndef KVANT_TOOLS_SCORED_PASS_H
 #define KVANT_TOOLS_SCORED_PASS_H
 

@@ -1,6 +1,6 @@
-/* sensitivity.h - what each candidate codec would cost the model in each layer and role, from two sources: the error that it makes in
- * the layer's attention (layer_error.h), for all candidates, and the divergence of the model when the first candidate alone is in
- * the layer, measured.
+/* sensitivity.h - estimates the cost of each candidate codec to the model, per layer and role, from
+ * two sources. The error in the layer's attention (layer_error.h) is known for all candidates. The
+ * divergence of the model is measured with the first candidate alone in the layer.
  *
  *     cost(candidate) = measured(first) error(candidate) / error(first)
  */
@@ -38,18 +38,18 @@ typedef struct sensitivity {
 /* Where there is a calibration, and where there is none. */
 sensitivity_candidates sensitivity_defaults(bool calibrated);
 
-/* Errors and bytes of all candidates in all layers of a capture. n_ctx: the planned context. False after complaining or when
- * interrupted; sensitivity_free in any case. */
+/* Errors and bytes of all candidates in all layers of a capture. n_ctx: the planned context. False
+ * after complaining or when interrupted; sensitivity_free in any case. */
 bool sensitivity_compute(sensitivity *s, const capture *c, const sensitivity_candidates *candidates,
                          const kvant_calibration *calibration, uint32_t n_ctx, uint32_t n_threads);
 void sensitivity_free(sensitivity *s);
 
-/* Weights from what was measured. Measurements are noisy, and weights of one role are alike: each is drawn to the role's mean by as
- * much as its own error asks for, in logarithms. */
+/* Weights from what was measured. Measurements are noisy, and weights of one role are alike: each
+ * is drawn to the role's mean by as much as its own error asks for, in logarithms. */
 void sensitivity_weigh(sensitivity *s);
 
-/* Spearman's rank correlation of the first candidates' errors with what was measured; NaN for fewer than 3 sites. role: one of
- * kvant_role, or 2 for all. */
+/* Spearman's rank correlation of the first candidates' errors with what was measured; NaN for fewer
+ * than 3 sites. role: one of kvant_role, or 2 for all. */
 double sensitivity_agreement(const sensitivity *s, int role);
 
 /* Of the site's choice of this number. */

@@ -1,4 +1,4 @@
-/* settings_table.h - what a settings file says, layer by layer, with the bits of each codec. */
+/* settings_table.h - prints a settings file layer by layer, with the bits of each codec. */
 #ifndef KVANT_TOOLS_SETTINGS_TABLE_H
 #define KVANT_TOOLS_SETTINGS_TABLE_H
 

@@ -1,11 +1,11 @@
-/* stats.h - the few statistics that results are given with. */
+/* stats.h - the statistics of results. */
 #ifndef KVANT_TOOLS_STATS_H
 #define KVANT_TOOLS_STATS_H
 
 #include <stddef.h>
 
-/* Mean and its standard error, sqrt((E[x^2] - E[x]^2) / (n - 1)); the error is NaN below two values, both are
- * without any. */
+/* Mean and its standard error, sqrt((E[x^2] - E[x]^2) / (n - 1)); the error is NaN below two
+ * values, both are without any. */
 void stats_mean(const double *x, size_t n, double *mean, double *error);
 
 /* Linear interpolation between order statistics at p (n - 1), as llama-perplexity does. Sorts x. */

@@ -1,17 +1,20 @@
-/* text.h - texts that commands are given by name. */
+/* text.h - the texts that commands know by name. */
 #ifndef KVANT_TOOLS_TEXT_H
 #define KVANT_TOOLS_TEXT_H
 
 #include <stdbool.h>
 #include <stddef.h>
 
-/* In place of a file: a frozen copy of kvant's manual (manual.txt), for users who have no text at hand. */
+/* In place of a file: a frozen copy of kvant's manual (manual.txt), for users who have no text at
+ * hand. */
 #define MANUAL_TEXT "kvant:manual"
 
-/* False after complaining, with the name and the offset, when llama.cpp's tokenizer cannot take the text: it throws through C. */
+/* False after complaining, with the name and the offset, when llama.cpp's tokenizer cannot take the
+ * text: it throws through C. */
 bool text_check(const char *name, const char *text, size_t bytes);
 
-/* The whole file ("-" is stdin), checked, with a 0 behind it, to be freed; NULL after complaining. */
+/* The whole file ("-" is stdin), checked, with a 0 behind it, to be freed; NULL after
+ * complaining. */
 char *read_text(const char *path, size_t *bytes);
 
 #endif /* KVANT_TOOLS_TEXT_H */

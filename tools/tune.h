@@ -47,7 +47,8 @@ typedef struct tune {
     size_t n_settings;
 } tune;
 
-/* Captures, computes errors, measures every site. False after complaining or when interrupted, as below. */
+/* Captures, computes errors, measures every site. False after complaining or when interrupted, as
+ * below. */
 bool tune_prepare(tune *t, const tune_options *options);
 
 /* One of bits (a number) and bytes is above 0. */
@@ -56,7 +57,8 @@ bool tune_choose(tune *t, double bits, double bytes);
 bool tune_verify(tune *t);
 bool tune_save(tune *t);
 
-/* What a site has in a choice, as it is shown (choices.h, layer_specs): the caller's to free, NULL without memory. */
+/* What a site has in a choice, as it is shown (choices.h, layer_specs): the caller's to free, NULL
+ * without memory. */
 char *tune_specs(const tune *t, size_t site, size_t choice);
 
 void tune_say_how_to_go_on(const tune *t);

@@ -1,7 +1,9 @@
-/* tune_tokens.h - the tokens that `kvant tune` reads: contexts that are measured, and others that the result is checked on.
+/* tune_tokens.h - the tokens that `kvant tune` reads: contexts for measuring, and other contexts
+ * for the final check.
  *
- * Every text is cut into equal parts. The first context of each part is measured, so that a text counts from its beginning to its
- * end. The check takes the contexts that follow in the parts, in turn, or those of a text of its own.
+ * Every text is cut into equal parts. The first context of each part is measured, so a text counts
+ * from beginning to end. The check takes the next contexts of the parts, in turn, or contexts of a
+ * text of its own.
  */
 #ifndef KVANT_TOOLS_TUNE_TOKENS_H
 #define KVANT_TOOLS_TUNE_TOKENS_H

@@ -1,8 +1,9 @@
 /* attention.h - attention of query tokens over compressed keys and values.
  *
- * Queries are transformed once per version of the keys in use, pages are unpacked in cache or multiplied as codes, and outputs are
- * transformed back once. Softmax runs online, over parts of the context whose bounds depend on the problem alone; parts are combined in
- * order, so results are the same for every number of threads.
+ * Queries are transformed once per version of the keys in use, pages are unpacked in cache or
+ * multiplied as codes, and outputs are transformed back once. Softmax runs online, over parts of
+ * the context whose bounds depend on the problem alone; parts are combined in order, so results are
+ * the same for every number of threads.
  */
 #ifndef KVANT_ATTENTION_H
 #define KVANT_ATTENTION_H
@@ -15,27 +16,33 @@
 extern "C" {
 #endif
 
-/* One layer and sequence: n_queries query tokens over n_tokens tokens of the sequence. Strides are in floats, those of the mask in
- * fp16 numbers. With position(t) = n_tokens - n_queries + t for query token t, j for a token, h for a head:
+/* One layer and sequence: n_queries query tokens over n_tokens tokens of the sequence. Strides are
+ * in floats; the stride of the mask is in fp16 numbers. For query token t, token j and head h, with
+ * position(t) = n_tokens - n_queries + t:
  *
  *   s[h][t][j] = scale * <q[t][h], k[j][h / (n_heads / n_kv_heads)]>
  *   s = logit_softcap * tanh(s / logit_softcap)   when logit_softcap > 0
- *   s = s + slope(h) * mask[t][j]                 when there is a mask; slope is 1 unless max_bias > 0
- *   s = s - slope(h) * (position(t) - j)          when there is none and max_bias > 0
- *   s = -infinity                                 when causal and j > position(t), or window > 0 and j <= position(t) - window
- *   out[t][h] = sum_j e^(s_j - m) v[j] / D,  D = sum_j e^(s_j - m) + e^(sinks[h] - m),  m = the largest exponent
+ *   s = s + slope(h) * mask[t][j]                 with a mask; slope is 1 unless max_bias > 0
+ *   s = s - slope(h) * (position(t) - j)          without a mask, when max_bias > 0
+ *   s = -infinity                                 when causal and j > position(t)
+ *   s = -infinity                                 when window > 0 and j <= position(t) - window
+ *   out[t][h] = sum_j e^(s_j - m) v[j] / D        m = the largest exponent
+ *   D = sum_j e^(s_j - m) + e^(sinks[h] - m)
  *   lse[t][h] = m + ln D
  *
- * with ALiBi slopes as in Press et al. 2022: with n = 2^floor(log2 n_heads), slope(h) = 2^(-max_bias (h+1) / n) for h < n and
- * 2^(-max_bias (2 (h-n) + 1) / (2 n)) beyond. A query token that sees no token gives zeros, and -infinity as lse where there is no sink.
- * Slots that the query tokens see must have been written: others count with scores of the centre. NaNs in q give NaNs for their heads. */
+ * with ALiBi slopes as in Press et al. 2022: with n = 2^floor(log2 n_heads), slope(h) =
+ * 2^(-max_bias (h+1) / n) for h < n and 2^(-max_bias (2 (h-n) + 1) / (2 n)) beyond. A query token
+ * that sees no token gives zeros, and -infinity as lse where there is no sink. Slots that the query
+ * tokens see must have been written: others count with scores of the centre. NaNs in q give NaNs
+ * for their heads. */
 typedef struct kvant_attention_problem {
     size_t size; /* set by the caller to sizeof(kvant_attention_problem) */
     uint32_t n_queries;
     uint32_t n_tokens; /* may be 0 */
     uint32_t n_heads;  /* a multiple of n_kv_heads */
-    /* The sequence's tokens 64 i .. 64 i + 63 are in block block_table[i], i < n_tokens / 64 rounded up, or where the table is NULL in
-     * block first_block + i. A negative entry hides its tokens: blocks that a window has left behind. */
+    /* The sequence's tokens 64 i .. 64 i + 63 are in block block_table[i], i < n_tokens / 64
+     * rounded up, or where the table is NULL in block first_block + i. A negative entry hides its
+     * tokens: blocks that a window has left behind. */
     const int32_t *block_table;
     uint32_t first_block;
     uint32_t n_threads; /* at least 1 */
@@ -52,18 +59,21 @@ typedef struct kvant_attention_problem {
     float max_bias;      /* 0: no ALiBi */
     uint32_t window;     /* tokens that a query token sees, itself included; 0: all */
     bool causal;         /* needs n_queries <= n_tokens */
-    bool exact;          /* multiply unpacked fp32 numbers where integer products of codes would serve: up to several times slower,
-                          * without the rounding of queries and weights */
+    /* Multiplies unpacked fp32 numbers, never codes with 16-bit integers: queries and weights are
+     * not rounded. Up to several times slower. */
+    bool exact;
 } kvant_attention_problem;
 
-/* *bytes = the workspace that kvant_attention needs. It grows with n_queries x n_heads x head_dim x the versions in use, and with
- * n_threads. KVANT_ERR_ARGUMENT with the reason in kvant_error_message(). */
+/* *bytes = the workspace that kvant_attention needs. It grows with n_queries x n_heads x head_dim x
+ * the versions in use, and with n_threads. KVANT_ERR_ARGUMENT with the reason in
+ * kvant_error_message(). */
 KVANT_API kvant_status kvant_attention_workspace(const kvant_tensor *k, const kvant_tensor *v,
                                                  const kvant_attention_problem *problem, size_t *bytes);
 
-/* Computes out and lse. k and v: tensors of the same n_kv_heads and blocks; head_dim may differ. workspace: as many bytes as
- * kvant_attention_workspace says, aligned to 64, owned by this call while it runs. Allocates nothing. Calls with different workspaces
- * and outputs may run at once. KVANT_ERR_ARGUMENT, with a message: nothing was written. */
+/* Computes out and lse. k and v: tensors of the same n_kv_heads and blocks; head_dim may differ.
+ * workspace: as many bytes as kvant_attention_workspace says, aligned to 64, owned by this call
+ * while it runs. Allocates nothing. Calls with different workspaces and outputs may run at once.
+ * KVANT_ERR_ARGUMENT, with a message: nothing was written. */
 KVANT_API kvant_status kvant_attention(const kvant_tensor *k, const kvant_tensor *v,
                                        const kvant_attention_problem *problem, void *workspace,
                                        size_t workspace_bytes);

@@ -1,11 +1,12 @@
-/* block_attention.h - attention over keys and values that somebody else keeps, in the block formats of ggml.
+/* block_attention.h - attention over keys and values of the caller in ggml's block formats.
  *
- * llama.cpp stores its own KV cache as rows of f16, q8_0, q4_0 and the like. Here such rows are read where they lie:
- * nothing is copied, converted or written. Softmax runs online, over parts of the context whose bounds depend on the
- * problem alone, so the result is the same for every number of threads.
+ * llama.cpp stores its own KV cache as rows of f16, q8_0, q4_0 and other formats. These functions
+ * read such rows in place: they copy, convert and write nothing. Softmax runs online, over parts of
+ * the context whose bounds depend on the problem alone, so every number of threads gives the same
+ * result.
  *
- * Numbers of the rows and all products are binary32: queries are not rounded to 8 bits and sums not to 16, as ggml
- * does, so the error against exact arithmetic is of the order of 2^-24 times the sum of magnitudes.
+ * All arithmetic is binary32. ggml rounds queries to 8 bits and sums to 16; these functions do not.
+ * The error against exact arithmetic is of the order of 2^-24 times the sum of magnitudes.
  */
 #ifndef KVANT_BLOCK_ATTENTION_H
 #define KVANT_BLOCK_ATTENTION_H
@@ -16,8 +17,9 @@
 extern "C" {
 #endif
 
-/* Formats, with the values of ggml's enum ggml_type. A block of the quantised ones holds 32 neighbouring channels of a
- * token: fp16 scale d, where named fp16 minimum m, then codes c; its numbers are d c + m. */
+/* Formats, with the values of ggml's enum ggml_type. A block of a quantised format holds 32
+ * neighbouring channels of one token: an fp16 scale d, in some formats an fp16 minimum m, then
+ * codes c. It stands for the numbers d c + m. */
 typedef enum kvant_block_type {
     KVANT_BLOCK_F32 = 0,
     KVANT_BLOCK_F16 = 1,
@@ -26,18 +28,19 @@ typedef enum kvant_block_type {
     KVANT_BLOCK_Q5_0 = 6,    /* 22 bytes: d, fifth bits, 4-bit codes; codes - 16 */
     KVANT_BLOCK_Q5_1 = 7,    /* 24 bytes: d, m, fifth bits, 4-bit codes */
     KVANT_BLOCK_Q8_0 = 8,    /* 34 bytes: d, signed 8-bit codes */
-    KVANT_BLOCK_IQ4_NL = 20, /* 18 bytes: d, 4-bit indices of 16 fixed numbers */
+    KVANT_BLOCK_IQ4_NL = 20, /* 18 bytes: d, 4-bit indices into a table of 16 numbers */
     KVANT_BLOCK_BF16 = 30
 } kvant_block_type;
 
-/* Bytes of one row of head_dim channels; 0 when the format is none of the above, when head_dim is beyond
- * KVANT_BLOCK_MAX_HEAD_DIM, or when it is no multiple of 32 (of 16 for the formats without blocks). */
+/* Bytes of one row of head_dim channels. 0 for an unknown format, for a head_dim above
+ * KVANT_BLOCK_MAX_HEAD_DIM, and for one that is not a multiple of 32 (16 for f32, f16 and bf16). */
 KVANT_API size_t kvant_block_row_bytes(kvant_block_type type, uint32_t head_dim);
 #define KVANT_BLOCK_MAX_HEAD_DIM 512u
 
-/* Keys or values of one layer and sequence, borrowed for the call. The row of (token j, kv head h) starts at
- * data + j token_stride + h head_stride, strides in bytes; any alignment. bytes: readable from data on; rows that do not lie within are
- * refused. Tokens that some query token sees must hold finite numbers. */
+/* Keys or values of one layer and sequence, borrowed for the call. The row of (token j, kv head h)
+ * starts at data + j * token_stride + h * head_stride. Strides are in bytes; any alignment will do.
+ * `bytes` bytes from data on must be readable; a problem with a row outside them is refused. Tokens
+ * that a query token sees must hold finite numbers. */
 typedef struct kvant_block_rows {
     size_t size; /* set by the caller to sizeof(kvant_block_rows) */
     kvant_block_type type;
@@ -48,7 +51,8 @@ typedef struct kvant_block_rows {
     size_t token_stride, head_stride;
 } kvant_block_rows;
 
-/* As kvant_attention_workspace and kvant_attention. The problem's block_table must be NULL and its first_block 0. */
+/* As kvant_attention_workspace and kvant_attention, threads and errors included. In the problem
+ * block_table must be NULL and first_block 0. */
 KVANT_API kvant_status kvant_block_attention_workspace(const kvant_block_rows *k, const kvant_block_rows *v,
                                                        const kvant_attention_problem *problem, size_t *bytes);
 KVANT_API kvant_status kvant_block_attention(const kvant_block_rows *k, const kvant_block_rows *v,

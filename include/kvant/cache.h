@@ -1,18 +1,21 @@
-/* cache.h - the compressed key-value cache of a model: sequences of tokens whose blocks the library manages.
+/* cache.h - the compressed key-value cache of a model: sequences of tokens whose blocks the library
+ * manages.
  *
  *     kvant_cache_params params = KVANT_CACHE_PARAMS;
- *     params.n_layers = 30, params.n_heads = 9, params.n_kv_heads = 3, params.head_dim = 64, params.max_tokens = 4096;
+ *     params.n_layers = 30, params.n_heads = 9, params.n_kv_heads = 3;
+ *     params.head_dim = 64, params.max_tokens = 4096;
  *     kvant_cache *cache;
- *     if (kvant_cache_create(&params, &cache) != KVANT_OK) ...                     kvant_error_message() says why
+ *     if (kvant_cache_create(&params, &cache) != KVANT_OK) ...   kvant_error_message() says why
  *     int32_t sequence = kvant_sequence_create(cache);
- *     kvant_cache_append(cache, layer, sequence, k, v, n);                         per layer
- *     kvant_cache_attend(cache, layer, sequence, q, out, n);                       causal, over all tokens appended so far
+ *     kvant_cache_append(cache, layer, sequence, k, v, n);       per layer
+ *     kvant_cache_attend(cache, layer, sequence, q, out, n);     causal, over all tokens so far
  *     kvant_cache_free(&cache);
  *
- * examples/cache.c is a whole program. Engines that manage blocks themselves use tensor.h and attention.h, of which this is made.
+ * examples/cache.c is a whole program. Engines that manage blocks themselves use tensor.h and
+ * attention.h, of which this is made.
  *
- * A block holds 64 token positions of every layer. Sequences that were forked share blocks until one of them writes to a shared block;
- * then that block is copied.
+ * A block holds 64 token positions of every layer. Sequences that were forked share blocks until
+ * one of them writes to a shared block; then that block is copied.
  *
  * On a GPU (device "cuda" or "cuda:0") the calls are the same, with these differences:
  *
@@ -64,8 +67,8 @@ typedef struct kvant_cache_params {
 
 #define KVANT_CACHE_PARAMS { .size = sizeof(kvant_cache_params) }
 
-/* KVANT_ERR_ARGUMENT, KVANT_ERR_UNSUPPORTED (a device that is not there), KVANT_ERR_MEMORY, and what kvant_scheme_create says;
- * kvant_error_message() has the reason. *cache is then NULL. */
+/* KVANT_ERR_ARGUMENT, KVANT_ERR_UNSUPPORTED (a device that is not there), KVANT_ERR_MEMORY, and
+ * what kvant_scheme_create says; kvant_error_message() has the reason. *cache is then NULL. */
 KVANT_API kvant_status kvant_cache_create(const kvant_cache_params *params, kvant_cache **cache);
 
 /* Frees *cache and sets it to NULL; NULL and a pointer to NULL are fine. */
@@ -77,16 +80,18 @@ KVANT_API void kvant_cache_free(kvant_cache **cache);
 KVANT_API kvant_status kvant_cache_append(kvant_cache *cache, uint32_t layer, int32_t sequence, const float *k,
                                           const float *v, uint32_t n);
 
-/* out (n x n_heads x v_head_dim) = causal attention of the sequence's n newest tokens, whose queries are q (n x n_heads x head_dim). */
+/* out (n x n_heads x v_head_dim) = causal attention of the sequence's n newest tokens, whose
+ * queries are q (n x n_heads x head_dim). */
 KVANT_API kvant_status kvant_cache_attend(kvant_cache *cache, uint32_t layer, int32_t sequence, const float *q,
                                           float *out, uint32_t n);
 
-/* The same with everything that attention.h describes. The cache sets n_tokens, block_table, first_block and n_threads, and n_heads,
- * scale and logit_softcap where they are 0. */
+/* The same with everything that attention.h describes. The cache sets n_tokens, block_table,
+ * first_block and n_threads, and n_heads, scale and logit_softcap where they are 0. */
 KVANT_API kvant_status kvant_cache_attention(kvant_cache *cache, uint32_t layer, int32_t sequence,
                                              const kvant_attention_problem *problem);
 
-/* Sequences are numbered from 0. create and fork return -1 when max_sequences are in use or memory is short. */
+/* Sequences are numbered from 0. create and fork return -1 when max_sequences are in use or memory
+ * is short. */
 KVANT_API int32_t kvant_sequence_create(kvant_cache *cache);
 KVANT_API int32_t kvant_sequence_fork(kvant_cache *cache, int32_t sequence);
 KVANT_API void kvant_sequence_free(kvant_cache *cache, int32_t sequence);
@@ -97,18 +102,19 @@ KVANT_API uint32_t kvant_sequence_length(const kvant_cache *cache, int32_t seque
 /* Forgets all tokens from length on, in every layer. KVANT_ERR_ARGUMENT for no such sequence. */
 KVANT_API kvant_status kvant_sequence_truncate(kvant_cache *cache, int32_t sequence, uint32_t length);
 
-/* Forgets the blocks before the first token that a sliding window still sees, where every layer has one: their memory is used again,
- * their tokens count as masked, and positions do not change. */
+/* Forgets the blocks before the first token that a sliding window still sees, where every layer has
+ * one: their memory is used again, their tokens count as masked, and positions do not change. */
 KVANT_API kvant_status kvant_sequence_drop(kvant_cache *cache, int32_t sequence, uint32_t n_tokens);
 
-/* The index-th block of a sequence, of all layers, as bytes for a store: another process, machine or device imports them when its scheme
- * is the same. export_size is the most that one takes. */
+/* The index-th block of a sequence, of all layers, as bytes for a store: another process, machine
+ * or device imports them when its scheme is the same. export_size is the most that one takes. */
 KVANT_API size_t kvant_cache_export_size(const kvant_cache *cache);
 KVANT_API kvant_status kvant_sequence_export(const kvant_cache *cache, int32_t sequence, uint32_t index, void *data,
                                              size_t bytes, size_t *used);
 
-/* Appends an exported block to a sequence whose length is a multiple of 64 in every layer. KVANT_ERR_FORMAT (damaged, another scheme),
- * KVANT_ERR_FULL; the sequence is then as before. Any bytes are safe to pass. */
+/* Appends an exported block to a sequence whose length is a multiple of 64 in every layer.
+ * KVANT_ERR_FORMAT (damaged, another scheme), KVANT_ERR_FULL; the sequence is then as before. Any
+ * bytes are safe to pass. */
 KVANT_API kvant_status kvant_sequence_import(kvant_cache *cache, int32_t sequence, const void *data, size_t bytes);
 
 /* Bytes that the blocks in use take: codes, metadata, fp16 pages. */
@@ -118,10 +124,10 @@ typedef struct kvant_cache_info {
     size_t size; /* set by the caller to sizeof(kvant_cache_info) */
     uint32_t n_blocks, n_free_blocks;
     size_t bytes;      /* as kvant_cache_bytes */
-    size_t f16_bytes;  /* what the tokens of the blocks in use take as fp16 */
-    double true_bits;  /* per number of a sealed block: codes and metadata, every stored byte counted */
+    size_t f16_bytes;  /* size of the same tokens as fp16 */
+    double true_bits;  /* per number of a sealed block, every stored byte counted */
     bool calibrated;   /* the scheme has a calibration */
-    const char *k, *v; /* specs of ordinary layers, or NULL with a settings file; live as long as the scheme */
+    const char *k, *v; /* specs of ordinary layers, owned by the scheme; NULL with a settings file */
 } kvant_cache_info;
 
 KVANT_API kvant_status kvant_cache_get_info(const kvant_cache *cache, kvant_cache_info *info);

@@ -1,36 +1,44 @@
-/* codec.h - codecs: rows of float <-> the bytes of a page, and dot products computed on those bytes.
+/* codec.h - codecs: rows of float <-> the bytes of a page, and dot products computed on those
+ * bytes.
  *
- * A codec is a transform and a quantiser (docs/codecs.md). The transform acts on a row x before quantising:
+ * A codec is a transform and a quantiser (docs/codecs.md). The transform acts on a row x before
+ * quantising:
  *
  *     y = R ((x - c) / s)          c: centre, s: scale per channel, R: orthonormal
  *     x = c + s o R^T y            o multiplies channel by channel
  *
- * Keys with transform= in their spec have R W instead of R, with a symmetric W from a calibration. Queries then take
- * R W^-1, and the way back is W^-1 R^T. Attention never transforms rows back; it transforms queries and outputs:
+ * Keys with transform= in their spec have R W instead of R, with a symmetric W from a calibration.
+ * Queries then take R W^-1, and the way back is W^-1 R^T. Attention never transforms rows back; it
+ * transforms queries and outputs:
  *
- *     keys      <q, s o R^T y + c> = <R (q o s), y> + <q, c>    the last term is the same for every key. Softmax
- *                                                               ignores it, so scores leave it out (attention adds
- *                                                               it back before a logit softcap).
+ *     keys      <q, s o R^T y + c> = <R (q o s), y> + <q, c>
  *     values    sum_t p_t (s o R^T y_t + c) = s o R^T (sum_t p_t y_t) + c sum_t p_t
  *
+ * The term <q, c> is the same for every key. Softmax ignores it, so scores leave it out; attention
+ * adds it back before a logit softcap.
+ *
  * So attention transforms a query once (kvant_codec_transform_query), works on quantised numbers
- * (kvant_codec_score, kvant_codec_accumulate) and transforms its output once (kvant_codec_transform_output).
- * Centre and scale belong to the cache, not to the codec; callers pass them.
+ * (kvant_codec_score, kvant_codec_accumulate) and transforms its output once
+ * (kvant_codec_transform_output). Centre and scale belong to the cache, not to the codec; callers
+ * pass them.
  *
- * A page holds KVANT_PAGE_TOKENS tokens of one layer, one kv head and one role. docs/format.md defines its bytes. They
- * are the same in memory, on disk, on the wire, on every CPU and on the GPU.
+ * A page holds KVANT_PAGE_TOKENS tokens of one layer, one kv head and one role. docs/format.md
+ * defines its bytes. They are the same in memory, on disk, on the wire, on every CPU and on the
+ * GPU.
  *
- * Threads: a codec never changes after creation, so every function that takes a const kvant_codec may run in any
- * number of threads at once. Encoding into one page from two threads is a data race, also for different tokens,
- * because tokens share words. A child of fork may use the codecs of its parent.
+ * Threads: a codec never changes after creation, so every function that takes a const kvant_codec
+ * may run in any number of threads at once. Encoding into one page from two threads is a data race,
+ * also for different tokens, because tokens share words. A child of fork may use the codecs of its
+ * parent.
  *
  * Stack: every call fits 64 KiB.
  *
- * Memory: create allocates. kvant_codec_encode allocates for codecs whose block_tokens is above 1, and for trellis
- * codecs with states=4096, or with states=1024 beyond head_dim 128. No other call allocates.
+ * Memory: create allocates. kvant_codec_encode allocates for codecs whose block_tokens is above 1,
+ * and for trellis codecs with states=4096, or with states=1024 beyond head_dim 128. No other call
+ * allocates.
  *
- * Structs with a size field: set it to sizeof the struct. Every size from the first released struct on is accepted.
- * Functions write only that many bytes.
+ * Structs with a size field: set it to sizeof the struct. Every size from the first released struct
+ * on is accepted. Functions write only that many bytes.
  */
 #ifndef KVANT_CODEC_H
 #define KVANT_CODEC_H
@@ -49,12 +57,13 @@ extern "C" {
 
 typedef enum kvant_role { KVANT_ROLE_K = 0, KVANT_ROLE_V = 1 } kvant_role;
 
-/* Where the cache takes centre and scale from: nowhere, the first rows that are written, a calibration. */
+/* Where the cache takes centre and scale from: nowhere, the first rows that are written, a
+ * calibration. */
 typedef enum kvant_center { KVANT_CENTER_NONE = 0, KVANT_CENTER_FIRST = 1, KVANT_CENTER_FILE = 2 } kvant_center;
 typedef enum kvant_norm { KVANT_NORM_NONE = 0, KVANT_NORM_FIRST = 1, KVANT_NORM_FILE = 2 } kvant_norm;
 
-/* Centre and scale of one kv head: before R a row is shifted by the centre and divided by the scale. NULL instead of
- * the struct or of a member means no shift or no division. */
+/* Centre and scale of one kv head: before R a row is shifted by the centre and divided by the
+ * scale. NULL instead of the struct or of a member means no shift or no division. */
 typedef struct kvant_affine {
     const float *center; /* head_dim finite numbers */
     const float *scale;  /* head_dim finite numbers above 0 */
@@ -65,9 +74,9 @@ typedef struct kvant_calibration kvant_calibration; /* calibration.h */
 
 typedef struct kvant_codec_info {
     size_t size;        /* set by the caller to sizeof(kvant_codec_info) */
-    /* Canonical spec, owned by the codec. kvant_codec_create makes an equal codec from it with seed 0. Codecs with equal
-     * specs, roles and head_dims write equal bytes, unless the spec takes something from a calibration: compare
-     * fingerprints then. */
+    /* Canonical spec, owned by the codec. kvant_codec_create makes an equal codec from it with seed
+     * 0. Codecs with equal specs, roles and head_dims write equal bytes, unless the spec takes
+     * something from a calibration: compare fingerprints then. */
     const char *spec;
     const char *source; /* the paper and section it follows, or "-" */
     uint32_t head_dim;
@@ -85,36 +94,42 @@ typedef struct kvant_codec_info {
     size_t page_bytes;
     double true_bits;    /* 8 page_bytes / (64 head_dim): every stored byte counted, padding too */
     double nominal_bits; /* as the paper counts */
-    uint64_t fingerprint; /* of the spec, role, head_dim and the numbers of a calibration: equal bytes where equal */
+    /* Hash of spec, role, head_dim and the calibration's numbers. Equal fingerprints: equal
+     * bytes. */
+    uint64_t fingerprint;
 } kvant_codec_info;
 
-/* Creates a codec from `name[-bits][:key=value,...]`, e.g. "turboquant-4:scale=norm", "int-4:group=32,sym".
- * head_dim is 1 to KVANT_MAX_HEAD_DIM. seed feeds random signs and matrices; the option seed=N of the spec comes before
- * it. Caches that exchange pages must agree on it.
- * KVANT_ERR_SPEC: the spec is not understood. KVANT_ERR_UNSUPPORTED: it is understood, but this head_dim, this build or
- * a missing calibration does not allow it. KVANT_ERR_ARGUMENT, KVANT_ERR_MEMORY. On an error *codec is NULL, and err,
- * when errlen > 0, holds one line that names the valid values. */
+/* Creates a codec from `name[-bits][:key=value,...]`, e.g. "turboquant-4:scale=norm",
+ * "int-4:group=32,sym". head_dim is 1 to KVANT_MAX_HEAD_DIM. seed feeds random signs and matrices;
+ * the option seed=N of the spec comes before it. Caches that exchange pages must agree on it.
+ * KVANT_ERR_SPEC: the spec is not understood. KVANT_ERR_UNSUPPORTED: it is understood, but this
+ * head_dim, this build or a missing calibration does not allow it. KVANT_ERR_ARGUMENT,
+ * KVANT_ERR_MEMORY. On an error *codec is NULL, and err, when errlen > 0, holds one line that names
+ * the valid values. */
 KVANT_API kvant_status kvant_codec_create(const char *spec, uint32_t head_dim, kvant_role role, uint64_t seed,
                                           kvant_codec **codec, char *err, size_t errlen);
 
-/* The same for one kv head of one layer, for specs that take something from a calibration: center=file, norm=file,
- * transform=, and calibrated families. The codec copies what it needs, so the calibration (kvant/calibration.h; NULL:
- * none) may be freed afterwards. Codecs of one layer that differ only in kv_head have equal page sizes.
- * KVANT_ERR_UNSUPPORTED when the spec needs a calibration and there is none, KVANT_ERR_ARGUMENT when the calibration
- * was made for another shape of model. */
+/* The same for one kv head of one layer, for specs that take something from a calibration:
+ * center=file, norm=file, transform=, and calibrated families. The codec copies what it needs, so
+ * the calibration (kvant/calibration.h; NULL: none) may be freed afterwards. Codecs of one layer
+ * that differ only in kv_head have equal page sizes.
+ * KVANT_ERR_UNSUPPORTED when the spec needs a calibration and there is none, KVANT_ERR_ARGUMENT
+ * when the calibration was made for another shape of model. */
 KVANT_API kvant_status kvant_codec_create_calibrated(const char *spec, uint32_t head_dim, kvant_role role,
                                                      uint64_t seed, const kvant_calibration *calibration,
                                                      uint32_t layer, uint32_t kv_head, kvant_codec **codec,
                                                      char *err, size_t errlen);
 
-/* Whether a spec makes a codec, before a model is known: the spec must work for one of the head_dims that models use
- * or, with a calibration, for its first layer. KVANT_OK, or the status and words of create for the first head_dim. A
- * spec that passes may still be refused for the head_dim of a model. */
+/* Whether a spec makes a codec, before a model is known: the spec must work for one of the
+ * head_dims that models use or, with a calibration, for its first layer. KVANT_OK, or the status
+ * and words of create for the first head_dim. A spec that passes may still be refused for the
+ * head_dim of a model. */
 KVANT_API kvant_status kvant_codec_check(const char *spec, kvant_role role, const kvant_calibration *calibration,
                                          char *err, size_t errlen);
 
-/* *needed = whether codecs of this spec and role take something from a calibration: 1 or 0. KVANT_ERR_SPEC or
- * KVANT_ERR_UNSUPPORTED with words in err when the spec makes no codec with a calibration either. */
+/* *needed = whether codecs of this spec and role take something from a calibration: 1 or 0.
+ * KVANT_ERR_SPEC or KVANT_ERR_UNSUPPORTED with words in err when the spec makes no codec with a
+ * calibration either. */
 KVANT_API kvant_status kvant_codec_needs_calibration(const char *spec, kvant_role role, int *needed, char *err,
                                                      size_t errlen);
 
@@ -124,42 +139,50 @@ KVANT_API void kvant_codec_free(kvant_codec **codec);
 /* Fills *info, whose size field must be set. Strings live as long as the codec. */
 KVANT_API kvant_status kvant_codec_get_info(const kvant_codec *codec, kvant_codec_info *info);
 
-/* Whether kv heads of one cache (kvant/cache.h) can have codecs like these: 1 or 0. They may differ in what becomes of a row, but not
- * in role, head_dim, sink_tokens, recent_tokens and block_tokens, nor in whether centre or factors are those of first rows. */
+/* Whether two codecs can serve kv heads of one tensor (kvant/tensor.h): 1 or 0. The codecs must
+ * agree in role, head_dim, sink_tokens, recent_tokens and block_tokens, in whether center is first,
+ * and in whether norm is first. */
 KVANT_API int kvant_codecs_fit_together(const kvant_codec_info *a, const kvant_codec_info *b);
 
-/* Encodes n rows of head_dim floats (row i at rows + i * stride) into tokens first .. first + n - 1 of the page. Other
- * tokens keep their bytes. first and n are multiples of block_tokens, first + n <= 64. page: page_bytes bytes, aligned
- * to 16, all zero or a page of this codec; pages for attention are aligned to 64.
- * KVANT_ERR_NONFINITE: a row holds a NaN or an infinity. KVANT_ERR_RANGE: a row, shifted and divided, does not fit the
- * stored scales. All rows are checked before the first byte is written. KVANT_ERR_ARGUMENT, KVANT_ERR_MEMORY. */
+/* Encodes n rows of head_dim floats (row i at rows + i * stride) into tokens first .. first + n - 1
+ * of the page. Other tokens keep their bytes. first and n are multiples of block_tokens, first + n
+ * <= 64. page: page_bytes bytes, aligned to 16, all zero or a page of this codec; pages for
+ * attention are aligned to 64.
+ * KVANT_ERR_NONFINITE: a row holds a NaN or an infinity. KVANT_ERR_RANGE: a row, shifted and
+ * divided, does not fit the stored scales. All rows are checked before the first byte is written.
+ * KVANT_ERR_ARGUMENT, KVANT_ERR_MEMORY. */
 KVANT_API kvant_status kvant_codec_encode(const kvant_codec *codec, const kvant_affine *affine, const float *rows,
                                           size_t stride, uint32_t first, uint32_t n, void *page);
 
-/* Decodes tokens first .. first + n - 1 of the page into rows. Any bytes are a valid page: decoding cannot
- * fail on content, though foreign bytes may give any numbers, infinities and NaNs included. */
+/* Decodes tokens first .. first + n - 1 of the page into rows. Any bytes are a valid page: decoding
+ * cannot fail on content, though foreign bytes may give any numbers, infinities and NaNs
+ * included. */
 KVANT_API kvant_status kvant_codec_decode(const kvant_codec *codec, const kvant_affine *affine, const void *page,
                                           uint32_t first, uint32_t n, float *rows, size_t stride);
 
-/* out = R (q o s): what kvant_codec_score expects. head_dim floats each; in and out may be the same. */
+/* out = R (q o s): what kvant_codec_score expects. head_dim floats each; in and out may be the
+ * same. */
 KVANT_API kvant_status kvant_codec_transform_query(const kvant_codec *codec, const kvant_affine *affine,
                                                    const float *q, float *out);
 
-/* scores[i * 64 + t] = <query i, token t> for n_queries transformed queries (query i at q + i * stride) and all
- * 64 tokens of the page, without the centre's term. Tokens that were never encoded score 0. */
+/* scores[i * 64 + t] = <query i, token t> for n_queries transformed queries (query i at q + i *
+ * stride) and all 64 tokens of the page, without the centre's term. Tokens that were never encoded
+ * score 0. */
 KVANT_API kvant_status kvant_codec_score(const kvant_codec *codec, const void *page, const float *q, size_t stride,
                                          uint32_t n_queries, float *scores);
 
-/* acc[i * stride + j] += sum over t of weights[i * 64 + t] * y_t[j], in the transformed space, for n_queries
- * rows of weights. Tokens with weight 0 contribute nothing. */
+/* acc[i * stride + j] += sum over t of weights[i * 64 + t] * y_t[j], in the transformed space, for
+ * n_queries rows of weights. Tokens with weight 0 contribute nothing. */
 KVANT_API kvant_status kvant_codec_accumulate(const kvant_codec *codec, const void *page, const float *weights,
                                               uint32_t n_queries, float *acc, size_t stride);
 
-/* out = s o R^T acc + weight_sum * c: from the accumulated sum to values. In and out may be the same. */
+/* out = s o R^T acc + weight_sum * c: from the accumulated sum to values. In and out may be the
+ * same. */
 KVANT_API kvant_status kvant_codec_transform_output(const kvant_codec *codec, const kvant_affine *affine,
                                                     float weight_sum, const float *acc, float *out);
 
-/* Codec families, for listings and help: index 0 .. kvant_codec_family_count() - 1. Strings are constant. */
+/* Codec families, for listings and help: index 0 .. kvant_codec_family_count() - 1. Strings are
+ * constant. */
 typedef struct kvant_codec_family {
     size_t size;          /* set by the caller to sizeof(kvant_codec_family) */
     const char *name;     /* "turboquant" */

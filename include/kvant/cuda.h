@@ -1,40 +1,48 @@
 /* cuda.h - the compressed cache on an NVIDIA GPU: append, decode attention and decoding of pages.
  *
- * These functions are part of libkvant. The first one that needs a GPU opens libkvant_cuda.so: the file that
- * the environment variable KVANT_CUDA_LIBRARY names, otherwise the one beside libkvant.so or in the loader's
- * search path. Without the library, or with one of another release, they return KVANT_ERR_UNSUPPORTED;
- * kvant_cuda_available says why.
+ * These functions are part of libkvant. The first one that needs a GPU opens libkvant_cuda.so: the
+ * file that the environment variable KVANT_CUDA_LIBRARY names, otherwise the one beside libkvant.so
+ * or in the loader's search path. Without the library, or with one of another release, they return
+ * KVANT_ERR_UNSUPPORTED; kvant_cuda_available says why.
  *
- * A plain C interface on streams and device pointers for engines that own their memory. Pages hold the same
- * bytes as on the CPU (docs/format.md). A *block* is 64 tokens of one sequence; it has one K page and one V
- * page a kv head:
+ * A plain C interface on streams and device pointers for engines that own their memory. Pages hold
+ * the same bytes as on the CPU (docs/format.md). A block is 64 tokens of one sequence. It has one K
+ * page and one V page per kv head:
  *
  *     page of block i, kv head h  =  base + i * block_stride + h * head_stride
  *
- * so that one table of block numbers serves K, V and every kv head, as in paged engines.
+ * One table of block numbers serves K, V and every kv head, as in paged engines.
  *
- * Every function that takes a stream only enqueues work on it: it neither allocates nor synchronises, may
- * be captured into a CUDA graph, and may be called from several threads with different workspaces.
- * Arguments on the host are checked before anything is enqueued; what lies in device memory (lengths,
- * tables, slots) is read by the kernels, which stay within the sizes given here and trust the block
+ * Streams: a function that takes a stream only enqueues work on it. It does not allocate or
+ * synchronise, and it may be captured into a CUDA graph.
+ * Threads: several threads may call these functions with different workspaces.
+ * Errors: arguments on the host are checked before anything is enqueued. Kernels read arrays in
+ * device memory (lengths, tables, slots): they stay within the sizes given here and trust the block
  * numbers. An error of the CUDA runtime comes back as KVANT_ERR_CUDA.
  *
- * A block is sealed (pages of its codecs) or open: pages of 64 x head_dim fp16 numbers, the rows as their
- * codec would transform them (docs/format.md). Open pages are those of another codec,
- * kvant_cuda_codec_create_open, in a pool of their own: append, decode and copy work on them as on sealed
- * ones, attention reads both in one call, and kvant_cuda_seal turns open blocks into sealed ones. That is
- * what recent windows, first tokens that stay 16-bit and codecs with groups of several tokens need; codecs
- * with one scale a token may also be appended to directly.
+ * Open and sealed blocks: sealed pages hold codes. Open pages hold 64 x head_dim fp16 numbers, rows
+ * as their codec transforms them (docs/format.md). Open pages have a codec of their own
+ * (kvant_cuda_codec_create_open) and a pool of their own. Append, decode and copy work on both
+ * kinds; attention reads both in one call; kvant_cuda_seal quantises open blocks. Recent windows,
+ * sink tokens and codecs with groups of several tokens need open blocks. Codecs with one scale per
+ * token may also be appended to directly.
  *
- * On the GPU, for append, sealing and decoding: `int` and `bdr` of 2 to 8 bits with one group per token, or of 2
- * or 3 bits with groups of 32 channels of a token or of 32 tokens of a channel; `kivi-2`, `innerq-base`,
- * `innerq-small`; `turboquant-1` to `-8`; `octopus-2`, `-3`, `-4` without a sketch; `hqmq-s96r4` and `-s192r6`
- * without outliers; `trellis-2`, `-3`, `-4`. head_dim is 64, 96, 128 or 256. The rotation is none or Hadamard, or
- * any behind transform=file. kvant_cuda_attention_check says which of them attention reads. Others:
- * KVANT_ERR_UNSUPPORTED.
+ * Codecs for append, sealing and decoding:
  *
- * Centres, factors and weights (`center`, `norm`, `transform`) belong to kv heads: the caller passes them as arrays
- * to the calls that need them, from kvant_cuda_codec_tables where a calibration gives them. Windows (`sink`,
+ *   int, bdr           2 to 8 bits with one group per token; 2 or 3 bits with groups of 32 channels
+ *                      of a token or of 32 tokens of a channel
+ *   kivi, innerq       kivi-2, innerq-base, innerq-small
+ *   turboquant         1 to 8 bits
+ *   octopus            2, 3, 4, without a sketch
+ *   hqmq               s96r4, s192r6, without outliers
+ *   trellis            2, 3, 4
+ *
+ * head_dim is 64, 96, 128 or 256. The rotation is none or Hadamard, or any with transform=file.
+ * Other codecs give KVANT_ERR_UNSUPPORTED. kvant_cuda_attention_check says which pairs attention
+ * reads.
+ *
+ * Centres, factors and weights (`center`, `norm`, `transform`) belong to kv heads. The caller
+ * passes them as arrays; kvant_cuda_codec_tables has the arrays of a calibration. Windows (`sink`,
  * `recent`) are blocks that the caller leaves open.
  */
 #ifndef KVANT_CUDA_H
@@ -51,21 +59,21 @@ typedef void *kvant_cuda_stream;
 
 typedef enum kvant_cuda_type { KVANT_CUDA_F32 = 0, KVANT_CUDA_F16 = 1, KVANT_CUDA_BF16 = 2 } kvant_cuda_type;
 
-/* Bits that kernels set (atomic or) in the caller's device word when a row was refused; nothing of it is
- * written. */
+/* Bits that kernels set (atomic or) in the caller's device word when a row was refused; nothing of
+ * it is written. */
 #define KVANT_CUDA_ROW_NONFINITE 1u /* a NaN or an infinity */
 #define KVANT_CUDA_ROW_RANGE 2u     /* a scale or zero point beyond fp16's largest number */
 
 typedef struct kvant_cuda_codec kvant_cuda_codec;
 
-/* Whether GPU functions can work: KVANT_OK when libkvant_cuda.so is there, fits this libkvant, and finds a
- * driver and a GPU. Otherwise KVANT_ERR_UNSUPPORTED (KVANT_ERR_CUDA when the runtime fails in another way)
- * and the reason in err, when errlen > 0. */
+/* Whether GPU functions can work: KVANT_OK when libkvant_cuda.so is there, fits this libkvant, and
+ * finds a driver and a GPU. Otherwise KVANT_ERR_UNSUPPORTED (KVANT_ERR_CUDA when the runtime fails
+ * in another way) and the reason in err, when errlen > 0. */
 KVANT_API kvant_status kvant_cuda_available(char *err, size_t errlen);
 
-/* Makes the GPU's side of a codec; the arguments are those of kvant_codec_create. Host work only: no device
- * is touched, and no driver is needed. On error *codec is NULL and err, when errlen > 0, says what is
- * missing ("not on the GPU: ..."). */
+/* Makes the GPU's side of a codec; the arguments are those of kvant_codec_create. Host work only:
+ * no device is touched, and no driver is needed. On error *codec is NULL and err, when errlen > 0,
+ * says what is missing ("not on the GPU: ..."). */
 KVANT_API kvant_status kvant_cuda_codec_create(const char *spec, uint32_t head_dim, kvant_role role, uint64_t seed,
                                                kvant_cuda_codec **codec, char *err, size_t errlen);
 
@@ -73,9 +81,9 @@ KVANT_API kvant_status kvant_cuda_codec_create(const char *spec, uint32_t head_d
 KVANT_API kvant_status kvant_cuda_codec_from(const kvant_codec *source, kvant_cuda_codec **codec, char *err,
                                              size_t errlen);
 
-/* The numbers that a calibration gives the codec of one kv head. An engine copies them to the device, kv
- * head after kv head, for the calls below; all kv heads share one kvant_cuda_codec when their specs are
- * equal. The arrays belong to the CPU codec; NULL: it has none. */
+/* The numbers that a calibration gives the codec of one kv head. An engine copies them to the
+ * device, kv head after kv head, for the calls below; all kv heads share one kvant_cuda_codec when
+ * their specs are equal. The arrays belong to the CPU codec; NULL: it has none. */
 typedef struct kvant_cuda_tables {
     size_t size;                   /* set by the caller to sizeof(kvant_cuda_tables) */
     const float *center, *factors; /* center=file, norm=file: head_dim numbers */
@@ -87,8 +95,8 @@ typedef struct kvant_cuda_tables {
 /* Host work only; needs no libkvant_cuda. KVANT_ERR_ARGUMENT for a NULL or another size. */
 KVANT_API kvant_status kvant_cuda_codec_tables(const kvant_codec *source, kvant_cuda_tables *tables);
 
-/* The codec of open pages whose rows `sealed` will quantise: its transform and role, 16 bits a number.
- * sealed need not outlive it. KVANT_ERR_ARGUMENT or KVANT_ERR_MEMORY. */
+/* The codec of open pages whose rows `sealed` will quantise: its transform and role, 16 bits a
+ * number. sealed need not outlive it. KVANT_ERR_ARGUMENT or KVANT_ERR_MEMORY. */
 KVANT_API kvant_status kvant_cuda_codec_create_open(const kvant_cuda_codec *sealed, kvant_cuda_codec **open);
 
 /* Frees *codec and sets it to NULL. Work already enqueued does not need it any more. */
@@ -97,7 +105,8 @@ KVANT_API void kvant_cuda_codec_free(kvant_cuda_codec **codec);
 /* Fills *info (size set by the caller); its strings belong to the codec. */
 KVANT_API kvant_status kvant_cuda_codec_get_info(const kvant_cuda_codec *codec, kvant_codec_info *info);
 
-/* Where pages lie. base and the strides are multiples of 16 bytes; head_stride is at least page_bytes. */
+/* Where pages lie. base and the strides are multiples of 16 bytes; head_stride is at least
+ * page_bytes. */
 typedef struct kvant_cuda_pages {
     void *base;          /* device memory */
     size_t block_stride; /* bytes */
@@ -113,9 +122,10 @@ typedef struct kvant_cuda_rows {
     const void *rows;    /* n_tokens x n_kv_heads x head_dim */
     size_t token_stride; /* elements; a token's heads are head_stride apart, a row is contiguous */
     size_t head_stride;
-    /* n_kv_heads x head_dim on the device, or NULL: what a row is shifted by, and divided by (above 0) */
+    /* n_kv_heads x head_dim on the device, or NULL: what a row is shifted by, and divided by (above
+     * 0) */
     const float *center, *factors;
-    const float *weights; /* n_kv_heads x n_weights of kvant_cuda_tables, on the device; NULL: the codec has none */
+    const float *weights; /* device: n_kv_heads x n_weights (kvant_cuda_tables); NULL: none */
 } kvant_cuda_rows;
 
 typedef struct kvant_cuda_append_args {
@@ -127,11 +137,11 @@ typedef struct kvant_cuda_append_args {
     uint32_t *refused;    /* device word or NULL: KVANT_CUDA_ROW_* of rows that were not written */
 } kvant_cuda_append_args;
 
-/* Rotates, quantises and writes n_tokens tokens: the bytes are those that kvant_codec_encode writes.
- * Tokens that share a page may come in one call in any order; two tokens with the same slot in one call,
- * or an append to a page that another stream appends to at the same time, leave that slot undefined. Pages
- * start as zero bytes or as old pages. Codecs with groups of 32 are not appended to
- * (KVANT_ERR_UNSUPPORTED): append to open pages and seal these. */
+/* Rotates, quantises and writes n_tokens tokens: the bytes are those that kvant_codec_encode
+ * writes. Tokens that share a page may come in one call in any order; two tokens with the same slot
+ * in one call, or an append to a page that another stream appends to at the same time, leave that
+ * slot undefined. Pages start as zero bytes or as old pages. Codecs with groups of 32 are not
+ * appended to (KVANT_ERR_UNSUPPORTED): append to open pages and seal these. */
 KVANT_API kvant_status kvant_cuda_append(const kvant_cuda_append_args *args, kvant_cuda_stream stream);
 
 /* ---- sealing ---- */
@@ -148,14 +158,14 @@ typedef struct kvant_cuda_seal_args {
     uint32_t n_blocks, n_kv_heads;
     const int32_t *from, *to; /* device: open block from[i] becomes sealed block to[i]; below 0: skip */
     const int32_t *tokens;    /* device: the first tokens[i] of from[i] were written; NULL: all 64 */
-    uint32_t *refused; /* device word or NULL: KVANT_CUDA_ROW_RANGE when a row's scale does not fit; such a row is
-                               * not written, and its block should stay open */
+    /* device word or NULL: KVANT_CUDA_ROW_RANGE when the scale of a row does not fit. Such a row is
+     * not written, and its block should stay open. */
+    uint32_t *refused;
 } kvant_cuda_seal_args;
 
-/* Quantises open blocks: the bytes are those that the CPU's cache writes when it seals the same rows. In a
- * group of 32 tokens of which some were written the others are taken for copies of its first, so that they
- * widen no range; groups and tokens of which nothing was written keep their sealed bytes. Open pages stay
- * as they are. */
+/* Quantises open blocks, to the same bytes as the CPU's cache. In a partly written group of 32
+ * tokens, the missing tokens count as copies of the first token, so they widen no range. Groups and
+ * tokens that were not written keep their sealed bytes. Open pages stay unchanged. */
 KVANT_API kvant_status kvant_cuda_seal(const kvant_cuda_seal_args *args, kvant_cuda_stream stream);
 
 /* ---- decode attention ---- */
@@ -170,63 +180,78 @@ typedef struct kvant_cuda_attention_args {
     size_t table_stride;     /* elements between the rows of two sequences */
     uint32_t blocks_per_row; /* entries of a row that may be read */
     const int32_t *lengths;  /* device: of each sequence; cut to 64 * blocks_per_row, below 1 is empty */
-    uint32_t batch, n_heads, n_kv_heads;  /* n_heads a multiple of n_kv_heads, at most 64 heads a kv head and 65536 */
+    /* n_heads is a multiple of n_kv_heads, at most 64 n_kv_heads, and at most 65536 */
+    uint32_t batch, n_heads, n_kv_heads;
     kvant_cuda_type type;                 /* of q and out: F16 or BF16 (F32 too, for tests) */
     const void *q;                        /* batch x n_heads x head_dim */
     size_t q_batch_stride, q_head_stride; /* elements */
     void *out;
     size_t out_batch_stride, out_head_stride;
-    /* query rows x n_heads: natural log-sum-exp of the scores, sinks included; -inf when empty. Or NULL */
+    /* query rows x n_heads: natural log-sum-exp of the scores, sinks included; -inf when empty. Or
+     * NULL */
     float *lse;
     float scale;
     const float *v_center;              /* n_kv_heads x head_dim on the device, or NULL */
     const float *k_factors, *v_factors; /* likewise */
     void *workspace;                    /* device, aligned to 256 */
     size_t workspace_bytes;
-    /* Zeros from here on, or a smaller size: one query token per sequence, which sees the whole sequence. */
+    /* Zeros from here on, or a smaller size: one query token per sequence, which sees the whole
+     * sequence. */
     uint32_t query_tokens; /* per sequence; with query_starts at most so many; 0: 1 */
     /* device, batch + 1 numbers: query rows query_starts[b] to query_starts[b + 1] - 1 belong to
-     * sequence b. NULL: rows b * query_tokens to (b + 1) * query_tokens - 1. lse and mask are in the
-     * order of query rows. */
+     * sequence b. NULL: rows b * query_tokens to (b + 1) * query_tokens - 1. lse and mask are in
+     * the order of query rows. */
     const int32_t *query_starts;
     /* elements between two query tokens; with query_starts the batch strides are not used */
     size_t q_token_stride, out_token_stride;
-    uint32_t causal;     /* not 0: a query token sees no later token; the last query token is token length - 1 */
+    /* not 0: a query token sees no later token; the last query token is token length - 1 */
+    uint32_t causal;
     uint32_t window;     /* a query token sees itself and the window - 1 tokens before it; 0: all */
     float logit_softcap; /* s = logit_softcap * tanh(s / logit_softcap); 0: none */
-    /* ALiBi slopes as in kvant/attention.h. A slope multiplies the mask or, without a mask, the distance (key
-     * position - query position). 0: none */
+    /* ALiBi slopes as in kvant/attention.h. A slope multiplies the mask or, without a mask, the
+     * distance (key position - query position). 0: none */
     float max_bias;
-    /* device: per query row one fp16 number per token of its sequence, added to the scores; or NULL */
+    /* device: per query row one fp16 number per token of its sequence, added to the scores; or
+     * NULL */
     const uint16_t *mask;
     size_t mask_token_stride; /* elements between two rows; 0: all query rows have the same */
     const float *sinks;       /* device: n_heads logits of tokens whose value is 0, or NULL */
 } kvant_cuda_attention_args;
 
-/* Whether attention has a kernel for keys of one codec and values of another: both of one kind and width;
- * uniform keys of 8 or 4 bits, or turboquant keys of 4 or 3, with turboquant values of no more bits; int-8
- * or turboquant-4 keys with 4-bit uniform values; int-4 keys with int-2 values; trellis keys with trellis
- * values of the same bits and states, or of 256 states and fewer bits; octopus, hqmq, kivi-2, innerq-base
- * and innerq-small with themselves. Otherwise KVANT_ERR_UNSUPPORTED, or KVANT_ERR_ARGUMENT for roles or
- * head_dim that do not belong together, and err, when errlen > 0, says so. Touches no device. */
+/* Whether attention has a kernel for a pair of codecs. It has kernels for
+ *
+ *   keys                                            values
+ *   uniform 2, 3, 4 or 8 bits                       the same bits
+ *   turboquant 2, 3 or 4 bits                       the same bits
+ *   trellis                                         the same bits and states
+ *   uniform 8 or 4 bits, turboquant 4 or 3 bits     turboquant of at most as many bits
+ *   int-8, turboquant-4                             uniform 4 bits
+ *   int-4                                           int-2
+ *   trellis of 256 states                           trellis of 256 states and fewer bits
+ *   octopus, hqmq, kivi-2, innerq-base or -small    the same codec
+ *
+ * KVANT_ERR_UNSUPPORTED for other pairs, KVANT_ERR_ARGUMENT when roles or head_dim do not fit
+ * together; err, when errlen > 0, has the reason. Touches no device. */
 KVANT_API kvant_status kvant_cuda_attention_check(const kvant_cuda_codec *k_codec, const kvant_cuda_codec *v_codec,
                                                   char *err, size_t errlen);
 
-/* Bytes of workspace that attention needs on the current device for any call with this head_dim; 0 on an
- * error. */
+/* Bytes of workspace that attention needs on the current device for any call with this head_dim; 0
+ * on an error. */
 KVANT_API size_t kvant_cuda_attention_workspace(uint32_t head_dim);
 
-/* out = softmax(scale * q K^T) V. Scores are changed in this order: softcap, mask or ALiBi, hiding of
- * unseen tokens. The cache holds the query tokens' keys and values already, and lengths count them. A
- * query row that sees nothing gives zeros. Pages are read once per 16 query rows of a kv head (8 for
- * head_dim 256 and for codecs with groups of 32). The same input gives the same bits on the same GPU. The workspace must be zero before its first use; every call leaves
- * it ready for the next. Calls that share a workspace must be ordered (one stream). Queries
- * are rounded to fp16 after rotation, relative to the largest number of their head, probabilities to fp16:
- * docs/cuda.md has the error bound. */
+/* out = softmax(scale * q K^T) V. Scores are changed in this order: softcap, mask or ALiBi, hiding
+ * of unseen tokens. The cache holds the query tokens' keys and values already, and lengths count
+ * them. A query row that sees nothing gives zeros. Pages are read once per 16 query rows of a kv
+ * head (8 for head_dim 256 and for codecs with groups of 32). The same input gives the same bits on
+ * the same GPU. The workspace must be zero before its first use; every call leaves it ready for the
+ * next. Calls that share a workspace must be ordered (one stream). Queries are rounded to fp16
+ * after rotation, relative to the largest number of their head, probabilities to fp16: docs/cuda.md
+ * has the error bound. */
 KVANT_API kvant_status kvant_cuda_attention(const kvant_cuda_attention_args *args, kvant_cuda_stream stream);
 
-/* Limits the shared memory per thread block for the whole process; 0: no limit. With 99 KB, attention
- * runs the kernels of GPUs with compute capability 8.6, 8.9 and 12.0. For tests and measurements. */
+/* Limits the shared memory per thread block for the whole process; 0: no limit. With 99 KB,
+ * attention runs the kernels of GPUs with compute capability 8.6, 8.9 and 12.0. For tests and
+ * measurements. */
 KVANT_API void kvant_cuda_limit_shared_memory(size_t bytes);
 
 /* ---- queries of transform=file ---- */
@@ -242,10 +267,10 @@ typedef struct kvant_cuda_query_args {
     float *out;                           /* batch x n_heads x head_dim, contiguous */
 } kvant_cuda_query_args;
 
-/* Queries through the matrix of a codec with transform=file, as kvant_codec_transform_query has them (in
- * binary32, in an order of its own: off by at most head_dim roundings). Attention takes these as its q,
- * with type KVANT_CUDA_F32. A codec with transform=diagonal needs no such call: attention takes its
- * inverse_weights as k_factors. */
+/* Queries through the matrix of a codec with transform=file, as kvant_codec_transform_query has
+ * them (in binary32, in an order of its own: off by at most head_dim roundings). Attention takes
+ * these as its q, with type KVANT_CUDA_F32. A codec with transform=diagonal needs no such call:
+ * attention takes its inverse_weights as k_factors. */
 KVANT_API kvant_status kvant_cuda_transform_queries(const kvant_cuda_query_args *args, kvant_cuda_stream stream);
 
 /* ---- pages ---- */
@@ -260,10 +285,11 @@ typedef struct kvant_cuda_decode_args {
     void *out;                        /* (n_blocks x 64) x n_kv_heads x head_dim */
     size_t token_stride, head_stride; /* elements */
     const float *center, *factors;    /* n_kv_heads x head_dim on the device, or NULL */
-    const float *inverse_weights;     /* n_kv_heads x n_weights of kvant_cuda_tables; NULL: the codec has none */
+    const float *inverse_weights;     /* device: n_kv_heads x n_weights (kvant_cuda_tables); NULL: none */
 } kvant_cuda_decode_args;
 
-/* Decodes whole blocks into rows: the transform undone, multiplied by the factors, the centre added. */
+/* Decodes whole blocks into rows: the transform undone, multiplied by the factors, the centre
+ * added. */
 KVANT_API kvant_status kvant_cuda_decode(const kvant_cuda_decode_args *args, kvant_cuda_stream stream);
 
 /* Copies block from[i] to block to[i] for i < n (device arrays; no block may be both a source and a

@@ -1,10 +1,12 @@
-/* scheme.h - what every (layer, kv head, role) of a model is stored with: the one answer to "which codec has layer 7?".
+/* scheme.h - which codec stores each (layer, kv head, role) of a model.
  *
- * A scheme comes from a preset, from specs, or from a settings file, with or without a calibration. It does not need the model's shape:
- * engines that ask for sizes before they know head_dim ask for the most that any head_dim takes.
+ * A scheme comes from a preset, from specs, or from a settings file, with or without a calibration.
+ * A scheme does not need the model's shape. An engine that must know sizes before head_dim is known
+ * asks for the largest size that any head_dim gives (kvant_scheme_most_bytes).
  *
- * A scheme is immutable outwardly and may be shared by any number of caches, tensors and threads. It makes codecs when they are first
- * asked for, keeps them, and must outlive everything that uses them.
+ * A scheme is immutable outwardly and may be shared by any number of caches, tensors and threads.
+ * It makes codecs when they are first asked for, keeps them, and must outlive everything that uses
+ * them.
  */
 #ifndef KVANT_SCHEME_H
 #define KVANT_SCHEME_H
@@ -18,7 +20,8 @@ extern "C" {
 
 typedef struct kvant_scheme kvant_scheme;
 
-/* One of preset, k and v, or settings; with none of them the preset is KVANT_PRESET_DEFAULT. Strings are copied. */
+/* One of preset, k and v, or settings; with none of them the preset is KVANT_PRESET_DEFAULT.
+ * Strings are copied. */
 typedef struct kvant_scheme_params {
     size_t size; /* set by the caller to sizeof(kvant_scheme_params) */
     const char *preset;
@@ -30,8 +33,9 @@ typedef struct kvant_scheme_params {
     uint64_t seed;             /* of random signs and rotations */
 } kvant_scheme_params;
 
-/* KVANT_ERR_ARGUMENT, KVANT_ERR_SPEC, KVANT_ERR_UNSUPPORTED (a codec needs a calibration), KVANT_ERR_FORMAT, KVANT_ERR_IO,
- * KVANT_ERR_MEMORY, each with the reason in kvant_error_message(). *scheme is then NULL. */
+/* KVANT_ERR_ARGUMENT, KVANT_ERR_SPEC, KVANT_ERR_UNSUPPORTED (a codec needs a calibration),
+ * KVANT_ERR_FORMAT, KVANT_ERR_IO, KVANT_ERR_MEMORY, each with the reason in kvant_error_message().
+ * *scheme is then NULL. */
 KVANT_API kvant_status kvant_scheme_create(const kvant_scheme_params *params, kvant_scheme **scheme);
 
 /* Frees *scheme and sets it to NULL; NULL and a pointer to NULL are fine. */
@@ -47,18 +51,21 @@ typedef struct kvant_scheme_place {
     uint32_t head_dim;
 } kvant_scheme_place;
 
-/* *codecs = an array of n_kv_heads codecs, which lives as long as the scheme. With n_layers 0, protected layers are taken for ordinary
- * ones. KVANT_ERR_ARGUMENT when a settings file or calibration is of another model's shape; errors as kvant_codec_create. */
+/* *codecs = an array of n_kv_heads codecs, which lives as long as the scheme. With n_layers 0,
+ * protected layers are taken for ordinary ones. KVANT_ERR_ARGUMENT when a settings file or
+ * calibration is of another model's shape; errors as kvant_codec_create. */
 KVANT_API kvant_status kvant_scheme_codecs(kvant_scheme *scheme, const kvant_scheme_place *place,
                                            const kvant_codec *const **codecs);
 
-/* *head_dim = what a settings file says of this layer and role, 0 where nothing is said. */
+/* *head_dim = the head_dim that the settings file states for this layer and role; 0: none
+ * stated. */
 KVANT_API kvant_status kvant_scheme_head_dim(const kvant_scheme *scheme, uint32_t layer, kvant_role role,
                                              uint32_t *head_dim);
 
-/* *bytes = the most memory that a tensor of this layer can take, for rows of row_dim = n_kv_heads x head_dim numbers: over every
- * head_dim that is a multiple of 8 from 32 on and divides row_dim, or head_dim alone when it is not 0, and over protected and ordinary
- * codecs while n_layers is 0. The other arguments are kvant_tensor_params'. */
+/* *bytes = the most memory that a tensor of this layer can take, for rows of row_dim = n_kv_heads x
+ * head_dim numbers: over every head_dim that is a multiple of 8 from 32 on and divides row_dim, or
+ * head_dim alone when it is not 0, and over protected and ordinary codecs while n_layers is 0. The
+ * other arguments are kvant_tensor_params'. */
 KVANT_API kvant_status kvant_scheme_most_bytes(kvant_scheme *scheme, const kvant_scheme_place *place, uint32_t row_dim,
                                                const kvant_tensor_params *params, size_t *bytes);
 

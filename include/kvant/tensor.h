@@ -1,30 +1,36 @@
-/* tensor.h - the keys or the values of one layer as compressed pages, addressed by slot: for engines that manage blocks themselves.
+/* tensor.h - the keys or the values of one layer as compressed pages, addressed by slot: for
+ * engines that manage blocks themselves.
  *
- * A block holds 64 token positions: one page per kv head. A slot is the place of one token, 64 x block + offset. The engine decides
- * which token goes to which slot, and writes slots in any order and as often as it likes. Engines that want the library to manage
- * blocks use cache.h, which is made of tensors.
+ * A block holds 64 token positions: one page per kv head. A slot is the place of one token, 64 x
+ * block + offset. The engine decides which token goes to which slot, and writes slots in any order
+ * and as often as it likes. Engines that want the library to manage blocks use cache.h, which is
+ * made of tensors.
  *
  * States of a block (docs/internals/architecture.md has the diagram):
  *
  *   empty    no slot was written
- *   open     fp16 rows, transformed: block_tokens or recent_tokens of the codec ask for it, or no version is known yet, or a sealed
- *            block is being rewritten
+ *   open     transformed fp16 rows: block_tokens or recent_tokens of the codec ask for it, or no
+ *            version is known yet, or a sealed block is being rewritten
  *   sink     fp16 for good: the block holds one of the first sink_tokens positions of its sequence
  *   sealed   codes
  *
- * Versions. With center=first or norm=first in a codec's spec, centre and scale per channel come from the rows themselves. The tensor
- * keeps a few versions of them. Rows wait in open blocks until 64 rows were seen; then the first version is made. A batch of rows
- * that an existing version would quantise much worse than a new one gets a new version. A block remembers its version, and attention
- * handles blocks of different versions exactly, so a version never changes. The statistics are robust: a few rows far from all others
- * do not move them. docs/internals/architecture.md, "Versions", has the rules.
+ * Versions. With center=first or norm=first in a codec's spec, centre and scale per channel come
+ * from the rows themselves. The tensor keeps a few versions of them. Rows wait in open blocks until
+ * 64 rows were seen; then the first version is made. A batch of rows that an existing version would
+ * quantise much worse than a new one gets a new version. A block remembers its version, and
+ * attention handles blocks of different versions exactly, so a version never changes. The
+ * statistics are robust: a few rows far from all others do not move them.
+ * docs/internals/architecture.md, "Versions", has the rules.
  *
- * Kv heads may have codecs of different specs and sizes. They must agree in role, head_dim, sink_tokens, recent_tokens and
- * block_tokens, because a block is open or sealed for all its kv heads at once (kvant_codecs_fit_together).
+ * Kv heads may have codecs of different specs and sizes. They must agree in role, head_dim,
+ * sink_tokens, recent_tokens and block_tokens, because a block is open or sealed for all its kv
+ * heads at once (kvant_codecs_fit_together).
  *
- * Memory is the caller's: one span, so that an engine's own allocator sees it. Pages of blocks that were never written are never
- * touched: lazily zeroed memory stays unused until then.
+ * Memory is the caller's: one span, so that an engine's own allocator sees it. Pages of blocks that
+ * were never written are never touched: lazily zeroed memory stays unused until then.
  *
- * Threads: one writer at a time and no reader beside it; any number of readers at once. Stack: 64 KiB are enough for every call.
+ * Threads: one writer at a time and no reader beside it; any number of readers at once. Stack: 64
+ * KiB are enough for every call.
  */
 #ifndef KVANT_TENSOR_H
 #define KVANT_TENSOR_H
@@ -41,66 +47,78 @@ typedef struct kvant_tensor kvant_tensor;
 
 typedef struct kvant_tensor_params {
     size_t size;                      /* set by the caller to sizeof(kvant_tensor_params) */
-    const kvant_codec *const *codecs; /* one per kv head; the array is copied, the codecs must outlive the tensor */
+    const kvant_codec *const *codecs; /* one per kv head; the array is copied, the codecs are borrowed */
     uint32_t n_kv_heads;
-    uint32_t n_sequences; /* sequences that are written in turn: each keeps its newest rows and its sinks as fp16 */
+    uint32_t n_sequences; /* each sequence keeps its sinks and its newest rows as fp16 */
     uint32_t n_blocks;    /* of all sequences */
-    /* Blocks per sequence, for engines with a fixed share each: block b is the (b % n)th of sequence b / n. 0: blocks belong to
-     * sequence 0 in their order until kvant_tensor_assign says otherwise. */
+    /* Blocks per sequence, for engines with a fixed share each: block b is the (b % n)th of
+     * sequence b / n. 0: blocks belong to sequence 0 in their order until kvant_tensor_assign says
+     * otherwise. */
     uint32_t blocks_per_sequence;
-    uint32_t n_open_blocks; /* open blocks besides sinks; 0: as many as the codecs need */
+    uint32_t n_open_blocks; /* open blocks, sinks not counted; 0: as many as the codecs need */
 } kvant_tensor_params;
 
-/* *bytes = what kvant_tensor_create needs. KVANT_ERR_ARGUMENT with the reason in kvant_error_message(), KVANT_ERR_MEMORY when the size
- * overflows. */
+/* *bytes = what kvant_tensor_create needs. KVANT_ERR_ARGUMENT with the reason in
+ * kvant_error_message(), KVANT_ERR_MEMORY when the size overflows. */
 KVANT_API kvant_status kvant_tensor_size(const kvant_tensor_params *params, size_t *bytes);
 
-/* Creates a tensor in memory: kvant_tensor_size bytes, aligned to KVANT_PAGE_ALIGN, zeroed, which stay the caller's and outlive the
- * tensor. KVANT_ERR_UNSUPPORTED when a codec needs a calibration and was created without one. */
+/* Creates a tensor in memory: kvant_tensor_size bytes, aligned to KVANT_PAGE_ALIGN, zeroed, which
+ * stay the caller's and outlive the tensor. KVANT_ERR_UNSUPPORTED when a codec needs a calibration
+ * and was created without one. */
 KVANT_API kvant_status kvant_tensor_create(const kvant_tensor_params *params, void *memory, kvant_tensor **tensor);
 
-/* Frees the tensor, not its memory, and sets *tensor to NULL; NULL and a pointer to NULL are fine. */
+/* Frees the tensor, not its memory, and sets *tensor to NULL; NULL and a pointer to NULL are
+ * fine. */
 KVANT_API void kvant_tensor_free(kvant_tensor **tensor);
 
-/* Says that block is the index-th of a sequence, which decides whether it is a sink and whose newest rows it holds. Only for an empty
- * block and where blocks_per_sequence is 0: KVANT_ERR_ARGUMENT otherwise. */
+/* Says that block is the index-th of a sequence, which decides whether it is a sink and whose
+ * newest rows it holds. Only for an empty block and where blocks_per_sequence is 0:
+ * KVANT_ERR_ARGUMENT otherwise. */
 KVANT_API kvant_status kvant_tensor_assign(kvant_tensor *tensor, uint32_t block, uint32_t sequence, uint32_t index);
 
-/* Writes n rows, row i (n_kv_heads x head_dim floats at rows + i * stride) to slots[i]; where slots repeat, the last row stays.
- * All or nothing: every row is checked first, and on an error nothing of the call is stored, marked or learnt from.
- * KVANT_ERR_NONFINITE, KVANT_ERR_RANGE, KVANT_ERR_ARGUMENT. n_threads >= 1 bounds the threads used; bytes do not depend on it. */
+/* Writes n rows, row i (n_kv_heads x head_dim floats at rows + i * stride) to slots[i]; where slots
+ * repeat, the last row stays. All or nothing: every row is checked first, and on an error nothing
+ * of the call is stored, marked or learnt from.
+ * KVANT_ERR_NONFINITE, KVANT_ERR_RANGE, KVANT_ERR_ARGUMENT. n_threads >= 1 bounds the threads used;
+ * bytes do not depend on it. */
 KVANT_API kvant_status kvant_tensor_write(kvant_tensor *tensor, const int64_t *slots, size_t n, const float *rows,
                                           size_t stride, uint32_t n_threads);
 
-/* Reads the n slots from first on; slots never written give zeros, or the centre where there is one. */
+/* Reads the n slots from first on; slots never written give zeros, or the centre where there is
+ * one. */
 KVANT_API kvant_status kvant_tensor_read(const kvant_tensor *tensor, size_t first, size_t n, float *rows,
                                          size_t stride);
 
-/* Makes n blocks from first on empty. kvant_tensor_clear also forgets the versions. Only memory that was written is touched. */
+/* Makes n blocks from first on empty. kvant_tensor_clear also forgets the versions. Only memory
+ * that was written is touched. */
 KVANT_API kvant_status kvant_tensor_clear_blocks(kvant_tensor *tensor, uint32_t first, uint32_t n);
 KVANT_API void kvant_tensor_clear(kvant_tensor *tensor);
 
-/* Copies n blocks, bytes as they are, between tensors of the same codecs, or within one (spans that overlap: KVANT_ERR_ARGUMENT).
- * The targets become equal to the sources, empty ones too. KVANT_ERR_FULL when the target has no place for the versions or the
- * open pages of the blocks: copy by reading and writing then. On an error the target's blocks are as before. */
+/* Copies n blocks, bytes as they are, between tensors of the same codecs, or within one (spans that
+ * overlap: KVANT_ERR_ARGUMENT). The targets become equal to the sources, empty ones too.
+ * KVANT_ERR_FULL when the target has no place for the versions or the open pages of the blocks:
+ * copy by reading and writing then. On an error the target's blocks are as before. */
 KVANT_API kvant_status kvant_tensor_copy(const kvant_tensor *from, uint32_t first, kvant_tensor *to, uint32_t to_first,
                                          uint32_t n);
 
-/* A block as bytes that another process, machine or device imports: pages, which slots are written, codec specs, centre and scale, a
- * checksum (docs/format.md, "Blocks"). kvant_tensor_export_size is the most that one block takes. */
+/* A block as bytes that another process, machine or device imports: pages, which slots are written,
+ * codec specs, centre and scale, a checksum (docs/format.md, "Blocks"). kvant_tensor_export_size is
+ * the most that one block takes. */
 KVANT_API size_t kvant_tensor_export_size(const kvant_tensor *tensor);
 
 /* *used bytes are written. KVANT_ERR_ARGUMENT when bytes is too small. */
 KVANT_API kvant_status kvant_tensor_export(const kvant_tensor *tensor, uint32_t block, void *data, size_t bytes,
                                            size_t *used);
 
-/* Replaces a block by an exported one. KVANT_ERR_FORMAT: damaged, of another version or another scheme; KVANT_ERR_FULL: no place for
- * its version or its open page. The block is then as before. Any bytes are safe to pass. */
+/* Replaces a block by an exported one. KVANT_ERR_FORMAT: damaged, of another version or another
+ * scheme; KVANT_ERR_FULL: no place for its version or its open page. The block is then as before.
+ * Any bytes are safe to pass. */
 KVANT_API kvant_status kvant_tensor_import(kvant_tensor *tensor, uint32_t block, const void *data, size_t bytes);
 
-/* Gives a version before anything is written, in place of one from the first rows: n_kv_heads x head_dim floats each, copied; NULL for
- * no centre or no scale, or the calibration's. Each kv head uses what its codec's spec asks for. KVANT_ERR_NONFINITE. KVANT_ERR_ARGUMENT
- * once a slot is written, for a scale not above 0, and for numbers that no codec of the tensor would use. */
+/* Gives a version before anything is written, in place of one from the first rows: n_kv_heads x
+ * head_dim floats each, copied; NULL for no centre or no scale, or the calibration's. Each kv head
+ * uses what its codec's spec asks for. KVANT_ERR_NONFINITE. KVANT_ERR_ARGUMENT once a slot is
+ * written, for a scale not above 0, and for numbers that no codec of the tensor would use. */
 KVANT_API kvant_status kvant_tensor_set_affine(kvant_tensor *tensor, const kvant_affine *affine);
 
 typedef enum kvant_block_state {
@@ -117,8 +135,8 @@ typedef struct kvant_block_info {
     uint32_t version;         /* 0: before any version was made, or the calibration's */
     uint64_t written;         /* bit per slot */
     const kvant_codec *codec; /* the kv head's */
-    const void *page;         /* of the codec if sealed, else 64 x head_dim fp16 numbers behind the codec's transform */
-    kvant_affine affine; /* of the kv head: head_dim floats each, or NULL */
+    const void *page;         /* sealed: a page of the codec; otherwise 64 x head_dim transformed fp16 numbers */
+    kvant_affine affine;      /* of the kv head: head_dim floats each, or NULL */
 } kvant_block_info;
 
 KVANT_API kvant_status kvant_tensor_get_block(const kvant_tensor *tensor, uint32_t block, uint32_t kv_head,

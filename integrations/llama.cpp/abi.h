@@ -1,11 +1,11 @@
-/* abi.h - the binary interface of ggml back ends, as much of it as the plug-in touches.
+/* abi.h - the binary interface of ggml back ends, as far as the plug-in uses it.
  *
- * One plug-in serves llama.cpp builds whose headers differ, so it cannot include any of them. These are our
- * own declarations of the memory layouts that cross the border; functions are looked up at load time
- * (ggml_api.h) and operations are identified by name. tests/integration/test_abi_layout.c compiles this
- * file together with the real headers of a build and compares every offset, size and constant below.
+ * One plug-in serves llama.cpp builds with different headers, so it includes none of them. This
+ * file declares the memory layouts that both sides share. Functions are looked up at load time
+ * (ggml_api.h), and operations are identified by name. tests/integration/test_abi_layout.c compiles
+ * this file together with the real headers of a build and compares every offset, size and constant.
  *
- * Two generations are known. They differ in the buffer type's table alone:
+ * Two generations are known. They differ in the table of the buffer type alone:
  *   API 2   llama.cpp v0.5.0, ggml 0.25
  *   API 3   llama.cpp b11434, ggml 0.26     adds alloc_buffer_n and get_alloc_size_n
  * Enumerations are 4 bytes wide on every supported compiler and are declared as int32_t.

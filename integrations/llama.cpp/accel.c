@@ -1,11 +1,12 @@
 /* accel.c - see accel.h.
  *
- * ggml's scheduler moves a node from the CPU back end to this one when both have the same buffer type and this one supports
- * the node and the buffers of its sources; so the device states the CPU's buffer type, and no tensor is ever copied.
+ * ggml's scheduler moves a node from the CPU back end to this back end on two conditions: both have
+ * the same buffer type, and this back end supports the node and the buffers of its sources. So the
+ * device states the CPU's buffer type, and no tensor is ever copied.
  *
- * llama.cpp gives every context an instance of every ACCEL device. A process that makes contexts with and without it
- * (kvant bench model) decides by KVANT_ACCEL when it creates one: instances that are not wanted belong to a second device
- * object, which supports nothing. */
+ * llama.cpp gives every context an instance of every ACCEL device. KVANT_ACCEL decides when a
+ * context is created, because a process may create contexts with and without the device (kvant
+ * bench model). Unwanted instances belong to a second device object, which supports nothing. */
 #include "accel.h"
 
 #include "backend.h"

@@ -1,7 +1,8 @@
 /* accel.h - the KVANT_ACCEL device: attention over llama.cpp's own KV cache.
  *
- * It is of the ACCEL type, which llama.cpp adds to every context of a process, and takes FLASH_ATTN_EXT nodes alone: the
- * cache stays in host memory, in llama.cpp's own bytes, and everything else stays with the CPU back end. */
+ * The device has the type ACCEL, which llama.cpp adds to every context of a process. It takes
+ * FLASH_ATTN_EXT nodes alone. The cache stays in host memory, in llama.cpp's own bytes; all other
+ * nodes stay with the CPU back end. */
 #ifndef KVP_ACCEL_H
 #define KVP_ACCEL_H
 

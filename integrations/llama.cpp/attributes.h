@@ -1,4 +1,4 @@
-/* attributes.h - the compiler extensions that the plug-in uses, in one place. */
+/* attributes.h - the only file of the plug-in with compiler extensions. */
 #ifndef KVP_ATTRIBUTES_H
 #define KVP_ATTRIBUTES_H
 

@@ -1,4 +1,5 @@
-/* backend.h - back end instances (one a llama context and device): what the devices of the plug-in have in common. */
+/* backend.h - back end instances, one per llama context and device: the shared part of the
+ * plug-in's devices. */
 #ifndef KVP_BACKEND_H
 #define KVP_BACKEND_H
 

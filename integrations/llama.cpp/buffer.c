@@ -13,9 +13,9 @@
 #include "ggml_api.h"
 #include "log.h"
 
-/* The size of a tensor that cannot be served. ggml has no way to say no while it adds up sizes, but it
- * handles an allocation that fails. 2^54 exceeds any address space, and sums of a thousand of them do not
- * overflow. */
+/* The size of a tensor that cannot be served. ggml has no way to say no while it adds up sizes, but
+ * it handles an allocation that fails. 2^54 exceeds any address space, and sums of a thousand of
+ * them do not overflow. */
 #define REFUSED ((size_t)1 << 54)
 
 struct region {
@@ -36,8 +36,8 @@ static union {
     abi_buft_3 v3;
 } buft;
 
-/* Why the last tensor was refused; said when the allocation fails, which is once a cache and not once a
- * tensor. */
+/* The reason why the last tensor was refused. It is printed when the allocation fails: once per
+ * cache, not once per tensor. */
 static _Thread_local char refusal[768];
 
 const abi_tensor *kvp_root(const abi_tensor *tensor)
@@ -288,7 +288,8 @@ static bool copy_streams(const abi_tensor *src, const kvp_kv *from, const abi_te
     return true;
 }
 
-/* dst lies here; src anywhere. What is declined here, ggml does through get_tensor and set_tensor. */
+/* dst lies here; src anywhere. What is declined here, ggml does through get_tensor and
+ * set_tensor. */
 static bool buffer_cpy_tensor(abi_buffer *buffer, const abi_tensor *src, abi_tensor *dst)
 {
     const kvp_kv *from = kvp_kv_of(src);

@@ -1,9 +1,9 @@
-/* buffer.h - the buffer type of the KVANT device: memory for cache tensors at their compressed size, and
- * plain memory for everything else that the scheduler puts on the device (outputs of attention, graph
- * copies).
+/* buffer.h - the buffer type of the KVANT device: memory for cache tensors at their compressed
+ * size, and plain memory for all other tensors that the scheduler puts on the device (outputs of
+ * attention, graph copies).
  *
- * Memory is mapped and not touched until it is used, so what a cache reserves costs nothing;
- * kvp_buffer_kv_memory measures what is really resident.
+ * Memory is mapped and stays untouched until it is used, so the reservation of a cache costs
+ * nothing. kvp_buffer_kv_memory measures resident memory.
  */
 #ifndef KVP_BUFFER_H
 #define KVP_BUFFER_H
@@ -14,8 +14,8 @@
 #include "abi.h"
 #include "kv_tensor.h"
 
-/* Fills the buffer type's table for back-end API 2 or 3 and ties it to the device. Once, before anything
- * else. */
+/* Fills the buffer type's table for back-end API 2 or 3 and ties it to the device. Once, before
+ * anything else. */
 void kvp_buft_setup(int api, abi_device *device);
 
 /* The buffer type; the same pointer for the life of the process. */
@@ -24,14 +24,16 @@ abi_buft *kvp_buft(void);
 /* The tensor that owns the memory: the one itself or what it is a view of. */
 const abi_tensor *kvp_root(const abi_tensor *tensor);
 
-/* True when the tensor is (a view of) a cache tensor that lives in a KVANT buffer, allocated or about to
- * be. */
+/* True when the tensor is (a view of) a cache tensor that lives in a KVANT buffer, allocated or
+ * about to be. */
 bool kvp_is_kv(const abi_tensor *tensor);
 
-/* The cells behind such a tensor; NULL for other tensors and while llama.cpp only estimates sizes. */
+/* The cells behind such a tensor; NULL for other tensors and while llama.cpp only estimates
+ * sizes. */
 kvp_kv *kvp_kv_of(const abi_tensor *tensor);
 
-/* Bytes of cache memory resident right now, over all live buffers, by mincore; *reserved: bytes mapped. */
+/* Bytes of cache memory resident right now, over all live buffers, by mincore; *reserved: bytes
+ * mapped. */
 size_t kvp_buffer_kv_memory(size_t *reserved);
 
 #endif /* KVP_BUFFER_H */

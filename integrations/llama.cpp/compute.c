@@ -1,4 +1,4 @@
-/* compute.c - what a back end instance owns between graphs (ops.h). */
+/* compute.c - the objects that a back end instance owns between graphs (ops.h). */
 #include <stdlib.h>
 
 #include "ggml_api.h"

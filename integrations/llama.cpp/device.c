@@ -1,7 +1,8 @@
 /* device.c - see device.h.
  *
- * The device is of the GPU type because that is what llama.cpp gives its KV cache to (-ngl 99). It supports
- * the few operations that touch the cache and none that multiply weights, so weights stay on the CPU.
+ * The device has the type GPU, because llama.cpp gives its KV cache to GPU devices (-ngl 99). It
+ * supports the few operations that touch the cache and no operation that multiplies weights, so
+ * weights stay on the CPU.
  */
 #include "device.h"
 
@@ -86,7 +87,8 @@ static const char *device_get_description(abi_device *self)
     return "compressed KV cache (kvant " KVANT_VERSION_STRING ") in system memory";
 }
 
-/* One field of /proc/meminfo, in bytes; 0 when it cannot be read, which ggml takes for "not known". */
+/* One field of /proc/meminfo, in bytes; 0 when it cannot be read, which ggml takes for "not
+ * known". */
 static size_t meminfo(const char *format)
 {
     FILE *file = fopen("/proc/meminfo", "r");

@@ -1,9 +1,10 @@
-/* ggml_api.c - see ggml_api.h: find the loader's symbols, tell its generation, check its tensors, or
- * refuse.
+/* ggml_api.c - see ggml_api.h: finds the symbols of the loading ggml, identifies its generation,
+ * checks its tensors, or refuses.
  *
- * Three independent facts must agree before anything is used: the version that ggml states, the presence of
- * the function that came with API 3, and tensors that ggml builds here and that abi.h must read correctly. For a version that
- * was not tested the user has to ask, and tables of buffers and devices are checked like tensors.
+ * Three independent facts must agree: the version that ggml states, the presence of the function
+ * that API 3 added, and tensors that ggml builds here and that abi.h must read correctly. An
+ * untested version needs KVANT_UNTESTED_GGML=1; then the tables of buffers and devices are checked
+ * too.
  */
 #define _GNU_SOURCE /* dladdr1, RTLD_DL_LINKMAP */
 
@@ -19,7 +20,8 @@
 
 kvp_ggml kvp_api;
 
-/* What the integration tests run against. A patch release keeps the layouts, so two numbers are compared. */
+/* What the integration tests run against. A patch release keeps the layouts, so two numbers are
+ * compared. */
 static const struct tested {
     const char *ggml; /* major.minor */
     int api;
@@ -134,7 +136,8 @@ static bool accept_untested(const kvp_ggml *api, const char *commit)
     return accept;
 }
 
-/* The generation shows in a function that API 3 brought; the version should be one it was tested with. */
+/* The generation shows in a function that API 3 brought; the version should be one it was tested
+ * with. */
 static bool identify(void *library, kvp_ggml *api)
 {
     const char *(*version)(void);
@@ -185,8 +188,9 @@ static bool find_ops(kvp_ggml *api)
     return true;
 }
 
-/* Builds a view and an operation with ggml's own functions and reads them through abi.h. Only data is
- * looked at: calling through a wrong table could crash, reading a wrong offset inside a tensor cannot. */
+/* Builds a view and an operation with ggml's own functions and reads them through abi.h. Only data
+ * is looked at: calling through a wrong table could crash, reading a wrong offset inside a tensor
+ * cannot. */
 static bool tensors_match(const kvp_ggml *api, abi_context *context)
 {
     abi_tensor *base = api->new_tensor_3d(context, ABI_TYPE_F16, 32, 8, 2);
@@ -228,8 +232,9 @@ static void *no_base(abi_buffer *buffer)
     return buffer->context;
 }
 
-/* The tables that a version number would vouch for, on objects whose fields ggml's own functions tell: a buffer that ggml makes of
- * ours, and the CPU's device where there is one. Nothing is called through a table before its place is known. */
+/* The tables that a version number would vouch for, on objects whose fields ggml's own functions
+ * tell: a buffer that ggml makes of ours, and the CPU's device where there is one. Nothing is
+ * called through a table before its place is known. */
 static bool tables_match(const kvp_ggml *api)
 {
     static char memory[64];

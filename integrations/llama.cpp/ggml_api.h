@@ -1,9 +1,11 @@
-/* ggml_api.h - the functions of the ggml that loads the plug-in, found at load time, and what that ggml is.
+/* ggml_api.h - the functions of the ggml that loads the plug-in, found at load time, and its
+ * version.
  *
- * The plug-in is linked against no ggml: its file name and its soname differ between distributions, it may
- * be loaded privately (RTLD_LOCAL), and a process may hold several. The copy that counts is the one whose
- * code calls ggml_backend_init, so symbols are looked up in the object that holds that call and in what it
- * depends on. An untested version is refused, unless KVANT_UNTESTED_GGML=1 asks for it and its layouts are those of abi.h.
+ * The plug-in links against no ggml. The file name and the soname of ggml differ between
+ * distributions, ggml may be loaded privately (RTLD_LOCAL), and a process may hold several copies.
+ * The right copy calls ggml_backend_init. So symbols are looked up in the object that contains this
+ * call, and in its dependencies. An untested version is refused, unless KVANT_UNTESTED_GGML=1 asks
+ * for it and its layouts match abi.h.
  */
 #ifndef KVP_GGML_API_H
 #define KVP_GGML_API_H
@@ -30,8 +32,8 @@ typedef struct kvp_ggml {
     const char *(*op_name)(int32_t op);
     size_t (*tensor_overhead)(void);
 
-    /* For the context shift, which borrows the process's own CPU back end (ops_rope.c), and for loops on its threads
-     * (host_threads.c). */
+    /* For the context shift, which borrows the process's own CPU back end (ops_rope.c), and for
+     * loops on its threads (host_threads.c). */
     abi_context *(*init)(abi_init_params params);
     void (*free)(abi_context *context);
     abi_tensor *(*new_tensor_1d)(abi_context *context, int32_t type, int64_t ne0);
@@ -68,7 +70,8 @@ typedef struct kvp_ggml {
 /* The one in use; valid after kvp_ggml_load returned true. */
 extern kvp_ggml kvp_api;
 
-/* Fills kvp_api from the object that contains the address caller. On failure prints why and returns false. */
+/* Fills kvp_api from the object that contains the address caller. On failure prints why and returns
+ * false. */
 bool kvp_ggml_load(const void *caller);
 
 #endif /* KVP_GGML_API_H */

@@ -1,12 +1,15 @@
 /* host_threads.c - see host_threads.h.
  *
- * ggml gives a back end no way to reach the others of its context. But llama.cpp looks ggml_backend_cpu_set_threadpool up by name in
- * the CPU back end's registry entry and calls it before every graph, with the CPU back end and its pool. So this file puts its own
- * look-up into that entry. The look-up answers this one name with a function that takes note and goes on to ggml's; all other names
- * are passed on. Where llama.cpp does not ask, nothing is lent.
+ * ggml gives a back end no access to the other back ends of its context. But llama.cpp looks up
+ * ggml_backend_cpu_set_threadpool by name in the registry entry of the CPU back end. It calls that
+ * function before every graph, with the CPU back end and its pool. So this file puts its own
+ * look-up function into the entry. For this one name the look-up returns a function that records
+ * its arguments and calls ggml's function. All other names are passed on. When llama.cpp does not
+ * ask, nothing is lent.
  *
- * A lender is known by a number, not by its address: its table's free function is wrapped, so that a CPU back end that was freed, on
- * any thread, is not found any more, and another one at the same address has another number. */
+ * A lender is identified by a number, not by its address. The free function in its table is
+ * wrapped, so a CPU back end that any thread freed is not found any more. A new back end at the
+ * same address has a new number. */
 #include "host_threads.h"
 
 #include <pthread.h>
@@ -116,7 +119,8 @@ static void set_threadpool(abi_backend *cpu, void *threadpool)
     last_lender = threadpool != NULL || host.openmp ? number_of(cpu) : 0;
 }
 
-/* ggml reads the pointer to this function plainly, so what was stored before it may arrive later on another thread. */
+/* ggml reads the pointer to this function plainly, so what was stored before it may arrive later on
+ * another thread. */
 static void *get_proc_address(abi_reg *reg, const char *name)
 {
     set_threadpool_fn *ours = set_threadpool;

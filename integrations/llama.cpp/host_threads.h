@@ -1,10 +1,12 @@
-/* host_threads.h - the plug-in's loops on the threads of llama.cpp's own pool.
+/* host_threads.h - runs the plug-in's loops on the threads of llama.cpp's own pool.
  *
- * While a back end computes, the workers of ggml's CPU pool wait for the next graph by spinning, for the better part of a second at
- * the default --poll. Where there are as many threads as cores, threads of our own would share theirs with them. So loops of the plug-in
- * become one-node graphs for the CPU back end of the same llama context, whose workers take them up within microseconds.
+ * While a back end computes, the workers of ggml's CPU pool spin until the next graph, for the
+ * better part of a second at the default --poll. With as many threads as cores, threads of kvant's
+ * own would share the cores with them. So loops of the plug-in become one-node graphs for the CPU
+ * back end of the same llama context. Its workers start them within microseconds.
  *
- * KVANT_HOST_THREADS=0 leaves ggml's tables alone and uses kvant's own threads. That is also the default with an untested ggml. */
+ * KVANT_HOST_THREADS=0 leaves ggml's tables alone and uses kvant's own threads. An untested ggml
+ * has the same default. */
 #ifndef KVP_HOST_THREADS_H
 #define KVP_HOST_THREADS_H
 
@@ -29,15 +31,17 @@ typedef struct kvp_host_threads {
     uint32_t n_workers;
 } kvp_host_threads;
 
-/* The instance borrows from now on. The first call in a process changes ggml's registry entry, to learn which pool each context's CPU
- * back end has; it changes nothing when the process exports no CPU back end. May be called from several threads. */
+/* The instance borrows from now on. The first call in a process changes ggml's registry entry, to
+ * learn which pool each context's CPU back end has; it changes nothing when the process exports no
+ * CPU back end. May be called from several threads. */
 void kvp_host_threads_use(kvp_host_threads *threads);
 
-/* Takes note of the CPU back end that llama.cpp has just given a pool to on this thread: it does so before every graph, right
- * before it sets the number of threads of all back ends. */
+/* Takes note of the CPU back end that llama.cpp has just given a pool to on this thread: it does so
+ * before every graph, right before it sets the number of threads of all back ends. */
 void kvp_host_threads_update(kvp_host_threads *threads);
 
-/* Between these, loops of kvant on this thread run on the lender's threads, if it lives; afterwards on those of before. */
+/* Between these, loops of kvant on this thread run on the lender's threads, if it lives; afterwards
+ * on those of before. */
 void kvp_host_threads_borrow(kvp_host_threads *threads);
 void kvp_host_threads_return(kvp_host_threads *threads);
 

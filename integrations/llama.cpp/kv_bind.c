@@ -1,5 +1,8 @@
-/* kv_bind.c - from a cache tensor's name and shape to its codecs and cells: which spec a layer gets, how much to reserve
- * while head_dim and the number of layers are not known, and what is created once they are (see kv_tensor.h). */
+/* kv_bind.c - from a cache tensor's name and shape to its codecs and its kvant_tensor (see
+ * kv_tensor.h).
+ *
+ * Decides the spec of a layer and the bytes to reserve while head_dim and the number of layers are
+ * unknown, and creates the tensor when both are known. */
 #include "kv_tensor.h"
 
 #include <pthread.h>
@@ -18,7 +21,8 @@ struct decision {
     size_t reserved;
 };
 
-/* One llama context: its settings, and the tensors of all its caches (a model with a sliding window has two). */
+/* One llama context: its settings, and the tensors of all its caches (a model with a sliding window
+ * has two). */
 struct kvp_layers {
     size_t n_users;
     uint32_t n;      /* the highest layer number, plus one */
@@ -80,7 +84,8 @@ bool kvp_kv_new_context(char *err, size_t errlen)
     return true;
 }
 
-/* The context that this thread is creating. A program that allocates a buffer without a back end has one, too. */
+/* The context that this thread is creating. A program that allocates a buffer without a back end
+ * has one, too. */
 static struct kvp_layers *current_layers(char *err, size_t errlen)
 {
     struct kvp_layers *layers = has_current_key ? pthread_getspecific(current_key) : NULL;
@@ -100,7 +105,8 @@ static void layers_join(struct kvp_layers *layers, const kvp_kv_shape *shape)
     pthread_mutex_unlock(&layers_lock);
 }
 
-/* llama.cpp gives a device the last layers; those before stay uncompressed. Once per context, when all tensors exist. */
+/* llama.cpp gives a device the last layers; those before stay uncompressed. Once per context, when
+ * all tensors exist. */
 static void warn_of_missing(struct kvp_layers *layers)
 {
     bool missing;

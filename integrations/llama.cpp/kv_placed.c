@@ -1,7 +1,10 @@
-/* kv_placed.c - rows of a cache with one stream: they go to the slots of the cache's placement (placement.h).
+/* kv_placed.c - rows of a cache with one stream: they go to the slots of the cache's placement
+ * (placement.h).
  *
- * Only the mask tells which sequence a row belongs to, and llama.cpp computes the mask after the first layer's rows are stored. So rows of a
- * batch that is not placed yet wait in a copy, until the attention node that reads them brings the mask, or anything else wants them. */
+ * Only the mask tells which sequence a row belongs to. llama.cpp computes the mask after it stores
+ * the rows of the first layer. So rows of a batch that is not placed yet wait in a copy. They are
+ * stored when the attention node that reads them brings the mask, or when any other call needs
+ * them. */
 #include <math.h>
 #include <stdlib.h>
 #include <string.h>
@@ -11,7 +14,8 @@
 
 #define NO_SINK (UINT32_MAX / 2) /* index of a block that is no sequence's first, whatever a codec's sink is */
 
-/* Tells the tensor of a block that begins anew. Windows are for the first KVP_WINDOW_SEQUENCES sequences. */
+/* Tells the tensor of a block that begins anew. Windows are for the first KVP_WINDOW_SEQUENCES
+ * sequences. */
 static kvant_status assign_block(kvp_kv *kv, uint32_t block)
 {
     kvp_block place = kvp_placement_block(kv->placement, block);

@@ -1,5 +1,5 @@
-/* kv_tensor.c - nominal fp16 rows over compressed cells: reading, writing, clearing, copying (see
- * kv_tensor.h). */
+/* kv_tensor.c - nominal fp16 rows over a compressed tensor: reading, writing, clearing, copying
+ * (see kv_tensor.h). */
 #define _GNU_SOURCE /* madvise */
 
 #include "kv_tensor.h"
@@ -34,8 +34,8 @@ static bool in_range(const kvp_kv *kv, size_t offset, size_t size)
     return offset <= total && size <= total - offset;
 }
 
-/* A run of cells of one stream, at most a batch, that covers the start of the nominal bytes [offset, offset
- * + size): which cells, and which of their bytes. */
+/* A run of cells of one stream, at most a batch, that covers the start of the nominal bytes
+ * [offset, offset + size): which cells, and which of their bytes. */
 struct batch {
     size_t cell, n_cells;
     size_t skip, bytes;
@@ -197,8 +197,8 @@ bool kvp_kv_write(kvp_kv *kv, size_t offset, size_t size, const void *data)
     return ok;
 }
 
-/* Whole pages of the system inside the tensor's memory are given back, which zeroes them; the rest is
- * zeroed. */
+/* Whole pages of the system inside the tensor's memory are given back, which zeroes them; the rest
+ * is zeroed. */
 static void release_memory(const kvp_kv *kv)
 {
     uintptr_t page = (uintptr_t)sysconf(_SC_PAGESIZE);

@@ -1,12 +1,14 @@
-/* kv_tensor.h - one cache tensor of llama.cpp (cache_k_l<layer> or cache_v_l<layer>) and the compressed
- * cells behind it.
+/* kv_tensor.h - one cache tensor of llama.cpp (cache_k_l<layer> or cache_v_l<layer>) and the
+ * kvant_tensor behind it.
  *
- * llama.cpp sees a nominal fp16 tensor [row, cells, streams] with row = n_kv_heads * head_dim. The plug-in
- * keeps a kvant_tensor instead and translates: nominal byte offsets are cells, cells are slots, bytes read are decoded rows,
- * bytes written are encoded. llama.cpp asks for the size before anything tells head_dim apart from
- * n_kv_heads, so a tensor starts unbound: it reserves address space for the largest cache that any head_dim
- * gives, touches none of it, and is bound when the first attention node that reads it is seen. Nothing can
- * be stored before that.
+ * llama.cpp sees a nominal fp16 tensor [row, cells, streams] with row = n_kv_heads * head_dim. The
+ * plug-in translates: nominal byte offsets are cells, cells are slots, bytes read are decoded rows,
+ * bytes written are encoded.
+ *
+ * llama.cpp asks for the size before head_dim and n_kv_heads are known separately. So a tensor
+ * starts unbound: it reserves address space for the largest size that any head_dim gives, and
+ * touches none of it. The first attention node that reads the tensor binds it. An unbound tensor
+ * stores nothing.
  *
  * Not thread-safe: one context uses its tensors from one thread at a time, as llama.cpp does.
  */
@@ -40,7 +42,8 @@ struct kvp_waiting {
     size_t n;
 };
 
-/* Sequences of a placement whose first and newest tokens are kept fp16, where the codec keeps some. */
+/* Sequences of a placement whose first and newest tokens are kept fp16, where the codec keeps
+ * some. */
 #define KVP_WINDOW_SEQUENCES 16u
 
 typedef struct kvp_kv {
@@ -61,26 +64,27 @@ typedef struct kvp_kv {
 /* True when the name is that of a cache tensor that the plug-in compresses. */
 bool kvp_kv_name(const char *name);
 
-/* Reads the shape of such a tensor; false, with a line in err that says which flag to set, when it is not
- * one that can be compressed. */
+/* Reads the shape of such a tensor; false, with a line in err that says which flag to set, when it
+ * is not one that can be compressed. */
 bool kvp_kv_shape_read(const abi_tensor *tensor, kvp_kv_shape *shape, char *err, size_t errlen);
 
-/* A llama context begins: cache tensors that this thread creates from now on are layers of that one. Reads the settings, which
- * stay the context's whatever becomes of the environment. False with a line in err. */
+/* Begins a llama context: cache tensors that this thread creates from now on are its layers.
+ * Reads the settings; the context keeps them when the environment changes. False with one line
+ * in err. */
 bool kvp_kv_new_context(char *err, size_t errlen);
 
-/* Bytes that hold the cells for every plausible head_dim (or for the given one), whether the layer is a
- * protected one or not; 0 with a line in err. Decided once for a shape and context: ggml asks several times and places the next
- * tensor by the answer. */
+/* Bytes that hold the cells for every plausible head_dim (or for the given one), whether the layer
+ * is a protected one or not; 0 with a line in err. Decided once for a shape and context: ggml asks
+ * several times and places the next tensor by the answer. */
 size_t kvp_kv_reserve(const kvp_kv_shape *shape, char *err, size_t errlen);
 
-/* memory: reserved bytes, zeroed, aligned to KVANT_PAGE_ALIGN, owned by the caller. NULL when out of
- * memory. */
+/* memory: reserved bytes, zeroed, aligned to KVANT_PAGE_ALIGN, owned by the caller. NULL when out
+ * of memory. */
 kvp_kv *kvp_kv_create(const char *name, const kvp_kv_shape *shape, void *memory, size_t reserved);
 void kvp_kv_free(kvp_kv *kv);
 
-/* Fixes head_dim and creates the cells; true when it is (already) fixed to this one. Prints why not, once.
- * The tensors of all layers must have been created. */
+/* Fixes head_dim and creates the cells; true when it is (already) fixed to this one. Prints why
+ * not, once. The tensors of all layers must have been created. */
 bool kvp_kv_bind(kvp_kv *kv, uint32_t head_dim);
 
 /* Whether there are cells: binds to the settings' head_dim when nothing else did. */
@@ -92,8 +96,8 @@ bool kvp_kv_create_tensor(kvp_kv *kv, uint32_t head_dim, char *err, size_t errle
 /* Gives the tensor the placement of its cache (n_streams 1), before anything is written. */
 bool kvp_kv_set_placement(kvp_kv *kv, kvp_placement *placement);
 
-/* New rows, row i (of stride floats) for cells[i]. Where a mask has to say where they go they wait for kvp_kv_flush, which every other
- * function here does without a mask when it must. */
+/* New rows, row i (of stride floats) for cells[i]. Where a mask has to say where they go they wait
+ * for kvp_kv_flush, which every other function here does without a mask when it must. */
 kvant_status kvp_kv_enter(kvp_kv *kv, const int64_t *cells, size_t n, const float *rows, size_t stride,
                           uint32_t n_threads);
 kvant_status kvp_kv_flush(kvp_kv *kv, const kvp_mask *mask, uint32_t n_threads);
@@ -103,8 +107,8 @@ kvant_status kvp_kv_store(kvp_kv *kv, const int64_t *cells, size_t n, const floa
                           const kvp_mask *mask, uint32_t n_threads);
 void kvp_kv_forget_waiting(kvp_kv *kv);
 
-/* The slot of a cell, numbered over all streams: streams begin with a block of their own. -1 when a placement has none for it, which
- * means that it was never written. */
+/* The slot of a cell, numbered over all streams: streams begin with a block of their own. -1 when a
+ * placement has none for it, which means that it was never written. */
 static inline int64_t kvp_kv_slot(const kvp_kv *kv, int64_t cell)
 {
     if (kv->placement != NULL)
@@ -118,8 +122,9 @@ static inline int64_t kvp_kv_slot(const kvp_kv *kv, int64_t cell)
 size_t kvp_kv_row_bytes(const kvp_kv *kv);
 size_t kvp_kv_stream_bytes(const kvp_kv *kv);
 
-/* Nominal fp16 bytes offset .. offset + size - 1. Partial rows are fine: reading decodes the row and copies
- * a part, writing decodes, replaces and encodes again. Failures are printed; false then. */
+/* Nominal fp16 bytes offset .. offset + size - 1. Partial rows are fine: reading decodes the row
+ * and copies a part, writing decodes, replaces and encodes again. Failures are printed; false
+ * then. */
 bool kvp_kv_read(kvp_kv *kv, size_t offset, size_t size, void *out);
 bool kvp_kv_write(kvp_kv *kv, size_t offset, size_t size, const void *data);
 

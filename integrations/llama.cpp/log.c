@@ -1,5 +1,5 @@
-/* log.c - see log.h. A message is formatted first and written in one call, so that lines of threads do not
- * mix. */
+/* log.c - see log.h. A message is formatted first and written in one call, so lines of different
+ * threads do not mix. */
 #include "log.h"
 
 #include <stdarg.h>

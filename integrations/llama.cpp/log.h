@@ -1,4 +1,5 @@
-/* log.h - what the plug-in tells its user: one line a message, on stderr, with its name in front.
+/* log.h - messages of the plug-in: one line per message, on stderr, with the plug-in's name in
+ * front.
  *
  * Errors always appear. Notes appear with KVANT_VERBOSE=1.
  */

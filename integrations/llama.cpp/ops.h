@@ -1,8 +1,9 @@
-/* ops.h - the operations that the devices compute, each in a file of its own.
+/* ops.h - the operations that the devices compute, one file per operation.
  *
- * *_supported answers the scheduler: it looks at shapes, types and strides only, and what it accepts is
- * computed. When llama.cpp would abort after a refusal it prints the reason first. The graph's attention
- * nodes are what tells head_dim, so kvp_attention_supported also binds the tensors it sees.
+ * *_supported answers the scheduler. It looks at shapes, types and strides only, and accepts only
+ * nodes that will be computed. Where llama.cpp aborts after a refusal, *_supported prints the
+ * reason first. Attention nodes tell head_dim, so kvp_attention_supported also binds the tensors
+ * that it sees.
  */
 #ifndef KVP_OPS_H
 #define KVP_OPS_H

@@ -1,13 +1,15 @@
-/* ops_attention.c - FLASH_ATTN_EXT with keys and values in compressed cells.
+/* ops_attention.c - FLASH_ATTN_EXT with keys and values in a compressed cache.
  *
  * Shapes as ggml has them (first index fastest; s = streams taking part):
  *   q     [head_dim of k, tokens, heads, s]        f32
- *   k, v  [head_dim, cells, kv heads, s]           views of a cache tensor, permuted, whole streams from the first
+ *   k, v  [head_dim, cells, kv heads, s]           views of a cache tensor, permuted, whole streams from the
+ *                                                  first
  *   mask  [cells, tokens or more, 1, 1 or s]       f16
  *   sinks [heads]                                  f32
  *   out   [head_dim of v, heads, tokens, s]        f32
- * A mask of its own for each head, or keys that are no cache, are left to the CPU back end: the scheduler
- * then copies decoded rows to it, which is right but slow.
+ *
+ * Nodes with a mask per head, or with keys outside a cache, are left to the CPU back end. The
+ * scheduler then copies decoded rows to it, which is correct but slow.
  */
 #include <kvant/attention.h>
 
@@ -19,7 +21,8 @@
 #include "log.h"
 #include "ops.h"
 
-/* The view's first stream; false when the view is not cells 0 .. ne[1] - 1 of neighbouring streams. */
+/* The view's first stream; false when the view is not cells 0 .. ne[1] - 1 of neighbouring
+ * streams. */
 static bool cells_view(const abi_tensor *view, uint32_t *first_stream)
 {
     const abi_tensor *root = kvp_root(view);
@@ -57,7 +60,8 @@ static bool shapes_fit(const abi_tensor *node)
            kvp_mask_fits(node->src[3], q, k) && (sinks == NULL || sinks->type == ABI_TYPE_F32);
 }
 
-/* Learns head_dim from the node. While llama.cpp only estimates memory there are no cells to bind yet. */
+/* Learns head_dim from the node. While llama.cpp only estimates memory there are no cells to bind
+ * yet. */
 static bool bind(const abi_tensor *view)
 {
     kvp_kv *kv = kvp_kv_of(view);
@@ -132,8 +136,8 @@ static bool reserve(void **memory, size_t *have, size_t need, size_t size)
     return true;
 }
 
-/* The tokens first .. first + n - 1 of the batch, which are of one sequence: over its blocks alone, so that results do not depend on other
- * sequences, and nothing is spent on them. */
+/* The tokens first .. first + n - 1 of the batch, which are of one sequence: over its blocks alone,
+ * so that results do not depend on other sequences, and nothing is spent on them. */
 static kvant_status attend_sequence(kvp_compute *compute, const kvp_kv *k, const kvp_kv *v, const kvp_mask *mask,
                                     kvant_attention_problem problem, uint32_t first, uint32_t n)
 {
@@ -163,7 +167,8 @@ static kvant_status attend_sequence(kvp_compute *compute, const kvp_kv *k, const
     return run(compute, k, v, &problem);
 }
 
-/* Whether token i is of another sequence than the one before. Of a batch that the placement does not know, all tokens are taken for one. */
+/* Whether token i is of another sequence than the one before. Of a batch that the placement does
+ * not know, all tokens are taken for one. */
 static bool sequence_begins(const kvp_placement *placement, uint32_t n_queries, uint32_t i)
 {
     return kvp_placement_n_last(placement) == n_queries &&

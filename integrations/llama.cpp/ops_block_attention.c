@@ -1,8 +1,9 @@
-/* ops_block_attention.c - FLASH_ATTN_EXT with keys and values in ggml's own formats, in host memory.
+/* ops_block_attention.c - FLASH_ATTN_EXT with keys and values in ggml's own formats, in host
+ * memory.
  *
- * Shapes are those of ops_attention.c; k and v are any strided view whose rows (the channels of a token and head) are whole.
- * What is declined here - other types, head dimensions that are no multiple of the format's block, a mask for each head -
- * the CPU back end computes as ever. */
+ * Shapes are as in ops_attention.c. k and v are any strided view with whole rows (the channels of a
+ * token and head). Declined nodes stay with the CPU back end: other types, head dimensions that are
+ * no multiple of the format's block, and a mask per head. */
 #include <kvant/block_attention.h>
 
 #include <string.h>

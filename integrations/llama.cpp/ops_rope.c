@@ -1,10 +1,10 @@
-/* ops_rope.c - the context shift: llama.cpp rotates cached keys in place when it drops the start of a
- * context.
+/* ops_rope.c - the context shift: llama.cpp rotates cached keys in place when it drops the start of
+ * a context.
  *
- * Only cells whose position changes are decoded, rotated and encoded again; each such round costs one more
- * quantisation. The rotation itself is the process's own: the node is rebuilt on f32 rows and handed to its
- * CPU back end, so that every RoPE variant that llama.cpp knows (scaled, YaRN, with frequency factors) is
- * computed by the code that rotated the keys in the first place.
+ * Only cells whose position changes are decoded, rotated and encoded again. Each round costs one
+ * more quantisation. The process's own CPU back end computes the rotation: the node is rebuilt on
+ * f32 rows. So every RoPE variant of llama.cpp (scaled, YaRN, with frequency factors) uses the code
+ * that rotated the keys first.
  */
 #include <stdlib.h>
 #include <string.h>
@@ -22,7 +22,8 @@ static bool have_cpu_backend(void)
     return kvp_api.dev_by_type != NULL && kvp_api.dev_init != NULL && kvp_api.dev_by_type(ABI_DEVICE_CPU) != NULL;
 }
 
-/* The node rotates ne[0] numbers of each head, from view_offs on, for every cell of every stream. */
+/* The node rotates ne[0] numbers of each head, from view_offs on, for every cell of every
+ * stream. */
 static bool rotates_all_cells(const abi_tensor *node)
 {
     const abi_tensor *root = kvp_root(node), *position = node->src[1], *factors = node->src[2];

@@ -1,8 +1,8 @@
 /* ops_set_rows.c - SET_ROWS on a cache tensor: new keys or values enter the cache.
  *
- * llama.cpp hands over whole rows (all kv heads of a token) as f32 and the numbers of the cells, counted
- * over all streams. With flash attention off it stores values transposed, one number a row; compressed
- * cells cannot take that, and it is the usual sign of a missing flag.
+ * llama.cpp passes whole rows (all kv heads of a token) as f32, and the numbers of their cells,
+ * counted over all streams. Without flash attention llama.cpp stores values transposed, one number
+ * per row. A compressed cache cannot store these; the usual cause is a missing flag.
  */
 #include "buffer.h"
 #include "ggml_api.h"

@@ -97,7 +97,8 @@ static bool sees(const kvp_mask *mask, size_t token, int64_t cell)
            (mask->rows == NULL || mask->rows[token * mask->stride + (size_t)cell] != HIDDEN);
 }
 
-/* Whether a token can follow the cell: it is placed, sees it, and it is not among the rest of the batch. */
+/* Whether a token can follow the cell: it is placed, sees it, and it is not among the rest of the
+ * batch. */
 static bool can_follow(const kvp_placement *p, const kvp_mask *mask, size_t token, int64_t cell)
 {
     return sees(mask, token, cell) && p->slot_of[cell] >= 0 && p->turn[cell] <= token;
@@ -191,8 +192,8 @@ static void enter(kvp_placement *p, int64_t cell, int32_t slot)
     p->written[cell] = ++p->now;
 }
 
-/* Behind the cell before it, in its block or in the next one. Where two sequences go on from one token they share that token's block, and
- * the second one gets blocks of its own behind it. */
+/* Behind the cell before it, in its block or in the next one. Where two sequences go on from one
+ * token they share that token's block, and the second one gets blocks of its own behind it. */
 static int32_t slot_behind(kvp_placement *p, int64_t cell, int64_t before)
 {
     kvp_block block = *block_of(p, p->slot_of[before]);

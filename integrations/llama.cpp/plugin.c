@@ -1,6 +1,8 @@
-/* plugin.c - the entry point of libggml-kvant.so: ggml calls ggml_backend_init once and gets a registry
- * entry with one device, or NULL after a message that says why not. Which device is the user's choice (KVANT_ACCEL): llama.cpp
- * gives its cache to every GPU-type device it finds, so KVANT_ACCEL must not have KVANT beside it. */
+/* plugin.c - the entry point of libggml-kvant.so. ggml calls ggml_backend_init once and gets a
+ * registry entry with one device, or NULL after a message with the reason.
+ *
+ * KVANT_ACCEL chooses the device. llama.cpp gives its cache to every GPU-type device that it finds,
+ * so the devices KVANT_ACCEL and KVANT never appear together. */
 #include <string.h>
 
 #include "accel.h"
@@ -35,8 +37,9 @@ static abi_device *reg_get_device(abi_reg *self, size_t index)
     return index == 0 ? reg_device : NULL;
 }
 
-/* What is beyond ggml's tables. Our own are kvant_kv_memory, size_t (*)(size_t *reserved), and kvant_accel_device, the device
- * KVANT_ACCEL for programs that register it themselves beside KVANT. */
+/* What is beyond ggml's tables. Our own are kvant_kv_memory, size_t (*)(size_t *reserved), and
+ * kvant_accel_device, the device KVANT_ACCEL for programs that register it themselves beside
+ * KVANT. */
 static void *reg_get_proc_address(abi_reg *self, const char *name)
 {
     void (*set_n_threads)(abi_backend *, int) = kvp_backend_set_n_threads;

@@ -28,7 +28,8 @@ static void add_text(char *key, const char *text)
     snprintf(key + used, MAX_KEY - used, "%s\n", text != NULL ? text : "\t");
 }
 
-/* Path, size and time of change: a file that cannot be seen cannot be read either, and the loader says why. */
+/* Path, size and time of change: a file that cannot be seen cannot be read either, and the loader
+ * says why. */
 static void add_file(char *key, const char *path)
 {
     struct stat state = { 0 };

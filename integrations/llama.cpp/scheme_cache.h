@@ -1,5 +1,7 @@
-/* scheme_cache.h - schemes that contexts share: contexts with the same settings have the same codecs, also when a process creates many.
- * A file that changed makes another scheme beside the old one. Schemes live as long as the process. */
+/* scheme_cache.h - schemes that contexts share: contexts with equal settings share their codecs.
+ *
+ * When a file changes, the next context gets a new scheme beside the old scheme. Schemes live as
+ * long as the process. */
 #ifndef KVP_SCHEME_CACHE_H
 #define KVP_SCHEME_CACHE_H
 

@@ -1,24 +1,29 @@
-/* settings.h - what the user asks for, from environment variables.
+/* settings.h - the settings of the user, from environment variables.
  *
  *   KVANT_PRESET          quality, balanced or small                         default balanced
- *   KVANT_K, KVANT_V      codec specs of keys and values instead; one        default none
- *                         alone is that of both
- *   KVANT_CONFIG          a settings file instead: a codec for each layer    default none
- *   KVANT_PROTECT         first and last layers that use another codec       default 0
- *   KVANT_PROTECT_CODEC   that codec, for keys and values                    default f16
- *   KVANT_CALIBRATION     file for the codecs that need one                  default none
+ *   KVANT_K, KVANT_V      codec specs of keys and values, instead of a       default none
+ *                         preset; one alone serves both
+ *   KVANT_CONFIG          a settings file, instead of both                   default none
+ *   KVANT_PROTECT         so many first and last layers use another codec    default 0
+ *   KVANT_PROTECT_CODEC   the codec of these layers, keys and values         default f16
+ *   KVANT_CALIBRATION     calibration file                                   default none
  *   KVANT_SEED            seed of signs and rotations                        default 0
- *   KVANT_HEAD_DIM        head_dim of the model, 1 to 512                    default: learnt from the graph
- *   KVANT_CPU             CPU level: auto, c, avx2, avx2vnni, avx512, avx512vnni, avx512vbmi, neon, neondot; default auto
- *   KVANT_FP32            1: attention multiplies in fp32, slow, to compare with          default 0
- *   KVANT_ACCEL           1: the device is KVANT_ACCEL, which leaves the cache as it is    default 0
- *   KVANT_HOST_THREADS    0: threads of its own, not llama.cpp's                           default 1; 0 with an untested ggml
- *   KVANT_UNTESTED_GGML   1: load with a ggml that was not tested, if its layouts fit      default 0
- *   KVANT_VERBOSE         1 prints what is created                           default 0
+ *   KVANT_HEAD_DIM        head_dim of the model, 1 to 512                    default: from the graph
+ *   KVANT_CPU             CPU level: auto, c, avx2, avx2vnni, avx512,        default auto
+ *                         avx512vnni, avx512vbmi, neon, neondot
+ *   KVANT_FP32            1: attention multiplies in fp32; slow, for         default 0
+ *                         comparisons
+ *   KVANT_ACCEL           1: the device KVANT_ACCEL, which keeps             default 0
+ *                         llama.cpp's own cache
+ *   KVANT_HOST_THREADS    0: kvant's own threads, not llama.cpp's            default 1; 0 with an
+ *                                                                            untested ggml
+ *   KVANT_UNTESTED_GGML   1: load with an untested ggml if its layouts fit   default 0
+ *   KVANT_VERBOSE         1: print what is created                           default 0
  *
- * KVANT_CPU, KVANT_UNTESTED_GGML and KVANT_VERBOSE hold for the process and are read when the plug-in is loaded. The others are
- * checked then and read again once per context, when llama.cpp creates the context's back ends, so one process may
- * create contexts with different settings.
+ * KVANT_CPU, KVANT_UNTESTED_GGML and KVANT_VERBOSE hold for the process and are read when the
+ * plug-in is loaded. The other variables are checked then. They are read again once per context,
+ * when llama.cpp creates the context's back ends. So one process may create contexts with different
+ * settings.
  */
 #ifndef KVP_SETTINGS_H
 #define KVP_SETTINGS_H
@@ -37,8 +42,8 @@ typedef struct kvp_settings {
     bool verbose;
 } kvp_settings;
 
-/* Reads and checks the environment. On failure err holds one line that names the variable, what is wrong
- * and what is valid, and *settings is unspecified. */
+/* Reads and checks the environment. On failure *settings is unspecified, and err holds one line:
+ * the variable, the fault and the valid values. */
 bool kvp_settings_read(kvp_settings *settings, char *err, size_t errlen);
 
 /* One variable that is 0 or 1, for every context anew. *on is false on failure. */

@@ -1,4 +1,5 @@
-/* attention.c - runs a plan: prepares queries, runs the units in parallel, combines splits, writes outputs. */
+/* attention.c - runs a plan: prepares queries, runs the units in parallel, combines splits, writes
+ * outputs. */
 #include <math.h>
 #include <string.h>
 
@@ -48,7 +49,8 @@ static void prepare_query(void *context, size_t query, uint32_t worker)
     }
 }
 
-/* The sink's logit joins the denominator only. Returns the factor on what was summed against max. */
+/* The sink's logit joins the denominator only. Returns the factor on what was summed against
+ * max. */
 static float join_sink(const kvant_attention_problem *p, uint32_t head, float *max, float *total)
 {
     if (!p->sinks)
@@ -64,7 +66,8 @@ static float join_sink(const kvant_attention_problem *p, uint32_t head, float *m
     return factor;
 }
 
-/* Integer products and the search for the largest score lose NaNs on the way, so outputs get them from the query. */
+/* Integer products and the search for the largest score lose NaNs on the way, so outputs get them
+ * from the query. */
 static bool has_nan(const kvant_attention_plan *plan, uint32_t query, uint32_t head)
 {
     const kvant_attention_problem *p = &plan->problem;
@@ -145,7 +148,8 @@ static void run_unit(void *context, size_t index, uint32_t worker)
     const kvant_attention_plan *plan = j->plan;
     uint32_t split = (uint32_t)(index % plan->n_splits);
     size_t rest = index / plan->n_splits;
-    /* Last tile first: under a causal mask it is the longest, and long units should not come last. */
+    /* Last tile first: under a causal mask it is the longest, and long units should not come
+     * last. */
     uint32_t tile = plan->n_tiles - 1 - (uint32_t)(rest / plan->n_kv_heads);
     kvant_attention_unit unit = { .kv_head = (uint32_t)(rest % plan->n_kv_heads),
                                   .first_query = tile * plan->tile_queries,

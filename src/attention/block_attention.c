@@ -1,5 +1,5 @@
-/* block_attention.c - the public call for rows of ggml's block formats: checks arguments and reads pages of 64 rows for
- * attention's units. */
+/* block_attention.c - the public call for rows of ggml's block formats: checks arguments and reads
+ * pages of 64 rows for the units of attention. */
 #include <kvant/block_attention.h>
 
 #include <string.h>
@@ -10,7 +10,8 @@
 #include "../base/attributes.h"
 #include "unit.h"
 
-/* Up to here rows are multiplied as they are decoded, 4 query rows at a time; beyond, decoding into a tile once is cheaper. */
+/* Up to here rows are multiplied as they are decoded, 4 query rows at a time; beyond, decoding into
+ * a tile once is cheaper. */
 #define DIRECT_ROWS 8u
 
 typedef struct block_source {
@@ -29,7 +30,8 @@ static kvant_block_page page_of(const kvant_attention_plan *plan, const kvant_bl
                                .stride = rows->token_stride };
 }
 
-/* Rows of a kv head lie between those of the others, one or two lines at a time, which hardware does not fetch far ahead. */
+/* Rows of a kv head lie between those of the others, one or two lines at a time, which hardware
+ * does not fetch far ahead. */
 static void fetch_next(const kvant_attention_plan *plan, const kvant_block_rows *rows,
                        const kvant_attention_unit *unit, uint32_t page)
 {

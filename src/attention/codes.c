@@ -3,8 +3,8 @@
 
 #include <string.h>
 
-/* From this many query rows on, unpacking is cheaper than looking codes up for every few rows: to a tile of
- * codes, or to a tile of numbers for codes with several bands and for chunks. */
+/* From this many query rows on, unpacking is cheaper than looking codes up for every few rows: to a
+ * tile of codes, or to a tile of numbers for codes with several bands and for chunks. */
 #define TILE_ROWS 8u
 #define BAND_ROWS 24u
 
@@ -32,8 +32,8 @@ static uint32_t column_tiles(const kvant_code_product *product)
     return product->n_columns / KVANT_TILE;
 }
 
-/* Takes count numbers of size bytes from scratch, in whole cache lines. Without scratch the numbers are
- * only counted. */
+/* Takes count numbers of size bytes from scratch, in whole cache lines. Without scratch the numbers
+ * are only counted. */
 static void take(float *scratch, size_t *used, size_t count, size_t size, void **array)
 {
     if (scratch)
@@ -53,7 +53,8 @@ static void take_integers(float *scratch, size_t *used, const kvant_code_product
     *integers = (kvant_attention_integers){ x, steps, zeros, sums };
 }
 
-/* The scratch of a kv head's units: its floats, and where codes' arrays lie in it unless it is NULL. */
+/* The scratch of a kv head's units: its floats, and where codes' arrays lie in it unless it is
+ * NULL. */
 static size_t lay_out(const kvant_attention_plan *plan, uint32_t kv_head, kvant_attention_codes *codes,
                       float *scratch)
 {
@@ -157,7 +158,8 @@ static void set_offsets(const multiplication *m, uint32_t first, uint32_t end)
     }
 }
 
-/* Codes of single channels become a tile where enough rows share it, and where 4 row tiles have the same band. */
+/* Codes of single channels become a tile where enough rows share it, and where 4 row tiles have the
+ * same band. */
 static bool takes_tile(const multiplication *m, const kvant_code_sums *out)
 {
     const kvant_code_kind kind = m->page.codec->view.kind;
@@ -258,7 +260,8 @@ static void multiply_by_column(const multiplication *m)
     add_dots(m, codec->layout.padded_dim);
 }
 
-/* m->sums = or += a x page; a: n_rows x n_columns. Queries with lines by row have become integers before. */
+/* m->sums = or += a x page; a: n_rows x n_columns. Queries with lines by row have become integers
+ * before. */
 static void multiply(multiplication *m, const float *a, kvant_attention_integers *integers)
 {
     const kvant_codec *codec = m->page.codec;

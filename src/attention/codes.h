@@ -1,24 +1,25 @@
-/* codes.h - attention on the codes of pages: scores and weighted sums as products of codes and 16-bit
- * integers (kernels.h), without unpacking a page. Codecs whose product has no lines are refused by
- * kvant_attention_codes_suit.
+/* codes.h - attention on the codes of pages: scores and weighted sums are products of codes and
+ * 16-bit integers (kernels.h). No page is unpacked. kvant_attention_codes_suit refuses codecs
+ * without such products.
  *
- * Both products multiply a row of numbers a (a query, or weights) with the matrix of a page. Columns are
- * channels of K or tokens of V. Lines (scale, zero point) belong to rows or to columns of that matrix:
+ * Both products multiply a row of numbers a (a query, or weights) with the matrix of a page.
+ * Columns are channels of K or tokens of V. Lines (scale, zero point) belong to rows or to columns
+ * of this matrix:
  *
- * by row      a becomes integers once: a unit's queries, or a page's weights by column   a times the scales
- * of each band of rows becomes integers, for every page
+ *   by row      a becomes integers once: the queries of a unit, or the weights of a page
+ *   by column   a times the scales of each band of rows becomes integers, for every page
  *
- * A step is the largest magnitude of the numbers divided by the product's limit. An integer is off by half
- * a step at most, and by (limit 2^-22) steps more where the product a times scale is rounded. With d
- * columns and codes of magnitude m or less
+ * A step is the largest magnitude of the numbers divided by the product's limit. An integer is off
+ * by at most half a step. Where the product a times scale is rounded, the error is (limit 2^-22)
+ * steps more. With d columns and codes of magnitude at most m:
  *
- * by row      a sum is off by at most d m / 2 steps x scale of its row, where each band has its own scale
- * by column   a sum is off by at most d m / 2 steps
+ *   by row      a sum is off by at most d m / 2 steps x scale of its row; each band has its own scale
+ *   by column   a sum is off by at most d m / 2 steps
  *
- * Roundings are independent: the standard deviation is m sqrt(d / 12) of these units. Zero points are
- * multiplied by the integers (by row) or by a (by column). The integers of a codebook are within half a
- * step of the codec's numbers, a step being the largest number / KVANT_CODE_VALUE_MAX; those of chunks
- * within kvant_code_numbers.error steps. */
+ * Roundings are independent: the standard deviation is m sqrt(d / 12) of these units. Zero points
+ * are multiplied by the integers (by row) or by a (by column). The integers of a codebook are
+ * within half a step of the codec's numbers; this step is the largest number /
+ * KVANT_CODE_VALUE_MAX. The integers of chunks are within kvant_code_numbers.error steps. */
 #ifndef KVANT_ATTENTION_CODES_H
 #define KVANT_ATTENTION_CODES_H
 
@@ -39,9 +40,9 @@ typedef struct kvant_attention_codes {
     int32_t *dots; /* n_rows x 64 or v_dim, in whole blocks of 64 */
 } kvant_attention_codes;
 
-/* Whether attention multiplies the pages of a codec as codes: not when the caller wants fp32. With many
- * query rows, pages of several bands or of chunks are unpacked instead: unpacking once is cheaper than
- * corrections per row. */
+/* Whether attention multiplies the pages of a codec as codes: not when the caller wants fp32. With
+ * many query rows, pages of several bands or of chunks are unpacked instead: unpacking once is
+ * cheaper than corrections per row. */
 bool kvant_attention_codes_suit(const kvant_attention_plan *plan, const kvant_codec *codec);
 
 /* Floats of scratch that bind needs for any kv head: 0 where no codec suits. */

@@ -8,8 +8,8 @@
 
 #define DECODE_QUERIES 8u /* up to here the context is split, beyond there are enough query tiles */
 #define SPLIT_PAGES 16u   /* 1024 tokens: enough work to hide a wake-up, enough pieces for many threads */
-/* Products below which one thread is faster than two: about 50 us, what it takes a sleeping thread to begin, and 5 us, where threads
- * are lent. */
+/* Products below which one thread is faster than two: about 50 us, what it takes a sleeping thread
+ * to begin, and 5 us, where threads are lent. */
 #define SMALL_WORK (1u << 21)
 #define SMALL_LENT_WORK (1u << 18)
 

@@ -1,6 +1,7 @@
-/* plan.h - how an attention call is cut into units of work, and where its workspace holds what.
+/* plan.h - cuts an attention call into units of work and lays out its workspace.
  *
- * The cut depends on the problem alone, never on the number of threads: that makes results reproducible. */
+ * The cut depends on the problem alone, never on the number of threads, so results are
+ * reproducible. */
 #ifndef KVANT_ATTENTION_PLAN_H
 #define KVANT_ATTENTION_PLAN_H
 
@@ -21,7 +22,7 @@ typedef struct kvant_attention_plan {
     kvant_attention_problem problem;
     const struct kvant_attention_reader *reader; /* unit.h */
     const kvant_tensor *k, *v;                   /* what the reader of tensors reads, or NULL */
-    const void *source;                          /* what another reader reads */
+    const void *source;                          /* private data of the reader */
     kvant_used_versions k_versions, v_versions;
     uint32_t n_kv_heads, group_heads; /* query heads of a kv head */
     uint32_t k_dim, v_dim;            /* padded to multiples of 16 */
@@ -42,11 +43,12 @@ typedef struct kvant_attention_plan {
 #define KVANT_ATTENTION_MAX_ROWS 96u /* query rows of a unit, unless one query token has more */
 #define KVANT_ATTENTION_HEAD 16u     /* floats before the sums of a partial result: its maximum, its totals */
 
-/* Cuts the problem (checked: plan->problem), after reader, n_kv_heads, k_dim, v_dim and versions are set. False when the workspace's
- * size overflows. */
+/* Cuts the problem (checked: plan->problem), after reader, n_kv_heads, k_dim, v_dim and versions
+ * are set. False when the workspace's size overflows. */
 bool kvant_attention_cut(kvant_attention_plan *plan);
 
-/* What does not depend on where keys and values are: copies the caller's problem into the plan and checks it. */
+/* What does not depend on where keys and values are: copies the caller's problem into the plan and
+ * checks it. */
 kvant_status kvant_attention_take_problem(kvant_attention_plan *plan, const kvant_attention_problem *problem,
                                           uint32_t n_kv_heads);
 

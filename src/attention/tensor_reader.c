@@ -1,4 +1,5 @@
-/* tensor_reader.c - the public call for tensors, and how attention's units read their pages. */
+/* tensor_reader.c - the public call for tensors: checks arguments and reads pages of tensors for
+ * the units of attention. */
 #include <string.h>
 
 #include "../base/attributes.h"

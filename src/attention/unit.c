@@ -1,5 +1,7 @@
-/* unit.c - see unit.h. Masks are read once a (token, page) for all heads; pages that every token of the tile masks are
- * not unpacked at all, which is what makes causal prefill and sliding windows cheap. */
+/* unit.c - see unit.h.
+ *
+ * Masks are read once per (token, page) for all heads. A page that is masked for every token of the
+ * tile is not unpacked, which makes causal prefill and sliding windows cheap. */
 #include "unit.h"
 
 #include <math.h>
@@ -40,8 +42,8 @@ static float slope_of(const kvant_attention_problem *p, uint32_t head)
     return (float)exp2(-(double)p->max_bias * exponent);
 }
 
-/* Zero everywhere, or -inf everywhere, of n halves: the two that need no numbers. Inline, so that n is a constant for whole pages,
- * and in 16 bits, so that compilers take 8 at a time. */
+/* Zero everywhere, or -inf everywhere, of n halves: the two that need no numbers. Inline, so that n
+ * is a constant for whole pages, and in 16 bits, so that compilers take 8 at a time. */
 KVANT_INLINE visibility look_at(const uint16_t *half, uint32_t n)
 {
     uint16_t some = 0, other = 0;

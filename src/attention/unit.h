@@ -4,8 +4,9 @@
 
 #include "codes.h"
 
-/* Online softmax state of a unit's rows. A row is (query token, head of the group), token major. Sums and totals are kept per version of
- * the values, because values of different versions add up only after each version's way back. */
+/* Online softmax state of a unit's rows. A row is (query token, head of the group), token major.
+ * Sums and totals are kept per version of the values, because values of different versions add up
+ * only after each version's way back. */
 typedef struct kvant_attention_unit {
     uint32_t kv_head, first_query, n_queries, first_page, end_page;
     uint32_t n_rows;
@@ -19,15 +20,16 @@ typedef struct kvant_attention_unit {
     kvant_attention_codes codes;
 } kvant_attention_unit;
 
-/* What a unit reads: pages of 64 tokens, of tensors or of anything else that can do this. Functions may be called from several threads
- * at once. */
+/* What a unit reads: pages of 64 tokens, of tensors or of anything else that can do this. Functions
+ * may be called from several threads at once. */
 typedef struct kvant_attention_reader {
     bool in_order; /* tokens of scores are in order, not at kvant_token_position */
-    /* out[k_dim] = the query of (query token, head) as score takes it for the version, times plan->score_scale. Returns what scores of
-     * the version's pages lack: a term that is equal for all of its keys. */
+    /* out[k_dim] = the query of (query token, head) as score takes it for the version, times
+     * plan->score_scale. Returns what scores of the version's pages lack: a term that is equal for
+     * all of its keys. */
     float (*query)(const kvant_attention_plan *plan, uint32_t version, uint32_t query, uint32_t head, float *out);
-    /* out += sums[v_dim] x inverse on its way back, in the order of channels; weight: the part of the weights that is on values of the
-     * version. */
+    /* out += sums[v_dim] x inverse on its way back, in the order of channels; weight: the part of
+     * the weights that is on values of the version. */
     void (*output)(const kvant_attention_plan *plan, uint32_t version, uint32_t head, const float *sums, float inverse,
                    float weight, float *out);
     /* Sets the unit's versions for a page; NULL: there is one. False when the page is hidden. */
@@ -49,13 +51,15 @@ void kvant_attention_unit_bind(const kvant_attention_plan *plan, kvant_attention
 void kvant_attention_unit_run(const kvant_attention_plan *plan, const kvant_kernels *kernels,
                               kvant_attention_unit *unit);
 
-/* For readers: unit->scores = queries x k_tile, k_dim x 64; the version's sums += weights x v_tile, 64 x v_dim. */
+/* For readers: unit->scores = queries x k_tile, k_dim x 64; the version's sums += weights x v_tile,
+ * 64 x v_dim. */
 void kvant_attention_score_tile(const kvant_attention_plan *plan, const kvant_kernels *kernels,
                                 kvant_attention_unit *unit);
 void kvant_attention_add_tile(const kvant_attention_plan *plan, const kvant_kernels *kernels,
                               kvant_attention_unit *unit);
 
-/* Runs a plan whose reader is set, on plan->total floats. KVANT_ERR_ARGUMENT for a workspace that does not do. */
+/* Runs a plan whose reader is set, on plan->total floats. KVANT_ERR_ARGUMENT for a workspace that
+ * does not do. */
 kvant_status kvant_attention_run(const kvant_attention_plan *plan, void *workspace, size_t bytes);
 
 #endif

@@ -1,18 +1,22 @@
-/* abi.h - structs that cross the library's border: their size field is the caller's.
+/* abi.h - structs with a size field: reads and writes structs of callers with older or newer
+ * headers.
  *
- * A caller compiled against an older header passes a shorter struct: what it lacks reads as zero. One compiled against a newer header
- * passes a longer one: it is accepted as long as what is not known here is zero. Written structs are cut to the caller's size. */
+ * An older caller passes a shorter struct: missing fields read as zero. A newer caller passes a
+ * longer struct: it is accepted when the unknown bytes are zero. A struct that kvant fills is cut
+ * to the caller's size. */
 #ifndef KVANT_BASE_ABI_H
 #define KVANT_BASE_ABI_H
 
 #include <stdbool.h>
 #include <stddef.h>
 
-/* Copies a caller's struct, whose first member is its size, to one of this version. least: the size of its first released version.
- * False when from is NULL, shorter than least, or holds something that this version does not know. */
+/* Copies a caller's struct, whose first member is its size, to one of this version. least: the size
+ * of its first released version. False when from is NULL, shorter than least, or holds something
+ * that this version does not know. */
 bool kvant_take_struct(void *to, size_t size, const void *from, size_t least);
 
-/* Fills a caller's struct from one of this version, leaving the caller's size field; false when it is NULL or shorter than least. */
+/* Fills a caller's struct from one of this version, leaving the caller's size field; false when it
+ * is NULL or shorter than least. */
 bool kvant_give_struct(void *to, const void *from, size_t size, size_t least);
 
 #define KVANT_END_OF(type, member) (offsetof(type, member) + sizeof(((type *)0)->member))

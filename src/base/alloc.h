@@ -1,4 +1,4 @@
-/* alloc.h - the one way libkvant gets memory: zeroed, aligned to a cache line, sizes checked for overflow. */
+/* alloc.h - all memory of libkvant: zeroed, aligned to a cache line, sizes checked for overflow. */
 #ifndef KVANT_BASE_ALLOC_H
 #define KVANT_BASE_ALLOC_H
 

@@ -1,5 +1,5 @@
-/* attributes.h - the one place for compiler extensions, and for what the library asks of the machine: everything else is
- * plain C11. */
+/* attributes.h - the only file with compiler extensions and assumptions about the machine. All
+ * other files are plain C11. */
 #ifndef KVANT_BASE_ATTRIBUTES_H
 #define KVANT_BASE_ATTRIBUTES_H
 

@@ -1,5 +1,7 @@
-/* cpu.c - CPU level detection. On x86 a level is used only when every feature of its bundle is there and the operating
- * system saves the wide registers (XCR0): a hypervisor may show the one without the other. */
+/* cpu.c - detects the CPU level.
+ *
+ * On x86 a level needs every feature of its bundle and an operating system that saves the wide
+ * registers (XCR0). A hypervisor may report the features without XCR0. */
 #ifdef __APPLE__
 #define _DARWIN_C_SOURCE /* sysctlbyname, which POSIX does not have */
 #endif
@@ -82,7 +84,8 @@ static bool has_dot_product(void)
 }
 #endif
 
-/* Every 64-bit ARM that runs an operating system has Advanced SIMD, and its calling convention needs it. */
+/* Every 64-bit ARM that runs an operating system has Advanced SIMD, and its calling convention
+ * needs it. */
 bool kvant_cpu_has(kvant_cpu_level level)
 {
     switch (level) {

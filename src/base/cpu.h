@@ -1,4 +1,4 @@
-/* cpu.h - which instruction set level this machine has, and which one is in use. */
+/* cpu.h - the instruction set level of this machine and the level in use. */
 #ifndef KVANT_BASE_CPU_H
 #define KVANT_BASE_CPU_H
 

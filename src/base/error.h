@@ -1,4 +1,4 @@
-/* error.h - one-line messages for callers that passed a buffer for them. Owns no memory, never prints. */
+/* error.h - writes one-line messages into buffers of callers. Owns no memory, never prints. */
 #ifndef KVANT_BASE_ERROR_H
 #define KVANT_BASE_ERROR_H
 
@@ -11,8 +11,8 @@ typedef struct kvant_error {
     size_t size;
 } kvant_error;
 
-/* Formats the message (cut to fit, always terminated) for error, which may be NULL, and for kvant_error_message(); returns status, so
- * that `return kvant_fail(...)`. */
+/* Formats the message (cut to fit, always terminated) for error, which may be NULL, and for
+ * kvant_error_message(); returns status, so that `return kvant_fail(...)`. */
 kvant_status kvant_fail(const kvant_error *error, kvant_status status, const char *format, ...) KVANT_PRINTF(3, 4);
 
 /* Appends to a string in a buffer of size bytes; cuts silently and always terminates. */

@@ -85,7 +85,8 @@ static bool write_all(int fd, const uint8_t *bytes, size_t n)
     return true;
 }
 
-/* Flushed before the rename: otherwise a crash soon after could leave the new name with no content. */
+/* Flushed before the rename: otherwise a crash soon after could leave the new name with no
+ * content. */
 static bool write_new(const char *path, const uint8_t *bytes, size_t n)
 {
     int fd = open(path, O_WRONLY | O_CREAT | O_EXCL | O_CLOEXEC, 0666);

@@ -1,4 +1,5 @@
-/* file.h - whole files: read after their head is checked, written beside the old file and renamed over it. */
+/* file.h - reads and writes whole files. A reader checks the head of a file first. A writer writes
+ * beside the old file and renames. */
 #ifndef KVANT_BASE_FILE_H
 #define KVANT_BASE_FILE_H
 
@@ -6,15 +7,17 @@
 
 #define KVANT_FILE_HEAD 64u /* bytes that are looked at before memory is asked for */
 
-/* What the first KVANT_FILE_HEAD bytes of a file of n bytes, or fewer, say of it. Must refuse files shorter than
- * KVANT_FILE_HEAD. */
+/* What the first KVANT_FILE_HEAD bytes of a file of n bytes, or fewer, say of it. Must refuse files
+ * shorter than KVANT_FILE_HEAD. */
 typedef kvant_status kvant_check_head_fn(const uint8_t *bytes, size_t n, const kvant_error *error);
 
-/* Reads a regular file whose head passes check; *bytes (from kvant_alloc) is the caller's, NULL on an error. */
+/* Reads a regular file whose head passes check; *bytes (from kvant_alloc) is the caller's, NULL on
+ * an error. */
 kvant_status kvant_read_file(const char *path, kvant_check_head_fn *check, uint8_t **bytes, size_t *n,
                              const kvant_error *error);
 
-/* Writes a temporary file beside path, flushes it to disk and renames it: path never holds half a file. */
+/* Writes a temporary file beside path, flushes it to disk and renames it: path never holds half a
+ * file. */
 kvant_status kvant_write_file(const char *path, const uint8_t *bytes, size_t n, const kvant_error *error);
 
 #endif

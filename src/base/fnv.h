@@ -1,7 +1,8 @@
-/* fnv.h - FNV-1a with 64 bits, for checksums of files that are read once.
+/* fnv.h - 64-bit FNV-1a, for checksums of files.
  *
- * Every step is a bijection of the state, so two inputs of one length that differ in one byte never agree; others do with
- * probability 2^-64. It guards against damage, not against an adversary. */
+ * Every step is a bijection of the state. So inputs of equal length that differ in one byte always
+ * have different checksums; other inputs collide with probability 2^-64. FNV-1a detects damage, not
+ * attacks. */
 #ifndef KVANT_BASE_FNV_H
 #define KVANT_BASE_FNV_H
 

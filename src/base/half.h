@@ -1,7 +1,7 @@
 /* half.h - fp16 and bf16 <-> float, bit exact on every machine (IEEE 754, round to nearest even).
  *
- * Integer arithmetic only, so that the result does not depend on compiler flags or on hardware conversions;
- * those (F16C, NEON) give the same bits and are used in kernels. */
+ * Uses integer arithmetic only, so compiler flags and hardware conversions cannot change results.
+ * Kernels use hardware conversions (F16C, NEON), which give the same bits. */
 #ifndef KVANT_BASE_HALF_H
 #define KVANT_BASE_HALF_H
 

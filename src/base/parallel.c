@@ -1,8 +1,10 @@
-/* parallel.c - runs loops on the caller's executor, or else on a pool of sleeping workers that the process shares.
+/* parallel.c - runs loops on the caller's executor, or else on a pool of sleeping workers that the
+ * process shares.
  *
- * The pool starts workers when a loop first needs them. Workers are detached and live as long as the process.
- * Workers take indices from one atomic counter. The pool runs one loop at a time: a second caller finds the pool
- * busy and runs its loop alone, which cannot deadlock. A forked child starts with an empty pool. */
+ * The pool starts workers when a loop first needs them. Workers are detached and live as long as
+ * the process. Workers take indices from one atomic counter. The pool runs one loop at a time: a
+ * second caller finds the pool busy and runs its loop alone, which cannot deadlock. A forked child
+ * starts with an empty pool. */
 #include "parallel.h"
 
 #include <kvant/executor.h>
@@ -12,8 +14,9 @@
 
 #define MAX_WORKERS 255u
 
-/* Kvant's calls fit 64 KiB of stack. The rest is for thread-local storage of the process, which glibc takes from a
- * thread's stack, and for builds with sanitisers. Default stacks differ: 8 MiB with glibc, 128 KiB with musl. */
+/* Kvant's calls fit 64 KiB of stack. The rest is for thread-local storage of the process, which
+ * glibc takes from a thread's stack, and for builds with sanitisers. Default stacks differ: 8 MiB
+ * with glibc, 128 KiB with musl. */
 #define WORKER_STACK ((size_t)512 * 1024)
 
 typedef struct parallel_loop {
@@ -39,8 +42,8 @@ static struct {
 
 static _Thread_local const kvant_executor *executor;
 
-/* A forked child has the pool's state but none of its threads, nor those of an executor. Loops of the parent may
- * have been running at the moment of the fork: nobody will ever finish them here. */
+/* A forked child has the pool's state but none of its threads, nor those of an executor. Loops of
+ * the parent may have been running at the moment of the fork: nobody will ever finish them here. */
 static void after_fork_in_child(void)
 {
     pthread_mutex_init(&pool.busy, NULL);
@@ -146,8 +149,8 @@ static void run_on_pool(parallel_loop *loop, uint32_t helpers)
 
     run_indices(loop, 0);
 
-    /* Every index is taken. A worker that the system has not scheduled yet must not be waited for: on a loaded machine
-     * that can take longer than the work. */
+    /* Every index is taken. A worker that the system has not scheduled yet must not be waited for:
+     * on a loaded machine that can take longer than the work. */
     pthread_mutex_lock(&pool.mutex);
     pool.wanted = 0;
     while (pool.running > 0)

@@ -1,4 +1,4 @@
-/* status.c - words for status codes, the version, and error messages. */
+/* status.c - texts of status codes, the version, error messages per thread. */
 #include "error.h"
 
 #include <stdarg.h>

@@ -1,17 +1,19 @@
-/* format.h - ggml's block formats: where scale, minimum and codes of a block lie, and what numbers they stand for.
+/* format.h - ggml's block formats: where a block keeps scale, minimum and codes, and which numbers
+ * they stand for.
  *
  * Facts of the formats (ggml-common.h, ggml-quants.c of ggml 0.25 and 0.26, little-endian):
  *
- *             offset of   d   m   fifth bits  codes   bytes of 32 numbers
- *   q4_0                  0                   2       18      d (c - 8)
- *   q4_1                  0   2               4       20      d c + m
- *   q5_0                  0       2           6       22      d (c - 16)
- *   q5_1                  0   2   4           8       24      d c + m
- *   q8_0                  0                   2       34      d c, c signed
- *   iq4_nl                0                   2       18      d table[c]
+ *             offset of   d   m   fifth bits  codes   bytes per block  numbers
+ *   q4_0                  0                   2       18               d (c - 8)
+ *   q4_1                  0   2               4       20               d c + m
+ *   q5_0                  0       2           6       22               d (c - 16)
+ *   q5_1                  0   2   4           8       24               d c + m
+ *   q8_0                  0                   2       34               d c, c signed
+ *   iq4_nl                0                   2       18               d table[c]
  *
- * Byte i of 4-bit codes holds number i in its low and number i + 16 in its high half; bit i of the fifth bits is number i's.
- * d and m are fp16. f32, f16 and bf16 have no blocks; they are read 16 numbers at a time. */
+ * A block has 32 numbers. Byte i of the 4-bit codes holds number i in its low half and number i +
+ * 16 in its high half. Bit i of the fifth bits belongs to number i. d and m are fp16. f32, f16 and
+ * bf16 have no blocks; they are read 16 numbers at a time. */
 #ifndef KVANT_BLOCKS_FORMAT_H
 #define KVANT_BLOCKS_FORMAT_H
 
@@ -48,8 +50,8 @@ static inline kvant_block_format kvant_block_format_of(kvant_block_type type)
     }
 }
 
-/* Numbers of a row of n channels (a multiple of the format's), the definition of the formats for every kernel: products
- * are exact, a minimum is added with one rounding. */
+/* Numbers of a row of n channels (a multiple of the format's), the definition of the formats for
+ * every kernel: products are exact, a minimum is added with one rounding. */
 void kvant_block_decode(kvant_block_type type, const uint8_t *row, uint32_t n, float *x);
 
 #endif

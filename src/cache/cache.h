@@ -33,8 +33,8 @@ struct kvant_cache {
 /* The sequence, or NULL with a message. */
 kvant_sequence *kvant_sequence_of(const kvant_cache *cache, int32_t sequence);
 
-/* Makes tokens first .. first + n - 1 of a sequence writable: blocks are added, shared ones copied. On an error blocks that were added
- * stay, which changes no token. */
+/* Makes tokens first .. first + n - 1 of a sequence writable: blocks are added, shared ones copied.
+ * On an error blocks that were added stay, which changes no token. */
 kvant_status kvant_sequence_reserve(kvant_cache *cache, int32_t sequence, uint32_t first, uint32_t n);
 
 kvant_status kvant_sequences_create(kvant_cache *cache);

@@ -1,8 +1,8 @@
-/* open.c - open (fp16) pages: sinks, which stay open, and the pool that rows pass through before they are sealed.
+/* open.c - open (fp16) pages: sinks, which stay open, and the pool of pages that will be sealed.
  *
- * Open pages hold transformed rows, so sealing applies no rotation again, and a sealed slot that nobody wrote to since its block was
- * opened keeps its bytes: its codes are not computed a second time. Nothing here can fail for a row that was written: it was checked
- * for the sealed page, too. */
+ * Open pages hold transformed rows, so sealing applies no rotation. A sealed slot that was not
+ * rewritten while its block was open keeps its bytes: its codes are not computed again. Sealing
+ * cannot fail for a written row: the row was checked for the sealed page before it was stored. */
 #include <math.h>
 #include <stdatomic.h>
 #include <string.h>
@@ -21,8 +21,8 @@ typedef struct seal_job {
     const int32_t *pages;
 } seal_job;
 
-/* Rows of block_tokens slots from an open page; slots that were never written take the numbers of one that was, so that they widen no
- * range. */
+/* Rows of block_tokens slots from an open page; slots that were never written take the numbers of
+ * one that was, so that they widen no range. */
 static void gather(const seal_job *job, const kvant_codec *codec, const void *page, uint64_t written, uint32_t first,
                    float *rows)
 {
@@ -82,8 +82,8 @@ static bool outside_window(const kvant_tensor *tensor, const kvant_open_page *op
     return age >= kvant_tensor_codec_info(tensor)->recent_tokens;
 }
 
-/* A block that was opened again is complete when all of its slots were rewritten: sealing it after every rewrite would quantise the
- * other slots of its groups again each time. */
+/* A block that was opened again is complete when all of its slots were rewritten: sealing it after
+ * every rewrite would quantise the other slots of its groups again each time. */
 static bool due(const kvant_tensor *tensor, const kvant_open_page *open)
 {
     return open->fresh == ALL_SLOTS && outside_window(tensor, open);
@@ -110,8 +110,8 @@ void kvant_open_seal_due(kvant_tensor *tensor, bool all, uint32_t n_threads)
 
 /* Taking pages */
 
-/* The page that a block can have at once, or KVANT_NO_PAGE. Sinks beyond the places for sinks use the pool: an engine may assign more
- * first blocks to a sequence than there are. */
+/* The page that a block can have at once, or KVANT_NO_PAGE. Sinks beyond the places for sinks use
+ * the pool: an engine may assign more first blocks to a sequence than there are. */
 static int32_t free_page(const kvant_tensor *tensor, uint32_t block)
 {
     for (uint32_t i = kvant_is_sink(tensor, block) ? 0 : tensor->n_sink_pages; i < tensor->n_open_pages; i++)
@@ -131,8 +131,9 @@ bool kvant_open_has_room(const kvant_tensor *tensor, uint32_t block)
     return n < tensor->window_blocks;
 }
 
-/* What to seal when the pool is full: of the blocks outside of their sequence's window, or of all when there are none, the one that
- * was not written for longest. Sinks that found no page of their own are in the pool, too. */
+/* What to seal when the pool is full: of the blocks outside of their sequence's window, or of all
+ * when there are none, the one that was not written for longest. Sinks that found no page of their
+ * own are in the pool, too. */
 static int32_t victim(const kvant_tensor *tensor)
 {
     uint32_t best = tensor->n_sink_pages;
@@ -187,7 +188,8 @@ static bool change_row(const change_job *job, uint32_t head, float *y)
     return kvant_codec_fits_open(codec, job->kernels, y);
 }
 
-/* Numbers near fp16's largest may have been rounded beyond it; what foreign bytes decode to becomes a number, too. */
+/* Numbers near fp16's largest may have been rounded beyond it; what foreign bytes decode to becomes
+ * a number, too. */
 static void limit_to_half(float *y, uint32_t n)
 {
     for (uint32_t j = 0; j < n; j++)

@@ -1,5 +1,7 @@
-/* scheme.c - see kvant/scheme.h. Lists suffice: a scheme has a few specs, each for the few head dimensions that divide a model's row,
- * and at most one codec per kv head with a calibration. */
+/* scheme.c - see kvant/scheme.h.
+ *
+ * Lists are fast enough here: a scheme has a few specs, each for the few head dimensions that
+ * divide a model's row. With a calibration there is at most one codec per kv head. */
 #include <kvant/calibration.h>
 #include <kvant/scheme.h>
 
@@ -11,8 +13,8 @@
 #include "../base/alloc.h"
 #include "../base/error.h"
 
-/* Head dimensions worth reserving for: real models use multiples of 8 from 32 on. Smaller ones would reserve for metadata that nobody
- * stores. */
+/* Head dimensions worth reserving for: real models use multiples of 8 from 32 on. Smaller ones
+ * would reserve for metadata that nobody stores. */
 #define MIN_HEAD_DIM 32u
 #define HEAD_DIM_STEP 8u
 #define MAX_SPEC 256u

@@ -1,4 +1,5 @@
-/* sequence.c - which blocks a sequence has: adding, sharing, copying before a write, forgetting, stores. */
+/* sequence.c - the blocks of each sequence: adding, sharing, copying before a write, forgetting,
+ * export and import. */
 #include <string.h>
 
 #include "../base/alloc.h"
@@ -177,7 +178,8 @@ kvant_status kvant_sequence_drop(kvant_cache *cache, int32_t sequence, uint32_t 
     return KVANT_OK;
 }
 
-/* Stores: a count of tokens, then for every layer and role the size of a tensor's block and the block. */
+/* Stores: a count of tokens, then for every layer and role the size of a tensor's block and the
+ * block. */
 
 size_t kvant_cache_export_size(const kvant_cache *cache)
 {

@@ -9,8 +9,9 @@
 
 #define PARTS KVANT_STATISTICS_PARTS
 
-/* A part's largest distance counts up to this many times the median of the parts'. Of 8 parts of 8 normally distributed rows the
- * largest is 1.7 times the median, so ordinary rows are not touched; one outlier at most doubles a scale, a square root. */
+/* A part's largest distance counts up to this many times the median of the parts'. Of 8 parts of 8
+ * normally distributed rows the largest is 1.7 times the median, so ordinary rows are not touched;
+ * one outlier at most doubles a scale, a square root. */
 #define MOST_DISTANCE 4.0f
 
 kvant_status kvant_statistics_create(kvant_statistics *statistics, size_t width)

@@ -1,8 +1,10 @@
-/* statistics.h - what rows say about the centre and the scale of each channel, robust against a few rows far from the others.
+/* statistics.h - estimates centre and scale of each channel from rows, robust against a few outlier
+ * rows.
  *
- * Rows are dealt into KVANT_STATISTICS_PARTS parts. Each part keeps sum, smallest and largest per channel. A part that differs from the
- * others more than they differ among themselves counts as much as the limit, so one part can hold any row without moving the result by
- * more than a bounded amount. With ordinary rows the result is their mean and their largest distance from it. */
+ * Rows are dealt into KVANT_STATISTICS_PARTS parts. Each part keeps sum, minimum and maximum per
+ * channel. A part that differs from the others more than they differ among themselves is clipped to
+ * that limit. So one part, whatever its rows, moves the result by a bounded amount. With ordinary
+ * rows the result is their mean and their largest distance from it. */
 #ifndef KVANT_CACHE_STATISTICS_H
 #define KVANT_CACHE_STATISTICS_H
 
@@ -12,7 +14,8 @@
 
 #define KVANT_STATISTICS_PARTS 8u
 
-/* Rows from which a version is made: enough for a mean that removes nearly all of the constant part of keys. */
+/* Rows from which a version is made: enough for a mean that removes nearly all of the constant part
+ * of keys. */
 #define KVANT_STATISTICS_ROWS 64u
 
 /* Rows of a batch that are looked at, spread over it. */

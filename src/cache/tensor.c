@@ -1,4 +1,4 @@
-/* tensor.c - sizes and life of a kvant_tensor, clearing, reading, what it says of itself. */
+/* tensor.c - kvant_tensor: sizes, creation, clearing, reading, inspection. */
 #include "tensor.h"
 
 #include <string.h>
@@ -7,8 +7,8 @@
 #include "../base/alloc.h"
 #include "../base/error.h"
 
-/* Blocks of the pool beyond those that the windows of all sequences need: sequences that grow beside each other, and blocks that
- * rewrites open again. */
+/* Spare blocks of the pool, in addition to the blocks that the windows of all sequences need.
+ * Sequences that grow side by side use them, and rewrites that open blocks again. */
 #define SPARE_BLOCKS 2u
 
 /* The first 64 rows of a sequence, not aligned to blocks. */

@@ -1,10 +1,10 @@
-/* tensor.h - inside of kvant_tensor, for attention and for the files of this folder:
+/* tensor.h - the inside of kvant_tensor, for attention and for the files of this folder:
  *
  *   tensor.c      sizes, creation, clearing, reading
  *   write.c       a batch of rows: check, choose versions, place, encode
  *   open.c        open pages: taking, sealing, opening again
- *   versions.c    centres and scales, which version a row gets
- *   statistics.c  what rows say about centre and scale
+ *   versions.c    centres and scales; the version of each row
+ *   statistics.c  estimates of centre and scale from rows
  *   transfer.c    copies, export, import */
 #ifndef KVANT_CACHE_TENSOR_H
 #define KVANT_CACHE_TENSOR_H
@@ -86,7 +86,8 @@ static inline kvant_affine kvant_version_affine(const kvant_tensor *tensor, uint
     return (kvant_affine){ center ? v->center + first : NULL, scale ? v->scale + first : NULL };
 }
 
-/* One kv head's page of a block: of its codec, or of fp16 rows behind the same transform while the block is open. */
+/* One kv head's page of a block: of its codec, or of fp16 rows behind the same transform while the
+ * block is open. */
 typedef struct kvant_page_ref {
     const kvant_codec *codec;
     const void *page;
@@ -127,26 +128,29 @@ void kvant_block_clear(kvant_tensor *tensor, uint32_t block);
 
 /* open.c */
 
-/* Whether the block can have an open page without sealing and without more of them than its sequence's window needs: a long write
- * then touches no more memory than many short ones. */
+/* Whether the block can have an open page without sealing and without more of them than its
+ * sequence's window needs: a long write then touches no more memory than many short ones. */
 bool kvant_open_has_room(const kvant_tensor *tensor, uint32_t block);
 
-/* Gives the block an open page, sealing another block when none is free, and decodes what the block holds into it, in the terms of a
- * version that may differ from the block's. False, and the block as before, when a row would leave fp16's range there or when there are
- * no open pages. */
+/* Gives the block an open page, sealing another block when none is free, and decodes what the block
+ * holds into it, in the terms of a version that may differ from the block's. False, and the block
+ * as before, when a row would leave fp16's range there or when there are no open pages. */
 bool kvant_open_block(kvant_tensor *tensor, uint32_t block, uint32_t version, uint32_t n_threads);
 
-/* Expresses the rows of an open block in another version; false, and nothing changed, when one leaves fp16's range. */
+/* Expresses the rows of an open block in another version; false, and nothing changed, when one
+ * leaves fp16's range. */
 bool kvant_open_reexpress(kvant_tensor *tensor, uint32_t block, uint32_t version);
 
 /* Bookkeeping of a write to slots (a bit each) of an open block. */
 void kvant_open_touch(kvant_tensor *tensor, uint32_t block, uint64_t slots);
 
-/* Seals the blocks that are complete and older than the recent window; with all, whatever the pool holds. */
+/* Seals the blocks that are complete and older than the recent window; with all, whatever the pool
+ * holds. */
 void kvant_open_seal_due(kvant_tensor *tensor, bool all, uint32_t n_threads);
 
-/* Takes an open page for the block, with unspecified bytes; seals another block when none is free. KVANT_NO_PAGE when the tensor has
- * no pool and no place for another sink. can_take: whether it would find one once the block's own page, if it has one, is given back. */
+/* Takes an open page for the block, with unspecified bytes; seals another block when none is free.
+ * KVANT_NO_PAGE when the tensor has no pool and no place for another sink. can_take: whether it
+ * would find one once the block's own page, if it has one, is given back. */
 int32_t kvant_open_take(kvant_tensor *tensor, uint32_t block, uint32_t n_threads);
 bool kvant_open_can_take(const kvant_tensor *tensor, uint32_t block);
 
@@ -159,14 +163,17 @@ kvant_status kvant_versions_create(kvant_tensor *tensor);
 void kvant_versions_destroy(kvant_tensor *tensor);
 void kvant_versions_reset(kvant_tensor *tensor);
 
-/* Counts a block in or out of its version. A version that nothing uses may be taken again, unless it is the newest. */
+/* Counts a block in or out of its version. A version that nothing uses may be taken again, unless
+ * it is the newest. */
 void kvant_version_join(kvant_tensor *tensor, uint32_t block, uint32_t version);
 void kvant_version_leave(kvant_tensor *tensor, uint32_t block);
 
-/* Number of an alive version with these numbers (NULL: as in version 0), making one when there is none; -1 when all are taken. */
+/* Number of an alive version with these numbers (NULL: as in version 0), making one when there is
+ * none; -1 when all are taken. */
 int32_t kvant_version_find(kvant_tensor *tensor, const float *center, const float *scale, bool learnt);
 
-/* The first learnt version is there: rows that waited for it are expressed in it, new blocks begin with it. */
+/* The first learnt version is there: rows that waited for it are expressed in it, new blocks begin
+ * with it. */
 void kvant_versions_begin(kvant_tensor *tensor, uint32_t version);
 
 /* Whether rows wait in open blocks for the first version. */

@@ -1,4 +1,5 @@
-/* transfer.c - blocks that move: copies between tensors, export and import (docs/format.md, "Blocks"). */
+/* transfer.c - moves blocks: copies between tensors, export and import (docs/format.md,
+ * "Blocks"). */
 #include <math.h>
 #include <string.h>
 
@@ -67,7 +68,8 @@ static void begin_versions(const kvant_tensor *from, kvant_tensor *to, const int
     }
 }
 
-/* Whether every open block of the source finds an open page. Where there is a pool it does: others are sealed. */
+/* Whether every open block of the source finds an open page. Where there is a pool it does: others
+ * are sealed. */
 static bool finds_pages(const kvant_tensor *from, uint32_t first, uint32_t n, const kvant_tensor *to,
                         uint32_t to_first)
 {
@@ -163,7 +165,8 @@ typedef struct block_header {
 } block_header;
 _Static_assert(sizeof(block_header) == 40, "docs/format.md");
 
-/* Fingerprints name what bytes depend on: the spec with its seed, and the numbers that came from a calibration. */
+/* Fingerprints name what bytes depend on: the spec with its seed, and the numbers that came from a
+ * calibration. */
 static uint64_t scheme_of(const kvant_tensor *tensor)
 {
     uint32_t numbers[3] = { tensor->n_kv_heads, tensor->head_dim, kvant_tensor_codec_info(tensor)->role };
@@ -252,7 +255,8 @@ static kvant_status check_numbers(const float *center, const float *scale, size_
     return KVANT_OK;
 }
 
-/* Open rows are sealed later, which must not fail: they are checked as written ones are. At any alignment. */
+/* Open rows are sealed later, which must not fail: they are checked as written ones are. At any
+ * alignment. */
 static kvant_status check_open_rows(const kvant_tensor *tensor, const uint8_t *pages)
 {
     const kvant_kernels *kernels = kvant_kernels_get(KVANT_CPU_AUTO);
@@ -269,7 +273,8 @@ static kvant_status check_open_rows(const kvant_tensor *tensor, const uint8_t *p
     return KVANT_OK;
 }
 
-/* The version of an imported block, made when it is not there. The arrays may lie at any alignment, so they go through the candidate. */
+/* The version of an imported block, made when it is not there. The arrays may lie at any alignment,
+ * so they go through the candidate. */
 static kvant_status import_version(kvant_tensor *tensor, const uint8_t *data, const block_header *header,
                                    int32_t *version)
 {

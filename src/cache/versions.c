@@ -6,11 +6,13 @@
 
 #include "../base/alloc.h"
 
-/* The smallest scale, in parts of the head's largest: a channel that happened to be constant in the rows seen must not blow up later
- * ones. 2^-8 of the square roots stands for a range of 2^16 between channels. */
+/* The smallest scale, in parts of the head's largest: a channel that happened to be constant in the
+ * rows seen must not blow up later ones. 2^-8 of the square roots stands for a range of 2^16
+ * between channels. */
 #define SMALLEST_SCALE 0.00390625f
 
-/* Rows get a new version when an old one would make this many times the squared error of a new one. */
+/* Rows get a new version when an old one would make this many times the squared error of a new
+ * one. */
 #define MOST_EXCESS 1.5f
 
 static bool from_file(const kvant_codec_info *info, bool scale)
@@ -18,7 +20,8 @@ static bool from_file(const kvant_codec_info *info, bool scale)
     return scale ? info->norm == KVANT_NORM_FILE : info->center == KVANT_CENTER_FILE;
 }
 
-/* Copies what the calibration gives each head that asks for it, to the others what changes nothing; false when it lacks a head. */
+/* Copies what the calibration gives each head that asks for it, to the others what changes nothing;
+ * false when it lacks a head. */
 static bool load(const kvant_tensor *tensor, bool scale, float *out)
 {
     for (uint32_t head = 0; head < tensor->n_kv_heads; head++) {
@@ -128,7 +131,8 @@ int32_t kvant_version_find(kvant_tensor *tensor, const float *center, const floa
     return (int32_t)(version - tensor->versions);
 }
 
-/* InnerQ's factor of a channel, the square root of its largest magnitude, here after the centre was taken away. */
+/* InnerQ's factor of a channel, the square root of its largest magnitude, here after the centre was
+ * taken away. */
 static void scales_of(const float *distance, uint32_t n, float *scale)
 {
     float largest = 0;
@@ -155,8 +159,9 @@ static void learn_head(const kvant_tensor *tensor, const kvant_statistics *seen,
     scales_of(distance, tensor->head_dim, version->scale + at);
 }
 
-/* Squared error of the rows seen in a head, up to a factor: a codec's error in y is in proportion to the length of y = (x - c) / s,
- * spread over channels, and channel j of x then errs by s_j times that. */
+/* Squared error of the rows seen in a head, up to a factor: a codec's error in y is in proportion
+ * to the length of y = (x - c) / s, spread over channels, and channel j of x then errs by s_j times
+ * that. */
 static double cost(const kvant_tensor *tensor, const kvant_statistics *seen, uint32_t head,
                    const kvant_tensor_version *version)
 {
@@ -173,7 +178,8 @@ static double cost(const kvant_tensor *tensor, const kvant_statistics *seen, uin
     return scales * length;
 }
 
-/* By how much a version errs more than the one that the rows themselves give, as a mean over heads. */
+/* By how much a version errs more than the one that the rows themselves give, as a mean over
+ * heads. */
 static double excess(const kvant_tensor *tensor, const kvant_statistics *seen, const kvant_tensor_version *version,
                      const kvant_tensor_version *own)
 {

@@ -1,4 +1,5 @@
-/* versions.h - which centre and scale a row is stored with. The rules are in docs/internals/architecture.md, "Versions". */
+/* versions.h - chooses the centre and the scale of each row. docs/internals/architecture.md,
+ * "Versions", has the rules. */
 #ifndef KVANT_CACHE_VERSIONS_H
 #define KVANT_CACHE_VERSIONS_H
 

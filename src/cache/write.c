@@ -1,7 +1,8 @@
-/* write.c - a batch of rows becomes codes: checked whole, given versions, placed, encoded.
+/* write.c - turns a batch of rows into codes: checks all rows, chooses versions, places rows,
+ * encodes them.
  *
- * A run is a stretch of neighbouring rows of the batch that go to one block. Nothing can fail once the rows are checked: a row is
- * checked for the page it goes to and, where that is an open one, for the sealed page that follows. */
+ * A run is a stretch of neighbouring rows of the batch that go to one block. After the check
+ * nothing can fail. A row for an open page is also checked for the sealed page that follows. */
 #include <stdatomic.h>
 
 #include "../base/parallel.h"
@@ -55,8 +56,8 @@ static uint32_t version_of_new(const kvant_tensor *tensor, uint32_t block)
     return tensor->versions[version].alive && tensor->versions[version].learnt ? version : tensor->newest;
 }
 
-/* A block that rows of another kind were written to before takes their version with its first new row: what is left of the old rows, if
- * anything, is quantised once more. */
+/* A block that rows of another kind were written to before takes their version with its first new
+ * row: what is left of the old rows, if anything, is quantised once more. */
 static uint32_t version_for(const write_job *job, const run *r)
 {
     const kvant_tensor *tensor = job->tensor;
@@ -119,8 +120,8 @@ static kvant_status check_all(write_job *job)
 
 /* Placing */
 
-/* Finds an open page for the run when it needs one. May seal other blocks when alone, that is while no run before it waits to be
- * encoded; false when it would have to. */
+/* Finds an open page for the run when it needs one. May seal other blocks when alone, that is while
+ * no run before it waits to be encoded; false when it would have to. */
 static bool place(write_job *job, const run *r, bool alone)
 {
     kvant_tensor *tensor = job->tensor;
@@ -206,7 +207,8 @@ static bool worth_threads(const write_job *job, size_t rows)
     return rows >= ROWS_FOR_THREADS || (kvant_parallel_is_lent() && kvant_codec_encodes_slowly(job->tensor->codecs[0]));
 }
 
-/* Places and encodes as many runs as fit without sealing anything between them; returns the number of rows. */
+/* Places and encodes as many runs as fit without sealing anything between them; returns the number
+ * of rows. */
 static size_t write_some(write_job *job, size_t first)
 {
     size_t end = first;
@@ -224,8 +226,8 @@ static size_t write_some(write_job *job, size_t first)
     return end - first;
 }
 
-/* The version that the next block of each sequence begins with. Not before all rows are placed: they were checked for the versions
- * that they would get before the write. */
+/* The version that the next block of each sequence begins with. Not before all rows are placed:
+ * they were checked for the versions that they would get before the write. */
 static void note_versions(const write_job *job)
 {
     for (size_t first = 0; first < job->n;) {
@@ -264,8 +266,8 @@ static bool all_finite(const write_job *job)
     return true;
 }
 
-/* A long batch is judged by itself: what came before may be of another kind. It is forgotten then, but not for a batch that is
- * refused. */
+/* A long batch is judged by itself: what came before may be of another kind. It is forgotten then,
+ * but not for a batch that is refused. */
 static kvant_status learn_from_batch(write_job *job)
 {
     kvant_statistics *batch = &job->tensor->batch;

@@ -1,5 +1,7 @@
-/* calibration.c - parses the bytes of a calibration file, and looks up in them. Refuses whatever does not follow
- * docs/calibration.md to the letter: the format leaves its writer no freedom, so every field can be checked. */
+/* calibration.c - parses the bytes of a calibration file and looks statistics up.
+ *
+ * Refuses every deviation from docs/calibration.md. The format leaves its writer no freedom, so
+ * every field can be checked. */
 #include "format.h"
 
 #include <inttypes.h>
@@ -57,7 +59,8 @@ size_t kvant_calibration_matrix_halves(const kvant_calibration_site *site)
     return (size_t)site->n_kv_heads * site->head_dim * (site->head_dim + 1) / 2;
 }
 
-/* The limits keep every product below 2^12 heads x (2^19 + 8 x 2^12 x 2^9) numbers: no overflow in 64 bits. */
+/* The limits keep every product below 2^12 heads x (2^19 + 8 x 2^12 x 2^9) numbers: no overflow in
+ * 64 bits. */
 void kvant_calibration_place(kvant_calibration_site *site, const kvant_calibration_info *info)
 {
     size_t row = (size_t)site->n_kv_heads * site->head_dim, at = 0;

@@ -1,6 +1,7 @@
-/* calibrator.c - gathers the statistics of calibration.h in bounded memory, whatever the length of the text: sums, ranges and
- * second moments of every row, and a uniform sample of rows for k-means (reservoir sampling, all kv heads of a token
- * together). */
+/* calibrator.c - gathers the statistics of calibration.h in bounded memory for texts of any length.
+ *
+ * Keeps sums, ranges and second moments of all rows, and a uniform sample of rows for k-means.
+ * Reservoir sampling takes all kv heads of a token together. */
 #include "gathered.h"
 
 #include <string.h>
@@ -164,7 +165,8 @@ static void add_range(slot *s, const float *x, size_t row)
     }
 }
 
-/* Row number n_rows takes a random place among the first n_rows + 1, so that every row is kept with the same probability. */
+/* Row number n_rows takes a random place among the first n_rows + 1, so that every row is kept with
+ * the same probability. */
 static void add_sample(slot *s, uint32_t sample_rows, const float *x, size_t row)
 {
     uint64_t place = s->n_rows < sample_rows ? s->n_rows : kvant_splitmix64(&s->random) % (s->n_rows + 1);

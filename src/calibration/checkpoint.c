@@ -1,6 +1,9 @@
-/* checkpoint.c - what a calibrator gathered so far, in a file until the work goes on. For this library on this machine: numbers as
- * they are in memory, a version for each change of what is gathered, a checksum, every size checked against the limits of calibration
- * files. */
+/* checkpoint.c - saves and restores the state of a calibrator, so that work can continue after a
+ * break.
+ *
+ * The file is for this library on this machine: numbers as in memory, a version number, a checksum.
+ * The version rises when the gathered state changes. Every size is checked against the limits of
+ * calibration files. */
 #include "gathered.h"
 
 #include <string.h>

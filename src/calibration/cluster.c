@@ -1,5 +1,7 @@
-/* cluster.c - see cluster.h. Distances are sums of squared differences in binary32, not |x|^2 - 2 x c + |c|^2: keys may lie far
- * from zero and close together, where the difference of large numbers would decide at random. */
+/* cluster.c - see cluster.h.
+ *
+ * A distance is the sum of squared differences in binary32, not |x|^2 - 2 x c + |c|^2. Keys may lie
+ * far from zero and close together; then the difference of large numbers would be noise. */
 #include "cluster.h"
 
 #include <stdbool.h>
@@ -8,7 +10,8 @@
 #include "../base/alloc.h"
 #include "../base/random.h"
 
-/* k-means++ starts close: on keys and values of real models most assignments are final after about ten. */
+/* k-means++ starts close: on keys and values of real models most assignments are final after about
+ * ten. */
 #define MAX_ITERATIONS 25
 
 typedef struct work {
@@ -53,7 +56,8 @@ static float squared_distance(const float *a, const float *b, uint32_t d)
     return sum;
 }
 
-/* The row at which the running sum of squared distances to the centroids so far passes a random share of the whole. */
+/* The row at which the running sum of squared distances to the centroids so far passes a random
+ * share of the whole. */
 static size_t draw(const work *w, uint64_t *random)
 {
     double total = 0, sum = 0;
@@ -116,7 +120,8 @@ static bool assign(work *w)
     return changed;
 }
 
-/* A centroid that lost all its rows stays where it is: k-means++ makes that rare, and it may win some back. */
+/* A centroid that lost all its rows stays where it is: k-means++ makes that rare, and it may win
+ * some back. */
 static void update(work *w)
 {
     memset(w->sums, 0, (size_t)w->k * w->d * sizeof *w->sums);

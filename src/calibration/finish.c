@@ -1,4 +1,5 @@
-/* finish.c - from what a calibrator gathered to a calibration: the bytes of the file, as calibration.c then reads them. */
+/* finish.c - makes a calibration of a calibrator's statistics: writes the bytes of the file, which
+ * calibration.c then parses. */
 #include "gathered.h"
 
 #include <string.h>

@@ -1,6 +1,7 @@
-/* format.h - the calibration file of docs/calibration.md in memory: a block of bytes and where its arrays lie.
+/* format.h - the calibration file of docs/calibration.md in memory: a block of bytes, and the
+ * places of its arrays.
  *
- * calibration.c parses, looks up, loads and saves; calibrator.c makes new ones. */
+ * calibration.c parses, looks up, loads and saves; calibrator.c makes new files. */
 #ifndef KVANT_CALIBRATION_FORMAT_H
 #define KVANT_CALIBRATION_FORMAT_H
 
@@ -32,7 +33,8 @@ enum {
     KVANT_CALIBRATION_AT_CODEBOOKS = 60
 };
 
-/* One layer and role: a line of the table, and where its arrays begin, counted in floats from there. */
+/* One layer and role: a line of the table, and where its arrays begin, counted in floats from
+ * there. */
 typedef struct kvant_calibration_site {
     uint32_t layer, role, n_kv_heads, head_dim;
     size_t offset; /* in the file, in bytes */
@@ -48,7 +50,8 @@ struct kvant_calibration {
     kvant_calibration_info info;
 };
 
-/* Places the arrays of a site whose first four fields are set. The fields must be within the limits above. */
+/* Places the arrays of a site whose first four fields are set. The fields must be within the limits
+ * above. */
 void kvant_calibration_place(kvant_calibration_site *site, const kvant_calibration_info *info);
 
 /* Halves of the matrices of n_kv_heads heads: lower triangles, one after another. */
@@ -65,11 +68,13 @@ void kvant_put_u64(uint8_t *at, uint64_t value);
 uint32_t kvant_get_u32(const uint8_t *at);
 uint64_t kvant_get_u64(const uint8_t *at);
 
-/* Takes a file's bytes (from kvant_alloc): they belong to *calibration when it returns KVANT_OK, and else stay the caller's. */
+/* Takes a file's bytes (from kvant_alloc): they belong to *calibration when it returns KVANT_OK,
+ * and else stay the caller's. */
 kvant_status kvant_calibration_parse(uint8_t *bytes, size_t n, kvant_calibration **calibration,
                                      const kvant_error *error);
 
-/* What the first KVANT_CALIBRATION_HEADER bytes say of a file of n bytes: right kind, version and length. */
+/* What the first KVANT_CALIBRATION_HEADER bytes say of a file of n bytes: right kind, version and
+ * length. */
 kvant_status kvant_calibration_check_header(const uint8_t *bytes, size_t n, const kvant_error *error);
 
 #endif

@@ -1,5 +1,5 @@
-/* gathered.h - what a calibrator holds. calibrator.c gathers it, finish.c makes a calibration of it, checkpoint.c keeps it in a file
- * until the work goes on. */
+/* gathered.h - the state of a calibrator. calibrator.c gathers it, finish.c makes a calibration of
+ * it, checkpoint.c saves and restores it. */
 #ifndef KVANT_CALIBRATION_GATHERED_H
 #define KVANT_CALIBRATION_GATHERED_H
 
@@ -28,7 +28,8 @@ struct kvant_calibrator {
     kvant_calibrator_slot *slots;
 };
 
-/* Memory for a slot's arrays, those of k-means' result aside; the slot must be empty. index: 2 layer + role. */
+/* Memory for a slot's arrays, those of k-means' result aside; the slot must be empty. index: 2
+ * layer + role. */
 kvant_status kvant_calibrator_start_slot(const kvant_calibrator *calibrator, uint32_t index, uint32_t n_kv_heads,
                                          uint32_t head_dim);
 

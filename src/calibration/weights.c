@@ -1,6 +1,8 @@
-/* weights.c - see weights.h. With noise alike in all directions of W k, the error of a score <q, k> has the variance
- * |W^-1 q|^2 |W k|^2 times a constant, on average tr(W^-2 Q) tr(W^2 K); the W^2 that makes the product smallest is the geometric
- * mean of K^-1 and Q, and among diagonals sqrt(Q_ii / K_ii). */
+/* weights.c - see weights.h.
+ *
+ * Noise of equal size in all directions of W k gives a score <q, k> an error of variance |W^-1 q|^2
+ * |W k|^2 times a constant. The mean is tr(W^-2 Q) tr(W^2 K). The geometric mean of K^-1 and Q is
+ * the W^2 with the smallest product. Among diagonal matrices it is sqrt(Q_ii / K_ii). */
 #include "weights.h"
 
 #include <math.h>
@@ -11,15 +13,17 @@
 #include "../base/half.h"
 #include "../math/spd.h"
 
-/* Added to every direction, in parts of the mean: a direction that the text never used must not be blown up. Measured on two
- * models between 10^-2 and 10^-5: least errors from 3 10^-4 down. */
+/* Added to every direction, in parts of the mean: a direction that the text never used must not be
+ * blown up. Measured on two models between 10^-2 and 10^-5: least errors from 3 10^-4 down. */
 #define FLOOR 3e-4
 
-/* Added to every eigenvalue of W, in parts of its Frobenius norm: rounding to binary16 moves eigenvalues by at most 2^-11 of it
- * (and by numbers below its smallest, 2^-24), so W stays positive definite, |W| |W^-1| below sqrt(d) 2^11. */
+/* Added to every eigenvalue of W, in parts of its Frobenius norm: rounding to binary16 moves
+ * eigenvalues by at most 2^-11 of it (and by numbers below its smallest, 2^-24), so W stays
+ * positive definite, |W| |W^-1| below sqrt(d) 2^11. */
 #define SMALLEST 0x1p-10
 
-/* out = m of trace d, with the floor; false when m is zero, or so small beside what it was computed from that roundings show. */
+/* out = m of trace d, with the floor; false when m is zero, or so small beside what it was computed
+ * from that roundings show. */
 static bool regularise(const double *m, size_t d, double *out)
 {
     double sum = kvant_trace((uint32_t)d, m), factor = (double)d / sum;

@@ -1,12 +1,12 @@
-/* check.c - whether a spec is one, before the model is known. */
+/* check.c - kvant_codec_check: whether a spec makes a codec, before the model is known. */
 #include <kvant/calibration.h>
 
 #include <stdbool.h>
 
 #include "codec_internal.h"
 
-/* The first layer's shape, for which a calibrated codec must exist; false when the calibration has no such
- * role. */
+/* The first layer's shape, for which a calibrated codec must exist; false when the calibration has
+ * no such role. */
 static bool first_site(const kvant_calibration *calibration, kvant_role role, uint32_t *layer, uint32_t *head_dim)
 {
     kvant_calibration_info info = { .size = sizeof info };

@@ -1,4 +1,4 @@
-/* codebook.c - see codebook.h; formulas and rounding: docs/format.md, "Lloyd-Max codes". */
+/* codebook.c - see codebook.h. docs/format.md, "Lloyd-Max codes", has formulas and rounding. */
 #include "codebook.h"
 
 #include <math.h>

@@ -1,4 +1,5 @@
-/* codebook.h - Lloyd-Max codebooks with a scale for each row, the quantiser of turboquant's variants. */
+/* codebook.h - Lloyd-Max codebooks with one scale per row: the quantiser of the turboquant
+ * variants. */
 #ifndef KVANT_CODEC_CODEBOOK_H
 #define KVANT_CODEC_CODEBOOK_H
 

@@ -1,6 +1,6 @@
 /* codec.c - the public functions of codec.h: creation, argument checks, decoding and products.
  *
- * Owns no quantisation: families do that behind kvant_quantizer. */
+ * Owns no quantisation: families quantise, behind kvant_quantizer. */
 #include <stdarg.h>
 #include <stdio.h>
 #include <stdlib.h>
@@ -278,7 +278,8 @@ kvant_status kvant_codec_accumulate(const kvant_codec *codec, const void *page, 
     return KVANT_OK;
 }
 
-/* A group is open or sealed for all kv heads, and waiting for first rows is a state of the whole cache. */
+/* A group is open or sealed for all kv heads, and waiting for first rows is a state of the whole
+ * cache. */
 int kvant_codecs_fit_together(const kvant_codec_info *a, const kvant_codec_info *b)
 {
     return a && b && a->role == b->role && a->head_dim == b->head_dim && a->block_tokens == b->block_tokens &&

@@ -1,7 +1,8 @@
-/* codec_internal.h - what a codec is made of, and what a family has to provide.
+/* codec_internal.h - the parts of a codec, and the interface of codec families.
  *
- * A family (int.c, turboquant.c, ...) parses its options, fills a kvant_codec and its view, and names a quantiser. codec.c does the
- * rest: checking rows, transforms, the public functions. To add a family: one file, one line in families.h. */
+ * A family (int.c, turboquant.c, ...) parses its options, fills a kvant_codec and its view, and
+ * names a quantiser. codec.c checks rows, applies transforms and has the public functions. A new
+ * family needs one file and one line in families.h. */
 #ifndef KVANT_CODEC_INTERNAL_H
 #define KVANT_CODEC_INTERNAL_H
 
@@ -11,7 +12,8 @@
 
 /* The functions of a family. y: transformed rows, contiguous, head_dim floats each. */
 typedef struct kvant_quantizer {
-    /* Whether one row can be encoded: KVANT_OK or KVANT_ERR_RANGE. Called only for rows with large numbers. */
+    /* Whether one row can be encoded: KVANT_OK or KVANT_ERR_RANGE. Called only for rows with large
+     * numbers. */
     kvant_status (*check)(const kvant_codec *codec, const kvant_kernels *kernels, const float *y);
     /* Encodes block_tokens rows as tokens token ... of the page. Cannot fail. */
     void (*encode)(const kvant_codec *codec, const kvant_kernels *kernels, const float *y, uint32_t token,
@@ -25,8 +27,8 @@ typedef struct kvant_quantizer {
 
 #define KVANT_CODE_VALUE_MAX 4095 /* leaves 13 bits for the other factor at 64 columns, 10 at 512 */
 
-/* A line is the scale and the zero point that a group of codes shares. The lines of a page lie band after band, in the
- * order of positions; where a column has no number (padding), both are 0. */
+/* A line is the scale and the zero point that a group of codes shares. The lines of a page lie band
+ * after band, in the order of positions; where a column has no number (padding), both are 0. */
 typedef struct kvant_code_lines {
     _Alignas(64) float scale[KVANT_MAX_HEAD_DIM / KVANT_TILE * KVANT_PAGE_TOKENS];
     _Alignas(64) float zero[KVANT_MAX_HEAD_DIM / KVANT_TILE * KVANT_PAGE_TOKENS];
@@ -46,12 +48,12 @@ typedef struct kvant_code_numbers {
     int16_t entries[];
 } kvant_code_numbers;
 
-/* How attention multiplies a page by its codes instead of unpacking it (kernels.h, "Attention on codes"). The kind of
- * the view selects the member of `integers`. */
+/* How attention multiplies a page by its codes instead of unpacking it (kernels.h, "Attention on
+ * codes"). The kind of the view selects the member of `integers`. */
 typedef struct kvant_code_product {
     kvant_code_lines_fn *lines; /* NULL: attention unpacks the pages of this codec */
     int32_t limit;              /* the largest other factor, so that no sum over a page's columns reaches 2^31 */
-    bool by_row;      /* a line belongs to a row in a band of columns, else to a column in a band of rows */
+    bool by_row;      /* lines belong to rows in bands of columns; false: to columns in bands of rows */
     bool has_zero;    /* lines have zero points */
     uint32_t n_bands; /* of band_tiles row or column tiles, the last may have fewer */
     uint32_t band_tiles;
@@ -89,12 +91,13 @@ void kvant_codec_identify(kvant_codec *codec, const void *numbers, size_t bytes)
 /* The family's state, zeroed, of one block of size bytes. */
 kvant_status kvant_codec_alloc_state(kvant_codec *codec, size_t size, const kvant_error *error);
 
-/* Completes info and layout: bits planes of codes (0: raw), metadata_halves fp16 numbers of metadata, raw_bytes of
- * code plane for raw codecs. */
+/* Completes info and layout: bits planes of codes (0: raw), metadata_halves fp16 numbers of
+ * metadata, raw_bytes of code plane for raw codecs. */
 void kvant_codec_set_sizes(kvant_codec *codec, uint32_t bits, size_t metadata_halves, size_t raw_bytes);
 
-/* The same for codecs whose code plane is not that of layout: code_bytes of codes, metadata_bytes of anything, bits a
- * code as info.bits reports it. nominal_bits is then the family's to set, by both functions it is bits at first. */
+/* The same for codecs with their own code plane: code_bytes of codes, then metadata_bytes. bits
+ * is the bits per code in info.bits. Both functions set nominal_bits to bits; the family may
+ * correct it. */
 void kvant_codec_set_page(kvant_codec *codec, uint32_t bits, size_t code_bytes, size_t metadata_bytes);
 
 /* Whether tokens first ... first + n - 1 lie in a page and are whole blocks. */
@@ -103,7 +106,8 @@ bool kvant_codec_takes_tokens(uint32_t first, uint32_t n, uint32_t block);
 /* Places one token's y in the tile of unpack. */
 void kvant_unpack_token(const kvant_codec *codec, uint32_t token, const float *y, float *tile);
 
-/* unpack for any codec, by its own decode, token by token: correct, not fast. Channels keep their order in the tile. */
+/* unpack for any codec, by its own decode, token by token: correct, not fast. Channels keep their
+ * order in the tile. */
 void kvant_unpack_decoded(const kvant_codec *codec, const kvant_kernels *kernels, const void *page, float *tile);
 
 /* The fp16 numbers of a page's metadata. */
@@ -117,23 +121,26 @@ static inline const uint16_t *kvant_codec_metadata_of(const kvant_codec *codec, 
     return (const uint16_t *)(const void *)((const uint8_t *)page + codec->info.metadata_offset);
 }
 
-/* The codec of open pages: the same transform, then fp16, so that open and sealed pages share queries and sums. Borrows the
- * transform's matrix: codec must outlive it. */
+/* The codec of open pages: the same transform, then fp16, so that open and sealed pages share
+ * queries and sums. Borrows the transform's matrix: codec must outlive it. */
 kvant_status kvant_codec_create_open(const kvant_codec *codec, kvant_codec **open);
 
-/* Lets attention work on codes, after sizes, the view and the product's integers and has_zero are set. per_channel: a
- * line belongs to a channel in a group of tokens, else to a token in a group of channels; group is a multiple of 16, or
- * all there are. */
+/* Lets attention work on codes, after sizes, the view and the product's integers and has_zero are
+ * set. per_channel: a line belongs to a channel in a group of tokens, else to a token in a group of
+ * channels; group is a multiple of 16, or all there are. */
 void kvant_codec_offer_codes(kvant_codec *codec, bool per_channel, uint32_t group, kvant_code_lines_fn *lines);
 
-/* The same for chunk codes: a direction of the table of 2^index_bits times 4 (the fourth 0 where chunks have 3 components), times a
- * length of the table of the other bits, or without it those bits as a number. Codes too wide, or tables too large to pay, are not
- * offered, which is no error. layout must live as long as the codec. */
+/* The same for chunk codes. A code stands for a direction times a length. Directions: a table of
+ * 2^index_bits times 4 numbers; the fourth is 0 when chunks have 3 components. Lengths: a table
+ * indexed by the other bits; without a table these bits are the length. Codes too wide, or
+ * tables too large to pay, are not offered, which is no error. layout must live as long as the
+ * codec. */
 kvant_status kvant_codec_offer_numbers(kvant_codec *codec, const kvant_chunk_layout *layout, uint32_t components,
                                        uint32_t index_bits, const float *directions, const float *lengths,
                                        const kvant_error *error);
 
-/* After it, for triplets of an octahedral codebook (2^bits levels): numbers that can be computed, where bits allow. */
+/* After it, for triplets of an octahedral codebook (2^bits levels): numbers that can be computed,
+ * where bits allow. */
 void kvant_codec_offer_octahedral(kvant_codec *codec, const float *levels, uint32_t bits, const float *lengths);
 
 /* Where attention on codes has a query's channel among those of its numbers. */
@@ -142,11 +149,13 @@ uint32_t kvant_codec_query_place(const kvant_codec *codec, uint32_t channel);
 /* The 64 fp16 numbers of a per-token metadata array, in tile order. */
 void kvant_codec_token_metadata(const kvant_kernels *kernels, const uint16_t *array, float *positioned);
 
-/* Lines of codes whose metadata begin with one fp16 scale a token: that times step, the codes' own unit. */
+/* Lines of codes whose metadata begin with one fp16 scale per token. A line is scale * step;
+ * step is the unit of the codes. */
 void kvant_codec_token_lines(const kvant_codec *codec, const kvant_kernels *kernels, const void *page, float step,
                              kvant_code_lines *lines);
 
-/* Unpacks a page for attention (public codecs only see rows): tile of padded_dim x 64 floats, aligned to 64. */
+/* Unpacks a page for attention (public codecs only see rows): tile of padded_dim x 64 floats,
+ * aligned to 64. */
 void kvant_codec_unpack(const kvant_codec *codec, const kvant_kernels *kernels, const void *page, float *tile);
 
 /* Where a codec will be used, and what it may know about that place. */
@@ -175,16 +184,16 @@ typedef struct kvant_family {
     const char *name, *variants, *source, *summary; /* as in kvant_codec_family */
     const kvant_option *options;                    /* the family's own */
     const kvant_option *common;                     /* those it shares, of common.h; NULL: a raw family */
-    /* Fills codec, whose info has head_dim and role. It may preset info.center, norm, sink_tokens and recent_tokens: their
-     * options are applied afterwards, for every family. */
+    /* Fills codec, whose info has head_dim and role. It may preset info.center, norm, sink_tokens
+     * and recent_tokens: their options are applied afterwards, for every family. */
     kvant_status (*create)(kvant_codec *codec, const kvant_request *request, const kvant_error *error);
 } kvant_family;
 
 /* NULL when there is none of that name. */
 const kvant_family *kvant_family_find(const char *name);
 
-/* Begins the canonical form: name and variant by format, the family's options with the values as they turned out, and
- * the rotation of the codec's transform. */
+/* Begins the canonical form: name and variant by format, the family's options with the values as
+ * they turned out, and the rotation of the codec's transform. */
 void kvant_codec_describe(kvant_codec *codec, const kvant_option *table, const void *values, const char *format, ...)
     KVANT_PRINTF(4, 5);
 

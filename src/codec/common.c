@@ -37,7 +37,8 @@ const kvant_option kvant_common_options[] = {
 
 const kvant_option kvant_common_options_uncentred[] = { ROTATION, KEPT, { .key = NULL } };
 
-/* What of the options describe prints: an option that is 0 without a preset is no part of the canonical form. */
+/* What of the options describe prints: an option that is 0 without a preset is no part of the
+ * canonical form. */
 static int32_t apply(int32_t asked, uint32_t preset, int32_t *shown)
 {
     int32_t value = asked == KVANT_OPTION_ABSENT ? (int32_t)preset : asked;

@@ -1,5 +1,7 @@
-/* common.h - the options that all compressed families share: the transform, the centre, rows that stay fp16, the seed.
- * transform.c and weighting.c carry out the first, src/cache the next, codec.c the last. */
+/* common.h - the options that all compressed families share: transform, centre, fp16 rows, seed.
+ *
+ * transform.c and weighting.c carry out the transform. src/cache carries out the centre and the
+ * fp16 rows. codec.c uses the seed. */
 #ifndef KVANT_CODEC_COMMON_H
 #define KVANT_CODEC_COMMON_H
 
@@ -22,13 +24,14 @@ enum { KVANT_WEIGHTING_NONE, KVANT_WEIGHTING_DIAGONAL, KVANT_WEIGHTING_FILE };
 extern const kvant_option kvant_common_options[];
 extern const kvant_option kvant_common_options_uncentred[]; /* no center, norm, transform, feedback */
 
-/* A centre taken from the first rows leaves an attention sink's row, which lies far from the centre, worse off than
- * before: this many first tokens stay fp16 then, unless the spec says otherwise. */
+/* A centre taken from the first rows leaves an attention sink's row, which lies far from the
+ * centre, worse off than before: this many first tokens stay fp16 then, unless the spec says
+ * otherwise. */
 #define KVANT_CENTER_SINK 4u
 
-/* Takes center, norm, sink and recent where the spec has them; info holds the family's presets. Appends to text (a
- * canonical spec of size bytes, name and options) those that are not zero or not the preset, and the seed when bytes
- * depend on it. */
+/* Reads center, norm, sink and recent from the spec; info holds the family's presets. Appends to
+ * text (a canonical spec of `size` bytes, name and options) the options that are not zero or
+ * differ from the preset. Appends the seed when bytes depend on it. */
 void kvant_common_apply(const kvant_common *common, kvant_codec_info *info, bool seeded, char *text, size_t size);
 
 #endif

@@ -1,4 +1,4 @@
-/* encode.c - see encode.h; and kvant_codec_encode, which is made of the same steps. */
+/* encode.c - see encode.h. Also has kvant_codec_encode, which runs the same three steps. */
 #include "encode.h"
 
 #include <float.h>
@@ -8,9 +8,9 @@
 #include "../base/alloc.h"
 #include "../base/half.h"
 
-/* Below this magnitude of (x - c) / s no scale or zero point can leave fp16's range: the transform grows a number at
- * most sqrt(head_dim) times its gain, fp16 grows it at most 2^-11 of itself, and no quantiser's scale exceeds 4 times
- * the largest transformed number. */
+/* Below this magnitude of (x - c) / s every scale and zero point fits fp16. The transform grows
+ * a number by at most sqrt(head_dim) times its gain, rounding to fp16 grows it by at most 2^-11
+ * of itself, and no quantiser's scale exceeds 4 times the largest transformed number. */
 static float safe_magnitude(const kvant_codec *codec)
 {
     return KVANT_HALF_MAX / (4.01f * sqrtf((float)codec->info.head_dim) * kvant_transform_gain(&codec->transform));
@@ -21,8 +21,8 @@ static float magnitude(const kvant_kernels *kernels, const float *x, uint32_t n)
     return kvant_float_from_bits(kernels->magnitude(x, n));
 }
 
-/* The magnitude of x below which (x - c) / s is safe for every channel, from the largest |c| and the smallest s. At
- * most 0 when c alone is too large. */
+/* The magnitude of x below which (x - c) / s is safe for every channel, from the largest |c| and
+ * the smallest s. At most 0 when c alone is too large. */
 static float safe_input(const kvant_codec *codec, const kvant_kernels *kernels, const kvant_affine *affine)
 {
     uint32_t d = codec->info.head_dim;

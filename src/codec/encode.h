@@ -1,21 +1,22 @@
-/* encode.h - rows to page bytes in three steps: check, transform, encode. For callers inside the library.
+/* encode.h - rows to page bytes in three steps: check, transform, encode. For callers inside the
+ * library.
  *
- * A caller checks all rows of a call before it changes anything, then transforms each row once, then encodes the
- * transformed rows y into sealed pages, open pages or both. The kernel table comes from the caller. The one
- * allocation is described at kvant_codec_encode_transformed. */
+ * A caller checks all rows of a call before it changes anything, then transforms each row once,
+ * then encodes the transformed rows y into sealed pages, open pages or both. The kernel table comes
+ * from the caller. The one allocation is described at kvant_codec_encode_transformed. */
 #ifndef KVANT_CODEC_ENCODE_H
 #define KVANT_CODEC_ENCODE_H
 
 #include "codec_internal.h"
 
-/* Whether n rows (row i at rows + i * stride) can be encoded. KVANT_ERR_NONFINITE when a row holds a NaN or an
- * infinity, KVANT_ERR_RANGE when a transformed row does not fit the codec. Costs one pass over a row of ordinary
- * size; only a row with large numbers is transformed. */
+/* Whether n rows (row i at rows + i * stride) can be encoded. KVANT_ERR_NONFINITE when a row holds
+ * a NaN or an infinity, KVANT_ERR_RANGE when a transformed row does not fit the codec. Costs one
+ * pass over a row of ordinary size; only a row with large numbers is transformed. */
 kvant_status kvant_codec_check_rows(const kvant_codec *codec, const kvant_kernels *kernels,
                                     const kvant_affine *affine, const float *rows, size_t stride, size_t n);
 
-/* The same for rows that go to an open page first: the row fits fp16 after the transform, and what fp16 leaves of it
- * fits the codec, so that sealing the page later cannot fail. */
+/* The same for rows that go to an open page first: the row fits fp16 after the transform, and what
+ * fp16 leaves of it fits the codec, so that sealing the page later cannot fail. */
 kvant_status kvant_codec_check_open_rows(const kvant_codec *codec, const kvant_kernels *kernels,
                                          const kvant_affine *affine, const float *rows, size_t stride, size_t n);
 
@@ -29,10 +30,11 @@ bool kvant_codec_encodes_slowly(const kvant_codec *codec);
 void kvant_codec_transform_rows(const kvant_codec *codec, const kvant_kernels *kernels, const kvant_affine *affine,
                                 const float *rows, size_t stride, size_t n, float *y);
 
-/* Encodes n transformed rows as tokens first ... first + n - 1 of a page of the codec. first and n are multiples of
- * block_tokens. Cannot fail after one of the checks. Stack: below 40 KiB. Only a trellis search with more than 16 KiB
- * of survivors (states=4096, and states=1024 beyond head_dim 128) allocates; without memory it repeats parts of the
- * search, which is slower and gives the same bytes. */
+/* Encodes n transformed rows as tokens first ... first + n - 1 of a page of the codec. first and n
+ * are multiples of block_tokens. Cannot fail after one of the checks. Stack: below 40 KiB. Only a
+ * trellis search with more than 16 KiB of survivors (states=4096, and states=1024 beyond head_dim
+ * 128) allocates; without memory it repeats parts of the search, which is slower and gives the same
+ * bytes. */
 void kvant_codec_encode_transformed(const kvant_codec *codec, const kvant_kernels *kernels, const float *y,
                                     uint32_t first, uint32_t n, void *page);
 
@@ -40,7 +42,8 @@ void kvant_codec_encode_transformed(const kvant_codec *codec, const kvant_kernel
 void kvant_codec_decode_transformed(const kvant_codec *codec, const kvant_kernels *kernels, const void *page,
                                     uint32_t token, float *y);
 
-/* An open page holds the y of 64 tokens as fp16, token after token. Every codec of one head_dim has the same. */
+/* An open page holds the y of 64 tokens as fp16, token after token. Every codec of one head_dim has
+ * the same. */
 static inline size_t kvant_open_page_bytes(uint32_t head_dim)
 {
     return (size_t)KVANT_PAGE_TOKENS * head_dim * sizeof(uint16_t);
@@ -53,10 +56,12 @@ void kvant_codec_encode_open(const kvant_codec *codec, const kvant_kernels *kern
 void kvant_codec_decode_open(const kvant_codec *codec, const kvant_kernels *kernels, const void *page,
                              uint32_t first, uint32_t n, float *y);
 
-/* Unpacks an open page into the tile of kernels.h, in the order of channels that the codec's own tiles have. */
+/* Unpacks an open page into the tile of kernels.h, in the order of channels that the codec's own
+ * tiles have. */
 void kvant_codec_unpack_open(const kvant_codec *codec, const kvant_kernels *kernels, const void *page, float *tile);
 
-/* For sealing rows that were not checked with check_open_rows: checks y, then encodes. Errors as kvant_codec_encode. */
+/* For sealing rows that were not checked with check_open_rows: checks y, then encodes. Errors as
+ * kvant_codec_encode. */
 kvant_status kvant_codec_seal(const kvant_codec *codec, const float *y, uint32_t first, uint32_t n, void *page);
 
 #endif

@@ -1,7 +1,7 @@
-/* families.h - the one list of codec families: a codec exists when it has a line here.
+/* families.h - the list of codec families: a codec exists when it has a line here.
  *
- * X(name) stands for `const kvant_family kvant_family_name`, defined in the family's own file. Listings keep this order. Families
- * of codec/papers are left out by -DKVANT_PAPERS=OFF. */
+ * X(name) stands for `const kvant_family kvant_family_name` in the family's own file. Listings keep this
+ * order. -DKVANT_PAPERS=OFF leaves out the families of codec/papers. */
 #ifndef KVANT_CODEC_FAMILIES_H
 #define KVANT_CODEC_FAMILIES_H
 

@@ -1,9 +1,12 @@
-/* feedback.c - see feedback.h; docs/format.md, "Feedback". Owns no codes: families round by it.
+/* feedback.c - see feedback.h and docs/format.md, "Feedback". Owns no codes: families round with
+ * it.
  *
- * Without feedback the error of a row lies alike in all directions, and tr(S^-2 Q) tr(S^2 K) is what a symmetric S before the
- * rotation can make small (weights.c). With it errors can be steered, as GPTQ and QuIP steer them in weights: the loss behaves as
- * tr(H^(1/2))^2 / d instead of tr(H), H = S^-1 Q S^-1, so a weaker S is best, one that leaves keys less stretched. In the
- * coordinates in which W K W = W^-1 Q W^-1 = diag(m), any S^2 = W diag(m)^(s - 1) W makes keys diag(m)^s and H diag(m)^(2 - s). */
+ * Without feedback the error of a row has the same size in all directions. Then the symmetric S
+ * before the rotation should make tr(S^-2 Q) tr(S^2 K) small (weights.c). Feedback steers errors,
+ * as GPTQ and QuIP steer the errors of weights: the loss behaves as tr(H^(1/2))^2 / d instead of
+ * tr(H), with H = S^-1 Q S^-1. So a weaker S is best, which stretches keys less. In the coordinates
+ * in which W K W = W^-1 Q W^-1 = diag(m), every S^2 = W diag(m)^(s - 1) W makes the second moment
+ * of keys diag(m)^s and H diag(m)^(2 - s). */
 #include "feedback.h"
 
 #include <math.h>
@@ -13,16 +16,17 @@
 #include "../base/half.h"
 #include "../math/spd.h"
 
-/* Parts of the mean that are added to Q, as when W was made, and to H: what is steered must not depend on directions that the text
- * of the calibration never used. */
+/* Parts of the mean that are added to Q, as when W was made, and to H: what is steered must not
+ * depend on directions that the text of the calibration never used. */
 #define QUERY_FLOOR 3e-4
 #define LOSS_FLOOR 1e-2
 
-/* A scale is never more than twice, or less than half, that of the row's length: rows like those of the calibration stay within a
- * fifth of it. */
+/* A scale is between half and twice the scale for the row's length. Rows like the calibration's
+ * rows stay within a fifth of it. */
 #define MAX_RATIO 2.0f
 
-/* Parts of the Frobenius norm on the diagonal of S, so that its inverse is exact enough in binary32 (weights.c does the same to W). */
+/* Parts of the Frobenius norm on the diagonal of S, so that its inverse is exact enough in binary32
+ * (weights.c does the same to W). */
 #define SMALLEST 0x1p-10
 
 static void add_to_diagonal(double *m, size_t d, double number)
@@ -45,7 +49,8 @@ static bool regularise(const float *moment, size_t d, double *q)
     return true;
 }
 
-/* S^2 = W M^(-1/2) W, M = W^-1 Q W^-1: s is 1/2. S keeps the length of what W makes of keys, tr M. room: 3 d^2. */
+/* S^2 = W M^(-1/2) W, M = W^-1 Q W^-1: s is 1/2. S keeps the length of what W makes of keys, tr M.
+ * room: 3 d^2. */
 static kvant_status make_matrix(uint32_t n, const double *w, const double *inverse, const double *q, double *s,
                                 double *room)
 {
@@ -63,7 +68,8 @@ static kvant_status make_matrix(uint32_t n, const double *w, const double *inver
     return KVANT_OK;
 }
 
-/* H in the order of the codes: B Q B^T with B = R S^-1, of which weights has the columns. room: d^2. */
+/* H in the order of the codes: B Q B^T with B = R S^-1, of which weights has the columns. room:
+ * d^2. */
 static void make_loss(size_t d, const float *weights, const double *q, double *room, double *h)
 {
     memset(room, 0, d * d * sizeof *room);

@@ -1,13 +1,15 @@
-/* feedback.h - error feedback (noise shaping): numbers of a row are rounded one after another, and what the ones before lost is
- * counted when the next is rounded, so that a score loses least. docs/format.md, "Feedback". */
+/* feedback.h - error feedback (noise shaping): rounds the numbers of a row one after another. The
+ * rounding of a number takes the errors of the preceding numbers into account, so that scores lose
+ * least. docs/format.md, "Feedback". */
 #ifndef KVANT_CODEC_FEEDBACK_H
 #define KVANT_CODEC_FEEDBACK_H
 
 #include "codebook.h"
 
-/* For keys: puts the matrix that suits feedback before the codec's rotation, and fills codec->feedback. w and inverse (overwritten)
- * are the calibration's W and its inverse, moment the queries' second moment, all n x n. KVANT_ERR_MEMORY; KVANT_ERR_FORMAT when they
- * are none of a calibration's. */
+/* For keys: puts the matrix that suits feedback before the codec's rotation, and fills
+ * codec->feedback. w and inverse (overwritten) are the calibration's W and its inverse, moment the
+ * queries' second moment, all n x n. KVANT_ERR_MEMORY; KVANT_ERR_FORMAT when they are none of a
+ * calibration's. */
 kvant_status kvant_feedback_create(kvant_codec *codec, const double *w, double *inverse, const float *moment,
                                    const kvant_error *error);
 

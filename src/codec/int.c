@@ -1,5 +1,5 @@
-/* int.c - two families of uniform codes: `int`, the baseline of all papers, and `bdr`, the same behind a
- * block-diagonal Hadamard rotation (SAW-INT4, section 3). The quantiser is uniform.c's. */
+/* int.c - two families of uniform codes: `int`, the baseline of all papers, and `bdr`, int behind a
+ * block-diagonal Hadamard rotation (SAW-INT4, section 3). uniform.c is the quantiser. */
 #include "uniform.h"
 
 typedef struct int_options {
@@ -50,7 +50,8 @@ static kvant_status create_int(kvant_codec *codec, const kvant_request *request,
     return create_uniform(codec, request, KVANT_ROTATE_NONE, error);
 }
 
-/* The paper's rotation is a fixed Hadamard matrix without signs, in blocks of up to 128 channels. */
+/* The paper's rotation is a fixed Hadamard matrix without signs, in blocks of up to 128
+ * channels. */
 static kvant_status create_bdr(kvant_codec *codec, const kvant_request *request, const kvant_error *error)
 {
     return create_uniform(codec, request, KVANT_ROTATE_HADAMARD, error);

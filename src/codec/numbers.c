@@ -1,12 +1,16 @@
-/* numbers.c - chunk codes as integers, for attention on codes: tables of directions and lengths rounded to 16 bits.
+/* numbers.c - chunk codes as integers for attention on codes: tables of directions and lengths,
+ * rounded to 16 bits.
  *
- * A direction is rounded to 15 bits of the largest component, a length to 12 bits, their product to a whole number: at most 1/16,
- * 1/2 and 1/2 of the last place of what comes out, a step.
+ * Rounding: a direction has 15 bits relative to its largest component, a length has 12 bits, their
+ * product is a whole number. A step is the last place of the product. The three errors are at most
+ * 1/16, 1/2 and 1/2 of a step.
  *
- * Directions of an octahedral codebook are computed instead. Pieces of 1024 of 1 / sqrt(x) on [U^2 / 3, U^2] / 2^15 are off by at
- * most 4.2e-4 of it (half of h^2 f" / 8 for the first piece), base, slope and product by 1.5 in 8000: 2.5 steps of 4095. Levels,
- * squares and points are off by at most 1/2, 3/2 and 1 in 10000: another 1/2. Rounding of entries and lengths, 13 and 14 bits, adds
- * 1/4 and 1/8, that of the product 1/2. Together less than 4 steps. */
+ * Directions of an octahedral codebook are computed instead. 1 / sqrt(x) on [U^2 / 3, U^2] / 2^15
+ * has linear pieces of length 1024. Their relative error is at most 4.2e-4 (half of h^2 f" / 8 for
+ * the first piece). Base, slope and product add 1.5 in 8000: together 2.5 steps of 4095. Levels,
+ * squares and points are off by at most 1/2, 3/2 and 1 in 10000: another 1/2 step. Rounding entries
+ * to 13 bits and lengths to 14 bits adds 1/4 and 1/8 of a step, rounding the product adds 1/2. The
+ * sum is below 4 steps. */
 #include <math.h>
 
 #include "../base/alloc.h"
@@ -51,7 +55,8 @@ static void fill(kvant_code_numbers *numbers, const float *directions, const flo
     8180.0 /* 1 of a computed entry: times LENGTH_MAX / 2^15 no more than KVANT_CODE_VALUE_MAX, errors included */
 #define LENGTH_MAX 16380
 
-/* The line that is off by the same from 1 / sqrt(x) at both ends of the piece and, the other way, where it is parallel. */
+/* The line that is off by the same from 1 / sqrt(x) at both ends of the piece and, the other way,
+ * where it is parallel. */
 static void fill_piece(kvant_octahedral_integers *o, uint32_t piece, uint32_t of)
 {
     const double factor = ENTRY_UNIT * sqrt(32768.0), x0 = 1024.0 * of, x1 = x0 + 1024;

@@ -1,5 +1,6 @@
-/* options.h - the options of a codec family as one table, which parses a spec, prints the canonical form and lists the
- * options. Every value but a seed is an int32_t in a struct of the family. */
+/* options.h - the options of a codec family as one table. The table parses a spec, prints the
+ * canonical form and lists the options. Every value except the seed is an int32_t in a struct of
+ * the family. */
 #ifndef KVANT_CODEC_OPTIONS_H
 #define KVANT_CODEC_OPTIONS_H
 
@@ -26,17 +27,19 @@ typedef struct kvant_option {
     const char *help;
 } kvant_option;
 
-/* Fills *values with the options of the spec, and with presets for the others. KVANT_ERR_SPEC with the valid values. */
+/* Fills *values with the options of the spec, and with presets for the others. KVANT_ERR_SPEC with
+ * the valid values. */
 kvant_status kvant_options_read(const kvant_option *table, kvant_spec *spec, void *values, const kvant_error *error);
 
-/* Appends the values to a canonical spec, ":" before the first option of the text, "," before the others. Leaves out
- * absent values, and flags and seeds that are 0. */
+/* Appends the values to a canonical spec, ":" before the first option of the text, "," before the
+ * others. Leaves out absent values, and flags and seeds that are 0. */
 void kvant_options_describe(const kvant_option *table, const void *values, char *text, size_t size);
 
 /* Appends the options with their values, as in "group=N sym axis=token|channel". */
 void kvant_options_list(const kvant_option *table, char *text, size_t size);
 
-/* scale= of many families: norm keeps a row's length in its scale, unbiased its projection on the decoded row. */
+/* scale= of many families: norm keeps a row's length in its scale, unbiased its projection on the
+ * decoded row. */
 extern const char *const kvant_scale_names[];
 enum { KVANT_SCALE_NORM = 0, KVANT_SCALE_UNBIASED = 1 };
 #define KVANT_SCALE_OPTION(type, default_scale)                                                                    \

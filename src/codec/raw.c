@@ -1,4 +1,5 @@
-/* raw.c - f32, f16 and bf16: no codes, no transform. Open pages of all codecs are f16 pages of y. */
+/* raw.c - the codecs f32, f16 and bf16: no codes, no transform. Open pages of all codecs are f16
+ * pages of transformed rows y. */
 #include <math.h>
 #include <stdio.h>
 #include <string.h>

@@ -1,4 +1,4 @@
-/* registry.c - finds codec families by name and lists them, from the table in families.h. */
+/* registry.c - finds codec families by name and lists them, from families.h. */
 #include <pthread.h>
 #include <string.h>
 

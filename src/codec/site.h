@@ -1,4 +1,5 @@
-/* site.h - what a codec's place in a model (layer, kv head) gives it: the one way from codecs to calibrations. */
+/* site.h - the numbers that a calibration gives to the codec of one (layer, kv head, role). Codecs
+ * read calibrations through this file alone. */
 #ifndef KVANT_CODEC_SITE_H
 #define KVANT_CODEC_SITE_H
 
@@ -6,13 +7,15 @@
 
 #include "codec_internal.h"
 
-/* The calibration's entry for this place and role; what names what is wanted of it. KVANT_ERR_UNSUPPORTED without a
- * calibration, KVANT_ERR_ARGUMENT when it was made for another shape of model. */
+/* The calibration's entry for this place and role; what names what is wanted of it.
+ * KVANT_ERR_UNSUPPORTED without a calibration, KVANT_ERR_ARGUMENT when it was made for another
+ * shape of model. */
 kvant_status kvant_site_entry(const kvant_codec *codec, const kvant_site *site, kvant_role role, const char *what,
                               kvant_calibration_entry *entry, const kvant_error *error);
 
-/* Gives the codec what center=file and norm=file in its spec ask for: file_center is the mean, file_scale is sqrt(max |x - centre|)
- * of every channel, as InnerQ section 4.3 defines it, but at least 1/256 of the largest, as kvant/cache.h says for norm=first. */
+/* Gives the codec what center=file and norm=file in its spec ask for: file_center is the mean,
+ * file_scale is sqrt(max |x - centre|) of every channel, as InnerQ section 4.3 defines it, but at
+ * least 1/256 of the largest, as kvant/cache.h says for norm=first. */
 kvant_status kvant_site_fill(kvant_codec *codec, const kvant_site *site, const kvant_error *error);
 
 #endif

@@ -14,7 +14,8 @@ static bool is_word(const char *text)
     return true;
 }
 
-/* Digits to a number; false for anything else and for more than 6 digits (no option is that large). */
+/* Digits to a number; false for anything else and for more than 6 digits (no option is that
+ * large). */
 static bool parse_number(const char *text, uint32_t *number)
 {
     size_t length = strlen(text);

@@ -1,5 +1,5 @@
-/* transform.c - see transform.h; the arithmetic is that of docs/format.md, "Transform". A full W is multiplied with R once, so that
- * rows and queries meet one matrix. */
+/* transform.c - see transform.h. docs/format.md, "Transform", has the arithmetic. A full W is
+ * multiplied with R once, so rows and queries pass through one matrix. */
 #include "transform.h"
 
 #include <string.h>
@@ -132,7 +132,8 @@ void kvant_transform_describe(const kvant_transform *transform, char *text, size
     kvant_options_describe(kvant_common_options, &shown, text, size);
 }
 
-/* (x - c) / s, where R still has to be applied to it: in z, or x itself when there is nothing to do. */
+/* (x - c) / s, where R still has to be applied to it: in z, or x itself when there is nothing to
+ * do. */
 const float *kvant_transform_normalise(const kvant_transform *transform, const kvant_affine *affine, const float *x,
                                        float *z)
 {
@@ -224,7 +225,7 @@ float kvant_transform_gain(const kvant_transform *transform)
     return transform->weights && transform->gain > 1 ? transform->gain : 1;
 }
 
-/* y = R W x with weights those of W, or R W^-1 x with those of W^-1. */
+/* y = R W x when weights are W; y = R W^-1 x when weights are W^-1. */
 static void weigh(const kvant_transform *transform, const kvant_kernels *kernels, const float *weights,
                   const float *x, float *y)
 {

@@ -1,7 +1,8 @@
-/* transform.h - the linear half of a codec: y = R W ((x - c) / s) and its way back. Knows nothing of codes.
+/* transform.h - the linear half of a codec: y = R W ((x - c) / s), and the inverse. Knows nothing
+ * of codes.
  *
- * R is orthonormal; W is the identity, or for keys a diagonal or symmetric matrix that weighs directions (weighting.h). Queries
- * take R W^-1, so that inner products stay. */
+ * R is orthonormal. W is the identity; keys may have a diagonal or symmetric W that weighs
+ * directions (weighting.h). Queries take R W^-1, which preserves inner products. */
 #ifndef KVANT_CODEC_TRANSFORM_H
 #define KVANT_CODEC_TRANSFORM_H
 
@@ -23,15 +24,16 @@ typedef struct kvant_transform {
     float gain;     /* with weights: no vector becomes longer than gain times its length */
 } kvant_transform;
 
-/* What a family rotates by when the spec does not say; block 0: the largest that fits, up to max_block. */
+/* What a family rotates by when the spec does not say; block 0: the largest that fits, up to
+ * max_block. */
 typedef struct kvant_transform_defaults {
     kvant_rotate rotate;
     uint32_t max_block;
     bool random_signs;
 } kvant_transform_defaults;
 
-/* A random rotation: a Hadamard matrix of full size with random signs exists for powers of two, other head_dims get a
- * dense matrix. */
+/* A random rotation: a Hadamard matrix of full size with random signs exists for powers of two,
+ * other head_dims get a dense matrix. */
 static inline kvant_transform_defaults kvant_transform_random(uint32_t head_dim)
 {
     return (kvant_transform_defaults){ (head_dim & (head_dim - 1)) == 0 ? KVANT_ROTATE_HADAMARD : KVANT_ROTATE_DENSE,
@@ -51,17 +53,20 @@ static inline bool kvant_transform_is_random(const kvant_transform *transform)
 
 void kvant_transform_destroy(kvant_transform *transform);
 
-/* A rotation inside a quantiser: with random signs by a Hadamard matrix of full size when n is a power of two, dense otherwise. The
- * dense matrix lies in memory of the caller's, kvant_transform_matrix_floats(n) floats; nothing to destroy. */
+/* A rotation inside a quantiser: with random signs by a Hadamard matrix of full size when n is a
+ * power of two, dense otherwise. The dense matrix lies in memory of the caller's,
+ * kvant_transform_matrix_floats(n) floats; nothing to destroy. */
 kvant_status kvant_transform_init_inner(kvant_transform *transform, uint32_t n, uint64_t seed, float *matrix);
 size_t kvant_transform_matrix_floats(uint32_t n);
 
-/* Puts an orthonormal B (head_dim x head_dim, row-major) before the rotation, R becoming R B, or behind it, B R. R is dense from
- * then on: describe it before. KVANT_ERR_MEMORY, and nothing changed. */
+/* Puts an orthonormal B (head_dim x head_dim, row-major) before the rotation, R becoming R B, or
+ * behind it, B R. R is dense from then on: describe it before. KVANT_ERR_MEMORY, and nothing
+ * changed. */
 kvant_status kvant_transform_compose(kvant_transform *transform, const float *b, bool before);
 
-/* Puts a symmetric positive definite W before the rotation; w and inverse hold its diagonal (head_dim numbers) or all of it and its
- * inverse (head_dim x head_dim). KVANT_ERR_MEMORY, and nothing changed. */
+/* Puts a symmetric positive definite W before the rotation; w and inverse hold its diagonal
+ * (head_dim numbers) or all of it and its inverse (head_dim x head_dim). KVANT_ERR_MEMORY, and
+ * nothing changed. */
 kvant_status kvant_transform_weigh(kvant_transform *transform, bool diagonal, const float *w, const float *inverse);
 
 /* By how much the transform makes a vector longer, at most. */
@@ -74,7 +79,8 @@ void kvant_transform_describe(const kvant_transform *transform, char *text, size
 const float *kvant_transform_normalise(const kvant_transform *transform, const kvant_affine *affine, const float *x,
                                        float *z);
 
-/* y = R W ((x - c) / s); affine may be NULL. x and y may not overlap with a dense rotation or a full W, may be equal otherwise. */
+/* y = R W ((x - c) / s); affine may be NULL. x and y may not overlap with a dense rotation or a
+ * full W, may be equal otherwise. */
 void kvant_transform_forward(const kvant_transform *transform, const kvant_kernels *kernels,
                              const kvant_affine *affine, const float *x, float *y);
 

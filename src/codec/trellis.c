@@ -1,9 +1,10 @@
 /* trellis.c - trellis-coded quantisation (Marcellin and Fischer 1990) behind a random rotation.
  *
- * The levels of a number are eight times as many, less one bit, as its code can name; which eighth of them is meant follows from one bit
- * of each of the codes before it, so that a row's codes are chosen together, by a Viterbi search. The row is a circle: what precedes its
- * first number is its last ones, and no bit is spent on a beginning. Pages are those of `turboquant` of the same bits. Formulas and
- * rounding: docs/format.md, "Trellis codes". */
+ * There are 2^(b+2) levels in 8 interleaved subsets. A b-bit code picks a level within a subset;
+ * one bit of each of the preceding codes selects the subset. So the codes of a row depend on each
+ * other, and a Viterbi search chooses them together. The row is a circle: the last numbers precede
+ * the first number, and no bit is spent on a start state. Pages have the layout of `turboquant`
+ * with the same bits. docs/format.md, "Trellis codes", has formulas and rounding. */
 #include <math.h>
 #include <string.h>
 
@@ -21,9 +22,10 @@ static uint16_t cell_of(float u)
     return (uint16_t)(x - low);
 }
 
-/* Survivors of a search stay on the stack: of 256 states for all steps, of 1024 for 128 steps. Others come from the
- * heap, and where there is no memory the search repeats itself on the stack. Two functions, because the frame of the
- * larger one would be a burden to callers on small stacks. */
+/* Survivors of a search stay on the stack: of 256 states for all steps, of 1024 for 128 steps.
+ * Others come from the heap, and where there is no memory the search repeats itself on the stack.
+ * Two functions, because the frame of the larger one would be a burden to callers on small
+ * stacks. */
 #define STACK_WORDS 4096u /* KVANT_TRELLIS_MAX_STEPS x 256 bits */
 
 static KVANT_NOINLINE void find_short_path(const kvant_trellis *trellis, const kvant_kernels *kernels,

@@ -1,10 +1,11 @@
-/* trellis_book.c - see trellis_book.h. Levels come from scripts/trellis_levels.py. */
+/* trellis_book.c - see trellis_book.h. scripts/trellis_levels.py computes the levels. */
 #include "trellis_book.h"
 
 #include <math.h>
 
-/* Parities with few terms, one of them at both ends of the window: decoding takes an exclusive or for each, on whole words of codes.
- * The best of some hundred random ones with at most 3 terms, which lose nothing against 5. */
+/* Parities with few terms, one of them at both ends of the window: decoding takes an exclusive or
+ * for each, on whole words of codes. The best of some hundred random ones with at most 3 terms,
+ * which lose nothing against 5. */
 static const uint16_t taps[3][KVANT_TRELLIS_PARITIES] = {
     { 030, 0441, 0202 },     /* 256 states */
     { 0160, 02101, 0442 },   /* 1024 */
@@ -67,8 +68,8 @@ static void fill_subsets(kvant_trellis *trellis)
     }
 }
 
-/* Steps go through words that follow one another, then through the fields of a word, then through lanes: what a step remembers lies in
- * the same field of the words before. */
+/* Steps go through words that follow one another, then through the fields of a word, then through
+ * lanes: what a step remembers lies in the same field of the words before. */
 static uint32_t key_channel(const kvant_plane *plane, uint32_t lane, uint32_t field, uint32_t unit)
 {
     const uint32_t odd = plane->bits * field / 8, half = field % 2;

@@ -1,11 +1,13 @@
-/* turboquant.c - TurboQuant (mse), Algorithm 1: random rotation, then a scalar codebook that is optimal for
- * the marginal of a rotated unit vector. Reads the options of all variants; the others are in
- * turboquant_sketched.c (prod, Algorithm 2) and turboquant_tiers.c (2.5 and 3.5 bits). Formulas and rounding:
- * docs/format.md, "Lloyd-Max codes".
+/* turboquant.c - TurboQuant (mse), Algorithm 1: a random rotation, then a scalar codebook that is
+ * optimal for the marginal of a rotated unit vector. docs/format.md, "Lloyd-Max codes", has
+ * formulas and rounding.
  *
- * `scale=norm` is the paper's: decoded vectors are too short on average, which biases inner products. The
- * default, `scale=unbiased`, stores |y|^2 / <y, c> instead, at no cost in bits (the correction known from
- * RaBitQ and EDEN). */
+ * Reads the options of all variants. papers/turboquant_sketched.c has prod (Algorithm 2),
+ * papers/turboquant_tiers.c has 2.5 and 3.5 bits.
+ *
+ * `scale=norm` is the paper's scale: decoded vectors are too short on average, which biases inner
+ * products. The default `scale=unbiased` stores |y|^2 / <y, c> instead, at no cost in bits (the
+ * correction of RaBitQ and EDEN). */
 #include "turboquant.h"
 
 #include <math.h>

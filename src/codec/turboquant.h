@@ -1,4 +1,5 @@
-/* turboquant.h - what turboquant.c asks of the variants of papers/, which -DKVANT_PAPERS=OFF leaves out. */
+/* turboquant.h - what turboquant.c calls in papers/. -DKVANT_PAPERS=OFF leaves these functions
+ * out. */
 #ifndef KVANT_CODEC_TURBOQUANT_H
 #define KVANT_CODEC_TURBOQUANT_H
 

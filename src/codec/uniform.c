@@ -3,7 +3,8 @@
 
 #include <string.h>
 
-/* A group as one way of quantising it has it: what is stored, and the step from numbers to codes. */
+/* A group as one way of quantising it has it: what is stored, and the step from numbers to
+ * codes. */
 typedef struct fit {
     uint16_t scale, zero;
     kvant_uniform_step step;
@@ -20,7 +21,8 @@ static fit fit_symmetric(const kvant_uniform *u, float min, float max)
 
 static fit fit_asymmetric(const kvant_uniform *u, float min, float max)
 {
-    /* + 0 turns -0 into 0: of zeros of both signs either may be the smallest, and bytes must not tell. */
+    /* + 0 turns -0 into 0: of zeros of both signs either may be the smallest, and bytes must not
+     * tell. */
     fit f = { .scale = kvant_half_from_float((max - min + 0.0f) / u->asym_levels),
               .zero = kvant_half_from_float(min + 0.0f) };
     float scale = kvant_half_to_float(f.scale);
@@ -43,8 +45,8 @@ static float error_of(const kvant_uniform *u, const kvant_kernels *kernels, cons
     return kernels->dot(difference, sign, n);
 }
 
-/* Replaces a symmetric fit where an asymmetric one errs less. A scale beyond fp16 (levels of one bit less
- * can need one) makes the error NaN, which is not less than anything. */
+/* Replaces a symmetric fit where an asymmetric one errs less. A scale beyond fp16 (levels of one
+ * bit less can need one) makes the error NaN, which is not less than anything. */
 static void choose(const kvant_uniform *u, const kvant_kernels *kernels, const float *x, uint32_t n, float min,
                    float max, fit *f, uint8_t *codes)
 {
@@ -90,8 +92,8 @@ static void encode_token(const kvant_codec *codec, const kvant_kernels *kernels,
     kvant_layout_put(&codec->layout, page, token, codes);
 }
 
-/* A cache line of channels is turned around at a time, so that the tokens of a channel lie side by side. All codes
- * of a block stay on the stack, 32 kB, which leaves room in a stack of 64 KiB. */
+/* A cache line of channels is turned around at a time, so that the tokens of a channel lie side by
+ * side. All codes of a block stay on the stack, 32 kB, which leaves room in a stack of 64 KiB. */
 #define COLUMNS 16u
 
 typedef struct columns {
@@ -139,7 +141,7 @@ static void uniform_encode(const kvant_codec *codec, const kvant_kernels *kernel
         encode_token(codec, kernels, y, token, page);
 }
 
-/* The fp16 numbers of a token's lines, one a channel or one a group, from scales or zeros. */
+/* The fp16 numbers of a token's lines, one per channel or one per group, from scales or zeros. */
 static void token_halves(const kvant_codec *codec, const uint16_t *stored, uint32_t token, uint32_t n,
                          uint16_t *halves)
 {
@@ -177,8 +179,9 @@ static void uniform_decode(const kvant_codec *codec, const kvant_kernels *kernel
             y[j] = scale[i] * (float)codes[j] + zero[i];
 }
 
-/* A zero point is a number of the row, and the scale of a group at most its largest magnitude (2 bits,
- * symmetric): both fit when the row does. Hybrid groups whose asymmetric scale would not stay symmetric. */
+/* A zero point is a number of the row. The scale of a group is at most its largest magnitude (2
+ * bits, symmetric). So both fit when the row fits. The exception is a hybrid group whose
+ * asymmetric scale does not fit: it stays symmetric. */
 static kvant_status uniform_check(const kvant_codec *codec, const kvant_kernels *kernels, const float *y)
 {
     (void)kernels;

@@ -1,9 +1,9 @@
-/* uniform.h - uniform quantisation in groups, the quantiser of int, bdr, innerq and kivi codecs.
+/* uniform.h - uniform quantisation in groups: the quantiser of int, bdr, innerq and kivi codecs.
  *
- * A group is neighbouring channels of one token or neighbouring tokens of one channel; each has a scale
- * and, unless it is symmetric, a zero point. uniform.c encodes and decodes, uniform_unpack.c unpacks pages
- * for attention; which groups and which modes a spec means is the families' business. Formulas:
- * docs/format.md, "Uniform codes". */
+ * A group is a run of neighbouring channels of one token, or of neighbouring tokens of one channel.
+ * Each group has a scale; asymmetric groups also have a zero point. uniform.c encodes and decodes,
+ * uniform_unpack.c unpacks pages for attention. Families decide which groups and modes a spec
+ * means. docs/format.md, "Uniform codes", has the formulas. */
 #ifndef KVANT_CODEC_UNIFORM_H
 #define KVANT_CODEC_UNIFORM_H
 
@@ -13,8 +13,8 @@
 #include "codec_internal.h"
 
 /* How a group's range becomes levels. Hybrid groups choose for themselves, by the smaller error: as
- * InnerQ's paper describes it (asymmetric levels of all bits, squared errors), or as its authors' program
- * does it (one bit less, absolute errors). */
+ * InnerQ's paper describes it (asymmetric levels of all bits, squared errors), or as its authors'
+ * program does it (one bit less, absolute errors). */
 typedef enum kvant_uniform_mode {
     KVANT_UNIFORM_ASYM,
     KVANT_UNIFORM_SYM,
@@ -42,8 +42,9 @@ static inline bool kvant_uniform_is_hybrid(const kvant_uniform *u)
     return u->mode == KVANT_UNIFORM_HYBRID_PAPER || u->mode == KVANT_UNIFORM_HYBRID_CODE;
 }
 
-/* Makes codec, whose transform is there, uniform: checks group (0: all channels of a token, or 32 tokens),
- * fills state, sizes and quantiser. bits: 2 to 8. KVANT_ERR_SPEC for a group that is not possible. */
+/* Makes a codec uniform after its transform is set: checks group (0: all channels of a token; or
+ * 32 tokens), fills state, sizes and quantiser. bits: 2 to 8. KVANT_ERR_SPEC: the group is not
+ * possible. */
 kvant_status kvant_uniform_init(kvant_codec *codec, uint32_t bits, kvant_uniform_mode mode, bool per_channel,
                                 uint32_t group, const kvant_error *error);
 
@@ -62,21 +63,22 @@ static inline kvant_uniform_mode kvant_uniform_hybrid(int32_t choice)
     return choice == 0 ? KVANT_UNIFORM_HYBRID_PAPER : KVANT_UNIFORM_HYBRID_CODE;
 }
 
-/* group of families whose groups are channels in one role and tokens in the other: 16, 32 or 64; 16 << choice. */
+/* group of families whose groups are channels in one role and tokens in the other: 16, 32 or 64; 16
+ * << choice. */
 #define KVANT_TILES_OPTION(type)                                                                                   \
     { "group", KVANT_OPTION_CHOICE, kvant_tile_names, 0, 0, 1, offsetof(type, group), "numbers that share a scale" }
 extern const char *const kvant_tile_names[];
 
-/* As InnerQ's Table 3 counts: a code, and its share of a full group's fp16 scale and, unless symmetric,
- * zero point. */
+/* As InnerQ's Table 3 counts: a code, and its share of a full group's fp16 scale and, unless
+ * symmetric, zero point. */
 static inline double kvant_uniform_nominal_bits(const kvant_codec *codec)
 {
     const kvant_uniform *u = kvant_uniform_of(codec);
     return codec->info.bits + (u->mode == KVANT_UNIFORM_SYM ? 16.0 : 32.0) / u->group;
 }
 
-/* Where the metadata of (token, channel) lies among the scales; its zero point lies kvant_uniform_n_scales
- * on. */
+/* Where the metadata of (token, channel) lies among the scales; its zero point lies
+ * kvant_uniform_n_scales on. */
 static inline size_t kvant_uniform_index(const kvant_codec *codec, uint32_t token, uint32_t channel)
 {
     const kvant_uniform *u = kvant_uniform_of(codec);
@@ -90,15 +92,15 @@ static inline size_t kvant_uniform_n_scales(const kvant_codec *codec)
     return (size_t)u->n_groups * (u->per_channel ? codec->layout.padded_dim : KVANT_PAGE_TOKENS);
 }
 
-/* A group's number is scale * code + zero, whatever the mode. A symmetric level is code - bias: scale *
- * code and scale * bias have at most 19 bits, so that zero = -scale * bias gives scale * (code - bias)
- * exactly. */
+/* A group's number is scale * code + zero, whatever the mode. A symmetric level is code - bias:
+ * scale * code and scale * bias have at most 19 bits, so that zero = -scale * bias gives scale *
+ * (code - bias) exactly. */
 typedef struct kvant_uniform_line {
     float scale, zero;
 } kvant_uniform_line;
 
-/* stored: the bits of the stored scale, whose sign marks asymmetric groups of a hybrid codec; scale and
- * zero: what is stored, as numbers (zero: anything where there is none). */
+/* stored: the bits of the stored scale, whose sign marks asymmetric groups of a hybrid codec; scale
+ * and zero: what is stored, as numbers (zero: anything where there is none). */
 static inline kvant_uniform_line kvant_uniform_line_of(const kvant_uniform *u, uint16_t stored, float scale,
                                                        float zero)
 {

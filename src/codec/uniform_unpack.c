@@ -1,9 +1,9 @@
-/* uniform_unpack.c - pages of uniform codes as tiles for attention (kernels.h): codes by the kernels'
- * unpack, then one line (scale, zero) for every group.
+/* uniform_unpack.c - pages of uniform codes as tiles for attention: kernels unpack codes, then each
+ * group gets its line (scale, zero point).
  *
- * A tile's columns are tokens for K and channels for V. Groups lie along its rows of numbers (a number's
- * line depends on its column) or across them (neighbouring rows share their lines); the scaling kernels
- * want whole rows of lines in both cases. */
+ * Columns of a tile are tokens for K and channels for V. A group may lie along the tile's rows:
+ * then the line of a number depends on its column. Or a group lies across the rows: then
+ * neighbouring rows share lines. Scaling kernels take whole rows of lines in both cases. */
 #include <string.h>
 
 #include "uniform.h"
@@ -48,7 +48,7 @@ static void token_lines(const lines *all, uint32_t group, row_lines *row)
     }
 }
 
-/* K, groups of channels: a group is neighbouring rows of the tile, which share a line a token. */
+/* K, groups of channels: a group is neighbouring rows of the tile, which share a line per token. */
 static void scale_key_tokens(const kvant_codec *codec, const kvant_kernels *kernels, const lines *all, float *tile)
 {
     const kvant_uniform *u = kvant_uniform_of(codec);
@@ -61,8 +61,8 @@ static void scale_key_tokens(const kvant_codec *codec, const kvant_kernels *kern
     }
 }
 
-/* K, groups of tokens: token positions run through the 4 token tiles first, so 4 lines, one a tile, repeat
- * along a row, and its 64 columns are 4 rows of 16 to the kernel. */
+/* K, groups of tokens: token positions run through the 4 token tiles first, so 4 lines, one per tile,
+ * repeat along a row, and its 64 columns are 4 rows of 16 to the kernel. */
 static void scale_key_channels(const kvant_codec *codec, const kvant_kernels *kernels, const lines *all,
                                float *tile)
 {
@@ -86,9 +86,9 @@ static void scale_value_rows(const kvant_codec *codec, const kvant_kernels *kern
     kernels->scale_rows(tile, KVANT_PAGE_TOKENS, codec->layout.padded_dim, row.scale, row.zero);
 }
 
-/* One number a group, 64 apart, to every column of a row of the tile. A group is a whole number of half
- * channel tiles, and column order runs through the channel tiles of a row group (4, or what is left)
- * first, so their halves' numbers repeat 8 times. */
+/* Spreads one number per group, 64 apart, to every column of a row of the tile. A group is a
+ * whole number of half channel tiles. Column order runs through the channel tiles of a row group
+ * first (4 tiles, fewer in the last), so the numbers of their halves repeat 8 times. */
 static void spread(const kvant_layout *layout, const uint8_t *group_of_half, const float *numbers, float *row)
 {
     for (uint32_t first = 0; first < layout->row_tiles; first += 4)
@@ -129,7 +129,7 @@ static void scale_value_tokens(const kvant_codec *codec, const kvant_kernels *ke
     }
 }
 
-/* V, groups of tokens: the tokens of a group share a line a channel. */
+/* V, groups of tokens: the tokens of a group share a line per channel. */
 static void scale_value_channels(const kvant_codec *codec, const kvant_kernels *kernels, const lines *all,
                                  float *tile)
 {

@@ -1,10 +1,10 @@
-/* view.h - what the pages of a codec mean, as plain data for readers outside src/codec: attention on
- * the CPU, and libkvant_cuda.
+/* view.h - the meaning of a codec's pages as plain data, for readers outside src/codec: attention
+ * on the CPU, and libkvant_cuda.
  *
- * The family fills the member of its kind when it creates the codec; codec.c completes the rest. A view
- * never changes afterwards, and its pointers are valid as long as the codec. libkvant_cuda may come from
- * another build: libkvant compares version and size before a view crosses. This header needs no code of
- * libkvant. */
+ * The family fills the member of its kind at creation; codec.c completes the rest. A view never
+ * changes afterwards. Its pointers are valid as long as the codec. libkvant_cuda may come from
+ * another build, so libkvant compares version and size before it passes a view. This header needs
+ * no code of libkvant. */
 #ifndef KVANT_CODEC_VIEW_H
 #define KVANT_CODEC_VIEW_H
 
@@ -60,8 +60,9 @@ typedef struct kvant_chunk_view {
     uint32_t outliers; /* chunks per token that a page stores apart */
     float inverse_sqrt_dim;
     uint32_t unbiased;
-    /* Triplets: index_bits / 2 bits per coordinate. rounding: which levels the encoder tries. Tables have
-     * 256 numbers (direction) and 128 (length); thresholds behind the last level are the largest float. */
+    /* Triplets: index_bits / 2 bits per coordinate. rounding: which levels the encoder tries.
+     * Tables have 256 numbers (direction) and 128 (length); thresholds behind the last level are
+     * the largest float. */
     uint32_t rounding;
     const float *direction, *direction_thresholds, *length, *length_thresholds;
     /* the others */
@@ -78,7 +79,8 @@ typedef struct kvant_transform_view {
     uint32_t block;      /* of the Hadamard matrix */
     const float *signs;  /* head_dim, +1 or -1: Hadamard */
     const float *matrix; /* R, head_dim x head_dim row-major: dense */
-    /* Diagonal: head_dim numbers of W and of W^-1. Full: (R W)^T and (R W^-1)^T, instead of R. NULL: W is 1. */
+    /* Diagonal: head_dim numbers of W and of W^-1. Full: (R W)^T and (R W^-1)^T, instead of R.
+     * NULL: W is 1. */
     const float *weights;
     const float *inverse_weights;
     uint32_t diagonal;

@@ -1,4 +1,5 @@
-/* weighting.c - see weighting.h; docs/format.md, "Transform", and docs/calibration.md, which says what W is. */
+/* weighting.c - see weighting.h. docs/format.md, "Transform", has the arithmetic;
+ * docs/calibration.md defines W. */
 #include "weighting.h"
 
 #include <math.h>
@@ -10,8 +11,8 @@
 #include "feedback.h"
 #include "site.h"
 
-/* Calibrations keep |W| |W^-1| (Frobenius norms) below sqrt(head_dim) 2^11, which is 2^15.5 for the largest: what is beyond was not
- * written by one. */
+/* Calibrations keep |W| |W^-1| (Frobenius norms) below sqrt(head_dim) 2^11, which is 2^15.5 for the
+ * largest: what is beyond was not written by one. */
 #define MAX_CONDITION 65536.0
 
 /* w from the lower triangle. */

@@ -1,5 +1,5 @@
-/* api.cu - the functions of cuda.h that write, decode and copy pages: argument checks and launches, no
- * arithmetic. attention/launch.cu has the functions of attention. */
+/* api.cu - the functions of cuda.h that write, decode and copy pages: argument checks and launches,
+ * no arithmetic. attention/launch.cu has the functions of attention. */
 #include "checks.h"
 #include "encode/append.h"
 #include "encode/queries.h"
@@ -52,8 +52,8 @@ AppendLaunch append_launch_of(const kvant_cuda_params &codec)
     return nullptr;
 }
 
-/* launch_append takes uniform codes and codebooks side by side; other launches take codes of one sort, a
- * trellis of one memory. */
+/* launch_append takes uniform codes and codebooks side by side; other launches take codes of one
+ * sort, a trellis of one memory. */
 bool share_launch(const kvant_cuda_params &a, const kvant_cuda_params &b)
 {
     const AppendLaunch launch = append_launch_of(a);

@@ -1,4 +1,4 @@
-/* launch.h - from a head_dim known when called to one known when compiled. */
+/* launch.h - turns a run-time head_dim into a compile-time constant. */
 #ifndef KVANT_CUDA_LAUNCH_H
 #define KVANT_CUDA_LAUNCH_H
 

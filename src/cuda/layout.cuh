@@ -1,4 +1,5 @@
-/* layout.cuh - sizes of a page and places of its codes, as constants of a kernel (docs/format.md). */
+/* layout.cuh - the sizes of a page and the places of its codes as constants of a kernel
+ * (docs/format.md). */
 #ifndef KVANT_CUDA_LAYOUT_CUH
 #define KVANT_CUDA_LAYOUT_CUH
 
@@ -11,7 +12,8 @@ constexpr int PAGE_TOKENS = 64;
 
 constexpr int PLANES = 3; /* of a code, at most */
 
-/* Bits of plane i of a code of so many bits, 0 beyond the last: 4, 2 or 1, the largest that is left. */
+/* Bits of plane i of a code of so many bits, 0 beyond the last: 4, 2 or 1, the largest that is
+ * left. */
 __host__ __device__ constexpr int plane_bits(int bits, int i)
 {
     int plane = 0;
@@ -48,7 +50,8 @@ __host__ __device__ constexpr Place place(int p, int row_tiles, int column_tiles
     return Place{ 128 * g * units + (32 * (ct / tiles) + lane) * in_group + rt % 4, p * field + 16 * (c % 2) };
 }
 
-/* Chunk codes: words of a plane of p bits, and of all planes above it, each a multiple of 16 bytes. */
+/* Chunk codes: words of a plane of p bits, and of all planes above it, each a multiple of 16
+ * bytes. */
 __host__ __device__ constexpr int chunk_plane_words(int p, int chunks, bool keys)
 {
     return ((keys ? 4 * p * ((chunks + 1) / 2) : 2 * p * chunks) + 3) / 4 * 4;

@@ -1,4 +1,5 @@
-/* params.c - see params.h: makes a GPU codec of a codec's view, and refuses what has no kernel. */
+/* params.c - see params.h: makes a GPU codec from a codec's view. Refuses codecs without a
+ * kernel. */
 #include <math.h>
 #include <stdarg.h>
 #include <stdbool.h>
@@ -93,10 +94,10 @@ static double cell_weight(const float *thresholds, uint32_t n, uint32_t i)
     return 0.5 * (erf(high * sqrt_half) - erf(low * sqrt_half));
 }
 
-/* Kernels look levels up as bytes: whole numbers m around a bias, value ~ step * m. With 16 levels the
- * look-up is an exclusive or of two 8-entry ones that leaves 7 bits (dequant.cuh), so m is within +-63; with
- * fewer it is within +-127. The step is searched for the least mean squared error, and least squares gives
- * the final one. */
+/* Kernels look levels up as bytes: whole numbers m around a bias, value ~ step * m. With 16 levels
+ * the look-up is an exclusive or of two 8-entry ones that leaves 7 bits (dequant.cuh), so m is
+ * within +-63; with fewer it is within +-127. The step is searched for the least mean squared
+ * error, and least squares gives the final one. */
 static void byte_codebook(kvant_cuda_params *params)
 {
     uint32_t n = 1u << params->bits;
@@ -128,11 +129,11 @@ static void byte_codebook(kvant_cuda_params *params)
     params->step = (float)best_step;
 }
 
-/* A curve g(u) = (n - 1) / 2 + gain tanh(slope u) that passes threshold k at about k + 1/2: as long as it
- * is within half a level there, the code of u is the whole part of g(u) or one more, and one comparison
- * says which. The kernel's tanh is good to 2^-10, and it rounds g to eighths, 2^20 added so that they are
- * the lowest bits of the float; 0.1 of a level is kept for both (gain * 2^-10 + 1/16 at most). The gain
- * keeps g between 0 and n - 1. */
+/* A curve g(u) = (n - 1) / 2 + gain tanh(slope u) that passes threshold k at about k + 1/2: as long
+ * as it is within half a level there, the code of u is the whole part of g(u) or one more, and one
+ * comparison says which. The kernel's tanh is good to 2^-10, and it rounds g to eighths, 2^20 added
+ * so that they are the lowest bits of the float; 0.1 of a level is kept for both (gain * 2^-10 +
+ * 1/16 at most). The gain keeps g between 0 and n - 1. */
 static bool guess_curve(kvant_cuda_params *params)
 {
     uint32_t n = 1u << params->bits;

@@ -1,7 +1,7 @@
-/* params.h - what kernels need to know of a codec, as plain numbers that travel by value into a launch.
+/* params.h - a codec as plain numbers that travel by value into a launch.
  *
- * params.c makes them from a codec's view and refuses codecs without a kernel. Knows no kernel. Shared by C
- * and CUDA. */
+ * params.c makes them from a codec's view and refuses codecs without a kernel. Knows no kernel. C
+ * and CUDA share this header. */
 #ifndef KVANT_CUDA_PARAMS_H
 #define KVANT_CUDA_PARAMS_H
 
@@ -28,8 +28,8 @@ typedef enum kvant_cuda_codes {
     KVANT_CUDA_CODES_QUATERNIONS /* chunks of 4 */
 } kvant_cuda_codes;
 
-/* How codes become numbers in attention: the dequantiser that a kernel is built with. In no order: code
- * that asks what pages hold reads kvant_cuda_params.codes. */
+/* How codes become numbers in attention: the dequantiser that a kernel is built with. In no order:
+ * code that asks what pages hold reads kvant_cuda_params.codes. */
 typedef enum kvant_cuda_kind {
     KVANT_CUDA_UNIFORM2,
     KVANT_CUDA_UNIFORM2_CHANNELS32, /* a scale for 32 channels of a token */
@@ -95,7 +95,8 @@ typedef struct kvant_cuda_params {
     /* middle + gain tanh(slope u), rounded to eighths, has a whole part g with code(u) = g + (u >
      * thresholds[g]) in bits 3 to 6 of the float; see guess_curve in params.c */
     float guess_slope, guess_gain, guess_middle;
-    /* codebook as bytes for attention: values[i] ~ step * (byte i - bias); see byte_codebook in params.c */
+    /* codebook as bytes for attention: values[i] ~ step * (byte i - bias); see byte_codebook in
+     * params.c */
     uint32_t bytes[KVANT_CUDA_TABLE_WORDS];
     float step, bias;
     uint32_t memory; /* trellis: bits of a state; bytes are magnitudes of levels then, see trellis_params.c */
@@ -121,15 +122,16 @@ typedef struct kvant_cuda_trellis {
 
 #define KVANT_CUDA_MAX_SECONDARIES 192u
 
-/* Kinds whose codes are of several channels (docs/format.md, "Chunk codes"): what such a code means. */
+/* Kinds whose codes are of several channels (docs/format.md, "Chunk codes"): what such a code
+ * means. */
 typedef struct kvant_cuda_book {
     uint32_t n_chunks;
     /* octopus: bits of a coordinate and of a norm; which levels are tried (kvant_triplet_rounding);
      * levels, and thresholds between them */
     uint32_t direction_bits, norm_bits, rounding;
     float direction[32], direction_thresholds[32], norm[8], norm_thresholds[8];
-    /* hqmq: bits of an index and of a radius; secondary quaternions, in binary64 because directions are
-     * rounded from that */
+    /* hqmq: bits of an index and of a radius; secondary quaternions, in binary64 because directions
+     * are rounded from that */
     uint32_t index_bits, radius_bits, n_secondaries;
     double secondaries[KVANT_CUDA_MAX_SECONDARIES][4];
 } kvant_cuda_book;
@@ -157,7 +159,8 @@ typedef struct kvant_cuda_error {
 kvant_status kvant_cuda_refuse(const kvant_cuda_error *error, kvant_status status, const char *format, ...)
     KVANT_PRINTF(3, 4);
 
-/* Fills a codec's params, book and trellis, or says why the codec of this view is not on the GPU. */
+/* Fills a codec's params, book and trellis, or says why the codec of this view is not on the
+ * GPU. */
 kvant_status kvant_cuda_params_init(kvant_cuda_codec *codec, const kvant_codec_view *view,
                                     const kvant_cuda_error *error);
 

@@ -1,4 +1,4 @@
-/* ptx.cuh - the few machine instructions that CUDA C++ has no words for. No logic lives here. */
+/* ptx.cuh - machine instructions without a CUDA C++ equivalent. Contains no logic. */
 #ifndef KVANT_CUDA_PTX_CUH
 #define KVANT_CUDA_PTX_CUH
 
@@ -16,7 +16,8 @@ __device__ __forceinline__ void mma(float (&d)[4], const uint32_t (&a)[4], uint3
         : "r"(a[0]), "r"(a[1]), "r"(a[2]), "r"(a[3]), "r"(b0), "r"(b1));
 }
 
-/* d += A (16 x 32 signed bytes, row major) * B (32 x 8 bytes, column major), B's bytes signed or not. */
+/* d += A (16 x 32 signed bytes, row major) * B (32 x 8 bytes, column major), B's bytes signed or
+ * not. */
 template <bool SIGNED>
 __device__ __forceinline__ void mma_bytes(int32_t (&d)[4], const uint32_t (&a)[4], uint32_t b0, uint32_t b1)
 {
@@ -53,9 +54,9 @@ __device__ __forceinline__ uint32_t transpose8x8(uint32_t x)
     return y;
 }
 
-/* Four 8 x 8 matrices of 16-bit numbers from shared memory, in the order of operands: lane l gives the address of row l mod 8
- * of matrix l / 8, 16 bytes, and gets numbers 2 (l mod 4) and + 1 of row l / 4; TRANSPOSED: rows 2 (l mod 4) and + 1
- * of column l / 4. Rows may lie at the same place. */
+/* Four 8 x 8 matrices of 16-bit numbers from shared memory, in the order of operands: lane l gives
+ * the address of row l mod 8 of matrix l / 8, 16 bytes, and gets numbers 2 (l mod 4) and + 1 of row
+ * l / 4; TRANSPOSED: rows 2 (l mod 4) and + 1 of column l / 4. Rows may lie at the same place. */
 template <bool TRANSPOSED> __device__ __forceinline__ void load_matrices(uint32_t (&m)[4], const __half *row)
 {
     const uint32_t at = (uint32_t)__cvta_generic_to_shared(row);
@@ -123,8 +124,9 @@ __device__ __forceinline__ float max_or_nan(float a, float b)
     return y;
 }
 
-/* *counter = *counter < last ? *counter + 1 : 0; what it was. Orders the caller's memory accesses before and after it
- * with those of other blocks' callers. */
+/* Atomically sets *counter = *counter < last ? *counter + 1 : 0 and returns the old value.
+ * Orders the caller's memory accesses before and after it with the accesses of callers in other
+ * thread blocks. */
 __device__ __forceinline__ uint32_t count_up(uint32_t *counter, uint32_t last)
 {
     uint32_t before;

@@ -1,8 +1,8 @@
-/* rotate.cuh - a warp's row of numbers: loading, storing, Hadamard rotation, for queries, outputs and
- * decoding. Encoding has its own arrangement (encode.cuh).
+/* rotate.cuh - one row of numbers per warp: loading, storing, Hadamard rotation. Queries, outputs
+ * and decoding use it; encoding has its own arrangement (encode.cuh).
  *
- * Lane l holds channels l, l + 32, l + 64, ... All arithmetic is spelt out in single roundings, because
- * decoders must give the CPU's numbers. */
+ * Lane l holds channels l, l + 32, l + 64, ... All arithmetic is written in single roundings,
+ * because decoders must give the CPU's numbers. */
 #ifndef KVANT_CUDA_ROTATE_CUH
 #define KVANT_CUDA_ROTATE_CUH
 
@@ -31,8 +31,8 @@ __device__ __forceinline__ float load_number(const void *from, size_t at, kvant_
     return type == KVANT_CUDA_F16 ? __half2float(bits) : __uint_as_float((uint32_t)bits.x << 16);
 }
 
-/* The type is a run-time choice made once a row, around the loads: kernels start with a cold instruction
- * cache, and every instruction that is not there need not be fetched. */
+/* The type is a run-time choice made once per row, around the loads: kernels start with a cold
+ * instruction cache, and every instruction that is not there need not be fetched. */
 template <int D>
 __device__ __forceinline__ Row<D> load_row(const void *from, size_t offset, kvant_cuda_type type, int lane)
 {
@@ -78,8 +78,8 @@ __device__ __forceinline__ void apply_signs(Row<D> &row, const kvant_cuda_rotati
         row.x[j] = rotation.signs[j] >> lane & 1 ? -row.x[j] : row.x[j];
 }
 
-/* Butterflies at distance 1, 2, 4, ... within blocks, then the product with 1 / sqrt(block). x * +-1 + other
- * rounds once, as the sum or difference would. */
+/* Butterflies at distance 1, 2, 4, ... within blocks, then the product with 1 / sqrt(block). x *
+ * +-1 + other rounds once, as the sum or difference would. */
 template <int D>
 __device__ __forceinline__ void hadamard(Row<D> &row, const kvant_cuda_rotation &rotation, int lane)
 {
@@ -127,8 +127,8 @@ __device__ __forceinline__ void rotate_back(Row<D> &row, const kvant_cuda_rotati
     apply_signs(row, rotation, lane);
 }
 
-/* y = sum over i of x_i m[i], m being D x D numbers by rows: products and sums rounded one by one in the
- * order of i, as the CPU's combine_rows has it. */
+/* y = sum over i of x_i m[i], m being D x D numbers by rows: products and sums rounded one by one
+ * in the order of i, as the CPU's combine_rows has it. */
 template <int D> __device__ __forceinline__ Row<D> combine_rows(const float *m, const Row<D> &x, int lane)
 {
     constexpr int N = Row<D>::PER_LANE;
@@ -149,8 +149,8 @@ template <int D> __device__ __forceinline__ Row<D> combine_rows(const float *m, 
     return y;
 }
 
-/* y_i = <m[i], x>, the sum in the order of docs/format.md, "Numbers". space: D floats of the warp's,
- * aligned to 16. */
+/* y_i = <m[i], x>, the sum in the order of docs/format.md, "Numbers". space: D floats of the
+ * warp's, aligned to 16. */
 template <int D>
 __device__ __forceinline__ Row<D> multiply_rows(const float *m, const Row<D> &x, float *space, int lane)
 {
@@ -224,8 +224,8 @@ __device__ __forceinline__ const float *weights_of(const kvant_cuda_params &code
                : weights + kv_head * (codec.weighting == KVANT_CUDA_WEIGHTING_FULL ? d * d : d);
 }
 
-/* The warp's largest number, by one instruction: with the bits of negative ones inverted but for the sign,
- * floats are in the order of whole numbers. */
+/* The warp's largest number, by one instruction: with the bits of negative ones inverted but for
+ * the sign, floats are in the order of whole numbers. */
 __device__ __forceinline__ float largest_of(float x)
 {
     const int bits = __float_as_int(x), top = __reduce_max_sync(FULL, bits ^ (bits >> 31 & 0x7fffffff));

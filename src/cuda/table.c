@@ -1,4 +1,4 @@
-/* table.c - the one symbol that libkvant_cuda.so exports. */
+/* table.c - the only symbol that libkvant_cuda.so exports. */
 #include "table.h"
 
 KVANT_API kvant_cuda_table_get_fn kvant_cuda_table_get;

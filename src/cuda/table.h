@@ -1,5 +1,5 @@
-/* table.h - the functions of the table that libkvant asks for (device/cuda_table.h):
- * kvant_cuda_table_<name>, not exported. */
+/* table.h - the functions in libkvant's table (device/cuda_table.h): kvant_cuda_table_<name>, not
+ * exported. */
 #ifndef KVANT_CUDA_TABLE_H
 #define KVANT_CUDA_TABLE_H
 

@@ -1,8 +1,9 @@
 /* cuda.c - the public functions of kvant/cuda.h, and those of memory.h: finds libkvant_cuda.so when it is first needed and calls
  * its table.
  *
- * Owns finding and checking the library; knows no kernel. A library that is missing, or of another version,
- * is KVANT_ERR_UNSUPPORTED, and is looked for again by the next call. One that was accepted stays loaded. */
+ * Owns finding and checking the library; knows no kernel. A missing library, or another version,
+ * gives KVANT_ERR_UNSUPPORTED, and the next call looks for the library again. An accepted library
+ * stays loaded. */
 #include <dlfcn.h>
 #include <pthread.h>
 #include <stdatomic.h>
@@ -191,7 +192,8 @@ void kvant_cuda_limit_shared_memory(size_t bytes)
         table->limit_shared_memory(bytes);
 }
 
-/* A call with a struct of arguments, of the caller's size: last is the last member of its first released version. */
+/* A call with a struct of arguments, of the caller's size: last is the last member of its first
+ * released version. */
 #define TABLE_CALL(name, type, last)                                                                               \
     kvant_status kvant_cuda_##name(const type *args, kvant_cuda_stream stream)                                     \
     {                                                                                                              \

@@ -1,8 +1,10 @@
-/* cuda_table.h - the one door between libkvant and libkvant_cuda.so: a table of functions on plain data.
+/* cuda_table.h - the interface between libkvant and libkvant_cuda.so: a table of functions on plain
+ * data.
  *
- * libkvant opens the library when it first needs a GPU (cuda.c), asks its only exported function for the
- * table, and refuses a table whose version or sizes differ from its own. libkvant_cuda calls nothing of
- * libkvant. Raise the version when a function or the meaning of a field changes; sizes guard the structs. */
+ * libkvant opens the library when it first needs a GPU (cuda.c). It asks the library's only
+ * exported function for the table, and refuses a table with another version or other sizes.
+ * libkvant_cuda calls no function of libkvant. Raise the version when a function or the meaning of
+ * a field changes; sizes guard the structs. */
 #ifndef KVANT_DEVICE_CUDA_TABLE_H
 #define KVANT_DEVICE_CUDA_TABLE_H
 
@@ -53,7 +55,8 @@ typedef struct kvant_cuda_table {
 #undef KVANT_CUDA_TABLE_MEMBER
 } kvant_cuda_table;
 
-/* The only symbol that libkvant_cuda.so exports, by the name KVANT_CUDA_TABLE_FUNCTION. Never NULL. */
+/* The only symbol that libkvant_cuda.so exports, by the name KVANT_CUDA_TABLE_FUNCTION. Never
+ * NULL. */
 typedef const kvant_cuda_table *kvant_cuda_table_get_fn(void);
 
 #ifdef __cplusplus

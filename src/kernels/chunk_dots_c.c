@@ -1,10 +1,12 @@
-/* chunk_dots_c.c - products of chunks' numbers and integers in portable C: the reference for every other level. */
+/* chunk_dots_c.c - products of chunk codes and integers in portable C, the reference for every
+ * level. */
 #include <stdbool.h>
 #include <string.h>
 
 #include "chunk_tiles.h"
 
-/* A token's numbers in the order of channels' places: of K those of queries, of V as in unpacked tiles. */
+/* A token's numbers in the order of channels' places: of K those of queries, of V as in unpacked
+ * tiles. */
 static uint32_t number_place(const kvant_chunk_numbers *numbers, bool key, uint32_t chunk, uint32_t j)
 {
     if (key || numbers->components == 4)

@@ -1,28 +1,37 @@
-/* chunk_dots_template.h - products of chunks' numbers and integers, for any vector width. Sixteen chunks at a time become a
- * tile of pairs of 16-bit numbers, which serves all vectors x, a block of CHUNK_ROWS at a time.
+/* chunk_dots_template.h - products of chunk codes and integers, for any vector width.
  *
- * A word has two codes, 16 bits apart: of two chunks (K) or two tokens (V); what a code lacks of 16 bits is zero. The including
- * file defines
+ * Sixteen chunks at a time become a tile of pairs of 16-bit numbers. All vectors x use the tile, in
+ * blocks of CHUNK_ROWS vectors.
+ *
+ * A word has two codes, 16 bits apart: codes of two chunks (K) or of two tokens (V). Unused high
+ * bits of a code are zero. The including file defines
  *
  *   NAME, LANES, vi, vi_load vi_set vi_and vi_or vi_shift_right_each vi_shift_left_each
  *   vi_store_aligned(p, v), add_pairs(sum, a, b)
  *   vi_store_some(p, v, n)               the first n lanes, or all
  *   CHUNK_ROWS, CHUNK_VECTORS            sums of a block
- *   vi_load_repeated(p, words)           words words again and again, 4 or 8, fewer than LANES if that can be
+ *   vi_load_repeated(p, words)           `words` words, repeated: 4 or 8, fewer than LANES
+ *                                        if possible
  *   vi_shift_right_words(v, n)           of each 16 bits
  *   vi_multiply_words(a, b)              low halves of products of 16 bits
  *   vi_scale_words(a, b)                 a b / 2^15, rounded
  *   vi_double_words(v, odd)              the even (odd) 16 bits of each lane, in both halves
- *   vi_spread_quads(v, j)                lane LANES / 4 j + l in all four lanes of the l-th 128-bit piece
+ *   vi_spread_quads(v, j)                lane LANES / 4 j + l in all four lanes of the l-th 128-bit
+ *                                        piece
  *   length_table, load_lengths(p), look_up_lengths(table, v)
- *   fetch_rows(entries, index, odd, rows)   for LANES words the entries of their even (odd) codes: lane i of rows[j] has numbers 2 j
- *                                            and 2 j + 1 of word i
- *   vi_low_dwords vi_high_dwords vi_low_qwords vi_high_qwords   two vectors interleaved within 128-bit pieces
- *   fetch_quads(entries, index, quads)   the entries of both codes side by side: lane 4 i + j of quads[k] has number j of both codes of
- *                                        word 4 i + k
- *   octahedral_table, load_octahedral(p), CAN_COMPUTE, compute_triplets(table, bits, codes, x)   entries, where CAN_COMPUTE
- *   fetch_pairs(entries, index, first, pairs)   for words 4 first ... the entries of both codes side by side: lane 4 i + j of pairs[k] has
- *                                            number j of both codes of word first + LANES / 4 k + i; 2 pairs */
+ *   fetch_rows(entries, index, odd, rows)
+ *                                        entries of the even (odd) codes of LANES words: lane i of
+ *                                        rows[j] has numbers 2 j and 2 j + 1 of word i
+ *   vi_low_dwords vi_high_dwords vi_low_qwords vi_high_qwords
+ *                                        two vectors interleaved within 128-bit pieces
+ *   fetch_quads(entries, index, quads)   entries of both codes side by side: lane 4 i + j of
+ *                                        quads[k] has number j of both codes of word 4 i + k
+ *   octahedral_table, load_octahedral(p), CAN_COMPUTE, compute_triplets(table, bits, codes, x)
+ *                                        entries, where CAN_COMPUTE
+ *   fetch_pairs(entries, index, first, pairs)
+ *                                        entries of both codes of words 4 first ... side by side:
+ *                                        lane 4 i + j of pairs[k] has number j of both codes of
+ *                                        word first + LANES / 4 k + i; 2 pairs */
 #include "chunk_tiles.h"
 
 #define PIECE_CHUNKS 16u
@@ -31,7 +40,8 @@ typedef struct number_tile {
     _Alignas(64) int32_t at[2 * PIECE_CHUNKS][KVANT_PAGE_TOKENS];
 } number_tile;
 
-/* What is the same for all codes of a page. bits and linear (lengths are steps) are constants where it matters, bits 0 else. */
+/* What is the same for all codes of a page. bits and linear (lengths are steps) are constants where
+ * it matters, bits 0 else. */
 typedef struct chunk_reader {
     const kvant_chunk_numbers *numbers;
     const kvant_chunk_layout *layout;
@@ -44,7 +54,8 @@ typedef struct plane_shifts {
     vi at[KVANT_MAX_CHUNK_PLANES];
 } plane_shifts;
 
-/* A step of fields in which p bits lie beside each other, of lanes that go through `words` words. */
+/* A step of fields in which p bits lie beside each other, of lanes that go through `words`
+ * words. */
 KVANT_INLINE vi shifts_from(uint32_t p, uint32_t first, uint32_t words)
 {
     uint32_t shifts[LANES];
@@ -243,7 +254,8 @@ KVANT_INLINE int32_t pair_at(const int16_t *x)
     return pair;
 }
 
-/* Sums of some vectors of the tile's columns over its first n_pairs rows; more: dots has a part of them already. */
+/* Sums of some vectors of the tile's columns over its first n_pairs rows; more: dots has a part of
+ * them already. */
 KVANT_INLINE void multiply_block(const number_tile *tile, uint32_t column, uint32_t vectors, uint32_t n_pairs,
                                  const int16_t *x, size_t x_stride, uint32_t rows, bool more, int32_t *dots,
                                  size_t dots_stride)

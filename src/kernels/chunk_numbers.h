@@ -1,9 +1,12 @@
-/* chunk_numbers.h - what a chunk's code means, in integers: a direction of a table times a length.
+/* chunk_numbers.h - the integers that a chunk code stands for: a direction from a table times a
+ * length.
  *
- * Number j of the chunk of a code is scale(entries[4 (code mod 2^index_bits) + j], length), scale(a, b) = a b / 2^15 with halves
- * rounded up, where length is that of code / 2^index_bits: step times it, or with step 0 lengths[] of it.
+ * Number j of a code is scale(entries[4 (code mod 2^index_bits) + j], length), with scale(a, b) = a
+ * b / 2^15, halves rounded up. With i = code / 2^index_bits, length is step * i, or lengths[i] when
+ * step is 0.
  *
- * Entries of triplets may also be computed, as octahedral_entry has it; every level that does gives the same integers. */
+ * Levels may compute the entries of triplets instead (octahedral_entry). Every level gives the same
+ * integers. */
 #ifndef KVANT_KERNELS_CHUNK_NUMBERS_H
 #define KVANT_KERNELS_CHUNK_NUMBERS_H
 
@@ -46,7 +49,8 @@ static inline int32_t kvant_clamp_word(int32_t x, int32_t most)
     return x > most ? most : x < -most ? -most : x;
 }
 
-/* The unit vector at (u, w), indices of levels: kvant_octahedral_point with the fold as a limit of u by 1 - |w|, and of w by 1 - |u|. */
+/* The unit vector at (u, w), indices of levels: kvant_octahedral_point with the fold as a limit of
+ * u by 1 - |w|, and of w by 1 - |u|. */
 static inline void kvant_octahedral_entry(const kvant_octahedral_integers *o, uint32_t u, uint32_t w,
                                           int16_t entry[3])
 {
@@ -60,8 +64,8 @@ static inline void kvant_octahedral_entry(const kvant_octahedral_integers *o, ui
     entry[2] = (int16_t)kvant_scale_word(z, inverse);
 }
 
-/* Where attention has number j of chunk c of a key among those of a query: beside each other are what words of pages have beside
- * each other, two triplets, or else two numbers of four. */
+/* The index of component j of chunk c in the permuted query. Pairing follows the words of a
+ * page: two triplets side by side, or two components of a chunk of four. */
 static inline uint32_t kvant_key_place(uint32_t components, uint32_t c, uint32_t j)
 {
     return components == 3 ? 6 * (c / 2) + 2 * j + c % 2 : 4 * c + j;

@@ -1,8 +1,9 @@
-/* chunk_tiles.h - where the numbers of chunk codes lie in unpacked tiles, for the kernels that write such tiles and for the
- * codecs that tell attention (kvant_layout.positions).
+/* chunk_tiles.h - the order of channels in unpacked tiles of chunk codes. Kernels write this order,
+ * and codecs report it to attention (kvant_layout.positions).
  *
- * Keys keep the order of channels. Values of triplets come component by component, first components of all chunks first, so
- * that vectors of chunks are stored as they are; values of 4-channel chunks keep the order of channels. */
+ * Keys keep the order of channels. Values of triplets lie component by component: first the first
+ * components of all chunks. So kernels store vectors of chunks without shuffles. Values of
+ * 4-channel chunks keep the order of channels. */
 #ifndef KVANT_KERNELS_CHUNK_TILES_H
 #define KVANT_KERNELS_CHUNK_TILES_H
 
@@ -11,7 +12,8 @@
 #include "../base/half.h"
 #include "kernels.h"
 
-/* Component j of chunk c is number first[j] + c of a token's row; there are n[j] such components. */
+/* Component j of chunk c is number first[j] + c of a token's row; there are n[j] such
+ * components. */
 typedef struct kvant_triplet_places {
     uint32_t first[3], n[3];
 } kvant_triplet_places;

@@ -1,5 +1,5 @@
-/* chunk_tiles_c.c - pages of chunk codes as tiles in portable C: the decoder's operations in the decoder's order, the
- * reference for every other level. */
+/* chunk_tiles_c.c - pages of chunk codes as tiles in portable C, the reference for every level.
+ * Operations and their order are the decoder's. */
 #include <math.h>
 #include <stdbool.h>
 

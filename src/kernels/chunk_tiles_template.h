@@ -1,21 +1,26 @@
-/* chunk_tiles_template.h - pages of chunk codes as tiles, for any vector width; included before simd_template.h. A vector holds neighbouring
- * token positions of one chunk (K) or neighbouring chunks of one token (V). Also needs
+/* chunk_tiles_template.h - pages of chunk codes as tiles, for any vector width. Included before
+ * simd_template.h.
+ *
+ * A vector holds neighbouring token positions of one chunk (K) or neighbouring chunks of one token
+ * (V). The including file also defines
  *
  *   vf_and(a, b) vf_or(a, b) vf_min(a, b) vf_fnma(a, b, c)=c-ab
  *   vf_rsqrt(x)             1 / sqrt(x) to a relative error of 1.5 x 2^-12
  *   vf_store_first(p, x, n) the first n < LANES numbers
  *   vi_shift_right_each(v, n)
  *   vf_absolute(x) vf_xor(a, b)
- *   vi_load_repeated(p, words)   words words again and again, 4 or 8
+ *   vi_load_repeated(p, words)      `words` words, repeated: 4 or 8
  *   vi_shift_left_by(v, n), vi_any_equal(a, b)
  *   vf_load_quads(p, index, step)   4 floats at p + 4 index[step l] in the l-th 128-bit piece
  *   vf_spread_quads(x, j)           number LANES / 4 j + l of x in all of the l-th piece
- *   vf_unpack_low vf_unpack_high vf_low_halves vf_high_halves   of two vectors, within 128-bit pieces */
+ *   vf_unpack_low vf_unpack_high vf_low_halves vf_high_halves
+ *                                   of two vectors, within 128-bit pieces */
 #include "chunk_tiles.h"
 
 #define CHUNK_TILES
 
-/* The shift of each lane within a block of LANES positions, of a plane of which 4 p words hold fewer: p for every 4 p lanes. */
+/* The shift of each lane within a block of LANES positions, of a plane of which 4 p words hold
+ * fewer: p for every 4 p lanes. */
 KVANT_INLINE vi lane_shifts(uint32_t p, uint32_t first)
 {
     uint32_t shifts[LANES];
@@ -24,7 +29,8 @@ KVANT_INLINE vi lane_shifts(uint32_t p, uint32_t first)
     return vi_load(shifts);
 }
 
-/* A plane's bits of chunks 2 pair and 2 pair + 1, in the lower and upper half of each lane's word from bit 0 and 16 on. */
+/* A plane's bits of chunks 2 pair and 2 pair + 1, in the lower and upper half of each lane's word
+ * from bit 0 and 16 on. */
 KVANT_INLINE vi key_plane(const kvant_chunk_plane *plane, const uint32_t *words, uint32_t pair, uint32_t position)
 {
     const uint32_t p = plane->bits, *first = words + plane->word_offset + (size_t)4 * p * pair;
@@ -90,7 +96,8 @@ KVANT_INLINE triplet_vectors decode_triplets(const triplet_tables *tables, uint3
     vi level = vi_and(vi_shift_right_by(codes, 2 * bits), vi_set((1 << book->norm_bits) - 1));
     vf norm = table_look_up(&tables->norm, book->norm, level, norms);
     vf z = vf_sub(vf_sub(vf_set(1), vf_absolute(u)), vf_absolute(w)), fold = vf_min(z, vf_zero());
-    /* fold is -t, so copysign(t, u) subtracted is fold with the sign of u changed where u is negative, added */
+    /* fold is -t, so copysign(t, u) subtracted is fold with the sign of u changed where u is
+     * negative, added */
     vf x = vf_add(u, vf_xor(fold, vf_and(u, sign))), y = vf_add(w, vf_xor(fold, vf_and(w, sign)));
     vf den = vf_fma(z, z, vf_fma(y, y, vf_mul(x, x)));
     vf factor = vf_mul(vf_mul(scale, norm), inverse_square_root(den));
@@ -158,7 +165,8 @@ static KVANT_UNPACK_TRIPLETS_FN(NAME(unpack_triplets))
         unpack_triplets_of(book, 256, 128, layout, page, scale, dim, tile);
 }
 
-/* Codes of a vector's chunks apart: directions in memory, where loads take them from, and radii times scales. */
+/* Codes of a vector's chunks apart: directions in memory, where loads take them from, and radii
+ * times scales. */
 typedef struct direction_lanes {
     _Alignas(64) uint32_t index[LANES];
     _Alignas(64) uint32_t above[LANES];
@@ -231,7 +239,8 @@ static void place_value_outliers(const kvant_direction_book *book, const directi
             kvant_place_outlier(outliers, lanes->above[j], token, 4, 1, out + 4 * j);
 }
 
-/* Rows are padded to 16 numbers, 4 chunks; those that are no chunks become any finite numbers, as index and radius have no others. */
+/* Rows are padded to 16 numbers, 4 chunks; those that are no chunks become any finite numbers, as
+ * index and radius have no others. */
 KVANT_INLINE void unpack_direction_values(const kvant_direction_book *book, const kvant_chunk_layout *layout,
                                           const uint32_t *words, const float *scale, const uint16_t *outliers,
                                           uint32_t dim, float *tile)

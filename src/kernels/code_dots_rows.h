@@ -1,11 +1,14 @@
-/* code_dots_rows.h - code_dots around the widths' own loops: takes vectors x in blocks of DOT_ROWS and rows in groups of four
- * tiles. The including file defines
+/* code_dots_rows.h - code_dots around the loops of a vector width.
  *
- *   dot_operand          integers of the columns as the lanes of words want them
+ * Takes vectors x in blocks of DOT_ROWS, and rows in groups of four tiles. The including file
+ * defines
+ *
+ *   dot_operand          integers of the columns, arranged as the lanes of words need them
  *   dot_tables           values of the digits of codes
  *   load_tables(values)
  *   spread_columns(bands, first, end, out)   bands: x of each of the four row tiles
- *   dot_group(planes, bits, tables, operands, columns, rows, dots, stride)   one row group; bits and rows are constants */
+ *   dot_group(planes, bits, tables, operands, columns, rows, dots, stride)
+ *                        one row group; bits and rows are constants */
 
 typedef struct dot_job {
     const kvant_layout *layout;
@@ -16,7 +19,8 @@ typedef struct dot_job {
     size_t stride;
 } dot_job;
 
-/* x of a vector for the four row tiles of a group; those that are missing meet what the last one meets. */
+/* x of a vector for the four row tiles of a group; those that are missing meet what the last one
+ * meets. */
 KVANT_INLINE void find_bands(const dot_job *job, uint32_t i, uint32_t group, bool one_band, const int16_t *bands[4])
 {
     const kvant_code_factors *factors = job->factors;

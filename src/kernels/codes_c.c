@@ -1,12 +1,13 @@
-/* codes_c.c - attention on codes in portable C: products of codes and integers, and the few steps from integers to
- * numbers and back. The reference for every other level. */
+/* codes_c.c - attention on codes in portable C, the reference for every level: products of codes
+ * and integers, and the conversions between numbers and integers around them. */
 #include <string.h>
 
 #include "../base/half.h"
 #include "fixed_point.h"
 #include "kernels.h"
 
-/* The codes of one column tile of a row group as values, row by row: row r of row tile k at 16 k + r. */
+/* The codes of one column tile of a row group as values, row by row: row r of row tile k at 16 k +
+ * r. */
 typedef struct value_tile {
     int16_t at[KVANT_PAGE_TOKENS][KVANT_TILE];
 } value_tile;

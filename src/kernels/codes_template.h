@@ -1,6 +1,14 @@
-/* codes_template.h - the steps from numbers to integers and back around code_dots, for any vector width; part of
- * simd_template.h. Also needs vi_load(p), vi_float_bits(x), vi_store_words(p, v) (LANES numbers as 16 bits), vi_store_fours(p, v) (the
- * sums of lanes 4 apart), vi_largest(v) (of unsigned lanes) and vf_repeat_four(p). */
+/* codes_template.h - the conversions between numbers and integers around code_dots, for any vector
+ * width. Part of simd_template.h.
+ *
+ * Several rows are processed together, which overlaps the serial reductions of each row. The
+ * including file also defines
+ *
+ *   vi_load(p), vi_float_bits(x)
+ *   vi_store_words(p, v)    LANES numbers as 16 bits
+ *   vi_store_fours(p, v)    sums of lanes 4 apart
+ *   vi_largest(v)           largest of unsigned lanes
+ *   vf_repeat_four(p) */
 
 #define FIXED_ROWS                                                                                                 \
     8u /* at a time: the few steps that a row takes as a whole, one after another, are those of several rows */

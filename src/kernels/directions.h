@@ -1,5 +1,6 @@
-/* directions.h - what the kernel that decodes chunks of 4 channels works on: a table of directions and, beside the codes, the
- * chunks that did not fit it. Formulas: docs/format.md, "Direction codes". */
+/* directions.h - arguments of the kernel that decodes chunks of 4 channels: a table of directions,
+ * and the outlier chunks that are stored beside the codes. docs/format.md, "Direction codes", has
+ * the formulas. */
 #ifndef KVANT_KERNELS_DIRECTIONS_H
 #define KVANT_KERNELS_DIRECTIONS_H
 

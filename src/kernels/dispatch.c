@@ -1,5 +1,7 @@
-/* dispatch.c - fills a table per CPU level once and says which one is in use. Built with baseline flags: a dispatcher
- * compiled for AVX would crash on the machines it is there to serve. */
+/* dispatch.c - fills one table of kernels per CPU level and chooses the table in use.
+ *
+ * This file is compiled with baseline flags: a dispatcher compiled for AVX would crash on machines
+ * without AVX. */
 #include <stdatomic.h>
 #include <pthread.h>
 #include <string.h>
@@ -96,8 +98,8 @@ static void keep_reference(kvant_kernels *kernels)
     (void)kernels;
 }
 
-/* Every level there is, each after those that it improves; init is NULL where the build lacks it. A machine may have a level and
- * lack one before it. */
+/* All levels in increasing order of preference; init is NULL where the build lacks the level. A
+ * machine may have a level and lack an earlier level. */
 static struct {
     kvant_cpu_level level;
     bool usable;

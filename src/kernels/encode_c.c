@@ -1,4 +1,4 @@
-/* encode_c.c - the loops of encoders in portable C: what every level must repeat bit by bit. */
+/* encode_c.c - the loops of encoders in portable C. Every level must repeat them bit by bit. */
 #include <math.h>
 
 #include "../base/half.h"

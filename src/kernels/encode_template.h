@@ -1,15 +1,16 @@
-/* encode_template.h - the loops of encoders for any vector width, included by each level's file after what simd_template.h
- * needs and
+/* encode_template.h - the loops of encoders for any vector width. The file of each level includes
+ * it after the definitions for simd_template.h and
  *
  *   vf_load_unaligned vf_min vf_max, vi_load_float_bits(p) vi_max_unsigned(a, b)
  *   vf_negate_odd(x, distance)   the sign changed where lane / distance is odd
- *   vf_swap(x, distance)         neighbouring blocks of distance lanes exchanged; distance 1, 2, 4 ... LANES / 2, constant
+ *   vf_swap(x, distance)         neighbouring blocks of `distance` lanes exchanged; distance is a
+ *                                constant, 1, 2, 4 ... LANES / 2
  *   half_store(p, x)             LANES halves, rounded to nearest even
- *   vi_store_bytes(p, v)         their low bytes
+ *   vi_store_bytes(p, v)         low bytes of the lanes
  *   vi_from_whole(x)             whole numbers to integers
  *
- * The last numbers of an n that is no multiple of the width go through the portable loops; sums keep 16 partial ones,
- * in 16 / LANES vectors, whatever the width. */
+ * When n is no multiple of the width, the portable loops process the last numbers. Sums keep 16
+ * partial sums in 16 / LANES vectors, at every width. */
 #include "../math/sums.h"
 #include "../math/hadamard.h"
 

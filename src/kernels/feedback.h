@@ -1,5 +1,5 @@
-/* feedback.h - what rounding with error feedback works on: a quadratic form of errors, factorised. Formulas: docs/format.md,
- * "Feedback". */
+/* feedback.h - arguments of rounding with error feedback: a factorised quadratic form of errors.
+ * docs/format.md, "Feedback", has the formulas. */
 #ifndef KVANT_KERNELS_FEEDBACK_H
 #define KVANT_KERNELS_FEEDBACK_H
 
@@ -14,7 +14,8 @@ typedef struct kvant_feedback {
     float columns[]; /* L by columns, n of them of stride numbers; zeros up to the diagonal and behind n */
 } kvant_feedback;
 
-/* What the scale of a row is made of: its own loss, and the product of the row and its decoded self. */
+/* What the scale of a row is made of: its own loss, and the product of the row and its decoded
+ * self. */
 typedef struct kvant_feedback_sums {
     float own, product;
 } kvant_feedback_sums;

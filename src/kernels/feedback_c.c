@@ -1,4 +1,5 @@
-/* feedback_c.c - rounding with error feedback in portable C: what every level repeats, from the same source. */
+/* feedback_c.c - rounding with error feedback in portable C. Every level compiles the same
+ * source. */
 #define NAME(function) function##_c
 #include "feedback_loops.h"
 

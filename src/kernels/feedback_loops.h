@@ -1,5 +1,7 @@
-/* feedback_loops.h - numbers of a row rounded one after another. Plain C that compilers turn into vector code, included by
- * feedback_c.c and by each CPU level's file: without contraction all of them round alike. The including file defines NAME. */
+/* feedback_loops.h - rounds the numbers of a row one after another, with error feedback.
+ *
+ * Plain C that compilers vectorise. feedback_c.c and the file of each CPU level include it. Without
+ * contraction all levels round alike. The including file defines NAME. */
 #include <string.h>
 
 #include "../base/attributes.h"

@@ -1,4 +1,4 @@
-/* fixed_point.h - numbers as 16-bit integers times a step, the operands of products with codes. */
+/* fixed_point.h - numbers as 16-bit integers times a step: the operands of products with codes. */
 #ifndef KVANT_KERNELS_FIXED_POINT_H
 #define KVANT_KERNELS_FIXED_POINT_H
 
@@ -6,12 +6,13 @@
 
 #include "../base/half.h"
 
-/* The largest magnitude of values and integers that meet in code_dots: up to here both bytes of a number can have a sign,
- * 256 high + low, as products of bytes want it. */
+/* The largest magnitude of values and integers that meet in code_dots: up to here both bytes of a
+ * number can have a sign, 256 high + low, as products of bytes want it. */
 #define KVANT_CODE_OPERAND_MAX 32639
 
-/* The step for numbers whose largest magnitude has the given binary32 bits, and 1 / step: 0 below 2^-110, where 1 / step could
- * overflow and which nothing notices beside ordinary weights. NaN, and 0, when a number is not finite. */
+/* The step for numbers whose largest magnitude has the given binary32 bits, and 1 / step. Below
+ * 2^-110 both are 0: 1 / step could overflow, and such numbers vanish beside ordinary weights.
+ * NaN and 0 when a number is not finite. */
 static inline float kvant_fixed_point_step(uint32_t largest, int32_t limit, float *inverse)
 {
     *inverse = 0;
@@ -23,7 +24,8 @@ static inline float kvant_fixed_point_step(uint32_t largest, int32_t limit, floa
     return kvant_float_from_bits(largest) / (float)limit;
 }
 
-/* Rounds half to even, |x| below 2^15: adding 1.5 x 2^23 leaves the whole number in the low bits. */
+/* Rounds half to even, |x| below 2^15: adding 1.5 x 2^23 leaves the whole number in the low
+ * bits. */
 static inline int16_t kvant_fixed_point_round(float x)
 {
     return (int16_t)((int32_t)kvant_float_bits(x + 12582912.0f) - 0x4b400000);

@@ -1,7 +1,7 @@
 /* kernels.h - the inner loops that exist once per CPU level, every signature declared once.
  *
- * Portable C (kernels_c.c) is the reference. A level is one translation unit with its own compiler flags; no SIMD
- * type crosses this header. The table is chosen at run time (dispatch.c).
+ * Portable C (kernels_c.c) is the reference. A level is one translation unit with its own compiler
+ * flags. No SIMD type crosses this header. dispatch.c chooses the table at run time.
  *
  * An unpacked tile holds a page as float, in the order of the page's words:
  *   K   tile[channel][position of token]                       padded_dim x 64
@@ -22,32 +22,36 @@
 #include "trellis.h"
 #include "triplets.h"
 
-/* tile = values[code] for all codes of a page (exact), or code + offset when values is NULL. Not scaled. 2^bits values, 32 of them
- * readable; page and tile aligned to 64. */
+/* tile = values[code] for all codes of a page (exact), or code + offset when values is NULL. Not
+ * scaled. 2^bits values, 32 of them readable; page and tile aligned to 64. */
 #define KVANT_UNPACK_FN(name)                                                                                      \
     void name(const kvant_layout *layout, const void *page, const float *values, float offset, float *tile)
 typedef KVANT_UNPACK_FN(kvant_unpack_fn);
 
-/* c += a b with a m x k, b k x n, c m x n, row-major with leading dimensions; n a multiple of 16, b and c aligned to
- * 64 and ldb, ldc multiples of 16. Products are added in order of k, fused or not, to one partial sum: the
- * error of an element is at most k 2^-24 (1 + 2^-23)^k sum |a| |b|, with k + 1 for k and |c| in the sum where c is not 0. */
+/* c += a b with a m x k, b k x n, c m x n, row-major with leading dimensions; n a multiple of 16, b
+ * and c aligned to 64 and ldb, ldc multiples of 16. Products are added in order of k, fused or not,
+ * to one partial sum: the error of an element is at most k 2^-24 (1 + 2^-23)^k sum |a| |b|, with k
+ * + 1 for k and |c| in the sum where c is not 0. */
 #define KVANT_MATMUL_FN(name)                                                                                      \
     void name(const float *a, size_t lda, const float *b, size_t ldb, float *c, size_t ldc, uint32_t m,            \
               uint32_t k, uint32_t n)
 typedef KVANT_MATMUL_FN(kvant_matmul_fn);
 
-/* x[i] = e^(x[i] - shift) for n numbers (a multiple of 16, x aligned to 64), none above shift; returns their sum.
- * Relative error of each below 2^-21 + |x - shift| 2^-23 (roundings of x - shift and of log2 e); where x - shift < -87 it is 0. */
+/* x[i] = e^(x[i] - shift) for n numbers (a multiple of 16, x aligned to 64), none above shift;
+ * returns their sum. Relative error of each below 2^-21 + |x - shift| 2^-23 (roundings of x - shift
+ * and of log2 e); where x - shift < -87 it is 0. */
 #define KVANT_EXP_SUM_FN(name) float name(float *x, uint32_t n, float shift)
 typedef KVANT_EXP_SUM_FN(kvant_exp_sum_fn);
 
-/* scores[i] += slope mask[i] for the 64 tokens of a page, -inf where mask[i] is, whatever the score. Returns the largest score; NaNs
- * count for nothing or for the largest. mask may be NULL: zeros. All aligned to 64; error: one rounding of each operation, fused or not. */
+/* scores[i] += slope mask[i] for the 64 tokens of a page, -inf where mask[i] is, whatever the
+ * score. Returns the largest score; NaNs count for nothing or for the largest. mask may be NULL:
+ * zeros. All aligned to 64; error: one rounding of each operation, fused or not. */
 #define KVANT_MASK_SCORES_FN(name) float name(float *scores, const float *mask, float slope)
 typedef KVANT_MASK_SCORES_FN(kvant_mask_scores_fn);
 
-/* tile[r][j] = tile[r][j] * scale[j] + zero[j] for a tile of m x n numbers; n a multiple of 16, all aligned to 64. The error of
- * an element is at most one rounding of each operation, fused or not. */
+/* tile[r][j] = tile[r][j] * scale[j] + zero[j] for a tile of m x n numbers; n a multiple of 16, all
+ * aligned to 64. The error of an element is at most one rounding of each operation, fused or
+ * not. */
 #define KVANT_SCALE_COLUMNS_FN(name)                                                                               \
     void name(float *tile, uint32_t m, uint32_t n, const float *scale, const float *zero)
 typedef KVANT_SCALE_COLUMNS_FN(kvant_scale_columns_fn);
@@ -61,29 +65,34 @@ typedef KVANT_SCALE_ROWS_FN(kvant_scale_rows_fn);
 #define KVANT_HALF_FN(name) void name(const uint16_t *half, float *x, uint32_t n)
 typedef KVANT_HALF_FN(kvant_half_fn);
 
-/* The tile of a page of chunk codes, scaled; scale: 64 numbers in the order of positions, aligned to 64. Padding channels of K are
- * zero. Numbers of values lie as chunk_tiles.h says. Triplets: within 2^-20 of the decoder's number, relative to it. 64 bytes
- * behind the codes are readable. */
+/* The tile of a page of chunk codes, scaled; scale: 64 numbers in the order of positions, aligned
+ * to 64. Padding channels of K are zero. Numbers of values lie as chunk_tiles.h says. Triplets:
+ * within 2^-20 of the decoder's number, relative to it. 64 bytes behind the codes are readable. */
 #define KVANT_UNPACK_TRIPLETS_FN(name)                                                                             \
     void name(const kvant_triplet_book *book, const kvant_chunk_layout *layout, const void *page,                  \
               const float *scale, uint32_t dim, float *tile)
 typedef KVANT_UNPACK_TRIPLETS_FN(kvant_unpack_triplets_fn);
 
-/* Chunks of 4: exactly the decoder's numbers. outliers: [slot][token][4] halves, read where the book has slots. */
+/* Chunks of 4: exactly the decoder's numbers. outliers: [slot][token][4] halves, read where the
+ * book has slots. */
 #define KVANT_UNPACK_DIRECTIONS_FN(name)                                                                           \
     void name(const kvant_direction_book *book, const kvant_chunk_layout *layout, const void *page,                \
               const float *scale, const uint16_t *outliers, uint32_t dim, float *tile)
 typedef KVANT_UNPACK_DIRECTIONS_FN(kvant_unpack_directions_fn);
 
-/* Attention on codes. A page's codes are a matrix: rows are tokens of K or channels of V, columns the others, which are summed
- * over. The number at (row, column) is scale * value of its code + zero. Its lines (scale, zero) are those of a row in a band of
- * columns, and multiply sums of products (sum_dots), or those of a column in a band of rows, and multiply what the columns meet
- * before it becomes integers (fixed_point), after which a band has one step and one sum of zero points. Every level gives the same
- * integers.
+/* Attention on codes. A page's codes are a matrix. Rows are tokens of K or channels of V;
+ * columns are channels of K or tokens of V, and products are summed over columns. The number at
+ * (row, column) is scale * value of its code + zero.
  *
- * Columns lie in the order of positions: column c of a block of 64 at kvant_token_position(c), the last block completed with
- * zeros. Rows of dots and lines lie likewise, in whole groups of 64; rows of sums as in unpacked tiles, at
- * kvant_layout_row_position, which differs in a last group of fewer than 4 tiles. */
+ * Lines (scale, zero) belong either to a row in a band of columns, or to a column in a band of
+ * rows. Lines of rows multiply sums of products (sum_dots). Lines of columns multiply the
+ * numbers of the columns before these become integers (fixed_point); each band then has one step
+ * and one sum of zero points. Every level gives the same integers.
+ *
+ * Columns lie in the order of positions: column c of a block of 64 at kvant_token_position(c),
+ * the last block completed with zeros. Rows of dots and lines lie in the same order, in whole
+ * groups of 64. Rows of sums lie as in unpacked tiles, at kvant_layout_row_position, which
+ * differs in a last group of fewer than 4 tiles. */
 
 /* Integers that the columns meet: n vectors, in each one for every band of rows. */
 typedef struct kvant_code_factors {
@@ -95,17 +104,19 @@ typedef struct kvant_code_factors {
 
 #define KVANT_CODE_VALUES 32 /* values of a code's low four bits, 16 more of the others */
 
-/* dots[i * dots_stride + position of row] = sum over the columns of values[code % 16] + values[16 + code / 16] times their integer,
- * exact, for n >= 1 vectors; anything where a row is missing. Codes of up to 4 bits have no second value. No value, sum of two
- * values or integer may exceed KVANT_CODE_OPERAND_MAX, and sum |values x| must stay below 2^31, of either value alone too. x and
- * dots aligned to 64, dots_stride at least 64 a row group and a multiple of 16. */
+/* dots[i * dots_stride + position of row] = sum over the columns of values[code % 16] + values[16 +
+ * code / 16] times their integer, exact, for n >= 1 vectors; anything where a row is missing. Codes
+ * of up to 4 bits have no second value. No value, sum of two values or integer may exceed
+ * KVANT_CODE_OPERAND_MAX, and sum |values x| must stay below 2^31, of either value alone too. x and
+ * dots aligned to 64, dots_stride at least 64 per row group and a multiple of 16. */
 #define KVANT_CODE_DOTS_FN(name)                                                                                   \
     void name(const kvant_layout *layout, const void *page, const int16_t *values,                                 \
               const kvant_code_factors *factors, int32_t *dots, size_t dots_stride, uint32_t n)
 typedef KVANT_CODE_DOTS_FN(kvant_code_dots_fn);
 
-/* What becomes of dots: the sum of a row is dot * step * scale + offset * zero, of vector i, the row's band b and the row. Rows of
- * sums lie as in unpacked tiles, those of scale and zero as in dots. */
+/* Makes sums of dots. The sum of a row is dot * step * scale + offset * zero, with step and
+ * offset of vector i and the row's band b, scale and zero of the row. Rows of sums lie as in
+ * unpacked tiles; scale and zero lie as in dots. */
 typedef struct kvant_code_sums {
     const float *scale, *zero;    /* of rows, in whole groups of 64; NULL: ones */
     const float *steps, *offsets; /* steps[i * n_bands + b]; offsets NULL: zeros */
@@ -115,31 +126,35 @@ typedef struct kvant_code_sums {
     size_t stride;                /* a multiple of 16 */
 } kvant_code_sums;
 
-/* The sums of dots[i * dots_stride + position of row] for all rows of a page and n >= 1 vectors. The error is at most 5 roundings of the
- * first product, 3 of the second and 2 of the sum before. */
+/* The sums of dots[i * dots_stride + position of row] for all rows of a page and n >= 1 vectors.
+ * The error is at most 5 roundings of the first product, 3 of the second and 2 of the sum
+ * before. */
 #define KVANT_SUM_DOTS_FN(name)                                                                                    \
     void name(const kvant_layout *layout, const int32_t *dots, size_t dots_stride, const kvant_code_sums *out,     \
               uint32_t n)
 typedef KVANT_SUM_DOTS_FN(kvant_sum_dots_fn);
 
-/* code_dots and sum_dots at once, best for many vectors. No band begins or ends within a group of 4 row tiles. dots: n x
- * dots_stride numbers for the kernel's own use. */
+/* code_dots and sum_dots at once, best for many vectors. No band begins or ends within a group of 4
+ * row tiles. dots: n x dots_stride numbers for the kernel's own use. */
 #define KVANT_TILE_SUMS_FN(name)                                                                                   \
     void name(const kvant_layout *layout, const void *page, const int16_t *values,                                 \
               const kvant_code_factors *factors, int32_t *dots, size_t dots_stride, const kvant_code_sums *out,    \
               uint32_t n)
 typedef KVANT_TILE_SUMS_FN(kvant_tile_sums_fn);
 
-/* The same dots for pages of chunk codes of up to KVANT_NUMBER_MAX_BITS, for n >= 1 vectors x: rows are tokens at their positions (K) or
- * channels as in unpacked tiles (V, chunk_tiles.h), padding 0. Of K number j of chunk c meets x[kvant_key_place], 0 where there is no
- * such channel; x has numbers for all of an even number of chunks. Of V tokens meet x at their positions. Sums are bounded as above; 64 bytes behind the codes are
- * readable; x and dots aligned to 64, their strides multiples of 16. */
+/* The same dots for pages of chunk codes of up to KVANT_NUMBER_MAX_BITS, for n >= 1 vectors x: rows
+ * are tokens at their positions (K) or channels as in unpacked tiles (V, chunk_tiles.h), padding 0.
+ * Of K number j of chunk c meets x[kvant_key_place], 0 where there is no such channel; x has
+ * numbers for all of an even number of chunks. Of V tokens meet x at their positions. Sums are
+ * bounded as above; 64 bytes behind the codes are readable; x and dots aligned to 64, their strides
+ * multiples of 16. */
 #define KVANT_CHUNK_DOTS_FN(name)                                                                                  \
     void name(const kvant_chunk_numbers *numbers, const kvant_chunk_layout *layout, const void *page,              \
               const int16_t *x, size_t x_stride, int32_t *dots, size_t dots_stride, uint32_t n)
 typedef KVANT_CHUNK_DOTS_FN(kvant_chunk_dots_fn);
 
-/* Rows of numbers that become integers, one after another. Arrays of rows have strides; all aligned to 64. */
+/* Rows of numbers that become integers, one after another. Arrays of rows have strides; all aligned
+ * to 64. */
 typedef struct kvant_fixed_rows {
     const float *w;            /* n_rows x n, n a multiple of 64 */
     const float *scale, *zero; /* n; NULL: ones, none */
@@ -150,19 +165,22 @@ typedef struct kvant_fixed_rows {
     int32_t *sums;        /* n_rows x column tiles; NULL: not wanted */
 } kvant_fixed_rows;
 
-/* x[j] = round(w[j] scale[j] / step) in each row, step = the largest magnitude of w[j] scale[j] / limit. The error of step x[j] is at
- * most (1/2 + limit 2^-22) step. When the largest magnitude is below 2^-110 all is zero; when it is not finite, step is NaN and x
- * zero. sums[t] = sum of x over column tile t; zeros = sum of w[j] zero[j], 0 without, its error at most n 2^-24 (1 + 2^-23)^n times the
- * sum of magnitudes. */
+/* x[j] = round(w[j] scale[j] / step) in each row, step = the largest magnitude of w[j] scale[j] /
+ * limit. The error of step x[j] is at most (1/2 + limit 2^-22) step. When the largest magnitude is
+ * below 2^-110 all is zero; when it is not finite, step is NaN and x zero. sums[t] = sum of x over
+ * column tile t; zeros = sum of w[j] zero[j], 0 without, its error at most n 2^-24 (1 + 2^-23)^n
+ * times the sum of magnitudes. */
 #define KVANT_FIXED_POINT_FN(name) void name(const kvant_fixed_rows *rows, uint32_t n, uint32_t n_rows)
 typedef KVANT_FIXED_POINT_FN(kvant_fixed_point_fn);
 
-/* x[kvant_token_position(t)] = half[t], exact, for the 64 tokens of a page. half aligned to 16, x to 64. */
+/* x[kvant_token_position(t)] = half[t], exact, for the 64 tokens of a page. half aligned to 16, x
+ * to 64. */
 #define KVANT_TOKEN_HALVES_FN(name) void name(const uint16_t *half, float *x)
 typedef KVANT_TOKEN_HALVES_FN(kvant_token_halves_fn);
 
-/* Attention on rows of ggml's block formats (blocks/format.h), tokens in order. x is what kvant_block_decode gives; head_dim a
- * multiple of the format's numbers, at most KVANT_BLOCK_MAX_HEAD_DIM. Nothing beyond a row is read. */
+/* Attention on rows of ggml's block formats (blocks/format.h), tokens in order. x is what
+ * kvant_block_decode gives; head_dim a multiple of the format's numbers, at most
+ * KVANT_BLOCK_MAX_HEAD_DIM. Nothing beyond a row is read. */
 typedef struct kvant_block_page {
     kvant_block_type type;
     uint32_t n_tokens, head_dim; /* 1 to 64 tokens */
@@ -170,37 +188,40 @@ typedef struct kvant_block_page {
     size_t stride;               /* bytes from token to token */
 } kvant_block_page;
 
-/* scores[i * 64 + t] = <q[i * q_stride ...], x[t]> for n >= 1 queries; scores beyond the last token are anything. q, scores
- * aligned to 64, q_stride a multiple of 16. Error at most head_dim 2^-24 (1 + 2^-23)^head_dim sum |q x|, in any order of sums,
- * fused or not. */
+/* scores[i * 64 + t] = <q[i * q_stride ...], x[t]> for n >= 1 queries; scores beyond the last token
+ * are anything. q, scores aligned to 64, q_stride a multiple of 16. Error at most head_dim 2^-24 (1
+ * + 2^-23)^head_dim sum |q x|, in any order of sums, fused or not. */
 #define KVANT_BLOCK_SCORES_FN(name)                                                                                \
     void name(const kvant_block_page *page, const float *q, size_t q_stride, float *scores, uint32_t n)
 typedef KVANT_BLOCK_SCORES_FN(kvant_block_scores_fn);
 
-/* sums[i * sums_stride + c] += sum over t of w[i * 64 + t] x[t][c] in order of t, w >= 0; rows whose every weight is 0 do not take
- * part, whatever they hold. sums aligned to 64, sums_stride a multiple of 16. Error at most (n_tokens + 1) 2^-24 (1 + 2^-23)^65 times
- * the sum of magnitudes. */
+/* sums[i * sums_stride + c] += sum over t of w[i * 64 + t] x[t][c] in order of t, w >= 0; rows
+ * whose every weight is 0 do not take part, whatever they hold. sums aligned to 64, sums_stride a
+ * multiple of 16. Error at most (n_tokens + 1) 2^-24 (1 + 2^-23)^65 times the sum of magnitudes. */
 #define KVANT_BLOCK_SUMS_FN(name)                                                                                  \
     void name(const kvant_block_page *page, const float *w, float *sums, size_t sums_stride, uint32_t n)
 typedef KVANT_BLOCK_SUMS_FN(kvant_block_sums_fn);
 
-/* The page as floats, zeros for tokens beyond the last: tile[t][c] (block_rows_tile) or tile[c][t] (block_columns_tile). tile
- * aligned to 64. x exact, or with one rounding instead of two where a minimum is added. */
+/* The page as floats, zeros for tokens beyond the last: tile[t][c] (block_rows_tile) or tile[c][t]
+ * (block_columns_tile). tile aligned to 64. x exact, or with one rounding instead of two where a
+ * minimum is added. */
 #define KVANT_BLOCK_TILE_FN(name) void name(const kvant_block_page *page, float *tile)
 typedef KVANT_BLOCK_TILE_FN(kvant_block_tile_fn);
 
-/* tile[j * 64 + kvant_token_position(t)] = half[t * dim + j], exact, for the 64 tokens of a page and any dim. tile aligned to 64. */
+/* tile[j * 64 + kvant_token_position(t)] = half[t * dim + j], exact, for the 64 tokens of a page
+ * and any dim. tile aligned to 64. */
 #define KVANT_KEY_HALVES_FN(name) void name(const uint16_t *half, uint32_t dim, float *tile)
 typedef KVANT_KEY_HALVES_FN(kvant_key_halves_fn);
 
-/* The loops of encoders. Unlike those above every level gives the same bits: operations and their order are those of
- * kernels_c.c, without contraction. */
+/* The loops of encoders. Unlike those above every level gives the same bits: operations and their
+ * order are those of kernels_c.c, without contraction. */
 
 /* sum a[i] b[i] in the order of math/sums.h, any n. */
 #define KVANT_DOT_FN(name) float name(const float *a, const float *b, uint32_t n)
 typedef KVANT_DOT_FN(kvant_dot_fn);
 
-/* y[i] = sum over j = 0, 1, ... of weights[j] rows[j * n + i], in that order from 0, for n numbers of k rows; y overlaps nothing. */
+/* y[i] = sum over j = 0, 1, ... of weights[j] rows[j * n + i], in that order from 0, for n numbers
+ * of k rows; y overlaps nothing. */
 #define KVANT_COMBINE_ROWS_FN(name)                                                                                \
     void name(const float *rows, const float *weights, uint32_t k, uint32_t n, float *y)
 typedef KVANT_COMBINE_ROWS_FN(kvant_combine_rows_fn);
@@ -218,7 +239,8 @@ typedef KVANT_HADAMARD_FN(kvant_hadamard_fn);
 #define KVANT_RANGE_FN(name) void name(const float *x, uint32_t n, float *min, float *max)
 typedef KVANT_RANGE_FN(kvant_range_fn);
 
-/* The largest of the numbers' magnitudes as binary32 bits: 0x7f800000 and more when one is infinite or NaN. */
+/* The largest of the numbers' magnitudes as binary32 bits: 0x7f800000 and more when one is infinite
+ * or NaN. */
 #define KVANT_MAGNITUDE_FN(name) uint32_t name(const float *x, uint32_t n)
 typedef KVANT_MAGNITUDE_FN(kvant_magnitude_fn);
 
@@ -230,13 +252,15 @@ typedef struct kvant_uniform_step {
     void name(const float *x, uint32_t n, const kvant_uniform_step *step, uint8_t *codes)
 typedef KVANT_UNIFORM_CODES_FN(kvant_uniform_codes_fn);
 
-/* codes[i] = number of thresholds below x[i] * inverse; 2^bits - 1 increasing thresholds, 32 numbers readable. */
+/* codes[i] = number of thresholds below x[i] * inverse; 2^bits - 1 increasing thresholds, 32
+ * numbers readable. */
 #define KVANT_CODEBOOK_CODES_FN(name)                                                                              \
     void name(const float *x, uint32_t n, float inverse, const float *thresholds, uint32_t bits, uint8_t *codes)
 typedef KVANT_CODEBOOK_CODES_FN(kvant_codebook_codes_fn);
 
-/* Codes of the n numbers z (unaligned), each rounded after what the errors of those before ask of it, and the row's sums. thresholds
- * and values as for codebook_codes, values 2^bits. The same bits at every level. */
+/* Codes of the n numbers z (unaligned), each rounded after what the errors of those before ask of
+ * it, and the row's sums. thresholds and values as for codebook_codes, values 2^bits. The same bits
+ * at every level. */
 #define KVANT_FEEDBACK_CODES_FN(name)                                                                              \
     void name(const kvant_feedback *feedback, const float *z, const float *thresholds, const float *values,        \
               uint32_t bits, uint8_t *codes, kvant_feedback_sums *sums)
@@ -250,8 +274,9 @@ typedef KVANT_TO_HALF_FN(kvant_to_half_fn);
 #define KVANT_TRIPLET_CODES_FN(name) void name(const kvant_triplet_book *book, uint32_t n, kvant_triplets *t)
 typedef KVANT_TRIPLET_CODES_FN(kvant_triplet_codes_fn);
 
-/* For 16 chunks of 4 components, component i of chunk j at x[i * stride + j]: which[j] = the first of n secondary quaternions s with
- * the largest <chunk, p s> over the 24 Hurwitz units p; 0 for chunks of zeros. Quaternions of 4 numbers one after another. */
+/* For 16 chunks of 4 components, component i of chunk j at x[i * stride + j]: which[j] = the first
+ * of n secondary quaternions s with the largest <chunk, p s> over the 24 Hurwitz units p; 0 for
+ * chunks of zeros. Quaternions of 4 numbers one after another. */
 #define KVANT_CLOSEST_COSETS_FN(name)                                                                              \
     void name(const float *x, size_t stride, const float *secondaries, uint32_t n, uint32_t *which)
 typedef KVANT_CLOSEST_COSETS_FN(kvant_closest_cosets_fn);
@@ -261,15 +286,17 @@ typedef KVANT_CLOSEST_COSETS_FN(kvant_closest_cosets_fn);
     void name(const float *x, size_t stride, const float *entries, uint32_t n, uint32_t *which)
 typedef KVANT_LARGEST_PRODUCTS_FN(kvant_largest_products_fn);
 
-/* bits[t] = the code bit of step t of a path round the circle of n steps, found by the search of docs/format.md, "Trellis codes"; cells[t]
- * is below KVANT_TRELLIS_CELLS, or KVANT_TRELLIS_NO_NUMBER. n: 1 ... KVANT_TRELLIS_MAX_STEPS. */
+/* bits[t] = the code bit of step t of a path round the circle of n steps, found by the search of
+ * docs/format.md, "Trellis codes"; cells[t] is below KVANT_TRELLIS_CELLS, or
+ * KVANT_TRELLIS_NO_NUMBER. n: 1 ... KVANT_TRELLIS_MAX_STEPS. */
 #define KVANT_TRELLIS_PATH_FN(name)                                                                                \
     void name(const kvant_trellis *trellis, const uint16_t *cells, uint32_t n, const kvant_trellis_work *work,     \
               uint8_t *bits)
 typedef KVANT_TRELLIS_PATH_FN(kvant_trellis_path_fn);
 
-/* dots[i * dots_stride + position of row] = sum over the columns of the levels of a page's trellis codes times their integer, exact, for
- * n >= 1 vectors x; rows, columns and bounds are those of code_dots, with levels for values. */
+/* dots[i * dots_stride + position of row] = sum over the columns of level * integer, for the
+ * levels of a page's trellis codes, exact, for n >= 1 vectors x. Rows, columns and bounds are as
+ * in code_dots, with levels instead of values. */
 #define KVANT_TRELLIS_DOTS_FN(name)                                                                                \
     void name(const kvant_trellis *trellis, const kvant_layout *layout, const void *page, const int16_t *x,        \
               size_t x_stride, int32_t *dots, size_t dots_stride, uint32_t n)
@@ -352,8 +379,9 @@ KVANT_TRELLIS_DOTS_FN(kvant_trellis_dots_c);
 void kvant_unpack_group_c(const kvant_layout *layout, const void *page, const float *values, float offset,
                           uint32_t group, float *tile);
 
-/* For levels that multiply row groups of 4 tiles only: the words of a smaller group as those of a whole one, the missing rows 0.
- * words: KVANT_WHOLE_GROUP_WORDS; plane i of the group begins at planes[i]. Of V, whose columns are tokens. */
+/* For levels that multiply only row groups of 4 tiles: extends the words of a smaller group to a
+ * whole group, with zeros in the missing rows. words: KVANT_WHOLE_GROUP_WORDS. Plane i of the
+ * group begins at planes[i]. For V, whose columns are tokens. */
 #define KVANT_WHOLE_GROUP_WORDS (2 * 4 * 128)
 void kvant_whole_group(const kvant_layout *layout, const void *page, uint32_t group, uint32_t *words,
                        const uint32_t **planes);
@@ -366,7 +394,8 @@ void kvant_sum_group_c(const kvant_layout *layout, uint32_t group, const int32_t
 void kvant_trellis_page_levels(const kvant_trellis *trellis, const kvant_layout *layout, const void *page,
                                uint32_t token, int8_t *levels);
 
-/* Overwrite the entries that the level improves on those of the level before. Present when the build has the level. */
+/* Overwrite the entries that the level improves on those of the level before. Present when the
+ * build has the level. */
 void kvant_kernels_init_avx2(kvant_kernels *kernels);
 void kvant_kernels_init_avx2_vnni(kvant_kernels *kernels);
 void kvant_kernels_init_avx512(kvant_kernels *kernels);

@@ -1,4 +1,4 @@
-/* kernels_c.c - portable C: the reference for every other level. */
+/* kernels_c.c - the kernels in portable C, the reference for every level. */
 #include <math.h>
 
 #include "../base/half.h"

@@ -1,5 +1,6 @@
-/* nibbles.h - codes as the words of 4-bit planes, for levels that look codes up four bits at a time: one for codes of up to
- * 4 bits, two for wider ones. The including file defines vi, vi_load and the integer operations of simd_template.h. */
+/* nibbles.h - codes as words of 4-bit planes, for levels that look up 4 bits at a time. Codes of up
+ * to 4 bits have one plane, wider codes two. The including file defines vi, vi_load and the integer
+ * operations of simd_template.h. */
 
 /* 2-bit fields 0 .. 3 of each half of a word, to 4-bit fields. */
 KVANT_INLINE vi spread_pairs(vi w)
@@ -29,8 +30,8 @@ KVANT_INLINE uint32_t code_digits(uint32_t bits)
     return bits > 4 ? 2 : 1;
 }
 
-/* Digit 0 (the low four bits of codes) or 1 of column tile ct, from word `at` of its unit on; planes are those of a row group of 4
- * row tiles. */
+/* Digit 0 (the low four bits of codes) or 1 of column tile ct, from word `at` of its unit on;
+ * planes are those of a row group of 4 row tiles. */
 KVANT_INLINE vi nibble_word(const uint32_t *const *planes, uint32_t bits, uint32_t digit, uint32_t ct, uint32_t at)
 {
     if (digit)

@@ -1,4 +1,4 @@
-/* octahedral_c.c - codes of triplets in portable C: what every level repeats, from the same source. */
+/* octahedral_c.c - codes of triplets in portable C. Every level compiles the same source. */
 #define NAME(function) function##_c
 #include "octahedral_loops.h"
 

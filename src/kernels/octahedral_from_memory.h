@@ -1,5 +1,5 @@
-/* octahedral_from_memory.h - for levels on which chunk_dots_template.h takes entries of triplets from memory and never computes
- * them. Included before it. */
+/* octahedral_from_memory.h - definitions for chunk_dots_template.h on levels that load the entries
+ * of triplets and never compute them. Included before the template. */
 #define CAN_COMPUTE false
 
 typedef struct octahedral_table {

@@ -1,12 +1,13 @@
-/* octahedral_loops.h - codes of triplets (OCTOPUS, section 3): directions and norms of 16 triplets at a
- * time.
+/* octahedral_loops.h - codes of triplets (OCTOPUS, section 3): directions and norms of 16 triplets
+ * at a time.
  *
- * Plain loops over 16 lanes that compilers turn into vector code; octahedral_c.c and each CPU level's file
- * include them once, so that all levels run the same source and, without contraction, give the same bits.
- * Formulas and the order of operations: docs/format.md, "Octahedral codes".
+ * Plain loops over 16 lanes that compilers vectorise. octahedral_c.c and the file of each CPU level
+ * include them, so all levels compile the same source; without contraction all levels give the same
+ * bits. docs/format.md, "Octahedral codes", has formulas and the order of operations.
  *
- * A candidate direction's quality is the squared cosine with the sign of the cosine, dot |dot| / den, and
- * two of them are compared crosswise: a search needs no square root and no division. */
+ * The quality of a candidate direction is the squared cosine with the sign of the cosine, dot |dot|
+ * / den. Two candidates are compared crosswise, so a search needs no square root and no
+ * division. */
 #include <math.h>
 
 #include "../math/octahedral.h"
@@ -51,8 +52,9 @@ static void octahedral_project(const kvant_triplets *t, uint32_t at, octahedral_
     }
 }
 
-/* How many thresholds lie below each number. Comparing 16 numbers with all of them beats searching, and 8
- * at a time keeps the counts in registers: thresholds come in eights, the last ones above every number. */
+/* How many thresholds lie below each number. Comparing 16 numbers with all of them beats searching,
+ * and 8 at a time keeps the counts in registers: thresholds come in eights, the last ones above
+ * every number. */
 static void octahedral_count(const float *thresholds, uint32_t n, const float *x, int32_t *count)
 {
     for (uint32_t j = 0; j < OCTAHEDRAL_LANES; j++)
@@ -149,8 +151,9 @@ static void octahedral_store_direction(const kvant_triplet_book *book, const oct
     }
 }
 
-/* The norm's level: nearest to the triplet's share along its coded direction, which is what minimises the
- * error (the paper's section 3.5), or to the triplet's own norm, as its scalar rounding has it. */
+/* The norm's level: nearest to the triplet's share along its coded direction, which is what
+ * minimises the error (the paper's section 3.5), or to the triplet's own norm, as its scalar
+ * rounding has it. */
 static void octahedral_store_norm(const kvant_triplet_book *book, uint32_t at, kvant_triplets *t)
 {
     float target[OCTAHEDRAL_LANES];

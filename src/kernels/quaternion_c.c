@@ -1,5 +1,5 @@
-/* quaternion_c.c - the nearest of many directions in portable C: what every level repeats, from the same
- * source. */
+/* quaternion_c.c - the search for the nearest direction in portable C. Every level compiles the
+ * same source. */
 #define NAME(function) function##_c
 #include "quaternion_loops.h"
 

@@ -1,10 +1,10 @@
-/* quaternion_loops.h - the nearest of many directions for 16 chunks of 4 channels at a time (HQMQ and its
- * baselines).
+/* quaternion_loops.h - the nearest of many directions for 16 chunks of 4 channels at a time (HQMQ
+ * and its baselines).
  *
- * Plain loops over 16 lanes that compilers turn into vector code; quaternion_c.c and each CPU level's file
- * include them once, so that all levels run the same source and, without contraction, give the same bits.
- * Formulas: docs/format.md, "Direction codes". Choices are masks: a store that depends on a condition is
- * no vector code. */
+ * Plain loops over 16 lanes that compilers vectorise. quaternion_c.c and the file of each CPU level
+ * include them, so all levels compile the same source; without contraction all levels give the same
+ * bits. docs/format.md, "Direction codes", has the formulas. Choices are masks, because compilers
+ * do not vectorise a conditional store. */
 #include <float.h>
 #include <math.h>
 
@@ -12,8 +12,8 @@
 
 #define QUATERNION_LANES 16u
 
-/* <x, p s> = <y, p> with y = x conj(s), and its maximum over the 24 Hurwitz units p is the largest |y_i|
- * or half their sum. */
+/* <x, p s> = <y, p> with y = x conj(s), and its maximum over the 24 Hurwitz units p is the largest
+ * |y_i| or half their sum. */
 static void NAME(closest_cosets_loop)(const float *restrict x, size_t stride, const float *restrict s, uint32_t n,
                                       float *restrict best, uint32_t *restrict which)
 {

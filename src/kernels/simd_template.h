@@ -1,18 +1,20 @@
-/* simd_template.h - the kernels of kernels.h for any vector width, included once by each level's file, which defines
+/* simd_template.h - the kernels of kernels.h for any vector width. The file of each level includes
+ * it once and defines
  *
  *   NAME(function)       name with the level's suffix
  *   LANES                32-bit lanes of a vector: 4, 8 or 16
- *   MATMUL_VECTORS       vectors of a row of the matmul block; MATMUL_ROWS x MATMUL_VECTORS accumulators,
+ *   MATMUL_VECTORS       vectors per row of the matmul block. MATMUL_ROWS x MATMUL_VECTORS accumulators,
  *                        MATMUL_VECTORS of b and one broadcast must fit the registers
  *   MATMUL_ROWS          at most 6
  *   vf, vi               float and integer vectors
- *   vf_zero vf_set vf_load vf_store vf_add vf_sub vf_mul vf_fma(a,b,c)=ab+c vf_round vf_sum vf_scale(x,n)=x 2^n
+ *   vf_zero vf_set vf_load vf_store vf_add vf_sub vf_mul vf_fma(a,b,c)=ab+c vf_round vf_sum
+ *   vf_scale(x,n)=x 2^n
  *   vf_keep_above(x, y, limit)   x where y >= limit, else 0
  *   vf_from_codes(vi), vi_and vi_or vi_set vi_shift_right(v, const) vi_shift_left(v, const)
  *   half_load(p)         LANES halves as floats
  *
- * and, because they look codes up or follow the page's order, the kernels unpack, code_dots, tile_sums,
- * token_halves, dot_codes and codebook_codes. */
+ * The file of a level also defines the kernels that look codes up or follow the order of pages:
+ * unpack, code_dots, tile_sums, token_halves, dot_codes and codebook_codes. */
 
 /* One block of c in registers: rows and vectors are constants at every call. */
 KVANT_INLINE void matmul_block(uint32_t rows, uint32_t vectors, const float *a, size_t lda, const float *b,
@@ -70,8 +72,9 @@ static KVANT_MATMUL_FN(NAME(matmul))
     }
 }
 
-/* e^x = 2^n 2^r with |r| <= 1/2. Subtracting n within a fused operation leaves log2 e as the only error of r that grows with x; the
- * polynomial's largest relative error on [-1/2, 1/2] is the smallest of its degree (Remez), 2^-23.6, and with rounding 2^-22. */
+/* e^x = 2^n 2^r with |r| <= 1/2. Subtracting n within a fused operation leaves log2 e as the only
+ * error of r that grows with x; the polynomial's largest relative error on [-1/2, 1/2] is the
+ * smallest of its degree (Remez), 2^-23.6, and with rounding 2^-22. */
 KVANT_INLINE vf exponential(vf x)
 {
     vf log2_e = vf_set(1.44269504f), n = vf_round(vf_mul(x, log2_e));

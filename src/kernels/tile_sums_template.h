@@ -1,22 +1,26 @@
-/* tile_sums_template.h - sums of codes and integers for many vectors x: codes become 16-bit pairs of neighbouring columns once,
- * and the tile of them serves all x, a block of TILE_ROWS at a time, whose dots stay in registers until they become sums. The including
- * file defines
+/* tile_sums_template.h - sums of codes and integers for many vectors x.
  *
- *   NAME, vi, vi_set, vi_load, add_pairs(sum, a, b), and what code_sums.h needs
- *   TILE_LANES, TILE_VECTORS, TILE_ROWS   32-bit lanes of a vector; TILE_ROWS x TILE_VECTORS sums, TILE_VECTORS of the tile and what
- *                                         a product needs must fit the registers
+ * Codes become a tile once: 16-bit pairs of neighbouring columns. All vectors x use the tile, in
+ * blocks of TILE_ROWS vectors. The dots of a block stay in registers until they become sums. The
+ * including file defines
+ *
+ *   NAME, vi, vi_set, vi_load, add_pairs(sum, a, b), and the definitions for code_sums.h
+ *   TILE_LANES, TILE_VECTORS, TILE_ROWS   32-bit lanes of a vector. TILE_ROWS x TILE_VECTORS sums,
+ *                                         TILE_VECTORS of the tile and the temporaries of a product
+ *                                         must fit the registers
  *   vi_store_aligned(p, v)
- *   vi_pair_columns(v)                    of each 8 numbers a0 .. a3 b0 .. b3 the pairs (a0, b0) .. (a3, b3)
+ *   vi_pair_columns(v)                    each 8 numbers a0 .. a3 b0 .. b3 as the pairs
+ *                                         (a0, b0) .. (a3, b3)
  *   make_pairs(planes, bits, ct, tables, pairs)   of a column tile; bits is a constant
  *
- * and what code_dots_rows.h needs and defines. */
+ * and everything that code_dots_rows.h asks for. */
 
 #include "code_sums.h"
 
 #define TILE_COLUMN_TILES 8u /* of a piece: a tile of 16 KB, and x of a unit beside it in the nearest cache */
 
-/* A pair of columns 2 q and 2 q + 1 (+ 8 h) of column tile ct: index 16 (2 (ct / 4) + h) + 4 q + ct mod 4, which is their order
- * in x. Rows in the order of positions. */
+/* A pair of columns 2 q and 2 q + 1 (+ 8 h) of column tile ct: index 16 (2 (ct / 4) + h) + 4 q + ct
+ * mod 4, which is their order in x. Rows in the order of positions. */
 typedef struct pair_tile {
     _Alignas(64) int32_t at[8 * TILE_COLUMN_TILES][KVANT_PAGE_TOKENS];
 } pair_tile;
@@ -70,7 +74,8 @@ KVANT_INLINE void add_block(const pair_tile *tile, uint32_t position, const pair
             add_column_pair(tile, position, x, 32 * block + 4 * i + j, rows, sum);
 }
 
-/* Where the dots of a block of vectors are and go: a row group's whose columns come in several pieces wait in dots. */
+/* Where the dots of a block of vectors are and go: a row group's whose columns come in several
+ * pieces wait in dots. */
 typedef struct tile_target {
     bool more, last; /* dots has a part already; no piece follows */
     int32_t *dots;
@@ -104,7 +109,8 @@ KVANT_INLINE void store_sums(vi dots[TILE_ROWS][TILE_VECTORS], uint32_t first, u
     }
 }
 
-/* The same thrice, for what is asked once here is not asked for every vector: values, keys with lines by row, all else. */
+/* The same thrice, for what is asked once here is not asked for every vector: values, keys with
+ * lines by row, all else. */
 KVANT_INLINE void finish_block(vi dots[TILE_ROWS][TILE_VECTORS], uint32_t first, uint32_t rows, uint32_t position,
                                const tile_target *to)
 {

@@ -1,5 +1,5 @@
-/* trellis.h - what the kernels of trellis codes work on: levels, the function that makes windows of bits subsets of them, the costs
- * of a search. Formulas: docs/format.md, "Trellis codes". */
+/* trellis.h - arguments of the trellis kernels: levels, the function from a window of bits to a
+ * subset of levels, the costs of a search. docs/format.md, "Trellis codes", has the formulas. */
 #ifndef KVANT_KERNELS_TRELLIS_H
 #define KVANT_KERNELS_TRELLIS_H
 
@@ -26,12 +26,13 @@ typedef struct kvant_trellis {
     int8_t levels[KVANT_TRELLIS_MAX_LEVELS]; /* ascending, each other's negatives; level i is in subset i mod 8 */
     _Alignas(64) uint16_t costs[KVANT_TRELLIS_CELLS][KVANT_TRELLIS_SUBSETS]; /* of a subset's nearest level */
     uint8_t nearest[KVANT_TRELLIS_CELLS][KVANT_TRELLIS_SUBSETS];             /* level / 8 */
-    /* Subset z of window 2 i, for i below half the states, as the bytes 2 z and 2 z + 1. Subsets are parities: that of i ^ j is z ^ z. */
+    /* Subset z of window 2 i, for i below half the states, as the bytes 2 z and 2 z + 1. Subsets
+     * are parities: that of i ^ j is z ^ z. */
     _Alignas(64) uint8_t subsets[1u << (KVANT_TRELLIS_MAX_MEMORY - 1)][2];
 } kvant_trellis;
 
-/* Memory of a search. With room for fewer steps than the circle has, the search repeats steps whose decisions it did
- * not keep: the same bits, but slower. */
+/* Memory of a search. With room for fewer steps than the circle has, the search repeats steps whose
+ * decisions it did not keep: the same bits, but slower. */
 typedef struct kvant_trellis_work {
     uint16_t *metric;    /* 2 << memory numbers, aligned to 64 */
     uint32_t *decisions; /* room << memory bits */

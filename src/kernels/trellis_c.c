@@ -1,4 +1,5 @@
-/* trellis_c.c - the search of trellis codes in portable C, the reference: what every level must repeat bit by bit. */
+/* trellis_c.c - the search of trellis codes in portable C, the reference. Every level must repeat
+ * it bit by bit. */
 #include <string.h>
 
 #include "../base/attributes.h" /* little endian */
@@ -36,7 +37,8 @@ static void spread_costs(const kvant_trellis *trellis, uint32_t cell, block_cost
                 cell != KVANT_TRELLIS_NO_NUMBER ? trellis->costs[cell][z ^ trellis->subsets[i][0] / 2u] : 0;
 }
 
-/* The new states of a block and of the same states of the other half; flags: those of 2 i, then of 2 i + 1. */
+/* The new states of a block and of the same states of the other half; flags: those of 2 i, then of
+ * 2 i + 1. */
 static void advance_block(const uint16_t *near, const uint16_t *far, const uint16_t *first, const uint16_t *second,
                           uint16_t *to, uint8_t flags[2][BLOCK])
 {

@@ -1,10 +1,12 @@
-/* trellis_dots_template.h - attention on trellis codes: a page's codes become a tile of bytes, its levels, and the tile is multiplied
- * by all vectors x.
+/* trellis_dots_template.h - attention on trellis codes: the codes of a page become a tile of bytes,
+ * the levels, and the tile is multiplied by all vectors x.
  *
- * A word holds codes of 4 bits, or the low 2 of codes of 2 or 3, and with them the trellis bits. Those of the steps before lie in the
- * same fields of the words before; where these end, in the neighbouring field of the last words, or in another lane. So words are laid
- * out in order, preceded by what precedes the first ones, and subsets are exclusive ors of whole words. Page order and step order are
- * those of docs/format.md, "Scalar codes" and "Trellis codes". The including file defines NAME, LANES and
+ * A word holds codes of 4 bits, or the low 2 bits of codes of 2 or 3 bits. The trellis bit of each
+ * code is among them. A subset depends on the trellis bits of the preceding steps. These bits lie
+ * in the same fields of the preceding words. Before the first word they lie in the neighbouring
+ * field of the last words, or in another lane. So words are laid out in order, the preceding words
+ * first, and subsets are exclusive ors of whole words. docs/format.md, "Scalar codes" and "Trellis
+ * codes", has the order of pages and steps. The including file defines NAME, LANES and
  *
  *   vi vi_set vi_load vi_and vi_or vi_load_repeated, add_pairs(sum, a, b) of 16-bit pairs
  *   vw_shift_left(v, n), vw_shift_right(v, n)   n is a constant, but not always a literal
@@ -12,13 +14,14 @@
  *   vi_xor(a, b), vi_xor3(a, b, c)
  *   vi_select(mask, a, b)        bits of a where the mask has ones, else of b
  *   vi_rotate_left(v, n)         of 32 bits
- *   vi_rotate_four(v)            lane i of every four becomes lane i + 1, the last one the first
- *   next_lanes(v)                the same of the 4 128-bit lanes of 16 / LANES vectors, in place
+ *   vi_rotate_four(v)            lane i of every four becomes lane i + 1, the last lane the first
+ *   next_lanes(v)                the same for the 4 128-bit lanes of 16 / LANES vectors, in place
  *   vi_pick_bytes(v, index)      pshufb
  *   vi_odd_bytes(v)              of every 16 bits, the upper 8
- *   level_tables, load_levels(levels, bits), look_up_levels(tables, index, bits)   bytes for bytes of index, whose bits from bits + 2 on
- *                                are anything
- *   store_lane_sums(out, sums)        the 128-bit lanes of each of 4 vectors added: 16 numbers
+ *   level_tables, load_levels(levels, bits), look_up_levels(tables, index, bits)
+ *                                bytes for bytes of index, whose bits from bits + 2 on may be
+ *                                anything
+ *   store_lane_sums(out, sums)   the 128-bit lanes of each of 4 vectors added: 16 numbers
  *   LEVEL_ROWS                   vectors x that are multiplied at a time */
 #define ROW_VECTORS (16 / LANES) /* that hold the 16 words of one row r of four tiles */
 #define MAX_UNITS (KVANT_MAX_HEAD_DIM / KVANT_TILE)
@@ -29,7 +32,8 @@ typedef struct row_words {
     vi at[ROW_VECTORS];
 } row_words;
 
-/* What comes before the first of n words in order: words[MEMORY + i] is word i, filled in from there downwards. */
+/* What comes before the first of n words in order: words[MEMORY + i] is word i, filled in from
+ * there downwards. */
 typedef struct word_circle {
     row_words at[KVANT_TRELLIS_MAX_MEMORY + KVANT_MAX_HEAD_DIM / 8];
 } word_circle;
@@ -127,8 +131,8 @@ KVANT_INLINE vi add_terms(const row_words *step, const parity_terms *terms, uint
     return vi_xor3(first->at[v], second->at[v], (step - terms->before[p][2])->at[v]);
 }
 
-/* The levels of a word's codes: 2 vectors of bytes for codes of 4 bits, else 4; more: the third bits of codes of 3, in bits 0 .. 3 of
- * bytes. */
+/* The levels of a word's codes: 2 vectors of bytes for codes of 4 bits, else 4; more: the third
+ * bits of codes of 3, in bits 0 .. 3 of bytes. */
 KVANT_INLINE void store_levels(const level_job *job, uint32_t bits, vi w, vi z0, vi z1, vi z2, vi more,
                                uint8_t *out)
 {
@@ -153,7 +157,8 @@ KVANT_INLINE void store_levels(const level_job *job, uint32_t bits, vi w, vi z0,
     }
 }
 
-/* Third bits of the codes of a word: those of the tiles 2 (unit mod 2) and the next one, each into a byte. */
+/* Third bits of the codes of a word: those of the tiles 2 (unit mod 2) and the next one, each into
+ * a byte. */
 KVANT_INLINE vi third_bits(const uint32_t *words, uint32_t unit)
 {
     const vi w = vi_load(words);
@@ -189,7 +194,8 @@ KVANT_INLINE row_words load_bits(const uint32_t *words, uint32_t bits)
     return row;
 }
 
-/* A row of K runs through its units. The last unit of an odd number of tiles lacks every second field. */
+/* A row of K runs through its units. The last unit of an odd number of tiles lacks every second
+ * field. */
 KVANT_INLINE void make_key_levels(const level_job *job, uint32_t bits)
 {
     const parity_terms terms = find_terms(job->trellis);
@@ -230,8 +236,8 @@ KVANT_INLINE void make_levels_bits(level_job *job, uint32_t bits)
         make_value_levels(job, bits);
 }
 
-/* The page's levels become the tile. Not inlined, like multiply_levels: their stacks follow one another in the same
- * place, which keeps attention within 64 KiB. */
+/* The page's levels become the tile. Not inlined, like multiply_levels: their stacks follow one
+ * another in the same place, which keeps attention within 64 KiB. */
 static KVANT_NOINLINE void NAME(make_levels)(level_job *job, const void *page)
 {
     _Alignas(64) uint32_t words[KVANT_WHOLE_GROUP_WORDS];
@@ -263,7 +269,8 @@ KVANT_INLINE vi column_pair(const int16_t *x, uint32_t ct, uint32_t side, uint32
     return vi_pick_bytes(vi_load(at), vi_set((int)pairs[ct % 4]));
 }
 
-/* Operand o is that of the o-th of the two vectors of bytes of a row r: a column tile, or one side of two. */
+/* Operand o is that of the o-th of the two vectors of bytes of a row r: a column tile, or one side
+ * of two. */
 KVANT_INLINE void spread_levels(const kvant_layout *layout, uint32_t bits, const int16_t *x, level_operand *out)
 {
     const uint32_t tiles = layout->column_tiles, n = bits == 4 ? tiles : 2 * layout->planes[0].units;
@@ -279,7 +286,8 @@ KVANT_INLINE void spread_levels(const kvant_layout *layout, uint32_t bits, const
             }
 }
 
-/* Rows r ... r + 3 of a half (r below 8 or from there on) of a row group, for LEVEL_ROWS vectors x or fewer. */
+/* Rows r ... r + 3 of a half (r below 8 or from there on) of a row group, for LEVEL_ROWS vectors x
+ * or fewer. */
 KVANT_INLINE void dot_four(const uint8_t *tile, uint32_t n_operands, const level_operand *x, uint32_t rows,
                            int32_t *dots, size_t stride)
 {

@@ -1,17 +1,20 @@
-/* trellis_path_template.h - the search of trellis codes around one step: a Viterbi search on a circle. The including file defines
+/* trellis_path_template.h - the search of trellis codes around one step: a Viterbi search on a
+ * circle. The including file defines
  *
  *   NAME
- *   NAME(advance)(trellis, states, cell, from, to, decisions)   metrics of all states after a step, states being a constant; decisions: for
- *                                                         the new states 2 i, then for 2 i + 1, a bit for each i below half the
- *                                                         states: the better one came from state i + states / 2, not from i
- *   NAME(lower)(metric, states)                                 takes the least metric off all
+ *   NAME(advance)(trellis, states, cell, from, to, decisions)
+ *                      metrics of all states after a step; states is a constant. decisions has a bit
+ *                      for each i below half the states, for new states 2 i, then for 2 i + 1. A set
+ *                      bit: the better path came from state i + states / 2; otherwise from state i
+ *   NAME(lower)(metric, states)
+ *                      subtracts the least metric from all
  *
- * The best state before the first step is not known. A warm-up tells what each state costs: it takes the circle's last
- * steps before the first one. A path that ends where it began is searched among the paths that lead to the end. Where
- * none is found soon, the search starts again from one state.
+ * The best state before the first step is not known. A warm-up over the last steps of the circle
+ * gives the cost of each state. Among the paths to the end, the search looks for a path that ends
+ * in its first state. Where it finds none soon, the search starts again from one state.
  *
- * Decisions are kept for a stretch of `room` steps, the last one at first. A trace that goes back beyond the stretch
- * repeats the pass up to it and keeps the stretch before. */
+ * Decisions are kept for a stretch of `room` steps, at first the last stretch. A trace that goes
+ * back beyond the stretch repeats the pass up to it and keeps the preceding stretch. */
 #include "../base/attributes.h"
 
 #define PATH_LOWER_STEPS 16u /* between two calls of lower */
@@ -26,7 +29,7 @@ typedef struct NAME(path_work) {
     uint32_t kept;      /* the first step of the stretch whose decisions are there */
     uint32_t room;      /* steps of a stretch */
     uint16_t *metric[2];
-    uint32_t *decisions; /* states / 32 words a step */
+    uint32_t *decisions; /* states / 32 words per step */
 } NAME(path_work);
 
 KVANT_INLINE uint32_t NAME(path_first_cell)(const NAME(path_work) * w)
@@ -34,7 +37,8 @@ KVANT_INLINE uint32_t NAME(path_first_cell)(const NAME(path_work) * w)
     return (w->n - w->before % w->n) % w->n;
 }
 
-/* Where the decisions of pass step `step` go: those before the stretch are overwritten by its first. */
+/* Where the decisions of pass step `step` go: those before the stretch are overwritten by its
+ * first. */
 KVANT_INLINE uint32_t *NAME(path_decisions)(const NAME(path_work) * w, uint32_t states, uint32_t step)
 {
     const uint32_t first = w->before + w->kept;

@@ -1,21 +1,26 @@
-/* trellis_template.h - the search of trellis codes for vectors of 16-bit numbers. The including file defines NAME and
+/* trellis_template.h - the search of trellis codes for vectors of 16-bit numbers. The including
+ * file defines NAME and
  *
- *   vh, HALVES                       a vector, its numbers
- *   vh_load vh_store vh_set vh_sub vh_min vh_add_limited    of unsigned numbers, the sum limited to 65535
+ *   vh, HALVES                       a vector, the count of its numbers
+ *   vh_load vh_store vh_set vh_sub vh_min
+ *   vh_add_limited                   sum of unsigned numbers, limited to 65535
  *   vh_repeat(p)                     8 numbers in every 128 bits
  *   vh_swap_pairs(v)                 of every 4 numbers the first two and the last two exchanged
  *   vh_pick(table, bytes)            pshufb
  *   vh_pair(a, b, out)               a0 b0 a1 b1 ... in two vectors
- *   below_mask(a, b)                 bit j: number j of a is below that of b, for 32 / HALVES vectors each
+ *   below_mask(a, b)                 bit j: number j of a is below number j of b; 32 / HALVES vectors
+ *                                    each
  *
- * and, where a search can have its metrics in registers, STATES_IN_REGISTERS, vh_or and vh_odd(), ones in every second number. */
+ * A level that keeps the metrics of a search in registers also defines STATES_IN_REGISTERS, vh_or
+ * and vh_odd(): ones in every second number. */
 #define TRELLIS_VECTORS (32 / HALVES)
 
 typedef struct trellis_costs {
     vh near, far; /* of subsets, and of those that the swap makes of them */
 } trellis_costs;
 
-/* New metrics of 2 i and 2 i + 1, in order, of the states i ... i + 31 and the other half's; block: i / 32. */
+/* New metrics of 2 i and 2 i + 1, in order, of the states i ... i + 31 and the other half's; block:
+ * i / 32. */
 KVANT_INLINE void advance_block(const kvant_trellis *trellis, const trellis_costs *costs, uint32_t states,
                                 uint32_t block, const vh *first, const vh *second, vh next[2 * TRELLIS_VECTORS],
                                 uint32_t *decisions)
@@ -89,8 +94,8 @@ KVANT_INLINE void NAME(lower)(uint16_t *metric, uint32_t states)
 #ifdef STATES_IN_REGISTERS
 #define REGISTER_VECTORS (STATES_IN_REGISTERS / HALVES)
 
-/* advance and lower for so few states that their metrics stay in registers over all steps: waiting for what was just stored would
- * take half of the time. */
+/* advance and lower for so few states that their metrics stay in registers over all steps: waiting
+ * for what was just stored would take half of the time. */
 KVANT_INLINE void advance_in_registers(const kvant_trellis *trellis, uint32_t cell, vh metric[REGISTER_VECTORS],
                                        uint32_t *decisions)
 {

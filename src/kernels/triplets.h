@@ -1,5 +1,5 @@
-/* triplets.h - what the kernel that quantises triplets of channels works on: a codebook and triplets side
- * by side. */
+/* triplets.h - arguments of the kernel that quantises triplets of channels: a codebook, and
+ * triplets side by side. */
 #ifndef KVANT_KERNELS_TRIPLETS_H
 #define KVANT_KERNELS_TRIPLETS_H
 
@@ -7,7 +7,8 @@
 
 #define KVANT_MAX_TRIPLETS 192u /* a multiple of 16: the 171 of head_dim 512 and trials for the last one */
 
-/* Which levels around the nearest ones are tried as a direction; values are the candidates per coordinate. */
+/* Which levels around the nearest ones are tried as a direction; values are the candidates per
+ * coordinate. */
 typedef enum kvant_triplet_rounding {
     KVANT_ROUND_FULL = 0, /* all */
     KVANT_ROUND_SCALAR = 1,

@@ -1,4 +1,4 @@
-/* unpack_job.h - what unpacking a page's codes to a tile is given; unpack_kinds.h ends what begins here. */
+/* unpack_job.h - arguments of unpacking a page's codes to a tile. */
 #ifndef KVANT_KERNELS_UNPACK_JOB_H
 #define KVANT_KERNELS_UNPACK_JOB_H
 

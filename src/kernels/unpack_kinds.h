@@ -1,4 +1,5 @@
-/* unpack_kinds.h - unpack around unpack_bits(job, bits, affine) of the including file: bits and affine become constants. */
+/* unpack_kinds.h - unpack around unpack_bits(job, bits, affine) of the including file: compiles one
+ * copy per bits and affine. */
 
 KVANT_INLINE void unpack_kind(const unpack_job *job, bool affine)
 {

@@ -1,5 +1,7 @@
-/* eigen.c - cyclic Jacobi rotations in binary64. Slower than reducing to a tridiagonal matrix first, but each step is a rotation,
- * so the result is orthonormal to the last bits whatever the eigenvalues, and only + - * / and square root are used. */
+/* eigen.c - cyclic Jacobi rotations in binary64.
+ *
+ * Jacobi is slower than tridiagonal.c. But every step is a rotation, so the result is orthonormal
+ * to the last bits for any eigenvalues. Only + - * / and square root are used. */
 #include "eigen.h"
 
 #include <math.h>
@@ -12,7 +14,8 @@
 /* Jacobi converges quadratically: 6 to 10 sweeps in practice. */
 #define MAX_SWEEPS 40
 
-/* Off-diagonal entries below this share of the matrix's norm are rounding errors of earlier rotations. */
+/* Off-diagonal entries below this share of the matrix's norm are rounding errors of earlier
+ * rotations. */
 #define NEGLIGIBLE 1e-15
 
 typedef struct work {

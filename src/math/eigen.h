@@ -1,4 +1,5 @@
-/* eigen.h - eigenvectors of a symmetric matrix, the same bits everywhere (docs/format.md, "Query basis"). */
+/* eigen.h - eigenvectors of a symmetric matrix, with equal bits on every machine (docs/format.md,
+ * "Query basis"). */
 #ifndef KVANT_MATH_EIGEN_H
 #define KVANT_MATH_EIGEN_H
 
@@ -6,8 +7,9 @@
 
 #include <kvant/kvant.h>
 
-/* Fills vectors (n x n, row-major) with orthonormal eigenvectors as rows, by descending eigenvalue, each with its largest
- * component (the first of equals) positive. matrix: n x n, finite; its lower triangle is read. KVANT_ERR_MEMORY. */
+/* Fills vectors (n x n, row-major) with orthonormal eigenvectors as rows, by descending eigenvalue,
+ * each with its largest component (the first of equals) positive. matrix: n x n, finite; its lower
+ * triangle is read. KVANT_ERR_MEMORY. */
 kvant_status kvant_eigenvectors(uint32_t n, const double *matrix, float *vectors);
 
 #endif

@@ -1,5 +1,5 @@
-/* hadamard.c - see hadamard.h. Every output is a tree of additions that no compiler may reorder (the file is built
- * without contraction or reassociation), so any vectorisation gives the same bits. */
+/* hadamard.c - see hadamard.h. Every output is a tree of additions. The file is compiled without
+ * contraction and reassociation, so no vectorisation changes a bit. */
 #include "hadamard.h"
 
 #include <math.h>
@@ -14,8 +14,8 @@ static void butterflies(float *x, uint32_t n, uint32_t distance)
         }
 }
 
-/* Distances 1, 2 and 4 on 8 neighbouring numbers, written out: as loops of one, two and four steps they would take most of
- * the time. The operations and their operands are the same. */
+/* Distances 1, 2 and 4 on 8 neighbouring numbers, written out: as loops of one, two and four steps
+ * they would take most of the time. The operations and their operands are the same. */
 static void butterflies_of_8(float *x)
 {
     float a0 = x[0] + x[1], a1 = x[0] - x[1], a2 = x[2] + x[3], a3 = x[2] - x[3];

@@ -1,10 +1,10 @@
-/* lloyd_max.c - solves the two Lloyd-Max conditions (each level the centroid of its cell, each threshold
- * halfway between two levels) for a density on [0, end]; symmetric densities are solved on their
- * half, where the threshold 0 stays.
+/* lloyd_max.c - solves the two Lloyd-Max conditions for a density on [0, end]: each level is the
+ * centroid of its cell, each threshold lies halfway between two levels.
  *
- * A few Lloyd iterations bring every level near its place; Newton's method on the centroid conditions,
- * whose Jacobian is tridiagonal, finishes in a handful of steps where Lloyd alone would need thousands at
- * 8 bits. No function of the C library's but sqrt (exact by IEEE 754) is used. */
+ * A symmetric density is solved on one half, with a fixed threshold at 0. A few Lloyd iterations
+ * bring every level near its place. Newton's method on the centroid conditions, whose Jacobian is
+ * tridiagonal, needs a few more steps; Lloyd alone needs thousands at 8 bits. The only function of
+ * the C library used is sqrt, which is exact by IEEE 754. */
 #include "lloyd_max.h"
 
 #include <math.h>
@@ -40,8 +40,8 @@ double kvant_half_power(double x, uint32_t k)
     return kvant_power(y, k / 2) * (k & 1 ? sqrt(y) : 1);
 }
 
-/* Gauss-Legendre with 8 points (Abramowitz and Stegun, table 25.4) on pieces of at most half the density's
- * spread, where the integrand is smooth enough for full double precision. */
+/* Gauss-Legendre with 8 points (Abramowitz and Stegun, table 25.4) on pieces of at most half the
+ * density's spread, where the integrand is smooth enough for full double precision. */
 kvant_moments kvant_density_moments(const kvant_density *density, double a, double b)
 {
     static const double node[4] = { 0.1834346424956498, 0.5255324099163290, 0.7966664774136267,

@@ -1,10 +1,10 @@
-/* lloyd_max.h - optimal scalar quantisers: for any smooth density on [0, end], and for one coordinate of a
- * uniform point on a sphere.
+/* lloyd_max.h - optimal scalar quantisers for smooth densities on [0, end], and for one coordinate
+ * of a uniform point on a sphere.
  *
- * TurboQuant (section 1.1) rotates a vector at random, after which each coordinate of the unit vector has
- * the density f(x) ~ (1 - x^2)^((d - 3) / 2), and quantises it with the Lloyd-Max codebook of f. Results
- * have the same bits on every machine: they are computed from + - * / and square root alone, and densities
- * must be too. */
+ * TurboQuant (section 1.1) rotates a vector at random. Then each coordinate of the unit vector has
+ * the density f(x) ~ (1 - x^2)^((d - 3) / 2), and the Lloyd-Max codebook of f quantises the
+ * coordinate. Results have the same bits on every machine: only + - * / and square root are used.
+ * Densities must keep to these operations too. */
 #ifndef KVANT_MATH_LLOYD_MAX_H
 #define KVANT_MATH_LLOYD_MAX_H
 
@@ -39,15 +39,16 @@ double kvant_half_power(double x, uint32_t k);
 /* Moments over [a, b] by quadrature. */
 kvant_moments kvant_density_moments(const kvant_density *density, double a, double b);
 
-/* Turns a first guess, levels[0 .. n-1], increasing, into the Lloyd-Max codebook of the density: every level
- * is the centroid of its cell, every threshold halfway between two levels. n: 1 .. KVANT_LLOYD_MAX_LEVELS. */
+/* Turns a first guess, levels[0 .. n-1], increasing, into the Lloyd-Max codebook of the density:
+ * every level is the centroid of its cell, every threshold halfway between two levels. n: 1 ..
+ * KVANT_LLOYD_MAX_LEVELS. */
 void kvant_lloyd_max_solve(const kvant_density *density, uint32_t n, double *levels);
 
 /* The guess of n levels evenly spread over [0, reach]. */
 void kvant_lloyd_max_spread(uint32_t n, double reach, double *levels);
 
-/* Fills codebook[0 .. 2^bits - 1] with increasing, odd-symmetric values for coordinates of a vector of
- * norm sqrt(d). d >= 4, bits 1 .. 8. */
+/* Fills codebook[0 .. 2^bits - 1] with increasing, odd-symmetric values for coordinates of a vector
+ * of norm sqrt(d). d >= 4, bits 1 .. 8. */
 void kvant_lloyd_max(uint32_t d, uint32_t bits, float *codebook);
 
 #endif

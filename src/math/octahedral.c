@@ -1,7 +1,7 @@
-/* octahedral.c - see octahedral.h; owns the two densities, lloyd_max.c solves for them.
+/* octahedral.c - see octahedral.h. Owns the two densities; lloyd_max.c solves for their codebooks.
  *
- * The paper trains the direction codebook on samples; the density has a closed form (its equation 7),
- * which is used here. */
+ * The paper trains the direction codebook on samples. This file uses the closed form of the density
+ * (the paper's equation 7). */
 #include "octahedral.h"
 
 #include "lloyd_max.h"
@@ -23,7 +23,8 @@ static double norm_density(const kvant_density *density, double r)
 
 void kvant_octahedral_codebook(uint32_t bits, float *levels)
 {
-    /* The nearest pole of the density is 0.47 away from [0, 1]: pieces of 1/16 leave errors of 1e-17. */
+    /* The nearest pole of the density is 0.47 away from [0, 1]: pieces of 1/16 leave errors of
+     * 1e-17. */
     const kvant_density density = { .value = direction_density, .end = 1, .spread = 0.125 };
     double half[KVANT_LLOYD_MAX_LEVELS];
     uint32_t n = 1u << (bits - 1);

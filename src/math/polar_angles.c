@@ -1,7 +1,8 @@
-/* polar_angles.c - the density f(psi) = cos(psi)^(n1 - 1) sin(psi)^(n2 - 1) on [0, pi / 2] for lloyd_max.c.
+/* polar_angles.c - the density f(psi) = cos(psi)^(n1 - 1) sin(psi)^(n2 - 1) on [0, pi / 2] for
+ * lloyd_max.c.
  *
- * Integrals of f and psi f up to the points of a grid are computed once; those up to a threshold add the
- * rest of one interval. f is log-concave, so the codebook is unique. */
+ * Integrals of f and psi f are computed once up to the points of a grid. An integral up to a
+ * threshold adds the rest of one interval. f is log-concave, so the codebook is unique. */
 #include "polar_angles.h"
 
 #include <math.h>
@@ -9,8 +10,8 @@
 #include "lloyd_max.h"
 #include "trig.h"
 
-/* 16 intervals a radian at least, and half a standard deviation at most, which is 1 / (2 sqrt(n)) for n1 =
- * n2 = n: n = 256 needs 101. */
+/* 16 intervals a radian at least, and half a standard deviation at most, which is 1 / (2 sqrt(n))
+ * for n1 = n2 = n: n = 256 needs 101. */
 #define GRID 128
 
 typedef struct angle_density {

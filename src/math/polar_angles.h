@@ -1,9 +1,9 @@
 /* polar_angles.h - codebooks for the angles of recursive polar coordinates (PolarQuant).
  *
- * The angle between two parts of a normally distributed vector, psi = atan(|second| / |first|) with n1 and
- * n2 numbers in the parts, has the density cos(psi)^(n1 - 1) sin(psi)^(n2 - 1) on [0, pi / 2]; a pair of
- * numbers has a uniform angle on the circle. Angles occur here as unit vectors, so that encoders compare
- * cross products and need no arc tangent. */
+ * A normally distributed vector has two parts with n1 and n2 numbers. The angle between the parts,
+ * psi = atan(|second| / |first|), has the density cos(psi)^(n1 - 1) sin(psi)^(n2 - 1) on [0, pi /
+ * 2]. A pair of numbers has a uniform angle on the circle. Angles are stored as unit vectors:
+ * encoders compare cross products and need no arc tangent. */
 #ifndef KVANT_MATH_POLAR_ANGLES_H
 #define KVANT_MATH_POLAR_ANGLES_H
 
@@ -19,12 +19,13 @@ typedef struct kvant_polar_book {
     float cos_threshold[KVANT_POLAR_MAX_LEVELS], sin_threshold[KVANT_POLAR_MAX_LEVELS];
 } kvant_polar_book;
 
-/* The Lloyd-Max codebook of psi, 2^bits levels in increasing order, 2^bits - 1 thresholds; n1, n2 >= 2 and
- * at most 512. The same bits on every machine: computed from + - * / and square root alone. */
+/* The Lloyd-Max codebook of psi, 2^bits levels in increasing order, 2^bits - 1 thresholds; n1, n2
+ * >= 2 and at most 512. The same bits on every machine: computed from + - * / and square root
+ * alone. */
 void kvant_polar_angle_book(uint32_t n1, uint32_t n2, uint32_t bits, kvant_polar_book *book);
 
-/* The circle in 2^bits equal sectors, sector k from k pi / 2^(bits-1): levels are their middles; the
- * 2^(bits-2) - 1 thresholds are those inside the first quadrant. */
+/* The circle in 2^bits equal sectors, sector k from k pi / 2^(bits-1): levels are their middles;
+ * the 2^(bits-2) - 1 thresholds are those inside the first quadrant. */
 void kvant_polar_circle_book(uint32_t bits, kvant_polar_book *book);
 
 #endif

@@ -1,4 +1,4 @@
-/* quaternion.c - see quaternion.h; the constructions are those of docs/format.md, "Direction codes". */
+/* quaternion.c - see quaternion.h. docs/format.md, "Direction codes", has the constructions. */
 #include "quaternion.h"
 
 #include <math.h>
@@ -36,8 +36,9 @@ double kvant_hurwitz_closeness(const kvant_quaternion *y)
     return largest > sum * 0.5 ? largest : sum * 0.5;
 }
 
-/* The squared length is an exact integer, so nothing is rounded before the square root. Odd coordinates:
- * none is zero, and their distribution is symmetric. 31 % of the points lie in the ball. */
+/* The squared length is an exact integer, so nothing is rounded before the square root. Odd
+ * coordinates: none is zero, and their distribution is symmetric. 31 % of the points lie in the
+ * ball. */
 kvant_quaternion kvant_quaternion_random(uint64_t *state)
 {
     int64_t v[4];

@@ -1,6 +1,9 @@
-/* rotation.c - see rotation.h. Normal numbers are approximated by a sum of 16 uniform ones: log and cos of the C library
- * differ between machines, and after orthonormalisation the difference from a Haar matrix is far below the
- * quantisation error (the marginals' excess kurtosis of -0.075 is averaged over d terms). */
+/* rotation.c - see rotation.h.
+ *
+ * A normal number is approximated by a sum of 16 uniform numbers, because log and cos of the C
+ * library differ between machines. After orthonormalisation the difference from a Haar matrix is
+ * far below the quantisation error: averaging over d terms shrinks the excess kurtosis of the
+ * marginals (-0.075). */
 #include "rotation.h"
 
 #include <math.h>
@@ -35,7 +38,8 @@ static double dot(const double *a, const double *b, uint32_t d)
     return sum;
 }
 
-/* Subtracts from row i its parts along the rows before it; twice, because once leaves errors of cancellation. */
+/* Subtracts from row i its parts along the rows before it; twice, because once leaves errors of
+ * cancellation. */
 static void orthogonalise(double *rows, uint32_t i, uint32_t d)
 {
     double *row = rows + (size_t)i * d;

@@ -1,5 +1,5 @@
-/* rotation.h - a random orthogonal matrix from a seed, the same bits everywhere (docs/format.md,
- * "Transform"). */
+/* rotation.h - a random orthogonal matrix from a seed, with equal bits on every machine
+ * (docs/format.md, "Transform"). */
 #ifndef KVANT_MATH_ROTATION_H
 #define KVANT_MATH_ROTATION_H
 
@@ -8,11 +8,12 @@
 
 #include <kvant/kvant.h>
 
-/* Fills matrix (d x d, row-major) with orthonormal rows. KVANT_ERR_MEMORY when scratch cannot be had. */
+/* Fills matrix (d x d, row-major) with orthonormal rows. KVANT_ERR_MEMORY when scratch cannot be
+ * had. */
 kvant_status kvant_random_rotation(uint32_t d, uint64_t seed, float *matrix);
 
-/* Fills matrix with n approximately normal numbers of mean 0 and standard deviation sigma: each the sum of
- * 16 uniform ones, so with an excess kurtosis of -0.075. */
+/* Fills matrix with n approximately normal numbers of mean 0 and standard deviation sigma: each the
+ * sum of 16 uniform ones, so with an excess kurtosis of -0.075. */
 void kvant_random_normals(size_t n, double sigma, uint64_t seed, float *matrix);
 
 #endif

@@ -1,6 +1,8 @@
-/* spd.h - symmetric positive definite matrices in binary64: inverse, square root, the geometric mean that solves M A M = B. All
- * matrices are n x n, row-major and full; nothing here knows what they stand for. Only + - * / and square root are used, so
- * results have the same bits everywhere. */
+/* spd.h - symmetric positive definite matrices in binary64: inverse, square root, and the geometric
+ * mean, which solves M A M = B.
+ *
+ * All matrices are n x n, row-major and full. Only + - * / and square root are used, so results
+ * have the same bits on every machine. Knows nothing of keys or queries. */
 #ifndef KVANT_MATH_SPD_H
 #define KVANT_MATH_SPD_H
 
@@ -8,22 +10,25 @@
 
 #include <kvant/kvant.h>
 
-/* inverse = m^-1 by Cholesky's factorisation, symmetric to the bit. KVANT_ERR_ARGUMENT when m is not positive definite,
- * KVANT_ERR_MEMORY. inverse may be m. */
+/* inverse = m^-1 by Cholesky's factorisation, symmetric to the bit. KVANT_ERR_ARGUMENT when m is
+ * not positive definite, KVANT_ERR_MEMORY. inverse may be m. */
 kvant_status kvant_spd_inverse(uint32_t n, const double *m, double *inverse);
 
-/* root = m^(1/2), inverse_root = m^(-1/2) (NULL: not wanted). KVANT_ERR_ARGUMENT unless all eigenvalues are above 0,
- * KVANT_ERR_MEMORY. Outputs may be m. */
+/* root = m^(1/2), inverse_root = m^(-1/2) (NULL: not wanted). KVANT_ERR_ARGUMENT unless all
+ * eigenvalues are above 0, KVANT_ERR_MEMORY. Outputs may be m. */
 kvant_status kvant_spd_roots(uint32_t n, const double *m, double *root, double *inverse_root);
 
-/* mean = the positive definite solution of mean a mean = b: the geometric mean of a^-1 and b (Pusz and Woronowicz 1975),
- * a^(-1/2) (a^(1/2) b a^(1/2))^(1/2) a^(-1/2). Errors as above; mean may be a or b. */
+/* mean = the positive definite solution of mean a mean = b: the geometric mean of a^-1 and b (Pusz
+ * and Woronowicz 1975), a^(-1/2) (a^(1/2) b a^(1/2))^(1/2) a^(-1/2). Errors as above; mean may be a
+ * or b. */
 kvant_status kvant_spd_mean(uint32_t n, const double *a, const double *b, double *mean);
 
-/* out = s m s, symmetric to the bit, for symmetric s and m; scratch: n x n. out may be none of the others. */
+/* out = s m s, symmetric to the bit, for symmetric s and m; scratch: n x n. out may be none of the
+ * others. */
 void kvant_spd_sandwich(uint32_t n, const double *s, const double *m, double *scratch, double *out);
 
-/* m = lower^T D lower with ones on lower's diagonal, D diagonal, the n pivots. Errors as for the inverse. */
+/* m = lower^T D lower with ones on lower's diagonal, D diagonal, the n pivots. Errors as for the
+ * inverse. */
 kvant_status kvant_spd_unit_lower(uint32_t n, const double *m, double *lower, double *pivots);
 
 /* The sum of the diagonal. */

@@ -1,5 +1,8 @@
-/* tridiagonal.c - see tridiagonal.h: Householder reflections, then QR steps with Wilkinson's shift that chase a bulge down the
- * diagonal (Golub and Van Loan, Matrix Computations, 8.3). Eigenvectors are rows, so that every rotation runs over memory in order. */
+/* tridiagonal.c - see tridiagonal.h.
+ *
+ * Householder reflections make the matrix tridiagonal. QR steps with Wilkinson's shift then chase a
+ * bulge down the diagonal (Golub and Van Loan, Matrix Computations, 8.3). Eigenvectors are rows, so
+ * every rotation runs over memory in order. */
 #include "tridiagonal.h"
 
 #include <math.h>
@@ -27,7 +30,8 @@ static void add(double *a, double factor, const double *b, size_t n)
         a[i] += factor * b[i];
 }
 
-/* Makes v, a column, the vector of the reflection 1 - beta v v^T that leaves of it only its first number, which is returned. */
+/* Makes v, a column, the vector of the reflection 1 - beta v v^T that leaves of it only its first
+ * number, which is returned. */
 static double reflect(double *v, size_t n, double *beta)
 {
     double rest = dot(v + 1, v + 1, n - 1), first = v[0], length = sqrt(first * first + rest);
@@ -40,7 +44,8 @@ static double reflect(double *v, size_t n, double *beta)
     return kept;
 }
 
-/* a = (1 - beta v v^T) a (1 - beta v v^T) for the last n rows and columns of a matrix with rows of the given stride; w: room for n. */
+/* a = (1 - beta v v^T) a (1 - beta v v^T) for the last n rows and columns of a matrix with rows of
+ * the given stride; w: room for n. */
 static void reflect_both(double *a, size_t stride, size_t n, const double *v, double beta, double *w)
 {
     for (size_t i = 0; i < n; i++)
@@ -52,8 +57,8 @@ static void reflect_both(double *a, size_t stride, size_t n, const double *v, do
     }
 }
 
-/* Diagonal and the numbers beside it; rows of q become those of the reflections' product. Reflection k's vector stays in row k of a,
- * right of the diagonal. */
+/* Diagonal and the numbers beside it; rows of q become those of the reflections' product.
+ * Reflection k's vector stays in row k of a, right of the diagonal. */
 static void tridiagonalise(size_t n, double *a, double *diagonal, double *beside, double *q, double *w)
 {
     double *beta = w + n;

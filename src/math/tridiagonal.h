@@ -1,5 +1,5 @@
-/* tridiagonal.h - eigenvalues and eigenvectors of a symmetric matrix, fast: some ten times as fast as eigen.c at 256 x 256, whose
- * order of operations is part of a page format and cannot change. */
+/* tridiagonal.h - eigenvalues and eigenvectors of a symmetric matrix, about ten times as fast as
+ * eigen.c at 256 x 256. eigen.c stays, because a page format fixes its order of operations. */
 #ifndef KVANT_MATH_TRIDIAGONAL_H
 #define KVANT_MATH_TRIDIAGONAL_H
 
@@ -7,9 +7,10 @@
 
 #include <kvant/kvant.h>
 
-/* Fills values with the eigenvalues, in no order, and vectors (n x n, row-major) with orthonormal eigenvectors as rows, both within
- * about n 2^-53 of the matrix's norm. matrix: n x n, symmetric; it is destroyed. KVANT_ERR_MEMORY; KVANT_ERR_ARGUMENT when it does
- * not converge, which takes numbers that are not finite. */
+/* Fills values with the eigenvalues, in no order, and vectors (n x n, row-major) with orthonormal
+ * eigenvectors as rows, both within about n 2^-53 of the matrix's norm. matrix: n x n, symmetric;
+ * it is destroyed. KVANT_ERR_MEMORY; KVANT_ERR_ARGUMENT when it does not converge, which takes
+ * numbers that are not finite. */
 kvant_status kvant_tridiagonal_eigen(uint32_t n, double *matrix, double *values, double *vectors);
 
 #endif

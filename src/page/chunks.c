@@ -1,4 +1,4 @@
-/* chunks.c - see chunks.h; the formulas are those of docs/format.md, "Chunk codes". */
+/* chunks.c - see chunks.h. docs/format.md, "Chunk codes", has the formulas. */
 #include "chunks.h"
 
 void kvant_chunk_layout_init(kvant_chunk_layout *layout, kvant_role role, uint32_t n_chunks, uint32_t bits)
@@ -17,14 +17,15 @@ void kvant_chunk_layout_init(kvant_chunk_layout *layout, kvant_role role, uint32
     layout->code_bytes = words * sizeof(uint32_t);
 }
 
-/* Where a token's codes of one plane lie: chunk c in word first + step (c / pair), at bit + 16 (c mod pair). */
+/* Where a token's codes of one plane lie: chunk c in word first + step (c / pair), at bit + 16 (c
+ * mod pair). */
 typedef struct place {
     size_t first, step;
     uint32_t bit, pair;
 } place;
 
-/* Tokens are rows of an operand: a GPU lane owns those with one t mod 8, and finds them in 4 neighbouring words. Two
- * chunks share a word, 16 bits apart. */
+/* Tokens are rows of an operand: a GPU lane owns those with one t mod 8, and finds them in 4
+ * neighbouring words. Two chunks share a word, 16 bits apart. */
 static place key_place(const kvant_chunk_plane *plane, uint32_t token)
 {
     uint32_t p = plane->bits, position = 32 * (token % 16 / 8) + 4 * (token % 8) + token / 16;

@@ -1,8 +1,9 @@
-/* chunks.h - where the code of (token, chunk) lies in a page, for codecs that quantise several channels at once: octahedral
- * triplets, quaternions (docs/format.md, "Chunk codes").
+/* chunks.h - the place of the code of (token, chunk) in a page, for codecs that quantise several
+ * channels together: octahedral triplets, quaternions (docs/format.md, "Chunk codes").
  *
- * Owns the arithmetic of such a code plane; knows nothing of what a code means. Unlike the tiles of layout.h nothing is
- * padded to 16: 43 triplets of 13 bits take 43 x 13 bits a token (one chunk more for K when their number is odd). */
+ * Owns the arithmetic of this code plane; knows nothing of what a code means. Tiles of layout.h are
+ * padded to 16, these are not: 43 triplets of 13 bits take 43 x 13 bits per token. K adds one chunk
+ * when the number of chunks is odd. */
 #ifndef KVANT_PAGE_CHUNKS_H
 #define KVANT_PAGE_CHUNKS_H
 

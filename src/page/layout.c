@@ -1,11 +1,12 @@
-/* layout.c - see layout.h; the formulas are those of docs/format.md, "Scalar codes". */
+/* layout.c - see layout.h. docs/format.md, "Scalar codes", has the formulas. */
 #include "layout.h"
 
 static const uint8_t plane_bits[9][KVANT_MAX_PLANES] = {
     { 0 }, { 1 }, { 2 }, { 2, 1 }, { 4 }, { 4, 1 }, { 4, 2 }, { 4, 2, 1 }, { 4, 4 },
 };
 
-/* The place of row 16 rt + r in the order of words (r mod 8, rt) and fields (r / 8) within its row group. */
+/* The place of row 16 rt + r in the order of words (r mod 8, rt) and fields (r / 8) within its row
+ * group. */
 static uint16_t position(const kvant_layout *layout, uint32_t row)
 {
     uint32_t rt = row / 16, r = row % 16, g = rt / 4, tiles = kvant_layout_group_tiles(layout, g);
@@ -45,7 +46,8 @@ static uint32_t pair(uint32_t even, uint32_t odd, const kvant_plane *plane, uint
     return ((even >> plane->shift & mask) | (odd >> plane->shift & mask) << 16) << plane->bits * field;
 }
 
-/* A token of K is a row: a word holds 4 of its codes, columns 2 q, 2 q + 1, 2 q + 8 and 2 q + 9 of a tile. */
+/* A token of K is a row: a word holds 4 of its codes, columns 2 q, 2 q + 1, 2 q + 8 and 2 q + 9 of
+ * a tile. */
 static void put_row(const kvant_layout *layout, const kvant_plane *plane, uint32_t *words, uint32_t row,
                     const uint8_t *codes)
 {

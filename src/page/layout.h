@@ -1,4 +1,5 @@
-/* layout.h - where the code of (token, channel) lies in a page: planes, tiles, lanes, fields (docs/format.md).
+/* layout.h - the place of the code of (token, channel) in a page: planes, tiles, lanes, fields
+ * (docs/format.md).
  *
  * Owns the arithmetic of the code plane for scalar codes; knows nothing of scales or numbers. */
 #ifndef KVANT_PAGE_LAYOUT_H
@@ -40,12 +41,14 @@ static inline uint32_t kvant_layout_group_tiles(const kvant_layout *layout, uint
     return left < 4 ? left : 4;
 }
 
-/* Writes or reads the codes of all channels of one token. codes: padded_dim bytes, the padding 0 for put. */
+/* Writes or reads the codes of all channels of one token. codes: padded_dim bytes, the padding 0
+ * for put. */
 void kvant_layout_put(const kvant_layout *layout, void *page, uint32_t token, const uint8_t *codes);
 void kvant_layout_get(const kvant_layout *layout, const void *page, uint32_t token, uint8_t *codes);
 
-/* Unpacked tiles keep the order of the words in the page, so that unpacking needs no shuffle: position of
- * row tile row i (a token for K, a channel for V) in an unpacked tile of role's layout. */
+/* Unpacked tiles keep the order of the words in the page, so that unpacking needs no shuffle:
+ * position of row tile row i (a token for K, a channel for V) in an unpacked tile of role's
+ * layout. */
 static inline uint32_t kvant_layout_row_position(const kvant_layout *layout, uint32_t row)
 {
     return layout->positions[row];
@@ -58,7 +61,8 @@ static inline void kvant_layout_move_row(kvant_layout *layout, uint32_t row, uin
     layout->moved = true;
 }
 
-/* The same for the tokens of any page, also for V, whose tokens are columns: unpacked K and V agree on it. */
+/* The same for the tokens of any page, also for V, whose tokens are columns: unpacked K and V agree
+ * on it. */
 static inline uint32_t kvant_token_position(uint32_t token)
 {
     uint32_t tile = token / 16, r = token % 16;

@@ -1,4 +1,5 @@
-/* format.c - writes the settings file of docs/tuning.md. Layers alike share a line, so that a file shows what differs. */
+/* format.c - writes the settings file of docs/tuning.md. Equal layers share a line, so a file shows
+ * the differences. */
 #include "settings_internal.h"
 
 #include <inttypes.h>

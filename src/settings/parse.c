@@ -1,5 +1,5 @@
-/* parse.c - reads the settings file of docs/tuning.md: one statement a line, the checksum last. Every line is checked before
- * anything of it is kept; an error names the line. */
+/* parse.c - reads the settings file of docs/tuning.md: one statement per line, the checksum last. A
+ * line is checked whole before it is stored. An error names the line. */
 #include "settings_internal.h"
 
 #include <inttypes.h>
@@ -9,7 +9,7 @@
 
 #define CHECK_BYTES (sizeof KVANT_SETTINGS_CHECK - 1 + 16 + 1) /* of the last line, with its end */
 
-/* What is left of a line, and what its errors say. */
+/* The rest of a line, and the context of its errors. */
 typedef struct line {
     const char *at, *end;
     uint32_t number;
@@ -107,7 +107,8 @@ static kvant_status read_calibration(kvant_settings *s, line *l)
 
 #define ALL_HEADS UINT32_MAX
 
-/* The next piece of a list of layers: "N" or "N-M", all kv heads of them, or "N/H", kv head H of layer N. */
+/* The next piece of a list of layers: "N" or "N-M", all kv heads of them, or "N/H", kv head H of
+ * layer N. */
 typedef struct piece {
     uint32_t first, last, head;
 } piece;

@@ -1,13 +1,15 @@
-/* preset.c - the presets: what to take when one does not want to choose, of what measurements favour (docs/quality.md). */
+/* preset.c - the presets: default codecs, chosen by measurement (docs/quality.md). */
 #include <kvant/settings.h>
 
 #include <string.h>
 
 #include "../base/attributes.h"
 
-/* With a calibration keys go through its matrix. Without one they are centred on the first rows, and their channels, which differ
- * much in size, get factors. Keys get what bits there are beyond 4: an error of a key moves a whole row of probabilities, that of a
- * value is averaged. A centre of values is worth its page of fp16, a fifth of a bit at 2048 tokens, only where quality comes first. */
+/* With a calibration, keys pass through its matrix. Without a calibration, keys are centred on
+ * the first rows, and factors even out their channels, which differ much in size. Keys get the
+ * bits beyond 4: an error of a key moves a whole row of probabilities, while errors of values
+ * average out. A centre of values costs a page of fp16, a fifth of a bit per number at 2048
+ * tokens, so only the preset for quality has it. */
 static const struct {
     const char *name, *summary;
     struct {

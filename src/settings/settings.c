@@ -1,5 +1,5 @@
-/* settings.c - settings as an object: made from numbers or a file, looked up, checked against codecs and a calibration. What
- * the file looks like is the business of parse.c and format.c. */
+/* settings.c - settings as an object: creation, look-up, checks against codecs and a calibration.
+ * parse.c reads the file, format.c writes it. */
 #include "settings_internal.h"
 
 #include <kvant/calibration.h>
@@ -284,7 +284,8 @@ kvant_status kvant_settings_calibration_path(const kvant_settings *settings, cha
     return KVANT_OK;
 }
 
-/* A calibration of the same model made anew is another one: what was measured with the old one does not hold for it. */
+/* A calibration of the same model made anew is another one: what was measured with the old one does
+ * not hold for it. */
 static kvant_status check_theirs(const kvant_settings *s, const kvant_calibration *calibration, const char *name,
                                  const kvant_error *error)
 {

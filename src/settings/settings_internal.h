@@ -1,4 +1,4 @@
-/* settings_internal.h - settings in memory, for settings.c (making, looking up), parse.c and format.c (the file). */
+/* settings_internal.h - settings in memory, shared by settings.c, parse.c and format.c. */
 #ifndef KVANT_SETTINGS_SETTINGS_INTERNAL_H
 #define KVANT_SETTINGS_SETTINGS_INTERNAL_H
 

@@ -1,8 +1,9 @@
-/* addvq.c - the uncalibrated additive quantiser that the HQMQ paper compares with (appendix Q): a
- * direction is the sum of an entry of each of two random codebooks of K quaternions, brought to length 1.
+/* addvq.c - the uncalibrated additive quantiser that the HQMQ paper compares with (appendix Q). A
+ * direction is the normalised sum of two entries, one from each of two random codebooks of K
+ * quaternions.
  *
- * `search=joint` finds the best of the K^2 sums; `search=greedy` takes the authors' way, first the one
- * entry and then the other for what remains. */
+ * `search=joint` finds the best of the K^2 sums. `search=greedy` is the authors' search: first one
+ * entry, then the other entry for the remainder. */
 #include <math.h>
 
 #include "../../base/random.h"

@@ -1,4 +1,4 @@
-/* direction.c - see direction.h; formulas and rounding: docs/format.md, "Direction codes". */
+/* direction.c - see direction.h. docs/format.md, "Direction codes", has formulas and rounding. */
 #include "direction.h"
 
 #include <math.h>
@@ -9,7 +9,8 @@
 
 #define MAX_SLOTS 16u
 
-/* A row on its way to codes. Arrays of components, padded with zeros, so that searches run over chunks. */
+/* A row on its way to codes. Arrays of components, padded with zeros, so that searches run over
+ * chunks. */
 typedef struct row {
     float x[4 * KVANT_DIRECTION_MAX_CHUNKS];
     float squares[KVANT_DIRECTION_MAX_CHUNKS], norm[KVANT_DIRECTION_MAX_CHUNKS];
@@ -59,8 +60,8 @@ static float median(const float *x, uint32_t n)
     return sorted[(n - 1) / 2];
 }
 
-/* The largest chunks above the threshold get the slots there are; the others stay ordinary chunks. A norm
- * of 0 then hides an outlier from the radius scale. */
+/* The largest chunks above the threshold get the slots there are; the others stay ordinary chunks.
+ * A norm of 0 then hides an outlier from the radius scale. */
 static void extract_outliers(const kvant_direction *direction, row *r)
 {
     r->n_outliers = 0;
@@ -78,7 +79,8 @@ static void extract_outliers(const kvant_direction *direction, row *r)
     }
 }
 
-/* Half to even, for 0 <= x < 2^22: what is added leaves no fraction. Unlike rintf this is never a call. */
+/* Half to even, for 0 <= x < 2^22: what is added leaves no fraction. Unlike rintf this is never a
+ * call. */
 static float round_small(float x)
 {
     return (x + 8388608.0f) - 8388608.0f;
@@ -100,8 +102,8 @@ static float quantize_radii(const kvant_direction *direction, row *r)
     return step;
 }
 
-/* The step with which the coded chunks keep their <y, y>. Chunks of radius 0 do not count: to make up for
- * them by enlarging the others would only add error. */
+/* The step with which the coded chunks keep their <y, y>. Chunks of radius 0 do not count: to make
+ * up for them by enlarging the others would only add error. */
 static float unbiased_step(const kvant_direction *direction, const row *r)
 {
     const size_t stride = KVANT_DIRECTION_MAX_CHUNKS;
@@ -169,8 +171,8 @@ static void direction_encode(const kvant_codec *codec, const kvant_kernels *kern
     kvant_chunk_layout_put(&direction->layout, page, token, codes);
 }
 
-/* The numbers of a chunk. Index n_codewords means a slot; every other index beyond the codewords, and a
- * slot that there is not, is not written by encoders and decodes to zeros. */
+/* The numbers of a chunk. Index n_codewords means a slot; every other index beyond the codewords,
+ * and a slot that there is not, is not written by encoders and decodes to zeros. */
 static void decode_chunk(const kvant_direction *direction, const uint16_t *metadata, uint32_t token, uint32_t code,
                          float chunk[4])
 {
@@ -246,8 +248,8 @@ kvant_status kvant_direction_variant(const kvant_spec *spec, const kvant_directi
         (unsigned)b);
 }
 
-/* As many slots as one chunk in 16, unless the spec says: 64 bits each, so one bit per number for the usual
- * head_dims. med3 is med=3. */
+/* As many slots as one chunk in 16, unless the spec says: 64 bits each, so one bit per number for
+ * the usual head_dims. med3 is med=3. */
 static kvant_status resolve_outliers(const kvant_codec *codec, kvant_direction *direction,
                                      kvant_direction_options *o, const kvant_error *error)
 {
@@ -276,8 +278,8 @@ static kvant_status resolve_outliers(const kvant_codec *codec, kvant_direction *
     return KVANT_OK;
 }
 
-/* The paper's count: fractional fields, one fp16 number a token, and with outliers its formula (2), where
- * p is the share of chunks that there is room for. */
+/* The paper's count: fractional fields, one fp16 number per token, and with outliers its formula (2),
+ * where p is the share of chunks that there is room for. */
 static double nominal_bits(const kvant_direction *direction, double code_bits, uint32_t head_dim)
 {
     double share = (double)direction->slots / direction->n_chunks;

@@ -1,8 +1,9 @@
-/* direction.h - what the codecs of 4-channel chunks share (hqmq, spherical, addvq): a chunk is a radius of
- * a few bits times an entry of a table of directions (docs/format.md, "Direction codes").
+/* direction.h - the shared part of codecs with 4-channel chunks (hqmq, spherical, addvq): a chunk
+ * is a radius of a few bits times an entry of a table of directions (docs/format.md, "Direction
+ * codes").
  *
- * Owns radius scales, outliers, code layout, decoding. A family fills the table and says how an index is
- * found. */
+ * Owns radius scales, outliers, code layout, decoding. A family fills the table and finds the
+ * index. */
 #ifndef KVANT_CODEC_DIRECTION_H
 #define KVANT_CODEC_DIRECTION_H
 
@@ -14,14 +15,15 @@
 
 typedef struct kvant_direction kvant_direction;
 
-/* index[c] = the direction of chunk c, whose components are x[i * KVANT_DIRECTION_MAX_CHUNKS + c], for n
- * chunks, a multiple of KVANT_DIRECTION_LANES; zeros get index 0. Components are finite and their products
- * too. */
+/* index[c] = the direction of chunk c, whose components are x[i * KVANT_DIRECTION_MAX_CHUNKS + c],
+ * for n chunks, a multiple of KVANT_DIRECTION_LANES; zeros get index 0. Components are finite and
+ * their products too. */
 typedef void kvant_direction_search(const kvant_direction *direction, const kvant_kernels *kernels, const float *x,
                                     uint32_t n, uint32_t *index);
 
 struct kvant_direction {
-    /* ceil(head_dim / 4), and that as a multiple of KVANT_DIRECTION_LANES; aligned for the codewords, which follow the struct */
+    /* ceil(head_dim / 4), and that as a multiple of KVANT_DIRECTION_LANES; aligned for the
+     * codewords, which follow the struct */
     _Alignas(16) uint32_t n_chunks;
     uint32_t padded_chunks;
     uint32_t n_codewords, index_bits, radius_bits;
@@ -53,12 +55,13 @@ static inline kvant_direction *kvant_direction_of(const kvant_codec *codec)
     return codec->state;
 }
 
-/* The Hurwitz unit p with the largest <y, p>: one component where its magnitude is at least half the sum
- * of all, the first of the largest; otherwise halves with the signs of y, + for zeros. */
+/* The Hurwitz unit p with the largest <y, p>: one component where its magnitude is at least half
+ * the sum of all, the first of the largest; otherwise halves with the signs of y, + for zeros. */
 uint32_t kvant_direction_closest_unit(const float y[4]);
 
-/* Reads a variant such as s96r4, made of two letters or words and two numbers; without a variant *a and *b
- * keep their defaults. KVANT_ERR_SPEC unless min_a <= *a <= max_a and min_b <= *b <= max_b. */
+/* Reads a variant such as s96r4, made of two letters or words and two numbers; without a variant *a
+ * and *b keep their defaults. KVANT_ERR_SPEC unless min_a <= *a <= max_a and min_b <= *b <=
+ * max_b. */
 typedef struct kvant_direction_field {
     const char *name;
     uint32_t min, max;
@@ -66,8 +69,8 @@ typedef struct kvant_direction_field {
 kvant_status kvant_direction_variant(const kvant_spec *spec, const kvant_direction_field fields[2],
                                      uint32_t numbers[2], const kvant_error *error);
 
-/* Takes the options, which it completes, and those of the transform, allocates the state and sets sizes and
- * quantiser. */
+/* Takes the options, which it completes, and those of the transform, allocates the state and sets
+ * sizes and quantiser. */
 kvant_status kvant_direction_create(kvant_codec *codec, const kvant_request *request, kvant_direction_options *options,
                                     const kvant_direction_shape *shape, const kvant_error *error);
 

@@ -1,7 +1,8 @@
-/* hessian.c - `hessian` (SAW-INT4, appendix A.3): the eigenvectors of the queries' second moment as a rotation, composed with a
- * Hadamard matrix, before asymmetric int per token. Formulas: docs/format.md, "Query basis".
+/* hessian.c - `hessian` (SAW-INT4, appendix A.3): asymmetric int per token behind a rotation. The
+ * rotation is the eigenvectors of the queries' second moment, composed with a Hadamard matrix.
  *
- * The quantiser is uniform.c's; values take the rotation of their keys, as in the paper. */
+ * uniform.c is the quantiser. Values take the rotation of their keys, as in the paper.
+ * docs/format.md, "Query basis", has the formulas. */
 #include "../../base/alloc.h"
 #include "../../math/eigen.h"
 #include "../site.h"

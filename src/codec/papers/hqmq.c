@@ -1,9 +1,10 @@
-/* hqmq.c - HQMQ: the direction of a chunk is a product of one of the 24 Hurwitz units and one of S
- * secondary quaternions (sections 3 and B of the paper). Formulas: docs/format.md, "Direction codes".
+/* hqmq.c - HQMQ: the direction of a chunk is the product of one of the 24 Hurwitz units and one of
+ * S secondary quaternions (sections 3 and B of the paper). docs/format.md, "Direction codes", has
+ * the formulas.
  *
- * The paper draws the secondaries at random, `book=random`; the default, `book=spread`, draws some
- * candidates for each and takes the one farthest from those before it, which costs no bits and lowers the
- * error by a fifth. */
+ * The paper draws the secondaries at random: `book=random`. The default `book=spread` draws some
+ * candidates per secondary and takes the candidate farthest from the preceding secondaries. It
+ * costs no bits and lowers the error by a fifth. */
 #include <math.h>
 
 #include "../../base/random.h"
@@ -41,7 +42,8 @@ static kvant_quaternion *unrounded(const kvant_direction *direction, uint32_t n_
     return (kvant_quaternion *)(void *)(direction->table + (size_t)4 * n_secondaries);
 }
 
-/* Directions are rounded from products with the unrounded secondaries: whoever makes directions of them needs these. */
+/* Directions are rounded from products with the unrounded secondaries: whoever makes directions of
+ * them needs these. */
 static void set_view(kvant_codec *codec, uint32_t n_secondaries)
 {
     kvant_chunk_view *view = &codec->view.of.chunk;

@@ -1,8 +1,9 @@
 /* innerq.c - `innerq-base`, `innerq-hybrid`, `innerq-small` (InnerQ, section 4): groups along the
- * dimension that attention sums over, so channels of a token for K and tokens of a channel for V.
+ * dimension that attention sums over. These are channels of a token for K and tokens of a channel
+ * for V.
  *
- * Owns what the three names mean. The quantiser is uniform.c's; windows and the normalisation of keys are
- * the cache's, which this file only asks for. */
+ * Owns the meaning of the three names. uniform.c is the quantiser. The cache does windows and the
+ * normalisation of keys; this file only asks for them. */
 #include <string.h>
 
 #include "../uniform.h"

@@ -1,8 +1,8 @@
-/* kivi.c - `kivi-2`, `kivi-4` (KIVI, as InnerQ's section 5 sets it up): asymmetric groups across the
- * dimension that attention sums over, so tokens of a channel for K and channels of a token for V, behind a
- * window of recent tokens in fp16.
+/* kivi.c - `kivi-2`, `kivi-4` (KIVI, as set up in InnerQ, section 5): asymmetric groups across the
+ * dimension that attention sums over, behind a window of recent fp16 tokens. Groups are tokens of a
+ * channel for K and channels of a token for V.
  *
- * The quantiser is uniform.c's, the window the cache's. */
+ * uniform.c is the quantiser; the cache keeps the window. */
 #include <stdio.h>
 
 #include "../uniform.h"

@@ -1,8 +1,8 @@
-/* kmeans.c - `kmeans` (SAW-INT4, appendix A.2): the nearest of c calibrated centroids, and what is left as asymmetric int per
- * token. Formulas: docs/format.md, "Centroids".
+/* kmeans.c - `kmeans` (SAW-INT4, appendix A.2): the nearest of c calibrated centroids, and the
+ * remainder as asymmetric int per token. docs/format.md, "Centroids", has the formulas.
  *
- * Everything happens in the transformed space: centroids are rotated once, at creation, and distances do not change by a
- * rotation. The quantiser of what is left is uniform.c's. */
+ * Everything happens in the transformed space. Centroids are rotated once, at creation; a rotation
+ * does not change distances. uniform.c quantises the remainder. */
 #include <string.h>
 
 #include "../../base/alloc.h"
@@ -24,7 +24,8 @@ static const kmeans *kmeans_of(const kvant_codec *codec)
     return codec->state;
 }
 
-/* Bits of a token's index. Whole bytes: pages end on multiples of 64 bytes, which eats what fewer bits would save. */
+/* Bits of a token's index. Whole bytes: pages end on multiples of 64 bytes, which eats what fewer
+ * bits would save. */
 static uint32_t index_bits(uint32_t clusters)
 {
     return clusters == 1 ? 0 : clusters <= 256 ? 8 : 16;
@@ -75,8 +76,8 @@ static kvant_status kmeans_check(const kvant_codec *codec, const kvant_kernels *
     return kmeans_of(codec)->residual->check(codec, kernels, rest);
 }
 
-/* A scale of 0 means that the token was never written, so one that rounds to 0 becomes the smallest number there is. Its codes
- * are all the same then and decode to the zero point. */
+/* A scale of 0 means that the token was never written, so one that rounds to 0 becomes the smallest
+ * number there is. Its codes are all the same then and decode to the zero point. */
 static void kmeans_encode(const kvant_codec *codec, const kvant_kernels *kernels, const float *y, uint32_t token,
                    void *page)
 {
@@ -129,7 +130,8 @@ static kvant_status find_centroids(const kvant_codec *codec, const kvant_site *s
                       (unsigned)clusters, list, (unsigned)clusters);
 }
 
-/* Rotated centroids, with every number small enough that what they leave of an ordinary row fits fp16. */
+/* Rotated centroids, with every number small enough that what they leave of an ordinary row fits
+ * fp16. */
 static kvant_status place_centroids(const kvant_codec *codec, kmeans *k, const float *centroids,
                                     const kvant_error *error)
 {

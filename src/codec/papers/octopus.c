@@ -1,9 +1,12 @@
-/* octopus.c - OCTOPUS: random rotation, then triplets of channels as direction and norm; directions are
- * mapped to a square (octahedral map), whose coordinates and the norm have Lloyd-Max codebooks. Reads the
- * options, places codes in pages; rows are quantised in octopus_book.c.
+/* octopus.c - OCTOPUS: a random rotation, then triplets of channels as direction and norm. The
+ * octahedral map takes directions to a square. The coordinates in the square and the norm have
+ * Lloyd-Max codebooks.
  *
- * `octopus-b` spends b + 1 bits on each coordinate of a direction and b - 1 on a norm (the paper's split),
- * so 3b + 1 bits on three channels: a third of a bit a channel more than its name says. */
+ * This file reads the options and places codes in pages; octopus_book.c quantises rows.
+ *
+ * `octopus-b` spends b + 1 bits on each of the two coordinates and b - 1 bits on the norm (the
+ * paper's split). That is 3b + 1 bits per three channels: 1/3 bit per channel more than the name
+ * says. */
 #include "octopus.h"
 
 #include <string.h>
@@ -117,8 +120,8 @@ static void place_values(kvant_codec *codec)
         kvant_layout_move_row(&codec->layout, j, j < codec->info.head_dim ? places.first[j % 3] + j / 3 : j);
 }
 
-/* split=D.N: D bits for each coordinate of a direction, N for a norm. D + N is 2b as in the paper's sweep,
- * or 2b + 1, so that the number in the name stays true. */
+/* split=D.N: D bits for each coordinate of a direction, N for a norm. D + N is 2b as in the paper's
+ * sweep, or 2b + 1, so that the number in the name stays true. */
 static kvant_status resolve_split(octopus_options *o, uint32_t bits, const kvant_error *error)
 {
     if (o->direction_bits == KVANT_OPTION_ABSENT) {

@@ -1,4 +1,5 @@
-/* octopus.h - the codebook of octopus codecs and what it does to one row, for octopus.c. Formulas and rounding: docs/format.md, "Octahedral codes". */
+/* octopus.h - the codebook of octopus codecs, and quantising one row, for octopus.c.
+ * docs/format.md, "Octahedral codes", has formulas and rounding. */
 #ifndef KVANT_CODEC_OCTOPUS_H
 #define KVANT_CODEC_OCTOPUS_H
 
@@ -14,7 +15,7 @@ typedef struct octopus_book {
 
 void kvant_octopus_book_init(octopus_book *book, uint32_t dim, uint32_t direction_bits, uint32_t norm_bits);
 
-/* Codes of a row of dim floats, one a triplet; returns the scale to store, not yet rounded. */
+/* Codes of a row of dim floats, one per triplet; returns the scale to store, not yet rounded. */
 float kvant_octopus_quantize(const octopus_book *book, const kvant_kernels *kernels, const float *y, uint32_t *codes);
 
 /* Whether that scale fits fp16. */

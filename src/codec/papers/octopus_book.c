@@ -1,11 +1,11 @@
 /* octopus_book.c - see octopus.h: one row to codes and back. The search itself is a kernel
  * (kernels/octahedral_loops.h).
  *
- * Where head_dim is no multiple of 3, one or two channels are left for the last triplet. The paper pads
- * them with zeros, but directions with zeros lie between the levels, and the triplet errs several times as
- * much as others (at head_dim 64 that is 6 % of the whole error). What the padding decodes to is ignored,
- * so it may be anything: joint rounding tries several paddings in lanes that would idle and keeps the one
- * whose channels err least. Decoders need not know. */
+ * When head_dim is no multiple of 3, the last triplet has one or two channels. The paper pads it
+ * with zeros. But directions with zeros lie between the levels, so the padded triplet errs several
+ * times as much as other triplets: at head_dim 64 it makes 6 % of the whole error. Decoders ignore
+ * the padding, so it may be anything. Joint rounding tries several paddings in idle lanes and keeps
+ * the padding with the least error in the real channels. Decoders need not know. */
 #include <float.h>
 #include <math.h>
 
@@ -13,9 +13,9 @@
 #include "../../math/octahedral.h"
 #include "octopus.h"
 
-/* Paddings as multiples of the sum of magnitudes of the channels that are there. Chosen one after another,
- * each the best addition to those before it for 2, 3 and 4 bits; their number fills 16 lanes at head_dim
- * 64, 80, 112, 128, 256 and 512. */
+/* Paddings as multiples of the sum of magnitudes of the channels that are there. Chosen one after
+ * another, each the best addition to those before it for 2, 3 and 4 bits; their number fills 16
+ * lanes at head_dim 64, 80, 112, 128, 256 and 512. */
 static const float pads_of_one[][2] = { { -1, 0.375f },     { -1.25f, -2 },     { 0.375f, -0.375f },
                                         { 0, 0 },           { 1.75f, -0.125f }, { 0.75f, -0.125f },
                                         { -2, 1 },          { 0.75f, 1.25f },   { -0.625f, 2 },

@@ -1,9 +1,9 @@
-/* polar.c - PolarQuant as OCTOPUS (section 4) compares it: recursive polar coordinates of the rotated row
- * down to one radius, every angle with a Lloyd-Max codebook of its density. Formulas, order of codes and
- * rounding: docs/format.md, "Polar codes".
+/* polar.c - PolarQuant as OCTOPUS (section 4) compares it: recursive polar coordinates of the
+ * rotated row down to one radius. Every angle has a Lloyd-Max codebook for its density.
+ * docs/format.md, "Polar codes", has formulas, order of codes and rounding.
  *
- * Angles are never computed: whether one exceeds a threshold is the sign of a cross product. Levels of the
- * recursion are arrays, so that each is one loop. */
+ * Angles are never computed: the sign of a cross product compares an angle with a threshold. Levels
+ * of the recursion are arrays, so that each level is one loop. */
 #include <math.h>
 #include <string.h>
 
@@ -14,8 +14,8 @@
 #define MAX_DEPTH 9 /* 2^9 = KVANT_MAX_HEAD_DIM */
 #define MAX_PAIRS (KVANT_MAX_HEAD_DIM / 2)
 
-/* Nodes 2 i and 2 i + 1 of a list become node i of the next; a last node without a partner moves on as it
- * is. */
+/* Nodes 2 i and 2 i + 1 of a list become node i of the next; a last node without a partner moves on
+ * as it is. */
 typedef struct level {
     uint32_t n_pairs;
     bool carry;            /* such a last node exists */
@@ -35,7 +35,8 @@ static const polar *polar_of(const kvant_codec *codec)
     return codec->state;
 }
 
-/* Adds to codes how many thresholds lie below the angle of (a, b), a and b >= 0: b cos t > a sin t. */
+/* Adds to codes how many thresholds lie below the angle of (a, b), a and b >= 0: b cos t > a sin
+ * t. */
 static void count_thresholds(const kvant_polar_book *book, uint32_t n_thresholds, const float *a, const float *b,
                              uint32_t n, uint8_t *codes)
 {
@@ -46,8 +47,8 @@ static void count_thresholds(const kvant_polar_book *book, uint32_t n_thresholds
     }
 }
 
-/* Turns (a, b) into the first quadrant; the quadrant becomes the upper two bits of the code. On a boundary
- * the lower one counts. */
+/* Turns (a, b) into the first quadrant; the quadrant becomes the upper two bits of the code. On a
+ * boundary the lower one counts. */
 static void fold_quadrants(uint32_t bits, float *a, float *b, uint32_t n, uint8_t *codes)
 {
     for (uint32_t i = 0; i < n; i++) {

@@ -1,6 +1,9 @@
-/* qjl.c - see qjl.h. Two projections: TurboQuant's (Algorithm 2), a matrix S of independent normal
- * numbers, and OCTOPUS's (section 3.6), an orthonormal R'. Both estimate |r| sqrt(pi / (2 d)) P^T sign(P
- * r) with P = S / sqrt(d) or P = R', whose rows have length 1 on average, so that one formula serves both. */
+/* qjl.c - see qjl.h.
+ *
+ * There are two projections: TurboQuant's (Algorithm 2), a matrix S of independent normal numbers,
+ * and OCTOPUS's (section 3.6), an orthonormal R'. Both estimate |r| sqrt(pi / (2 d)) P^T sign(P r)
+ * with P = S / sqrt(d) or P = R'. Rows of P have length 1 on average, so one formula serves
+ * both. */
 #include "qjl.h"
 
 #include <math.h>

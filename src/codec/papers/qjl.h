@@ -1,10 +1,10 @@
-/* qjl.h - a sketch of one bit a channel of what a quantiser left over, r = y - decoded y: the signs of a
- * random projection of r (QJL), with which inner products become unbiased. For the families that offer `qjl`
- * (turboquant, octopus).
+/* qjl.h - a sketch of 1 bit per channel of a quantiser's residual r = y - decoded y: the signs of a
+ * random projection of r (QJL). With the sketch inner products are unbiased. Families with the
+ * option `qjl` use it (turboquant, octopus).
  *
- * Owns its plane of signs and its array of residual norms in the page, and the projection; knows nothing
- * of the codes that came first. Formulas, order of operations and storage: docs/format.md, "Residual
- * sketch". */
+ * Owns the projection, a plane of signs and an array of residual norms in the page; knows nothing
+ * of the other codes. docs/format.md, "Residual sketch", has formulas, order of operations and
+ * storage. */
 #ifndef KVANT_CODEC_QJL_H
 #define KVANT_CODEC_QJL_H
 
@@ -28,26 +28,27 @@ typedef enum kvant_sketch {
 typedef struct kvant_qjl {
     kvant_sketch sketch;
     kvant_transform projection; /* R', or S / sqrt(head_dim) as a dense matrix */
-    kvant_layout signs;         /* 1 bit a channel, in a code plane that starts at codes_offset of the page */
+    kvant_layout signs;         /* 1 bit per channel, in a code plane that starts at codes_offset of the page */
     size_t codes_offset, norms_offset;
     float inverse_sqrt_dim;
 } kvant_qjl;
 
-/* The sketch that the options ask for, KVANT_SKETCH_NONE without qjl. Fills in *scale and *option where they are
- * absent: a sketch goes with scale=norm, whose bias it removes. */
+/* The sketch that the options ask for, KVANT_SKETCH_NONE without qjl. Fills in *scale and *option
+ * where they are absent: a sketch goes with scale=norm, whose bias it removes. */
 kvant_status kvant_qjl_resolve(int32_t qjl, int32_t *option, int32_t *scale, kvant_sketch *sketch,
                                const kvant_error *error);
 
-/* Floats that the projection's matrix needs; they belong to the family's state, behind its struct. */
+/* Floats that the projection's matrix needs; they belong to the family's state, behind its
+ * struct. */
 size_t kvant_qjl_matrix_floats(kvant_sketch sketch, uint32_t head_dim);
 
 /* Builds the projection from the codec's seed. sketch is not KVANT_SKETCH_NONE. */
 kvant_status kvant_qjl_init(kvant_qjl *qjl, kvant_sketch sketch, uint32_t head_dim, uint64_t seed, float *matrix,
                             const kvant_error *error);
 
-/* kvant_codec_set_page with the sketch's signs behind code_bytes of other codes and its norms behind
- * metadata_bytes of other metadata. bits and nominal_bits of the codec's info count the sketch as one bit
- * more than bits. */
+/* kvant_codec_set_page with the sketch's signs behind code_bytes of other codes and its norms
+ * behind metadata_bytes of other metadata. bits and nominal_bits of the codec's info count the
+ * sketch as one bit more than bits. */
 void kvant_qjl_set_page(kvant_qjl *qjl, kvant_codec *codec, uint32_t bits, size_t code_bytes,
                         size_t metadata_bytes);
 

@@ -1,10 +1,10 @@
-/* spherical.c - the spherical + JL baseline of the HQMQ paper (`sph_r4_jl4` of its tables): the direction
- * of a chunk is the nearest of the 24 Hurwitz units, and what remains is known by the signs of its
- * projections on J seeded directions, orthonormal by fours.
+/* spherical.c - the spherical + JL baseline of the HQMQ paper (`sph_r4_jl4` in its tables). The
+ * direction of a chunk is the nearest of the 24 Hurwitz units. The remainder is known by the signs
+ * of its projections on J seeded directions, which are orthonormal in groups of four.
  *
- * The paper counts log2 24 + r + J bits a chunk, which leaves no room for the length of the remainder that
- * its decoder needs; here that length is a constant share of the radius, the best one for uniformly
- * distributed directions. */
+ * The paper counts log2 24 + r + J bits per chunk. That leaves no room for the length of the
+ * remainder, which the decoder needs. Here this length is a constant share of the radius: the best
+ * share for uniformly distributed directions. */
 #include <math.h>
 
 #include "../../base/random.h"
@@ -56,8 +56,8 @@ static void search(const kvant_direction *direction, const kvant_kernels *kernel
     }
 }
 
-/* Directions 4 f ... 4 f + 3 are the units 1, i, j, k times a random quaternion: a random orthonormal
- * frame. */
+/* Directions 4 f ... 4 f + 3 are the units 1, i, j, k times a random quaternion: a random
+ * orthonormal frame. */
 static void fill_directions(float *directions, uint32_t n_signs, uint64_t *state)
 {
     kvant_quaternion turn = { { 0 } };
@@ -81,8 +81,8 @@ static void signed_sum(const float *directions, uint32_t n_signs, uint32_t signs
     }
 }
 
-/* The factor a that makes unit + a signed_sum the best approximation of uniformly distributed directions:
- * least squares. */
+/* The factor a that makes unit + a signed_sum the best approximation of uniformly distributed
+ * directions: least squares. */
 static double best_length(const kvant_direction *direction, uint32_t n_signs, uint64_t *state)
 {
     double product = 0, squares = 0;

@@ -1,8 +1,8 @@
-/* turboquant_sketched.c - TurboQuant (prod), Algorithm 2: `turboquant-b:qjl` is b - 1 bits of mse codes and a
- * sketch of one bit of what they leave; with b = 1 the sketch alone. Inner products are unbiased, at the
- * price of a bit.
+/* turboquant_sketched.c - TurboQuant (prod), Algorithm 2: `turboquant-b:qjl` is b - 1 bits of mse
+ * codes and a 1-bit sketch of their residual. b = 1 is the sketch alone. Inner products are
+ * unbiased, at the price of one bit.
  *
- * The first stage keeps scale=norm: the sketch removes its bias, and its residual is the smaller one. */
+ * The first stage keeps scale=norm: the sketch removes its bias, and its residual is smaller. */
 #include <string.h>
 
 #include "../../base/half.h"

@@ -1,11 +1,11 @@
-/* turboquant_tiers.c - `turboquant-2.5` and `turboquant-3.5` (section 2.3): a quarter of the channels, the
- * outliers, have one bit more than the others, and each of the two tiers is a turboquant of its own with its
- * own rotation and scale.
+/* turboquant_tiers.c - `turboquant-2.5` and `turboquant-3.5` (section 2.3): a quarter of the
+ * channels, the outliers, have one bit more than the others. Each of the two tiers is a turboquant
+ * with its own rotation and scale.
  *
- * The paper does not say how outliers are found. Here each page has its own, the channels with the largest
- * sum of squares over its 64 tokens, so pages are encoded whole and the codec's transform rotates nothing
- * by default: a rotation would hide the outliers. Formulas and order of operations: docs/format.md,
- * "Tiers". */
+ * The paper does not say how outliers are found. Here each page has its own outliers: the channels
+ * with the largest sum of squares over its 64 tokens. So pages are encoded whole. By default the
+ * codec's transform has no rotation, because a rotation would hide the outliers. docs/format.md,
+ * "Tiers", has formulas and order of operations. */
 #include <math.h>
 #include <string.h>
 
@@ -55,8 +55,8 @@ static void sum_squares(const kvant_codec *codec, const float *y, float *energy)
             energy[j] += y[j] * y[j];
 }
 
-/* How many channels come before channel j in falling order of energy; of equal ones the lower index is
- * first. */
+/* How many channels come before channel j in falling order of energy; of equal ones the lower index
+ * is first. */
 static uint32_t rank_of(const float *energy, uint32_t d, uint32_t j)
 {
     uint32_t rank = 0;
@@ -78,8 +78,8 @@ static void choose_outliers(const kvant_codec *codec, const float *y, void *page
     memcpy((uint8_t *)page + tiers_of(codec)->mask_offset, mask, (d + 31) / 32 * sizeof *mask);
 }
 
-/* channels: those of the tier, in order. A scale beyond fp16 is possible for scale=unbiased alone: it is
- * cut. */
+/* channels: those of the tier, in order. A scale beyond fp16 is possible for scale=unbiased alone:
+ * it is cut. */
 static void encode_tier(const tier *at, const kvant_kernels *kernels, const float *channels, uint32_t token, void *page)
 {
     float rotated[KVANT_MAX_HEAD_DIM];
@@ -107,8 +107,8 @@ static void decode_tier(const tier *at, const kvant_kernels *kernels, const void
     kvant_transform_inverse(&at->rotation, kernels, NULL, rotated, channels);
 }
 
-/* Which channels are outliers is not known before the whole page is: both tiers' norms fit when the row's
- * would in either. */
+/* Which channels are outliers is not known before the whole page is: both tiers' norms fit when the
+ * row's would in either. */
 static kvant_status tiers_check(const kvant_codec *codec, const kvant_kernels *kernels, const float *y)
 {
     float squares = kernels->dot(y, y, codec->info.head_dim);
@@ -148,7 +148,8 @@ static void tiers_decode(const kvant_codec *codec, const kvant_kernels *kernels,
 
 static const kvant_quantizer tiers_quantizer = { tiers_check, tiers_encode, tiers_decode, kvant_unpack_decoded };
 
-/* Sizes and places of everything in the page: codes of both tiers, then their scales, then the mask. */
+/* Sizes and places of everything in the page: codes of both tiers, then their scales, then the
+ * mask. */
 static void set_page(tiers *s, kvant_codec *codec, const turboquant_variant *variant)
 {
     uint32_t d = codec->info.head_dim;

@@ -1,15 +1,17 @@
 /* attention.cuh - decode attention on compressed pages: the kernel.
  *
- * A block of threads takes a piece of the line of pages (schedule.cuh). Its warps take the piece's pages in
- * turn, each through its own ring (feeder.cuh), and meet only where a (sequence, kv head) pair ends: there
- * the warps' sums are added in the order of warps. A pair that lies wholly in the piece is finished on the
- * spot; one that other blocks share leaves a partial result, and the warp that is the last to be done with a
- * head adds the head's up in the order of blocks. Orders are fixed, so the same input gives the same bits. A block has at most two
- * partial results: the pair that its piece begins in the middle of, and the one that it ends in the middle
- * of.
+ * A thread block takes a piece of the line of pages (schedule.cuh). Its warps take the pages of the
+ * piece in turn, each through its own ring (feeder.cuh). Warps meet only where a (sequence, kv
+ * head) pair ends; there the sums of the warps are added in the order of warps.
  *
- * The query rows of a kv head (its query heads for every query token) are the columns of every MMA, so
- * a code is unpacked once for 8 or 16 of them. */
+ * A pair that lies wholly in the piece is finished at once. A pair that several thread blocks share
+ * leaves one partial result per thread block. The warp that finishes a head last adds the head's
+ * partial results in the order of thread blocks. All orders are fixed, so the same input gives the
+ * same bits. A thread block has at most two partial results: for the pair in which its piece
+ * begins, and for the pair in which it ends.
+ *
+ * The query rows of a kv head (its query heads for every query token) are the columns of every MMA.
+ * So a code is unpacked once for 8 or 16 rows. */
 #ifndef KVANT_CUDA_ATTENTION_CUH
 #define KVANT_CUDA_ATTENTION_CUH
 
@@ -50,14 +52,15 @@ template <class KC, class VC> __host__ __device__ constexpr bool one_table()
 /* Shared memory per block: compute capability 9.0 and 10.0; 8.6, 8.9 and 12.0. */
 constexpr int LARGE_BYTES = 227 * 1024, SMALL_BYTES = 99 * 1024;
 
-/* Warps for slots of so many bytes in so much room. With look-ups of chunks or a trellis to do, one slot a warp will
- * do. How many warps are best was measured where there is much room. */
+/* Warps for slots of so many bytes in so much room. With look-ups of chunks or a trellis to do, one
+ * slot a warp will do. How many warps are best was measured where there is much room. */
 template <class KC, class VC, int D, bool LARGE, int TILES>
 __host__ __device__ constexpr int warps_for(int slot, int room)
 {
     constexpr bool GROUPS = KC::GROUP != KVANT_CUDA_GROUP_TOKEN || VC::GROUP != KVANT_CUDA_GROUP_TOKEN;
     constexpr bool CHUNKS = HAS_CHUNKS<KC> || HAS_CHUNKS<VC>;
-    /* registers are what 12 warps have too few of for keys of 4 bits, and 4 warps leave most of the machine idle */
+    /* registers are what 12 warps have too few of for keys of 4 bits, and 4 warps leave most of the
+     * machine idle */
     constexpr bool EIGHT = TILES > 1 || (HAS_TRELLIS<KC> && (D > 128 || (D == 128 && KC::BITS == 4)));
     if (CHUNKS && LARGE && TILES == 1 && D <= 128 && most_warps<KC>() * slot <= room)
         return most_warps<KC>();
@@ -76,9 +79,9 @@ template <class KC, class VC, int D> __host__ __device__ constexpr int most_tile
     return D <= 128 && KC::GROUP == KVANT_CUDA_GROUP_TOKEN && VC::GROUP == KVANT_CUDA_GROUP_TOKEN ? 2 : 1;
 }
 
-/* Threads and memory of a kernel. One block per multiprocessor, because ending a pair costs less with
- * fewer blocks. LARGE shapes have more slots, or 12 warps where pages are so small that unpacking
- * limits the speed. */
+/* Threads and memory of a kernel. One block per multiprocessor, because ending a pair costs less
+ * with fewer blocks. LARGE shapes have more slots, or 12 warps where pages are so small that
+ * unpacking limits the speed. */
 template <class KC, class VC, int D, bool LARGE, int TILES> struct Shape {
     static constexpr int COLUMNS = TILE_COLUMNS * TILES;
     /* 4-bit trellis keys look levels up in the values' table of pairs. */
@@ -87,8 +90,8 @@ template <class KC, class VC, int D, bool LARGE, int TILES> struct Shape {
      * halves, if trellis keys have a table of pairs. */
     static constexpr bool BYTES = KC::BIASED && (TILES == 1 || (HAS_TRELLIS<KC> && !PAIRS));
     using Query = QueryTile<D, COLUMNS, BYTES>;
-    /* Two tiles: queries are read from shared memory for every page, which is faster for uniform codes
-     * (100 instead of 104 us for int-4 at 8 x 32 x 8 x 128 x 32768) and slower for others. */
+    /* Two tiles: queries are read from shared memory for every page, which is faster for uniform
+     * codes (100 instead of 104 us for int-4 at 8 x 32 x 8 x 128 x 32768) and slower for others. */
     static constexpr bool RELOAD = TILES > 1 && HAS_ZEROS<KC>;
     static constexpr int K_CODES = page_code_bytes<KC, D>(true), V_CODES = page_code_bytes<VC, D>(false);
     static constexpr int K_BYTES = K_CODES + metadata_bytes<KC, D>(), V_BYTES = V_CODES + metadata_bytes<VC, D>();
@@ -182,8 +185,8 @@ __device__ __forceinline__ Stretch<GENERAL> stretch_from(const Lengths<GENERAL, 
                              GENERAL ? lengths.first_position(cursor.b) : 0 };
 }
 
-/* Adds the open blocks among pages i, i + step, ... of a stretch. They come after the sealed pages, so
- * that the loop over sealed pages holds no call and keeps its operands in registers. */
+/* Adds the open blocks among pages i, i + step, ... of a stretch. They come after the sealed pages,
+ * so that the loop over sealed pages holds no call and keeps its operands in registers. */
 template <class C, int D, bool GENERAL, int TILES, class Q>
 __device__ __forceinline__ void attend_open_pages(const AttentionArgs &p, const Q &queries, const Stretch<GENERAL> &at,
                                                   const Seen &seen, int i, int step, int lane,
@@ -219,7 +222,8 @@ __device__ __forceinline__ void fill_tables(uint8_t *tables, const ArgsOf<KC, VC
         fill_pairs<VC, pair_copies<VC, LARGE>()>(tables + S::K_TABLE, p.v_bytes);
 }
 
-/* What unpacking of keys, or of values, needs: a codebook of bytes, or where the table of directions is. */
+/* What unpacking of keys, or of values, needs: a codebook of bytes, or where the table of
+ * directions is. */
 template <class C, class KC, class VC, int D, bool LARGE, bool KEYS, class S>
 __device__ __forceinline__ auto table_of(const ArgsOf<KC, VC> &p, int lane)
 {
@@ -234,9 +238,10 @@ __device__ __forceinline__ auto table_of(const ArgsOf<KC, VC> &p, int lane)
         return bytes_of(KEYS ? p.k_bytes : p.v_bytes, p.one);
 }
 
-/* A kernel begins with cold caches, and once pages are on their way, whatever else it wants from memory stands
- * in line behind them: a query took 4 us that way. So what is needed before the first page is asked for all at
- * once. Here the arguments: every warp reads a line of them, so that the lines come side by side. */
+/* A kernel begins with cold caches. Once pages are on their way, every other load queues behind
+ * them: loading a query took 4 us that way. So everything needed before the first page is loaded
+ * together. These are the arguments: every warp reads one line of them, so the lines arrive
+ * together. */
 template <class A> __device__ __forceinline__ void touch_arguments(const A &p, int warp)
 {
     const uint32_t *words = reinterpret_cast<const uint32_t *>(&p);
@@ -251,8 +256,9 @@ __device__ __forceinline__ void prefetch_line(const void *base, size_t at)
     asm volatile("prefetch.global.L2 [%0];" ::"l"(static_cast<const uint8_t *>(base) + at));
 }
 
-/* Tables and queries into the second-level cache, a line a thread of the grid, while lengths are read; and a line
- * of what the block will write, because an address not used for long is itself looked up in memory. */
+/* Tables and queries into the second-level cache, a line a thread of the grid, while lengths are
+ * read; and a line of what the block will write, because an address not used for long is itself
+ * looked up in memory. */
 template <int D> __device__ __forceinline__ void ask_ahead(const AttentionArgs &p)
 {
     const size_t line = 128 * ((size_t)blockIdx.x * blockDim.x + threadIdx.x);
@@ -305,8 +311,8 @@ __device__ __forceinline__ void attend(const ArgsOf<KC, VC> &p)
     const auto k_table = table_of<KC, KC, VC, D, LARGE, true, S>(p, lane);
     const auto v_table = table_of<VC, KC, VC, D, LARGE, false, S>(p, lane);
 
-    /* Pages on their way or in use. Two at first: with more, some warps would have all of theirs before others
-     * have one. */
+    /* Pages on their way or in use. Two at first: with more, some warps would have all of theirs
+     * before others have one. */
     int depth = feeder.ring.COUNTS || S::STAGES < 2 ? S::STAGES : 2;
     int slot = 0, mine = piece.begin + warp;
     uint32_t parity = 0;
@@ -387,7 +393,8 @@ __device__ __forceinline__ void attend(const ArgsOf<KC, VC> &p)
                                 warp, lane);
         if (at.end == piece.end)
             break;
-        /* Outputs are the first warps' work, one a column; the last ones prepare what comes next meanwhile. */
+        /* Outputs are the first warps' work, one per column; the last ones prepare what comes next
+         * meanwhile. */
         at = stretch_from(lengths, piece, at.cursor, at.end);
         rows.load(p, at.pair, S::WARPS - 1 - warp, lane);
         rows.template prepare<KC>(shared.queries, p, at.pair, at.first_position, S::WARPS - 1 - warp, lane);
@@ -422,10 +429,10 @@ template <class KC, class VC, int D, bool LARGE, bool OPEN, bool GENERAL, int TI
                             (int)bytes, S::COLUMNS, S::BYTES, LARGE ? LARGE_PTX : 0 };
 }
 
-/* In large shapes, one query token without masks has kernels of its own: general kernels are up to 10 %
- * slower (octopus 20 %). A kernel without open pages saves another 2 to 4 %. It exists for pairs of a
- * kind with itself; other pairs, trellises of many states, and groups, which need open pages, are not
- * worth the compilation time. */
+/* In large shapes, one query token without masks has kernels of its own: general kernels are up to
+ * 10 % slower (octopus 20 %). A kernel without open pages saves another 2 to 4 %. It exists for
+ * pairs of a kind with itself; other pairs, trellises of many states, and groups, which need open
+ * pages, are not worth the compilation time. */
 template <class KC, class VC, int D> AttentionKernel kernel_for(KernelChoice choice)
 {
     if (choice.wide) {

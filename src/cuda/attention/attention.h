@@ -1,5 +1,6 @@
-/* attention.h - the arguments of an attention launch and the table of kernels, shared by the dispatcher and
- * the files that instantiate kernels (one per pair of kinds of codes, so that they compile side by side). */
+/* attention.h - the arguments of an attention launch and the table of kernels. The dispatcher
+ * shares it with the files that instantiate kernels: one file per pair of code kinds, so that they
+ * compile in parallel. */
 #ifndef KVANT_CUDA_ATTENTION_H
 #define KVANT_CUDA_ATTENTION_H
 
@@ -10,8 +11,8 @@
 namespace kvant
 {
 
-/* Workspace: counters for every thread block, one a column, then two partial results for each (attention.cuh says why
- * two). There is a block a multiprocessor. */
+/* Workspace: counters for every thread block, one per column, then two partial results for each
+ * (attention.cuh says why two). There is a block a multiprocessor. */
 constexpr uint32_t MAX_BLOCKS = 1024;
 constexpr uint32_t TILE_COLUMNS = 8;  /* query rows that share an operand: the columns of an MMA */
 constexpr uint32_t MOST_COLUMNS = 16; /* of a kernel: two MMAs an unpacked operand */
@@ -32,7 +33,7 @@ struct PageSource {
 struct AttentionArgs {
     const int32_t *lengths;
     int batch, max_tokens;
-    int kv_heads, groups; /* groups of query heads a kv head, when every sequence has one query token */
+    int kv_heads, groups; /* groups of query heads per kv head, when every sequence has one query token */
     const int32_t *table;
     size_t table_stride;
     PageSource k, v;   /* blocks that the table numbers 0 and up */
@@ -75,7 +76,8 @@ struct kvant_cuda_directions {
     float secondaries[KVANT_CUDA_MAX_SECONDARIES][4]; /* hqmq */
 };
 
-/* The arguments of kernels of pairs with such codes. More than 4 KB: CUDA 12.1 and its driver, or later. */
+/* The arguments of kernels of pairs with such codes. More than 4 KB: CUDA 12.1 and its driver, or
+ * later. */
 struct ChunkAttentionArgs : AttentionArgs {
     kvant_cuda_directions k_directions, v_directions;
 };
@@ -88,15 +90,15 @@ struct AttentionKernel {
     int ptx_least;   /* code made from older PTX has no body */
 };
 
-/* large: up to 227 KB of shared memory per block, for compute_90 and later; otherwise at most 99 KB,
- * for every GPU. open: the table may name open blocks. general: several query tokens, windows, masks
- * and so on, and open blocks. wide: 16 columns instead of 8. */
+/* large: up to 227 KB of shared memory per block, for compute_90 and later; otherwise at most 99
+ * KB, for every GPU. open: the table may name open blocks. general: several query tokens, windows,
+ * masks and so on, and open blocks. wide: 16 columns instead of 8. */
 struct KernelChoice {
     bool large, open, general, wide;
 };
 
-/* The kernel for a pair of attention_pairs.h and a head_dim; .kernel is NULL when the choice does not
- * exist. */
+/* The kernel for a pair of attention_pairs.h and a head_dim; .kernel is NULL when the choice does
+ * not exist. */
 template <class K, class V, int D> AttentionKernel pair_attention(KernelChoice choice);
 
 } // namespace kvant

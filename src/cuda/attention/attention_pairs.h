@@ -1,12 +1,18 @@
-/* attention_pairs.h - which kinds of K codes go with which kinds of V codes in one attention kernel.
+/* attention_pairs.h - the pairs (kind of K codes, kind of V codes) that have an attention kernel.
+ * Other pairs are refused.
  *
- * A kernel is compiled for each pair and head_dim, so the list is a choice: a kind with itself, and keys
- * of one kind with values of any kind that has no more bits, because at equal bits keys are worth about
- * four times what values are. Of groups of 32 there are the pairs that are in use: kivi-2, innerq-base
- * and innerq-small. Codes of several channels go with their own kind, a trellis of 256 states with one of
- * equal or fewer bits, of more states with itself. What is not here is refused. CMake
- * reads this file too: every X(K kind, V kind) with kinds of capital letters becomes a source file of its
- * own, so that pairs compile side by side. */
+ * A kernel is compiled per pair and head_dim, so the list is a choice:
+ *
+ *   a kind with itself
+ *   keys with values of any kind of at most as many bits, because at equal bits keys are worth
+ *     about four times as much as values
+ *   groups of 32 as in use: kivi-2, innerq-base and innerq-small
+ *   codes of several channels with their own kind
+ *   a trellis of 256 states with a trellis of 256 states and at most as many bits
+ *   a trellis of more states with itself
+ *
+ * CMake reads this file too: every X(K kind, V kind) with kinds of capital letters becomes a source
+ * file, so that pairs compile in parallel. */
 #ifndef KVANT_CUDA_ATTENTION_PAIRS_H
 #define KVANT_CUDA_ATTENTION_PAIRS_H
 

@@ -1,6 +1,6 @@
-/* combine.cuh - how the sums of a pair (sequence, group of query heads) come together: warps of a block
- * through shared memory, blocks through the workspace, both in a fixed order; then division, un-rotation and
- * the output. */
+/* combine.cuh - combines the sums of a pair (sequence, group of query heads): warps of a thread
+ * block through shared memory, thread blocks through the workspace, both in a fixed order. Then
+ * divides, undoes the rotation and writes the output. */
 #ifndef KVANT_CUDA_COMBINE_CUH
 #define KVANT_CUDA_COMBINE_CUH
 
@@ -11,8 +11,8 @@
 namespace kvant
 {
 
-/* Where a pair's pages [first, last) and the block's piece [begin, end) lie in the line; all pieces but the
- * last have `size` pages. */
+/* Where a pair's pages [first, last) and the block's piece [begin, end) lie in the line; all pieces
+ * but the last have `size` pages. */
 struct Share {
     int first, last, begin, end, size;
 
@@ -28,8 +28,8 @@ struct Share {
     {
         return (unsigned)(last - 1) / (unsigned)size - first_block() + 1;
     }
-    /* The pair begins in its first block, which ends in the middle of it; its other blocks begin in the
-     * middle of it. */
+    /* The pair begins in its first block, which ends in the middle of it; its other blocks begin in
+     * the middle of it. */
     __device__ __forceinline__ int partial(int i) const
     {
         return 2 * (first_block() + i) + (i == 0 ? 1 : 0);
@@ -58,8 +58,8 @@ template <int D> struct HeadSum {
     float max, sum;
 };
 
-/* Sum over the block's warps of column n; the lane's channels. Weights are worked out a warp a lane, so that
- * what follows is one round of independent loads. */
+/* Sum over the block's warps of column n; the lane's channels. Weights are worked out a warp a
+ * lane, so that what follows is one round of independent loads. */
 template <int D, int WARPS, int COLUMNS>
 __device__ __forceinline__ HeadSum<D> add_warps(const WarpResults<WARPS, COLUMNS> &results, const float *slots, int n,
                                                 int lane)
@@ -156,7 +156,8 @@ __device__ __forceinline__ void write_partial(const AttentionArgs &p, int index,
     }
 }
 
-/* Loads a lane's part of a row. Vector loads, because the last block's time is the latency of these. */
+/* Loads a lane's part of a row. Vector loads, because the last block's time is the latency of
+ * these. */
 template <int D> __device__ __forceinline__ Row<D> load_partial(const float *from)
 {
     constexpr int N = Row<D>::PER_LANE;
@@ -178,9 +179,10 @@ template <int D> __device__ __forceinline__ Row<D> load_partial(const float *fro
 /* Rows of partial results that registers hold. */
 template <int D> constexpr int MOST_AT_ONCE = D == 256 ? 16 : 32;
 
-/* Sum over `blocks` blocks of the pair of column n, in the order of blocks whichever of them is the last. AT_ONCE rows at a
- * time, and the first of them before their weights are known: the other blocks are done, so all that counts is how
- * many trips to memory stand behind each other, and how many instructions. */
+/* Sum over `blocks` blocks of the pair of column n, in the order of blocks whichever of them is the
+ * last. AT_ONCE rows at a time, and the first of them before their weights are known: the other
+ * blocks are done, so all that counts is how many trips to memory stand behind each other, and how
+ * many instructions. */
 template <int D, int AT_ONCE>
 __device__ __forceinline__ HeadSum<D> add_rows(const AttentionArgs &p, const Share &share, int blocks, int n,
                                                int lane)
@@ -215,7 +217,7 @@ __device__ __forceinline__ HeadSum<D> add_rows(const AttentionArgs &p, const Sha
     float weight = 0;
 #pragma unroll 1
     for (int from = 0;;) {
-        if (from % 32 == 0) { /* weights of 32 blocks, one a lane */
+        if (from % 32 == 0) { /* weights of 32 blocks, one per lane */
             const float2 scalars = from == 0 ? first : load_scalars(from + lane);
             weight = exp2_fast(scalars.x - total.max);
             total.sum += weight * scalars.y;
@@ -245,9 +247,9 @@ __device__ __forceinline__ HeadSum<D> add_blocks(const AttentionArgs &p, const S
     return add_rows<D, MOST_AT_ONCE<D>>(p, share, blocks, n, lane);
 }
 
-/* Leaves the block's partial result of column n; true in the warp that is the last of the pair's to do so. One lane's
- * release and acquire do for the warp: they cover what the barriers beside them order. The counter wraps to 0
- * at the last block, so that it is ready for the next call. */
+/* Leaves the block's partial result of column n; true in the warp that is the last of the pair's to
+ * do so. One lane's release and acquire do for the warp: they cover what the barriers beside them
+ * order. The counter wraps to 0 at the last block, so that it is ready for the next call. */
 template <int D>
 __device__ __forceinline__ bool leave_partial(const AttentionArgs &p, const Share &share, int n,
                                               const HeadSum<D> &total, int lane)

@@ -1,15 +1,16 @@
-/* dequant.cuh - from the words of a page's code plane to operands of mma.m16n8k16, for each kind of code.
+/* dequant.cuh - from the words of a page's code plane to operands of mma.m16n8k16, for each kind of
+ * code.
  *
- * A lane's share of a 16 x 16 tile of codes is four registers of two halves: rows r and r + 8, columns k, k +
- * 1 and k + 8, k + 9 (docs/format.md puts the codes there). A half here is never a number of its own but a
- * small whole number u in its lowest bits: as fp16 that is the subnormal u x 2^-24, which tensor cores
- * multiply exactly. So unpacking a uniform code is one lop3 a register, and neither an offset nor its
- * cancellation enters the sum.
+ * A lane's share of a 16 x 16 tile of codes is four registers of two halves: rows r and r + 8,
+ * columns k, k + 1 and k + 8, k + 9 (docs/format.md puts the codes there). A half is not the code's
+ * number but a small whole number u in its lowest bits. As fp16 this is the subnormal u x 2^-24,
+ * which tensor cores multiply exactly. So unpacking a uniform code costs one lop3 per register, and
+ * no offset has to cancel in the sum.
  *
- * Each kind states: KIND, its name in params.h; GROUP; BITS; ROW8, what rows r + 8 are too large by (their
- * field is left where it lies); TILES, the column tiles it unpacks at a time; ORDER, below; BIASED,
- * whether u has a constant bias (codebooks) or a zero point a token (uniform). for_each_tile walks the
- * tiles of a plane in shared memory. */
+ * Each kind states: KIND, its name in params.h; GROUP; BITS; ROW8, the factor by which rows r + 8
+ * are too large (their field is not shifted); TILES, the column tiles it unpacks at a time; ORDER,
+ * below; BIASED, whether u has a constant bias (codebooks) or a zero point per token (uniform).
+ * for_each_tile walks the tiles of a plane in shared memory. */
 #ifndef KVANT_CUDA_DEQUANT_CUH
 #define KVANT_CUDA_DEQUANT_CUH
 
@@ -20,11 +21,11 @@
 namespace kvant
 {
 
-/* What unpacking needs in registers: a codebook as bytes, four to a register, and powers of two that
- * shift. shift4 is 2^28, and so on: a product's upper half is a shift to the right then, done by the
- * multiplier, which has nothing else to do; shifts as such, like all that unpacking consists of, go
- * through the one pipe that limits these kernels. They come as arguments, so that the compiler does not
- * know better. */
+/* What unpacking needs in registers: a codebook as bytes, four to a register, and powers of two
+ * that shift. shift4 is 2^28, and so on: a product's upper half is a shift to the right then, done
+ * by the multiplier, which has nothing else to do; shifts as such, like all that unpacking consists
+ * of, go through the one pipe that limits these kernels. They come as arguments, so that the
+ * compiler does not know better. */
 struct Bytes {
     uint32_t t[4];
     uint32_t shift2, shift4, shift8, shift12, shift16;
@@ -62,10 +63,10 @@ __device__ __forceinline__ void split_fields(uint32_t word, const Bytes &table, 
     odd = shift_by(even * table.minus1 + word, table.shift2);
 }
 
-/* Which columns the halves of an operand's registers stand for is free, as long as both operands agree. A
- * look-up by prmt takes four selectors from one half of a word, which are codes of one column: so
- * codebooks of 4 bits pair columns c and c + 8 in a register, those of 2 and 3 bits column c of two
- * neighbouring tiles. */
+/* The halves of an operand's registers may stand for any columns, if both operands agree. A
+ * look-up by prmt takes four selectors from one half of a word, which are codes of one column.
+ * So codebooks of 4 bits pair columns c and c + 8 in a register; codebooks of 2 and 3 bits pair
+ * column c of two neighbouring tiles. */
 enum class Order { COLUMNS, COLUMNS_AND_8, TILES };
 
 /* Operands of the other side from the order COLUMNS into a kind's. */
@@ -116,7 +117,8 @@ struct Uniform3 {
     static constexpr bool BIASED = false;
     static constexpr Order ORDER = Order::COLUMNS;
 
-    /* w[0], w[1]: the 2-bit plane of column tiles 0, 1 and 2, 3; w[2]: the 1-bit plane of all four. */
+    /* w[0], w[1]: the 2-bit plane of column tiles 0, 1 and 2, 3; w[2]: the 1-bit plane of all
+     * four. */
     __device__ static void unpack(const uint32_t (&w)[3], const Bytes &table, uint32_t (&a)[TILES][4])
     {
         const uint32_t powers[4] = { 0, table.shift4, table.shift8, table.shift12 };
@@ -194,9 +196,10 @@ struct Codebook4 {
     static constexpr bool BIASED = true;
     static constexpr Order ORDER = Order::COLUMNS_AND_8;
 
-    /* A selector of prmt has 3 bits of index and a fourth that asks for the sign of the byte instead. All
-     * bytes are below 128, so with the fourth bit set the answer is 0, and the exclusive or of a look-up in
-     * each half of the table, the fourth bit inverted for the upper one, is a look-up among 16. */
+    /* A selector of prmt has 3 bits of index and a fourth that asks for the sign of the byte
+     * instead. All bytes are below 128, so with the fourth bit set the answer is 0, and the
+     * exclusive or of a look-up in each half of the table, the fourth bit inverted for the upper
+     * one, is a look-up among 16. */
     __device__ static void unpack(const uint32_t (&w)[3], const Bytes &table, uint32_t (&a)[TILES][4])
     {
         const uint32_t x = w[0] ^ 0x88888888u;
@@ -207,7 +210,8 @@ struct Codebook4 {
         widen(high0 ^ high1, table, a[0][2], a[0][3]);
     }
 
-    /* The bytes of columns c, c + 8, c + 1, c + 9 in one register for row r and in one for row r + 8. */
+    /* The bytes of columns c, c + 8, c + 1, c + 9 in one register for row r and in one for row r +
+     * 8. */
     __device__ static void look_up(uint32_t word, const Bytes &table, uint32_t &row, uint32_t &row8)
     {
         const uint32_t x = word ^ 0x88888888u;
@@ -219,7 +223,8 @@ struct Codebook4 {
     }
 };
 
-/* even and odd: nibbles whose low bits are the codes of rows r and r + 8, in both column tiles of the word */
+/* even and odd: nibbles whose low bits are the codes of rows r and r + 8, in both column tiles of
+ * the word */
 __device__ __forceinline__ void look_up8(uint32_t even, uint32_t odd, const Bytes &table, uint32_t (&a0)[4],
                                          uint32_t (&a1)[4])
 {
@@ -269,14 +274,15 @@ struct Codebook3 {
     static constexpr bool BIASED = true;
     static constexpr Order ORDER = Order::TILES;
 
-    /* Spreads four nibbles, b3 b2 b1 b0 -> 0 b3 0 b2 0 b1 0 b0: a 16-entry look-up as in Codebook4. */
+    /* Spreads four nibbles, b3 b2 b1 b0 -> 0 b3 0 b2 0 b1 0 b0: a 16-entry look-up as in
+     * Codebook4. */
     __device__ static uint32_t spread(uint32_t nibbles)
     {
         return prmt(0x05040100u, 0x15141110u, nibbles) ^ prmt(0x45444140u, 0x55545150u, nibbles ^ 0x8888u);
     }
 
-    /* Even and odd fields of tiles 2 pair and 2 pair + 1 as nibbles: their 2 bits from low, the third from
-     * top. */
+    /* Even and odd fields of tiles 2 pair and 2 pair + 1 as nibbles: their 2 bits from low, the
+     * third from top. */
     __device__ static void join(uint32_t low, uint32_t top, const Bytes &table, uint32_t &even, uint32_t &odd)
     {
         even = bit_select<0x33333333u>(low, top << 2);
@@ -291,7 +297,8 @@ struct Codebook3 {
         top[1] = prmt(low, high, 0x7632);
     }
 
-    /* w[0], w[1]: the 2-bit plane of column tiles 0, 1 and 2, 3; w[2]: the 1-bit plane of all four. */
+    /* w[0], w[1]: the 2-bit plane of column tiles 0, 1 and 2, 3; w[2]: the 1-bit plane of all
+     * four. */
     __device__ static void unpack(const uint32_t (&w)[3], const Bytes &table, uint32_t (&a)[TILES][4])
     {
         uint32_t top[2], even, odd;
@@ -328,8 +335,8 @@ template <int R> __device__ __forceinline__ void load_words(const uint32_t *from
     }
 }
 
-/* Words of column step `step` for the R row tiles of group g: w[i] holds the words that unpack needs for tile
- * i. */
+/* Words of column step `step` for the R row tiles of group g: w[i] holds the words that unpack
+ * needs for tile i. */
 template <class C, int R, int COLUMN_TILES>
 __device__ __forceinline__ void load_step(const uint32_t *plane, int g, int step, int lane, int plane_words,
                                           uint32_t (&w)[R][3])
@@ -382,7 +389,8 @@ __device__ __forceinline__ void for_each_tile_of_group(const uint32_t *plane, in
     }
 }
 
-/* use(row tile, pair of column tiles, registers) for a key page of codes of a codebook, as bytes. */
+/* use(row tile, pair of column tiles, registers) for a key page of codes of a codebook, as
+ * bytes. */
 template <class C, int COLUMN_TILES, class F>
 __device__ __forceinline__ void for_each_key_pair(const uint8_t *page, int lane, const Bytes &table, F &&use)
 {

@@ -1,7 +1,7 @@
-/* feeder.cuh - keeps a warp's ring full: page after page of its share of the block's piece.
+/* feeder.cuh - keeps a warp's ring full: page after page of the warp's share of the piece.
  *
- * Table entries are looked up 32 pages at a time, one a lane, because a look-up just before its copy would
- * put two trips to memory behind each other. */
+ * Table entries are looked up 32 pages at a time, one per lane. A look-up just before its copy
+ * would put two trips to memory in series. */
 #ifndef KVANT_CUDA_FEEDER_CUH
 #define KVANT_CUDA_FEEDER_CUH
 
@@ -66,9 +66,9 @@ template <class L, bool GENERAL, int WARPS, int STAGES, int SLOT, int V_OFFSET, 
         look_up(p, lengths);
     }
 
-    /* An address goes from the lane that has it to all by sums, because a sum's result is known to be the
-     * same in all lanes: copies take it as it is, without a loop over lanes that could have different
-     * ones. */
+    /* An address goes from the lane that has it to all by sums, because a sum's result is known to
+     * be the same in all lanes: copies take it as it is, without a loop over lanes that could have
+     * different ones. */
     __device__ __forceinline__ const uint8_t *of_batch(const uint8_t *x) const
     {
         const uint64_t own = ring.lane == in_batch ? reinterpret_cast<uint64_t>(x) : 0;

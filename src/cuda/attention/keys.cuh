@@ -1,10 +1,9 @@
-/* keys.cuh - scores of a sealed page's keys: products of codes, and the scales of each grouping outside of
- * them.
+/* keys.cuh - scores of a sealed page's keys: products of codes, then the scales of each grouping.
  *
- * A scale a token acts on the token's score. A scale for 32 channels of a token acts on the part of the
- * score that these channels give. A scale for 32 tokens of a channel acts on the query: its operands are
- * multiplied by the scales of each group of tokens before they meet the codes. Zero points of groups are an
- * operand of their own, as narrow as there are groups. */
+ * A scale per token acts on the token's score. A scale for 32 channels of a token acts on the part
+ * of the score from these channels. A scale for 32 tokens of a channel acts on the query: the
+ * query's operands are multiplied by the scales of each group of tokens before they meet the codes.
+ * Zero points of groups are an operand of their own, with one column per group. */
 #ifndef KVANT_CUDA_KEYS_CUH
 #define KVANT_CUDA_KEYS_CUH
 
@@ -16,8 +15,9 @@
 namespace kvant
 {
 
-/* What turns an accumulator into a score: factor[h] for rows r and (folding in ROW8) r + 8, and base[h], which a
- * zero point multiplies (uniform) or which is added before the scale (codebook). */
+/* What turns an accumulator into a score: factor[h] for rows r and (folding in ROW8) r + 8, and
+ * base[h], which a zero point multiplies (uniform) or which is added before the scale
+ * (codebook). */
 template <class C, int D> struct ScoreFactors {
     float factor[2], factor8[2], base[2];
     uint32_t group_sums[2]; /* CHANNELS32: operand that zero points are multiplied by */
@@ -31,8 +31,8 @@ template <class C, bool BYTES> __device__ __forceinline__ constexpr float code_u
     return BYTES ? 1.0f : UNIT;
 }
 
-/* Sums of the query over groups of channels as an operand whose rows are groups: rounded ones, and 4 or 8 rows behind
- * them what they lost. */
+/* Sums of the query over groups of channels as an operand whose rows are groups: rounded ones, and
+ * 4 or 8 rows behind them what they lost. */
 template <int D, class Q>
 __device__ __forceinline__ void load_group_sums(const Q &tile, float times, int lane, uint32_t (&b)[2])
 {
@@ -124,7 +124,8 @@ __device__ __forceinline__ uint32_t multiply_pairs(uint32_t a, uint32_t b)
     return *reinterpret_cast<uint32_t *>(&c);
 }
 
-/* Zero points are an operand with tokens as rows and groups as columns: one product gives what they add to all scores. */
+/* Zero points are an operand with tokens as rows and groups as columns: one product gives what they
+ * add to all scores. */
 template <class C, int D>
 __device__ __forceinline__ void score_channel_groups(const uint8_t *page, const uint32_t (&q)[D / 16][2],
                                                      const ScoreFactors<C, D> &f, const Bytes &table,
@@ -143,7 +144,8 @@ __device__ __forceinline__ void score_channel_groups(const uint8_t *page, const 
             mma(s[2 * i + k], a, f.group_sums[0], f.group_sums[1]);
         }
     }
-    /* Rows of even number are one group's scales, odd ones the next one's: transposed, a lane has both of its token. */
+    /* Rows of even number are one group's scales, odd ones the next one's: transposed, a lane has
+     * both of its token. */
     const __half *scales = m.scale + (lane & 1) * PAGE_TOKENS + 8 * (lane >> 3);
     float part[4][4];
     uint32_t pairs[2][4]; /* of tokens 32 i + 8 j */
@@ -174,8 +176,9 @@ __device__ __forceinline__ void score_channel_groups(const uint8_t *page, const 
         s[i / 4][i % 4] *= f.base[i % 2];
 }
 
-/* Scales of 32 channels of each of two groups of tokens are operands for all heads alike: rows at the same place. Zero
- * points are an operand whose rows are groups, so one product a tile of channels gives both groups' parts. */
+/* Scales of 32 channels of each of two groups of tokens are operands for all heads alike: rows at
+ * the same place. Zero points are an operand whose rows are groups, so one product a tile of
+ * channels gives both groups' parts. */
 template <class C, int D>
 __device__ __forceinline__ void score_token_groups(const uint8_t *page, const uint32_t (&q)[D / 16][2],
                                                    const ScoreFactors<C, D> &f, const Bytes &table,
@@ -223,10 +226,11 @@ __device__ __forceinline__ void score_token_groups(const uint8_t *page, const ui
         }
 }
 
-/* Products of bytes are exact: those with the upper bytes of the query's numbers count 256 times. Sums of
- * up to 128 of them stay below 2^22 (127 * 255 * 128), so that when they begin at the bits of 1.5 * 2^23
- * their bits are those of the float 1.5 * 2^23 + sum. Bytes of a trellis have no sign: then sums with lower bytes
- * begin at 2^23 and stay below 2^24 (255 * 255 * 128), those with upper ones as before (255 * 128 * 128). */
+/* Products of bytes are exact. Products with the upper bytes of the query's numbers count 256
+ * times. Sums of up to 128 products stay below 2^22 (127 * 255 * 128). A sum that begins at the
+ * bits of 1.5 * 2^23 therefore has the bits of the float 1.5 * 2^23 + sum. Bytes of a trellis
+ * have no sign. Their sums with lower bytes begin at 2^23 and stay below 2^24 (255 * 255 * 128).
+ * Their sums with upper bytes begin at 1.5 * 2^23 (255 * 128 * 128). */
 template <class C, int D, int TILES, class T>
 __device__ __forceinline__ void multiply_bytes(const uint8_t *page, const uint32_t (&q)[TILES][D / 16][2],
                                                const T &table, int lane, float (&s)[TILES][4][4])
@@ -265,8 +269,8 @@ __device__ __forceinline__ void multiply_bytes(const uint8_t *page, const uint32
     }
 }
 
-/* Scores (log2) of a page's tokens, 8 columns per tile. A code is unpacked once for all tiles. codes: bytes
- * of codes in front of the metadata. Kinds with groups of 32 have one tile. */
+/* Scores (log2) of a page's tokens, 8 columns per tile. A code is unpacked once for all tiles.
+ * codes: bytes of codes in front of the metadata. Kinds with groups of 32 have one tile. */
 template <class C, int D, bool LARGE, bool BYTES, int TILES, class T>
 __device__ __forceinline__ void score_page(const uint8_t *page, int codes,
                                            const uint32_t (&q)[TILES][key_tiles<C, D>()][2],

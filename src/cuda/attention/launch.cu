@@ -1,10 +1,10 @@
 /* launch.cu - the functions of cuda.h about attention: checks the problem, chooses the kernel,
  * launches it.
  *
- * The choice depends on two facts: how much shared memory the device gives a block, and which PTX
- * version the loaded code of a kernel was made from (cudaFuncGetAttributes). The compute capability
- * tells neither: a new device may run code made from old PTX, and a new device may have less shared
- * memory than an old one. */
+ * The choice depends on two facts: the shared memory that the device gives a thread block, and the
+ * PTX version that the loaded code of a kernel was made from (cudaFuncGetAttributes). The compute
+ * capability tells neither. A new device may run code made from old PTX, and it may have less
+ * shared memory than an old device. */
 #include "../checks.h"
 #include "../chunks/chunks.cuh"
 #include "../table.h"

@@ -1,9 +1,10 @@
-/* open.cuh - open pages in attention: rows of fp16 in the transformed space, read straight from memory.
+/* open.cuh - open pages in attention: rows of fp16 in the transformed space, read straight from
+ * memory.
  *
- * They are few (the end of a sequence, its first tokens) and larger than a slot of the ring, so they do
- * not pass through it. A page has weights relative to its own largest score, and sums of its own, which
- * are added to the others' in fp32: that way values that need no scale do not narrow the range of those
- * that have one. */
+ * Open pages are few (the end of a sequence, its first tokens) and larger than a slot of the ring,
+ * so they do not pass through the ring. A page has weights relative to its own largest score, and
+ * its own sums, which are added to the others in fp32. So values without a scale do not narrow the
+ * range of values with a scale. */
 #ifndef KVANT_CUDA_OPEN_CUH
 #define KVANT_CUDA_OPEN_CUH
 
@@ -13,13 +14,13 @@
 namespace kvant
 {
 
-/* Log2 of the scale that sealed values are taken to have beside open ones when the reference of exponents
- * is moved: low, because sealed weights lose range in fp16 when it is too high, and fp32 loses none when
- * it is too low. */
+/* Log2 of the scale that sealed values are taken to have beside open ones when the reference of
+ * exponents is moved: low, because sealed weights lose range in fp16 when it is too high, and fp32
+ * loses none when it is too low. */
 constexpr float OPEN_EXPONENT = -16;
 
-/* Scores (log2). A lane reads 8 neighbouring channels at once. Which channel of 32 stands in which column
- * of the product does not matter as long as the query's numbers stand in the same order. */
+/* Scores (log2). A lane reads 8 neighbouring channels at once. Which channel of 32 stands in which
+ * column of the product does not matter as long as the query's numbers stand in the same order. */
 template <int D, class Q>
 __device__ __forceinline__ void score_open_page(const uint8_t *page, const Q &tile, int t, int lane,
                                                 float (&s)[4][4])

@@ -1,9 +1,12 @@
-/* query.cuh - queries on their way in: rotated, rounded to 16 bits and laid out as MMA operands.
+/* query.cuh - prepares queries: rotates them, rounds them to 16 bits and lays them out as MMA
+ * operands.
  *
- * A row's numbers are divided by a power of two above its largest, so that fp16's range is never a limit;
- * the factor returns in fp32 with the softmax scale. Keys of codebooks, whose look-ups give bytes, are
- * multiplied as bytes by 8 columns: there a number of the query is 16 bits of fixed point, in two bytes. With 16 columns
- * bytes cost more registers than there are. */
+ * A row's numbers are divided by a power of two above the largest, so fp16's range is never a
+ * limit. The factor returns in fp32 with the softmax scale.
+ *
+ * Look-ups of codebook keys give bytes. With 8 columns these keys are multiplied as bytes, and a
+ * number of the query is 16 bits of fixed point in two bytes. With 16 columns bytes would need more
+ * registers than there are. */
 #ifndef KVANT_CUDA_QUERY_CUH
 #define KVANT_CUDA_QUERY_CUH
 
@@ -92,8 +95,8 @@ template <int D, int WARPS, bool GENERAL, int COLUMNS> struct QueryRows {
     static constexpr int N = (COLUMNS + WARPS - 1) / WARPS;
     Row<D> rows[N];
 
-    /* Columns that a pair does not have become zeros: their results are never read, but NaNs would make
-     * every page compute its weights twice. */
+    /* Columns that a pair does not have become zeros: their results are never read, but NaNs would
+     * make every page compute its weights twice. */
     __device__ __forceinline__ void load(const AttentionArgs &p, const Pair &pair, int warp, int lane)
     {
 #pragma unroll
@@ -110,7 +113,8 @@ template <int D, int WARPS, bool GENERAL, int COLUMNS> struct QueryRows {
         }
     }
 
-    /* Fills the tile; the caller synchronises before and after. first_position: of the sequence's query tokens. */
+    /* Fills the tile; the caller synchronises before and after. first_position: of the sequence's
+     * query tokens. */
     template <class C, class Q>
     __device__ __forceinline__ void prepare(Q &tile, const AttentionArgs &p, const Pair &pair, int first_position,
                                             int warp, int lane)
@@ -131,8 +135,8 @@ template <int D, int WARPS, bool GENERAL, int COLUMNS> struct QueryRows {
     }
 };
 
-/* The lane's operand registers of one tile of 8 columns. Halves: column lane / 4, channels 2 (lane mod 4), + 1 and + 8, + 9 of each
- * tile. */
+/* The lane's operand registers of one tile of 8 columns. Halves: column lane / 4, channels 2 (lane
+ * mod 4), + 1 and + 8, + 9 of each tile. */
 template <int D> __device__ __forceinline__ void load_pairs(const void *rows, uint32_t (&q)[D / 16][2], int lane)
 {
     constexpr int STRIDE = D + 8;
@@ -144,8 +148,8 @@ template <int D> __device__ __forceinline__ void load_pairs(const void *rows, ui
     }
 }
 
-/* Bytes: for two tiles t, t + 1, the lower bytes of their 8 numbers in q[t], the upper ones in q[t + 1],
- * four in a register, in the order in which the kind's look-ups give them. */
+/* Bytes: for two tiles t, t + 1, the lower bytes of their 8 numbers in q[t], the upper ones in q[t
+ * + 1], four in a register, in the order in which the kind's look-ups give them. */
 template <class C, int D>
 __device__ __forceinline__ void load_bytes(const int16_t *fixed, uint32_t (&q)[D / 16][2], int lane)
 {
@@ -179,8 +183,8 @@ __device__ __forceinline__ void load_bytes(const int16_t *fixed, uint32_t (&q)[D
     }
 }
 
-/* Chunks of channels: tiles 2 i and 2 i + 1 have chunks 8 i + 2 (lane mod 4) and + 1 in a lane's columns,
- * zeros beyond the last channel, so that it does not matter what is looked up there. */
+/* Chunks of channels: tiles 2 i and 2 i + 1 have chunks 8 i + 2 (lane mod 4) and + 1 in a lane's
+ * columns, zeros beyond the last channel, so that it does not matter what is looked up there. */
 template <class C, int D>
 __device__ __forceinline__ void load_chunks(const __half *rows, uint32_t (&q)[key_tiles<C, D>()][2], int lane)
 {

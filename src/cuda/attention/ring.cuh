@@ -1,14 +1,15 @@
-/* ring.cuh - a warp's ring of shared-memory slots, filled ahead of use with pairs of pages straight from
+/* ring.cuh - a warp's ring of shared-memory slots, filled ahead of use with pairs of pages from
  * device memory.
  *
- * A warp fills slot i mod STAGES with item i, a K page and the V page behind it, and waits for items in
- * order. On sm_90 one lane starts two bulk copies that complete on an mbarrier, so that the copies cost
- * the warp next to nothing. Before that every lane starts its 16-byte pieces (cp.async), and groups are
- * counted instead of barriers. Knows nothing of pages' contents.
+ * A warp fills slot i mod STAGES with item i, a K page and its V page, and waits for items in
+ * order. On sm_90 one lane starts two bulk copies that complete on an mbarrier, so the copies cost
+ * the warp next to nothing. Older devices have no bulk copies: every lane starts its 16-byte pieces
+ * (cp.async), and groups are counted instead of barriers. Knows nothing of the contents of pages.
  *
- * SPLIT: the two pages have barriers, or groups, of their own, so that a ring of one slot takes the next K page
- * while the V page is worked on. Groups are counted then: behind the K page of an item comes its V page, behind
- * that the next item's K page or, where there is none yet, an empty group. */
+ * SPLIT: the two pages have separate barriers, or groups. So a ring of one slot takes the next K
+ * page while the warp works on the V page. Groups are then counted in this order: K page of an
+ * item, its V page, K page of the next item. An empty group stands for a next item that does not
+ * exist yet. */
 #ifndef KVANT_CUDA_RING_CUH
 #define KVANT_CUDA_RING_CUH
 
@@ -85,8 +86,8 @@ template <int STAGES, int SLOT, int V_OFFSET, bool SPLIT> struct Ring {
         }
     }
 
-    /* A slot that takes no pages: all that can be done ahead for these two is to bring them as near as the
-     * second-level cache. */
+    /* A slot that takes no pages: all that can be done ahead for these two is to bring them as near
+     * as the second-level cache. */
     __device__ __forceinline__ void fill_none(int slot, const uint8_t *k, const uint8_t *v, uint32_t bytes)
     {
         if (lane == 0) {
@@ -103,7 +104,8 @@ template <int STAGES, int SLOT, int V_OFFSET, bool SPLIT> struct Ring {
     {
     }
 
-    /* The slot was written with ordinary stores since it was last filled: order them before the next copy. */
+    /* The slot was written with ordinary stores since it was last filled: order them before the
+     * next copy. */
     __device__ __forceinline__ void fence_writes()
     {
         asm volatile("fence.proxy.async.shared::cta;" ::: "memory");
@@ -175,7 +177,8 @@ template <int STAGES, int SLOT, int V_OFFSET, bool SPLIT> struct Ring {
         skip();
     }
 
-    /* Ends a group: one an item and, SPLIT, page, also when there is none left, so that wait can count. */
+    /* Ends a group: one an item and, SPLIT, page, also when there is none left, so that wait can
+     * count. */
     __device__ __forceinline__ void skip()
     {
         asm volatile("cp.async.commit_group;" ::: "memory");

@@ -1,9 +1,9 @@
-/* schedule.cuh - which pages a block of threads works on.
+/* schedule.cuh - assigns pages to thread blocks.
  *
- * All pages of all (sequence, kv head) pairs stand in one line, sequence by sequence, head by head; every
- * block takes a piece of equal length. So ragged batches balance by themselves, a pair may be shared by
- * several blocks (split-K) and a block may serve several pairs. Lengths are read on the device: the launch
- * depends on none of them, which is what CUDA graphs need. */
+ * All pages of all (sequence, kv head) pairs stand in one line, sequence by sequence, head by head.
+ * Every thread block takes a piece of equal length. So ragged batches balance, several thread
+ * blocks may share a pair (split-K), and a thread block may serve several pairs. Lengths are read
+ * on the device: the launch depends on no length, as CUDA graphs need. */
 #ifndef KVANT_CUDA_SCHEDULE_CUH
 #define KVANT_CUDA_SCHEDULE_CUH
 
@@ -16,8 +16,9 @@
 namespace kvant
 {
 
-/* a / b of numbers that are not negative, b not 0, the quotient below 2^20: an estimate, at most one off, put right. A third
- * of the instructions of a division, at a time when every one of them comes from memory. */
+/* a / b of numbers that are not negative, b not 0, the quotient below 2^20: an estimate, at most
+ * one off, put right. A third of the instructions of a division, at a time when every one of them
+ * comes from memory. */
 __device__ __forceinline__ int quotient(int a, int b)
 {
     const int q = __float2int_rz(__fdividef((float)a, (float)b)), rest = a - q * b;
@@ -54,7 +55,8 @@ template <bool GENERAL, int COLUMNS> struct Lengths {
             return GENERAL ? p.query_tokens : 1;
         return min(max(__ldg(p.query_starts + b + 1) - __ldg(p.query_starts + b), 0), p.query_tokens);
     }
-    /* Position of a sequence's first query token; below 0 when the sequence is shorter than its query. */
+    /* Position of a sequence's first query token; below 0 when the sequence is shorter than its
+     * query. */
     __device__ __forceinline__ int first_position(int b) const
     {
         return length(b) - queries(b);
@@ -82,7 +84,8 @@ template <bool GENERAL, int COLUMNS> struct Lengths {
     }
 };
 
-/* A place in the line: sequence b begins at `first` and has `pages` pages for each of its `heads` pairs. */
+/* A place in the line: sequence b begins at `first` and has `pages` pages for each of its `heads`
+ * pairs. */
 template <bool GENERAL> struct Cursor {
     int b, first, pages, own_heads;
 
@@ -133,17 +136,17 @@ __device__ __forceinline__ Pair find_pair(const AttentionArgs &p, const Lengths<
     return Pair{ b, kv_head, skipped, max(min(width, columns - skipped), 0) };
 }
 
-/* The piece [begin, end) of the line that block `index` of `count` takes, and where the line's sequence
- * lies. */
+/* The piece [begin, end) of the line that block `index` of `count` takes, and where the line's
+ * sequence lies. */
 template <bool GENERAL> struct Piece {
     int size, begin, end;
     bool any_empty; /* some sequence has no pages */
     Cursor<GENERAL> cursor;
 };
 
-/* The length of a piece, at least `size`, of a line whose pairs all have `pages` pages: one that lets no
- * piece reach over the end of a pair, if such a one is at most a tenth longer. A block that ends one pair
- * and begins another one stops in between, and all others wait for it in the end. */
+/* The length of a piece, at least `size`, of a line whose pairs all have `pages` pages: one that
+ * lets no piece reach over the end of a pair, if such a one is at most a tenth longer. A block that
+ * ends one pair and begins another one stops in between, and all others wait for it in the end. */
 __device__ __forceinline__ int align_piece(int size, int pages)
 {
     if (pages < size) {
@@ -161,7 +164,8 @@ __device__ __forceinline__ int align_piece(int size, int pages)
     return size;
 }
 
-/* Called by a whole warp. A piece is at least min_pages long, so that little work is not spread thin. */
+/* Called by a whole warp. A piece is at least min_pages long, so that little work is not spread
+ * thin. */
 template <bool GENERAL, int COLUMNS>
 __device__ __forceinline__ Piece<GENERAL> find_piece(const Lengths<GENERAL, COLUMNS> &lengths, int index, int count,
                                                      int min_pages, int lane)

@@ -1,13 +1,14 @@
-/* softmax.cuh - a warp's scores of one page, from MMA accumulators to weights for the values, with a running
+/* softmax.cuh - from a warp's MMA accumulators of scores to weights for the values, with a running
  * maximum.
  *
- * Registers follow the accumulator of mma.m16n8k16: lane l holds tokens 16 i + l / 4 (+ 8) and query heads 2
- * (l mod 4) (+ 1). A token's key scale acts on its score and its value scale on its weight, so no number is
- * scaled by itself.
+ * Registers follow the accumulator of mma.m16n8k16: lane l holds tokens 16 i + l / 4 (+ 8) and
+ * query heads 2 (l mod 4) (+ 1). A token's key scale acts on its score and its value scale on its
+ * weight, so no single number is scaled.
  *
- * The reference that exponents are taken against is the running maximum of score + log2(value scale): weights
- * e^s times value scale are then at most 2^SLACK and at their largest near it, whatever the scale of the
- * values is, which is what fp16 operands need. It moves only when a page exceeds it by more than SLACK. */
+ * The reference of exponents is the running maximum of score + log2(value scale). So weights e^s
+ * times value scale are at most 2^SLACK, and their largest is near it, for any scale of the values;
+ * fp16 operands need this range. The reference moves only when a page exceeds it by more than
+ * SLACK. */
 #ifndef KVANT_CUDA_SOFTMAX_CUH
 #define KVANT_CUDA_SOFTMAX_CUH
 
@@ -25,8 +26,9 @@ constexpr float UNIT = 16777216.0f; /* 2^24: operands are counted in fp16's smal
 /* Uniform codes, whose numbers are scale * code + zero. */
 template <class C> constexpr bool HAS_ZEROS = !C::BIASED && !HAS_CHUNKS<C> && !HAS_TRELLIS<C>;
 
-/* scale[i], zero[i] of token 16 (i / 2) + 8 (i mod 2) + row. Symmetric uniform codes are those with zero =
- * offset * scale; codebooks have no zero point, their bias is taken off elsewhere; chunks and trellises have neither. */
+/* scale[i], zero[i] of token 16 (i / 2) + 8 (i mod 2) + row. Symmetric uniform codes are those with
+ * zero = offset * scale; codebooks have no zero point, their bias is taken off elsewhere; chunks
+ * and trellises have neither. */
 struct TokenScales {
     float scale[8], zero[8];
 };
@@ -63,8 +65,8 @@ template <class C, int D> struct Accumulator {
     static constexpr int TILES = value_tiles<C, D>();
     float o[TILES][4];    /* sum of weight * code */
     float max[2], sum[2]; /* reference; sum of e^s */
-    /* uniform: sum of e^s * zero point. One a token: over the lane's own tokens. CHANNELS32: over all tokens, for
-     * group lane / 4. TOKENS32: not used, o has them. */
+    /* uniform: sum of e^s * zero point. One a token: over the lane's own tokens. CHANNELS32: over
+     * all tokens, for group lane / 4. TOKENS32: not used, o has them. */
     float zero[2];
     static constexpr float ROW8 = C::GROUP == KVANT_CUDA_GROUP_TOKENS32 ? 1 : C::ROW8;
     float weights[4]; /* codebook: sum of weights as rounded, so that the bias cancels exactly */
@@ -89,7 +91,8 @@ template <class C, int D> struct Accumulator {
             max[h] = NEVER, sum[h] = zero[h] = weights[h] = weights[h + 2] = 0;
     }
 
-    /* Raises the reference when scores + exponents of the value scales exceed it by more than SLACK. */
+    /* Raises the reference when scores + exponents of the value scales exceed it by more than
+     * SLACK. */
     __device__ __forceinline__ void raise(const float (&s)[4][4], const TokenScales &values)
     {
         float top[2] = { NEVER, NEVER };
@@ -168,8 +171,8 @@ struct PageSums {
     float sum[2], zero[2];
 };
 
-/* p: weights of a page, not yet transposed. Returns false when a weight or their sum is too large for the
- * reference. */
+/* p: weights of a page, not yet transposed. Returns false when a weight or their sum is too large
+ * for the reference. */
 template <class C, int D>
 __device__ __forceinline__ bool weights_of(const Accumulator<C, D> &sums, const float (&s)[4][4],
                                            const TokenScales &values, PageSums &page, uint32_t (&p)[4][2])
@@ -195,8 +198,8 @@ __device__ __forceinline__ bool weights_of(const Accumulator<C, D> &sums, const 
 
 /* p: operands for the values, tokens as rows; also adds up the sums. Weights are computed with the
  * current reference first, and again with a raised one if a weight exceeds 2^SLACK. This happens
- * rarely and is cheaper to detect than a score above the reference. The sums detect it for values of
- * scale 0. Tiles are processed together, because their dependent instructions overlap. */
+ * rarely and is cheaper to detect than a score above the reference. The sums detect it for values
+ * of scale 0. Tiles are processed together, because their dependent instructions overlap. */
 template <class C, int D, int TILES>
 __device__ __forceinline__ void weigh_tokens(Accumulator<C, D> (&sums)[TILES], const float (&s)[TILES][4][4],
                                              const TokenScales &values, uint32_t (&p)[TILES][4][2])

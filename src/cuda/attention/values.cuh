@@ -1,10 +1,10 @@
-/* values.cuh - weighted sums of a sealed page's values: scores to weights, products of codes, and the scales
- * of each grouping outside of them.
+/* values.cuh - weighted sums of a sealed page's values: scores to weights, products of codes, then
+ * the scales of each grouping.
  *
- * A scale a token acts on the token's weight. A scale for 32 channels of a token makes the weights
- * different for each group of channels: fp16 weights are multiplied by fp16 scales, both relative to
- * powers of two that keep them in fp16's range. A scale for 32 tokens of a channel acts on the sum over
- * these tokens. */
+ * A scale per token acts on the token's weight. A scale for 32 channels of a token makes the
+ * weights differ per group of channels: fp16 weights are multiplied by fp16 scales. Both are
+ * relative to powers of two that keep them in fp16's range. A scale for 32 tokens of a channel acts
+ * on the sum over these tokens. */
 #ifndef KVANT_CUDA_VALUES_CUH
 #define KVANT_CUDA_VALUES_CUH
 
@@ -22,8 +22,9 @@ __device__ __forceinline__ void hide_tokens(float (&s)[4][4], int valid, int row
             s[i / 2][2 * (i & 1)] = s[i / 2][2 * (i & 1) + 1] = -INFINITY;
 }
 
-/* Scales and zero points of tokens that are not there, or of a group of them, become 0: they may be anything, and even 0 times
- * that need not be 0. The caller orders this before the next copy into the page's slot. */
+/* Scales and zero points of tokens that are not there, or of a group of them, become 0: they may be
+ * anything, and even 0 times that need not be 0. The caller orders this before the next copy into
+ * the page's slot. */
 template <class C, int D>
 __device__ __forceinline__ void clear_scales(uint8_t *metadata, int symmetric, int valid, int lane)
 {
@@ -40,7 +41,8 @@ __device__ __forceinline__ void clear_scales(uint8_t *metadata, int symmetric, i
     __syncwarp();
 }
 
-/* Weights 2^(s - max) * size as operands, tokens as rows; their sum is added up before they are rounded. */
+/* Weights 2^(s - max) * size as operands, tokens as rows; their sum is added up before they are
+ * rounded. */
 template <class A>
 __device__ __forceinline__ void weigh(A &sums, const float (&s)[4][4], float size, uint32_t (&p)[4][2])
 {
@@ -54,8 +56,8 @@ __device__ __forceinline__ void weigh(A &sums, const float (&s)[4][4], float siz
     }
 }
 
-/* A power of two above the numbers of 64 tokens in so many arrays, between 2^-13 and 2^14, and its inverse
- * as two halves. */
+/* A power of two above the numbers of 64 tokens in so many arrays, between 2^-13 and 2^14, and its
+ * inverse as two halves. */
 struct Size {
     float value, log2;
     uint32_t inverse;
@@ -74,7 +76,8 @@ template <int ARRAYS> __device__ __forceinline__ Size size_of(const __half *numb
     return Size{ __uint_as_float((exponent + 1 + 112) << 23), (float)exponent - 14, down << 10 | down << 26 };
 }
 
-/* Zero points are an operand whose rows are groups of channels: the accumulator's rows are the groups' sums. */
+/* Zero points are an operand whose rows are groups of channels: the accumulator's rows are the
+ * groups' sums. */
 template <class C, int D>
 __device__ __forceinline__ void add_channel_groups(const uint8_t *page, const Bytes &table, const GroupScales &m,
                                                    int lane, float (&s)[4][4], Accumulator<C, D> &sums)
@@ -116,8 +119,9 @@ __device__ __forceinline__ void add_channel_groups(const uint8_t *page, const By
         sums.zero[h] += zero[h] * one;
 }
 
-/* The weights' sums over the two groups of tokens as an operand whose rows are groups: rounded ones, then what they lost.
- * 16-bit numbers that all rows of a matrix have are, transposed, what all its columns have. */
+/* The sums of the weights over the two groups of tokens, as an operand whose rows are groups:
+ * first the rounded sums, then the rounding errors. All rows of a matrix have these 16-bit
+ * numbers; transposed, all columns have them. */
 __device__ __forceinline__ uint32_t load_totals(const uint32_t (&p)[4][2], float times, int lane)
 {
     uint32_t rounded[2], lost[2];
@@ -156,7 +160,8 @@ __device__ __forceinline__ void add_token_groups(const uint8_t *page, const Byte
             mma(sums.o[2 * i + k], a, totals, 0);
         }
     }
-    /* Rows of even number are the first group's scales, odd ones the second's: transposed, a lane has both of its channel. */
+    /* Rows of even number are the first group's scales, odd ones the second's: transposed, a lane
+     * has both of its channel. */
     const __half *scales = m.scale + (lane & 1) * D + 8 * (lane >> 3);
     float part[4][4];
     uint32_t pairs[2][4]; /* of row tiles 2 i and 2 i + 1 of the four at hand */
@@ -186,8 +191,8 @@ template <int N, class T, int TILES> __device__ __forceinline__ T (&part(T (&til
     return *reinterpret_cast<T(*)[N]>(&tiles[first]);
 }
 
-/* Adds a page's values, weighted by the scores, to the sums of each tile. A code is unpacked once for all
- * tiles. */
+/* Adds a page's values, weighted by the scores, to the sums of each tile. A code is unpacked once
+ * for all tiles. */
 template <class C, int D, bool LARGE, int TILES, class T>
 __device__ __forceinline__ void add_page(const uint8_t *page, int codes, const T &table, int symmetric,
                                          float offset, int lane, int valid, float (&s)[TILES][4][4],

@@ -1,7 +1,9 @@
-/* chunk_numbers.cuh - the numbers that codes of several channels mean, to the bit as on the CPU, for
- * encoding and decoding (attention looks them up as fp16: chunks.cuh), and where such codes lie.
- * Formulas: docs/format.md, "Octahedral codes", "Direction codes" and "Chunk codes". All arithmetic is in
- * single roundings. */
+/* chunk_numbers.cuh - the numbers that codes of several channels stand for, bit by bit as on the
+ * CPU, and the places of these codes. For encoding and decoding; attention looks the numbers up as
+ * fp16 (chunks.cuh).
+ *
+ * All arithmetic is in single roundings. docs/format.md, "Octahedral codes", "Direction codes" and
+ * "Chunk codes", has the formulas. */
 #ifndef KVANT_CUDA_CHUNK_NUMBERS_CUH
 #define KVANT_CUDA_CHUNK_NUMBERS_CUH
 
@@ -84,14 +86,14 @@ __device__ __forceinline__ double hurwitz_component(uint32_t p, int i)
     return p >= 8 ? (p - 8) >> i & 1 ? -0.5 : 0.5 : (int)p / 2 != i ? 0.0 : p % 2 ? -1.0 : 1.0;
 }
 
-/* Component i of a direction: of unit (index mod 24) times secondary (index / 24). Signs as Hamilton's
- * product has them. */
+/* Component i of a direction: of unit (index mod 24) times secondary (index / 24). Signs as
+ * Hamilton's product has them. */
 __device__ __forceinline__ float hqmq_component(const HqmqSecondaries &levels, uint32_t index, int i)
 {
     const double *s = levels.exact[index / 24];
     const uint32_t p = index % 24;
-    /* terms k = 0 .. 3: the unit's component k times the secondary's component i ^ k, minus where bit i
-     * of the mask is set */
+    /* terms k = 0 .. 3: the unit's component k times the secondary's component i ^ k, minus where
+     * bit i of the mask is set */
     const uint32_t minus[4] = { 0u, 1u | 4u, 1u | 8u, 1u | 2u };
     double sum = __dmul_rn(hurwitz_component(p, 0), s[i]);
 #pragma unroll

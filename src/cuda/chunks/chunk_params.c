@@ -1,4 +1,5 @@
-/* chunk_params.c - the part of params.c for chunk codes: triplets (octopus) and quaternions (hqmq). */
+/* chunk_params.c - the part of params.c for chunk codes: triplets (octopus) and quaternions
+ * (hqmq). */
 #include <string.h>
 
 #include "../params.h"

@@ -1,16 +1,17 @@
-/* chunks.cuh - from the words of a page of chunk codes (docs/format.md, "Chunk codes") to operands of
- * mma.m16n8k16: octopus, whose chunks are triplets of channels, and hqmq, whose chunks are four.
+/* chunks.cuh - from the words of a page of chunk codes (docs/format.md, "Chunk codes") to operands
+ * of mma.m16n8k16. Chunks of octopus are triplets of channels, chunks of hqmq are four channels.
  *
- * A chunk's direction is looked up in shared memory: 8 bytes that hold up to four channels as fp16. The table
- * stands there in several copies side by side, because the answers of 16 lanes at a time come from 16 pairs
- * of banks: with 16 copies no two lanes want the same pair, with 8 copies at most two do, and without copies
- * the fullest pair is wanted by three on average. That is what sets the pace, so the copies are as many as
- * the ring of pages leaves room for. A norm or a radius multiplies the direction in fp16.
+ * A chunk's direction is looked up in shared memory: 8 bytes with up to four channels as fp16. A
+ * norm or a radius multiplies the direction in fp16. The table stands there in several copies side
+ * by side, because 16 lanes at a time read from 16 pairs of banks. With 16 copies no two lanes read
+ * the same pair, with 8 copies at most two do. With one copy three lanes on average read the
+ * fullest pair. This sets the pace, so there are as many copies as the ring of pages leaves room
+ * for.
  *
- * Which channel is which column (keys) or row (values) of the product is free. For keys a lane's four
- * columns of a tile are one chunk, so that what is looked up is the operand. For values a lane's rows r and r
- * + 8 of two or three tiles are the channels of one chunk of four or of two triplets, and look-ups of
- * neighbouring tokens are paired by prmt. */
+ * The kernel may choose which channel is which column (keys) or row (values) of the product. For
+ * keys a lane's four columns of a tile are one chunk, so a look-up gives the operand. For values a
+ * lane's rows r and r + 8 of two or three tiles are the channels of one chunk of four or of two
+ * triplets; prmt pairs the look-ups of neighbouring tokens. */
 #ifndef KVANT_CUDA_CHUNKS_CUH
 #define KVANT_CUDA_CHUNKS_CUH
 
@@ -31,10 +32,10 @@ struct ChunkCodes {
 
 template <class C> constexpr bool HAS_CHUNKS = std::is_base_of<ChunkCodes, C>::value;
 
-/* What a lane needs for look-ups in the table that stands AT so many bytes from the beginning of the
- * block's shared memory: the lane's copy, and what stands for an index beyond the table, both as
- * distances in bytes; levels of the norm as fp16, lower bytes and upper ones. The table has no pointer,
- * because then a look-up's address is the distance alone. */
+/* The data of a lane for look-ups in the table AT bytes after the beginning of the thread
+ * block's shared memory. Both places are distances in bytes: the lane's copy, and the entry for
+ * an index beyond the table. Levels of the norm are fp16, lower bytes and upper bytes. The table
+ * has no pointer, because then the address of a look-up is the distance alone. */
 template <int AT> struct ChunkTable {
     uint32_t copy, limit;
     uint32_t norm_low[2], norm_high[2];
@@ -74,9 +75,9 @@ template <class C, int D> struct ChunkPlaces {
     static constexpr int GROUP_TILES = GROUP_CHUNKS * C::CHANNELS / 16;
     static constexpr int VALUE_GROUPS = (CHUNKS + GROUP_CHUNKS - 1) / GROUP_CHUNKS;
 
-    /* Words of a plane of P bits for the 4 row tiles of a pair of chunks. In each word the codes of
-     * tokens r and r + 8 and of both chunks begin at bits LEFT + 0, 8, 16 and 24 (mod 32), in this order;
-     * other bits are those of other codes. P = 16: of row r + 8 h alone, at bits 0 and 16. */
+    /* Words of a plane of P bits for the 4 row tiles of a pair of chunks. In each word the codes
+     * of tokens r and r + 8 and of both chunks begin at bits LEFT + 0, 8, 16 and 24 (mod 32), in
+     * this order; other bits belong to other codes. P = 16: row r + 8 h alone, at bits 0 and 16. */
     template <int P, int LEFT = 0>
     __device__ static __forceinline__ void key_words(const uint32_t *page, int pair, int row, int h,
                                                      uint32_t (&w)[4])
@@ -89,8 +90,9 @@ template <class C, int D> struct ChunkPlaces {
                 w[i] = rotate_left(w[i], LEFT - P * (row / P));
     }
 
-    /* The word of a plane of P bits for a chunk and tokens 2 column, + 1 of column tiles 2 m and 2 m + 1,
-     * + 8 h: codes of both tiles, then of the next token, begin at bits LEFT + 0, 8, 16 and 24. */
+    /* The word of a plane of P bits for a chunk and tokens 2 column, + 1 of column tiles 2 m and 2
+     * m + 1, + 8 h: codes of both tiles, then of the next token, begin at bits LEFT + 0, 8, 16 and
+     * 24. */
     template <int P, int LEFT = 0>
     __device__ static __forceinline__ uint32_t value_word(const uint32_t *page, int chunk, int column, int h, int m)
     {
@@ -138,9 +140,9 @@ template <int B> struct Octopus : ChunkCodes {
         return B == 2 || (LARGE && D <= 128) ? 16 : 8;
     }
 
-    /* The table's order: an index is put together of whole bytes. With 16 copies entries are 2^7 bytes
-     * apart, so bits 7 to 16 of the distance are bit 8 of the code, bits 0 to 7, bit 9; with 8 copies,
-     * 2^6 apart, bits 8 and 9, then 0 to 7. */
+    /* The table's order: an index is put together of whole bytes. With 16 copies entries are 2^7
+     * bytes apart, so bits 7 to 16 of the distance are bit 8 of the code, bits 0 to 7, bit 9; with
+     * 8 copies, 2^6 apart, bits 8 and 9, then 0 to 7. */
     __device__ static __forceinline__ int code_at(int entry, int n_copies)
     {
         return B == 2           ? entry
@@ -148,9 +150,9 @@ template <int B> struct Octopus : ChunkCodes {
                                 : entry >> 2 | (entry & 3) << 8;
     }
 
-    /* Where key_words and value_words rotate the narrower planes to: of 7 bits, side by side. Of more,
-     * bits 8 and 9 of a code are then where the distance has them, or one byte above, and the norm's
-     * three bits side by side in the byte above. */
+    /* Where key_words and value_words rotate the narrower planes to: of 7 bits, side by side. Of
+     * more, bits 8 and 9 of a code are then where the distance has them, or one byte above, and the
+     * norm's three bits side by side in the byte above. */
     template <int COPIES> struct Turn {
         static constexpr int NEXT = B == 2 ? 4 : COPIES == 16 ? 7 : 6, LAST = B == 2 ? 6 : NEXT + 4;
     };
@@ -268,8 +270,8 @@ template <int B> struct Octopus : ChunkCodes {
         }
     }
 
-    /* For values: tile 3 g + i has numbers 2 i (rows r) and 2 i + 1 (rows r + 8) of the x, y, z of chunks
-     * 16 g + r and 16 g + 8 + r. */
+    /* For values: tile 3 g + i has numbers 2 i (rows r) and 2 i + 1 (rows r + 8) of the x, y, z of
+     * chunks 16 g + r and 16 g + 8 + r. */
     template <int D, bool LARGE, class T, class F>
     __device__ static __forceinline__ void for_each_value_tile(const uint8_t *page, int lane, const T &table,
                                                                F &&use)
@@ -324,8 +326,9 @@ template <int B> struct Octopus : ChunkCodes {
     }
 };
 
-/* A code of four channels: INDEX_BITS of direction, RADIUS_BITS of radius. Radii are small whole numbers, so
- * as fp16 they are subnormal, times 2^-20 where they are taken; directions are times 2^15. */
+/* A code of four channels: INDEX_BITS of direction, RADIUS_BITS of radius. Radii are small whole
+ * numbers, so as fp16 they are subnormal, times 2^-20 where they are taken; directions are times
+ * 2^15. */
 template <int SECONDARIES, int INDEX_BITS, int RADIUS_BITS> struct Hqmq : ChunkCodes {
     static constexpr kvant_cuda_kind KIND = RADIUS_BITS == 4 ? KVANT_CUDA_HQMQ_S96R4 : KVANT_CUDA_HQMQ_S192R6;
     static constexpr int CHANNELS = 4, BITS = INDEX_BITS + RADIUS_BITS;
@@ -348,8 +351,8 @@ template <int SECONDARIES, int INDEX_BITS, int RADIUS_BITS> struct Hqmq : ChunkC
         return table.at(min((x & MASK) | table.copy, table.limit));
     }
 
-    /* Radii of the codes at bits 0 and 16, as halves: two and one are words of the planes of 2 bits and 1
-     * bit. */
+    /* Radii of the codes at bits 0 and 16, as halves: two and one are words of the planes of 2 bits
+     * and 1 bit. */
     __device__ static __forceinline__ uint32_t radii(uint32_t word, uint32_t two, uint32_t one)
     {
         if constexpr (RADIUS_BITS == 4)
@@ -393,7 +396,8 @@ template <int SECONDARIES, int INDEX_BITS, int RADIUS_BITS> struct Hqmq : ChunkC
         }
     }
 
-    /* For values: tile 2 g + i has channels 2 i (rows r) and 2 i + 1 (rows r + 8) of chunk 8 g + r. */
+    /* For values: tile 2 g + i has channels 2 i (rows r) and 2 i + 1 (rows r + 8) of chunk 8 g +
+     * r. */
     template <int D, bool LARGE, class T, class F>
     __device__ static __forceinline__ void for_each_value_tile(const uint8_t *page, int lane, const T &table,
                                                                F &&use)
@@ -427,8 +431,8 @@ template <int SECONDARIES, int INDEX_BITS, int RADIUS_BITS> struct Hqmq : ChunkC
             }
     }
 
-    /* unit * secondary; a unit's components are 0, 1 and 1/2, so products are exact and three sums are
-     * rounded. */
+    /* unit * secondary; a unit's components are 0, 1 and 1/2, so products are exact and three sums
+     * are rounded. */
     __device__ static void fill(uint8_t *entries, const kvant_cuda_directions &book, int n_copies)
     {
         for (int i = threadIdx.x; i < ENTRIES; i += blockDim.x) {
@@ -474,7 +478,7 @@ template <class C, bool LARGE, int D> __host__ __device__ constexpr int table_by
         return 0;
 }
 
-/* Two levels of the norm a register, four to each half of the table. */
+/* Two levels of the norm per register, four to each half of the table. */
 template <class C, bool LARGE, int D, int AT>
 __device__ __forceinline__ ChunkTable<AT> chunk_table(const kvant_cuda_directions &book, int lane)
 {

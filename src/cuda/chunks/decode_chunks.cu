@@ -1,6 +1,6 @@
-/* decode_chunks.cu - pages of codes of several channels (octopus, hqmq) to rows, to the CPU's bits. A
- * block of threads takes one page, a warp a token at a time, a lane some channels, each with its chunk's
- * code. */
+/* decode_chunks.cu - decodes pages of codes of several channels (octopus, hqmq) to rows, bit by bit
+ * as on the CPU. A thread block takes one page, a warp one token at a time, a lane some channels
+ * with the codes of their chunks. */
 #include "chunk_numbers.cuh"
 #include "../launch.h"
 #include "../pages/write_row.cuh"

@@ -1,7 +1,8 @@
-/* append.cu - rows of numbers into pages: which block and warp takes which tokens, and what is refused.
+/* append.cu - appends rows to pages: assigns tokens to thread blocks and warps, and reports refused
+ * rows.
  *
- * A block takes up to 64 tokens of one kv head and one role. First its warps quantise rows into shared memory
- * (encode.cuh); then the tokens are written page by page (pack.cuh). */
+ * A thread block takes up to 64 tokens of one kv head and one role. Its warps first quantise rows
+ * into shared memory (encode.cuh). Then the tokens are written page by page (pack.cuh). */
 #include "matrix_rows.cuh"
 #include "../launch.h"
 

@@ -1,4 +1,4 @@
-/* append.h - arguments of the append kernel, as they travel into the launch. */
+/* append.h - the arguments of the append kernels, as they travel into the launch. */
 #ifndef KVANT_CUDA_APPEND_H
 #define KVANT_CUDA_APPEND_H
 
@@ -31,12 +31,12 @@ struct AppendArgs {
     uint32_t n_tokens, chunk; /* chunk: tokens a block of threads, set by launch_append */
     const int64_t *slots;
     uint32_t *refused;
-    /* Sealing: n_tokens is 64 a block, block i goes from open block from[i] to sealed block to[i], with
-     * tokens[i] tokens or all 64. NULL when rows are appended. */
+    /* Sealing: n_tokens is 64 per block, block i goes from open block from[i] to sealed block to[i],
+     * with tokens[i] tokens or all 64. NULL when rows are appended. */
     const int32_t *from, *to, *tokens;
 };
 
-/* Rows, or open pages, into sealed pages of kinds with one scale a token. */
+/* Rows, or open pages, into sealed pages of kinds with one scale per token. */
 cudaError_t launch_append(const AppendArgs &args, uint32_t head_dim, int n_roles, int n_kv_heads,
                           cudaStream_t stream);
 

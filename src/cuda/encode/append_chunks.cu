@@ -1,10 +1,11 @@
-/* append_chunks.cu - rows of numbers into pages of codes of several channels: octopus (CHANNELS = 3) and
- * hqmq (4). Sealing too, as in append.cu.
+/* append_chunks.cu - appends rows to pages of codes of several channels: octopus (CHANNELS = 3) and
+ * hqmq (4). Also seals, as append.cu does.
  *
- * A block takes up to 64 tokens of one kv head and one role, a few rows at a time: four warps transform
- * them (encode.cuh) into shared memory, then a thread has a chunk (encode_chunks.cuh), then 16 lanes a
- * row add up what its scale needs in the order of docs/format.md. Codes of all tokens stay in shared
- * memory until the words of pages are put together. */
+ * A thread block takes up to 64 tokens of one kv head and one role, a few rows at a time. Four
+ * warps transform the rows (encode.cuh) into shared memory. Then each thread encodes a chunk
+ * (encode_chunks.cuh), and 16 lanes per row add up the numbers for its scale in the order of
+ * docs/format.md. Codes of all tokens stay in shared memory until the words of pages are put
+ * together. */
 #include "append_tokens.cuh"
 #include "encode_chunks.cuh"
 #include "../launch.h"
@@ -22,8 +23,8 @@ struct ChunkAppendArgs {
 template <int D, int CHANNELS> struct ChunkRows {
     static constexpr int ROWS = Lanes<D>::ROWS * TURNING_WARPS; /* at a time */
     static constexpr int CHUNKS = (D + CHANNELS - 1) / CHANNELS;
-    /* Channels of the last triplet, and how many paddings are tried for it (one, of zeros, without joint
-     * rounding). */
+    /* Channels of the last triplet, and how many paddings are tried for it (one, of zeros, without
+     * joint rounding). */
     static constexpr int LEFT = D % CHANNELS, WHOLE = D / CHANNELS, TRIALS = LEFT == 0 ? 0 : LEFT == 1 ? 10 : 6;
     static constexpr int ITEMS = WHOLE + TRIALS;
     using Code = typename ChunkBook<CHANNELS>::Code;

@@ -1,7 +1,7 @@
-/* append_open.cu - rows of numbers into open pages: transformed, rounded to fp16, row by row.
+/* append_open.cu - appends rows to open pages: transformed, rounded to fp16, row by row.
  *
- * A warp takes a row, unless its keys go through a matrix (transform=file): then a thread takes one channel of up to
- * ROWS_A_BLOCK rows, so that the reads of the matrix are under way together and serve all of these rows. */
+ * A warp takes one row. Keys with a matrix (transform=file) differ: a thread takes one channel of
+ * up to ROWS_A_BLOCK rows, so the reads of the matrix overlap and serve all these rows. */
 #include "append.h"
 #include "../launch.h"
 #include "../layout.cuh"
@@ -81,7 +81,8 @@ __global__ void __launch_bounds__(WARPS * 32) append_open_kernel(const __grid_co
                   threadIdx.x & 31);
 }
 
-/* Rows first .. first + ROWS - 1 through the matrix of the kv head, in the order of combine_rows. */
+/* Rows first .. first + ROWS - 1 through the matrix of the kv head, in the order of
+ * combine_rows. */
 template <int D, int ROWS>
 __device__ __forceinline__ void append_through_matrix(const AppendArgs &args, const AppendRole &role,
                                                       uint32_t first, int kv_head)

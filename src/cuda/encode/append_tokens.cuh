@@ -1,6 +1,6 @@
-/* append_tokens.cuh - the tokens that a block of append or seal threads takes: where their rows lie,
- * which pages they go to, and what is refused. Shared by the kernels of codes of one channel and of
- * several. */
+/* append_tokens.cuh - the tokens of a thread block that appends or seals: places of their rows,
+ * their pages, and refused rows. Kernels for codes of one channel and of several channels share
+ * it. */
 #ifndef KVANT_CUDA_APPEND_TOKENS_CUH
 #define KVANT_CUDA_APPEND_TOKENS_CUH
 
@@ -19,7 +19,8 @@ struct BlockTokens {
     uint32_t whole[2], single[2]; /* bit i: token i stands for its page, or is written by itself */
 };
 
-/* Says why rows are refused, and takes them out of the block's tokens. Seldom: the rows are loaded again. */
+/* Says why rows are refused, and takes them out of the block's tokens. Seldom: the rows are loaded
+ * again. */
 template <int D>
 __device__ __noinline__ void refuse(const AppendArgs &args, const AppendRole &role, BlockTokens &tokens,
                                     bool refused, int token, size_t row_at, int kv_head, int lane)
@@ -88,7 +89,8 @@ __device__ __forceinline__ void place_tokens(BlockTokens &tokens, int leader)
     __syncthreads();
 }
 
-/* Sorts the block's tokens: pages with many of them are written page by page, others token by token. */
+/* Sorts the block's tokens: pages with many of them are written page by page, others token by
+ * token. */
 __device__ __forceinline__ void count_pages(BlockTokens &tokens, int n_slots)
 {
     const int i = threadIdx.x;
@@ -124,7 +126,8 @@ inline bool is_wide(const AppendRole &role, kvant_cuda_type type)
            role.row_head_stride % unit == 0 && role.row_block_stride % unit == 0;
 }
 
-/* Few tokens, of a decode step or of a page or two that are sealed: few a block, over many multiprocessors. */
+/* Few tokens, of a decode step or of a page or two that are sealed: few a block, over many
+ * multiprocessors. */
 inline uint32_t tokens_a_block(const AppendArgs &args)
 {
     return args.n_tokens <= 512 ? 8 : PAGE_TOKENS;

@@ -1,9 +1,9 @@
-/* append_trellis.cu - rows of numbers into pages of trellis codes. Sealing too, as in append.cu.
+/* append_trellis.cu - appends rows to pages of trellis codes. Also seals, as append.cu does.
  *
- * A block takes up to 64 tokens of one kv head and one role, a warp a row at a time: it transforms the row
- * as for open pages, finds its path (trellis_search.cuh), and then its codes and its scale. Codes of all
- * tokens stay in shared memory as nibbles until the words of pages are put together. How many of the
- * block's warps search depends on how much memory a search takes. */
+ * A thread block takes up to 64 tokens of one kv head and one role, a warp one row at a time. The
+ * warp transforms the row as for open pages, finds its path (trellis_search.cuh), then its codes
+ * and its scale. Codes of all tokens stay in shared memory as nibbles until the words of pages are
+ * put together. The memory of a search decides how many warps of the thread block search. */
 #include "append_tokens.cuh"
 #include "../launch.h"
 #include "trellis_search.cuh"
@@ -37,8 +37,8 @@ template <int D, int M> struct TrellisRows {
     BlockTokens tokens;
 };
 
-/* The sum of products as docs/format.md orders it: 16 partial sums, of channels alike modulo 16; all lanes
- * have it. */
+/* The sum of products as docs/format.md orders it: 16 partial sums, of channels alike modulo 16;
+ * all lanes have it. */
 template <int D> __device__ __forceinline__ float dot_rows(const Row<D> &a, const Row<D> &b, int lane)
 {
     float sum = 0;

@@ -1,12 +1,12 @@
-/* encode.cuh - rows of numbers to codes: load, rotate, sums, quantise, pack to nibbles. The codes are those
- * of the CPU's encoder, so all arithmetic is in single roundings and in its order (docs/format.md,
- * "Numbers").
+/* encode.cuh - rows of numbers to codes: load, rotate, sum, quantise, pack to nibbles. The codes
+ * are the codes of the CPU's encoder, so all arithmetic is in single roundings and in the CPU's
+ * order (docs/format.md, "Numbers").
  *
- * A row has as many lanes as it has tiles of 16 channels, so a warp works on 2 to 8 rows at a time. First
- * a lane has one tile: the butterflies at distance 1 to 8 are its own. Then the rows are turned in shared
- * memory, and a lane has the same few channels of every tile: the longer butterflies, and the 16 partial
- * sums of a dot product, are its own too. Nothing but the last steps of sums and extremes goes between
- * lanes. */
+ * A row has one lane per tile of 16 channels, so a warp works on 2 to 8 rows at a time. First a
+ * lane has one tile: the butterflies at distance 1 to 8 stay within the lane. Then the rows are
+ * turned in shared memory, and a lane has the same few channels of every tile. Then the longer
+ * butterflies, and the 16 partial sums of a dot product, stay within the lane too. Only the last
+ * steps of sums and extremes go between lanes. */
 #ifndef KVANT_CUDA_ENCODE_CUH
 #define KVANT_CUDA_ENCODE_CUH
 
@@ -29,8 +29,8 @@ template <int D> struct Lanes {
     static constexpr int ROW_STRIDE = LANES * TILE_STRIDE + (LANES * TILE_STRIDE % 32 ? 0 : 16);
 };
 
-/* Codes of a chunk of tokens as nibbles: 16 bits hold one channel c of 4 tiles in a row. Two planes of
- * them for codes of 8 bits. The strides keep readers of pack.cuh in different banks. */
+/* Codes of a chunk of tokens as nibbles: 16 bits hold one channel c of 4 tiles in a row. Two planes
+ * of them for codes of 8 bits. The strides keep readers of pack.cuh in different banks. */
 template <int D> struct Nibbles {
     static constexpr int GROUPS = (D / 16 + 3) / 4;
     static constexpr int STRIDE = 8 * GROUPS + 4;
@@ -42,7 +42,8 @@ template <int D> struct Nibbles {
     }
 };
 
-/* Threshold and value of each level side by side: 32 words, so that no look-up has a bank conflict. */
+/* Threshold and value of each level side by side: 32 words, so that no look-up has a bank
+ * conflict. */
 struct Levels {
     float2 at[KVANT_CUDA_MAX_LEVELS];
 };
@@ -75,8 +76,9 @@ __device__ __forceinline__ float flip(float x, uint32_t signs, int i)
     return __uint_as_float(__float_as_uint(x) ^ (signs << (31 - i) & 0x80000000u));
 }
 
-/* Number i comes with its sign flipped where bit i of signs is set: two at once while 16-bit numbers are
- * still packed. Rows need no alignment beyond their type's: "wide" says whether these have 16 bytes of it. */
+/* Number i comes with its sign flipped where bit i of signs is set: two at once while 16-bit
+ * numbers are still packed. Rows need no alignment beyond their type's: "wide" says whether these
+ * have 16 bytes of it. */
 __device__ __forceinline__ void load_tile(float (&x)[16], const void *from, size_t offset, kvant_cuda_type type,
                                           bool wide, uint32_t signs)
 {
@@ -108,8 +110,8 @@ __device__ __forceinline__ void load_tile(float (&x)[16], const void *from, size
         unpack(x + 2 * i, words[i] ^ (spread << (15 - 2 * i) & 0x80008000u), type);
 }
 
-/* A tile less its centre, over its factors, with signs flipped. The signs come first here, and last on the
- * CPU: only the sign of a zero can differ, which no code, scale or zero point depends on. */
+/* A tile less its centre, over its factors, with signs flipped. The signs come first here, and last
+ * on the CPU: only the sign of a zero can differ, which no code, scale or zero point depends on. */
 template <int D>
 __device__ __forceinline__ void load_centered(float (&x)[16], const AppendArgs &args, const AppendRole &role,
                                               size_t row_at, int kv_head, int tile)
@@ -138,8 +140,9 @@ template <int N, int STRIDE, int STEP> __device__ __forceinline__ void butterfli
         }
 }
 
-/* Stages of the transform at distances STRIDE, 2 STRIDE, ..., as many as the block has. The usual blocks
- * have all of them, and without branches between them the numbers need not stay in the same registers. */
+/* Stages of the transform at distances STRIDE, 2 STRIDE, ..., as many as the block has. The usual
+ * blocks have all of them, and without branches between them the numbers need not stay in the same
+ * registers. */
 template <int N, int STRIDE, int STEPS> __device__ __forceinline__ void stages(float (&x)[N], uint32_t block_steps)
 {
     if (block_steps >= STEPS) {
@@ -234,8 +237,8 @@ __device__ __noinline__ void combine_rows_of_warp(float (&y)[Lanes<D>::NUMBERS],
     }
 }
 
-/* The sum of the products as docs/format.md orders it; all lanes of the row have the same, because a + b and
- * b + a are. */
+/* The sum of the products as docs/format.md orders it; all lanes of the row have the same, because
+ * a + b and b + a are. */
 template <int D>
 __device__ __forceinline__ float row_dot(const float (&a)[Lanes<D>::NUMBERS], const float (&b)[Lanes<D>::NUMBERS])
 {
@@ -262,8 +265,9 @@ __device__ __forceinline__ float to_half_and_back(float x)
     return __half2float(__float2half_rn(x));
 }
 
-/* Codes times 8. A curve through the thresholds (params.c) says which one threshold is left to compare with:
- * bits 3 and up of the sum are that threshold's number, its place in the table in bytes. */
+/* Codes times 8. A curve through the thresholds (params.c) says which one threshold is left to
+ * compare with: bits 3 and up of the sum are that threshold's number, its place in the table in
+ * bytes. */
 template <int D>
 __device__ __forceinline__ Quantized quantize_codebook(uint32_t (&codes)[Lanes<D>::NUMBERS],
                                                        const kvant_cuda_params &codec, const Levels &levels,
@@ -323,8 +327,9 @@ __device__ __forceinline__ Quantized quantize_codebook(uint32_t (&codes)[Lanes<D
     return Quantized{ stored, 0, norm <= 65504.0f && stored <= 65504.0f };
 }
 
-/* A NaN makes both extremes NaN, and the row is refused for it. The clamp comes before the rounding, which is
- * that of an addition to 1.5 * 2^23: bounds are whole numbers, and offset is even, so ties stay ties. */
+/* A NaN makes both extremes NaN, and the row is refused for it. The clamp comes before the
+ * rounding, which is an addition to 1.5 * 2^23. Bounds are whole numbers and offset is even, so
+ * ties stay ties. */
 template <int D>
 __device__ __forceinline__ Quantized quantize_uniform(uint32_t (&codes)[Lanes<D>::NUMBERS],
                                                       const kvant_cuda_params &codec,
@@ -353,7 +358,8 @@ __device__ __forceinline__ Quantized quantize_uniform(uint32_t (&codes)[Lanes<D>
     return Quantized{ scale, codec.symmetric ? 0 : min, fabsf(min) <= 65504.0f && fabsf(max) <= 65504.0f };
 }
 
-/* Stores bits SHIFT to SHIFT + 3 of each code, which has none above unless MASK says to drop them. */
+/* Stores bits SHIFT to SHIFT + 3 of each code, which has none above unless MASK says to drop
+ * them. */
 template <int D, int SHIFT, bool MASK>
 __device__ __forceinline__ void store_nibbles(uint32_t *words, const uint32_t (&codes)[Lanes<D>::NUMBERS], int lane)
 {
@@ -424,8 +430,8 @@ __device__ __forceinline__ void store_codes(uint32_t *low, uint32_t *high,
     store_nibbles<D, 4, true>(high, codes, lane);
 }
 
-/* Transforms and quantises the row of each lane's token into nibbles; rows without a token (lacking) are worked
- * on as zeros and not stored. */
+/* Transforms and quantises the row of each lane's token into nibbles; rows without a token
+ * (lacking) are worked on as zeros and not stored. */
 template <int D, class Book>
 __device__ __forceinline__ Quantized encode_row(Nibbles<D> &nibbles, const AppendArgs &args, const AppendRole &role,
                                                 const Book &levels, float *space, bool lacking, int token,

@@ -1,6 +1,6 @@
-/* encode_chunks.cuh - the code of one chunk: a triplet's direction and norm (octopus), the direction of
- * four channels (hqmq). A thread has one chunk; the codes are those of the CPU (docs/format.md), so all
- * arithmetic is in single roundings and in its order. */
+/* encode_chunks.cuh - the code of one chunk: direction and norm of a triplet (octopus), direction
+ * of four channels (hqmq). A thread has one chunk. The codes are the CPU's (docs/format.md), so all
+ * arithmetic is in single roundings and in the CPU's order. */
 #ifndef KVANT_CUDA_ENCODE_CHUNKS_CUH
 #define KVANT_CUDA_ENCODE_CHUNKS_CUH
 
@@ -33,7 +33,8 @@ __device__ __forceinline__ int first_level(const OctopusLevels &levels, int n, u
     return rounding == 1 ? i : rounding == 3 || !(x > levels.direction[i]) ? i - 1 : i;
 }
 
-/* The best direction so far: the first one of the highest quality, the squared cosine with the cosine's sign times den. */
+/* The best direction so far: the first one of the highest quality, the squared cosine with the
+ * cosine's sign times den. */
 struct BestDirection {
     float quality, den, dot;
     int u, w;
@@ -76,8 +77,8 @@ __device__ __forceinline__ TripletCode quantize_triplet(const OctopusLevels &lev
                         along, levels.norm[k] };
 }
 
-/* What the channels of the last triplet that do not exist may be taken for (octopus_book.c says why), as
- * multiples of the magnitudes of those that do. */
+/* What the channels of the last triplet that do not exist may be taken for (octopus_book.c says
+ * why), as multiples of the magnitudes of those that do. */
 struct Padding {
     float y, z;
 };

@@ -1,8 +1,9 @@
-/* matrix_rows.cuh - rows of a block of append threads through the matrix of transform=file, before its warps quantise
- * them.
+/* matrix_rows.cuh - multiplies rows with the matrix of transform=file, before the warps of an
+ * append block quantise them.
  *
- * A thread has one channel of every few rows, so that the reads of the matrix are coalesced, many are under way at
- * once, and each serves several rows. Products and sums are rounded as combine_rows in rotate.cuh rounds them. */
+ * A thread has one channel of several rows. So reads of the matrix are coalesced, many reads
+ * overlap, and each read serves several rows. Products and sums are rounded as in combine_rows of
+ * rotate.cuh. */
 #ifndef KVANT_CUDA_MATRIX_ROWS_CUH
 #define KVANT_CUDA_MATRIX_ROWS_CUH
 
@@ -57,7 +58,8 @@ template <int D, int WARPS> struct MatrixRows {
         }
     }
 
-    /* Tokens first .. first + n_rows - 1 of the block's, at most ROWS. All threads of the block take part. */
+    /* Tokens first .. first + n_rows - 1 of the block's, at most ROWS. All threads of the block
+     * take part. */
     __device__ __noinline__ static void transform(Space &space, const AppendArgs &args, const AppendRole &role,
                                                   const BlockTokens &tokens, int first, int n_rows,
                                                   uint32_t chunk_at, int kv_head)

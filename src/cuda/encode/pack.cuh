@@ -1,10 +1,12 @@
-/* pack.cuh - nibbles of a chunk of tokens to words of a page (docs/format.md, "Pages").
+/* pack.cuh - from nibbles of tokens to words of a page (docs/format.md, "Pages").
  *
- * A word has two halves of four fields for each of its tiles. Four words of nibbles, one a field, hold the
- * fields of four tiles in a row: transposed as a 4 x 4 matrix they are the words of four tiles, in both
- * halves at once, and planes of fewer bits are squeezed out of those. Tokens share words, so a word is
- * stored whole when the block has all of its codes, and its own bits are flipped by an atomic otherwise:
- * other tokens of the word may be written at the same time. */
+ * A word has two halves of four fields for each of its tiles. Four words of nibbles, one per field,
+ * hold the fields of four tiles in a row. Transposed as a 4 x 4 matrix they are the words of four
+ * tiles, in both halves at once. Planes of fewer bits are squeezed out of these words.
+ *
+ * Tokens share words. A thread block that has all codes of a word stores the word whole. Otherwise
+ * it flips its own bits with an atomic, because other tokens of the word may be written at the same
+ * time. */
 #ifndef KVANT_CUDA_PACK_CUH
 #define KVANT_CUDA_PACK_CUH
 
@@ -77,8 +79,8 @@ __device__ __forceinline__ int usable(int token)
     return min(token, PAGE_TOKENS - 1); /* any row will do for NONE: the mask leaves its codes out */
 }
 
-/* Keys: rows of the matrix are tokens. A thread has tokens r and r + 8 of a tile, two channels and their
- * neighbours 8 further, in four tiles of channels. */
+/* Keys: rows of the matrix are tokens. A thread has tokens r and r + 8 of a tile, two channels and
+ * their neighbours 8 further, in four tiles of channels. */
 template <int D, int BITS>
 __device__ __forceinline__ void write_keys(const uint32_t *nibbles, const PageTokens &tokens, int shift,
                                            uint32_t *page, uint32_t at)
@@ -106,8 +108,8 @@ __device__ __forceinline__ void write_keys(const uint32_t *nibbles, const PageTo
     }
 }
 
-/* Values: columns are tokens. A thread has channels r and r + 8 of four tiles in a row, and four tokens of
- * each tile of tokens in the word. */
+/* Values: columns are tokens. A thread has channels r and r + 8 of four tiles in a row, and four
+ * tokens of each tile of tokens in the word. */
 template <int D, int BITS>
 __device__ __forceinline__ void write_values(const uint32_t *nibbles, const PageTokens &tokens, int shift,
                                              uint32_t *page, uint32_t at)

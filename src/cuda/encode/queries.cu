@@ -1,8 +1,8 @@
-/* queries.cu - queries through the matrix of transform=file: q times (R W^-1)^T.
+/* queries.cu - multiplies queries with the matrix of transform=file: q times (R W^-1)^T.
  *
- * A block of threads takes up to 8 query heads of one kv head and one sequence. A thread has one channel
- * and a quarter of the matrix's rows, so that all of its loads are under way at once; quarters are added in
- * their order. */
+ * A thread block takes up to 8 query heads of one kv head and one sequence. A thread has one
+ * channel and a quarter of the matrix's rows, so all of its loads overlap. The quarters are added
+ * in order. */
 #include "../launch.h"
 #include "../rotate.cuh"
 #include "queries.h"
@@ -42,8 +42,8 @@ __device__ __forceinline__ void load_weights(float (&weights)[AHEAD], const floa
         weights[k] = m[(size_t)(first + k) * D];
 }
 
-/* AHEAD: numbers of the matrix that a thread reads at once. Few blocks wait least with many, many blocks
- * hide their waits from each other and need the registers. */
+/* AHEAD: numbers of the matrix that a thread reads at once. Few blocks wait least with many, many
+ * blocks hide their waits from each other and need the registers. */
 template <int D, int AHEAD>
 __global__ void __launch_bounds__(QUARTERS *D) queries_kernel(const __grid_constant__ QueryArgs args)
 {

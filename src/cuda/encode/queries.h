@@ -1,4 +1,4 @@
-/* queries.h - the launch that takes queries through the matrix of transform=file. */
+/* queries.h - the launch that multiplies queries with the matrix of transform=file. */
 #ifndef KVANT_CUDA_QUERIES_H
 #define KVANT_CUDA_QUERIES_H
 

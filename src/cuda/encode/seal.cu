@@ -1,8 +1,8 @@
-/* seal.cu - open pages into sealed ones, for codes with a scale for a group of numbers. (Kinds with one scale
- * a token are sealed by the append kernel, which finds its rows in open pages then.)
+/* seal.cu - seals open pages, for codes with one scale per group of numbers. The append kernels
+ * seal pages with one scale per token: they then read their rows from open pages.
  *
- * A block of threads takes the page of one kv head and one role: ranges of all groups, codes as nibbles in
- * shared memory, words of the page (pack.cuh). The rows are read twice, the second time from the
+ * A thread block takes the page of one kv head and one role: ranges of all groups, codes as nibbles
+ * in shared memory, words of the page (pack.cuh). The rows are read twice, the second time from the
  * first-level cache. */
 #include "append.h"
 #include "../launch.h"
@@ -25,8 +25,8 @@ template <int D> struct OpenPage {
     int n_tokens;
     bool over_tokens; /* groups are tokens of a channel, otherwise channels of a token */
 
-    /* A token that was not written is taken for a copy of its group's first one, so that it widens no
-     * range. */
+    /* A token that was not written is taken for a copy of its group's first one, so that it widens
+     * no range. */
     __device__ __forceinline__ float at(int token, int channel) const
     {
         return __half2float(rows[(token < n_tokens ? token : token / 32 * 32) * D + channel]);

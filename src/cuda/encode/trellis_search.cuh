@@ -1,11 +1,11 @@
-/* trellis_search.cuh - a row's path through the trellis: the search of docs/format.md ("Trellis codes") by
- * one warp, in the CPU's integers, so that it is the CPU's path.
+/* trellis_search.cuh - a row's path through the trellis: one warp runs the search of docs/format.md
+ * ("Trellis codes") in the CPU's integers, so it finds the CPU's path.
  *
- * Metrics of all states lie in shared memory, two to a word, once for the step before and once for the one
- * after. A lane takes states i, i + 1 and i + S / 2, i + S / 2 + 1 to states 2 i ... 2 i + 3: two words
- * in, two words out, 16 bits at a time. Subsets are parities, so those of a lane's states differ from one
- * another by constants, and the subset of i + 1 from that of i by 4: costs of both stand in one word. What
- * a new state came from is a bit of the lane's. */
+ * Shared memory holds the metrics of all states twice, before and after a step, two metrics per
+ * word. A lane takes states i, i + 1, i + S / 2 and i + S / 2 + 1 to states 2 i ... 2 i + 3: two
+ * words in, two words out, 16 bits at a time. Subsets are parities. So the subsets of a lane's
+ * states differ by constants, and the subset of i + 1 differs from the subset of i by 4: one word
+ * holds the costs of both. One bit of the lane records the predecessor of a new state. */
 #ifndef KVANT_CUDA_TRELLIS_SEARCH_CUH
 #define KVANT_CUDA_TRELLIS_SEARCH_CUH
 
@@ -85,7 +85,8 @@ template <int D, int M> struct Search {
     {
     }
 
-    /* One step; returns the least of the lane's new metrics, in two halves. lower: taken off those before. */
+    /* One step; returns the least of the lane's new metrics, in two halves. lower: taken off those
+     * before. */
     __device__ __forceinline__ uint32_t advance(int from, const uint32_t (&costs_of_cell)[4], uint32_t lower,
                                                 typename S::Decisions *decisions)
     {
@@ -130,7 +131,8 @@ template <int D, int M> struct Search {
             cost[z] = row[z ^ own];
     }
 
-    /* Steps -before ... D - 1 from the metrics at 0; returns where those after the last step are. */
+    /* Steps -before ... D - 1 from the metrics at 0; returns where those after the last step
+     * are. */
     __device__ __forceinline__ int pass(int before)
     {
         int at = before ? (D - before % D) % D : 0, from = 0;

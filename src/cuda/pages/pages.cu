@@ -1,8 +1,8 @@
-/* pages.cu - whole pages: decoding to rows (for prefill, which wants 16-bit keys and values) and copying
+/* pages.cu - whole pages: decodes them to rows (prefill needs 16-bit keys and values) and copies
  * blocks.
  *
- * Decoding follows the CPU's arithmetic to the bit. A block of threads takes one page, a warp a token at a
- * time; the page's words are read once from memory and then from the first-level cache. */
+ * Decoding follows the CPU's arithmetic bit by bit. A thread block takes one page, a warp one token
+ * at a time. The page's words are read once from memory and then from the first-level cache. */
 #include "../launch.h"
 #include "read_code.cuh"
 #include "write_row.cuh"

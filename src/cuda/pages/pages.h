@@ -1,4 +1,4 @@
-/* pages.h - arguments of the kernels that read whole pages. */
+/* pages.h - the arguments of kernels that read whole pages. */
 #ifndef KVANT_CUDA_PAGES_H
 #define KVANT_CUDA_PAGES_H
 

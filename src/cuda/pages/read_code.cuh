@@ -1,4 +1,4 @@
-/* read_code.cuh - one code of a page whose codes are of one channel each. */
+/* read_code.cuh - reads one code of a page with one channel per code. */
 #ifndef KVANT_CUDA_READ_CODE_CUH
 #define KVANT_CUDA_READ_CODE_CUH
 

@@ -1,5 +1,5 @@
-/* write_row.cuh - the end of decoding a token: the transform of its row undone, the row multiplied by the
- * factors, the centre added, stored. A warp has a row. */
+/* write_row.cuh - the end of decoding a token, one row per warp: undoes the transform, multiplies
+ * by the factors, adds the centre, stores the row. */
 #ifndef KVANT_CUDA_WRITE_ROW_CUH
 #define KVANT_CUDA_WRITE_ROW_CUH
 

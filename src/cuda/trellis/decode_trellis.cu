@@ -1,6 +1,6 @@
-/* decode_trellis.cu - pages of trellis codes to rows, to the CPU's bits. A block of threads takes one
- * page, a warp a token at a time: its trellis bits go to shared memory in the order of steps, and a lane
- * finds the subsets of its channels there. */
+/* decode_trellis.cu - decodes pages of trellis codes to rows, bit by bit as on the CPU. A thread
+ * block takes one page, a warp one token at a time. The trellis bits of the token go to shared
+ * memory in the order of steps; lanes find the subsets of their channels there. */
 #include "../launch.h"
 #include "../pages/read_code.cuh"
 #include "trellis_steps.cuh"

@@ -1,11 +1,12 @@
-/* trellis.cuh - trellis codes (docs/format.md) in attention: what their kinds are, and the subsets of a
+/* trellis.cuh - trellis codes (docs/format.md) in attention: their kinds, and the subsets of a
  * page's codes.
  *
- * A code's subset follows from the trellis bits of codes before it, which lie at the same place of other
- * words (keys: of the words before; values: of neighbouring lanes). So the trellis bits of 32 codes are
- * packed into one word, a plane, and subsets of all 32 are a few exclusive ors. Keys close their circle by
- * one shuffle a plane, values fetch each term by one. Planes become nibbles of four words, 8 codes each,
- * by transposing bits. From there on: trellis_bytes.cuh, trellis_pairs.cuh. */
+ * A code's subset follows from the trellis bits of preceding codes. These bits lie at the same
+ * place of other words: preceding words for keys, words of neighbouring lanes for values. So the
+ * trellis bits of 32 codes are packed into one word, a plane, and a few exclusive ors give the
+ * subsets of all 32 codes. Keys close their circle with one shuffle per plane; values fetch each
+ * term with one shuffle. Transposing bits makes nibbles of planes: four words with 8 codes each.
+ * trellis_bytes.cuh and trellis_pairs.cuh go on from there. */
 #ifndef KVANT_CUDA_TRELLIS_CUH
 #define KVANT_CUDA_TRELLIS_CUH
 
@@ -59,8 +60,8 @@ template <class C> constexpr uint32_t memory_of()
         return 0;
 }
 
-/* Bits of two words side by side: those at even places of x, and of y one place higher; and those at odd
- * places. */
+/* Bits of two words side by side: those at even places of x, and of y one place higher; and those
+ * at odd places. */
 __device__ __forceinline__ uint32_t even_bits(uint32_t x, uint32_t y)
 {
     return bit_select<0x55555555u>(x, y << 1);
@@ -117,8 +118,8 @@ __device__ __forceinline__ void subsets_of(const At &at, uint32_t minus, uint32_
     }
 }
 
-/* Of a word of codes of 4 bits: twice the numbers that codes of rows r, and of rows r + 8, have in a table
- * of pairs. */
+/* Of a word of codes of 4 bits: twice the numbers that codes of rows r, and of rows r + 8, have in
+ * a table of pairs. */
 struct PairNumbers {
     uint32_t rows0, rows8;
 };
@@ -152,8 +153,8 @@ template <class T> __device__ __forceinline__ uint32_t interleave(uint32_t x, co
     return x ^ t ^ t << 1;
 }
 
-/* What comes before the first of n planes of keys: fields move up by one, the last one to the first of the
- * next lane. */
+/* What comes before the first of n planes of keys: fields move up by one, the last one to the first
+ * of the next lane. */
 template <int B> __device__ __forceinline__ uint32_t key_fields_before(uint32_t plane, int lane)
 {
     const uint32_t other = __shfl_sync(FULL, plane, (lane & 28) | ((lane + 3) & 3));
@@ -167,8 +168,9 @@ template <int B, int M, int N> __device__ __forceinline__ void close_circle(uint
         chain[i] = key_fields_before<B>(chain[i + N], lane);
 }
 
-/* Values: a run of 8 steps is in the lanes of one column. The plane of the run of row group g at [g + 2],
- * and before it in time (docs/format.md: loops l, h, g, r) those of the two runs before the first one. */
+/* Values: the lanes of one column hold a run of 8 steps. The plane of the run of row group g is
+ * at [g + 2]. The planes of the two runs before the first run (docs/format.md: loops l, h, g, r)
+ * precede it. */
 template <int N> struct Runs {
     uint32_t at[N + 2];
 };
@@ -204,15 +206,15 @@ __device__ __forceinline__ uint32_t value_fields_before(uint32_t x)
     return (x << 4 & 0xf0f0f0f0u) | (x >> 3 & 0x0e0e0e0eu) | (x >> 7 & 0x01010101u);
 }
 
-/* The same of bits 2 h + l mod 2 of nibbles of l below 2 (x) and of those from there on (y), in either
- * order. */
+/* The same of bits 2 h + l mod 2 of nibbles of l below 2 (x) and of those from there on (y), in
+ * either order. */
 __device__ __forceinline__ uint32_t value_fields_before(uint32_t x, uint32_t y)
 {
     return (x << 2 & 0xccccccccu) | (x >> 1 & 0x22222222u) | (y >> 3 & 0x11111111u);
 }
 
-/* The runs before the first one. A last group of two tiles has no run of l = 2 and 3: what comes before
- * those of the first group is the run of the group before. */
+/* The runs before the first one. A last group of two tiles has no run of l = 2 and 3: what comes
+ * before those of the first group is the run of the group before. */
 template <int D, int N> __device__ __forceinline__ void close_runs(Runs<N> &runs)
 {
     constexpr bool WHOLE = D % 64 == 0;
@@ -242,7 +244,8 @@ template <int TILES> __device__ __forceinline__ void load_row_tiles(const uint32
     }
 }
 
-/* Words of one column unit of all row groups; at: of the unit and lane within a group of 4 tiles. */
+/* Words of one column unit of all row groups; at: of the unit and lane within a group of 4
+ * tiles. */
 template <int D, int UNITS>
 __device__ __forceinline__ void load_column(const uint32_t *plane, int at, uint32_t (&w)[(D + 63) / 64][4])
 {

@@ -1,10 +1,10 @@
-/* trellis_bytes.cuh - levels of trellis codes of 4 bits by look-ups in registers, as bytes: keys.
+/* trellis_bytes.cuh - levels of 4-bit trellis codes by look-ups in registers, as bytes. For keys.
  *
- * A level is a sign and a magnitude, and with the bits of the level's number inverted where the sign is
- * minus, which costs little inside the exclusive ors, magnitudes are a table of 32 bytes below 128. prmt
- * has 8 entries a look-up, none where the nibble's highest bit is set and an entry is below 128, so the
- * sum of two look-ups is one among 16; the upper 16 are two more look-ups of differences, masked. A byte
- * is 128 + level. */
+ * A level is a sign and a magnitude. For a negative sign the bits of the level's number are
+ * inverted, which costs little inside the exclusive ors. Then magnitudes are a table of 32 bytes
+ * below 128. prmt looks up one of 8 entries. It gives 0 when the nibble's highest bit is set and
+ * the entry is below 128. So the sum of two look-ups is a look-up among 16 entries. The upper 16
+ * entries take two more look-ups of differences, masked. A byte is 128 + level. */
 #ifndef KVANT_CUDA_TRELLIS_BYTES_CUH
 #define KVANT_CUDA_TRELLIS_BYTES_CUH
 
@@ -30,9 +30,9 @@ __device__ __forceinline__ Magnitudes magnitudes_of(const uint32_t (&table)[KVAN
     return m;
 }
 
-/* With a table of pairs (trellis_pairs.cuh) AT so many bytes from the beginning of the block's shared
- * memory, or none: AT = -1. PAIRS row tiles of four are looked up there then, the others in registers, because the one pipe has
- * more to do than the other. */
+/* With a table of pairs (trellis_pairs.cuh) AT so many bytes from the beginning of the block's
+ * shared memory, or none: AT = -1. PAIRS row tiles of four are looked up there then, the others in
+ * registers, because the one pipe has more to do than the other. */
 template <int AT, int PAIRS> struct KeyTable : Magnitudes {
     static constexpr int LOOKED_UP = AT < 0 ? 0 : PAIRS;
 
@@ -52,15 +52,15 @@ __device__ __forceinline__ KeyTable<AT, PAIRS> key_table(const uint32_t (&table)
     return t;
 }
 
-/* 128 + r in each byte, or 128 - r where minus has 0x7f and not 0. Neither borrows nor carries leave a
- * byte. */
+/* 128 + r in each byte, or 128 - r where minus has 0x7f and not 0. Neither borrows nor carries
+ * leave a byte. */
 __device__ __forceinline__ uint32_t sign_bytes(uint32_t r, uint32_t minus, const Magnitudes &table)
 {
     return (r ^ minus) * table.one + (minus * table.minus1 + 0x80808080u);
 }
 
-/* 4 bits: the levels of the codes in the lower and the upper half of word w, whose numbers' bits 0 to 3
- * are `number`. */
+/* 4 bits: the levels of the codes in the lower and the upper half of word w, whose numbers' bits 0
+ * to 3 are `number`. */
 __device__ __forceinline__ void look_up32(uint32_t w, uint32_t number, const Magnitudes &table, uint32_t (&x)[2])
 {
     const uint32_t other = number ^ 0x88888888u;
@@ -70,8 +70,8 @@ __device__ __forceinline__ void look_up32(uint32_t w, uint32_t number, const Mag
                        o = i ? shift_by(other, table.shift16) : other, c = i ? shift_by(w, table.shift16) : w;
         const uint32_t low = prmt(table.t[0], table.t[1], s) * table.one + prmt(table.t[2], table.t[3], o);
         const uint32_t more = prmt(table.more[0], table.more[1], s) ^ prmt(table.more[2], table.more[3], o);
-        /* Bit 4 of the number is bit 2 of the code, inverted where bit 3, the sign, is 0: a byte, or its
-         * sign bit */
+        /* Bit 4 of the number is bit 2 of the code, inverted where bit 3, the sign, is 0: a byte,
+         * or its sign bit */
         const uint32_t upper = prmt(0x7f7f7f7fu, 0x80808080u, c), minus = prmt(0x7f7f7f7fu, 0x7f7f7f7fu, c);
         x[i] = sign_bytes((more & upper) * table.one + low, minus, table);
     }
@@ -89,8 +89,8 @@ __device__ __forceinline__ void numbers_of_codes(const uint32_t (&w)[4], const A
     nibbles_of(plane, table, number);
 }
 
-/* Levels of columns c, c + 1, c + 8, c + 9 of 32 codes in four words: of rows r in x[j][0], of rows r + 8
- * in x[j][1]. */
+/* Levels of columns c, c + 1, c + 8, c + 9 of 32 codes in four words: of rows r in x[j][0], of rows
+ * r + 8 in x[j][1]. */
 template <int M, class At, class T>
 __device__ __forceinline__ void byte_levels(const uint32_t (&w)[4], const At &at, const T &table,
                                             uint32_t (&x)[4][2])
@@ -113,8 +113,8 @@ __device__ __forceinline__ void byte_levels(const uint32_t (&w)[4], const At &at
     }
 }
 
-/* The same levels as halves, columns c and c + 8 in a register: use(row tile, column tile, halves). Words are
- * read twice, because there are too few registers to keep them. */
+/* The same levels as halves, columns c and c + 8 in a register: use(row tile, column tile, halves).
+ * Words are read twice, because there are too few registers to keep them. */
 template <class C, int D, class T, class F>
 __device__ __forceinline__ void for_each_trellis_key4(const uint8_t *page, int lane, const T &table, F &&use)
 {
@@ -150,8 +150,8 @@ __device__ __forceinline__ void for_each_trellis_key4(const uint8_t *page, int l
     }
 }
 
-/* use(row tile, pair of column tiles, bytes) for a key page of codes of 4 bits. ROOMY: registers can keep the
- * page's words; otherwise words are read twice. */
+/* use(row tile, pair of column tiles, bytes) for a key page of codes of 4 bits. ROOMY: registers
+ * can keep the page's words; otherwise words are read twice. */
 template <class C, int D, bool ROOMY, class T, class F>
 __device__ __forceinline__ void for_each_trellis_byte(const uint8_t *page, int lane, const T &table, F &&use)
 {

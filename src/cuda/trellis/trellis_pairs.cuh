@@ -1,10 +1,10 @@
-/* trellis_pairs.cuh - levels of two trellis codes at a time by a look-up in shared memory, as a register
- * of halves: codes of 2 and 3 bits, and values of 4.
+/* trellis_pairs.cuh - levels of two trellis codes at a time by one look-up in shared memory, as a
+ * register of halves. For codes of 2 and 3 bits, and for values of 4 bits.
  *
- * The two codes' numbers, 4 to 6 bits each, are the address, put together by a product of bytes (dp4a),
- * which goes to the multiplier. With 32 copies of the table side by side no two lanes want the same bank:
- * that is 32 KB for codes of 2 bits. Those of 3 bits have 8 copies, those of 4 one, of 16 KB, in which
- * lanes meet; shared memory has little else to do. */
+ * The level numbers of the two codes, 4 to 6 bits each, are the address. A product of bytes (dp4a)
+ * puts it together on the multiplier. With 32 copies of the table side by side no two lanes read
+ * the same bank: 32 KB for codes of 2 bits. Codes of 3 bits have 8 copies. Codes of 4 bits have one
+ * copy of 16 KB, in which lanes may collide; shared memory has little else to do. */
 #ifndef KVANT_CUDA_TRELLIS_PAIRS_CUH
 #define KVANT_CUDA_TRELLIS_PAIRS_CUH
 
@@ -45,9 +45,9 @@ __device__ __forceinline__ uint32_t half_of_level(const uint32_t (&magnitudes)[K
     return C::BIASED ? minus ? 128 - r : 128 + r : r | (minus ? 0x8000u : 0);
 }
 
-/* Numbers of the codes of entry i, in the order of addresses. 4 bits: each code has bits i0 i1 i2, from
- * the lowest on, and then those of its subset, inverted where i2, the sign, is 0. Else z0 z1 z2 i0; of 3
- * bits, both codes' i1 come before them. */
+/* The level numbers of the codes of entry i, in the order of addresses. 4 bits: each code has
+ * bits i0 i1 i2, lowest first, then the bits of its subset, inverted where the sign i2 is 0. 2
+ * bits: z0 z1 z2 i0. 3 bits: the i1 of both codes come before these. */
 template <int B> __device__ __forceinline__ uint2 numbers_of_entry(uint32_t i)
 {
     auto number = [](uint32_t x) { return x % 8 * 8 + (x / 8 ^ (x & 4 ? 0 : 7)); };
@@ -58,8 +58,8 @@ template <int B> __device__ __forceinline__ uint2 numbers_of_entry(uint32_t i)
     return make_uint2(i % 16, i / 16);
 }
 
-/* All copies of an entry are one thread's, which begins with another one of them than its neighbours:
- * together they write to all banks. */
+/* All copies of an entry are one thread's, which begins with another one of them than its
+ * neighbours: together they write to all banks. */
 template <class C, int COPIES>
 __device__ __forceinline__ void fill_pairs(uint8_t *table, const uint32_t (&magnitudes)[KVANT_CUDA_TABLE_WORDS])
 {
@@ -78,8 +78,8 @@ __device__ __forceinline__ void fill_pairs(uint8_t *table, const uint32_t (&magn
     }
 }
 
-/* The table stands AT so many bytes from the beginning of the block's shared memory, as those of chunks
- * do. */
+/* The table stands AT so many bytes from the beginning of the block's shared memory, as those of
+ * chunks do. */
 template <int AT, int COPIES> struct PairTable {
     uint32_t own; /* the lane's copy */
     uint32_t shift1, shift2, shift4;
@@ -106,9 +106,9 @@ __device__ __forceinline__ uint32_t pair_at(uint32_t numbers, uint32_t more, con
     return table.at(B == 2 ? at : __dp4a(more, 1u << 8 * I, at));
 }
 
-/* Operands of 32 codes of 2 or 3 bits in words a and b of the plane of 2 bits, whose words have two column
- * tiles; third: the words of the third bits, of which these codes have the lower byte of each half, or the
- * upper one. use(a or b, column tile, halves) */
+/* Operands of 32 codes of 2 or 3 bits in words a and b of the plane of 2 bits; each word has two
+ * column tiles. third: the words of the third bits; these codes have the lower byte of each
+ * half, or the upper byte. use(a or b, column tile, halves) */
 template <int B, int M, class At, class T, class F>
 __device__ __forceinline__ void pair_operands(uint32_t a, uint32_t b, uint32_t third_a, uint32_t third_b,
                                               bool upper, const At &at, const T &table, F &&use)

@@ -1,4 +1,5 @@
-/* trellis_params.c - the part of params.c for a trellis: its levels, and the magnitudes that attention looks up. */
+/* trellis_params.c - the part of params.c for trellis codes: levels, and the magnitudes that
+ * attention looks up. */
 #include <math.h>
 #include <string.h>
 
@@ -9,7 +10,8 @@ static void set_byte(uint32_t *words, uint32_t at, uint32_t byte)
     words[at / 4] |= byte << 8 * (at % 4);
 }
 
-/* Magnitudes of levels as bytes below 128 (trellis.cuh): the first 16, and how much larger the next 16 are. */
+/* Magnitudes of levels as bytes below 128 (trellis.cuh): the first 16, and how much larger the next
+ * 16 are. */
 static void fill_magnitudes(kvant_cuda_params *params, const int8_t *levels)
 {
     const uint32_t half = 2u << params->bits;

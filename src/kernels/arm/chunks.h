@@ -1,5 +1,5 @@
-/* chunks.h - what chunk_tiles_template.h and chunk_dots_template.h need of a level, for four lanes. Included after the definitions
- * of simd_template.h. */
+/* chunks.h - definitions for chunk_tiles_template.h and chunk_dots_template.h with four lanes.
+ * Included after the definitions of simd_template.h. */
 
 #define vf_and(a, b) vreinterpretq_f32_u32(vandq_u32(vreinterpretq_u32_f32(a), vreinterpretq_u32_f32(b)))
 #define vf_xor(a, b) vreinterpretq_f32_u32(veorq_u32(vreinterpretq_u32_f32(a), vreinterpretq_u32_f32(b)))

@@ -1,9 +1,12 @@
-/* code_dots_bytes.h - products of codes and integers with dot products of bytes. A number is 256 high + low, both signed bytes
- * (hence KVANT_CODE_OPERAND_MAX); a word's bytes looked up are four columns of one row, which an instruction multiplies by x's and
- * adds to that row's sum, so that no operand is rearranged and no sum folded. Sums of low low, of the two mixed and of high high
- * products come together at the end; values that fit a byte, as those of uniform codes do, need two of them.
+/* code_dots_bytes.h - products of codes and integers with dot products of bytes.
  *
- * Sums wrap: only the last one has to fit. */
+ * A number is 256 high + low, both signed bytes; KVANT_CODE_OPERAND_MAX follows from this. The
+ * looked-up bytes of a word are four columns of one row. One instruction multiplies them by four
+ * numbers of x and adds the products to the sum of the row. So no operand is rearranged and no sum
+ * is folded. Sums of low low, mixed and high high products are combined at the end. Values that fit
+ * a byte, such as uniform codes, need two of the sums.
+ *
+ * Sums may wrap: only the last sum has to fit. */
 #include "words.h"
 
 #define DOT_ROWS 4u /* 16 sums, 2 operands, 2 of x, the tables, a mask and the words in 32 registers */
@@ -118,8 +121,8 @@ KVANT_INLINE void store_sums(const row_sums *sum, bool narrow, uint32_t rows, in
     }
 }
 
-/* One half of the words of a quad; upper: codes of the second digit, if bits have one. Two digits' values together fit a byte or are
- * multiplied apart. */
+/* One half of the words of a quad; upper: codes of the second digit, if bits have one. Two digits'
+ * values together fit a byte or are multiplied apart. */
 KVANT_INLINE void add_codes(const dot_tables *tables, uint32_t bits, bool narrow, uint8x16_t codes,
                             uint8x16_t upper, const dot_operand *x, uint32_t rows, uint32_t ct, uint32_t quad,
                             row_sums *sum)
@@ -163,7 +166,8 @@ KVANT_INLINE void dot_row(const uint32_t *const *planes, uint32_t bits, const do
         store_sums(&sum[half], narrow, rows, dots + 4 * r + 32 * half, stride);
 }
 
-/* Both halves of words at once, but where the sums of several x, three of each, would not all stay in registers. */
+/* Both halves of words at once, but where the sums of several x, three of each, would not all stay
+ * in registers. */
 KVANT_INLINE void dot_group(const uint32_t *const *planes, uint32_t bits, const dot_tables *tables,
                             const dot_operand *x, const kvant_code_factors *columns, uint32_t rows, int32_t *dots,
                             size_t stride)

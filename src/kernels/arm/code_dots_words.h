@@ -1,6 +1,7 @@
-/* code_dots_words.h - products of codes and integers with ARMv8.0's widening multiply-add. Two byte look-ups give the low and
- * high bytes of 16 values, which transposed are 16-bit operands, two neighbouring columns a row; sums keep the two apart until the
- * end. */
+/* code_dots_words.h - products of codes and integers with ARMv8.0's widening multiply-add.
+ *
+ * Two byte look-ups give the low and high bytes of 16 values. Transposed, they are 16-bit operands,
+ * two neighbouring columns per row. The two columns have separate sums until the end. */
 #include "words.h"
 
 #define DOT_ROWS 4u /* 16 sums, 4 operands, 2 of x, the tables, a mask and the words in 32 registers */

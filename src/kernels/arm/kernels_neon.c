@@ -1,4 +1,4 @@
-/* kernels_neon.c - the kernels at level neon: Advanced SIMD as every 64-bit ARM has it. */
+/* kernels_neon.c - the kernels at level neon: Advanced SIMD of every 64-bit ARM. */
 #include <arm_neon.h>
 #include <math.h>
 #include <stdbool.h>

@@ -1,5 +1,5 @@
-/* kernels_neon_dot.c - what level neondot adds to neon: 16 products of bytes and their sums by four in one instruction
- * (FEAT_DotProd). */
+/* kernels_neon_dot.c - the kernels that level neondot adds to neon. FEAT_DotProd gives 16 products
+ * of bytes and their sums by four in one instruction. */
 #include <stdbool.h>
 
 #include "../../base/attributes.h"

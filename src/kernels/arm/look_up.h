@@ -1,5 +1,5 @@
-/* look_up.h - numbers by their codes, 16 at a time: each byte of a number has a table of its own in registers; and the
- * encoders' loops with tables. */
+/* look_up.h - looks up numbers by their codes, 16 at a time: each byte of a number has its own
+ * table in registers. Also the loops of encoders that use tables. */
 #include "../../math/sums.h"
 #include "words.h"
 
@@ -128,8 +128,8 @@ KVANT_INLINE uint8x16_t count_below(const float *x, float inverse, const float *
     return vuzp1q_u8(vreinterpretq_u8_u16(low), vreinterpretq_u8_u16(high));
 }
 
-/* Up to 15 thresholds are counted, which is quicker than a search; of more of them, 15 in equal steps are, and a search does the
- * rest. */
+/* Up to 15 thresholds are counted, which is quicker than a search; of more of them, 15 in equal
+ * steps are, and a search does the rest. */
 static KVANT_CODEBOOK_CODES_FN(NAME(codebook_codes))
 {
     uint32_t counted = bits < 4 ? bits : 4, step = 1u << (bits - counted), i = 0;

@@ -1,5 +1,5 @@
-/* tile_sums.h - tile_sums without a tile: looking values up is a tenth of the work with 4 vectors x at a time, so a tile of them would save
- * less than it costs. */
+/* tile_sums.h - tile_sums without a tile. With 4 vectors x at a time, looking values up is a tenth
+ * of the work, so a tile would cost more than it saves. */
 
 static KVANT_TILE_SUMS_FN(NAME(tile_sums))
 {

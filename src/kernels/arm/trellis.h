@@ -1,4 +1,5 @@
-/* trellis.h - what trellis_template.h and trellis_dots_template.h need of a level, for vectors of 128 bits. Included after chunks.h. */
+/* trellis.h - definitions for trellis_template.h and trellis_dots_template.h with 128-bit vectors.
+ * Included after chunks.h. */
 #define HALVES 8u
 #define vh uint16x8_t
 #define vh_load(p) vld1q_u16((const uint16_t *)(const void *)(p))

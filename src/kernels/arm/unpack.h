@@ -1,4 +1,5 @@
-/* unpack.h - what follows the order of pages: unpacked tiles, and metadata of tokens at their positions. */
+/* unpack.h - kernels that follow the order of pages: unpacked tiles, and metadata of tokens at
+ * their positions. */
 #include "../unpack_job.h"
 #include "look_up.h"
 

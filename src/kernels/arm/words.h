@@ -1,6 +1,6 @@
-/* words.h - four words of a page as an Advanced SIMD vector: one column quad's codes of one row in each of the group's four row
- * tiles. A word's bytes are columns 2 q, 2 q + 8, 2 q + 1 and 2 q + 9 of a tile, low nibbles those of row r < 8, high ones those of
- * row r + 8. */
+/* words.h - four words of a page as an Advanced SIMD vector: the codes of one row in one column
+ * quad, from each of the group's four row tiles. The bytes of a word are columns 2 q, 2 q + 8, 2 q
+ * + 1 and 2 q + 9 of a tile. Low nibbles belong to row r < 8, high nibbles to row r + 8. */
 #ifndef KVANT_KERNELS_ARM_WORDS_H
 #define KVANT_KERNELS_ARM_WORDS_H
 

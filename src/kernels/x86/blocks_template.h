@@ -1,8 +1,10 @@
-/* blocks_template.h - attention on rows of ggml's block formats, for any width of vectors. Included by a level's file before
- * simd_template.h and after the level's block_* functions (blocks_ymm.h, blocks_zmm.h).
+/* blocks_template.h - attention on rows of ggml's block formats, for any vector width. The file of
+ * a level includes it before simd_template.h and after the level's block_* functions (blocks_ymm.h,
+ * blocks_zmm.h).
  *
- * Numbers are made in registers, 16 at a time, and serve up to 4 query rows; nothing but pages for many rows (tiles) is written.
- * Every function is compiled once a format, so that format questions cost nothing. */
+ * Numbers are made in registers, 16 at a time, and serve up to 4 query rows. Only pages for many
+ * query rows are written to memory, as tiles. Every function is compiled once per format, so
+ * branches on the format cost nothing. */
 #define LEVEL_HAS_BLOCKS
 #define PART_VECTORS (KVANT_BLOCK_PART / LANES)
 
@@ -144,8 +146,8 @@ KVANT_INLINE void block_rows_tile(kvant_block_type type, const kvant_block_page 
            (size_t)(KVANT_PAGE_TOKENS - page->n_tokens) * page->head_dim * sizeof *tile);
 }
 
-/* out[c][0 .. LANES - 1] = in[0 .. LANES - 1][c] for 4 columns c: rows lie in the lanes of 4 in such an order that a transpose
- * of 4 x 4 within each is all it takes. */
+/* out[c][0 .. LANES - 1] = in[0 .. LANES - 1][c] for 4 columns c: rows lie in the lanes of 4 in
+ * such an order that a transpose of 4 x 4 within each is all it takes. */
 KVANT_INLINE void block_transpose(const float *in, size_t in_stride, float *out, size_t out_stride)
 {
     vf r[4], low[2], high[2];

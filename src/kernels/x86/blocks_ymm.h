@@ -1,5 +1,5 @@
-/* blocks_ymm.h - 16 numbers of a ggml block in two 256-bit registers. Codes become signed bytes first (4-bit ones by a byte shuffle
- * of their table), then integers, then floats. */
+/* blocks_ymm.h - 16 numbers of a ggml block in two 256-bit registers. Codes become signed bytes,
+ * then integers, then floats. A byte shuffle of a table converts 4-bit codes. */
 typedef struct block_table {
     __m128i values;
 } block_table;

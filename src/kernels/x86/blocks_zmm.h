@@ -1,5 +1,6 @@
-/* blocks_zmm.h - 16 numbers of a ggml block in one 512-bit register. Codes of 4 bits index a table in a register, which looks at the
- * low 4 bits of a lane only, so the codes beside them need no mask; a fifth bit adds 16 under a mask. */
+/* blocks_zmm.h - 16 numbers of a ggml block in one 512-bit register. Codes of 4 bits index a table
+ * in a register. The look-up reads only the low 4 bits of a lane, so neighbouring codes need no
+ * mask. A fifth bit adds 16 under a mask. */
 typedef struct block_table {
     vf values;
 } block_table;

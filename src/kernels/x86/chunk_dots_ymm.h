@@ -1,5 +1,5 @@
-/* chunk_dots_ymm.h - chunk_dots with 256-bit vectors: entries come one by one, 64 bits each. The including file defines what
- * chunk_dots_template.h needs beside what is here. */
+/* chunk_dots_ymm.h - chunk_dots with 256-bit vectors: entries are loaded one by one, 64 bits each.
+ * The including file defines everything else that chunk_dots_template.h asks for. */
 
 #define CHUNK_ROWS 6u
 #define CHUNK_VECTORS 2u

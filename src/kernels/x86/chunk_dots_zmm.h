@@ -1,5 +1,6 @@
-/* chunk_dots_zmm.h - chunk_dots with 512-bit vectors: entries come by gathers of 8. The including file defines what
- * chunk_dots_template.h needs beside vi_store_aligned and what is here. */
+/* chunk_dots_zmm.h - chunk_dots with 512-bit vectors: entries are gathered, 8 at a time. The
+ * including file defines vi_store_aligned and everything else that chunk_dots_template.h asks
+ * for. */
 
 #define CHUNK_ROWS 6u
 #define CHUNK_VECTORS 4u
@@ -49,7 +50,8 @@ KVANT_INLINE void fetch_rows(const int16_t *entries, vi words, uint32_t odd, vi 
     rows[1] = _mm512_permutex2var_epi32(a, _mm512_or_si512(even, _mm512_set1_epi32(1)), b);
 }
 
-/* Entries of words 0, 4, 1, 5, 2, 6, 3, 7: interleaved with those of the other code, low and high halves have four in order. */
+/* Entries of words 0, 4, 1, 5, 2, 6, 3, 7: interleaved with those of the other code, low and high
+ * halves have four in order. */
 KVANT_INLINE void fetch_pairs(const int16_t *entries, vi words, uint32_t half, vi pairs[2])
 {
     const vi order = _mm512_setr_epi32(0, 4, 1, 5, 2, 6, 3, 7, 8, 12, 9, 13, 10, 14, 11, 15);
@@ -79,7 +81,8 @@ KVANT_INLINE void fetch_quads(const int16_t *entries, vi words, vi quads[4])
     }
 }
 
-/* A permutation reads 5 bits of an index, what is above does not matter; half the price of gathering the entries. */
+/* A permutation reads 5 bits of an index, what is above does not matter; half the price of
+ * gathering the entries. */
 #define CAN_COMPUTE true
 
 typedef struct octahedral_table {

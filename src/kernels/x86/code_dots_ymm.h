@@ -1,13 +1,18 @@
-/* code_dots_ymm.h - products of codes and integers with 256-bit vectors. The four low (then the four high) nibbles of a word
- * are columns c, c + 8, c + 1 and c + 9 of one row: two byte shuffles give the low and high bytes of their values, which
- * interleaved are 16-bit operands. A word's row has two partial sums, added with those of other lanes at the end. The including
- * file defines what nibbles.h needs, NAME, and add_pairs(sum, a, b), which adds products of 16-bit pairs to 32-bit sums. */
+/* code_dots_ymm.h - products of codes and integers with 256-bit vectors.
+ *
+ * The four low (then the four high) nibbles of a word are columns c, c + 8, c + 1 and c + 9 of one
+ * row. Two byte shuffles give the low and high bytes of their values; interleaved, the bytes are
+ * 16-bit operands. The row of a word has two partial sums, which are added at the end, across
+ * lanes.
+ *
+ * The including file defines NAME, the definitions for nibbles.h, and add_pairs(sum, a, b), which
+ * adds products of 16-bit pairs to 32-bit sums. */
 #include "../nibbles.h"
 
 #define DOT_ROWS 4u /* 8 sums, 2 halves of a table and a mask in 16 registers */
 
-/* Columns as lanes want them: [column tile][lanes of columns 0 .. 3, 4 .. 7][row tiles 0 and 1, 2 and 3], four numbers for each of
- * two row tiles in a 128-bit lane. */
+/* Columns as lanes want them: [column tile][lanes of columns 0 .. 3, 4 .. 7][row tiles 0 and 1, 2
+ * and 3], four numbers for each of two row tiles in a 128-bit lane. */
 typedef struct dot_operand {
     vi at[KVANT_MAX_PADDED_DIM / KVANT_TILE][2][2];
 } dot_operand;

@@ -1,12 +1,17 @@
-/* code_dots_zmm.h - products of codes and integers with 512-bit vectors. A word's fields become 16-bit operands by one
- * permutation each, which reads 5 bits of an index: a table with its 16 entries twice needs no mask. The including file defines
- * what nibbles.h needs, NAME, and add_pairs(sum, a, b), which adds products of 16-bit pairs to 32-bit sums. */
+/* code_dots_zmm.h - products of codes and integers with 512-bit vectors.
+ *
+ * One permutation per field makes 16-bit operands of a word's fields. The permutation reads 5 bits
+ * of an index, so a table holds its 16 entries twice and no mask is needed.
+ *
+ * The including file defines NAME, the definitions for nibbles.h, and add_pairs(sum, a, b), which
+ * adds products of 16-bit pairs to 32-bit sums. */
 #include "../nibbles.h"
 #include "fold_zmm.h"
 
 #define DOT_ROWS 4u /* 16 sums, 8 fields, 2 of x and the tables in 32 registers */
 
-/* Column pairs as a word's lanes want them: [column tile][field / 2], a pair in a 128-bit lane, once for each row tile. */
+/* Column pairs as a word's lanes want them: [column tile][field / 2], a pair in a 128-bit lane,
+ * once for each row tile. */
 typedef struct dot_operand {
     vi at[KVANT_MAX_PADDED_DIM / KVANT_TILE][2];
 } dot_operand;

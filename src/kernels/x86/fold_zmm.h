@@ -1,4 +1,5 @@
-/* fold_zmm.h - sums over the 128-bit lanes of 512-bit vectors. Guarded, since two headers of a level share it. */
+/* fold_zmm.h - sums over the 128-bit lanes of 512-bit vectors. Has an include guard, because two
+ * headers of a level share it. */
 #ifndef KVANT_KERNELS_FOLD_ZMM_H
 #define KVANT_KERNELS_FOLD_ZMM_H
 

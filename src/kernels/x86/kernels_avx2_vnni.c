@@ -1,4 +1,5 @@
-/* kernels_avx2_vnni.c - what level avx2vnni adds to avx2: a product of 16-bit pairs and its sum in one instruction. */
+/* kernels_avx2_vnni.c - the kernels that level avx2vnni adds to avx2: one instruction multiplies
+ * 16-bit pairs and adds the products. */
 #include <immintrin.h>
 #include <stdbool.h>
 #include <string.h>

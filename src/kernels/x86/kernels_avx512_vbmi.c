@@ -1,5 +1,5 @@
-/* kernels_avx512_vbmi.c - what level avx512vbmi adds to avx512vnni: one look-up among 64 bytes, which are all the levels of a trellis
- * code. */
+/* kernels_avx512_vbmi.c - the kernels that level avx512vbmi adds to avx512vnni: one look-up among
+ * 64 bytes covers all levels of a trellis code. */
 #include <immintrin.h>
 #include <stdbool.h>
 #include <string.h>

@@ -1,4 +1,5 @@
-/* kernels_avx512_vnni.c - what level avx512vnni adds to avx512: a product of 16-bit pairs and its sum in one instruction. */
+/* kernels_avx512_vnni.c - the kernels that level avx512vnni adds to avx512: one instruction
+ * multiplies 16-bit pairs and adds the products. */
 #include <immintrin.h>
 #include <stdbool.h>
 #include <string.h>

@@ -1,4 +1,5 @@
-/* key_halves.h - tiles of keys from fp16 rows: transpositions of 8 tokens by 8 channels as halves, converted on the way out. */
+/* key_halves.h - tiles of keys from fp16 rows: transposes 8 tokens by 8 channels as halves, then
+ * converts to float. */
 
 #define LEVEL_HAS_KEY_HALVES
 

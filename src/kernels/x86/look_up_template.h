@@ -1,5 +1,5 @@
-/* look_up_template.h - the encoders' loops with tables, for vectors of 8 or 16 lanes: what encode_template.h leaves to a level.
- * Included before simd_template.h, with what unpack_template.h needs and
+/* look_up_template.h - the loops of encoders that use tables, for vectors of 8 or 16 lanes.
+ * Included before simd_template.h, with the definitions for unpack_template.h and
  *
  *   vi_load_bytes(p)                 LANES bytes, zero-extended
  *   vi_add_where_above(v, a, b, n)   v + n where a > b */

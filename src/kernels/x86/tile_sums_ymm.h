@@ -1,5 +1,8 @@
-/* tile_sums_ymm.h - tile_sums with 256-bit vectors: two neighbouring r of a word's lanes, exchanged, are 8 positions of each
- * column pair; byte shuffles look up low and high bytes of two fields at a time. Needs what code_dots_ymm.h needs, included before. */
+/* tile_sums_ymm.h - tile_sums with 256-bit vectors.
+ *
+ * Exchanging two neighbouring r of a word's lanes gives 8 positions of each column pair. Byte
+ * shuffles look up low and high bytes of two fields at a time. Included after code_dots_ymm.h, with
+ * its definitions. */
 
 #define TILE_LANES 8u
 #define TILE_ROWS 6u /* 12 sums, 2 vectors of the tile, a broadcast and a product in 16 registers */

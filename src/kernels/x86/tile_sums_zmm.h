@@ -1,5 +1,8 @@
-/* tile_sums_zmm.h - tile_sums with 512-bit vectors: four neighbouring r of a word's lanes, transposed, are 16 positions of
- * each column pair, and one permutation looks up both codes of a field. Needs what code_dots_zmm.h needs, included before. */
+/* tile_sums_zmm.h - tile_sums with 512-bit vectors.
+ *
+ * Transposing four neighbouring r of a word's lanes gives 16 positions of each column pair. One
+ * permutation looks up both codes of a field. Included after code_dots_zmm.h, with its
+ * definitions. */
 
 #define TILE_LANES 16u
 #define TILE_ROWS 6u /* 24 sums, 4 vectors of the tile and a broadcast in 32 registers */

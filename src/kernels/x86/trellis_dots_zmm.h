@@ -1,4 +1,5 @@
-/* trellis_dots_zmm.h - attention on trellis codes with 512-bit vectors. Needs what code_dots_zmm.h needs. */
+/* trellis_dots_zmm.h - attention on trellis codes with 512-bit vectors. Needs the definitions of
+ * code_dots_zmm.h. */
 #include "fold_zmm.h"
 
 #define LEVEL_ROWS 4u /* 16 sums */

@@ -1,5 +1,5 @@
-/* trellis_levels.h - levels of trellis codes as bytes in tables of 16, for pshufb. Included by trellis_dots_ymm.h and
- * trellis_dots_zmm.h. */
+/* trellis_levels.h - levels of trellis codes as bytes in tables of 16, for pshufb.
+ * trellis_dots_ymm.h and trellis_dots_zmm.h include it. */
 typedef struct level_tables {
     vi at[4];
 } level_tables;

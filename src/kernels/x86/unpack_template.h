@@ -1,5 +1,5 @@
-/* unpack_template.h - what follows the order of pages, for vectors of 8 or 16 lanes; included before simd_template.h, with its
- * definitions and
+/* unpack_template.h - kernels that follow the order of pages, for vectors of 8 or 16 lanes.
+ * Included before simd_template.h, with its definitions and
  *
  *   vi_load_lanes(p)     LANES / 4 pieces of 4 words, one every 16 words
  *   vi_shift_right_by(v, n)

@@ -1,4 +1,5 @@
-/* vectors_zmm_vnni.h - what templates call 512-bit vectors and their instructions, on levels with VNNI. */
+/* vectors_zmm_vnni.h - 512-bit vectors and instructions by their template names, for levels with
+ * VNNI. */
 typedef __m512 vf;
 typedef __m512i vi;
 
