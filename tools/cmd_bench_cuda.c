@@ -1,4 +1,4 @@
-/* cmd_bench_cuda.c - `kvant bench cuda`: the time of decode attention on an NVIDIA GPU, beside a copy in the same run.
+/* cmd_bench_cuda.c - `kvant bench cuda`: the time of attention on an NVIDIA GPU, beside a copy in the same run.
  *
  * A figure is the median of replays of a CUDA graph that holds the one call; before each, memory of four times the
  * second-level cache is overwritten, so that no page is still there, as in a model whose weights pass through. */
@@ -24,6 +24,7 @@ enum {
     OPT_KV_HEADS,
     OPT_DIM,
     OPT_TOKENS,
+    OPT_QUERY_TOKENS,
     OPT_ROUNDS,
     OPT_DEVICE,
     OPT_LIBRARY,
@@ -40,6 +41,7 @@ static const arg_option options[] = {
     { OPT_KV_HEADS, 0, "kv-heads", "N", "kv heads (default 8)" },
     { OPT_DIM, 'd', "head-dim", "N", "numbers of a row: 64, 96, 128 or 256 (default 128)" },
     { OPT_TOKENS, 'n', "tokens", "N,N", "tokens of each sequence (default 32768,131072)" },
+    { OPT_QUERY_TOKENS, 0, "query-tokens", "N", "query tokens of each sequence, its last ones, causal (default 1)" },
     { OPT_ROUNDS, 'r', "rounds", "N", "replays, of which the median is given (default 31)" },
     { OPT_DEVICE, 0, "device", "N", "number of the GPU (default 0)" },
     { OPT_LIBRARY, 0, "library", "FILE",
@@ -51,8 +53,8 @@ static const arg_option options[] = {
 static const arg_spec spec = {
     .command = "bench cuda",
     .usage = "[-k SPEC [-v SPEC]]... [-b BATCH] [--heads N] [--kv-heads N] [-d DIM] [-n TOKENS]",
-    .about = "Measures decode attention on an NVIDIA GPU: one query token a sequence over compressed\n"
-             "pages in random order, bf16 queries and outputs, rotation included.",
+    .about = "Measures attention on an NVIDIA GPU over compressed pages in random order: bf16 queries and\n"
+             "outputs, rotation included.",
     .options = options,
     .n_options = sizeof options / sizeof *options,
     .notes = "GB/s are bytes of keys and values as they are stored; 'of copy' is their share of what a copy\n"
@@ -68,7 +70,7 @@ static const char *const usual[] = { "int-4",     "bdr-4",     "turboquant-4", "
 
 typedef struct settings {
     codec_pairs pairs;
-    uint32_t batch, heads, kv_heads, dim, tokens[MAX_LIST], rounds, device;
+    uint32_t batch, heads, kv_heads, dim, tokens[MAX_LIST], query_tokens, rounds, device;
     size_t n_tokens;
     const char *library;
     bool json;
@@ -85,6 +87,7 @@ static bool handle(void *user, int id, const char *value)
     case OPT_KV_HEADS: return args_u32("--kv-heads", value, 1, 128, &s->kv_heads);
     case OPT_DIM: return args_u32("--head-dim", value, 1, KVANT_MAX_HEAD_DIM, &s->dim);
     case OPT_TOKENS: return args_u32_list("--tokens", value, 1, 1 << 22, s->tokens, MAX_LIST, &s->n_tokens);
+    case OPT_QUERY_TOKENS: return args_u32("--query-tokens", value, 1, 1 << 16, &s->query_tokens);
     case OPT_ROUNDS: return args_u32("--rounds", value, 1, MAX_ROUNDS, &s->rounds);
     case OPT_DEVICE: return args_u32("--device", value, 0, 1023, &s->device);
     case OPT_LIBRARY: s->library = value; return true;
@@ -202,6 +205,7 @@ static const report_column columns[] = {
     { "kv_heads", "kv_heads", COLUMN_NUMBER, 0 },
     { "head_dim", "head_dim", COLUMN_NUMBER, 0 },
     { "tokens", "tokens", COLUMN_NUMBER, 0 },
+    { "query_tokens", "query", COLUMN_NUMBER, 0 },
     { "rounds", NULL, COLUMN_NUMBER, 0 },
     { "bytes", NULL, COLUMN_NUMBER, 0 },
     { "microseconds", "us", COLUMN_NUMBER, 1 },
@@ -224,6 +228,7 @@ static void add_row(bench *b, size_t codec, const gpu_attention *a, double secon
                                          CELL_NUMBER(s->n_kv_heads),
                                          CELL_NUMBER(s->head_dim),
                                          CELL_NUMBER(s->n_tokens),
+                                         CELL_NUMBER(s->query_tokens),
                                          CELL_NUMBER(b->settings->rounds),
                                          CELL_NUMBER(a->bytes),
                                          CELL_NUMBER(1e6 * seconds),
@@ -237,7 +242,7 @@ static void add_row(bench *b, size_t codec, const gpu_attention *a, double secon
 static bool bench_one(bench *b, size_t codec, uint32_t tokens)
 {
     const settings *s = b->settings;
-    const gpu_shape shape = { s->batch, s->heads, s->kv_heads, s->dim, tokens };
+    const gpu_shape shape = { s->batch, s->heads, s->kv_heads, s->dim, tokens, s->query_tokens };
     gpu_attention a = { 0 };
     double seconds, error;
     const bool ok = !interrupted() &&
@@ -300,7 +305,8 @@ static void close_bench(bench *b)
 int bench_cuda(int argc, char **argv)
 {
     static settings s = {
-        .batch = 1, .heads = 32, .kv_heads = 8, .dim = 128, .tokens = { 32768, 131072 }, .n_tokens = 2, .rounds = 31
+        .batch = 1, .heads = 32, .kv_heads = 8, .dim = 128, .tokens = { 32768, 131072 }, .n_tokens = 2, .query_tokens = 1,
+        .rounds = 31
     };
     int code = args_parse_all(&spec, argc, argv, handle, &s);
     if (code >= 0)

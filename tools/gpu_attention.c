@@ -44,6 +44,17 @@ static bool make_codecs(gpu_attention *a, const char *k, const char *v)
     return true;
 }
 
+/* Numbers of a query token, and of all query tokens of a sequence. */
+static size_t token_numbers(const gpu_shape *s)
+{
+    return (size_t)s->n_heads * s->head_dim;
+}
+
+static size_t query_numbers(const gpu_shape *s)
+{
+    return s->query_tokens * token_numbers(s);
+}
+
 /* Space for everything, in one check against what is free, so that nothing is half done when it is not enough. */
 static bool make_memory(gpu_attention *a)
 {
@@ -54,7 +65,7 @@ static bool make_memory(gpu_attention *a)
     a->block_bytes = s->n_kv_heads * (a->page_bytes[0] + a->page_bytes[1]);
     a->open_page_bytes = (size_t)PAGE * s->head_dim * sizeof(uint16_t);
     const size_t workspace = kvant_cuda_attention_workspace(s->head_dim),
-                 q = (size_t)s->batch * s->n_heads * s->head_dim * sizeof(uint16_t),
+                 q = s->batch * query_numbers(s) * sizeof(uint16_t),
                  pool = a->n_blocks * a->block_bytes, open = 2 * STAGED_BLOCKS * s->n_kv_heads * a->open_page_bytes;
     const size_t rows = 2 * STAGED_BLOCKS * PAGE * row * sizeof(float);
     size_t available, total;
@@ -108,7 +119,7 @@ static bool make_table(gpu_attention *a)
 
 static bool upload_query(gpu_attention *a)
 {
-    const size_t n = (size_t)a->shape.batch * a->shape.n_heads * a->shape.head_dim;
+    const size_t n = a->shape.batch * query_numbers(&a->shape);
     float *numbers = malloc(n * sizeof *numbers);
     bool ok = numbers != NULL;
     if (ok) {
@@ -223,7 +234,6 @@ bool gpu_attention_run(const gpu_attention *a)
 {
     const gpu_shape *s = &a->shape;
     const uint32_t pages = (s->n_tokens + PAGE - 1) / PAGE;
-    const size_t heads = (size_t)s->n_heads * s->head_dim;
     const kvant_cuda_attention_args args = {
         .size = sizeof args,
         .k_codec = a->k,
@@ -239,14 +249,18 @@ bool gpu_attention_run(const gpu_attention *a)
         .n_kv_heads = s->n_kv_heads,
         .type = KVANT_CUDA_BF16,
         .q = gpu_pointer(a->q),
-        .q_batch_stride = heads,
+        .q_batch_stride = query_numbers(s),
         .q_head_stride = s->head_dim,
         .out = gpu_pointer(a->out),
-        .out_batch_stride = heads,
+        .out_batch_stride = query_numbers(s),
         .out_head_stride = s->head_dim,
         .scale = 1 / sqrtf((float)s->head_dim),
         .workspace = gpu_pointer(a->workspace),
         .workspace_bytes = kvant_cuda_attention_workspace(s->head_dim),
+        .query_tokens = s->query_tokens,
+        .q_token_stride = token_numbers(s),
+        .out_token_stride = token_numbers(s),
+        .causal = s->query_tokens > 1,
     };
     return gpu_library_ok(kvant_cuda_attention(&args, a->gpu->stream), "attention");
 }
@@ -328,9 +342,10 @@ double gpu_attention_error(const gpu_attention *a)
 {
     double q[KVANT_MAX_HEAD_DIM], out[KVANT_MAX_HEAD_DIM], want[KVANT_MAX_HEAD_DIM], error = 0, norm = 0;
     const uint32_t d = a->shape.head_dim;
+    const size_t last = (a->shape.query_tokens - 1) * token_numbers(&a->shape) * sizeof(uint16_t);
     float *k = decode_rows(a, KVANT_ROLE_K), *v = k != NULL ? decode_rows(a, KVANT_ROLE_V) : NULL;
     const bool ok = v != NULL && gpu_ok(a->gpu, a->gpu->driver.stream_wait(a->gpu->stream), "attention") &&
-                    read_halves(a, a->q, q) && read_halves(a, a->out, out);
+                    read_halves(a, a->q + last, q) && read_halves(a, a->out + last, out);
     if (ok)
         attend(k, v, q, a->shape.n_tokens, d, want);
     free(k);

@@ -6,7 +6,8 @@
 #include "gpu.h"
 
 typedef struct gpu_shape {
-    uint32_t batch, n_heads, n_kv_heads, head_dim, n_tokens; /* n_tokens: of each sequence */
+    uint32_t batch, n_heads, n_kv_heads, head_dim;
+    uint32_t n_tokens, query_tokens; /* of each sequence; the query tokens are its last ones */
 } gpu_shape;
 
 typedef struct gpu_attention {
@@ -27,8 +28,8 @@ void gpu_attention_free(gpu_attention *a);
 /* Enqueues one call. */
 bool gpu_attention_run(const gpu_attention *a);
 
-/* ||out - want|| / ||want|| of the last call's first query head of the first sequence, want being
- * softmax in double precision over the decoded pages. NaN after complaining. */
+/* ||out - want|| / ||want|| of the last call's first query head of the first sequence's last token,
+ * want being softmax in double precision over the decoded pages. NaN after complaining. */
 double gpu_attention_error(const gpu_attention *a);
 
 #endif /* KVANT_TOOLS_GPU_ATTENTION_H */

@@ -17,7 +17,10 @@
  *   the values' codebook error is step_error s_t a channel, sqrt(d) of it in the L2 norm, which rotations
  *   keep; levels of a trellis are bytes as they are;
  *   sums run in fp32 (2^-22 a step, tensor cores truncate) over numbers as large as their bias;
- *   the output is rounded to its type. */
+ *   the output is rounded to its type.
+ * Tile kernels (more than 16 query rows a kv head) round every number of a page to fp16 in the page's unit: u
+ * of the number and 2^-23 of the unit (the number, its scale and its zero point may be subnormal, 2^-25 each);
+ * their weights are relative to the largest weight times unit. */
 #include "attention_fixture.h"
 
 #include <math.h>
@@ -35,7 +38,7 @@ static double step_error(const kvant_cuda_codec *codec)
 {
     const kvant_cuda_params *p = &codec->params;
     double worst = 0;
-    const bool codebook = p->codes == KVANT_CUDA_CODES_CODEBOOK;
+    const bool codebook = p->codes == KVANT_CUDA_CODES_CODEBOOK && p->kind != KVANT_CUDA_CODEBOOK_WIDE;
     for (uint32_t i = 0; codebook && i < 1u << p->bits; i++)
         worst =
             fmax(worst, fabs(p->values[i] - p->step * ((p->bytes[i / 4] >> 8 * (i % 4) & 255) - (double)p->bias)));
@@ -86,7 +89,42 @@ typedef struct rows_of_page {
     float rows[64 * MAX_D];
     located at;
     uint32_t valid;
+    double unit, resolution; /* of tile kernels */
 } rows_of_page;
+
+static bool has_tiles(const fixture *f)
+{
+    const uint32_t tokens = f->p.query_tokens ? f->p.query_tokens : 1;
+    return f->c->n_heads / f->c->n_kv_heads * tokens > 16;
+}
+
+/* unpack.cuh: a power of two above the page's scales; zero points are at most 2^23 times as large. */
+static double unit_of(const kvant_cuda_params *p, const uint8_t *page, uint32_t valid)
+{
+    const uint32_t n = p->codes == KVANT_CUDA_CODES_UNIFORM ? p->n_scales : 64;
+    double top = 0;
+    for (uint32_t i = 0; i < n; i++) {
+        if ((p->grouping == KVANT_CUDA_GROUP_TOKENS32 ? i / p->head_dim * 32 : i % 64) >= valid)
+            continue;
+        top = fmax(top, half_at(p, page, i));
+        if (p->codes == KVANT_CUDA_CODES_UNIFORM && !p->symmetric)
+            top = fmax(top, half_at(p, page, p->n_scales + i) * 0x1p-23);
+    }
+    const double above = top > 0x1p-8 ? exp2(floor(log2(top)) + 1) : 0x1p-7;
+    switch (p->codes) {
+    case KVANT_CUDA_CODES_CODEBOOK: return 2 * above * (p->kind == KVANT_CUDA_CODEBOOK_WIDE ? 1 : p->step);
+    case KVANT_CUDA_CODES_UNIFORM: return 2 * above;
+    case KVANT_CUDA_CODES_QUATERNIONS: return above * 0x1p-9;
+    default: return above;
+    }
+}
+
+/* What is rounded before the last product is in other units: the norm of a triplet is below 8, the length of a
+ * quaternion at most 1 where its direction is times 2^15. */
+static double length_range(const kvant_cuda_params *p)
+{
+    return p->codes == KVANT_CUDA_CODES_TRIPLETS ? 8 : p->codes == KVANT_CUDA_CODES_QUATERNIONS ? 0x1p15 : 1;
+}
 
 /* Decodes the page that holds token t when t is its first. */
 static const float *row_at(const fixture *f, kvant_role role, uint32_t b, int32_t t, uint32_t kv,
@@ -98,6 +136,9 @@ static const float *row_at(const fixture *f, kvant_role role, uint32_t b, int32_
         page->at = locate(f, role, b, t, kv);
         page->valid = left < 64 ? (uint32_t)left : 64;
         kvant_codec_decode(page->at.codec, NULL, page->at.page, 0, page->valid, page->rows, d);
+        const kvant_cuda_codec *codec = role == KVANT_ROLE_K ? f->cache.gpu_k : f->cache.gpu_v;
+        page->unit = page->at.open ? 1 : unit_of(&codec->params, page->at.page, page->valid);
+        page->resolution = page->at.open ? 0 : 0x1p-23 * page->unit * length_range(&codec->params);
     }
     return page->rows + (uint32_t)t % 64 * d;
 }
@@ -178,10 +219,12 @@ static double score_errors(const fixture *f, const query *at, uint32_t kv, const
         if (isinf(scores[t]))
             continue;
         sizes s = page.at.open ? (sizes){ 0 } : sizes_of(p, page.at.page, (uint32_t)t % 64, page.valid);
-        if (p->grouping == KVANT_CUDA_GROUP_TOKENS32) /* rounded to fp16 once more */
+        if (p->grouping == KVANT_CUDA_GROUP_TOKENS32 && !has_tiles(f)) /* rounded to fp16 once more */
             of_scales = largest_code(codec) * (0x1p-11 * q1 * s.scale + 0x1p-25 * unit * d);
         if (kvant_cuda_has_chunks(p) && !page.at.open)
             of_scales = CHUNK_RELATIVE * qy + CHUNK_ABSOLUTE * s.scale * q1;
+        if (has_tiles(f) && !page.at.open)
+            of_scales += 0x1p-11 * qy + page.resolution * q1;
         /* last term: fp32 sums of codes of up to 255 with their bias, and exponents of base 2 at most 2^7 */
         delta = fmax(delta, scale * ((unit * 0x1p-12 + f->query_error) * y1 + k_error * s.scale * q1 + of_scales +
                                      (d / 16) * 0x1p-22 * q1 * (s.scale * 255 + s.zero + fabs(y1 / d))) +
@@ -210,7 +253,7 @@ static void compute_reference(const fixture *f, const query *at, reference *r)
         return;
     }
     double total = 0, norms = 0, rounded = 0, summed = 0, largest = 0, small = 0, small_zero = 0,
-           weighted_scale = 0;
+           weighted_scale = 0, tile = 0;
     double root = sqrt(d), code = largest_code(codec);
     memset(r->out, 0, sizeof r->out);
     for (int32_t t = 0; t < n; t++) {
@@ -224,6 +267,16 @@ static void compute_reference(const fixture *f, const query *at, reference *r)
         }
         total += w;
         norms += w * sqrt(norm);
+        if (has_tiles(f)) {
+            rounded += (page.at.open ? 1 : 2) * w * sqrt(norm);
+            small += sqrt(norm) / page.unit;
+            largest = fmax(largest, w * page.unit);
+            tile += w * page.resolution * root;
+            const sizes s = page.at.open ? (sizes){ 0 } : sizes_of(p, page.at.page, (uint32_t)t % 64, page.valid);
+            weighted_scale += w * s.scale;
+            summed += w * (s.scale * code + s.zero) * root + w * sqrt(norm);
+            continue;
+        }
         if (page.at.open) { /* weights are relative to the page's largest */
             rounded += w * sqrt(norm);
             summed += w * sqrt(norm);
@@ -270,7 +323,7 @@ static void compute_reference(const fixture *f, const query *at, reference *r)
     r->lse = top + log(total);
     r->lse_bound = delta + 0x1p-20 * (1 + fabs(r->lse));
     r->bound = (growth * norms + 0x1p-11 * rounded + 0x1p-25 * (largest * small + small_zero) +
-                v_error * weighted_scale * root + of_chunks + (n / 16 + 16) * 0x1p-22 * summed) /
+                v_error * weighted_scale * root + of_chunks + tile + (n / 16 + 16) * 0x1p-22 * summed) /
                    total * factor +
                (f->sinks ? growth * sqrt(center_norm) : 0) + rounding * sqrt(norm) + (c->type == KVANT_CUDA_F16 ? 0x1p-25 * root : 0);
     free(scores);

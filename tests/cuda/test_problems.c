@@ -71,11 +71,43 @@ static void test_ragged(void **unused)
     }
 }
 
+/* Tile kernels read every codec, in any pair: one and two groups of rows, parts of a context, odd heads. */
+static void test_tiles(void **unused)
+{
+    (void)unused;
+    static const struct {
+        const char *k, *v;
+    } specs[] = { { "int-4", "int-4" },
+                  { "int-2", "int-3" },
+                  { "int-8:sym", "turboquant-2:rotate=hadamard" },
+                  { "turboquant-3:rotate=hadamard", "turboquant-4:rotate=hadamard" },
+                  { "turboquant-2:rotate=hadamard", "int-8" },
+                  { "kivi-2", "innerq-base" },
+                  { "innerq-base", "kivi-2" },
+                  { "int-5", "int-6:sym" },
+                  { "bdr-7", "turboquant-8:rotate=hadamard" },
+                  { "turboquant-1:rotate=hadamard", "turboquant-6:rotate=hadamard" },
+                  { "octopus-2:rotate=hadamard", "octopus-3:rotate=hadamard" },
+                  { "octopus-4:rotate=hadamard", "octopus-4:rotate=hadamard" },
+                  { "hqmq-s96r4", "hqmq-s192r6" },
+                  { "hqmq-s192r6", "hqmq-s96r4" },
+                  { "trellis-4:rotate=hadamard", "trellis-3:rotate=hadamard" },
+                  { "trellis-2:rotate=hadamard", "trellis-4:rotate=hadamard,states=1024" } };
+    static const uint32_t dims[] = { 128, 64, 96, 256 };
+    for (size_t s = 0; s < sizeof specs / sizeof *specs; s++)
+        for (uint32_t i = 0; i < 4; i++) {
+            const attention_case c = case_of(specs[s].k, specs[s].v, dims[i], 2, s % 2 ? 6 : 2, i % 2 ? 3 : 0);
+            const attention_problem p = { .query_tokens = (s + i) % 3 == 0 ? 20 : (s + i) % 3 == 1 ? 70 : 33,
+                                          .causal = (s + i) % 4 != 0 };
+            run_problem(&c, &p);
+        }
+}
+
 /* As many query tokens as a prefill has, over a past. */
 static void test_prefill(void **unused)
 {
     (void)unused;
-    static const int32_t past[] = { 500, 130 };
+    static const int32_t past[] = { 5000, 130 };
     for (int i = 0; i < 2; i++) {
         const attention_case c = { "int-4", "int-4", i ? 128 : 64, 1, 4, 2, KVANT_CUDA_BF16, past, false, 0.5f, 3 };
         const attention_problem p = { .query_tokens = 130, .causal = true };
@@ -191,7 +223,7 @@ int main(int argc, char **argv)
     if (!have_device())
         return 77; /* CTest: skipped */
     const struct CMUnitTest tests[] = {
-        cmocka_unit_test(test_query_tokens), cmocka_unit_test(test_one_by_one), cmocka_unit_test(test_ragged),
+        cmocka_unit_test(test_tiles),        cmocka_unit_test(test_query_tokens), cmocka_unit_test(test_one_by_one), cmocka_unit_test(test_ragged),
         cmocka_unit_test(test_prefill),      cmocka_unit_test(test_random),     cmocka_unit_test(test_sizes),
         cmocka_unit_test(test_refused),
     };

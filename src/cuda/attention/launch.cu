@@ -8,6 +8,7 @@
 #include "../checks.h"
 #include "../chunks/chunks.cuh"
 #include "../table.h"
+#include "../tiles/tiles.h"
 #include "../trellis/trellis.cuh"
 #include "attention.h"
 #include "attention_pairs.h"
@@ -114,6 +115,12 @@ kvant_status choose_kernel(const kvant_cuda_attention_args &args, const Device &
         status = check_kernel(kernel, device);
     }
     return status;
+}
+
+/* More query rows than one pass over the pages serves. */
+bool takes_tiles(const kvant_cuda_attention_args &args)
+{
+    return columns_of(args) > MOST_COLUMNS;
 }
 
 /* schedule.cuh counts pages and pairs in 32 bits. */
@@ -248,13 +255,10 @@ kvant_status kvant_cuda_table_attention_check(const kvant_cuda_codec *k_codec, c
                                  "the first codec must be one of keys, the second one of values");
     if (k.head_dim != v.head_dim)
         return kvant_cuda_refuse(&error, KVANT_ERR_ARGUMENT, "keys and values have different head_dim");
-    if (find_kernel(k, v, KernelChoice{ true, true, true, false }).kernel)
-        return KVANT_OK;
-    return kvant_cuda_refuse(
-        &error, KVANT_ERR_UNSUPPORTED,
-        "not on the GPU: attention over keys %s with values %s; pairs are of one kind and width, or of "
-        "keys with at least 4 bits (turboquant: 3) and values with fewer (kvant/cuda.h lists them)",
-        k_codec->info.spec, v_codec->info.spec);
+    if (k.codes == KVANT_CUDA_CODES_OPEN || v.codes == KVANT_CUDA_CODES_OPEN)
+        return kvant_cuda_refuse(&error, KVANT_ERR_ARGUMENT,
+                                 "the codec of open pages: give the one that seals them");
+    return KVANT_OK;
 }
 
 size_t kvant_cuda_table_attention_workspace(uint32_t head_dim)
@@ -262,7 +266,8 @@ size_t kvant_cuda_table_attention_workspace(uint32_t head_dim)
     uint32_t blocks = grid_of(current_device());
     if (blocks == 0 || head_dim == 0 || head_dim > KVANT_CUDA_MAX_DIM)
         return 0;
-    return COUNTER_BYTES + (size_t)blocks * 2 * partial_floats(head_dim) * sizeof(float);
+    return COUNTER_BYTES + std::max((size_t)blocks * 2 * partial_floats(head_dim) * sizeof(float),
+                                    tile_workspace(head_dim, blocks));
 }
 
 void kvant_cuda_table_limit_shared_memory(size_t bytes)
@@ -281,6 +286,13 @@ kvant_status kvant_cuda_table_attention(const kvant_cuda_attention_args *given, 
     const Device device = current_device();
     AttentionKernel kernel{};
     status = choose_kernel(args, device, kernel);
+    if (status == KVANT_ERR_UNSUPPORTED || takes_tiles(args)) {
+        const kvant_status tiles =
+            launch_tiles(args, launch_args(args, AttentionKernel{ .columns = TILE_COLUMNS }), (int)grid_of(device),
+                         device.shared_bytes, static_cast<cudaStream_t>(stream));
+        if (tiles != KVANT_ERR_UNSUPPORTED)
+            return tiles;
+    }
     if (status != KVANT_OK)
         return status;
     ChunkAttentionArgs p{};

@@ -1,4 +1,5 @@
-/* read_code.cuh - reads one code of a page with one channel per code. */
+/* read_code.cuh - reads one code of a page with one channel per code. The page may lie in shared
+ * memory. */
 #ifndef KVANT_CUDA_READ_CODE_CUH
 #define KVANT_CUDA_READ_CODE_CUH
 
@@ -20,7 +21,7 @@ __device__ __forceinline__ uint32_t read_code(const kvant_cuda_params &codec, co
         if (bits == 0)
             break;
         Place where = place(bits, rows, columns, row, column);
-        code |= (__ldg(words + first + where.word) >> where.bit & ((1u << bits) - 1)) << shift;
+        code |= (words[first + where.word] >> where.bit & ((1u << bits) - 1)) << shift;
         first += plane_words(bits, rows, columns);
         shift += bits;
     }

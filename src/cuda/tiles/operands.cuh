@@ -1,0 +1,204 @@
+/* operands.cuh - matrices of 16-bit numbers in shared memory, and the two ways to multiply them.
+ *
+ * Every matrix has rows of 64 numbers, 128 bytes; a row's pieces of 16 bytes are exchanged by an
+ * exclusive or with the row's number. ldmatrix then meets no bank twice, and wgmma knows the order
+ * as its 128-byte swizzle. Wider matrices are several such blocks, one after the other. Keys have a
+ * row per token and blocks of 64 channels; values have a row per channel and one block, the 64
+ * tokens of a page. So both products take the second operand as it lies.
+ *
+ * A warp holds 16 rows of the result in the order of mma.m16n8k16: lane l has rows l / 4 and + 8,
+ * columns 8 j + 2 (l mod 4) and + 1. wgmma has the same order, four warps of 16 rows.
+ * Knows nothing of codes or of softmax. */
+#ifndef KVANT_CUDA_OPERANDS_CUH
+#define KVANT_CUDA_OPERANDS_CUH
+
+#include "../layout.cuh"
+#include "../ptx.cuh"
+
+namespace kvant
+{
+
+constexpr int BLOCK_CHANNELS = 64, ROW_BYTES = 128;
+
+/* Blocks of 64 channels of a row of D. */
+template <int D> constexpr int CHANNEL_BLOCKS = (D + BLOCK_CHANNELS - 1) / BLOCK_CHANNELS;
+
+template <int D> constexpr int KEY_TILE_BYTES = CHANNEL_BLOCKS<D> * PAGE_TOKENS * ROW_BYTES;
+template <int D> constexpr int VALUE_TILE_BYTES = D * ROW_BYTES;
+
+/* Where the number at (row, column) of a matrix of blocks of `rows` rows lies, in bytes. */
+__device__ __forceinline__ int place_of(int rows, int row, int column)
+{
+    return column / 64 * rows * ROW_BYTES + row * ROW_BYTES + ((column % 64 / 8) ^ (row & 7)) * 16 + column % 8 * 2;
+}
+
+/* Rows that a warp multiplies at a time, and a warpgroup. */
+constexpr int WARP_ROWS = 16, GROUP_ROWS = 64, GROUP_THREADS = 128;
+
+/* A warp's 16 rows of queries as the first operand. */
+template <int D> struct QueryOperand {
+    uint32_t at[D / 16][4];
+
+    /* tile: of blocks of `rows` rows; row: the warp's first. */
+    __device__ __forceinline__ void load(const uint8_t *tile, int rows, int row, int lane)
+    {
+#pragma unroll
+        for (int k = 0; k < D / 16; k++)
+            load_matrices<false>(at[k], reinterpret_cast<const __half *>(
+                                            tile + place_of(rows, row + (lane & 15), 16 * k + 8 * (lane >> 4))));
+    }
+};
+
+/* Products by mma.m16n8k16: every GPU. */
+struct WarpProducts {
+    static constexpr bool FOR_GROUP = false;
+
+    /* s = q K^T: 16 rows, 64 tokens. */
+    template <int D>
+    __device__ static __forceinline__ void scores(float (&s)[8][4], const QueryOperand<D> &q, const uint8_t *keys,
+                                                  int lane)
+    {
+#pragma unroll
+        for (int j = 0; j < 8; j++)
+            s[j][0] = s[j][1] = s[j][2] = s[j][3] = 0;
+#pragma unroll
+        for (int k = 0; k < D / 32; k++)
+#pragma unroll
+            for (int j = 0; j < 8; j++) {
+                uint32_t b[4];
+                load_matrices<false>(b, reinterpret_cast<const __half *>(
+                                            keys + place_of(PAGE_TOKENS, 8 * j + (lane & 7), 32 * k + 8 * (lane >> 3))));
+                mma(s[j], q.at[2 * k], b[0], b[1]);
+                mma(s[j], q.at[2 * k + 1], b[2], b[3]);
+            }
+    }
+
+    /* o += p V: 16 rows, D channels. */
+    template <int D>
+    __device__ static __forceinline__ void add(float (&o)[D / 8][4], uint32_t (&p)[4][4], const uint8_t *values,
+                                               int lane)
+    {
+#pragma unroll
+        for (int k = 0; k < 2; k++)
+#pragma unroll
+            for (int j = 0; j < D / 8; j++) {
+                uint32_t b[4];
+                load_matrices<false>(b, reinterpret_cast<const __half *>(
+                                            values + place_of(0, 8 * j + (lane & 7), 32 * k + 8 * (lane >> 3))));
+                mma(o[j], p[2 * k], b[0], b[1]);
+                mma(o[j], p[2 * k + 1], b[2], b[3]);
+            }
+    }
+
+    /* Before other threads may read what this one wrote into a matrix. */
+    __device__ static __forceinline__ void publish()
+    {
+    }
+};
+
+#if defined(__CUDA_ARCH_FEAT_SM90_ALL)
+
+/* Where a matrix begins, for wgmma: rows of 128 bytes, exchanged; eight of them are 1024 bytes. */
+__device__ __forceinline__ uint64_t matrix_at(uint32_t address)
+{
+    return (uint64_t)(address >> 4 & 0x3fff) | 1ull << 16 | (uint64_t)(1024 >> 4) << 32 | 1ull << 62;
+}
+
+/* d (64 x 64) = a (64 x 16, registers) * b (16 x 64) [+ d] */
+__device__ __forceinline__ void multiply64(float (&d)[8][4], const uint32_t (&a)[4], uint64_t b, int add)
+{
+    asm volatile("{.reg .pred p; setp.ne.b32 p, %37, 0;\n"
+                 "wgmma.mma_async.sync.aligned.m64n64k16.f32.f16.f16 "
+                 "{%0,%1,%2,%3,%4,%5,%6,%7,%8,%9,%10,%11,%12,%13,%14,%15,%16,%17,%18,%19,%20,%21,%22,%23,%24,%25,%26,"
+                 "%27,%28,%29,%30,%31},{%32,%33,%34,%35},%36,p,1,1,0;}"
+                 : "+f"(d[0][0]), "+f"(d[0][1]), "+f"(d[0][2]), "+f"(d[0][3]), "+f"(d[1][0]), "+f"(d[1][1]),
+                   "+f"(d[1][2]), "+f"(d[1][3]), "+f"(d[2][0]), "+f"(d[2][1]), "+f"(d[2][2]), "+f"(d[2][3]),
+                   "+f"(d[3][0]), "+f"(d[3][1]), "+f"(d[3][2]), "+f"(d[3][3]), "+f"(d[4][0]), "+f"(d[4][1]),
+                   "+f"(d[4][2]), "+f"(d[4][3]), "+f"(d[5][0]), "+f"(d[5][1]), "+f"(d[5][2]), "+f"(d[5][3]),
+                   "+f"(d[6][0]), "+f"(d[6][1]), "+f"(d[6][2]), "+f"(d[6][3]), "+f"(d[7][0]), "+f"(d[7][1]),
+                   "+f"(d[7][2]), "+f"(d[7][3])
+                 : "r"(a[0]), "r"(a[1]), "r"(a[2]), "r"(a[3]), "l"(b), "r"(add));
+}
+
+/* d (64 x 32) += a * b */
+__device__ __forceinline__ void multiply32(float (*d)[4], const uint32_t (&a)[4], uint64_t b)
+{
+    asm volatile("{.reg .pred p; setp.eq.b32 p, 0, 0;\n"
+                 "wgmma.mma_async.sync.aligned.m64n32k16.f32.f16.f16 "
+                 "{%0,%1,%2,%3,%4,%5,%6,%7,%8,%9,%10,%11,%12,%13,%14,%15},{%16,%17,%18,%19},%20,p,1,1,0;}"
+                 : "+f"(d[0][0]), "+f"(d[0][1]), "+f"(d[0][2]), "+f"(d[0][3]), "+f"(d[1][0]), "+f"(d[1][1]),
+                   "+f"(d[1][2]), "+f"(d[1][3]), "+f"(d[2][0]), "+f"(d[2][1]), "+f"(d[2][2]), "+f"(d[2][3]),
+                   "+f"(d[3][0]), "+f"(d[3][1]), "+f"(d[3][2]), "+f"(d[3][3])
+                 : "r"(a[0]), "r"(a[1]), "r"(a[2]), "r"(a[3]), "l"(b));
+}
+
+/* Computes these numbers before what comes next, and does not touch them before it: the compiler
+ * does not know that wgmma reads and writes registers later. */
+template <int N> __device__ __forceinline__ void hold(float (&x)[N][4])
+{
+#pragma unroll
+    for (int i = 0; i < N; i++)
+        asm volatile("" : "+f"(x[i][0]), "+f"(x[i][1]), "+f"(x[i][2]), "+f"(x[i][3])::"memory");
+}
+
+__device__ __forceinline__ void begin_products()
+{
+    asm volatile("wgmma.fence.sync.aligned;" ::: "memory");
+}
+
+__device__ __forceinline__ void end_products()
+{
+    asm volatile("wgmma.commit_group.sync.aligned;\nwgmma.wait_group.sync.aligned 0;" ::: "memory");
+}
+
+/* Products by wgmma, four warps together: code for sm_90a. */
+struct GroupProducts {
+    static constexpr bool FOR_GROUP = true;
+
+    template <int D>
+    __device__ static __forceinline__ void scores(float (&s)[8][4], const QueryOperand<D> &q, const uint8_t *keys,
+                                                  int)
+    {
+        const uint32_t at = shared_address(keys);
+        hold(s);
+        begin_products();
+#pragma unroll
+        for (int k = 0; k < D / 16; k++)
+            multiply64(s, q.at[k], matrix_at(at + k / 4 * PAGE_TOKENS * ROW_BYTES + k % 4 * 32), k > 0);
+        end_products();
+        hold(s);
+    }
+
+    template <int D>
+    __device__ static __forceinline__ void add(float (&o)[D / 8][4], uint32_t (&p)[4][4], const uint8_t *values, int)
+    {
+        const uint32_t at = shared_address(values);
+        hold(o);
+#pragma unroll
+        for (int k = 0; k < 4; k++)
+            asm volatile("" : "+r"(p[k][0]), "+r"(p[k][1]), "+r"(p[k][2]), "+r"(p[k][3])::"memory");
+        begin_products();
+#pragma unroll
+        for (int k = 0; k < 4; k++) {
+#pragma unroll
+            for (int c = 0; c < D / 64; c++)
+                multiply64(reinterpret_cast<float(&)[8][4]>(o[8 * c]), p[k],
+                           matrix_at(at + c * 64 * ROW_BYTES + 32 * k), 1);
+            if constexpr (D % 64 != 0)
+                multiply32(o + D / 64 * 8, p[k], matrix_at(at + D / 64 * 64 * ROW_BYTES + 32 * k));
+        }
+        end_products();
+        hold(o);
+    }
+
+    __device__ static __forceinline__ void publish()
+    {
+        asm volatile("fence.proxy.async.shared::cta;" ::: "memory");
+    }
+};
+
+#endif
+
+} // namespace kvant
+
+#endif

@@ -1,0 +1,123 @@
+/* tiles.cu - chooses the shape of a tile kernel, and launches it. */
+#include "tiles.h"
+
+#include "../checks.h"
+#include "../chunks/chunks.cuh"
+
+#include <algorithm>
+#include <climits>
+#include <iterator>
+
+namespace kvant
+{
+
+size_t tile_workspace(uint32_t head_dim, uint32_t multiprocessors)
+{
+    return (size_t)multiprocessors * most_tile_rows(head_dim) * (head_dim + 2) * sizeof(float);
+}
+
+static TileKernel kernel_of(uint32_t head_dim, int groups, int stages)
+{
+    switch (head_dim) {
+    case 64: return tile_kernel_of<64>(groups, stages);
+    case 96: return tile_kernel_of<96>(groups, stages);
+    case 128: return tile_kernel_of<128>(groups, stages);
+    case 256: return tile_kernel_of<256>(groups, stages);
+    default: return TileKernel{};
+    }
+}
+
+/* unpack.cuh has what these tables hold. */
+static int table_bytes_of(const kvant_cuda_params &codec)
+{
+    switch (codec.kind) {
+    case KVANT_CUDA_OCTOPUS2: return Octopus2::ENTRIES * 8;
+    case KVANT_CUDA_OCTOPUS3: return Octopus3::ENTRIES * 8;
+    case KVANT_CUDA_OCTOPUS4: return Octopus4::ENTRIES * 8;
+    case KVANT_CUDA_HQMQ_S96R4: return HqmqS96R4::ENTRIES * 8;
+    case KVANT_CUDA_HQMQ_S192R6: return HqmqS192R6::ENTRIES * 8;
+    case KVANT_CUDA_CODEBOOK_WIDE: return 4 << codec.bits;
+    case KVANT_CUDA_TRELLIS2:
+    case KVANT_CUDA_TRELLIS3:
+    case KVANT_CUDA_TRELLIS4: return (int)(KVANT_CUDA_TRELLIS_LEVELS * 4 + 4 * codec.head_dim);
+    default: return 0;
+    }
+}
+
+static TileCodec tile_codec(const kvant_cuda_codec &codec)
+{
+    TileCodec c{};
+    c.params = codec.params;
+    c.trellis = codec.trellis;
+    c.index_bits = codec.book.index_bits;
+    std::copy(std::begin(codec.book.direction), std::end(codec.book.direction), c.directions.direction);
+    std::copy(std::begin(codec.book.norm), std::end(codec.book.norm), c.directions.norm);
+    for (uint32_t i = 0; i < codec.book.n_secondaries; i++)
+        std::copy(std::begin(codec.book.secondaries[i]), std::end(codec.book.secondaries[i]),
+                  c.directions.secondaries[i]);
+    std::copy(std::begin(codec.wide.values), std::end(codec.wide.values), c.levels);
+    c.table_bytes = table_bytes_of(codec.params);
+    return c;
+}
+
+static int round_up(int n, int unit)
+{
+    return (n + unit - 1) / unit * unit;
+}
+
+/* Fills args' places; returns the bytes of shared memory. */
+static int lay_out(TileArgs &p, const TileKernel &kernel, int stages, bool ring)
+{
+    p.stages = stages;
+    p.ring = ring;
+    p.k_table_at = round_up(kernel.fixed_bytes, 16);
+    p.v_table_at = round_up(p.k_table_at + p.keys.table_bytes, 16);
+    p.ring_at = round_up(p.v_table_at + p.values.table_bytes, 16);
+    p.k_page = round_up((int)p.k.bytes, 16);
+    p.v_page = round_up((int)p.v.bytes, 16);
+    return p.ring_at + (ring ? RING * (p.k_page + p.v_page) : 0);
+}
+
+/* Two groups of rows before one, if there are so many rows; then a ring; then two stages. */
+static TileKernel choose_shape(TileArgs &p, uint32_t head_dim, int rows, int room, int &bytes)
+{
+    for (int groups = rows > 64 ? 2 : 1; groups > 0; groups--)
+        for (int i = 0; i < 4; i++) {
+            const int stages = 2 - i % 2;
+            const TileKernel kernel = kernel_of(head_dim, groups, stages);
+            if (!kernel.kernel)
+                continue;
+            bytes = lay_out(p, kernel, stages, i < 2);
+            if (bytes <= room)
+                return kernel;
+        }
+    return TileKernel{};
+}
+
+kvant_status launch_tiles(const kvant_cuda_attention_args &args, const AttentionArgs &common, int multiprocessors,
+                          int shared_bytes, cudaStream_t stream)
+{
+    TileArgs p{};
+    static_cast<AttentionArgs &>(p) = common;
+    p.keys = tile_codec(*args.k_codec);
+    p.values = tile_codec(*args.v_codec);
+    const int64_t rows = (int64_t)p.query_tokens * p.heads_a_kv;
+    int bytes = 0;
+    const TileKernel kernel = choose_shape(p, args.k_codec->params.head_dim, (int)std::min<int64_t>(rows, INT_MAX),
+                                           shared_bytes, bytes);
+    if (!kernel.kernel)
+        return KVANT_ERR_UNSUPPORTED;
+    const int64_t tiles = (rows + kernel.rows - 1) / kernel.rows, items = tiles * p.batch * p.kv_heads;
+    p.tiles = (int)tiles;
+    p.splits = (int)std::max<int64_t>(std::min<int64_t>(multiprocessors / items, p.max_tokens / (4 * KVANT_PAGE_TOKENS)), 1);
+    if (items * p.splits > INT_MAX)
+        return KVANT_ERR_UNSUPPORTED;
+    cudaError_t error = cudaFuncSetAttribute(kernel.kernel, cudaFuncAttributeMaxDynamicSharedMemorySize, bytes);
+    if (error != cudaSuccess)
+        return from_cuda(error);
+    void *parameters[] = { &p };
+    return from_cuda(cudaLaunchKernel(kernel.kernel, dim3((unsigned)(items * p.splits)), kernel.threads, parameters,
+                                      (size_t)bytes, stream));
+}
+
+} // namespace kvant

@@ -1,0 +1,57 @@
+/* tiles.h - the arguments and the launch of attention for many query tokens: a thread block takes
+ * a tile of query rows and unpacks every page once for all of them. */
+#ifndef KVANT_CUDA_TILES_H
+#define KVANT_CUDA_TILES_H
+
+#include "../attention/attention.h"
+
+namespace kvant
+{
+
+/* What unpacking needs to know of a codec. */
+struct TileCodec {
+    kvant_cuda_params params;
+    kvant_cuda_trellis trellis;
+    kvant_cuda_directions directions;                    /* of chunks */
+    uint32_t n_chunks, direction_bits, index_bits, n_entries;
+    float levels[KVANT_CUDA_WIDE_LEVELS];                /* of a wide codebook */
+    int table_bytes;                                     /* of shared memory */
+};
+
+struct TileArgs : AttentionArgs {
+    TileCodec keys, values;
+    int tiles;  /* per sequence and kv head, at most */
+    int splits; /* parts of a sequence that different thread blocks take */
+    int stages; /* unpacked pages in shared memory: 1 or 2 */
+    bool ring;  /* codes pass through shared memory; otherwise they are read where they are */
+    int k_table_at, v_table_at, ring_at, k_page, v_page; /* bytes: places in shared memory, and of pages in the ring */
+};
+
+struct TileKernel {
+    const void *kernel; /* takes TileArgs; NULL: there is none */
+    int threads, rows;
+    int fixed_bytes; /* of shared memory: without tables and the ring */
+};
+
+/* groups: of 64 query rows, 1 or 2. */
+template <int D> TileKernel tile_kernel_of(int groups, int stages);
+
+constexpr int RING = 3; /* pages of codes on their way */
+
+/* Query rows of a thread block, at most. */
+__host__ __device__ constexpr int most_tile_rows(uint32_t head_dim)
+{
+    return head_dim > 128 ? 64 : 128;
+}
+
+/* Bytes of the workspace behind the counters: a partial result for each multiprocessor. */
+size_t tile_workspace(uint32_t head_dim, uint32_t multiprocessors);
+
+/* KVANT_ERR_UNSUPPORTED when no shape fits into shared_bytes. args' part of AttentionArgs is filled
+ * for a kernel without byte keys; counters and partials lie in the workspace. */
+kvant_status launch_tiles(const kvant_cuda_attention_args &args, const AttentionArgs &common, int multiprocessors,
+                          int shared_bytes, cudaStream_t stream);
+
+} // namespace kvant
+
+#endif
