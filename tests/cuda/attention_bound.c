@@ -114,6 +114,7 @@ static double unit_of(const kvant_cuda_params *p, const uint8_t *page, uint32_t 
     switch (p->codes) {
     case KVANT_CUDA_CODES_CODEBOOK: return 2 * above * (p->kind == KVANT_CUDA_CODEBOOK_WIDE ? 1 : p->step);
     case KVANT_CUDA_CODES_UNIFORM: return 2 * above;
+    case KVANT_CUDA_CODES_TRELLIS: return p->memory == 8 ? 2 * above * p->step : above;
     case KVANT_CUDA_CODES_QUATERNIONS: return above * 0x1p-9;
     default: return above;
     }

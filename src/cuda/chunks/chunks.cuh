@@ -433,23 +433,27 @@ template <int SECONDARIES, int INDEX_BITS, int RADIUS_BITS> struct Hqmq : ChunkC
 
     /* unit * secondary; a unit's components are 0, 1 and 1/2, so products are exact and three sums
      * are rounded. */
+    __device__ static uint2 entry(const kvant_cuda_directions &book, int i)
+    {
+        const int unit = i % 24, secondary = min(i / 24, SECONDARIES - 1);
+        const float *s = book.secondaries[secondary];
+        float p[4], y[4];
+        for (int k = 0; k < 4; k++)
+            p[k] = unit >= 8 ? (unit - 8) >> k & 1 ? -0.5f : 0.5f : unit / 2 != k ? 0 : unit % 2 ? -1 : 1;
+        y[0] = p[0] * s[0] - p[1] * s[1] - p[2] * s[2] - p[3] * s[3];
+        y[1] = p[0] * s[1] + p[1] * s[0] + p[2] * s[3] - p[3] * s[2];
+        y[2] = p[0] * s[2] - p[1] * s[3] + p[2] * s[0] + p[3] * s[1];
+        y[3] = p[0] * s[3] + p[1] * s[2] - p[2] * s[1] + p[3] * s[0];
+        const float size = i + 1 < ENTRIES ? 32768 : 0;
+        return make_uint2(pack_half2(size * y[0], size * y[1]), pack_half2(size * y[2], size * y[3]));
+    }
+
     __device__ static void fill(uint8_t *entries, const kvant_cuda_directions &book, int n_copies)
     {
         for (int i = threadIdx.x; i < ENTRIES; i += blockDim.x) {
-            const int unit = i % 24, secondary = min(i / 24, SECONDARIES - 1);
-            const float *s = book.secondaries[secondary];
-            float p[4], y[4];
-            for (int k = 0; k < 4; k++)
-                p[k] = unit >= 8 ? (unit - 8) >> k & 1 ? -0.5f : 0.5f : unit / 2 != k ? 0 : unit % 2 ? -1 : 1;
-            y[0] = p[0] * s[0] - p[1] * s[1] - p[2] * s[2] - p[3] * s[3];
-            y[1] = p[0] * s[1] + p[1] * s[0] + p[2] * s[3] - p[3] * s[2];
-            y[2] = p[0] * s[2] - p[1] * s[3] + p[2] * s[0] + p[3] * s[1];
-            y[3] = p[0] * s[3] + p[1] * s[2] - p[2] * s[1] + p[3] * s[0];
-            const float size = i + 1 < ENTRIES ? 32768 : 0;
-            const uint2 entry =
-                make_uint2(pack_half2(size * y[0], size * y[1]), pack_half2(size * y[2], size * y[3]));
+            const uint2 own = entry(book, i);
             for (int k = 0; k < n_copies; k++)
-                reinterpret_cast<uint2 *>(entries)[i * n_copies + k] = entry;
+                reinterpret_cast<uint2 *>(entries)[i * n_copies + k] = own;
         }
     }
 };

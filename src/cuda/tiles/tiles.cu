@@ -3,6 +3,7 @@
 
 #include "../checks.h"
 #include "../chunks/chunks.cuh"
+#include "../trellis/trellis_pairs.cuh"
 
 #include <algorithm>
 #include <climits>
@@ -16,32 +17,60 @@ size_t tile_workspace(uint32_t head_dim, uint32_t multiprocessors)
     return (size_t)multiprocessors * most_tile_rows(head_dim) * (head_dim + 2) * sizeof(float);
 }
 
+template <int D> static TileKernel of_head_dim(int groups, int stages)
+{
+    if constexpr (most_tile_rows(D) > 64)
+        if (groups == 2)
+            return tile_kernel_of<D, 2>(stages);
+    return groups == 1 ? tile_kernel_of<D, 1>(stages) : TileKernel{};
+}
+
 static TileKernel kernel_of(uint32_t head_dim, int groups, int stages)
 {
     switch (head_dim) {
-    case 64: return tile_kernel_of<64>(groups, stages);
-    case 96: return tile_kernel_of<96>(groups, stages);
-    case 128: return tile_kernel_of<128>(groups, stages);
-    case 256: return tile_kernel_of<256>(groups, stages);
+    case 64: return of_head_dim<64>(groups, stages);
+    case 96: return of_head_dim<96>(groups, stages);
+    case 128: return of_head_dim<128>(groups, stages);
+    case 256: return of_head_dim<256>(groups, stages);
     default: return TileKernel{};
     }
 }
 
-/* unpack.cuh has what these tables hold. */
-static int table_bytes_of(const kvant_cuda_params &codec)
+/* unpack.cuh has what these tables hold. looks_up: the large ones of a trellis and of quaternions, which
+ * have a slower way without. */
+static int table_bytes_of(const kvant_cuda_params &codec, bool looks_up)
 {
     switch (codec.kind) {
     case KVANT_CUDA_OCTOPUS2: return Octopus2::ENTRIES * 8;
     case KVANT_CUDA_OCTOPUS3: return Octopus3::ENTRIES * 8;
     case KVANT_CUDA_OCTOPUS4: return Octopus4::ENTRIES * 8;
-    case KVANT_CUDA_HQMQ_S96R4: return HqmqS96R4::ENTRIES * 8;
-    case KVANT_CUDA_HQMQ_S192R6: return HqmqS192R6::ENTRIES * 8;
+    case KVANT_CUDA_HQMQ_S96R4: return looks_up ? HqmqS96R4::ENTRIES * 8 : 0;
+    case KVANT_CUDA_HQMQ_S192R6: return looks_up ? HqmqS192R6::ENTRIES * 8 : 0;
     case KVANT_CUDA_CODEBOOK_WIDE: return 4 << codec.bits;
-    case KVANT_CUDA_TRELLIS2:
-    case KVANT_CUDA_TRELLIS3:
-    case KVANT_CUDA_TRELLIS4: return (int)(KVANT_CUDA_TRELLIS_LEVELS * 4 + 4 * codec.head_dim);
-    default: return 0;
+    default: break;
     }
+    if (codec.codes != KVANT_CUDA_CODES_TRELLIS)
+        return 0;
+    if (!looks_up)
+        return (int)(KVANT_CUDA_TRELLIS_LEVELS * 4 + 4 * codec.head_dim);
+    return codec.bits == 2   ? pair_bytes<Trellis2, false, false>()
+           : codec.bits == 3 ? pair_bytes<Trellis3, false, false>()
+                             : pair_bytes<Trellis4, false, false>();
+}
+
+static void choose_table(TileCodec &codec, bool looks_up)
+{
+    const kvant_cuda_params &p = codec.params;
+    codec.looks_up = looks_up && (p.codes != KVANT_CUDA_CODES_TRELLIS || p.memory == Trellis4::MEMORY);
+    codec.table_bytes = table_bytes_of(p, codec.looks_up);
+}
+
+/* Keys and values have the same table. */
+static bool share_table(const TileCodec &a, const TileCodec &b)
+{
+    return a.params.kind == b.params.kind && a.looks_up == b.looks_up &&
+           (a.params.codes == KVANT_CUDA_CODES_TRIPLETS ||
+            (a.params.codes == KVANT_CUDA_CODES_TRELLIS && a.looks_up));
 }
 
 static TileCodec tile_codec(const kvant_cuda_codec &codec)
@@ -56,7 +85,6 @@ static TileCodec tile_codec(const kvant_cuda_codec &codec)
         std::copy(std::begin(codec.book.secondaries[i]), std::end(codec.book.secondaries[i]),
                   c.directions.secondaries[i]);
     std::copy(std::begin(codec.wide.values), std::end(codec.wide.values), c.levels);
-    c.table_bytes = table_bytes_of(codec.params);
     return c;
 }
 
@@ -66,28 +94,33 @@ static int round_up(int n, int unit)
 }
 
 /* Fills args' places; returns the bytes of shared memory. */
-static int lay_out(TileArgs &p, const TileKernel &kernel, int stages, bool ring)
+static int lay_out(TileArgs &p, const TileKernel &kernel, int stages, bool ring, bool looks_up)
 {
+    choose_table(p.keys, looks_up);
+    choose_table(p.values, looks_up);
+    if (share_table(p.keys, p.values))
+        p.values.table_bytes = 0;
     p.stages = stages;
     p.ring = ring;
     p.k_table_at = round_up(kernel.fixed_bytes, 16);
-    p.v_table_at = round_up(p.k_table_at + p.keys.table_bytes, 16);
-    p.ring_at = round_up(p.v_table_at + p.values.table_bytes, 16);
+    p.v_table_at = p.values.table_bytes ? round_up(p.k_table_at + p.keys.table_bytes, 16) : p.k_table_at;
+    p.ring_at = round_up(p.values.table_bytes ? p.v_table_at + p.values.table_bytes
+                                              : p.k_table_at + p.keys.table_bytes, 16);
     p.k_page = round_up((int)p.k.bytes, 16);
     p.v_page = round_up((int)p.v.bytes, 16);
     return p.ring_at + (ring ? RING * (p.k_page + p.v_page) : 0);
 }
 
-/* Two groups of rows before one, if there are so many rows; then a ring; then two stages. */
-static TileKernel choose_shape(TileArgs &p, uint32_t head_dim, int rows, int room, int &bytes)
+/* Two groups of rows before one, if there are so many rows; then large tables, a ring, two stages. */
+static TileKernel choose_shape(TileArgs &p, uint32_t head_dim, int64_t rows, int room, int &bytes)
 {
     for (int groups = rows > 64 ? 2 : 1; groups > 0; groups--)
-        for (int i = 0; i < 4; i++) {
+        for (int i = 0; i < 8; i++) {
             const int stages = 2 - i % 2;
             const TileKernel kernel = kernel_of(head_dim, groups, stages);
             if (!kernel.kernel)
-                continue;
-            bytes = lay_out(p, kernel, stages, i < 2);
+                break;
+            bytes = lay_out(p, kernel, stages, i / 2 % 2 == 0, i < 4);
             if (bytes <= room)
                 return kernel;
         }
@@ -103,8 +136,7 @@ kvant_status launch_tiles(const kvant_cuda_attention_args &args, const Attention
     p.values = tile_codec(*args.v_codec);
     const int64_t rows = (int64_t)p.query_tokens * p.heads_a_kv;
     int bytes = 0;
-    const TileKernel kernel = choose_shape(p, args.k_codec->params.head_dim, (int)std::min<int64_t>(rows, INT_MAX),
-                                           shared_bytes, bytes);
+    const TileKernel kernel = choose_shape(p, args.k_codec->params.head_dim, rows, shared_bytes, bytes);
     if (!kernel.kernel)
         return KVANT_ERR_UNSUPPORTED;
     const int64_t tiles = (rows + kernel.rows - 1) / kernel.rows, items = tiles * p.batch * p.kv_heads;

@@ -47,16 +47,17 @@ template <int ROWS> struct TileRows {
     uint32_t before; /* parts that ended before this one */
 };
 
-/* Shared memory: queries, then `stages` matrices of keys, as many of values; rows of the result take
- * their place. Then TileRows, tables, the ring. */
+/* Shared memory: `stages` matrices of keys, as many of values; before them queries, which then are
+ * in registers, and after them rows of the result take the same place. Then TileRows, tables, the
+ * ring. */
 template <int D, int GROUPS> struct TileMemory {
     static constexpr int ROWS = GROUPS * GROUP_ROWS;
-    static constexpr int QUERY_BYTES = CHANNEL_BLOCKS<D> * ROWS * ROW_BYTES;
-    static_assert(ROWS * D * 4 <= QUERY_BYTES + KEY_TILE_BYTES<D> + VALUE_TILE_BYTES<D>, "rows of the result");
 
     __host__ __device__ static int rows_at(int stages)
     {
-        return QUERY_BYTES + stages * (KEY_TILE_BYTES<D> + VALUE_TILE_BYTES<D>);
+        constexpr int RESULT = ROWS * D * 4; /* queries are fewer bytes */
+        const int matrices = stages * (KEY_TILE_BYTES<D> + VALUE_TILE_BYTES<D>);
+        return matrices > RESULT ? matrices : RESULT;
     }
 };
 
@@ -170,9 +171,8 @@ template <int D, int GROUPS> struct Unpacker {
 
     template <class P, bool KEYS> __device__ __forceinline__ void unpack(int page, int entry, int stage) const
     {
-        uint8_t *tile = memory + TileMemory<D, GROUPS>::QUERY_BYTES +
-                        (KEYS ? stage * KEY_TILE_BYTES<D>
-                              : p.stages * KEY_TILE_BYTES<D> + stage * VALUE_TILE_BYTES<D>);
+        uint8_t *tile = memory + (KEYS ? stage * KEY_TILE_BYTES<D>
+                                       : p.stages * KEY_TILE_BYTES<D> + stage * VALUE_TILE_BYTES<D>);
         const int i = page - work.first_page;
         const uint8_t *from = entry >= 0 && p.ring
                                   ? memory + p.ring_at + i % RING * (p.k_page + p.v_page) + (KEYS ? 0 : p.k_page)
@@ -323,11 +323,12 @@ __device__ __forceinline__ void attend_rows(const TileArgs &p, const TileWork &w
     const Seen seen = seen_by_all(p, work.pair, work.first_position);
     QueryOperand<D> q;
     q.load(memory, M::ROWS, first_row, lane);
+    __syncthreads(); /* matrices may take their place */
     int stage = 0;
 #pragma unroll 1
     for (int page = work.first_page; page < work.end_page; page++) {
-        const uint8_t *keys = memory + M::QUERY_BYTES + stage * KEY_TILE_BYTES<D>,
-                      *values = memory + M::QUERY_BYTES + p.stages * KEY_TILE_BYTES<D> + stage * VALUE_TILE_BYTES<D>;
+        const uint8_t *keys = memory + stage * KEY_TILE_BYTES<D>,
+                      *values = memory + p.stages * KEY_TILE_BYTES<D> + stage * VALUE_TILE_BYTES<D>;
         const bool again = page + p.stages < work.end_page; /* the stage is filled again */
         float s[8][4] = {};
         uint32_t w[4][4];
@@ -457,6 +458,7 @@ template <class P, int D, int GROUPS> __device__ __forceinline__ void attend_til
         const Unpacker<D, GROUPS> unpacker{
             p, work, memory, rows.k_unit, rows.v_unit, p.table + work.pair.b * p.table_stride, warp % 4, lane
         };
+        __syncthreads();
         unpacker.template run<P>();
         __syncthreads();
     } else {
@@ -480,19 +482,11 @@ __global__ void __launch_bounds__(GROUP_THREADS *(1 + GROUPS), 1) tile_kernel(co
 #endif
 }
 
-template <int D, int GROUPS> TileKernel tile_kernel_with(int stages)
+template <int D, int GROUPS> TileKernel tile_kernel_of(int stages)
 {
     using M = TileMemory<D, GROUPS>;
     return TileKernel{ (const void *)tile_kernel<D, GROUPS>, GROUP_THREADS * (1 + GROUPS), M::ROWS,
                        M::rows_at(stages) + (int)sizeof(TileRows<M::ROWS>) };
-}
-
-template <int D> TileKernel tile_kernel_of(int groups, int stages)
-{
-    if constexpr (most_tile_rows(D) > GROUP_ROWS)
-        if (groups == 2)
-            return tile_kernel_with<D, 2>(stages);
-    return groups == 1 ? tile_kernel_with<D, 1>(stages) : TileKernel{};
 }
 
 } // namespace kvant

@@ -13,9 +13,10 @@ struct TileCodec {
     kvant_cuda_params params;
     kvant_cuda_trellis trellis;
     kvant_cuda_directions directions;                    /* of chunks */
-    uint32_t n_chunks, direction_bits, index_bits, n_entries;
+    uint32_t index_bits;                                 /* of quaternions */
     float levels[KVANT_CUDA_WIDE_LEVELS];                /* of a wide codebook */
-    int table_bytes;                                     /* of shared memory */
+    bool looks_up; /* the table of a trellis, or of quaternions, has found room */
+    int table_bytes;
 };
 
 struct TileArgs : AttentionArgs {
@@ -23,7 +24,7 @@ struct TileArgs : AttentionArgs {
     int tiles;  /* per sequence and kv head, at most */
     int splits; /* parts of a sequence that different thread blocks take */
     int stages; /* unpacked pages in shared memory: 1 or 2 */
-    bool ring;  /* codes pass through shared memory; otherwise they are read where they are */
+    bool ring;  /* codes pass through shared memory; otherwise they are read where they lie */
     int k_table_at, v_table_at, ring_at, k_page, v_page; /* bytes: places in shared memory, and of pages in the ring */
 };
 
@@ -33,8 +34,8 @@ struct TileKernel {
     int fixed_bytes; /* of shared memory: without tables and the ring */
 };
 
-/* groups: of 64 query rows, 1 or 2. */
-template <int D> TileKernel tile_kernel_of(int groups, int stages);
+/* GROUPS: of 64 query rows, 1 or 2. */
+template <int D, int GROUPS> TileKernel tile_kernel_of(int stages);
 
 constexpr int RING = 3; /* pages of codes on their way */
 

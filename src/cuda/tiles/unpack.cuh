@@ -15,6 +15,8 @@
 #include "../chunks/chunks.cuh"
 #include "../pages/read_code.cuh"
 #include "../rotate.cuh"
+#include "../trellis/trellis_bytes.cuh"
+#include "../trellis/trellis_pairs.cuh"
 #include "../trellis/trellis_steps.cuh"
 #include "operands.cuh"
 #include "tiles.h"
@@ -143,7 +145,7 @@ template <class C> __device__ __forceinline__ Steps steps_of(const Unpacking &u)
     const kvant_cuda_params &c = u.codec.params;
     const bool zeros = HAS_ZEROS<C> && !c.symmetric;
     const int e = exponent_of(u, zeros);
-    const float offset = HAS_ZEROS<C> ? (c.symmetric ? c.offset : 0) : -c.bias;
+    const float offset = HAS_ZEROS<C> ? (c.symmetric ? c.offset : 0) : C::BIASED ? -c.bias : 0;
     return Steps{ twice(32768),
                   twice(32768 / C::ROW8),
                   twice(offset * 0x1p-9f),
@@ -305,8 +307,9 @@ template <class C> __device__ __forceinline__ uint2 chunk_numbers(const Unpackin
             x.x = multiply_halves(x.x, norm), x.y = multiply_halves(x.y, norm);
         }
     } else { /* directions are times 2^15; radii become at most 1 */
-        const uint32_t index = code & ((1u << u.codec.index_bits) - 1), radius = code >> u.codec.index_bits;
-        x = entries[min(index, (uint32_t)C::ENTRIES - 1)];
+        const uint32_t index = min(code & ((1u << u.codec.index_bits) - 1), (uint32_t)C::ENTRIES - 1),
+                       radius = code >> u.codec.index_bits;
+        x = u.codec.looks_up ? entries[index] : C::entry(u.codec.directions, (int)index);
         scale = multiply_halves(scale, twice((float)radius * 0x1p-6f));
     }
     return make_uint2(multiply_halves(x.x, scale), multiply_halves(x.y, scale));
@@ -336,8 +339,59 @@ template <class C, int D, bool KEYS> __device__ __forceinline__ float unpack_chu
     return power(C::CHANNELS == 3 ? e : e - 9);
 }
 
-/* A trellis, a row a warp. table: the values of levels, then the trellis bits of each warp's row. */
-template <int D, bool KEYS> __device__ __forceinline__ float unpack_trellis(const Unpacking &u)
+/* What unpacking of a trellis of 256 states needs (trellis_bytes.cuh, trellis_pairs.cuh): the table of
+ * pairs of levels; the parts of a page are dealt to warps. */
+template <int COPIES_> struct TrellisTable : Magnitudes {
+    static constexpr int LOOKED_UP = 4, COPIES = COPIES_;
+    const uint8_t *pairs;
+    uint32_t own;
+    int warp;
+
+    __device__ __forceinline__ uint32_t at(uint32_t distance) const
+    {
+        return *reinterpret_cast<const uint32_t *>(pairs + distance);
+    }
+    __device__ __forceinline__ bool mine(int i) const
+    {
+        return i % UNPACK_WARPS == warp;
+    }
+};
+
+template <class C, int D, bool KEYS> __device__ __forceinline__ float unpack_trellis(const Unpacking &u)
+{
+    const Steps steps = steps_of<C>(u);
+    TrellisTable<pair_copies<C, false>()> table;
+    static_cast<Magnitudes &>(table) = magnitudes_of(u.codec.params.bytes, u.one);
+    table.pairs = u.table;
+    table.own = 4 * (u.lane % table.COPIES);
+    table.warp = u.warp;
+    auto use = [&](int rt, int ct, const uint32_t(&halves)[4]) {
+        const int row = 16 * rt + (u.lane >> 2), column = 16 * ct + 2 * (u.lane & 3);
+        const uint32_t a[4] = { prmt(halves[0], halves[2], 0x5410), prmt(halves[1], halves[3], 0x5410),
+                                prmt(halves[0], halves[2], 0x7632), prmt(halves[1], halves[3], 0x7632) };
+        uint32_t scale[2];
+#pragma unroll
+        for (int h = 0; h < 2; h++)
+            scale[h] = fma2(stored_pair<KVANT_CUDA_GROUP_TOKEN, D, KEYS>(u.numbers(), row + (KEYS ? 8 * h : 0),
+                                                                         column + (KEYS ? 0 : 8 * h), u.valid),
+                            steps.scale_power, 0);
+#pragma unroll
+        for (int q = 0; q < 4; q++)
+            put<KEYS>(u.tile, row + 8 * (q & 1), column + 8 * (q >> 1),
+                      fma2(fma2(a[q], steps.shift, steps.offset), scale[KEYS ? q & 1 : q >> 1], 0));
+    };
+    if constexpr (!KEYS)
+        for_each_trellis_value<C, D>(u.page, u.lane, table, use);
+    else if constexpr (C::BITS == 4)
+        for_each_trellis_key4<C, D>(u.page, u.lane, table, use);
+    else
+        for_each_trellis_key<C, D>(u.page, u.lane, table, use);
+    return steps.unit;
+}
+
+/* The same of any number of states, a row a warp. table: the values of levels, then the trellis bits
+ * of each warp's row. */
+template <int D, bool KEYS> __device__ __forceinline__ float unpack_any_trellis(const Unpacking &u)
 {
     const kvant_cuda_params &c = u.codec.params;
     const float *values = reinterpret_cast<const float *>(u.table);
@@ -385,8 +439,11 @@ template <int D, bool KEYS> __device__ __forceinline__ float unpack_page(const U
     case KVANT_CUDA_HQMQ_S96R4: return unpack_chunks<HqmqS96R4, D, KEYS>(u);
     case KVANT_CUDA_HQMQ_S192R6: return unpack_chunks<HqmqS192R6, D, KEYS>(u);
     case KVANT_CUDA_TRELLIS2:
+        return u.codec.looks_up ? unpack_trellis<Trellis2, D, KEYS>(u) : unpack_any_trellis<D, KEYS>(u);
     case KVANT_CUDA_TRELLIS3:
-    case KVANT_CUDA_TRELLIS4: return unpack_trellis<D, KEYS>(u);
+        return u.codec.looks_up ? unpack_trellis<Trellis3, D, KEYS>(u) : unpack_any_trellis<D, KEYS>(u);
+    case KVANT_CUDA_TRELLIS4:
+        return u.codec.looks_up ? unpack_trellis<Trellis4, D, KEYS>(u) : unpack_any_trellis<D, KEYS>(u);
     default: return unpack_numbers<D, KEYS>(u);
     }
 }
@@ -394,12 +451,26 @@ template <int D, bool KEYS> __device__ __forceinline__ float unpack_page(const U
 /* Fills a codec's table, by all threads of a block. Chunks: chunks.cuh has the numbers. */
 __device__ __forceinline__ void fill_table(const TileCodec &codec, uint8_t *table)
 {
+    if (codec.table_bytes == 0)
+        return;
     switch (codec.params.kind) {
     case KVANT_CUDA_OCTOPUS2: return Octopus2::fill(table, codec.directions, 1);
     case KVANT_CUDA_OCTOPUS3: return Octopus3::fill(table, codec.directions, 1);
     case KVANT_CUDA_OCTOPUS4: return Octopus4::fill(table, codec.directions, 1);
     case KVANT_CUDA_HQMQ_S96R4: return HqmqS96R4::fill(table, codec.directions, 1);
     case KVANT_CUDA_HQMQ_S192R6: return HqmqS192R6::fill(table, codec.directions, 1);
+    case KVANT_CUDA_TRELLIS2:
+        if (codec.looks_up)
+            return fill_pairs<Trellis2, pair_copies<Trellis2, false>()>(table, codec.params.bytes);
+        break;
+    case KVANT_CUDA_TRELLIS3:
+        if (codec.looks_up)
+            return fill_pairs<Trellis3, pair_copies<Trellis3, false>()>(table, codec.params.bytes);
+        break;
+    case KVANT_CUDA_TRELLIS4:
+        if (codec.looks_up)
+            return fill_pairs<Trellis4, pair_copies<Trellis4, false>()>(table, codec.params.bytes);
+        break;
     default: break;
     }
     const bool trellis = codec.params.codes == KVANT_CUDA_CODES_TRELLIS;

@@ -80,9 +80,16 @@ __device__ __forceinline__ void fill_pairs(uint8_t *table, const uint32_t (&magn
 
 /* The table stands AT so many bytes from the beginning of the block's shared memory, as those of
  * chunks do. */
-template <int AT, int COPIES> struct PairTable {
+template <int AT, int COPIES_> struct PairTable {
+    static constexpr int COPIES = COPIES_;
     uint32_t own; /* the lane's copy */
     uint32_t shift1, shift2, shift4;
+
+    /* Whether the warp unpacks part i of a page: all of them. */
+    __device__ __forceinline__ bool mine(int) const
+    {
+        return true;
+    }
 
     __device__ __forceinline__ uint32_t at(uint32_t distance) const
     {
@@ -98,9 +105,10 @@ template <int AT, int COPIES> __device__ __forceinline__ PairTable<AT, COPIES> p
 
 /* What stands for the codes of byte I of a word of numbers; more: of codes of 3 bits, both numbers'
  * highest bits in bits 5 and 6 of the byte. */
-template <int B, int I, int AT, int COPIES>
-__device__ __forceinline__ uint32_t pair_at(uint32_t numbers, uint32_t more, const PairTable<AT, COPIES> &table)
+template <int B, int I, class T>
+__device__ __forceinline__ uint32_t pair_at(uint32_t numbers, uint32_t more, const T &table)
 {
+    constexpr int COPIES = T::COPIES;
     static_assert(B == 2 || COPIES == 8, "a number's highest bits are eight words apart");
     const uint32_t at = __dp4a(numbers, (B == 2 ? 4u : 16u) * COPIES << 8 * I, table.own);
     return table.at(B == 2 ? at : __dp4a(more, 1u << 8 * I, at));
@@ -159,6 +167,8 @@ __device__ __forceinline__ void for_each_trellis_key(const uint8_t *page, int la
     for (int u = 0; u < N; u++) {
         if (C::BITS == 3 && u % 2 == 0)
             load_words<4>(words + 128 * N + (32 * (u / 2) + lane) * 4, third);
+        if (!table.mine(u))
+            continue;
 #pragma unroll
         for (int h = 0; h < 2; h++)
             pair_operands<C::BITS, M>(
@@ -193,6 +203,8 @@ __device__ __forceinline__ void for_each_trellis_value4(const uint32_t *page, in
     constexpr int N = (D + 63) / 64;
 #pragma unroll
     for (int ct = 0; ct < 4; ct++) {
+        if (!table.mine(ct))
+            continue;
         uint32_t w[N][4];
         Runs<N> runs;
         load_column<D, 4>(page, 32 * ct + lane, w);
@@ -235,7 +247,7 @@ __device__ __forceinline__ void for_each_trellis_value2(const uint32_t *page, in
 #pragma unroll
         for (int i = 0; i < 2 * N; i++) {
             const int g = i / 2, h = i % 2;
-            if (4 * g + 2 * h >= D / 16)
+            if (4 * g + 2 * h >= D / 16 || !table.mine(2 * N * unit + i))
                 continue;
             const TermsBefore<C::MEMORY> terms = terms_before<C::MEMORY, N>(runs[h], g, lane);
             pair_operands<C::BITS, C::MEMORY>(
