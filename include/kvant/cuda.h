@@ -38,8 +38,7 @@
  *   trellis            2, 3, 4
  *
  * head_dim is 64, 96, 128 or 256. The rotation is none or Hadamard, or any with transform=file.
- * Other codecs give KVANT_ERR_UNSUPPORTED. kvant_cuda_attention_check says which pairs attention
- * reads.
+ * Other codecs give KVANT_ERR_UNSUPPORTED. Attention reads any pair of them.
  *
  * Centres, factors and weights (`center`, `norm`, `transform`) belong to kv heads. The caller
  * passes them as arrays; kvant_cuda_codec_tables has the arrays of a calibration. Windows (`sink`,
@@ -218,20 +217,10 @@ typedef struct kvant_cuda_attention_args {
     const float *sinks;       /* device: n_heads logits of tokens whose value is 0, or NULL */
 } kvant_cuda_attention_args;
 
-/* Whether attention has a kernel for a pair of codecs. It has kernels for
- *
- *   keys                                            values
- *   uniform 2, 3, 4 or 8 bits                       the same bits
- *   turboquant 2, 3 or 4 bits                       the same bits
- *   trellis                                         the same bits and states
- *   uniform 8 or 4 bits, turboquant 4 or 3 bits     turboquant of at most as many bits
- *   int-8, turboquant-4                             uniform 4 bits
- *   int-4                                           int-2
- *   trellis of 256 states                           trellis of 256 states and fewer bits
- *   octopus, hqmq, kivi-2, innerq-base or -small    the same codec
- *
- * KVANT_ERR_UNSUPPORTED for other pairs, KVANT_ERR_ARGUMENT when roles or head_dim do not fit
- * together; err, when errlen > 0, has the reason. Touches no device. */
+/* Whether attention reads a pair of codecs: any of one head_dim, the first of keys, the second of
+ * values. Most pairs in use have a kernel of their own for few query rows (a codec with itself, values
+ * of fewer bits; docs/cuda.md). KVANT_ERR_ARGUMENT when roles or head_dim do not fit together, or a
+ * codec is one of open pages; err, when errlen > 0, has the reason. Touches no device. */
 KVANT_API kvant_status kvant_cuda_attention_check(const kvant_cuda_codec *k_codec, const kvant_cuda_codec *v_codec,
                                                   char *err, size_t errlen);
 
@@ -241,9 +230,8 @@ KVANT_API size_t kvant_cuda_attention_workspace(uint32_t head_dim);
 
 /* out = softmax(scale * q K^T) V. Scores are changed in this order: softcap, mask or ALiBi, hiding
  * of unseen tokens. The cache holds the query tokens' keys and values already, and lengths count
- * them. A query row that sees nothing gives zeros. Pages are read once per 16 query rows of a kv
- * head (8 for head_dim 256 and for codecs with groups of 32). The same input gives the same bits on
- * the same GPU. The workspace must be zero before its first use; every call leaves it ready for the
+ * them. A query row that sees nothing gives zeros. Pages are read once per 128 query rows of a kv
+ * head (64 for head_dim 256). The same input gives the same bits on the same GPU. The workspace must be zero before its first use; every call leaves it ready for the
  * next. Calls that share a workspace must be ordered (one stream). Queries are rounded to fp16
  * after rotation, relative to the largest number of their head, probabilities to fp16: docs/cuda.md
  * has the error bound. */

@@ -72,6 +72,14 @@ template <bool TRANSPOSED> __device__ __forceinline__ void load_matrices(uint32_
                      : "memory");
 }
 
+/* The other way round: m to shared memory, rows as load_matrices<false> has them. compute_90. */
+__device__ __forceinline__ void store_matrices(const uint32_t (&m)[4], uint32_t row)
+{
+    asm volatile("stmatrix.sync.aligned.m8n8.x4.shared.b16 [%0],{%1,%2,%3,%4};" ::"r"(row), "r"(m[0]), "r"(m[1]),
+                 "r"(m[2]), "r"(m[3])
+                 : "memory");
+}
+
 __device__ __forceinline__ uint32_t prmt(uint32_t a, uint32_t b, uint32_t selector)
 {
     uint32_t d;

@@ -19,7 +19,8 @@
  *   sums run in fp32 (2^-22 a step, tensor cores truncate) over numbers as large as their bias;
  *   the output is rounded to its type.
  * Tile kernels (more than 16 query rows a kv head) round every number of a page to fp16 in the page's unit: u
- * of the number and 2^-23 of the unit (the number, its scale and its zero point may be subnormal, 2^-25 each);
+ * of the number and 2^-23 of the unit (the number, its scale and its zero point may be subnormal, 2^-25 each),
+ * and u of the offset of symmetric codes;
  * their weights are relative to the largest weight times unit. */
 #include "attention_fixture.h"
 
@@ -110,11 +111,11 @@ static double unit_of(const kvant_cuda_params *p, const uint8_t *page, uint32_t 
         if (p->codes == KVANT_CUDA_CODES_UNIFORM && !p->symmetric)
             top = fmax(top, half_at(p, page, p->n_scales + i) * 0x1p-23);
     }
-    const double above = top > 0x1p-8 ? exp2(floor(log2(top)) + 1) : 0x1p-7;
+    const double above = fmax(top > 0 ? exp2(floor(log2(top)) + 1) : 0, 0x1p-24);
     switch (p->codes) {
-    case KVANT_CUDA_CODES_CODEBOOK: return 2 * above * (p->kind == KVANT_CUDA_CODEBOOK_WIDE ? 1 : p->step);
-    case KVANT_CUDA_CODES_UNIFORM: return 2 * above;
-    case KVANT_CUDA_CODES_TRELLIS: return p->memory == 8 ? 2 * above * p->step : above;
+    case KVANT_CUDA_CODES_CODEBOOK: return p->kind == KVANT_CUDA_CODEBOOK_WIDE ? 2 * above : 0x1p9 * above * p->step;
+    case KVANT_CUDA_CODES_UNIFORM: return (p->bits > 4 && p->bits < 8 ? 2 : 0x1p9) * above;
+    case KVANT_CUDA_CODES_TRELLIS: return p->memory == 8 ? 0x1p9 * above * p->step : above;
     case KVANT_CUDA_CODES_QUATERNIONS: return above * 0x1p-9;
     default: return above;
     }
@@ -225,7 +226,7 @@ static double score_errors(const fixture *f, const query *at, uint32_t kv, const
         if (kvant_cuda_has_chunks(p) && !page.at.open)
             of_scales = CHUNK_RELATIVE * qy + CHUNK_ABSOLUTE * s.scale * q1;
         if (has_tiles(f) && !page.at.open)
-            of_scales += 0x1p-11 * qy + page.resolution * q1;
+            of_scales += 0x1p-11 * qy + page.resolution * q1 + (p->symmetric ? 0x1p-11 * s.zero * q1 : 0);
         /* last term: fp32 sums of codes of up to 255 with their bias, and exponents of base 2 at most 2^7 */
         delta = fmax(delta, scale * ((unit * 0x1p-12 + f->query_error) * y1 + k_error * s.scale * q1 + of_scales +
                                      (d / 16) * 0x1p-22 * q1 * (s.scale * 255 + s.zero + fabs(y1 / d))) +
@@ -276,6 +277,7 @@ static void compute_reference(const fixture *f, const query *at, reference *r)
             const sizes s = page.at.open ? (sizes){ 0 } : sizes_of(p, page.at.page, (uint32_t)t % 64, page.valid);
             weighted_scale += w * s.scale;
             summed += w * (s.scale * code + s.zero) * root + w * sqrt(norm);
+            tile += p->symmetric ? w * 0x1p-11 * s.zero * root : 0;
             continue;
         }
         if (page.at.open) { /* weights are relative to the page's largest */

@@ -127,7 +127,7 @@ __device__ __forceinline__ void write_output(const AttentionArgs &p, const Pair 
     store_row(p.out, row.out + column.head * p.out_head_stride, p.type, lane, total.row);
     if (p.lse && lane == 0)
         p.lse[row.row * p.kv_heads * p.heads_a_kv + column.head] =
-            all > 0 ? (total.max + log2f(all)) * 0.69314718055994531f : -INFINITY;
+            total.sum > 0 ? (total.max + log2f(all)) * 0.69314718055994531f : p.sinks ? p.sinks[column.head] : -INFINITY;
 }
 
 /* A partial result: rows in the order of lanes, then (max, sum) of each column. */

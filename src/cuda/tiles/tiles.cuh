@@ -23,16 +23,19 @@ namespace kvant
 constexpr int MOST_STAGES = 2; /* unpacked pages */
 
 /* Named barriers; 0 is __syncthreads. A matrix is full for each multiplying warpgroup by itself, so
- * that they need not wait for each other. */
+ * that they need not wait for each other. Barriers count warps: lanes that are apart would count
+ * twice. */
 enum Barrier { UNPACKERS = 1, K_EMPTY = 2, V_EMPTY = 4, K_FULL = 6, V_FULL = 10 };
 
 __device__ __forceinline__ void wait_at(int barrier, int threads)
 {
+    __syncwarp();
     asm volatile("bar.sync %0, %1;" ::"r"(barrier), "r"(threads) : "memory");
 }
 
 __device__ __forceinline__ void arrive_at(int barrier, int threads)
 {
+    __syncwarp();
     asm volatile("bar.arrive %0, %1;" ::"r"(barrier), "r"(threads) : "memory");
 }
 

@@ -1,8 +1,8 @@
 /* unpack.cuh - from a page of codes to a matrix of fp16 numbers in shared memory, by the warps of a
  * warpgroup.
  *
- * Numbers stand there divided by the page's unit, so that fp16's range is no limit: the largest
- * scale of the page becomes 2^7 to 2^8. A kind of code that the decode kernel unpacks in registers
+ * Numbers stand there divided by the page's unit, a power of two above its scales, so that fp16's
+ * range is no limit. A kind of code that the decode kernel unpacks in registers
  * (dequant.cuh) is unpacked by the same instructions; each number is rounded once. Every other kind
  * is read number by number with the arithmetic of decoding pages. Tokens beyond the sequence's end
  * become zeros, whatever their page holds. */
@@ -43,7 +43,7 @@ struct Unpacking {
 };
 
 /* A pair of numbers at (row, column) and (row, column + 1). */
-template <bool KEYS> __device__ __forceinline__ void put(uint8_t *tile, int row, int column, uint32_t pair)
+__device__ __forceinline__ void put(uint8_t *tile, int row, int column, uint32_t pair)
 {
     *reinterpret_cast<uint32_t *>(tile + place_of(PAGE_TOKENS, row, column)) = pair;
 }
@@ -61,29 +61,37 @@ __device__ __forceinline__ float power(int n)
     return __int_as_float((n + 127) << 23);
 }
 
-/* The exponent e of the page: every scale is below 2^e, every zero point below 2^(e + 23). Called by
- * whole warps, which all find the same. */
-__device__ __forceinline__ int exponent_of(const Unpacking &u, bool zeros)
+/* The largest of a page's n scales, or zero points, whose tokens are there; without its sign. Called
+ * by whole warps, which all find the same. */
+__device__ __forceinline__ float largest_number(const Unpacking &u, const __half *numbers, int n, int head_dim)
+{
+    const uint32_t *pairs = reinterpret_cast<const uint32_t *>(numbers);
+    const bool by_channel = u.codec.params.grouping == KVANT_CUDA_GROUP_TOKENS32;
+    uint32_t top = 0;
+#pragma unroll 1
+    for (int i = u.lane; i < n / 2; i += 32) {
+        const int token = by_channel ? 2 * i < head_dim ? 0 : 32 : 2 * i % PAGE_TOKENS;
+        const uint32_t pair = pairs[i] & 0x7fff7fffu;
+        top = max(top, token < u.valid ? pair & 0xffffu : 0);
+        top = max(top, token + (by_channel ? 0 : 1) < u.valid ? pair >> 16 : 0);
+    }
+    return __half2float(__ushort_as_half((uint16_t)__reduce_max_sync(FULL, top)));
+}
+
+/* The exponent e of the page: every scale is below 2^e, every zero point below 2^(e + 23). */
+__device__ __forceinline__ int exponent_of(const Unpacking &u, int head_dim, bool zeros)
 {
     const kvant_cuda_params &c = u.codec.params;
-    const __half *numbers = u.numbers();
     const int n = c.codes == KVANT_CUDA_CODES_UNIFORM ? (int)c.n_scales : PAGE_TOKENS;
-    float top = 0;
-    for (int i = u.lane; i < n; i += 32) {
-        const int token = c.grouping == KVANT_CUDA_GROUP_TOKENS32 ? i / (int)c.head_dim * 32 : i % PAGE_TOKENS;
-        if (token >= u.valid)
-            continue;
-        top = fmaxf(top, fabsf(__half2float(numbers[i])));
-        if (zeros)
-            top = fmaxf(top, fabsf(__half2float(numbers[n + i])) * 0x1p-23f);
-    }
-    const int bits = __float_as_int(largest_of(top));
-    return max((bits >> 23 & 255) - 126, -7);
+    float top = largest_number(u, u.numbers(), n, head_dim);
+    if (zeros)
+        top = fmaxf(top, largest_number(u, u.numbers() + n, n, head_dim) * 0x1p-23f);
+    return max((__float_as_int(top) >> 23) - 126, -24);
 }
 
 /* Scales or zero points of the numbers at (row, column) and (row, column + 1), as they are stored. */
 template <kvant_cuda_grouping GROUP, int D, bool KEYS>
-__device__ __forceinline__ uint32_t stored_pair(const __half *numbers, int row, int column, int valid)
+__device__ __forceinline__ float2 stored_pair(const __half *numbers, int row, int column, int valid)
 {
     const uint16_t *from = reinterpret_cast<const uint16_t *>(numbers);
     constexpr bool SAME = GROUP == KVANT_CUDA_GROUP_TOKENS32 ? !KEYS : KEYS; /* one scale for the pair */
@@ -91,11 +99,15 @@ __device__ __forceinline__ uint32_t stored_pair(const __half *numbers, int row, 
     const int at = GROUP == KVANT_CUDA_GROUP_TOKEN        ? token
                    : GROUP == KVANT_CUDA_GROUP_CHANNELS32 ? channel / 32 * PAGE_TOKENS + token
                                                           : token / 32 * D + channel;
-    uint32_t pair = SAME ? from[at] * 0x10001u : *reinterpret_cast<const uint32_t *>(from + at);
+    float2 pair;
+    if constexpr (SAME)
+        pair.x = pair.y = __half2float(__ushort_as_half(from[at]));
+    else
+        pair = __half22float2(*reinterpret_cast<const __half2 *>(from + at));
     if (valid < PAGE_TOKENS) {
-        if (GROUP == KVANT_CUDA_GROUP_TOKENS32)
-            return token / 32 * 32 < valid ? pair : 0;
-        pair &= (token < valid ? 0xffffu : 0) | (token + (KEYS ? 0 : 1) < valid ? 0xffff0000u : 0);
+        const int first = GROUP == KVANT_CUDA_GROUP_TOKENS32 ? token / 32 * 32 : token;
+        pair.x = first < valid ? pair.x : 0;
+        pair.y = first + (SAME || GROUP == KVANT_CUDA_GROUP_TOKENS32 ? 0 : 1) < valid ? pair.y : 0;
     }
     return pair;
 }
@@ -112,95 +124,143 @@ __device__ __forceinline__ uint32_t twice(float x)
     return pack_half2(x, x);
 }
 
-/* Operands in the order COLUMNS: halves are neighbours in a row. */
-template <class C> __device__ __forceinline__ void in_order(uint32_t (&a)[C::TILES][4])
+__device__ __forceinline__ uint32_t low_halves(uint32_t x, uint32_t y)
 {
-    auto halves = [](uint32_t &x, uint32_t &y) {
-        const uint32_t low = prmt(x, y, 0x5410);
-        y = prmt(x, y, 0x7632);
-        x = low;
-    };
-    if constexpr (C::ORDER == Order::COLUMNS_AND_8)
-#pragma unroll
-        for (int i = 0; i < C::TILES; i++)
-            halves(a[i][0], a[i][2]), halves(a[i][1], a[i][3]);
-    if constexpr (C::ORDER == Order::TILES)
-#pragma unroll
-        for (int i = 0; i < C::TILES; i += 2)
-#pragma unroll
-            for (int k = 0; k < 4; k++)
-                halves(a[i][k], a[i + 1][k]);
+    return prmt(x, y, 0x5410);
 }
 
-/* What turns codes into numbers: number / unit = (code 2^-9 + offset) scale + zero. */
+__device__ __forceinline__ uint32_t high_halves(uint32_t x, uint32_t y)
+{
+    return prmt(x, y, 0x7632);
+}
+
+/* Operands in the order COLUMNS: halves are neighbours in a row. */
+template <Order ORDER, int TILES> __device__ __forceinline__ void in_order(uint32_t (&a)[TILES][4])
+{
+    auto exchange = [](uint32_t &x, uint32_t &y) {
+        const uint32_t low = low_halves(x, y);
+        y = high_halves(x, y);
+        x = low;
+    };
+    if constexpr (ORDER == Order::COLUMNS_AND_8)
+#pragma unroll
+        for (int i = 0; i < TILES; i++)
+            exchange(a[i][0], a[i][2]), exchange(a[i][1], a[i][3]);
+    if constexpr (ORDER == Order::TILES)
+#pragma unroll
+        for (int i = 0; i < TILES; i += 2)
+#pragma unroll
+            for (int k = 0; k < 4; k++)
+                exchange(a[i][k], a[i + 1][k]);
+}
+
+/* Four registers of a 16 x 16 tile of the matrix. */
+__device__ __forceinline__ void put_tile(uint8_t *tile, int row_tile, int column_tile, int lane,
+                                         const uint32_t (&a)[4])
+{
+#if defined(__CUDA_ARCH__) && __CUDA_ARCH__ >= 900
+    store_matrices(a, shared_address(tile) + place_of(PAGE_TOKENS, 16 * row_tile + (lane & 15),
+                                                      16 * column_tile + 8 * (lane >> 4)));
+#else
+#pragma unroll
+    for (int q = 0; q < 4; q++)
+        put(tile, 16 * row_tile + (lane >> 2) + 8 * (q & 1), 16 * column_tile + 2 * (lane & 3) + 8 * (q >> 1), a[q]);
+#endif
+}
+
+/* What turns codes u, as fp16 numbers u 2^-24, into numbers: number / unit = code * s + z, with s = scale
+ * * of_scale, and z = scale * of_offset + zero * of_zero. */
 struct Steps {
-    uint32_t shift, shift8; /* 2^15 for rows r; for rows r + 8 less, as their fields are not shifted */
-    uint32_t offset;
-    uint32_t scale_power, zero_power;
-    float unit;
+    float of_scale, of_offset, of_zero, unit;
 };
 
-template <class C> __device__ __forceinline__ Steps steps_of(const Unpacking &u)
+template <class C> __device__ __forceinline__ Steps steps_of(const Unpacking &u, int head_dim)
 {
     const kvant_cuda_params &c = u.codec.params;
     const bool zeros = HAS_ZEROS<C> && !c.symmetric;
-    const int e = exponent_of(u, zeros);
-    const float offset = HAS_ZEROS<C> ? (c.symmetric ? c.offset : 0) : C::BIASED ? -c.bias : 0;
-    return Steps{ twice(32768),
-                  twice(32768 / C::ROW8),
-                  twice(offset * 0x1p-9f),
-                  twice(power(8 - e)),
-                  zeros ? twice(power(-1 - e)) : 0,
-                  power(e + 1) * (HAS_ZEROS<C> ? 1 : c.step) };
+    const int e = exponent_of(u, head_dim, zeros);
+    const float offset = HAS_ZEROS<C> ? (c.symmetric ? c.offset : 0) : C::BIASED ? -c.bias : 0, small = power(-9 - e);
+    return Steps{ power(15 - e), offset * small, zeros ? small : 0, power(9 + e) * (HAS_ZEROS<C> ? 1 : c.step) };
 }
+
+struct ScaleAndZero {
+    uint32_t scale, zero;
+};
+
+/* Of the pair at (row, column). times: what codes of this row are too large by, inverted. */
+template <class C, int D, bool KEYS>
+__device__ __forceinline__ ScaleAndZero load_scale(const Unpacking &u, const Steps &steps, int row, int column,
+                                                   float times)
+{
+    const float2 s = stored_pair<C::GROUP, D, KEYS>(u.numbers(), row, column, u.valid);
+    float2 z = make_float2(s.x * steps.of_offset, s.y * steps.of_offset);
+    if (HAS_ZEROS<C> && steps.of_zero != 0) {
+        const float2 stored =
+            stored_pair<C::GROUP, D, KEYS>(u.numbers() + u.codec.params.n_scales, row, column, u.valid);
+        z = make_float2(stored.x * steps.of_zero, stored.y * steps.of_zero);
+    }
+    const float f = steps.of_scale * times;
+    return ScaleAndZero{ pack_half2(s.x * f, s.y * f), pack_half2(z.x, z.y) };
+}
+
+/* The scales of R row tiles and of the column tiles of a step. They differ by row, and then at most by 32
+ * columns; or by column, and then at most by 32 rows. */
+template <class C, int D, bool KEYS, int R> struct StepScales {
+    static constexpr bool BY_ROW = C::GROUP == KVANT_CUDA_GROUP_TOKENS32 ? !KEYS : KEYS;
+    static constexpr int SPAN = C::GROUP == KVANT_CUDA_GROUP_TOKEN ? 8 : 2; /* tiles across that share them */
+    static constexpr int ALONG = BY_ROW ? R : C::TILES, ACROSS = ((BY_ROW ? C::TILES : R) + SPAN - 1) / SPAN;
+    ScaleAndZero at[ALONG][2][ACROSS];
+
+    __device__ __forceinline__ void load(const Unpacking &u, const Steps &steps, int row_tile, int column_tile)
+    {
+        constexpr int COLUMNS = KEYS ? D / 16 : PAGE_TOKENS / 16;
+        const int row = 16 * row_tile + (u.lane >> 2), column = 2 * (u.lane & 3);
+#pragma unroll
+        for (int i = 0; i < ALONG; i++)
+#pragma unroll
+            for (int h = 0; h < 2; h++)
+#pragma unroll
+                for (int k = 0; k < ACROSS; k++) {
+                    const int t = min(column_tile + (BY_ROW ? SPAN * k : i), COLUMNS - 1);
+                    at[i][h][k] = load_scale<C, D, KEYS>(u, steps, row + (BY_ROW ? 16 * i + 8 * h : 16 * SPAN * k),
+                                                         16 * t + column + (BY_ROW ? 0 : 8 * h),
+                                                         BY_ROW && h ? 1 / C::ROW8 : 1);
+                }
+    }
+
+    /* Codes in the order COLUMNS to numbers. i: of the row tile, t: of the column tile. */
+    __device__ __forceinline__ void apply(int i, int t, uint32_t (&a)[4]) const
+    {
+#pragma unroll
+        for (int q = 0; q < 4; q++) {
+            const ScaleAndZero &x = at[BY_ROW ? i : t][BY_ROW ? q & 1 : q >> 1][(BY_ROW ? t : i) / SPAN];
+            uint32_t scale = x.scale;
+            if (!BY_ROW && C::ROW8 != 1 && q % 2 == 1)
+                scale = multiply_halves(scale, twice(1 / C::ROW8));
+            a[q] = fma2(a[q], scale, x.zero);
+        }
+    }
+};
 
 /* R row tiles of group g, column tiles from step * TILES on. */
 template <class C, int D, bool KEYS, int R>
-__device__ __forceinline__ void unpack_step(const Unpacking &u, const Steps &steps, const Bytes &bytes, int g, int step)
+__device__ __forceinline__ void unpack_step(const Unpacking &u, const Bytes &bytes,
+                                            const StepScales<C, D, KEYS, R> &scales, int g, int step)
 {
     constexpr int ROWS = KEYS ? PAGE_TOKENS / 16 : D / 16, COLUMNS = KEYS ? D / 16 : PAGE_TOKENS / 16;
     constexpr int FIRST = C::BITS == 3 ? (COLUMNS + 1) / 2 * 32 * ROWS : COLUMNS * 32 * ROWS;
-    /* scales differ by row, and at most by 32 columns; or by column, and at most by 32 rows */
-    constexpr bool BY_ROW = C::GROUP == KVANT_CUDA_GROUP_TOKENS32 ? !KEYS : KEYS;
-    constexpr int SPAN = C::GROUP == KVANT_CUDA_GROUP_TOKEN ? 8 : 2; /* tiles across that share them */
-    const __half *numbers = u.numbers();
-    const int row0 = 64 * g + (u.lane >> 2), column0 = 16 * C::TILES * step + 2 * (u.lane & 3);
     uint32_t w[R][3], a[C::TILES][4];
     load_step<C, R, COLUMNS>(reinterpret_cast<const uint32_t *>(u.page), g, step, u.lane, FIRST, w);
-    auto scaled = [&](int row, int column, uint32_t &scale, uint32_t &zero) {
-        if (column >= 16 * COLUMNS)
-            column = column0; /* a tile that is not there */
-        scale = fma2(stored_pair<C::GROUP, D, KEYS>(numbers, row, column, u.valid), steps.scale_power, 0);
-        zero = 0;
-        if (HAS_ZEROS<C> && steps.zero_power)
-            zero = fma2(stored_pair<C::GROUP, D, KEYS>(numbers + u.codec.params.n_scales, row, column, u.valid),
-                        steps.zero_power, 0);
-    };
-    constexpr int ALONG = BY_ROW ? R : C::TILES, ACROSS = ((BY_ROW ? C::TILES : R) + SPAN - 1) / SPAN;
-    uint32_t scale[ALONG][2][ACROSS], zero[ALONG][2][ACROSS];
-#pragma unroll
-    for (int i = 0; i < ALONG; i++)
-#pragma unroll
-        for (int h = 0; h < 2; h++)
-#pragma unroll
-            for (int k = 0; k < ACROSS; k++)
-                scaled(row0 + (BY_ROW ? 16 * i + 8 * h : 16 * SPAN * k),
-                       column0 + (BY_ROW ? 16 * SPAN * k : 16 * i + 8 * h), scale[i][h][k], zero[i][h][k]);
 #pragma unroll
     for (int i = 0; i < R; i++) {
         C::unpack(w[i], bytes, a);
-        in_order<C>(a);
+        in_order<C::ORDER, C::TILES>(a);
 #pragma unroll
         for (int t = 0; t < C::TILES; t++) {
             if (C::TILES * step + t >= COLUMNS)
                 break;
-#pragma unroll
-            for (int q = 0; q < 4; q++) {
-                const int along = BY_ROW ? i : t, half = BY_ROW ? q & 1 : q >> 1, across = (BY_ROW ? t : i) / SPAN;
-                const uint32_t code = fma2(a[t][q], q & 1 ? steps.shift8 : steps.shift, steps.offset);
-                put<KEYS>(u.tile, row0 + 16 * i + 8 * (q & 1), column0 + 16 * t + 8 * (q >> 1),
-                          fma2(code, scale[along][half][across], zero[along][half][across]));
-            }
+            scales.apply(i, t, a[t]);
+            put_tile(u.tile, 4 * g + i, C::TILES * step + t, u.lane, a[t]);
         }
     }
 }
@@ -210,15 +270,24 @@ template <class C, int D, bool KEYS> __device__ __forceinline__ float unpack_in_
 {
     constexpr int ROWS = KEYS ? PAGE_TOKENS / 16 : D / 16, COLUMNS = KEYS ? D / 16 : PAGE_TOKENS / 16;
     constexpr int STEPS = (COLUMNS + C::TILES - 1) / C::TILES, GROUPS = (ROWS + 3) / 4;
-    const Steps steps = steps_of<C>(u);
+    constexpr bool ONCE = KEYS && C::GROUP == KVANT_CUDA_GROUP_TOKEN; /* all steps have the same scales */
+    const Steps steps = steps_of<C>(u, D);
     const Bytes bytes = bytes_of(u.codec.params.bytes, u.one);
+    StepScales<C, D, KEYS, 4> scales;
+    if (ONCE)
+        scales.load(u, steps, 0, 0);
 #pragma unroll 1
     for (int i = u.warp; i < STEPS * GROUPS; i += UNPACK_WARPS) {
-        const int g = i / STEPS;
-        if (ROWS % 4 == 0 || g < ROWS / 4)
-            unpack_step<C, D, KEYS, 4>(u, steps, bytes, g, i % STEPS);
-        else if constexpr (ROWS % 4 != 0)
-            unpack_step<C, D, KEYS, ROWS % 4>(u, steps, bytes, g, i % STEPS);
+        const int g = i / STEPS, step = i % STEPS;
+        if (ROWS % 4 == 0 || g < ROWS / 4) {
+            if (!ONCE)
+                scales.load(u, steps, 4 * g, C::TILES * step);
+            unpack_step<C, D, KEYS, 4>(u, bytes, scales, g, step);
+        } else if constexpr (ROWS % 4 != 0) {
+            StepScales<C, D, KEYS, ROWS % 4> last;
+            last.load(u, steps, 4 * g, C::TILES * step);
+            unpack_step<C, D, KEYS, ROWS % 4>(u, bytes, last, g, step);
+        }
     }
     return steps.unit;
 }
@@ -240,7 +309,7 @@ template <int D, bool KEYS> __device__ __forceinline__ void unpack_open(const Un
     for (int channel = u.warp; channel < D; channel += UNPACK_WARPS) {
         const uint32_t low = 2 * u.lane < u.valid ? __ldg(rows + channel) : 0,
                        high = 2 * u.lane + 1 < u.valid ? __ldg(rows + D + channel) : 0;
-        put<false>(u.tile, channel, 2 * u.lane, low | high << 16);
+        put(u.tile, channel, 2 * u.lane, low | high << 16);
     }
 }
 
@@ -260,7 +329,7 @@ template <int D, bool KEYS> __device__ __forceinline__ float unpack_numbers(cons
 {
     const kvant_cuda_params &c = u.codec.params;
     const bool codebook = c.codes == KVANT_CUDA_CODES_CODEBOOK, zeros = !codebook && !c.symmetric;
-    const int e = exponent_of(u, zeros);
+    const int e = exponent_of(u, D, zeros);
     const float inverse = power(-1 - e);
     const __half *numbers = u.numbers();
     const float *levels = reinterpret_cast<const float *>(u.table);
@@ -319,15 +388,15 @@ template <class C> __device__ __forceinline__ uint2 chunk_numbers(const Unpackin
 template <class C, int D, bool KEYS> __device__ __forceinline__ float unpack_chunks(const Unpacking &u)
 {
     constexpr int CHUNKS = (D + C::CHANNELS - 1) / C::CHANNELS;
-    const int e = exponent_of(u, false);
-    const uint32_t to_unit = twice(power(-e));
+    const int e = exponent_of(u, D, false);
+    const float to_unit = power(-e);
 #pragma unroll 2
     for (int i = u.warp; i < 2 * CHUNKS; i += UNPACK_WARPS) {
         const int chunk = i / 2, token = 32 * (i % 2) + u.lane;
         const uint32_t code =
             chunk_code<C::BITS>(reinterpret_cast<const uint32_t *>(u.page), CHUNKS, KEYS, token, chunk);
-        const uint32_t stored = reinterpret_cast<const uint16_t *>(u.numbers())[token] * 0x10001u;
-        const uint2 x = chunk_numbers<C>(u, code, multiply_halves(token < u.valid ? stored : 0, to_unit));
+        const float scale = token < u.valid ? __half2float(u.numbers()[token]) * to_unit : 0;
+        const uint2 x = chunk_numbers<C>(u, code, twice(scale));
 #pragma unroll
         for (int k = 0; k < C::CHANNELS; k++)
             if (C::CHANNELS * chunk + k < D) {
@@ -357,28 +426,26 @@ template <int COPIES_> struct TrellisTable : Magnitudes {
     }
 };
 
+template <class C> struct TrellisTile : C {
+    static constexpr int TILES = 1;
+};
+
 template <class C, int D, bool KEYS> __device__ __forceinline__ float unpack_trellis(const Unpacking &u)
 {
-    const Steps steps = steps_of<C>(u);
+    const Steps steps = steps_of<C>(u, D);
     TrellisTable<pair_copies<C, false>()> table;
     static_cast<Magnitudes &>(table) = magnitudes_of(u.codec.params.bytes, u.one);
     table.pairs = u.table;
     table.own = 4 * (u.lane % table.COPIES);
     table.warp = u.warp;
     auto use = [&](int rt, int ct, const uint32_t(&halves)[4]) {
-        const int row = 16 * rt + (u.lane >> 2), column = 16 * ct + 2 * (u.lane & 3);
-        const uint32_t a[4] = { prmt(halves[0], halves[2], 0x5410), prmt(halves[1], halves[3], 0x5410),
-                                prmt(halves[0], halves[2], 0x7632), prmt(halves[1], halves[3], 0x7632) };
-        uint32_t scale[2];
-#pragma unroll
-        for (int h = 0; h < 2; h++)
-            scale[h] = fma2(stored_pair<KVANT_CUDA_GROUP_TOKEN, D, KEYS>(u.numbers(), row + (KEYS ? 8 * h : 0),
-                                                                         column + (KEYS ? 0 : 8 * h), u.valid),
-                            steps.scale_power, 0);
-#pragma unroll
-        for (int q = 0; q < 4; q++)
-            put<KEYS>(u.tile, row + 8 * (q & 1), column + 8 * (q >> 1),
-                      fma2(fma2(a[q], steps.shift, steps.offset), scale[KEYS ? q & 1 : q >> 1], 0));
+        using OneTile = TrellisTile<C>;
+        StepScales<OneTile, D, KEYS, 1> scales;
+        scales.load(u, steps, rt, ct);
+        uint32_t a[1][4] = { { halves[0], halves[1], halves[2], halves[3] } };
+        in_order<C::ORDER, 1>(a);
+        scales.apply(0, 0, a[0]);
+        put_tile(u.tile, rt, ct, u.lane, a[0]);
     };
     if constexpr (!KEYS)
         for_each_trellis_value<C, D>(u.page, u.lane, table, use);
@@ -396,7 +463,7 @@ template <int D, bool KEYS> __device__ __forceinline__ float unpack_any_trellis(
     const kvant_cuda_params &c = u.codec.params;
     const float *values = reinterpret_cast<const float *>(u.table);
     uint8_t *bits = const_cast<uint8_t *>(u.table) + KVANT_CUDA_TRELLIS_LEVELS * 4 + D * u.warp;
-    const int e = exponent_of(u, false);
+    const int e = exponent_of(u, D, false);
     for (int token = u.warp; token < PAGE_TOKENS; token += UNPACK_WARPS) {
         const float scale = token < u.valid ? __half2float(u.numbers()[token]) * power(-e) : 0;
         uint32_t codes[D / 32];
