@@ -13,7 +13,7 @@
 #include <stdbool.h>
 #include <stddef.h>
 
-#define MAX_CONFIGS 64
+#define MAX_CONFIGS 1024 /* kvant tune compares one per layer and role */
 
 typedef struct kv_config {
     bool stock;

@@ -206,9 +206,9 @@ bool eval_prepare(eval_run *r, const eval_options *options)
     if (!engine_open(&r->engine, &options->engine))
         return false;
     const struct llama_model *model = engine_model(&r->engine, &r->f16);
+    const eval_cut cut = { options->n_ctx, options->n_parts, options->skip, options->n_chunks };
     if (model == NULL || !check_context(r, model) ||
-        !eval_texts_load(&r->texts, &r->engine, options->files, options->n_files, options->n_ctx,
-                         options->n_chunks) ||
+        !eval_texts_load(&r->texts, &r->engine, options->files, options->n_files, &cut) ||
         !prepare_tallies(r))
         return false;
     r->key = (base_key){ .model = fingerprint_file(options->engine.model),

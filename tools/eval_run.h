@@ -17,7 +17,8 @@ typedef struct eval_options {
     engine_options engine;
     const char *files[EVAL_MAX_TEXTS];
     size_t n_files;
-    uint32_t n_ctx, n_chunks, n_batch;
+    uint32_t n_ctx, n_batch;
+    uint32_t n_parts, skip, n_chunks; /* as in eval_cut */
     uint32_t first;         /* scored from this position on */
     const char *resume;     /* or NULL */
     const char *base_cache; /* or NULL */
