@@ -25,6 +25,10 @@ int command_calibrate(int argc, char **argv);
 int command_capture(int argc, char **argv);
 int command_tune(int argc, char **argv);
 
+/* A command of the Python package: argv[0] is its name and that of its module. Returns only when it
+ * could not be started. */
+int python_command(int argc, char **argv);
+
 /* Of `kvant bench`. */
 int bench_model(int argc, char **argv);
 int bench_distortion(int argc, char **argv);
