@@ -9,8 +9,8 @@ from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
     from .calibration import Calibration, CalibrationInfo
-    from .codec import Codec, CodecFamily, codecs, needs_calibration
-    from .library import Error
+    from .codec import Codec, CodecFamily, check_spec, codecs, needs_calibration
+    from .library import Error, cpu_level, set_cpu_level, version
     from .paged import PagedCache
     from .scheme import Scheme
     from .settings import LayerCodec, Preset, Settings, SettingsInfo, preset
@@ -18,8 +18,8 @@ if TYPE_CHECKING:
 
 _HOMES = {
     "calibration": ("Calibration", "CalibrationInfo"),
-    "codec": ("Codec", "CodecFamily", "codecs", "needs_calibration"),
-    "library": ("Error",),
+    "codec": ("Codec", "CodecFamily", "check_spec", "codecs", "needs_calibration"),
+    "library": ("Error", "cpu_level", "set_cpu_level", "version"),
     "paged": ("PagedCache",),
     "scheme": ("Scheme",),
     "settings": ("LayerCodec", "Preset", "Settings", "SettingsInfo", "preset"),

@@ -56,6 +56,10 @@ _FUNCTIONS: dict[str, tuple[Any, list[Any]]] = {
     "kvant_strerror": (_STR, [_INT]),
     "kvant_error_message": (_STR, []),
     "kvant_version": (_STR, []),
+    "kvant_set_cpu_level": (_INT, [_INT]),
+    "kvant_get_cpu_level": (_INT, []),
+    "kvant_cpu_level_name": (_STR, [_INT]),
+    "kvant_cpu_level_from_name": (_INT, [_STR, c.POINTER(_INT)]),
     # codec.h
     "kvant_codec_create_calibrated": (_INT, [_STR, _U32, _INT, _U64, _P, _U32, _U32, _OUT, *_TEXT]),
     "kvant_codec_check": (_INT, [_STR, _INT, _P, *_TEXT]),
@@ -157,15 +161,43 @@ def _open() -> Any:
     raise Error("loading libkvant", _UNSUPPORTED, f"{reason}; build it (make) or set KVANT_LIBRARY to its path")
 
 
+def _force_level(lib: Any, name: str) -> None:
+    level = c.c_int()
+    if lib.kvant_cpu_level_from_name(name.encode(), c.byref(level)):
+        raise ValueError(f"CPU level: there is none called {name!r}")
+    if lib.kvant_set_cpu_level(level):
+        raise Error("CPU level", _UNSUPPORTED, f"this machine or this build of libkvant has no level {name!r}")
+
+
 def library() -> Any:
     """libkvant with its functions declared, opened by the first call. Error when there is none or it is of another
-    release. libkvant itself opens libkvant_cuda.so: beside itself, or where KVANT_CUDA_LIBRARY says."""
+    release. libkvant itself opens libkvant_cuda.so: beside itself, or where KVANT_CUDA_LIBRARY says. KVANT_CPU forces a
+    CPU level, as set_cpu_level does."""
     global _library
     if _library is None:
         with _loading:
             if _library is None:
-                _library = _open()
+                made = _open()
+                if os.environ.get("KVANT_CPU"):
+                    _force_level(made, os.environ["KVANT_CPU"])
+                _library = made
     return _library
+
+
+def set_cpu_level(name: str) -> None:
+    """Forces an instruction set for the whole process: "auto", "c", "avx2" and others (kvant/kvant.h). Before other
+    threads use the library. ValueError for an unknown name, Error when the machine lacks it."""
+    _force_level(library(), name)
+
+
+def cpu_level() -> str:
+    """The level in use."""
+    return library().kvant_cpu_level_name(library().kvant_get_cpu_level()).decode()
+
+
+def version() -> str:
+    """Of the library that is loaded, "major.minor.patch"."""
+    return library().kvant_version().decode()
 
 
 def text_buffer() -> Any:
