@@ -20,7 +20,7 @@ int command_run(int argc, char **argv);
 int command_eval(int argc, char **argv);
 int command_bench(int argc, char **argv);
 int command_needle(int argc, char **argv);
-int command_report(int argc, char **argv);
+int command_inspect(int argc, char **argv);
 int command_calibrate(int argc, char **argv);
 int command_capture(int argc, char **argv);
 

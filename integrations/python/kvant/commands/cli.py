@@ -125,22 +125,37 @@ def real(option, text, least, most):
     return number
 
 
-_stop = False
+_stopping = False
+_when_stopping = []
 
 
 def catch_interrupt():
     """From now on the first Ctrl-C only makes interrupted() true, so that the command prints what is complete. The second kills."""
 
     def stop(_number, _frame):
-        global _stop
-        _stop = True
+        global _stopping
+        _stopping = True
         signal.signal(signal.SIGINT, signal.SIG_DFL)
+        for action in _when_stopping:
+            action()
 
     signal.signal(signal.SIGINT, stop)
 
 
 def interrupted():
-    return _stop
+    return _stopping
+
+
+@contextlib.contextmanager
+def when_interrupted(action):
+    """Within the block the first Ctrl-C calls the action, and so does a Ctrl-C that came before."""
+    _when_stopping.append(action)
+    try:
+        if _stopping:
+            action()
+        yield
+    finally:
+        _when_stopping.remove(action)
 
 
 class Progress:
@@ -190,7 +205,15 @@ class Progress:
 
 
 def print_json(value):
-    print(json.dumps(value, indent=1, ensure_ascii=False))
+    print(json.dumps(value, indent=1))
+
+
+def check_can_write(command, path):
+    """Minutes of work should not end in "permission denied"."""
+    folder = os.path.dirname(path) or "."
+    if not os.access(folder, os.W_OK | os.X_OK):
+        why = "Permission denied" if os.path.isdir(folder) else "No such folder"
+        fail(f"{command}: cannot write to the folder {folder}: {why}")
 
 
 def run(name, words):
