@@ -17,6 +17,10 @@ need_pip() {
     python3 -m pip --version >/dev/null 2>&1 || missing="$missing python3-pip"
 }
 
+need_python() { # module, package
+    python3 -c "import $1" >/dev/null 2>&1 || missing="$missing $2"
+}
+
 case "${1:-}" in
     build | test) ;;
     *)
@@ -38,6 +42,7 @@ need_library libcjson libcjson-dev
 if [ "$1" = test ]; then
     need_library cmocka libcmocka-dev
     need_program clang clang
+    need_python numpy python3-numpy # kvant tune and tests of the Python package
     need_program chromium chromium # looks at the page of kvant report
     need_program qemu-x86_64 qemu-user # kernels on emulated CPUs
     if [ "$(uname -m)" = x86_64 ]; then # tests/aarch64; compilers do not name the C library that they need
