@@ -66,9 +66,8 @@ def run(words, progress=None, share=0.0, what=""):
     started = time.monotonic()
     with tempfile.TemporaryFile() as output:
         # A session of its own: Ctrl-C on a terminal goes to this process only, which passes it on; twice would kill the child.
-        process = subprocess.Popen(_command_line(words), stdin=subprocess.DEVNULL, stdout=output, stderr=subprocess.PIPE,
-                                   start_new_session=True)
-        with cli.when_interrupted(lambda: _stop(process)):
+        with subprocess.Popen(_command_line(words), stdin=subprocess.DEVNULL, stdout=output, stderr=subprocess.PIPE,
+                              start_new_session=True) as process, cli.when_interrupted(lambda: _stop(process)):
             told = _follow(process.stderr, progress, share, what)
             process.wait()
         output.seek(0)
