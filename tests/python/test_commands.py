@@ -95,6 +95,7 @@ class Child(unittest.TestCase):
             progress = mock.Mock(spec=cli.Progress)
             self.run_script(half + ending, progress=progress)
             self.assertEqual(sum(call.args[0] for call in progress.add.call_args_list), done)
+            self.assertEqual({call.args[1] for call in progress.add.call_args_list}, {"step"})
 
     def test_interrupt_is_passed_on(self):
         self.addCleanup(signal.signal, signal.SIGINT, signal.getsignal(signal.SIGINT))
@@ -116,7 +117,8 @@ class Child(unittest.TestCase):
 
 class Plan(unittest.TestCase):
     request = {"model": "/models/m.gguf", "text": "./t.txt", "state": "r.state", "needles": "r.needles", "quick": False, "n_ctx": 2048,
-               "n_chunks": 2, "longest": 4096, "n_ctx_train": 8192, "prefill_tps": 1000.0, "decode_tps": 10.0, "calibrated": False}
+               "n_chunks": 2, "longest": 4096, "n_ctx_train": 8192, "prefill_tps": 1000.0, "decode_tps": 10.0, "calibrated": False,
+               "families": frozenset(["int", "bdr", "kivi", "innerq", "hessian", "turboquant", "trellis", "octopus", "polar", "hqmq", "addvq"])}
 
     def plan(self, **changes):
         return report_plan.make(report_plan.Request(**{**self.request, **changes}))
@@ -134,6 +136,16 @@ class Plan(unittest.TestCase):
         self.assertEqual(needle.words.count("--stock"), 2)
         self.assertEqual(speed.words.count("--stock"), 3)  # f16, with which all is compared
         self.assertNotIn("hessian-4", self.plan()[0].words)
+
+    def test_builds_without_some_families(self):
+        few = {"families": frozenset(["int", "turboquant", "trellis"]), "calibrated": True}
+        words = self.plan(**few)[0].words
+        self.assertNotIn("octopus-4", words)
+        self.assertNotIn("hessian-4", words)
+        self.assertIn("int-4:axis=channel,group=64", words)
+        self.assertEqual(report_plan.absent_families(report_plan.Request(**self.request)), [])
+        self.assertEqual(report_plan.absent_families(report_plan.Request(**{**self.request, **few})),
+                         ["addvq", "bdr", "hessian", "hqmq", "innerq", "kivi", "octopus", "polar"])
 
     def test_own_configurations(self):
         own = ["--protect", "1", *(word for i in range(9) for word in ("--codec-k", f"int-{i}", "--fp32"))]
