@@ -16,7 +16,7 @@ if TYPE_CHECKING:
     from .paged import PagedCache
     from .scheme import Scheme
     from .settings import LayerCodec, Preset, Settings, SettingsInfo, preset
-    from .tensor import Tensor, TensorInfo
+    from .tensor import Block, Tensor, TensorInfo
 
 _HOMES = {
     "attend": ("attention",),
@@ -27,7 +27,7 @@ _HOMES = {
     "paged": ("PagedCache",),
     "scheme": ("Scheme",),
     "settings": ("LayerCodec", "Preset", "Settings", "SettingsInfo", "preset"),
-    "tensor": ("Tensor", "TensorInfo"),
+    "tensor": ("Block", "Tensor", "TensorInfo"),
 }
 _HOME_OF = {name: home for home, names in _HOMES.items() for name in names}
 

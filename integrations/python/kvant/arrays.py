@@ -62,5 +62,6 @@ def copied(address: int | None, dtype: str, shape: tuple[int, ...]) -> np.ndarra
     """A new array of numbers that the library owns; None for NULL."""
     if address is None:
         return None
-    size = int(np.prod(shape)) * np.dtype(dtype).itemsize
-    return np.frombuffer(c.string_at(address, size), dtype).reshape(shape)
+    made = np.empty(shape, dtype)
+    c.memmove(made.ctypes.data, address, made.nbytes)
+    return made

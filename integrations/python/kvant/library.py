@@ -145,13 +145,13 @@ _FUNCTIONS: dict[str, tuple[Any, list[Any]]] = {
     "kvant_cuda_codec_create_open": (_INT, [_P, _OUT]),
     "kvant_cuda_codec_free": (None, [_OUT]),
     "kvant_cuda_codec_get_info": (_INT, [_P, _to(s.CodecInfo)]),
-    "kvant_cuda_append": (_INT, [_to(s.AppendArgs), _P]),
-    "kvant_cuda_seal": (_INT, [_to(s.SealArgs), _P]),
+    "kvant_cuda_append": (_INT, [_to(s.CudaAppendArgs), _P]),
+    "kvant_cuda_seal": (_INT, [_to(s.CudaSealArgs), _P]),
     "kvant_cuda_attention_check": (_INT, [_P, _P, *_TEXT]),
     "kvant_cuda_attention_workspace": (_SIZE, [_U32]),
-    "kvant_cuda_attention": (_INT, [_to(s.AttentionArgs), _P]),
+    "kvant_cuda_attention": (_INT, [_to(s.CudaAttentionArgs), _P]),
     "kvant_cuda_limit_shared_memory": (None, [_SIZE]),
-    "kvant_cuda_decode": (_INT, [_to(s.DecodeArgs), _P]),
+    "kvant_cuda_decode": (_INT, [_to(s.CudaDecodeArgs), _P]),
 }
 
 _library: Any = None

@@ -331,14 +331,14 @@ class CacheInfo(Struct):
 # ---- cuda.h ----
 
 
-class Pages(c.Structure):
+class CudaPages(c.Structure):
     _fields_ = [("base", c.c_void_p), ("block_stride", c.c_size_t), ("head_stride", c.c_size_t)]
 
 
-class Rows(c.Structure):
+class CudaRows(c.Structure):
     _fields_ = [
         ("codec", c.c_void_p),
-        ("pages", Pages),
+        ("pages", CudaPages),
         ("rows", c.c_void_p),
         ("token_stride", c.c_size_t),
         ("head_stride", c.c_size_t),
@@ -348,11 +348,11 @@ class Rows(c.Structure):
     ]
 
 
-class AppendArgs(Struct):
+class CudaAppendArgs(Struct):
     _fields_ = [
         ("size", c.c_size_t),
-        ("k", Rows),
-        ("v", Rows),
+        ("k", CudaRows),
+        ("v", CudaRows),
         ("type", c.c_int),
         ("n_tokens", c.c_uint32),
         ("n_kv_heads", c.c_uint32),
@@ -361,15 +361,15 @@ class AppendArgs(Struct):
     ]
 
 
-class AttentionArgs(Struct):
+class CudaAttentionArgs(Struct):
     _fields_ = [
         ("size", c.c_size_t),
         ("k_codec", c.c_void_p),
         ("v_codec", c.c_void_p),
-        ("k", Pages),
-        ("v", Pages),
-        ("k_open", Pages),
-        ("v_open", Pages),
+        ("k", CudaPages),
+        ("v", CudaPages),
+        ("k_open", CudaPages),
+        ("v_open", CudaPages),
         ("block_table", c.c_void_p),
         ("table_stride", c.c_size_t),
         ("blocks_per_row", c.c_uint32),
@@ -405,15 +405,15 @@ class AttentionArgs(Struct):
     ]
 
 
-class SealPages(c.Structure):
-    _fields_ = [("codec", c.c_void_p), ("open", Pages), ("sealed", Pages)]
+class CudaSealPages(c.Structure):
+    _fields_ = [("codec", c.c_void_p), ("open", CudaPages), ("sealed", CudaPages)]
 
 
-class SealArgs(Struct):
+class CudaSealArgs(Struct):
     _fields_ = [
         ("size", c.c_size_t),
-        ("k", SealPages),
-        ("v", SealPages),
+        ("k", CudaSealPages),
+        ("v", CudaSealPages),
         ("n_blocks", c.c_uint32),
         ("n_kv_heads", c.c_uint32),
         ("from_", c.c_void_p),
@@ -423,11 +423,11 @@ class SealArgs(Struct):
     ]
 
 
-class DecodeArgs(Struct):
+class CudaDecodeArgs(Struct):
     _fields_ = [
         ("size", c.c_size_t),
         ("codec", c.c_void_p),
-        ("pages", Pages),
+        ("pages", CudaPages),
         ("blocks", c.c_void_p),
         ("n_blocks", c.c_uint32),
         ("n_kv_heads", c.c_uint32),
