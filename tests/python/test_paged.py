@@ -1,11 +1,6 @@
-"""The Python package without a GPU: what it refuses, and what reaches the library.
+"""kvant.PagedCache without a GPU: what it refuses, and what reaches the library. PyTorch and the GPU are stand-ins."""
 
-PyTorch and the library are stand-ins."""
-
-import ctypes as c
-import os
 import pathlib
-import subprocess
 import sys
 import unittest
 
@@ -16,25 +11,26 @@ import torch  # noqa: E402
 from torch import Tensor, bfloat16, float16, float32, float64, int32, int64  # noqa: E402
 
 import kvant  # noqa: E402
-from kvant import library as bindings  # noqa: E402
+from kvant import library as bindings, structs  # noqa: E402
 
 KV_HEADS, DIM, BLOCKS, OPEN = 2, 64, 10, 3
 
 
 class Library:
-    """Answers like libkvant and keeps the last arguments of each call."""
+    """libkvant with a GPU that answers and keeps the last arguments of each call."""
 
     def __init__(self):
+        self._cpu, self._made = bindings._open(), 0
         self.calls, self.statuses, self.workspace = {}, {}, 4096
 
     def reset(self):
         self.calls, self.statuses = {}, {}
 
-    def kvant_cuda_codec_create(self, spec, head_dim, role, seed, handle, text, size):
-        self.calls["codec_create"] = (spec, head_dim, role, seed)
-        handle._obj.value = 16 + role
-        text.value = b"no such codec"
-        return self.statuses.get("codec_create", 0)
+    def kvant_cuda_codec_from(self, source, handle, text, size):
+        handle._obj.value = 16 + self._made
+        self._made += 1
+        text.value = b"not on the GPU"
+        return self.statuses.get("codec_from", 0)
 
     def kvant_cuda_codec_create_open(self, sealed, handle):
         handle._obj.value = sealed.value + 16
@@ -59,9 +55,12 @@ class Library:
         return self.workspace
 
     def __getattr__(self, name):
+        if not name.startswith("kvant_cuda_"):
+            return getattr(self._cpu, name)
+
         def call(args, stream):
-            kind = {"append": bindings.AppendArgs, "seal": bindings.SealArgs}
-            kind |= {"attention": bindings.AttentionArgs, "decode": bindings.DecodeArgs}
+            kind = {"append": structs.CudaAppendArgs, "seal": structs.CudaSealArgs}
+            kind |= {"attention": structs.CudaAttentionArgs, "decode": structs.CudaDecodeArgs}
             what = name.removeprefix("kvant_cuda_")
             self.calls[what] = kind[what].from_buffer_copy(args._obj)
             self.stream = stream
@@ -319,12 +318,9 @@ class Creation(Calls):
             good = dict(k_spec="int-4", v_spec="int-4", n_kv_heads=KV_HEADS, head_dim=DIM, n_blocks=BLOCKS)
             self.refused(error, words, kvant.PagedCache, **good | named)
 
-    def test_roles(self):
-        self.refused(ValueError, "role: |'q'", kvant.Codec, "int-4", 64, "q")
-
     def test_the_library_refuses(self):
         for what, words in (
-            ("codec_create", "no such codec"),
+            ("codec_from", "not on the GPU"),
             ("attention_check", "no such pair"),
             ("available", "no GPU"),
         ):
@@ -336,56 +332,6 @@ class Creation(Calls):
         with self.assertRaises(kvant.Error) as raised:
             kvant.PagedCache("int-4", "int-4", KV_HEADS, DIM, BLOCKS)
         self.assertIn("workspace", str(raised.exception))
-
-
-class Binding(unittest.TestCase):
-    STRUCTS = {
-        "kvant_cuda_pages": bindings.Pages,
-        "kvant_cuda_rows": bindings.Rows,
-        "kvant_cuda_append_args": bindings.AppendArgs,
-        "kvant_cuda_seal_pages": bindings.SealPages,
-        "kvant_cuda_seal_args": bindings.SealArgs,
-        "kvant_cuda_attention_args": bindings.AttentionArgs,
-        "kvant_cuda_decode_args": bindings.DecodeArgs,
-        "kvant_codec_info": bindings.CodecInfo,
-    }
-
-    def test_structs_lie_as_in_c(self):
-        lines = subprocess.run([os.environ["KVANT_LAYOUTS"]], capture_output=True, text=True, check=True).stdout
-        in_c = {}
-        for line in lines.splitlines():
-            struct, field, offset, size = line.split()
-            in_c.setdefault(struct, {})[field] = (int(offset), int(size))
-        self.assertEqual(set(in_c), set(self.STRUCTS))
-        for name, struct in self.STRUCTS.items():
-            here = {".": (0, c.sizeof(struct))}
-            for field, _ in struct._fields_:
-                place = getattr(struct, field)
-                here[field.rstrip("_")] = (place.offset, place.size)
-            self.assertEqual(here, in_c[name], name)
-
-    def test_the_real_library(self):
-        """libkvant.so has every function; without libkvant_cuda.so it says so."""
-        bindings._library = None
-        self.addCleanup(setattr, bindings, "_library", None)
-        self.addCleanup(os.environ.pop, "KVANT_CUDA_LIBRARY")
-        os.environ["KVANT_CUDA_LIBRARY"] = "/nowhere/libkvant_cuda.so"
-        with self.assertRaises(kvant.Error) as raised:
-            kvant.Codec("int-4", 64, "k")
-        self.assertEqual(raised.exception.status, 30)
-        self.assertIn("/nowhere/libkvant_cuda.so", str(raised.exception))
-        with self.assertRaises(kvant.Error) as raised:
-            kvant.Codec("int-99", 64, "k")
-        self.assertEqual(raised.exception.status, 20)
-
-    def test_a_library_that_is_not_there(self):
-        bindings._library = None
-        self.addCleanup(os.environ.__setitem__, "KVANT_LIBRARY", os.environ["KVANT_LIBRARY"])
-        for name, words in (("/nowhere/libkvant.so", "KVANT_LIBRARY"), ("libm.so.6", "another release")):
-            os.environ["KVANT_LIBRARY"] = name
-            with self.assertRaises(kvant.Error) as raised:
-                kvant.Codec("int-4", 64, "k")
-            self.assertIn(words, str(raised.exception))
 
 
 if __name__ == "__main__":
