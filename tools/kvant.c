@@ -29,11 +29,12 @@ static const subcommand subcommands[] = {
     { "eval", NEEDS_LLAMA(command_eval), "quality: perplexity, KL divergence to f16, top-1 agreement" },
     { "needle", NEEDS_LLAMA(command_needle),
       "does the model still find a fact, by context length, depth and codec" },
-    { "report", NEEDS_LLAMA(command_report), "all of this for a model, as one HTML page" },
+    { "report", NEEDS_LLAMA(python_command), "all of this for a model, as one HTML page" },
     { "bench", command_bench, "speed of a model, and the error of codecs beside their papers' figures" },
     { "calibrate", NEEDS_LLAMA(command_calibrate), "statistics of a model for the codecs that need them" },
     { "capture", NEEDS_LLAMA(command_capture), "keep a model's keys, values and queries in a safetensors file" },
     { "tune", NEEDS_LLAMA(command_tune), "a codec for each layer within a budget of bytes" },
+    { "inspect", NEEDS_LLAMA(command_inspect), "a model's facts, and the true bits of caches for it" },
     { "codecs", command_codecs, "list the codecs with their true bits and sources" },
     { "plugin-path", command_plugin_path, "print where the llama.cpp plug-in is" },
 };

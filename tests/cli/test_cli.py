@@ -11,7 +11,7 @@ from testing import KVANT, LIB, PLUGIN, SRC, program, run
 
 OK, RUNTIME, USAGE, NOT_FOUND = 0, 1, 2, 127
 COMMANDS = ["codecs", "plugin-path", "exec", "bench"]
-LLAMA_COMMANDS = ["run", "eval", "needle", "report", "capture", "tune"]
+LLAMA_COMMANDS = ["run", "eval", "needle", "report", "inspect", "capture", "tune"]
 CUDA_LIBRARY = pathlib.Path(KVANT).resolve().parent.parent / "lib" / "libkvant_cuda.so"
 
 
