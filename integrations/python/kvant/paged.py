@@ -1,4 +1,4 @@
-"""A pool of compressed pages and the calls that work on it."""
+"""A pool of compressed pages on a GPU whose blocks the engine manages: PyTorch tensors in and out (kvant/cuda.h)."""
 
 import ctypes as c
 import math
@@ -7,26 +7,35 @@ import torch
 
 from . import checks
 from .codec import Codec
-from .library import (
-    AppendArgs,
-    AttentionArgs,
-    DecodeArgs,
-    Error,
-    PAGE_TOKENS,
-    Pages,
-    Rows,
-    SealArgs,
-    SealPages,
-    check,
-    library,
-)
+from .library import MAX_HEAD_DIM, PAGE_TOKENS, Error, Owned, check, library, text_buffer
+from .structs import AppendArgs, AttentionArgs, CodecInfo, DecodeArgs, Pages, Rows, SealArgs, SealPages
 
 _TYPES = {"float32": 0, "float16": 1, "bfloat16": 2}
 _MOST_HEADS = 65535
+_CUDA = 80  # KVANT_ERR_CUDA
 
 
 def _type(tensor):
     return _TYPES[checks.name_of(tensor.dtype)]
+
+
+class _GpuCodec(Owned):
+    """The GPU's side of a codec."""
+
+    def __init__(self, make, what, source, *text):
+        super().__init__("kvant_cuda_codec_free")
+        check(what, make(source, c.byref(self._handle), *text, *map(len, text)), *text)
+        info = CodecInfo.new()
+        check("codec info", library().kvant_cuda_codec_get_info(self._handle, c.byref(info)))
+        self.page_bytes = info.page_bytes
+
+    @classmethod
+    def of(cls, codec):
+        return cls(library().kvant_cuda_codec_from, f"codec {codec.spec!r}", codec.handle, text_buffer())
+
+    def open(self):
+        """The codec of open pages whose rows this one will quantise."""
+        return _GpuCodec(library().kvant_cuda_codec_create_open, "open codec", self._handle)
 
 
 def _pointer(tensor):
@@ -55,26 +64,28 @@ class PagedCache:
         if torch.device(device).type != "cuda":
             raise ValueError(f"device: a GPU is needed, not {device}")
         self.n_kv_heads = checks.count(n_kv_heads, "n_kv_heads", most=_MOST_HEADS)
-        self.head_dim = checks.count(head_dim, "head_dim", most=512)
+        self.head_dim = checks.count(head_dim, "head_dim", most=MAX_HEAD_DIM)
         self.n_blocks = checks.count(n_blocks, "n_blocks")
         self.n_open_blocks = checks.count(n_open_blocks, "n_open_blocks", least=0)
         self.check_numbers = check_numbers
-        self.k, self.v = Codec(k_spec, head_dim, "k", seed), Codec(v_spec, head_dim, "v", seed)
-        text = c.create_string_buffer(512)
+        self.k, self.v = (
+            _GpuCodec.of(Codec(spec, head_dim, role, seed=seed)) for spec, role in ((k_spec, "k"), (v_spec, "v"))
+        )
+        text = text_buffer()
         status = library().kvant_cuda_attention_check(self.k.handle, self.v.handle, text, len(text))
-        check(f"keys {k_spec!r} with values {v_spec!r}", status, text.value.decode())
-        self._v_offset = self.k.info.page_bytes * self.n_kv_heads
-        self.block_bytes = self._v_offset + self.v.info.page_bytes * self.n_kv_heads
+        check(f"keys {k_spec!r} with values {v_spec!r}", status, text)
+        self._v_offset = self.k.page_bytes * self.n_kv_heads
+        self.block_bytes = self._v_offset + self.v.page_bytes * self.n_kv_heads
         self.open_k, self.open_v = self.k.open(), self.v.open()
-        self._open_bytes = self.open_k.info.page_bytes
-        check("GPU", library().kvant_cuda_available(text, len(text)), text.value.decode())
+        self._open_bytes = self.open_k.page_bytes
+        check("GPU", library().kvant_cuda_available(text, len(text)), text)
         self.pool = self._bytes(self.n_blocks * self.block_bytes, device)
         self.device = self.pool.device
         self.open_pool = self._bytes(2 * self.n_open_blocks * self.n_kv_heads * self._open_bytes, self.device)
         with torch.cuda.device(self.device):
             size = library().kvant_cuda_attention_workspace(self.head_dim)
         if size == 0:
-            raise Error("attention workspace", 80)
+            raise Error("attention workspace", _CUDA, "the library has no code for this device")
         self._workspace = self._bytes(size, self.device)
 
     @staticmethod
@@ -89,8 +100,8 @@ class PagedCache:
 
     def _pages(self, role):
         if role == "k":
-            return Pages(self.pool.data_ptr(), self.block_bytes, self.k.info.page_bytes)
-        return Pages(self.pool.data_ptr() + self._v_offset, self.block_bytes, self.v.info.page_bytes)
+            return Pages(self.pool.data_ptr(), self.block_bytes, self.k.page_bytes)
+        return Pages(self.pool.data_ptr() + self._v_offset, self.block_bytes, self.v.page_bytes)
 
     def _open_pages(self, role):
         if self.n_open_blocks == 0:
@@ -147,8 +158,7 @@ class PagedCache:
         if self.check_numbers:
             blocks = self.n_open_blocks if to_open else self.n_blocks
             checks.in_range(slots, "slots", -(2**63), PAGE_TOKENS * blocks)
-        args = AppendArgs(
-            size=c.sizeof(AppendArgs),
+        args = AppendArgs.new(
             type=_type(k),
             n_tokens=n,
             n_kv_heads=self.n_kv_heads,
@@ -183,8 +193,7 @@ class PagedCache:
         self._numbers(blocks, "blocks", n, least, self.n_blocks)
         if tokens is not None:
             self._numbers(tokens, "tokens", n, 0, PAGE_TOKENS + 1)
-        args = SealArgs(
-            size=c.sizeof(SealArgs),
+        args = SealArgs.new(
             k=SealPages(self.k.handle, self._open_pages("k"), self._pages("k")),
             v=SealPages(self.v.handle, self._open_pages("v"), self._pages("v")),
             n_blocks=n,
@@ -244,8 +253,7 @@ class PagedCache:
             raise ValueError(f"scale: {scale} is not finite")
         if self.check_numbers:
             checks.in_range(block_table, "block_table", -self.n_open_blocks, self.n_blocks)
-        args = AttentionArgs(
-            size=c.sizeof(AttentionArgs),
+        args = AttentionArgs.new(
             k_codec=self.k.handle,
             v_codec=self.v.handle,
             k=self._pages("k"),
@@ -297,8 +305,7 @@ class PagedCache:
         sealed, opened = (self.k, self.open_k) if role == "k" else (self.v, self.open_v)
         n = blocks.shape[0]
         out = torch.empty(n * PAGE_TOKENS, self.n_kv_heads, self.head_dim, dtype=dtype, device=self.device)
-        args = DecodeArgs(
-            size=c.sizeof(DecodeArgs),
+        args = DecodeArgs.new(
             codec=(opened if is_open else sealed).handle,
             pages=self._open_pages(role) if is_open else self._pages(role),
             blocks=blocks.data_ptr(),
