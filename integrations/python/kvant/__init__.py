@@ -8,18 +8,22 @@ from importlib import import_module
 from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
-    from .calibration import Calibration, CalibrationInfo
-    from .codec import Codec, CodecFamily, codecs, needs_calibration
-    from .library import Error
+    from .attend import attention
+    from .cache import Cache, CacheInfo
+    from .calibration import Calibration, CalibrationEntry, CalibrationInfo, Calibrator
+    from .codec import Codec, CodecFamily, check_spec, codecs, needs_calibration
+    from .library import Error, cpu_level, set_cpu_level, version
     from .paged import PagedCache
     from .scheme import Scheme
     from .settings import LayerCodec, Preset, Settings, SettingsInfo, preset
     from .tensor import Tensor, TensorInfo
 
 _HOMES = {
-    "calibration": ("Calibration", "CalibrationInfo"),
-    "codec": ("Codec", "CodecFamily", "codecs", "needs_calibration"),
-    "library": ("Error",),
+    "attend": ("attention",),
+    "cache": ("Cache", "CacheInfo"),
+    "calibration": ("Calibration", "CalibrationEntry", "CalibrationInfo", "Calibrator"),
+    "codec": ("Codec", "CodecFamily", "check_spec", "codecs", "needs_calibration"),
+    "library": ("Error", "cpu_level", "set_cpu_level", "version"),
     "paged": ("PagedCache",),
     "scheme": ("Scheme",),
     "settings": ("LayerCodec", "Preset", "Settings", "SettingsInfo", "preset"),

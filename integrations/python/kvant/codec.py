@@ -45,6 +45,20 @@ def codecs() -> list[CodecFamily]:
     return families
 
 
+def check_spec(spec: str, role: str = "k", calibration: Calibration | None = None) -> None:
+    """Error with the library's words when spec makes a codec for no head_dim that models use. A spec that passes may
+    still be refused for the head_dim of a model."""
+    text = text_buffer()
+    status = library().kvant_codec_check(
+        c_text(checks.text(spec, "spec"), "spec"),
+        ROLES[checks.choice(role, "role", tuple(ROLES))],
+        checks.handle(calibration, "calibration", "kvant_calibration_free"),
+        text,
+        len(text),
+    )
+    check(f"codec {spec!r}", status, text)
+
+
 def needs_calibration(spec: str, role: str = "k") -> bool:
     """Whether codecs of this spec and role take something from a calibration. Error for a spec that makes no codec."""
     needed, text = c.c_int(), text_buffer()
@@ -176,11 +190,7 @@ class Codec(Owned):
         codec give numbers without meaning, infinities and NaNs included."""
         from . import arrays
 
-        pages = arrays.contiguous(pages, "pages", "uint8", (None, self.page_bytes))
-        if pages.ctypes.data % 16:
-            aligned = arrays.zeroed(pages.size).reshape(pages.shape)
-            aligned[:] = pages
-            pages = aligned
+        pages = self._readable(pages)
         most = PAGE_TOKENS * pages.shape[0]
         n = most if n is None else checks.count(n, "n", least=0, most=most)
         affine, kept = self._affine(center, scale)
@@ -192,3 +202,41 @@ class Codec(Owned):
             if status:
                 check("decode", status)
         return rows
+
+    def transform_queries(self, queries: np.ndarray, scale: np.ndarray | None = None) -> np.ndarray:
+        """R (q o s) of each query, float32 [n, head_dim]: a new array of the same shape. scale: that of encode."""
+        from . import arrays
+
+        queries = arrays.contiguous(queries, "queries", "float32", (None, self.head_dim))
+        out, (affine, kept) = arrays.np.empty_like(queries), self._affine(None, scale)
+        for i in range(queries.shape[0]):
+            at = 4 * self.head_dim * i
+            status = library().kvant_codec_transform_query(
+                self._handle, affine, queries.ctypes.data + at, out.ctypes.data + at
+            )
+            check("transform", status)
+        return out
+
+    def scores(self, queries: np.ndarray, pages: np.ndarray, scale: np.ndarray | None = None) -> np.ndarray:
+        """<query, token> of every query, float32 [n, head_dim], and every token of pages, computed on their codes: a new
+        float32 array [n, 64 * pages]. The centre's term is left out, as softmax ignores it. Tokens that were never
+        encoded score 0."""
+        from . import arrays
+
+        queries, pages = self.transform_queries(queries, scale), self._readable(pages)
+        n, found = queries.shape[0], arrays.np.empty((pages.shape[0], queries.shape[0], PAGE_TOKENS), "float32")
+        for i in range(pages.shape[0] if n else 0):
+            page, to = pages.ctypes.data + i * self.page_bytes, found[i].ctypes.data
+            check("scores", library().kvant_codec_score(self._handle, page, queries.ctypes.data, self.head_dim, n, to))
+        return found.transpose(1, 0, 2).reshape(n, PAGE_TOKENS * pages.shape[0])
+
+    def _readable(self, pages: np.ndarray) -> np.ndarray:
+        """pages where they lie, or a copy when they are not aligned to 16 bytes."""
+        from . import arrays
+
+        pages = arrays.contiguous(pages, "pages", "uint8", (None, self.page_bytes))
+        if pages.ctypes.data % 16 == 0:
+            return pages
+        aligned = arrays.zeroed(pages.size).reshape(pages.shape)
+        aligned[:] = pages
+        return aligned

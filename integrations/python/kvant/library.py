@@ -18,7 +18,7 @@ PAGE_ALIGN = 64
 MAX_HEAD_DIM = 512
 ROLES = {"k": 0, "v": 1}
 
-_NONFINITE, _RANGE, _UNSUPPORTED = 50, 51, 30
+_UNSUPPORTED = 30  # KVANT_ERR_UNSUPPORTED
 
 
 class Error(RuntimeError):
@@ -32,9 +32,10 @@ class Error(RuntimeError):
         return type(self), (str(self).removesuffix(f": {self.reason}"), self.status, self.reason)
 
 
-_P, _U32, _U64, _SIZE, _STR, _INT, _FLOAT = (
+_P, _U32, _I32, _U64, _SIZE, _STR, _INT, _FLOAT = (
     c.c_void_p,
     c.c_uint32,
+    c.c_int32,
     c.c_uint64,
     c.c_size_t,
     c.c_char_p,
@@ -56,6 +57,10 @@ _FUNCTIONS: dict[str, tuple[Any, list[Any]]] = {
     "kvant_strerror": (_STR, [_INT]),
     "kvant_error_message": (_STR, []),
     "kvant_version": (_STR, []),
+    "kvant_set_cpu_level": (_INT, [_INT]),
+    "kvant_get_cpu_level": (_INT, []),
+    "kvant_cpu_level_name": (_STR, [_INT]),
+    "kvant_cpu_level_from_name": (_INT, [_STR, c.POINTER(_INT)]),
     # codec.h
     "kvant_codec_create_calibrated": (_INT, [_STR, _U32, _INT, _U64, _P, _U32, _U32, _OUT, *_TEXT]),
     "kvant_codec_check": (_INT, [_STR, _INT, _P, *_TEXT]),
@@ -91,6 +96,14 @@ _FUNCTIONS: dict[str, tuple[Any, list[Any]]] = {
     "kvant_calibration_free": (None, [_OUT]),
     "kvant_calibration_get_info": (_INT, [_P, _to(s.CalibrationInfo)]),
     "kvant_calibration_get_entry": (_INT, [_P, _U32, _U32, _INT, _to(s.CalibrationEntry)]),
+    "kvant_calibration_save": (_INT, [_P, _STR, *_TEXT]),
+    "kvant_calibrator_create": (_INT, [_to(s.CalibratorConfig), _OUT, *_TEXT]),
+    "kvant_calibrator_free": (None, [_OUT]),
+    "kvant_calibrator_add_rows": (_INT, [_P, _U32, _INT, _U32, _U32, *_ROWS, _SIZE]),
+    "kvant_calibrator_add_queries": (_INT, [_P, _U32, _U32, _U32, *_ROWS, _SIZE]),
+    "kvant_calibrator_add_attention": (_INT, [_P, _U32, _U32, _U32, _U32, _to(s.CalibratorAttention)]),
+    "kvant_calibrator_cluster": (_INT, [_P, c.POINTER(_U32)]),
+    "kvant_calibrator_finish": (_INT, [_P, _OUT]),
     # settings.h
     "kvant_settings_create": (_INT, [_to(s.SettingsConfig), _OUT, *_TEXT]),
     "kvant_settings_load": (_INT, [_STR, _OUT, *_TEXT]),
@@ -108,6 +121,24 @@ _FUNCTIONS: dict[str, tuple[Any, list[Any]]] = {
     "kvant_scheme_codecs": (_INT, [_P, _to(s.SchemePlace), c.POINTER(_OUT)]),
     "kvant_scheme_head_dim": (_INT, [_P, _U32, _INT, c.POINTER(_U32)]),
     "kvant_scheme_get_info": (_INT, [_P, _to(s.SchemeInfo)]),
+    # attention.h
+    "kvant_attention_workspace": (_INT, [_P, _P, _to(s.AttentionProblem), c.POINTER(_SIZE)]),
+    "kvant_attention": (_INT, [_P, _P, _to(s.AttentionProblem), _P, _SIZE]),
+    # cache.h
+    "kvant_cache_create": (_INT, [_to(s.CacheParams), _OUT]),
+    "kvant_cache_free": (None, [_OUT]),
+    "kvant_cache_append": (_INT, [_P, _U32, _I32, _P, _P, _U32]),
+    "kvant_cache_attention": (_INT, [_P, _U32, _I32, _to(s.AttentionProblem)]),
+    "kvant_sequence_create": (_I32, [_P]),
+    "kvant_sequence_fork": (_I32, [_P, _I32]),
+    "kvant_sequence_free": (None, [_P, _I32]),
+    "kvant_sequence_length": (_U32, [_P, _I32, _U32]),
+    "kvant_sequence_truncate": (_INT, [_P, _I32, _U32]),
+    "kvant_sequence_drop": (_INT, [_P, _I32, _U32]),
+    "kvant_cache_export_size": (_SIZE, [_P]),
+    "kvant_sequence_export": (_INT, [_P, _I32, _U32, _P, _SIZE, c.POINTER(_SIZE)]),
+    "kvant_sequence_import": (_INT, [_P, _I32, _P, _SIZE]),
+    "kvant_cache_get_info": (_INT, [_P, _to(s.CacheInfo)]),
     # cuda.h
     "kvant_cuda_available": (_INT, [*_TEXT]),
     "kvant_cuda_codec_from": (_INT, [_P, _OUT, *_TEXT]),
@@ -157,15 +188,43 @@ def _open() -> Any:
     raise Error("loading libkvant", _UNSUPPORTED, f"{reason}; build it (make) or set KVANT_LIBRARY to its path")
 
 
+def _force_level(lib: Any, name: str) -> None:
+    level = c.c_int()
+    if lib.kvant_cpu_level_from_name(name.encode(), c.byref(level)):
+        raise ValueError(f"CPU level: there is none called {name!r}")
+    if lib.kvant_set_cpu_level(level):
+        raise Error("CPU level", _UNSUPPORTED, f"this machine or this build of libkvant has no level {name!r}")
+
+
 def library() -> Any:
     """libkvant with its functions declared, opened by the first call. Error when there is none or it is of another
-    release. libkvant itself opens libkvant_cuda.so: beside itself, or where KVANT_CUDA_LIBRARY says."""
+    release. libkvant itself opens libkvant_cuda.so: beside itself, or where KVANT_CUDA_LIBRARY says. KVANT_CPU forces a
+    CPU level, as set_cpu_level does."""
     global _library
     if _library is None:
         with _loading:
             if _library is None:
-                _library = _open()
+                made = _open()
+                if os.environ.get("KVANT_CPU"):
+                    _force_level(made, os.environ["KVANT_CPU"])
+                _library = made
     return _library
+
+
+def set_cpu_level(name: str) -> None:
+    """Forces an instruction set for the whole process: "auto", "c", "avx2" and others (kvant/kvant.h). Before other
+    threads use the library. ValueError for an unknown name, Error when the machine lacks it."""
+    _force_level(library(), name)
+
+
+def cpu_level() -> str:
+    """The level in use."""
+    return library().kvant_cpu_level_name(library().kvant_get_cpu_level()).decode()
+
+
+def version() -> str:
+    """Of the library that is loaded, "major.minor.patch"."""
+    return library().kvant_version().decode()
 
 
 def text_buffer() -> Any:
@@ -178,17 +237,13 @@ SAID = object()  #: for check: the call leaves its reason in kvant_error_message
 
 def check(what: str, status: int, text: Any = None) -> None:
     """Raises Error(what: reason) unless status is 0. The reason is in text, the buffer of a call with an argument err;
-    or in kvant_error_message() of this thread, with SAID, for calls whose header says so; otherwise the status tells
-    all, and an older message would mislead."""
+    or in kvant_error_message() of this thread, with SAID, for calls that leave it there; otherwise the status tells all,
+    and an older message would mislead."""
     if status == 0:
         return
-    reason = b""
-    if text is SAID:
-        if status not in (_NONFINITE, _RANGE):
-            reason = library().kvant_error_message()
-    elif text is not None:
-        reason = text.value
-    raise Error(what, status, (reason or library().kvant_strerror(status)).decode(errors="replace"))
+    reason = library().kvant_error_message() if text is SAID else text.value if text is not None else b""
+    words = (reason or library().kvant_strerror(status)).decode(errors="replace")
+    raise Error(what, status, words.removeprefix(f"{what}: "))
 
 
 def c_text(value: Any, what: str) -> bytes | None:

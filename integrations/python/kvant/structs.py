@@ -143,6 +143,34 @@ class CalibrationEntry(Struct):
     ]
 
 
+class CalibratorConfig(Struct):
+    _fields_ = [
+        ("size", c.c_size_t),
+        ("model", c.c_char_p),
+        ("model_fingerprint", c.c_uint64),
+        ("seed", c.c_uint64),
+        ("clusters", c.POINTER(c.c_uint32)),
+        ("n_codebooks", c.c_uint32),
+        ("sample_rows", c.c_uint32),
+        ("n_threads", c.c_uint32),
+    ]
+
+
+class CalibratorAttention(Struct):
+    _fields_ = [
+        ("size", c.c_size_t),
+        ("keys", c.c_void_p),
+        ("key_stride", c.c_size_t),
+        ("n_keys", c.c_uint32),
+        ("queries", c.c_void_p),
+        ("query_stride", c.c_size_t),
+        ("n_queries", c.c_uint32),
+        ("mask", c.c_void_p),
+        ("mask_stride", c.c_size_t),
+        ("scale", c.c_float),
+    ]
+
+
 # ---- settings.h ----
 
 
@@ -226,6 +254,77 @@ class SchemeInfo(Struct):
         ("settings", c.c_void_p),
         ("calibration", c.c_void_p),
         ("needs_calibration", c.c_bool),
+    ]
+
+
+# ---- attention.h ----
+
+
+class AttentionProblem(Struct):
+    _fields_ = [
+        ("size", c.c_size_t),
+        ("n_queries", c.c_uint32),
+        ("n_tokens", c.c_uint32),
+        ("n_heads", c.c_uint32),
+        ("block_table", c.c_void_p),
+        ("first_block", c.c_uint32),
+        ("n_threads", c.c_uint32),
+        ("q", c.c_void_p),
+        ("q_token_stride", c.c_size_t),
+        ("q_head_stride", c.c_size_t),
+        ("out", c.c_void_p),
+        ("out_token_stride", c.c_size_t),
+        ("out_head_stride", c.c_size_t),
+        ("lse", c.c_void_p),
+        ("mask", c.c_void_p),
+        ("mask_token_stride", c.c_size_t),
+        ("sinks", c.c_void_p),
+        ("scale", c.c_float),
+        ("logit_softcap", c.c_float),
+        ("max_bias", c.c_float),
+        ("window", c.c_uint32),
+        ("causal", c.c_bool),
+        ("exact", c.c_bool),
+    ]
+
+
+# ---- cache.h ----
+
+
+class CacheParams(Struct):
+    _fields_ = [
+        ("size", c.c_size_t),
+        ("n_layers", c.c_uint32),
+        ("n_heads", c.c_uint32),
+        ("n_kv_heads", c.c_uint32),
+        ("head_dim", c.c_uint32),
+        ("v_head_dim", c.c_uint32),
+        ("max_tokens", c.c_uint32),
+        ("max_sequences", c.c_uint32),
+        ("n_threads", c.c_uint32),
+        ("device", c.c_char_p),
+        ("scheme", c.c_void_p),
+        ("preset", c.c_char_p),
+        ("k", c.c_char_p),
+        ("v", c.c_char_p),
+        ("settings", c.c_char_p),
+        ("calibration", c.c_char_p),
+        ("scale", c.c_float),
+        ("logit_softcap", c.c_float),
+    ]
+
+
+class CacheInfo(Struct):
+    _fields_ = [
+        ("size", c.c_size_t),
+        ("n_blocks", c.c_uint32),
+        ("n_free_blocks", c.c_uint32),
+        ("bytes", c.c_size_t),
+        ("f16_bytes", c.c_size_t),
+        ("true_bits", c.c_double),
+        ("calibrated", c.c_bool),
+        ("k", c.c_char_p),
+        ("v", c.c_char_p),
     ]
 
 

@@ -128,6 +128,21 @@ class Tensor(Owned):
         n = checks.count(n, "n", least=0, most=self.n_blocks - first)
         check("clear", library().kvant_tensor_clear_blocks(self._handle, first, n))
 
+    def copy(self, first: int, to: Tensor, to_first: int, n: int = 1) -> None:
+        """Copies n blocks as they are to a tensor of the same codecs, or within this one. Error of status 60 when the
+        target has no place for their centres and scales or fp16 rows: copy by read and write then."""
+        first = checks.count(first, "first", least=0, most=self.n_blocks)
+        to_first = checks.count(to_first, "to_first", least=0, most=to.n_blocks)
+        n = checks.count(n, "n", least=0, most=min(self.n_blocks - first, to.n_blocks - to_first))
+        check("copy", library().kvant_tensor_copy(self._handle, first, to.handle, to_first, n))
+
+    def set_affine(self, center: np.ndarray | None = None, scale: np.ndarray | None = None) -> None:
+        """Gives centre and scale, float32 [n_kv_heads, head_dim], before anything is written, in place of those that
+        center=first and norm=first take from the first rows."""
+        kept = [arrays.channels(x, what, self._row) for x, what in ((center, "center"), (scale, "scale"))]
+        affine = s.Affine(*map(arrays.pointer, kept))
+        check("centre and scale", library().kvant_tensor_set_affine(self._handle, c.byref(affine)))
+
     def export_block(self, block: int) -> bytes:
         """A block as bytes, for import_block of a tensor with the same codecs, in another process too."""
         number = checks.count(block, "block", least=0, most=self.n_blocks - 1)
