@@ -31,7 +31,6 @@ int python_command(int argc, char **argv);
 
 /* Of `kvant bench`. */
 int bench_model(int argc, char **argv);
-int bench_distortion(int argc, char **argv);
 int bench_encode(int argc, char **argv);
 int bench_attention(int argc, char **argv);
 int bench_cuda(int argc, char **argv);
