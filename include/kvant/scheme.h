@@ -62,6 +62,19 @@ KVANT_API kvant_status kvant_scheme_codecs(kvant_scheme *scheme, const kvant_sch
 KVANT_API kvant_status kvant_scheme_head_dim(const kvant_scheme *scheme, uint32_t layer, kvant_role role,
                                              uint32_t *head_dim);
 
+/* What is known of a model as a whole. */
+typedef struct kvant_scheme_model {
+    size_t size; /* set by the caller to sizeof(kvant_scheme_model) */
+    uint32_t n_layers, n_kv_heads;
+    uint32_t head_dim[2]; /* by kvant_role */
+} kvant_scheme_model;
+
+/* *bits = true bits per number of the keys and values of all layers, every stored byte counted. A
+ * settings file states the shape of every layer; elsewhere all are taken to be alike.
+ * KVANT_ERR_ARGUMENT when the settings file is for another model: another number of layers or kv
+ * heads, or no layer with such a head_dim. Errors as kvant_scheme_codecs. */
+KVANT_API kvant_status kvant_scheme_true_bits(kvant_scheme *scheme, const kvant_scheme_model *model, double *bits);
+
 /* *bytes = the most memory that a tensor of this layer can take, for rows of row_dim = n_kv_heads x
  * head_dim numbers: over every head_dim that is a multiple of 8 from 32 on and divides row_dim, or
  * head_dim alone when it is not 0, and over protected and ordinary codecs while n_layers is 0. The

@@ -389,6 +389,81 @@ kvant_status kvant_scheme_most_bytes(kvant_scheme *scheme, const kvant_scheme_pl
     return KVANT_OK;
 }
 
+/* A settings file is for the model when its layers have the model's heads. Models may mix head
+ * dimensions, of which only one is known here. */
+static kvant_status check_model(const kvant_scheme *scheme, const kvant_scheme_model *model)
+{
+    kvant_settings_info info = { .size = sizeof info };
+    kvant_settings_layer first = { .spec = NULL }, layer;
+    bool found[2] = { false, false };
+    if (!scheme->settings)
+        return KVANT_OK;
+    KVANT_FORWARD(kvant_settings_get_info(scheme->settings, &info));
+    KVANT_FORWARD(kvant_settings_get_layer(scheme->settings, 0, KVANT_ROLE_K, &first));
+    for (uint32_t i = 0; i < 2 * info.n_layers; i++)
+        if (kvant_settings_get_layer(scheme->settings, i / 2, (kvant_role)(i % 2), &layer) == KVANT_OK)
+            found[i % 2] |= layer.head_dim == model->head_dim[i % 2];
+    if (info.n_layers == model->n_layers && first.n_kv_heads == model->n_kv_heads && found[0] && found[1])
+        return KVANT_OK;
+    return kvant_fail(NULL, KVANT_ERR_ARGUMENT,
+                      "the settings file is for another model: for %s with %u layers, %u kv heads of %u; this one has %u, %u of %u",
+                      info.model[0] ? info.model : "one with no name", info.n_layers, first.n_kv_heads, first.head_dim,
+                      model->n_layers, model->n_kv_heads, model->head_dim[KVANT_ROLE_K]);
+}
+
+/* Sizes do not depend on layer and kv head, so one codec of a spec answers for all. */
+static kvant_status bits_of(kvant_scheme *scheme, const char *spec, const kvant_scheme_place *place, double *bits)
+{
+    kvant_codec_info info = { .size = sizeof info };
+    const kvant_codec *codec = NULL;
+    for (const made_codec *m = scheme->codecs; m && !codec; m = m->next)
+        if (m->head_dim == place->head_dim && m->role == place->role && strcmp(m->spec, spec) == 0)
+            codec = m->codec;
+    if (!codec)
+        KVANT_FORWARD(make(scheme, spec, place, 0, &codec));
+    KVANT_FORWARD(kvant_codec_get_info(codec, &info));
+    *bits = info.true_bits;
+    return KVANT_OK;
+}
+
+static kvant_status add_bits(kvant_scheme *scheme, kvant_scheme_place place, double *sum, double *numbers)
+{
+    kvant_settings_layer layer;
+    double bits;
+    if (scheme->settings && kvant_settings_get_layer(scheme->settings, place.layer, place.role, &layer) == KVANT_OK) {
+        place.n_kv_heads = layer.n_kv_heads;
+        place.head_dim = layer.head_dim;
+    }
+    KVANT_FORWARD(choose(scheme, &place, &layer));
+    for (uint32_t head = 0; head < place.n_kv_heads; head++) {
+        KVANT_FORWARD(bits_of(scheme, layer.heads ? layer.heads[head] : layer.spec, &place, &bits));
+        *sum += bits * place.head_dim;
+        *numbers += place.head_dim;
+    }
+    return KVANT_OK;
+}
+
+kvant_status kvant_scheme_true_bits(kvant_scheme *scheme, const kvant_scheme_model *model, double *bits)
+{
+    kvant_scheme_model m;
+    double sum = 0, numbers = 0;
+    if (!scheme || !bits || !KVANT_TAKE(kvant_scheme_model, &m, model, head_dim) || !m.n_layers || !m.n_kv_heads)
+        return kvant_fail(NULL, KVANT_ERR_ARGUMENT, "scheme: the model is missing, has no layers, or its size field is not set");
+    kvant_status status = check_model(scheme, &m);
+    pthread_mutex_lock(&scheme->lock);
+    for (uint32_t i = 0; i < 2 * m.n_layers && status == KVANT_OK; i++) {
+        const kvant_scheme_place place = { .role = (kvant_role)(i % 2),
+                                           .layer = i / 2,
+                                           .n_layers = m.n_layers,
+                                           .n_kv_heads = m.n_kv_heads,
+                                           .head_dim = m.head_dim[i % 2] };
+        status = add_bits(scheme, place, &sum, &numbers);
+    }
+    pthread_mutex_unlock(&scheme->lock);
+    *bits = sum / numbers;
+    return status;
+}
+
 kvant_status kvant_scheme_get_info(const kvant_scheme *scheme, kvant_scheme_info *info)
 {
     KVANT_RETURN_IF(!scheme, KVANT_ERR_ARGUMENT);
