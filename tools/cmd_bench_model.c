@@ -192,7 +192,7 @@ static void add_row(bench *b, subject *s, uint32_t depth)
         CELL_NUMBER(stats_percentile(s->decode_tps, s->n_rounds, 0.5)),
         CELL_NUMBER(s->n_rounds),
     };
-    configs_fill_cells(&b->settings->engine.configs, s->config, row);
+    configs_fill_cells(s->config, row);
     memcpy(row + N_CONFIG_COLUMNS, measured, sizeof measured);
 }
 

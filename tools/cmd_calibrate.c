@@ -124,7 +124,7 @@ static bool create_calibrator(run *r)
         snprintf(name, sizeof name, "%s", file_name(s->engine.model));
     const kvant_calibrator_config config = { .size = sizeof config,
                                              .model = name,
-                                             .model_fingerprint = fingerprint_file(s->engine.model),
+                                             .model_fingerprint = kvant_model_fingerprint(s->engine.model),
                                              .seed = s->seed,
                                              .clusters = s->clusters,
                                              .n_codebooks = s->n_codebooks,

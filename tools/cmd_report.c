@@ -175,7 +175,7 @@ static bool describe(run *r)
                                    s->engine.n_threads > 0 ? s->engine.n_threads : machine_cpus()) != NULL &&
            about_text(about, "model", r->facts.name[0] != 0 ? r->facts.name : file_name(s->engine.model)) &&
            about_text(about, "model_file", file_name(s->engine.model)) &&
-           about_fingerprint(about, "model_fingerprint", fingerprint_file(s->engine.model)) &&
+           about_fingerprint(about, "model_fingerprint", kvant_model_fingerprint(s->engine.model)) &&
            cJSON_AddNumberToObject(about, "n_ctx_train", r->facts.n_ctx_train) != NULL &&
            about_text(about, "text", file_name(s->text)) &&
            about_fingerprint(about, "text_fingerprint", r->facts.text_fingerprint) &&

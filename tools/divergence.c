@@ -15,7 +15,7 @@ bool divergence_open(divergence *d, engine *e, uint32_t n_ctx, const char *state
     if (model == NULL)
         return false;
     d->n_rows = n_ctx - 1 - n_ctx / 2;
-    d->key = (base_key){ .model = fingerprint_file(e->options.model),
+    d->key = (base_key){ .model = kvant_model_fingerprint(e->options.model),
                          .runtime = engine_runtime_fingerprint(e),
                          .n_ctx = n_ctx,
                          .n_batch = ENGINE_UBATCH,

@@ -253,8 +253,9 @@ static bool meter_node(struct ggml_tensor *node, bool ask, void *user)
 struct llama_context *engine_context(engine *e, const kv_config *config, const engine_context_options *options)
 {
     struct llama_model *model = engine_model(e, config);
-    const plugin_settings settings = configs_plugin_settings(&e->options.configs, config);
-    if (model == NULL || !engine_fits(e, config) || (!config->stock && !plugin_set(&settings)) ||
+    double bits;
+    if (model == NULL || !engine_bits(e, config, &bits) ||
+        (!config->stock && !configs_set_plugin(&e->options.configs, config)) ||
         setenv(PLUGIN_ACCEL, config->accel ? "1" : "0", 1) != 0)
         return NULL;
     struct llama_context_params params = ll.llama_context_default_params();

@@ -116,7 +116,7 @@ static void fill_row(const eval_run *r, size_t tally, const slice *s, sample *sa
         CELL_NUMBER(step),
         CELL_NUMBER(step_error),
     };
-    configs_fill_cells(&r->options->engine.configs, t->config, row);
+    configs_fill_cells(t->config, row);
     memcpy(row + N_CONFIG_COLUMNS, measured, sizeof measured);
 }
 

@@ -3,7 +3,6 @@
 #include "eval_run.h"
 
 #include "command.h"
-#include "config_key.h"
 #include "fingerprint.h"
 #include "scored_pass.h"
 
@@ -155,7 +154,7 @@ static bool prepare_tallies(eval_run *r)
         if (!engine_bits(&r->engine, t->config, &t->bits))
             return false;
         t->kv_bytes = NAN;
-        t->key = config_key(&r->options->engine.configs, t->config);
+        t->key = config_key(t->config);
         t->chunks = calloc(r->texts.n_chunks, sizeof(score_value *));
         if (t->chunks == NULL) {
             complain("eval: out of memory");
@@ -211,7 +210,7 @@ bool eval_prepare(eval_run *r, const eval_options *options)
                          options->n_chunks) ||
         !prepare_tallies(r))
         return false;
-    r->key = (base_key){ .model = fingerprint_file(options->engine.model),
+    r->key = (base_key){ .model = kvant_model_fingerprint(options->engine.model),
                          .runtime = engine_runtime_fingerprint(&r->engine),
                          .n_ctx = options->n_ctx,
                          .n_batch = options->n_batch,

@@ -31,6 +31,9 @@ typedef struct kvant_scheme_params {
     const char *protect_codec; /* spec of the protected layers; NULL: f16 */
     uint32_t protect;          /* that many first and last layers use protect_codec */
     uint64_t seed;             /* of random signs and rotations */
+    /* Path of the model's file, or NULL. Where no calibration is named and a codec or the preset
+     * takes one, model.kvcal beside model.gguf is used, if it was made with this very file. */
+    const char *model;
 } kvant_scheme_params;
 
 /* KVANT_ERR_ARGUMENT, KVANT_ERR_SPEC, KVANT_ERR_UNSUPPORTED (a codec needs a calibration),
@@ -90,6 +93,8 @@ typedef struct kvant_scheme_info {
     const kvant_settings *settings;       /* or NULL */
     const kvant_calibration *calibration; /* or NULL */
     bool needs_calibration;               /* some codec could not be made without it */
+    const char *calibration_path; /* named or beside the model; NULL: none, or the settings file's own */
+    const char *not_used;         /* of a calibration beside the model, why it is not used; or NULL */
 } kvant_scheme_info;
 
 KVANT_API kvant_status kvant_scheme_get_info(const kvant_scheme *scheme, kvant_scheme_info *info);

@@ -8,6 +8,7 @@
 #include <pthread.h>
 #include <stdio.h>
 #include <string.h>
+#include <unistd.h>
 
 #include "../base/abi.h"
 #include "../base/alloc.h"
@@ -18,6 +19,7 @@
 #define MIN_HEAD_DIM 32u
 #define HEAD_DIM_STEP 8u
 #define MAX_SPEC 256u
+#define MAX_PATH 4096u
 
 typedef struct made_codec {
     struct made_codec *next;
@@ -44,6 +46,8 @@ struct kvant_scheme {
     kvant_settings *settings;
     kvant_calibration *calibration;
     bool needs_calibration;
+    char calibration_path[MAX_PATH];
+    char not_used[MAX_PATH + 512]; /* "" or why a calibration beside the model is not used */
     pthread_mutex_t lock; /* guards what follows */
     made_codec *codecs;
     made_list *lists;
@@ -85,12 +89,47 @@ static kvant_status read_settings(kvant_scheme *scheme, const char *path)
         status = kvant_settings_get_info(scheme->settings, &info);
     if (status == KVANT_OK && info.calibration && !has_checksum(scheme->calibration, info.calibration_checksum)) {
         kvant_calibration_free(&scheme->calibration);
+        scheme->calibration_path[0] = 0;
         status = kvant_settings_load_calibration(scheme->settings, NULL, &scheme->calibration, err, sizeof err);
     }
     if (status == KVANT_OK)
         status = kvant_settings_check(scheme->settings, scheme->calibration, err, sizeof err);
     scheme->needs_calibration = info.calibration != NULL;
-    return status == KVANT_OK ? status : kvant_fail(NULL, status, "%s", err[0] ? err : kvant_strerror(status));
+    return status == KVANT_OK ? status : kvant_fail(NULL, status, "%s: %s", path, err[0] ? err : kvant_strerror(status));
+}
+
+/* A calibration that was named. */
+static kvant_status read_calibration(kvant_scheme *scheme, const char *path)
+{
+    char err[512] = "";
+    if (strlen(path) >= MAX_PATH)
+        return kvant_fail(NULL, KVANT_ERR_ARGUMENT, "the path of the calibration is longer than %u bytes", MAX_PATH - 1);
+    memcpy(scheme->calibration_path, path, strlen(path) + 1);
+    kvant_status status = kvant_calibration_load(path, &scheme->calibration, err, sizeof err);
+    return status == KVANT_OK ? status : kvant_fail(NULL, status, "%s: %s", path, err[0] ? err : kvant_strerror(status));
+}
+
+/* model.kvcal beside model.gguf. It must have been made with this model: a matching shape is not
+ * enough. */
+static void find_calibration(kvant_scheme *scheme, const char *model)
+{
+    kvant_calibration_info info = { .size = sizeof info };
+    char err[512] = "";
+    const size_t length = strlen(model), ending = strlen(".gguf");
+    const bool has_ending = length > ending && strcmp(model + length - ending, ".gguf") == 0;
+    const int n = snprintf(scheme->calibration_path, MAX_PATH, "%.*s.kvcal", (int)(has_ending ? length - ending : length), model);
+    if (n > 0 && (size_t)n < MAX_PATH && access(scheme->calibration_path, F_OK) == 0) {
+        if (kvant_calibration_load(scheme->calibration_path, &scheme->calibration, err, sizeof err) == KVANT_OK &&
+            kvant_calibration_get_info(scheme->calibration, &info) == KVANT_OK && info.model_fingerprint != 0 &&
+            info.model_fingerprint == kvant_model_fingerprint(model))
+            return;
+        const char *slash = strrchr(model, '/');
+        if (!err[0])
+            snprintf(err, sizeof err, "it was made with another file than %s", slash ? slash + 1 : model);
+        snprintf(scheme->not_used, sizeof scheme->not_used, "%s is not used: %s", scheme->calibration_path, err);
+    }
+    kvant_calibration_free(&scheme->calibration);
+    scheme->calibration_path[0] = 0;
 }
 
 /* Before a model is known: the spec works for one of the head dimensions that models use. */
@@ -115,33 +154,41 @@ static kvant_status check_specs(kvant_scheme *scheme)
     return KVANT_OK;
 }
 
+static bool takes_calibration(const char *spec, kvant_role role)
+{
+    int needed = 0;
+    return kvant_codec_needs_calibration(spec, role, &needed, NULL, 0) == KVANT_OK && needed;
+}
+
+/* A preset always has a use for one; a codec when it cannot be made without. */
 static kvant_status read_specs(kvant_scheme *scheme, const kvant_scheme_params *p)
 {
+    const bool preset = !p->k && !p->v;
     KVANT_FORWARD(read_spec("protected layers", p->protect_codec ? p->protect_codec : "f16", scheme->protect_codec));
     scheme->protect = p->protect;
-    if (!p->k && !p->v) {
-        KVANT_FORWARD(read_preset(scheme, p->preset ? p->preset : KVANT_PRESET_DEFAULT));
-    } else {
+    if (!preset) {
         KVANT_FORWARD(read_spec("keys", p->k ? p->k : p->v, scheme->spec[KVANT_ROLE_K]));
         KVANT_FORWARD(read_spec("values", p->v ? p->v : p->k, scheme->spec[KVANT_ROLE_V]));
     }
+    if (!scheme->calibration && p->model &&
+        (preset || takes_calibration(scheme->spec[KVANT_ROLE_K], KVANT_ROLE_K) ||
+         takes_calibration(scheme->spec[KVANT_ROLE_V], KVANT_ROLE_V)))
+        find_calibration(scheme, p->model);
+    if (preset)
+        KVANT_FORWARD(read_preset(scheme, p->preset ? p->preset : KVANT_PRESET_DEFAULT));
     return check_specs(scheme);
 }
 
 static kvant_status fill(kvant_scheme *scheme, const kvant_scheme_params *p)
 {
-    char err[512] = "";
     scheme->seed = p->seed;
     if ((p->preset != NULL) + (p->k || p->v) + (p->settings != NULL) > 1 ||
         (p->settings && (p->protect || p->protect_codec)))
         return kvant_fail(NULL, KVANT_ERR_ARGUMENT,
                           "preset, specs and a settings file each choose the codecs: give one of them%s",
                           p->settings ? "; a settings file says what its protected layers have" : "");
-    if (p->calibration) {
-        kvant_status status = kvant_calibration_load(p->calibration, &scheme->calibration, err, sizeof err);
-        if (status != KVANT_OK)
-            return kvant_fail(NULL, status, "%s", err);
-    }
+    if (p->calibration)
+        KVANT_FORWARD(read_calibration(scheme, p->calibration));
     return p->settings ? read_settings(scheme, p->settings) : read_specs(scheme, p);
 }
 
@@ -473,6 +520,8 @@ kvant_status kvant_scheme_get_info(const kvant_scheme *scheme, kvant_scheme_info
                                .protect = scheme->protect,
                                .settings = scheme->settings,
                                .calibration = scheme->calibration,
-                               .needs_calibration = scheme->needs_calibration };
+                               .needs_calibration = scheme->needs_calibration,
+                               .calibration_path = scheme->calibration_path[0] ? scheme->calibration_path : NULL,
+                               .not_used = scheme->not_used[0] ? scheme->not_used : NULL };
     return KVANT_GIVE(kvant_scheme_info, info, &full, needs_calibration) ? KVANT_OK : KVANT_ERR_ARGUMENT;
 }
