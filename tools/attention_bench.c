@@ -25,10 +25,8 @@ uint32_t attention_layers(const attention_shape *shape, double bytes)
 bool attention_is_finite(const float *out, size_t n)
 {
     for (size_t i = 0; i < n; i++)
-        if (!isfinite(out[i])) {
-            complain("number %zu of the output is not finite", i);
-            return false;
-        }
+        if (!isfinite(out[i]))
+            return complain("number %zu of the output is not finite", i);
     return true;
 }
 
@@ -58,10 +56,8 @@ static bool create_inputs(attention_inputs *in, const attention_shape *s)
     in->v = malloc(n_kv * sizeof *in->v);
     in->q = malloc(n_q * sizeof *in->q);
     in->mask = malloc((size_t)s->n_queries * s->n_tokens * sizeof *in->mask);
-    if (in->k == NULL || in->v == NULL || in->q == NULL || in->mask == NULL) {
-        complain("out of memory");
-        return false;
-    }
+    if (in->k == NULL || in->v == NULL || in->q == NULL || in->mask == NULL)
+        return complain("out of memory");
     rows_fill(in->k, n_kv, 1);
     rows_fill(in->v, n_kv, 2);
     rows_fill(in->q, n_q, 3);
@@ -98,10 +94,8 @@ static bool run_rounds(attention_bench *b, const attention_inputs *in, attention
 static bool add_rows(attention_bench *b, const attention_shape *shape, attention_entry *entries, size_t n)
 {
     report_cell *grown = realloc(b->cells, (b->n_rows + n) * b->n_columns * sizeof *grown);
-    if (grown == NULL) {
-        complain("out of memory");
-        return false;
-    }
+    if (grown == NULL)
+        return complain("out of memory");
     b->cells = grown;
     for (size_t i = 0; i < n; i++)
         entries[i].median = stats_percentile(entries[i].seconds, b->rounds, 0.5);

@@ -39,10 +39,8 @@ static bool make_codec(cuda_state *s, const char *spec, kvant_role role)
     char err[512] = "";
     kvant_codec_info info = { .size = sizeof info };
     if (kvant_codec_create(spec, s->in->shape.head_dim, role, 1, &s->codecs[role], err, sizeof err) != KVANT_OK ||
-        kvant_cuda_codec_from(s->codecs[role], &s->gpu_codecs[role], err, sizeof err) != KVANT_OK) {
-        complain("%s: %s", spec, err);
-        return false;
-    }
+        kvant_cuda_codec_from(s->codecs[role], &s->gpu_codecs[role], err, sizeof err) != KVANT_OK)
+        return complain("%s: %s", spec, err);
     kvant_codec_get_info(s->codecs[role], &info);
     s->page_bytes[role] = info.page_bytes;
     return true;
@@ -53,10 +51,8 @@ static bool make_codecs(cuda_state *s, const char *k, const char *v)
     char err[512] = "";
     if (!make_codec(s, k, KVANT_ROLE_K) || !make_codec(s, v, KVANT_ROLE_V))
         return false;
-    if (kvant_cuda_attention_check(s->gpu_codecs[K], s->gpu_codecs[V], err, sizeof err) != KVANT_OK) {
-        complain("%s", err);
-        return false;
-    }
+    if (kvant_cuda_attention_check(s->gpu_codecs[K], s->gpu_codecs[V], err, sizeof err) != KVANT_OK)
+        return complain("%s", err);
     s->block_bytes = s->in->shape.n_kv_heads * (s->page_bytes[K] + s->page_bytes[V]);
     s->pages = (s->in->shape.n_tokens + PAGE - 1) / PAGE;
     s->n_distinct = s->in->n_rows / PAGE;
@@ -73,10 +69,8 @@ static char *distinct_page(const cuda_state *s, uint32_t block, int role, uint32
 static bool encode_blocks(cuda_state *s)
 {
     const uint32_t d = s->in->shape.head_dim, heads = s->in->shape.n_kv_heads;
-    if ((s->distinct = calloc(s->n_distinct, s->block_bytes)) == NULL) {
-        complain("out of memory");
-        return false;
-    }
+    if ((s->distinct = calloc(s->n_distinct, s->block_bytes)) == NULL)
+        return complain("out of memory");
     for (uint32_t i = 0; i < s->n_distinct * heads * 2; i++) {
         const uint32_t role = i % 2, head = i / 2 % heads, block = i / 2 / heads;
         const float *rows = (role == K ? s->in->k : s->in->v) + ((size_t)block * PAGE * heads + head) * d;
@@ -100,10 +94,8 @@ static bool shuffle_blocks(cuda_state *s)
 {
     const uint32_t n = s->in->shape.batch * s->pages;
     uint64_t state = 88172645463325252u;
-    if ((s->table = malloc(n * sizeof *s->table)) == NULL) {
-        complain("no memory for a table of %u blocks", (unsigned)n);
-        return false;
-    }
+    if ((s->table = malloc(n * sizeof *s->table)) == NULL)
+        return complain("no memory for a table of %u blocks", (unsigned)n);
     for (uint32_t i = 0; i < n; i++) { /* inside out: block i goes to a random place up to its own */
         const uint32_t j = (uint32_t)(next_random(&state) % (i + 1));
         s->table[i] = s->table[j];
@@ -134,8 +126,7 @@ static bool make_memory(cuda_state *s, size_t pool, size_t q, size_t workspace)
         return false;
     if (offsets[N_PARTS] + ROOM_TO_SPARE > available) {
         complain("the cache takes %zu MiB, and the device has %zu MiB free", pool >> 20, available >> 20);
-        hint("give fewer --tokens or a smaller --batch");
-        return false;
+        return hint("give fewer --tokens or a smaller --batch");
     }
     s->memory = gpu_new(g, offsets[N_PARTS]);
     for (size_t i = 0; i < N_PARTS; i++)
@@ -161,10 +152,8 @@ static float from_bf16(uint16_t half)
 static bool upload_query(cuda_state *s, size_t n)
 {
     uint16_t *halves = malloc(n * sizeof *halves);
-    if (halves == NULL) {
-        complain("no memory for %zu numbers", n);
-        return false;
-    }
+    if (halves == NULL)
+        return complain("no memory for %zu numbers", n);
     for (size_t i = 0; i < n; i++)
         halves[i] = to_bf16(s->in->q[i]);
     const bool ok = gpu_ok(s->gpu, s->gpu->upload(s->q, halves, n * sizeof *halves), "copying the query");
@@ -348,10 +337,8 @@ bool attention_cuda(attention_subject *subject, const attention_inputs *in, cons
 {
     cuda_state *s = calloc(1, sizeof *s);
     *subject = (attention_subject){ .n_layers = 1, .state = s, .run = run, .check = check, .free = release };
-    if (s == NULL) {
-        complain("out of memory");
-        return false;
-    }
+    if (s == NULL)
+        return complain("out of memory");
     s->gpu = g;
     s->in = in;
     if (!make_codecs(s, k, v) || !encode_blocks(s) || !shuffle_blocks(s) || !fill_memory(s) || !record_graph(s))

@@ -36,10 +36,8 @@ bool attention_ggml_open(const char *folder, uint32_t n_threads)
     void *symbol = ll.ggml_backend_reg_get_proc_address(ll.ggml_backend_dev_backend_reg(cpu),
                                                         "ggml_backend_cpu_set_threadpool");
     runtime.backend = ll.ggml_backend_dev_init(cpu, NULL);
-    if (symbol == NULL || runtime.backend == NULL) {
-        complain("cannot start ggml's CPU back end");
-        return false;
-    }
+    if (symbol == NULL || runtime.backend == NULL)
+        return complain("cannot start ggml's CPU back end");
     memcpy(&set_threadpool, &symbol, sizeof set_threadpool);
     set_threadpool(runtime.backend, runtime.engine.threadpool);
     return true;
@@ -68,10 +66,8 @@ static bool run(attention_subject *subject, double *seconds)
 {
     const ggml_state *s = subject->state;
     const double start = monotonic_seconds();
-    if (ll.ggml_backend_graph_compute(runtime.backend, s->graph) != GGML_STATUS_SUCCESS) {
-        complain("ggml could not compute flash attention");
-        return false;
-    }
+    if (ll.ggml_backend_graph_compute(runtime.backend, s->graph) != GGML_STATUS_SUCCESS)
+        return complain("ggml could not compute flash attention");
     *seconds = (monotonic_seconds() - start) / subject->n_layers;
     return true;
 }
@@ -81,10 +77,8 @@ static bool check(attention_subject *subject)
     const ggml_state *s = subject->state;
     const size_t bytes = ll.ggml_nbytes(s->last);
     float *out = malloc(bytes);
-    if (out == NULL) {
-        complain("out of memory");
-        return false;
-    }
+    if (out == NULL)
+        return complain("out of memory");
     ll.ggml_backend_tensor_get(s->last, out, 0, bytes);
     const bool ok = attention_is_finite(out, bytes / sizeof *out);
     free(out);
@@ -164,16 +158,13 @@ bool attention_ggml(attention_subject *subject, const attention_inputs *in, cons
     *subject = (attention_subject){ .run = run, .check = check, .free = release };
     if (!configs_stock_type(name, &type))
         return false;
-    if (shape->head_dim % ll.ggml_blck_size(type) != 0) {
-        complain("--stock %s: its blocks of %d do not divide head_dim %u", name, (int)ll.ggml_blck_size(type),
+    if (shape->head_dim % ll.ggml_blck_size(type) != 0)
+        return complain("--stock %s: its blocks of %d do not divide head_dim %u", name, (int)ll.ggml_blck_size(type),
                  (unsigned)shape->head_dim);
-        return false;
-    }
     subject->bytes = 2.0 * (double)ll.ggml_row_size(type, (int64_t)shape->n_kv_heads * shape->head_dim) * shape->n_tokens;
     subject->n_layers = attention_layers(shape, subject->bytes);
     ggml_state *s = subject->state = calloc(1, sizeof *s);
     if (s != NULL && make_graph(s, in, type, subject->n_layers))
         return true;
-    complain("out of memory");
-    return false;
+    return complain("out of memory");
 }

@@ -151,10 +151,8 @@ bool attention_kvant(attention_subject *subject, const attention_inputs *in, con
 {
     kvant_state *s = calloc(1, sizeof *s);
     *subject = (attention_subject){ .state = s, .run = run, .check = check, .free = release };
-    if (s == NULL) {
-        complain("out of memory");
-        return false;
-    }
+    if (s == NULL)
+        return complain("out of memory");
     s->level = level;
     s->k = k;
     if (!make_cache(s, in, v, &subject->n_layers) || !fill_cache(s, in, subject->n_layers))

@@ -42,8 +42,7 @@ static bool refused(const kvant_scheme_params *p, kvant_status status)
     else if (status == KVANT_ERR_UNSUPPORTED && p->calibration == NULL)
         hint("--calibration FILE, where a codec needs one; kvant codecs lists what there is");
     else
-        hint("kvant codecs lists what there is");
-    return false;
+        return hint("kvant codecs lists what there is");
 }
 
 static void tell(const kvant_scheme_params *p, const kvant_scheme *scheme, bool *told)

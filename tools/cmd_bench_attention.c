@@ -74,10 +74,8 @@ static bool add_stock(settings *s, const char *value)
         s->stock[s->n_stock++] = "f16"; /* first: what the others are compared with */
     if (strcmp(value, "f16") == 0)
         return true;
-    if (s->n_stock == ATTENTION_MAX_STOCK) {
-        complain("more than %d types of --stock", ATTENTION_MAX_STOCK);
-        return false;
-    }
+    if (s->n_stock == ATTENTION_MAX_STOCK)
+        return complain("more than %d types of --stock", ATTENTION_MAX_STOCK);
     s->stock[s->n_stock++] = value;
     return true;
 }
@@ -90,14 +88,10 @@ static bool set_levels(settings *s, const char *text)
         const size_t n = strcspn(p, ",");
         snprintf(word, sizeof word, "%.*s", (int)n, p);
         kvant_cpu_level *level = &s->levels[s->n_levels];
-        if (s->n_levels++ == ATTENTION_MAX_LEVELS || kvant_cpu_level_from_name(word, level) != KVANT_OK) {
-            complain("--levels: '%s' is not a list of CPU levels: c, avx2, avx512, ...", text);
-            return false;
-        }
-        if (kvant_set_cpu_level(*level) != KVANT_OK) {
-            complain("--levels: this machine has no %s; kvant --version names its best level", word);
-            return false;
-        }
+        if (s->n_levels++ == ATTENTION_MAX_LEVELS || kvant_cpu_level_from_name(word, level) != KVANT_OK)
+            return complain("--levels: '%s' is not a list of CPU levels: c, avx2, avx512, ...", text);
+        if (kvant_set_cpu_level(*level) != KVANT_OK)
+            return complain("--levels: this machine has no %s; kvant --version names its best level", word);
         *level = kvant_get_cpu_level(); /* auto has a name, too */
         p += n;
         if (*p == 0)
@@ -187,8 +181,7 @@ bool attention_ggml_open(const char *runtime, uint32_t n_threads)
 {
     (void)runtime, (void)n_threads;
     complain("bench attention: this build has no llama.cpp binding, so there is no ggml to compare with");
-    hint("--stock none measures kvant alone; or configure with -DKVANT_LLAMA_SRC=DIR");
-    return false;
+    return hint("--stock none measures kvant alone; or configure with -DKVANT_LLAMA_SRC=DIR");
 }
 
 bool attention_ggml(attention_subject *subject, const attention_inputs *inputs, const char *type)
@@ -246,10 +239,8 @@ static bool bench_all(attention_bench *b, const settings *s)
     if (s->n_stock > 0 && !attention_ggml_open(s->runtime, s->threads))
         return false;
     b->bandwidth = machine_read_bandwidth(s->threads, &buffer);
-    if (!(b->bandwidth > 0)) {
-        complain("no memory to measure the bandwidth of memory");
-        return false;
-    }
+    if (!(b->bandwidth > 0))
+        return complain("no memory to measure the bandwidth of memory");
     fprintf(stderr, "%u threads read %zu MiB at %.1f GB/s; the last cache has %zu MiB\n", (unsigned)s->threads,
             buffer >> 20, b->bandwidth / 1e9, machine_last_cache() >> 20);
     for (size_t i = 0; next_shape(s, &i, &shape);)
@@ -276,10 +267,8 @@ static void fill_defaults(settings *s)
 
 static bool check(const settings *s)
 {
-    if (s->no_stock && s->n_stock > 0) {
-        complain("--stock none beside --stock %s", s->stock[0]);
-        return false;
-    }
+    if (s->no_stock && s->n_stock > 0)
+        return complain("--stock none beside --stock %s", s->stock[0]);
     for (size_t i = 0; i < s->n_stock; i++)
         if (!attention_ggml_knows(s->stock[i]))
             return false;
@@ -287,8 +276,7 @@ static bool check(const settings *s)
         for (size_t j = 0; j < s->n_queries; j++)
             if (s->queries[j] > s->tokens[i]) {
                 complain("--queries %u are more than --tokens %u", (unsigned)s->queries[j], (unsigned)s->tokens[i]);
-                hint("queries are the last tokens of the cache");
-                return false;
+                return hint("queries are the last tokens of the cache");
             }
     return true;
 }

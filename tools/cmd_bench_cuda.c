@@ -87,9 +87,8 @@ static bool check(const settings *s)
 {
     if (s->heads % s->kv_heads == 0 && s->heads / s->kv_heads <= 64)
         return true;
-    complain("--heads %u must be a multiple of --kv-heads %u, at most 64 times as many", (unsigned)s->heads,
+    return complain("--heads %u must be a multiple of --kv-heads %u, at most 64 times as many", (unsigned)s->heads,
              (unsigned)s->kv_heads);
-    return false;
 }
 
 static const report_column columns[] = {

@@ -116,10 +116,8 @@ static bool feed(bench *b, subject *s, uint32_t n, uint32_t step, const char *wh
         const int32_t status = ll.llama_decode(s->ctx, ll.llama_batch_get_one(tokens, (int32_t)now));
         if (interrupted())
             return false;
-        if (status != 0) {
-            complain("bench: llama.cpp could not decode (status %d)", (int)status);
-            return false;
-        }
+        if (status != 0)
+            return complain("bench: llama.cpp could not decode (status %d)", (int)status);
         done += now;
         progress_add(&b->progress, now, what);
     }

@@ -103,14 +103,12 @@ static bool one_choice(kvant_scheme_params *p)
     if ((p->preset != NULL) + (p->settings != NULL) + (p->k != NULL || p->v != NULL) > 1) {
         complain(given ? "exec: of --preset, --config and -k only one can choose the codecs"
                        : "exec: of KVANT_PRESET, KVANT_CONFIG and KVANT_K, KVANT_V only one can choose the codecs");
-        hint("leave out all but one of them");
-        return false;
+        return hint("leave out all but one of them");
     }
     if (p->settings == NULL || (p->protect == 0 && p->protect_codec == NULL))
         return true;
     complain("exec: --config %s says what every layer uses: no --protect or KVANT_PROTECT beside it", p->settings);
-    hint("leave out one of them");
-    return false;
+    return hint("leave out one of them");
 }
 
 static bool protect_from_environment(kvant_scheme_params *p)
@@ -190,8 +188,7 @@ static bool check_program_options(int argc, char **argv, bool accel)
         return true;
     if (is_off(given_value(attention, argc, argv))) {
         complain("exec: -fa off: attention must be one operation, flash attention, for kvant to compute it");
-        hint("leave -fa and %s out", attention->variable);
-        return false;
+        return hint("leave -fa and %s out", attention->variable);
     }
     for (size_t i = 0; !accel && i < sizeof cache_types / sizeof *cache_types; i++) {
         const char *type = given_value(&cache_types[i], argc, argv);
@@ -199,9 +196,8 @@ static bool check_program_options(int argc, char **argv, bool accel)
             continue;
         complain("exec: %s %s is a cache of llama.cpp's own, kvant compresses what llama.cpp takes for f16",
                  cache_types[i].names[0], type);
-        hint("leave -ctk and -ctv out (%s, too); or kvant exec --accel, for kvant's attention on that cache",
+        return hint("leave -ctk and -ctv out (%s, too); or kvant exec --accel, for kvant's attention on that cache",
              cache_types[i].variable);
-        return false;
     }
     return true;
 }

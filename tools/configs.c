@@ -31,8 +31,7 @@ bool configs_stock_type(const char *name, enum ggml_type *type)
         }
     }
     complain("--stock: llama.cpp has no cache type '%s'", name);
-    hint("f32, f16, bf16, q8_0, q5_1, q5_0, q4_1, q4_0 or iq4_nl; two as K/V, for example q8_0/q4_0");
-    return false;
+    return hint("f32, f16, bf16, q8_0, q5_1, q5_0, q4_1, q4_0 or iq4_nl; two as K/V, for example q8_0/q4_0");
 }
 
 static kv_config *append(kv_configs *list)
@@ -80,8 +79,7 @@ bool configs_add_v(kv_configs *list, const char *spec)
     kv_config *last = list->n > 0 ? &list->items[list->n - 1] : NULL;
     if (last == NULL || last->k == NULL || last->v != NULL) {
         complain("-v %s has no -k before it", spec);
-        hint("give them in pairs: -k SPEC -v SPEC; -k f16 leaves keys as they are");
-        return false;
+        return hint("give them in pairs: -k SPEC -v SPEC; -k f16 leaves keys as they are");
     }
     last->v = spec;
     return true;
@@ -109,8 +107,7 @@ bool configs_set_accel(kv_configs *list)
     if (last != NULL && last->stock)
         return last->accel = true;
     complain("--accel has no --stock before it");
-    hint("it computes attention on llama.cpp's own cache: --stock q8_0 --accel");
-    return false;
+    return hint("it computes attention on llama.cpp's own cache: --stock q8_0 --accel");
 }
 
 bool configs_set_fp32(kv_configs *list)
@@ -119,8 +116,7 @@ bool configs_set_fp32(kv_configs *list)
     if (last != NULL && !last->stock)
         return last->fp32 = true;
     complain("--fp32 has no -k, --preset or --config before it");
-    hint("give a codec twice to compare: -k SPEC -k SPEC --fp32");
-    return false;
+    return hint("give a codec twice to compare: -k SPEC -k SPEC --fp32");
 }
 
 static bool last_takes_codecs(const kv_configs *list, const char *option)
@@ -128,8 +124,7 @@ static bool last_takes_codecs(const kv_configs *list, const char *option)
     if (list->n == 0 || !list->items[list->n - 1].stock)
         return true;
     complain("%s: llama.cpp's own cache has no codecs", option);
-    hint("it belongs to the -k or --preset before it, or, before the first one, to all");
-    return false;
+    return hint("it belongs to the -k or --preset before it, or, before the first one, to all");
 }
 
 bool configs_set_protect(kv_configs *list, const char *layers)
@@ -196,14 +191,12 @@ static bool check_protection(const kv_config *config)
 {
     if (config->path != NULL && (config->protect > 0 || config->protect_codec != NULL)) {
         complain("--config %s says what every layer uses: no --protect beside it", config->path);
-        hint("--protect belongs to the -k or --preset before it, or, before the first configuration, to all");
-        return false;
+        return hint("--protect belongs to the -k or --preset before it, or, before the first configuration, to all");
     }
     if (config->protect_codec == NULL || config->protect > 0)
         return true;
     complain("--protect-codec %s without --protect", config->protect_codec);
-    hint("--protect N says how many of the first and of the last layers use it");
-    return false;
+    return hint("--protect N says how many of the first and of the last layers use it");
 }
 
 static bool finish(const kv_configs *list, kv_config *config, const char *model, bool *told)

@@ -22,10 +22,8 @@ enum { ATTRIBUTE_L2_BYTES = 38 };
 static bool load_driver(gpu *g)
 {
     void *driver = dlopen(DRIVER_FILE, RTLD_NOW | RTLD_LOCAL), *symbol;
-    if (driver == NULL) {
-        complain("no NVIDIA driver: %s", dlerror());
-        return false;
-    }
+    if (driver == NULL)
+        return complain("no NVIDIA driver: %s", dlerror());
 /* ISO C has no conversion from void * to a function pointer. */
 #define GPU_BIND(name, text, parameters)                                                                           \
     if ((symbol = dlsym(driver, text)) == NULL) {                                                                  \
@@ -49,8 +47,7 @@ static bool name_library(const char *path)
         path = beside;
     if (path == NULL || setenv(LIBRARY_ENV, path, 1) == 0)
         return true;
-    complain("out of memory");
-    return false;
+    return complain("out of memory");
 }
 
 static bool open_library(const char *path)
@@ -63,8 +60,7 @@ static bool open_library(const char *path)
     complain("%s", err);
     hint("`make cuda` builds " LIBRARY_FILE " (it needs nvcc, no GPU); --library or " LIBRARY_ENV
          " names it where it is elsewhere");
-    hint("kvant bench cuda needs a machine with an NVIDIA GPU; kvant bench attention measures the CPU");
-    return false;
+    return hint("kvant bench cuda needs a machine with an NVIDIA GPU; kvant bench attention measures the CPU");
 }
 
 bool gpu_ok(const gpu *g, gpu_result result, const char *what)
@@ -74,8 +70,7 @@ bool gpu_ok(const gpu *g, gpu_result result, const char *what)
     const char *text = NULL;
     if (g->error_text(result, &text) != 0 || text == NULL)
         text = "an error that the driver has no words for";
-    complain("%s: %s (%d)", what, text, result);
-    return false;
+    return complain("%s: %s (%d)", what, text, result);
 }
 
 bool gpu_library_ok(kvant_status status, const char *what)
@@ -84,8 +79,7 @@ bool gpu_library_ok(kvant_status status, const char *what)
         return true;
     complain("%s: %s", what, kvant_strerror(status));
     if (status == KVANT_ERR_CUDA)
-        hint("the library may be built for other GPUs, or for a later driver");
-    return false;
+        return hint("the library may be built for other GPUs, or for a later driver");
 }
 
 static bool choose_device(gpu *g, uint32_t ordinal)
@@ -94,10 +88,8 @@ static bool choose_device(gpu *g, uint32_t ordinal)
     gpu_context context;
     if (!gpu_ok(g, g->init(0), "starting the driver") || !gpu_ok(g, g->device_count(&count), "counting devices"))
         return false;
-    if (ordinal >= (uint32_t)count) {
-        complain("no device %u: this machine has %d", (unsigned)ordinal, count);
-        return false;
-    }
+    if (ordinal >= (uint32_t)count)
+        return complain("no device %u: this machine has %d", (unsigned)ordinal, count);
     if (!gpu_ok(g, g->device_get(&device, (int)ordinal), "choosing the device") ||
         !gpu_ok(g, g->device_name(g->device, (int)sizeof g->device, device), "asking for its name") ||
         !gpu_ok(g, g->device_attribute(&l2, ATTRIBUTE_L2_BYTES, device), "asking for its cache") ||

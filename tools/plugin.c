@@ -59,8 +59,7 @@ bool plugin_path(char *path, size_t bytes)
     if (forced != NULL && forced[0] != 0) {
         if (resolve(forced, path, bytes))
             return true;
-        complain("%s=%s: %s", PLUGIN_ENV_PATH, forced, strerror(errno));
-        return false;
+        return complain("%s=%s: %s", PLUGIN_ENV_PATH, forced, strerror(errno));
     }
     if (library_beside_command(PLUGIN_FILE, path, bytes))
         return true;
@@ -93,8 +92,7 @@ bool plugin_set(const kvant_scheme_params *p, const kvant_scheme *scheme, bool f
         set_or_unset(PLUGIN_ENV_PROTECT_CODEC, p->protect_codec) &&
         set_or_unset(PLUGIN_ENV_CALIBRATION, info.calibration_path) && set_or_unset(PLUGIN_ENV_FP32, fp32 ? "1" : NULL))
         return true;
-    complain("cannot set the environment: %s", strerror(errno));
-    return false;
+    return complain("cannot set the environment: %s", strerror(errno));
 }
 
 uint64_t plugin_fingerprint(void)

@@ -52,10 +52,8 @@ static bool read_layer(kvant_scheme *scheme, const kvant_settings_info *info, ui
                                        .n_layers = info->n_layers,
                                        .n_kv_heads = out->shape.n_kv_heads,
                                        .head_dim = out->shape.head_dim };
-    if (kvant_scheme_codecs(scheme, &place, &codecs) != KVANT_OK) {
-        complain("%s", kvant_error_message());
-        return false;
-    }
+    if (kvant_scheme_codecs(scheme, &place, &codecs) != KVANT_OK)
+        return complain("%s", kvant_error_message());
     for (uint32_t head = 0; head < place.n_kv_heads; head++) {
         kvant_codec_info codec = { .size = sizeof codec };
         kvant_codec_get_info(codecs[head], &codec);

@@ -79,6 +79,14 @@ static bool has_checksum(const kvant_calibration *calibration, uint64_t checksum
     return calibration && kvant_calibration_get_info(calibration, &info) == KVANT_OK && info.checksum == checksum;
 }
 
+/* Reasons begin with the file, as those of the file system do by themselves. */
+static kvant_status refuse_file(const char *path, kvant_status status, const char *err)
+{
+    if (strncmp(err, path, strlen(path)) == 0)
+        return kvant_fail(NULL, status, "%s", err);
+    return kvant_fail(NULL, status, "%s: %s", path, err[0] ? err : kvant_strerror(status));
+}
+
 /* Settings come with their own calibration, unless the caller's is that one. */
 static kvant_status read_settings(kvant_scheme *scheme, const char *path)
 {
@@ -95,7 +103,7 @@ static kvant_status read_settings(kvant_scheme *scheme, const char *path)
     if (status == KVANT_OK)
         status = kvant_settings_check(scheme->settings, scheme->calibration, err, sizeof err);
     scheme->needs_calibration = info.calibration != NULL;
-    return status == KVANT_OK ? status : kvant_fail(NULL, status, "%s: %s", path, err[0] ? err : kvant_strerror(status));
+    return status == KVANT_OK ? status : refuse_file(path, status, err);
 }
 
 /* A calibration that was named. */
@@ -106,7 +114,7 @@ static kvant_status read_calibration(kvant_scheme *scheme, const char *path)
         return kvant_fail(NULL, KVANT_ERR_ARGUMENT, "the path of the calibration is longer than %u bytes", MAX_PATH - 1);
     memcpy(scheme->calibration_path, path, strlen(path) + 1);
     kvant_status status = kvant_calibration_load(path, &scheme->calibration, err, sizeof err);
-    return status == KVANT_OK ? status : kvant_fail(NULL, status, "%s: %s", path, err[0] ? err : kvant_strerror(status));
+    return status == KVANT_OK ? status : refuse_file(path, status, err);
 }
 
 /* model.kvcal beside model.gguf. It must have been made with this model: a matching shape is not
@@ -176,7 +184,12 @@ static kvant_status read_specs(kvant_scheme *scheme, const kvant_scheme_params *
         find_calibration(scheme, p->model);
     if (preset)
         KVANT_FORWARD(read_preset(scheme, p->preset ? p->preset : KVANT_PRESET_DEFAULT));
-    return check_specs(scheme);
+    const kvant_status status = check_specs(scheme);
+    if (status != KVANT_ERR_UNSUPPORTED || !scheme->not_used[0])
+        return status;
+    char why[512];
+    snprintf(why, sizeof why, "%s", kvant_error_message());
+    return kvant_fail(NULL, status, "%s; %s", why, scheme->not_used);
 }
 
 static kvant_status fill(kvant_scheme *scheme, const kvant_scheme_params *p)
