@@ -144,8 +144,7 @@ static bool choose_context(generation *g, const struct llama_model *model)
     if (g->settings->n_ctx == 0)
         hint("the model was trained for %zu; -c forces more", trained);
     else
-        hint("choose a larger -c");
-    return false;
+        return hint("choose a larger -c");
 }
 
 static bool make_sampler(generation *g)

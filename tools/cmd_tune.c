@@ -163,6 +163,16 @@ static bool check_candidates(const settings *s)
     return true;
 }
 
+static bool load_calibration(const char *path, kvant_calibration **calibration)
+{
+    char err[512] = "";
+    if (path == NULL || kvant_calibration_load(path, calibration, err, sizeof err) == KVANT_OK)
+        return true;
+    complain("--calibration %s: %s", path, err);
+    hint("kvant calibrate -m MODEL -f TEXT -o FILE makes one");
+    return false;
+}
+
 static bool complete(settings *s)
 {
     tune_options *t = &s->tune;
@@ -178,7 +188,7 @@ static bool complete(settings *s)
         return false;
     }
     if (!engine_model_options_finish(&t->engine, "tune") ||
-        !plugin_load_calibration(t->engine.configs.calibration, &t->calibration))
+        !load_calibration(t->engine.configs.calibration, &t->calibration))
         return false;
     if (t->texts.n_ctx == 0)
         t->texts.n_ctx = t->n_ctx < DEFAULT_PROBE ? t->n_ctx : DEFAULT_PROBE;

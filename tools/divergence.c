@@ -4,7 +4,7 @@
 
 #include "command.h"
 #include "fingerprint.h"
-#include "scored_pass.h"
+#include "eval_run.h"
 
 #include <stdlib.h>
 
@@ -15,13 +15,7 @@ bool divergence_open(divergence *d, engine *e, uint32_t n_ctx, const char *state
     if (model == NULL)
         return false;
     d->n_rows = n_ctx - 1 - n_ctx / 2;
-    d->key = (base_key){ .model = fingerprint_file(e->options.model),
-                         .runtime = engine_runtime_fingerprint(e),
-                         .n_ctx = n_ctx,
-                         .n_batch = ENGINE_UBATCH,
-                         .first = n_ctx / 2,
-                         .n_rows = d->n_rows,
-                         .n_vocab = (uint64_t)ll.llama_vocab_n_tokens(ll.llama_model_get_vocab(model)) };
+    d->key = scored_key(e, model, n_ctx, ENGINE_UBATCH, n_ctx / 2);
     d->batch = ll.llama_batch_init((int32_t)ENGINE_UBATCH, 0, 1);
     if (d->batch.token != NULL)
         return eval_state_open(&d->state, state, &d->key);
@@ -61,7 +55,6 @@ static bool run(divergence *d, const kv_config *config, const char *label, bool 
                          .reference = &d->base.reference,
                          .define = define,
                          .label = label,
-                         .prefix = "",
                          .progress = d->progress };
     return scored_pass_run(&pass, values, kv_bytes);
 }

@@ -6,6 +6,7 @@
 #include "command.h"
 #include "fingerprint.h"
 #include "interrupt.h"
+#include "settings_table.h"
 #include "stats.h"
 
 #include <kvant/calibration.h>
@@ -165,15 +166,14 @@ static uint64_t key_of(const tune *t, const size_t *choice)
 static bool measure(tune *t, const size_t *choice, const char *label, const llama_token *tokens, double *kld)
 {
     kvant_settings *settings = make_settings(t, choice);
-    const kv_config config = { .path = t->probe,
-                               .k = label,
-                               .v = label,
-                               .type_k = GGML_TYPE_F16,
-                               .type_v = GGML_TYPE_F16,
-                               .file = { .settings = settings } };
+    kv_config config = { .path = t->probe, .k = label, .v = label, .type_k = GGML_TYPE_F16, .type_v = GGML_TYPE_F16 };
+    const kvant_scheme_params params = { .size = sizeof params, .settings = t->probe };
     double kv_bytes;
+    bool told = true;
     const bool ok = settings != NULL && save_settings(settings, t->probe) &&
+                    scheme_make(&params, &config.scheme, &told) &&
                     divergence_measure(&t->divergence, &config, key_of(t, choice), label, tokens, kld, &kv_bytes);
+    kvant_scheme_free(&config.scheme);
     kvant_settings_free(&settings);
     return ok;
 }
