@@ -22,10 +22,13 @@ int command_run(int argc, char **argv);
 int command_eval(int argc, char **argv);
 int command_bench(int argc, char **argv);
 int command_needle(int argc, char **argv);
-int command_report(int argc, char **argv);
+int command_inspect(int argc, char **argv);
 int command_calibrate(int argc, char **argv);
 int command_capture(int argc, char **argv);
-int command_tune(int argc, char **argv);
+
+/* A command of the Python package: argv[0] is its name and that of its module. Returns only when it
+ * could not be started. */
+int python_command(int argc, char **argv);
 
 /* Of `kvant bench`. */
 int bench_model(int argc, char **argv);

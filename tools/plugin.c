@@ -37,20 +37,32 @@ static bool resolve(const char *candidate, char *path, size_t bytes)
     return ok;
 }
 
-bool library_beside_command(const char *file, char *path, size_t bytes)
+/* The folder of the two, relative to the program's, that has the file. */
+static bool beside_command(const char *const places[2], const char *file, char *path, size_t bytes)
 {
-    /* The build folder has ../lib; an installation may have ../lib64 or ../lib/<triplet>. */
-    static const char *const places[] = { "../lib", KVANT_PLUGIN_FOLDER };
     char folder[PATH_MAX];
     if (!own_folder(folder, sizeof folder))
         return false;
-    for (size_t i = 0; i < sizeof places / sizeof *places; i++) {
+    for (size_t i = 0; i < 2; i++) {
         char candidate[PATH_MAX + 128];
         snprintf(candidate, sizeof candidate, "%s/%s/%s", folder, places[i], file);
         if (resolve(candidate, path, bytes))
             return true;
     }
     return false;
+}
+
+/* The build folder has ../lib; an installation may have ../lib64 or ../lib/<triplet>. */
+bool library_beside_command(const char *file, char *path, size_t bytes)
+{
+    static const char *const places[] = { "../lib", KVANT_PLUGIN_FOLDER };
+    return beside_command(places, file, path, bytes);
+}
+
+bool data_beside_command(char *path, size_t bytes)
+{
+    static const char *const places[] = { "../share/kvant", KVANT_DATA_FOLDER };
+    return beside_command(places, "", path, bytes);
 }
 
 bool plugin_path(char *path, size_t bytes)

@@ -31,6 +31,10 @@ uint64_t plugin_fingerprint(void);
  * them; false when there is none. */
 bool library_beside_command(const char *file, char *path, size_t bytes);
 
+/* The absolute path of the folder with kvant's Python package and what it reads; false when there
+ * is none. */
+bool data_beside_command(char *path, size_t bytes);
+
 #define PLUGIN_MAX_PROTECT 1000u
 #define PLUGIN_PROTECT_CODEC "f16" /* of protected layers, unless told otherwise */
 

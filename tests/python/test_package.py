@@ -16,25 +16,26 @@ import torch  # noqa: E402
 from torch import Tensor, bfloat16, float16, float32, float64, int32, int64  # noqa: E402
 
 import kvant  # noqa: E402
-from kvant import library as bindings  # noqa: E402
+from kvant import library as bindings, structs  # noqa: E402
 
 KV_HEADS, DIM, BLOCKS, OPEN = 2, 64, 10, 3
 
 
 class Library:
-    """Answers like libkvant and keeps the last arguments of each call."""
+    """libkvant with a GPU that answers and keeps the last arguments of each call."""
 
     def __init__(self):
+        self._cpu, self._made = bindings._open(), 0
         self.calls, self.statuses, self.workspace = {}, {}, 4096
 
     def reset(self):
         self.calls, self.statuses = {}, {}
 
-    def kvant_cuda_codec_create(self, spec, head_dim, role, seed, handle, text, size):
-        self.calls["codec_create"] = (spec, head_dim, role, seed)
-        handle._obj.value = 16 + role
-        text.value = b"no such codec"
-        return self.statuses.get("codec_create", 0)
+    def kvant_cuda_codec_from(self, source, handle, text, size):
+        handle._obj.value = 16 + self._made
+        self._made += 1
+        text.value = b"not on the GPU"
+        return self.statuses.get("codec_from", 0)
 
     def kvant_cuda_codec_create_open(self, sealed, handle):
         handle._obj.value = sealed.value + 16
@@ -59,9 +60,12 @@ class Library:
         return self.workspace
 
     def __getattr__(self, name):
+        if not name.startswith("kvant_cuda_"):
+            return getattr(self._cpu, name)
+
         def call(args, stream):
-            kind = {"append": bindings.AppendArgs, "seal": bindings.SealArgs}
-            kind |= {"attention": bindings.AttentionArgs, "decode": bindings.DecodeArgs}
+            kind = {"append": structs.AppendArgs, "seal": structs.SealArgs}
+            kind |= {"attention": structs.AttentionArgs, "decode": structs.DecodeArgs}
             what = name.removeprefix("kvant_cuda_")
             self.calls[what] = kind[what].from_buffer_copy(args._obj)
             self.stream = stream
@@ -324,7 +328,7 @@ class Creation(Calls):
 
     def test_the_library_refuses(self):
         for what, words in (
-            ("codec_create", "no such codec"),
+            ("codec_from", "not on the GPU"),
             ("attention_check", "no such pair"),
             ("available", "no GPU"),
         ):
@@ -340,14 +344,14 @@ class Creation(Calls):
 
 class Binding(unittest.TestCase):
     STRUCTS = {
-        "kvant_cuda_pages": bindings.Pages,
-        "kvant_cuda_rows": bindings.Rows,
-        "kvant_cuda_append_args": bindings.AppendArgs,
-        "kvant_cuda_seal_pages": bindings.SealPages,
-        "kvant_cuda_seal_args": bindings.SealArgs,
-        "kvant_cuda_attention_args": bindings.AttentionArgs,
-        "kvant_cuda_decode_args": bindings.DecodeArgs,
-        "kvant_codec_info": bindings.CodecInfo,
+        "kvant_cuda_pages": structs.Pages,
+        "kvant_cuda_rows": structs.Rows,
+        "kvant_cuda_append_args": structs.AppendArgs,
+        "kvant_cuda_seal_pages": structs.SealPages,
+        "kvant_cuda_seal_args": structs.SealArgs,
+        "kvant_cuda_attention_args": structs.AttentionArgs,
+        "kvant_cuda_decode_args": structs.DecodeArgs,
+        "kvant_codec_info": structs.CodecInfo,
     }
 
     def test_structs_lie_as_in_c(self):
@@ -371,7 +375,7 @@ class Binding(unittest.TestCase):
         self.addCleanup(os.environ.pop, "KVANT_CUDA_LIBRARY")
         os.environ["KVANT_CUDA_LIBRARY"] = "/nowhere/libkvant_cuda.so"
         with self.assertRaises(kvant.Error) as raised:
-            kvant.Codec("int-4", 64, "k")
+            kvant.PagedCache("int-4", "int-4", KV_HEADS, DIM, BLOCKS)
         self.assertEqual(raised.exception.status, 30)
         self.assertIn("/nowhere/libkvant_cuda.so", str(raised.exception))
         with self.assertRaises(kvant.Error) as raised:

@@ -5,6 +5,7 @@ compared with what the call says before a pointer leaves Python.
 """
 
 import operator
+import os
 
 NUMBERS = ("float32", "float16", "bfloat16")
 
@@ -22,6 +23,29 @@ def count(value, what, least=1, most=2**31 - 1):
     if isinstance(value, bool) or not least <= number <= most:
         raise ValueError(f"{what}: {value!r} is not in {least} .. {most}")
     return number
+
+
+def threads(value):
+    """A number of threads; None: as many as this process may use."""
+    if value is not None:
+        return count(value, "n_threads", most=1024)
+    affinity = getattr(os, "sched_getaffinity", None)
+    return len(affinity(0)) if affinity else os.cpu_count() or 1
+
+
+def text(value, what):
+    if not isinstance(value, str):
+        raise TypeError(f"{what}: a string is needed, not {value!r}")
+    return value
+
+
+def handle(value, what, free):
+    """The pointer of an object of the library that is freed with free, or None."""
+    if value is None:
+        return None
+    if getattr(value, "_free", None) != free:
+        raise TypeError(f"{what}: an object of kvant is needed, not {type(value).__name__}")
+    return value.handle
 
 
 def choice(value, what, choices):
