@@ -36,13 +36,12 @@ static bool refused(const kvant_scheme_params *p, kvant_status status)
         }
     complain("%s %s", option, why);
     if (strcmp(option, "--config") == 0)
-        hint("kvant tune makes such files; one belongs to one model and one calibration");
-    else if (strcmp(option, "--calibration") == 0)
-        hint("kvant calibrate -m MODEL -f TEXT -o FILE makes one");
-    else if (status == KVANT_ERR_UNSUPPORTED && p->calibration == NULL)
-        hint("--calibration FILE, where a codec needs one; kvant codecs lists what there is");
-    else
-        return hint("kvant codecs lists what there is");
+        return hint("kvant tune makes such files; one belongs to one model and one calibration");
+    if (strcmp(option, "--calibration") == 0)
+        return hint("kvant calibrate -m MODEL -f TEXT -o FILE makes one");
+    if (status == KVANT_ERR_UNSUPPORTED && p->calibration == NULL)
+        return hint("--calibration FILE, where a codec needs one; kvant codecs lists what there is");
+    return hint("kvant codecs lists what there is");
 }
 
 static void tell(const kvant_scheme_params *p, const kvant_scheme *scheme, bool *told)

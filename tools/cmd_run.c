@@ -144,7 +144,8 @@ static bool choose_context(generation *g, const struct llama_model *model)
     if (g->settings->n_ctx == 0)
         hint("the model was trained for %zu; -c forces more", trained);
     else
-        return hint("choose a larger -c");
+        hint("choose a larger -c");
+    return false;
 }
 
 static bool make_sampler(generation *g)

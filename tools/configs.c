@@ -199,13 +199,14 @@ static bool check_protection(const kv_config *config)
     return hint("--protect N says how many of the first and of the last layers use it");
 }
 
-static bool finish(const kv_configs *list, kv_config *config, const char *model, bool *told)
+static bool finish(const kv_configs *list, kv_config *config, const char *model, const kvant_scheme *like, bool *told)
 {
     if (config->stock)
         return true;
     if (!check_protection(config))
         return false;
-    const kvant_scheme_params p = asked(list, config, model);
+    kvant_scheme_params p = asked(list, config, model);
+    p.like = like;
     if (!scheme_make(&p, &config->scheme, told))
         return false;
     const kvant_scheme_info info = scheme_info(config->scheme);
@@ -219,14 +220,12 @@ static bool finish(const kv_configs *list, kv_config *config, const char *model,
 bool configs_finish(kv_configs *list, const char *model)
 {
     bool told = false, ok = list->n > 0 || configs_add_preset(list, KVANT_PRESET_DEFAULT);
-    const char *found = NULL;
+    const kvant_scheme *calibrated = NULL;
     for (size_t i = 0; i < list->n && ok; i++) {
-        ok = finish(list, &list->items[i], model, &told);
-        if (ok && found == NULL && !list->items[i].stock)
-            found = scheme_info(list->items[i].scheme).calibration_path;
+        ok = finish(list, &list->items[i], model, calibrated, &told);
+        if (ok && calibrated == NULL && !list->items[i].stock && scheme_info(list->items[i].scheme).calibration != NULL)
+            calibrated = list->items[i].scheme;
     }
-    if (list->calibration == NULL)
-        list->calibration = found;
     if (!ok)
         configs_free(list);
     return ok;

@@ -13,7 +13,7 @@
 #include <stdbool.h>
 #include <stddef.h>
 
-#define MAX_CONFIGS 64
+#define MAX_CONFIGS 1024 /* kvant tune compares one per layer and role */
 
 typedef struct kv_config {
     bool stock;
@@ -35,7 +35,7 @@ typedef struct kv_configs {
     size_t n;
     uint32_t protect; /* of configurations to come */
     const char *protect_codec;
-    const char *calibration; /* a file, or NULL; once finished also one that was found beside the model */
+    const char *calibration; /* a file, or NULL */
 } kv_configs;
 
 bool configs_add_preset(kv_configs *list, const char *name);

@@ -1,7 +1,6 @@
 /* eval_rows.c - means, errors and percentiles over chosen chunks and positions. */
 #include "eval_run.h"
 
-#include "choices.h"
 #include "command.h"
 #include "stats.h"
 
@@ -46,13 +45,13 @@ typedef struct sample {
 
 static bool in_slice(const eval_run *r, const slice *s, size_t chunk)
 {
-    return s->all_texts || r->chunks[chunk].text == s->text;
+    return s->all_texts || r->texts.chunks[chunk].text == s->text;
 }
 
 static size_t count_chunks(const eval_run *r, const eval_tally *t, const slice *s)
 {
     size_t n = 0;
-    for (size_t chunk = 0; chunk < r->n_chunks; chunk++)
+    for (size_t chunk = 0; chunk < r->texts.n_chunks; chunk++)
         n += in_slice(r, s, chunk) && t->done[chunk];
     return n;
 }
@@ -62,7 +61,7 @@ static size_t gather(const eval_run *r, const eval_tally *t, const slice *s, sam
 {
     size_t n_same = 0;
     out->n = 0;
-    for (size_t chunk = 0; chunk < r->n_chunks; chunk++) {
+    for (size_t chunk = 0; chunk < r->texts.n_chunks; chunk++) {
         const score_value *values = in_slice(r, s, chunk) ? eval_values(r, t, chunk) : NULL;
         for (size_t i = s->from; i < s->end && values != NULL; i++) {
             out->x[out->n] = values[i].kld;
@@ -78,7 +77,7 @@ static void gather_steps(const eval_run *r, const eval_tally *t, const eval_tall
                          sample *out)
 {
     out->n = 0;
-    for (size_t chunk = 0; chunk < r->n_chunks; chunk++) {
+    for (size_t chunk = 0; chunk < r->texts.n_chunks; chunk++) {
         const score_value *a = eval_values(r, t, chunk), *b = eval_values(r, before, chunk);
         for (size_t i = s->from; i < s->end && a != NULL && b != NULL && in_slice(r, s, chunk); i++)
             out->x[out->n++] = a[i].kld - b[i].kld;
@@ -98,7 +97,7 @@ static void fill_row(const eval_run *r, size_t tally, const slice *s, sample *sa
     stats_mean(sample->y, sample->n, &nll, &nll_error);
     stats_mean(sample->x, sample->n, &kld, &kld_error);
     const report_cell measured[N_COLUMNS - N_CONFIG_COLUMNS] = {
-        CELL_TEXT(s->all_texts && r->n_texts > 1 ? "all" : file_name(r->options->files[s->text])),
+        CELL_TEXT(s->all_texts && r->texts.n > 1 ? "all" : r->texts.names[s->text]),
         CELL_NUMBER(first + s->from),
         CELL_NUMBER(first + s->end - 1),
         CELL_NUMBER(t->bits),
@@ -123,7 +122,7 @@ static void fill_row(const eval_run *r, size_t tally, const slice *s, sample *sa
 
 static size_t fill_rows(const eval_run *r, uint32_t n_bins, sample *sample, report_cell *cells)
 {
-    const size_t n_texts = r->n_texts, n_slices = n_texts > 1 ? n_texts + 1 : n_texts;
+    const size_t n_texts = r->texts.n, n_slices = n_texts > 1 ? n_texts + 1 : n_texts;
     size_t n = 0;
     for (size_t text = 0; text < n_slices; text++)
         for (size_t tally = 0; tally < r->n_tallies; tally++)
@@ -142,7 +141,7 @@ static size_t fill_rows(const eval_run *r, uint32_t n_bins, sample *sample, repo
 static void choose_columns(const eval_run *r, uint32_t n_bins, report_column *chosen)
 {
     memcpy(chosen, columns, sizeof columns);
-    if (r->n_texts == 1)
+    if (r->texts.n == 1)
         chosen[AT_TEXT].heading = NULL;
     if (n_bins == 1)
         chosen[AT_FROM].heading = chosen[AT_TO].heading = NULL;
@@ -151,7 +150,7 @@ static void choose_columns(const eval_run *r, uint32_t n_bins, report_column *ch
 bool eval_print_rows(const eval_run *r, uint32_t n_bins, report_format format)
 {
     report_column chosen[N_COLUMNS];
-    const size_t n_values = r->n_chunks * r->n_rows, most = (r->n_texts + 1) * r->n_tallies * n_bins;
+    const size_t n_values = r->texts.n_chunks * r->n_rows, most = (r->texts.n + 1) * r->n_tallies * n_bins;
     sample sample = { .x = calloc(n_values, sizeof(double)), .y = calloc(n_values, sizeof(double)) };
     report_cell *cells = calloc(most * N_COLUMNS, sizeof *cells);
     bool ok = sample.x != NULL && sample.y != NULL && cells != NULL;

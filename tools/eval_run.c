@@ -2,11 +2,9 @@
 #define _POSIX_C_SOURCE 200809L
 #include "eval_run.h"
 
-#include "choices.h"
 #include "command.h"
 #include "fingerprint.h"
 #include "interrupt.h"
-#include "text.h"
 
 #include <math.h>
 #include <stdio.h>
@@ -18,102 +16,87 @@ static bool out_of_memory(void)
     return complain("eval: out of memory");
 }
 
-/* A pass */
+/* A pass: a chunk through a configuration, scored against the chunk's base */
 
-static void fill_batch(scored_pass *p, size_t start, size_t n)
-{
-    const size_t first = p->key->first, last = first + p->key->n_rows;
-    engine_fill_batch(p->engine, &p->batch, p->tokens + start, start, n);
-    for (size_t i = 0; i < n; i++)
-        p->batch.logits[i] = start + i >= first && start + i < last;
-}
+typedef struct pass {
+    eval_run *run;
+    const llama_token *tokens; /* n_ctx */
+    base *base;
+    bool define;         /* this is the f16 run that makes the base */
+    score_value *values; /* n_rows */
+    char label[128];     /* for progress and errors */
+} pass;
 
-/* Scores the rows of the batch that was just decoded. */
-static bool score_batch(const scored_pass *p, struct llama_context *ctx, size_t start, size_t n,
-                        score_value *values)
+/* Decodes n tokens from start on and scores the rows among them that count. */
+static bool run_batch(const pass *p, struct llama_context *ctx, size_t start, size_t n)
 {
-    const size_t first = p->key->first, last = first + p->key->n_rows;
+    eval_run *r = p->run;
+    const size_t first = r->options->first, last = first + r->n_rows;
     const size_t from = start > first ? start : first, end = start + n < last ? start + n : last;
-    if (from >= end)
+    engine_fill_batch(&r->engine, &r->batch, p->tokens + start, start, n);
+    for (size_t i = from; i < end; i++)
+        r->batch.logits[i - start] = 1;
+    const int32_t status = ll.llama_decode(ctx, r->batch);
+    if (interrupted())
+        return false;
+    const float *logits = status == 0 && from < end ? ll.llama_get_logits(ctx) : NULL;
+    const bool scored = logits != NULL && score_rows(&p->base->reference, from - first, p->define, logits,
+                                                     p->tokens + from + 1, end - from, r->engine.options.n_threads,
+                                                     p->values + (from - first));
+    if (scored || (status == 0 && from >= end))
         return true;
-    const float *logits = ll.llama_get_logits(ctx);
-    return logits != NULL && score_rows(p->reference, from - first, p->define, logits, p->tokens + from + 1,
-                                        end - from, p->engine->options.n_threads, values + (from - first));
+    return complain("eval: %s: llama.cpp could not decode the batch (status %d)", p->label, (int)status);
 }
 
 /* A batch is one graph (at most ENGINE_UBATCH tokens): llama.cpp would cut a larger one at the same places, and this
  * way only the logits of one are held. */
-static bool decode(scored_pass *p, struct llama_context *ctx, score_value *values)
+static bool run_batches(const pass *p, struct llama_context *ctx)
 {
-    const size_t step = p->key->n_batch, n_ctx = p->key->n_ctx;
+    const size_t step = p->run->options->n_batch, n_ctx = p->run->options->n_ctx;
     for (size_t start = 0; start < n_ctx; start += step) {
         const size_t n = n_ctx - start < step ? n_ctx - start : step;
-        fill_batch(p, start, n);
-        const int32_t status = ll.llama_decode(ctx, p->batch);
-        if (interrupted())
+        if (!run_batch(p, ctx, start, n))
             return false;
-        if (status != 0 || !score_batch(p, ctx, start, n, values))
-            return complain("%s: llama.cpp could not decode the batch (status %d)", p->label, (int)status);
-        progress_add(p->progress, (double)n, p->label);
+        progress_add(&p->run->progress, (double)n, p->label);
     }
     return true;
 }
 
-bool scored_pass_run(scored_pass *p, score_value *values, double *kv_bytes)
+static bool run_pass(eval_run *r, const eval_tally *t, size_t chunk, base *b, bool define, double *kv_bytes)
 {
     kv_meter meter = { .n = 0 };
-    const engine_context_options options = { .n_ctx = (uint32_t)p->key->n_ctx,
-                                             .n_batch = (uint32_t)p->key->n_batch,
-                                             .meter = &meter };
-    struct llama_context *ctx = engine_context(p->engine, p->config, &options);
+    pass p = { .run = r,
+               .tokens = r->texts.chunks[chunk].tokens,
+               .base = b,
+               .define = define,
+               .values = t->values + chunk * r->n_rows };
+    const engine_context_options options = {
+        .n_ctx = r->options->n_ctx, .n_batch = r->options->n_batch, .meter = &meter
+    };
+    struct llama_context *ctx = engine_context(&r->engine, t->config, &options);
     if (ctx == NULL)
         return false;
-    const bool ok = decode(p, ctx, values);
+    configs_label(t->config, p.label, sizeof p.label);
+    const bool ok = run_batches(&p, ctx);
     if (ok)
-        *kv_bytes = engine_kv_bytes(p->engine, p->config, &meter);
+        *kv_bytes = engine_kv_bytes(&r->engine, t->config, &meter);
     ll.llama_free(ctx);
     return ok;
 }
 
-base_key scored_key(const engine *e, const struct llama_model *model, uint32_t n_ctx, uint32_t n_batch, uint32_t first)
-{
-    return (base_key){ .model = kvant_model_fingerprint(e->options.model),
-                       .runtime = engine_runtime_fingerprint(e),
-                       .n_ctx = n_ctx,
-                       .n_batch = n_batch,
-                       .first = first,
-                       .n_rows = n_ctx - 1 - first,
-                       .n_vocab = (uint64_t)ll.llama_vocab_n_tokens(ll.llama_model_get_vocab(model)) };
-}
-
 /* Chunks */
-
-static bool run_pass(eval_run *r, const eval_tally *t, size_t chunk, base *b, bool define, double *kv_bytes)
-{
-    char label[128];
-    scored_pass pass = { .engine = &r->engine,
-                         .batch = r->batch,
-                         .key = &r->key,
-                         .config = t->config,
-                         .tokens = r->chunks[chunk].tokens,
-                         .reference = &b->reference,
-                         .define = define,
-                         .label = configs_label(t->config, label, sizeof label),
-                         .progress = &r->progress };
-    return scored_pass_run(&pass, t->values + chunk * r->n_rows, kv_bytes);
-}
 
 static bool keep(eval_run *r, eval_tally *t, size_t chunk, double kv_bytes)
 {
     t->done[chunk] = true;
     t->kv_bytes = kv_bytes;
-    return eval_state_add(&r->state, t->key, r->chunks[chunk].key, kv_bytes, t->values + chunk * r->n_rows);
+    return eval_state_add(&r->state, t->key, r->texts.chunks[chunk].key, kv_bytes, t->values + chunk * r->n_rows);
 }
 
 static base_key key_of_chunk(const eval_run *r, size_t chunk)
 {
     base_key key = r->key;
-    key.tokens = r->chunks[chunk].key;
+    key.tokens = r->texts.chunks[chunk].key;
     return key;
 }
 
@@ -163,7 +146,7 @@ bool eval_all(eval_run *r)
 {
     size_t passes = 0, bases = 0;
     bool ok = true;
-    for (size_t chunk = 0; chunk < r->n_chunks; chunk++) {
+    for (size_t chunk = 0; chunk < r->texts.n_chunks; chunk++) {
         const base_key key = key_of_chunk(r, chunk);
         const size_t n = missing(r, chunk);
         const bool makes_base = n > 0 && !base_cache_has(r->options->base_cache, &key);
@@ -173,62 +156,13 @@ bool eval_all(eval_run *r)
     if (r->options->base_cache != NULL && !base_cache_prepare(r->options->base_cache, &r->key, bases))
         return false;
     progress_start(&r->progress, (double)passes * r->options->n_ctx);
-    for (size_t chunk = 0; chunk < r->n_chunks && ok; chunk++)
+    for (size_t chunk = 0; chunk < r->texts.n_chunks && ok; chunk++)
         ok = eval_chunk_all(r, chunk);
     progress_end(&r->progress);
     return ok;
 }
 
 /* Preparation */
-
-static llama_token *tokenize_file(const engine *e, const char *file, size_t *n)
-{
-    size_t bytes = 0;
-    char *text = read_text(file, &bytes);
-    if (text == NULL)
-        return NULL;
-    if (bytes > 0 && text[bytes - 1] == '\n')
-        bytes--; /* as llama.cpp's -f does */
-    llama_token *tokens = engine_tokenize(e, text, bytes, TOKENS_TEXT, n);
-    free(text);
-    return tokens;
-}
-
-static bool add_text(eval_run *r, const char *file)
-{
-    size_t n_tokens = 0;
-    const size_t n_ctx = r->options->n_ctx, wanted = r->options->n_chunks, text = r->n_texts;
-    if ((r->tokens[text] = tokenize_file(&r->engine, file, &n_tokens)) == NULL)
-        return false;
-    r->n_texts++;
-    const size_t available = n_tokens / n_ctx, n = wanted > 0 && wanted < available ? wanted : available;
-    if (available < 2) {
-        complain("eval: %s has %zu tokens, a context of %zu needs at least %zu", file_name(file), n_tokens, n_ctx,
-                 2 * n_ctx);
-        return hint("choose a smaller -c or a longer text");
-    }
-    if (wanted > available)
-        complain("eval: %s has %zu chunks of %zu tokens, fewer than the %zu asked for", file_name(file), available,
-                 n_ctx, wanted);
-    eval_chunk *grown = realloc(r->chunks, (r->n_chunks + n) * sizeof *grown);
-    if (grown == NULL)
-        return out_of_memory();
-    r->chunks = grown;
-    for (size_t i = 0; i < n; i++) {
-        const llama_token *tokens = r->tokens[text] + i * n_ctx;
-        r->chunks[r->n_chunks++] =
-            (eval_chunk){ text, tokens, fingerprint_bytes(FINGERPRINT_START, tokens, n_ctx * sizeof *tokens) };
-    }
-    return true;
-}
-
-static bool load_texts(eval_run *r)
-{
-    bool ok = true;
-    for (size_t i = 0; i < r->options->n_files && ok; i++)
-        ok = add_text(r, r->options->files[i]);
-    return ok;
-}
 
 static bool prepare_tallies(eval_run *r)
 {
@@ -241,8 +175,8 @@ static bool prepare_tallies(eval_run *r)
             return false;
         t->kv_bytes = NAN;
         t->key = config_key(t->config);
-        t->values = calloc(r->n_chunks * r->n_rows, sizeof *t->values);
-        t->done = calloc(r->n_chunks, sizeof *t->done);
+        t->values = calloc(r->texts.n_chunks * r->n_rows, sizeof *t->values);
+        t->done = calloc(r->texts.n_chunks, sizeof *t->done);
         if (t->values == NULL || t->done == NULL)
             return out_of_memory();
     }
@@ -255,13 +189,13 @@ static void take_over(eval_run *r)
     size_t found = 0;
     for (size_t i = 0; i < r->n_tallies; i++) {
         eval_tally *t = &r->tallies[i];
-        for (size_t chunk = 0; chunk < r->n_chunks; chunk++)
-            found += t->done[chunk] = eval_state_find(&r->state, t->key, r->chunks[chunk].key, &t->kv_bytes,
+        for (size_t chunk = 0; chunk < r->texts.n_chunks; chunk++)
+            found += t->done[chunk] = eval_state_find(&r->state, t->key, r->texts.chunks[chunk].key, &t->kv_bytes,
                                                       t->values + chunk * r->n_rows);
     }
     if (found > 0)
         fprintf(stderr, "kvant: eval: going on from %s: %zu of %zu chunks and configurations are done\n",
-                r->options->resume, found, r->n_tallies * r->n_chunks);
+                r->options->resume, found, r->n_tallies * r->texts.n_chunks);
 }
 
 static bool check_context(const eval_run *r, const struct llama_model *model)
@@ -280,9 +214,17 @@ bool eval_prepare(eval_run *r, const eval_options *options)
     if (!engine_open(&r->engine, &options->engine))
         return false;
     const struct llama_model *model = engine_model(&r->engine, &r->f16);
-    if (model == NULL || !check_context(r, model) || !load_texts(r) || !prepare_tallies(r))
+    const eval_cut cut = { options->n_ctx, options->n_parts, options->skip, options->n_chunks };
+    if (model == NULL || !check_context(r, model) ||
+        !eval_texts_load(&r->texts, &r->engine, options->files, options->n_files, &cut) || !prepare_tallies(r))
         return false;
-    r->key = scored_key(&r->engine, model, options->n_ctx, options->n_batch, options->first);
+    r->key = (base_key){ .model = kvant_model_fingerprint(options->engine.model),
+                         .runtime = engine_runtime_fingerprint(&r->engine),
+                         .n_ctx = options->n_ctx,
+                         .n_batch = options->n_batch,
+                         .first = options->first,
+                         .n_rows = r->n_rows,
+                         .n_vocab = (uint64_t)ll.llama_vocab_n_tokens(ll.llama_model_get_vocab(model)) };
     r->batch = ll.llama_batch_init((int32_t)ENGINE_UBATCH, 0, 1);
     if (r->batch.token == NULL)
         return out_of_memory();
@@ -298,11 +240,9 @@ void eval_release(eval_run *r)
         free(r->tallies[i].values);
         free(r->tallies[i].done);
     }
-    for (size_t i = 0; i < r->n_texts; i++)
-        free(r->tokens[i]);
-    free(r->chunks);
     if (r->batch.token != NULL)
         ll.llama_batch_free(r->batch);
     eval_state_close(&r->state);
+    eval_texts_free(&r->texts);
     engine_close(&r->engine);
 }

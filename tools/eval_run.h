@@ -9,47 +9,20 @@
 #ifndef KVANT_TOOLS_EVAL_RUN_H
 #define KVANT_TOOLS_EVAL_RUN_H
 
-#include "engine.h"
 #include "eval_state.h"
+#include "eval_texts.h"
 #include "progress.h"
-
-enum { EVAL_MAX_TEXTS = 16 };
-
-/* One context of tokens through one configuration, scored against the f16 run of the same tokens. */
-typedef struct scored_pass {
-    engine *engine;           /* open */
-    struct llama_batch batch; /* with room for n_batch tokens */
-    const base_key *key;      /* says n_ctx, n_batch and which rows are scored; its tokens are not read */
-    const kv_config *config;
-    const llama_token *tokens; /* n_ctx */
-    score_reference *reference;
-    bool define;        /* this is the f16 run that makes the reference */
-    const char *label;  /* for progress and errors */
-    progress *progress; /* counts tokens */
-} scored_pass;
-
-/* values: n_rows. False when interrupted, or after complaining. */
-bool scored_pass_run(scored_pass *p, score_value *values, double *kv_bytes);
-
-/* The key of scored runs of a model: positions from first on of n_ctx tokens. The tokens are left out. */
-base_key scored_key(const engine *e, const struct llama_model *model, uint32_t n_ctx, uint32_t n_batch, uint32_t first);
 
 typedef struct eval_options {
     engine_options engine;
     const char *files[EVAL_MAX_TEXTS];
     size_t n_files;
-    uint32_t n_ctx, n_chunks, n_batch; /* n_chunks: of every text at most; 0: all */
-    uint32_t first;                    /* scored from this position on */
-    const char *resume;                /* or NULL */
-    const char *base_cache;            /* or NULL */
+    uint32_t n_ctx, n_batch;
+    uint32_t n_parts, skip, n_chunks; /* as in eval_cut */
+    uint32_t first;                   /* scored from this position on */
+    const char *resume;               /* or NULL */
+    const char *base_cache;           /* or NULL */
 } eval_options;
-
-/* Texts are cut into chunks of the context's length as llama-perplexity cuts them. */
-typedef struct eval_chunk {
-    size_t text;
-    const llama_token *tokens; /* n_ctx */
-    uint64_t key;              /* fingerprint of the tokens */
-} eval_chunk;
 
 typedef struct eval_tally {
     const kv_config *config;
@@ -63,10 +36,7 @@ typedef struct eval_tally {
 typedef struct eval_run {
     engine engine;
     const eval_options *options;
-    llama_token *tokens[EVAL_MAX_TEXTS];
-    size_t n_texts;
-    eval_chunk *chunks; /* of the first text, of the second, ... */
-    size_t n_chunks;
+    eval_texts texts;
     size_t n_rows; /* scored positions of a chunk */
     kv_config f16;
     eval_tally tallies[MAX_CONFIGS + 1]; /* f16 is the first */
@@ -95,5 +65,11 @@ static inline const score_value *eval_values(const eval_run *r, const eval_tally
 /* One row a text (and one of all of them, when there are several), configuration and bin of
  * positions; without a complete chunk none. False after complaining. */
 bool eval_print_rows(const eval_run *r, uint32_t n_bins, report_format format);
+
+/* The value of every scored token as a safetensors file, for statistics that rows do not have. Configuration I is the I-th
+ * row's, 0 the f16 cache. Tensors "kld.I" and "nll.I" [chunks, positions] are F64: KL divergence to the f16 cache, and -ln p
+ * of the token that follows. The metadata "configuration.I" is the configuration's label. Of a complete evaluation. False
+ * after complaining; path is then as it was. */
+bool eval_values_write(const eval_run *r, const char *path);
 
 #endif /* KVANT_TOOLS_EVAL_RUN_H */

@@ -79,7 +79,8 @@ bool gpu_library_ok(kvant_status status, const char *what)
         return true;
     complain("%s: %s", what, kvant_strerror(status));
     if (status == KVANT_ERR_CUDA)
-        return hint("the library may be built for other GPUs, or for a later driver");
+        hint("the library may be built for other GPUs, or for a later driver");
+    return false;
 }
 
 static bool choose_device(gpu *g, uint32_t ordinal)

@@ -61,8 +61,9 @@ bool engine_bits(engine *e, const kv_config *config, double *bits)
     }
     if (kvant_scheme_true_bits(config->scheme, &shape, bits) == KVANT_OK)
         return true;
-    return complain("%s%s%s", config->path != NULL ? "--config " : "", config->path != NULL ? config->path : "",
-             kvant_error_message());
+    if (config->path != NULL)
+        return complain("--config %s: %s", config->path, kvant_error_message());
+    return complain("%s", kvant_error_message());
 }
 
 llama_token *engine_tokenize(const engine *e, const char *text, size_t bytes, token_kind kind, size_t *n)

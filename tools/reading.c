@@ -3,6 +3,7 @@
 #include "reading.h"
 
 #include "command.h"
+#include "spread.h"
 #include "text.h"
 
 #include <errno.h>
@@ -26,21 +27,26 @@ bool can_write_beside(const char *command, const char *path)
     return complain("%s: cannot write to the folder %s: %s", command, folder, strerror(errno));
 }
 
-static bool take_tokens(reading *r, const reading_text *t)
+/* Keeps whole contexts from all parts of the text. False without memory. */
+static bool spread_tokens(reading *r, const reading_text *t)
 {
-    r->tokens = malloc(t->n_tokens * sizeof *r->tokens);
-    if (r->tokens == NULL)
-        return complain("%s: out of memory", r->command);
-    memcpy(r->tokens, t->tokens, t->n_tokens * sizeof *r->tokens);
-    r->n_tokens = t->n_tokens;
-    return true;
+    const size_t wanted = t->at_most / t->n_ctx, available = spread_count(r->n_tokens, t->n_parts, t->n_ctx);
+    const size_t n = wanted < available ? wanted : available;
+    llama_token *tokens = malloc(n * t->n_ctx * sizeof *tokens + 1);
+    for (size_t i = 0; i < n && tokens != NULL; i++)
+        memcpy(tokens + i * t->n_ctx, r->tokens + spread_at(r->n_tokens, t->n_parts, t->n_ctx, i),
+               t->n_ctx * sizeof *tokens);
+    free(r->tokens);
+    r->tokens = tokens;
+    r->n_tokens = n * t->n_ctx;
+    if (tokens == NULL)
+        complain("%s: out of memory", r->command);
+    return tokens != NULL;
 }
 
 static bool load_tokens(reading *r, const reading_text *t)
 {
     size_t bytes = 0;
-    if (t->tokens != NULL)
-        return take_tokens(r, t);
     char *text = read_text(t->file, &bytes);
     if (text == NULL)
         return false;
@@ -48,14 +54,17 @@ static bool load_tokens(reading *r, const reading_text *t)
     free(text);
     if (r->tokens == NULL)
         return false;
+    r->text_tokens = r->n_tokens;
     const size_t skip = t->skip < r->n_tokens ? t->skip : r->n_tokens;
     r->n_tokens -= skip;
     memmove(r->tokens, r->tokens + skip, r->n_tokens * sizeof *r->tokens);
+    if (t->n_parts > 1 && !spread_tokens(r, t))
+        return false;
     if (r->n_tokens > t->at_most)
         r->n_tokens = t->at_most;
     if (r->n_tokens >= t->at_least)
         return true;
-    complain("%s: %s gives %zu tokens, %zu are needed", r->command, t->file, r->n_tokens, t->at_least);
+    complain("%s: %s gives %zu tokens, %zu are needed", r->command, t->file, r->text_tokens, t->at_least + skip);
     return hint(t->at_most < t->at_least ? "more --tokens" : "use a longer text or a shorter context");
 }
 

@@ -34,6 +34,8 @@ typedef struct kvant_scheme_params {
     /* Path of the model's file, or NULL. Where no calibration is named and a codec or the preset
      * takes one, model.kvcal beside model.gguf is used, if it was made with this very file. */
     const char *model;
+    /* A scheme that outlives this one, or NULL: a calibration that it has is not read again. */
+    const kvant_scheme *like;
 } kvant_scheme_params;
 
 /* KVANT_ERR_ARGUMENT, KVANT_ERR_SPEC, KVANT_ERR_UNSUPPORTED (a codec needs a calibration),

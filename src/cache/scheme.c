@@ -45,7 +45,7 @@ struct kvant_scheme {
     uint64_t seed;
     kvant_settings *settings;
     kvant_calibration *calibration;
-    bool needs_calibration;
+    bool needs_calibration, borrowed; /* the calibration is another scheme's */
     char calibration_path[MAX_PATH];
     char not_used[MAX_PATH + 512]; /* "" or why a calibration beside the model is not used */
     pthread_mutex_t lock; /* guards what follows */
@@ -73,6 +73,23 @@ static kvant_status read_preset(kvant_scheme *scheme, const char *name)
     return read_spec("values", preset.v, scheme->spec[KVANT_ROLE_V]);
 }
 
+/* Schemes of many configurations share one calibration. */
+static bool borrow(kvant_scheme *scheme, const kvant_scheme *like)
+{
+    scheme->borrowed = like && like->calibration;
+    if (scheme->borrowed)
+        scheme->calibration = like->calibration;
+    return scheme->borrowed;
+}
+
+static void drop_calibration(kvant_scheme *scheme)
+{
+    if (!scheme->borrowed)
+        kvant_calibration_free(&scheme->calibration);
+    scheme->calibration = NULL;
+    scheme->borrowed = false;
+}
+
 static bool has_checksum(const kvant_calibration *calibration, uint64_t checksum)
 {
     kvant_calibration_info info = { .size = sizeof info };
@@ -88,7 +105,7 @@ static kvant_status refuse_file(const char *path, kvant_status status, const cha
 }
 
 /* Settings come with their own calibration, unless the caller's is that one. */
-static kvant_status read_settings(kvant_scheme *scheme, const char *path)
+static kvant_status read_settings(kvant_scheme *scheme, const char *path, const kvant_scheme *like)
 {
     kvant_settings_info info = { .size = sizeof info };
     char err[512] = "";
@@ -96,9 +113,10 @@ static kvant_status read_settings(kvant_scheme *scheme, const char *path)
     if (status == KVANT_OK)
         status = kvant_settings_get_info(scheme->settings, &info);
     if (status == KVANT_OK && info.calibration && !has_checksum(scheme->calibration, info.calibration_checksum)) {
-        kvant_calibration_free(&scheme->calibration);
+        drop_calibration(scheme);
         scheme->calibration_path[0] = 0;
-        status = kvant_settings_load_calibration(scheme->settings, NULL, &scheme->calibration, err, sizeof err);
+        if (!like || !has_checksum(like->calibration, info.calibration_checksum) || !borrow(scheme, like))
+            status = kvant_settings_load_calibration(scheme->settings, NULL, &scheme->calibration, err, sizeof err);
     }
     if (status == KVANT_OK)
         status = kvant_settings_check(scheme->settings, scheme->calibration, err, sizeof err);
@@ -107,25 +125,29 @@ static kvant_status read_settings(kvant_scheme *scheme, const char *path)
 }
 
 /* A calibration that was named. */
-static kvant_status read_calibration(kvant_scheme *scheme, const char *path)
+static kvant_status read_calibration(kvant_scheme *scheme, const char *path, const kvant_scheme *like)
 {
     char err[512] = "";
     if (strlen(path) >= MAX_PATH)
         return kvant_fail(NULL, KVANT_ERR_ARGUMENT, "the path of the calibration is longer than %u bytes", MAX_PATH - 1);
     memcpy(scheme->calibration_path, path, strlen(path) + 1);
+    if (like && strcmp(like->calibration_path, path) == 0 && borrow(scheme, like))
+        return KVANT_OK;
     kvant_status status = kvant_calibration_load(path, &scheme->calibration, err, sizeof err);
     return status == KVANT_OK ? status : refuse_file(path, status, err);
 }
 
 /* model.kvcal beside model.gguf. It must have been made with this model: a matching shape is not
  * enough. */
-static void find_calibration(kvant_scheme *scheme, const char *model)
+static void find_calibration(kvant_scheme *scheme, const char *model, const kvant_scheme *like)
 {
     kvant_calibration_info info = { .size = sizeof info };
     char err[512] = "";
     const size_t length = strlen(model), ending = strlen(".gguf");
     const bool has_ending = length > ending && strcmp(model + length - ending, ".gguf") == 0;
     const int n = snprintf(scheme->calibration_path, MAX_PATH, "%.*s.kvcal", (int)(has_ending ? length - ending : length), model);
+    if (like && strcmp(like->calibration_path, scheme->calibration_path) == 0 && borrow(scheme, like))
+        return;
     if (n > 0 && (size_t)n < MAX_PATH && access(scheme->calibration_path, F_OK) == 0) {
         if (kvant_calibration_load(scheme->calibration_path, &scheme->calibration, err, sizeof err) == KVANT_OK &&
             kvant_calibration_get_info(scheme->calibration, &info) == KVANT_OK && info.model_fingerprint != 0 &&
@@ -181,7 +203,7 @@ static kvant_status read_specs(kvant_scheme *scheme, const kvant_scheme_params *
     if (!scheme->calibration && p->model &&
         (preset || takes_calibration(scheme->spec[KVANT_ROLE_K], KVANT_ROLE_K) ||
          takes_calibration(scheme->spec[KVANT_ROLE_V], KVANT_ROLE_V)))
-        find_calibration(scheme, p->model);
+        find_calibration(scheme, p->model, p->like);
     if (preset)
         KVANT_FORWARD(read_preset(scheme, p->preset ? p->preset : KVANT_PRESET_DEFAULT));
     const kvant_status status = check_specs(scheme);
@@ -201,8 +223,8 @@ static kvant_status fill(kvant_scheme *scheme, const kvant_scheme_params *p)
                           "preset, specs and a settings file each choose the codecs: give one of them%s",
                           p->settings ? "; a settings file says what its protected layers have" : "");
     if (p->calibration)
-        KVANT_FORWARD(read_calibration(scheme, p->calibration));
-    return p->settings ? read_settings(scheme, p->settings) : read_specs(scheme, p);
+        KVANT_FORWARD(read_calibration(scheme, p->calibration, p->like));
+    return p->settings ? read_settings(scheme, p->settings, p->like) : read_specs(scheme, p);
 }
 
 kvant_status kvant_scheme_create(const kvant_scheme_params *params, kvant_scheme **out)
@@ -237,7 +259,7 @@ void kvant_scheme_free(kvant_scheme **scheme)
         kvant_free(l);
     }
     kvant_settings_free(&(*scheme)->settings);
-    kvant_calibration_free(&(*scheme)->calibration);
+    drop_calibration(*scheme);
     pthread_mutex_destroy(&(*scheme)->lock);
     kvant_free(*scheme);
     *scheme = NULL;

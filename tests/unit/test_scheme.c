@@ -24,6 +24,15 @@ static const char *spec_of(kvant_scheme *scheme, kvant_role role, uint32_t layer
     return info_of(codecs[0]).spec;
 }
 
+static const char *spec_of_one(kvant_scheme *scheme)
+{
+    kvant_scheme_place place = { .size = sizeof place, .n_layers = 1, .n_kv_heads = 1, .head_dim = 32 };
+    const kvant_codec *const *codecs;
+    if (kvant_scheme_codecs(scheme, &place, &codecs) != KVANT_OK)
+        fail_msg("%s", kvant_error_message());
+    return info_of(codecs[0]).spec;
+}
+
 static bool begins(const char *text, const char *with)
 {
     return strncmp(text, with, strlen(with)) == 0;
@@ -171,6 +180,14 @@ static void calibration_beside_the_model(void **state)
             assert_int_equal(kvant_scheme_get_info(scheme, &info), KVANT_OK);
             assert_string_equal(info.calibration_path, path);
             assert_null(info.not_used);
+            kvant_scheme_params more = params;
+            more.like = scheme;
+            kvant_scheme *other = make(&more); /* has the same calibration, not one like it */
+            kvant_scheme_info shared = { .size = sizeof shared };
+            assert_int_equal(kvant_scheme_get_info(other, &shared), KVANT_OK);
+            assert_ptr_equal(shared.calibration, info.calibration);
+            kvant_scheme_free(&other);
+            assert_true(begins(spec_of_one(scheme), "int-8:center=file"));
         }
         kvant_scheme_free(&scheme);
         scheme = make(&plain);
