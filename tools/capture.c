@@ -82,7 +82,7 @@ static bool note_origin(writer *w)
     char name[256], fingerprint[24];
     if (ll.llama_model_meta_val_str(r->engine->cpu_model, "general.name", name, sizeof name) <= 0)
         snprintf(name, sizeof name, "%s", file_name(path));
-    snprintf(fingerprint, sizeof fingerprint, "%016llx", (unsigned long long)fingerprint_file(path));
+    snprintf(fingerprint, sizeof fingerprint, "%016llx", (unsigned long long)kvant_model_fingerprint(path));
     return safetensors_note(&w->file, "format", "kvant-capture-1") && safetensors_note(&w->file, "model", name) &&
            safetensors_note(&w->file, "model_fingerprint", fingerprint) &&
            safetensors_note(&w->file, "text", w->plan->text) && note_number(&w->file, "tokens", r->n_tokens) &&

@@ -4,9 +4,7 @@
  * the context's length, the first token of each replaced by BOS when the model wants one, the second half scored.
  */
 #include "command.h"
-#include "eval_rows.h"
 #include "eval_run.h"
-#include "eval_values.h"
 #include "interrupt.h"
 #include "spread.h"
 
@@ -78,14 +76,10 @@ typedef struct settings {
 static bool add_file(eval_options *e, const char *file)
 {
     for (size_t i = 0; i < e->n_files; i++)
-        if (strcmp(e->files[i], file) == 0) {
-            complain("eval: -f %s is given twice", file);
-            return false;
-        }
-    if (e->n_files == EVAL_MAX_TEXTS) {
-        complain("eval: more than %d texts", EVAL_MAX_TEXTS);
-        return false;
-    }
+        if (strcmp(e->files[i], file) == 0)
+            return complain("eval: -f %s is given twice", file);
+    if (e->n_files == EVAL_MAX_TEXTS)
+        return complain("eval: more than %d texts", EVAL_MAX_TEXTS);
     e->files[e->n_files++] = file;
     return true;
 }
@@ -119,21 +113,16 @@ static bool finish(settings *s)
     eval_options *e = &s->eval;
     if (e->n_files == 0) {
         complain("eval: no text given");
-        hint("-f text.txt; scripts/fetch.py text makes one");
-        return false;
+        return hint("-f text.txt; scripts/fetch.py text makes one");
     }
     if (!s->has_from)
         e->first = e->n_ctx / 2;
-    if (e->first + 2 > e->n_ctx) {
-        complain("eval: --from %lu leaves nothing of a context of %lu to score", (unsigned long)e->first,
+    if (e->first + 2 > e->n_ctx)
+        return complain("eval: --from %lu leaves nothing of a context of %lu to score", (unsigned long)e->first,
                  (unsigned long)e->n_ctx);
-        return false;
-    }
-    if (s->n_bins > e->n_ctx - 1 - e->first) {
-        complain("eval: --by-position %lu is more than the %lu positions that are scored", (unsigned long)s->n_bins,
+    if (s->n_bins > e->n_ctx - 1 - e->first)
+        return complain("eval: --by-position %lu is more than the %lu positions that are scored", (unsigned long)s->n_bins,
                  (unsigned long)(e->n_ctx - 1 - e->first));
-        return false;
-    }
     return engine_options_finish(&e->engine, "eval");
 }
 

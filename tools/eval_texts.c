@@ -1,6 +1,7 @@
 /* eval_texts.c - files to tokens to chunks. */
 #include "eval_texts.h"
 
+#include "choices.h"
 #include "command.h"
 #include "fingerprint.h"
 #include "spread.h"
@@ -25,10 +26,8 @@ static llama_token *tokenize_file(const engine *e, const char *file, size_t *n)
 static bool add_chunks(eval_texts *t, size_t text, size_t n_tokens, size_t n_chunks, const eval_cut *cut)
 {
     eval_chunk *grown = realloc(t->chunks, (t->n_chunks + n_chunks) * sizeof *grown);
-    if (grown == NULL) {
-        complain("eval: out of memory");
-        return false;
-    }
+    if (grown == NULL)
+        return complain("eval: out of memory");
     t->chunks = grown;
     for (size_t i = 0; i < n_chunks; i++) {
         const llama_token *tokens = t->tokens[text] + spread_at(n_tokens, cut->n_parts, cut->n_ctx, cut->skip + i);
@@ -46,8 +45,7 @@ static bool count_chunks(const char *file, size_t n_tokens, const eval_cut *cut,
         const size_t needed = cut->skip + 1 > least ? cut->skip + 1 : least;
         complain("eval: %s has %zu tokens, a context of %zu needs at least %zu", file, n_tokens, cut->n_ctx,
                  (needed + cut->n_parts - 1) / cut->n_parts * cut->n_parts * cut->n_ctx);
-        hint("choose a smaller -c or a longer text");
-        return false;
+        return hint("choose a smaller -c or a longer text");
     }
     *n = available - cut->skip;
     if (cut->at_most > *n)
@@ -60,7 +58,7 @@ static bool count_chunks(const char *file, size_t n_tokens, const eval_cut *cut,
 
 static bool add_text(eval_texts *t, const engine *e, const char *file, const eval_cut *cut)
 {
-    size_t n_tokens = 0, n_chunks;
+    size_t n_tokens = 0, n_chunks = 0;
     const size_t text = t->n;
     t->names[text] = file_name(file);
     t->tokens[text] = tokenize_file(e, file, &n_tokens);

@@ -1,5 +1,5 @@
-/* eval_values.c - see eval_values.h. */
-#include "eval_values.h"
+/* eval_values.c - single values of an evaluation as a safetensors file. */
+#include "eval_run.h"
 
 #include "command.h"
 #include "safetensors.h"
@@ -43,7 +43,7 @@ static bool put(writer *w, size_t tally, int kind)
     const safetensors_tensor *t = &w->file.tensors[PER_CONFIGURATION * tally + (size_t)kind];
     double *to = w->numbers;
     for (size_t chunk = 0; chunk < r->texts.n_chunks; chunk++) {
-        const score_value *values = r->tallies[tally].chunks[chunk];
+        const score_value *values = eval_values(r, &r->tallies[tally], chunk);
         for (size_t i = 0; i < r->n_rows; i++)
             *to++ = kind == KLD ? values[i].kld : values[i].nll;
     }

@@ -15,10 +15,8 @@
 bool can_write_beside(const char *command, const char *path)
 {
     char folder[4096];
-    if (snprintf(folder, sizeof folder, "%s.part", path) >= (int)sizeof folder) {
-        complain("%s: the path of -o is too long", command);
-        return false;
-    }
+    if (snprintf(folder, sizeof folder, "%s.part", path) >= (int)sizeof folder)
+        return complain("%s: the path of -o is too long", command);
     char *slash = strrchr(folder, '/');
     if (slash == NULL)
         strcpy(folder, ".");
@@ -26,8 +24,7 @@ bool can_write_beside(const char *command, const char *path)
         slash[slash == folder ? 1 : 0] = 0;
     if (access(folder, W_OK | X_OK) == 0)
         return true;
-    complain("%s: cannot write to the folder %s: %s", command, folder, strerror(errno));
-    return false;
+    return complain("%s: cannot write to the folder %s: %s", command, folder, strerror(errno));
 }
 
 /* Keeps whole contexts from all parts of the text. False without memory. */
@@ -68,8 +65,7 @@ static bool load_tokens(reading *r, const reading_text *t)
     if (r->n_tokens >= t->at_least)
         return true;
     complain("%s: %s gives %zu tokens, %zu are needed", r->command, t->file, r->text_tokens, t->at_least + skip);
-    hint(t->at_most < t->at_least ? "more --tokens" : "use a longer text or a shorter context");
-    return false;
+    return hint(t->at_most < t->at_least ? "more --tokens" : "use a longer text or a shorter context");
 }
 
 static bool check_context(const reading *r, const struct llama_model *model)
@@ -79,8 +75,7 @@ static bool check_context(const reading *r, const struct llama_model *model)
         return true;
     complain("%s: a context of %lu tokens is beyond the model's own limit of %ld", r->command,
              (unsigned long)r->n_ctx, (long)limit);
-    hint("choose a smaller -c");
-    return false;
+    return hint("choose a smaller -c");
 }
 
 void reading_clear(reading *r)
@@ -93,10 +88,8 @@ bool reading_decode(reading *r, size_t chunk, size_t start, size_t n)
     engine_fill_batch(r->engine, &r->batch, r->tokens + chunk + start, start, n);
     r->batch.logits[n - 1] = 1; /* nobody reads them; a graph without any output is a rare case best avoided */
     const int32_t status = ll.llama_decode(r->ctx, r->batch);
-    if (r->observer.error[0] != 0) {
-        complain("%s: cannot read this model's cache: %s", r->command, r->observer.error);
-        return false;
-    }
+    if (r->observer.error[0] != 0)
+        return complain("%s: cannot read this model's cache: %s", r->command, r->observer.error);
     if (status != 0)
         complain("%s: llama.cpp could not decode the batch (status %d)", r->command, (int)status);
     return status == 0;
@@ -111,8 +104,7 @@ static bool learn_shapes(reading *r)
     if (r->observer.n_layers > 0)
         return true;
     complain("%s: this model's graph has no flash attention on a KV cache", r->command);
-    hint("recurrent models and models without flash attention in llama.cpp are not supported here");
-    return false;
+    return hint("recurrent models and models without flash attention in llama.cpp are not supported here");
 }
 
 bool reading_open(reading *r, engine *e, const char *command, const reading_text *text)

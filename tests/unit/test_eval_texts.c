@@ -31,17 +31,19 @@ llama_token *engine_tokenize(const engine *e, const char *text, size_t bytes, to
 
 static char complaint[256];
 
-void complain(const char *format, ...)
+bool complain(const char *format, ...)
 {
     va_list args;
     va_start(args, format);
     vsnprintf(complaint, sizeof complaint, format, args);
     va_end(args);
+    return false;
 }
 
-void hint(const char *format, ...)
+bool hint(const char *format, ...)
 {
     (void)format;
+    return false;
 }
 
 /* firsts: the first token of every chunk, then 0. */
