@@ -51,10 +51,11 @@ class Values(unittest.TestCase):
         for name, (shape, values) in tensors.items():
             self.assertEqual((shape, values), ([2, ROWS], self.tensors[name][1][ROWS:]))
 
-    def test_only_the_first_chunk_is_that_of_a_text_in_one_part(self):
-        done = run(*self.base, "--chunks", 2)
+    def test_chunks_of_the_first_part_are_those_that_follow_each_other(self):
+        """Of three chunks from the text's beginning on, the first and the second are the first part's; the third is new."""
+        done = run(*self.base, "--chunks", 3)
         self.assertEqual(done.returncode, OK, done.stderr)
-        self.assertIn("2 of 4 chunks and configurations are done", done.stderr)
+        self.assertIn("4 of 6 chunks and configurations are done", done.stderr)
 
     def test_a_file_that_cannot_be_written(self):
         done = run(*self.base, "--spread", 2, "--chunks", 3, "--values", "/nonexistent/values")
