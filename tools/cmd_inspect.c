@@ -70,7 +70,7 @@ static bool look_at_model(engine *e, facts *f)
     snprintf(f->kvant, sizeof f->kvant, "%s, CPU level %s", kvant_version(),
              kvant_cpu_level_name(kvant_get_cpu_level()));
     snprintf(f->runtime, sizeof f->runtime, "llama.cpp %s, ggml %s", ll.llama_version(), ll.ggml_version());
-    write_fingerprint(f->model, fingerprint_file(e->options.model));
+    write_fingerprint(f->model, kvant_model_fingerprint(e->options.model));
     f->n_ctx_train = ll.llama_model_n_ctx_train(model);
     return true;
 }
@@ -109,7 +109,7 @@ static bool fill_row(engine *e, const kv_config *config, const facts *f, report_
     double bits;
     if (!engine_bits(e, config, &bits))
         return false;
-    configs_fill_cells(&e->options.configs, config, cells);
+    configs_fill_cells(config, cells);
     cells += N_CONFIG_COLUMNS;
     *cells++ = CELL_NUMBER(bits);
     *cells++ = CELL_TEXT(f->name);

@@ -33,7 +33,7 @@ static const subcommand subcommands[] = {
     { "bench", command_bench, "speed of a model, and the error of codecs beside their papers' figures" },
     { "calibrate", NEEDS_LLAMA(command_calibrate), "statistics of a model for the codecs that need them" },
     { "capture", NEEDS_LLAMA(command_capture), "keep a model's keys, values and queries in a safetensors file" },
-    { "tune", NEEDS_LLAMA(command_tune), "a codec for each layer within a budget of bytes" },
+    { "tune", NEEDS_LLAMA(python_command), "a codec for each layer within a budget of bytes" },
     { "inspect", NEEDS_LLAMA(command_inspect), "a model's facts, and the true bits of caches for it" },
     { "codecs", command_codecs, "list the codecs with their true bits and sources" },
     { "plugin-path", command_plugin_path, "print where the llama.cpp plug-in is" },

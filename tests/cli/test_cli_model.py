@@ -284,7 +284,7 @@ class Settings(unittest.TestCase):
             for done in (self.eval("--config", self.path),
                          run("run", "-m", MODEL, "-p", "x", "-n", "1", "--config", self.path)):
                 self.assertEqual((done.returncode, done.stdout), (RUNTIME, ""), shape)
-                self.assertIn(f"--config {self.path} is for another model", done.stderr)
+                self.assertIn(f"--config {self.path}: the settings file is for another model", done.stderr)
                 self.assertIn("30, 3 of 64", done.stderr)
 
     def test_the_default_is_balanced(self):
