@@ -45,7 +45,11 @@ def checks(struct):
 
 
 def main():
-    here = [s for s in vars(structs).values() if isinstance(s, type) and issubclass(s, c.Structure) and hasattr(s, "_fields_")]
+    here = [
+        s
+        for s in vars(structs).values()
+        if isinstance(s, type) and issubclass(s, c.Structure) and hasattr(s, "_fields_")
+    ]
     assert len(here) > 20, "structs.py has lost its structures"
     lines = [f'    wrong |= compare("{what}", {number}, {what});' for struct in here for what, number in checks(struct)]
     print(START + "\n".join(lines) + "\n    return wrong;\n}")

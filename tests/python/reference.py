@@ -30,7 +30,9 @@ def attention(q, k, v, scale, causal=True, window=0, softcap=0.0, mask=None, sin
 
 def largest_score(q, k, scale):
     """No score is larger than |q| |k| scale."""
-    return np.linalg.norm(q.astype(np.float64), axis=2).max() * np.linalg.norm(k.astype(np.float64), axis=2).max() * scale
+    return (
+        np.linalg.norm(q.astype(np.float64), axis=2).max() * np.linalg.norm(k.astype(np.float64), axis=2).max() * scale
+    )
 
 
 def growth(tensor):

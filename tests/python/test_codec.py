@@ -111,7 +111,9 @@ class RoundTrips(TestCase):
 
     def test_raw_rows_come_back(self):
         rows = normal(1, 130, 48)
-        self.assertEqual(kvant.Codec("f32", 48).decode(kvant.Codec("f32", 48).encode(rows), 130).tobytes(), rows.tobytes())
+        self.assertEqual(
+            kvant.Codec("f32", 48).decode(kvant.Codec("f32", 48).encode(rows), 130).tobytes(), rows.tobytes()
+        )
         codec = kvant.Codec("f16", 48)
         self.assertTrue(np.array_equal(codec.decode(codec.encode(rows), 130), rows.astype(np.float16)))
 
@@ -135,8 +137,9 @@ class RoundTrips(TestCase):
         self.assertEqual(codec.decode(codec.encode(rows[:0])).shape, (0, 64))
 
     def test_rows_with_a_stride_and_unaligned_pages(self):
-        wide, codec = normal(5, 64, 3, 64), kvant.Codec("int-4", 64)
-        for view in (wide[:, 1], wide[::2, 2], wide[::-1, 1], wide.reshape(64, 192)[:, ::3], wide[:1, 0].repeat(64, 0)):
+        wide, codec = normal(5, 130, 3, 64), kvant.Codec("int-4", 64)
+        once = np.broadcast_to(wide[0, 0], (130, 64))
+        for view in (wide[:, 1], wide[::2, 2], wide[::-1, 1], wide.reshape(130, 192)[:, ::3], once):
             self.assertEqual(codec.encode(view).tobytes(), codec.encode(view.copy()).tobytes())
         pages = codec.encode(wide[:, 0])
         shifted = np.zeros(pages.size + 1, np.uint8)[1:].reshape(pages.shape)

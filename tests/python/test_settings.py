@@ -140,6 +140,20 @@ class Calibration(WithFolder):
         self.assertIsNone(calibration.entry(0, 0, "v").query_moment)
         self.refused(IndexError, "layer 1", calibration.entry, 1, 0)
 
+    def test_attention_weighs_the_keys(self):
+        """Hidden keys count as if they were not there, and which keys count changes the matrix."""
+        keys, queries, made = normal(5, 64, 1, 16), normal(6, 4, 16), []
+        hidden = np.zeros((4, 64), np.float32)
+        hidden[:, 20:] = -np.inf
+        for given in ((keys[:, 0], queries, hidden), (keys[:20, 0], queries), (keys[:, 0], queries)):
+            calibrator = kvant.Calibrator()
+            calibrator.add_rows(0, "k", keys)
+            calibrator.add_queries(0, 0, queries)
+            calibrator.add_attention(0, 0, *given)
+            made.append(calibrator.finish().entry(0, 0).matrix)
+        self.assertTrue(np.array_equal(made[0], made[1]))
+        self.assertFalse(np.array_equal(made[0], made[2]))
+
     def test_files_come_back(self):
         calibration, path = self.gather().finish(), self.folder / "model.kvcal"
         calibration.save(path)
@@ -161,7 +175,9 @@ class Calibration(WithFolder):
         self.assertEqual(self.refused(kvant.Error, "/nowhere", kvant.Calibration, "/nowhere.kvcal").status, 71)
         self.refused(TypeError, "path", kvant.Calibration, None)
         calibration = kvant.Calibration(VECTORS)
-        self.refused(kvant.Error, "codec", kvant.Codec, "int-4:center=file", calibration.info.head_dim * 2, "k", calibration)
+        self.refused(
+            kvant.Error, "codec", kvant.Codec, "int-4:center=file", calibration.info.head_dim * 2, "k", calibration
+        )
         self.refused(kvant.Error, "calibration", kvant.Calibrator().finish)
         calibrator, rows = kvant.Calibrator(), normal(1, 4, 2, 32)
         self.refused(ValueError, "rows: |[n, n, n]", calibrator.add_rows, 0, "k", rows[:, 0])

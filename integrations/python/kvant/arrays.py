@@ -58,7 +58,7 @@ def pointer(value: np.ndarray | None) -> int | None:
     return None if value is None else value.ctypes.data
 
 
-def copied(address: int | None, dtype: str, shape: tuple[int, ...]) -> np.ndarray | None:
+def copied(address: int | None, dtype: str, shape: tuple[int, ...]) -> Any:
     """A new array of numbers that the library owns; None for NULL."""
     if address is None:
         return None

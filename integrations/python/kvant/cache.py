@@ -1,9 +1,9 @@
 """The compressed key-value cache of a model, whose sequences and blocks the library manages (kvant/cache.h).
 
-    cache = kvant.Cache(n_layers=30, n_heads=9, n_kv_heads=3, head_dim=64, max_tokens=4096)
-    sequence = cache.new_sequence()
-    cache.append(layer, sequence, k, v)        # k, v: float32 [n, 3, 64]
-    out = cache.attend(layer, sequence, q)     # q, out: float32 [n, 9, 64]
+cache = kvant.Cache(n_layers=30, n_heads=9, n_kv_heads=3, head_dim=64, max_tokens=4096)
+sequence = cache.new_sequence()
+cache.append(layer, sequence, k, v)        # k, v: float32 [n, 3, 64]
+out = cache.attend(layer, sequence, q)     # q, out: float32 [n, 9, 64]
 """
 
 from __future__ import annotations
@@ -76,7 +76,8 @@ class Cache(Owned):
         logit_softcap: float = 0.0,
     ) -> None:
         super().__init__("kvant_cache_free", scheme)
-        self._lock, self._sequences = threading.Lock(), set()
+        self._lock = threading.Lock()
+        self._sequences: set[int] = set()
         self._place = Host() if checks.text(device, "device") == "cpu" else Gpu()
         self.n_layers = checks.count(n_layers, "n_layers")
         self.n_heads = checks.count(n_heads, "n_heads")

@@ -58,7 +58,7 @@ class Calibration(Owned):
         self._read_info()
 
     @classmethod
-    def owning(cls, pointer: int) -> Calibration:
+    def owning(cls, pointer: int | None) -> Calibration:
         """Takes over a calibration that a call of the library made."""
         calibration = cls.__new__(cls)
         Owned.__init__(calibration, "kvant_calibration_free")
@@ -90,11 +90,13 @@ class Calibration(Owned):
             raise IndexError(f"layer {layer}, kv head {kv_head}, {role}: the calibration has no entry")
         dim = found.head_dim
         return CalibrationEntry(
-            *(copied(address, "float32", (dim,)) for address in (found.mean, found.min, found.max)),
-            copied(found.query_moment, "float32", (dim, dim)),
-            copied(found.diagonal, "float32", (dim,)),
-            copied(found.matrix, "float16", (dim * (dim + 1) // 2,)),
-            tuple(copied(found.centroids[i], "float32", (n, dim)) for i, n in enumerate(self.info.clusters)),
+            mean=copied(found.mean, "float32", (dim,)),
+            min=copied(found.min, "float32", (dim,)),
+            max=copied(found.max, "float32", (dim,)),
+            query_moment=copied(found.query_moment, "float32", (dim, dim)),
+            diagonal=copied(found.diagonal, "float32", (dim,)),
+            matrix=copied(found.matrix, "float16", (dim * (dim + 1) // 2,)),
+            centroids=tuple(copied(found.centroids[i], "float32", (n, dim)) for i, n in enumerate(self.info.clusters)),
         )
 
     def __repr__(self) -> str:

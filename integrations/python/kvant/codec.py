@@ -149,9 +149,7 @@ class Codec(Owned):
         kept = [arrays.channels(x, what, (self.head_dim,)) for x, what in ((center, "center"), (scale, "scale"))]
         return c.byref(s.Affine(*map(arrays.pointer, kept))), kept
 
-    def encode(
-        self, rows: np.ndarray, center: np.ndarray | None = None, scale: np.ndarray | None = None
-    ) -> np.ndarray:
+    def encode(self, rows: np.ndarray, center: np.ndarray | None = None, scale: np.ndarray | None = None) -> np.ndarray:
         """Pages of rows [n, head_dim] float32: a new uint8 array [ceil(n / 64), page_bytes].
 
         Row i is token i % 64 of page i // 64. When n is no multiple of 64, the tokens after the last row are zero bytes,
@@ -244,12 +242,12 @@ class Codec(Owned):
 
 def tensor_params(
     codecs: Sequence[Codec], n_sequences: int, n_blocks: int, blocks_per_sequence: int, n_open_blocks: int
-) -> tuple[object, object]:
-    """kvant_tensor_params, and the array that they point to."""
+) -> s.TensorParams:
+    """kvant_tensor_params. They keep the array that they point to, not the codecs."""
     if not codecs or not all(isinstance(codec, Codec) for codec in codecs):
         raise TypeError("codecs: a kvant.Codec per kv head is needed")
     handles = (c.c_void_p * len(codecs))(*(codec.handle for codec in codecs))
-    made = s.TensorParams.new(
+    return s.TensorParams.new(
         codecs=handles,
         n_kv_heads=len(codecs),
         n_sequences=checks.count(n_sequences, "n_sequences"),
@@ -257,4 +255,3 @@ def tensor_params(
         blocks_per_sequence=checks.count(blocks_per_sequence, "blocks_per_sequence", least=0),
         n_open_blocks=checks.count(n_open_blocks, "n_open_blocks", least=0),
     )
-    return made, handles

@@ -241,7 +241,9 @@ class PagedCache:
         checks.tensor(q, "q", shape, checks.NUMBERS, self.device, rows=True)
         batch, heads, tokens = q.shape[0], q.shape[-2], q.shape[1] if several else 1
         if batch == 0 or tokens == 0 or heads == 0 or heads % self.n_kv_heads != 0:
-            raise ValueError(f"q: {batch} sequences of {heads} heads; heads are a multiple of {self.n_kv_heads} kv heads")
+            raise ValueError(
+                f"q: {batch} sequences of {heads} heads; heads are a multiple of {self.n_kv_heads} kv heads"
+            )
         out = torch.empty_like(q, memory_format=torch.contiguous_format) if out is None else out
         dtype = (checks.name_of(q.dtype),)
         checks.tensor(out, "out", tuple(q.shape), dtype, self.device, rows=True, written=True)

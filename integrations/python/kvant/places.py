@@ -87,7 +87,9 @@ def _describe(value: Any, what: str) -> tuple[str, View]:
         return read_dlpack(value.__dlpack__(stream=_LEGACY_STREAM))
     if hasattr(value, "__cuda_array_interface__"):
         return _read_interface(value.__cuda_array_interface__, value, what)
-    raise TypeError(f"{what}: an array on a GPU is needed (DLPack, __cuda_array_interface__), not {type(value).__name__}")
+    raise TypeError(
+        f"{what}: an array on a GPU is needed (DLPack, __cuda_array_interface__), not {type(value).__name__}"
+    )
 
 
 _ON_GPU = (2, 13)  # kDLCUDA, kDLCUDAManaged
@@ -112,11 +114,16 @@ class _DlTensor(c.Structure):
     ]
 
 
-def read_dlpack(capsule: Any) -> tuple[str, View]:
-    """dtype and view of a capsule, which is not consumed: it frees its part when it goes, with the view."""
+def dl_tensor(capsule: Any) -> _DlTensor:
+    """What a capsule of DLPack points to."""
     get = c.pythonapi.PyCapsule_GetPointer
     get.restype, get.argtypes = c.c_void_p, [c.py_object, c.c_char_p]
-    tensor = _DlTensor.from_address(get(capsule, b"dltensor"))
+    return _DlTensor.from_address(get(capsule, b"dltensor"))
+
+
+def read_dlpack(capsule: Any) -> tuple[str, View]:
+    """dtype and view of a capsule, which is not consumed: it frees its part when it goes, with the view."""
+    tensor = dl_tensor(capsule)
     shape = tuple(tensor.shape[: tensor.ndim])
     strides = tuple(tensor.strides[: tensor.ndim]) if tensor.strides else _packed(shape)
     dtype = f"{_KINDS.get(tensor.code, 'unknown')}{tensor.bits}"
@@ -125,7 +132,9 @@ def read_dlpack(capsule: Any) -> tuple[str, View]:
 
 def _read_interface(interface: dict[str, Any], value: Any, what: str) -> tuple[str, View]:
     if interface.get("stream") not in (None, _LEGACY_STREAM):
-        raise ValueError(f"{what}: its work is on stream {interface['stream']}, and kvant's on the legacy default stream")
+        raise ValueError(
+            f"{what}: its work is on stream {interface['stream']}, and kvant's on the legacy default stream"
+        )
     dtype, shape = np.dtype(interface["typestr"]), tuple(interface["shape"])
     given = interface.get("strides")
     strides = _packed(shape) if given is None else tuple(stride // dtype.itemsize for stride in given)
@@ -133,7 +142,8 @@ def _read_interface(interface: dict[str, Any], value: Any, what: str) -> tuple[s
 
 
 def _packed(shape: tuple[int, ...]) -> tuple[int, ...]:
-    strides, size = [], 1
+    strides: list[int] = []
+    size = 1
     for n in reversed(shape):
         strides.insert(0, size)
         size *= n

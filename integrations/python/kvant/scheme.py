@@ -46,7 +46,9 @@ class Scheme(Owned):
         self.n_layers = checks.count(n_layers, "n_layers")
         self.n_kv_heads = checks.count(n_kv_heads, "n_kv_heads")
         self.head_dim = checks.count(head_dim, "head_dim", most=MAX_HEAD_DIM)
-        self.v_head_dim = self.head_dim if v_head_dim is None else checks.count(v_head_dim, "v_head_dim", most=MAX_HEAD_DIM)
+        self.v_head_dim = (
+            self.head_dim if v_head_dim is None else checks.count(v_head_dim, "v_head_dim", most=MAX_HEAD_DIM)
+        )
         texts = {"preset": preset, "k": k, "v": v, "settings": settings, "calibration": calibration}
         texts["protect_codec"] = protect_codec
         made = s.SchemeParams.new(
@@ -93,7 +95,7 @@ class Scheme(Owned):
         n_blocks, total = -(-checks.count(n_tokens, "n_tokens") // PAGE_TOKENS), 0
         for layer in range(self.n_layers):
             for role in ROLES:
-                made, _ = tensor_params(self.codecs(layer, role), n_sequences, n_blocks, 0, 0)
+                made = tensor_params(self.codecs(layer, role), n_sequences, n_blocks, 0, 0)
                 size = c.c_size_t()
                 check("size", library().kvant_tensor_size(c.byref(made), c.byref(size)), SAID)
                 total += size.value

@@ -62,7 +62,7 @@ class Settings(Owned):
         calibration_checksum: int = 0,
     ) -> None:
         super().__init__("kvant_settings_free")
-        entries, kept = _entries(layers)
+        entries = _entries(layers)
         config = s.SettingsConfig.new(
             model=checks.text(model, "model").encode(),
             model_fingerprint=checks.count(model_fingerprint, "model_fingerprint", least=0, most=2**64 - 1),
@@ -130,12 +130,12 @@ class Settings(Owned):
         return f"<kvant.Settings of {self.info.model!r}: {self.info.n_layers} layers>"
 
 
-def _entries(layers: Sequence[tuple[LayerCodec, LayerCodec]]) -> tuple[object, list[object]]:
-    """The array of C, and what its pointers need alive."""
+def _entries(layers: Sequence[tuple[LayerCodec, LayerCodec]]) -> c.Array[s.SettingsLayer]:
+    """The array of C, which keeps what its pointers name."""
     roles = [LayerCodec(*role) for layer in layers for role in layer]
     if len(roles) != 2 * len(layers):
         raise ValueError("layers: a pair of keys and values is needed per layer")
-    entries, kept = (s.SettingsLayer * len(roles))(), []
+    entries = (s.SettingsLayer * len(roles))()
     for entry, role in zip(entries, roles):
         entry.n_kv_heads = checks.count(role.n_kv_heads, "n_kv_heads")
         entry.head_dim = checks.count(role.head_dim, "head_dim", most=MAX_HEAD_DIM)
@@ -145,7 +145,5 @@ def _entries(layers: Sequence[tuple[LayerCodec, LayerCodec]]) -> tuple[object, l
         specs = [c_text(checks.text(spec, "spec"), "spec") for spec in role.spec]
         if len(specs) != entry.n_kv_heads:
             raise ValueError(f"spec: {len(specs)} specs for {entry.n_kv_heads} kv heads")
-        heads = (c.c_char_p * len(specs))(*specs)
-        entry.heads = heads
-        kept.append(heads)
-    return entries, kept
+        entry.heads = (c.c_char_p * len(specs))(*specs)
+    return entries

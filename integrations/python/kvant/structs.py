@@ -18,8 +18,11 @@ class Struct(c.Structure):
 
     def plain(self) -> dict[str, Any]:
         """Fields as Python's own types: no size, text instead of bytes. Pointers stay numbers or None."""
-        values = {name: getattr(self, name) for name, _ in self._fields_ if name != "size"}
-        return {name: value.decode(errors="replace") if isinstance(value, bytes) else value for name, value in values.items()}
+        values = {name: getattr(self, name) for name in (field[0] for field in self._fields_) if name != "size"}
+        return {
+            name: value.decode(errors="replace") if isinstance(value, bytes) else value
+            for name, value in values.items()
+        }
 
 
 # ---- codec.h ----

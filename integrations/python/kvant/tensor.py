@@ -61,7 +61,7 @@ class Tensor(Owned):
         n_threads: int | None = None,
     ) -> None:
         super().__init__("kvant_tensor_free", tuple(codecs))
-        made, _ = tensor_params(self._keep, n_sequences, n_blocks, blocks_per_sequence, n_open_blocks)
+        made = tensor_params(self._keep, n_sequences, n_blocks, blocks_per_sequence, n_open_blocks)
         size = c.c_size_t()
         check("tensor", library().kvant_tensor_size(c.byref(made), c.byref(size)), SAID)
         self._memory = arrays.zeroed(size.value)
