@@ -2,7 +2,7 @@
  *
  * One graph has a node a layer, as a model's graph has: its threads start once per run and meet at a barrier between nodes.
  * Tensors have the order of llama.cpp's cache: a token's kv heads lie side by side. */
-#include "attention_subject.h"
+#include "attention_bench.h"
 
 #include "command.h"
 #include "configs.h"
@@ -36,10 +36,8 @@ bool attention_ggml_open(const char *folder, uint32_t n_threads)
     void *symbol = ll.ggml_backend_reg_get_proc_address(ll.ggml_backend_dev_backend_reg(cpu),
                                                         "ggml_backend_cpu_set_threadpool");
     runtime.backend = ll.ggml_backend_dev_init(cpu, NULL);
-    if (symbol == NULL || runtime.backend == NULL) {
-        complain("cannot start ggml's CPU back end");
-        return false;
-    }
+    if (symbol == NULL || runtime.backend == NULL)
+        return complain("cannot start ggml's CPU back end");
     memcpy(&set_threadpool, &symbol, sizeof set_threadpool);
     set_threadpool(runtime.backend, runtime.engine.threadpool);
     return true;
@@ -61,120 +59,112 @@ typedef struct ggml_state {
     ggml_backend_buffer_t buffer;
     struct ggml_cgraph *graph;
     struct ggml_tensor *q, *mask, *last;
-    float *out;
+    struct ggml_tensor *caches[2][ATTENTION_MAX_LAYERS]; /* keys, values */
 } ggml_state;
 
-static bool run(attention_subject *subject)
+static bool run(attention_subject *subject, double *seconds)
 {
-    ggml_state *s = subject->state;
-    if (ll.ggml_backend_graph_compute(runtime.backend, s->graph) == GGML_STATUS_SUCCESS)
-        return true;
-    complain("ggml could not compute flash attention");
-    return false;
+    const ggml_state *s = subject->state;
+    const double start = monotonic_seconds();
+    if (ll.ggml_backend_graph_compute(runtime.backend, s->graph) != GGML_STATUS_SUCCESS)
+        return complain("ggml could not compute flash attention");
+    *seconds = (monotonic_seconds() - start) / subject->n_layers;
+    return true;
 }
 
-static const float *output(attention_subject *subject)
+static bool check(attention_subject *subject)
 {
-    ggml_state *s = subject->state;
-    ll.ggml_backend_tensor_get(s->last, s->out, 0, ll.ggml_nbytes(s->last));
-    return s->out;
+    const ggml_state *s = subject->state;
+    const size_t bytes = ll.ggml_nbytes(s->last);
+    float *out = malloc(bytes);
+    if (out == NULL)
+        return complain("out of memory");
+    ll.ggml_backend_tensor_get(s->last, out, 0, bytes);
+    const bool ok = attention_is_finite(out, bytes / sizeof *out);
+    free(out);
+    return ok;
 }
 
-static void release(attention_subject *subject)
+static void release(void *state)
 {
-    ggml_state *s = subject->state;
+    ggml_state *s = state;
     if (s->buffer != NULL)
         ll.ggml_backend_buffer_free(s->buffer);
     if (s->ctx != NULL)
         ll.ggml_free(s->ctx);
-    free(s->out);
     free(s);
-    subject->state = NULL;
 }
 
-static void build(ggml_state *s, const attention_shape *shape, enum ggml_type type, uint32_t n_layers,
-                  struct ggml_tensor **caches)
+static void build(ggml_state *s, const attention_shape *shape, enum ggml_type type, uint32_t n_layers)
 {
-    const uint32_t heads = attention_heads(shape);
     const size_t row = ll.ggml_row_size(type, shape->head_dim), q_row = shape->head_dim * sizeof(float);
-    s->q = ll.ggml_new_tensor_2d(s->ctx, GGML_TYPE_F32, (int64_t)shape->head_dim * heads, shape->n_queries);
+    s->q = ll.ggml_new_tensor_2d(s->ctx, GGML_TYPE_F32, (int64_t)shape->head_dim * shape->n_heads, shape->n_queries);
     s->mask = ll.ggml_new_tensor_2d(s->ctx, GGML_TYPE_F16, shape->n_tokens, shape->n_queries);
     s->graph = ll.ggml_new_graph(s->ctx);
-    struct ggml_tensor *q =
-        ll.ggml_view_3d(s->ctx, s->q, shape->head_dim, shape->n_queries, heads, heads * q_row, q_row, 0);
+    struct ggml_tensor *q = ll.ggml_view_3d(s->ctx, s->q, shape->head_dim, shape->n_queries, shape->n_heads,
+                                            shape->n_heads * q_row, q_row, 0);
     for (uint32_t layer = 0; layer < n_layers; layer++) {
         struct ggml_tensor *kv[2];
         for (int role = 0; role < 2; role++) {
-            struct ggml_tensor *cache =
+            s->caches[role][layer] =
                 ll.ggml_new_tensor_2d(s->ctx, type, (int64_t)shape->head_dim * shape->n_kv_heads, shape->n_tokens);
-            caches[2 * layer + role] = cache;
-            kv[role] = ll.ggml_view_3d(s->ctx, cache, shape->head_dim, shape->n_tokens, shape->n_kv_heads,
-                                       shape->n_kv_heads * row, row, 0);
+            kv[role] = ll.ggml_view_3d(s->ctx, s->caches[role][layer], shape->head_dim, shape->n_tokens,
+                                       shape->n_kv_heads, shape->n_kv_heads * row, row, 0);
         }
         s->last = ll.ggml_flash_attn_ext(s->ctx, q, kv[0], kv[1], s->mask, 1 / sqrtf((float)shape->head_dim), 0, 0);
         ll.ggml_build_forward_expand(s->graph, s->last);
     }
 }
 
-/* The distinct rows, quantised once, until the cache is full. */
-static bool fill(const attention_problem *p, enum ggml_type type, const float *rows, struct ggml_tensor **caches,
+/* The distinct rows, quantised once, until the caches are full. */
+static bool fill(const attention_inputs *in, enum ggml_type type, const float *rows, struct ggml_tensor **caches,
                  uint32_t n_layers)
 {
-    const int64_t width = (int64_t)p->shape.n_kv_heads * p->shape.head_dim;
+    const int64_t width = (int64_t)in->shape.n_kv_heads * in->shape.head_dim;
     const size_t row = ll.ggml_row_size(type, width);
-    void *bytes = malloc(p->n_rows * row);
-    if (bytes == NULL) {
-        complain("out of memory");
+    void *bytes = malloc(in->n_rows * row);
+    if (bytes == NULL)
         return false;
-    }
-    ll.ggml_quantize_chunk(type, rows, bytes, 0, p->n_rows, width, NULL);
+    ll.ggml_quantize_chunk(type, rows, bytes, 0, in->n_rows, width, NULL);
     for (uint32_t layer = 0; layer < n_layers; layer++)
-        for (uint32_t first = 0; first < p->shape.n_tokens; first += p->n_rows) {
-            const uint32_t left = p->shape.n_tokens - first, n = left < p->n_rows ? left : p->n_rows;
-            ll.ggml_backend_tensor_set(caches[2 * layer], bytes, first * row, n * row);
+        for (uint32_t first = 0; first < in->shape.n_tokens; first += in->n_rows) {
+            const uint32_t left = in->shape.n_tokens - first, n = left < in->n_rows ? left : in->n_rows;
+            ll.ggml_backend_tensor_set(caches[layer], bytes, first * row, n * row);
         }
     free(bytes);
     return true;
 }
 
-bool attention_ggml(attention_subject *subject, const attention_problem *p, const char *name)
+static bool make_graph(ggml_state *s, const attention_inputs *in, enum ggml_type type, uint32_t n_layers)
 {
-    const attention_shape *shape = &p->shape;
-    enum ggml_type type;
-    *subject = (attention_subject){ .run = run, .output = output, .free = release };
-    ggml_state *s = subject->state = calloc(1, sizeof *s);
-    if (s == NULL || !configs_stock_type(name, &type)) {
-        subject->free = s == NULL ? NULL : release;
-        return false;
-    }
-    if (shape->head_dim % ll.ggml_blck_size(type) != 0) {
-        complain("--stock %s: its blocks of %d do not divide head_dim %u", name, (int)ll.ggml_blck_size(type),
-                 (unsigned)shape->head_dim);
-        return false;
-    }
-    const size_t width = (size_t)shape->n_kv_heads * shape->head_dim;
-    subject->bytes = 2.0 * (double)ll.ggml_row_size(type, (int64_t)width) * shape->n_tokens;
-    subject->n_layers = attention_layers(shape, subject->bytes);
     /* Five tensors a layer (two caches, their views, the result), three beside them, and the graph. */
-    const struct ggml_init_params params = { .mem_size = (5 * subject->n_layers + 8) * ll.ggml_tensor_overhead() +
-                                                         ll.ggml_graph_overhead(),
-                                             .no_alloc = true };
-    struct ggml_tensor **caches = calloc(2 * subject->n_layers, sizeof *caches);
-    s->ctx = ll.ggml_init(params);
-    s->out = malloc(shape->n_queries * (size_t)attention_heads(shape) * shape->head_dim * sizeof *s->out);
-    bool ok = caches != NULL && s->ctx != NULL && s->out != NULL;
-    if (ok) {
-        build(s, shape, type, subject->n_layers, caches);
-        s->buffer = ll.ggml_backend_alloc_ctx_tensors(s->ctx, runtime.backend);
-        ok = s->buffer != NULL;
-    }
-    if (!ok)
-        complain("out of memory");
-    ok = ok && fill(p, type, p->k, caches, subject->n_layers) && fill(p, type, p->v, caches + 1, subject->n_layers);
-    if (ok) {
-        ll.ggml_backend_tensor_set(s->q, p->q, 0, ll.ggml_nbytes(s->q));
-        ll.ggml_backend_tensor_set(s->mask, p->mask, 0, ll.ggml_nbytes(s->mask));
-    }
-    free(caches);
-    return ok;
+    const struct ggml_init_params params = {
+        .mem_size = (5 * n_layers + 8) * ll.ggml_tensor_overhead() + ll.ggml_graph_overhead(), .no_alloc = true
+    };
+    if ((s->ctx = ll.ggml_init(params)) == NULL)
+        return false;
+    build(s, &in->shape, type, n_layers);
+    if ((s->buffer = ll.ggml_backend_alloc_ctx_tensors(s->ctx, runtime.backend)) == NULL)
+        return false;
+    ll.ggml_backend_tensor_set(s->q, in->q, 0, ll.ggml_nbytes(s->q));
+    ll.ggml_backend_tensor_set(s->mask, in->mask, 0, ll.ggml_nbytes(s->mask));
+    return fill(in, type, in->k, s->caches[0], n_layers) && fill(in, type, in->v, s->caches[1], n_layers);
+}
+
+bool attention_ggml(attention_subject *subject, const attention_inputs *in, const char *name)
+{
+    const attention_shape *shape = &in->shape;
+    enum ggml_type type;
+    *subject = (attention_subject){ .run = run, .check = check, .free = release };
+    if (!configs_stock_type(name, &type))
+        return false;
+    if (shape->head_dim % ll.ggml_blck_size(type) != 0)
+        return complain("--stock %s: its blocks of %d do not divide head_dim %u", name, (int)ll.ggml_blck_size(type),
+                 (unsigned)shape->head_dim);
+    subject->bytes = 2.0 * (double)ll.ggml_row_size(type, (int64_t)shape->n_kv_heads * shape->head_dim) * shape->n_tokens;
+    subject->n_layers = attention_layers(shape, subject->bytes);
+    ggml_state *s = subject->state = calloc(1, sizeof *s);
+    if (s != NULL && make_graph(s, in, type, subject->n_layers))
+        return true;
+    return complain("out of memory");
 }

@@ -1,264 +1,163 @@
-/* attention_kvant.c - kvant_attention as a subject of `kvant bench attention`, and the inputs of all subjects. */
-#include "attention_subject.h"
+/* attention_kvant.c - a kvant_cache on the CPU as a subject of `kvant bench attention`.
+ *
+ * The layers that a run goes around are sequences of one cache: each has memory of its own. */
+#include "attention_bench.h"
 
 #include "command.h"
-#include "rows.h"
 
-#include <kvant/attention.h>
-#include <math.h>
+#include <kvant/cache.h>
 #include <stdlib.h>
-#include <string.h>
-
-#define COLD_BYTES (32.0 * (1 << 20)) /* 16 times a level 2 cache of 2 MiB */
-#define MAX_LAYERS 128u
-#define PREFILL_LAYERS 2u /* many queries spend little of their time on reading */
-#define HALF_MINUS_INF 0xfc00u
-
-uint32_t attention_layers(const attention_shape *shape, double bytes)
-{
-    const double n = ceil(COLD_BYTES / bytes);
-    if (shape->n_queries > 8)
-        return PREFILL_LAYERS;
-    return n > MAX_LAYERS ? MAX_LAYERS : n < 2 ? 2 : (uint32_t)n;
-}
-
-static void fill_mask(attention_problem *p)
-{
-    const attention_shape *s = &p->shape;
-    for (uint32_t t = 0; t < s->n_queries; t++)
-        for (uint32_t j = 0; j < s->n_tokens; j++)
-            p->mask[(size_t)t * s->n_tokens + j] = j > s->n_tokens - s->n_queries + t ? HALF_MINUS_INF : 0;
-}
-
-bool attention_problem_create(attention_problem *p, const attention_shape *shape)
-{
-    *p = (attention_problem){ .shape = *shape };
-    p->n_rows = shape->n_tokens < ATTENTION_DISTINCT_ROWS ? shape->n_tokens : ATTENTION_DISTINCT_ROWS;
-    const size_t row = (size_t)shape->n_kv_heads * shape->head_dim;
-    const size_t n_q = (size_t)shape->n_queries * attention_heads(shape) * shape->head_dim;
-    p->k = malloc(p->n_rows * row * sizeof *p->k);
-    p->v = malloc(p->n_rows * row * sizeof *p->v);
-    p->q = malloc(n_q * sizeof *p->q);
-    p->mask = malloc((size_t)shape->n_queries * shape->n_tokens * sizeof *p->mask);
-    if (p->k == NULL || p->v == NULL || p->q == NULL || p->mask == NULL) {
-        complain("out of memory");
-        return false;
-    }
-    rows_fill(p->k, p->n_rows * row, 1);
-    rows_fill(p->v, p->n_rows * row, 2);
-    rows_fill(p->q, n_q, 3);
-    fill_mask(p);
-    return true;
-}
-
-void attention_problem_free(attention_problem *p)
-{
-    free(p->k);
-    free(p->v);
-    free(p->q);
-    free(p->mask);
-    *p = (attention_problem){ .k = NULL };
-}
-
-/* Keys or values of a layer. */
-typedef struct cache {
-    void *memory;
-    kvant_tensor *tensor;
-} cache;
 
 typedef struct kvant_state {
     kvant_cpu_level level;
-    const char *k, *v;
-    kvant_codec *codecs[2];
-    cache caches[MAX_LAYERS][2];
+    const char *k;
+    kvant_scheme *scheme;
+    kvant_cache *cache;
     kvant_attention_problem problem;
-    void *workspace;
-    size_t workspace_bytes;
     float *out;
+    void *block; /* an exported one */
 } kvant_state;
 
-static bool failed(const char *spec, kvant_status status)
+static bool worked(const kvant_state *s, kvant_status status)
 {
-    complain("%s: %s", spec, kvant_strerror(status));
-    return false;
-}
-
-static uint32_t blocks_of(const attention_problem *p)
-{
-    return (p->shape.n_tokens + KVANT_PAGE_TOKENS - 1) / KVANT_PAGE_TOKENS;
-}
-
-/* Pages of slots that were not written become copies of pages that were, as far as both are compressed: encoding a long cache
- * would take longer than measuring it. The memory is ours. */
-static void repeat_pages(cache *c, const kvant_codec *codec, const attention_problem *p)
-{
-    kvant_codec_info info = { .size = sizeof info };
-    kvant_codec_get_info(codec, &info);
-    const uint32_t written = p->n_rows / KVANT_PAGE_TOKENS;
-    const uint32_t n = blocks_of(p);
-    for (uint32_t block = written; written > 0 && block < n; block++)
-        for (uint32_t head = 0; head < p->shape.n_kv_heads; head++) {
-            kvant_block_info from = { .size = sizeof from }, to = { .size = sizeof to };
-            kvant_tensor_get_block(c->tensor, block % written, head, &from);
-            kvant_tensor_get_block(c->tensor, block, head, &to);
-            if (from.state == KVANT_BLOCK_SEALED)
-                memcpy((void *)(uintptr_t)to.page, from.page, info.page_bytes);
-        }
-}
-
-static bool write_rows(cache *c, const char *spec, const attention_problem *p, const float *rows)
-{
-    int64_t slots[ATTENTION_DISTINCT_ROWS];
-    for (uint32_t i = 0; i < p->n_rows; i++)
-        slots[i] = i;
-    const kvant_status status = kvant_tensor_write(
-        c->tensor, slots, p->n_rows, rows, (size_t)p->shape.n_kv_heads * p->shape.head_dim, p->shape.n_threads);
-    return status == KVANT_OK || failed(spec, status);
-}
-
-/* The first layer is encoded, the others are copies. */
-static bool make_cache(kvant_state *s, uint32_t layer, int role, const attention_problem *p, size_t *bytes)
-{
-    cache *c = &s->caches[layer][role];
-    const char *spec = role == KVANT_ROLE_K ? s->k : s->v;
-    const kvant_codec **codecs = malloc(p->shape.n_kv_heads * sizeof *codecs);
-    for (uint32_t head = 0; codecs != NULL && head < p->shape.n_kv_heads; head++)
-        codecs[head] = s->codecs[role];
-    const kvant_tensor_params params = { .size = sizeof params,
-                                         .codecs = codecs,
-                                         .n_kv_heads = p->shape.n_kv_heads,
-                                         .n_sequences = 1,
-                                         .n_blocks = blocks_of(p) };
-    kvant_status status = codecs != NULL ? kvant_tensor_size(&params, bytes) : KVANT_ERR_MEMORY;
-    c->memory = status == KVANT_OK ? aligned_alloc(KVANT_PAGE_ALIGN, (*bytes + 4095) / 4096 * 4096) : NULL;
-    if (c->memory != NULL) {
-        memset(c->memory, 0, *bytes);
-        status = kvant_tensor_create(&params, c->memory, &c->tensor);
-    }
-    free(codecs);
     if (status != KVANT_OK)
-        return failed(spec, status);
-    if (c->memory == NULL) {
-        complain("out of memory");
+        complain("%s: %s", s->k, kvant_error_message());
+    return status == KVANT_OK;
+}
+
+/* Encoding a long cache would take longer than measuring it, so the distinct blocks are encoded once and copied. Blocks that
+ * repeat are from the middle: those at both ends may hold rows of a window, which are not compressed. */
+static uint32_t source_of(uint32_t block, uint32_t n_distinct)
+{
+    return block < n_distinct ? block : n_distinct / 4 + block % (n_distinct / 2);
+}
+
+static bool copy_block(kvant_state *s, uint32_t block, int32_t sequence)
+{
+    size_t used;
+    return worked(s, kvant_sequence_export(s->cache, 0, block, s->block, kvant_cache_export_size(s->cache), &used)) &&
+           worked(s, kvant_sequence_import(s->cache, sequence, s->block, used));
+}
+
+static bool fill_sequence(kvant_state *s, const attention_inputs *in, int32_t sequence)
+{
+    const uint32_t n_blocks = in->shape.n_tokens / KVANT_PAGE_TOKENS, rest = in->shape.n_tokens % KVANT_PAGE_TOKENS;
+    const uint32_t most = in->n_rows / KVANT_PAGE_TOKENS, n_distinct = n_blocks < most ? n_blocks : most;
+    uint32_t block = 0;
+    if (sequence == 0) {
+        block = n_distinct;
+        if (!worked(s, kvant_cache_append(s->cache, 0, 0, in->k, in->v, n_distinct * KVANT_PAGE_TOKENS)))
+            return false;
+    }
+    for (; block < n_blocks; block++)
+        if (!copy_block(s, source_of(block, n_distinct), sequence))
+            return false;
+    return worked(s, kvant_cache_append(s->cache, 0, sequence, in->k, in->v, rest));
+}
+
+/* Bytes of keys and values, but for windows that are not compressed. */
+static double sealed_bytes(kvant_state *s, const attention_shape *shape)
+{
+    const kvant_scheme_model model = { .size = sizeof model,
+                                       .n_layers = 1,
+                                       .n_kv_heads = shape->n_kv_heads,
+                                       .head_dim = { shape->head_dim, shape->head_dim } };
+    double bits;
+    if (!worked(s, kvant_scheme_true_bits(s->scheme, &model, &bits)))
+        return 0;
+    return bits / 8 * 2 * shape->n_kv_heads * shape->head_dim * shape->n_tokens;
+}
+
+static bool make_cache(kvant_state *s, const attention_inputs *in, const char *v, uint32_t *n_layers)
+{
+    const attention_shape *shape = &in->shape;
+    const kvant_scheme_params scheme = { .size = sizeof scheme, .k = s->k, .v = v };
+    if (!worked(s, kvant_scheme_create(&scheme, &s->scheme)))
         return false;
-    }
-    if (layer == 0) {
-        if (!write_rows(c, spec, p, role == KVANT_ROLE_K ? p->k : p->v))
+    const double bytes = sealed_bytes(s, shape);
+    if (bytes == 0)
+        return false;
+    *n_layers = attention_layers(shape, bytes);
+    kvant_cache_params params = KVANT_CACHE_PARAMS;
+    params.scheme = s->scheme;
+    params.n_layers = 1;
+    params.n_heads = shape->n_heads;
+    params.n_kv_heads = shape->n_kv_heads;
+    params.head_dim = shape->head_dim;
+    params.max_sequences = *n_layers;
+    params.max_tokens = *n_layers * shape->n_tokens;
+    params.n_threads = shape->n_threads;
+    return worked(s, kvant_cache_create(&params, &s->cache));
+}
+
+static bool fill_cache(kvant_state *s, const attention_inputs *in, uint32_t n_layers)
+{
+    const size_t numbers = (size_t)in->shape.n_queries * in->shape.n_heads * in->shape.head_dim;
+    s->block = malloc(kvant_cache_export_size(s->cache));
+    s->out = malloc(numbers * sizeof *s->out);
+    for (uint32_t layer = 0; layer < n_layers && s->block != NULL && s->out != NULL; layer++)
+        if (!fill_sequence(s, in, kvant_sequence_create(s->cache)))
             return false;
-        repeat_pages(c, s->codecs[role], p);
-        return true;
-    }
-    status = kvant_tensor_copy(s->caches[0][role].tensor, 0, c->tensor, 0, blocks_of(p));
-    if (status != KVANT_OK)
-        return failed(spec, status);
-    repeat_pages(c, s->codecs[role], p);
-    return true;
+    if (s->block == NULL || s->out == NULL)
+        complain("out of memory");
+    return s->block != NULL && s->out != NULL;
 }
 
-static bool run(attention_subject *subject)
+static void make_problem(kvant_state *s, const attention_inputs *in)
 {
-    kvant_state *s = subject->state;
-    kvant_set_cpu_level(s->level);
-    for (uint32_t layer = 0; layer < subject->n_layers; layer++) {
-        const kvant_status status =
-            kvant_attention(s->caches[layer][KVANT_ROLE_K].tensor, s->caches[layer][KVANT_ROLE_V].tensor, &s->problem,
-                            s->workspace, s->workspace_bytes);
-        if (status != KVANT_OK)
-            return failed(s->k, status);
-    }
-    return true;
-}
-
-static const float *output(attention_subject *subject)
-{
-    const kvant_state *s = subject->state;
-    return s->out;
-}
-
-static void release(attention_subject *subject)
-{
-    kvant_state *s = subject->state;
-    for (uint32_t layer = 0; layer < MAX_LAYERS; layer++)
-        for (int role = 0; role < 2; role++) {
-            kvant_tensor_free(&s->caches[layer][role].tensor);
-            free(s->caches[layer][role].memory);
-        }
-    kvant_codec_free(&s->codecs[0]);
-    kvant_codec_free(&s->codecs[1]);
-    free(s->workspace);
-    free(s->out);
-    free(s);
-    subject->state = NULL;
-}
-
-static bool make_codecs(kvant_state *s, uint32_t head_dim)
-{
-    for (int role = 0; role < 2; role++) {
-        char err[256] = "";
-        const char *spec = role == KVANT_ROLE_K ? s->k : s->v;
-        if (kvant_codec_create(spec, head_dim, (kvant_role)role, 0, &s->codecs[role], err, sizeof err) !=
-            KVANT_OK) {
-            complain("%s at head_dim %u: %s", spec, (unsigned)head_dim, err);
-            hint("kvant codecs lists what there is; codecs that need a calibration cannot be measured here");
-            return false;
-        }
-    }
-    return true;
-}
-
-static bool make_call(kvant_state *s, const attention_problem *p)
-{
-    const attention_shape *shape = &p->shape;
-    const size_t width = (size_t)attention_heads(shape) * shape->head_dim;
-    s->out = malloc(shape->n_queries * width * sizeof *s->out);
+    const size_t width = (size_t)in->shape.n_heads * in->shape.head_dim;
     s->problem = (kvant_attention_problem){ .size = sizeof s->problem,
-                                            .n_tokens = shape->n_tokens,
-                                            .n_queries = shape->n_queries,
-                                            .n_heads = attention_heads(shape),
-                                            .q = p->q,
+                                            .n_queries = in->shape.n_queries,
+                                            .q = in->q,
                                             .q_token_stride = width,
-                                            .q_head_stride = shape->head_dim,
-                                            .mask = p->mask,
-                                            .mask_token_stride = shape->n_tokens,
-                                            .scale = 1 / sqrtf((float)shape->head_dim),
+                                            .q_head_stride = in->shape.head_dim,
+                                            .mask = in->mask,
+                                            .mask_token_stride = in->shape.n_tokens,
                                             .out = s->out,
                                             .out_token_stride = width,
-                                            .out_head_stride = shape->head_dim,
-                                            .n_threads = shape->n_threads };
-    const kvant_status status = kvant_attention_workspace(
-        s->caches[0][KVANT_ROLE_K].tensor, s->caches[0][KVANT_ROLE_V].tensor, &s->problem, &s->workspace_bytes);
-    if (status != KVANT_OK)
-        return failed(s->k, status);
-    s->workspace_bytes = (s->workspace_bytes + 63) / 64 * 64;
-    s->workspace = s->workspace_bytes > 0 ? aligned_alloc(64, s->workspace_bytes) : NULL;
-    if (s->out != NULL && s->workspace != NULL)
-        return true;
-    complain("out of memory");
-    return false;
+                                            .out_head_stride = in->shape.head_dim };
 }
 
-bool attention_kvant(attention_subject *subject, const attention_problem *p, const char *k, const char *v,
+static bool run(attention_subject *subject, double *seconds)
+{
+    kvant_state *s = subject->state;
+    const double start = monotonic_seconds();
+    kvant_set_cpu_level(s->level);
+    for (uint32_t layer = 0; layer < subject->n_layers; layer++)
+        if (!worked(s, kvant_cache_attention(s->cache, 0, (int32_t)layer, &s->problem)))
+            return false;
+    *seconds = (monotonic_seconds() - start) / subject->n_layers;
+    return true;
+}
+
+static bool check(attention_subject *subject)
+{
+    const kvant_state *s = subject->state;
+    return attention_is_finite(s->out, s->problem.n_queries * s->problem.q_token_stride);
+}
+
+static void release(void *state)
+{
+    kvant_state *s = state;
+    kvant_cache_free(&s->cache);
+    kvant_scheme_free(&s->scheme);
+    free(s->block);
+    free(s->out);
+    free(s);
+}
+
+bool attention_kvant(attention_subject *subject, const attention_inputs *in, const char *k, const char *v,
                      kvant_cpu_level level)
 {
     kvant_state *s = calloc(1, sizeof *s);
-    *subject = (attention_subject){ .state = s, .run = run, .output = output, .free = release };
-    if (s == NULL) {
-        complain("out of memory");
-        subject->free = NULL;
-        return false;
-    }
+    *subject = (attention_subject){ .state = s, .run = run, .check = check, .free = release };
+    if (s == NULL)
+        return complain("out of memory");
     s->level = level;
     s->k = k;
-    s->v = v;
-    size_t bytes[2];
-    if (!make_codecs(s, p->shape.head_dim) || !make_cache(s, 0, KVANT_ROLE_K, p, &bytes[0]) ||
-        !make_cache(s, 0, KVANT_ROLE_V, p, &bytes[1]))
+    if (!make_cache(s, in, v, &subject->n_layers) || !fill_cache(s, in, subject->n_layers))
         return false;
-    subject->bytes = (double)bytes[0] + (double)bytes[1];
-    subject->n_layers = attention_layers(&p->shape, subject->bytes);
-    for (uint32_t layer = 1; layer < subject->n_layers; layer++)
-        for (int role = 0; role < 2; role++)
-            if (!make_cache(s, layer, role, p, &bytes[role]))
-                return false;
-    return make_call(s, p);
+    subject->bytes = (double)kvant_cache_bytes(s->cache) / subject->n_layers;
+    make_problem(s, in);
+    return true;
 }

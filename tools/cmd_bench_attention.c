@@ -1,18 +1,11 @@
 /* cmd_bench_attention.c - `kvant bench attention`: the time of attention alone, beside ggml's flash attention and the
- * machine's memory bandwidth, all measured in one run.
- *
- * Rounds go over all subjects of a shape before the next begins, so drift of the machine hits them alike; the median is given. */
+ * machine's memory bandwidth, all measured in one run. */
 #include "args.h"
-#include "attention_subject.h"
-#include "codec_pairs.h"
+#include "attention_bench.h"
 #include "command.h"
 #include "interrupt.h"
 #include "machine.h"
-#include "progress.h"
-#include "report.h"
-#include "stats.h"
 
-#include <kvant/codec.h>
 #include <math.h>
 #include <stdio.h>
 #include <stdlib.h>
@@ -20,8 +13,7 @@
 
 enum { OPT_K, OPT_V, OPT_STOCK, OPT_LEVELS, OPT_DIMS, OPT_GROUPS, OPT_TOKENS, OPT_QUERIES, OPT_KV_HEADS };
 enum { OPT_THREADS = 50, OPT_ROUNDS, OPT_RUNTIME, OPT_JSON };
-enum { MAX_LIST = 16, MAX_LEVELS = 8, MAX_STOCK = 9, MAX_ROUNDS = 101 };
-enum { MAX_SUBJECTS = MAX_PAIRS * MAX_LEVELS + MAX_STOCK };
+enum { MAX_LIST = 16, MAX_ROUNDS = 101 };
 
 static const arg_option options[] = {
     { OPT_K, 'k', "codec-k", "SPEC", "codec of keys, may be repeated (default: a list of common ones)" },
@@ -63,10 +55,10 @@ static const char *const usual_stock[] = { "f16", "q8_0", "q4_0" };
 
 typedef struct settings {
     codec_pairs pairs;
-    const char *stock[MAX_STOCK];
+    const char *stock[ATTENTION_MAX_STOCK];
     size_t n_stock;
     bool no_stock, json, tokens_given, queries_given;
-    kvant_cpu_level levels[MAX_LEVELS];
+    kvant_cpu_level levels[ATTENTION_MAX_LEVELS];
     size_t n_levels;
     uint32_t dims[MAX_LIST], groups[MAX_LIST], tokens[MAX_LIST], queries[MAX_LIST];
     size_t n_dims, n_groups, n_tokens, n_queries;
@@ -82,10 +74,8 @@ static bool add_stock(settings *s, const char *value)
         s->stock[s->n_stock++] = "f16"; /* first: what the others are compared with */
     if (strcmp(value, "f16") == 0)
         return true;
-    if (s->n_stock == MAX_STOCK) {
-        complain("more than %d types of --stock", MAX_STOCK);
-        return false;
-    }
+    if (s->n_stock == ATTENTION_MAX_STOCK)
+        return complain("more than %d types of --stock", ATTENTION_MAX_STOCK);
     s->stock[s->n_stock++] = value;
     return true;
 }
@@ -98,14 +88,10 @@ static bool set_levels(settings *s, const char *text)
         const size_t n = strcspn(p, ",");
         snprintf(word, sizeof word, "%.*s", (int)n, p);
         kvant_cpu_level *level = &s->levels[s->n_levels];
-        if (s->n_levels++ == MAX_LEVELS || kvant_cpu_level_from_name(word, level) != KVANT_OK) {
-            complain("--levels: '%s' is not a list of CPU levels: c, avx2, avx512, ...", text);
-            return false;
-        }
-        if (kvant_set_cpu_level(*level) != KVANT_OK) {
-            complain("--levels: this machine has no %s; kvant --version names its best level", word);
-            return false;
-        }
+        if (s->n_levels++ == ATTENTION_MAX_LEVELS || kvant_cpu_level_from_name(word, level) != KVANT_OK)
+            return complain("--levels: '%s' is not a list of CPU levels: c, avx2, avx512, ...", text);
+        if (kvant_set_cpu_level(*level) != KVANT_OK)
+            return complain("--levels: this machine has no %s; kvant --version names its best level", word);
         *level = kvant_get_cpu_level(); /* auto has a name, too */
         p += n;
         if (*p == 0)
@@ -137,62 +123,6 @@ static bool handle(void *user, int id, const char *value)
     }
 }
 
-typedef struct entry {
-    const char *library, *k, *v;
-    kvant_cpu_level level; /* of kvant */
-    attention_subject subject;
-    double seconds[MAX_ROUNDS]; /* of one layer */
-} entry;
-
-typedef struct bench {
-    const settings *settings;
-    entry entries[MAX_SUBJECTS];
-    size_t n;
-    double bandwidth;
-    progress progress;
-    report_cell *cells;
-    size_t n_rows;
-} bench;
-
-static void list_entries(bench *b)
-{
-    const settings *s = b->settings;
-    for (size_t i = 0; i < s->n_stock; i++)
-        b->entries[b->n++] = (entry){ .library = "ggml", .k = s->stock[i], .v = s->stock[i] };
-    for (size_t i = 0; i < s->pairs.n; i++)
-        for (size_t l = 0; l < s->n_levels; l++)
-            b->entries[b->n++] = (entry){
-                .library = "kvant", .k = s->pairs.items[i].k, .v = s->pairs.items[i].v, .level = s->levels[l]
-            };
-}
-
-static bool prepare(entry *e, const attention_problem *p)
-{
-    return e->level == KVANT_CPU_AUTO ? attention_ggml(&e->subject, p, e->k)
-                                      : attention_kvant(&e->subject, p, e->k, e->v, e->level);
-}
-
-static bool is_finite(entry *e, const attention_shape *shape)
-{
-    const size_t n = (size_t)shape->n_queries * attention_heads(shape) * shape->head_dim;
-    const float *out = e->subject.output(&e->subject);
-    for (size_t i = 0; i < n; i++)
-        if (!isfinite(out[i])) {
-            complain("%s %s: number %zu of its output is not finite", e->library, e->k, i);
-            return false;
-        }
-    return true;
-}
-
-static bool run_timed(entry *e, double *seconds)
-{
-    const double start = monotonic_seconds();
-    if (!e->subject.run(&e->subject))
-        return false;
-    *seconds = (monotonic_seconds() - start) / e->subject.n_layers;
-    return true;
-}
-
 static const report_column columns[] = {
     { "library", "library", COLUMN_TEXT, 0 },
     { "k", "K", COLUMN_TEXT, 0 },
@@ -214,78 +144,71 @@ static const report_column columns[] = {
 };
 enum { N_COLUMNS = sizeof columns / sizeof *columns };
 
-static void add_rows(bench *b, const attention_shape *shape)
+/* f16 of ggml, where it is measured, is the first entry. */
+static void fill_row(const attention_bench *b, const attention_entry *e, const attention_shape *shape,
+                     report_cell *row)
 {
-    double f16 = b->settings->n_stock > 0 ? stats_percentile(b->entries[0].seconds, b->settings->rounds, 0.5) : NAN;
-    for (size_t i = 0; i < b->n; i++) {
-        entry *e = &b->entries[i];
-        const double seconds = stats_percentile(e->seconds, b->settings->rounds, 0.5);
-        const double speed = e->subject.bytes / seconds;
-        const bool stock = e->level == KVANT_CPU_AUTO;
-        const report_cell row[N_COLUMNS] = { CELL_TEXT(e->library),
-                                             CELL_TEXT(e->k),
-                                             CELL_TEXT(e->v),
-                                             CELL_TEXT(stock ? NULL : kvant_cpu_level_name(e->level)),
-                                             CELL_NUMBER(shape->head_dim),
-                                             CELL_NUMBER(shape->group),
-                                             CELL_NUMBER(shape->n_kv_heads),
-                                             CELL_NUMBER(shape->n_tokens),
-                                             CELL_NUMBER(shape->n_queries),
-                                             CELL_NUMBER(shape->n_threads),
-                                             CELL_NUMBER(e->subject.n_layers),
-                                             CELL_NUMBER(e->subject.bytes),
-                                             CELL_NUMBER(1e6 * seconds),
-                                             CELL_NUMBER(speed / 1e9),
-                                             CELL_NUMBER(f16 / seconds),
-                                             CELL_NUMBER(speed / b->bandwidth),
-                                             CELL_NUMBER(b->bandwidth / 1e9) };
-        memcpy(b->cells + b->n_rows++ * N_COLUMNS, row, sizeof row);
-    }
+    const bool stock = e->level == KVANT_CPU_AUTO;
+    const double f16 = b->entries[0].level == KVANT_CPU_AUTO ? b->entries[0].median : NAN;
+    const double speed = e->subject.bytes / e->median;
+    const report_cell cells[N_COLUMNS] = { CELL_TEXT(e->library),
+                                           CELL_TEXT(e->k),
+                                           CELL_TEXT(e->v),
+                                           CELL_TEXT(stock ? NULL : kvant_cpu_level_name(e->level)),
+                                           CELL_NUMBER(shape->head_dim),
+                                           CELL_NUMBER(shape->n_heads / shape->n_kv_heads),
+                                           CELL_NUMBER(shape->n_kv_heads),
+                                           CELL_NUMBER(shape->n_tokens),
+                                           CELL_NUMBER(shape->n_queries),
+                                           CELL_NUMBER(shape->n_threads),
+                                           CELL_NUMBER(e->subject.n_layers),
+                                           CELL_NUMBER(e->subject.bytes),
+                                           CELL_NUMBER(1e6 * e->median),
+                                           CELL_NUMBER(speed / 1e9),
+                                           CELL_NUMBER(f16 / e->median),
+                                           CELL_NUMBER(speed / b->bandwidth),
+                                           CELL_NUMBER(b->bandwidth / 1e9) };
+    memcpy(row, cells, sizeof cells);
 }
 
-/* A shape's work, in products; preparing it counts as one round. */
-static double work_of(const attention_shape *s)
+#ifndef KVANT_HAVE_LLAMA
+bool attention_ggml_knows(const char *type)
 {
-    return (double)s->n_tokens * s->n_queries * attention_heads(s) * s->head_dim + 1e8;
+    return type != NULL;
 }
 
-static bool step(bench *b, const attention_shape *s, const entry *e)
+bool attention_ggml_open(const char *runtime, uint32_t n_threads)
 {
-    char what[160];
-    snprintf(what, sizeof what, "%s %s, head_dim %u, %u tokens, %u queries", e->library, e->k,
-             (unsigned)s->head_dim, (unsigned)s->n_tokens, (unsigned)s->n_queries);
-    progress_add(&b->progress, work_of(s), what);
-    return !interrupted();
+    (void)runtime, (void)n_threads;
+    complain("bench attention: this build has no llama.cpp binding, so there is no ggml to compare with");
+    return hint("--stock none measures kvant alone; or configure with -DKVANT_LLAMA_SRC=DIR");
 }
 
-/* The first run of each is a warm-up, whose output is looked at. */
-static bool measure(bench *b, const attention_problem *p)
+bool attention_ggml(attention_subject *subject, const attention_inputs *inputs, const char *type)
 {
-    bool ok = true;
-    double seconds;
-    for (size_t i = 0; i < b->n && ok; i++) {
-        entry *e = &b->entries[i];
-        ok = prepare(e, p) && run_timed(e, &seconds) && is_finite(e, &p->shape) && step(b, &p->shape, e);
-    }
-    for (uint32_t round = 0; round < b->settings->rounds && ok; round++)
-        for (size_t i = 0; i < b->n && ok; i++)
-            ok = run_timed(&b->entries[i], &b->entries[i].seconds[round]) && step(b, &p->shape, &b->entries[i]);
-    if (ok)
-        add_rows(b, &p->shape);
-    for (size_t i = 0; i < b->n; i++) {
-        if (b->entries[i].subject.free != NULL)
-            b->entries[i].subject.free(&b->entries[i].subject);
-        b->entries[i].subject.free = NULL;
-    }
-    return ok;
+    return subject != NULL && inputs != NULL && attention_ggml_knows(type);
 }
 
-static bool bench_shape(bench *b, const attention_shape *shape)
+void attention_ggml_close(void)
 {
-    attention_problem problem;
-    const bool ok = attention_problem_create(&problem, shape) && measure(b, &problem);
-    attention_problem_free(&problem);
-    return ok;
+}
+#endif
+
+static bool create(attention_entry *e, const attention_inputs *in)
+{
+    return e->level == KVANT_CPU_AUTO ? attention_ggml(&e->subject, in, e->k)
+                                      : attention_kvant(&e->subject, in, e->k, e->v, e->level);
+}
+
+static void list_entries(attention_bench *b, const settings *s)
+{
+    for (size_t i = 0; i < s->n_stock; i++)
+        b->entries[b->n_entries++] = (attention_entry){ .library = "ggml", .k = s->stock[i], .v = s->stock[i] };
+    for (size_t i = 0; i < s->pairs.n; i++)
+        for (size_t l = 0; l < s->n_levels; l++)
+            b->entries[b->n_entries++] = (attention_entry){
+                .library = "kvant", .k = s->pairs.items[i].k, .v = s->pairs.items[i].v, .level = s->levels[l]
+            };
 }
 
 /* Shapes one after another; false when there is none left. */
@@ -296,9 +219,10 @@ static bool next_shape(const settings *s, size_t *i, attention_shape *shape)
         const size_t at = (*i)++, rest = at / s->n_tokens;
         *shape = (attention_shape){ .n_tokens = s->tokens[at % s->n_tokens],
                                     .n_queries = s->queries[rest % s->n_queries],
-                                    .group = s->groups[rest / s->n_queries % s->n_groups],
+                                    .n_heads = s->groups[rest / s->n_queries % s->n_groups] * s->kv_heads,
                                     .head_dim = s->dims[rest / s->n_queries / s->n_groups],
                                     .n_kv_heads = s->kv_heads,
+                                    .batch = 1,
                                     .n_threads = s->threads };
         const bool asked = shape->n_queries <= 8 || s->tokens_given || at % s->n_tokens == 0;
         if (asked && shape->n_queries <= shape->n_tokens)
@@ -307,28 +231,24 @@ static bool next_shape(const settings *s, size_t *i, attention_shape *shape)
     return false;
 }
 
-static bool bench_all(bench *b)
+static bool bench_all(attention_bench *b, const settings *s)
 {
-    const settings *s = b->settings;
     attention_shape shape;
     double work = 0;
-    size_t n_shapes = 0, buffer;
-    for (size_t i = 0; next_shape(s, &i, &shape); n_shapes++)
-        work += (double)b->n * (s->rounds + 1) * work_of(&shape);
-    b->cells = calloc(n_shapes * b->n * N_COLUMNS, sizeof *b->cells);
-    if (b->cells == NULL || (s->n_stock > 0 && !attention_ggml_open(s->runtime, s->threads)))
+    size_t buffer;
+    if (s->n_stock > 0 && !attention_ggml_open(s->runtime, s->threads))
         return false;
     b->bandwidth = machine_read_bandwidth(s->threads, &buffer);
-    if (!(b->bandwidth > 0)) {
-        complain("no memory to measure the bandwidth of memory");
-        return false;
-    }
+    if (!(b->bandwidth > 0))
+        return complain("no memory to measure the bandwidth of memory");
     fprintf(stderr, "%u threads read %zu MiB at %.1f GB/s; the last cache has %zu MiB\n", (unsigned)s->threads,
             buffer >> 20, b->bandwidth / 1e9, machine_last_cache() >> 20);
+    for (size_t i = 0; next_shape(s, &i, &shape);)
+        work += (double)b->n_entries * attention_work(b, &shape);
     progress_start(&b->progress, work);
     bool ok = true;
     for (size_t i = 0; ok && next_shape(s, &i, &shape);)
-        ok = bench_shape(b, &shape);
+        ok = attention_measure(b, &shape, b->entries, b->n_entries);
     progress_end(&b->progress);
     return ok;
 }
@@ -347,10 +267,8 @@ static void fill_defaults(settings *s)
 
 static bool check(const settings *s)
 {
-    if (s->no_stock && s->n_stock > 0) {
-        complain("--stock none beside --stock %s", s->stock[0]);
-        return false;
-    }
+    if (s->no_stock && s->n_stock > 0)
+        return complain("--stock none beside --stock %s", s->stock[0]);
     for (size_t i = 0; i < s->n_stock; i++)
         if (!attention_ggml_knows(s->stock[i]))
             return false;
@@ -358,8 +276,7 @@ static bool check(const settings *s)
         for (size_t j = 0; j < s->n_queries; j++)
             if (s->queries[j] > s->tokens[i]) {
                 complain("--queries %u are more than --tokens %u", (unsigned)s->queries[j], (unsigned)s->tokens[i]);
-                hint("queries are the last tokens of the cache");
-                return false;
+                return hint("queries are the last tokens of the cache");
             }
     return true;
 }
@@ -376,25 +293,21 @@ int bench_attention(int argc, char **argv)
                           .n_queries = 2,
                           .kv_heads = 2,
                           .rounds = 5 };
-    int code = args_parse_all(&spec, argc, argv, handle, &s);
+    const int code = args_parse_all(&spec, argc, argv, handle, &s);
     if (code >= 0)
         return code;
     if (!check(&s))
         return EXIT_USAGE;
     fill_defaults(&s);
-    bench *b = calloc(1, sizeof *b);
+    attention_bench *b = calloc(1, sizeof *b);
     if (b == NULL)
         return EXIT_RUNTIME;
-    b->settings = &s;
+    *b = (attention_bench){
+        .columns = columns, .n_columns = N_COLUMNS, .rounds = s.rounds, .create = create, .fill_row = fill_row
+    };
     interrupt_catch();
-    list_entries(b);
-    const bool ok = bench_all(b);
-    code = ok ? EXIT_OK : interrupted() ? EXIT_INTERRUPTED : EXIT_RUNTIME;
-    if ((ok || interrupted()) &&
-        (!report_print(columns, N_COLUMNS, b->cells, b->n_rows, s.json) || finish_output() != EXIT_OK))
-        code = EXIT_RUNTIME;
+    list_entries(b, &s);
+    const bool ok = bench_all(b, &s);
     attention_ggml_close();
-    free(b->cells);
-    free(b);
-    return code;
+    return attention_finish(b, ok, s.json);
 }

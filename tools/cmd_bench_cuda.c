@@ -1,17 +1,9 @@
-/* cmd_bench_cuda.c - `kvant bench cuda`: the time of decode attention on an NVIDIA GPU, beside a copy in the same run.
- *
- * A figure is the median of replays of a CUDA graph that holds the one call; before each, memory of four times the
- * second-level cache is overwritten, so that no page is still there, as in a model whose weights pass through. */
+/* cmd_bench_cuda.c - `kvant bench cuda`: the time of decode attention on an NVIDIA GPU, beside a copy in the same run. */
 #include "args.h"
-#include "codec_pairs.h"
+#include "attention_cuda.h"
 #include "command.h"
-#include "gpu_attention.h"
 #include "interrupt.h"
-#include "progress.h"
-#include "report.h"
-#include "stats.h"
 
-#include <math.h>
 #include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
@@ -29,8 +21,7 @@ enum {
     OPT_LIBRARY,
     OPT_JSON
 };
-enum { MAX_LIST = 16, MAX_ROUNDS = 1001, MAX_BATCH = 4096 };
-enum { CAPTURE_MODE_THREAD = 1 };
+enum { MAX_LIST = 16, MAX_BATCH = 4096 };
 
 static const arg_option options[] = {
     { OPT_K, 'k', "codec-k", "SPEC", "codec of keys, may be repeated (default: a list of common ones)" },
@@ -85,7 +76,7 @@ static bool handle(void *user, int id, const char *value)
     case OPT_KV_HEADS: return args_u32("--kv-heads", value, 1, 128, &s->kv_heads);
     case OPT_DIM: return args_u32("--head-dim", value, 1, KVANT_MAX_HEAD_DIM, &s->dim);
     case OPT_TOKENS: return args_u32_list("--tokens", value, 1, 1 << 22, s->tokens, MAX_LIST, &s->n_tokens);
-    case OPT_ROUNDS: return args_u32("--rounds", value, 1, MAX_ROUNDS, &s->rounds);
+    case OPT_ROUNDS: return args_u32("--rounds", value, 1, ATTENTION_MAX_ROUNDS, &s->rounds);
     case OPT_DEVICE: return args_u32("--device", value, 0, 1023, &s->device);
     case OPT_LIBRARY: s->library = value; return true;
     default: return s->json = progress_use_json();
@@ -96,100 +87,8 @@ static bool check(const settings *s)
 {
     if (s->heads % s->kv_heads == 0 && s->heads / s->kv_heads <= 64)
         return true;
-    complain("--heads %u must be a multiple of --kv-heads %u, at most 64 times as many", (unsigned)s->heads,
+    return complain("--heads %u must be a multiple of --kv-heads %u, at most 64 times as many", (unsigned)s->heads,
              (unsigned)s->kv_heads);
-    return false;
-}
-
-typedef struct bench {
-    const settings *settings;
-    gpu gpu;
-    gpu_address flush;
-    size_t flush_bytes;
-    gpu_event begin, end;
-    double copy; /* bytes per second, read and written */
-    double milliseconds[MAX_ROUNDS];
-    progress progress;
-    report_cell *cells;
-    size_t n_rows;
-} bench;
-
-/* Median seconds of what enqueue puts on the stream. */
-static bool time_work(bench *b, bool (*enqueue)(bench *b, void *work), void *work, bool cold, double *seconds)
-{
-    const gpu_driver *d = &b->gpu.driver;
-    const uint32_t rounds = b->settings->rounds;
-    for (uint32_t i = 0; i < rounds; i++) {
-        float elapsed;
-        if (interrupted() ||
-            (cold && !gpu_ok(&b->gpu, d->fill(b->flush, (unsigned char)i, b->flush_bytes, b->gpu.stream),
-                             "emptying the cache")) ||
-            !gpu_ok(&b->gpu, d->event_record(b->begin, b->gpu.stream), "timing") || !enqueue(b, work) ||
-            !gpu_ok(&b->gpu, d->event_record(b->end, b->gpu.stream), "timing") ||
-            !gpu_ok(&b->gpu, d->event_wait(b->end), "timing") ||
-            !gpu_ok(&b->gpu, d->event_elapsed(&elapsed, b->begin, b->end), "timing"))
-            return false;
-        b->milliseconds[i] = elapsed;
-    }
-    *seconds = stats_percentile(b->milliseconds, rounds, 0.5) / 1e3;
-    return true;
-}
-
-typedef struct copy_work {
-    gpu_address from, to;
-    size_t bytes;
-} copy_work;
-
-static bool enqueue_copy(bench *b, void *work)
-{
-    const copy_work *w = work;
-    return gpu_ok(&b->gpu, b->gpu.driver.copy(w->to, w->from, w->bytes, b->gpu.stream), "copy");
-}
-
-/* Of 1 GiB, or of what there is. */
-static bool measure_copy(bench *b)
-{
-    size_t available, total;
-    double seconds;
-    if (!gpu_ok(&b->gpu, b->gpu.driver.memory_info(&available, &total), "asking for free memory"))
-        return false;
-    copy_work w = { .bytes = available / 4 < (size_t)1 << 30 ? available / 4 / 512 * 512 : (size_t)1 << 30 };
-    const bool ok = (w.from = gpu_new(&b->gpu, w.bytes)) != 0 && (w.to = gpu_new(&b->gpu, w.bytes)) != 0 &&
-                    gpu_ok(&b->gpu, b->gpu.driver.fill(w.from, 0x5a, w.bytes, b->gpu.stream), "copy") &&
-                    time_work(b, enqueue_copy, &w, false, &seconds);
-    if (w.from != 0)
-        b->gpu.driver.release(w.from);
-    if (w.to != 0)
-        b->gpu.driver.release(w.to);
-    if (ok)
-        b->copy = 2 * (double)w.bytes / seconds;
-    return ok;
-}
-
-static bool enqueue_graph(bench *b, void *work)
-{
-    return gpu_ok(&b->gpu, b->gpu.driver.graph_launch(*(gpu_graph_exec *)work, b->gpu.stream),
-                  "replaying the graph");
-}
-
-/* The first call is outside the graph: it loads the kernel, and its output is what is compared. */
-static bool time_attention(bench *b, const gpu_attention *a, double *seconds, double *error)
-{
-    const gpu_driver *d = &b->gpu.driver;
-    gpu_graph graph = NULL;
-    gpu_graph_exec exec = NULL;
-    if (!gpu_attention_run(a) || isnan(*error = gpu_attention_error(a)) ||
-        !gpu_ok(&b->gpu, d->capture_begin(b->gpu.stream, CAPTURE_MODE_THREAD), "recording a graph"))
-        return false;
-    const bool called = gpu_attention_run(a);
-    bool ok = gpu_ok(&b->gpu, d->capture_end(b->gpu.stream, &graph), "recording a graph") && called &&
-              gpu_ok(&b->gpu, d->graph_instantiate(&exec, graph, 0), "making a graph") &&
-              time_work(b, enqueue_graph, &exec, true, seconds);
-    if (exec != NULL)
-        d->graph_exec_destroy(exec);
-    if (graph != NULL)
-        d->graph_destroy(graph);
-    return ok;
 }
 
 static const report_column columns[] = {
@@ -212,89 +111,64 @@ static const report_column columns[] = {
 };
 enum { N_COLUMNS = sizeof columns / sizeof *columns };
 
-static void add_row(bench *b, size_t codec, const gpu_attention *a, double seconds, double error)
+static gpu device; /* that of the command */
+
+static void fill_row(const attention_bench *b, const attention_entry *e, const attention_shape *s, report_cell *row)
 {
-    const gpu_shape *s = &a->shape;
-    const report_cell row[N_COLUMNS] = { CELL_TEXT(b->gpu.name),
-                                         CELL_NUMBER(b->gpu.driver_version / 10 / 100.0),
-                                         CELL_TEXT(b->settings->pairs.items[codec].k),
-                                         CELL_TEXT(b->settings->pairs.items[codec].v),
-                                         CELL_NUMBER(s->batch),
-                                         CELL_NUMBER(s->n_heads),
-                                         CELL_NUMBER(s->n_kv_heads),
-                                         CELL_NUMBER(s->head_dim),
-                                         CELL_NUMBER(s->n_tokens),
-                                         CELL_NUMBER(b->settings->rounds),
-                                         CELL_NUMBER(a->bytes),
-                                         CELL_NUMBER(1e6 * seconds),
-                                         CELL_NUMBER(a->bytes / seconds / 1e9),
-                                         CELL_NUMBER(a->bytes / seconds / b->copy),
-                                         CELL_NUMBER(b->copy / 1e9),
-                                         CELL_NUMBER(error) };
-    memcpy(b->cells + b->n_rows++ * N_COLUMNS, row, sizeof row);
+    const double speed = e->subject.bytes / e->median;
+    const report_cell cells[N_COLUMNS] = { CELL_TEXT(device.device),
+                                           CELL_NUMBER(device.version / 10 / 100.0),
+                                           CELL_TEXT(e->k),
+                                           CELL_TEXT(e->v),
+                                           CELL_NUMBER(s->batch),
+                                           CELL_NUMBER(s->n_heads),
+                                           CELL_NUMBER(s->n_kv_heads),
+                                           CELL_NUMBER(s->head_dim),
+                                           CELL_NUMBER(s->n_tokens),
+                                           CELL_NUMBER(b->rounds),
+                                           CELL_NUMBER(e->subject.bytes),
+                                           CELL_NUMBER(1e6 * e->median),
+                                           CELL_NUMBER(speed / 1e9),
+                                           CELL_NUMBER(speed / b->bandwidth),
+                                           CELL_NUMBER(b->bandwidth / 1e9),
+                                           CELL_NUMBER(e->subject.error) };
+    memcpy(row, cells, sizeof cells);
 }
 
-static bool bench_one(bench *b, size_t codec, uint32_t tokens)
+static bool create(attention_entry *e, const attention_inputs *in)
 {
-    const settings *s = b->settings;
-    const gpu_shape shape = { s->batch, s->heads, s->kv_heads, s->dim, tokens };
-    gpu_attention a = { 0 };
-    double seconds, error;
-    const bool ok = !interrupted() &&
-                    gpu_attention_create(&a, &b->gpu, &shape, s->pairs.items[codec].k, s->pairs.items[codec].v) &&
-                    time_attention(b, &a, &seconds, &error);
-    if (ok) {
-        char what[160];
-        add_row(b, codec, &a, seconds, error);
-        snprintf(what, sizeof what, "%s, %u tokens", s->pairs.items[codec].k, (unsigned)tokens);
-        progress_add(&b->progress, tokens, what);
-    }
-    gpu_attention_free(&a);
-    return ok;
+    return attention_cuda(&e->subject, in, &device, e->k, e->v);
 }
 
-static bool prepare(bench *b)
+static attention_shape shape_of(const settings *s, uint32_t n_tokens)
 {
-    const settings *s = b->settings;
-    b->flush_bytes = 4 * b->gpu.l2_bytes > (size_t)256 << 20 ? 4 * b->gpu.l2_bytes : (size_t)256 << 20;
-    if ((b->cells = calloc(s->pairs.n * s->n_tokens * N_COLUMNS, sizeof *b->cells)) == NULL) {
-        complain("no memory for the results");
-        return false;
-    }
-    return (b->flush = gpu_new(&b->gpu, b->flush_bytes)) != 0 &&
-           gpu_ok(&b->gpu, b->gpu.driver.event_create(&b->begin, 0), "making an event") &&
-           gpu_ok(&b->gpu, b->gpu.driver.event_create(&b->end, 0), "making an event") && measure_copy(b);
+    return (attention_shape){ .head_dim = s->dim,
+                              .n_heads = s->heads,
+                              .n_kv_heads = s->kv_heads,
+                              .n_tokens = n_tokens,
+                              .n_queries = 1,
+                              .batch = s->batch };
 }
 
-static bool bench_all(bench *b)
+/* One cache after the other: two of them may not fit into the device's memory. */
+static bool bench_all(attention_bench *b, const settings *s)
 {
-    const settings *s = b->settings;
     double work = 0;
-    if (!gpu_open(&b->gpu, s->library, s->device) || !prepare(b))
+    if (!gpu_open(&device, s->library, s->device) || !((b->bandwidth = gpu_copy_bandwidth(&device, s->rounds)) > 0))
         return false;
-    fprintf(stderr, "%s, a copy reads and writes %.2f TB/s\n", b->gpu.name, b->copy / 1e12);
-    for (size_t i = 0; i < s->n_tokens; i++)
-        work += (double)s->pairs.n * s->tokens[i];
+    fprintf(stderr, "%s, a copy reads and writes %.2f TB/s\n", device.device, b->bandwidth / 1e12);
+    for (size_t i = 0; i < s->n_tokens; i++) {
+        const attention_shape shape = shape_of(s, s->tokens[i]);
+        work += (double)b->n_entries * attention_work(b, &shape);
+    }
     progress_start(&b->progress, work);
     bool ok = true;
-    for (size_t i = 0; i < s->n_tokens; i++)
-        for (size_t c = 0; c < s->pairs.n && ok; c++)
-            ok = bench_one(b, c, s->tokens[i]);
+    for (size_t i = 0; i < s->n_tokens * b->n_entries && ok; i++) {
+        const attention_shape shape = shape_of(s, s->tokens[i / b->n_entries]);
+        ok = attention_measure(b, &shape, &b->entries[i % b->n_entries], 1);
+    }
     progress_end(&b->progress);
     return ok;
-}
-
-static void close_bench(bench *b)
-{
-    if (b->begin != NULL)
-        b->gpu.driver.event_destroy(b->begin);
-    if (b->end != NULL)
-        b->gpu.driver.event_destroy(b->end);
-    if (b->flush != 0)
-        b->gpu.driver.release(b->flush);
-    gpu_close(&b->gpu);
-    free(b->cells);
-    free(b);
 }
 
 int bench_cuda(int argc, char **argv)
@@ -302,22 +176,23 @@ int bench_cuda(int argc, char **argv)
     static settings s = {
         .batch = 1, .heads = 32, .kv_heads = 8, .dim = 128, .tokens = { 32768, 131072 }, .n_tokens = 2, .rounds = 31
     };
-    int code = args_parse_all(&spec, argc, argv, handle, &s);
+    const int code = args_parse_all(&spec, argc, argv, handle, &s);
     if (code >= 0)
         return code;
     if (!check(&s))
         return EXIT_USAGE;
     codec_pairs_default(&s.pairs, usual, sizeof usual / sizeof *usual);
-    bench *b = calloc(1, sizeof *b);
+    attention_bench *b = calloc(1, sizeof *b);
     if (b == NULL)
         return EXIT_RUNTIME;
-    b->settings = &s;
+    *b = (attention_bench){ .columns = columns,
+                            .n_columns = N_COLUMNS,
+                            .rounds = s.rounds,
+                            .create = create,
+                            .fill_row = fill_row,
+                            .n_entries = s.pairs.n };
+    for (size_t i = 0; i < s.pairs.n; i++)
+        b->entries[i] = (attention_entry){ .library = "kvant", .k = s.pairs.items[i].k, .v = s.pairs.items[i].v };
     interrupt_catch();
-    const bool ok = bench_all(b);
-    code = ok ? EXIT_OK : interrupted() ? EXIT_INTERRUPTED : EXIT_RUNTIME;
-    if (b->n_rows > 0 &&
-        (!report_print(columns, N_COLUMNS, b->cells, b->n_rows, s.json) || finish_output() != EXIT_OK))
-        code = EXIT_RUNTIME;
-    close_bench(b);
-    return code;
+    return attention_finish(b, bench_all(b, &s), s.json);
 }

@@ -6,7 +6,6 @@
  * the most probable, and by the log-probability of all. What f16 does not find, a codec is not blamed for.
  */
 #include "command.h"
-#include "config_key.h"
 #include "engine.h"
 #include "eval_state.h"
 #include "fingerprint.h"
@@ -286,8 +285,8 @@ static bool open_state(run *r, const struct llama_model *model)
     if (r->settings->resume == NULL)
         return true;
     for (size_t c = 0; c < r->n_configs; c++)
-        r->keys[c] = config_key(&r->settings->engine.configs, r->configs[c]);
-    const base_key key = { .model = fingerprint_file(r->settings->engine.model),
+        r->keys[c] = config_key(r->configs[c]);
+    const base_key key = { .model = kvant_model_fingerprint(r->settings->engine.model),
                            .runtime = engine_runtime_fingerprint(&r->engine),
                            .n_batch = ENGINE_UBATCH,
                            .n_rows = r->settings->n_needles,
@@ -385,7 +384,7 @@ static void fill_row(const run *r, size_t length, size_t config, size_t first, s
         CELL_NUMBER(s.log_probability),
         CELL_TEXT(map),
     };
-    configs_fill_cells(&r->settings->engine.configs, r->configs[config], row);
+    configs_fill_cells(r->configs[config], row);
     memcpy(row + N_CONFIG_COLUMNS, measured, sizeof measured);
 }
 

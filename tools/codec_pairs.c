@@ -4,10 +4,8 @@
 
 bool codec_pairs_add_k(codec_pairs *list, const char *spec)
 {
-    if (list->n == MAX_PAIRS) {
-        complain("more than %d codecs", MAX_PAIRS);
-        return false;
-    }
+    if (list->n == MAX_PAIRS)
+        return complain("more than %d codecs", MAX_PAIRS);
     list->items[list->n++] = (codec_pair){ spec, spec };
     return true;
 }
@@ -16,8 +14,7 @@ bool codec_pairs_add_v(codec_pairs *list, const char *spec)
 {
     if (list->n == 0) {
         complain("-v %s has no -k before it", spec);
-        hint("give them in pairs: -k SPEC -v SPEC");
-        return false;
+        return hint("give them in pairs: -k SPEC -v SPEC");
     }
     list->items[list->n - 1].v = spec;
     return true;

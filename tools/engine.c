@@ -53,8 +53,7 @@ bool engine_model_options_finish(engine_options *options, const char *command)
 {
     if (options->model == NULL) {
         complain("%s: no model given", command);
-        hint("-m model.gguf; scripts/fetch.py model fetches a small one");
-        return false;
+        return hint("-m model.gguf; scripts/fetch.py model fetches a small one");
     }
     default_runtime(options);
     return true;
@@ -80,10 +79,8 @@ static void on_log(enum ggml_log_level level, const char *text, void *user)
 static bool start_threadpool(engine *e)
 {
     const ggml_backend_dev_t cpu = ll.ggml_backend_dev_by_type(GGML_BACKEND_DEVICE_TYPE_CPU);
-    if (cpu == NULL) {
-        complain("%s: no CPU back end for this machine", e->options.runtime);
-        return false;
-    }
+    if (cpu == NULL)
+        return complain("%s: no CPU back end for this machine", e->options.runtime);
     const ggml_backend_reg_t reg = ll.ggml_backend_dev_backend_reg(cpu);
     struct ggml_threadpool *(*create)(struct ggml_threadpool_params *) = NULL;
     void *symbols[2] = { ll.ggml_backend_reg_get_proc_address(reg, "ggml_threadpool_new"),
@@ -155,8 +152,7 @@ static bool load_plugin(engine *e)
 
 static bool wrong_plugin(const char *lacks)
 {
-    complain("the plug-in is not of this version: it has no %s", lacks);
-    return false;
+    return complain("the plug-in is not of this version: it has no %s", lacks);
 }
 
 static bool register_accel(engine *e)
@@ -253,8 +249,9 @@ static bool meter_node(struct ggml_tensor *node, bool ask, void *user)
 struct llama_context *engine_context(engine *e, const kv_config *config, const engine_context_options *options)
 {
     struct llama_model *model = engine_model(e, config);
-    const plugin_settings settings = configs_plugin_settings(&e->options.configs, config);
-    if (model == NULL || !engine_fits(e, config) || (!config->stock && !plugin_set(&settings)) ||
+    double bits;
+    if (model == NULL || !engine_bits(e, config, &bits) ||
+        (!config->stock && !configs_set_plugin(&e->options.configs, config)) ||
         setenv(PLUGIN_ACCEL, config->accel ? "1" : "0", 1) != 0)
         return NULL;
     struct llama_context_params params = ll.llama_context_default_params();

@@ -129,11 +129,9 @@ double engine_kv_bytes(const engine *e, const kv_config *config, const kv_meter 
  * machine: another one rounds differently. 0 when they cannot be read. */
 uint64_t engine_runtime_fingerprint(const engine *e);
 
-/* Whether a settings file is for this model, before minutes of work; complains when it is not. */
-bool engine_fits(engine *e, const kv_config *config);
-
 /* True bits per number, keys and values averaged by their head dimensions. False after complaining,
- * when a codec does not exist for this model's head_dim or a settings file is for another model. */
+ * when a codec does not exist for this model's head_dim or a settings file is for another model:
+ * contexts check it, before minutes of work. */
 bool engine_bits(engine *e, const kv_config *config, double *bits);
 
 typedef enum token_kind {

@@ -1,13 +1,14 @@
 /* gpu.h - an NVIDIA driver, found at run time like libkvant_cuda, so that the command needs neither
  * a toolkit to be built nor a GPU to start.
  *
- * Owns loading, one device and its errors; knows no benchmark. The driver's functions are those of
- * its documented interface, declared here with the types that its binary interface has had since
- * CUDA 11.4. One thread uses it. */
+ * Owns loading, one device, its clock and its errors; knows no benchmark. The driver's functions are those of its
+ * documented interface, declared here with the types that its binary interface has had since CUDA 11.4. One thread uses
+ * it: all work runs on that thread's stream, which the driver orders with the copies of upload and download. Nothing is
+ * closed, because the process ends soon, and a driver does not like to be unloaded. */
 #ifndef KVANT_TOOLS_GPU_H
 #define KVANT_TOOLS_GPU_H
 
-#include <kvant/cuda.h>
+#include <kvant/kvant.h>
 #include <stdbool.h>
 #include <stddef.h>
 #include <stdint.h>
@@ -20,6 +21,8 @@ typedef struct CUgraph_st *gpu_graph;
 typedef struct CUgraphExec_st *gpu_graph_exec;
 typedef struct CUctx_st *gpu_context;
 
+#define GPU_STREAM ((gpu_stream)0x2) /* CU_STREAM_PER_THREAD */
+
 /* X(result type, name, symbol, parameters) */
 #define GPU_DRIVER_FUNCTIONS(X)                                                                                    \
     X(init, "cuInit", (unsigned flags))                                                                            \
@@ -29,7 +32,6 @@ typedef struct CUctx_st *gpu_context;
     X(device_name, "cuDeviceGetName", (char *name, int bytes, int device))                                         \
     X(device_attribute, "cuDeviceGetAttribute", (int *value, int attribute, int device))                           \
     X(context_retain, "cuDevicePrimaryCtxRetain", (gpu_context * context, int device))                             \
-    X(context_release, "cuDevicePrimaryCtxRelease_v2", (int device))                                               \
     X(context_set, "cuCtxSetCurrent", (gpu_context context))                                                       \
     X(memory_info, "cuMemGetInfo_v2", (size_t * free, size_t * total))                                             \
     X(allocate, "cuMemAlloc_v2", (gpu_address * address, size_t bytes))                                            \
@@ -38,9 +40,6 @@ typedef struct CUctx_st *gpu_context;
     X(download, "cuMemcpyDtoH_v2", (void *to, gpu_address from, size_t bytes))                                     \
     X(copy, "cuMemcpyDtoDAsync_v2", (gpu_address to, gpu_address from, size_t bytes, gpu_stream stream))           \
     X(fill, "cuMemsetD8Async", (gpu_address to, unsigned char value, size_t bytes, gpu_stream stream))             \
-    X(stream_create, "cuStreamCreate", (gpu_stream * stream, unsigned flags))                                      \
-    X(stream_destroy, "cuStreamDestroy_v2", (gpu_stream stream))                                                   \
-    X(stream_wait, "cuStreamSynchronize", (gpu_stream stream))                                                     \
     X(capture_begin, "cuStreamBeginCapture_v2", (gpu_stream stream, int mode))                                     \
     X(capture_end, "cuStreamEndCapture", (gpu_stream stream, gpu_graph * graph))                                   \
     X(graph_instantiate, "cuGraphInstantiateWithFlags",                                                            \
@@ -52,43 +51,35 @@ typedef struct CUctx_st *gpu_context;
     X(event_record, "cuEventRecord", (gpu_event event, gpu_stream stream))                                         \
     X(event_wait, "cuEventSynchronize", (gpu_event event))                                                         \
     X(event_elapsed, "cuEventElapsedTime", (float *milliseconds, gpu_event from, gpu_event to))                    \
-    X(event_destroy, "cuEventDestroy_v2", (gpu_event event))                                                       \
     X(error_text, "cuGetErrorString", (gpu_result result, const char **text))
 
-typedef struct gpu_driver {
+typedef struct gpu {
 #define GPU_MEMBER(name, symbol, parameters) gpu_result(*name) parameters;
     GPU_DRIVER_FUNCTIONS(GPU_MEMBER)
 #undef GPU_MEMBER
-} gpu_driver;
-
-typedef struct gpu {
-    gpu_driver driver;
-    gpu_stream stream;
-    char name[128];
-    int driver_version; /* as CUDA numbers it: 13000 is 13.0 */
-    size_t l2_bytes;
-    int device;
-    bool context;
+    char device[128]; /* its name */
+    int version;      /* as CUDA numbers the driver's: 13000 is 13.0 */
+    gpu_event begin, end;
+    gpu_address flush; /* memory of four times the second-level cache, to empty it */
+    size_t flush_bytes;
 } gpu;
 
 /* Opens libkvant_cuda (path NULL: $KVANT_CUDA_LIBRARY, beside the command, then the system's
- * places), the driver and a device. False after complaining; gpu_close may be called in any
- * case. */
+ * places), the driver and a device. False after complaining. */
 bool gpu_open(gpu *g, const char *library, uint32_t ordinal);
-void gpu_close(gpu *g);
 
 /* False after complaining, with what was being done. */
 bool gpu_ok(const gpu *g, gpu_result result, const char *what);
 bool gpu_library_ok(kvant_status status, const char *what);
 
-/* Memory of the device, 256-byte aligned, of which nothing is known; 0 after complaining. Freed
- * with driver.release. */
+/* Memory of the device, 256-byte aligned, of which nothing is known; 0 after complaining. Freed with release. */
 gpu_address gpu_new(const gpu *g, size_t bytes);
-gpu_address gpu_new_copy(const gpu *g, const void *from, size_t bytes);
 
-static inline void *gpu_pointer(gpu_address address)
-{
-    return (void *)(uintptr_t)address;
-}
+/* Seconds that the GPU needs for what enqueue puts on the stream; cold: after its cache was emptied. False after
+ * complaining. */
+bool gpu_time(const gpu *g, bool cold, gpu_result (*enqueue)(const gpu *g, void *work), void *work, double *seconds);
+
+/* Bytes a second that a copy reads and writes, the median of so many; 0 after complaining. */
+double gpu_copy_bandwidth(const gpu *g, uint32_t rounds);
 
 #endif /* KVANT_TOOLS_GPU_H */
