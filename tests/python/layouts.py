@@ -1,5 +1,5 @@
-"""layouts.py - prints a C program that compares kvant/structs.py with the headers of C: size of every structure, place
-and size of every field. The program names what differs, and then fails.
+"""layouts.py - prints a C program that compares kvant/structs.py with the headers of C: size of
+every structure, place and size of every field. The program names what differs, and then fails.
 
 CodecInfo is kvant_codec_info, CudaPages kvant_cuda_pages; a field `from_` is C's `from`."""
 

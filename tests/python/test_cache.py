@@ -33,8 +33,9 @@ class Attends(TestCase):
             self.assertTrue(np.array_equal(one, other))
 
     def test_the_first_program(self):
-        """Tokens go in layer by layer, one by one, with the default preset. Tensors of the same rows attend to the same
-        bits, and are within the rounding of binary32 of NumPy over what they hold, without rounding to integers."""
+        """Tokens go in layer by layer, one by one, with the default preset. Tensors of the same
+        rows attend to the same bits, and are within the rounding of binary32 of NumPy over what
+        they hold, without rounding to integers."""
         cache, n = kvant.Cache(**SHAPE, max_tokens=4096), 150
         scheme = kvant.Scheme(n_layers=LAYERS, n_kv_heads=KV_HEADS, head_dim=DIM)
         tensors = [kvant.Tensor(scheme.codecs(0, role), n_blocks=3) for role in "kv"]
@@ -69,7 +70,8 @@ class Attends(TestCase):
             self.assertTrue((np.abs(got - wanted).max(2) <= bound).all(), options)
 
     def test_codes(self):
-        """Attention on codes is attention over the decoded rows, when queries and weights are not rounded to integers."""
+        """Attention on codes is attention over the decoded rows, when queries and weights are not
+        rounded to integers."""
         cache, n = kvant.Cache(**SHAPE, max_tokens=512, k="turboquant-4", v="int-4"), 200
         sequence = cache.new_sequence()
         k, v, q = rows(1, n), rows(2, n), rows(3, 5, HEADS)
@@ -177,7 +179,8 @@ class Sequences(Attends):
         self.refused(kvant.Error, "import|whole block", self.cache.import_block, self.sequence, data)
 
     def test_threads_take_turns(self):
-        """Each thread has a sequence of one cache; what they hold is what one thread would have written."""
+        """Each thread has a sequence of one cache; what they hold is what one thread would have
+        written."""
         wanted = outputs(self.cache, self.sequence)
         other, failures = kvant.Cache(**SHAPE, max_tokens=640, max_sequences=4, k="turboquant-4"), []
 

@@ -1,5 +1,5 @@
-"""Arrays on a GPU by their address: what DLPack and __cuda_array_interface__ say, and what is refused. No GPU is needed:
-the arrays only tell where they would lie."""
+"""Arrays on a GPU by their address: what DLPack and __cuda_array_interface__ say, and what is
+refused. No GPU is needed: the arrays only tell where they would lie."""
 
 import unittest
 
@@ -79,7 +79,8 @@ class Gpu(TestCase):
 
 
 class HostForGpu:
-    """libkvant whose caches on "cuda" are on the host: what they are told to read and write lies there."""
+    """libkvant whose caches on "cuda" are on the host: what they are told to read and write lies
+    there."""
 
     def __getattr__(self, name):
         return getattr(HostForGpu.real, name)

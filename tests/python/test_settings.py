@@ -94,6 +94,24 @@ class Scheme(WithFolder):
         self.assertEqual(scheme.context_bytes(1000), sum(tensor.info.bytes for tensor in tensors))
         self.assertEqual(tensors[1].info.head_dim, 32)
 
+    def test_a_calibration_beside_the_model(self):
+        """Is used if it was made with this very file."""
+        model, other = self.folder / "model.gguf", self.folder / "other.gguf"
+        for seed, path in enumerate((model, other)):
+            path.write_bytes(normal(seed, 5000).tobytes())
+            calibrator = kvant.Calibrator(model_fingerprint=kvant.model_fingerprint(model))
+            for layer, role in ((layer, role) for layer in range(3) for role in "kv"):
+                calibrator.add_rows(layer, role, normal(layer, 64, 2, 64))
+            calibrator.add_queries(0, 0, normal(9, 64, 64))
+            calibrator.finish().save(path.with_suffix(".kvcal"))
+        scheme = kvant.Scheme(k="int-4:center=file", model=model, **SHAPE)
+        self.assertEqual((scheme.calibrated, scheme.calibration_path), (True, str(model.with_suffix(".kvcal"))))
+        self.assertTrue(kvant.Scheme(k="int-4:center=file", model=model, like=scheme, **SHAPE).calibrated)
+        foreign = kvant.Scheme("balanced", model=other, **SHAPE)
+        self.assertFalse(foreign.calibrated)
+        self.assertIn("other.kvcal", foreign.not_used)
+        self.refused(OSError, "nowhere.gguf", kvant.model_fingerprint, self.folder / "nowhere.gguf")
+
     def test_codecs_outlive_the_scheme_object(self):
         codecs = kvant.Scheme(k="int-4", **SHAPE).codecs(0, "k")
         rows = normal(1, 64, 64)

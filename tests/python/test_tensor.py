@@ -1,4 +1,5 @@
-"""kvant.Tensor and kvant.attention: what was written comes back, blocks travel, attention is that of NumPy."""
+"""kvant.Tensor and kvant.attention: what was written comes back, blocks travel, attention is that
+of NumPy."""
 
 import unittest
 

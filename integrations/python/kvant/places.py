@@ -1,7 +1,8 @@
-"""Where the arrays of a call lie: NumPy arrays on the host, or device memory of any library that says where it is.
+"""Where the arrays of a call lie: NumPy arrays on the host, or device memory of any library that
+says where it is.
 
-Both places answer the same three questions: the address of an input, the address of an output, and a new output. The
-caller of a place does not know which one it has."""
+Both places answer the same three questions: the address of an input, the address of an output, and
+a new output. The caller of a place does not know which one it has."""
 
 from __future__ import annotations
 
@@ -13,7 +14,8 @@ from .arrays import np
 
 
 class View(NamedTuple):
-    """Numbers of one dtype. strides count elements. keep must live as long as the address is used."""
+    """Numbers of one dtype. strides count elements. keep must live as long as the address is
+    used."""
 
     address: int
     shape: tuple[int, ...]
@@ -54,8 +56,9 @@ def _rows_lie_well(value: np.ndarray) -> bool:
 
 
 class Gpu:
-    """Arrays in device memory that have DLPack or __cuda_array_interface__: tensors of PyTorch, arrays of CuPy, JAX and
-    Numba. Never copied, so all must be contiguous, or inputs with rows in their last dimension."""
+    """Arrays in device memory that have DLPack or __cuda_array_interface__: tensors of PyTorch,
+    arrays of CuPy, JAX and Numba. Never copied, so all must be contiguous, or inputs with rows in
+    their last dimension."""
 
     def take(self, value: Any, what: str, dtype: str, shape: tuple[int | None, ...], rows: bool = False) -> View:
         return _checked(value, what, dtype, shape, rows, written=False)
@@ -79,7 +82,8 @@ def _checked(value: Any, what: str, dtype: str, shape: tuple[int | None, ...], r
 
 
 def _describe(value: Any, what: str) -> tuple[str, View]:
-    """dtype and view of an array on a GPU. DLPack first: its producer also orders the calls behind its own work."""
+    """dtype and view of an array on a GPU. DLPack first: its producer also orders the calls behind
+    its own work."""
     if hasattr(value, "__dlpack__") and hasattr(value, "__dlpack_device__"):
         kind, _ = value.__dlpack_device__()
         if kind not in _ON_GPU:
@@ -122,7 +126,8 @@ def dl_tensor(capsule: Any) -> _DlTensor:
 
 
 def read_dlpack(capsule: Any) -> tuple[str, View]:
-    """dtype and view of a capsule, which is not consumed: it frees its part when it goes, with the view."""
+    """dtype and view of a capsule, which is not consumed: it frees its part when it goes, with the
+    view."""
     tensor = dl_tensor(capsule)
     shape = tuple(tensor.shape[: tensor.ndim])
     strides = tuple(tensor.strides[: tensor.ndim]) if tensor.strides else _packed(shape)
