@@ -1,4 +1,5 @@
-"""kvant.PagedCache without a GPU: what it refuses, and what reaches the library. PyTorch and the GPU are stand-ins."""
+"""kvant.PagedCache without a GPU: what it refuses, and what reaches the library. PyTorch and the
+GPU are stand-ins."""
 
 import pathlib
 import sys

@@ -1,4 +1,5 @@
-"""A pool of compressed pages on a GPU whose blocks the engine manages: PyTorch tensors in and out (kvant/cuda.h)."""
+"""A pool of compressed pages on a GPU whose blocks the engine manages: PyTorch tensors in and out
+(kvant/cuda.h)."""
 
 import ctypes as c
 import math
@@ -52,11 +53,13 @@ def _pointer(tensor):
 
 
 class PagedCache:
-    """n_blocks sealed blocks of 64 tokens and n_open_blocks open (fp16) ones; a block holds the K and V pages of all kv
-    heads. Memory is two tensors, `pool` and `open_pool`. Block tables name sealed block b by b, open block b by -1 - b.
+    """n_blocks sealed blocks of 64 tokens and n_open_blocks open (fp16) ones; a block holds the K
+    and V pages of all kv heads. Memory is two tensors, `pool` and `open_pool`. Block tables name
+    sealed block b by b, open block b by -1 - b.
 
-    Every call checks shapes, dtypes, devices and strides. Numbers of blocks and slots lie on the GPU and must be right: a
-    wrong one reads or writes memory of others. With check_numbers the calls read and check them, and wait for the GPU."""
+    Every call checks shapes, dtypes, devices and strides. Numbers of blocks and slots lie on the
+    GPU and must be right: a wrong one reads or writes memory of others. With check_numbers the
+    calls read and check them, and wait for the GPU."""
 
     def __init__(
         self,
@@ -153,10 +156,11 @@ class PagedCache:
         refused=None,
         to_open=False,
     ):
-        """Writes tokens: k, v [n, kv heads, head_dim] of one dtype, slots int64 [n] (64 * block + offset, negative skips).
-        Centres and factors are float32 [kv heads, head_dim]: rows are shifted by the one, then divided by the other.
-        to_open: into open blocks, the only way for codecs with groups of 32. refused: an int32 CUDA tensor [1] that
-        collects the reasons of rows that were not written."""
+        """Writes tokens: k, v [n, kv heads, head_dim] of one dtype, slots int64 [n] (64 * block +
+        offset, negative skips). Centres and factors are float32 [kv heads, head_dim]: rows are
+        shifted by the one, then divided by the other. to_open: into open blocks, the only way for
+        codecs with groups of 32. refused: an int32 CUDA tensor [1] that collects the reasons of
+        rows that were not written."""
         if to_open:
             self._need_open_blocks()
         checks.tensor(slots, "slots", (None,), ("int64",), self.device)
@@ -193,8 +197,8 @@ class PagedCache:
         self._call("append", args)
 
     def seal(self, open_blocks, blocks, tokens=None, refused=None):
-        """Quantises open blocks into sealed ones: int32 numbers, negative ones skip. tokens: int32, how many of each open
-        block were written, or None for all 64."""
+        """Quantises open blocks into sealed ones: int32 numbers, negative ones skip. tokens: int32,
+        how many of each open block were written, or None for all 64."""
         self._need_open_blocks()
         least = -(2**31)
         self._numbers(open_blocks, "open_blocks", None, least, self.n_open_blocks)
@@ -232,16 +236,19 @@ class PagedCache:
         mask=None,
         sinks=None,
     ):
-        """softmax(scale q K^T) V: q [batch, heads, head_dim] or, of several query tokens per sequence, [batch, tokens, heads,
-        head_dim]; block_table int32 [batch, blocks]; lengths int32 [batch], the query tokens counted. lse: float32 [batch,
-        (tokens,) heads] to fill, or None. mask: float16 [batch, tokens, cells], with a cell for every token of the table;
-        sinks: float32 [heads]."""
+        """softmax(scale q K^T) V: q [batch, heads, head_dim] or, of several query tokens per
+        sequence, [batch, tokens, heads, head_dim]; block_table int32 [batch, blocks]; lengths int32
+        [batch], the query tokens counted. lse: float32 [batch, (tokens,) heads] to fill, or None.
+        mask: float16 [batch, tokens, cells], with a cell for every token of the table; sinks:
+        float32 [heads]."""
         several = len(getattr(q, "shape", ())) == 4
         shape = (None, None, None, self.head_dim) if several else (None, None, self.head_dim)
         checks.tensor(q, "q", shape, checks.NUMBERS, self.device, rows=True)
         batch, heads, tokens = q.shape[0], q.shape[-2], q.shape[1] if several else 1
         if batch == 0 or tokens == 0 or heads == 0 or heads % self.n_kv_heads != 0:
-            raise ValueError(f"q: {batch} sequences of {heads} heads; heads are a multiple of {self.n_kv_heads} kv heads")
+            raise ValueError(
+                f"q: {batch} sequences of {heads} heads; heads are a multiple of {self.n_kv_heads} kv heads"
+            )
         out = torch.empty_like(q, memory_format=torch.contiguous_format) if out is None else out
         dtype = (checks.name_of(q.dtype),)
         checks.tensor(out, "out", tuple(q.shape), dtype, self.device, rows=True, written=True)
@@ -305,7 +312,8 @@ class PagedCache:
         return out
 
     def decode(self, role, blocks, dtype=torch.bfloat16, center=None, factors=None, is_open=False):
-        """Rows of whole sealed blocks, or of open ones (int32 numbers): [64 * len(blocks), kv heads, head_dim]."""
+        """Rows of whole sealed blocks, or of open ones (int32 numbers): [64 * len(blocks), kv
+        heads, head_dim]."""
         checks.choice(role, "role", ("k", "v"))
         checks.choice(checks.name_of(dtype), "dtype", checks.NUMBERS)
         if is_open:
