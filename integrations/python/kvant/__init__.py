@@ -8,22 +8,26 @@ from importlib import import_module
 from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
-    from .calibration import Calibration, CalibrationInfo
+    from .attend import attention
+    from .cache import Cache, CacheInfo
+    from .calibration import Calibration, CalibrationEntry, CalibrationInfo, Calibrator
     from .codec import Codec, CodecFamily, check_spec, codecs, needs_calibration
     from .library import Error, cpu_level, set_cpu_level, version
     from .paged import PagedCache
     from .scheme import Scheme
     from .settings import LayerCodec, Preset, Settings, SettingsInfo, preset
-    from .tensor import Tensor, TensorInfo
+    from .tensor import Block, Tensor, TensorInfo
 
 _HOMES = {
-    "calibration": ("Calibration", "CalibrationInfo"),
+    "attend": ("attention",),
+    "cache": ("Cache", "CacheInfo"),
+    "calibration": ("Calibration", "CalibrationEntry", "CalibrationInfo", "Calibrator"),
     "codec": ("Codec", "CodecFamily", "check_spec", "codecs", "needs_calibration"),
     "library": ("Error", "cpu_level", "set_cpu_level", "version"),
     "paged": ("PagedCache",),
     "scheme": ("Scheme",),
     "settings": ("LayerCodec", "Preset", "Settings", "SettingsInfo", "preset"),
-    "tensor": ("Tensor", "TensorInfo"),
+    "tensor": ("Block", "Tensor", "TensorInfo"),
 }
 _HOME_OF = {name: home for home, names in _HOMES.items() for name in names}
 

@@ -5,8 +5,10 @@ mistake: a wrong dtype, a wrong shape."""
 
 from __future__ import annotations
 
+import ctypes as c
 from typing import Any
 
+from . import checks
 from .library import PAGE_ALIGN
 
 try:
@@ -21,18 +23,13 @@ def zeroed(n_bytes: int, align: int = PAGE_ALIGN) -> np.ndarray:
     return memory[-memory.ctypes.data % align :][:n_bytes]
 
 
-def words_of(shape: tuple[Any, ...]) -> str:
-    return "[" + ", ".join("n" if size is None else str(size) for size in shape) + "]"
-
-
 def array(value: Any, what: str, dtype: Any, shape: tuple[int | None, ...]) -> np.ndarray:
     """value itself, after checking dtype and shape (None: any size)."""
     if not isinstance(value, np.ndarray):
         raise TypeError(f"{what}: a NumPy array is needed, not {type(value).__name__}")
     if value.dtype != dtype:
         raise TypeError(f"{what}: {np.dtype(dtype)} is needed, not {value.dtype}; convert with .astype")
-    if value.ndim != len(shape) or any(want not in (None, got) for want, got in zip(shape, value.shape)):
-        raise ValueError(f"{what}: the shape {words_of(shape)} is needed, not {words_of(value.shape)}")
+    checks.shapes(value.shape, what, shape)
     return value
 
 
@@ -59,3 +56,12 @@ def channels(value: Any, what: str, shape: tuple[int, ...]) -> np.ndarray | None
 
 def pointer(value: np.ndarray | None) -> int | None:
     return None if value is None else value.ctypes.data
+
+
+def copied(address: int | None, dtype: str, shape: tuple[int, ...]) -> np.ndarray | None:
+    """A new array of numbers that the library owns; None for NULL."""
+    if address is None:
+        return None
+    made = np.empty(shape, dtype)
+    c.memmove(made.ctypes.data, address, made.nbytes)
+    return made

@@ -4,6 +4,7 @@ A call of libkvant reads the memory that its arguments describe. So every shape,
 compared with what the call says before a pointer leaves Python.
 """
 
+import math
 import operator
 import os
 
@@ -23,6 +24,13 @@ def count(value, what, least=1, most=2**31 - 1):
     if isinstance(value, bool) or not least <= number <= most:
         raise ValueError(f"{what}: {value!r} is not in {least} .. {most}")
     return number
+
+
+def number(value, what):
+    """A finite number from 0 on."""
+    if isinstance(value, (str, bytes)) or not (math.isfinite(value) and value >= 0):
+        raise ValueError(f"{what}: {value!r} is not a number from 0 on")
+    return float(value)
 
 
 def threads(value):
@@ -70,14 +78,19 @@ def tensor(value, what, shape, dtypes, device, rows=False, written=False):
         raise TypeError(f"{what}: {name_of(value.dtype)} is none of {', '.join(dtypes)}")
     if value.device != device:
         raise ValueError(f"{what}: it lies on {value.device}, the cache on {device}")
-    got = tuple(value.shape)
-    if len(got) != len(shape) or any(want not in (None, size) for size, want in zip(got, shape)):
-        raise ValueError(f"{what}: the shape {_words(shape)} is needed, not {_words(got)}")
-    _check_strides(tuple(value.stride()), got, what, rows, written)
+    shapes(tuple(value.shape), what, shape)
+    strides(tuple(value.stride()), tuple(value.shape), what, rows, written)
     return value
 
 
-def _check_strides(strides, shape, what, rows, written):
+def shapes(got, what, shape):
+    """Compares the shape of an argument; None in shape: any size."""
+    if len(got) != len(shape) or any(want not in (None, size) for size, want in zip(got, shape)):
+        raise ValueError(f"{what}: the shape {_words(shape)} is needed, not {_words(got)}")
+
+
+def strides(strides, shape, what, rows, written):
+    """Contiguous as a whole or, with rows, in the last dimension; no overlap of rows that are written."""
     if 0 in shape:
         return
     if rows:

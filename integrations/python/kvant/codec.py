@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import ctypes as c
-from typing import TYPE_CHECKING, NamedTuple
+from typing import TYPE_CHECKING, NamedTuple, Sequence
 
 from . import checks
 from . import structs as s
@@ -240,3 +240,21 @@ class Codec(Owned):
         aligned = arrays.zeroed(pages.size).reshape(pages.shape)
         aligned[:] = pages
         return aligned
+
+
+def tensor_params(
+    codecs: Sequence[Codec], n_sequences: int, n_blocks: int, blocks_per_sequence: int, n_open_blocks: int
+) -> tuple[object, object]:
+    """kvant_tensor_params, and the array that they point to."""
+    if not codecs or not all(isinstance(codec, Codec) for codec in codecs):
+        raise TypeError("codecs: a kvant.Codec per kv head is needed")
+    handles = (c.c_void_p * len(codecs))(*(codec.handle for codec in codecs))
+    made = s.TensorParams.new(
+        codecs=handles,
+        n_kv_heads=len(codecs),
+        n_sequences=checks.count(n_sequences, "n_sequences"),
+        n_blocks=checks.count(n_blocks, "n_blocks"),
+        blocks_per_sequence=checks.count(blocks_per_sequence, "blocks_per_sequence", least=0),
+        n_open_blocks=checks.count(n_open_blocks, "n_open_blocks", least=0),
+    )
+    return made, handles

@@ -18,7 +18,7 @@ PAGE_ALIGN = 64
 MAX_HEAD_DIM = 512
 ROLES = {"k": 0, "v": 1}
 
-_NONFINITE, _RANGE, _UNSUPPORTED = 50, 51, 30
+_UNSUPPORTED = 30  # KVANT_ERR_UNSUPPORTED
 
 
 class Error(RuntimeError):
@@ -32,9 +32,10 @@ class Error(RuntimeError):
         return type(self), (str(self).removesuffix(f": {self.reason}"), self.status, self.reason)
 
 
-_P, _U32, _U64, _SIZE, _STR, _INT, _FLOAT = (
+_P, _U32, _I32, _U64, _SIZE, _STR, _INT, _FLOAT = (
     c.c_void_p,
     c.c_uint32,
+    c.c_int32,
     c.c_uint64,
     c.c_size_t,
     c.c_char_p,
@@ -95,6 +96,14 @@ _FUNCTIONS: dict[str, tuple[Any, list[Any]]] = {
     "kvant_calibration_free": (None, [_OUT]),
     "kvant_calibration_get_info": (_INT, [_P, _to(s.CalibrationInfo)]),
     "kvant_calibration_get_entry": (_INT, [_P, _U32, _U32, _INT, _to(s.CalibrationEntry)]),
+    "kvant_calibration_save": (_INT, [_P, _STR, *_TEXT]),
+    "kvant_calibrator_create": (_INT, [_to(s.CalibratorConfig), _OUT, *_TEXT]),
+    "kvant_calibrator_free": (None, [_OUT]),
+    "kvant_calibrator_add_rows": (_INT, [_P, _U32, _INT, _U32, _U32, *_ROWS, _SIZE]),
+    "kvant_calibrator_add_queries": (_INT, [_P, _U32, _U32, _U32, *_ROWS, _SIZE]),
+    "kvant_calibrator_add_attention": (_INT, [_P, _U32, _U32, _U32, _U32, _to(s.CalibratorAttention)]),
+    "kvant_calibrator_cluster": (_INT, [_P, c.POINTER(_U32)]),
+    "kvant_calibrator_finish": (_INT, [_P, _OUT]),
     # settings.h
     "kvant_settings_create": (_INT, [_to(s.SettingsConfig), _OUT, *_TEXT]),
     "kvant_settings_load": (_INT, [_STR, _OUT, *_TEXT]),
@@ -112,19 +121,37 @@ _FUNCTIONS: dict[str, tuple[Any, list[Any]]] = {
     "kvant_scheme_codecs": (_INT, [_P, _to(s.SchemePlace), c.POINTER(_OUT)]),
     "kvant_scheme_head_dim": (_INT, [_P, _U32, _INT, c.POINTER(_U32)]),
     "kvant_scheme_get_info": (_INT, [_P, _to(s.SchemeInfo)]),
+    # attention.h
+    "kvant_attention_workspace": (_INT, [_P, _P, _to(s.AttentionProblem), c.POINTER(_SIZE)]),
+    "kvant_attention": (_INT, [_P, _P, _to(s.AttentionProblem), _P, _SIZE]),
+    # cache.h
+    "kvant_cache_create": (_INT, [_to(s.CacheParams), _OUT]),
+    "kvant_cache_free": (None, [_OUT]),
+    "kvant_cache_append": (_INT, [_P, _U32, _I32, _P, _P, _U32]),
+    "kvant_cache_attention": (_INT, [_P, _U32, _I32, _to(s.AttentionProblem)]),
+    "kvant_sequence_create": (_I32, [_P]),
+    "kvant_sequence_fork": (_I32, [_P, _I32]),
+    "kvant_sequence_free": (None, [_P, _I32]),
+    "kvant_sequence_length": (_U32, [_P, _I32, _U32]),
+    "kvant_sequence_truncate": (_INT, [_P, _I32, _U32]),
+    "kvant_sequence_drop": (_INT, [_P, _I32, _U32]),
+    "kvant_cache_export_size": (_SIZE, [_P]),
+    "kvant_sequence_export": (_INT, [_P, _I32, _U32, _P, _SIZE, c.POINTER(_SIZE)]),
+    "kvant_sequence_import": (_INT, [_P, _I32, _P, _SIZE]),
+    "kvant_cache_get_info": (_INT, [_P, _to(s.CacheInfo)]),
     # cuda.h
     "kvant_cuda_available": (_INT, [*_TEXT]),
     "kvant_cuda_codec_from": (_INT, [_P, _OUT, *_TEXT]),
     "kvant_cuda_codec_create_open": (_INT, [_P, _OUT]),
     "kvant_cuda_codec_free": (None, [_OUT]),
     "kvant_cuda_codec_get_info": (_INT, [_P, _to(s.CodecInfo)]),
-    "kvant_cuda_append": (_INT, [_to(s.AppendArgs), _P]),
-    "kvant_cuda_seal": (_INT, [_to(s.SealArgs), _P]),
+    "kvant_cuda_append": (_INT, [_to(s.CudaAppendArgs), _P]),
+    "kvant_cuda_seal": (_INT, [_to(s.CudaSealArgs), _P]),
     "kvant_cuda_attention_check": (_INT, [_P, _P, *_TEXT]),
     "kvant_cuda_attention_workspace": (_SIZE, [_U32]),
-    "kvant_cuda_attention": (_INT, [_to(s.AttentionArgs), _P]),
+    "kvant_cuda_attention": (_INT, [_to(s.CudaAttentionArgs), _P]),
     "kvant_cuda_limit_shared_memory": (None, [_SIZE]),
-    "kvant_cuda_decode": (_INT, [_to(s.DecodeArgs), _P]),
+    "kvant_cuda_decode": (_INT, [_to(s.CudaDecodeArgs), _P]),
 }
 
 _library: Any = None
@@ -210,17 +237,13 @@ SAID = object()  #: for check: the call leaves its reason in kvant_error_message
 
 def check(what: str, status: int, text: Any = None) -> None:
     """Raises Error(what: reason) unless status is 0. The reason is in text, the buffer of a call with an argument err;
-    or in kvant_error_message() of this thread, with SAID, for calls whose header says so; otherwise the status tells
-    all, and an older message would mislead."""
+    or in kvant_error_message() of this thread, with SAID, for calls that leave it there; otherwise the status tells all,
+    and an older message would mislead."""
     if status == 0:
         return
-    reason = b""
-    if text is SAID:
-        if status not in (_NONFINITE, _RANGE):
-            reason = library().kvant_error_message()
-    elif text is not None:
-        reason = text.value
-    raise Error(what, status, (reason or library().kvant_strerror(status)).decode(errors="replace"))
+    reason = library().kvant_error_message() if text is SAID else text.value if text is not None else b""
+    words = (reason or library().kvant_strerror(status)).decode(errors="replace")
+    raise Error(what, status, words.removeprefix(f"{what}: "))
 
 
 def c_text(value: Any, what: str) -> bytes | None:

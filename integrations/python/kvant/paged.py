@@ -8,7 +8,16 @@ import torch
 from . import checks
 from .codec import Codec
 from .library import MAX_HEAD_DIM, PAGE_TOKENS, Error, Owned, check, library, text_buffer
-from .structs import AppendArgs, AttentionArgs, CodecInfo, DecodeArgs, Pages, Rows, SealArgs, SealPages
+from .structs import (
+    CodecInfo,
+    CudaAppendArgs,
+    CudaAttentionArgs,
+    CudaDecodeArgs,
+    CudaPages,
+    CudaRows,
+    CudaSealArgs,
+    CudaSealPages,
+)
 
 _TYPES = {"float32": 0, "float16": 1, "bfloat16": 2}
 _MOST_HEADS = 65535
@@ -100,14 +109,14 @@ class PagedCache:
 
     def _pages(self, role):
         if role == "k":
-            return Pages(self.pool.data_ptr(), self.block_bytes, self.k.page_bytes)
-        return Pages(self.pool.data_ptr() + self._v_offset, self.block_bytes, self.v.page_bytes)
+            return CudaPages(self.pool.data_ptr(), self.block_bytes, self.k.page_bytes)
+        return CudaPages(self.pool.data_ptr() + self._v_offset, self.block_bytes, self.v.page_bytes)
 
     def _open_pages(self, role):
         if self.n_open_blocks == 0:
-            return Pages()
+            return CudaPages()
         half = self.n_kv_heads * self._open_bytes
-        return Pages(self.open_pool.data_ptr() + (half if role == "v" else 0), 2 * half, self._open_bytes)
+        return CudaPages(self.open_pool.data_ptr() + (half if role == "v" else 0), 2 * half, self._open_bytes)
 
     def _need_open_blocks(self):
         if self.n_open_blocks == 0:
@@ -158,7 +167,7 @@ class PagedCache:
         if self.check_numbers:
             blocks = self.n_open_blocks if to_open else self.n_blocks
             checks.in_range(slots, "slots", -(2**63), PAGE_TOKENS * blocks)
-        args = AppendArgs.new(
+        args = CudaAppendArgs.new(
             type=_type(k),
             n_tokens=n,
             n_kv_heads=self.n_kv_heads,
@@ -171,7 +180,7 @@ class PagedCache:
             ("k", codecs[0], k, k_center, k_factors),
             ("v", codecs[1], v, v_center, v_factors),
         ):
-            part = Rows(
+            part = CudaRows(
                 codec=codec.handle,
                 pages=pages(name),
                 rows=rows.data_ptr(),
@@ -193,9 +202,9 @@ class PagedCache:
         self._numbers(blocks, "blocks", n, least, self.n_blocks)
         if tokens is not None:
             self._numbers(tokens, "tokens", n, 0, PAGE_TOKENS + 1)
-        args = SealArgs.new(
-            k=SealPages(self.k.handle, self._open_pages("k"), self._pages("k")),
-            v=SealPages(self.v.handle, self._open_pages("v"), self._pages("v")),
+        args = CudaSealArgs.new(
+            k=CudaSealPages(self.k.handle, self._open_pages("k"), self._pages("k")),
+            v=CudaSealPages(self.v.handle, self._open_pages("v"), self._pages("v")),
             n_blocks=n,
             n_kv_heads=self.n_kv_heads,
             from_=open_blocks.data_ptr(),
@@ -253,7 +262,7 @@ class PagedCache:
             raise ValueError(f"scale: {scale} is not finite")
         if self.check_numbers:
             checks.in_range(block_table, "block_table", -self.n_open_blocks, self.n_blocks)
-        args = AttentionArgs.new(
+        args = CudaAttentionArgs.new(
             k_codec=self.k.handle,
             v_codec=self.v.handle,
             k=self._pages("k"),
@@ -305,7 +314,7 @@ class PagedCache:
         sealed, opened = (self.k, self.open_k) if role == "k" else (self.v, self.open_v)
         n = blocks.shape[0]
         out = torch.empty(n * PAGE_TOKENS, self.n_kv_heads, self.head_dim, dtype=dtype, device=self.device)
-        args = DecodeArgs.new(
+        args = CudaDecodeArgs.new(
             codec=(opened if is_open else sealed).handle,
             pages=self._open_pages(role) if is_open else self._pages(role),
             blocks=blocks.data_ptr(),

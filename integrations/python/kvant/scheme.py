@@ -7,9 +7,8 @@ import os
 
 from . import checks
 from . import structs as s
-from .codec import Codec
+from .codec import Codec, tensor_params
 from .library import MAX_HEAD_DIM, PAGE_TOKENS, ROLES, SAID, Owned, c_text, check, library
-from .tensor import params
 
 
 class Scheme(Owned):
@@ -94,7 +93,7 @@ class Scheme(Owned):
         n_blocks, total = -(-checks.count(n_tokens, "n_tokens") // PAGE_TOKENS), 0
         for layer in range(self.n_layers):
             for role in ROLES:
-                made, _ = params(self.codecs(layer, role), n_sequences, n_blocks, 0, 0)
+                made, _ = tensor_params(self.codecs(layer, role), n_sequences, n_blocks, 0, 0)
                 size = c.c_size_t()
                 check("size", library().kvant_tensor_size(c.byref(made), c.byref(size)), SAID)
                 total += size.value

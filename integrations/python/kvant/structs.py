@@ -143,6 +143,34 @@ class CalibrationEntry(Struct):
     ]
 
 
+class CalibratorConfig(Struct):
+    _fields_ = [
+        ("size", c.c_size_t),
+        ("model", c.c_char_p),
+        ("model_fingerprint", c.c_uint64),
+        ("seed", c.c_uint64),
+        ("clusters", c.POINTER(c.c_uint32)),
+        ("n_codebooks", c.c_uint32),
+        ("sample_rows", c.c_uint32),
+        ("n_threads", c.c_uint32),
+    ]
+
+
+class CalibratorAttention(Struct):
+    _fields_ = [
+        ("size", c.c_size_t),
+        ("keys", c.c_void_p),
+        ("key_stride", c.c_size_t),
+        ("n_keys", c.c_uint32),
+        ("queries", c.c_void_p),
+        ("query_stride", c.c_size_t),
+        ("n_queries", c.c_uint32),
+        ("mask", c.c_void_p),
+        ("mask_stride", c.c_size_t),
+        ("scale", c.c_float),
+    ]
+
+
 # ---- settings.h ----
 
 
@@ -229,17 +257,88 @@ class SchemeInfo(Struct):
     ]
 
 
+# ---- attention.h ----
+
+
+class AttentionProblem(Struct):
+    _fields_ = [
+        ("size", c.c_size_t),
+        ("n_queries", c.c_uint32),
+        ("n_tokens", c.c_uint32),
+        ("n_heads", c.c_uint32),
+        ("block_table", c.c_void_p),
+        ("first_block", c.c_uint32),
+        ("n_threads", c.c_uint32),
+        ("q", c.c_void_p),
+        ("q_token_stride", c.c_size_t),
+        ("q_head_stride", c.c_size_t),
+        ("out", c.c_void_p),
+        ("out_token_stride", c.c_size_t),
+        ("out_head_stride", c.c_size_t),
+        ("lse", c.c_void_p),
+        ("mask", c.c_void_p),
+        ("mask_token_stride", c.c_size_t),
+        ("sinks", c.c_void_p),
+        ("scale", c.c_float),
+        ("logit_softcap", c.c_float),
+        ("max_bias", c.c_float),
+        ("window", c.c_uint32),
+        ("causal", c.c_bool),
+        ("exact", c.c_bool),
+    ]
+
+
+# ---- cache.h ----
+
+
+class CacheParams(Struct):
+    _fields_ = [
+        ("size", c.c_size_t),
+        ("n_layers", c.c_uint32),
+        ("n_heads", c.c_uint32),
+        ("n_kv_heads", c.c_uint32),
+        ("head_dim", c.c_uint32),
+        ("v_head_dim", c.c_uint32),
+        ("max_tokens", c.c_uint32),
+        ("max_sequences", c.c_uint32),
+        ("n_threads", c.c_uint32),
+        ("device", c.c_char_p),
+        ("scheme", c.c_void_p),
+        ("preset", c.c_char_p),
+        ("k", c.c_char_p),
+        ("v", c.c_char_p),
+        ("settings", c.c_char_p),
+        ("calibration", c.c_char_p),
+        ("scale", c.c_float),
+        ("logit_softcap", c.c_float),
+    ]
+
+
+class CacheInfo(Struct):
+    _fields_ = [
+        ("size", c.c_size_t),
+        ("n_blocks", c.c_uint32),
+        ("n_free_blocks", c.c_uint32),
+        ("bytes", c.c_size_t),
+        ("f16_bytes", c.c_size_t),
+        ("true_bits", c.c_double),
+        ("calibrated", c.c_bool),
+        ("k", c.c_char_p),
+        ("v", c.c_char_p),
+    ]
+
+
 # ---- cuda.h ----
 
 
-class Pages(c.Structure):
+class CudaPages(c.Structure):
     _fields_ = [("base", c.c_void_p), ("block_stride", c.c_size_t), ("head_stride", c.c_size_t)]
 
 
-class Rows(c.Structure):
+class CudaRows(c.Structure):
     _fields_ = [
         ("codec", c.c_void_p),
-        ("pages", Pages),
+        ("pages", CudaPages),
         ("rows", c.c_void_p),
         ("token_stride", c.c_size_t),
         ("head_stride", c.c_size_t),
@@ -249,11 +348,11 @@ class Rows(c.Structure):
     ]
 
 
-class AppendArgs(Struct):
+class CudaAppendArgs(Struct):
     _fields_ = [
         ("size", c.c_size_t),
-        ("k", Rows),
-        ("v", Rows),
+        ("k", CudaRows),
+        ("v", CudaRows),
         ("type", c.c_int),
         ("n_tokens", c.c_uint32),
         ("n_kv_heads", c.c_uint32),
@@ -262,15 +361,15 @@ class AppendArgs(Struct):
     ]
 
 
-class AttentionArgs(Struct):
+class CudaAttentionArgs(Struct):
     _fields_ = [
         ("size", c.c_size_t),
         ("k_codec", c.c_void_p),
         ("v_codec", c.c_void_p),
-        ("k", Pages),
-        ("v", Pages),
-        ("k_open", Pages),
-        ("v_open", Pages),
+        ("k", CudaPages),
+        ("v", CudaPages),
+        ("k_open", CudaPages),
+        ("v_open", CudaPages),
         ("block_table", c.c_void_p),
         ("table_stride", c.c_size_t),
         ("blocks_per_row", c.c_uint32),
@@ -306,15 +405,15 @@ class AttentionArgs(Struct):
     ]
 
 
-class SealPages(c.Structure):
-    _fields_ = [("codec", c.c_void_p), ("open", Pages), ("sealed", Pages)]
+class CudaSealPages(c.Structure):
+    _fields_ = [("codec", c.c_void_p), ("open", CudaPages), ("sealed", CudaPages)]
 
 
-class SealArgs(Struct):
+class CudaSealArgs(Struct):
     _fields_ = [
         ("size", c.c_size_t),
-        ("k", SealPages),
-        ("v", SealPages),
+        ("k", CudaSealPages),
+        ("v", CudaSealPages),
         ("n_blocks", c.c_uint32),
         ("n_kv_heads", c.c_uint32),
         ("from_", c.c_void_p),
@@ -324,11 +423,11 @@ class SealArgs(Struct):
     ]
 
 
-class DecodeArgs(Struct):
+class CudaDecodeArgs(Struct):
     _fields_ = [
         ("size", c.c_size_t),
         ("codec", c.c_void_p),
-        ("pages", Pages),
+        ("pages", CudaPages),
         ("blocks", c.c_void_p),
         ("n_blocks", c.c_uint32),
         ("n_kv_heads", c.c_uint32),

@@ -9,7 +9,7 @@ from typing import NamedTuple, Sequence
 from . import arrays, checks
 from . import structs as s
 from .arrays import np
-from .codec import Codec
+from .codec import Codec, tensor_params
 from .library import PAGE_TOKENS, SAID, Owned, check, library
 
 
@@ -28,22 +28,18 @@ class TensorInfo(NamedTuple):
     written_blocks: int
 
 
-def params(
-    codecs: Sequence[Codec], n_sequences: int, n_blocks: int, blocks_per_sequence: int, n_open_blocks: int
-) -> tuple[object, object]:
-    """kvant_tensor_params, and the array that they point to."""
-    if not codecs or not all(isinstance(codec, Codec) for codec in codecs):
-        raise TypeError("codecs: a kvant.Codec per kv head is needed")
-    handles = (c.c_void_p * len(codecs))(*(codec.handle for codec in codecs))
-    made = s.TensorParams.new(
-        codecs=handles,
-        n_kv_heads=len(codecs),
-        n_sequences=checks.count(n_sequences, "n_sequences"),
-        n_blocks=checks.count(n_blocks, "n_blocks"),
-        blocks_per_sequence=checks.count(blocks_per_sequence, "blocks_per_sequence", least=0),
-        n_open_blocks=checks.count(n_open_blocks, "n_open_blocks", least=0),
-    )
-    return made, handles
+class Block(NamedTuple):
+    """One kv head of a block, copied. state: "empty", "open" or "sink" (fp16 rows) or "sealed" (codes). written: a bit per
+    slot. center, scale: float32 [head_dim] of the version that the block was written with, or None."""
+
+    state: str
+    version: int
+    written: int
+    center: np.ndarray | None
+    scale: np.ndarray | None
+
+
+_STATES = ("empty", "open", "sink", "sealed")
 
 
 class Tensor(Owned):
@@ -65,7 +61,7 @@ class Tensor(Owned):
         n_threads: int | None = None,
     ) -> None:
         super().__init__("kvant_tensor_free", tuple(codecs))
-        made, _ = params(self._keep, n_sequences, n_blocks, blocks_per_sequence, n_open_blocks)
+        made, _ = tensor_params(self._keep, n_sequences, n_blocks, blocks_per_sequence, n_open_blocks)
         size = c.c_size_t()
         check("tensor", library().kvant_tensor_size(c.byref(made), c.byref(size)), SAID)
         self._memory = arrays.zeroed(size.value)
@@ -85,6 +81,15 @@ class Tensor(Owned):
         check("tensor info", library().kvant_tensor_get_info(self._handle, c.byref(found)))
         plain = found.plain()
         return TensorInfo(**plain | {"role": "kv"[plain["role"]]})
+
+    def block(self, block: int, kv_head: int = 0) -> Block:
+        """What a block is, for inspection."""
+        block = checks.count(block, "block", least=0, most=self.n_blocks - 1)
+        head = checks.count(kv_head, "kv_head", least=0, most=self._row[0] - 1)
+        found = s.BlockInfo.new()
+        check("block", library().kvant_tensor_get_block(self._handle, block, head, c.byref(found)))
+        affine = (arrays.copied(x, "float32", self._row[1:]) for x in (found.affine.center, found.affine.scale))
+        return Block(_STATES[found.state], found.version, found.written, *affine)
 
     def assign(self, block: int, sequence: int, index: int) -> None:
         """Says that an empty block is the index-th of a sequence."""
@@ -127,6 +132,21 @@ class Tensor(Owned):
         first = checks.count(first, "first", least=0, most=self.n_blocks)
         n = checks.count(n, "n", least=0, most=self.n_blocks - first)
         check("clear", library().kvant_tensor_clear_blocks(self._handle, first, n))
+
+    def copy(self, first: int, to: Tensor, to_first: int, n: int = 1) -> None:
+        """Copies n blocks as they are to a tensor of the same Codec objects, or within this one. Error of status 60 when the
+        target has no place for their centres and scales or fp16 rows: copy by read and write then."""
+        first = checks.count(first, "first", least=0, most=self.n_blocks)
+        to_first = checks.count(to_first, "to_first", least=0, most=to.n_blocks)
+        n = checks.count(n, "n", least=0, most=min(self.n_blocks - first, to.n_blocks - to_first))
+        check("copy", library().kvant_tensor_copy(self._handle, first, to.handle, to_first, n))
+
+    def set_affine(self, center: np.ndarray | None = None, scale: np.ndarray | None = None) -> None:
+        """Gives centre and scale, float32 [n_kv_heads, head_dim], before anything is written, in place of those that
+        center=first and norm=first take from the first rows."""
+        kept = [arrays.channels(x, what, self._row) for x, what in ((center, "center"), (scale, "scale"))]
+        affine = s.Affine(*map(arrays.pointer, kept))
+        check("centre and scale", library().kvant_tensor_set_affine(self._handle, c.byref(affine)))
 
     def export_block(self, block: int) -> bytes:
         """A block as bytes, for import_block of a tensor with the same codecs, in another process too."""

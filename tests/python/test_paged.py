@@ -1,11 +1,6 @@
-"""The Python package without a GPU: what it refuses, and what reaches the library.
+"""kvant.PagedCache without a GPU: what it refuses, and what reaches the library. PyTorch and the GPU are stand-ins."""
 
-PyTorch and the library are stand-ins."""
-
-import ctypes as c
-import os
 import pathlib
-import subprocess
 import sys
 import unittest
 
@@ -64,8 +59,8 @@ class Library:
             return getattr(self._cpu, name)
 
         def call(args, stream):
-            kind = {"append": structs.AppendArgs, "seal": structs.SealArgs}
-            kind |= {"attention": structs.AttentionArgs, "decode": structs.DecodeArgs}
+            kind = {"append": structs.CudaAppendArgs, "seal": structs.CudaSealArgs}
+            kind |= {"attention": structs.CudaAttentionArgs, "decode": structs.CudaDecodeArgs}
             what = name.removeprefix("kvant_cuda_")
             self.calls[what] = kind[what].from_buffer_copy(args._obj)
             self.stream = stream
@@ -323,9 +318,6 @@ class Creation(Calls):
             good = dict(k_spec="int-4", v_spec="int-4", n_kv_heads=KV_HEADS, head_dim=DIM, n_blocks=BLOCKS)
             self.refused(error, words, kvant.PagedCache, **good | named)
 
-    def test_roles(self):
-        self.refused(ValueError, "role: |'q'", kvant.Codec, "int-4", 64, "q")
-
     def test_the_library_refuses(self):
         for what, words in (
             ("codec_from", "not on the GPU"),
@@ -340,56 +332,6 @@ class Creation(Calls):
         with self.assertRaises(kvant.Error) as raised:
             kvant.PagedCache("int-4", "int-4", KV_HEADS, DIM, BLOCKS)
         self.assertIn("workspace", str(raised.exception))
-
-
-class Binding(unittest.TestCase):
-    STRUCTS = {
-        "kvant_cuda_pages": structs.Pages,
-        "kvant_cuda_rows": structs.Rows,
-        "kvant_cuda_append_args": structs.AppendArgs,
-        "kvant_cuda_seal_pages": structs.SealPages,
-        "kvant_cuda_seal_args": structs.SealArgs,
-        "kvant_cuda_attention_args": structs.AttentionArgs,
-        "kvant_cuda_decode_args": structs.DecodeArgs,
-        "kvant_codec_info": structs.CodecInfo,
-    }
-
-    def test_structs_lie_as_in_c(self):
-        lines = subprocess.run([os.environ["KVANT_LAYOUTS"]], capture_output=True, text=True, check=True).stdout
-        in_c = {}
-        for line in lines.splitlines():
-            struct, field, offset, size = line.split()
-            in_c.setdefault(struct, {})[field] = (int(offset), int(size))
-        self.assertEqual(set(in_c), set(self.STRUCTS))
-        for name, struct in self.STRUCTS.items():
-            here = {".": (0, c.sizeof(struct))}
-            for field, _ in struct._fields_:
-                place = getattr(struct, field)
-                here[field.rstrip("_")] = (place.offset, place.size)
-            self.assertEqual(here, in_c[name], name)
-
-    def test_the_real_library(self):
-        """libkvant.so has every function; without libkvant_cuda.so it says so."""
-        bindings._library = None
-        self.addCleanup(setattr, bindings, "_library", None)
-        self.addCleanup(os.environ.pop, "KVANT_CUDA_LIBRARY")
-        os.environ["KVANT_CUDA_LIBRARY"] = "/nowhere/libkvant_cuda.so"
-        with self.assertRaises(kvant.Error) as raised:
-            kvant.PagedCache("int-4", "int-4", KV_HEADS, DIM, BLOCKS)
-        self.assertEqual(raised.exception.status, 30)
-        self.assertIn("/nowhere/libkvant_cuda.so", str(raised.exception))
-        with self.assertRaises(kvant.Error) as raised:
-            kvant.Codec("int-99", 64, "k")
-        self.assertEqual(raised.exception.status, 20)
-
-    def test_a_library_that_is_not_there(self):
-        bindings._library = None
-        self.addCleanup(os.environ.__setitem__, "KVANT_LIBRARY", os.environ["KVANT_LIBRARY"])
-        for name, words in (("/nowhere/libkvant.so", "KVANT_LIBRARY"), ("libm.so.6", "another release")):
-            os.environ["KVANT_LIBRARY"] = name
-            with self.assertRaises(kvant.Error) as raised:
-                kvant.Codec("int-4", 64, "k")
-            self.assertIn(words, str(raised.exception))
 
 
 if __name__ == "__main__":

@@ -1,0 +1,262 @@
+"""The compressed key-value cache of a model, whose sequences and blocks the library manages (kvant/cache.h).
+
+    cache = kvant.Cache(n_layers=30, n_heads=9, n_kv_heads=3, head_dim=64, max_tokens=4096)
+    sequence = cache.new_sequence()
+    cache.append(layer, sequence, k, v)        # k, v: float32 [n, 3, 64]
+    out = cache.attend(layer, sequence, q)     # q, out: float32 [n, 9, 64]
+"""
+
+from __future__ import annotations
+
+import ctypes as c
+import os
+import threading
+from typing import Any, NamedTuple
+
+from . import checks
+from . import structs as s
+from .attend import problem
+from .library import MAX_HEAD_DIM, SAID, Error, Owned, c_text, check, library
+from .places import Gpu, Host
+from .scheme import Scheme
+
+_FULL = 60  # KVANT_ERR_FULL
+
+
+class CacheInfo(NamedTuple):
+    """bytes: that the blocks in use take. f16_bytes: of the same tokens as fp16. true_bits: per number of a sealed
+    block, every stored byte counted. k, v: specs of ordinary layers, None with a settings file."""
+
+    n_blocks: int
+    n_free_blocks: int
+    bytes: int
+    f16_bytes: int
+    true_bits: float
+    calibrated: bool
+    k: str | None
+    v: str | None
+
+
+class Cache(Owned):
+    """A cache of max_tokens tokens, of at most max_sequences sequences together.
+
+    Stored with a Scheme, or with what one is made of: preset, or specs k and v, or settings, and calibration; by default
+    the preset "balanced". n_threads: None for all processors. scale: of attention, None for 1 / sqrt(head_dim).
+
+    device "cpu": arguments are NumPy arrays, used where they lie when they are contiguous. device "cuda" (the current
+    GPU) or "cuda:0": arguments are arrays on that GPU with DLPack or __cuda_array_interface__, such as PyTorch's
+    tensors, never copied. Work runs on the legacy default stream, which is PyTorch's by default. Which codecs and options
+    a GPU has: include/kvant/cache.h. Error of status 30 where there is no GPU.
+
+    Every size, shape and dtype is checked: TypeError and ValueError name the argument. Error has the library's words and
+    its status: 50 a NaN or an infinity, 51 a number beyond fp16's range, 60 no block left. After an Error of append or
+    import_block the cache is as before.
+
+    Calls of one cache wait for each other; different caches compute at once in different threads."""
+
+    def __init__(
+        self,
+        n_layers: int,
+        n_heads: int,
+        n_kv_heads: int,
+        head_dim: int,
+        max_tokens: int,
+        preset: str | None = None,
+        device: str = "cpu",
+        *,
+        k: str | None = None,
+        v: str | None = None,
+        settings: str | os.PathLike[str] | None = None,
+        calibration: str | os.PathLike[str] | None = None,
+        scheme: Scheme | None = None,
+        v_head_dim: int | None = None,
+        max_sequences: int = 1,
+        n_threads: int | None = None,
+        scale: float | None = None,
+        logit_softcap: float = 0.0,
+    ) -> None:
+        super().__init__("kvant_cache_free", scheme)
+        self._lock, self._sequences = threading.Lock(), set()
+        self._place = Host() if checks.text(device, "device") == "cpu" else Gpu()
+        self.n_layers = checks.count(n_layers, "n_layers")
+        self.n_heads = checks.count(n_heads, "n_heads")
+        self.n_kv_heads = checks.count(n_kv_heads, "n_kv_heads")
+        self.head_dim = checks.count(head_dim, "head_dim", most=MAX_HEAD_DIM)
+        self.v_head_dim = head_dim if v_head_dim is None else checks.count(v_head_dim, "v_head_dim", most=MAX_HEAD_DIM)
+        self.device = device
+        texts = {"preset": preset, "k": k, "v": v, "settings": settings, "calibration": calibration, "device": device}
+        params = s.CacheParams.new(
+            n_layers=self.n_layers,
+            n_heads=self.n_heads,
+            n_kv_heads=self.n_kv_heads,
+            head_dim=self.head_dim,
+            v_head_dim=self.v_head_dim,
+            max_tokens=checks.count(max_tokens, "max_tokens"),
+            max_sequences=checks.count(max_sequences, "max_sequences"),
+            n_threads=0 if n_threads is None else checks.threads(n_threads),
+            scheme=checks.handle(scheme, "scheme", "kvant_scheme_free"),
+            scale=0 if scale is None else checks.number(scale, "scale"),
+            logit_softcap=checks.number(logit_softcap, "logit_softcap"),
+            **{name: c_text(value, name) for name, value in texts.items()},
+        )
+        check("cache", library().kvant_cache_create(c.byref(params), c.byref(self._handle)), SAID)
+
+    def close(self) -> None:
+        """Frees the memory now instead of when the object goes. Every later call raises ValueError."""
+        with self._lock:
+            self._library.kvant_cache_free(c.byref(self._handle))
+
+    def __enter__(self) -> Cache:
+        return self
+
+    def __exit__(self, *error: object) -> None:
+        self.close()
+
+    def _layer(self, layer: int) -> int:
+        return checks.count(layer, "layer", least=0, most=self.n_layers - 1)
+
+    def _open(self, sequence: int | None = None) -> int | None:
+        """sequence after checking that it is there, and that the cache is. With the lock held."""
+        if not self._handle:
+            raise ValueError("the cache was closed")
+        if sequence is not None and sequence not in self._sequences:
+            raise ValueError(f"sequence: there is no sequence {sequence!r}")
+        return sequence
+
+    def _opened(self, sequence: int) -> int:
+        if sequence < 0:
+            raise Error("new sequence", _FULL, library().kvant_error_message().decode())
+        self._sequences.add(sequence)
+        return sequence
+
+    # Sequences
+
+    def new_sequence(self) -> int:
+        """An empty sequence: its number. Error of status 60 when max_sequences are in use."""
+        with self._lock:
+            self._open()
+            return self._opened(library().kvant_sequence_create(self._handle))
+
+    def fork(self, sequence: int) -> int:
+        """A sequence with the same tokens, which shares their blocks until one of both writes to a shared block."""
+        with self._lock:
+            return self._opened(library().kvant_sequence_fork(self._handle, self._open(sequence)))
+
+    def free(self, sequence: int) -> None:
+        """Forgets a sequence and the blocks that no other shares. Its number may be given again."""
+        with self._lock:
+            library().kvant_sequence_free(self._handle, self._open(sequence))
+            self._sequences.remove(sequence)
+
+    def truncate(self, sequence: int, length: int) -> None:
+        """Forgets all tokens from length on, in every layer."""
+        length = checks.count(length, "length", least=0)
+        with self._lock:
+            status = library().kvant_sequence_truncate(self._handle, self._open(sequence), length)
+        check("truncate", status, SAID)
+
+    def drop(self, sequence: int, n_tokens: int) -> None:
+        """Forgets the whole blocks among the first n_tokens tokens, for models whose every layer has a sliding window.
+        Their tokens count as masked; positions stay."""
+        n_tokens = checks.count(n_tokens, "n_tokens", least=0)
+        with self._lock:
+            status = library().kvant_sequence_drop(self._handle, self._open(sequence), n_tokens)
+        check("drop", status, SAID)
+
+    def length(self, sequence: int, layer: int = 0) -> int:
+        """Tokens of a layer of a sequence."""
+        layer = self._layer(layer)
+        with self._lock:
+            return library().kvant_sequence_length(self._handle, self._open(sequence), layer)
+
+    # Rows and attention
+
+    def append(self, layer: int, sequence: int, k: Any, v: Any) -> None:
+        """Appends n tokens to a layer: k float32 [n, n_kv_heads, head_dim], v float32 [n, n_kv_heads, v_head_dim].
+        Layers are appended to one by one, each as often as the others in the end."""
+        layer = self._layer(layer)
+        k = self._place.take(k, "k", "float32", (None, self.n_kv_heads, self.head_dim))
+        n = k.shape[0]
+        v = self._place.take(v, "v", "float32", (n, self.n_kv_heads, self.v_head_dim))
+        with self._lock:
+            number = self._open(sequence)
+            status = library().kvant_cache_append(self._handle, layer, number, k.address, v.address, n) if n else 0
+            check("append", status, SAID)
+
+    def attend(
+        self,
+        layer: int,
+        sequence: int,
+        q: Any,
+        *,
+        out: Any = None,
+        lse: Any = None,
+        mask: Any = None,
+        sinks: Any = None,
+        causal: bool = True,
+        window: int = 0,
+        scale: float | None = None,
+        logit_softcap: float | None = None,
+        max_bias: float = 0.0,
+        exact: bool = False,
+    ) -> Any:
+        """Attention of the sequence's n newest tokens, whose queries are q, float32 [n, n_heads, head_dim]: out, float32
+        [n, n_heads, v_head_dim], which is made unless one is given.
+
+        include/kvant/attention.h has the formula. lse: float32 [n, n_heads] to fill with log-sum-exps. mask: float16
+        [n, tokens of the sequence], added to scores; -inf hides. sinks: float32 [n_heads], logits of tokens whose value
+        is 0. causal: no later token is seen, and n is at most the sequence's length. window: tokens that a query token
+        sees, itself included; 0: all. max_bias: ALiBi. scale, logit_softcap: None for the cache's. exact: without
+        rounding queries and weights to 16-bit integers, several times slower; on the CPU.
+
+        On a GPU the call returns before the outputs are there, and out must be given unless q is a PyTorch tensor."""
+        options = dict(out=out, lse=lse, mask=mask, sinks=sinks, causal=causal, window=window, scale=scale)
+        options |= dict(logit_softcap=logit_softcap, max_bias=max_bias, exact=exact)
+        layer, dims = self._layer(layer), (self.head_dim, self.v_head_dim)
+        with self._lock:
+            number = self._open(sequence)
+            n_tokens = library().kvant_sequence_length(self._handle, number, layer)
+            made, out, kept = problem(self._place, q, self.n_heads, dims, n_tokens, **options)
+            status = library().kvant_cache_attention(self._handle, layer, number, c.byref(made))
+            check("attend", status, SAID)
+        return out
+
+    # Stores
+
+    def export_block(self, sequence: int, index: int) -> bytes:
+        """The index-th block of a sequence (tokens 64 index to 64 index + 63), of all layers, as bytes for import_block
+        of a cache with an equal scheme: in another process, on another machine or device."""
+        index = checks.count(index, "index", least=0)
+        with self._lock:
+            number, used = self._open(sequence), c.c_size_t()
+            most = library().kvant_cache_export_size(self._handle)
+            data = c.create_string_buffer(most)
+            status = library().kvant_sequence_export(self._handle, number, index, data, most, c.byref(used))
+            check("export", status, SAID)
+        return data.raw[: used.value]
+
+    def import_block(self, sequence: int, data: bytes | bytearray | memoryview) -> None:
+        """Appends an exported block to a sequence that ends with a whole block. Any bytes are safe to pass: Error of
+        status 70 for damaged ones and those of another scheme."""
+        data = bytes(data)
+        with self._lock:
+            status = library().kvant_sequence_import(self._handle, self._open(sequence), data, len(data))
+            check("import", status, SAID)
+
+    # What it says of itself
+
+    @property
+    def info(self) -> CacheInfo:
+        found = s.CacheInfo.new()
+        with self._lock:
+            self._open()
+            check("cache info", library().kvant_cache_get_info(self._handle, c.byref(found)))
+        return CacheInfo(**found.plain())
+
+    @property
+    def bytes(self) -> int:
+        """That the blocks in use take: codes, metadata, fp16 pages."""
+        return self.info.bytes
+
+    def __repr__(self) -> str:
+        return f"<kvant.Cache of {self.n_layers} layers on {self.device}>"
