@@ -230,6 +230,8 @@ class SchemeParams(Struct):
         ("protect_codec", c.c_char_p),
         ("protect", c.c_uint32),
         ("seed", c.c_uint64),
+        ("model", c.c_char_p),
+        ("like", c.c_void_p),
     ]
 
 
@@ -254,6 +256,8 @@ class SchemeInfo(Struct):
         ("settings", c.c_void_p),
         ("calibration", c.c_void_p),
         ("needs_calibration", c.c_bool),
+        ("calibration_path", c.c_char_p),
+        ("not_used", c.c_char_p),
     ]
 
 
