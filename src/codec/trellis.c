@@ -163,7 +163,6 @@ static void set_view(kvant_codec *codec, const kvant_trellis_book *book)
 static kvant_status create_trellis(kvant_codec *codec, const kvant_request *request, const kvant_error *error)
 {
     const uint32_t d = codec->info.head_dim;
-    const kvant_transform_defaults defaults = kvant_transform_random(d);
     const trellis_options *o = request->options;
     const kvant_error quiet = { NULL, 0 };
     uint32_t bits;
@@ -172,9 +171,8 @@ static kvant_status create_trellis(kvant_codec *codec, const kvant_request *requ
     if (d < MIN_HEAD_DIM)
         return kvant_fail(error, KVANT_ERR_UNSUPPORTED, "trellis needs head_dim %u or more, not %u", MIN_HEAD_DIM,
                           (unsigned)d);
-    KVANT_FORWARD(
-        kvant_transform_create(&codec->transform, request->common, &defaults, d, request->site->seed, error));
-    KVANT_FORWARD(kvant_codec_alloc_state(codec, sizeof(kvant_trellis_book), error));
+    KVANT_FORWARD(kvant_codec_set_transform(codec, request, kvant_transform_random(d), error));
+    KVANT_FORWARD(kvant_codec_alloc_state(codec, sizeof(kvant_trellis_book)));
     kvant_codec_describe(codec, table, o, "trellis-%u", (unsigned)bits);
     codec->quantizer = &trellis_quantizer;
     kvant_codec_set_sizes(codec, bits, KVANT_PAGE_TOKENS, 0);
