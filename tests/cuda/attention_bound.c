@@ -156,8 +156,8 @@ static double score_errors(const fixture *f, const query *at, uint32_t kv, const
     uint32_t d = f->c->head_dim;
     double scale = 1 / sqrtf((float)d), largest_q = 0, q1 = 0, delta = 0, k_error = step_error(f->cache.gpu_k);
     float rotated[MAX_D], y[MAX_D], q[MAX_D] = { 0 };
-    for (uint32_t j = 0; j < d; j++) /* rows are decoded without factors, so queries get them */
-        q[j] = f->k_factors ? given[j] * f->k_factors[kv * d + j] : given[j];
+    for (uint32_t j = 0; j < d; j++) /* rows are decoded without scale, so queries get them */
+        q[j] = f->k_scale ? given[j] * f->k_scale[kv * d + j] : given[j];
     kvant_codec_transform_query(f->cache.k, NULL, q, rotated);
     for (uint32_t j = 0; j < d; j++) {
         largest_q = fmax(largest_q, fabs(rotated[j]));
@@ -253,7 +253,7 @@ static void compute_reference(const fixture *f, const query *at, reference *r)
     total += f->sinks ? exp(f->sinks[head] - top) : 0;
     double factor = 1, center_norm = 0; /* the largest */
     for (uint32_t j = 0; j < d; j++) {
-        double own = f->v_factors ? f->v_factors[kv * d + j] : 1;
+        double own = f->v_scale ? f->v_scale[kv * d + j] : 1;
         const double center = f->center ? f->center[kv * d + j] : 0;
         r->out[j] = own * r->out[j] / total + seen / total * center;
         center_norm += center * center;

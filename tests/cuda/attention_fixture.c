@@ -48,9 +48,9 @@ static void encode_block(fixture *f, kvant_role role, uint32_t b, int32_t first,
             rows[t * d + j] = t >= n ? rows[j]
                                      : random_normal() * (role == KVANT_ROLE_K ? c->key_size : 0.02f) +
                                            (role == KVANT_ROLE_V && j == 3 ? 0.1f : 0);
-    const float *factors = role == KVANT_ROLE_V ? f->v_factors : f->k_factors;
+    const float *scale = role == KVANT_ROLE_V ? f->v_scale : f->k_scale;
     kvant_affine affine = { .center = role == KVANT_ROLE_V && f->center ? f->center + kv_head * d : NULL,
-                            .scale = factors ? factors + kv_head * d : NULL };
+                            .scale = scale ? scale + kv_head * d : NULL };
     located at = locate(f, role, b, first, kv_head);
     kvant_codec_info info = { .size = sizeof info };
     kvant_codec_get_info(at.codec, &info);
@@ -67,13 +67,13 @@ static void encode_sequence(fixture *f, uint32_t b)
         }
 }
 
-static float *make_factors(uint32_t n, void **gpu)
+static float *make_scale(uint32_t n, void **gpu)
 {
-    float *factors = malloc(n * sizeof *factors);
+    float *scale = malloc(n * sizeof *scale);
     for (uint32_t j = 0; j < n; j++)
-        factors[j] = random_uniform(0.5f, 2);
-    *gpu = device_copy(factors, n * sizeof *factors);
-    return factors;
+        scale[j] = random_uniform(0.5f, 2);
+    *gpu = device_copy(scale, n * sizeof *scale);
+    return scale;
 }
 
 uint32_t query_tokens_of(const fixture *f, uint32_t b)
@@ -161,8 +161,8 @@ void fixture_open(fixture *f, const attention_case *c, const attention_problem *
         for (uint32_t j = 0; j < c->n_kv_heads * d; j++)
             f->center[j] = random_normal() * 0.05f;
         f->gpu_center = device_copy(f->center, c->n_kv_heads * d * sizeof *f->center);
-        f->k_factors = make_factors(c->n_kv_heads * d, &f->gpu_k_factors);
-        f->v_factors = make_factors(c->n_kv_heads * d, &f->gpu_v_factors);
+        f->k_scale = make_scale(c->n_kv_heads * d, &f->gpu_k_scale);
+        f->v_scale = make_scale(c->n_kv_heads * d, &f->gpu_v_scale);
     }
     for (uint32_t b = 0; b < c->batch; b++)
         encode_sequence(f, b);
@@ -204,10 +204,10 @@ void fixture_close(fixture *f)
     cudaFree(f->gpu_starts);
     cudaFree(f->gpu_mask);
     cudaFree(f->gpu_sinks);
-    free(f->k_factors);
-    free(f->v_factors);
-    cudaFree(f->gpu_k_factors);
-    cudaFree(f->gpu_v_factors);
+    free(f->k_scale);
+    free(f->v_scale);
+    cudaFree(f->gpu_k_scale);
+    cudaFree(f->gpu_v_scale);
     cudaFree(f->gpu_q);
     cudaFree(f->gpu_out);
     cudaFree(f->gpu_lse);
@@ -246,8 +246,8 @@ kvant_cuda_attention_args attention_args(const fixture *f)
                                         .lse = f->gpu_lse,
                                         .scale = 1 / sqrtf((float)c->head_dim),
                                         .v_center = f->gpu_center,
-                                        .k_factors = f->gpu_k_factors,
-                                        .v_factors = f->gpu_v_factors,
+                                        .k_scale = f->gpu_k_scale,
+                                        .v_scale = f->gpu_v_scale,
                                         .workspace = f->workspace,
                                         .workspace_bytes = f->workspace_bytes,
                                         .query_tokens = f->p.query_tokens,

@@ -13,7 +13,7 @@ typedef struct attention_case {
     uint32_t head_dim, n_kv_heads, n_heads, batch;
     kvant_cuda_type type;
     const int32_t *lengths;
-    bool center;    /* of values, and factors of both */
+    bool center;    /* of values, and scale of both */
     float key_size; /* how sharp the softmax is */
     uint32_t open;  /* 0: no open blocks; 1: all; n: about one of n, and the last of every sequence */
 } attention_case;
@@ -40,8 +40,8 @@ typedef struct fixture {
     test_open_pool open;
     uint32_t blocks_per_row;
     int32_t *table;
-    float *q, *center, *k_factors, *v_factors;
-    void *gpu_q, *gpu_out, *gpu_table, *gpu_lengths, *gpu_center, *gpu_k_factors, *gpu_v_factors, *workspace;
+    float *q, *center, *k_scale, *v_scale;
+    void *gpu_q, *gpu_out, *gpu_table, *gpu_lengths, *gpu_center, *gpu_k_scale, *gpu_v_scale, *workspace;
     float *gpu_lse;
     size_t q_bytes, out_bytes, workspace_bytes;
     double query_error; /* that the numbers of queries have already */

@@ -169,13 +169,13 @@ static const kvant_codec *const *codecs_of(twins *t, uint32_t layer, kvant_role 
     return codecs;
 }
 
-static float *table_of(const kvant_codec *const *codecs, bool factors)
+static float *table_of(const kvant_codec *const *codecs, bool scale)
 {
     float *all = NULL;
     for (uint32_t h = 0; h < KV_HEADS; h++) {
         kvant_cuda_tables tables = { .size = sizeof tables };
         assert_int_equal(kvant_cuda_codec_tables(codecs[h], &tables), KVANT_OK);
-        const float *from = factors ? tables.factors : tables.center;
+        const float *from = scale ? tables.scale : tables.center;
         if (from && !all)
             all = calloc(WIDTH, sizeof *all);
         if (from)
@@ -221,8 +221,8 @@ static void open_pages_of(twins *t, fixture *f, int32_t s, uint32_t layer, uint3
     cache->pool = calloc(cache->n_blocks + 1, cache->block_bytes);
     read_pages(t, cache, s, layer, first);
     f->center = table_of(v, false);
-    f->k_factors = t->spec->transformed ? NULL : table_of(k, true);
-    f->v_factors = table_of(v, true);
+    f->k_scale = t->spec->transformed ? NULL : table_of(k, true);
+    f->v_scale = table_of(v, true);
 }
 
 /* What sums of DIM products in binary32 in two orders can differ by. */
@@ -327,7 +327,7 @@ static void check_attention(twins *t, int32_t s, uint32_t layer, const attention
         kvant_codec_free(&f.cache.k);
     kvant_cuda_codec_free(&f.cache.gpu_k);
     kvant_cuda_codec_free(&f.cache.gpu_v);
-    void *of_host[] = { f.cache.pool, f.center, f.k_factors, f.v_factors, f.q, f.mask, f.sinks, out };
+    void *of_host[] = { f.cache.pool, f.center, f.k_scale, f.v_scale, f.q, f.mask, f.sinks, out };
     for (size_t i = 0; i < sizeof of_host / sizeof *of_host; i++)
         free(of_host[i]);
     void *of_gpu[] = { f.gpu_q, f.gpu_out, f.gpu_lse, f.gpu_mask, f.gpu_sinks };

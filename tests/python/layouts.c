@@ -20,7 +20,7 @@ static void append_structs(void)
     FIELD(kvant_cuda_rows, token_stride);
     FIELD(kvant_cuda_rows, head_stride);
     FIELD(kvant_cuda_rows, center);
-    FIELD(kvant_cuda_rows, factors);
+    FIELD(kvant_cuda_rows, scale);
     FIELD(kvant_cuda_rows, weights);
     SIZE(kvant_cuda_append_args);
     FIELD(kvant_cuda_append_args, size);
@@ -78,8 +78,8 @@ static void attention_struct(void)
     FIELD(kvant_cuda_attention_args, lse);
     FIELD(kvant_cuda_attention_args, scale);
     FIELD(kvant_cuda_attention_args, v_center);
-    FIELD(kvant_cuda_attention_args, k_factors);
-    FIELD(kvant_cuda_attention_args, v_factors);
+    FIELD(kvant_cuda_attention_args, k_scale);
+    FIELD(kvant_cuda_attention_args, v_scale);
     FIELD(kvant_cuda_attention_args, workspace);
     FIELD(kvant_cuda_attention_args, workspace_bytes);
     FIELD(kvant_cuda_attention_args, query_tokens);
@@ -109,7 +109,7 @@ static void decode_structs(void)
     FIELD(kvant_cuda_decode_args, token_stride);
     FIELD(kvant_cuda_decode_args, head_stride);
     FIELD(kvant_cuda_decode_args, center);
-    FIELD(kvant_cuda_decode_args, factors);
+    FIELD(kvant_cuda_decode_args, scale);
     FIELD(kvant_cuda_decode_args, inverse_weights);
 }
 
