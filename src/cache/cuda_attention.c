@@ -90,7 +90,6 @@ static const kvant_block *block_of(const attention_call *c, int role, uint32_t i
     return &c->layer->parts[role].tensor->blocks[c->blocks[i]];
 }
 
-/* The part of each block, in the tables' first n_blocks words. */
 static void find_parts(attention_call *c)
 {
     uint8_t parts[KVANT_MAX_VERSIONS][KVANT_MAX_VERSIONS];

@@ -102,14 +102,12 @@ const float *kvant_cuda_weights(const cuda_part *part, bool inverse)
     return part->n_weights ? first : NULL;
 }
 
-static kvant_status create_numbers(cuda_part *part, uint32_t layer)
+/* W of transform= is of keys and takes the place of norm= (codec/weighting.c). */
+static kvant_status create_numbers(cuda_part *part)
 {
     const kvant_tensor *tensor = part->tensor;
-    const kvant_codec_info *info = kvant_tensor_codec_info(tensor);
     void *memory;
     part->n_weights = tables_of(part, 0).n_weights;
-    if (part->n_weights > tensor->head_dim && (part->role == KVANT_ROLE_V || info->norm != KVANT_NORM_NONE))
-        return unsupported(layer, part->role, "transform=file there is for keys without norm");
     const size_t n = tensor->n_kv_heads * part->n_weights,
                  bytes = (2 * n + 3 * KVANT_MAX_VERSIONS * kvant_tensor_width(tensor)) * sizeof(float);
     KVANT_FORWARD(kvant_cuda_said(kvant_cuda_memory_new(&memory, bytes), "memory for centres and scales"));
@@ -201,7 +199,7 @@ static kvant_status create_part(kvant_cache *cache, uint32_t layer, kvant_role r
     KVANT_FORWARD(kvant_tensor_create_on(&kvant_cuda_page_device, part, &params, part->pages,
                                          kvant_cache_tensor(cache, layer, role)));
     part->tensor = *kvant_cache_tensor(cache, layer, role);
-    return create_numbers(part, layer);
+    return create_numbers(part);
 }
 
 /* Open codecs of a pair have kernels when anything of this head_dim has. */

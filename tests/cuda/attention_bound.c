@@ -42,10 +42,6 @@ static double step_error(const kvant_cuda_codec *codec)
     return worst;
 }
 
-typedef struct reference {
-    double out[MAX_D], lse, bound, lse_bound;
-} reference;
-
 /* The largest scale and zero point of a token, and powers of two above those of its page (for groups of
  * channels). */
 typedef struct sizes {
@@ -191,7 +187,7 @@ static double score_errors(const fixture *f, const query *at, uint32_t kv, const
 }
 
 /* Softmax over the decoded rows of a sequence for one query row, and the bound of the head comment. */
-static void compute_reference(const fixture *f, const query *at, reference *r)
+static void compute_row(const fixture *f, const query *at, reference *r)
 {
     const uint32_t b = at->b, head = at->head;
     static rows_of_page page;
@@ -276,15 +272,21 @@ static void compute_reference(const fixture *f, const query *at, reference *r)
     free(scores);
 }
 
+void compute_reference(const fixture *f, uint32_t b, uint32_t token, uint32_t head, reference *r)
+{
+    *r = (reference){ .lse = f->sinks ? f->sinks[head] : -INFINITY };
+    if (f->c->lengths[b] > 0)
+        compute_row(f, &(query){ b, token, head }, r);
+}
+
 void check_head(fixture *f, const void *out, const float *lse, uint32_t b, uint32_t token, uint32_t head)
 {
     const attention_case *c = f->c;
     const uint32_t d = c->head_dim;
     const size_t row = (size_t)row_of(f, b, token) * c->n_heads + head, at = row * d;
-    reference r = { .lse = f->sinks ? f->sinks[head] : -INFINITY };
-    if (c->lengths[b] > 0)
-        compute_reference(f, &(query){ b, token, head }, &r);
+    reference r;
     double error = 0;
+    compute_reference(f, b, token, head, &r);
     for (uint32_t j = 0; j < d; j++) {
         double difference = from_type(out, at + j, c->type) - r.out[j];
         error += difference * difference;

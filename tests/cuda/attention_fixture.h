@@ -57,7 +57,6 @@ typedef struct located {
 /* p: NULL for none. */
 void fixture_open(fixture *f, const attention_case *c, const attention_problem *p);
 void fixture_close(fixture *f);
-kvant_cuda_attention_args attention_args(const fixture *f);
 /* The page of sequence b that holds token t. */
 located locate(const fixture *f, kvant_role role, uint32_t b, int32_t t, uint32_t kv_head);
 
@@ -66,6 +65,13 @@ uint32_t row_of(const fixture *f, uint32_t b, uint32_t token);
 int32_t position_of(const fixture *f, uint32_t b, uint32_t token);
 uint32_t query_tokens_of(const fixture *f, uint32_t b);
 float slope_of(const fixture *f, uint32_t head);
+
+/* Softmax in double precision, and how far the GPU may be from it (L2 norm of out). */
+typedef struct reference {
+    double out[MAX_D], lse, bound, lse_bound;
+} reference;
+
+void compute_reference(const fixture *f, uint32_t b, uint32_t token, uint32_t head, reference *r);
 
 /* One query row's output and log-sum-exp (NULL: not asked for) within the bound of attention_bound.c. */
 void check_head(fixture *f, const void *out, const float *lse, uint32_t b, uint32_t token, uint32_t head);
