@@ -111,6 +111,8 @@ static void decode_structs(void)
     FIELD(kvant_cuda_decode_args, center);
     FIELD(kvant_cuda_decode_args, scale);
     FIELD(kvant_cuda_decode_args, inverse_weights);
+    FIELD(kvant_cuda_decode_args, to);
+    FIELD(kvant_cuda_decode_args, transformed);
 }
 
 static void info_struct(void)

@@ -168,7 +168,7 @@ class PagedCache:
                 token_stride=rows.stride(0),
                 head_stride=rows.stride(1),
                 center=self._channels(center, f"{name}_center"),
-                factors=self._channels(factors, f"{name}_factors"),
+                scale=self._channels(factors, f"{name}_factors"),
             )
             setattr(args, name, part)
         self._call("append", args)
@@ -269,8 +269,8 @@ class PagedCache:
             lse=_pointer(lse),
             scale=scale,
             v_center=self._channels(v_center, "v_center"),
-            k_factors=self._channels(k_factors, "k_factors"),
-            v_factors=self._channels(v_factors, "v_factors"),
+            k_scale=self._channels(k_factors, "k_factors"),
+            v_scale=self._channels(v_factors, "v_factors"),
             workspace=self._workspace.data_ptr(),
             workspace_bytes=self._workspace.numel(),
             query_tokens=tokens,
@@ -309,7 +309,7 @@ class PagedCache:
             token_stride=out.stride(0),
             head_stride=out.stride(1),
             center=self._channels(center, "center"),
-            factors=self._channels(factors, "factors"),
+            scale=self._channels(factors, "factors"),
         )
         if n > 0:
             self._call("decode", args)

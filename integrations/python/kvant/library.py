@@ -58,7 +58,7 @@ class Rows(c.Structure):
         ("token_stride", c.c_size_t),
         ("head_stride", c.c_size_t),
         ("center", c.c_void_p),
-        ("factors", c.c_void_p),
+        ("scale", c.c_void_p),
         ("weights", c.c_void_p),
     ]
 
@@ -102,8 +102,8 @@ class AttentionArgs(c.Structure):
         ("lse", c.c_void_p),
         ("scale", c.c_float),
         ("v_center", c.c_void_p),
-        ("k_factors", c.c_void_p),
-        ("v_factors", c.c_void_p),
+        ("k_scale", c.c_void_p),
+        ("v_scale", c.c_void_p),
         ("workspace", c.c_void_p),
         ("workspace_bytes", c.c_size_t),
         ("query_tokens", c.c_uint32),
@@ -151,8 +151,10 @@ class DecodeArgs(c.Structure):
         ("token_stride", c.c_size_t),
         ("head_stride", c.c_size_t),
         ("center", c.c_void_p),
-        ("factors", c.c_void_p),
+        ("scale", c.c_void_p),
         ("inverse_weights", c.c_void_p),
+        ("to", c.c_void_p),
+        ("transformed", c.c_uint32),
     ]
 
 
