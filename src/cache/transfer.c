@@ -97,8 +97,8 @@ static void copy_open(const kvant_tensor *from, uint32_t source, kvant_tensor *t
     *clock = *clock < age ? age : *clock;
     to->open_pages[page].fresh = open->fresh;
     to->open_pages[page].stamp = *clock - age;
-    memcpy(kvant_open_page_of(to, page, 0), kvant_open_page_of(from, from->blocks[source].open_page, 0),
-           from->open_page_bytes * from->n_kv_heads);
+    kvant_pages_copy(to, kvant_open_page_of(to, page, 0), kvant_open_page_of(from, from->blocks[source].open_page, 0),
+                     kvant_open_block_bytes(from));
 }
 
 /* The target is empty. */
@@ -123,7 +123,7 @@ static void copy_block(const kvant_tensor *from, uint32_t source, kvant_tensor *
         to->blocks[target].state = KVANT_BLOCK_SEALED;
     to->blocks[target].touched = block->touched;
     if (block->touched)
-        memcpy(kvant_sealed_page(to, target, 0), kvant_sealed_page(from, source, 0), from->block_bytes);
+        kvant_pages_copy(to, kvant_sealed_page(to, target, 0), kvant_sealed_page(from, source, 0), from->block_bytes);
 }
 
 static bool in_range(const kvant_tensor *tensor, uint32_t first, uint32_t n)
@@ -135,7 +135,7 @@ kvant_status kvant_tensor_copy(const kvant_tensor *from, uint32_t first, kvant_t
                                uint32_t n)
 {
     int32_t map[KVANT_MAX_VERSIONS];
-    KVANT_RETURN_IF(!from || !to || !same_codecs(from, to) || !in_range(from, first, n) || !in_range(to, to_first, n),
+    KVANT_RETURN_IF(!from || !to || from->device != to->device || !same_codecs(from, to) || !in_range(from, first, n) || !in_range(to, to_first, n),
                     KVANT_ERR_ARGUMENT);
     if (from == to && first == to_first)
         return KVANT_OK;
@@ -148,7 +148,7 @@ kvant_status kvant_tensor_copy(const kvant_tensor *from, uint32_t first, kvant_t
         kvant_block_clear(to, to_first + i);
     for (uint32_t i = 0; i < n; i++)
         copy_block(from, first + i, to, to_first + i, (uint32_t)map[from->blocks[first + i].version]);
-    return KVANT_OK;
+    return kvant_pages_status(to);
 }
 
 /* Export and import */
@@ -180,7 +180,7 @@ static uint64_t scheme_of(const kvant_tensor *tensor)
 
 static size_t page_bytes(const kvant_tensor *tensor, bool open)
 {
-    return open ? tensor->open_page_bytes * tensor->n_kv_heads : tensor->block_bytes;
+    return open ? kvant_open_block_bytes(tensor) : tensor->block_bytes;
 }
 
 static size_t version_bytes(const kvant_tensor *tensor, bool learnt)
@@ -215,8 +215,9 @@ kvant_status kvant_tensor_export(const kvant_tensor *tensor, uint32_t block, voi
     at += sizeof header;
     memcpy(at, version->center, version_bytes(tensor, version->learnt));
     at += version_bytes(tensor, version->learnt);
-    memcpy(at, open ? kvant_open_page_of(tensor, b->open_page, 0) : kvant_sealed_page(tensor, block, 0),
-           page_bytes(tensor, open));
+    kvant_pages_read(tensor, at, open ? kvant_open_page_of(tensor, b->open_page, 0) : kvant_sealed_page(tensor, block, 0),
+                     page_bytes(tensor, open));
+    KVANT_FORWARD(kvant_pages_status(tensor));
     at += page_bytes(tensor, open);
     uint64_t checksum = kvant_fnv1a(KVANT_FNV_START, data, (size_t)(at - (uint8_t *)data));
     memcpy(at, &checksum, sizeof checksum);
@@ -311,13 +312,13 @@ kvant_status kvant_tensor_import(kvant_tensor *tensor, uint32_t block, const voi
         page = kvant_open_take(tensor, block, 1);
     if (page >= 0) {
         tensor->open_pages[page].fresh = header.written;
-        memcpy(kvant_open_page_of(tensor, page, 0), pages, page_bytes(tensor, true));
+        kvant_pages_copy(tensor, kvant_open_page_of(tensor, page, 0), pages, page_bytes(tensor, true));
     } else {
-        memcpy(kvant_sealed_page(tensor, block, 0), pages, page_bytes(tensor, false));
+        kvant_pages_copy(tensor, kvant_sealed_page(tensor, block, 0), pages, page_bytes(tensor, false));
         tensor->blocks[block].touched = true;
         tensor->blocks[block].state = KVANT_BLOCK_SEALED;
     }
-    return KVANT_OK;
+    return kvant_pages_status(tensor);
 }
 
 /* Versions that a caller keeps */

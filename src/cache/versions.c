@@ -77,6 +77,7 @@ void kvant_versions_reset(kvant_tensor *tensor)
 {
     load(tensor, false, tensor->versions[0].center);
     load(tensor, true, tensor->versions[0].scale);
+    tensor->versions[0].stamp = ++tensor->last_stamp;
     for (uint32_t v = 0; v < KVANT_MAX_VERSIONS; v++) {
         tensor->versions[v].alive = v == 0;
         tensor->versions[v].learnt = false;
@@ -127,6 +128,7 @@ int32_t kvant_version_find(kvant_tensor *tensor, const float *center, const floa
     memmove(version->scale, scale, bytes);
     version->alive = true;
     version->learnt = learnt;
+    version->stamp = ++tensor->last_stamp;
     tensor->unfit[version - tensor->versions] = false;
     return (int32_t)(version - tensor->versions);
 }
@@ -230,6 +232,7 @@ static uint8_t promote_candidate(kvant_tensor *tensor)
     *place = tensor->versions[KVANT_CANDIDATE];
     place->alive = true;
     place->n_blocks = 0;
+    place->stamp = ++tensor->last_stamp;
     former.alive = false;
     tensor->versions[KVANT_CANDIDATE] = former;
     return (uint8_t)(place - tensor->versions);
