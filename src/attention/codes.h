@@ -1,6 +1,6 @@
 /* codes.h - attention on the codes of pages: scores and weighted sums are products of codes and
- * 16-bit integers (kernels.h). No page is unpacked. kvant_attention_codes_suit refuses codecs
- * without such products, and all of them when the caller wants fp32.
+ * 16-bit integers (kernels.h). No page is unpacked. Codecs without such products do not suit; none
+ * suits when the caller wants fp32.
  *
  * Both products multiply a row of numbers a (a query, or weights) with the matrix of a page.
  * Columns are channels of K or tokens of V. Lines (scale, zero point) belong to rows or to columns

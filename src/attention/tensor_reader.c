@@ -19,10 +19,7 @@ static float read_query(const kvant_attention_plan *plan, uint32_t version, uint
     kvant_codec_transform_query(plan->k->codecs[kv_head], &affine, q, out);
     for (uint32_t i = 0; i < plan->k_dim; i++)
         out[i] = i < d ? out[i] * plan->score_scale : 0;
-    float offset = 0;
-    for (uint32_t i = 0; affine.center && i < d; i++)
-        offset += q[i] * affine.center[i];
-    return offset * plan->score_scale;
+    return affine.center ? kvant_kernels_get(KVANT_CPU_AUTO)->dot(q, affine.center, d) * plan->score_scale : 0;
 }
 
 /* Restores the order of channels and transforms back. */

@@ -15,15 +15,6 @@ static bool same_codecs(const kvant_tensor *a, const kvant_tensor *b)
     return a->n_kv_heads == b->n_kv_heads && memcmp(a->codecs, b->codecs, a->n_kv_heads * sizeof *a->codecs) == 0;
 }
 
-/* Rows that wait for a first version take what was seen of them along. */
-static void share_recent(const kvant_tensor *from, kvant_tensor *to)
-{
-    if (from == to || !kvant_versions_wait(from) || !kvant_versions_wait(to) || to->recent.n)
-        return;
-    to->recent.n = from->recent.n;
-    memcpy(to->recent.sum, from->recent.sum, 3 * KVANT_STATISTICS_PARTS * from->recent.width * sizeof(float));
-}
-
 static kvant_status no_version(void)
 {
     return kvant_fail(NULL, KVANT_ERR_FULL, "the tensor holds blocks of %u versions already", (unsigned)KVANT_MAX_VERSIONS);
@@ -143,7 +134,7 @@ kvant_status kvant_tensor_copy(const kvant_tensor *from, uint32_t first, kvant_t
     KVANT_RETURN_IF(!finds_pages(from, first, n, to, to_first), no_page());
     KVANT_FORWARD(map_versions(from, first, n, to, map));
     begin_versions(from, to, map);
-    share_recent(from, to);
+    kvant_versions_share(from, to);
     for (uint32_t i = 0; i < n; i++)
         kvant_block_clear(to, to_first + i);
     for (uint32_t i = 0; i < n; i++)
