@@ -162,8 +162,7 @@ static void run_unit(void *context, size_t index, uint32_t worker)
         unit.queries[v] = queries_of(j, v, row);
         unit.offsets[v] = offsets_of(j, v, row);
     }
-    kvant_attention_unit_bind(plan, &unit, j->workspace + plan->scratch + worker * plan->scratch_stride);
-    kvant_attention_unit_run(plan, j->kernels, &unit);
+    kvant_attention_unit_run(plan, j->kernels, &unit, j->workspace + plan->scratch + worker * plan->scratch_stride);
     if (plan->n_splits > 1)
         store_partials(j, &unit, row, split);
     else
