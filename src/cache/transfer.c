@@ -92,29 +92,33 @@ static void copy_open(const kvant_tensor *from, uint32_t source, kvant_tensor *t
            from->open_page_bytes * from->n_kv_heads);
 }
 
-/* The target is empty. */
+/* An empty block, which may have taken an open page, gets its slots, version and sealed pages (NULL:
+ * none). */
+static void fill(kvant_tensor *tensor, uint32_t block, uint32_t version, uint64_t written, const void *sealed)
+{
+    kvant_block *b = &tensor->blocks[block];
+    kvant_version_join(tensor, block, version);
+    b->written = written;
+    b->touched = sealed != NULL;
+    b->state = b->open_page < 0 ? KVANT_BLOCK_SEALED : b->state;
+    tensor->any_written = true;
+    if (sealed)
+        memcpy(kvant_sealed_page(tensor, block, 0), sealed, tensor->block_bytes);
+}
+
 static void copy_block(const kvant_tensor *from, uint32_t source, kvant_tensor *to, uint32_t target,
                        uint32_t version)
 {
     const kvant_block *block = &from->blocks[source];
     if (!block->written)
         return;
-    kvant_version_join(to, target, version);
-    to->blocks[target].written = block->written;
-    to->any_written = true;
-    if (block->open_page >= 0) {
-        /* Within one tensor this may seal the source itself. */
-        int32_t page = kvant_open_take(to, target, 1);
-        if (block->open_page >= 0)
-            copy_open(from, source, to, target, page);
-        else
-            kvant_open_abandon(to, target);
-    }
-    if (to->blocks[target].open_page < 0)
-        to->blocks[target].state = KVANT_BLOCK_SEALED;
-    to->blocks[target].touched = block->touched;
-    if (block->touched)
-        memcpy(kvant_sealed_page(to, target, 0), kvant_sealed_page(from, source, 0), from->block_bytes);
+    /* Within one tensor taking a page may seal the source itself. */
+    int32_t page = block->open_page >= 0 ? kvant_open_take(to, target, 1) : KVANT_NO_PAGE;
+    if (page >= 0 && block->open_page >= 0)
+        copy_open(from, source, to, target, page);
+    else if (page >= 0)
+        kvant_open_abandon(to, target);
+    fill(to, target, version, block->written, block->touched ? kvant_sealed_page(from, source, 0) : NULL);
 }
 
 static bool in_range(const kvant_tensor *tensor, uint32_t first, uint32_t n)
@@ -295,19 +299,13 @@ kvant_status kvant_tensor_import(kvant_tensor *tensor, uint32_t block, const voi
     kvant_block_clear(tensor, block);
     if (!header.written)
         return KVANT_OK;
-    kvant_version_join(tensor, block, (uint32_t)version);
-    tensor->blocks[block].written = header.written;
-    tensor->any_written = true;
     if (header.open)
         page = kvant_open_take(tensor, block, 1);
     if (page >= 0) {
         tensor->open_pages[page].fresh = header.written;
         memcpy(kvant_open_page_of(tensor, page, 0), pages, page_bytes(tensor, true));
-    } else {
-        memcpy(kvant_sealed_page(tensor, block, 0), pages, page_bytes(tensor, false));
-        tensor->blocks[block].touched = true;
-        tensor->blocks[block].state = KVANT_BLOCK_SEALED;
     }
+    fill(tensor, block, (uint32_t)version, header.written, header.open ? NULL : pages);
     return KVANT_OK;
 }
 
