@@ -169,8 +169,8 @@ template <bool GENERAL> struct Stretch {
 };
 
 /* The stretch that begins with page i of the line, which lies at the cursor or behind it. */
-template <bool GENERAL, int COLUMNS>
-__device__ __forceinline__ Stretch<GENERAL> stretch_from(const Lengths<GENERAL, COLUMNS> &lengths,
+template <bool GENERAL>
+__device__ __forceinline__ Stretch<GENERAL> stretch_from(const Lengths<GENERAL> &lengths,
                                                          const Piece<GENERAL> &piece, Cursor<GENERAL> cursor, int i)
 {
     cursor.seek(lengths, i);
@@ -196,7 +196,7 @@ __device__ __forceinline__ void attend_open_pages(const AttentionArgs &p, const 
 #pragma unroll 1
     for (; i < at.end; i += step) {
         const int entry = __ldg(table + i), before = PAGE_TOKENS * (i - at.first);
-        if (entry >= 0)
+        if (entry >= 0 || entry == KVANT_CUDA_NO_BLOCK)
             continue;
 #pragma unroll
         for (int t = 0; t < TILES; t++)
@@ -283,7 +283,7 @@ __device__ __forceinline__ void attend(const ArgsOf<KC, VC> &p)
 {
     using S = Shape<KC, VC, D, LARGE, TILES>;
     using Memory = SharedMemory<KC, VC, D, LARGE, TILES>;
-    using L = Lengths<GENERAL, S::COLUMNS>;
+    using L = Lengths<GENERAL>;
     extern __shared__ uint8_t raw[];
     Memory &shared = *reinterpret_cast<Memory *>(raw);
     /* the shuffle tells the compiler that the warp's number is the same in all its lanes */

@@ -33,19 +33,18 @@ struct PageSource {
 struct AttentionArgs {
     const int32_t *lengths;
     int batch, max_tokens;
-    int kv_heads, groups; /* groups of query heads per kv head, when every sequence has one query token */
+    int kv_heads;
     const int32_t *table;
     size_t table_stride;
-    PageSource k, v;   /* blocks that the table numbers 0 and up */
-    int heads_a_group; /* query heads of a group; the last may have fewer */
-    int heads_a_kv;    /* query heads of a kv head */
+    PageSource k, v; /* blocks that the table numbers 0 and up */
+    int heads_a_kv;  /* query heads of a kv head */
     kvant_cuda_type type;
     const void *q;
     size_t q_batch_stride, q_head_stride;
     void *out;
     size_t out_batch_stride, out_head_stride;
     float *lse;
-    const float *v_center, *k_factors, *v_factors;
+    const float *v_center, *k_scale, *v_scale;
     float scale_log2; /* scale * log2(e) */
     uint32_t *counters;
     float *partials;
@@ -85,7 +84,7 @@ struct ChunkAttentionArgs : AttentionArgs {
 struct AttentionKernel {
     const void *kernel; /* takes AttentionArgs, or ChunkAttentionArgs, which begin with them; NULL: there is none */
     int threads, shared_bytes;
-    int columns;     /* query rows per pass over the pages */
+    int columns;     /* query rows of a kv head, at most */
     bool byte_keys;  /* codebook keys are multiplied as signed bytes */
     int ptx_least;   /* code made from older PTX has no body */
 };

@@ -31,11 +31,9 @@ template <class L, bool GENERAL, int WARPS, int STAGES, int SLOT, int V_OFFSET, 
         if (i >= end)
             return;
         cursor.seek(lengths, i);
-        const int h = cursor.head(i);
-        const int groups = lengths.groups(cursor.b);
+        kv_head = cursor.head(i);
         entry = __ldg(p.table + cursor.b * p.table_stride + lengths.first_page(cursor.b) +
-                      (i - cursor.first - h * cursor.pages));
-        kv_head = groups == 1 ? h : quotient(h, groups);
+                      (i - cursor.first - kv_head * cursor.pages));
     }
 
     /* Where they lie, once the table's entry is there. */
@@ -43,8 +41,8 @@ template <class L, bool GENERAL, int WARPS, int STAGES, int SLOT, int V_OFFSET, 
     {
         if (entry >= 0)
             locate(p.k, p.v, entry, kv_head);
-        else
-            locate(p.k_open, p.v_open, -1 - entry, kv_head);
+        else /* pages of hidden blocks are prefetched, too: some that exist */
+            locate(p.k_open, p.v_open, entry == KVANT_CUDA_NO_BLOCK ? 0 : -1 - entry, kv_head);
     }
 
     __device__ __forceinline__ void locate(const PageSource &of_k, const PageSource &of_v, int block, int kv_head)

@@ -24,7 +24,7 @@ using namespace kvant;
 namespace
 {
 
-constexpr uint32_t MAX_HEADS_A_KV = 64, MAX_HEADS = 65536, MAX_GROUPS = 1 << 20;
+constexpr uint32_t MAX_HEADS_A_KV = 64, MAX_HEADS = 65536;
 
 std::atomic<size_t> shared_limit{ 0 }; /* 0: none */
 
@@ -59,9 +59,17 @@ template <class K, class V> AttentionKernel of_head_dim(uint32_t head_dim, Kerne
     }
 }
 
-/* kernel is NULL for a pair that attention_pairs.h does not have. */
+bool is_open(const kvant_cuda_params &codec)
+{
+    return codec.codes == KVANT_CUDA_CODES_OPEN;
+}
+
+/* kernel is NULL for a pair that attention_pairs.h does not have. All kernels read open pages in the
+ * same way: one of them serves where all pages are open. */
 AttentionKernel find_kernel(const kvant_cuda_params &k, const kvant_cuda_params &v, KernelChoice choice)
 {
+    if (is_open(k) && is_open(v))
+        return of_head_dim<Codebook4, Uniform4>(k.head_dim, choice);
 #define KVANT_FIND_PAIR(K, V)                                                                                      \
     if (k.kind == K::KIND && v.kind == V::KIND && k.memory == memory_of<K>() && v.memory == memory_of<V>())        \
         return of_head_dim<K, V>(k.head_dim, choice);
@@ -102,7 +110,8 @@ bool is_general(const kvant_cuda_attention_args &args)
            args.logit_softcap > 0 || args.max_bias > 0;
 }
 
-/* The large shape before the small one, the wide kernel before the narrow one. */
+/* A decode kernel that serves all query rows of a kv head in one pass over the pages: the large shape
+ * before the small one, the wide kernel before the narrow one. */
 kvant_status choose_kernel(const kvant_cuda_attention_args &args, const Device &device, AttentionKernel &kernel)
 {
     const bool general = is_general(args), wide = columns_of(args) > TILE_COLUMNS;
@@ -112,15 +121,9 @@ kvant_status choose_kernel(const kvant_cuda_attention_args &args, const Device &
         if (choice.wide && !wide)
             continue;
         kernel = find_kernel(args.k_codec->params, args.v_codec->params, choice);
-        status = check_kernel(kernel, device);
+        status = columns_of(args) > (uint32_t)kernel.columns ? KVANT_ERR_UNSUPPORTED : check_kernel(kernel, device);
     }
     return status;
-}
-
-/* More query rows than one pass over the pages serves. */
-bool takes_tiles(const kvant_cuda_attention_args &args)
-{
-    return columns_of(args) > MOST_COLUMNS;
 }
 
 /* schedule.cuh counts pages and pairs in 32 bits. */
@@ -130,15 +133,15 @@ bool valid_shape(const kvant_cuda_attention_args &args)
         args.blocks_per_row == 0 || args.blocks_per_row > INT_MAX / 64 || args.n_heads > MAX_HEADS ||
         args.query_tokens > INT_MAX / MAX_HEADS)
         return false;
-    const uint64_t groups =
-        (uint64_t)args.n_kv_heads * ((columns_of(args) + TILE_COLUMNS - 1) / TILE_COLUMNS);
-    return groups <= MAX_GROUPS && args.batch <= INT_MAX / 2 / groups / args.blocks_per_row;
+    return args.batch <= INT_MAX / 2 / args.n_kv_heads / args.blocks_per_row;
 }
 
 bool valid_pools(const kvant_cuda_attention_args &args)
 {
     const kvant_cuda_params &k = args.k_codec->params, &v = args.v_codec->params;
     const uint32_t heads = args.n_kv_heads;
+    if (is_open(k))
+        return valid_pages(args.k_open, open_bytes(k), heads) && valid_pages(args.v_open, open_bytes(v), heads);
     if (!valid_pages(args.k, k.page_bytes, heads) || !valid_pages(args.v, v.page_bytes, heads))
         return false;
     return (!args.k_open.base && !args.v_open.base) ||
@@ -175,10 +178,9 @@ PageSource source_of(const kvant_cuda_pages &pages, size_t bytes)
                        (uint32_t)bytes };
 }
 
-AttentionArgs launch_args(const kvant_cuda_attention_args &args, const AttentionKernel &kernel)
+AttentionArgs launch_args(const kvant_cuda_attention_args &args, bool byte_keys)
 {
     const kvant_cuda_params &k = args.k_codec->params, &v = args.v_codec->params;
-    const int heads_a_kv = (int)(args.n_heads / args.n_kv_heads), groups = (heads_a_kv + kernel.columns - 1) / kernel.columns;
     AttentionArgs p{};
     const kvant_codec_info &k_info = args.k_codec->info, &v_info = args.v_codec->info;
     p.k = source_of(args.k, k_info.metadata_offset + k_info.metadata_bytes);
@@ -191,9 +193,7 @@ AttentionArgs launch_args(const kvant_cuda_attention_args &args, const Attention
     p.batch = (int)args.batch;
     p.max_tokens = (int)args.blocks_per_row * 64;
     p.kv_heads = (int)args.n_kv_heads;
-    p.groups = groups;
-    p.heads_a_kv = heads_a_kv;
-    p.heads_a_group = (heads_a_kv + groups - 1) / groups;
+    p.heads_a_kv = (int)(args.n_heads / args.n_kv_heads);
     p.type = args.type;
     p.q = args.q;
     p.q_batch_stride = args.q_batch_stride;
@@ -203,8 +203,8 @@ AttentionArgs launch_args(const kvant_cuda_attention_args &args, const Attention
     p.out_head_stride = args.out_head_stride;
     p.lse = args.lse;
     p.v_center = args.v_center;
-    p.k_factors = args.k_factors;
-    p.v_factors = args.v_factors;
+    p.k_scale = args.k_scale;
+    p.v_scale = args.v_scale;
     p.scale_log2 = args.scale * 1.44269504088896341f;
     p.counters = static_cast<uint32_t *>(args.workspace);
     p.partials = reinterpret_cast<float *>(static_cast<uint8_t *>(args.workspace) + COUNTER_BYTES);
@@ -212,7 +212,7 @@ AttentionArgs launch_args(const kvant_cuda_attention_args &args, const Attention
     p.v_rotation = v.rotation;
     /* bytes of keys are signed; values, halves and a trellis are small numbers above 0 */
     const uint32_t to_signed =
-        kernel.byte_keys && k.bias == 128 && k.codes != KVANT_CUDA_CODES_TRELLIS ? 0x80808080u : 0;
+        byte_keys && k.bias == 128 && k.codes != KVANT_CUDA_CODES_TRELLIS ? 0x80808080u : 0;
     for (uint32_t i = 0; i < KVANT_CUDA_TABLE_WORDS; i++)
         p.k_bytes[i] = k.bytes[i] ^ to_signed, p.v_bytes[i] = v.bytes[i];
     p.one = 1;
@@ -255,9 +255,8 @@ kvant_status kvant_cuda_table_attention_check(const kvant_cuda_codec *k_codec, c
                                  "the first codec must be one of keys, the second one of values");
     if (k.head_dim != v.head_dim)
         return kvant_cuda_refuse(&error, KVANT_ERR_ARGUMENT, "keys and values have different head_dim");
-    if (k.codes == KVANT_CUDA_CODES_OPEN || v.codes == KVANT_CUDA_CODES_OPEN)
-        return kvant_cuda_refuse(&error, KVANT_ERR_ARGUMENT,
-                                 "the codec of open pages: give the one that seals them");
+    if (is_open(k) != is_open(v))
+        return kvant_cuda_refuse(&error, KVANT_ERR_ARGUMENT, "one codec of open pages beside one of sealed pages");
     return KVANT_OK;
 }
 
@@ -286,17 +285,13 @@ kvant_status kvant_cuda_table_attention(const kvant_cuda_attention_args *given, 
     const Device device = current_device();
     AttentionKernel kernel{};
     status = choose_kernel(args, device, kernel);
-    if (status == KVANT_ERR_UNSUPPORTED || takes_tiles(args)) {
-        const kvant_status tiles =
-            launch_tiles(args, launch_args(args, AttentionKernel{ .columns = TILE_COLUMNS }), (int)grid_of(device),
-                         device.shared_bytes, static_cast<cudaStream_t>(stream));
-        if (tiles != KVANT_ERR_UNSUPPORTED)
-            return tiles;
-    }
+    if (status == KVANT_ERR_UNSUPPORTED)
+        return launch_tiles(args, launch_args(args, false), (int)grid_of(device), device.shared_bytes,
+                            static_cast<cudaStream_t>(stream));
     if (status != KVANT_OK)
         return status;
     ChunkAttentionArgs p{};
-    static_cast<AttentionArgs &>(p) = launch_args(args, kernel);
+    static_cast<AttentionArgs &>(p) = launch_args(args, kernel.byte_keys);
     if (kvant_cuda_has_chunks(&args.k_codec->params))
         copy_directions(p.k_directions, args.k_codec->book);
     if (kvant_cuda_has_chunks(&args.v_codec->params))

@@ -39,6 +39,8 @@ __device__ __forceinline__ void arrive_at(int barrier, int threads)
     asm volatile("bar.arrive %0, %1;" ::"r"(barrier), "r"(threads) : "memory");
 }
 
+constexpr float HIDDEN = -1; /* in place of a unit: nobody sees the page */
+
 /* Rows of a tile and units of pages. Matrices lie before it. */
 template <int ROWS> struct TileRows {
     size_t mask_row[ROWS];
@@ -75,7 +77,7 @@ struct TileWork {
 
 template <int ROWS> __device__ __forceinline__ TileWork find_work(const TileArgs &p)
 {
-    const Lengths<true, ROWS> lengths{ p };
+    const Lengths<true> lengths{ p };
     TileWork w;
     int i = blockIdx.x;
     w.part = i % p.splits, i /= p.splits, w.item = i;
@@ -112,8 +114,8 @@ __device__ __forceinline__ void load_queries(const TileArgs &p, const TileWork &
         if (n < work.pair.n_columns)
             row = load_row<D>(p.q, at.q + column.head * p.q_head_stride, p.type, lane);
 #pragma unroll
-        for (int j = 0; p.k_factors && j < Row<D>::PER_LANE; j++)
-            row.x[j] *= p.k_factors[work.pair.kv_head * D + lane + 32 * j];
+        for (int j = 0; p.k_scale && j < Row<D>::PER_LANE; j++)
+            row.x[j] *= p.k_scale[work.pair.kv_head * D + lane + 32 * j];
         rotate(row, p.k_rotation, lane);
         float largest = 0;
 #pragma unroll
@@ -185,7 +187,7 @@ template <int D, int GROUPS> struct Unpacker {
                            memory + (KEYS ? p.k_table_at : p.v_table_at),
                            tile,
                            p.one,
-                           min(work.length - page * PAGE_TOKENS, PAGE_TOKENS),
+                           entry == KVANT_CUDA_NO_BLOCK ? 0 : min(work.length - page * PAGE_TOKENS, PAGE_TOKENS),
                            warp,
                            lane };
         if (i >= p.stages)
@@ -196,7 +198,7 @@ template <int D, int GROUPS> struct Unpacker {
         else
             unit = unpack_page<D, KEYS>(u);
         if (warp == 0 && lane == 0 && KEYS)
-            k_unit[stage] = unit;
+            k_unit[stage] = entry == KVANT_CUDA_NO_BLOCK ? HIDDEN : unit;
         else if (warp == 0 && lane == 0)
             v_unit[stage] = make_float2(log2f(unit), __frcp_rn(unit));
         P::publish();
@@ -337,10 +339,11 @@ __device__ __forceinline__ void attend_rows(const TileArgs &p, const TileWork &w
         uint32_t w[4][4];
         wait_at(K_FULL + MOST_STAGES * group + stage, 2 * GROUP_THREADS);
         P::template scores<D>(s, q, keys, lane);
-        float of_page[2] = { factor[0] * rows.k_unit[stage], factor[1] * rows.k_unit[stage] };
+        const float unit = rows.k_unit[stage];
+        float of_page[2] = { factor[0] * unit, factor[1] * unit };
         if (again)
             arrive_at(K_EMPTY + stage, THREADS);
-        change_rows(p, rows, row, seen, page * PAGE_TOKENS, work.length, lane, s, of_page);
+        change_rows(p, rows, row, seen, page * PAGE_TOKENS, unit == HIDDEN ? 0 : work.length, lane, s, of_page);
         wait_at(V_FULL + MOST_STAGES * group + stage, 2 * GROUP_THREADS);
         sums.weigh(s, of_page, rows.v_unit[stage], w);
         P::template add<D>(sums.o, w, values, lane);
