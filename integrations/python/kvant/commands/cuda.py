@@ -1,4 +1,4 @@
-"""kvant bench cuda: the time of decode attention on an NVIDIA GPU, beside a copy in the same run.
+"""kvant bench cuda: the time of attention on an NVIDIA GPU, beside a copy in the same run.
 
 A run is the replay of a CUDA graph that holds the one call. Before it, memory of four times the second-level cache is overwritten:
 no page is still there, as in a model whose weights pass through. Pages are encoded on the CPU, whose bytes are the GPU's, and lie
@@ -29,8 +29,8 @@ BF16 = 2  # KVANT_CUDA_BF16
 COMMAND = cli.Command(
     name="bench cuda",
     usage="[-k SPEC [-v SPEC]]... [-b BATCH] [--heads N] [--kv-heads N] [-d DIM] [-n TOKENS]",
-    about="Measures decode attention on an NVIDIA GPU: one query token a sequence over compressed\n"
-    "pages in random order, bf16 queries and outputs, rotation included.",
+    about="Measures attention on an NVIDIA GPU over compressed pages in random order: bf16 queries and\n"
+    "outputs, rotation included.",
     options=[
         *benchmarks.CODEC_OPTIONS,
         cli.Option("b", "batch", "N", "sequences (default 1)"),
@@ -38,6 +38,7 @@ COMMAND = cli.Command(
         cli.Option(None, "kv-heads", "N", "kv heads (default 8)"),
         cli.Option("d", "head-dim", "N", "numbers of a row: 64, 96, 128 or 256 (default 128)"),
         cli.Option("n", "tokens", "N,N", "tokens of each sequence (default 32768,131072)"),
+        cli.Option(None, "query-tokens", "N", "query tokens of each sequence, its last ones, causal (default 1)"),
         cli.Option("r", "rounds", "N", "replays, of which the median is given (default 31)"),
         cli.Option(None, "device", "N", "number of the GPU (default 0)"),
         cli.Option(None, "library", "FILE", "libkvant_cuda.so (default: $KVANT_CUDA_LIBRARY, beside libkvant,\n"
@@ -58,6 +59,7 @@ class Shape(NamedTuple):
     n_kv_heads: int
     head_dim: int
     n_tokens: int  # of each sequence
+    query_tokens: int  # its last ones
 
 
 class Gpu:
@@ -164,18 +166,22 @@ class Gpu:
         return 2 * n_bytes / statistics.median(seconds)
 
 
-class Decode:
+def work_of(shape):
+    return benchmarks.work_of(shape.query_tokens, shape.n_tokens, shape.batch * shape.n_heads, shape.head_dim)
+
+
+class Attention:
     """kvant_cuda_attention over one cache in the memory of the GPU."""
 
     def __init__(self, gpu, shape, k, v):
         self.gpu, self.shape, self.k, self.v = gpu, shape, k, v
-        self.work, self.label = benchmarks.work_of(1, shape.n_tokens, shape.batch * shape.n_heads, shape.head_dim), k
+        self.work, self.label = work_of(shape), k
         self._memory, self._graph, self._cuda = None, None, []
         self._codecs = [kvant.Codec(spec, shape.head_dim, role, seed=1) for spec, role in ((k, "k"), (v, "v"))]
         self.pages = -(-shape.n_tokens // PAGE)  # of a sequence
         n_rows = min(self.pages * PAGE, benchmarks.DISTINCT_ROWS)
         rows = [benchmarks.normal(1 + role, n_rows, shape.n_kv_heads, shape.head_dim) for role in range(2)]
-        self._query = benchmarks.normal(3, shape.batch, shape.n_heads, shape.head_dim).view(np.uint32) >> 16  # bf16
+        self._query = benchmarks.normal(3, shape.batch, shape.query_tokens, shape.n_heads, shape.head_dim).view(np.uint32) >> 16  # bf16
         # [block, kv head, byte]; a block of the pool has the K pages of all kv heads, then the V pages
         self._distinct = [np.stack([codec.encode(x[:, head]) for head in range(shape.n_kv_heads)], axis=1)
                           for codec, x in zip(self._codecs, rows)]
@@ -242,14 +248,18 @@ class Decode:
             n_kv_heads=shape.n_kv_heads,
             type=BF16,
             q=self._q,
-            q_batch_stride=row,
+            q_batch_stride=shape.query_tokens * row,
             q_head_stride=shape.head_dim,
             out=self._out,
-            out_batch_stride=row,
+            out_batch_stride=shape.query_tokens * row,
             out_head_stride=shape.head_dim,
             scale=1 / math.sqrt(shape.head_dim),
             workspace=self._workspace,
             workspace_bytes=self._n_workspace,
+            query_tokens=shape.query_tokens,
+            q_token_stride=row,
+            out_token_stride=row,
+            causal=shape.query_tokens > 1,
         )
         library.check("attention", library.library().kvant_cuda_attention(c.byref(args), self.gpu.STREAM))
 
@@ -257,18 +267,19 @@ class Decode:
         return self.gpu.time(True, lambda: self.gpu.call("cuGraphLaunch", self._graph, self.gpu.STREAM))
 
     def check(self):
-        """error: ||out - want|| / ||want|| of the first head of the first sequence, want being softmax in double precision over the
-        decoded pages."""
+        """error: ||out - want|| / ||want|| of the first head of the first sequence's last token, want being softmax in double precision
+        over the decoded pages."""
         dim = self.shape.head_dim
         k, v = (codec.decode(np.ascontiguousarray(pages[:, 0])).astype(np.float64)
                 for codec, pages in zip(self._codecs, self._distinct))
-        q = (self._query[0, 0] << 16).view(np.float32).astype(np.float64)
+        q = (self._query[0, -1, 0] << 16).view(np.float32).astype(np.float64)
         rows = self._table[: self.pages, None] % len(self._distinct[0]) * PAGE + np.arange(PAGE)
         counts = np.bincount(rows.ravel()[: self.shape.n_tokens], minlength=len(k))  # how often a row is in the sequence
         scores = k @ q / math.sqrt(dim)
         weights = counts * np.exp(scores - scores[counts > 0].max())
         want = weights @ v / weights.sum()
-        out = self.gpu.download(np.empty(dim, np.uint16), self._out)
+        row = (self.shape.query_tokens - 1) * self.shape.n_heads * dim
+        out = self.gpu.download(np.empty(dim, np.uint16), self._out + 2 * row)
         out = (out.astype(np.uint32) << 16).view(np.float32)
         self.error = float(np.linalg.norm(out - want) / np.linalg.norm(want))
 
@@ -291,6 +302,7 @@ COLUMNS = [
     Column("kv_heads", "kv_heads", 0),
     Column("head_dim", "head_dim", 0),
     Column("tokens", "tokens", 0),
+    Column("query_tokens", "query", 0),
     Column("rounds", None, 0),
     Column("bytes", None, 0),
     Column("microseconds", "us", 1),
@@ -304,7 +316,7 @@ COLUMNS = [
 class Settings:
     def __init__(self, given):
         self.pairs, self.batch, self.heads, self.kv_heads, self.dim = [], 1, 32, 8, 128
-        self.tokens, self.rounds, self.device, self.json = [32768, 131072], 31, 0, False
+        self.tokens, self.query_tokens, self.rounds, self.device, self.json = [32768, 131072], 1, 31, 0, False
         for name, value in given:
             self._take(name, value)
         self.pairs = self.pairs or [[spec, spec] for spec in USUAL]
@@ -324,6 +336,8 @@ class Settings:
             self.dim = cli.whole("--head-dim", value, 1, library.MAX_HEAD_DIM)
         elif name == "tokens":
             self.tokens = benchmarks.numbers("--tokens", value, 1, 1 << 22)
+        elif name == "query-tokens":
+            self.query_tokens = cli.whole("--query-tokens", value, 1, 1 << 16)
         elif name == "rounds":
             self.rounds = cli.whole("--rounds", value, 1, 1001)
         elif name == "device":
@@ -344,14 +358,14 @@ def find_library():
 
 def measure_one(gpu, shape, pair, settings, bandwidth, step):
     """The row of one pair of codecs. One cache after the other: two of them may not fit into the device's memory."""
-    decode = Decode(gpu, shape, *pair)
+    attention = Attention(gpu, shape, *pair)
     try:
-        seconds = benchmarks.measure([decode], settings.rounds, step)[0]
+        seconds = benchmarks.measure([attention], settings.rounds, step)[0]
     finally:
-        decode.close()
-    speed = decode.bytes / seconds
-    return [gpu.name, gpu.version, *pair, *shape, settings.rounds, decode.bytes, 1e6 * seconds, speed / 1e9, speed / bandwidth,
-            bandwidth / 1e9, decode.error]
+        attention.close()
+    speed = attention.bytes / seconds
+    return [gpu.name, gpu.version, *pair, *shape, settings.rounds, attention.bytes, 1e6 * seconds, speed / 1e9, speed / bandwidth,
+            bandwidth / 1e9, attention.error]
 
 
 def main(words):
@@ -361,8 +375,8 @@ def main(words):
     gpu = Gpu(settings.device)
     bandwidth = gpu.copy_bandwidth(settings.rounds)
     print(f"{gpu.name}, a copy reads and writes {bandwidth / 1e12:.2f} TB/s", file=sys.stderr)
-    shapes = [Shape(settings.batch, settings.heads, settings.kv_heads, settings.dim, n) for n in settings.tokens]
-    total = sum(benchmarks.work_of(1, x.n_tokens, x.batch * x.n_heads, x.head_dim) for x in shapes)
+    shapes = [Shape(settings.batch, settings.heads, settings.kv_heads, settings.dim, n, settings.query_tokens) for n in settings.tokens]
+    total = sum(map(work_of, shapes))
     progress, rows = cli.Progress(total * len(settings.pairs) * (settings.rounds + 1), settings.json), []
     code = cli.OK
     try:
