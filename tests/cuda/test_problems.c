@@ -93,7 +93,7 @@ static void test_tiles(void **unused)
                   { "hqmq-s192r6", "hqmq-s96r4" },
                   { "trellis-4:rotate=hadamard", "trellis-3:rotate=hadamard" },
                   { "trellis-2:rotate=hadamard", "trellis-4:rotate=hadamard,states=1024" } };
-    static const uint32_t dims[] = { 128, 64, 96, 256 };
+    static const uint32_t dims[] = { 128, 96, 256, 64 };
     for (size_t s = 0; s < sizeof specs / sizeof *specs; s++)
         for (uint32_t i = 0; i < 4; i++) {
             const attention_case c = case_of(specs[s].k, specs[s].v, dims[i], 2, s % 2 ? 6 : 2, i % 2 ? 3 : 0);
@@ -109,7 +109,7 @@ static void test_prefill(void **unused)
     (void)unused;
     static const int32_t past[] = { 5000, 130 };
     for (int i = 0; i < 2; i++) {
-        const attention_case c = { "int-4", "int-4", i ? 128 : 64, 1, 4, 2, KVANT_CUDA_BF16, past, false, 0.5f, 3 };
+        const attention_case c = { "int-4", "int-4", i ? 64 : 128, 1, 4, 2, KVANT_CUDA_BF16, past, false, 0.5f, 3 };
         const attention_problem p = { .query_tokens = 130, .causal = true };
         run_problem(&c, &p);
     }

@@ -482,7 +482,8 @@ template <int D, int GROUPS>
 __global__ void __launch_bounds__(GROUP_THREADS *(1 + GROUPS), 1) tile_kernel(const __grid_constant__ TileArgs p)
 {
 #if defined(__CUDA_ARCH_FEAT_SM90_ALL)
-    attend_tile<GroupProducts, D, GROUPS>(p);
+    /* 64 channels by wgmma: wrong scores from the second page on, cause not found */
+    attend_tile<typename std::conditional<D == 64, WarpProducts, GroupProducts>::type, D, GROUPS>(p);
 #elif defined(__CUDA_ARCH__)
     attend_tile<WarpProducts, D, GROUPS>(p);
 #endif
