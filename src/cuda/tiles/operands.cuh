@@ -94,6 +94,11 @@ struct WarpProducts {
     __device__ static __forceinline__ void publish()
     {
     }
+
+    /* From here on the warpgroup has so many registers a thread, more or fewer than before. */
+    template <int N, bool MORE> __device__ static __forceinline__ void registers()
+    {
+    }
 };
 
 #if defined(__CUDA_ARCH_FEAT_SM90_ALL)
@@ -194,6 +199,14 @@ struct GroupProducts {
     __device__ static __forceinline__ void publish()
     {
         asm volatile("fence.proxy.async.shared::cta;" ::: "memory");
+    }
+
+    template <int N, bool MORE> __device__ static __forceinline__ void registers()
+    {
+        if (MORE)
+            asm volatile("setmaxnreg.inc.sync.aligned.u32 %0;" ::"n"(N));
+        else
+            asm volatile("setmaxnreg.dec.sync.aligned.u32 %0;" ::"n"(N));
     }
 };
 

@@ -1,9 +1,10 @@
 /* tiles.cuh - attention of many query tokens over compressed pages: the kernel.
  *
  * A thread block takes a tile of query rows (query tokens x heads of one kv head) and the pages that
- * they see, or one of several equal parts of them. One warpgroup unpacks pages (unpack.cuh); the
- * others, 64 rows each, multiply: scores, online softmax in fp32, weights rounded to fp16, values.
- * So unpacking and multiplying overlap, and a page is unpacked once for 64 or 128 rows.
+ * they see, or one of several equal parts of them. One warpgroup unpacks keys, one values
+ * (unpack.cuh); the others, 64 rows each, multiply: scores, online softmax in fp32, weights rounded
+ * to fp16, values. So unpacking and multiplying overlap, and a page is unpacked once for 64 or 128
+ * rows.
  *
  * Weights are 2^(score + log2(unit of the values' page) - maximum): units of pages cost nothing,
  * and fp16 weights use their range whatever the size of the values.
@@ -25,7 +26,7 @@ constexpr int MOST_STAGES = 2; /* unpacked pages */
 /* Named barriers; 0 is __syncthreads. A matrix is full for each multiplying warpgroup by itself, so
  * that they need not wait for each other. Barriers count warps: lanes that are apart would count
  * twice. */
-enum Barrier { UNPACKERS = 1, K_EMPTY = 2, V_EMPTY = 4, K_FULL = 6, V_FULL = 10 };
+enum Barrier { K_UNPACKERS = 1, K_EMPTY = 2, V_EMPTY = 4, K_FULL = 6, V_FULL = 10, V_UNPACKERS = 14 };
 
 __device__ __forceinline__ void wait_at(int barrier, int threads)
 {
@@ -135,23 +136,28 @@ __device__ __forceinline__ void load_queries(const TileArgs &p, const TileWork &
     }
 }
 
-/* ---- the warpgroup that unpacks ---- */
+/* ---- the warpgroups that unpack ---- */
 
-template <int D, int GROUPS> struct Unpacker {
-    static constexpr int THREADS = GROUP_THREADS * (1 + GROUPS);
+/* Of keys, or of values. */
+template <int D, int GROUPS, bool KEYS> struct Unpacker {
+    static constexpr int SHARERS = GROUP_THREADS * (1 + GROUPS); /* threads that fill or empty a matrix */
     const TileArgs &p;
     const TileWork &work;
     uint8_t *memory;
-    float *k_unit;
-    float2 *v_unit;
+    TileRows<GROUPS * GROUP_ROWS> &rows;
     const int32_t *table;
     int warp, lane;
 
-    __device__ __forceinline__ const uint8_t *page_of(const PageSource &sealed, const PageSource &open, int entry) const
+    __device__ __forceinline__ const uint8_t *page_of(int entry) const
     {
-        const PageSource &from = entry < 0 ? open : sealed;
+        const PageSource &from = entry < 0 ? (KEYS ? p.k_open : p.v_open) : KEYS ? p.k : p.v;
         return from.base + (size_t)(uint32_t)(entry < 0 ? -1 - entry : entry) * from.block_stride +
                work.pair.kv_head * from.head_stride;
+    }
+
+    __device__ __forceinline__ uint8_t *slot_of(int page) const
+    {
+        return memory + p.ring_at + (page - work.first_page) % RING * (p.k_page + p.v_page) + (KEYS ? 0 : p.k_page);
     }
 
     /* Starts copies of a page's codes, 16 bytes a thread at a time; an empty group where there is
@@ -160,47 +166,38 @@ template <int D, int GROUPS> struct Unpacker {
     {
         const int entry = page < work.end_page ? __ldg(table + page) : -1;
         if (p.ring && entry >= 0) {
-            uint8_t *to = memory + p.ring_at + (page - work.first_page) % RING * (p.k_page + p.v_page);
-            copy(to, page_of(p.k, p.k_open, entry), p.k.bytes);
-            copy(to + p.k_page, page_of(p.v, p.v_open, entry), p.v.bytes);
+            uint8_t *to = slot_of(page);
+            const uint8_t *from = page_of(entry);
+            for (uint32_t i = 16 * (32 * warp + lane); i < (KEYS ? p.k.bytes : p.v.bytes); i += 16 * GROUP_THREADS)
+                asm volatile("cp.async.cg.shared.global [%0], [%1], 16;" ::"r"(shared_address(to + i)), "l"(from + i)
+                             : "memory");
         }
         asm volatile("cp.async.commit_group;" ::: "memory");
     }
 
-    __device__ __forceinline__ void copy(uint8_t *to, const uint8_t *from, uint32_t bytes) const
+    template <class P> __device__ __forceinline__ void unpack(int page, int stage) const
     {
-        for (uint32_t i = 16 * (32 * warp + lane); i < bytes; i += 16 * GROUP_THREADS)
-            asm volatile("cp.async.cg.shared.global [%0], [%1], 16;" ::"r"(shared_address(to + i)), "l"(from + i)
-                         : "memory");
-    }
-
-    template <class P, bool KEYS> __device__ __forceinline__ void unpack(int page, int entry, int stage) const
-    {
-        uint8_t *tile = memory + (KEYS ? stage * KEY_TILE_BYTES<D>
-                                       : p.stages * KEY_TILE_BYTES<D> + stage * VALUE_TILE_BYTES<D>);
-        const int i = page - work.first_page;
-        const uint8_t *from = entry >= 0 && p.ring
-                                  ? memory + p.ring_at + i % RING * (p.k_page + p.v_page) + (KEYS ? 0 : p.k_page)
-                                  : KEYS ? page_of(p.k, p.k_open, entry) : page_of(p.v, p.v_open, entry);
+        const int entry = __ldg(table + page);
         const Unpacking u{ KEYS ? p.keys : p.values,
-                           from,
+                           entry >= 0 && p.ring ? slot_of(page) : page_of(entry),
                            memory + (KEYS ? p.k_table_at : p.v_table_at),
-                           tile,
+                           memory + (KEYS ? stage * KEY_TILE_BYTES<D>
+                                          : p.stages * KEY_TILE_BYTES<D> + stage * VALUE_TILE_BYTES<D>),
                            p.one,
                            entry == KVANT_CUDA_NO_BLOCK ? 0 : min(work.length - page * PAGE_TOKENS, PAGE_TOKENS),
                            warp,
                            lane };
-        if (i >= p.stages)
-            wait_at((KEYS ? K_EMPTY : V_EMPTY) + stage, THREADS);
+        if (page - work.first_page >= p.stages)
+            wait_at((KEYS ? K_EMPTY : V_EMPTY) + stage, SHARERS);
         float unit = 1;
         if (entry < 0)
             unpack_open<D, KEYS>(u);
         else
             unit = unpack_page<D, KEYS>(u);
         if (warp == 0 && lane == 0 && KEYS)
-            k_unit[stage] = entry == KVANT_CUDA_NO_BLOCK ? HIDDEN : unit;
+            rows.k_unit[stage] = entry == KVANT_CUDA_NO_BLOCK ? HIDDEN : unit;
         else if (warp == 0 && lane == 0)
-            v_unit[stage] = make_float2(log2f(unit), __frcp_rn(unit));
+            rows.v_unit[stage] = make_float2(log2f(unit), __frcp_rn(unit));
         P::publish();
 #pragma unroll
         for (int g = 0; g < GROUPS; g++)
@@ -215,11 +212,10 @@ template <int D, int GROUPS> struct Unpacker {
 #pragma unroll 1
         for (int page = work.first_page; page < work.end_page; page++) {
             asm volatile("cp.async.wait_group %0;" ::"n"(RING - 2) : "memory");
-            wait_at(UNPACKERS, GROUP_THREADS); /* the page is there, and the one before it is done with */
+            /* the page is there, and the one before it is done with */
+            wait_at(KEYS ? K_UNPACKERS : V_UNPACKERS, GROUP_THREADS);
             fetch(page + RING - 1);
-            const int entry = __ldg(table + page);
-            unpack<P, true>(page, entry, stage);
-            unpack<P, false>(page, entry, stage);
+            unpack<P>(page, stage);
             if (++stage == p.stages)
                 stage = 0;
         }
@@ -321,7 +317,7 @@ __device__ __forceinline__ void attend_rows(const TileArgs &p, const TileWork &w
                                             RowSums<D> &sums)
 {
     using M = TileMemory<D, GROUPS>;
-    constexpr int THREADS = GROUP_THREADS * (1 + GROUPS);
+    constexpr int SHARERS = GROUP_THREADS * (1 + GROUPS);
     const int first_row = GROUP_ROWS * group + WARP_ROWS * warp;
     const int row[2] = { first_row + (lane >> 2), first_row + (lane >> 2) + 8 };
     const float factor[2] = { rows.factor[row[0]], rows.factor[row[1]] };
@@ -342,13 +338,13 @@ __device__ __forceinline__ void attend_rows(const TileArgs &p, const TileWork &w
         const float unit = rows.k_unit[stage];
         float of_page[2] = { factor[0] * unit, factor[1] * unit };
         if (again)
-            arrive_at(K_EMPTY + stage, THREADS);
+            arrive_at(K_EMPTY + stage, SHARERS);
         change_rows(p, rows, row, seen, page * PAGE_TOKENS, unit == HIDDEN ? 0 : work.length, lane, s, of_page);
         wait_at(V_FULL + MOST_STAGES * group + stage, 2 * GROUP_THREADS);
         sums.weigh(s, of_page, rows.v_unit[stage], w);
         P::template add<D>(sums.o, w, values, lane);
         if (again)
-            arrive_at(V_EMPTY + stage, THREADS);
+            arrive_at(V_EMPTY + stage, SHARERS);
         if (++stage == p.stages)
             stage = 0;
     }
@@ -445,6 +441,17 @@ __device__ __forceinline__ void finish_tile(const TileArgs &p, const TileWork &w
     }
 }
 
+/* Registers of a thread, of 65536 that a block has: 3 or 4 warpgroups begin with 168 or 128 each. */
+__host__ __device__ constexpr int unpack_registers(int groups)
+{
+    return groups == 1 ? 128 : 88;
+}
+
+__host__ __device__ constexpr int multiply_registers(int groups)
+{
+    return groups == 1 ? 240 : 168;
+}
+
 template <class P, int D, int GROUPS> __device__ __forceinline__ void attend_tile(const TileArgs &p)
 {
     using M = TileMemory<D, GROUPS>;
@@ -460,14 +467,17 @@ template <class P, int D, int GROUPS> __device__ __forceinline__ void attend_til
     fill_table(p.values, memory + p.v_table_at);
     __syncthreads();
     float *result = reinterpret_cast<float *>(memory);
-    if (group == GROUPS) {
-        const Unpacker<D, GROUPS> unpacker{
-            p, work, memory, rows.k_unit, rows.v_unit, p.table + work.pair.b * p.table_stride, warp % 4, lane
-        };
+    if (group >= GROUPS) {
+        P::template registers<unpack_registers(GROUPS), false>();
         __syncthreads();
-        unpacker.template run<P>();
+        const int32_t *table = p.table + work.pair.b * p.table_stride;
+        if (group == GROUPS)
+            Unpacker<D, GROUPS, true>{ p, work, memory, rows, table, warp % 4, lane }.template run<P>();
+        else
+            Unpacker<D, GROUPS, false>{ p, work, memory, rows, table, warp % 4, lane }.template run<P>();
         __syncthreads();
     } else {
+        P::template registers<multiply_registers(GROUPS), true>();
         RowSums<D> sums;
         sums.clear();
         attend_rows<P, D, GROUPS>(p, work, memory, rows, group, warp % 4, lane, sums);
@@ -479,7 +489,7 @@ template <class P, int D, int GROUPS> __device__ __forceinline__ void attend_til
 }
 
 template <int D, int GROUPS>
-__global__ void __launch_bounds__(GROUP_THREADS *(1 + GROUPS), 1) tile_kernel(const __grid_constant__ TileArgs p)
+__global__ void __launch_bounds__(GROUP_THREADS *(2 + GROUPS), 1) tile_kernel(const __grid_constant__ TileArgs p)
 {
 #if defined(__CUDA_ARCH_FEAT_SM90_ALL)
     /* 64 channels by wgmma: wrong scores from the second page on, cause not found */
@@ -492,7 +502,7 @@ __global__ void __launch_bounds__(GROUP_THREADS *(1 + GROUPS), 1) tile_kernel(co
 template <int D, int GROUPS> TileKernel tile_kernel_of(int stages)
 {
     using M = TileMemory<D, GROUPS>;
-    return TileKernel{ (const void *)tile_kernel<D, GROUPS>, GROUP_THREADS * (1 + GROUPS), M::ROWS,
+    return TileKernel{ (const void *)tile_kernel<D, GROUPS>, GROUP_THREADS * (2 + GROUPS), M::ROWS,
                        M::rows_at(stages) + (int)sizeof(TileRows<M::ROWS>) };
 }
 
