@@ -43,7 +43,7 @@ static int table_bytes_of(const kvant_cuda_params &codec, bool looks_up)
     switch (codec.kind) {
     case KVANT_CUDA_OCTOPUS2: return Octopus2::ENTRIES * 8;
     case KVANT_CUDA_OCTOPUS3: return Octopus3::ENTRIES * 8;
-    case KVANT_CUDA_OCTOPUS4: return Octopus4::ENTRIES * 8;
+    case KVANT_CUDA_OCTOPUS4: return Octopus4::ENTRIES * 8 + 32; /* norms */
     case KVANT_CUDA_HQMQ_S96R4: return looks_up ? HqmqS96R4::ENTRIES * 8 : 0;
     case KVANT_CUDA_HQMQ_S192R6: return looks_up ? HqmqS192R6::ENTRIES * 8 : 0;
     case KVANT_CUDA_CODEBOOK_WIDE: return 4 << codec.bits;

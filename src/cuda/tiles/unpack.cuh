@@ -363,7 +363,8 @@ __device__ __forceinline__ uint32_t chunk_code(const uint32_t *words, int n_chun
                    << P;
 }
 
-/* The direction of a code, times the length without the token's scale. table: C::fill of one copy. */
+/* The direction of a code, times the length without the token's scale. table: C::fill of one copy, and
+ * norms that are not in there. */
 template <class C> __device__ __forceinline__ uint2 chunk_numbers(const Unpacking &u, uint32_t code, uint32_t scale)
 {
     const uint2 *entries = reinterpret_cast<const uint2 *>(u.table);
@@ -372,7 +373,8 @@ template <class C> __device__ __forceinline__ uint2 chunk_numbers(const Unpackin
         const uint32_t index = code & (C::ENTRIES - 1);
         x = entries[C::BITS == 7 ? index : (index & 255) << 2 | index >> 8];
         if constexpr (C::HAS_NORM) {
-            const uint32_t norm = twice(u.codec.directions.norm[code >> 2 * C::DIRECTION_BITS]);
+            const uint32_t norm =
+                reinterpret_cast<const uint32_t *>(entries + C::ENTRIES)[code >> 2 * C::DIRECTION_BITS];
             x.x = multiply_halves(x.x, norm), x.y = multiply_halves(x.y, norm);
         }
     } else { /* directions are times 2^15; radii become at most 1 */
@@ -390,7 +392,7 @@ template <class C, int D, bool KEYS> __device__ __forceinline__ float unpack_chu
     constexpr int CHUNKS = (D + C::CHANNELS - 1) / C::CHANNELS;
     const int e = exponent_of(u, D, false);
     const float to_unit = power(-e);
-#pragma unroll 2
+#pragma unroll 4
     for (int i = u.warp; i < 2 * CHUNKS; i += UNPACK_WARPS) {
         const int chunk = i / 2, token = 32 * (i % 2) + u.lane;
         const uint32_t code =
@@ -523,7 +525,11 @@ __device__ __forceinline__ void fill_table(const TileCodec &codec, uint8_t *tabl
     switch (codec.params.kind) {
     case KVANT_CUDA_OCTOPUS2: return Octopus2::fill(table, codec.directions, 1);
     case KVANT_CUDA_OCTOPUS3: return Octopus3::fill(table, codec.directions, 1);
-    case KVANT_CUDA_OCTOPUS4: return Octopus4::fill(table, codec.directions, 1);
+    case KVANT_CUDA_OCTOPUS4:
+        if (threadIdx.x < 8)
+            reinterpret_cast<uint32_t *>(table + Octopus4::ENTRIES * 8)[threadIdx.x] =
+                twice(codec.directions.norm[threadIdx.x]);
+        return Octopus4::fill(table, codec.directions, 1);
     case KVANT_CUDA_HQMQ_S96R4: return HqmqS96R4::fill(table, codec.directions, 1);
     case KVANT_CUDA_HQMQ_S192R6: return HqmqS192R6::fill(table, codec.directions, 1);
     case KVANT_CUDA_TRELLIS2:
