@@ -1,6 +1,7 @@
 """The kvant command without a model: help, errors, exit codes, codecs, exec."""
 
 import json
+import os
 import pathlib
 import shutil
 import tempfile
@@ -167,6 +168,56 @@ class BenchCuda(unittest.TestCase):
     @unittest.skipIf(shutil.which("nvidia-smi"), "a machine with a GPU")
     def test_no_driver(self):
         self.check(["--library", CUDA_LIBRARY], 1, "no NVIDIA driver", "kvant bench attention")
+
+
+@unittest.skipUnless(os.environ.get("FAKE_GPU"), "no fake GPU")
+class BenchFakeGpu(unittest.TestCase):
+    """What the benchmark passes to a GPU: fake_gpu.c computes attention from it on the CPU."""
+
+    def setUp(self):
+        folder = tempfile.TemporaryDirectory()
+        self.addCleanup(folder.cleanup)
+        os.symlink(os.environ["FAKE_GPU"], pathlib.Path(folder.name) / "libcuda.so.1")
+        self.folder = folder.name
+
+    def bench(self, *arguments):
+        return run("bench", "cuda", "--library", os.environ["FAKE_GPU"], *arguments, LD_LIBRARY_PATH=self.folder)
+
+    def test_pages_table_and_queries_are_right(self):
+        done = self.bench("-k", "int-4", "-k", "turboquant-4", "-v", "int-2", "-k", "kivi-2", "-b", "2", "--heads", "4", "--kv-heads", "2",
+                          "-d", "64", "-n", "3000,65", "-r", "2", "--json")
+        self.assertEqual(done.returncode, OK, done.stderr)
+        self.assertIn("fake GPU 0, a copy reads and writes", done.stderr)
+        rows = json.loads(done.stdout)
+        self.assertEqual([(row["k"], row["v"], row["tokens"]) for row in rows],
+                         [(k, v, n) for n in (3000, 65) for k, v in (("int-4",) * 2, ("turboquant-4", "int-2"), ("kivi-2",) * 2)])
+        for row in rows:
+            self.assertLess(row["error"], 0.004)  # bf16 rounds to 2^-9
+            self.assertEqual((row["device"], row["driver_cuda"], row["batch"], row["rounds"]), ("fake GPU 0", 13, 2, 2))
+            speed = row["bytes"] / row["microseconds"] / 1e3
+            self.assertAlmostEqual(row["gbytes_per_second"] / speed, 1, places=6)
+            self.assertAlmostEqual(row["share_of_copy"] * row["copy_gbytes_per_second"] / speed, 1, places=6)
+        int4 = 2 * 2 * 64 * (64 * 4 / 8 + 4)  # batch, kv heads, tokens of a page, codes and scale: of keys or values
+        self.assertEqual(rows[0]["bytes"], 2 * 47 * int4)
+        self.assertEqual(rows[3]["bytes"], 2 * 2 * int4)
+
+    def test_what_does_not_work_is_said(self):
+        for arguments, said in (
+            (["-k", "int-4", "-n", "4194304"], "give fewer --tokens"),
+            (["--device", "1"], "no device 1: this machine has 1"),
+            (["-k", "int-4", "-v", "f32", "-n", "64"], "no kernel for values in 32 bits"),
+            (["-k", "nope", "-n", "64"], "there is no codec 'nope'"),
+        ):
+            done = self.bench("-r", "1", *arguments)
+            self.assertEqual((done.returncode, done.stdout), (RUNTIME, ""), arguments)
+            self.assertIn(said, done.stderr)
+
+    def test_table(self):
+        done = self.bench("-k", "int-4", "-n", "64", "-r", "1")
+        self.assertEqual(done.returncode, OK, done.stderr)
+        heading, line = done.stdout.splitlines()
+        self.assertEqual(heading.split()[:4], ["K", "V", "batch", "heads"])
+        self.assertEqual(line.split()[:4], ["int-4", "int-4", "1", "32"])
 
 
 class Codecs(unittest.TestCase):
