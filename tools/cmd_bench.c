@@ -20,7 +20,7 @@ static const struct {
     { "attention", python_command, "attention alone on long caches, beside ggml's flash attention" },
     { "cuda", python_command, "decode attention on an NVIDIA GPU, beside a copy in the same run" },
     { "encode", bench_encode, "time to encode a row, on one core, beside the f16 cache" },
-    { "distortion", bench_distortion, "error of the codecs on synthetic rows, beside their papers' figures" },
+    { "distortion", python_command, "error of the codecs on synthetic rows, beside their papers' figures" },
 };
 enum { N_BENCHMARKS = sizeof benchmarks / sizeof *benchmarks };
 

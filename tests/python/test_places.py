@@ -1,5 +1,5 @@
-"""Arrays on a GPU by their address: what DLPack and __cuda_array_interface__ say, and what is refused. No GPU is needed:
-the arrays only tell where they would lie."""
+"""Arrays on a GPU by their address: what DLPack and __cuda_array_interface__ say, and what is
+refused. No GPU is needed: the arrays only tell where they would lie."""
 
 import unittest
 
@@ -21,8 +21,12 @@ class OnGpu:
             self.__cuda_array_interface__ = array.__array_interface__ | {"version": 3, "stream": stream}
 
     def _dlpack(self, stream):
+        """As a producer gives it whose data pointer is the beginning of a larger allocation."""
         self.streams.append(stream)
-        return self.array.__dlpack__()
+        capsule = self.array.__dlpack__()
+        tensor = places.dl_tensor(capsule)
+        tensor.data, tensor.byte_offset = tensor.data - 32, 32
+        return capsule
 
 
 class Gpu(TestCase):
@@ -75,7 +79,8 @@ class Gpu(TestCase):
 
 
 class HostForGpu:
-    """libkvant whose caches on "cuda" are on the host: what they are told to read and write lies there."""
+    """libkvant whose caches on "cuda" are on the host: what they are told to read and write lies
+    there."""
 
     def __getattr__(self, name):
         return getattr(HostForGpu.real, name)
@@ -128,7 +133,9 @@ class CacheOnGpu(TestCase):
         rows = normal(1, 3, 2, 64)
         self.refused(ValueError, "k: |GPU", self.cache.append, 0, self.sequence, rows, rows)
         self.refused(ValueError, "v: |[3, 2, 64]", self.cache.append, 0, self.sequence, OnGpu(rows), OnGpu(rows[:2]))
-        self.refused(ValueError, "k: |contiguous", self.cache.append, 0, self.sequence, OnGpu(rows[::2]), OnGpu(rows[:2]))
+        self.refused(
+            ValueError, "k: |contiguous", self.cache.append, 0, self.sequence, OnGpu(rows[::2]), OnGpu(rows[:2])
+        )
         self.assertEqual(self.cache.length(self.sequence), 0)
 
 
@@ -142,7 +149,9 @@ class Host(TestCase):
             copy = host.take(bad, "k", "float32", (None, None, 8))
             self.assertFalse(np.shares_memory(copy.keep, array))
             self.assertTrue(np.array_equal(copy.keep, bad))
-        self.assertFalse(np.shares_memory(host.take(array[..., ::-1], "q", "float32", (4, 3, 8), rows=True).keep, array))
+        self.assertFalse(
+            np.shares_memory(host.take(array[..., ::-1], "q", "float32", (4, 3, 8), rows=True).keep, array)
+        )
 
 
 if __name__ == "__main__":

@@ -42,7 +42,7 @@ def _follow(messages, progress, share, what):
             sys.stderr.flush()
         elif progress is not None and isinstance(event.get("fraction"), (int, float)) and event.get("total"):
             now = max(told, share * event["fraction"])
-            progress.add(now - told, what)
+            progress.add(now - told, event.get("what", "") if what is None else what)
             told = now
     return told
 
@@ -60,21 +60,20 @@ def _stop(process):
         process.send_signal(signal.SIGINT)
 
 
-def run(words, progress=None, share=0.0, what=""):
+def run(words, progress=None, share=0.0, what=None):
     """words: "eval", ..., with --json among them. As the child gets on, up to `share` is added to the progress, and all of it when it
-    ends well; its other messages pass through. Ctrl-C is passed on once, so that the child prints what is complete."""
+    ends well, under the name `what`, or what the child says of itself; its other messages pass through. Ctrl-C is passed on once, so that the child prints what is complete."""
     started = time.monotonic()
     with tempfile.TemporaryFile() as output:
         # A session of its own: Ctrl-C on a terminal goes to this process only, which passes it on; twice would kill the child.
-        process = subprocess.Popen(_command_line(words), stdin=subprocess.DEVNULL, stdout=output, stderr=subprocess.PIPE,
-                                   start_new_session=True)
-        with cli.when_interrupted(lambda: _stop(process)):
+        with subprocess.Popen(_command_line(words), stdin=subprocess.DEVNULL, stdout=output, stderr=subprocess.PIPE,
+                              start_new_session=True) as process, cli.when_interrupted(lambda: _stop(process)):
             told = _follow(process.stderr, progress, share, what)
             process.wait()
         output.seek(0)
         rows = _rows(output.read())
     if process.returncode == cli.OK and progress is not None:
-        progress.add(share - told, what)
+        progress.add(share - told, what or "")
     code = process.returncode if process.returncode >= 0 else 128 - process.returncode
     return Result(code, rows, time.monotonic() - started)
 

@@ -173,11 +173,16 @@ def _add_sensitivity(results, path):
 
 def _plan(settings, facts):
     speed = _measure_speed(settings)
-    return report_plan.make(report_plan.Request(
+    request = report_plan.Request(
         model=settings.model, text=settings.text, state=_beside(settings.output, ".state"), needles=_beside(settings.output, ".needles"),
         quick=settings.quick, n_ctx=settings.n_ctx, n_chunks=settings.n_chunks, longest=settings.longest,
         n_ctx_train=facts["n_ctx_train"], prefill_tps=speed["prefill_tps"], decode_tps=speed["decode_tps"],
-        calibrated=facts["calibration"] is not None, common=settings.common, configs=settings.configs, settings=settings.files))
+        calibrated=facts["calibration"] is not None, common=settings.common, configs=settings.configs, settings=settings.files,
+        families=frozenset(row["family"] for row in child.rows_or_leave(["codecs", "--json"])))
+    absent = report_plan.absent_families(request)
+    if absent and not settings.configs and not settings.quick:
+        cli.complain(f"report: this build has no {', '.join(absent)}: left out")
+    return report_plan.make(request)
 
 
 class Report:

@@ -2,6 +2,7 @@
 
 import itertools
 import os
+import re
 from dataclasses import dataclass, field
 
 NEEDLES, TRIALS, PREFILL, DECODE, ROUNDS, MOST_COMPARED = 8, 2, 256, 16, 2, 6
@@ -82,6 +83,7 @@ class Request:
     prefill_tps: float  # of the f16 cache, measured
     decode_tps: float
     calibrated: bool  # there is a calibration: its codecs, too
+    families: frozenset  # of codecs that this build has
     common: list = field(default_factory=list)  # words that every step gets: --runtime, --threads, ...
     configs: list = field(default_factory=list)  # words of the user's configurations; empty: the default ones
     settings: list = field(default_factory=list)  # of settings files, measured beside either
@@ -104,6 +106,20 @@ def _without_folder(word):
 
 def _split(lines):
     return [word for line in lines for word in line.split()]
+
+
+def _families_of(line):
+    """Of a line of the default lists: "-k int-4:axis=channel -v trellis-4" is of int and trellis."""
+    return {re.split("[-:]", spec)[0] for option, spec in zip(line.split()[::2], line.split()[1::2]) if option in ("-k", "-v")}
+
+
+def _possible(lines, request):
+    return [line for line in lines if _families_of(line) <= request.families]
+
+
+def absent_families(request):
+    """What the default lists measure where a build has it: builds without KVANT_PAPERS lack some."""
+    return sorted(set().union(*map(_families_of, [*EVERYTHING, *WITH_CALIBRATION])) - request.families)
 
 
 def _is_config(word):
@@ -129,9 +145,9 @@ def _begin(request, command):
 
 
 def _eval(request, name, n_bins):
-    lines = FEW if request.quick else EVERYTHING
+    lines = _possible(FEW if request.quick else EVERYTHING, request)
     words, n = _configs(request, lines, len(request.configs) + len(request.settings))
-    calibrated = WITH_CALIBRATION if request.calibrated and not request.quick and not request.configs else []
+    calibrated = _possible(WITH_CALIBRATION, request) if request.calibrated and not request.quick and not request.configs else []
     bins = ["--by-position", str(n_bins)] if n_bins > 1 else []
     seconds = START_SECONDS
     if n_bins == 1:  # the other one only reads what this one kept
