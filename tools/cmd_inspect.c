@@ -148,7 +148,7 @@ int command_inspect(int argc, char **argv)
         return EXIT_USAGE;
     interrupt_catch();
     const bool ok = engine_open(&e, &s.engine) && look_at_model(&e, &f) && look_at_text(&e, s.text, &f) &&
-                    print(&e, &f, cells, s.json) && finish_output() == EXIT_OK;
+                    print(&e, &f, cells, s.json);
     engine_close(&e);
     return ok ? EXIT_OK : interrupted() ? EXIT_INTERRUPTED : EXIT_RUNTIME;
 }

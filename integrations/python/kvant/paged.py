@@ -126,7 +126,7 @@ class PagedCache:
             raise ValueError("this cache was made without open blocks (n_open_blocks)")
 
     def _channels(self, tensor, what):
-        """A centre or factors, or None: a pointer."""
+        """A centre or scale, or None: a pointer."""
         if tensor is None:
             return None
         shape = (self.n_kv_heads, self.head_dim)
@@ -151,13 +151,13 @@ class PagedCache:
         slots,
         k_center=None,
         v_center=None,
-        k_factors=None,
-        v_factors=None,
+        k_scale=None,
+        v_scale=None,
         refused=None,
         to_open=False,
     ):
         """Writes tokens: k, v [n, kv heads, head_dim] of one dtype, slots int64 [n] (64 * block +
-        offset, negative skips). Centres and factors are float32 [kv heads, head_dim]: rows are
+        offset, negative skips). Centres and scales are float32 [kv heads, head_dim]: rows are
         shifted by the one, then divided by the other. to_open: into open blocks, the only way for
         codecs with groups of 32. refused: an int32 CUDA tensor [1] that collects the reasons of
         rows that were not written."""
@@ -180,9 +180,9 @@ class PagedCache:
         )
         codecs = (self.open_k, self.open_v) if to_open else (self.k, self.v)
         pages = self._open_pages if to_open else self._pages
-        for name, codec, rows, center, factors in (
-            ("k", codecs[0], k, k_center, k_factors),
-            ("v", codecs[1], v, v_center, v_factors),
+        for name, codec, rows, center, row_scale in (
+            ("k", codecs[0], k, k_center, k_scale),
+            ("v", codecs[1], v, v_center, v_scale),
         ):
             part = CudaRows(
                 codec=codec.handle,
@@ -191,7 +191,7 @@ class PagedCache:
                 token_stride=rows.stride(0),
                 head_stride=rows.stride(1),
                 center=self._channels(center, f"{name}_center"),
-                factors=self._channels(factors, f"{name}_factors"),
+                scale=self._channels(row_scale, f"{name}_scale"),
             )
             setattr(args, name, part)
         self._call("append", args)
@@ -227,8 +227,8 @@ class PagedCache:
         out=None,
         lse=None,
         v_center=None,
-        k_factors=None,
-        v_factors=None,
+        k_scale=None,
+        v_scale=None,
         causal=True,
         window=0,
         logit_softcap=0.0,
@@ -293,8 +293,8 @@ class PagedCache:
             lse=_pointer(lse),
             scale=scale,
             v_center=self._channels(v_center, "v_center"),
-            k_factors=self._channels(k_factors, "k_factors"),
-            v_factors=self._channels(v_factors, "v_factors"),
+            k_scale=self._channels(k_scale, "k_scale"),
+            v_scale=self._channels(v_scale, "v_scale"),
             workspace=self._workspace.data_ptr(),
             workspace_bytes=self._workspace.numel(),
             query_tokens=tokens,
@@ -311,7 +311,7 @@ class PagedCache:
         self._call("attention", args)
         return out
 
-    def decode(self, role, blocks, dtype=torch.bfloat16, center=None, factors=None, is_open=False):
+    def decode(self, role, blocks, dtype=torch.bfloat16, center=None, scale=None, is_open=False):
         """Rows of whole sealed blocks, or of open ones (int32 numbers): [64 * len(blocks), kv
         heads, head_dim]."""
         checks.choice(role, "role", ("k", "v"))
@@ -333,7 +333,7 @@ class PagedCache:
             token_stride=out.stride(0),
             head_stride=out.stride(1),
             center=self._channels(center, "center"),
-            factors=self._channels(factors, "factors"),
+            scale=self._channels(scale, "scale"),
         )
         if n > 0:
             self._call("decode", args)

@@ -329,6 +329,7 @@ class CacheParams(Struct):
         ("calibration", c.c_char_p),
         ("scale", c.c_float),
         ("logit_softcap", c.c_float),
+        ("stream", c.c_void_p),
     ]
 
 
@@ -361,7 +362,7 @@ class CudaRows(c.Structure):
         ("token_stride", c.c_size_t),
         ("head_stride", c.c_size_t),
         ("center", c.c_void_p),
-        ("factors", c.c_void_p),
+        ("scale", c.c_void_p),
         ("weights", c.c_void_p),
     ]
 
@@ -405,8 +406,8 @@ class CudaAttentionArgs(Struct):
         ("lse", c.c_void_p),
         ("scale", c.c_float),
         ("v_center", c.c_void_p),
-        ("k_factors", c.c_void_p),
-        ("v_factors", c.c_void_p),
+        ("k_scale", c.c_void_p),
+        ("v_scale", c.c_void_p),
         ("workspace", c.c_void_p),
         ("workspace_bytes", c.c_size_t),
         ("query_tokens", c.c_uint32),
@@ -454,6 +455,8 @@ class CudaDecodeArgs(Struct):
         ("token_stride", c.c_size_t),
         ("head_stride", c.c_size_t),
         ("center", c.c_void_p),
-        ("factors", c.c_void_p),
+        ("scale", c.c_void_p),
         ("inverse_weights", c.c_void_p),
+        ("to", c.c_void_p),
+        ("transformed", c.c_uint32),
     ]
