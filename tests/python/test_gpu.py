@@ -100,6 +100,14 @@ class Cache(TestCase):
                 self.cache.append(layer, other, late_k, late_v)
         self.assertTrue(torch.equal(self.attend(on_gpu(Q), other), wanted))
 
+    def test_a_stream_of_its_own(self):
+        stream = torch.cuda.Stream()
+        cache = kvant.Cache(1, HEADS, KV_HEADS, DIM, 512, device="cuda", **SPECS, stream=stream.cuda_stream)
+        cache.append(0, cache.new_sequence(), on_gpu(K), on_gpu(V))
+        out = cache.attend(0, 0, on_gpu(Q))
+        stream.synchronize()
+        self.assertTrue(torch.equal(out, self.attend(on_gpu(Q))))
+
     def test_refusals(self):
         self.refused(ValueError, "k: |GPU", self.cache.append, 0, self.sequence, torch.from_numpy(K), on_gpu(V))
         self.refused(TypeError, "q: |bfloat16", self.cache.attend, 0, self.sequence, on_gpu(Q).bfloat16())
