@@ -89,8 +89,6 @@ static bool start_threadpool(engine *e)
         memcpy(&create, &symbols[0], sizeof create);
         memcpy(&e->threadpool_free, &symbols[1], sizeof e->threadpool_free);
         struct ggml_threadpool_params params = ll.ggml_threadpool_params_default((int)e->options.n_threads);
-        if (e->options.sleeping_threads)
-            params.poll = 0;
         e->threadpool = create(&params);
     }
     if (e->threadpool == NULL)
@@ -100,17 +98,9 @@ static bool start_threadpool(engine *e)
 
 bool engine_open(engine *e, const engine_options *options)
 {
-    if (access(options->model, R_OK) == 0)
-        return engine_open_runtime(e, options);
-    complain("model %s: %s", options->model, strerror(errno));
     *e = (engine){ .options = *options };
-    return false;
-}
-
-bool engine_open_runtime(engine *e, const engine_options *options)
-{
-    *e = (engine){ .options = *options };
-    default_runtime(&e->options);
+    if (access(options->model, R_OK) != 0)
+        return complain("model %s: %s", options->model, strerror(errno));
     if (!llama_api_load(e->options.runtime))
         return false;
     ll.llama_log_set(on_log, e);

@@ -20,6 +20,10 @@ kvant_status kvant_codec_check_rows(const kvant_codec *codec, const kvant_kernel
 kvant_status kvant_codec_check_open_rows(const kvant_codec *codec, const kvant_kernels *kernels,
                                          const kvant_affine *affine, const float *rows, size_t stride, size_t n);
 
+/* Rows whose numbers are at most this magnitude pass both checks. At most 0 when the centre alone is
+ * too large. */
+float kvant_codec_safe_input(const kvant_codec *codec, const kvant_kernels *kernels, const kvant_affine *affine);
+
 /* The same for one transformed row, which becomes what fp16 leaves of it. */
 bool kvant_codec_fits_open(const kvant_codec *codec, const kvant_kernels *kernels, float *y);
 
@@ -59,9 +63,5 @@ void kvant_codec_decode_open(const kvant_codec *codec, const kvant_kernels *kern
 /* Unpacks an open page into the tile of kernels.h, in the order of channels that the codec's own
  * tiles have. */
 void kvant_codec_unpack_open(const kvant_codec *codec, const kvant_kernels *kernels, const void *page, float *tile);
-
-/* For sealing rows that were not checked with check_open_rows: checks y, then encodes. Errors as
- * kvant_codec_encode. */
-kvant_status kvant_codec_seal(const kvant_codec *codec, const float *y, uint32_t first, uint32_t n, void *page);
 
 #endif

@@ -1,5 +1,5 @@
-"""layouts.py - prints a C program that compares kvant/structs.py with the headers of C: size of every structure, place
-and size of every field. The program names what differs, and then fails.
+"""layouts.py - prints a C program that compares kvant/structs.py with the headers of C: size of
+every structure, place and size of every field. The program names what differs, and then fails.
 
 CodecInfo is kvant_codec_info, CudaPages kvant_cuda_pages; a field `from_` is C's `from`."""
 
@@ -45,7 +45,11 @@ def checks(struct):
 
 
 def main():
-    here = [s for s in vars(structs).values() if isinstance(s, type) and issubclass(s, c.Structure) and hasattr(s, "_fields_")]
+    here = [
+        s
+        for s in vars(structs).values()
+        if isinstance(s, type) and issubclass(s, c.Structure) and hasattr(s, "_fields_")
+    ]
     assert len(here) > 20, "structs.py has lost its structures"
     lines = [f'    wrong |= compare("{what}", {number}, {what});' for struct in here for what, number in checks(struct)]
     print(START + "\n".join(lines) + "\n    return wrong;\n}")

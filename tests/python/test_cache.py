@@ -7,6 +7,7 @@ from common import TestCase, normal, np
 from reference import attention, growth, rounding
 
 import kvant
+from kvant import library
 
 LAYERS, HEADS, KV_HEADS, DIM = 3, 9, 3, 64
 SHAPE = dict(n_layers=LAYERS, n_heads=HEADS, n_kv_heads=KV_HEADS, head_dim=DIM)
@@ -32,8 +33,9 @@ class Attends(TestCase):
             self.assertTrue(np.array_equal(one, other))
 
     def test_the_first_program(self):
-        """Tokens go in layer by layer, one by one, with the default preset. Tensors of the same rows attend to the same
-        bits, and are within the rounding of binary32 of NumPy over what they hold, without rounding to integers."""
+        """Tokens go in layer by layer, one by one, with the default preset. Tensors of the same
+        rows attend to the same bits, and are within the rounding of binary32 of NumPy over what
+        they hold, without rounding to integers."""
         cache, n = kvant.Cache(**SHAPE, max_tokens=4096), 150
         scheme = kvant.Scheme(n_layers=LAYERS, n_kv_heads=KV_HEADS, head_dim=DIM)
         tensors = [kvant.Tensor(scheme.codecs(0, role), n_blocks=3) for role in "kv"]
@@ -68,7 +70,8 @@ class Attends(TestCase):
             self.assertTrue((np.abs(got - wanted).max(2) <= bound).all(), options)
 
     def test_codes(self):
-        """Attention on codes is attention over the decoded rows, when queries and weights are not rounded to integers."""
+        """Attention on codes is attention over the decoded rows, when queries and weights are not
+        rounded to integers."""
         cache, n = kvant.Cache(**SHAPE, max_tokens=512, k="turboquant-4", v="int-4"), 200
         sequence = cache.new_sequence()
         k, v, q = rows(1, n), rows(2, n), rows(3, 5, HEADS)
@@ -164,7 +167,9 @@ class Sequences(Attends):
     def test_damaged_and_foreign_blocks(self):
         data = self.cache.export_block(self.sequence, 0)
         foreign = kvant.Cache(**SHAPE, max_tokens=64, k="turboquant-3")
-        self.assertEqual(self.refused(kvant.Error, "import", foreign.import_block, foreign.new_sequence(), data).status, 70)
+        self.assertEqual(
+            self.refused(kvant.Error, "import", foreign.import_block, foreign.new_sequence(), data).status, 70
+        )
         into = self.cache.new_sequence()
         for bad in (b"", data[:-1], data[:1000] + bytes([data[1000] ^ 1]) + data[1001:]):
             self.assertEqual(self.refused(kvant.Error, "import", self.cache.import_block, into, bad).status, 70)
@@ -174,7 +179,8 @@ class Sequences(Attends):
         self.refused(kvant.Error, "import|whole block", self.cache.import_block, self.sequence, data)
 
     def test_threads_take_turns(self):
-        """Each thread has a sequence of one cache; what they hold is what one thread would have written."""
+        """Each thread has a sequence of one cache; what they hold is what one thread would have
+        written."""
         wanted = outputs(self.cache, self.sequence)
         other, failures = kvant.Cache(**SHAPE, max_tokens=640, max_sequences=4, k="turboquant-4"), []
 
@@ -193,6 +199,41 @@ class Sequences(Attends):
         for thread in threads:
             thread.join()
         self.assertEqual((failures, other.info.n_free_blocks), ([], 13 - 8))
+
+
+class SlowLibrary:
+    """libkvant whose append waits until it is told to go on."""
+
+    def __init__(self, real):
+        self.real, self.begun, self.go_on, self.calls = real, threading.Event(), threading.Event(), []
+
+    def __getattr__(self, name):
+        self.calls.append(name)
+        return getattr(self.real, name)
+
+    def kvant_cache_append(self, *arguments):
+        self.begun.set()
+        self.go_on.wait()
+        return self.real.kvant_cache_append(*arguments)
+
+
+class Turns(TestCase):
+    def test_a_call_waits_for_the_one_before(self):
+        cache, real = kvant.Cache(**SHAPE, max_tokens=64, k="int-4"), library.library()
+        sequence, slow, lengths = cache.new_sequence(), SlowLibrary(real), []
+        self.addCleanup(setattr, library, "_library", real)
+        library._library = slow
+        first = threading.Thread(target=lambda: cache.append(0, sequence, rows(1, 4), rows(2, 4)))
+        second = threading.Thread(target=lambda: lengths.append(cache.length(sequence)))
+        first.start()
+        slow.begun.wait()
+        second.start()
+        second.join(0.05)
+        self.assertEqual((slow.calls, lengths), ([], []))
+        slow.go_on.set()
+        first.join()
+        second.join()
+        self.assertEqual(lengths, [4])
 
 
 class Refusals(TestCase):
@@ -238,7 +279,9 @@ class Refusals(TestCase):
         self.refused(ValueError, "v: |[4, 3, 64]", self.cache.append, 0, self.sequence, good, rows(1, 5))
         bad = good.copy()
         bad[3, 1, 2] = np.nan
-        self.assertEqual(self.refused(kvant.Error, "layer 0|NaN", self.cache.append, 0, self.sequence, good, bad).status, 50)
+        self.assertEqual(
+            self.refused(kvant.Error, "layer 0|NaN", self.cache.append, 0, self.sequence, good, bad).status, 50
+        )
         self.assertEqual(self.cache.length(self.sequence), 0)
         self.cache.append(0, self.sequence, good[:0], good[:0])
         self.assertEqual(self.cache.length(self.sequence), 0)
@@ -249,7 +292,9 @@ class Refusals(TestCase):
         self.refused(ValueError, "no sequence 'a'", self.cache.fork, "a")
         self.assertEqual(self.refused(kvant.Error, "max_sequences", self.cache.new_sequence).status, 60)
         self.assertEqual(self.refused(kvant.Error, "max_sequences", self.cache.fork, self.sequence).status, 60)
-        error = self.refused(kvant.Error, "max_tokens, 64", self.cache.append, 0, self.sequence, rows(1, 65), rows(2, 65))
+        error = self.refused(
+            kvant.Error, "max_tokens, 64", self.cache.append, 0, self.sequence, rows(1, 65), rows(2, 65)
+        )
         self.assertEqual((error.status, self.cache.length(self.sequence)), (60, 0))
 
     def test_attention(self):

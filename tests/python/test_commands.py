@@ -19,8 +19,16 @@ from kvant.commands.cli import Option  # noqa: E402
 
 
 class CommandLine(unittest.TestCase):
-    command = cli.Command("thing", "", "About.", [Option("c", "ctx", "N", "tokens"), Option("q", "quick", None, "less"),
-                                                  Option(None, "config", "FILE", "a file")])
+    command = cli.Command(
+        "thing",
+        "",
+        "About.",
+        [
+            Option("c", "ctx", "N", "tokens"),
+            Option("q", "quick", None, "less"),
+            Option(None, "config", "FILE", "a file"),
+        ],
+    )
 
     def test_forms(self):
         for words, options in [
@@ -44,7 +52,10 @@ class CommandLine(unittest.TestCase):
 
 class Progress(unittest.TestCase):
     def follow(self, json):
-        with contextlib.redirect_stderr(io.StringIO()) as said, mock.patch("time.monotonic", side_effect=range(0, 100, 10)):
+        with (
+            contextlib.redirect_stderr(io.StringIO()) as said,
+            mock.patch("time.monotonic", side_effect=range(0, 100, 10)),
+        ):
             progress = cli.Progress(200, json)
             progress.add(50, "one")
             progress.end()
@@ -86,11 +97,13 @@ class Child(unittest.TestCase):
                 self.assertEqual((result.code, result.rows), (code, rows))
 
     def test_level_of_the_command(self):
-        self.assertEqual(self.run_script("printf '[\"%s\"]' \"$*\"", "eval", "-m", KVANT_CPU="avx2").rows, ["--cpu avx2 eval -m"])
+        self.assertEqual(
+            self.run_script('printf \'["%s"]\' "$*"', "eval", "-m", KVANT_CPU="avx2").rows, ["--cpu avx2 eval -m"]
+        )
 
     def test_progress_is_shared(self):
         """Half of its work is half of its share; a child that ends well has done all of it, whatever it said."""
-        half = "echo '{\"total\": 4, \"fraction\": 0.5}' >&2"
+        half = 'echo \'{"total": 4, "fraction": 0.5}\' >&2'
         for ending, done in (("", 8.0), ("; exit 1", 4.0)):
             progress = mock.Mock(spec=cli.Progress)
             self.run_script(half + ending, progress=progress)
@@ -116,16 +129,32 @@ class Child(unittest.TestCase):
 
 
 class Plan(unittest.TestCase):
-    request = {"model": "/models/m.gguf", "text": "./t.txt", "state": "r.state", "needles": "r.needles", "quick": False, "n_ctx": 2048,
-               "n_chunks": 2, "longest": 4096, "n_ctx_train": 8192, "prefill_tps": 1000.0, "decode_tps": 10.0, "calibrated": False,
-               "families": frozenset(["int", "bdr", "kivi", "innerq", "hessian", "turboquant", "trellis", "octopus", "polar", "hqmq", "addvq"])}
+    request = {
+        "model": "/models/m.gguf",
+        "text": "./t.txt",
+        "state": "r.state",
+        "needles": "r.needles",
+        "quick": False,
+        "n_ctx": 2048,
+        "n_chunks": 2,
+        "longest": 4096,
+        "n_ctx_train": 8192,
+        "prefill_tps": 1000.0,
+        "decode_tps": 10.0,
+        "calibrated": False,
+        "families": frozenset(
+            ["int", "bdr", "kivi", "innerq", "hessian", "turboquant", "trellis", "octopus", "polar", "hqmq", "addvq"]
+        ),
+    }
 
     def plan(self, **changes):
         return report_plan.make(report_plan.Request(**{**self.request, **changes}))
 
     def test_steps(self):
-        self.assertEqual([step.name for step in self.plan()],
-                         ["quality", "position", "speed", "needle:512", "needle:1024", "needle:2048", "needle:4096"])
+        self.assertEqual(
+            [step.name for step in self.plan()],
+            ["quality", "position", "speed", "needle:512", "needle:1024", "needle:2048", "needle:4096"],
+        )
         short = self.plan(n_ctx_train=1000)
         self.assertEqual([step.name for step in short], ["quality", "position", "speed", "needle:512"])
         self.assertIn("0,125,500", short[2].words)  # what is measured at the deepest must still fit
@@ -144,13 +173,15 @@ class Plan(unittest.TestCase):
         self.assertNotIn("hessian-4", words)
         self.assertIn("int-4:axis=channel,group=64", words)
         self.assertEqual(report_plan.absent_families(report_plan.Request(**self.request)), [])
-        self.assertEqual(report_plan.absent_families(report_plan.Request(**{**self.request, **few})),
-                         ["addvq", "bdr", "hessian", "hqmq", "innerq", "kivi", "octopus", "polar"])
+        self.assertEqual(
+            report_plan.absent_families(report_plan.Request(**{**self.request, **few})),
+            ["addvq", "bdr", "hessian", "hqmq", "innerq", "kivi", "octopus", "polar"],
+        )
 
     def test_own_configurations(self):
         own = ["--protect", "1", *(word for i in range(9) for word in ("--codec-k", f"int-{i}", "--fp32"))]
         quality, _, _, needle, *_ = self.plan(configs=own, settings=["--config", "a.kvant"], calibrated=True)
-        self.assertEqual(quality.words[-len(own) - 2:], [*own, "--config", "a.kvant"])
+        self.assertEqual(quality.words[-len(own) - 2 :], [*own, "--config", "a.kvant"])
         self.assertEqual(needle.words[-22:], [*own[:20], "--config", "a.kvant"])
 
     def test_times(self):
@@ -161,7 +192,12 @@ class Plan(unittest.TestCase):
 
     def test_command_lines_name_no_folders(self):
         line = self.plan(common=["--runtime", "/opt/llama"])[0].command_line()
-        self.assertTrue(line.startswith("kvant eval -m m.gguf --json --runtime llama -f t.txt -c 2048 --chunks 2 --resume r.state "), line)
+        self.assertTrue(
+            line.startswith(
+                "kvant eval -m m.gguf --json --runtime llama -f t.txt -c 2048 --chunks 2 --resume r.state "
+            ),
+            line,
+        )
 
 
 class Results(unittest.TestCase):

@@ -30,7 +30,9 @@ import kvant
 
 class Imports(TestCase):
     def test_importing_loads_nothing(self):
-        program = "import kvant, sys; print([m for m in sys.modules if m.split('.')[0] in ('numpy', 'torch', 'ctypes')])"
+        program = (
+            "import kvant, sys; print([m for m in sys.modules if m.split('.')[0] in ('numpy', 'torch', 'ctypes')])"
+        )
         self.assertEqual(run(program, KVANT_LIBRARY="/nowhere"), "[]")
 
     def test_every_name_is_there(self):
@@ -42,7 +44,11 @@ class Imports(TestCase):
 
     def test_numpy_is_needed_where_arrays_are(self):
         shape = "n_layers=2, n_kv_heads=1, head_dim=64"
-        for line in ("kvant.Codec('int-4', 64).true_bits", f"kvant.Scheme({shape}).context_bytes(64)", "kvant.codecs()"):
+        for line in (
+            "kvant.Codec('int-4', 64).true_bits",
+            f"kvant.Scheme({shape}).context_bytes(64)",
+            "kvant.codecs()",
+        ):
             self.assertTrue(run(f"{WITHOUT_NUMPY}print(bool({line}))") == "True", line)
         for line in ("kvant.Cache", "kvant.Codec('int-4', 64).encode([])"):
             self.assertIn("pip install numpy", run(WITHOUT_NUMPY + line))

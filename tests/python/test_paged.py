@@ -1,4 +1,5 @@
-"""kvant.PagedCache without a GPU: what it refuses, and what reaches the library. PyTorch and the GPU are stand-ins."""
+"""kvant.PagedCache without a GPU: what it refuses, and what reaches the library. PyTorch and the
+GPU are stand-ins."""
 
 import pathlib
 import sys
@@ -98,15 +99,15 @@ class Append(Calls):
     def test_right_ones_arrive(self):
         k, v = rows(dtype=bfloat16), rows(dtype=bfloat16, strides=(3 * KV_HEADS * DIM, DIM, 1))
         slots, refused = Tensor((5,), int64), Tensor((1,), int32)
-        center, factors = Tensor((KV_HEADS, DIM), float32), Tensor((KV_HEADS, DIM), float32)
-        self.append(k, v, slots, k_center=center, v_factors=factors, refused=refused)
+        center, scale = Tensor((KV_HEADS, DIM), float32), Tensor((KV_HEADS, DIM), float32)
+        self.append(k, v, slots, k_center=center, v_scale=scale, refused=refused)
         args = self.library.calls["append"]
         self.assertEqual((args.type, args.n_tokens, args.n_kv_heads), (2, 5, KV_HEADS))
         self.assertEqual((args.slots, args.refused), (slots.data_ptr(), refused.data_ptr()))
         self.assertEqual((args.k.rows, args.k.token_stride, args.k.head_stride), (k.data_ptr(), KV_HEADS * DIM, DIM))
         self.assertEqual((args.v.rows, args.v.token_stride), (v.data_ptr(), 3 * KV_HEADS * DIM))
-        self.assertEqual((args.k.center, args.k.factors), (center.data_ptr(), None))
-        self.assertEqual((args.v.center, args.v.factors), (None, factors.data_ptr()))
+        self.assertEqual((args.k.center, args.k.scale), (center.data_ptr(), None))
+        self.assertEqual((args.v.center, args.v.scale), (None, scale.data_ptr()))
         self.assertEqual((args.k.codec, args.v.codec), (16, 17))
         self.assertEqual(args.k.pages.base, self.cache.pool.data_ptr())
         self.assertEqual(args.v.pages.base, self.cache.pool.data_ptr() + KV_HEADS * 2304)
@@ -143,8 +144,8 @@ class Append(Calls):
             self.refused(error, f"slots: |{words}", self.append, slots=bad)
         self.refused(ValueError, "k: |shape", self.append, slots=Tensor((6,), int64))
 
-    def test_centres_and_factors(self):
-        for name in ("k_center", "v_center", "k_factors", "v_factors"):
+    def test_centres_and_scales(self):
+        for name in ("k_center", "v_center", "k_scale", "v_scale"):
             for error, words, bad in (
                 (TypeError, "float16", Tensor((KV_HEADS, DIM), float16)),
                 (ValueError, "shape", Tensor((DIM,), float32)),
@@ -262,8 +263,8 @@ class Attention(Calls):
             ("lse", TypeError, "bfloat16", Tensor((batch, heads), bfloat16)),
             ("lse", ValueError, "contiguous", Tensor((batch, heads), float32, strides=(heads * 2, 1))),
             ("v_center", TypeError, "float16", Tensor((KV_HEADS, DIM), float16)),
-            ("k_factors", ValueError, "shape", Tensor((heads, DIM), float32)),
-            ("v_factors", ValueError, "cpu", Tensor((KV_HEADS, DIM), float32, on="cpu")),
+            ("k_scale", ValueError, "shape", Tensor((heads, DIM), float32)),
+            ("v_scale", ValueError, "cpu", Tensor((KV_HEADS, DIM), float32, on="cpu")),
             ("scale", ValueError, "nan", float("nan")),
         ):
             arguments = self.arguments() | {name: bad}

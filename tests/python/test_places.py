@@ -1,11 +1,12 @@
-"""Arrays on a GPU by their address: what DLPack and __cuda_array_interface__ say, and what is refused. No GPU is needed:
-the arrays only tell where they would lie."""
+"""Arrays on a GPU by their address: what DLPack and __cuda_array_interface__ say, and what is
+refused. No GPU is needed: the arrays only tell where they would lie."""
 
 import unittest
 
 from common import TestCase, normal, np
 
-from kvant import places
+import kvant
+from kvant import library, places
 
 
 class OnGpu:
@@ -20,8 +21,12 @@ class OnGpu:
             self.__cuda_array_interface__ = array.__array_interface__ | {"version": 3, "stream": stream}
 
     def _dlpack(self, stream):
+        """As a producer gives it whose data pointer is the beginning of a larger allocation."""
         self.streams.append(stream)
-        return self.array.__dlpack__()
+        capsule = self.array.__dlpack__()
+        tensor = places.dl_tensor(capsule)
+        tensor.data, tensor.byte_offset = tensor.data - 32, 32
+        return capsule
 
 
 class Gpu(TestCase):
@@ -73,6 +78,67 @@ class Gpu(TestCase):
         self.refused(TypeError, "out: |OnGpu", gpu.new, OnGpu(good), (2, 3, 8))
 
 
+class HostForGpu:
+    """libkvant whose caches on "cuda" are on the host: what they are told to read and write lies
+    there."""
+
+    def __getattr__(self, name):
+        return getattr(HostForGpu.real, name)
+
+    def kvant_cache_create(self, params, cache):
+        self.device, params._obj.device = params._obj.device, b"cpu"
+        return self.real.kvant_cache_create(params, cache)
+
+
+class CacheOnGpu(TestCase):
+    """A cache whose arguments are addresses in device memory, as far as Python can tell."""
+
+    def setUp(self):
+        HostForGpu.real = library.library()
+        self.addCleanup(setattr, library, "_library", HostForGpu.real)
+        library._library = self.library = HostForGpu()
+        self.cache = kvant.Cache(2, 4, 2, 64, 128, device="cuda", k="int-4")
+        self.sequence = self.cache.new_sequence()
+
+    def test_it_computes_as_on_the_host(self):
+        self.assertEqual(self.library.device, b"cuda")
+        k, v, wide = normal(1, 70, 2, 64), normal(2, 70, 2, 64), normal(3, 2, 3, 4, 64)
+        host = kvant.Cache(2, 4, 2, 64, 128, k="int-4")
+        host.append(1, host.new_sequence(), k, v)
+        lse, mask = np.empty((2, 4), np.float32), np.zeros((2, 70), np.float16)
+        mask[:, 5:9] = -np.inf
+        wanted = host.attend(1, 0, wide[:, 1], mask=mask, lse=lse)
+        for dlpack in (True, False):
+            cache = kvant.Cache(2, 4, 2, 64, 128, device="cuda", k="int-4")
+            sequence = cache.new_sequence()
+            cache.append(1, sequence, OnGpu(k, dlpack), OnGpu(v, dlpack))
+            out, got = np.empty((2, 4, 64), np.float32), np.empty_like(lse)
+            given = OnGpu(out, dlpack)
+            options = {"mask": OnGpu(mask, dlpack), "lse": OnGpu(got, dlpack), "out": given}
+            self.assertIs(cache.attend(1, sequence, OnGpu(wide[:, 1], dlpack), **options), given)
+            self.assertTrue(np.array_equal(out, wanted) and np.array_equal(got, lse))
+
+    def test_an_output_is_made_where_the_queries_can(self):
+        class Torch(OnGpu):
+            def new_empty(self, shape):
+                return Torch(np.empty(shape, np.float32))
+
+        rows = OnGpu(normal(1, 3, 2, 64))
+        self.cache.append(0, self.sequence, rows, rows)
+        out = self.cache.attend(0, self.sequence, Torch(normal(2, 1, 4, 64)))
+        self.assertTrue(np.isfinite(out.array).all())
+        self.refused(TypeError, "out: ", self.cache.attend, 0, self.sequence, OnGpu(normal(2, 1, 4, 64)))
+
+    def test_refusals(self):
+        rows = normal(1, 3, 2, 64)
+        self.refused(ValueError, "k: |GPU", self.cache.append, 0, self.sequence, rows, rows)
+        self.refused(ValueError, "v: |[3, 2, 64]", self.cache.append, 0, self.sequence, OnGpu(rows), OnGpu(rows[:2]))
+        self.refused(
+            ValueError, "k: |contiguous", self.cache.append, 0, self.sequence, OnGpu(rows[::2]), OnGpu(rows[:2])
+        )
+        self.assertEqual(self.cache.length(self.sequence), 0)
+
+
 class Host(TestCase):
     def test_no_copies_of_contiguous_arrays(self):
         host, array = places.Host(), normal(1, 4, 3, 8)
@@ -83,7 +149,9 @@ class Host(TestCase):
             copy = host.take(bad, "k", "float32", (None, None, 8))
             self.assertFalse(np.shares_memory(copy.keep, array))
             self.assertTrue(np.array_equal(copy.keep, bad))
-        self.assertFalse(np.shares_memory(host.take(array[..., ::-1], "q", "float32", (4, 3, 8), rows=True).keep, array))
+        self.assertFalse(
+            np.shares_memory(host.take(array[..., ::-1], "q", "float32", (4, 3, 8), rows=True).keep, array)
+        )
 
 
 if __name__ == "__main__":

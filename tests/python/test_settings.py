@@ -94,6 +94,24 @@ class Scheme(WithFolder):
         self.assertEqual(scheme.context_bytes(1000), sum(tensor.info.bytes for tensor in tensors))
         self.assertEqual(tensors[1].info.head_dim, 32)
 
+    def test_a_calibration_beside_the_model(self):
+        """Is used if it was made with this very file."""
+        model, other = self.folder / "model.gguf", self.folder / "other.gguf"
+        for seed, path in enumerate((model, other)):
+            path.write_bytes(normal(seed, 5000).tobytes())
+            calibrator = kvant.Calibrator(model_fingerprint=kvant.model_fingerprint(model))
+            for layer, role in ((layer, role) for layer in range(3) for role in "kv"):
+                calibrator.add_rows(layer, role, normal(layer, 64, 2, 64))
+            calibrator.add_queries(0, 0, normal(9, 64, 64))
+            calibrator.finish().save(path.with_suffix(".kvcal"))
+        scheme = kvant.Scheme(k="int-4:center=file", model=model, **SHAPE)
+        self.assertEqual((scheme.calibrated, scheme.calibration_path), (True, str(model.with_suffix(".kvcal"))))
+        self.assertTrue(kvant.Scheme(k="int-4:center=file", model=model, like=scheme, **SHAPE).calibrated)
+        foreign = kvant.Scheme("balanced", model=other, **SHAPE)
+        self.assertFalse(foreign.calibrated)
+        self.assertIn("other.kvcal", foreign.not_used)
+        self.refused(OSError, "nowhere.gguf", kvant.model_fingerprint, self.folder / "nowhere.gguf")
+
     def test_codecs_outlive_the_scheme_object(self):
         codecs = kvant.Scheme(k="int-4", **SHAPE).codecs(0, "k")
         rows = normal(1, 64, 64)
@@ -140,6 +158,20 @@ class Calibration(WithFolder):
         self.assertIsNone(calibration.entry(0, 0, "v").query_moment)
         self.refused(IndexError, "layer 1", calibration.entry, 1, 0)
 
+    def test_attention_weighs_the_keys(self):
+        """Hidden keys count as if they were not there, and which keys count changes the matrix."""
+        keys, queries, made = normal(5, 64, 1, 16), normal(6, 4, 16), []
+        hidden = np.zeros((4, 64), np.float32)
+        hidden[:, 20:] = -np.inf
+        for given in ((keys[:, 0], queries, hidden), (keys[:20, 0], queries), (keys[:, 0], queries)):
+            calibrator = kvant.Calibrator()
+            calibrator.add_rows(0, "k", keys)
+            calibrator.add_queries(0, 0, queries)
+            calibrator.add_attention(0, 0, *given)
+            made.append(calibrator.finish().entry(0, 0).matrix)
+        self.assertTrue(np.array_equal(made[0], made[1]))
+        self.assertFalse(np.array_equal(made[0], made[2]))
+
     def test_files_come_back(self):
         calibration, path = self.gather().finish(), self.folder / "model.kvcal"
         calibration.save(path)
@@ -161,7 +193,9 @@ class Calibration(WithFolder):
         self.assertEqual(self.refused(kvant.Error, "/nowhere", kvant.Calibration, "/nowhere.kvcal").status, 71)
         self.refused(TypeError, "path", kvant.Calibration, None)
         calibration = kvant.Calibration(VECTORS)
-        self.refused(kvant.Error, "codec", kvant.Codec, "int-4:center=file", calibration.info.head_dim * 2, "k", calibration)
+        self.refused(
+            kvant.Error, "codec", kvant.Codec, "int-4:center=file", calibration.info.head_dim * 2, "k", calibration
+        )
         self.refused(kvant.Error, "calibration", kvant.Calibrator().finish)
         calibrator, rows = kvant.Calibrator(), normal(1, 4, 2, 32)
         self.refused(ValueError, "rows: |[n, n, n]", calibrator.add_rows, 0, "k", rows[:, 0])

@@ -1,4 +1,5 @@
-"""kvant.Tensor and kvant.attention: what was written comes back, blocks travel, attention is that of NumPy."""
+"""kvant.Tensor and kvant.attention: what was written comes back, blocks travel, attention is that
+of NumPy."""
 
 import unittest
 
@@ -96,7 +97,9 @@ class Blocks(TestCase):
         data = bytearray(tensor.export_block(0))
         data[len(data) // 2] ^= 1
         self.assertEqual(self.refused(kvant.Error, "import", tensor.import_block, 1, bytes(data)).status, 70)
-        self.assertEqual(self.refused(kvant.Error, "import", made("int-3").import_block, 1, tensor.export_block(0)).status, 70)
+        self.assertEqual(
+            self.refused(kvant.Error, "import", made("int-3").import_block, 1, tensor.export_block(0)).status, 70
+        )
         self.refused(kvant.Error, "import", tensor.import_block, 1, b"")
         self.assertFalse(tensor.read(64, 64).any())
 
@@ -110,7 +113,9 @@ class Attention(TestCase):
 
     def compare(self, order=slice(None), **options):
         """The tokens of the sequence are in the blocks of order; without rounding to integers."""
-        k, v = (x.read(0, 256).reshape(4, 64, HEADS, DIM)[order].reshape(-1, HEADS, DIM)[:190] for x in (self.k, self.v))
+        k, v = (
+            x.read(0, 256).reshape(4, 64, HEADS, DIM)[order].reshape(-1, HEADS, DIM)[:190] for x in (self.k, self.v)
+        )
         table = np.arange(4, dtype=np.int32)[order]
         out = kvant.attention(self.k, self.v, self.q, 190, table, exact=True, **options)
         known = {name: value for name, value in options.items() if name not in ("out", "lse", "logit_softcap")}
@@ -148,7 +153,9 @@ class Attention(TestCase):
         self.refused(kvant.Error, "more tokens", call, k, v, q, 1000)
         self.refused(kvant.Error, "causal", call, k, v, q, 2)
         self.refused(kvant.Error, "attention", call, k, v, normal(1, 3, 5, DIM), 64)
-        self.refused(ValueError, "out: |contiguous", call, k, v, q, 64, out=np.empty((6, 3, DIM), np.float32).swapaxes(0, 1))
+        self.refused(
+            ValueError, "out: |contiguous", call, k, v, q, 64, out=np.empty((6, 3, DIM), np.float32).swapaxes(0, 1)
+        )
         self.refused(ValueError, "mask: |[3, 64]", call, k, v, q, 64, mask=np.zeros((3, 63), np.float16))
         self.refused(TypeError, "mask: |float32", call, k, v, q, 64, mask=np.zeros((3, 64), np.float32))
         self.refused(ValueError, "scale: -1", call, k, v, q, 64, scale=-1)

@@ -1,6 +1,8 @@
-"""kvant: the compressed key-value cache, from Python. NumPy on the CPU, pointers of PyTorch and others on a GPU.
+"""kvant: the compressed key-value cache, from Python. NumPy on the CPU, pointers of PyTorch and
+others on a GPU.
 
-Importing kvant loads neither libkvant nor NumPy nor PyTorch: each name loads what it needs when it is first used."""
+Importing kvant loads neither libkvant nor NumPy nor PyTorch: each name loads what it needs when it
+is first used."""
 
 from __future__ import annotations
 
@@ -10,7 +12,7 @@ from typing import TYPE_CHECKING, Any
 if TYPE_CHECKING:
     from .attend import attention
     from .cache import Cache, CacheInfo
-    from .calibration import Calibration, CalibrationEntry, CalibrationInfo, Calibrator
+    from .calibration import Calibration, CalibrationEntry, CalibrationInfo, Calibrator, model_fingerprint
     from .codec import Codec, CodecFamily, check_spec, codecs, needs_calibration
     from .library import Error, cpu_level, set_cpu_level, version
     from .paged import PagedCache
@@ -21,7 +23,7 @@ if TYPE_CHECKING:
 _HOMES = {
     "attend": ("attention",),
     "cache": ("Cache", "CacheInfo"),
-    "calibration": ("Calibration", "CalibrationEntry", "CalibrationInfo", "Calibrator"),
+    "calibration": ("Calibration", "CalibrationEntry", "CalibrationInfo", "Calibrator", "model_fingerprint"),
     "codec": ("Codec", "CodecFamily", "check_spec", "codecs", "needs_calibration"),
     "library": ("Error", "cpu_level", "set_cpu_level", "version"),
     "paged": ("PagedCache",),

@@ -240,12 +240,9 @@ class Tune:
     def _compute_sites(self, captures):
         progress = cli.Progress(captures[0].n_layers, self.options.json)
 
-        def on_layer():
-            progress.add(1, "errors of the candidates, layer by layer")
-            leave_if_interrupted()
-
-        self.sites = self.tuning.sensitivity.compute(captures, self.candidates, self.calibration, self.options.n_ctx,
-                                                     self._n_threads(), on_layer)
+        self.sites = self.tuning.sensitivity.compute(
+            captures, self.candidates, self.calibration, self.options.n_ctx, self._n_threads(), leave_if_interrupted,
+            on_layer=lambda: progress.add(1, "errors of the candidates, layer by layer"))
         progress.end()
 
     def _n_threads(self):
@@ -387,6 +384,7 @@ def main(words):
     cli.catch_interrupt()
     with tempfile.TemporaryDirectory(prefix=f"{os.path.basename(options.output)}.", dir=os.path.dirname(options.output) or ".") as folder:
         options.texts = [keep_stdin(folder) if text == "-" else text for text in options.texts]
+        options.report = keep_stdin(folder) if options.report == "-" else options.report
         tune = Tune(options, tuning, folder)
         try:
             tune.run()

@@ -6,10 +6,9 @@
 from __future__ import annotations
 
 import math
-import os
 from concurrent.futures import ThreadPoolExecutor
 
-from .. import Codec
+from .. import Codec, checks
 from ..library import PAGE_TOKENS
 from . import layer_error, mixes
 
@@ -91,15 +90,16 @@ def kind_of(codec):
     return codec.role, codec.head_dim, codec.block_tokens, codec.sink_tokens, codec.recent_tokens, *waits
 
 
-def compute(captures, candidates, calibration, n_ctx, n_threads, on_layer):
-    """The sites of all layers of the captures, keys before values. Candidates are computed side by side. on_layer() is called after
-    every layer; an exception of its own ends the work."""
+def compute(captures, candidates, calibration, n_ctx, n_threads, check, on_layer):
+    """The sites of all layers of the captures, keys before values. Candidates are computed side by side, on n_threads (None: all).
+    check() is called before every candidate, and an exception of its own ends the work; on_layer() after every layer."""
     sites = []
-    with ThreadPoolExecutor(n_threads or len(os.sched_getaffinity(0))) as pool:
+    with ThreadPoolExecutor(checks.threads(n_threads)) as pool:
         for layer, shape in captures[0].layers.items():
             rows, cells = layer_error.LayerRows(captures, layer), n_cells(shape, n_ctx)
 
             def look(role, spec, layer=layer, rows=rows, shape=shape, cells=cells):
+                check()
                 dim = shape.head_dim["kv".index(role)]
                 codecs = [Codec(spec, dim, role, calibration, layer, head) for head in range(shape.n_kv_heads)]
                 return kind_of(codecs[0]), bytes_of(codecs[0], cells), rows.error(role, codecs)
