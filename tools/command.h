@@ -32,7 +32,6 @@ int python_command(int argc, char **argv);
 
 /* Of `kvant bench`. */
 int bench_model(int argc, char **argv);
-int bench_encode(int argc, char **argv);
 
 /* One line on stderr, "kvant: ..." or "  hint: ...". Both return false, so that a check can end with its complaint. */
 bool complain(const char *format, ...);
