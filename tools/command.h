@@ -20,7 +20,6 @@ int command_plugin_path(int argc, char **argv);
 int command_exec(int argc, char **argv);
 int command_run(int argc, char **argv);
 int command_eval(int argc, char **argv);
-int command_bench(int argc, char **argv);
 int command_needle(int argc, char **argv);
 int command_inspect(int argc, char **argv);
 int command_calibrate(int argc, char **argv);
