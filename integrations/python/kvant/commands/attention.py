@@ -193,7 +193,7 @@ class Settings:
         for name, value in given:
             self._take(name, value)
         self._check()
-        self.pairs = self.pairs or [[spec, spec] for spec in USUAL]
+        self.pairs = self.pairs or [[spec, spec] for spec in benchmarks.possible(USUAL)]
         if "stock" not in self.given:
             self.stock = USUAL_STOCK
         self.levels = self.levels or [library.cpu_level()]

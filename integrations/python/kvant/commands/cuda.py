@@ -307,7 +307,7 @@ class Settings:
         self.tokens, self.rounds, self.device, self.json = [32768, 131072], 31, 0, False
         for name, value in given:
             self._take(name, value)
-        self.pairs = self.pairs or [[spec, spec] for spec in USUAL]
+        self.pairs = self.pairs or [[spec, spec] for spec in benchmarks.possible(USUAL)]
         if self.heads % self.kv_heads or self.heads // self.kv_heads > 64:
             cli.fail(f"--heads {self.heads} must be a multiple of --kv-heads {self.kv_heads}, at most 64 times as many", code=cli.USAGE)
 

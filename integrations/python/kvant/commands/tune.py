@@ -133,10 +133,6 @@ def import_tuning(options):
     has one."""
     for name in ("OPENBLAS_NUM_THREADS", "OMP_NUM_THREADS", "MKL_NUM_THREADS"):
         os.environ.setdefault(name, "1")
-    try:
-        import numpy  # noqa: F401
-    except ImportError:
-        cli.fail("tune: NumPy is not installed", "apt-get install python3-numpy, or python3 -m pip install numpy")
     from kvant import tuning
     from kvant.tuning import allocate, captures, layer_error, probes, safetensors, sensitivity, settings  # noqa: F401
 
