@@ -104,14 +104,9 @@ static kvant_status build(kvant_codec *codec, const double *w, double *inverse, 
     uint32_t n = codec->info.head_dim;
     size_t d = n, size = d * d;
     double *q = room, *s = room + size, *rest = room + 2 * size;
-    float *rounded = (float *)(void *)rest; /* of S and S^-1 */
     KVANT_FORWARD(make_matrix(n, w, inverse, q, s, rest));
     KVANT_FORWARD(kvant_spd_inverse(n, s, inverse));
-    for (size_t i = 0; i < size; i++) {
-        rounded[i] = (float)s[i];
-        rounded[size + i] = (float)inverse[i];
-    }
-    KVANT_FORWARD(kvant_transform_weigh(&codec->transform, false, rounded, rounded + size));
+    KVANT_FORWARD(kvant_transform_weigh(&codec->transform, s, inverse));
     double *h = s, *lower = inverse, *pivots = rest;
     make_loss(d, codec->transform.weights + size, q, rest, h);
     double scale = (double)d / kvant_trace((uint32_t)d, h);
