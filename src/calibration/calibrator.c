@@ -25,12 +25,10 @@ static kvant_status check_config(const kvant_calibrator_config *config, const kv
     if (config->n_codebooks > KVANT_CALIBRATION_MAX_CODEBOOKS || (config->n_codebooks && !config->clusters))
         return kvant_fail(error, KVANT_ERR_ARGUMENT, "there can be %u sets of centroids",
                           KVANT_CALIBRATION_MAX_CODEBOOKS);
-    for (uint32_t i = 0; i < config->n_codebooks; i++)
-        if (config->clusters[i] < 2 || config->clusters[i] > KVANT_CALIBRATION_MAX_CLUSTERS ||
-            (i > 0 && config->clusters[i] <= config->clusters[i - 1]))
-            return kvant_fail(error, KVANT_ERR_ARGUMENT,
-                              "numbers of clusters are from 2 to %u, different and in increasing order",
-                              KVANT_CALIBRATION_MAX_CLUSTERS);
+    if (!kvant_calibration_valid_clusters(config->clusters, config->n_codebooks))
+        return kvant_fail(error, KVANT_ERR_ARGUMENT,
+                          "numbers of clusters are from 2 to %u, different and in increasing order",
+                          KVANT_CALIBRATION_MAX_CLUSTERS);
     if (config->n_codebooks && config->sample_rows &&
         config->sample_rows < config->clusters[config->n_codebooks - 1])
         return kvant_fail(error, KVANT_ERR_ARGUMENT, "%u clusters need a sample of as many rows, not of %u",

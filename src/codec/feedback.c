@@ -35,20 +35,6 @@ static void add_to_diagonal(double *m, size_t d, double number)
         m[i * d + i] += number;
 }
 
-/* Q with trace d, and its floor. */
-static bool regularise(const float *moment, size_t d, double *q)
-{
-    for (size_t i = 0; i < d * d; i++)
-        q[i] = moment[i];
-    double sum = kvant_trace((uint32_t)d, q);
-    if (!(sum > 0))
-        return false;
-    for (size_t i = 0; i < d * d; i++)
-        q[i] *= (double)d / sum;
-    add_to_diagonal(q, d, QUERY_FLOOR);
-    return true;
-}
-
 /* S^2 = W M^(-1/2) W, M = W^-1 Q W^-1: s is 1/2. S keeps the length of what W makes of keys, tr M.
  * room: 3 d^2. */
 static kvant_status make_matrix(uint32_t n, const double *w, const double *inverse, const double *q, double *s,
@@ -125,7 +111,10 @@ kvant_status kvant_feedback_create(kvant_codec *codec, const double *w, double *
     if (status == KVANT_OK) {
         codec->feedback->n = (uint32_t)d;
         codec->feedback->stride = (uint32_t)stride;
-        status = regularise(moment, d, room) ? build(codec, w, inverse, room) : KVANT_ERR_ARGUMENT;
+        for (size_t i = 0; i < d * d; i++)
+            room[i] = moment[i];
+        status = kvant_spd_regularise((uint32_t)d, room, QUERY_FLOOR) ? build(codec, w, inverse, room)
+                                                                      : KVANT_ERR_ARGUMENT;
     }
     kvant_free(room);
     if (status == KVANT_OK || status == KVANT_ERR_MEMORY)
