@@ -17,6 +17,7 @@
 #define ENV_PYTHON "KVANT_PYTHON"   /* the interpreter, instead of python3 */
 #define ENV_COMMAND "KVANT_COMMAND" /* this program, which Python commands start again */
 #define ENV_DATA "KVANT_DATA"       /* the folder of the package and of what it reads */
+#define ENV_RUNTIME "KVANT_RUNTIME" /* llama.cpp's libraries, for commands that call them */
 #define ENV_LIBRARY "KVANT_LIBRARY" /* libkvant.so, for commands that call it */
 
 static bool tell_the_package(const char *data)
@@ -26,6 +27,11 @@ static bool tell_the_package(const char *data)
     if (n <= 0)
         return false;
     command[n] = 0;
+#ifdef KVANT_HAVE_LLAMA
+    const char *runtime = getenv(ENV_RUNTIME);
+    if (setenv(ENV_RUNTIME, KVANT_DEFAULT_RUNTIME, runtime == NULL || runtime[0] == 0) != 0)
+        return false;
+#endif
     return setenv(ENV_COMMAND, command, 1) == 0 && setenv(ENV_DATA, data, 1) == 0 &&
            (!library_beside_command("libkvant.so", library, sizeof library) ||
             setenv(ENV_LIBRARY, library, 0) == 0);

@@ -20,16 +20,19 @@
  * On a GPU (device "cuda" or "cuda:0") the calls are the same, with these differences:
  *
  *   pointers   k, v, q, out, lse, mask and sinks are device memory. Exported blocks are host memory.
- *   order      Work runs on the legacy default stream of the calling thread's current GPU, which must be the
- *              same one in every call. append returns when its rows are written, because it reports refused
- *              ones. attend waits for the work before it, and returns before its own outputs are there.
- *   memory     All of max_tokens is allocated at creation.
- *   codecs     One per layer and role for all kv heads, with a kernel (cuda.h lists them), v_head_dim equal to
- *              head_dim. Codecs that need fp16 blocks are for the CPU only: center=first, norm=first, recent,
- *              sink, groups of tokens. So presets are for the CPU; k = v = "turboquant-4" or "int-4" works.
- *              kvant_cache_create refuses others with KVANT_ERR_UNSUPPORTED and the codec's name.
- *   attention  At most 32767 query tokens per call; no exact. Keys with a centre: no lse, sinks or softcap.
- *              The call then returns KVANT_ERR_UNSUPPORTED.
+ *   order      Work runs on params.stream of the calling thread's current GPU, which must be the same one in
+ *              every call. append waits for the work before it, because it checks its rows, and returns before
+ *              they are written. attend returns before its outputs are there.
+ *   memory     All of max_tokens is allocated at creation. Other GPU memory is allocated when a call first
+ *              needs more of it.
+ *   codecs     The presets and what cuda.h lists, with the same bytes as on the CPU. All kv heads of a layer
+ *              and role have the same spec, v_head_dim is equal to head_dim. kvant_cache_create refuses others
+ *              with KVANT_ERR_UNSUPPORTED and the codec's name: feedback, rotate=dense, sketches.
+ *   speed      Pairs of codecs without an attention kernel (cuda.h, kvant_cuda_attention_check), such as those
+ *              of the preset quality, are decoded to fp16 in every call. Rows of center=first and norm=first
+ *              are copied to the host, where centre and scale are learnt.
+ *   attention  At most 32767 query tokens per call; no exact; no softcap over keys with a centre. The call then
+ *              returns KVANT_ERR_UNSUPPORTED.
  *
  * Threads: one call per cache at a time, whichever it is; different caches at once. Stack: 64 KiB are enough. fork: a child may use
  * its copy.
@@ -63,6 +66,7 @@ typedef struct kvant_cache_params {
     /* Attention of every layer; kvant_cache_attention takes others per call. */
     float scale;         /* default 1 / sqrt(head_dim) */
     float logit_softcap; /* default: none */
+    void *stream; /* device "cuda": a cudaStream_t for all work; default: the legacy default stream */
 } kvant_cache_params;
 
 #define KVANT_CACHE_PARAMS { .size = sizeof(kvant_cache_params) }

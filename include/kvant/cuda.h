@@ -41,7 +41,7 @@
  * Other codecs give KVANT_ERR_UNSUPPORTED. kvant_cuda_attention_check says which pairs attention
  * reads.
  *
- * Centres, factors and weights (`center`, `norm`, `transform`) belong to kv heads. The caller
+ * Centres, scales and weights (`center`, `norm`, `transform`) belong to kv heads. The caller
  * passes them as arrays; kvant_cuda_codec_tables has the arrays of a calibration. Windows (`sink`,
  * `recent`) are blocks that the caller leaves open.
  */
@@ -86,7 +86,7 @@ KVANT_API kvant_status kvant_cuda_codec_from(const kvant_codec *source, kvant_cu
  * their specs are equal. The arrays belong to the CPU codec; NULL: it has none. */
 typedef struct kvant_cuda_tables {
     size_t size;                   /* set by the caller to sizeof(kvant_cuda_tables) */
-    const float *center, *factors; /* center=file, norm=file: head_dim numbers */
+    const float *center, *scale; /* center=file, norm=file: head_dim numbers */
     const float *weights;          /* transform=diagonal: head_dim numbers; transform=file: head_dim^2 */
     const float *inverse_weights;  /* as many */
     size_t n_weights;              /* 0, head_dim or head_dim^2 */
@@ -124,7 +124,7 @@ typedef struct kvant_cuda_rows {
     size_t head_stride;
     /* n_kv_heads x head_dim on the device, or NULL: what a row is shifted by, and divided by (above
      * 0) */
-    const float *center, *factors;
+    const float *center, *scale;
     const float *weights; /* device: n_kv_heads x n_weights (kvant_cuda_tables); NULL: none */
 } kvant_cuda_rows;
 
@@ -170,12 +170,15 @@ KVANT_API kvant_status kvant_cuda_seal(const kvant_cuda_seal_args *args, kvant_c
 
 /* ---- decode attention ---- */
 
+#define KVANT_CUDA_NO_BLOCK INT32_MIN
+
 typedef struct kvant_cuda_attention_args {
     size_t size; /* set by the caller to sizeof(kvant_cuda_attention_args) */
     const kvant_cuda_codec *k_codec, *v_codec; /* a pair that kvant_cuda_attention_check takes */
     kvant_cuda_pages k, v;                     /* sealed blocks */
     kvant_cuda_pages k_open, v_open;           /* open blocks, or base NULL in both when the table has none */
-    /* device: batch x blocks_per_row; b >= 0 is sealed block b, b < 0 is open block -1 - b */
+    /* device: batch x blocks_per_row; b >= 0 is sealed block b, b < 0 is open block -1 - b;
+     * KVANT_CUDA_NO_BLOCK, where there are open pools, hides 64 tokens */
     const int32_t *block_table;
     size_t table_stride;     /* elements between the rows of two sequences */
     uint32_t blocks_per_row; /* entries of a row that may be read */
@@ -192,7 +195,7 @@ typedef struct kvant_cuda_attention_args {
     float *lse;
     float scale;
     const float *v_center;              /* n_kv_heads x head_dim on the device, or NULL */
-    const float *k_factors, *v_factors; /* likewise */
+    const float *k_scale, *v_scale; /* likewise */
     void *workspace;                    /* device, aligned to 256 */
     size_t workspace_bytes;
     /* Zeros from here on, or a smaller size: one query token per sequence, which sees the whole
@@ -229,6 +232,7 @@ typedef struct kvant_cuda_attention_args {
  *   int-4                                           int-2
  *   trellis of 256 states                           trellis of 256 states and fewer bits
  *   octopus, hqmq, kivi-2, innerq-base or -small    the same codec
+ *   open (kvant_cuda_codec_create_open)             open: every block of the table is open
  *
  * KVANT_ERR_UNSUPPORTED for other pairs, KVANT_ERR_ARGUMENT when roles or head_dim do not fit
  * together; err, when errlen > 0, has the reason. Touches no device. */
@@ -270,7 +274,7 @@ typedef struct kvant_cuda_query_args {
 /* Queries through the matrix of a codec with transform=file, as kvant_codec_transform_query has
  * them (in binary32, in an order of its own: off by at most head_dim roundings). Attention takes
  * these as its q, with type KVANT_CUDA_F32. A codec with transform=diagonal needs no such call:
- * attention takes its inverse_weights as k_factors. */
+ * attention takes its inverse_weights as k_scale. */
 KVANT_API kvant_status kvant_cuda_transform_queries(const kvant_cuda_query_args *args, kvant_cuda_stream stream);
 
 /* ---- pages ---- */
@@ -284,11 +288,16 @@ typedef struct kvant_cuda_decode_args {
     kvant_cuda_type type;             /* of out */
     void *out;                        /* (n_blocks x 64) x n_kv_heads x head_dim */
     size_t token_stride, head_stride; /* elements */
-    const float *center, *factors;    /* n_kv_heads x head_dim on the device, or NULL */
+    const float *center, *scale;    /* n_kv_heads x head_dim on the device, or NULL */
     const float *inverse_weights;     /* device: n_kv_heads x n_weights (kvant_cuda_tables); NULL: none */
+    /* device: rows of blocks[i] are rows 64 to[i] on of out; NULL: 64 i on */
+    const int32_t *to;
+    /* not 0: rows stay transformed and within fp16's range, as in open pages; no center, scale and
+     * inverse_weights then */
+    uint32_t transformed;
 } kvant_cuda_decode_args;
 
-/* Decodes whole blocks into rows: the transform undone, multiplied by the factors, the centre
+/* Decodes whole blocks into rows: the transform undone, multiplied by the scale, the centre
  * added. */
 KVANT_API kvant_status kvant_cuda_decode(const kvant_cuda_decode_args *args, kvant_cuda_stream stream);
 

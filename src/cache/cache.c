@@ -86,7 +86,8 @@ static kvant_status fill(kvant_cache *cache)
     KVANT_FORWARD(choose_device(cache));
     KVANT_FORWARD(open_scheme(cache));
     cache->slots = kvant_alloc(KVANT_CACHE_BATCH, sizeof *cache->slots);
-    if (!cache->slots || kvant_sequences_create(cache) != KVANT_OK)
+    cache->tensors = kvant_alloc(2 * (size_t)cache->params.n_layers, sizeof *cache->tensors);
+    if (!cache->slots || !cache->tensors || kvant_sequences_create(cache) != KVANT_OK)
         return kvant_fail(NULL, KVANT_ERR_MEMORY, "cache: no memory for its tables");
     return cache->device->create(cache);
 }
@@ -117,6 +118,7 @@ void kvant_cache_free(kvant_cache **cache)
 {
     if (!cache || !*cache)
         return;
+    kvant_layers_destroy(*cache);
     if ((*cache)->device)
         (*cache)->device->destroy(*cache);
     kvant_sequences_destroy(*cache);
@@ -217,13 +219,6 @@ size_t kvant_cache_bytes(const kvant_cache *cache)
     return kvant_cache_get_info(cache, &info) == KVANT_OK ? info.bytes : 0;
 }
 
-/* Numbers of a block: keys or values of a layer. */
-static size_t numbers_of(const kvant_cache *cache, kvant_role role)
-{
-    const kvant_cache_params *p = &cache->params;
-    return (size_t)KVANT_PAGE_TOKENS * p->n_kv_heads * (role == KVANT_ROLE_K ? p->head_dim : p->v_head_dim);
-}
-
 kvant_status kvant_cache_get_info(const kvant_cache *cache, kvant_cache_info *info)
 {
     KVANT_RETURN_IF(!cache, KVANT_ERR_ARGUMENT);
@@ -234,16 +229,6 @@ kvant_status kvant_cache_get_info(const kvant_cache *cache, kvant_cache_info *in
                               .calibrated = scheme.calibration != NULL,
                               .k = scheme.k,
                               .v = scheme.v };
-    double numbers = 0;
-    for (uint32_t i = 0; i < 2 * cache->params.n_layers; i++) {
-        kvant_device_info part;
-        cache->device->get_info(cache, i / 2, (kvant_role)(i % 2), &part);
-        size_t per_block = numbers_of(cache, (kvant_role)(i % 2));
-        full.bytes += part.bytes;
-        full.f16_bytes += part.written_blocks * per_block * sizeof(uint16_t);
-        full.true_bits += 8.0 * (double)part.sealed_bytes;
-        numbers += (double)per_block;
-    }
-    full.true_bits /= numbers;
+    kvant_layers_describe(cache, &full);
     return KVANT_GIVE(kvant_cache_info, info, &full, v) ? KVANT_OK : KVANT_ERR_ARGUMENT;
 }

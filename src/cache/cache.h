@@ -1,9 +1,10 @@
 /* cache.h - inside of kvant_cache: cache.c (life, rows, attention), sequence.c (blocks of sequences),
- * device_*.c (memory). */
+ * layers.c (blocks of all layers), device_*.c (memory). */
 #ifndef KVANT_CACHE_CACHE_H
 #define KVANT_CACHE_CACHE_H
 
 #include <kvant/cache.h>
+#include <kvant/tensor.h>
 
 #define KVANT_NO_BLOCK (-1)
 
@@ -20,7 +21,8 @@ struct kvant_cache {
     kvant_cache_params params; /* defaults resolved; strings are not kept */
     kvant_scheme *scheme, *own_scheme;
     const kvant_device *device;
-    void *memory; /* the device's */
+    void *memory;           /* the device's */
+    kvant_tensor **tensors; /* per layer: keys, values */
     uint32_t n_blocks;
     uint32_t *references;  /* per block: sequences that hold it; 0: free */
     uint32_t n_free;

@@ -1,14 +1,13 @@
-/* cuda_layers.c - makes and frees what a cache keeps on a GPU. Refuses codecs that need open
- * pages or that have no kernel, with the codec's name and what works instead. */
+/* cuda_layers.c - makes and frees what a cache keeps on a GPU. Refuses codecs without kernels, with
+ * the codec's name and what works instead. */
 #include "cuda_layers.h"
 
 #include <string.h>
 
 #include "../base/alloc.h"
 #include "../base/attributes.h"
-#include "tensor.h"
 
-#define WORKS_ANYWAY "k = v = \"turboquant-4\" or \"int-4\" works; codecs of a calibration work with sink=0"
+#define WORKS_ANYWAY "the presets work, and k = v = \"turboquant-4\" or \"int-4\""
 
 static kvant_status unsupported(uint32_t layer, kvant_role role, const char *what)
 {
@@ -16,43 +15,34 @@ static kvant_status unsupported(uint32_t layer, kvant_role role, const char *wha
                       role == KVANT_ROLE_K ? "keys" : "values", (unsigned)layer, what);
 }
 
-static const char *why_open(const kvant_codec_info *info)
-{
-    if (info->center == KVANT_CENTER_FIRST || info->norm == KVANT_NORM_FIRST)
-        return "takes its centre or scale from the first rows";
-    if (info->sink_tokens || info->recent_tokens)
-        return "keeps some tokens as fp16";
-    return info->block_tokens > 1 ? "quantises groups of tokens" : NULL;
-}
-
-static kvant_status check_part(const cuda_part *part, uint32_t n_kv_heads, uint32_t layer, kvant_role role)
+static kvant_status check_codecs(const kvant_tensor_params *params, uint32_t layer, kvant_role role)
 {
     char text[512];
-    for (uint32_t head = 0; head < n_kv_heads; head++) {
-        const kvant_codec_info *info = &part->codecs[head]->info;
+    for (uint32_t head = 1; head < params->n_kv_heads; head++) {
+        const char *first = params->codecs[0]->info.spec, *spec = params->codecs[head]->info.spec;
         text[0] = 0;
-        if (why_open(info))
-            kvant_append(text, sizeof text, "%s %s, which needs open pages, and these are on the CPU only",
-                         info->spec, why_open(info));
-        else if (strcmp(info->spec, part->codecs[0]->info.spec) != 0)
-            kvant_append(text, sizeof text, "kv heads have different codecs (%s, %s), which only the CPU has",
-                         part->codecs[0]->info.spec, info->spec);
-        if (text[0])
-            return unsupported(layer, role, text);
+        if (strcmp(first, spec) == 0)
+            continue;
+        kvant_append(text, sizeof text, "kv heads have different codecs (%s, %s), which only the CPU has", first, spec);
+        return unsupported(layer, role, text);
     }
     return KVANT_OK;
 }
 
 /* Whether every codec could be on a GPU as far as libkvant knows: a message about a codec is of
  * more use than one about a missing driver. */
-static kvant_status check_scheme(kvant_cache *cache, cuda_layer *layers)
+static kvant_status check_scheme(const kvant_cache *cache)
 {
-    for (uint32_t i = 0; i < 2 * cache->params.n_layers; i++) {
-        cuda_part *part = &layers[i / 2].parts[i % 2];
-        KVANT_FORWARD(kvant_cache_codecs(cache, i / 2, (kvant_role)(i % 2), &part->codecs));
-        KVANT_FORWARD(check_part(part, cache->params.n_kv_heads, i / 2, (kvant_role)(i % 2)));
+    const kvant_cache_params *p = &cache->params;
+    kvant_tensor_params params;
+    for (uint32_t i = 0; i < 2 * p->n_layers; i++) {
+        KVANT_FORWARD(kvant_layers_params(cache, i / 2, (kvant_role)(i % 2), &params));
+        KVANT_FORWARD(check_codecs(&params, i / 2, (kvant_role)(i % 2)));
     }
-    if (cache->params.n_heads / cache->params.n_kv_heads > KVANT_CUDA_MOST_HEADS_PER_KV_HEAD)
+    if (p->v_head_dim != p->head_dim)
+        return kvant_fail(NULL, KVANT_ERR_UNSUPPORTED, "cache on cuda: v_head_dim %u differs from head_dim %u",
+                          (unsigned)p->v_head_dim, (unsigned)p->head_dim);
+    if (p->n_heads / p->n_kv_heads > KVANT_CUDA_MOST_HEADS_PER_KV_HEAD)
         return kvant_fail(NULL, KVANT_ERR_UNSUPPORTED, "cache on cuda: more than %u heads per kv head",
                           KVANT_CUDA_MOST_HEADS_PER_KV_HEAD);
     return KVANT_OK;
@@ -69,127 +59,174 @@ static kvant_status check_device(const kvant_cache *cache)
     return KVANT_OK;
 }
 
-/* Layers of equal specs share a codec: it holds no numbers of a calibration. */
-static kvant_status create_codec(cuda_layer *layers, uint32_t layer, kvant_role role)
+/* Codecs */
+
+/* Layers of equal specs share codecs: these hold no numbers of a calibration. */
+static kvant_status create_codecs(cuda_part *part, const kvant_codec *source, const cuda_layer *layers, uint32_t layer)
 {
-    cuda_part *part = &layers[layer].parts[role];
     char text[512] = "";
-    for (uint32_t i = 0; i < layer && !part->codec; i++)
-        if (strcmp(layers[i].parts[role].codecs[0]->info.spec, part->codecs[0]->info.spec) == 0)
-            part->codec = layers[i].parts[role].codec;
-    if (part->codec)
+    for (uint32_t i = 0; i < layer; i++) {
+        const cuda_part *other = &layers[i].parts[part->role];
+        if (strcmp(other->tensor->codecs[0]->info.spec, source->info.spec) != 0)
+            continue;
+        part->codec = other->codec;
+        part->open_codec = other->open_codec;
         return KVANT_OK;
-    kvant_status status = kvant_cuda_codec_from(part->codecs[0], &part->codec, text, sizeof text);
-    part->owns_codec = status == KVANT_OK;
-    return status == KVANT_ERR_UNSUPPORTED ? unsupported(layer, role, text) : status;
-}
-
-static kvant_status upload(void **device, const void *from, size_t bytes)
-{
-    kvant_status status = kvant_cuda_memory_new(device, bytes);
-    return status == KVANT_OK ? kvant_cuda_memory_copy(*device, from, bytes) : status;
-}
-
-/* The arrays of a part on the host, in the order of their places on the device: centre, factors,
- * attention factors, weights, inverse weights. */
-enum { CENTER, FACTORS, ATTENTION_FACTORS, WEIGHTS, INVERSE_WEIGHTS, N_ARRAYS };
-
-static void gather_head(const kvant_cuda_tables *t, size_t d, uint32_t head, float *const *arrays)
-{
-    const float *sources[N_ARRAYS] = { t->center, t->factors, NULL, t->weights, t->inverse_weights };
-    for (int i = 0; i < N_ARRAYS; i++) {
-        size_t n = i >= WEIGHTS ? t->n_weights : d;
-        if (sources[i])
-            memcpy(arrays[i] + head * n, sources[i], n * sizeof(float));
     }
-    for (size_t j = 0; j < d; j++)
-        arrays[ATTENTION_FACTORS][head * d + j] =
-            (t->factors ? t->factors[j] : 1) * (t->n_weights == d ? t->inverse_weights[j] : 1);
-}
-
-static kvant_status upload_numbers(cuda_part *part, const kvant_cuda_tables *first, uint32_t n_kv_heads, size_t d)
-{
-    size_t offsets[N_ARRAYS + 1] = { 0 };
-    for (int i = 0; i < N_ARRAYS; i++)
-        offsets[i + 1] = offsets[i] + n_kv_heads * (i >= WEIGHTS ? first->n_weights : d);
-    float *host = kvant_alloc(offsets[N_ARRAYS], sizeof *host), *arrays[N_ARRAYS];
-    KVANT_RETURN_IF(!host, KVANT_ERR_MEMORY);
-    for (int i = 0; i < N_ARRAYS; i++)
-        arrays[i] = host + offsets[i];
-    for (uint32_t head = 0; head < n_kv_heads; head++) {
-        kvant_cuda_tables tables = { .size = sizeof tables };
-        kvant_cuda_codec_tables(part->codecs[head], &tables);
-        gather_head(&tables, d, head, arrays);
-    }
-    void *device = NULL;
-    kvant_status status = upload(&device, host, offsets[N_ARRAYS] * sizeof *host);
-    kvant_free(host);
-    part->numbers = device;
-    part->center = first->center ? part->numbers + offsets[CENTER] : NULL;
-    part->factors = first->factors ? part->numbers + offsets[FACTORS] : NULL;
-    part->attention_factors =
-        first->factors || first->n_weights == d ? part->numbers + offsets[ATTENTION_FACTORS] : NULL;
-    part->weights = first->n_weights ? part->numbers + offsets[WEIGHTS] : NULL;
-    part->inverse_weights = first->n_weights ? part->numbers + offsets[INVERSE_WEIGHTS] : NULL;
-    part->n_weights = first->n_weights;
-    return status;
-}
-
-static kvant_status create_numbers(cuda_part *part, uint32_t n_kv_heads, uint32_t layer, kvant_role role)
-{
-    const kvant_codec_info *info = &part->codecs[0]->info;
-    const size_t d = info->head_dim;
-    kvant_cuda_tables tables = { .size = sizeof tables };
-    KVANT_FORWARD(kvant_cuda_codec_tables(part->codecs[0], &tables));
-    if ((info->center == KVANT_CENTER_FILE && !tables.center) || (info->norm == KVANT_NORM_FILE && !tables.factors))
-        return unsupported(layer, role, "the codec takes its centre or scale from a calibration: there is none");
-    if (tables.n_weights > d && (role == KVANT_ROLE_V || tables.factors))
-        return unsupported(layer, role, "transform=file is for keys without norm=file there");
-    if (!tables.center && !tables.factors && !tables.n_weights)
-        return KVANT_OK;
-    return kvant_cuda_said(upload_numbers(part, &tables, n_kv_heads, d), "numbers of a calibration");
-}
-
-static kvant_status create_pages(kvant_cache *cache, cuda_layer *layer)
-{
-    size_t bytes;
-    void *pages;
-    for (int role = 0; role < 2; role++) {
-        cuda_part *part = &layer->parts[role];
-        part->page_bytes = part->codecs[0]->info.page_bytes;
-        part->offset = layer->block_bytes;
-        layer->block_bytes += part->page_bytes * cache->params.n_kv_heads;
-        part->written = kvant_alloc(cache->n_blocks, sizeof *part->written);
-        KVANT_RETURN_IF(!part->written, kvant_fail(NULL, KVANT_ERR_MEMORY, "cache: no memory for its tables"));
-    }
-    kvant_status status = kvant_mul_size(cache->n_blocks, layer->block_bytes, &bytes)
-                              ? kvant_cuda_memory_new(&pages, bytes)
-                              : KVANT_ERR_MEMORY;
-    layer->pages = status == KVANT_OK ? pages : NULL;
-    return kvant_cuda_said(status, "memory for pages");
-}
-
-static kvant_status create_layer(kvant_cache *cache, cuda_layer *layers, uint32_t layer)
-{
-    cuda_part *parts = layers[layer].parts;
-    char text[512] = "";
-    for (int role = 0; role < 2; role++) {
-        KVANT_FORWARD(create_codec(layers, layer, (kvant_role)role));
-        KVANT_FORWARD(create_numbers(&parts[role], cache->params.n_kv_heads, layer, (kvant_role)role));
-    }
-    kvant_status status = kvant_cuda_attention_check(parts[0].codec, parts[1].codec, text, sizeof text);
+    part->owns_codecs = true;
+    kvant_status status = kvant_cuda_codec_from(source, &part->codec, text, sizeof text);
     if (status != KVANT_OK)
-        return unsupported(layer, KVANT_ROLE_K, text);
-    return create_pages(cache, &layers[layer]);
+        return status == KVANT_ERR_UNSUPPORTED ? unsupported(layer, part->role, text) : status;
+    return kvant_cuda_said(kvant_cuda_codec_create_open(part->codec, &part->open_codec), "a codec of open pages");
 }
 
-static kvant_status create_workspace(kvant_cache *cache, cuda_memory *memory)
+/* Numbers */
+
+static kvant_cuda_tables tables_of(const cuda_part *part, uint32_t head)
 {
-    const size_t bytes = sizeof(cuda_arguments) + cache->n_blocks * sizeof(int32_t);
+    kvant_cuda_tables tables = { .size = sizeof tables };
+    kvant_cuda_codec_tables(part->tensor->codecs[head], &tables);
+    return tables;
+}
+
+/* Where the numbers of a version begin: centre, scale, attention scale. */
+static float *version_at(const cuda_part *part, uint32_t version)
+{
+    return part->numbers + 2 * part->tensor->n_kv_heads * part->n_weights +
+           3 * version * kvant_tensor_width(part->tensor);
+}
+
+const float *kvant_cuda_weights(const cuda_part *part, bool inverse)
+{
+    const float *first = part->numbers + (inverse ? part->tensor->n_kv_heads * part->n_weights : 0);
+    return part->n_weights ? first : NULL;
+}
+
+/* W of transform= is of keys and takes the place of norm= (codec/weighting.c). */
+static kvant_status create_numbers(cuda_part *part)
+{
+    const kvant_tensor *tensor = part->tensor;
+    void *memory;
+    part->n_weights = tables_of(part, 0).n_weights;
+    const size_t n = tensor->n_kv_heads * part->n_weights,
+                 bytes = (2 * n + 3 * KVANT_MAX_VERSIONS * kvant_tensor_width(tensor)) * sizeof(float);
+    KVANT_FORWARD(kvant_cuda_said(kvant_cuda_memory_new(&memory, bytes), "memory for centres and scales"));
+    part->numbers = memory;
+    for (uint32_t head = 0; n && head < tensor->n_kv_heads; head++) {
+        const kvant_cuda_tables tables = tables_of(part, head);
+        const size_t at = head * part->n_weights, size = part->n_weights * sizeof(float);
+        KVANT_FORWARD(kvant_cuda_said(
+            kvant_cuda_memory_copy(part->numbers + at, tables.weights, size, part->memory->stream), "weights"));
+        KVANT_FORWARD(kvant_cuda_said(
+            kvant_cuda_memory_copy(part->numbers + n + at, tables.inverse_weights, size, part->memory->stream),
+            "weights"));
+    }
+    return KVANT_OK;
+}
+
+static void upload_version(cuda_part *part, uint32_t version)
+{
+    const kvant_tensor *tensor = part->tensor;
+    const size_t d = tensor->head_dim, width = kvant_tensor_width(tensor);
+    const bool diagonal = part->n_weights == d, scaled = kvant_version_affine(tensor, version, 0).scale != NULL;
+    float *numbers = part->memory->version;
+    memcpy(numbers, tensor->versions[version].center, 2 * width * sizeof *numbers);
+    for (uint32_t head = 0; head < tensor->n_kv_heads; head++) {
+        const float *inverse = tables_of(part, head).inverse_weights;
+        for (size_t j = 0; j < d; j++)
+            numbers[2 * width + head * d + j] =
+                (scaled ? numbers[width + head * d + j] : 1) * (diagonal ? inverse[j] : 1);
+    }
+    kvant_cuda_note(part->memory,
+                    kvant_cuda_memory_copy(version_at(part, version), numbers, 3 * width * sizeof *numbers,
+                                           part->memory->stream),
+                    "centres and scales");
+    part->stamps[version] = tensor->versions[version].stamp;
+}
+
+cuda_version kvant_cuda_version(cuda_part *part, uint32_t version)
+{
+    const kvant_tensor *tensor = part->tensor;
+    const kvant_affine used = kvant_version_affine(tensor, version, 0);
+    const size_t width = kvant_tensor_width(tensor);
+    const float *at = version_at(part, version);
+    const bool diagonal = part->n_weights == tensor->head_dim;
+    if (part->stamps[version] != tensor->versions[version].stamp)
+        upload_version(part, version);
+    return (cuda_version){ used.center ? at : NULL, used.scale ? at + width : NULL,
+                           used.scale || diagonal ? at + 2 * width : NULL };
+}
+
+/* Memory */
+
+kvant_cuda_pages kvant_cuda_pages_of(const cuda_part *part, bool open)
+{
+    const kvant_tensor *tensor = part->tensor;
+    return open ? (kvant_cuda_pages){ tensor->open, kvant_open_block_bytes(tensor), tensor->open_page_bytes }
+                : (kvant_cuda_pages){ tensor->sealed, tensor->block_bytes, kvant_tensor_codec_info(tensor)->page_bytes };
+}
+
+kvant_status kvant_cuda_grow(cuda_buffer *buffer, size_t bytes, const char *what)
+{
+    if (bytes <= buffer->bytes)
+        return KVANT_OK;
+    kvant_cuda_memory_free(buffer->at);
+    const kvant_status status = kvant_cuda_memory_new(&buffer->at, bytes);
+    buffer->bytes = status == KVANT_OK ? bytes : 0;
+    return kvant_cuda_said(status, what);
+}
+
+void kvant_cuda_note(cuda_memory *memory, kvant_status status, const char *what)
+{
+    if (status == KVANT_OK || memory->status != KVANT_OK)
+        return;
+    memory->status = status;
+    memory->failed = what;
+}
+
+static kvant_status create_part(kvant_cache *cache, uint32_t layer, kvant_role role)
+{
+    cuda_memory *memory = cache->memory;
+    cuda_part *part = &memory->layers[layer].parts[role];
+    kvant_tensor_params params;
+    size_t bytes;
+    part->memory = memory;
+    part->role = role;
+    KVANT_FORWARD(kvant_layers_params(cache, layer, role, &params));
+    KVANT_FORWARD(create_codecs(part, params.codecs[0], memory->layers, layer));
+    KVANT_FORWARD(kvant_tensor_size(&params, &bytes));
+    KVANT_FORWARD(kvant_cuda_said(kvant_cuda_memory_new(&part->pages, bytes), "memory for pages"));
+    KVANT_FORWARD(kvant_tensor_create_on(&kvant_cuda_page_device, part, &params, part->pages,
+                                         kvant_cache_tensor(cache, layer, role)));
+    part->tensor = *kvant_cache_tensor(cache, layer, role);
+    return create_numbers(part);
+}
+
+/* Open codecs of a pair have kernels when anything of this head_dim has. */
+static kvant_status create_layer(kvant_cache *cache, uint32_t layer)
+{
+    cuda_layer *l = kvant_cuda_layer(cache, layer);
+    const cuda_part *k = &l->parts[KVANT_ROLE_K], *v = &l->parts[KVANT_ROLE_V];
+    char text[512] = "";
+    KVANT_FORWARD(create_part(cache, layer, KVANT_ROLE_K));
+    KVANT_FORWARD(create_part(cache, layer, KVANT_ROLE_V));
+    l->has_kernel = kvant_cuda_attention_check(k->codec, v->codec, NULL, 0) == KVANT_OK;
+    if (!l->has_kernel && kvant_cuda_attention_check(k->open_codec, v->open_codec, text, sizeof text) != KVANT_OK)
+        return unsupported(layer, KVANT_ROLE_K, text);
+    return KVANT_OK;
+}
+
+static kvant_status create_workspace(const kvant_cache *cache, cuda_memory *memory)
+{
+    const size_t width = (size_t)cache->params.n_kv_heads * cache->params.head_dim;
     void *arguments, *workspace;
-    memory->staging = kvant_alloc(1, bytes);
-    KVANT_RETURN_IF(!memory->staging, kvant_fail(NULL, KVANT_ERR_MEMORY, "cache: no memory for its tables"));
-    KVANT_FORWARD(kvant_cuda_said(kvant_cuda_memory_new(&arguments, bytes), "memory for arguments"));
+    memory->staging = kvant_alloc(kvant_cuda_staging_words(cache->n_blocks), sizeof *memory->staging);
+    memory->version = kvant_alloc(3 * width, sizeof *memory->version);
+    for (int role = 0; role < 2; role++)
+        memory->seen[role] = kvant_alloc(KVANT_CACHE_BATCH * width, sizeof *memory->seen[role]);
+    if (!memory->staging || !memory->version || !memory->seen[0] || !memory->seen[1])
+        return kvant_fail(NULL, KVANT_ERR_MEMORY, "cache: no memory for its tables");
+    KVANT_FORWARD(kvant_cuda_said(kvant_cuda_memory_new(&arguments, sizeof(cuda_arguments)), "memory for arguments"));
     memory->arguments = arguments;
     memory->workspace_bytes = kvant_cuda_attention_workspace(cache->params.head_dim);
     KVANT_RETURN_IF(!memory->workspace_bytes, kvant_cuda_said(KVANT_ERR_CUDA, "the workspace of attention"));
@@ -201,36 +238,42 @@ static kvant_status create_workspace(kvant_cache *cache, cuda_memory *memory)
 
 kvant_status kvant_cuda_layers_create(kvant_cache *cache)
 {
+    KVANT_FORWARD(check_scheme(cache));
+    KVANT_FORWARD(check_device(cache));
     cuda_memory *memory = cache->memory = kvant_alloc(1, sizeof *memory);
     if (memory)
         memory->layers = kvant_alloc(cache->params.n_layers, sizeof *memory->layers);
     if (!memory || !memory->layers)
         return kvant_fail(NULL, KVANT_ERR_MEMORY, "cache: no memory for its layers");
-    KVANT_FORWARD(check_scheme(cache, memory->layers));
-    KVANT_FORWARD(check_device(cache));
+    memory->stream = cache->params.stream;
+    KVANT_FORWARD(create_workspace(cache, memory));
     for (uint32_t layer = 0; layer < cache->params.n_layers; layer++)
-        KVANT_FORWARD(create_layer(cache, memory->layers, layer));
-    return create_workspace(cache, memory);
+        KVANT_FORWARD(create_layer(cache, layer));
+    return KVANT_OK;
 }
 
 void kvant_cuda_layers_destroy(kvant_cache *cache)
 {
     cuda_memory *memory = cache->memory;
-    for (uint32_t i = 0; memory && memory->layers && i < 2 * cache->params.n_layers; i++) {
+    if (!memory)
+        return;
+    for (uint32_t i = 0; memory->layers && i < 2 * cache->params.n_layers; i++) {
         cuda_part *part = &memory->layers[i / 2].parts[i % 2];
-        if (part->owns_codec)
+        if (part->owns_codecs) {
             kvant_cuda_codec_free(&part->codec);
+            kvant_cuda_codec_free(&part->open_codec);
+        }
+        kvant_cuda_memory_free(part->pages);
         kvant_cuda_memory_free(part->numbers);
-        kvant_free(part->written);
-        if (i % 2)
-            kvant_cuda_memory_free(memory->layers[i / 2].pages);
     }
-    if (memory) {
-        kvant_cuda_memory_free(memory->arguments);
-        kvant_cuda_memory_free(memory->workspace);
-        kvant_cuda_memory_free(memory->queries);
-        kvant_free(memory->staging);
-        kvant_free(memory->layers);
-    }
+    void *device[] = { memory->arguments,  memory->workspace,   memory->tables.at,
+                       memory->queries.at, memory->gathered.at, memory->partial.at };
+    for (size_t i = 0; i < sizeof device / sizeof *device; i++)
+        kvant_cuda_memory_free(device[i]);
+    kvant_free(memory->seen[0]);
+    kvant_free(memory->seen[1]);
+    kvant_free(memory->version);
+    kvant_free(memory->staging);
+    kvant_free(memory->layers);
     kvant_free(memory);
 }

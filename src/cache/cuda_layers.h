@@ -1,54 +1,107 @@
-/* cuda_layers.h - what a cache keeps on a GPU: cuda_layers.c makes it, device_cuda.c works with it. */
+/* cuda_layers.h - what a cache keeps on a GPU.
+ *
+ *   cuda_layers.c     makes it: codecs, memory, centres and scales of versions
+ *   device_cuda.c     writes rows: the tensors' kvant_page_device
+ *   cuda_attention.c  reads pages */
 #ifndef KVANT_CACHE_CUDA_LAYERS_H
 #define KVANT_CACHE_CUDA_LAYERS_H
 
 #include "../base/error.h"
 #include "../device/memory.h"
 #include "device.h"
+#include "tensor.h"
 
 #define KVANT_CUDA_MOST_HEADS_PER_KV_HEAD 64u
 
-/* Keys or values of a layer. Arrays are on the device, of all kv heads, or NULL. */
+typedef struct cuda_memory cuda_memory;
+
+/* Keys or values of a layer. Their tensor has its states on the host and its pages on the GPU. */
 typedef struct cuda_part {
-    const kvant_codec *const *codecs; /* the scheme's */
-    kvant_cuda_codec *codec;          /* of all kv heads */
-    bool owns_codec;                  /* else an earlier layer's */
-    size_t page_bytes, offset;        /* of the first page in its block */
-    uint64_t *written;                /* per block, a bit per slot */
-    float *numbers;                   /* what the following lie in */
-    const float *center, *factors, *weights, *inverse_weights;
-    const float *attention_factors; /* what queries or outputs are multiplied by */
-    size_t n_weights;               /* 0, head_dim, or head_dim^2 */
+    cuda_memory *memory;
+    kvant_tensor *tensor;
+    kvant_role role;
+    kvant_cuda_codec *codec, *open_codec; /* of all kv heads */
+    bool owns_codecs;                     /* else an earlier layer's */
+    void *pages;                          /* device: of the tensor */
+    float *numbers;                       /* device: weights, inverse weights, versions */
+    size_t n_weights;                     /* per kv head: 0, head_dim, or head_dim^2 */
+    uint32_t stamps[KVANT_MAX_VERSIONS];  /* of versions as they are on the device; 0: not there */
 } cuda_part;
 
 typedef struct cuda_layer {
     cuda_part parts[2]; /* by kvant_role */
-    uint8_t *pages;     /* device */
-    size_t block_bytes;
+    bool has_kernel;    /* for this pair of codecs; else attention reads decoded pages */
 } cuda_layer;
 
-/* What a call copies to the device. */
+/* Rows that wait to be written, so that keys and values go in one launch. */
+typedef struct cuda_append {
+    cuda_part *part; /* NULL: none */
+    const float *rows;
+    size_t stride, n;
+    uint32_t version;
+    bool open;
+    int64_t slots[KVANT_CACHE_BATCH]; /* of open pages, or of sealed ones; below 0: another call's */
+} cuda_append;
+
+/* Of the device: arrays of a call. Only addresses of members are taken. */
 typedef struct cuda_arguments {
-    uint32_t refused;
-    int32_t from, to, padding;
-    int64_t slots[KVANT_CACHE_BATCH];
-    int32_t length, padding2[3];
-    int32_t table[]; /* n_blocks */
+    uint32_t largest[2];
+    int64_t slots[2][KVANT_CACHE_BATCH];
+    int32_t seal[3][64]; /* open blocks, sealed blocks, tokens */
 } cuda_arguments;
 
-typedef struct cuda_memory {
+/* Memory of the device that grows when a call needs more. */
+typedef struct cuda_buffer {
+    void *at;
+    size_t bytes;
+} cuda_buffer;
+
+struct cuda_memory {
+    kvant_cuda_stream stream;
     cuda_layer *layers;
-    cuda_arguments *arguments; /* device: only addresses of its members are taken */
-    cuda_arguments *staging;   /* host */
-    uint8_t *workspace;        /* device */
+    uint32_t n_layers;
+    cuda_arguments *arguments;
+    cuda_append pending[2]; /* by kvant_role */
+    float *seen[2];         /* host: rows of a batch, by kvant_role */
+    float *version;         /* host: numbers of a version on their way */
+    uint8_t *workspace;
     size_t workspace_bytes;
-    float *queries; /* device: transformed ones */
-    size_t queries_bytes;
-} cuda_memory;
+    int32_t *staging; /* host: tables of a call, kvant_cuda_staging_words */
+    cuda_buffer tables, queries, gathered, partial;
+    kvant_status status; /* the first error of work on pages: their bytes are unknown from then on */
+    const char *failed;
+};
 
 /* The cache's device functions of the same names. */
 kvant_status kvant_cuda_layers_create(kvant_cache *cache);
 void kvant_cuda_layers_destroy(kvant_cache *cache);
+kvant_status kvant_cuda_layers_attend(kvant_cache *cache, uint32_t layer, const kvant_attention_problem *problem);
+
+/* device_cuda.c */
+extern const kvant_page_device kvant_cuda_page_device;
+
+static inline cuda_layer *kvant_cuda_layer(const kvant_cache *cache, uint32_t layer)
+{
+    return &((cuda_memory *)cache->memory)->layers[layer];
+}
+
+/* Centre and scale of a version on the device, of all kv heads, or NULL; attention_scale: what
+ * queries or outputs are multiplied by. Copies them there when they have changed. */
+typedef struct cuda_version {
+    const float *center, *scale, *attention_scale;
+} cuda_version;
+
+cuda_version kvant_cuda_version(cuda_part *part, uint32_t version);
+
+/* n_kv_heads x n_weights on the device, or NULL. */
+const float *kvant_cuda_weights(const cuda_part *part, bool inverse);
+
+kvant_cuda_pages kvant_cuda_pages_of(const cuda_part *part, bool open);
+
+kvant_status kvant_cuda_grow(cuda_buffer *buffer, size_t bytes, const char *what);
+
+/* Remembers an error of work on pages. */
+void kvant_cuda_note(cuda_memory *memory, kvant_status status, const char *what);
 
 /* Leaves a message for a call of the GPU that failed. */
 static inline kvant_status kvant_cuda_said(kvant_status status, const char *what)
@@ -56,6 +109,12 @@ static inline kvant_status kvant_cuda_said(kvant_status status, const char *what
     return status == KVANT_OK
                ? status
                : kvant_fail(NULL, status, "cache on cuda: %s: %s", what, kvant_strerror(status));
+}
+
+/* Words of staging for a table of n blocks (cuda_attention.c). */
+static inline size_t kvant_cuda_staging_words(size_t n_blocks)
+{
+    return 4 + (8 + KVANT_CUDA_MOST_PARTS) * n_blocks;
 }
 
 #endif

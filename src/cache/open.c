@@ -13,12 +13,50 @@
 
 #define ALL_SLOTS UINT64_MAX
 
+/* A block's pages where the CPU can work on them: in the tensor's memory, or as copies of a
+ * device's. */
+typedef struct block_pages {
+    uint8_t *open, *sealed; /* of the first kv head */
+} block_pages;
+
+static block_pages pages_in_place(const kvant_tensor *tensor, uint32_t block)
+{
+    return (block_pages){ kvant_open_page_of(tensor, tensor->blocks[block].open_page, 0),
+                          kvant_sealed_page(tensor, block, 0) };
+}
+
+static block_pages borrow(const kvant_tensor *tensor, uint32_t block)
+{
+    const block_pages at = pages_in_place(tensor, block);
+    if (!tensor->device)
+        return at;
+    const block_pages copy = { tensor->staging, tensor->staging + kvant_open_block_bytes(tensor) };
+    kvant_pages_read(tensor, copy.open, at.open, kvant_open_block_bytes(tensor));
+    kvant_pages_read(tensor, copy.sealed, at.sealed, tensor->block_bytes);
+    return copy;
+}
+
+/* One of the two was changed. */
+static void give_back(const kvant_tensor *tensor, uint32_t block, const block_pages *borrowed, bool sealed)
+{
+    const block_pages at = pages_in_place(tensor, block);
+    if (!tensor->device)
+        return;
+    if (sealed)
+        kvant_pages_copy(tensor, at.sealed, borrowed->sealed, tensor->block_bytes);
+    else
+        kvant_pages_copy(tensor, at.open, borrowed->open, kvant_open_block_bytes(tensor));
+}
+
 /* Sealing: units are (open page, kv head), since pages are independent. */
+
+#define MOST_PAGES 64u /* sealed together */
 
 typedef struct seal_job {
     kvant_tensor *tensor;
     const kvant_kernels *kernels;
     const int32_t *pages;
+    const block_pages *borrowed; /* of the only page, or NULL */
 } seal_job;
 
 /* Rows of block_tokens slots from an open page; slots that were never written take the numbers of
@@ -40,14 +78,15 @@ static void seal_page(const seal_job *job, int32_t open, uint32_t head, float *s
     kvant_tensor *tensor = job->tensor;
     uint32_t block = (uint32_t)tensor->open_pages[open].block;
     uint32_t n = kvant_tensor_codec_info(tensor)->block_tokens;
+    const block_pages at = job->borrowed ? *job->borrowed : pages_in_place(tensor, block);
     uint64_t mask = ALL_SLOTS >> (KVANT_PAGE_TOKENS - n);
     for (uint32_t first = 0; first < KVANT_PAGE_TOKENS; first += n) {
         if (!(tensor->open_pages[open].fresh >> first & mask))
             continue;
-        gather(job, tensor->codecs[head], kvant_open_page_of(tensor, open, head), tensor->blocks[block].written, first,
-               scratch);
+        gather(job, tensor->codecs[head], at.open + head * tensor->open_page_bytes, tensor->blocks[block].written,
+               first, scratch);
         kvant_codec_encode_transformed(tensor->codecs[head], job->kernels, scratch, first, n,
-                                       kvant_sealed_page(tensor, block, head));
+                                       at.sealed + tensor->page_offsets[head]);
     }
 }
 
@@ -60,11 +99,41 @@ static void seal_unit(void *context, size_t unit, uint32_t worker)
               tensor->scratch + worker * floats);
 }
 
-static void seal_pages(kvant_tensor *tensor, const int32_t *pages, size_t n, uint32_t n_threads)
+static void encode_pages(kvant_tensor *tensor, const int32_t *pages, size_t n, const block_pages *borrowed,
+                         uint32_t n_threads)
 {
-    seal_job job = { tensor, kvant_kernels_get(KVANT_CPU_AUTO), pages };
+    seal_job job = { tensor, kvant_kernels_get(KVANT_CPU_AUTO), pages, borrowed };
     kvant_parallel_for(n * tensor->n_kv_heads, n_threads < KVANT_SEAL_WORKERS ? n_threads : KVANT_SEAL_WORKERS,
                        seal_unit, &job);
+}
+
+/* Devices seal the first slots of a page. A block that was opened again, or came with gaps, is
+ * sealed by the CPU. */
+static void encode_on_device(kvant_tensor *tensor, const int32_t *pages, size_t n, uint32_t n_threads)
+{
+    int32_t plain[MOST_PAGES];
+    size_t n_plain = 0;
+    for (size_t i = 0; i < n; i++) {
+        const kvant_open_page *open = &tensor->open_pages[pages[i]];
+        const uint64_t written = tensor->blocks[open->block].written;
+        if (open->fresh == written && !(written & (written + 1))) {
+            plain[n_plain++] = pages[i];
+            continue;
+        }
+        const block_pages borrowed = borrow(tensor, (uint32_t)open->block);
+        encode_pages(tensor, &pages[i], 1, &borrowed, n_threads);
+        give_back(tensor, (uint32_t)open->block, &borrowed, true);
+    }
+    if (n_plain)
+        tensor->device->seal(tensor, plain, n_plain);
+}
+
+static void seal_pages(kvant_tensor *tensor, const int32_t *pages, size_t n, uint32_t n_threads)
+{
+    if (tensor->device)
+        encode_on_device(tensor, pages, n, n_threads);
+    else
+        encode_pages(tensor, pages, n, NULL, n_threads);
     for (size_t i = 0; i < n; i++) {
         kvant_open_page *open = &tensor->open_pages[pages[i]];
         kvant_block *block = &tensor->blocks[open->block];
@@ -91,15 +160,14 @@ static bool due(const kvant_tensor *tensor, const kvant_open_page *open)
 
 void kvant_open_seal_due(kvant_tensor *tensor, bool all, uint32_t n_threads)
 {
-    enum { BATCH = 64 };
-    int32_t list[BATCH];
+    int32_t list[MOST_PAGES];
     size_t n = 0;
     for (uint32_t i = tensor->n_sink_pages; i < tensor->n_open_pages; i++) {
         const kvant_open_page *open = &tensor->open_pages[i];
         if (open->block < 0 || !(all || due(tensor, open)))
             continue;
         list[n++] = (int32_t)i;
-        if (n == BATCH) {
+        if (n == MOST_PAGES) {
             seal_pages(tensor, list, n, n_threads);
             n = 0;
         }
@@ -169,8 +237,9 @@ typedef struct change_job {
     kvant_tensor *tensor;
     const kvant_kernels *kernels;
     uint32_t block, from, to; /* versions */
-    bool sealed;              /* where rows come from */
-    bool store;               /* else only looked at */
+    block_pages pages;
+    bool sealed; /* where rows come from */
+    bool store;  /* else only looked at */
     atomic_bool unfit;
 } change_job;
 
@@ -203,7 +272,7 @@ static void read_row(const change_job *job, uint32_t head, uint32_t slot, const 
         kvant_codec_decode_open(codec, job->kernels, open, slot, 1, y);
         return;
     }
-    kvant_codec_decode_transformed(codec, job->kernels, kvant_sealed_page(job->tensor, job->block, head), slot, y);
+    kvant_codec_decode_transformed(codec, job->kernels, job->pages.sealed + job->tensor->page_offsets[head], slot, y);
     limit_to_half(y, job->tensor->head_dim);
 }
 
@@ -212,7 +281,7 @@ static void change_unit(void *context, size_t unit, uint32_t worker)
     change_job *job = context;
     uint32_t head = (uint32_t)unit;
     const kvant_block *block = &job->tensor->blocks[job->block];
-    void *open = kvant_open_page_of(job->tensor, block->open_page, head);
+    void *open = job->pages.open + head * job->tensor->open_page_bytes;
     (void)worker;
     for (uint32_t t = 0; t < KVANT_PAGE_TOKENS; t++) {
         float y[KVANT_MAX_HEAD_DIM];
@@ -228,7 +297,10 @@ static void change_unit(void *context, size_t unit, uint32_t worker)
     }
 }
 
-static bool change(kvant_tensor *tensor, uint32_t block, uint32_t version, bool sealed, bool store,
+/* The rows of an open block, or of its sealed pages, in the terms of a version, into its open page.
+ * False, and nothing stored, when one leaves fp16's range; without `check_first`, rows before that
+ * one are stored. */
+static bool change(kvant_tensor *tensor, uint32_t block, uint32_t version, bool sealed, bool check_first,
                    uint32_t n_threads)
 {
     change_job job = { .tensor = tensor,
@@ -236,11 +308,19 @@ static bool change(kvant_tensor *tensor, uint32_t block, uint32_t version, bool 
                        .block = block,
                        .from = tensor->blocks[block].version,
                        .to = version,
+                       .pages = borrow(tensor, block),
                        .sealed = sealed,
-                       .store = store };
+                       .store = !check_first };
     atomic_init(&job.unfit, false);
     kvant_parallel_for(tensor->n_kv_heads, n_threads, change_unit, &job);
-    return !atomic_load(&job.unfit);
+    if (atomic_load(&job.unfit))
+        return false;
+    if (check_first) {
+        job.store = true;
+        kvant_parallel_for(tensor->n_kv_heads, n_threads, change_unit, &job);
+    }
+    give_back(tensor, block, &job.pages, false);
+    return true;
 }
 
 /* The block's bytes that are sealed already are of another version now. */
@@ -255,9 +335,8 @@ static void move_version(kvant_tensor *tensor, uint32_t block, uint32_t version)
 
 bool kvant_open_reexpress(kvant_tensor *tensor, uint32_t block, uint32_t version)
 {
-    if (!change(tensor, block, version, false, false, 1))
+    if (!change(tensor, block, version, false, true, 1))
         return false;
-    change(tensor, block, version, false, true, 1);
     move_version(tensor, block, version);
     return true;
 }
@@ -280,10 +359,10 @@ bool kvant_open_block(kvant_tensor *tensor, uint32_t block, uint32_t version, ui
     int32_t page = kvant_open_take(tensor, block, n_threads);
     if (page < 0)
         return false;
-    memset(kvant_open_page_of(tensor, page, 0), 0, tensor->open_page_bytes * tensor->n_kv_heads);
+    kvant_pages_clear(tensor, kvant_open_page_of(tensor, page, 0), kvant_open_block_bytes(tensor));
     if (!tensor->blocks[block].written)
         return true;
-    if (!change(tensor, block, version, true, true, n_threads)) {
+    if (!change(tensor, block, version, true, false, n_threads)) {
         kvant_open_abandon(tensor, block);
         return false;
     }

@@ -47,7 +47,7 @@ static void release(kvant_cache *cache, int32_t block)
     if (block == KVANT_NO_BLOCK || --cache->references[block])
         return;
     cache->n_free++;
-    cache->device->clear(cache, (uint32_t)block);
+    kvant_layers_clear(cache, (uint32_t)block);
 }
 
 static kvant_status take(kvant_cache *cache, int32_t sequence, uint32_t index, int32_t *taken)
@@ -57,7 +57,7 @@ static kvant_status take(kvant_cache *cache, int32_t sequence, uint32_t index, i
         return kvant_fail(NULL, KVANT_ERR_FULL, "all %u blocks of 64 tokens are in use", (unsigned)cache->n_blocks);
     while (cache->references[block])
         block++;
-    KVANT_FORWARD(cache->device->assign(cache, block, (uint32_t)sequence, index));
+    KVANT_FORWARD(kvant_layers_assign(cache, block, (uint32_t)sequence, index));
     cache->references[block] = 1;
     cache->n_free--;
     *taken = (int32_t)block;
@@ -69,7 +69,7 @@ static kvant_status unshare(kvant_cache *cache, int32_t sequence, uint32_t index
 {
     int32_t *entry = &cache->sequences[sequence].table[index], block = KVANT_NO_BLOCK;
     KVANT_FORWARD(take(cache, sequence, index, &block));
-    kvant_status status = cache->device->copy(cache, (uint32_t)*entry, (uint32_t)block);
+    kvant_status status = kvant_layers_copy(cache, (uint32_t)*entry, (uint32_t)block);
     if (status != KVANT_OK) {
         release(cache, block);
         return status;
@@ -185,7 +185,7 @@ size_t kvant_cache_export_size(const kvant_cache *cache)
 {
     size_t bytes = sizeof(uint64_t);
     for (uint32_t i = 0; cache && i < 2 * cache->params.n_layers; i++)
-        bytes += sizeof(uint64_t) + cache->device->export_size(cache, i / 2, (kvant_role)(i % 2));
+        bytes += sizeof(uint64_t) + kvant_tensor_export_size(cache->tensors[i]);
     return cache ? bytes : 0;
 }
 
@@ -217,8 +217,7 @@ kvant_status kvant_sequence_export(const kvant_cache *cache, int32_t sequence, u
     at += sizeof count;
     for (uint32_t i = 0; i < 2 * cache->params.n_layers; i++) {
         size_t left = bytes - (size_t)(at - (uint8_t *)data) - sizeof(uint64_t), size;
-        KVANT_FORWARD(cache->device->export(cache, i / 2, (kvant_role)(i % 2), (uint32_t)s->table[index],
-                                            at + sizeof(uint64_t), left, &size));
+        KVANT_FORWARD(kvant_tensor_export(cache->tensors[i], (uint32_t)s->table[index], at + sizeof(uint64_t), left, &size));
         memcpy(at, &(uint64_t){ size }, sizeof(uint64_t));
         at += sizeof(uint64_t) + size;
     }
@@ -242,21 +241,11 @@ static kvant_status import_layers(kvant_cache *cache, uint32_t block, const uint
         left -= sizeof size;
         if (size > left)
             return damaged();
-        KVANT_FORWARD(cache->device->import(cache, i / 2, (kvant_role)(i % 2), block, at, (size_t)size));
+        KVANT_FORWARD(kvant_tensor_import(cache->tensors[i], block, at, (size_t)size));
         at += size;
         left -= (size_t)size;
     }
     return left ? damaged() : KVANT_OK;
-}
-
-/* Whether the imported block has exactly the first n tokens in every layer. */
-static bool has_tokens(const kvant_cache *cache, uint32_t block, uint64_t n)
-{
-    uint64_t mask = n < KVANT_PAGE_TOKENS ? ((uint64_t)1 << n) - 1 : UINT64_MAX;
-    for (uint32_t i = 0; i < 2 * cache->params.n_layers; i++)
-        if ((cache->device->written(cache, i / 2, (kvant_role)(i % 2), block) & mask) != mask)
-            return false;
-    return true;
 }
 
 kvant_status kvant_sequence_import(kvant_cache *cache, int32_t sequence, const void *data, size_t bytes)
@@ -276,7 +265,7 @@ kvant_status kvant_sequence_import(kvant_cache *cache, int32_t sequence, const v
     uint32_t block = (uint32_t)s->table[s->n_blocks - 1];
     kvant_status status =
         import_layers(cache, block, (const uint8_t *)data + sizeof tokens, bytes - sizeof tokens);
-    if (status == KVANT_OK && !has_tokens(cache, block, tokens))
+    if (status == KVANT_OK && !kvant_layers_have(cache, block, UINT64_MAX >> (KVANT_PAGE_TOKENS - tokens)))
         status = damaged();
     if (status != KVANT_OK) {
         shorten(cache, s, s->n_blocks - 1);

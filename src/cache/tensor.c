@@ -133,6 +133,10 @@ static void place_block(kvant_tensor *tensor, uint32_t block)
 
 static kvant_status allocate(kvant_tensor *tensor, const kvant_tensor_params *p)
 {
+    if (tensor->device) {
+        tensor->staging = kvant_alloc(1, kvant_open_block_bytes(tensor) + tensor->block_bytes);
+        KVANT_RETURN_IF(!tensor->staging, KVANT_ERR_MEMORY);
+    }
     tensor->codecs = kvant_alloc(p->n_kv_heads, sizeof *tensor->codecs);
     tensor->page_offsets = kvant_alloc(p->n_kv_heads, sizeof *tensor->page_offsets);
     tensor->blocks = kvant_alloc(p->n_blocks, sizeof *tensor->blocks);
@@ -178,6 +182,12 @@ static void describe(kvant_tensor *tensor, const kvant_tensor_params *p, const s
 
 kvant_status kvant_tensor_create(const kvant_tensor_params *params, void *memory, kvant_tensor **out)
 {
+    return kvant_tensor_create_on(NULL, NULL, params, memory, out);
+}
+
+kvant_status kvant_tensor_create_on(const kvant_page_device *device, void *context, const kvant_tensor_params *params,
+                                    void *memory, kvant_tensor **out)
+{
     kvant_tensor_params p;
     sizes s;
     KVANT_RETURN_IF(!out, KVANT_ERR_ARGUMENT);
@@ -190,6 +200,8 @@ kvant_status kvant_tensor_create(const kvant_tensor_params *params, void *memory
     kvant_tensor *tensor = kvant_alloc(1, sizeof *tensor);
     KVANT_RETURN_IF(!tensor, kvant_fail(NULL, KVANT_ERR_MEMORY, "no memory for a tensor"));
     describe(tensor, &p, &s, memory);
+    tensor->device = device;
+    tensor->device_context = context;
     kvant_status status = allocate(tensor, &p);
     if (status != KVANT_OK)
         kvant_tensor_free(&tensor);
@@ -211,6 +223,7 @@ void kvant_tensor_free(kvant_tensor **tensor)
     kvant_free((*tensor)->clocks);
     kvant_free((*tensor)->sequence_versions);
     kvant_free((*tensor)->scratch);
+    kvant_free((*tensor)->staging);
     kvant_free(*tensor);
     *tensor = NULL;
 }
@@ -231,7 +244,7 @@ void kvant_block_clear(kvant_tensor *tensor, uint32_t block)
     if (b->open_page >= 0)
         tensor->open_pages[b->open_page].block = -1;
     if (b->touched)
-        memset(kvant_sealed_page(tensor, block, 0), 0, tensor->block_bytes);
+        kvant_pages_clear(tensor, kvant_sealed_page(tensor, block, 0), tensor->block_bytes);
     if (b->written)
         kvant_version_leave(tensor, block);
     *b = (kvant_block){ .open_page = KVANT_NO_PAGE, .sequence = b->sequence, .index = b->index };

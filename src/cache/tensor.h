@@ -3,16 +3,16 @@
  *   tensor.c      sizes, creation, clearing, reading
  *   write.c       a batch of rows: check, choose versions, place, encode
  *   open.c        open pages: taking, sealing, opening again
- *   versions.c    centres and scales; the version of each row
- *   statistics.c  estimates of centre and scale from rows
+ *   versions.c    centres and scales: estimates from rows; the version of each row
  *   transfer.c    copies, export, import */
 #ifndef KVANT_CACHE_TENSOR_H
 #define KVANT_CACHE_TENSOR_H
 
 #include <kvant/tensor.h>
 
+#include <string.h>
+
 #include "../codec/encode.h"
-#include "statistics.h"
 
 #define KVANT_NO_PAGE (-1)
 #define KVANT_CANDIDATE KVANT_MAX_VERSIONS /* place of a version that is not in force */
@@ -37,10 +37,56 @@ typedef struct kvant_open_page {
 typedef struct kvant_tensor_version {
     float *center, *scale; /* n_kv_heads x head_dim each */
     uint32_t n_blocks;     /* that use it */
+    uint32_t stamp;        /* another one whenever the numbers change */
     bool alive, learnt;    /* learnt: from rows, so center=first and norm=first are in force */
 } kvant_tensor_version;
 
+/* Rows seen, for estimates of centre and scale (versions.c). Rows are dealt into parts, each with
+ * sum, minimum and maximum per channel. */
+#define KVANT_STATISTICS_PARTS 8u
+
+typedef struct kvant_statistics {
+    uint32_t n;
+    size_t width;           /* channels of all kv heads */
+    float *sum, *min, *max; /* parts x width each, one allocation; NULL where nothing is learnt */
+} kvant_statistics;
+
+/* A stretch of neighbouring rows of a batch that go to one block. */
+typedef struct kvant_run {
+    size_t first, n; /* rows */
+    uint32_t block;
+    uint64_t mask; /* slots it writes */
+} kvant_run;
+
+typedef struct kvant_batch {
+    const int64_t *slots;
+    const float *rows; /* where the tensor's pages are */
+    size_t stride;
+    const kvant_run *runs; /* one after the other in the batch */
+    uint32_t n_runs;
+} kvant_batch;
+
+/* Work on pages that the CPU cannot reach, because they lie on a GPU. States, windows and versions
+ * of blocks are the tensor's on every device, so that all devices write the same bytes. The
+ * functions are called in an order that they must keep. They do not fail at once: status says what
+ * went wrong so far. */
+typedef struct kvant_page_device {
+    /* read: to the host, at once. copy: to the device, from anywhere. */
+    void (*read)(const kvant_tensor *tensor, void *to, const void *from, size_t bytes);
+    void (*copy)(const kvant_tensor *tensor, void *to, const void *from, size_t bytes);
+    void (*clear)(const kvant_tensor *tensor, void *at, size_t bytes);
+    /* Transforms and encodes rows, each into its block's open or sealed page. */
+    void (*encode)(const kvant_tensor *tensor, const kvant_batch *batch);
+    /* Quantises open pages, of which the first slots were written, all of them since the block was
+     * opened. */
+    void (*seal)(const kvant_tensor *tensor, const int32_t *pages, size_t n);
+    kvant_status (*status)(const kvant_tensor *tensor);
+} kvant_page_device;
+
 struct kvant_tensor {
+    const kvant_page_device *device; /* NULL: pages lie in the computer's memory */
+    void *device_context;
+    uint8_t *staging; /* of a device: the open page and the sealed pages of one block */
     const kvant_codec **codecs; /* per kv head */
     size_t *page_offsets;       /* of each kv head's sealed page in its block */
     uint32_t n_kv_heads, head_dim, n_sequences, n_blocks, blocks_per_sequence;
@@ -57,6 +103,7 @@ struct kvant_tensor {
     uint64_t *clocks, used;     /* rows written: per sequence, in all */
     uint8_t *sequence_versions; /* of each sequence's last block */
     kvant_tensor_version versions[KVANT_MAX_VERSIONS + 1];
+    uint32_t last_stamp;
     uint8_t newest;                 /* version of rows that nothing else decides */
     bool unfit[KVANT_MAX_VERSIONS]; /* for the rows judged last */
     kvant_statistics recent, batch; /* of rows that came a few at a time, of one long batch */
@@ -123,8 +170,55 @@ static inline bool kvant_is_sink(const kvant_tensor *tensor, uint32_t block)
     return tensor->blocks[block].index < tensor->sink_blocks;
 }
 
+static inline size_t kvant_open_block_bytes(const kvant_tensor *tensor)
+{
+    return tensor->open_page_bytes * tensor->n_kv_heads;
+}
+
+/* Bytes of pages, wherever they lie; kvant_pages_read: to the host. */
+static inline void kvant_pages_read(const kvant_tensor *tensor, void *to, const void *from, size_t bytes)
+{
+    if (tensor->device)
+        tensor->device->read(tensor, to, from, bytes);
+    else
+        memcpy(to, from, bytes);
+}
+
+static inline void kvant_pages_copy(const kvant_tensor *tensor, void *to, const void *from, size_t bytes)
+{
+    if (tensor->device)
+        tensor->device->copy(tensor, to, from, bytes);
+    else
+        memcpy(to, from, bytes);
+}
+
+static inline void kvant_pages_clear(const kvant_tensor *tensor, void *at, size_t bytes)
+{
+    if (tensor->device)
+        tensor->device->clear(tensor, at, bytes);
+    else
+        memset(at, 0, bytes);
+}
+
+/* What went wrong on the device, KVANT_OK for the computer's memory. */
+static inline kvant_status kvant_pages_status(const kvant_tensor *tensor)
+{
+    return tensor->device ? tensor->device->status(tensor) : KVANT_OK;
+}
+
+/* tensor.c: kvant_tensor_create in a device's memory. device and context outlive the tensor. */
+kvant_status kvant_tensor_create_on(const kvant_page_device *device, void *context, const kvant_tensor_params *params,
+                                    void *memory, kvant_tensor **tensor);
+
 /* tensor.c: a block becomes empty. */
 void kvant_block_clear(kvant_tensor *tensor, uint32_t block);
+
+/* write.c: kvant_tensor_write with rows on the tensor's device. seen: the same rows on the host, or
+ * NULL when their numbers are at most kvant_tensor_safe_input and the tensor learns nothing from
+ * rows. */
+kvant_status kvant_tensor_write_seen(kvant_tensor *tensor, const int64_t *slots, size_t n, const float *rows,
+                                     const float *seen, size_t stride, uint32_t n_threads);
+float kvant_tensor_safe_input(const kvant_tensor *tensor);
 
 /* open.c */
 
@@ -175,6 +269,9 @@ int32_t kvant_version_find(kvant_tensor *tensor, const float *center, const floa
 /* The first learnt version is there: rows that waited for it are expressed in it, new blocks begin
  * with it. */
 void kvant_versions_begin(kvant_tensor *tensor, uint32_t version);
+
+/* Rows of `from` that wait for a first version take what was seen of them along. */
+void kvant_versions_share(const kvant_tensor *from, kvant_tensor *to);
 
 /* Whether rows wait in open blocks for the first version. */
 static inline bool kvant_versions_wait(const kvant_tensor *tensor)

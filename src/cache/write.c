@@ -3,6 +3,8 @@
  *
  * A run is a stretch of neighbouring rows of the batch that go to one block. After the check
  * nothing can fail. A row for an open page is also checked for the sealed page that follows. */
+#include <float.h>
+#include <math.h>
 #include <stdatomic.h>
 
 #include "../base/parallel.h"
@@ -13,21 +15,16 @@
 #define ROWS_FOR_THREADS 16u  /* below, waking a thread costs more than encoding */
 #define ROWS_AT_ONCE 4u       /* transformed on the stack */
 
-typedef struct run {
-    size_t first, n; /* rows */
-    uint32_t block;
-    uint64_t mask; /* slots it writes */
-} run;
-
 typedef struct write_job {
     kvant_tensor *tensor;
     const kvant_kernels *kernels;
     const int64_t *slots;
-    const float *rows;
+    const float *rows; /* where the tensor's pages are */
+    const float *seen; /* on the host, or NULL: known to fit */
     size_t n, stride;
     uint32_t n_threads;
     kvant_choice choice;
-    run runs[MOST_RUNS];
+    kvant_run runs[MOST_RUNS];
     uint32_t n_runs, classes;
     atomic_int status;
 } write_job;
@@ -37,9 +34,9 @@ static uint32_t offset_of(const write_job *job, size_t i)
     return (uint32_t)(job->slots[i] % KVANT_PAGE_TOKENS);
 }
 
-static run run_from(const write_job *job, size_t first)
+static kvant_run run_from(const write_job *job, size_t first)
 {
-    run r = { .first = first, .block = (uint32_t)(job->slots[first] / KVANT_PAGE_TOKENS) };
+    kvant_run r = { .first = first, .block = (uint32_t)(job->slots[first] / KVANT_PAGE_TOKENS) };
     for (size_t i = first; i < job->n && job->slots[i] / KVANT_PAGE_TOKENS == r.block; i++) {
         r.mask |= (uint64_t)1 << offset_of(job, i);
         r.n++;
@@ -58,7 +55,7 @@ static uint32_t version_of_new(const kvant_tensor *tensor, uint32_t block)
 
 /* A block that rows of another kind were written to before takes their version with its first new
  * row: what is left of the old rows, if anything, is quantised once more. */
-static uint32_t version_for(const write_job *job, const run *r)
+static uint32_t version_for(const write_job *job, const kvant_run *r)
 {
     const kvant_tensor *tensor = job->tensor;
     const kvant_block *block = &tensor->blocks[r->block];
@@ -77,12 +74,12 @@ static bool goes_through_open(const kvant_tensor *tensor, uint32_t block, uint32
            (b->written ? version != b->version : tensor->learns && !tensor->versions[version].learnt);
 }
 
-static kvant_status check_run(const write_job *job, const run *r, uint32_t head, uint32_t version)
+static kvant_status check_run(const write_job *job, const kvant_run *r, uint32_t head, uint32_t version)
 {
     const kvant_tensor *tensor = job->tensor;
     const kvant_codec *codec = tensor->codecs[head];
     kvant_affine affine = kvant_version_affine(tensor, version, head);
-    const float *rows = job->rows + r->first * job->stride + (size_t)head * tensor->head_dim;
+    const float *rows = job->seen + r->first * job->stride + (size_t)head * tensor->head_dim;
     return goes_through_open(tensor, r->block, version)
                ? kvant_codec_check_open_rows(codec, job->kernels, &affine, rows, job->stride, r->n)
                : kvant_codec_check_rows(codec, job->kernels, &affine, rows, job->stride, r->n);
@@ -92,7 +89,7 @@ static kvant_status check_run(const write_job *job, const run *r, uint32_t head,
 static kvant_status check_head(const write_job *job, uint32_t head)
 {
     for (size_t first = 0; first < job->n;) {
-        run r = run_from(job, first);
+        kvant_run r = run_from(job, first);
         uint32_t version = version_for(job, &r), own = job->tensor->blocks[r.block].version;
         KVANT_FORWARD(check_run(job, &r, head, version));
         if (job->tensor->blocks[r.block].written && own != version)
@@ -113,6 +110,8 @@ static void check_unit(void *context, size_t head, uint32_t worker)
 
 static kvant_status check_all(write_job *job)
 {
+    if (!job->seen)
+        return KVANT_OK;
     atomic_store(&job->status, KVANT_OK);
     kvant_parallel_for(job->tensor->n_kv_heads, job->n >= ROWS_FOR_THREADS ? job->n_threads : 1, check_unit, job);
     return (kvant_status)atomic_load(&job->status);
@@ -122,7 +121,7 @@ static kvant_status check_all(write_job *job)
 
 /* Finds an open page for the run when it needs one. May seal other blocks when alone, that is while
  * no run before it waits to be encoded; false when it would have to. */
-static bool place(write_job *job, const run *r, bool alone)
+static bool place(write_job *job, const kvant_run *r, bool alone)
 {
     kvant_tensor *tensor = job->tensor;
     kvant_block *block = &tensor->blocks[r->block];
@@ -144,7 +143,7 @@ static bool place(write_job *job, const run *r, bool alone)
     return true;
 }
 
-static void mark(kvant_tensor *tensor, const run *r)
+static void mark(kvant_tensor *tensor, const kvant_run *r)
 {
     kvant_block *block = &tensor->blocks[r->block];
     tensor->any_written = true;
@@ -170,7 +169,7 @@ static uint32_t neighbours(const write_job *job, size_t i, size_t end)
     return n;
 }
 
-static void encode_rows(const write_job *job, const run *r, uint32_t head)
+static void encode_rows(const write_job *job, const kvant_run *r, uint32_t head)
 {
     kvant_tensor *tensor = job->tensor;
     const kvant_codec *codec = tensor->codecs[head];
@@ -207,22 +206,32 @@ static bool worth_threads(const write_job *job, size_t rows)
     return rows >= ROWS_FOR_THREADS || (kvant_parallel_is_lent() && kvant_codec_encodes_slowly(job->tensor->codecs[0]));
 }
 
+static void encode_placed(write_job *job, size_t n_rows)
+{
+    kvant_tensor *tensor = job->tensor;
+    if (tensor->device) {
+        tensor->device->encode(tensor, &(kvant_batch){ job->slots, job->rows, job->stride, job->runs, job->n_runs });
+        return;
+    }
+    job->classes = job->n_runs < CLASSES ? job->n_runs : CLASSES;
+    kvant_parallel_for((size_t)tensor->n_kv_heads * job->classes, worth_threads(job, n_rows) ? job->n_threads : 1,
+                       encode_unit, job);
+}
+
 /* Places and encodes as many runs as fit without sealing anything between them; returns the number
  * of rows. */
 static size_t write_some(write_job *job, size_t first)
 {
     size_t end = first;
     for (job->n_runs = 0; job->n_runs < MOST_RUNS && end < job->n; job->n_runs++) {
-        run r = run_from(job, end);
+        kvant_run r = run_from(job, end);
         if (!place(job, &r, job->n_runs == 0))
             break;
         mark(job->tensor, &r);
         job->runs[job->n_runs] = r;
         end += r.n;
     }
-    job->classes = job->n_runs < CLASSES ? job->n_runs : CLASSES;
-    kvant_parallel_for((size_t)job->tensor->n_kv_heads * job->classes,
-                       worth_threads(job, end - first) ? job->n_threads : 1, encode_unit, job);
+    encode_placed(job, end - first);
     return end - first;
 }
 
@@ -231,7 +240,7 @@ static size_t write_some(write_job *job, size_t first)
 static void note_versions(const write_job *job)
 {
     for (size_t first = 0; first < job->n;) {
-        run r = run_from(job, first);
+        kvant_run r = run_from(job, first);
         const kvant_block *block = &job->tensor->blocks[r.block];
         job->tensor->sequence_versions[block->sequence] = block->version;
         first += r.n;
@@ -250,7 +259,7 @@ static bool pool_is_short(const write_job *job)
     for (uint32_t i = tensor->n_sink_pages; i < tensor->n_open_pages; i++)
         free_pages += tensor->open_pages[i].block < 0;
     for (size_t first = 0; first < job->n;) {
-        run r = run_from(job, first);
+        kvant_run r = run_from(job, first);
         needed += tensor->blocks[r.block].open_page < 0 && !kvant_is_sink(tensor, r.block);
         first += r.n;
     }
@@ -261,36 +270,31 @@ static bool all_finite(const write_job *job)
 {
     size_t width = kvant_tensor_width(job->tensor);
     for (size_t i = 0; i < job->n; i++)
-        if (job->kernels->magnitude(job->rows + i * job->stride, (uint32_t)width) >= 0x7f800000u)
+        if (job->kernels->magnitude(job->seen + i * job->stride, (uint32_t)width) >= 0x7f800000u)
             return false;
     return true;
 }
 
-/* A long batch is judged by itself: what came before may be of another kind. It is forgotten then,
- * but not for a batch that is refused. */
+/* A long batch is judged by itself, before its rows are checked for the versions they will have.
+ * What came before is forgotten then, but not for a batch that is refused. */
 static kvant_status learn_from_batch(write_job *job)
 {
-    kvant_statistics *batch = &job->tensor->batch;
     KVANT_RETURN_IF(!all_finite(job), KVANT_ERR_NONFINITE);
-    kvant_statistics_reset(batch);
-    kvant_statistics_add(batch, job->rows, job->stride, job->n);
-    job->choice = kvant_versions_judge(job->tensor, batch);
+    job->choice = kvant_versions_judge(job->tensor, job->seen, job->stride, job->n);
     KVANT_FORWARD(check_all(job));
-    kvant_statistics_reset(&job->tensor->recent);
+    kvant_versions_forget(job->tensor);
     return KVANT_OK;
 }
 
 /* Short ones are judged together. */
 static kvant_status learn_from_rows(write_job *job)
 {
-    kvant_statistics *recent = &job->tensor->recent;
-    KVANT_RETURN_IF(!all_finite(job), KVANT_ERR_NONFINITE);
     KVANT_FORWARD(check_all(job));
-    kvant_statistics_add(recent, job->rows, job->stride, job->n);
-    if (recent->n < KVANT_STATISTICS_ROWS && !pool_is_short(job))
+    uint32_t noted = kvant_versions_note(job->tensor, job->seen, job->stride, job->n);
+    if (noted < KVANT_LEARN_ROWS && !pool_is_short(job))
         return KVANT_OK;
-    job->choice = kvant_versions_judge(job->tensor, recent);
-    kvant_statistics_reset(recent);
+    job->choice = kvant_versions_judge_noted(job->tensor);
+    kvant_versions_forget(job->tensor);
     if (check_all(job) != KVANT_OK)
         job->choice.judged = false;
     return KVANT_OK;
@@ -300,7 +304,7 @@ static kvant_status check_and_learn(write_job *job)
 {
     if (!job->tensor->learns)
         return check_all(job);
-    return job->n >= KVANT_STATISTICS_ROWS ? learn_from_batch(job) : learn_from_rows(job);
+    return job->n >= KVANT_LEARN_ROWS ? learn_from_batch(job) : learn_from_rows(job);
 }
 
 static bool valid_slots(const kvant_tensor *tensor, const int64_t *slots, size_t n)
@@ -311,8 +315,27 @@ static bool valid_slots(const kvant_tensor *tensor, const int64_t *slots, size_t
     return true;
 }
 
+float kvant_tensor_safe_input(const kvant_tensor *tensor)
+{
+    const kvant_kernels *kernels = kvant_kernels_get(KVANT_CPU_AUTO);
+    float least = FLT_MAX;
+    for (uint32_t v = 0; v < KVANT_MAX_VERSIONS; v++)
+        for (uint32_t head = 0; tensor->versions[v].alive && head < tensor->n_kv_heads; head++) {
+            const kvant_affine affine = kvant_version_affine(tensor, v, head);
+            least = fminf(least, kvant_codec_safe_input(tensor->codecs[head], kernels, &affine));
+        }
+    return least;
+}
+
 kvant_status kvant_tensor_write(kvant_tensor *tensor, const int64_t *slots, size_t n, const float *rows,
                                 size_t stride, uint32_t n_threads)
+{
+    KVANT_RETURN_IF(tensor && tensor->device, KVANT_ERR_ARGUMENT);
+    return kvant_tensor_write_seen(tensor, slots, n, rows, rows, stride, n_threads);
+}
+
+kvant_status kvant_tensor_write_seen(kvant_tensor *tensor, const int64_t *slots, size_t n, const float *rows,
+                                     const float *seen, size_t stride, uint32_t n_threads)
 {
     KVANT_RETURN_IF(!tensor || !slots || !rows || !n_threads || (n > 1 && stride < kvant_tensor_width(tensor)),
                     KVANT_ERR_ARGUMENT);
@@ -323,6 +346,7 @@ kvant_status kvant_tensor_write(kvant_tensor *tensor, const int64_t *slots, size
                       .kernels = kvant_kernels_get(KVANT_CPU_AUTO),
                       .slots = slots,
                       .rows = rows,
+                      .seen = seen,
                       .n = n,
                       .stride = stride,
                       .n_threads = n_threads };
@@ -334,5 +358,5 @@ kvant_status kvant_tensor_write(kvant_tensor *tensor, const int64_t *slots, size
             kvant_open_seal_due(tensor, !tensor->always_open, n_threads);
     }
     note_versions(&job);
-    return KVANT_OK;
+    return kvant_pages_status(tensor);
 }

@@ -21,9 +21,9 @@ static float magnitude(const kvant_kernels *kernels, const float *x, uint32_t n)
     return kvant_float_from_bits(kernels->magnitude(x, n));
 }
 
-/* The magnitude of x below which (x - c) / s is safe for every channel, from the largest |c| and
- * the smallest s. At most 0 when c alone is too large. */
-static float safe_input(const kvant_codec *codec, const kvant_kernels *kernels, const kvant_affine *affine)
+/* From the largest |c| and the smallest s. */
+float kvant_codec_safe_input(const kvant_codec *codec, const kvant_kernels *kernels,
+                             const kvant_affine *affine)
 {
     uint32_t d = codec->info.head_dim;
     float safe = 0.999f * safe_magnitude(codec), least = 1, most;
@@ -63,7 +63,7 @@ static kvant_status check_large(const kvant_codec *codec, const kvant_kernels *k
 static kvant_status check_rows(const kvant_codec *codec, const kvant_kernels *kernels, const kvant_affine *affine,
                                const float *rows, size_t stride, size_t n, bool open)
 {
-    float safe = safe_input(codec, kernels, affine);
+    float safe = kvant_codec_safe_input(codec, kernels, affine);
     for (size_t i = 0; i < n; i++) {
         const float *x = rows + i * stride;
         float largest = magnitude(kernels, x, codec->info.head_dim);

@@ -20,6 +20,10 @@ kvant_status kvant_codec_check_rows(const kvant_codec *codec, const kvant_kernel
 kvant_status kvant_codec_check_open_rows(const kvant_codec *codec, const kvant_kernels *kernels,
                                          const kvant_affine *affine, const float *rows, size_t stride, size_t n);
 
+/* Rows whose numbers are at most this magnitude pass both checks. At most 0 when the centre alone is
+ * too large. */
+float kvant_codec_safe_input(const kvant_codec *codec, const kvant_kernels *kernels, const kvant_affine *affine);
+
 /* The same for one transformed row, which becomes what fp16 leaves of it. */
 bool kvant_codec_fits_open(const kvant_codec *codec, const kvant_kernels *kernels, float *y);
 

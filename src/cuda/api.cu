@@ -107,7 +107,7 @@ void add_rows(Roles &to, const kvant_cuda_rows &rows)
     role.token_stride = rows.token_stride;
     role.row_head_stride = rows.head_stride;
     role.center = rows.center;
-    role.factors = rows.factors;
+    role.scale = rows.scale;
     role.weights = rows.weights;
 }
 
@@ -221,7 +221,8 @@ kvant_status kvant_cuda_table_decode(const kvant_cuda_decode_args *args, kvant_c
         return KVANT_ERR_ARGUMENT;
     const kvant_cuda_params &codec = args->codec->params;
     if (!valid_pages(args->pages, codec.page_bytes, args->n_kv_heads) ||
-        !valid_weights(codec, args->inverse_weights))
+        (args->transformed ? args->center || args->scale || args->inverse_weights
+                           : !valid_weights(codec, args->inverse_weights)))
         return KVANT_ERR_ARGUMENT;
     if (args->n_blocks == 0)
         return KVANT_OK;
@@ -235,8 +236,14 @@ kvant_status kvant_cuda_table_decode(const kvant_cuda_decode_args *args, kvant_c
                   args->token_stride,
                   args->head_stride,
                   args->center,
-                  args->factors,
-                  args->inverse_weights };
+                  args->scale,
+                  args->inverse_weights,
+                  args->to,
+                  args->transformed != 0 };
+    if (args->transformed) {
+        p.codec.rotation = kvant_cuda_rotation{};
+        p.codec.weighting = KVANT_CUDA_WEIGHTING_NONE;
+    }
     if (kvant_cuda_has_chunks(&codec))
         return from_cuda(launch_decode_chunks(p, args->codec->book, codec.head_dim, args->n_blocks,
                                               args->n_kv_heads, static_cast<cudaStream_t>(stream)));

@@ -138,7 +138,7 @@ kvant_status kvant_cuda_codec_tables(const kvant_codec *source, kvant_cuda_table
     const kvant_transform_view *transform = &kvant_codec_get_view(source)->transform;
     const size_t d = source->info.head_dim;
     const kvant_cuda_tables full = { .center = transform->center,
-                                     .factors = transform->scale,
+                                     .scale = transform->scale,
                                      .weights = transform->weights,
                                      .inverse_weights = transform->inverse_weights,
                                      .n_weights = !transform->weights   ? 0
@@ -237,14 +237,32 @@ void kvant_cuda_memory_free(void *memory)
         open_door(NULL)->memory_free(memory);
 }
 
-kvant_status kvant_cuda_memory_copy(void *to, const void *from, size_t bytes)
+kvant_status kvant_cuda_memory_copy(void *to, const void *from, size_t bytes, kvant_cuda_stream stream)
 {
     const kvant_cuda_table *table = open_door(NULL);
-    return table ? table->memory_copy(to, from, bytes) : KVANT_ERR_UNSUPPORTED;
+    return table ? table->memory_copy(to, from, bytes, stream) : KVANT_ERR_UNSUPPORTED;
 }
 
-kvant_status kvant_cuda_memory_clear(void *memory, size_t bytes)
+kvant_status kvant_cuda_memory_read(void *to, const void *from, size_t bytes, kvant_cuda_stream stream)
 {
     const kvant_cuda_table *table = open_door(NULL);
-    return table ? table->memory_clear(memory, bytes) : KVANT_ERR_UNSUPPORTED;
+    return table ? table->memory_read(to, from, bytes, stream) : KVANT_ERR_UNSUPPORTED;
+}
+
+kvant_status kvant_cuda_memory_clear(void *memory, size_t bytes, kvant_cuda_stream stream)
+{
+    const kvant_cuda_table *table = open_door(NULL);
+    return table ? table->memory_clear(memory, bytes, stream) : KVANT_ERR_UNSUPPORTED;
+}
+
+kvant_status kvant_cuda_largest(const kvant_cuda_numbers *numbers, float *largest, kvant_cuda_stream stream)
+{
+    const kvant_cuda_table *table = open_door(NULL);
+    return table ? table->largest(numbers, largest, stream) : KVANT_ERR_UNSUPPORTED;
+}
+
+kvant_status kvant_cuda_merge(const kvant_cuda_merge_args *args, kvant_cuda_stream stream)
+{
+    const kvant_cuda_table *table = open_door(NULL);
+    return table ? table->merge(args, stream) : KVANT_ERR_UNSUPPORTED;
 }

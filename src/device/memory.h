@@ -1,20 +1,62 @@
-/* memory.h - memory of the GPU for the cache of src/cache: calls of libkvant_cuda.so, since
- * libkvant links no CUDA. Work is ordered on the legacy default stream of the current GPU. The
- * functions leave no message. */
+/* memory.h - memory of the GPU for the caches of src/cache, and two kernels that they alone need:
+ * calls of libkvant_cuda.so, since libkvant links no CUDA. Work is ordered on a stream of the
+ * current GPU. The functions leave no message. */
 #ifndef KVANT_DEVICE_MEMORY_H
 #define KVANT_DEVICE_MEMORY_H
 
 #include <kvant/cuda.h>
 
+#ifdef __cplusplus
+extern "C" {
+#endif
+
 /* *device = number of the calling thread's current GPU. */
 kvant_status kvant_cuda_device_current(int *device);
 
-/* Zeroed; KVANT_ERR_MEMORY when there is not enough. *memory is NULL after an error. */
+/* Zeroed; KVANT_ERR_MEMORY when there is not enough. *memory is NULL after an error. Both wait for
+ * the GPU. */
 kvant_status kvant_cuda_memory_new(void **memory, size_t bytes);
 void kvant_cuda_memory_free(void *memory); /* NULL is fine */
 
-/* Host to device, device to device, or device to host, which waits for the work before it. */
-kvant_status kvant_cuda_memory_copy(void *to, const void *from, size_t bytes);
-kvant_status kvant_cuda_memory_clear(void *memory, size_t bytes);
+/* To the device, from the host or the device; the host's bytes may change after the call. */
+kvant_status kvant_cuda_memory_copy(void *to, const void *from, size_t bytes, kvant_cuda_stream stream);
+/* To the host; waits for the stream. */
+kvant_status kvant_cuda_memory_read(void *to, const void *from, size_t bytes, kvant_cuda_stream stream);
+kvant_status kvant_cuda_memory_clear(void *memory, size_t bytes, kvant_cuda_stream stream);
+
+/* Two arrays of numbers on the device; n is 0 where one is not to be looked at. */
+typedef struct kvant_cuda_numbers {
+    const float *at[2];
+    size_t n[2];
+    uint32_t *room; /* device: 2 words */
+} kvant_cuda_numbers;
+
+/* largest[i] = the largest magnitude in array i, 0 for no numbers, a NaN when there is one. Waits. */
+kvant_status kvant_cuda_largest(const kvant_cuda_numbers *numbers, float *largest, kvant_cuda_stream stream);
+
+#define KVANT_CUDA_MOST_PARTS 16u
+
+/* Attention over parts of a sequence that differ in the centre of keys, made whole. Arrays are on
+ * the device. */
+typedef struct kvant_cuda_merge_args {
+    uint32_t n_parts, n_queries, n_heads, n_kv_heads, head_dim;
+    const float *outs; /* n_parts x n_queries x n_heads x head_dim */
+    const float *lses; /* n_parts x n_queries x n_heads, without <q, c> */
+    const float *centers[KVANT_CUDA_MOST_PARTS]; /* of each part's keys: n_kv_heads x head_dim, or NULL */
+    const float *q;
+    size_t q_token_stride, q_head_stride;
+    float scale;
+    const float *sinks; /* n_heads, or NULL */
+    float *out;
+    size_t out_token_stride, out_head_stride;
+    float *lse; /* n_queries x n_heads, or NULL */
+} kvant_cuda_merge_args;
+
+/* Adds scale * <q, c> to each part's log-sum-exp, then weighs the parts by them and the sinks. */
+kvant_status kvant_cuda_merge(const kvant_cuda_merge_args *args, kvant_cuda_stream stream);
+
+#ifdef __cplusplus
+}
+#endif
 
 #endif

@@ -42,10 +42,6 @@ static double step_error(const kvant_cuda_codec *codec)
     return worst;
 }
 
-typedef struct reference {
-    double out[MAX_D], lse, bound, lse_bound;
-} reference;
-
 /* The largest scale and zero point of a token, and powers of two above those of its page (for groups of
  * channels). */
 typedef struct sizes {
@@ -156,8 +152,8 @@ static double score_errors(const fixture *f, const query *at, uint32_t kv, const
     uint32_t d = f->c->head_dim;
     double scale = 1 / sqrtf((float)d), largest_q = 0, q1 = 0, delta = 0, k_error = step_error(f->cache.gpu_k);
     float rotated[MAX_D], y[MAX_D], q[MAX_D] = { 0 };
-    for (uint32_t j = 0; j < d; j++) /* rows are decoded without factors, so queries get them */
-        q[j] = f->k_factors ? given[j] * f->k_factors[kv * d + j] : given[j];
+    for (uint32_t j = 0; j < d; j++) /* rows are decoded without scale, so queries get them */
+        q[j] = f->k_scale ? given[j] * f->k_scale[kv * d + j] : given[j];
     kvant_codec_transform_query(f->cache.k, NULL, q, rotated);
     for (uint32_t j = 0; j < d; j++) {
         largest_q = fmax(largest_q, fabs(rotated[j]));
@@ -191,7 +187,7 @@ static double score_errors(const fixture *f, const query *at, uint32_t kv, const
 }
 
 /* Softmax over the decoded rows of a sequence for one query row, and the bound of the head comment. */
-static void compute_reference(const fixture *f, const query *at, reference *r)
+static void compute_row(const fixture *f, const query *at, reference *r)
 {
     const uint32_t b = at->b, head = at->head;
     static rows_of_page page;
@@ -253,7 +249,7 @@ static void compute_reference(const fixture *f, const query *at, reference *r)
     total += f->sinks ? exp(f->sinks[head] - top) : 0;
     double factor = 1, center_norm = 0; /* the largest */
     for (uint32_t j = 0; j < d; j++) {
-        double own = f->v_factors ? f->v_factors[kv * d + j] : 1;
+        double own = f->v_scale ? f->v_scale[kv * d + j] : 1;
         const double center = f->center ? f->center[kv * d + j] : 0;
         r->out[j] = own * r->out[j] / total + seen / total * center;
         center_norm += center * center;
@@ -276,15 +272,21 @@ static void compute_reference(const fixture *f, const query *at, reference *r)
     free(scores);
 }
 
+void compute_reference(const fixture *f, uint32_t b, uint32_t token, uint32_t head, reference *r)
+{
+    *r = (reference){ .lse = f->sinks ? f->sinks[head] : -INFINITY };
+    if (f->c->lengths[b] > 0)
+        compute_row(f, &(query){ b, token, head }, r);
+}
+
 void check_head(fixture *f, const void *out, const float *lse, uint32_t b, uint32_t token, uint32_t head)
 {
     const attention_case *c = f->c;
     const uint32_t d = c->head_dim;
     const size_t row = (size_t)row_of(f, b, token) * c->n_heads + head, at = row * d;
-    reference r = { .lse = f->sinks ? f->sinks[head] : -INFINITY };
-    if (c->lengths[b] > 0)
-        compute_reference(f, &(query){ b, token, head }, &r);
+    reference r;
     double error = 0;
+    compute_reference(f, b, token, head, &r);
     for (uint32_t j = 0; j < d; j++) {
         double difference = from_type(out, at + j, c->type) - r.out[j];
         error += difference * difference;

@@ -48,9 +48,9 @@ static void encode_block(fixture *f, kvant_role role, uint32_t b, int32_t first,
             rows[t * d + j] = t >= n ? rows[j]
                                      : random_normal() * (role == KVANT_ROLE_K ? c->key_size : 0.02f) +
                                            (role == KVANT_ROLE_V && j == 3 ? 0.1f : 0);
-    const float *factors = role == KVANT_ROLE_V ? f->v_factors : f->k_factors;
+    const float *scale = role == KVANT_ROLE_V ? f->v_scale : f->k_scale;
     kvant_affine affine = { .center = role == KVANT_ROLE_V && f->center ? f->center + kv_head * d : NULL,
-                            .scale = factors ? factors + kv_head * d : NULL };
+                            .scale = scale ? scale + kv_head * d : NULL };
     located at = locate(f, role, b, first, kv_head);
     kvant_codec_info info = { .size = sizeof info };
     kvant_codec_get_info(at.codec, &info);
@@ -67,13 +67,13 @@ static void encode_sequence(fixture *f, uint32_t b)
         }
 }
 
-static float *make_factors(uint32_t n, void **gpu)
+static float *make_scale(uint32_t n, void **gpu)
 {
-    float *factors = malloc(n * sizeof *factors);
+    float *scale = malloc(n * sizeof *scale);
     for (uint32_t j = 0; j < n; j++)
-        factors[j] = random_uniform(0.5f, 2);
-    *gpu = device_copy(factors, n * sizeof *factors);
-    return factors;
+        scale[j] = random_uniform(0.5f, 2);
+    *gpu = device_copy(scale, n * sizeof *scale);
+    return scale;
 }
 
 uint32_t query_tokens_of(const fixture *f, uint32_t b)
@@ -161,8 +161,8 @@ void fixture_open(fixture *f, const attention_case *c, const attention_problem *
         for (uint32_t j = 0; j < c->n_kv_heads * d; j++)
             f->center[j] = random_normal() * 0.05f;
         f->gpu_center = device_copy(f->center, c->n_kv_heads * d * sizeof *f->center);
-        f->k_factors = make_factors(c->n_kv_heads * d, &f->gpu_k_factors);
-        f->v_factors = make_factors(c->n_kv_heads * d, &f->gpu_v_factors);
+        f->k_scale = make_scale(c->n_kv_heads * d, &f->gpu_k_scale);
+        f->v_scale = make_scale(c->n_kv_heads * d, &f->gpu_v_scale);
     }
     for (uint32_t b = 0; b < c->batch; b++)
         encode_sequence(f, b);
@@ -204,10 +204,10 @@ void fixture_close(fixture *f)
     cudaFree(f->gpu_starts);
     cudaFree(f->gpu_mask);
     cudaFree(f->gpu_sinks);
-    free(f->k_factors);
-    free(f->v_factors);
-    cudaFree(f->gpu_k_factors);
-    cudaFree(f->gpu_v_factors);
+    free(f->k_scale);
+    free(f->v_scale);
+    cudaFree(f->gpu_k_scale);
+    cudaFree(f->gpu_v_scale);
     cudaFree(f->gpu_q);
     cudaFree(f->gpu_out);
     cudaFree(f->gpu_lse);
@@ -215,102 +215,4 @@ void fixture_close(fixture *f)
     cudaFree(f->gpu_lengths);
     cudaFree(f->gpu_center);
     cudaFree(f->workspace);
-}
-
-kvant_cuda_attention_args attention_args(const fixture *f)
-{
-    const attention_case *c = f->c;
-    const kvant_cuda_pages none = { NULL, 0,
-                                    0 }; /* then kernels that know no open pages are used where there are any */
-    return (kvant_cuda_attention_args){ .size = sizeof(kvant_cuda_attention_args),
-                                        .k_codec = f->cache.gpu_k,
-                                        .v_codec = f->cache.gpu_v,
-                                        .k = cache_pages(&f->cache, KVANT_ROLE_K),
-                                        .v = cache_pages(&f->cache, KVANT_ROLE_V),
-                                        .k_open = c->open ? open_pages(&f->open, KVANT_ROLE_K) : none,
-                                        .v_open = c->open ? open_pages(&f->open, KVANT_ROLE_V) : none,
-                                        .block_table = f->gpu_table,
-                                        .table_stride = f->blocks_per_row,
-                                        .blocks_per_row = f->blocks_per_row,
-                                        .lengths = f->gpu_lengths,
-                                        .batch = c->batch,
-                                        .n_heads = c->n_heads,
-                                        .n_kv_heads = c->n_kv_heads,
-                                        .type = c->type,
-                                        .q = f->gpu_q,
-                                        .q_batch_stride = (size_t)f->p.query_tokens * c->n_heads * c->head_dim,
-                                        .q_head_stride = c->head_dim,
-                                        .out = f->gpu_out,
-                                        .out_batch_stride = (size_t)f->p.query_tokens * c->n_heads * c->head_dim,
-                                        .out_head_stride = c->head_dim,
-                                        .lse = f->gpu_lse,
-                                        .scale = 1 / sqrtf((float)c->head_dim),
-                                        .v_center = f->gpu_center,
-                                        .k_factors = f->gpu_k_factors,
-                                        .v_factors = f->gpu_v_factors,
-                                        .workspace = f->workspace,
-                                        .workspace_bytes = f->workspace_bytes,
-                                        .query_tokens = f->p.query_tokens,
-                                        .query_starts = f->gpu_starts,
-                                        .q_token_stride = (size_t)c->n_heads * c->head_dim,
-                                        .out_token_stride = (size_t)c->n_heads * c->head_dim,
-                                        .causal = f->p.causal,
-                                        .window = f->p.window,
-                                        .logit_softcap = f->p.softcap,
-                                        .max_bias = f->p.max_bias,
-                                        .mask = f->gpu_mask,
-                                        .mask_token_stride = f->mask_stride,
-                                        .sinks = f->gpu_sinks };
-}
-
-void run_problem(const attention_case *c, const attention_problem *p)
-{
-    fixture f;
-    fixture_open(&f, c, p);
-    kvant_cuda_attention_args args = attention_args(&f);
-    size_t lse_bytes = (size_t)f.n_rows * c->n_heads * sizeof(float);
-    uint8_t *out = malloc(f.out_bytes), *again = malloc(f.out_bytes);
-    float *lse = malloc(lse_bytes);
-    assert_int_equal(kvant_cuda_attention(&args, NULL), KVANT_OK);
-    check_cuda(cudaDeviceSynchronize());
-    device_read(out, f.gpu_out, f.out_bytes);
-    device_read(lse, f.gpu_lse, lse_bytes);
-    for (uint32_t b = 0; b < c->batch; b++)
-        for (uint32_t i = 0; i < query_tokens_of(&f, b); i++)
-            for (uint32_t h = 0; h < c->n_heads; h++)
-                check_head(&f, out, lse, b, i, h);
-    cudaStream_t stream;
-    cudaGraph_t graph;
-    cudaGraphExec_t exec;
-    check_cuda(cudaStreamCreate(&stream));
-    check_cuda(cudaStreamBeginCapture(stream, cudaStreamCaptureModeThreadLocal));
-    assert_int_equal(kvant_cuda_attention(&args, stream), KVANT_OK);
-    check_cuda(cudaStreamEndCapture(stream, &graph));
-    check_cuda(cudaGraphInstantiate(&exec, graph, 0));
-    for (int i = 0; i < 3; i++) {
-        check_cuda(cudaMemsetAsync(f.gpu_out, 0xff, f.out_bytes, stream));
-        check_cuda(cudaGraphLaunch(exec, stream));
-        check_cuda(cudaStreamSynchronize(stream));
-        device_read(again, f.gpu_out, f.out_bytes);
-        assert_memory_equal(again, out, f.out_bytes);
-    }
-    printf("%-28s %-28s d %3u  kv %u  q %2u  batch %3u  type %d  open %u", c->k_spec, c->v_spec, c->head_dim,
-           c->n_kv_heads, c->n_heads, c->batch, c->type, c->open);
-    if (p)
-        printf("  tokens %u%s%s%s%s  window %u  softcap %g  bias %g", p->query_tokens, p->counts ? " ragged" : "",
-               p->causal ? " causal" : "", p->mask ? " mask" : "", p->sinks ? " sinks" : "", p->window, p->softcap,
-               p->max_bias);
-    printf(": error / bound %.3f\n", f.worst);
-    cudaGraphExecDestroy(exec);
-    cudaGraphDestroy(graph);
-    cudaStreamDestroy(stream);
-    free(out);
-    free(again);
-    free(lse);
-    fixture_close(&f);
-}
-
-void run_attention(const attention_case *c)
-{
-    run_problem(c, NULL);
 }

@@ -13,7 +13,7 @@ typedef struct attention_case {
     uint32_t head_dim, n_kv_heads, n_heads, batch;
     kvant_cuda_type type;
     const int32_t *lengths;
-    bool center;    /* of values, and factors of both */
+    bool center;    /* of values, and scale of both */
     float key_size; /* how sharp the softmax is */
     uint32_t open;  /* 0: no open blocks; 1: all; n: about one of n, and the last of every sequence */
 } attention_case;
@@ -40,8 +40,8 @@ typedef struct fixture {
     test_open_pool open;
     uint32_t blocks_per_row;
     int32_t *table;
-    float *q, *center, *k_factors, *v_factors;
-    void *gpu_q, *gpu_out, *gpu_table, *gpu_lengths, *gpu_center, *gpu_k_factors, *gpu_v_factors, *workspace;
+    float *q, *center, *k_scale, *v_scale;
+    void *gpu_q, *gpu_out, *gpu_table, *gpu_lengths, *gpu_center, *gpu_k_scale, *gpu_v_scale, *workspace;
     float *gpu_lse;
     size_t q_bytes, out_bytes, workspace_bytes;
     double query_error; /* that the numbers of queries have already */
@@ -57,7 +57,6 @@ typedef struct located {
 /* p: NULL for none. */
 void fixture_open(fixture *f, const attention_case *c, const attention_problem *p);
 void fixture_close(fixture *f);
-kvant_cuda_attention_args attention_args(const fixture *f);
 /* The page of sequence b that holds token t. */
 located locate(const fixture *f, kvant_role role, uint32_t b, int32_t t, uint32_t kv_head);
 
@@ -66,6 +65,13 @@ uint32_t row_of(const fixture *f, uint32_t b, uint32_t token);
 int32_t position_of(const fixture *f, uint32_t b, uint32_t token);
 uint32_t query_tokens_of(const fixture *f, uint32_t b);
 float slope_of(const fixture *f, uint32_t head);
+
+/* Softmax in double precision, and how far the GPU may be from it (L2 norm of out). */
+typedef struct reference {
+    double out[MAX_D], lse, bound, lse_bound;
+} reference;
+
+void compute_reference(const fixture *f, uint32_t b, uint32_t token, uint32_t head, reference *r);
 
 /* One query row's output and log-sum-exp (NULL: not asked for) within the bound of attention_bound.c. */
 void check_head(fixture *f, const void *out, const float *lse, uint32_t b, uint32_t token, uint32_t head);

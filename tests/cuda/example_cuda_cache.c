@@ -28,7 +28,6 @@ int main(void)
     params.n_layers = LAYERS, params.n_heads = HEADS, params.n_kv_heads = KV_HEADS, params.head_dim = HEAD_DIM;
     params.max_tokens = 4096;
     params.device = "cuda";
-    params.k = "turboquant-4"; /* the default preset needs open pages, which are on the CPU only */
 
     int devices = 0;
     if (cudaGetDeviceCount(&devices) != cudaSuccess || devices == 0) {

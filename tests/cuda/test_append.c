@@ -6,7 +6,7 @@
 
 enum { HEADS = 3, BLOCKS = 9 };
 
-static float factors[HEADS * 256]; /* of rows that have a centre */
+static float scale[HEADS * 256]; /* of rows that have a centre */
 
 typedef struct append_case {
     const char *spec;
@@ -57,7 +57,7 @@ static void encode_on_cpu(test_cache *cache, const append_case *c, kvant_role ro
         for (uint32_t h = 0; slots[i] >= 0 && h < HEADS; h++) {
             uint32_t block = (uint32_t)(slots[i] / 64), at = (uint32_t)(slots[i] % 64), d = c->head_dim;
             const kvant_affine affine = { .center = center ? center + h * d : NULL,
-                                          .scale = center ? factors + h * d : NULL };
+                                          .scale = center ? scale + h * d : NULL };
             assert_int_equal(kvant_codec_encode(codec, &affine, rows + (i * HEADS + h) * d, d, at, 1,
                                                 cache_page(cache, role, block, h)),
                              KVANT_OK);
@@ -87,7 +87,7 @@ static void check_decode(const test_cache *cache, const append_case *c, kvant_ro
         blocks[i] = BLOCKS - 1 - i;
     void *gpu_blocks = device_copy(blocks, sizeof blocks), *out = device_new(n * sizeof(float), 0xff);
     void *gpu_center = center ? device_copy(center, HEADS * d * sizeof(float)) : NULL;
-    void *gpu_factors = center ? device_copy(factors, HEADS * d * sizeof(float)) : NULL;
+    void *gpu_scale = center ? device_copy(scale, HEADS * d * sizeof(float)) : NULL;
     kvant_cuda_decode_args args = { .size = sizeof args,
                                     .codec = role == KVANT_ROLE_K ? cache->gpu_k : cache->gpu_v,
                                     .pages = cache_pages(cache, role),
@@ -99,14 +99,14 @@ static void check_decode(const test_cache *cache, const append_case *c, kvant_ro
                                     .token_stride = HEADS * d,
                                     .head_stride = d,
                                     .center = gpu_center,
-                                    .factors = gpu_factors };
+                                    .scale = gpu_scale };
     assert_int_equal(kvant_cuda_decode(&args, NULL), KVANT_OK);
     float *got = malloc(n * sizeof *got), *want = malloc(64 * d * sizeof *want);
     device_read(got, out, n * sizeof *got);
     for (uint32_t b = 0; b < BLOCKS; b++)
         for (uint32_t h = 0; h < HEADS; h++) {
             const kvant_affine affine = { .center = center ? center + h * d : NULL,
-                                          .scale = center ? factors + h * d : NULL };
+                                          .scale = center ? scale + h * d : NULL };
             kvant_codec_decode(codec, &affine, cache_page(cache, role, (uint32_t)blocks[b], h), 0, 64, want, d);
             for (uint32_t t = 0; t < 64; t++)
                 for (uint32_t j = 0; j < d; j++) {
@@ -122,7 +122,7 @@ static void check_decode(const test_cache *cache, const append_case *c, kvant_ro
     cudaFree(gpu_blocks);
     cudaFree(out);
     cudaFree(gpu_center);
-    cudaFree(gpu_factors);
+    cudaFree(gpu_scale);
 }
 
 static void run_append(const append_case *c)
@@ -135,9 +135,9 @@ static void run_append(const append_case *c)
     void *gpu_rows[2], *gpu_center;
     int64_t *slots = malloc(c->n_tokens * sizeof *slots);
     for (uint32_t j = 0; j < HEADS * d; j++)
-        center[j] = random_normal(), factors[j] = random_uniform(0.5f, 2);
+        center[j] = random_normal(), scale[j] = random_uniform(0.5f, 2);
     gpu_center = device_copy(center, HEADS * d * sizeof *center);
-    void *gpu_factors = device_copy(factors, HEADS * d * sizeof *factors);
+    void *gpu_scale = device_copy(scale, HEADS * d * sizeof *scale);
     choose_slots(c, slots);
     for (int r = 0; r < 2; r++) {
         rows[r] = malloc(n * sizeof(float));
@@ -164,7 +164,7 @@ static void run_append(const append_case *c)
                                 HEADS * d,
                                 d,
                                 c->center ? gpu_center : NULL,
-                                c->center ? gpu_factors : NULL,
+                                c->center ? gpu_scale : NULL,
                                 NULL };
     args.v = (kvant_cuda_rows){ cache.gpu_v,
                                 cache_pages(&cache, KVANT_ROLE_V),
@@ -172,7 +172,7 @@ static void run_append(const append_case *c)
                                 HEADS * d,
                                 d,
                                 c->center ? gpu_center : NULL,
-                                c->center ? gpu_factors : NULL,
+                                c->center ? gpu_scale : NULL,
                                 NULL };
     assert_int_equal(kvant_cuda_append(&args, NULL), KVANT_OK);
     check_cuda(cudaDeviceSynchronize());
@@ -188,7 +188,7 @@ static void run_append(const append_case *c)
     free(center);
     free(slots);
     cudaFree(gpu_center);
-    cudaFree(gpu_factors);
+    cudaFree(gpu_scale);
     cudaFree(gpu_slots);
     cudaFree(gpu_refused);
     cache_close(&cache);

@@ -16,7 +16,7 @@ typedef struct role_cache {
     kvant_codec *codec[HEADS], *open_codec[HEADS];
     kvant_cuda_codec *gpu, *gpu_open;
     kvant_affine affine[HEADS];
-    float *center, *factors, *weights, *inverse; /* device */
+    float *center, *scale, *weights, *inverse; /* device */
     uint32_t d;
     kvant_role role;
     size_t page_bytes, open_bytes;
@@ -43,13 +43,13 @@ static void upload_tables(role_cache *c)
     for (uint32_t h = 0; h < HEADS; h++) {
         kvant_cuda_tables tables = { .size = sizeof tables };
         assert_int_equal(kvant_cuda_codec_tables(c->codec[h], &tables), KVANT_OK);
-        parts[0][h] = tables.center, parts[1][h] = tables.factors;
+        parts[0][h] = tables.center, parts[1][h] = tables.scale;
         parts[2][h] = tables.weights, parts[3][h] = tables.inverse_weights;
-        c->affine[h] = (kvant_affine){ tables.center, tables.factors };
+        c->affine[h] = (kvant_affine){ tables.center, tables.scale };
         n_weights = tables.n_weights;
     }
     c->center = upload(parts[0], c->d);
-    c->factors = upload(parts[1], c->d);
+    c->scale = upload(parts[1], c->d);
     c->weights = upload(parts[2], n_weights);
     c->inverse = upload(parts[3], n_weights);
 }
@@ -86,7 +86,7 @@ static void role_close(role_cache *c)
     }
     kvant_cuda_codec_free(&c->gpu);
     kvant_cuda_codec_free(&c->gpu_open);
-    float *arrays[] = { c->center, c->factors, c->weights, c->inverse };
+    float *arrays[] = { c->center, c->scale, c->weights, c->inverse };
     for (size_t i = 0; i < 4; i++)
         cudaFree(arrays[i]);
     cudaFree(c->gpu_pool);
@@ -130,7 +130,7 @@ static void append_some(const role_cache *c, const float *rows, const int64_t *s
                                                                         .token_stride = HEADS * c->d,
                                                                         .head_stride = c->d,
                                                                         .center = c->center,
-                                                                        .factors = c->factors,
+                                                                        .scale = c->scale,
                                                                         .weights = c->weights };
     assert_int_equal(kvant_cuda_append(&args, NULL), want);
     device_read(&refused, gpu_refused, sizeof refused);
@@ -233,7 +233,7 @@ static void decode_on_gpu(const role_cache *c, bool open, float *rows)
                                     .token_stride = HEADS * c->d,
                                     .head_stride = c->d,
                                     .center = c->center,
-                                    .factors = c->factors,
+                                    .scale = c->scale,
                                     .inverse_weights = c->inverse };
     assert_int_equal(kvant_cuda_decode(&args, NULL), KVANT_OK);
     device_read(rows, out, bytes);
@@ -454,7 +454,7 @@ static void check_attention(const problem *p, bool full)
                                        .out_batch_stride = QUERY_HEADS * d,
                                        .out_head_stride = d,
                                        .scale = p->scale,
-                                       .k_factors = full ? NULL : p->k.inverse,
+                                       .k_scale = full ? NULL : p->k.inverse,
                                        .v_center = p->v.center,
                                        .workspace = gpu_workspace,
                                        .workspace_bytes = workspace };

@@ -8,7 +8,7 @@
 
 enum { HEADS = 3, BLOCKS = 5, MAX_D = 256 };
 
-static float factors_of_rows[HEADS * MAX_D]; /* of rows that have a centre */
+static float scale_of_rows[HEADS * MAX_D]; /* of rows that have a centre */
 
 typedef struct fixture {
     const char *spec;
@@ -76,7 +76,7 @@ static void append_on_cpu(fixture *f, kvant_role role, const float *rows, uint32
     for (uint32_t i = 0; i < n; i++)
         for (uint32_t h = 0; slots[i] >= 0 && h < HEADS; h++) {
             kvant_affine affine = { .center = center ? center + h * d : NULL,
-                                    .scale = center ? factors_of_rows + h * d : NULL };
+                                    .scale = center ? scale_of_rows + h * d : NULL };
             assert_int_equal(kvant_codec_encode(f->open.codec[role], &affine, rows + (i * HEADS + h) * d, d,
                                                 (uint32_t)(slots[i] % 64), 1,
                                                 open_page(&f->open, role, (uint32_t)(slots[i] / 64), h)),
@@ -90,7 +90,7 @@ static void append_rows(fixture *f, uint32_t n, const int64_t *slots, kvant_cuda
     uint32_t d = f->head_dim;
     void *gpu_rows[2], *gpu_slots = device_copy(slots, n * sizeof *slots);
     void *gpu_center = center ? device_copy(center, HEADS * d * sizeof *center) : NULL;
-    void *gpu_factors = center ? device_copy(factors_of_rows, HEADS * d * sizeof *factors_of_rows) : NULL;
+    void *gpu_scale = center ? device_copy(scale_of_rows, HEADS * d * sizeof *scale_of_rows) : NULL;
     kvant_cuda_append_args args = {
         .size = sizeof args, .type = type, .n_tokens = n, .n_kv_heads = HEADS, .slots = gpu_slots
     };
@@ -102,7 +102,7 @@ static void append_rows(fixture *f, uint32_t n, const int64_t *slots, kvant_cuda
         append_on_cpu(f, (kvant_role)r, rows, n, slots, center);
         *(r ? &args.v : &args.k) = (kvant_cuda_rows){
             f->open.gpu_codec[r], open_pages(&f->open, (kvant_role)r), gpu_rows[r], HEADS * d, d, gpu_center,
-            gpu_factors, NULL
+            gpu_scale, NULL
         };
         free(typed);
         free(rows);
@@ -113,7 +113,7 @@ static void append_rows(fixture *f, uint32_t n, const int64_t *slots, kvant_cuda
         cudaFree(gpu_rows[r]);
     cudaFree(gpu_slots);
     cudaFree(gpu_center);
-    cudaFree(gpu_factors);
+    cudaFree(gpu_scale);
 }
 
 /* Seals on the CPU as its cache does: tokens that were not written are copies of their block's first. */
@@ -219,7 +219,7 @@ static void run(const char *spec, uint32_t head_dim, kvant_cuda_type type, bool 
         slots[i] = (i * 37) % (BLOCKS * 64); /* 37 and 320 have no common factor: every slot once */
     for (uint32_t j = 0; j < HEADS * head_dim; j++) {
         centers[j] = random_normal();
-        factors_of_rows[j] = random_uniform(0.5f, 2);
+        scale_of_rows[j] = random_uniform(0.5f, 2);
     }
     append_rows(&f, BLOCKS * 64, slots, type, center ? centers : NULL);
     slots[1] = -5; /* a few tokens once more, one of them skipped */

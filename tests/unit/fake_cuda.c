@@ -150,15 +150,35 @@ static void memory_free(void *memory)
     free(memory);
 }
 
-static kvant_status memory_copy(void *to, const void *from, size_t bytes)
+static kvant_status memory_copy(void *to, const void *from, size_t bytes, kvant_cuda_stream stream)
 {
+    (void)stream;
     memcpy(to, from, bytes);
     return KVANT_OK;
 }
 
-static kvant_status memory_clear(void *memory, size_t bytes)
+static kvant_status memory_read(void *to, const void *from, size_t bytes, kvant_cuda_stream stream)
 {
+    return memory_copy(to, from, bytes, stream);
+}
+
+static kvant_status memory_clear(void *memory, size_t bytes, kvant_cuda_stream stream)
+{
+    (void)stream;
     memset(memory, 0, bytes);
+    return KVANT_OK;
+}
+
+static kvant_status largest(const kvant_cuda_numbers *numbers, float *out, kvant_cuda_stream stream)
+{
+    (void)numbers, (void)stream;
+    out[0] = out[1] = 0;
+    return KVANT_OK;
+}
+
+static kvant_status merge(const kvant_cuda_merge_args *args, kvant_cuda_stream stream)
+{
+    (void)args, (void)stream;
     return KVANT_OK;
 }
 

@@ -146,7 +146,7 @@ static void tables_are_those_of_the_calibration(void **state)
         const char *spec;
         kvant_role role;
         size_t n_weights;
-        bool center, factors;
+        bool center, scale;
     } cases[] = { { "int-4", KVANT_ROLE_K, 0, false, false },
                   { "int-4:center=file,norm=file", KVANT_ROLE_V, 0, true, true },
                   { "int-4:transform=diagonal", KVANT_ROLE_K, 32, true, false },
@@ -165,7 +165,7 @@ static void tables_are_those_of_the_calibration(void **state)
         assert_int_equal(kvant_cuda_codec_tables(codec, &tables), KVANT_OK);
         assert_int_equal(tables.n_weights, cases[i].n_weights);
         assert_int_equal(tables.weights != NULL, cases[i].n_weights > 0);
-        assert_int_equal(tables.factors != NULL, cases[i].factors);
+        assert_int_equal(tables.scale != NULL, cases[i].scale);
         assert_int_equal(tables.center != NULL, cases[i].center);
         if (tables.center)
             assert_memory_equal(tables.center, entry.mean, 32 * sizeof(float));

@@ -1,6 +1,8 @@
-"""kvant: the compressed key-value cache, from Python. NumPy on the CPU, pointers of PyTorch and others on a GPU.
+"""kvant: the compressed key-value cache, from Python. NumPy on the CPU, pointers of PyTorch and
+others on a GPU.
 
-Importing kvant loads neither libkvant nor NumPy nor PyTorch: each name loads what it needs when it is first used."""
+Importing kvant loads neither libkvant nor NumPy nor PyTorch: each name loads what it needs when it
+is first used."""
 
 from __future__ import annotations
 
@@ -10,24 +12,24 @@ from typing import TYPE_CHECKING, Any
 if TYPE_CHECKING:
     from .attend import attention
     from .cache import Cache, CacheInfo
-    from .calibration import Calibration, CalibrationEntry, CalibrationInfo, Calibrator
+    from .calibration import Calibration, CalibrationEntry, CalibrationInfo, Calibrator, model_fingerprint
     from .codec import Codec, CodecFamily, check_spec, codecs, needs_calibration
     from .library import Error, cpu_level, set_cpu_level, version
     from .paged import PagedCache
     from .scheme import Scheme
     from .settings import LayerCodec, Preset, Settings, SettingsInfo, preset
-    from .tensor import Tensor, TensorInfo
+    from .tensor import Block, Tensor, TensorInfo
 
 _HOMES = {
     "attend": ("attention",),
     "cache": ("Cache", "CacheInfo"),
-    "calibration": ("Calibration", "CalibrationEntry", "CalibrationInfo", "Calibrator"),
+    "calibration": ("Calibration", "CalibrationEntry", "CalibrationInfo", "Calibrator", "model_fingerprint"),
     "codec": ("Codec", "CodecFamily", "check_spec", "codecs", "needs_calibration"),
     "library": ("Error", "cpu_level", "set_cpu_level", "version"),
     "paged": ("PagedCache",),
     "scheme": ("Scheme",),
     "settings": ("LayerCodec", "Preset", "Settings", "SettingsInfo", "preset"),
-    "tensor": ("Tensor", "TensorInfo"),
+    "tensor": ("Block", "Tensor", "TensorInfo"),
 }
 _HOME_OF = {name: home for home, names in _HOMES.items() for name in names}
 

@@ -1,7 +1,8 @@
-"""Checks of NumPy arrays, and memory as the library wants it. The one module here that imports NumPy by itself.
+"""Checks of NumPy arrays, and memory as the library wants it. The one module here that imports
+NumPy by itself.
 
-Arrays of the right dtype and layout are used where they lie; others are copied, or refused when a copy would hide a
-mistake: a wrong dtype, a wrong shape."""
+Arrays of the right dtype and layout are used where they lie; others are copied, or refused when a
+copy would hide a mistake: a wrong dtype, a wrong shape."""
 
 from __future__ import annotations
 
@@ -39,7 +40,8 @@ def contiguous(value: Any, what: str, dtype: Any, shape: tuple[int | None, ...])
 
 
 def rows(value: Any, what: str, shape: tuple[int | None, ...]) -> tuple[np.ndarray, int]:
-    """float32 rows and the stride between them in floats: views with a stride of their own are used where they lie."""
+    """float32 rows and the stride between them in floats: views with a stride of their own are used
+    where they lie."""
     value = array(value, what, np.float32, shape)
     inner = int(np.prod(value.shape[1:]))
     packed = value.size == 0 or value[:1].flags.c_contiguous
@@ -58,9 +60,10 @@ def pointer(value: np.ndarray | None) -> int | None:
     return None if value is None else value.ctypes.data
 
 
-def copied(address: int | None, dtype: str, shape: tuple[int, ...]) -> np.ndarray | None:
+def copied(address: int | None, dtype: str, shape: tuple[int, ...]) -> Any:
     """A new array of numbers that the library owns; None for NULL."""
     if address is None:
         return None
-    size = int(np.prod(shape)) * np.dtype(dtype).itemsize
-    return np.frombuffer(c.string_at(address, size), dtype).reshape(shape)
+    made = np.empty(shape, dtype)
+    c.memmove(made.ctypes.data, address, made.nbytes)
+    return made

@@ -1,4 +1,5 @@
-"""Attention over compressed keys and values: describes a problem of kvant/attention.h, and computes it over tensors."""
+"""Attention over compressed keys and values: describes a problem of kvant/attention.h, and computes
+it over tensors."""
 
 from __future__ import annotations
 
@@ -32,8 +33,8 @@ def problem(
     max_bias: float = 0.0,
     exact: bool = False,
 ) -> tuple[Any, Any, list[Any]]:
-    """kvant_attention_problem without the blocks; the output; what the pointers need alive. dims: head_dim of keys and
-    of values. None: what the library takes for 0."""
+    """kvant_attention_problem without the blocks; the output; what the pointers need alive. dims:
+    head_dim of keys and of values. None: what the library takes for 0."""
     queries = place.take(q, "q", "float32", (None, n_heads, dims[0]), rows=True)
     n, heads = queries.shape[:2]
     out = place.new(q, (n, heads, dims[1])) if out is None else out
@@ -79,11 +80,13 @@ def attention(
     n_threads: int | None = None,
     **options: Any,
 ) -> np.ndarray:
-    """softmax(scale q K^T) V of one sequence: q float32 [n, heads, head_dim], the newest n of its n_tokens tokens.
+    """softmax(scale q K^T) V of one sequence: q float32 [n, heads, head_dim], the newest n of its
+    n_tokens tokens.
 
-    Tokens 64 i to 64 i + 63 are in block block_table[i] (int32; a negative entry hides them), or in block first_block + i
-    without a table. Options, all by name, are those of Cache.attend; scale is 1 / sqrt(head_dim) by default. Returns
-    out, float32 [n, heads, head_dim of v]. Slots that queries see must have been written."""
+    Tokens 64 i to 64 i + 63 are in block block_table[i] (int32; a negative entry hides them), or in
+    block first_block + i without a table. Options, all by name, are those of Cache.attend; scale is
+    1 / sqrt(head_dim) by default. Returns out, float32 [n, heads, head_dim of v]. Slots that
+    queries see must have been written."""
     dims = (k.codecs[0].head_dim, v.codecs[0].head_dim)
     options.setdefault("scale", 1 / math.sqrt(dims[0]))
     n_tokens = checks.count(n_tokens, "n_tokens", least=0)

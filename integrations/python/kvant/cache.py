@@ -1,4 +1,5 @@
-"""The compressed key-value cache of a model, whose sequences and blocks the library manages (kvant/cache.h).
+"""The compressed key-value cache of a model, whose sequences and blocks the library manages
+(kvant/cache.h).
 
     cache = kvant.Cache(n_layers=30, n_heads=9, n_kv_heads=3, head_dim=64, max_tokens=4096)
     sequence = cache.new_sequence()
@@ -24,8 +25,9 @@ _FULL = 60  # KVANT_ERR_FULL
 
 
 class CacheInfo(NamedTuple):
-    """bytes: that the blocks in use take. f16_bytes: of the same tokens as fp16. true_bits: per number of a sealed
-    block, every stored byte counted. k, v: specs of ordinary layers, None with a settings file."""
+    """bytes: that the blocks in use take. f16_bytes: of the same tokens as fp16. true_bits: per
+    number of a sealed block, every stored byte counted. k, v: specs of ordinary layers, None with a
+    settings file."""
 
     n_blocks: int
     n_free_blocks: int
@@ -40,19 +42,22 @@ class CacheInfo(NamedTuple):
 class Cache(Owned):
     """A cache of max_tokens tokens, of at most max_sequences sequences together.
 
-    Stored with a Scheme, or with what one is made of: preset, or specs k and v, or settings, and calibration; by default
-    the preset "balanced". n_threads: None for all processors. scale: of attention, None for 1 / sqrt(head_dim).
+    Stored with a Scheme, or with what one is made of: preset, or specs k and v, or settings, and
+    calibration; by default the preset "balanced". n_threads: None for all processors. scale: of
+    attention, None for 1 / sqrt(head_dim).
 
-    device "cpu": arguments are NumPy arrays, used where they lie when they are contiguous. device "cuda" (the current
-    GPU) or "cuda:0": arguments are arrays on that GPU with DLPack or __cuda_array_interface__, such as PyTorch's
-    tensors, never copied. Work runs on the legacy default stream, which is PyTorch's by default. Which codecs and options
-    a GPU has: include/kvant/cache.h. Error of status 30 where there is no GPU.
+    device "cpu": arguments are NumPy arrays, used where they lie when they are contiguous. device
+    "cuda" (the current GPU) or "cuda:0": arguments are arrays on that GPU with DLPack or
+    __cuda_array_interface__, such as PyTorch's tensors, never copied. Work runs on the legacy
+    default stream, which is PyTorch's by default. Which codecs and options a GPU has:
+    include/kvant/cache.h. Error of status 30 where there is no GPU.
 
-    Every size, shape and dtype is checked: TypeError and ValueError name the argument. Error has the library's words and
-    its status: 50 a NaN or an infinity, 51 a number beyond fp16's range, 60 no block left. After an Error of append or
-    import_block the cache is as before.
+    Every size, shape and dtype is checked: TypeError and ValueError name the argument. Error has
+    the library's words and its status: 50 a NaN or an infinity, 51 a number beyond fp16's range, 60
+    no block left. After an Error of append or import_block the cache is as before.
 
-    Calls of one cache wait for each other; different caches compute at once in different threads."""
+    Calls of one cache wait for each other; different caches compute at once in different
+    threads."""
 
     def __init__(
         self,
@@ -76,7 +81,8 @@ class Cache(Owned):
         logit_softcap: float = 0.0,
     ) -> None:
         super().__init__("kvant_cache_free", scheme)
-        self._lock, self._sequences = threading.Lock(), set()
+        self._lock = threading.Lock()
+        self._sequences: set[int] = set()
         self._place = Host() if checks.text(device, "device") == "cpu" else Gpu()
         self.n_layers = checks.count(n_layers, "n_layers")
         self.n_heads = checks.count(n_heads, "n_heads")
@@ -102,7 +108,8 @@ class Cache(Owned):
         check("cache", library().kvant_cache_create(c.byref(params), c.byref(self._handle)), SAID)
 
     def close(self) -> None:
-        """Frees the memory now instead of when the object goes. Every later call raises ValueError."""
+        """Frees the memory now instead of when the object goes. Every later call raises
+        ValueError."""
         with self._lock:
             self._library.kvant_cache_free(c.byref(self._handle))
 
@@ -138,7 +145,8 @@ class Cache(Owned):
             return self._opened(library().kvant_sequence_create(self._handle))
 
     def fork(self, sequence: int) -> int:
-        """A sequence with the same tokens, which shares their blocks until one of both writes to a shared block."""
+        """A sequence with the same tokens, which shares their blocks until one of both writes to a
+        shared block."""
         with self._lock:
             return self._opened(library().kvant_sequence_fork(self._handle, self._open(sequence)))
 
@@ -156,8 +164,8 @@ class Cache(Owned):
         check("truncate", status, SAID)
 
     def drop(self, sequence: int, n_tokens: int) -> None:
-        """Forgets the whole blocks among the first n_tokens tokens, for models whose every layer has a sliding window.
-        Their tokens count as masked; positions stay."""
+        """Forgets the whole blocks among the first n_tokens tokens, for models whose every layer
+        has a sliding window. Their tokens count as masked; positions stay."""
         n_tokens = checks.count(n_tokens, "n_tokens", least=0)
         with self._lock:
             status = library().kvant_sequence_drop(self._handle, self._open(sequence), n_tokens)
@@ -172,8 +180,9 @@ class Cache(Owned):
     # Rows and attention
 
     def append(self, layer: int, sequence: int, k: Any, v: Any) -> None:
-        """Appends n tokens to a layer: k float32 [n, n_kv_heads, head_dim], v float32 [n, n_kv_heads, v_head_dim].
-        Layers are appended to one by one, each as often as the others in the end."""
+        """Appends n tokens to a layer: k float32 [n, n_kv_heads, head_dim], v float32 [n,
+        n_kv_heads, v_head_dim]. Layers are appended to one by one, each as often as the others in
+        the end."""
         layer = self._layer(layer)
         k = self._place.take(k, "k", "float32", (None, self.n_kv_heads, self.head_dim))
         n = k.shape[0]
@@ -200,16 +209,18 @@ class Cache(Owned):
         max_bias: float = 0.0,
         exact: bool = False,
     ) -> Any:
-        """Attention of the sequence's n newest tokens, whose queries are q, float32 [n, n_heads, head_dim]: out, float32
-        [n, n_heads, v_head_dim], which is made unless one is given.
+        """Attention of the sequence's n newest tokens, whose queries are q, float32 [n, n_heads,
+        head_dim]: out, float32 [n, n_heads, v_head_dim], which is made unless one is given.
 
-        include/kvant/attention.h has the formula. lse: float32 [n, n_heads] to fill with log-sum-exps. mask: float16
-        [n, tokens of the sequence], added to scores; -inf hides. sinks: float32 [n_heads], logits of tokens whose value
-        is 0. causal: no later token is seen, and n is at most the sequence's length. window: tokens that a query token
-        sees, itself included; 0: all. max_bias: ALiBi. scale, logit_softcap: None for the cache's. exact: without
-        rounding queries and weights to 16-bit integers, several times slower; on the CPU.
+        include/kvant/attention.h has the formula. lse: float32 [n, n_heads] to fill with
+        log-sum-exps. mask: float16 [n, tokens of the sequence], added to scores; -inf hides. sinks:
+        float32 [n_heads], logits of tokens whose value is 0. causal: no later token is seen, and n
+        is at most the sequence's length. window: tokens that a query token sees, itself included;
+        0: all. max_bias: ALiBi. scale, logit_softcap: None for the cache's. exact: without rounding
+        queries and weights to 16-bit integers, several times slower; on the CPU.
 
-        On a GPU the call returns before the outputs are there, and out must be given unless q is a PyTorch tensor."""
+        On a GPU the call returns before the outputs are there, and out must be given unless q is a
+        PyTorch tensor."""
         options = dict(out=out, lse=lse, mask=mask, sinks=sinks, causal=causal, window=window, scale=scale)
         options |= dict(logit_softcap=logit_softcap, max_bias=max_bias, exact=exact)
         layer, dims = self._layer(layer), (self.head_dim, self.v_head_dim)
@@ -224,8 +235,9 @@ class Cache(Owned):
     # Stores
 
     def export_block(self, sequence: int, index: int) -> bytes:
-        """The index-th block of a sequence (tokens 64 index to 64 index + 63), of all layers, as bytes for import_block
-        of a cache with an equal scheme: in another process, on another machine or device."""
+        """The index-th block of a sequence (tokens 64 index to 64 index + 63), of all layers, as
+        bytes for import_block of a cache with an equal scheme: in another process, on another
+        machine or device."""
         index = checks.count(index, "index", least=0)
         with self._lock:
             number, used = self._open(sequence), c.c_size_t()
@@ -236,8 +248,8 @@ class Cache(Owned):
         return data.raw[: used.value]
 
     def import_block(self, sequence: int, data: bytes | bytearray | memoryview) -> None:
-        """Appends an exported block to a sequence that ends with a whole block. Any bytes are safe to pass: Error of
-        status 70 for damaged ones and those of another scheme."""
+        """Appends an exported block to a sequence that ends with a whole block. Any bytes are safe
+        to pass: Error of status 70 for damaged ones and those of another scheme."""
         data = bytes(data)
         with self._lock:
             status = library().kvant_sequence_import(self._handle, self._open(sequence), data, len(data))

@@ -14,6 +14,15 @@ if TYPE_CHECKING:
     import numpy as np
 
 
+def model_fingerprint(path: str | os.PathLike[str]) -> int:
+    """Tells the files of models apart: what calibrations and settings remember of theirs. OSError
+    for a file that cannot be read."""
+    found = library().kvant_model_fingerprint(c_text(path, "path"))
+    if not found:
+        raise OSError(f"{os.fspath(path)}: it cannot be read")
+    return found
+
+
 class CalibrationInfo(NamedTuple):
     """Of the whole file. n_kv_heads, head_dim and n_tokens are the largest of all layers."""
 
@@ -30,10 +39,10 @@ class CalibrationInfo(NamedTuple):
 
 
 class CalibrationEntry(NamedTuple):
-    """Statistics of one (layer, kv head, role), copied. mean, min, max: float32 [head_dim], of rows as the engine caches
-    them. Keys only, else None: query_moment, float32 [head_dim, head_dim], E[q q^T]; diagonal, float32 [head_dim];
-    matrix, float16, the lower triangle of transform=file row by row. centroids: one float32 [clusters, head_dim] per
-    entry of CalibrationInfo.clusters."""
+    """Statistics of one (layer, kv head, role), copied. mean, min, max: float32 [head_dim], of rows
+    as the engine caches them. Keys only, else None: query_moment, float32 [head_dim, head_dim], E[q
+    q^T]; diagonal, float32 [head_dim]; matrix, float16, the lower triangle of transform=file row by
+    row. centroids: one float32 [clusters, head_dim] per entry of CalibrationInfo.clusters."""
 
     mean: np.ndarray
     min: np.ndarray
@@ -45,8 +54,8 @@ class CalibrationEntry(NamedTuple):
 
 
 class Calibration(Owned):
-    """A calibration file, read at once. Error when the file is missing or damaged. Never changes: any number of
-    threads may use it."""
+    """A calibration file, read at once. Error when the file is missing or damaged. Never changes:
+    any number of threads may use it."""
 
     def __init__(self, path: str | os.PathLike[str]) -> None:
         super().__init__("kvant_calibration_free")
@@ -58,7 +67,7 @@ class Calibration(Owned):
         self._read_info()
 
     @classmethod
-    def owning(cls, pointer: int) -> Calibration:
+    def owning(cls, pointer: int | None) -> Calibration:
         """Takes over a calibration that a call of the library made."""
         calibration = cls.__new__(cls)
         Owned.__init__(calibration, "kvant_calibration_free")
@@ -90,11 +99,13 @@ class Calibration(Owned):
             raise IndexError(f"layer {layer}, kv head {kv_head}, {role}: the calibration has no entry")
         dim = found.head_dim
         return CalibrationEntry(
-            *(copied(address, "float32", (dim,)) for address in (found.mean, found.min, found.max)),
-            copied(found.query_moment, "float32", (dim, dim)),
-            copied(found.diagonal, "float32", (dim,)),
-            copied(found.matrix, "float16", (dim * (dim + 1) // 2,)),
-            tuple(copied(found.centroids[i], "float32", (n, dim)) for i, n in enumerate(self.info.clusters)),
+            mean=copied(found.mean, "float32", (dim,)),
+            min=copied(found.min, "float32", (dim,)),
+            max=copied(found.max, "float32", (dim,)),
+            query_moment=copied(found.query_moment, "float32", (dim, dim)),
+            diagonal=copied(found.diagonal, "float32", (dim,)),
+            matrix=copied(found.matrix, "float16", (dim * (dim + 1) // 2,)),
+            centroids=tuple(copied(found.centroids[i], "float32", (n, dim)) for i, n in enumerate(self.info.clusters)),
         )
 
     def __repr__(self) -> str:
@@ -102,11 +113,12 @@ class Calibration(Owned):
 
 
 class Calibrator(Owned):
-    """Gathers a calibration from rows and queries of a model, as its engine caches them: keys after RoPE.
+    """Gathers a calibration from rows and queries of a model, as its engine caches them: keys after
+    RoPE.
 
-    clusters: sizes of sets of centroids, increasing; () for none. sample_rows: kept per (layer, role) for k-means, 0 for 8
-    per cluster of the largest set. One thread at a time. Error of status 50 for a NaN or an infinity: nothing of the call
-    was added."""
+    clusters: sizes of sets of centroids, increasing; () for none. sample_rows: kept per (layer,
+    role) for k-means, 0 for 8 per cluster of the largest set. One thread at a time. Error of status
+    50 for a NaN or an infinity: nothing of the call was added."""
 
     def __init__(
         self,
@@ -133,7 +145,8 @@ class Calibrator(Owned):
         check("calibrator", status, text)
 
     def add_rows(self, layer: int, role: str, rows: np.ndarray) -> None:
-        """Adds rows of a layer, float32 [n, n_kv_heads, head_dim]. The first call of a (layer, role) fixes its shape."""
+        """Adds rows of a layer, float32 [n, n_kv_heads, head_dim]. The first call of a (layer,
+        role) fixes its shape."""
         from . import arrays
 
         rows, stride = arrays.rows(rows, "rows", (None, None, None))
@@ -145,7 +158,8 @@ class Calibrator(Owned):
         check(f"rows of layer {layer}", status)
 
     def add_queries(self, layer: int, kv_head: int, queries: np.ndarray) -> None:
-        """Adds queries, float32 [n, head_dim], of one query head that reads kv_head. After keys of the layer."""
+        """Adds queries, float32 [n, head_dim], of one query head that reads kv_head. After keys of
+        the layer."""
         from . import arrays
 
         queries, stride = arrays.rows(queries, "queries", (None, None))
@@ -165,9 +179,10 @@ class Calibrator(Owned):
         scale: float | None = None,
         n_exact: int = 0,
     ) -> None:
-        """Adds how much each of keys, float32 [n, head_dim], counts for queries, float32 [m, head_dim]: about 100 queries
-        per text are enough. mask, float32 [m, n], is added to scores; -inf hides. scale: 1 / sqrt(head_dim) by default.
-        The first n_exact keys count 0, as a cache keeps them as fp16. After keys of the layer."""
+        """Adds how much each of keys, float32 [n, head_dim], counts for queries, float32 [m,
+        head_dim]: about 100 queries per text are enough. mask, float32 [m, n], is added to scores;
+        -inf hides. scale: 1 / sqrt(head_dim) by default. The first n_exact keys count 0, as a cache
+        keeps them as fp16. After keys of the layer."""
         from . import arrays
 
         keys, key_stride = arrays.rows(keys, "keys", (None, None))
@@ -193,8 +208,9 @@ class Calibrator(Owned):
         check(f"attention of layer {layer}", status)
 
     def finish(self, progress: Callable[[int], None] | None = None) -> Calibration:
-        """Runs k-means, layer by layer, and makes the calibration. progress is called with the number of layers left;
-        an exception that it raises stops the work, and finish may be called again to go on."""
+        """Runs k-means, layer by layer, and makes the calibration. progress is called with the
+        number of layers left; an exception that it raises stops the work, and finish may be called
+        again to go on."""
         left, made = c.c_uint32(1), c.c_void_p()
         while left.value:
             check("k-means", library().kvant_calibrator_cluster(self._handle, c.byref(left)))

@@ -1,8 +1,8 @@
-"""Checks of what callers pass, with messages. Works on anything that looks like a tensor; PyTorch is not needed here.
+"""Checks of what callers pass, with messages. Works on anything that looks like a tensor; PyTorch
+is not needed here.
 
-A call of libkvant reads the memory that its arguments describe. So every shape, dtype, device and stride is
-compared with what the call says before a pointer leaves Python.
-"""
+A call of libkvant reads the memory that its arguments describe. So every shape, dtype, device and
+stride is compared with what the call says before a pointer leaves Python."""
 
 import math
 import operator
@@ -67,10 +67,11 @@ def _words(shape):
 
 
 def tensor(value, what, shape, dtypes, device, rows=False, written=False):
-    """value, after checking that it is a tensor on the device of one of these dtypes and this shape (None: any size).
+    """value, after checking that it is a tensor on the device of one of these dtypes and this shape
+    (None: any size).
 
-    Contiguous as a whole, or, with rows, in its last dimension alone. written: the call writes to it, so that no
-    two numbers may share memory."""
+    Contiguous as a whole, or, with rows, in its last dimension alone. written: the call writes to
+    it, so that no two numbers may share memory."""
     for attribute in ("shape", "dtype", "device", "stride", "data_ptr"):
         if not hasattr(value, attribute):
             raise TypeError(f"{what}: a tensor is needed, not {type(value).__name__}")
@@ -90,7 +91,8 @@ def shapes(got, what, shape):
 
 
 def strides(strides, shape, what, rows, written):
-    """Contiguous as a whole or, with rows, in the last dimension; no overlap of rows that are written."""
+    """Contiguous as a whole or, with rows, in the last dimension; no overlap of rows that are
+    written."""
     if 0 in shape:
         return
     if rows:

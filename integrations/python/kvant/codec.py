@@ -1,9 +1,10 @@
-"""Codecs on the CPU: rows of float32 to page bytes and back, and what each codec is (kvant/codec.h)."""
+"""Codecs on the CPU: rows of float32 to page bytes and back, and what each codec is
+(kvant/codec.h)."""
 
 from __future__ import annotations
 
 import ctypes as c
-from typing import TYPE_CHECKING, NamedTuple
+from typing import TYPE_CHECKING, NamedTuple, Sequence
 
 from . import checks
 from . import structs as s
@@ -18,8 +19,9 @@ _CENTERS = {0: "none", 1: "first", 2: "file"}
 
 
 class CodecFamily(NamedTuple):
-    """A family of codecs. variants are what may follow the dash of a spec ("2", "3", "s96r4"), () when nothing does.
-    options are the family's own, common_options those that it shares with others."""
+    """A family of codecs. variants are what may follow the dash of a spec ("2", "3", "s96r4"), ()
+    when nothing does. options are the family's own, common_options those that it shares with
+    others."""
 
     name: str
     variants: tuple[str, ...]
@@ -46,8 +48,8 @@ def codecs() -> list[CodecFamily]:
 
 
 def check_spec(spec: str, role: str = "k", calibration: Calibration | None = None) -> None:
-    """Error with the library's words when spec makes a codec for no head_dim that models use. A spec that passes may
-    still be refused for the head_dim of a model."""
+    """Error with the library's words when spec makes a codec for no head_dim that models use. A
+    spec that passes may still be refused for the head_dim of a model."""
     text = text_buffer()
     status = library().kvant_codec_check(
         c_text(checks.text(spec, "spec"), "spec"),
@@ -60,7 +62,8 @@ def check_spec(spec: str, role: str = "k", calibration: Calibration | None = Non
 
 
 def needs_calibration(spec: str, role: str = "k") -> bool:
-    """Whether codecs of this spec and role take something from a calibration. Error for a spec that makes no codec."""
+    """Whether codecs of this spec and role take something from a calibration. Error for a spec that
+    makes no codec."""
     needed, text = c.c_int(), text_buffer()
     role_number = ROLES[checks.choice(role, "role", tuple(ROLES))]
     status = library().kvant_codec_needs_calibration(
@@ -73,8 +76,8 @@ def needs_calibration(spec: str, role: str = "k") -> bool:
 class Codec(Owned):
     """A codec of one kv head: spec as in docs/codecs.md, role "k" or "v".
 
-    Specs that take something from a calibration need one, and then belong to (layer, kv_head). The calibration need
-    not live on. Error with the library's words for a spec that it refuses.
+    Specs that take something from a calibration need one, and then belong to (layer, kv_head). The
+    calibration need not live on. Error with the library's words for a spec that it refuses.
 
     A codec never changes: any number of threads may use it at once."""
 
@@ -149,21 +152,20 @@ class Codec(Owned):
         kept = [arrays.channels(x, what, (self.head_dim,)) for x, what in ((center, "center"), (scale, "scale"))]
         return c.byref(s.Affine(*map(arrays.pointer, kept))), kept
 
-    def encode(
-        self, rows: np.ndarray, center: np.ndarray | None = None, scale: np.ndarray | None = None
-    ) -> np.ndarray:
+    def encode(self, rows: np.ndarray, center: np.ndarray | None = None, scale: np.ndarray | None = None) -> np.ndarray:
         """Pages of rows [n, head_dim] float32: a new uint8 array [ceil(n / 64), page_bytes].
 
-        Row i is token i % 64 of page i // 64. When n is no multiple of 64, the tokens after the last row are zero bytes,
-        as in a page that was never written; n is a multiple of block_tokens. center and scale, float32 [head_dim], are what
-        rows are shifted by and then divided by. ValueError or TypeError for another shape or dtype; Error of status 50
-        for a NaN or an infinity, 51 for a row beyond fp16's range."""
+        Row i is token i % 64 of page i // 64. When n is no multiple of 64, the tokens after the
+        last row are zero bytes, as in a page that was never written; n is a multiple of
+        block_tokens. center and scale, float32 [head_dim], are what rows are shifted by and then
+        divided by. ValueError or TypeError for another shape or dtype; Error of status 50 for a NaN
+        or an infinity, 51 for a row beyond fp16's range."""
         from . import arrays
 
         rows, stride = arrays.rows(rows, "rows", (None, self.head_dim))
         if rows.shape[0] % self.block_tokens:
             raise ValueError(
-                f"rows: {self.spec} takes whole blocks of {self.block_tokens} tokens, and there are {rows.shape[0]} rows"
+                f"rows: {self.spec} takes whole blocks of {self.block_tokens} tokens, not {rows.shape[0]} rows"
             )
         affine, kept = self._affine(center, scale)
         n, encode = rows.shape[0], library().kvant_codec_encode
@@ -186,8 +188,8 @@ class Codec(Owned):
     ) -> np.ndarray:
         """The first n rows of pages, by default all 64 of each: a new float32 array [n, head_dim].
 
-        pages are uint8 [pages, page_bytes]; center and scale those of encode. Any bytes are a valid page: bytes of another
-        codec give numbers without meaning, infinities and NaNs included."""
+        pages are uint8 [pages, page_bytes]; center and scale those of encode. Any bytes are a valid
+        page: bytes of another codec give numbers without meaning, infinities and NaNs included."""
         from . import arrays
 
         pages = self._readable(pages)
@@ -204,7 +206,8 @@ class Codec(Owned):
         return rows
 
     def transform_queries(self, queries: np.ndarray, scale: np.ndarray | None = None) -> np.ndarray:
-        """R (q o s) of each query, float32 [n, head_dim]: a new array of the same shape. scale: that of encode."""
+        """R (q o s) of each query, float32 [n, head_dim]: a new array of the same shape. scale:
+        that of encode."""
         from . import arrays
 
         queries = arrays.contiguous(queries, "queries", "float32", (None, self.head_dim))
@@ -218,9 +221,9 @@ class Codec(Owned):
         return out
 
     def scores(self, queries: np.ndarray, pages: np.ndarray, scale: np.ndarray | None = None) -> np.ndarray:
-        """<query, token> of every query, float32 [n, head_dim], and every token of pages, computed on their codes: a new
-        float32 array [n, 64 * pages]. The centre's term is left out, as softmax ignores it. Tokens that were never
-        encoded score 0."""
+        """<query, token> of every query, float32 [n, head_dim], and every token of pages, computed
+        on their codes: a new float32 array [n, 64 * pages]. The centre's term is left out, as
+        softmax ignores it. Tokens that were never encoded score 0."""
         from . import arrays
 
         queries, pages = self.transform_queries(queries, scale), self._readable(pages)
@@ -240,3 +243,20 @@ class Codec(Owned):
         aligned = arrays.zeroed(pages.size).reshape(pages.shape)
         aligned[:] = pages
         return aligned
+
+
+def tensor_params(
+    codecs: Sequence[Codec], n_sequences: int, n_blocks: int, blocks_per_sequence: int, n_open_blocks: int
+) -> s.TensorParams:
+    """kvant_tensor_params. They keep the array that they point to, not the codecs."""
+    if not codecs or not all(isinstance(codec, Codec) for codec in codecs):
+        raise TypeError("codecs: a kvant.Codec per kv head is needed")
+    handles = (c.c_void_p * len(codecs))(*(codec.handle for codec in codecs))
+    return s.TensorParams.new(
+        codecs=handles,
+        n_kv_heads=len(codecs),
+        n_sequences=checks.count(n_sequences, "n_sequences"),
+        n_blocks=checks.count(n_blocks, "n_blocks"),
+        blocks_per_sequence=checks.count(blocks_per_sequence, "blocks_per_sequence", least=0),
+        n_open_blocks=checks.count(n_open_blocks, "n_open_blocks", least=0),
+    )

@@ -1,7 +1,8 @@
-"""Finds libkvant, declares its functions and turns a status into an exception. Knows no array and no tensor.
+"""Finds libkvant, declares its functions and turns a status into an exception. Knows no array and
+no tensor.
 
-ctypes gives up Python's lock while a function of the library runs, so several threads compute at once. What each
-header says of threads holds here too."""
+ctypes gives up Python's lock while a function of the library runs, so several threads compute at
+once. What each header says of threads holds here too."""
 
 from __future__ import annotations
 
@@ -22,7 +23,8 @@ _UNSUPPORTED = 30  # KVANT_ERR_UNSUPPORTED
 
 
 class Error(RuntimeError):
-    """A call of the library failed. status is its kvant_status (include/kvant/kvant.h), reason the library's words."""
+    """A call of the library failed. status is its kvant_status (include/kvant/kvant.h), reason the
+    library's words."""
 
     def __init__(self, what: str, status: int, reason: str) -> None:
         super().__init__(f"{what}: {reason}")
@@ -97,6 +99,7 @@ _FUNCTIONS: dict[str, tuple[Any, list[Any]]] = {
     "kvant_calibration_get_info": (_INT, [_P, _to(s.CalibrationInfo)]),
     "kvant_calibration_get_entry": (_INT, [_P, _U32, _U32, _INT, _to(s.CalibrationEntry)]),
     "kvant_calibration_save": (_INT, [_P, _STR, *_TEXT]),
+    "kvant_model_fingerprint": (_U64, [_STR]),
     "kvant_calibrator_create": (_INT, [_to(s.CalibratorConfig), _OUT, *_TEXT]),
     "kvant_calibrator_free": (None, [_OUT]),
     "kvant_calibrator_add_rows": (_INT, [_P, _U32, _INT, _U32, _U32, *_ROWS, _SIZE]),
@@ -120,6 +123,7 @@ _FUNCTIONS: dict[str, tuple[Any, list[Any]]] = {
     "kvant_scheme_free": (None, [_OUT]),
     "kvant_scheme_codecs": (_INT, [_P, _to(s.SchemePlace), c.POINTER(_OUT)]),
     "kvant_scheme_head_dim": (_INT, [_P, _U32, _INT, c.POINTER(_U32)]),
+    "kvant_scheme_true_bits": (_INT, [_P, _to(s.SchemeModel), c.POINTER(c.c_double)]),
     "kvant_scheme_get_info": (_INT, [_P, _to(s.SchemeInfo)]),
     # attention.h
     "kvant_attention_workspace": (_INT, [_P, _P, _to(s.AttentionProblem), c.POINTER(_SIZE)]),
@@ -145,13 +149,13 @@ _FUNCTIONS: dict[str, tuple[Any, list[Any]]] = {
     "kvant_cuda_codec_create_open": (_INT, [_P, _OUT]),
     "kvant_cuda_codec_free": (None, [_OUT]),
     "kvant_cuda_codec_get_info": (_INT, [_P, _to(s.CodecInfo)]),
-    "kvant_cuda_append": (_INT, [_to(s.AppendArgs), _P]),
-    "kvant_cuda_seal": (_INT, [_to(s.SealArgs), _P]),
+    "kvant_cuda_append": (_INT, [_to(s.CudaAppendArgs), _P]),
+    "kvant_cuda_seal": (_INT, [_to(s.CudaSealArgs), _P]),
     "kvant_cuda_attention_check": (_INT, [_P, _P, *_TEXT]),
     "kvant_cuda_attention_workspace": (_SIZE, [_U32]),
-    "kvant_cuda_attention": (_INT, [_to(s.AttentionArgs), _P]),
+    "kvant_cuda_attention": (_INT, [_to(s.CudaAttentionArgs), _P]),
     "kvant_cuda_limit_shared_memory": (None, [_SIZE]),
-    "kvant_cuda_decode": (_INT, [_to(s.DecodeArgs), _P]),
+    "kvant_cuda_decode": (_INT, [_to(s.CudaDecodeArgs), _P]),
 }
 
 _library: Any = None
@@ -159,9 +163,9 @@ _loading = threading.Lock()
 
 
 def _names() -> list[str]:
-    """Where libkvant may be, in the order of trying: KVANT_LIBRARY alone if it is set; otherwise inside the package,
-    where an installed wheel has it; the build directory of the source tree that the package lies in; what the loader
-    finds."""
+    """Where libkvant may be, in the order of trying: KVANT_LIBRARY alone if it is set; otherwise
+    inside the package, where an installed wheel has it; the build directory of the source tree that
+    the package lies in; what the loader finds."""
     named = os.environ.get("KVANT_LIBRARY")
     if named:
         return [named]
@@ -197,9 +201,9 @@ def _force_level(lib: Any, name: str) -> None:
 
 
 def library() -> Any:
-    """libkvant with its functions declared, opened by the first call. Error when there is none or it is of another
-    release. libkvant itself opens libkvant_cuda.so: beside itself, or where KVANT_CUDA_LIBRARY says. KVANT_CPU forces a
-    CPU level, as set_cpu_level does."""
+    """libkvant with its functions declared, opened by the first call. Error when there is none or
+    it is of another release. libkvant itself opens libkvant_cuda.so: beside itself, or where
+    KVANT_CUDA_LIBRARY says. KVANT_CPU forces a CPU level, as set_cpu_level does."""
     global _library
     if _library is None:
         with _loading:
@@ -212,8 +216,9 @@ def library() -> Any:
 
 
 def set_cpu_level(name: str) -> None:
-    """Forces an instruction set for the whole process: "auto", "c", "avx2" and others (kvant/kvant.h). Before other
-    threads use the library. ValueError for an unknown name, Error when the machine lacks it."""
+    """Forces an instruction set for the whole process: "auto", "c", "avx2" and others
+    (kvant/kvant.h). Before other threads use the library. ValueError for an unknown name, Error
+    when the machine lacks it."""
     _force_level(library(), name)
 
 
@@ -236,9 +241,9 @@ SAID = object()  #: for check: the call leaves its reason in kvant_error_message
 
 
 def check(what: str, status: int, text: Any = None) -> None:
-    """Raises Error(what: reason) unless status is 0. The reason is in text, the buffer of a call with an argument err;
-    or in kvant_error_message() of this thread, with SAID, for calls that leave it there; otherwise the status tells all,
-    and an older message would mislead."""
+    """Raises Error(what: reason) unless status is 0. The reason is in text, the buffer of a call
+    with an argument err; or in kvant_error_message() of this thread, with SAID, for calls that
+    leave it there; otherwise the status tells all, and an older message would mislead."""
     if status == 0:
         return
     reason = library().kvant_error_message() if text is SAID else text.value if text is not None else b""
@@ -259,10 +264,11 @@ def c_text(value: Any, what: str) -> bytes | None:
 
 
 class Owned:
-    """An object of the library: frees it with _free when Python's object goes. Not copied and not pickled, because
-    its state lies in C.
+    """An object of the library: frees it with _free when Python's object goes. Not copied and not
+    pickled, because its state lies in C.
 
-    keep: what must live as long (codecs of a tensor, the scheme of borrowed codecs). free: "" for borrowed objects."""
+    keep: what must live as long (codecs of a tensor, the scheme of borrowed codecs). free: "" for
+    borrowed objects."""
 
     def __init__(self, free: str, keep: Any = None) -> None:
         self._library, self._handle, self._free, self._keep = library(), c.c_void_p(), free, keep

@@ -1,4 +1,5 @@
-"""A pool of compressed pages on a GPU whose blocks the engine manages: PyTorch tensors in and out (kvant/cuda.h)."""
+"""A pool of compressed pages on a GPU whose blocks the engine manages: PyTorch tensors in and out
+(kvant/cuda.h)."""
 
 import ctypes as c
 import math
@@ -8,7 +9,16 @@ import torch
 from . import checks
 from .codec import Codec
 from .library import MAX_HEAD_DIM, PAGE_TOKENS, Error, Owned, check, library, text_buffer
-from .structs import AppendArgs, AttentionArgs, CodecInfo, DecodeArgs, Pages, Rows, SealArgs, SealPages
+from .structs import (
+    CodecInfo,
+    CudaAppendArgs,
+    CudaAttentionArgs,
+    CudaDecodeArgs,
+    CudaPages,
+    CudaRows,
+    CudaSealArgs,
+    CudaSealPages,
+)
 
 _TYPES = {"float32": 0, "float16": 1, "bfloat16": 2}
 _MOST_HEADS = 65535
@@ -43,11 +53,13 @@ def _pointer(tensor):
 
 
 class PagedCache:
-    """n_blocks sealed blocks of 64 tokens and n_open_blocks open (fp16) ones; a block holds the K and V pages of all kv
-    heads. Memory is two tensors, `pool` and `open_pool`. Block tables name sealed block b by b, open block b by -1 - b.
+    """n_blocks sealed blocks of 64 tokens and n_open_blocks open (fp16) ones; a block holds the K
+    and V pages of all kv heads. Memory is two tensors, `pool` and `open_pool`. Block tables name
+    sealed block b by b, open block b by -1 - b.
 
-    Every call checks shapes, dtypes, devices and strides. Numbers of blocks and slots lie on the GPU and must be right: a
-    wrong one reads or writes memory of others. With check_numbers the calls read and check them, and wait for the GPU."""
+    Every call checks shapes, dtypes, devices and strides. Numbers of blocks and slots lie on the
+    GPU and must be right: a wrong one reads or writes memory of others. With check_numbers the
+    calls read and check them, and wait for the GPU."""
 
     def __init__(
         self,
@@ -100,21 +112,21 @@ class PagedCache:
 
     def _pages(self, role):
         if role == "k":
-            return Pages(self.pool.data_ptr(), self.block_bytes, self.k.page_bytes)
-        return Pages(self.pool.data_ptr() + self._v_offset, self.block_bytes, self.v.page_bytes)
+            return CudaPages(self.pool.data_ptr(), self.block_bytes, self.k.page_bytes)
+        return CudaPages(self.pool.data_ptr() + self._v_offset, self.block_bytes, self.v.page_bytes)
 
     def _open_pages(self, role):
         if self.n_open_blocks == 0:
-            return Pages()
+            return CudaPages()
         half = self.n_kv_heads * self._open_bytes
-        return Pages(self.open_pool.data_ptr() + (half if role == "v" else 0), 2 * half, self._open_bytes)
+        return CudaPages(self.open_pool.data_ptr() + (half if role == "v" else 0), 2 * half, self._open_bytes)
 
     def _need_open_blocks(self):
         if self.n_open_blocks == 0:
             raise ValueError("this cache was made without open blocks (n_open_blocks)")
 
     def _channels(self, tensor, what):
-        """A centre or factors, or None: a pointer."""
+        """A centre or scale, or None: a pointer."""
         if tensor is None:
             return None
         shape = (self.n_kv_heads, self.head_dim)
@@ -139,15 +151,16 @@ class PagedCache:
         slots,
         k_center=None,
         v_center=None,
-        k_factors=None,
-        v_factors=None,
+        k_scale=None,
+        v_scale=None,
         refused=None,
         to_open=False,
     ):
-        """Writes tokens: k, v [n, kv heads, head_dim] of one dtype, slots int64 [n] (64 * block + offset, negative skips).
-        Centres and factors are float32 [kv heads, head_dim]: rows are shifted by the one, then divided by the other.
-        to_open: into open blocks, the only way for codecs with groups of 32. refused: an int32 CUDA tensor [1] that
-        collects the reasons of rows that were not written."""
+        """Writes tokens: k, v [n, kv heads, head_dim] of one dtype, slots int64 [n] (64 * block +
+        offset, negative skips). Centres and scales are float32 [kv heads, head_dim]: rows are
+        shifted by the one, then divided by the other. to_open: into open blocks, the only way for
+        codecs with groups of 32. refused: an int32 CUDA tensor [1] that collects the reasons of
+        rows that were not written."""
         if to_open:
             self._need_open_blocks()
         checks.tensor(slots, "slots", (None,), ("int64",), self.device)
@@ -158,7 +171,7 @@ class PagedCache:
         if self.check_numbers:
             blocks = self.n_open_blocks if to_open else self.n_blocks
             checks.in_range(slots, "slots", -(2**63), PAGE_TOKENS * blocks)
-        args = AppendArgs.new(
+        args = CudaAppendArgs.new(
             type=_type(k),
             n_tokens=n,
             n_kv_heads=self.n_kv_heads,
@@ -167,25 +180,25 @@ class PagedCache:
         )
         codecs = (self.open_k, self.open_v) if to_open else (self.k, self.v)
         pages = self._open_pages if to_open else self._pages
-        for name, codec, rows, center, factors in (
-            ("k", codecs[0], k, k_center, k_factors),
-            ("v", codecs[1], v, v_center, v_factors),
+        for name, codec, rows, center, row_scale in (
+            ("k", codecs[0], k, k_center, k_scale),
+            ("v", codecs[1], v, v_center, v_scale),
         ):
-            part = Rows(
+            part = CudaRows(
                 codec=codec.handle,
                 pages=pages(name),
                 rows=rows.data_ptr(),
                 token_stride=rows.stride(0),
                 head_stride=rows.stride(1),
                 center=self._channels(center, f"{name}_center"),
-                factors=self._channels(factors, f"{name}_factors"),
+                scale=self._channels(row_scale, f"{name}_scale"),
             )
             setattr(args, name, part)
         self._call("append", args)
 
     def seal(self, open_blocks, blocks, tokens=None, refused=None):
-        """Quantises open blocks into sealed ones: int32 numbers, negative ones skip. tokens: int32, how many of each open
-        block were written, or None for all 64."""
+        """Quantises open blocks into sealed ones: int32 numbers, negative ones skip. tokens: int32,
+        how many of each open block were written, or None for all 64."""
         self._need_open_blocks()
         least = -(2**31)
         self._numbers(open_blocks, "open_blocks", None, least, self.n_open_blocks)
@@ -193,9 +206,9 @@ class PagedCache:
         self._numbers(blocks, "blocks", n, least, self.n_blocks)
         if tokens is not None:
             self._numbers(tokens, "tokens", n, 0, PAGE_TOKENS + 1)
-        args = SealArgs.new(
-            k=SealPages(self.k.handle, self._open_pages("k"), self._pages("k")),
-            v=SealPages(self.v.handle, self._open_pages("v"), self._pages("v")),
+        args = CudaSealArgs.new(
+            k=CudaSealPages(self.k.handle, self._open_pages("k"), self._pages("k")),
+            v=CudaSealPages(self.v.handle, self._open_pages("v"), self._pages("v")),
             n_blocks=n,
             n_kv_heads=self.n_kv_heads,
             from_=open_blocks.data_ptr(),
@@ -214,8 +227,8 @@ class PagedCache:
         out=None,
         lse=None,
         v_center=None,
-        k_factors=None,
-        v_factors=None,
+        k_scale=None,
+        v_scale=None,
         causal=True,
         window=0,
         logit_softcap=0.0,
@@ -223,16 +236,19 @@ class PagedCache:
         mask=None,
         sinks=None,
     ):
-        """softmax(scale q K^T) V: q [batch, heads, head_dim] or, of several query tokens per sequence, [batch, tokens, heads,
-        head_dim]; block_table int32 [batch, blocks]; lengths int32 [batch], the query tokens counted. lse: float32 [batch,
-        (tokens,) heads] to fill, or None. mask: float16 [batch, tokens, cells], with a cell for every token of the table;
-        sinks: float32 [heads]."""
+        """softmax(scale q K^T) V: q [batch, heads, head_dim] or, of several query tokens per
+        sequence, [batch, tokens, heads, head_dim]; block_table int32 [batch, blocks]; lengths int32
+        [batch], the query tokens counted. lse: float32 [batch, (tokens,) heads] to fill, or None.
+        mask: float16 [batch, tokens, cells], with a cell for every token of the table; sinks:
+        float32 [heads]."""
         several = len(getattr(q, "shape", ())) == 4
         shape = (None, None, None, self.head_dim) if several else (None, None, self.head_dim)
         checks.tensor(q, "q", shape, checks.NUMBERS, self.device, rows=True)
         batch, heads, tokens = q.shape[0], q.shape[-2], q.shape[1] if several else 1
         if batch == 0 or tokens == 0 or heads == 0 or heads % self.n_kv_heads != 0:
-            raise ValueError(f"q: {batch} sequences of {heads} heads; heads are a multiple of {self.n_kv_heads} kv heads")
+            raise ValueError(
+                f"q: {batch} sequences of {heads} heads; heads are a multiple of {self.n_kv_heads} kv heads"
+            )
         out = torch.empty_like(q, memory_format=torch.contiguous_format) if out is None else out
         dtype = (checks.name_of(q.dtype),)
         checks.tensor(out, "out", tuple(q.shape), dtype, self.device, rows=True, written=True)
@@ -253,7 +269,7 @@ class PagedCache:
             raise ValueError(f"scale: {scale} is not finite")
         if self.check_numbers:
             checks.in_range(block_table, "block_table", -self.n_open_blocks, self.n_blocks)
-        args = AttentionArgs.new(
+        args = CudaAttentionArgs.new(
             k_codec=self.k.handle,
             v_codec=self.v.handle,
             k=self._pages("k"),
@@ -277,8 +293,8 @@ class PagedCache:
             lse=_pointer(lse),
             scale=scale,
             v_center=self._channels(v_center, "v_center"),
-            k_factors=self._channels(k_factors, "k_factors"),
-            v_factors=self._channels(v_factors, "v_factors"),
+            k_scale=self._channels(k_scale, "k_scale"),
+            v_scale=self._channels(v_scale, "v_scale"),
             workspace=self._workspace.data_ptr(),
             workspace_bytes=self._workspace.numel(),
             query_tokens=tokens,
@@ -295,8 +311,9 @@ class PagedCache:
         self._call("attention", args)
         return out
 
-    def decode(self, role, blocks, dtype=torch.bfloat16, center=None, factors=None, is_open=False):
-        """Rows of whole sealed blocks, or of open ones (int32 numbers): [64 * len(blocks), kv heads, head_dim]."""
+    def decode(self, role, blocks, dtype=torch.bfloat16, center=None, scale=None, is_open=False):
+        """Rows of whole sealed blocks, or of open ones (int32 numbers): [64 * len(blocks), kv
+        heads, head_dim]."""
         checks.choice(role, "role", ("k", "v"))
         checks.choice(checks.name_of(dtype), "dtype", checks.NUMBERS)
         if is_open:
@@ -305,7 +322,7 @@ class PagedCache:
         sealed, opened = (self.k, self.open_k) if role == "k" else (self.v, self.open_v)
         n = blocks.shape[0]
         out = torch.empty(n * PAGE_TOKENS, self.n_kv_heads, self.head_dim, dtype=dtype, device=self.device)
-        args = DecodeArgs.new(
+        args = CudaDecodeArgs.new(
             codec=(opened if is_open else sealed).handle,
             pages=self._open_pages(role) if is_open else self._pages(role),
             blocks=blocks.data_ptr(),
@@ -316,7 +333,7 @@ class PagedCache:
             token_stride=out.stride(0),
             head_stride=out.stride(1),
             center=self._channels(center, "center"),
-            factors=self._channels(factors, "factors"),
+            scale=self._channels(scale, "scale"),
         )
         if n > 0:
             self._call("decode", args)

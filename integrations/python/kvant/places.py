@@ -1,7 +1,8 @@
-"""Where the arrays of a call lie: NumPy arrays on the host, or device memory of any library that says where it is.
+"""Where the arrays of a call lie: NumPy arrays on the host, or device memory of any library that
+says where it is.
 
-Both places answer the same three questions: the address of an input, the address of an output, and a new output. The
-caller of a place does not know which one it has."""
+Both places answer the same three questions: the address of an input, the address of an output, and
+a new output. The caller of a place does not know which one it has."""
 
 from __future__ import annotations
 
@@ -13,7 +14,8 @@ from .arrays import np
 
 
 class View(NamedTuple):
-    """Numbers of one dtype. strides count elements. keep must live as long as the address is used."""
+    """Numbers of one dtype. strides count elements. keep must live as long as the address is
+    used."""
 
     address: int
     shape: tuple[int, ...]
@@ -54,8 +56,9 @@ def _rows_lie_well(value: np.ndarray) -> bool:
 
 
 class Gpu:
-    """Arrays in device memory that have DLPack or __cuda_array_interface__: tensors of PyTorch, arrays of CuPy, JAX and
-    Numba. Never copied, so all must be contiguous, or inputs with rows in their last dimension."""
+    """Arrays in device memory that have DLPack or __cuda_array_interface__: tensors of PyTorch,
+    arrays of CuPy, JAX and Numba. Never copied, so all must be contiguous, or inputs with rows in
+    their last dimension."""
 
     def take(self, value: Any, what: str, dtype: str, shape: tuple[int | None, ...], rows: bool = False) -> View:
         return _checked(value, what, dtype, shape, rows, written=False)
@@ -79,7 +82,8 @@ def _checked(value: Any, what: str, dtype: str, shape: tuple[int | None, ...], r
 
 
 def _describe(value: Any, what: str) -> tuple[str, View]:
-    """dtype and view of an array on a GPU. DLPack first: its producer also orders the calls behind its own work."""
+    """dtype and view of an array on a GPU. DLPack first: its producer also orders the calls behind
+    its own work."""
     if hasattr(value, "__dlpack__") and hasattr(value, "__dlpack_device__"):
         kind, _ = value.__dlpack_device__()
         if kind not in _ON_GPU:
@@ -87,7 +91,9 @@ def _describe(value: Any, what: str) -> tuple[str, View]:
         return read_dlpack(value.__dlpack__(stream=_LEGACY_STREAM))
     if hasattr(value, "__cuda_array_interface__"):
         return _read_interface(value.__cuda_array_interface__, value, what)
-    raise TypeError(f"{what}: an array on a GPU is needed (DLPack, __cuda_array_interface__), not {type(value).__name__}")
+    raise TypeError(
+        f"{what}: an array on a GPU is needed (DLPack, __cuda_array_interface__), not {type(value).__name__}"
+    )
 
 
 _ON_GPU = (2, 13)  # kDLCUDA, kDLCUDAManaged
@@ -112,11 +118,17 @@ class _DlTensor(c.Structure):
     ]
 
 
-def read_dlpack(capsule: Any) -> tuple[str, View]:
-    """dtype and view of a capsule, which is not consumed: it frees its part when it goes, with the view."""
+def dl_tensor(capsule: Any) -> _DlTensor:
+    """What a capsule of DLPack points to."""
     get = c.pythonapi.PyCapsule_GetPointer
     get.restype, get.argtypes = c.c_void_p, [c.py_object, c.c_char_p]
-    tensor = _DlTensor.from_address(get(capsule, b"dltensor"))
+    return _DlTensor.from_address(get(capsule, b"dltensor"))
+
+
+def read_dlpack(capsule: Any) -> tuple[str, View]:
+    """dtype and view of a capsule, which is not consumed: it frees its part when it goes, with the
+    view."""
+    tensor = dl_tensor(capsule)
     shape = tuple(tensor.shape[: tensor.ndim])
     strides = tuple(tensor.strides[: tensor.ndim]) if tensor.strides else _packed(shape)
     dtype = f"{_KINDS.get(tensor.code, 'unknown')}{tensor.bits}"
@@ -125,7 +137,9 @@ def read_dlpack(capsule: Any) -> tuple[str, View]:
 
 def _read_interface(interface: dict[str, Any], value: Any, what: str) -> tuple[str, View]:
     if interface.get("stream") not in (None, _LEGACY_STREAM):
-        raise ValueError(f"{what}: its work is on stream {interface['stream']}, and kvant's on the legacy default stream")
+        raise ValueError(
+            f"{what}: its work is on stream {interface['stream']}, and kvant's on the legacy default stream"
+        )
     dtype, shape = np.dtype(interface["typestr"]), tuple(interface["shape"])
     given = interface.get("strides")
     strides = _packed(shape) if given is None else tuple(stride // dtype.itemsize for stride in given)
@@ -133,7 +147,8 @@ def _read_interface(interface: dict[str, Any], value: Any, what: str) -> tuple[s
 
 
 def _packed(shape: tuple[int, ...]) -> tuple[int, ...]:
-    strides, size = [], 1
+    strides: list[int] = []
+    size = 1
     for n in reversed(shape):
         strides.insert(0, size)
         size *= n

@@ -1,4 +1,5 @@
-"""Which codec stores each (layer, kv head, role) of a model, and what a context costs (kvant/scheme.h)."""
+"""Which codec stores each (layer, kv head, role) of a model, and what a context costs
+(kvant/scheme.h)."""
 
 from __future__ import annotations
 
@@ -7,16 +8,17 @@ import os
 
 from . import checks
 from . import structs as s
-from .codec import Codec
+from .codec import Codec, tensor_params
 from .library import MAX_HEAD_DIM, PAGE_TOKENS, ROLES, SAID, Owned, c_text, check, library
-from .tensor import params
 
 
 class Scheme(Owned):
-    """What a model's cache is stored with: a preset; or specs k and v (one alone is that of both roles); or the path of
-    a settings file. None of them: the preset "balanced". calibration: the path of a calibration; a settings file names
-    its own. protect: that many first and last layers use protect_codec ("f16" by default). The model's shape comes by
-    name. Error with the library's words for what does not fit.
+    """What a model's cache is stored with: a preset; or specs k and v (one alone is that of both
+    roles); or the path of a settings file. None of them: the preset "balanced". calibration: the
+    path of a calibration; a settings file names its own, and model, the path of the model's file,
+    finds one beside it that was made with this very file. like: a scheme whose calibration is not
+    read again. protect: that many first and last layers use protect_codec ("f16" by default). The
+    model's shape comes by name. Error with the library's words for what does not fit.
 
     May be shared by any number of caches and threads."""
 
@@ -26,6 +28,8 @@ class Scheme(Owned):
     protect: int
     calibrated: bool  #: it has a calibration
     needs_calibration: bool  #: some codec could not be made without it
+    calibration_path: str | None  #: named, or found beside the model; None: none, or the settings file's own
+    not_used: str | None  #: why the calibration beside the model is not used
 
     def __init__(
         self,
@@ -37,30 +41,36 @@ class Scheme(Owned):
         protect: int = 0,
         protect_codec: str | None = None,
         seed: int = 0,
+        model: str | os.PathLike[str] | None = None,
+        like: Scheme | None = None,
         *,
         n_layers: int,
         n_kv_heads: int,
         head_dim: int,
         v_head_dim: int | None = None,
     ) -> None:
-        super().__init__("kvant_scheme_free")
+        super().__init__("kvant_scheme_free", like)
         self.n_layers = checks.count(n_layers, "n_layers")
         self.n_kv_heads = checks.count(n_kv_heads, "n_kv_heads")
         self.head_dim = checks.count(head_dim, "head_dim", most=MAX_HEAD_DIM)
-        self.v_head_dim = self.head_dim if v_head_dim is None else checks.count(v_head_dim, "v_head_dim", most=MAX_HEAD_DIM)
+        self.v_head_dim = (
+            self.head_dim if v_head_dim is None else checks.count(v_head_dim, "v_head_dim", most=MAX_HEAD_DIM)
+        )
         texts = {"preset": preset, "k": k, "v": v, "settings": settings, "calibration": calibration}
-        texts["protect_codec"] = protect_codec
+        texts |= {"protect_codec": protect_codec, "model": model}
         made = s.SchemeParams.new(
             **{name: c_text(value, name) for name, value in texts.items()},
             protect=checks.count(protect, "protect", least=0),
             seed=checks.count(seed, "seed", least=0, most=2**64 - 1),
+            like=checks.handle(like, "like", "kvant_scheme_free"),
         )
         check("scheme", library().kvant_scheme_create(c.byref(made), c.byref(self._handle)), SAID)
         info = s.SchemeInfo.new()
         check("scheme info", library().kvant_scheme_get_info(self._handle, c.byref(info)))
-        plain = info.plain()
-        self.preset, self.k, self.v, self.protect = (plain[name] for name in ("preset", "k", "v", "protect"))
-        self.calibrated, self.needs_calibration = info.calibration is not None, plain["needs_calibration"]
+        for name, value in info.plain().items():
+            if name not in ("settings", "calibration"):
+                setattr(self, name, value)
+        self.calibrated = info.calibration is not None
 
     def codecs(self, layer: int, role: str) -> list[Codec]:
         """The codecs of a layer, one per kv head. They keep the scheme alive."""
@@ -84,17 +94,20 @@ class Scheme(Owned):
 
     @property
     def true_bits(self) -> float:
-        """Bits per number of sealed blocks, the mean over all layers, roles and kv heads: every stored byte counted."""
-        made = [codec for layer in range(self.n_layers) for role in ROLES for codec in self.codecs(layer, role)]
-        return sum(codec.true_bits * codec.head_dim for codec in made) / sum(codec.head_dim for codec in made)
+        """Bits per number of the keys and values of all layers, every stored byte counted."""
+        dims, bits = (c.c_uint32 * 2)(self.head_dim, self.v_head_dim), c.c_double()
+        model = s.SchemeModel.new(n_layers=self.n_layers, n_kv_heads=self.n_kv_heads, head_dim=dims)
+        status = library().kvant_scheme_true_bits(self._handle, c.byref(model), c.byref(bits))
+        check("bits of the scheme", status, SAID)
+        return bits.value
 
     def context_bytes(self, n_tokens: int, n_sequences: int = 1) -> int:
-        """Memory of tensors for n_tokens tokens of all sequences together: pages, the fp16 blocks that the codecs need,
-        and what the tensors remember per block."""
+        """Memory of tensors for n_tokens tokens of all sequences together: pages, the fp16 blocks
+        that the codecs need, and what the tensors remember per block."""
         n_blocks, total = -(-checks.count(n_tokens, "n_tokens") // PAGE_TOKENS), 0
         for layer in range(self.n_layers):
             for role in ROLES:
-                made, _ = params(self.codecs(layer, role), n_sequences, n_blocks, 0, 0)
+                made = tensor_params(self.codecs(layer, role), n_sequences, n_blocks, 0, 0)
                 size = c.c_size_t()
                 check("size", library().kvant_tensor_size(c.byref(made), c.byref(size)), SAID)
                 total += size.value

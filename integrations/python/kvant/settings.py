@@ -1,4 +1,5 @@
-"""Settings files and presets: which codec stores the keys and values of each layer (kvant/settings.h)."""
+"""Settings files and presets: which codec stores the keys and values of each layer
+(kvant/settings.h)."""
 
 from __future__ import annotations
 
@@ -22,7 +23,8 @@ class Preset(NamedTuple):
 
 
 def preset(name: str, calibrated: bool = False) -> Preset:
-    """The preset "quality", "balanced" or "small"; calibrated: its specs for a model with a calibration."""
+    """The preset "quality", "balanced" or "small"; calibrated: its specs for a model with a
+    calibration."""
     found = s.Preset.new()
     status = library().kvant_preset_get(c_text(checks.text(name, "name"), "name"), bool(calibrated), c.byref(found))
     if status:
@@ -31,7 +33,8 @@ def preset(name: str, calibrated: bool = False) -> Preset:
 
 
 class LayerCodec(NamedTuple):
-    """The keys or the values of one layer: one spec for all kv heads, or a tuple of n_kv_heads specs."""
+    """The keys or the values of one layer: one spec for all kv heads, or a tuple of n_kv_heads
+    specs."""
 
     spec: str | tuple[str, ...]
     n_kv_heads: int
@@ -47,11 +50,13 @@ class SettingsInfo(NamedTuple):
 
 
 class Settings(Owned):
-    """Which codec each (layer, role, kv head) of one model has. Never changes: any number of threads may use it.
+    """Which codec each (layer, role, kv head) of one model has. Never changes: any number of
+    threads may use it.
 
-    layers: per layer a pair of LayerCodec, or of tuples like it: keys, values. calibration: its path, absolute or
-    relative to the folder that the file will lie in, with the checksum of CalibrationInfo; None when no codec needs one.
-    Specs must follow the grammar; check() tells whether they make codecs. Error with the library's words."""
+    layers: per layer a pair of LayerCodec, or of tuples like it: keys, values. calibration: its
+    path, absolute or relative to the folder that the file will lie in, with the checksum of
+    CalibrationInfo; None when no codec needs one. Specs must follow the grammar; check() tells
+    whether they make codecs. Error with the library's words."""
 
     def __init__(
         self,
@@ -62,7 +67,7 @@ class Settings(Owned):
         calibration_checksum: int = 0,
     ) -> None:
         super().__init__("kvant_settings_free")
-        entries, kept = _entries(layers)
+        entries = _entries(layers)
         config = s.SettingsConfig.new(
             model=checks.text(model, "model").encode(),
             model_fingerprint=checks.count(model_fingerprint, "model_fingerprint", least=0, most=2**64 - 1),
@@ -110,8 +115,8 @@ class Settings(Owned):
         return LayerCodec(specs, entry.n_kv_heads, entry.head_dim)
 
     def load_calibration(self, path: str | os.PathLike[str] | None = None) -> Calibration | None:
-        """The calibration that the settings were made with, from path or from where the settings file says; None
-        when they need none. Error when the file there is another calibration."""
+        """The calibration that the settings were made with, from path or from where the settings
+        file says; None when they need none. Error when the file there is another calibration."""
         made, text = c.c_void_p(), text_buffer()
         status = library().kvant_settings_load_calibration(
             self._handle, c_text(path, "path"), c.byref(made), text, len(text)
@@ -120,8 +125,8 @@ class Settings(Owned):
         return Calibration.owning(made.value) if made.value else None
 
     def check(self, calibration: Calibration | None = None) -> None:
-        """Error, naming layer and role, for the first spec that makes no codec with this calibration, or whose kv
-        heads do not fit together."""
+        """Error, naming layer and role, for the first spec that makes no codec with this
+        calibration, or whose kv heads do not fit together."""
         text = text_buffer()
         given = checks.handle(calibration, "calibration", "kvant_calibration_free")
         check("settings", library().kvant_settings_check(self._handle, given, text, len(text)), text)
@@ -130,12 +135,12 @@ class Settings(Owned):
         return f"<kvant.Settings of {self.info.model!r}: {self.info.n_layers} layers>"
 
 
-def _entries(layers: Sequence[tuple[LayerCodec, LayerCodec]]) -> tuple[object, list[object]]:
-    """The array of C, and what its pointers need alive."""
+def _entries(layers: Sequence[tuple[LayerCodec, LayerCodec]]) -> c.Array[s.SettingsLayer]:
+    """The array of C, which keeps what its pointers name."""
     roles = [LayerCodec(*role) for layer in layers for role in layer]
     if len(roles) != 2 * len(layers):
         raise ValueError("layers: a pair of keys and values is needed per layer")
-    entries, kept = (s.SettingsLayer * len(roles))(), []
+    entries = (s.SettingsLayer * len(roles))()
     for entry, role in zip(entries, roles):
         entry.n_kv_heads = checks.count(role.n_kv_heads, "n_kv_heads")
         entry.head_dim = checks.count(role.head_dim, "head_dim", most=MAX_HEAD_DIM)
@@ -145,7 +150,5 @@ def _entries(layers: Sequence[tuple[LayerCodec, LayerCodec]]) -> tuple[object, l
         specs = [c_text(checks.text(spec, "spec"), "spec") for spec in role.spec]
         if len(specs) != entry.n_kv_heads:
             raise ValueError(f"spec: {len(specs)} specs for {entry.n_kv_heads} kv heads")
-        heads = (c.c_char_p * len(specs))(*specs)
-        entry.heads = heads
-        kept.append(heads)
-    return entries, kept
+        entry.heads = (c.c_char_p * len(specs))(*specs)
+    return entries

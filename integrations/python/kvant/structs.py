@@ -1,7 +1,8 @@
-"""The structures of include/kvant/*.h as ctypes sees them, header by header. Nothing else: no function, no rule.
+"""The structures of include/kvant/*.h as ctypes sees them, header by header. Nothing else: no
+function, no rule.
 
-tests/python/layouts.c prints how C lays them out, and a test compares. Names are those of C; a field whose C name is
-a word of Python ends in an underscore."""
+tests/python/layouts.c prints how C lays them out, and a test compares. Names are those of C; a
+field whose C name is a word of Python ends in an underscore."""
 
 from __future__ import annotations
 
@@ -17,9 +18,13 @@ class Struct(c.Structure):
         return cls(size=c.sizeof(cls), **fields)
 
     def plain(self) -> dict[str, Any]:
-        """Fields as Python's own types: no size, text instead of bytes. Pointers stay numbers or None."""
-        values = {name: getattr(self, name) for name, _ in self._fields_ if name != "size"}
-        return {name: value.decode(errors="replace") if isinstance(value, bytes) else value for name, value in values.items()}
+        """Fields as Python's own types: no size, text instead of bytes. Pointers stay numbers or
+        None."""
+        values = {name: getattr(self, name) for name in (field[0] for field in self._fields_) if name != "size"}
+        return {
+            name: value.decode(errors="replace") if isinstance(value, bytes) else value
+            for name, value in values.items()
+        }
 
 
 # ---- codec.h ----
@@ -230,6 +235,8 @@ class SchemeParams(Struct):
         ("protect_codec", c.c_char_p),
         ("protect", c.c_uint32),
         ("seed", c.c_uint64),
+        ("model", c.c_char_p),
+        ("like", c.c_void_p),
     ]
 
 
@@ -244,6 +251,15 @@ class SchemePlace(Struct):
     ]
 
 
+class SchemeModel(Struct):
+    _fields_ = [
+        ("size", c.c_size_t),
+        ("n_layers", c.c_uint32),
+        ("n_kv_heads", c.c_uint32),
+        ("head_dim", c.c_uint32 * 2),
+    ]
+
+
 class SchemeInfo(Struct):
     _fields_ = [
         ("size", c.c_size_t),
@@ -254,6 +270,8 @@ class SchemeInfo(Struct):
         ("settings", c.c_void_p),
         ("calibration", c.c_void_p),
         ("needs_calibration", c.c_bool),
+        ("calibration_path", c.c_char_p),
+        ("not_used", c.c_char_p),
     ]
 
 
@@ -311,6 +329,7 @@ class CacheParams(Struct):
         ("calibration", c.c_char_p),
         ("scale", c.c_float),
         ("logit_softcap", c.c_float),
+        ("stream", c.c_void_p),
     ]
 
 
@@ -331,28 +350,28 @@ class CacheInfo(Struct):
 # ---- cuda.h ----
 
 
-class Pages(c.Structure):
+class CudaPages(c.Structure):
     _fields_ = [("base", c.c_void_p), ("block_stride", c.c_size_t), ("head_stride", c.c_size_t)]
 
 
-class Rows(c.Structure):
+class CudaRows(c.Structure):
     _fields_ = [
         ("codec", c.c_void_p),
-        ("pages", Pages),
+        ("pages", CudaPages),
         ("rows", c.c_void_p),
         ("token_stride", c.c_size_t),
         ("head_stride", c.c_size_t),
         ("center", c.c_void_p),
-        ("factors", c.c_void_p),
+        ("scale", c.c_void_p),
         ("weights", c.c_void_p),
     ]
 
 
-class AppendArgs(Struct):
+class CudaAppendArgs(Struct):
     _fields_ = [
         ("size", c.c_size_t),
-        ("k", Rows),
-        ("v", Rows),
+        ("k", CudaRows),
+        ("v", CudaRows),
         ("type", c.c_int),
         ("n_tokens", c.c_uint32),
         ("n_kv_heads", c.c_uint32),
@@ -361,15 +380,15 @@ class AppendArgs(Struct):
     ]
 
 
-class AttentionArgs(Struct):
+class CudaAttentionArgs(Struct):
     _fields_ = [
         ("size", c.c_size_t),
         ("k_codec", c.c_void_p),
         ("v_codec", c.c_void_p),
-        ("k", Pages),
-        ("v", Pages),
-        ("k_open", Pages),
-        ("v_open", Pages),
+        ("k", CudaPages),
+        ("v", CudaPages),
+        ("k_open", CudaPages),
+        ("v_open", CudaPages),
         ("block_table", c.c_void_p),
         ("table_stride", c.c_size_t),
         ("blocks_per_row", c.c_uint32),
@@ -387,8 +406,8 @@ class AttentionArgs(Struct):
         ("lse", c.c_void_p),
         ("scale", c.c_float),
         ("v_center", c.c_void_p),
-        ("k_factors", c.c_void_p),
-        ("v_factors", c.c_void_p),
+        ("k_scale", c.c_void_p),
+        ("v_scale", c.c_void_p),
         ("workspace", c.c_void_p),
         ("workspace_bytes", c.c_size_t),
         ("query_tokens", c.c_uint32),
@@ -405,15 +424,15 @@ class AttentionArgs(Struct):
     ]
 
 
-class SealPages(c.Structure):
-    _fields_ = [("codec", c.c_void_p), ("open", Pages), ("sealed", Pages)]
+class CudaSealPages(c.Structure):
+    _fields_ = [("codec", c.c_void_p), ("open", CudaPages), ("sealed", CudaPages)]
 
 
-class SealArgs(Struct):
+class CudaSealArgs(Struct):
     _fields_ = [
         ("size", c.c_size_t),
-        ("k", SealPages),
-        ("v", SealPages),
+        ("k", CudaSealPages),
+        ("v", CudaSealPages),
         ("n_blocks", c.c_uint32),
         ("n_kv_heads", c.c_uint32),
         ("from_", c.c_void_p),
@@ -423,11 +442,11 @@ class SealArgs(Struct):
     ]
 
 
-class DecodeArgs(Struct):
+class CudaDecodeArgs(Struct):
     _fields_ = [
         ("size", c.c_size_t),
         ("codec", c.c_void_p),
-        ("pages", Pages),
+        ("pages", CudaPages),
         ("blocks", c.c_void_p),
         ("n_blocks", c.c_uint32),
         ("n_kv_heads", c.c_uint32),
@@ -436,6 +455,8 @@ class DecodeArgs(Struct):
         ("token_stride", c.c_size_t),
         ("head_stride", c.c_size_t),
         ("center", c.c_void_p),
-        ("factors", c.c_void_p),
+        ("scale", c.c_void_p),
         ("inverse_weights", c.c_void_p),
+        ("to", c.c_void_p),
+        ("transformed", c.c_uint32),
     ]

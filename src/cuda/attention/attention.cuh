@@ -196,7 +196,7 @@ __device__ __forceinline__ void attend_open_pages(const AttentionArgs &p, const 
 #pragma unroll 1
     for (; i < at.end; i += step) {
         const int entry = __ldg(table + i), before = PAGE_TOKENS * (i - at.first);
-        if (entry >= 0)
+        if (entry >= 0 || entry == KVANT_CUDA_NO_BLOCK)
             continue;
 #pragma unroll
         for (int t = 0; t < TILES; t++)

@@ -45,7 +45,7 @@ struct AttentionArgs {
     void *out;
     size_t out_batch_stride, out_head_stride;
     float *lse;
-    const float *v_center, *k_factors, *v_factors;
+    const float *v_center, *k_scale, *v_scale;
     float scale_log2; /* scale * log2(e) */
     uint32_t *counters;
     float *partials;

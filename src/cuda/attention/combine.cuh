@@ -118,8 +118,8 @@ __device__ __forceinline__ void write_output(const AttentionArgs &p, const Pair 
         total.row.x[j] *= inverse;
     rotate_back(total.row, p.v_rotation, lane);
 #pragma unroll
-    for (int j = 0; p.v_factors && j < Row<D>::PER_LANE; j++)
-        total.row.x[j] *= p.v_factors[pair.kv_head * D + lane + 32 * j];
+    for (int j = 0; p.v_scale && j < Row<D>::PER_LANE; j++)
+        total.row.x[j] *= p.v_scale[pair.kv_head * D + lane + 32 * j];
     const float share = GENERAL ? total.sum * inverse : 1;
 #pragma unroll
     for (int j = 0; p.v_center && j < Row<D>::PER_LANE; j++)

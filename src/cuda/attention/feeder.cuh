@@ -43,8 +43,8 @@ template <class L, bool GENERAL, int WARPS, int STAGES, int SLOT, int V_OFFSET, 
     {
         if (entry >= 0)
             locate(p.k, p.v, entry, kv_head);
-        else
-            locate(p.k_open, p.v_open, -1 - entry, kv_head);
+        else /* pages of hidden blocks are prefetched, too: some that exist */
+            locate(p.k_open, p.v_open, entry == KVANT_CUDA_NO_BLOCK ? 0 : -1 - entry, kv_head);
     }
 
     __device__ __forceinline__ void locate(const PageSource &of_k, const PageSource &of_v, int block, int kv_head)

@@ -58,9 +58,17 @@ template <class K, class V> AttentionKernel of_head_dim(uint32_t head_dim, Kerne
     }
 }
 
-/* kernel is NULL for a pair that attention_pairs.h does not have. */
+bool is_open(const kvant_cuda_params &codec)
+{
+    return codec.codes == KVANT_CUDA_CODES_OPEN;
+}
+
+/* kernel is NULL for a pair that attention_pairs.h does not have. All kernels read open pages in the
+ * same way: one of them serves where all pages are open. */
 AttentionKernel find_kernel(const kvant_cuda_params &k, const kvant_cuda_params &v, KernelChoice choice)
 {
+    if (is_open(k) && is_open(v))
+        return of_head_dim<Codebook4, Uniform4>(k.head_dim, choice);
 #define KVANT_FIND_PAIR(K, V)                                                                                      \
     if (k.kind == K::KIND && v.kind == V::KIND && k.memory == memory_of<K>() && v.memory == memory_of<V>())        \
         return of_head_dim<K, V>(k.head_dim, choice);
@@ -132,6 +140,8 @@ bool valid_pools(const kvant_cuda_attention_args &args)
 {
     const kvant_cuda_params &k = args.k_codec->params, &v = args.v_codec->params;
     const uint32_t heads = args.n_kv_heads;
+    if (is_open(k))
+        return valid_pages(args.k_open, open_bytes(k), heads) && valid_pages(args.v_open, open_bytes(v), heads);
     if (!valid_pages(args.k, k.page_bytes, heads) || !valid_pages(args.v, v.page_bytes, heads))
         return false;
     return (!args.k_open.base && !args.v_open.base) ||
@@ -196,8 +206,8 @@ AttentionArgs launch_args(const kvant_cuda_attention_args &args, const Attention
     p.out_head_stride = args.out_head_stride;
     p.lse = args.lse;
     p.v_center = args.v_center;
-    p.k_factors = args.k_factors;
-    p.v_factors = args.v_factors;
+    p.k_scale = args.k_scale;
+    p.v_scale = args.v_scale;
     p.scale_log2 = args.scale * 1.44269504088896341f;
     p.counters = static_cast<uint32_t *>(args.workspace);
     p.partials = reinterpret_cast<float *>(static_cast<uint8_t *>(args.workspace) + COUNTER_BYTES);

@@ -49,8 +49,8 @@ __device__ __forceinline__ void prepare_row(Q &tile, const AttentionArgs &p, int
                                             int lane)
 {
 #pragma unroll
-    for (int j = 0; p.k_factors && j < Row<D>::PER_LANE; j++)
-        row.x[j] *= p.k_factors[kv_head * D + lane + 32 * j];
+    for (int j = 0; p.k_scale && j < Row<D>::PER_LANE; j++)
+        row.x[j] *= p.k_scale[kv_head * D + lane + 32 * j];
     rotate(row, p.k_rotation, lane);
     float largest = 0, sum = 0;
 #pragma unroll

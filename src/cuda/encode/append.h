@@ -15,7 +15,7 @@ struct AppendRole {
     size_t block_stride, head_stride; /* of pages, bytes */
     const void *rows;
     size_t token_stride, row_head_stride; /* of rows, elements */
-    const float *center, *factors;
+    const float *center, *scale;
     const float *weights;    /* as many for each kv head as codec.weighting says */
     size_t row_block_stride; /* elements; of blocks of open pages, when these are sealed */
     bool wide;               /* rows begin at multiples of 16 bytes; set by launch_append */

@@ -27,8 +27,8 @@ __device__ __forceinline__ float centered(float x, const AppendRole &role, int a
 {
     if (role.center)
         x = __fsub_rn(x, role.center[at]);
-    if (role.factors)
-        x = __fdiv_rn(x, role.factors[at]);
+    if (role.scale)
+        x = __fdiv_rn(x, role.scale[at]);
     return x;
 }
 

@@ -131,7 +131,7 @@ __device__ __forceinline__ Quantized quantize_row(TrellisRows<D, M> &rows, const
     return Quantized{ stored, 0, norm <= 65504.0f && stored <= 65504.0f };
 }
 
-/* The row of a token less its centre, over its factors, rotated; finite: before the rotation. */
+/* The row of a token less its centre, over its scale, rotated; finite: before the rotation. */
 template <int D>
 __device__ __forceinline__ Row<D> transformed_row(const AppendArgs &args, const AppendRole &role, size_t row_at,
                                                   int kv_head, int lane, bool &finite)
@@ -142,8 +142,8 @@ __device__ __forceinline__ Row<D> transformed_row(const AppendArgs &args, const 
     for (int j = 0; j < Row<D>::PER_LANE; j++) {
         if (role.center)
             row.x[j] = __fsub_rn(row.x[j], role.center[kv_head * D + lane + 32 * j]);
-        if (role.factors)
-            row.x[j] = __fdiv_rn(row.x[j], role.factors[kv_head * D + lane + 32 * j]);
+        if (role.scale)
+            row.x[j] = __fdiv_rn(row.x[j], role.scale[kv_head * D + lane + 32 * j]);
         finite &= fabsf(row.x[j]) <= 3.4028234e38f;
     }
     finite = __all_sync(FULL, finite);

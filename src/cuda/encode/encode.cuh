@@ -110,7 +110,7 @@ __device__ __forceinline__ void load_tile(float (&x)[16], const void *from, size
         unpack(x + 2 * i, words[i] ^ (spread << (15 - 2 * i) & 0x80008000u), type);
 }
 
-/* A tile less its centre, over its factors, with signs flipped. The signs come first here, and last
+/* A tile less its centre, over its scale, with signs flipped. The signs come first here, and last
  * on the CPU: only the sign of a zero can differ, which no code, scale or zero point depends on. */
 template <int D>
 __device__ __forceinline__ void load_centered(float (&x)[16], const AppendArgs &args, const AppendRole &role,
@@ -122,10 +122,10 @@ __device__ __forceinline__ void load_centered(float (&x)[16], const AppendArgs &
 #pragma unroll
         for (int i = 0; i < 16; i++)
             x[i] = __fsub_rn(x[i], flip(role.center[kv_head * D + 16 * tile + i], signs, i));
-    if (role.factors)
+    if (role.scale)
 #pragma unroll
         for (int i = 0; i < 16; i++)
-            x[i] = __fdiv_rn(x[i], role.factors[kv_head * D + 16 * tile + i]);
+            x[i] = __fdiv_rn(x[i], role.scale[kv_head * D + 16 * tile + i]);
 }
 
 /* Butterflies at the given step of an array whose numbers stand stride apart. */

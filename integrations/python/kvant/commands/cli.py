@@ -6,7 +6,6 @@ follows) works here: options in order, unique beginnings of long names, the firs
 
 import contextlib
 import difflib
-import getopt
 import importlib
 import json
 import math
@@ -52,6 +51,9 @@ class Option(NamedTuple):
     help: str
 
 
+HELP = Option("h", "help", None, "this text")
+
+
 class Command(NamedTuple):
     name: str  # "report", "bench distortion"
     usage: str  # what follows the name in the usage line
@@ -62,40 +64,54 @@ class Command(NamedTuple):
     def parse(self, words):
         """The options in order, as pairs of the long name and the value (None for a switch). --help ends the command, and so do
         words that are no options."""
-        letters = "".join(o.letter + (":" if o.value else "") for o in self.options if o.letter)
-        longs = [o.name + ("=" if o.value else "") for o in self.options]
-        try:
-            given, rest = getopt.getopt(words, letters + "h", longs + ["help"])
-        except getopt.GetoptError as error:
-            self._refuse(error)
-        names = {f"-{o.letter}": o.name for o in self.options if o.letter}
-        switches = {o.name for o in self.options if not o.value}
-        if any(option in ("-h", "--help") for option, _ in given):
-            self._print_help()
-            raise Leave(OK)
+        given, rest = [], list(words)
+        while rest and rest[0].startswith("-") and rest[0] != "-":
+            word = rest.pop(0)
+            if word == "--":
+                break
+            given.append(self._long(word, rest) if word.startswith("--") else self._short(word, rest))
+            if given[-1][0] == HELP.name:
+                self._print_help()
+                raise Leave(OK)
         if rest:
             self.misuse(f"unexpected word '{rest[0]}'")
-        named = [(names.get(option, option[2:]), value) for option, value in given]
-        return [(name, None if name in switches else value) for name, value in named]
+        return given
 
     def misuse(self, text, *hints):
         """An error of the command line."""
         fail(f"{self.name}: {text}", *hints, f"kvant {self.name} --help lists the options", code=USAGE)
 
-    def _refuse(self, error):
-        dashes = "-" if len(error.opt) == 1 else "--"
-        if "requires argument" in error.msg:
-            self.misuse(f"{dashes}{error.opt} needs a value")
-        if "must not have" in error.msg:
-            self.misuse(f"--{error.opt} takes no value")
-        if dashes == "-":
-            self.misuse(f"unknown option -{error.opt}")
-        close = difflib.get_close_matches(error.opt, [o.name for o in self.options], 1)
-        self.misuse(f"unknown or ambiguous option --{error.opt}", *(f"did you mean --{name}?" for name in close))
+    def _long(self, word, rest):
+        name, equals, value = word[2:].partition("=")
+        names = [option.name for option in [*self.options, HELP]]
+        found = [known for known in names if known == name] or [known for known in names if known.startswith(name)]
+        if len(found) != 1:
+            close = difflib.get_close_matches(name, names, 1)
+            self.misuse(f"unknown or ambiguous option --{name}", *(f"did you mean --{known}?" for known in close))
+        option = next(option for option in [*self.options, HELP] if option.name == found[0])
+        if equals and option.value is None:
+            self.misuse(f"--{option.name} takes no value")
+        return option.name, value if equals else self._value(option, f"--{name}", rest)
+
+    def _short(self, word, rest):
+        """-c 512, -c512, and switches together."""
+        option = next((option for option in [*self.options, HELP] if option.letter == word[1]), None)
+        if option is None:
+            self.misuse(f"unknown option -{word[1]}")
+        if word[2:]:
+            rest.insert(0, word[2:] if option.value is not None else f"-{word[2:]}")
+        return option.name, self._value(option, f"-{option.letter}", rest)
+
+    def _value(self, option, written, rest):
+        if option.value is None:
+            return None
+        if not rest:
+            self.misuse(f"{written} needs a value")
+        return rest.pop(0)
 
     def _print_help(self):
         print(f"usage: kvant {self.name} {self.usage}\n\n{self.about}\n\noptions:")
-        for option in [*self.options, Option("h", "help", None, "this text")]:
+        for option in [*self.options, HELP]:
             left = f"  -{option.letter}, --{option.name}" if option.letter else f"      --{option.name}"
             left += f" {option.value}" if option.value else ""
             indent = "\n" + " " * HELP_COLUMN
@@ -125,22 +141,37 @@ def real(option, text, least, most):
     return number
 
 
-_stop = False
+_stopping = False
+_when_stopping = []
 
 
 def catch_interrupt():
     """From now on the first Ctrl-C only makes interrupted() true, so that the command prints what is complete. The second kills."""
 
     def stop(_number, _frame):
-        global _stop
-        _stop = True
+        global _stopping
+        _stopping = True
         signal.signal(signal.SIGINT, signal.SIG_DFL)
+        for action in _when_stopping:
+            action()
 
     signal.signal(signal.SIGINT, stop)
 
 
 def interrupted():
-    return _stop
+    return _stopping
+
+
+@contextlib.contextmanager
+def when_interrupted(action):
+    """Within the block the first Ctrl-C calls the action, and so does a Ctrl-C that came before."""
+    _when_stopping.append(action)
+    try:
+        if _stopping:
+            action()
+        yield
+    finally:
+        _when_stopping.remove(action)
 
 
 class Progress:
@@ -190,7 +221,15 @@ class Progress:
 
 
 def print_json(value):
-    print(json.dumps(value, indent=1, ensure_ascii=False))
+    print(json.dumps(value, indent=1))
+
+
+def check_can_write(command, path):
+    """Minutes of work should not end in "permission denied"."""
+    folder = os.path.dirname(path) or "."
+    if not os.access(folder, os.W_OK | os.X_OK):
+        why = "Permission denied" if os.path.isdir(folder) else "No such folder"
+        fail(f"{command}: cannot write to the folder {folder}: {why}")
 
 
 def run(name, words):

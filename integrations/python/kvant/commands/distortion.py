@@ -16,6 +16,7 @@ import statistics
 import threading
 
 from . import cli
+from .table import fixed, print_table
 
 COMMAND = cli.Command(
     name="bench distortion",
@@ -190,21 +191,6 @@ def verdict(row):
 
 
 # ---- printing ----
-
-
-def fixed(value, digits):
-    """A number of a table; no "-0.00"."""
-    if value is None or math.isnan(value):
-        return "-"
-    return f"{0.0 if abs(value) < 0.5 * 10.0**-digits else value:.{digits}f}"
-
-
-def print_table(headings, lines, of_text):
-    """Columns under headings: those of text to the left, numbers to the right."""
-    widths = [max(map(len, column)) for column in zip(headings, *lines)]
-    for line in [headings, *lines]:
-        words = zip(headings, line, widths)
-        print("  ".join(w.ljust(n) if h in of_text else w.rjust(n) for h, w, n in words))
 
 
 def count(what, rows):

@@ -1,0 +1,382 @@
+/* cuda_attention.c - attention of a cache on a GPU.
+ *
+ * The kernels read a table with one entry per block, for keys and values alike: a sealed block or an
+ * open one. They know one centre and scale per call. What does not fit that is made to fit:
+ *
+ *   gathering  A block that is open for keys or values alone, or has another open page in each, is
+ *              copied to a pool of open pages that both share; sealed pages are decoded for that. So
+ *              is every block of a pair of codecs without a kernel.
+ *   parts      Blocks of different versions are separate calls, each with the others hidden. Their
+ *              outputs are weighed by their log-sum-exp, to which <q, c> of the part is added. One
+ *              part is merged, too, where the caller wants to see the effect of <q, c>: with a
+ *              log-sum-exp or sinks.
+ *
+ * With a softcap <q, c> cannot be added afterwards: refused. */
+#include <string.h>
+
+#include "../base/attributes.h"
+#include "cuda_layers.h"
+
+#define MOST_QUERIES 32767u /* per call of the kernels */
+#define NO_PART 0xffu
+
+/* Lists of pages to gather: from, to, for each kv role and state. */
+enum { SEALED, OPEN };
+
+typedef struct gather_list {
+    int32_t *from, *to; /* staging */
+    uint32_t n;
+} gather_list;
+
+typedef struct attention_call {
+    cuda_memory *memory;
+    cuda_layer *layer;
+    const kvant_attention_problem *p;
+    const int32_t *blocks; /* of the sequence, without dropped ones */
+    uint32_t n_blocks, dropped, n_kv_heads, head_dim;
+    uint32_t n_gathered;
+    gather_list lists[2][2]; /* by kvant_role, SEALED or OPEN */
+    uint32_t n_parts;
+    uint8_t versions[KVANT_CUDA_MOST_PARTS][2]; /* of keys, of values */
+    int32_t *tables; /* staging: n_parts x n_blocks */
+    size_t n_words;  /* of staging */
+    bool any_open;   /* entries below 0 */
+    bool merged;
+} attention_call;
+
+/* Checks */
+
+static kvant_status invalid(const char *what)
+{
+    return kvant_fail(NULL, KVANT_ERR_ARGUMENT, "attention: %s", what);
+}
+
+static kvant_status unsupported(const char *what)
+{
+    return kvant_fail(NULL, KVANT_ERR_UNSUPPORTED, "cache on cuda: attention has no %s", what);
+}
+
+static kvant_status check_problem(const kvant_cache *cache, const kvant_attention_problem *p)
+{
+    if (!p->q || !p->out || !p->n_queries)
+        return invalid("q, out and n_queries must be set");
+    if (p->n_heads % cache->params.n_kv_heads ||
+        p->n_heads / cache->params.n_kv_heads > KVANT_CUDA_MOST_HEADS_PER_KV_HEAD)
+        return invalid("n_heads is not a multiple of the kv heads, or more than 64 of them");
+    if (p->causal && p->n_queries > p->n_tokens)
+        return invalid("causal with more query tokens than tokens");
+    if (p->n_queries > MOST_QUERIES)
+        return unsupported("more than 32767 query tokens per call");
+    return p->exact ? unsupported("exact") : KVANT_OK;
+}
+
+/* Blocks */
+
+/* Blocks that were dropped are the first ones of a sequence: the rest is a shorter sequence with
+ * the same distances. */
+static void find_blocks(attention_call *c)
+{
+    const kvant_attention_problem *p = c->p;
+    uint32_t n = (p->n_tokens + KVANT_PAGE_TOKENS - 1) / KVANT_PAGE_TOKENS, first = 0;
+    while (first < n && p->block_table[first] < 0)
+        first++;
+    c->dropped = first * KVANT_PAGE_TOKENS < p->n_tokens ? first * KVANT_PAGE_TOKENS : p->n_tokens;
+    c->blocks = p->block_table + first;
+    c->n_blocks = n - first;
+}
+
+static const kvant_block *block_of(const attention_call *c, int role, uint32_t i)
+{
+    return &c->layer->parts[role].tensor->blocks[c->blocks[i]];
+}
+
+static void find_parts(attention_call *c)
+{
+    uint8_t parts[KVANT_MAX_VERSIONS][KVANT_MAX_VERSIONS];
+    memset(parts, NO_PART, sizeof parts);
+    for (uint32_t i = 0; i < c->n_blocks; i++) {
+        const uint8_t k = block_of(c, KVANT_ROLE_K, i)->version, v = block_of(c, KVANT_ROLE_V, i)->version;
+        if (parts[k][v] == NO_PART) {
+            c->versions[c->n_parts][KVANT_ROLE_K] = k;
+            c->versions[c->n_parts][KVANT_ROLE_V] = v;
+            parts[k][v] = (uint8_t)c->n_parts++;
+        }
+    }
+    c->n_parts = c->n_parts ? c->n_parts : 1; /* no blocks: zeros are an output, too */
+}
+
+static bool in_part(const attention_call *c, uint32_t part, uint32_t i)
+{
+    return block_of(c, KVANT_ROLE_K, i)->version == c->versions[part][KVANT_ROLE_K] &&
+           block_of(c, KVANT_ROLE_V, i)->version == c->versions[part][KVANT_ROLE_V];
+}
+
+/* Whether some block's open pages cannot be read where they lie. */
+static bool must_gather(const attention_call *c)
+{
+    for (uint32_t i = 0; i < c->n_blocks; i++)
+        if (block_of(c, KVANT_ROLE_K, i)->open_page != block_of(c, KVANT_ROLE_V, i)->open_page)
+            return true;
+    return !c->layer->has_kernel && c->n_blocks;
+}
+
+static void gather(attention_call *c, uint32_t i)
+{
+    for (int role = 0; role < 2; role++) {
+        const int32_t page = block_of(c, role, i)->open_page;
+        gather_list *list = &c->lists[role][page >= 0 ? OPEN : SEALED];
+        list->from[list->n] = page >= 0 ? page : c->blocks[i];
+        list->to[list->n++] = (int32_t)c->n_gathered;
+    }
+    c->n_gathered++;
+}
+
+/* The table as if there were one part. */
+static void make_table(attention_call *c)
+{
+    const bool gathers = must_gather(c);
+    for (uint32_t i = 0; i < c->n_blocks; i++) {
+        const int32_t k = block_of(c, KVANT_ROLE_K, i)->open_page, v = block_of(c, KVANT_ROLE_V, i)->open_page;
+        const bool open = k >= 0 || v >= 0 || !c->layer->has_kernel;
+        c->tables[i] = !open ? c->blocks[i] : gathers ? -1 - (int32_t)c->n_gathered : -1 - k;
+        c->any_open |= open;
+        if (open && gathers)
+            gather(c, i);
+    }
+}
+
+static void split_table(attention_call *c)
+{
+    for (uint32_t part = c->n_parts; c->n_parts > 1 && part-- > 0;)
+        for (uint32_t i = 0; i < c->n_blocks; i++)
+            c->tables[part * c->n_blocks + i] = in_part(c, part, i) ? c->tables[i] : KVANT_CUDA_NO_BLOCK;
+    c->any_open |= c->n_parts > 1;
+}
+
+/* Staging: the length, 4 lists of two arrays, tables. */
+static void stage(attention_call *c)
+{
+    int32_t *at = c->memory->staging + 4;
+    c->memory->staging[0] = (int32_t)(c->p->n_tokens - c->dropped);
+    for (int i = 0; i < 4; i++, at += 2 * c->n_blocks)
+        c->lists[i / 2][i % 2] = (gather_list){ at, at + c->n_blocks, 0 };
+    c->tables = at;
+    c->n_words = (size_t)(at - c->memory->staging) + (size_t)c->n_parts * c->n_blocks;
+    make_table(c);
+    split_table(c);
+}
+
+/* The address on the device of something in staging. */
+static const int32_t *staged(const attention_call *c, const int32_t *at)
+{
+    return (const int32_t *)c->memory->tables.at + (at - c->memory->staging);
+}
+
+/* Gathered pages: role after role, kv head after kv head, so that a decoded block is contiguous per
+ * kv head. Where a pool must be named and nothing is gathered, there is one block of room. */
+static kvant_cuda_pages gathered_pages(const attention_call *c, int role)
+{
+    const size_t page = c->layer->parts[role].tensor->open_page_bytes, n = c->n_gathered ? c->n_gathered : 1;
+    return (kvant_cuda_pages){ (uint8_t *)c->memory->gathered.at + (size_t)role * c->n_kv_heads * n * page, page,
+                               n * page };
+}
+
+static kvant_status decode(const attention_call *c, int role, int state)
+{
+    const cuda_part *part = &c->layer->parts[role];
+    const gather_list *list = &c->lists[role][state];
+    if (!list->n)
+        return KVANT_OK;
+    const kvant_cuda_pages to = gathered_pages(c, role);
+    const kvant_cuda_decode_args args = { .size = sizeof args,
+                                          .codec = state == OPEN ? part->open_codec : part->codec,
+                                          .pages = kvant_cuda_pages_of(part, state == OPEN),
+                                          .blocks = staged(c, list->from),
+                                          .n_blocks = list->n,
+                                          .n_kv_heads = c->n_kv_heads,
+                                          .type = KVANT_CUDA_F16,
+                                          .out = to.base,
+                                          .token_stride = c->head_dim,
+                                          .head_stride = to.head_stride / sizeof(uint16_t),
+                                          .to = staged(c, list->to),
+                                          .transformed = 1 };
+    return kvant_cuda_said(kvant_cuda_decode(&args, c->memory->stream), "open pages");
+}
+
+static kvant_status gather_pages(attention_call *c)
+{
+    const size_t page = c->layer->parts[0].tensor->open_page_bytes, n = c->n_gathered ? c->n_gathered : 1;
+    if (c->any_open)
+        KVANT_FORWARD(kvant_cuda_grow(&c->memory->gathered, 2 * c->n_kv_heads * n * page, "memory for open pages"));
+    for (int i = 0; i < 4; i++)
+        KVANT_FORWARD(decode(c, i / 2, i % 2));
+    return KVANT_OK;
+}
+
+/* Calls */
+
+/* Queries through the matrix of transform=file. */
+static kvant_status transform_queries(attention_call *c, kvant_cuda_attention_args *args)
+{
+    const cuda_part *keys = &c->layer->parts[KVANT_ROLE_K];
+    const size_t width = (size_t)args->n_heads * c->head_dim;
+    KVANT_FORWARD(kvant_cuda_grow(&c->memory->queries, args->query_tokens * width * sizeof(float), "memory for queries"));
+    const kvant_cuda_query_args queries = { .size = sizeof queries,
+                                            .k_codec = keys->codec,
+                                            .batch = args->query_tokens,
+                                            .n_heads = args->n_heads,
+                                            .n_kv_heads = args->n_kv_heads,
+                                            .type = KVANT_CUDA_F32,
+                                            .q = args->q,
+                                            .q_batch_stride = args->q_token_stride,
+                                            .q_head_stride = args->q_head_stride,
+                                            .inverse_weights = kvant_cuda_weights(keys, true),
+                                            .out = c->memory->queries.at };
+    args->q = c->memory->queries.at;
+    args->q_token_stride = width;
+    args->q_head_stride = c->head_dim;
+    return kvant_cuda_said(kvant_cuda_transform_queries(&queries, c->memory->stream), "queries");
+}
+
+static kvant_cuda_pages open_pool(const attention_call *c, int role)
+{
+    const kvant_tensor *k = c->layer->parts[0].tensor, *v = c->layer->parts[1].tensor;
+    const bool own = !c->n_gathered && k->n_open_pages && v->n_open_pages;
+    return !c->any_open ? (kvant_cuda_pages){ 0 }
+           : own        ? kvant_cuda_pages_of(&c->layer->parts[role], true)
+                        : gathered_pages(c, role);
+}
+
+/* What all parts share. */
+static kvant_cuda_attention_args arguments_of(const attention_call *c)
+{
+    const kvant_attention_problem *p = c->p;
+    const cuda_part *k = &c->layer->parts[KVANT_ROLE_K], *v = &c->layer->parts[KVANT_ROLE_V];
+    const bool native = c->layer->has_kernel;
+    return (kvant_cuda_attention_args){ .size = sizeof(kvant_cuda_attention_args),
+                                        .k_codec = native ? k->codec : k->open_codec,
+                                        .v_codec = native ? v->codec : v->open_codec,
+                                        .k = kvant_cuda_pages_of(k, false),
+                                        .v = kvant_cuda_pages_of(v, false),
+                                        .k_open = open_pool(c, KVANT_ROLE_K),
+                                        .v_open = open_pool(c, KVANT_ROLE_V),
+                                        .table_stride = c->n_blocks,
+                                        .blocks_per_row = c->n_blocks ? c->n_blocks : 1,
+                                        .lengths = staged(c, c->memory->staging),
+                                        .batch = 1,
+                                        .n_heads = p->n_heads,
+                                        .n_kv_heads = c->n_kv_heads,
+                                        .type = KVANT_CUDA_F32,
+                                        .q = p->q,
+                                        .q_head_stride = p->q_head_stride,
+                                        .out = p->out,
+                                        .out_head_stride = p->out_head_stride,
+                                        .lse = p->lse,
+                                        .scale = p->scale,
+                                        .workspace = c->memory->workspace,
+                                        .workspace_bytes = c->memory->workspace_bytes,
+                                        .query_tokens = p->n_queries,
+                                        .q_token_stride = p->q_token_stride,
+                                        .out_token_stride = p->out_token_stride,
+                                        .causal = p->causal,
+                                        .window = p->window,
+                                        .logit_softcap = p->logit_softcap > 0 ? p->logit_softcap : 0,
+                                        .max_bias = p->max_bias > 0 ? p->max_bias : 0,
+                                        .mask = p->mask ? p->mask + c->dropped : NULL,
+                                        .mask_token_stride = p->mask_token_stride,
+                                        .sinks = p->sinks };
+}
+
+static kvant_status attend_part(attention_call *c, uint32_t part, kvant_cuda_attention_args args)
+{
+    const cuda_version k = kvant_cuda_version(&c->layer->parts[KVANT_ROLE_K], c->versions[part][KVANT_ROLE_K]),
+                       v = kvant_cuda_version(&c->layer->parts[KVANT_ROLE_V], c->versions[part][KVANT_ROLE_V]);
+    const size_t rows = (size_t)args.query_tokens * args.n_heads;
+    float *outs = c->memory->partial.at;
+    args.block_table = staged(c, c->tables + (size_t)part * c->n_blocks);
+    args.k_scale = k.attention_scale;
+    args.v_scale = v.attention_scale;
+    args.v_center = v.center;
+    if (c->merged) {
+        args.out = outs + part * rows * c->head_dim;
+        args.out_token_stride = (size_t)args.n_heads * c->head_dim;
+        args.out_head_stride = c->head_dim;
+        args.lse = outs + (c->n_parts * c->head_dim + part) * rows;
+        args.sinks = NULL;
+    }
+    return kvant_cuda_said(kvant_cuda_attention(&args, c->memory->stream), "attention");
+}
+
+static kvant_status merge(attention_call *c)
+{
+    const kvant_attention_problem *p = c->p;
+    const size_t rows = (size_t)p->n_queries * p->n_heads;
+    const float *outs = c->memory->partial.at;
+    kvant_cuda_merge_args args = { .n_parts = c->n_parts,
+                                   .n_queries = p->n_queries,
+                                   .n_heads = p->n_heads,
+                                   .n_kv_heads = c->n_kv_heads,
+                                   .head_dim = c->head_dim,
+                                   .outs = outs,
+                                   .lses = outs + c->n_parts * rows * c->head_dim,
+                                   .q = p->q,
+                                   .q_token_stride = p->q_token_stride,
+                                   .q_head_stride = p->q_head_stride,
+                                   .scale = p->scale,
+                                   .sinks = p->sinks,
+                                   .out = p->out,
+                                   .out_token_stride = p->out_token_stride,
+                                   .out_head_stride = p->out_head_stride,
+                                   .lse = p->lse };
+    for (uint32_t part = 0; part < c->n_parts; part++)
+        args.centers[part] =
+            kvant_cuda_version(&c->layer->parts[KVANT_ROLE_K], c->versions[part][KVANT_ROLE_K]).center;
+    return kvant_cuda_said(kvant_cuda_merge(&args, c->memory->stream), "attention");
+}
+
+static kvant_status attend_parts(attention_call *c)
+{
+    const size_t rows = (size_t)c->p->n_queries * c->p->n_heads;
+    kvant_cuda_attention_args args = arguments_of(c);
+    if (c->merged)
+        KVANT_FORWARD(kvant_cuda_grow(&c->memory->partial, c->n_parts * rows * (c->head_dim + 1) * sizeof(float),
+                                      "memory for outputs"));
+    if (c->layer->parts[KVANT_ROLE_K].n_weights > c->head_dim)
+        KVANT_FORWARD(transform_queries(c, &args));
+    for (uint32_t part = 0; part < c->n_parts; part++)
+        KVANT_FORWARD(attend_part(c, part, args));
+    return c->merged ? merge(c) : KVANT_OK;
+}
+
+static bool has_center(const attention_call *c)
+{
+    for (uint32_t part = 0; part < c->n_parts; part++)
+        if (kvant_version_affine(c->layer->parts[KVANT_ROLE_K].tensor, c->versions[part][KVANT_ROLE_K], 0).center)
+            return true;
+    return false;
+}
+
+kvant_status kvant_cuda_layers_attend(kvant_cache *cache, uint32_t layer, const kvant_attention_problem *p)
+{
+    attention_call c = { .memory = cache->memory,
+                         .layer = kvant_cuda_layer(cache, layer),
+                         .p = p,
+                         .n_kv_heads = cache->params.n_kv_heads,
+                         .head_dim = cache->params.head_dim };
+    KVANT_FORWARD(check_problem(cache, p));
+    find_blocks(&c);
+    find_parts(&c);
+    const bool centred = has_center(&c);
+    if (centred && p->logit_softcap > 0)
+        return unsupported("softcap with keys that have a centre");
+    c.merged = c.n_parts > 1 || (centred && (p->lse || p->sinks));
+    stage(&c);
+    KVANT_FORWARD(kvant_cuda_grow(&c.memory->tables, kvant_cuda_staging_words(cache->n_blocks) * sizeof(int32_t),
+                                  "memory for tables"));
+    KVANT_FORWARD(kvant_cuda_said(kvant_cuda_memory_copy(c.memory->tables.at, c.memory->staging,
+                                                         c.n_words * sizeof(int32_t), c.memory->stream),
+                                  "tables"));
+    KVANT_FORWARD(gather_pages(&c));
+    KVANT_FORWARD(attend_parts(&c));
+    return kvant_cuda_said(c.memory->status, c.memory->failed);
+}

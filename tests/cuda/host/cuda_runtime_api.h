@@ -1,0 +1,50 @@
+/* cuda_runtime_api.h - the few functions of the CUDA runtime that the tests call, on the computer's memory: with host_table.c
+ * they run where there is no GPU. */
+#ifndef KVANT_TESTS_CUDA_HOST_RUNTIME_H
+#define KVANT_TESTS_CUDA_HOST_RUNTIME_H
+
+#include <stdlib.h>
+#include <string.h>
+
+typedef int cudaError_t;
+enum { cudaSuccess = 0, cudaErrorMemoryAllocation = 2 };
+enum cudaMemcpyKind { cudaMemcpyHostToDevice = 1, cudaMemcpyDeviceToHost = 2 };
+
+static inline cudaError_t cudaMalloc(void *to, size_t bytes)
+{
+    void *memory = malloc(bytes);
+    memcpy(to, &memory, sizeof memory);
+    return memory ? cudaSuccess : cudaErrorMemoryAllocation;
+}
+
+static inline cudaError_t cudaFree(void *memory)
+{
+    free(memory);
+    return cudaSuccess;
+}
+
+static inline cudaError_t cudaMemset(void *memory, int value, size_t bytes)
+{
+    memset(memory, value, bytes);
+    return cudaSuccess;
+}
+
+static inline cudaError_t cudaMemcpy(void *to, const void *from, size_t bytes, enum cudaMemcpyKind kind)
+{
+    (void)kind;
+    memcpy(to, from, bytes);
+    return cudaSuccess;
+}
+
+static inline cudaError_t cudaGetDeviceCount(int *n)
+{
+    *n = 1;
+    return cudaSuccess;
+}
+
+static inline const char *cudaGetErrorString(cudaError_t error)
+{
+    return error == cudaSuccess ? "no error" : "no memory";
+}
+
+#endif

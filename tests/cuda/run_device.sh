@@ -1,0 +1,81 @@
+#!/bin/sh
+# run_device.sh - builds what the CUDA tests need on a machine with a GPU, runs them, prints a line per test.
+#
+#     tests/cuda/run_device.sh [TEST...]       default: the tests of PAIRS and DIMS below, without those of every pair
+#
+# Takes 2 to 4 minutes with 16 cores, most of it kernels of attention; no network. Environment:
+#
+#     BUILD        build folder, default build-device
+#     PAIRS, DIMS  pairs of codes (attention_pairs.h; ALL) and values of head_dim that get kernels
+#     ARCH         default 90-real
+#     WRAP         a command before each test, such as "compute-sanitizer --error-exitcode 1"
+#     CMOCKA       a folder with cmocka.h, cmocka_*.h and libcmocka.so*, where cmocka is not installed
+#
+# The exit status is the number of tests that failed.
+set -eu
+root=$(cd "$(dirname "$0")/../.." && pwd)
+build=${BUILD:-$root/build-device}
+pairs=${PAIRS:-Codebook4_Codebook4;Uniform4_Uniform4;Codebook4_Uniform4;Trellis4_Trellis4;Trellis3_Trellis3;Uniform2Tokens32_Uniform2Channels32;Uniform3Channels32_Uniform3Tokens32;Uniform3Channels32_Uniform2Tokens32}
+dims=${DIMS:-64;128}
+[ $# -gt 0 ] || set -- test_cuda_codec test_cuda_cache test_append test_open example_cuda_cache
+mkdir -p "$build"
+
+# pkg-config and cmocka may be missing where CUDA is there.
+if [ -n "${CMOCKA:-}" ]; then
+    mkdir -p "$build/cmocka"
+    cp "$CMOCKA"/cmocka*.h "$CMOCKA"/libcmocka.so* "$build/cmocka/"
+    cd "$build/cmocka"
+    [ -e libcmocka.so ] || ln -s "$(ls libcmocka.so.* | head -n 1)" libcmocka.so
+    [ -e libcmocka.so.0 ] || ln -s libcmocka.so libcmocka.so.0
+    cat > pkg-config <<EOF
+#!/bin/sh
+case "\$*" in
+*--version*) echo 1.8.0 ;;
+*--modversion*) echo 1.1.7 ;;
+*cmocka*) case "\$*" in
+    *--cflags-only-other* | *--libs-only-other* | *--exists*) ;;
+    *--cflags*) echo "-I$build/cmocka" ;;
+    *--libs-only-L*) echo "-L$build/cmocka" ;;
+    *--libs-only-l*) echo "-lcmocka" ;;
+    *--libs*) echo "-L$build/cmocka -lcmocka" ;;
+    esac ;;
+*) exit 1 ;;
+esac
+EOF
+    chmod +x pkg-config
+    export LD_LIBRARY_PATH="$build/cmocka${LD_LIBRARY_PATH:+:$LD_LIBRARY_PATH}"
+    pkg="-DPKG_CONFIG_EXECUTABLE=$build/cmocka/pkg-config"
+fi
+
+start=$(date +%s)
+command -v ninja > /dev/null && generator="-G Ninja" || generator=
+# shellcheck disable=SC2086
+cmake -S "$root" -B "$build" $generator ${pkg:-} -DCMAKE_BUILD_TYPE=Release -DKVANT_CUDA=ON -DKVANT_BUILD_TESTS=ON \
+    -DKVANT_BUILD_PLUGIN=OFF -DKVANT_BUILD_TOOLS=OFF "-DCMAKE_CUDA_ARCHITECTURES=${ARCH:-90-real}" \
+    "-DKVANT_CUDA_PAIRS=$pairs" "-DKVANT_CUDA_HEAD_DIMS=$dims" > "$build/configure.log" 2>&1 ||
+    { tail -n 30 "$build/configure.log"; exit 99; }
+cmake --build "$build" -j "$(nproc)" --target kvant_cuda "$@" > "$build/build.log" 2>&1 ||
+    { grep -E -A 5 'error|FAILED' "$build/build.log" | head -n 60; exit 98; }
+echo "built in $(($(date +%s) - start)) s"
+
+KVANT_CUDA_LIBRARY=$(find "$build" -name libkvant_cuda.so | head -n 1)
+export KVANT_CUDA_LIBRARY
+cd "$build"
+failed=0
+for test in "$@"; do
+    begin=$(date +%s)
+    status=0
+    # shellcheck disable=SC2086
+    ${WRAP:-} "$(find "$build" -type f -name "$test" -perm -u+x | head -n 1)" > "$test.log" 2>&1 || status=$?
+    seconds=$(($(date +%s) - begin))
+    case $status in
+    0) echo "passed   $test ($seconds s): $(grep -c '       OK' "$test.log" || true) cases, $(grep -E 'error / bound' "$test.log" | sed 's/.*bound //' | sort -n | tail -n 1 | sed 's/^/error at most /;s/$/ of its bound/')" ;;
+    77) echo "skipped  $test: $(tail -n 1 "$test.log")" ;;
+    *)
+        failed=$((failed + 1))
+        echo "FAILED   $test ($seconds s, status $status)"
+        grep -E -B 1 -A 3 'ERROR|=====|Error|error:' "$test.log" | head -n 30
+        ;;
+    esac
+done
+exit $failed
