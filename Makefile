@@ -18,7 +18,7 @@ define configure
 	    -DKVANT_PLOT_LIB="$$plot" $(3)
 endef
 
-.PHONY: all demo cuda test test-fast test-long test-api3 asan tsan install clean help
+.PHONY: all demo cuda test test-fast test-long test-lean test-api3 asan tsan install clean help
 
 all: $(BUILD)/fetched
 	cmake --build $(BUILD) -j $(JOBS)
@@ -64,6 +64,7 @@ test-fast:
 test-long:
 	$(call configure_tests,ALL)
 	$(RUN_TESTS) $(BUILD) -L long -j $(JOBS)
+	$(MAKE) test-lean
 	$(MAKE) asan
 	$(MAKE) tsan
 	$(MAKE) test-api3
@@ -76,6 +77,14 @@ test-api3:
 	    -DKVANT_LLAMA_SRC="$$llama/llama.cpp" -DKVANT_LLAMA_LIB="$$llama/build/bin" -DKVANT_CUDA=OFF
 	cmake --build $(BUILD)/api3 -j $(JOBS)
 	$(RUN_TESTS) $(BUILD)/api3 -L integration -j $(JOBS)
+
+# Everything else builds and passes without the families that only papers need.
+test-lean:
+	scripts/deps.sh test
+	model=$$($(FETCH) model) && \
+	$(call configure,release,$(BUILD)-lean,-DKVANT_PAPERS=OFF -DKVANT_BUILD_TESTS=ON -DKVANT_TEST_MODEL="$$model" -DKVANT_CUDA=OFF)
+	cmake --build $(BUILD)-lean -j $(JOBS)
+	$(RUN_TESTS) $(BUILD)-lean -LE long -j $(JOBS)
 
 asan:
 	scripts/deps.sh test
@@ -95,7 +104,7 @@ install: all
 	cmake --install $(BUILD) --prefix $(PREFIX)
 
 clean:
-	cmake -E rm -rf $(BUILD) $(BUILD)-asan $(BUILD)-tsan
+	cmake -E rm -rf $(BUILD) $(BUILD)-asan $(BUILD)-tsan $(BUILD)-lean
 
 help:
 	@echo 'make            build/bin/kvant, libraries and plug-in in build/lib'
@@ -105,6 +114,7 @@ help:
 	@echo 'make test-fast  those that need no model (under a minute)'
 	@echo 'make test-long  the long ones, with sanitizers and llama.cpp b11434 (an hour)'
 	@echo 'make test-api3  integration tests on llama.cpp b11434, built from source (15 minutes the first time)'
+	@echo 'make test-lean  the tests of a build without the papers'"'"' families'
 	@echo 'make asan       the tests with AddressSanitizer and UndefinedBehaviorSanitizer'
 	@echo 'make tsan       the tests of threads with ThreadSanitizer'
 	@echo 'make install    PREFIX=$(PREFIX), DESTDIR as usual'

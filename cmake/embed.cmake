@@ -1,25 +1,10 @@
-# embed.cmake - cmake -DOUT=file.c "-DPARTS=name=file|name=file|..." -P embed.cmake: files as arrays of bytes, `name` and `name_size`, which the
-# including source declares. Files of one name become one array; without a file it is empty.
-set(names "")
-string(REPLACE "|" ";" parts "${PARTS}")
-foreach(part ${parts})
-    string(REGEX MATCH "^([a-z_]+)=(.*)$" ignored "${part}")
-    set(name ${CMAKE_MATCH_1})
-    set(hex "")
-    if(CMAKE_MATCH_2)
-        file(READ ${CMAKE_MATCH_2} hex HEX)
-    endif()
-    list(APPEND names ${name})
-    string(APPEND hex_${name} "${hex}")
-endforeach()
-list(REMOVE_DUPLICATES names)
-set(text "/* Made by embed.cmake. */\n#include <stddef.h>\n")
-foreach(name ${names})
-    string(LENGTH "${hex_${name}}" digits)
-    math(EXPR size "${digits} / 2")
-    string(REGEX REPLACE "(..)" "0x\\1," bytes "${hex_${name}}")
-    string(APPEND text
-        "extern const unsigned char ${name}[];\nextern const size_t ${name}_size;\n"
-        "const unsigned char ${name}[] = { ${bytes}0 };\nconst size_t ${name}_size = ${size};\n")
-endforeach()
-file(WRITE ${OUT} "${text}")
+# embed.cmake - cmake -DOUT=file.c -DNAME=name -DFILE=file -P embed.cmake: a file as an array of bytes, `name` and `name_size`, which
+# the including source declares.
+file(READ ${FILE} hex HEX)
+string(LENGTH "${hex}" digits)
+math(EXPR size "${digits} / 2")
+string(REGEX REPLACE "(..)" "0x\\1," bytes "${hex}")
+file(WRITE ${OUT}
+    "/* Made by embed.cmake. */\n#include <stddef.h>\n"
+    "extern const unsigned char ${NAME}[];\nextern const size_t ${NAME}_size;\n"
+    "const unsigned char ${NAME}[] = { ${bytes}0 };\nconst size_t ${NAME}_size = ${size};\n")

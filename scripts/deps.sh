@@ -17,6 +17,10 @@ need_pip() {
     python3 -m pip --version >/dev/null 2>&1 || missing="$missing python3-pip"
 }
 
+need_numpy() {
+    python3 -c 'import numpy' 2>/dev/null || missing="$missing python3-numpy"
+}
+
 case "${1:-}" in
     build | test) ;;
     *)
@@ -39,6 +43,7 @@ if [ "$1" = test ]; then
     need_library cmocka libcmocka-dev
     need_program clang clang
     need_program chromium chromium # looks at the page of kvant report
+    need_numpy # tests/python, tests/tuning
     need_program qemu-x86_64 qemu-user # kernels on emulated CPUs
     if [ "$(uname -m)" = x86_64 ]; then # tests/aarch64; compilers do not name the C library that they need
         need_program aarch64-linux-gnu-gcc "gcc-aarch64-linux-gnu libc6-dev-arm64-cross"

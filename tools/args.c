@@ -153,9 +153,8 @@ bool args_u32(const char *option, const char *text, uint32_t min, uint32_t max, 
         *value = (uint32_t)n;
         return true;
     }
-    complain("%s: '%s' is not a whole number from %lu to %lu", option, text, (unsigned long)min,
+    return complain("%s: '%s' is not a whole number from %lu to %lu", option, text, (unsigned long)min,
              (unsigned long)max);
-    return false;
 }
 
 bool args_list(const char *option, const char *text, bool (*take)(void *user, char *word), void *user)
@@ -163,10 +162,8 @@ bool args_list(const char *option, const char *text, bool (*take)(void *user, ch
     char word[32];
     for (const char *p = text;; p++) {
         const size_t length = strcspn(p, ",");
-        if (length >= sizeof word) {
-            complain("%s: '%s' is no list", option, text);
-            return false;
-        }
+        if (length >= sizeof word)
+            return complain("%s: '%s' is no list", option, text);
         memcpy(word, p, length);
         word[length] = 0;
         if (!take(user, word))
@@ -188,8 +185,7 @@ static bool take_number(void *user, char *word)
     const number_list *l = user;
     if (*l->n < l->room)
         return args_u32(l->option, word, l->min, l->max, &l->values[(*l->n)++]);
-    complain("%s: more than %zu numbers", l->option, l->room);
-    return false;
+    return complain("%s: more than %zu numbers", l->option, l->room);
 }
 
 bool args_u32_list(const char *option, const char *text, uint32_t min, uint32_t max, uint32_t *values, size_t room,
@@ -209,8 +205,7 @@ bool args_double(const char *option, const char *text, double min, double max, d
         *value = x;
         return true;
     }
-    complain("%s: '%s' is not a number from %g to %g", option, text, min, max);
-    return false;
+    return complain("%s: '%s' is not a number from %g to %g", option, text, min, max);
 }
 
 /* Optimal string alignment: a swap of neighbours counts once, because that is how fingers slip. */

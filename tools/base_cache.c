@@ -17,31 +17,21 @@
 #include <unistd.h>
 
 #define MAGIC 0x455341425456414bu /* "KVATBASE" on little-endian machines; others see another number and refuse */
-#define VERSION 1u
+#define VERSION 2u
 #define MIB 1048576.0
 
-/* Fields of 8 bytes only, so there is no padding. checksum is that of everything behind the header, own that of the header so far. */
+/* Fields of 8 bytes only, so there is no padding. checksum is that of the fields before it and of everything behind the header. */
 typedef struct header {
     uint64_t magic, version;
     base_key key;
     double kv_bytes;
-    uint64_t bytes, checksum, own;
+    uint64_t bytes, checksum;
 } header;
-
-static size_t values_bytes(const base_key *key)
-{
-    return (key->n_rows * SCORE_VALUE_BYTES + 7) / 8 * 8;
-}
 
 size_t base_bytes(const base_key *key)
 {
     const size_t reference = score_reference_bytes(key->n_rows, key->n_vocab);
-    return reference > 0 ? sizeof(header) + values_bytes(key) + reference : 0;
-}
-
-static uint64_t header_checksum(const header *h)
-{
-    return fingerprint_words(FINGERPRINT_START, h, offsetof(header, own));
+    return reference > 0 ? sizeof(header) + key->n_rows * sizeof(score_value) + reference : 0;
 }
 
 static bool path_of(const char *folder, const base_key *key, char *path, size_t room)
@@ -49,28 +39,22 @@ static bool path_of(const char *folder, const base_key *key, char *path, size_t 
     const uint64_t name = fingerprint_words(FINGERPRINT_START, key, sizeof *key);
     if (snprintf(path, room, "%s/%016llx.kvbase", folder, (unsigned long long)name) < (int)room - 8)
         return true;
-    complain("--base-cache: the path is too long");
-    return false;
+    return complain("--base-cache: the path is too long");
 }
 
 static bool no_room(const char *folder, double needed, double there)
 {
     complain("--base-cache %s: %.0f MiB are needed, %.0f MiB are free", folder, needed / MIB, there / MIB);
-    hint("another folder, fewer --chunks or a smaller -c; without --base-cache one chunk is held in memory");
-    return false;
+    return hint("another folder, fewer --chunks or a smaller -c; without --base-cache one chunk is held in memory");
 }
 
 bool base_cache_prepare(const char *folder, const base_key *key, size_t n_new)
 {
     struct statvfs fs;
-    if (mkdir(folder, 0777) != 0 && errno != EEXIST) {
-        complain("--base-cache %s: %s", folder, strerror(errno));
-        return false;
-    }
-    if (statvfs(folder, &fs) != 0 || access(folder, W_OK | X_OK) != 0) {
-        complain("--base-cache %s: %s", folder, strerror(errno));
-        return false;
-    }
+    if (mkdir(folder, 0777) != 0 && errno != EEXIST)
+        return complain("--base-cache %s: %s", folder, strerror(errno));
+    if (statvfs(folder, &fs) != 0 || access(folder, W_OK | X_OK) != 0)
+        return complain("--base-cache %s: %s", folder, strerror(errno));
     const double needed = (double)base_bytes(key) * (double)n_new,
                  there = (double)fs.f_bavail * (double)fs.f_frsize;
     return needed <= there || no_room(folder, needed, there);
@@ -84,13 +68,14 @@ bool base_cache_has(const char *folder, const base_key *key)
 
 static void lay_out(base *b)
 {
-    b->values = (unsigned char *)b->map + sizeof(header);
-    b->reference = score_reference_at(b->values + values_bytes(&b->key), b->key.n_rows, b->key.n_vocab);
+    b->values = (score_value *)(void *)((char *)b->map + sizeof(header));
+    b->reference = score_reference_at(b->values + b->key.n_rows, b->key.n_rows, b->key.n_vocab);
 }
 
-static uint64_t content_checksum(const base *b)
+static uint64_t checksum_of(const base *b, const header *h)
 {
-    return fingerprint_words(FINGERPRINT_START, b->values, b->bytes - sizeof(header));
+    const uint64_t sum = fingerprint_words(FINGERPRINT_START, h, offsetof(header, checksum));
+    return fingerprint_words(sum, b->values, b->bytes - sizeof *h);
 }
 
 /* NULL, or what is wrong with it. */
@@ -102,11 +87,9 @@ static const char *judge(const base *b)
         return "it is no base of kvant eval";
     if (h.version != VERSION)
         return "it is of another version";
-    if (h.own != header_checksum(&h))
-        return "its header is damaged";
     if (h.bytes != b->bytes || memcmp(&h.key, &b->key, sizeof h.key) != 0)
         return "it is of another model, text or runtime";
-    return h.checksum != content_checksum(b) ? "its checksum does not match" : NULL;
+    return h.checksum != checksum_of(b, &h) ? "its checksum does not match" : NULL;
 }
 
 static bool map_file(base *b, int file, int protection)
@@ -152,15 +135,12 @@ static bool create_in_memory(base *b)
     if (there > 0 && (double)b->bytes > there) {
         complain("eval: the f16 run of a chunk takes %.0f MiB, %.0f MiB of memory are available",
                  (double)b->bytes / MIB, there / MIB);
-        hint("--base-cache DIR keeps it on disk; or a smaller -c, or --from closer to it");
-        return false;
+        return hint("--base-cache DIR keeps it on disk; or a smaller -c, or --from closer to it");
     }
     void *map = mmap(NULL, b->bytes, PROT_READ | PROT_WRITE, MAP_PRIVATE | MAP_ANONYMOUS, -1, 0);
-    if (map == MAP_FAILED) {
-        complain("eval: out of memory for the f16 run of %llu rows x %llu tokens",
+    if (map == MAP_FAILED)
+        return complain("eval: out of memory for the f16 run of %llu rows x %llu tokens",
                  (unsigned long long)b->key.n_rows, (unsigned long long)b->key.n_vocab);
-        return false;
-    }
     b->map = map;
     lay_out(b);
     return true;
@@ -187,11 +167,9 @@ static bool create_file(base *b)
 bool base_create(base *b, const char *folder, const base_key *key)
 {
     *b = (base){ .key = *key, .bytes = base_bytes(key) };
-    if (b->bytes == 0) {
-        complain("eval: %llu rows x %llu tokens are too many", (unsigned long long)key->n_rows,
+    if (b->bytes == 0)
+        return complain("eval: %llu rows x %llu tokens are too many", (unsigned long long)key->n_rows,
                  (unsigned long long)key->n_vocab);
-        return false;
-    }
     if (folder == NULL)
         return create_in_memory(b);
     return path_of(folder, key, b->path, sizeof b->path) && create_file(b);
@@ -201,15 +179,10 @@ bool base_publish(base *b)
 {
     if (b->path[0] == 0)
         return true;
-    header h = { .magic = MAGIC,
-                 .version = VERSION,
-                 .key = b->key,
-                 .kv_bytes = b->kv_bytes,
-                 .bytes = b->bytes,
-                 .checksum = content_checksum(b) };
+    header h = { .magic = MAGIC, .version = VERSION, .key = b->key, .kv_bytes = b->kv_bytes, .bytes = b->bytes };
     char path[4128];
     temporary_of(b, path, sizeof path);
-    h.own = header_checksum(&h);
+    h.checksum = checksum_of(b, &h);
     memcpy(b->map, &h, sizeof h);
     if (rename(path, b->path) == 0)
         return true;

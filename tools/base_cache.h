@@ -21,7 +21,7 @@ typedef struct base_key {
 typedef struct base {
     base_key key;
     score_reference reference;
-    unsigned char *values; /* f16's own, packed */
+    score_value *values; /* f16's own */
     double kv_bytes;
     void *map;
     size_t bytes;

@@ -11,6 +11,8 @@
 #include <stdlib.h>
 #include <string.h>
 
+enum { WINDOWS = 0 }; /* the first tensor, where 4-byte numbers are aligned */
+
 typedef struct writer {
     reading *reading;
     const capture_plan *plan;
@@ -18,9 +20,15 @@ typedef struct writer {
     size_t tensors[OBSERVE_MAX_LAYERS][3]; /* numbers in the file, plus one; 0: not wanted */
     size_t chunk, start; /* the batch that is decoded: its context's first token, position in it */
     uint16_t *halves;    /* a batch of one head, and of one token of all heads */
-    size_t n_halves;
     char err[512];
 } writer;
+
+/* Rows of queries of a text, or of a context, that the plan keeps. */
+static size_t query_rows(const writer *w, size_t n_tokens)
+{
+    const size_t n_ctx = w->reading->n_ctx, step = w->plan->query_step;
+    return n_tokens / n_ctx * (n_ctx / step) + n_tokens % n_ctx / step;
+}
 
 static bool plan_tensor(writer *w, uint32_t layer, capture_kind kind, uint64_t heads, uint64_t rows, uint64_t dim)
 {
@@ -36,7 +44,7 @@ static bool plan_layer(writer *w, uint32_t layer)
 {
     const reading *r = w->reading;
     const observe_shape *s = &r->observer.shapes[layer];
-    const uint64_t queries = capture_query_rows(r->n_tokens, r->n_ctx, w->plan->query_step);
+    const uint64_t queries = query_rows(w, r->n_tokens);
     if (s->n_kv_heads == 0 || (w->plan->layers != NULL && !w->plan->layers[layer]))
         return true;
     return plan_tensor(w, layer, CAPTURE_K, s->n_kv_heads, r->n_tokens, s->head_dim[0]) &&
@@ -74,11 +82,13 @@ static bool note_origin(writer *w)
     char name[256], fingerprint[24];
     if (ll.llama_model_meta_val_str(r->engine->cpu_model, "general.name", name, sizeof name) <= 0)
         snprintf(name, sizeof name, "%s", file_name(path));
-    snprintf(fingerprint, sizeof fingerprint, "%016llx", (unsigned long long)fingerprint_file(path));
+    snprintf(fingerprint, sizeof fingerprint, "%016llx", (unsigned long long)kvant_model_fingerprint(path));
     return safetensors_note(&w->file, "format", "kvant-capture-1") && safetensors_note(&w->file, "model", name) &&
            safetensors_note(&w->file, "model_fingerprint", fingerprint) &&
            safetensors_note(&w->file, "text", w->plan->text) && note_number(&w->file, "tokens", r->n_tokens) &&
            note_number(&w->file, "ctx", r->n_ctx) && note_number(&w->file, "query_step", w->plan->query_step) &&
+           note_number(&w->file, "text_tokens", r->text_tokens) &&
+           note_number(&w->file, "model_ctx", (unsigned long long)ll.llama_model_n_ctx_train(r->engine->cpu_model)) &&
            safetensors_note(&w->file, "kvant", kvant_version());
 }
 
@@ -109,8 +119,8 @@ static bool take_queries(void *user, uint32_t layer, uint32_t head, const float 
     writer *w = user;
     const reading *r = w->reading;
     const size_t dim = r->observer.shapes[layer].head_dim[KVANT_ROLE_K], step = w->plan->query_step;
-    const size_t per_head = capture_query_rows(r->n_tokens, r->n_ctx, w->plan->query_step);
-    const size_t before = capture_query_rows(w->chunk, r->n_ctx, w->plan->query_step) + w->start / step;
+    const size_t per_head = query_rows(w, r->n_tokens);
+    const size_t before = query_rows(w, w->chunk) + w->start / step;
     size_t kept = 0;
     if (n > ENGINE_UBATCH)
         return false;
@@ -174,7 +184,7 @@ static bool write_windows(writer *w)
         for (int i = 0; i < 4; i++)
             bytes[4 * layer + (uint32_t)i] = (unsigned char)(window >> 8 * i);
     }
-    return safetensors_write(&w->file, safetensors_find(&w->file, "windows"), 0, bytes, 4 * r->observer.n_layers,
+    return safetensors_write(&w->file, &w->file.tensors[WINDOWS], 0, bytes, 4 * r->observer.n_layers,
                              w->err, sizeof w->err);
 }
 
@@ -182,7 +192,7 @@ static bool create(writer *w)
 {
     const observer *o = &w->reading->observer;
     size_t largest = 0;
-    bool ok = plan_windows(w); /* first, where 4-byte numbers are aligned */
+    bool ok = plan_windows(w);
     for (uint32_t layer = 0; layer < o->n_layers && ok; layer++) {
         ok = plan_layer(w, layer);
         for (int role = 0; role < 2; role++)
@@ -198,7 +208,16 @@ static bool create(writer *w)
     return safetensors_create(&w->file, w->plan->path, w->err, sizeof w->err);
 }
 
-bool capture_write(reading *r, const capture_plan *plan)
+static capture_summary summarize(const writer *w)
+{
+    capture_summary s = { .n_queries = query_rows(w, w->reading->n_tokens),
+                          .bytes = w->file.data_at + w->file.data_bytes };
+    for (uint32_t layer = 0; layer < OBSERVE_MAX_LAYERS; layer++)
+        s.n_layers += w->tensors[layer][CAPTURE_K] > 0;
+    return s;
+}
+
+bool capture_write(reading *r, const capture_plan *plan, capture_summary *summary)
 {
     writer *w = calloc(1, sizeof *w);
     if (w == NULL)
@@ -209,6 +228,7 @@ bool capture_write(reading *r, const capture_plan *plan)
         create(w) && read_all(w) && write_windows(w) && safetensors_finish(&w->file, w->err, sizeof w->err);
     if (!ok && w->err[0] != 0)
         complain("%s: %s", r->command, w->err);
+    *summary = summarize(w);
     safetensors_close(&w->file);
     free(w->halves);
     free(w);

@@ -17,10 +17,10 @@ static const struct {
     const char *summary;
 } benchmarks[] = {
     { "model", NEEDS_LLAMA(bench_model), "prefill and decode speed of a model" },
-    { "attention", bench_attention, "attention alone on long caches, beside ggml's flash attention" },
-    { "cuda", bench_cuda, "decode attention on an NVIDIA GPU, beside a copy in the same run" },
+    { "attention", python_command, "attention alone on long caches, beside ggml's flash attention" },
+    { "cuda", python_command, "decode attention on an NVIDIA GPU, beside a copy in the same run" },
     { "encode", bench_encode, "time to encode a row, on one core, beside the f16 cache" },
-    { "distortion", bench_distortion, "error of the codecs on synthetic rows, beside their papers' figures" },
+    { "distortion", python_command, "error of the codecs on synthetic rows, beside their papers' figures" },
 };
 enum { N_BENCHMARKS = sizeof benchmarks / sizeof *benchmarks };
 

@@ -116,10 +116,8 @@ static bool feed(bench *b, subject *s, uint32_t n, uint32_t step, const char *wh
         const int32_t status = ll.llama_decode(s->ctx, ll.llama_batch_get_one(tokens, (int32_t)now));
         if (interrupted())
             return false;
-        if (status != 0) {
-            complain("bench: llama.cpp could not decode (status %d)", (int)status);
-            return false;
-        }
+        if (status != 0)
+            return complain("bench: llama.cpp could not decode (status %d)", (int)status);
         done += now;
         progress_add(&b->progress, now, what);
     }
@@ -192,7 +190,7 @@ static void add_row(bench *b, subject *s, uint32_t depth)
         CELL_NUMBER(stats_percentile(s->decode_tps, s->n_rounds, 0.5)),
         CELL_NUMBER(s->n_rounds),
     };
-    configs_fill_cells(&b->settings->engine.configs, s->config, row);
+    configs_fill_cells(s->config, row);
     memcpy(row + N_CONFIG_COLUMNS, measured, sizeof measured);
 }
 

@@ -71,10 +71,8 @@ static bool add_clusters(void *user, char *text)
         at--;
     if (at > 0 && s->clusters[at - 1] == n)
         return true;
-    if (s->n_codebooks == KVANT_CALIBRATION_MAX_CODEBOOKS) {
-        complain("--clusters: at most %u numbers", KVANT_CALIBRATION_MAX_CODEBOOKS);
-        return false;
-    }
+    if (s->n_codebooks == KVANT_CALIBRATION_MAX_CODEBOOKS)
+        return complain("--clusters: at most %u numbers", KVANT_CALIBRATION_MAX_CODEBOOKS);
     memmove(s->clusters + at + 1, s->clusters + at, (s->n_codebooks - at) * sizeof *s->clusters);
     s->clusters[at] = n;
     s->n_codebooks++;
@@ -124,7 +122,7 @@ static bool create_calibrator(run *r)
         snprintf(name, sizeof name, "%s", file_name(s->engine.model));
     const kvant_calibrator_config config = { .size = sizeof config,
                                              .model = name,
-                                             .model_fingerprint = fingerprint_file(s->engine.model),
+                                             .model_fingerprint = kvant_model_fingerprint(s->engine.model),
                                              .seed = s->seed,
                                              .clusters = s->clusters,
                                              .n_codebooks = s->n_codebooks,
@@ -132,8 +130,7 @@ static bool create_calibrator(run *r)
                                              .n_threads = r->engine.options.n_threads };
     if (kvant_calibrator_create(&config, &r->calibrator, err, sizeof err) == KVANT_OK)
         return true;
-    complain("calibrate: %s", err);
-    return false;
+    return complain("calibrate: %s", err);
 }
 
 /* Of all that decides what is gathered and in which order. */
@@ -223,16 +220,13 @@ static bool save(run *r)
 {
     char err[512] = "";
     const kvant_status status = kvant_calibrator_finish(r->calibrator, &r->calibration);
-    if (status != KVANT_OK) {
-        complain("calibrate: cannot make the calibration: %s", kvant_strerror(status));
-        return false;
-    }
+    if (status != KVANT_OK)
+        return complain("calibrate: cannot make the calibration: %s", kvant_strerror(status));
     if (kvant_calibration_save(r->calibration, r->settings->output, err, sizeof err) == KVANT_OK) {
         unlink(r->part);
         return true;
     }
-    complain("calibrate: %s", err);
-    return false;
+    return complain("calibrate: %s", err);
 }
 
 static bool prepare(run *r)
@@ -293,19 +287,15 @@ static bool check_settings(settings *s)
 {
     if (s->file == NULL) {
         complain("calibrate: no text given");
-        hint("-f text.txt; scripts/fetch.py text makes one");
-        return false;
+        return hint("-f text.txt; scripts/fetch.py text makes one");
     }
     if (s->output == NULL) {
         complain("calibrate: no output given");
-        hint("-o model.kvcal");
-        return false;
+        return hint("-o model.kvcal");
     }
-    if (s->sample > 0 && s->n_codebooks > 0 && s->sample < s->clusters[s->n_codebooks - 1]) {
-        complain("calibrate: --sample %lu is fewer than the %lu clusters asked for", (unsigned long)s->sample,
+    if (s->sample > 0 && s->n_codebooks > 0 && s->sample < s->clusters[s->n_codebooks - 1])
+        return complain("calibrate: --sample %lu is fewer than the %lu clusters asked for", (unsigned long)s->sample,
                  (unsigned long)s->clusters[s->n_codebooks - 1]);
-        return false;
-    }
     return engine_model_options_finish(&s->engine, "calibrate");
 }
 

@@ -6,12 +6,13 @@
 #include "interrupt.h"
 #include "progress.h"
 #include "report.h"
+#include "spread.h"
 
 #include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
 
-enum { OPT_FILE, OPT_OUTPUT, OPT_TOKENS, OPT_CTX, OPT_LAYERS, OPT_QUERIES, OPT_JSON };
+enum { OPT_FILE, OPT_OUTPUT, OPT_TOKENS, OPT_CTX, OPT_SPREAD, OPT_LAYERS, OPT_QUERIES, OPT_JSON };
 
 static const arg_option options[] = {
     ENGINE_OPTION_MODEL,
@@ -19,6 +20,8 @@ static const arg_option options[] = {
     { OPT_OUTPUT, 'o', "output", "FILE", "safetensors file to write" },
     { OPT_TOKENS, 'n', "tokens", "N", "tokens of the text to use at most (default 2048)" },
     { OPT_CTX, 'c', "ctx", "N", "tokens of a context (default 2048)" },
+    { OPT_SPREAD, 0, "spread", "N",
+      "take whole contexts from N equal parts of the text in turn, not from\nits beginning alone (default 1)" },
     { OPT_LAYERS, 0, "layers", "LIST", "layers to keep, as in 0,5-8,29 (default: all)" },
     { OPT_QUERIES, 0, "queries", "N", "keep the queries of every N-th token (default 1)" },
     { OPT_JSON, 0, "json", NULL, "one JSON array with one flat object; progress as JSON lines on stderr" },
@@ -41,7 +44,7 @@ static const arg_spec spec = {
 typedef struct settings {
     engine_options engine;
     const char *file, *output;
-    uint32_t n_tokens, n_ctx, query_step;
+    uint32_t n_tokens, n_ctx, n_parts, query_step;
     bool some_layers, layers[OBSERVE_MAX_LAYERS];
     bool json;
 } settings;
@@ -71,6 +74,7 @@ static bool handle(void *user, int id, const char *value)
     case OPT_OUTPUT: s->output = value; return true;
     case OPT_TOKENS: return args_u32("--tokens", value, 16, 1 << 28, &s->n_tokens);
     case OPT_CTX: return args_u32("--ctx", value, 16, 1 << 24, &s->n_ctx);
+    case OPT_SPREAD: return args_u32("--spread", value, 1, SPREAD_MAX_PARTS, &s->n_parts);
     case OPT_LAYERS: return args_list("--layers", value, add_range, s);
     case OPT_QUERIES: return args_u32("--queries", value, 1, 1 << 24, &s->query_step);
     case OPT_JSON: return s->json = progress_use_json();
@@ -82,6 +86,7 @@ typedef struct run {
     engine engine;
     const settings *settings;
     reading reading;
+    capture_summary summary;
     double started;
 } run;
 
@@ -102,13 +107,17 @@ static bool check_layers(const run *r)
 static bool capture_text(run *r)
 {
     const settings *s = r->settings;
-    const reading_text text = { .file = s->file, .at_most = s->n_tokens, .at_least = 16, .n_ctx = s->n_ctx };
+    const reading_text text = { .file = s->file,
+                                .at_most = s->n_tokens,
+                                .at_least = s->n_parts > 1 ? (size_t)s->n_parts * s->n_ctx : 16,
+                                .n_parts = s->n_parts,
+                                .n_ctx = s->n_ctx };
     const capture_plan plan = {
         .path = s->output, .text = s->file, .layers = s->some_layers ? s->layers : NULL, .query_step = s->query_step
     };
     return can_write_beside("capture", s->output) && engine_open(&r->engine, &s->engine) &&
            reading_open(&r->reading, &r->engine, "capture", &text) && check_layers(r) &&
-           capture_write(&r->reading, &plan);
+           capture_write(&r->reading, &plan, &r->summary);
 }
 
 static const report_column columns[] = {
@@ -119,33 +128,18 @@ static const report_column columns[] = {
 };
 enum { N_COLUMNS = sizeof columns / sizeof *columns };
 
-/* Reads the file back: what is reported is what is there. */
 static bool print_summary(const run *r)
 {
-    char err[512] = "";
-    capture *c = calloc(1, sizeof *c);
-    bool ok = c != NULL && capture_open(c, r->settings->output, err, sizeof err);
-    if (!ok)
-        complain("capture: %s", c != NULL ? err : "out of memory");
-    if (ok) {
-        uint32_t n_layers = 0;
-        for (uint32_t layer = 0; layer < c->n_layers; layer++)
-            n_layers += c->layers[layer].n_kv_heads > 0;
-        const report_cell row[N_COLUMNS] = {
-            CELL_TEXT(r->settings->output),
-            CELL_NUMBER(n_layers),
-            CELL_NUMBER(c->n_tokens),
-            CELL_NUMBER(c->n_ctx),
-            CELL_NUMBER(capture_query_rows(c->n_tokens, c->n_ctx, c->query_step)),
-            CELL_NUMBER(c->file.data_at + c->file.data_bytes),
-            CELL_NUMBER(monotonic_seconds() - r->started),
-        };
-        ok = report_print(columns, N_COLUMNS, row, 1, r->settings->json) && finish_output() == EXIT_OK;
-    }
-    if (c != NULL)
-        capture_close(c);
-    free(c);
-    return ok;
+    const report_cell row[N_COLUMNS] = {
+        CELL_TEXT(r->settings->output),
+        CELL_NUMBER(r->summary.n_layers),
+        CELL_NUMBER(r->reading.n_tokens),
+        CELL_NUMBER(r->settings->n_ctx),
+        CELL_NUMBER(r->summary.n_queries),
+        CELL_NUMBER(r->summary.bytes),
+        CELL_NUMBER(monotonic_seconds() - r->started),
+    };
+    return report_print(columns, N_COLUMNS, row, 1, r->settings->json) && finish_output() == EXIT_OK;
 }
 
 static bool check_settings(settings *s)
@@ -165,7 +159,7 @@ static bool check_settings(settings *s)
 
 int command_capture(int argc, char **argv)
 {
-    static settings s = { .n_tokens = 2048, .n_ctx = 2048, .query_step = 1 };
+    static settings s = { .n_tokens = 2048, .n_ctx = 2048, .n_parts = 1, .query_step = 1 };
     int code = args_parse_all(&spec, argc, argv, handle, &s);
     if (code >= 0)
         return code;
@@ -179,10 +173,10 @@ int command_capture(int argc, char **argv)
     interrupt_catch();
     const bool ok = capture_text(r);
     code = ok ? EXIT_OK : interrupted() ? EXIT_INTERRUPTED : EXIT_RUNTIME;
-    reading_close(&r->reading);
-    engine_close(&r->engine);
     if (ok && !print_summary(r))
         code = EXIT_RUNTIME;
+    reading_close(&r->reading);
+    engine_close(&r->engine);
     free(r);
     return code;
 }

@@ -57,9 +57,7 @@ static const arg_spec spec = {
 };
 
 typedef struct exec_options {
-    plugin_settings plugin;
-    const char *preset;
-    bool from_environment; /* what chooses the codecs */
+    kvant_scheme_params cache;
     bool accel;
     const char *codec_option; /* the last one given, or NULL */
 } exec_options;
@@ -73,13 +71,13 @@ static bool handle(void *user, int id, const char *value)
         if (options[i].id == id)
             o->codec_option = options[i].name;
     switch (id) {
-    case OPT_PRESET: o->preset = value; return true;
-    case OPT_CONFIG: o->plugin.config = value; return true;
-    case OPT_K: o->plugin.k = value; return true;
-    case OPT_V: o->plugin.v = value; return true;
-    case OPT_PROTECT: return args_u32("--protect", value, 0, PLUGIN_MAX_PROTECT, &o->plugin.protect);
-    case OPT_PROTECT_CODEC: o->plugin.protect_codec = value; return true;
-    default: o->plugin.calibration = value; return true;
+    case OPT_PRESET: o->cache.preset = value; return true;
+    case OPT_CONFIG: o->cache.settings = value; return true;
+    case OPT_K: o->cache.k = value; return true;
+    case OPT_V: o->cache.v = value; return true;
+    case OPT_PROTECT: return args_u32("--protect", value, 0, PLUGIN_MAX_PROTECT, &o->cache.protect);
+    case OPT_PROTECT_CODEC: o->cache.protect_codec = value; return true;
+    default: o->cache.calibration = value; return true;
     }
 }
 
@@ -89,70 +87,34 @@ static const char *env_or_null(const char *name)
     return value != NULL && value[0] != 0 ? value : NULL;
 }
 
-/* -k alone means "both": a reader of `-k turboquant-4` does not expect 16-bit values beside it. */
-static void complete_specs(plugin_settings *s)
+/* What chooses the codecs: a preset, a settings file or specs; of the environment where the command line has none of them. -k alone
+ * means "both": a reader of `-k turboquant-4` does not expect 16-bit values beside it. */
+static bool one_choice(kvant_scheme_params *p)
 {
-    const bool k_given = s->k != NULL;
-    if (s->k == NULL)
-        s->k = env_or_null(PLUGIN_ENV_K);
-    if (s->v == NULL && !k_given)
-        s->v = env_or_null(PLUGIN_ENV_V);
-    if (s->k == NULL)
-        s->k = s->v;
-    if (s->v == NULL)
-        s->v = s->k;
-}
-
-/* What chooses the codecs: a preset, a settings file or specs; of the environment where the command line has none of them. */
-static bool one_choice(exec_options *o)
-{
-    const bool given = o->preset != NULL || o->plugin.config != NULL || o->plugin.k != NULL || o->plugin.v != NULL;
-    o->from_environment = !given;
+    const bool k = p->k != NULL, specs = k || p->v != NULL, given = specs || p->preset != NULL || p->settings != NULL;
     if (!given) {
-        o->preset = env_or_null(PLUGIN_ENV_PRESET);
-        o->plugin.config = env_or_null(PLUGIN_ENV_CONFIG);
+        p->preset = env_or_null(PLUGIN_ENV_PRESET);
+        p->settings = env_or_null(PLUGIN_ENV_CONFIG);
     }
-    if (!given || o->plugin.k != NULL || o->plugin.v != NULL)
-        complete_specs(&o->plugin);
-    if ((o->preset != NULL) + (o->plugin.config != NULL) + (o->plugin.k != NULL) <= 1)
+    if ((!given || specs) && !k) {
+        p->k = env_or_null(PLUGIN_ENV_K);
+        p->v = p->v != NULL ? p->v : env_or_null(PLUGIN_ENV_V);
+    }
+    if ((p->preset != NULL) + (p->settings != NULL) + (p->k != NULL || p->v != NULL) > 1) {
+        complain(given ? "exec: of --preset, --config and -k only one can choose the codecs"
+                       : "exec: of KVANT_PRESET, KVANT_CONFIG and KVANT_K, KVANT_V only one can choose the codecs");
+        return hint("leave out all but one of them");
+    }
+    if (p->settings == NULL || (p->protect == 0 && p->protect_codec == NULL))
         return true;
-    complain(given ? "exec: of --preset, --config and -k only one can choose the codecs"
-                   : "exec: of KVANT_PRESET, KVANT_CONFIG and KVANT_K, KVANT_V only one can choose the codecs");
-    hint("leave out all but one of them");
-    return false;
+    complain("exec: --config %s says what every layer uses: no --protect or KVANT_PROTECT beside it", p->settings);
+    return hint("leave out one of them");
 }
 
-static bool protect_from_environment(plugin_settings *s)
+static bool protect_from_environment(kvant_scheme_params *p)
 {
     const char *protect = env_or_null(PLUGIN_ENV_PROTECT);
-    return protect == NULL || args_u32(PLUGIN_ENV_PROTECT, protect, 0, PLUGIN_MAX_PROTECT, &s->protect);
-}
-
-static bool check_file(const exec_options *o, const kvant_calibration *calibration)
-{
-    const plugin_settings *s = &o->plugin;
-    const char *option = o->from_environment ? PLUGIN_ENV_CONFIG : "--config";
-    settings_file file;
-    if (s->protect > 0 || s->protect_codec != NULL) {
-        complain("exec: --config %s says what every layer uses: no --protect or KVANT_PROTECT beside it",
-                 s->config);
-        hint("leave out one of them");
-        return false;
-    }
-    const bool ok = settings_file_load(option, s->config, calibration, &file);
-    settings_file_free(&file);
-    return ok;
-}
-
-static bool resolve_preset(const exec_options *o, plugin_settings *s, const kvant_calibration *calibration)
-{
-    kvant_preset preset;
-    const char *name = o->preset != NULL ? o->preset : KVANT_PRESET_DEFAULT;
-    if (!choose_preset(o->from_environment ? PLUGIN_ENV_PRESET : "--preset", name, calibration != NULL, &preset))
-        return false;
-    s->k = preset.k;
-    s->v = preset.v;
-    return true;
+    return protect == NULL || args_u32(PLUGIN_ENV_PROTECT, protect, 0, PLUGIN_MAX_PROTECT, &p->protect);
 }
 
 /* A flag that a llama.cpp program needs, its other spellings, and the variable that sets it from outside. */
@@ -226,8 +188,7 @@ static bool check_program_options(int argc, char **argv, bool accel)
         return true;
     if (is_off(given_value(attention, argc, argv))) {
         complain("exec: -fa off: attention must be one operation, flash attention, for kvant to compute it");
-        hint("leave -fa and %s out", attention->variable);
-        return false;
+        return hint("leave -fa and %s out", attention->variable);
     }
     for (size_t i = 0; !accel && i < sizeof cache_types / sizeof *cache_types; i++) {
         const char *type = given_value(&cache_types[i], argc, argv);
@@ -235,9 +196,8 @@ static bool check_program_options(int argc, char **argv, bool accel)
             continue;
         complain("exec: %s %s is a cache of llama.cpp's own, kvant compresses what llama.cpp takes for f16",
                  cache_types[i].names[0], type);
-        hint("leave -ctk and -ctv out (%s, too); or kvant exec --accel, for kvant's attention on that cache",
+        return hint("leave -ctk and -ctv out (%s, too); or kvant exec --accel, for kvant's attention on that cache",
              cache_types[i].variable);
-        return false;
     }
     return true;
 }
@@ -290,37 +250,16 @@ static int exec_failed(const char *program)
     return EXIT_NOT_FOUND;
 }
 
-/* The calibration that was named, or the one beside the model that the program is told, where something takes one. */
-static bool find_calibration(plugin_settings *s, const char *model, kvant_calibration **calibration)
-{
-    static char found[PATH_MAX]; /* stays until the program replaces this one */
-    if (s->calibration != NULL || s->config != NULL)
-        return plugin_load_calibration(s->calibration, calibration);
-    if (s->k == NULL || needs_calibration(s->k, s->v))
-        calibration_beside(model, found, sizeof found, calibration);
-    if (*calibration != NULL)
-        s->calibration = found;
-    return true;
-}
-
-static bool check_codecs(const exec_options *o, plugin_settings *s, const char *model)
-{
-    kvant_calibration *calibration = NULL;
-    if (!find_calibration(s, model, &calibration))
-        return false;
-    const bool ok = s->config != NULL                                   ? check_file(o, calibration)
-                    : s->k != NULL || resolve_preset(o, s, calibration) ? plugin_check(s, calibration)
-                                                                        : false;
-    kvant_calibration_free(&calibration);
-    return ok;
-}
-
 /* The codecs of the cache, checked, in the environment. 0 or an exit code. */
-static int set_codecs(exec_options *o, const char *model)
+static int set_codecs(exec_options *o)
 {
-    if (!one_choice(o) || !check_codecs(o, &o->plugin, model))
+    kvant_scheme *scheme;
+    bool told = false;
+    if (!one_choice(&o->cache) || !scheme_make(&o->cache, &scheme, &told))
         return EXIT_USAGE;
-    return plugin_set(&o->plugin) ? 0 : EXIT_RUNTIME;
+    const bool ok = plugin_set(&o->cache, scheme, false);
+    kvant_scheme_free(&scheme);
+    return ok ? 0 : EXIT_RUNTIME;
 }
 
 /* Without codecs: variables of an earlier use do not matter and must not be checked. */
@@ -331,15 +270,16 @@ static int set_accel(const exec_options *o)
         hint("types of llama.cpp's cache are the program's options: -ctk q8_0 -ctv q8_0");
         return EXIT_USAGE;
     }
-    return plugin_set(&(plugin_settings){ .k = NULL }) && setenv(PLUGIN_ACCEL, "1", 1) == 0 ? 0 : EXIT_RUNTIME;
+    return plugin_set(&(kvant_scheme_params){ .k = NULL }, NULL, false) && setenv(PLUGIN_ACCEL, "1", 1) == 0 ? 0 : EXIT_RUNTIME;
 }
 
 int command_exec(int argc, char **argv)
 {
-    exec_options o = { .plugin = { .protect_codec = env_or_null(PLUGIN_ENV_PROTECT_CODEC),
-                                   .calibration = env_or_null(PLUGIN_ENV_CALIBRATION) } };
+    exec_options o = { .cache = { .size = sizeof o.cache,
+                                  .protect_codec = env_or_null(PLUGIN_ENV_PROTECT_CODEC),
+                                  .calibration = env_or_null(PLUGIN_ENV_CALIBRATION) } };
     int rest = 0;
-    if (!protect_from_environment(&o.plugin))
+    if (!protect_from_environment(&o.cache))
         return EXIT_USAGE;
     int code = args_parse(&spec, argc, argv, handle, &o, &rest);
     if (code >= 0)
@@ -351,7 +291,8 @@ int command_exec(int argc, char **argv)
     }
     if (!check_program_options(argc - rest, argv + rest, o.accel))
         return EXIT_USAGE;
-    code = o.accel ? set_accel(&o) : set_codecs(&o, given_value(&model_flag, argc - rest, argv + rest));
+    o.cache.model = given_value(&model_flag, argc - rest, argv + rest);
+    code = o.accel ? set_accel(&o) : set_codecs(&o);
     char path[PATH_MAX];
     if (code != 0)
         return code;

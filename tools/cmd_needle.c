@@ -6,7 +6,6 @@
  * the most probable, and by the log-probability of all. What f16 does not find, a codec is not blamed for.
  */
 #include "command.h"
-#include "config_key.h"
 #include "engine.h"
 #include "eval_state.h"
 #include "fingerprint.h"
@@ -76,10 +75,8 @@ static bool handle(void *user, int id, const char *value)
     }
 }
 
-typedef struct answer {
-    bool exact;
-    double log_probability; /* nats, of the whole answer */
-} answer;
+/* Of an answer: score_value's nll is -ln p of all its tokens, and same_top says whether each was the most probable. */
+typedef score_value answer;
 
 typedef struct run {
     engine engine;
@@ -121,8 +118,8 @@ static void score(answer *a, const float *logits, size_t n_vocab, llama_token wa
             top = i;
     for (size_t i = 0; i < n_vocab; i++)
         sum += exp(logits[i] - (double)logits[top]);
-    a->exact = a->exact && top == (size_t)wanted;
-    a->log_probability += logits[wanted] - (double)logits[top] - log(sum);
+    a->same_top = a->same_top && top == (size_t)wanted;
+    a->nll += log(sum) - (logits[wanted] - (double)logits[top]);
 }
 
 static bool decode(struct llama_context *ctx, struct llama_batch batch)
@@ -157,7 +154,7 @@ static bool ask(run *r, struct llama_context *ctx, const needle *needle, size_t 
     if (!decode(ctx, *b))
         return false;
     const float *logits = ll.llama_get_logits(ctx);
-    *a = (answer){ .exact = true };
+    *a = (answer){ .same_top = true };
     for (size_t i = 0; i < needle->n_answer; i++)
         score(a, logits + i * n_vocab, n_vocab, needle->question[needle->n_question + i]);
     if (ll.llama_memory_seq_rm(ll.llama_get_memory(ctx), 0, (llama_pos)position, -1))
@@ -197,25 +194,6 @@ static uint64_t key_of_text(const needle_text *text)
     return key;
 }
 
-/* The file keeps a value for each question: score_value's fields, with the answer's -ln p in place of a token's. */
-static bool find_answers(const run *r, size_t config, uint64_t text, answer *answers, double *kv_bytes)
-{
-    score_value values[NEEDLE_MAX];
-    if (!eval_state_find(&r->state, r->keys[config], text, kv_bytes, values))
-        return false;
-    for (size_t i = 0; i < r->settings->n_needles; i++)
-        answers[i] = (answer){ values[i].same_top, -values[i].nll };
-    return true;
-}
-
-static bool keep_answers(run *r, size_t config, uint64_t text, const answer *answers, double kv_bytes)
-{
-    score_value values[NEEDLE_MAX];
-    for (size_t i = 0; i < r->settings->n_needles; i++)
-        values[i] = (score_value){ .nll = -answers[i].log_probability, .same_top = answers[i].exact };
-    return eval_state_add(&r->state, r->keys[config], text, kv_bytes, values);
-}
-
 /* All configurations read one text before the next is made. */
 static bool try_length(run *r, size_t length, size_t trial)
 {
@@ -228,11 +206,11 @@ static bool try_length(run *r, size_t length, size_t trial)
     for (size_t c = 0; c < r->n_configs && ok; c++) {
         answer *answers = answers_of(r, length, c, trial);
         double *kv_bytes = &r->kv_bytes[length * r->n_configs + c];
-        if (find_answers(r, c, key, answers, kv_bytes))
+        if (eval_state_find(&r->state, r->keys[c], key, kv_bytes, answers))
             progress_add(&r->progress, (double)text.n_tokens, "what was kept");
         else
             ok = try_text(r, &text, r->configs[c], n_ctx, answers, kv_bytes) &&
-                 keep_answers(r, c, key, answers, *kv_bytes);
+                 eval_state_add(&r->state, r->keys[c], key, *kv_bytes, answers);
         *trials_of(r, length, c) += ok;
     }
     needle_text_free(&text);
@@ -286,8 +264,8 @@ static bool open_state(run *r, const struct llama_model *model)
     if (r->settings->resume == NULL)
         return true;
     for (size_t c = 0; c < r->n_configs; c++)
-        r->keys[c] = config_key(&r->settings->engine.configs, r->configs[c]);
-    const base_key key = { .model = fingerprint_file(r->settings->engine.model),
+        r->keys[c] = config_key(r->configs[c]);
+    const base_key key = { .model = kvant_model_fingerprint(r->settings->engine.model),
                            .runtime = engine_runtime_fingerprint(&r->engine),
                            .n_batch = ENGINE_UBATCH,
                            .n_rows = r->settings->n_needles,
@@ -333,10 +311,10 @@ static summary summarise(const run *r, size_t length, size_t config, size_t firs
     for (size_t t = 0; t < n_trials; t++)
         for (size_t i = first; i < end; i++) {
             const answer *a = answers_of(r, length, config, t) + i, *f16 = answers_of(r, length, 0, t) + i;
-            found += a->exact;
-            known += f16->exact;
-            both += a->exact && f16->exact;
-            sum += a->log_probability;
+            found += a->same_top;
+            known += f16->same_top;
+            both += a->same_top && f16->same_top;
+            sum -= a->nll;
         }
     const double n = (double)n_trials * (double)(end - first);
     return (summary){ (double)found / n, sum / n, known > 0 ? (double)both / (double)known : NAN };
@@ -385,7 +363,7 @@ static void fill_row(const run *r, size_t length, size_t config, size_t first, s
         CELL_NUMBER(s.log_probability),
         CELL_TEXT(map),
     };
-    configs_fill_cells(&r->settings->engine.configs, r->configs[config], row);
+    configs_fill_cells(r->configs[config], row);
     memcpy(row + N_CONFIG_COLUMNS, measured, sizeof measured);
 }
 
@@ -443,7 +421,7 @@ int command_needle(int argc, char **argv)
     const bool prepared = prepare(r);
     const bool complete = prepared && try_all(r);
     code = complete ? EXIT_OK : interrupted() ? EXIT_INTERRUPTED : EXIT_RUNTIME;
-    if ((complete || (prepared && interrupted())) && (!print_results(r) || finish_output() != EXIT_OK))
+    if ((complete || (prepared && interrupted())) && !print_results(r))
         code = EXIT_RUNTIME;
     release(r);
     free(r);

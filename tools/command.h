@@ -7,6 +7,8 @@
 #ifndef KVANT_TOOLS_COMMAND_H
 #define KVANT_TOOLS_COMMAND_H
 
+#include <stdbool.h>
+
 #define EXIT_OK 0
 #define EXIT_RUNTIME 1
 #define EXIT_USAGE 2
@@ -20,21 +22,21 @@ int command_run(int argc, char **argv);
 int command_eval(int argc, char **argv);
 int command_bench(int argc, char **argv);
 int command_needle(int argc, char **argv);
-int command_report(int argc, char **argv);
+int command_inspect(int argc, char **argv);
 int command_calibrate(int argc, char **argv);
 int command_capture(int argc, char **argv);
-int command_tune(int argc, char **argv);
+
+/* A command of the Python package: argv[0] is its name and that of its module. Returns only when it
+ * could not be started. */
+int python_command(int argc, char **argv);
 
 /* Of `kvant bench`. */
 int bench_model(int argc, char **argv);
-int bench_distortion(int argc, char **argv);
 int bench_encode(int argc, char **argv);
-int bench_attention(int argc, char **argv);
-int bench_cuda(int argc, char **argv);
 
-/* One line on stderr, "kvant: ..." or "  hint: ...". */
-void complain(const char *format, ...);
-void hint(const char *format, ...);
+/* One line on stderr, "kvant: ..." or "  hint: ...". Both return false, so that a check can end with its complaint. */
+bool complain(const char *format, ...);
+bool hint(const char *format, ...);
 
 /* Flushes stdout: EXIT_OK, or EXIT_RUNTIME after saying that the output could not be written (a
  * full disk must not look like success). */

@@ -3,9 +3,11 @@
 
 #include "args.h"
 #include "command.h"
+#include "fingerprint.h"
 
 #include <math.h>
 #include <stdio.h>
+#include <stdlib.h>
 #include <string.h>
 
 typedef struct stock_type {
@@ -29,8 +31,7 @@ bool configs_stock_type(const char *name, enum ggml_type *type)
         }
     }
     complain("--stock: llama.cpp has no cache type '%s'", name);
-    hint("f32, f16, bf16, q8_0, q5_1, q5_0, q4_1, q4_0 or iq4_nl; two as K/V, for example q8_0/q4_0");
-    return false;
+    return hint("f32, f16, bf16, q8_0, q5_1, q5_0, q4_1, q4_0 or iq4_nl; two as K/V, for example q8_0/q4_0");
 }
 
 static kv_config *append(kv_configs *list)
@@ -55,13 +56,11 @@ bool configs_add_k(kv_configs *list, const char *spec)
     return config != NULL;
 }
 
-/* Its specs follow when it is known whether there is a calibration. */
 bool configs_add_preset(kv_configs *list, const char *name)
 {
-    kvant_preset preset;
-    kv_config *config = choose_preset("--preset", name, false, &preset) ? append(list) : NULL;
+    kv_config *config = append(list);
     if (config != NULL)
-        config->preset = preset.name;
+        config->preset = name;
     return config != NULL;
 }
 
@@ -80,8 +79,7 @@ bool configs_add_v(kv_configs *list, const char *spec)
     kv_config *last = list->n > 0 ? &list->items[list->n - 1] : NULL;
     if (last == NULL || last->k == NULL || last->v != NULL) {
         complain("-v %s has no -k before it", spec);
-        hint("give them in pairs: -k SPEC -v SPEC; -k f16 leaves keys as they are");
-        return false;
+        return hint("give them in pairs: -k SPEC -v SPEC; -k f16 leaves keys as they are");
     }
     last->v = spec;
     return true;
@@ -109,8 +107,7 @@ bool configs_set_accel(kv_configs *list)
     if (last != NULL && last->stock)
         return last->accel = true;
     complain("--accel has no --stock before it");
-    hint("it computes attention on llama.cpp's own cache: --stock q8_0 --accel");
-    return false;
+    return hint("it computes attention on llama.cpp's own cache: --stock q8_0 --accel");
 }
 
 bool configs_set_fp32(kv_configs *list)
@@ -119,8 +116,7 @@ bool configs_set_fp32(kv_configs *list)
     if (last != NULL && !last->stock)
         return last->fp32 = true;
     complain("--fp32 has no -k, --preset or --config before it");
-    hint("give a codec twice to compare: -k SPEC -k SPEC --fp32");
-    return false;
+    return hint("give a codec twice to compare: -k SPEC -k SPEC --fp32");
 }
 
 static bool last_takes_codecs(const kv_configs *list, const char *option)
@@ -128,8 +124,7 @@ static bool last_takes_codecs(const kv_configs *list, const char *option)
     if (list->n == 0 || !list->items[list->n - 1].stock)
         return true;
     complain("%s: llama.cpp's own cache has no codecs", option);
-    hint("it belongs to the -k or --preset before it, or, before the first one, to all");
-    return false;
+    return hint("it belongs to the -k or --preset before it, or, before the first one, to all");
 }
 
 bool configs_set_protect(kv_configs *list, const char *layers)
@@ -144,16 +139,27 @@ bool configs_set_protect_codec(kv_configs *list, const char *spec)
     return last_takes_codecs(list, "--protect-codec");
 }
 
-plugin_settings configs_plugin_settings(const kv_configs *list, const kv_config *config)
+/* What was asked for. */
+static kvant_scheme_params asked(const kv_configs *list, const kv_config *config, const char *model)
 {
-    if (config->path != NULL)
-        return (plugin_settings){ .config = config->path, .calibration = list->calibration, .fp32 = config->fp32 };
-    return (plugin_settings){ .k = config->k,
-                              .v = config->v,
+    kvant_scheme_params p = { .size = sizeof p,
+                              .preset = config->preset,
+                              .settings = config->path,
+                              .calibration = list->calibration,
                               .protect = config->protect,
                               .protect_codec = config->protect_codec,
-                              .calibration = list->calibration,
-                              .fp32 = config->fp32 };
+                              .model = model };
+    if (config->preset == NULL && config->path == NULL) {
+        p.k = config->k;
+        p.v = config->v;
+    }
+    return p;
+}
+
+bool configs_set_plugin(const kv_configs *list, const kv_config *config)
+{
+    const kvant_scheme_params p = asked(list, config, NULL);
+    return plugin_set(&p, config->scheme, config->fp32);
 }
 
 static const char *protect_codec(const kv_config *config)
@@ -163,22 +169,7 @@ static const char *protect_codec(const kv_config *config)
     return config->protect_codec != NULL ? config->protect_codec : PLUGIN_PROTECT_CODEC;
 }
 
-const char *configs_spec(const kv_config *config, uint32_t layer, uint32_t n_layers, kvant_role role)
-{
-    kvant_settings_layer entry;
-    if (config->path != NULL)
-        return kvant_settings_get_layer(config->file.settings, layer, role, &entry) == KVANT_OK ? entry.spec : NULL;
-    if (layer < config->protect || layer + config->protect >= n_layers)
-        return protect_codec(config);
-    return role == KVANT_ROLE_K ? config->k : config->v;
-}
-
-const kvant_calibration *configs_calibration(const kv_configs *list, const kv_config *config)
-{
-    return config->file.calibration != NULL ? config->file.calibration : list->loaded;
-}
-
-void configs_fill_cells(const kv_configs *list, const kv_config *config, report_cell *cells)
+void configs_fill_cells(const kv_config *config, report_cell *cells)
 {
     const report_cell filled[N_CONFIG_COLUMNS] = {
         CELL_TEXT(config->accel   ? "accel"
@@ -191,7 +182,7 @@ void configs_fill_cells(const kv_configs *list, const kv_config *config, report_
         CELL_TEXT(config->path),
         CELL_NUMBER(config->stock || config->path != NULL ? NAN : config->protect),
         CELL_TEXT(protect_codec(config)),
-        CELL_TEXT(config->stock || config->path != NULL ? NULL : list->calibration),
+        CELL_TEXT(config->scheme == NULL || config->path != NULL ? NULL : scheme_info(config->scheme).calibration_path),
     };
     memcpy(cells, filled, sizeof filled);
 }
@@ -200,69 +191,41 @@ static bool check_protection(const kv_config *config)
 {
     if (config->path != NULL && (config->protect > 0 || config->protect_codec != NULL)) {
         complain("--config %s says what every layer uses: no --protect beside it", config->path);
-        hint("--protect belongs to the -k or --preset before it, or, before the first configuration, to all");
-        return false;
+        return hint("--protect belongs to the -k or --preset before it, or, before the first configuration, to all");
     }
     if (config->protect_codec == NULL || config->protect > 0)
         return true;
     complain("--protect-codec %s without --protect", config->protect_codec);
-    hint("--protect N says how many of the first and of the last layers use it");
-    return false;
+    return hint("--protect N says how many of the first and of the last layers use it");
 }
 
-/* A preset always has a use for one; a codec when it cannot be made without. */
-static bool wants_calibration(const kv_config *config)
-{
-    if (config->stock || config->path != NULL)
-        return false;
-    return config->preset != NULL || needs_calibration(config->k, config->v);
-}
-
-static bool find_calibration(kv_configs *list, const char *model)
-{
-    bool wanted = false;
-    if (list->calibration != NULL)
-        return plugin_load_calibration(list->calibration, &list->loaded);
-    for (size_t i = 0; i < list->n && !wanted; i++)
-        wanted = wants_calibration(&list->items[i]);
-    if (wanted)
-        calibration_beside(model, list->found, sizeof list->found, &list->loaded);
-    if (list->loaded != NULL)
-        list->calibration = list->found;
-    return true;
-}
-
-static bool finish_preset(const kv_configs *list, kv_config *config)
-{
-    kvant_preset preset;
-    if (!choose_preset("--preset", config->preset, list->loaded != NULL, &preset))
-        return false;
-    config->k = preset.k;
-    config->v = preset.v;
-    return true;
-}
-
-static bool finish(const kv_configs *list, kv_config *config)
+static bool finish(const kv_configs *list, kv_config *config, const char *model, const kvant_scheme *like, bool *told)
 {
     if (config->stock)
         return true;
     if (!check_protection(config))
         return false;
-    if (config->path != NULL)
-        return settings_file_load("--config", config->path, list->loaded, &config->file);
-    if (config->preset != NULL && !finish_preset(list, config))
+    kvant_scheme_params p = asked(list, config, model);
+    p.like = like;
+    if (!scheme_make(&p, &config->scheme, told))
         return false;
-    if (config->v == NULL)
-        config->v = config->k;
-    const plugin_settings settings = configs_plugin_settings(list, config);
-    return plugin_check(&settings, list->loaded);
+    const kvant_scheme_info info = scheme_info(config->scheme);
+    if (config->path == NULL) { /* what a preset means, and values as keys where -v was not given */
+        config->k = info.k;
+        config->v = info.v;
+    }
+    return true;
 }
 
 bool configs_finish(kv_configs *list, const char *model)
 {
-    bool ok = (list->n > 0 || configs_add_preset(list, KVANT_PRESET_DEFAULT)) && find_calibration(list, model);
-    for (size_t i = 0; i < list->n && ok; i++)
-        ok = finish(list, &list->items[i]);
+    bool told = false, ok = list->n > 0 || configs_add_preset(list, KVANT_PRESET_DEFAULT);
+    const kvant_scheme *calibrated = NULL;
+    for (size_t i = 0; i < list->n && ok; i++) {
+        ok = finish(list, &list->items[i], model, calibrated, &told);
+        if (ok && calibrated == NULL && !list->items[i].stock && scheme_info(list->items[i].scheme).calibration != NULL)
+            calibrated = list->items[i].scheme;
+    }
     if (!ok)
         configs_free(list);
     return ok;
@@ -270,9 +233,26 @@ bool configs_finish(kv_configs *list, const char *model)
 
 void configs_free(kv_configs *list)
 {
-    kvant_calibration_free(&list->loaded);
     for (size_t i = 0; i < list->n; i++)
-        settings_file_free(&list->items[i].file);
+        kvant_scheme_free(&list->items[i].scheme);
+}
+
+/* Everything that kvant is told, and the plug-in that is told it: another build may compute other numbers. */
+uint64_t config_key(const kv_config *c)
+{
+    const uint32_t numbers[] = { c->stock, c->accel, c->type_k, c->type_v, c->protect, c->fp32 };
+    uint64_t h = fingerprint_bytes(FINGERPRINT_START, numbers, sizeof numbers);
+    if (!c->stock || c->accel)
+        h = fingerprint_number(h, plugin_fingerprint());
+    if (c->stock)
+        return h;
+    const char *const files[] = { c->path, scheme_info(c->scheme).calibration_path };
+    const char *const words[] = { c->k, c->v, protect_codec(c), getenv("KVANT_SEED"), getenv(PLUGIN_ENV_CPU) };
+    for (size_t i = 0; i < sizeof files / sizeof *files; i++)
+        h = fingerprint_number(h, files[i] != NULL ? fingerprint_whole_file(files[i]) : 0);
+    for (size_t i = 0; i < sizeof words / sizeof *words; i++)
+        h = fingerprint_string(h, words[i]);
+    return h;
 }
 
 kv_config configs_f16(void)

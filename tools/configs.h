@@ -13,7 +13,7 @@
 #include <stdbool.h>
 #include <stddef.h>
 
-#define MAX_CONFIGS 64
+#define MAX_CONFIGS 1024 /* kvant tune compares one per layer and role */
 
 typedef struct kv_config {
     bool stock;
@@ -23,7 +23,7 @@ typedef struct kv_config {
         *v; /* specs, or llama.cpp's names of types, or the settings file's name; from argv or constant */
     const char *preset; /* where the specs come from one, or NULL */
     const char *path;   /* of the settings file, or NULL */
-    settings_file file;
+    kvant_scheme *scheme; /* of kvant's, once finished */
     uint32_t protect;
     const char *protect_codec; /* or NULL */
     enum ggml_type type_k, type_v;
@@ -35,9 +35,7 @@ typedef struct kv_configs {
     size_t n;
     uint32_t protect; /* of configurations to come */
     const char *protect_codec;
-    const char *calibration; /* of all but settings files; a file, or NULL */
-    kvant_calibration *loaded;
-    char found[4096]; /* its path, where it is the one beside the model */
+    const char *calibration; /* a file, or NULL */
 } kv_configs;
 
 bool configs_add_preset(kv_configs *list, const char *name);
@@ -54,19 +52,17 @@ bool configs_set_fp32(kv_configs *list);
 bool configs_set_protect(kv_configs *list, const char *layers);
 bool configs_set_protect_codec(kv_configs *list, const char *spec);
 
-/* Completes (values as keys where -v was not given), loads settings files and the calibration,
- * which is that beside the model where none was named and something takes one, and checks all
- * specs. An empty list becomes the default preset. */
+/* Makes the schemes: checks all specs, loads settings files and calibrations, that beside the model where none was named
+ * and something takes one. An empty list becomes the default preset. */
 bool configs_finish(kv_configs *list, const char *model);
 void configs_free(kv_configs *list);
 
-/* What the layer's codec is made of: the spec of a kvant configuration, and the calibration or
- * NULL. n_layers: the model's. */
-const char *configs_spec(const kv_config *config, uint32_t layer, uint32_t n_layers, kvant_role role);
-const kvant_calibration *configs_calibration(const kv_configs *list, const kv_config *config);
+/* Tells the plug-in of one of kvant's. False after complaining. */
+bool configs_set_plugin(const kv_configs *list, const kv_config *config);
 
-/* What the plug-in has to be told for one of them. */
-plugin_settings configs_plugin_settings(const kv_configs *list, const kv_config *config);
+/* A fingerprint of everything that decides the results of a configuration: itself, files that it takes, and, where it
+ * takes part, the plug-in. Model, text and runtime are the caller's. */
+uint64_t config_key(const kv_config *config);
 
 /* The first columns of a report about configurations, and their cells. */
 enum { N_CONFIG_COLUMNS = 8 };
@@ -77,7 +73,7 @@ enum { N_CONFIG_COLUMNS = 8 };
     {                                                                                                              \
         "calibration", NULL, COLUMN_TEXT, 0                                                                        \
     }
-void configs_fill_cells(const kv_configs *list, const kv_config *config, report_cell *cells);
+void configs_fill_cells(const kv_config *config, report_cell *cells);
 
 /* f16 for K and V in llama.cpp's own cache: what everything is compared with. */
 kv_config configs_f16(void);

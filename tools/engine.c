@@ -53,8 +53,7 @@ bool engine_model_options_finish(engine_options *options, const char *command)
 {
     if (options->model == NULL) {
         complain("%s: no model given", command);
-        hint("-m model.gguf; scripts/fetch.py model fetches a small one");
-        return false;
+        return hint("-m model.gguf; scripts/fetch.py model fetches a small one");
     }
     default_runtime(options);
     return true;
@@ -80,10 +79,8 @@ static void on_log(enum ggml_log_level level, const char *text, void *user)
 static bool start_threadpool(engine *e)
 {
     const ggml_backend_dev_t cpu = ll.ggml_backend_dev_by_type(GGML_BACKEND_DEVICE_TYPE_CPU);
-    if (cpu == NULL) {
-        complain("%s: no CPU back end for this machine", e->options.runtime);
-        return false;
-    }
+    if (cpu == NULL)
+        return complain("%s: no CPU back end for this machine", e->options.runtime);
     const ggml_backend_reg_t reg = ll.ggml_backend_dev_backend_reg(cpu);
     struct ggml_threadpool *(*create)(struct ggml_threadpool_params *) = NULL;
     void *symbols[2] = { ll.ggml_backend_reg_get_proc_address(reg, "ggml_threadpool_new"),
@@ -92,8 +89,6 @@ static bool start_threadpool(engine *e)
         memcpy(&create, &symbols[0], sizeof create);
         memcpy(&e->threadpool_free, &symbols[1], sizeof e->threadpool_free);
         struct ggml_threadpool_params params = ll.ggml_threadpool_params_default((int)e->options.n_threads);
-        if (e->options.sleeping_threads)
-            params.poll = 0;
         e->threadpool = create(&params);
     }
     if (e->threadpool == NULL)
@@ -103,17 +98,9 @@ static bool start_threadpool(engine *e)
 
 bool engine_open(engine *e, const engine_options *options)
 {
-    if (access(options->model, R_OK) == 0)
-        return engine_open_runtime(e, options);
-    complain("model %s: %s", options->model, strerror(errno));
     *e = (engine){ .options = *options };
-    return false;
-}
-
-bool engine_open_runtime(engine *e, const engine_options *options)
-{
-    *e = (engine){ .options = *options };
-    default_runtime(&e->options);
+    if (access(options->model, R_OK) != 0)
+        return complain("model %s: %s", options->model, strerror(errno));
     if (!llama_api_load(e->options.runtime))
         return false;
     ll.llama_log_set(on_log, e);
@@ -155,8 +142,7 @@ static bool load_plugin(engine *e)
 
 static bool wrong_plugin(const char *lacks)
 {
-    complain("the plug-in is not of this version: it has no %s", lacks);
-    return false;
+    return complain("the plug-in is not of this version: it has no %s", lacks);
 }
 
 static bool register_accel(engine *e)
@@ -253,8 +239,9 @@ static bool meter_node(struct ggml_tensor *node, bool ask, void *user)
 struct llama_context *engine_context(engine *e, const kv_config *config, const engine_context_options *options)
 {
     struct llama_model *model = engine_model(e, config);
-    const plugin_settings settings = configs_plugin_settings(&e->options.configs, config);
-    if (model == NULL || !engine_fits(e, config) || (!config->stock && !plugin_set(&settings)) ||
+    double bits;
+    if (model == NULL || !engine_bits(e, config, &bits) ||
+        (!config->stock && !configs_set_plugin(&e->options.configs, config)) ||
         setenv(PLUGIN_ACCEL, config->accel ? "1" : "0", 1) != 0)
         return NULL;
     struct llama_context_params params = ll.llama_context_default_params();

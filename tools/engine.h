@@ -68,7 +68,6 @@ typedef struct engine_options {
     const char *runtime;
     uint32_t n_threads;
     bool verbose;
-    bool sleeping_threads; /* between graphs, where llama.cpp lets them spin */
     kv_configs configs;
 } engine_options;
 
@@ -90,10 +89,8 @@ typedef struct engine {
     size_t (*kv_memory)(size_t *reserved); /* the plug-in's; NULL before it is loaded */
 } engine;
 
-/* Loads the runtime. False after complaining; engine_close is needed in any case.
- * engine_open_runtime does without a model; runtime and threads may be left to their defaults. */
+/* Loads the runtime. False after complaining; engine_close is needed in any case. */
 bool engine_open(engine *e, const engine_options *options);
-bool engine_open_runtime(engine *e, const engine_options *options);
 void engine_close(engine *e);
 
 /* The model for a configuration, or NULL after complaining. */
@@ -129,11 +126,9 @@ double engine_kv_bytes(const engine *e, const kv_config *config, const kv_meter 
  * machine: another one rounds differently. 0 when they cannot be read. */
 uint64_t engine_runtime_fingerprint(const engine *e);
 
-/* Whether a settings file is for this model, before minutes of work; complains when it is not. */
-bool engine_fits(engine *e, const kv_config *config);
-
 /* True bits per number, keys and values averaged by their head dimensions. False after complaining,
- * when a codec does not exist for this model's head_dim or a settings file is for another model. */
+ * when a codec does not exist for this model's head_dim or a settings file is for another model:
+ * contexts check it, before minutes of work. */
 bool engine_bits(engine *e, const kv_config *config, double *bits);
 
 typedef enum token_kind {

@@ -1,5 +1,5 @@
 /* eval_rows.c - means, errors and percentiles over chosen chunks and positions. */
-#include "eval_rows.h"
+#include "eval_run.h"
 
 #include "command.h"
 #include "stats.h"
@@ -52,7 +52,7 @@ static size_t count_chunks(const eval_run *r, const eval_tally *t, const slice *
 {
     size_t n = 0;
     for (size_t chunk = 0; chunk < r->texts.n_chunks; chunk++)
-        n += in_slice(r, s, chunk) && t->chunks[chunk] != NULL;
+        n += in_slice(r, s, chunk) && t->done[chunk];
     return n;
 }
 
@@ -62,7 +62,7 @@ static size_t gather(const eval_run *r, const eval_tally *t, const slice *s, sam
     size_t n_same = 0;
     out->n = 0;
     for (size_t chunk = 0; chunk < r->texts.n_chunks; chunk++) {
-        const score_value *values = in_slice(r, s, chunk) ? t->chunks[chunk] : NULL;
+        const score_value *values = in_slice(r, s, chunk) ? eval_values(r, t, chunk) : NULL;
         for (size_t i = s->from; i < s->end && values != NULL; i++) {
             out->x[out->n] = values[i].kld;
             out->y[out->n++] = values[i].nll;
@@ -78,7 +78,7 @@ static void gather_steps(const eval_run *r, const eval_tally *t, const eval_tall
 {
     out->n = 0;
     for (size_t chunk = 0; chunk < r->texts.n_chunks; chunk++) {
-        const score_value *a = t->chunks[chunk], *b = before->chunks[chunk];
+        const score_value *a = eval_values(r, t, chunk), *b = eval_values(r, before, chunk);
         for (size_t i = s->from; i < s->end && a != NULL && b != NULL && in_slice(r, s, chunk); i++)
             out->x[out->n++] = a[i].kld - b[i].kld;
     }
@@ -116,7 +116,7 @@ static void fill_row(const eval_run *r, size_t tally, const slice *s, sample *sa
         CELL_NUMBER(step),
         CELL_NUMBER(step_error),
     };
-    configs_fill_cells(&r->options->engine.configs, t->config, row);
+    configs_fill_cells(t->config, row);
     memcpy(row + N_CONFIG_COLUMNS, measured, sizeof measured);
 }
 

@@ -3,78 +3,94 @@
 #include "eval_run.h"
 
 #include "command.h"
-#include "config_key.h"
 #include "fingerprint.h"
-#include "scored_pass.h"
+#include "interrupt.h"
 
 #include <math.h>
 #include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
 
-/* What one run of a chunk needs and gives. */
+static bool out_of_memory(void)
+{
+    return complain("eval: out of memory");
+}
+
+/* A pass: a chunk through a configuration, scored against the chunk's base */
+
 typedef struct pass {
-    const eval_chunk *chunk;
-    const eval_tally *tally;
+    eval_run *run;
+    const llama_token *tokens; /* n_ctx */
     base *base;
     bool define;         /* this is the f16 run that makes the base */
     score_value *values; /* n_rows */
+    char label[128];     /* for progress and errors */
 } pass;
 
-static bool run_pass(eval_run *r, const pass *p, double *kv_bytes)
+/* Decodes n tokens from start on and scores the rows among them that count. */
+static bool run_batch(const pass *p, struct llama_context *ctx, size_t start, size_t n)
 {
-    char label[128];
-    scored_pass scored = { .engine = &r->engine,
-                           .batch = r->batch,
-                           .key = &r->key,
-                           .config = p->tally->config,
-                           .tokens = p->chunk->tokens,
-                           .reference = &p->base->reference,
-                           .define = p->define,
-                           .label = configs_label(p->tally->config, label, sizeof label),
-                           .prefix = "eval: ",
-                           .progress = &r->progress };
-    return scored_pass_run(&scored, p->values, kv_bytes);
-}
-
-static score_value *new_values(const eval_run *r)
-{
-    score_value *values = calloc(r->n_rows, sizeof *values);
-    if (values == NULL)
-        complain("eval: out of memory");
-    return values;
-}
-
-/* Takes over the values. */
-static bool keep(eval_run *r, eval_tally *t, size_t chunk, double kv_bytes, score_value *values)
-{
-    t->chunks[chunk] = values;
-    t->kv_bytes = kv_bytes;
-    return eval_state_add(&r->state, t->key, r->texts.chunks[chunk].key, kv_bytes, values);
-}
-
-static bool eval_tally_chunk(eval_run *r, eval_tally *t, size_t chunk, base *b)
-{
-    double kv_bytes = 0;
-    pass p = { .chunk = &r->texts.chunks[chunk], .tally = t, .base = b, .values = new_values(r) };
-    if (p.values != NULL && run_pass(r, &p, &kv_bytes))
-        return keep(r, t, chunk, kv_bytes, p.values);
-    free(p.values);
-    return false;
-}
-
-static bool make_base(eval_run *r, size_t chunk, const base_key *key, base *b)
-{
-    pass p = { .chunk = &r->texts.chunks[chunk], .tally = r->tallies, .base = b, .define = true };
-    if (!base_create(b, r->options->base_cache, key) || (p.values = new_values(r)) == NULL)
+    eval_run *r = p->run;
+    const size_t first = r->options->first, last = first + r->n_rows;
+    const size_t from = start > first ? start : first, end = start + n < last ? start + n : last;
+    engine_fill_batch(&r->engine, &r->batch, p->tokens + start, start, n);
+    for (size_t i = from; i < end; i++)
+        r->batch.logits[i - start] = 1;
+    const int32_t status = ll.llama_decode(ctx, r->batch);
+    if (interrupted())
         return false;
-    bool ok = run_pass(r, &p, &b->kv_bytes);
-    if (ok) {
-        score_values_pack(p.values, r->n_rows, b->values);
-        ok = base_publish(b);
+    const float *logits = status == 0 && from < end ? ll.llama_get_logits(ctx) : NULL;
+    const bool scored = logits != NULL && score_rows(&p->base->reference, from - first, p->define, logits,
+                                                     p->tokens + from + 1, end - from, r->engine.options.n_threads,
+                                                     p->values + (from - first));
+    if (scored || (status == 0 && from >= end))
+        return true;
+    return complain("eval: %s: llama.cpp could not decode the batch (status %d)", p->label, (int)status);
+}
+
+/* A batch is one graph (at most ENGINE_UBATCH tokens): llama.cpp would cut a larger one at the same places, and this
+ * way only the logits of one are held. */
+static bool run_batches(const pass *p, struct llama_context *ctx)
+{
+    const size_t step = p->run->options->n_batch, n_ctx = p->run->options->n_ctx;
+    for (size_t start = 0; start < n_ctx; start += step) {
+        const size_t n = n_ctx - start < step ? n_ctx - start : step;
+        if (!run_batch(p, ctx, start, n))
+            return false;
+        progress_add(&p->run->progress, (double)n, p->label);
     }
-    free(p.values);
+    return true;
+}
+
+static bool run_pass(eval_run *r, const eval_tally *t, size_t chunk, base *b, bool define, double *kv_bytes)
+{
+    kv_meter meter = { .n = 0 };
+    pass p = { .run = r,
+               .tokens = r->texts.chunks[chunk].tokens,
+               .base = b,
+               .define = define,
+               .values = t->values + chunk * r->n_rows };
+    const engine_context_options options = {
+        .n_ctx = r->options->n_ctx, .n_batch = r->options->n_batch, .meter = &meter
+    };
+    struct llama_context *ctx = engine_context(&r->engine, t->config, &options);
+    if (ctx == NULL)
+        return false;
+    configs_label(t->config, p.label, sizeof p.label);
+    const bool ok = run_batches(&p, ctx);
+    if (ok)
+        *kv_bytes = engine_kv_bytes(&r->engine, t->config, &meter);
+    ll.llama_free(ctx);
     return ok;
+}
+
+/* Chunks */
+
+static bool keep(eval_run *r, eval_tally *t, size_t chunk, double kv_bytes)
+{
+    t->done[chunk] = true;
+    t->kv_bytes = kv_bytes;
+    return eval_state_add(&r->state, t->key, r->texts.chunks[chunk].key, kv_bytes, t->values + chunk * r->n_rows);
 }
 
 static base_key key_of_chunk(const eval_run *r, size_t chunk)
@@ -84,56 +100,57 @@ static base_key key_of_chunk(const eval_run *r, size_t chunk)
     return key;
 }
 
+static bool make_base(eval_run *r, size_t chunk, const base_key *key, base *b)
+{
+    eval_tally *f16 = &r->tallies[0];
+    if (!base_create(b, r->options->base_cache, key) || !run_pass(r, f16, chunk, b, true, &b->kv_bytes))
+        return false;
+    memcpy(b->values, f16->values + chunk * r->n_rows, r->n_rows * sizeof *b->values);
+    return base_publish(b);
+}
+
 /* The base's own values are those of the first row. */
 static bool keep_f16(eval_run *r, size_t chunk, const base *b)
 {
-    if (r->tallies[0].chunks[chunk] != NULL)
+    eval_tally *f16 = &r->tallies[0];
+    if (f16->done[chunk])
         return true;
-    score_value *values = new_values(r);
-    if (values == NULL)
-        return false;
-    score_values_unpack(b->values, r->n_rows, values);
-    return keep(r, &r->tallies[0], chunk, b->kv_bytes, values);
+    memcpy(f16->values + chunk * r->n_rows, b->values, r->n_rows * sizeof *b->values);
+    return keep(r, f16, chunk, b->kv_bytes);
 }
 
 static size_t missing(const eval_run *r, size_t chunk)
 {
     size_t n = 0;
     for (size_t i = 0; i < r->n_tallies; i++)
-        n += r->tallies[i].chunks[chunk] == NULL;
+        n += !r->tallies[i].done[chunk];
     return n;
 }
 
 static bool eval_chunk_all(eval_run *r, size_t chunk)
 {
     base b = { .map = NULL };
+    double kv_bytes;
     const base_key key = key_of_chunk(r, chunk);
     if (missing(r, chunk) == 0)
         return true;
-    bool ok = base_load(&b, r->options->base_cache, &key) || make_base(r, chunk, &key, &b);
-    ok = ok && keep_f16(r, chunk, &b);
+    bool ok = (base_load(&b, r->options->base_cache, &key) || make_base(r, chunk, &key, &b)) && keep_f16(r, chunk, &b);
     for (size_t i = 1; i < r->n_tallies && ok; i++)
-        if (r->tallies[i].chunks[chunk] == NULL)
-            ok = eval_tally_chunk(r, &r->tallies[i], chunk, &b);
+        if (!r->tallies[i].done[chunk])
+            ok = run_pass(r, &r->tallies[i], chunk, &b, false, &kv_bytes) && keep(r, &r->tallies[i], chunk, kv_bytes);
     base_close(&b);
     return ok;
-}
-
-/* Runs of a chunk that are ahead: those that are missing, and f16's when its base is to be made. */
-static size_t passes_of(const eval_run *r, size_t chunk, bool *makes_base)
-{
-    const base_key key = key_of_chunk(r, chunk);
-    const size_t n = missing(r, chunk), f16 = r->tallies[0].chunks[chunk] == NULL;
-    *makes_base = n > 0 && !base_cache_has(r->options->base_cache, &key);
-    return n - f16 + *makes_base;
 }
 
 bool eval_all(eval_run *r)
 {
     size_t passes = 0, bases = 0;
-    bool makes_base, ok = true;
+    bool ok = true;
     for (size_t chunk = 0; chunk < r->texts.n_chunks; chunk++) {
-        passes += passes_of(r, chunk, &makes_base);
+        const base_key key = key_of_chunk(r, chunk);
+        const size_t n = missing(r, chunk);
+        const bool makes_base = n > 0 && !base_cache_has(r->options->base_cache, &key);
+        passes += n - !r->tallies[0].done[chunk] + makes_base; /* f16's is that of its base */
         bases += makes_base;
     }
     if (r->options->base_cache != NULL && !base_cache_prepare(r->options->base_cache, &r->key, bases))
@@ -145,6 +162,8 @@ bool eval_all(eval_run *r)
     return ok;
 }
 
+/* Preparation */
+
 static bool prepare_tallies(eval_run *r)
 {
     const kv_config *configs[MAX_CONFIGS + 1];
@@ -155,38 +174,28 @@ static bool prepare_tallies(eval_run *r)
         if (!engine_bits(&r->engine, t->config, &t->bits))
             return false;
         t->kv_bytes = NAN;
-        t->key = config_key(&r->options->engine.configs, t->config);
-        t->chunks = calloc(r->texts.n_chunks, sizeof(score_value *));
-        if (t->chunks == NULL) {
-            complain("eval: out of memory");
-            return false;
-        }
+        t->key = config_key(t->config);
+        t->values = calloc(r->texts.n_chunks * r->n_rows, sizeof *t->values);
+        t->done = calloc(r->texts.n_chunks, sizeof *t->done);
+        if (t->values == NULL || t->done == NULL)
+            return out_of_memory();
     }
     return true;
 }
 
 /* Takes what the file has; said when it is something, because the run is shorter than it would be. */
-static bool take_over(eval_run *r)
+static void take_over(eval_run *r)
 {
     size_t found = 0;
-    const size_t all = r->n_tallies * r->texts.n_chunks;
-    for (size_t i = 0; i < all; i++) {
-        eval_tally *t = &r->tallies[i % r->n_tallies];
-        const size_t chunk = i / r->n_tallies;
-        score_value *values = new_values(r);
-        if (values == NULL)
-            return false;
-        if (eval_state_find(&r->state, t->key, r->texts.chunks[chunk].key, &t->kv_bytes, values)) {
-            t->chunks[chunk] = values;
-            found++;
-        } else {
-            free(values);
-        }
+    for (size_t i = 0; i < r->n_tallies; i++) {
+        eval_tally *t = &r->tallies[i];
+        for (size_t chunk = 0; chunk < r->texts.n_chunks; chunk++)
+            found += t->done[chunk] = eval_state_find(&r->state, t->key, r->texts.chunks[chunk].key, &t->kv_bytes,
+                                                      t->values + chunk * r->n_rows);
     }
     if (found > 0)
         fprintf(stderr, "kvant: eval: going on from %s: %zu of %zu chunks and configurations are done\n",
-                r->options->resume, found, all);
-    return true;
+                r->options->resume, found, r->n_tallies * r->texts.n_chunks);
 }
 
 static bool check_context(const eval_run *r, const struct llama_model *model)
@@ -194,9 +203,8 @@ static bool check_context(const eval_run *r, const struct llama_model *model)
     const uint32_t limit = (uint32_t)ll.llama_model_n_ctx_train(model);
     if (r->options->n_ctx <= limit)
         return true;
-    complain("eval: a context of %lu tokens is beyond the model's %lu", (unsigned long)r->options->n_ctx,
+    return complain("eval: a context of %lu tokens is beyond the model's %lu", (unsigned long)r->options->n_ctx,
              (unsigned long)limit);
-    return false;
 }
 
 bool eval_prepare(eval_run *r, const eval_options *options)
@@ -206,12 +214,11 @@ bool eval_prepare(eval_run *r, const eval_options *options)
     if (!engine_open(&r->engine, &options->engine))
         return false;
     const struct llama_model *model = engine_model(&r->engine, &r->f16);
+    const eval_cut cut = { options->n_ctx, options->n_parts, options->skip, options->n_chunks };
     if (model == NULL || !check_context(r, model) ||
-        !eval_texts_load(&r->texts, &r->engine, options->files, options->n_files, options->n_ctx,
-                         options->n_chunks) ||
-        !prepare_tallies(r))
+        !eval_texts_load(&r->texts, &r->engine, options->files, options->n_files, &cut) || !prepare_tallies(r))
         return false;
-    r->key = (base_key){ .model = fingerprint_file(options->engine.model),
+    r->key = (base_key){ .model = kvant_model_fingerprint(options->engine.model),
                          .runtime = engine_runtime_fingerprint(&r->engine),
                          .n_ctx = options->n_ctx,
                          .n_batch = options->n_batch,
@@ -219,19 +226,19 @@ bool eval_prepare(eval_run *r, const eval_options *options)
                          .n_rows = r->n_rows,
                          .n_vocab = (uint64_t)ll.llama_vocab_n_tokens(ll.llama_model_get_vocab(model)) };
     r->batch = ll.llama_batch_init((int32_t)ENGINE_UBATCH, 0, 1);
-    if (r->batch.token == NULL) {
-        complain("eval: out of memory");
+    if (r->batch.token == NULL)
+        return out_of_memory();
+    if (!eval_state_open(&r->state, options->resume, &r->key))
         return false;
-    }
-    return eval_state_open(&r->state, options->resume, &r->key) && take_over(r);
+    take_over(r);
+    return true;
 }
 
 void eval_release(eval_run *r)
 {
     for (size_t i = 0; i < r->n_tallies; i++) {
-        for (size_t chunk = 0; chunk < r->texts.n_chunks && r->tallies[i].chunks != NULL; chunk++)
-            free(r->tallies[i].chunks[chunk]);
-        free(r->tallies[i].chunks);
+        free(r->tallies[i].values);
+        free(r->tallies[i].done);
     }
     if (r->batch.token != NULL)
         ll.llama_batch_free(r->batch);

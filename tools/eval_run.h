@@ -17,18 +17,20 @@ typedef struct eval_options {
     engine_options engine;
     const char *files[EVAL_MAX_TEXTS];
     size_t n_files;
-    uint32_t n_ctx, n_chunks, n_batch;
-    uint32_t first;         /* scored from this position on */
-    const char *resume;     /* or NULL */
-    const char *base_cache; /* or NULL */
+    uint32_t n_ctx, n_batch;
+    uint32_t n_parts, skip, n_chunks; /* as in eval_cut */
+    uint32_t first;                   /* scored from this position on */
+    const char *resume;               /* or NULL */
+    const char *base_cache;           /* or NULL */
 } eval_options;
 
 typedef struct eval_tally {
     const kv_config *config;
     uint64_t key; /* fingerprint of all that its values depend on */
     double bits;
-    double kv_bytes;      /* after the last complete chunk; NaN before */
-    score_value **chunks; /* of every chunk n_rows values, or NULL */
+    double kv_bytes;     /* after the last complete chunk; NaN before */
+    score_value *values; /* n_rows of every chunk */
+    bool *done;          /* which chunks have them */
 } eval_tally;
 
 typedef struct eval_run {
@@ -53,5 +55,21 @@ bool eval_prepare(eval_run *r, const eval_options *options);
 bool eval_all(eval_run *r);
 
 void eval_release(eval_run *r);
+
+/* What a complete chunk has; NULL before. */
+static inline const score_value *eval_values(const eval_run *r, const eval_tally *t, size_t chunk)
+{
+    return t->done[chunk] ? t->values + chunk * r->n_rows : NULL;
+}
+
+/* One row a text (and one of all of them, when there are several), configuration and bin of
+ * positions; without a complete chunk none. False after complaining. */
+bool eval_print_rows(const eval_run *r, uint32_t n_bins, report_format format);
+
+/* The value of every scored token as a safetensors file, for statistics that rows do not have. Configuration I is the I-th
+ * row's, 0 the f16 cache. Tensors "kld.I" and "nll.I" [chunks, positions] are F64: KL divergence to the f16 cache, and -ln p
+ * of the token that follows. The metadata "configuration.I" is the configuration's label. Of a complete evaluation. False
+ * after complaining; path is then as it was. */
+bool eval_values_write(const eval_run *r, const char *path);
 
 #endif /* KVANT_TOOLS_EVAL_RUN_H */

@@ -16,7 +16,7 @@
 #include <unistd.h>
 
 #define MAGIC 0x4554415453564b00u /* another number on machines of another byte order */
-#define VERSION 1u
+#define VERSION 2u
 
 /* Fields of 8 bytes only, so there is no padding. */
 typedef struct header {
@@ -33,7 +33,7 @@ typedef struct record {
 /* A record, its values, and the checksum of both. */
 static size_t record_size(size_t n_rows)
 {
-    return sizeof(record) + n_rows * SCORE_VALUE_BYTES + sizeof(uint64_t);
+    return sizeof(record) + n_rows * sizeof(score_value) + sizeof(uint64_t);
 }
 
 static header make_header(const base_key *key)
@@ -47,8 +47,7 @@ static header make_header(const base_key *key)
 static bool refuse(const char *path, const char *why)
 {
     complain("--resume %s: %s", path, why);
-    hint("name another file, or remove this one");
-    return false;
+    return hint("name another file, or remove this one");
 }
 
 static bool check_header(const char *path, const header *h, const base_key *key)
@@ -151,7 +150,7 @@ bool eval_state_find(const eval_state *s, uint64_t config, uint64_t tokens, doub
         if (r.config != config || r.tokens != tokens)
             continue;
         *kv_bytes = r.kv_bytes;
-        score_values_unpack(bytes + sizeof r, s->n_rows, values);
+        memcpy(values, bytes + sizeof r, s->n_rows * sizeof *values);
         return true;
     }
     return false;
@@ -164,12 +163,10 @@ bool eval_state_add(eval_state *s, uint64_t config, uint64_t tokens, double kv_b
     if (s->path == NULL)
         return true;
     unsigned char *bytes = malloc(s->record_bytes);
-    if (bytes == NULL) {
-        complain("--resume: out of memory");
-        return false;
-    }
+    if (bytes == NULL)
+        return complain("--resume: out of memory");
     memcpy(bytes, &r, sizeof r);
-    score_values_pack(values, s->n_rows, bytes + sizeof r);
+    memcpy(bytes + sizeof r, values, s->n_rows * sizeof *values);
     const uint64_t sum = fingerprint_words(FINGERPRINT_START, bytes, n);
     memcpy(bytes + n, &sum, sizeof sum);
     const bool ok = file_write_at(s->file, bytes, s->record_bytes, s->end) && fsync(s->file) == 0;

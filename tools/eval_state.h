@@ -1,5 +1,5 @@
 /* eval_state.h - the file of --resume: the values of every complete (configuration, chunk). eval
- * and tune keep one value per scored token, needle one per question.
+ * keeps one value per scored token, needle one per question.
  *
  * A header names model, cut and runtime. Records of one size follow, one per (configuration,
  * chunk), each with its own checksum. A record is appended as soon as it is complete. So the cost

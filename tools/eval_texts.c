@@ -1,8 +1,10 @@
 /* eval_texts.c - files to tokens to chunks. */
 #include "eval_texts.h"
 
+#include "choices.h"
 #include "command.h"
 #include "fingerprint.h"
+#include "spread.h"
 #include "text.h"
 
 #include <stdlib.h>
@@ -21,49 +23,56 @@ static llama_token *tokenize_file(const engine *e, const char *file, size_t *n)
     return tokens;
 }
 
-static bool add_chunks(eval_texts *t, size_t text, size_t n_chunks, size_t n_ctx)
+static bool add_chunks(eval_texts *t, size_t text, size_t n_tokens, size_t n_chunks, const eval_cut *cut)
 {
     eval_chunk *grown = realloc(t->chunks, (t->n_chunks + n_chunks) * sizeof *grown);
-    if (grown == NULL) {
-        complain("eval: out of memory");
-        return false;
-    }
+    if (grown == NULL)
+        return complain("eval: out of memory");
     t->chunks = grown;
     for (size_t i = 0; i < n_chunks; i++) {
-        const llama_token *tokens = t->tokens[text] + i * n_ctx;
+        const llama_token *tokens = t->tokens[text] + spread_at(n_tokens, cut->n_parts, cut->n_ctx, cut->skip + i);
         t->chunks[t->n_chunks++] =
-            (eval_chunk){ text, tokens, fingerprint_bytes(FINGERPRINT_START, tokens, n_ctx * sizeof *tokens) };
+            (eval_chunk){ text, tokens, fingerprint_bytes(FINGERPRINT_START, tokens, cut->n_ctx * sizeof *tokens) };
     }
     return true;
 }
 
-static bool add_text(eval_texts *t, const engine *e, const char *file, size_t n_ctx, size_t max_chunks)
+/* How many chunks of a text there are to score. False after complaining. */
+static bool count_chunks(const char *file, size_t n_tokens, const eval_cut *cut, size_t *n)
 {
-    size_t n_tokens = 0;
+    const size_t available = spread_count(n_tokens, cut->n_parts, cut->n_ctx), least = cut->n_parts > 1 ? 1 : 2;
+    if (available < least || available <= cut->skip) {
+        const size_t needed = cut->skip + 1 > least ? cut->skip + 1 : least;
+        complain("eval: %s has %zu tokens, a context of %zu needs at least %zu", file, n_tokens, cut->n_ctx,
+                 (needed + cut->n_parts - 1) / cut->n_parts * cut->n_parts * cut->n_ctx);
+        return hint("choose a smaller -c or a longer text");
+    }
+    *n = available - cut->skip;
+    if (cut->at_most > *n)
+        complain("eval: %s has %zu chunks of %zu tokens, fewer than the %zu asked for", file, *n, cut->n_ctx,
+                 cut->at_most);
+    if (cut->at_most > 0 && cut->at_most < *n)
+        *n = cut->at_most;
+    return true;
+}
+
+static bool add_text(eval_texts *t, const engine *e, const char *file, const eval_cut *cut)
+{
+    size_t n_tokens = 0, n_chunks = 0;
     const size_t text = t->n;
     t->names[text] = file_name(file);
     t->tokens[text] = tokenize_file(e, file, &n_tokens);
     if (t->tokens[text] == NULL)
         return false;
     t->n++;
-    const size_t available = n_tokens / n_ctx;
-    if (available < 2) {
-        complain("eval: %s has %zu tokens, a context of %zu needs at least %zu", file, n_tokens, n_ctx, 2 * n_ctx);
-        hint("choose a smaller -c or a longer text");
-        return false;
-    }
-    if (max_chunks > available)
-        complain("eval: %s has %zu chunks of %zu tokens, fewer than the %zu asked for", file, available, n_ctx,
-                 max_chunks);
-    return add_chunks(t, text, max_chunks > 0 && max_chunks < available ? max_chunks : available, n_ctx);
+    return count_chunks(file, n_tokens, cut, &n_chunks) && add_chunks(t, text, n_tokens, n_chunks, cut);
 }
 
-bool eval_texts_load(eval_texts *t, const engine *e, const char *const *files, size_t n, size_t n_ctx,
-                     size_t max_chunks)
+bool eval_texts_load(eval_texts *t, const engine *e, const char *const *files, size_t n, const eval_cut *cut)
 {
     *t = (eval_texts){ .n = 0 };
     for (size_t i = 0; i < n; i++)
-        if (!add_text(t, e, files[i], n_ctx, max_chunks))
+        if (!add_text(t, e, files[i], cut))
             return false;
     return true;
 }

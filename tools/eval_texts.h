@@ -1,5 +1,5 @@
 /* eval_texts.h - the texts of an evaluation, cut into chunks of the context's length as
- * llama-perplexity cuts them. */
+ * llama-perplexity cuts them, unless they are spread over the text. */
 #ifndef KVANT_TOOLS_EVAL_TEXTS_H
 #define KVANT_TOOLS_EVAL_TEXTS_H
 
@@ -21,9 +21,16 @@ typedef struct eval_texts {
     size_t n_chunks;
 } eval_texts;
 
-/* Of every file at most max_chunks (0: all). False after complaining; free it in any case. */
-bool eval_texts_load(eval_texts *t, const engine *e, const char *const *files, size_t n, size_t n_ctx,
-                     size_t max_chunks);
+/* Which chunks of every file (spread.h). */
+typedef struct eval_cut {
+    size_t n_ctx;
+    uint32_t n_parts; /* at least 1 */
+    size_t skip;      /* chunks left out */
+    size_t at_most;   /* chunks behind them; 0: all */
+} eval_cut;
+
+/* False after complaining; free it in any case. */
+bool eval_texts_load(eval_texts *t, const engine *e, const char *const *files, size_t n, const eval_cut *cut);
 void eval_texts_free(eval_texts *t);
 
 #endif /* KVANT_TOOLS_EVAL_TEXTS_H */

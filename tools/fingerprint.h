@@ -20,10 +20,6 @@ uint64_t fingerprint_string(uint64_t fingerprint, const char *text);
  * one word changes it. */
 uint64_t fingerprint_words(uint64_t fingerprint, const void *bytes, size_t n);
 
-/* Of the file's size and of 256 blocks of 4 KiB spread over it, read in a moment; 0 when it cannot
- * be opened. */
-uint64_t fingerprint_file(const char *path);
-
 /* Of every byte of a file; 0 when it cannot be read. */
 uint64_t fingerprint_whole_file(const char *path);
 

@@ -30,10 +30,8 @@ static bool is_libllama(const char *name)
 static bool find_libllama(const char *folder, char *path, size_t bytes)
 {
     DIR *dir = opendir(folder);
-    if (dir == NULL) {
-        complain("llama.cpp runtime %s: %s", folder, strerror(errno));
-        return false;
-    }
+    if (dir == NULL)
+        return complain("llama.cpp runtime %s: %s", folder, strerror(errno));
     bool found = false;
     for (struct dirent *entry = readdir(dir); entry != NULL && !found; entry = readdir(dir))
         if (is_libllama(entry->d_name))
@@ -49,8 +47,7 @@ static bool bind(void *library, const char *name, void *member)
     void *symbol = dlsym(library, name);
     if (symbol == NULL) {
         complain("the llama.cpp runtime lacks %s", name);
-        hint("it must be llama.cpp " KVANT_LLAMA_VERSION " with ggml " KVANT_GGML_VERSION);
-        return false;
+        return hint("it must be llama.cpp " KVANT_LLAMA_VERSION " with ggml " KVANT_GGML_VERSION);
     }
     memcpy(member, &symbol, sizeof symbol); /* ISO C has no conversion from void * to a function pointer */
     return true;
@@ -70,23 +67,18 @@ static bool check_versions(const char *folder)
         return true;
     complain("%s is llama.cpp %s with ggml %s, but this kvant was compiled for %s with ggml %s", folder, llama,
              ggml, KVANT_LLAMA_VERSION, KVANT_GGML_VERSION);
-    hint("use a runtime of that version, or configure kvant with that runtime's headers (KVANT_LLAMA_SRC)");
-    return false;
+    return hint("use a runtime of that version, or configure kvant with that runtime's headers (KVANT_LLAMA_SRC)");
 }
 
 bool llama_api_load(const char *folder)
 {
     char path[PATH_MAX];
-    if (!find_libllama(folder, path, sizeof path)) {
-        hint("scripts/fetch.py runtime fetches one; --runtime or KVANT_RUNTIME names the folder");
-        return false;
-    }
+    if (!find_libllama(folder, path, sizeof path))
+        return hint("scripts/fetch.py runtime fetches one; --runtime or KVANT_RUNTIME names the folder");
     /* Global, because back ends that are loaded later look for ggml's symbols there. */
     void *library = dlopen(path, RTLD_NOW | RTLD_GLOBAL);
-    if (library == NULL) {
-        complain("cannot load %s", dlerror());
-        return false;
-    }
+    if (library == NULL)
+        return complain("cannot load %s", dlerror());
 #define LLAMA_BIND(result, name, parameters)                                                                       \
     if (!bind(library, #name, &ll.name))                                                                           \
         return false;

@@ -32,29 +32,7 @@
     X(size_t, ggml_nbytes, (const struct ggml_tensor *))                                                           \
     X(size_t, ggml_row_size, (enum ggml_type, int64_t))                                                            \
     X(int64_t, ggml_blck_size, (enum ggml_type))                                                                   \
-    X(size_t, ggml_tensor_overhead, (void))                                                                        \
-    X(size_t, ggml_graph_overhead, (void))                                                                         \
-    X(struct ggml_context *, ggml_init, (struct ggml_init_params))                                                 \
-    X(void, ggml_free, (struct ggml_context *))                                                                    \
-    X(struct ggml_tensor *, ggml_new_tensor_2d, (struct ggml_context *, enum ggml_type, int64_t, int64_t))         \
-    X(struct ggml_tensor *, ggml_view_3d,                                                                          \
-      (struct ggml_context *, struct ggml_tensor *, int64_t, int64_t, int64_t, size_t, size_t, size_t))            \
-    X(struct ggml_tensor *, ggml_flash_attn_ext,                                                                   \
-      (struct ggml_context *, struct ggml_tensor *, struct ggml_tensor *, struct ggml_tensor *,                    \
-       struct ggml_tensor *, float, float, float))                                                                 \
-    X(struct ggml_cgraph *, ggml_new_graph, (struct ggml_context *))                                               \
-    X(void, ggml_build_forward_expand, (struct ggml_cgraph *, struct ggml_tensor *))                               \
-    X(size_t, ggml_quantize_chunk,                                                                                 \
-      (enum ggml_type, const float *, void *, int64_t, int64_t, int64_t, const float *))                           \
-    X(ggml_backend_t, ggml_backend_dev_init, (ggml_backend_dev_t, const char *))                                   \
-    X(void, ggml_backend_free, (ggml_backend_t))                                                                   \
-    X(ggml_backend_buffer_t, ggml_backend_alloc_ctx_tensors, (struct ggml_context *, ggml_backend_t))              \
-    X(void, ggml_backend_buffer_free, (ggml_backend_buffer_t))                                                     \
-    X(void, ggml_backend_tensor_set, (struct ggml_tensor *, const void *, size_t, size_t))                         \
-    X(void, ggml_backend_tensor_get, (const struct ggml_tensor *, void *, size_t, size_t))                         \
-    X(enum ggml_status, ggml_backend_graph_compute, (ggml_backend_t, struct ggml_cgraph *))                        \
     X(void, llama_backend_init, (void))                                                                            \
-    X(void, llama_backend_free, (void))                                                                            \
     X(void, llama_log_set, (ggml_log_callback, void *))                                                            \
     X(struct llama_model_params, llama_model_default_params, (void))                                               \
     X(struct llama_context_params, llama_context_default_params, (void))                                           \
@@ -62,7 +40,6 @@
     X(void, llama_model_free, (struct llama_model *))                                                              \
     X(struct llama_context *, llama_init_from_model, (struct llama_model *, struct llama_context_params))          \
     X(void, llama_free, (struct llama_context *))                                                                  \
-    X(uint32_t, llama_n_ctx, (const struct llama_context *))                                                       \
     X(void, llama_attach_threadpool, (struct llama_context *, ggml_threadpool_t, ggml_threadpool_t))               \
     X(void, llama_set_abort_callback, (struct llama_context *, ggml_abort_callback, void *))                       \
     X(void, llama_synchronize, (struct llama_context *))                                                           \

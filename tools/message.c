@@ -13,20 +13,22 @@ static void line(const char *prefix, const char *format, va_list args)
     fputc('\n', stderr);
 }
 
-void complain(const char *format, ...)
+bool complain(const char *format, ...)
 {
     va_list args;
     va_start(args, format);
     line("kvant: ", format, args);
     va_end(args);
+    return false;
 }
 
-void hint(const char *format, ...)
+bool hint(const char *format, ...)
 {
     va_list args;
     va_start(args, format);
     line("  hint: ", format, args);
     va_end(args);
+    return false;
 }
 
 int finish_output(void)

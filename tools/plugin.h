@@ -2,7 +2,7 @@
 #ifndef KVANT_TOOLS_PLUGIN_H
 #define KVANT_TOOLS_PLUGIN_H
 
-#include <kvant/calibration.h>
+#include <kvant/scheme.h>
 #include <stdbool.h>
 #include <stddef.h>
 #include <stdint.h>
@@ -31,29 +31,15 @@ uint64_t plugin_fingerprint(void);
  * them; false when there is none. */
 bool library_beside_command(const char *file, char *path, size_t bytes);
 
+/* The absolute path of the folder with kvant's Python package and what it reads; false when there
+ * is none. */
+bool data_beside_command(char *path, size_t bytes);
+
 #define PLUGIN_MAX_PROTECT 1000u
 #define PLUGIN_PROTECT_CODEC "f16" /* of protected layers, unless told otherwise */
 
-/* What the plug-in is told. */
-typedef struct plugin_settings {
-    const char *config;        /* a settings file, which says all but the calibration; or NULL */
-    const char *k, *v;         /* codec specs */
-    uint32_t protect;          /* first and last layers with another codec */
-    const char *protect_codec; /* that one; NULL: PLUGIN_PROTECT_CODEC */
-    const char *calibration;   /* a file, or NULL */
-    bool fp32;                 /* attention without integer products */
-} plugin_settings;
-
-/* Sets the variables of this process. Presets are resolved before: KVANT_PRESET is for those who
- * set variables by hand. */
-bool plugin_set(const plugin_settings *settings);
-
-/* Whether all specs create a codec, with the calibration or without (NULL); complains with the
- * library's own words when one does not. */
-bool plugin_check(const plugin_settings *settings, const kvant_calibration *calibration);
-
-/* Loads the file of --calibration; path NULL: *calibration becomes NULL. False after
- * complaining. */
-bool plugin_load_calibration(const char *path, kvant_calibration **calibration);
+/* Sets the variables of this process to a scheme that was made from params; NULL: to no choice of codecs. Presets become
+ * specs: KVANT_PRESET is for those who set variables by hand. False after complaining. */
+bool plugin_set(const kvant_scheme_params *params, const kvant_scheme *scheme, bool fp32);
 
 #endif /* KVANT_TOOLS_PLUGIN_H */

@@ -2,9 +2,11 @@
 #define _POSIX_C_SOURCE 200809L
 #include "progress.h"
 
-#include <cjson/cJSON.h>
+#include "json.h"
+
 #include <math.h>
 #include <stdio.h>
+#include <stdlib.h>
 #include <time.h>
 #include <unistd.h>
 
@@ -39,27 +41,34 @@ static double seconds_left(const progress *p, double now)
     return share > 0 ? (now - p->started) * (1 - share) / share : NAN;
 }
 
-/* Rounded, because nobody needs microseconds of an estimate; not finite becomes null. */
-static bool add_number(cJSON *object, const char *key, double value, double step)
+/* Rounded, because nobody needs microseconds of an estimate. */
+static void print_number(FILE *out, const char *key, double value, double step)
 {
-    return cJSON_AddNumberToObject(object, key, round(value / step) * step) != NULL;
+    fprintf(out, "\"%s\":", key);
+    json_number(out, round(value / step) * step);
+    putc(',', out);
 }
 
 /* In one write, so that lines of several processes do not mix. Without memory a line is left out. */
 static void print_json(const progress *p, double now, const char *what)
 {
-    cJSON *object = cJSON_CreateObject();
     char *line = NULL;
-    if (object != NULL && add_number(object, "done", p->done, 1) && add_number(object, "total", p->total, 1) &&
-        add_number(object, "fraction", share_done(p), 1e-6) &&
-        add_number(object, "elapsed_s", now - p->started, 1e-3) &&
-        add_number(object, "remaining_s", seconds_left(p, now), 1e-3) &&
-        cJSON_AddStringToObject(object, "what", what) != NULL)
-        line = cJSON_PrintUnformatted(object);
-    if (line != NULL)
-        fprintf(stderr, "%s\n", line);
-    cJSON_free(line);
-    cJSON_Delete(object);
+    size_t n = 0;
+    FILE *out = open_memstream(&line, &n);
+    if (out == NULL)
+        return;
+    putc('{', out);
+    print_number(out, "done", p->done, 1);
+    print_number(out, "total", p->total, 1);
+    print_number(out, "fraction", share_done(p), 1e-6);
+    print_number(out, "elapsed_s", now - p->started, 1e-3);
+    print_number(out, "remaining_s", seconds_left(p, now), 1e-3);
+    fputs("\"what\":", out);
+    json_string(out, what);
+    fputs("}\n", out);
+    if (fclose(out) == 0)
+        fputs(line, stderr);
+    free(line);
 }
 
 static void print_line(const progress *p, double now, const char *what)

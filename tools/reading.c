@@ -3,6 +3,7 @@
 #include "reading.h"
 
 #include "command.h"
+#include "spread.h"
 #include "text.h"
 
 #include <errno.h>
@@ -14,10 +15,8 @@
 bool can_write_beside(const char *command, const char *path)
 {
     char folder[4096];
-    if (snprintf(folder, sizeof folder, "%s.part", path) >= (int)sizeof folder) {
-        complain("%s: the path of -o is too long", command);
-        return false;
-    }
+    if (snprintf(folder, sizeof folder, "%s.part", path) >= (int)sizeof folder)
+        return complain("%s: the path of -o is too long", command);
     char *slash = strrchr(folder, '/');
     if (slash == NULL)
         strcpy(folder, ".");
@@ -25,27 +24,29 @@ bool can_write_beside(const char *command, const char *path)
         slash[slash == folder ? 1 : 0] = 0;
     if (access(folder, W_OK | X_OK) == 0)
         return true;
-    complain("%s: cannot write to the folder %s: %s", command, folder, strerror(errno));
-    return false;
+    return complain("%s: cannot write to the folder %s: %s", command, folder, strerror(errno));
 }
 
-static bool take_tokens(reading *r, const reading_text *t)
+/* Keeps whole contexts from all parts of the text. False without memory. */
+static bool spread_tokens(reading *r, const reading_text *t)
 {
-    r->tokens = malloc(t->n_tokens * sizeof *r->tokens);
-    if (r->tokens == NULL) {
+    const size_t wanted = t->at_most / t->n_ctx, available = spread_count(r->n_tokens, t->n_parts, t->n_ctx);
+    const size_t n = wanted < available ? wanted : available;
+    llama_token *tokens = malloc(n * t->n_ctx * sizeof *tokens + 1);
+    for (size_t i = 0; i < n && tokens != NULL; i++)
+        memcpy(tokens + i * t->n_ctx, r->tokens + spread_at(r->n_tokens, t->n_parts, t->n_ctx, i),
+               t->n_ctx * sizeof *tokens);
+    free(r->tokens);
+    r->tokens = tokens;
+    r->n_tokens = n * t->n_ctx;
+    if (tokens == NULL)
         complain("%s: out of memory", r->command);
-        return false;
-    }
-    memcpy(r->tokens, t->tokens, t->n_tokens * sizeof *r->tokens);
-    r->n_tokens = t->n_tokens;
-    return true;
+    return tokens != NULL;
 }
 
 static bool load_tokens(reading *r, const reading_text *t)
 {
     size_t bytes = 0;
-    if (t->tokens != NULL)
-        return take_tokens(r, t);
     char *text = read_text(t->file, &bytes);
     if (text == NULL)
         return false;
@@ -53,16 +54,18 @@ static bool load_tokens(reading *r, const reading_text *t)
     free(text);
     if (r->tokens == NULL)
         return false;
+    r->text_tokens = r->n_tokens;
     const size_t skip = t->skip < r->n_tokens ? t->skip : r->n_tokens;
     r->n_tokens -= skip;
     memmove(r->tokens, r->tokens + skip, r->n_tokens * sizeof *r->tokens);
+    if (t->n_parts > 1 && !spread_tokens(r, t))
+        return false;
     if (r->n_tokens > t->at_most)
         r->n_tokens = t->at_most;
     if (r->n_tokens >= t->at_least)
         return true;
-    complain("%s: %s gives %zu tokens, %zu are needed", r->command, t->file, r->n_tokens, t->at_least);
-    hint(t->at_most < t->at_least ? "more --tokens" : "use a longer text or a shorter context");
-    return false;
+    complain("%s: %s gives %zu tokens, %zu are needed", r->command, t->file, r->text_tokens, t->at_least + skip);
+    return hint(t->at_most < t->at_least ? "more --tokens" : "use a longer text or a shorter context");
 }
 
 static bool check_context(const reading *r, const struct llama_model *model)
@@ -72,8 +75,7 @@ static bool check_context(const reading *r, const struct llama_model *model)
         return true;
     complain("%s: a context of %lu tokens is beyond the model's own limit of %ld", r->command,
              (unsigned long)r->n_ctx, (long)limit);
-    hint("choose a smaller -c");
-    return false;
+    return hint("choose a smaller -c");
 }
 
 void reading_clear(reading *r)
@@ -86,10 +88,8 @@ bool reading_decode(reading *r, size_t chunk, size_t start, size_t n)
     engine_fill_batch(r->engine, &r->batch, r->tokens + chunk + start, start, n);
     r->batch.logits[n - 1] = 1; /* nobody reads them; a graph without any output is a rare case best avoided */
     const int32_t status = ll.llama_decode(r->ctx, r->batch);
-    if (r->observer.error[0] != 0) {
-        complain("%s: cannot read this model's cache: %s", r->command, r->observer.error);
-        return false;
-    }
+    if (r->observer.error[0] != 0)
+        return complain("%s: cannot read this model's cache: %s", r->command, r->observer.error);
     if (status != 0)
         complain("%s: llama.cpp could not decode the batch (status %d)", r->command, (int)status);
     return status == 0;
@@ -104,8 +104,7 @@ static bool learn_shapes(reading *r)
     if (r->observer.n_layers > 0)
         return true;
     complain("%s: this model's graph has no flash attention on a KV cache", r->command);
-    hint("recurrent models and models without flash attention in llama.cpp are not supported here");
-    return false;
+    return hint("recurrent models and models without flash attention in llama.cpp are not supported here");
 }
 
 bool reading_open(reading *r, engine *e, const char *command, const reading_text *text)

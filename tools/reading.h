@@ -1,5 +1,5 @@
 /* reading.h - a model reads a text with llama.cpp's own f16 cache while an observer watches: the
- * shared part of calibrate, capture and tune.
+ * shared part of calibrate and capture.
  *
  * Contexts have n_ctx tokens and begin with the model's BOS; batches have ENGINE_UBATCH tokens.
  * After Ctrl-C the current batch is finished, so a batch counts for all layers or for none.
@@ -15,6 +15,7 @@ typedef struct reading {
     engine *engine;      /* open */
     llama_token *tokens;
     size_t n_tokens;
+    size_t text_tokens; /* of the whole text */
     uint32_t n_ctx;
     struct llama_context *ctx;
     struct llama_batch batch;
@@ -24,13 +25,11 @@ typedef struct reading {
 
 typedef struct reading_text {
     const char *file; /* "-" is stdin */
-    const llama_token
-        *tokens; /* instead of a file: n_tokens, copied as they are; the limits below do not count then */
-    size_t n_tokens;
-    size_t skip;     /* tokens left out at its beginning */
-    size_t at_most;  /* tokens used of it */
-    size_t at_least; /* fewer are refused */
-    uint32_t n_ctx;  /* refused when beyond the model's own limit */
+    size_t skip;      /* tokens left out at its beginning */
+    size_t at_most;   /* tokens used of it */
+    size_t at_least;  /* fewer are refused */
+    uint32_t n_parts; /* more than 1: whole contexts of so many parts in turn (spread.h) */
+    uint32_t n_ctx;   /* refused when beyond the model's own limit */
 } reading_text;
 
 /* Loads the model and the text's tokens and learns the shapes of all layers. False after

@@ -2,11 +2,10 @@
 #include "report.h"
 
 #include "command.h"
+#include "json.h"
 
-#include <cjson/cJSON.h>
 #include <math.h>
 #include <stdio.h>
-#include <stdlib.h>
 #include <string.h>
 
 #define CELL_BYTES 96
@@ -55,58 +54,45 @@ static void print_row(const report_column *columns, size_t n_columns, const size
     putchar('\n');
 }
 
-static bool print_table(const report_column *columns, size_t n_columns, const report_cell *cells, size_t n)
+static void print_table(const report_column *columns, size_t n_columns, const report_cell *cells, size_t n)
 {
-    size_t widths[32] = { 0 };
-    if (n_columns > sizeof widths / sizeof *widths)
-        return false;
+    size_t widths[REPORT_MAX_COLUMNS] = { 0 };
     for (size_t c = 0; c < n_columns; c++)
         if (columns[c].heading != NULL)
             widths[c] = column_width(&columns[c], n_columns, cells + c, n);
     print_row(columns, n_columns, widths, NULL);
     for (size_t i = 0; i < n; i++)
         print_row(columns, n_columns, widths, cells + i * n_columns);
-    return true;
 }
 
-static bool add_cell(cJSON *object, const report_column *column, const report_cell *cell)
+static void print_json_cell(const report_column *column, const report_cell *cell)
 {
-    if (column->key == NULL)
-        return true;
-    if (column->kind == COLUMN_BOOL && isfinite(cell->number))
-        return cJSON_AddBoolToObject(object, column->key, cell->number != 0) != NULL;
-    if (column->kind == COLUMN_TEXT && cell->text != NULL)
-        return cJSON_AddStringToObject(object, column->key, cell->text) != NULL;
-    if (column->kind == COLUMN_TEXT || !isfinite(cell->number))
-        return cJSON_AddNullToObject(object, column->key) != NULL;
-    return cJSON_AddNumberToObject(object, column->key, cell->number) != NULL;
+    if (column->kind == COLUMN_TEXT)
+        json_string(stdout, cell->text);
+    else if (column->kind == COLUMN_BOOL && isfinite(cell->number))
+        fputs(cell->number != 0 ? "true" : "false", stdout);
+    else
+        json_number(stdout, cell->number);
 }
 
-static bool fill_array(cJSON *array, const report_column *columns, size_t n_columns, const report_cell *cells,
-                       size_t n)
+/* One object per line. */
+static void print_json(const report_column *columns, size_t n_columns, const report_cell *cells, size_t n)
 {
+    fputs("[", stdout);
     for (size_t i = 0; i < n; i++) {
-        cJSON *object = cJSON_CreateObject();
-        if (object == NULL || !cJSON_AddItemToArray(array, object))
-            return false;
-        for (size_t c = 0; c < n_columns; c++)
-            if (!add_cell(object, &columns[c], &cells[i * n_columns + c]))
-                return false;
+        const char *before = i > 0 ? ",\n {" : "\n {";
+        for (size_t c = 0; c < n_columns; c++) {
+            if (columns[c].key == NULL)
+                continue;
+            fputs(before, stdout);
+            json_string(stdout, columns[c].key);
+            fputs(": ", stdout);
+            print_json_cell(&columns[c], &cells[i * n_columns + c]);
+            before = ", ";
+        }
+        putchar('}');
     }
-    return true;
-}
-
-static bool print_json(const report_column *columns, size_t n_columns, const report_cell *cells, size_t n)
-{
-    cJSON *array = cJSON_CreateArray();
-    char *text = NULL;
-    if (array != NULL && fill_array(array, columns, n_columns, cells, n))
-        text = cJSON_Print(array);
-    if (text != NULL)
-        puts(text);
-    cJSON_free(text);
-    cJSON_Delete(array);
-    return text != NULL;
+    fputs("\n]\n", stdout);
 }
 
 /* Quoted where RFC 4180 wants it. */
@@ -125,22 +111,15 @@ static void print_csv_text(const char *text)
     putchar('"');
 }
 
-/* As few digits as give the same number back, which is what cJSON prints, too. */
 static void print_csv_cell(const report_column *column, const report_cell *cell)
 {
-    char buffer[CELL_BYTES];
-    if (column->kind == COLUMN_TEXT) {
-        if (cell->text != NULL)
-            print_csv_text(cell->text);
-    } else if (isfinite(cell->number)) {
-        snprintf(buffer, sizeof buffer, "%.15g", cell->number);
-        if (strtod(buffer, NULL) != cell->number)
-            snprintf(buffer, sizeof buffer, "%.17g", cell->number);
-        fputs(buffer, stdout);
-    }
+    if (column->kind == COLUMN_TEXT && cell->text != NULL)
+        print_csv_text(cell->text);
+    else if (column->kind != COLUMN_TEXT && isfinite(cell->number))
+        json_number(stdout, cell->number);
 }
 
-static bool print_csv(const report_column *columns, size_t n_columns, const report_cell *cells, size_t n)
+static void print_csv(const report_column *columns, size_t n_columns, const report_cell *cells, size_t n)
 {
     for (size_t line = 0; line <= n; line++) {
         const char *comma = "";
@@ -156,16 +135,16 @@ static bool print_csv(const report_column *columns, size_t n_columns, const repo
         }
         putchar('\n');
     }
-    return true;
 }
 
 bool report_print(const report_column *columns, size_t n_columns, const report_cell *cells, size_t n_rows,
                   report_format format)
 {
-    const bool ok = format == REPORT_JSON  ? print_json(columns, n_columns, cells, n_rows)
-                    : format == REPORT_CSV ? print_csv(columns, n_columns, cells, n_rows)
-                                           : print_table(columns, n_columns, cells, n_rows);
-    if (!ok)
-        complain("out of memory while printing the results");
-    return ok;
+    if (format == REPORT_JSON)
+        print_json(columns, n_columns, cells, n_rows);
+    else if (format == REPORT_CSV)
+        print_csv(columns, n_columns, cells, n_rows);
+    else
+        print_table(columns, n_columns, cells, n_rows);
+    return finish_output() == EXIT_OK;
 }

@@ -31,8 +31,10 @@ typedef struct report_cell {
 /* false and true for commands that know no CSV. */
 typedef enum report_format { REPORT_TABLE, REPORT_JSON, REPORT_CSV } report_format;
 
-/* Prints n_rows x n_columns cells, row by row, to stdout. False when memory ran out (said on
- * stderr). */
+#define REPORT_MAX_COLUMNS 32 /* of a table */
+
+/* Prints n_rows x n_columns cells (at most REPORT_MAX_COLUMNS), row by row, to stdout, and flushes
+ * it. False after complaining that it cannot be written. */
 bool report_print(const report_column *columns, size_t n_columns, const report_cell *cells, size_t n_rows,
                   report_format format);
 

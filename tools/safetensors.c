@@ -7,8 +7,6 @@
 
 #include <cjson/cJSON.h>
 #include <errno.h>
-#include <fcntl.h>
-#include <math.h>
 #include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
@@ -24,11 +22,7 @@ typedef struct number_type {
     uint32_t bytes;
 } number_type;
 
-static const number_type types[] = {
-    { "F16", 2 }, { "BF16", 2 }, { "F32", 4 },  { "F64", 8 },     { "I8", 1 },
-    { "U8", 1 },  { "I16", 2 },  { "U16", 2 },  { "I32", 4 },     { "U32", 4 },
-    { "I64", 8 }, { "U64", 8 },  { "BOOL", 1 }, { "F8_E4M3", 1 }, { "F8_E5M2", 1 },
-};
+static const number_type types[] = { { "F16", 2 }, { "F64", 8 }, { "I32", 4 } };
 
 static const number_type *find_type(const char *name)
 {
@@ -73,8 +67,6 @@ static safetensors_tensor *append(safetensors *s)
     *t = (safetensors_tensor){ .name = NULL };
     return t;
 }
-
-/* Writing. */
 
 static bool ensure_header(safetensors *s)
 {
@@ -207,201 +199,6 @@ bool safetensors_finish(safetensors *s, char *err, size_t errlen)
         return fail(err, errlen, "cannot write %s: %s", s->path, strerror(errno));
     s->beside[0] = 0;
     return true;
-}
-
-/* Reading. */
-
-static bool to_u64(const cJSON *number, uint64_t *value)
-{
-    if (!cJSON_IsNumber(number) || !(number->valuedouble >= 0 && number->valuedouble <= MAX_EXACT) ||
-        number->valuedouble != floor(number->valuedouble))
-        return false;
-    *value = (uint64_t)number->valuedouble;
-    return true;
-}
-
-static bool read_shape(const cJSON *shape, safetensors_tensor *t)
-{
-    const cJSON *dim;
-    if (!cJSON_IsArray(shape))
-        return false;
-    cJSON_ArrayForEach(dim, shape)
-    {
-        if (t->n_dims == SAFETENSORS_MAX_DIMS || !to_u64(dim, &t->shape[t->n_dims++]))
-            return false;
-    }
-    return true;
-}
-
-/* [begin, end] */
-static bool read_offsets(const cJSON *offsets, safetensors_tensor *t)
-{
-    uint64_t end = 0;
-    if (!cJSON_IsArray(offsets) || cJSON_GetArraySize(offsets) != 2 ||
-        !to_u64(cJSON_GetArrayItem(offsets, 0), &t->offset) || !to_u64(cJSON_GetArrayItem(offsets, 1), &end))
-        return false;
-    t->bytes = end - t->offset;
-    return end >= t->offset;
-}
-
-static bool read_entry(safetensors *s, const cJSON *entry, char *err, size_t errlen)
-{
-    const cJSON *dtype = cJSON_GetObjectItemCaseSensitive(entry, "dtype");
-    const number_type *type = cJSON_IsString(dtype) ? find_type(dtype->valuestring) : NULL;
-    safetensors_tensor *t = append(s);
-    uint64_t bytes = 0;
-    if (t == NULL)
-        return fail(err, errlen, "out of memory");
-    t->name = entry->string;
-    if (type == NULL)
-        return fail(err, errlen, "tensor %.64s has no type that is known", entry->string);
-    t->type = type->name;
-    if (!read_shape(cJSON_GetObjectItemCaseSensitive(entry, "shape"), t) ||
-        !read_offsets(cJSON_GetObjectItemCaseSensitive(entry, "data_offsets"), t))
-        return fail(err, errlen, "tensor %.64s: shape or data_offsets are not what they should be", entry->string);
-    if (!tensor_bytes(type, t->shape, t->n_dims, &bytes) || bytes != t->bytes)
-        return fail(err, errlen, "tensor %.64s: its shape needs other bytes than it has", entry->string);
-    return true;
-}
-
-/* As in the reference implementation: strings only. */
-static bool read_metadata(const cJSON *metadata, char *err, size_t errlen)
-{
-    const cJSON *item;
-    if (!cJSON_IsObject(metadata))
-        return fail(err, errlen, METADATA " is not an object");
-    cJSON_ArrayForEach(item, metadata)
-    {
-        if (!cJSON_IsString(item))
-            return fail(err, errlen, METADATA ": %.64s is not a string", item->string);
-    }
-    return true;
-}
-
-static int by_offset(const void *a, const void *b)
-{
-    const safetensors_tensor *x = a, *y = b;
-    if (x->offset != y->offset)
-        return x->offset < y->offset ? -1 : 1;
-    return (x->bytes > y->bytes) - (x->bytes < y->bytes); /* those without bytes first */
-}
-
-static int by_name(const void *a, const void *b)
-{
-    return strcmp(*(const char *const *)a, *(const char *const *)b);
-}
-
-/* cJSON keeps members of the same name, and finds the first. */
-static bool names_differ(const safetensors *s, char *err, size_t errlen)
-{
-    const char **names = malloc(s->n * sizeof *names + 1);
-    bool ok = names != NULL;
-    if (!ok)
-        return fail(err, errlen, "out of memory");
-    for (size_t i = 0; i < s->n; i++)
-        names[i] = s->tensors[i].name;
-    qsort(names, s->n, sizeof *names, by_name);
-    for (size_t i = 1; i < s->n && ok; i++)
-        if (strcmp(names[i - 1], names[i]) == 0)
-            ok = fail(err, errlen, "two tensors have the name %.64s", names[i]);
-    free(names);
-    return ok;
-}
-
-static bool covers(const safetensors *s, uint64_t data_bytes, char *err, size_t errlen)
-{
-    uint64_t at = 0;
-    for (size_t i = 0; i < s->n; i++) {
-        if (s->tensors[i].offset != at)
-            return fail(err, errlen, "tensor %.64s overlaps another or leaves a hole", s->tensors[i].name);
-        at += s->tensors[i].bytes; /* cannot run over: ends were read as numbers */
-    }
-    return at == data_bytes ||
-           fail(err, errlen,
-                "%llu bytes of tensors are in the header, %llu in the file: it is cut short or damaged",
-                (unsigned long long)at, (unsigned long long)data_bytes);
-}
-
-bool safetensors_parse(safetensors *s, const char *json, size_t n, uint64_t data_bytes, char *err, size_t errlen)
-{
-    const cJSON *entry;
-    if (n == 0 || json[0] != '{')
-        return fail(err, errlen, "the header is not a JSON object");
-    s->header = cJSON_ParseWithLength(json, n);
-    if (!cJSON_IsObject(s->header))
-        return fail(err, errlen, "the header is not a JSON object");
-    cJSON_ArrayForEach(entry, s->header)
-    {
-        if (strcmp(entry->string, METADATA) == 0 ? !read_metadata(entry, err, errlen)
-                                                 : !read_entry(s, entry, err, errlen))
-            return false;
-    }
-    if (s->n > 0)
-        qsort(s->tensors, s->n, sizeof *s->tensors, by_offset);
-    s->data_bytes = data_bytes;
-    return names_differ(s, err, errlen) && covers(s, data_bytes, err, errlen);
-}
-
-static bool read_at(int fd, void *data, size_t bytes, uint64_t offset, char *err, size_t errlen)
-{
-    return file_read_at(fd, data, bytes, offset) ||
-           fail(err, errlen, "%s", errno != 0 ? strerror(errno) : "the file ends too early");
-}
-
-static bool read_header(safetensors *s, uint64_t file_bytes, char *err, size_t errlen)
-{
-    unsigned char prefix[8];
-    uint64_t n = 0;
-    if (file_bytes < 8)
-        return fail(err, errlen, "not a safetensors file: it has %llu bytes", (unsigned long long)file_bytes);
-    if (!read_at(s->fd, prefix, sizeof prefix, 0, err, errlen))
-        return false;
-    for (int i = 7; i >= 0; i--)
-        n = n << 8 | prefix[i];
-    if (n > SAFETENSORS_MAX_HEADER || n > file_bytes - 8)
-        return fail(err, errlen, "not a safetensors file, or cut short: a header of %llu bytes",
-                    (unsigned long long)n);
-    char *json = malloc((size_t)n + 1);
-    bool ok = json != NULL ? read_at(s->fd, json, (size_t)n, 8, err, errlen) : fail(err, errlen, "out of memory");
-    s->data_at = 8 + n;
-    ok = ok && safetensors_parse(s, json, (size_t)n, file_bytes - s->data_at, err, errlen);
-    free(json);
-    return ok;
-}
-
-bool safetensors_open(safetensors *s, const char *path, char *err, size_t errlen)
-{
-    struct stat file;
-    char reason[256] = "";
-    s->fd = open(path, O_RDONLY | O_CLOEXEC);
-    if (s->fd < 0 || fstat(s->fd, &file) != 0)
-        return fail(err, errlen, "%s: %s", path, strerror(errno));
-    if (!S_ISREG(file.st_mode))
-        return fail(err, errlen, "%s: not a file", path);
-    return read_header(s, (uint64_t)file.st_size, reason, sizeof reason) ||
-           fail(err, errlen, "%s: %s", path, reason);
-}
-
-const safetensors_tensor *safetensors_find(const safetensors *s, const char *name)
-{
-    for (size_t i = 0; i < s->n; i++)
-        if (strcmp(s->tensors[i].name, name) == 0)
-            return &s->tensors[i];
-    return NULL;
-}
-
-const char *safetensors_noted(const safetensors *s, const char *key)
-{
-    return cJSON_GetStringValue(
-        cJSON_GetObjectItemCaseSensitive(cJSON_GetObjectItemCaseSensitive(s->header, METADATA), key));
-}
-
-bool safetensors_read(const safetensors *s, const safetensors_tensor *tensor, uint64_t offset, void *data,
-                      size_t bytes, char *err, size_t errlen)
-{
-    if (!inside(tensor, offset, bytes))
-        return fail(err, errlen, "%s has %llu bytes", tensor->name, (unsigned long long)tensor->bytes);
-    return read_at(s->fd, data, bytes, s->data_at + tensor->offset + offset, err, errlen);
 }
 
 void safetensors_close(safetensors *s)

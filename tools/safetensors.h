@@ -1,11 +1,10 @@
-/* safetensors.h - files of named tensors in the safetensors format
+/* safetensors.h - writes files of named tensors in the safetensors format
  * (github.com/huggingface/safetensors): 8 bytes with the header's length, little endian, a JSON
  * header, then the tensors' bytes.
  *
- * Writing: every size is known and checked before the first byte; the file is written beside its
- * path and renamed when it is complete. Reading trusts no length: a file that is cut short, whose
- * tensors overlap, leave holes or do not have the bytes that their shapes say is refused. Errors
- * are one line in err; nothing is printed. Not thread-safe.
+ * Every size is known and checked before the first byte; the file is written beside its path and
+ * renamed when it is complete. kvant.tuning.safetensors, a part of the Python package, reads such
+ * files. Errors are one line in err; nothing is printed. Not thread-safe.
  */
 #ifndef KVANT_TOOLS_SAFETENSORS_H
 #define KVANT_TOOLS_SAFETENSORS_H
@@ -27,15 +26,14 @@ typedef struct safetensors_tensor {
     uint64_t offset, bytes;               /* offset: behind the header */
 } safetensors_tensor;
 
-/* Tensors in the order of their bytes. Made by safetensors_open or safetensors_plan; zero it
- * before. */
+/* Tensors in the order of their bytes, which is that of safetensors_plan; zero it before. */
 typedef struct safetensors {
     safetensors_tensor *tensors;
     size_t n, capacity;
     struct cJSON *header; /* names and metadata live in it */
     uint64_t data_at, data_bytes;
-    int fd;            /* -1: none */
-    char path[4096];   /* when writing */
+    int fd; /* -1: none */
+    char path[4096];
     char beside[4112]; /* the temporary file, empty when there is none */
 } safetensors;
 
@@ -53,18 +51,6 @@ bool safetensors_write(safetensors *s, const safetensors_tensor *tensor, uint64_
                        size_t bytes, char *err, size_t errlen);
 /* Flushes and renames: from then on the file is there. */
 bool safetensors_finish(safetensors *s, char *err, size_t errlen);
-
-/* Reads and checks the header of a file; the tensors' bytes are read when asked for. */
-bool safetensors_open(safetensors *s, const char *path, char *err, size_t errlen);
-/* What open does with a header of n bytes in a file with data_bytes behind it; does not look at a
- * file. */
-bool safetensors_parse(safetensors *s, const char *json, size_t n, uint64_t data_bytes, char *err, size_t errlen);
-
-/* NULL when there is none of that name. */
-const safetensors_tensor *safetensors_find(const safetensors *s, const char *name);
-const char *safetensors_noted(const safetensors *s, const char *key);
-bool safetensors_read(const safetensors *s, const safetensors_tensor *tensor, uint64_t offset, void *data,
-                      size_t bytes, char *err, size_t errlen);
 
 /* Closes; removes a temporary file that was not finished. */
 void safetensors_close(safetensors *s);

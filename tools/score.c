@@ -5,7 +5,6 @@
 #include <math.h>
 #include <pthread.h>
 #include <stdatomic.h>
-#include <string.h>
 
 #define SPAN 16.0f /* nats below the top that the packed reference keeps */
 #define TOP_CODE 65535.0f
@@ -26,24 +25,6 @@ score_reference score_reference_at(void *memory, size_t n_rows, size_t n_vocab)
                               .codes = (uint16_t *)(floats + 2 * n_rows),
                               .step = floats,
                               .floor = floats + n_rows };
-}
-
-void score_values_pack(const score_value *values, size_t n, unsigned char *bytes)
-{
-    for (size_t i = 0; i < n; i++, bytes += SCORE_VALUE_BYTES) {
-        memcpy(bytes, &values[i].nll, sizeof(double));
-        memcpy(bytes + sizeof(double), &values[i].kld, sizeof(double));
-        bytes[2 * sizeof(double)] = values[i].same_top;
-    }
-}
-
-void score_values_unpack(const unsigned char *bytes, size_t n, score_value *values)
-{
-    for (size_t i = 0; i < n; i++, bytes += SCORE_VALUE_BYTES) {
-        memcpy(&values[i].nll, bytes, sizeof(double));
-        memcpy(&values[i].kld, bytes + sizeof(double), sizeof(double));
-        values[i].same_top = bytes[2 * sizeof(double)] != 0;
-    }
 }
 
 typedef struct row_summary {

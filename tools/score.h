@@ -19,10 +19,11 @@ typedef struct score_reference {
     float *step, *floor; /* n_rows */
 } score_reference;
 
+/* Fields of 8 bytes only: files hold it as it is. */
 typedef struct score_value {
-    double nll;    /* -ln p(target) */
-    double kld;    /* KL(reference || this), nats */
-    bool same_top; /* the most probable token is the reference's */
+    double nll;        /* -ln p(target) */
+    double kld;        /* KL(reference || this), nats */
+    uint64_t same_top; /* 1: the most probable token is the reference's */
 } score_value;
 
 /* Bytes of a reference, a multiple of 8; 0 when there are no such sizes. */
@@ -30,11 +31,6 @@ size_t score_reference_bytes(size_t n_rows, size_t n_vocab);
 
 /* Lays the reference into memory of so many bytes, aligned to 8, which stays the caller's. */
 score_reference score_reference_at(void *memory, size_t n_rows, size_t n_vocab);
-
-/* Values as bytes for files, SCORE_VALUE_BYTES each: nll and kld as doubles, then same_top. */
-#define SCORE_VALUE_BYTES 17u
-void score_values_pack(const score_value *values, size_t n, unsigned char *bytes);
-void score_values_unpack(const unsigned char *bytes, size_t n, score_value *values);
 
 /* Scores n rows of logits (n x n_vocab) against rows first .. first + n - 1 of the reference; with
  * define set these rows become the reference first. targets[i] is the token that follows row i.

@@ -8,6 +8,7 @@
 #include <inttypes.h>
 #include <stdio.h>
 #include <stdlib.h>
+#include <string.h>
 
 static const report_column columns[] = {
     { "layer", "layer", COLUMN_NUMBER, 0 },
@@ -28,28 +29,41 @@ typedef struct layer_role {
     double bits, numbers;
 } layer_role;
 
-static bool count_bits(const settings_file *file, uint32_t layer, kvant_role role, layer_role *out)
+char *layer_specs(const kvant_settings_layer *layer)
 {
-    const uint32_t n = out->shape.heads != NULL ? out->shape.n_kv_heads : 1;
-    kvant_settings_layer one = out->shape;
-    for (uint32_t head = 0; head < n; head++) {
-        double bits;
-        one.spec = out->shape.heads != NULL ? out->shape.heads[head] : out->shape.spec;
-        if (!codec_true_bits(&one, role, layer, file->calibration, &bits))
-            return false;
-        out->bits += bits / n;
-    }
-    return true;
+    const uint32_t n = layer->heads != NULL ? layer->n_kv_heads : 1;
+    const char *const *specs = layer->heads != NULL ? layer->heads : &layer->spec;
+    size_t room = 1, used = 0;
+    for (uint32_t head = 0; head < n; head++)
+        room += strlen(specs[head]) + 3;
+    char *text = calloc(room, 1);
+    for (uint32_t head = 0; text != NULL && head < n; head++)
+        used += (size_t)snprintf(text + used, room - used, "%s%s", head > 0 ? " | " : "", specs[head]);
+    return text;
 }
 
-static bool read_layer(const settings_file *file, uint32_t layer, kvant_role role, layer_role *out)
+static bool read_layer(kvant_scheme *scheme, const kvant_settings_info *info, uint32_t layer, kvant_role role, layer_role *out)
 {
-    kvant_settings_get_layer(file->settings, layer, role, &out->shape);
-    out->numbers = (double)out->shape.n_kv_heads * out->shape.head_dim;
+    const kvant_codec *const *codecs;
+    kvant_settings_get_layer(scheme_info(scheme).settings, layer, role, &out->shape);
+    const kvant_scheme_place place = { .size = sizeof place,
+                                       .role = role,
+                                       .layer = layer,
+                                       .n_layers = info->n_layers,
+                                       .n_kv_heads = out->shape.n_kv_heads,
+                                       .head_dim = out->shape.head_dim };
+    if (kvant_scheme_codecs(scheme, &place, &codecs) != KVANT_OK)
+        return complain("%s", kvant_error_message());
+    for (uint32_t head = 0; head < place.n_kv_heads; head++) {
+        kvant_codec_info codec = { .size = sizeof codec };
+        kvant_codec_get_info(codecs[head], &codec);
+        out->bits += codec.true_bits / place.n_kv_heads;
+    }
+    out->numbers = (double)place.n_kv_heads * place.head_dim;
     out->text = layer_specs(&out->shape);
     if (out->text == NULL)
         complain("out of memory");
-    return out->text != NULL && count_bits(file, layer, role, out);
+    return out->text != NULL;
 }
 
 static void print_head(const kvant_settings_info *info, double bits)
@@ -63,13 +77,13 @@ static void print_head(const kvant_settings_info *info, double bits)
 }
 
 /* layers: room for 2 of each layer, zeroed. */
-static bool print_layers(const settings_file *file, const kvant_settings_info *info, layer_role *layers,
+static bool print_layers(kvant_scheme *scheme, const kvant_settings_info *info, layer_role *layers,
                          report_cell *cells, bool json)
 {
     double sum = 0, numbers = 0;
     for (uint32_t i = 0; i < info->n_layers; i++) {
         layer_role *k = &layers[2 * i], *v = k + 1;
-        if (!read_layer(file, i, KVANT_ROLE_K, k) || !read_layer(file, i, KVANT_ROLE_V, v))
+        if (!read_layer(scheme, info, i, KVANT_ROLE_K, k) || !read_layer(scheme, info, i, KVANT_ROLE_V, v))
             return false;
         report_cell *row = cells + (size_t)i * N_COLUMNS;
         *row++ = CELL_NUMBER(i);
@@ -91,20 +105,22 @@ static bool print_layers(const settings_file *file, const kvant_settings_info *i
 
 int settings_table_print(const char *path, bool json)
 {
-    settings_file file;
+    const kvant_scheme_params params = { .size = sizeof params, .settings = path };
     kvant_settings_info info = { .size = sizeof info };
-    if (!settings_file_load("--config", path, NULL, &file))
+    kvant_scheme *scheme;
+    bool told = true;
+    if (!scheme_make(&params, &scheme, &told))
         return EXIT_USAGE;
-    kvant_settings_get_info(file.settings, &info);
+    kvant_settings_get_info(scheme_info(scheme).settings, &info);
     report_cell *cells = calloc(info.n_layers, N_COLUMNS * sizeof *cells);
     layer_role *layers = calloc(2 * (size_t)info.n_layers, sizeof *layers);
     if (cells == NULL || layers == NULL)
         complain("out of memory");
-    const bool ok = cells != NULL && layers != NULL && print_layers(&file, &info, layers, cells, json);
+    const bool ok = cells != NULL && layers != NULL && print_layers(scheme, &info, layers, cells, json);
     for (uint32_t i = 0; layers != NULL && i < 2 * info.n_layers; i++)
         free(layers[i].text);
     free(layers);
     free(cells);
-    settings_file_free(&file);
+    kvant_scheme_free(&scheme);
     return ok ? finish_output() : EXIT_RUNTIME;
 }

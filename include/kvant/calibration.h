@@ -87,12 +87,17 @@ KVANT_API kvant_status kvant_calibration_get_entry(const kvant_calibration *cali
                                                    uint32_t kv_head, kvant_role role,
                                                    kvant_calibration_entry *entry);
 
+/* A fingerprint of a model's file, for model_fingerprint: of its size and of 256 blocks of 4 KiB
+ * spread over it, read in a moment. 0 when the file cannot be read. It tells files apart and
+ * protects against nobody. */
+KVANT_API uint64_t kvant_model_fingerprint(const char *path);
+
 typedef struct kvant_calibrator kvant_calibrator;
 
 typedef struct kvant_calibrator_config {
     size_t size;       /* set by the caller to sizeof(kvant_calibrator_config) */
     const char *model; /* at most 255 bytes of UTF-8, copied; NULL: "" */
-    uint64_t model_fingerprint;
+    uint64_t model_fingerprint; /* kvant_model_fingerprint, or 0: none */
     uint64_t seed;
     const uint32_t *clusters; /* n_codebooks increasing numbers, 2 to KVANT_CALIBRATION_MAX_CLUSTERS */
     uint32_t n_codebooks;     /* 0: no k-means, no rows are kept for it */

@@ -31,6 +31,11 @@ typedef struct kvant_scheme_params {
     const char *protect_codec; /* spec of the protected layers; NULL: f16 */
     uint32_t protect;          /* that many first and last layers use protect_codec */
     uint64_t seed;             /* of random signs and rotations */
+    /* Path of the model's file, or NULL. Where no calibration is named and a codec or the preset
+     * takes one, model.kvcal beside model.gguf is used, if it was made with this very file. */
+    const char *model;
+    /* A scheme that outlives this one, or NULL: a calibration that it has is not read again. */
+    const kvant_scheme *like;
 } kvant_scheme_params;
 
 /* KVANT_ERR_ARGUMENT, KVANT_ERR_SPEC, KVANT_ERR_UNSUPPORTED (a codec needs a calibration),
@@ -62,6 +67,19 @@ KVANT_API kvant_status kvant_scheme_codecs(kvant_scheme *scheme, const kvant_sch
 KVANT_API kvant_status kvant_scheme_head_dim(const kvant_scheme *scheme, uint32_t layer, kvant_role role,
                                              uint32_t *head_dim);
 
+/* What is known of a model as a whole. */
+typedef struct kvant_scheme_model {
+    size_t size; /* set by the caller to sizeof(kvant_scheme_model) */
+    uint32_t n_layers, n_kv_heads;
+    uint32_t head_dim[2]; /* by kvant_role */
+} kvant_scheme_model;
+
+/* *bits = true bits per number of the keys and values of all layers, every stored byte counted. A
+ * settings file states the shape of every layer; elsewhere all are taken to be alike.
+ * KVANT_ERR_ARGUMENT when the settings file is for another model: another number of layers or kv
+ * heads, or no layer with such a head_dim. Errors as kvant_scheme_codecs. */
+KVANT_API kvant_status kvant_scheme_true_bits(kvant_scheme *scheme, const kvant_scheme_model *model, double *bits);
+
 /* *bytes = the most memory that a tensor of this layer can take, for rows of row_dim = n_kv_heads x
  * head_dim numbers: over every head_dim that is a multiple of 8 from 32 on and divides row_dim, or
  * head_dim alone when it is not 0, and over protected and ordinary codecs while n_layers is 0. The
@@ -77,6 +95,8 @@ typedef struct kvant_scheme_info {
     const kvant_settings *settings;       /* or NULL */
     const kvant_calibration *calibration; /* or NULL */
     bool needs_calibration;               /* some codec could not be made without it */
+    const char *calibration_path; /* named or beside the model; NULL: none, or the settings file's own */
+    const char *not_used;         /* of a calibration beside the model, why it is not used; or NULL */
 } kvant_scheme_info;
 
 KVANT_API kvant_status kvant_scheme_get_info(const kvant_scheme *scheme, kvant_scheme_info *info);

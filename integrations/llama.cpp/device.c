@@ -1,90 +1,213 @@
 /* device.c - see device.h.
  *
- * The device has the type GPU, because llama.cpp gives its KV cache to GPU devices (-ngl 99). It
- * supports the few operations that touch the cache and no operation that multiplies weights, so
- * weights stay on the CPU.
- */
+ * ggml's scheduler moves a node from the CPU back end to KVANT_ACCEL on two conditions: both have
+ * the same buffer type, and this back end supports the node and the buffers of its sources. So the
+ * device states the CPU's buffer type, and no tensor is ever copied.
+ *
+ * llama.cpp gives every context an instance of every ACCEL device. KVANT_ACCEL decides when a
+ * context is created, because a process may create contexts with and without the device (kvant
+ * bench model). Unwanted instances belong to a second device object, which supports nothing. */
 #include "device.h"
 
 #include <stdio.h>
+#include <stdlib.h>
 
-#include "backend.h"
 #include "buffer.h"
 #include "ggml_api.h"
 #include "log.h"
 #include "ops.h"
 #include "settings.h"
 
-static abi_device device;
-static uint8_t backend_guid[16] = { 0x6b, 0x76, 0x61, 0x6e, 0x74, 0x2d, 0x67, 0x67,
-                                    0x6d, 0x6c, 0x2d, 0x62, 0x61, 0x63, 0x6b, 0x31 };
+/* Until llama.cpp says otherwise, which it does before every graph. */
+#define DEFAULT_N_THREADS 2
 
-/* Back end: one instance a llama context */
+struct operation {
+    const int32_t *op; /* ggml's number, found at load time */
+    bool (*supported)(const abi_tensor *node);
+    int32_t (*compute)(kvp_compute *compute, abi_tensor *node);
+};
 
-static const char *device_name(void)
+/* What tells the devices apart; the context of an abi_device. */
+struct kind {
+    const char *name, *description;
+    int32_t type;
+    uint8_t guid[16];
+    bool views; /* takes operations that compute nothing, too */
+    struct operation operations[3];
+};
+
+static struct kind cache_kind = {
+    .name = "KVANT",
+    .description = "compressed KV cache (kvant " KVANT_VERSION_STRING ") in system memory",
+    .type = ABI_DEVICE_GPU,
+    .guid = { 0x6b, 0x76, 0x61, 0x6e, 0x74, 0x2d, 0x67, 0x67, 0x6d, 0x6c, 0x2d, 0x62, 0x61, 0x63, 0x6b, 0x31 },
+    .views = true,
+    .operations = { { &kvp_api.op.set_rows, kvp_set_rows_supported, kvp_set_rows },
+                    { &kvp_api.op.flash_attn_ext, kvp_attention_supported, kvp_attention },
+                    { &kvp_api.op.rope, kvp_rope_supported, kvp_rope } },
+};
+static struct kind accel_kind = {
+    .name = "KVANT_ACCEL",
+    .description = "attention over llama.cpp's own KV cache (kvant " KVANT_VERSION_STRING ")",
+    .type = ABI_DEVICE_ACCEL,
+    .guid = { 0x6b, 0x76, 0x61, 0x6e, 0x74, 0x2d, 0x67, 0x67, 0x6d, 0x6c, 0x2d, 0x61, 0x63, 0x63, 0x65, 0x6c },
+    .operations = { { &kvp_api.op.flash_attn_ext, kvp_block_attention_supported, kvp_block_attention } },
+};
+static abi_device cache_device, accel_device, dormant_device;
+
+static const struct operation *operation_of(const struct kind *kind, const abi_tensor *node)
 {
-    return "KVANT";
+    for (size_t i = 0; i < sizeof(kind->operations) / sizeof(kind->operations[0]); i++)
+        if (kind->operations[i].op != NULL && *kind->operations[i].op == node->op)
+            return &kind->operations[i];
+    return NULL;
 }
+
+/* Operations that compute nothing. */
+static bool is_view(const abi_tensor *op)
+{
+    return op->op == kvp_api.op.none || op->op == kvp_api.op.view || op->op == kvp_api.op.permute ||
+           op->op == kvp_api.op.reshape || op->op == kvp_api.op.transpose;
+}
+
+/* Back ends: one instance per llama context and device */
 
 static const char *backend_get_name(abi_backend *backend)
 {
-    (void)backend;
-    return device_name();
+    return ((const struct kind *)backend->device->context)->name;
 }
 
-static int32_t compute_node(kvp_compute *compute, abi_tensor *node)
+void *kvp_compute_workspace(kvp_compute *compute, size_t bytes)
 {
-    if (node->op == kvp_api.op.set_rows)
-        return kvp_set_rows(compute, node);
-    if (node->op == kvp_api.op.flash_attn_ext)
-        return kvp_attention(compute, node);
-    if (node->op == kvp_api.op.rope)
-        return kvp_rope(compute, node);
-    if (kvp_is_view_op(node))
+    size_t rounded = (bytes + 63) / 64 * 64;
+
+    if (bytes <= compute->workspace_bytes)
+        return compute->workspace;
+    free(compute->workspace);
+    compute->workspace = rounded >= bytes ? aligned_alloc(64, rounded) : NULL;
+    compute->workspace_bytes = compute->workspace != NULL ? rounded : 0;
+    return compute->workspace;
+}
+
+static void backend_free(abi_backend *backend)
+{
+    kvp_compute *compute = backend->context;
+
+    free(compute->workspace);
+    free(compute->masks);
+    free(compute->table);
+    kvp_host_threads_release(&compute->host_threads);
+    if (compute->cpu != NULL)
+        kvp_api.backend_free(compute->cpu);
+    free(compute);
+    free(backend);
+}
+
+void kvp_backend_set_n_threads(abi_backend *backend, int n_threads)
+{
+    kvp_compute *compute = backend->context;
+
+    compute->n_threads = n_threads > 0 ? (uint32_t)n_threads : 1;
+    kvp_host_threads_update(&compute->host_threads);
+}
+
+static int32_t compute_node(const struct kind *kind, kvp_compute *compute, abi_tensor *node)
+{
+    const struct operation *operation = operation_of(kind, node);
+
+    if (operation != NULL)
+        return operation->compute(compute, node);
+    if (is_view(node))
         return ABI_STATUS_SUCCESS;
     kvp_error("%s: operation %s is not supported", node->name, kvp_api.op_name(node->op));
     return ABI_STATUS_FAILED;
 }
 
+/* The nodes that are to be computed, in order, until one fails. */
 static int32_t backend_graph_compute(abi_backend *backend, abi_graph *graph)
 {
-    return kvp_graph_compute(backend, graph, compute_node);
+    kvp_compute *compute = backend->context;
+    int32_t status = ABI_STATUS_SUCCESS;
+    int n = kvp_api.graph_n_nodes(graph);
+
+    kvp_host_threads_borrow(&compute->host_threads);
+    for (int i = 0; i < n && status == ABI_STATUS_SUCCESS; i++) {
+        abi_tensor *node = kvp_api.graph_node(graph, i);
+        if ((node->flags & ABI_TENSOR_FLAG_COMPUTE) != 0)
+            status = compute_node(backend->device->context, compute, node);
+    }
+    kvp_host_threads_return(&compute->host_threads);
+    return status;
 }
 
-static abi_backend *device_init_backend(abi_device *self, const char *params)
+static abi_backend *backend_create(abi_device *device, bool fp32)
 {
     static const abi_backend_iface iface = { .get_name = backend_get_name,
-                                             .free = kvp_backend_free,
+                                             .free = backend_free,
                                              .graph_compute = backend_graph_compute };
-    abi_backend *backend;
+    abi_backend *backend = calloc(1, sizeof(*backend));
+    kvp_compute *compute = calloc(1, sizeof(*compute));
+    char err[256] = "";
+    bool lend;
+
+    if (!kvp_settings_read_switch("KVANT_HOST_THREADS", kvp_api.tested, &lend, err, sizeof(err)))
+        kvp_error("%s", err);
+    if (err[0] != '\0' || backend == NULL || compute == NULL) {
+        free(backend);
+        free(compute);
+        return NULL;
+    }
+    if (lend)
+        kvp_host_threads_use(&compute->host_threads);
+    compute->n_threads = DEFAULT_N_THREADS;
+    compute->fp32 = fp32;
+    *backend = (abi_backend){
+        .guid = &((struct kind *)device->context)->guid, .iface = iface, .device = device, .context = compute
+    };
+    return backend;
+}
+
+/* llama.cpp creates a context's back ends before its caches. */
+static abi_backend *cache_init_backend(abi_device *self, const char *params)
+{
     char err[768] = "";
     bool fp32;
 
     (void)params;
-    /* llama.cpp creates a context's back ends before its caches. */
-    if (!kvp_settings_read_switch("KVANT_FP32", false, &fp32, err, sizeof(err)) ||
-        !kvp_kv_new_context(err, sizeof(err))) {
-        kvp_error("%s", err);
-        return NULL;
-    }
-    backend = kvp_backend_create(self, &backend_guid, &iface);
-    if (backend != NULL)
-        ((kvp_compute *)backend->context)->fp32 = fp32;
-    return backend;
+    if (kvp_settings_read_switch("KVANT_FP32", false, &fp32, err, sizeof(err)) &&
+        kvp_kv_new_context(err, sizeof(err)))
+        return backend_create(self, fp32);
+    kvp_error("%s", err);
+    return NULL;
 }
 
-/* Device */
+static abi_backend *accel_init_backend(abi_device *self, const char *params)
+{
+    char err[256] = "";
+    bool wanted = false;
+
+    (void)self;
+    (void)params;
+    if (!kvp_settings_read_switch("KVANT_ACCEL", false, &wanted, err, sizeof(err)))
+        kvp_error("%s", err);
+    return backend_create(wanted ? &accel_device : &dormant_device, false);
+}
+
+/* Devices */
 
 static const char *device_get_name(abi_device *self)
 {
-    (void)self;
-    return device_name();
+    return ((const struct kind *)self->context)->name;
 }
 
 static const char *device_get_description(abi_device *self)
 {
-    (void)self;
-    return "compressed KV cache (kvant " KVANT_VERSION_STRING ") in system memory";
+    return ((const struct kind *)self->context)->description;
+}
+
+static int32_t device_get_type(abi_device *self)
+{
+    return ((const struct kind *)self->context)->type;
 }
 
 /* One field of /proc/meminfo, in bytes; 0 when it cannot be read, which ggml takes for "not
@@ -103,69 +226,70 @@ static size_t meminfo(const char *format)
     return (size_t)kib * 1024;
 }
 
+/* 0 of 0 bytes is how devices without memory of their own answer. */
 static void device_get_memory(abi_device *self, size_t *free_bytes, size_t *total)
 {
-    (void)self;
-    *free_bytes = meminfo("MemAvailable: %llu");
-    *total = meminfo("MemTotal: %llu");
-}
-
-static int32_t device_get_type(abi_device *self)
-{
-    (void)self;
-    return ABI_DEVICE_GPU;
+    *free_bytes = self == &cache_device ? meminfo("MemAvailable: %llu") : 0;
+    *total = self == &cache_device ? meminfo("MemTotal: %llu") : 0;
 }
 
 static void device_get_props(abi_device *self, abi_device_props *props)
 {
-    *props = (abi_device_props){
-        .name = device_get_name(self),
-        .description = device_get_description(self),
-        .type = ABI_DEVICE_GPU,
-        .caps = { .mmap_support = true },
-    };
+    *props = (abi_device_props){ .name = device_get_name(self),
+                                 .description = device_get_description(self),
+                                 .type = device_get_type(self),
+                                 .caps = { .mmap_support = true } };
     device_get_memory(self, &props->memory_free, &props->memory_total);
 }
 
 static abi_buft *device_get_buffer_type(abi_device *self)
 {
-    (void)self;
-    return kvp_buft();
+    return self == &cache_device ? kvp_buft() : kvp_api.cpu_buffer_type();
 }
 
 static bool device_supports_op(abi_device *self, const abi_tensor *op)
 {
-    (void)self;
-    if (op->op == kvp_api.op.set_rows)
-        return kvp_set_rows_supported(op);
-    if (op->op == kvp_api.op.flash_attn_ext)
-        return kvp_attention_supported(op);
-    if (op->op == kvp_api.op.rope)
-        return kvp_rope_supported(op);
-    return kvp_is_view_op(op);
+    const struct kind *kind = self->context;
+    const struct operation *operation = operation_of(kind, op);
+
+    if (self == &dormant_device)
+        return false;
+    return operation != NULL ? operation->supported(op) : kind->views && is_view(op);
 }
 
 /* Host memory is read in place: queries, new rows and masks are not copied. */
 static bool device_supports_buft(abi_device *self, abi_buft *buft)
 {
-    (void)self;
-    return buft == kvp_buft() || kvp_api.buft_is_host(buft);
+    return (self == &cache_device && buft == kvp_buft()) || kvp_api.buft_is_host(buft);
 }
 
-abi_device *kvp_device_setup(int api, abi_reg *reg)
+static abi_device device_of(struct kind *kind, abi_reg *reg,
+                            abi_backend *(*init_backend)(abi_device *self, const char *params))
 {
-    device = (abi_device){
+    return (abi_device){
         .iface = { .get_name = device_get_name,
                    .get_description = device_get_description,
                    .get_memory = device_get_memory,
                    .get_type = device_get_type,
                    .get_props = device_get_props,
-                   .init_backend = device_init_backend,
+                   .init_backend = init_backend,
                    .get_buffer_type = device_get_buffer_type,
                    .supports_op = device_supports_op,
                    .supports_buft = device_supports_buft },
         .reg = reg,
+        .context = kind,
     };
-    kvp_buft_setup(api, &device);
-    return &device;
+}
+
+abi_device *kvp_device_setup(int api, abi_reg *reg)
+{
+    cache_device = device_of(&cache_kind, reg, cache_init_backend);
+    kvp_buft_setup(api, &cache_device);
+    return &cache_device;
+}
+
+abi_device *kvp_accel_setup(abi_reg *reg)
+{
+    accel_device = dormant_device = device_of(&accel_kind, reg, accel_init_backend);
+    return &accel_device;
 }

@@ -15,12 +15,6 @@
 /* Beyond what any model has; a number in a name must not run over. */
 #define MAX_LAYER 100000u
 
-/* What ggml was told a tensor of this shape takes. */
-struct decision {
-    kvp_kv_shape shape;
-    size_t reserved;
-};
-
 /* One llama context: its settings, and the tensors of all its caches (a model with a sliding window
  * has two). */
 struct kvp_layers {
@@ -29,8 +23,6 @@ struct kvp_layers {
     uint32_t n_here; /* layers whose keys are here */
     bool counted;    /* and it was said when they are not all */
     kvp_settings settings;
-    struct decision *decisions;
-    size_t n_decisions;
 };
 
 static pthread_mutex_t layers_lock = PTHREAD_MUTEX_INITIALIZER;
@@ -42,10 +34,8 @@ static void layers_release(void *user)
     struct kvp_layers *layers = user;
 
     pthread_mutex_lock(&layers_lock);
-    if (layers != NULL && --layers->n_users == 0) {
-        free(layers->decisions);
+    if (layers != NULL && --layers->n_users == 0)
         free(layers);
-    }
     pthread_mutex_unlock(&layers_lock);
 }
 
@@ -118,12 +108,6 @@ static void warn_of_missing(struct kvp_layers *layers)
     if (missing)
         kvp_error("warning: only %u of %u layers have a compressed cache, the others keep llama.cpp's own: set -ngl 99",
                   layers->n_here, layers->n);
-}
-
-static bool same_shape(const kvp_kv_shape *a, const kvp_kv_shape *b)
-{
-    return a->role == b->role && a->layer == b->layer && a->row == b->row && a->n_cells == b->n_cells &&
-           a->n_streams == b->n_streams;
 }
 
 bool kvp_kv_name(const char *name)
@@ -209,43 +193,20 @@ static uint32_t given_head_dim(const kvp_kv_shape *shape, const kvp_settings *se
     return head_dim != 0 ? head_dim : settings->head_dim;
 }
 
-/* Bytes for every plausible head_dim, or for the given one; 0 with a reason. */
-static size_t reserve(const kvp_kv_shape *shape, const kvp_settings *settings, char *err, size_t errlen)
-{
-    kvant_scheme_place place = place_of(shape, 0, given_head_dim(shape, settings));
-    kvant_tensor_params params;
-    size_t bytes;
-
-    if (!tensor_params(shape, &params, err, errlen))
-        return 0;
-    if (kvant_scheme_most_bytes(settings->scheme, &place, shape->row, &params, &bytes) == KVANT_OK)
-        return bytes;
-    snprintf(err, errlen, "%s", kvant_error_message());
-    return 0;
-}
-
 size_t kvp_kv_reserve(const kvp_kv_shape *shape, char *err, size_t errlen)
 {
     struct kvp_layers *layers = current_layers(err, errlen);
-    struct decision *decisions;
+    kvant_scheme_place place;
+    kvant_tensor_params params;
     size_t bytes;
 
-    if (layers == NULL)
+    if (layers == NULL || !tensor_params(shape, &params, err, errlen))
         return 0;
-    for (size_t i = 0; i < layers->n_decisions; i++)
-        if (same_shape(&layers->decisions[i].shape, shape))
-            return layers->decisions[i].reserved;
-    bytes = reserve(shape, &layers->settings, err, errlen);
-    if (bytes == 0)
-        return 0;
-    decisions = realloc(layers->decisions, (layers->n_decisions + 1) * sizeof(*decisions));
-    if (decisions == NULL) {
-        snprintf(err, errlen, "%s", kvant_strerror(KVANT_ERR_MEMORY));
-        return 0;
-    }
-    layers->decisions = decisions;
-    decisions[layers->n_decisions++] = (struct decision){ *shape, bytes };
-    return bytes;
+    place = place_of(shape, 0, given_head_dim(shape, &layers->settings));
+    if (kvant_scheme_most_bytes(layers->settings.scheme, &place, shape->row, &params, &bytes) == KVANT_OK)
+        return bytes;
+    snprintf(err, errlen, "%s", kvant_error_message());
+    return 0;
 }
 
 kvp_kv *kvp_kv_create(const char *name, const kvp_kv_shape *shape, void *memory, size_t reserved)

@@ -1,5 +1,10 @@
-/* kv_tensor.c - nominal fp16 rows over a compressed tensor: reading, writing, clearing, copying
- * (see kv_tensor.h). */
+/* kv_tensor.c - rows of a cache tensor (see kv_tensor.h): entering, nominal fp16 rows, clearing,
+ * copying.
+ *
+ * Rows of a cache with one stream go to the slots of its placement. Only the mask tells which
+ * sequence a row belongs to, and llama.cpp computes the mask after it stores the rows of the first
+ * layer. So rows of a batch that is not placed yet wait in a copy. They are stored when the
+ * attention node that reads them brings the mask, or when any other call needs them. */
 #define _GNU_SOURCE /* madvise */
 
 #include "kv_tensor.h"
@@ -17,6 +22,105 @@
  * they should be as long as the batch of a prompt. */
 #define BATCH_CELLS 512u
 
+#define NO_SINK (UINT32_MAX / 2) /* index of a block that is no sequence's first, whatever a codec's sink is */
+
+/* Entering */
+
+/* Tells the tensor of a block that begins anew. Windows are for the first KVP_WINDOW_SEQUENCES
+ * sequences. */
+static kvant_status assign_block(kvp_kv *kv, uint32_t block)
+{
+    kvp_block place = kvp_placement_block(kv->placement, block);
+    bool windows = place.sequence < KVP_WINDOW_SEQUENCES;
+    kvant_status status = KVANT_OK;
+
+    if (kv->generations[block] == place.generation)
+        return KVANT_OK;
+    if (kv->generations[block] != 0)
+        status = kvant_tensor_clear_blocks(kv->tensor, block, 1);
+    if (status == KVANT_OK)
+        status = kvant_tensor_assign(kv->tensor, block, windows ? place.sequence : 0, windows ? place.index : NO_SINK);
+    if (status == KVANT_OK)
+        kv->generations[block] = place.generation;
+    return status;
+}
+
+static kvant_status store(kvp_kv *kv, const int64_t *cells, size_t n, const float *rows, size_t stride,
+                          const kvp_mask *mask, uint32_t n_threads)
+{
+    int64_t *slots = malloc((n + 1) * sizeof(*slots));
+    kvant_status status = slots != NULL ? KVANT_OK : KVANT_ERR_MEMORY;
+
+    if (slots != NULL && kv->placement == NULL)
+        for (size_t i = 0; i < n; i++)
+            slots[i] = kvp_kv_slot(kv, cells[i]);
+    else if (slots != NULL && !kvp_placement_write(kv->placement, cells, n, mask, slots))
+        status = KVANT_ERR_MEMORY;
+    for (size_t i = 0; i < n && status == KVANT_OK && kv->placement != NULL; i++)
+        status = assign_block(kv, (uint32_t)(slots[i] / KVP_BLOCK));
+    if (status == KVANT_OK)
+        status = kvant_tensor_write(kv->tensor, slots, n, rows, stride, n_threads);
+    free(slots);
+    return status;
+}
+
+static bool is_finite(const float *rows, size_t stride, size_t n, size_t width)
+{
+    float sum = 0; /* a NaN or an infinity stays one, times 0 it is a NaN */
+
+    for (size_t i = 0; i < n; i++)
+        for (size_t j = 0; j < width; j++)
+            sum += rows[i * stride + j] * 0;
+    return sum == 0;
+}
+
+static kvant_status keep(kvp_kv *kv, const int64_t *cells, size_t n, const float *rows, size_t stride)
+{
+    const size_t width = kv->shape.row;
+    int64_t *copy = malloc(n * (sizeof(*cells) + width * sizeof(*rows)));
+
+    if (copy == NULL)
+        return KVANT_ERR_MEMORY;
+    kv->waiting = (struct kvp_waiting){ .cells = copy, .rows = (float *)(copy + n), .n = n };
+    memcpy(kv->waiting.cells, cells, n * sizeof(*cells));
+    for (size_t i = 0; i < n; i++)
+        memcpy(kv->waiting.rows + i * width, rows + i * stride, width * sizeof(*rows));
+    return KVANT_OK;
+}
+
+kvant_status kvp_kv_enter(kvp_kv *kv, const int64_t *cells, size_t n, const float *rows, size_t stride,
+                          uint32_t n_threads)
+{
+    kvant_status status = kvp_kv_flush(kv, NULL, n_threads);
+
+    if (status != KVANT_OK)
+        return status;
+    if (kv->placement == NULL || kvp_placement_is_last(kv->placement, cells, n))
+        return store(kv, cells, n, rows, stride, NULL, n_threads);
+    return is_finite(rows, stride, n, kv->shape.row) ? keep(kv, cells, n, rows, stride) : KVANT_ERR_NONFINITE;
+}
+
+void kvp_kv_forget_waiting(kvp_kv *kv)
+{
+    free(kv->waiting.cells);
+    kv->waiting = (struct kvp_waiting){ 0 };
+}
+
+kvant_status kvp_kv_flush(kvp_kv *kv, const kvp_mask *mask, uint32_t n_threads)
+{
+    kvant_status status;
+
+    if (kv->waiting.n == 0)
+        return KVANT_OK;
+    if (mask != NULL && (mask->rows == NULL || mask->n_tokens < kv->waiting.n))
+        mask = NULL;
+    status = store(kv, kv->waiting.cells, kv->waiting.n, kv->waiting.rows, kv->shape.row, mask, n_threads);
+    kvp_kv_forget_waiting(kv);
+    return status;
+}
+
+/* Nominal rows */
+
 size_t kvp_kv_row_bytes(const kvp_kv *kv)
 {
     return (size_t)kv->shape.row * sizeof(uint16_t);
@@ -25,13 +129,6 @@ size_t kvp_kv_row_bytes(const kvp_kv *kv)
 size_t kvp_kv_stream_bytes(const kvp_kv *kv)
 {
     return kvp_kv_row_bytes(kv) * kv->shape.n_cells;
-}
-
-static bool in_range(const kvp_kv *kv, size_t offset, size_t size)
-{
-    size_t total = kvp_kv_stream_bytes(kv) * kv->shape.n_streams;
-
-    return offset <= total && size <= total - offset;
 }
 
 /* A run of cells of one stream, at most a batch, that covers the start of the nominal bytes
@@ -101,15 +198,18 @@ static kvant_status read_cells(const kvp_kv *kv, size_t cell, size_t n, float *r
     return status;
 }
 
+static bool succeeded(const kvp_kv *kv, const char *verb, const struct batch *batch, kvant_status status)
+{
+    if (status != KVANT_OK)
+        kvp_error("%s: cannot %s cells %zu to %zu: %s", kv->name, verb, batch->cell, batch->cell + batch->n_cells - 1,
+                  kvant_strerror(status));
+    return status == KVANT_OK;
+}
+
 static bool decode_batch(const kvp_kv *kv, const struct batch *batch, struct scratch *scratch)
 {
-    kvant_status status = read_cells(kv, batch->cell, batch->n_cells, scratch->rows);
-
-    if (status != KVANT_OK) {
-        kvp_error("%s: cannot read cells %zu to %zu: %s", kv->name, batch->cell, batch->cell + batch->n_cells - 1,
-                  kvant_strerror(status));
+    if (!succeeded(kv, "read", batch, read_cells(kv, batch->cell, batch->n_cells, scratch->rows)))
         return false;
-    }
     kvp_api.fp32_to_fp16_row(scratch->rows, scratch->halves, (int64_t)batch->n_cells * kv->shape.row);
     return true;
 }
@@ -117,85 +217,84 @@ static bool decode_batch(const kvp_kv *kv, const struct batch *batch, struct scr
 static bool encode_batch(kvp_kv *kv, const struct batch *batch, struct scratch *scratch)
 {
     int64_t cells[BATCH_CELLS];
-    kvant_status status;
 
     for (size_t i = 0; i < batch->n_cells; i++)
         cells[i] = (int64_t)(batch->cell + i);
     kvp_api.fp16_to_fp32_row(scratch->halves, scratch->rows, (int64_t)batch->n_cells * kv->shape.row);
-    status = kvp_kv_store(kv, cells, batch->n_cells, scratch->rows, kv->shape.row, NULL, 1);
-    if (status != KVANT_OK)
-        kvp_error("%s: cannot store cells %zu to %zu: %s", kv->name, batch->cell, batch->cell + batch->n_cells - 1,
-                  kvant_strerror(status));
-    return status == KVANT_OK;
+    return succeeded(kv, "store", batch,
+                     store(kv, cells, batch->n_cells, scratch->rows, kv->shape.row, NULL, 1));
 }
 
-static bool flushed(kvp_kv *kv)
+static bool read_batch(const kvp_kv *kv, const struct batch *batch, struct scratch *scratch, void *out)
 {
-    kvant_status status = kvp_kv_flush(kv, NULL, 1);
+    if (!decode_batch(kv, batch, scratch))
+        return false;
+    memcpy(out, (const char *)scratch->halves + batch->skip, batch->bytes);
+    return true;
+}
 
-    if (status != KVANT_OK)
+static bool write_batch(kvp_kv *kv, const struct batch *batch, struct scratch *scratch, const void *data)
+{
+    bool whole = batch->bytes == batch->n_cells * kvp_kv_row_bytes(kv);
+
+    if (!whole && !decode_batch(kv, batch, scratch))
+        return false;
+    memcpy((char *)scratch->halves + batch->skip, data, batch->bytes);
+    return encode_batch(kv, batch, scratch);
+}
+
+/* Batch by batch, to out or from data, whichever is there. */
+static bool translate(kvp_kv *kv, size_t offset, size_t size, char *out, const char *data)
+{
+    struct scratch scratch;
+    kvant_status status = kvp_kv_flush(kv, NULL, 1);
+    bool ok = status == KVANT_OK;
+
+    if (!ok)
         kvp_error("%s: cannot store new rows: %s", kv->name, kvant_strerror(status));
-    return status == KVANT_OK;
+    if (!ok || !scratch_create(kv, &scratch))
+        return false;
+    for (size_t done = 0; ok && done < size;) {
+        struct batch batch = next_batch(kv, offset + done, size - done);
+        ok = out != NULL ? read_batch(kv, &batch, &scratch, out + done)
+                         : write_batch(kv, &batch, &scratch, data + done);
+        done += batch.bytes;
+    }
+    free(scratch.rows);
+    return ok;
+}
+
+static bool in_range(const kvp_kv *kv, const char *verb, size_t offset, size_t size)
+{
+    size_t total = kvp_kv_stream_bytes(kv) * kv->shape.n_streams;
+
+    if (offset <= total && size <= total - offset)
+        return true;
+    kvp_error("%s: %s of %zu bytes at %zu is outside of the tensor", kv->name, verb, size, offset);
+    return false;
 }
 
 bool kvp_kv_read(kvp_kv *kv, size_t offset, size_t size, void *out)
 {
-    struct scratch scratch;
-    bool ok = true;
-
-    if (!in_range(kv, offset, size)) {
-        kvp_error("%s: read of %zu bytes at %zu is outside of the tensor", kv->name, size, offset);
+    if (!in_range(kv, "read", offset, size))
         return false;
-    }
-    if (kv->tensor == NULL) {
-        memset(out, 0, size); /* unbound, so never written */
-        return true;
-    }
-    if (!flushed(kv) || !scratch_create(kv, &scratch))
-        return false;
-    while (ok && size > 0) {
-        struct batch batch = next_batch(kv, offset, size);
-        ok = decode_batch(kv, &batch, &scratch);
-        if (ok)
-            memcpy(out, (const char *)scratch.halves + batch.skip, batch.bytes);
-        out = (char *)out + batch.bytes;
-        offset += batch.bytes;
-        size -= batch.bytes;
-    }
-    free(scratch.rows);
-    return ok;
+    if (kv->tensor != NULL)
+        return translate(kv, offset, size, out, NULL);
+    memset(out, 0, size); /* unbound, so never written */
+    return true;
 }
 
 bool kvp_kv_write(kvp_kv *kv, size_t offset, size_t size, const void *data)
 {
-    struct scratch scratch;
-    bool ok = true;
-
-    if (!in_range(kv, offset, size)) {
-        kvp_error("%s: write of %zu bytes at %zu is outside of the tensor", kv->name, size, offset);
+    if (!in_range(kv, "write", offset, size))
         return false;
-    }
-    if (!kvp_kv_ready(kv)) {
-        kvp_error("%s: head_dim is not known yet, nothing was stored; set KVANT_HEAD_DIM to the model's", kv->name);
-        return false;
-    }
-    if (!flushed(kv) || !scratch_create(kv, &scratch))
-        return false;
-    while (ok && size > 0) {
-        struct batch batch = next_batch(kv, offset, size);
-        bool whole = batch.bytes == batch.n_cells * kvp_kv_row_bytes(kv);
-        ok = whole || decode_batch(kv, &batch, &scratch);
-        if (ok) {
-            memcpy((char *)scratch.halves + batch.skip, data, batch.bytes);
-            ok = encode_batch(kv, &batch, &scratch);
-        }
-        data = (const char *)data + batch.bytes;
-        offset += batch.bytes;
-        size -= batch.bytes;
-    }
-    free(scratch.rows);
-    return ok;
+    if (kvp_kv_ready(kv))
+        return translate(kv, offset, size, NULL, data);
+    kvp_error("%s: head_dim is not known yet, nothing was stored; set KVANT_HEAD_DIM to the model's", kv->name);
+    return false;
 }
+
+/* Clearing and copying */
 
 /* Whole pages of the system inside the tensor's memory are given back, which zeroes them; the rest
  * is zeroed. */

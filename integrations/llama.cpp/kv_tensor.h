@@ -35,9 +35,9 @@ typedef struct kvp_kv_shape {
 
 struct kvp_layers; /* what the tensors of one llama context know of each other */
 
-/* Rows that entered and are not stored yet (kv_placed.c). */
+/* Rows that entered and are not stored yet. */
 struct kvp_waiting {
-    int64_t *cells;
+    int64_t *cells; /* and behind them the rows, in one allocation */
     float *rows;
     size_t n;
 };
@@ -74,8 +74,8 @@ bool kvp_kv_shape_read(const abi_tensor *tensor, kvp_kv_shape *shape, char *err,
 bool kvp_kv_new_context(char *err, size_t errlen);
 
 /* Bytes that hold the cells for every plausible head_dim (or for the given one), whether the layer
- * is a protected one or not; 0 with a line in err. Decided once for a shape and context: ggml asks
- * several times and places the next tensor by the answer. */
+ * is a protected one or not; 0 with a line in err. ggml asks several times and places the next
+ * tensor by the answer, which depends on the shape and on the context's settings alone. */
 size_t kvp_kv_reserve(const kvp_kv_shape *shape, char *err, size_t errlen);
 
 /* memory: reserved bytes, zeroed, aligned to KVANT_PAGE_ALIGN, owned by the caller. NULL when out
@@ -102,9 +102,7 @@ kvant_status kvp_kv_enter(kvp_kv *kv, const int64_t *cells, size_t n, const floa
                           uint32_t n_threads);
 kvant_status kvp_kv_flush(kvp_kv *kv, const kvp_mask *mask, uint32_t n_threads);
 
-/* Stores at once; and drops what waits. */
-kvant_status kvp_kv_store(kvp_kv *kv, const int64_t *cells, size_t n, const float *rows, size_t stride,
-                          const kvp_mask *mask, uint32_t n_threads);
+/* Drops what waits. */
 void kvp_kv_forget_waiting(kvp_kv *kv);
 
 /* The slot of a cell, numbered over all streams: streams begin with a block of their own. -1 when a

@@ -11,8 +11,6 @@
 #include <stdbool.h>
 #include <stdint.h>
 
-#include <kvant/attention.h>
-
 #include "abi.h"
 #include "host_threads.h"
 
@@ -29,9 +27,8 @@ typedef struct kvp_compute {
     kvp_host_threads host_threads;
 } kvp_compute;
 
-/* At least bytes of workspace, or NULL. Earlier contents are lost. */
+/* At least bytes of workspace, or NULL. Earlier contents are lost (device.c). */
 void *kvp_compute_workspace(kvp_compute *compute, size_t bytes);
-void kvp_compute_release(kvp_compute *compute);
 
 /* dst[index[i]] = rows[i] for whole rows of a cache tensor. */
 bool kvp_set_rows_supported(const abi_tensor *node);
@@ -44,13 +41,6 @@ int32_t kvp_attention(kvp_compute *compute, abi_tensor *node);
 /* The same on rows of ggml's own formats in host memory. */
 bool kvp_block_attention_supported(const abi_tensor *node);
 int32_t kvp_block_attention(kvp_compute *compute, abi_tensor *node);
-
-/* What both compute for one stream of the node, without where keys and values are. */
-kvant_attention_problem kvp_attention_problem(const kvp_compute *compute, const abi_tensor *node, size_t stream);
-
-/* Masks of both: one for all heads, for one stream or for each of q's; NULL fits. */
-bool kvp_mask_fits(const abi_tensor *mask, const abi_tensor *q, const abi_tensor *k);
-const uint16_t *kvp_mask_of_stream(const abi_tensor *mask, size_t stream);
 
 /* RoPE in place on cached keys: the context shift. */
 bool kvp_rope_supported(const abi_tensor *node);

@@ -1,17 +1,21 @@
-/* ops_attention.c - FLASH_ATTN_EXT with keys and values in a compressed cache.
+/* ops_attention.c - FLASH_ATTN_EXT with keys and values in a compressed cache, or in ggml's own
+ * formats in host memory.
  *
  * Shapes as ggml has them (first index fastest; s = streams taking part):
  *   q     [head_dim of k, tokens, heads, s]        f32
- *   k, v  [head_dim, cells, kv heads, s]           views of a cache tensor, permuted, whole streams from the
- *                                                  first
+ *   k, v  [head_dim, cells, kv heads, s]           of a cache: views of a cache tensor, permuted, whole
+ *                                                  streams from the first; else any strided view with
+ *                                                  whole rows (the channels of a token and head)
  *   mask  [cells, tokens or more, 1, 1 or s]       f16
  *   sinks [heads]                                  f32
  *   out   [head_dim of v, heads, tokens, s]        f32
  *
- * Nodes with a mask per head, or with keys outside a cache, are left to the CPU back end. The
- * scheduler then copies decoded rows to it, which is correct but slow.
+ * Declined nodes go to the CPU back end: nodes with a mask per head, with keys outside a cache, of
+ * other types, or with a head_dim that is no multiple of the format's block. From a compressed cache
+ * the scheduler then copies decoded rows, which is correct but slow.
  */
 #include <kvant/attention.h>
+#include <kvant/block_attention.h>
 
 #include <stdlib.h>
 #include <string.h>
@@ -37,27 +41,23 @@ static bool cells_view(const abi_tensor *view, uint32_t *first_stream)
     return *first_stream + view->ne[3] <= root->ne[2];
 }
 
-bool kvp_mask_fits(const abi_tensor *mask, const abi_tensor *q, const abi_tensor *k)
+/* One mask for all heads, for one stream or for each of q's; none fits. */
+static bool mask_fits(const abi_tensor *mask, const abi_tensor *q, const abi_tensor *k)
 {
     return mask == NULL ||
            (mask->type == ABI_TYPE_F16 && mask->nb[0] == sizeof(uint16_t) && mask->ne[0] >= k->ne[1] &&
             mask->ne[1] >= q->ne[1] && mask->ne[2] == 1 && (mask->ne[3] == 1 || mask->ne[3] == q->ne[3]));
 }
 
-const uint16_t *kvp_mask_of_stream(const abi_tensor *mask, size_t stream)
-{
-    return (const uint16_t *)(const void *)((const char *)mask->data +
-                                            (mask->ne[3] > 1 ? stream * mask->nb[3] : 0));
-}
-
+/* What nodes of both devices have to be. */
 static bool shapes_fit(const abi_tensor *node)
 {
     const abi_tensor *q = node->src[0], *k = node->src[1], *v = node->src[2], *sinks = node->src[4];
 
     return q->type == ABI_TYPE_F32 && q->nb[0] == sizeof(float) && node->type == ABI_TYPE_F32 &&
            node->nb[0] == sizeof(float) && q->ne[0] == k->ne[0] && k->ne[1] == v->ne[1] && k->ne[2] == v->ne[2] &&
-           q->ne[2] % k->ne[2] == 0 && q->ne[3] == k->ne[3] && q->ne[3] == v->ne[3] &&
-           kvp_mask_fits(node->src[3], q, k) && (sinks == NULL || sinks->type == ABI_TYPE_F32);
+           k->ne[2] > 0 && q->ne[2] % k->ne[2] == 0 && q->ne[3] == k->ne[3] && q->ne[3] == v->ne[3] &&
+           mask_fits(node->src[3], q, k) && (sinks == NULL || sinks->type == ABI_TYPE_F32);
 }
 
 /* Learns head_dim from the node. While llama.cpp only estimates memory there are no cells to bind
@@ -84,9 +84,11 @@ bool kvp_attention_supported(const abi_tensor *node)
     return false;
 }
 
-kvant_attention_problem kvp_attention_problem(const kvp_compute *compute, const abi_tensor *node, size_t stream)
+/* One stream of the node, without where keys and values are. */
+static kvant_attention_problem problem_of(const kvp_compute *compute, const abi_tensor *node, size_t stream)
 {
     const abi_tensor *q = node->src[0], *k = node->src[1], *mask = node->src[3], *sinks = node->src[4];
+    const size_t mask_offset = mask != NULL && mask->ne[3] > 1 ? stream * mask->nb[3] : 0;
     float parameters[3]; /* scale, max_bias, logit_softcap */
 
     memcpy(parameters, node->op_params, sizeof(parameters));
@@ -99,7 +101,7 @@ kvant_attention_problem kvp_attention_problem(const kvp_compute *compute, const 
         .q = (const float *)(const void *)((const char *)q->data + stream * q->nb[3]),
         .q_token_stride = q->nb[1] / sizeof(float),
         .q_head_stride = q->nb[2] / sizeof(float),
-        .mask = mask != NULL ? kvp_mask_of_stream(mask, stream) : NULL,
+        .mask = mask != NULL ? (const uint16_t *)(const void *)((const char *)mask->data + mask_offset) : NULL,
         .mask_token_stride = mask != NULL ? mask->nb[1] / sizeof(uint16_t) : 0,
         .sinks = sinks != NULL ? sinks->data : NULL,
         .scale = parameters[0],
@@ -177,7 +179,7 @@ static bool sequence_begins(const kvp_placement *placement, uint32_t n_queries, 
 
 static kvant_status attend_placed(kvp_compute *compute, const abi_tensor *node, kvp_kv *k, kvp_kv *v)
 {
-    kvant_attention_problem problem = kvp_attention_problem(compute, node, 0);
+    kvant_attention_problem problem = problem_of(compute, node, 0);
     kvp_mask mask = { problem.mask, problem.mask_token_stride, problem.n_tokens, problem.n_queries };
     kvant_status status = kvp_kv_flush(k, &mask, compute->n_threads);
 
@@ -191,35 +193,100 @@ static kvant_status attend_placed(kvp_compute *compute, const abi_tensor *node, 
     return status;
 }
 
-/* One stream of the node. */
-static kvant_status attend(kvp_compute *compute, const abi_tensor *node, uint32_t first_stream, size_t stream)
+static kvant_status attend_cells(kvp_compute *compute, const abi_tensor *node, size_t stream)
 {
     kvp_kv *k = kvp_kv_of(node->src[1]), *v = kvp_kv_of(node->src[2]);
-    kvant_attention_problem problem = kvp_attention_problem(compute, node, stream);
+    kvant_attention_problem problem = problem_of(compute, node, stream);
+    uint32_t first_stream = 0;
 
     if (k->placement != v->placement) /* keys and values of one layer lie in one buffer */
         return KVANT_ERR_UNSUPPORTED;
     if (k->placement != NULL)
         return attend_placed(compute, node, k, v);
+    cells_view(node->src[1], &first_stream);
     problem.first_block = (uint32_t)(kvp_kv_slot(k, (int64_t)k->shape.n_cells * (first_stream + (int64_t)stream)) /
                                      KVANT_PAGE_TOKENS);
     return run(compute, k, v, &problem);
 }
 
-int32_t kvp_attention(kvp_compute *compute, abi_tensor *node)
+/* Every stream of the node. */
+static int32_t attend_all(kvp_compute *compute, const abi_tensor *node, const char *name,
+                          kvant_status (*attend)(kvp_compute *compute, const abi_tensor *node, size_t stream))
 {
-    uint32_t first_stream;
-
-    if (!kvp_attention_supported(node) || kvp_kv_of(node->src[1]) == NULL || kvp_kv_of(node->src[2]) == NULL)
-        return ABI_STATUS_FAILED;
-    cells_view(node->src[1], &first_stream);
     for (int64_t s = 0; s < node->src[0]->ne[3]; s++) {
-        kvant_status status = attend(compute, node, first_stream, (size_t)s);
+        kvant_status status = attend(compute, node, (size_t)s);
         if (status != KVANT_OK) {
-            kvp_error("%s: attention failed: %s", kvp_root(node->src[1])->name,
+            kvp_error("%s: attention failed: %s", name,
                       status == KVANT_ERR_MEMORY ? kvant_strerror(status) : kvant_error_message());
             return status == KVANT_ERR_MEMORY ? ABI_STATUS_ALLOC_FAILED : ABI_STATUS_FAILED;
         }
     }
     return ABI_STATUS_SUCCESS;
+}
+
+int32_t kvp_attention(kvp_compute *compute, abi_tensor *node)
+{
+    if (!kvp_attention_supported(node) || kvp_kv_of(node->src[1]) == NULL || kvp_kv_of(node->src[2]) == NULL)
+        return ABI_STATUS_FAILED;
+    return attend_all(compute, node, kvp_root(node->src[1])->name, attend_cells);
+}
+
+/* ggml's own formats */
+
+/* The library states formats with ggml's numbers; this is where they meet. */
+static bool rows_supported(const abi_tensor *view)
+{
+    return view->ne[0] > 0 && view->ne[0] <= KVANT_BLOCK_MAX_HEAD_DIM &&
+           kvant_block_row_bytes((kvant_block_type)view->type, (uint32_t)view->ne[0]) != 0 &&
+           view->ne[1] <= UINT32_MAX;
+}
+
+static bool in_whole_floats(const abi_tensor *tensor)
+{
+    return tensor->nb[1] % sizeof(float) == 0 && tensor->nb[2] % sizeof(float) == 0 && tensor->ne[1] <= UINT32_MAX &&
+           tensor->ne[2] <= UINT32_MAX;
+}
+
+bool kvp_block_attention_supported(const abi_tensor *node)
+{
+    const abi_tensor *q = node->src[0], *k = node->src[1], *v = node->src[2];
+
+    return q != NULL && k != NULL && v != NULL && shapes_fit(node) && in_whole_floats(q) && in_whole_floats(node) &&
+           rows_supported(k) && rows_supported(v);
+}
+
+/* Stream s of a view. */
+static kvant_block_rows rows_of(const abi_tensor *view, size_t s)
+{
+    size_t offset = s * view->nb[3];
+
+    return (kvant_block_rows){ .size = sizeof(kvant_block_rows),
+                               .type = (kvant_block_type)view->type,
+                               .head_dim = (uint32_t)view->ne[0],
+                               .n_kv_heads = (uint32_t)view->ne[2],
+                               .data = (const char *)view->data + offset,
+                               .bytes = kvp_api.nbytes(view) - offset,
+                               .token_stride = view->nb[1],
+                               .head_stride = view->nb[2] };
+}
+
+static kvant_status attend_rows(kvp_compute *compute, const abi_tensor *node, size_t stream)
+{
+    kvant_block_rows k = rows_of(node->src[1], stream), v = rows_of(node->src[2], stream);
+    kvant_attention_problem problem = problem_of(compute, node, stream);
+    size_t bytes;
+    kvant_status status = kvant_block_attention_workspace(&k, &v, &problem, &bytes);
+
+    if (status != KVANT_OK)
+        return status;
+    if (kvp_compute_workspace(compute, bytes) == NULL)
+        return KVANT_ERR_MEMORY;
+    return kvant_block_attention(&k, &v, &problem, compute->workspace, compute->workspace_bytes);
+}
+
+int32_t kvp_block_attention(kvp_compute *compute, abi_tensor *node)
+{
+    if (!kvp_block_attention_supported(node))
+        return ABI_STATUS_FAILED;
+    return attend_all(compute, node, node->name, attend_rows);
 }

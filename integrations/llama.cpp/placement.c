@@ -9,6 +9,7 @@
 
 struct kvp_placement {
     uint32_t n_cells, n_blocks;
+    uint32_t n_moved; /* cells whose slot has another number */
     uint64_t now;
     int64_t restored; /* last cell of a batch without a mask */
     int64_t *batch;   /* cells of the last batch, n_batch of them */
@@ -77,6 +78,7 @@ void kvp_placement_clear(kvp_placement *p)
         p->slot_of[cell] = NOWHERE;
     p->restored = NOWHERE;
     p->n_batch = 0;
+    p->n_moved = 0;
     for (uint32_t slot = 0; slot < p->n_blocks * KVP_BLOCK; slot++)
         p->cell_of[slot] = NOWHERE;
     for (uint32_t block = 0; block < p->n_blocks; block++) {
@@ -169,6 +171,7 @@ static void leave(kvp_placement *p, int64_t cell)
     if (slot < 0)
         return;
     block = block_of(p, slot);
+    p->n_moved -= slot != cell;
     p->slot_of[cell] = NOWHERE;
     p->cell_of[slot] = NOWHERE;
     if (--block->n_used == 0)
@@ -185,6 +188,7 @@ static void enter(kvp_placement *p, int64_t cell, int32_t slot)
         leave(p, cell);
         if (block->n_used++ == 0)
             p->n_of[block->sequence]++;
+        p->n_moved += slot != cell;
         p->slot_of[cell] = slot;
         p->cell_of[slot] = (int32_t)cell;
     }
@@ -343,12 +347,20 @@ void kvp_placement_gather(const kvp_placement *p, const kvp_mask *mask, uint32_t
     }
 }
 
-bool kvp_placement_in_order(const kvp_placement *p, const int32_t *table, uint32_t n_blocks)
+static bool block_in_order(const kvp_placement *p, uint32_t block, uint32_t index)
 {
-    for (uint32_t i = 0; i < n_blocks * KVP_BLOCK; i++) {
-        int32_t cell = p->cell_of[(uint32_t)table[i / KVP_BLOCK] * KVP_BLOCK + i % KVP_BLOCK];
-        if (cell >= 0 && cell != (int32_t)i)
+    for (uint32_t i = 0; i < KVP_BLOCK; i++) {
+        int32_t cell = p->cell_of[block * KVP_BLOCK + i];
+        if (cell >= 0 && cell != (int32_t)(index * KVP_BLOCK + i))
             return false;
     }
+    return true;
+}
+
+bool kvp_placement_in_order(const kvp_placement *p, const int32_t *table, uint32_t n_blocks)
+{
+    for (uint32_t i = 0; i < n_blocks; i++)
+        if (p->n_moved == 0 ? table[i] != (int32_t)i : !block_in_order(p, (uint32_t)table[i], i))
+            return false;
     return true;
 }

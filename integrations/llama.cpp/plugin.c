@@ -5,9 +5,7 @@
  * so the devices KVANT_ACCEL and KVANT never appear together. */
 #include <string.h>
 
-#include "accel.h"
 #include "attributes.h"
-#include "backend.h"
 #include "buffer.h"
 #include "device.h"
 #include "ggml_api.h"

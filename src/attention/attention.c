@@ -7,6 +7,8 @@
 #include "../base/parallel.h"
 #include "unit.h"
 
+#define INFINITY_BITS 0x7f800000u
+
 typedef struct job {
     const kvant_attention_plan *plan;
     const kvant_kernels *kernels;
@@ -68,15 +70,11 @@ static float join_sink(const kvant_attention_problem *p, uint32_t head, float *m
 
 /* Integer products and the search for the largest score lose NaNs on the way, so outputs get them
  * from the query. */
-static bool has_nan(const kvant_attention_plan *plan, uint32_t query, uint32_t head)
+static bool has_nan(const job *j, uint32_t query, uint32_t head)
 {
-    const kvant_attention_problem *p = &plan->problem;
+    const kvant_attention_problem *p = &j->plan->problem;
     const float *q = p->q + query * p->q_token_stride + head * p->q_head_stride;
-    uint32_t d = plan->k ? plan->k->head_dim : plan->k_dim;
-    bool nan = false;
-    for (uint32_t i = 0; i < d; i++)
-        nan |= q[i] != q[i];
-    return nan;
+    return j->kernels->magnitude(q, j->plan->k ? j->plan->k->head_dim : j->plan->k_dim) > INFINITY_BITS;
 }
 
 static void fill_nan(const kvant_attention_plan *plan, uint32_t query, uint32_t head)
@@ -90,12 +88,12 @@ static void fill_nan(const kvant_attention_plan *plan, uint32_t query, uint32_t 
         p->lse[(size_t)query * p->n_heads + head] = NAN;
 }
 
-static void finish_row(const kvant_attention_plan *plan, uint32_t query, uint32_t head, float max,
-                       const row_sums *from)
+static void finish_row(const job *j, uint32_t query, uint32_t head, float max, const row_sums *from)
 {
+    const kvant_attention_plan *plan = j->plan;
     const kvant_attention_problem *p = &plan->problem;
     float total = 0;
-    if (has_nan(plan, query, head)) {
+    if (has_nan(j, query, head)) {
         fill_nan(plan, query, head);
         return;
     }
@@ -131,13 +129,14 @@ static void store_partials(const job *j, const kvant_attention_unit *unit, size_
     }
 }
 
-static void finish_unit(const kvant_attention_plan *plan, const kvant_attention_unit *unit)
+static void finish_unit(const job *j, const kvant_attention_unit *unit)
 {
+    const kvant_attention_plan *plan = j->plan;
     size_t versions = plan->v_versions.n;
     for (uint32_t row = 0; row < unit->n_rows; row++) {
         row_sums from = { unit->sums[0] + (size_t)row * plan->v_dim, versions > 1 ? unit->sums[1] - unit->sums[0] : 0,
                           unit->totals[0] + row, versions > 1 ? unit->totals[1] - unit->totals[0] : 0 };
-        finish_row(plan, unit->first_query + row / plan->group_heads,
+        finish_row(j, unit->first_query + row / plan->group_heads,
                    unit->kv_head * plan->group_heads + row % plan->group_heads, unit->max[row], &from);
     }
 }
@@ -163,12 +162,11 @@ static void run_unit(void *context, size_t index, uint32_t worker)
         unit.queries[v] = queries_of(j, v, row);
         unit.offsets[v] = offsets_of(j, v, row);
     }
-    kvant_attention_unit_bind(plan, &unit, j->workspace + plan->scratch + worker * plan->scratch_stride);
-    kvant_attention_unit_run(plan, j->kernels, &unit);
+    kvant_attention_unit_run(plan, j->kernels, &unit, j->workspace + plan->scratch + worker * plan->scratch_stride);
     if (plan->n_splits > 1)
         store_partials(j, &unit, row, split);
     else
-        finish_unit(plan, &unit);
+        finish_unit(j, &unit);
 }
 
 /* Adds the splits of a row in order, whatever thread computed them, into the first one. */
@@ -188,7 +186,7 @@ static void combine_row(const job *j, uint32_t query, uint32_t head)
             sums[i] = (split ? sums[i] : 0) + p[KVANT_ATTENTION_HEAD + i] * factor;
     }
     row_sums from = { sums, plan->v_dim, first + 1, 1 };
-    finish_row(plan, query, head, max, &from);
+    finish_row(j, query, head, max, &from);
 }
 
 kvant_status kvant_attention_run(const kvant_attention_plan *plan, void *workspace, size_t bytes)

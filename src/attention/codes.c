@@ -13,7 +13,9 @@ static size_t dot_stride(const kvant_attention_plan *plan)
     return (plan->v_dim + KVANT_PAGE_TOKENS - 1) / KVANT_PAGE_TOKENS * KVANT_PAGE_TOKENS;
 }
 
-bool kvant_attention_codes_suit(const kvant_attention_plan *plan, const kvant_codec *codec)
+/* With many query rows, pages of several bands or of chunks are unpacked instead: unpacking once is
+ * cheaper than corrections per row. */
+static bool suits(const kvant_attention_plan *plan, const kvant_codec *codec)
 {
     if (plan->problem.exact)
         return false;
@@ -61,16 +63,17 @@ static size_t lay_out(const kvant_attention_plan *plan, uint32_t kv_head, kvant_
     const kvant_codec *k = plan->k->codecs[kv_head], *v = plan->v->codecs[kv_head];
     size_t rows = kvant_attention_rows(plan), used = 0;
     void *dots = NULL, *lines = NULL;
-    bool k_suits = kvant_attention_codes_suit(plan, k), v_suits = kvant_attention_codes_suit(plan, v);
-    if (!k_suits && !v_suits)
+    codes->k_suits = suits(plan, k);
+    codes->v_suits = suits(plan, v);
+    if (!codes->k_suits && !codes->v_suits)
         return 0;
-    for (uint32_t version = 0; k_suits && version < plan->k_versions.n; version++) {
+    for (uint32_t version = 0; codes->k_suits && version < plan->k_versions.n; version++) {
         void *queries = NULL;
         take(scratch, &used, rows * k->product.n_columns, sizeof(float), &queries);
         take_integers(scratch, &used, &k->product, rows, &codes->query[version]);
         codes->queries[version] = queries;
     }
-    if (v_suits)
+    if (codes->v_suits)
         take_integers(scratch, &used, &v->product, rows, &codes->weight);
     take(scratch, &used, rows * dot_stride(plan), sizeof(int32_t), &dots);
     take(scratch, &used, 1, sizeof(kvant_code_lines), &lines);

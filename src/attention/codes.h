@@ -1,6 +1,6 @@
 /* codes.h - attention on the codes of pages: scores and weighted sums are products of codes and
- * 16-bit integers (kernels.h). No page is unpacked. kvant_attention_codes_suit refuses codecs
- * without such products.
+ * 16-bit integers (kernels.h). No page is unpacked. Codecs without such products do not suit; none
+ * suits when the caller wants fp32.
  *
  * Both products multiply a row of numbers a (a query, or weights) with the matrix of a page.
  * Columns are channels of K or tokens of V. Lines (scale, zero point) belong to rows or to columns
@@ -34,16 +34,12 @@ typedef struct kvant_attention_integers {
 } kvant_attention_integers;
 
 typedef struct kvant_attention_codes {
+    bool k_suits, v_suits; /* whether sealed pages of the kv head are multiplied as codes */
     float *queries[KVANT_MAX_VERSIONS]; /* per version of the keys: n_rows x columns of K, in the order of positions */
     kvant_attention_integers query[KVANT_MAX_VERSIONS], weight;
     kvant_code_lines *lines; /* of the page in hand: too large for a small stack */
     int32_t *dots; /* n_rows x 64 or v_dim, in whole blocks of 64 */
 } kvant_attention_codes;
-
-/* Whether attention multiplies the pages of a codec as codes: not when the caller wants fp32. With
- * many query rows, pages of several bands or of chunks are unpacked instead: unpacking once is
- * cheaper than corrections per row. */
-bool kvant_attention_codes_suit(const kvant_attention_plan *plan, const kvant_codec *codec);
 
 /* Floats of scratch that bind needs for any kv head: 0 where no codec suits. */
 size_t kvant_attention_codes_floats(const kvant_attention_plan *plan);

@@ -4,7 +4,11 @@
 
 #include "../base/attributes.h"
 #include "../base/error.h"
+#include "../blocks/format.h"
 #include "unit.h"
+
+/* Up to here query rows take open pages row by row. v_tile has room for their weights and sums. */
+#define DIRECT_ROWS 8u
 
 static float read_query(const kvant_attention_plan *plan, uint32_t version, uint32_t query, uint32_t head, float *out)
 {
@@ -15,10 +19,7 @@ static float read_query(const kvant_attention_plan *plan, uint32_t version, uint
     kvant_codec_transform_query(plan->k->codecs[kv_head], &affine, q, out);
     for (uint32_t i = 0; i < plan->k_dim; i++)
         out[i] = i < d ? out[i] * plan->score_scale : 0;
-    float offset = 0;
-    for (uint32_t i = 0; affine.center && i < d; i++)
-        offset += q[i] * affine.center[i];
-    return offset * plan->score_scale;
+    return affine.center ? kvant_kernels_get(KVANT_CPU_AUTO)->dot(q, affine.center, d) * plan->score_scale : 0;
 }
 
 /* Restores the order of channels and transforms back. */
@@ -69,8 +70,52 @@ static void unpack(const kvant_kernels *kernels, const kvant_page_ref *ref, floa
 static void begin(const kvant_attention_plan *plan, const kvant_kernels *kernels, kvant_attention_unit *unit)
 {
     const kvant_codec *k = plan->k->codecs[unit->kv_head];
-    for (uint32_t v = 0; v < plan->k_versions.n && kvant_attention_codes_suit(plan, k); v++)
+    for (uint32_t v = 0; v < plan->k_versions.n && unit->codes.k_suits; v++)
         kvant_attention_codes_set_queries(plan, kernels, k, &unit->codes, v, unit->queries[v], unit->n_rows);
+}
+
+/* Whether a few query rows take the fp16 rows of open pages as they lie: a tile for all rows would
+ * cost more than their products. */
+static bool takes_rows(const kvant_tensor *tensor, const kvant_page_ref *ref, const kvant_attention_unit *unit)
+{
+    return ref->open && unit->n_rows <= DIRECT_ROWS && tensor->head_dim % KVANT_BLOCK_PART == 0;
+}
+
+static kvant_block_page rows_of(const kvant_tensor *tensor, const kvant_page_ref *ref)
+{
+    return (kvant_block_page){ .type = KVANT_BLOCK_F16,
+                               .n_tokens = KVANT_PAGE_TOKENS,
+                               .head_dim = tensor->head_dim,
+                               .rows = ref->page,
+                               .stride = tensor->head_dim * sizeof(uint16_t) };
+}
+
+/* Rows are in the order of tokens, scores at kvant_token_position. */
+static void score_rows(const kvant_attention_plan *plan, const kvant_kernels *kernels, kvant_attention_unit *unit,
+                       const kvant_page_ref *k)
+{
+    const kvant_block_page rows = rows_of(plan->k, k);
+    float *in_order = unit->k_tile;
+    kernels->block_scores(&rows, unit->queries[unit->k_version], plan->k_dim, in_order, unit->n_rows);
+    for (uint32_t i = 0; i < unit->n_rows * KVANT_PAGE_TOKENS; i++)
+        unit->scores[i / KVANT_PAGE_TOKENS * KVANT_PAGE_TOKENS + kvant_token_position(i % KVANT_PAGE_TOKENS)] =
+            in_order[i];
+}
+
+static void add_rows(const kvant_attention_plan *plan, const kvant_kernels *kernels, kvant_attention_unit *unit,
+                     const kvant_page_ref *v)
+{
+    const kvant_block_page rows = rows_of(plan->v, v);
+    float *weights = unit->v_tile, *sums = weights + (size_t)unit->n_rows * KVANT_PAGE_TOKENS;
+    for (uint32_t i = 0; i < unit->n_rows * KVANT_PAGE_TOKENS; i++)
+        weights[i] =
+            unit->scores[i / KVANT_PAGE_TOKENS * KVANT_PAGE_TOKENS + kvant_token_position(i % KVANT_PAGE_TOKENS)];
+    memset(sums, 0, (size_t)unit->n_rows * plan->v_dim * sizeof *sums);
+    kernels->block_sums(&rows, weights, sums, plan->v_dim, unit->n_rows);
+    for (uint32_t row = 0; row < unit->n_rows; row++)
+        for (uint32_t j = 0; j < plan->v_dim; j++)
+            unit->sums[unit->v_version][row * plan->v_dim + kvant_layout_row_position(&v->codec->layout, j)] +=
+                sums[row * plan->v_dim + j];
 }
 
 static void score(const kvant_attention_plan *plan, const kvant_kernels *kernels, kvant_attention_unit *unit,
@@ -78,12 +123,14 @@ static void score(const kvant_attention_plan *plan, const kvant_kernels *kernels
 {
     kvant_page_ref k = kvant_tensor_page(plan->k, (uint32_t)kvant_attention_block(plan, page), unit->kv_head);
     fetch_next(plan, plan->k, unit, page);
-    if (!k.open && kvant_attention_codes_suit(plan, k.codec)) {
+    if (!k.open && unit->codes.k_suits) {
         kvant_attention_codes_score(plan, kernels, &unit->codes, unit->k_version, k, unit->n_rows, unit->scores);
-        return;
+    } else if (takes_rows(plan->k, &k, unit)) {
+        score_rows(plan, kernels, unit, &k);
+    } else {
+        unpack(kernels, &k, unit->k_tile);
+        kvant_attention_score_tile(plan, kernels, unit);
     }
-    unpack(kernels, &k, unit->k_tile);
-    kvant_attention_score_tile(plan, kernels, unit);
 }
 
 static void add(const kvant_attention_plan *plan, const kvant_kernels *kernels, kvant_attention_unit *unit,
@@ -91,13 +138,15 @@ static void add(const kvant_attention_plan *plan, const kvant_kernels *kernels, 
 {
     kvant_page_ref v = kvant_tensor_page(plan->v, (uint32_t)kvant_attention_block(plan, page), unit->kv_head);
     fetch_next(plan, plan->v, unit, page);
-    if (!v.open && kvant_attention_codes_suit(plan, v.codec)) {
+    if (!v.open && unit->codes.v_suits) {
         kvant_attention_codes_add(plan, kernels, &unit->codes, v, unit->n_rows, unit->scores,
                                   unit->sums[unit->v_version]);
-        return;
+    } else if (takes_rows(plan->v, &v, unit)) {
+        add_rows(plan, kernels, unit, &v);
+    } else {
+        unpack(kernels, &v, unit->v_tile);
+        kvant_attention_add_tile(plan, kernels, unit);
     }
-    unpack(kernels, &v, unit->v_tile);
-    kvant_attention_add_tile(plan, kernels, unit);
 }
 
 static const kvant_attention_reader reader = {

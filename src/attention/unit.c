@@ -14,7 +14,8 @@
 
 typedef enum visibility { ALL_VISIBLE, ALL_HIDDEN, MIXED } visibility;
 
-void kvant_attention_unit_bind(const kvant_attention_plan *plan, kvant_attention_unit *unit, float *scratch)
+/* Points the unit's buffers into scratch. */
+static void bind(const kvant_attention_plan *plan, kvant_attention_unit *unit, float *scratch)
 {
     size_t rows = kvant_attention_rows(plan), padded_rows = (rows + 15) / 16 * 16;
     unit->k_tile = scratch;
@@ -212,8 +213,9 @@ static void run_page(const kvant_attention_plan *plan, const kvant_kernels *kern
 }
 
 void kvant_attention_unit_run(const kvant_attention_plan *plan, const kvant_kernels *kernels,
-                              kvant_attention_unit *unit)
+                              kvant_attention_unit *unit, float *scratch)
 {
+    bind(plan, unit, scratch);
     for (uint32_t v = 0; v < plan->v_versions.n; v++) {
         memset(unit->sums[v], 0, (size_t)unit->n_rows * plan->v_dim * sizeof(float));
         memset(unit->totals[v], 0, unit->n_rows * sizeof(float));

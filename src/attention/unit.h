@@ -44,12 +44,9 @@ typedef struct kvant_attention_reader {
                 uint32_t page);
 } kvant_attention_reader;
 
-/* Points the unit's buffers into scratch (plan->scratch_stride floats). */
-void kvant_attention_unit_bind(const kvant_attention_plan *plan, kvant_attention_unit *unit, float *scratch);
-
-/* Runs over the unit's pages. */
+/* Runs over the unit's pages, with buffers in scratch (plan->scratch_stride floats). */
 void kvant_attention_unit_run(const kvant_attention_plan *plan, const kvant_kernels *kernels,
-                              kvant_attention_unit *unit);
+                              kvant_attention_unit *unit, float *scratch);
 
 /* For readers: unit->scores = queries x k_tile, k_dim x 64; the version's sums += weights x v_tile,
  * 64 x v_dim. */

@@ -8,6 +8,7 @@
 #include <pthread.h>
 #include <stdio.h>
 #include <string.h>
+#include <unistd.h>
 
 #include "../base/abi.h"
 #include "../base/alloc.h"
@@ -18,6 +19,7 @@
 #define MIN_HEAD_DIM 32u
 #define HEAD_DIM_STEP 8u
 #define MAX_SPEC 256u
+#define MAX_PATH 4096u
 
 typedef struct made_codec {
     struct made_codec *next;
@@ -43,7 +45,9 @@ struct kvant_scheme {
     uint64_t seed;
     kvant_settings *settings;
     kvant_calibration *calibration;
-    bool needs_calibration;
+    bool needs_calibration, borrowed; /* the calibration is another scheme's */
+    char calibration_path[MAX_PATH];
+    char not_used[MAX_PATH + 512]; /* "" or why a calibration beside the model is not used */
     pthread_mutex_t lock; /* guards what follows */
     made_codec *codecs;
     made_list *lists;
@@ -69,14 +73,39 @@ static kvant_status read_preset(kvant_scheme *scheme, const char *name)
     return read_spec("values", preset.v, scheme->spec[KVANT_ROLE_V]);
 }
 
+/* Schemes of many configurations share one calibration. */
+static bool borrow(kvant_scheme *scheme, const kvant_scheme *like)
+{
+    scheme->borrowed = like && like->calibration;
+    if (scheme->borrowed)
+        scheme->calibration = like->calibration;
+    return scheme->borrowed;
+}
+
+static void drop_calibration(kvant_scheme *scheme)
+{
+    if (!scheme->borrowed)
+        kvant_calibration_free(&scheme->calibration);
+    scheme->calibration = NULL;
+    scheme->borrowed = false;
+}
+
 static bool has_checksum(const kvant_calibration *calibration, uint64_t checksum)
 {
     kvant_calibration_info info = { .size = sizeof info };
     return calibration && kvant_calibration_get_info(calibration, &info) == KVANT_OK && info.checksum == checksum;
 }
 
+/* Reasons begin with the file, as those of the file system do by themselves. */
+static kvant_status refuse_file(const char *path, kvant_status status, const char *err)
+{
+    if (strncmp(err, path, strlen(path)) == 0)
+        return kvant_fail(NULL, status, "%s", err);
+    return kvant_fail(NULL, status, "%s: %s", path, err[0] ? err : kvant_strerror(status));
+}
+
 /* Settings come with their own calibration, unless the caller's is that one. */
-static kvant_status read_settings(kvant_scheme *scheme, const char *path)
+static kvant_status read_settings(kvant_scheme *scheme, const char *path, const kvant_scheme *like)
 {
     kvant_settings_info info = { .size = sizeof info };
     char err[512] = "";
@@ -84,13 +113,53 @@ static kvant_status read_settings(kvant_scheme *scheme, const char *path)
     if (status == KVANT_OK)
         status = kvant_settings_get_info(scheme->settings, &info);
     if (status == KVANT_OK && info.calibration && !has_checksum(scheme->calibration, info.calibration_checksum)) {
-        kvant_calibration_free(&scheme->calibration);
-        status = kvant_settings_load_calibration(scheme->settings, NULL, &scheme->calibration, err, sizeof err);
+        drop_calibration(scheme);
+        scheme->calibration_path[0] = 0;
+        if (!like || !has_checksum(like->calibration, info.calibration_checksum) || !borrow(scheme, like))
+            status = kvant_settings_load_calibration(scheme->settings, NULL, &scheme->calibration, err, sizeof err);
     }
     if (status == KVANT_OK)
         status = kvant_settings_check(scheme->settings, scheme->calibration, err, sizeof err);
     scheme->needs_calibration = info.calibration != NULL;
-    return status == KVANT_OK ? status : kvant_fail(NULL, status, "%s", err[0] ? err : kvant_strerror(status));
+    return status == KVANT_OK ? status : refuse_file(path, status, err);
+}
+
+/* A calibration that was named. */
+static kvant_status read_calibration(kvant_scheme *scheme, const char *path, const kvant_scheme *like)
+{
+    char err[512] = "";
+    if (strlen(path) >= MAX_PATH)
+        return kvant_fail(NULL, KVANT_ERR_ARGUMENT, "the path of the calibration is longer than %u bytes", MAX_PATH - 1);
+    memcpy(scheme->calibration_path, path, strlen(path) + 1);
+    if (like && strcmp(like->calibration_path, path) == 0 && borrow(scheme, like))
+        return KVANT_OK;
+    kvant_status status = kvant_calibration_load(path, &scheme->calibration, err, sizeof err);
+    return status == KVANT_OK ? status : refuse_file(path, status, err);
+}
+
+/* model.kvcal beside model.gguf. It must have been made with this model: a matching shape is not
+ * enough. */
+static void find_calibration(kvant_scheme *scheme, const char *model, const kvant_scheme *like)
+{
+    kvant_calibration_info info = { .size = sizeof info };
+    char err[512] = "";
+    const size_t length = strlen(model), ending = strlen(".gguf");
+    const bool has_ending = length > ending && strcmp(model + length - ending, ".gguf") == 0;
+    const int n = snprintf(scheme->calibration_path, MAX_PATH, "%.*s.kvcal", (int)(has_ending ? length - ending : length), model);
+    if (like && strcmp(like->calibration_path, scheme->calibration_path) == 0 && borrow(scheme, like))
+        return;
+    if (n > 0 && (size_t)n < MAX_PATH && access(scheme->calibration_path, F_OK) == 0) {
+        if (kvant_calibration_load(scheme->calibration_path, &scheme->calibration, err, sizeof err) == KVANT_OK &&
+            kvant_calibration_get_info(scheme->calibration, &info) == KVANT_OK && info.model_fingerprint != 0 &&
+            info.model_fingerprint == kvant_model_fingerprint(model))
+            return;
+        const char *slash = strrchr(model, '/');
+        if (!err[0])
+            snprintf(err, sizeof err, "it was made with another file than %s", slash ? slash + 1 : model);
+        snprintf(scheme->not_used, sizeof scheme->not_used, "%s is not used: %s", scheme->calibration_path, err);
+    }
+    kvant_calibration_free(&scheme->calibration);
+    scheme->calibration_path[0] = 0;
 }
 
 /* Before a model is known: the spec works for one of the head dimensions that models use. */
@@ -115,34 +184,47 @@ static kvant_status check_specs(kvant_scheme *scheme)
     return KVANT_OK;
 }
 
+static bool takes_calibration(const char *spec, kvant_role role)
+{
+    int needed = 0;
+    return kvant_codec_needs_calibration(spec, role, &needed, NULL, 0) == KVANT_OK && needed;
+}
+
+/* A preset always has a use for one; a codec when it cannot be made without. */
 static kvant_status read_specs(kvant_scheme *scheme, const kvant_scheme_params *p)
 {
+    const bool preset = !p->k && !p->v;
     KVANT_FORWARD(read_spec("protected layers", p->protect_codec ? p->protect_codec : "f16", scheme->protect_codec));
     scheme->protect = p->protect;
-    if (!p->k && !p->v) {
-        KVANT_FORWARD(read_preset(scheme, p->preset ? p->preset : KVANT_PRESET_DEFAULT));
-    } else {
+    if (!preset) {
         KVANT_FORWARD(read_spec("keys", p->k ? p->k : p->v, scheme->spec[KVANT_ROLE_K]));
         KVANT_FORWARD(read_spec("values", p->v ? p->v : p->k, scheme->spec[KVANT_ROLE_V]));
     }
-    return check_specs(scheme);
+    if (!scheme->calibration && p->model &&
+        (preset || takes_calibration(scheme->spec[KVANT_ROLE_K], KVANT_ROLE_K) ||
+         takes_calibration(scheme->spec[KVANT_ROLE_V], KVANT_ROLE_V)))
+        find_calibration(scheme, p->model, p->like);
+    if (preset)
+        KVANT_FORWARD(read_preset(scheme, p->preset ? p->preset : KVANT_PRESET_DEFAULT));
+    const kvant_status status = check_specs(scheme);
+    if (status != KVANT_ERR_UNSUPPORTED || !scheme->not_used[0])
+        return status;
+    char why[512];
+    snprintf(why, sizeof why, "%s", kvant_error_message());
+    return kvant_fail(NULL, status, "%s; %s", why, scheme->not_used);
 }
 
 static kvant_status fill(kvant_scheme *scheme, const kvant_scheme_params *p)
 {
-    char err[512] = "";
     scheme->seed = p->seed;
     if ((p->preset != NULL) + (p->k || p->v) + (p->settings != NULL) > 1 ||
         (p->settings && (p->protect || p->protect_codec)))
         return kvant_fail(NULL, KVANT_ERR_ARGUMENT,
                           "preset, specs and a settings file each choose the codecs: give one of them%s",
                           p->settings ? "; a settings file says what its protected layers have" : "");
-    if (p->calibration) {
-        kvant_status status = kvant_calibration_load(p->calibration, &scheme->calibration, err, sizeof err);
-        if (status != KVANT_OK)
-            return kvant_fail(NULL, status, "%s", err);
-    }
-    return p->settings ? read_settings(scheme, p->settings) : read_specs(scheme, p);
+    if (p->calibration)
+        KVANT_FORWARD(read_calibration(scheme, p->calibration, p->like));
+    return p->settings ? read_settings(scheme, p->settings, p->like) : read_specs(scheme, p);
 }
 
 kvant_status kvant_scheme_create(const kvant_scheme_params *params, kvant_scheme **out)
@@ -177,7 +259,7 @@ void kvant_scheme_free(kvant_scheme **scheme)
         kvant_free(l);
     }
     kvant_settings_free(&(*scheme)->settings);
-    kvant_calibration_free(&(*scheme)->calibration);
+    drop_calibration(*scheme);
     pthread_mutex_destroy(&(*scheme)->lock);
     kvant_free(*scheme);
     *scheme = NULL;
@@ -389,6 +471,81 @@ kvant_status kvant_scheme_most_bytes(kvant_scheme *scheme, const kvant_scheme_pl
     return KVANT_OK;
 }
 
+/* A settings file is for the model when its layers have the model's heads. Models may mix head
+ * dimensions, of which only one is known here. */
+static kvant_status check_model(const kvant_scheme *scheme, const kvant_scheme_model *model)
+{
+    kvant_settings_info info = { .size = sizeof info };
+    kvant_settings_layer first = { .spec = NULL }, layer;
+    bool found[2] = { false, false };
+    if (!scheme->settings)
+        return KVANT_OK;
+    KVANT_FORWARD(kvant_settings_get_info(scheme->settings, &info));
+    KVANT_FORWARD(kvant_settings_get_layer(scheme->settings, 0, KVANT_ROLE_K, &first));
+    for (uint32_t i = 0; i < 2 * info.n_layers; i++)
+        if (kvant_settings_get_layer(scheme->settings, i / 2, (kvant_role)(i % 2), &layer) == KVANT_OK)
+            found[i % 2] |= layer.head_dim == model->head_dim[i % 2];
+    if (info.n_layers == model->n_layers && first.n_kv_heads == model->n_kv_heads && found[0] && found[1])
+        return KVANT_OK;
+    return kvant_fail(NULL, KVANT_ERR_ARGUMENT,
+                      "the settings file is for another model: for %s with %u layers, %u kv heads of %u; this one has %u, %u of %u",
+                      info.model[0] ? info.model : "one with no name", info.n_layers, first.n_kv_heads, first.head_dim,
+                      model->n_layers, model->n_kv_heads, model->head_dim[KVANT_ROLE_K]);
+}
+
+/* Sizes do not depend on layer and kv head, so one codec of a spec answers for all. */
+static kvant_status bits_of(kvant_scheme *scheme, const char *spec, const kvant_scheme_place *place, double *bits)
+{
+    kvant_codec_info info = { .size = sizeof info };
+    const kvant_codec *codec = NULL;
+    for (const made_codec *m = scheme->codecs; m && !codec; m = m->next)
+        if (m->head_dim == place->head_dim && m->role == place->role && strcmp(m->spec, spec) == 0)
+            codec = m->codec;
+    if (!codec)
+        KVANT_FORWARD(make(scheme, spec, place, 0, &codec));
+    KVANT_FORWARD(kvant_codec_get_info(codec, &info));
+    *bits = info.true_bits;
+    return KVANT_OK;
+}
+
+static kvant_status add_bits(kvant_scheme *scheme, kvant_scheme_place place, double *sum, double *numbers)
+{
+    kvant_settings_layer layer;
+    double bits;
+    if (scheme->settings && kvant_settings_get_layer(scheme->settings, place.layer, place.role, &layer) == KVANT_OK) {
+        place.n_kv_heads = layer.n_kv_heads;
+        place.head_dim = layer.head_dim;
+    }
+    KVANT_FORWARD(choose(scheme, &place, &layer));
+    for (uint32_t head = 0; head < place.n_kv_heads; head++) {
+        KVANT_FORWARD(bits_of(scheme, layer.heads ? layer.heads[head] : layer.spec, &place, &bits));
+        *sum += bits * place.head_dim;
+        *numbers += place.head_dim;
+    }
+    return KVANT_OK;
+}
+
+kvant_status kvant_scheme_true_bits(kvant_scheme *scheme, const kvant_scheme_model *model, double *bits)
+{
+    kvant_scheme_model m;
+    double sum = 0, numbers = 0;
+    if (!scheme || !bits || !KVANT_TAKE(kvant_scheme_model, &m, model, head_dim) || !m.n_layers || !m.n_kv_heads)
+        return kvant_fail(NULL, KVANT_ERR_ARGUMENT, "scheme: the model is missing, has no layers, or its size field is not set");
+    kvant_status status = check_model(scheme, &m);
+    pthread_mutex_lock(&scheme->lock);
+    for (uint32_t i = 0; i < 2 * m.n_layers && status == KVANT_OK; i++) {
+        const kvant_scheme_place place = { .role = (kvant_role)(i % 2),
+                                           .layer = i / 2,
+                                           .n_layers = m.n_layers,
+                                           .n_kv_heads = m.n_kv_heads,
+                                           .head_dim = m.head_dim[i % 2] };
+        status = add_bits(scheme, place, &sum, &numbers);
+    }
+    pthread_mutex_unlock(&scheme->lock);
+    *bits = sum / numbers;
+    return status;
+}
+
 kvant_status kvant_scheme_get_info(const kvant_scheme *scheme, kvant_scheme_info *info)
 {
     KVANT_RETURN_IF(!scheme, KVANT_ERR_ARGUMENT);
@@ -398,6 +555,8 @@ kvant_status kvant_scheme_get_info(const kvant_scheme *scheme, kvant_scheme_info
                                .protect = scheme->protect,
                                .settings = scheme->settings,
                                .calibration = scheme->calibration,
-                               .needs_calibration = scheme->needs_calibration };
+                               .needs_calibration = scheme->needs_calibration,
+                               .calibration_path = scheme->calibration_path[0] ? scheme->calibration_path : NULL,
+                               .not_used = scheme->not_used[0] ? scheme->not_used : NULL };
     return KVANT_GIVE(kvant_scheme_info, info, &full, needs_calibration) ? KVANT_OK : KVANT_ERR_ARGUMENT;
 }

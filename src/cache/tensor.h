@@ -3,8 +3,7 @@
  *   tensor.c      sizes, creation, clearing, reading
  *   write.c       a batch of rows: check, choose versions, place, encode
  *   open.c        open pages: taking, sealing, opening again
- *   versions.c    centres and scales; the version of each row
- *   statistics.c  estimates of centre and scale from rows
+ *   versions.c    centres and scales: estimates from rows; the version of each row
  *   transfer.c    copies, export, import */
 #ifndef KVANT_CACHE_TENSOR_H
 #define KVANT_CACHE_TENSOR_H
@@ -14,7 +13,6 @@
 #include <string.h>
 
 #include "../codec/encode.h"
-#include "statistics.h"
 
 #define KVANT_NO_PAGE (-1)
 #define KVANT_CANDIDATE KVANT_MAX_VERSIONS /* place of a version that is not in force */
@@ -42,6 +40,16 @@ typedef struct kvant_tensor_version {
     uint32_t stamp;        /* another one whenever the numbers change */
     bool alive, learnt;    /* learnt: from rows, so center=first and norm=first are in force */
 } kvant_tensor_version;
+
+/* Rows seen, for estimates of centre and scale (versions.c). Rows are dealt into parts, each with
+ * sum, minimum and maximum per channel. */
+#define KVANT_STATISTICS_PARTS 8u
+
+typedef struct kvant_statistics {
+    uint32_t n;
+    size_t width;           /* channels of all kv heads */
+    float *sum, *min, *max; /* parts x width each, one allocation; NULL where nothing is learnt */
+} kvant_statistics;
 
 /* A stretch of neighbouring rows of a batch that go to one block. */
 typedef struct kvant_run {
@@ -261,6 +269,9 @@ int32_t kvant_version_find(kvant_tensor *tensor, const float *center, const floa
 /* The first learnt version is there: rows that waited for it are expressed in it, new blocks begin
  * with it. */
 void kvant_versions_begin(kvant_tensor *tensor, uint32_t version);
+
+/* Rows of `from` that wait for a first version take what was seen of them along. */
+void kvant_versions_share(const kvant_tensor *from, kvant_tensor *to);
 
 /* Whether rows wait in open blocks for the first version. */
 static inline bool kvant_versions_wait(const kvant_tensor *tensor)

@@ -15,15 +15,6 @@ static bool same_codecs(const kvant_tensor *a, const kvant_tensor *b)
     return a->n_kv_heads == b->n_kv_heads && memcmp(a->codecs, b->codecs, a->n_kv_heads * sizeof *a->codecs) == 0;
 }
 
-/* Rows that wait for a first version take what was seen of them along. */
-static void share_recent(const kvant_tensor *from, kvant_tensor *to)
-{
-    if (from == to || !kvant_versions_wait(from) || !kvant_versions_wait(to) || to->recent.n)
-        return;
-    to->recent.n = from->recent.n;
-    memcpy(to->recent.sum, from->recent.sum, 3 * KVANT_STATISTICS_PARTS * from->recent.width * sizeof(float));
-}
-
 static kvant_status no_version(void)
 {
     return kvant_fail(NULL, KVANT_ERR_FULL, "the tensor holds blocks of %u versions already", (unsigned)KVANT_MAX_VERSIONS);
@@ -101,29 +92,33 @@ static void copy_open(const kvant_tensor *from, uint32_t source, kvant_tensor *t
                      kvant_open_block_bytes(from));
 }
 
-/* The target is empty. */
+/* An empty block, which may have taken an open page, gets its slots, version and sealed pages (NULL:
+ * none). */
+static void fill(kvant_tensor *tensor, uint32_t block, uint32_t version, uint64_t written, const void *sealed)
+{
+    kvant_block *b = &tensor->blocks[block];
+    kvant_version_join(tensor, block, version);
+    b->written = written;
+    b->touched = sealed != NULL;
+    b->state = b->open_page < 0 ? KVANT_BLOCK_SEALED : b->state;
+    tensor->any_written = true;
+    if (sealed)
+        kvant_pages_copy(tensor, kvant_sealed_page(tensor, block, 0), sealed, tensor->block_bytes);
+}
+
 static void copy_block(const kvant_tensor *from, uint32_t source, kvant_tensor *to, uint32_t target,
                        uint32_t version)
 {
     const kvant_block *block = &from->blocks[source];
     if (!block->written)
         return;
-    kvant_version_join(to, target, version);
-    to->blocks[target].written = block->written;
-    to->any_written = true;
-    if (block->open_page >= 0) {
-        /* Within one tensor this may seal the source itself. */
-        int32_t page = kvant_open_take(to, target, 1);
-        if (block->open_page >= 0)
-            copy_open(from, source, to, target, page);
-        else
-            kvant_open_abandon(to, target);
-    }
-    if (to->blocks[target].open_page < 0)
-        to->blocks[target].state = KVANT_BLOCK_SEALED;
-    to->blocks[target].touched = block->touched;
-    if (block->touched)
-        kvant_pages_copy(to, kvant_sealed_page(to, target, 0), kvant_sealed_page(from, source, 0), from->block_bytes);
+    /* Within one tensor taking a page may seal the source itself. */
+    int32_t page = block->open_page >= 0 ? kvant_open_take(to, target, 1) : KVANT_NO_PAGE;
+    if (page >= 0 && block->open_page >= 0)
+        copy_open(from, source, to, target, page);
+    else if (page >= 0)
+        kvant_open_abandon(to, target);
+    fill(to, target, version, block->written, block->touched ? kvant_sealed_page(from, source, 0) : NULL);
 }
 
 static bool in_range(const kvant_tensor *tensor, uint32_t first, uint32_t n)
@@ -143,7 +138,7 @@ kvant_status kvant_tensor_copy(const kvant_tensor *from, uint32_t first, kvant_t
     KVANT_RETURN_IF(!finds_pages(from, first, n, to, to_first), no_page());
     KVANT_FORWARD(map_versions(from, first, n, to, map));
     begin_versions(from, to, map);
-    share_recent(from, to);
+    kvant_versions_share(from, to);
     for (uint32_t i = 0; i < n; i++)
         kvant_block_clear(to, to_first + i);
     for (uint32_t i = 0; i < n; i++)
@@ -305,19 +300,13 @@ kvant_status kvant_tensor_import(kvant_tensor *tensor, uint32_t block, const voi
     kvant_block_clear(tensor, block);
     if (!header.written)
         return KVANT_OK;
-    kvant_version_join(tensor, block, (uint32_t)version);
-    tensor->blocks[block].written = header.written;
-    tensor->any_written = true;
     if (header.open)
         page = kvant_open_take(tensor, block, 1);
     if (page >= 0) {
         tensor->open_pages[page].fresh = header.written;
         kvant_pages_copy(tensor, kvant_open_page_of(tensor, page, 0), pages, page_bytes(tensor, true));
-    } else {
-        kvant_pages_copy(tensor, kvant_sealed_page(tensor, block, 0), pages, page_bytes(tensor, false));
-        tensor->blocks[block].touched = true;
-        tensor->blocks[block].state = KVANT_BLOCK_SEALED;
     }
+    fill(tensor, block, (uint32_t)version, header.written, header.open ? NULL : pages);
     return kvant_pages_status(tensor);
 }
 

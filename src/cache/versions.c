@@ -1,10 +1,17 @@
-/* versions.c - see versions.h and tensor.h. */
+/* versions.c - centres and scales: their estimates from rows, and which version rows get (versions.h,
+ * tensor.h).
+ *
+ * An estimate is robust against a few outlier rows. A part of the rows that differs from the others
+ * more than they differ among themselves is clipped to that limit. So one part, whatever its rows,
+ * moves the result by a bounded amount. With ordinary rows the result is their mean and their
+ * largest distance from it. */
 #include "versions.h"
 
 #include <math.h>
 #include <string.h>
 
 #include "../base/alloc.h"
+#include "../base/attributes.h"
 
 /* The smallest scale, in parts of the head's largest: a channel that happened to be constant in the
  * rows seen must not blow up later ones. 2^-8 of the square roots stands for a range of 2^16
@@ -14,6 +21,109 @@
 /* Rows get a new version when an old one would make this many times the squared error of a new
  * one. */
 #define MOST_EXCESS 1.5f
+
+#define PARTS KVANT_STATISTICS_PARTS
+
+/* Rows of a batch that are looked at, spread over it. */
+#define MOST_ROWS 512u
+
+/* A part's largest distance counts up to this many times the median of the parts'. Of 8 parts of 8
+ * normally distributed rows the largest is 1.7 times the median, so ordinary rows are not touched;
+ * one outlier at most doubles a scale, a square root. */
+#define MOST_DISTANCE 4.0f
+
+/* Rows seen */
+
+static kvant_status create_statistics(kvant_statistics *statistics, size_t width)
+{
+    size_t n;
+    KVANT_RETURN_IF(!kvant_mul_size(width, 3 * PARTS, &n), KVANT_ERR_MEMORY);
+    statistics->sum = kvant_alloc(n, sizeof *statistics->sum);
+    KVANT_RETURN_IF(!statistics->sum, KVANT_ERR_MEMORY);
+    statistics->width = width;
+    statistics->min = statistics->sum + PARTS * width;
+    statistics->max = statistics->min + PARTS * width;
+    return KVANT_OK;
+}
+
+static void add_row(kvant_statistics *s, const float *row)
+{
+    size_t first = s->n % PARTS * s->width;
+    float *restrict sum = s->sum + first, *restrict min = s->min + first, *restrict max = s->max + first;
+    if (s->n < PARTS) {
+        memcpy(sum, row, s->width * sizeof *sum);
+        memcpy(min, row, s->width * sizeof *min);
+        memcpy(max, row, s->width * sizeof *max);
+    } else {
+        for (size_t j = 0; j < s->width; j++) {
+            sum[j] += row[j];
+            min[j] = row[j] < min[j] ? row[j] : min[j];
+            max[j] = row[j] > max[j] ? row[j] : max[j];
+        }
+    }
+    s->n++;
+}
+
+static void add_rows(kvant_statistics *statistics, const float *rows, size_t stride, size_t n)
+{
+    size_t taken = n < MOST_ROWS ? n : MOST_ROWS;
+    for (size_t i = 0; i < taken; i++)
+        add_row(statistics, rows + i * n / taken * stride);
+}
+
+static uint32_t parts_of(const kvant_statistics *s)
+{
+    return s->n < PARTS ? s->n : PARTS;
+}
+
+static uint32_t rows_of(const kvant_statistics *s, uint32_t part)
+{
+    return s->n / PARTS + (part < s->n % PARTS);
+}
+
+/* The lower middle one of n <= PARTS numbers. */
+static float median(const float *x, uint32_t n)
+{
+    float sorted[PARTS];
+    for (uint32_t i = 0; i < n; i++) {
+        uint32_t at = i;
+        for (; at > 0 && sorted[at - 1] > x[i]; at--)
+            sorted[at] = sorted[at - 1];
+        sorted[at] = x[i];
+    }
+    return sorted[(n - 1) / 2];
+}
+
+static float center_of(const kvant_statistics *s, size_t j)
+{
+    float mean[PARTS], range[PARTS];
+    uint32_t parts = parts_of(s);
+    for (uint32_t p = 0; p < parts; p++) {
+        mean[p] = s->sum[p * s->width + j] / (float)rows_of(s, p);
+        range[p] = s->max[p * s->width + j] - s->min[p * s->width + j];
+    }
+    /* Parts of one row have no range: then there is nothing to judge them by. */
+    float middle = median(mean, parts), limit = s->n > PARTS ? median(range, parts) : INFINITY;
+    double sum = 0;
+    for (uint32_t p = 0; p < parts; p++)
+        sum += (double)fminf(fmaxf(mean[p], middle - limit), middle + limit) * rows_of(s, p);
+    return (float)(sum / s->n);
+}
+
+/* The largest distance from the centre that is not an outlier's. */
+static float distance_of(const kvant_statistics *s, size_t j, float center)
+{
+    float distance[PARTS], largest = 0;
+    uint32_t parts = parts_of(s);
+    for (uint32_t p = 0; p < parts; p++)
+        distance[p] = fmaxf(s->max[p * s->width + j] - center, center - s->min[p * s->width + j]);
+    float limit = MOST_DISTANCE * median(distance, parts);
+    for (uint32_t p = 0; p < parts; p++)
+        largest = fmaxf(largest, fminf(distance[p], limit));
+    return largest;
+}
+
+/* Versions */
 
 static bool from_file(const kvant_codec_info *info, bool scale)
 {
@@ -58,8 +168,8 @@ kvant_status kvant_versions_create(kvant_tensor *tensor)
     KVANT_RETURN_IF(!load(tensor, false, tensor->versions[0].center) || !load(tensor, true, tensor->versions[0].scale),
                     KVANT_ERR_UNSUPPORTED);
     if (tensor->learns) {
-        KVANT_FORWARD(kvant_statistics_create(&tensor->recent, width));
-        KVANT_FORWARD(kvant_statistics_create(&tensor->batch, width));
+        KVANT_FORWARD(create_statistics(&tensor->recent, width));
+        KVANT_FORWARD(create_statistics(&tensor->batch, width));
     }
     kvant_versions_reset(tensor);
     return KVANT_OK;
@@ -69,8 +179,8 @@ void kvant_versions_destroy(kvant_tensor *tensor)
 {
     for (uint32_t v = 0; v <= KVANT_CANDIDATE; v++)
         kvant_free(tensor->versions[v].center);
-    kvant_statistics_destroy(&tensor->recent);
-    kvant_statistics_destroy(&tensor->batch);
+    kvant_free(tensor->recent.sum);
+    kvant_free(tensor->batch.sum);
 }
 
 void kvant_versions_reset(kvant_tensor *tensor)
@@ -86,7 +196,7 @@ void kvant_versions_reset(kvant_tensor *tensor)
     tensor->newest = 0;
     memset(tensor->sequence_versions, 0, tensor->n_sequences);
     memset(tensor->unfit, 0, sizeof tensor->unfit);
-    kvant_statistics_reset(&tensor->recent);
+    kvant_versions_forget(tensor);
 }
 
 /* A version that no block uses, or NULL. */
@@ -153,11 +263,12 @@ static void learn_head(const kvant_tensor *tensor, const kvant_statistics *seen,
     const kvant_codec_info *info = &tensor->codecs[head]->info;
     size_t at = (size_t)head * tensor->head_dim;
     float distance[KVANT_MAX_HEAD_DIM];
-    if (info->center == KVANT_CENTER_FIRST)
-        kvant_statistics_center(seen, at, tensor->head_dim, version->center + at);
+    for (uint32_t j = 0; info->center == KVANT_CENTER_FIRST && j < tensor->head_dim; j++)
+        version->center[at + j] = center_of(seen, at + j);
     if (info->norm != KVANT_NORM_FIRST)
         return;
-    kvant_statistics_distance(seen, at, tensor->head_dim, version->center + at, distance);
+    for (uint32_t j = 0; j < tensor->head_dim; j++)
+        distance[j] = distance_of(seen, at + j, version->center[at + j]);
     scales_of(distance, tensor->head_dim, version->scale + at);
 }
 
@@ -168,12 +279,9 @@ static double cost(const kvant_tensor *tensor, const kvant_statistics *seen, uin
                    const kvant_tensor_version *version)
 {
     size_t at = (size_t)head * tensor->head_dim;
-    const float *scale = version->scale + at;
-    float distance[KVANT_MAX_HEAD_DIM];
     double scales = 0, length = 0;
-    kvant_statistics_distance(seen, at, tensor->head_dim, version->center + at, distance);
     for (uint32_t j = 0; j < tensor->head_dim; j++) {
-        double s = scale[j], y = distance[j] / s;
+        double s = version->scale[at + j], y = distance_of(seen, at + j, version->center[at + j]) / s;
         scales += s * s;
         length += y * y;
     }
@@ -204,7 +312,7 @@ static const kvant_tensor_version *learn(kvant_tensor *tensor, const kvant_stati
     return own;
 }
 
-kvant_choice kvant_versions_judge(kvant_tensor *tensor, const kvant_statistics *seen)
+static kvant_choice judge(kvant_tensor *tensor, const kvant_statistics *seen)
 {
     kvant_choice choice = { .judged = true, .version = tensor->newest };
     const kvant_tensor_version *own = learn(tensor, seen);
@@ -223,6 +331,37 @@ kvant_choice kvant_versions_judge(kvant_tensor *tensor, const kvant_statistics *
     if (!(least <= MOST_EXCESS) && unused(tensor))
         choice.version = KVANT_CANDIDATE;
     return choice;
+}
+
+kvant_choice kvant_versions_judge(kvant_tensor *tensor, const float *rows, size_t stride, size_t n)
+{
+    tensor->batch.n = 0;
+    add_rows(&tensor->batch, rows, stride, n);
+    return judge(tensor, &tensor->batch);
+}
+
+kvant_choice kvant_versions_judge_noted(kvant_tensor *tensor)
+{
+    return judge(tensor, &tensor->recent);
+}
+
+uint32_t kvant_versions_note(kvant_tensor *tensor, const float *rows, size_t stride, size_t n)
+{
+    add_rows(&tensor->recent, rows, stride, n);
+    return tensor->recent.n;
+}
+
+void kvant_versions_forget(kvant_tensor *tensor)
+{
+    tensor->recent.n = 0;
+}
+
+void kvant_versions_share(const kvant_tensor *from, kvant_tensor *to)
+{
+    if (from == to || !kvant_versions_wait(from) || !kvant_versions_wait(to) || to->recent.n)
+        return;
+    to->recent.n = from->recent.n;
+    memcpy(to->recent.sum, from->recent.sum, 3 * PARTS * from->recent.width * sizeof(float));
 }
 
 /* The candidate takes the place of an unused version, whose arrays become the next candidate's. */

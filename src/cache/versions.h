@@ -12,8 +12,18 @@ typedef struct kvant_choice {
     bool unfit[KVANT_MAX_VERSIONS]; /* rows stored with this version would err much more */
 } kvant_choice;
 
-/* Judges the rows that were seen, of which there is at least one. Changes the candidate alone. */
-kvant_choice kvant_versions_judge(kvant_tensor *tensor, const kvant_statistics *seen);
+/* Rows from which a version is made: enough for a mean that removes nearly all of the constant part
+ * of keys. A batch of as many is judged by itself: what came before may be of another kind. */
+#define KVANT_LEARN_ROWS 64u
+
+/* Judge n >= 1 finite rows, row i at rows + i * stride; or all rows noted since they were last
+ * forgotten. Both change the candidate alone. */
+kvant_choice kvant_versions_judge(kvant_tensor *tensor, const float *rows, size_t stride, size_t n);
+kvant_choice kvant_versions_judge_noted(kvant_tensor *tensor);
+
+/* Notes finite rows that came a few at a time, and forgets them; returns how many are noted. */
+uint32_t kvant_versions_note(kvant_tensor *tensor, const float *rows, size_t stride, size_t n);
+void kvant_versions_forget(kvant_tensor *tensor);
 
 /* Puts the choice into force; rows that waited for the first version are expressed in it. */
 void kvant_choice_publish(kvant_tensor *tensor, kvant_choice *choice);

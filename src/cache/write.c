@@ -275,31 +275,26 @@ static bool all_finite(const write_job *job)
     return true;
 }
 
-/* A long batch is judged by itself: what came before may be of another kind. It is forgotten then,
- * but not for a batch that is refused. */
+/* A long batch is judged by itself, before its rows are checked for the versions they will have.
+ * What came before is forgotten then, but not for a batch that is refused. */
 static kvant_status learn_from_batch(write_job *job)
 {
-    kvant_statistics *batch = &job->tensor->batch;
     KVANT_RETURN_IF(!all_finite(job), KVANT_ERR_NONFINITE);
-    kvant_statistics_reset(batch);
-    kvant_statistics_add(batch, job->seen, job->stride, job->n);
-    job->choice = kvant_versions_judge(job->tensor, batch);
+    job->choice = kvant_versions_judge(job->tensor, job->seen, job->stride, job->n);
     KVANT_FORWARD(check_all(job));
-    kvant_statistics_reset(&job->tensor->recent);
+    kvant_versions_forget(job->tensor);
     return KVANT_OK;
 }
 
 /* Short ones are judged together. */
 static kvant_status learn_from_rows(write_job *job)
 {
-    kvant_statistics *recent = &job->tensor->recent;
-    KVANT_RETURN_IF(!all_finite(job), KVANT_ERR_NONFINITE);
     KVANT_FORWARD(check_all(job));
-    kvant_statistics_add(recent, job->seen, job->stride, job->n);
-    if (recent->n < KVANT_STATISTICS_ROWS && !pool_is_short(job))
+    uint32_t noted = kvant_versions_note(job->tensor, job->seen, job->stride, job->n);
+    if (noted < KVANT_LEARN_ROWS && !pool_is_short(job))
         return KVANT_OK;
-    job->choice = kvant_versions_judge(job->tensor, recent);
-    kvant_statistics_reset(recent);
+    job->choice = kvant_versions_judge_noted(job->tensor);
+    kvant_versions_forget(job->tensor);
     if (check_all(job) != KVANT_OK)
         job->choice.judged = false;
     return KVANT_OK;
@@ -309,7 +304,7 @@ static kvant_status check_and_learn(write_job *job)
 {
     if (!job->tensor->learns)
         return check_all(job);
-    return job->n >= KVANT_STATISTICS_ROWS ? learn_from_batch(job) : learn_from_rows(job);
+    return job->n >= KVANT_LEARN_ROWS ? learn_from_batch(job) : learn_from_rows(job);
 }
 
 static bool valid_slots(const kvant_tensor *tensor, const int64_t *slots, size_t n)

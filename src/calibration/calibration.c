@@ -5,6 +5,7 @@
 #include "format.h"
 
 #include <inttypes.h>
+#include <stdio.h>
 #include <string.h>
 
 #include "../base/alloc.h"
@@ -321,4 +322,20 @@ kvant_status kvant_calibration_save(const kvant_calibration *calibration, const 
     if (!calibration || !path)
         return kvant_fail(&error, KVANT_ERR_ARGUMENT, "no calibration, or no path");
     return kvant_write_file(path, calibration->bytes, calibration->info.bytes, &error);
+}
+
+uint64_t kvant_model_fingerprint(const char *path)
+{
+    enum { BLOCKS = 256, BLOCK = 4096 };
+    unsigned char block[BLOCK];
+    FILE *file = path ? fopen(path, "rb") : NULL;
+    if (!file)
+        return 0;
+    const long size = fseek(file, 0, SEEK_END) == 0 ? ftell(file) : 0;
+    kvant_put_u64(block, (uint64_t)size);
+    uint64_t fingerprint = kvant_fnv1a(KVANT_FNV_START, block, 8);
+    for (long i = 0; i < BLOCKS && fseek(file, size / BLOCKS * i, SEEK_SET) == 0; i++)
+        fingerprint = kvant_fnv1a(fingerprint, block, fread(block, 1, sizeof block, file));
+    fclose(file);
+    return fingerprint;
 }

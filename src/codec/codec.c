@@ -120,7 +120,7 @@ kvant_status kvant_codec_create_at(const char *text, uint32_t head_dim, kvant_ro
     else
         kvant_codec_free(&codec);
     *out = codec;
-    if (status == KVANT_ERR_MEMORY && error->text && error->size && !error->text[0]) /* mathematics has no words */
+    if (status == KVANT_ERR_MEMORY && error->text && error->size && !error->text[0])
         return kvant_fail(error, status, "no memory for a codec");
     return status;
 }
@@ -146,8 +146,7 @@ void kvant_codec_free(kvant_codec **codec)
 {
     if (!codec || !*codec)
         return;
-    if (!(*codec)->borrows_transform)
-        kvant_transform_destroy(&(*codec)->transform);
+    kvant_transform_destroy(&(*codec)->transform);
     kvant_free((*codec)->state);
     if ((*codec)->view.kind == KVANT_CODES_CHUNK)
         kvant_free((*codec)->product.integers.chunk);
@@ -158,10 +157,17 @@ void kvant_codec_free(kvant_codec **codec)
     *codec = NULL;
 }
 
-kvant_status kvant_codec_alloc_state(kvant_codec *codec, size_t size, const kvant_error *error)
+kvant_status kvant_codec_set_transform(kvant_codec *codec, const kvant_request *request,
+                                       kvant_transform_defaults defaults, const kvant_error *error)
+{
+    return kvant_transform_create(&codec->transform, request->common, &defaults, codec->info.head_dim,
+                                  request->site->seed, error);
+}
+
+kvant_status kvant_codec_alloc_state(kvant_codec *codec, size_t size)
 {
     codec->state = kvant_alloc(1, size);
-    return codec->state ? KVANT_OK : kvant_fail(error, KVANT_ERR_MEMORY, "no memory for a codec");
+    return codec->state ? KVANT_OK : KVANT_ERR_MEMORY;
 }
 
 void kvant_codec_set_page(kvant_codec *codec, uint32_t bits, size_t code_bytes, size_t metadata_bytes)
@@ -288,44 +294,16 @@ int kvant_codecs_fit_together(const kvant_codec_info *a, const kvant_codec_info 
            (a->norm == KVANT_NORM_FIRST) == (b->norm == KVANT_NORM_FIRST);
 }
 
-kvant_status kvant_codec_create_open(const kvant_codec *codec, kvant_codec **open)
-{
-    *open = kvant_alloc(1, sizeof **open);
-    if (!*open)
-        return KVANT_ERR_MEMORY;
-    **open = *codec;
-    (*open)->state = NULL;
-    (*open)->view = (kvant_codec_view){ .kind = KVANT_CODES_NONE };
-    (*open)->product = (kvant_code_product){ .lines = NULL };
-    (*open)->feedback = NULL;
-    (*open)->file_center = (*open)->file_scale = NULL;
-    (*open)->borrows_transform = true;
-    (*open)->info.spec = (*open)->spec;
-    kvant_status status = kvant_codec_make_f16(*open);
-    /* Sums over open and sealed pages share an order of channels. */
-    for (uint32_t j = 0; codec->layout.moved && j < codec->layout.padded_dim; j++)
-        kvant_layout_move_row(&(*open)->layout, j, kvant_layout_row_position(&codec->layout, j));
-    complete_view(*open);
-    if (status != KVANT_OK)
-        kvant_codec_free(open);
-    return status;
-}
-
 void kvant_codec_decode_transformed(const kvant_codec *codec, const kvant_kernels *kernels, const void *page,
                                     uint32_t token, float *y)
 {
     codec->quantizer->decode(codec, kernels, page, token, y);
 }
 
-void kvant_codec_token_metadata(const kvant_kernels *kernels, const uint16_t *array, float *positioned)
-{
-    kernels->token_halves(array, positioned);
-}
-
 void kvant_codec_token_lines(const kvant_codec *codec, const kvant_kernels *kernels, const void *page, float step,
                              kvant_code_lines *lines)
 {
-    kvant_codec_token_metadata(kernels, kvant_codec_metadata_of(codec, page), lines->scale);
+    kernels->token_halves(kvant_codec_metadata_of(codec, page), lines->scale);
     for (uint32_t t = 0; t < KVANT_PAGE_TOKENS; t++)
         lines->scale[t] *= step;
 }

@@ -70,7 +70,6 @@ struct kvant_codec {
     kvant_codec_info info;
     char spec[KVANT_SPEC_MAX_LENGTH + 129]; /* canonical */
     kvant_transform transform;
-    bool borrows_transform;
     kvant_layout layout;
     const kvant_quantizer *quantizer;
     kvant_codec_view view; /* the family sets kind and the member of that kind */
@@ -85,11 +84,31 @@ struct kvant_codec {
         *state; /* the family's tables and options: one block, freed with the codec; never changes after creation */
 };
 
+/* Where a codec will be used, and what it may know about that place. */
+typedef struct kvant_site {
+    uint64_t seed;
+    const kvant_calibration *calibration; /* or NULL; families that need one refuse to live without */
+    uint32_t layer, kv_head;              /* that calibration is looked up for */
+    bool *missed; /* NULL, or set when a codec wants a calibration and there is none */
+} kvant_site;
+
+/* A spec whose options have been read. */
+typedef struct kvant_request {
+    const kvant_spec *spec; /* name and variant */
+    const void *options;    /* the family's struct */
+    const kvant_common *common;
+    const kvant_site *site;
+} kvant_request;
+
 /* Counts numbers of a calibration that bytes depend on into the codec's fingerprint. */
 void kvant_codec_identify(kvant_codec *codec, const void *numbers, size_t bytes);
 
+/* The transform that the spec asks for, or the family's defaults. */
+kvant_status kvant_codec_set_transform(kvant_codec *codec, const kvant_request *request,
+                                       kvant_transform_defaults defaults, const kvant_error *error);
+
 /* The family's state, zeroed, of one block of size bytes. */
-kvant_status kvant_codec_alloc_state(kvant_codec *codec, size_t size, const kvant_error *error);
+kvant_status kvant_codec_alloc_state(kvant_codec *codec, size_t size);
 
 /* Completes info and layout: bits planes of codes (0: raw), metadata_halves fp16 numbers of
  * metadata, raw_bytes of code plane for raw codecs. */
@@ -121,10 +140,6 @@ static inline const uint16_t *kvant_codec_metadata_of(const kvant_codec *codec, 
     return (const uint16_t *)(const void *)((const uint8_t *)page + codec->info.metadata_offset);
 }
 
-/* The codec of open pages: the same transform, then fp16, so that open and sealed pages share
- * queries and sums. Borrows the transform's matrix: codec must outlive it. */
-kvant_status kvant_codec_create_open(const kvant_codec *codec, kvant_codec **open);
-
 /* Lets attention work on codes, after sizes, the view and the product's integers and has_zero are
  * set. per_channel: a line belongs to a channel in a group of tokens, else to a token in a group of
  * channels; group is a multiple of 16, or all there are. */
@@ -136,8 +151,7 @@ void kvant_codec_offer_codes(kvant_codec *codec, bool per_channel, uint32_t grou
  * tables too large to pay, are not offered, which is no error. layout must live as long as the
  * codec. */
 kvant_status kvant_codec_offer_numbers(kvant_codec *codec, const kvant_chunk_layout *layout, uint32_t components,
-                                       uint32_t index_bits, const float *directions, const float *lengths,
-                                       const kvant_error *error);
+                                       uint32_t index_bits, const float *directions, const float *lengths);
 
 /* After it, for triplets of an octahedral codebook (2^bits levels): numbers that can be computed,
  * where bits allow. */
@@ -145,9 +159,6 @@ void kvant_codec_offer_octahedral(kvant_codec *codec, const float *levels, uint3
 
 /* Where attention on codes has a query's channel among those of its numbers. */
 uint32_t kvant_codec_query_place(const kvant_codec *codec, uint32_t channel);
-
-/* The 64 fp16 numbers of a per-token metadata array, in tile order. */
-void kvant_codec_token_metadata(const kvant_kernels *kernels, const uint16_t *array, float *positioned);
 
 /* Lines of codes whose metadata begin with one fp16 scale per token. A line is scale * step;
  * step is the unit of the codes. */
@@ -157,22 +168,6 @@ void kvant_codec_token_lines(const kvant_codec *codec, const kvant_kernels *kern
 /* Unpacks a page for attention (public codecs only see rows): tile of padded_dim x 64 floats,
  * aligned to 64. */
 void kvant_codec_unpack(const kvant_codec *codec, const kvant_kernels *kernels, const void *page, float *tile);
-
-/* Where a codec will be used, and what it may know about that place. */
-typedef struct kvant_site {
-    uint64_t seed;
-    const kvant_calibration *calibration; /* or NULL; families that need one refuse to live without */
-    uint32_t layer, kv_head;              /* that calibration is looked up for */
-    bool *missed; /* NULL, or set when a codec wants a calibration and there is none */
-} kvant_site;
-
-/* A spec whose options have been read. */
-typedef struct kvant_request {
-    const kvant_spec *spec; /* name and variant */
-    const void *options;    /* the family's struct */
-    const kvant_common *common;
-    const kvant_site *site;
-} kvant_request;
 
 #define KVANT_FAMILY_OPTIONS 16u /* int32_t in a family's struct, at most */
 
@@ -185,7 +180,8 @@ typedef struct kvant_family {
     const kvant_option *options;                    /* the family's own */
     const kvant_option *common;                     /* those it shares, of common.h; NULL: a raw family */
     /* Fills codec, whose info has head_dim and role. It may preset info.center, norm, sink_tokens
-     * and recent_tokens: their options are applied afterwards, for every family. */
+     * and recent_tokens: their options are applied afterwards, for every family. KVANT_ERR_MEMORY
+     * needs no words. */
     kvant_status (*create)(kvant_codec *codec, const kvant_request *request, const kvant_error *error);
 } kvant_family;
 
@@ -199,8 +195,5 @@ void kvant_codec_describe(kvant_codec *codec, const kvant_option *table, const v
 
 /* What the pages of a codec mean; valid as long as the codec. */
 const kvant_codec_view *kvant_codec_get_view(const kvant_codec *codec);
-
-/* Makes codec one of f16 rows behind the transform it already has. */
-kvant_status kvant_codec_make_f16(kvant_codec *codec);
 
 #endif

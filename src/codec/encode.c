@@ -113,18 +113,6 @@ void kvant_codec_encode_transformed(const kvant_codec *codec, const kvant_kernel
         codec->quantizer->encode(codec, kernels, y + (size_t)i * codec->info.head_dim, first + i, page);
 }
 
-kvant_status kvant_codec_seal(const kvant_codec *codec, const float *y, uint32_t first, uint32_t n, void *page)
-{
-    const kvant_kernels *kernels = kvant_kernels_get(KVANT_CPU_AUTO);
-    for (uint32_t i = 0; i < n; i++) {
-        float copy[KVANT_MAX_HEAD_DIM];
-        memcpy(copy, y + (size_t)i * codec->info.head_dim, codec->info.head_dim * sizeof *copy);
-        KVANT_FORWARD(check_transformed(codec, kernels, copy, false));
-    }
-    kvant_codec_encode_transformed(codec, kernels, y, first, n, page);
-    return KVANT_OK;
-}
-
 /* Rows of per-token codecs pass through one buffer; blocks of tokens need one of their size. */
 static kvant_status encode_checked(const kvant_codec *codec, const kvant_kernels *kernels,
                                    const kvant_affine *affine, const float *rows, size_t stride, uint32_t first,

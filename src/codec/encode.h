@@ -64,8 +64,4 @@ void kvant_codec_decode_open(const kvant_codec *codec, const kvant_kernels *kern
  * tiles have. */
 void kvant_codec_unpack_open(const kvant_codec *codec, const kvant_kernels *kernels, const void *page, float *tile);
 
-/* For sealing rows that were not checked with check_open_rows: checks y, then encodes. Errors as
- * kvant_codec_encode. */
-kvant_status kvant_codec_seal(const kvant_codec *codec, const float *y, uint32_t first, uint32_t n, void *page);
-
 #endif

@@ -133,11 +133,9 @@ kvant_status kvant_feedback_create(kvant_codec *codec, const double *w, double *
         status = regularise(moment, d, room) ? build(codec, w, inverse, room) : KVANT_ERR_ARGUMENT;
     }
     kvant_free(room);
-    if (status == KVANT_OK)
-        return KVANT_OK;
-    return status == KVANT_ERR_MEMORY
-               ? kvant_fail(error, status, "no memory for feedback")
-               : kvant_fail(error, KVANT_ERR_FORMAT, "the calibration file has no queries to steer errors by");
+    if (status == KVANT_OK || status == KVANT_ERR_MEMORY)
+        return status;
+    return kvant_fail(error, KVANT_ERR_FORMAT, "the calibration file has no queries to steer errors by");
 }
 
 float kvant_feedback_quantize(const kvant_feedback *feedback, const kvant_codebook *book,

@@ -31,14 +31,12 @@ static kvant_status choose_mode(int_options *o, kvant_uniform_mode *mode, const 
 static kvant_status create_uniform(kvant_codec *codec, const kvant_request *request, kvant_rotate rotate,
                                    const kvant_error *error)
 {
-    const kvant_transform_defaults defaults = { rotate, 128, false };
     kvant_uniform_mode mode = KVANT_UNIFORM_ASYM;
     int_options o = *(const int_options *)request->options;
     uint32_t bits;
     KVANT_FORWARD(kvant_spec_bits(request->spec, 2, 8, &bits, error));
     KVANT_FORWARD(choose_mode(&o, &mode, error));
-    KVANT_FORWARD(kvant_transform_create(&codec->transform, request->common, &defaults, codec->info.head_dim,
-                                         request->site->seed, error));
+    KVANT_FORWARD(kvant_codec_set_transform(codec, request, KVANT_TRANSFORM_BLOCKS(rotate), error));
     KVANT_FORWARD(kvant_uniform_init(codec, bits, mode, o.axis == 1, (uint32_t)o.group, error));
     o.group = (int32_t)kvant_uniform_of(codec)->group;
     kvant_codec_describe(codec, table, &o, "%s-%u", request->spec->name, (unsigned)bits);

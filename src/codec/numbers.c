@@ -112,15 +112,13 @@ static void set_product(kvant_codec *codec, kvant_code_numbers *numbers)
 }
 
 kvant_status kvant_codec_offer_numbers(kvant_codec *codec, const kvant_chunk_layout *layout, uint32_t components,
-                                       uint32_t index_bits, const float *directions, const float *lengths,
-                                       const kvant_error *error)
+                                       uint32_t index_bits, const float *directions, const float *lengths)
 {
     if (layout->bits > KVANT_NUMBER_MAX_BITS || index_bits > KVANT_NUMBER_MAX_INDEX ||
         (lengths && layout->bits - index_bits > KVANT_NUMBER_MAX_LENGTHS))
         return KVANT_OK;
     kvant_code_numbers *numbers = kvant_alloc(1, sizeof *numbers + ((size_t)4 << index_bits) * sizeof(int16_t));
-    if (!numbers)
-        return kvant_fail(error, KVANT_ERR_MEMORY, "no memory for a codec");
+    KVANT_RETURN_IF(!numbers, KVANT_ERR_MEMORY);
     numbers->layout = layout;
     numbers->chunk = (kvant_chunk_numbers){
         .entries = numbers->entries, .components = components, .dim = codec->info.head_dim, .index_bits = index_bits

@@ -5,50 +5,97 @@
 
 const char *const kvant_scale_names[] = { "norm", "unbiased", NULL };
 
-static kvant_status read_one(const kvant_option *option, kvant_spec *spec, int32_t *value, const kvant_error *error)
+/* Two numbers with a dot between them. */
+static bool read_pair(const char *text, uint32_t *first, uint32_t *second)
 {
-    bool flag = false;
-    uint32_t number = (uint32_t)value[0], second = option->kind == KVANT_OPTION_PAIR ? (uint32_t)value[1] : 0;
-    int choice = value[0];
-    switch (option->kind) {
-    case KVANT_OPTION_FLAG:
-        KVANT_FORWARD(kvant_spec_flag(spec, option->key, &flag, error));
-        value[0] = flag;
-        return KVANT_OK;
-    case KVANT_OPTION_CHOICE:
-        KVANT_FORWARD(kvant_spec_choice(spec, option->key, option->choices, &choice, error));
-        break;
-    case KVANT_OPTION_FLAG_OR_CHOICE:
-        KVANT_FORWARD(kvant_spec_flag_or_choice(spec, option->key, option->choices, &choice, error));
-        break;
-    case KVANT_OPTION_NUMBER:
-        KVANT_FORWARD(kvant_spec_number(spec, option->key, option->min, option->max, &number, error));
-        choice = (int)number;
-        break;
-    case KVANT_OPTION_SEED: return KVANT_OK; /* read elsewhere */
-    case KVANT_OPTION_PAIR:
-        KVANT_FORWARD(kvant_spec_pair(spec, option->key, option->min, option->max, &number, &second, error));
-        choice = (int)number;
-        value[1] = (int32_t)second;
-        break;
+    char copy[16] = "";
+    if (strlen(text) >= sizeof copy || !strchr(text, '.'))
+        return false;
+    strcpy(copy, text);
+    char *dot = strchr(copy, '.');
+    *dot = 0;
+    return kvant_spec_number(copy, first) && kvant_spec_number(dot + 1, second);
+}
+
+static bool read_seed(const char *text, uint64_t *seed)
+{
+    if (!*text)
+        return false;
+    for (*seed = 0; *text >= '0' && *text <= '9'; text++) {
+        uint64_t digit = (uint64_t)(*text - '0');
+        if (*seed > (UINT64_MAX - digit) / 10)
+            return false;
+        *seed = *seed * 10 + digit;
     }
-    value[0] = choice;
-    return KVANT_OK;
+    return !*text;
+}
+
+static bool read_choice(const char *const *choices, const char *text, int32_t *value)
+{
+    for (*value = 0; choices[*value]; (*value)++)
+        if (strcmp(choices[*value], text) == 0)
+            return true;
+    return false;
+}
+
+/* text: NULL for a key without a value. False when it is no value of the option. */
+static bool read_value(const kvant_option *option, const char *text, void *place)
+{
+    int32_t *value = place;
+    uint32_t first, second;
+    if (option->kind == KVANT_OPTION_FLAG || (option->kind == KVANT_OPTION_FLAG_OR_CHOICE && !text)) {
+        *value = option->kind == KVANT_OPTION_FLAG;
+        return !text;
+    }
+    if (!text)
+        return false;
+    if (option->kind == KVANT_OPTION_SEED)
+        return read_seed(text, place);
+    if (option->choices)
+        return read_choice(option->choices, text, value);
+    if (option->kind == KVANT_OPTION_NUMBER) {
+        if (!kvant_spec_number(text, &first) || first < option->min || first > option->max)
+            return false;
+        *value = (int32_t)first;
+        return true;
+    }
+    if (!read_pair(text, &first, &second) || first > option->min || second > option->max)
+        return false;
+    value[0] = (int32_t)first;
+    value[1] = (int32_t)second;
+    return true;
+}
+
+static kvant_status refuse(const kvant_option *option, const char *name, const char *text, const kvant_error *error)
+{
+    char valid[128] = "";
+    if (option->kind == KVANT_OPTION_FLAG)
+        return kvant_fail(error, KVANT_ERR_SPEC, "%s takes no value", option->key);
+    for (int i = 0; option->choices && option->choices[i]; i++)
+        kvant_append(valid, sizeof valid, "%s%s", i ? ", " : "one of ", option->choices[i]);
+    if (option->kind == KVANT_OPTION_NUMBER)
+        kvant_append(valid, sizeof valid, "a number from %u to %u", (unsigned)option->min, (unsigned)option->max);
+    if (option->kind == KVANT_OPTION_SEED)
+        kvant_append(valid, sizeof valid, "a number from 0 to %llu", (unsigned long long)UINT64_MAX);
+    if (option->kind == KVANT_OPTION_PAIR)
+        kvant_append(valid, sizeof valid, "two numbers up to %u and %u, as in %s=5.3", (unsigned)option->min,
+                     (unsigned)option->max, option->key);
+    return kvant_fail(error, KVANT_ERR_SPEC, "%s=%s is not valid for %s: use %s", option->key, text ? text : "", name,
+                      valid);
 }
 
 kvant_status kvant_options_read(const kvant_option *table, kvant_spec *spec, void *values, const kvant_error *error)
 {
     for (const kvant_option *option = table; option->key; option++) {
         void *place = (char *)values + option->offset;
-        if (option->kind == KVANT_OPTION_SEED) {
-            KVANT_FORWARD(kvant_spec_seed(spec, option->key, place, error));
-            continue;
-        }
+        const kvant_spec_option *given = kvant_spec_take(spec, option->key);
         int32_t *value = place;
-        value[0] = option->preset;
+        if (option->kind != KVANT_OPTION_SEED)
+            value[0] = option->preset;
         if (option->kind == KVANT_OPTION_PAIR)
             value[1] = option->preset;
-        KVANT_FORWARD(read_one(option, spec, value, error));
+        if (given && !read_value(option, given->value, place))
+            return refuse(option, spec->name, given->value, error);
     }
     return KVANT_OK;
 }

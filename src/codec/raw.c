@@ -115,31 +115,19 @@ static void raw_unpack(const kvant_codec *codec, const kvant_kernels *kernels, c
 
 static const kvant_quantizer raw_quantizer = { raw_check, raw_encode, raw_decode, raw_unpack };
 
-static kvant_status make_raw(kvant_codec *codec, raw_type type, const char *name, const kvant_error *error)
-{
-    static const size_t element_bytes[] = { [RAW_F32] = 4, [RAW_F16] = 2, [RAW_BF16] = 2 };
-    KVANT_FORWARD(kvant_codec_alloc_state(codec, sizeof(raw_state), error));
-    ((raw_state *)codec->state)->type = type;
-    codec->quantizer = &raw_quantizer;
-    codec->info.block_tokens = 1;
-    kvant_codec_set_sizes(codec, 0, 0, element_bytes[type] * KVANT_PAGE_TOKENS * codec->info.head_dim);
-    snprintf(codec->spec, sizeof codec->spec, "%s", name);
-    return KVANT_OK;
-}
-
-kvant_status kvant_codec_make_f16(kvant_codec *codec)
-{
-    return make_raw(codec, RAW_F16, "f16", NULL);
-}
-
 static kvant_status create_raw(kvant_codec *codec, const kvant_request *request, const kvant_error *error)
 {
     const kvant_spec *spec = request->spec;
     if (spec->variant)
         return kvant_fail(error, KVANT_ERR_SPEC, "%s takes no number of bits", spec->name);
-    codec->transform.head_dim = codec->info.head_dim;
+    KVANT_FORWARD(kvant_codec_alloc_state(codec, sizeof(raw_state)));
     raw_type type = spec->name[0] == 'b' ? RAW_BF16 : strcmp(spec->name, "f32") == 0 ? RAW_F32 : RAW_F16;
-    return make_raw(codec, type, spec->name, error);
+    ((raw_state *)codec->state)->type = type;
+    codec->transform.head_dim = codec->info.head_dim;
+    codec->quantizer = &raw_quantizer;
+    kvant_codec_set_sizes(codec, 0, 0, (type == RAW_F32 ? 4u : 2u) * KVANT_PAGE_TOKENS * codec->info.head_dim);
+    snprintf(codec->spec, sizeof codec->spec, "%s", spec->name);
+    return KVANT_OK;
 }
 
 static const kvant_option no_options[] = { { .key = NULL } };

@@ -59,8 +59,7 @@ kvant_status kvant_site_fill(kvant_codec *codec, const kvant_site *site, const k
         kvant_site_entry(codec, site, codec->info.role, center ? "center=file" : "norm=file", &entry, error));
     codec->file_center = center ? kvant_alloc(entry.head_dim, sizeof(float)) : NULL;
     codec->file_scale = scale ? kvant_alloc(entry.head_dim, sizeof(float)) : NULL;
-    if ((center && !codec->file_center) || (scale && !codec->file_scale))
-        return kvant_fail(error, KVANT_ERR_MEMORY, "no memory for a codec");
+    KVANT_RETURN_IF((center && !codec->file_center) || (scale && !codec->file_scale), KVANT_ERR_MEMORY);
     if (center)
         memcpy(codec->file_center, entry.mean, entry.head_dim * sizeof(float));
     if (center)

@@ -14,9 +14,7 @@ static bool is_word(const char *text)
     return true;
 }
 
-/* Digits to a number; false for anything else and for more than 6 digits (no option is that
- * large). */
-static bool parse_number(const char *text, uint32_t *number)
+bool kvant_spec_number(const char *text, uint32_t *number)
 {
     size_t length = strlen(text);
     if (length == 0 || length > 6)
@@ -86,13 +84,13 @@ kvant_status kvant_spec_parse(const char *text, kvant_spec *spec, const kvant_er
 kvant_status kvant_spec_bits(const kvant_spec *spec, uint32_t min, uint32_t max, uint32_t *bits,
                              const kvant_error *error)
 {
-    if (spec->variant && parse_number(spec->variant, bits) && *bits >= min && *bits <= max)
+    if (spec->variant && kvant_spec_number(spec->variant, bits) && *bits >= min && *bits <= max)
         return KVANT_OK;
     return kvant_fail(error, KVANT_ERR_SPEC, "%s takes %u to %u bits, as in %s-%u", spec->name, (unsigned)min,
                       (unsigned)max, spec->name, (unsigned)(max > 4 ? 4 : max));
 }
 
-static kvant_spec_option *find(kvant_spec *spec, const char *key)
+const kvant_spec_option *kvant_spec_take(kvant_spec *spec, const char *key)
 {
     for (uint32_t i = 0; i < spec->n_options; i++)
         if (strcmp(spec->options[i].key, key) == 0) {
@@ -100,122 +98,6 @@ static kvant_spec_option *find(kvant_spec *spec, const char *key)
             return &spec->options[i];
         }
     return NULL;
-}
-
-kvant_status kvant_spec_choice(kvant_spec *spec, const char *key, const char *const *choices, int *value,
-                               const kvant_error *error)
-{
-    const kvant_spec_option *option = find(spec, key);
-    if (!option)
-        return KVANT_OK;
-    char list[128] = "";
-    for (int i = 0; choices[i]; i++) {
-        if (option->value && strcmp(choices[i], option->value) == 0) {
-            *value = i;
-            return KVANT_OK;
-        }
-        kvant_append(list, sizeof list, "%s%s", i ? ", " : "", choices[i]);
-    }
-    return kvant_fail(error, KVANT_ERR_SPEC, "%s=%s is not valid for %s: use one of %s", key,
-                      option->value ? option->value : "", spec->name, list);
-}
-
-kvant_status kvant_spec_flag_or_choice(kvant_spec *spec, const char *key, const char *const *choices, int *value,
-                                       const kvant_error *error)
-{
-    const kvant_spec_option *option = find(spec, key);
-    if (!option || option->value)
-        return kvant_spec_choice(spec, key, choices, value, error);
-    *value = 0;
-    return KVANT_OK;
-}
-
-kvant_status kvant_spec_number(kvant_spec *spec, const char *key, uint32_t min, uint32_t max, uint32_t *value,
-                               const kvant_error *error)
-{
-    const kvant_spec_option *option = find(spec, key);
-    if (!option)
-        return KVANT_OK;
-    uint32_t number;
-    if (!option->value || !parse_number(option->value, &number) || number < min || number > max)
-        return kvant_fail(error, KVANT_ERR_SPEC, "%s=%s is not valid for %s: use a number from %u to %u", key,
-                          option->value ? option->value : "", spec->name, (unsigned)min, (unsigned)max);
-    *value = number;
-    return KVANT_OK;
-}
-
-/* Splits text, which must be short enough for two numbers, at its dot. */
-static bool parse_pair(const char *text, uint32_t *first, uint32_t *second)
-{
-    char copy[16];
-    size_t length = strlen(text);
-    if (length >= sizeof copy)
-        return false;
-    memcpy(copy, text, length + 1);
-    char *dot = strchr(copy, '.');
-    if (!dot)
-        return false;
-    *dot = 0;
-    return parse_number(copy, first) && parse_number(dot + 1, second);
-}
-
-kvant_status kvant_spec_pair(kvant_spec *spec, const char *key, uint32_t max_first, uint32_t max_second,
-                             uint32_t *first, uint32_t *second, const kvant_error *error)
-{
-    const kvant_spec_option *option = find(spec, key);
-    if (!option)
-        return KVANT_OK;
-    uint32_t a, b;
-    if (!option->value || !parse_pair(option->value, &a, &b) || a > max_first || b > max_second)
-        return kvant_fail(
-            error, KVANT_ERR_SPEC, "%s=%s is not valid for %s: use two numbers up to %u and %u, as in %s=5.3", key,
-            option->value ? option->value : "", spec->name, (unsigned)max_first, (unsigned)max_second, key);
-    *first = a;
-    *second = b;
-    return KVANT_OK;
-}
-
-static bool parse_seed(const char *text, uint64_t *seed)
-{
-    if (!*text)
-        return false;
-    for (*seed = 0; *text >= '0' && *text <= '9'; text++) {
-        uint64_t digit = (uint64_t)(*text - '0');
-        if (*seed > (UINT64_MAX - digit) / 10)
-            return false;
-        *seed = *seed * 10 + digit;
-    }
-    return !*text;
-}
-
-kvant_status kvant_spec_seed(kvant_spec *spec, const char *key, uint64_t *value, const kvant_error *error)
-{
-    const kvant_spec_option *option = find(spec, key);
-    uint64_t seed;
-    if (!option)
-        return KVANT_OK;
-    if (!option->value || !parse_seed(option->value, &seed))
-        return kvant_fail(error, KVANT_ERR_SPEC, "%s=%s is not valid for %s: use a number from 0 to %llu", key,
-                          option->value ? option->value : "", spec->name, (unsigned long long)UINT64_MAX);
-    *value = seed;
-    return KVANT_OK;
-}
-
-kvant_status kvant_spec_flag(kvant_spec *spec, const char *key, bool *value, const kvant_error *error)
-{
-    const kvant_spec_option *option = find(spec, key);
-    *value = option != NULL;
-    if (option && option->value)
-        return kvant_fail(error, KVANT_ERR_SPEC, "%s takes no value", key);
-    return KVANT_OK;
-}
-
-bool kvant_spec_has(const kvant_spec *spec, const char *key)
-{
-    for (uint32_t i = 0; i < spec->n_options; i++)
-        if (strcmp(spec->options[i].key, key) == 0)
-            return true;
-    return false;
 }
 
 kvant_status kvant_spec_finish(const kvant_spec *spec, const char *valid, const kvant_error *error)

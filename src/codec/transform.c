@@ -68,9 +68,7 @@ kvant_status kvant_transform_create(kvant_transform *transform, const kvant_comm
     if (transform->rotate != KVANT_ROTATE_DENSE)
         return KVANT_OK;
     transform->matrix = kvant_alloc((size_t)head_dim * head_dim, sizeof(float));
-    if (!transform->matrix)
-        return kvant_fail(error, KVANT_ERR_MEMORY, "no memory for a rotation of %u x %u", (unsigned)head_dim,
-                          (unsigned)head_dim);
+    KVANT_RETURN_IF(!transform->matrix, KVANT_ERR_MEMORY);
     return kvant_random_rotation(head_dim, seed, transform->matrix);
 }
 

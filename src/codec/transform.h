@@ -32,6 +32,10 @@ typedef struct kvant_transform_defaults {
     bool random_signs;
 } kvant_transform_defaults;
 
+/* Hadamard blocks without signs, as in the papers that rotate blocks; or none, unless the spec asks
+ * for them. */
+#define KVANT_TRANSFORM_BLOCKS(rotate) ((kvant_transform_defaults){ rotate, 128, false })
+
 /* A random rotation: a Hadamard matrix of full size with random signs exists for powers of two,
  * other head_dims get a dense matrix. */
 static inline kvant_transform_defaults kvant_transform_random(uint32_t head_dim)

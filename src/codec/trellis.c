@@ -14,12 +14,16 @@
 
 #define MIN_HEAD_DIM 4u
 
-static uint16_t cell_of(float u)
+/* The cells of y / scale. What is added and taken away rounds to whole numbers, as rintf does, but
+ * not by a call per number. */
+static void find_cells(const float *y, float inverse, uint32_t n, uint16_t *cells)
 {
-    const float low = -(float)KVANT_TRELLIS_CELLS / 2, high = (float)KVANT_TRELLIS_CELLS / 2 - 1;
-    float x = rintf(u * (KVANT_TRELLIS_CELLS / 8));
-    x = x < low ? low : x > high ? high : x;
-    return (uint16_t)(x - low);
+    const float low = -(float)KVANT_TRELLIS_CELLS / 2, high = (float)KVANT_TRELLIS_CELLS / 2 - 1, whole = 0x1.8p23f;
+    for (uint32_t j = 0; j < n; j++) {
+        float x = y[j] * inverse * (KVANT_TRELLIS_CELLS / 8);
+        x = x < low ? low : x > high ? high : x;
+        cells[j] = (uint16_t)(int32_t)(x + whole - whole - low);
+    }
 }
 
 /* Survivors of a search stay on the stack: of 256 states for all steps, of 1024 for 128 steps.
@@ -66,15 +70,16 @@ static float quantize(const kvant_trellis_book *book, const kvant_kernels *kerne
                       uint8_t *codes, uint8_t *levels)
 {
     const kvant_trellis *trellis = &book->trellis;
-    uint16_t cells[KVANT_TRELLIS_MAX_STEPS];
+    uint16_t cells[KVANT_TRELLIS_MAX_STEPS], in_order[KVANT_MAX_HEAD_DIM];
     uint8_t bits[KVANT_TRELLIS_MAX_STEPS], subsets[KVANT_TRELLIS_MAX_STEPS];
     const float squares = kernels->dot(y, y, dim);
     const float scale = kvant_half_to_float(kvant_half_from_float(sqrtf(squares) * book->inverse_sqrt_dim));
     const float inverse = scale > 0 ? 1 / scale : 0;
     for (uint32_t step = 0; step < book->trellis.n_steps; step++)
         cells[step] = KVANT_TRELLIS_NO_NUMBER;
+    find_cells(y, inverse, dim, in_order);
     for (uint32_t j = 0; j < dim; j++)
-        cells[book->trellis.steps[j]] = cell_of(y[j] * inverse);
+        cells[book->trellis.steps[j]] = in_order[j];
     find_path(trellis, kernels, cells, bits);
     kvant_trellis_subsets(&book->trellis, bits, subsets);
     for (uint32_t j = 0; j < dim; j++) {
@@ -163,7 +168,6 @@ static void set_view(kvant_codec *codec, const kvant_trellis_book *book)
 static kvant_status create_trellis(kvant_codec *codec, const kvant_request *request, const kvant_error *error)
 {
     const uint32_t d = codec->info.head_dim;
-    const kvant_transform_defaults defaults = kvant_transform_random(d);
     const trellis_options *o = request->options;
     const kvant_error quiet = { NULL, 0 };
     uint32_t bits;
@@ -172,9 +176,8 @@ static kvant_status create_trellis(kvant_codec *codec, const kvant_request *requ
     if (d < MIN_HEAD_DIM)
         return kvant_fail(error, KVANT_ERR_UNSUPPORTED, "trellis needs head_dim %u or more, not %u", MIN_HEAD_DIM,
                           (unsigned)d);
-    KVANT_FORWARD(
-        kvant_transform_create(&codec->transform, request->common, &defaults, d, request->site->seed, error));
-    KVANT_FORWARD(kvant_codec_alloc_state(codec, sizeof(kvant_trellis_book), error));
+    KVANT_FORWARD(kvant_codec_set_transform(codec, request, kvant_transform_random(d), error));
+    KVANT_FORWARD(kvant_codec_alloc_state(codec, sizeof(kvant_trellis_book)));
     kvant_codec_describe(codec, table, o, "trellis-%u", (unsigned)bits);
     codec->quantizer = &trellis_quantizer;
     kvant_codec_set_sizes(codec, bits, KVANT_PAGE_TOKENS, 0);

@@ -7,7 +7,7 @@
  * for each, on whole words of codes. The best of some hundred random ones with at most 3 terms,
  * which lose nothing against 5. */
 static const uint16_t taps[3][KVANT_TRELLIS_PARITIES] = {
-    { 030, 0441, 0202 },     /* 256 states */
+    { KVANT_TRELLIS_256_TAP_0, KVANT_TRELLIS_256_TAP_1, KVANT_TRELLIS_256_TAP_2 },
     { 0160, 02101, 0442 },   /* 1024 */
     { 01210, 010201, 03002 } /* 4096 */
 };

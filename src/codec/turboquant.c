@@ -53,7 +53,7 @@ static void turboquant_unpack(const kvant_codec *codec, const kvant_kernels *ker
 {
     uint32_t d = codec->info.head_dim, padded = codec->layout.padded_dim;
     _Alignas(64) float scale[KVANT_PAGE_TOKENS], zero[KVANT_PAGE_TOKENS] = { 0 };
-    kvant_codec_token_metadata(kernels, kvant_codec_metadata_of(codec, page), scale);
+    kernels->token_halves(kvant_codec_metadata_of(codec, page), scale);
     kernels->unpack(&codec->layout, page, kvant_codebook_of(codec)->values, 0, tile);
     if (codec->info.role == KVANT_ROLE_V) {
         kernels->scale_rows(tile, KVANT_PAGE_TOKENS, padded, scale, zero);
@@ -84,9 +84,9 @@ static void offer_codes(kvant_codec *codec, kvant_codebook *book)
     kvant_codec_offer_codes(codec, false, codec->info.head_dim, turboquant_lines);
 }
 
-static kvant_status create_plain(kvant_codec *codec, const turboquant_variant *variant, const kvant_error *error)
+static kvant_status create_plain(kvant_codec *codec, const turboquant_variant *variant)
 {
-    KVANT_FORWARD(kvant_codec_alloc_state(codec, sizeof(kvant_codebook), error));
+    KVANT_FORWARD(kvant_codec_alloc_state(codec, sizeof(kvant_codebook)));
     kvant_codebook *book = codec->state;
     kvant_codebook_init(book, codec->info.head_dim, variant->bits);
     book->unbiased = variant->unbiased;
@@ -142,8 +142,8 @@ static kvant_status create_variant(kvant_codec *codec, const turboquant_variant 
     if (v->tiers)
         return kvant_turboquant_create_tiers(codec, v, error);
     if (v->sketch != KVANT_SKETCH_NONE)
-        return kvant_turboquant_create_sketched(codec, v, error);
-    return create_plain(codec, v, error);
+        return kvant_turboquant_create_sketched(codec, v);
+    return create_plain(codec, v);
 }
 #else
 static kvant_status resolve(turboquant_options *o, turboquant_variant *v, const kvant_error *error)
@@ -155,7 +155,11 @@ static kvant_status resolve(turboquant_options *o, turboquant_variant *v, const 
     return KVANT_OK;
 }
 
-#define create_variant create_plain
+static kvant_status create_variant(kvant_codec *codec, const turboquant_variant *v, const kvant_error *error)
+{
+    (void)error;
+    return create_plain(codec, v);
+}
 #endif
 
 static kvant_status create_turboquant(kvant_codec *codec, const kvant_request *request, const kvant_error *error)
@@ -170,7 +174,7 @@ static kvant_status create_turboquant(kvant_codec *codec, const kvant_request *r
         return kvant_fail(error, KVANT_ERR_UNSUPPORTED, "turboquant needs head_dim 4 or more, not %u", (unsigned)d);
     if (v.tiers) /* they rotate inside */
         defaults.rotate = KVANT_ROTATE_NONE;
-    KVANT_FORWARD(kvant_transform_create(&codec->transform, request->common, &defaults, d, v.seed, error));
+    KVANT_FORWARD(kvant_codec_set_transform(codec, request, defaults, error));
     v.unbiased = o.scale == KVANT_SCALE_UNBIASED;
     kvant_codec_describe(codec, table, &o, "turboquant-%u%s", (unsigned)v.bits, v.tiers ? ".5" : "");
     return create_variant(codec, &v, error);

@@ -247,7 +247,7 @@ static kvant_status set_group(kvant_codec *codec, uint32_t group, const kvant_er
 kvant_status kvant_uniform_init(kvant_codec *codec, uint32_t bits, kvant_uniform_mode mode, bool per_channel,
                                 uint32_t group, const kvant_error *error)
 {
-    KVANT_FORWARD(kvant_codec_alloc_state(codec, sizeof(kvant_uniform), error));
+    KVANT_FORWARD(kvant_codec_alloc_state(codec, sizeof(kvant_uniform)));
     kvant_uniform *u = codec->state;
     uint32_t asym_bits = mode == KVANT_UNIFORM_HYBRID_CODE ? bits - 1 : bits;
     *u = (kvant_uniform){ .mode = mode,

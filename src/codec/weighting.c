@@ -26,20 +26,18 @@ static void read_triangle(size_t d, const uint16_t *triangle, double *w)
 static kvant_status invert(uint32_t n, const double *w, double *inverse, const kvant_error *error)
 {
     kvant_status status = kvant_spd_inverse(n, w, inverse);
-    if (status == KVANT_ERR_MEMORY)
-        return kvant_fail(error, status, "no memory for a transform");
+    KVANT_RETURN_IF(status == KVANT_ERR_MEMORY, status);
     if (status != KVANT_OK || !(kvant_frobenius(n, w) * kvant_frobenius(n, inverse) <= MAX_CONDITION))
         return kvant_fail(error, KVANT_ERR_FORMAT,
                           "the calibration file is damaged: its matrix has no good inverse");
     return KVANT_OK;
 }
 
-static kvant_status weigh(kvant_codec *codec, const double *w, const double *inverse, const kvant_error *error)
+static kvant_status weigh(kvant_codec *codec, const double *w, const double *inverse)
 {
     size_t size = (size_t)codec->info.head_dim * codec->info.head_dim;
     float *rounded = kvant_alloc(2 * size, sizeof *rounded);
-    if (!rounded)
-        return kvant_fail(error, KVANT_ERR_MEMORY, "no memory for a transform");
+    KVANT_RETURN_IF(!rounded, KVANT_ERR_MEMORY);
     for (size_t i = 0; i < size; i++) {
         rounded[i] = (float)w[i];
         rounded[size + i] = (float)inverse[i];
@@ -55,8 +53,7 @@ static kvant_status set_matrix(kvant_codec *codec, const kvant_calibration_entry
     uint32_t n = codec->info.head_dim;
     size_t size = (size_t)n * n;
     double *w = kvant_alloc(2 * size, sizeof *w);
-    if (!w)
-        return kvant_fail(error, KVANT_ERR_MEMORY, "no memory for a transform");
+    KVANT_RETURN_IF(!w, KVANT_ERR_MEMORY);
     double *inverse = w + size;
     read_triangle(n, entry->matrix, w);
     kvant_codec_identify(codec, entry->matrix, (size + n) / 2 * sizeof *entry->matrix);
@@ -65,7 +62,7 @@ static kvant_status set_matrix(kvant_codec *codec, const kvant_calibration_entry
     kvant_status status = invert(n, w, inverse, error);
     if (status == KVANT_OK)
         status = feedback ? kvant_feedback_create(codec, w, inverse, entry->query_moment, error)
-                          : weigh(codec, w, inverse, error);
+                          : weigh(codec, w, inverse);
     kvant_free(w);
     return status;
 }

@@ -17,6 +17,11 @@
     32u                       /* steps before the first, so that the search knows what a circle's beginning costs */
 #define KVANT_TRELLIS_SWAP 2u /* by which the newest and the oldest bit of a window change its subset */
 
+/* The taps of 256 states. All presets have these, so kernels take them for constants. */
+#define KVANT_TRELLIS_256_TAP_0 030
+#define KVANT_TRELLIS_256_TAP_1 0441
+#define KVANT_TRELLIS_256_TAP_2 0202
+
 typedef struct kvant_trellis {
     uint32_t memory;                       /* bits of a state: 8, 10 or 12 */
     uint32_t bits;                         /* of a code: 2, 3 or 4 */

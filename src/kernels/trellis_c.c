@@ -80,6 +80,14 @@ static void lower_c(uint16_t *metric, uint32_t states)
         metric[i] = (uint16_t)(metric[i] - least);
 }
 
+static uint32_t best_c(const uint16_t *metric, uint32_t states)
+{
+    uint32_t best = 0;
+    for (uint32_t i = 1; i < states; i++)
+        best = metric[i] < metric[best] ? i : best;
+    return best;
+}
+
 void kvant_trellis_subsets(const kvant_trellis *trellis, const uint8_t *bits, uint8_t *subsets)
 {
     const uint32_t n = trellis->n_steps, memory = trellis->memory;

@@ -123,6 +123,10 @@ KVANT_INLINE parity_terms find_terms(const kvant_trellis *trellis)
     return terms;
 }
 
+/* The terms of KVANT_TRELLIS_256_TAP_0 to _2: constants cost no look-up and no branch per word. */
+#define FEW_STATES_MEMORY 8u
+#define FEW_STATES_TERMS { { 2, 3, 2 }, { { 3, 4 }, { 0, 5, 8 }, { 1, 7 } } }
+
 KVANT_INLINE vi add_terms(const row_words *step, const parity_terms *terms, uint32_t p, uint32_t v)
 {
     const row_words *first = step - terms->before[p][0], *second = step - terms->before[p][1];
@@ -196,10 +200,9 @@ KVANT_INLINE row_words load_bits(const uint32_t *words, uint32_t bits)
 
 /* A row of K runs through its units. The last unit of an odd number of tiles lacks every second
  * field. */
-KVANT_INLINE void make_key_levels(const level_job *job, uint32_t bits)
+KVANT_INLINE void make_key_levels(const level_job *job, uint32_t bits, uint32_t memory, const parity_terms *terms)
 {
-    const parity_terms terms = find_terms(job->trellis);
-    const uint32_t memory = job->trellis->memory, units = job->layout->planes[0].units;
+    const uint32_t units = job->layout->planes[0].units;
     const uint32_t shorter = bits != 4 && job->layout->column_tiles % 2 ? 1 : 0;
     word_circle circle;
     for (uint32_t r = 0; r < 8; r++) {
@@ -207,15 +210,14 @@ KVANT_INLINE void make_key_levels(const level_job *job, uint32_t bits)
             circle.at[memory + unit] = load_bits(job->planes[0][0] + 128 * unit + 16 * r, bits);
         close_circle(&circle, memory, units, shorter, vi_set(0x00ff00ff), true, bits);
         for (uint32_t unit = 0; unit < units; unit++)
-            make_word_levels(job, bits, &terms, &circle.at[memory + unit], 0, r, unit);
+            make_word_levels(job, bits, terms, &circle.at[memory + unit], 0, r, unit);
     }
 }
 
 /* A column of V runs through the rows r of all row groups. The last group may lack row tiles. */
-KVANT_INLINE void make_value_levels(const level_job *job, uint32_t bits)
+KVANT_INLINE void make_value_levels(const level_job *job, uint32_t bits, uint32_t memory, const parity_terms *terms)
 {
-    const parity_terms terms = find_terms(job->trellis);
-    const uint32_t memory = job->trellis->memory, tiles = job->layout->row_tiles, groups = (tiles + 3) / 4;
+    const uint32_t tiles = job->layout->row_tiles, groups = (tiles + 3) / 4;
     const uint32_t whole[4] = { UINT32_MAX, tiles % 4 != 1 ? UINT32_MAX : 0, tiles % 4 == 3 ? UINT32_MAX : 0, 0 };
     word_circle circle;
     for (uint32_t unit = 0; unit < job->layout->planes[0].units; unit++) {
@@ -223,17 +225,28 @@ KVANT_INLINE void make_value_levels(const level_job *job, uint32_t bits)
             circle.at[memory + i] = load_bits(job->planes[i / 8][0] + 128 * unit + 16 * (i % 8), bits);
         close_circle(&circle, memory, 8 * groups, tiles % 4 ? 8 : 0, vi_load_repeated(whole, 4), false, bits);
         for (uint32_t i = 0; i < 8 * groups; i++)
-            make_word_levels(job, bits, &terms, &circle.at[memory + i], i / 8, i % 8, unit);
+            make_word_levels(job, bits, terms, &circle.at[memory + i], i / 8, i % 8, unit);
     }
+}
+
+KVANT_INLINE void make_role_levels(const level_job *job, uint32_t bits, uint32_t memory, const parity_terms *terms)
+{
+    if (job->layout->role == KVANT_ROLE_K)
+        make_key_levels(job, bits, memory, terms);
+    else
+        make_value_levels(job, bits, memory, terms);
 }
 
 KVANT_INLINE void make_levels_bits(level_job *job, uint32_t bits)
 {
     job->tables = load_levels(job->trellis->levels, bits);
-    if (job->layout->role == KVANT_ROLE_K)
-        make_key_levels(job, bits);
-    else
-        make_value_levels(job, bits);
+    if (job->trellis->memory == FEW_STATES_MEMORY) {
+        const parity_terms terms = FEW_STATES_TERMS;
+        make_role_levels(job, bits, FEW_STATES_MEMORY, &terms);
+    } else {
+        const parity_terms terms = find_terms(job->trellis);
+        make_role_levels(job, bits, job->trellis->memory, &terms);
+    }
 }
 
 /* The page's levels become the tile. Not inlined, like multiply_levels: their stacks follow one
@@ -338,6 +351,8 @@ static KVANT_NOINLINE void NAME(multiply_levels)(const level_job *job, const int
         case 2: dot_levels(job, n_operands, operands, 2, out, dots_stride); break;
 #if LEVEL_ROWS > 2
         case 3: dot_levels(job, n_operands, operands, 3, out, dots_stride); break;
+#endif
+#if LEVEL_ROWS > 3
         default: dot_levels(job, n_operands, operands, 4, out, dots_stride); break;
 #endif
         }

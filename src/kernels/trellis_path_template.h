@@ -8,6 +8,8 @@
  *                      bit: the better path came from state i + states / 2; otherwise from state i
  *   NAME(lower)(metric, states)
  *                      subtracts the least metric from all
+ *   NAME(best)(metric, states)
+ *                      the first state with the least metric
  *
  * The best state before the first step is not known. A warm-up over the last steps of the circle
  * gives the cost of each state. Among the paths to the end, the search looks for a path that ends
@@ -119,10 +121,7 @@ KVANT_INLINE uint32_t NAME(path_trace)(NAME(path_work) * w, uint32_t states, uin
 
 KVANT_INLINE void NAME(path_find)(NAME(path_work) * w, uint32_t states, uint8_t *bits)
 {
-    const uint16_t *metric = NAME(path_keep)(w, states, w->n - 1);
-    uint32_t end = 0;
-    for (uint32_t i = 1; i < states; i++)
-        end = metric[i] < metric[end] ? i : end;
+    uint32_t end = NAME(best)(NAME(path_keep)(w, states, w->n - 1), states);
     for (uint32_t tries = 0; tries < PATH_TRIES; tries++) {
         const uint32_t begin = NAME(path_trace)(w, states, end, bits);
         if (begin == end)

@@ -8,8 +8,8 @@
  *   vh_swap_pairs(v)                 of every 4 numbers the first two and the last two exchanged
  *   vh_pick(table, bytes)            pshufb
  *   vh_pair(a, b, out)               a0 b0 a1 b1 ... in two vectors
- *   below_mask(a, b)                 bit j: number j of a is below number j of b; 32 / HALVES vectors
- *                                    each
+ *   below_mask(a, b)                 bit j: number j of a is below number j of b, of which none is
+ *                                    above; 32 / HALVES vectors each
  *
  * A level that keeps the metrics of a search in registers also defines STATES_IN_REGISTERS, vh_or
  * and vh_odd(): ones in every second number. */
@@ -19,25 +19,44 @@ typedef struct trellis_costs {
     vh near, far; /* of subsets, and of those that the swap makes of them */
 } trellis_costs;
 
-/* New metrics of 2 i and 2 i + 1, in order, of the states i ... i + 31 and the other half's; block:
- * i / 32. */
-KVANT_INLINE void advance_block(const kvant_trellis *trellis, const trellis_costs *costs, uint32_t states,
-                                uint32_t block, const vh *first, const vh *second, vh next[2 * TRELLIS_VECTORS],
-                                uint32_t *decisions)
+/* Costs of the subsets of 32 states, and of those that the swap makes of them. */
+typedef struct block_costs {
+    vh near[TRELLIS_VECTORS], far[TRELLIS_VECTORS];
+} block_costs;
+
+KVANT_INLINE void spread_costs(const kvant_trellis *trellis, const trellis_costs *costs, uint32_t block,
+                               block_costs *out)
 {
-    vh low[2][TRELLIS_VECTORS], high[2][TRELLIS_VECTORS];
 #pragma GCC unroll 8
     for (uint32_t v = 0; v < TRELLIS_VECTORS; v++) {
         const vh subsets = vh_load(trellis->subsets[32 * block + HALVES * v]);
-        const vh near = vh_pick(costs->near, subsets), far = vh_pick(costs->far, subsets);
-        low[0][v] = vh_add_limited(first[v], near);
-        low[1][v] = vh_add_limited(first[v], far);
-        high[0][v] = vh_add_limited(second[v], far);
-        high[1][v] = vh_add_limited(second[v], near);
-        vh_pair(vh_min(low[0][v], high[0][v]), vh_min(low[1][v], high[1][v]), next + 2 * v);
+        out->near[v] = vh_pick(costs->near, subsets);
+        out->far[v] = vh_pick(costs->far, subsets);
     }
-    decisions[block] = below_mask(high[0], low[0]);
-    decisions[states / 64 + block] = below_mask(high[1], low[1]);
+}
+
+/* Whether the subsets of an odd block of 32 states are those of the block before. */
+KVANT_INLINE bool blocks_are_alike(uint32_t states)
+{
+    return states == 256 && !((KVANT_TRELLIS_256_TAP_0 | KVANT_TRELLIS_256_TAP_1 | KVANT_TRELLIS_256_TAP_2) & 1 << 6);
+}
+
+/* New metrics of 2 i and 2 i + 1, in order, of the states i ... i + 31 and the other half's; block:
+ * i / 32. */
+KVANT_INLINE void advance_block(const block_costs *costs, uint32_t states, uint32_t block, const vh *first,
+                                const vh *second, vh next[2 * TRELLIS_VECTORS], uint32_t *decisions)
+{
+    vh low[2][TRELLIS_VECTORS], least[2][TRELLIS_VECTORS];
+#pragma GCC unroll 8
+    for (uint32_t v = 0; v < TRELLIS_VECTORS; v++) {
+        low[0][v] = vh_add_limited(first[v], costs->near[v]);
+        low[1][v] = vh_add_limited(first[v], costs->far[v]);
+        least[0][v] = vh_min(low[0][v], vh_add_limited(second[v], costs->far[v]));
+        least[1][v] = vh_min(low[1][v], vh_add_limited(second[v], costs->near[v]));
+        vh_pair(least[0][v], least[1][v], next + 2 * v);
+    }
+    decisions[block] = below_mask(least[0], low[0]);
+    decisions[states / 64 + block] = below_mask(least[1], low[1]);
 }
 
 KVANT_INLINE trellis_costs costs_of(const kvant_trellis *trellis, uint32_t cell)
@@ -51,6 +70,7 @@ KVANT_INLINE void NAME(advance)(const kvant_trellis *trellis, uint32_t states, u
                                 uint16_t *to, uint32_t *decisions)
 {
     const trellis_costs costs = costs_of(trellis, cell);
+    block_costs spread;
     for (uint32_t block = 0; block < states / 64; block++) {
         vh first[TRELLIS_VECTORS], second[TRELLIS_VECTORS], next[2 * TRELLIS_VECTORS];
 #pragma GCC unroll 8
@@ -58,7 +78,9 @@ KVANT_INLINE void NAME(advance)(const kvant_trellis *trellis, uint32_t states, u
             first[v] = vh_load(from + 32 * block + HALVES * v);
             second[v] = vh_load(from + states / 2 + 32 * block + HALVES * v);
         }
-        advance_block(trellis, &costs, states, block, first, second, next, decisions);
+        if (block % 2 == 0 || !blocks_are_alike(states))
+            spread_costs(trellis, &costs, block, &spread);
+        advance_block(&spread, states, block, first, second, next, decisions);
 #pragma GCC unroll 8
         for (uint32_t v = 0; v < 2 * TRELLIS_VECTORS; v++)
             vh_store(to + 64 * block + HALVES * v, next[v]);
@@ -81,12 +103,27 @@ KVANT_INLINE vh least_of(const vh *metric, uint32_t n)
     return vh_set((int16_t)least);
 }
 
-KVANT_INLINE void NAME(lower)(uint16_t *metric, uint32_t states)
+KVANT_INLINE vh least_metric(const uint16_t *metric, uint32_t states)
 {
     vh v = vh_load(metric);
     for (uint32_t i = HALVES; i < states; i += HALVES)
         v = vh_min(v, vh_load(metric + i));
-    const vh least = least_of(&v, 1);
+    return least_of(&v, 1);
+}
+
+KVANT_INLINE uint32_t NAME(best)(const uint16_t *metric, uint32_t states)
+{
+    uint16_t least[HALVES];
+    uint32_t best = 0;
+    vh_store(least, least_metric(metric, states));
+    while (best + 1 < states && metric[best] != least[0])
+        best++;
+    return best;
+}
+
+KVANT_INLINE void NAME(lower)(uint16_t *metric, uint32_t states)
+{
+    const vh least = least_metric(metric, states);
     for (uint32_t i = 0; i < states; i += HALVES)
         vh_store(metric + i, vh_sub(vh_load(metric + i), least));
 }
@@ -101,11 +138,15 @@ KVANT_INLINE void advance_in_registers(const kvant_trellis *trellis, uint32_t ce
 {
     const trellis_costs costs = costs_of(trellis, cell);
     vh next[REGISTER_VECTORS];
+    block_costs spread;
 #pragma GCC unroll 8
-    for (uint32_t block = 0; block < STATES_IN_REGISTERS / 64; block++)
-        advance_block(trellis, &costs, STATES_IN_REGISTERS, block, metric + TRELLIS_VECTORS * block,
+    for (uint32_t block = 0; block < STATES_IN_REGISTERS / 64; block++) {
+        if (block % 2 == 0 || !blocks_are_alike(STATES_IN_REGISTERS))
+            spread_costs(trellis, &costs, block, &spread);
+        advance_block(&spread, STATES_IN_REGISTERS, block, metric + TRELLIS_VECTORS * block,
                       metric + REGISTER_VECTORS / 2 + TRELLIS_VECTORS * block, next + 2 * TRELLIS_VECTORS * block,
                       decisions);
+    }
 #pragma GCC unroll 16
     for (uint32_t v = 0; v < REGISTER_VECTORS; v++)
         metric[v] = cell == KVANT_TRELLIS_NO_NUMBER ? vh_or(next[v], vh_odd()) : next[v];

@@ -11,7 +11,7 @@ from testing import KVANT, LIB, PLUGIN, SRC, program, run
 
 OK, RUNTIME, USAGE, NOT_FOUND = 0, 1, 2, 127
 COMMANDS = ["codecs", "plugin-path", "exec", "bench"]
-LLAMA_COMMANDS = ["run", "eval", "needle", "report", "capture", "tune"]
+LLAMA_COMMANDS = ["run", "eval", "needle", "report", "inspect", "capture", "tune"]
 CUDA_LIBRARY = pathlib.Path(KVANT).resolve().parent.parent / "lib" / "libkvant_cuda.so"
 
 
@@ -96,13 +96,13 @@ class BenchAttention(unittest.TestCase):
     SMALL = ["bench", "attention", "-n", "128", "-d", "64", "-g", "3", "-r", "2", "--kv-heads", "1", "--json"]
 
     def test_every_shape_codec_and_level(self):
-        done = run(*self.SMALL, "--stock", "none", "-k", "int-4", "-k", "octopus-4", "-v", "bdr-4",
+        done = run(*self.SMALL, "--stock", "none", "-k", "int-4", "-k", "trellis-4", "-v", "bdr-4",
                    "-q", "1,16", "-d", "40,64", "--levels", "c,auto")
         self.assertEqual(done.returncode, OK, done.stderr)
         self.assertIn("GB/s", done.stderr)
         rows = json.loads(done.stdout)
         self.assertEqual(len(rows), 2 * 2 * 2 * 2)
-        self.assertEqual({(row["k"], row["v"]) for row in rows}, {("int-4", "int-4"), ("octopus-4", "bdr-4")})
+        self.assertEqual({(row["k"], row["v"]) for row in rows}, {("int-4", "int-4"), ("trellis-4", "bdr-4")})
         for row in rows:
             speed = row["bytes"] / row["microseconds"] / 1e3
             self.assertAlmostEqual(row["gbytes_per_second"] / speed, 1, places=6)

@@ -24,7 +24,7 @@ TEXT = fetch.fetch_text()
 
 
 def read(data):
-    """Header and {name: (shape, numbers)} of a safetensors file of F16 and I32."""
+    """Header and {name: (shape, numbers)} of a safetensors file."""
     (n,) = struct.unpack_from("<Q", data)
     header = json.loads(data[8 : 8 + n])
     tensors, covered = {}, 0
@@ -32,7 +32,7 @@ def read(data):
         if name == "__metadata__":
             continue
         begin, end = entry["data_offsets"]
-        kind, size = {"F16": ("e", 2), "I32": ("i", 4)}[entry["dtype"]]
+        kind, size = {"F16": ("e", 2), "F64": ("d", 8), "I32": ("i", 4)}[entry["dtype"]]
         assert begin == covered and (end - begin) % size == 0
         covered = end
         tensors[name] = (entry["shape"], struct.unpack_from(f"<{(end - begin) // size}{kind}", data, 8 + n + begin))
@@ -113,6 +113,23 @@ class Capture(unittest.TestCase):
                 at, of = (head * n_queries + i) * HEAD_DIM, (head * TOKENS + position) * HEAD_DIM
                 self.assertEqual(self.tensors["layers.29.q"][1][at : at + HEAD_DIM], all_queries[of : of + HEAD_DIM])
 
+    def test_contexts_from_all_parts_of_a_text(self):
+        """The second half of the text, which the second part is, reads as a text of its own."""
+        halves = [" sun" * 64, " rain" * 64]
+        captured = []
+        for name, text, more in [("whole", "".join(halves), ["--spread", 2]), ("sun", halves[0], []), ("rain", halves[1], [])]:
+            file = self.path.with_name(name)
+            file.with_suffix(".txt").write_text(text)
+            done = run("capture", "-m", MODEL, "-f", file.with_suffix(".txt"), "-o", file, "-c", 32, "-n", 64 if more else 32, *more)
+            self.assertEqual(done.returncode, OK, done.stderr)
+            captured.append(read(file.read_bytes())[1]["layers.7.k"])
+        (shape, whole), *parts = captured
+        self.assertEqual(shape, [N_KV_HEADS, 64, HEAD_DIM])
+        for part, (_, rows) in enumerate(parts):
+            for head in range(N_KV_HEADS):
+                first, length = (2 * head + part) * 32 * HEAD_DIM, 32 * HEAD_DIM
+                self.assertEqual(whole[first : first + length], rows[head * length : (head + 1) * length])
+
     def limited(self, limit, path):
         """A disk that is full after so many bytes."""
         return subprocess.run(
@@ -176,6 +193,8 @@ class Capture(unittest.TestCase):
             ([*base, "--layers", "3-1"], USAGE, "--layers"),
             ([*base, "--layers", "x"], USAGE, "--layers"),
             ([*base, "--queries", "0"], USAGE, "--queries"),
+            ([*base, "--spread", "0"], USAGE, "--spread"),
+            ([*base, "--spread", "200", "-c", "8192", "-n", "2000000"], RUNTIME, "are needed"),
             ([*base, "--layers", "30", "-c", "64"], RUNTIME, "0 to 29"),
             ([*base, "-c", "100000"], RUNTIME, "the model's own limit"),
             ([*base[:4], "/dev/null", *base[5:]], RUNTIME, "no tokens"),

@@ -22,7 +22,7 @@ OK, RUNTIME, USAGE, INTERRUPTED = 0, 1, 2, 130
 TEXT = fetch.fetch_text()
 BASE = ["eval", "-m", MODEL, "-f", TEXT, "-c", "64"]
 CONFIGS = ["-k", "turboquant-3", "--stock", "q4_0"]
-N_ROWS, VALUE_BYTES = 31, 17
+N_ROWS, VALUE_BYTES = 31, 24
 RECORD_BYTES = 24 + N_ROWS * VALUE_BYTES + 8
 
 

@@ -221,6 +221,37 @@ class Eval(unittest.TestCase):
         self.assertAlmostEqual(100 * ours[1]["top1"], figure("Same top p"), delta=1)
 
 
+class Inspect(unittest.TestCase):
+    def test_rows(self):
+        rows = rows_of(run("inspect", "-m", MODEL, "-f", TEXT, "--stock", "q4_0", "-k", "int-4", "-v", "int-2", "--json"))
+        self.assertEqual([(row["cache"], row["k"], row["v"]) for row in rows], [("llama.cpp", "q4_0", "q4_0"), ("kvant", "int-4", "int-2")])
+        self.assertEqual(rows[0]["bits"], 4.5)
+        self.assertLess(3, rows[1]["bits"])
+        for row in rows:
+            self.assertEqual(row["n_ctx_train"], 8192)
+            self.assertRegex(row["model_fingerprint"], "^[0-9a-f]{16}$")
+            self.assertRegex(row["text_fingerprint"], "^[0-9a-f]{16}$")
+            self.assertGreater(row["text_tokens"], 1000)
+
+    def test_without_a_text(self):
+        row = rows_of(run("inspect", "-m", MODEL, "--json"))[0]
+        self.assertEqual((row["preset"], row["text_tokens"], row["text_fingerprint"]), ("balanced", None, None))
+        done = run("inspect", "-m", MODEL)
+        self.assertIn("contexts of up to 8192 tokens\n", done.stdout)
+
+    def test_refusals(self):
+        for arguments, code, words in [
+            ([], USAGE, "no model given"),
+            (["-m", MODEL, "-k", "int-44"], USAGE, "int-44"),
+            (["-m", MODEL, "-f", "/nonexistent"], RUNTIME, "/nonexistent"),
+            (["-m", "/nonexistent.gguf"], RUNTIME, "/nonexistent.gguf"),
+        ]:
+            with self.subTest(arguments=arguments):
+                done = run("inspect", *arguments)
+                self.assertEqual((done.returncode, done.stdout), (code, ""), done.stderr)
+                self.assertIn(words, done.stderr)
+
+
 class Settings(unittest.TestCase):
     def setUp(self):
         self.folder = tempfile.TemporaryDirectory()
@@ -253,7 +284,7 @@ class Settings(unittest.TestCase):
             for done in (self.eval("--config", self.path),
                          run("run", "-m", MODEL, "-p", "x", "-n", "1", "--config", self.path)):
                 self.assertEqual((done.returncode, done.stdout), (RUNTIME, ""), shape)
-                self.assertIn(f"--config {self.path} is for another model", done.stderr)
+                self.assertIn(f"--config {self.path}: the settings file is for another model", done.stderr)
                 self.assertIn("30, 3 of 64", done.stderr)
 
     def test_the_default_is_balanced(self):

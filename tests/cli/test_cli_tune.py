@@ -10,16 +10,16 @@ import time
 import unittest
 
 from test_cli_calibrate import HEAD_DIM, N_KV_HEADS, N_LAYERS
-from testing import LIB, MODEL, command, run
+from testing import LIB, MODEL, command, program, run
 
 sys.path.insert(0, str(pathlib.Path(__file__).resolve().parents[2] / "scripts"))
 import fetch  # noqa: E402
 
 OK, RUNTIME, USAGE, INTERRUPTED = 0, 1, 2, 130
 TEXT = fetch.fetch_text()
-# One context is measured, for time; which ones are taken of several texts is tests/unit/test_tune_tokens.c.
+# One context is measured, for time; which ones are taken of several texts is tests/tuning/test_probes.py.
 CTX, PROBE, PROBE_CHUNKS = 256, 64, 1
-MEASUREMENTS = PROBE_CHUNKS * (2 * N_LAYERS + 1)
+MEASUREMENTS = PROBE_CHUNKS * (2 * N_LAYERS + 2)  # every site, no codec, and llama.cpp's own f16
 # Bits of turboquant at head_dim 64: a scale of 16 bits a row.
 CANDIDATES = {f"turboquant-{bits}": bits + 0.25 for bits in (2, 3, 4)}
 TRY = [word for spec in CANDIDATES for word in ("--try-k", spec, "--try-v", spec)]
@@ -70,7 +70,7 @@ class Tune(unittest.TestCase):
         self.assertEqual(code, INTERRUPTED, stderr)
         self.assertIn(str(self.state), stderr)
         self.assertEqual(self.left, ["state"])  # neither a settings file nor what was on the way
-        self.assertRegex(self.done.stderr, rf"going on from .*: [1-9]\d* of {MEASUREMENTS} measurements")
+        self.assertRegex(self.done.stderr, rf"going on from .*: [1-9]\d* of {MEASUREMENTS} chunks")
 
     def test_the_budget_is_kept_and_used(self):
         self.assertEqual(len(self.sites), 2 * N_LAYERS)
@@ -131,7 +131,7 @@ class Tune(unittest.TestCase):
         n_bytes = 3.5 / 8 * 2 * N_LAYERS * N_KV_HEADS * HEAD_DIM * CTX
         done = run(*self.base, "--kv-bytes", n_bytes, "-o", path, "--resume", self.state)
         self.assertEqual(done.returncode, OK, done.stderr)
-        self.assertIn(f"{MEASUREMENTS} of {MEASUREMENTS} measurements", done.stderr)
+        self.assertIn(f"{MEASUREMENTS} of {MEASUREMENTS} chunks", done.stderr)
         self.assertIn("rank correlation", done.stdout)
         self.assertTrue(path.exists())
 
@@ -144,6 +144,34 @@ class Tune(unittest.TestCase):
 
 
 class Mistakes(unittest.TestCase):
+    def test_the_calibration_beside_the_model_is_found(self):
+        """A candidate that needs one is taken then; the next one, which nobody can make, ends the command before it measures."""
+        folder = tempfile.TemporaryDirectory()
+        self.addCleanup(folder.cleanup)
+        model = pathlib.Path(folder.name) / "model.gguf"
+        model.symlink_to(MODEL)
+        arguments = ["tune", "-m", model, "-f", TEXT, "-o", model.with_name("x"), "--bits", 4, "--probe-ctx", 64]
+        arguments += ["--try-k", "int-4:center=file", "--try-v", "nonsense-4"]
+        done = run(*arguments)
+        self.assertEqual(done.returncode, USAGE, done.stderr)
+        self.assertIn("--try-k int-4:center=file", done.stderr)
+        beside = model.with_name("model.kvcal")
+        done = run("calibrate", "-m", model, "-f", TEXT, "-n", 64, "-c", 64, "--clusters", "none", "-o", beside)
+        self.assertEqual(done.returncode, OK, done.stderr)
+        done = run(*arguments)
+        self.assertEqual(done.returncode, USAGE, done.stderr)
+        self.assertIn(f"using the calibration {beside}", done.stderr)
+        self.assertIn("--try-v nonsense-4", done.stderr)
+
+    def test_numpy_is_named_when_it_is_missing(self):
+        with tempfile.TemporaryDirectory() as folder:
+            python = program(folder, "python3", f'exec "{sys.executable}" -S -s "$@"')  # without site-packages
+            if subprocess.run([python, "-c", "import numpy"], stderr=subprocess.DEVNULL).returncode == 0:
+                self.skipTest("NumPy lies where every Python finds it")
+            done = run("tune", "-m", MODEL, "-f", TEXT, "--bits", 4, "-o", f"{folder}/x", KVANT_PYTHON=str(python))
+        self.assertEqual(done.returncode, RUNTIME, done.stderr)
+        self.assertIn("python3-numpy", done.stderr)
+
     def test_mistakes_are_named(self):
         folder = tempfile.TemporaryDirectory()
         self.addCleanup(folder.cleanup)

@@ -9,6 +9,7 @@ PLUGIN = os.environ.get("KVANT_PLUGIN_FILE", "")
 MODEL = os.environ.get("KVANT_MODEL", "")
 LIB = os.environ.get("KVANT_LIB", "")
 SRC = os.environ.get("KVANT_SRC", "")
+PAPERS = os.environ.get("KVANT_PAPERS", "1") == "1"  # the papers' families are in this build
 
 
 # Commands that compute with a model. One thread each, so that as many tests as there are cores run side by side: llama.cpp's threads

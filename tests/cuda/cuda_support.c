@@ -2,7 +2,7 @@
 #include "cuda_support.h"
 
 #include "../../src/base/half.h"
-#include "../../src/codec/codec_internal.h"
+#include "../unit/open_codec.h"
 
 static uint64_t state = 88172645463325252u;
 
@@ -148,8 +148,8 @@ void open_pool_new(test_open_pool *open, const test_cache *cache)
     *open = (test_open_pool){ .n_kv_heads = cache->n_kv_heads,
                               .n_blocks = cache->n_blocks,
                               .page_bytes = (size_t)64 * cache->head_dim * sizeof(uint16_t) };
-    assert_int_equal(kvant_codec_create_open(cache->k, &open->codec[0]), KVANT_OK);
-    assert_int_equal(kvant_codec_create_open(cache->v, &open->codec[1]), KVANT_OK);
+    assert_int_equal(open_codec_create(cache->k, &open->codec[0]), KVANT_OK);
+    assert_int_equal(open_codec_create(cache->v, &open->codec[1]), KVANT_OK);
     assert_int_equal(kvant_cuda_codec_create_open(cache->gpu_k, &open->gpu_codec[0]), KVANT_OK);
     assert_int_equal(kvant_cuda_codec_create_open(cache->gpu_v, &open->gpu_codec[1]), KVANT_OK);
     size_t bytes = 2 * open->page_bytes * open->n_kv_heads * open->n_blocks;
@@ -161,7 +161,7 @@ void open_pool_new(test_open_pool *open, const test_cache *cache)
 void open_pool_free(test_open_pool *open)
 {
     for (int i = 0; i < 2; i++) {
-        kvant_codec_free(&open->codec[i]);
+        open_codec_free(&open->codec[i]);
         kvant_cuda_codec_free(&open->gpu_codec[i]);
     }
     free(open->pool);

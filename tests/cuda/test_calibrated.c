@@ -6,7 +6,7 @@
 #include <math.h>
 
 #include "../../src/base/half.h"
-#include "../../src/codec/encode.h"
+#include "../unit/open_codec.h"
 #include "../unit/calibrated.h"
 
 enum { HEADS = 2, TOKENS = 150, BLOCKS = 3, MAX_D = 256 };
@@ -64,7 +64,7 @@ static void role_open(role_cache *c, const char *spec, uint32_t d, kvant_role ro
         if (kvant_codec_create_calibrated(spec, d, role, 7, calibration, 1, h, &c->codec[h], text, sizeof text) !=
             KVANT_OK)
             fail_msg("%s, head_dim %u: %s", spec, d, text);
-        assert_int_equal(kvant_codec_create_open(c->codec[h], &c->open_codec[h]), KVANT_OK);
+        assert_int_equal(open_codec_create(c->codec[h], &c->open_codec[h]), KVANT_OK);
     }
     if (kvant_cuda_codec_from(c->codec[0], &c->gpu, text, sizeof text) != KVANT_OK)
         fail_msg("%s, head_dim %u: %s", spec, d, text);
@@ -81,7 +81,7 @@ static void role_open(role_cache *c, const char *spec, uint32_t d, kvant_role ro
 static void role_close(role_cache *c)
 {
     for (uint32_t h = 0; h < HEADS; h++) {
-        kvant_codec_free(&c->open_codec[h]);
+        open_codec_free(&c->open_codec[h]);
         kvant_codec_free(&c->codec[h]);
     }
     kvant_cuda_codec_free(&c->gpu);
@@ -206,7 +206,7 @@ static void check_seal(const role_cache *c)
                            n = ((uint32_t)tokens[b] + group - 1) / group * group;
             for (uint32_t t = (uint32_t)tokens[b]; t < n; t++) /* the rest of a group: copies of its first row */
                 memcpy(rows + (size_t)t * c->d, rows + (size_t)(t / group * group) * c->d, c->d * sizeof *rows);
-            assert_int_equal(kvant_codec_seal(c->codec[h], rows, 0, n, page_of(want, c->page_bytes, b, h)),
+            assert_int_equal(seal_rows(c->codec[h], rows, 0, n, page_of(want, c->page_bytes, b, h)),
                              KVANT_OK);
         }
     compare(c, "sealed", want, c->gpu_pool, c->page_bytes);

@@ -4,7 +4,7 @@
 
 #include <math.h>
 
-#include "../../src/codec/encode.h"
+#include "../unit/open_codec.h"
 
 enum { HEADS = 3, BLOCKS = 5, MAX_D = 256 };
 
@@ -126,7 +126,7 @@ static void seal_on_cpu(fixture *f, kvant_role role, uint32_t from, uint32_t to,
             for (uint32_t t = 0; t < block; t++)
                 kvant_codec_decode_transformed(f->open.codec[role], kvant_kernels_get(KVANT_CPU_AUTO), open_page(&f->open, role, from, h),
                                                first + t < n_tokens ? first + t : first, rows + t * f->head_dim);
-            assert_int_equal(kvant_codec_seal(role == KVANT_ROLE_K ? f->cache.k : f->cache.v, rows, first, block,
+            assert_int_equal(seal_rows(role == KVANT_ROLE_K ? f->cache.k : f->cache.v, rows, first, block,
                                               cache_page(&f->cache, role, to, h)),
                              KVANT_OK);
         }

@@ -17,7 +17,11 @@
 enum { HEADS = 2, DIM = 16, WIDTH = HEADS * DIM, BLOCKS = 6, TOKENS = 150, HEADER = 40 };
 
 static const char *const specs[] = { "turboquant-3:center=first,norm=first,recent=64", "int-4:axis=channel,group=32,sink=4",
-                                     "octopus-3:center=first", "trellis-3", "int-2:norm=first", "polar-3:recent=32" };
+                                     "trellis-3", "int-2:norm=first",
+#if KVANT_PAPERS
+                                     "octopus-3:center=first", "polar-3:recent=32"
+#endif
+};
 #define N_SPECS (sizeof specs / sizeof *specs)
 
 typedef struct room {

@@ -6,6 +6,13 @@
 #define KVANT_PAPERS 1
 #endif
 
+/* What only concerns the papers' families: entries of a list, with the comma behind each. */
+#if KVANT_PAPERS
+#define PAPERS(...) __VA_ARGS__
+#else
+#define PAPERS(...)
+#endif
+
 /* Specs that between them reach every code path of every family. */
 static const char *const all_specs[] = {
     "f32",

@@ -190,13 +190,12 @@ static kvant_status attend(const layer *c, float *out)
 static const char *const plain_specs[] = { "turboquant-4",
                                            "trellis-4:center=first,norm=first",
                                            "int-4:axis=channel,group=32,recent=32,sink=4",
-                                           "octopus-4",
-                                           "hqmq-s96r4:med3",
-                                           "turboquant-3:qjl",
-                                           "turboquant-2.5",
+                                           PAPERS("octopus-4", "hqmq-s96r4:med3", )
+                                           PAPERS("turboquant-3:qjl", "turboquant-2.5", )
                                            "int-4:rotate=dense" };
 static const char *const file_specs[] = { "trellis-4:transform=file", "turboquant-4:transform=file,feedback",
-                                          "turboquant-4:center=file,norm=file", "kmeans-4:c=4", "hessian-4" };
+                                          PAPERS("kmeans-4:c=4", "hessian-4", )
+                                          "turboquant-4:center=file,norm=file" };
 
 static float rows[TOKENS * WIDTH];
 

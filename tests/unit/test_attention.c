@@ -376,7 +376,7 @@ static void every_codec(void **state)
 /* Without the errors of integers, of decoding and of many query rows, in every page. */
 static void exact_rounds_no_integers(void **state)
 {
-    static const char *const specs[] = { "turboquant-4", "int-4:axis=channel,group=64", "octopus-4", "int-8" };
+    static const char *const specs[] = { "turboquant-4", "int-4:axis=channel,group=64", PAPERS("octopus-4", ) "int-8" };
     (void)state;
     for (size_t i = 0; i < COUNT(specs); i++)
         for (uint32_t n_queries = 1; n_queries < 60; n_queries += 49)
@@ -407,7 +407,7 @@ static void integers_cost_what_they_may(void **state)
     static const struct {
         const char *spec;
         double most;
-    } figures[] = { { "turboquant-4", 3.5e-4 }, { "int-8", 0.6e-4 }, { "octopus-4", 6.1e-4 } };
+    } figures[] = { { "turboquant-4", 3.5e-4 }, PAPERS({ "octopus-4", 6.1e-4 }, ) { "int-8", 0.6e-4 } };
     (void)state;
     for (size_t i = 0; i < COUNT(figures); i++)
         for (uint32_t n_queries = 1; n_queries <= 33; n_queries += 32) {
@@ -495,10 +495,10 @@ static void windows(void **state)
         { "turboquant-4:center=first", "int-4:rotate=hadamard,center=first,recent=30" },
         { "int-4:axis=channel,norm=first,rotate=dense", "turboquant-3:norm=first,center=first" },
         { "bdr-4:norm=first", "bdr-4:recent=200" },
-        { "octopus-4:center=first",
-          "octopus-4:center=first" }, /* values in an order of their own, open pages too */
-        { "hqmq-s96r4:recent=64", "hqmq-s96r4:sink=4,recent=96" },
-        { "octopus-3:qjl,recent=64", "spherical-r4jl4:recent=64" },
+        /* values in an order of their own, open pages too */
+        PAPERS({ "octopus-4:center=first", "octopus-4:center=first" }, )
+        PAPERS({ "hqmq-s96r4:recent=64", "hqmq-s96r4:sink=4,recent=96" }, )
+        PAPERS({ "octopus-3:qjl,recent=64", "spherical-r4jl4:recent=64" }, )
     };
     (void)state;
     for (size_t i = 0; i < COUNT(specs); i++)
@@ -616,6 +616,7 @@ static void groupings_on_codes(void **state)
     }
 }
 
+#if KVANT_PAPERS
 /* Codes of chunks, of every family, with tables and without; some of them (7 bits a coordinate, sketches, outliers) unpacked. */
 static void chunks_on_codes(void **state)
 {
@@ -637,6 +638,7 @@ static void chunks_on_codes(void **state)
                                  .v_spec = specs[(i + n_queries) % COUNT(specs)],
                                  .mask = i % 4 != 3 });
 }
+#endif
 
 static void threads_do_not_change_results(void **state)
 {
@@ -748,7 +750,7 @@ int main(void)
         cmocka_unit_test(windows),
         cmocka_unit_test(long_decode_is_split_and_prefill_is_tiled),
         cmocka_unit_test(prefill_on_codes),
-        cmocka_unit_test(chunks_on_codes),
+        PAPERS(cmocka_unit_test(chunks_on_codes), )
         cmocka_unit_test(groupings_on_codes),
         cmocka_unit_test(threads_do_not_change_results),
         cmocka_unit_test(hidden_rows_and_empty_caches_give_zeros),

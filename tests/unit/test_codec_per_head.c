@@ -174,10 +174,11 @@ static void a_head_is_what_it_is_alone(void **state)
         { { "trellis-4:transform=file", "turboquant-2:transform=file,feedback" },
           { "trellis-2:center=file", "turboquant-5:center=file" } },
         { { "f16", "trellis-2:transform=file,sink=0" }, { "trellis-4:center=file,norm=file,sink=0", "f16" } },
-        { { "int-4:transform=diagonal,sink=0", "octopus-3" }, { "polar-4", "int-3" } },
+        PAPERS({ { "int-4:transform=diagonal,sink=0", "octopus-3" }, { "polar-4", "int-3" } }, )
         { { "turboquant-3:center=first,norm=first", "trellis-4:center=first,norm=first" },
           { "trellis-3:center=first", "int-8:center=first" } },
-        { { "kivi-2:recent=32", "kivi-4:recent=32" }, { "turboquant-4:recent=70", "bdr-4:recent=70" } },
+        { { "int-2:axis=channel,group=32,recent=32", "int-4:axis=channel,group=32,recent=32" },
+          { "turboquant-4:recent=70", "bdr-4:recent=70" } },
     };
     (void)state;
     uint64_t rng = 5;
@@ -211,7 +212,7 @@ static void heads_that_do_not_fit_together(void **state)
     } cases[] = {
         { "turboquant-4:sink=4", "turboquant-4", DIM, KVANT_ROLE_K },
         { "turboquant-4:recent=32", "turboquant-4", DIM, KVANT_ROLE_K },
-        { "turboquant-4", "kivi-4:recent=0", DIM, KVANT_ROLE_K },
+        { "turboquant-4", "int-4:axis=channel,group=32", DIM, KVANT_ROLE_K },
         { "turboquant-4:center=first,sink=0", "turboquant-4", DIM, KVANT_ROLE_K },
         { "turboquant-4:norm=first,sink=0", "turboquant-4", DIM, KVANT_ROLE_K },
         { "turboquant-4", "turboquant-4", 2 * DIM, KVANT_ROLE_K },

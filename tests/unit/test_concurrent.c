@@ -12,7 +12,8 @@
 enum { DIM = 64, KV_HEADS = 2, HEADS = 4, TOKENS = 192, WIDTH = KV_HEADS * DIM, OUT = HEADS * DIM };
 enum { READERS = 3, WRITERS = 2, CREATORS = 2, ROUNDS = 6, WORKSPACE = 8 << 20 };
 
-static const char *const specs[] = { "turboquant-4", "trellis-3:center=first,norm=first", "octopus-3",
+static const char *const specs[] = { "turboquant-4", "trellis-3:center=first,norm=first",
+                                     PAPERS("octopus-3", )
                                      "int-4:axis=channel,group=32,recent=32" };
 
 static float rows[TOKENS * WIDTH], query[OUT];

@@ -15,7 +15,7 @@ static const struct {
               { "int-4:axis=channel,group=32,center=first", 1 },
               { "int-4:recent=64,sink=4", 0 },
               { "trellis-3:center=first,norm=first,recent=96", 0 },
-              { "kivi-2:recent=32", 1 } };
+              { "int-2:axis=channel,group=32,recent=32", 1 } };
 
 typedef struct batch {
     int64_t slots[MOST];

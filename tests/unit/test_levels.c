@@ -4,8 +4,8 @@
 /* Which zero a range ends with is left to the level: pages must not show it. */
 static void zeros_of_both_signs_leave_no_trace(void **state)
 {
-    static const char *const specs[] = { "int-4", "int-4:sym",    "int-4:group=16",
-                                         "bdr-4", "turboquant-4", "innerq-hybrid" };
+    static const char *const specs[] = { "int-4", "int-4:sym", "int-4:group=16", "bdr-4", "turboquant-4",
+                                         "int-3:group=32,hybrid" };
     (void)state;
     uint64_t rng = 3;
     for (size_t i = 0; i < COUNT(specs); i++)

@@ -160,7 +160,8 @@ static void numbers_are_near_decoding(void **state)
             free(page);
             kvant_codec_free(&codec);
         }
-    assert_true(offered >= 10 * COUNT(dims));
+    if (KVANT_PAPERS) /* all chunk codes are theirs */
+        assert_true(offered >= 10 * COUNT(dims));
 }
 
 /* Positions are a permutation: no two rows share a place. */

@@ -1,7 +1,10 @@
 /* test_scheme.c - which codec a layer has, how much it can take, and why not. */
+#define _POSIX_C_SOURCE 200809L
 #include "testing.h"
 
+#include <kvant/calibration.h>
 #include <kvant/scheme.h>
+#include <unistd.h>
 
 static kvant_scheme *make(const kvant_scheme_params *params)
 {
@@ -18,6 +21,15 @@ static const char *spec_of(kvant_scheme *scheme, kvant_role role, uint32_t layer
     if (kvant_scheme_codecs(scheme, &place, &codecs) != KVANT_OK)
         fail_msg("%s", kvant_error_message());
     assert_ptr_equal(codecs[0], codecs[1]); /* what does not depend on the head is one object */
+    return info_of(codecs[0]).spec;
+}
+
+static const char *spec_of_one(kvant_scheme *scheme)
+{
+    kvant_scheme_place place = { .size = sizeof place, .n_layers = 1, .n_kv_heads = 1, .head_dim = 32 };
+    const kvant_codec *const *codecs;
+    if (kvant_scheme_codecs(scheme, &place, &codecs) != KVANT_OK)
+        fail_msg("%s", kvant_error_message());
     return info_of(codecs[0]).spec;
 }
 
@@ -80,6 +92,122 @@ static void sizes(void **state)
     kvant_scheme_free(&scheme);
 }
 
+/* Of a whole model: protected layers, and the layers of a settings file, count by their numbers. */
+static void bits_of_a_model(void **state)
+{
+    (void)state;
+    const kvant_scheme_model model = { .size = sizeof model, .n_layers = 4, .n_kv_heads = 2, .head_dim = { 64, 128 } };
+    kvant_scheme_params params = { .size = sizeof params, .k = "f16", .v = "int-8", .protect = 1, .protect_codec = "f16" };
+    kvant_scheme *scheme = make(&params);
+    double bits;
+    assert_int_equal(kvant_scheme_true_bits(scheme, &model, &bits), KVANT_OK);
+    const double int8 = 8 + 32.0 / 128; /* a scale and a zero point of 16 bits a row */
+    assert_float_equal(bits, (4 * 64 * 16 + 2 * 128 * 16 + 2 * 128 * int8) / (4 * 192), 1e-9);
+    const kvant_scheme_model odd = { .size = sizeof odd, .n_layers = 4, .n_kv_heads = 2, .head_dim = { 64, 0 } };
+    assert_int_not_equal(kvant_scheme_true_bits(scheme, &odd, &bits), KVANT_OK);
+    const kvant_scheme_model empty = { .size = sizeof empty };
+    assert_int_equal(kvant_scheme_true_bits(scheme, &empty, &bits), KVANT_ERR_ARGUMENT);
+    kvant_scheme_free(&scheme);
+}
+
+static void bits_of_a_settings_file(void **state)
+{
+    (void)state;
+    const kvant_settings_layer layers[] = { { "f16", 1, 32, NULL }, { "f16", 1, 32, NULL }, { "int-8", 1, 64, NULL }, { "f16", 1, 64, NULL } };
+    const kvant_settings_config config = { .size = sizeof config, .model = "tiny", .n_layers = 2, .layers = layers };
+    kvant_settings *settings;
+    char folder[] = "/tmp/kvant-scheme-XXXXXX", path[64];
+    assert_non_null(mkdtemp(folder));
+    snprintf(path, sizeof path, "%s/model.kvant", folder);
+    assert_int_equal(kvant_settings_create(&config, &settings, NULL, 0), KVANT_OK);
+    assert_int_equal(kvant_settings_save(settings, path, NULL, 0), KVANT_OK);
+    kvant_settings_free(&settings);
+    const kvant_scheme_params params = { .size = sizeof params, .settings = path };
+    kvant_scheme *scheme = make(&params);
+    kvant_scheme_model model = { .size = sizeof model, .n_layers = 2, .n_kv_heads = 1, .head_dim = { 64, 32 } };
+    double bits;
+    assert_int_equal(kvant_scheme_true_bits(scheme, &model, &bits), KVANT_OK); /* some layer has each */
+    assert_float_equal(bits, (2 * 32 * 16 + 64 * 8.5 + 64 * 16) / 192, 1e-9);
+    model.head_dim[KVANT_ROLE_V] = 128;
+    assert_int_equal(kvant_scheme_true_bits(scheme, &model, &bits), KVANT_ERR_ARGUMENT);
+    assert_non_null(strstr(kvant_error_message(), "another model"));
+    assert_non_null(strstr(kvant_error_message(), "tiny"));
+    kvant_scheme_free(&scheme);
+    unlink(path);
+    rmdir(folder);
+}
+
+static void save_calibration(const char *path, uint64_t fingerprint)
+{
+    const kvant_calibrator_config config = { .size = sizeof config, .model_fingerprint = fingerprint };
+    float rows[64 * 32];
+    uint64_t rng = 1;
+    kvant_calibrator *calibrator;
+    kvant_calibration *calibration;
+    fill_normal(rows, COUNT(rows), &rng);
+    assert_int_equal(kvant_calibrator_create(&config, &calibrator, NULL, 0), KVANT_OK);
+    for (int role = 0; role < 2; role++)
+        assert_int_equal(kvant_calibrator_add_rows(calibrator, 0, (kvant_role)role, 1, 32, rows, 32, 64), KVANT_OK);
+    assert_int_equal(kvant_calibrator_finish(calibrator, &calibration), KVANT_OK);
+    assert_int_equal(kvant_calibration_save(calibration, path, NULL, 0), KVANT_OK);
+    kvant_calibration_free(&calibration);
+    kvant_calibrator_free(&calibrator);
+}
+
+/* Taken where a codec needs one and it was made with this file; what speaks against it is said. */
+static void calibration_beside_the_model(void **state)
+{
+    (void)state;
+    char folder[] = "/tmp/kvant-scheme-XXXXXX", model[64], path[64];
+    assert_non_null(mkdtemp(folder));
+    snprintf(model, sizeof model, "%s/a.gguf", folder);
+    snprintf(path, sizeof path, "%s/a.kvcal", folder);
+    FILE *file = fopen(model, "wb");
+    assert_true(file && fputs("weights", file) >= 0 && fclose(file) == 0);
+    const uint64_t fingerprint = kvant_model_fingerprint(model);
+    assert_int_equal(kvant_model_fingerprint(path), 0); /* there is none yet */
+    for (int ours = 0; ours < 3; ours++) {
+        kvant_scheme_info info = { .size = sizeof info };
+        const kvant_scheme_params plain = { .size = sizeof plain, .k = "int-8", .model = model };
+        const kvant_scheme_params params = { .size = sizeof params, .k = "int-8:center=file", .model = model };
+        kvant_scheme *scheme = NULL;
+        if (ours)
+            save_calibration(path, ours == 1 ? fingerprint : fingerprint + 1);
+        assert_int_equal(kvant_scheme_create(&params, &scheme), ours == 1 ? KVANT_OK : KVANT_ERR_UNSUPPORTED);
+        if (ours == 2)
+            assert_non_null(strstr(kvant_error_message(), "another file than a.gguf"));
+        if (ours == 1) {
+            assert_int_equal(kvant_scheme_get_info(scheme, &info), KVANT_OK);
+            assert_string_equal(info.calibration_path, path);
+            assert_null(info.not_used);
+            kvant_scheme_params more = params;
+            more.like = scheme;
+            kvant_scheme *other = make(&more); /* has the same calibration, not one like it */
+            kvant_scheme_info shared = { .size = sizeof shared };
+            assert_int_equal(kvant_scheme_get_info(other, &shared), KVANT_OK);
+            assert_ptr_equal(shared.calibration, info.calibration);
+            kvant_scheme_free(&other);
+            assert_true(begins(spec_of_one(scheme), "int-8:center=file"));
+        }
+        kvant_scheme_free(&scheme);
+        scheme = make(&plain);
+        assert_int_equal(kvant_scheme_get_info(scheme, &info), KVANT_OK);
+        assert_null(info.calibration);
+        assert_null(info.not_used); /* nobody asked for it */
+        kvant_scheme_free(&scheme);
+    }
+    const kvant_scheme_params preset = { .size = sizeof preset, .preset = "small", .model = model };
+    kvant_scheme *scheme = make(&preset); /* does without */
+    kvant_scheme_info info = { .size = sizeof info };
+    assert_int_equal(kvant_scheme_get_info(scheme, &info), KVANT_OK);
+    assert_null(info.calibration_path);
+    assert_non_null(strstr(info.not_used, "another file than a.gguf"));
+    kvant_scheme_free(&scheme);
+    unlink(model);
+    unlink(path);
+    rmdir(folder);
+}
+
 static void mistakes_have_reasons(void **state)
 {
     static const struct {
@@ -111,6 +239,8 @@ static void mistakes_have_reasons(void **state)
 int main(void)
 {
     const struct CMUnitTest tests[] = { cmocka_unit_test(choices), cmocka_unit_test(sizes),
+                                        cmocka_unit_test(bits_of_a_model), cmocka_unit_test(bits_of_a_settings_file),
+                                        cmocka_unit_test(calibration_beside_the_model),
                                         cmocka_unit_test(mistakes_have_reasons) };
     return cmocka_run_group_tests(tests, NULL, NULL);
 }

@@ -231,7 +231,8 @@ static void every_call_fits_a_small_stack(void **state)
 /* Levels have kernels of their own. */
 static void every_cpu_level_fits_a_small_stack(void **state)
 {
-    static const char *const specs[] = { "trellis-4", "turboquant-4", "int-3:axis=channel", "int-4:group=16", "octopus-3" };
+    static const char *const specs[] = { "trellis-4", "turboquant-4", "int-3:axis=channel", PAPERS("octopus-3", )
+                                         "int-4:group=16" };
     (void)state;
     for (size_t l = 0; l < COUNT(cpu_levels); l++)
         for (size_t i = 0; i < COUNT(specs) && use_level(cpu_levels[l]); i++)

@@ -10,8 +10,8 @@ static const char *const specs[] = { "turboquant-4:center=first,norm=first,recen
                                      "trellis-3:center=first,norm=first",
                                      "int-4:axis=channel,group=32,sink=4",
                                      "int-4:center=first,axis=channel",
-                                     "int-4:sink=4",
-                                     "octopus-4" };
+                                     PAPERS("octopus-4", )
+                                     "int-4:sink=4" };
 
 static void fill_rows(float *rows, uint32_t n, float kind, uint64_t *rng)
 {

@@ -294,30 +294,12 @@ static void views_transform_rows_and_queries(void **state)
     kvant_calibration_free(&calibration);
 }
 
-/* Open pages hold rows behind the same transform; codes they have none. */
-static void open_codecs_have_no_codes(void **state)
-{
-    kvant_codec *codec, *open;
-    (void)state;
-    assert_int_equal(kvant_codec_create("trellis-4", 64, KVANT_ROLE_K, 0, &codec, NULL, 0), KVANT_OK);
-    assert_int_equal(kvant_codec_create_open(codec, &open), KVANT_OK);
-    const kvant_codec_view *sealed = kvant_codec_get_view(codec), *view = kvant_codec_get_view(open);
-    assert_int_equal(view->kind, KVANT_CODES_NONE);
-    assert_int_equal(view->info->bits, 16);
-    assert_ptr_equal(view->info, &open->info);
-    assert_int_equal(view->transform.block, 64);
-    assert_memory_equal(view->transform.signs, sealed->transform.signs, 64 * sizeof(float));
-    kvant_codec_free(&open);
-    kvant_codec_free(&codec);
-}
-
 int main(void)
 {
     const struct CMUnitTest tests[] = {
         cmocka_unit_test(views_read_pages),
         cmocka_unit_test(kinds_are_those_of_families),
         cmocka_unit_test(views_transform_rows_and_queries),
-        cmocka_unit_test(open_codecs_have_no_codes),
     };
     return cmocka_run_group_tests(tests, NULL, NULL);
 }

@@ -1,316 +1,274 @@
-"""A pool of compressed pages and the calls that work on it."""
+"""The compressed key-value cache of a model, whose sequences and blocks the library manages
+(kvant/cache.h).
+
+    cache = kvant.Cache(n_layers=30, n_heads=9, n_kv_heads=3, head_dim=64, max_tokens=4096)
+    sequence = cache.new_sequence()
+    cache.append(layer, sequence, k, v)        # k, v: float32 [n, 3, 64]
+    out = cache.attend(layer, sequence, q)     # q, out: float32 [n, 9, 64]
+"""
+
+from __future__ import annotations
 
 import ctypes as c
-import math
-
-import torch
+import os
+import threading
+from typing import Any, NamedTuple
 
 from . import checks
-from .codec import Codec
-from .library import (
-    AppendArgs,
-    AttentionArgs,
-    DecodeArgs,
-    Error,
-    PAGE_TOKENS,
-    Pages,
-    Rows,
-    SealArgs,
-    SealPages,
-    check,
-    library,
-)
+from . import structs as s
+from .attend import problem
+from .library import MAX_HEAD_DIM, SAID, Error, Owned, c_text, check, library
+from .places import Gpu, Host
+from .scheme import Scheme
 
-_TYPES = {"float32": 0, "float16": 1, "bfloat16": 2}
-_MOST_HEADS = 65535
+_FULL = 60  # KVANT_ERR_FULL
 
 
-def _type(tensor):
-    return _TYPES[checks.name_of(tensor.dtype)]
+class CacheInfo(NamedTuple):
+    """bytes: that the blocks in use take. f16_bytes: of the same tokens as fp16. true_bits: per
+    number of a sealed block, every stored byte counted. k, v: specs of ordinary layers, None with a
+    settings file."""
+
+    n_blocks: int
+    n_free_blocks: int
+    bytes: int
+    f16_bytes: int
+    true_bits: float
+    calibrated: bool
+    k: str | None
+    v: str | None
 
 
-def _pointer(tensor):
-    return None if tensor is None else tensor.data_ptr()
+class Cache(Owned):
+    """A cache of max_tokens tokens, of at most max_sequences sequences together.
 
+    Stored with a Scheme, or with what one is made of: preset, or specs k and v, or settings, and
+    calibration; by default the preset "balanced". n_threads: None for all processors. scale: of
+    attention, None for 1 / sqrt(head_dim).
 
-class PagedCache:
-    """n_blocks sealed blocks of 64 tokens and n_open_blocks open (fp16) ones; a block holds the K and V pages of all kv
-    heads. Memory is two tensors, `pool` and `open_pool`. Block tables name sealed block b by b, open block b by -1 - b.
+    device "cpu": arguments are NumPy arrays, used where they lie when they are contiguous. device
+    "cuda" (the current GPU) or "cuda:0": arguments are arrays on that GPU with DLPack or
+    __cuda_array_interface__, such as PyTorch's tensors, never copied. Work runs on the legacy
+    default stream, which is PyTorch's by default. Which codecs and options a GPU has:
+    include/kvant/cache.h. Error of status 30 where there is no GPU.
 
-    Every call checks shapes, dtypes, devices and strides. Numbers of blocks and slots lie on the GPU and must be right: a
-    wrong one reads or writes memory of others. With check_numbers the calls read and check them, and wait for the GPU."""
+    Every size, shape and dtype is checked: TypeError and ValueError name the argument. Error has
+    the library's words and its status: 50 a NaN or an infinity, 51 a number beyond fp16's range, 60
+    no block left. After an Error of append or import_block the cache is as before.
+
+    Calls of one cache wait for each other; different caches compute at once in different
+    threads."""
 
     def __init__(
         self,
-        k_spec,
-        v_spec,
-        n_kv_heads,
-        head_dim,
-        n_blocks,
-        n_open_blocks=0,
-        seed=0,
-        device="cuda",
-        check_numbers=False,
-    ):
-        if torch.device(device).type != "cuda":
-            raise ValueError(f"device: a GPU is needed, not {device}")
-        self.n_kv_heads = checks.count(n_kv_heads, "n_kv_heads", most=_MOST_HEADS)
-        self.head_dim = checks.count(head_dim, "head_dim", most=512)
-        self.n_blocks = checks.count(n_blocks, "n_blocks")
-        self.n_open_blocks = checks.count(n_open_blocks, "n_open_blocks", least=0)
-        self.check_numbers = check_numbers
-        self.k, self.v = Codec(k_spec, head_dim, "k", seed), Codec(v_spec, head_dim, "v", seed)
-        text = c.create_string_buffer(512)
-        status = library().kvant_cuda_attention_check(self.k.handle, self.v.handle, text, len(text))
-        check(f"keys {k_spec!r} with values {v_spec!r}", status, text.value.decode())
-        self._v_offset = self.k.info.page_bytes * self.n_kv_heads
-        self.block_bytes = self._v_offset + self.v.info.page_bytes * self.n_kv_heads
-        self.open_k, self.open_v = self.k.open(), self.v.open()
-        self._open_bytes = self.open_k.info.page_bytes
-        check("GPU", library().kvant_cuda_available(text, len(text)), text.value.decode())
-        self.pool = self._bytes(self.n_blocks * self.block_bytes, device)
-        self.device = self.pool.device
-        self.open_pool = self._bytes(2 * self.n_open_blocks * self.n_kv_heads * self._open_bytes, self.device)
-        with torch.cuda.device(self.device):
-            size = library().kvant_cuda_attention_workspace(self.head_dim)
-        if size == 0:
-            raise Error("attention workspace", 80)
-        self._workspace = self._bytes(size, self.device)
+        n_layers: int,
+        n_heads: int,
+        n_kv_heads: int,
+        head_dim: int,
+        max_tokens: int,
+        preset: str | None = None,
+        device: str = "cpu",
+        *,
+        k: str | None = None,
+        v: str | None = None,
+        settings: str | os.PathLike[str] | None = None,
+        calibration: str | os.PathLike[str] | None = None,
+        scheme: Scheme | None = None,
+        v_head_dim: int | None = None,
+        max_sequences: int = 1,
+        n_threads: int | None = None,
+        scale: float | None = None,
+        logit_softcap: float = 0.0,
+    ) -> None:
+        super().__init__("kvant_cache_free", scheme)
+        self._lock = threading.Lock()
+        self._sequences: set[int] = set()
+        self._place = Host() if checks.text(device, "device") == "cpu" else Gpu()
+        self.n_layers = checks.count(n_layers, "n_layers")
+        self.n_heads = checks.count(n_heads, "n_heads")
+        self.n_kv_heads = checks.count(n_kv_heads, "n_kv_heads")
+        self.head_dim = checks.count(head_dim, "head_dim", most=MAX_HEAD_DIM)
+        self.v_head_dim = head_dim if v_head_dim is None else checks.count(v_head_dim, "v_head_dim", most=MAX_HEAD_DIM)
+        self.device = device
+        texts = {"preset": preset, "k": k, "v": v, "settings": settings, "calibration": calibration, "device": device}
+        params = s.CacheParams.new(
+            n_layers=self.n_layers,
+            n_heads=self.n_heads,
+            n_kv_heads=self.n_kv_heads,
+            head_dim=self.head_dim,
+            v_head_dim=self.v_head_dim,
+            max_tokens=checks.count(max_tokens, "max_tokens"),
+            max_sequences=checks.count(max_sequences, "max_sequences"),
+            n_threads=0 if n_threads is None else checks.threads(n_threads),
+            scheme=checks.handle(scheme, "scheme", "kvant_scheme_free"),
+            scale=0 if scale is None else checks.number(scale, "scale"),
+            logit_softcap=checks.number(logit_softcap, "logit_softcap"),
+            **{name: c_text(value, name) for name, value in texts.items()},
+        )
+        check("cache", library().kvant_cache_create(c.byref(params), c.byref(self._handle)), SAID)
 
-    @staticmethod
-    def _bytes(n, device):
-        return torch.zeros(n, dtype=torch.uint8, device=device)
+    def close(self) -> None:
+        """Frees the memory now instead of when the object goes. Every later call raises
+        ValueError."""
+        with self._lock:
+            self._library.kvant_cache_free(c.byref(self._handle))
 
-    def _call(self, what, args):
-        """A function of the library on the current stream of the cache's GPU."""
-        with torch.cuda.device(self.device):
-            stream = torch.cuda.current_stream().cuda_stream
-            check(what, getattr(library(), f"kvant_cuda_{what}")(c.byref(args), stream))
+    def __enter__(self) -> Cache:
+        return self
 
-    def _pages(self, role):
-        if role == "k":
-            return Pages(self.pool.data_ptr(), self.block_bytes, self.k.info.page_bytes)
-        return Pages(self.pool.data_ptr() + self._v_offset, self.block_bytes, self.v.info.page_bytes)
+    def __exit__(self, *error: object) -> None:
+        self.close()
 
-    def _open_pages(self, role):
-        if self.n_open_blocks == 0:
-            return Pages()
-        half = self.n_kv_heads * self._open_bytes
-        return Pages(self.open_pool.data_ptr() + (half if role == "v" else 0), 2 * half, self._open_bytes)
+    def _layer(self, layer: int) -> int:
+        return checks.count(layer, "layer", least=0, most=self.n_layers - 1)
 
-    def _need_open_blocks(self):
-        if self.n_open_blocks == 0:
-            raise ValueError("this cache was made without open blocks (n_open_blocks)")
+    def _open(self, sequence: int | None = None) -> int | None:
+        """sequence after checking that it is there, and that the cache is. With the lock held."""
+        if not self._handle:
+            raise ValueError("the cache was closed")
+        if sequence is not None and sequence not in self._sequences:
+            raise ValueError(f"sequence: there is no sequence {sequence!r}")
+        return sequence
 
-    def _channels(self, tensor, what):
-        """A centre or factors, or None: a pointer."""
-        if tensor is None:
-            return None
-        shape = (self.n_kv_heads, self.head_dim)
-        return checks.tensor(tensor, what, shape, ("float32",), self.device).data_ptr()
+    def _opened(self, sequence: int) -> int:
+        if sequence < 0:
+            raise Error("new sequence", _FULL, library().kvant_error_message().decode())
+        self._sequences.add(sequence)
+        return sequence
 
-    def _word(self, tensor):
-        if tensor is None:
-            return None
-        return checks.tensor(tensor, "refused", (1,), ("int32",), self.device, written=True).data_ptr()
+    # Sequences
 
-    def _numbers(self, tensor, what, n, low, high):
-        """int32 numbers of blocks."""
-        checks.tensor(tensor, what, (n,), ("int32",), self.device)
-        if self.check_numbers:
-            checks.in_range(tensor, what, low, high)
-        return tensor
+    def new_sequence(self) -> int:
+        """An empty sequence: its number. Error of status 60 when max_sequences are in use."""
+        with self._lock:
+            self._open()
+            return self._opened(library().kvant_sequence_create(self._handle))
 
-    def append(
+    def fork(self, sequence: int) -> int:
+        """A sequence with the same tokens, which shares their blocks until one of both writes to a
+        shared block."""
+        with self._lock:
+            return self._opened(library().kvant_sequence_fork(self._handle, self._open(sequence)))
+
+    def free(self, sequence: int) -> None:
+        """Forgets a sequence and the blocks that no other shares. Its number may be given again."""
+        with self._lock:
+            library().kvant_sequence_free(self._handle, self._open(sequence))
+            self._sequences.remove(sequence)
+
+    def truncate(self, sequence: int, length: int) -> None:
+        """Forgets all tokens from length on, in every layer."""
+        length = checks.count(length, "length", least=0)
+        with self._lock:
+            status = library().kvant_sequence_truncate(self._handle, self._open(sequence), length)
+        check("truncate", status, SAID)
+
+    def drop(self, sequence: int, n_tokens: int) -> None:
+        """Forgets the whole blocks among the first n_tokens tokens, for models whose every layer
+        has a sliding window. Their tokens count as masked; positions stay."""
+        n_tokens = checks.count(n_tokens, "n_tokens", least=0)
+        with self._lock:
+            status = library().kvant_sequence_drop(self._handle, self._open(sequence), n_tokens)
+        check("drop", status, SAID)
+
+    def length(self, sequence: int, layer: int = 0) -> int:
+        """Tokens of a layer of a sequence."""
+        layer = self._layer(layer)
+        with self._lock:
+            return library().kvant_sequence_length(self._handle, self._open(sequence), layer)
+
+    # Rows and attention
+
+    def append(self, layer: int, sequence: int, k: Any, v: Any) -> None:
+        """Appends n tokens to a layer: k float32 [n, n_kv_heads, head_dim], v float32 [n,
+        n_kv_heads, v_head_dim]. Layers are appended to one by one, each as often as the others in
+        the end."""
+        layer = self._layer(layer)
+        k = self._place.take(k, "k", "float32", (None, self.n_kv_heads, self.head_dim))
+        n = k.shape[0]
+        v = self._place.take(v, "v", "float32", (n, self.n_kv_heads, self.v_head_dim))
+        with self._lock:
+            number = self._open(sequence)
+            status = library().kvant_cache_append(self._handle, layer, number, k.address, v.address, n) if n else 0
+            check("append", status, SAID)
+
+    def attend(
         self,
-        k,
-        v,
-        slots,
-        k_center=None,
-        v_center=None,
-        k_factors=None,
-        v_factors=None,
-        refused=None,
-        to_open=False,
-    ):
-        """Writes tokens: k, v [n, kv heads, head_dim] of one dtype, slots int64 [n] (64 * block + offset, negative skips).
-        Centres and factors are float32 [kv heads, head_dim]: rows are shifted by the one, then divided by the other.
-        to_open: into open blocks, the only way for codecs with groups of 32. refused: an int32 CUDA tensor [1] that
-        collects the reasons of rows that were not written."""
-        if to_open:
-            self._need_open_blocks()
-        checks.tensor(slots, "slots", (None,), ("int64",), self.device)
-        n = slots.shape[0]
-        shape = (n, self.n_kv_heads, self.head_dim)
-        checks.tensor(k, "k", shape, checks.NUMBERS, self.device, rows=True)
-        checks.tensor(v, "v", shape, (checks.name_of(k.dtype),), self.device, rows=True)
-        if self.check_numbers:
-            blocks = self.n_open_blocks if to_open else self.n_blocks
-            checks.in_range(slots, "slots", -(2**63), PAGE_TOKENS * blocks)
-        args = AppendArgs(
-            size=c.sizeof(AppendArgs),
-            type=_type(k),
-            n_tokens=n,
-            n_kv_heads=self.n_kv_heads,
-            slots=slots.data_ptr(),
-            refused=self._word(refused),
-        )
-        codecs = (self.open_k, self.open_v) if to_open else (self.k, self.v)
-        pages = self._open_pages if to_open else self._pages
-        for name, codec, rows, center, factors in (
-            ("k", codecs[0], k, k_center, k_factors),
-            ("v", codecs[1], v, v_center, v_factors),
-        ):
-            part = Rows(
-                codec=codec.handle,
-                pages=pages(name),
-                rows=rows.data_ptr(),
-                token_stride=rows.stride(0),
-                head_stride=rows.stride(1),
-                center=self._channels(center, f"{name}_center"),
-                scale=self._channels(factors, f"{name}_factors"),
-            )
-            setattr(args, name, part)
-        self._call("append", args)
+        layer: int,
+        sequence: int,
+        q: Any,
+        *,
+        out: Any = None,
+        lse: Any = None,
+        mask: Any = None,
+        sinks: Any = None,
+        causal: bool = True,
+        window: int = 0,
+        scale: float | None = None,
+        logit_softcap: float | None = None,
+        max_bias: float = 0.0,
+        exact: bool = False,
+    ) -> Any:
+        """Attention of the sequence's n newest tokens, whose queries are q, float32 [n, n_heads,
+        head_dim]: out, float32 [n, n_heads, v_head_dim], which is made unless one is given.
 
-    def seal(self, open_blocks, blocks, tokens=None, refused=None):
-        """Quantises open blocks into sealed ones: int32 numbers, negative ones skip. tokens: int32, how many of each open
-        block were written, or None for all 64."""
-        self._need_open_blocks()
-        least = -(2**31)
-        self._numbers(open_blocks, "open_blocks", None, least, self.n_open_blocks)
-        n = open_blocks.shape[0]
-        self._numbers(blocks, "blocks", n, least, self.n_blocks)
-        if tokens is not None:
-            self._numbers(tokens, "tokens", n, 0, PAGE_TOKENS + 1)
-        args = SealArgs(
-            size=c.sizeof(SealArgs),
-            k=SealPages(self.k.handle, self._open_pages("k"), self._pages("k")),
-            v=SealPages(self.v.handle, self._open_pages("v"), self._pages("v")),
-            n_blocks=n,
-            n_kv_heads=self.n_kv_heads,
-            from_=open_blocks.data_ptr(),
-            to=blocks.data_ptr(),
-            tokens=_pointer(tokens),
-            refused=self._word(refused),
-        )
-        self._call("seal", args)
+        include/kvant/attention.h has the formula. lse: float32 [n, n_heads] to fill with
+        log-sum-exps. mask: float16 [n, tokens of the sequence], added to scores; -inf hides. sinks:
+        float32 [n_heads], logits of tokens whose value is 0. causal: no later token is seen, and n
+        is at most the sequence's length. window: tokens that a query token sees, itself included;
+        0: all. max_bias: ALiBi. scale, logit_softcap: None for the cache's. exact: without rounding
+        queries and weights to 16-bit integers, several times slower; on the CPU.
 
-    def attention(
-        self,
-        q,
-        block_table,
-        lengths,
-        scale=None,
-        out=None,
-        lse=None,
-        v_center=None,
-        k_factors=None,
-        v_factors=None,
-        causal=True,
-        window=0,
-        logit_softcap=0.0,
-        max_bias=0.0,
-        mask=None,
-        sinks=None,
-    ):
-        """softmax(scale q K^T) V: q [batch, heads, head_dim] or, of several query tokens per sequence, [batch, tokens, heads,
-        head_dim]; block_table int32 [batch, blocks]; lengths int32 [batch], the query tokens counted. lse: float32 [batch,
-        (tokens,) heads] to fill, or None. mask: float16 [batch, tokens, cells], with a cell for every token of the table;
-        sinks: float32 [heads]."""
-        several = len(getattr(q, "shape", ())) == 4
-        shape = (None, None, None, self.head_dim) if several else (None, None, self.head_dim)
-        checks.tensor(q, "q", shape, checks.NUMBERS, self.device, rows=True)
-        batch, heads, tokens = q.shape[0], q.shape[-2], q.shape[1] if several else 1
-        if batch == 0 or tokens == 0 or heads == 0 or heads % self.n_kv_heads != 0:
-            raise ValueError(f"q: {batch} sequences of {heads} heads; heads are a multiple of {self.n_kv_heads} kv heads")
-        out = torch.empty_like(q, memory_format=torch.contiguous_format) if out is None else out
-        dtype = (checks.name_of(q.dtype),)
-        checks.tensor(out, "out", tuple(q.shape), dtype, self.device, rows=True, written=True)
-        checks.table(block_table, "block_table", (batch, None), self.device)
-        if block_table.shape[1] == 0:
-            raise ValueError("block_table: rows of at least one block are needed")
-        checks.tensor(lengths, "lengths", (batch,), ("int32",), self.device)
-        if mask is not None:
-            checks.tensor(mask, "mask", (batch, tokens, None), ("float16",), self.device)
-            if mask.shape[2] < 64 * block_table.shape[1]:
-                raise ValueError("mask: a cell for every token of the table is needed")
-        if sinks is not None:
-            checks.tensor(sinks, "sinks", (heads,), ("float32",), self.device)
-        if lse is not None:
-            checks.tensor(lse, "lse", tuple(q.shape[:-1]), ("float32",), self.device, written=True)
-        scale = 1 / math.sqrt(self.head_dim) if scale is None else float(scale)
-        if not math.isfinite(scale):
-            raise ValueError(f"scale: {scale} is not finite")
-        if self.check_numbers:
-            checks.in_range(block_table, "block_table", -self.n_open_blocks, self.n_blocks)
-        args = AttentionArgs(
-            size=c.sizeof(AttentionArgs),
-            k_codec=self.k.handle,
-            v_codec=self.v.handle,
-            k=self._pages("k"),
-            v=self._pages("v"),
-            k_open=self._open_pages("k"),
-            v_open=self._open_pages("v"),
-            block_table=block_table.data_ptr(),
-            table_stride=block_table.stride(0),
-            blocks_per_row=block_table.shape[1],
-            lengths=lengths.data_ptr(),
-            batch=batch,
-            n_heads=heads,
-            n_kv_heads=self.n_kv_heads,
-            type=_type(q),
-            q=q.data_ptr(),
-            q_batch_stride=q.stride(0),
-            q_head_stride=q.stride(-2),
-            out=out.data_ptr(),
-            out_batch_stride=out.stride(0),
-            out_head_stride=out.stride(-2),
-            lse=_pointer(lse),
-            scale=scale,
-            v_center=self._channels(v_center, "v_center"),
-            k_scale=self._channels(k_factors, "k_factors"),
-            v_scale=self._channels(v_factors, "v_factors"),
-            workspace=self._workspace.data_ptr(),
-            workspace_bytes=self._workspace.numel(),
-            query_tokens=tokens,
-            q_token_stride=q.stride(1) if several else 0,
-            out_token_stride=out.stride(1) if several else 0,
-            causal=causal,
-            window=window,
-            logit_softcap=logit_softcap,
-            max_bias=max_bias,
-            mask=_pointer(mask),
-            mask_token_stride=0 if mask is None else mask.stride(1),
-            sinks=_pointer(sinks),
-        )
-        self._call("attention", args)
+        On a GPU the call returns before the outputs are there, and out must be given unless q is a
+        PyTorch tensor."""
+        options = dict(out=out, lse=lse, mask=mask, sinks=sinks, causal=causal, window=window, scale=scale)
+        options |= dict(logit_softcap=logit_softcap, max_bias=max_bias, exact=exact)
+        layer, dims = self._layer(layer), (self.head_dim, self.v_head_dim)
+        with self._lock:
+            number = self._open(sequence)
+            n_tokens = library().kvant_sequence_length(self._handle, number, layer)
+            made, out, kept = problem(self._place, q, self.n_heads, dims, n_tokens, **options)
+            status = library().kvant_cache_attention(self._handle, layer, number, c.byref(made))
+            check("attend", status, SAID)
         return out
 
-    def decode(self, role, blocks, dtype=torch.bfloat16, center=None, factors=None, is_open=False):
-        """Rows of whole sealed blocks, or of open ones (int32 numbers): [64 * len(blocks), kv heads, head_dim]."""
-        checks.choice(role, "role", ("k", "v"))
-        checks.choice(checks.name_of(dtype), "dtype", checks.NUMBERS)
-        if is_open:
-            self._need_open_blocks()
-        self._numbers(blocks, "blocks", None, 0, self.n_open_blocks if is_open else self.n_blocks)
-        sealed, opened = (self.k, self.open_k) if role == "k" else (self.v, self.open_v)
-        n = blocks.shape[0]
-        out = torch.empty(n * PAGE_TOKENS, self.n_kv_heads, self.head_dim, dtype=dtype, device=self.device)
-        args = DecodeArgs(
-            size=c.sizeof(DecodeArgs),
-            codec=(opened if is_open else sealed).handle,
-            pages=self._open_pages(role) if is_open else self._pages(role),
-            blocks=blocks.data_ptr(),
-            n_blocks=n,
-            n_kv_heads=self.n_kv_heads,
-            type=_type(out),
-            out=out.data_ptr(),
-            token_stride=out.stride(0),
-            head_stride=out.stride(1),
-            center=self._channels(center, "center"),
-            scale=self._channels(factors, "factors"),
-        )
-        if n > 0:
-            self._call("decode", args)
-        return out
+    # Stores
+
+    def export_block(self, sequence: int, index: int) -> bytes:
+        """The index-th block of a sequence (tokens 64 index to 64 index + 63), of all layers, as
+        bytes for import_block of a cache with an equal scheme: in another process, on another
+        machine or device."""
+        index = checks.count(index, "index", least=0)
+        with self._lock:
+            number, used = self._open(sequence), c.c_size_t()
+            most = library().kvant_cache_export_size(self._handle)
+            data = c.create_string_buffer(most)
+            status = library().kvant_sequence_export(self._handle, number, index, data, most, c.byref(used))
+            check("export", status, SAID)
+        return data.raw[: used.value]
+
+    def import_block(self, sequence: int, data: bytes | bytearray | memoryview) -> None:
+        """Appends an exported block to a sequence that ends with a whole block. Any bytes are safe
+        to pass: Error of status 70 for damaged ones and those of another scheme."""
+        data = bytes(data)
+        with self._lock:
+            status = library().kvant_sequence_import(self._handle, self._open(sequence), data, len(data))
+            check("import", status, SAID)
+
+    # What it says of itself
+
+    @property
+    def info(self) -> CacheInfo:
+        found = s.CacheInfo.new()
+        with self._lock:
+            self._open()
+            check("cache info", library().kvant_cache_get_info(self._handle, c.byref(found)))
+        return CacheInfo(**found.plain())
+
+    @property
+    def bytes(self) -> int:
+        """That the blocks in use take: codes, metadata, fp16 pages."""
+        return self.info.bytes
+
+    def __repr__(self) -> str:
+        return f"<kvant.Cache of {self.n_layers} layers on {self.device}>"

@@ -1,10 +1,12 @@
-"""Checks of what callers pass, with messages. Works on anything that looks like a tensor; PyTorch is not needed here.
+"""Checks of what callers pass, with messages. Works on anything that looks like a tensor; PyTorch
+is not needed here.
 
-A call of libkvant reads the memory that its arguments describe. So every shape, dtype, device and stride is
-compared with what the call says before a pointer leaves Python.
-"""
+A call of libkvant reads the memory that its arguments describe. So every shape, dtype, device and
+stride is compared with what the call says before a pointer leaves Python."""
 
+import math
 import operator
+import os
 
 NUMBERS = ("float32", "float16", "bfloat16")
 
@@ -24,6 +26,36 @@ def count(value, what, least=1, most=2**31 - 1):
     return number
 
 
+def number(value, what):
+    """A finite number from 0 on."""
+    if isinstance(value, (str, bytes)) or not (math.isfinite(value) and value >= 0):
+        raise ValueError(f"{what}: {value!r} is not a number from 0 on")
+    return float(value)
+
+
+def threads(value):
+    """A number of threads; None: as many as this process may use."""
+    if value is not None:
+        return count(value, "n_threads", most=1024)
+    affinity = getattr(os, "sched_getaffinity", None)
+    return len(affinity(0)) if affinity else os.cpu_count() or 1
+
+
+def text(value, what):
+    if not isinstance(value, str):
+        raise TypeError(f"{what}: a string is needed, not {value!r}")
+    return value
+
+
+def handle(value, what, free):
+    """The pointer of an object of the library that is freed with free, or None."""
+    if value is None:
+        return None
+    if getattr(value, "_free", None) != free:
+        raise TypeError(f"{what}: an object of kvant is needed, not {type(value).__name__}")
+    return value.handle
+
+
 def choice(value, what, choices):
     if value not in choices:
         raise ValueError(f"{what}: {value!r} is none of {', '.join(repr(c) for c in choices)}")
@@ -35,10 +67,11 @@ def _words(shape):
 
 
 def tensor(value, what, shape, dtypes, device, rows=False, written=False):
-    """value, after checking that it is a tensor on the device of one of these dtypes and this shape (None: any size).
+    """value, after checking that it is a tensor on the device of one of these dtypes and this shape
+    (None: any size).
 
-    Contiguous as a whole, or, with rows, in its last dimension alone. written: the call writes to it, so that no
-    two numbers may share memory."""
+    Contiguous as a whole, or, with rows, in its last dimension alone. written: the call writes to
+    it, so that no two numbers may share memory."""
     for attribute in ("shape", "dtype", "device", "stride", "data_ptr"):
         if not hasattr(value, attribute):
             raise TypeError(f"{what}: a tensor is needed, not {type(value).__name__}")
@@ -46,14 +79,20 @@ def tensor(value, what, shape, dtypes, device, rows=False, written=False):
         raise TypeError(f"{what}: {name_of(value.dtype)} is none of {', '.join(dtypes)}")
     if value.device != device:
         raise ValueError(f"{what}: it lies on {value.device}, the cache on {device}")
-    got = tuple(value.shape)
-    if len(got) != len(shape) or any(want not in (None, size) for size, want in zip(got, shape)):
-        raise ValueError(f"{what}: the shape {_words(shape)} is needed, not {_words(got)}")
-    _check_strides(tuple(value.stride()), got, what, rows, written)
+    shapes(tuple(value.shape), what, shape)
+    strides(tuple(value.stride()), tuple(value.shape), what, rows, written)
     return value
 
 
-def _check_strides(strides, shape, what, rows, written):
+def shapes(got, what, shape):
+    """Compares the shape of an argument; None in shape: any size."""
+    if len(got) != len(shape) or any(want not in (None, size) for size, want in zip(got, shape)):
+        raise ValueError(f"{what}: the shape {_words(shape)} is needed, not {_words(got)}")
+
+
+def strides(strides, shape, what, rows, written):
+    """Contiguous as a whole or, with rows, in the last dimension; no overlap of rows that are
+    written."""
     if 0 in shape:
         return
     if rows:

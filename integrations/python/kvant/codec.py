@@ -1,55 +1,262 @@
-"""A codec on the GPU, made from a spec string."""
+"""Codecs on the CPU: rows of float32 to page bytes and back, and what each codec is
+(kvant/codec.h)."""
+
+from __future__ import annotations
 
 import ctypes as c
+from typing import TYPE_CHECKING, NamedTuple, Sequence
 
 from . import checks
-from .library import CodecInfo, Error, ROLE_K, ROLE_V, check, library
+from . import structs as s
+from .library import MAX_HEAD_DIM, PAGE_TOKENS, ROLES, Error, Owned, c_text, check, library, text_buffer
 
-_ROLES = {"k": ROLE_K, "v": ROLE_V}
+if TYPE_CHECKING:
+    import numpy as np
+
+    from .calibration import Calibration
+
+_CENTERS = {0: "none", 1: "first", 2: "file"}
 
 
-class Codec:
-    """spec as in docs/codecs.md, role "k" or "v". Raises Error with the library's message for a spec that it refuses."""
+class CodecFamily(NamedTuple):
+    """A family of codecs. variants are what may follow the dash of a spec ("2", "3", "s96r4"), ()
+    when nothing does. options are the family's own, common_options those that it shares with
+    others."""
 
-    def __init__(self, spec, head_dim, role, seed=0):
-        self._library, self._handle = library(), c.c_void_p()
-        if not isinstance(spec, str) or "\0" in spec:
-            raise TypeError(f"spec: a string is needed, not {spec!r}")
-        text = c.create_string_buffer(512)
-        status = self._library.kvant_cuda_codec_create(
-            spec.encode(),
-            checks.count(head_dim, "head_dim", most=512),
-            _ROLES[checks.choice(role, "role", tuple(_ROLES))],
+    name: str
+    variants: tuple[str, ...]
+    options: str
+    common_options: str
+    source: str
+    summary: str
+
+    @property
+    def specs(self) -> tuple[str, ...]:
+        """A spec per variant: what `kvant codecs` has a line for."""
+        return tuple(f"{self.name}-{variant}" for variant in self.variants) or (self.name,)
+
+
+def codecs() -> list[CodecFamily]:
+    """All families, in the order in which `kvant codecs` lists them."""
+    families = []
+    for index in range(library().kvant_codec_family_count()):
+        family = s.CodecFamily.new()
+        check("codec family", library().kvant_codec_family_get(index, c.byref(family)))
+        plain = family.plain()
+        families.append(CodecFamily(**plain | {"variants": tuple(plain["variants"].split())}))
+    return families
+
+
+def check_spec(spec: str, role: str = "k", calibration: Calibration | None = None) -> None:
+    """Error with the library's words when spec makes a codec for no head_dim that models use. A
+    spec that passes may still be refused for the head_dim of a model."""
+    text = text_buffer()
+    status = library().kvant_codec_check(
+        c_text(checks.text(spec, "spec"), "spec"),
+        ROLES[checks.choice(role, "role", tuple(ROLES))],
+        checks.handle(calibration, "calibration", "kvant_calibration_free"),
+        text,
+        len(text),
+    )
+    check(f"codec {spec!r}", status, text)
+
+
+def needs_calibration(spec: str, role: str = "k") -> bool:
+    """Whether codecs of this spec and role take something from a calibration. Error for a spec that
+    makes no codec."""
+    needed, text = c.c_int(), text_buffer()
+    role_number = ROLES[checks.choice(role, "role", tuple(ROLES))]
+    status = library().kvant_codec_needs_calibration(
+        c_text(checks.text(spec, "spec"), "spec"), role_number, c.byref(needed), text, len(text)
+    )
+    check(f"codec {spec!r}", status, text)
+    return bool(needed.value)
+
+
+class Codec(Owned):
+    """A codec of one kv head: spec as in docs/codecs.md, role "k" or "v".
+
+    Specs that take something from a calibration need one, and then belong to (layer, kv_head). The
+    calibration need not live on. Error with the library's words for a spec that it refuses.
+
+    A codec never changes: any number of threads may use it at once."""
+
+    spec: str  #: canonical
+    source: str  #: the paper and section, or "-"
+    head_dim: int
+    role: str
+    center: str  #: where a cache takes the centre from: "none", "first" rows or "file"
+    norm: str  #: the same of the scale
+    sink_tokens: int  #: first tokens of a sequence that a cache keeps as fp16
+    recent_tokens: int  #: newest tokens that it keeps as fp16
+    block_tokens: int  #: encode takes whole blocks of this many tokens
+    bits: int  #: of one code
+    code_bytes: int
+    metadata_offset: int
+    metadata_bytes: int
+    page_bytes: int
+    true_bits: float  #: per number, every stored byte counted
+    nominal_bits: float  #: per number, as the paper counts
+    fingerprint: int  #: equal fingerprints: equal bytes
+
+    def __init__(
+        self,
+        spec: str,
+        head_dim: int,
+        role: str = "k",
+        calibration: Calibration | None = None,
+        layer: int = 0,
+        kv_head: int = 0,
+        seed: int = 0,
+    ) -> None:
+        super().__init__("kvant_codec_free")
+        text = text_buffer()
+        status = library().kvant_codec_create_calibrated(
+            c_text(checks.text(spec, "spec"), "spec"),
+            checks.count(head_dim, "head_dim", most=MAX_HEAD_DIM),
+            ROLES[checks.choice(role, "role", tuple(ROLES))],
             checks.count(seed, "seed", least=0, most=2**64 - 1),
+            checks.handle(calibration, "calibration", "kvant_calibration_free"),
+            checks.count(layer, "layer", least=0),
+            checks.count(kv_head, "kv_head", least=0),
             c.byref(self._handle),
             text,
             len(text),
         )
-        if status:
-            raise Error(f"codec {spec!r}", status, text.value.decode(errors="replace"))
+        check(f"codec {spec!r}", status, text)
         self._read_info()
 
-    def _read_info(self):
-        self.info = CodecInfo(size=c.sizeof(CodecInfo))
-        check("codec info", self._library.kvant_cuda_codec_get_info(self._handle, c.byref(self.info)))
-
-    def open(self):
-        """The codec of open pages whose rows this one will quantise."""
-        codec = Codec.__new__(Codec)
-        codec._library, codec._handle = self._library, c.c_void_p()
-        check("open codec", self._library.kvant_cuda_codec_create_open(self._handle, c.byref(codec._handle)))
+    @classmethod
+    def borrowed(cls, pointer: int, owner: object) -> Codec:
+        """A codec that owner has (kvant.Scheme). It keeps owner alive."""
+        codec = cls.__new__(cls)
+        Owned.__init__(codec, "", owner)
+        codec._handle.value = pointer
         codec._read_info()
         return codec
 
-    @property
-    def spec(self):
-        """The canonical spec."""
-        return self.info.spec.decode()
+    def _read_info(self) -> None:
+        info = s.CodecInfo.new()
+        check("codec info", library().kvant_codec_get_info(self._handle, c.byref(info)))
+        self.__dict__.update(info.plain())
+        self.role = "kv"[info.role]
+        self.center, self.norm = _CENTERS[info.center], _CENTERS[info.norm]
 
-    @property
-    def handle(self):
-        return self._handle.value
+    def __repr__(self) -> str:
+        return f"kvant.Codec({self.spec!r}, {self.head_dim}, {self.role!r})"
 
-    def __del__(self):
-        if getattr(self, "_handle", None):
-            self._library.kvant_cuda_codec_free(c.byref(self._handle))
+    def _affine(self, center: np.ndarray | None, scale: np.ndarray | None) -> tuple[object, object]:
+        """The structure, and the arrays that it points to."""
+        from . import arrays
+
+        kept = [arrays.channels(x, what, (self.head_dim,)) for x, what in ((center, "center"), (scale, "scale"))]
+        return c.byref(s.Affine(*map(arrays.pointer, kept))), kept
+
+    def encode(self, rows: np.ndarray, center: np.ndarray | None = None, scale: np.ndarray | None = None) -> np.ndarray:
+        """Pages of rows [n, head_dim] float32: a new uint8 array [ceil(n / 64), page_bytes].
+
+        Row i is token i % 64 of page i // 64. When n is no multiple of 64, the tokens after the
+        last row are zero bytes, as in a page that was never written; n is a multiple of
+        block_tokens. center and scale, float32 [head_dim], are what rows are shifted by and then
+        divided by. ValueError or TypeError for another shape or dtype; Error of status 50 for a NaN
+        or an infinity, 51 for a row beyond fp16's range."""
+        from . import arrays
+
+        rows, stride = arrays.rows(rows, "rows", (None, self.head_dim))
+        if rows.shape[0] % self.block_tokens:
+            raise ValueError(
+                f"rows: {self.spec} takes whole blocks of {self.block_tokens} tokens, not {rows.shape[0]} rows"
+            )
+        affine, kept = self._affine(center, scale)
+        n, encode = rows.shape[0], library().kvant_codec_encode
+        pages = arrays.zeroed(-(-n // PAGE_TOKENS) * self.page_bytes).reshape(-1, self.page_bytes)
+        for i in range(pages.shape[0]):
+            first = i * PAGE_TOKENS
+            here = min(PAGE_TOKENS, n - first)
+            source, to = rows.ctypes.data + 4 * stride * first, pages.ctypes.data + i * self.page_bytes
+            status = encode(self._handle, affine, source, stride, 0, here, to)
+            if status:
+                check(f"rows {first} to {first + here - 1}", status)
+        return pages
+
+    def decode(
+        self,
+        pages: np.ndarray,
+        n: int | None = None,
+        center: np.ndarray | None = None,
+        scale: np.ndarray | None = None,
+    ) -> np.ndarray:
+        """The first n rows of pages, by default all 64 of each: a new float32 array [n, head_dim].
+
+        pages are uint8 [pages, page_bytes]; center and scale those of encode. Any bytes are a valid
+        page: bytes of another codec give numbers without meaning, infinities and NaNs included."""
+        from . import arrays
+
+        pages = self._readable(pages)
+        most = PAGE_TOKENS * pages.shape[0]
+        n = most if n is None else checks.count(n, "n", least=0, most=most)
+        affine, kept = self._affine(center, scale)
+        rows, decode = arrays.np.empty((n, self.head_dim), "float32"), library().kvant_codec_decode
+        for first in range(0, n, PAGE_TOKENS):
+            source = pages.ctypes.data + first // PAGE_TOKENS * self.page_bytes
+            to = rows.ctypes.data + 4 * self.head_dim * first
+            status = decode(self._handle, affine, source, 0, min(PAGE_TOKENS, n - first), to, self.head_dim)
+            if status:
+                check("decode", status)
+        return rows
+
+    def transform_queries(self, queries: np.ndarray, scale: np.ndarray | None = None) -> np.ndarray:
+        """R (q o s) of each query, float32 [n, head_dim]: a new array of the same shape. scale:
+        that of encode."""
+        from . import arrays
+
+        queries = arrays.contiguous(queries, "queries", "float32", (None, self.head_dim))
+        out, (affine, kept) = arrays.np.empty_like(queries), self._affine(None, scale)
+        for i in range(queries.shape[0]):
+            at = 4 * self.head_dim * i
+            status = library().kvant_codec_transform_query(
+                self._handle, affine, queries.ctypes.data + at, out.ctypes.data + at
+            )
+            check("transform", status)
+        return out
+
+    def scores(self, queries: np.ndarray, pages: np.ndarray, scale: np.ndarray | None = None) -> np.ndarray:
+        """<query, token> of every query, float32 [n, head_dim], and every token of pages, computed
+        on their codes: a new float32 array [n, 64 * pages]. The centre's term is left out, as
+        softmax ignores it. Tokens that were never encoded score 0."""
+        from . import arrays
+
+        queries, pages = self.transform_queries(queries, scale), self._readable(pages)
+        n, found = queries.shape[0], arrays.np.empty((pages.shape[0], queries.shape[0], PAGE_TOKENS), "float32")
+        for i in range(pages.shape[0] if n else 0):
+            page, to = pages.ctypes.data + i * self.page_bytes, found[i].ctypes.data
+            check("scores", library().kvant_codec_score(self._handle, page, queries.ctypes.data, self.head_dim, n, to))
+        return found.transpose(1, 0, 2).reshape(n, PAGE_TOKENS * pages.shape[0])
+
+    def _readable(self, pages: np.ndarray) -> np.ndarray:
+        """pages where they lie, or a copy when they are not aligned to 16 bytes."""
+        from . import arrays
+
+        pages = arrays.contiguous(pages, "pages", "uint8", (None, self.page_bytes))
+        if pages.ctypes.data % 16 == 0:
+            return pages
+        aligned = arrays.zeroed(pages.size).reshape(pages.shape)
+        aligned[:] = pages
+        return aligned
+
+
+def tensor_params(
+    codecs: Sequence[Codec], n_sequences: int, n_blocks: int, blocks_per_sequence: int, n_open_blocks: int
+) -> s.TensorParams:
+    """kvant_tensor_params. They keep the array that they point to, not the codecs."""
+    if not codecs or not all(isinstance(codec, Codec) for codec in codecs):
+        raise TypeError("codecs: a kvant.Codec per kv head is needed")
+    handles = (c.c_void_p * len(codecs))(*(codec.handle for codec in codecs))
+    return s.TensorParams.new(
+        codecs=handles,
+        n_kv_heads=len(codecs),
+        n_sequences=checks.count(n_sequences, "n_sequences"),
+        n_blocks=checks.count(n_blocks, "n_blocks"),
+        blocks_per_sequence=checks.count(blocks_per_sequence, "blocks_per_sequence", least=0),
+        n_open_blocks=checks.count(n_open_blocks, "n_open_blocks", least=0),
+    )

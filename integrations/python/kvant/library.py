@@ -1,203 +1,286 @@
-"""The C interface of kvant/cuda.h as ctypes sees it: structures, functions, errors. No tensor is known here."""
+"""Finds libkvant, declares its functions and turns a status into an exception. Knows no array and
+no tensor.
+
+ctypes gives up Python's lock while a function of the library runs, so several threads compute at
+once. What each header says of threads holds here too."""
+
+from __future__ import annotations
 
 import ctypes as c
 import os
+import pathlib
+import threading
+from typing import Any
 
-OK = 0
-STATUS = {
-    10: "invalid argument",
-    20: "codec spec not understood",
-    30: "not available",
-    40: "out of memory",
-    80: "the CUDA runtime refused the call, or the library has no code for this device",
-}
+from . import structs as s
+
 PAGE_TOKENS = 64
-ROLE_K, ROLE_V = 0, 1
+PAGE_ALIGN = 64
+MAX_HEAD_DIM = 512
+ROLES = {"k": 0, "v": 1}
+
+_UNSUPPORTED = 30  # KVANT_ERR_UNSUPPORTED
 
 
 class Error(RuntimeError):
-    """A call of the library failed; status is its kvant_status."""
+    """A call of the library failed. status is its kvant_status (include/kvant/kvant.h), reason the
+    library's words."""
 
-    def __init__(self, what, status, message=""):
-        super().__init__(f"{what}: {message or STATUS.get(status, f'status {status}')}")
-        self.status = status
+    def __init__(self, what: str, status: int, reason: str) -> None:
+        super().__init__(f"{what}: {reason}")
+        self.status, self.reason = status, reason
 
-
-class CodecInfo(c.Structure):
-    _fields_ = [
-        ("size", c.c_size_t),
-        ("spec", c.c_char_p),
-        ("source", c.c_char_p),
-        ("head_dim", c.c_uint32),
-        ("role", c.c_int),
-        ("center", c.c_int),
-        ("norm", c.c_int),
-        ("sink_tokens", c.c_uint32),
-        ("recent_tokens", c.c_uint32),
-        ("block_tokens", c.c_uint32),
-        ("bits", c.c_uint32),
-        ("code_bytes", c.c_size_t),
-        ("metadata_offset", c.c_size_t),
-        ("metadata_bytes", c.c_size_t),
-        ("page_bytes", c.c_size_t),
-        ("true_bits", c.c_double),
-        ("nominal_bits", c.c_double),
-        ("fingerprint", c.c_uint64),
-    ]
+    def __reduce__(self) -> tuple[Any, ...]:
+        return type(self), (str(self).removesuffix(f": {self.reason}"), self.status, self.reason)
 
 
-class Pages(c.Structure):
-    _fields_ = [("base", c.c_void_p), ("block_stride", c.c_size_t), ("head_stride", c.c_size_t)]
+_P, _U32, _I32, _U64, _SIZE, _STR, _INT, _FLOAT = (
+    c.c_void_p,
+    c.c_uint32,
+    c.c_int32,
+    c.c_uint64,
+    c.c_size_t,
+    c.c_char_p,
+    c.c_int,
+    c.c_float,
+)
+_OUT = c.POINTER(c.c_void_p)
+_TEXT = [_STR, _SIZE]  # err, errlen
+_ROWS = [_P, _SIZE]  # numbers, stride
 
 
-class Rows(c.Structure):
-    _fields_ = [
-        ("codec", c.c_void_p),
-        ("pages", Pages),
-        ("rows", c.c_void_p),
-        ("token_stride", c.c_size_t),
-        ("head_stride", c.c_size_t),
-        ("center", c.c_void_p),
-        ("scale", c.c_void_p),
-        ("weights", c.c_void_p),
-    ]
+def _to(struct: Any) -> Any:
+    return c.POINTER(struct)
 
 
-class AppendArgs(c.Structure):
-    _fields_ = [
-        ("size", c.c_size_t),
-        ("k", Rows),
-        ("v", Rows),
-        ("type", c.c_int),
-        ("n_tokens", c.c_uint32),
-        ("n_kv_heads", c.c_uint32),
-        ("slots", c.c_void_p),
-        ("refused", c.c_void_p),
-    ]
-
-
-class AttentionArgs(c.Structure):
-    _fields_ = [
-        ("size", c.c_size_t),
-        ("k_codec", c.c_void_p),
-        ("v_codec", c.c_void_p),
-        ("k", Pages),
-        ("v", Pages),
-        ("k_open", Pages),
-        ("v_open", Pages),
-        ("block_table", c.c_void_p),
-        ("table_stride", c.c_size_t),
-        ("blocks_per_row", c.c_uint32),
-        ("lengths", c.c_void_p),
-        ("batch", c.c_uint32),
-        ("n_heads", c.c_uint32),
-        ("n_kv_heads", c.c_uint32),
-        ("type", c.c_int),
-        ("q", c.c_void_p),
-        ("q_batch_stride", c.c_size_t),
-        ("q_head_stride", c.c_size_t),
-        ("out", c.c_void_p),
-        ("out_batch_stride", c.c_size_t),
-        ("out_head_stride", c.c_size_t),
-        ("lse", c.c_void_p),
-        ("scale", c.c_float),
-        ("v_center", c.c_void_p),
-        ("k_scale", c.c_void_p),
-        ("v_scale", c.c_void_p),
-        ("workspace", c.c_void_p),
-        ("workspace_bytes", c.c_size_t),
-        ("query_tokens", c.c_uint32),
-        ("query_starts", c.c_void_p),
-        ("q_token_stride", c.c_size_t),
-        ("out_token_stride", c.c_size_t),
-        ("causal", c.c_uint32),
-        ("window", c.c_uint32),
-        ("logit_softcap", c.c_float),
-        ("max_bias", c.c_float),
-        ("mask", c.c_void_p),
-        ("mask_token_stride", c.c_size_t),
-        ("sinks", c.c_void_p),
-    ]
-
-
-class SealPages(c.Structure):
-    _fields_ = [("codec", c.c_void_p), ("open", Pages), ("sealed", Pages)]
-
-
-class SealArgs(c.Structure):
-    _fields_ = [
-        ("size", c.c_size_t),
-        ("k", SealPages),
-        ("v", SealPages),
-        ("n_blocks", c.c_uint32),
-        ("n_kv_heads", c.c_uint32),
-        ("from_", c.c_void_p),
-        ("to", c.c_void_p),
-        ("tokens", c.c_void_p),
-        ("refused", c.c_void_p),
-    ]
-
-
-class DecodeArgs(c.Structure):
-    _fields_ = [
-        ("size", c.c_size_t),
-        ("codec", c.c_void_p),
-        ("pages", Pages),
-        ("blocks", c.c_void_p),
-        ("n_blocks", c.c_uint32),
-        ("n_kv_heads", c.c_uint32),
-        ("type", c.c_int),
-        ("out", c.c_void_p),
-        ("token_stride", c.c_size_t),
-        ("head_stride", c.c_size_t),
-        ("center", c.c_void_p),
-        ("scale", c.c_void_p),
-        ("inverse_weights", c.c_void_p),
-        ("to", c.c_void_p),
-        ("transformed", c.c_uint32),
-    ]
-
-
-_library = None
-
-_FUNCTIONS = {
-    "kvant_cuda_available": (c.c_int, [c.c_char_p, c.c_size_t]),
-    "kvant_cuda_codec_create": (
-        c.c_int,
-        [c.c_char_p, c.c_uint32, c.c_int, c.c_uint64, c.POINTER(c.c_void_p), c.c_char_p, c.c_size_t],
-    ),
-    "kvant_cuda_codec_create_open": (c.c_int, [c.c_void_p, c.POINTER(c.c_void_p)]),
-    "kvant_cuda_codec_free": (None, [c.POINTER(c.c_void_p)]),
-    "kvant_cuda_codec_get_info": (c.c_int, [c.c_void_p, c.POINTER(CodecInfo)]),
-    "kvant_cuda_append": (c.c_int, [c.POINTER(AppendArgs), c.c_void_p]),
-    "kvant_cuda_seal": (c.c_int, [c.POINTER(SealArgs), c.c_void_p]),
-    "kvant_cuda_attention_check": (c.c_int, [c.c_void_p, c.c_void_p, c.c_char_p, c.c_size_t]),
-    "kvant_cuda_attention_workspace": (c.c_size_t, [c.c_uint32]),
-    "kvant_cuda_attention": (c.c_int, [c.POINTER(AttentionArgs), c.c_void_p]),
-    "kvant_cuda_limit_shared_memory": (None, [c.c_size_t]),
-    "kvant_cuda_decode": (c.c_int, [c.POINTER(DecodeArgs), c.c_void_p]),
+# Result and arguments; a result of None is void, c_int is mostly a status.
+_FUNCTIONS: dict[str, tuple[Any, list[Any]]] = {
+    # kvant.h
+    "kvant_strerror": (_STR, [_INT]),
+    "kvant_error_message": (_STR, []),
+    "kvant_version": (_STR, []),
+    "kvant_set_cpu_level": (_INT, [_INT]),
+    "kvant_get_cpu_level": (_INT, []),
+    "kvant_cpu_level_name": (_STR, [_INT]),
+    "kvant_cpu_level_from_name": (_INT, [_STR, c.POINTER(_INT)]),
+    # codec.h
+    "kvant_codec_create_calibrated": (_INT, [_STR, _U32, _INT, _U64, _P, _U32, _U32, _OUT, *_TEXT]),
+    "kvant_codec_check": (_INT, [_STR, _INT, _P, *_TEXT]),
+    "kvant_codec_needs_calibration": (_INT, [_STR, _INT, c.POINTER(_INT), *_TEXT]),
+    "kvant_codec_free": (None, [_OUT]),
+    "kvant_codec_get_info": (_INT, [_P, _to(s.CodecInfo)]),
+    "kvant_codec_encode": (_INT, [_P, _to(s.Affine), *_ROWS, _U32, _U32, _P]),
+    "kvant_codec_decode": (_INT, [_P, _to(s.Affine), _P, _U32, _U32, *_ROWS]),
+    "kvant_codec_transform_query": (_INT, [_P, _to(s.Affine), _P, _P]),
+    "kvant_codec_score": (_INT, [_P, _P, *_ROWS, _U32, _P]),
+    "kvant_codec_accumulate": (_INT, [_P, _P, _P, _U32, *_ROWS]),
+    "kvant_codec_transform_output": (_INT, [_P, _to(s.Affine), _FLOAT, _P, _P]),
+    "kvant_codec_family_count": (_SIZE, []),
+    "kvant_codec_family_get": (_INT, [_SIZE, _to(s.CodecFamily)]),
+    # tensor.h
+    "kvant_tensor_size": (_INT, [_to(s.TensorParams), c.POINTER(_SIZE)]),
+    "kvant_tensor_create": (_INT, [_to(s.TensorParams), _P, _OUT]),
+    "kvant_tensor_free": (None, [_OUT]),
+    "kvant_tensor_assign": (_INT, [_P, _U32, _U32, _U32]),
+    "kvant_tensor_write": (_INT, [_P, _P, _SIZE, *_ROWS, _U32]),
+    "kvant_tensor_read": (_INT, [_P, _SIZE, _SIZE, *_ROWS]),
+    "kvant_tensor_clear_blocks": (_INT, [_P, _U32, _U32]),
+    "kvant_tensor_clear": (None, [_P]),
+    "kvant_tensor_copy": (_INT, [_P, _U32, _P, _U32, _U32]),
+    "kvant_tensor_export_size": (_SIZE, [_P]),
+    "kvant_tensor_export": (_INT, [_P, _U32, _P, _SIZE, c.POINTER(_SIZE)]),
+    "kvant_tensor_import": (_INT, [_P, _U32, _P, _SIZE]),
+    "kvant_tensor_set_affine": (_INT, [_P, _to(s.Affine)]),
+    "kvant_tensor_get_block": (_INT, [_P, _U32, _U32, _to(s.BlockInfo)]),
+    "kvant_tensor_get_info": (_INT, [_P, _to(s.TensorInfo)]),
+    # calibration.h
+    "kvant_calibration_load": (_INT, [_STR, _OUT, *_TEXT]),
+    "kvant_calibration_free": (None, [_OUT]),
+    "kvant_calibration_get_info": (_INT, [_P, _to(s.CalibrationInfo)]),
+    "kvant_calibration_get_entry": (_INT, [_P, _U32, _U32, _INT, _to(s.CalibrationEntry)]),
+    "kvant_calibration_save": (_INT, [_P, _STR, *_TEXT]),
+    "kvant_model_fingerprint": (_U64, [_STR]),
+    "kvant_calibrator_create": (_INT, [_to(s.CalibratorConfig), _OUT, *_TEXT]),
+    "kvant_calibrator_free": (None, [_OUT]),
+    "kvant_calibrator_add_rows": (_INT, [_P, _U32, _INT, _U32, _U32, *_ROWS, _SIZE]),
+    "kvant_calibrator_add_queries": (_INT, [_P, _U32, _U32, _U32, *_ROWS, _SIZE]),
+    "kvant_calibrator_add_attention": (_INT, [_P, _U32, _U32, _U32, _U32, _to(s.CalibratorAttention)]),
+    "kvant_calibrator_cluster": (_INT, [_P, c.POINTER(_U32)]),
+    "kvant_calibrator_finish": (_INT, [_P, _OUT]),
+    # settings.h
+    "kvant_settings_create": (_INT, [_to(s.SettingsConfig), _OUT, *_TEXT]),
+    "kvant_settings_load": (_INT, [_STR, _OUT, *_TEXT]),
+    "kvant_settings_save": (_INT, [_P, _STR, *_TEXT]),
+    "kvant_settings_free": (None, [_OUT]),
+    "kvant_settings_get_info": (_INT, [_P, _to(s.SettingsInfo)]),
+    "kvant_settings_get_layer": (_INT, [_P, _U32, _INT, _to(s.SettingsLayer)]),
+    "kvant_settings_calibration_path": (_INT, [_P, _STR, _SIZE]),
+    "kvant_settings_load_calibration": (_INT, [_P, _STR, _OUT, *_TEXT]),
+    "kvant_settings_check": (_INT, [_P, _P, *_TEXT]),
+    "kvant_preset_get": (_INT, [_STR, _INT, _to(s.Preset)]),
+    # scheme.h
+    "kvant_scheme_create": (_INT, [_to(s.SchemeParams), _OUT]),
+    "kvant_scheme_free": (None, [_OUT]),
+    "kvant_scheme_codecs": (_INT, [_P, _to(s.SchemePlace), c.POINTER(_OUT)]),
+    "kvant_scheme_head_dim": (_INT, [_P, _U32, _INT, c.POINTER(_U32)]),
+    "kvant_scheme_true_bits": (_INT, [_P, _to(s.SchemeModel), c.POINTER(c.c_double)]),
+    "kvant_scheme_get_info": (_INT, [_P, _to(s.SchemeInfo)]),
+    # attention.h
+    "kvant_attention_workspace": (_INT, [_P, _P, _to(s.AttentionProblem), c.POINTER(_SIZE)]),
+    "kvant_attention": (_INT, [_P, _P, _to(s.AttentionProblem), _P, _SIZE]),
+    # cache.h
+    "kvant_cache_create": (_INT, [_to(s.CacheParams), _OUT]),
+    "kvant_cache_free": (None, [_OUT]),
+    "kvant_cache_append": (_INT, [_P, _U32, _I32, _P, _P, _U32]),
+    "kvant_cache_attention": (_INT, [_P, _U32, _I32, _to(s.AttentionProblem)]),
+    "kvant_sequence_create": (_I32, [_P]),
+    "kvant_sequence_fork": (_I32, [_P, _I32]),
+    "kvant_sequence_free": (None, [_P, _I32]),
+    "kvant_sequence_length": (_U32, [_P, _I32, _U32]),
+    "kvant_sequence_truncate": (_INT, [_P, _I32, _U32]),
+    "kvant_sequence_drop": (_INT, [_P, _I32, _U32]),
+    "kvant_cache_export_size": (_SIZE, [_P]),
+    "kvant_sequence_export": (_INT, [_P, _I32, _U32, _P, _SIZE, c.POINTER(_SIZE)]),
+    "kvant_sequence_import": (_INT, [_P, _I32, _P, _SIZE]),
+    "kvant_cache_get_info": (_INT, [_P, _to(s.CacheInfo)]),
+    # cuda.h
+    "kvant_cuda_available": (_INT, [*_TEXT]),
+    "kvant_cuda_codec_from": (_INT, [_P, _OUT, *_TEXT]),
+    "kvant_cuda_codec_create_open": (_INT, [_P, _OUT]),
+    "kvant_cuda_codec_free": (None, [_OUT]),
+    "kvant_cuda_codec_get_info": (_INT, [_P, _to(s.CodecInfo)]),
+    "kvant_cuda_append": (_INT, [_to(s.CudaAppendArgs), _P]),
+    "kvant_cuda_seal": (_INT, [_to(s.CudaSealArgs), _P]),
+    "kvant_cuda_attention_check": (_INT, [_P, _P, *_TEXT]),
+    "kvant_cuda_attention_workspace": (_SIZE, [_U32]),
+    "kvant_cuda_attention": (_INT, [_to(s.CudaAttentionArgs), _P]),
+    "kvant_cuda_limit_shared_memory": (None, [_SIZE]),
+    "kvant_cuda_decode": (_INT, [_to(s.CudaDecodeArgs), _P]),
 }
 
+_library: Any = None
+_loading = threading.Lock()
 
-def library():
-    """libkvant.so: KVANT_LIBRARY names it, otherwise the loader's search path is used. libkvant opens libkvant_cuda.so:
-    beside itself, or where KVANT_CUDA_LIBRARY says."""
-    global _library
-    if _library is None:
-        name = os.environ.get("KVANT_LIBRARY") or "libkvant.so"
+
+def _names() -> list[str]:
+    """Where libkvant may be, in the order of trying: KVANT_LIBRARY alone if it is set; otherwise
+    inside the package, where an installed wheel has it; the build directory of the source tree that
+    the package lies in; what the loader finds."""
+    named = os.environ.get("KVANT_LIBRARY")
+    if named:
+        return [named]
+    here = pathlib.Path(__file__).resolve().parent
+    beside = [here / "lib" / "libkvant.so", here / "libkvant.so", here.parents[2] / "build" / "lib" / "libkvant.so"]
+    return [*(str(path) for path in beside if path.is_file()), "libkvant.so.0", "libkvant.so"]
+
+
+def _open() -> Any:
+    names, reason = _names(), ""
+    for name in names:
         try:
             lib = c.CDLL(name)
+        except OSError as error:
+            reason = str(error)
+            continue
+        try:
             for function, (result, arguments) in _FUNCTIONS.items():
                 bound = getattr(lib, function)
                 bound.restype, bound.argtypes = result, arguments
-        except OSError as error:
-            raise Error("loading libkvant", 30, f"{error}; set KVANT_LIBRARY to its path") from None
         except AttributeError as error:
-            raise Error("loading libkvant", 30, f"{error}: {name} is of another release") from None
-        _library = lib
+            raise Error("loading libkvant", _UNSUPPORTED, f"{error}: {name} is of another release") from None
+        return lib
+    raise Error("loading libkvant", _UNSUPPORTED, f"{reason}; build it (make) or set KVANT_LIBRARY to its path")
+
+
+def _force_level(lib: Any, name: str) -> None:
+    level = c.c_int()
+    if lib.kvant_cpu_level_from_name(name.encode(), c.byref(level)):
+        raise ValueError(f"CPU level: there is none called {name!r}")
+    if lib.kvant_set_cpu_level(level):
+        raise Error("CPU level", _UNSUPPORTED, f"this machine or this build of libkvant has no level {name!r}")
+
+
+def library() -> Any:
+    """libkvant with its functions declared, opened by the first call. Error when there is none or
+    it is of another release. libkvant itself opens libkvant_cuda.so: beside itself, or where
+    KVANT_CUDA_LIBRARY says. KVANT_CPU forces a CPU level, as set_cpu_level does."""
+    global _library
+    if _library is None:
+        with _loading:
+            if _library is None:
+                made = _open()
+                if os.environ.get("KVANT_CPU"):
+                    _force_level(made, os.environ["KVANT_CPU"])
+                _library = made
     return _library
 
 
-def check(what, status, message=""):
-    if status != OK:
-        raise Error(what, status, message)
+def set_cpu_level(name: str) -> None:
+    """Forces an instruction set for the whole process: "auto", "c", "avx2" and others
+    (kvant/kvant.h). Before other threads use the library. ValueError for an unknown name, Error
+    when the machine lacks it."""
+    _force_level(library(), name)
+
+
+def cpu_level() -> str:
+    """The level in use."""
+    return library().kvant_cpu_level_name(library().kvant_get_cpu_level()).decode()
+
+
+def version() -> str:
+    """Of the library that is loaded, "major.minor.patch"."""
+    return library().kvant_version().decode()
+
+
+def text_buffer() -> Any:
+    """For the arguments err and errlen: pass the buffer and len() of it."""
+    return c.create_string_buffer(512)
+
+
+SAID = object()  #: for check: the call leaves its reason in kvant_error_message()
+
+
+def check(what: str, status: int, text: Any = None) -> None:
+    """Raises Error(what: reason) unless status is 0. The reason is in text, the buffer of a call
+    with an argument err; or in kvant_error_message() of this thread, with SAID, for calls that
+    leave it there; otherwise the status tells all, and an older message would mislead."""
+    if status == 0:
+        return
+    reason = library().kvant_error_message() if text is SAID else text.value if text is not None else b""
+    words = (reason or library().kvant_strerror(status)).decode(errors="replace")
+    raise Error(what, status, words.removeprefix(f"{what}: "))
+
+
+def c_text(value: Any, what: str) -> bytes | None:
+    """A string or a path as C takes it; None stays None."""
+    if value is None:
+        return None
+    if not isinstance(value, (str, os.PathLike)):
+        raise TypeError(f"{what}: a string is needed, not {value!r}")
+    encoded = os.fsencode(value)
+    if b"\0" in encoded:
+        raise ValueError(f"{what}: {value!r} holds a zero byte")
+    return encoded
+
+
+class Owned:
+    """An object of the library: frees it with _free when Python's object goes. Not copied and not
+    pickled, because its state lies in C.
+
+    keep: what must live as long (codecs of a tensor, the scheme of borrowed codecs). free: "" for
+    borrowed objects."""
+
+    def __init__(self, free: str, keep: Any = None) -> None:
+        self._library, self._handle, self._free, self._keep = library(), c.c_void_p(), free, keep
+
+    @property
+    def handle(self) -> int | None:
+        """The pointer, for calls of the C interface."""
+        return self._handle.value
+
+    def __reduce__(self) -> Any:
+        raise TypeError(f"{type(self).__name__}: an object of libkvant cannot be copied or pickled")
+
+    def __del__(self) -> None:
+        if getattr(self, "_handle", None) and self._free:
+            getattr(self._library, self._free)(c.byref(self._handle))

@@ -96,7 +96,7 @@ static kvant_status create_addvq(kvant_codec *codec, const kvant_request *reques
     KVANT_FORWARD(kvant_direction_create(codec, request, &o, &shape, error));
     fill_tables(codec->state, numbers[0], request->site->seed);
     kvant_codec_describe(codec, table, &o, "addvq-k%ur%u", (unsigned)numbers[0], (unsigned)numbers[1]);
-    return kvant_direction_offer_codes(codec, error);
+    return kvant_direction_offer_codes(codec);
 }
 
 const kvant_family kvant_family_addvq = { "addvq",

@@ -207,7 +207,7 @@ static void direction_unpack(const kvant_codec *codec, const kvant_kernels *kern
                                         direction->slots };
     const uint16_t *metadata = kvant_codec_metadata_of(codec, page);
     _Alignas(64) float scale[KVANT_PAGE_TOKENS];
-    kvant_codec_token_metadata(kernels, metadata, scale);
+    kernels->token_halves(metadata, scale);
     kernels->unpack_directions(&book, &direction->layout, page, scale, metadata + KVANT_PAGE_TOKENS,
                                codec->info.head_dim, tile);
 }
@@ -324,12 +324,11 @@ static void set_view(kvant_codec *codec)
 kvant_status kvant_direction_create(kvant_codec *codec, const kvant_request *request, kvant_direction_options *options,
                                     const kvant_direction_shape *shape, const kvant_error *error)
 {
-    static const kvant_transform_defaults defaults = { KVANT_ROTATE_NONE, KVANT_MAX_HEAD_DIM, true };
+    const kvant_transform_defaults defaults = { KVANT_ROTATE_NONE, KVANT_MAX_HEAD_DIM, true };
     const uint32_t d = codec->info.head_dim, index_bits = bits_for(shape->n_codewords);
     const size_t numbers = ((size_t)4 << index_bits) + shape->table_floats;
-    KVANT_FORWARD(
-        kvant_transform_create(&codec->transform, request->common, &defaults, d, request->site->seed, error));
-    KVANT_FORWARD(kvant_codec_alloc_state(codec, sizeof(kvant_direction) + numbers * sizeof(float), error));
+    KVANT_FORWARD(kvant_codec_set_transform(codec, request, defaults, error));
+    KVANT_FORWARD(kvant_codec_alloc_state(codec, sizeof(kvant_direction) + numbers * sizeof(float)));
     codec->takes_seed = true;
     kvant_direction *direction = codec->state;
     direction->n_chunks = (d + 3) / 4;
@@ -350,11 +349,10 @@ kvant_status kvant_direction_create(kvant_codec *codec, const kvant_request *req
 }
 
 /* Outliers are no product of a length and a direction. */
-kvant_status kvant_direction_offer_codes(kvant_codec *codec, const kvant_error *error)
+kvant_status kvant_direction_offer_codes(kvant_codec *codec)
 {
     const kvant_direction *direction = kvant_direction_of(codec);
     if (direction->slots)
         return KVANT_OK;
-    return kvant_codec_offer_numbers(codec, &direction->layout, 4, direction->index_bits, direction->codewords,
-                                     NULL, error);
+    return kvant_codec_offer_numbers(codec, &direction->layout, 4, direction->index_bits, direction->codewords, NULL);
 }

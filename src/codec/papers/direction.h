@@ -75,6 +75,6 @@ kvant_status kvant_direction_create(kvant_codec *codec, const kvant_request *req
                                     const kvant_direction_shape *shape, const kvant_error *error);
 
 /* Once the table is filled: what attention needs to work on codes. */
-kvant_status kvant_direction_offer_codes(kvant_codec *codec, const kvant_error *error);
+kvant_status kvant_direction_offer_codes(kvant_codec *codec);
 
 #endif

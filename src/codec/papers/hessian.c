@@ -60,7 +60,7 @@ static kvant_status make_basis(const kvant_codec *codec, const kvant_site *site,
     return kvant_eigenvectors(d, moment, basis);
 }
 
-static kvant_status compose(kvant_codec *codec, const kvant_site *site, const hessian_options *o, const kvant_error *error)
+static kvant_status compose(kvant_codec *codec, const kvant_site *site, const hessian_options *o)
 {
     uint32_t d = codec->info.head_dim;
     double *moment = kvant_alloc((size_t)d * d, sizeof *moment);
@@ -72,22 +72,20 @@ static kvant_status compose(kvant_codec *codec, const kvant_site *site, const he
     }
     kvant_free(moment);
     kvant_free(basis);
-    return status == KVANT_OK ? KVANT_OK : kvant_fail(error, status, "no memory for the rotation of hessian");
+    return status;
 }
 
 static kvant_status create_hessian(kvant_codec *codec, const kvant_request *request, const kvant_error *error)
 {
-    static const kvant_transform_defaults defaults = { KVANT_ROTATE_HADAMARD, 128, false };
     hessian_options o = *(const hessian_options *)request->options;
     uint32_t bits;
     KVANT_FORWARD(kvant_spec_bits(request->spec, 2, 8, &bits, error));
-    KVANT_FORWARD(kvant_transform_create(&codec->transform, request->common, &defaults, codec->info.head_dim,
-                                         request->site->seed, error));
+    KVANT_FORWARD(kvant_codec_set_transform(codec, request, KVANT_TRANSFORM_BLOCKS(KVANT_ROTATE_HADAMARD), error));
     KVANT_FORWARD(check_site(codec, request->site, error));
     KVANT_FORWARD(kvant_uniform_init(codec, bits, KVANT_UNIFORM_ASYM, false, (uint32_t)o.group, error));
     o.group = (int32_t)kvant_uniform_of(codec)->group;
     kvant_codec_describe(codec, table, &o, "%s-%u", request->spec->name, (unsigned)bits);
-    return compose(codec, request->site, &o, error);
+    return compose(codec, request->site, &o);
 }
 
 const kvant_family kvant_family_hessian = {

@@ -103,7 +103,7 @@ static kvant_status create_hqmq(kvant_codec *codec, const kvant_request *request
     fill_tables(codec->state, numbers[0], o.own == 1, request->site->seed);
     set_view(codec, numbers[0]);
     kvant_codec_describe(codec, table, &o, "hqmq-s%ur%u", (unsigned)numbers[0], (unsigned)numbers[1]);
-    return kvant_direction_offer_codes(codec, error);
+    return kvant_direction_offer_codes(codec);
 }
 
 const kvant_family kvant_family_hqmq = { "hqmq",

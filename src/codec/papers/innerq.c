@@ -50,15 +50,13 @@ static kvant_status choose_mode(const variant *v, kvant_role role, innerq_option
 
 static kvant_status create_innerq(kvant_codec *codec, const kvant_request *request, const kvant_error *error)
 {
-    static const kvant_transform_defaults defaults = { KVANT_ROTATE_NONE, 128, false };
     innerq_options o = *(const innerq_options *)request->options;
     const variant *v = NULL;
     kvant_uniform_mode mode = KVANT_UNIFORM_SYM;
     bool key = codec->info.role == KVANT_ROLE_K;
     KVANT_FORWARD(read_variant(request->spec, &v, error));
     KVANT_FORWARD(choose_mode(v, codec->info.role, &o, &mode, error));
-    KVANT_FORWARD(kvant_transform_create(&codec->transform, request->common, &defaults, codec->info.head_dim,
-                                         request->site->seed, error));
+    KVANT_FORWARD(kvant_codec_set_transform(codec, request, KVANT_TRANSFORM_BLOCKS(KVANT_ROTATE_NONE), error));
     KVANT_FORWARD(kvant_uniform_init(codec, key ? 3 : v->value_bits, mode, !key, 16u << o.group, error));
     codec->info.nominal_bits = kvant_uniform_nominal_bits(codec);
     codec->info.sink_tokens = 32;

@@ -15,13 +15,11 @@ static const kvant_option table[] = { KVANT_TILES_OPTION(kivi_options), { .key =
 
 static kvant_status create_kivi(kvant_codec *codec, const kvant_request *request, const kvant_error *error)
 {
-    static const kvant_transform_defaults defaults = { KVANT_ROTATE_NONE, 128, false };
     const kivi_options *o = request->options;
     bool key = codec->info.role == KVANT_ROLE_K;
     uint32_t bits;
     KVANT_FORWARD(kvant_spec_bits(request->spec, 2, 8, &bits, error));
-    KVANT_FORWARD(kvant_transform_create(&codec->transform, request->common, &defaults, codec->info.head_dim,
-                                         request->site->seed, error));
+    KVANT_FORWARD(kvant_codec_set_transform(codec, request, KVANT_TRANSFORM_BLOCKS(KVANT_ROTATE_NONE), error));
     KVANT_FORWARD(kvant_uniform_init(codec, bits, KVANT_UNIFORM_ASYM, key, 16u << o->group, error));
     codec->info.nominal_bits = kvant_uniform_nominal_bits(codec);
     codec->info.recent_tokens = 128;

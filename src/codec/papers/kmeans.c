@@ -156,8 +156,7 @@ static kvant_status add_centroids(kvant_codec *codec, uint32_t clusters, const f
 {
     size_t floats = 2 * (size_t)clusters * codec->info.head_dim;
     kmeans *k = kvant_alloc(1, sizeof *k + floats * sizeof(float));
-    if (!k)
-        return kvant_fail(error, KVANT_ERR_MEMORY, "no memory for %u centroids", (unsigned)clusters);
+    KVANT_RETURN_IF(!k, KVANT_ERR_MEMORY);
     k->uniform = *kvant_uniform_of(codec);
     k->residual = codec->quantizer;
     k->clusters = clusters;
@@ -188,15 +187,13 @@ static const kvant_option table[] = {
 static kvant_status create_kmeans(kvant_codec *codec, const kvant_request *request, const kvant_error *error)
 {
     /* block=N alone asks for a rotation: without it the paper's rows stay as they are. */
-    const kvant_transform_defaults defaults = {
-        request->common->block == KVANT_OPTION_ABSENT ? KVANT_ROTATE_NONE : KVANT_ROTATE_HADAMARD, 128, false
-    };
+    const kvant_rotate rotate =
+        request->common->block == KVANT_OPTION_ABSENT ? KVANT_ROTATE_NONE : KVANT_ROTATE_HADAMARD;
     kmeans_options o = *(const kmeans_options *)request->options;
     const float *centroids;
     uint32_t bits;
     KVANT_FORWARD(kvant_spec_bits(request->spec, 2, 8, &bits, error));
-    KVANT_FORWARD(kvant_transform_create(&codec->transform, request->common, &defaults, codec->info.head_dim,
-                                         request->site->seed, error));
+    KVANT_FORWARD(kvant_codec_set_transform(codec, request, KVANT_TRANSFORM_BLOCKS(rotate), error));
     KVANT_FORWARD(find_centroids(codec, request->site, (uint32_t)o.c, &centroids, error));
     KVANT_FORWARD(kvant_uniform_init(codec, bits, KVANT_UNIFORM_ASYM, false, (uint32_t)o.group, error));
     KVANT_FORWARD(add_centroids(codec, (uint32_t)o.c, centroids, error));

@@ -106,7 +106,7 @@ static void octopus_unpack(const kvant_codec *codec, const kvant_kernels *kernel
         kvant_unpack_decoded(codec, kernels, page, tile);
         return;
     }
-    kvant_codec_token_metadata(kernels, kvant_codec_metadata_of(codec, page), scale);
+    kernels->token_halves(kvant_codec_metadata_of(codec, page), scale);
     kernels->unpack_triplets(&o->book.triplets, &o->layout, page, scale, o->book.dim, tile);
 }
 
@@ -140,11 +140,11 @@ static kvant_status resolve_split(octopus_options *o, uint32_t bits, const kvant
 }
 
 static kvant_status build(kvant_codec *codec, const octopus_options *options, kvant_sketch sketch, uint32_t name_bits,
-                          uint64_t seed, const kvant_error *error)
+                          uint64_t seed)
 {
     uint32_t d = codec->info.head_dim, bits = 2 * (uint32_t)options->direction_bits + (uint32_t)options->norm_bits;
     size_t matrix = kvant_qjl_matrix_floats(sketch, d) * sizeof(float);
-    KVANT_FORWARD(kvant_codec_alloc_state(codec, sizeof(octopus) + matrix, error));
+    KVANT_FORWARD(kvant_codec_alloc_state(codec, sizeof(octopus) + matrix));
     octopus *o = codec->state;
     kvant_octopus_book_init(&o->book, d, (uint32_t)options->direction_bits, (uint32_t)options->norm_bits);
     o->book.triplets.rounding = (kvant_triplet_rounding)options->round;
@@ -158,7 +158,7 @@ static kvant_status build(kvant_codec *codec, const octopus_options *options, kv
     if (sketch == KVANT_SKETCH_NONE) {
         kvant_codec_set_page(codec, bits, o->layout.code_bytes, scales);
     } else {
-        KVANT_FORWARD(kvant_qjl_init(&o->qjl, sketch, d, seed, o->matrix, error));
+        KVANT_FORWARD(kvant_qjl_init(&o->qjl, sketch, d, seed, o->matrix));
         kvant_qjl_set_page(&o->qjl, codec, bits, o->layout.code_bytes, scales);
     }
     codec->info.nominal_bits = name_bits;
@@ -184,7 +184,7 @@ static void set_view(kvant_codec *codec)
 }
 
 /* What attention needs to work on codes. */
-static kvant_status offer_codes(kvant_codec *codec, const kvant_error *error)
+static kvant_status offer_codes(kvant_codec *codec)
 {
     const octopus *o = octopus_of(codec);
     const kvant_triplet_book *book = &o->book.triplets;
@@ -192,12 +192,10 @@ static kvant_status offer_codes(kvant_codec *codec, const kvant_error *error)
     if (index_bits > KVANT_NUMBER_MAX_INDEX)
         return KVANT_OK;
     float *directions = kvant_alloc((size_t)4 << index_bits, sizeof *directions);
-    if (!directions)
-        return kvant_fail(error, KVANT_ERR_MEMORY, "no memory for a codec");
+    KVANT_RETURN_IF(!directions, KVANT_ERR_MEMORY);
     for (uint32_t index = 0; index < 1u << index_bits; index++)
         kvant_octopus_direction(book, index, directions + (size_t)4 * index);
-    kvant_status status =
-        kvant_codec_offer_numbers(codec, &o->layout, 3, index_bits, directions, book->norm, error);
+    kvant_status status = kvant_codec_offer_numbers(codec, &o->layout, 3, index_bits, directions, book->norm);
     kvant_free(directions);
     if (status == KVANT_OK)
         kvant_codec_offer_octahedral(codec, book->direction, book->direction_bits, book->norm);
@@ -208,7 +206,6 @@ static kvant_status create_octopus(kvant_codec *codec, const kvant_request *requ
 {
     const uint32_t d = codec->info.head_dim;
     const uint64_t seed = request->site->seed;
-    const kvant_transform_defaults defaults = kvant_transform_random(d);
     octopus_options o = *(const octopus_options *)request->options;
     kvant_sketch sketch;
     uint32_t bits;
@@ -217,14 +214,14 @@ static kvant_status create_octopus(kvant_codec *codec, const kvant_request *requ
     KVANT_FORWARD(kvant_qjl_resolve(o.qjl, &o.sketch, &o.scale, &sketch, error));
     if (d < 6)
         return kvant_fail(error, KVANT_ERR_UNSUPPORTED, "octopus needs head_dim 6 or more, not %u", (unsigned)d);
-    KVANT_FORWARD(kvant_transform_create(&codec->transform, request->common, &defaults, d, seed, error));
+    KVANT_FORWARD(kvant_codec_set_transform(codec, request, kvant_transform_random(d), error));
     kvant_codec_describe(codec, table, &o, "octopus-%u", (unsigned)bits);
-    KVANT_FORWARD(build(codec, &o, sketch, bits, seed, error));
+    KVANT_FORWARD(build(codec, &o, sketch, bits, seed));
     codec->takes_seed = sketch != KVANT_SKETCH_NONE;
     if (sketch != KVANT_SKETCH_NONE)
         return KVANT_OK; /* of codes with a sketch beside them there is no view */
     set_view(codec);
-    return offer_codes(codec, error);
+    return offer_codes(codec);
 }
 
 const kvant_family kvant_family_octopus = { "octopus",

@@ -196,15 +196,13 @@ static kvant_status create_polar(kvant_codec *codec, const kvant_request *reques
 {
     const polar_options *o = request->options;
     const uint32_t d = codec->info.head_dim;
-    const kvant_transform_defaults defaults = kvant_transform_random(d);
     uint32_t bits;
     KVANT_FORWARD(kvant_spec_bits(request->spec, KVANT_POLAR_MIN_BITS, KVANT_POLAR_MAX_BITS, &bits, error));
     if (d < 2 || d % 2 != 0)
         return kvant_fail(error, KVANT_ERR_UNSUPPORTED, "polar joins channels in pairs: head_dim %u is not even",
                           (unsigned)d);
-    KVANT_FORWARD(
-        kvant_transform_create(&codec->transform, request->common, &defaults, d, request->site->seed, error));
-    KVANT_FORWARD(kvant_codec_alloc_state(codec, sizeof(polar), error));
+    KVANT_FORWARD(kvant_codec_set_transform(codec, request, kvant_transform_random(d), error));
+    KVANT_FORWARD(kvant_codec_alloc_state(codec, sizeof(polar)));
     polar *p = codec->state;
     p->bits = bits;
     p->unbiased = o->scale == KVANT_SCALE_UNBIASED;

@@ -41,8 +41,7 @@ size_t kvant_qjl_matrix_floats(kvant_sketch sketch, uint32_t head_dim)
     return sketch == KVANT_SKETCH_HADAMARD ? kvant_transform_matrix_floats(head_dim) : 0;
 }
 
-kvant_status kvant_qjl_init(kvant_qjl *qjl, kvant_sketch sketch, uint32_t head_dim, uint64_t seed, float *matrix,
-                            const kvant_error *error)
+kvant_status kvant_qjl_init(kvant_qjl *qjl, kvant_sketch sketch, uint32_t head_dim, uint64_t seed, float *matrix)
 {
     uint64_t own = kvant_derived_seed(seed, 1);
     *qjl = (kvant_qjl){ .sketch = sketch, .inverse_sqrt_dim = (float)(1 / sqrt((double)head_dim)) };
@@ -51,8 +50,7 @@ kvant_status kvant_qjl_init(kvant_qjl *qjl, kvant_sketch sketch, uint32_t head_d
         kvant_random_normals((size_t)head_dim * head_dim, 1 / sqrt((double)head_dim), own, matrix);
         return KVANT_OK;
     }
-    kvant_status status = kvant_transform_init_inner(&qjl->projection, head_dim, own, matrix);
-    return status == KVANT_OK ? status : kvant_fail(error, status, "no memory for a sketch's projection");
+    return kvant_transform_init_inner(&qjl->projection, head_dim, own, matrix);
 }
 
 void kvant_qjl_set_page(kvant_qjl *qjl, kvant_codec *codec, uint32_t bits, size_t code_bytes, size_t metadata_bytes)

@@ -43,8 +43,7 @@ kvant_status kvant_qjl_resolve(int32_t qjl, int32_t *option, int32_t *scale, kva
 size_t kvant_qjl_matrix_floats(kvant_sketch sketch, uint32_t head_dim);
 
 /* Builds the projection from the codec's seed. sketch is not KVANT_SKETCH_NONE. */
-kvant_status kvant_qjl_init(kvant_qjl *qjl, kvant_sketch sketch, uint32_t head_dim, uint64_t seed, float *matrix,
-                            const kvant_error *error);
+kvant_status kvant_qjl_init(kvant_qjl *qjl, kvant_sketch sketch, uint32_t head_dim, uint64_t seed, float *matrix);
 
 /* kvant_codec_set_page with the sketch's signs behind code_bytes of other codes and its norms
  * behind metadata_bytes of other metadata. bits and nominal_bits of the codec's info count the

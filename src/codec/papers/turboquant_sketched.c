@@ -77,16 +77,15 @@ static void sketched_decode(const kvant_codec *codec, const kvant_kernels *kerne
 static const kvant_quantizer sketched_quantizer = { sketched_check, sketched_encode, sketched_decode,
                                                     kvant_unpack_decoded };
 
-kvant_status kvant_turboquant_create_sketched(kvant_codec *codec, const turboquant_variant *variant,
-                                        const kvant_error *error)
+kvant_status kvant_turboquant_create_sketched(kvant_codec *codec, const turboquant_variant *variant)
 {
     uint32_t d = codec->info.head_dim, first = variant->bits - 1;
     size_t matrix = kvant_qjl_matrix_floats((kvant_sketch)variant->sketch, d) * sizeof(float);
-    KVANT_FORWARD(kvant_codec_alloc_state(codec, sizeof(sketched) + matrix, error));
+    KVANT_FORWARD(kvant_codec_alloc_state(codec, sizeof(sketched) + matrix));
     sketched *s = codec->state;
     if (first)
         kvant_codebook_init(&s->book, d, first);
-    KVANT_FORWARD(kvant_qjl_init(&s->qjl, (kvant_sketch)variant->sketch, d, variant->seed, s->matrix, error));
+    KVANT_FORWARD(kvant_qjl_init(&s->qjl, (kvant_sketch)variant->sketch, d, variant->seed, s->matrix));
     codec->quantizer = &sketched_quantizer;
     /* Without a first stage the layout still tells unpacked tiles their order. */
     kvant_layout_init(&codec->layout, codec->info.role, d, first ? first : 1);

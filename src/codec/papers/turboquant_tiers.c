@@ -177,18 +177,15 @@ kvant_status kvant_turboquant_create_tiers(kvant_codec *codec, const turboquant_
         return kvant_fail(error, KVANT_ERR_UNSUPPORTED, "turboquant-%u.5 needs head_dim 16 or more, not %u",
                           (unsigned)variant->bits, (unsigned)d);
     size_t floats[2] = { kvant_transform_matrix_floats(dims[0]), kvant_transform_matrix_floats(dims[1]) };
-    KVANT_FORWARD(kvant_codec_alloc_state(codec, sizeof(tiers) + (floats[0] + floats[1]) * sizeof(float), error));
+    KVANT_FORWARD(kvant_codec_alloc_state(codec, sizeof(tiers) + (floats[0] + floats[1]) * sizeof(float)));
     tiers *s = codec->state;
     for (uint32_t k = 0; k < 2; k++) {
         tier *at = &s->tier[k];
         at->first = k ? dims[0] : 0;
         kvant_codebook_init(&at->book, dims[k], variant->bits + 1 - k);
         at->book.unbiased = variant->unbiased;
-        kvant_status status = kvant_transform_init_inner(
-            &at->rotation, dims[k], kvant_derived_seed(variant->seed, 2 + k), s->matrix + (k ? floats[0] : 0));
-        if (status != KVANT_OK)
-            return kvant_fail(error, status, "no memory for a rotation of %u x %u", (unsigned)dims[k],
-                              (unsigned)dims[k]);
+        KVANT_FORWARD(kvant_transform_init_inner(&at->rotation, dims[k], kvant_derived_seed(variant->seed, 2 + k),
+                                                 s->matrix + (k ? floats[0] : 0)));
     }
     codec->quantizer = &tiers_quantizer;
     set_page(s, codec, variant);

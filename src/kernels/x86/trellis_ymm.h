@@ -18,14 +18,10 @@ KVANT_INLINE void vh_pair(__m256i a, __m256i b, __m256i out[2])
     out[1] = _mm256_permute2x128_si256(low, high, 0x31);
 }
 
-/* What the limited difference leaves is not 0. */
 KVANT_INLINE uint32_t below_mask(const __m256i a[2], const __m256i b[2])
 {
-    const __m256i zero = _mm256_setzero_si256();
-    const __m256i first = _mm256_cmpeq_epi16(_mm256_subs_epu16(b[0], a[0]), zero);
-    const __m256i second = _mm256_cmpeq_epi16(_mm256_subs_epu16(b[1], a[1]), zero);
-    const __m256i both = _mm256_permute4x64_epi64(_mm256_packs_epi16(first, second), 0xd8);
-    return ~(uint32_t)_mm256_movemask_epi8(both);
+    const __m256i equal = _mm256_packs_epi16(_mm256_cmpeq_epi16(a[0], b[0]), _mm256_cmpeq_epi16(a[1], b[1]));
+    return ~(uint32_t)_mm256_movemask_epi8(_mm256_permute4x64_epi64(equal, 0xd8));
 }
 
 #include "../trellis_template.h"

@@ -1,0 +1,220 @@
+"""Calibration files: statistics of a model's keys, values and queries (kvant/calibration.h)."""
+
+from __future__ import annotations
+
+import ctypes as c
+import os
+from typing import TYPE_CHECKING, Callable, NamedTuple, Sequence
+
+from . import checks
+from . import structs as s
+from .library import ROLES, Owned, c_text, check, library, text_buffer
+
+if TYPE_CHECKING:
+    import numpy as np
+
+
+def model_fingerprint(path: str | os.PathLike[str]) -> int:
+    """Tells the files of models apart: what calibrations and settings remember of theirs. OSError
+    for a file that cannot be read."""
+    found = library().kvant_model_fingerprint(c_text(path, "path"))
+    if not found:
+        raise OSError(f"{os.fspath(path)}: it cannot be read")
+    return found
+
+
+class CalibrationInfo(NamedTuple):
+    """Of the whole file. n_kv_heads, head_dim and n_tokens are the largest of all layers."""
+
+    model: str
+    model_fingerprint: int
+    n_layers: int
+    n_kv_heads: int
+    head_dim: int
+    n_tokens: int
+    seed: int
+    clusters: tuple[int, ...]
+    bytes: int
+    checksum: int
+
+
+class CalibrationEntry(NamedTuple):
+    """Statistics of one (layer, kv head, role), copied. mean, min, max: float32 [head_dim], of rows
+    as the engine caches them. Keys only, else None: query_moment, float32 [head_dim, head_dim], E[q
+    q^T]; diagonal, float32 [head_dim]; matrix, float16, the lower triangle of transform=file row by
+    row. centroids: one float32 [clusters, head_dim] per entry of CalibrationInfo.clusters."""
+
+    mean: np.ndarray
+    min: np.ndarray
+    max: np.ndarray
+    query_moment: np.ndarray | None
+    diagonal: np.ndarray | None
+    matrix: np.ndarray | None
+    centroids: tuple[np.ndarray, ...]
+
+
+class Calibration(Owned):
+    """A calibration file, read at once. Error when the file is missing or damaged. Never changes:
+    any number of threads may use it."""
+
+    def __init__(self, path: str | os.PathLike[str]) -> None:
+        super().__init__("kvant_calibration_free")
+        if path is None:
+            raise TypeError("path: the path of a calibration is needed, not None")
+        text = text_buffer()
+        status = library().kvant_calibration_load(c_text(path, "path"), c.byref(self._handle), text, len(text))
+        check(f"calibration {os.fspath(path)}", status, text)
+        self._read_info()
+
+    @classmethod
+    def owning(cls, pointer: int | None) -> Calibration:
+        """Takes over a calibration that a call of the library made."""
+        calibration = cls.__new__(cls)
+        Owned.__init__(calibration, "kvant_calibration_free")
+        calibration._handle.value = pointer
+        calibration._read_info()
+        return calibration
+
+    def _read_info(self) -> None:
+        info = s.CalibrationInfo.new()
+        check("calibration info", library().kvant_calibration_get_info(self._handle, c.byref(info)))
+        plain = info.plain()
+        clusters = tuple(plain["clusters"][: plain.pop("n_codebooks")])
+        self.info = CalibrationInfo(**plain | {"clusters": clusters})
+
+    def save(self, path: str | os.PathLike[str]) -> None:
+        """Writes a calibration file; path never holds half of one."""
+        text = text_buffer()
+        status = library().kvant_calibration_save(self._handle, c_text(path, "path"), text, len(text))
+        check(f"calibration {os.fspath(path)}", status, text)
+
+    def entry(self, layer: int, kv_head: int, role: str = "k") -> CalibrationEntry:
+        """Statistics of one kv head. IndexError when the calibration has none."""
+        from .arrays import copied
+
+        found = s.CalibrationEntry.new()
+        place = checks.count(layer, "layer", least=0), checks.count(kv_head, "kv_head", least=0)
+        role_number = ROLES[checks.choice(role, "role", tuple(ROLES))]
+        if library().kvant_calibration_get_entry(self._handle, *place, role_number, c.byref(found)):
+            raise IndexError(f"layer {layer}, kv head {kv_head}, {role}: the calibration has no entry")
+        dim = found.head_dim
+        return CalibrationEntry(
+            mean=copied(found.mean, "float32", (dim,)),
+            min=copied(found.min, "float32", (dim,)),
+            max=copied(found.max, "float32", (dim,)),
+            query_moment=copied(found.query_moment, "float32", (dim, dim)),
+            diagonal=copied(found.diagonal, "float32", (dim,)),
+            matrix=copied(found.matrix, "float16", (dim * (dim + 1) // 2,)),
+            centroids=tuple(copied(found.centroids[i], "float32", (n, dim)) for i, n in enumerate(self.info.clusters)),
+        )
+
+    def __repr__(self) -> str:
+        return f"<kvant.Calibration of {self.info.model!r}: {self.info.n_layers} layers, {self.info.n_tokens} tokens>"
+
+
+class Calibrator(Owned):
+    """Gathers a calibration from rows and queries of a model, as its engine caches them: keys after
+    RoPE.
+
+    clusters: sizes of sets of centroids, increasing; () for none. sample_rows: kept per (layer,
+    role) for k-means, 0 for 8 per cluster of the largest set. One thread at a time. Error of status
+    50 for a NaN or an infinity: nothing of the call was added."""
+
+    def __init__(
+        self,
+        model: str = "",
+        model_fingerprint: int = 0,
+        seed: int = 0,
+        clusters: Sequence[int] = (),
+        sample_rows: int = 0,
+        n_threads: int | None = None,
+    ) -> None:
+        super().__init__("kvant_calibrator_free")
+        sizes = [checks.count(n, "clusters", least=2) for n in clusters]
+        config = s.CalibratorConfig.new(
+            model=checks.text(model, "model").encode(),
+            model_fingerprint=checks.count(model_fingerprint, "model_fingerprint", least=0, most=2**64 - 1),
+            seed=checks.count(seed, "seed", least=0, most=2**64 - 1),
+            clusters=(c.c_uint32 * len(sizes))(*sizes),
+            n_codebooks=len(sizes),
+            sample_rows=checks.count(sample_rows, "sample_rows", least=0),
+            n_threads=checks.threads(n_threads),
+        )
+        text = text_buffer()
+        status = library().kvant_calibrator_create(c.byref(config), c.byref(self._handle), text, len(text))
+        check("calibrator", status, text)
+
+    def add_rows(self, layer: int, role: str, rows: np.ndarray) -> None:
+        """Adds rows of a layer, float32 [n, n_kv_heads, head_dim]. The first call of a (layer,
+        role) fixes its shape."""
+        from . import arrays
+
+        rows, stride = arrays.rows(rows, "rows", (None, None, None))
+        layer = checks.count(layer, "layer", least=0)
+        role_number = ROLES[checks.choice(role, "role", tuple(ROLES))]
+        status = library().kvant_calibrator_add_rows(
+            self._handle, layer, role_number, *rows.shape[1:], rows.ctypes.data, stride, rows.shape[0]
+        )
+        check(f"rows of layer {layer}", status)
+
+    def add_queries(self, layer: int, kv_head: int, queries: np.ndarray) -> None:
+        """Adds queries, float32 [n, head_dim], of one query head that reads kv_head. After keys of
+        the layer."""
+        from . import arrays
+
+        queries, stride = arrays.rows(queries, "queries", (None, None))
+        place = checks.count(layer, "layer", least=0), checks.count(kv_head, "kv_head", least=0)
+        status = library().kvant_calibrator_add_queries(
+            self._handle, *place, queries.shape[1], queries.ctypes.data, stride, queries.shape[0]
+        )
+        check(f"queries of layer {layer}", status)
+
+    def add_attention(
+        self,
+        layer: int,
+        kv_head: int,
+        keys: np.ndarray,
+        queries: np.ndarray,
+        mask: np.ndarray | None = None,
+        scale: float | None = None,
+        n_exact: int = 0,
+    ) -> None:
+        """Adds how much each of keys, float32 [n, head_dim], counts for queries, float32 [m,
+        head_dim]: about 100 queries per text are enough. mask, float32 [m, n], is added to scores;
+        -inf hides. scale: 1 / sqrt(head_dim) by default. The first n_exact keys count 0, as a cache
+        keeps them as fp16. After keys of the layer."""
+        from . import arrays
+
+        keys, key_stride = arrays.rows(keys, "keys", (None, None))
+        queries, query_stride = arrays.rows(queries, "queries", (None, keys.shape[1]))
+        if mask is not None:
+            mask = arrays.contiguous(mask, "mask", "float32", (queries.shape[0], keys.shape[0]))
+        attention = s.CalibratorAttention.new(
+            keys=keys.ctypes.data,
+            key_stride=key_stride,
+            n_keys=keys.shape[0],
+            queries=queries.ctypes.data,
+            query_stride=query_stride,
+            n_queries=queries.shape[0],
+            mask=arrays.pointer(mask),
+            mask_stride=keys.shape[0],
+            scale=keys.shape[1] ** -0.5 if scale is None else checks.number(scale, "scale"),
+        )
+        place = checks.count(layer, "layer", least=0), checks.count(kv_head, "kv_head", least=0)
+        n_exact = checks.count(n_exact, "n_exact", least=0)
+        status = library().kvant_calibrator_add_attention(
+            self._handle, *place, keys.shape[1], n_exact, c.byref(attention)
+        )
+        check(f"attention of layer {layer}", status)
+
+    def finish(self, progress: Callable[[int], None] | None = None) -> Calibration:
+        """Runs k-means, layer by layer, and makes the calibration. progress is called with the
+        number of layers left; an exception that it raises stops the work, and finish may be called
+        again to go on."""
+        left, made = c.c_uint32(1), c.c_void_p()
+        while left.value:
+            check("k-means", library().kvant_calibrator_cluster(self._handle, c.byref(left)))
+            if progress:
+                progress(left.value)
+        check("calibration", library().kvant_calibrator_finish(self._handle, c.byref(made)))
+        return Calibration.owning(made.value)

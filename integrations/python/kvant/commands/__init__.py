@@ -1,0 +1,5 @@
+"""Commands of the `kvant` program that start other commands or do experiments: kvant.commands.NAME is `kvant NAME`.
+
+The program starts them (tools/python_command.c), so that users see one command. A module has `main(words)`, which gets the
+words behind its name and returns an exit code. They need the standard library only, unless their help says otherwise.
+"""

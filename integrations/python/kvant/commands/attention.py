@@ -1,0 +1,323 @@
+"""kvant bench attention: the time of attention alone, beside ggml's flash attention and the machine's memory bandwidth, all
+measured in one run."""
+
+import concurrent.futures
+import ctypes
+import math
+import os
+import pathlib
+import sys
+import time
+from typing import NamedTuple
+
+import numpy as np
+
+import kvant
+from kvant import attend, library, places
+
+from . import benchmarks, cli
+from .attention_ggml import STOCK_TYPES, Ggml, GgmlSubject
+from .benchmarks import Column
+
+USUAL = ["int-4", "bdr-4", "turboquant-4", "octopus-4", "hqmq-s96r4"]
+USUAL_STOCK = ["f16", "q8_0", "q4_0"]
+COLD_BYTES = 32 << 20  # 16 times a level 2 cache of 2 MiB
+MAX_LAYERS = 128
+PREFILL_LAYERS = 2  # many queries spend little of their time on reading
+PAGE = library.PAGE_TOKENS
+
+COMMAND = cli.Command(
+    name="bench attention",
+    usage="[-k SPEC [-v SPEC]]... [--stock TYPE]... [-d DIMS] [-g GROUPS] [-n TOKENS] [-q QUERIES]",
+    about="Measures attention alone: one query token (decode) and many (prefill, causal) on long\n"
+    "caches, for codecs and for ggml's flash attention, beside the bandwidth of memory.",
+    options=[
+        *benchmarks.CODEC_OPTIONS,
+        cli.Option(None, "stock", "TYPE", "ggml's flash attention on f16, q8_0, q4_0, ..., may be repeated\n"
+                   "(default: these three). f16 is always there; none leaves all out"),
+        cli.Option(None, "levels", "A,B", "CPU levels of kvant (default: the one in use); ggml chooses its own"),
+        cli.Option("d", "head-dim", "N,N", "numbers of a row (default 128)"),
+        cli.Option("g", "gqa", "N,N", "query heads of a kv head (default 4)"),
+        cli.Option("n", "tokens", "N,N", "tokens in the cache (default 4096,32768)"),
+        cli.Option("q", "queries", "N,N", "query tokens, the last ones of the cache (default 1,512). More than 8\n"
+                   "are measured on the shortest cache only, but with --tokens given"),
+        cli.Option(None, "kv-heads", "N", "kv heads (default 2)"),
+        cli.Option("t", "threads", "N", "threads (default: CPUs this process may use)"),
+        cli.Option("r", "rounds", "N", "rounds, of which the median is given (default 5)"),
+        cli.Option(None, "runtime", "DIR", "folder of llama.cpp's libraries, which ggml is one of"),
+        cli.Option(None, "json", None, "one JSON array of flat objects"),
+    ],
+    notes="Each line is the time of one layer. Decode goes around enough layers to exceed the level 2\n"
+    "caches 16 times; a level 3 cache may still hold them. GB/s are bytes of keys and values as they\n"
+    "are stored; 'of memory' is their share of what plain reading reaches, over a buffer of four\n"
+    "level 3 caches where 2 GiB suffice. 'x f16' says how many times faster than ggml's f16 it is.\n"
+    "Rows are normally distributed. Ctrl-C prints what is complete.\n\nexample:\n"
+    "  kvant bench attention -k turboquant-4 -k int-4 -n 32768 -q 1 --levels avx2,avx512vnni",
+)
+
+
+class Shape(NamedTuple):
+    head_dim: int
+    group: int  # query heads of a kv head
+    n_kv_heads: int
+    n_tokens: int
+    n_queries: int
+    n_threads: int
+
+    @property
+    def n_heads(self):
+        return self.group * self.n_kv_heads
+
+    def layers(self, n_bytes):
+        """Layers that a run goes around, for caches of so many bytes: in a model, too, a layer's cache is evicted before its next
+        turn."""
+        if self.n_queries > 8:
+            return PREFILL_LAYERS
+        return min(max(math.ceil(COLD_BYTES / n_bytes), 2), MAX_LAYERS)
+
+
+class Inputs:
+    """Of all subjects of a shape. mask: causal, the queries are the last tokens."""
+
+    def __init__(self, shape):
+        self.shape = shape
+        self.n_rows = min(-(-shape.n_tokens // PAGE) * PAGE, benchmarks.DISTINCT_ROWS)
+        self.k = benchmarks.normal(1, self.n_rows, shape.n_kv_heads, shape.head_dim)
+        self.v = benchmarks.normal(2, self.n_rows, shape.n_kv_heads, shape.head_dim)
+        self.q = benchmarks.normal(3, shape.n_queries, shape.n_heads, shape.head_dim)
+        last = np.arange(shape.n_tokens - shape.n_queries, shape.n_tokens)
+        self.mask = np.where(np.arange(shape.n_tokens) > last[:, None], np.float16(-np.inf), np.float16(0))
+
+
+class KvantSubject:
+    """A kvant.Cache. The layers that a run goes around are its sequences: each has memory of its own.
+
+    Runs call the library themselves, with arguments made before: what Python does to check them would be measured, too."""
+
+    def __init__(self, inputs, k, v, level):
+        shape = inputs.shape
+        self.library, self.k, self.v, self.level = "kvant", k, v, level
+        stored = sum(kvant.Codec(spec, shape.head_dim, role).page_bytes for spec, role in ((k, "k"), (v, "v")))
+        self.n_layers = shape.layers(stored * shape.n_kv_heads * shape.n_tokens / PAGE)
+        self.cache = kvant.Cache(1, shape.n_heads, shape.n_kv_heads, shape.head_dim, self.n_layers * shape.n_tokens, k=k, v=v,
+                                 max_sequences=self.n_layers, n_threads=shape.n_threads)
+        for _ in range(self.n_layers):
+            self._fill(inputs, self.cache.new_sequence())
+        self.bytes = self.cache.bytes // self.n_layers
+        problem, self.out, self._keep = attend.problem(places.Host(), inputs.q, shape.n_heads, (shape.head_dim,) * 2,
+                                                       shape.n_tokens, mask=inputs.mask, causal=False)
+        self._arguments = [(self.cache.handle, 0, layer, ctypes.byref(problem)) for layer in range(self.n_layers)]
+
+    def _fill(self, inputs, sequence):
+        """Encoding a long cache would take longer than measuring it, so the distinct blocks are encoded once and copied. Blocks that
+        repeat are from the middle: those at both ends may hold rows of a window, which are not compressed."""
+        n_blocks, rest = divmod(inputs.shape.n_tokens, PAGE)
+        n_distinct = min(n_blocks, inputs.n_rows // PAGE)
+        first = 0
+        if sequence == 0:
+            first = n_distinct
+            self.cache.append(0, 0, inputs.k[: first * PAGE], inputs.v[: first * PAGE])
+        for block in range(first, n_blocks):
+            source = block if block < n_distinct else n_distinct // 4 + block % (n_distinct // 2)
+            self.cache.import_block(sequence, self.cache.export_block(0, source))
+        self.cache.append(0, sequence, inputs.k[:rest], inputs.v[:rest])
+
+    def run(self):
+        attention, status = library.library().kvant_cache_attention, 0
+        library.set_cpu_level(self.level)
+        start = time.perf_counter()
+        for arguments in self._arguments:
+            status |= attention(*arguments)
+        seconds = (time.perf_counter() - start) / self.n_layers
+        library.check(self.k, status, library.SAID)
+        return seconds
+
+    def check(self):
+        check_finite(self, self.out)
+
+    def close(self):
+        self.cache.close()
+
+
+def check_finite(subject, out):
+    if not np.isfinite(out).all():
+        cli.fail(f"{subject.library} {subject.k}: its output is not finite")
+
+
+# ---- the machine ----
+
+
+def last_cache():
+    """Bytes of the last cache that the system tells of; 0 when it does not. On virtual machines it is the whole host's."""
+    try:
+        text = max(pathlib.Path("/sys/devices/system/cpu/cpu0/cache").glob("index*/size")).read_text().strip()
+        return int(text[:-1]) << {"K": 10, "M": 20}[text[-1]]
+    except (OSError, ValueError, KeyError):
+        return 0
+
+
+def read_bandwidth(n_threads):
+    """Bytes a second that n_threads read from a buffer, each its own part, the fastest of five passes, and the buffer's bytes. The
+    search for a byte that is not there reads and does little else."""
+    size = min(max(256 << 20, 4 * last_cache()), 2 << 30) // n_threads // 4096 * 4096 * n_threads
+    buffer = np.ones(size, np.uint8)  # pages that were never written are all one page of zeros
+    memchr = ctypes.CDLL(None).memchr
+    memchr.restype, memchr.argtypes = ctypes.c_void_p, [ctypes.c_void_p, ctypes.c_int, ctypes.c_size_t]
+    part = size // n_threads
+
+    def read(thread):
+        return memchr(buffer.ctypes.data + thread * part, 2, part)
+
+    best = math.inf
+    with concurrent.futures.ThreadPoolExecutor(n_threads) as pool:
+        list(pool.map(read, range(n_threads)))  # starts the threads
+        for _ in range(5):
+            start = time.perf_counter()
+            list(pool.map(read, range(n_threads)))
+            best = min(best, time.perf_counter() - start)
+    return size / best, size
+
+
+# ---- the command ----
+
+
+class Settings:
+    def __init__(self, given):
+        self.pairs, self.stock, self.levels = [], [], []
+        self.dims, self.groups, self.tokens, self.queries = [128], [4], [4096, 32768], [1, 512]
+        self.kv_heads, self.rounds, self.threads = 2, 5, len(os.sched_getaffinity(0))
+        self.runtime = os.environ.get("KVANT_RUNTIME")
+        self.json = False
+        self.given = {name for name, _ in given}
+        for name, value in given:
+            self._take(name, value)
+        self._check()
+        self.pairs = self.pairs or [[spec, spec] for spec in USUAL]
+        if "stock" not in self.given:
+            self.stock = USUAL_STOCK
+        self.levels = self.levels or [library.cpu_level()]
+
+    def _take(self, name, value):
+        if name in ("codec-k", "codec-v"):
+            benchmarks.add_codec(self.pairs, name, value)
+        elif name == "stock":
+            self.stock += [value] if value == "none" or "f16" in self.stock else ["f16", value]
+        elif name == "levels":
+            self.levels = [self._level(word) for word in value.split(",")]
+        elif name == "head-dim":
+            self.dims = benchmarks.numbers("--head-dim", value, 1, library.MAX_HEAD_DIM)
+        elif name == "gqa":
+            self.groups = benchmarks.numbers("--gqa", value, 1, 64)
+        elif name == "tokens":
+            self.tokens = benchmarks.numbers("--tokens", value, 64, 1 << 22)
+        elif name == "queries":
+            self.queries = benchmarks.numbers("--queries", value, 1, 4096)
+        elif name == "kv-heads":
+            self.kv_heads = cli.whole("--kv-heads", value, 1, 128)
+        elif name == "threads":
+            self.threads = cli.whole("--threads", value, 1, 512)
+        elif name == "rounds":
+            self.rounds = cli.whole("--rounds", value, 1, 101)
+        elif name == "runtime":
+            self.runtime = value
+        else:
+            self.json = True
+
+    @staticmethod
+    def _level(word):
+        try:
+            library.set_cpu_level(word)
+        except ValueError:
+            cli.fail(f"--levels: '{word}' is no CPU level: c, avx2, avx512, ...", code=cli.USAGE)
+        except kvant.Error:
+            cli.fail(f"--levels: this machine has no {word}; kvant --version names its best level", code=cli.USAGE)
+        return library.cpu_level()  # auto has a name, too
+
+    def _check(self):
+        if "none" in self.stock and len(self.stock) > 1:
+            cli.fail(f"--stock none beside --stock {next(t for t in self.stock if t != 'none')}", code=cli.USAGE)
+        self.stock = list(dict.fromkeys(t for t in self.stock if t != "none"))  # f16 f16 is f16
+        for name in self.stock:
+            if name not in STOCK_TYPES:
+                cli.fail(f"--stock: llama.cpp has no cache type '{name}'", ", ".join(STOCK_TYPES), code=cli.USAGE)
+        if "queries" in self.given and max(self.queries) > min(self.tokens):
+            cli.fail(f"--queries {max(self.queries)} are more than --tokens {min(self.tokens)}",
+                     "queries are the last tokens of the cache", code=cli.USAGE)
+
+    def shapes(self):
+        for dim in self.dims:
+            for group in self.groups:
+                for n_queries in self.queries:
+                    for i, n_tokens in enumerate(self.tokens):
+                        asked = n_queries <= 8 or "tokens" in self.given or i == 0
+                        if asked and n_queries <= n_tokens:
+                            yield Shape(dim, group, self.kv_heads, n_tokens, n_queries, self.threads)
+
+
+COLUMNS = [
+    Column("library", "library"),
+    Column("k", "K"),
+    Column("v", "V"),
+    Column("level", "level"),
+    Column("head_dim", "head_dim", 0),
+    Column("gqa", "gqa", 0),
+    Column("kv_heads", None, 0),
+    Column("tokens", "tokens", 0),
+    Column("queries", "queries", 0),
+    Column("threads", None, 0),
+    Column("layers", None, 0),
+    Column("bytes", None, 0),
+    Column("microseconds", "us", 0),
+    Column("gbytes_per_second", "GB/s", 2),
+    Column("times_f16", "x f16", 2),
+    Column("share_of_bandwidth", "of memory", 0, 100),
+    Column("read_gbytes_per_second", None, 0),
+]
+
+
+def measure_shape(shape, settings, ggml, bandwidth, step):
+    """The rows of one shape. f16 of ggml, where it is measured, is the first subject."""
+    inputs, subjects = Inputs(shape), []
+    try:
+        for make, arguments in [(GgmlSubject, (ggml, name)) for name in settings.stock] + [
+            (KvantSubject, (*pair, level)) for pair in settings.pairs for level in settings.levels
+        ]:
+            subject = make(inputs, *arguments)
+            subject.work = benchmarks.work_of(shape.n_queries, shape.n_tokens, shape.n_heads, shape.head_dim)
+            subject.label = f"{subject.library} {subject.k}, head_dim {shape.head_dim}, {shape.n_tokens} tokens"
+            subjects.append(subject)
+        medians = benchmarks.measure(subjects, settings.rounds, step)
+    finally:
+        for subject in subjects:
+            subject.close()
+    f16 = medians[0] if settings.stock else math.nan
+    return [
+        [s.library, s.k, s.v, s.level, shape.head_dim, shape.group, shape.n_kv_heads, shape.n_tokens, shape.n_queries,
+         shape.n_threads, s.n_layers, s.bytes, 1e6 * seconds, s.bytes / seconds / 1e9, f16 / seconds,
+         s.bytes / seconds / bandwidth, bandwidth / 1e9]
+        for s, seconds in zip(subjects, medians)
+    ]
+
+
+def main(words):
+    settings = Settings(COMMAND.parse(words))
+    cli.catch_interrupt()
+    ggml = Ggml(settings.runtime, settings.threads) if settings.stock else None
+    bandwidth, size = read_bandwidth(settings.threads)
+    print(f"{settings.threads} threads read {size >> 20} MiB at {bandwidth / 1e9:.1f} GB/s; "
+          f"the last cache has {last_cache() >> 20} MiB", file=sys.stderr)
+    n_subjects = len(settings.stock) + len(settings.pairs) * len(settings.levels)
+    total = sum(benchmarks.work_of(s.n_queries, s.n_tokens, s.n_heads, s.head_dim) for s in settings.shapes())
+    progress, rows = cli.Progress(total * n_subjects * (settings.rounds + 1), settings.json), []
+    code = cli.OK
+    try:
+        for shape in settings.shapes():
+            rows += measure_shape(shape, settings, ggml, bandwidth, benchmarks.stepper(progress))
+    except benchmarks.Stopped:
+        code = cli.INTERRUPTED
+    except kvant.Error as error:
+        cli.fail(str(error), "kvant codecs lists what there is; codecs that need a calibration cannot be measured here")
+    finally:
+        progress.end()
+    benchmarks.show(COLUMNS, rows, settings.json)
+    return code

@@ -1,0 +1,105 @@
+"""What `kvant bench attention` and `kvant bench cuda` share: codecs of the command line, rounds, rows of results.
+
+A subject is one implementation of attention over caches of one shape. It has bytes (of keys and values that one call reads),
+run() -> seconds of one call, check(), which fails on an output that cannot be right, and close(). It knows how to time itself,
+because a GPU has a clock of its own.
+"""
+
+import math
+import statistics
+from typing import NamedTuple, Optional
+
+import numpy as np
+
+from . import cli, table
+
+DISTINCT_ROWS = 2048  # of a cache; more tokens repeat them: content does not change the time
+MAX_PAIRS = 24
+
+CODEC_OPTIONS = [
+    cli.Option("k", "codec-k", "SPEC", "codec of keys, may be repeated (default: a list of common ones)"),
+    cli.Option("v", "codec-v", "SPEC", "codec of values (default: the one of the -k before it)"),
+]
+
+
+class Stopped(Exception):
+    """Ctrl-C: what is complete is printed."""
+
+
+class Column(NamedTuple):
+    key: str
+    heading: Optional[str]  # in the table; None leaves the column out there
+    digits: Optional[int] = None  # None: text
+    factor: float = 1  # of the number in the table; 100: a share that is shown in percent
+
+
+def add_codec(pairs, name, spec):
+    """-k and -v, in order, into pairs of specs."""
+    if name == "codec-k":
+        if len(pairs) == MAX_PAIRS:
+            cli.fail(f"more than {MAX_PAIRS} codecs", code=cli.USAGE)
+        pairs.append([spec, spec])
+    elif pairs:
+        pairs[-1][1] = spec
+    else:
+        cli.fail(f"-v {spec} has no -k before it", "give them in pairs: -k SPEC -v SPEC", code=cli.USAGE)
+
+
+def numbers(option, text, least, most):
+    """The numbers of "N,N,..."."""
+    return [cli.whole(option, word, least, most) for word in text.split(",")]
+
+
+def normal(seed, *shape):
+    """Normally distributed float32, the same in every run."""
+    return np.random.default_rng(seed).standard_normal(shape, dtype=np.float32)
+
+
+def measure(subjects, rounds, step):
+    """The median of seconds of each subject. Rounds go over all of them before the next begins, so drift of the machine hits them
+    alike. The first run of each is a warm-up, whose output is checked. step(subject): after every run."""
+    taken = [[] for _ in subjects]
+    for subject in subjects:
+        subject.run()
+        subject.check()
+        step(subject)
+    for _ in range(rounds):
+        for subject, seconds in zip(subjects, taken):
+            seconds.append(subject.run())
+            step(subject)
+    return [statistics.median(seconds) for seconds in taken]
+
+
+def work_of(n_queries, n_tokens, heads, head_dim):
+    """Of a run, in products, for progress; preparing counts as one."""
+    return n_queries * n_tokens * heads * head_dim + 1e8
+
+
+def stepper(progress):
+    """Counts the work of a subject's runs, and ends the measurement on Ctrl-C."""
+
+    def step(subject):
+        progress.add(subject.work, subject.label)
+        if cli.interrupted():
+            raise Stopped
+
+    return step
+
+
+def _shown(column, value):
+    if column.digits is None:
+        return "-" if value is None else value
+    text = table.fixed(None if value is None else value * column.factor, column.digits)
+    return text + " %" if column.factor == 100 and text != "-" else text
+
+
+def show(columns, rows, json):
+    """rows: lists of values in the order of the columns; None and NaN are absent."""
+    if json:
+        cleaned = [[None if isinstance(x, float) and math.isnan(x) else x for x in row] for row in rows]
+        cli.print_json([dict(zip([column.key for column in columns], row)) for row in cleaned])
+        return
+    shown = [i for i, column in enumerate(columns) if column.heading]
+    headings = [columns[i].heading for i in shown]
+    lines = [[_shown(columns[i], row[i]) for i in shown] for row in rows]
+    table.print_table(headings, lines, [columns[i].heading for i in shown if columns[i].digits is None])

@@ -1,0 +1,255 @@
+"""What a command of Python has in common with those of C: options and help, error lines, exit codes, Ctrl-C, progress.
+
+Results go to stdout, everything else to stderr. A command line that works for a command of C (tools/args.c, which this module
+follows) works here: options in order, unique beginnings of long names, the first word that is no option ends them.
+"""
+
+import contextlib
+import difflib
+import importlib
+import json
+import math
+import os
+import signal
+import sys
+import time
+from typing import NamedTuple, Optional
+
+OK, RUNTIME, USAGE, INTERRUPTED = 0, 1, 2, 130
+
+HELP_COLUMN = 26
+
+
+class Leave(Exception):
+    """Ends the command with an exit code; everything has been said."""
+
+    def __init__(self, code):
+        super().__init__(code)
+        self.code = code
+
+
+def complain(text):
+    print(f"kvant: {text}", file=sys.stderr)
+
+
+def hint(text):
+    print(f"  hint: {text}", file=sys.stderr)
+
+
+def fail(text, *hints, code=RUNTIME):
+    """An error of one line, with hints, that ends the command."""
+    complain(text)
+    for line in hints:
+        hint(line)
+    raise Leave(code)
+
+
+class Option(NamedTuple):
+    letter: Optional[str]  # None: long form only
+    name: str  # without dashes
+    value: Optional[str]  # what the help calls its value; None for a switch
+    help: str
+
+
+HELP = Option("h", "help", None, "this text")
+
+
+class Command(NamedTuple):
+    name: str  # "report", "bench distortion"
+    usage: str  # what follows the name in the usage line
+    about: str
+    options: list
+    notes: str = ""
+
+    def parse(self, words):
+        """The options in order, as pairs of the long name and the value (None for a switch). --help ends the command, and so do
+        words that are no options."""
+        given, rest = [], list(words)
+        while rest and rest[0].startswith("-") and rest[0] != "-":
+            word = rest.pop(0)
+            if word == "--":
+                break
+            given.append(self._long(word, rest) if word.startswith("--") else self._short(word, rest))
+            if given[-1][0] == HELP.name:
+                self._print_help()
+                raise Leave(OK)
+        if rest:
+            self.misuse(f"unexpected word '{rest[0]}'")
+        return given
+
+    def misuse(self, text, *hints):
+        """An error of the command line."""
+        fail(f"{self.name}: {text}", *hints, f"kvant {self.name} --help lists the options", code=USAGE)
+
+    def _long(self, word, rest):
+        name, equals, value = word[2:].partition("=")
+        names = [option.name for option in [*self.options, HELP]]
+        found = [known for known in names if known == name] or [known for known in names if known.startswith(name)]
+        if len(found) != 1:
+            close = difflib.get_close_matches(name, names, 1)
+            self.misuse(f"unknown or ambiguous option --{name}", *(f"did you mean --{known}?" for known in close))
+        option = next(option for option in [*self.options, HELP] if option.name == found[0])
+        if equals and option.value is None:
+            self.misuse(f"--{option.name} takes no value")
+        return option.name, value if equals else self._value(option, f"--{name}", rest)
+
+    def _short(self, word, rest):
+        """-c 512, -c512, and switches together."""
+        option = next((option for option in [*self.options, HELP] if option.letter == word[1]), None)
+        if option is None:
+            self.misuse(f"unknown option -{word[1]}")
+        if word[2:]:
+            rest.insert(0, word[2:] if option.value is not None else f"-{word[2:]}")
+        return option.name, self._value(option, f"-{option.letter}", rest)
+
+    def _value(self, option, written, rest):
+        if option.value is None:
+            return None
+        if not rest:
+            self.misuse(f"{written} needs a value")
+        return rest.pop(0)
+
+    def _print_help(self):
+        print(f"usage: kvant {self.name} {self.usage}\n\n{self.about}\n\noptions:")
+        for option in [*self.options, HELP]:
+            left = f"  -{option.letter}, --{option.name}" if option.letter else f"      --{option.name}"
+            left += f" {option.value}" if option.value else ""
+            indent = "\n" + " " * HELP_COLUMN
+            print(left.ljust(HELP_COLUMN) + (indent if len(left) >= HELP_COLUMN else "") + option.help.replace("\n", indent))
+        if self.notes:
+            print(f"\n{self.notes}")
+
+
+def whole(option, text, least, most):
+    """The whole number of an option, or an error that names the range."""
+    try:
+        number = int(text)
+    except ValueError:
+        number = None
+    if number is None or not least <= number <= most:
+        fail(f"{option}: '{text}' is not a whole number from {least} to {most}", code=USAGE)
+    return number
+
+
+def real(option, text, least, most):
+    try:
+        number = float(text)
+    except ValueError:
+        number = math.nan
+    if not least <= number <= most:
+        fail(f"{option}: '{text}' is not a number from {least:g} to {most:g}", code=USAGE)
+    return number
+
+
+_stopping = False
+_when_stopping = []
+
+
+def catch_interrupt():
+    """From now on the first Ctrl-C only makes interrupted() true, so that the command prints what is complete. The second kills."""
+
+    def stop(_number, _frame):
+        global _stopping
+        _stopping = True
+        signal.signal(signal.SIGINT, signal.SIG_DFL)
+        for action in _when_stopping:
+            action()
+
+    signal.signal(signal.SIGINT, stop)
+
+
+def interrupted():
+    return _stopping
+
+
+@contextlib.contextmanager
+def when_interrupted(action):
+    """Within the block the first Ctrl-C calls the action, and so does a Ctrl-C that came before."""
+    _when_stopping.append(action)
+    try:
+        if _stopping:
+            action()
+        yield
+    finally:
+        _when_stopping.remove(action)
+
+
+class Progress:
+    """The share done and the time left: one rewritten line on a terminal, otherwise a line every few seconds, or with json=True one
+    JSON object per second (tools/progress.h). total: any unit of work of which every step costs about the same."""
+
+    def __init__(self, total, json=False):
+        self.total, self.done, self.visible = total, 0.0, False
+        self.started = self.shown = time.monotonic()
+        self.terminal = sys.stderr.isatty()
+        self.json = json and not self.terminal
+        self.every = 1.0 if self.json else 0.1 if self.terminal else 5.0
+        if self.json:
+            self._show("started")
+
+    def add(self, amount, what):
+        self.done += amount
+        if time.monotonic() - self.shown >= self.every:
+            self._show(what)
+
+    def end(self):
+        """Removes the line, so that results do not start in the middle of it."""
+        if self.json:
+            self._show("done" if self.done >= self.total else "stopped")
+        elif self.terminal and self.visible:
+            sys.stderr.write("\r\033[K")
+        self.visible = False
+
+    def _show(self, what):
+        self.shown, self.visible = time.monotonic(), True
+        share = self.done / self.total if self.done < self.total else 1.0
+        elapsed = self.shown - self.started
+        left = elapsed * (1 - share) / share if share > 0 else None
+        sys.stderr.write(self._event(share, elapsed, left, what) if self.json else self._line(share, left or 0, what))
+        sys.stderr.flush()
+
+    def _event(self, share, elapsed, left, what):
+        event = {"done": round(self.done), "total": round(self.total), "fraction": round(share, 6), "elapsed_s": round(elapsed, 3),
+                 "remaining_s": left if left is None else round(left, 3), "what": what}
+        return json.dumps(event, separators=(",", ":")) + "\n"
+
+    def _line(self, share, left, what):
+        minutes, seconds = divmod(round(left), 60)
+        time_left = f"{minutes // 60}:{minutes % 60:02}:{seconds:02}" if minutes >= 60 else f"{minutes}:{seconds:02}"
+        text = f"{100 * share:3.0f} %  {time_left} left  {what}"
+        return "\r\033[K" + text if self.terminal else text + "\n"
+
+
+def print_json(value):
+    print(json.dumps(value, indent=1))
+
+
+def check_can_write(command, path):
+    """Minutes of work should not end in "permission denied"."""
+    folder = os.path.dirname(path) or "."
+    if not os.access(folder, os.W_OK | os.X_OK):
+        why = "Permission denied" if os.path.isdir(folder) else "No such folder"
+        fail(f"{command}: cannot write to the folder {folder}: {why}")
+
+
+def run(name, words):
+    """Runs kvant.commands.NAME; the exit code. What cannot be written to stdout is an error: a full disk is no success."""
+    for stream in (sys.stdout, sys.stderr):
+        stream.reconfigure(errors="surrogateescape")  # names of files are bytes
+    try:
+        code = importlib.import_module(f"kvant.commands.{name}").main(words)
+        sys.stdout.flush()
+    except Leave as leave:
+        code = leave.code
+        sys.stdout.flush()
+    except KeyboardInterrupt:
+        code = INTERRUPTED
+    except OSError as error:
+        if error.filename is not None:
+            complain(f"{name}: {error.filename}: {error.strerror}")
+        else:
+            complain(f"cannot write to standard output: {error.strerror}")
+            with contextlib.suppress(OSError):  # so that nobody tries to write the rest at exit
+                os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
+        code = RUNTIME
+    return code

@@ -1,0 +1,381 @@
+"""kvant bench cuda: the time of decode attention on an NVIDIA GPU, beside a copy in the same run.
+
+A run is the replay of a CUDA graph that holds the one call. Before it, memory of four times the second-level cache is overwritten:
+no page is still there, as in a model whose weights pass through. Pages are encoded on the CPU, whose bytes are the GPU's, and lie
+in random order.
+"""
+
+import ctypes as c
+import math
+import os
+import statistics
+import sys
+from typing import NamedTuple
+
+import numpy as np
+
+import kvant
+from kvant import library
+from kvant import structs as s
+
+from . import benchmarks, cli
+from .benchmarks import Column
+
+USUAL = ["int-4", "bdr-4", "turboquant-4", "turboquant-3", "turboquant-2", "int-2", "kivi-2", "innerq-small", "octopus-4",
+         "hqmq-s96r4", "trellis-4", "trellis-3", "trellis-2"]
+PAGE = library.PAGE_TOKENS
+BF16 = 2  # KVANT_CUDA_BF16
+
+COMMAND = cli.Command(
+    name="bench cuda",
+    usage="[-k SPEC [-v SPEC]]... [-b BATCH] [--heads N] [--kv-heads N] [-d DIM] [-n TOKENS]",
+    about="Measures decode attention on an NVIDIA GPU: one query token a sequence over compressed\n"
+    "pages in random order, bf16 queries and outputs, rotation included.",
+    options=[
+        *benchmarks.CODEC_OPTIONS,
+        cli.Option("b", "batch", "N", "sequences (default 1)"),
+        cli.Option(None, "heads", "N", "query heads (default 32)"),
+        cli.Option(None, "kv-heads", "N", "kv heads (default 8)"),
+        cli.Option("d", "head-dim", "N", "numbers of a row: 64, 96, 128 or 256 (default 128)"),
+        cli.Option("n", "tokens", "N,N", "tokens of each sequence (default 32768,131072)"),
+        cli.Option("r", "rounds", "N", "replays, of which the median is given (default 31)"),
+        cli.Option(None, "device", "N", "number of the GPU (default 0)"),
+        cli.Option(None, "library", "FILE", "libkvant_cuda.so (default: $KVANT_CUDA_LIBRARY, beside libkvant,\n"
+                   "then where the system looks)"),
+        cli.Option(None, "json", None, "one JSON array of flat objects"),
+    ],
+    notes="GB/s are bytes of keys and values as they are stored; 'of copy' is their share of what a copy\n"
+    "in the same run reads and writes. 'error' is that of one head, against double precision over\n"
+    "the decoded pages. bench/cuda/ has the comparison with PyTorch's flash and cuDNN attention.\n"
+    "Needs libkvant_cuda (`make cuda`) and a driver. Ctrl-C prints what is complete.\n\nexample:\n"
+    "  kvant bench cuda -k turboquant-4 -k int-4 -b 8 -n 32768",
+)
+
+
+class Shape(NamedTuple):
+    batch: int
+    n_heads: int
+    n_kv_heads: int
+    head_dim: int
+    n_tokens: int  # of each sequence
+
+
+class Gpu:
+    """The NVIDIA driver, found at run time, and one device. Work runs on the calling thread's stream, which the driver orders with
+    the copies of upload and download."""
+
+    STREAM = c.c_void_p(2)  # CU_STREAM_PER_THREAD
+    L2_BYTES = 38  # CU_DEVICE_ATTRIBUTE_L2_CACHE_SIZE
+
+    def __init__(self, ordinal):
+        try:
+            self._driver = c.CDLL("libcuda.so.1")
+        except OSError as error:
+            cli.fail(f"no NVIDIA driver: {error}")
+        device, count, number, context = c.c_int(), c.c_int(), c.c_int(), c.c_void_p()
+        self.call("cuInit", 0)
+        self.call("cuDeviceGetCount", c.byref(count))
+        if ordinal >= count.value:
+            cli.fail(f"no device {ordinal}: this machine has {count.value}")
+        self.call("cuDeviceGet", c.byref(device), ordinal)
+        name = c.create_string_buffer(128)
+        self.call("cuDeviceGetName", name, len(name), device)
+        self.name = name.value.decode()
+        self.call("cuDriverGetVersion", c.byref(number))
+        self.version = number.value // 10 / 100  # 13000 is 13.0
+        self.call("cuDeviceGetAttribute", c.byref(number), self.L2_BYTES, device)
+        self.call("cuDevicePrimaryCtxRetain", c.byref(context), device)
+        self.call("cuCtxSetCurrent", context)
+        self._begin, self._end = self._event(), self._event()
+        self._flush_bytes = max(4 * number.value, 256 << 20)
+        self._flush = self.allocate(self._flush_bytes)
+
+    def call(self, name, *arguments):
+        """A function of the driver; an error ends the command."""
+        status = getattr(self._driver, name)(*arguments)
+        if status:
+            text = c.c_char_p()
+            self._driver.cuGetErrorString(status, c.byref(text))
+            cli.fail(f"{name}: {(text.value or b'an error without words').decode()} ({status})")
+
+    def _event(self):
+        event = c.c_void_p()
+        self.call("cuEventCreate", c.byref(event), 0)
+        return event
+
+    def free_bytes(self):
+        free, total = c.c_size_t(), c.c_size_t()
+        self.call("cuMemGetInfo_v2", c.byref(free), c.byref(total))
+        return free.value
+
+    def allocate(self, n_bytes):
+        """Device memory, aligned to 256 bytes, of which nothing is known; the address."""
+        address = c.c_uint64()
+        self.call("cuMemAlloc_v2", c.byref(address), c.c_size_t(n_bytes))
+        return address.value
+
+    def release(self, address):
+        self.call("cuMemFree_v2", c.c_uint64(address))
+
+    def fill(self, address, byte, n_bytes):
+        self.call("cuMemsetD8Async", c.c_uint64(address), c.c_ubyte(byte), c.c_size_t(n_bytes), self.STREAM)
+
+    def copy(self, to, source, n_bytes):
+        self.call("cuMemcpyDtoDAsync_v2", c.c_uint64(to), c.c_uint64(source), c.c_size_t(n_bytes), self.STREAM)
+
+    def upload(self, address, array):
+        array = np.ascontiguousarray(array)
+        self.call("cuMemcpyHtoD_v2", c.c_uint64(address), c.c_void_p(array.ctypes.data), c.c_size_t(array.nbytes))
+
+    def download(self, array, address):
+        self.call("cuMemcpyDtoH_v2", c.c_void_p(array.ctypes.data), c.c_uint64(address), c.c_size_t(array.nbytes))
+        return array
+
+    def record(self, enqueue):
+        """A graph of what enqueue() puts on the stream, ready to be launched; what to destroy it with."""
+        graph, executable = c.c_void_p(), c.c_void_p()
+        self.call("cuStreamBeginCapture_v2", self.STREAM, 1)  # CU_STREAM_CAPTURE_MODE_THREAD_LOCAL
+        enqueue()
+        self.call("cuStreamEndCapture", self.STREAM, c.byref(graph))
+        self.call("cuGraphInstantiateWithFlags", c.byref(executable), graph, c.c_ulonglong(0))
+        self.call("cuGraphDestroy", graph)
+        return executable
+
+    def time(self, cold, enqueue):
+        """Seconds that the GPU needs for what enqueue() puts on the stream; cold: after its cache was emptied."""
+        milliseconds = c.c_float()
+        if cold:
+            self.fill(self._flush, 0x5A, self._flush_bytes)
+        self.call("cuEventRecord", self._begin, self.STREAM)
+        enqueue()
+        self.call("cuEventRecord", self._end, self.STREAM)
+        self.call("cuEventSynchronize", self._end)
+        self.call("cuEventElapsedTime", c.byref(milliseconds), self._begin, self._end)
+        return milliseconds.value / 1e3
+
+    def copy_bandwidth(self, rounds):
+        """Bytes a second that a copy of 1 GiB, or of what there is, reads and writes: the median."""
+        n_bytes = min(self.free_bytes() // 4 // 512 * 512, 1 << 30)
+        source, to = self.allocate(n_bytes), self.allocate(n_bytes)
+        self.fill(source, 0x5A, n_bytes)
+        seconds = [self.time(False, lambda: self.copy(to, source, n_bytes)) for _ in range(rounds)]
+        self.release(source)
+        self.release(to)
+        return 2 * n_bytes / statistics.median(seconds)
+
+
+class Decode:
+    """kvant_cuda_attention over one cache in the memory of the GPU."""
+
+    def __init__(self, gpu, shape, k, v):
+        self.gpu, self.shape, self.k, self.v = gpu, shape, k, v
+        self.work, self.label = benchmarks.work_of(1, shape.n_tokens, shape.batch * shape.n_heads, shape.head_dim), k
+        self._memory, self._graph, self._cuda = None, None, []
+        self._codecs = [kvant.Codec(spec, shape.head_dim, role, seed=1) for spec, role in ((k, "k"), (v, "v"))]
+        self.pages = -(-shape.n_tokens // PAGE)  # of a sequence
+        n_rows = min(self.pages * PAGE, benchmarks.DISTINCT_ROWS)
+        rows = [benchmarks.normal(1 + role, n_rows, shape.n_kv_heads, shape.head_dim) for role in range(2)]
+        self._query = benchmarks.normal(3, shape.batch, shape.n_heads, shape.head_dim).view(np.uint32) >> 16  # bf16
+        # [block, kv head, byte]; a block of the pool has the K pages of all kv heads, then the V pages
+        self._distinct = [np.stack([codec.encode(x[:, head]) for head in range(shape.n_kv_heads)], axis=1)
+                          for codec, x in zip(self._codecs, rows)]
+        self.bytes = shape.batch * self.pages * shape.n_kv_heads * sum(codec.page_bytes for codec in self._codecs)
+        self._table = np.random.default_rng(4).permutation(shape.batch * self.pages).astype(np.int32)
+        try:
+            self._make_codecs()
+            self._make_memory()
+            self._enqueue()  # outside of the graph: it loads the kernel
+            self._graph = gpu.record(self._enqueue)
+        except BaseException:
+            self.close()
+            raise
+
+    def _make_codecs(self):
+        lib, text = library.library(), library.text_buffer()
+        for codec in self._codecs:
+            made = c.c_void_p()
+            library.check(codec.spec, lib.kvant_cuda_codec_from(codec.handle, c.byref(made), text, len(text)), text)
+            self._cuda.append(made)
+        status = lib.kvant_cuda_attention_check(*self._cuda, text, len(text))
+        library.check(f"{self.k}, {self.v}", status, text)
+
+    def _make_memory(self):
+        """One span for everything, checked against what is free, so that nothing is half done when it is not enough."""
+        shape, n_blocks = self.shape, self._table.size
+        blocks = np.concatenate([pages.reshape(len(pages), -1) for pages in self._distinct], axis=1)
+        self._block_bytes, self._n_workspace = blocks.shape[1], library.library().kvant_cuda_attention_workspace(shape.head_dim)
+        query = self._query.astype(np.uint16)
+        sizes = [n_blocks * self._block_bytes, query.nbytes, query.nbytes, self._n_workspace, self._table.nbytes, 4 * shape.batch]
+        starts = np.cumsum([0] + [-(-size // 256) * 256 for size in sizes]).tolist()
+        free = self.gpu.free_bytes()
+        if starts[-1] + (64 << 20) > free:  # room for graphs and kernels
+            cli.fail(f"the cache takes {sizes[0] >> 20} MiB, and the device has {free >> 20} MiB free",
+                     "give fewer --tokens or a smaller --batch")
+        self._memory = self.gpu.allocate(starts[-1])
+        self._pool, self._q, self._out, self._workspace, self._blocks, self._lengths = (self._memory + at for at in starts[:-1])
+        for at in range(0, n_blocks, len(blocks)):  # the distinct blocks, again and again until the pool is full
+            n_bytes = min(len(blocks), n_blocks - at) * self._block_bytes
+            if at == 0:
+                self.gpu.upload(self._pool, blocks[:n_blocks])
+            else:
+                self.gpu.copy(self._pool + at * self._block_bytes, self._pool, n_bytes)
+        self.gpu.upload(self._q, query)
+        self.gpu.upload(self._blocks, self._table)
+        self.gpu.upload(self._lengths, np.full(shape.batch, shape.n_tokens, np.int32))
+        self.gpu.fill(self._out, 0xFF, query.nbytes)
+        self.gpu.fill(self._workspace, 0, self._n_workspace)
+
+    def _enqueue(self):
+        shape, row = self.shape, self.shape.n_heads * self.shape.head_dim
+        k_bytes, v_bytes = (codec.page_bytes for codec in self._codecs)
+        args = s.CudaAttentionArgs.new(
+            k_codec=self._cuda[0],
+            v_codec=self._cuda[1],
+            k=s.CudaPages(self._pool, self._block_bytes, k_bytes),
+            v=s.CudaPages(self._pool + shape.n_kv_heads * k_bytes, self._block_bytes, v_bytes),
+            block_table=self._blocks,
+            table_stride=self.pages,
+            blocks_per_row=self.pages,
+            lengths=self._lengths,
+            batch=shape.batch,
+            n_heads=shape.n_heads,
+            n_kv_heads=shape.n_kv_heads,
+            type=BF16,
+            q=self._q,
+            q_batch_stride=row,
+            q_head_stride=shape.head_dim,
+            out=self._out,
+            out_batch_stride=row,
+            out_head_stride=shape.head_dim,
+            scale=1 / math.sqrt(shape.head_dim),
+            workspace=self._workspace,
+            workspace_bytes=self._n_workspace,
+        )
+        library.check("attention", library.library().kvant_cuda_attention(c.byref(args), self.gpu.STREAM))
+
+    def run(self):
+        return self.gpu.time(True, lambda: self.gpu.call("cuGraphLaunch", self._graph, self.gpu.STREAM))
+
+    def check(self):
+        """error: ||out - want|| / ||want|| of the first head of the first sequence, want being softmax in double precision over the
+        decoded pages."""
+        dim = self.shape.head_dim
+        k, v = (codec.decode(np.ascontiguousarray(pages[:, 0])).astype(np.float64)
+                for codec, pages in zip(self._codecs, self._distinct))
+        q = (self._query[0, 0] << 16).view(np.float32).astype(np.float64)
+        rows = self._table[: self.pages, None] % len(self._distinct[0]) * PAGE + np.arange(PAGE)
+        counts = np.bincount(rows.ravel()[: self.shape.n_tokens], minlength=len(k))  # how often a row is in the sequence
+        scores = k @ q / math.sqrt(dim)
+        weights = counts * np.exp(scores - scores[counts > 0].max())
+        want = weights @ v / weights.sum()
+        out = self.gpu.download(np.empty(dim, np.uint16), self._out)
+        out = (out.astype(np.uint32) << 16).view(np.float32)
+        self.error = float(np.linalg.norm(out - want) / np.linalg.norm(want))
+
+    def close(self):
+        if self._graph is not None:
+            self.gpu.call("cuGraphExecDestroy", self._graph)
+        if self._memory is not None:
+            self.gpu.release(self._memory)
+        for codec in self._cuda:
+            library.library().kvant_cuda_codec_free(c.byref(codec))
+
+
+COLUMNS = [
+    Column("device", None),
+    Column("driver_cuda", None, 1),
+    Column("k", "K"),
+    Column("v", "V"),
+    Column("batch", "batch", 0),
+    Column("heads", "heads", 0),
+    Column("kv_heads", "kv_heads", 0),
+    Column("head_dim", "head_dim", 0),
+    Column("tokens", "tokens", 0),
+    Column("rounds", None, 0),
+    Column("bytes", None, 0),
+    Column("microseconds", "us", 1),
+    Column("gbytes_per_second", "GB/s", 0),
+    Column("share_of_copy", "of copy", 0, 100),
+    Column("copy_gbytes_per_second", None, 0),
+    Column("error", "error", 4),
+]
+
+
+class Settings:
+    def __init__(self, given):
+        self.pairs, self.batch, self.heads, self.kv_heads, self.dim = [], 1, 32, 8, 128
+        self.tokens, self.rounds, self.device, self.json = [32768, 131072], 31, 0, False
+        for name, value in given:
+            self._take(name, value)
+        self.pairs = self.pairs or [[spec, spec] for spec in USUAL]
+        if self.heads % self.kv_heads or self.heads // self.kv_heads > 64:
+            cli.fail(f"--heads {self.heads} must be a multiple of --kv-heads {self.kv_heads}, at most 64 times as many", code=cli.USAGE)
+
+    def _take(self, name, value):
+        if name in ("codec-k", "codec-v"):
+            benchmarks.add_codec(self.pairs, name, value)
+        elif name == "batch":
+            self.batch = cli.whole("--batch", value, 1, 4096)
+        elif name == "heads":
+            self.heads = cli.whole("--heads", value, 1, 1024)
+        elif name == "kv-heads":
+            self.kv_heads = cli.whole("--kv-heads", value, 1, 128)
+        elif name == "head-dim":
+            self.dim = cli.whole("--head-dim", value, 1, library.MAX_HEAD_DIM)
+        elif name == "tokens":
+            self.tokens = benchmarks.numbers("--tokens", value, 1, 1 << 22)
+        elif name == "rounds":
+            self.rounds = cli.whole("--rounds", value, 1, 1001)
+        elif name == "device":
+            self.device = cli.whole("--device", value, 0, 1023)
+        elif name == "library":
+            os.environ["KVANT_CUDA_LIBRARY"] = value
+        else:
+            self.json = True
+
+
+def find_library():
+    text = library.text_buffer()
+    if library.library().kvant_cuda_available(text, len(text)):
+        cli.fail(text.value.decode(errors="replace"),
+                 "`make cuda` builds libkvant_cuda.so (it needs nvcc, no GPU); --library or KVANT_CUDA_LIBRARY names it where it is elsewhere",
+                 "kvant bench cuda needs a machine with an NVIDIA GPU; kvant bench attention measures the CPU")
+
+
+def measure_one(gpu, shape, pair, settings, bandwidth, step):
+    """The row of one pair of codecs. One cache after the other: two of them may not fit into the device's memory."""
+    decode = Decode(gpu, shape, *pair)
+    try:
+        seconds = benchmarks.measure([decode], settings.rounds, step)[0]
+    finally:
+        decode.close()
+    speed = decode.bytes / seconds
+    return [gpu.name, gpu.version, *pair, *shape, settings.rounds, decode.bytes, 1e6 * seconds, speed / 1e9, speed / bandwidth,
+            bandwidth / 1e9, decode.error]
+
+
+def main(words):
+    settings = Settings(COMMAND.parse(words))
+    cli.catch_interrupt()
+    find_library()
+    gpu = Gpu(settings.device)
+    bandwidth = gpu.copy_bandwidth(settings.rounds)
+    print(f"{gpu.name}, a copy reads and writes {bandwidth / 1e12:.2f} TB/s", file=sys.stderr)
+    shapes = [Shape(settings.batch, settings.heads, settings.kv_heads, settings.dim, n) for n in settings.tokens]
+    total = sum(benchmarks.work_of(1, x.n_tokens, x.batch * x.n_heads, x.head_dim) for x in shapes)
+    progress, rows = cli.Progress(total * len(settings.pairs) * (settings.rounds + 1), settings.json), []
+    code = cli.OK
+    try:
+        for shape in shapes:
+            for pair in settings.pairs:
+                rows.append(measure_one(gpu, shape, pair, settings, bandwidth, benchmarks.stepper(progress)))
+    except benchmarks.Stopped:
+        code = cli.INTERRUPTED
+    except kvant.Error as error:
+        cli.complain(str(error))
+        code = cli.RUNTIME
+    finally:
+        progress.end()
+    if rows:
+        benchmarks.show(COLUMNS, rows, settings.json)
+    return code

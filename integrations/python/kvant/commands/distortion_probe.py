@@ -1,0 +1,161 @@
+"""Encodes random rows with a codec, through the package alone, and compares. Owns how rows are
+drawn and what is measured.
+
+A probe is one codec in one setup; each of its series has one number per seed. Cells that need the
+same measurement share a probe. Inner products are what attention would use, scores of the page's
+bytes, not products with decoded rows. Everything that is compared is computed in double precision.
+"""
+
+import math
+
+import numpy as np
+
+from ..codec import Codec
+from ..library import Error
+from . import distortion_covering
+
+HEAD_DIM = 128
+
+# Keys, queries and seeds, as in the papers. The quick ones draw less, but keep enough seeds for a
+# standard error to mean something.
+FULL = {
+    "info": (0, 0, 1),  # nothing is drawn: sizes
+    "fidelity": (1024, 16, 64),  # OCTOPUS Table 1 and TurboQuant's theorems
+    "split": (8192, 16, 4),  # OCTOPUS Table 4
+    "rounding": (4096, 64, 5),  # OCTOPUS Table 5
+    "needle": (2048, 1, 128),  # OCTOPUS section 4.1
+    "codebook": (1024, 0, 8),  # levels of a scalar codebook, read off decoded rows of known scale
+    "covering": (65536, 0, 16),  # directions of quaternions
+}
+QUICK = {
+    "info": (0, 0, 1),
+    "fidelity": (512, 16, 16),
+    "split": (128, 16, 8),
+    "rounding": (128, 64, 8),
+    "needle": (2048, 1, 16),
+    "codebook": (256, 0, 8),
+    "covering": (8192, 0, 8),
+}
+
+
+class Normal:
+    """Normal numbers, the same for every codec of a setup and seed. Of RandomState's stream NumPy
+    promises that it never changes."""
+
+    def __init__(self, setup, seed):
+        self._random = np.random.RandomState([list(FULL).index(setup), seed])
+
+    def rows(self, n, width=HEAD_DIM):
+        return self._random.standard_normal((n, width)).astype(np.float32)
+
+
+class Probe:
+    """What is measured of a spec: series[name] has a number per seed. problem says why there is
+    nothing: the codec is missing, or refused its rows."""
+
+    head_dim = HEAD_DIM
+
+    def __init__(self, spec, setup, quick):
+        self.spec, self.setup = spec, setup
+        self.keys, self.queries, self.seeds = (QUICK if quick else FULL)[setup]
+        self.series, self.problem, self.done = {}, None, False
+
+    @property
+    def work(self):
+        """Rows that will be encoded: the unit of progress."""
+        return self.keys * self.seeds
+
+    def run(self, keep_going, measured):
+        """Measures seed by seed while keep_going() is true; calls measured(rows) after each."""
+        of_seeds = []
+        try:
+            for seed in range(self.seeds):
+                if not keep_going():
+                    return
+                codec = Codec(self.spec, HEAD_DIM, "k", seed=seed)
+                of_seeds.append(MEASURES[self.setup](codec, Normal(self.setup, seed), self))
+                measured(self.keys)
+        except Error as error:
+            self.problem = error.reason
+            return
+        self.series = {name: np.array([one[name] for one in of_seeds]) for name in of_seeds[0]}
+        self.done = True
+
+
+def dot(a, b):
+    """Row by row."""
+    return np.einsum("ij,ij->i", a, b)
+
+
+def fidelity(codec, normal, probe):
+    queries, keys = normal.rows(probe.queries), normal.rows(probe.keys)
+    pages = codec.encode(keys)
+    scores, decoded = codec.scores(queries, pages), codec.decode(pages, len(keys))
+    keys, decoded, queries = (x.astype(np.float64) for x in (keys, decoded, queries))
+    squared = dot(keys - decoded, keys - decoded)
+    inner, lengths = dot(keys, decoded), dot(keys, keys)
+    missed = queries @ keys.T - scores
+    return {
+        "cos": np.mean(inner / np.sqrt(lengths * dot(decoded, decoded))),
+        "mse": np.mean(squared) / HEAD_DIM,
+        "relative": np.mean(squared / lengths),
+        "tail95": np.percentile(squared, 95) / HEAD_DIM,
+        "slope": np.mean(inner / lengths),  # what inner products shrink to
+        "ip_abs": np.mean(np.abs(missed)),
+        "ip_square": HEAD_DIM * np.mean(missed**2 / np.outer(dot(queries, queries), lengths)),
+        "true_bits": codec.true_bits,
+    }
+
+
+def needle(codec, normal, probe):
+    """The softmax weight of one key.
+
+    Its length is that of keys on average, sqrt(head_dim). With a length drawn like the others the
+    weight without a codec averages to 0.92, not to the paper's 0.960: softmax is steep, and the
+    score grows with the square.
+    """
+    row = normal.rows(1)
+    row *= math.sqrt(HEAD_DIM) / np.linalg.norm(row)
+    query = row + np.float32(0.1) * normal.rows(1)
+    its_score = codec.scores(query, codec.encode(row))[0, 0].astype(np.float64)
+    scores = codec.scores(query, codec.encode(normal.rows(probe.keys)))
+    return {"needle": 1 / (1 + np.sum(np.exp((scores - its_score) / math.sqrt(HEAD_DIM))))}
+
+
+def codebook(codec, normal, probe):
+    """Rows of length sqrt(head_dim) have the scale 1 in 16 bits too: decoded, they hold the levels
+    themselves."""
+    rows = normal.rows(probe.keys)
+    lengths = np.linalg.norm(rows.astype(np.float64), axis=1, keepdims=True)
+    rows = (rows * (math.sqrt(HEAD_DIM) / lengths)).astype(np.float32)
+    levels, counts = np.unique(codec.decode(codec.encode(rows), len(rows)), return_counts=True)
+    shares = counts / counts.sum()
+    return {
+        "level_low": levels[levels > 0][0],
+        "level_high": levels[-1],
+        "entropy": -np.sum(shares * np.log2(shares)),
+    }
+
+
+def covering(codec, normal, probe):
+    return distortion_covering.measure(codec, normal.rows(probe.keys, 4))
+
+
+def sizes(codec, _normal, probe):
+    """Keys and values may cost differently: a paper's figure is their mean."""
+    values = Codec(probe.spec, HEAD_DIM, "v")
+    return {
+        name: (getattr(codec, name) + getattr(values, name)) / 2
+        for name in ("nominal_bits", "true_bits")
+    }
+
+
+MEASURES = {
+    "info": sizes,
+    "fidelity": fidelity,
+    "split": fidelity,
+    "rounding": fidelity,
+    "needle": needle,
+    "codebook": codebook,
+    "covering": covering,
+}

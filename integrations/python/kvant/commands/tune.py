@@ -1,0 +1,408 @@
+"""`kvant tune`: measures how much each layer's keys and values matter to a model, gives each a codec so that the whole loses least
+within a budget of bytes, checks the result on other tokens and writes a settings file. docs/tuning.md explains the method.
+
+Here are options, the order of the steps and the printing; kvant.tuning has the arithmetic. The model runs in child processes:
+kvant inspect, capture and eval. eval keeps every measurement in the file of --resume, so that nothing is lost by Ctrl-C."""
+
+import contextlib
+import math
+import os
+import shutil
+import sys
+import tempfile
+
+from . import child, cli, model_options
+from .cli import Option
+from .table import fixed, print_table
+
+QUERY_STEP = 8  # of the queries that the errors are computed on, one in so many
+# An fp16 page at the beginning is an eighth of 512 tokens and a 32nd of 2048: what is measured at 512 holds less well for long
+# contexts (docs/tuning.md).
+DEFAULT_PROBE = 2048
+MAX_TEXTS, MAX_CANDIDATES, MAX_SETTINGS = 16, 24, 3
+
+COMMAND = cli.Command(
+    name="tune",
+    usage="-m MODEL -f TEXT (--bits B | --kv-bytes N) [-c CTX] [-o model.kvant] [--calibration FILE]",
+    about="""\
+Gives the keys and the values of each layer, or of each of its kv heads, a codec
+so that the model changes least within a budget of memory: measures the
+divergence of the model with one layer coarse at a time, computes what other
+codecs would do there from captured keys, values and queries, and solves for the
+budget. Checks the result, and the best uniform settings beside it, on other tokens.
+Needs NumPy.""",
+    options=[
+        model_options.MODEL,
+        Option("f", "file", "FILE", "text to tune on; - reads standard input; give several, of the kinds\n"
+                                    "that the model will read"),
+        Option(None, "bits", "B", "bits a number that the cache may take, all of its memory\ncounted, in a context of -c tokens"),
+        Option(None, "kv-bytes", "N", "or its bytes; K, M and G for KiB, MiB and GiB"),
+        Option("c", "ctx", "N", "context that the budget is for (default 4096)"),
+        Option("o", "output", "FILE", "settings file to write (default model.kvant)"),
+        Option(None, "calibration", "FILE", "for better codecs; kvant calibrate makes it (default:\nmodel.kvcal beside model.gguf)"),
+        Option(None, "report-text", "FILE", "text to check the result on (default: what follows in -f's)"),
+        Option(None, "probe-ctx", "N", "tokens of the contexts that are measured (default: 2048, or -c where\n"
+                                       "that is less); 512 takes a quarter of the time and finds less"),
+        Option(None, "probe-chunks", "N", "such contexts of each text, from its beginning to its end (default 2)"),
+        Option(None, "chunks", "N", "such contexts for the result's check (default 2)"),
+        Option(None, "resume", "FILE", "keep what is measured there, and take from it what was: for other\n"
+                                       "budgets (default: FILE.part of -o, removed at the end)"),
+        Option(None, "try-k", "SPEC", "candidate for keys, in place of the default ones; give it several\n"
+                                      "times, the coarsest first: that one is measured in every layer"),
+        Option(None, "try-v", "SPEC", "the same for values"),
+        Option(None, "json", None, "one JSON array of flat objects; progress in JSON lines on stderr"),
+        *model_options.RUNTIME,
+    ],
+    notes="""\
+Ctrl-C keeps what was measured; the same command goes on from there. With --resume other
+budgets, contexts (-c) and finer candidates cost no new measurements but the check's.
+
+examples:
+  kvant tune -m model.gguf -f code.txt -f prose.txt --bits 4 -c 8192
+  kvant eval -m model.gguf -f other.txt --config model.kvant""",
+)
+
+
+def read_bytes(text):
+    """A number with K, M or G behind it."""
+    factor = 1024.0 ** (" KMG".index(text[-1]) if text[-1:] in ("K", "M", "G") else 0)
+    number = text[:-1] if factor > 1 else text
+    return factor * cli.real("--kv-bytes", number, 1 / factor, 1e15 / factor)
+
+
+class Options:
+    """The command line, checked as far as that goes without the model."""
+
+    def __init__(self, words):
+        self.model = self.calibration = self.report = self.resume = None
+        self.bits = self.bytes = self.probe_ctx = None
+        self.texts, self.tried, self.runtime = [], {"k": [], "v": []}, []
+        self.output, self.n_ctx, self.parts, self.n_checks, self.json = "model.kvant", 4096, 2, 2, False
+        for option, value in COMMAND.parse(words):
+            self._take(option, value)
+        self._check()
+
+    def _take(self, option, value):
+        if option in ("model", "output", "calibration", "resume"):
+            setattr(self, option, value)
+        elif option == "file":
+            self.texts.append(value)
+        elif option == "report-text":
+            self.report = value
+        elif option in ("try-k", "try-v"):
+            self.tried[option[-1]].append(value)
+        elif option == "bits":
+            self.bits = cli.real("--bits", value, 0.5, 16)
+        elif option == "kv-bytes":
+            self.bytes = read_bytes(value)
+        elif option == "json":
+            self.json = True
+        elif not self._take_number(option, value):
+            self.runtime += model_options.words_of(option, value)
+
+    def _take_number(self, option, value):
+        numbers = {"ctx": ("n_ctx", 64, 1 << 24), "probe-ctx": ("probe_ctx", 64, 1 << 20),
+                   "probe-chunks": ("parts", 1, 256), "chunks": ("n_checks", 1, 256)}
+        if option in numbers:
+            name, least, most = numbers[option]
+            setattr(self, name, cli.whole(f"--{option}", value, least, most))
+        return option in numbers
+
+    def _check(self):
+        model_options.check_model(COMMAND, self.model)
+        if not self.texts:
+            COMMAND.misuse("no text given", "-f text.txt; scripts/fetch.py text makes one")
+        if len(self.texts) > MAX_TEXTS:
+            COMMAND.misuse(f"more than {MAX_TEXTS} texts")
+        if max(map(len, self.tried.values())) > MAX_CANDIDATES:
+            COMMAND.misuse(f"more than {MAX_CANDIDATES} candidates")
+        if self.bits is None and self.bytes is None:
+            COMMAND.misuse("no budget given", "--bits 4, or --kv-bytes 64M, for a context of -c tokens")
+        if self.bits is not None and self.bytes is not None:
+            COMMAND.misuse("--bits and --kv-bytes say the same thing: give one of them")
+        self.probe_ctx = self.probe_ctx or min(self.n_ctx, DEFAULT_PROBE)
+        self.state = self.resume or f"{self.output}.part"
+
+    @property
+    def of_model(self):
+        return ["-m", self.model, *self.runtime]
+
+
+def import_tuning(options):
+    """kvant.tuning's modules. NumPy reads the number of its threads when it is first imported: candidates run side by side, so each
+    has one."""
+    for name in ("OPENBLAS_NUM_THREADS", "OMP_NUM_THREADS", "MKL_NUM_THREADS"):
+        os.environ.setdefault(name, "1")
+    try:
+        import numpy  # noqa: F401
+    except ImportError:
+        cli.fail("tune: NumPy is not installed", "apt-get install python3-numpy, or python3 -m pip install numpy")
+    from kvant import tuning
+    from kvant.tuning import allocate, captures, layer_error, probes, safetensors, sensitivity, settings  # noqa: F401
+
+    return tuning
+
+
+class Setting:
+    """A choice for each site, and what is known of it. k, v: specs of uniform ones."""
+
+    def __init__(self, sites, choice, zero, k=None, v=None):
+        self.name, self.choice, self.k, self.v = "tuned", choice, k, v
+        self.bytes = sum(site.choices[c].bytes for site, c in zip(sites, choice))  # in the planned context
+        self.predicted = zero + sum(site.cost(c) for site, c in zip(sites, choice))  # on the tuning text
+        self.kld = self.kld_se = None  # measured on other tokens
+
+
+class Tune:
+    """The steps, in the order of run()."""
+
+    def __init__(self, options, tuning, folder):
+        self.options, self.tuning, self.folder = options, tuning, folder
+
+    def run(self):
+        self._look_at_model()
+        self._check_candidates()
+        self._compute_errors()
+        self._measure()
+        self._choose()
+        self._verify()
+        self.writer.save(self.settings[0].choice, self.options.output)
+
+    # ---- what there is ----
+
+    def _look_at_model(self):
+        o = self.options
+        named = ["--calibration", o.calibration] if o.calibration else []
+        rows = [self._inspect(o.texts[0], ["--preset", "balanced", *named])]
+        rows += [self._inspect(text, ["-k", "f16"]) for text in [*o.texts[1:], *([o.report] if o.report else [])]]
+        limit = rows[0]["n_ctx_train"]
+        if limit > 0 and max(o.n_ctx, o.probe_ctx) > limit:
+            cli.fail(f"tune: a context of {max(o.n_ctx, o.probe_ctx)} tokens is beyond the model's own limit of {limit}",
+                     "choose a smaller -c")
+        of_text, of_report = self.tuning.probes.contexts_needed(len(o.texts), o.parts, o.n_checks, o.report)
+        for i, row in enumerate(rows):
+            needed = (of_text if i < len(o.texts) else of_report) * o.probe_ctx
+            if row["text_tokens"] < needed:
+                cli.fail(f"tune: {(o.texts + [o.report])[i]} gives {row['text_tokens']} tokens, {needed} are needed",
+                         "use a longer text, a smaller --probe-ctx, or fewer --probe-chunks and --chunks")
+        self.model, self.fingerprint = rows[0]["model"], int(rows[0]["model_fingerprint"], 16)
+        self.calibration = self._load_calibration(rows[0]["calibration"])
+
+    def _inspect(self, text, config):
+        return child.rows_or_leave(["inspect", *self.options.of_model, "-f", text, *config, "--json"])[0]
+
+    def _load_calibration(self, path):
+        """kvant inspect found the one beside the model and checked that it is this model's."""
+        from kvant import Calibration
+
+        self.calibration_path = path
+        self.calibration_words = ["--calibration", path] if path else []
+        return Calibration(path) if path else None
+
+    def _check_candidates(self):
+        from kvant import Error, check_spec
+
+        self.candidates = self.tuning.sensitivity.default_candidates(self.calibration is not None)
+        for role, specs in self.options.tried.items():
+            for spec in specs:
+                try:
+                    check_spec(spec, role, self.calibration)
+                except Error as error:
+                    cli.fail(f"--try-{role} {spec}: {error.reason}", "kvant codecs lists what there is", code=cli.USAGE)
+            self.candidates[role] = specs or self.candidates[role]
+
+    # ---- errors ----
+
+    def _capture(self, folder, progress):
+        o, paths = self.options, []
+        for number, text in enumerate(o.texts):
+            paths.append(os.path.join(folder, str(number)))
+            n_tokens = o.parts * o.probe_ctx
+            self._start(["capture", *o.of_model, "-f", text, "-o", paths[-1], "-n", str(n_tokens), "-c", str(o.probe_ctx),
+                         "--spread", str(o.parts), "--queries", str(QUERY_STEP), "--json"], progress, n_tokens)
+        return paths
+
+    def _compute_errors(self):
+        o = self.options
+        with tempfile.TemporaryDirectory(dir=self.folder) as folder, contextlib.ExitStack() as opened:
+            progress = cli.Progress(len(o.texts) * o.parts * o.probe_ctx, o.json)
+            paths = self._capture(folder, progress)
+            progress.end()
+            captures = [opened.enter_context(self.tuning.captures.Capture(path)) for path in paths]
+            for layer in range(captures[0].n_layers):
+                if layer not in captures[0].layers:
+                    cli.fail(f"tune: layer {layer} of this model has no attention; settings files need it in all")
+            self._compute_sites(captures)
+        calibration = (self.calibration_path, self.calibration.info) if self.calibration else None
+        self.writer = self.tuning.settings.Writer(self.sites, self.model, self.fingerprint, calibration)
+        self.numbers = sum(site.numbers for site in self.sites)
+
+    def _compute_sites(self, captures):
+        progress = cli.Progress(captures[0].n_layers, self.options.json)
+
+        self.sites = self.tuning.sensitivity.compute(
+            captures, self.candidates, self.calibration, self.options.n_ctx, self._n_threads(), leave_if_interrupted,
+            on_layer=lambda: progress.add(1, "errors of the candidates, layer by layer"))
+        progress.end()
+
+    def _n_threads(self):
+        words = self.options.runtime
+        return cli.whole("--threads", words[words.index("--threads") + 1], 1, 1 << 16) if "--threads" in words else None
+
+    # ---- measurements ----
+
+    def _start(self, words, progress, share):
+        """A kvant command that this one cannot go on without; it says itself what is wrong."""
+        result = child.run(words, progress, share, what=None)
+        if result.code != cli.OK:
+            progress.end()
+            raise cli.Leave(result.code)
+        leave_if_interrupted()
+
+    def _measuring(self, probes):
+        o = self.options
+        words = [*o.of_model, "-c", str(o.probe_ctx), "--resume", o.state, *self.calibration_words]
+        return probes.Measuring(words, self.folder, self.writer,
+                                lambda words, n: self._start(words, self.progress, n * o.probe_ctx))
+
+    def _measure(self):
+        probes, o = self.tuning.probes, self.options
+        contexts = probes.measured_contexts(o.texts, o.parts)
+        self.checks = probes.check_contexts(o.texts, o.parts, o.n_checks, o.report)
+        runs = (len(self.sites) + 2) * contexts.n + (1 + MAX_SETTINGS) * o.n_checks  # f16 is run with each, and once without a codec
+        self.progress = cli.Progress(runs * o.probe_ctx, o.json)
+        self.zero = probes.probe(self._measuring(probes), self.sites, contexts, label_of)
+
+    def _verify(self):
+        probes = self.tuning.probes
+        settings = {setting.name: setting.choice for setting in self.settings}
+        self.progress.total -= (MAX_SETTINGS - len(settings)) * self.options.n_checks * self.options.probe_ctx
+        found = [probes.divergences(self._measuring(probes), settings, contexts) for contexts in self.checks]
+        for i, setting in enumerate(self.settings):
+            setting.kld, setting.kld_se = probes.mean_and_error(probes.np.concatenate([kld[i] for kld in found]))
+        self.progress.end()
+
+    # ---- the choice ----
+
+    def _choose(self):
+        o, sensitivity = self.options, self.tuning.sensitivity
+        budget = o.bytes if o.bytes is not None else math.floor(o.bits * self.numbers / 8 + 1e-6)
+        sensitivity.weigh(self.sites)
+        costs = [[(mix.bytes, site.cost(c)) for c, mix in enumerate(site.choices)] for site in self.sites]
+        choice = self.tuning.allocate.allocate(costs, budget)
+        if choice is None:
+            least = sum(min(costs[i])[0] for i in range(len(costs)))
+            cli.fail(f"tune: {budget:.0f} bytes ({8 * budget / self.numbers:.2f} bits) are fewer than the smallest candidates take: "
+                     f"{least:.0f} ({8 * least / self.numbers:.2f} bits)",
+                     "a larger budget, a longer -c (windows weigh less) or coarser candidates")
+        self.settings = [Setting(self.sites, choice, self.zero)]
+        self._add_uniform(budget)
+
+    def _add_uniform(self, budget):
+        """What the chosen setting has to beat: of uniform settings the best that fits the budget, and the best of no fewer bytes than
+        the chosen one, up to 2 % more, or as many more as the next one has."""
+        uniform = [self._uniform(k, v) for k in range(len(self.candidates["k"])) for v in range(len(self.candidates["v"]))]
+        least = self.settings[0].bytes
+        most = max(1.02 * least, min((s.bytes for s in uniform if s.bytes >= least), default=0))
+        fits = min((s for s in uniform if s.bytes <= budget), key=lambda s: s.predicted, default=None)
+        above = min((s for s in uniform if least <= s.bytes <= most), key=lambda s: s.predicted, default=None)
+        for setting, name in ((fits, "uniform within the budget"), (above, "uniform, no fewer bytes")):
+            if setting is not None and setting not in self.settings:
+                setting.name = name
+                self.settings.append(setting)
+
+    def _uniform(self, k, v):
+        choice = [k if site.role == "k" else v for site in self.sites]
+        return Setting(self.sites, choice, self.zero, self.candidates["k"][k], self.candidates["v"][v])
+
+
+def label_of(site):
+    return f"layer {site.layer}, {'keys' if site.role == 'k' else 'values'}"
+
+
+def leave_if_interrupted():
+    if cli.interrupted():
+        raise cli.Leave(cli.INTERRUPTED)
+
+
+# ---- the report ----
+
+
+def site_rows(tune):
+    for site, c in zip(tune.sites, tune.settings[0].choice):
+        specs = tune.tuning.settings.one_or_all(site, c)
+        yield {
+            "layer": site.layer, "role": site.role.upper(), "spec": specs if isinstance(specs, str) else " | ".join(specs),
+            "site_bits": 8 * site.choices[c].bytes / site.numbers, "cost": site.cost(c), "error": site.choices[c].error,
+            "probe_kld": site.measured, "probe_se": site.measured_se, "probe_error": site.choices[0].error,
+        }
+
+
+def setting_rows(tune):
+    agreement = tune.tuning.sensitivity.agreement
+    for s in tune.settings:
+        yield {
+            "setting": s.name, "k": s.k, "v": s.v, "bits": 8 * s.bytes / tune.numbers, "kv_bytes": s.bytes,
+            "predicted": s.predicted, "kld_mean": s.kld, "kld_se": s.kld_se,
+            "agreement_k": agreement(tune.sites, "k"), "agreement_v": agreement(tune.sites, "v"),
+        }
+
+
+def print_rows(tune):
+    """Rows of both kinds in one array: what does not apply is null."""
+    settings, sites = list(setting_rows(tune)), list(site_rows(tune))
+    if tune.options.json:
+        nothing = dict.fromkeys([*settings[0], *sites[0]])
+        cli.print_json([{**nothing, **row} for row in [*settings, *sites]])
+        return
+    print_columns(sites, [("layer", "layer", 0), ("role", "role", None), ("spec", "codec", None), ("site_bits", "bits", 2),
+                          ("cost", "cost", 5), ("error", "error", 5), ("probe_kld", "probed", 5), ("probe_se", "+-", 5),
+                          ("probe_error", "its error", 5)])
+    print()
+    for row in settings:
+        row["kv_bytes"] /= 1 << 20
+    print_columns(settings, [("setting", "setting", None), ("k", "K", None), ("v", "V", None), ("bits", "bits", 3),
+                             ("kv_bytes", "KV MiB", 2), ("predicted", "predicted", 5), ("kld_mean", "KLD mean", 5),
+                             ("kld_se", "+-", 5)])
+    words = (f"{name} {fixed(tune.tuning.sensitivity.agreement(tune.sites, roles), 2)}"
+             for name, roles in (("keys", "k"), ("values", "v"), ("both", "kv")))
+    print(f"\nrank correlation of error and measured divergence: {', '.join(words)}")
+
+
+def print_columns(rows, columns):
+    """columns: key, heading and digits, None for text."""
+    lines = [[row[key] or "-" if digits is None else fixed(row[key], digits) for key, _, digits in columns] for row in rows]
+    print_table([heading for _, heading, _ in columns], lines, {heading for _, heading, digits in columns if digits is None})
+
+
+def main(words):
+    from kvant import Error  # loads neither NumPy nor libkvant
+
+    options = Options(words)
+    cli.check_can_write("tune", options.output)
+    tuning = import_tuning(options)
+    cli.catch_interrupt()
+    with tempfile.TemporaryDirectory(prefix=f"{os.path.basename(options.output)}.", dir=os.path.dirname(options.output) or ".") as folder:
+        options.texts = [keep_stdin(folder) if text == "-" else text for text in options.texts]
+        options.report = keep_stdin(folder) if options.report == "-" else options.report
+        tune = Tune(options, tuning, folder)
+        try:
+            tune.run()
+        except (tuning.safetensors.Damaged, tuning.layer_error.Unsupported, Error) as error:
+            cli.fail(f"tune: {error}")
+        except cli.Leave as leave:
+            if leave.code == cli.INTERRUPTED and os.path.exists(options.state):
+                print(f"kvant: tune: the same command goes on from here ({options.state})", file=sys.stderr)
+            raise
+    if options.resume is None:
+        os.unlink(options.state)
+    print_rows(tune)
+    return cli.OK
+
+
+def keep_stdin(folder):
+    """Standard input can be read once, and several commands read the text."""
+    path = os.path.join(folder, "standard input")
+    with open(path, "wb") as file:
+        shutil.copyfileobj(sys.stdin.buffer, file)
+    return path

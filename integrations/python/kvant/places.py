@@ -1,0 +1,155 @@
+"""Where the arrays of a call lie: NumPy arrays on the host, or device memory of any library that
+says where it is.
+
+Both places answer the same three questions: the address of an input, the address of an output, and
+a new output. The caller of a place does not know which one it has."""
+
+from __future__ import annotations
+
+import ctypes as c
+from typing import Any, NamedTuple
+
+from . import arrays, checks
+from .arrays import np
+
+
+class View(NamedTuple):
+    """Numbers of one dtype. strides count elements. keep must live as long as the address is
+    used."""
+
+    address: int
+    shape: tuple[int, ...]
+    strides: tuple[int, ...]
+    keep: Any
+
+
+class Host:
+    """NumPy arrays: used where they lie when contiguous, copied otherwise."""
+
+    def take(self, value: Any, what: str, dtype: str, shape: tuple[int | None, ...], rows: bool = False) -> View:
+        """An input. rows: any strides will do as long as the last dimension is contiguous."""
+        value = arrays.array(value, what, dtype, shape)
+        if not (rows and _rows_lie_well(value)):
+            value = np.ascontiguousarray(value)
+        return self._view(value)
+
+    def give(self, value: Any, what: str, dtype: str, shape: tuple[int, ...]) -> View:
+        """An output: a copy would lose what is written, so it must be contiguous."""
+        value = arrays.array(value, what, dtype, shape)
+        if not (value.flags.c_contiguous and value.flags.writeable):
+            raise ValueError(f"{what}: a contiguous array that may be written to is needed")
+        return self._view(value)
+
+    def new(self, like: Any, shape: tuple[int, ...]) -> np.ndarray:
+        """A float32 output."""
+        return np.empty(shape, np.float32)
+
+    @staticmethod
+    def _view(value: np.ndarray) -> View:
+        strides = tuple(stride // value.itemsize for stride in value.strides)
+        return View(value.ctypes.data, value.shape, strides, value)
+
+
+def _rows_lie_well(value: np.ndarray) -> bool:
+    steps = value.strides[:-1]
+    return value.strides[-1] == value.itemsize and all(step >= 0 and step % value.itemsize == 0 for step in steps)
+
+
+class Gpu:
+    """Arrays in device memory that have DLPack or __cuda_array_interface__: tensors of PyTorch,
+    arrays of CuPy, JAX and Numba. Never copied, so all must be contiguous, or inputs with rows in
+    their last dimension."""
+
+    def take(self, value: Any, what: str, dtype: str, shape: tuple[int | None, ...], rows: bool = False) -> View:
+        return _checked(value, what, dtype, shape, rows, written=False)
+
+    def give(self, value: Any, what: str, dtype: str, shape: tuple[int, ...]) -> View:
+        return _checked(value, what, dtype, shape, rows=False, written=True)
+
+    def new(self, like: Any, shape: tuple[int, ...]) -> Any:
+        if not hasattr(like, "new_empty"):
+            raise TypeError(f"out: pass an array to write to; kvant cannot make one like {type(like).__name__}")
+        return like.new_empty(shape)
+
+
+def _checked(value: Any, what: str, dtype: str, shape: tuple[int | None, ...], rows: bool, written: bool) -> View:
+    found, view = _describe(value, what)
+    if found != dtype:
+        raise TypeError(f"{what}: {dtype} is needed, not {found}")
+    checks.shapes(view.shape, what, shape)
+    checks.strides(view.strides, view.shape, what, rows, written)
+    return view
+
+
+def _describe(value: Any, what: str) -> tuple[str, View]:
+    """dtype and view of an array on a GPU. DLPack first: its producer also orders the calls behind
+    its own work."""
+    if hasattr(value, "__dlpack__") and hasattr(value, "__dlpack_device__"):
+        kind, _ = value.__dlpack_device__()
+        if kind not in _ON_GPU:
+            raise ValueError(f"{what}: it does not lie on a GPU")
+        return read_dlpack(value.__dlpack__(stream=_LEGACY_STREAM))
+    if hasattr(value, "__cuda_array_interface__"):
+        return _read_interface(value.__cuda_array_interface__, value, what)
+    raise TypeError(
+        f"{what}: an array on a GPU is needed (DLPack, __cuda_array_interface__), not {type(value).__name__}"
+    )
+
+
+_ON_GPU = (2, 13)  # kDLCUDA, kDLCUDAManaged
+_LEGACY_STREAM = 1  # where the library's calls run, in both protocols' numbers
+_KINDS = {0: "int", 1: "uint", 2: "float", 4: "bfloat"}
+
+
+class _DlTensor(c.Structure):
+    """DLTensor of DLPack's C interface, with which a managed tensor begins."""
+
+    _fields_ = [
+        ("data", c.c_void_p),
+        ("device_type", c.c_int32),
+        ("device_id", c.c_int32),
+        ("ndim", c.c_int32),
+        ("code", c.c_uint8),
+        ("bits", c.c_uint8),
+        ("lanes", c.c_uint16),
+        ("shape", c.POINTER(c.c_int64)),
+        ("strides", c.POINTER(c.c_int64)),
+        ("byte_offset", c.c_uint64),
+    ]
+
+
+def dl_tensor(capsule: Any) -> _DlTensor:
+    """What a capsule of DLPack points to."""
+    get = c.pythonapi.PyCapsule_GetPointer
+    get.restype, get.argtypes = c.c_void_p, [c.py_object, c.c_char_p]
+    return _DlTensor.from_address(get(capsule, b"dltensor"))
+
+
+def read_dlpack(capsule: Any) -> tuple[str, View]:
+    """dtype and view of a capsule, which is not consumed: it frees its part when it goes, with the
+    view."""
+    tensor = dl_tensor(capsule)
+    shape = tuple(tensor.shape[: tensor.ndim])
+    strides = tuple(tensor.strides[: tensor.ndim]) if tensor.strides else _packed(shape)
+    dtype = f"{_KINDS.get(tensor.code, 'unknown')}{tensor.bits}"
+    return dtype, View((tensor.data or 0) + tensor.byte_offset, shape, strides, capsule)
+
+
+def _read_interface(interface: dict[str, Any], value: Any, what: str) -> tuple[str, View]:
+    if interface.get("stream") not in (None, _LEGACY_STREAM):
+        raise ValueError(
+            f"{what}: its work is on stream {interface['stream']}, and kvant's on the legacy default stream"
+        )
+    dtype, shape = np.dtype(interface["typestr"]), tuple(interface["shape"])
+    given = interface.get("strides")
+    strides = _packed(shape) if given is None else tuple(stride // dtype.itemsize for stride in given)
+    return dtype.name, View(interface["data"][0] or 0, shape, strides, value)
+
+
+def _packed(shape: tuple[int, ...]) -> tuple[int, ...]:
+    strides: list[int] = []
+    size = 1
+    for n in reversed(shape):
+        strides.insert(0, size)
+        size *= n
+    return tuple(strides)

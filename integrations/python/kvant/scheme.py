@@ -1,0 +1,117 @@
+"""Which codec stores each (layer, kv head, role) of a model, and what a context costs
+(kvant/scheme.h)."""
+
+from __future__ import annotations
+
+import ctypes as c
+import os
+
+from . import checks
+from . import structs as s
+from .codec import Codec, tensor_params
+from .library import MAX_HEAD_DIM, PAGE_TOKENS, ROLES, SAID, Owned, c_text, check, library
+
+
+class Scheme(Owned):
+    """What a model's cache is stored with: a preset; or specs k and v (one alone is that of both
+    roles); or the path of a settings file. None of them: the preset "balanced". calibration: the
+    path of a calibration; a settings file names its own, and model, the path of the model's file,
+    finds one beside it that was made with this very file. like: a scheme whose calibration is not
+    read again. protect: that many first and last layers use protect_codec ("f16" by default). The
+    model's shape comes by name. Error with the library's words for what does not fit.
+
+    May be shared by any number of caches and threads."""
+
+    preset: str | None
+    k: str | None  #: specs of ordinary layers; None with a settings file
+    v: str | None
+    protect: int
+    calibrated: bool  #: it has a calibration
+    needs_calibration: bool  #: some codec could not be made without it
+    calibration_path: str | None  #: named, or found beside the model; None: none, or the settings file's own
+    not_used: str | None  #: why the calibration beside the model is not used
+
+    def __init__(
+        self,
+        preset: str | None = None,
+        k: str | None = None,
+        v: str | None = None,
+        settings: str | os.PathLike[str] | None = None,
+        calibration: str | os.PathLike[str] | None = None,
+        protect: int = 0,
+        protect_codec: str | None = None,
+        seed: int = 0,
+        model: str | os.PathLike[str] | None = None,
+        like: Scheme | None = None,
+        *,
+        n_layers: int,
+        n_kv_heads: int,
+        head_dim: int,
+        v_head_dim: int | None = None,
+    ) -> None:
+        super().__init__("kvant_scheme_free", like)
+        self.n_layers = checks.count(n_layers, "n_layers")
+        self.n_kv_heads = checks.count(n_kv_heads, "n_kv_heads")
+        self.head_dim = checks.count(head_dim, "head_dim", most=MAX_HEAD_DIM)
+        self.v_head_dim = (
+            self.head_dim if v_head_dim is None else checks.count(v_head_dim, "v_head_dim", most=MAX_HEAD_DIM)
+        )
+        texts = {"preset": preset, "k": k, "v": v, "settings": settings, "calibration": calibration}
+        texts |= {"protect_codec": protect_codec, "model": model}
+        made = s.SchemeParams.new(
+            **{name: c_text(value, name) for name, value in texts.items()},
+            protect=checks.count(protect, "protect", least=0),
+            seed=checks.count(seed, "seed", least=0, most=2**64 - 1),
+            like=checks.handle(like, "like", "kvant_scheme_free"),
+        )
+        check("scheme", library().kvant_scheme_create(c.byref(made), c.byref(self._handle)), SAID)
+        info = s.SchemeInfo.new()
+        check("scheme info", library().kvant_scheme_get_info(self._handle, c.byref(info)))
+        for name, value in info.plain().items():
+            if name not in ("settings", "calibration"):
+                setattr(self, name, value)
+        self.calibrated = info.calibration is not None
+
+    def codecs(self, layer: int, role: str) -> list[Codec]:
+        """The codecs of a layer, one per kv head. They keep the scheme alive."""
+        number = checks.count(layer, "layer", least=0, most=self.n_layers - 1)
+        checks.choice(role, "role", tuple(ROLES))
+        place = s.SchemePlace.new(
+            role=ROLES[role],
+            layer=number,
+            n_layers=self.n_layers,
+            n_kv_heads=self.n_kv_heads,
+            head_dim=self.head_dim if role == "k" else self.v_head_dim,
+        )
+        found = c.POINTER(c.c_void_p)()
+        status = library().kvant_scheme_codecs(self._handle, c.byref(place), c.byref(found))
+        check(f"layer {layer}, {'keys' if role == 'k' else 'values'}", status, SAID)
+        return [Codec.borrowed(found[head], self) for head in range(self.n_kv_heads)]
+
+    def specs(self, layer: int, role: str) -> tuple[str, ...]:
+        """The canonical specs of a layer, one per kv head."""
+        return tuple(codec.spec for codec in self.codecs(layer, role))
+
+    @property
+    def true_bits(self) -> float:
+        """Bits per number of the keys and values of all layers, every stored byte counted."""
+        dims, bits = (c.c_uint32 * 2)(self.head_dim, self.v_head_dim), c.c_double()
+        model = s.SchemeModel.new(n_layers=self.n_layers, n_kv_heads=self.n_kv_heads, head_dim=dims)
+        status = library().kvant_scheme_true_bits(self._handle, c.byref(model), c.byref(bits))
+        check("bits of the scheme", status, SAID)
+        return bits.value
+
+    def context_bytes(self, n_tokens: int, n_sequences: int = 1) -> int:
+        """Memory of tensors for n_tokens tokens of all sequences together: pages, the fp16 blocks
+        that the codecs need, and what the tensors remember per block."""
+        n_blocks, total = -(-checks.count(n_tokens, "n_tokens") // PAGE_TOKENS), 0
+        for layer in range(self.n_layers):
+            for role in ROLES:
+                made = tensor_params(self.codecs(layer, role), n_sequences, n_blocks, 0, 0)
+                size = c.c_size_t()
+                check("size", library().kvant_tensor_size(c.byref(made), c.byref(size)), SAID)
+                total += size.value
+        return total
+
+    def __repr__(self) -> str:
+        return f"<kvant.Scheme {self.preset or self.k}: {self.true_bits:.2f} bits per number>"

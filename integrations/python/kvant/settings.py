@@ -1,0 +1,154 @@
+"""Settings files and presets: which codec stores the keys and values of each layer
+(kvant/settings.h)."""
+
+from __future__ import annotations
+
+import ctypes as c
+import os
+from typing import NamedTuple, Sequence
+
+from . import checks
+from . import structs as s
+from .calibration import Calibration
+from .library import MAX_HEAD_DIM, ROLES, Owned, c_text, check, library, text_buffer
+
+
+class Preset(NamedTuple):
+    """A named pair of codecs, chosen by measurement (docs/quality.md)."""
+
+    name: str
+    summary: str
+    k: str
+    v: str
+
+
+def preset(name: str, calibrated: bool = False) -> Preset:
+    """The preset "quality", "balanced" or "small"; calibrated: its specs for a model with a
+    calibration."""
+    found = s.Preset.new()
+    status = library().kvant_preset_get(c_text(checks.text(name, "name"), "name"), bool(calibrated), c.byref(found))
+    if status:
+        raise ValueError(f"name: there is no preset {name!r}")
+    return Preset(**found.plain())
+
+
+class LayerCodec(NamedTuple):
+    """The keys or the values of one layer: one spec for all kv heads, or a tuple of n_kv_heads
+    specs."""
+
+    spec: str | tuple[str, ...]
+    n_kv_heads: int
+    head_dim: int
+
+
+class SettingsInfo(NamedTuple):
+    model: str
+    model_fingerprint: int
+    n_layers: int
+    calibration: str | None  #: path as in the file
+    calibration_checksum: int
+
+
+class Settings(Owned):
+    """Which codec each (layer, role, kv head) of one model has. Never changes: any number of
+    threads may use it.
+
+    layers: per layer a pair of LayerCodec, or of tuples like it: keys, values. calibration: its
+    path, absolute or relative to the folder that the file will lie in, with the checksum of
+    CalibrationInfo; None when no codec needs one. Specs must follow the grammar; check() tells
+    whether they make codecs. Error with the library's words."""
+
+    def __init__(
+        self,
+        layers: Sequence[tuple[LayerCodec, LayerCodec]],
+        model: str = "",
+        model_fingerprint: int = 0,
+        calibration: str | os.PathLike[str] | None = None,
+        calibration_checksum: int = 0,
+    ) -> None:
+        super().__init__("kvant_settings_free")
+        entries = _entries(layers)
+        config = s.SettingsConfig.new(
+            model=checks.text(model, "model").encode(),
+            model_fingerprint=checks.count(model_fingerprint, "model_fingerprint", least=0, most=2**64 - 1),
+            n_layers=len(entries) // 2,
+            layers=entries,
+            calibration=c_text(calibration, "calibration"),
+            calibration_checksum=checks.count(calibration_checksum, "calibration_checksum", least=0, most=2**64 - 1),
+        )
+        text = text_buffer()
+        status = library().kvant_settings_create(c.byref(config), c.byref(self._handle), text, len(text))
+        check("settings", status, text)
+        self._read_info()
+
+    @classmethod
+    def load(cls, path: str | os.PathLike[str]) -> Settings:
+        """Reads a settings file. Error when it is missing, damaged or changed by hand."""
+        settings = cls.__new__(cls)
+        Owned.__init__(settings, "kvant_settings_free")
+        text = text_buffer()
+        status = library().kvant_settings_load(c_text(path, "path"), c.byref(settings._handle), text, len(text))
+        check(f"settings {os.fspath(path)}", status, text)
+        settings._read_info()
+        return settings
+
+    def _read_info(self) -> None:
+        info = s.SettingsInfo.new()
+        check("settings info", library().kvant_settings_get_info(self._handle, c.byref(info)))
+        self.info = SettingsInfo(**info.plain())
+
+    def save(self, path: str | os.PathLike[str]) -> None:
+        """Writes a settings file; path never holds half of one."""
+        text = text_buffer()
+        status = library().kvant_settings_save(self._handle, c_text(path, "path"), text, len(text))
+        check(f"settings {os.fspath(path)}", status, text)
+
+    def layer(self, layer: int, role: str) -> LayerCodec:
+        """The keys or the values of a layer. Error when there is no such layer."""
+        entry, number = s.SettingsLayer(), checks.count(layer, "layer", least=0)
+        role_number = ROLES[checks.choice(role, "role", tuple(ROLES))]
+        if library().kvant_settings_get_layer(self._handle, number, role_number, c.byref(entry)):
+            raise IndexError(f"layer: {layer}, and there are {self.info.n_layers}")
+        if entry.spec is not None:
+            return LayerCodec(entry.spec.decode(), entry.n_kv_heads, entry.head_dim)
+        specs = tuple(entry.heads[head].decode() for head in range(entry.n_kv_heads))
+        return LayerCodec(specs, entry.n_kv_heads, entry.head_dim)
+
+    def load_calibration(self, path: str | os.PathLike[str] | None = None) -> Calibration | None:
+        """The calibration that the settings were made with, from path or from where the settings
+        file says; None when they need none. Error when the file there is another calibration."""
+        made, text = c.c_void_p(), text_buffer()
+        status = library().kvant_settings_load_calibration(
+            self._handle, c_text(path, "path"), c.byref(made), text, len(text)
+        )
+        check("calibration of the settings", status, text)
+        return Calibration.owning(made.value) if made.value else None
+
+    def check(self, calibration: Calibration | None = None) -> None:
+        """Error, naming layer and role, for the first spec that makes no codec with this
+        calibration, or whose kv heads do not fit together."""
+        text = text_buffer()
+        given = checks.handle(calibration, "calibration", "kvant_calibration_free")
+        check("settings", library().kvant_settings_check(self._handle, given, text, len(text)), text)
+
+    def __repr__(self) -> str:
+        return f"<kvant.Settings of {self.info.model!r}: {self.info.n_layers} layers>"
+
+
+def _entries(layers: Sequence[tuple[LayerCodec, LayerCodec]]) -> c.Array[s.SettingsLayer]:
+    """The array of C, which keeps what its pointers name."""
+    roles = [LayerCodec(*role) for layer in layers for role in layer]
+    if len(roles) != 2 * len(layers):
+        raise ValueError("layers: a pair of keys and values is needed per layer")
+    entries = (s.SettingsLayer * len(roles))()
+    for entry, role in zip(entries, roles):
+        entry.n_kv_heads = checks.count(role.n_kv_heads, "n_kv_heads")
+        entry.head_dim = checks.count(role.head_dim, "head_dim", most=MAX_HEAD_DIM)
+        if isinstance(role.spec, str):
+            entry.spec = c_text(role.spec, "spec")
+            continue
+        specs = [c_text(checks.text(spec, "spec"), "spec") for spec in role.spec]
+        if len(specs) != entry.n_kv_heads:
+            raise ValueError(f"spec: {len(specs)} specs for {entry.n_kv_heads} kv heads")
+        entry.heads = (c.c_char_p * len(specs))(*specs)
+    return entries

@@ -1,0 +1,462 @@
+"""The structures of include/kvant/*.h as ctypes sees them, header by header. Nothing else: no
+function, no rule.
+
+tests/python/layouts.c prints how C lays them out, and a test compares. Names are those of C; a
+field whose C name is a word of Python ends in an underscore."""
+
+from __future__ import annotations
+
+import ctypes as c
+from typing import Any
+
+
+class Struct(c.Structure):
+    """Structures of kvant that begin with their size; new() fills it in."""
+
+    @classmethod
+    def new(cls, **fields: Any) -> Any:
+        return cls(size=c.sizeof(cls), **fields)
+
+    def plain(self) -> dict[str, Any]:
+        """Fields as Python's own types: no size, text instead of bytes. Pointers stay numbers or
+        None."""
+        values = {name: getattr(self, name) for name in (field[0] for field in self._fields_) if name != "size"}
+        return {
+            name: value.decode(errors="replace") if isinstance(value, bytes) else value
+            for name, value in values.items()
+        }
+
+
+# ---- codec.h ----
+
+
+class Affine(c.Structure):
+    _fields_ = [("center", c.c_void_p), ("scale", c.c_void_p)]
+
+
+class CodecInfo(Struct):
+    _fields_ = [
+        ("size", c.c_size_t),
+        ("spec", c.c_char_p),
+        ("source", c.c_char_p),
+        ("head_dim", c.c_uint32),
+        ("role", c.c_int),
+        ("center", c.c_int),
+        ("norm", c.c_int),
+        ("sink_tokens", c.c_uint32),
+        ("recent_tokens", c.c_uint32),
+        ("block_tokens", c.c_uint32),
+        ("bits", c.c_uint32),
+        ("code_bytes", c.c_size_t),
+        ("metadata_offset", c.c_size_t),
+        ("metadata_bytes", c.c_size_t),
+        ("page_bytes", c.c_size_t),
+        ("true_bits", c.c_double),
+        ("nominal_bits", c.c_double),
+        ("fingerprint", c.c_uint64),
+    ]
+
+
+class CodecFamily(Struct):
+    _fields_ = [
+        ("size", c.c_size_t),
+        ("name", c.c_char_p),
+        ("variants", c.c_char_p),
+        ("options", c.c_char_p),
+        ("common_options", c.c_char_p),
+        ("source", c.c_char_p),
+        ("summary", c.c_char_p),
+    ]
+
+
+# ---- tensor.h ----
+
+
+class TensorParams(Struct):
+    _fields_ = [
+        ("size", c.c_size_t),
+        ("codecs", c.POINTER(c.c_void_p)),
+        ("n_kv_heads", c.c_uint32),
+        ("n_sequences", c.c_uint32),
+        ("n_blocks", c.c_uint32),
+        ("blocks_per_sequence", c.c_uint32),
+        ("n_open_blocks", c.c_uint32),
+    ]
+
+
+class BlockInfo(Struct):
+    _fields_ = [
+        ("size", c.c_size_t),
+        ("state", c.c_int),
+        ("version", c.c_uint32),
+        ("written", c.c_uint64),
+        ("codec", c.c_void_p),
+        ("page", c.c_void_p),
+        ("affine", Affine),
+    ]
+
+
+class TensorInfo(Struct):
+    _fields_ = [
+        ("size", c.c_size_t),
+        ("role", c.c_int),
+        ("n_kv_heads", c.c_uint32),
+        ("head_dim", c.c_uint32),
+        ("n_blocks", c.c_uint32),
+        ("n_open_blocks", c.c_uint32),
+        ("n_versions", c.c_uint32),
+        ("bytes", c.c_size_t),
+        ("sealed_bytes", c.c_size_t),
+        ("open_bytes", c.c_size_t),
+        ("written_blocks", c.c_size_t),
+    ]
+
+
+# ---- calibration.h ----
+
+MAX_CODEBOOKS = 8
+
+
+class CalibrationInfo(Struct):
+    _fields_ = [
+        ("size", c.c_size_t),
+        ("model", c.c_char_p),
+        ("model_fingerprint", c.c_uint64),
+        ("n_layers", c.c_uint32),
+        ("n_kv_heads", c.c_uint32),
+        ("head_dim", c.c_uint32),
+        ("n_tokens", c.c_uint64),
+        ("seed", c.c_uint64),
+        ("n_codebooks", c.c_uint32),
+        ("clusters", c.c_uint32 * MAX_CODEBOOKS),
+        ("bytes", c.c_size_t),
+        ("checksum", c.c_uint64),
+    ]
+
+
+class CalibrationEntry(Struct):
+    _fields_ = [
+        ("size", c.c_size_t),
+        ("head_dim", c.c_uint32),
+        ("mean", c.c_void_p),
+        ("min", c.c_void_p),
+        ("max", c.c_void_p),
+        ("query_moment", c.c_void_p),
+        ("diagonal", c.c_void_p),
+        ("matrix", c.c_void_p),
+        ("centroids", c.c_void_p * MAX_CODEBOOKS),
+    ]
+
+
+class CalibratorConfig(Struct):
+    _fields_ = [
+        ("size", c.c_size_t),
+        ("model", c.c_char_p),
+        ("model_fingerprint", c.c_uint64),
+        ("seed", c.c_uint64),
+        ("clusters", c.POINTER(c.c_uint32)),
+        ("n_codebooks", c.c_uint32),
+        ("sample_rows", c.c_uint32),
+        ("n_threads", c.c_uint32),
+    ]
+
+
+class CalibratorAttention(Struct):
+    _fields_ = [
+        ("size", c.c_size_t),
+        ("keys", c.c_void_p),
+        ("key_stride", c.c_size_t),
+        ("n_keys", c.c_uint32),
+        ("queries", c.c_void_p),
+        ("query_stride", c.c_size_t),
+        ("n_queries", c.c_uint32),
+        ("mask", c.c_void_p),
+        ("mask_stride", c.c_size_t),
+        ("scale", c.c_float),
+    ]
+
+
+# ---- settings.h ----
+
+
+class SettingsLayer(c.Structure):
+    _fields_ = [
+        ("spec", c.c_char_p),
+        ("n_kv_heads", c.c_uint32),
+        ("head_dim", c.c_uint32),
+        ("heads", c.POINTER(c.c_char_p)),
+    ]
+
+
+class SettingsConfig(Struct):
+    _fields_ = [
+        ("size", c.c_size_t),
+        ("model", c.c_char_p),
+        ("model_fingerprint", c.c_uint64),
+        ("n_layers", c.c_uint32),
+        ("layers", c.POINTER(SettingsLayer)),
+        ("calibration", c.c_char_p),
+        ("calibration_checksum", c.c_uint64),
+    ]
+
+
+class SettingsInfo(Struct):
+    _fields_ = [
+        ("size", c.c_size_t),
+        ("model", c.c_char_p),
+        ("model_fingerprint", c.c_uint64),
+        ("n_layers", c.c_uint32),
+        ("calibration", c.c_char_p),
+        ("calibration_checksum", c.c_uint64),
+    ]
+
+
+class Preset(Struct):
+    _fields_ = [
+        ("size", c.c_size_t),
+        ("name", c.c_char_p),
+        ("summary", c.c_char_p),
+        ("k", c.c_char_p),
+        ("v", c.c_char_p),
+    ]
+
+
+# ---- scheme.h ----
+
+
+class SchemeParams(Struct):
+    _fields_ = [
+        ("size", c.c_size_t),
+        ("preset", c.c_char_p),
+        ("k", c.c_char_p),
+        ("v", c.c_char_p),
+        ("settings", c.c_char_p),
+        ("calibration", c.c_char_p),
+        ("protect_codec", c.c_char_p),
+        ("protect", c.c_uint32),
+        ("seed", c.c_uint64),
+        ("model", c.c_char_p),
+        ("like", c.c_void_p),
+    ]
+
+
+class SchemePlace(Struct):
+    _fields_ = [
+        ("size", c.c_size_t),
+        ("role", c.c_int),
+        ("layer", c.c_uint32),
+        ("n_layers", c.c_uint32),
+        ("n_kv_heads", c.c_uint32),
+        ("head_dim", c.c_uint32),
+    ]
+
+
+class SchemeModel(Struct):
+    _fields_ = [
+        ("size", c.c_size_t),
+        ("n_layers", c.c_uint32),
+        ("n_kv_heads", c.c_uint32),
+        ("head_dim", c.c_uint32 * 2),
+    ]
+
+
+class SchemeInfo(Struct):
+    _fields_ = [
+        ("size", c.c_size_t),
+        ("preset", c.c_char_p),
+        ("k", c.c_char_p),
+        ("v", c.c_char_p),
+        ("protect", c.c_uint32),
+        ("settings", c.c_void_p),
+        ("calibration", c.c_void_p),
+        ("needs_calibration", c.c_bool),
+        ("calibration_path", c.c_char_p),
+        ("not_used", c.c_char_p),
+    ]
+
+
+# ---- attention.h ----
+
+
+class AttentionProblem(Struct):
+    _fields_ = [
+        ("size", c.c_size_t),
+        ("n_queries", c.c_uint32),
+        ("n_tokens", c.c_uint32),
+        ("n_heads", c.c_uint32),
+        ("block_table", c.c_void_p),
+        ("first_block", c.c_uint32),
+        ("n_threads", c.c_uint32),
+        ("q", c.c_void_p),
+        ("q_token_stride", c.c_size_t),
+        ("q_head_stride", c.c_size_t),
+        ("out", c.c_void_p),
+        ("out_token_stride", c.c_size_t),
+        ("out_head_stride", c.c_size_t),
+        ("lse", c.c_void_p),
+        ("mask", c.c_void_p),
+        ("mask_token_stride", c.c_size_t),
+        ("sinks", c.c_void_p),
+        ("scale", c.c_float),
+        ("logit_softcap", c.c_float),
+        ("max_bias", c.c_float),
+        ("window", c.c_uint32),
+        ("causal", c.c_bool),
+        ("exact", c.c_bool),
+    ]
+
+
+# ---- cache.h ----
+
+
+class CacheParams(Struct):
+    _fields_ = [
+        ("size", c.c_size_t),
+        ("n_layers", c.c_uint32),
+        ("n_heads", c.c_uint32),
+        ("n_kv_heads", c.c_uint32),
+        ("head_dim", c.c_uint32),
+        ("v_head_dim", c.c_uint32),
+        ("max_tokens", c.c_uint32),
+        ("max_sequences", c.c_uint32),
+        ("n_threads", c.c_uint32),
+        ("device", c.c_char_p),
+        ("scheme", c.c_void_p),
+        ("preset", c.c_char_p),
+        ("k", c.c_char_p),
+        ("v", c.c_char_p),
+        ("settings", c.c_char_p),
+        ("calibration", c.c_char_p),
+        ("scale", c.c_float),
+        ("logit_softcap", c.c_float),
+        ("stream", c.c_void_p),
+    ]
+
+
+class CacheInfo(Struct):
+    _fields_ = [
+        ("size", c.c_size_t),
+        ("n_blocks", c.c_uint32),
+        ("n_free_blocks", c.c_uint32),
+        ("bytes", c.c_size_t),
+        ("f16_bytes", c.c_size_t),
+        ("true_bits", c.c_double),
+        ("calibrated", c.c_bool),
+        ("k", c.c_char_p),
+        ("v", c.c_char_p),
+    ]
+
+
+# ---- cuda.h ----
+
+
+class CudaPages(c.Structure):
+    _fields_ = [("base", c.c_void_p), ("block_stride", c.c_size_t), ("head_stride", c.c_size_t)]
+
+
+class CudaRows(c.Structure):
+    _fields_ = [
+        ("codec", c.c_void_p),
+        ("pages", CudaPages),
+        ("rows", c.c_void_p),
+        ("token_stride", c.c_size_t),
+        ("head_stride", c.c_size_t),
+        ("center", c.c_void_p),
+        ("scale", c.c_void_p),
+        ("weights", c.c_void_p),
+    ]
+
+
+class CudaAppendArgs(Struct):
+    _fields_ = [
+        ("size", c.c_size_t),
+        ("k", CudaRows),
+        ("v", CudaRows),
+        ("type", c.c_int),
+        ("n_tokens", c.c_uint32),
+        ("n_kv_heads", c.c_uint32),
+        ("slots", c.c_void_p),
+        ("refused", c.c_void_p),
+    ]
+
+
+class CudaAttentionArgs(Struct):
+    _fields_ = [
+        ("size", c.c_size_t),
+        ("k_codec", c.c_void_p),
+        ("v_codec", c.c_void_p),
+        ("k", CudaPages),
+        ("v", CudaPages),
+        ("k_open", CudaPages),
+        ("v_open", CudaPages),
+        ("block_table", c.c_void_p),
+        ("table_stride", c.c_size_t),
+        ("blocks_per_row", c.c_uint32),
+        ("lengths", c.c_void_p),
+        ("batch", c.c_uint32),
+        ("n_heads", c.c_uint32),
+        ("n_kv_heads", c.c_uint32),
+        ("type", c.c_int),
+        ("q", c.c_void_p),
+        ("q_batch_stride", c.c_size_t),
+        ("q_head_stride", c.c_size_t),
+        ("out", c.c_void_p),
+        ("out_batch_stride", c.c_size_t),
+        ("out_head_stride", c.c_size_t),
+        ("lse", c.c_void_p),
+        ("scale", c.c_float),
+        ("v_center", c.c_void_p),
+        ("k_scale", c.c_void_p),
+        ("v_scale", c.c_void_p),
+        ("workspace", c.c_void_p),
+        ("workspace_bytes", c.c_size_t),
+        ("query_tokens", c.c_uint32),
+        ("query_starts", c.c_void_p),
+        ("q_token_stride", c.c_size_t),
+        ("out_token_stride", c.c_size_t),
+        ("causal", c.c_uint32),
+        ("window", c.c_uint32),
+        ("logit_softcap", c.c_float),
+        ("max_bias", c.c_float),
+        ("mask", c.c_void_p),
+        ("mask_token_stride", c.c_size_t),
+        ("sinks", c.c_void_p),
+    ]
+
+
+class CudaSealPages(c.Structure):
+    _fields_ = [("codec", c.c_void_p), ("open", CudaPages), ("sealed", CudaPages)]
+
+
+class CudaSealArgs(Struct):
+    _fields_ = [
+        ("size", c.c_size_t),
+        ("k", CudaSealPages),
+        ("v", CudaSealPages),
+        ("n_blocks", c.c_uint32),
+        ("n_kv_heads", c.c_uint32),
+        ("from_", c.c_void_p),
+        ("to", c.c_void_p),
+        ("tokens", c.c_void_p),
+        ("refused", c.c_void_p),
+    ]
+
+
+class CudaDecodeArgs(Struct):
+    _fields_ = [
+        ("size", c.c_size_t),
+        ("codec", c.c_void_p),
+        ("pages", CudaPages),
+        ("blocks", c.c_void_p),
+        ("n_blocks", c.c_uint32),
+        ("n_kv_heads", c.c_uint32),
+        ("type", c.c_int),
+        ("out", c.c_void_p),
+        ("token_stride", c.c_size_t),
+        ("head_stride", c.c_size_t),
+        ("center", c.c_void_p),
+        ("scale", c.c_void_p),
+        ("inverse_weights", c.c_void_p),
+        ("to", c.c_void_p),
+        ("transformed", c.c_uint32),
+    ]

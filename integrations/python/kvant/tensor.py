@@ -1,0 +1,173 @@
+"""The keys or the values of one layer as compressed pages, addressed by slot (kvant/tensor.h): for
+engines that manage blocks themselves, and for measuring what a codec does to rows as a cache writes
+them."""
+
+from __future__ import annotations
+
+import ctypes as c
+from typing import NamedTuple, Sequence
+
+from . import arrays, checks
+from . import structs as s
+from .arrays import np
+from .codec import Codec, tensor_params
+from .library import PAGE_TOKENS, SAID, Owned, check, library
+
+
+class TensorInfo(NamedTuple):
+    """bytes: of all memory. sealed_bytes, open_bytes: of one block. n_versions: of centre and
+    scale, alive."""
+
+    role: str
+    n_kv_heads: int
+    head_dim: int
+    n_blocks: int
+    n_open_blocks: int
+    n_versions: int
+    bytes: int
+    sealed_bytes: int
+    open_bytes: int
+    written_blocks: int
+
+
+class Block(NamedTuple):
+    """One kv head of a block, copied. state: "empty", "open" or "sink" (fp16 rows) or "sealed"
+    (codes). written: a bit per slot. center, scale: float32 [head_dim] of the version that the
+    block was written with, or None."""
+
+    state: str
+    version: int
+    written: int
+    center: np.ndarray | None
+    scale: np.ndarray | None
+
+
+_STATES = ("empty", "open", "sink", "sealed")
+
+
+class Tensor(Owned):
+    """n_blocks blocks of 64 slots, one page per kv head each. codecs: one Codec per kv head, in one
+    role, kept alive.
+
+    blocks_per_sequence: a fixed share of blocks per sequence; 0: blocks belong to sequence 0 in
+    their order until assign says otherwise. n_open_blocks: fp16 blocks, 0 as many as the codecs
+    need. n_threads: of a write; None: all that the process may use. Bytes do not depend on it.
+
+    One thread writes at a time, and none reads beside it; any number of threads may read at
+    once."""
+
+    def __init__(
+        self,
+        codecs: Sequence[Codec],
+        n_sequences: int = 1,
+        n_blocks: int = 1,
+        blocks_per_sequence: int = 0,
+        n_open_blocks: int = 0,
+        n_threads: int | None = None,
+    ) -> None:
+        super().__init__("kvant_tensor_free", tuple(codecs))
+        made = tensor_params(self._keep, n_sequences, n_blocks, blocks_per_sequence, n_open_blocks)
+        size = c.c_size_t()
+        check("tensor", library().kvant_tensor_size(c.byref(made), c.byref(size)), SAID)
+        self._memory = arrays.zeroed(size.value)
+        self._n_threads = checks.threads(n_threads)
+        status = library().kvant_tensor_create(c.byref(made), self._memory.ctypes.data, c.byref(self._handle))
+        check("tensor", status, SAID)
+        self.n_blocks, self._n_sequences = made.n_blocks, made.n_sequences
+        self._row = (len(self._keep), self._keep[0].head_dim)
+
+    @property
+    def codecs(self) -> tuple[Codec, ...]:
+        return self._keep
+
+    @property
+    def info(self) -> TensorInfo:
+        found = s.TensorInfo.new()
+        check("tensor info", library().kvant_tensor_get_info(self._handle, c.byref(found)))
+        plain = found.plain()
+        return TensorInfo(**plain | {"role": "kv"[plain["role"]]})
+
+    def block(self, block: int, kv_head: int = 0) -> Block:
+        """What a block is, for inspection."""
+        block = checks.count(block, "block", least=0, most=self.n_blocks - 1)
+        head = checks.count(kv_head, "kv_head", least=0, most=self._row[0] - 1)
+        found = s.BlockInfo.new()
+        check("block", library().kvant_tensor_get_block(self._handle, block, head, c.byref(found)))
+        affine = (arrays.copied(x, "float32", self._row[1:]) for x in (found.affine.center, found.affine.scale))
+        return Block(_STATES[found.state], found.version, found.written, *affine)
+
+    def assign(self, block: int, sequence: int, index: int) -> None:
+        """Says that an empty block is the index-th of a sequence."""
+        number = checks.count(block, "block", least=0, most=self.n_blocks - 1)
+        sequence = checks.count(sequence, "sequence", least=0, most=self._n_sequences - 1)
+        index = checks.count(index, "index", least=0)
+        check("assign", library().kvant_tensor_assign(self._handle, number, sequence, index))
+
+    def write(self, slots: np.ndarray, rows: np.ndarray) -> None:
+        """Writes rows, float32 [n, n_kv_heads, head_dim], to slots, int64 [n]: slot 64 * block +
+        offset. Where slots repeat, the last row stays. All or nothing. Error of status 50 for a NaN
+        or an infinity, 51 beyond fp16's range."""
+        slots = arrays.contiguous(slots, "slots", np.int64, (None,))
+        rows, stride = arrays.rows(rows, "rows", (slots.shape[0], *self._row))
+        checks.in_range(slots, "slots", 0, PAGE_TOKENS * self.n_blocks)
+        if slots.size:
+            check(
+                "write",
+                library().kvant_tensor_write(
+                    self._handle, slots.ctypes.data, slots.size, rows.ctypes.data, stride, self._n_threads
+                ),
+            )
+
+    def read(self, first: int, n: int) -> np.ndarray:
+        """The n slots from first on: a new float32 array [n, n_kv_heads, head_dim]. Slots never
+        written give zeros, or the centre where there is one."""
+        slots = PAGE_TOKENS * self.n_blocks
+        first = checks.count(first, "first", least=0, most=slots)
+        n = checks.count(n, "n", least=0, most=slots - first)
+        rows = np.empty((n, *self._row), np.float32)
+        if n:
+            status = library().kvant_tensor_read(self._handle, first, n, rows.ctypes.data, rows[0].size)
+            check("read", status)
+        return rows
+
+    def clear(self, first: int | None = None, n: int = 1) -> None:
+        """Makes n blocks from first on empty; without arguments all blocks, and forgets centres and
+        scales."""
+        if first is None:
+            library().kvant_tensor_clear(self._handle)
+            return
+        first = checks.count(first, "first", least=0, most=self.n_blocks)
+        n = checks.count(n, "n", least=0, most=self.n_blocks - first)
+        check("clear", library().kvant_tensor_clear_blocks(self._handle, first, n))
+
+    def copy(self, first: int, to: Tensor, to_first: int, n: int = 1) -> None:
+        """Copies n blocks as they are to a tensor of the same Codec objects, or within this one.
+        Error of status 60 when the target has no place for their centres and scales or fp16 rows:
+        copy by read and write then."""
+        first = checks.count(first, "first", least=0, most=self.n_blocks)
+        to_first = checks.count(to_first, "to_first", least=0, most=to.n_blocks)
+        n = checks.count(n, "n", least=0, most=min(self.n_blocks - first, to.n_blocks - to_first))
+        check("copy", library().kvant_tensor_copy(self._handle, first, to.handle, to_first, n))
+
+    def set_affine(self, center: np.ndarray | None = None, scale: np.ndarray | None = None) -> None:
+        """Gives centre and scale, float32 [n_kv_heads, head_dim], before anything is written, in
+        place of those that center=first and norm=first take from the first rows."""
+        kept = [arrays.channels(x, what, self._row) for x, what in ((center, "center"), (scale, "scale"))]
+        affine = s.Affine(*map(arrays.pointer, kept))
+        check("centre and scale", library().kvant_tensor_set_affine(self._handle, c.byref(affine)))
+
+    def export_block(self, block: int) -> bytes:
+        """A block as bytes, for import_block of a tensor with the same codecs, in another process
+        too."""
+        number = checks.count(block, "block", least=0, most=self.n_blocks - 1)
+        most, used = library().kvant_tensor_export_size(self._handle), c.c_size_t()
+        data = c.create_string_buffer(most)
+        check("export", library().kvant_tensor_export(self._handle, number, data, most, c.byref(used)))
+        return data.raw[: used.value]
+
+    def import_block(self, block: int, data: bytes) -> None:
+        """Replaces a block. Error of status 70 for damaged bytes and those of other codecs, 60 when
+        there is no place for the block's centre and scale or its fp16 rows; the block is then as
+        before."""
+        number = checks.count(block, "block", least=0, most=self.n_blocks - 1)
+        check("import", library().kvant_tensor_import(self._handle, number, bytes(data), len(data)), SAID)

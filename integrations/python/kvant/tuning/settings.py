@@ -1,0 +1,53 @@
+"""Choices as settings files. A setting is a list with a choice per site; None stands for f16."""
+
+from __future__ import annotations
+
+import os
+
+from .. import Settings, needs_calibration
+
+EXACT = "f16"
+
+
+def specs(site, choice):
+    """The codec of each kv head."""
+    return [EXACT] * site.n_kv_heads if choice is None else site.specs(choice)
+
+
+def one_or_all(site, choice):
+    """The codec of all kv heads, or a tuple with one for each."""
+    heads = specs(site, choice)
+    return heads[0] if len(set(heads)) == 1 else tuple(heads)
+
+
+class Writer:
+    """Writes settings of one model. calibration is its path and its CalibrationInfo, or None."""
+
+    def __init__(self, sites, model, fingerprint, calibration):
+        self._sites, self._model, self._fingerprint, self._calibration = sites, model, fingerprint, calibration
+        self._needs = {}
+
+    def save(self, setting, path):
+        layers = [(site.n_kv_heads, site.head_dim, one_or_all(site, c)) for site, c in zip(self._sites, setting)]
+        entries = [(spec, n_kv_heads, head_dim) for n_kv_heads, head_dim, spec in layers]
+        Settings(
+            list(zip(entries[::2], entries[1::2])),
+            model=self._model,
+            model_fingerprint=self._fingerprint,
+            **(self._named_calibration(path) if self._needs_calibration(setting) else {}),
+        ).save(path)
+
+    def _needs_calibration(self, setting):
+        return any(self._takes(site.role, spec) for site, c in zip(self._sites, setting) for spec in specs(site, c))
+
+    def _takes(self, role, spec):
+        if (role, spec) not in self._needs:
+            self._needs[role, spec] = needs_calibration(spec, role)
+        return self._needs[role, spec]
+
+    def _named_calibration(self, path):
+        """Where the settings file's folder is the calibration's, its name is enough, and both can be moved together."""
+        file, info = self._calibration
+        file, folder = os.path.realpath(file), os.path.realpath(os.path.dirname(path) or ".")
+        name = os.path.basename(file) if os.path.dirname(file) == folder else file
+        return {"calibration": name, "calibration_checksum": info.checksum}

@@ -1,0 +1,59 @@
+"""layouts.py - prints a C program that compares kvant/structs.py with the headers of C: size of
+every structure, place and size of every field. The program names what differs, and then fails.
+
+CodecInfo is kvant_codec_info, CudaPages kvant_cuda_pages; a field `from_` is C's `from`."""
+
+import ctypes as c
+import pathlib
+import re
+import sys
+
+ROOT = pathlib.Path(__file__).resolve().parents[2]
+sys.path.insert(0, str(ROOT / "integrations" / "python"))
+
+from kvant import structs  # noqa: E402
+
+START = """#include <kvant/cache.h>
+#include <kvant/calibration.h>
+#include <kvant/cuda.h>
+#include <stdio.h>
+
+static int compare(const char *what, size_t python, size_t c)
+{
+    if (python != c)
+        printf("%s: %zu in structs.py, %zu in C\\n", what, python, c);
+    return python != c;
+}
+
+int main(void)
+{
+    int wrong = 0;
+"""
+
+
+def c_name(struct):
+    return "kvant" + re.sub(r"([A-Z])", lambda match: "_" + match[1].lower(), struct.__name__)
+
+
+def checks(struct):
+    name = c_name(struct)
+    yield f"sizeof({name})", c.sizeof(struct)
+    for field, _ in struct._fields_:
+        place, member = getattr(struct, field), field.rstrip("_")
+        yield f"offsetof({name}, {member})", place.offset
+        yield f"sizeof((({name} *)0)->{member})", place.size
+
+
+def main():
+    here = [
+        s
+        for s in vars(structs).values()
+        if isinstance(s, type) and issubclass(s, c.Structure) and hasattr(s, "_fields_")
+    ]
+    assert len(here) > 20, "structs.py has lost its structures"
+    lines = [f'    wrong |= compare("{what}", {number}, {what});' for struct in here for what, number in checks(struct)]
+    print(START + "\n".join(lines) + "\n    return wrong;\n}")
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,217 @@
+"""Commands that are Python, their parts: command lines, progress, children, the plan of a report. No model is needed."""
+
+import contextlib
+import io
+import json
+import os
+import pathlib
+import signal
+import sys
+import tempfile
+import threading
+import unittest
+from unittest import mock
+
+sys.path.insert(0, str(pathlib.Path(__file__).resolve().parents[2] / "integrations" / "python"))
+
+from kvant.commands import child, cli, report_file, report_plan  # noqa: E402
+from kvant.commands.cli import Option  # noqa: E402
+
+
+class CommandLine(unittest.TestCase):
+    command = cli.Command(
+        "thing",
+        "",
+        "About.",
+        [
+            Option("c", "ctx", "N", "tokens"),
+            Option("q", "quick", None, "less"),
+            Option(None, "config", "FILE", "a file"),
+        ],
+    )
+
+    def test_forms(self):
+        for words, options in [
+            (["-c", "5", "-q", "-c7"], [("ctx", "5"), ("quick", None), ("ctx", "7")]),
+            (["-qc", "5"], [("quick", None), ("ctx", "5")]),
+            (["--ctx=", "--ct", "-1", "--conf", "-"], [("ctx", ""), ("ctx", "-1"), ("config", "-")]),
+            (["-q", "--"], [("quick", None)]),
+            ([], []),
+        ]:
+            with self.subTest(words=words):
+                self.assertEqual(self.command.parse(words), options)
+
+    def test_words_that_are_no_options(self):
+        for words in (["-q", "word"], ["--", "-q"], ["-"], ["-qx"], ["--c", "1"]):
+            with self.subTest(words=words), contextlib.redirect_stderr(io.StringIO()) as said:
+                with self.assertRaises(cli.Leave) as left:
+                    self.command.parse(words)
+                self.assertEqual(left.exception.code, cli.USAGE)
+                self.assertIn("kvant thing --help lists the options", said.getvalue())
+
+
+class Progress(unittest.TestCase):
+    def follow(self, json):
+        with (
+            contextlib.redirect_stderr(io.StringIO()) as said,
+            mock.patch("time.monotonic", side_effect=range(0, 100, 10)),
+        ):
+            progress = cli.Progress(200, json)
+            progress.add(50, "one")
+            progress.end()
+        return said.getvalue().splitlines()
+
+    def test_objects(self):
+        events = [json.loads(line) for line in self.follow(json=True)]
+        self.assertEqual([event["what"] for event in events], ["started", "one", "stopped"])
+        self.assertEqual([event["fraction"] for event in events], [0, 0.25, 0.25])
+        self.assertIsNone(events[0]["remaining_s"])
+        self.assertEqual(events[1]["remaining_s"], 3 * events[1]["elapsed_s"])
+
+    def test_lines(self):
+        self.assertEqual(self.follow(json=False), [" 25 %  1:00 left  one"])
+
+
+class Child(unittest.TestCase):
+    def setUp(self):
+        folder = tempfile.TemporaryDirectory()
+        self.addCleanup(folder.cleanup)
+        self.folder = pathlib.Path(folder.name)
+
+    def run_script(self, script, *words, progress=None, **environment):
+        path = self.folder / "kvant"
+        path.write_text(f"#!/bin/sh\n{script}\n")
+        path.chmod(0o755)
+        with mock.patch.dict(os.environ, KVANT_COMMAND=str(path), **environment):
+            return child.run(list(words), progress, 8.0, "step")
+
+    def test_rows_and_codes(self):
+        for script, code, rows in [
+            ("echo '[{\"a\": 1}]'", 0, [{"a": 1}]),
+            ("echo '[{\"a\":'; exit 3", 3, None),
+            ("echo '{}'", 0, None),
+            ("kill -9 $$", 128 + 9, None),
+        ]:
+            with self.subTest(script=script):
+                result = self.run_script(script)
+                self.assertEqual((result.code, result.rows), (code, rows))
+
+    def test_level_of_the_command(self):
+        self.assertEqual(
+            self.run_script('printf \'["%s"]\' "$*"', "eval", "-m", KVANT_CPU="avx2").rows, ["--cpu avx2 eval -m"]
+        )
+
+    def test_progress_is_shared(self):
+        """Half of its work is half of its share; a child that ends well has done all of it, whatever it said."""
+        half = 'echo \'{"total": 4, "fraction": 0.5}\' >&2'
+        for ending, done in (("", 8.0), ("; exit 1", 4.0)):
+            progress = mock.Mock(spec=cli.Progress)
+            self.run_script(half + ending, progress=progress)
+            self.assertEqual(sum(call.args[0] for call in progress.add.call_args_list), done)
+            self.assertEqual({call.args[1] for call in progress.add.call_args_list}, {"step"})
+
+    def test_interrupt_is_passed_on(self):
+        self.addCleanup(signal.signal, signal.SIGINT, signal.getsignal(signal.SIGINT))
+        self.addCleanup(setattr, cli, "_stopping", False)
+        cli.catch_interrupt()
+        # Sent while the script waits, after it said that it does.
+        ready = self.folder / "ready"
+        os.mkfifo(ready)
+
+        def interrupt():
+            ready.read_text()
+            os.kill(os.getpid(), signal.SIGINT)
+
+        threading.Thread(target=interrupt, daemon=True).start()
+        result = self.run_script(f"trap 'echo [1]; exit 130' INT; : > {ready}; while :; do sleep 0.05; done")
+        self.assertEqual((result.code, result.rows), (130, [1]))
+        self.assertTrue(cli.interrupted())
+
+
+class Plan(unittest.TestCase):
+    request = {
+        "model": "/models/m.gguf",
+        "text": "./t.txt",
+        "state": "r.state",
+        "needles": "r.needles",
+        "quick": False,
+        "n_ctx": 2048,
+        "n_chunks": 2,
+        "longest": 4096,
+        "n_ctx_train": 8192,
+        "prefill_tps": 1000.0,
+        "decode_tps": 10.0,
+        "calibrated": False,
+        "families": frozenset(
+            ["int", "bdr", "kivi", "innerq", "hessian", "turboquant", "trellis", "octopus", "polar", "hqmq", "addvq"]
+        ),
+    }
+
+    def plan(self, **changes):
+        return report_plan.make(report_plan.Request(**{**self.request, **changes}))
+
+    def test_steps(self):
+        self.assertEqual(
+            [step.name for step in self.plan()],
+            ["quality", "position", "speed", "needle:512", "needle:1024", "needle:2048", "needle:4096"],
+        )
+        short = self.plan(n_ctx_train=1000)
+        self.assertEqual([step.name for step in short], ["quality", "position", "speed", "needle:512"])
+        self.assertIn("0,125,500", short[2].words)  # what is measured at the deepest must still fit
+
+    def test_lists(self):
+        quality, _, speed, needle, *_ = self.plan(calibrated=True)
+        self.assertEqual(quality.words[-2:], ["-k", "hessian-4"])
+        self.assertEqual(needle.words.count("--stock"), 2)
+        self.assertEqual(speed.words.count("--stock"), 3)  # f16, with which all is compared
+        self.assertNotIn("hessian-4", self.plan()[0].words)
+
+    def test_builds_without_some_families(self):
+        few = {"families": frozenset(["int", "turboquant", "trellis"]), "calibrated": True}
+        words = self.plan(**few)[0].words
+        self.assertNotIn("octopus-4", words)
+        self.assertNotIn("hessian-4", words)
+        self.assertIn("int-4:axis=channel,group=64", words)
+        self.assertEqual(report_plan.absent_families(report_plan.Request(**self.request)), [])
+        self.assertEqual(
+            report_plan.absent_families(report_plan.Request(**{**self.request, **few})),
+            ["addvq", "bdr", "hessian", "hqmq", "innerq", "kivi", "octopus", "polar"],
+        )
+
+    def test_own_configurations(self):
+        own = ["--protect", "1", *(word for i in range(9) for word in ("--codec-k", f"int-{i}", "--fp32"))]
+        quality, _, _, needle, *_ = self.plan(configs=own, settings=["--config", "a.kvant"], calibrated=True)
+        self.assertEqual(quality.words[-len(own) - 2 :], [*own, "--config", "a.kvant"])
+        self.assertEqual(needle.words[-22:], [*own[:20], "--config", "a.kvant"])
+
+    def test_times(self):
+        """(f16 and two codecs of 1.6 times its cost) x 2 x 2048 tokens at 1000 a second, and the start."""
+        quality, position, *_ = self.plan(configs=["--stock", "q8_0", "--stock", "q4_0"])
+        self.assertAlmostEqual(quality.seconds, 2 + 4.096 * (1 + 2 * 1.6))
+        self.assertEqual(position.seconds, 2)
+
+    def test_command_lines_name_no_folders(self):
+        line = self.plan(common=["--runtime", "/opt/llama"])[0].command_line()
+        self.assertTrue(
+            line.startswith(
+                "kvant eval -m m.gguf --json --runtime llama -f t.txt -c 2048 --chunks 2 --resume r.state "
+            ),
+            line,
+        )
+
+
+class Results(unittest.TestCase):
+    def test_steps(self):
+        results = report_file.new()
+        report_file.set_step(results, "a", "kvant a", "complete", 1, [{"calibration": "/home/x/m.kvcal"}])
+        report_file.set_step(results, "b", "kvant b", "partial", 1, [])
+        report_file.set_step(results, "a", "kvant a -q", "complete", 2, [{"calibration": "/home/x/m.kvcal"}])
+        self.assertEqual([step["name"] for step in results["steps"]], ["a", "b"])
+        self.assertEqual(results["steps"][0]["rows"], [{"calibration": "m.kvcal"}])
+        self.assertTrue(report_file.has(results, "a", "kvant a -q"))
+        self.assertFalse(report_file.has(results, "a", "kvant a"))
+        self.assertFalse(report_file.has(results, "b", "kvant b"))
+
+
+if __name__ == "__main__":
+    unittest.main()

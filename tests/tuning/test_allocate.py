@@ -1,0 +1,82 @@
+"""Allocation of choices to sites, against a search of all combinations."""
+
+import itertools
+import math
+import random
+import unittest
+
+import numpy as np
+from kvant.tuning import allocate
+
+SITES, CHOICES = 6, 4
+
+
+def problem(rng):
+    """Losses that fall with bytes by about a factor per step, as those of codecs do; some choices are worse at more bytes."""
+    sites = []
+    for _ in range(SITES):
+        weight = math.exp(3 * rng.random())
+        sites.append([(100 * (c + 1) + rng.randrange(20), weight * (3 + rng.random()) ** -c) for c in range(CHOICES)])
+    return sites
+
+
+def all_totals(sites):
+    """Bytes and loss of all combinations."""
+    picks = np.array(list(itertools.product(range(CHOICES), repeat=SITES)))
+    return np.array(sites)[np.arange(SITES), picks].sum(axis=1).T
+
+
+class Allocate(unittest.TestCase):
+    def test_close_to_the_best(self):
+        rng, exact, losses, best_losses = random.Random(11), 0, 0.0, 0.0
+        for _ in range(60):
+            sites, budget = problem(rng), 650 + 1600 * rng.random()
+            sizes, all_losses = all_totals(sites)
+            chosen = allocate.allocate(sites, budget)
+            self.assertEqual(chosen is not None, bool((sizes <= budget).any()))
+            if chosen is None:
+                continue
+            size, loss = allocate.total(sites, chosen)
+            best = all_losses[sizes <= budget].min()
+            self.assertLessEqual(size, budget)
+            self.assertGreaterEqual(loss, best * (1 - 1e-12))
+            # No exchange of two sites helps; one of three could, so not every round is exact.
+            exact += loss <= best * (1 + 1e-12)
+            losses += loss
+            best_losses += best
+        self.assertGreaterEqual(exact, 45)
+        self.assertLessEqual(losses, 1.02 * best_losses)
+
+    def test_no_exchange_of_two_helps(self):
+        rng = random.Random(5)
+        for _ in range(20):
+            sites, budget = problem(rng), 900 + 1000 * rng.random()
+            chosen = allocate.allocate(sites, budget)
+            size, loss = allocate.total(sites, chosen)
+            for i, j in itertools.permutations(range(SITES), 2):
+                for c, d in itertools.product(range(CHOICES), repeat=2):
+                    other = list(chosen)
+                    other[i], other[j] = c, d
+                    other_size, other_loss = allocate.total(sites, other)
+                    self.assertTrue(other_size > budget or other_loss >= loss * (1 - 1e-9))
+            self.assertLessEqual(size, budget)
+
+    def test_a_budget_that_is_too_small(self):
+        sites = [[(20, 0), (10, 5), (10, 3)]] * 2
+        self.assertIsNone(allocate.allocate(sites, 19))
+        self.assertEqual(allocate.allocate(sites, 20), [2, 2])
+        self.assertEqual(allocate.allocate(sites, 30), [0, 2])  # ties go to the earlier site
+        self.assertEqual(allocate.allocate(sites, 1000), [0, 0])
+
+    def test_more_bytes_are_no_reason(self):
+        self.assertEqual(allocate.allocate([[(10, 1), (20, 1), (30, 2)]], 100), [0])
+        self.assertEqual(allocate.allocate([], 0), [])
+
+    def test_a_pair_of_moves_where_neither_fits_or_gains_alone(self):
+        """The climb gives site 1 its larger choice first, because it saves more per byte; then site 0's saves more in all."""
+        sites = [[(10, 10), (20, 3)], [(10, 5), (15, 1)]]
+        self.assertEqual(allocate.allocate(sites, 30), [1, 0])
+
+
+if __name__ == "__main__":
+    unittest.main()

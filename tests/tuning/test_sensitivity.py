@@ -1,0 +1,94 @@
+"""Weights from noisy measurements, ranks, bytes of caches, and the candidates."""
+
+import math
+import types
+import unittest
+
+import kvant
+from kvant.tuning import captures, mixes, sensitivity
+
+SHAPE = captures.Shape(2, 4, (64, 64), 0.125, 0.0, 0.0, 0)
+
+
+def site(role, measured, error, se=1e-6):
+    made = sensitivity.Site(0, role, SHAPE, 1024, ["a"], [mixes.Mix(1.0, error, (0, 0))])
+    made.measured, made.measured_se = measured, se
+    return made
+
+
+class Weights(unittest.TestCase):
+    def test_exact_measurements_are_taken_as_they_are(self):
+        sites = [site("k", 0.01, 0.1), site("k", 0.08, 0.2), site("v", 0.3, 0.1), site("v", 0.001, 0.1)]
+        sensitivity.weigh(sites)
+        for s in sites:
+            self.assertAlmostEqual(s.cost(0) / s.measured, 1, places=4)
+
+    def test_noise_is_drawn_to_the_mean_of_the_role(self):
+        """Equal errors: logarithms of weights lie between the measured ones and their mean, noisy ones nearer to it."""
+        sites = [site("k", 0.01, 0.1, 1e-4), site("k", 0.04, 0.1, 0.02), site("k", 0.0025, 0.1, 1e-5), site("v", 9.0, 0.1)]
+        sensitivity.weigh(sites)
+        logs = [math.log(s.measured / 0.1) for s in sites[:3]]
+        mean = sum(logs) / 3
+        moved = [(math.log(s.weight) - y) / (mean - y) if abs(mean - y) > 1e-9 else 0 for s, y in zip(sites, logs)]
+        self.assertTrue(0.05 < moved[1] < 1)
+        self.assertTrue(0 <= moved[2] < 0.01 * moved[1])
+
+    def test_a_measurement_within_its_error_stays_positive(self):
+        sites = [site("k", -0.001, 0.1, 0.01), site("k", 0.01, 0.0), site("k", 0.01, 0.1)]
+        sensitivity.weigh(sites)
+        self.assertTrue(all(s.weight > 0 and math.isfinite(s.weight) for s in sites))
+
+    def test_rank_correlation(self):
+        rising = [site("k", i, i + 1) for i in range(5)]
+        self.assertEqual(sensitivity.agreement(rising), 1)
+        self.assertEqual(sensitivity.agreement([site("v", -i, i) for i in range(5)], "v"), -1)
+        self.assertEqual(sensitivity.agreement([site("k", m, e) for m, e in ((1, 1), (3, 2), (2, 3))]), 0.5)
+        self.assertIsNone(sensitivity.agreement(rising, "v"))
+
+
+class Bytes(unittest.TestCase):
+    def test_cells(self):
+        sliding = SHAPE._replace(window=512)
+        self.assertEqual(sensitivity.n_cells(SHAPE, 8192), 8192)
+        self.assertEqual(sensitivity.n_cells(sliding, 8192), 1024)  # the window and a batch
+        self.assertEqual(sensitivity.n_cells(sliding, 640), 640)
+
+    def test_pages_that_stay_fp16_count(self):
+        plain = types.SimpleNamespace(head_dim=64, page_bytes=2304, sink_tokens=0, recent_tokens=0, block_tokens=1)
+        fp16 = 64 * 64 * 2
+        for changed, opened in (({}, 0), ({"sink_tokens": 4}, 1), ({"recent_tokens": 128}, 3), ({"block_tokens": 64}, 1),
+                                ({"sink_tokens": 65, "recent_tokens": 1}, 4)):
+            codec = types.SimpleNamespace(**{**vars(plain), **changed})
+            self.assertEqual(sensitivity.bytes_of(codec, 640), opened * fp16 + (10 - opened) * 2304, changed)
+        sink = types.SimpleNamespace(**{**vars(plain), "sink_tokens": 100})
+        self.assertEqual(sensitivity.bytes_of(sink, 64), fp16)
+
+
+class Candidates(unittest.TestCase):
+    def test_all_can_be_made_and_differ(self):
+        for calibrated, n in ((True, (21, 18)), (False, (11, 10))):
+            found = sensitivity.default_candidates(calibrated)
+            self.assertEqual((len(set(found["k"])), len(set(found["v"]))), n)
+            for role, specs in found.items():
+                self.assertIn("-2:", specs[0])  # the coarse one that is measured
+                for spec in specs:
+                    takes = kvant.needs_calibration(spec, role)
+                    self.assertTrue(calibrated or not takes, spec)
+                    if not takes:
+                        kvant.Codec(spec, 64, role)
+
+    def test_kinds_are_what_fits_into_one_cache(self):
+        """Against the library's own judgement: a tensor takes codecs of one kind, and refuses others."""
+        codecs = [kvant.Codec(spec, 64, "k") for spec in sensitivity.default_candidates(False)["k"] + ["int-4:axis=channel,group=64", "int-4:recent=70"]]
+        for a in codecs:
+            for b in codecs:
+                try:
+                    kvant.Tensor([a, b])
+                    fits = True
+                except kvant.Error:
+                    fits = False
+                self.assertEqual(fits, sensitivity.kind_of(a) == sensitivity.kind_of(b), (a, b))
+
+
+if __name__ == "__main__":
+    unittest.main()

@@ -1,0 +1,14 @@
+/* json.h - writes the values of JSON to a stream; commas and brackets are the caller's. */
+#ifndef KVANT_TOOLS_JSON_H
+#define KVANT_TOOLS_JSON_H
+
+#include <stdio.h>
+
+/* In quotes and escaped; NULL is null. Bytes that are no UTF-8, as names of files may have, are
+ * written as they are. */
+void json_string(FILE *out, const char *text);
+
+/* With as few digits as give the same number back; null when it is not finite. */
+void json_number(FILE *out, double number);
+
+#endif /* KVANT_TOOLS_JSON_H */

@@ -1,0 +1,69 @@
+/* python_command.c - the door to commands that are Python (integrations/python/kvant/commands): the program becomes the
+ * interpreter.
+ *
+ * Owns where interpreter and package are, and what the package is told of this program. Refuses options: they are the package's.
+ */
+#define _POSIX_C_SOURCE 200809L /* setenv */
+#include "command.h"
+#include "plugin.h"
+
+#include <errno.h>
+#include <limits.h>
+#include <stdio.h>
+#include <stdlib.h>
+#include <string.h>
+#include <unistd.h>
+
+#define ENV_PYTHON "KVANT_PYTHON"   /* the interpreter, instead of python3 */
+#define ENV_COMMAND "KVANT_COMMAND" /* this program, which Python commands start again */
+#define ENV_DATA "KVANT_DATA"       /* the folder of the package and of what it reads */
+#define ENV_RUNTIME "KVANT_RUNTIME" /* llama.cpp's libraries, for commands that call them */
+#define ENV_LIBRARY "KVANT_LIBRARY" /* libkvant.so, for commands that call it */
+
+static bool tell_the_package(const char *data)
+{
+    char command[PATH_MAX], library[PATH_MAX];
+    const ssize_t n = readlink("/proc/self/exe", command, sizeof command - 1);
+    if (n <= 0)
+        return false;
+    command[n] = 0;
+#ifdef KVANT_HAVE_LLAMA
+    const char *runtime = getenv(ENV_RUNTIME);
+    if (setenv(ENV_RUNTIME, KVANT_DEFAULT_RUNTIME, runtime == NULL || runtime[0] == 0) != 0)
+        return false;
+#endif
+    return setenv(ENV_COMMAND, command, 1) == 0 && setenv(ENV_DATA, data, 1) == 0 &&
+           (!library_beside_command("libkvant.so", library, sizeof library) ||
+            setenv(ENV_LIBRARY, library, 0) == 0);
+}
+
+/* argv[0], the subcommand, names the package's module. */
+static void become(const char *python, const char *package, int argc, char **argv)
+{
+    char **words = calloc((size_t)argc + 3, sizeof *words);
+    if (words == NULL)
+        return;
+    words[0] = (char *)python;
+    words[1] = (char *)package;
+    memcpy(words + 2, argv, (size_t)argc * sizeof *words);
+    execvp(python, words);
+    free(words);
+}
+
+int python_command(int argc, char **argv)
+{
+    const char *given = getenv(ENV_PYTHON), *python = given != NULL && given[0] != 0 ? given : "python3";
+    char data[PATH_MAX] = "", package[PATH_MAX + 32];
+    const bool found = data_beside_command(data, sizeof data);
+    snprintf(package, sizeof package, "%s/python/kvant/commands", data);
+    if (!found || access(package, R_OK) != 0) {
+        complain("%s: the Python part of kvant is not beside the program, in ../share/kvant/python", argv[0]);
+        hint("install the whole of kvant: cmake --install, or make install");
+        return EXIT_RUNTIME;
+    }
+    if (tell_the_package(data))
+        become(python, package, argc, argv);
+    complain("%s: cannot start %s: %s", argv[0], python, strerror(errno));
+    hint("this command needs Python 3.9 or newer; " ENV_PYTHON " says where one is");
+    return EXIT_RUNTIME;
+}
