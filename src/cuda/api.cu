@@ -22,9 +22,7 @@ AppendRole role_of(const kvant_cuda_codec &codec, const kvant_cuda_pages &pages)
 {
     AppendRole role{};
     role.codec = codec.params;
-    role.book = &codec.book;
-    role.trellis = &codec.trellis;
-    role.wide_book = &codec.wide;
+    role.source = &codec;
     role.base = static_cast<uint8_t *>(pages.base);
     role.block_stride = pages.block_stride;
     role.head_stride = pages.head_stride;

@@ -18,22 +18,24 @@ struct AppendRole {
     const float *center, *scale;
     const float *weights;    /* as many for each kv head as codec.weighting says */
     size_t row_block_stride; /* elements; of blocks of open pages, when these are sealed */
-    bool wide;               /* rows begin at multiples of 16 bytes; set by launch_append */
-    /* On the host; of codes of several channels, of a trellis, of a wide codebook. */
-    const kvant_cuda_book *book;
-    const kvant_cuda_trellis *trellis;
-    const kvant_cuda_wide_book *wide_book;
+    bool wide;               /* rows begin at multiples of 16 bytes; set by booked */
+    const kvant_cuda_codec *source; /* on the host: has the books */
 };
 
 struct AppendArgs {
     AppendRole roles[2];
     kvant_cuda_type type;
-    uint32_t n_tokens, chunk; /* chunk: tokens a block of threads, set by launch_append */
+    uint32_t n_tokens, chunk; /* chunk: tokens a block of threads, set by booked */
     const int64_t *slots;
     uint32_t *refused;
     /* Sealing: n_tokens is 64 per block, block i goes from open block from[i] to sealed block to[i],
      * with tokens[i] tokens or all 64. NULL when rows are appended. */
     const int32_t *from, *to, *tokens;
+};
+
+/* With what codes mean beyond AppendRole::codec, for each role. */
+template <class Book> struct BookedAppendArgs : AppendArgs {
+    Book books[2];
 };
 
 /* Rows, or open pages, into sealed pages of kinds with one scale per token. */
