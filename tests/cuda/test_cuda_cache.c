@@ -10,8 +10,8 @@
 
 #include <kvant/cache.h>
 
-#include "../../src/codec/encode.h"
 #include "../unit/calibrated.h"
+#include "../unit/open_codec.h"
 
 enum { LAYERS = 2, HEADS = 8, KV_HEADS = 2, DIM = 64, WIDTH = KV_HEADS * DIM, Q_WIDTH = HEADS * DIM };
 enum { MOST = 640, SEQUENCES = 4, MOST_QUERIES = 20, EXPORT_HEADER = 40, STEPS = 60 };
@@ -343,8 +343,8 @@ static void part_open(part *p, twins *t, const stored_layer *all, const uint32_t
     f->cache.block_bytes = f->cache.v_offset + f->cache.v_info.page_bytes * KV_HEADS;
     f->cache.pool = calloc(all->n_blocks + 1, f->cache.block_bytes);
     f->open = (test_open_pool){ .n_kv_heads = KV_HEADS, .n_blocks = all->n_blocks, .page_bytes = 64 * DIM * 2 };
-    assert_int_equal(kvant_codec_create_open(f->cache.k, &f->open.codec[0]), KVANT_OK);
-    assert_int_equal(kvant_codec_create_open(f->cache.v, &f->open.codec[1]), KVANT_OK);
+    assert_int_equal(open_codec_create(f->cache.k, &f->open.codec[0]), KVANT_OK);
+    assert_int_equal(open_codec_create(f->cache.v, &f->open.codec[1]), KVANT_OK);
     f->open.pool = calloc(2 * KV_HEADS * (all->n_blocks + 1), f->open.page_bytes);
     for (uint32_t b = 0; b < all->n_blocks; b++)
         if (parts[b] == version) {
@@ -361,9 +361,9 @@ static void part_open(part *p, twins *t, const stored_layer *all, const uint32_t
 
 static void part_close(part *p)
 {
+    open_codec_free(&p->f.open.codec[0]);
+    open_codec_free(&p->f.open.codec[1]);
     kvant_codec_free(&p->made);
-    kvant_codec_free(&p->f.open.codec[0]);
-    kvant_codec_free(&p->f.open.codec[1]);
     kvant_cuda_codec_free(&p->f.cache.gpu_k);
     kvant_cuda_codec_free(&p->f.cache.gpu_v);
     free(p->f.cache.pool);
