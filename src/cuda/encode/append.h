@@ -1,8 +1,9 @@
-/* append.h - the arguments of the append kernels, as they travel into the launch. */
+/* append.h - the arguments of the append kernels, as they travel into the launch, and rows that a
+ * warp transforms. */
 #ifndef KVANT_CUDA_APPEND_H
 #define KVANT_CUDA_APPEND_H
 
-#include "../params.h"
+#include "../rotate.cuh"
 
 #include <cuda_runtime.h>
 
@@ -60,6 +61,38 @@ cudaError_t launch_append_open(const AppendArgs &args, uint32_t head_dim, int n_
 /* Open pages into sealed pages of kinds with groups of 32. */
 cudaError_t launch_seal_groups(const AppendArgs &args, uint32_t head_dim, int n_roles, int n_kv_heads,
                                cudaStream_t stream);
+
+/* Number `at` of all kv heads' channels less its centre, over its scale. */
+__device__ __forceinline__ float centered(float x, const AppendRole &role, int at)
+{
+    if (role.center)
+        x = __fsub_rn(x, role.center[at]);
+    if (role.scale)
+        x = __fdiv_rn(x, role.scale[at]);
+    return x;
+}
+
+__device__ __forceinline__ bool is_finite(float x)
+{
+    return fabsf(x) <= 3.4028234e38f;
+}
+
+/* A warp's row, transformed; finite: before the transform. */
+template <int D>
+__device__ __forceinline__ Row<D> transformed_row(const AppendArgs &args, const AppendRole &role, size_t row_at,
+                                                  int kv_head, int lane, bool &finite)
+{
+    Row<D> row = load_row<D>(role.rows, row_at, args.type, lane);
+    finite = true;
+#pragma unroll
+    for (int j = 0; j < Row<D>::PER_LANE; j++) {
+        row.x[j] = centered(row.x[j], role, kv_head * D + lane + 32 * j);
+        finite &= is_finite(row.x[j]);
+    }
+    finite = __all_sync(FULL, finite);
+    transform(row, role.codec, weights_of(role.codec, role.weights, kv_head), lane);
+    return row;
+}
 
 } // namespace kvant
 

@@ -31,7 +31,7 @@ __device__ __noinline__ void refuse(const AppendArgs &args, const AppendRole &ro
         load_centered<D>(x, args, role, row_at, kv_head, lane % LANES);
     bool finite = true;
     for (int i = 0; i < 16; i++)
-        finite &= fabsf(x[i]) <= 3.4028234e38f;
+        finite &= is_finite(x[i]);
     __syncwarp(); /* other lanes have read the slot */
     uint32_t all = __ballot_sync(FULL, finite), row = ((1u << LANES) - 1) << lane / LANES * LANES;
     if (refused && lane % LANES == 0) {

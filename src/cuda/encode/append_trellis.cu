@@ -128,26 +128,6 @@ __device__ __forceinline__ Quantized quantize_row(TrellisRows<D, M> &rows, const
     return Quantized{ stored, 0, norm <= 65504.0f && stored <= 65504.0f };
 }
 
-/* The row of a token less its centre, over its scale, rotated; finite: before the rotation. */
-template <int D>
-__device__ __forceinline__ Row<D> transformed_row(const AppendArgs &args, const AppendRole &role, size_t row_at,
-                                                  int kv_head, int lane, bool &finite)
-{
-    Row<D> row = load_row<D>(role.rows, row_at, args.type, lane);
-    finite = true;
-#pragma unroll
-    for (int j = 0; j < Row<D>::PER_LANE; j++) {
-        if (role.center)
-            row.x[j] = __fsub_rn(row.x[j], role.center[kv_head * D + lane + 32 * j]);
-        if (role.scale)
-            row.x[j] = __fdiv_rn(row.x[j], role.scale[kv_head * D + lane + 32 * j]);
-        finite &= fabsf(row.x[j]) <= 3.4028234e38f;
-    }
-    finite = __all_sync(FULL, finite);
-    transform(row, role.codec, weights_of(role.codec, role.weights, kv_head), lane);
-    return row;
-}
-
 template <int D, int M>
 __device__ __forceinline__ void encode_token(TrellisRows<D, M> &rows, const AppendArgs &args,
                                              const AppendRole &role, const kvant_cuda_trellis &trellis,
