@@ -140,8 +140,7 @@ static bool ask(run *r, struct llama_context *ctx, const needle *needle, size_t 
         score(a, logits + i * n_vocab, n_vocab, needle->question[needle->n_question + i]);
     if (ll.llama_memory_seq_rm(ll.llama_get_memory(ctx), 0, (llama_pos)position, -1))
         return true;
-    complain("needle: this model's memory cannot forget a question (recurrent or windowed)");
-    return false;
+    return complain("needle: this model's memory cannot forget a question (recurrent or windowed)");
 }
 
 static bool try_text(run *r, needle_text *text, const kv_config *config, uint32_t n_ctx, answer *answers,
@@ -218,11 +217,9 @@ static bool choose_lengths(run *r, const struct llama_model *model)
     r->n_lengths = r->settings->n_lengths;
     memcpy(r->lengths, r->settings->lengths, sizeof r->lengths);
     for (size_t i = 0; i < r->n_lengths; i++)
-        if (r->lengths[i] > limit) {
-            complain("needle: a context of %u tokens is beyond the model's %u", (unsigned)r->lengths[i],
-                     (unsigned)limit);
-            return false;
-        }
+        if (r->lengths[i] > limit)
+            return complain("needle: a context of %u tokens is beyond the model's %u", (unsigned)r->lengths[i],
+                            (unsigned)limit);
     for (uint32_t n = 512; r->settings->n_lengths == 0 && n <= limit && n <= DEFAULT_LONGEST; n *= 2)
         r->lengths[r->n_lengths++] = n;
     if (r->n_lengths == 0)
@@ -274,8 +271,7 @@ static bool prepare(run *r)
     r->batch = ll.llama_batch_init(NEEDLE_TOKENS, 0, 1);
     if (r->answers != NULL && r->trials != NULL && r->kv_bytes != NULL && r->batch.token != NULL)
         return true;
-    complain("needle: out of memory");
-    return false;
+    return complain("needle: out of memory");
 }
 
 /* Over complete trials and depths first .. end - 1. */
