@@ -70,6 +70,7 @@ struct kvant_codec {
     kvant_codec_info info;
     char spec[KVANT_SPEC_MAX_LENGTH + 129]; /* canonical */
     kvant_transform transform;
+    kvant_common shown; /* of the common options what the canonical spec names */
     kvant_layout layout;
     const kvant_quantizer *quantizer;
     kvant_codec_view view; /* the family sets kind and the member of that kind */
@@ -189,7 +190,7 @@ typedef struct kvant_family {
 const kvant_family *kvant_family_find(const char *name);
 
 /* Begins the canonical form: name and variant by format, the family's options with the values as
- * they turned out, and the rotation of the codec's transform. */
+ * they turned out. Common options follow. */
 void kvant_codec_describe(kvant_codec *codec, const kvant_option *table, const void *values, const char *format, ...)
     KVANT_PRINTF(4, 5);
 

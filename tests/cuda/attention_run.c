@@ -3,7 +3,7 @@
 
 #include <math.h>
 
-static kvant_cuda_attention_args attention_args(const fixture *f)
+kvant_cuda_attention_args attention_args(const fixture *f)
 {
     const attention_case *c = f->c;
     const kvant_cuda_pages none = { NULL, 0,

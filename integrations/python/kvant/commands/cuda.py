@@ -30,7 +30,7 @@ COMMAND = cli.Command(
     name="bench cuda",
     usage="[-k SPEC [-v SPEC]]... [-b BATCH] [--heads N] [--kv-heads N] [-d DIM] [-n TOKENS]",
     about="Measures decode attention on an NVIDIA GPU: one query token a sequence over compressed\n"
-    "pages in random order, bf16 queries and outputs, rotation included.",
+    "pages in random order, bf16 queries and outputs, rotation included. Needs NumPy.",
     options=[
         *benchmarks.CODEC_OPTIONS,
         cli.Option("b", "batch", "N", "sequences (default 1)"),
