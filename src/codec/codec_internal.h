@@ -146,17 +146,14 @@ static inline const uint16_t *kvant_codec_metadata_of(const kvant_codec *codec, 
  * channels; group is a multiple of 16, or all there are. */
 void kvant_codec_offer_codes(kvant_codec *codec, bool per_channel, uint32_t group, kvant_code_lines_fn *lines);
 
-/* The same for chunk codes. A code stands for a direction times a length. Directions: a table of
- * 2^index_bits times 4 numbers; the fourth is 0 when chunks have 3 components. Lengths: a table
- * indexed by the other bits; without a table these bits are the length. Codes too wide, or
- * tables too large to pay, are not offered, which is no error. layout must live as long as the
- * codec. */
-kvant_status kvant_codec_offer_numbers(kvant_codec *codec, const kvant_chunk_layout *layout, uint32_t components,
-                                       uint32_t index_bits, const float *directions, const float *lengths);
-
-/* After it, for triplets of an octahedral codebook (2^bits levels): numbers that can be computed,
- * where bits allow. */
-void kvant_codec_offer_octahedral(kvant_codec *codec, const float *levels, uint32_t bits, const float *lengths);
+/* The same for chunk codes. A code stands for a direction times a length. Codes too wide, or tables
+ * too large to pay, are not offered, which is no error. layout must live as long as the codec.
+ * Chunks of four: directions is a table of 2^index_bits times 4 numbers, the other bits are the
+ * length. Triplets: an octahedral codebook of 2^bits levels, and a table of lengths. */
+kvant_status kvant_codec_offer_directions(kvant_codec *codec, const kvant_chunk_layout *layout, uint32_t index_bits,
+                                          const float *directions);
+kvant_status kvant_codec_offer_triplets(kvant_codec *codec, const kvant_chunk_layout *layout, uint32_t bits,
+                                        const float *levels, const float *lengths);
 
 /* Where attention on codes has a query's channel among those of its numbers. */
 uint32_t kvant_codec_query_place(const kvant_codec *codec, uint32_t channel);
