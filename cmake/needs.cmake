@@ -1,7 +1,7 @@
 # What parts of the build need beside a C compiler and threads, and how a part that lacks something says so.
 # Nothing is fetched or installed from here: scripts/deps.sh installs, scripts/fetch.py fetches, and `make` calls both.
 
-# kvant_find_pkg(CJSON libcjson): sets CJSON_FOUND and the target PkgConfig::CJSON. Without pkg-config nothing is found.
+# kvant_find_pkg(CMOCKA cmocka): sets CMOCKA_FOUND and the target PkgConfig::CMOCKA. Without pkg-config nothing is found.
 macro(kvant_find_pkg prefix module)
     find_package(PkgConfig QUIET)
     set(${prefix}_FOUND FALSE)

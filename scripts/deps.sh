@@ -33,13 +33,12 @@ need_program cmake cmake
 need_program make make
 need_program cc gcc
 need_program c++ g++
-need_program pkg-config pkg-config
 need_program git git
 need_program python3 python3
 need_program npm npm
 need_pip
-need_library libcjson libcjson-dev
 if [ "$1" = test ]; then
+    need_program pkg-config pkg-config
     need_library cmocka libcmocka-dev
     need_program clang clang
     need_program chromium chromium # looks at the page of kvant report

@@ -88,6 +88,48 @@ static int usage_error(const arg_spec *spec)
     return EXIT_USAGE;
 }
 
+/* Optimal string alignment: a swap of neighbours counts once, because that is how fingers slip. */
+static size_t edit_distance(const char *a, const char *b)
+{
+    enum { MAX = 31 };
+    const size_t na = strlen(a), nb = strlen(b);
+    size_t d[MAX + 1][MAX + 1];
+    if (na > MAX || nb > MAX)
+        return MAX;
+    for (size_t i = 0; i <= na; i++)
+        d[i][0] = i;
+    for (size_t j = 0; j <= nb; j++)
+        d[0][j] = j;
+    for (size_t i = 1; i <= na; i++) {
+        for (size_t j = 1; j <= nb; j++) {
+            size_t best = d[i - 1][j - 1] + (a[i - 1] != b[j - 1]);
+            if (d[i - 1][j] + 1 < best)
+                best = d[i - 1][j] + 1;
+            if (d[i][j - 1] + 1 < best)
+                best = d[i][j - 1] + 1;
+            if (i > 1 && j > 1 && a[i - 1] == b[j - 2] && a[i - 2] == b[j - 1] && d[i - 2][j - 2] + 1 < best)
+                best = d[i - 2][j - 2] + 1;
+            d[i][j] = best;
+        }
+    }
+    return d[na][nb];
+}
+
+/* Of n names the one that word is most probably a slip of the keyboard for, or NULL. */
+static const char *closest_of(const char *word, const char *const *names, size_t n)
+{
+    const char *closest = NULL;
+    size_t best = strlen(word) / 2 + 1; /* beyond half of the word a suggestion is a guess */
+    for (size_t i = 0; i < n; i++) {
+        const size_t distance = edit_distance(word, names[i]);
+        if (distance < best) {
+            best = distance;
+            closest = names[i];
+        }
+    }
+    return closest;
+}
+
 static int unknown_option(const arg_spec *spec, char **argv)
 {
     const char *names[MAX_OPTIONS];
@@ -99,7 +141,7 @@ static int unknown_option(const arg_spec *spec, char **argv)
         return usage_error(spec);
     }
     complain("%s: unknown or ambiguous option %s", spec->command, word);
-    const char *closest = strncmp(word, "--", 2) == 0 ? args_closest(word + 2, names, spec->n_options) : NULL;
+    const char *closest = strncmp(word, "--", 2) == 0 ? closest_of(word + 2, names, spec->n_options) : NULL;
     if (closest != NULL)
         hint("did you mean --%s?", closest);
     return usage_error(spec);
@@ -208,51 +250,10 @@ bool args_double(const char *option, const char *text, double min, double max, d
     return complain("%s: '%s' is not a number from %g to %g", option, text, min, max);
 }
 
-/* Optimal string alignment: a swap of neighbours counts once, because that is how fingers slip. */
-static size_t edit_distance(const char *a, const char *b)
-{
-    enum { MAX = 31 };
-    const size_t na = strlen(a), nb = strlen(b);
-    size_t d[MAX + 1][MAX + 1];
-    if (na > MAX || nb > MAX)
-        return MAX;
-    for (size_t i = 0; i <= na; i++)
-        d[i][0] = i;
-    for (size_t j = 0; j <= nb; j++)
-        d[0][j] = j;
-    for (size_t i = 1; i <= na; i++) {
-        for (size_t j = 1; j <= nb; j++) {
-            size_t best = d[i - 1][j - 1] + (a[i - 1] != b[j - 1]);
-            if (d[i - 1][j] + 1 < best)
-                best = d[i - 1][j] + 1;
-            if (d[i][j - 1] + 1 < best)
-                best = d[i][j - 1] + 1;
-            if (i > 1 && j > 1 && a[i - 1] == b[j - 2] && a[i - 2] == b[j - 1] && d[i - 2][j - 2] + 1 < best)
-                best = d[i - 2][j - 2] + 1;
-            d[i][j] = best;
-        }
-    }
-    return d[na][nb];
-}
-
-const char *args_closest(const char *word, const char *const *names, size_t n)
-{
-    const char *closest = NULL;
-    size_t best = strlen(word) / 2 + 1; /* beyond half of the word a suggestion is a guess */
-    for (size_t i = 0; i < n; i++) {
-        const size_t distance = edit_distance(word, names[i]);
-        if (distance < best) {
-            best = distance;
-            closest = names[i];
-        }
-    }
-    return closest;
-}
-
 int args_unknown_word(const char *what, const char *word, const char *const *names, size_t n, const char *help)
 {
     complain("unknown %s '%s'", what, word);
-    const char *closest = args_closest(word, names, n);
+    const char *closest = closest_of(word, names, n);
     if (closest != NULL)
         hint("did you mean '%s'?", closest);
     hint("%s", help);

@@ -47,9 +47,6 @@ bool args_u32_list(const char *option, const char *text, uint32_t min, uint32_t 
                    size_t *n);
 bool args_double(const char *option, const char *text, double min, double max, double *value);
 
-/* Of n names the one that word is most probably a slip of the keyboard for, or NULL. */
-const char *args_closest(const char *word, const char *const *names, size_t n);
-
 /* For a word that names no command (benchmark, ...): complains, suggests the closest of n names and
  * the help, "kvant --help lists the commands". Returns the exit code. */
 int args_unknown_word(const char *what, const char *word, const char *const *names, size_t n, const char *help);

@@ -28,7 +28,8 @@ typedef struct header {
     uint64_t bytes, checksum;
 } header;
 
-size_t base_bytes(const base_key *key)
+/* Of a chunk's file, 0 when the sizes are impossible. */
+static size_t base_bytes(const base_key *key)
 {
     const size_t reference = score_reference_bytes(key->n_rows, key->n_vocab);
     return reference > 0 ? sizeof(header) + key->n_rows * sizeof(score_value) + reference : 0;

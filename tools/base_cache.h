@@ -28,9 +28,6 @@ typedef struct base {
     char path[4096]; /* "" in memory */
 } base;
 
-/* Bytes of a chunk's file, 0 when the sizes are impossible. */
-size_t base_bytes(const base_key *key);
-
 /* Makes the folder if need be and checks that it has room for so many chunks more. False after
  * complaining. */
 bool base_cache_prepare(const char *folder, const base_key *key, size_t n_new);

@@ -11,16 +11,14 @@
 #include <stdlib.h>
 #include <string.h>
 
-enum { WINDOWS = 0 }; /* the first tensor, where 4-byte numbers are aligned */
-
 typedef struct writer {
     reading *reading;
     const capture_plan *plan;
     safetensors file;
-    size_t tensors[OBSERVE_MAX_LAYERS][3]; /* numbers in the file, plus one; 0: not wanted */
+    safetensors_tensor windows;
+    safetensors_tensor tensors[OBSERVE_MAX_LAYERS][3]; /* no bytes: not wanted */
     size_t chunk, start; /* the batch that is decoded: its context's first token, position in it */
     uint16_t *halves;    /* a batch of one head, and of one token of all heads */
-    char err[512];
 } writer;
 
 /* Rows of queries of a text, or of a context, that the plan keeps. */
@@ -36,8 +34,7 @@ static bool plan_tensor(writer *w, uint32_t layer, capture_kind kind, uint64_t h
     const uint64_t shape[3] = { heads, rows, dim };
     char name[32];
     snprintf(name, sizeof name, "layers.%lu.%c", (unsigned long)layer, letters[kind]);
-    w->tensors[layer][kind] = w->file.n + 1;
-    return safetensors_plan(&w->file, name, "F16", shape, 3, w->err, sizeof w->err);
+    return safetensors_plan(&w->file, name, "F16", sizeof *w->halves, shape, 3, &w->tensors[layer][kind]);
 }
 
 static bool plan_layer(writer *w, uint32_t layer)
@@ -52,30 +49,33 @@ static bool plan_layer(writer *w, uint32_t layer)
            plan_tensor(w, layer, CAPTURE_Q, s->n_heads, queries, s->head_dim[0]);
 }
 
-static bool note_number(safetensors *file, const char *key, unsigned long long number)
+static bool wanted(const writer *w, uint32_t layer)
+{
+    return w->tensors[layer][CAPTURE_K].bytes > 0;
+}
+
+static void note_number(safetensors *file, const char *key, unsigned long long number)
 {
     char text[32];
     snprintf(text, sizeof text, "%llu", number);
-    return safetensors_note(file, key, text);
+    safetensors_note(file, key, text);
 }
 
 /* What is known of attention only now; sliding windows show when the text was read, see note_windows. */
-static bool note_attention(writer *w)
+static void note_attention(writer *w)
 {
-    bool ok = true;
-    for (uint32_t layer = 0; layer < w->reading->observer.n_layers && ok; layer++) {
+    for (uint32_t layer = 0; layer < w->reading->observer.n_layers; layer++) {
         const observe_attention *a = &w->reading->observer.shapes[layer].attention;
         char key[48], text[96];
-        if (w->tensors[layer][CAPTURE_K] == 0)
+        if (!wanted(w, layer))
             continue;
         snprintf(key, sizeof key, "layers.%lu.attention", (unsigned long)layer);
         snprintf(text, sizeof text, "%.9g %.9g %.9g", (double)a->scale, (double)a->max_bias, (double)a->softcap);
-        ok = safetensors_note(&w->file, key, text);
+        safetensors_note(&w->file, key, text);
     }
-    return ok;
 }
 
-static bool note_origin(writer *w)
+static void note_origin(writer *w)
 {
     const reading *r = w->reading;
     const char *path = r->engine->options.model;
@@ -83,20 +83,23 @@ static bool note_origin(writer *w)
     if (ll.llama_model_meta_val_str(r->engine->cpu_model, "general.name", name, sizeof name) <= 0)
         snprintf(name, sizeof name, "%s", file_name(path));
     snprintf(fingerprint, sizeof fingerprint, "%016llx", (unsigned long long)kvant_model_fingerprint(path));
-    return safetensors_note(&w->file, "format", "kvant-capture-1") && safetensors_note(&w->file, "model", name) &&
-           safetensors_note(&w->file, "model_fingerprint", fingerprint) &&
-           safetensors_note(&w->file, "text", w->plan->text) && note_number(&w->file, "tokens", r->n_tokens) &&
-           note_number(&w->file, "ctx", r->n_ctx) && note_number(&w->file, "query_step", w->plan->query_step) &&
-           note_number(&w->file, "text_tokens", r->text_tokens) &&
-           note_number(&w->file, "model_ctx", (unsigned long long)ll.llama_model_n_ctx_train(r->engine->cpu_model)) &&
-           safetensors_note(&w->file, "kvant", kvant_version());
+    safetensors_note(&w->file, "format", "kvant-capture-1");
+    safetensors_note(&w->file, "model", name);
+    safetensors_note(&w->file, "model_fingerprint", fingerprint);
+    safetensors_note(&w->file, "text", w->plan->text);
+    note_number(&w->file, "tokens", r->n_tokens);
+    note_number(&w->file, "ctx", r->n_ctx);
+    note_number(&w->file, "query_step", w->plan->query_step);
+    note_number(&w->file, "text_tokens", r->text_tokens);
+    note_number(&w->file, "model_ctx", (unsigned long long)ll.llama_model_n_ctx_train(r->engine->cpu_model));
+    safetensors_note(&w->file, "kvant", kvant_version());
 }
 
-static bool keep(writer *w, uint32_t layer, capture_kind kind, uint64_t row, size_t n_numbers)
+/* Rows of dim numbers each, from the tensor's row on. */
+static bool keep(writer *w, uint32_t layer, capture_kind kind, uint64_t row, size_t n_rows, size_t dim)
 {
-    const safetensors_tensor *t = &w->file.tensors[w->tensors[layer][kind] - 1];
-    return safetensors_write(&w->file, t, row * t->shape[2] * sizeof *w->halves, w->halves,
-                             n_numbers * sizeof *w->halves, w->err, sizeof w->err);
+    const size_t row_bytes = dim * sizeof *w->halves;
+    return safetensors_write(&w->file, &w->tensors[layer][kind], row * row_bytes, w->halves, n_rows * row_bytes);
 }
 
 static bool take_rows(void *user, uint32_t layer, kvant_role role, const float *rows, size_t stride, size_t n)
@@ -106,10 +109,10 @@ static bool take_rows(void *user, uint32_t layer, kvant_role role, const float *
     const observe_shape *s = &w->reading->observer.shapes[layer];
     const size_t dim = s->head_dim[role];
     bool ok = n <= ENGINE_UBATCH;
-    for (uint32_t h = 0; h < s->n_kv_heads && ok && w->tensors[layer][kind] > 0; h++) {
+    for (uint32_t h = 0; h < s->n_kv_heads && ok && wanted(w, layer); h++) {
         for (size_t i = 0; i < n; i++)
             ll.ggml_fp32_to_fp16_row(rows + i * stride + h * dim, w->halves + i * dim, (int64_t)dim);
-        ok = keep(w, layer, kind, (uint64_t)h * w->reading->n_tokens + w->chunk + w->start, n * dim);
+        ok = keep(w, layer, kind, (uint64_t)h * w->reading->n_tokens + w->chunk + w->start, n, dim);
     }
     return ok;
 }
@@ -127,8 +130,8 @@ static bool take_queries(void *user, uint32_t layer, uint32_t head, const float 
     for (size_t i = 0; i < n; i++)
         if ((w->start + i + 1) % step == 0)
             ll.ggml_fp32_to_fp16_row(rows + i * stride, w->halves + kept++ * dim, (int64_t)dim);
-    return w->tensors[layer][CAPTURE_Q] == 0 || kept == 0 ||
-           keep(w, layer, CAPTURE_Q, (uint64_t)head * per_head + before, kept * dim);
+    return !wanted(w, layer) || kept == 0 ||
+           keep(w, layer, CAPTURE_Q, (uint64_t)head * per_head + before, kept, dim);
 }
 
 static bool read_context(writer *w, progress *p)
@@ -138,12 +141,8 @@ static bool read_context(writer *w, progress *p)
     reading_clear(r);
     for (w->start = 0; w->start < length; w->start += ENGINE_UBATCH) {
         const size_t n = length - w->start < ENGINE_UBATCH ? length - w->start : ENGINE_UBATCH;
-        if (!reading_decode(r, w->chunk, w->start, n)) {
-            if (w->err[0] != 0)
-                complain("%s: %s", r->command, w->err);
-            w->err[0] = 0;
+        if (!reading_decode(r, w->chunk, w->start, n))
             return false;
-        }
         progress_add(p, (double)n, "reading the text");
         if (interrupted())
             return false;
@@ -167,11 +166,11 @@ static bool read_all(writer *w)
 }
 
 /* Layers whose queries saw fewer keys than a context had. A tensor of numbers, for the header was written before they were
- * known. */
+ * known; the first one, where numbers of 4 bytes are aligned. */
 static bool plan_windows(writer *w)
 {
     const uint64_t n = w->reading->observer.n_layers;
-    return safetensors_plan(&w->file, "windows", "I32", &n, 1, w->err, sizeof w->err);
+    return safetensors_plan(&w->file, "windows", "I32", sizeof(int32_t), &n, 1, &w->windows);
 }
 
 static bool write_windows(writer *w)
@@ -184,28 +183,25 @@ static bool write_windows(writer *w)
         for (int i = 0; i < 4; i++)
             bytes[4 * layer + (uint32_t)i] = (unsigned char)(window >> 8 * i);
     }
-    return safetensors_write(&w->file, &w->file.tensors[WINDOWS], 0, bytes, 4 * r->observer.n_layers,
-                             w->err, sizeof w->err);
+    return safetensors_write(&w->file, &w->windows, 0, bytes, 4 * r->observer.n_layers);
 }
 
 static bool create(writer *w)
 {
     const observer *o = &w->reading->observer;
     size_t largest = 0;
-    bool ok = plan_windows(w);
+    bool ok = safetensors_begin(&w->file) && plan_windows(w);
     for (uint32_t layer = 0; layer < o->n_layers && ok; layer++) {
         ok = plan_layer(w, layer);
         for (int role = 0; role < 2; role++)
             largest = o->shapes[layer].head_dim[role] > largest ? o->shapes[layer].head_dim[role] : largest;
     }
     w->halves = malloc((size_t)ENGINE_UBATCH * largest * sizeof *w->halves);
-    if (!ok)
-        return false;
-    if (w->halves == NULL || !note_origin(w) || !note_attention(w)) {
-        snprintf(w->err, sizeof w->err, "out of memory");
-        return false;
-    }
-    return safetensors_create(&w->file, w->plan->path, w->err, sizeof w->err);
+    if (!ok || w->halves == NULL)
+        return ok && complain("%s: out of memory", w->reading->command);
+    note_origin(w);
+    note_attention(w);
+    return safetensors_create(&w->file, w->plan->path);
 }
 
 static capture_summary summarize(const writer *w)
@@ -213,7 +209,7 @@ static capture_summary summarize(const writer *w)
     capture_summary s = { .n_queries = query_rows(w, w->reading->n_tokens),
                           .bytes = w->file.data_at + w->file.data_bytes };
     for (uint32_t layer = 0; layer < OBSERVE_MAX_LAYERS; layer++)
-        s.n_layers += w->tensors[layer][CAPTURE_K] > 0;
+        s.n_layers += wanted(w, layer);
     return s;
 }
 
@@ -224,10 +220,7 @@ bool capture_write(reading *r, const capture_plan *plan, capture_summary *summar
         return false;
     w->reading = r;
     w->plan = plan;
-    const bool ok =
-        create(w) && read_all(w) && write_windows(w) && safetensors_finish(&w->file, w->err, sizeof w->err);
-    if (!ok && w->err[0] != 0)
-        complain("%s: %s", r->command, w->err);
+    const bool ok = create(w) && read_all(w) && write_windows(w) && safetensors_finish(&w->file);
     *summary = summarize(w);
     safetensors_close(&w->file);
     free(w->halves);

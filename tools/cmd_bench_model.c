@@ -113,11 +113,8 @@ static bool feed(bench *b, subject *s, uint32_t n, uint32_t step, const char *wh
         const uint32_t now = n - done < step ? n - done : step;
         for (uint32_t i = 0; i < now; i++)
             tokens[i] = random_token(b, n_vocab);
-        const int32_t status = ll.llama_decode(s->ctx, ll.llama_batch_get_one(tokens, (int32_t)now));
-        if (interrupted())
+        if (!engine_decode(s->ctx, ll.llama_batch_get_one(tokens, (int32_t)now)))
             return false;
-        if (status != 0)
-            return complain("bench: llama.cpp could not decode (status %d)", (int)status);
         done += now;
         progress_add(&b->progress, now, what);
     }

@@ -98,8 +98,7 @@ static bool check_layers(const run *r)
         if (!r->settings->layers[layer] || (layer < o->n_layers && o->shapes[layer].n_kv_heads > 0))
             continue;
         complain("capture: the model has no attention in layer %lu", (unsigned long)layer);
-        hint("its layers are 0 to %lu", (unsigned long)o->n_layers - 1);
-        return false;
+        return hint("its layers are 0 to %lu", (unsigned long)o->n_layers - 1);
     }
     return true;
 }
@@ -151,8 +150,7 @@ static bool check_settings(settings *s)
     }
     if (s->output == NULL) {
         complain("capture: no output given");
-        hint("-o model.safetensors");
-        return false;
+        return hint("-o model.safetensors");
     }
     return engine_model_options_finish(&s->engine, "capture");
 }

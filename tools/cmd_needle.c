@@ -122,25 +122,6 @@ static void score(answer *a, const float *logits, size_t n_vocab, llama_token wa
     a->nll += log(sum) - (logits[wanted] - (double)logits[top]);
 }
 
-static bool decode(struct llama_context *ctx, struct llama_batch batch)
-{
-    const int32_t status = ll.llama_decode(ctx, batch);
-    if (status != 0 && !interrupted())
-        complain("needle: llama.cpp could not decode (status %d)", (int)status);
-    return status == 0 && !interrupted();
-}
-
-static bool read_text_of(run *r, struct llama_context *ctx, needle_text *text, const char *label)
-{
-    for (size_t start = 0; start < text->n_tokens; start += ENGINE_UBATCH) {
-        const size_t left = text->n_tokens - start, n = left < ENGINE_UBATCH ? left : ENGINE_UBATCH;
-        if (!decode(ctx, ll.llama_batch_get_one(text->tokens + start, (int32_t)n)))
-            return false;
-        progress_add(&r->progress, (double)n, label);
-    }
-    return true;
-}
-
 /* The question and all of the answer but its last token, which nothing follows. */
 static bool ask(run *r, struct llama_context *ctx, const needle *needle, size_t position, answer *a)
 {
@@ -151,7 +132,7 @@ static bool ask(run *r, struct llama_context *ctx, const needle *needle, size_t 
     engine_fill_batch(&r->engine, b, needle->question, position, n);
     for (size_t i = needle->n_question - 1; i < n; i++)
         b->logits[i] = 1;
-    if (!decode(ctx, *b))
+    if (!engine_decode(ctx, *b))
         return false;
     const float *logits = ll.llama_get_logits(ctx);
     *a = (answer){ .same_top = true };
@@ -159,8 +140,7 @@ static bool ask(run *r, struct llama_context *ctx, const needle *needle, size_t 
         score(a, logits + i * n_vocab, n_vocab, needle->question[needle->n_question + i]);
     if (ll.llama_memory_seq_rm(ll.llama_get_memory(ctx), 0, (llama_pos)position, -1))
         return true;
-    complain("needle: this model's memory cannot forget a question (recurrent or windowed)");
-    return false;
+    return complain("needle: this model's memory cannot forget a question (recurrent or windowed)");
 }
 
 static bool try_text(run *r, needle_text *text, const kv_config *config, uint32_t n_ctx, answer *answers,
@@ -175,7 +155,7 @@ static bool try_text(run *r, needle_text *text, const kv_config *config, uint32_
     if (ctx == NULL)
         return false;
     configs_label(config, label, sizeof label);
-    bool ok = read_text_of(r, ctx, text, label);
+    bool ok = engine_read(ctx, text->tokens, text->n_tokens, &r->progress, label);
     *kv_bytes = engine_kv_bytes(&r->engine, config, &meter);
     for (size_t i = 0; i < text->n_needles && ok; i++)
         ok = ask(r, ctx, &text->needles[i], text->n_tokens, &answers[i]);
@@ -237,11 +217,9 @@ static bool choose_lengths(run *r, const struct llama_model *model)
     r->n_lengths = r->settings->n_lengths;
     memcpy(r->lengths, r->settings->lengths, sizeof r->lengths);
     for (size_t i = 0; i < r->n_lengths; i++)
-        if (r->lengths[i] > limit) {
-            complain("needle: a context of %u tokens is beyond the model's %u", (unsigned)r->lengths[i],
-                     (unsigned)limit);
-            return false;
-        }
+        if (r->lengths[i] > limit)
+            return complain("needle: a context of %u tokens is beyond the model's %u", (unsigned)r->lengths[i],
+                            (unsigned)limit);
     for (uint32_t n = 512; r->settings->n_lengths == 0 && n <= limit && n <= DEFAULT_LONGEST; n *= 2)
         r->lengths[r->n_lengths++] = n;
     if (r->n_lengths == 0)
@@ -293,8 +271,7 @@ static bool prepare(run *r)
     r->batch = ll.llama_batch_init(NEEDLE_TOKENS, 0, 1);
     if (r->answers != NULL && r->trials != NULL && r->kv_bytes != NULL && r->batch.token != NULL)
         return true;
-    complain("needle: out of memory");
-    return false;
+    return complain("needle: out of memory");
 }
 
 /* Over complete trials and depths first .. end - 1. */

@@ -180,25 +180,12 @@ static bool prepare(generation *g)
     return g->ctx != NULL;
 }
 
-static bool decode(generation *g, llama_token *tokens, size_t n)
-{
-    const int32_t status = ll.llama_decode(g->ctx, ll.llama_batch_get_one(tokens, (int32_t)n));
-    if (status != 0 && !interrupted())
-        complain("run: llama.cpp could not decode (status %d)", (int)status);
-    return status == 0;
-}
-
 static bool read_prompt(generation *g)
 {
     const double start = monotonic_seconds();
     progress p;
     progress_start(&p, (double)g->n_prompt);
-    bool ok = true;
-    for (size_t i = 0; i < g->n_prompt && ok; i += ENGINE_UBATCH) {
-        const size_t n = g->n_prompt - i < ENGINE_UBATCH ? g->n_prompt - i : ENGINE_UBATCH;
-        ok = decode(g, g->tokens + i, n);
-        progress_add(&p, (double)n, "reading the prompt");
-    }
+    const bool ok = engine_read(g->ctx, g->tokens, g->n_prompt, &p, "reading the prompt");
     progress_end(&p);
     ll.llama_synchronize(g->ctx);
     g->prompt_seconds = monotonic_seconds() - start;
@@ -230,7 +217,7 @@ static bool answer(generation *g)
             complain("run: the context of %zu tokens is full", g->n_ctx);
             break;
         }
-        ok = decode(g, &token, 1);
+        ok = engine_decode(g->ctx, ll.llama_batch_get_one(&token, 1));
     }
     g->answer_seconds = monotonic_seconds() - start;
     putchar('\n');

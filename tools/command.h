@@ -20,7 +20,6 @@ int command_plugin_path(int argc, char **argv);
 int command_exec(int argc, char **argv);
 int command_run(int argc, char **argv);
 int command_eval(int argc, char **argv);
-int command_bench(int argc, char **argv);
 int command_needle(int argc, char **argv);
 int command_inspect(int argc, char **argv);
 int command_calibrate(int argc, char **argv);
@@ -32,7 +31,6 @@ int python_command(int argc, char **argv);
 
 /* Of `kvant bench`. */
 int bench_model(int argc, char **argv);
-int bench_encode(int argc, char **argv);
 
 /* One line on stderr, "kvant: ..." or "  hint: ...". Both return false, so that a check can end with its complaint. */
 bool complain(const char *format, ...);

@@ -22,7 +22,7 @@ static const stock_type stock_types[] = {
     { "q4_1", GGML_TYPE_Q4_1 }, { "q4_0", GGML_TYPE_Q4_0 }, { "iq4_nl", GGML_TYPE_IQ4_NL },
 };
 
-bool configs_stock_type(const char *name, enum ggml_type *type)
+static bool stock_type_of(const char *name, enum ggml_type *type)
 {
     for (size_t i = 0; i < sizeof stock_types / sizeof *stock_types; i++) {
         if (strcmp(stock_types[i].name, name) == 0) {
@@ -98,7 +98,7 @@ bool configs_add_stock(kv_configs *list, const char *types)
         config->k = config->stock_k;
         config->v = slash + 1;
     }
-    return configs_stock_type(config->k, &config->type_k) && configs_stock_type(config->v, &config->type_v);
+    return stock_type_of(config->k, &config->type_k) && stock_type_of(config->v, &config->type_v);
 }
 
 bool configs_set_accel(kv_configs *list)
@@ -247,7 +247,9 @@ uint64_t config_key(const kv_config *c)
     if (c->stock)
         return h;
     const char *const files[] = { c->path, scheme_info(c->scheme).calibration_path };
-    const char *const words[] = { c->k, c->v, protect_codec(c), getenv("KVANT_SEED"), getenv(PLUGIN_ENV_CPU) };
+    const bool by_file = c->path != NULL; /* its name does not matter */
+    const char *const words[] = { by_file ? NULL : c->k, by_file ? NULL : c->v, protect_codec(c), getenv("KVANT_SEED"),
+                                  getenv(PLUGIN_ENV_CPU) };
     for (size_t i = 0; i < sizeof files / sizeof *files; i++)
         h = fingerprint_number(h, files[i] != NULL ? fingerprint_whole_file(files[i]) : 0);
     for (size_t i = 0; i < sizeof words / sizeof *words; i++)
@@ -260,7 +262,7 @@ kv_config configs_f16(void)
     return (kv_config){ .stock = true, .k = "f16", .v = "f16", .type_k = GGML_TYPE_F16, .type_v = GGML_TYPE_F16 };
 }
 
-bool configs_is_f16(const kv_config *config)
+static bool is_f16(const kv_config *config)
 {
     return config->stock && !config->accel && config->type_k == GGML_TYPE_F16 && config->type_v == GGML_TYPE_F16;
 }
@@ -270,7 +272,7 @@ size_t configs_after_f16(const kv_configs *list, const kv_config *f16, const kv_
     size_t n = 0;
     ordered[n++] = f16;
     for (size_t i = 0; i < list->n; i++)
-        if (!configs_is_f16(&list->items[i]))
+        if (!is_f16(&list->items[i]))
             ordered[n++] = &list->items[i];
     return n;
 }

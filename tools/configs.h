@@ -44,7 +44,6 @@ bool configs_add_file(kv_configs *list, const char *path);
 bool configs_add_k(kv_configs *list, const char *spec);
 bool configs_add_v(kv_configs *list, const char *spec);
 bool configs_add_stock(kv_configs *list, const char *types);
-bool configs_stock_type(const char *name, enum ggml_type *type); /* "q8_0"; false after complaining */
 /* For the --stock before it. */
 bool configs_set_accel(kv_configs *list);
 /* For the -k, --preset or --config before it. */
@@ -77,7 +76,6 @@ void configs_fill_cells(const kv_config *config, report_cell *cells);
 
 /* f16 for K and V in llama.cpp's own cache: what everything is compared with. */
 kv_config configs_f16(void);
-bool configs_is_f16(const kv_config *config);
 
 /* The order of a comparison: f16, then those of the list that are something else. ordered has room
  * for MAX_CONFIGS + 1; their number. */

@@ -315,3 +315,22 @@ void engine_fill_batch(const engine *e, struct llama_batch *batch, const llama_t
     if (position == 0 && ll.llama_vocab_get_add_bos(vocab))
         batch->token[0] = ll.llama_vocab_bos(vocab);
 }
+
+bool engine_decode(struct llama_context *ctx, struct llama_batch batch)
+{
+    const int32_t status = ll.llama_decode(ctx, batch);
+    if (interrupted())
+        return false;
+    return status == 0 || complain("llama.cpp could not decode (status %d)", (int)status);
+}
+
+bool engine_read(struct llama_context *ctx, llama_token *tokens, size_t n, progress *p, const char *label)
+{
+    for (size_t start = 0; start < n; start += ENGINE_UBATCH) {
+        const size_t now = n - start < ENGINE_UBATCH ? n - start : ENGINE_UBATCH;
+        if (!engine_decode(ctx, ll.llama_batch_get_one(tokens + start, (int32_t)now)))
+            return false;
+        progress_add(p, (double)now, label);
+    }
+    return true;
+}

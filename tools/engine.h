@@ -12,6 +12,7 @@
 #include "args.h"
 #include "configs.h"
 #include "llama_api.h"
+#include "progress.h"
 
 #define ENGINE_UBATCH 512u /* llama.cpp's default: tokens of one graph */
 
@@ -141,6 +142,13 @@ typedef enum token_kind {
  * model's BOS, where it wants one. */
 void engine_fill_batch(const engine *e, struct llama_batch *batch, const llama_token *tokens, size_t position,
                        size_t n);
+
+/* One graph. False when interrupted, or after complaining. */
+bool engine_decode(struct llama_context *ctx, struct llama_batch batch);
+
+/* n tokens behind those that the context has, in graphs of ENGINE_UBATCH, each of which counts as so much progress under that
+ * label. False when interrupted, or after complaining. */
+bool engine_read(struct llama_context *ctx, llama_token *tokens, size_t n, progress *p, const char *label);
 
 /* Tokens of a text, to be freed; NULL after complaining. */
 llama_token *engine_tokenize(const engine *e, const char *text, size_t bytes, token_kind kind, size_t *n);

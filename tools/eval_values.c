@@ -8,30 +8,31 @@
 #include <stdio.h>
 #include <stdlib.h>
 
+enum { KLD = 0, NLL = 1, PER_CONFIGURATION = 2 };
+
 typedef struct writer {
     const eval_run *run;
     safetensors file;
+    safetensors_tensor tensors[MAX_CONFIGS + 1][PER_CONFIGURATION];
     double *numbers; /* of one tensor */
-    char err[512];
 } writer;
-
-enum { KLD = 0, NLL = 1, PER_CONFIGURATION = 2 };
 
 static bool plan(writer *w)
 {
     static const char *const names[PER_CONFIGURATION] = { "kld", "nll" };
     const eval_run *r = w->run;
     const uint64_t shape[2] = { r->texts.n_chunks, r->n_rows };
-    bool ok = safetensors_note(&w->file, "format", "kvant-values-1") &&
-              safetensors_note(&w->file, "kvant", kvant_version());
+    bool ok = true;
+    safetensors_note(&w->file, "format", "kvant-values-1");
+    safetensors_note(&w->file, "kvant", kvant_version());
     for (size_t i = 0; i < r->n_tallies && ok; i++) {
         char key[48], label[128];
         snprintf(key, sizeof key, "configuration.%zu", i);
-        ok = safetensors_note(&w->file, key, configs_label(r->tallies[i].config, label, sizeof label));
+        safetensors_note(&w->file, key, configs_label(r->tallies[i].config, label, sizeof label));
         for (int kind = 0; kind < PER_CONFIGURATION && ok; kind++) {
             char name[32];
             snprintf(name, sizeof name, "%s.%zu", names[kind], i);
-            ok = safetensors_plan(&w->file, name, "F64", shape, 2, w->err, sizeof w->err);
+            ok = safetensors_plan(&w->file, name, "F64", sizeof(double), shape, 2, &w->tensors[i][kind]);
         }
     }
     return ok;
@@ -40,14 +41,14 @@ static bool plan(writer *w)
 static bool put(writer *w, size_t tally, int kind)
 {
     const eval_run *r = w->run;
-    const safetensors_tensor *t = &w->file.tensors[PER_CONFIGURATION * tally + (size_t)kind];
+    const safetensors_tensor *t = &w->tensors[tally][kind];
     double *to = w->numbers;
     for (size_t chunk = 0; chunk < r->texts.n_chunks; chunk++) {
         const score_value *values = eval_values(r, &r->tallies[tally], chunk);
         for (size_t i = 0; i < r->n_rows; i++)
             *to++ = kind == KLD ? values[i].kld : values[i].nll;
     }
-    return safetensors_write(&w->file, t, 0, w->numbers, t->bytes, w->err, sizeof w->err);
+    return safetensors_write(&w->file, t, 0, w->numbers, t->bytes);
 }
 
 static bool put_all(writer *w)
@@ -60,12 +61,12 @@ static bool put_all(writer *w)
 
 bool eval_values_write(const eval_run *r, const char *path)
 {
-    writer w = { .run = r, .err = "out of memory" };
+    writer w = { .run = r };
     w.numbers = calloc(r->texts.n_chunks * r->n_rows, sizeof *w.numbers);
-    const bool ok = w.numbers != NULL && plan(&w) && safetensors_create(&w.file, path, w.err, sizeof w.err) &&
-                    put_all(&w) && safetensors_finish(&w.file, w.err, sizeof w.err);
-    if (!ok)
-        complain("eval: --values: %s", w.err);
+    if (w.numbers == NULL)
+        return complain("eval: out of memory");
+    const bool ok = safetensors_begin(&w.file) && plan(&w) && safetensors_create(&w.file, path) && put_all(&w) &&
+                    safetensors_finish(&w.file);
     safetensors_close(&w.file);
     free(w.numbers);
     return ok;

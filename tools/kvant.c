@@ -1,4 +1,5 @@
-/* kvant.c - the command: finds the subcommand, prints help and version. Everything else lives in cmd_*.c. */
+/* kvant.c - the command: finds the subcommand or benchmark, prints help and version. Everything else lives in cmd_*.c and in the
+ * Python package (python_command.c). */
 #define _POSIX_C_SOURCE 200809L /* setenv */
 #include "args.h"
 #include "command.h"
@@ -9,21 +10,32 @@
 #include <stdlib.h>
 #include <string.h>
 
+#define CPU_LEVELS "auto, c, avx2, avx2vnni, avx512, avx512vnni, avx512vbmi, neon or neondot"
+
 typedef struct subcommand {
     const char *name;
     int (*run)(int argc, char **argv);
     const char *summary;
 } subcommand;
 
+enum { MAX_SUBCOMMANDS = 16 };
+
+typedef struct command_list {
+    const char *what, *help; /* "command", "kvant --help lists the commands" */
+    subcommand items[MAX_SUBCOMMANDS]; /* a name of NULL ends them */
+} command_list;
+
 #ifdef KVANT_HAVE_LLAMA
 #define NEEDS_LLAMA(f) f
 #define BUILT_FOR "llama.cpp " KVANT_LLAMA_VERSION ", ggml " KVANT_GGML_VERSION
 #else
 #define NEEDS_LLAMA(f) command_without_llama
-#define BUILT_FOR "no llama.cpp: exec, codecs, bench distortion and plugin-path only"
+#define BUILT_FOR "no llama.cpp: exec, codecs, bench but for bench model, and plugin-path only"
 #endif
 
-static const subcommand subcommands[] = {
+static int command_bench(int argc, char **argv);
+
+static const command_list commands = { "command", "kvant --help lists the commands", {
     { "exec", command_exec, "run a llama.cpp program with its KV cache compressed" },
     { "run", NEEDS_LLAMA(command_run), "generate text on the compressed cache" },
     { "eval", NEEDS_LLAMA(command_eval), "quality: perplexity, KL divergence to f16, top-1 agreement" },
@@ -37,8 +49,15 @@ static const subcommand subcommands[] = {
     { "inspect", NEEDS_LLAMA(command_inspect), "a model's facts, and the true bits of caches for it" },
     { "codecs", command_codecs, "list the codecs with their true bits and sources" },
     { "plugin-path", command_plugin_path, "print where the llama.cpp plug-in is" },
-};
-enum { N_SUBCOMMANDS = sizeof subcommands / sizeof *subcommands };
+} };
+
+static const command_list benchmarks = { "benchmark", "kvant bench --help lists the benchmarks", {
+    { "model", NEEDS_LLAMA(bench_model), "prefill and decode speed of a model" },
+    { "attention", python_command, "attention alone on long caches, beside ggml's flash attention" },
+    { "cuda", python_command, "decode attention on an NVIDIA GPU, beside a copy in the same run" },
+    { "encode", python_command, "time to encode a row, on one core, beside the f16 cache" },
+    { "distortion", python_command, "error of the codecs on synthetic rows, beside their papers' figures" },
+} };
 
 int command_without_llama(int argc, char **argv)
 {
@@ -48,16 +67,61 @@ int command_without_llama(int argc, char **argv)
     return EXIT_RUNTIME;
 }
 
+static void print_list(FILE *out, const command_list *list)
+{
+    for (const subcommand *s = list->items; s->name != NULL; s++)
+        fprintf(out, "  %-12s %s\n", s->name, s->summary);
+}
+
+static const subcommand *find(const command_list *list, const char *name)
+{
+    for (const subcommand *s = list->items; s->name != NULL; s++)
+        if (strcmp(s->name, name) == 0)
+            return s;
+    return NULL;
+}
+
+static int run(const command_list *list, int argc, char **argv)
+{
+    const char *names[MAX_SUBCOMMANDS];
+    const subcommand *found = find(list, argv[0]);
+    size_t n = 0;
+    if (found != NULL)
+        return found->run(argc, argv);
+    for (; list->items[n].name != NULL; n++)
+        names[n] = list->items[n].name;
+    return args_unknown_word(list->what, argv[0], names, n, list->help);
+}
+
+static bool asks_for_help(const char *word)
+{
+    return strcmp(word, "--help") == 0 || strcmp(word, "-h") == 0;
+}
+
+static int command_bench(int argc, char **argv)
+{
+    if (argc < 2) {
+        complain("bench: no benchmark given");
+        hint("%s", benchmarks.help);
+        return EXIT_USAGE;
+    }
+    if (!asks_for_help(argv[1]))
+        return run(&benchmarks, argc - 1, argv + 1);
+    puts("usage: kvant bench BENCHMARK [options]\n\nbenchmarks:");
+    print_list(stdout, &benchmarks);
+    puts("\n  kvant bench BENCHMARK --help   options of a benchmark");
+    return finish_output();
+}
+
 static void print_usage(FILE *out)
 {
     fputs("usage: kvant COMMAND [options]\n\n"
           "Compresses the key-value cache of transformer inference and shows what that costs in quality\n"
           "and gains in speed and memory.\n\ncommands:\n",
           out);
-    for (size_t i = 0; i < N_SUBCOMMANDS; i++)
-        fprintf(out, "  %-12s %s\n", subcommands[i].name, subcommands[i].summary);
+    print_list(out, &commands);
     fputs("\n  kvant COMMAND --help   options of a command\n"
-          "  kvant --cpu LEVEL COMMAND   auto, c, avx2, avx2vnni, avx512, avx512vnni, avx512vbmi, neon or neondot\n"
+          "  kvant --cpu LEVEL COMMAND   " CPU_LEVELS "\n"
           "  kvant --version        version, CPU level, llama.cpp this build is for\n\nexamples:\n"
           "  kvant exec -k turboquant-4 -- llama-server -m model.gguf -c 32768\n"
           "  kvant eval -m model.gguf -f text.txt -c 2048 --chunks 4 -k turboquant-4 --stock q4_0\n",
@@ -71,33 +135,11 @@ static int print_version(void)
     return finish_output();
 }
 
-static const subcommand *find(const char *name)
-{
-    for (size_t i = 0; i < N_SUBCOMMANDS; i++)
-        if (strcmp(subcommands[i].name, name) == 0)
-            return &subcommands[i];
-    return NULL;
-}
-
-static int unknown_command(const char *word)
-{
-    const char *names[N_SUBCOMMANDS];
-    for (size_t i = 0; i < N_SUBCOMMANDS; i++)
-        names[i] = subcommands[i].name;
-    return args_unknown_word("command", word, names, N_SUBCOMMANDS, "kvant --help lists the commands");
-}
-
 /* `kvant help eval` is `kvant eval --help`. */
-static int help_about(const char *word)
+static int help_about(char *word)
 {
     char help[] = "--help";
-    const subcommand *sub = find(word);
-    if (sub == NULL)
-        return unknown_command(word);
-    char name[32];
-    snprintf(name, sizeof name, "%s", word);
-    char *argv[] = { name, help, NULL };
-    return sub->run(2, argv);
+    return run(&commands, 2, (char *[]){ word, help, NULL });
 }
 
 /* --cpu LEVEL before the command: for the library that is linked in, and by the environment for the plug-in's. */
@@ -105,10 +147,9 @@ static bool set_cpu_level(const char *name)
 {
     kvant_cpu_level level;
     if (name == NULL)
-        complain("--cpu needs a level: auto, c, avx2, avx2vnni, avx512, avx512vnni, avx512vbmi, neon or neondot");
+        complain("--cpu needs a level: " CPU_LEVELS);
     else if (kvant_cpu_level_from_name(name, &level) != KVANT_OK)
-        complain("--cpu: '%s' is not auto, c, avx2, avx2vnni, avx512, avx512vnni, avx512vbmi, neon or neondot",
-                 name);
+        complain("--cpu: '%s' is not " CPU_LEVELS, name);
     else if (kvant_set_cpu_level(level) != KVANT_OK)
         complain("--cpu: this machine has no %s; kvant --version names its best level", name);
     else
@@ -133,10 +174,9 @@ int main(int argc, char **argv)
         return print_version();
     if (strcmp(word, "help") == 0 && argc > 2)
         return help_about(argv[2]);
-    if (strcmp(word, "--help") == 0 || strcmp(word, "-h") == 0 || strcmp(word, "help") == 0) {
+    if (asks_for_help(word) || strcmp(word, "help") == 0) {
         print_usage(stdout);
         return finish_output();
     }
-    const subcommand *sub = find(word);
-    return sub != NULL ? sub->run(argc - 1, argv + 1) : unknown_command(word);
+    return run(&commands, argc - 1, argv + 1);
 }

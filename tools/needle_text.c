@@ -77,10 +77,8 @@ static bool start_source(source *s, const char *haystack, uint32_t seed)
     if (haystack == NULL)
         return true;
     const size_t bytes = strlen(haystack);
-    if (strspn(haystack, " \t\r\n") == bytes) {
-        complain("needle: the text is empty");
-        return false;
-    }
+    if (strspn(haystack, " \t\r\n") == bytes)
+        return complain("needle: the text is empty");
     char skipped[MAX_SENTENCE];
     s->at += (size_t)next_random(s, 1u << 16) * bytes >> 16;
     take_sentence(s, skipped); /* the rest of one that was begun in the middle */
@@ -188,10 +186,8 @@ bool needle_text_make(needle_text *text, const engine *e, const char *haystack, 
         return false;
     builder b = { e, text, n_tokens - NEEDLE_TOKENS };
     text->tokens = malloc(b.room * sizeof *text->tokens);
-    if (text->tokens == NULL) {
-        complain("needle: out of memory");
-        return false;
-    }
+    if (text->tokens == NULL)
+        return complain("needle: out of memory");
     shuffle(&s, order);
     bool ok = false;
     if (!append(&b, intro, TOKENS_TEXT, &ok))

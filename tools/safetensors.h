@@ -4,7 +4,7 @@
  *
  * Every size is known and checked before the first byte; the file is written beside its path and
  * renamed when it is complete. kvant.tuning.safetensors, a part of the Python package, reads such
- * files. Errors are one line in err; nothing is printed. Not thread-safe.
+ * files. Functions that return false have complained. Not thread-safe.
  */
 #ifndef KVANT_TOOLS_SAFETENSORS_H
 #define KVANT_TOOLS_SAFETENSORS_H
@@ -12,45 +12,41 @@
 #include <stdbool.h>
 #include <stddef.h>
 #include <stdint.h>
+#include <stdio.h>
 
-struct cJSON;
-
-#define SAFETENSORS_MAX_DIMS 8u
-#define SAFETENSORS_MAX_HEADER (100u << 20) /* as the reference implementation has it */
-
+/* Where a tensor lies behind the header. */
 typedef struct safetensors_tensor {
-    const char *name;
-    const char *type; /* "F16"; constant */
-    uint32_t n_dims;
-    uint64_t shape[SAFETENSORS_MAX_DIMS]; /* the last one is contiguous */
-    uint64_t offset, bytes;               /* offset: behind the header */
+    uint64_t offset, bytes;
 } safetensors_tensor;
 
-/* Tensors in the order of their bytes, which is that of safetensors_plan; zero it before. */
 typedef struct safetensors {
-    safetensors_tensor *tensors;
-    size_t n, capacity;
-    struct cJSON *header; /* names and metadata live in it */
+    FILE *notes, *entries; /* members of the header, as they are planned */
+    char *note_text, *entry_text;
+    size_t note_bytes, entry_bytes;
     uint64_t data_at, data_bytes;
     int fd; /* -1: none */
     char path[4096];
     char beside[4112]; /* the temporary file, empty when there is none */
 } safetensors;
 
-/* Adds a tensor to a file to be written; name is copied. False when its size cannot be. */
-bool safetensors_plan(safetensors *s, const char *name, const char *type, const uint64_t *shape, uint32_t n_dims,
-                      char *err, size_t errlen);
+/* safetensors_close is needed in any case. */
+bool safetensors_begin(safetensors *s);
+
+/* Adds a tensor, behind those before it, of a type of the format, "F16", whose numbers have so many
+ * bytes. Names must differ. */
+bool safetensors_plan(safetensors *s, const char *name, const char *type, uint32_t number_bytes,
+                      const uint64_t *shape, uint32_t n_dims, safetensors_tensor *tensor);
 /* Adds to the strings that the file carries beside its tensors. */
-bool safetensors_note(safetensors *s, const char *key, const char *value);
+void safetensors_note(safetensors *s, const char *key, const char *value);
 
 /* Creates the file beside path, as large as it will be, with the header; fails when the disk has no
- * room for it. */
-bool safetensors_create(safetensors *s, const char *path, char *err, size_t errlen);
+ * room for it. Nothing can be planned from then on. */
+bool safetensors_create(safetensors *s, const char *path);
 /* Writes a part of a tensor; parts that are never written are zero. */
 bool safetensors_write(safetensors *s, const safetensors_tensor *tensor, uint64_t offset, const void *data,
-                       size_t bytes, char *err, size_t errlen);
+                       size_t bytes);
 /* Flushes and renames: from then on the file is there. */
-bool safetensors_finish(safetensors *s, char *err, size_t errlen);
+bool safetensors_finish(safetensors *s);
 
 /* Closes; removes a temporary file that was not finished. */
 void safetensors_close(safetensors *s);

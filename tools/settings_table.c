@@ -29,7 +29,8 @@ typedef struct layer_role {
     double bits, numbers;
 } layer_role;
 
-char *layer_specs(const kvant_settings_layer *layer)
+/* Its spec, or "a | b", those of its kv heads in order; to be freed. */
+static char *layer_specs(const kvant_settings_layer *layer)
 {
     const uint32_t n = layer->heads != NULL ? layer->n_kv_heads : 1;
     const char *const *specs = layer->heads != NULL ? layer->heads : &layer->spec;

@@ -169,14 +169,6 @@ static kvant_status attend_sequence(kvp_compute *compute, const kvp_kv *k, const
     return run(compute, k, v, &problem);
 }
 
-/* Whether token i is of another sequence than the one before. Of a batch that the placement does
- * not know, all tokens are taken for one. */
-static bool sequence_begins(const kvp_placement *placement, uint32_t n_queries, uint32_t i)
-{
-    return kvp_placement_n_last(placement) == n_queries &&
-           kvp_placement_sequence(placement, i) != kvp_placement_sequence(placement, i - 1);
-}
-
 static kvant_status attend_placed(kvp_compute *compute, const abi_tensor *node, kvp_kv *k, kvp_kv *v)
 {
     kvant_attention_problem problem = problem_of(compute, node, 0);
@@ -185,10 +177,9 @@ static kvant_status attend_placed(kvp_compute *compute, const abi_tensor *node, 
 
     if (status == KVANT_OK)
         status = kvp_kv_flush(v, &mask, compute->n_threads);
-    for (uint32_t first = 0, end; first < problem.n_queries && status == KVANT_OK; first = end) {
-        for (end = first + 1; end < problem.n_queries && !sequence_begins(k->placement, problem.n_queries, end); end++)
-            ;
-        status = attend_sequence(compute, k, v, &mask, problem, first, end - first);
+    for (uint32_t first = 0, n; first < problem.n_queries && status == KVANT_OK; first += n) {
+        n = (uint32_t)kvp_placement_run(k->placement, problem.n_queries, first);
+        status = attend_sequence(compute, k, v, &mask, problem, first, n);
     }
     return status;
 }

@@ -245,14 +245,16 @@ bool kvp_placement_is_last(const kvp_placement *p, const int64_t *cells, size_t 
     return n == p->n_batch && n > 0 && memcmp(cells, p->batch, n * sizeof(*cells)) == 0;
 }
 
-size_t kvp_placement_n_last(const kvp_placement *p)
+size_t kvp_placement_run(const kvp_placement *p, size_t n, size_t first)
 {
-    return p->n_batch;
-}
+    size_t end = first + 1;
 
-uint32_t kvp_placement_sequence(const kvp_placement *p, size_t i)
-{
-    return block_of(p, p->slot_of[p->batch[i]])->sequence;
+    if (n != p->n_batch)
+        return n - first;
+    while (end < n && block_of(p, p->slot_of[p->batch[end]])->sequence ==
+                          block_of(p, p->slot_of[p->batch[first]])->sequence)
+        end++;
+    return end - first;
 }
 
 static bool keep_batch(kvp_placement *p, const int64_t *cells, size_t n)

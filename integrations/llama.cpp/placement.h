@@ -54,10 +54,12 @@ void kvp_placement_clear(kvp_placement *placement);
 bool kvp_placement_write(kvp_placement *placement, const int64_t *cells, size_t n, const kvp_mask *mask,
                          int64_t *slots);
 
-/* Whether these are the cells of the last batch, which has its slots; and their sequences. */
+/* Whether these are the cells of the last batch, which has its slots. */
 bool kvp_placement_is_last(const kvp_placement *placement, const int64_t *cells, size_t n);
-size_t kvp_placement_n_last(const kvp_placement *placement);
-uint32_t kvp_placement_sequence(const kvp_placement *placement, size_t i);
+
+/* How many tokens of a batch of n are of one sequence, from first on. Of a batch that the placement
+ * does not know all tokens are. */
+size_t kvp_placement_run(const kvp_placement *placement, size_t n, size_t first);
 
 /* The cell's slot; -1 when it was never written. */
 int64_t kvp_placement_slot(const kvp_placement *placement, uint32_t cell);

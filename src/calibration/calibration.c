@@ -79,6 +79,15 @@ void kvant_calibration_place(kvant_calibration_site *site, const kvant_calibrati
     site->bytes = padded(at * sizeof(float));
 }
 
+bool kvant_calibration_valid_clusters(const uint32_t *clusters, uint32_t n)
+{
+    bool valid = true;
+    for (uint32_t i = 0; i < n; i++)
+        valid &= clusters[i] >= 2 && clusters[i] <= KVANT_CALIBRATION_MAX_CLUSTERS &&
+                 (i == 0 || clusters[i] > clusters[i - 1]);
+    return valid;
+}
+
 static kvant_status damaged(const kvant_error *error, const char *what)
 {
     return kvant_fail(error, KVANT_ERR_FORMAT, "the calibration file is damaged: %s", what);
@@ -116,12 +125,10 @@ static kvant_status read_info(kvant_calibration *c, const kvant_error *error)
     if (kvant_calibration_arrays_start(info->n_codebooks, name_bytes, c->n_sites) > info->bytes)
         return damaged(error, "its table does not fit");
     const uint8_t *at = bytes + KVANT_CALIBRATION_HEADER;
-    for (uint32_t i = 0; i < info->n_codebooks; i++) {
+    for (uint32_t i = 0; i < info->n_codebooks; i++)
         info->clusters[i] = kvant_get_u32(at + 4 * i);
-        if (info->clusters[i] < 2 || info->clusters[i] > KVANT_CALIBRATION_MAX_CLUSTERS ||
-            (i > 0 && info->clusters[i] <= info->clusters[i - 1]))
-            return damaged(error, "its numbers of clusters are not valid");
-    }
+    if (!kvant_calibration_valid_clusters(info->clusters, info->n_codebooks))
+        return damaged(error, "its numbers of clusters are not valid");
     memcpy(c->model, at + (size_t)4 * info->n_codebooks, name_bytes);
     if (memchr(c->model, 0, name_bytes))
         return damaged(error, "its model's name holds a zero");

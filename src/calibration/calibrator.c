@@ -25,12 +25,10 @@ static kvant_status check_config(const kvant_calibrator_config *config, const kv
     if (config->n_codebooks > KVANT_CALIBRATION_MAX_CODEBOOKS || (config->n_codebooks && !config->clusters))
         return kvant_fail(error, KVANT_ERR_ARGUMENT, "there can be %u sets of centroids",
                           KVANT_CALIBRATION_MAX_CODEBOOKS);
-    for (uint32_t i = 0; i < config->n_codebooks; i++)
-        if (config->clusters[i] < 2 || config->clusters[i] > KVANT_CALIBRATION_MAX_CLUSTERS ||
-            (i > 0 && config->clusters[i] <= config->clusters[i - 1]))
-            return kvant_fail(error, KVANT_ERR_ARGUMENT,
-                              "numbers of clusters are from 2 to %u, different and in increasing order",
-                              KVANT_CALIBRATION_MAX_CLUSTERS);
+    if (!kvant_calibration_valid_clusters(config->clusters, config->n_codebooks))
+        return kvant_fail(error, KVANT_ERR_ARGUMENT,
+                          "numbers of clusters are from 2 to %u, different and in increasing order",
+                          KVANT_CALIBRATION_MAX_CLUSTERS);
     if (config->n_codebooks && config->sample_rows &&
         config->sample_rows < config->clusters[config->n_codebooks - 1])
         return kvant_fail(error, KVANT_ERR_ARGUMENT, "%u clusters need a sample of as many rows, not of %u",
@@ -63,26 +61,12 @@ kvant_status kvant_calibrator_create(const kvant_calibrator_config *config, kvan
     return KVANT_OK;
 }
 
-static void free_slot(slot *s)
-{
-    kvant_free(s->sum);
-    kvant_free(s->min);
-    kvant_free(s->max);
-    kvant_free(s->moment);
-    kvant_free(s->spread);
-    kvant_free(s->attended);
-    kvant_free(s->attended_sum);
-    kvant_free(s->attended_weight);
-    kvant_free(s->n_queries);
-    kvant_free(s->sample);
-    kvant_free(s->centroids);
-    *s = (slot){ .n_rows = 0 };
-}
-
 void kvant_calibrator_clear(kvant_calibrator *c)
 {
-    for (uint32_t i = 0; i < 2 * c->n_layers; i++)
-        free_slot(&c->slots[i]);
+    for (uint32_t i = 0; i < 2 * c->n_layers; i++) {
+        kvant_free(c->slots[i].block);
+        kvant_free(c->slots[i].centroids);
+    }
     kvant_free(c->slots);
     c->slots = NULL;
     c->n_layers = 0;
@@ -112,37 +96,42 @@ kvant_status kvant_calibrator_grow(kvant_calibrator *c, uint32_t layer)
     return KVANT_OK;
 }
 
-static bool start_moments(slot *s, uint32_t n_kv_heads, uint32_t head_dim)
+/* The next array of n numbers of the block; *at moves behind it. */
+static void *place(const slot *s, size_t *at, size_t n, size_t size)
 {
-    size_t row = (size_t)n_kv_heads * head_dim;
-    s->moment = kvant_alloc(row * head_dim, sizeof *s->moment);
-    s->spread = kvant_alloc(row * head_dim, sizeof *s->spread);
-    s->attended = kvant_alloc(row * head_dim, sizeof *s->attended);
-    s->attended_sum = kvant_alloc(row, sizeof *s->attended_sum);
-    s->attended_weight = kvant_alloc(n_kv_heads, sizeof *s->attended_weight);
-    return s->moment && s->spread && s->attended && s->attended_sum && s->attended_weight;
+    void *array = s->block && n ? s->block + *at : NULL;
+    *at += (n * size + 7) / 8 * 8;
+    return array;
+}
+
+/* The order is that of checkpoints; returns the bytes of all arrays. The limits keep them below
+ * 2^56: no overflow in 64 bits. */
+static size_t place_arrays(slot *s, bool keys, uint32_t sample_rows)
+{
+    size_t heads = s->n_kv_heads, row = heads * s->head_dim, square = keys ? row * s->head_dim : 0, at = 0;
+    s->sum = place(s, &at, row, sizeof *s->sum);
+    s->min = place(s, &at, row, sizeof *s->min);
+    s->max = place(s, &at, row, sizeof *s->max);
+    s->n_queries = place(s, &at, heads, sizeof *s->n_queries);
+    s->moment = place(s, &at, square, sizeof *s->moment);
+    s->spread = place(s, &at, square, sizeof *s->spread);
+    s->attended = place(s, &at, square, sizeof *s->attended);
+    s->attended_sum = place(s, &at, keys ? row : 0, sizeof *s->attended_sum);
+    s->attended_weight = place(s, &at, keys ? heads : 0, sizeof *s->attended_weight);
+    s->sample = place(s, &at, row * sample_rows, sizeof *s->sample);
+    return at;
 }
 
 kvant_status kvant_calibrator_start_slot(const kvant_calibrator *c, uint32_t index, uint32_t n_kv_heads,
                                          uint32_t head_dim)
 {
-    slot *s = &c->slots[index];
-    size_t row = (size_t)n_kv_heads * head_dim, sample;
+    slot s = { .n_kv_heads = n_kv_heads, .head_dim = head_dim, .random = c->info.seed + index };
     bool keys = index % 2 == KVANT_ROLE_K;
-    KVANT_RETURN_IF(!kvant_mul_size(row, c->sample_rows, &sample), KVANT_ERR_MEMORY);
-    s->sum = kvant_alloc(row, sizeof *s->sum);
-    s->min = kvant_alloc(row, sizeof *s->min);
-    s->max = kvant_alloc(row, sizeof *s->max);
-    s->n_queries = kvant_alloc(n_kv_heads, sizeof *s->n_queries);
-    s->sample = sample ? kvant_alloc(sample, sizeof *s->sample) : NULL;
-    bool moments = !keys || start_moments(s, n_kv_heads, head_dim);
-    if (!s->sum || !s->min || !s->max || !s->n_queries || !moments || (sample && !s->sample)) {
-        free_slot(s);
-        return KVANT_ERR_MEMORY;
-    }
-    s->n_kv_heads = n_kv_heads;
-    s->head_dim = head_dim;
-    s->random = c->info.seed + index;
+    s.bytes = place_arrays(&s, keys, c->sample_rows);
+    s.block = kvant_alloc(s.bytes, 1);
+    KVANT_RETURN_IF(!s.block, KVANT_ERR_MEMORY);
+    place_arrays(&s, keys, c->sample_rows);
+    c->slots[index] = s;
     return KVANT_OK;
 }
 

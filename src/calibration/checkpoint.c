@@ -31,47 +31,15 @@ typedef struct slot_head {
     uint64_t index, n_kv_heads, head_dim, n_rows, random, has_centroids;
 } slot_head;
 
-/* An array of a slot and its bytes. */
-typedef struct array {
-    void *memory;
-    size_t bytes;
-} array;
-enum { N_ARRAYS = 11 };
-
-/* Sizes fit: a slot's dimensions are within the limits, and memory for its arrays was had. */
-static void list_arrays(const kvant_calibrator *c, const slot *s, array arrays[N_ARRAYS])
+/* Bytes of the centroids that a slot has. */
+static size_t centroid_bytes(const kvant_calibrator *c, const slot *s)
 {
-    size_t heads = s->n_kv_heads, row = heads * s->head_dim, square = row * s->head_dim;
-    const array all[N_ARRAYS] = {
-        { s->sum, row * sizeof *s->sum },
-        { s->min, row * sizeof *s->min },
-        { s->max, row * sizeof *s->max },
-        { s->n_queries, heads * sizeof *s->n_queries },
-        { s->moment, square * sizeof *s->moment },
-        { s->spread, square * sizeof *s->spread },
-        { s->attended, square * sizeof *s->attended },
-        { s->attended_sum, row * sizeof *s->attended_sum },
-        { s->attended_weight, heads * sizeof *s->attended_weight },
-        { s->sample, row * c->sample_rows * sizeof *s->sample },
-        { s->centroids, kvant_calibrator_centroids(c, s) * sizeof *s->centroids },
-    };
-    for (uint32_t i = 0; i < N_ARRAYS; i++)
-        arrays[i] = (array){ all[i].memory, all[i].memory ? all[i].bytes : 0 };
-}
-
-static size_t padded(size_t bytes)
-{
-    return (bytes + 7) / 8 * 8;
+    return s->centroids ? (kvant_calibrator_centroids(c, s) * sizeof *s->centroids + 7) / 8 * 8 : 0;
 }
 
 static size_t slot_bytes(const kvant_calibrator *c, const slot *s)
 {
-    array arrays[N_ARRAYS];
-    size_t bytes = sizeof(slot_head);
-    list_arrays(c, s, arrays);
-    for (uint32_t i = 0; i < N_ARRAYS; i++)
-        bytes += padded(arrays[i].bytes);
-    return bytes;
+    return sizeof(slot_head) + s->bytes + centroid_bytes(c, s);
 }
 
 static head make_head(const kvant_calibrator *c, uint64_t key, uint64_t position)
@@ -100,15 +68,10 @@ static void put_slot(const kvant_calibrator *c, uint32_t index, uint8_t *at)
 {
     const slot *s = &c->slots[index];
     const slot_head h = { index, s->n_kv_heads, s->head_dim, s->n_rows, s->random, s->centroids != NULL };
-    array arrays[N_ARRAYS];
     memcpy(at, &h, sizeof h);
-    at += sizeof h;
-    list_arrays(c, s, arrays);
-    for (uint32_t i = 0; i < N_ARRAYS; i++) {
-        if (arrays[i].bytes)
-            memcpy(at, arrays[i].memory, arrays[i].bytes);
-        at += padded(arrays[i].bytes);
-    }
+    memcpy(at + sizeof h, s->block, s->bytes);
+    if (s->centroids)
+        memcpy(at + sizeof h + s->bytes, s->centroids, kvant_calibrator_centroids(c, s) * sizeof *s->centroids);
 }
 
 kvant_status kvant_calibrator_save(const kvant_calibrator *c, uint64_t key, uint64_t position, const char *path,
@@ -173,15 +136,11 @@ static kvant_status get_slot(kvant_calibrator *c, const uint8_t **at, const uint
     }
     if (slot_bytes(c, s) > (size_t)(end - *at))
         return damaged(error);
-    array arrays[N_ARRAYS];
     const uint8_t *from = *at + sizeof h;
     *at += slot_bytes(c, s);
-    list_arrays(c, s, arrays);
-    for (uint32_t i = 0; i < N_ARRAYS; i++) {
-        if (arrays[i].bytes)
-            memcpy(arrays[i].memory, from, arrays[i].bytes);
-        from += padded(arrays[i].bytes);
-    }
+    memcpy(s->block, from, s->bytes);
+    if (s->centroids)
+        memcpy(s->centroids, from + s->bytes, kvant_calibrator_centroids(c, s) * sizeof *s->centroids);
     return KVANT_OK;
 }
 

@@ -44,7 +44,7 @@ static void centred_moments(const slot *s, uint32_t head, const float *centre, c
     for (size_t j = 0; j < d; j++)
         m->centre[j] = centre[j];
     const double *sum = s->sum + head * d;
-    kvant_moment_about_zero(s->moment + head * size, (double)s->n_queries[head], s->head_dim, m->queries);
+    kvant_moment_about(s->moment + head * size, NULL, (double)s->n_queries[head], NULL, s->head_dim, m->queries);
     kvant_moment_about(s->spread + head * size, sum, (double)s->n_rows, m->centre, s->head_dim, m->keys);
     if (s->attended_weight[head] > 0)
         kvant_moment_about(s->attended + head * size, s->attended_sum + head * d, s->attended_weight[head],

@@ -50,6 +50,9 @@ struct kvant_calibration {
     kvant_calibration_info info;
 };
 
+/* Whether n numbers of clusters are within the limits and in increasing order. */
+bool kvant_calibration_valid_clusters(const uint32_t *clusters, uint32_t n);
+
 /* Places the arrays of a site whose first four fields are set. The fields must be within the limits
  * above. */
 void kvant_calibration_place(kvant_calibration_site *site, const kvant_calibration_info *info);

@@ -5,18 +5,20 @@
 
 #include "format.h"
 
-/* What is gathered for one layer and role; row = n_kv_heads x head_dim. */
+/* What is gathered for one layer and role; row = n_kv_heads x head_dim. Arrays lie one after another
+ * in one block; a slot whose arrays have no numbers of a kind has NULL there. */
 typedef struct kvant_calibrator_slot {
     uint32_t n_kv_heads, head_dim; /* 0: nothing was added */
-    uint64_t n_rows;
-    double *sum;      /* row */
-    float *min, *max; /* row */
+    uint64_t n_rows, random;
+    uint8_t *block;
+    size_t bytes;
+    double *sum;         /* row */
+    float *min, *max;    /* row */
+    uint64_t *n_queries; /* n_kv_heads */
     double *moment; /* of queries: n_kv_heads x head_dim x head_dim, lower triangles; keys only, as the next four */
     double *spread; /* of keys */
     double *attended, *attended_sum, *attended_weight; /* of keys as attention weighs them; row and n_kv_heads */
-    uint64_t *n_queries;                               /* n_kv_heads */
     uint16_t *sample;                                  /* sample_rows x row, fp16 as the engine's cache */
-    uint64_t random;
     float *centroids; /* as in the file: set by set, n_kv_heads x clusters x head_dim; NULL until clustered */
 } kvant_calibrator_slot;
 
@@ -28,8 +30,8 @@ struct kvant_calibrator {
     kvant_calibrator_slot *slots;
 };
 
-/* Memory for a slot's arrays, those of k-means' result aside; the slot must be empty. index: 2
- * layer + role. */
+/* Memory for a slot's arrays, zeroed, without centroids; the slot must be empty. index: 2 layer +
+ * role. */
 kvant_status kvant_calibrator_start_slot(const kvant_calibrator *calibrator, uint32_t index, uint32_t n_kv_heads,
                                          uint32_t head_dim);
 

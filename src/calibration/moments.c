@@ -25,21 +25,13 @@ void kvant_moment_about(const double *moment, const double *sum, double weight, 
     double inverse = weight > 0 ? 1 / weight : 0;
     for (size_t i = 0; i < d; i++)
         for (size_t j = 0; j <= i; j++) {
-            double mean_i = sum[i] * inverse, mean_j = sum[j] * inverse;
-            double about = moment[i * d + j] * inverse - mean_i * mean_j;
-            if (weight > 0)
-                about += (mean_i - centre[i]) * (mean_j - centre[j]);
+            double about = moment[i * d + j] * inverse;
+            if (centre && weight > 0) {
+                double mean_i = sum[i] * inverse, mean_j = sum[j] * inverse;
+                about = about - mean_i * mean_j + (mean_i - centre[i]) * (mean_j - centre[j]);
+            }
             out[i * d + j] = out[j * d + i] = about;
         }
-}
-
-void kvant_moment_about_zero(const double *moment, double weight, uint32_t n, double *out)
-{
-    size_t d = n;
-    double inverse = weight > 0 ? 1 / weight : 0;
-    for (size_t i = 0; i < d; i++)
-        for (size_t j = 0; j <= i; j++)
-            out[i * d + j] = out[j * d + i] = moment[i * d + j] * inverse;
 }
 
 /* Scores less their maximum; false when no key is seen. */

@@ -12,11 +12,8 @@
 /* moment += weight x x^T */
 void kvant_moment_add(double *moment, const float *x, double weight, uint32_t d);
 
-/* out = moment / weight, the second moment about 0; zeros when weight is 0. */
-void kvant_moment_about_zero(const double *moment, double weight, uint32_t d, double *out);
-
 /* out = sum of w (x - centre)(x - centre)^T / sum of w, from the sums of w x x^T, w x and w; zeros
- * when weight is 0. */
+ * when weight is 0. centre NULL: about 0, and sum is not read. */
 void kvant_moment_about(const double *moment, const double *sum, double weight, const double *centre, uint32_t d,
                         double *out);
 

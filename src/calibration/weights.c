@@ -6,7 +6,7 @@
 #include "weights.h"
 
 #include <math.h>
-#include <stdbool.h>
+#include <string.h>
 
 #include "../base/alloc.h"
 #include "../base/attributes.h"
@@ -21,23 +21,6 @@
  * eigenvalues by at most 2^-11 of it (and by numbers below its smallest, 2^-24), so W stays
  * positive definite, |W| |W^-1| below sqrt(d) 2^11. */
 #define SMALLEST 0x1p-10
-
-/* out = m of trace d, with the floor; false when m is zero, or so small beside what it was computed
- * from that roundings show. */
-static bool regularise(const double *m, size_t d, double *out)
-{
-    double sum = kvant_trace((uint32_t)d, m), factor = (double)d / sum;
-    if (!(sum > 0) || !(factor < INFINITY))
-        return false;
-    for (size_t i = 0; i < d * d; i++)
-        out[i] = m[i] * factor;
-    bool positive = true;
-    for (size_t i = 0; i < d; i++) {
-        out[i * d + i] += FLOOR;
-        positive &= out[i * d + i] > 0;
-    }
-    return positive;
-}
 
 /* tr(W^2 K) for symmetric matrices */
 static double length_after(const double *w, const double *keys, size_t d)
@@ -89,7 +72,10 @@ kvant_status kvant_make_weights(uint32_t n, const double *queries, const double 
     double *a = kvant_alloc(3 * size, sizeof *a), *b = a + size, *k = b + size;
     kvant_status status = KVANT_ERR_ARGUMENT;
     KVANT_RETURN_IF(!a, KVANT_ERR_MEMORY);
-    if (regularise(attended, d, a) && regularise(queries, d, b) && regularise(keys, d, k)) {
+    memcpy(a, attended, size * sizeof *a);
+    memcpy(b, queries, size * sizeof *b);
+    memcpy(k, keys, size * sizeof *k);
+    if (kvant_spd_regularise(n, a, FLOOR) && kvant_spd_regularise(n, b, FLOOR) && kvant_spd_regularise(n, k, FLOOR)) {
         make_diagonal(d, a, b, k, diagonal);
         status = make_matrix(d, a, b, k, matrix);
     }

@@ -50,9 +50,10 @@ static kvant_status build(kvant_codec *codec, kvant_spec *spec, const kvant_site
     KVANT_FORWARD(family->create(codec, &request, error));
     if (!family->common) /* raw: nothing to centre and nothing to keep fp16 */
         return KVANT_OK;
-    bool seeded = codec->takes_seed || kvant_transform_is_random(&codec->transform);
+    codec->shown.seed = codec->takes_seed || kvant_transform_is_random(&codec->transform) ? common.seed : 0;
     KVANT_FORWARD(kvant_weighting_apply(codec, &common, &site, error));
-    kvant_common_apply(&common, &codec->info, seeded, codec->spec, sizeof codec->spec);
+    kvant_common_apply(&common, &codec->info, &codec->shown);
+    kvant_options_describe(kvant_common_options, &codec->shown, codec->spec, sizeof codec->spec);
     return kvant_site_fill(codec, &site, error);
 }
 
@@ -63,7 +64,6 @@ void kvant_codec_describe(kvant_codec *codec, const kvant_option *table, const v
     vsnprintf(codec->spec, sizeof codec->spec, format, arguments);
     va_end(arguments);
     kvant_options_describe(table, values, codec->spec, sizeof codec->spec);
-    kvant_transform_describe(&codec->transform, codec->spec, sizeof codec->spec);
 }
 
 void kvant_codec_identify(kvant_codec *codec, const void *numbers, size_t bytes)
@@ -110,6 +110,7 @@ kvant_status kvant_codec_create_at(const char *text, uint32_t head_dim, kvant_ro
     codec->info = (kvant_codec_info){
         .size = sizeof codec->info, .spec = codec->spec, .head_dim = head_dim, .role = role, .block_tokens = 1
     };
+    codec->shown = (kvant_common)KVANT_COMMON_NONE(0);
     codec->identity = KVANT_FNV_START;
     if (error->text && error->size)
         error->text[0] = '\0';
@@ -128,9 +129,7 @@ kvant_status kvant_codec_create_at(const char *text, uint32_t head_dim, kvant_ro
 kvant_status kvant_codec_create(const char *spec, uint32_t head_dim, kvant_role role, uint64_t seed,
                                 kvant_codec **out, char *err, size_t errlen)
 {
-    kvant_site site = { .seed = seed };
-    kvant_error error = { err, errlen };
-    return kvant_codec_create_at(spec, head_dim, role, &site, out, &error);
+    return kvant_codec_create_calibrated(spec, head_dim, role, seed, NULL, 0, 0, out, err, errlen);
 }
 
 kvant_status kvant_codec_create_calibrated(const char *spec, uint32_t head_dim, kvant_role role, uint64_t seed,
@@ -160,8 +159,15 @@ void kvant_codec_free(kvant_codec **codec)
 kvant_status kvant_codec_set_transform(kvant_codec *codec, const kvant_request *request,
                                        kvant_transform_defaults defaults, const kvant_error *error)
 {
-    return kvant_transform_create(&codec->transform, request->common, &defaults, codec->info.head_dim,
-                                  request->site->seed, error);
+    kvant_transform *transform = &codec->transform;
+    KVANT_FORWARD(kvant_transform_create(transform, request->common, &defaults, codec->info.head_dim,
+                                         request->site->seed, error));
+    codec->shown.rotate = (int32_t)transform->rotate;
+    if (transform->rotate == KVANT_ROTATE_HADAMARD) {
+        codec->shown.block = (int32_t)transform->block;
+        codec->shown.signs = transform->random_signs;
+    }
+    return KVANT_OK;
 }
 
 kvant_status kvant_codec_alloc_state(kvant_codec *codec, size_t size)

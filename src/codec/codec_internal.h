@@ -70,6 +70,7 @@ struct kvant_codec {
     kvant_codec_info info;
     char spec[KVANT_SPEC_MAX_LENGTH + 129]; /* canonical */
     kvant_transform transform;
+    kvant_common shown; /* of the common options what the canonical spec names */
     kvant_layout layout;
     const kvant_quantizer *quantizer;
     kvant_codec_view view; /* the family sets kind and the member of that kind */
@@ -145,17 +146,14 @@ static inline const uint16_t *kvant_codec_metadata_of(const kvant_codec *codec, 
  * channels; group is a multiple of 16, or all there are. */
 void kvant_codec_offer_codes(kvant_codec *codec, bool per_channel, uint32_t group, kvant_code_lines_fn *lines);
 
-/* The same for chunk codes. A code stands for a direction times a length. Directions: a table of
- * 2^index_bits times 4 numbers; the fourth is 0 when chunks have 3 components. Lengths: a table
- * indexed by the other bits; without a table these bits are the length. Codes too wide, or
- * tables too large to pay, are not offered, which is no error. layout must live as long as the
- * codec. */
-kvant_status kvant_codec_offer_numbers(kvant_codec *codec, const kvant_chunk_layout *layout, uint32_t components,
-                                       uint32_t index_bits, const float *directions, const float *lengths);
-
-/* After it, for triplets of an octahedral codebook (2^bits levels): numbers that can be computed,
- * where bits allow. */
-void kvant_codec_offer_octahedral(kvant_codec *codec, const float *levels, uint32_t bits, const float *lengths);
+/* The same for chunk codes. A code stands for a direction times a length. Codes too wide, or tables
+ * too large to pay, are not offered, which is no error. layout must live as long as the codec.
+ * Chunks of four: directions is a table of 2^index_bits times 4 numbers, the other bits are the
+ * length. Triplets: an octahedral codebook of 2^bits levels, and a table of lengths. */
+kvant_status kvant_codec_offer_directions(kvant_codec *codec, const kvant_chunk_layout *layout, uint32_t index_bits,
+                                          const float *directions);
+kvant_status kvant_codec_offer_triplets(kvant_codec *codec, const kvant_chunk_layout *layout, uint32_t bits,
+                                        const float *levels, const float *lengths);
 
 /* Where attention on codes has a query's channel among those of its numbers. */
 uint32_t kvant_codec_query_place(const kvant_codec *codec, uint32_t channel);
@@ -189,7 +187,7 @@ typedef struct kvant_family {
 const kvant_family *kvant_family_find(const char *name);
 
 /* Begins the canonical form: name and variant by format, the family's options with the values as
- * they turned out, and the rotation of the codec's transform. */
+ * they turned out. Common options follow. */
 void kvant_codec_describe(kvant_codec *codec, const kvant_option *table, const void *values, const char *format, ...)
     KVANT_PRINTF(4, 5);
 

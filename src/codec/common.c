@@ -37,8 +37,7 @@ const kvant_option kvant_common_options[] = {
 
 const kvant_option kvant_common_options_uncentred[] = { ROTATION, KEPT, { .key = NULL } };
 
-/* What of the options describe prints: an option that is 0 without a preset is no part of the
- * canonical form. */
+/* What of an option is shown: 0 without a preset is no part of the canonical form. */
 static int32_t apply(int32_t asked, uint32_t preset, int32_t *shown)
 {
     int32_t value = asked == KVANT_OPTION_ABSENT ? (int32_t)preset : asked;
@@ -46,14 +45,12 @@ static int32_t apply(int32_t asked, uint32_t preset, int32_t *shown)
     return value;
 }
 
-void kvant_common_apply(const kvant_common *common, kvant_codec_info *info, bool seeded, char *text, size_t size)
+void kvant_common_apply(const kvant_common *common, kvant_codec_info *info, kvant_common *shown)
 {
-    kvant_common shown = KVANT_COMMON_NONE(seeded ? common->seed : 0);
-    info->center = (kvant_center)apply(common->center, info->center, &shown.center);
-    info->norm = (kvant_norm)apply(common->norm, info->norm, &shown.norm);
+    info->center = (kvant_center)apply(common->center, info->center, &shown->center);
+    info->norm = (kvant_norm)apply(common->norm, info->norm, &shown->norm);
     if (info->center != KVANT_CENTER_NONE && info->sink_tokens < KVANT_CENTER_SINK)
         info->sink_tokens = KVANT_CENTER_SINK;
-    info->sink_tokens = (uint32_t)apply(common->sink, info->sink_tokens, &shown.sink);
-    info->recent_tokens = (uint32_t)apply(common->recent, info->recent_tokens, &shown.recent);
-    kvant_options_describe(kvant_common_options, &shown, text, size);
+    info->sink_tokens = (uint32_t)apply(common->sink, info->sink_tokens, &shown->sink);
+    info->recent_tokens = (uint32_t)apply(common->recent, info->recent_tokens, &shown->recent);
 }

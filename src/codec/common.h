@@ -29,9 +29,8 @@ extern const kvant_option kvant_common_options_uncentred[]; /* no center, norm, 
  * otherwise. */
 #define KVANT_CENTER_SINK 4u
 
-/* Reads center, norm, sink and recent from the spec; info holds the family's presets. Appends to
- * text (a canonical spec of `size` bytes, name and options) the options that are not zero or
- * differ from the preset. Appends the seed when bytes depend on it. */
-void kvant_common_apply(const kvant_common *common, kvant_codec_info *info, bool seeded, char *text, size_t size);
+/* Puts center, norm, sink and recent into info, which holds the family's presets; in shown, those
+ * that are not zero or differ from the preset. */
+void kvant_common_apply(const kvant_common *common, kvant_codec_info *info, kvant_common *shown);
 
 #endif

@@ -35,20 +35,6 @@ static void add_to_diagonal(double *m, size_t d, double number)
         m[i * d + i] += number;
 }
 
-/* Q with trace d, and its floor. */
-static bool regularise(const float *moment, size_t d, double *q)
-{
-    for (size_t i = 0; i < d * d; i++)
-        q[i] = moment[i];
-    double sum = kvant_trace((uint32_t)d, q);
-    if (!(sum > 0))
-        return false;
-    for (size_t i = 0; i < d * d; i++)
-        q[i] *= (double)d / sum;
-    add_to_diagonal(q, d, QUERY_FLOOR);
-    return true;
-}
-
 /* S^2 = W M^(-1/2) W, M = W^-1 Q W^-1: s is 1/2. S keeps the length of what W makes of keys, tr M.
  * room: 3 d^2. */
 static kvant_status make_matrix(uint32_t n, const double *w, const double *inverse, const double *q, double *s,
@@ -104,14 +90,9 @@ static kvant_status build(kvant_codec *codec, const double *w, double *inverse, 
     uint32_t n = codec->info.head_dim;
     size_t d = n, size = d * d;
     double *q = room, *s = room + size, *rest = room + 2 * size;
-    float *rounded = (float *)(void *)rest; /* of S and S^-1 */
     KVANT_FORWARD(make_matrix(n, w, inverse, q, s, rest));
     KVANT_FORWARD(kvant_spd_inverse(n, s, inverse));
-    for (size_t i = 0; i < size; i++) {
-        rounded[i] = (float)s[i];
-        rounded[size + i] = (float)inverse[i];
-    }
-    KVANT_FORWARD(kvant_transform_weigh(&codec->transform, false, rounded, rounded + size));
+    KVANT_FORWARD(kvant_transform_weigh(&codec->transform, s, inverse));
     double *h = s, *lower = inverse, *pivots = rest;
     make_loss(d, codec->transform.weights + size, q, rest, h);
     double scale = (double)d / kvant_trace((uint32_t)d, h);
@@ -130,7 +111,10 @@ kvant_status kvant_feedback_create(kvant_codec *codec, const double *w, double *
     if (status == KVANT_OK) {
         codec->feedback->n = (uint32_t)d;
         codec->feedback->stride = (uint32_t)stride;
-        status = regularise(moment, d, room) ? build(codec, w, inverse, room) : KVANT_ERR_ARGUMENT;
+        for (size_t i = 0; i < d * d; i++)
+            room[i] = moment[i];
+        status = kvant_spd_regularise((uint32_t)d, room, QUERY_FLOOR) ? build(codec, w, inverse, room)
+                                                                      : KVANT_ERR_ARGUMENT;
     }
     kvant_free(room);
     if (status == KVANT_OK || status == KVANT_ERR_MEMORY)

@@ -30,24 +30,16 @@ static float largest_of(const float *x, size_t n)
     return largest;
 }
 
-static void fill(kvant_code_numbers *numbers, const float *directions, const float *lengths)
+/* Chunks of four: a length is the code's other bits. */
+static void fill_directions(kvant_code_numbers *numbers, const float *directions)
 {
     kvant_chunk_numbers *chunk = &numbers->chunk;
-    const uint32_t n_lengths = 1u << (numbers->layout->bits - chunk->index_bits);
     const size_t n = (size_t)4 << chunk->index_bits;
-    const float largest = largest_of(directions, n), unit = largest / 32767;
+    const float unit = largest_of(directions, n) / 32767;
     for (size_t i = 0; i < n; i++)
         numbers->entries[i] = (int16_t)lrintf(directions[i] / unit);
-    float length_unit;
-    if (lengths) {
-        length_unit = largest_of(lengths, n_lengths) / KVANT_CODE_VALUE_MAX;
-        for (uint32_t k = 0; k < 1u << KVANT_NUMBER_MAX_LENGTHS; k++)
-            chunk->lengths[k] = (int16_t)lrintf(lengths[k % n_lengths] / length_unit);
-    } else {
-        chunk->step = KVANT_CODE_VALUE_MAX / (int32_t)(n_lengths - 1);
-        length_unit = 1 / (float)chunk->step;
-    }
-    numbers->step = 32768 * unit * length_unit;
+    chunk->step = KVANT_CODE_VALUE_MAX / (int32_t)((1u << (numbers->layout->bits - chunk->index_bits)) - 1);
+    numbers->step = 32768 * unit * (1 / (float)chunk->step);
     numbers->error = 1.1f;
 }
 
@@ -66,25 +58,24 @@ static void fill_piece(kvant_octahedral_integers *o, uint32_t piece, uint32_t of
     o->base[piece] = (int16_t)lrint((chord + factor / sqrt(parallel) - slope * parallel) / 2);
 }
 
-void kvant_codec_offer_octahedral(kvant_codec *codec, const float *levels, uint32_t bits, const float *lengths)
+static void fill_triplets(kvant_code_numbers *numbers, const float *levels, const float *lengths)
 {
-    kvant_code_numbers *numbers = codec->product.integers.chunk;
-    if (!numbers || bits > KVANT_OCTAHEDRAL_MAX_BITS)
-        return;
     kvant_octahedral_integers *o = &numbers->octahedral;
-    const uint32_t n = 1u << bits, n_lengths = 1u << (numbers->layout->bits - 2 * bits);
+    const uint32_t bits = numbers->chunk.index_bits / 2, n = 1u << bits;
+    const uint32_t n_lengths = 1u << (numbers->layout->bits - 2 * bits);
     const uint32_t smallest = KVANT_OCTAHEDRAL_UNIT / 3 * (uint64_t)KVANT_OCTAHEDRAL_UNIT / 32768 / 1024;
     o->bits = bits;
-    for (uint32_t i = 0; i < 32; i++) {
+    for (uint32_t i = 0; i < 1u << KVANT_NUMBER_MAX_INDEX / 2; i++)
         o->levels[i] = (int16_t)lrintf(levels[i % n] * KVANT_OCTAHEDRAL_UNIT);
+    for (uint32_t i = 0; i < 32; i++)
         fill_piece(o, i, i < smallest ? smallest : i);
-    }
     for (uint32_t index = 0; index < n * n; index++)
         kvant_octahedral_entry(o, index % n, index / n, numbers->entries + (size_t)4 * index);
     const float unit = largest_of(lengths, n_lengths) / LENGTH_MAX;
     for (uint32_t k = 0; k < 1u << KVANT_NUMBER_MAX_LENGTHS; k++)
         numbers->chunk.lengths[k] = (int16_t)lrintf(lengths[k % n_lengths] / unit);
-    numbers->chunk.octahedral = o;
+    if (bits <= KVANT_OCTAHEDRAL_MAX_BITS)
+        numbers->chunk.octahedral = o;
     numbers->step = (float)(32768 / ENTRY_UNIT * unit);
     numbers->error = 4;
 }
@@ -111,11 +102,13 @@ static void set_product(kvant_codec *codec, kvant_code_numbers *numbers)
     product->limit = limit < KVANT_CODE_OPERAND_MAX ? limit : KVANT_CODE_OPERAND_MAX;
 }
 
-kvant_status kvant_codec_offer_numbers(kvant_codec *codec, const kvant_chunk_layout *layout, uint32_t components,
-                                       uint32_t index_bits, const float *directions, const float *lengths)
+/* *numbers is NULL where codes are too wide, or tables too large to pay. */
+static kvant_status alloc_numbers(kvant_codec *codec, const kvant_chunk_layout *layout, uint32_t components,
+                                  uint32_t index_bits, kvant_code_numbers **out)
 {
+    *out = NULL;
     if (layout->bits > KVANT_NUMBER_MAX_BITS || index_bits > KVANT_NUMBER_MAX_INDEX ||
-        (lengths && layout->bits - index_bits > KVANT_NUMBER_MAX_LENGTHS))
+        (components == 3 && layout->bits - index_bits > KVANT_NUMBER_MAX_LENGTHS))
         return KVANT_OK;
     kvant_code_numbers *numbers = kvant_alloc(1, sizeof *numbers + ((size_t)4 << index_bits) * sizeof(int16_t));
     KVANT_RETURN_IF(!numbers, KVANT_ERR_MEMORY);
@@ -123,8 +116,28 @@ kvant_status kvant_codec_offer_numbers(kvant_codec *codec, const kvant_chunk_lay
     numbers->chunk = (kvant_chunk_numbers){
         .entries = numbers->entries, .components = components, .dim = codec->info.head_dim, .index_bits = index_bits
     };
-    fill(numbers, directions, lengths);
     set_product(codec, numbers);
+    *out = numbers;
+    return KVANT_OK;
+}
+
+kvant_status kvant_codec_offer_directions(kvant_codec *codec, const kvant_chunk_layout *layout, uint32_t index_bits,
+                                          const float *directions)
+{
+    kvant_code_numbers *numbers;
+    KVANT_FORWARD(alloc_numbers(codec, layout, 4, index_bits, &numbers));
+    if (numbers)
+        fill_directions(numbers, directions);
+    return KVANT_OK;
+}
+
+kvant_status kvant_codec_offer_triplets(kvant_codec *codec, const kvant_chunk_layout *layout, uint32_t bits,
+                                        const float *levels, const float *lengths)
+{
+    kvant_code_numbers *numbers;
+    KVANT_FORWARD(alloc_numbers(codec, layout, 3, 2 * bits, &numbers));
+    if (numbers)
+        fill_triplets(numbers, levels, lengths);
     return KVANT_OK;
 }
 

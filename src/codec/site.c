@@ -60,13 +60,14 @@ kvant_status kvant_site_fill(kvant_codec *codec, const kvant_site *site, const k
     codec->file_center = center ? kvant_alloc(entry.head_dim, sizeof(float)) : NULL;
     codec->file_scale = scale ? kvant_alloc(entry.head_dim, sizeof(float)) : NULL;
     KVANT_RETURN_IF((center && !codec->file_center) || (scale && !codec->file_scale), KVANT_ERR_MEMORY);
-    if (center)
-        memcpy(codec->file_center, entry.mean, entry.head_dim * sizeof(float));
-    if (center)
-        kvant_codec_identify(codec, codec->file_center, entry.head_dim * sizeof(float));
-    if (scale)
+    const size_t bytes = entry.head_dim * sizeof(float);
+    if (center) {
+        memcpy(codec->file_center, entry.mean, bytes);
+        kvant_codec_identify(codec, codec->file_center, bytes);
+    }
+    if (scale) {
         fill_scale(&entry, codec->file_center, codec->file_scale);
-    if (scale)
-        kvant_codec_identify(codec, codec->file_scale, entry.head_dim * sizeof(float));
+        kvant_codec_identify(codec, codec->file_scale, bytes);
+    }
     return KVANT_OK;
 }

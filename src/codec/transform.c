@@ -2,6 +2,7 @@
  * multiplied with R once, so rows and queries pass through one matrix. */
 #include "transform.h"
 
+#include <math.h>
 #include <string.h>
 
 #include "../base/alloc.h"
@@ -119,17 +120,6 @@ kvant_status kvant_transform_compose(kvant_transform *transform, const float *b,
     return KVANT_OK;
 }
 
-void kvant_transform_describe(const kvant_transform *transform, char *text, size_t size)
-{
-    kvant_common shown = KVANT_COMMON_NONE(0);
-    shown.rotate = (int32_t)transform->rotate;
-    if (transform->rotate == KVANT_ROTATE_HADAMARD) {
-        shown.block = (int32_t)transform->block;
-        shown.signs = transform->random_signs;
-    }
-    kvant_options_describe(kvant_common_options, &shown, text, size);
-}
-
 /* (x - c) / s, where R still has to be applied to it: in z, or x itself when there is nothing to
  * do. */
 const float *kvant_transform_normalise(const kvant_transform *transform, const kvant_affine *affine, const float *x,
@@ -178,43 +168,37 @@ static void unrotate(const kvant_transform *transform, const kvant_kernels *kern
 }
 
 /* Rows of a symmetric W are its columns, and columns of R W are R times those of W. */
-static void fill_weights(kvant_transform *transform, const float *w, const float *inverse, float *weights)
+kvant_status kvant_transform_weigh(kvant_transform *transform, const double *w, const double *inverse)
 {
     const kvant_kernels *kernels = kvant_kernels_get(KVANT_CPU_AUTO);
     size_t d = transform->head_dim;
-    for (size_t i = 0; i < d; i++) {
-        rotate(transform, kernels, w + i * d, weights + i * d);
-        rotate(transform, kernels, inverse + i * d, weights + (d + i) * d);
-    }
-}
-
-/* No eigenvalue of a symmetric matrix is larger than this. */
-static float largest_row_sum(const float *w, size_t rows, size_t columns)
-{
-    float largest = 0;
-    for (size_t i = 0; i < rows; i++) {
-        float sum = 0;
-        for (size_t j = 0; j < columns; j++)
-            sum += w[i * columns + j] < 0 ? -w[i * columns + j] : w[i * columns + j];
-        largest = sum > largest ? sum : largest;
-    }
-    return largest;
-}
-
-kvant_status kvant_transform_weigh(kvant_transform *transform, bool diagonal, const float *w, const float *inverse)
-{
-    size_t d = transform->head_dim, size = diagonal ? d : d * d;
-    float *weights = kvant_alloc(2 * size, sizeof *weights);
+    float *weights = kvant_alloc(2 * d * d, sizeof *weights), row[KVANT_MAX_HEAD_DIM];
     KVANT_RETURN_IF(!weights, KVANT_ERR_MEMORY);
-    if (diagonal) {
-        memcpy(weights, w, d * sizeof *weights);
-        memcpy(weights + d, inverse, d * sizeof *weights);
-    } else {
-        fill_weights(transform, w, inverse, weights);
+    for (size_t i = 0; i < 2 * d; i++) {
+        float sum = 0; /* of magnitudes in a row of W: no eigenvalue is larger than the largest */
+        for (size_t j = 0; j < d; j++) {
+            row[j] = (float)(i < d ? w[i * d + j] : inverse[(i - d) * d + j]);
+            sum += i < d ? fabsf(row[j]) : 0;
+        }
+        rotate(transform, kernels, row, weights + i * d);
+        transform->gain = sum > transform->gain ? sum : transform->gain;
     }
     transform->weights = weights;
-    transform->diagonal = diagonal;
-    transform->gain = largest_row_sum(w, d, size / d);
+    return KVANT_OK;
+}
+
+kvant_status kvant_transform_weigh_diagonal(kvant_transform *transform, const float *factors)
+{
+    size_t d = transform->head_dim;
+    float *weights = kvant_alloc(2 * d, sizeof *weights);
+    KVANT_RETURN_IF(!weights, KVANT_ERR_MEMORY);
+    for (size_t i = 0; i < d; i++) {
+        weights[i] = factors[i];
+        weights[d + i] = 1 / factors[i];
+        transform->gain = factors[i] > transform->gain ? factors[i] : transform->gain;
+    }
+    transform->weights = weights;
+    transform->diagonal = true;
     return KVANT_OK;
 }
 

@@ -64,20 +64,17 @@ kvant_status kvant_transform_init_inner(kvant_transform *transform, uint32_t n, 
 size_t kvant_transform_matrix_floats(uint32_t n);
 
 /* Puts an orthonormal B (head_dim x head_dim, row-major) before the rotation, R becoming R B, or
- * behind it, B R. R is dense from then on: describe it before. KVANT_ERR_MEMORY, and nothing
- * changed. */
+ * behind it, B R. R is dense from then on. KVANT_ERR_MEMORY, and nothing changed. */
 kvant_status kvant_transform_compose(kvant_transform *transform, const float *b, bool before);
 
-/* Puts a symmetric positive definite W before the rotation; w and inverse hold its diagonal
- * (head_dim numbers) or all of it and its inverse (head_dim x head_dim). KVANT_ERR_MEMORY, and
- * nothing changed. */
-kvant_status kvant_transform_weigh(kvant_transform *transform, bool diagonal, const float *w, const float *inverse);
+/* Puts a symmetric positive definite W before the rotation: w and its inverse, head_dim x head_dim,
+ * are rounded to binary32; or the factors of a diagonal W, above 0. Once per transform.
+ * KVANT_ERR_MEMORY. */
+kvant_status kvant_transform_weigh(kvant_transform *transform, const double *w, const double *inverse);
+kvant_status kvant_transform_weigh_diagonal(kvant_transform *transform, const float *factors);
 
 /* By how much the transform makes a vector longer, at most. */
 float kvant_transform_gain(const kvant_transform *transform);
-
-/* Appends the options in canonical form, e.g. ",rotate=hadamard,block=64,signs=seed". */
-void kvant_transform_describe(const kvant_transform *transform, char *text, size_t size);
 
 /* (x - c) / s: in z, or x itself when there is nothing to do. x and z may be equal. */
 const float *kvant_transform_normalise(const kvant_transform *transform, const kvant_affine *affine, const float *x,

@@ -33,20 +33,6 @@ static kvant_status invert(uint32_t n, const double *w, double *inverse, const k
     return KVANT_OK;
 }
 
-static kvant_status weigh(kvant_codec *codec, const double *w, const double *inverse)
-{
-    size_t size = (size_t)codec->info.head_dim * codec->info.head_dim;
-    float *rounded = kvant_alloc(2 * size, sizeof *rounded);
-    KVANT_RETURN_IF(!rounded, KVANT_ERR_MEMORY);
-    for (size_t i = 0; i < size; i++) {
-        rounded[i] = (float)w[i];
-        rounded[size + i] = (float)inverse[i];
-    }
-    kvant_status status = kvant_transform_weigh(&codec->transform, false, rounded, rounded + size);
-    kvant_free(rounded);
-    return status;
-}
-
 static kvant_status set_matrix(kvant_codec *codec, const kvant_calibration_entry *entry, bool feedback,
                                const kvant_error *error)
 {
@@ -62,18 +48,15 @@ static kvant_status set_matrix(kvant_codec *codec, const kvant_calibration_entry
     kvant_status status = invert(n, w, inverse, error);
     if (status == KVANT_OK)
         status = feedback ? kvant_feedback_create(codec, w, inverse, entry->query_moment, error)
-                          : weigh(codec, w, inverse);
+                          : kvant_transform_weigh(&codec->transform, w, inverse);
     kvant_free(w);
     return status;
 }
 
 static kvant_status set_diagonal(kvant_codec *codec, const float *factors)
 {
-    float inverse[KVANT_MAX_HEAD_DIM];
     kvant_codec_identify(codec, factors, codec->info.head_dim * sizeof *factors);
-    for (uint32_t i = 0; i < codec->info.head_dim; i++)
-        inverse[i] = 1 / factors[i];
-    return kvant_transform_weigh(&codec->transform, true, factors, inverse);
+    return kvant_transform_weigh_diagonal(&codec->transform, factors);
 }
 
 static kvant_status check_feedback(const kvant_codec *codec, bool feedback, int kind, const kvant_error *error)
@@ -105,10 +88,8 @@ kvant_status kvant_weighting_apply(kvant_codec *codec, const kvant_common *commo
     KVANT_FORWARD(kvant_site_entry(codec, site, codec->info.role, "transform", &entry, error));
     if (!keys)
         return KVANT_OK;
-    kvant_common shown = KVANT_COMMON_NONE(0);
-    shown.transform = kind;
-    shown.feedback = feedback;
-    kvant_options_describe(kvant_common_options, &shown, codec->spec, sizeof codec->spec);
+    codec->shown.transform = kind;
+    codec->shown.feedback = feedback;
     return kind == KVANT_WEIGHTING_DIAGONAL ? set_diagonal(codec, entry.diagonal)
                                             : set_matrix(codec, &entry, feedback, error);
 }

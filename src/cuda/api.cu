@@ -22,9 +22,7 @@ AppendRole role_of(const kvant_cuda_codec &codec, const kvant_cuda_pages &pages)
 {
     AppendRole role{};
     role.codec = codec.params;
-    role.book = &codec.book;
-    role.trellis = &codec.trellis;
-    role.wide_book = &codec.wide;
+    role.source = &codec;
     role.base = static_cast<uint8_t *>(pages.base);
     role.block_stride = pages.block_stride;
     role.head_stride = pages.head_stride;
@@ -244,17 +242,8 @@ kvant_status kvant_cuda_table_decode(const kvant_cuda_decode_args *args, kvant_c
         p.codec.rotation = kvant_cuda_rotation{};
         p.codec.weighting = KVANT_CUDA_WEIGHTING_NONE;
     }
-    if (kvant_cuda_has_chunks(&codec))
-        return from_cuda(launch_decode_chunks(p, args->codec->book, codec.head_dim, args->n_blocks,
-                                              args->n_kv_heads, static_cast<cudaStream_t>(stream)));
-    if (codec.kind == KVANT_CUDA_CODEBOOK_WIDE)
-        return from_cuda(launch_decode_wide(p, args->codec->wide, codec.head_dim, args->n_blocks, args->n_kv_heads,
-                                            static_cast<cudaStream_t>(stream)));
-    if (codec.codes == KVANT_CUDA_CODES_TRELLIS)
-        return from_cuda(launch_decode_trellis(p, args->codec->trellis, codec.head_dim, args->n_blocks,
-                                               args->n_kv_heads, static_cast<cudaStream_t>(stream)));
     return from_cuda(
-        launch_decode(p, codec.head_dim, args->n_blocks, args->n_kv_heads, static_cast<cudaStream_t>(stream)));
+        launch_decode(p, *args->codec, args->n_blocks, args->n_kv_heads, static_cast<cudaStream_t>(stream)));
 }
 
 kvant_status kvant_cuda_table_copy_blocks(const kvant_cuda_pages *pages, size_t page_bytes, uint32_t n_kv_heads,

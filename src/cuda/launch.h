@@ -1,4 +1,4 @@
-/* launch.h - turns a run-time head_dim into a compile-time constant. */
+/* launch.h - turns a run-time head_dim into a compile-time constant, and passes types to lambdas. */
 #ifndef KVANT_CUDA_LAUNCH_H
 #define KVANT_CUDA_LAUNCH_H
 
@@ -8,6 +8,10 @@
 
 namespace kvant
 {
+
+template <class T> struct Type {
+    using type = T;
+};
 
 template <class F> cudaError_t with_head_dim(uint32_t head_dim, F &&launch)
 {

@@ -209,20 +209,28 @@ TABLE_CALL(attention, kvant_cuda_attention_args, workspace_bytes)
 TABLE_CALL(transform_queries, kvant_cuda_query_args, out)
 TABLE_CALL(decode, kvant_cuda_decode_args, inverse_weights)
 
-kvant_status kvant_cuda_copy_blocks(const kvant_cuda_pages *pages, size_t page_bytes, uint32_t n_kv_heads,
-                                    const int32_t *from, const int32_t *to, uint32_t n, kvant_cuda_stream stream)
-{
-    const kvant_cuda_table *table = open_door(NULL);
-    return table ? table->copy_blocks(pages, page_bytes, n_kv_heads, from, to, n, stream) : KVANT_ERR_UNSUPPORTED;
-}
+/* A call that the table takes as it is. */
+#define FORWARD(name, parameters, arguments)                                                                       \
+    kvant_status kvant_cuda_##name parameters                                                                      \
+    {                                                                                                              \
+        const kvant_cuda_table *table = open_door(NULL);                                                           \
+        return table ? table->name arguments : KVANT_ERR_UNSUPPORTED;                                              \
+    }
 
-/* Memory */
+FORWARD(copy_blocks,
+        (const kvant_cuda_pages *pages, size_t page_bytes, uint32_t n_kv_heads, const int32_t *from, const int32_t *to,
+         uint32_t n, kvant_cuda_stream stream),
+        (pages, page_bytes, n_kv_heads, from, to, n, stream))
 
-kvant_status kvant_cuda_device_current(int *device)
-{
-    const kvant_cuda_table *table = open_door(NULL);
-    return table ? table->device_current(device) : KVANT_ERR_UNSUPPORTED;
-}
+/* memory.h */
+
+FORWARD(device_current, (int *device), (device))
+FORWARD(memory_copy, (void *to, const void *from, size_t bytes, kvant_cuda_stream stream), (to, from, bytes, stream))
+FORWARD(memory_read, (void *to, const void *from, size_t bytes, kvant_cuda_stream stream), (to, from, bytes, stream))
+FORWARD(memory_clear, (void *memory, size_t bytes, kvant_cuda_stream stream), (memory, bytes, stream))
+FORWARD(largest, (const kvant_cuda_numbers *numbers, float *largest, kvant_cuda_stream stream),
+        (numbers, largest, stream))
+FORWARD(merge, (const kvant_cuda_merge_args *args, kvant_cuda_stream stream), (args, stream))
 
 kvant_status kvant_cuda_memory_new(void **memory, size_t bytes)
 {
@@ -235,34 +243,4 @@ void kvant_cuda_memory_free(void *memory)
 {
     if (memory)
         open_door(NULL)->memory_free(memory);
-}
-
-kvant_status kvant_cuda_memory_copy(void *to, const void *from, size_t bytes, kvant_cuda_stream stream)
-{
-    const kvant_cuda_table *table = open_door(NULL);
-    return table ? table->memory_copy(to, from, bytes, stream) : KVANT_ERR_UNSUPPORTED;
-}
-
-kvant_status kvant_cuda_memory_read(void *to, const void *from, size_t bytes, kvant_cuda_stream stream)
-{
-    const kvant_cuda_table *table = open_door(NULL);
-    return table ? table->memory_read(to, from, bytes, stream) : KVANT_ERR_UNSUPPORTED;
-}
-
-kvant_status kvant_cuda_memory_clear(void *memory, size_t bytes, kvant_cuda_stream stream)
-{
-    const kvant_cuda_table *table = open_door(NULL);
-    return table ? table->memory_clear(memory, bytes, stream) : KVANT_ERR_UNSUPPORTED;
-}
-
-kvant_status kvant_cuda_largest(const kvant_cuda_numbers *numbers, float *largest, kvant_cuda_stream stream)
-{
-    const kvant_cuda_table *table = open_door(NULL);
-    return table ? table->largest(numbers, largest, stream) : KVANT_ERR_UNSUPPORTED;
-}
-
-kvant_status kvant_cuda_merge(const kvant_cuda_merge_args *args, kvant_cuda_stream stream)
-{
-    const kvant_cuda_table *table = open_door(NULL);
-    return table ? table->merge(args, stream) : KVANT_ERR_UNSUPPORTED;
 }

@@ -25,7 +25,7 @@
 /* 1 / sqrt(x) in pieces of 1024: base + scale(x, slope). */
 typedef struct kvant_octahedral_integers {
     uint32_t bits;      /* of a coordinate */
-    int16_t levels[32]; /* of u and w, repeated to fill; |level| < KVANT_OCTAHEDRAL_UNIT */
+    int16_t levels[1 << KVANT_NUMBER_MAX_INDEX / 2]; /* of u and w, repeated to fill; |level| < KVANT_OCTAHEDRAL_UNIT */
     int16_t base[32], slope[32];
 } kvant_octahedral_integers;
 

@@ -17,7 +17,7 @@
     32u                       /* steps before the first, so that the search knows what a circle's beginning costs */
 #define KVANT_TRELLIS_SWAP 2u /* by which the newest and the oldest bit of a window change its subset */
 
-/* The taps of 256 states. All presets have these, so kernels take them for constants. */
+/* The taps of 256 states. Kernels take them for constants: bit 6 of a window changes no subset. */
 #define KVANT_TRELLIS_256_TAP_0 030
 #define KVANT_TRELLIS_256_TAP_1 0441
 #define KVANT_TRELLIS_256_TAP_2 0202

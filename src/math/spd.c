@@ -18,6 +18,20 @@ double kvant_trace(uint32_t n, const double *m)
     return sum;
 }
 
+bool kvant_spd_regularise(uint32_t n, double *m, double floor)
+{
+    size_t d = n;
+    double sum = kvant_trace(n, m), factor = (double)d / sum;
+    bool positive = sum > 0 && factor < INFINITY;
+    for (size_t i = 0; positive && i < d * d; i++)
+        m[i] *= factor;
+    for (size_t i = 0; positive && i < d; i++) {
+        m[i * d + i] += floor;
+        positive = m[i * d + i] > 0;
+    }
+    return positive;
+}
+
 double kvant_frobenius(uint32_t n, const double *m)
 {
     double sum = 0;

@@ -6,6 +6,7 @@
 #ifndef KVANT_MATH_SPD_H
 #define KVANT_MATH_SPD_H
 
+#include <stdbool.h>
 #include <stdint.h>
 
 #include <kvant/kvant.h>
@@ -30,6 +31,10 @@ void kvant_spd_sandwich(uint32_t n, const double *s, const double *m, double *sc
 /* m = lower^T D lower with ones on lower's diagonal, D diagonal, the n pivots. Errors as for the
  * inverse. */
 kvant_status kvant_spd_unit_lower(uint32_t n, const double *m, double *lower, double *pivots);
+
+/* m of trace n, with floor added to its diagonal. False when m is zero, or so small beside what it
+ * was computed from that roundings show. */
+bool kvant_spd_regularise(uint32_t n, double *m, double floor);
 
 /* The sum of the diagonal. */
 double kvant_trace(uint32_t n, const double *m);

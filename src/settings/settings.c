@@ -334,29 +334,20 @@ static kvant_status check_calibrated(const kvant_settings_entry *e, const kvant_
     return kvant_fail(error, KVANT_ERR_ARGUMENT, "the calibration is of another shape of model");
 }
 
-/* Makes the codec of a kv head; info (or NULL) is what it is like. */
-static kvant_status check_spec(const kvant_settings_entry *e, uint32_t i, uint32_t head,
-                               const kvant_calibration *calibration, kvant_codec_info *info,
-                               const kvant_error *error)
-{
-    kvant_codec *codec;
-    kvant_status status =
-        kvant_codec_create_calibrated(e->specs[head], e->head_dim, i % 2 ? KVANT_ROLE_V : KVANT_ROLE_K, 0,
-                                      calibration, i / 2, head, &codec, error->text, error->size);
-    if (status == KVANT_OK && info)
-        *info = codec->info;
-    kvant_codec_free(&codec);
-    return status;
-}
-
-static kvant_status check_heads(const kvant_settings_entry *e, uint32_t i, const kvant_calibration *calibration,
+/* Makes the codecs of the kv heads, or the one of all; *spec is the one that is wrong. */
+static kvant_status check_specs(const kvant_settings_entry *e, uint32_t i, const kvant_calibration *calibration,
                                 const char **spec, const kvant_error *error)
 {
-    kvant_codec_info first, info;
+    kvant_codec_info first = { .size = 0 }, info;
     for (uint32_t head = 0; head < e->n_specs; head++) {
+        kvant_codec *codec;
         *spec = e->specs[head];
-        KVANT_FORWARD(check_spec(e, i, head, calibration, head == 0 ? &first : &info, error));
-        if (head > 0 && !kvant_codecs_fit_together(&first, &info))
+        KVANT_FORWARD(kvant_codec_create_calibrated(*spec, e->head_dim, i % 2 ? KVANT_ROLE_V : KVANT_ROLE_K, 0,
+                                                    calibration, i / 2, head, &codec, error->text, error->size));
+        info = codec->info;
+        kvant_codec_free(&codec);
+        first = head == 0 ? info : first;
+        if (!kvant_codecs_fit_together(&first, &info))
             return kvant_fail(error, KVANT_ERR_ARGUMENT,
                               "it keeps other tokens in fp16 or has another kind of centre than %s of kv head 0",
                               e->specs[0]);
@@ -371,10 +362,7 @@ static kvant_status check_layer(const kvant_settings *s, uint32_t i, const kvant
     const kvant_settings_entry *e = &s->entries[i];
     if (calibration && s->calibration[0])
         KVANT_FORWARD(check_calibrated(e, calibration, i / 2, i % 2 ? KVANT_ROLE_V : KVANT_ROLE_K, error));
-    if (e->n_specs > 1)
-        return check_heads(e, i, calibration, spec, error);
-    *spec = e->specs[0];
-    return kvant_settings_is_first(s, i, 0) ? check_spec(e, i, 0, calibration, NULL, error) : KVANT_OK;
+    return e->n_specs > 1 || kvant_settings_is_first(s, i, 0) ? check_specs(e, i, calibration, spec, error) : KVANT_OK;
 }
 
 kvant_status kvant_settings_check(const kvant_settings *settings, const kvant_calibration *calibration, char *err,

@@ -2,17 +2,15 @@
 
 import json
 import pathlib
-import shutil
 import tempfile
 import unittest
 
 import settings
-from testing import KVANT, LIB, PLUGIN, SRC, program, run
+from testing import KVANT, PLUGIN, SRC, program, run
 
 OK, RUNTIME, USAGE, NOT_FOUND = 0, 1, 2, 127
 COMMANDS = ["codecs", "plugin-path", "exec", "bench"]
 LLAMA_COMMANDS = ["run", "eval", "needle", "report", "inspect", "capture", "tune"]
-CUDA_LIBRARY = pathlib.Path(KVANT).resolve().parent.parent / "lib" / "libkvant_cuda.so"
 
 
 class Help(unittest.TestCase):
@@ -90,83 +88,6 @@ class BenchEncode(unittest.TestCase):
         self.assertIn("(CPU level c;", run("--cpu", "c", "--version").stdout)
         rows = json.loads(run("--cpu", "c", "bench", "encode", "-k", "int-4", "-r", "1", "--json").stdout)
         self.assertEqual({row["level"] for row in rows}, {"c"})
-
-
-class BenchAttention(unittest.TestCase):
-    SMALL = ["bench", "attention", "-n", "128", "-d", "64", "-g", "3", "-r", "2", "--kv-heads", "1", "--json"]
-
-    def test_every_shape_codec_and_level(self):
-        done = run(*self.SMALL, "--stock", "none", "-k", "int-4", "-k", "trellis-4", "-v", "bdr-4",
-                   "-q", "1,16", "-d", "40,64", "--levels", "c,auto")
-        self.assertEqual(done.returncode, OK, done.stderr)
-        self.assertIn("GB/s", done.stderr)
-        rows = json.loads(done.stdout)
-        self.assertEqual(len(rows), 2 * 2 * 2 * 2)
-        self.assertEqual({(row["k"], row["v"]) for row in rows}, {("int-4", "int-4"), ("trellis-4", "bdr-4")})
-        for row in rows:
-            speed = row["bytes"] / row["microseconds"] / 1e3
-            self.assertAlmostEqual(row["gbytes_per_second"] / speed, 1, places=6)
-            self.assertAlmostEqual(row["share_of_bandwidth"] * row["read_gbytes_per_second"] / speed, 1, places=6)
-            self.assertIsNone(row["times_f16"])
-
-    def test_bad_values(self):
-        for bad, said in (
-            (["-n", "63"], "--tokens"), (["-q", "0"], "--queries"), (["-d", "64,"], "--head-dim"),
-            (["-q", "256"], "more than --tokens 128"), (["--levels", "mmx"], "--levels"), (["-r", "0"], "--rounds"),
-            (["--stock", "none", "--stock", "q8_0"], "--stock none"),
-        ):
-            done = run(*self.SMALL, *bad)
-            self.assertEqual((done.returncode, done.stdout), (USAGE, ""), bad)
-            self.assertIn(said, done.stderr)
-        done = run("bench", "attention", "-v", "int-4")
-        self.assertEqual(done.returncode, USAGE)
-        self.assertIn("no -k before it", done.stderr)
-
-    def test_unknown_codec(self):
-        done = run(*self.SMALL, "--stock", "none", "-k", "nope")
-        self.assertEqual((done.returncode, done.stdout), (RUNTIME, ""))
-        self.assertIn("there is no codec 'nope'", done.stderr)
-
-    @unittest.skipUnless(LIB and SRC, "no llama.cpp runtime")
-    def test_ggml_runs_beside_it(self):
-        done = run(*self.SMALL, "-k", "int-4", "--stock", "q8_0", "-q", "1,128", KVANT_RUNTIME=LIB)
-        self.assertEqual(done.returncode, OK, done.stderr)
-        rows = json.loads(done.stdout)
-        self.assertEqual([row["k"] for row in rows], ["f16", "q8_0", "int-4"] * 2)
-        for f16, *others in (rows[:3], rows[3:]):
-            self.assertEqual((f16["library"], f16["times_f16"]), ("ggml", 1))
-            for row in others:
-                self.assertAlmostEqual(row["times_f16"] * row["microseconds"] / f16["microseconds"], 1, places=6)
-        self.assertEqual(run(*self.SMALL, "--stock", "q3_0").returncode, USAGE)
-
-
-class BenchCuda(unittest.TestCase):
-    def check(self, arguments, code, *words):
-        result = run("bench", "cuda", *arguments)
-        self.assertEqual((result.returncode, result.stdout), (code, ""), result.stderr)
-        for word in words:
-            self.assertIn(word, result.stderr)
-
-    def test_bad_values(self):
-        self.check(["--heads", "7"], 2, "multiple of --kv-heads 8")
-        self.check(["-v", "int-4"], 2, "no -k before it")
-        self.check(["--tokens", "0"], 2, "--tokens", "1 to 4194304")
-        self.check(["--rounds", "many"], 2, "--rounds")
-
-    def test_library_that_is_not_there(self):
-        self.check(["--library", "/nowhere/libkvant_cuda.so"], 1, "cannot load", "make cuda", "--library")
-
-    def test_library_that_is_another_one(self):
-        with tempfile.TemporaryDirectory() as folder:
-            path = pathlib.Path(folder) / "libkvant_cuda.so"
-            path.write_text("not a library")
-            self.check(["--library", path], 1, "cannot load", str(path))
-        self.check(["--library", "libm.so.6"], 1, "libm.so.6 has no kvant_cuda_table_get", "this release")
-
-    @unittest.skipUnless(CUDA_LIBRARY.exists(), "libkvant_cuda was not built")
-    @unittest.skipIf(shutil.which("nvidia-smi"), "a machine with a GPU")
-    def test_no_driver(self):
-        self.check(["--library", CUDA_LIBRARY], 1, "no NVIDIA driver", "kvant bench attention")
 
 
 class Codecs(unittest.TestCase):

@@ -60,7 +60,7 @@ class Values(unittest.TestCase):
     def test_a_file_that_cannot_be_written(self):
         done = run(*self.base, "--spread", 2, "--chunks", 3, "--values", "/nonexistent/values")
         self.assertEqual(done.returncode, RUNTIME)
-        self.assertIn("--values", done.stderr)
+        self.assertIn("/nonexistent/values", done.stderr)
         self.assertEqual(json.loads(done.stdout), self.rows)
 
 

@@ -18,7 +18,7 @@
  *   keep; levels of a trellis are bytes as they are;
  *   sums run in fp32 (2^-22 a step, tensor cores truncate) over numbers as large as their bias;
  *   the output is rounded to its type.
- * Tile kernels (more than 16 query rows a kv head) round every number of a page to fp16 in the page's unit: u
+ * Tile kernels round every number of a page to fp16 in the page's unit: u
  * of the number and 2^-23 of the unit (the number, its scale and its zero point may be subnormal, 2^-25 each),
  * and u of the offset of symmetric codes;
  * their weights are relative to the largest weight times unit. */
@@ -89,7 +89,8 @@ typedef struct rows_of_page {
     double unit, resolution; /* of tile kernels */
 } rows_of_page;
 
-static bool has_tiles(const fixture *f)
+/* Whether a tile kernel may have served the problem: pairs without a decode kernel have no other. */
+static bool may_have_tiles(const fixture *f)
 {
     const uint32_t tokens = f->p.query_tokens ? f->p.query_tokens : 1;
     return f->c->n_heads / f->c->n_kv_heads * tokens > 16;
@@ -186,7 +187,7 @@ static double change_score(const fixture *f, const query *at, int32_t t, double 
 }
 
 /* Fills scores; returns the largest error of one that is seen. */
-static double score_errors(const fixture *f, const query *at, uint32_t kv, const float *given, double *scores)
+static double score_errors(const fixture *f, const query *at, bool tiles, uint32_t kv, const float *given, double *scores)
 {
     const uint32_t b = at->b;
     static rows_of_page page;
@@ -217,11 +218,11 @@ static double score_errors(const fixture *f, const query *at, uint32_t kv, const
         if (isinf(scores[t]))
             continue;
         sizes s = page.at.open ? (sizes){ 0 } : sizes_of(p, page.at.page, (uint32_t)t % 64, page.valid);
-        if (p->grouping == KVANT_CUDA_GROUP_TOKENS32 && !has_tiles(f)) /* rounded to fp16 once more */
+        if (p->grouping == KVANT_CUDA_GROUP_TOKENS32 && !tiles) /* rounded to fp16 once more */
             of_scales = largest_code(codec) * (0x1p-11 * q1 * s.scale + 0x1p-25 * unit * d);
         if (kvant_cuda_has_chunks(p) && !page.at.open)
             of_scales = CHUNK_RELATIVE * qy + CHUNK_ABSOLUTE * s.scale * q1;
-        if (has_tiles(f) && !page.at.open)
+        if (tiles && !page.at.open)
             of_scales += 0x1p-11 * qy + page.resolution * q1 + (p->symmetric ? 0x1p-11 * s.zero * q1 : 0);
         /* last term: fp32 sums of codes of up to 255 with their bias, and exponents of base 2 at most 2^7 */
         delta = fmax(delta, scale * ((unit * 0x1p-12 + f->query_error) * y1 + k_error * s.scale * q1 + of_scales +
@@ -232,7 +233,7 @@ static double score_errors(const fixture *f, const query *at, uint32_t kv, const
 }
 
 /* Softmax over the decoded rows of a sequence for one query row, and the bound of the head comment. */
-static void compute_row(const fixture *f, const query *at, reference *r)
+static void compute_row(const fixture *f, const query *at, bool tiles, reference *r)
 {
     const uint32_t b = at->b, head = at->head;
     static rows_of_page page;
@@ -242,7 +243,7 @@ static void compute_row(const fixture *f, const query *at, reference *r)
     uint32_t d = c->head_dim, kv = head / (c->n_heads / c->n_kv_heads);
     int32_t n = c->lengths[b];
     double *scores = malloc((size_t)n * sizeof *scores), top = -INFINITY, v_error = step_error(f->cache.gpu_v);
-    double delta = score_errors(f, at, kv, f->q + ((size_t)row_of(f, b, at->token) * c->n_heads + head) * d, scores);
+    double delta = score_errors(f, at, tiles, kv, f->q + ((size_t)row_of(f, b, at->token) * c->n_heads + head) * d, scores);
     for (int32_t t = 0; t < n; t++)
         top = fmax(top, scores[t]);
     if (isinf(top)) { /* sees nothing */
@@ -265,7 +266,7 @@ static void compute_row(const fixture *f, const query *at, reference *r)
         }
         total += w;
         norms += w * sqrt(norm);
-        if (has_tiles(f)) {
+        if (tiles) {
             rounded += (page.at.open ? 1 : 2) * w * sqrt(norm);
             small += sqrt(norm) / page.unit;
             largest = fmax(largest, w * page.unit);
@@ -331,8 +332,15 @@ static void compute_row(const fixture *f, const query *at, reference *r)
 void compute_reference(const fixture *f, uint32_t b, uint32_t token, uint32_t head, reference *r)
 {
     *r = (reference){ .lse = f->sinks ? f->sinks[head] : -INFINITY };
-    if (f->c->lengths[b] > 0)
-        compute_row(f, &(query){ b, token, head }, r);
+    if (f->c->lengths[b] <= 0)
+        return;
+    compute_row(f, &(query){ b, token, head }, false, r);
+    if (may_have_tiles(f)) {
+        reference tiles;
+        compute_row(f, &(query){ b, token, head }, true, &tiles);
+        r->bound = fmax(r->bound, tiles.bound);
+        r->lse_bound = fmax(r->lse_bound, tiles.lse_bound);
+    }
 }
 
 void check_head(fixture *f, const void *out, const float *lse, uint32_t b, uint32_t token, uint32_t head)

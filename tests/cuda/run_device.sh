@@ -1,7 +1,8 @@
 #!/bin/sh
 # run_device.sh - builds what the CUDA tests need on a machine with a GPU, runs them, prints a line per test.
 #
-#     tests/cuda/run_device.sh [TEST...]       default: the tests of PAIRS and DIMS below, without those of every pair
+#     tests/cuda/run_device.sh [TEST...]       default: the tests of PAIRS and DIMS below; test_cuda_codec, test_cuda_attention
+#                                              and test_problems want PAIRS=ALL and every head_dim, 10 minutes or more
 #
 # Takes 2 to 4 minutes with 16 cores, most of it kernels of attention; no network. Environment:
 #
@@ -17,7 +18,7 @@ root=$(cd "$(dirname "$0")/../.." && pwd)
 build=${BUILD:-$root/build-device}
 pairs=${PAIRS:-Codebook4_Codebook4;Uniform4_Uniform4;Codebook4_Uniform4;Trellis4_Trellis4;Trellis3_Trellis3;Uniform2Tokens32_Uniform2Channels32;Uniform3Channels32_Uniform3Tokens32;Uniform3Channels32_Uniform2Tokens32}
 dims=${DIMS:-64;128}
-[ $# -gt 0 ] || set -- test_cuda_codec test_cuda_cache test_append test_open example_cuda_cache
+[ $# -gt 0 ] || set -- test_cuda_cache test_append test_open example_cuda_cache
 mkdir -p "$build"
 
 # pkg-config and cmocka may be missing where CUDA is there.

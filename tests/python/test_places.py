@@ -48,6 +48,13 @@ class Gpu(TestCase):
         self.take(OnGpu(normal(1, 2, 3, 8), dlpack=False, stream=1))
         self.refused(ValueError, "q: |stream 7", self.take, OnGpu(normal(1, 2, 3, 8), dlpack=False, stream=7))
 
+    def test_another_stream(self):
+        array = OnGpu(normal(1, 2, 3, 8))
+        places.Gpu(4096).take(array, "q", "float32", (2, 3, 8))
+        self.assertEqual(array.streams, [4096])
+        legacy = OnGpu(normal(1, 2, 3, 8), dlpack=False, stream=1)
+        self.refused(ValueError, "q: |stream 1|4096", places.Gpu(4096).take, legacy, "q", "float32", (2, 3, 8))
+
     def test_views_keep_their_memory(self):
         """A capsule that nobody consumed still owns its part of the array."""
         array = normal(1, 2, 3, 8)
@@ -86,7 +93,8 @@ class HostForGpu:
         return getattr(HostForGpu.real, name)
 
     def kvant_cache_create(self, params, cache):
-        self.device, params._obj.device = params._obj.device, b"cpu"
+        self.device, self.stream = params._obj.device, params._obj.stream
+        params._obj.device, params._obj.stream = b"cpu", None
         return self.real.kvant_cache_create(params, cache)
 
 
@@ -101,7 +109,9 @@ class CacheOnGpu(TestCase):
         self.sequence = self.cache.new_sequence()
 
     def test_it_computes_as_on_the_host(self):
-        self.assertEqual(self.library.device, b"cuda")
+        self.assertEqual((self.library.device, self.library.stream), (b"cuda", None))
+        kvant.Cache(2, 4, 2, 64, 128, device="cuda:0", k="int-4", stream=4096)
+        self.assertEqual((self.library.device, self.library.stream), (b"cuda:0", 4096))
         k, v, wide = normal(1, 70, 2, 64), normal(2, 70, 2, 64), normal(3, 2, 3, 4, 64)
         host = kvant.Cache(2, 4, 2, 64, 128, k="int-4")
         host.append(1, host.new_sequence(), k, v)

@@ -187,7 +187,7 @@ static void calibration_beside_the_model(void **state)
             assert_int_equal(kvant_scheme_get_info(other, &shared), KVANT_OK);
             assert_ptr_equal(shared.calibration, info.calibration);
             kvant_scheme_free(&other);
-            assert_true(begins(spec_of_one(scheme), "int-8:center=file"));
+            assert_non_null(strstr(spec_of_one(scheme), "center=file")); /* its calibration is still there */
         }
         kvant_scheme_free(&scheme);
         scheme = make(&plain);

@@ -48,9 +48,12 @@ class Cache(Owned):
 
     device "cpu": arguments are NumPy arrays, used where they lie when they are contiguous. device
     "cuda" (the current GPU) or "cuda:0": arguments are arrays on that GPU with DLPack or
-    __cuda_array_interface__, such as PyTorch's tensors, never copied. Work runs on the legacy
-    default stream, which is PyTorch's by default. Which codecs and options a GPU has:
-    include/kvant/cache.h. Error of status 30 where there is no GPU.
+    __cuda_array_interface__, such as PyTorch's tensors, never copied. Work runs on stream, a
+    cudaStream_t as a number, by default the legacy default stream, which is PyTorch's by default.
+    With DLPack it waits for work on other streams that makes the arguments. Calls return before the
+    work is done: whoever uses outputs or frees arguments on another stream orders it behind this
+    one. Which codecs and options a GPU has: include/kvant/cache.h. Error of status 30 where there
+    is no GPU.
 
     Every size, shape and dtype is checked: TypeError and ValueError name the argument. Error has
     the library's words and its status: 50 a NaN or an infinity, 51 a number beyond fp16's range, 60
@@ -79,11 +82,13 @@ class Cache(Owned):
         n_threads: int | None = None,
         scale: float | None = None,
         logit_softcap: float = 0.0,
+        stream: int = 0,
     ) -> None:
         super().__init__("kvant_cache_free", scheme)
         self._lock = threading.Lock()
         self._sequences: set[int] = set()
-        self._place = Host() if checks.text(device, "device") == "cpu" else Gpu()
+        stream = checks.count(stream, "stream", least=0, most=2**64 - 1)
+        self._place = Host() if checks.text(device, "device") == "cpu" else Gpu(stream)
         self.n_layers = checks.count(n_layers, "n_layers")
         self.n_heads = checks.count(n_heads, "n_heads")
         self.n_kv_heads = checks.count(n_kv_heads, "n_kv_heads")
@@ -103,6 +108,7 @@ class Cache(Owned):
             scheme=checks.handle(scheme, "scheme", "kvant_scheme_free"),
             scale=0 if scale is None else checks.number(scale, "scale"),
             logit_softcap=checks.number(logit_softcap, "logit_softcap"),
+            stream=stream or None,
             **{name: c_text(value, name) for name, value in texts.items()},
         )
         check("cache", library().kvant_cache_create(c.byref(params), c.byref(self._handle)), SAID)

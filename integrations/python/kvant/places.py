@@ -58,46 +58,54 @@ def _rows_lie_well(value: np.ndarray) -> bool:
 class Gpu:
     """Arrays in device memory that have DLPack or __cuda_array_interface__: tensors of PyTorch,
     arrays of CuPy, JAX and Numba. Never copied, so all must be contiguous, or inputs with rows in
-    their last dimension."""
+    their last dimension.
+
+    stream: where the library's calls run, a cudaStream_t as a number; 0 is the legacy default
+    stream."""
+
+    def __init__(self, stream: int = 0) -> None:
+        self._stream = stream or _LEGACY_STREAM
 
     def take(self, value: Any, what: str, dtype: str, shape: tuple[int | None, ...], rows: bool = False) -> View:
-        return _checked(value, what, dtype, shape, rows, written=False)
+        return self._checked(value, what, dtype, shape, rows, written=False)
 
     def give(self, value: Any, what: str, dtype: str, shape: tuple[int, ...]) -> View:
-        return _checked(value, what, dtype, shape, rows=False, written=True)
+        return self._checked(value, what, dtype, shape, rows=False, written=True)
 
     def new(self, like: Any, shape: tuple[int, ...]) -> Any:
         if not hasattr(like, "new_empty"):
             raise TypeError(f"out: pass an array to write to; kvant cannot make one like {type(like).__name__}")
         return like.new_empty(shape)
 
+    def _checked(
+        self, value: Any, what: str, dtype: str, shape: tuple[int | None, ...], rows: bool, written: bool
+    ) -> View:
+        found, view = self._describe(value, what)
+        if found != dtype:
+            raise TypeError(f"{what}: {dtype} is needed, not {found}")
+        checks.shapes(view.shape, what, shape)
+        checks.strides(view.strides, view.shape, what, rows, written)
+        return view
 
-def _checked(value: Any, what: str, dtype: str, shape: tuple[int | None, ...], rows: bool, written: bool) -> View:
-    found, view = _describe(value, what)
-    if found != dtype:
-        raise TypeError(f"{what}: {dtype} is needed, not {found}")
-    checks.shapes(view.shape, what, shape)
-    checks.strides(view.strides, view.shape, what, rows, written)
-    return view
-
-
-def _describe(value: Any, what: str) -> tuple[str, View]:
-    """dtype and view of an array on a GPU. DLPack first: its producer also orders the calls behind
-    its own work."""
-    if hasattr(value, "__dlpack__") and hasattr(value, "__dlpack_device__"):
-        kind, _ = value.__dlpack_device__()
-        if kind not in _ON_GPU:
-            raise ValueError(f"{what}: it does not lie on a GPU")
-        return read_dlpack(value.__dlpack__(stream=_LEGACY_STREAM))
-    if hasattr(value, "__cuda_array_interface__"):
-        return _read_interface(value.__cuda_array_interface__, value, what)
-    raise TypeError(
-        f"{what}: an array on a GPU is needed (DLPack, __cuda_array_interface__), not {type(value).__name__}"
-    )
+    def _describe(self, value: Any, what: str) -> tuple[str, View]:
+        """dtype and view of an array on a GPU. DLPack first: its producer also orders the stream's
+        work behind its own."""
+        if hasattr(value, "__dlpack__") and hasattr(value, "__dlpack_device__"):
+            kind, _ = value.__dlpack_device__()
+            if kind not in _ON_GPU:
+                raise ValueError(f"{what}: it does not lie on a GPU")
+            return read_dlpack(value.__dlpack__(stream=self._stream))
+        if hasattr(value, "__cuda_array_interface__"):
+            interface = value.__cuda_array_interface__
+            if interface.get("stream") not in (None, self._stream):
+                raise ValueError(f"{what}: its work is on stream {interface['stream']}, and kvant's on {self._stream}")
+            return _read_interface(interface, value)
+        kind = type(value).__name__
+        raise TypeError(f"{what}: an array on a GPU is needed (DLPack, __cuda_array_interface__), not {kind}")
 
 
 _ON_GPU = (2, 13)  # kDLCUDA, kDLCUDAManaged
-_LEGACY_STREAM = 1  # where the library's calls run, in both protocols' numbers
+_LEGACY_STREAM = 1  # in both protocols' numbers; other streams are their address
 _KINDS = {0: "int", 1: "uint", 2: "float", 4: "bfloat"}
 
 
@@ -135,11 +143,7 @@ def read_dlpack(capsule: Any) -> tuple[str, View]:
     return dtype, View((tensor.data or 0) + tensor.byte_offset, shape, strides, capsule)
 
 
-def _read_interface(interface: dict[str, Any], value: Any, what: str) -> tuple[str, View]:
-    if interface.get("stream") not in (None, _LEGACY_STREAM):
-        raise ValueError(
-            f"{what}: its work is on stream {interface['stream']}, and kvant's on the legacy default stream"
-        )
+def _read_interface(interface: dict[str, Any], value: Any) -> tuple[str, View]:
     dtype, shape = np.dtype(interface["typestr"]), tuple(interface["shape"])
     given = interface.get("strides")
     strides = _packed(shape) if given is None else tuple(stride // dtype.itemsize for stride in given)

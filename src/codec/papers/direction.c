@@ -354,5 +354,5 @@ kvant_status kvant_direction_offer_codes(kvant_codec *codec)
     const kvant_direction *direction = kvant_direction_of(codec);
     if (direction->slots)
         return KVANT_OK;
-    return kvant_codec_offer_numbers(codec, &direction->layout, 4, direction->index_bits, direction->codewords, NULL);
+    return kvant_codec_offer_directions(codec, &direction->layout, direction->index_bits, direction->codewords);
 }

@@ -11,7 +11,6 @@
 
 #include <string.h>
 
-#include "../../base/alloc.h"
 #include "../../base/half.h"
 #include "../../kernels/chunk_tiles.h"
 #include "../../math/octahedral.h"
@@ -183,25 +182,6 @@ static void set_view(kvant_codec *codec)
                                                .length_thresholds = t->norm_thresholds };
 }
 
-/* What attention needs to work on codes. */
-static kvant_status offer_codes(kvant_codec *codec)
-{
-    const octopus *o = octopus_of(codec);
-    const kvant_triplet_book *book = &o->book.triplets;
-    const uint32_t index_bits = 2 * book->direction_bits;
-    if (index_bits > KVANT_NUMBER_MAX_INDEX)
-        return KVANT_OK;
-    float *directions = kvant_alloc((size_t)4 << index_bits, sizeof *directions);
-    KVANT_RETURN_IF(!directions, KVANT_ERR_MEMORY);
-    for (uint32_t index = 0; index < 1u << index_bits; index++)
-        kvant_octopus_direction(book, index, directions + (size_t)4 * index);
-    kvant_status status = kvant_codec_offer_numbers(codec, &o->layout, 3, index_bits, directions, book->norm);
-    kvant_free(directions);
-    if (status == KVANT_OK)
-        kvant_codec_offer_octahedral(codec, book->direction, book->direction_bits, book->norm);
-    return status;
-}
-
 static kvant_status create_octopus(kvant_codec *codec, const kvant_request *request, const kvant_error *error)
 {
     const uint32_t d = codec->info.head_dim;
@@ -221,7 +201,9 @@ static kvant_status create_octopus(kvant_codec *codec, const kvant_request *requ
     if (sketch != KVANT_SKETCH_NONE)
         return KVANT_OK; /* of codes with a sketch beside them there is no view */
     set_view(codec);
-    return offer_codes(codec);
+    const kvant_triplet_book *book = &octopus_of(codec)->book.triplets;
+    return kvant_codec_offer_triplets(codec, &octopus_of(codec)->layout, book->direction_bits, book->direction,
+                                      book->norm);
 }
 
 const kvant_family kvant_family_octopus = { "octopus",

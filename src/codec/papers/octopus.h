@@ -21,9 +21,6 @@ float kvant_octopus_quantize(const octopus_book *book, const kvant_kernels *kern
 /* Whether that scale fits fp16. */
 bool kvant_octopus_fits(const octopus_book *book, const kvant_kernels *kernels, const float *y);
 
-/* The direction of codes with this index (u and w), a unit vector of 3 numbers. */
-void kvant_octopus_direction(const kvant_triplet_book *book, uint32_t index, float direction[3]);
-
 void kvant_octopus_dequantize(const octopus_book *book, const uint32_t *codes, float scale, float *y);
 
 #endif

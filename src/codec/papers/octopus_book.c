@@ -138,18 +138,6 @@ bool kvant_octopus_fits(const octopus_book *book, const kvant_kernels *kernels, 
            kvant_octopus_quantize(book, kernels, y, codes) <= KVANT_HALF_MAX;
 }
 
-void kvant_octopus_direction(const kvant_triplet_book *book, uint32_t index, float direction[3])
-{
-    uint32_t mask = (1u << book->direction_bits) - 1;
-    float x, y, z;
-    kvant_octahedral_point(book->direction[index & mask], book->direction[index >> book->direction_bits], &x, &y,
-                           &z);
-    float length = sqrtf(x * x + y * y + z * z);
-    direction[0] = x / length;
-    direction[1] = y / length;
-    direction[2] = z / length;
-}
-
 void kvant_octopus_dequantize(const octopus_book *book, const uint32_t *codes, float scale, float *y)
 {
     for (uint32_t i = 0; i < book->n_triplets; i++) {

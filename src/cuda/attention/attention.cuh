@@ -169,8 +169,8 @@ template <bool GENERAL> struct Stretch {
 };
 
 /* The stretch that begins with page i of the line, which lies at the cursor or behind it. */
-template <bool GENERAL>
-__device__ __forceinline__ Stretch<GENERAL> stretch_from(const Lengths<GENERAL> &lengths,
+template <bool GENERAL, int COLUMNS>
+__device__ __forceinline__ Stretch<GENERAL> stretch_from(const Lengths<GENERAL, COLUMNS> &lengths,
                                                          const Piece<GENERAL> &piece, Cursor<GENERAL> cursor, int i)
 {
     cursor.seek(lengths, i);
@@ -283,7 +283,7 @@ __device__ __forceinline__ void attend(const ArgsOf<KC, VC> &p)
 {
     using S = Shape<KC, VC, D, LARGE, TILES>;
     using Memory = SharedMemory<KC, VC, D, LARGE, TILES>;
-    using L = Lengths<GENERAL>;
+    using L = Lengths<GENERAL, S::COLUMNS>;
     extern __shared__ uint8_t raw[];
     Memory &shared = *reinterpret_cast<Memory *>(raw);
     /* the shuffle tells the compiler that the warp's number is the same in all its lanes */

@@ -33,11 +33,12 @@ struct PageSource {
 struct AttentionArgs {
     const int32_t *lengths;
     int batch, max_tokens;
-    int kv_heads;
+    int kv_heads, groups; /* groups of query heads per kv head, when every sequence has one query token */
     const int32_t *table;
     size_t table_stride;
-    PageSource k, v; /* blocks that the table numbers 0 and up */
-    int heads_a_kv;  /* query heads of a kv head */
+    PageSource k, v;   /* blocks that the table numbers 0 and up */
+    int heads_a_group; /* query heads of a group; the last may have fewer */
+    int heads_a_kv;    /* query heads of a kv head */
     kvant_cuda_type type;
     const void *q;
     size_t q_batch_stride, q_head_stride;
@@ -84,7 +85,7 @@ struct ChunkAttentionArgs : AttentionArgs {
 struct AttentionKernel {
     const void *kernel; /* takes AttentionArgs, or ChunkAttentionArgs, which begin with them; NULL: there is none */
     int threads, shared_bytes;
-    int columns;     /* query rows of a kv head, at most */
+    int columns;     /* query rows per pass over the pages */
     bool byte_keys;  /* codebook keys are multiplied as signed bytes */
     int ptx_least;   /* code made from older PTX has no body */
 };

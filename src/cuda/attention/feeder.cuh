@@ -31,9 +31,11 @@ template <class L, bool GENERAL, int WARPS, int STAGES, int SLOT, int V_OFFSET, 
         if (i >= end)
             return;
         cursor.seek(lengths, i);
-        kv_head = cursor.head(i);
+        const int h = cursor.head(i);
+        const int groups = lengths.groups(cursor.b);
         entry = __ldg(p.table + cursor.b * p.table_stride + lengths.first_page(cursor.b) +
-                      (i - cursor.first - kv_head * cursor.pages));
+                      (i - cursor.first - h * cursor.pages));
+        kv_head = groups == 1 ? h : quotient(h, groups);
     }
 
     /* Where they lie, once the table's entry is there. */

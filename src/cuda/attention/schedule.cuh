@@ -40,9 +40,9 @@ __device__ __forceinline__ QueryRow query_row(const AttentionArgs &p, int b, int
                      b * p.out_batch_stride + token * p.out_token_stride };
 }
 
-/* Pages and query tokens per sequence. A kernel that is not GENERAL assumes one query token per
- * sequence and no window. */
-template <bool GENERAL> struct Lengths {
+/* Pages and query rows per sequence. A kernel that is not GENERAL assumes one query token per
+ * sequence and no window, so every sequence has the same number of groups. */
+template <bool GENERAL, int COLUMNS> struct Lengths {
     const AttentionArgs &p;
 
     __device__ __forceinline__ int length(int b) const
@@ -73,10 +73,14 @@ template <bool GENERAL> struct Lengths {
     {
         return b < p.batch ? (int)((unsigned)(length(b) + PAGE_TOKENS - 1) / PAGE_TOKENS) - first_page(b) : 0;
     }
+    __device__ __forceinline__ int groups(int b) const
+    {
+        return GENERAL ? (unsigned)(queries(b) * p.heads_a_kv + COLUMNS - 1) / COLUMNS : p.groups;
+    }
     /* Pairs per sequence. */
     __device__ __forceinline__ int heads(int b) const
     {
-        return !GENERAL || (b < p.batch && queries(b) > 0) ? p.kv_heads : 0;
+        return p.kv_heads * (!GENERAL || b < p.batch ? groups(b) : 0);
     }
 };
 
@@ -87,7 +91,7 @@ template <bool GENERAL> struct Cursor {
 
     __device__ __forceinline__ int heads(const AttentionArgs &p) const
     {
-        return GENERAL ? own_heads : p.kv_heads;
+        return GENERAL ? own_heads : p.kv_heads * p.groups;
     }
     /* Moves on to the sequence that holds page i of the line; i is below the line's end. */
     template <class L> __device__ __forceinline__ void seek(const L &lengths, int i)
@@ -104,9 +108,9 @@ template <bool GENERAL> struct Cursor {
     }
 };
 
-/* A sequence and query rows of one kv head: all of them, or a tile of them. The rows of a kv head are
- * its query heads for the first token, then for the second token, and so on; column n is row
- * first_column + n. */
+/* A sequence and up to COLUMNS query rows of one kv head: one pass over the pages serves them. The
+ * rows of a kv head are its query heads for the first token, then for the second token, and so on;
+ * column n is row first_column + n. */
 struct Pair {
     int b, kv_head, first_column, n_columns;
 };
@@ -121,10 +125,15 @@ template <bool GENERAL> __device__ __forceinline__ Column column_of(const Attent
     return Column{ token, pair.kv_head * p.heads_a_kv + at - token * p.heads_a_kv };
 }
 
-template <bool GENERAL>
-__device__ __forceinline__ Pair find_pair(const AttentionArgs &p, const Lengths<GENERAL> &lengths, int b, int kv_head)
+template <bool GENERAL, int COLUMNS>
+__device__ __forceinline__ Pair find_pair(const AttentionArgs &p, const Lengths<GENERAL, COLUMNS> &lengths, int b,
+                                          int head)
 {
-    return Pair{ b, kv_head, 0, GENERAL ? p.heads_a_kv * lengths.queries(b) : p.heads_a_kv };
+    const int groups = lengths.groups(b), kv_head = groups == 1 ? head : quotient(head, groups),
+              columns = GENERAL ? p.heads_a_kv * lengths.queries(b) : p.heads_a_kv,
+              width = GENERAL ? (unsigned)(columns + groups - 1) / (unsigned)groups : p.heads_a_group,
+              skipped = (head - kv_head * groups) * width;
+    return Pair{ b, kv_head, skipped, max(min(width, columns - skipped), 0) };
 }
 
 /* The piece [begin, end) of the line that block `index` of `count` takes, and where the line's
@@ -157,8 +166,8 @@ __device__ __forceinline__ int align_piece(int size, int pages)
 
 /* Called by a whole warp. A piece is at least min_pages long, so that little work is not spread
  * thin. */
-template <bool GENERAL>
-__device__ __forceinline__ Piece<GENERAL> find_piece(const Lengths<GENERAL> &lengths, int index, int count,
+template <bool GENERAL, int COLUMNS>
+__device__ __forceinline__ Piece<GENERAL> find_piece(const Lengths<GENERAL, COLUMNS> &lengths, int index, int count,
                                                      int min_pages, int lane)
 {
     const int batch = lengths.p.batch, times = GENERAL ? 1 : lengths.heads(0);

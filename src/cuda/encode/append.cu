@@ -11,9 +11,9 @@ namespace kvant
 
 constexpr int WARPS = 8;
 
-struct WideAppendArgs : AppendArgs {
-    kvant_cuda_wide_book books[2];
-};
+struct NoBook {};
+using PlainArgs = BookedAppendArgs<NoBook>;
+using WideArgs = BookedAppendArgs<kvant_cuda_wide_book>;
 
 template <int D, class Book> struct Chunk {
     alignas(16) float turning[WARPS][Lanes<D>::ROWS * Lanes<D>::ROW_STRIDE];
@@ -23,7 +23,7 @@ template <int D, class Book> struct Chunk {
 };
 
 /* By the threads from PAGE_TOKENS on. */
-__device__ __forceinline__ void load_levels(Levels &levels, const AppendArgs &args)
+__device__ __forceinline__ void load_levels(Levels &levels, const PlainArgs &args)
 {
     const kvant_cuda_params &codec = args.roles[blockIdx.z].codec;
     const int i = (int)threadIdx.x - PAGE_TOKENS;
@@ -32,7 +32,7 @@ __device__ __forceinline__ void load_levels(Levels &levels, const AppendArgs &ar
 }
 
 /* By all threads. */
-__device__ __forceinline__ void load_levels(WideLevels &levels, const WideAppendArgs &args)
+__device__ __forceinline__ void load_levels(WideLevels &levels, const WideArgs &args)
 {
     static_assert(KVANT_CUDA_WIDE_LEVELS == WARPS * 32, "a thread loads a level");
     levels.thresholds[threadIdx.x] = args.books[blockIdx.z].thresholds[threadIdx.x];
@@ -61,26 +61,6 @@ __device__ __forceinline__ void quantize_rows(const AppendArgs &args, const Appe
         refuse<D>(args, role, chunk.tokens, refused, token, row_at, kv_head, lane);
 }
 
-template <int D, class Book>
-__device__ __forceinline__ void write_page(const kvant_cuda_params &codec, Chunk<D, Book> &chunk, int leader,
-                                           uint8_t *page)
-{
-    place_tokens(chunk.tokens, leader);
-    write_codes<D>(codec, chunk.nibbles, chunk.tokens.page_tokens, reinterpret_cast<uint32_t *>(page));
-}
-
-template <int D, class Book>
-__device__ __forceinline__ void write_metadata(const AppendRole &role, const Chunk<D, Book> &chunk, int token,
-                                               int kv_head)
-{
-    int at = (int)(chunk.tokens.slot[token] % PAGE_TOKENS);
-    uint16_t *numbers =
-        reinterpret_cast<uint16_t *>(page_of(role, chunk.tokens, token, kv_head) + role.codec.metadata_offset);
-    numbers[at] = chunk.tokens.scale[token];
-    if (role.codec.codes == KVANT_CUDA_CODES_UNIFORM && !role.codec.symmetric)
-        numbers[PAGE_TOKENS + at] = chunk.tokens.zero[token];
-}
-
 template <int D, class Book, class Args>
 __global__ void __launch_bounds__(WARPS * 32, 4) append_kernel(const __grid_constant__ Args args)
 {
@@ -100,30 +80,18 @@ __global__ void __launch_bounds__(WARPS * 32, 4) append_kernel(const __grid_cons
         quantize_rows<D>(args, role, chunk, chunk.turning[warp], t + warp * Lanes<D>::ROWS, first, kv_head, lane);
     }
     __syncthreads();
-    count_pages(chunk.tokens, (int)args.chunk);
-    if (threadIdx.x >= 128 && threadIdx.x < 128 + PAGE_TOKENS && chunk.tokens.slot[threadIdx.x - 128] >= 0)
-        write_metadata(role, chunk, threadIdx.x - 128, kv_head);
-    __syncthreads();
-    for (int half = 0; half < 2; half++)
-        for (uint32_t left = chunk.tokens.whole[half]; left; left &= left - 1) {
-            int t = 32 * half + __ffs(left) - 1;
-            write_page(role.codec, chunk, t, page_of(role, chunk.tokens, t, kv_head));
-        }
-    for (int t = warp; t < PAGE_TOKENS; t += WARPS)
-        if (chunk.tokens.single[t / 32] >> t % 32 & 1)
-            write_token<D>(role.codec, chunk.nibbles, t, (int)(chunk.tokens.slot[t] % PAGE_TOKENS),
-                           reinterpret_cast<uint32_t *>(page_of(role, chunk.tokens, t, kv_head)), lane);
+    write_block(
+        chunk.tokens, role, (int)args.chunk, kv_head,
+        [&](uint32_t *page) { write_codes<D>(role.codec, chunk.nibbles, chunk.tokens.page_tokens, page); },
+        [&](int t, int at, uint32_t *page) { write_token<D>(role.codec, chunk.nibbles, t, at, page, lane); });
 }
 
-template <class Book, class Args>
-static cudaError_t launch(Args &p, uint32_t head_dim, int n_roles, int n_kv_heads, cudaStream_t stream)
+template <class Levels_, class Args>
+static cudaError_t launch(const Args &p, uint32_t head_dim, int n_roles, int n_kv_heads, cudaStream_t stream)
 {
-    for (AppendRole &role : p.roles)
-        role.wide = is_wide(role, p.type);
-    p.chunk = tokens_a_block(p);
-    dim3 grid((p.n_tokens + p.chunk - 1) / p.chunk, n_kv_heads, n_roles);
     return with_head_dim(head_dim, [&](auto d) {
-        append_kernel<decltype(d)::value, Book, Args><<<grid, WARPS * 32, 0, stream>>>(p);
+        append_kernel<decltype(d)::value, Levels_, Args>
+            <<<grid_of(p, n_roles, n_kv_heads), WARPS * 32, 0, stream>>>(p);
         return cudaGetLastError();
     });
 }
@@ -131,17 +99,15 @@ static cudaError_t launch(Args &p, uint32_t head_dim, int n_roles, int n_kv_head
 cudaError_t launch_append(const AppendArgs &args, uint32_t head_dim, int n_roles, int n_kv_heads,
                           cudaStream_t stream)
 {
-    AppendArgs p = args;
+    const auto p = booked<NoBook>(args, n_roles, [](const kvant_cuda_codec &) { return NoBook{}; });
     return launch<Levels>(p, head_dim, n_roles, n_kv_heads, stream);
 }
 
 cudaError_t launch_append_wide(const AppendArgs &args, uint32_t head_dim, int n_roles, int n_kv_heads,
                                cudaStream_t stream)
 {
-    WideAppendArgs p{};
-    static_cast<AppendArgs &>(p) = args;
-    for (int i = 0; i < n_roles; i++)
-        p.books[i] = *args.roles[i].wide_book;
+    const auto p =
+        booked<kvant_cuda_wide_book>(args, n_roles, [](const kvant_cuda_codec &codec) { return codec.wide; });
     return launch<WideLevels>(p, head_dim, n_roles, n_kv_heads, stream);
 }
 

@@ -1,8 +1,9 @@
-/* append.h - the arguments of the append kernels, as they travel into the launch. */
+/* append.h - the arguments of the append kernels, as they travel into the launch, and rows that a
+ * warp transforms. */
 #ifndef KVANT_CUDA_APPEND_H
 #define KVANT_CUDA_APPEND_H
 
-#include "../params.h"
+#include "../rotate.cuh"
 
 #include <cuda_runtime.h>
 
@@ -18,22 +19,24 @@ struct AppendRole {
     const float *center, *scale;
     const float *weights;    /* as many for each kv head as codec.weighting says */
     size_t row_block_stride; /* elements; of blocks of open pages, when these are sealed */
-    bool wide;               /* rows begin at multiples of 16 bytes; set by launch_append */
-    /* On the host; of codes of several channels, of a trellis, of a wide codebook. */
-    const kvant_cuda_book *book;
-    const kvant_cuda_trellis *trellis;
-    const kvant_cuda_wide_book *wide_book;
+    bool wide;               /* rows begin at multiples of 16 bytes; set by booked */
+    const kvant_cuda_codec *source; /* on the host: has the books */
 };
 
 struct AppendArgs {
     AppendRole roles[2];
     kvant_cuda_type type;
-    uint32_t n_tokens, chunk; /* chunk: tokens a block of threads, set by launch_append */
+    uint32_t n_tokens, chunk; /* chunk: tokens a block of threads, set by booked */
     const int64_t *slots;
     uint32_t *refused;
     /* Sealing: n_tokens is 64 per block, block i goes from open block from[i] to sealed block to[i],
      * with tokens[i] tokens or all 64. NULL when rows are appended. */
     const int32_t *from, *to, *tokens;
+};
+
+/* With what codes mean beyond AppendRole::codec, for each role. */
+template <class Book> struct BookedAppendArgs : AppendArgs {
+    Book books[2];
 };
 
 /* Rows, or open pages, into sealed pages of kinds with one scale per token. */
@@ -58,6 +61,38 @@ cudaError_t launch_append_open(const AppendArgs &args, uint32_t head_dim, int n_
 /* Open pages into sealed pages of kinds with groups of 32. */
 cudaError_t launch_seal_groups(const AppendArgs &args, uint32_t head_dim, int n_roles, int n_kv_heads,
                                cudaStream_t stream);
+
+/* Number `at` of all kv heads' channels less its centre, over its scale. */
+__device__ __forceinline__ float centered(float x, const AppendRole &role, int at)
+{
+    if (role.center)
+        x = __fsub_rn(x, role.center[at]);
+    if (role.scale)
+        x = __fdiv_rn(x, role.scale[at]);
+    return x;
+}
+
+__device__ __forceinline__ bool is_finite(float x)
+{
+    return fabsf(x) <= 3.4028234e38f;
+}
+
+/* A warp's row, transformed; finite: before the transform. */
+template <int D>
+__device__ __forceinline__ Row<D> transformed_row(const AppendArgs &args, const AppendRole &role, size_t row_at,
+                                                  int kv_head, int lane, bool &finite)
+{
+    Row<D> row = load_row<D>(role.rows, row_at, args.type, lane);
+    finite = true;
+#pragma unroll
+    for (int j = 0; j < Row<D>::PER_LANE; j++) {
+        row.x[j] = centered(row.x[j], role, kv_head * D + lane + 32 * j);
+        finite &= is_finite(row.x[j]);
+    }
+    finite = __all_sync(FULL, finite);
+    transform(row, role.codec, weights_of(role.codec, role.weights, kv_head), lane);
+    return row;
+}
 
 } // namespace kvant
 

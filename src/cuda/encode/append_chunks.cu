@@ -15,10 +15,7 @@ namespace kvant
 
 constexpr int THREADS = 256, TURNING_WARPS = 4;
 
-struct ChunkAppendArgs {
-    AppendArgs append;
-    kvant_cuda_book books[2];
-};
+using ChunkAppendArgs = BookedAppendArgs<kvant_cuda_book>;
 
 template <int D, int CHANNELS> struct ChunkRows {
     static constexpr int ROWS = Lanes<D>::ROWS * TURNING_WARPS; /* at a time */
@@ -288,11 +285,10 @@ __device__ __forceinline__ void write_words(const ChunkRows<D, CHANNELS> &space,
 /* A warp writes one token code by code. */
 template <int D, int CHANNELS>
 __device__ __forceinline__ void write_chunks(const ChunkRows<D, CHANNELS> &space, const kvant_cuda_params &codec,
-                                             int token, uint32_t *page, int lane)
+                                             int token, int at, uint32_t *page, int lane)
 {
     constexpr int CHUNKS = ChunkRows<D, CHANNELS>::CHUNKS;
     const bool keys = codec.role == KVANT_ROLE_K;
-    const int at = (int)(space.tokens.slot[token] % PAGE_TOKENS);
     for_each_chunk_plane((int)codec.bits, CHUNKS, keys, [&](int p, int first, int shift) {
         const uint32_t ones = (1u << p) - 1;
         for (int chunk = lane; chunk < CHUNKS; chunk += 32) {
@@ -304,13 +300,12 @@ __device__ __forceinline__ void write_chunks(const ChunkRows<D, CHANNELS> &space
 }
 
 template <int D, int CHANNELS>
-__global__ void __launch_bounds__(THREADS) append_chunks_kernel(const __grid_constant__ ChunkAppendArgs all)
+__global__ void __launch_bounds__(THREADS) append_chunks_kernel(const __grid_constant__ ChunkAppendArgs args)
 {
     using S = ChunkRows<D, CHANNELS>;
     __shared__ S space;
-    const AppendArgs &args = all.append;
     const AppendRole &role = args.roles[blockIdx.z];
-    const kvant_cuda_book &book = all.books[blockIdx.z];
+    const kvant_cuda_book &book = args.books[blockIdx.z];
     const int lane = threadIdx.x & 31, warp = threadIdx.x >> 5, kv_head = blockIdx.y;
     const uint32_t first = blockIdx.x * args.chunk;
     if (threadIdx.x < PAGE_TOKENS)
@@ -320,38 +315,16 @@ __global__ void __launch_bounds__(THREADS) append_chunks_kernel(const __grid_con
 #pragma unroll 1
     for (int t = 0; t < (int)args.chunk; t += S::ROWS)
         quantize_rows(space, args, role, book, t, first, kv_head, warp, lane);
-    count_pages(space.tokens, (int)args.chunk);
-    if (threadIdx.x >= 128 && threadIdx.x < 128 + PAGE_TOKENS && space.tokens.slot[threadIdx.x - 128] >= 0) {
-        const int token = threadIdx.x - 128;
-        reinterpret_cast<uint16_t *>(page_of(role, space.tokens, token, kv_head) +
-                                     role.codec.metadata_offset)[space.tokens.slot[token] % PAGE_TOKENS] =
-            space.tokens.scale[token];
-    }
-    __syncthreads();
-    for (int half = 0; half < 2; half++)
-        for (uint32_t left = space.tokens.whole[half]; left; left &= left - 1) {
-            const int leader = 32 * half + __ffs(left) - 1;
-            place_tokens(space.tokens, leader);
-            write_words(space, role.codec,
-                        reinterpret_cast<uint32_t *>(page_of(role, space.tokens, leader, kv_head)));
-        }
-    for (int t = warp; t < PAGE_TOKENS; t += THREADS / 32)
-        if (space.tokens.single[t / 32] >> t % 32 & 1)
-            write_chunks(space, role.codec, t,
-                         reinterpret_cast<uint32_t *>(page_of(role, space.tokens, t, kv_head)), lane);
+    write_block(
+        space.tokens, role, (int)args.chunk, kv_head, [&](uint32_t *page) { write_words(space, role.codec, page); },
+        [&](int t, int at, uint32_t *page) { write_chunks(space, role.codec, t, at, page, lane); });
 }
 
 cudaError_t launch_append_chunks(const AppendArgs &args, uint32_t head_dim, int n_roles, int n_kv_heads,
                                  cudaStream_t stream)
 {
-    ChunkAppendArgs p{};
-    p.append = args;
-    p.append.chunk = tokens_a_block(args);
-    for (int i = 0; i < n_roles; i++) {
-        p.append.roles[i].wide = is_wide(args.roles[i], args.type);
-        p.books[i] = *args.roles[i].book;
-    }
-    dim3 grid((args.n_tokens + p.append.chunk - 1) / p.append.chunk, n_kv_heads, n_roles);
+    const auto p = booked<kvant_cuda_book>(args, n_roles, [](const kvant_cuda_codec &codec) { return codec.book; });
+    const dim3 grid = grid_of(p, n_roles, n_kv_heads);
     const bool triplets = args.roles[0].codec.codes == KVANT_CUDA_CODES_TRIPLETS;
     return with_head_dim(head_dim, [&](auto d) {
         if (triplets)

@@ -5,7 +5,6 @@
 #include "append.h"
 #include "../launch.h"
 #include "../layout.cuh"
-#include "../rotate.cuh"
 
 namespace kvant
 {
@@ -20,21 +19,6 @@ __device__ __forceinline__ int64_t slot_of(const AppendArgs &args, uint32_t toke
 __device__ __forceinline__ uint8_t *page_of(const AppendRole &role, int64_t slot, int kv_head)
 {
     return role.base + (size_t)(slot / PAGE_TOKENS) * role.block_stride + kv_head * role.head_stride;
-}
-
-/* A number of channel c less its centre, over its factor. */
-__device__ __forceinline__ float centered(float x, const AppendRole &role, int at)
-{
-    if (role.center)
-        x = __fsub_rn(x, role.center[at]);
-    if (role.scale)
-        x = __fdiv_rn(x, role.scale[at]);
-    return x;
-}
-
-__device__ __forceinline__ bool is_finite(float x)
-{
-    return fabsf(x) <= 3.4028234e38f;
 }
 
 __device__ __forceinline__ bool fits_half(float y)
@@ -55,19 +39,12 @@ __device__ __forceinline__ void append_row(const AppendArgs &args, const AppendR
     const int64_t slot = slot_of(args, token);
     if (slot < 0)
         return;
-    Row<D> row =
-        load_row<D>(role.rows, token * role.token_stride + kv_head * role.row_head_stride, args.type, lane);
-    bool finite = true, in_range = true;
-#pragma unroll
-    for (int j = 0; j < Row<D>::PER_LANE; j++) {
-        row.x[j] = centered(row.x[j], role, kv_head * D + lane + 32 * j);
-        finite &= is_finite(row.x[j]);
-    }
-    transform(row, role.codec, weights_of(role.codec, role.weights, kv_head), lane);
+    bool finite, in_range = true;
+    const Row<D> row = transformed_row<D>(args, role, token * role.token_stride + kv_head * role.row_head_stride,
+                                          kv_head, lane, finite);
 #pragma unroll
     for (int j = 0; j < Row<D>::PER_LANE; j++)
         in_range &= fits_half(row.x[j]);
-    finite = __all_sync(FULL, finite);
     if (__all_sync(FULL, in_range))
         store_row(page_of(role, slot, kv_head), (size_t)(slot % PAGE_TOKENS) * D, KVANT_CUDA_F16, lane, row);
     else if (lane == 0)

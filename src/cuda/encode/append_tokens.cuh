@@ -31,7 +31,7 @@ __device__ __noinline__ void refuse(const AppendArgs &args, const AppendRole &ro
         load_centered<D>(x, args, role, row_at, kv_head, lane % LANES);
     bool finite = true;
     for (int i = 0; i < 16; i++)
-        finite &= fabsf(x[i]) <= 3.4028234e38f;
+        finite &= is_finite(x[i]);
     __syncwarp(); /* other lanes have read the slot */
     uint32_t all = __ballot_sync(FULL, finite), row = ((1u << LANES) - 1) << lane / LANES * LANES;
     if (refused && lane % LANES == 0) {
@@ -118,6 +118,36 @@ __device__ __forceinline__ void count_pages(BlockTokens &tokens, int n_slots)
         tokens.whole[i / 32] = whole, tokens.single[i / 32] = single;
 }
 
+/* Metadata and codes of all tokens, by all threads of a block of at least 192, once the tokens are
+ * there: write_page(words) where the block has many tokens of a page, write_token(token, its place,
+ * words) by a warp for the others. */
+template <class Page, class Token>
+__device__ __forceinline__ void write_block(BlockTokens &tokens, const AppendRole &role, int n_slots, int kv_head,
+                                            Page &&write_page, Token &&write_token)
+{
+    auto words_of = [&](int token) { return reinterpret_cast<uint32_t *>(page_of(role, tokens, token, kv_head)); };
+    count_pages(tokens, n_slots);
+    const int own = (int)threadIdx.x - 128;
+    if (own >= 0 && own < PAGE_TOKENS && tokens.slot[own] >= 0) {
+        const int at = (int)(tokens.slot[own] % PAGE_TOKENS);
+        uint16_t *numbers =
+            reinterpret_cast<uint16_t *>(page_of(role, tokens, own, kv_head) + role.codec.metadata_offset);
+        numbers[at] = tokens.scale[own];
+        if (role.codec.codes == KVANT_CUDA_CODES_UNIFORM && !role.codec.symmetric)
+            numbers[PAGE_TOKENS + at] = tokens.zero[own];
+    }
+    __syncthreads();
+    for (int half = 0; half < 2; half++)
+        for (uint32_t left = tokens.whole[half]; left; left &= left - 1) {
+            const int leader = 32 * half + __ffs((int)left) - 1;
+            place_tokens(tokens, leader);
+            write_page(words_of(leader));
+        }
+    for (int t = threadIdx.x >> 5; t < PAGE_TOKENS; t += blockDim.x / 32)
+        if (tokens.single[t / 32] >> t % 32 & 1)
+            write_token(t, (int)(tokens.slot[t] % PAGE_TOKENS), words_of(t));
+}
+
 /* Whether rows begin at multiples of 16 bytes. */
 inline bool is_wide(const AppendRole &role, kvant_cuda_type type)
 {
@@ -131,6 +161,24 @@ inline bool is_wide(const AppendRole &role, kvant_cuda_type type)
 inline uint32_t tokens_a_block(const AppendArgs &args)
 {
     return args.n_tokens <= 512 ? 8 : PAGE_TOKENS;
+}
+
+/* The arguments of a launch; book_of: a codec's book. */
+template <class Book, class F> BookedAppendArgs<Book> booked(const AppendArgs &args, int n_roles, F &&book_of)
+{
+    BookedAppendArgs<Book> p{};
+    static_cast<AppendArgs &>(p) = args;
+    p.chunk = tokens_a_block(args);
+    for (int i = 0; i < n_roles; i++) {
+        p.roles[i].wide = is_wide(args.roles[i], args.type);
+        p.books[i] = book_of(*args.roles[i].source);
+    }
+    return p;
+}
+
+inline dim3 grid_of(const AppendArgs &args, int n_roles, int n_kv_heads)
+{
+    return dim3((args.n_tokens + args.chunk - 1) / args.chunk, n_kv_heads, n_roles);
 }
 
 } // namespace kvant

@@ -13,10 +13,7 @@ namespace kvant
 
 constexpr int WARPS = 8;
 
-struct TrellisAppendArgs {
-    AppendArgs append;
-    kvant_cuda_trellis trellis[2];
-};
+using TrellisAppendArgs = BookedAppendArgs<kvant_cuda_trellis>;
 
 struct TrellisLevels {
     int levels[KVANT_CUDA_TRELLIS_LEVELS];
@@ -131,26 +128,6 @@ __device__ __forceinline__ Quantized quantize_row(TrellisRows<D, M> &rows, const
     return Quantized{ stored, 0, norm <= 65504.0f && stored <= 65504.0f };
 }
 
-/* The row of a token less its centre, over its scale, rotated; finite: before the rotation. */
-template <int D>
-__device__ __forceinline__ Row<D> transformed_row(const AppendArgs &args, const AppendRole &role, size_t row_at,
-                                                  int kv_head, int lane, bool &finite)
-{
-    Row<D> row = load_row<D>(role.rows, row_at, args.type, lane);
-    finite = true;
-#pragma unroll
-    for (int j = 0; j < Row<D>::PER_LANE; j++) {
-        if (role.center)
-            row.x[j] = __fsub_rn(row.x[j], role.center[kv_head * D + lane + 32 * j]);
-        if (role.scale)
-            row.x[j] = __fdiv_rn(row.x[j], role.scale[kv_head * D + lane + 32 * j]);
-        finite &= fabsf(row.x[j]) <= 3.4028234e38f;
-    }
-    finite = __all_sync(FULL, finite);
-    transform(row, role.codec, weights_of(role.codec, role.weights, kv_head), lane);
-    return row;
-}
-
 template <int D, int M>
 __device__ __forceinline__ void encode_token(TrellisRows<D, M> &rows, const AppendArgs &args,
                                              const AppendRole &role, const kvant_cuda_trellis &trellis,
@@ -170,38 +147,14 @@ __device__ __forceinline__ void encode_token(TrellisRows<D, M> &rows, const Appe
         atomicOr(args.refused, finite ? KVANT_CUDA_ROW_RANGE : KVANT_CUDA_ROW_NONFINITE);
 }
 
-/* What the block has of all pages. */
-template <int D, int M>
-__device__ __forceinline__ void write_pages(TrellisRows<D, M> &rows, const AppendRole &role, int kv_head, int warp,
-                                            int lane)
-{
-    BlockTokens &tokens = rows.tokens;
-    const int i = (int)threadIdx.x;
-    if (i < PAGE_TOKENS && tokens.slot[i] >= 0)
-        reinterpret_cast<uint16_t *>(page_of(role, tokens, i, kv_head) +
-                                     role.codec.metadata_offset)[tokens.slot[i] % PAGE_TOKENS] = tokens.scale[i];
-    for (int half = 0; half < 2; half++)
-        for (uint32_t left = tokens.whole[half]; left; left &= left - 1) {
-            const int leader = 32 * half + __ffs((int)left) - 1;
-            place_tokens(tokens, leader);
-            write_codes<D>(role.codec, rows.nibbles, tokens.page_tokens,
-                           reinterpret_cast<uint32_t *>(page_of(role, tokens, leader, kv_head)));
-        }
-    for (int t = warp; t < PAGE_TOKENS; t += WARPS)
-        if (tokens.single[t / 32] >> t % 32 & 1)
-            write_token<D>(role.codec, rows.nibbles, t, (int)(tokens.slot[t] % PAGE_TOKENS),
-                           reinterpret_cast<uint32_t *>(page_of(role, tokens, t, kv_head)), lane);
-}
-
 template <int D, int M>
 __global__ void __launch_bounds__(WARPS * 32, M == 8 ? 3 : 1)
-    append_trellis_kernel(const __grid_constant__ TrellisAppendArgs all)
+    append_trellis_kernel(const __grid_constant__ TrellisAppendArgs args)
 {
     extern __shared__ uint8_t raw[];
     TrellisRows<D, M> &rows = *reinterpret_cast<TrellisRows<D, M> *>(raw);
-    const AppendArgs &args = all.append;
     const AppendRole &role = args.roles[blockIdx.z];
-    const kvant_cuda_trellis &trellis = all.trellis[blockIdx.z];
+    const kvant_cuda_trellis &trellis = args.books[blockIdx.z];
     const int lane = threadIdx.x & 31, warp = threadIdx.x >> 5, kv_head = blockIdx.y;
     const uint32_t first = blockIdx.x * args.chunk;
     if (threadIdx.x < PAGE_TOKENS) {
@@ -217,9 +170,10 @@ __global__ void __launch_bounds__(WARPS * 32, M == 8 ? 3 : 1)
             if (rows.tokens.slot[t] >= 0)
                 encode_token(rows, args, role, trellis, first, t, kv_head, warp, lane);
     __syncthreads();
-    count_pages(rows.tokens, (int)args.chunk);
-    __syncthreads();
-    write_pages(rows, role, kv_head, warp, lane);
+    write_block(
+        rows.tokens, role, (int)args.chunk, kv_head,
+        [&](uint32_t *page) { write_codes<D>(role.codec, rows.nibbles, rows.tokens.page_tokens, page); },
+        [&](int t, int at, uint32_t *page) { write_token<D>(role.codec, rows.nibbles, t, at, page, lane); });
 }
 
 template <int D, int M>
@@ -244,14 +198,11 @@ static cudaError_t launch_with_memory(const TrellisAppendArgs &args, dim3 grid, 
 cudaError_t launch_append_trellis(const AppendArgs &args, uint32_t head_dim, int n_roles, int n_kv_heads,
                                   cudaStream_t stream)
 {
-    TrellisAppendArgs p{};
-    p.append = args;
-    p.append.chunk = tokens_a_block(args);
-    for (int i = 0; i < n_roles; i++)
-        p.trellis[i] = *args.roles[i].trellis;
-    const dim3 grid((args.n_tokens + p.append.chunk - 1) / p.append.chunk, n_kv_heads, n_roles);
+    const auto p =
+        booked<kvant_cuda_trellis>(args, n_roles, [](const kvant_cuda_codec &codec) { return codec.trellis; });
+    const dim3 grid = grid_of(p, n_roles, n_kv_heads);
     return with_head_dim(head_dim, [&](auto d) {
-        switch (p.trellis[0].memory) {
+        switch (p.books[0].memory) {
         case 8: return launch_with_memory<decltype(d)::value, 8>(p, grid, stream);
         case 10: return launch_with_memory<decltype(d)::value, 10>(p, grid, stream);
         default: return launch_with_memory<decltype(d)::value, 12>(p, grid, stream);

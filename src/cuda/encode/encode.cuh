@@ -268,59 +268,59 @@ __device__ __forceinline__ float to_half_and_back(float x)
 /* Codes times 8. A curve through the thresholds (params.c) says which one threshold is left to
  * compare with: bits 3 and up of the sum are that threshold's number, its place in the table in
  * bytes. */
-template <int D>
-__device__ __forceinline__ Quantized quantize_codebook(uint32_t (&codes)[Lanes<D>::NUMBERS],
-                                                       const kvant_cuda_params &codec, const Levels &levels,
-                                                       const float (&y)[Lanes<D>::NUMBERS])
+template <int N>
+__device__ __forceinline__ void find_codes(uint32_t (&codes)[N], const kvant_cuda_params &codec, const Levels &levels,
+                                           const float (&y)[N], float inverse)
 {
-    constexpr int N = Lanes<D>::NUMBERS;
     const char *table = reinterpret_cast<const char *>(&levels);
-    float squares = row_dot<D>(y, y);
-    float norm = __fmul_rn(__fsqrt_rn(squares), codec.inverse_sqrt_dim);
-    float scale = to_half_and_back(norm), inverse = scale > 0 ? __frcp_rn(scale) : 0, stored = scale;
-    float slope = codec.guess_slope * inverse, gain = codec.guess_gain, middle = codec.guess_middle;
-    float decoded[N];
+    const float slope = codec.guess_slope * inverse, gain = codec.guess_gain, middle = codec.guess_middle;
 #pragma unroll
     for (int i = 0; i < N; i++) {
         uint32_t guess = __float_as_uint(fmaf(tanh_approximately(y[i] * slope), gain, middle)) & 0x78u;
         float threshold = *reinterpret_cast<const float *>(table + guess);
         codes[i] = __fmul_rn(y[i], inverse) > threshold ? guess + 8 : guess;
     }
-    if (codec.unbiased) {
-#pragma unroll
-        for (int i = 0; i < N; i++)
-            decoded[i] = *reinterpret_cast<const float *>(table + codes[i] + 4);
-        float product = row_dot<D>(y, decoded);
-        stored = scale > 0 ? product > 0 ? __fdiv_rn(squares, product) : 0 : scale;
-    }
-    return Quantized{ stored, 0, norm <= 65504.0f && stored <= 65504.0f };
 }
 
-/* The number of thresholds below u, of which there are 2^bits - 1. */
-__device__ __forceinline__ uint32_t search_code(const WideLevels &levels, uint32_t bits, float u)
+__device__ __forceinline__ float value_of(const Levels &levels, uint32_t code)
 {
-    uint32_t code = 0;
-    for (uint32_t step = 1u << (bits - 1); step > 0; step /= 2)
-        code += u > levels.thresholds[code + step - 1] ? step : 0;
-    return code;
+    return *reinterpret_cast<const float *>(reinterpret_cast<const char *>(&levels) + code + 4);
 }
 
-/* Codes of a wide codebook, as they are. */
-template <int D>
+/* Codes of a wide codebook, as they are: the number of thresholds below, of which there are 2^bits
+ * - 1. */
+template <int N>
+__device__ __forceinline__ void find_codes(uint32_t (&codes)[N], const kvant_cuda_params &codec,
+                                           const WideLevels &levels, const float (&y)[N], float inverse)
+{
+#pragma unroll
+    for (int i = 0; i < N; i++) {
+        const float u = __fmul_rn(y[i], inverse);
+        codes[i] = 0;
+        for (uint32_t step = 1u << (codec.bits - 1); step > 0; step /= 2)
+            codes[i] += u > levels.thresholds[codes[i] + step - 1] ? step : 0;
+    }
+}
+
+__device__ __forceinline__ float value_of(const WideLevels &levels, uint32_t code)
+{
+    return levels.values[code];
+}
+
+template <int D, class Book>
 __device__ __forceinline__ Quantized quantize_codebook(uint32_t (&codes)[Lanes<D>::NUMBERS],
-                                                       const kvant_cuda_params &codec, const WideLevels &levels,
+                                                       const kvant_cuda_params &codec, const Book &levels,
                                                        const float (&y)[Lanes<D>::NUMBERS])
 {
     constexpr int N = Lanes<D>::NUMBERS;
-    const float squares = row_dot<D>(y, y), norm = __fmul_rn(__fsqrt_rn(squares), codec.inverse_sqrt_dim);
-    const float scale = to_half_and_back(norm), inverse = scale > 0 ? __frcp_rn(scale) : 0;
+    const float squares = row_dot<D>(y, y), norm = __fmul_rn(__fsqrt_rn(squares), codec.inverse_sqrt_dim),
+                scale = to_half_and_back(norm), inverse = scale > 0 ? __frcp_rn(scale) : 0;
     float decoded[N], stored = scale;
-#pragma unroll
-    for (int i = 0; i < N; i++) {
-        codes[i] = search_code(levels, codec.bits, __fmul_rn(y[i], inverse));
-        decoded[i] = levels.values[codes[i]];
-    }
+    find_codes(codes, codec, levels, y, inverse);
     if (codec.unbiased) { /* all lanes take part in the sum, whatever the scales of their rows */
+#pragma unroll
+        for (int i = 0; i < N; i++)
+            decoded[i] = value_of(levels, codes[i]);
         const float product = row_dot<D>(y, decoded);
         stored = scale > 0 ? product > 0 ? __fdiv_rn(squares, product) : 0 : scale;
     }

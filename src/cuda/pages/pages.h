@@ -28,17 +28,9 @@ struct CopyArgs {
     const int32_t *from, *to;
 };
 
-cudaError_t launch_decode(const DecodeArgs &args, uint32_t head_dim, uint32_t n_blocks, uint32_t n_kv_heads,
-                          cudaStream_t stream);
-/* The same for wide codebooks; book is on the host. */
-cudaError_t launch_decode_wide(const DecodeArgs &args, const kvant_cuda_wide_book &book, uint32_t head_dim,
-                               uint32_t n_blocks, uint32_t n_kv_heads, cudaStream_t stream);
-/* The same for codes of several channels; book is on the host. */
-cudaError_t launch_decode_chunks(const DecodeArgs &args, const kvant_cuda_book &book, uint32_t head_dim,
-                                 uint32_t n_blocks, uint32_t n_kv_heads, cudaStream_t stream);
-/* The same for codes of a trellis. */
-cudaError_t launch_decode_trellis(const DecodeArgs &args, const kvant_cuda_trellis &trellis, uint32_t head_dim,
-                                  uint32_t n_blocks, uint32_t n_kv_heads, cudaStream_t stream);
+/* codec: of args.codec, which may lack its transform. */
+cudaError_t launch_decode(const DecodeArgs &args, const kvant_cuda_codec &codec, uint32_t n_blocks,
+                          uint32_t n_kv_heads, cudaStream_t stream);
 cudaError_t launch_copy(const CopyArgs &args, uint32_t n_blocks, uint32_t n_kv_heads, cudaStream_t stream);
 
 } // namespace kvant

@@ -78,7 +78,7 @@ struct TileWork {
 
 template <int ROWS> __device__ __forceinline__ TileWork find_work(const TileArgs &p)
 {
-    const Lengths<true> lengths{ p };
+    const Lengths<true, ROWS> lengths{ p };
     TileWork w;
     int i = blockIdx.x;
     w.part = i % p.splits, i /= p.splits, w.item = i;
@@ -492,7 +492,7 @@ template <int D, int GROUPS>
 __global__ void __launch_bounds__(GROUP_THREADS *(2 + GROUPS), 1) tile_kernel(const __grid_constant__ TileArgs p)
 {
 #if defined(__CUDA_ARCH_FEAT_SM90_ALL)
-    /* 64 channels by wgmma: wrong scores from the second page on, cause not found */
+    /* by wgmma, scores of 64 channels are wrong from the second page on; the cause is not found */
     attend_tile<typename std::conditional<D == 64, WarpProducts, GroupProducts>::type, D, GROUPS>(p);
 #elif defined(__CUDA_ARCH__)
     attend_tile<WarpProducts, D, GROUPS>(p);

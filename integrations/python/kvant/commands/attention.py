@@ -5,7 +5,6 @@ import concurrent.futures
 import ctypes
 import math
 import os
-import pathlib
 import sys
 import time
 from typing import NamedTuple
@@ -30,7 +29,7 @@ COMMAND = cli.Command(
     name="bench attention",
     usage="[-k SPEC [-v SPEC]]... [--stock TYPE]... [-d DIMS] [-g GROUPS] [-n TOKENS] [-q QUERIES]",
     about="Measures attention alone: one query token (decode) and many (prefill, causal) on long\n"
-    "caches, for codecs and for ggml's flash attention, beside the bandwidth of memory.",
+    "caches, for codecs and for ggml's flash attention, beside the bandwidth of memory. Needs NumPy.",
     options=[
         *benchmarks.CODEC_OPTIONS,
         cli.Option(None, "stock", "TYPE", "ggml's flash attention on f16, q8_0, q4_0, ..., may be repeated\n"
@@ -147,12 +146,14 @@ def check_finite(subject, out):
 # ---- the machine ----
 
 
+_SC_LEVEL3_CACHE_SIZE = 194  # of glibc; Python has no name for it
+
+
 def last_cache():
     """Bytes of the last cache that the system tells of; 0 when it does not. On virtual machines it is the whole host's."""
     try:
-        text = max(pathlib.Path("/sys/devices/system/cpu/cpu0/cache").glob("index*/size")).read_text().strip()
-        return int(text[:-1]) << {"K": 10, "M": 20}[text[-1]]
-    except (OSError, ValueError, KeyError):
+        return max(os.sysconf(_SC_LEVEL3_CACHE_SIZE), 0)
+    except (OSError, ValueError):
         return 0
 
 
@@ -192,7 +193,7 @@ class Settings:
         for name, value in given:
             self._take(name, value)
         self._check()
-        self.pairs = self.pairs or [[spec, spec] for spec in USUAL]
+        self.pairs = self.pairs or [[spec, spec] for spec in benchmarks.possible(USUAL)]
         if "stock" not in self.given:
             self.stock = USUAL_STOCK
         self.levels = self.levels or [library.cpu_level()]

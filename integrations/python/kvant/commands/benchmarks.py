@@ -1,15 +1,18 @@
-"""What `kvant bench attention` and `kvant bench cuda` share: codecs of the command line, rounds, rows of results.
+"""What `kvant bench attention`, `cuda` and `encode` share: codecs of the command line, rounds, rows of results.
 
-A subject is one implementation of attention over caches of one shape. It has bytes (of keys and values that one call reads),
-run() -> seconds of one call, check(), which fails on an output that cannot be right, and close(). It knows how to time itself,
-because a GPU has a clock of its own.
+A subject is one implementation of what is measured: attention over caches of one shape, or a codec that encodes. It has
+run() -> seconds of one call, check(), which fails on an output that cannot be right, and for attention bytes (of keys and
+values that one call reads) and close(). It knows how to time itself, because a GPU has a clock of its own.
 """
 
 import math
+import re
 import statistics
 from typing import NamedTuple, Optional
 
 import numpy as np
+
+import kvant
 
 from . import cli, table
 
@@ -43,6 +46,12 @@ def add_codec(pairs, name, spec):
         pairs[-1][1] = spec
     else:
         cli.fail(f"-v {spec} has no -k before it", "give them in pairs: -k SPEC -v SPEC", code=cli.USAGE)
+
+
+def possible(specs):
+    """Those of a default list whose families this build has."""
+    families = {family.name for family in kvant.codecs()}
+    return [spec for spec in specs if re.split("[-:]", spec)[0] in families]
 
 
 def numbers(option, text, least, most):

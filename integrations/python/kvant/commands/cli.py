@@ -232,6 +232,14 @@ def check_can_write(command, path):
         fail(f"{command}: cannot write to the folder {folder}: {why}")
 
 
+def _has_numpy():
+    try:
+        importlib.import_module("numpy")
+    except ImportError:
+        return False
+    return True
+
+
 def run(name, words):
     """Runs kvant.commands.NAME; the exit code. What cannot be written to stdout is an error: a full disk is no success."""
     for stream in (sys.stdout, sys.stderr):
@@ -244,6 +252,13 @@ def run(name, words):
         sys.stdout.flush()
     except KeyboardInterrupt:
         code = INTERRUPTED
+    except ImportError:
+        if _has_numpy():
+            raise
+        complain(f"{name}: this Python has no NumPy")
+        hint("python3 -m pip install numpy")
+        hint("KVANT_PYTHON=PATH names another Python")
+        code = RUNTIME
     except OSError as error:
         if error.filename is not None:
             complain(f"{name}: {error.filename}: {error.strerror}")

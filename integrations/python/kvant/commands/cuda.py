@@ -30,7 +30,7 @@ COMMAND = cli.Command(
     name="bench cuda",
     usage="[-k SPEC [-v SPEC]]... [-b BATCH] [--heads N] [--kv-heads N] [-d DIM] [-n TOKENS]",
     about="Measures attention on an NVIDIA GPU over compressed pages in random order: bf16 queries and\n"
-    "outputs, rotation included.",
+    "outputs, rotation included. Needs NumPy.",
     options=[
         *benchmarks.CODEC_OPTIONS,
         cli.Option("b", "batch", "N", "sequences (default 1)"),
@@ -319,7 +319,7 @@ class Settings:
         self.tokens, self.query_tokens, self.rounds, self.device, self.json = [32768, 131072], 1, 31, 0, False
         for name, value in given:
             self._take(name, value)
-        self.pairs = self.pairs or [[spec, spec] for spec in USUAL]
+        self.pairs = self.pairs or [[spec, spec] for spec in benchmarks.possible(USUAL)]
         if self.heads % self.kv_heads or self.heads // self.kv_heads > 64:
             cli.fail(f"--heads {self.heads} must be a multiple of --kv-heads {self.kv_heads}, at most 64 times as many", code=cli.USAGE)
 

@@ -326,14 +326,6 @@ def import_probe():
     """The class Probe, or an error for what this Python lacks."""
     for name in ("OPENBLAS_NUM_THREADS", "MKL_NUM_THREADS"):
         os.environ.setdefault(name, "1")  # codecs share the cores; NumPy's threads would fight them
-    try:
-        import numpy  # noqa: F401
-    except ImportError:
-        cli.fail(
-            "bench distortion: this Python has no NumPy",
-            "python3 -m pip install numpy",
-            "KVANT_PYTHON=PATH names another Python",
-        )
     from ..library import Error, library
     from .distortion_probe import Probe
 

@@ -133,10 +133,6 @@ def import_tuning(options):
     has one."""
     for name in ("OPENBLAS_NUM_THREADS", "OMP_NUM_THREADS", "MKL_NUM_THREADS"):
         os.environ.setdefault(name, "1")
-    try:
-        import numpy  # noqa: F401
-    except ImportError:
-        cli.fail("tune: NumPy is not installed", "apt-get install python3-numpy, or python3 -m pip install numpy")
     from kvant import tuning
     from kvant.tuning import allocate, captures, layer_error, probes, safetensors, sensitivity, settings  # noqa: F401
 
@@ -173,31 +169,31 @@ class Tune:
     def _look_at_model(self):
         o = self.options
         named = ["--calibration", o.calibration] if o.calibration else []
-        rows = [self._inspect(o.texts[0], ["--preset", "balanced", *named])]
-        rows += [self._inspect(text, ["-k", "f16"]) for text in [*o.texts[1:], *([o.report] if o.report else [])]]
-        limit = rows[0]["n_ctx_train"]
-        if limit > 0 and max(o.n_ctx, o.probe_ctx) > limit:
-            cli.fail(f"tune: a context of {max(o.n_ctx, o.probe_ctx)} tokens is beyond the model's own limit of {limit}",
-                     "choose a smaller -c")
+        facts = self._inspect(o.texts[0], ["--preset", "balanced", *named])  # a preset takes the calibration beside the model
+        limit, longest = facts["n_ctx_train"], max(o.n_ctx, o.probe_ctx)
+        if 0 < limit < longest:
+            cli.fail(f"tune: a context of {longest} tokens is beyond the model's own limit of {limit}", "choose a smaller -c")
         of_text, of_report = self.tuning.probes.contexts_needed(len(o.texts), o.parts, o.n_checks, o.report)
-        for i, row in enumerate(rows):
-            needed = (of_text if i < len(o.texts) else of_report) * o.probe_ctx
-            if row["text_tokens"] < needed:
-                cli.fail(f"tune: {(o.texts + [o.report])[i]} gives {row['text_tokens']} tokens, {needed} are needed",
-                         "use a longer text, a smaller --probe-ctx, or fewer --probe-chunks and --chunks")
-        self.model, self.fingerprint = rows[0]["model"], int(rows[0]["model_fingerprint"], 16)
-        self.calibration = self._load_calibration(rows[0]["calibration"])
+        self._check_text(o.texts[0], facts, of_text)
+        for text, needed in [*((text, of_text) for text in o.texts[1:]), *([(o.report, of_report)] if o.report else [])]:
+            self._check_text(text, self._inspect(text, ["-k", "f16"]), needed)
+        self.model, self.fingerprint = facts["model"], int(facts["model_fingerprint"], 16)
+        self._load_calibration(facts["calibration"])
 
     def _inspect(self, text, config):
         return child.rows_or_leave(["inspect", *self.options.of_model, "-f", text, *config, "--json"])[0]
 
+    def _check_text(self, text, facts, contexts):
+        needed = contexts * self.options.probe_ctx
+        if facts["text_tokens"] < needed:
+            cli.fail(f"tune: {text} gives {facts['text_tokens']} tokens, {needed} are needed",
+                     "use a longer text, a smaller --probe-ctx, or fewer --probe-chunks and --chunks")
+
     def _load_calibration(self, path):
-        """kvant inspect found the one beside the model and checked that it is this model's."""
         from kvant import Calibration
 
-        self.calibration_path = path
+        self.calibration_path, self.calibration = path, Calibration(path) if path else None
         self.calibration_words = ["--calibration", path] if path else []
-        return Calibration(path) if path else None
 
     def _check_candidates(self):
         from kvant import Error, check_spec

@@ -1,0 +1,102 @@
+"""kvant bench encode: what writing a row into the cache costs, one core, beside the f16 cache."""
+
+import time
+
+import numpy as np
+
+import kvant
+from kvant import library
+
+from . import benchmarks, cli
+from .benchmarks import Column
+
+USUAL = ["int-4", "bdr-4", "turboquant-4", "turboquant-3", "trellis-4", "octopus-4:round=scalar", "octopus-4", "hqmq-s96r4", "innerq-base"]
+PAGES = 4
+ROWS = PAGES * library.PAGE_TOKENS
+
+COMMAND = cli.Command(
+    name="bench encode",
+    usage="[-k SPEC]... [--head-dim N] [--calibration FILE] [--rounds N] [--json]",
+    about="Measures the time to encode a row (one token of one kv head) on one core, for keys\n"
+    "and for values. f16, the usual cache, is always the first row and what ratios refer to.",
+    options=[
+        cli.Option("k", "codec", "SPEC", "codec to measure, may be repeated (default: a list of common ones)"),
+        cli.Option("d", "head-dim", "N", "numbers of a row, 1 to 512 (default 128)"),
+        cli.Option(None, "calibration", "FILE", "for codecs that need one: those of its layer 0, kv head 0"),
+        cli.Option("r", "rounds", "N", "rounds, of which the median is given (default 31)"),
+        cli.Option(None, "json", None, "one JSON array of flat objects"),
+    ],
+    notes="Rows are normally distributed. The time that Python takes for a call is measured, too, and taken off.\n\nexample:\n"
+    "  kvant bench encode -k turboquant-4 -k octopus-4 --head-dim 128",
+)
+
+COLUMNS = [
+    Column("spec", "codec"),
+    Column("role", "role"),
+    Column("head_dim", "head_dim", 0),
+    Column("level", "level"),
+    Column("true_bits", "bits", 2),
+    Column("microseconds", "us a row", 3),
+    Column("ratio_to_f16", "x f16", 2),
+]
+
+
+class Subject:
+    """One codec in one role, with pages to encode to. Runs call the library themselves, with arguments made before."""
+
+    def __init__(self, spec, role, rows, calibration):
+        self.spec, self.role = spec, role
+        self.codec = kvant.Codec(spec, rows.shape[1], role, calibration)
+        self._rows, self._pages = rows, np.zeros(PAGES * self.codec.page_bytes + library.PAGE_ALIGN, np.uint8)
+        self._calls, self._refused = self._arguments(library.PAGE_TOKENS), self._arguments(0)  # no tokens: refused at once
+
+    def _arguments(self, n_tokens):
+        """Of a call for each page."""
+        head_dim = self._rows.shape[1]
+        pages = -(-self._pages.ctypes.data // library.PAGE_ALIGN) * library.PAGE_ALIGN
+        return [(self.codec.handle, None, self._rows.ctypes.data + 4 * head_dim * library.PAGE_TOKENS * page, head_dim, 0, n_tokens,
+                 pages + page * self.codec.page_bytes) for page in range(PAGES)]
+
+    @staticmethod
+    def _time(calls):
+        """Seconds, and the statuses in one."""
+        encode, status = library.library().kvant_codec_encode, 0
+        start = time.perf_counter()
+        for arguments in calls:
+            status |= encode(*arguments)
+        return time.perf_counter() - start, status
+
+    def run(self):
+        """Seconds per row."""
+        seconds, status = self._time(self._calls)
+        library.check(self.spec, status)
+        return max(seconds - self._time(self._refused)[0], 1e-9) / ROWS
+
+    def check(self):
+        """A call that fails says so."""
+
+
+def main(words):
+    specs, head_dim, rounds, calibration, json = [], 128, 31, None, False
+    for name, value in COMMAND.parse(words):
+        if name == "codec":
+            specs.append(value)
+        elif name == "head-dim":
+            head_dim = cli.whole("--head-dim", value, 1, library.MAX_HEAD_DIM)
+        elif name == "rounds":
+            rounds = cli.whole("--rounds", value, 1, 1001)
+        elif name == "calibration":
+            calibration = value
+        else:
+            json = True
+    rows = benchmarks.normal(1, ROWS, head_dim)
+    try:
+        loaded = kvant.Calibration(calibration) if calibration is not None else None
+        subjects = [Subject(spec, role, rows, loaded) for spec in ["f16", *(specs or benchmarks.possible(USUAL))] for role in "kv"]
+        seconds = benchmarks.measure(subjects, rounds, lambda subject: None)
+    except kvant.Error as error:
+        cli.fail(f"bench encode: {error}", "kvant codecs lists what there is")
+    f16 = dict(zip("kv", seconds))
+    benchmarks.show(COLUMNS, [[subject.spec, subject.role.upper(), head_dim, library.cpu_level(), subject.codec.true_bits, 1e6 * taken,
+                               taken / f16[subject.role]] for subject, taken in zip(subjects, seconds)], json)
+    return cli.OK

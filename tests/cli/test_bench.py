@@ -1,0 +1,144 @@
+"""kvant bench attention and kvant bench cuda, the latter on a GPU of host memory."""
+
+import json
+import os
+import pathlib
+import shutil
+import tempfile
+import unittest
+
+from testing import KVANT, LIB, SRC, run
+
+OK, RUNTIME, USAGE = 0, 1, 2
+CUDA_LIBRARY = pathlib.Path(KVANT).resolve().parent.parent / "lib" / "libkvant_cuda.so"
+
+
+class BenchAttention(unittest.TestCase):
+    SMALL = ["bench", "attention", "-n", "128", "-d", "64", "-g", "3", "-r", "2", "--kv-heads", "1", "--json"]
+
+    def test_every_shape_codec_and_level(self):
+        done = run(*self.SMALL, "--stock", "none", "-k", "int-4", "-k", "trellis-4", "-v", "bdr-4",
+                   "-q", "1,16", "-d", "40,64", "--levels", "c,auto")
+        self.assertEqual(done.returncode, OK, done.stderr)
+        self.assertIn("GB/s", done.stderr)
+        rows = json.loads(done.stdout)
+        self.assertEqual(len(rows), 2 * 2 * 2 * 2)
+        self.assertEqual({(row["k"], row["v"]) for row in rows}, {("int-4", "int-4"), ("trellis-4", "bdr-4")})
+        for row in rows:
+            speed = row["bytes"] / row["microseconds"] / 1e3
+            self.assertAlmostEqual(row["gbytes_per_second"] / speed, 1, places=6)
+            self.assertAlmostEqual(row["share_of_bandwidth"] * row["read_gbytes_per_second"] / speed, 1, places=6)
+            self.assertIsNone(row["times_f16"])
+
+    def test_bad_values(self):
+        for bad, said in (
+            (["-n", "63"], "--tokens"), (["-q", "0"], "--queries"), (["-d", "64,"], "--head-dim"),
+            (["-q", "256"], "more than --tokens 128"), (["--levels", "mmx"], "--levels"), (["-r", "0"], "--rounds"),
+            (["--stock", "none", "--stock", "q8_0"], "--stock none"),
+        ):
+            done = run(*self.SMALL, *bad)
+            self.assertEqual((done.returncode, done.stdout), (USAGE, ""), bad)
+            self.assertIn(said, done.stderr)
+        done = run("bench", "attention", "-v", "int-4")
+        self.assertEqual(done.returncode, USAGE)
+        self.assertIn("no -k before it", done.stderr)
+
+    def test_unknown_codec(self):
+        done = run(*self.SMALL, "--stock", "none", "-k", "nope")
+        self.assertEqual((done.returncode, done.stdout), (RUNTIME, ""))
+        self.assertIn("there is no codec 'nope'", done.stderr)
+
+    @unittest.skipUnless(LIB and SRC, "no llama.cpp runtime")
+    def test_ggml_runs_beside_it(self):
+        done = run(*self.SMALL, "-k", "int-4", "--stock", "q8_0", "-q", "1,128", KVANT_RUNTIME=LIB)
+        self.assertEqual(done.returncode, OK, done.stderr)
+        rows = json.loads(done.stdout)
+        self.assertEqual([row["k"] for row in rows], ["f16", "q8_0", "int-4"] * 2)
+        for f16, *others in (rows[:3], rows[3:]):
+            self.assertEqual((f16["library"], f16["times_f16"]), ("ggml", 1))
+            for row in others:
+                self.assertAlmostEqual(row["times_f16"] * row["microseconds"] / f16["microseconds"], 1, places=6)
+        self.assertEqual(run(*self.SMALL, "--stock", "q3_0").returncode, USAGE)
+
+
+class BenchCuda(unittest.TestCase):
+    def check(self, arguments, code, *words):
+        result = run("bench", "cuda", *arguments)
+        self.assertEqual((result.returncode, result.stdout), (code, ""), result.stderr)
+        for word in words:
+            self.assertIn(word, result.stderr)
+
+    def test_bad_values(self):
+        self.check(["--heads", "7"], 2, "multiple of --kv-heads 8")
+        self.check(["-v", "int-4"], 2, "no -k before it")
+        self.check(["--tokens", "0"], 2, "--tokens", "1 to 4194304")
+        self.check(["--rounds", "many"], 2, "--rounds")
+
+    def test_library_that_is_not_there(self):
+        self.check(["--library", "/nowhere/libkvant_cuda.so"], 1, "cannot load", "make cuda", "--library")
+
+    def test_library_that_is_another_one(self):
+        with tempfile.TemporaryDirectory() as folder:
+            path = pathlib.Path(folder) / "libkvant_cuda.so"
+            path.write_text("not a library")
+            self.check(["--library", path], 1, "cannot load", str(path))
+        self.check(["--library", "libm.so.6"], 1, "libm.so.6 has no kvant_cuda_table_get", "this release")
+
+    @unittest.skipUnless(CUDA_LIBRARY.exists(), "libkvant_cuda was not built")
+    @unittest.skipIf(shutil.which("nvidia-smi"), "a machine with a GPU")
+    def test_no_driver(self):
+        self.check(["--library", CUDA_LIBRARY], 1, "no NVIDIA driver", "kvant bench attention")
+
+
+@unittest.skipUnless(os.environ.get("FAKE_GPU"), "no fake GPU")
+class BenchFakeGpu(unittest.TestCase):
+    """What the benchmark passes to a GPU: fake_gpu.c computes attention from it on the CPU."""
+
+    def setUp(self):
+        folder = tempfile.TemporaryDirectory()
+        self.addCleanup(folder.cleanup)
+        os.symlink(os.environ["FAKE_GPU"], pathlib.Path(folder.name) / "libcuda.so.1")
+        self.folder = folder.name
+
+    def bench(self, *arguments):
+        return run("bench", "cuda", "--library", os.environ["FAKE_GPU"], *arguments, LD_LIBRARY_PATH=self.folder)
+
+    def test_pages_table_and_queries_are_right(self):
+        done = self.bench("-k", "int-4", "-k", "turboquant-4", "-v", "int-2", "-k", "kivi-2", "-b", "2", "--heads", "4", "--kv-heads", "2",
+                          "-d", "64", "-n", "3000,65", "-r", "2", "--json")
+        self.assertEqual(done.returncode, OK, done.stderr)
+        self.assertIn("fake GPU 0, a copy reads and writes", done.stderr)
+        rows = json.loads(done.stdout)
+        self.assertEqual([(row["k"], row["v"], row["tokens"]) for row in rows],
+                         [(k, v, n) for n in (3000, 65) for k, v in (("int-4",) * 2, ("turboquant-4", "int-2"), ("kivi-2",) * 2)])
+        for row in rows:
+            self.assertLess(row["error"], 0.004)  # bf16 rounds to 2^-9
+            self.assertEqual((row["device"], row["driver_cuda"], row["batch"], row["rounds"]), ("fake GPU 0", 13, 2, 2))
+            speed = row["bytes"] / row["microseconds"] / 1e3
+            self.assertAlmostEqual(row["gbytes_per_second"] / speed, 1, places=6)
+            self.assertAlmostEqual(row["share_of_copy"] * row["copy_gbytes_per_second"] / speed, 1, places=6)
+        int4 = 2 * 2 * 64 * (64 * 4 / 8 + 4)  # batch, kv heads, tokens of a page, codes and scale: of keys or values
+        self.assertEqual(rows[0]["bytes"], 2 * 47 * int4)
+        self.assertEqual(rows[3]["bytes"], 2 * 2 * int4)
+
+    def test_what_does_not_work_is_said(self):
+        for arguments, said in (
+            (["-k", "int-4", "-n", "4194304"], "give fewer --tokens"),
+            (["--device", "1"], "no device 1: this machine has 1"),
+            (["-k", "int-4", "-v", "f32", "-n", "64"], "no kernel for values in 32 bits"),
+            (["-k", "nope", "-n", "64"], "there is no codec 'nope'"),
+        ):
+            done = self.bench("-r", "1", *arguments)
+            self.assertEqual((done.returncode, done.stdout), (RUNTIME, ""), arguments)
+            self.assertIn(said, done.stderr)
+
+    def test_table(self):
+        done = self.bench("-k", "int-4", "-n", "64", "-r", "1")
+        self.assertEqual(done.returncode, OK, done.stderr)
+        heading, line = done.stdout.splitlines()
+        self.assertEqual(heading.split()[:4], ["K", "V", "batch", "heads"])
+        self.assertEqual(line.split()[:4], ["int-4", "int-4", "1", "32"])
+
+
+if __name__ == "__main__":
+    unittest.main()
