@@ -1,7 +1,7 @@
 """The structures of include/kvant/*.h as ctypes sees them, header by header. Nothing else: no
 function, no rule.
 
-tests/python/layouts.c prints how C lays them out, and a test compares. Names are those of C; a
+tests/python/layouts.py prints how C lays them out, and a test compares. Names are those of C; a
 field whose C name is a word of Python ends in an underscore."""
 
 from __future__ import annotations
