@@ -61,7 +61,7 @@ class Usage(unittest.TestCase):
             self.assertEqual(run("bench", "distortion", "--help", PYTHONPATH=folder).returncode, OK)
         self.assertEqual((done.returncode, done.stdout), (RUNTIME, ""))
         self.assertIn("no NumPy", done.stderr)
-        self.assertIn("hint: python3 -m pip install numpy", done.stderr)
+        self.assertIn("hint: apt install python3-numpy, or python3 -m pip install numpy", done.stderr)
 
     def test_interrupted_prints_what_is_complete(self):
         """Sizes draw nothing, so they are there before the first of the other cells."""

@@ -256,7 +256,7 @@ def run(name, words):
         if _has_numpy():
             raise
         complain(f"{name}: this Python has no NumPy")
-        hint("python3 -m pip install numpy")
+        hint("apt install python3-numpy, or python3 -m pip install numpy in an environment")
         hint("KVANT_PYTHON=PATH names another Python")
         code = RUNTIME
     except OSError as error:
