@@ -28,9 +28,7 @@
  *   codecs     The presets and what cuda.h lists, with the same bytes as on the CPU. All kv heads of a layer
  *              and role have the same spec, v_head_dim is equal to head_dim. kvant_cache_create refuses others
  *              with KVANT_ERR_UNSUPPORTED and the codec's name: feedback, rotate=dense, sketches.
- *   speed      Pairs of codecs without an attention kernel (cuda.h, kvant_cuda_attention_check), such as those
- *              of the preset quality, are decoded to fp16 in every call. Rows of center=first and norm=first
- *              are copied to the host, where centre and scale are learnt.
+ *   speed      Rows of center=first and norm=first are copied to the host, where centre and scale are learnt.
  *   attention  At most 32767 query tokens per call; no exact; no softcap over keys with a centre. The call then
  *              returns KVANT_ERR_UNSUPPORTED.
  *

@@ -4,8 +4,7 @@
  * open one. They know one centre and scale per call. What does not fit that is made to fit:
  *
  *   gathering  A block that is open for keys or values alone, or has another open page in each, is
- *              copied to a pool of open pages that both share; sealed pages are decoded for that. So
- *              is every block of a pair of codecs without a kernel.
+ *              copied to a pool of open pages that both share; sealed pages are decoded for that.
  *   parts      Blocks of different versions are separate calls, each with the others hidden. Their
  *              outputs are weighed by their log-sum-exp, to which <q, c> of the part is added. One
  *              part is merged, too, where the caller wants to see the effect of <q, c>: with a
@@ -117,7 +116,7 @@ static bool must_gather(const attention_call *c)
     for (uint32_t i = 0; i < c->n_blocks; i++)
         if (block_of(c, KVANT_ROLE_K, i)->open_page != block_of(c, KVANT_ROLE_V, i)->open_page)
             return true;
-    return !c->layer->has_kernel && c->n_blocks;
+    return false;
 }
 
 static void gather(attention_call *c, uint32_t i)
@@ -137,7 +136,7 @@ static void make_table(attention_call *c)
     const bool gathers = must_gather(c);
     for (uint32_t i = 0; i < c->n_blocks; i++) {
         const int32_t k = block_of(c, KVANT_ROLE_K, i)->open_page, v = block_of(c, KVANT_ROLE_V, i)->open_page;
-        const bool open = k >= 0 || v >= 0 || !c->layer->has_kernel;
+        const bool open = k >= 0 || v >= 0;
         c->tables[i] = !open ? c->blocks[i] : gathers ? -1 - (int32_t)c->n_gathered : -1 - k;
         c->any_open |= open;
         if (open && gathers)
@@ -252,10 +251,9 @@ static kvant_cuda_attention_args arguments_of(const attention_call *c)
 {
     const kvant_attention_problem *p = c->p;
     const cuda_part *k = &c->layer->parts[KVANT_ROLE_K], *v = &c->layer->parts[KVANT_ROLE_V];
-    const bool native = c->layer->has_kernel;
     return (kvant_cuda_attention_args){ .size = sizeof(kvant_cuda_attention_args),
-                                        .k_codec = native ? k->codec : k->open_codec,
-                                        .v_codec = native ? v->codec : v->open_codec,
+                                        .k_codec = k->codec,
+                                        .v_codec = v->codec,
                                         .k = kvant_cuda_pages_of(k, false),
                                         .v = kvant_cuda_pages_of(v, false),
                                         .k_open = open_pool(c, KVANT_ROLE_K),

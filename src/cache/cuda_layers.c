@@ -202,7 +202,6 @@ static kvant_status create_part(kvant_cache *cache, uint32_t layer, kvant_role r
     return create_numbers(part);
 }
 
-/* Open codecs of a pair have kernels when anything of this head_dim has. */
 static kvant_status create_layer(kvant_cache *cache, uint32_t layer)
 {
     cuda_layer *l = kvant_cuda_layer(cache, layer);
@@ -210,8 +209,7 @@ static kvant_status create_layer(kvant_cache *cache, uint32_t layer)
     char text[512] = "";
     KVANT_FORWARD(create_part(cache, layer, KVANT_ROLE_K));
     KVANT_FORWARD(create_part(cache, layer, KVANT_ROLE_V));
-    l->has_kernel = kvant_cuda_attention_check(k->codec, v->codec, NULL, 0) == KVANT_OK;
-    if (!l->has_kernel && kvant_cuda_attention_check(k->open_codec, v->open_codec, text, sizeof text) != KVANT_OK)
+    if (kvant_cuda_attention_check(k->codec, v->codec, text, sizeof text) != KVANT_OK)
         return unsupported(layer, KVANT_ROLE_K, text);
     return KVANT_OK;
 }

@@ -30,7 +30,6 @@ typedef struct cuda_part {
 
 typedef struct cuda_layer {
     cuda_part parts[2]; /* by kvant_role */
-    bool has_kernel;    /* for this pair of codecs; else attention reads decoded pages */
 } cuda_layer;
 
 /* Rows that wait to be written, so that keys and values go in one launch. */

@@ -22,7 +22,7 @@ typedef struct spec_pair {
     const char *k, *v;
     const char *transformed; /* codec of the same pages for keys behind transform=file, or NULL */
     bool calibrated;
-    bool decoded; /* attention has no kernel for the pair: pages are decoded to fp16 */
+    bool decoded; /* the reference reads the pages decoded to fp16 */
 } spec_pair;
 
 typedef struct twins {

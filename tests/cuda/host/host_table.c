@@ -150,12 +150,11 @@ static kvant_status seal(const kvant_cuda_seal_args *args, kvant_cuda_stream str
 
 static kvant_status attention_check(const kvant_cuda_codec *k, const kvant_cuda_codec *v, char *err, size_t errlen)
 {
-    const bool wide = k->params.kind == KVANT_CUDA_CODEBOOK_WIDE || v->params.kind == KVANT_CUDA_CODEBOOK_WIDE;
-    if (is_open(k) == is_open(v) && !wide)
+    if (is_open(k) == is_open(v))
         return KVANT_OK;
     if (err && errlen)
-        snprintf(err, errlen, "not on the GPU: attention over keys %s", k->info.spec);
-    return KVANT_ERR_UNSUPPORTED;
+        snprintf(err, errlen, "one codec of open pages beside one of sealed pages");
+    return KVANT_ERR_ARGUMENT;
 }
 
 static size_t attention_workspace(uint32_t head_dim)
