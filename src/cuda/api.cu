@@ -71,8 +71,11 @@ kvant_status launch_some(const Roles &roles, int first, int end, const AppendArg
     AppendArgs args = common;
     std::copy(roles.at + first, roles.at + end, args.roles);
     const kvant_cuda_params &codec = args.roles[0].codec;
-    return from_cuda(append_launch_of(codec)(args, codec.head_dim, end - first, (int)n_kv_heads,
-                                             static_cast<cudaStream_t>(stream)));
+    const AppendLaunch usual = append_launch_of(codec);
+    const bool simple = usual == launch_append || usual == launch_append_wide || usual == launch_append_open;
+    const AppendLaunch launch = simple && !args.from && args.n_tokens <= MOST_FEW ? launch_append_few : usual;
+    return from_cuda(
+        launch(args, codec.head_dim, end - first, (int)n_kv_heads, static_cast<cudaStream_t>(stream)));
 }
 
 kvant_status launch_roles(const Roles &roles, const AppendArgs &common, uint32_t n_kv_heads,

@@ -140,8 +140,6 @@ cudaError_t launch_append_open(const AppendArgs &args, uint32_t head_dim, int n_
         constexpr int D = decltype(d)::value;
         if (!has_matrix(args, n_roles))
             append_open_kernel<D><<<grid, WARPS * 32, 0, stream>>>(args);
-        else if (args.n_tokens <= 64) /* few: over many multiprocessors */
-            launch_matrix<D, 1>(args, n_roles, n_kv_heads, stream);
         else
             launch_matrix<D, ROWS_A_BLOCK>(args, n_roles, n_kv_heads, stream);
         return cudaGetLastError();
