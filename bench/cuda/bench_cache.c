@@ -1,3 +1,4 @@
+#define _POSIX_C_SOURCE 200809L
 /* bench_cache.c - what an engine pays for the cache on an NVIDIA GPU: append, seal, and a kvant_cache of
  * 32 layers.
  *

@@ -110,11 +110,20 @@ static bool in_part(const attention_call *c, uint32_t part, uint32_t i)
            block_of(c, KVANT_ROLE_V, i)->version == c->versions[part][KVANT_ROLE_V];
 }
 
+/* The open page of a block's rows, those that wait among them. */
+static int32_t page_of(const attention_call *c, int role, uint32_t i)
+{
+    const int32_t page = block_of(c, role, i)->open_page;
+    const cuda_part *part = &c->layer->parts[role];
+    const int32_t at = page >= 0 ? KVANT_NO_PAGE : kvant_cuda_pending_of(part, (uint32_t)c->blocks[i]);
+    return at >= 0 ? (int32_t)c->layer->first_pending + at : page;
+}
+
 /* Whether some block's open pages cannot be read where they lie. */
 static bool must_gather(const attention_call *c)
 {
     for (uint32_t i = 0; i < c->n_blocks; i++)
-        if (block_of(c, KVANT_ROLE_K, i)->open_page != block_of(c, KVANT_ROLE_V, i)->open_page)
+        if (page_of(c, KVANT_ROLE_K, i) != page_of(c, KVANT_ROLE_V, i))
             return true;
     return false;
 }
@@ -122,7 +131,7 @@ static bool must_gather(const attention_call *c)
 static void gather(attention_call *c, uint32_t i)
 {
     for (int role = 0; role < 2; role++) {
-        const int32_t page = block_of(c, role, i)->open_page;
+        const int32_t page = page_of(c, role, i);
         gather_list *list = &c->lists[role][page >= 0 ? OPEN : SEALED];
         list->from[list->n] = page >= 0 ? page : c->blocks[i];
         list->to[list->n++] = (int32_t)c->n_gathered;
@@ -135,7 +144,7 @@ static void make_table(attention_call *c)
 {
     const bool gathers = must_gather(c);
     for (uint32_t i = 0; i < c->n_blocks; i++) {
-        const int32_t k = block_of(c, KVANT_ROLE_K, i)->open_page, v = block_of(c, KVANT_ROLE_V, i)->open_page;
+        const int32_t k = page_of(c, KVANT_ROLE_K, i), v = page_of(c, KVANT_ROLE_V, i);
         const bool open = k >= 0 || v >= 0;
         c->tables[i] = !open ? c->blocks[i] : gathers ? -1 - (int32_t)c->n_gathered : -1 - k;
         c->any_open |= open;
@@ -240,7 +249,7 @@ static kvant_status transform_queries(attention_call *c, kvant_cuda_attention_ar
 static kvant_cuda_pages open_pool(const attention_call *c, int role)
 {
     const kvant_tensor *k = c->layer->parts[0].tensor, *v = c->layer->parts[1].tensor;
-    const bool own = !c->n_gathered && k->n_open_pages && v->n_open_pages;
+    const bool own = !c->n_gathered && (c->layer->n_pending || (k->n_open_pages && v->n_open_pages));
     return !c->any_open ? (kvant_cuda_pages){ 0 }
            : own        ? kvant_cuda_pages_of(&c->layer->parts[role], true)
                         : gathered_pages(c, role);
@@ -361,6 +370,7 @@ kvant_status kvant_cuda_layers_attend(kvant_cache *cache, uint32_t layer, const 
                          .p = p,
                          .n_kv_heads = cache->params.n_kv_heads,
                          .head_dim = cache->params.head_dim };
+    KVANT_FORWARD(kvant_cuda_refused(c.memory));
     KVANT_FORWARD(check_problem(cache, p));
     find_blocks(&c);
     find_parts(&c);

@@ -18,7 +18,7 @@ struct AppendRole {
     size_t token_stride, row_head_stride; /* of rows, elements */
     const float *center, *scale;
     const float *weights;    /* as many for each kv head as codec.weighting says */
-    float *exact;            /* of open pages: see kvant_cuda_rows */
+    float *exact;            /* of open pages: see kvant_cuda_append_args */
     size_t row_block_stride; /* elements; of blocks of open pages, when these are sealed */
     bool wide;               /* rows begin at multiples of 16 bytes; set by booked */
     const kvant_cuda_codec *source; /* on the host: has the books */
