@@ -1,13 +1,13 @@
 /* twins.c - see twins.h. */
 #include "twins.h"
 
-static kvant_cache *make_cache(kvant_scheme *scheme, const char *device, uint32_t n_sequences)
+static kvant_cache *make_cache(kvant_scheme *scheme, const char *device, uint32_t n_sequences, bool asynchronous)
 {
     kvant_cache_params params = KVANT_CACHE_PARAMS;
     kvant_cache *cache;
     params.n_layers = LAYERS, params.n_heads = HEADS, params.n_kv_heads = KV_HEADS, params.head_dim = DIM;
     params.max_tokens = MOST, params.max_sequences = n_sequences, params.n_threads = 2;
-    params.scheme = scheme, params.device = device;
+    params.scheme = scheme, params.device = device, params.asynchronous = asynchronous;
     if (kvant_cache_create(&params, &cache) != KVANT_OK)
         fail_msg("%s: %s", device, kvant_error_message());
     return cache;
@@ -22,8 +22,8 @@ void twins_new(twins *t, const spec_pair *spec, uint32_t n_sequences)
     *t = (twins){ .spec = spec };
     if (kvant_scheme_create(&params, &t->scheme) != KVANT_OK)
         fail_msg("%s / %s: %s", spec->k, spec->v, kvant_error_message());
-    t->cpu = make_cache(t->scheme, "cpu", n_sequences);
-    t->gpu = make_cache(t->scheme, "cuda:0", n_sequences);
+    t->cpu = make_cache(t->scheme, "cpu", n_sequences, false);
+    t->gpu = make_cache(t->scheme, "cuda:0", n_sequences, spec->asynchronous);
     t->room = kvant_cache_export_size(t->cpu);
     assert_int_equal(kvant_cache_export_size(t->gpu), t->room);
     t->of_cpu = malloc(t->room);

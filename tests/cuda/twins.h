@@ -17,6 +17,7 @@ typedef struct spec_pair {
     const char *transformed; /* codec of the same pages for keys behind transform=file, or NULL */
     bool calibrated;
     bool decoded; /* the reference reads the pages decoded to fp16 */
+    bool asynchronous;
 } spec_pair;
 
 typedef struct twins {
@@ -28,6 +29,7 @@ typedef struct twins {
     size_t room;
     double worst;
     uint32_t most_parts; /* versions in one call of attention */
+    uint32_t waited;     /* blocks whose rows waited when attention read them */
 } twins;
 
 void twins_new(twins *t, const spec_pair *spec, uint32_t n_sequences);
