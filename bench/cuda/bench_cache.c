@@ -8,7 +8,7 @@
  * cache was overwritten, as bench_append.py does. K and V of 8 kv heads x 128 in bf16.
  *
  * cache: every preset, with and without a calibration, 1 and 8 sequences: batches of 512 tokens, then
- * one token after another. Per layer: time until append (attention) of all layers is done, and the time
+ * one token after another, with params.asynchronous; "checked": without. Per layer: time until append (attention) of all layers is done, and the time
  * that the calls themselves took on the host. `copy` is cudaMemcpyAsync of the same rows as fp16. */
 #include <stdbool.h>
 #include <stdio.h>
@@ -305,12 +305,10 @@ static double step(const setting *s, bool attend, uint32_t n, double *host)
     const double start = now();
     cuda(cudaEventRecord(bench.begin, bench.stream));
     for (uint32_t layer = 0; layer < LAYERS; layer++)
-        for (int i = 0; i < s->batch; i++)
-            if (attend)
-                kvant(kvant_cache_attend(s->cache, layer, s->sequences[i], s->q, s->out, n));
-            else
-                kvant(kvant_cache_append(s->cache, layer, s->sequences[i], s->k + (size_t)i * n * WIDTH,
-                                         s->v + (size_t)i * n * WIDTH, n));
+        if (attend)
+            kvant(kvant_cache_attend_batch(s->cache, layer, s->sequences, (uint32_t)s->batch, s->q, s->out, n));
+        else
+            kvant(kvant_cache_append_batch(s->cache, layer, s->sequences, (uint32_t)s->batch, s->k, s->v, n));
     cuda(cudaEventRecord(bench.end, bench.stream));
     *host = (now() - start) / LAYERS;
     return elapsed() / LAYERS;
@@ -350,35 +348,36 @@ static void run_steps(const setting *s, const char *operation, uint32_t n, int s
     row(operation, s->name, s->batch, (int)n, "copy", copy_rows(s, n, room), 0);
 }
 
-static void bench_preset(const char *preset, bool calibrated, int batch)
+static void bench_preset(const char *preset, bool calibrated, int batch, bool asynchronous)
 {
     char name[64];
     const size_t n = (size_t)PREFILL * MOST_SEQUENCES;
     kvant_cache_params params = KVANT_CACHE_PARAMS;
     params.n_layers = LAYERS, params.n_heads = HEADS, params.n_kv_heads = KV_HEADS, params.head_dim = DIM;
     params.max_tokens = (uint32_t)batch * MOST_TOKENS, params.max_sequences = (uint32_t)batch;
-    params.device = "cuda", params.stream = bench.stream;
+    params.device = "cuda", params.stream = bench.stream, params.asynchronous = asynchronous;
     if (strchr(preset, '-'))
         params.k = params.v = preset;
     else
         params.preset = preset;
     params.calibration = calibrated ? CALIBRATION : NULL;
     setting s = { .batch = batch, .name = name };
-    snprintf(name, sizeof name, "%s%s", preset, calibrated ? " calibrated" : "");
+    snprintf(name, sizeof name, "%s%s%s", preset, calibrated ? " calibrated" : "", asynchronous ? "" : " checked");
     kvant(kvant_cache_create(&params, &s.cache));
     for (int i = 0; i < batch; i++)
         s.sequences[i] = kvant_sequence_create(s.cache);
     float *rows = malloc(n * WIDTH * sizeof *rows);
     make_rows(rows, n * WIDTH);
     s.k = device(n * WIDTH * sizeof *rows), s.v = device(n * WIDTH * sizeof *rows);
-    s.q = device(PREFILL * HEADS * DIM * sizeof *rows), s.out = device(PREFILL * HEADS * DIM * sizeof *rows);
+    s.q = device(n * HEADS * DIM * sizeof *rows), s.out = device(n * HEADS * DIM * sizeof *rows);
     uint16_t *room = device((size_t)64 * PREFILL * WIDTH * sizeof *room);
     cuda(cudaMemcpy(s.k, rows, n * WIDTH * sizeof *rows, cudaMemcpyHostToDevice));
     cuda(cudaMemcpy(s.v, rows, n * WIDTH * sizeof *rows, cudaMemcpyHostToDevice));
-    cuda(cudaMemcpy(s.q, rows, (size_t)PREFILL * HEADS * DIM * sizeof *rows, cudaMemcpyHostToDevice));
+    for (size_t i = 0; i < HEADS / KV_HEADS; i++)
+        cuda(cudaMemcpy(s.q + i * n * WIDTH, rows, n * WIDTH * sizeof *rows, cudaMemcpyHostToDevice));
     run_steps(&s, "prefill", PREFILL, PREFILLS, room);
     run_steps(&s, "decode", 1, STEPS, room);
-    kvant_cache_free(&s.cache);
+    kvant_cache_free(&s.cache); /* waits */
     void *memory[] = { s.k, s.v, s.q, s.out, room };
     for (int i = 0; i < 5; i++)
         cuda(cudaFree(memory[i]));
@@ -391,8 +390,10 @@ static void bench_caches(void)
     save_calibration();
     for (int batch = 1; batch <= MOST_SEQUENCES; batch *= 8) {
         for (int i = 0; i < 6; i++)
-            bench_preset(presets[i / 2], i % 2, batch);
-        bench_preset("turboquant-4", false, batch);
+            bench_preset(presets[i / 2], i % 2, batch, true);
+        bench_preset("turboquant-4", false, batch, true);
+        bench_preset("turboquant-4", false, batch, false);
+        bench_preset("balanced", true, batch, false);
     }
     remove(CALIBRATION);
 }

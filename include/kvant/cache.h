@@ -94,6 +94,13 @@ KVANT_API kvant_status kvant_cache_append(kvant_cache *cache, uint32_t layer, in
 KVANT_API kvant_status kvant_cache_attend(kvant_cache *cache, uint32_t layer, int32_t sequence, const float *q,
                                           float *out, uint32_t n);
 
+/* The same for n_sequences sequences, n tokens of each: rows of the first sequence, then of the next. On a GPU one
+ * launch takes them all. After an error of append no sequence is longer. */
+KVANT_API kvant_status kvant_cache_append_batch(kvant_cache *cache, uint32_t layer, const int32_t *sequences,
+                                                uint32_t n_sequences, const float *k, const float *v, uint32_t n);
+KVANT_API kvant_status kvant_cache_attend_batch(kvant_cache *cache, uint32_t layer, const int32_t *sequences,
+                                                uint32_t n_sequences, const float *q, float *out, uint32_t n);
+
 /* The same with everything that attention.h describes. The cache sets n_tokens, block_table,
  * first_block and n_threads, and n_heads, scale and logit_softcap where they are 0. */
 KVANT_API kvant_status kvant_cache_attention(kvant_cache *cache, uint32_t layer, int32_t sequence,

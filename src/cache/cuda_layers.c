@@ -278,11 +278,10 @@ static kvant_status create_workspace(const kvant_cache *cache, cuda_memory *memo
 {
     const size_t width = (size_t)cache->params.n_kv_heads * cache->params.head_dim;
     void *arguments, *workspace;
-    memory->staging = kvant_alloc(kvant_cuda_staging_words(cache->n_blocks), sizeof *memory->staging);
     memory->version = kvant_alloc(3 * width, sizeof *memory->version);
     for (int role = 0; role < 2; role++)
         memory->seen[role] = kvant_alloc(KVANT_CACHE_BATCH * width, sizeof *memory->seen[role]);
-    if (!memory->staging || !memory->version || !memory->seen[0] || !memory->seen[1])
+    if (!memory->version || !memory->seen[0] || !memory->seen[1])
         return kvant_fail(NULL, KVANT_ERR_MEMORY, "cache: no memory for its tables");
     KVANT_FORWARD(kvant_cuda_said(kvant_cuda_memory_new(&arguments, sizeof(cuda_arguments)), "memory for arguments"));
     memory->arguments = arguments;

@@ -61,6 +61,7 @@ typedef struct cuda_append {
 typedef struct cuda_arguments {
     uint32_t largest[2];
     int64_t slots[2][KVANT_CACHE_BATCH];
+    int64_t waiting[KVANT_PAGE_TOKENS];
     int32_t seal[3][64]; /* open blocks, sealed blocks, tokens */
 } cuda_arguments;
 
@@ -77,11 +78,16 @@ struct cuda_memory {
     cuda_arguments *arguments;
     uint32_t *refused;      /* on the host: of rows that append did not check; NULL: it checks all */
     cuda_append pending[2]; /* by kvant_role */
+    struct {
+        size_t n;
+        int64_t slots[KVANT_CACHE_BATCH];
+    } copied[2]; /* as they are on the device; layers of a step have the same ones */
     float *seen[2];         /* host: rows of a batch, by kvant_role */
     float *version;         /* host: numbers of a version on their way */
     uint8_t *workspace;
     size_t workspace_bytes;
-    int32_t *staging; /* host: tables of a call, kvant_cuda_staging_words */
+    int32_t *staging;                /* host: tables of a call, and as they were copied to the device last */
+    size_t staging_words, n_copied;
     cuda_buffer tables, queries, gathered, partial;
     kvant_status status; /* the first error of work on pages: their bytes are unknown from then on */
     const char *failed;
@@ -90,7 +96,8 @@ struct cuda_memory {
 /* The cache's device functions of the same names. */
 kvant_status kvant_cuda_layers_create(kvant_cache *cache);
 void kvant_cuda_layers_destroy(kvant_cache *cache);
-kvant_status kvant_cuda_layers_attend(kvant_cache *cache, uint32_t layer, const kvant_attention_problem *problem);
+kvant_status kvant_cuda_layers_attend(kvant_cache *cache, uint32_t layer, const int32_t *sequences, uint32_t n_sequences,
+                                      const kvant_attention_problem *problem);
 
 /* cuda_pending.c */
 
@@ -152,10 +159,10 @@ static inline kvant_status kvant_cuda_said(kvant_status status, const char *what
                : kvant_fail(NULL, status, "cache on cuda: %s: %s", what, kvant_strerror(status));
 }
 
-/* Words of staging for a table of n blocks (cuda_attention.c). */
-static inline size_t kvant_cuda_staging_words(size_t n_blocks)
+/* Words of staging for tables of n blocks (cuda_attention.c). */
+static inline size_t kvant_cuda_staging_words(size_t batch, size_t n_blocks)
 {
-    return 4 + (8 + KVANT_CUDA_MOST_PARTS) * n_blocks;
+    return batch + (9 + KVANT_CUDA_MOST_PARTS) * n_blocks;
 }
 
 #endif

@@ -98,7 +98,7 @@ static void encode(cuda_layer *layer, uint32_t at, const bool roles[2])
                                     .type = KVANT_CUDA_F32,
                                     .n_tokens = KVANT_PAGE_TOKENS,
                                     .n_kv_heads = tensor->n_kv_heads,
-                                    .slots = memory->arguments->slots[0],
+                                    .slots = memory->arguments->waiting,
                                     .refused = memory->refused,
                                     .transformed = 1 };
     for (uint32_t i = 0; i < KVANT_PAGE_TOKENS; i++)
@@ -113,7 +113,7 @@ static void encode(cuda_layer *layer, uint32_t at, const bool roles[2])
                                    .token_stride = tensor->head_dim,
                                    .head_stride = rows };
     }
-    kvant_cuda_note(memory, kvant_cuda_memory_copy(memory->arguments->slots[0], slots, sizeof slots, memory->stream),
+    kvant_cuda_note(memory, kvant_cuda_memory_copy(memory->arguments->waiting, slots, sizeof slots, memory->stream),
                     "append");
     kvant_cuda_note(memory, kvant_cuda_append(&args, memory->stream), "append");
 }

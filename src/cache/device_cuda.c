@@ -28,19 +28,30 @@ static kvant_cuda_rows rows_of(const cuda_append *a)
                               .weights = kvant_cuda_weights(a->part, false) };
 }
 
+static int64_t *copy_slots(cuda_memory *memory, const cuda_append *a)
+{
+    int64_t *to = memory->arguments->slots[a->part->role], *copied = memory->copied[a->part->role].slots;
+    size_t *n = &memory->copied[a->part->role].n;
+    const size_t bytes = a->n * sizeof *to;
+    if (*n < a->n || memcmp(copied, a->slots, bytes) != 0) {
+        memcpy(copied, a->slots, bytes);
+        *n = a->n;
+        kvant_cuda_note(memory, kvant_cuda_memory_copy(to, a->slots, bytes, memory->stream), "append");
+    }
+    return to;
+}
+
 /* Keys, values, or both with the same slots. */
 static void launch(cuda_memory *memory, const cuda_append *k, const cuda_append *v)
 {
     const cuda_append *any = k ? k : v;
-    int64_t *slots = memory->arguments->slots[any->part->role];
     kvant_cuda_append_args args = { .size = sizeof args,
                                     .type = KVANT_CUDA_F32,
                                     .n_tokens = (uint32_t)any->n,
                                     .n_kv_heads = any->part->tensor->n_kv_heads,
-                                    .slots = slots,
+                                    .slots = copy_slots(memory, any),
                                     .refused = memory->refused,
                                     .exact = { k && k->waits ? k->part->exact : NULL, v && v->waits ? v->part->exact : NULL } };
-    kvant_cuda_note(memory, kvant_cuda_memory_copy(slots, any->slots, any->n * sizeof *slots, memory->stream), "append");
     if (k)
         args.k = rows_of(k);
     if (v)

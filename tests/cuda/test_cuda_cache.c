@@ -73,6 +73,7 @@ static void random_calls(const spec_pair *spec)
     for (int step = 0; step < STEPS; step++) {
         int32_t s = (int32_t)(random_bits() % (uint64_t)alive);
         switch (step ? random_bits() % 12 : 0) {
+        case 7: full += !twins_append_all(&t, (uint32_t)alive, 1 + (uint32_t)(random_bits() % 40)); break;
         case 8: truncate_one(&t, s); break;
         case 9: drop_one(&t, s); break;
         case 10:

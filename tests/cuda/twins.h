@@ -44,6 +44,8 @@ float *random_rows(size_t n, float size);
 kvant_status twins_append_rows(twins *t, int32_t s, uint32_t layer, const float *k, const float *v, uint32_t n);
 /* Random rows of every layer. False when there is no room. */
 bool twins_append(twins *t, int32_t s, uint32_t n);
+/* n of each of the first so many sequences in one call. */
+bool twins_append_all(twins *t, uint32_t n_sequences, uint32_t n);
 
 /* A block into of_cpu and of_gpu, which have to be equal; returns how many bytes. */
 size_t twins_export(twins *t, int32_t s, uint32_t block);
