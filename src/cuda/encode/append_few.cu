@@ -3,8 +3,8 @@
  *
  * Such a call computes next to nothing. It waits: for arguments, for slots and rows, for the words
  * of pages, and for instructions that no cache holds. So the code is short, loops stay loops, rows
- * are asked for together with their slot, and the words of the page while the row is worked on.
- * Words are changed by two atomics whose answer nobody waits for.
+ * are asked for together with their slot, all arguments while these come, and the words of the page
+ * while the row is worked on. Words are changed by two atomics whose answer nobody waits for.
  *
  * Keys with a matrix (transform=file) have a thread block of head_dim threads, of which each makes
  * one number of the row, and asks for its column of the matrix before anything else. */
@@ -32,7 +32,7 @@ struct FewRole {
 struct OpenBook {};
 struct NarrowBook {
     static constexpr uint32_t LEVELS = KVANT_CUDA_MAX_LEVELS;
-    float thresholds[LEVELS], values[LEVELS];
+    float thresholds[LEVELS], values[LEVELS], slope, gain, middle; /* of the curve: params.h */
 };
 struct WideBook {
     static constexpr uint32_t LEVELS = KVANT_CUDA_WIDE_LEVELS;
@@ -45,6 +45,32 @@ template <class Book> struct FewArgs {
     kvant_cuda_type type;
     FewRole roles[2];
     Book books[2];
+};
+
+/* Numbers as they come, so that nobody waits for them yet. */
+template <int D> struct RawRow {
+    uint32_t bits[Row<D>::PER_LANE];
+
+    __device__ __forceinline__ void load(const void *from, size_t offset, kvant_cuda_type type, int lane)
+    {
+#pragma unroll
+        for (int j = 0; j < Row<D>::PER_LANE; j++)
+            bits[j] = type == KVANT_CUDA_F32 ? static_cast<const uint32_t *>(from)[offset + lane + 32 * j]
+                                             : static_cast<const uint16_t *>(from)[offset + lane + 32 * j];
+    }
+
+    __device__ __forceinline__ Row<D> numbers(kvant_cuda_type type) const
+    {
+        Row<D> row;
+#pragma unroll
+        for (int j = 0; j < Row<D>::PER_LANE; j++) {
+            __half_raw half;
+            half.x = (uint16_t)bits[j];
+            row.x[j] = type == KVANT_CUDA_F16 ? __half2float(half)
+                                              : __uint_as_float(type == KVANT_CUDA_F32 ? bits[j] : bits[j] << 16);
+        }
+        return row;
+    }
 };
 
 /* Most codecs have none of these. */
@@ -146,7 +172,34 @@ __device__ __forceinline__ Quantized few_uniform(uint32_t (&codes)[Row<D>::PER_L
     return Quantized{ scale, role.symmetric ? 0 : min, fabsf(min) <= 65504.0f && fabsf(max) <= 65504.0f };
 }
 
-/* A code is the number of thresholds below. */
+/* A code is the number of thresholds below: the curve gives it, or one less. */
+template <int N>
+__device__ __forceinline__ void find_few(uint32_t (&codes)[N], const NarrowBook &book, uint32_t, const float (&y)[N],
+                                         float inverse)
+{
+    const float slope = book.slope * inverse;
+#pragma unroll
+    for (int j = 0; j < N; j++) {
+        const uint32_t guess =
+            __float_as_uint(fmaf(tanh_approximately(y[j] * slope), book.gain, book.middle)) >> 3 & 15u;
+        codes[j] = guess + (__fmul_rn(y[j], inverse) > book.thresholds[guess] ? 1 : 0);
+    }
+}
+
+template <int N>
+__device__ __forceinline__ void find_few(uint32_t (&codes)[N], const WideBook &book, uint32_t bits, const float (&y)[N],
+                                         float inverse)
+{
+#pragma unroll
+    for (int j = 0; j < N; j++)
+        codes[j] = 0;
+#pragma unroll 1
+    for (uint32_t step = 1u << (bits - 1); step > 0; step /= 2)
+#pragma unroll
+        for (int j = 0; j < N; j++)
+            codes[j] += __fmul_rn(y[j], inverse) > book.thresholds[codes[j] + step - 1] ? step : 0;
+}
+
 template <int D, class Book>
 __device__ __forceinline__ Quantized few_codebook(uint32_t (&codes)[Row<D>::PER_LANE], const FewRole &role,
                                                   const Book &book, const Row<D> &y, int lane)
@@ -155,14 +208,7 @@ __device__ __forceinline__ Quantized few_codebook(uint32_t (&codes)[Row<D>::PER_
                 scale = to_half_and_back(norm), inverse = scale > 0 ? __frcp_rn(scale) : 0;
     Row<D> decoded;
     float stored = scale;
-#pragma unroll
-    for (int j = 0; j < Row<D>::PER_LANE; j++)
-        codes[j] = 0;
-#pragma unroll 1
-    for (uint32_t step = 1u << (role.bits - 1); step > 0; step /= 2)
-#pragma unroll
-        for (int j = 0; j < Row<D>::PER_LANE; j++)
-            codes[j] += __fmul_rn(y.x[j], inverse) > book.thresholds[codes[j] + step - 1] ? step : 0;
+    find_few(codes, book, role.bits, y.x, inverse);
     if (role.unbiased) {
 #pragma unroll
         for (int j = 0; j < Row<D>::PER_LANE; j++)
@@ -272,16 +318,27 @@ __device__ __forceinline__ void refuse_few(uint32_t *refused, bool finite, int l
         atomicOr(refused, finite ? KVANT_CUDA_ROW_RANGE : KVANT_CUDA_ROW_NONFINITE);
 }
 
-/* The levels, by a warp. */
-template <class Book>
-__device__ __forceinline__ void copy_book(Book &to, const Book &from, const FewRole &role, int lane)
+/* Words, by a warp: all at once, where one after another would be waited for one by one. */
+template <class T> __device__ __forceinline__ void copy_words(T &to, const T &from, uint32_t n, int lane)
 {
-    if (role.codes != KVANT_CUDA_CODES_CODEBOOK)
-        return;
+#pragma unroll 1
+    for (uint32_t i = lane; i < n; i += 32)
+        reinterpret_cast<uint32_t *>(&to)[i] = reinterpret_cast<const uint32_t *>(&from)[i];
+}
+
+__device__ __forceinline__ void copy_book(OpenBook &, const OpenBook &, const FewRole &, int) {}
+
+__device__ __forceinline__ void copy_book(NarrowBook &to, const NarrowBook &from, const FewRole &role, int lane)
+{
+    if (role.codes == KVANT_CUDA_CODES_CODEBOOK)
+        copy_words(to, from, sizeof to / 4, lane);
+}
+
+__device__ __forceinline__ void copy_book(WideBook &to, const WideBook &from, const FewRole &role, int lane)
+{
 #pragma unroll 1
     for (uint32_t i = lane; i < 1u << role.bits; i += 32)
         to.thresholds[i] = from.thresholds[i], to.values[i] = from.values[i];
-    __syncwarp();
 }
 
 template <int D>
@@ -333,31 +390,37 @@ __global__ void __launch_bounds__(MATRIX ? D : 32) append_few_kernel(const __gri
 {
     constexpr bool OPEN = std::is_same<Book, OpenBook>::value;
     __shared__ Book book;
-    const FewRole &role = args.roles[blockIdx.z];
+    __shared__ FewRole role;
+    const FewRole &given = args.roles[blockIdx.z];
     const int lane = threadIdx.x & 31, kv_head = blockIdx.y;
     const int64_t slot = args.slots[blockIdx.x];
-    const size_t row_at = blockIdx.x * role.token_stride + kv_head * role.row_head_stride;
-    const bool through_matrix = MATRIX && role.weighting == KVANT_CUDA_WEIGHTING_FULL, first_warp = threadIdx.x < 32;
+    const size_t row_at = blockIdx.x * given.token_stride + kv_head * given.row_head_stride;
+    const bool through_matrix = MATRIX && given.weighting == KVANT_CUDA_WEIGHTING_FULL, first_warp = threadIdx.x < 32;
     bool finite = true;
-    Row<D> y{};
+    RawRow<D> raw{};
     if (MATRIX && !through_matrix && !first_warp)
         return;
     if (!through_matrix)
-        y = load_row<D>(role.rows, row_at, args.type, lane);
+        raw.load(given.rows, row_at, args.type, lane);
+    if (first_warp) {
+        copy_words(role, given, sizeof role / 4, lane);
+        copy_book(book, args.books[blockIdx.z], given, lane);
+        __syncwarp();
+    }
     if (slot < 0)
         return;
     const int at = (int)(slot % PAGE_TOKENS);
-    uint8_t *page = role.base + (size_t)page_number(slot) * role.block_stride + kv_head * role.head_stride;
+    uint8_t *page = given.base + (size_t)page_number(slot) * given.block_stride + kv_head * given.head_stride;
     if constexpr (!OPEN)
         if (first_warp) {
             if (role.keys)
                 TokenWords<D, true>(at, lane).ask_for(reinterpret_cast<uint32_t *>(page), role.bits);
             else
                 TokenWords<D, false>(at, lane).ask_for(reinterpret_cast<uint32_t *>(page), role.bits);
-            copy_book(book, args.books[blockIdx.z], role, lane);
         }
+    Row<D> y = raw.numbers(args.type);
     if (through_matrix)
-        y = few_row_through_matrix<D>(role, args.type, row_at, kv_head, finite);
+        y = few_row_through_matrix<D>(given, args.type, row_at, kv_head, finite);
     else
         few_row<D>(y, role, kv_head, lane, finite);
     finite = __all_sync(FULL, finite);
@@ -388,6 +451,9 @@ static void fill_book(NarrowBook &book, const kvant_cuda_codec &codec)
 {
     std::copy_n(codec.params.thresholds, NarrowBook::LEVELS, book.thresholds);
     std::copy_n(codec.params.values, NarrowBook::LEVELS, book.values);
+    book.slope = codec.params.guess_slope;
+    book.gain = codec.params.guess_gain;
+    book.middle = codec.params.guess_middle;
 }
 
 static void fill_book(WideBook &book, const kvant_cuda_codec &codec)
