@@ -292,29 +292,47 @@ static kvant_status gather_pages(attention_call *c)
 
 /* Calls */
 
-/* Queries through the matrix of transform=file. */
+/* Queries through the matrix of transform=file, or through a dense rotation. */
 static kvant_status transform_queries(attention_call *c, kvant_cuda_attention_args *args)
 {
     const cuda_part *keys = &c->layer->parts[KVANT_ROLE_K];
     const size_t width = (size_t)args->n_heads * c->head_dim;
-    KVANT_FORWARD(kvant_cuda_grow(&c->memory->queries, c->batch * args->query_tokens * width * sizeof(float),
-                                  "memory for queries"));
+    const uint32_t n = c->batch * args->query_tokens;
+    KVANT_FORWARD(kvant_cuda_grow(&c->memory->queries, n * width * sizeof(float), "memory for queries"));
     const kvant_cuda_query_args queries = { .size = sizeof queries,
                                             .k_codec = keys->codec,
-                                            .batch = c->batch * args->query_tokens,
+                                            .batch = n,
                                             .n_heads = args->n_heads,
                                             .n_kv_heads = args->n_kv_heads,
                                             .type = KVANT_CUDA_F32,
-                                            .q = args->q,
-                                            .q_batch_stride = args->q_token_stride,
-                                            .q_head_stride = args->q_head_stride,
+                                            .q = c->p->q,
+                                            .q_batch_stride = c->p->q_token_stride,
+                                            .q_head_stride = c->p->q_head_stride,
                                             .inverse_weights = kvant_cuda_weights(keys, true),
                                             .out = c->memory->queries.at };
+    kvant_cuda_turn_args turn = kvant_cuda_turning(keys, false);
+    turn.rows = c->p->q, turn.token_stride = c->p->q_token_stride, turn.head_stride = c->p->q_head_stride;
+    turn.n_tokens = n, turn.n_heads = args->n_heads, turn.before = args->k_scale;
+    turn.out = c->memory->queries.at, turn.out_token_stride = width, turn.out_head_stride = c->head_dim;
     args->q = c->memory->queries.at;
     args->q_token_stride = width;
     args->q_batch_stride = args->query_tokens * width;
     args->q_head_stride = c->head_dim;
-    return kvant_cuda_said(kvant_cuda_transform_queries(&queries, c->memory->stream), "queries");
+    if (!keys->matrix)
+        return kvant_cuda_said(kvant_cuda_transform_queries(&queries, c->memory->stream), "queries");
+    args->k_scale = NULL;
+    return kvant_cuda_said(kvant_cuda_turn(&turn, c->memory->stream), "queries");
+}
+
+/* Outputs of values with a dense rotation: turned back, then over the channels' scale. */
+static kvant_status turn_outputs(const attention_call *c, const kvant_cuda_attention_args *args, const float *scale)
+{
+    kvant_cuda_turn_args turn = kvant_cuda_turning(&c->layer->parts[KVANT_ROLE_V], true);
+    turn.rows = turn.out = args->out;
+    turn.token_stride = turn.out_token_stride = args->out_token_stride;
+    turn.head_stride = turn.out_head_stride = args->out_head_stride;
+    turn.n_tokens = c->batch * args->query_tokens, turn.n_heads = args->n_heads, turn.after = scale;
+    return kvant_cuda_said(kvant_cuda_turn(&turn, c->memory->stream), "outputs");
 }
 
 static kvant_cuda_pages open_pool(const attention_call *c, int role)
@@ -385,7 +403,13 @@ static kvant_status attend_part(attention_call *c, uint32_t part, kvant_cuda_att
         args.lse = outs + (c->n_parts * c->head_dim + part) * rows;
         args.sinks = NULL;
     }
-    return kvant_cuda_said(kvant_cuda_attention(&args, c->memory->stream), "attention");
+    const cuda_part *keys = &c->layer->parts[KVANT_ROLE_K], *values = &c->layer->parts[KVANT_ROLE_V];
+    if (keys->matrix || keys->n_weights > c->head_dim)
+        KVANT_FORWARD(transform_queries(c, &args));
+    if (values->matrix)
+        args.v_scale = NULL, args.v_center = v.turned_center;
+    KVANT_FORWARD(kvant_cuda_said(kvant_cuda_attention(&args, c->memory->stream), "attention"));
+    return values->matrix ? turn_outputs(c, &args, v.attention_scale) : KVANT_OK;
 }
 
 static kvant_status merge(attention_call *c)
@@ -422,8 +446,6 @@ static kvant_status attend_parts(attention_call *c)
     if (c->merged)
         KVANT_FORWARD(kvant_cuda_grow(&c->memory->partial, c->n_parts * rows * (c->head_dim + 1) * sizeof(float),
                                       "memory for outputs"));
-    if (c->layer->parts[KVANT_ROLE_K].n_weights > c->head_dim)
-        KVANT_FORWARD(transform_queries(c, &args));
     for (uint32_t part = 0; part < c->n_parts; part++)
         KVANT_FORWARD(attend_part(c, part, args));
     return c->merged ? merge(c) : KVANT_OK;

@@ -170,6 +170,9 @@ kvant_status kvant_cuda_table_append(const kvant_cuda_append_args *args, kvant_c
     if ((!args->k.codec && !args->v.codec) ||
         (args->k.codec && args->v.codec && args->k.codec->params.head_dim != args->v.codec->params.head_dim))
         return KVANT_ERR_ARGUMENT;
+    for (const kvant_cuda_rows *rows : { &args->k, &args->v })
+        if (rows->codec && rows->codec->params.dense && !args->transformed)
+            return KVANT_ERR_UNSUPPORTED;
     AppendArgs common{};
     common.type = args->type;
     common.n_tokens = args->n_tokens;
@@ -234,6 +237,8 @@ kvant_status kvant_cuda_table_decode(const kvant_cuda_decode_args *args, kvant_c
         (args->transformed ? args->center || args->scale || args->inverse_weights
                            : !valid_weights(codec, args->inverse_weights)))
         return KVANT_ERR_ARGUMENT;
+    if (codec.dense && !args->transformed)
+        return KVANT_ERR_UNSUPPORTED;
     if (args->n_blocks == 0)
         return KVANT_OK;
     DecodeArgs p{ codec,

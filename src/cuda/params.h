@@ -84,6 +84,7 @@ typedef struct kvant_cuda_params {
     uint32_t head_dim, bits, role;
     uint32_t metadata_offset, page_bytes;
     kvant_cuda_weighting weighting;
+    uint32_t dense; /* the rotation is a matrix that kernels do not know: rows come transformed */
     kvant_cuda_rotation rotation;
     /* uniform: the number of scales of a page, a multiple of 64; zero points follow them */
     uint32_t symmetric, n_scales;

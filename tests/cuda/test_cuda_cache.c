@@ -120,6 +120,9 @@ static const spec_pair pairs[] = {
     { "turboquant-4:recent=40", "turboquant-4:sink=70,center=first", NULL, false, false, false },
     { "octopus-4:rotate=hadamard", "int-4", NULL, false, false, false },
     { "hqmq-s96r4", "trellis-4:center=first", NULL, false, false, false },
+    /* dense rotations, as trellises and codebooks have them where head_dim is no power of two */
+    { "trellis-4:rotate=dense,center=first,norm=first", "trellis-4:rotate=dense,center=first", NULL, false, false, false },
+    { "turboquant-4", "turboquant-4:rotate=dense,recent=30", NULL, false, false, false },
     /* nobody waits for appended rows */
     { "turboquant-4", "int-4", NULL, false, false, true },
     { "trellis-4:center=first,norm=first", "trellis-3", NULL, false, false, true },
@@ -280,7 +283,6 @@ static void what_is_missing_is_refused(void **unused)
     (void)unused;
     refuses("f16", "f16", "not on the GPU");
     refuses("turboquant-4:transform=file,feedback", "turboquant-4", "feedback");
-    refuses("turboquant-4:transform=file", "turboquant-4:rotate=dense", "rotate=dense");
     twins t;
     twins_new(&t, &pairs[0], SEQUENCES);
     kvant_sequence_create(t.cpu);

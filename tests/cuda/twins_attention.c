@@ -172,7 +172,7 @@ static void fill_block(const twins *t, fixture *f, const stored_layer *all, uint
 static kvant_cuda_codec *gpu_codec(const kvant_codec *codec, bool open)
 {
     kvant_cuda_codec *sealed, *of_open;
-    assert_int_equal(kvant_cuda_codec_from(codec, &sealed, NULL, 0), KVANT_OK);
+    assert_int_equal(kvant_cuda_codec_unturned(codec, &sealed, NULL, 0), KVANT_OK);
     if (!open)
         return sealed;
     assert_int_equal(kvant_cuda_codec_create_open(sealed, &of_open), KVANT_OK);
@@ -254,6 +254,26 @@ static double matrix_error(const kvant_codec *codec, const float *q)
         largest = fmax(largest, fabs(q[i]));
     }
     return 2 * (DIM + 2) * 0x1p-24 * worst * largest;
+}
+
+static bool is_turned(const kvant_codec *codec)
+{
+    const kvant_transform_view *transform = &kvant_codec_get_view(codec)->transform;
+    return transform->rotate == KVANT_ROTATE_DENSE && (!transform->weights || transform->diagonal);
+}
+
+/* Rows of a dense rotation have length 1. A number of R q is a sum of DIM products whose magnitudes add up to at most
+ * the length of q; of outputs, DIM numbers are off by so much of theirs. */
+static void note_turning(fixture *f, const stored_layer *all, const float *q, uint32_t n)
+{
+    for (uint32_t i = 0; is_turned(all->codecs[KVANT_ROLE_K][0]) && i < n * HEADS; i++) {
+        double squares = 0;
+        for (uint32_t j = 0; j < DIM; j++)
+            squares += pow(q[i * DIM + j] * (f->k_scale ? f->k_scale[i % HEADS / (HEADS / KV_HEADS) * DIM + j] : 1), 2);
+        f->query_error = fmax(f->query_error, (DIM + 2) * 0x1p-24 * sqrt(squares));
+    }
+    if (is_turned(all->codecs[KVANT_ROLE_V][0]))
+        f->output_error = (DIM + 2) * 0x1p-24 * sqrt((double)DIM);
 }
 
 /* The reference takes queries behind the matrix. */
@@ -435,6 +455,7 @@ void twins_attend(twins *t, int32_t s, uint32_t layer, const attention_problem *
     for (uint32_t b = 0; b < all.n_blocks; b++)
         if (parts[b] == b) {
             part_open(&list[n], t, &all, parts, b, length, &p, starts);
+            note_turning(&list[n].f, &all, a.q, a.n);
             list[n].f.q = transform(t, &list[n].f, &all, a.q, a.n);
             list[n].f.mask = a.mask, list[n].f.mask_stride = a.mask_stride;
             n++;
