@@ -89,6 +89,7 @@ typedef struct kvant_cuda_tables {
     const float *weights;          /* transform=diagonal: head_dim numbers; transform=file: head_dim^2 */
     const float *inverse_weights;  /* as many */
     size_t n_weights;              /* 0, head_dim or head_dim^2 */
+    const float *pivots, *columns; /* feedback: head_dim numbers; head_dim columns of head_dim numbers */
 } kvant_cuda_tables;
 
 /* Host work only; needs no libkvant_cuda. KVANT_ERR_ARGUMENT for a NULL or another size. */
@@ -140,6 +141,8 @@ typedef struct kvant_cuda_append_args {
     float *exact[2];
     /* not 0: rows are transformed already, as `exact` has them; no center, scale and weights then */
     uint32_t transformed;
+    /* device: of keys whose codec has feedback: per kv head its pivots, then its columns (kvant_cuda_tables) */
+    const float *k_feedback;
 } kvant_cuda_append_args;
 
 /* Rotates, quantises and writes n_tokens tokens: the bytes are those that kvant_codec_encode
@@ -166,6 +169,7 @@ typedef struct kvant_cuda_seal_args {
     /* device word or NULL: KVANT_CUDA_ROW_RANGE when the scale of a row does not fit. Such a row is
      * not written, and its block should stay open. */
     uint32_t *refused;
+    const float *k_feedback; /* as in append, or a smaller size */
 } kvant_cuda_seal_args;
 
 /* Quantises open blocks, to the same bytes as the CPU's cache. In a partly written group of 32

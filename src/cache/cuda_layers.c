@@ -124,6 +124,24 @@ static kvant_status create_numbers(cuda_part *part)
     return KVANT_OK;
 }
 
+static kvant_status create_feedback(cuda_part *part)
+{
+    const size_t d = part->tensor->head_dim, columns = d * d * sizeof(float), pivots = d * sizeof(float);
+    const uint32_t n = tables_of(part, 0).pivots ? part->tensor->n_kv_heads : 0;
+    void *memory = NULL;
+    if (n)
+        KVANT_FORWARD(kvant_cuda_said(kvant_cuda_memory_new(&memory, n * (columns + pivots)), "memory for feedback"));
+    part->feedback = memory;
+    for (uint32_t head = 0; head < n; head++) {
+        const kvant_cuda_tables tables = tables_of(part, head);
+        float *at = part->feedback + head * (d + d * d);
+        KVANT_FORWARD(kvant_cuda_said(kvant_cuda_memory_copy(at, tables.pivots, pivots, part->memory->stream), "feedback"));
+        KVANT_FORWARD(
+            kvant_cuda_said(kvant_cuda_memory_copy(at + d, tables.columns, columns, part->memory->stream), "feedback"));
+    }
+    return KVANT_OK;
+}
+
 static kvant_status create_matrix(cuda_part *part)
 {
     const kvant_codec *codec = part->tensor->codecs[0];
@@ -300,6 +318,7 @@ static kvant_status create_part(kvant_cache *cache, uint32_t layer, kvant_role r
     part->tensor = *kvant_cache_tensor(cache, layer, role);
     KVANT_FORWARD(create_statistics(part));
     KVANT_FORWARD(create_numbers(part));
+    KVANT_FORWARD(create_feedback(part));
     return create_matrix(part);
 }
 
@@ -366,6 +385,7 @@ void kvant_cuda_layers_destroy(kvant_cache *cache)
         }
         kvant_cuda_memory_free(part->pages);
         kvant_cuda_memory_free(part->numbers);
+        kvant_cuda_memory_free(part->feedback);
         kvant_cuda_memory_free(part->matrix);
         kvant_cuda_memory_free(part->exact);
         kvant_cuda_memory_free(part->statistics);

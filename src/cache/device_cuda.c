@@ -79,6 +79,7 @@ static void launch(cuda_memory *memory, const cuda_append *k, const cuda_append 
     if (v)
         args.v = rows_of(v);
     args.transformed = any->part->matrix != NULL;
+    args.k_feedback = k && !k->open ? k->part->feedback : NULL;
     kvant_cuda_note(memory, kvant_cuda_append(&args, memory->stream), "append");
 }
 
@@ -203,6 +204,7 @@ static void seal(const kvant_tensor *tensor, const int32_t *pages, size_t n)
                                   .tokens = device[2],
                                   .refused = memory->refused };
     *(part->role == KVANT_ROLE_K ? &args.k : &args.v) = of;
+    args.k_feedback = part->feedback; /* keys alone have one */
     kvant_cuda_note(memory, kvant_cuda_memory_copy(device, arrays, sizeof arrays, memory->stream), "seal");
     kvant_cuda_note(memory, kvant_cuda_seal(&args, memory->stream), "seal");
 }

@@ -159,6 +159,7 @@ static kvant_status init_codebook(kvant_cuda_codec *out, const kvant_codec_view 
     params->codes = KVANT_CUDA_CODES_CODEBOOK;
     params->kind = wide ? KVANT_CUDA_CODEBOOK_WIDE : kinds[bits - 2];
     params->unbiased = book->unbiased;
+    params->feedback = view->feedback.pivots != NULL;
     params->inverse_sqrt_dim = book->inverse_sqrt_dim;
     if (wide) {
         memcpy(out->wide.values, book->values, sizeof *book->values << bits);
@@ -202,8 +203,6 @@ kvant_status kvant_cuda_params_init(kvant_cuda_codec *out, const kvant_codec_vie
     if (d != 64 && d != 96 && d != 128 && d != 256)
         return kvant_cuda_refuse(error, KVANT_ERR_UNSUPPORTED,
                                  "not on the GPU: head_dim %u; there are 64, 96, 128 and 256", (unsigned)d);
-    if (view->feedback.pivots)
-        return kvant_cuda_refuse(error, KVANT_ERR_UNSUPPORTED, "not on the GPU: feedback");
     init_transform(&out->params, view);
     return init_codes(out, view, error);
 }

@@ -90,7 +90,7 @@ typedef struct kvant_cuda_params {
     uint32_t symmetric, n_scales;
     float levels, offset; /* as in the CPU's codec: number = scale * (code + offset) + zero */
     /* codebook */
-    uint32_t unbiased;
+    uint32_t unbiased, feedback;
     float inverse_sqrt_dim;
     float values[KVANT_CUDA_MAX_LEVELS], thresholds[KVANT_CUDA_MAX_LEVELS];
     /* middle + gain tanh(slope u), rounded to eighths, has a whole part g with code(u) = g + (u >

@@ -157,7 +157,9 @@ kvant_status kvant_cuda_codec_tables(const kvant_codec *source, kvant_cuda_table
                                      .inverse_weights = transform->inverse_weights,
                                      .n_weights = !transform->weights   ? 0
                                                   : transform->diagonal ? d
-                                                                        : d * d };
+                                                                        : d * d,
+                                     .pivots = kvant_codec_get_view(source)->feedback.pivots,
+                                     .columns = kvant_codec_get_view(source)->feedback.columns };
     return KVANT_GIVE(kvant_cuda_tables, tables, &full, n_weights) ? KVANT_OK : KVANT_ERR_ARGUMENT;
 }
 

@@ -123,6 +123,9 @@ static const spec_pair pairs[] = {
     /* dense rotations, as trellises and codebooks have them where head_dim is no power of two */
     { "trellis-4:rotate=dense,center=first,norm=first", "trellis-4:rotate=dense,center=first", NULL, false, false, false },
     { "turboquant-4", "turboquant-4:rotate=dense,recent=30", NULL, false, false, false },
+    /* feedback, at once behind open pages and in whole blocks */
+    { "turboquant-4:transform=file,feedback", "turboquant-4", "turboquant-4:rotate=none", true, false, false },
+    { "turboquant-3:transform=file,feedback,recent=20", "int-4", "turboquant-3:rotate=none", true, false, false },
     /* nobody waits for appended rows */
     { "turboquant-4", "int-4", NULL, false, false, true },
     { "trellis-4:center=first,norm=first", "trellis-3", NULL, false, false, true },
@@ -282,7 +285,6 @@ static void what_is_missing_is_refused(void **unused)
 {
     (void)unused;
     refuses("f16", "f16", "not on the GPU");
-    refuses("turboquant-4:transform=file,feedback", "turboquant-4", "feedback");
     twins t;
     twins_new(&t, &pairs[0], SEQUENCES);
     kvant_sequence_create(t.cpu);
