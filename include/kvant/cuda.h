@@ -291,8 +291,8 @@ typedef struct kvant_cuda_decode_args {
     const float *inverse_weights;     /* device: n_kv_heads x n_weights (kvant_cuda_tables); NULL: none */
     /* device: rows of blocks[i] are rows 64 to[i] on of out; NULL: 64 i on */
     const int32_t *to;
-    /* not 0: rows stay transformed and within fp16's range, as in open pages; no center, scale and
-     * inverse_weights then */
+    /* not 0: rows stay transformed and within fp16's range, as in open pages; no scale and
+     * inverse_weights then, and center, if there is one, is a transformed centre */
     uint32_t transformed;
 } kvant_cuda_decode_args;
 

@@ -246,7 +246,7 @@ kvant_status kvant_cuda_table_decode(const kvant_cuda_decode_args *args, kvant_c
         return KVANT_ERR_ARGUMENT;
     const kvant_cuda_params &codec = args->codec->params;
     if (!valid_pages(args->pages, codec.page_bytes, args->n_kv_heads) ||
-        (args->transformed ? args->center || args->scale || args->inverse_weights
+        (args->transformed ? args->scale || args->inverse_weights
                            : !valid_weights(codec, args->inverse_weights)))
         return KVANT_ERR_ARGUMENT;
     if (codec.dense && !args->transformed)

@@ -18,11 +18,10 @@ static void attend_somehow(twins *t, int32_t s)
     const uint32_t seen = twins_length(t, s) - 64 * t->dropped[s], limit = seen < MOST_QUERIES ? seen : MOST_QUERIES;
     if (twins_length(t, s) <= 64 * t->dropped[s])
         return;
-    const bool centred = twins_codecs(t, 0, KVANT_ROLE_K)[0]->info.center != KVANT_CENTER_NONE;
     const attention_problem p = { .query_tokens = random_bits() % 2 ? 1 : 1 + (uint32_t)(random_bits() % limit),
                                   .causal = random_bits() % 4 != 0,
                                   .window = random_bits() % 3 ? 0 : 1 + (uint32_t)(random_bits() % 200),
-                                  .softcap = centred || random_bits() % 4 ? 0 : random_uniform(1, 60),
+                                  .softcap = random_bits() % 4 ? 0 : random_uniform(1, 60),
                                   .max_bias = random_bits() % 4 ? 0 : random_uniform(1, 8),
                                   .mask = random_bits() % 4 == 0,
                                   .sinks = random_bits() % 4 == 0 };

@@ -119,6 +119,8 @@ kvant_status host_decode(const kvant_cuda_decode_args *args, kvant_cuda_stream s
                     kvant_codec_decode_open(codec, host_kernels(), page, t, 1, y);
                 else
                     kvant_codec_decode_transformed(codec, host_kernels(), page, t, y);
+                for (uint32_t j = 0; args->center && j < d; j++)
+                    y[j] += args->center[head * d + j];
                 host_kernels()->float_to_half(y, (uint16_t *)args->out + row * args->token_stride + head * args->head_stride, d);
             }
     return KVANT_OK;
