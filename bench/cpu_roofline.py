@@ -1,8 +1,8 @@
 #!/usr/bin/env python3
-"""Prints the tables of docs/performance.md about attention on a CPU, or puts them there, and draws its picture when --svg
+"""Prints the tables of docs/research/performance.md about attention on a CPU, or puts them there, and draws its picture when --svg
 names a file (needs matplotlib).
 
-    bench/cpu_roofline.py bench/results/cpu_attention.csv --into docs/performance.md --svg docs/cpu_roofline.svg \\
+    bench/cpu_roofline.py bench/results/cpu_attention.csv --into docs/research/performance.md --svg docs/research/cpu_roofline.svg \\
         --ceiling "16-bit products=300"
 
 A ceiling is what a kernel alone reaches from the nearest cache, in billions of multiply-adds a second on all threads of the

@@ -23,7 +23,7 @@ TEXT = fetch.fetch_text()
 
 
 def parse(data):
-    """Sites of a calibration file, {(layer, role): {name: floats}}, by docs/calibration.md alone."""
+    """Sites of a calibration file, {(layer, role): {name: floats}}, by calibration.md alone."""
 
     def padded(n):
         return (n + 63) // 64 * 64

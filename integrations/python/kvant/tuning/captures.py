@@ -1,4 +1,4 @@
-"""Reads captures (docs/tuning.md, "Captures"): real keys, values and queries of a model. Every shape is checked against the others
+"""Reads captures (tuning.md, "Captures"): real keys, values and queries of a model. Every shape is checked against the others
 before a row is read."""
 
 from __future__ import annotations
