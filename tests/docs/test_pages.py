@@ -16,6 +16,10 @@ def pages(root):
     return sorted((root / "docs").rglob("*.md"))
 
 
+def everywhere(root):
+    return [*root.glob("*.md"), *pages(root), *(root / "src").rglob("*.md"), *(root / "integrations").rglob("*.md")]
+
+
 def prose(text):
     """The text without its code: indented blocks become empty lines, `code` becomes nothing."""
     lines = (("" if line.startswith("    ") else line) for line in text.splitlines())
@@ -44,7 +48,7 @@ def readers(root):
 
 
 def links(root):
-    for page in [*root.glob("*.md"), *pages(root), *(root / "integrations").rglob("README.md")]:
+    for page in everywhere(root):
         text = page.read_text()
         targets = LINK.findall(text) + re.findall(r'(?:src|srcset|href)="([^"]+)"', text)
         for target in targets:
@@ -66,7 +70,7 @@ def numbers(root):
 
 def names(root):
     """Comments name a page by its file name alone, so that it can move."""
-    known = {page.name for page in [*root.glob("*.md"), *pages(root), *(root / "integrations").rglob("*.md")]}
+    known = {page.name for page in everywhere(root)}
     for folder in SOURCES:
         for file in (root / folder).rglob("*"):
             if file.suffix in (".c", ".h", ".cu", ".cuh", ".in", ".py", ".sh", ".txt") and file.name not in EXEMPT:
