@@ -18,7 +18,7 @@ define configure
 	    -DKVANT_PLOT_LIB="$$plot" $(3)
 endef
 
-.PHONY: all demo cuda test test-fast test-long test-lean test-api3 asan tsan install clean help
+.PHONY: all demo pictures cuda test test-fast test-long test-lean test-api3 asan tsan install clean help
 
 all: $(BUILD)/fetched
 	cmake --build $(BUILD) -j $(JOBS)
@@ -31,6 +31,10 @@ $(BUILD)/fetched:
 
 demo: all
 	$(PYTHON) scripts/demo.py --kvant $(BUILD)/bin/kvant
+
+# README's picture, from bench/results.
+pictures:
+	$(PYTHON) scripts/plot_readme.py
 
 # The command and the plug-in do without a GPU; its library takes nvcc minutes, so it is asked for.
 cuda:
@@ -109,6 +113,7 @@ clean:
 help:
 	@echo 'make            build/bin/kvant, libraries and plug-in in build/lib'
 	@echo 'make demo       quality, size and speed of stock and compressed caches, then an answer (3 minutes)'
+	@echo 'make pictures   README'"'"'s picture, from bench/results'
 	@echo 'make cuda       build/lib/libkvant_cuda.so, for sm_80, sm_90 and later; needs nvcc, takes minutes'
 	@echo 'make test       build and run the tests but the long ones (6 minutes on 2 cores, building aside)'
 	@echo 'make test-fast  those that need no model (under a minute)'
