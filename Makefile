@@ -18,7 +18,7 @@ define configure
 	    -DKVANT_PLOT_LIB="$$plot" $(3)
 endef
 
-.PHONY: all demo pictures cuda test test-fast test-long test-lean test-api3 asan tsan install clean help
+.PHONY: all demo cuda test test-fast test-long test-lean test-api3 asan tsan install clean help
 
 all: $(BUILD)/fetched
 	cmake --build $(BUILD) -j $(JOBS)
@@ -33,6 +33,7 @@ demo: all
 	$(PYTHON) scripts/demo.py --kvant $(BUILD)/bin/kvant
 
 # README's picture, from bench/results.
+.PHONY: pictures
 pictures:
 	$(PYTHON) scripts/plot_readme.py
 
