@@ -32,6 +32,11 @@ $(BUILD)/fetched:
 demo: all
 	$(PYTHON) scripts/demo.py --kvant $(BUILD)/bin/kvant
 
+# README's picture, from bench/results.
+.PHONY: pictures
+pictures:
+	$(PYTHON) scripts/plot_readme.py
+
 # The command and the plug-in do without a GPU; its library takes nvcc minutes, so it is asked for.
 cuda:
 	scripts/deps.sh build
@@ -109,6 +114,7 @@ clean:
 help:
 	@echo 'make            build/bin/kvant, libraries and plug-in in build/lib'
 	@echo 'make demo       quality, size and speed of stock and compressed caches, then an answer (3 minutes)'
+	@echo 'make pictures   README'"'"'s picture, from bench/results'
 	@echo 'make cuda       build/lib/libkvant_cuda.so, for sm_80, sm_90 and later; needs nvcc, takes minutes'
 	@echo 'make test       build and run the tests but the long ones (6 minutes on 2 cores, building aside)'
 	@echo 'make test-fast  those that need no model (under a minute)'

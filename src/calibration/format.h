@@ -1,4 +1,4 @@
-/* format.h - the calibration file of docs/calibration.md in memory: a block of bytes, and the
+/* format.h - the calibration file of calibration.md in memory: a block of bytes, and the
  * places of its arrays.
  *
  * calibration.c parses, looks up, loads and saves; calibrator.c makes new files. */

@@ -1,5 +1,5 @@
-/* weighting.c - see weighting.h. docs/format.md, "Transform", has the arithmetic;
- * docs/calibration.md defines W. */
+/* weighting.c - see weighting.h. format.md, "Transform", has the arithmetic;
+ * calibration.md defines W. */
 #include "weighting.h"
 
 #include <math.h>

@@ -287,7 +287,7 @@ typedef KVANT_CLOSEST_COSETS_FN(kvant_closest_cosets_fn);
 typedef KVANT_LARGEST_PRODUCTS_FN(kvant_largest_products_fn);
 
 /* bits[t] = the code bit of step t of a path round the circle of n steps, found by the search of
- * docs/format.md, "Trellis codes"; cells[t] is below KVANT_TRELLIS_CELLS, or
+ * format.md, "Trellis codes"; cells[t] is below KVANT_TRELLIS_CELLS, or
  * KVANT_TRELLIS_NO_NUMBER. n: 1 ... KVANT_TRELLIS_MAX_STEPS. */
 #define KVANT_TRELLIS_PATH_FN(name)                                                                                \
     void name(const kvant_trellis *trellis, const uint16_t *cells, uint32_t n, const kvant_trellis_work *work,     \

@@ -1,5 +1,5 @@
 /* hadamard.h - the fast Walsh-Hadamard transform on blocks: Sylvester order, orthonormal
- * (docs/format.md). */
+ * (format.md). */
 #ifndef KVANT_MATH_HADAMARD_H
 #define KVANT_MATH_HADAMARD_H
 

@@ -18,7 +18,7 @@ TOKENS, CLUSTERS = 192, 4
 
 
 def parse(data):
-    """Sites of a calibration file, {(layer, role): {name: floats}}, by docs/calibration.md alone."""
+    """Sites of a calibration file, {(layer, role): {name: floats}}, by calibration.md alone."""
 
     def padded(n):
         return (n + 63) // 64 * 64

@@ -1,4 +1,4 @@
-/* direction.c - see direction.h. docs/format.md, "Direction codes", has formulas and rounding. */
+/* direction.c - see direction.h. format.md, "Direction codes", has formulas and rounding. */
 #include "direction.h"
 
 #include <math.h>

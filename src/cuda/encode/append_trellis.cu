@@ -34,7 +34,7 @@ template <int D, int M> struct TrellisRows {
     BlockTokens tokens;
 };
 
-/* The sum of products as docs/format.md orders it: 16 partial sums, of channels alike modulo 16;
+/* The sum of products as format.md orders it: 16 partial sums, of channels alike modulo 16;
  * all lanes have it. */
 template <int D> __device__ __forceinline__ float dot_rows(const Row<D> &a, const Row<D> &b, int lane)
 {
