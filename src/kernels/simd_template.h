@@ -154,50 +154,8 @@ static KVANT_SCALE_ROWS_FN(NAME(scale_rows))
 #include "octahedral_loops.h"
 #include "quaternion_loops.h"
 
-/* What is not here stays as it was: portable C. */
 void NAME(kvant_kernels_init)(kvant_kernels *kernels)
 {
-    kernels->unpack = NAME(unpack);
-    kernels->matmul = NAME(matmul);
-    kernels->exp_sum = NAME(exp_sum);
-    kernels->mask_scores = NAME(mask_scores);
-    kernels->half_to_float = NAME(half_to_float);
-    kernels->scale_columns = NAME(scale_columns);
-    kernels->scale_rows = NAME(scale_rows);
-    kernels->float_to_half = NAME(float_to_half);
-    kernels->dot = NAME(dot);
-    kernels->dot_codes = NAME(dot_codes);
-    kernels->combine_rows = NAME(combine_rows);
-    kernels->hadamard = NAME(hadamard);
-    kernels->range = NAME(range);
-    kernels->magnitude = NAME(magnitude);
-    kernels->uniform_codes = NAME(uniform_codes);
-    kernels->codebook_codes = NAME(codebook_codes);
-    kernels->feedback_codes = NAME(feedback_codes);
-    kernels->triplet_codes = NAME(triplet_codes);
-    kernels->closest_cosets = NAME(closest_cosets);
-    kernels->largest_products = NAME(largest_products);
-    kernels->token_halves = NAME(token_halves);
-    kernels->fixed_point = NAME(fixed_point);
-    kernels->code_dots = NAME(code_dots);
-    kernels->sum_dots = NAME(sum_dots);
-    kernels->tile_sums = NAME(tile_sums);
-#ifdef CHUNK_TILES /* chunk_tiles_template.h and chunk_dots_template.h are here */
-    kernels->chunk_dots = NAME(chunk_dots);
-    kernels->unpack_triplets = NAME(unpack_triplets);
-    kernels->unpack_directions = NAME(unpack_directions);
-#endif
-#ifdef LEVEL_HAS_KEY_HALVES
-    kernels->key_halves = NAME(key_halves);
-#endif
-#ifdef LEVEL_HAS_TRELLIS
-    kernels->trellis_path = NAME(trellis_path);
-    kernels->trellis_dots = NAME(trellis_dots);
-#endif
-#ifdef LEVEL_HAS_BLOCKS
-    kernels->block_scores = NAME(block_scores);
-    kernels->block_sums = NAME(block_sums);
-    kernels->block_rows_tile = NAME(block_rows_tile);
-    kernels->block_columns_tile = NAME(block_columns_tile);
-#endif
+#define SET_KERNEL(FN, name) kernels->name = NAME(name);
+    KVANT_KERNELS(SET_KERNEL)
 }

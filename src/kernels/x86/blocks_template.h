@@ -5,7 +5,6 @@
  * Numbers are made in registers, 16 at a time, and serve up to 4 query rows. Only pages for many
  * query rows are written to memory, as tiles. Every function is compiled once per format, so
  * branches on the format cost nothing. */
-#define LEVEL_HAS_BLOCKS
 #define PART_VECTORS (KVANT_BLOCK_PART / LANES)
 
 /* What all parts of a call share. */

@@ -1,8 +1,6 @@
 /* key_halves.h - tiles of keys from fp16 rows: transposes 8 tokens by 8 channels as halves, then
  * converts to float. */
 
-#define LEVEL_HAS_KEY_HALVES
-
 KVANT_INLINE void transpose_halves(__m128i w[8])
 {
     __m128i a[8], b[8];

@@ -4,12 +4,10 @@
  * permutation looks up both codes of a field. Included after code_dots_zmm.h, with its
  * definitions. */
 
-#define TILE_LANES 16u
 #define TILE_ROWS 6u /* 24 sums, 4 vectors of the tile and a broadcast in 32 registers */
 #define TILE_VECTORS 4u
 
-
-KVANT_INLINE vi vi_pair_columns(vi v)
+KVANT_INLINE vi vi_pair_words(vi v)
 {
     const __m128i order = _mm_setr_epi8(0, 1, 8, 9, 2, 3, 10, 11, 4, 5, 12, 13, 6, 7, 14, 15);
     return _mm512_shuffle_epi8(v, _mm512_broadcast_i32x4(order));
