@@ -266,8 +266,7 @@ void kvant_calibration_free(kvant_calibration **calibration)
 
 kvant_status kvant_calibration_get_info(const kvant_calibration *calibration, kvant_calibration_info *info)
 {
-    if (!calibration || !info || info->size != sizeof *info)
-        return KVANT_ERR_ARGUMENT;
+    KVANT_RETURN_IF(!calibration || !info || info->size != sizeof *info, KVANT_ERR_ARGUMENT);
     *info = calibration->info;
     return KVANT_OK;
 }
@@ -283,11 +282,9 @@ static const kvant_calibration_site *find(const kvant_calibration *c, uint32_t l
 kvant_status kvant_calibration_get_entry(const kvant_calibration *calibration, uint32_t layer, uint32_t kv_head,
                                          kvant_role role, kvant_calibration_entry *entry)
 {
-    if (!calibration || !entry || entry->size != sizeof *entry)
-        return KVANT_ERR_ARGUMENT;
+    KVANT_RETURN_IF(!calibration || !entry || entry->size != sizeof *entry, KVANT_ERR_ARGUMENT);
     const kvant_calibration_site *site = find(calibration, layer, role);
-    if (!site || kv_head >= site->n_kv_heads)
-        return KVANT_ERR_ARGUMENT;
+    KVANT_RETURN_IF(!site || kv_head >= site->n_kv_heads, KVANT_ERR_ARGUMENT);
     const float *arrays = (const float *)(const void *)(calibration->bytes + site->offset);
     size_t d = site->head_dim, row = kv_head * d;
     *entry = (kvant_calibration_entry){ .size = sizeof *entry,

@@ -104,8 +104,7 @@ const kvant_kernels *kvant_kernels_get(kvant_cpu_level level)
 
 kvant_status kvant_set_cpu_level(kvant_cpu_level level)
 {
-    if (level != KVANT_CPU_AUTO && !kvant_kernels_get(level))
-        return KVANT_ERR_UNSUPPORTED;
+    KVANT_RETURN_IF(level != KVANT_CPU_AUTO && !kvant_kernels_get(level), KVANT_ERR_UNSUPPORTED);
     atomic_store_explicit(&in_use, level, memory_order_relaxed);
     return KVANT_OK;
 }
