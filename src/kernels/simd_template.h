@@ -21,28 +21,21 @@ KVANT_INLINE void matmul_block(uint32_t rows, uint32_t vectors, const float *a, 
                                size_t ldb, float *c, size_t ldc, uint32_t k)
 {
     vf sum[6][MATMUL_VECTORS];
-#pragma GCC unroll 8
-    for (uint32_t i = 0; i < rows; i++)
-#pragma GCC unroll 8
-        for (uint32_t j = 0; j < vectors; j++)
+    unrolled_for (uint32_t i = 0; i < rows; i++)
+        unrolled_for (uint32_t j = 0; j < vectors; j++)
             sum[i][j] = vf_load(c + i * ldc + j * LANES);
     for (uint32_t l = 0; l < k; l++) {
         vf column[MATMUL_VECTORS];
-#pragma GCC unroll 8
-        for (uint32_t j = 0; j < vectors; j++)
+        unrolled_for (uint32_t j = 0; j < vectors; j++)
             column[j] = vf_load(b + l * ldb + j * LANES);
-#pragma GCC unroll 8
-        for (uint32_t i = 0; i < rows; i++) {
+        unrolled_for (uint32_t i = 0; i < rows; i++) {
             vf factor = vf_set(a[i * lda + l]);
-#pragma GCC unroll 8
-            for (uint32_t j = 0; j < vectors; j++)
+            unrolled_for (uint32_t j = 0; j < vectors; j++)
                 sum[i][j] = vf_fma(factor, column[j], sum[i][j]);
         }
     }
-#pragma GCC unroll 8
-    for (uint32_t i = 0; i < rows; i++)
-#pragma GCC unroll 8
-        for (uint32_t j = 0; j < vectors; j++)
+    unrolled_for (uint32_t i = 0; i < rows; i++)
+        unrolled_for (uint32_t j = 0; j < vectors; j++)
             vf_store(c + i * ldc + j * LANES, sum[i][j]);
 }
 
@@ -102,8 +95,7 @@ static KVANT_EXP_SUM_FN(NAME(exp_sum))
 KVANT_INLINE float vf_largest(vf x)
 {
     float lanes[LANES];
-#pragma GCC unroll 8
-    for (uint32_t distance = 1; distance < LANES; distance *= 2)
+    unrolled_for (uint32_t distance = 1; distance < LANES; distance *= 2)
         x = vf_max(x, vf_swap(x, distance));
     vf_store_unaligned(lanes, x);
     return lanes[0];

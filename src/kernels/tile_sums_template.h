@@ -46,14 +46,11 @@ KVANT_INLINE void add_column_pair(const pair_tile *tile, uint32_t position, cons
                                   uint32_t rows, vi sum[TILE_ROWS][TILE_VECTORS])
 {
     vi column[TILE_VECTORS];
-#pragma GCC unroll 8
-    for (uint32_t j = 0; j < TILE_VECTORS; j++)
+    unrolled_for (uint32_t j = 0; j < TILE_VECTORS; j++)
         column[j] = vi_load(tile->at[pair] + position + LANES * j);
-#pragma GCC unroll 8
-    for (uint32_t i = 0; i < rows; i++) {
+    unrolled_for (uint32_t i = 0; i < rows; i++) {
         vi factor = vi_set(x->at[i][pair]);
-#pragma GCC unroll 8
-        for (uint32_t j = 0; j < TILE_VECTORS; j++)
+        unrolled_for (uint32_t j = 0; j < TILE_VECTORS; j++)
             sum[i][j] = add_pairs(sum[i][j], column[j], factor);
     }
 }
@@ -87,23 +84,19 @@ typedef struct tile_target {
 KVANT_INLINE void store_dots(vi dots[TILE_ROWS][TILE_VECTORS], uint32_t first, uint32_t rows, uint32_t position,
                              const tile_target *to)
 {
-#pragma GCC unroll 8
-    for (uint32_t i = 0; i < rows; i++)
-#pragma GCC unroll 8
-        for (uint32_t j = 0; j < TILE_VECTORS; j++)
+    unrolled_for (uint32_t i = 0; i < rows; i++)
+        unrolled_for (uint32_t j = 0; j < TILE_VECTORS; j++)
             vi_store_aligned(to->dots + (first + i) * to->dots_stride + position + LANES * j, dots[i][j]);
 }
 
 KVANT_INLINE void store_sums(vi dots[TILE_ROWS][TILE_VECTORS], uint32_t first, uint32_t rows, uint32_t position,
                              const tile_target *to, const kvant_code_sums *out)
 {
-#pragma GCC unroll 8
-    for (uint32_t i = 0; i < rows; i++) {
+    unrolled_for (uint32_t i = 0; i < rows; i++) {
         size_t band = (first + i) * out->n_bands + to->band;
         vf step = vf_set(out->steps[band]), offset = vf_set(out->offsets ? out->offsets[band] : 0);
         float *sums = out->sums + (first + i) * out->stride + to->row + position;
-#pragma GCC unroll 8
-        for (uint32_t j = 0; j < TILE_VECTORS; j++)
+        unrolled_for (uint32_t j = 0; j < TILE_VECTORS; j++)
             vf_store(sums + LANES * j, code_sum(dots[i][j], step, offset, out,
                                                      to->row + position + LANES * j, sums + LANES * j));
     }
@@ -130,10 +123,8 @@ KVANT_INLINE void tile_block(const pair_tile *tile, uint32_t position, const pai
                              uint32_t first, uint32_t rows, const tile_target *to)
 {
     vi sum[TILE_ROWS][TILE_VECTORS];
-#pragma GCC unroll 8
-    for (uint32_t i = 0; i < rows; i++)
-#pragma GCC unroll 8
-        for (uint32_t j = 0; j < TILE_VECTORS; j++)
+    unrolled_for (uint32_t i = 0; i < rows; i++)
+        unrolled_for (uint32_t j = 0; j < TILE_VECTORS; j++)
             sum[i][j] = to->more ? vi_load(to->dots + (first + i) * to->dots_stride + position + LANES * j)
                                  : vi_set(0);
     for (uint32_t block = range.first / 4; 4 * block < range.end; block++)

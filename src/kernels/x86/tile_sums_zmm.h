@@ -42,13 +42,11 @@ KVANT_INLINE void make_pairs(const uint32_t *const *planes, uint32_t bits, uint3
     for (uint32_t r = 0; r < 8; r += 4) {
         vi w[2][4];
         for (uint32_t digit = 0; digit < code_digits(bits); digit++) {
-#pragma GCC unroll 4
-            for (uint32_t i = 0; i < 4; i++)
+            unrolled_for (uint32_t i = 0; i < 4; i++)
                 w[digit][i] = nibble_word(planes, bits, digit, ct, 16 * (r + i));
             transpose_lanes(w[digit]);
         }
-#pragma GCC unroll 4
-        for (uint32_t q = 0; q < 4; q++) {
+        unrolled_for (uint32_t q = 0; q < 4; q++) {
             word_fields f = look_up_digits(tables, bits, w[0][q], w[code_digits(bits) - 1][q]);
             for (uint32_t h = 0; h < 2; h++) {
                 vi_store_aligned(pairs[16 * h + 4 * q] + 4 * r, f.at[0][h]);
