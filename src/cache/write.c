@@ -80,9 +80,8 @@ static kvant_status check_run(const write_job *job, const kvant_run *r, uint32_t
     const kvant_codec *codec = tensor->codecs[head];
     kvant_affine affine = kvant_version_affine(tensor, version, head);
     const float *rows = job->seen + r->first * job->stride + (size_t)head * tensor->head_dim;
-    return goes_through_open(tensor, r->block, version)
-               ? kvant_codec_check_open_rows(codec, job->kernels, &affine, rows, job->stride, r->n)
-               : kvant_codec_check_rows(codec, job->kernels, &affine, rows, job->stride, r->n);
+    return kvant_codec_check_rows(codec, job->kernels, &affine, rows, job->stride, r->n,
+                                  goes_through_open(tensor, r->block, version));
 }
 
 /* A block may keep its version when its rows do not fit the one it should get. */

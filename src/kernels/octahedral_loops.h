@@ -1,7 +1,7 @@
 /* octahedral_loops.h - codes of triplets (OCTOPUS, section 3): directions and norms of 16 triplets
  * at a time.
  *
- * Plain loops over 16 lanes that compilers vectorise. octahedral_c.c and the file of each CPU level
+ * Plain loops over 16 lanes that compilers vectorise. loops_c.c and the file of each CPU level
  * include them, so all levels compile the same source; without contraction all levels give the same
  * bits. format.md, "Octahedral codes", has formulas and the order of operations.
  *

@@ -78,7 +78,7 @@ static void check_unpacking(const kvant_codec *codec, const char *spec, kvant_ro
         if (!has_level(cpu_levels[l]))
             continue;
         memset(tile, 0xff, (size_t)64 * padded * sizeof *tile);
-        kvant_codec_unpack(codec, kvant_kernels_get(cpu_levels[l]), page, tile);
+        codec->quantizer->unpack(codec, kvant_kernels_get(cpu_levels[l]), page, tile);
         for (uint32_t t = 0; t < 64; t++)
             for (uint32_t j = 0; j < padded; j++) {
                 size_t at = role ? kvant_token_position(t) * padded + kvant_layout_row_position(&codec->layout, j)

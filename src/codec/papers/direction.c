@@ -133,8 +133,7 @@ static kvant_status direction_check(const kvant_codec *codec, const kvant_kernel
 {
     row r;
     for (uint32_t j = 0; j < codec->info.head_dim; j++)
-        if (!(fabsf(y[j]) <= KVANT_HALF_MAX))
-            return KVANT_ERR_RANGE;
+        KVANT_RETURN_IF(!(fabsf(y[j]) <= KVANT_HALF_MAX), KVANT_ERR_RANGE);
     return quantize(codec, kernels, y, &r) <= KVANT_HALF_MAX ? KVANT_OK : KVANT_ERR_RANGE;
 }
 

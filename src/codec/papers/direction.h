@@ -38,8 +38,7 @@ struct kvant_direction {
 
 /* The options that the families share; each table has those that its family takes. */
 typedef struct kvant_direction_options {
-    int32_t own; /* book= or search= */
-    int32_t scale, med3, med, slots;
+    int32_t book, search, scale, med3, med, slots;
 } kvant_direction_options;
 
 /* What a family chooses before it fills the tables. */

@@ -12,11 +12,8 @@
 
 /* The options qjl and sketch of a struct that has both. */
 #define KVANT_QJL_OPTIONS(type)                                                                                    \
-    { "qjl", KVANT_OPTION_FLAG, NULL, 0, 0, 0, offsetof(type, qjl), "a sketch of one bit of what codes leave" },    \
-    {                                                                                                              \
-        "sketch", KVANT_OPTION_CHOICE, kvant_sketch_names, 0, 0, KVANT_OPTION_ABSENT, offsetof(type, sketch),      \
-            "projection of the sketch"                                                                             \
-    }
+    KVANT_FLAG(type, qjl, "a sketch of one bit of what codes leave"),                                              \
+        KVANT_CHOICE(type, sketch, kvant_sketch_names, KVANT_OPTION_ABSENT, "projection of the sketch")
 extern const char *const kvant_sketch_names[];
 
 typedef enum kvant_sketch {
