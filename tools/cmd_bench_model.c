@@ -37,7 +37,7 @@ static const arg_spec spec = {
     .options = options,
     .n_options = sizeof options / sizeof *options,
     .notes = "Ctrl-C prints what is complete.\n\nexample:\n"
-             "  kvant bench model -m model.gguf -d 0,4096 -k turboquant-4 --stock f16 --stock q4_0",
+             "  kvant bench model -m model.gguf -d 0,4096 --preset balanced --stock f16 --stock q4_0",
 };
 
 typedef struct settings {

@@ -61,8 +61,7 @@ static const arg_spec spec = {
     .options = options,
     .n_options = sizeof options / sizeof *options,
     .notes = "Ctrl-C prints what is complete; with --resume the same command goes on.\n\nexample:\n"
-             "  kvant eval -m model.gguf -f text.txt -c 2048 --chunks 4 \\\n"
-             "    -k turboquant-4 -k turboquant-4 -v turboquant-3 --stock q8_0 --stock q4_0",
+             "  kvant eval -m model.gguf -f text.txt --preset balanced --preset small --stock q8_0 --stock q4_0",
 };
 
 typedef struct settings {

@@ -47,7 +47,7 @@ static const arg_spec spec = {
     .notes = "The map has a character a depth, from the beginning of the text on: the share found, 0 to 9 in\n"
              "tenths, # for all.\n\nCtrl-C prints what is complete; with --resume the same command goes on from "
              "there.\n\nexample:\n"
-             "  kvant needle -m model.gguf -c 1024,4096 -k turboquant-4 -k turboquant-2 --stock q4_0",
+             "  kvant needle -m model.gguf -c 1024,4096 --preset balanced --preset small --stock q4_0",
 };
 
 typedef struct settings {

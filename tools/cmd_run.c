@@ -37,7 +37,7 @@ static const arg_spec spec = {
     .options = options,
     .n_options = sizeof options / sizeof *options,
     .notes = "Ctrl-C stops the answer and prints the statistics.\n\nexample:\n"
-             "  kvant run -m model.gguf -k turboquant-4 -p 'What is a key-value cache?'",
+             "  kvant run -m model.gguf --preset balanced -p 'What is a key-value cache?'",
 };
 
 typedef struct settings {

@@ -36,15 +36,38 @@ class Help(unittest.TestCase):
                 self.assertIn(f"usage: kvant {command}", done.stdout)
 
     def test_version(self):
-        done = run("--version")
-        self.assertEqual(done.returncode, OK)
-        self.assertRegex(done.stdout, r"^kvant \d+\.\d+\.\d+ \(CPU level \w+; ")
+        for word in ("--version", "-V", "version"):
+            done = run(word)
+            self.assertEqual((done.returncode, done.stderr), (OK, ""))
+            self.assertRegex(done.stdout, r"^kvant \d+\.\d+\.\d+ \(CPU level \w+; ")
+
+    def test_list_is_codecs(self):
+        self.assertEqual(run("list").stdout, run("codecs").stdout)
+
+    def test_examples_show_presets(self):
+        """The first example that users copy must not be a codec that breaks a model."""
+        for command in [[], ["exec"], ["plugin-path"]] + ([["run"], ["eval"], ["needle"], ["bench", "model"]] if SRC else []):
+            text = run(*command, "--help").stdout
+            self.assertNotIn("turboquant-4 ", text.partition("example")[2], command)
 
     def test_unknown_command_suggests_the_closest(self):
         done = run("codcs")
         self.assertEqual(done.returncode, USAGE)
         self.assertIn("unknown command 'codcs'", done.stderr)
         self.assertIn("did you mean 'codecs'?", done.stderr)
+
+    def test_a_beginning_wins(self):
+        self.assertIn("did you mean 'tune'?", run("tun").stderr)
+        self.assertIn("did you mean 'calibrate'?", run("Calib").stderr)
+
+    def test_unknown_and_ambiguous_options_are_told_apart(self):
+        for option, said in (("--temperature", "unknown option --temperature\n  hint: did you mean --temp?"),
+                             ("--TOP-K", "unknown option --TOP-K\n  hint: did you mean --top-k?"),
+                             ("--top", "--top may be --top-k or --top-p"), ("--raw=1", "--raw takes no value")):
+            if SRC:
+                done = run("run", option, "1")
+                self.assertEqual((done.returncode, done.stdout), (USAGE, ""))
+                self.assertIn(f"run: {said}\n", done.stderr)
 
     def test_no_suggestion_for_something_else(self):
         done = run("xyzzy")
@@ -385,6 +408,23 @@ class Exec(unittest.TestCase):
             done = run("exec", *options, "--", self.server)
             self.assertEqual((done.returncode, done.stdout), (USAGE, ""), options)
             self.assertIn(options[-1] or "-k", done.stderr)
+
+    def test_what_was_meant_is_suggested(self):
+        for options, said in (
+            (["-k", "turbquant-4"], "did you mean 'turboquant-4'?"),
+            (["-k", "TurboQuant-4:scale=norm"], "did you mean 'turboquant-4:scale=norm'?"),
+            (["-k", "int-8", "-v", "trelis-3"], "did you mean 'trellis-3'?"),
+            (["-k", "turboquant4"], "did you mean 'turboquant-4'?"),
+            (["-k", "balanced"], "did you mean --preset balanced?"),
+            (["-k", "q4_0"], "q4_0 is llama.cpp's own: --stock q4_0"),
+            (["-k", "iq4_nl"], "iq4_nl is llama.cpp's own"),
+            (["--preset", "Balance"], "did you mean 'balanced'?"),
+        ):
+            done = run("exec", *options, "--", self.server)
+            self.assertEqual((done.returncode, done.stdout), (USAGE, ""), options)
+            self.assertIn(f"  hint: {said}", done.stderr)
+        for options in (["-k", "int-9"], ["-k", "nonsense"], ["--preset", "large"]):
+            self.assertNotIn("did you mean", run("exec", *options, "--", self.server).stderr)
 
     def test_bad_spec_from_the_environment(self):
         self.assertEqual(run("exec", self.server, KVANT_K="nonsense").returncode, USAGE)
