@@ -100,7 +100,7 @@ class BenchEncode(unittest.TestCase):
 
     def test_unknown_codec_and_level(self):
         done = run("bench", "encode", "-k", "nope")
-        self.assertEqual((done.returncode, done.stdout), (RUNTIME, ""))
+        self.assertEqual((done.returncode, done.stdout), (USAGE, ""))
         self.assertIn("there is no codec 'nope'", done.stderr)
         done = run("--cpu", "mmx", "bench", "encode")
         self.assertEqual((done.returncode, done.stdout), (USAGE, ""))
