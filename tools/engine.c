@@ -130,7 +130,8 @@ static bool load_plugin(engine *e)
     char path[PATH_MAX];
     if (e->plugin != NULL)
         return true;
-    if (!plugin_path(path, sizeof path) || setenv(PLUGIN_ACCEL, "0", 1) != 0)
+    if (!plugin_path(path, sizeof path) || setenv(PLUGIN_ACCEL, "0", 1) != 0 ||
+        setenv(PLUGIN_ENV_QUIET, e->options.verbose ? "0" : "1", 0) != 0) /* a command makes many contexts */
         return false;
     e->plugin = ll.ggml_backend_load(path);
     if (e->plugin == NULL) {

@@ -196,6 +196,11 @@ class Exec(unittest.TestCase):
         self.assertTrue(pathlib.Path(env["GGML_BACKEND_PATH"]).samefile(PLUGIN))
         self.assertEqual((env["KVANT_K"], env["KVANT_V"]), ("turboquant-4", "int-8"))
 
+    def test_how_much_is_said(self):
+        env = self.environment("--verbose")
+        self.assertEqual((env["KVANT_VERBOSE"], env.get("KVANT_QUIET")), ("1", None))
+        self.assertEqual(self.environment("--quiet")["KVANT_QUIET"], "1")
+
     def test_one_spec_is_for_both(self):
         env = self.environment("-k", "int-8")
         self.assertEqual((env["KVANT_K"], env["KVANT_V"]), ("int-8", "int-8"))
