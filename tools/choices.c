@@ -14,6 +14,13 @@ const char *file_name(const char *path)
     return slash != NULL ? slash + 1 : path;
 }
 
+bool calibration_beside(const char *model, char *path, size_t bytes)
+{
+    const size_t length = strlen(model), ending = strlen(".gguf");
+    const bool has_ending = length > ending && strcmp(model + length - ending, ".gguf") == 0;
+    return snprintf(path, bytes, "%.*s.kvcal", (int)(has_ending ? length - ending : length), model) < (int)bytes;
+}
+
 /* The library's reasons begin with the word that they are about. */
 static bool begins(const char *why, const char *word)
 {

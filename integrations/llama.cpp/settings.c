@@ -224,7 +224,7 @@ static void write_label(kvp_settings *settings)
     if (preset != NULL)
         settings->remark = info.calibration != NULL
                                ? "; calibrated"
-                               : "; not calibrated: kvant calibrate -m MODEL -f TEXT -o MODEL.kvcal lowers the error";
+                               : "; not calibrated: kvant calibrate -m MODEL -f TEXT lowers the error";
 }
 
 bool kvp_settings_set_cpu_level(char *err, size_t errlen)

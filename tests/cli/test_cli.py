@@ -144,8 +144,18 @@ class Codecs(unittest.TestCase):
         self.assertEqual(bits["f16"], 16)
 
     def test_table_and_json_list_the_same_specs(self):
-        table = run("codecs").stdout.split("\n\n")[0].splitlines()[1:]
+        table = run("codecs", "--all").stdout.split("\n\n")[0].splitlines()[1:]
         self.assertEqual([line.split()[0] for line in table], [row["spec"] for row in self.rows()])
+
+    def test_presets_come_first(self):
+        """At head_dim 64 a row of 64 numbers has one 16-bit scale: a quarter of a bit per number."""
+        lines = run("codecs", "-d", "64").stdout.splitlines()
+        self.assertEqual([line.split()[:2] for line in lines[:4]],
+                         [["preset", "bits"], ["quality", "5.25"], ["balanced", "4.25"], ["small", "3.25"]])
+        families = {row["family"] for row in self.rows()}
+        self.assertEqual({line.split()[0] for line in lines[6 : 6 + len(families)]}, families)
+        self.assertIn("kvant codecs --all", lines[-1])
+        self.assertLess(len(lines), 30)
 
     def test_head_dim_is_checked(self):
         for bad in ("0", "513", "-1", "64x", "", "1e2", "99999999999999999999"):
@@ -459,6 +469,23 @@ class LlamaErrors(unittest.TestCase):
         self.check(["run", "-m", self.file], USAGE, "no prompt given")
         self.check(["needle"], USAGE, "no model given")
         self.check(["bench", "model"], USAGE, "no model given")
+
+    def test_a_file_that_is_no_model(self):
+        self.check(["run", "-p", "x", "-m", self.file], RUNTIME, f"model {self.file}: this is not a .gguf file\n")
+
+    def test_the_calibration_beside_the_model_is_found(self):
+        """By every command that has a model and takes a calibration. That the file is none is said before the model is loaded."""
+        model = pathlib.Path(self.folder.name) / "model.gguf"
+        model.write_text("GGUF, but not really")
+        (pathlib.Path(self.folder.name) / "model.kvcal").write_text("no calibration")
+        out = pathlib.Path(self.folder.name) / "out"
+        for command in (["run", "-p", "x"], ["eval", "-f", self.file], ["needle"], ["inspect"], ["bench", "model"],
+                        ["report", "-f", self.file, "-o", out], ["tune", "-f", self.file, "-o", out, "--bits", "4"]):
+            with self.subTest(command=command):
+                self.check([*command, "-m", model], RUNTIME, "model.kvcal is not used: this is not a calibration file")
+
+    def test_formats_exclude_each_other(self):
+        self.check(["eval", "--json", "--csv"], USAGE, "--json and --csv are two formats")
 
     def test_missing_model(self):
         for command in (["eval", "-f", self.file], ["run", "-p", "x"], ["bench", "model"]):
