@@ -1,4 +1,4 @@
-/* versions.h - chooses the centre and the scale of each row. docs/internals/architecture.md,
+/* versions.h - chooses the centre and the scale of each row. architecture.md,
  * "Versions", has the rules. */
 #ifndef KVANT_CACHE_VERSIONS_H
 #define KVANT_CACHE_VERSIONS_H
