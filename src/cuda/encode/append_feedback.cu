@@ -1,4 +1,4 @@
-/* append_feedback.cu - appends and seals rows of codebooks with error feedback (docs/format.md,
+/* append_feedback.cu - appends and seals rows of codebooks with error feedback (format.md,
  * "Feedback"): the numbers of a row are rounded one after another.
  *
  * A warp takes a row. All lanes know the number that is rounded; each passes its error on to its own

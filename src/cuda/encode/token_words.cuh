@@ -9,7 +9,7 @@
 namespace kvant
 {
 
-/* The words of a page that hold a token's codes (docs/format.md, "Pages"). Lanes whose codes share
+/* The words of a page that hold a token's codes (format.md, "Pages"). Lanes whose codes share
  * words: of keys l, l ^ 1, l ^ 8, l ^ 9, of values l and l ^ 8. Of each few of their words a lane
  * changes one: that of number `mine`. */
 template <int D, bool KEYS> struct TokenWords {
