@@ -170,6 +170,7 @@ typedef struct kvant_cuda_seal_args {
      * not written, and its block should stay open. */
     uint32_t *refused;
     const float *k_feedback; /* as in append, or a smaller size */
+    uint32_t exact;          /* not 0: open pages hold floats, as `exact` of append; codecs with one scale per token */
 } kvant_cuda_seal_args;
 
 /* Quantises open blocks, to the same bytes as the CPU's cache. In a partly written group of 32
