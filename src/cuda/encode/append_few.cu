@@ -261,7 +261,7 @@ __device__ __forceinline__ void write_open(const FewArgs<OpenBook> &args, const 
     for (int j = 0; j < Row<D>::PER_LANE; j++)
         in_range &= fabsf(y.x[j]) <= 65504.0f;
     if (!__all_sync(FULL, in_range)) {
-        refuse_few(args.refused, finite, lane);
+        refuse_few(rehearsed ? nullptr : args.refused, finite, lane);
         return;
     }
     if (rehearsed)
@@ -282,7 +282,7 @@ __device__ __forceinline__ void write_codes_of(const FewArgs<Book> &args, const 
     const Quantized q = role.codes == KVANT_CUDA_CODES_CODEBOOK ? few_codebook<D>(codes, role, book, y, lane)
                                                                 : few_uniform<D>(codes, role, y);
     if (!q.in_range) {
-        refuse_few(args.refused, finite, lane);
+        refuse_few(rehearsed ? nullptr : args.refused, finite, lane);
         return;
     }
     uint16_t *numbers = reinterpret_cast<uint16_t *>(page + role.metadata_offset) + at;
