@@ -134,6 +134,12 @@ typedef struct kvant_cuda_append_args {
     uint32_t n_tokens, n_kv_heads;
     const int64_t *slots; /* device: slot of token i = 64 * block + offset; negative skips it */
     uint32_t *refused;    /* device word or NULL: KVANT_CUDA_ROW_* of rows that were not written */
+    /* Zeros from here on, or a smaller size: none of this. */
+    /* device, by kvant_role: pages of floats in the place of open pages, for their rows before they are
+     * rounded to fp16; NULL: not kept */
+    float *exact[2];
+    /* not 0: rows are transformed already, as `exact` has them; no center, scale and weights then */
+    uint32_t transformed;
 } kvant_cuda_append_args;
 
 /* Rotates, quantises and writes n_tokens tokens: the bytes are those that kvant_codec_encode

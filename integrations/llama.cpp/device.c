@@ -96,6 +96,7 @@ static void backend_free(abi_backend *backend)
     free(compute->workspace);
     free(compute->masks);
     free(compute->table);
+    kvp_kv_context_release(compute->layers);
     kvp_host_threads_release(&compute->host_threads);
     if (compute->cpu != NULL)
         kvp_api.backend_free(compute->cpu);
@@ -107,6 +108,7 @@ void kvp_backend_set_n_threads(abi_backend *backend, int n_threads)
 {
     kvp_compute *compute = backend->context;
 
+    kvp_kv_context_check(compute->layers);
     compute->n_threads = n_threads > 0 ? (uint32_t)n_threads : 1;
     kvp_host_threads_update(&compute->host_threads);
 }
@@ -161,6 +163,7 @@ static abi_backend *backend_create(abi_device *device, bool fp32)
         kvp_host_threads_use(&compute->host_threads);
     compute->n_threads = DEFAULT_N_THREADS;
     compute->fp32 = fp32;
+    compute->layers = device == &cache_device ? kvp_kv_context() : NULL;
     *backend = (abi_backend){
         .guid = &((struct kind *)device->context)->guid, .iface = iface, .device = device, .context = compute
     };

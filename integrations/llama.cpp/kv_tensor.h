@@ -73,6 +73,12 @@ bool kvp_kv_shape_read(const abi_tensor *tensor, kvp_kv_shape *shape, char *err,
  * in err. */
 bool kvp_kv_new_context(char *err, size_t errlen);
 
+/* The context that this thread creates, held until it is released; NULL when there is none. check:
+ * before its first graph, says when no layer's cache came here. NULL is fine for both. */
+struct kvp_layers *kvp_kv_context(void);
+void kvp_kv_context_release(struct kvp_layers *layers);
+void kvp_kv_context_check(struct kvp_layers *layers);
+
 /* Bytes that hold the cells for every plausible head_dim (or for the given one), whether the layer
  * is a protected one or not; 0 with a line in err. ggml asks several times and places the next
  * tensor by the answer, which depends on the shape and on the context's settings alone. */

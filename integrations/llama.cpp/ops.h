@@ -25,6 +25,7 @@ typedef struct kvp_compute {
     size_t n_masks, n_table;
     abi_backend *cpu; /* the process's CPU back end, created by the first context shift */
     kvp_host_threads host_threads;
+    struct kvp_layers *layers; /* the context's, or NULL */
 } kvp_compute;
 
 /* At least bytes of workspace, or NULL. Earlier contents are lost (device.c). */

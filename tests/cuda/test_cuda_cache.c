@@ -73,6 +73,7 @@ static void random_calls(const spec_pair *spec)
     for (int step = 0; step < STEPS; step++) {
         int32_t s = (int32_t)(random_bits() % (uint64_t)alive);
         switch (step ? random_bits() % 12 : 0) {
+        case 7: full += !twins_append_all(&t, (uint32_t)alive, 1 + (uint32_t)(random_bits() % 40)); break;
         case 8: truncate_one(&t, s); break;
         case 9: drop_one(&t, s); break;
         case 10:
@@ -91,30 +92,37 @@ static void random_calls(const spec_pair *spec)
         attend_somehow(&t, s);
     }
     assert_true(forks > 0);
-    printf("%s / %s: %d forks, %d times full, at most %u versions at once, error / bound %.3f\n", spec->k, spec->v, forks, full,
-           t.most_parts, t.worst);
+    printf("%s / %s: %d forks, %d times full, %u blocks waited, at most %u versions at once, error / bound %.3f\n", spec->k,
+           spec->v, forks, full, t.waited, t.most_parts, t.worst);
+    const bool waits = strstr(spec->k, "trellis") || strstr(spec->k, "octopus") || strstr(spec->k, "hqmq");
+    assert_true(!waits || strstr(spec->k, "recent") || t.waited > 0);
     twins_free(&t);
 }
 
 static const spec_pair pairs[] = {
-    { "turboquant-4", "turboquant-4", NULL, false, false },
-    { "int-4", "int-4", NULL, false, false },
-    { "turboquant-4", "int-4", NULL, false, false },
-    { "trellis-4", "trellis-4", NULL, false, false },
-    { "int-4:norm=file,sink=0", "int-4:center=file,norm=file,sink=0", NULL, true, false },
-    { "trellis-4:transform=file,sink=0", "trellis-4:center=file,sink=0", "trellis-4:rotate=none", true, false },
+    { "turboquant-4", "turboquant-4", NULL, false, false, false },
+    { "int-4", "int-4", NULL, false, false, false },
+    { "turboquant-4", "int-4", NULL, false, false, false },
+    { "trellis-4", "trellis-4", NULL, false, false, false },
+    { "int-4:norm=file,sink=0", "int-4:center=file,norm=file,sink=0", NULL, true, false, false },
+    { "trellis-4:transform=file,sink=0", "trellis-4:center=file,sink=0", "trellis-4:rotate=none", true, false, false },
     /* the presets small, balanced and quality, without and with a calibration */
-    { "trellis-3:center=first,norm=first", "trellis-3", NULL, false, false },
-    { "trellis-4:center=first,norm=first", "trellis-4", NULL, false, false },
-    { "turboquant-6:center=first,norm=first", "trellis-4:center=first", NULL, false, true },
-    { "trellis-4:transform=file", "trellis-4", "trellis-4:rotate=none", true, false },
-    { "turboquant-6:transform=file", "trellis-4:center=file", "turboquant-6:rotate=none", true, true },
+    { "trellis-3:center=first,norm=first", "trellis-3", NULL, false, false, false },
+    { "trellis-4:center=first,norm=first", "trellis-4", NULL, false, false, false },
+    { "turboquant-6:center=first,norm=first", "trellis-4:center=first", NULL, false, true, false },
+    { "trellis-4:transform=file", "trellis-4", "trellis-4:rotate=none", true, false, false },
+    { "turboquant-6:transform=file", "trellis-4:center=file", "turboquant-6:rotate=none", true, true, false },
     /* groups of tokens, windows, sinks */
-    { "kivi-2", "kivi-2", NULL, false, false },
-    { "innerq-base", "innerq-base", NULL, false, false },
-    { "innerq-small", "innerq-small", NULL, false, false },
-    { "trellis-3:sink=3,recent=100", "trellis-3", NULL, false, false },
-    { "turboquant-4:recent=40", "turboquant-4:sink=70,center=first", NULL, false, false },
+    { "kivi-2", "kivi-2", NULL, false, false, false },
+    { "innerq-base", "innerq-base", NULL, false, false, false },
+    { "innerq-small", "innerq-small", NULL, false, false, false },
+    { "trellis-3:sink=3,recent=100", "trellis-3", NULL, false, false, false },
+    { "turboquant-4:recent=40", "turboquant-4:sink=70,center=first", NULL, false, false, false },
+    { "octopus-4:rotate=hadamard", "int-4", NULL, false, false, false },
+    { "hqmq-s96r4", "trellis-4:center=first", NULL, false, false, false },
+    /* nobody waits for appended rows */
+    { "turboquant-4", "int-4", NULL, false, false, true },
+    { "trellis-4:center=first,norm=first", "trellis-3", NULL, false, false, true },
 };
 
 static void bytes_and_outputs_agree(void **unused)
@@ -149,11 +157,48 @@ static void refuse_rows(const spec_pair *pair)
     twins_free(&t);
 }
 
+/* The next call says so, and the slots keep what they had: nothing. */
+static void refuse_rows_later(const spec_pair *pair)
+{
+    static const float bad[] = { NAN, 3e38f };
+    static float out[Q_WIDTH], again[Q_WIDTH];
+    twins t;
+    twins_new(&t, pair, SEQUENCES);
+    kvant_sequence_create(t.gpu);
+    float *rows = random_rows(7 * WIDTH, 0.5f), *q = random_rows(Q_WIDTH, 1);
+    void *good = device_copy(rows, 7 * WIDTH * sizeof *rows), *gpu_q = device_copy(q, Q_WIDTH * sizeof *q),
+         *gpu_out = device_new(sizeof out, 0);
+    for (size_t i = 0; i < 2; i++) {
+        const kvant_status want = i ? KVANT_ERR_RANGE : KVANT_ERR_NONFINITE;
+        const float kept = rows[5 * WIDTH + 3];
+        rows[5 * WIDTH + 3] = bad[i];
+        void *with_bad = device_copy(rows, 7 * WIDTH * sizeof *rows);
+        rows[5 * WIDTH + 3] = kept;
+        assert_int_equal(kvant_cache_append(t.gpu, 0, 0, with_bad, good, 7), KVANT_OK);
+        device_read(again, gpu_out, sizeof again); /* the row has been looked at */
+        assert_int_equal(i ? kvant_cache_append(t.gpu, 0, 0, good, good, 7) : kvant_cache_attend(t.gpu, 0, 0, gpu_q, gpu_out, 1),
+                         want);
+        assert_int_equal(kvant_sequence_length(t.gpu, 0, 0), 7 * (uint32_t)(i + 1));
+        assert_int_equal(kvant_cache_attend(t.gpu, 0, 0, gpu_q, gpu_out, 1), KVANT_OK);
+        device_read(i ? again : out, gpu_out, sizeof out);
+        for (uint32_t j = 0; j < Q_WIDTH; j++)
+            assert_true(isfinite(i ? again[j] : out[j]));
+        cudaFree(with_bad);
+    }
+    assert_int_equal(kvant_cache_append(t.gpu, 0, 0, good, good, 7), KVANT_OK);
+    cudaFree(good);
+    cudaFree(gpu_q);
+    cudaFree(gpu_out);
+    free(rows);
+    free(q);
+    twins_free(&t);
+}
+
 static void refused_rows_leave_no_trace(void **unused)
 {
     (void)unused;
     for (size_t i = 0; i < sizeof pairs / sizeof *pairs; i++)
-        refuse_rows(&pairs[i]);
+        (pairs[i].asynchronous ? refuse_rows_later : refuse_rows)(&pairs[i]);
 }
 
 /* A block that was sealed, cut and filled again is not complete, as its old slots were not written again. When the pool has too

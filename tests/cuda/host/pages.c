@@ -1,5 +1,24 @@
 /* pages.c - rows into pages and back: append, seal, decode of the stand-in (host.h). */
+#include <math.h>
+#include <string.h>
+
 #include "internal.h"
+
+/* Whether kernels write a transformed row; they say why not where the caller wants to know. */
+static bool takes(const kvant_cuda_append_args *args, const kvant_cuda_rows *rows, const float *x, const float *y)
+{
+    const kvant_codec *codec = host_source(rows->codec);
+    const bool open = host_is_open(rows->codec);
+    bool finite = true, fits = true;
+    for (uint32_t j = 0; j < codec->info.head_dim; j++) {
+        finite = finite && isfinite(x[j]);
+        fits = fits && (!open || fabsf(y[j]) <= 65504.0f);
+    }
+    fits = fits && finite && (open || codec->quantizer->check(codec, host_kernels(), y) == KVANT_OK);
+    if (!fits && args->refused)
+        *args->refused |= finite ? KVANT_CUDA_ROW_RANGE : KVANT_CUDA_ROW_NONFINITE;
+    return fits;
+}
 
 static void append_role(const kvant_cuda_append_args *args, const kvant_cuda_rows *rows)
 {
@@ -10,10 +29,18 @@ static void append_role(const kvant_cuda_append_args *args, const kvant_cuda_row
             const kvant_transform t = host_transform(rows->codec, rows->weights, head);
             const kvant_affine affine = { rows->center ? rows->center + head * d : NULL,
                                           rows->scale ? rows->scale + head * d : NULL };
-            float y[MOST];
+            float y[MOST], *exact = args->exact[rows == &args->v];
+            const float *row = (const float *)rows->rows + i * rows->token_stride + head * rows->head_stride;
             uint8_t *page = host_page(&rows->pages, args->slots[i] / TOKENS, head);
-            kvant_transform_forward(&t, host_kernels(), &affine,
-                                    (const float *)rows->rows + i * rows->token_stride + head * rows->head_stride, y);
+            if (args->transformed)
+                memcpy(y, row, d * sizeof *y);
+            else
+                kvant_transform_forward(&t, host_kernels(), &affine, row, y);
+            if (!takes(args, rows, row, y))
+                continue;
+            if (exact)
+                memcpy(exact + (size_t)(page - (uint8_t *)rows->pages.base) / sizeof(uint16_t) + (size_t)(args->slots[i] % TOKENS) * d,
+                       y, d * sizeof *y);
             (host_is_open(rows->codec) ? kvant_codec_encode_open : kvant_codec_encode_transformed)(
                 codec, host_kernels(), y, (uint32_t)(args->slots[i] % TOKENS), 1, page);
         }

@@ -11,7 +11,7 @@ import shutil
 import sys
 import tempfile
 
-from . import child, cli, model_options
+from . import child, cli, model_options, specs
 from .cli import Option
 from .table import fixed, print_table
 
@@ -196,16 +196,11 @@ class Tune:
         self.calibration_words = ["--calibration", path] if path else []
 
     def _check_candidates(self):
-        from kvant import Error, check_spec
-
         self.candidates = self.tuning.sensitivity.default_candidates(self.calibration is not None)
-        for role, specs in self.options.tried.items():
-            for spec in specs:
-                try:
-                    check_spec(spec, role, self.calibration)
-                except Error as error:
-                    cli.fail(f"--try-{role} {spec}: {error.reason}", "kvant codecs lists what there is", code=cli.USAGE)
-            self.candidates[role] = specs or self.candidates[role]
+        for role, tried in self.options.tried.items():
+            for spec in tried:
+                specs.check("tune", f"--try-{role}", spec, role, self.calibration)
+            self.candidates[role] = tried or self.candidates[role]
 
     # ---- errors ----
 
@@ -326,9 +321,9 @@ def leave_if_interrupted():
 
 def site_rows(tune):
     for site, c in zip(tune.sites, tune.settings[0].choice):
-        specs = tune.tuning.settings.one_or_all(site, c)
+        words = tune.tuning.settings.one_or_all(site, c)
         yield {
-            "layer": site.layer, "role": site.role.upper(), "spec": specs if isinstance(specs, str) else " | ".join(specs),
+            "layer": site.layer, "role": site.role.upper(), "spec": words if isinstance(words, str) else " | ".join(words),
             "site_bits": 8 * site.choices[c].bytes / site.numbers, "cost": site.cost(c), "error": site.choices[c].error,
             "probe_kld": site.measured, "probe_se": site.measured_se, "probe_error": site.choices[0].error,
         }
