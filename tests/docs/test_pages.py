@@ -83,7 +83,7 @@ def files(root):
 
 def names(root):
     """Comments name a page by its file name alone, so that it can move."""
-    known = {page.name for page in everywhere(root)}
+    known = {page.name for page in [*everywhere(root), *(root / "tools").rglob("*.md")]}
     for folder in SOURCES:
         for file in (root / folder).rglob("*"):
             if file.suffix in (".c", ".h", ".cu", ".cuh", ".in", ".py", ".sh", ".txt") and file.name not in EXEMPT:
