@@ -202,7 +202,20 @@ static int refused_option(const arg_spec *spec, char **argv)
     return usage_error(spec);
 }
 
-int args_parse(const arg_spec *spec, int argc, char **argv, arg_handler handler, void *user, int *rest)
+static bool take_value(const arg_option *o, void *settings, const char *value)
+{
+    char name[32], *part = (char *)settings + o->at;
+    snprintf(name, sizeof name, "--%s", o->name);
+    switch (o->kind) {
+    case ARG_IS_SWITCH: return *(bool *)part = true;
+    case ARG_IS_TEXT: *(const char **)(void *)part = value; return true;
+    case ARG_IS_U32: return args_u32(name, value, (uint32_t)o->min, (uint32_t)o->max, (uint32_t *)(void *)part);
+    case ARG_IS_DOUBLE: return args_double(name, value, o->min, o->max, (double *)(void *)part);
+    default: return o->take(part, value);
+    }
+}
+
+int args_parse(const arg_spec *spec, int argc, char **argv, void *settings, int *rest)
 {
     char letters[2 * MAX_OPTIONS + 4];
     struct option longs[MAX_OPTIONS + 2];
@@ -226,17 +239,17 @@ int args_parse(const arg_spec *spec, int argc, char **argv, arg_handler handler,
         const arg_option *o = find_code(spec, code);
         if (o == NULL)
             return refused_option(spec, argv);
-        if (!handler(user, o->id, optarg))
+        if (!take_value(o, settings, optarg))
             return usage_error(spec);
     }
     *rest = optind;
     return -1;
 }
 
-int args_parse_all(const arg_spec *spec, int argc, char **argv, arg_handler handler, void *user)
+int args_parse_all(const arg_spec *spec, int argc, char **argv, void *settings)
 {
     int rest = 0;
-    const int code = args_parse(spec, argc, argv, handler, user, &rest);
+    const int code = args_parse(spec, argc, argv, settings, &rest);
     if (code >= 0 || rest == argc)
         return code;
     complain("%s: unexpected word '%s'", spec->command, argv[rest]);

@@ -18,39 +18,6 @@
 #include <sys/stat.h>
 #include <unistd.h>
 
-enum { OPT_FILE, OPT_OUTPUT, OPT_TOKENS, OPT_CTX, OPT_CLUSTERS, OPT_SAMPLE, OPT_SEED, OPT_JSON };
-
-static const arg_option options[] = {
-    ENGINE_OPTION_MODEL,
-    { OPT_FILE, 'f', "file", "FILE", "text to calibrate on; - reads standard input" },
-    { OPT_OUTPUT, 'o', "output", "FILE", "calibration file to write (default: model.kvcal beside\nmodel.gguf, where all commands find it)" },
-    { OPT_TOKENS, 'n', "tokens", "N", "tokens of the text to use at most (default 8192)" },
-    { OPT_CTX, 'c', "ctx", "N", "tokens of a context (default 2048)" },
-    { OPT_CLUSTERS, 0, "clusters", "C,...", "centroids a head for kmeans codecs, or none (default 256)" },
-    { OPT_SAMPLE, 0, "sample", "N",
-      "rows a layer to cluster (default: 8 for each\n"
-      "cluster); 2 bytes a number of memory each" },
-    { OPT_SEED, 0, "seed", "N", "seed of sampling and clustering (default 0)" },
-    { OPT_JSON, 0, "json", NULL, "one JSON array with one flat object" },
-    ENGINE_OPTIONS_RUNTIME,
-};
-
-static const arg_spec spec = {
-    .command = "calibrate",
-    .usage = "-m MODEL -f TEXT [-o FILE] [-n TOKENS] [-c CTX] [--clusters C,...]",
-    .about = "Gathers the statistics that some codecs need and writes them to a file: means\n"
-             "and ranges (center=file, norm=file), what keys are multiplied by\n"
-             "(transform=file, transform=diagonal), centroids (kmeans), second moments of\n"
-             "the queries (hessian). The model runs with llama.cpp's own f16 cache.",
-    .options = options,
-    .n_options = sizeof options / sizeof *options,
-    .notes = "Use a text like those that the model will see; a few thousand tokens are enough.\n"
-             "Ctrl-C leaves FILE as it was and keeps what was read in FILE.part; the same\n"
-             "command goes on from there.\n\nexamples:\n"
-             "  kvant calibrate -m model.gguf -f text.txt\n"
-             "  kvant calibrate -m model.gguf -f text.txt -o other.kvcal --clusters 16,256",
-};
-
 typedef struct settings {
     engine_options engine;
     const char *file, *output;
@@ -59,6 +26,7 @@ typedef struct settings {
     uint32_t clusters[KVANT_CALIBRATION_MAX_CODEBOOKS], n_codebooks;
     bool json;
 } settings;
+#define AT(member) offsetof(settings, member)
 
 /* Sorts as it goes: the order that people write numbers in means nothing. */
 static bool add_clusters(void *user, char *text)
@@ -80,28 +48,43 @@ static bool add_clusters(void *user, char *text)
     return true;
 }
 
-static bool read_clusters(settings *s, const char *list)
+static bool read_clusters(void *user, const char *list)
 {
+    settings *s = user;
     s->n_codebooks = 0;
     return strcmp(list, "none") == 0 || args_list("--clusters", list, add_clusters, s);
 }
 
-static bool handle(void *user, int id, const char *value)
-{
-    settings *s = user;
-    bool known = false;
-    switch (id) {
-    case OPT_FILE: s->file = value; return true;
-    case OPT_OUTPUT: s->output = value; return true;
-    case OPT_TOKENS: return args_u32("--tokens", value, 16, 1 << 28, &s->n_tokens);
-    case OPT_CTX: return args_u32("--ctx", value, 16, 1 << 24, &s->n_ctx);
-    case OPT_CLUSTERS: return read_clusters(s, value);
-    case OPT_SAMPLE: return args_u32("--sample", value, 2, 1 << 24, &s->sample);
-    case OPT_SEED: return args_u32("--seed", value, 0, UINT32_MAX, &s->seed);
-    case OPT_JSON: return s->json = progress_use_json();
-    default: return engine_option(&s->engine, id, value, &known);
-    }
-}
+static const arg_option options[] = {
+    ENGINE_OPTION_MODEL(engine),
+    ARG_TEXT('f', "file", "FILE", file, "text to calibrate on; - reads standard input"),
+    ARG_TEXT('o', "output", "FILE", output,
+             "calibration file to write (default: model.kvcal beside\nmodel.gguf, where all commands find it)"),
+    ARG_U32('n', "tokens", "N", 16, 1 << 28, n_tokens, "tokens of the text to use at most (default 8192)"),
+    ARG_U32('c', "ctx", "N", 16, 1 << 24, n_ctx, "tokens of a context (default 2048)"),
+    ARG_CALL(0, "clusters", "C,...", read_clusters, engine, /* the first member: the settings */
+             "centroids per head for kmeans codecs, or none (default 256)"),
+    ARG_U32(0, "sample", "N", 2, 1 << 24, sample,
+            "rows per layer to cluster (default: 8 for each\ncluster); 2 bytes per number of memory each"),
+    ARG_U32(0, "seed", "N", 0, UINT32_MAX, seed, "seed of sampling and clustering (default 0)"),
+    ARG_CALL(0, "json", NULL, progress_use_json, json, "one JSON array with one flat object"),
+    ENGINE_OPTIONS_RUNTIME(engine),
+};
+
+static const arg_spec spec = {
+    .command = "calibrate",
+    .usage = "-m MODEL -f TEXT [-o FILE] [-n TOKENS] [-c CTX] [--clusters C,...]",
+    .about = "Gathers the statistics that some codecs need and writes them to a file: means\n"
+             "and ranges (center=file, norm=file), what keys are multiplied by\n"
+             "(transform=file, transform=diagonal), centroids (kmeans), second moments of\n"
+             "the queries (hessian). The model runs with llama.cpp's own f16 cache.",
+    ARG_OPTIONS(options),
+    .notes = "Use a text like those that the model will see; a few thousand tokens are enough.\n"
+             "Ctrl-C leaves FILE as it was and keeps what was read in FILE.part; the same\n"
+             "command goes on from there.\n\nexamples:\n"
+             "  kvant calibrate -m model.gguf -f text.txt\n"
+             "  kvant calibrate -m model.gguf -f text.txt -o other.kvcal --clusters 16,256",
+};
 
 typedef struct run {
     engine engine;
@@ -327,7 +310,7 @@ static bool check_settings(settings *s)
 int command_calibrate(int argc, char **argv)
 {
     settings s = { .n_tokens = 8192, .n_ctx = 2048, .clusters = { 256 }, .n_codebooks = 1 };
-    int code = args_parse_all(&spec, argc, argv, handle, &s);
+    int code = args_parse_all(&spec, argc, argv, &s);
     if (code >= 0)
         return code;
     if (!check_settings(&s))

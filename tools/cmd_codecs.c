@@ -13,13 +13,18 @@
 #include <stdlib.h>
 #include <string.h>
 
-enum { OPT_ALL, OPT_HEAD_DIM, OPT_CONFIG, OPT_JSON };
+typedef struct settings {
+    uint32_t head_dim;
+    const char *config;
+    bool all, json;
+} settings;
+#define AT(member) offsetof(settings, member)
 
 static const arg_option options[] = {
-    { OPT_ALL, 'a', "all", NULL, "every codec at every width with its true bits, and all options" },
-    { OPT_HEAD_DIM, 'd', "head-dim", "N", "head dimension to count bits for, 1 to 512 (default 128)" },
-    { OPT_CONFIG, 0, "config", "FILE", "the codecs of a settings file instead, layer by layer" },
-    { OPT_JSON, 0, "json", NULL, "one JSON array of flat objects" },
+    ARG_SWITCH('a', "all", all, "every codec at every width with its true bits, and all options"),
+    ARG_U32('d', "head-dim", "N", 1, KVANT_MAX_HEAD_DIM, head_dim, "head dimension to count bits for, 1 to 512 (default 128)"),
+    ARG_TEXT(0, "config", "FILE", config, "the codecs of a settings file instead, layer by layer"),
+    ARG_SWITCH(0, "json", json, "one JSON array of flat objects"),
 };
 
 static const arg_spec spec = {
@@ -27,28 +32,9 @@ static const arg_spec spec = {
     .usage = "[--all] [--head-dim N | --config FILE] [--json]",
     .about = "Lists presets and codecs. Bits are true bits per number: every stored byte of a page counts, scales\n"
              "and padding included. Nominal bits are what the paper counts, the mean of K and V.",
-    .options = options,
-    .n_options = sizeof options / sizeof *options,
+    ARG_OPTIONS(options),
     .notes = "A spec is name[-bits][:key=value,...], for example trellis-4:center=first or int-4:group=32,sym.",
 };
-
-typedef struct settings {
-    uint32_t head_dim;
-    const char *config;
-    bool all, json;
-} settings;
-
-static bool handle(void *user, int id, const char *value)
-{
-    settings *s = user;
-    if (id == OPT_ALL)
-        return s->all = true;
-    if (id == OPT_JSON)
-        return s->json = true;
-    if (id == OPT_CONFIG)
-        return (s->config = value) != NULL;
-    return args_u32("--head-dim", value, 1, KVANT_MAX_HEAD_DIM, &s->head_dim);
-}
 
 static const report_column columns[] = {
     { "spec", "spec", COLUMN_TEXT, 0 },
@@ -251,7 +237,7 @@ static bool print_short_list(listing *list, uint32_t head_dim)
 int command_codecs(int argc, char **argv)
 {
     settings s = { .head_dim = 128 };
-    const int code = args_parse_all(&spec, argc, argv, handle, &s);
+    const int code = args_parse_all(&spec, argc, argv, &s);
     if (code >= 0)
         return code;
     if (s.config != NULL)

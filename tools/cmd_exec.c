@@ -18,28 +18,32 @@
 #include <string.h>
 #include <unistd.h>
 
-enum { OPT_PRESET, OPT_CONFIG, OPT_K, OPT_V, OPT_PROTECT, OPT_PROTECT_CODEC, OPT_CALIBRATION, OPT_ACCEL, OPT_VERBOSE, OPT_QUIET };
+typedef struct exec_options {
+    kvant_scheme_params cache;
+    bool accel, verbose, quiet;
+} exec_options;
+#define AT(member) offsetof(exec_options, member)
+#define NOT_GIVEN UINT32_MAX /* of --protect */
 
 static const arg_option options[] = {
-    { OPT_PRESET, 0, "preset", "NAME",
-      "quality, balanced or small: about 5, 4 and 3 bits (default:\nKVANT_PRESET, else " KVANT_PRESET_DEFAULT ")" },
-    { OPT_CONFIG, 0, "config", "FILE",
-      "a codec for each layer, from a settings file (default:\nKVANT_CONFIG); kvant tune makes it" },
-    { OPT_K, 'k', "codec-k", "SPEC", "codec of keys instead (default: KVANT_K); see kvant codecs" },
-    { OPT_V, 'v', "codec-v", "SPEC", "codec of values (default: the one of -k, else KVANT_V)" },
-    { OPT_PROTECT, 0, "protect", "N",
-      "the first N and the last N layers use another codec\n"
-      "(default: KVANT_PROTECT, else 0)" },
-    { OPT_PROTECT_CODEC, 0, "protect-codec", "SPEC",
-      "that codec, for keys and values (default:\nKVANT_PROTECT_CODEC, else " PLUGIN_PROTECT_CODEC ")" },
-    { OPT_CALIBRATION, 0, "calibration", "FILE",
-      "what some codecs and all presets use; kvant calibrate makes it\n"
-      "(default: KVANT_CALIBRATION, else model.kvcal beside the\nprogram's -m model.gguf)" },
-    { OPT_ACCEL, 0, "accel", NULL,
-      "no codecs: the cache stays llama.cpp's own (-ctk and -ctv of\n"
-      "the program: f16, q8_0, q4_0, ...), its attention is kvant's" },
-    { OPT_VERBOSE, 0, "verbose", NULL, "say what is compressed with which codec, layer by layer\n(sets KVANT_VERBOSE=1)" },
-    { OPT_QUIET, 0, "quiet", NULL, "no line about the cache at the start (sets KVANT_QUIET=1)" },
+    ARG_TEXT(0, "preset", "NAME", cache.preset,
+             "quality, balanced or small: about 5, 4 and 3 bits (default:\nKVANT_PRESET, else " KVANT_PRESET_DEFAULT ")"),
+    ARG_TEXT(0, "config", "FILE", cache.settings,
+             "a codec for each layer, from a settings file (default:\nKVANT_CONFIG); kvant tune makes it"),
+    ARG_TEXT('k', "codec-k", "SPEC", cache.k, "codec of keys instead (default: KVANT_K); see kvant codecs"),
+    ARG_TEXT('v', "codec-v", "SPEC", cache.v, "codec of values (default: the one of -k, else KVANT_V)"),
+    ARG_U32(0, "protect", "N", 0, PLUGIN_MAX_PROTECT, cache.protect,
+            "the first N and the last N layers use another codec\n(default: KVANT_PROTECT, else 0)"),
+    ARG_TEXT(0, "protect-codec", "SPEC", cache.protect_codec,
+             "that codec, for keys and values (default:\nKVANT_PROTECT_CODEC, else " PLUGIN_PROTECT_CODEC ")"),
+    ARG_TEXT(0, "calibration", "FILE", cache.calibration,
+             "what some codecs and all presets use; kvant calibrate makes it\n"
+             "(default: KVANT_CALIBRATION, else model.kvcal beside the\nprogram's -m model.gguf)"),
+    ARG_SWITCH(0, "accel", accel,
+               "no codecs: the cache stays llama.cpp's own (-ctk and -ctv of\n"
+               "the program: f16, q8_0, q4_0, ...), its attention is kvant's"),
+    ARG_SWITCH(0, "verbose", verbose, "say what is compressed with which codec, layer by layer\n(sets KVANT_VERBOSE=1)"),
+    ARG_SWITCH(0, "quiet", quiet, "no line about the cache at the start (sets KVANT_QUIET=1)"),
 };
 
 static const arg_spec spec = {
@@ -50,42 +54,12 @@ static const arg_spec spec = {
              "GGML_BACKEND_PATH, KVANT_K, KVANT_V and the like, and for programs named llama* adds --device\n"
              "KVANT, -ngl 99 and -fa on unless they are given; with --accel, -fa on and -ot none=CPU. Other\n"
              "programs get the environment only.",
-    .options = options,
-    .n_options = sizeof options / sizeof *options,
+    ARG_OPTIONS(options),
     .notes = "exit code: the program's; 127 when it does not exist.\n\nexample:\n"
              "  kvant exec -- llama-server -m model.gguf -c 32768\n"
              "  kvant exec --preset small -- llama-server -m model.gguf -c 32768\n"
              "  kvant exec --accel -- llama-server -m model.gguf -c 32768 -ctk q8_0 -ctv q8_0",
 };
-
-typedef struct exec_options {
-    kvant_scheme_params cache;
-    bool accel;
-    const char *codec_option; /* the last one given, or NULL */
-} exec_options;
-
-static bool handle(void *user, int id, const char *value)
-{
-    exec_options *o = user;
-    switch (id) {
-    case OPT_ACCEL: return o->accel = true;
-    case OPT_VERBOSE: return setenv(PLUGIN_ENV_VERBOSE, "1", 1) == 0;
-    case OPT_QUIET: return setenv(PLUGIN_ENV_QUIET, "1", 1) == 0;
-    default: break;
-    }
-    for (size_t i = 0; i < sizeof options / sizeof *options; i++)
-        if (options[i].id == id)
-            o->codec_option = options[i].name;
-    switch (id) {
-    case OPT_PRESET: o->cache.preset = value; return true;
-    case OPT_CONFIG: o->cache.settings = value; return true;
-    case OPT_K: o->cache.k = value; return true;
-    case OPT_V: o->cache.v = value; return true;
-    case OPT_PROTECT: return args_u32("--protect", value, 0, PLUGIN_MAX_PROTECT, &o->cache.protect);
-    case OPT_PROTECT_CODEC: o->cache.protect_codec = value; return true;
-    default: o->cache.calibration = value; return true;
-    }
-}
 
 static const char *env_or_null(const char *name)
 {
@@ -120,6 +94,9 @@ static bool one_choice(kvant_scheme_params *p)
 static bool protect_from_environment(kvant_scheme_params *p)
 {
     const char *protect = env_or_null(PLUGIN_ENV_PROTECT);
+    if (p->protect != NOT_GIVEN)
+        return true;
+    p->protect = 0;
     return protect == NULL || args_u32(PLUGIN_ENV_PROTECT, protect, 0, PLUGIN_MAX_PROTECT, &p->protect);
 }
 
@@ -261,7 +238,10 @@ static int set_codecs(exec_options *o)
 {
     kvant_scheme *scheme;
     bool told = false;
-    if (!one_choice(&o->cache) || !scheme_make(&o->cache, &scheme, &told))
+    kvant_scheme_params *p = &o->cache;
+    p->protect_codec = p->protect_codec != NULL ? p->protect_codec : env_or_null(PLUGIN_ENV_PROTECT_CODEC);
+    p->calibration = p->calibration != NULL ? p->calibration : env_or_null(PLUGIN_ENV_CALIBRATION);
+    if (!protect_from_environment(p) || !one_choice(p) || !scheme_make(&o->cache, &scheme, &told))
         return EXIT_USAGE;
     const bool ok = plugin_set(&o->cache, scheme, false);
     kvant_scheme_free(&scheme);
@@ -271,8 +251,10 @@ static int set_codecs(exec_options *o)
 /* Without codecs: variables of an earlier use do not matter and must not be checked. */
 static int set_accel(const exec_options *o)
 {
-    if (o->codec_option != NULL) {
-        complain("exec: --accel leaves llama.cpp's own cache as it is, --%s chooses another one", o->codec_option);
+    const kvant_scheme_params *p = &o->cache;
+    if (p->preset != NULL || p->settings != NULL || p->k != NULL || p->v != NULL || p->protect != NOT_GIVEN ||
+        p->protect_codec != NULL || p->calibration != NULL) {
+        complain("exec: --accel leaves llama.cpp's own cache as it is: no options of codecs beside it");
         hint("types of llama.cpp's cache are the program's options: -ctk q8_0 -ctv q8_0");
         return EXIT_USAGE;
     }
@@ -281,13 +263,9 @@ static int set_accel(const exec_options *o)
 
 int command_exec(int argc, char **argv)
 {
-    exec_options o = { .cache = { .size = sizeof o.cache,
-                                  .protect_codec = env_or_null(PLUGIN_ENV_PROTECT_CODEC),
-                                  .calibration = env_or_null(PLUGIN_ENV_CALIBRATION) } };
+    exec_options o = { .cache = { .size = sizeof o.cache, .protect = NOT_GIVEN } };
     int rest = 0;
-    if (!protect_from_environment(&o.cache))
-        return EXIT_USAGE;
-    int code = args_parse(&spec, argc, argv, handle, &o, &rest);
+    int code = args_parse(&spec, argc, argv, &o, &rest);
     if (code >= 0)
         return code;
     if (rest >= argc) {
@@ -304,7 +282,8 @@ int command_exec(int argc, char **argv)
         return code;
     if (!plugin_path(path, sizeof path))
         return EXIT_RUNTIME;
-    if (setenv("GGML_BACKEND_PATH", path, 1) != 0 || (!o.accel && unsetenv(PLUGIN_ACCEL) != 0))
+    if (setenv("GGML_BACKEND_PATH", path, 1) != 0 || (!o.accel && unsetenv(PLUGIN_ACCEL) != 0) ||
+        (o.verbose && setenv(PLUGIN_ENV_VERBOSE, "1", 1) != 0) || (o.quiet && setenv(PLUGIN_ENV_QUIET, "1", 1) != 0))
         return exec_failed(argv[rest]);
     if (!o.accel && is_llama_program(argv[rest]))
         warn_of_uncompressed(argc - rest, argv + rest);
