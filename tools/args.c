@@ -286,26 +286,22 @@ bool args_list(const char *option, const char *text, bool (*take)(void *user, ch
     }
 }
 
-typedef struct number_list {
-    const char *option;
-    uint32_t min, max, *values;
-    size_t room, *n;
-} number_list;
-
-static bool take_number(void *user, char *word)
-{
-    const number_list *l = user;
-    if (*l->n < l->room)
-        return args_u32(l->option, word, l->min, l->max, &l->values[(*l->n)++]);
-    return complain("%s: more than %zu numbers", l->option, l->room);
-}
-
 bool args_u32_list(const char *option, const char *text, uint32_t min, uint32_t max, uint32_t *values, size_t room,
                    size_t *n)
 {
-    number_list list = { option, min, max, values, room, n };
+    char word[32];
     *n = 0;
-    return args_list(option, text, take_number, &list);
+    for (const char *p = text;; p++) {
+        const size_t length = strcspn(p, ",");
+        snprintf(word, sizeof word, "%.*s", (int)length, p);
+        if (*n == room)
+            return complain("%s: more than %zu numbers", option, room);
+        if (!args_u32(option, word, min, max, &values[(*n)++]))
+            return false;
+        p += length;
+        if (*p == 0)
+            return true;
+    }
 }
 
 bool args_double(const char *option, const char *text, double min, double max, double *value)

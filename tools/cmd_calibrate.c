@@ -11,11 +11,11 @@
 #include "progress.h"
 #include "reading.h"
 #include "report.h"
+#include "text.h"
 
 #include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
-#include <sys/stat.h>
 #include <unistd.h>
 
 typedef struct settings {
@@ -152,17 +152,12 @@ static void keep(run *r)
         complain("calibrate: %s", err);
 }
 
-/* Rows of a batch count for all layers or for none: the batch in which Ctrl-C came is finished. Before the position of an earlier run
- * a context is only computed again, not observed. */
-static bool gather_batch(run *r, size_t chunk, size_t start, size_t n)
+/* Before the position of an earlier run a context is only computed again, not observed. */
+static void on_batch(void *user, size_t chunk, size_t start, size_t n)
 {
-    const bool seen = chunk + start < r->position;
-    r->reading.observer.calibrator = seen ? NULL : r->calibrator;
-    if (!reading_decode(&r->reading, chunk, start, n))
-        return false;
-    if (!seen)
-        r->position = chunk + start + n;
-    return !interrupted();
+    run *r = user;
+    (void)n;
+    r->reading.observer.calibrator = chunk + start < r->position ? NULL : r->calibrator;
 }
 
 /* What clustering a layer takes, in tokens read: an estimate, for progress alone. */
@@ -182,18 +177,9 @@ static void start_progress(run *r)
 static bool gather(run *r)
 {
     const size_t n_ctx = r->settings->n_ctx;
-    bool ok = true;
-    if (r->position == r->reading.n_tokens)
-        return true;
-    for (size_t chunk = r->position / n_ctx * n_ctx; chunk < r->reading.n_tokens && ok; chunk += n_ctx) {
-        const size_t length = r->reading.n_tokens - chunk < n_ctx ? r->reading.n_tokens - chunk : n_ctx;
-        reading_clear(&r->reading);
-        for (size_t start = 0; start < length && ok; start += ENGINE_UBATCH) {
-            const size_t n = length - start < ENGINE_UBATCH ? length - start : ENGINE_UBATCH;
-            ok = gather_batch(r, chunk, start, n);
-            progress_add(&r->progress, (double)n, "reading the text");
-        }
-    }
+    const bool ok = r->position == r->reading.n_tokens ||
+                    reading_all(&r->reading, r->position / n_ctx * n_ctx, &r->progress, on_batch, r);
+    r->position = r->reading.done > r->position ? r->reading.done : r->position;
     return ok;
 }
 
@@ -274,9 +260,7 @@ static bool print_summary(const run *r)
 static void tell_who_finds_it(const run *r)
 {
     const settings *s = r->settings;
-    struct stat written, beside;
-    if (stat(s->output, &written) == 0 && stat(s->beside, &beside) == 0 && written.st_dev == beside.st_dev &&
-        written.st_ino == beside.st_ino)
+    if (strcmp(s->output, s->beside) == 0)
         fprintf(stderr, "kvant: calibrate: from now on all commands with -m %s use it, exec as well\n", s->engine.model);
     else
         hint("--calibration %s uses it; commands find it by themselves under the name %s", s->output, s->beside);
@@ -292,10 +276,8 @@ static void release(run *r)
 
 static bool check_settings(settings *s)
 {
-    if (s->file == NULL) {
-        complain("calibrate: no text given");
-        return hint("-f text.txt; scripts/fetch.py text makes one");
-    }
+    if (!text_given("calibrate", s->file))
+        return false;
     if (s->sample > 0 && s->n_codebooks > 0 && s->sample < s->clusters[s->n_codebooks - 1])
         return complain("calibrate: --sample %lu is fewer than the %lu clusters asked for", (unsigned long)s->sample,
                  (unsigned long)s->clusters[s->n_codebooks - 1]);

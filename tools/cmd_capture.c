@@ -7,6 +7,7 @@
 #include "progress.h"
 #include "report.h"
 #include "spread.h"
+#include "text.h"
 
 #include <stdio.h>
 #include <stdlib.h>
@@ -131,11 +132,8 @@ static bool print_summary(const run *r)
 
 static bool check_settings(settings *s)
 {
-    if (s->file == NULL) {
-        complain("capture: no text given");
-        hint("-f text.txt; scripts/fetch.py text makes one");
+    if (!text_given("capture", s->file))
         return false;
-    }
     if (s->output == NULL) {
         complain("capture: no output given");
         return hint("-o model.safetensors");

@@ -1,6 +1,7 @@
 /* cmd_codecs.c - `kvant codecs`: presets and families for people; every family at every width, with what it really costs at a
  * head_dim, for those who ask and for programs. */
 #include "args.h"
+#include "choices.h"
 #include "command.h"
 #include "report.h"
 #include "settings_table.h"
@@ -51,11 +52,11 @@ static const report_column columns[] = {
     { "source", "source", COLUMN_TEXT, 0 },
     { "summary", NULL, COLUMN_TEXT, 0 },
 };
-enum { N_COLUMNS = sizeof columns / sizeof *columns, MAX_ROWS = 512, NAME_BYTES = 48, MAX_FAMILIES = 64 };
+enum { N_COLUMNS = sizeof columns / sizeof *columns, MAX_FAMILIES = 64 };
 
 typedef struct listing {
-    report_cell cells[MAX_ROWS * N_COLUMNS];
-    char names[MAX_ROWS][NAME_BYTES];
+    report_cell cells[MAX_CODEC_NAMES * N_COLUMNS];
+    codec_name names[MAX_CODEC_NAMES];
     size_t n;
     kvant_calibration *stand_in;
     bool no_memory; /* a codec could not be made for lack of memory */
@@ -110,13 +111,10 @@ static double page_bytes(const kvant_codec_info *info)
 
 /* A codec that does not exist at this head_dim keeps its row, with absent numbers: a list that silently
  * changes its length would read as if the family were gone. */
-static void add_row(listing *list, const kvant_codec_family *family, const char *variant, size_t length,
-                    uint32_t head_dim)
+static void fill_row(listing *list, size_t i, uint32_t head_dim)
 {
-    if (list->n == MAX_ROWS)
-        return;
-    char *name = list->names[list->n];
-    snprintf(name, NAME_BYTES, "%s%s%.*s", family->name, length ? "-" : "", (int)length, variant);
+    const char *name = list->names[i].text;
+    const kvant_codec_family *family = &list->names[i].family;
     const kvant_codec_info k = info_of(list, name, head_dim, KVANT_ROLE_K);
     const kvant_codec_info v = info_of(list, name, head_dim, KVANT_ROLE_V);
     const report_cell row[N_COLUMNS] = {
@@ -135,18 +133,7 @@ static void add_row(listing *list, const kvant_codec_family *family, const char 
         CELL_TEXT(family->summary),
     };
     for (size_t c = 0; c < N_COLUMNS; c++)
-        list->cells[list->n * N_COLUMNS + c] = row[c];
-    list->n++;
-}
-
-static void add_family(listing *list, const kvant_codec_family *family, uint32_t head_dim)
-{
-    const char *variant = family->variants;
-    do {
-        const size_t length = strcspn(variant, " ");
-        add_row(list, family, variant, length, head_dim);
-        variant += length + strspn(variant + length, " ");
-    } while (*variant != 0);
+        list->cells[i * N_COLUMNS + c] = row[c];
 }
 
 /* Options belong to a family, not to each of its widths, so people get them once; and those that families share once for
@@ -179,11 +166,9 @@ static bool print_all(const listing *list, bool json)
 static bool fill(listing *list, uint32_t head_dim)
 {
     list->stand_in = stand_in(head_dim);
-    for (size_t i = 0; i < kvant_codec_family_count() && list->stand_in != NULL; i++) {
-        kvant_codec_family family = { .size = sizeof family };
-        if (kvant_codec_family_get(i, &family) == KVANT_OK)
-            add_family(list, &family, head_dim);
-    }
+    list->n = codec_names(list->names);
+    for (size_t i = 0; i < list->n && list->stand_in != NULL; i++)
+        fill_row(list, i, head_dim);
     const bool ok = !(list->no_memory |= list->stand_in == NULL);
     kvant_calibration_free(&list->stand_in);
     return ok;

@@ -7,6 +7,7 @@
 #include "eval_run.h"
 #include "interrupt.h"
 #include "spread.h"
+#include "text.h"
 
 #include <stdlib.h>
 #include <string.h>
@@ -81,10 +82,8 @@ static bool finish(settings *s)
     eval_options *e = &s->eval;
     if (s->json && s->csv)
         return complain("eval: --json and --csv are two formats of the same output: give one of them");
-    if (e->n_files == 0) {
-        complain("eval: no text given");
-        return hint("-f text.txt; scripts/fetch.py text makes one");
-    }
+    if (!text_given("eval", e->files[0]))
+        return false;
     if (e->first == NO_POSITION)
         e->first = e->n_ctx / 2;
     if (e->first + 2 > e->n_ctx)

@@ -126,7 +126,7 @@ static const needed_flag cache_types[] = {
     { { "-ctk", "--cache-type-k", NULL }, NULL, "LLAMA_ARG_CACHE_TYPE_K" },
     { { "-ctv", "--cache-type-v", NULL }, NULL, "LLAMA_ARG_CACHE_TYPE_V" },
 };
-static const char *const no_offload[] = { "-nkvo", "--no-kv-offload" };
+static const needed_flag no_offload = { { "-nkvo", "--no-kv-offload", NULL }, NULL, "LLAMA_ARG_NO_KV_OFFLOAD" };
 
 /* Not needed by the device: where its calibration may lie. */
 static const needed_flag model_flag = { { "-m", "--model", NULL }, NULL, "LLAMA_ARG_MODEL" };
@@ -151,14 +151,6 @@ static bool is_off(const char *value)
     static const char *const words[] = { "off", "0", "false", "disabled" };
     for (size_t i = 0; value != NULL && i < sizeof words / sizeof *words; i++)
         if (strcmp(value, words[i]) == 0)
-            return true;
-    return false;
-}
-
-static bool has_word(int argc, char **argv, const char *word)
-{
-    for (int i = 1; i < argc; i++)
-        if (strcmp(argv[i], word) == 0)
             return true;
     return false;
 }
@@ -189,8 +181,7 @@ static bool check_program_options(int argc, char **argv, bool accel)
 static void warn_of_uncompressed(int argc, char **argv)
 {
     const char *layers = given_value(&needed[1], argc, argv);
-    bool stays = has_word(argc, argv, no_offload[0]) || has_word(argc, argv, no_offload[1]) ||
-                 env_or_null("LLAMA_ARG_NO_KV_OFFLOAD") != NULL || is_off(env_or_null("LLAMA_ARG_KV_OFFLOAD"));
+    const bool stays = given_value(&no_offload, argc, argv) != NULL || is_off(env_or_null("LLAMA_ARG_KV_OFFLOAD"));
     if (!stays && (layers == NULL || strcmp(layers, "0") != 0))
         return;
     complain("exec: warning: with %s no layer's cache is kvant's, all of it stays uncompressed",
