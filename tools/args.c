@@ -286,6 +286,12 @@ bool args_list(const char *option, const char *text, bool (*take)(void *user, ch
     }
 }
 
+static int ascending(const void *a, const void *b)
+{
+    const uint32_t x = *(const uint32_t *)a, y = *(const uint32_t *)b;
+    return (x > y) - (x < y);
+}
+
 bool args_u32_list(const char *option, const char *text, uint32_t min, uint32_t max, uint32_t *values, size_t room,
                    size_t *n)
 {
@@ -300,8 +306,15 @@ bool args_u32_list(const char *option, const char *text, uint32_t min, uint32_t 
             return false;
         p += length;
         if (*p == 0)
-            return true;
+            break;
     }
+    qsort(values, *n, sizeof *values, ascending);
+    size_t kept = 1;
+    for (size_t i = 1; i < *n; i++)
+        if (values[i] != values[kept - 1])
+            values[kept++] = values[i];
+    *n = kept;
+    return true;
 }
 
 bool args_double(const char *option, const char *text, double min, double max, double *value)

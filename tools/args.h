@@ -54,7 +54,7 @@ bool args_u32(const char *option, const char *text, uint32_t min, uint32_t max, 
 /* The words of "A,B,...", each of at most 31 bytes, one after another to `take`, until it returns
  * false. */
 bool args_list(const char *option, const char *text, bool (*take)(void *user, char *word), void *user);
-/* "N,N,...": up to room numbers. */
+/* "N,N,...": up to room numbers, ascending and each once, whatever order they were written in. */
 bool args_u32_list(const char *option, const char *text, uint32_t min, uint32_t max, uint32_t *values, size_t room,
                    size_t *n);
 bool args_double(const char *option, const char *text, double min, double max, double *value);

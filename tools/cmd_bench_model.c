@@ -27,20 +27,10 @@ typedef struct settings {
 } settings;
 #define AT(member) offsetof(settings, member)
 
-static int ascending(const void *a, const void *b)
-{
-    const uint32_t x = *(const uint32_t *)a, y = *(const uint32_t *)b;
-    return (x > y) - (x < y);
-}
-
-/* Ascending, because contexts are filled from one depth to the next. */
 static bool parse_depths(void *user, const char *text)
 {
     settings *s = user;
-    if (!args_u32_list("--depth", text, 0, 1 << 24, s->depths, MAX_DEPTHS, &s->n_depths))
-        return false;
-    qsort(s->depths, s->n_depths, sizeof *s->depths, ascending);
-    return true;
+    return args_u32_list("--depth", text, 0, 1 << 24, s->depths, MAX_DEPTHS, &s->n_depths);
 }
 
 static const arg_option options[] = {
@@ -258,9 +248,7 @@ int bench_model(int argc, char **argv)
     }
     if (!engine_options_finish(&s.engine, "bench model"))
         return EXIT_USAGE;
-    bench *b = calloc(1, sizeof *b);
-    if (b == NULL)
-        return EXIT_RUNTIME;
+    static bench only, *b = &only;
     b->settings = &s;
     interrupt_catch();
     const bool ok = bench_all(b);
@@ -269,6 +257,5 @@ int bench_model(int argc, char **argv)
         (!report_print(columns, N_COLUMNS, b->cells, b->n_rows, s.json) || finish_output() != EXIT_OK))
         code = EXIT_RUNTIME;
     release(b);
-    free(b);
     return code;
 }

@@ -23,36 +23,18 @@ typedef struct settings {
     const char *file, *output;
     char beside[4096]; /* the output that commands find by themselves */
     uint32_t n_tokens, n_ctx, sample, seed;
-    uint32_t clusters[KVANT_CALIBRATION_MAX_CODEBOOKS], n_codebooks;
+    uint32_t clusters[KVANT_CALIBRATION_MAX_CODEBOOKS];
+    size_t n_codebooks;
     bool json;
 } settings;
 #define AT(member) offsetof(settings, member)
-
-/* Sorts as it goes: the order that people write numbers in means nothing. */
-static bool add_clusters(void *user, char *text)
-{
-    settings *s = user;
-    uint32_t n = 0;
-    if (!args_u32("--clusters", text, 2, KVANT_CALIBRATION_MAX_CLUSTERS, &n))
-        return false;
-    uint32_t at = s->n_codebooks;
-    while (at > 0 && s->clusters[at - 1] > n)
-        at--;
-    if (at > 0 && s->clusters[at - 1] == n)
-        return true;
-    if (s->n_codebooks == KVANT_CALIBRATION_MAX_CODEBOOKS)
-        return complain("--clusters: at most %u numbers", KVANT_CALIBRATION_MAX_CODEBOOKS);
-    memmove(s->clusters + at + 1, s->clusters + at, (s->n_codebooks - at) * sizeof *s->clusters);
-    s->clusters[at] = n;
-    s->n_codebooks++;
-    return true;
-}
 
 static bool read_clusters(void *user, const char *list)
 {
     settings *s = user;
     s->n_codebooks = 0;
-    return strcmp(list, "none") == 0 || args_list("--clusters", list, add_clusters, s);
+    return strcmp(list, "none") == 0 || args_u32_list("--clusters", list, 2, KVANT_CALIBRATION_MAX_CLUSTERS, s->clusters,
+                                                      KVANT_CALIBRATION_MAX_CODEBOOKS, &s->n_codebooks);
 }
 
 static const arg_option options[] = {
@@ -109,7 +91,7 @@ static bool create_calibrator(run *r)
                                              .model_fingerprint = kvant_model_fingerprint(s->engine.model),
                                              .seed = s->seed,
                                              .clusters = s->clusters,
-                                             .n_codebooks = s->n_codebooks,
+                                             .n_codebooks = (uint32_t)s->n_codebooks,
                                              .sample_rows = s->sample,
                                              .n_threads = r->engine.options.n_threads };
     if (kvant_calibrator_create(&config, &r->calibrator, err, sizeof err) == KVANT_OK)
@@ -297,9 +279,7 @@ int command_calibrate(int argc, char **argv)
         return code;
     if (!check_settings(&s))
         return EXIT_USAGE;
-    run *r = calloc(1, sizeof *r);
-    if (r == NULL)
-        return EXIT_RUNTIME;
+    static run only, *r = &only;
     r->settings = &s;
     r->started = monotonic_seconds();
     snprintf(r->part, sizeof r->part, "%s.part", s.output);
@@ -316,6 +296,5 @@ int command_calibrate(int argc, char **argv)
     if (code == EXIT_INTERRUPTED && r->calibrator != NULL)
         keep(r);
     release(r);
-    free(r);
     return code;
 }

@@ -149,9 +149,7 @@ int command_capture(int argc, char **argv)
         return code;
     if (!check_settings(&s))
         return EXIT_USAGE;
-    run *r = calloc(1, sizeof *r);
-    if (r == NULL)
-        return EXIT_RUNTIME;
+    static run only, *r = &only;
     r->settings = &s;
     r->started = monotonic_seconds();
     interrupt_catch();
@@ -161,6 +159,5 @@ int command_capture(int argc, char **argv)
         code = EXIT_RUNTIME;
     reading_close(&r->reading);
     engine_close(&r->engine);
-    free(r);
     return code;
 }

@@ -103,9 +103,7 @@ int command_eval(int argc, char **argv)
         return code;
     if (!finish(&s))
         return EXIT_USAGE;
-    eval_run *r = calloc(1, sizeof *r);
-    if (r == NULL)
-        return EXIT_RUNTIME;
+    static eval_run only, *r = &only;
     interrupt_catch();
     const bool prepared = eval_prepare(r, &s.eval);
     const bool complete = prepared && eval_all(r);
@@ -116,6 +114,5 @@ int command_eval(int argc, char **argv)
     if (complete && s.values != NULL && !eval_values_write(r, s.values))
         code = EXIT_RUNTIME;
     eval_release(r);
-    free(r);
     return code;
 }

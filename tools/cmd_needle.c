@@ -378,9 +378,7 @@ int command_needle(int argc, char **argv)
         return code;
     if (!engine_options_finish(&s.engine, "needle"))
         return EXIT_USAGE;
-    run *r = calloc(1, sizeof *r);
-    if (r == NULL)
-        return EXIT_RUNTIME;
+    static run only, *r = &only;
     r->settings = &s;
     interrupt_catch();
     const bool prepared = prepare(r);
@@ -389,6 +387,5 @@ int command_needle(int argc, char **argv)
     if ((complete || (prepared && interrupted())) && !print_results(r))
         code = EXIT_RUNTIME;
     release(r);
-    free(r);
     return code;
 }
