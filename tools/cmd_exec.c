@@ -35,13 +35,13 @@ static const arg_option options[] = {
     ARG_U32(0, "protect", "N", 0, PLUGIN_MAX_PROTECT, cache.protect,
             "the first N and the last N layers use another codec\n(default: KVANT_PROTECT, else 0)"),
     ARG_TEXT(0, "protect-codec", "SPEC", cache.protect_codec,
-             "that codec, for keys and values (default:\nKVANT_PROTECT_CODEC, else " PLUGIN_PROTECT_CODEC ")"),
+             "codec of these layers, keys and values (default:\nKVANT_PROTECT_CODEC, else " PLUGIN_PROTECT_CODEC ")"),
     ARG_TEXT(0, "calibration", "FILE", cache.calibration,
-             "what some codecs and all presets use; kvant calibrate makes it\n"
-             "(default: KVANT_CALIBRATION, else model.kvcal beside the\nprogram's -m model.gguf)"),
+             "calibration, for all presets and some codecs (default:\n"
+             "KVANT_CALIBRATION, else model.kvcal beside the program's -m\nmodel.gguf); kvant calibrate makes it"),
     ARG_SWITCH(0, "accel", accel,
-               "no codecs: the cache stays llama.cpp's own (-ctk and -ctv of\n"
-               "the program: f16, q8_0, q4_0, ...), its attention is kvant's"),
+               "no codecs: kvant computes attention on llama.cpp's own cache,\n"
+               "which the program's -ctk and -ctv choose: f16, q8_0, q4_0, ..."),
     ARG_SWITCH(0, "verbose", verbose, "say what is compressed with which codec, layer by layer\n(sets KVANT_VERBOSE=1)"),
     ARG_SWITCH(0, "quiet", quiet, "no line about the cache at the start (sets KVANT_QUIET=1)"),
 };
@@ -50,12 +50,11 @@ static const arg_spec spec = {
     .command = "exec",
     .usage = "[--preset NAME | --config FILE | -k SPEC [-v SPEC]] [--protect N] [--calibration FILE]\n"
              "                  [--accel] [--] PROGRAM [ARGUMENTS]",
-    .about = "Runs a llama.cpp program (llama-server, llama-cli, llama-bench, ...) with kvant's KV cache. Sets\n"
-             "GGML_BACKEND_PATH, KVANT_K, KVANT_V and the like, and for programs named llama* adds --device\n"
-             "KVANT, -ngl 99 and -fa on unless they are given; with --accel, -fa on and -ot none=CPU. Other\n"
-             "programs get the environment only.",
+    .about = "Runs a llama.cpp program (llama-server, llama-cli, llama-bench, ...) with kvant's KV cache.\n"
+             "Programs named llama* get --device KVANT, -ngl 99 and -fa on, unless these are given. Other programs\n"
+             "get the environment only: GGML_BACKEND_PATH, KVANT_K, KVANT_V and the like.",
     ARG_OPTIONS(options),
-    .notes = "exit code: the program's; 127 when it does not exist.\n\nexample:\n"
+    .notes = "Ends with the exit status of the program, or 127 when it does not exist.\n\nexample:\n"
              "  kvant exec -- llama-server -m model.gguf -c 32768\n"
              "  kvant exec --preset small -- llama-server -m model.gguf -c 32768\n"
              "  kvant exec --accel -- llama-server -m model.gguf -c 32768 -ctk q8_0 -ctv q8_0",
@@ -113,8 +112,8 @@ static const needed_flag needed[] = {
     { { "-ngl", "--gpu-layers", "--n-gpu-layers", NULL }, "99", "LLAMA_ARG_N_GPU_LAYERS" },
     { { "-fa", "--flash-attn", NULL }, "on", "LLAMA_ARG_FLASH_ATTN" },
 };
-/* An ACCEL device is not chosen: all there are take part. A tensor override that meets no tensor makes builds with linked back
- * ends load the plug-in. */
+/* An ACCEL device is not chosen: all there are take part. -ot none=CPU overrides no tensor; builds with linked back ends load the
+ * plug-in only for such an option. */
 static const needed_flag needed_by_accel[] = {
     { { "-fa", "--flash-attn", NULL }, "on", "LLAMA_ARG_FLASH_ATTN" },
     { { "-ot", "--override-tensor", NULL }, "none=CPU", "LLAMA_ARG_OVERRIDE_TENSOR" },

@@ -56,8 +56,8 @@ static const arg_spec spec = {
     .usage = "-m MODEL [-c CTX,CTX...] [-n NEEDLES] [-r TRIALS] [--preset NAME]...\n"
              "                    [--config FILE]... [-k SPEC [-v SPEC]]... [--stock TYPE]...",
     .about = "Hides numbers at several depths of texts of several lengths and asks for them at\n"
-             "the end. The f16 cache is always the first row: what it does not find, a codec is\n"
-             "not blamed for.",
+             "the end. The f16 cache is always the first row. 'of f16's %' leaves out the questions\n"
+             "that the f16 cache misses.",
     ARG_OPTIONS(options),
     .notes = "The map has a character per depth, from the beginning of the text on: the share found, 0 to 9 in\n"
              "tenths, # for all.\n\nCtrl-C prints what is complete; with --resume the same command goes on from "

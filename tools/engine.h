@@ -41,10 +41,10 @@
     ARG_CALL(0, "protect", "N", configs_set_protect, e.configs, \
              "the first N and the last N layers use another codec: of the -k\n" \
              "or --preset before it, of all when it comes first (default 0)"), \
-    ARG_CALL(0, "protect-codec", "SPEC", configs_set_protect_codec, e.configs, "that codec, for keys and values (default " \
+    ARG_CALL(0, "protect-codec", "SPEC", configs_set_protect_codec, e.configs, "codec of these layers, keys and values (default " \
                                                                                PLUGIN_PROTECT_CODEC ")"), \
-    ARG_TEXT(0, "calibration", "FILE", e.configs.calibration, "what some codecs and all presets use; kvant calibrate makes it\n" \
-                                                              "(default: model.kvcal beside model.gguf)"), \
+    ARG_TEXT(0, "calibration", "FILE", e.configs.calibration, "calibration, for all presets and some codecs (default:\n" \
+                                                              "model.kvcal beside model.gguf); kvant calibrate makes it"), \
     ENGINE_OPTIONS_RUNTIME(e)
 /* clang-format on */
 
