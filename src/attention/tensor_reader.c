@@ -64,7 +64,7 @@ static void unpack(const kvant_kernels *kernels, const kvant_page_ref *ref, floa
     if (ref->open)
         kvant_codec_unpack_open(ref->codec, kernels, ref->page, tile);
     else
-        kvant_codec_unpack(ref->codec, kernels, ref->page, tile);
+        ref->codec->quantizer->unpack(ref->codec, kernels, ref->page, tile);
 }
 
 static void begin(const kvant_attention_plan *plan, const kvant_kernels *kernels, kvant_attention_unit *unit)

@@ -34,16 +34,31 @@
 
 /* Rows seen */
 
+static void place_statistics(kvant_statistics *statistics, size_t width, float *memory)
+{
+    *statistics = (kvant_statistics){ 0, width, memory, memory + PARTS * width, memory + 2 * PARTS * width };
+}
+
 static kvant_status create_statistics(kvant_statistics *statistics, size_t width)
 {
     size_t n;
     KVANT_RETURN_IF(!kvant_mul_size(width, 3 * PARTS, &n), KVANT_ERR_MEMORY);
-    statistics->sum = kvant_alloc(n, sizeof *statistics->sum);
-    KVANT_RETURN_IF(!statistics->sum, KVANT_ERR_MEMORY);
-    statistics->width = width;
-    statistics->min = statistics->sum + PARTS * width;
-    statistics->max = statistics->min + PARTS * width;
+    float *memory = kvant_alloc(n, sizeof *memory);
+    KVANT_RETURN_IF(!memory, KVANT_ERR_MEMORY);
+    place_statistics(statistics, width, memory);
     return KVANT_OK;
+}
+
+size_t kvant_statistics_bytes(const kvant_tensor *tensor)
+{
+    return 3 * PARTS * kvant_tensor_width(tensor) * sizeof(float);
+}
+
+void kvant_versions_place(kvant_tensor *tensor, float *memory)
+{
+    const size_t width = kvant_tensor_width(tensor);
+    place_statistics(&tensor->recent, width, memory);
+    place_statistics(&tensor->batch, width, memory + 3 * PARTS * width);
 }
 
 static void add_row(kvant_statistics *s, const float *row)
@@ -64,9 +79,14 @@ static void add_row(kvant_statistics *s, const float *row)
     s->n++;
 }
 
-static void add_rows(kvant_statistics *statistics, const float *rows, size_t stride, size_t n)
+static void add_rows(const kvant_tensor *tensor, kvant_statistics *statistics, const float *rows, size_t stride, size_t n)
 {
     size_t taken = n < MOST_ROWS ? n : MOST_ROWS;
+    if (tensor->device) {
+        tensor->device->note(tensor, statistics, rows, stride, n, taken);
+        statistics->n += (uint32_t)taken;
+        return;
+    }
     for (size_t i = 0; i < taken; i++)
         add_row(statistics, rows + i * n / taken * stride);
 }
@@ -167,7 +187,9 @@ kvant_status kvant_versions_create(kvant_tensor *tensor)
     }
     KVANT_RETURN_IF(!load(tensor, false, tensor->versions[0].center) || !load(tensor, true, tensor->versions[0].scale),
                     KVANT_ERR_UNSUPPORTED);
-    if (tensor->learns) {
+    if (tensor->learns && tensor->device)
+        KVANT_FORWARD(create_statistics(&tensor->fetched, width));
+    if (tensor->learns && !tensor->device) {
         KVANT_FORWARD(create_statistics(&tensor->recent, width));
         KVANT_FORWARD(create_statistics(&tensor->batch, width));
     }
@@ -179,6 +201,9 @@ void kvant_versions_destroy(kvant_tensor *tensor)
 {
     for (uint32_t v = 0; v <= KVANT_CANDIDATE; v++)
         kvant_free(tensor->versions[v].center);
+    kvant_free(tensor->fetched.sum);
+    if (tensor->device)
+        return;
     kvant_free(tensor->recent.sum);
     kvant_free(tensor->batch.sum);
 }
@@ -312,9 +337,19 @@ static const kvant_tensor_version *learn(kvant_tensor *tensor, const kvant_stati
     return own;
 }
 
-static kvant_choice judge(kvant_tensor *tensor, const kvant_statistics *seen)
+static const kvant_statistics *fetch(kvant_tensor *tensor, const kvant_statistics *seen)
+{
+    if (!tensor->device)
+        return seen;
+    kvant_pages_read(tensor, tensor->fetched.sum, seen->sum, kvant_statistics_bytes(tensor));
+    tensor->fetched.n = seen->n;
+    return &tensor->fetched;
+}
+
+static kvant_choice judge(kvant_tensor *tensor, const kvant_statistics *noted)
 {
     kvant_choice choice = { .judged = true, .version = tensor->newest };
+    const kvant_statistics *seen = fetch(tensor, noted);
     const kvant_tensor_version *own = learn(tensor, seen);
     double least = INFINITY;
     for (uint32_t v = 0; v < KVANT_MAX_VERSIONS; v++) {
@@ -336,7 +371,7 @@ static kvant_choice judge(kvant_tensor *tensor, const kvant_statistics *seen)
 kvant_choice kvant_versions_judge(kvant_tensor *tensor, const float *rows, size_t stride, size_t n)
 {
     tensor->batch.n = 0;
-    add_rows(&tensor->batch, rows, stride, n);
+    add_rows(tensor, &tensor->batch, rows, stride, n);
     return judge(tensor, &tensor->batch);
 }
 
@@ -347,7 +382,7 @@ kvant_choice kvant_versions_judge_noted(kvant_tensor *tensor)
 
 uint32_t kvant_versions_note(kvant_tensor *tensor, const float *rows, size_t stride, size_t n)
 {
-    add_rows(&tensor->recent, rows, stride, n);
+    add_rows(tensor, &tensor->recent, rows, stride, n);
     return tensor->recent.n;
 }
 
@@ -361,7 +396,22 @@ void kvant_versions_share(const kvant_tensor *from, kvant_tensor *to)
     if (from == to || !kvant_versions_wait(from) || !kvant_versions_wait(to) || to->recent.n)
         return;
     to->recent.n = from->recent.n;
-    memcpy(to->recent.sum, from->recent.sum, 3 * PARTS * from->recent.width * sizeof(float));
+    kvant_pages_copy(to, to->recent.sum, from->recent.sum, kvant_statistics_bytes(from));
+}
+
+bool kvant_versions_fit(const kvant_tensor *tensor, uint32_t version)
+{
+    const kvant_statistics *seen = &tensor->fetched;
+    const kvant_kernels *kernels = kvant_kernels_get(KVANT_CPU_AUTO);
+    for (uint32_t head = 0; head < tensor->n_kv_heads; head++) {
+        const kvant_affine affine = kvant_version_affine(tensor, version, head);
+        const float safe = kvant_codec_safe_input(tensor->codecs[head], kernels, &affine);
+        for (uint32_t p = 0; p < parts_of(seen); p++)
+            for (size_t j = (size_t)head * tensor->head_dim; j < (size_t)(head + 1) * tensor->head_dim; j++)
+                if (!(fmaxf(-seen->min[p * seen->width + j], seen->max[p * seen->width + j]) <= safe))
+                    return false;
+    }
+    return true;
 }
 
 /* The candidate takes the place of an unused version, whose arrays become the next candidate's. */

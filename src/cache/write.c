@@ -80,9 +80,8 @@ static kvant_status check_run(const write_job *job, const kvant_run *r, uint32_t
     const kvant_codec *codec = tensor->codecs[head];
     kvant_affine affine = kvant_version_affine(tensor, version, head);
     const float *rows = job->seen + r->first * job->stride + (size_t)head * tensor->head_dim;
-    return goes_through_open(tensor, r->block, version)
-               ? kvant_codec_check_open_rows(codec, job->kernels, &affine, rows, job->stride, r->n)
-               : kvant_codec_check_rows(codec, job->kernels, &affine, rows, job->stride, r->n);
+    return kvant_codec_check_rows(codec, job->kernels, &affine, rows, job->stride, r->n,
+                                  goes_through_open(tensor, r->block, version));
 }
 
 /* A block may keep its version when its rows do not fit the one it should get. */
@@ -108,8 +107,16 @@ static void check_unit(void *context, size_t head, uint32_t worker)
         atomic_store_explicit(&job->status, (int)status, memory_order_relaxed);
 }
 
+/* Rows that a device has are looked at where a new version may not fit them. */
+static void see(write_job *job)
+{
+    if (!job->seen && job->choice.judged && !kvant_versions_fit(job->tensor, job->choice.version))
+        job->seen = job->tensor->device->look(job->tensor, job->rows, job->stride, job->n);
+}
+
 static kvant_status check_all(write_job *job)
 {
+    see(job);
     if (!job->seen)
         return KVANT_OK;
     atomic_store(&job->status, KVANT_OK);
@@ -269,7 +276,7 @@ static bool pool_is_short(const write_job *job)
 static bool all_finite(const write_job *job)
 {
     size_t width = kvant_tensor_width(job->tensor);
-    for (size_t i = 0; i < job->n; i++)
+    for (size_t i = 0; job->seen && i < job->n; i++)
         if (job->kernels->magnitude(job->seen + i * job->stride, (uint32_t)width) >= 0x7f800000u)
             return false;
     return true;
@@ -280,7 +287,7 @@ static bool all_finite(const write_job *job)
 static kvant_status learn_from_batch(write_job *job)
 {
     KVANT_RETURN_IF(!all_finite(job), KVANT_ERR_NONFINITE);
-    job->choice = kvant_versions_judge(job->tensor, job->seen, job->stride, job->n);
+    job->choice = kvant_versions_judge(job->tensor, job->rows, job->stride, job->n);
     KVANT_FORWARD(check_all(job));
     kvant_versions_forget(job->tensor);
     return KVANT_OK;
@@ -290,7 +297,7 @@ static kvant_status learn_from_batch(write_job *job)
 static kvant_status learn_from_rows(write_job *job)
 {
     KVANT_FORWARD(check_all(job));
-    uint32_t noted = kvant_versions_note(job->tensor, job->seen, job->stride, job->n);
+    uint32_t noted = kvant_versions_note(job->tensor, job->rows, job->stride, job->n);
     if (noted < KVANT_LEARN_ROWS && !pool_is_short(job))
         return KVANT_OK;
     job->choice = kvant_versions_judge_noted(job->tensor);

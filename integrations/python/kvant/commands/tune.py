@@ -1,5 +1,5 @@
 """`kvant tune`: measures how much each layer's keys and values matter to a model, gives each a codec so that the whole loses least
-within a budget of bytes, checks the result on other tokens and writes a settings file. docs/tuning.md explains the method.
+within a budget of bytes, checks the result on other tokens and writes a settings file. tuning.md explains the method.
 
 Here are options, the order of the steps and the printing; kvant.tuning has the arithmetic. The model runs in child processes:
 kvant inspect, capture and eval. eval keeps every measurement in the file of --resume, so that nothing is lost by Ctrl-C."""
@@ -17,7 +17,7 @@ from .table import fixed, print_table
 
 QUERY_STEP = 8  # of the queries that the errors are computed on, one in so many
 # An fp16 page at the beginning is an eighth of 512 tokens and a 32nd of 2048: what is measured at 512 holds less well for long
-# contexts (docs/tuning.md).
+# contexts (tuning.md).
 DEFAULT_PROBE = 2048
 MAX_TEXTS, MAX_CANDIDATES, MAX_SETTINGS = 16, 24, 3
 
