@@ -1,5 +1,5 @@
 #!/usr/bin/env python3
-"""Writes what is made of the command's option tables and tools/reference.md: docs/kvant.1, docs/reference/commands.md and tools/completion.
+"""Writes what is made of the command's option tables and tools/reference.txt: docs/kvant.1, docs/reference/commands.md and tools/completion.
 
     scripts/reference.py [--kvant PROGRAM] [--check]
 
@@ -22,8 +22,8 @@ END = ["Environment", "Exit status", "Output", "Examples"]
 
 
 def sections():
-    """{heading: text} of tools/reference.md."""
-    parts = re.split(r"(?m)^## (.*)\n", (ROOT / "tools" / "reference.md").read_text())
+    """{heading: text} of tools/reference.txt."""
+    parts = re.split(r"(?m)^## (.*)\n", (ROOT / "tools" / "reference.txt").read_text())
     return dict(zip(parts[1::2], (text.strip("\n") for text in parts[2::2])))
 
 
@@ -181,7 +181,7 @@ def files():
     read, text = tables.read(), sections()
     unknown = {heading[6:] for heading in text if heading.startswith("kvant ")} - {table.name for table in read}
     if unknown:
-        sys.exit(f"tools/reference.md has sections of commands that do not exist: {', '.join(sorted(unknown))}")
+        sys.exit(f"tools/reference.txt has sections of commands that do not exist: {', '.join(sorted(unknown))}")
     return {"docs/kvant.1": man(read, text), "docs/reference/commands.md": markdown(read, text),
             "tools/completion/kvant.bash": completion.bash(read), "tools/completion/_kvant": completion.zsh(read),
             "tools/completion/kvant.fish": completion.fish(read)}
