@@ -93,6 +93,14 @@ static char *read_file(const char *path, size_t *bytes)
     return text;
 }
 
+bool text_given(const char *command, const char *file)
+{
+    if (file != NULL)
+        return true;
+    complain("%s: no text given", command);
+    return hint("-f text.txt; scripts/fetch.py text makes one");
+}
+
 char *read_text(const char *path, size_t *bytes)
 {
     if (strcmp(path, MANUAL_TEXT) == 0)
