@@ -23,8 +23,7 @@ template <int D> struct Row {
     /* use(number, channel) for the numbers of the lane */
     template <class F> __device__ __forceinline__ void each(int lane, F &&use)
     {
-#pragma unroll
-        for (int j = 0; j < PER_LANE; j++)
+        unrolled_for (int j = 0; j < PER_LANE; j++)
             use(x[j], lane + 32 * j);
     }
 };
@@ -61,13 +60,11 @@ __device__ __forceinline__ void store_row(void *to, size_t offset, kvant_cuda_ty
                                           const Row<D> &row)
 {
     if (type == KVANT_CUDA_F32) {
-#pragma unroll
-        for (int j = 0; j < Row<D>::PER_LANE; j++)
+        unrolled_for (int j = 0; j < Row<D>::PER_LANE; j++)
             static_cast<float *>(to)[offset + lane + 32 * j] = row.x[j];
         return;
     }
-#pragma unroll
-    for (int j = 0; j < Row<D>::PER_LANE; j++) {
+    unrolled_for (int j = 0; j < Row<D>::PER_LANE; j++) {
         uint16_t bits = type == KVANT_CUDA_F16 ? __half_as_ushort(__float2half_rn(row.x[j]))
                                                : __bfloat16_as_ushort(__float2bfloat16_rn(row.x[j]));
         static_cast<uint16_t *>(to)[offset + lane + 32 * j] = bits;
@@ -77,8 +74,7 @@ __device__ __forceinline__ void store_row(void *to, size_t offset, kvant_cuda_ty
 template <int D>
 __device__ __forceinline__ void apply_signs(Row<D> &row, const kvant_cuda_rotation &rotation, int lane)
 {
-#pragma unroll
-    for (int j = 0; j < Row<D>::PER_LANE; j++)
+    unrolled_for (int j = 0; j < Row<D>::PER_LANE; j++)
         row.x[j] = rotation.signs[j] >> lane & 1 ? -row.x[j] : row.x[j];
 }
 
@@ -91,24 +87,20 @@ __device__ __forceinline__ void hadamard(Row<D> &row, const kvant_cuda_rotation 
 #pragma unroll 1
     for (uint32_t distance = 1; distance < 32 && distance < rotation.block; distance *= 2) {
         float sign = lane & distance ? -1.0f : 1.0f;
-#pragma unroll
-        for (int j = 0; j < N; j++)
+        unrolled_for (int j = 0; j < N; j++)
             row.x[j] = __fmaf_rn(row.x[j], sign, __shfl_xor_sync(FULL, row.x[j], distance));
     }
-#pragma unroll
-    for (int step = 1; step < N; step *= 2) {
+    unrolled_for (int step = 1; step < N; step *= 2) {
         if (32 * step >= rotation.block)
             break;
-#pragma unroll
-        for (int j = 0; j < N; j++)
+        unrolled_for (int j = 0; j < N; j++)
             if ((j & step) == 0 && j + step < N) {
                 float a = row.x[j], b = row.x[j + step];
                 row.x[j] = __fadd_rn(a, b);
                 row.x[j + step] = __fsub_rn(a, b);
             }
     }
-#pragma unroll
-    for (int j = 0; j < N; j++)
+    unrolled_for (int j = 0; j < N; j++)
         row.x[j] = __fmul_rn(row.x[j], rotation.scale);
 }
 
@@ -137,17 +129,14 @@ template <int D> __device__ __forceinline__ Row<D> combine_rows(const float *m, 
 {
     constexpr int N = Row<D>::PER_LANE;
     Row<D> y;
-#pragma unroll
-    for (int k = 0; k < N; k++)
+    unrolled_for (int k = 0; k < N; k++)
         y.x[k] = 0;
-#pragma unroll
-    for (int j = 0; j < N; j++)
+    unrolled_for (int j = 0; j < N; j++)
 #pragma unroll 8
         for (int l = 0; l < 32; l++) {
             const float x_i = __shfl_sync(FULL, x.x[j], l);
             const float *row = m + (size_t)(32 * j + l) * D + lane;
-#pragma unroll
-            for (int k = 0; k < N; k++)
+            unrolled_for (int k = 0; k < N; k++)
                 y.x[k] = __fadd_rn(y.x[k], __fmul_rn(x_i, row[32 * k]));
         }
     return y;
@@ -160,8 +149,7 @@ __device__ __forceinline__ Row<D> multiply_rows(const float *m, const Row<D> &x,
 {
     Row<D> y;
     __syncwarp(); /* the row before has been read */
-#pragma unroll
-    for (int j = 0; j < Row<D>::PER_LANE; j++)
+    unrolled_for (int j = 0; j < Row<D>::PER_LANE; j++)
         space[lane + 32 * j] = x.x[j];
     __syncwarp();
 #pragma unroll 1
@@ -170,18 +158,15 @@ __device__ __forceinline__ Row<D> multiply_rows(const float *m, const Row<D> &x,
         float sum[16];
 #pragma unroll 1
         for (int tile = 0; tile < D / 16; tile++)
-#pragma unroll
-            for (int i = 0; i < 4; i++) {
+            unrolled_for (int i = 0; i < 4; i++) {
                 const float4 a = row[4 * tile + i], b = reinterpret_cast<const float4 *>(space)[4 * tile + i];
                 sum[4 * i] = __fadd_rn(tile ? sum[4 * i] : 0, __fmul_rn(a.x, b.x));
                 sum[4 * i + 1] = __fadd_rn(tile ? sum[4 * i + 1] : 0, __fmul_rn(a.y, b.y));
                 sum[4 * i + 2] = __fadd_rn(tile ? sum[4 * i + 2] : 0, __fmul_rn(a.z, b.z));
                 sum[4 * i + 3] = __fadd_rn(tile ? sum[4 * i + 3] : 0, __fmul_rn(a.w, b.w));
             }
-#pragma unroll
-        for (int width = 8; width > 0; width /= 2)
-#pragma unroll
-            for (int i = 0; i < width; i++)
+        unrolled_for (int width = 8; width > 0; width /= 2)
+            unrolled_for (int i = 0; i < width; i++)
                 sum[i] = __fadd_rn(sum[i], sum[i + width]);
         y.x[j] = sum[0];
     }

@@ -148,11 +148,9 @@ template <class C, int D>
 __device__ __forceinline__ void store_sums(const Accumulator<C, D> &sums, float *rows, int t, int n_columns, int lane)
 {
     int row = lane >> 2, column = 8 * t + 2 * (lane & 3);
-#pragma unroll
-    for (int h = 0; h < 2; h++)
+    unrolled_for (int h = 0; h < 2; h++)
         if (column + h < n_columns)
-#pragma unroll
-            for (int i = 0; i < 2 * Accumulator<C, D>::TILES; i++) {
+            unrolled_for (int i = 0; i < 2 * Accumulator<C, D>::TILES; i++) {
                 const int channel = value_channel<C, D>(i / 2, row, i % 2);
                 if (!HAS_CHUNKS<C> || channel < D)
                     rows[(column + h) * (D + 4) + channel] = sums.o[i / 2][h + 2 * (i % 2)];
@@ -198,8 +196,7 @@ __device__ __forceinline__ void attend_open_pages(const AttentionArgs &p, const 
         const int entry = __ldg(table + i), before = PAGE_TOKENS * (i - at.first);
         if (entry >= 0 || entry == KVANT_CUDA_NO_BLOCK)
             continue;
-#pragma unroll
-        for (int t = 0; t < TILES; t++)
+        unrolled_for (int t = 0; t < TILES; t++)
             sums[t] = attend_open_page<C, D, GENERAL>(p, queries, seen, t, -1 - entry, at.pair.kv_head, at.skipped + before,
                                              at.tokens - before, lane, sums[t]);
     }
@@ -321,8 +318,7 @@ __device__ __forceinline__ void attend(const ArgsOf<KC, VC> &p)
         uint32_t q[TILES][key_tiles<KC, D>()][2];
         ScoreFactors<KC, D> factors[TILES];
         Accumulator<VC, D> sums[TILES];
-#pragma unroll
-        for (int t = 0; t < TILES; t++) {
+        unrolled_for (int t = 0; t < TILES; t++) {
             if constexpr (!S::RELOAD)
                 load_operands<KC, D>(shared.queries, t, q[t], lane);
             factors[t] = score_factors<KC, D>(shared.queries, t, lane, p.k_step, p.k_bias, p.k_symmetric, p.k_offset);
@@ -347,8 +343,7 @@ __device__ __forceinline__ void attend(const ArgsOf<KC, VC> &p)
             if (!OPEN || entry >= 0) {
                 float s[TILES][4][4];
                 if constexpr (S::RELOAD)
-#pragma unroll
-                    for (int t = 0; t < TILES; t++)
+                    unrolled_for (int t = 0; t < TILES; t++)
                         load_operands<KC, D>(shared.queries, t, q[t], lane);
                 score_page<KC, D, LARGE, S::BYTES>(page, S::K_CODES, q, factors, k_table, p.k_symmetric, p.k_offset,
                                                 lane, s);
@@ -357,8 +352,7 @@ __device__ __forceinline__ void attend(const ArgsOf<KC, VC> &p)
                     feeder.fill_keys(p, lengths, mine + S::WARPS < at.end);
                 }
                 if constexpr (GENERAL)
-#pragma unroll
-                    for (int t = 0; t < TILES; t++)
+                    unrolled_for (int t = 0; t < TILES; t++)
                         change_scores(p, shared.queries, seen, t, first, valid, lane, s[t]);
                 if constexpr (S::SPLIT)
                     feeder.ring.wait_values(slot, parity);
@@ -378,8 +372,7 @@ __device__ __forceinline__ void attend(const ArgsOf<KC, VC> &p)
         }
         if constexpr (OPEN)
             attend_open_pages<VC, D, GENERAL>(p, shared.queries, at, seen, open_from, S::WARPS, lane, sums);
-#pragma unroll
-        for (int t = 0; t < TILES; t++) {
+        unrolled_for (int t = 0; t < TILES; t++) {
             sums[t].finish(p.v_step, p.v_bias, lane);
             if (used >= 0)
                 store_sums<VC, D>(sums[t], reinterpret_cast<float *>(shared.slots[warp][used]), t, at.pair.n_columns,

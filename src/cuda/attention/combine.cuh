@@ -47,8 +47,7 @@ template <int WARPS, int COLUMNS> struct WarpResults {
         if (lane == 0)
             at[warp] = rows_at;
         if (lane < 4)
-#pragma unroll
-            for (int h = 0; h < 2; h++)
+            unrolled_for (int h = 0; h < 2; h++)
                 max[warp][8 * t + 2 * lane + h] = m[h], sum[warp][8 * t + 2 * lane + h] = s[h];
     }
 };
@@ -73,17 +72,14 @@ __device__ __forceinline__ HeadSum<D> add_warps(const WarpResults<WARPS, COLUMNS
     total.max = largest_of(own);
     const float weight = any ? exp2_fast(own - total.max) : 0;
     total.sum = any ? weight * own_sum : 0;
-#pragma unroll
-    for (int k = SPAN / 2; k > 0; k /= 2)
+    unrolled_for (int k = SPAN / 2; k > 0; k /= 2)
         total.sum += __shfl_xor_sync(FULL, total.sum, k);
     total.row.each(lane, [&](float &x, int) { x = 0; });
-#pragma unroll
-    for (int w = 0; w < WARPS; w++) {
+    unrolled_for (int w = 0; w < WARPS; w++) {
         const int at = results.at[w];
         const float *row = slots + max(at, 0) + n * (D + 4) + lane;
         const float scale = __shfl_sync(FULL, weight, w);
-#pragma unroll
-        for (int j = 0; j < Row<D>::PER_LANE; j++) {
+        unrolled_for (int j = 0; j < Row<D>::PER_LANE; j++) {
             const float x = row[32 * j]; /* anything where there are no sums */
             total.row.x[j] += at < 0 ? 0 : scale * x;
         }
@@ -138,8 +134,7 @@ __device__ __forceinline__ void write_partial(const AttentionArgs &p, int index,
                                               int lane)
 {
     float *row = partial_row<D>(p, index, n, lane);
-#pragma unroll
-    for (int j = 0; j < Row<D>::PER_LANE; j++)
+    unrolled_for (int j = 0; j < Row<D>::PER_LANE; j++)
         __stcg(row + j, total.row.x[j]);
     if (lane == 0) {
         float *scalars = partial_scalars<D>(p, index, n);
@@ -155,14 +150,12 @@ template <int D> __device__ __forceinline__ Row<D> load_partial(const float *fro
     constexpr int N = Row<D>::PER_LANE;
     Row<D> row;
     if constexpr (N % 4 == 0) {
-#pragma unroll
-        for (int j = 0; j < N; j += 4) {
+        unrolled_for (int j = 0; j < N; j += 4) {
             float4 x = __ldcg(reinterpret_cast<const float4 *>(from + j));
             row.x[j] = x.x, row.x[j + 1] = x.y, row.x[j + 2] = x.z, row.x[j + 3] = x.w;
         }
     } else {
-#pragma unroll
-        for (int j = 0; j < N; j++)
+        unrolled_for (int j = 0; j < N; j++)
             row.x[j] = __ldcg(from + j);
     }
     return row;
@@ -183,8 +176,7 @@ __device__ __forceinline__ HeadSum<D> add_rows(const AttentionArgs &p, const Sha
     const float *const start = partial_row<D>(p, share.partial(0), n, lane), *const second = partial_row<D>(
                                                                                  p, share.partial(1), n, lane);
     auto load_rows = [&](int from) { /* beyond the last block: the last one again, with weight 0 */
-#pragma unroll
-                                     for (int k = 0; k < AT_ONCE; k++) {
+                                     unrolled_for (int k = 0; k < AT_ONCE; k++) {
                                          const int i = min(from + k, blocks - 1);
                                          rows[k] = load_partial<D>(
                                              i == 0 ? start : second + (i - 1) * (int)(2 * partial_floats(D)));
@@ -213,11 +205,9 @@ __device__ __forceinline__ HeadSum<D> add_rows(const AttentionArgs &p, const Sha
             total.sum += weight * scalars.y;
             weight = from + lane < blocks ? weight : 0;
         }
-#pragma unroll
-        for (int k = 0; k < AT_ONCE; k++) {
+        unrolled_for (int k = 0; k < AT_ONCE; k++) {
             float scale = __shfl_sync(FULL, weight, from % 32 + k);
-#pragma unroll
-            for (int j = 0; j < Row<D>::PER_LANE; j++)
+            unrolled_for (int j = 0; j < Row<D>::PER_LANE; j++)
                 total.row.x[j] += scale * rows[k].x[j];
         }
         if (AT_ONCE < MOST_AT_ONCE<D> || (from += AT_ONCE) >= blocks)

@@ -78,12 +78,10 @@ template <Order ORDER, int TILES> __device__ __forceinline__ void reorder(uint32
         x = low;
     };
     if constexpr (ORDER == Order::COLUMNS_AND_8)
-#pragma unroll
-        for (int i = 0; i < TILES; i++)
+        unrolled_for (int i = 0; i < TILES; i++)
             halves(b[i][0], b[i][1]);
     if constexpr (ORDER == Order::TILES)
-#pragma unroll
-        for (int i = 0; i < TILES; i += 2) {
+        unrolled_for (int i = 0; i < TILES; i += 2) {
             halves(b[i][0], b[i + 1][0]);
             halves(b[i][1], b[i + 1][1]);
         }
@@ -111,8 +109,7 @@ struct Uniform2 : Kind<KVANT_CUDA_UNIFORM2, 2, 2, 4> {
     {
         const uint32_t x[4] = { w[0], shift_by(w[0], table.shift4), shift_by(w[0], table.shift8),
                                 shift_by(w[0], table.shift12) };
-#pragma unroll
-        for (int i = 0; i < 4; i++) {
+        unrolled_for (int i = 0; i < 4; i++) {
             a[i / 2][2 * (i % 2)] = x[i] & 0x00030003u;
             a[i / 2][2 * (i % 2) + 1] = x[i] & 0x000c000cu;
         }
@@ -125,8 +122,7 @@ struct Uniform3 : Kind<KVANT_CUDA_UNIFORM3, 3, 4, 4> {
     __device__ static void unpack(const uint32_t (&w)[3], const Bytes &table, uint32_t (&a)[TILES][4])
     {
         const uint32_t powers[4] = { 0, table.shift4, table.shift8, table.shift12 };
-#pragma unroll
-        for (int i = 0; i < 8; i++) { /* half a tile: bits 2 i and 2 i + 1 of the upper plane */
+        unrolled_for (int i = 0; i < 8; i++) { /* half a tile: bits 2 i and 2 i + 1 of the upper plane */
             const uint32_t low = i % 4 ? shift_by(w[i / 4], powers[i % 4]) : w[i / 4],
                            top = 2 * i < 2 ? w[2] << 2 : w[2] >> (2 * i - 2);
             const uint32_t row0 = bit_select<0x00030003u>(low, top), row8 = bit_select<0x000c000cu>(low, top << 1);
@@ -259,8 +255,7 @@ struct Codebook3 : Kind<KVANT_CUDA_CODEBOOK3, 3, 4, 1, Order::TILES, true> {
     {
         uint32_t top[2], even, odd;
         spread_top(w[2], table, top);
-#pragma unroll
-        for (int pair = 0; pair < 2; pair++) {
+        unrolled_for (int pair = 0; pair < 2; pair++) {
             join(w[pair], top[pair], table, even, odd);
             look_up8(even, odd, table, a[2 * pair], a[2 * pair + 1]);
         }
@@ -270,8 +265,7 @@ struct Codebook3 : Kind<KVANT_CUDA_CODEBOOK3, 3, 4, 1, Order::TILES, true> {
     {
         uint32_t top[2], even, odd;
         spread_top(w[2], table, top);
-#pragma unroll
-        for (int pair = 0; pair < 2; pair++) {
+        unrolled_for (int pair = 0; pair < 2; pair++) {
             join(w[pair], top[pair], table, even, odd);
             look_up_bytes(even, odd, table, a[pair]);
         }
@@ -301,8 +295,7 @@ __device__ __forceinline__ void load_step(const uint32_t *plane, int g, int step
     uint32_t x[R];
     auto take = [&](int units, int unit, int offset, int which) {
         load_words<R>(plane + offset + 128 * g * units + (32 * unit + lane) * R, x);
-#pragma unroll
-        for (int i = 0; i < R; i++)
+        unrolled_for (int i = 0; i < R; i++)
             w[i][which] = x[i];
     };
     if constexpr (C::BITS == 4) {
@@ -317,8 +310,7 @@ __device__ __forceinline__ void load_step(const uint32_t *plane, int g, int step
         if (2 * step + 1 < UNITS2)
             take(UNITS2, 2 * step + 1, 0, 1);
         else
-#pragma unroll
-            for (int i = 0; i < R; i++)
+            unrolled_for (int i = 0; i < R; i++)
                 w[i][1] = 0;
         take(UNITS1, step, plane_words, 2);
     }
@@ -329,16 +321,13 @@ __device__ __forceinline__ void for_each_tile_of_group(const uint32_t *plane, in
                                                        const Bytes &table, F &&use)
 {
     constexpr int STEPS = (COLUMN_TILES + C::TILES - 1) / C::TILES;
-#pragma unroll
-    for (int step = 0; step < STEPS; step++) {
+    unrolled_for (int step = 0; step < STEPS; step++) {
         uint32_t w[R][3];
         load_step<C, R, COLUMN_TILES>(plane, g, step, lane, plane_words, w);
-#pragma unroll
-        for (int i = 0; i < R; i++) {
+        unrolled_for (int i = 0; i < R; i++) {
             uint32_t a[C::TILES][4];
             C::unpack(w[i], table, a);
-#pragma unroll
-            for (int t = 0; t < C::TILES; t++)
+            unrolled_for (int t = 0; t < C::TILES; t++)
                 if (step * C::TILES + t < COLUMN_TILES)
                     use(4 * g + i, step * C::TILES + t, a[t]);
         }
@@ -353,12 +342,10 @@ __device__ __forceinline__ void for_each_key_pair(const uint8_t *page, int lane,
     constexpr int FIRST = (COLUMN_TILES + 1) / 2 * 128; /* words of a plane of 2 bits */
     const uint32_t *plane = reinterpret_cast<const uint32_t *>(page);
     if constexpr (C::BITS == 3) {
-#pragma unroll
-        for (int step = 0; 4 * step < COLUMN_TILES; step++) {
+        unrolled_for (int step = 0; 4 * step < COLUMN_TILES; step++) {
             uint32_t w[4][3];
             load_step<C, 4, COLUMN_TILES>(plane, 0, step, lane, FIRST, w);
-#pragma unroll
-            for (int rt = 0; rt < 4; rt++) {
+            unrolled_for (int rt = 0; rt < 4; rt++) {
                 uint32_t a[2][4];
                 C::unpack_bytes(w[rt], table, a);
                 use(rt, 2 * step, a[0]);
@@ -367,16 +354,14 @@ __device__ __forceinline__ void for_each_key_pair(const uint8_t *page, int lane,
             }
         }
     } else {
-#pragma unroll
-        for (int pair = 0; pair < COLUMN_TILES / 2; pair++) {
+        unrolled_for (int pair = 0; pair < COLUMN_TILES / 2; pair++) {
             uint32_t x[4], y[4], a[4];
             if constexpr (C::BITS == 4) {
                 load_words<4>(plane + (64 * pair + lane) * 4, x);
                 load_words<4>(plane + (64 * pair + 32 + lane) * 4, y);
             } else
                 load_words<4>(plane + (32 * pair + lane) * 4, x);
-#pragma unroll
-            for (int rt = 0; rt < 4; rt++) {
+            unrolled_for (int rt = 0; rt < 4; rt++) {
                 if constexpr (C::BITS == 4) {
                     C::look_up(x[rt], table, a[0], a[1]);
                     C::look_up(y[rt], table, a[2], a[3]);
@@ -395,8 +380,7 @@ __device__ __forceinline__ void for_each_tile(const uint8_t *page, int lane, con
     /* words of the first plane, where a second one starts */
     constexpr int FIRST = C::BITS == 3 ? (COLUMN_TILES + 1) / 2 * 32 * ROW_TILES : COLUMN_TILES * 32 * ROW_TILES;
     const uint32_t *plane = reinterpret_cast<const uint32_t *>(page);
-#pragma unroll
-    for (int g = 0; g < ROW_TILES / 4; g++)
+    unrolled_for (int g = 0; g < ROW_TILES / 4; g++)
         for_each_tile_of_group<C, 4, COLUMN_TILES>(plane, g, lane, FIRST, table, use);
     if constexpr (ROW_TILES % 4 != 0)
         for_each_tile_of_group<C, ROW_TILES % 4, COLUMN_TILES>(plane, ROW_TILES / 4, lane, FIRST, table, use);

@@ -54,8 +54,7 @@ __device__ __forceinline__ void prepare_row(Q &tile, const AttentionArgs &p, int
     float largest = 0, sum = 0;
     row.each(lane, [&](float &x, int) { largest = fmaxf(largest, fabsf(x)); });
     float unit = power_above(largest_of(largest)), inverse = __frcp_rn(unit);
-#pragma unroll
-    for (int j = 0; j < Row<D>::PER_LANE; j++) {
+    unrolled_for (int j = 0; j < Row<D>::PER_LANE; j++) {
         __half h = __float2half_rn(row.x[j] * inverse);
         tile.rows[n * Q::STRIDE + lane + 32 * j] = h; /* for open pages, whatever the kind */
         if constexpr (Q::BYTES) {
@@ -96,8 +95,7 @@ template <int D, int WARPS, bool GENERAL, int COLUMNS> struct QueryRows {
      * make every page compute its weights twice. */
     __device__ __forceinline__ void load(const AttentionArgs &p, const Pair &pair, int warp, int lane)
     {
-#pragma unroll
-        for (int i = 0; i < N; i++) {
+        unrolled_for (int i = 0; i < N; i++) {
             const int n = warp + i * WARPS;
             if (n < pair.n_columns) {
                 const Column column = column_of<GENERAL>(p, pair, n);
@@ -114,8 +112,7 @@ template <int D, int WARPS, bool GENERAL, int COLUMNS> struct QueryRows {
     __device__ __forceinline__ void prepare(Q &tile, const AttentionArgs &p, const Pair &pair, int first_position,
                                             int warp, int lane)
     {
-#pragma unroll
-        for (int i = 0; i < N; i++) {
+        unrolled_for (int i = 0; i < N; i++) {
             const int n = warp + i * WARPS;
             if (n >= COLUMNS)
                 break;
@@ -136,8 +133,7 @@ template <int D> __device__ __forceinline__ void load_pairs(const void *rows, ui
 {
     constexpr int STRIDE = D + 8;
     const uint16_t *row = static_cast<const uint16_t *>(rows) + (lane >> 2) * STRIDE + 2 * (lane & 3);
-#pragma unroll
-    for (int ct = 0; ct < D / 16; ct++) {
+    unrolled_for (int ct = 0; ct < D / 16; ct++) {
         q[ct][0] = *reinterpret_cast<const uint32_t *>(row + 16 * ct);
         q[ct][1] = *reinterpret_cast<const uint32_t *>(row + 16 * ct + 8);
     }
@@ -149,24 +145,20 @@ template <class C, int D>
 __device__ __forceinline__ void load_bytes(const int16_t *fixed, uint32_t (&q)[D / 16][2], int lane)
 {
     load_pairs<D>(fixed, q, lane);
-#pragma unroll
-    for (int t = 0; t < D / 16; t += 2) {
+    unrolled_for (int t = 0; t < D / 16; t += 2) {
         uint32_t low[2], high[2];
         if constexpr (HAS_TRELLIS<C>) {
-#pragma unroll
-            for (int i = 0; i < 2; i++) {
+            unrolled_for (int i = 0; i < 2; i++) {
                 low[i] = prmt(q[t + i][0], q[t + i][1], 0x6420);
                 high[i] = prmt(q[t + i][0], q[t + i][1], 0x7531);
             }
         } else if constexpr (C::ORDER == Order::COLUMNS_AND_8) {
-#pragma unroll
-            for (int i = 0; i < 2; i++) {
+            unrolled_for (int i = 0; i < 2; i++) {
                 low[i] = prmt(q[t + i][0], q[t + i][1], 0x6240);
                 high[i] = prmt(q[t + i][0], q[t + i][1], 0x7351);
             }
         } else {
-#pragma unroll
-            for (int i = 0; i < 2; i++) { /* columns c, then c + 1, of both tiles */
+            unrolled_for (int i = 0; i < 2; i++) { /* columns c, then c + 1, of both tiles */
                 uint32_t near = prmt(q[t][0], q[t][1], i ? 0x7362 : 0x5140),
                          next = prmt(q[t + 1][0], q[t + 1][1], i ? 0x7362 : 0x5140);
                 low[i] = prmt(near, next, 0x5410);
@@ -185,12 +177,10 @@ __device__ __forceinline__ void load_chunks(const __half *rows, uint32_t (&q)[ke
 {
     constexpr int STRIDE = D + 8;
     const uint16_t *row = reinterpret_cast<const uint16_t *>(rows) + (lane >> 2) * STRIDE;
-#pragma unroll
-    for (int t = 0; t < key_tiles<C, D>(); t++) {
+    unrolled_for (int t = 0; t < key_tiles<C, D>(); t++) {
         const int channel = C::CHANNELS * (8 * (t / 2) + 2 * (lane & 3) + t % 2);
         uint32_t x[4];
-#pragma unroll
-        for (int k = 0; k < 4; k++)
+        unrolled_for (int k = 0; k < 4; k++)
             x[k] = k < C::CHANNELS && channel + k < D ? row[channel + k] : 0;
         q[t][0] = x[0] | x[1] << 16;
         q[t][1] = x[2] | x[3] << 16;

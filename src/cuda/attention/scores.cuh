@@ -36,13 +36,11 @@ template <class Q>
 __device__ __forceinline__ void add_bias(const AttentionArgs &p, const Q &tile, int t, int first, int valid, int lane,
                                          float (&s)[4][4])
 {
-#pragma unroll
-    for (int h = 0; h < 2; h++) {
+    unrolled_for (int h = 0; h < 2; h++) {
         const int column = 8 * t + 2 * (lane & 3) + h;
         const float slope = tile.slope[column];
         const uint16_t *mask = p.mask + tile.mask_row[column];
-#pragma unroll
-        for (int i = 0; i < 8; i++) {
+        unrolled_for (int i = 0; i < 8; i++) {
             float &x = s[i / 2][2 * (i & 1) + h];
             const int in_page = 16 * (i / 2) + 8 * (i & 1) + (lane >> 2), token = first + in_page;
             if (p.softcap_log2 > 0)
@@ -59,11 +57,9 @@ template <class Q>
 __device__ __forceinline__ void hide_unseen(const AttentionArgs &p, const Q &tile, int t, int first, int lane,
                                             float (&s)[4][4])
 {
-#pragma unroll
-    for (int h = 0; h < 2; h++) {
+    unrolled_for (int h = 0; h < 2; h++) {
         const int position = tile.position[8 * t + 2 * (lane & 3) + h];
-#pragma unroll
-        for (int i = 0; i < 8; i++) {
+        unrolled_for (int i = 0; i < 8; i++) {
             const int token = first + 16 * (i / 2) + 8 * (i & 1) + (lane >> 2);
             if ((p.causal && token > position) || position - token >= p.window)
                 s[i / 2][2 * (i & 1) + h] = -INFINITY;

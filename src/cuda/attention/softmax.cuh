@@ -38,8 +38,7 @@ __device__ __forceinline__ TokenScales load_scales(const uint8_t *metadata, int 
 {
     const __half *numbers = reinterpret_cast<const __half *>(metadata) + row;
     TokenScales t;
-#pragma unroll
-    for (int i = 0; i < 8; i++) {
+    unrolled_for (int i = 0; i < 8; i++) {
         t.scale[i] = __half2float(numbers[8 * i]);
         if constexpr (!HAS_ZEROS<C>)
             t.zero[i] = 0;
@@ -52,8 +51,7 @@ __device__ __forceinline__ TokenScales load_scales(const uint8_t *metadata, int 
 /* Hides tokens valid .. 63: whatever bytes stand there, their weight is 0. */
 __device__ __forceinline__ void mask_tokens(float (&s)[4][4], TokenScales &values, int valid, int row)
 {
-#pragma unroll
-    for (int i = 0; i < 8; i++)
+    unrolled_for (int i = 0; i < 8; i++)
         if (16 * (i / 2) + 8 * (i & 1) + row >= valid) {
             s[i / 2][2 * (i & 1)] = s[i / 2][2 * (i & 1) + 1] = -INFINITY;
             values.scale[i] = values.zero[i] = 0;
@@ -81,13 +79,10 @@ template <class C, int D> struct Accumulator {
 
     __device__ __forceinline__ void clear()
     {
-#pragma unroll
-        for (int i = 0; i < TILES; i++)
-#pragma unroll
-            for (int j = 0; j < 4; j++)
+        unrolled_for (int i = 0; i < TILES; i++)
+            unrolled_for (int j = 0; j < 4; j++)
                 o[i][j] = 0;
-#pragma unroll
-        for (int h = 0; h < 2; h++)
+        unrolled_for (int h = 0; h < 2; h++)
             max[h] = NEVER, sum[h] = zero[h] = weights[h] = weights[h + 2] = 0;
     }
 
@@ -96,11 +91,9 @@ template <class C, int D> struct Accumulator {
     __device__ __forceinline__ void raise(const float (&s)[4][4], const TokenScales &values)
     {
         float top[2] = { NEVER, NEVER };
-#pragma unroll
-        for (int i = 0; i < 8; i++) {
+        unrolled_for (int i = 0; i < 8; i++) {
             float exponent = log2_fast(fmaxf(values.scale[i], 5.9604645e-8f));
-#pragma unroll
-            for (int h = 0; h < 2; h++)
+            unrolled_for (int h = 0; h < 2; h++)
                 top[h] = fmaxf(top[h], s[i / 2][2 * (i & 1) + h] + exponent);
         }
         raise_to(top);
@@ -110,10 +103,8 @@ template <class C, int D> struct Accumulator {
     __device__ __forceinline__ void raise(const float (&s)[4][4], float exponent)
     {
         float top[2] = { NEVER, NEVER };
-#pragma unroll
-        for (int i = 0; i < 8; i++)
-#pragma unroll
-            for (int h = 0; h < 2; h++)
+        unrolled_for (int i = 0; i < 8; i++)
+            unrolled_for (int h = 0; h < 2; h++)
                 top[h] = fmaxf(top[h], s[i / 2][2 * (i & 1) + h]);
         top[0] += exponent;
         top[1] += exponent;
@@ -125,10 +116,8 @@ template <class C, int D> struct Accumulator {
     {
         if (!__any_sync(FULL, top[0] > max[0] + SLACK || top[1] > max[1] + SLACK))
             return;
-#pragma unroll
-        for (int h = 0; h < 2; h++) {
-#pragma unroll
-            for (int k = 4; k < 32; k *= 2)
+        unrolled_for (int h = 0; h < 2; h++) {
+            unrolled_for (int k = 4; k < 32; k *= 2)
                 top[h] = fmaxf(top[h], __shfl_xor_sync(FULL, top[h], k));
             float raised = fmaxf(max[h], top[h]), shrink = exp2_fast(max[h] - raised);
             max[h] = raised;
@@ -136,8 +125,7 @@ template <class C, int D> struct Accumulator {
             zero[h] *= shrink;
             weights[h] *= shrink;
             weights[h + 2] *= shrink;
-#pragma unroll
-            for (int i = 0; i < TILES; i++)
+            unrolled_for (int i = 0; i < TILES; i++)
                 o[i][h] *= shrink, o[i][h + 2] *= shrink;
         }
     }
@@ -145,17 +133,14 @@ template <class C, int D> struct Accumulator {
     /* Adds the lanes' shares of sum and zero; afterwards o holds finished numbers (times sum). */
     __device__ __forceinline__ void finish(float step, float bias, int lane)
     {
-#pragma unroll
-        for (int h = 0; h < 2; h++) {
-#pragma unroll
-            for (int k = 4; k < 32; k *= 2) {
+        unrolled_for (int h = 0; h < 2; h++) {
+            unrolled_for (int k = 4; k < 32; k *= 2) {
                 sum[h] += __shfl_xor_sync(FULL, sum[h], k);
                 if constexpr (HAS_ZEROS<C> && C::GROUP == KVANT_CUDA_GROUP_TOKEN)
                     zero[h] += __shfl_xor_sync(FULL, zero[h], k);
             }
             const float factor = unit(step);
-#pragma unroll
-            for (int i = 0; i < TILES; i++) {
+            unrolled_for (int i = 0; i < TILES; i++) {
                 float base = C::BIASED ? -bias * step * weights[h] : zero[h];
                 if constexpr (C::GROUP == KVANT_CUDA_GROUP_CHANNELS32)
                     base = __shfl_sync(FULL, zero[h], 4 * (i / 2) + (lane & 3));
@@ -179,11 +164,9 @@ __device__ __forceinline__ bool weights_of(const Accumulator<C, D> &sums, const 
 {
     __half2 largest = __float2half2_rn(0);
     page = PageSums{};
-#pragma unroll
-    for (int i = 0; i < 8; i++) {
+    unrolled_for (int i = 0; i < 8; i++) {
         float e[2];
-#pragma unroll
-        for (int h = 0; h < 2; h++) {
+        unrolled_for (int h = 0; h < 2; h++) {
             e[h] = exp2_fast(s[i / 2][2 * (i & 1) + h] - sums.max[h]);
             page.sum[h] += e[h];
             if constexpr (HAS_ZEROS<C>)
@@ -208,27 +191,21 @@ __device__ __forceinline__ void weigh_tokens(Accumulator<C, D> (&sums)[TILES], c
 #pragma unroll 1
     for (int attempt = 0; attempt < 2; attempt++) {
         bool fits = true;
-#pragma unroll
-        for (int t = 0; t < TILES; t++)
+        unrolled_for (int t = 0; t < TILES; t++)
             fits &= weights_of(sums[t], s[t], values, page[t], p[t]);
         if (attempt == 1 || __all_sync(FULL, fits))
             break;
-#pragma unroll
-        for (int t = 0; t < TILES; t++)
+        unrolled_for (int t = 0; t < TILES; t++)
             sums[t].raise(s[t], values);
     }
-#pragma unroll
-    for (int t = 0; t < TILES; t++) {
-#pragma unroll
-        for (int h = 0; h < 2; h++)
+    unrolled_for (int t = 0; t < TILES; t++) {
+        unrolled_for (int h = 0; h < 2; h++)
             sums[t].sum[h] += page[t].sum[h], sums[t].zero[h] += page[t].zero[h];
-#pragma unroll
-        for (int i = 0; i < 8; i++)
+        unrolled_for (int i = 0; i < 8; i++)
             p[t][i / 2][i & 1] = transpose8x8(p[t][i / 2][i & 1]);
         if constexpr (C::BIASED) {
             const uint32_t ones[4] = { 0x3c003c00u, 0x3c003c00u, 0x3c003c00u, 0x3c003c00u };
-#pragma unroll
-            for (int i = 0; i < 4; i++)
+            unrolled_for (int i = 0; i < 4; i++)
                 mma(sums[t].weights, ones, p[t][i][0], p[t][i][1]);
         }
     }

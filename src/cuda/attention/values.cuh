@@ -16,8 +16,7 @@ namespace kvant
 /* The scores of tokens valid .. 63 of a page become those of tokens that are not there. */
 __device__ __forceinline__ void hide_tokens(float (&s)[4][4], int valid, int row)
 {
-#pragma unroll
-    for (int i = 0; i < 8; i++)
+    unrolled_for (int i = 0; i < 8; i++)
         if (16 * (i / 2) + 8 * (i & 1) + row >= valid)
             s[i / 2][2 * (i & 1)] = s[i / 2][2 * (i & 1) + 1] = -INFINITY;
 }
@@ -46,8 +45,7 @@ __device__ __forceinline__ void clear_scales(uint8_t *metadata, int symmetric, i
 template <class A>
 __device__ __forceinline__ void weigh(A &sums, const float (&s)[4][4], float size, uint32_t (&p)[4][2])
 {
-#pragma unroll
-    for (int i = 0; i < 8; i++) {
+    unrolled_for (int i = 0; i < 8; i++) {
         float e0 = exp2_fast(s[i / 2][2 * (i & 1)] - sums.max[0]),
               e1 = exp2_fast(s[i / 2][2 * (i & 1) + 1] - sums.max[1]);
         sums.sum[0] += e0;
@@ -66,8 +64,7 @@ struct Size {
 template <int ARRAYS> __device__ __forceinline__ Size size_of(const __half *numbers, int lane)
 {
     uint32_t largest = 0;
-#pragma unroll
-    for (int i = 0; i < ARRAYS; i++) {
+    unrolled_for (int i = 0; i < ARRAYS; i++) {
         const uint32_t pair = pair_at(numbers, PAGE_TOKENS * i + 2 * lane) & 0x7fff7fffu;
         largest = max(largest, max(pair & 0xffffu, pair >> 16));
     }
@@ -91,12 +88,10 @@ __device__ __forceinline__ void add_channel_groups(const uint8_t *page, const By
     float zero[4] = {};
     const __half *zeros = m.zeros() + min(lane & 7, GROUPS - 1) * PAGE_TOKENS + 8 * (lane >> 3),
                  *scales = m.scale + 8 * (lane >> 3);
-#pragma unroll
-    for (int i = 0; i < 2; i++) {
+    unrolled_for (int i = 0; i < 2; i++) {
         uint32_t z[4];
         load_matrices<false>(z, zeros + 32 * i);
-#pragma unroll
-        for (int k = 0; k < 2; k++) {
+        unrolled_for (int k = 0; k < 2; k++) {
             const uint32_t a[4] = { z[2 * k], 0, z[2 * k + 1], 0 };
             mma(zero, a, p[2 * i + k][0], p[2 * i + k][1]);
         }
@@ -106,16 +101,14 @@ __device__ __forceinline__ void add_channel_groups(const uint8_t *page, const By
         if (rt % 2 == 0 && ct % 2 == 0) {
             uint32_t x[4];
             load_matrices<false>(x, scales + rt / 2 * PAGE_TOKENS + 16 * ct);
-#pragma unroll
-            for (int i = 0; i < 4; i++)
+            unrolled_for (int i = 0; i < 4; i++)
                 weights[ct % C::TILES + i / 2][i % 2] =
                     multiply_pairs(p[ct + i / 2][i % 2], multiply_pairs(x[i], size.inverse));
         }
         mma(sums.o[rt], a, w[0], w[1]);
     });
     const float one = m.zero_unit() / size.value;
-#pragma unroll
-    for (int h = 0; h < 2; h++)
+    unrolled_for (int h = 0; h < 2; h++)
         sums.zero[h] += zero[h] * one;
 }
 
@@ -125,8 +118,7 @@ __device__ __forceinline__ void add_channel_groups(const uint8_t *page, const By
 __device__ __forceinline__ uint32_t load_totals(const uint32_t (&p)[4][2], float times, int lane)
 {
     uint32_t rounded[2], lost[2];
-#pragma unroll
-    for (int g = 0; g < 2; g++) {
+    unrolled_for (int g = 0; g < 2; g++) {
         float total[4] = {};
         const uint32_t ones[4] = { 0x3c003c00u, 0x3c003c00u, 0x3c003c00u, 0x3c003c00u };
         mma(total, ones, p[2 * g][0], p[2 * g][1]);
@@ -150,12 +142,10 @@ __device__ __forceinline__ void add_token_groups(const uint8_t *page, const Byte
     weigh(sums, s, 1, p);
     const uint32_t totals = load_totals(p, m.zero_unit(), lane);
     const __half *zeros = m.zeros() + (lane & 1) * D + 8 * (lane >> 3);
-#pragma unroll
-    for (int i = 0; i < D / 32; i++) {
+    unrolled_for (int i = 0; i < D / 32; i++) {
         uint32_t z[4];
         load_matrices<true>(z, zeros + 32 * i);
-#pragma unroll
-        for (int k = 0; k < 2; k++) {
+        unrolled_for (int k = 0; k < 2; k++) {
             const uint32_t a[4] = { z[2 * k], z[2 * k + 1], 0, 0 };
             mma(sums.o[2 * i + k], a, totals, 0);
         }
@@ -174,12 +164,10 @@ __device__ __forceinline__ void add_token_groups(const uint8_t *page, const Byte
             return;
         if (ct == 1 && rt % 2 == 0)
             load_matrices<true>(pairs[rt % 4 / 2], scales + 16 * rt);
-#pragma unroll
-        for (int e = 0; e < 2; e++) {
+        unrolled_for (int e = 0; e < 2; e++) {
             const __half2 both = *reinterpret_cast<const __half2 *>(&pairs[rt % 4 / 2][2 * (rt % 2) + e]);
             const float scale = (ct == 1 ? __low2float(both) : __high2float(both)) * (e ? UNIT / C::ROW8 : UNIT);
-#pragma unroll
-            for (int h = 0; h < 2; h++)
+            unrolled_for (int h = 0; h < 2; h++)
                 sums.o[rt][2 * e + h] += x[2 * e + h] * scale;
         }
     });
@@ -201,8 +189,7 @@ __device__ __forceinline__ void add_page(const uint8_t *page, int codes, const T
     if constexpr (C::GROUP == KVANT_CUDA_GROUP_TOKEN) {
         TokenScales scales = load_scales<C>(page + codes, lane >> 2, symmetric, offset);
         if (valid < PAGE_TOKENS)
-#pragma unroll
-            for (int t = 0; t < TILES; t++)
+            unrolled_for (int t = 0; t < TILES; t++)
                 mask_tokens(s[t], scales, valid, lane >> 2);
         uint32_t weights[TILES][4][2];
         if constexpr (HAS_ZEROS<C> && TILES == 2) { /* both at once would spill registers */
@@ -211,12 +198,10 @@ __device__ __forceinline__ void add_page(const uint8_t *page, int codes, const T
         } else
             weigh_tokens<C, D>(sums, s, scales, weights);
         if constexpr (!HAS_CHUNKS<C>)
-#pragma unroll
-            for (int t = 0; t < TILES; t++)
+            unrolled_for (int t = 0; t < TILES; t++)
                 reorder<C::ORDER, 4>(weights[t]);
         auto multiply = [&](int rt, int ct, const uint32_t(&a)[4]) {
-#pragma unroll
-            for (int t = 0; t < TILES; t++)
+            unrolled_for (int t = 0; t < TILES; t++)
                 mma(sums[t].o[rt], a, weights[t][ct][0], weights[t][ct][1]);
         };
         if constexpr (HAS_CHUNKS<C>)

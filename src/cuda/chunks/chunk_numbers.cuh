@@ -96,8 +96,7 @@ __device__ __forceinline__ float hqmq_component(const HqmqSecondaries &levels, u
      * bit i of the mask is set */
     const uint32_t minus[4] = { 0u, 1u | 4u, 1u | 8u, 1u | 2u };
     double sum = __dmul_rn(hurwitz_component(p, 0), s[i]);
-#pragma unroll
-    for (int k = 1; k < 4; k++) {
+    unrolled_for (int k = 1; k < 4; k++) {
         const double term = __dmul_rn(hurwitz_component(p, k), s[i ^ k]);
         sum = __dadd_rn(sum, minus[k] >> i & 1 ? -term : term);
     }

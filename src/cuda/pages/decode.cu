@@ -82,16 +82,14 @@ template <int D> struct TrellisReader {
         uint32_t codes[Row<D>::PER_LANE];
         int steps[Row<D>::PER_LANE];
         __syncwarp(); /* the row before has been read */
-#pragma unroll
-        for (int j = 0; j < Row<D>::PER_LANE; j++) {
+        unrolled_for (int j = 0; j < Row<D>::PER_LANE; j++) {
             codes[j] = read_code(codec, reinterpret_cast<const uint32_t *>(page), token, lane + 32 * j);
             steps[j] = trellis_step(codec.role, (int)codec.bits, D, lane + 32 * j);
             bits[warp][steps[j]] = codes[j] & 1;
         }
         __syncwarp();
         Row<D> row;
-#pragma unroll
-        for (int j = 0; j < Row<D>::PER_LANE; j++)
+        unrolled_for (int j = 0; j < Row<D>::PER_LANE; j++)
             row.x[j] = __fmul_rn(scale, values[8 * (codes[j] / 2) + subset_at(trellis, bits[warp], D, steps[j])]);
         return row;
     }

@@ -108,11 +108,9 @@ template <int M> __host__ __device__ constexpr bool any_tap(int before)
 template <int M, class At>
 __device__ __forceinline__ void subsets_of(const At &at, uint32_t minus, uint32_t (&z)[4])
 {
-#pragma unroll
-    for (int p = 0; p < 3; p++) {
+    unrolled_for (int p = 0; p < 3; p++) {
         z[p] = minus;
-#pragma unroll
-        for (int j = 0; j <= M; j++)
+        unrolled_for (int j = 0; j <= M; j++)
             if (trellis_tap(M, p) >> j & 1)
                 z[p] ^= at(j);
     }
@@ -163,8 +161,7 @@ template <int B> __device__ __forceinline__ uint32_t key_fields_before(uint32_t 
 
 template <int B, int M, int N> __device__ __forceinline__ void close_circle(uint32_t (&chain)[M + N], int lane)
 {
-#pragma unroll
-    for (int i = M - 1; i >= 0; i--)
+    unrolled_for (int i = M - 1; i >= 0; i--)
         chain[i] = key_fields_before<B>(chain[i + N], lane);
 }
 
@@ -193,8 +190,7 @@ template <int M, int N> __device__ __forceinline__ TermsBefore<M> terms_before(c
 {
     static_assert(M < 16, "a run and the two before it");
     TermsBefore<M> terms;
-#pragma unroll
-    for (int j = 0; j <= M; j++)
+    unrolled_for (int j = 0; j <= M; j++)
         if (any_tap<M>(j))
             terms.at[j] = steps_before<N>(runs, g, j, lane);
     return terms;
@@ -249,8 +245,7 @@ template <int TILES> __device__ __forceinline__ void load_row_tiles(const uint32
 template <int D, int UNITS>
 __device__ __forceinline__ void load_column(const uint32_t *plane, int at, uint32_t (&w)[(D + 63) / 64][4])
 {
-#pragma unroll
-    for (int g = 0; g < D / 64; g++)
+    unrolled_for (int g = 0; g < D / 64; g++)
         load_row_tiles<4>(plane + 128 * g * UNITS, at, w[g]);
     if constexpr (D % 64 != 0)
         load_row_tiles<2>(plane + 128 * (D / 64) * UNITS, at, w[D / 64]);

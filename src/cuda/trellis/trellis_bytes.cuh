@@ -22,8 +22,7 @@ __device__ __forceinline__ Magnitudes magnitudes_of(const uint32_t (&table)[KVAN
 {
     Magnitudes m;
     static_cast<Bytes &>(m) = bytes_of(table, one);
-#pragma unroll
-    for (int i = 0; i < 4; i++)
+    unrolled_for (int i = 0; i < 4; i++)
         m.more[i] = table[4 + i];
     m.shift1 = one << 31;
     m.one = one;
@@ -69,8 +68,7 @@ __device__ __forceinline__ uint32_t sign_bytes(uint32_t r, uint32_t minus, const
 __device__ __forceinline__ void look_up32(uint32_t w, uint32_t number, const Magnitudes &table, uint32_t (&x)[2])
 {
     const uint32_t other = number ^ 0x88888888u;
-#pragma unroll
-    for (int i = 0; i < 2; i++) {
+    unrolled_for (int i = 0; i < 2; i++) {
         const uint32_t s = i ? shift_by(number, table.shift16) : number,
                        o = i ? shift_by(other, table.shift16) : other, c = i ? shift_by(w, table.shift16) : w;
         const uint32_t low = prmt(table.t[0], table.t[1], s) * table.one + prmt(table.t[2], table.t[3], o);
@@ -102,8 +100,7 @@ __device__ __forceinline__ void byte_levels(const uint32_t (&w)[4], const At &at
 {
     uint32_t number[4];
     numbers_of_codes<M>(w, at, table, number);
-#pragma unroll
-    for (int j = 0; j < 4; j++) {
+    unrolled_for (int j = 0; j < 4; j++) {
         if constexpr (T::LOOKED_UP > 0)
             if (j >= 4 - T::LOOKED_UP) {
                 const PairNumbers n = numbers_of(w[j], number[j], table);
@@ -127,20 +124,17 @@ __device__ __forceinline__ void for_each_trellis_key4(const uint8_t *page, int l
     constexpr int M = C::MEMORY, N = D / 16;
     const uint32_t *words = reinterpret_cast<const uint32_t *>(page);
     uint32_t chain[M + N], w[4], number[4];
-#pragma unroll
-    for (int u = 0; u < N; u++) {
+    unrolled_for (int u = 0; u < N; u++) {
         load_words<4>(words + (32 * u + lane) * 4, w);
         chain[M + u] = low_plane(w);
     }
     close_circle<4, M, N>(chain, lane);
-#pragma unroll
-    for (int u = 0; u < N; u++) {
+    unrolled_for (int u = 0; u < N; u++) {
         if (!table.mine(u))
             continue;
         load_words<4>(words + (32 * u + lane) * 4, w);
         numbers_of_codes<M>(w, [&](int j) { return chain[M + u - j]; }, table, number);
-#pragma unroll
-        for (int rt = 0; rt < 4; rt++) {
+        unrolled_for (int rt = 0; rt < 4; rt++) {
             uint32_t a[4];
             if (rt >= 4 - T::LOOKED_UP) {
                 const PairNumbers n = numbers_of(w[rt], number[rt], table);
@@ -166,25 +160,21 @@ __device__ __forceinline__ void for_each_trellis_byte(const uint8_t *page, int l
     const uint32_t *words = reinterpret_cast<const uint32_t *>(page);
     constexpr bool KEEP = ROOMY && D <= 128;
     uint32_t chain[M + N], w[N][4];
-#pragma unroll
-    for (int u = 0; u < N; u++) {
+    unrolled_for (int u = 0; u < N; u++) {
         load_words<4>(words + (32 * u + lane) * 4, w[u]);
         chain[M + u] = low_plane(w[u]);
     }
     close_circle<4, M, N>(chain, lane);
-#pragma unroll
-    for (int pair = 0; pair < N / 2; pair++) {
+    unrolled_for (int pair = 0; pair < N / 2; pair++) {
         uint32_t x[2][4][2];
-#pragma unroll
-        for (int e = 0; e < 2; e++) {
+        unrolled_for (int e = 0; e < 2; e++) {
             const int u = 2 * pair + e;
             if (!KEEP)
                 load_words<4>(words + (32 * u + lane) * 4, w[u]);
             byte_levels<M>(
                 w[u], [&](int j) { return chain[M + u - j]; }, table, x[e]);
         }
-#pragma unroll
-        for (int rt = 0; rt < 4; rt++) {
+        unrolled_for (int rt = 0; rt < 4; rt++) {
             const uint32_t a[4] = { x[0][rt][0], x[0][rt][1], x[1][rt][0], x[1][rt][1] };
             use(rt, pair, a);
         }

@@ -71,8 +71,7 @@ __device__ __forceinline__ void fill_pairs(uint8_t *table, const uint32_t (&magn
         if (COPIES == 1)
             reinterpret_cast<uint32_t *>(table)[i] = x;
         else
-#pragma unroll
-            for (uint32_t k = 0; k < FOURS; k++)
+            unrolled_for (uint32_t k = 0; k < FOURS; k++)
                 reinterpret_cast<uint4 *>(table)[i * FOURS + (k + threadIdx.x * FOURS / 8) % FOURS] =
                     make_uint4(x, x, x, x);
     }
@@ -127,14 +126,12 @@ __device__ __forceinline__ void pair_operands(uint32_t a, uint32_t b, uint32_t t
     nibbles_of(plane, table, number); /* rows r of a, of b, rows r + 8 of a, of b */
     if (B == 3) {
         const uint32_t top = interleave(prmt(third_a, third_b, upper ? 0x7351 : 0x6240), table);
-#pragma unroll
-        for (int j = 0; j < 4; j++)
+        unrolled_for (int j = 0; j < 4; j++)
             more[j] =
                 bit_select<0x20202020u>(top << (5 - j), j < 3 ? top << (2 - j) : shift_by(top, table.shift1)) &
                 0x60606060u;
     }
-#pragma unroll
-    for (int i = 0; i < 2; i++) {
+    unrolled_for (int i = 0; i < 2; i++) {
         const uint32_t first[4] = { pair_at<B, 0>(number[i], more[i], table),
                                     pair_at<B, 0>(number[i + 2], more[i + 2], table),
                                     pair_at<B, 2>(number[i], more[i], table),
@@ -155,22 +152,19 @@ __device__ __forceinline__ void for_each_trellis_key(const uint8_t *page, int la
     constexpr int M = C::MEMORY, N = D / 32;
     const uint32_t *words = reinterpret_cast<const uint32_t *>(page);
     uint32_t chain[2][M + N], w[N][4], third[4] = {};
-#pragma unroll
-    for (int u = 0; u < N; u++) {
+    unrolled_for (int u = 0; u < N; u++) {
         load_words<4>(words + (32 * u + lane) * 4, w[u]);
         chain[0][M + u] = even_bits(w[u][0], w[u][1]);
         chain[1][M + u] = even_bits(w[u][2], w[u][3]);
     }
     close_circle<C::BITS, M, N>(chain[0], lane);
     close_circle<C::BITS, M, N>(chain[1], lane);
-#pragma unroll
-    for (int u = 0; u < N; u++) {
+    unrolled_for (int u = 0; u < N; u++) {
         if (C::BITS == 3 && u % 2 == 0)
             load_words<4>(words + 128 * N + (32 * (u / 2) + lane) * 4, third);
         if (!table.mine(u))
             continue;
-#pragma unroll
-        for (int h = 0; h < 2; h++)
+        unrolled_for (int h = 0; h < 2; h++)
             pair_operands<C::BITS, M>(
                 w[u][2 * h], w[u][2 * h + 1], third[2 * h], third[2 * h + 1], u % 2 == 1,
                 [&](int j) { return chain[h][M + u - j]; }, table,
@@ -187,8 +181,7 @@ __device__ __forceinline__ void pair_operands4(const uint32_t (&w)[4], const At 
     subsets_of<M>(at, ~sign, plane);
     plane[3] = 0;
     nibbles_of(plane, table, z);
-#pragma unroll
-    for (int j = 0; j < 4; j++) {
+    unrolled_for (int j = 0; j < 4; j++) {
         const PairNumbers n = numbers_of(w[j], z[j], table);
         const uint32_t a[4] = { table.at(low_pair(n.rows0)), table.at(low_pair(n.rows8)),
                                 table.at(high_pair(n.rows0)), table.at(high_pair(n.rows8)) };
@@ -201,19 +194,16 @@ template <class C, int D, class T, class F>
 __device__ __forceinline__ void for_each_trellis_value4(const uint32_t *page, int lane, const T &table, F &&use)
 {
     constexpr int N = (D + 63) / 64;
-#pragma unroll
-    for (int ct = 0; ct < 4; ct++) {
+    unrolled_for (int ct = 0; ct < 4; ct++) {
         if (!table.mine(ct))
             continue;
         uint32_t w[N][4];
         Runs<N> runs;
         load_column<D, 4>(page, 32 * ct + lane, w);
-#pragma unroll
-        for (int g = 0; g < N; g++)
+        unrolled_for (int g = 0; g < N; g++)
             runs.at[g + 2] = low_plane(w[g]);
         close_runs<D>(runs);
-#pragma unroll
-        for (int g = 0; g < N; g++) {
+        unrolled_for (int g = 0; g < N; g++) {
             const TermsBefore<C::MEMORY> terms = terms_before<C::MEMORY, N>(runs, g, lane);
             pair_operands4<C::MEMORY>(
                 w[g], [&](int j) { return terms.at[j]; }, table,
@@ -233,19 +223,16 @@ __device__ __forceinline__ void for_each_trellis_value2(const uint32_t *page, in
     uint32_t third[N][4] = {};
     if constexpr (C::BITS == 3)
         load_column<D, 1>(page + 64 * (D / 16), lane, third);
-#pragma unroll
-    for (int unit = 0; unit < 2; unit++) {
+    unrolled_for (int unit = 0; unit < 2; unit++) {
         uint32_t w[N][4];
         Runs<N> runs[2];
         load_column<D, 2>(page, 32 * unit + lane, w);
-#pragma unroll
-        for (int g = 0; g < N; g++) {
+        unrolled_for (int g = 0; g < N; g++) {
             runs[0].at[g + 2] = even_bits(w[g][0], w[g][1]);
             runs[1].at[g + 2] = even_bits(w[g][2], w[g][3]);
         }
         close_runs<D>(runs);
-#pragma unroll
-        for (int i = 0; i < 2 * N; i++) {
+        unrolled_for (int i = 0; i < 2 * N; i++) {
             const int g = i / 2, h = i % 2;
             if (4 * g + 2 * h >= D / 16 || !table.mine(2 * N * unit + i))
                 continue;

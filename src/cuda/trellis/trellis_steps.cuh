@@ -37,8 +37,7 @@ __device__ __forceinline__ uint32_t subset_at(const kvant_cuda_trellis &trellis,
                                               int step)
 {
     uint32_t z = 0;
-#pragma unroll
-    for (int p = 0; p < 3; p++)
+    unrolled_for (int p = 0; p < 3; p++)
         for (uint32_t left = trellis.taps[p]; left; left &= left - 1) {
             const int at = step - (__ffs((int)left) - 1);
             z ^= (uint32_t)bits[at < 0 ? at + n : at] << p;
