@@ -12,6 +12,7 @@
 
 #include "../base/alloc.h"
 #include "../base/attributes.h"
+#include "../math/sums.h"
 
 /* The smallest scale, in parts of the head's largest: a channel that happened to be constant in the
  * rows seen must not blow up later ones. 2^-8 of the square roots stands for a range of 2^16
@@ -81,29 +82,16 @@ static uint32_t rows_of(const kvant_statistics *s, uint32_t part)
     return s->n / PARTS + (part < s->n % PARTS);
 }
 
-/* The lower middle one of n <= PARTS numbers. */
-static float median(const float *x, uint32_t n)
-{
-    float sorted[PARTS];
-    for (uint32_t i = 0; i < n; i++) {
-        uint32_t at = i;
-        for (; at > 0 && sorted[at - 1] > x[i]; at--)
-            sorted[at] = sorted[at - 1];
-        sorted[at] = x[i];
-    }
-    return sorted[(n - 1) / 2];
-}
-
 static float center_of(const kvant_statistics *s, size_t j)
 {
-    float mean[PARTS], range[PARTS];
+    float mean[PARTS], range[PARTS], sorted[PARTS];
     uint32_t parts = parts_of(s);
     for (uint32_t p = 0; p < parts; p++) {
         mean[p] = s->sum[p * s->width + j] / (float)rows_of(s, p);
         range[p] = s->max[p * s->width + j] - s->min[p * s->width + j];
     }
     /* Parts of one row have no range: then there is nothing to judge them by. */
-    float middle = median(mean, parts), limit = s->n > PARTS ? median(range, parts) : INFINITY;
+    float middle = kvant_median(mean, parts, sorted), limit = s->n > PARTS ? kvant_median(range, parts, sorted) : INFINITY;
     double sum = 0;
     for (uint32_t p = 0; p < parts; p++)
         sum += (double)fminf(fmaxf(mean[p], middle - limit), middle + limit) * rows_of(s, p);
@@ -113,11 +101,11 @@ static float center_of(const kvant_statistics *s, size_t j)
 /* The largest distance from the centre that is not an outlier's. */
 static float distance_of(const kvant_statistics *s, size_t j, float center)
 {
-    float distance[PARTS], largest = 0;
+    float distance[PARTS], sorted[PARTS], largest = 0;
     uint32_t parts = parts_of(s);
     for (uint32_t p = 0; p < parts; p++)
         distance[p] = fmaxf(s->max[p * s->width + j] - center, center - s->min[p * s->width + j]);
-    float limit = MOST_DISTANCE * median(distance, parts);
+    float limit = MOST_DISTANCE * kvant_median(distance, parts, sorted);
     for (uint32_t p = 0; p < parts; p++)
         largest = fmaxf(largest, fminf(distance[p], limit));
     return largest;

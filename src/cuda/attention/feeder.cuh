@@ -92,14 +92,14 @@ template <class L, bool GENERAL, int WARPS, int STAGES, int SLOT, int V_OFFSET, 
             ring.skip();
             return;
         }
-        ring.fill_keys(slot, of_batch(k), p.k.bytes);
+        ring.fill_one(slot, 0, of_batch(k), p.k.bytes);
         keys_there = true;
     }
 
     __device__ __forceinline__ void fill_values(const AttentionArgs &p)
     {
         if constexpr (SPLIT)
-            ring.fill_values(slot, of_batch(v), p.v.bytes);
+            ring.fill_one(slot, 1, of_batch(v), p.v.bytes);
     }
 
     __device__ __forceinline__ void fill(const AttentionArgs &p, const L &lengths)

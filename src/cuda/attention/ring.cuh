@@ -58,8 +58,8 @@ template <int STAGES, int SLOT, int V_OFFSET, bool SPLIT> struct Ring {
                                          uint32_t v_bytes)
     {
         if constexpr (SPLIT) {
-            fill_keys(slot, k, k_bytes);
-            fill_values(slot, v, v_bytes);
+            fill_one(slot, 0, k, k_bytes);
+            fill_one(slot, 1, v, v_bytes);
         } else if (lane == 0) {
             uint32_t barrier = barriers + 8 * slot, to = data + slot * SLOT;
             expect(barrier, k_bytes + v_bytes);
@@ -68,21 +68,14 @@ template <int STAGES, int SLOT, int V_OFFSET, bool SPLIT> struct Ring {
         }
     }
 
-    __device__ __forceinline__ void fill_keys(int slot, const uint8_t *k, uint32_t bytes)
+    /* SPLIT: the K page (0) or the V page (1) */
+    __device__ __forceinline__ void fill_one(int slot, int which, const uint8_t *page, uint32_t bytes)
     {
         static_assert(SPLIT, "one barrier for both pages");
+        const uint32_t barrier = barriers + 16 * slot + 8 * which;
         if (lane == 0) {
-            expect(barriers + 16 * slot, bytes);
-            copy(data + slot * SLOT, k, bytes, barriers + 16 * slot);
-        }
-    }
-
-    __device__ __forceinline__ void fill_values(int slot, const uint8_t *v, uint32_t bytes)
-    {
-        static_assert(SPLIT, "one barrier for both pages");
-        if (lane == 0) {
-            expect(barriers + 16 * slot + 8, bytes);
-            copy(data + slot * SLOT + V_OFFSET, v, bytes, barriers + 16 * slot + 8);
+            expect(barrier, bytes);
+            copy(data + slot * SLOT + which * V_OFFSET, page, bytes, barrier);
         }
     }
 
@@ -157,18 +150,12 @@ template <int STAGES, int SLOT, int V_OFFSET, bool SPLIT> struct Ring {
         copy(data + slot * SLOT, k, k_bytes);
         if (SPLIT)
             skip();
-        fill_values(slot, v, v_bytes);
+        fill_one(slot, 1, v, v_bytes);
     }
 
-    __device__ __forceinline__ void fill_keys(int slot, const uint8_t *k, uint32_t bytes)
+    __device__ __forceinline__ void fill_one(int slot, int which, const uint8_t *page, uint32_t bytes)
     {
-        copy(data + slot * SLOT, k, bytes);
-        skip();
-    }
-
-    __device__ __forceinline__ void fill_values(int slot, const uint8_t *v, uint32_t bytes)
-    {
-        copy(data + slot * SLOT + V_OFFSET, v, bytes);
+        copy(data + slot * SLOT + which * V_OFFSET, page, bytes);
         skip();
     }
 
