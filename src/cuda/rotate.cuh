@@ -21,7 +21,7 @@ template <int D> struct Row {
     float x[PER_LANE];
 
     /* use(number, channel) for the numbers of the lane */
-    template <class F> __device__ __forceinline__ void each(int lane, F &&use)
+    template <class F> KVANT_INLINE void each(int lane, F &&use)
     {
         unrolled_for (int j = 0; j < PER_LANE; j++)
             use(x[j], lane + 32 * j);
@@ -29,7 +29,7 @@ template <int D> struct Row {
 };
 
 /* A number by itself. */
-__device__ __forceinline__ float load_number(const void *from, size_t at, kvant_cuda_type type)
+KVANT_INLINE float load_number(const void *from, size_t at, kvant_cuda_type type)
 {
     if (type == KVANT_CUDA_F32)
         return static_cast<const float *>(from)[at];
@@ -40,8 +40,7 @@ __device__ __forceinline__ float load_number(const void *from, size_t at, kvant_
 
 /* The type is a run-time choice made once per row, around the loads: kernels start with a cold
  * instruction cache, and every instruction that is not there need not be fetched. */
-template <int D>
-__device__ __forceinline__ Row<D> load_row(const void *from, size_t offset, kvant_cuda_type type, int lane)
+template <int D> KVANT_INLINE Row<D> load_row(const void *from, size_t offset, kvant_cuda_type type, int lane)
 {
     Row<D> row;
     if (type == KVANT_CUDA_F32)
@@ -56,8 +55,7 @@ __device__ __forceinline__ Row<D> load_row(const void *from, size_t offset, kvan
 }
 
 template <int D>
-__device__ __forceinline__ void store_row(void *to, size_t offset, kvant_cuda_type type, int lane,
-                                          const Row<D> &row)
+KVANT_INLINE void store_row(void *to, size_t offset, kvant_cuda_type type, int lane, const Row<D> &row)
 {
     if (type == KVANT_CUDA_F32) {
         unrolled_for (int j = 0; j < Row<D>::PER_LANE; j++)
@@ -71,8 +69,7 @@ __device__ __forceinline__ void store_row(void *to, size_t offset, kvant_cuda_ty
     }
 }
 
-template <int D>
-__device__ __forceinline__ void apply_signs(Row<D> &row, const kvant_cuda_rotation &rotation, int lane)
+template <int D> KVANT_INLINE void apply_signs(Row<D> &row, const kvant_cuda_rotation &rotation, int lane)
 {
     unrolled_for (int j = 0; j < Row<D>::PER_LANE; j++)
         row.x[j] = rotation.signs[j] >> lane & 1 ? -row.x[j] : row.x[j];
@@ -80,8 +77,7 @@ __device__ __forceinline__ void apply_signs(Row<D> &row, const kvant_cuda_rotati
 
 /* Butterflies at distance 1, 2, 4, ... within blocks, then the product with 1 / sqrt(block). x *
  * +-1 + other rounds once, as the sum or difference would. */
-template <int D>
-__device__ __forceinline__ void hadamard(Row<D> &row, const kvant_cuda_rotation &rotation, int lane)
+template <int D> KVANT_INLINE void hadamard(Row<D> &row, const kvant_cuda_rotation &rotation, int lane)
 {
     constexpr int N = Row<D>::PER_LANE;
 #pragma unroll 1
@@ -105,7 +101,7 @@ __device__ __forceinline__ void hadamard(Row<D> &row, const kvant_cuda_rotation 
 }
 
 /* y = R x */
-template <int D> __device__ __forceinline__ void rotate(Row<D> &row, const kvant_cuda_rotation &rotation, int lane)
+template <int D> KVANT_INLINE void rotate(Row<D> &row, const kvant_cuda_rotation &rotation, int lane)
 {
     if (rotation.block == 0)
         return;
@@ -114,8 +110,7 @@ template <int D> __device__ __forceinline__ void rotate(Row<D> &row, const kvant
 }
 
 /* x = R^T y */
-template <int D>
-__device__ __forceinline__ void rotate_back(Row<D> &row, const kvant_cuda_rotation &rotation, int lane)
+template <int D> KVANT_INLINE void rotate_back(Row<D> &row, const kvant_cuda_rotation &rotation, int lane)
 {
     if (rotation.block == 0)
         return;
@@ -125,7 +120,7 @@ __device__ __forceinline__ void rotate_back(Row<D> &row, const kvant_cuda_rotati
 
 /* y = sum over i of x_i m[i], m being D x D numbers by rows: products and sums rounded one by one
  * in the order of i, as the CPU's combine_rows has it. */
-template <int D> __device__ __forceinline__ Row<D> combine_rows(const float *m, const Row<D> &x, int lane)
+template <int D> KVANT_INLINE Row<D> combine_rows(const float *m, const Row<D> &x, int lane)
 {
     constexpr int N = Row<D>::PER_LANE;
     Row<D> y;
@@ -144,8 +139,7 @@ template <int D> __device__ __forceinline__ Row<D> combine_rows(const float *m, 
 
 /* y_i = <m[i], x>, the sum in the order of docs/format.md, "Numbers". space: D floats of the
  * warp's, aligned to 16. */
-template <int D>
-__device__ __forceinline__ Row<D> multiply_rows(const float *m, const Row<D> &x, float *space, int lane)
+template <int D> KVANT_INLINE Row<D> multiply_rows(const float *m, const Row<D> &x, float *space, int lane)
 {
     Row<D> y;
     __syncwarp(); /* the row before has been read */
@@ -175,8 +169,7 @@ __device__ __forceinline__ Row<D> multiply_rows(const float *m, const Row<D> &x,
 
 /* y = R W x. weights: of the kv head. */
 template <int D>
-__device__ __forceinline__ void transform(Row<D> &row, const kvant_cuda_params &codec, const float *weights,
-                                          int lane)
+KVANT_INLINE void transform(Row<D> &row, const kvant_cuda_params &codec, const float *weights, int lane)
 {
     if (codec.weighting == KVANT_CUDA_WEIGHTING_FULL) {
         row = combine_rows<D>(weights, row, lane);
@@ -189,8 +182,8 @@ __device__ __forceinline__ void transform(Row<D> &row, const kvant_cuda_params &
 
 /* x = W^-1 R^T y. space: D floats of the warp's, aligned to 16. */
 template <int D>
-__device__ __forceinline__ void transform_back(Row<D> &row, const kvant_cuda_params &codec,
-                                               const float *inverse_weights, float *space, int lane)
+KVANT_INLINE void transform_back(Row<D> &row, const kvant_cuda_params &codec, const float *inverse_weights,
+                                 float *space, int lane)
 {
     if (codec.weighting == KVANT_CUDA_WEIGHTING_FULL) {
         row = multiply_rows<D>(inverse_weights, row, space, lane);
@@ -202,8 +195,7 @@ __device__ __forceinline__ void transform_back(Row<D> &row, const kvant_cuda_par
 }
 
 /* Where the weights of a kv head begin; NULL without any. */
-__device__ __forceinline__ const float *weights_of(const kvant_cuda_params &codec, const float *weights,
-                                                   int kv_head)
+KVANT_INLINE const float *weights_of(const kvant_cuda_params &codec, const float *weights, int kv_head)
 {
     const size_t d = codec.head_dim;
     return codec.weighting == KVANT_CUDA_WEIGHTING_NONE
@@ -213,13 +205,13 @@ __device__ __forceinline__ const float *weights_of(const kvant_cuda_params &code
 
 /* The warp's largest number, by one instruction: with the bits of negative ones inverted but for
  * the sign, floats are in the order of whole numbers. */
-__device__ __forceinline__ float largest_of(float x)
+KVANT_INLINE float largest_of(float x)
 {
     const int bits = __float_as_int(x), top = __reduce_max_sync(FULL, bits ^ (bits >> 31 & 0x7fffffff));
     return __int_as_float(top ^ (top >> 31 & 0x7fffffff));
 }
 
-__device__ __forceinline__ float warp_sum(float x)
+KVANT_INLINE float warp_sum(float x)
 {
 #pragma unroll 1
     for (int k = 16; k > 0; k /= 2)

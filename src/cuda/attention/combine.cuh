@@ -16,21 +16,21 @@ namespace kvant
 struct Share {
     int first, last, begin, end, size;
 
-    __device__ __forceinline__ bool whole() const
+    KVANT_INLINE bool whole() const
     {
         return first >= begin && last <= end;
     }
-    __device__ __forceinline__ int first_block() const
+    KVANT_INLINE int first_block() const
     {
         return (unsigned)first / (unsigned)size;
     }
-    __device__ __forceinline__ int n_blocks() const
+    KVANT_INLINE int n_blocks() const
     {
         return (unsigned)(last - 1) / (unsigned)size - first_block() + 1;
     }
     /* The pair begins in its first block, which ends in the middle of it; its other blocks begin in
      * the middle of it. */
-    __device__ __forceinline__ int partial(int i) const
+    KVANT_INLINE int partial(int i) const
     {
         return 2 * (first_block() + i) + (i == 0 ? 1 : 0);
     }
@@ -42,7 +42,7 @@ template <int WARPS, int COLUMNS> struct WarpResults {
     float max[WARPS][COLUMNS], sum[WARPS][COLUMNS];
 
     /* Of tile t. */
-    __device__ __forceinline__ void put(int warp, int lane, int rows_at, int t, const float (&m)[2], const float (&s)[2])
+    KVANT_INLINE void put(int warp, int lane, int rows_at, int t, const float (&m)[2], const float (&s)[2])
     {
         if (lane == 0)
             at[warp] = rows_at;
@@ -60,8 +60,7 @@ template <int D> struct HeadSum {
 /* Sum over the block's warps of column n; the lane's channels. Weights are worked out a warp a
  * lane, so that what follows is one round of independent loads. */
 template <int D, int WARPS, int COLUMNS>
-__device__ __forceinline__ HeadSum<D> add_warps(const WarpResults<WARPS, COLUMNS> &results, const float *slots, int n,
-                                                int lane)
+KVANT_INLINE HeadSum<D> add_warps(const WarpResults<WARPS, COLUMNS> &results, const float *slots, int n, int lane)
 {
     constexpr int SPAN = WARPS > 8 ? 16 : 8; /* lanes that add up; the others do the same, for all need the sum */
     static_assert(WARPS <= SPAN, "a warp a lane");
@@ -89,8 +88,7 @@ __device__ __forceinline__ HeadSum<D> add_warps(const WarpResults<WARPS, COLUMNS
 
 /* A sink is one more logit, of a token whose value is 0. */
 template <bool GENERAL, int D>
-__device__ __forceinline__ void write_output(const AttentionArgs &p, const Pair &pair, int n, HeadSum<D> &total,
-                                             int lane)
+KVANT_INLINE void write_output(const AttentionArgs &p, const Pair &pair, int n, HeadSum<D> &total, int lane)
 {
     const Column column = column_of<GENERAL>(p, pair, n);
     const QueryRow row = GENERAL ? query_row(p, pair.b, column.token)
@@ -119,19 +117,18 @@ __device__ __forceinline__ void write_output(const AttentionArgs &p, const Pair 
 }
 
 /* A partial result: rows in the order of lanes, then (max, sum) of each column. */
-template <int D> __device__ __forceinline__ float *partial_row(const AttentionArgs &p, int index, int n, int lane)
+template <int D> KVANT_INLINE float *partial_row(const AttentionArgs &p, int index, int n, int lane)
 {
     return p.partials + (size_t)index * partial_floats(D) + n * D + lane * Row<D>::PER_LANE;
 }
 
-template <int D> __device__ __forceinline__ float *partial_scalars(const AttentionArgs &p, int index, int n)
+template <int D> KVANT_INLINE float *partial_scalars(const AttentionArgs &p, int index, int n)
 {
     return p.partials + (size_t)index * partial_floats(D) + MOST_COLUMNS * D + 2 * n;
 }
 
 template <int D>
-__device__ __forceinline__ void write_partial(const AttentionArgs &p, int index, int n, const HeadSum<D> &total,
-                                              int lane)
+KVANT_INLINE void write_partial(const AttentionArgs &p, int index, int n, const HeadSum<D> &total, int lane)
 {
     float *row = partial_row<D>(p, index, n, lane);
     unrolled_for (int j = 0; j < Row<D>::PER_LANE; j++)
@@ -145,7 +142,7 @@ __device__ __forceinline__ void write_partial(const AttentionArgs &p, int index,
 
 /* Loads a lane's part of a row. Vector loads, because the last block's time is the latency of
  * these. */
-template <int D> __device__ __forceinline__ Row<D> load_partial(const float *from)
+template <int D> KVANT_INLINE Row<D> load_partial(const float *from)
 {
     constexpr int N = Row<D>::PER_LANE;
     Row<D> row;
@@ -169,8 +166,7 @@ template <int D> constexpr int MOST_AT_ONCE = D == 256 ? 16 : 32;
  * blocks are done, so all that counts is how many trips to memory stand behind each other, and how
  * many instructions. */
 template <int D, int AT_ONCE>
-__device__ __forceinline__ HeadSum<D> add_rows(const AttentionArgs &p, const Share &share, int blocks, int n,
-                                               int lane)
+KVANT_INLINE HeadSum<D> add_rows(const AttentionArgs &p, const Share &share, int blocks, int n, int lane)
 {
     Row<D> rows[AT_ONCE];
     const float *const start = partial_row<D>(p, share.partial(0), n, lane), *const second = partial_row<D>(
@@ -218,8 +214,7 @@ __device__ __forceinline__ HeadSum<D> add_rows(const AttentionArgs &p, const Sha
     return total;
 }
 
-template <int D>
-__device__ __forceinline__ HeadSum<D> add_blocks(const AttentionArgs &p, const Share &share, int n, int lane)
+template <int D> KVANT_INLINE HeadSum<D> add_blocks(const AttentionArgs &p, const Share &share, int n, int lane)
 {
     const int blocks = share.n_blocks();
     if (blocks <= 4)
@@ -231,8 +226,8 @@ __device__ __forceinline__ HeadSum<D> add_blocks(const AttentionArgs &p, const S
  * do so. One lane's release and acquire do for the warp: they cover what the barriers beside them
  * order. The counter wraps to 0 at the last block, so that it is ready for the next call. */
 template <int D>
-__device__ __forceinline__ bool leave_partial(const AttentionArgs &p, const Share &share, int n,
-                                              const HeadSum<D> &total, int lane)
+KVANT_INLINE bool leave_partial(const AttentionArgs &p, const Share &share, int n, const HeadSum<D> &total,
+                                int lane)
 {
     write_partial<D>(p, share.begin > share.first ? 2 * blockIdx.x : 2 * blockIdx.x + 1, n, total, lane);
     const uint32_t last = share.n_blocks() - 1;
@@ -246,9 +241,8 @@ __device__ __forceinline__ bool leave_partial(const AttentionArgs &p, const Shar
 
 /* Called by the whole block once the warps' sums of the pair are in shared memory. */
 template <int D, bool GENERAL, int WARPS, int COLUMNS>
-__device__ __forceinline__ void finish_pair(const AttentionArgs &p, const WarpResults<WARPS, COLUMNS> &results,
-                                            const float *slots, const Pair &pair, const Share &share, int warp,
-                                            int lane)
+KVANT_INLINE void finish_pair(const AttentionArgs &p, const WarpResults<WARPS, COLUMNS> &results,
+                              const float *slots, const Pair &pair, const Share &share, int warp, int lane)
 {
     const bool whole = share.whole();
 #pragma unroll 1

@@ -32,7 +32,7 @@ struct Bytes {
     uint32_t minus1, minus256; /* a difference is a product and a sum */
 };
 
-__device__ __forceinline__ Bytes bytes_of(const uint32_t *codebook, uint32_t one)
+KVANT_INLINE Bytes bytes_of(const uint32_t *codebook, uint32_t one)
 {
     return Bytes{ { codebook[0], codebook[1], codebook[2], codebook[3] },
                   one << 30,
@@ -44,20 +44,20 @@ __device__ __forceinline__ Bytes bytes_of(const uint32_t *codebook, uint32_t one
                   0u - (one << 8) };
 }
 
-__device__ __forceinline__ uint32_t shift_by(uint32_t x, uint32_t power)
+KVANT_INLINE uint32_t shift_by(uint32_t x, uint32_t power)
 {
     return __umulhi(x, power);
 }
 
 /* [a0 0 b0 0], [a1 0 b1 0]: two registers from bytes in the order a0 a1 b0 b1 */
-__device__ __forceinline__ void widen(uint32_t x, const Bytes &table, uint32_t &even, uint32_t &odd)
+KVANT_INLINE void widen(uint32_t x, const Bytes &table, uint32_t &even, uint32_t &odd)
 {
     odd = prmt(x, 0, 0x4341);
     even = odd * table.minus256 + x;
 }
 
 /* Fields of 2 bits as nibbles: even ones, odd ones. */
-__device__ __forceinline__ void split_fields(uint32_t word, const Bytes &table, uint32_t &even, uint32_t &odd)
+KVANT_INLINE void split_fields(uint32_t word, const Bytes &table, uint32_t &even, uint32_t &odd)
 {
     even = word & 0x33333333u;
     odd = shift_by(even * table.minus1 + word, table.shift2);
@@ -70,7 +70,7 @@ __device__ __forceinline__ void split_fields(uint32_t word, const Bytes &table, 
 enum class Order { COLUMNS, COLUMNS_AND_8, TILES };
 
 /* Operands of the other side from the order COLUMNS into a kind's. */
-template <Order ORDER, int TILES> __device__ __forceinline__ void reorder(uint32_t (&b)[TILES][2])
+template <Order ORDER, int TILES> KVANT_INLINE void reorder(uint32_t (&b)[TILES][2])
 {
     auto halves = [](uint32_t &x, uint32_t &y) {
         uint32_t low = prmt(x, y, 0x5410);
@@ -191,8 +191,7 @@ struct Codebook4 : Kind<KVANT_CUDA_CODEBOOK4, 4, 1, 1, Order::COLUMNS_AND_8, tru
 
 /* even and odd: nibbles whose low bits are the codes of rows r and r + 8, in both column tiles of
  * the word */
-__device__ __forceinline__ void look_up8(uint32_t even, uint32_t odd, const Bytes &table, uint32_t (&a0)[4],
-                                         uint32_t (&a1)[4])
+KVANT_INLINE void look_up8(uint32_t even, uint32_t odd, const Bytes &table, uint32_t (&a0)[4], uint32_t (&a1)[4])
 {
     widen(prmt(table.t[0], table.t[1], even), table, a0[0], a0[2]);
     widen(prmt(table.t[0], table.t[1], shift_by(even, table.shift16)), table, a1[0], a1[2]);
@@ -201,7 +200,7 @@ __device__ __forceinline__ void look_up8(uint32_t even, uint32_t odd, const Byte
 }
 
 /* The same as bytes, as an operand of mma_bytes. */
-__device__ __forceinline__ void look_up_bytes(uint32_t even, uint32_t odd, const Bytes &table, uint32_t (&a)[4])
+KVANT_INLINE void look_up_bytes(uint32_t even, uint32_t odd, const Bytes &table, uint32_t (&a)[4])
 {
     a[0] = prmt(table.t[0], table.t[1], even);
     a[1] = prmt(table.t[0], table.t[1], odd);
@@ -273,7 +272,7 @@ struct Codebook3 : Kind<KVANT_CUDA_CODEBOOK3, 3, 4, 1, Order::TILES, true> {
 };
 
 /* The lane's words of R row tiles. */
-template <int R> __device__ __forceinline__ void load_words(const uint32_t *from, uint32_t (&to)[R])
+template <int R> KVANT_INLINE void load_words(const uint32_t *from, uint32_t (&to)[R])
 {
     static_assert(R == 4 || R == 2, "head_dim 64, 96, 128, 256 have row groups of 4 and 2 tiles");
     if constexpr (R == 4) {
@@ -288,8 +287,7 @@ template <int R> __device__ __forceinline__ void load_words(const uint32_t *from
 /* Words of column step `step` for the R row tiles of group g: w[i] holds the words that unpack
  * needs for tile i. */
 template <class C, int R, int COLUMN_TILES>
-__device__ __forceinline__ void load_step(const uint32_t *plane, int g, int step, int lane, int plane_words,
-                                          uint32_t (&w)[R][3])
+KVANT_INLINE void load_step(const uint32_t *plane, int g, int step, int lane, int plane_words, uint32_t (&w)[R][3])
 {
     constexpr int UNITS2 = (COLUMN_TILES + 1) / 2, UNITS1 = (COLUMN_TILES + 3) / 4;
     uint32_t x[R];
@@ -317,8 +315,8 @@ __device__ __forceinline__ void load_step(const uint32_t *plane, int g, int step
 }
 
 template <class C, int R, int COLUMN_TILES, class F>
-__device__ __forceinline__ void for_each_tile_of_group(const uint32_t *plane, int g, int lane, int plane_words,
-                                                       const Bytes &table, F &&use)
+KVANT_INLINE void for_each_tile_of_group(const uint32_t *plane, int g, int lane, int plane_words,
+                                         const Bytes &table, F &&use)
 {
     constexpr int STEPS = (COLUMN_TILES + C::TILES - 1) / C::TILES;
     unrolled_for (int step = 0; step < STEPS; step++) {
@@ -337,7 +335,7 @@ __device__ __forceinline__ void for_each_tile_of_group(const uint32_t *plane, in
 /* use(row tile, pair of column tiles, registers) for a key page of codes of a codebook, as
  * bytes. */
 template <class C, int COLUMN_TILES, class F>
-__device__ __forceinline__ void for_each_key_pair(const uint8_t *page, int lane, const Bytes &table, F &&use)
+KVANT_INLINE void for_each_key_pair(const uint8_t *page, int lane, const Bytes &table, F &&use)
 {
     constexpr int FIRST = (COLUMN_TILES + 1) / 2 * 128; /* words of a plane of 2 bits */
     const uint32_t *plane = reinterpret_cast<const uint32_t *>(page);
@@ -375,7 +373,7 @@ __device__ __forceinline__ void for_each_key_pair(const uint8_t *page, int lane,
 
 /* use(row tile, column tile, registers) for every tile of a plane of ROW_TILES x COLUMN_TILES. */
 template <class C, int ROW_TILES, int COLUMN_TILES, class F>
-__device__ __forceinline__ void for_each_tile(const uint8_t *page, int lane, const Bytes &table, F &&use)
+KVANT_INLINE void for_each_tile(const uint8_t *page, int lane, const Bytes &table, F &&use)
 {
     /* words of the first plane, where a second one starts */
     constexpr int FIRST = C::BITS == 3 ? (COLUMN_TILES + 1) / 2 * 32 * ROW_TILES : COLUMN_TILES * 32 * ROW_TILES;

@@ -24,7 +24,7 @@ template <class C, int D> struct ScoreFactors {
 };
 
 /* What a 1 in a score's accumulator is worth. */
-template <class C, bool BYTES> __device__ __forceinline__ constexpr float code_unit()
+template <class C, bool BYTES> KVANT_INLINE constexpr float code_unit()
 {
     if constexpr (HAS_CHUNKS<C>)
         return C::UNIT;
@@ -33,8 +33,7 @@ template <class C, bool BYTES> __device__ __forceinline__ constexpr float code_u
 
 /* Sums of the query over groups of channels as an operand whose rows are groups: rounded ones, and
  * 4 or 8 rows behind them what they lost. */
-template <int D, class Q>
-__device__ __forceinline__ void load_group_sums(const Q &tile, float times, int lane, uint32_t (&b)[2])
+template <int D, class Q> KVANT_INLINE void load_group_sums(const Q &tile, float times, int lane, uint32_t (&b)[2])
 {
     constexpr int GROUPS = D / 32, LOST = GROUPS <= 4 ? 4 : 8;
     float x[2];
@@ -51,8 +50,8 @@ __device__ __forceinline__ void load_group_sums(const Q &tile, float times, int 
 
 /* Of columns 8 t to 8 t + 7. */
 template <class C, int D, class Q>
-__device__ __forceinline__ ScoreFactors<C, D> score_factors(const Q &tile, int t, int lane, float step, float bias,
-                                                            int symmetric, float offset)
+KVANT_INLINE ScoreFactors<C, D> score_factors(const Q &tile, int t, int lane, float step, float bias, int symmetric,
+                                              float offset)
 {
     ScoreFactors<C, D> f;
     unrolled_for (int h = 0; h < 2; h++) {
@@ -69,7 +68,7 @@ __device__ __forceinline__ ScoreFactors<C, D> score_factors(const Q &tile, int t
 
 /* s: accumulators in, scores (log2) out. */
 template <class C, int D>
-__device__ __forceinline__ void scale_scores(float (&s)[4][4], const ScoreFactors<C, D> &f, const TokenScales &t)
+KVANT_INLINE void scale_scores(float (&s)[4][4], const ScoreFactors<C, D> &f, const TokenScales &t)
 {
     unrolled_for (int i = 0; i < 8; i++)
         unrolled_for (int h = 0; h < 2; h++) {
@@ -91,30 +90,30 @@ struct GroupScales {
     float offset;
 
     /* Zero points, or scales, which offset times are zero points. */
-    __device__ __forceinline__ const __half *zeros() const
+    KVANT_INLINE const __half *zeros() const
     {
         return symmetric ? scale : zero;
     }
-    __device__ __forceinline__ float zero_unit() const
+    KVANT_INLINE float zero_unit() const
     {
         return symmetric ? offset : 1.0f;
     }
 };
 
 template <class C, int D>
-__device__ __forceinline__ GroupScales group_scales(const uint8_t *metadata, int symmetric, float offset)
+KVANT_INLINE GroupScales group_scales(const uint8_t *metadata, int symmetric, float offset)
 {
     constexpr int SCALES = C::GROUP == KVANT_CUDA_GROUP_TOKENS32 ? 2 * D : D / 32 * PAGE_TOKENS;
     const __half *numbers = reinterpret_cast<const __half *>(metadata);
     return GroupScales{ numbers, numbers + SCALES, symmetric, offset };
 }
 
-__device__ __forceinline__ uint32_t pair_at(const __half *numbers, int at)
+KVANT_INLINE uint32_t pair_at(const __half *numbers, int at)
 {
     return *reinterpret_cast<const uint32_t *>(numbers + at);
 }
 
-__device__ __forceinline__ uint32_t multiply_pairs(uint32_t a, uint32_t b)
+KVANT_INLINE uint32_t multiply_pairs(uint32_t a, uint32_t b)
 {
     __half2 c = __hmul2(*reinterpret_cast<__half2 *>(&a), *reinterpret_cast<__half2 *>(&b));
     return *reinterpret_cast<uint32_t *>(&c);
@@ -123,9 +122,9 @@ __device__ __forceinline__ uint32_t multiply_pairs(uint32_t a, uint32_t b)
 /* Zero points are an operand with tokens as rows and groups as columns: one product gives what they
  * add to all scores. */
 template <class C, int D>
-__device__ __forceinline__ void score_channel_groups(const uint8_t *page, const uint32_t (&q)[D / 16][2],
-                                                     const ScoreFactors<C, D> &f, const Bytes &table,
-                                                     const GroupScales &m, int lane, float (&s)[4][4])
+KVANT_INLINE void score_channel_groups(const uint8_t *page, const uint32_t (&q)[D / 16][2],
+                                       const ScoreFactors<C, D> &f, const Bytes &table, const GroupScales &m,
+                                       int lane, float (&s)[4][4])
 {
     constexpr int GROUPS = D / 32, LOST = GROUPS <= 4 ? 4 : 8;
     const __half *zeros = m.zeros() + min(lane % LOST, GROUPS - 1) * PAGE_TOKENS + 8 * (lane >> 3);
@@ -171,9 +170,9 @@ __device__ __forceinline__ void score_channel_groups(const uint8_t *page, const 
  * the same place. Zero points are an operand whose rows are groups, so one product a tile of
  * channels gives both groups' parts. */
 template <class C, int D>
-__device__ __forceinline__ void score_token_groups(const uint8_t *page, const uint32_t (&q)[D / 16][2],
-                                                   const ScoreFactors<C, D> &f, const Bytes &table,
-                                                   const GroupScales &m, int lane, float (&s)[4][4])
+KVANT_INLINE void score_token_groups(const uint8_t *page, const uint32_t (&q)[D / 16][2],
+                                     const ScoreFactors<C, D> &f, const Bytes &table, const GroupScales &m,
+                                     int lane, float (&s)[4][4])
 {
     static_assert(C::TILES % 2 == 0, "tiles come two and two, as scales do");
     float zero[4] = {};
@@ -217,8 +216,8 @@ __device__ __forceinline__ void score_token_groups(const uint8_t *page, const ui
  * have no sign. Their sums with lower bytes begin at 2^23 and stay below 2^24 (255 * 255 * 128).
  * Their sums with upper bytes begin at 1.5 * 2^23 (255 * 128 * 128). */
 template <class C, int D, int TILES, class T>
-__device__ __forceinline__ void multiply_bytes(const uint8_t *page, const uint32_t (&q)[TILES][D / 16][2],
-                                               const T &table, int lane, float (&s)[TILES][4][4])
+KVANT_INLINE void multiply_bytes(const uint8_t *page, const uint32_t (&q)[TILES][D / 16][2], const T &table,
+                                 int lane, float (&s)[TILES][4][4])
 {
     constexpr bool AS_FLOAT = D <= 128;
     constexpr float HIGH = 12582912, LOW = HAS_TRELLIS<C> ? 8388608 : HIGH;
@@ -248,10 +247,9 @@ __device__ __forceinline__ void multiply_bytes(const uint8_t *page, const uint32
 /* Scores (log2) of a page's tokens, 8 columns per tile. A code is unpacked once for all tiles.
  * codes: bytes of codes in front of the metadata. Kinds with groups of 32 have one tile. */
 template <class C, int D, bool LARGE, bool BYTES, int TILES, class T>
-__device__ __forceinline__ void score_page(const uint8_t *page, int codes,
-                                           const uint32_t (&q)[TILES][key_tiles<C, D>()][2],
-                                           const ScoreFactors<C, D> (&factors)[TILES], const T &table,
-                                           int symmetric, float offset, int lane, float (&s)[TILES][4][4])
+KVANT_INLINE void score_page(const uint8_t *page, int codes, const uint32_t (&q)[TILES][key_tiles<C, D>()][2],
+                             const ScoreFactors<C, D> (&factors)[TILES], const T &table, int symmetric,
+                             float offset, int lane, float (&s)[TILES][4][4])
 {
     unrolled_for (int i = 0; i < 16 * TILES; i++)
         s[i / 16][i / 4 % 4][i % 4] = 0;

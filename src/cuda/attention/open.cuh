@@ -22,8 +22,7 @@ constexpr float OPEN_EXPONENT = -16;
 /* Scores (log2). A lane reads 8 neighbouring channels at once. Which channel of 32 stands in which
  * column of the product does not matter as long as the query's numbers stand in the same order. */
 template <int D, class Q>
-__device__ __forceinline__ void score_open_page(const uint8_t *page, const Q &tile, int t, int lane,
-                                                float (&s)[4][4])
+KVANT_INLINE void score_open_page(const uint8_t *page, const Q &tile, int t, int lane, float (&s)[4][4])
 {
     const int row = lane >> 2, column = 8 * t + 2 * (lane & 3);
     const uint4 *q = reinterpret_cast<const uint4 *>(tile.rows + (8 * t + row) * Q::STRIDE) + (lane & 3);
@@ -48,8 +47,7 @@ __device__ __forceinline__ void score_open_page(const uint8_t *page, const Q &ti
 
 /* Weights relative to the page's largest score; factor[h] is what they are to be multiplied by. */
 template <class A>
-__device__ __forceinline__ void weigh_open_page(A &sums, const float (&s)[4][4], uint32_t (&p)[4][2],
-                                                float (&factor)[2])
+KVANT_INLINE void weigh_open_page(A &sums, const float (&s)[4][4], uint32_t (&p)[4][2], float (&factor)[2])
 {
     float top[2] = { NEVER, NEVER }, raised[2], sum[2] = { 0, 0 };
     unrolled_for (int i = 0; i < 8; i++)
@@ -74,8 +72,7 @@ __device__ __forceinline__ void weigh_open_page(A &sums, const float (&s)[4][4],
 }
 
 /* A channel's numbers of two neighbouring tokens, zeros where there are none. */
-template <int D>
-__device__ __forceinline__ uint32_t open_pair(const uint8_t *page, int channel, int token, int valid)
+template <int D> KVANT_INLINE uint32_t open_pair(const uint8_t *page, int channel, int token, int valid)
 {
     const uint16_t *from = reinterpret_cast<const uint16_t *>(page) + token * D + channel;
     const uint32_t low = channel < D && token < valid ? __ldg(from) : 0,
@@ -84,8 +81,8 @@ __device__ __forceinline__ uint32_t open_pair(const uint8_t *page, int channel, 
 }
 
 template <class C, int D>
-__device__ __forceinline__ void add_open_page(const uint8_t *page, float step, int lane, int valid,
-                                              float (&s)[4][4], Accumulator<C, D> &sums)
+KVANT_INLINE void add_open_page(const uint8_t *page, float step, int lane, int valid, float (&s)[4][4],
+                                Accumulator<C, D> &sums)
 {
     if (valid < PAGE_TOKENS)
         hide_tokens(s, valid, lane >> 2);

@@ -38,15 +38,14 @@ template <int D, int COLUMNS_, bool BYTES_> struct QueryTile {
 };
 
 /* A power of two above |x|, as bits of a float; its inverse is as exact. */
-__device__ __forceinline__ float power_above(float x)
+KVANT_INLINE float power_above(float x)
 {
     uint32_t exponent = min(__float_as_uint(x) >> 23 & 0xffu, 252u);
     return __uint_as_float((exponent + 1) << 23);
 }
 
 template <class C, int D, class Q>
-__device__ __forceinline__ void prepare_row(Q &tile, const AttentionArgs &p, int n, Row<D> &row, int kv_head,
-                                            int lane)
+KVANT_INLINE void prepare_row(Q &tile, const AttentionArgs &p, int n, Row<D> &row, int kv_head, int lane)
 {
     if (p.k_scale)
         row.each(lane, [&](float &x, int channel) { x *= p.k_scale[kv_head * D + channel]; });
@@ -77,7 +76,7 @@ __device__ __forceinline__ void prepare_row(Q &tile, const AttentionArgs &p, int
 }
 
 /* ALiBi as in Press et al. 2022 (kvant/attention.h), times log2(e). */
-__device__ __forceinline__ float slope_of(const AttentionArgs &p, int head)
+KVANT_INLINE float slope_of(const AttentionArgs &p, int head)
 {
     if (p.max_bias == 0)
         return LOG2_E;
@@ -93,7 +92,7 @@ template <int D, int WARPS, bool GENERAL, int COLUMNS> struct QueryRows {
 
     /* Columns that a pair does not have become zeros: their results are never read, but NaNs would
      * make every page compute its weights twice. */
-    __device__ __forceinline__ void load(const AttentionArgs &p, const Pair &pair, int warp, int lane)
+    KVANT_INLINE void load(const AttentionArgs &p, const Pair &pair, int warp, int lane)
     {
         unrolled_for (int i = 0; i < N; i++) {
             const int n = warp + i * WARPS;
@@ -109,8 +108,8 @@ template <int D, int WARPS, bool GENERAL, int COLUMNS> struct QueryRows {
     /* Fills the tile; the caller synchronises before and after. first_position: of the sequence's
      * query tokens. */
     template <class C, class Q>
-    __device__ __forceinline__ void prepare(Q &tile, const AttentionArgs &p, const Pair &pair, int first_position,
-                                            int warp, int lane)
+    KVANT_INLINE void prepare(Q &tile, const AttentionArgs &p, const Pair &pair, int first_position, int warp,
+                              int lane)
     {
         unrolled_for (int i = 0; i < N; i++) {
             const int n = warp + i * WARPS;
@@ -129,7 +128,7 @@ template <int D, int WARPS, bool GENERAL, int COLUMNS> struct QueryRows {
 
 /* The lane's operand registers of one tile of 8 columns. Halves: column lane / 4, channels 2 (lane
  * mod 4), + 1 and + 8, + 9 of each tile. */
-template <int D> __device__ __forceinline__ void load_pairs(const void *rows, uint32_t (&q)[D / 16][2], int lane)
+template <int D> KVANT_INLINE void load_pairs(const void *rows, uint32_t (&q)[D / 16][2], int lane)
 {
     constexpr int STRIDE = D + 8;
     const uint16_t *row = static_cast<const uint16_t *>(rows) + (lane >> 2) * STRIDE + 2 * (lane & 3);
@@ -141,8 +140,7 @@ template <int D> __device__ __forceinline__ void load_pairs(const void *rows, ui
 
 /* Bytes: for two tiles t, t + 1, the lower bytes of their 8 numbers in q[t], the upper ones in q[t
  * + 1], four in a register, in the order in which the kind's look-ups give them. */
-template <class C, int D>
-__device__ __forceinline__ void load_bytes(const int16_t *fixed, uint32_t (&q)[D / 16][2], int lane)
+template <class C, int D> KVANT_INLINE void load_bytes(const int16_t *fixed, uint32_t (&q)[D / 16][2], int lane)
 {
     load_pairs<D>(fixed, q, lane);
     unrolled_for (int t = 0; t < D / 16; t += 2) {
@@ -173,7 +171,7 @@ __device__ __forceinline__ void load_bytes(const int16_t *fixed, uint32_t (&q)[D
 /* Chunks of channels: tiles 2 i and 2 i + 1 have chunks 8 i + 2 (lane mod 4) and + 1 in a lane's
  * columns, zeros beyond the last channel, so that it does not matter what is looked up there. */
 template <class C, int D>
-__device__ __forceinline__ void load_chunks(const __half *rows, uint32_t (&q)[key_tiles<C, D>()][2], int lane)
+KVANT_INLINE void load_chunks(const __half *rows, uint32_t (&q)[key_tiles<C, D>()][2], int lane)
 {
     constexpr int STRIDE = D + 8;
     const uint16_t *row = reinterpret_cast<const uint16_t *>(rows) + (lane >> 2) * STRIDE;
@@ -189,7 +187,7 @@ __device__ __forceinline__ void load_chunks(const __half *rows, uint32_t (&q)[ke
 
 /* Of columns 8 t to 8 t + 7. */
 template <class C, int D, class Q>
-__device__ __forceinline__ void load_operands(const Q &tile, int t, uint32_t (&q)[key_tiles<C, D>()][2], int lane)
+KVANT_INLINE void load_operands(const Q &tile, int t, uint32_t (&q)[key_tiles<C, D>()][2], int lane)
 {
     const int first = t * (int)TILE_COLUMNS * Q::STRIDE;
     if constexpr (HAS_CHUNKS<C>) {

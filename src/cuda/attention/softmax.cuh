@@ -34,7 +34,7 @@ struct TokenScales {
 };
 
 template <class C>
-__device__ __forceinline__ TokenScales load_scales(const uint8_t *metadata, int row, int symmetric, float offset)
+KVANT_INLINE TokenScales load_scales(const uint8_t *metadata, int row, int symmetric, float offset)
 {
     const __half *numbers = reinterpret_cast<const __half *>(metadata) + row;
     TokenScales t;
@@ -49,7 +49,7 @@ __device__ __forceinline__ TokenScales load_scales(const uint8_t *metadata, int 
 }
 
 /* Hides tokens valid .. 63: whatever bytes stand there, their weight is 0. */
-__device__ __forceinline__ void mask_tokens(float (&s)[4][4], TokenScales &values, int valid, int row)
+KVANT_INLINE void mask_tokens(float (&s)[4][4], TokenScales &values, int valid, int row)
 {
     unrolled_for (int i = 0; i < 8; i++)
         if (16 * (i / 2) + 8 * (i & 1) + row >= valid) {
@@ -77,7 +77,7 @@ template <class C, int D> struct Accumulator {
         return C::GROUP == KVANT_CUDA_GROUP_TOKENS32 ? 1.0f : UNIT * (C::BIASED || HAS_TRELLIS<C> ? step : 1.0f);
     }
 
-    __device__ __forceinline__ void clear()
+    KVANT_INLINE void clear()
     {
         unrolled_for (int i = 0; i < TILES; i++)
             unrolled_for (int j = 0; j < 4; j++)
@@ -88,7 +88,7 @@ template <class C, int D> struct Accumulator {
 
     /* Raises the reference when scores + exponents of the value scales exceed it by more than
      * SLACK. */
-    __device__ __forceinline__ void raise(const float (&s)[4][4], const TokenScales &values)
+    KVANT_INLINE void raise(const float (&s)[4][4], const TokenScales &values)
     {
         float top[2] = { NEVER, NEVER };
         unrolled_for (int i = 0; i < 8; i++) {
@@ -100,7 +100,7 @@ template <class C, int D> struct Accumulator {
     }
 
     /* The same with one exponent for the values of the page. */
-    __device__ __forceinline__ void raise(const float (&s)[4][4], float exponent)
+    KVANT_INLINE void raise(const float (&s)[4][4], float exponent)
     {
         float top[2] = { NEVER, NEVER };
         unrolled_for (int i = 0; i < 8; i++)
@@ -112,7 +112,7 @@ template <class C, int D> struct Accumulator {
     }
 
     /* top: of the lane's own tokens. */
-    __device__ __forceinline__ void raise_to(float (&top)[2])
+    KVANT_INLINE void raise_to(float (&top)[2])
     {
         if (!__any_sync(FULL, top[0] > max[0] + SLACK || top[1] > max[1] + SLACK))
             return;
@@ -131,7 +131,7 @@ template <class C, int D> struct Accumulator {
     }
 
     /* Adds the lanes' shares of sum and zero; afterwards o holds finished numbers (times sum). */
-    __device__ __forceinline__ void finish(float step, float bias, int lane)
+    KVANT_INLINE void finish(float step, float bias, int lane)
     {
         unrolled_for (int h = 0; h < 2; h++) {
             unrolled_for (int k = 4; k < 32; k *= 2) {
@@ -159,8 +159,8 @@ struct PageSums {
 /* p: weights of a page, not yet transposed. Returns false when a weight or their sum is too large
  * for the reference. */
 template <class C, int D>
-__device__ __forceinline__ bool weights_of(const Accumulator<C, D> &sums, const float (&s)[4][4],
-                                           const TokenScales &values, PageSums &page, uint32_t (&p)[4][2])
+KVANT_INLINE bool weights_of(const Accumulator<C, D> &sums, const float (&s)[4][4], const TokenScales &values,
+                             PageSums &page, uint32_t (&p)[4][2])
 {
     __half2 largest = __float2half2_rn(0);
     page = PageSums{};
@@ -184,8 +184,8 @@ __device__ __forceinline__ bool weights_of(const Accumulator<C, D> &sums, const 
  * rarely and is cheaper to detect than a score above the reference. The sums detect it for values
  * of scale 0. Tiles are processed together, because their dependent instructions overlap. */
 template <class C, int D, int TILES>
-__device__ __forceinline__ void weigh_tokens(Accumulator<C, D> (&sums)[TILES], const float (&s)[TILES][4][4],
-                                             const TokenScales &values, uint32_t (&p)[TILES][4][2])
+KVANT_INLINE void weigh_tokens(Accumulator<C, D> (&sums)[TILES], const float (&s)[TILES][4][4],
+                               const TokenScales &values, uint32_t (&p)[TILES][4][2])
 {
     PageSums page[TILES];
 #pragma unroll 1

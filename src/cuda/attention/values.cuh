@@ -14,7 +14,7 @@ namespace kvant
 {
 
 /* The scores of tokens valid .. 63 of a page become those of tokens that are not there. */
-__device__ __forceinline__ void hide_tokens(float (&s)[4][4], int valid, int row)
+KVANT_INLINE void hide_tokens(float (&s)[4][4], int valid, int row)
 {
     unrolled_for (int i = 0; i < 8; i++)
         if (16 * (i / 2) + 8 * (i & 1) + row >= valid)
@@ -24,8 +24,7 @@ __device__ __forceinline__ void hide_tokens(float (&s)[4][4], int valid, int row
 /* Scales and zero points of tokens that are not there, or of a group of them, become 0: they may be
  * anything, and even 0 times that need not be 0. The caller orders this before the next copy into
  * the page's slot. */
-template <class C, int D>
-__device__ __forceinline__ void clear_scales(uint8_t *metadata, int symmetric, int valid, int lane)
+template <class C, int D> KVANT_INLINE void clear_scales(uint8_t *metadata, int symmetric, int valid, int lane)
 {
     uint16_t *numbers = reinterpret_cast<uint16_t *>(metadata);
     constexpr bool TOKENS = C::GROUP == KVANT_CUDA_GROUP_TOKENS32;
@@ -42,8 +41,7 @@ __device__ __forceinline__ void clear_scales(uint8_t *metadata, int symmetric, i
 
 /* Weights 2^(s - max) * size as operands, tokens as rows; their sum is added up before they are
  * rounded. */
-template <class A>
-__device__ __forceinline__ void weigh(A &sums, const float (&s)[4][4], float size, uint32_t (&p)[4][2])
+template <class A> KVANT_INLINE void weigh(A &sums, const float (&s)[4][4], float size, uint32_t (&p)[4][2])
 {
     unrolled_for (int i = 0; i < 8; i++) {
         float e0 = exp2_fast(s[i / 2][2 * (i & 1)] - sums.max[0]),
@@ -61,7 +59,7 @@ struct Size {
     uint32_t inverse;
 };
 
-template <int ARRAYS> __device__ __forceinline__ Size size_of(const __half *numbers, int lane)
+template <int ARRAYS> KVANT_INLINE Size size_of(const __half *numbers, int lane)
 {
     uint32_t largest = 0;
     unrolled_for (int i = 0; i < ARRAYS; i++) {
@@ -76,8 +74,8 @@ template <int ARRAYS> __device__ __forceinline__ Size size_of(const __half *numb
 /* Zero points are an operand whose rows are groups of channels: the accumulator's rows are the
  * groups' sums. */
 template <class C, int D>
-__device__ __forceinline__ void add_channel_groups(const uint8_t *page, const Bytes &table, const GroupScales &m,
-                                                   int lane, float (&s)[4][4], Accumulator<C, D> &sums)
+KVANT_INLINE void add_channel_groups(const uint8_t *page, const Bytes &table, const GroupScales &m, int lane,
+                                     float (&s)[4][4], Accumulator<C, D> &sums)
 {
     static_assert(C::TILES % 2 == 0, "tiles come two and two, as scales do");
     constexpr int GROUPS = D / 32;
@@ -115,7 +113,7 @@ __device__ __forceinline__ void add_channel_groups(const uint8_t *page, const By
 /* The sums of the weights over the two groups of tokens, as an operand whose rows are groups:
  * first the rounded sums, then the rounding errors. All rows of a matrix have these 16-bit
  * numbers; transposed, all columns have them. */
-__device__ __forceinline__ uint32_t load_totals(const uint32_t (&p)[4][2], float times, int lane)
+KVANT_INLINE uint32_t load_totals(const uint32_t (&p)[4][2], float times, int lane)
 {
     uint32_t rounded[2], lost[2];
     unrolled_for (int g = 0; g < 2; g++) {
@@ -134,8 +132,8 @@ __device__ __forceinline__ uint32_t load_totals(const uint32_t (&p)[4][2], float
 
 /* Zero points are an operand with channels as rows and groups of tokens as columns. */
 template <class C, int D>
-__device__ __forceinline__ void add_token_groups(const uint8_t *page, const Bytes &table, const GroupScales &m,
-                                                 int lane, float (&s)[4][4], Accumulator<C, D> &sums)
+KVANT_INLINE void add_token_groups(const uint8_t *page, const Bytes &table, const GroupScales &m, int lane,
+                                   float (&s)[4][4], Accumulator<C, D> &sums)
 {
     sums.raise(s, 0);
     uint32_t p[4][2];
@@ -174,7 +172,7 @@ __device__ __forceinline__ void add_token_groups(const uint8_t *page, const Byte
 }
 
 /* N tiles of an array of tiles, from the first one on. */
-template <int N, class T, int TILES> __device__ __forceinline__ T (&part(T (&tiles)[TILES], int first))[N]
+template <int N, class T, int TILES> KVANT_INLINE T (&part(T (&tiles)[TILES], int first))[N]
 {
     return *reinterpret_cast<T(*)[N]>(&tiles[first]);
 }
@@ -182,9 +180,8 @@ template <int N, class T, int TILES> __device__ __forceinline__ T (&part(T (&til
 /* Adds a page's values, weighted by the scores, to the sums of each tile. A code is unpacked once
  * for all tiles. */
 template <class C, int D, bool LARGE, int TILES, class T>
-__device__ __forceinline__ void add_page(const uint8_t *page, int codes, const T &table, int symmetric,
-                                         float offset, int lane, int valid, float (&s)[TILES][4][4],
-                                         Accumulator<C, D> (&sums)[TILES])
+KVANT_INLINE void add_page(const uint8_t *page, int codes, const T &table, int symmetric, float offset, int lane,
+                           int valid, float (&s)[TILES][4][4], Accumulator<C, D> (&sums)[TILES])
 {
     if constexpr (C::GROUP == KVANT_CUDA_GROUP_TOKEN) {
         TokenScales scales = load_scales<C>(page + codes, lane >> 2, symmetric, offset);
