@@ -568,7 +568,7 @@
 
     function allRows(rows) {
         const label = "All configurations";
-        section("table", "All configurations", element("p", {}, "Headings sort; once more, the other way round."),
+        section("table", "All configurations", element("p", {}, "Press a heading to sort by it; press it again to reverse the order."),
             rows.length === 0 ? notMeasured("kvant eval has not run.") : makeTable(label, [
                 { key: "name", name: "keys / values", text: true },
                 { key: "bits", name: "true bits" },
