@@ -83,7 +83,7 @@ class Demo(unittest.TestCase):
         done = self.run_demo()
         self.assertEqual(done.returncode, 0, done.stderr)
         lines = done.stdout.splitlines()
-        self.assertLessEqual(max(map(len, lines)), 78 + len(str(self.command)) * (str(self.command) in lines[-1]))
+        self.assertLessEqual(max(map(len, lines[:-1])), 78)  # the last one names the command, whose folder may be anywhere
         self.assertEqual([line.split()[0] for line in lines[2:8]], list(CACHES))
         # 32768 tokens of 12288 bytes at 4.25 of 16 bits, and 64 tokens as fp16.
         self.assertRegex(done.stdout, r"balanced \(default\) +102\.8 +0\.27 +0\.0202 +93\.7 % +100\.0  98 to 100")

@@ -231,6 +231,7 @@ class InABrowser(Folder):
         self.assertEqual(unseen["command"], "kvant exec --accel -- llama-server -m SmolLM2-135M-Instruct.Q4_1.gguf -c 8192 -ctk q8_0 -ctv q8_0")
         self.assertEqual((default["title"], default["name"]), ("The default", "preset balanced"))
         self.assertEqual(default["command"], "kvant exec -- llama-server -m SmolLM2-135M-Instruct.Q4_1.gguf -c 8192")
+        self.assertIn("without --accel as fast as f16", unseen["text"])
         # 8192 tokens of 180 MiB at 4.25 of 16 bits, and the tokens that stay fp16: 1 MiB.
         self.assertIn("48.8 MiB at 8192 tokens, 0.27 of f16's 180", default["text"])
         self.assertIn("0.0202: 4.1 times q8_0's, 1/2 of q4_0's", default["text"])
@@ -240,6 +241,14 @@ class InABrowser(Folder):
         self.assertIn("as fast as f16 within the spread", small["text"])
         self.assertIn("kvant calibrate -m SmolLM2-135M-Instruct.Q4_1.gguf -f text.txt -o SmolLM2-135M-Instruct.Q4_1.kvcal",
                       self.evaluate('document.querySelector("#choose").textContent'))
+
+    def test_the_speed_of_a_stock_type_is_that_of_its_command(self):
+        results = presets()
+        speed = step(results, "speed")["rows"]
+        for row in [row for row in speed if row["k"] == "q8_0"]:
+            speed.append({**row, "cache": "accel", "decode_tps": 17.0, "decode_low": 16.9, "decode_high": 17.1})
+        self.open(results)
+        self.assertIn("with --accel 1.70 times f16's: 17.0 tokens/s (16.9 to 17.1)", self.cards()[0]["text"])
 
     def test_nothing_is_recommended_that_a_stock_type_equals(self):
         results = presets()

@@ -67,6 +67,9 @@ FEW = ["--stock q8_0", "--stock q4_0", "--preset quality", "--preset balanced", 
 # What speed, memory and needles are compared on.
 COMPARED = [*FEW, "-k turboquant-4"]
 
+# Bytes and results of q8_0, so only its speed is another.
+ACCELERATED = "--stock q8_0 --accel"
+
 
 @dataclass
 class Request:
@@ -168,6 +171,8 @@ def _needle(request, length):
 
 def _speed(request, deepest):
     words, n = _configs(request, FEW if request.quick else COMPARED, MOST_COMPARED)
+    if not request.configs:
+        words, n = [*words, *ACCELERATED.split()], n + 1
     depths = [0, deepest] if request.quick else [0, deepest // 4, deepest]
     n_prefill = QUICK_PREFILL if request.quick else PREFILL
     prefill = (deepest + len(depths) * ROUNDS * n_prefill) / request.prefill_tps

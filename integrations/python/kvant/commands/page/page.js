@@ -295,11 +295,13 @@
         const rows = rowsOf("speed").filter((other) => isNumber(other.decode_tps));
         const depth = Math.max(...rows.map((other) => other.depth));
         const at = (name) => rows.find((other) => other.depth === depth && labelOf(other) === name);
-        const own = at(row.name), f16 = rows.find((other) => other.depth === depth && isF16(other));
+        const accelerated = isStock(row) ? at(row.name.replace("llama.cpp", "accel")) : undefined;
+        const own = accelerated ?? at(row.name), f16 = rows.find((other) => other.depth === depth && isF16(other));
         if (!own || !f16) return null;
         const overlap = isNumber(own.decode_low) && own.rounds > 1 && own.decode_low <= f16.decode_high && f16.decode_low <= own.decode_high;
         const range = isNumber(own.decode_low) && own.rounds > 1 ? ` (${show(own.decode_low, 1)} to ${show(own.decode_high, 1)})` : "";
-        return `${overlap ? "as fast as f16 within the spread" : `${show(own.decode_tps / f16.decode_tps, 2)} times f16's`}: ` +
+        const how = accelerated ? "with --accel " : isStock(row) ? "without --accel " : "";
+        return `${how}${overlap ? "as fast as f16 within the spread" : `${show(own.decode_tps / f16.decode_tps, 2)} times f16's`}: ` +
             `${show(own.decode_tps, 1)} tokens/s${range} after ${depth} tokens`;
     }
 
@@ -334,7 +336,7 @@
                 : `${show(row.bytes / MIB, row.bytes < 100 * MIB ? 1 : 0)} MiB at ${sizes.context} tokens, ${show(share)} of f16's ${show(sizes.f16Bytes(sizes.context) / MIB, 0)}`],
             ["divergence", `${showSmall(row.kld_mean)}: ${inWords(row, rows)}`],
             ["same token", `${per100(row.top1)} %`],
-            ["decoding", speed === null ? "not measured" : speed + (isStock(row) ? "; --accel is faster" : "")],
+            ["decoding", speed ?? "not measured"],
         ];
         return element("div", { class: "card" }, heading, element("p", { class: "name" }, row.name),
             element("dl", {}, ...facts.flatMap(([name, value]) => [element("dt", {}, name), element("dd", {}, value)])),
