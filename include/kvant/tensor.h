@@ -37,9 +37,7 @@
 
 #include <kvant/codec.h>
 
-#ifdef __cplusplus
-extern "C" {
-#endif
+KVANT_BEGIN_C
 
 #define KVANT_MAX_VERSIONS 4u
 
@@ -83,6 +81,12 @@ KVANT_API kvant_status kvant_tensor_assign(kvant_tensor *tensor, uint32_t block,
  * bytes do not depend on it. */
 KVANT_API kvant_status kvant_tensor_write(kvant_tensor *tensor, const int64_t *slots, size_t n, const float *rows,
                                           size_t stride, uint32_t n_threads);
+
+/* The same for the keys and the values of a layer, at the same slots: all or nothing for both. Kv
+ * heads of both are encoded in one loop, which for a single token wastes fewer threads than two. */
+KVANT_API kvant_status kvant_tensor_write_layer(kvant_tensor *k, kvant_tensor *v, const int64_t *slots, size_t n,
+                                                const float *k_rows, size_t k_stride, const float *v_rows,
+                                                size_t v_stride, uint32_t n_threads);
 
 /* Reads the n slots from first on; slots never written give zeros, or the centre where there is
  * one. */
@@ -155,8 +159,6 @@ typedef struct kvant_tensor_info {
 
 KVANT_API kvant_status kvant_tensor_get_info(const kvant_tensor *tensor, kvant_tensor_info *info);
 
-#ifdef __cplusplus
-}
-#endif
+KVANT_END_C
 
 #endif /* KVANT_TENSOR_H */

@@ -102,10 +102,17 @@ bool kvp_kv_create_tensor(kvp_kv *kv, uint32_t head_dim, char *err, size_t errle
 /* Gives the tensor the placement of its cache (n_streams 1), before anything is written. */
 bool kvp_kv_set_placement(kvp_kv *kv, kvp_placement *placement);
 
-/* New rows, row i (of stride floats) for cells[i]. Where a mask has to say where they go they wait
- * for kvp_kv_flush, which every other function here does without a mask when it must. */
-kvant_status kvp_kv_enter(kvp_kv *kv, const int64_t *cells, size_t n, const float *rows, size_t stride,
-                          uint32_t n_threads);
+/* New rows of a tensor, row i at `at` + i * stride. */
+typedef struct kvp_rows {
+    kvp_kv *kv;
+    const float *at;
+    size_t stride;
+} kvp_rows;
+
+/* New rows for the cells: of one tensor, or of the keys and the values of a layer, which have equal
+ * cells and one placement or none. Where a mask has to say where they go they wait for
+ * kvp_kv_flush, which every other function here does without a mask when it must. */
+kvant_status kvp_kv_enter(const kvp_rows *rows, size_t n_tensors, const int64_t *cells, size_t n, uint32_t n_threads);
 kvant_status kvp_kv_flush(kvp_kv *kv, const kvp_mask *mask, uint32_t n_threads);
 
 /* Drops what waits. */

@@ -60,10 +60,10 @@ static void destroy(kvant_cache *cache)
 static kvant_status append(kvant_cache *cache, uint32_t layer, const float *k, const float *v, uint32_t n)
 {
     const kvant_cache_params *p = &cache->params;
-    KVANT_FORWARD(kvant_tensor_write(*kvant_cache_tensor(cache, layer, KVANT_ROLE_K), cache->slots, n, k,
-                                     (size_t)p->n_kv_heads * p->head_dim, p->n_threads));
-    return kvant_tensor_write(*kvant_cache_tensor(cache, layer, KVANT_ROLE_V), cache->slots, n, v,
-                              (size_t)p->n_kv_heads * p->v_head_dim, p->n_threads);
+    return kvant_tensor_write_layer(*kvant_cache_tensor(cache, layer, KVANT_ROLE_K),
+                                    *kvant_cache_tensor(cache, layer, KVANT_ROLE_V), cache->slots, n, k,
+                                    (size_t)p->n_kv_heads * p->head_dim, v, (size_t)p->n_kv_heads * p->v_head_dim,
+                                    p->n_threads);
 }
 
 static kvant_status grow_workspace(cpu_memory *memory, size_t bytes)

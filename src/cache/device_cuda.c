@@ -304,12 +304,10 @@ static kvant_status append(kvant_cache *cache, uint32_t layer, const float *k, c
     if (written == KVANT_OK && !memory->refused)
         written = check(memory, l, rows, n, seen);
     KVANT_FORWARD(written);
-    for (int role = 0; role < 2 && written == KVANT_OK; role++) {
-        kvant_tensor *tensor = l->parts[role].tensor;
-        written = kvant_tensor_write_seen(tensor, cache->slots, n, rows[role], seen[role], kvant_tensor_width(tensor),
-                                          cache->params.n_threads);
-    }
-    flush(memory); /* keys, too, when values were refused */
+    const size_t width = kvant_tensor_width(l->parts[0].tensor);
+    const kvant_rows of[] = { { l->parts[0].tensor, k, seen[0], width }, { l->parts[1].tensor, v, seen[1], width } };
+    written = kvant_tensor_write_seen(of, 2, cache->slots, n, cache->params.n_threads);
+    flush(memory);
     kvant_cuda_pending_settle_full(l);
     return written == KVANT_OK ? status_of(memory) : written;
 }

@@ -219,10 +219,17 @@ kvant_status kvant_tensor_create_on(const kvant_page_device *device, void *conte
 /* tensor.c: a block becomes empty. */
 void kvant_block_clear(kvant_tensor *tensor, uint32_t block);
 
-/* write.c: kvant_tensor_write with rows on the tensor's device. seen: the same rows on the host, or
- * NULL when their numbers are at most kvant_tensor_safe_input, or when the device checks them. */
-kvant_status kvant_tensor_write_seen(kvant_tensor *tensor, const int64_t *slots, size_t n, const float *rows,
-                                     const float *seen, size_t stride, uint32_t n_threads);
+/* New rows of a tensor, on its device. seen: the same rows on the host, or NULL when their numbers
+ * are at most kvant_tensor_safe_input, or when the device checks them. */
+typedef struct kvant_rows {
+    kvant_tensor *tensor;
+    const float *rows, *seen;
+    size_t stride;
+} kvant_rows;
+
+/* write.c: kvant_tensor_write for one tensor or two, all or nothing for both. */
+kvant_status kvant_tensor_write_seen(const kvant_rows *rows, size_t n_tensors, const int64_t *slots, size_t n,
+                                     uint32_t n_threads);
 float kvant_tensor_safe_input(const kvant_tensor *tensor);
 
 /* open.c */

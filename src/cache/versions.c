@@ -101,46 +101,83 @@ static uint32_t rows_of(const kvant_statistics *s, uint32_t part)
     return s->n / PARTS + (part < s->n % PARTS);
 }
 
-/* The lower middle one of n <= PARTS numbers. */
-static float median(const float *x, uint32_t n)
+/* A number of each part for some channels. Everything below takes channels side by side: a judgement
+ * reads all of them several times. */
+#define CHANNELS 64u
+typedef float by_part[PARTS][CHANNELS];
+
+/* Each channel's lower middle number, of the first n parts. */
+static void medians(by_part x, uint32_t n, float *out)
 {
-    float sorted[PARTS];
-    for (uint32_t i = 0; i < n; i++) {
-        uint32_t at = i;
-        for (; at > 0 && sorted[at - 1] > x[i]; at--)
-            sorted[at] = sorted[at - 1];
-        sorted[at] = x[i];
-    }
-    return sorted[(n - 1) / 2];
+    by_part sorted;
+    memcpy(sorted, x, sizeof sorted);
+    for (uint32_t round = 0; round < n; round++)
+        for (uint32_t p = round % 2; p + 1 < n; p += 2)
+            for (uint32_t j = 0; j < CHANNELS; j++) {
+                const float a = sorted[p][j], b = sorted[p + 1][j];
+                sorted[p][j] = a < b ? a : b;
+                sorted[p + 1][j] = a < b ? b : a;
+            }
+    memcpy(out, sorted[(n - 1) / 2], sizeof *sorted);
 }
 
-static float center_of(const kvant_statistics *s, size_t j)
+/* The centres of n <= CHANNELS channels from number `at` on. */
+static void centers_of(const kvant_statistics *s, size_t at, uint32_t n, float *centers)
 {
-    float mean[PARTS], range[PARTS];
-    uint32_t parts = parts_of(s);
-    for (uint32_t p = 0; p < parts; p++) {
-        mean[p] = s->sum[p * s->width + j] / (float)rows_of(s, p);
-        range[p] = s->max[p * s->width + j] - s->min[p * s->width + j];
-    }
-    /* Parts of one row have no range: then there is nothing to judge them by. */
-    float middle = median(mean, parts), limit = s->n > PARTS ? median(range, parts) : INFINITY;
-    double sum = 0;
+    by_part mean = { 0 }, range = { 0 };
+    float middle[CHANNELS], limit[CHANNELS];
+    const uint32_t parts = parts_of(s);
     for (uint32_t p = 0; p < parts; p++)
-        sum += (double)fminf(fmaxf(mean[p], middle - limit), middle + limit) * rows_of(s, p);
-    return (float)(sum / s->n);
+        for (uint32_t j = 0; j < n; j++) {
+            const size_t i = p * s->width + at + j;
+            mean[p][j] = s->sum[i] / (float)rows_of(s, p);
+            range[p][j] = s->max[i] - s->min[i];
+        }
+    medians(mean, parts, middle);
+    medians(range, parts, limit);
+    for (uint32_t j = 0; j < n; j++) {
+        /* Parts of one row have no range: then there is nothing to judge them by. */
+        const float most = s->n > PARTS ? limit[j] : INFINITY;
+        double sum = 0;
+        for (uint32_t p = 0; p < parts; p++)
+            sum += (double)fminf(fmaxf(mean[p][j], middle[j] - most), middle[j] + most) * rows_of(s, p);
+        centers[j] = (float)(sum / s->n);
+    }
 }
 
-/* The largest distance from the centre that is not an outlier's. */
-static float distance_of(const kvant_statistics *s, size_t j, float center)
+/* The largest distances from the centres that are not an outlier's, of n <= CHANNELS channels. */
+static void distances_of(const kvant_statistics *s, size_t at, uint32_t n, const float *centers, float *distances)
 {
-    float distance[PARTS], largest = 0;
-    uint32_t parts = parts_of(s);
+    by_part distance = { 0 };
+    float middle[CHANNELS];
+    const uint32_t parts = parts_of(s);
     for (uint32_t p = 0; p < parts; p++)
-        distance[p] = fmaxf(s->max[p * s->width + j] - center, center - s->min[p * s->width + j]);
-    float limit = MOST_DISTANCE * median(distance, parts);
+        for (uint32_t j = 0; j < n; j++) {
+            const float above = s->max[p * s->width + at + j] - centers[j];
+            const float below = centers[j] - s->min[p * s->width + at + j];
+            distance[p][j] = above > below ? above : below;
+        }
+    medians(distance, parts, middle);
+    memset(distances, 0, n * sizeof *distances);
     for (uint32_t p = 0; p < parts; p++)
-        largest = fmaxf(largest, fminf(distance[p], limit));
-    return largest;
+        for (uint32_t j = 0; j < n; j++) {
+            const float limit = MOST_DISTANCE * middle[j], d = distance[p][j] < limit ? distance[p][j] : limit;
+            distances[j] = d > distances[j] ? d : distances[j];
+        }
+}
+
+static uint32_t channels_from(const kvant_tensor *tensor, uint32_t first)
+{
+    const uint32_t left = tensor->head_dim - first;
+    return left < CHANNELS ? left : CHANNELS;
+}
+
+static void distances_of_head(const kvant_tensor *tensor, const kvant_statistics *seen, uint32_t head,
+                              const kvant_tensor_version *version, float *distances)
+{
+    const size_t at = (size_t)head * tensor->head_dim;
+    for (uint32_t j = 0; j < tensor->head_dim; j += CHANNELS)
+        distances_of(seen, at + j, channels_from(tensor, j), version->center + at + j, distances + j);
 }
 
 /* Versions */
@@ -288,12 +325,11 @@ static void learn_head(const kvant_tensor *tensor, const kvant_statistics *seen,
     const kvant_codec_info *info = &tensor->codecs[head]->info;
     size_t at = (size_t)head * tensor->head_dim;
     float distance[KVANT_MAX_HEAD_DIM];
-    for (uint32_t j = 0; info->center == KVANT_CENTER_FIRST && j < tensor->head_dim; j++)
-        version->center[at + j] = center_of(seen, at + j);
+    for (uint32_t j = 0; info->center == KVANT_CENTER_FIRST && j < tensor->head_dim; j += CHANNELS)
+        centers_of(seen, at + j, channels_from(tensor, j), version->center + at + j);
     if (info->norm != KVANT_NORM_FIRST)
         return;
-    for (uint32_t j = 0; j < tensor->head_dim; j++)
-        distance[j] = distance_of(seen, at + j, version->center[at + j]);
+    distances_of_head(tensor, seen, head, version, distance);
     scales_of(distance, tensor->head_dim, version->scale + at);
 }
 
@@ -305,8 +341,10 @@ static double cost(const kvant_tensor *tensor, const kvant_statistics *seen, uin
 {
     size_t at = (size_t)head * tensor->head_dim;
     double scales = 0, length = 0;
+    float distance[KVANT_MAX_HEAD_DIM];
+    distances_of_head(tensor, seen, head, version, distance);
     for (uint32_t j = 0; j < tensor->head_dim; j++) {
-        double s = version->scale[at + j], y = distance_of(seen, at + j, version->center[at + j]) / s;
+        double s = version->scale[at + j], y = distance[j] / s;
         scales += s * s;
         length += y * y;
     }

@@ -102,7 +102,7 @@ __device__ __forceinline__ Row<D> transformed_row(const AppendArgs &args, const 
     return row;
 }
 
-/* The sum of products as docs/format.md orders it: 16 partial sums, of channels alike modulo 16;
+/* The sum of products as format.md orders it: 16 partial sums, of channels alike modulo 16;
  * all lanes have it. */
 template <int D> __device__ __forceinline__ float dot_rows(const Row<D> &a, const Row<D> &b, int lane)
 {

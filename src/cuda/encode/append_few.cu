@@ -173,7 +173,7 @@ __device__ __forceinline__ Quantized few_codebook(uint32_t (&codes)[Row<D>::PER_
     return Quantized{ stored, 0, norm <= 65504.0f && stored <= 65504.0f };
 }
 
-/* The words of a page that hold a token's codes (docs/format.md, "Pages"). Lanes whose codes share
+/* The words of a page that hold a token's codes (format.md, "Pages"). Lanes whose codes share
  * words: of keys l, l ^ 1, l ^ 8, l ^ 9, of values l and l ^ 8. Of each few of their words a lane
  * changes one: that of number `mine`. */
 template <int D, bool KEYS> struct TokenWords {
