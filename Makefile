@@ -33,6 +33,11 @@ demo: all
 	scripts/deps.sh fetch
 	$(PYTHON) scripts/demo.py --kvant $(BUILD)/bin/kvant
 
+# README's picture, from bench/results.
+.PHONY: pictures
+pictures:
+	$(PYTHON) scripts/plot_readme.py
+
 # The command and the plug-in do without a GPU; its library takes nvcc minutes, so it is asked for.
 cuda:
 	scripts/deps.sh build
@@ -116,6 +121,7 @@ clean:
 help:
 	@echo 'make            build/bin/kvant, libraries and plug-in in build/lib'
 	@echo 'make demo       memory, quality and speed of llama.cpp'"'"'s caches and kvant'"'"'s, and three answers (3 minutes)'
+	@echo 'make pictures   README'"'"'s picture, from bench/results'
 	@echo 'make cuda       build/lib/libkvant_cuda.so, for sm_80, sm_90 and later; needs nvcc, takes minutes'
 	@echo 'make test       build and run the tests but the long ones (6 minutes on 2 cores, building aside)'
 	@echo 'make test-fast  those that need no model (under a minute)'
