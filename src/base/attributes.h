@@ -14,12 +14,14 @@
 #define KVANT_INLINE static inline __attribute__((always_inline))
 #define KVANT_NOINLINE __attribute__((noinline))
 #define KVANT_PREFETCH(address) __builtin_prefetch(address)
+#define unrolled_for _Pragma("GCC unroll 8") for /* of at most 8 steps */
 #else
 #define KVANT_PRINTF(format_index, first_argument)
 #define KVANT_UNLIKELY(x) (x)
 #define KVANT_INLINE static inline
 #define KVANT_NOINLINE
 #define KVANT_PREFETCH(address) ((void)(address))
+#define unrolled_for for
 #endif
 
 #define KVANT_RETURN_IF(condition, status)                                                                         \

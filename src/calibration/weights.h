@@ -1,5 +1,5 @@
 /* weights.h - computes the W of transform=file and transform=diagonal from second moments
- * (docs/calibration.md, "What is computed"). */
+ * (calibration.md, "What is computed"). */
 #ifndef KVANT_CALIBRATION_WEIGHTS_H
 #define KVANT_CALIBRATION_WEIGHTS_H
 

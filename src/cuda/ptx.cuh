@@ -16,34 +16,23 @@ __device__ __forceinline__ void mma(float (&d)[4], const uint32_t (&a)[4], uint3
         : "r"(a[0]), "r"(a[1]), "r"(a[2]), "r"(a[3]), "r"(b0), "r"(b1));
 }
 
-/* d += A (16 x 32 signed bytes, row major) * B (32 x 8 bytes, column major), B's bytes signed or
- * not. */
-template <bool SIGNED>
+/* d += A (16 x 32 bytes, row major) * B (32 x 8 bytes, column major), each signed or not. */
+template <bool A_SIGNED, bool B_SIGNED>
 __device__ __forceinline__ void mma_bytes(int32_t (&d)[4], const uint32_t (&a)[4], uint32_t b0, uint32_t b1)
 {
-    if constexpr (SIGNED)
-        asm("mma.sync.aligned.m16n8k32.row.col.s32.s8.s8.s32 {%0,%1,%2,%3},{%4,%5,%6,%7},{%8,%9},{%0,%1,%2,%3};"
-            : "+r"(d[0]), "+r"(d[1]), "+r"(d[2]), "+r"(d[3])
-            : "r"(a[0]), "r"(a[1]), "r"(a[2]), "r"(a[3]), "r"(b0), "r"(b1));
+#define KVANT_MMA_BYTES(types)                                                                                     \
+    asm("mma.sync.aligned.m16n8k32.row.col.s32." types ".s32 {%0,%1,%2,%3},{%4,%5,%6,%7},{%8,%9},{%0,%1,%2,%3};"   \
+        : "+r"(d[0]), "+r"(d[1]), "+r"(d[2]), "+r"(d[3])                                                           \
+        : "r"(a[0]), "r"(a[1]), "r"(a[2]), "r"(a[3]), "r"(b0), "r"(b1))
+    if constexpr (A_SIGNED && B_SIGNED)
+        KVANT_MMA_BYTES("s8.s8");
+    else if constexpr (A_SIGNED)
+        KVANT_MMA_BYTES("s8.u8");
+    else if constexpr (B_SIGNED)
+        KVANT_MMA_BYTES("u8.s8");
     else
-        asm("mma.sync.aligned.m16n8k32.row.col.s32.s8.u8.s32 {%0,%1,%2,%3},{%4,%5,%6,%7},{%8,%9},{%0,%1,%2,%3};"
-            : "+r"(d[0]), "+r"(d[1]), "+r"(d[2]), "+r"(d[3])
-            : "r"(a[0]), "r"(a[1]), "r"(a[2]), "r"(a[3]), "r"(b0), "r"(b1));
-}
-
-/* The same with A's bytes not signed. */
-template <bool SIGNED>
-__device__ __forceinline__ void mma_unsigned_bytes(int32_t (&d)[4], const uint32_t (&a)[4], uint32_t b0,
-                                                   uint32_t b1)
-{
-    if constexpr (SIGNED)
-        asm("mma.sync.aligned.m16n8k32.row.col.s32.u8.s8.s32 {%0,%1,%2,%3},{%4,%5,%6,%7},{%8,%9},{%0,%1,%2,%3};"
-            : "+r"(d[0]), "+r"(d[1]), "+r"(d[2]), "+r"(d[3])
-            : "r"(a[0]), "r"(a[1]), "r"(a[2]), "r"(a[3]), "r"(b0), "r"(b1));
-    else
-        asm("mma.sync.aligned.m16n8k32.row.col.s32.u8.u8.s32 {%0,%1,%2,%3},{%4,%5,%6,%7},{%8,%9},{%0,%1,%2,%3};"
-            : "+r"(d[0]), "+r"(d[1]), "+r"(d[2]), "+r"(d[3])
-            : "r"(a[0]), "r"(a[1]), "r"(a[2]), "r"(a[3]), "r"(b0), "r"(b1));
+        KVANT_MMA_BYTES("u8.u8");
+#undef KVANT_MMA_BYTES
 }
 
 /* Transposes an 8 x 8 matrix of 16-bit numbers spread over the warp. */

@@ -19,6 +19,14 @@ constexpr uint32_t FULL = 0xffffffffu;
 template <int D> struct Row {
     static constexpr int PER_LANE = D / 32;
     float x[PER_LANE];
+
+    /* use(number, channel) for the numbers of the lane */
+    template <class F> __device__ __forceinline__ void each(int lane, F &&use)
+    {
+#pragma unroll
+        for (int j = 0; j < PER_LANE; j++)
+            use(x[j], lane + 32 * j);
+    }
 };
 
 /* A number by itself. */
@@ -37,18 +45,14 @@ template <int D>
 __device__ __forceinline__ Row<D> load_row(const void *from, size_t offset, kvant_cuda_type type, int lane)
 {
     Row<D> row;
-    if (type == KVANT_CUDA_F32) {
-#pragma unroll
-        for (int j = 0; j < Row<D>::PER_LANE; j++)
-            row.x[j] = static_cast<const float *>(from)[offset + lane + 32 * j];
-        return row;
-    }
-#pragma unroll
-    for (int j = 0; j < Row<D>::PER_LANE; j++) {
-        __half_raw bits;
-        bits.x = static_cast<const uint16_t *>(from)[offset + lane + 32 * j];
-        row.x[j] = type == KVANT_CUDA_F16 ? __half2float(bits) : __uint_as_float((uint32_t)bits.x << 16);
-    }
+    if (type == KVANT_CUDA_F32)
+        row.each(lane, [&](float &x, int channel) { x = static_cast<const float *>(from)[offset + channel]; });
+    else
+        row.each(lane, [&](float &x, int channel) {
+            __half_raw bits;
+            bits.x = static_cast<const uint16_t *>(from)[offset + channel];
+            x = type == KVANT_CUDA_F16 ? __half2float(bits) : __uint_as_float((uint32_t)bits.x << 16);
+        });
     return row;
 }
 
@@ -149,7 +153,7 @@ template <int D> __device__ __forceinline__ Row<D> combine_rows(const float *m, 
     return y;
 }
 
-/* y_i = <m[i], x>, the sum in the order of docs/format.md, "Numbers". space: D floats of the
+/* y_i = <m[i], x>, the sum in the order of format.md, "Numbers". space: D floats of the
  * warp's, aligned to 16. */
 template <int D>
 __device__ __forceinline__ Row<D> multiply_rows(const float *m, const Row<D> &x, float *space, int lane)
@@ -193,9 +197,8 @@ __device__ __forceinline__ void transform(Row<D> &row, const kvant_cuda_params &
         row = combine_rows<D>(weights, row, lane);
         return;
     }
-#pragma unroll
-    for (int j = 0; codec.weighting == KVANT_CUDA_WEIGHTING_DIAGONAL && j < Row<D>::PER_LANE; j++)
-        row.x[j] = __fmul_rn(row.x[j], weights[lane + 32 * j]);
+    if (codec.weighting == KVANT_CUDA_WEIGHTING_DIAGONAL)
+        row.each(lane, [&](float &x, int channel) { x = __fmul_rn(x, weights[channel]); });
     rotate(row, codec.rotation, lane);
 }
 
@@ -209,9 +212,8 @@ __device__ __forceinline__ void transform_back(Row<D> &row, const kvant_cuda_par
         return;
     }
     rotate_back(row, codec.rotation, lane);
-#pragma unroll
-    for (int j = 0; codec.weighting == KVANT_CUDA_WEIGHTING_DIAGONAL && j < Row<D>::PER_LANE; j++)
-        row.x[j] = __fmul_rn(row.x[j], inverse_weights[lane + 32 * j]);
+    if (codec.weighting == KVANT_CUDA_WEIGHTING_DIAGONAL)
+        row.each(lane, [&](float &x, int channel) { x = __fmul_rn(x, inverse_weights[channel]); });
 }
 
 /* Where the weights of a kv head begin; NULL without any. */

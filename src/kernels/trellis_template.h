@@ -160,4 +160,3 @@ static KVANT_TRELLIS_PATH_FN(NAME(trellis_path))
     NAME(path)(trellis, cells, n, work, bits);
 }
 
-#define LEVEL_HAS_TRELLIS

@@ -1,4 +1,4 @@
-/* sums.h - sums in the order that docs/format.md fixes: 16 partial sums, then a tree. Machines with
+/* sums.h - sums in the order that format.md fixes: 16 partial sums, then a tree. Machines with
  * 4, 8 and 16 lanes can all follow this order, so vectorised encoders give the same bits. */
 #ifndef KVANT_MATH_SUMS_H
 #define KVANT_MATH_SUMS_H

@@ -1,4 +1,4 @@
-/* direction.c - see direction.h. docs/format.md, "Direction codes", has formulas and rounding. */
+/* direction.c - see direction.h. format.md, "Direction codes", has formulas and rounding. */
 #include "direction.h"
 
 #include <math.h>
@@ -133,8 +133,7 @@ static kvant_status direction_check(const kvant_codec *codec, const kvant_kernel
 {
     row r;
     for (uint32_t j = 0; j < codec->info.head_dim; j++)
-        if (!(fabsf(y[j]) <= KVANT_HALF_MAX))
-            return KVANT_ERR_RANGE;
+        KVANT_RETURN_IF(!(fabsf(y[j]) <= KVANT_HALF_MAX), KVANT_ERR_RANGE);
     return quantize(codec, kernels, y, &r) <= KVANT_HALF_MAX ? KVANT_OK : KVANT_ERR_RANGE;
 }
 

@@ -76,9 +76,7 @@ __device__ __forceinline__ HeadSum<D> add_warps(const WarpResults<WARPS, COLUMNS
 #pragma unroll
     for (int k = SPAN / 2; k > 0; k /= 2)
         total.sum += __shfl_xor_sync(FULL, total.sum, k);
-#pragma unroll
-    for (int j = 0; j < Row<D>::PER_LANE; j++)
-        total.row.x[j] = 0;
+    total.row.each(lane, [&](float &x, int) { x = 0; });
 #pragma unroll
     for (int w = 0; w < WARPS; w++) {
         const int at = results.at[w];
@@ -105,25 +103,19 @@ __device__ __forceinline__ void write_output(const AttentionArgs &p, const Pair 
     if (GENERAL && p.sinks) {
         const float sink = p.sinks[column.head] * LOG2_E, top = fmaxf(total.max, sink),
                     shrink = exp2f(total.max - top);
-#pragma unroll
-        for (int j = 0; j < Row<D>::PER_LANE; j++)
-            total.row.x[j] *= shrink;
+        total.row.each(lane, [&](float &x, int) { x *= shrink; });
         total.sum *= shrink;
         total.max = top;
         all = total.sum + exp2f(sink - top);
     }
     const float inverse = GENERAL && total.sum <= 0 ? 0 : 1 / all;
-#pragma unroll
-    for (int j = 0; j < Row<D>::PER_LANE; j++)
-        total.row.x[j] *= inverse;
+    total.row.each(lane, [&](float &x, int) { x *= inverse; });
     rotate_back(total.row, p.v_rotation, lane);
-#pragma unroll
-    for (int j = 0; p.v_scale && j < Row<D>::PER_LANE; j++)
-        total.row.x[j] *= p.v_scale[pair.kv_head * D + lane + 32 * j];
+    if (p.v_scale)
+        total.row.each(lane, [&](float &x, int channel) { x *= p.v_scale[pair.kv_head * D + channel]; });
     const float share = GENERAL ? total.sum * inverse : 1;
-#pragma unroll
-    for (int j = 0; p.v_center && j < Row<D>::PER_LANE; j++)
-        total.row.x[j] += share * p.v_center[pair.kv_head * D + lane + 32 * j];
+    if (p.v_center)
+        total.row.each(lane, [&](float &x, int channel) { x += share * p.v_center[pair.kv_head * D + channel]; });
     store_row(p.out, row.out + column.head * p.out_head_stride, p.type, lane, total.row);
     if (p.lse && lane == 0)
         p.lse[row.row * p.kv_heads * p.heads_a_kv + column.head] =
@@ -211,9 +203,7 @@ __device__ __forceinline__ HeadSum<D> add_rows(const AttentionArgs &p, const Sha
     HeadSum<D> total;
     total.max = largest_of(top);
     total.sum = 0;
-#pragma unroll
-    for (int j = 0; j < Row<D>::PER_LANE; j++)
-        total.row.x[j] = 0;
+    total.row.each(lane, [&](float &x, int) { x = 0; });
     float weight = 0;
 #pragma unroll 1
     for (int from = 0;;) {

@@ -2,7 +2,7 @@
  * code.
  *
  * A lane's share of a 16 x 16 tile of codes is four registers of two halves: rows r and r + 8,
- * columns k, k + 1 and k + 8, k + 9 (docs/format.md puts the codes there). A half is not the code's
+ * columns k, k + 1 and k + 8, k + 9 (format.md puts the codes there). A half is not the code's
  * number but a small whole number u in its lowest bits. As fp16 this is the subnormal u x 2^-24,
  * which tensor cores multiply exactly. So unpacking a uniform code costs one lop3 per register, and
  * no offset has to cancel in the sum.
@@ -89,14 +89,24 @@ template <Order ORDER, int TILES> __device__ __forceinline__ void reorder(uint32
         }
 }
 
-struct Uniform2 {
-    static constexpr kvant_cuda_kind KIND = KVANT_CUDA_UNIFORM2;
+template <kvant_cuda_kind KIND_, int BITS_, int TILES_, int ROW8_, Order ORDER_ = Order::COLUMNS, bool BIASED_ = false>
+struct Kind {
+    static constexpr kvant_cuda_kind KIND = KIND_;
     static constexpr kvant_cuda_grouping GROUP = KVANT_CUDA_GROUP_TOKEN;
-    static constexpr int BITS = 2, TILES = 2;
-    static constexpr float ROW8 = 4;
-    static constexpr bool BIASED = false;
-    static constexpr Order ORDER = Order::COLUMNS;
+    static constexpr int BITS = BITS_, TILES = TILES_;
+    static constexpr float ROW8 = ROW8_;
+    static constexpr bool BIASED = BIASED_;
+    static constexpr Order ORDER = ORDER_;
+};
 
+/* The same codes with scales of groups of 32. */
+template <class C, kvant_cuda_kind KIND_, kvant_cuda_grouping GROUP_> struct Grouped : C {
+    static constexpr kvant_cuda_kind KIND = KIND_;
+    static constexpr kvant_cuda_grouping GROUP = GROUP_;
+};
+
+
+struct Uniform2 : Kind<KVANT_CUDA_UNIFORM2, 2, 2, 4> {
     __device__ static void unpack(const uint32_t (&w)[3], const Bytes &table, uint32_t (&a)[TILES][4])
     {
         const uint32_t x[4] = { w[0], shift_by(w[0], table.shift4), shift_by(w[0], table.shift8),
@@ -109,14 +119,7 @@ struct Uniform2 {
     }
 };
 
-struct Uniform3 {
-    static constexpr kvant_cuda_kind KIND = KVANT_CUDA_UNIFORM3;
-    static constexpr kvant_cuda_grouping GROUP = KVANT_CUDA_GROUP_TOKEN;
-    static constexpr int BITS = 3, TILES = 4;
-    static constexpr float ROW8 = 4;
-    static constexpr bool BIASED = false;
-    static constexpr Order ORDER = Order::COLUMNS;
-
+struct Uniform3 : Kind<KVANT_CUDA_UNIFORM3, 3, 4, 4> {
     /* w[0], w[1]: the 2-bit plane of column tiles 0, 1 and 2, 3; w[2]: the 1-bit plane of all
      * four. */
     __device__ static void unpack(const uint32_t (&w)[3], const Bytes &table, uint32_t (&a)[TILES][4])
@@ -134,33 +137,14 @@ struct Uniform3 {
 };
 
 /* Scales of 32 channels of a token: values of KIVI, keys of InnerQ. */
-struct Uniform2Channels32 : Uniform2 {
-    static constexpr kvant_cuda_kind KIND = KVANT_CUDA_UNIFORM2_CHANNELS32;
-    static constexpr kvant_cuda_grouping GROUP = KVANT_CUDA_GROUP_CHANNELS32;
-};
-struct Uniform3Channels32 : Uniform3 {
-    static constexpr kvant_cuda_kind KIND = KVANT_CUDA_UNIFORM3_CHANNELS32;
-    static constexpr kvant_cuda_grouping GROUP = KVANT_CUDA_GROUP_CHANNELS32;
-};
+using Uniform2Channels32 = Grouped<Uniform2, KVANT_CUDA_UNIFORM2_CHANNELS32, KVANT_CUDA_GROUP_CHANNELS32>;
+using Uniform3Channels32 = Grouped<Uniform3, KVANT_CUDA_UNIFORM3_CHANNELS32, KVANT_CUDA_GROUP_CHANNELS32>;
 
 /* Scales of 32 tokens of a channel: keys of KIVI, values of InnerQ. */
-struct Uniform2Tokens32 : Uniform2 {
-    static constexpr kvant_cuda_kind KIND = KVANT_CUDA_UNIFORM2_TOKENS32;
-    static constexpr kvant_cuda_grouping GROUP = KVANT_CUDA_GROUP_TOKENS32;
-};
-struct Uniform3Tokens32 : Uniform3 {
-    static constexpr kvant_cuda_kind KIND = KVANT_CUDA_UNIFORM3_TOKENS32;
-    static constexpr kvant_cuda_grouping GROUP = KVANT_CUDA_GROUP_TOKENS32;
-};
+using Uniform2Tokens32 = Grouped<Uniform2, KVANT_CUDA_UNIFORM2_TOKENS32, KVANT_CUDA_GROUP_TOKENS32>;
+using Uniform3Tokens32 = Grouped<Uniform3, KVANT_CUDA_UNIFORM3_TOKENS32, KVANT_CUDA_GROUP_TOKENS32>;
 
-struct Uniform4 {
-    static constexpr kvant_cuda_kind KIND = KVANT_CUDA_UNIFORM4;
-    static constexpr kvant_cuda_grouping GROUP = KVANT_CUDA_GROUP_TOKEN;
-    static constexpr int BITS = 4, TILES = 1;
-    static constexpr float ROW8 = 16;
-    static constexpr bool BIASED = false;
-    static constexpr Order ORDER = Order::COLUMNS;
-
+struct Uniform4 : Kind<KVANT_CUDA_UNIFORM4, 4, 1, 16> {
     __device__ static void unpack(const uint32_t (&w)[3], const Bytes &table, uint32_t (&a)[TILES][4])
     {
         uint32_t high = shift_by(w[0], table.shift8);
@@ -171,14 +155,7 @@ struct Uniform4 {
     }
 };
 
-struct Uniform8 {
-    static constexpr kvant_cuda_kind KIND = KVANT_CUDA_UNIFORM8;
-    static constexpr kvant_cuda_grouping GROUP = KVANT_CUDA_GROUP_TOKEN;
-    static constexpr int BITS = 8, TILES = 1;
-    static constexpr float ROW8 = 1;
-    static constexpr bool BIASED = false;
-    static constexpr Order ORDER = Order::COLUMNS;
-
+struct Uniform8 : Kind<KVANT_CUDA_UNIFORM8, 8, 1, 1> {
     __device__ static void unpack(const uint32_t (&w)[3], const Bytes &table, uint32_t (&a)[TILES][4])
     {
         uint32_t rows0 = bit_select<0x0f0f0f0fu>(w[0], w[1] << 4),
@@ -188,14 +165,7 @@ struct Uniform8 {
     }
 };
 
-struct Codebook4 {
-    static constexpr kvant_cuda_kind KIND = KVANT_CUDA_CODEBOOK4;
-    static constexpr kvant_cuda_grouping GROUP = KVANT_CUDA_GROUP_TOKEN;
-    static constexpr int BITS = 4, TILES = 1;
-    static constexpr float ROW8 = 1;
-    static constexpr bool BIASED = true;
-    static constexpr Order ORDER = Order::COLUMNS_AND_8;
-
+struct Codebook4 : Kind<KVANT_CUDA_CODEBOOK4, 4, 1, 1, Order::COLUMNS_AND_8, true> {
     /* A selector of prmt has 3 bits of index and a fourth that asks for the sign of the byte
      * instead. All bytes are below 128, so with the fourth bit set the answer is 0, and the
      * exclusive or of a look-up in each half of the table, the fourth bit inverted for the upper
@@ -243,14 +213,7 @@ __device__ __forceinline__ void look_up_bytes(uint32_t even, uint32_t odd, const
     a[3] = prmt(table.t[0], table.t[1], shift_by(odd, table.shift16));
 }
 
-struct Codebook2 {
-    static constexpr kvant_cuda_kind KIND = KVANT_CUDA_CODEBOOK2;
-    static constexpr kvant_cuda_grouping GROUP = KVANT_CUDA_GROUP_TOKEN;
-    static constexpr int BITS = 2, TILES = 2;
-    static constexpr float ROW8 = 1;
-    static constexpr bool BIASED = true;
-    static constexpr Order ORDER = Order::TILES;
-
+struct Codebook2 : Kind<KVANT_CUDA_CODEBOOK2, 2, 2, 1, Order::TILES, true> {
     __device__ static void unpack(const uint32_t (&w)[3], const Bytes &table, uint32_t (&a)[TILES][4])
     {
         uint32_t even, odd;
@@ -266,14 +229,7 @@ struct Codebook2 {
     }
 };
 
-struct Codebook3 {
-    static constexpr kvant_cuda_kind KIND = KVANT_CUDA_CODEBOOK3;
-    static constexpr kvant_cuda_grouping GROUP = KVANT_CUDA_GROUP_TOKEN;
-    static constexpr int BITS = 3, TILES = 4;
-    static constexpr float ROW8 = 1;
-    static constexpr bool BIASED = true;
-    static constexpr Order ORDER = Order::TILES;
-
+struct Codebook3 : Kind<KVANT_CUDA_CODEBOOK3, 3, 4, 1, Order::TILES, true> {
     /* Spreads four nibbles, b3 b2 b1 b0 -> 0 b3 0 b2 0 b1 0 b0: a 16-entry look-up as in
      * Codebook4. */
     __device__ static uint32_t spread(uint32_t nibbles)

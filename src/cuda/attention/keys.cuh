@@ -245,22 +245,17 @@ __device__ __forceinline__ void multiply_bytes(const uint8_t *page, const uint32
             low[t][i / 4][i % 4] = AS_FLOAT ? HAS_TRELLIS<C> ? 0x4b000000 : 0x4b400000 : 0;
             high[t][i / 4][i % 4] = AS_FLOAT ? 0x4b400000 : 0;
         }
+    auto multiply = [&](int rt, int pair, const uint32_t(&a)[4]) {
+#pragma unroll
+        for (int t = 0; t < TILES; t++) {
+            mma_bytes<!HAS_TRELLIS<C>, false>(low[t][rt], a, q[t][2 * pair][0], q[t][2 * pair][1]);
+            mma_bytes<!HAS_TRELLIS<C>, true>(high[t][rt], a, q[t][2 * pair + 1][0], q[t][2 * pair + 1][1]);
+        }
+    };
     if constexpr (HAS_TRELLIS<C>)
-        for_each_trellis_byte<C, D, TILES == 1>(page, lane, table, [&](int rt, int pair, const uint32_t(&a)[4]) {
-#pragma unroll
-            for (int t = 0; t < TILES; t++) {
-                mma_unsigned_bytes<false>(low[t][rt], a, q[t][2 * pair][0], q[t][2 * pair][1]);
-                mma_unsigned_bytes<true>(high[t][rt], a, q[t][2 * pair + 1][0], q[t][2 * pair + 1][1]);
-            }
-        });
+        for_each_trellis_byte<C, D, TILES == 1>(page, lane, table, multiply);
     else
-        for_each_key_pair<C, D / 16>(page, lane, table, [&](int rt, int pair, const uint32_t(&a)[4]) {
-#pragma unroll
-            for (int t = 0; t < TILES; t++) {
-                mma_bytes<false>(low[t][rt], a, q[t][2 * pair][0], q[t][2 * pair][1]);
-                mma_bytes<true>(high[t][rt], a, q[t][2 * pair + 1][0], q[t][2 * pair + 1][1]);
-            }
-        });
+        for_each_key_pair<C, D / 16>(page, lane, table, multiply);
 #pragma unroll
     for (int i = 0; i < 16 * TILES; i++) {
         const int32_t l = low[i / 16][i / 4 % 4][i % 4], h = high[i / 16][i / 4 % 4][i % 4];

@@ -48,14 +48,11 @@ template <class C, int D, class Q>
 __device__ __forceinline__ void prepare_row(Q &tile, const AttentionArgs &p, int n, Row<D> &row, int kv_head,
                                             int lane)
 {
-#pragma unroll
-    for (int j = 0; p.k_scale && j < Row<D>::PER_LANE; j++)
-        row.x[j] *= p.k_scale[kv_head * D + lane + 32 * j];
+    if (p.k_scale)
+        row.each(lane, [&](float &x, int channel) { x *= p.k_scale[kv_head * D + channel]; });
     rotate(row, p.k_rotation, lane);
     float largest = 0, sum = 0;
-#pragma unroll
-    for (int j = 0; j < Row<D>::PER_LANE; j++)
-        largest = fmaxf(largest, fabsf(row.x[j]));
+    row.each(lane, [&](float &x, int) { largest = fmaxf(largest, fabsf(x)); });
     float unit = power_above(largest_of(largest)), inverse = __frcp_rn(unit);
 #pragma unroll
     for (int j = 0; j < Row<D>::PER_LANE; j++) {
@@ -107,9 +104,7 @@ template <int D, int WARPS, bool GENERAL, int COLUMNS> struct QueryRows {
                 const size_t at = GENERAL ? query_row(p, pair.b, column.token).q : pair.b * p.q_batch_stride;
                 rows[i] = load_row<D>(p.q, at + column.head * p.q_head_stride, p.type, lane);
             } else
-#pragma unroll
-                for (int j = 0; j < Row<D>::PER_LANE; j++)
-                    rows[i].x[j] = 0;
+                rows[i].each(lane, [](float &x, int) { x = 0; });
         }
     }
 

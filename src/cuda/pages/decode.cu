@@ -51,15 +51,14 @@ template <int D, class Book, int LEVELS> struct CodeReader {
             return load_row<D>(page, (size_t)token * D, KVANT_CUDA_F16, lane);
         const bool codebook = codec.codes == KVANT_CUDA_CODES_CODEBOOK;
         Row<D> row;
-#pragma unroll
-        for (int j = 0; j < Row<D>::PER_LANE; j++) {
-            const int channel = lane + 32 * j, at = scale_index(codec, token, channel);
+        row.each(lane, [&](float &x, int channel) {
+            const int at = scale_index(codec, token, channel);
             const float scale = __half2float(numbers[at]);
             const float zero = codebook || codec.symmetric ? 0 : __half2float(numbers[codec.n_scales + at]);
             const uint32_t code = read_code(codec, reinterpret_cast<const uint32_t *>(page), token, channel);
-            row.x[j] = codebook ? __fmul_rn(scale, values[code])
-                                : __fadd_rn(__fmul_rn(scale, __fadd_rn((float)code, codec.offset)), zero);
-        }
+            x = codebook ? __fmul_rn(scale, values[code])
+                         : __fadd_rn(__fmul_rn(scale, __fadd_rn((float)code, codec.offset)), zero);
+        });
         return row;
     }
 };
@@ -140,13 +139,11 @@ template <int D, int CHANNELS> struct ChunkReader {
     {
         const float scale = __half2float(reinterpret_cast<const __half *>(page + codec.metadata_offset)[token]);
         Row<D> row;
-#pragma unroll
-        for (int j = 0; j < Row<D>::PER_LANE; j++) {
-            const int channel = lane + 32 * j;
+        row.each(lane, [&](float &x, int channel) {
             const uint32_t code = read_chunk(codec, (int)book.n_chunks, reinterpret_cast<const uint32_t *>(page), token,
                                              channel / CHANNELS);
-            row.x[j] = decode_channel(levels, book, code, channel % CHANNELS, scale);
-        }
+            x = decode_channel(levels, book, code, channel % CHANNELS, scale);
+        });
         return row;
     }
 };
@@ -157,15 +154,12 @@ __device__ __forceinline__ void write_row(const DecodeArgs &args, Row<D> &row, i
     __shared__ __align__(16) float space[WARPS][D];
     transform_back(row, args.codec, weights_of(args.codec, args.inverse_weights, kv_head), space[threadIdx.x >> 5],
                    lane);
-#pragma unroll
-    for (int j = 0; args.scale && j < Row<D>::PER_LANE; j++)
-        row.x[j] = __fmul_rn(row.x[j], args.scale[kv_head * D + lane + 32 * j]);
-#pragma unroll
-    for (int j = 0; args.center && j < Row<D>::PER_LANE; j++)
-        row.x[j] = __fadd_rn(row.x[j], args.center[kv_head * D + lane + 32 * j]);
-#pragma unroll
-    for (int j = 0; args.transformed && j < Row<D>::PER_LANE; j++)
-        row.x[j] = fminf(fmaxf(row.x[j], -65504.0f), 65504.0f);
+    if (args.scale)
+        row.each(lane, [&](float &x, int channel) { x = __fmul_rn(x, args.scale[kv_head * D + channel]); });
+    if (args.center)
+        row.each(lane, [&](float &x, int channel) { x = __fadd_rn(x, args.center[kv_head * D + channel]); });
+    if (args.transformed)
+        row.each(lane, [](float &x, int) { x = fminf(fmaxf(x, -65504.0f), 65504.0f); });
     const size_t block = args.to ? args.to[blockIdx.x] : blockIdx.x;
     const size_t at = (block * PAGE_TOKENS + token) * args.token_stride + kv_head * args.out_head_stride;
     store_row(args.out, at, args.type, lane, row);
