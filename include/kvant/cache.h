@@ -44,9 +44,7 @@
 #include <kvant/attention.h>
 #include <kvant/scheme.h>
 
-#ifdef __cplusplus
-extern "C" {
-#endif
+KVANT_BEGIN_C
 
 typedef struct kvant_cache kvant_cache;
 
@@ -148,8 +146,6 @@ typedef struct kvant_cache_info {
 
 KVANT_API kvant_status kvant_cache_get_info(const kvant_cache *cache, kvant_cache_info *info);
 
-#ifdef __cplusplus
-}
-#endif
+KVANT_END_C
 
 #endif /* KVANT_CACHE_H */

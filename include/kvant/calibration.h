@@ -20,9 +20,7 @@
 
 #include <kvant/codec.h>
 
-#ifdef __cplusplus
-extern "C" {
-#endif
+KVANT_BEGIN_C
 
 #define KVANT_CALIBRATION_MAX_CODEBOOKS 8u   /* sets of centroids in one file */
 #define KVANT_CALIBRATION_MAX_CLUSTERS 4096u /* centroids of one set */
@@ -174,8 +172,6 @@ KVANT_API kvant_status kvant_calibrator_restore(kvant_calibrator *calibrator, ui
  * done. */
 KVANT_API kvant_status kvant_calibrator_finish(const kvant_calibrator *calibrator, kvant_calibration **calibration);
 
-#ifdef __cplusplus
-}
-#endif
+KVANT_END_C
 
 #endif /* KVANT_CALIBRATION_H */

@@ -47,9 +47,7 @@
 
 #include <kvant/kvant.h>
 
-#ifdef __cplusplus
-extern "C" {
-#endif
+KVANT_BEGIN_C
 
 #define KVANT_PAGE_TOKENS 64u
 #define KVANT_PAGE_ALIGN 64u /* page_bytes is a multiple of 64, so that pages can lie one after another */
@@ -197,8 +195,6 @@ typedef struct kvant_codec_family {
 KVANT_API size_t kvant_codec_family_count(void);
 KVANT_API kvant_status kvant_codec_family_get(size_t index, kvant_codec_family *family);
 
-#ifdef __cplusplus
-}
-#endif
+KVANT_END_C
 
 #endif /* KVANT_CODEC_H */

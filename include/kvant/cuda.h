@@ -49,9 +49,7 @@
 
 #include <kvant/codec.h>
 
-#ifdef __cplusplus
-extern "C" {
-#endif
+KVANT_BEGIN_C
 
 /* A cudaStream_t or CUstream; NULL is the legacy default stream. */
 typedef void *kvant_cuda_stream;
@@ -307,8 +305,6 @@ KVANT_API kvant_status kvant_cuda_copy_blocks(const kvant_cuda_pages *pages, siz
                                               const int32_t *from, const int32_t *to, uint32_t n,
                                               kvant_cuda_stream stream);
 
-#ifdef __cplusplus
-}
-#endif
+KVANT_END_C
 
 #endif /* KVANT_CUDA_H */

@@ -24,9 +24,16 @@
 #include <stddef.h>
 #include <stdint.h>
 
+/* Around declarations, which C++ finds as those of C. */
 #ifdef __cplusplus
-extern "C" {
+#define KVANT_BEGIN_C extern "C" {
+#define KVANT_END_C }
+#else
+#define KVANT_BEGIN_C
+#define KVANT_END_C
 #endif
+
+KVANT_BEGIN_C
 
 #if defined(KVANT_BUILDING) && defined(__GNUC__)
 #define KVANT_API __attribute__((visibility("default")))
@@ -96,8 +103,6 @@ KVANT_API const char *kvant_cpu_level_name(kvant_cpu_level level);
 /* The level of such a name. KVANT_ERR_ARGUMENT for another one, *level is then unchanged. */
 KVANT_API kvant_status kvant_cpu_level_from_name(const char *name, kvant_cpu_level *level);
 
-#ifdef __cplusplus
-}
-#endif
+KVANT_END_C
 
 #endif /* KVANT_KVANT_H */

@@ -14,9 +14,7 @@
 
 #include <kvant/codec.h>
 
-#ifdef __cplusplus
-extern "C" {
-#endif
+KVANT_BEGIN_C
 
 #define KVANT_SETTINGS_MAX_BYTES (4u << 20) /* of a file; a larger file is refused unread */
 #define KVANT_SETTINGS_MAX_LAYERS 4096u
@@ -129,8 +127,6 @@ typedef struct kvant_preset {
  * calibration; these specs need it. KVANT_ERR_ARGUMENT: there is no preset of this name. */
 KVANT_API kvant_status kvant_preset_get(const char *name, int calibrated, kvant_preset *preset);
 
-#ifdef __cplusplus
-}
-#endif
+KVANT_END_C
 
 #endif /* KVANT_SETTINGS_H */

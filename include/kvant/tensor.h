@@ -37,9 +37,7 @@
 
 #include <kvant/codec.h>
 
-#ifdef __cplusplus
-extern "C" {
-#endif
+KVANT_BEGIN_C
 
 #define KVANT_MAX_VERSIONS 4u
 
@@ -161,8 +159,6 @@ typedef struct kvant_tensor_info {
 
 KVANT_API kvant_status kvant_tensor_get_info(const kvant_tensor *tensor, kvant_tensor_info *info);
 
-#ifdef __cplusplus
-}
-#endif
+KVANT_END_C
 
 #endif /* KVANT_TENSOR_H */

@@ -7,7 +7,6 @@
 #include "../base/alloc.h"
 #include "../base/parallel.h"
 #include "moments.h"
-#include "weights.h"
 
 typedef kvant_calibrator_slot slot;
 

@@ -10,9 +10,7 @@
 #include "../base/attributes.h"
 #include "../codec/view.h"
 
-#ifdef __cplusplus
-extern "C" {
-#endif
+KVANT_BEGIN_C
 
 #define KVANT_CUDA_MAX_DIM 256u
 #define KVANT_CUDA_MAX_LEVELS 16u
@@ -171,8 +169,6 @@ kvant_status kvant_cuda_chunk_init(kvant_cuda_params *params, kvant_cuda_book *b
 /* The part of params_init for a trellis (trellis_params.c). */
 void kvant_cuda_trellis_init(kvant_cuda_params *params, kvant_cuda_trellis *trellis, const kvant_codec_view *view);
 
-#ifdef __cplusplus
-}
-#endif
+KVANT_END_C
 
 #endif
