@@ -37,7 +37,8 @@
  *   hqmq               s96r4, s192r6, without outliers
  *   trellis            2, 3, 4
  *
- * head_dim is 64, 96, 128 or 256. The rotation is none or Hadamard, or any with transform=file.
+ * head_dim is 64, 96, 128 or 256. The rotation is none or Hadamard, or any with transform=file; a
+ * cache (kvant/cache.h) takes dense ones too. Keys of turboquant may have feedback.
  * Other codecs give KVANT_ERR_UNSUPPORTED. Attention reads any pair of them.
  *
  * Centres, scales and weights (`center`, `norm`, `transform`) belong to kv heads. The caller
