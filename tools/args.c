@@ -1,15 +1,18 @@
-/* args.c - option tables on top of getopt_long, help texts, numbers, suggestions. */
+/* args.c - option tables on top of getopt_long, help texts, the tables as JSON, numbers, suggestions. */
 #define _GNU_SOURCE
 #include "args.h"
 
 #include "command.h"
+#include "json.h"
 
+#include <ctype.h>
 #include <errno.h>
 #include <getopt.h>
 #include <math.h>
 #include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
+#include <strings.h>
 
 #define MAX_OPTIONS 32
 #define LONG_BASE 1000 /* getopt values: letters as they are, long-only options from here on */
@@ -60,6 +63,33 @@ static int print_help(const arg_spec *spec)
     return finish_output();
 }
 
+static void print_member(const char *before, const char *key, const char *text)
+{
+    printf("%s\"%s\": ", before, key);
+    json_string(stdout, text);
+}
+
+/* --describe: the table for programs. */
+static int print_description(const arg_spec *spec)
+{
+    print_member("{", "command", spec->command);
+    print_member(", ", "usage", spec->usage);
+    print_member(", ", "about", spec->about);
+    print_member(", ", "notes", spec->notes);
+    fputs(", \"options\": [", stdout);
+    for (size_t i = 0; i < spec->n_options; i++) {
+        const arg_option *o = &spec->options[i];
+        const char letter[] = { o->letter, 0 };
+        print_member(i > 0 ? ",\n {" : "\n {", "letter", o->letter != 0 ? letter : NULL);
+        print_member(", ", "name", o->name);
+        print_member(", ", "value", o->value);
+        print_member(", ", "help", o->help);
+        putchar('}');
+    }
+    puts("]}");
+    return finish_output();
+}
+
 static int build_tables(const arg_spec *spec, char *letters, struct option *longs)
 {
     size_t n = 0;
@@ -102,7 +132,7 @@ static size_t edit_distance(const char *a, const char *b)
         d[0][j] = j;
     for (size_t i = 1; i <= na; i++) {
         for (size_t j = 1; j <= nb; j++) {
-            size_t best = d[i - 1][j - 1] + (a[i - 1] != b[j - 1]);
+            size_t best = d[i - 1][j - 1] + (tolower((unsigned char)a[i - 1]) != tolower((unsigned char)b[j - 1]));
             if (d[i - 1][j] + 1 < best)
                 best = d[i - 1][j] + 1;
             if (d[i][j - 1] + 1 < best)
@@ -115,12 +145,20 @@ static size_t edit_distance(const char *a, const char *b)
     return d[na][nb];
 }
 
-/* Of n names the one that word is most probably a slip of the keyboard for, or NULL. */
-static const char *closest_of(const char *word, const char *const *names, size_t n)
+/* Too short a beginning says nothing. */
+static bool one_begins_the_other(const char *a, const char *b)
+{
+    const size_t na = strlen(a), nb = strlen(b), n = na < nb ? na : nb;
+    return n > 1 && strncasecmp(a, b, n) == 0;
+}
+
+const char *args_closest(const char *word, const char *const *names, size_t n)
 {
     const char *closest = NULL;
     size_t best = strlen(word) / 2 + 1; /* beyond half of the word a suggestion is a guess */
     for (size_t i = 0; i < n; i++) {
+        if (one_begins_the_other(word, names[i]))
+            return names[i];
         const size_t distance = edit_distance(word, names[i]);
         if (distance < best) {
             best = distance;
@@ -130,29 +168,61 @@ static const char *closest_of(const char *word, const char *const *names, size_t
     return closest;
 }
 
-static int unknown_option(const arg_spec *spec, char **argv)
+/* What getopt_long refused: a name that does not exist, the beginning of several, or a value that a switch does not take. */
+static int refused_long(const arg_spec *spec, const char *word)
 {
-    const char *names[MAX_OPTIONS];
-    for (size_t i = 0; i < spec->n_options; i++)
+    const char *names[MAX_OPTIONS], *begun[MAX_OPTIONS] = { NULL };
+    const size_t length = strcspn(word, "=");
+    char name[64];
+    size_t n_begun = 0;
+    snprintf(name, sizeof name, "%.*s", (int)length, word);
+    for (size_t i = 0; i < spec->n_options; i++) {
         names[i] = spec->options[i].name;
-    const char *word = argv[optind - 1];
-    if (strncmp(word, "--", 2) != 0 && optopt != 0) {
-        complain("%s: unknown option -%c", spec->command, optopt);
-        return usage_error(spec);
+        if (strncmp(names[i], name, strlen(name)) == 0)
+            begun[n_begun++] = names[i];
     }
-    complain("%s: unknown or ambiguous option %s", spec->command, word);
-    const char *closest = strncmp(word, "--", 2) == 0 ? closest_of(word + 2, names, spec->n_options) : NULL;
-    if (closest != NULL)
-        hint("did you mean --%s?", closest);
+    if (n_begun == 1) {
+        complain("%s: --%s takes no value", spec->command, begun[0]);
+    } else if (n_begun > 1) {
+        complain("%s: --%s may be --%s or --%s", spec->command, name, begun[0], begun[1]);
+    } else {
+        const char *closest = args_closest(name, names, spec->n_options);
+        complain("%s: unknown option --%s", spec->command, name);
+        if (closest != NULL)
+            hint("did you mean --%s?", closest);
+    }
     return usage_error(spec);
 }
 
-int args_parse(const arg_spec *spec, int argc, char **argv, arg_handler handler, void *user, int *rest)
+static int refused_option(const arg_spec *spec, char **argv)
+{
+    if (optopt == 0 || optopt >= VALUE_HELP) /* getopt_long's way to say which of both it was */
+        return refused_long(spec, argv[optind - 1] + 2);
+    complain("%s: unknown option -%c", spec->command, optopt);
+    return usage_error(spec);
+}
+
+static bool take_value(const arg_option *o, void *settings, const char *value)
+{
+    char name[32], *part = (char *)settings + o->at;
+    snprintf(name, sizeof name, "--%s", o->name);
+    switch (o->kind) {
+    case ARG_IS_SWITCH: return *(bool *)part = true;
+    case ARG_IS_TEXT: *(const char **)(void *)part = value; return true;
+    case ARG_IS_U32: return args_u32(name, value, (uint32_t)o->min, (uint32_t)o->max, (uint32_t *)(void *)part);
+    case ARG_IS_DOUBLE: return args_double(name, value, o->min, o->max, (double *)(void *)part);
+    default: return o->take(part, value);
+    }
+}
+
+int args_parse(const arg_spec *spec, int argc, char **argv, void *settings, int *rest)
 {
     char letters[2 * MAX_OPTIONS + 4];
     struct option longs[MAX_OPTIONS + 2];
     if (spec->n_options > MAX_OPTIONS)
         return EXIT_RUNTIME;
+    if (argc == 2 && strcmp(argv[1], "--describe") == 0)
+        return print_description(spec);
     build_tables(spec, letters, longs);
     opterr = 0;
     optind = 1;
@@ -168,18 +238,18 @@ int args_parse(const arg_spec *spec, int argc, char **argv, arg_handler handler,
         }
         const arg_option *o = find_code(spec, code);
         if (o == NULL)
-            return unknown_option(spec, argv);
-        if (!handler(user, o->id, optarg))
+            return refused_option(spec, argv);
+        if (!take_value(o, settings, optarg))
             return usage_error(spec);
     }
     *rest = optind;
     return -1;
 }
 
-int args_parse_all(const arg_spec *spec, int argc, char **argv, arg_handler handler, void *user)
+int args_parse_all(const arg_spec *spec, int argc, char **argv, void *settings)
 {
     int rest = 0;
-    const int code = args_parse(spec, argc, argv, handler, user, &rest);
+    const int code = args_parse(spec, argc, argv, settings, &rest);
     if (code >= 0 || rest == argc)
         return code;
     complain("%s: unexpected word '%s'", spec->command, argv[rest]);
@@ -216,26 +286,35 @@ bool args_list(const char *option, const char *text, bool (*take)(void *user, ch
     }
 }
 
-typedef struct number_list {
-    const char *option;
-    uint32_t min, max, *values;
-    size_t room, *n;
-} number_list;
-
-static bool take_number(void *user, char *word)
+static int ascending(const void *a, const void *b)
 {
-    const number_list *l = user;
-    if (*l->n < l->room)
-        return args_u32(l->option, word, l->min, l->max, &l->values[(*l->n)++]);
-    return complain("%s: more than %zu numbers", l->option, l->room);
+    const uint32_t x = *(const uint32_t *)a, y = *(const uint32_t *)b;
+    return (x > y) - (x < y);
 }
 
 bool args_u32_list(const char *option, const char *text, uint32_t min, uint32_t max, uint32_t *values, size_t room,
                    size_t *n)
 {
-    number_list list = { option, min, max, values, room, n };
+    char word[32];
     *n = 0;
-    return args_list(option, text, take_number, &list);
+    for (const char *p = text;; p++) {
+        const size_t length = strcspn(p, ",");
+        snprintf(word, sizeof word, "%.*s", (int)length, p);
+        if (*n == room)
+            return complain("%s: more than %zu numbers", option, room);
+        if (!args_u32(option, word, min, max, &values[(*n)++]))
+            return false;
+        p += length;
+        if (*p == 0)
+            break;
+    }
+    qsort(values, *n, sizeof *values, ascending);
+    size_t kept = 1;
+    for (size_t i = 1; i < *n; i++)
+        if (values[i] != values[kept - 1])
+            values[kept++] = values[i];
+    *n = kept;
+    return true;
 }
 
 bool args_double(const char *option, const char *text, double min, double max, double *value)
@@ -253,7 +332,7 @@ bool args_double(const char *option, const char *text, double min, double max, d
 int args_unknown_word(const char *what, const char *word, const char *const *names, size_t n, const char *help)
 {
     complain("unknown %s '%s'", what, word);
-    const char *closest = closest_of(word, names, n);
+    const char *closest = args_closest(word, names, n);
     if (closest != NULL)
         hint("did you mean '%s'?", closest);
     hint("%s", help);

@@ -5,10 +5,22 @@
 #include <kvant/calibration.h>
 #include <kvant/scheme.h>
 #include <stdbool.h>
+#include <stddef.h>
 
 /* kvant_scheme_create with words for people: which option a reason belongs to, and a hint. Says, unless *told, which
  * calibration beside the model is used, or why not. False after complaining. */
 bool scheme_make(const kvant_scheme_params *params, kvant_scheme **scheme, bool *told);
+
+/* Where commands look for a model's calibration: model.kvcal beside model.gguf. False when the path is too long. */
+bool calibration_beside(const char *model, char *path, size_t bytes);
+
+/* Families at their widths, in the order of the library: specs without options. Their number. */
+enum { MAX_CODEC_NAMES = 512, CODEC_NAME_BYTES = 48 };
+typedef struct codec_name {
+    char text[CODEC_NAME_BYTES];
+    kvant_codec_family family;
+} codec_name;
+size_t codec_names(codec_name *names);
 
 /* The info of a scheme. */
 kvant_scheme_info scheme_info(const kvant_scheme *scheme);

@@ -13,14 +13,14 @@ static const arg_spec spec = {
     .usage = "",
     .about = "Prints the absolute path of libggml-kvant.so.",
     .notes = "example:\n"
-             "  GGML_BACKEND_PATH=$(kvant plugin-path) KVANT_K=turboquant-4 KVANT_V=turboquant-4 \\\n"
+             "  GGML_BACKEND_PATH=$(kvant plugin-path) KVANT_PRESET=balanced \\\n"
              "    llama-server -m model.gguf --device KVANT -ngl 99 -fa on",
 };
 
 int command_plugin_path(int argc, char **argv)
 {
     char path[PATH_MAX];
-    const int code = args_parse_all(&spec, argc, argv, NULL, NULL);
+    const int code = args_parse_all(&spec, argc, argv, NULL);
     if (code >= 0)
         return code;
     if (!plugin_path(path, sizeof path))

@@ -28,6 +28,9 @@ typedef struct kv_config {
     const char *protect_codec; /* or NULL */
     enum ggml_type type_k, type_v;
     char stock_k[8]; /* storage for the first half of --stock K/V */
+    /* "turboquant-4", or "K/V" when they differ, a preset's or a settings file's name, with "llama.cpp " or "accel " before
+     * stock types, "fp32 " before codecs with fp32 products and " protect N SPEC" behind protected ones. Once finished. */
+    char label[160];
 } kv_config;
 
 typedef struct kv_configs {
@@ -38,18 +41,17 @@ typedef struct kv_configs {
     const char *calibration; /* a file, or NULL */
 } kv_configs;
 
-bool configs_add_preset(kv_configs *list, const char *name);
-bool configs_add_file(kv_configs *list, const char *path);
-
-bool configs_add_k(kv_configs *list, const char *spec);
-bool configs_add_v(kv_configs *list, const char *spec);
-bool configs_add_stock(kv_configs *list, const char *types);
-/* For the --stock before it. */
-bool configs_set_accel(kv_configs *list);
-/* For the -k, --preset or --config before it. */
-bool configs_set_fp32(kv_configs *list);
-bool configs_set_protect(kv_configs *list, const char *layers);
-bool configs_set_protect_codec(kv_configs *list, const char *spec);
+/* For option tables: list is a kv_configs. -v is for the -k before it, --accel for the --stock, --fp32 for the -k, --preset or
+ * --config. False after complaining. */
+bool configs_add_preset(void *list, const char *name);
+bool configs_add_file(void *list, const char *path);
+bool configs_add_k(void *list, const char *spec);
+bool configs_add_v(void *list, const char *spec);
+bool configs_add_stock(void *list, const char *types);
+bool configs_set_accel(void *list, const char *none);
+bool configs_set_fp32(void *list, const char *none);
+bool configs_set_protect(void *list, const char *layers);
+bool configs_set_protect_codec(void *list, const char *spec);
 
 /* Makes the schemes: checks all specs, loads settings files and calibrations, that beside the model where none was named
  * and something takes one. An empty list becomes the default preset. */
@@ -63,15 +65,14 @@ bool configs_set_plugin(const kv_configs *list, const kv_config *config);
  * takes part, the plug-in. Model, text and runtime are the caller's. */
 uint64_t config_key(const kv_config *config);
 
-/* The first columns of a report about configurations, and their cells. */
-enum { N_CONFIG_COLUMNS = 8 };
-#define CONFIG_COLUMNS                                                                                             \
-    { "cache", "cache", COLUMN_TEXT, 0 }, { "k", "K", COLUMN_TEXT, 0 }, { "v", "V", COLUMN_TEXT, 0 },              \
-        { "preset", NULL, COLUMN_TEXT, 0 }, { "config", NULL, COLUMN_TEXT, 0 },                                    \
-        { "protect", "protect", COLUMN_NUMBER, 0 }, { "protect_codec", NULL, COLUMN_TEXT, 0 },                     \
-    {                                                                                                              \
-        "calibration", NULL, COLUMN_TEXT, 0                                                                        \
-    }
+/* The first columns of a report about configurations, and their cells: tables have the label, programs get its parts. */
+enum { N_CONFIG_COLUMNS = 9 };
+/* clang-format off */
+#define CONFIG_COLUMNS \
+    { NULL, "cache", COLUMN_TEXT, 0 }, { "cache", NULL, COLUMN_TEXT, 0 }, { "k", NULL, COLUMN_TEXT, 0 }, \
+    { "v", NULL, COLUMN_TEXT, 0 }, { "preset", NULL, COLUMN_TEXT, 0 }, { "config", NULL, COLUMN_TEXT, 0 }, \
+    { "protect", NULL, COLUMN_NUMBER, 0 }, { "protect_codec", NULL, COLUMN_TEXT, 0 }, { "calibration", NULL, COLUMN_TEXT, 0 }
+/* clang-format on */
 void configs_fill_cells(const kv_config *config, report_cell *cells);
 
 /* f16 for K and V in llama.cpp's own cache: what everything is compared with. */
@@ -80,10 +81,5 @@ kv_config configs_f16(void);
 /* The order of a comparison: f16, then those of the list that are something else. ordered has room
  * for MAX_CONFIGS + 1; their number. */
 size_t configs_after_f16(const kv_configs *list, const kv_config *f16, const kv_config **ordered);
-
-/* "turboquant-4", or "K/V" when they differ, a preset's or a settings file's name, with "llama.cpp
- * " or "accel " before stock types, "fp32 " before codecs with fp32 products and " protect N SPEC"
- * behind protected ones. */
-const char *configs_label(const kv_config *config, char *buffer, size_t bytes);
 
 #endif /* KVANT_TOOLS_CONFIGS_H */

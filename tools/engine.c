@@ -17,28 +17,6 @@
 #include <string.h>
 #include <unistd.h>
 
-bool engine_option(engine_options *options, int id, const char *value, bool *known)
-{
-    *known = true;
-    switch (id) {
-    case OPT_MODEL: options->model = value; return true;
-    case OPT_PRESET: return configs_add_preset(&options->configs, value);
-    case OPT_CONFIG: return configs_add_file(&options->configs, value);
-    case OPT_CODEC_K: return configs_add_k(&options->configs, value);
-    case OPT_CODEC_V: return configs_add_v(&options->configs, value);
-    case OPT_PROTECT: return configs_set_protect(&options->configs, value);
-    case OPT_PROTECT_CODEC: return configs_set_protect_codec(&options->configs, value);
-    case OPT_CALIBRATION: options->configs.calibration = value; return true;
-    case OPT_STOCK: return configs_add_stock(&options->configs, value);
-    case OPT_FP32: return configs_set_fp32(&options->configs);
-    case OPT_ACCEL: return configs_set_accel(&options->configs);
-    case OPT_THREADS: return args_u32("--threads", value, 1, 512, &options->n_threads);
-    case OPT_RUNTIME: options->runtime = value; return true;
-    case OPT_VERBOSE: return options->verbose = true;
-    default: *known = false; return true;
-    }
-}
-
 static void default_runtime(engine_options *options)
 {
     if (options->runtime == NULL) {
@@ -130,7 +108,8 @@ static bool load_plugin(engine *e)
     char path[PATH_MAX];
     if (e->plugin != NULL)
         return true;
-    if (!plugin_path(path, sizeof path) || setenv(PLUGIN_ACCEL, "0", 1) != 0)
+    if (!plugin_path(path, sizeof path) || setenv(PLUGIN_ACCEL, "0", 1) != 0 ||
+        setenv(PLUGIN_ENV_QUIET, e->options.verbose ? "0" : "1", 0) != 0) /* a command makes many contexts */
         return false;
     e->plugin = ll.ggml_backend_load(path);
     if (e->plugin == NULL) {
@@ -177,17 +156,31 @@ static bool keep_loading(float share, void *user)
     return !interrupted();
 }
 
+/* llama.cpp says of a text what is wrong with it as a model in three lines. */
+static bool is_gguf(const char *path)
+{
+    char magic[4] = "";
+    FILE *file = fopen(path, "rb");
+    const bool ok = file != NULL && fread(magic, 1, sizeof magic, file) == sizeof magic && memcmp(magic, "GGUF", 4) == 0;
+    if (file != NULL)
+        fclose(file);
+    return ok;
+}
+
 static struct llama_model *load_model(engine *e, ggml_backend_dev_t *devices, int32_t n_gpu_layers)
 {
+    if (!is_gguf(e->options.model)) {
+        complain("model %s: this is not a .gguf file", e->options.model);
+        hint("scripts/fetch.py model fetches a small one");
+        return NULL;
+    }
     struct llama_model_params params = ll.llama_model_default_params();
     params.devices = devices;
     params.n_gpu_layers = n_gpu_layers;
     params.progress_callback = keep_loading;
     struct llama_model *model = ll.llama_model_load_from_file(e->options.model, params);
-    if (model == NULL && !interrupted()) {
+    if (model == NULL && !interrupted()) /* llama.cpp has said why */
         complain("cannot load the model %s", e->options.model);
-        hint("--verbose shows what llama.cpp says");
-    }
     return model;
 }
 
@@ -266,10 +259,9 @@ struct llama_context *engine_context(engine *e, const kv_config *config, const e
     }
     struct llama_context *ctx = ll.llama_init_from_model(model, params);
     if (ctx == NULL) {
-        char label[128];
         complain("cannot create a context of %lu tokens with the cache %s", (unsigned long)options->n_ctx,
-                 configs_label(config, label, sizeof label));
-        hint("--verbose shows what llama.cpp says");
+                 config->label);
+        (void)(e->options.verbose || hint("--verbose shows what llama.cpp says"));
         return NULL;
     }
     ll.llama_attach_threadpool(ctx, e->threadpool, NULL);

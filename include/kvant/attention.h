@@ -12,9 +12,7 @@
 
 #include <kvant/tensor.h>
 
-#ifdef __cplusplus
-extern "C" {
-#endif
+KVANT_BEGIN_C
 
 /* One layer and sequence: n_queries query tokens over n_tokens tokens of the sequence. Strides are
  * in floats; the stride of the mask is in fp16 numbers. For query token t, token j and head h, with
@@ -78,8 +76,6 @@ KVANT_API kvant_status kvant_attention(const kvant_tensor *k, const kvant_tensor
                                        const kvant_attention_problem *problem, void *workspace,
                                        size_t workspace_bytes);
 
-#ifdef __cplusplus
-}
-#endif
+KVANT_END_C
 
 #endif /* KVANT_ATTENTION_H */

@@ -13,9 +13,7 @@
 
 #include <kvant/attention.h>
 
-#ifdef __cplusplus
-extern "C" {
-#endif
+KVANT_BEGIN_C
 
 /* Formats, with the values of ggml's enum ggml_type. A block of a quantised format holds 32
  * neighbouring channels of one token: an fp16 scale d, in some formats an fp16 minimum m, then
@@ -59,8 +57,6 @@ KVANT_API kvant_status kvant_block_attention(const kvant_block_rows *k, const kv
                                              const kvant_attention_problem *problem, void *workspace,
                                              size_t workspace_bytes);
 
-#ifdef __cplusplus
-}
-#endif
+KVANT_END_C
 
 #endif /* KVANT_BLOCK_ATTENTION_H */

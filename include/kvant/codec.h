@@ -1,7 +1,7 @@
 /* codec.h - codecs: rows of float <-> the bytes of a page, and dot products computed on those
  * bytes.
  *
- * A codec is a transform and a quantiser (docs/codecs.md). The transform acts on a row x before
+ * A codec is a transform and a quantiser (codecs.md). The transform acts on a row x before
  * quantising:
  *
  *     y = R ((x - c) / s)          c: centre, s: scale per channel, R: orthonormal
@@ -22,7 +22,7 @@
  * (kvant_codec_transform_output). Centre and scale belong to the cache, not to the codec; callers
  * pass them.
  *
- * A page holds KVANT_PAGE_TOKENS tokens of one layer, one kv head and one role. docs/format.md
+ * A page holds KVANT_PAGE_TOKENS tokens of one layer, one kv head and one role. format.md
  * defines its bytes. They are the same in memory, on disk, on the wire, on every CPU and on the
  * GPU.
  *
@@ -47,9 +47,7 @@
 
 #include <kvant/kvant.h>
 
-#ifdef __cplusplus
-extern "C" {
-#endif
+KVANT_BEGIN_C
 
 #define KVANT_PAGE_TOKENS 64u
 #define KVANT_PAGE_ALIGN 64u /* page_bytes is a multiple of 64, so that pages can lie one after another */
@@ -197,8 +195,6 @@ typedef struct kvant_codec_family {
 KVANT_API size_t kvant_codec_family_count(void);
 KVANT_API kvant_status kvant_codec_family_get(size_t index, kvant_codec_family *family);
 
-#ifdef __cplusplus
-}
-#endif
+KVANT_END_C
 
 #endif /* KVANT_CODEC_H */

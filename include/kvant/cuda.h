@@ -6,7 +6,7 @@
  * KVANT_ERR_UNSUPPORTED; kvant_cuda_available says why.
  *
  * A plain C interface on streams and device pointers for engines that own their memory. Pages hold
- * the same bytes as on the CPU (docs/format.md). A block is 64 tokens of one sequence. It has one K
+ * the same bytes as on the CPU (format.md). A block is 64 tokens of one sequence. It has one K
  * page and one V page per kv head:
  *
  *     page of block i, kv head h  =  base + i * block_stride + h * head_stride
@@ -21,7 +21,7 @@
  * numbers. An error of the CUDA runtime comes back as KVANT_ERR_CUDA.
  *
  * Open and sealed blocks: sealed pages hold codes. Open pages hold 64 x head_dim fp16 numbers, rows
- * as their codec transforms them (docs/format.md). Open pages have a codec of their own
+ * as their codec transforms them (format.md). Open pages have a codec of their own
  * (kvant_cuda_codec_create_open) and a pool of their own. Append, decode and copy work on both
  * kinds; attention reads both in one call; kvant_cuda_seal quantises open blocks. Recent windows,
  * sink tokens and codecs with groups of several tokens need open blocks. Codecs with one scale per
@@ -49,9 +49,7 @@
 
 #include <kvant/codec.h>
 
-#ifdef __cplusplus
-extern "C" {
-#endif
+KVANT_BEGIN_C
 
 /* A cudaStream_t or CUstream; NULL is the legacy default stream. */
 typedef void *kvant_cuda_stream;
@@ -89,6 +87,7 @@ typedef struct kvant_cuda_tables {
     const float *weights;          /* transform=diagonal: head_dim numbers; transform=file: head_dim^2 */
     const float *inverse_weights;  /* as many */
     size_t n_weights;              /* 0, head_dim or head_dim^2 */
+    const float *pivots, *columns; /* feedback: head_dim numbers; head_dim columns of head_dim numbers */
 } kvant_cuda_tables;
 
 /* Host work only; needs no libkvant_cuda. KVANT_ERR_ARGUMENT for a NULL or another size. */
@@ -134,6 +133,14 @@ typedef struct kvant_cuda_append_args {
     uint32_t n_tokens, n_kv_heads;
     const int64_t *slots; /* device: slot of token i = 64 * block + offset; negative skips it */
     uint32_t *refused;    /* device word or NULL: KVANT_CUDA_ROW_* of rows that were not written */
+    /* Zeros from here on, or a smaller size: none of this. */
+    /* device, by kvant_role: pages of floats in the place of open pages, for their rows before they are
+     * rounded to fp16; NULL: not kept */
+    float *exact[2];
+    /* not 0: rows are transformed already, as `exact` has them; no center, scale and weights then */
+    uint32_t transformed;
+    /* device: of keys whose codec has feedback: per kv head its pivots, then its columns (kvant_cuda_tables) */
+    const float *k_feedback;
 } kvant_cuda_append_args;
 
 /* Rotates, quantises and writes n_tokens tokens: the bytes are those that kvant_codec_encode
@@ -160,6 +167,7 @@ typedef struct kvant_cuda_seal_args {
     /* device word or NULL: KVANT_CUDA_ROW_RANGE when the scale of a row does not fit. Such a row is
      * not written, and its block should stay open. */
     uint32_t *refused;
+    const float *k_feedback; /* as in append, or a smaller size */
 } kvant_cuda_seal_args;
 
 /* Quantises open blocks, to the same bytes as the CPU's cache. In a partly written group of 32
@@ -222,7 +230,7 @@ typedef struct kvant_cuda_attention_args {
 
 /* Whether attention reads a pair of codecs: any of one head_dim, the first of keys, the second of
  * values. Two codecs of open pages (kvant_cuda_codec_create_open) stand for tables whose blocks are all
- * open. Most pairs in use have a kernel of their own for few query rows (docs/cuda.md).
+ * open. Most pairs in use have a kernel of their own for few query rows.
  * KVANT_ERR_ARGUMENT when roles or head_dim do not fit together, or one codec alone is open; err, when
  * errlen > 0, has the reason. Touches no device. */
 KVANT_API kvant_status kvant_cuda_attention_check(const kvant_cuda_codec *k_codec, const kvant_cuda_codec *v_codec,
@@ -238,8 +246,8 @@ KVANT_API size_t kvant_cuda_attention_workspace(uint32_t head_dim);
  * (8 for head_dim 256 and for codecs with groups of 32); from 65 rows on, except for trellises, once
  * per 128 (64 for head_dim 256). The same input gives the same bits on the same GPU. The workspace must be zero before its first use; every call leaves it ready for the
  * next. Calls that share a workspace must be ordered (one stream). Queries are rounded to fp16
- * after rotation, relative to the largest number of their head, probabilities to fp16: docs/cuda.md
- * has the error bound. */
+ * after rotation, relative to the largest number of their head, probabilities to fp16. The error
+ * bound is in docs/internals/cuda.md. */
 KVANT_API kvant_status kvant_cuda_attention(const kvant_cuda_attention_args *args, kvant_cuda_stream stream);
 
 /* Limits the shared memory per thread block for the whole process; 0: no limit. With 99 KB,
@@ -281,8 +289,8 @@ typedef struct kvant_cuda_decode_args {
     const float *inverse_weights;     /* device: n_kv_heads x n_weights (kvant_cuda_tables); NULL: none */
     /* device: rows of blocks[i] are rows 64 to[i] on of out; NULL: 64 i on */
     const int32_t *to;
-    /* not 0: rows stay transformed and within fp16's range, as in open pages; no center, scale and
-     * inverse_weights then */
+    /* not 0: rows stay transformed and within fp16's range, as in open pages; no scale and
+     * inverse_weights then, and center, if there is one, is a transformed centre */
     uint32_t transformed;
 } kvant_cuda_decode_args;
 
@@ -296,8 +304,6 @@ KVANT_API kvant_status kvant_cuda_copy_blocks(const kvant_cuda_pages *pages, siz
                                               const int32_t *from, const int32_t *to, uint32_t n,
                                               kvant_cuda_stream stream);
 
-#ifdef __cplusplus
-}
-#endif
+KVANT_END_C
 
 #endif /* KVANT_CUDA_H */

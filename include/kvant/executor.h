@@ -10,9 +10,7 @@
 
 #include <kvant/kvant.h>
 
-#ifdef __cplusplus
-extern "C" {
-#endif
+KVANT_BEGIN_C
 
 /* One thread's part of a loop. Each call takes indices until none is left, so any number of calls
  * completes the loop, whether they run at once or one after another. */
@@ -32,8 +30,6 @@ typedef struct kvant_executor {
  * executor. A child of fork has none: the threads stay in the parent. */
 KVANT_API const kvant_executor *kvant_use_executor(const kvant_executor *executor);
 
-#ifdef __cplusplus
-}
-#endif
+KVANT_END_C
 
 #endif

@@ -24,9 +24,16 @@
 #include <stddef.h>
 #include <stdint.h>
 
+/* Around declarations, which C++ finds as those of C. */
 #ifdef __cplusplus
-extern "C" {
+#define KVANT_BEGIN_C extern "C" {
+#define KVANT_END_C }
+#else
+#define KVANT_BEGIN_C
+#define KVANT_END_C
 #endif
+
+KVANT_BEGIN_C
 
 #if defined(KVANT_BUILDING) && defined(__GNUC__)
 #define KVANT_API __attribute__((visibility("default")))
@@ -49,7 +56,7 @@ typedef enum kvant_status {
     KVANT_ERR_NONFINITE = 50,   /* an input row holds a NaN or an infinity; nothing was written */
     KVANT_ERR_RANGE = 51,       /* a row's scale does not fit its stored type (fp16); nothing was written */
     KVANT_ERR_FULL = 60,        /* a pool has no page left */
-    KVANT_ERR_FORMAT = 70,      /* bytes read from outside do not follow docs/format.md */
+    KVANT_ERR_FORMAT = 70,      /* bytes read from outside do not follow format.md */
     KVANT_ERR_IO = 71,          /* a file could not be read or written; the message says why */
     KVANT_ERR_CUDA = 80         /* GPU: a launch failed, or there is no code for this device */
 } kvant_status;
@@ -67,7 +74,7 @@ KVANT_API const char *kvant_error_message(void);
 KVANT_API const char *kvant_version(void);
 
 /* Instruction set levels. A level names a bundle of features, not one CPUID bit;
- * docs/internals/architecture.md lists them. Encoders write the same bytes at every level;
+ * architecture.md lists them. Encoders write the same bytes at every level;
  * attention agrees within the bounds its kernels state. */
 typedef enum kvant_cpu_level {
     KVANT_CPU_AUTO = 0,         /* the best level that this machine and this build have */
@@ -96,8 +103,6 @@ KVANT_API const char *kvant_cpu_level_name(kvant_cpu_level level);
 /* The level of such a name. KVANT_ERR_ARGUMENT for another one, *level is then unchanged. */
 KVANT_API kvant_status kvant_cpu_level_from_name(const char *name, kvant_cpu_level *level);
 
-#ifdef __cplusplus
-}
-#endif
+KVANT_END_C
 
 #endif /* KVANT_KVANT_H */

@@ -14,9 +14,7 @@
 #include <kvant/settings.h>
 #include <kvant/tensor.h>
 
-#ifdef __cplusplus
-extern "C" {
-#endif
+KVANT_BEGIN_C
 
 typedef struct kvant_scheme kvant_scheme;
 
@@ -101,8 +99,6 @@ typedef struct kvant_scheme_info {
 
 KVANT_API kvant_status kvant_scheme_get_info(const kvant_scheme *scheme, kvant_scheme_info *info);
 
-#ifdef __cplusplus
-}
-#endif
+KVANT_END_C
 
 #endif /* KVANT_SCHEME_H */

@@ -11,15 +11,26 @@
 #if defined(__GNUC__)
 #define KVANT_PRINTF(format_index, first_argument) __attribute__((format(printf, format_index, first_argument)))
 #define KVANT_UNLIKELY(x) __builtin_expect(!!(x), 0)
-#define KVANT_INLINE static inline __attribute__((always_inline))
 #define KVANT_NOINLINE __attribute__((noinline))
 #define KVANT_PREFETCH(address) __builtin_prefetch(address)
 #else
 #define KVANT_PRINTF(format_index, first_argument)
 #define KVANT_UNLIKELY(x) (x)
-#define KVANT_INLINE static inline
 #define KVANT_NOINLINE
 #define KVANT_PREFETCH(address) ((void)(address))
+#endif
+
+/* Functions that are part of their callers, and loops without a branch: of at most 8 steps on CPUs, of
+ * any constant number on GPUs. */
+#if defined(__CUDACC__)
+#define KVANT_INLINE __device__ __forceinline__
+#define unrolled_for _Pragma("unroll") for
+#elif defined(__GNUC__)
+#define KVANT_INLINE static inline __attribute__((always_inline))
+#define unrolled_for _Pragma("GCC unroll 8") for
+#else
+#define KVANT_INLINE static inline
+#define unrolled_for for
 #endif
 
 #define KVANT_RETURN_IF(condition, status)                                                                         \

@@ -74,7 +74,7 @@ static kvant_status create_codecs(cuda_part *part, const kvant_codec *source, co
         return KVANT_OK;
     }
     part->owns_codecs = true;
-    kvant_status status = kvant_cuda_codec_from(source, &part->codec, text, sizeof text);
+    kvant_status status = kvant_cuda_codec_unturned(source, &part->codec, text, sizeof text);
     if (status != KVANT_OK)
         return status == KVANT_ERR_UNSUPPORTED ? unsupported(layer, part->role, text) : status;
     return kvant_cuda_said(kvant_cuda_codec_create_open(part->codec, &part->open_codec), "a codec of open pages");
@@ -89,11 +89,11 @@ static kvant_cuda_tables tables_of(const cuda_part *part, uint32_t head)
     return tables;
 }
 
-/* Where the numbers of a version begin: centre, scale, attention scale. */
+/* Where the numbers of a version begin: centre, scale, attention scale, turned centre. */
 static float *version_at(const cuda_part *part, uint32_t version)
 {
     return part->numbers + 2 * part->tensor->n_kv_heads * part->n_weights +
-           3 * version * kvant_tensor_width(part->tensor);
+           4 * version * kvant_tensor_width(part->tensor);
 }
 
 const float *kvant_cuda_weights(const cuda_part *part, bool inverse)
@@ -109,7 +109,7 @@ static kvant_status create_numbers(cuda_part *part)
     void *memory;
     part->n_weights = tables_of(part, 0).n_weights;
     const size_t n = tensor->n_kv_heads * part->n_weights,
-                 bytes = (2 * n + 3 * KVANT_MAX_VERSIONS * kvant_tensor_width(tensor)) * sizeof(float);
+                 bytes = (2 * n + 4 * KVANT_MAX_VERSIONS * kvant_tensor_width(tensor)) * sizeof(float);
     KVANT_FORWARD(kvant_cuda_said(kvant_cuda_memory_new(&memory, bytes), "memory for centres and scales"));
     part->numbers = memory;
     for (uint32_t head = 0; n && head < tensor->n_kv_heads; head++) {
@@ -122,6 +122,63 @@ static kvant_status create_numbers(cuda_part *part)
             "weights"));
     }
     return KVANT_OK;
+}
+
+static kvant_status create_feedback(cuda_part *part)
+{
+    const size_t d = part->tensor->head_dim, columns = d * d * sizeof(float), pivots = d * sizeof(float);
+    const uint32_t n = tables_of(part, 0).pivots ? part->tensor->n_kv_heads : 0;
+    void *memory = NULL;
+    if (n)
+        KVANT_FORWARD(kvant_cuda_said(kvant_cuda_memory_new(&memory, n * (columns + pivots)), "memory for feedback"));
+    part->feedback = memory;
+    for (uint32_t head = 0; head < n; head++) {
+        const kvant_cuda_tables tables = tables_of(part, head);
+        float *at = part->feedback + head * (d + d * d);
+        KVANT_FORWARD(kvant_cuda_said(kvant_cuda_memory_copy(at, tables.pivots, pivots, part->memory->stream), "feedback"));
+        KVANT_FORWARD(
+            kvant_cuda_said(kvant_cuda_memory_copy(at + d, tables.columns, columns, part->memory->stream), "feedback"));
+    }
+    return KVANT_OK;
+}
+
+static kvant_status create_matrix(cuda_part *part)
+{
+    const kvant_codec *codec = part->tensor->codecs[0];
+    const kvant_transform_view *transform = &kvant_codec_get_view(codec)->transform;
+    const size_t d = codec->info.head_dim;
+    void *memory;
+    if (transform->rotate != KVANT_ROTATE_DENSE || part->n_weights > d)
+        return KVANT_OK;
+    float *both = kvant_alloc(2 * d * d, sizeof *both);
+    KVANT_RETURN_IF(!both, kvant_fail(NULL, KVANT_ERR_MEMORY, "cache: no memory for a rotation"));
+    for (size_t i = 0; i < d * d; i++)
+        both[i % d * d + i / d] = both[d * d + i] = transform->matrix[i];
+    kvant_status status = kvant_cuda_memory_new(&memory, 2 * d * d * sizeof *both);
+    part->matrix = memory;
+    if (status == KVANT_OK)
+        status = kvant_cuda_memory_copy(memory, both, 2 * d * d * sizeof *both, part->memory->stream);
+    kvant_free(both);
+    return kvant_cuda_said(status, "a rotation");
+}
+
+kvant_cuda_turn_args kvant_cuda_turning(const cuda_part *part, bool back)
+{
+    const uint32_t d = part->tensor->head_dim, n = part->tensor->n_kv_heads;
+    return (kvant_cuda_turn_args){ .n_kv_heads = n, .head_dim = d, .matrix = part->matrix + (back ? (size_t)d * d : 0) };
+}
+
+/* R W (c / s) of a version, behind its other numbers. */
+static void turn_center(const kvant_tensor *tensor, float *numbers)
+{
+    const size_t d = tensor->head_dim, width = kvant_tensor_width(tensor);
+    const kvant_kernels *kernels = kvant_kernels_get(KVANT_CPU_AUTO);
+    for (uint32_t head = 0; head < tensor->n_kv_heads; head++) {
+        float x[KVANT_MAX_HEAD_DIM];
+        for (size_t j = 0; j < d; j++)
+            x[j] = numbers[head * d + j] / numbers[width + head * d + j];
+        kvant_transform_forward(&tensor->codecs[head]->transform, kernels, NULL, x, numbers + 3 * width + head * d);
+    }
 }
 
 static void upload_version(cuda_part *part, uint32_t version)
@@ -137,8 +194,10 @@ static void upload_version(cuda_part *part, uint32_t version)
             numbers[2 * width + head * d + j] =
                 (scaled ? numbers[width + head * d + j] : 1) * (diagonal ? inverse[j] : 1);
     }
+    if (kvant_version_affine(tensor, version, 0).center)
+        turn_center(tensor, numbers);
     kvant_cuda_note(part->memory,
-                    kvant_cuda_memory_copy(version_at(part, version), numbers, 3 * width * sizeof *numbers,
+                    kvant_cuda_memory_copy(version_at(part, version), numbers, 4 * width * sizeof *numbers,
                                            part->memory->stream),
                     "centres and scales");
     part->stamps[version] = tensor->versions[version].stamp;
@@ -154,7 +213,7 @@ cuda_version kvant_cuda_version(cuda_part *part, uint32_t version)
     if (part->stamps[version] != tensor->versions[version].stamp)
         upload_version(part, version);
     return (cuda_version){ used.center ? at : NULL, used.scale ? at + width : NULL,
-                           used.scale || diagonal ? at + 2 * width : NULL };
+                           used.scale || diagonal ? at + 2 * width : NULL, used.center ? at + 3 * width : NULL };
 }
 
 /* Memory */
@@ -184,22 +243,83 @@ void kvant_cuda_note(cuda_memory *memory, kvant_status status, const char *what)
     memory->failed = what;
 }
 
+/* Open pages of a role's tensor. */
+static kvant_status count_open_pages(const kvant_tensor_params *params, uint32_t *n)
+{
+    const kvant_codec_info *info = &params->codecs[0]->info;
+    const size_t open = (size_t)params->n_kv_heads * KVANT_PAGE_TOKENS * info->head_dim * sizeof(uint16_t);
+    size_t bytes;
+    KVANT_FORWARD(kvant_tensor_size(params, &bytes));
+    *n = (uint32_t)((bytes - (size_t)params->n_blocks * params->n_kv_heads * info->page_bytes) / open);
+    return KVANT_OK;
+}
+
+/* Where pages of waiting rows stand: behind the open pages of both roles, so that a block has the same
+ * number in both. */
+static kvant_status plan_pending(kvant_cache *cache, uint32_t layer)
+{
+    cuda_layer *l = kvant_cuda_layer(cache, layer);
+    bool searches = false;
+    for (int role = 0; role < 2; role++) {
+        kvant_tensor_params params;
+        uint32_t n;
+        KVANT_FORWARD(kvant_layers_params(cache, layer, (kvant_role)role, &params));
+        KVANT_FORWARD(count_open_pages(&params, &n));
+        searches |= kvant_cuda_searches(params.codecs[0]);
+        l->first_pending = n > l->first_pending ? n : l->first_pending;
+    }
+    l->n_pending = searches ? cache->params.max_sequences + 1 : 0;
+    return searches ? kvant_cuda_pending_create(l, cache->n_blocks) : KVANT_OK;
+}
+
+/* Pages of the tensor and of rows that wait, which stand behind the last open page. */
+static kvant_status create_pages(cuda_part *part, const kvant_tensor_params *params)
+{
+    const cuda_layer *layer = part->layer;
+    const size_t open = (size_t)params->n_kv_heads * KVANT_PAGE_TOKENS * params->codecs[0]->info.head_dim * sizeof(uint16_t);
+    uint32_t n_open;
+    size_t bytes;
+    void *exact = NULL;
+    KVANT_FORWARD(kvant_tensor_size(params, &bytes));
+    KVANT_FORWARD(count_open_pages(params, &n_open));
+    if (layer->n_pending) {
+        bytes += (layer->first_pending - n_open + layer->n_pending) * open;
+        KVANT_FORWARD(kvant_cuda_said(kvant_cuda_memory_new(&exact, 2 * layer->n_pending * open), "memory for rows"));
+    }
+    part->exact = exact;
+    return kvant_cuda_said(kvant_cuda_memory_new(&part->pages, bytes), "memory for pages");
+}
+
+static kvant_status create_statistics(cuda_part *part)
+{
+    void *memory;
+    if (!part->tensor->learns)
+        return KVANT_OK;
+    KVANT_FORWARD(kvant_cuda_said(kvant_cuda_memory_new(&memory, 2 * kvant_statistics_bytes(part->tensor)),
+                                  "memory for statistics"));
+    part->statistics = memory;
+    kvant_versions_place(part->tensor, part->statistics);
+    return KVANT_OK;
+}
+
 static kvant_status create_part(kvant_cache *cache, uint32_t layer, kvant_role role)
 {
     cuda_memory *memory = cache->memory;
     cuda_part *part = &memory->layers[layer].parts[role];
     kvant_tensor_params params;
-    size_t bytes;
     part->memory = memory;
+    part->layer = &memory->layers[layer];
     part->role = role;
     KVANT_FORWARD(kvant_layers_params(cache, layer, role, &params));
     KVANT_FORWARD(create_codecs(part, params.codecs[0], memory->layers, layer));
-    KVANT_FORWARD(kvant_tensor_size(&params, &bytes));
-    KVANT_FORWARD(kvant_cuda_said(kvant_cuda_memory_new(&part->pages, bytes), "memory for pages"));
+    KVANT_FORWARD(create_pages(part, &params));
     KVANT_FORWARD(kvant_tensor_create_on(&kvant_cuda_page_device, part, &params, part->pages,
                                          kvant_cache_tensor(cache, layer, role)));
     part->tensor = *kvant_cache_tensor(cache, layer, role);
-    return create_numbers(part);
+    KVANT_FORWARD(create_statistics(part));
+    KVANT_FORWARD(create_numbers(part));
+    KVANT_FORWARD(create_feedback(part));
+    return create_matrix(part);
 }
 
 static kvant_status create_layer(kvant_cache *cache, uint32_t layer)
@@ -207,6 +327,7 @@ static kvant_status create_layer(kvant_cache *cache, uint32_t layer)
     cuda_layer *l = kvant_cuda_layer(cache, layer);
     const cuda_part *k = &l->parts[KVANT_ROLE_K], *v = &l->parts[KVANT_ROLE_V];
     char text[512] = "";
+    KVANT_FORWARD(plan_pending(cache, layer));
     KVANT_FORWARD(create_part(cache, layer, KVANT_ROLE_K));
     KVANT_FORWARD(create_part(cache, layer, KVANT_ROLE_V));
     if (kvant_cuda_attention_check(k->codec, v->codec, text, sizeof text) != KVANT_OK)
@@ -218,14 +339,15 @@ static kvant_status create_workspace(const kvant_cache *cache, cuda_memory *memo
 {
     const size_t width = (size_t)cache->params.n_kv_heads * cache->params.head_dim;
     void *arguments, *workspace;
-    memory->staging = kvant_alloc(kvant_cuda_staging_words(cache->n_blocks), sizeof *memory->staging);
-    memory->version = kvant_alloc(3 * width, sizeof *memory->version);
+    memory->version = kvant_alloc(4 * width, sizeof *memory->version);
     for (int role = 0; role < 2; role++)
         memory->seen[role] = kvant_alloc(KVANT_CACHE_BATCH * width, sizeof *memory->seen[role]);
-    if (!memory->staging || !memory->version || !memory->seen[0] || !memory->seen[1])
+    if (!memory->version || !memory->seen[0] || !memory->seen[1])
         return kvant_fail(NULL, KVANT_ERR_MEMORY, "cache: no memory for its tables");
     KVANT_FORWARD(kvant_cuda_said(kvant_cuda_memory_new(&arguments, sizeof(cuda_arguments)), "memory for arguments"));
     memory->arguments = arguments;
+    if (cache->params.asynchronous)
+        KVANT_FORWARD(kvant_cuda_said(kvant_cuda_word_new(&memory->refused), "memory for arguments"));
     memory->workspace_bytes = kvant_cuda_attention_workspace(cache->params.head_dim);
     KVANT_RETURN_IF(!memory->workspace_bytes, kvant_cuda_said(KVANT_ERR_CUDA, "the workspace of attention"));
     KVANT_FORWARD(kvant_cuda_said(kvant_cuda_memory_new(&workspace, memory->workspace_bytes),
@@ -263,11 +385,19 @@ void kvant_cuda_layers_destroy(kvant_cache *cache)
         }
         kvant_cuda_memory_free(part->pages);
         kvant_cuda_memory_free(part->numbers);
+        kvant_cuda_memory_free(part->feedback);
+        kvant_cuda_memory_free(part->matrix);
+        kvant_cuda_memory_free(part->exact);
+        kvant_cuda_memory_free(part->statistics);
+        if (i % 2)
+            kvant_cuda_pending_destroy(&memory->layers[i / 2]);
     }
     void *device[] = { memory->arguments,  memory->workspace,   memory->tables.at,
-                       memory->queries.at, memory->gathered.at, memory->partial.at };
+                       memory->queries.at, memory->gathered.at, memory->partial.at,
+                       memory->turned.at };
     for (size_t i = 0; i < sizeof device / sizeof *device; i++)
         kvant_cuda_memory_free(device[i]);
+    kvant_cuda_word_free(memory->refused);
     kvant_free(memory->seen[0]);
     kvant_free(memory->seen[1]);
     kvant_free(memory->version);

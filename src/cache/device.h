@@ -1,4 +1,5 @@
-/* device.h - what a cache asks of the device that holds its pages.
+/* device.h - the inside of kvant_cache (cache.c: life, rows, attention; sequence.c: blocks of sequences;
+ * layers.c: blocks of all layers), and what it asks of the device that holds its pages.
  *
  * A cache is a tensor per layer and role on every device. A device makes the tensors' memory, brings
  * rows to them, and computes attention: device_cpu.c in the computer's memory, device_cuda.c on a
@@ -8,7 +9,44 @@
 #ifndef KVANT_CACHE_DEVICE_H
 #define KVANT_CACHE_DEVICE_H
 
-#include "cache.h"
+#include <kvant/cache.h>
+#include <kvant/tensor.h>
+
+#define KVANT_NO_BLOCK (-1)
+
+typedef struct kvant_sequence {
+    bool alive;
+    uint32_t n_blocks;  /* entries of table */
+    int32_t *table;     /* max_blocks entries; KVANT_NO_BLOCK for blocks that were dropped */
+    uint32_t *lengths;  /* per layer */
+} kvant_sequence;
+
+typedef struct kvant_device kvant_device;
+
+struct kvant_cache {
+    kvant_cache_params params; /* defaults resolved; strings are not kept */
+    kvant_scheme *scheme, *own_scheme;
+    const kvant_device *device;
+    void *memory;           /* the device's */
+    kvant_tensor **tensors; /* per layer: keys, values */
+    uint32_t n_blocks;
+    uint32_t *references;  /* per block: sequences that hold it; 0: free */
+    uint32_t n_free;
+    int64_t *slots;        /* of a batch of rows */
+    kvant_sequence *sequences;
+};
+
+#define KVANT_CACHE_BATCH 512u /* rows that are written together */
+
+/* The sequence, or NULL with a message. */
+kvant_sequence *kvant_sequence_of(const kvant_cache *cache, int32_t sequence);
+
+/* Makes tokens first .. first + n - 1 of a sequence writable: blocks are added, shared ones copied.
+ * On an error blocks that were added stay, which changes no token. */
+kvant_status kvant_sequence_reserve(kvant_cache *cache, int32_t sequence, uint32_t first, uint32_t n);
+
+kvant_status kvant_sequences_create(kvant_cache *cache);
+void kvant_sequences_destroy(kvant_cache *cache);
 
 struct kvant_device {
     /* Makes memory and tensors of all layers. destroy frees cache->memory after the tensors, also
@@ -19,8 +57,10 @@ struct kvant_device {
     /* Writes n rows to cache->slots. */
     kvant_status (*append)(kvant_cache *cache, uint32_t layer, const float *k, const float *v, uint32_t n);
 
-    /* block_table is on the host, other arrays of the problem are on the device. */
-    kvant_status (*attend)(kvant_cache *cache, uint32_t layer, const kvant_attention_problem *problem);
+    /* The problem of each sequence, whose queries and outputs follow those of the sequence before it; n_tokens and
+     * block_table are the sequence's. Arrays of the problem are on the device. */
+    kvant_status (*attend)(kvant_cache *cache, uint32_t layer, const int32_t *sequences, uint32_t n_sequences,
+                           const kvant_attention_problem *problem);
 };
 
 extern const kvant_device kvant_device_cpu, kvant_device_cuda;

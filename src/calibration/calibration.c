@@ -1,6 +1,6 @@
 /* calibration.c - parses the bytes of a calibration file and looks statistics up.
  *
- * Refuses every deviation from docs/calibration.md. The format leaves its writer no freedom, so
+ * Refuses every deviation from calibration.md. The format leaves its writer no freedom, so
  * every field can be checked. */
 #include "format.h"
 
@@ -11,33 +11,11 @@
 #include "../base/alloc.h"
 #include "../base/fnv.h"
 
-void kvant_put_u32(uint8_t *at, uint32_t value)
-{
-    for (uint32_t i = 0; i < 4; i++)
-        at[i] = (uint8_t)(value >> 8 * i);
-}
-
-void kvant_put_u64(uint8_t *at, uint64_t value)
-{
-    for (uint32_t i = 0; i < 8; i++)
-        at[i] = (uint8_t)(value >> 8 * i);
-}
-
-uint32_t kvant_get_u32(const uint8_t *at)
-{
-    return at[0] | (uint32_t)at[1] << 8 | (uint32_t)at[2] << 16 | (uint32_t)at[3] << 24;
-}
-
-uint64_t kvant_get_u64(const uint8_t *at)
-{
-    return kvant_get_u32(at) | (uint64_t)kvant_get_u32(at + 4) << 32;
-}
-
 /* Files are some MB and read once, where a faster hash would gain milliseconds. */
 uint64_t kvant_calibration_checksum(const uint8_t *bytes, size_t n)
 {
     static const uint8_t own[8] = { 0 };
-    const size_t before = KVANT_CALIBRATION_AT_CHECKSUM, behind = before + sizeof own;
+    const size_t before = offsetof(kvant_calibration_header, checksum), behind = before + sizeof own;
     if (n < behind)
         return kvant_fnv1a(KVANT_FNV_START, bytes, n);
     uint64_t hash = kvant_fnv1a(kvant_fnv1a(KVANT_FNV_START, bytes, before), own, sizeof own);
@@ -51,8 +29,8 @@ static size_t padded(size_t bytes)
 
 size_t kvant_calibration_arrays_start(uint32_t n_codebooks, uint32_t name_bytes, uint32_t n_sites)
 {
-    size_t table = padded(KVANT_CALIBRATION_HEADER + (size_t)4 * n_codebooks + name_bytes);
-    return padded(table + (size_t)KVANT_CALIBRATION_ENTRY * n_sites);
+    size_t table = padded(sizeof(kvant_calibration_header) + (size_t)4 * n_codebooks + name_bytes);
+    return padded(table + n_sites * sizeof(kvant_calibration_line));
 }
 
 size_t kvant_calibration_matrix_halves(const kvant_calibration_site *site)
@@ -95,61 +73,64 @@ static kvant_status damaged(const kvant_error *error, const char *what)
 
 kvant_status kvant_calibration_check_header(const uint8_t *bytes, size_t n, const kvant_error *error)
 {
-    if (n < KVANT_CALIBRATION_HEADER || memcmp(bytes, KVANT_CALIBRATION_MAGIC, 8) != 0)
+    kvant_calibration_header header;
+    if (n < sizeof header || memcmp(bytes, KVANT_CALIBRATION_MAGIC, sizeof header.magic) != 0)
         return kvant_fail(error, KVANT_ERR_FORMAT, "this is not a calibration file of kvant");
-    uint32_t version = kvant_get_u32(bytes + KVANT_CALIBRATION_AT_VERSION);
-    if (version != KVANT_CALIBRATION_VERSION)
+    memcpy(&header, bytes, sizeof header);
+    if (header.version != KVANT_CALIBRATION_VERSION)
         return kvant_fail(error, KVANT_ERR_FORMAT,
                           "the calibration file has version %" PRIu32
                           ", this library reads version %u; make it anew "
                           "with kvant calibrate",
-                          version, KVANT_CALIBRATION_VERSION);
-    uint64_t stated = kvant_get_u64(bytes + KVANT_CALIBRATION_AT_BYTES);
-    if (stated != n)
+                          header.version, KVANT_CALIBRATION_VERSION);
+    if (header.bytes != n)
         return kvant_fail(error, KVANT_ERR_FORMAT, "the calibration file is %s: it has %zu bytes of %" PRIu64,
-                          n < stated ? "cut short" : "too long", n, stated);
+                          n < header.bytes ? "cut short" : "too long", n, header.bytes);
     return KVANT_OK;
+}
+
+static const kvant_calibration_header *header_of(const kvant_calibration *c)
+{
+    return (const kvant_calibration_header *)(const void *)c->bytes;
 }
 
 /* The part of the head that says how long the rest of it is. */
 static kvant_status read_info(kvant_calibration *c, const kvant_error *error)
 {
-    const uint8_t *bytes = c->bytes;
-    uint32_t name_bytes = kvant_get_u32(bytes + KVANT_CALIBRATION_AT_NAME_BYTES);
+    const kvant_calibration_header *header = header_of(c);
+    const uint8_t *at = (const uint8_t *)(header + 1);
     kvant_calibration_info *info = &c->info;
-    info->n_codebooks = kvant_get_u32(bytes + KVANT_CALIBRATION_AT_CODEBOOKS);
-    c->n_sites = kvant_get_u32(bytes + KVANT_CALIBRATION_AT_SITES);
-    if (info->n_codebooks > KVANT_CALIBRATION_MAX_CODEBOOKS || name_bytes > KVANT_CALIBRATION_MAX_NAME ||
+    c->n_sites = header->n_sites;
+    if (header->n_codebooks > KVANT_CALIBRATION_MAX_CODEBOOKS || header->name_bytes > KVANT_CALIBRATION_MAX_NAME ||
         c->n_sites == 0 || c->n_sites > 2 * KVANT_CALIBRATION_MAX_LAYERS)
         return damaged(error, "its head counts more than there can be");
-    if (kvant_calibration_arrays_start(info->n_codebooks, name_bytes, c->n_sites) > info->bytes)
+    if (kvant_calibration_arrays_start(header->n_codebooks, header->name_bytes, c->n_sites) > info->bytes)
         return damaged(error, "its table does not fit");
-    const uint8_t *at = bytes + KVANT_CALIBRATION_HEADER;
-    for (uint32_t i = 0; i < info->n_codebooks; i++)
-        info->clusters[i] = kvant_get_u32(at + 4 * i);
+    info->n_codebooks = header->n_codebooks;
+    memcpy(info->clusters, at, info->n_codebooks * sizeof *info->clusters);
     if (!kvant_calibration_valid_clusters(info->clusters, info->n_codebooks))
         return damaged(error, "its numbers of clusters are not valid");
-    memcpy(c->model, at + (size_t)4 * info->n_codebooks, name_bytes);
-    if (memchr(c->model, 0, name_bytes))
+    memcpy(c->model, at + info->n_codebooks * sizeof *info->clusters, header->name_bytes);
+    if (memchr(c->model, 0, header->name_bytes))
         return damaged(error, "its model's name holds a zero");
     info->model = c->model;
-    info->model_fingerprint = kvant_get_u64(bytes + KVANT_CALIBRATION_AT_FINGERPRINT);
-    info->checksum = kvant_get_u64(bytes + KVANT_CALIBRATION_AT_CHECKSUM);
-    info->n_tokens = kvant_get_u64(bytes + KVANT_CALIBRATION_AT_TOKENS);
-    info->seed = kvant_get_u64(bytes + KVANT_CALIBRATION_AT_SEED);
+    info->model_fingerprint = header->fingerprint;
+    info->checksum = header->checksum;
+    info->n_tokens = header->n_tokens;
+    info->seed = header->seed;
     return KVANT_OK;
 }
 
-static kvant_status read_site(kvant_calibration *c, uint32_t i, const uint8_t *at, const kvant_error *error)
+static kvant_status read_site(kvant_calibration *c, uint32_t i, const kvant_calibration_line *line,
+                              const kvant_error *error)
 {
     kvant_calibration_site *site = &c->sites[i];
-    *site = (kvant_calibration_site){ .layer = kvant_get_u32(at),
-                                      .role = kvant_get_u32(at + 4),
-                                      .n_kv_heads = kvant_get_u32(at + 8),
-                                      .head_dim = kvant_get_u32(at + 12) };
+    *site = (kvant_calibration_site){
+        .layer = line->layer, .role = line->role, .n_kv_heads = line->n_kv_heads, .head_dim = line->head_dim
+    };
     if (site->layer >= KVANT_CALIBRATION_MAX_LAYERS || site->role > KVANT_ROLE_V || site->n_kv_heads == 0 ||
         site->n_kv_heads > KVANT_CALIBRATION_MAX_KV_HEADS || site->head_dim == 0 ||
-        site->head_dim > KVANT_MAX_HEAD_DIM || kvant_get_u64(at + 16) || kvant_get_u64(at + 24))
+        site->head_dim > KVANT_MAX_HEAD_DIM || line->zeros[0] || line->zeros[1])
         return damaged(error, "an entry of its table is not valid");
     if (i > 0 && 2 * site->layer + site->role <= 2 * site[-1].layer + site[-1].role)
         return damaged(error, "its table is not in order");
@@ -168,9 +149,10 @@ static kvant_status read_sites(kvant_calibration *c, const kvant_error *error)
 {
     size_t name_bytes = strlen(c->model);
     size_t offset = kvant_calibration_arrays_start(c->info.n_codebooks, (uint32_t)name_bytes, c->n_sites);
-    const uint8_t *at = c->bytes + padded(KVANT_CALIBRATION_HEADER + (size_t)4 * c->info.n_codebooks + name_bytes);
+    const size_t table = kvant_calibration_arrays_start(c->info.n_codebooks, (uint32_t)name_bytes, 0);
+    const kvant_calibration_line *lines = (const kvant_calibration_line *)(const void *)(c->bytes + table);
     for (uint32_t i = 0; i < c->n_sites; i++) {
-        KVANT_FORWARD(read_site(c, i, at + (size_t)KVANT_CALIBRATION_ENTRY * i, error));
+        KVANT_FORWARD(read_site(c, i, &lines[i], error));
         extend_info(&c->info, &c->sites[i]);
         c->sites[i].offset = offset;
         if (c->sites[i].bytes > c->info.bytes - offset)
@@ -226,8 +208,7 @@ static kvant_status check_numbers(const kvant_calibration *c, const kvant_error 
 static kvant_status parse(kvant_calibration *c, const kvant_error *error)
 {
     KVANT_FORWARD(kvant_calibration_check_header(c->bytes, c->info.bytes, error));
-    if (kvant_get_u64(c->bytes + KVANT_CALIBRATION_AT_CHECKSUM) !=
-        kvant_calibration_checksum(c->bytes, c->info.bytes))
+    if (header_of(c)->checksum != kvant_calibration_checksum(c->bytes, c->info.bytes))
         return damaged(error, "its checksum does not match");
     KVANT_FORWARD(read_info(c, error));
     c->sites = kvant_alloc(c->n_sites, sizeof *c->sites);
@@ -266,8 +247,7 @@ void kvant_calibration_free(kvant_calibration **calibration)
 
 kvant_status kvant_calibration_get_info(const kvant_calibration *calibration, kvant_calibration_info *info)
 {
-    if (!calibration || !info || info->size != sizeof *info)
-        return KVANT_ERR_ARGUMENT;
+    KVANT_RETURN_IF(!calibration || !info || info->size != sizeof *info, KVANT_ERR_ARGUMENT);
     *info = calibration->info;
     return KVANT_OK;
 }
@@ -283,11 +263,9 @@ static const kvant_calibration_site *find(const kvant_calibration *c, uint32_t l
 kvant_status kvant_calibration_get_entry(const kvant_calibration *calibration, uint32_t layer, uint32_t kv_head,
                                          kvant_role role, kvant_calibration_entry *entry)
 {
-    if (!calibration || !entry || entry->size != sizeof *entry)
-        return KVANT_ERR_ARGUMENT;
+    KVANT_RETURN_IF(!calibration || !entry || entry->size != sizeof *entry, KVANT_ERR_ARGUMENT);
     const kvant_calibration_site *site = find(calibration, layer, role);
-    if (!site || kv_head >= site->n_kv_heads)
-        return KVANT_ERR_ARGUMENT;
+    KVANT_RETURN_IF(!site || kv_head >= site->n_kv_heads, KVANT_ERR_ARGUMENT);
     const float *arrays = (const float *)(const void *)(calibration->bytes + site->offset);
     size_t d = site->head_dim, row = kv_head * d;
     *entry = (kvant_calibration_entry){ .size = sizeof *entry,
@@ -339,8 +317,7 @@ uint64_t kvant_model_fingerprint(const char *path)
     if (!file)
         return 0;
     const long size = fseek(file, 0, SEEK_END) == 0 ? ftell(file) : 0;
-    kvant_put_u64(block, (uint64_t)size);
-    uint64_t fingerprint = kvant_fnv1a(KVANT_FNV_START, block, 8);
+    uint64_t fingerprint = kvant_fnv1a(KVANT_FNV_START, &(uint64_t){ (uint64_t)size }, sizeof(uint64_t));
     for (long i = 0; i < BLOCKS && fseek(file, size / BLOCKS * i, SEEK_SET) == 0; i++)
         fingerprint = kvant_fnv1a(fingerprint, block, fread(block, 1, sizeof block, file));
     fclose(file);

@@ -12,15 +12,14 @@
 
 #define MAGIC "kvantpar"
 #define VERSION 1u
-#define AT_BYTES 16
-#define AT_CHECKSUM 24 /* as in calibration files, so that one function serves */
 
 typedef kvant_calibrator_slot slot;
 
 /* Head and slots. Numbers are multiples of 8 bytes, so that arrays are aligned. */
 typedef struct head {
     char magic[8];
-    uint64_t version, bytes, checksum;
+    uint64_t version, bytes;
+    uint64_t checksum; /* where calibration files have it, so that one function serves */
     uint64_t key, position;
     uint64_t fingerprint, seed, sample_rows, n_slots, n_codebooks;
     uint64_t clusters[KVANT_CALIBRATION_MAX_CODEBOOKS];
@@ -90,7 +89,8 @@ kvant_status kvant_calibrator_save(const kvant_calibrator *c, uint64_t key, uint
             put_slot(c, i, at);
             at += slot_bytes(c, &c->slots[i]);
         }
-    kvant_put_u64(bytes + AT_CHECKSUM, kvant_calibration_checksum(bytes, h.bytes));
+    h.checksum = kvant_calibration_checksum(bytes, h.bytes);
+    memcpy(bytes, &h, sizeof h);
     kvant_status status = kvant_write_file(path, bytes, h.bytes, &error);
     kvant_free(bytes);
     return status;
@@ -103,9 +103,14 @@ static kvant_status damaged(const kvant_error *error)
 
 static kvant_status check_head(const uint8_t *bytes, size_t n, const kvant_error *error)
 {
-    if (n < KVANT_CALIBRATION_HEADER || memcmp(bytes, MAGIC, 8) != 0 || kvant_get_u64(bytes + 8) != VERSION)
+    struct {
+        char magic[8];
+        uint64_t version, bytes;
+    } h;
+    memcpy(&h, bytes, sizeof h);
+    if (n < KVANT_FILE_HEAD || memcmp(h.magic, MAGIC, sizeof h.magic) != 0 || h.version != VERSION)
         return kvant_fail(error, KVANT_ERR_FORMAT, "this is not a checkpoint of this version");
-    return kvant_get_u64(bytes + AT_BYTES) == n && n >= sizeof(head) ? KVANT_OK : damaged(error);
+    return h.bytes == n && n >= sizeof(head) ? KVANT_OK : damaged(error);
 }
 
 /* The slot's head, then as many bytes as its dimensions ask for; *at moves on. */

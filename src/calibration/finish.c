@@ -7,29 +7,25 @@
 #include "../base/alloc.h"
 #include "../base/parallel.h"
 #include "moments.h"
-#include "weights.h"
 
 typedef kvant_calibrator_slot slot;
 
 static void put_header(const kvant_calibrator *c, uint8_t *bytes, size_t n, uint32_t n_sites)
 {
-    uint32_t name_bytes = (uint32_t)strlen(c->model);
-    uint64_t n_tokens = 0;
+    kvant_calibration_header *header = (kvant_calibration_header *)(void *)bytes;
+    *header = (kvant_calibration_header){ .magic = KVANT_CALIBRATION_MAGIC,
+                                          .version = KVANT_CALIBRATION_VERSION,
+                                          .n_sites = n_sites,
+                                          .bytes = n,
+                                          .fingerprint = c->info.model_fingerprint,
+                                          .seed = c->info.seed,
+                                          .name_bytes = (uint32_t)strlen(c->model),
+                                          .n_codebooks = c->info.n_codebooks };
     for (uint32_t i = 0; i < 2 * c->n_layers; i++)
-        n_tokens = c->slots[i].n_rows > n_tokens ? c->slots[i].n_rows : n_tokens;
-    memcpy(bytes, KVANT_CALIBRATION_MAGIC, 8);
-    kvant_put_u32(bytes + KVANT_CALIBRATION_AT_VERSION, KVANT_CALIBRATION_VERSION);
-    kvant_put_u32(bytes + KVANT_CALIBRATION_AT_SITES, n_sites);
-    kvant_put_u64(bytes + KVANT_CALIBRATION_AT_BYTES, n);
-    kvant_put_u64(bytes + KVANT_CALIBRATION_AT_FINGERPRINT, c->info.model_fingerprint);
-    kvant_put_u64(bytes + KVANT_CALIBRATION_AT_TOKENS, n_tokens);
-    kvant_put_u64(bytes + KVANT_CALIBRATION_AT_SEED, c->info.seed);
-    kvant_put_u32(bytes + KVANT_CALIBRATION_AT_NAME_BYTES, name_bytes);
-    kvant_put_u32(bytes + KVANT_CALIBRATION_AT_CODEBOOKS, c->info.n_codebooks);
-    uint8_t *at = bytes + KVANT_CALIBRATION_HEADER;
-    for (uint32_t i = 0; i < c->info.n_codebooks; i++, at += 4)
-        kvant_put_u32(at, c->info.clusters[i]);
-    memcpy(at, c->model, name_bytes);
+        header->n_tokens = c->slots[i].n_rows > header->n_tokens ? c->slots[i].n_rows : header->n_tokens;
+    const size_t clusters = c->info.n_codebooks * sizeof *c->info.clusters;
+    memcpy(header + 1, c->info.clusters, clusters);
+    memcpy(bytes + sizeof *header + clusters, c->model, header->name_bytes);
 }
 
 /* Room for the moments of one head. */
@@ -120,20 +116,17 @@ static kvant_calibration_site site_of(const kvant_calibrator *c, uint32_t index)
 static kvant_status put_all(const kvant_calibrator *c, uint8_t *bytes, size_t n, uint32_t n_sites, size_t arrays)
 {
     put_header(c, bytes, n, n_sites);
-    uint8_t *line = bytes + kvant_calibration_arrays_start(c->info.n_codebooks, (uint32_t)strlen(c->model), 0);
+    const size_t table = kvant_calibration_arrays_start(c->info.n_codebooks, (uint32_t)strlen(c->model), 0);
+    kvant_calibration_line *line = (kvant_calibration_line *)(void *)(bytes + table);
     for (uint32_t i = 0; i < 2 * c->n_layers; i++) {
         if (!c->slots[i].n_rows)
             continue;
         kvant_calibration_site site = site_of(c, i);
-        kvant_put_u32(line, site.layer);
-        kvant_put_u32(line + 4, site.role);
-        kvant_put_u32(line + 8, site.n_kv_heads);
-        kvant_put_u32(line + 12, site.head_dim);
+        *line++ = (kvant_calibration_line){ site.layer, site.role, site.n_kv_heads, site.head_dim, { 0 } };
         KVANT_FORWARD(put_arrays(c, &c->slots[i], &site, (float *)(void *)(bytes + arrays)));
-        line += KVANT_CALIBRATION_ENTRY;
         arrays += site.bytes;
     }
-    kvant_put_u64(bytes + KVANT_CALIBRATION_AT_CHECKSUM, kvant_calibration_checksum(bytes, n));
+    ((kvant_calibration_header *)(void *)bytes)->checksum = kvant_calibration_checksum(bytes, n);
     return KVANT_OK;
 }
 

@@ -1,4 +1,4 @@
-/* format.h - the calibration file of docs/calibration.md in memory: a block of bytes, and the
+/* format.h - the calibration file of calibration.md in memory: a block of bytes, and the
  * places of its arrays.
  *
  * calibration.c parses, looks up, loads and saves; calibrator.c makes new files. */
@@ -14,24 +14,24 @@
 #define KVANT_CALIBRATION_MAGIC "kvantcal"
 #define KVANT_CALIBRATION_VERSION 2u
 #define KVANT_CALIBRATION_ALIGN 64u
-#define KVANT_CALIBRATION_HEADER KVANT_FILE_HEAD
-#define KVANT_CALIBRATION_ENTRY 32u /* bytes of one line of the table */
 #define KVANT_CALIBRATION_MAX_NAME 255u
 #define KVANT_CALIBRATION_MAX_LAYERS 4096u
 #define KVANT_CALIBRATION_MAX_KV_HEADS 4096u
 
-/* Offsets of the header's fields. */
-enum {
-    KVANT_CALIBRATION_AT_VERSION = 8,
-    KVANT_CALIBRATION_AT_SITES = 12,
-    KVANT_CALIBRATION_AT_BYTES = 16,
-    KVANT_CALIBRATION_AT_CHECKSUM = 24,
-    KVANT_CALIBRATION_AT_FINGERPRINT = 32,
-    KVANT_CALIBRATION_AT_TOKENS = 40,
-    KVANT_CALIBRATION_AT_SEED = 48,
-    KVANT_CALIBRATION_AT_NAME_BYTES = 56,
-    KVANT_CALIBRATION_AT_CODEBOOKS = 60
-};
+/* How a file begins; clusters, the model's name and the table follow. */
+typedef struct kvant_calibration_header {
+    char magic[8];
+    uint32_t version, n_sites;
+    uint64_t bytes, checksum, fingerprint, n_tokens, seed;
+    uint32_t name_bytes, n_codebooks;
+} kvant_calibration_header;
+_Static_assert(sizeof(kvant_calibration_header) == KVANT_FILE_HEAD, "calibration.md");
+
+/* A line of the table. */
+typedef struct kvant_calibration_line {
+    uint32_t layer, role, n_kv_heads, head_dim;
+    uint64_t zeros[2];
+} kvant_calibration_line;
 
 /* One layer and role: a line of the table, and where its arrays begin, counted in floats from
  * there. */
@@ -66,17 +66,12 @@ size_t kvant_calibration_arrays_start(uint32_t n_codebooks, uint32_t name_bytes,
 /* FNV-1a, 64 bits, of the file with its checksum field taken as zero. */
 uint64_t kvant_calibration_checksum(const uint8_t *bytes, size_t n);
 
-void kvant_put_u32(uint8_t *at, uint32_t value);
-void kvant_put_u64(uint8_t *at, uint64_t value);
-uint32_t kvant_get_u32(const uint8_t *at);
-uint64_t kvant_get_u64(const uint8_t *at);
-
 /* Takes a file's bytes (from kvant_alloc): they belong to *calibration when it returns KVANT_OK,
  * and else stay the caller's. */
 kvant_status kvant_calibration_parse(uint8_t *bytes, size_t n, kvant_calibration **calibration,
                                      const kvant_error *error);
 
-/* What the first KVANT_CALIBRATION_HEADER bytes say of a file of n bytes: right kind, version and
+/* What the first KVANT_FILE_HEAD bytes say of a file of n bytes: right kind, version and
  * length. */
 kvant_status kvant_calibration_check_header(const uint8_t *bytes, size_t n, const kvant_error *error);
 

@@ -1,9 +1,18 @@
-/* moments.c - see moments.h. */
+/* moments.c - see moments.h.
+ *
+ * Noise of equal size in all directions of W k gives a score <q, k> an error of variance |W^-1 q|^2
+ * |W k|^2 times a constant. The mean is tr(W^-2 Q) tr(W^2 K). The geometric mean of K^-1 and Q is
+ * the W^2 with the smallest product. Among diagonal matrices it is sqrt(Q_ii / K_ii). */
 #include "moments.h"
 
 #include <math.h>
 #include <stdbool.h>
+#include <string.h>
 
+#include "../base/alloc.h"
+#include "../base/attributes.h"
+#include "../base/half.h"
+#include "../math/spd.h"
 #include "../math/sums.h"
 
 void kvant_moment_add(double *moment, const float *x, double weight, uint32_t d)
@@ -65,4 +74,78 @@ void kvant_attention_weights(const kvant_calibrator_attention *a, uint32_t d, fl
             weights[k] += p * (1 - p);
         }
     }
+}
+
+/* W */
+
+/* Added to every direction, in parts of the mean: a direction that the text never used must not be
+ * blown up. Measured on two models between 10^-2 and 10^-5: least errors from 3 10^-4 down. */
+#define FLOOR 3e-4
+
+/* Added to every eigenvalue of W, in parts of its Frobenius norm: rounding to binary16 moves
+ * eigenvalues by at most 2^-11 of it (and by numbers below its smallest, 2^-24), so W stays
+ * positive definite, |W| |W^-1| below sqrt(d) 2^11. */
+#define SMALLEST 0x1p-10
+
+/* tr(W^2 K) for symmetric matrices */
+static double length_after(const double *w, const double *keys, size_t d)
+{
+    double sum = 0;
+    for (size_t i = 0; i < d; i++)
+        for (size_t j = 0; j < d; j++)
+            for (size_t k = 0; k < d; k++)
+                sum += w[i * d + k] * w[k * d + j] * keys[j * d + i];
+    return sum;
+}
+
+static void identity(size_t d, float *diagonal, uint16_t *matrix)
+{
+    for (size_t i = 0; i < d; i++) {
+        diagonal[i] = 1;
+        for (size_t j = 0; j <= i; j++)
+            *matrix++ = kvant_half_from_float(i == j ? 1.0f : 0.0f);
+    }
+}
+
+/* a: attended, b: queries, both regularised; keys too. */
+static void make_diagonal(size_t d, const double *a, const double *b, const double *keys, float *diagonal)
+{
+    double after = 0;
+    for (size_t i = 0; i < d; i++)
+        after += sqrt(b[i * d + i] / a[i * d + i]) * keys[i * d + i];
+    double factor = sqrt(kvant_trace((uint32_t)d, keys) / after);
+    for (size_t i = 0; i < d; i++)
+        diagonal[i] = (float)(factor * sqrt(sqrt(b[i * d + i] / a[i * d + i])));
+}
+
+static kvant_status make_matrix(size_t d, double *a, const double *b, const double *keys, uint16_t *matrix)
+{
+    KVANT_FORWARD(kvant_spd_mean((uint32_t)d, a, b, a));
+    KVANT_FORWARD(kvant_spd_roots((uint32_t)d, a, a, NULL));
+    double factor = sqrt(kvant_trace((uint32_t)d, keys) / length_after(a, keys, d)),
+           smallest = SMALLEST * kvant_frobenius((uint32_t)d, a);
+    for (size_t i = 0; i < d; i++)
+        for (size_t j = 0; j <= i; j++)
+            *matrix++ = kvant_half_from_float((float)(factor * (a[i * d + j] + (i == j ? smallest : 0))));
+    return KVANT_OK;
+}
+
+kvant_status kvant_make_weights(uint32_t n, const double *queries, const double *attended, const double *keys,
+                                float *diagonal, uint16_t *matrix)
+{
+    size_t d = n, size = d * d;
+    double *a = kvant_alloc(3 * size, sizeof *a), *b = a + size, *k = b + size;
+    kvant_status status = KVANT_ERR_ARGUMENT;
+    KVANT_RETURN_IF(!a, KVANT_ERR_MEMORY);
+    memcpy(a, attended, size * sizeof *a);
+    memcpy(b, queries, size * sizeof *b);
+    memcpy(k, keys, size * sizeof *k);
+    if (kvant_spd_regularise(n, a, FLOOR) && kvant_spd_regularise(n, b, FLOOR) && kvant_spd_regularise(n, k, FLOOR)) {
+        make_diagonal(d, a, b, k, diagonal);
+        status = make_matrix(d, a, b, k, matrix);
+    }
+    if (status == KVANT_ERR_ARGUMENT) /* not positive definite: nothing is known */
+        identity(d, diagonal, matrix);
+    kvant_free(a);
+    return status == KVANT_ERR_MEMORY ? status : KVANT_OK;
 }

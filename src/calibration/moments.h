@@ -1,6 +1,6 @@
 /* moments.h - weighted sums of outer products in binary64, and the second moment of keys under
  * attention weights. Sums are lower triangles of d x d matrices, row-major; results are full
- * matrices. */
+ * matrices. And the W that they give. */
 #ifndef KVANT_CALIBRATION_MOMENTS_H
 #define KVANT_CALIBRATION_MOMENTS_H
 
@@ -22,5 +22,13 @@ void kvant_moment_about(const double *moment, const double *sum, double weight, 
  * see nothing count for nothing. */
 void kvant_attention_weights(const kvant_calibrator_attention *attention, uint32_t d, float *scores,
                              double *weights);
+
+/* W of transform=file and transform=diagonal (calibration.md, "What is computed"). queries:
+ * E[q q^T]; attended: the covariance of keys that attention weighs; keys: the plain one,
+ * whose mean squared length W keeps. d x d, symmetric, finite. Fills d factors and the lower
+ * triangle of W as binary16. Where nothing is known, moments of zeros, W is the identity.
+ * KVANT_ERR_MEMORY. */
+kvant_status kvant_make_weights(uint32_t d, const double *queries, const double *attended, const double *keys,
+                                float *diagonal, uint16_t *matrix);
 
 #endif

@@ -11,7 +11,6 @@
 #include "../base/fnv.h"
 #include "encode.h"
 #include "site.h"
-#include "weighting.h"
 
 static kvant_status unknown_family(const char *name, const kvant_error *error)
 {
@@ -51,7 +50,7 @@ static kvant_status build(kvant_codec *codec, kvant_spec *spec, const kvant_site
     if (!family->common) /* raw: nothing to centre and nothing to keep fp16 */
         return KVANT_OK;
     codec->shown.seed = codec->takes_seed || kvant_transform_is_random(&codec->transform) ? common.seed : 0;
-    KVANT_FORWARD(kvant_weighting_apply(codec, &common, &site, error));
+    KVANT_FORWARD(kvant_site_weigh(codec, &common, &site, error));
     kvant_common_apply(&common, &codec->info, &codec->shown);
     kvant_options_describe(kvant_common_options, &codec->shown, codec->spec, sizeof codec->spec);
     return kvant_site_fill(codec, &site, error);
@@ -342,11 +341,6 @@ void kvant_codec_offer_codes(kvant_codec *codec, bool per_channel, uint32_t grou
     int32_t limit = INT32_MAX / (largest_value(codec) * (int32_t)(KVANT_TILE * layout->column_tiles));
     product->limit = limit < KVANT_CODE_OPERAND_MAX ? limit : KVANT_CODE_OPERAND_MAX;
     product->lines = lines;
-}
-
-void kvant_codec_unpack(const kvant_codec *codec, const kvant_kernels *kernels, const void *page, float *tile)
-{
-    codec->quantizer->unpack(codec, kernels, page, tile);
 }
 
 static void place_key(const kvant_codec *codec, const float *y, uint32_t position, float *tile)

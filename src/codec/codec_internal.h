@@ -21,7 +21,8 @@ typedef struct kvant_quantizer {
     /* Decodes one token. */
     void (*decode)(const kvant_codec *codec, const kvant_kernels *kernels, const void *page, uint32_t token,
                    float *y);
-    /* Unpacks a whole page, scaled, into the tile of kernels.h; padding channels of K are zero. */
+    /* Unpacks a whole page, scaled, into the tile of kernels.h, aligned to 64; padding channels of K
+     * are zero. */
     void (*unpack)(const kvant_codec *codec, const kvant_kernels *kernels, const void *page, float *tile);
 } kvant_quantizer;
 
@@ -163,10 +164,6 @@ uint32_t kvant_codec_query_place(const kvant_codec *codec, uint32_t channel);
 void kvant_codec_token_lines(const kvant_codec *codec, const kvant_kernels *kernels, const void *page, float step,
                              kvant_code_lines *lines);
 
-/* Unpacks a page for attention (public codecs only see rows): tile of padded_dim x 64 floats,
- * aligned to 64. */
-void kvant_codec_unpack(const kvant_codec *codec, const kvant_kernels *kernels, const void *page, float *tile);
-
 #define KVANT_FAMILY_OPTIONS 16u /* int32_t in a family's struct, at most */
 
 /* kvant_codec_create_calibrated for any place. */
@@ -182,6 +179,9 @@ typedef struct kvant_family {
      * needs no words. */
     kvant_status (*create)(kvant_codec *codec, const kvant_request *request, const kvant_error *error);
 } kvant_family;
+
+/* Defines a family from the members behind its name. */
+#define KVANT_FAMILY(name, ...) const kvant_family kvant_family_##name = { #name, __VA_ARGS__ };
 
 /* NULL when there is none of that name. */
 const kvant_family *kvant_family_find(const char *name);

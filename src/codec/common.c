@@ -8,10 +8,8 @@ static const char *const sign_names[] = { "none", "seed", NULL };
 static const char *const weighting_names[] = { "none", "diagonal", "file", NULL };
 static const char *const place_names[] = { "none", "first", "file", NULL }; /* kvant_center, kvant_norm */
 
-#define CHOICE(name, words, text)                                                                                  \
-    { #name, KVANT_OPTION_CHOICE, words, 0, 0, KVANT_OPTION_ABSENT, offsetof(kvant_common, name), text }
-#define NUMBER(name, least, most, text)                                                                            \
-    { #name, KVANT_OPTION_NUMBER, NULL, least, most, KVANT_OPTION_ABSENT, offsetof(kvant_common, name), text }
+#define CHOICE(name, words, text) KVANT_CHOICE(kvant_common, name, words, KVANT_OPTION_ABSENT, text)
+#define NUMBER(name, least, most, text) KVANT_NUMBER(kvant_common, name, least, most, KVANT_OPTION_ABSENT, text)
 
 #define ROTATION                                                                                                   \
     CHOICE(rotate, rotate_names, "rotation of rows before they are quantised"),                                    \
@@ -20,15 +18,12 @@ static const char *const place_names[] = { "none", "first", "file", NULL }; /* k
 #define KEPT                                                                                                       \
     NUMBER(sink, 0, MAX_KEPT, "first tokens that stay fp16"),                                                      \
         NUMBER(recent, 0, MAX_KEPT, "newest tokens that stay fp16"),                                               \
-    {                                                                                                              \
-        "seed", KVANT_OPTION_SEED, NULL, 0, 0, 0, offsetof(kvant_common, seed), "of random signs and matrices"     \
-    }
+        { "seed", KVANT_OPTION_SEED, NULL, 0, 0, 0, offsetof(kvant_common, seed), "of random signs and matrices" }
 
 const kvant_option kvant_common_options[] = {
     ROTATION,
     CHOICE(transform, weighting_names, "matrix of a calibration on keys"),
-    { "feedback", KVANT_OPTION_FLAG, NULL, 0, 0, 0, offsetof(kvant_common, feedback),
-      "steer rounding errors away from what queries read; with transform=file" },
+    KVANT_FLAG(kvant_common, feedback, "steer rounding errors away from what queries read; with transform=file"),
     CHOICE(center, place_names, "where the centre per channel comes from"),
     CHOICE(norm, place_names, "where the scale per channel comes from"),
     KEPT,

@@ -1,6 +1,6 @@
 /* common.h - the options that all compressed families share: transform, centre, fp16 rows, seed.
  *
- * transform.c and weighting.c carry out the transform. src/cache carries out the centre and the
+ * transform.c and site.c carry out the transform. src/cache carries out the centre and the
  * fp16 rows. codec.c uses the seed. */
 #ifndef KVANT_CODEC_COMMON_H
 #define KVANT_CODEC_COMMON_H

@@ -38,8 +38,7 @@ static kvant_status check_transformed(const kvant_codec *codec, const kvant_kern
 {
     uint32_t d = codec->info.head_dim;
     float largest = magnitude(kernels, y, d);
-    if (!(largest <= (open ? KVANT_HALF_MAX : FLT_MAX)))
-        return KVANT_ERR_RANGE;
+    KVANT_RETURN_IF(!(largest <= (open ? KVANT_HALF_MAX : FLT_MAX)), KVANT_ERR_RANGE);
     if (open) {
         uint16_t half[KVANT_MAX_HEAD_DIM];
         kernels->float_to_half(y, half, d);
@@ -60,31 +59,18 @@ static kvant_status check_large(const kvant_codec *codec, const kvant_kernels *k
     return check_transformed(codec, kernels, y, open);
 }
 
-static kvant_status check_rows(const kvant_codec *codec, const kvant_kernels *kernels, const kvant_affine *affine,
-                               const float *rows, size_t stride, size_t n, bool open)
+kvant_status kvant_codec_check_rows(const kvant_codec *codec, const kvant_kernels *kernels,
+                                    const kvant_affine *affine, const float *rows, size_t stride, size_t n, bool open)
 {
     float safe = kvant_codec_safe_input(codec, kernels, affine);
     for (size_t i = 0; i < n; i++) {
         const float *x = rows + i * stride;
         float largest = magnitude(kernels, x, codec->info.head_dim);
-        if (!(largest <= FLT_MAX))
-            return KVANT_ERR_NONFINITE;
+        KVANT_RETURN_IF(!(largest <= FLT_MAX), KVANT_ERR_NONFINITE);
         if (!(largest <= safe))
             KVANT_FORWARD(check_large(codec, kernels, affine, x, open));
     }
     return KVANT_OK;
-}
-
-kvant_status kvant_codec_check_rows(const kvant_codec *codec, const kvant_kernels *kernels,
-                                    const kvant_affine *affine, const float *rows, size_t stride, size_t n)
-{
-    return check_rows(codec, kernels, affine, rows, stride, n, false);
-}
-
-kvant_status kvant_codec_check_open_rows(const kvant_codec *codec, const kvant_kernels *kernels,
-                                         const kvant_affine *affine, const float *rows, size_t stride, size_t n)
-{
-    return check_rows(codec, kernels, affine, rows, stride, n, true);
 }
 
 bool kvant_codec_fits_open(const kvant_codec *codec, const kvant_kernels *kernels, float *y)
@@ -139,6 +125,6 @@ kvant_status kvant_codec_encode(const kvant_codec *codec, const kvant_affine *af
     KVANT_RETURN_IF(!kvant_codec_takes_tokens(first, n, codec->info.block_tokens), KVANT_ERR_ARGUMENT);
     KVANT_RETURN_IF(n > 1 && stride < codec->info.head_dim, KVANT_ERR_ARGUMENT);
     const kvant_kernels *kernels = kvant_kernels_get(KVANT_CPU_AUTO);
-    KVANT_FORWARD(kvant_codec_check_rows(codec, kernels, affine, rows, stride, n));
+    KVANT_FORWARD(kvant_codec_check_rows(codec, kernels, affine, rows, stride, n, false));
     return encode_checked(codec, kernels, affine, rows, stride, first, n, page);
 }

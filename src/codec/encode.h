@@ -11,14 +11,12 @@
 
 /* Whether n rows (row i at rows + i * stride) can be encoded. KVANT_ERR_NONFINITE when a row holds
  * a NaN or an infinity, KVANT_ERR_RANGE when a transformed row does not fit the codec. Costs one
- * pass over a row of ordinary size; only a row with large numbers is transformed. */
+ * pass over a row of ordinary size; only a row with large numbers is transformed.
+ *
+ * open: the rows go to an open page first. They fit fp16 after the transform, and what fp16 leaves of
+ * them fits the codec, so that sealing the page later cannot fail. */
 kvant_status kvant_codec_check_rows(const kvant_codec *codec, const kvant_kernels *kernels,
-                                    const kvant_affine *affine, const float *rows, size_t stride, size_t n);
-
-/* The same for rows that go to an open page first: the row fits fp16 after the transform, and what
- * fp16 leaves of it fits the codec, so that sealing the page later cannot fail. */
-kvant_status kvant_codec_check_open_rows(const kvant_codec *codec, const kvant_kernels *kernels,
-                                         const kvant_affine *affine, const float *rows, size_t stride, size_t n);
+                                    const kvant_affine *affine, const float *rows, size_t stride, size_t n, bool open);
 
 /* Rows whose numbers are at most this magnitude pass both checks. At most 0 when the centre alone is
  * too large. */

@@ -1,8 +1,8 @@
-/* feedback.c - see feedback.h and docs/format.md, "Feedback". Owns no codes: families round with
+/* feedback.c - see feedback.h and format.md, "Feedback". Owns no codes: families round with
  * it.
  *
  * Without feedback the error of a row has the same size in all directions. Then the symmetric S
- * before the rotation should make tr(S^-2 Q) tr(S^2 K) small (weights.c). Feedback steers errors,
+ * before the rotation should make tr(S^-2 Q) tr(S^2 K) small (calibration/moments.c). Feedback steers errors,
  * as GPTQ and QuIP steer the errors of weights: the loss behaves as tr(H^(1/2))^2 / d instead of
  * tr(H), with H = S^-1 Q S^-1. So a weaker S is best, which stretches keys less. In the coordinates
  * in which W K W = W^-1 Q W^-1 = diag(m), every S^2 = W diag(m)^(s - 1) W makes the second moment
@@ -26,7 +26,7 @@
 #define MAX_RATIO 2.0f
 
 /* Parts of the Frobenius norm on the diagonal of S, so that its inverse is exact enough in binary32
- * (weights.c does the same to W). */
+ * (calibration/moments.c does the same to W). */
 #define SMALLEST 0x1p-10
 
 static void add_to_diagonal(double *m, size_t d, double number)

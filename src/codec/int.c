@@ -8,13 +8,12 @@ typedef struct int_options {
 
 static const char *const axis_names[] = { "token", "channel", NULL };
 
-#define AT(member) offsetof(int_options, member)
 static const kvant_option table[] = {
-    { "group", KVANT_OPTION_NUMBER, NULL, 1, KVANT_MAX_HEAD_DIM, 0, AT(group), "numbers that share a scale" },
-    { "sym", KVANT_OPTION_FLAG, NULL, 0, 0, 0, AT(sym), "levels on both sides of 0, no zero point" },
-    { "asym", KVANT_OPTION_FLAG, NULL, 0, 0, 0, AT(asym), "levels from the smallest number to the largest" },
+    KVANT_GROUP_OPTION(int_options),
+    KVANT_FLAG(int_options, sym, "levels on both sides of 0, no zero point"),
+    KVANT_FLAG(int_options, asym, "levels from the smallest number to the largest"),
     KVANT_HYBRID_OPTION(int_options),
-    { "axis", KVANT_OPTION_CHOICE, axis_names, 0, 0, 0, AT(axis), "groups of channels of a token, or the reverse" },
+    KVANT_CHOICE(int_options, axis, axis_names, 0, "groups of channels of a token, or the reverse"),
     { .key = NULL },
 };
 
@@ -55,18 +54,9 @@ static kvant_status create_bdr(kvant_codec *codec, const kvant_request *request,
     return create_uniform(codec, request, KVANT_ROTATE_HADAMARD, error);
 }
 
-const kvant_family kvant_family_int = { "int",
-                                        "2 3 4 5 6 7 8",
-                                        "baseline of all five papers",
-                                        "uniform quantisation, per token or per channel, in groups",
-                                        table,
-                                        kvant_common_options,
-                                        create_int };
+KVANT_FAMILY(int, "2 3 4 5 6 7 8", "baseline of all five papers",
+             "uniform quantisation, per token or per channel, in groups", table, kvant_common_options, create_int)
 
-const kvant_family kvant_family_bdr = { "bdr",
-                                        "2 3 4 5 6 7 8",
-                                        "SAW-INT4, section 3",
-                                        "block-diagonal Hadamard rotation, then per-token asymmetric int",
-                                        table,
-                                        kvant_common_options,
-                                        create_bdr };
+KVANT_FAMILY(bdr, "2 3 4 5 6 7 8", "SAW-INT4, section 3",
+             "block-diagonal Hadamard rotation, then per-token asymmetric int", table, kvant_common_options,
+             create_bdr)

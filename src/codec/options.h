@@ -38,16 +38,19 @@ void kvant_options_describe(const kvant_option *table, const void *values, char 
 /* Appends the options with their values, as in "group=N sym axis=token|channel". */
 void kvant_options_list(const kvant_option *table, char *text, size_t size);
 
+/* Options named as the int32_t of the struct that holds them. */
+#define KVANT_FLAG(type, name, text) { #name, KVANT_OPTION_FLAG, NULL, 0, 0, 0, offsetof(type, name), text }
+#define KVANT_NUMBER(type, name, least, most, preset, text)                                                        \
+    { #name, KVANT_OPTION_NUMBER, NULL, least, most, preset, offsetof(type, name), text }
+#define KVANT_CHOICE(type, name, words, preset, text)                                                              \
+    { #name, KVANT_OPTION_CHOICE, words, 0, 0, preset, offsetof(type, name), text }
+
 /* scale= of many families: norm keeps a row's length in its scale, unbiased its projection on the
  * decoded row. */
 extern const char *const kvant_scale_names[];
 enum { KVANT_SCALE_NORM = 0, KVANT_SCALE_UNBIASED = 1 };
-#define KVANT_SCALE_OPTION(type, default_scale)                                                                    \
-    { .key = "scale",                                                                                              \
-      .kind = KVANT_OPTION_CHOICE,                                                                                 \
-      .choices = kvant_scale_names,                                                                                \
-      .preset = default_scale,                                                                                     \
-      .offset = offsetof(type, scale),                                                                             \
-      .help = "what a row's scale keeps: its length, or inner products on average" }
+#define KVANT_SCALE_OPTION(type, preset)                                                                           \
+    KVANT_CHOICE(type, scale, kvant_scale_names, preset,                                                           \
+                 "what a row's scale keeps: its length, or inner products on average")
 
 #endif

@@ -23,8 +23,7 @@ static kvant_status raw_check(const kvant_codec *codec, const kvant_kernels *ker
     (void)kernels;
     const float limit[] = { [RAW_F32] = INFINITY, [RAW_F16] = KVANT_HALF_MAX, [RAW_BF16] = 3.3895314e38f };
     for (uint32_t j = 0; j < codec->info.head_dim; j++)
-        if (!(fabsf(y[j]) <= limit[type_of(codec)]))
-            return KVANT_ERR_RANGE;
+        KVANT_RETURN_IF(!(fabsf(y[j]) <= limit[type_of(codec)]), KVANT_ERR_RANGE);
     return KVANT_OK;
 }
 
@@ -132,9 +131,6 @@ static kvant_status create_raw(kvant_codec *codec, const kvant_request *request,
 
 static const kvant_option no_options[] = { { .key = NULL } };
 
-#define RAW_FAMILY(name, summary)                                                                                  \
-    const kvant_family kvant_family_##name = { #name, "", "-", summary, no_options, NULL, create_raw };
-
-RAW_FAMILY(f32, "uncompressed binary32")
-RAW_FAMILY(f16, "uncompressed binary16, the usual cache")
-RAW_FAMILY(bf16, "uncompressed bfloat16")
+KVANT_FAMILY(f32, "", "-", "uncompressed binary32", no_options, NULL, create_raw)
+KVANT_FAMILY(f16, "", "-", "uncompressed binary16, the usual cache", no_options, NULL, create_raw)
+KVANT_FAMILY(bf16, "", "-", "uncompressed bfloat16", no_options, NULL, create_raw)

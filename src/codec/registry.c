@@ -44,8 +44,7 @@ static void list_options(void)
 kvant_status kvant_codec_family_get(size_t index, kvant_codec_family *family)
 {
     static pthread_once_t once = PTHREAD_ONCE_INIT;
-    if (index >= N_FAMILIES)
-        return KVANT_ERR_ARGUMENT;
+    KVANT_RETURN_IF(index >= N_FAMILIES, KVANT_ERR_ARGUMENT);
     pthread_once(&once, list_options);
     const kvant_family *f = families[index];
     const kvant_codec_family filled = { .name = f->name,

@@ -2,7 +2,7 @@
  * of codes.
  *
  * R is orthonormal. W is the identity; keys may have a diagonal or symmetric W that weighs
- * directions (weighting.h). Queries take R W^-1, which preserves inner products. */
+ * directions (site.h). Queries take R W^-1, which preserves inner products. */
 #ifndef KVANT_CODEC_TRANSFORM_H
 #define KVANT_CODEC_TRANSFORM_H
 

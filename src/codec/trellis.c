@@ -4,7 +4,7 @@
  * one bit of each of the preceding codes selects the subset. So the codes of a row depend on each
  * other, and a Viterbi search chooses them together. The row is a circle: the last numbers precede
  * the first number, and no bit is spent on a start state. Pages have the layout of `turboquant`
- * with the same bits. docs/format.md, "Trellis codes", has formulas and rounding. */
+ * with the same bits. format.md, "Trellis codes", has formulas and rounding. */
 #include <math.h>
 #include <string.h>
 
@@ -145,8 +145,8 @@ typedef struct trellis_options {
 static const char *const state_names[] = { "256", "1024", "4096", NULL };
 
 static const kvant_option table[] = {
-    { "states", KVANT_OPTION_CHOICE, state_names, 0, 0, 0, offsetof(trellis_options, states),
-      "of the search: more states err less and take longer to encode" },
+    KVANT_CHOICE(trellis_options, states, state_names, 0,
+                 "of the search: more states err less and take longer to encode"),
     KVANT_SCALE_OPTION(trellis_options, KVANT_SCALE_UNBIASED),
     { .key = NULL },
 };
@@ -190,12 +190,6 @@ static kvant_status create_trellis(kvant_codec *codec, const kvant_request *requ
     return KVANT_OK;
 }
 
-const kvant_family kvant_family_trellis = {
-    "trellis",
-    "2 3 4",
-    "Marcellin and Fischer 1990; tail-biting, on a grid of its own",
-    "random rotation, then trellis-coded quantisation: levels of a whole row chosen together",
-    table,
-    kvant_common_options,
-    create_trellis
-};
+KVANT_FAMILY(trellis, "2 3 4", "Marcellin and Fischer 1990; tail-biting, on a grid of its own",
+             "random rotation, then trellis-coded quantisation: levels of a whole row chosen together", table,
+             kvant_common_options, create_trellis)

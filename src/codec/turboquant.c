@@ -1,5 +1,5 @@
 /* turboquant.c - TurboQuant (mse), Algorithm 1: a random rotation, then a scalar codebook that is
- * optimal for the marginal of a rotated unit vector. docs/format.md, "Lloyd-Max codes", has
+ * optimal for the marginal of a rotated unit vector. format.md, "Lloyd-Max codes", has
  * formulas and rounding.
  *
  * Reads the options of all variants. papers/turboquant_sketched.c has prod (Algorithm 2),
@@ -180,16 +180,12 @@ static kvant_status create_turboquant(kvant_codec *codec, const kvant_request *r
     return create_variant(codec, &v, error);
 }
 
-const kvant_family kvant_family_turboquant = {
-    "turboquant",
 #if KVANT_PAPERS
-    "1 2 2.5 3 3.5 4 5 6 7 8",
+#define VARIANTS "1 2 2.5 3 3.5 4 5 6 7 8"
 #else
-    "1 2 3 4 5 6 7 8",
+#define VARIANTS "1 2 3 4 5 6 7 8"
 #endif
-    "TurboQuant, Algorithms 1 (mse) and 2 (prod), section 2.3",
-    "random rotation, then the Lloyd-Max codebook of its marginal; 2.5 and 3.5: outlier channels",
-    table,
-    kvant_common_options,
-    create_turboquant
-};
+
+KVANT_FAMILY(turboquant, VARIANTS, "TurboQuant, Algorithms 1 (mse) and 2 (prod), section 2.3",
+             "random rotation, then the Lloyd-Max codebook of its marginal; 2.5 and 3.5: outlier channels", table,
+             kvant_common_options, create_turboquant)

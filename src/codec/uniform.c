@@ -186,8 +186,7 @@ static kvant_status uniform_check(const kvant_codec *codec, const kvant_kernels 
 {
     (void)kernels;
     for (uint32_t j = 0; j < codec->info.head_dim; j++)
-        if (fabsf(y[j]) > KVANT_HALF_MAX)
-            return KVANT_ERR_RANGE;
+        KVANT_RETURN_IF(fabsf(y[j]) > KVANT_HALF_MAX, KVANT_ERR_RANGE);
     return KVANT_OK;
 }
 

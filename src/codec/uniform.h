@@ -3,7 +3,7 @@
  * A group is a run of neighbouring channels of one token, or of neighbouring tokens of one channel.
  * Each group has a scale; asymmetric groups also have a zero point. uniform.c encodes and decodes,
  * uniform_unpack.c unpacks pages for attention. Families decide which groups and modes a spec
- * means. docs/format.md, "Uniform codes", has the formulas. */
+ * means. format.md, "Uniform codes", has the formulas. */
 #ifndef KVANT_CODEC_UNIFORM_H
 #define KVANT_CODEC_UNIFORM_H
 
@@ -48,14 +48,13 @@ static inline bool kvant_uniform_is_hybrid(const kvant_uniform *u)
 kvant_status kvant_uniform_init(kvant_codec *codec, uint32_t bits, kvant_uniform_mode mode, bool per_channel,
                                 uint32_t group, const kvant_error *error);
 
+/* group=N of families whose groups are channels of a token. */
+#define KVANT_GROUP_OPTION(type) KVANT_NUMBER(type, group, 1, KVANT_MAX_HEAD_DIM, 0, "numbers that share a scale")
+
 /* hybrid, hybrid=paper, hybrid=code; without them KVANT_OPTION_ABSENT. */
 #define KVANT_HYBRID_OPTION(type)                                                                                  \
-    { .key = "hybrid",                                                                                             \
-      .kind = KVANT_OPTION_FLAG_OR_CHOICE,                                                                         \
-      .choices = kvant_hybrid_names,                                                                               \
-      .preset = KVANT_OPTION_ABSENT,                                                                               \
-      .offset = offsetof(type, hybrid),                                                                            \
-      .help = "each group takes the better of sym and asym, as the paper or as its authors' program" }
+    { "hybrid", KVANT_OPTION_FLAG_OR_CHOICE, kvant_hybrid_names, 0, 0, KVANT_OPTION_ABSENT, offsetof(type, hybrid), \
+      "each group takes the better of sym and asym, as the paper or as its authors' program" }
 extern const char *const kvant_hybrid_names[];
 
 static inline kvant_uniform_mode kvant_uniform_hybrid(int32_t choice)
@@ -65,8 +64,7 @@ static inline kvant_uniform_mode kvant_uniform_hybrid(int32_t choice)
 
 /* group of families whose groups are channels in one role and tokens in the other: 16, 32 or 64; 16
  * << choice. */
-#define KVANT_TILES_OPTION(type)                                                                                   \
-    { "group", KVANT_OPTION_CHOICE, kvant_tile_names, 0, 0, 1, offsetof(type, group), "numbers that share a scale" }
+#define KVANT_TILES_OPTION(type) KVANT_CHOICE(type, group, kvant_tile_names, 1, "numbers that share a scale")
 extern const char *const kvant_tile_names[];
 
 /* As InnerQ's Table 3 counts: a code, and its share of a full group's fp16 scale and, unless

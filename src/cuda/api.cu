@@ -42,6 +42,8 @@ AppendLaunch append_launch_of(const kvant_cuda_params &codec)
     case KVANT_CUDA_CODES_OPEN: return launch_append_open;
     case KVANT_CUDA_CODES_UNIFORM: return has_groups(codec) ? launch_seal_groups : launch_append;
     case KVANT_CUDA_CODES_CODEBOOK:
+        if (codec.feedback)
+            return launch_append_feedback;
         return codec.kind == KVANT_CUDA_CODEBOOK_WIDE ? launch_append_wide : launch_append;
     case KVANT_CUDA_CODES_TRELLIS: return launch_append_trellis;
     case KVANT_CUDA_CODES_TRIPLETS:
@@ -71,8 +73,11 @@ kvant_status launch_some(const Roles &roles, int first, int end, const AppendArg
     AppendArgs args = common;
     std::copy(roles.at + first, roles.at + end, args.roles);
     const kvant_cuda_params &codec = args.roles[0].codec;
-    return from_cuda(append_launch_of(codec)(args, codec.head_dim, end - first, (int)n_kv_heads,
-                                             static_cast<cudaStream_t>(stream)));
+    const AppendLaunch usual = append_launch_of(codec);
+    const bool simple = usual == launch_append || usual == launch_append_wide || usual == launch_append_open;
+    const AppendLaunch launch = simple && !args.from && args.n_tokens <= MOST_FEW ? launch_append_few : usual;
+    return from_cuda(
+        launch(args, codec.head_dim, end - first, (int)n_kv_heads, static_cast<cudaStream_t>(stream)));
 }
 
 kvant_status launch_roles(const Roles &roles, const AppendArgs &common, uint32_t n_kv_heads,
@@ -92,13 +97,26 @@ bool valid_weights(const kvant_cuda_params &codec, const float *weights)
     return (codec.weighting != KVANT_CUDA_WEIGHTING_NONE) == (weights != nullptr);
 }
 
-bool valid_rows(const kvant_cuda_rows &rows, uint32_t n_kv_heads)
+bool valid_rows(const kvant_cuda_rows &rows, uint32_t n_kv_heads, bool transformed)
 {
-    return !rows.codec || (rows.rows && valid_weights(rows.codec->params, rows.weights) &&
-                           valid_pages(rows.pages, rows.codec->params.page_bytes, n_kv_heads));
+    return !rows.codec || (rows.rows && valid_pages(rows.pages, rows.codec->params.page_bytes, n_kv_heads) &&
+                           (transformed ? !rows.center && !rows.scale && !rows.weights
+                                        : valid_weights(rows.codec->params, rows.weights)));
 }
 
-void add_rows(Roles &to, const kvant_cuda_rows &rows)
+void without_transform(kvant_cuda_params &codec)
+{
+    codec.rotation = kvant_cuda_rotation{};
+    codec.weighting = KVANT_CUDA_WEIGHTING_NONE;
+}
+
+/* Keys with feedback need their matrices, others have no place for them. */
+bool valid_feedback(const kvant_cuda_codec *k, const kvant_cuda_codec *v, const float *feedback)
+{
+    return (k && k->params.feedback) == (feedback != nullptr) && !(v && v->params.feedback);
+}
+
+void add_rows(Roles &to, const kvant_cuda_rows &rows, float *exact, bool transformed)
 {
     AppendRole &role = to.at[to.n++] = role_of(*rows.codec, rows.pages);
     role.rows = rows.rows;
@@ -107,6 +125,9 @@ void add_rows(Roles &to, const kvant_cuda_rows &rows)
     role.center = rows.center;
     role.scale = rows.scale;
     role.weights = rows.weights;
+    role.exact = exact;
+    if (transformed)
+        without_transform(role.codec);
 }
 
 bool valid_seal(const kvant_cuda_seal_pages &pages, uint32_t n_kv_heads)
@@ -119,8 +140,7 @@ bool valid_seal(const kvant_cuda_seal_pages &pages, uint32_t n_kv_heads)
 void add_open_pages(Roles &to, const kvant_cuda_seal_pages &pages)
 {
     AppendRole &role = to.at[to.n++] = role_of(*pages.codec, pages.sealed);
-    role.codec.rotation = kvant_cuda_rotation{}; /* these rows are transformed already */
-    role.codec.weighting = KVANT_CUDA_WEIGHTING_NONE;
+    without_transform(role.codec);
     role.rows = pages.open.base;
     role.token_stride = role.codec.head_dim;
     role.row_head_stride = pages.open.head_stride / sizeof(uint16_t);
@@ -144,8 +164,8 @@ kvant_status kvant_cuda_table_device_check(char *err, size_t errlen)
 kvant_status kvant_cuda_table_append(const kvant_cuda_append_args *args, kvant_cuda_stream stream)
 {
     if (!args || args->size != sizeof *args || !args->slots || !valid_type(args->type) || args->n_kv_heads == 0 ||
-        args->n_kv_heads > MAX_GRID_Y || !valid_rows(args->k, args->n_kv_heads) ||
-        !valid_rows(args->v, args->n_kv_heads))
+        args->n_kv_heads > MAX_GRID_Y || !valid_rows(args->k, args->n_kv_heads, args->transformed) ||
+        !valid_rows(args->v, args->n_kv_heads, args->transformed))
         return KVANT_ERR_ARGUMENT;
     Roles roles{};
     for (const kvant_cuda_rows *rows : { &args->k, &args->v }) {
@@ -153,11 +173,16 @@ kvant_status kvant_cuda_table_append(const kvant_cuda_append_args *args, kvant_c
             continue;
         if (has_groups(rows->codec->params))
             return KVANT_ERR_UNSUPPORTED;
-        add_rows(roles, *rows);
+        add_rows(roles, *rows, args->exact[rows == &args->v], args->transformed);
     }
-    if ((!args->k.codec && !args->v.codec) ||
+    if ((!args->k.codec && !args->v.codec) || !valid_feedback(args->k.codec, args->v.codec, args->k_feedback) ||
         (args->k.codec && args->v.codec && args->k.codec->params.head_dim != args->v.codec->params.head_dim))
         return KVANT_ERR_ARGUMENT;
+    if (args->k.codec)
+        roles.at[0].feedback = args->k_feedback;
+    for (const kvant_cuda_rows *rows : { &args->k, &args->v })
+        if (rows->codec && rows->codec->params.dense && !args->transformed)
+            return KVANT_ERR_UNSUPPORTED;
     AppendArgs common{};
     common.type = args->type;
     common.n_tokens = args->n_tokens;
@@ -176,9 +201,11 @@ kvant_status kvant_cuda_table_seal(const kvant_cuda_seal_args *args, kvant_cuda_
     for (const kvant_cuda_seal_pages *pages : { &args->k, &args->v })
         if (pages->codec)
             add_open_pages(roles, *pages);
-    if ((!args->k.codec && !args->v.codec) ||
+    if ((!args->k.codec && !args->v.codec) || !valid_feedback(args->k.codec, args->v.codec, args->k_feedback) ||
         (args->k.codec && args->v.codec && args->k.codec->params.head_dim != args->v.codec->params.head_dim))
         return KVANT_ERR_ARGUMENT;
+    if (args->k.codec)
+        roles.at[0].feedback = args->k_feedback;
     AppendArgs common{};
     common.type = KVANT_CUDA_F16;
     common.n_tokens = args->n_blocks * KVANT_PAGE_TOKENS;
@@ -219,9 +246,11 @@ kvant_status kvant_cuda_table_decode(const kvant_cuda_decode_args *args, kvant_c
         return KVANT_ERR_ARGUMENT;
     const kvant_cuda_params &codec = args->codec->params;
     if (!valid_pages(args->pages, codec.page_bytes, args->n_kv_heads) ||
-        (args->transformed ? args->center || args->scale || args->inverse_weights
+        (args->transformed ? args->scale || args->inverse_weights
                            : !valid_weights(codec, args->inverse_weights)))
         return KVANT_ERR_ARGUMENT;
+    if (codec.dense && !args->transformed)
+        return KVANT_ERR_UNSUPPORTED;
     if (args->n_blocks == 0)
         return KVANT_OK;
     DecodeArgs p{ codec,
@@ -238,10 +267,8 @@ kvant_status kvant_cuda_table_decode(const kvant_cuda_decode_args *args, kvant_c
                   args->inverse_weights,
                   args->to,
                   args->transformed != 0 };
-    if (args->transformed) {
-        p.codec.rotation = kvant_cuda_rotation{};
-        p.codec.weighting = KVANT_CUDA_WEIGHTING_NONE;
-    }
+    if (args->transformed)
+        without_transform(p.codec);
     return from_cuda(
         launch_decode(p, *args->codec, args->n_blocks, args->n_kv_heads, static_cast<cudaStream_t>(stream)));
 }

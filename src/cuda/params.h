@@ -10,9 +10,7 @@
 #include "../base/attributes.h"
 #include "../codec/view.h"
 
-#ifdef __cplusplus
-extern "C" {
-#endif
+KVANT_BEGIN_C
 
 #define KVANT_CUDA_MAX_DIM 256u
 #define KVANT_CUDA_MAX_LEVELS 16u
@@ -84,12 +82,13 @@ typedef struct kvant_cuda_params {
     uint32_t head_dim, bits, role;
     uint32_t metadata_offset, page_bytes;
     kvant_cuda_weighting weighting;
+    uint32_t dense; /* the rotation is a matrix that kernels do not know: rows come transformed */
     kvant_cuda_rotation rotation;
     /* uniform: the number of scales of a page, a multiple of 64; zero points follow them */
     uint32_t symmetric, n_scales;
     float levels, offset; /* as in the CPU's codec: number = scale * (code + offset) + zero */
     /* codebook */
-    uint32_t unbiased;
+    uint32_t unbiased, feedback;
     float inverse_sqrt_dim;
     float values[KVANT_CUDA_MAX_LEVELS], thresholds[KVANT_CUDA_MAX_LEVELS];
     /* middle + gain tanh(slope u), rounded to eighths, has a whole part g with code(u) = g + (u >
@@ -111,7 +110,7 @@ typedef struct kvant_cuda_wide_book {
 
 #define KVANT_CUDA_TRELLIS_LEVELS 64u
 
-/* Kinds of a trellis (docs/format.md, "Trellis codes"). */
+/* Kinds of a trellis (format.md, "Trellis codes"). */
 typedef struct kvant_cuda_trellis {
     uint32_t memory, bits, n_levels;
     uint32_t taps[3];
@@ -122,7 +121,7 @@ typedef struct kvant_cuda_trellis {
 
 #define KVANT_CUDA_MAX_SECONDARIES 192u
 
-/* Kinds whose codes are of several channels (docs/format.md, "Chunk codes"): what such a code
+/* Kinds whose codes are of several channels (format.md, "Chunk codes"): what such a code
  * means. */
 typedef struct kvant_cuda_book {
     uint32_t n_chunks;
@@ -170,8 +169,6 @@ kvant_status kvant_cuda_chunk_init(kvant_cuda_params *params, kvant_cuda_book *b
 /* The part of params_init for a trellis (trellis_params.c). */
 void kvant_cuda_trellis_init(kvant_cuda_params *params, kvant_cuda_trellis *trellis, const kvant_codec_view *view);
 
-#ifdef __cplusplus
-}
-#endif
+KVANT_END_C
 
 #endif

@@ -9,45 +9,34 @@ namespace kvant
 {
 
 /* d += A (16 x 16, row major) * B (16 x 8, column major), fp16 in, fp32 accumulated. */
-__device__ __forceinline__ void mma(float (&d)[4], const uint32_t (&a)[4], uint32_t b0, uint32_t b1)
+KVANT_INLINE void mma(float (&d)[4], const uint32_t (&a)[4], uint32_t b0, uint32_t b1)
 {
     asm("mma.sync.aligned.m16n8k16.row.col.f32.f16.f16.f32 {%0,%1,%2,%3},{%4,%5,%6,%7},{%8,%9},{%0,%1,%2,%3};"
         : "+f"(d[0]), "+f"(d[1]), "+f"(d[2]), "+f"(d[3])
         : "r"(a[0]), "r"(a[1]), "r"(a[2]), "r"(a[3]), "r"(b0), "r"(b1));
 }
 
-/* d += A (16 x 32 signed bytes, row major) * B (32 x 8 bytes, column major), B's bytes signed or
- * not. */
-template <bool SIGNED>
-__device__ __forceinline__ void mma_bytes(int32_t (&d)[4], const uint32_t (&a)[4], uint32_t b0, uint32_t b1)
+/* d += A (16 x 32 bytes, row major) * B (32 x 8 bytes, column major), each signed or not. */
+template <bool A_SIGNED, bool B_SIGNED>
+KVANT_INLINE void mma_bytes(int32_t (&d)[4], const uint32_t (&a)[4], uint32_t b0, uint32_t b1)
 {
-    if constexpr (SIGNED)
-        asm("mma.sync.aligned.m16n8k32.row.col.s32.s8.s8.s32 {%0,%1,%2,%3},{%4,%5,%6,%7},{%8,%9},{%0,%1,%2,%3};"
-            : "+r"(d[0]), "+r"(d[1]), "+r"(d[2]), "+r"(d[3])
-            : "r"(a[0]), "r"(a[1]), "r"(a[2]), "r"(a[3]), "r"(b0), "r"(b1));
+#define KVANT_MMA_BYTES(types)                                                                                     \
+    asm("mma.sync.aligned.m16n8k32.row.col.s32." types ".s32 {%0,%1,%2,%3},{%4,%5,%6,%7},{%8,%9},{%0,%1,%2,%3};"   \
+        : "+r"(d[0]), "+r"(d[1]), "+r"(d[2]), "+r"(d[3])                                                           \
+        : "r"(a[0]), "r"(a[1]), "r"(a[2]), "r"(a[3]), "r"(b0), "r"(b1))
+    if constexpr (A_SIGNED && B_SIGNED)
+        KVANT_MMA_BYTES("s8.s8");
+    else if constexpr (A_SIGNED)
+        KVANT_MMA_BYTES("s8.u8");
+    else if constexpr (B_SIGNED)
+        KVANT_MMA_BYTES("u8.s8");
     else
-        asm("mma.sync.aligned.m16n8k32.row.col.s32.s8.u8.s32 {%0,%1,%2,%3},{%4,%5,%6,%7},{%8,%9},{%0,%1,%2,%3};"
-            : "+r"(d[0]), "+r"(d[1]), "+r"(d[2]), "+r"(d[3])
-            : "r"(a[0]), "r"(a[1]), "r"(a[2]), "r"(a[3]), "r"(b0), "r"(b1));
-}
-
-/* The same with A's bytes not signed. */
-template <bool SIGNED>
-__device__ __forceinline__ void mma_unsigned_bytes(int32_t (&d)[4], const uint32_t (&a)[4], uint32_t b0,
-                                                   uint32_t b1)
-{
-    if constexpr (SIGNED)
-        asm("mma.sync.aligned.m16n8k32.row.col.s32.u8.s8.s32 {%0,%1,%2,%3},{%4,%5,%6,%7},{%8,%9},{%0,%1,%2,%3};"
-            : "+r"(d[0]), "+r"(d[1]), "+r"(d[2]), "+r"(d[3])
-            : "r"(a[0]), "r"(a[1]), "r"(a[2]), "r"(a[3]), "r"(b0), "r"(b1));
-    else
-        asm("mma.sync.aligned.m16n8k32.row.col.s32.u8.u8.s32 {%0,%1,%2,%3},{%4,%5,%6,%7},{%8,%9},{%0,%1,%2,%3};"
-            : "+r"(d[0]), "+r"(d[1]), "+r"(d[2]), "+r"(d[3])
-            : "r"(a[0]), "r"(a[1]), "r"(a[2]), "r"(a[3]), "r"(b0), "r"(b1));
+        KVANT_MMA_BYTES("u8.u8");
+#undef KVANT_MMA_BYTES
 }
 
 /* Transposes an 8 x 8 matrix of 16-bit numbers spread over the warp. */
-__device__ __forceinline__ uint32_t transpose8x8(uint32_t x)
+KVANT_INLINE uint32_t transpose8x8(uint32_t x)
 {
     uint32_t y;
     asm("movmatrix.sync.aligned.m8n8.trans.b16 %0,%1;" : "=r"(y) : "r"(x));
@@ -57,7 +46,7 @@ __device__ __forceinline__ uint32_t transpose8x8(uint32_t x)
 /* Four 8 x 8 matrices of 16-bit numbers from shared memory, in the order of operands: lane l gives
  * the address of row l mod 8 of matrix l / 8, 16 bytes, and gets numbers 2 (l mod 4) and + 1 of row
  * l / 4; TRANSPOSED: rows 2 (l mod 4) and + 1 of column l / 4. Rows may lie at the same place. */
-template <bool TRANSPOSED> __device__ __forceinline__ void load_matrices(uint32_t (&m)[4], const __half *row)
+template <bool TRANSPOSED> KVANT_INLINE void load_matrices(uint32_t (&m)[4], const __half *row)
 {
     const uint32_t at = (uint32_t)__cvta_generic_to_shared(row);
     if constexpr (TRANSPOSED)
@@ -73,14 +62,14 @@ template <bool TRANSPOSED> __device__ __forceinline__ void load_matrices(uint32_
 }
 
 /* The other way round: m to shared memory, rows as load_matrices<false> has them. compute_90. */
-__device__ __forceinline__ void store_matrices(const uint32_t (&m)[4], uint32_t row)
+KVANT_INLINE void store_matrices(const uint32_t (&m)[4], uint32_t row)
 {
     asm volatile("stmatrix.sync.aligned.m8n8.x4.shared.b16 [%0],{%1,%2,%3,%4};" ::"r"(row), "r"(m[0]), "r"(m[1]),
                  "r"(m[2]), "r"(m[3])
                  : "memory");
 }
 
-__device__ __forceinline__ uint32_t prmt(uint32_t a, uint32_t b, uint32_t selector)
+KVANT_INLINE uint32_t prmt(uint32_t a, uint32_t b, uint32_t selector)
 {
     uint32_t d;
     asm("prmt.b32 %0,%1,%2,%3;" : "=r"(d) : "r"(a), "r"(b), "r"(selector));
@@ -88,21 +77,21 @@ __device__ __forceinline__ uint32_t prmt(uint32_t a, uint32_t b, uint32_t select
 }
 
 /* (a & mask) | (b & ~mask) */
-template <uint32_t mask> __device__ __forceinline__ uint32_t bit_select(uint32_t a, uint32_t b)
+template <uint32_t mask> KVANT_INLINE uint32_t bit_select(uint32_t a, uint32_t b)
 {
     uint32_t d;
     asm("lop3.b32 %0,%1,%2,%3,0xCA;" : "=r"(d) : "n"(mask), "r"(a), "r"(b));
     return d;
 }
 
-__device__ __forceinline__ float exp2_fast(float x)
+KVANT_INLINE float exp2_fast(float x)
 {
     float y;
     asm("ex2.approx.ftz.f32 %0,%1;" : "=f"(y) : "f"(x));
     return y;
 }
 
-__device__ __forceinline__ float log2_fast(float x)
+KVANT_INLINE float log2_fast(float x)
 {
     float y;
     asm("lg2.approx.ftz.f32 %0,%1;" : "=f"(y) : "f"(x));
@@ -110,7 +99,7 @@ __device__ __forceinline__ float log2_fast(float x)
 }
 
 /* Within 2^-10 of tanh(x). */
-__device__ __forceinline__ float tanh_approximately(float x)
+KVANT_INLINE float tanh_approximately(float x)
 {
     float y;
     asm("tanh.approx.f32 %0,%1;" : "=f"(y) : "f"(x));
@@ -118,14 +107,14 @@ __device__ __forceinline__ float tanh_approximately(float x)
 }
 
 /* fminf and fmaxf ignore a NaN; these pass it on. */
-__device__ __forceinline__ float min_or_nan(float a, float b)
+KVANT_INLINE float min_or_nan(float a, float b)
 {
     float y;
     asm("min.NaN.f32 %0,%1,%2;" : "=f"(y) : "f"(a), "f"(b));
     return y;
 }
 
-__device__ __forceinline__ float max_or_nan(float a, float b)
+KVANT_INLINE float max_or_nan(float a, float b)
 {
     float y;
     asm("max.NaN.f32 %0,%1,%2;" : "=f"(y) : "f"(a), "f"(b));
@@ -135,19 +124,19 @@ __device__ __forceinline__ float max_or_nan(float a, float b)
 /* Atomically sets *counter = *counter < last ? *counter + 1 : 0 and returns the old value.
  * Orders the caller's memory accesses before and after it with the accesses of callers in other
  * thread blocks. */
-__device__ __forceinline__ uint32_t count_up(uint32_t *counter, uint32_t last)
+KVANT_INLINE uint32_t count_up(uint32_t *counter, uint32_t last)
 {
     uint32_t before;
     asm volatile("atom.acq_rel.gpu.global.inc.u32 %0,[%1],%2;" : "=r"(before) : "l"(counter), "r"(last) : "memory");
     return before;
 }
 
-__device__ __forceinline__ uint32_t shared_address(const void *p)
+KVANT_INLINE uint32_t shared_address(const void *p)
 {
     return (uint32_t)__cvta_generic_to_shared(p);
 }
 
-__device__ __forceinline__ uint32_t pack_half2(float low, float high)
+KVANT_INLINE uint32_t pack_half2(float low, float high)
 {
     __half2 h = __floats2half2_rn(low, high);
     return *reinterpret_cast<uint32_t *>(&h);

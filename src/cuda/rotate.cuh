@@ -19,10 +19,17 @@ constexpr uint32_t FULL = 0xffffffffu;
 template <int D> struct Row {
     static constexpr int PER_LANE = D / 32;
     float x[PER_LANE];
+
+    /* use(number, channel) for the numbers of the lane */
+    template <class F> KVANT_INLINE void each(int lane, F &&use)
+    {
+        unrolled_for (int j = 0; j < PER_LANE; j++)
+            use(x[j], lane + 32 * j);
+    }
 };
 
 /* A number by itself. */
-__device__ __forceinline__ float load_number(const void *from, size_t at, kvant_cuda_type type)
+KVANT_INLINE float load_number(const void *from, size_t at, kvant_cuda_type type)
 {
     if (type == KVANT_CUDA_F32)
         return static_cast<const float *>(from)[at];
@@ -33,83 +40,68 @@ __device__ __forceinline__ float load_number(const void *from, size_t at, kvant_
 
 /* The type is a run-time choice made once per row, around the loads: kernels start with a cold
  * instruction cache, and every instruction that is not there need not be fetched. */
-template <int D>
-__device__ __forceinline__ Row<D> load_row(const void *from, size_t offset, kvant_cuda_type type, int lane)
+template <int D> KVANT_INLINE Row<D> load_row(const void *from, size_t offset, kvant_cuda_type type, int lane)
 {
     Row<D> row;
-    if (type == KVANT_CUDA_F32) {
-#pragma unroll
-        for (int j = 0; j < Row<D>::PER_LANE; j++)
-            row.x[j] = static_cast<const float *>(from)[offset + lane + 32 * j];
-        return row;
-    }
-#pragma unroll
-    for (int j = 0; j < Row<D>::PER_LANE; j++) {
-        __half_raw bits;
-        bits.x = static_cast<const uint16_t *>(from)[offset + lane + 32 * j];
-        row.x[j] = type == KVANT_CUDA_F16 ? __half2float(bits) : __uint_as_float((uint32_t)bits.x << 16);
-    }
+    if (type == KVANT_CUDA_F32)
+        row.each(lane, [&](float &x, int channel) { x = static_cast<const float *>(from)[offset + channel]; });
+    else
+        row.each(lane, [&](float &x, int channel) {
+            __half_raw bits;
+            bits.x = static_cast<const uint16_t *>(from)[offset + channel];
+            x = type == KVANT_CUDA_F16 ? __half2float(bits) : __uint_as_float((uint32_t)bits.x << 16);
+        });
     return row;
 }
 
 template <int D>
-__device__ __forceinline__ void store_row(void *to, size_t offset, kvant_cuda_type type, int lane,
-                                          const Row<D> &row)
+KVANT_INLINE void store_row(void *to, size_t offset, kvant_cuda_type type, int lane, const Row<D> &row)
 {
     if (type == KVANT_CUDA_F32) {
-#pragma unroll
-        for (int j = 0; j < Row<D>::PER_LANE; j++)
+        unrolled_for (int j = 0; j < Row<D>::PER_LANE; j++)
             static_cast<float *>(to)[offset + lane + 32 * j] = row.x[j];
         return;
     }
-#pragma unroll
-    for (int j = 0; j < Row<D>::PER_LANE; j++) {
+    unrolled_for (int j = 0; j < Row<D>::PER_LANE; j++) {
         uint16_t bits = type == KVANT_CUDA_F16 ? __half_as_ushort(__float2half_rn(row.x[j]))
                                                : __bfloat16_as_ushort(__float2bfloat16_rn(row.x[j]));
         static_cast<uint16_t *>(to)[offset + lane + 32 * j] = bits;
     }
 }
 
-template <int D>
-__device__ __forceinline__ void apply_signs(Row<D> &row, const kvant_cuda_rotation &rotation, int lane)
+template <int D> KVANT_INLINE void apply_signs(Row<D> &row, const kvant_cuda_rotation &rotation, int lane)
 {
-#pragma unroll
-    for (int j = 0; j < Row<D>::PER_LANE; j++)
+    unrolled_for (int j = 0; j < Row<D>::PER_LANE; j++)
         row.x[j] = rotation.signs[j] >> lane & 1 ? -row.x[j] : row.x[j];
 }
 
 /* Butterflies at distance 1, 2, 4, ... within blocks, then the product with 1 / sqrt(block). x *
  * +-1 + other rounds once, as the sum or difference would. */
-template <int D>
-__device__ __forceinline__ void hadamard(Row<D> &row, const kvant_cuda_rotation &rotation, int lane)
+template <int D> KVANT_INLINE void hadamard(Row<D> &row, const kvant_cuda_rotation &rotation, int lane)
 {
     constexpr int N = Row<D>::PER_LANE;
 #pragma unroll 1
     for (uint32_t distance = 1; distance < 32 && distance < rotation.block; distance *= 2) {
         float sign = lane & distance ? -1.0f : 1.0f;
-#pragma unroll
-        for (int j = 0; j < N; j++)
+        unrolled_for (int j = 0; j < N; j++)
             row.x[j] = __fmaf_rn(row.x[j], sign, __shfl_xor_sync(FULL, row.x[j], distance));
     }
-#pragma unroll
-    for (int step = 1; step < N; step *= 2) {
+    unrolled_for (int step = 1; step < N; step *= 2) {
         if (32 * step >= rotation.block)
             break;
-#pragma unroll
-        for (int j = 0; j < N; j++)
+        unrolled_for (int j = 0; j < N; j++)
             if ((j & step) == 0 && j + step < N) {
                 float a = row.x[j], b = row.x[j + step];
                 row.x[j] = __fadd_rn(a, b);
                 row.x[j + step] = __fsub_rn(a, b);
             }
     }
-#pragma unroll
-    for (int j = 0; j < N; j++)
+    unrolled_for (int j = 0; j < N; j++)
         row.x[j] = __fmul_rn(row.x[j], rotation.scale);
 }
 
 /* y = R x */
-template <int D> __device__ __forceinline__ void rotate(Row<D> &row, const kvant_cuda_rotation &rotation, int lane)
+template <int D> KVANT_INLINE void rotate(Row<D> &row, const kvant_cuda_rotation &rotation, int lane)
 {
     if (rotation.block == 0)
         return;
@@ -118,8 +110,7 @@ template <int D> __device__ __forceinline__ void rotate(Row<D> &row, const kvant
 }
 
 /* x = R^T y */
-template <int D>
-__device__ __forceinline__ void rotate_back(Row<D> &row, const kvant_cuda_rotation &rotation, int lane)
+template <int D> KVANT_INLINE void rotate_back(Row<D> &row, const kvant_cuda_rotation &rotation, int lane)
 {
     if (rotation.block == 0)
         return;
@@ -129,35 +120,30 @@ __device__ __forceinline__ void rotate_back(Row<D> &row, const kvant_cuda_rotati
 
 /* y = sum over i of x_i m[i], m being D x D numbers by rows: products and sums rounded one by one
  * in the order of i, as the CPU's combine_rows has it. */
-template <int D> __device__ __forceinline__ Row<D> combine_rows(const float *m, const Row<D> &x, int lane)
+template <int D> KVANT_INLINE Row<D> combine_rows(const float *m, const Row<D> &x, int lane)
 {
     constexpr int N = Row<D>::PER_LANE;
     Row<D> y;
-#pragma unroll
-    for (int k = 0; k < N; k++)
+    unrolled_for (int k = 0; k < N; k++)
         y.x[k] = 0;
-#pragma unroll
-    for (int j = 0; j < N; j++)
+    unrolled_for (int j = 0; j < N; j++)
 #pragma unroll 8
         for (int l = 0; l < 32; l++) {
             const float x_i = __shfl_sync(FULL, x.x[j], l);
             const float *row = m + (size_t)(32 * j + l) * D + lane;
-#pragma unroll
-            for (int k = 0; k < N; k++)
+            unrolled_for (int k = 0; k < N; k++)
                 y.x[k] = __fadd_rn(y.x[k], __fmul_rn(x_i, row[32 * k]));
         }
     return y;
 }
 
-/* y_i = <m[i], x>, the sum in the order of docs/format.md, "Numbers". space: D floats of the
+/* y_i = <m[i], x>, the sum in the order of format.md, "Numbers". space: D floats of the
  * warp's, aligned to 16. */
-template <int D>
-__device__ __forceinline__ Row<D> multiply_rows(const float *m, const Row<D> &x, float *space, int lane)
+template <int D> KVANT_INLINE Row<D> multiply_rows(const float *m, const Row<D> &x, float *space, int lane)
 {
     Row<D> y;
     __syncwarp(); /* the row before has been read */
-#pragma unroll
-    for (int j = 0; j < Row<D>::PER_LANE; j++)
+    unrolled_for (int j = 0; j < Row<D>::PER_LANE; j++)
         space[lane + 32 * j] = x.x[j];
     __syncwarp();
 #pragma unroll 1
@@ -166,18 +152,15 @@ __device__ __forceinline__ Row<D> multiply_rows(const float *m, const Row<D> &x,
         float sum[16];
 #pragma unroll 1
         for (int tile = 0; tile < D / 16; tile++)
-#pragma unroll
-            for (int i = 0; i < 4; i++) {
+            unrolled_for (int i = 0; i < 4; i++) {
                 const float4 a = row[4 * tile + i], b = reinterpret_cast<const float4 *>(space)[4 * tile + i];
                 sum[4 * i] = __fadd_rn(tile ? sum[4 * i] : 0, __fmul_rn(a.x, b.x));
                 sum[4 * i + 1] = __fadd_rn(tile ? sum[4 * i + 1] : 0, __fmul_rn(a.y, b.y));
                 sum[4 * i + 2] = __fadd_rn(tile ? sum[4 * i + 2] : 0, __fmul_rn(a.z, b.z));
                 sum[4 * i + 3] = __fadd_rn(tile ? sum[4 * i + 3] : 0, __fmul_rn(a.w, b.w));
             }
-#pragma unroll
-        for (int width = 8; width > 0; width /= 2)
-#pragma unroll
-            for (int i = 0; i < width; i++)
+        unrolled_for (int width = 8; width > 0; width /= 2)
+            unrolled_for (int i = 0; i < width; i++)
                 sum[i] = __fadd_rn(sum[i], sum[i + width]);
         y.x[j] = sum[0];
     }
@@ -186,37 +169,33 @@ __device__ __forceinline__ Row<D> multiply_rows(const float *m, const Row<D> &x,
 
 /* y = R W x. weights: of the kv head. */
 template <int D>
-__device__ __forceinline__ void transform(Row<D> &row, const kvant_cuda_params &codec, const float *weights,
-                                          int lane)
+KVANT_INLINE void transform(Row<D> &row, const kvant_cuda_params &codec, const float *weights, int lane)
 {
     if (codec.weighting == KVANT_CUDA_WEIGHTING_FULL) {
         row = combine_rows<D>(weights, row, lane);
         return;
     }
-#pragma unroll
-    for (int j = 0; codec.weighting == KVANT_CUDA_WEIGHTING_DIAGONAL && j < Row<D>::PER_LANE; j++)
-        row.x[j] = __fmul_rn(row.x[j], weights[lane + 32 * j]);
+    if (codec.weighting == KVANT_CUDA_WEIGHTING_DIAGONAL)
+        row.each(lane, [&](float &x, int channel) { x = __fmul_rn(x, weights[channel]); });
     rotate(row, codec.rotation, lane);
 }
 
 /* x = W^-1 R^T y. space: D floats of the warp's, aligned to 16. */
 template <int D>
-__device__ __forceinline__ void transform_back(Row<D> &row, const kvant_cuda_params &codec,
-                                               const float *inverse_weights, float *space, int lane)
+KVANT_INLINE void transform_back(Row<D> &row, const kvant_cuda_params &codec, const float *inverse_weights,
+                                 float *space, int lane)
 {
     if (codec.weighting == KVANT_CUDA_WEIGHTING_FULL) {
         row = multiply_rows<D>(inverse_weights, row, space, lane);
         return;
     }
     rotate_back(row, codec.rotation, lane);
-#pragma unroll
-    for (int j = 0; codec.weighting == KVANT_CUDA_WEIGHTING_DIAGONAL && j < Row<D>::PER_LANE; j++)
-        row.x[j] = __fmul_rn(row.x[j], inverse_weights[lane + 32 * j]);
+    if (codec.weighting == KVANT_CUDA_WEIGHTING_DIAGONAL)
+        row.each(lane, [&](float &x, int channel) { x = __fmul_rn(x, inverse_weights[channel]); });
 }
 
 /* Where the weights of a kv head begin; NULL without any. */
-__device__ __forceinline__ const float *weights_of(const kvant_cuda_params &codec, const float *weights,
-                                                   int kv_head)
+KVANT_INLINE const float *weights_of(const kvant_cuda_params &codec, const float *weights, int kv_head)
 {
     const size_t d = codec.head_dim;
     return codec.weighting == KVANT_CUDA_WEIGHTING_NONE
@@ -226,13 +205,13 @@ __device__ __forceinline__ const float *weights_of(const kvant_cuda_params &code
 
 /* The warp's largest number, by one instruction: with the bits of negative ones inverted but for
  * the sign, floats are in the order of whole numbers. */
-__device__ __forceinline__ float largest_of(float x)
+KVANT_INLINE float largest_of(float x)
 {
     const int bits = __float_as_int(x), top = __reduce_max_sync(FULL, bits ^ (bits >> 31 & 0x7fffffff));
     return __int_as_float(top ^ (top >> 31 & 0x7fffffff));
 }
 
-__device__ __forceinline__ float warp_sum(float x)
+KVANT_INLINE float warp_sum(float x)
 {
 #pragma unroll 1
     for (int k = 16; k > 0; k /= 2)

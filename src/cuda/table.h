@@ -6,16 +6,12 @@
 #include "../device/cuda_table.h"
 #include "params.h"
 
-#ifdef __cplusplus
-extern "C" {
-#endif
+KVANT_BEGIN_C
 
 #define KVANT_CUDA_TABLE_DECLARE(result, name, parameters) result kvant_cuda_table_##name parameters;
 KVANT_CUDA_TABLE_FUNCTIONS(KVANT_CUDA_TABLE_DECLARE)
 #undef KVANT_CUDA_TABLE_DECLARE
 
-#ifdef __cplusplus
-}
-#endif
+KVANT_END_C
 
 #endif

@@ -68,8 +68,7 @@ KVANT_INLINE plane_shifts key_shifts(uint32_t bits, uint32_t position)
 {
     plane_shifts shifts;
     uint32_t i = 0;
-#pragma GCC unroll 5
-    for (uint32_t p = 16; p; p /= 2)
+    unrolled_for (uint32_t p = 16; p; p /= 2)
         if (bits & p)
             shifts.at[i++] = 4 * p >= LANES ? vi_set((int)(p * (position / (4 * p))))
                                             : shifts_from(p, p * (position / (4 * p)), 4 * p);
@@ -80,8 +79,7 @@ KVANT_INLINE plane_shifts value_shifts(uint32_t bits, uint32_t k)
 {
     plane_shifts shifts;
     uint32_t i = 0;
-#pragma GCC unroll 5
-    for (uint32_t p = 16; p; p /= 2)
+    unrolled_for (uint32_t p = 16; p; p /= 2)
         if (bits & p)
             shifts.at[i++] = vi_set((int)(p * (k % (16 / p))));
     return shifts;
@@ -101,8 +99,7 @@ KVANT_INLINE vi key_words(const chunk_reader *reader, uint32_t bits, const plane
 {
     vi codes = vi_set(0);
     uint32_t i = 0, to = 0;
-#pragma GCC unroll 5
-    for (uint32_t p = 16; p; p /= 2)
+    unrolled_for (uint32_t p = 16; p; p /= 2)
         if (bits & p) {
             const uint32_t *first = reader->words + reader->layout->planes[i].word_offset + (size_t)4 * p * pair;
             vi w = 4 * p >= LANES ? vi_load(first + position % (4 * p)) : vi_load_repeated(first, 4 * p);
@@ -118,8 +115,7 @@ KVANT_INLINE vi value_words(const chunk_reader *reader, uint32_t bits, const pla
 {
     vi codes = vi_set(0);
     uint32_t i = 0, to = 0;
-#pragma GCC unroll 5
-    for (uint32_t p = 16; p; p /= 2)
+    unrolled_for (uint32_t p = 16; p; p /= 2)
         if (bits & p) {
             vi w = vi_load(reader->words + reader->layout->planes[i].word_offset +
                            (size_t)(k / (16 / p)) * reader->layout->n_chunks + chunk);
@@ -183,8 +179,7 @@ KVANT_INLINE void key_tile(const chunk_reader *reader, uint32_t bits, bool linea
         for (uint32_t c = 0; c < n; c += 2) {
             vi codes = key_words(reader, bits, &shifts, (first + c) / 2, position);
             vi lengths = code_lengths(reader, linear, codes), index = code_indices(reader, codes);
-#pragma GCC unroll 2
-            for (uint32_t odd = 0; odd < 2; odd++) {
+            unrolled_for (uint32_t odd = 0; odd < 2; odd++) {
                 vi rows[2], length = vi_double_words(lengths, odd);
                 fetch_rows(reader->numbers->entries, index, odd, rows);
                 vi_store_aligned(tile->at[2 * (c + odd)] + position, vi_scale_words(rows[0], length));
@@ -261,28 +256,21 @@ KVANT_INLINE void multiply_block(const number_tile *tile, uint32_t column, uint3
                                  size_t dots_stride)
 {
     vi sum[CHUNK_ROWS][CHUNK_VECTORS];
-#pragma GCC unroll 8
-    for (uint32_t i = 0; i < rows; i++)
-#pragma GCC unroll 8
-        for (uint32_t j = 0; j < vectors; j++)
+    unrolled_for (uint32_t i = 0; i < rows; i++)
+        unrolled_for (uint32_t j = 0; j < vectors; j++)
             sum[i][j] = more ? vi_load(dots + i * dots_stride + column + LANES * j) : vi_set(0);
     for (uint32_t pair = 0; pair < n_pairs; pair++) {
         vi numbers[CHUNK_VECTORS];
-#pragma GCC unroll 8
-        for (uint32_t j = 0; j < vectors; j++)
+        unrolled_for (uint32_t j = 0; j < vectors; j++)
             numbers[j] = vi_load(tile->at[pair] + column + LANES * j);
-#pragma GCC unroll 8
-        for (uint32_t i = 0; i < rows; i++) {
+        unrolled_for (uint32_t i = 0; i < rows; i++) {
             vi factor = vi_set(pair_at(x + i * x_stride + 2 * pair));
-#pragma GCC unroll 8
-            for (uint32_t j = 0; j < vectors; j++)
+            unrolled_for (uint32_t j = 0; j < vectors; j++)
                 sum[i][j] = add_pairs(sum[i][j], numbers[j], factor);
         }
     }
-#pragma GCC unroll 8
-    for (uint32_t i = 0; i < rows; i++)
-#pragma GCC unroll 8
-        for (uint32_t j = 0; j < vectors; j++)
+    unrolled_for (uint32_t i = 0; i < rows; i++)
+        unrolled_for (uint32_t j = 0; j < vectors; j++)
             vi_store_aligned(dots + i * dots_stride + column + LANES * j, sum[i][j]);
 }
 

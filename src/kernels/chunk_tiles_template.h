@@ -17,8 +17,6 @@
  *                                   of two vectors, within 128-bit pieces */
 #include "chunk_tiles.h"
 
-#define CHUNK_TILES
-
 /* The shift of each lane within a block of LANES positions, of a plane of which 4 p words hold
  * fewer: p for every 4 p lanes. */
 KVANT_INLINE vi lane_shifts(uint32_t p, uint32_t first)

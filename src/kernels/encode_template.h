@@ -12,7 +12,6 @@
  * When n is no multiple of the width, the portable loops process the last numbers. Sums keep 16
  * partial sums in 16 / LANES vectors, at every width. */
 #include "../math/sums.h"
-#include "../math/hadamard.h"
 
 #define SUM_VECTORS (16 / LANES)
 
@@ -106,7 +105,7 @@ KVANT_INLINE void butterfly_vectors(float *x, uint32_t n, uint32_t distance)
 static KVANT_HADAMARD_FN(NAME(hadamard))
 {
     if (n % LANES) {
-        kvant_hadamard(x, n, block);
+        kvant_hadamard_c(x, n, block);
         return;
     }
     for (uint32_t i = 0; i < n; i += LANES)

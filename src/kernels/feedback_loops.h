@@ -1,6 +1,6 @@
 /* feedback_loops.h - rounds the numbers of a row one after another, with error feedback.
  *
- * Plain C that compilers vectorise. feedback_c.c and the file of each CPU level include it. Without
+ * Plain C that compilers vectorise. loops_c.c and the file of each CPU level include it. Without
  * contraction all levels round alike. The including file defines NAME. */
 #include <string.h>
 

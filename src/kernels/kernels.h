@@ -26,7 +26,6 @@
  * scaled. 2^bits values, 32 of them readable; page and tile aligned to 64. */
 #define KVANT_UNPACK_FN(name)                                                                                      \
     void name(const kvant_layout *layout, const void *page, const float *values, float offset, float *tile)
-typedef KVANT_UNPACK_FN(kvant_unpack_fn);
 
 /* c += a b with a m x k, b k x n, c m x n, row-major with leading dimensions; n a multiple of 16, b
  * and c aligned to 64 and ldb, ldc multiples of 16. Products are added in order of k, fused or not,
@@ -35,35 +34,29 @@ typedef KVANT_UNPACK_FN(kvant_unpack_fn);
 #define KVANT_MATMUL_FN(name)                                                                                      \
     void name(const float *a, size_t lda, const float *b, size_t ldb, float *c, size_t ldc, uint32_t m,            \
               uint32_t k, uint32_t n)
-typedef KVANT_MATMUL_FN(kvant_matmul_fn);
 
 /* x[i] = e^(x[i] - shift) for n numbers (a multiple of 16, x aligned to 64), none above shift;
  * returns their sum. Relative error of each below 2^-21 + |x - shift| 2^-23 (roundings of x - shift
  * and of log2 e); where x - shift < -87 it is 0. */
 #define KVANT_EXP_SUM_FN(name) float name(float *x, uint32_t n, float shift)
-typedef KVANT_EXP_SUM_FN(kvant_exp_sum_fn);
 
 /* scores[i] += slope mask[i] for the 64 tokens of a page, -inf where mask[i] is, whatever the
  * score. Returns the largest score; NaNs count for nothing or for the largest. mask may be NULL:
  * zeros. All aligned to 64; error: one rounding of each operation, fused or not. */
 #define KVANT_MASK_SCORES_FN(name) float name(float *scores, const float *mask, float slope)
-typedef KVANT_MASK_SCORES_FN(kvant_mask_scores_fn);
 
 /* tile[r][j] = tile[r][j] * scale[j] + zero[j] for a tile of m x n numbers; n a multiple of 16, all
  * aligned to 64. The error of an element is at most one rounding of each operation, fused or
  * not. */
 #define KVANT_SCALE_COLUMNS_FN(name)                                                                               \
     void name(float *tile, uint32_t m, uint32_t n, const float *scale, const float *zero)
-typedef KVANT_SCALE_COLUMNS_FN(kvant_scale_columns_fn);
 
 /* tile[r][j] = tile[r][j] * scale[r] + zero[r], the same otherwise. */
 #define KVANT_SCALE_ROWS_FN(name)                                                                                  \
     void name(float *tile, uint32_t m, uint32_t n, const float *scale, const float *zero)
-typedef KVANT_SCALE_ROWS_FN(kvant_scale_rows_fn);
 
 /* x[i] = half[i], exact, any n. */
 #define KVANT_HALF_FN(name) void name(const uint16_t *half, float *x, uint32_t n)
-typedef KVANT_HALF_FN(kvant_half_fn);
 
 /* The tile of a page of chunk codes, scaled; scale: 64 numbers in the order of positions, aligned
  * to 64. Padding channels of K are zero. Numbers of values lie as chunk_tiles.h says. Triplets:
@@ -71,14 +64,12 @@ typedef KVANT_HALF_FN(kvant_half_fn);
 #define KVANT_UNPACK_TRIPLETS_FN(name)                                                                             \
     void name(const kvant_triplet_book *book, const kvant_chunk_layout *layout, const void *page,                  \
               const float *scale, uint32_t dim, float *tile)
-typedef KVANT_UNPACK_TRIPLETS_FN(kvant_unpack_triplets_fn);
 
 /* Chunks of 4: exactly the decoder's numbers. outliers: [slot][token][4] halves, read where the
  * book has slots. */
 #define KVANT_UNPACK_DIRECTIONS_FN(name)                                                                           \
     void name(const kvant_direction_book *book, const kvant_chunk_layout *layout, const void *page,                \
               const float *scale, const uint16_t *outliers, uint32_t dim, float *tile)
-typedef KVANT_UNPACK_DIRECTIONS_FN(kvant_unpack_directions_fn);
 
 /* Attention on codes. A page's codes are a matrix. Rows are tokens of K or channels of V;
  * columns are channels of K or tokens of V, and products are summed over columns. The number at
@@ -112,7 +103,6 @@ typedef struct kvant_code_factors {
 #define KVANT_CODE_DOTS_FN(name)                                                                                   \
     void name(const kvant_layout *layout, const void *page, const int16_t *values,                                 \
               const kvant_code_factors *factors, int32_t *dots, size_t dots_stride, uint32_t n)
-typedef KVANT_CODE_DOTS_FN(kvant_code_dots_fn);
 
 /* Makes sums of dots. The sum of a row is dot * step * scale + offset * zero, with step and
  * offset of vector i and the row's band b, scale and zero of the row. Rows of sums lie as in
@@ -132,7 +122,6 @@ typedef struct kvant_code_sums {
 #define KVANT_SUM_DOTS_FN(name)                                                                                    \
     void name(const kvant_layout *layout, const int32_t *dots, size_t dots_stride, const kvant_code_sums *out,     \
               uint32_t n)
-typedef KVANT_SUM_DOTS_FN(kvant_sum_dots_fn);
 
 /* code_dots and sum_dots at once, best for many vectors. No band begins or ends within a group of 4
  * row tiles. dots: n x dots_stride numbers for the kernel's own use. */
@@ -140,7 +129,6 @@ typedef KVANT_SUM_DOTS_FN(kvant_sum_dots_fn);
     void name(const kvant_layout *layout, const void *page, const int16_t *values,                                 \
               const kvant_code_factors *factors, int32_t *dots, size_t dots_stride, const kvant_code_sums *out,    \
               uint32_t n)
-typedef KVANT_TILE_SUMS_FN(kvant_tile_sums_fn);
 
 /* The same dots for pages of chunk codes of up to KVANT_NUMBER_MAX_BITS, for n >= 1 vectors x: rows
  * are tokens at their positions (K) or channels as in unpacked tiles (V, chunk_tiles.h), padding 0.
@@ -151,7 +139,6 @@ typedef KVANT_TILE_SUMS_FN(kvant_tile_sums_fn);
 #define KVANT_CHUNK_DOTS_FN(name)                                                                                  \
     void name(const kvant_chunk_numbers *numbers, const kvant_chunk_layout *layout, const void *page,              \
               const int16_t *x, size_t x_stride, int32_t *dots, size_t dots_stride, uint32_t n)
-typedef KVANT_CHUNK_DOTS_FN(kvant_chunk_dots_fn);
 
 /* Rows of numbers that become integers, one after another. Arrays of rows have strides; all aligned
  * to 64. */
@@ -171,12 +158,10 @@ typedef struct kvant_fixed_rows {
  * column tile t; zeros = sum of w[j] zero[j], 0 without, its error at most n 2^-24 (1 + 2^-23)^n
  * times the sum of magnitudes. */
 #define KVANT_FIXED_POINT_FN(name) void name(const kvant_fixed_rows *rows, uint32_t n, uint32_t n_rows)
-typedef KVANT_FIXED_POINT_FN(kvant_fixed_point_fn);
 
 /* x[kvant_token_position(t)] = half[t], exact, for the 64 tokens of a page. half aligned to 16, x
  * to 64. */
 #define KVANT_TOKEN_HALVES_FN(name) void name(const uint16_t *half, float *x)
-typedef KVANT_TOKEN_HALVES_FN(kvant_token_halves_fn);
 
 /* Attention on rows of ggml's block formats (blocks/format.h), tokens in order. x is what
  * kvant_block_decode gives; head_dim a multiple of the format's numbers, at most
@@ -193,56 +178,48 @@ typedef struct kvant_block_page {
  * + 2^-23)^head_dim sum |q x|, in any order of sums, fused or not. */
 #define KVANT_BLOCK_SCORES_FN(name)                                                                                \
     void name(const kvant_block_page *page, const float *q, size_t q_stride, float *scores, uint32_t n)
-typedef KVANT_BLOCK_SCORES_FN(kvant_block_scores_fn);
 
 /* sums[i * sums_stride + c] += sum over t of w[i * 64 + t] x[t][c] in order of t, w >= 0; rows
  * whose every weight is 0 do not take part, whatever they hold. sums aligned to 64, sums_stride a
  * multiple of 16. Error at most (n_tokens + 1) 2^-24 (1 + 2^-23)^65 times the sum of magnitudes. */
 #define KVANT_BLOCK_SUMS_FN(name)                                                                                  \
     void name(const kvant_block_page *page, const float *w, float *sums, size_t sums_stride, uint32_t n)
-typedef KVANT_BLOCK_SUMS_FN(kvant_block_sums_fn);
 
 /* The page as floats, zeros for tokens beyond the last: tile[t][c] (block_rows_tile) or tile[c][t]
  * (block_columns_tile). tile aligned to 64. x exact, or with one rounding instead of two where a
  * minimum is added. */
 #define KVANT_BLOCK_TILE_FN(name) void name(const kvant_block_page *page, float *tile)
-typedef KVANT_BLOCK_TILE_FN(kvant_block_tile_fn);
 
 /* tile[j * 64 + kvant_token_position(t)] = half[t * dim + j], exact, for the 64 tokens of a page
  * and any dim. tile aligned to 64. */
 #define KVANT_KEY_HALVES_FN(name) void name(const uint16_t *half, uint32_t dim, float *tile)
-typedef KVANT_KEY_HALVES_FN(kvant_key_halves_fn);
 
 /* The loops of encoders. Unlike those above every level gives the same bits: operations and their
  * order are those of kernels_c.c, without contraction. */
 
 /* sum a[i] b[i] in the order of math/sums.h, any n. */
 #define KVANT_DOT_FN(name) float name(const float *a, const float *b, uint32_t n)
-typedef KVANT_DOT_FN(kvant_dot_fn);
 
 /* y[i] = sum over j = 0, 1, ... of weights[j] rows[j * n + i], in that order from 0, for n numbers
  * of k rows; y overlaps nothing. */
 #define KVANT_COMBINE_ROWS_FN(name)                                                                                \
     void name(const float *rows, const float *weights, uint32_t k, uint32_t n, float *y)
-typedef KVANT_COMBINE_ROWS_FN(kvant_combine_rows_fn);
 
 /* sum a[i] values[codes[i]] in the order of dot; 2^bits values, 32 of them readable. */
 #define KVANT_DOT_CODES_FN(name)                                                                                   \
     float name(const float *a, const uint8_t *codes, uint32_t n, const float *values, uint32_t bits)
-typedef KVANT_DOT_CODES_FN(kvant_dot_codes_fn);
 
-/* The transform of math/hadamard.h. */
+/* The fast Walsh-Hadamard transform in place (Sylvester order, orthonormal) on blocks of n floats.
+ * block is a power of two that divides n. The transform is its own inverse. The order of operations
+ * is part of the format: butterflies at distance 1, 2, 4, ..., then one product per number. */
 #define KVANT_HADAMARD_FN(name) void name(float *x, uint32_t n, uint32_t block)
-typedef KVANT_HADAMARD_FN(kvant_hadamard_fn);
 
 /* Smallest and largest of n >= 1 finite numbers; of zeros of both signs either may come out. */
 #define KVANT_RANGE_FN(name) void name(const float *x, uint32_t n, float *min, float *max)
-typedef KVANT_RANGE_FN(kvant_range_fn);
 
 /* The largest of the numbers' magnitudes as binary32 bits: 0x7f800000 and more when one is infinite
  * or NaN. */
 #define KVANT_MAGNITUDE_FN(name) uint32_t name(const float *x, uint32_t n)
-typedef KVANT_MAGNITUDE_FN(kvant_magnitude_fn);
 
 /* codes[i] = clamp(round((x[i] - zero) * inverse), low, high) - offset; round half to even. */
 typedef struct kvant_uniform_step {
@@ -250,13 +227,11 @@ typedef struct kvant_uniform_step {
 } kvant_uniform_step;
 #define KVANT_UNIFORM_CODES_FN(name)                                                                               \
     void name(const float *x, uint32_t n, const kvant_uniform_step *step, uint8_t *codes)
-typedef KVANT_UNIFORM_CODES_FN(kvant_uniform_codes_fn);
 
 /* codes[i] = number of thresholds below x[i] * inverse; 2^bits - 1 increasing thresholds, 32
  * numbers readable. */
 #define KVANT_CODEBOOK_CODES_FN(name)                                                                              \
     void name(const float *x, uint32_t n, float inverse, const float *thresholds, uint32_t bits, uint8_t *codes)
-typedef KVANT_CODEBOOK_CODES_FN(kvant_codebook_codes_fn);
 
 /* Codes of the n numbers z (unaligned), each rounded after what the errors of those before ask of
  * it, and the row's sums. thresholds and values as for codebook_codes, values 2^bits. The same bits
@@ -264,36 +239,30 @@ typedef KVANT_CODEBOOK_CODES_FN(kvant_codebook_codes_fn);
 #define KVANT_FEEDBACK_CODES_FN(name)                                                                              \
     void name(const kvant_feedback *feedback, const float *z, const float *thresholds, const float *values,        \
               uint32_t bits, uint8_t *codes, kvant_feedback_sums *sums)
-typedef KVANT_FEEDBACK_CODES_FN(kvant_feedback_codes_fn);
 
 /* half[i] = x[i], rounded to nearest even, any n; numbers beyond fp16 become infinite. */
 #define KVANT_TO_HALF_FN(name) void name(const float *x, uint16_t *half, uint32_t n)
-typedef KVANT_TO_HALF_FN(kvant_to_half_fn);
 
 /* Codes of n triplets, a multiple of 16 (triplets.h). */
 #define KVANT_TRIPLET_CODES_FN(name) void name(const kvant_triplet_book *book, uint32_t n, kvant_triplets *t)
-typedef KVANT_TRIPLET_CODES_FN(kvant_triplet_codes_fn);
 
 /* For 16 chunks of 4 components, component i of chunk j at x[i * stride + j]: which[j] = the first
  * of n secondary quaternions s with the largest <chunk, p s> over the 24 Hurwitz units p; 0 for
  * chunks of zeros. Quaternions of 4 numbers one after another. */
 #define KVANT_CLOSEST_COSETS_FN(name)                                                                              \
     void name(const float *x, size_t stride, const float *secondaries, uint32_t n, uint32_t *which)
-typedef KVANT_CLOSEST_COSETS_FN(kvant_closest_cosets_fn);
 
 /* The same of n entries with the largest <chunk, entry>. */
 #define KVANT_LARGEST_PRODUCTS_FN(name)                                                                            \
     void name(const float *x, size_t stride, const float *entries, uint32_t n, uint32_t *which)
-typedef KVANT_LARGEST_PRODUCTS_FN(kvant_largest_products_fn);
 
 /* bits[t] = the code bit of step t of a path round the circle of n steps, found by the search of
- * docs/format.md, "Trellis codes"; cells[t] is below KVANT_TRELLIS_CELLS, or
+ * format.md, "Trellis codes"; cells[t] is below KVANT_TRELLIS_CELLS, or
  * KVANT_TRELLIS_NO_NUMBER. n: 1 ... KVANT_TRELLIS_MAX_STEPS. With 256 states bit 6 of a window
  * changes no subset (trellis.h). */
 #define KVANT_TRELLIS_PATH_FN(name)                                                                                \
     void name(const kvant_trellis *trellis, const uint16_t *cells, uint32_t n, const kvant_trellis_work *work,     \
               uint8_t *bits)
-typedef KVANT_TRELLIS_PATH_FN(kvant_trellis_path_fn);
 
 /* dots[i * dots_stride + position of row] = sum over the columns of level * integer, for the
  * levels of a page's trellis codes, exact, for n >= 1 vectors x. Rows, columns and bounds are as
@@ -301,80 +270,55 @@ typedef KVANT_TRELLIS_PATH_FN(kvant_trellis_path_fn);
 #define KVANT_TRELLIS_DOTS_FN(name)                                                                                \
     void name(const kvant_trellis *trellis, const kvant_layout *layout, const void *page, const int16_t *x,        \
               size_t x_stride, int32_t *dots, size_t dots_stride, uint32_t n)
-typedef KVANT_TRELLIS_DOTS_FN(kvant_trellis_dots_fn);
+
+/* Every kernel: X(its signature, its name). */
+#define KVANT_KERNELS(X)                                                                                           \
+    X(UNPACK, unpack)                                                                                              \
+    X(MATMUL, matmul)                                                                                              \
+    X(EXP_SUM, exp_sum)                                                                                            \
+    X(MASK_SCORES, mask_scores)                                                                                    \
+    X(HALF, half_to_float)                                                                                         \
+    X(SCALE_COLUMNS, scale_columns)                                                                                \
+    X(SCALE_ROWS, scale_rows)                                                                                      \
+    X(TO_HALF, float_to_half)                                                                                      \
+    X(DOT, dot)                                                                                                    \
+    X(DOT_CODES, dot_codes)                                                                                        \
+    X(COMBINE_ROWS, combine_rows)                                                                                  \
+    X(HADAMARD, hadamard)                                                                                          \
+    X(RANGE, range)                                                                                                \
+    X(MAGNITUDE, magnitude)                                                                                        \
+    X(UNIFORM_CODES, uniform_codes)                                                                                \
+    X(CODEBOOK_CODES, codebook_codes)                                                                              \
+    X(FEEDBACK_CODES, feedback_codes)                                                                              \
+    X(TRIPLET_CODES, triplet_codes)                                                                                \
+    X(CLOSEST_COSETS, closest_cosets)                                                                              \
+    X(LARGEST_PRODUCTS, largest_products)                                                                          \
+    X(TOKEN_HALVES, token_halves)                                                                                  \
+    X(KEY_HALVES, key_halves)                                                                                      \
+    X(FIXED_POINT, fixed_point)                                                                                    \
+    X(CODE_DOTS, code_dots)                                                                                        \
+    X(SUM_DOTS, sum_dots)                                                                                          \
+    X(TILE_SUMS, tile_sums)                                                                                        \
+    X(UNPACK_TRIPLETS, unpack_triplets)                                                                            \
+    X(UNPACK_DIRECTIONS, unpack_directions)                                                                        \
+    X(BLOCK_SCORES, block_scores)                                                                                  \
+    X(BLOCK_SUMS, block_sums)                                                                                      \
+    X(BLOCK_TILE, block_rows_tile)                                                                                 \
+    X(BLOCK_TILE, block_columns_tile)                                                                              \
+    X(CHUNK_DOTS, chunk_dots)                                                                                      \
+    X(TRELLIS_PATH, trellis_path)                                                                                  \
+    X(TRELLIS_DOTS, trellis_dots)
+
+/* kvant_<name>_fn is the type of a kernel, kvant_<name>_c the reference. */
+#define KVANT_KERNEL_DECLARE(FN, name)                                                                             \
+    typedef KVANT_##FN##_FN(kvant_##name##_fn);                                                                    \
+    KVANT_##FN##_FN(kvant_##name##_c);
+KVANT_KERNELS(KVANT_KERNEL_DECLARE)
 
 typedef struct kvant_kernels {
-    kvant_unpack_fn *unpack;
-    kvant_matmul_fn *matmul;
-    kvant_exp_sum_fn *exp_sum;
-    kvant_mask_scores_fn *mask_scores;
-    kvant_half_fn *half_to_float;
-    kvant_scale_columns_fn *scale_columns;
-    kvant_scale_rows_fn *scale_rows;
-    kvant_to_half_fn *float_to_half;
-    kvant_dot_fn *dot;
-    kvant_dot_codes_fn *dot_codes;
-    kvant_combine_rows_fn *combine_rows;
-    kvant_hadamard_fn *hadamard;
-    kvant_range_fn *range;
-    kvant_magnitude_fn *magnitude;
-    kvant_uniform_codes_fn *uniform_codes;
-    kvant_codebook_codes_fn *codebook_codes;
-    kvant_feedback_codes_fn *feedback_codes;
-    kvant_triplet_codes_fn *triplet_codes;
-    kvant_closest_cosets_fn *closest_cosets;
-    kvant_largest_products_fn *largest_products;
-    kvant_token_halves_fn *token_halves;
-    kvant_key_halves_fn *key_halves;
-    kvant_fixed_point_fn *fixed_point;
-    kvant_code_dots_fn *code_dots;
-    kvant_sum_dots_fn *sum_dots;
-    kvant_tile_sums_fn *tile_sums;
-    kvant_unpack_triplets_fn *unpack_triplets;
-    kvant_unpack_directions_fn *unpack_directions;
-    kvant_block_scores_fn *block_scores;
-    kvant_block_sums_fn *block_sums;
-    kvant_block_tile_fn *block_rows_tile;
-    kvant_block_tile_fn *block_columns_tile;
-    kvant_chunk_dots_fn *chunk_dots;
-    kvant_trellis_path_fn *trellis_path;
-    kvant_trellis_dots_fn *trellis_dots;
+#define KVANT_KERNEL_MEMBER(FN, name) kvant_##name##_fn *name;
+    KVANT_KERNELS(KVANT_KERNEL_MEMBER)
 } kvant_kernels;
-
-KVANT_UNPACK_FN(kvant_unpack_c);
-KVANT_MATMUL_FN(kvant_matmul_c);
-KVANT_EXP_SUM_FN(kvant_exp_sum_c);
-KVANT_MASK_SCORES_FN(kvant_mask_scores_c);
-KVANT_HALF_FN(kvant_half_to_float_c);
-KVANT_SCALE_COLUMNS_FN(kvant_scale_columns_c);
-KVANT_SCALE_ROWS_FN(kvant_scale_rows_c);
-KVANT_TO_HALF_FN(kvant_float_to_half_c);
-KVANT_DOT_FN(kvant_dot_c);
-KVANT_DOT_CODES_FN(kvant_dot_codes_c);
-KVANT_COMBINE_ROWS_FN(kvant_combine_rows_c);
-KVANT_RANGE_FN(kvant_range_c);
-KVANT_MAGNITUDE_FN(kvant_magnitude_c);
-KVANT_UNIFORM_CODES_FN(kvant_uniform_codes_c);
-KVANT_CODEBOOK_CODES_FN(kvant_codebook_codes_c);
-KVANT_FEEDBACK_CODES_FN(kvant_feedback_codes_c);
-KVANT_TRIPLET_CODES_FN(kvant_triplet_codes_c);
-KVANT_CLOSEST_COSETS_FN(kvant_closest_cosets_c);
-KVANT_LARGEST_PRODUCTS_FN(kvant_largest_products_c);
-KVANT_TOKEN_HALVES_FN(kvant_token_halves_c);
-KVANT_KEY_HALVES_FN(kvant_key_halves_c);
-KVANT_FIXED_POINT_FN(kvant_fixed_point_c);
-KVANT_CODE_DOTS_FN(kvant_code_dots_c);
-KVANT_SUM_DOTS_FN(kvant_sum_dots_c);
-KVANT_TILE_SUMS_FN(kvant_tile_sums_c);
-KVANT_UNPACK_TRIPLETS_FN(kvant_unpack_triplets_c);
-KVANT_UNPACK_DIRECTIONS_FN(kvant_unpack_directions_c);
-KVANT_BLOCK_SCORES_FN(kvant_block_scores_c);
-KVANT_BLOCK_SUMS_FN(kvant_block_sums_c);
-KVANT_BLOCK_TILE_FN(kvant_block_rows_tile_c);
-KVANT_BLOCK_TILE_FN(kvant_block_columns_tile_c);
-KVANT_CHUNK_DOTS_FN(kvant_chunk_dots_c);
-KVANT_TRELLIS_PATH_FN(kvant_trellis_path_c);
-KVANT_TRELLIS_DOTS_FN(kvant_trellis_dots_c);
 
 /* One row group whose tiles are fewer than 4, for levels that vectorise full groups only. */
 void kvant_unpack_group_c(const kvant_layout *layout, const void *page, const float *values, float offset,

@@ -1,9 +1,9 @@
 /* quaternion_loops.h - the nearest of many directions for 16 chunks of 4 channels at a time (HQMQ
  * and its baselines).
  *
- * Plain loops over 16 lanes that compilers vectorise. quaternion_c.c and the file of each CPU level
+ * Plain loops over 16 lanes that compilers vectorise. loops_c.c and the file of each CPU level
  * include them, so all levels compile the same source; without contraction all levels give the same
- * bits. docs/format.md, "Direction codes", has the formulas. Choices are masks, because compilers
+ * bits. format.md, "Direction codes", has the formulas. Choices are masks, because compilers
  * do not vectorise a conditional store. */
 #include <float.h>
 #include <math.h>

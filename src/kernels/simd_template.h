@@ -21,28 +21,21 @@ KVANT_INLINE void matmul_block(uint32_t rows, uint32_t vectors, const float *a, 
                                size_t ldb, float *c, size_t ldc, uint32_t k)
 {
     vf sum[6][MATMUL_VECTORS];
-#pragma GCC unroll 8
-    for (uint32_t i = 0; i < rows; i++)
-#pragma GCC unroll 8
-        for (uint32_t j = 0; j < vectors; j++)
+    unrolled_for (uint32_t i = 0; i < rows; i++)
+        unrolled_for (uint32_t j = 0; j < vectors; j++)
             sum[i][j] = vf_load(c + i * ldc + j * LANES);
     for (uint32_t l = 0; l < k; l++) {
         vf column[MATMUL_VECTORS];
-#pragma GCC unroll 8
-        for (uint32_t j = 0; j < vectors; j++)
+        unrolled_for (uint32_t j = 0; j < vectors; j++)
             column[j] = vf_load(b + l * ldb + j * LANES);
-#pragma GCC unroll 8
-        for (uint32_t i = 0; i < rows; i++) {
+        unrolled_for (uint32_t i = 0; i < rows; i++) {
             vf factor = vf_set(a[i * lda + l]);
-#pragma GCC unroll 8
-            for (uint32_t j = 0; j < vectors; j++)
+            unrolled_for (uint32_t j = 0; j < vectors; j++)
                 sum[i][j] = vf_fma(factor, column[j], sum[i][j]);
         }
     }
-#pragma GCC unroll 8
-    for (uint32_t i = 0; i < rows; i++)
-#pragma GCC unroll 8
-        for (uint32_t j = 0; j < vectors; j++)
+    unrolled_for (uint32_t i = 0; i < rows; i++)
+        unrolled_for (uint32_t j = 0; j < vectors; j++)
             vf_store(c + i * ldc + j * LANES, sum[i][j]);
 }
 
@@ -102,8 +95,7 @@ static KVANT_EXP_SUM_FN(NAME(exp_sum))
 KVANT_INLINE float vf_largest(vf x)
 {
     float lanes[LANES];
-#pragma GCC unroll 8
-    for (uint32_t distance = 1; distance < LANES; distance *= 2)
+    unrolled_for (uint32_t distance = 1; distance < LANES; distance *= 2)
         x = vf_max(x, vf_swap(x, distance));
     vf_store_unaligned(lanes, x);
     return lanes[0];
@@ -154,50 +146,8 @@ static KVANT_SCALE_ROWS_FN(NAME(scale_rows))
 #include "octahedral_loops.h"
 #include "quaternion_loops.h"
 
-/* What is not here stays as it was: portable C. */
 void NAME(kvant_kernels_init)(kvant_kernels *kernels)
 {
-    kernels->unpack = NAME(unpack);
-    kernels->matmul = NAME(matmul);
-    kernels->exp_sum = NAME(exp_sum);
-    kernels->mask_scores = NAME(mask_scores);
-    kernels->half_to_float = NAME(half_to_float);
-    kernels->scale_columns = NAME(scale_columns);
-    kernels->scale_rows = NAME(scale_rows);
-    kernels->float_to_half = NAME(float_to_half);
-    kernels->dot = NAME(dot);
-    kernels->dot_codes = NAME(dot_codes);
-    kernels->combine_rows = NAME(combine_rows);
-    kernels->hadamard = NAME(hadamard);
-    kernels->range = NAME(range);
-    kernels->magnitude = NAME(magnitude);
-    kernels->uniform_codes = NAME(uniform_codes);
-    kernels->codebook_codes = NAME(codebook_codes);
-    kernels->feedback_codes = NAME(feedback_codes);
-    kernels->triplet_codes = NAME(triplet_codes);
-    kernels->closest_cosets = NAME(closest_cosets);
-    kernels->largest_products = NAME(largest_products);
-    kernels->token_halves = NAME(token_halves);
-    kernels->fixed_point = NAME(fixed_point);
-    kernels->code_dots = NAME(code_dots);
-    kernels->sum_dots = NAME(sum_dots);
-    kernels->tile_sums = NAME(tile_sums);
-#ifdef CHUNK_TILES /* chunk_tiles_template.h and chunk_dots_template.h are here */
-    kernels->chunk_dots = NAME(chunk_dots);
-    kernels->unpack_triplets = NAME(unpack_triplets);
-    kernels->unpack_directions = NAME(unpack_directions);
-#endif
-#ifdef LEVEL_HAS_KEY_HALVES
-    kernels->key_halves = NAME(key_halves);
-#endif
-#ifdef LEVEL_HAS_TRELLIS
-    kernels->trellis_path = NAME(trellis_path);
-    kernels->trellis_dots = NAME(trellis_dots);
-#endif
-#ifdef LEVEL_HAS_BLOCKS
-    kernels->block_scores = NAME(block_scores);
-    kernels->block_sums = NAME(block_sums);
-    kernels->block_rows_tile = NAME(block_rows_tile);
-    kernels->block_columns_tile = NAME(block_columns_tile);
-#endif
+#define SET_KERNEL(FN, name) kernels->name = NAME(name);
+    KVANT_KERNELS(SET_KERNEL)
 }

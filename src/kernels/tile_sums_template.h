@@ -5,11 +5,11 @@
  * including file defines
  *
  *   NAME, vi, vi_set, vi_load, add_pairs(sum, a, b), and the definitions for code_sums.h
- *   TILE_LANES, TILE_VECTORS, TILE_ROWS   32-bit lanes of a vector. TILE_ROWS x TILE_VECTORS sums,
+ *   LANES, TILE_VECTORS, TILE_ROWS        32-bit lanes of a vector. TILE_ROWS x TILE_VECTORS sums,
  *                                         TILE_VECTORS of the tile and the temporaries of a product
  *                                         must fit the registers
  *   vi_store_aligned(p, v)
- *   vi_pair_columns(v)                    each 8 numbers a0 .. a3 b0 .. b3 as the pairs
+ *   vi_pair_words(v)                      each 8 numbers a0 .. a3 b0 .. b3 as the pairs
  *                                         (a0, b0) .. (a3, b3)
  *   make_pairs(planes, bits, ct, tables, pairs)   of a column tile; bits is a constant
  *
@@ -38,22 +38,19 @@ KVANT_INLINE void pair_columns(const int16_t *x, size_t x_stride, uint32_t rows,
 {
     uint32_t n = (range.end + 3) / 4 * KVANT_PAGE_TOKENS;
     for (uint32_t i = 0; i < rows; i++)
-        for (uint32_t j = 0; j < n; j += 2 * TILE_LANES)
-            vi_store_aligned(out->at[i] + j / 2, vi_pair_columns(vi_load(x + i * x_stride + j)));
+        for (uint32_t j = 0; j < n; j += 2 * LANES)
+            vi_store_aligned(out->at[i] + j / 2, vi_pair_words(vi_load(x + i * x_stride + j)));
 }
 
 KVANT_INLINE void add_column_pair(const pair_tile *tile, uint32_t position, const pair_rows *x, uint32_t pair,
                                   uint32_t rows, vi sum[TILE_ROWS][TILE_VECTORS])
 {
     vi column[TILE_VECTORS];
-#pragma GCC unroll 8
-    for (uint32_t j = 0; j < TILE_VECTORS; j++)
-        column[j] = vi_load(tile->at[pair] + position + TILE_LANES * j);
-#pragma GCC unroll 8
-    for (uint32_t i = 0; i < rows; i++) {
+    unrolled_for (uint32_t j = 0; j < TILE_VECTORS; j++)
+        column[j] = vi_load(tile->at[pair] + position + LANES * j);
+    unrolled_for (uint32_t i = 0; i < rows; i++) {
         vi factor = vi_set(x->at[i][pair]);
-#pragma GCC unroll 8
-        for (uint32_t j = 0; j < TILE_VECTORS; j++)
+        unrolled_for (uint32_t j = 0; j < TILE_VECTORS; j++)
             sum[i][j] = add_pairs(sum[i][j], column[j], factor);
     }
 }
@@ -87,25 +84,21 @@ typedef struct tile_target {
 KVANT_INLINE void store_dots(vi dots[TILE_ROWS][TILE_VECTORS], uint32_t first, uint32_t rows, uint32_t position,
                              const tile_target *to)
 {
-#pragma GCC unroll 8
-    for (uint32_t i = 0; i < rows; i++)
-#pragma GCC unroll 8
-        for (uint32_t j = 0; j < TILE_VECTORS; j++)
-            vi_store_aligned(to->dots + (first + i) * to->dots_stride + position + TILE_LANES * j, dots[i][j]);
+    unrolled_for (uint32_t i = 0; i < rows; i++)
+        unrolled_for (uint32_t j = 0; j < TILE_VECTORS; j++)
+            vi_store_aligned(to->dots + (first + i) * to->dots_stride + position + LANES * j, dots[i][j]);
 }
 
 KVANT_INLINE void store_sums(vi dots[TILE_ROWS][TILE_VECTORS], uint32_t first, uint32_t rows, uint32_t position,
                              const tile_target *to, const kvant_code_sums *out)
 {
-#pragma GCC unroll 8
-    for (uint32_t i = 0; i < rows; i++) {
+    unrolled_for (uint32_t i = 0; i < rows; i++) {
         size_t band = (first + i) * out->n_bands + to->band;
         vf step = vf_set(out->steps[band]), offset = vf_set(out->offsets ? out->offsets[band] : 0);
         float *sums = out->sums + (first + i) * out->stride + to->row + position;
-#pragma GCC unroll 8
-        for (uint32_t j = 0; j < TILE_VECTORS; j++)
-            vf_store(sums + TILE_LANES * j, code_sum(dots[i][j], step, offset, out,
-                                                     to->row + position + TILE_LANES * j, sums + TILE_LANES * j));
+        unrolled_for (uint32_t j = 0; j < TILE_VECTORS; j++)
+            vf_store(sums + LANES * j, code_sum(dots[i][j], step, offset, out,
+                                                     to->row + position + LANES * j, sums + LANES * j));
     }
 }
 
@@ -130,11 +123,9 @@ KVANT_INLINE void tile_block(const pair_tile *tile, uint32_t position, const pai
                              uint32_t first, uint32_t rows, const tile_target *to)
 {
     vi sum[TILE_ROWS][TILE_VECTORS];
-#pragma GCC unroll 8
-    for (uint32_t i = 0; i < rows; i++)
-#pragma GCC unroll 8
-        for (uint32_t j = 0; j < TILE_VECTORS; j++)
-            sum[i][j] = to->more ? vi_load(to->dots + (first + i) * to->dots_stride + position + TILE_LANES * j)
+    unrolled_for (uint32_t i = 0; i < rows; i++)
+        unrolled_for (uint32_t j = 0; j < TILE_VECTORS; j++)
+            sum[i][j] = to->more ? vi_load(to->dots + (first + i) * to->dots_stride + position + LANES * j)
                                  : vi_set(0);
     for (uint32_t block = range.first / 4; 4 * block < range.end; block++)
         add_block(tile, position, x, block, range, rows, sum);
@@ -146,7 +137,7 @@ KVANT_INLINE void tile_rows(const pair_tile *tile, tile_range range, const int16
 {
     pair_rows pairs;
     pair_columns(x + first * x_stride, x_stride, rows, range, &pairs);
-    for (uint32_t position = 0; position < KVANT_PAGE_TOKENS; position += TILE_LANES * TILE_VECTORS)
+    for (uint32_t position = 0; position < KVANT_PAGE_TOKENS; position += LANES * TILE_VECTORS)
         tile_block(tile, position, &pairs, range, first, rows, to);
 }
 

@@ -10,6 +10,7 @@
 
 #include "../base/alloc.h"
 #include "../base/random.h"
+#include "sums.h"
 
 static double nearly_normal(uint64_t *state)
 {
@@ -30,14 +31,6 @@ void kvant_random_normals(size_t n, double sigma, uint64_t seed, float *matrix)
         matrix[i] = (float)(nearly_normal(&seed) * scale);
 }
 
-static double dot(const double *a, const double *b, uint32_t d)
-{
-    double sum = 0;
-    for (uint32_t i = 0; i < d; i++)
-        sum += a[i] * b[i];
-    return sum;
-}
-
 /* Subtracts from row i its parts along the rows before it; twice, because once leaves errors of
  * cancellation. */
 static void orthogonalise(double *rows, uint32_t i, uint32_t d)
@@ -46,11 +39,11 @@ static void orthogonalise(double *rows, uint32_t i, uint32_t d)
     for (int pass = 0; pass < 2; pass++)
         for (uint32_t k = 0; k < i; k++) {
             const double *other = rows + (size_t)k * d;
-            double part = dot(row, other, d);
+            double part = kvant_dot_exact(row, other, d);
             for (uint32_t j = 0; j < d; j++)
                 row[j] -= part * other[j];
         }
-    double norm = sqrt(dot(row, row, d));
+    double norm = sqrt(kvant_dot_exact(row, row, d));
     for (uint32_t j = 0; j < d; j++)
         row[j] /= norm;
 }

@@ -246,8 +246,7 @@ kvant_status kvant_settings_save(const kvant_settings *settings, const char *pat
 
 kvant_status kvant_settings_get_info(const kvant_settings *settings, kvant_settings_info *info)
 {
-    if (!settings || !info || info->size != sizeof *info)
-        return KVANT_ERR_ARGUMENT;
+    KVANT_RETURN_IF(!settings || !info || info->size != sizeof *info, KVANT_ERR_ARGUMENT);
     *info = (kvant_settings_info){ .size = sizeof *info,
                                    .model = settings->model,
                                    .model_fingerprint = settings->model_fingerprint,
@@ -271,14 +270,11 @@ kvant_status kvant_settings_get_layer(const kvant_settings *settings, uint32_t l
 
 kvant_status kvant_settings_calibration_path(const kvant_settings *settings, char *path, size_t bytes)
 {
-    if (!settings || !path || bytes == 0)
-        return KVANT_ERR_ARGUMENT;
+    KVANT_RETURN_IF(!settings || !path || bytes == 0, KVANT_ERR_ARGUMENT);
     const bool relative = settings->calibration[0] && settings->calibration[0] != '/';
-    if (relative && !settings->folder)
-        return KVANT_ERR_ARGUMENT;
+    KVANT_RETURN_IF(relative && !settings->folder, KVANT_ERR_ARGUMENT);
     const char *folder = relative ? settings->folder : "";
-    if (strlen(folder) + strlen(settings->calibration) >= bytes)
-        return KVANT_ERR_ARGUMENT;
+    KVANT_RETURN_IF(strlen(folder) + strlen(settings->calibration) >= bytes, KVANT_ERR_ARGUMENT);
     strcpy(path, folder);
     strcat(path, settings->calibration);
     return KVANT_OK;

@@ -43,10 +43,13 @@ class BenchAttention(unittest.TestCase):
         self.assertEqual(done.returncode, USAGE)
         self.assertIn("no -k before it", done.stderr)
 
-    def test_unknown_codec(self):
-        done = run(*self.SMALL, "--stock", "none", "-k", "nope")
-        self.assertEqual((done.returncode, done.stdout), (RUNTIME, ""))
-        self.assertIn("there is no codec 'nope'", done.stderr)
+    def test_codecs_are_checked_first(self):
+        for bench, spec, said in (("attention", "trelis-4", "did you mean 'trellis-4'?"), ("cuda", "q4_0", "q4_0 is llama.cpp's own"),
+                                  ("encode", "int-9", "int takes 2 to 8 bits")):
+            done = run("bench", bench, "-k", spec)
+            self.assertEqual((done.returncode, done.stdout), (USAGE, ""), done.stderr)
+            self.assertTrue(done.stderr.startswith(f"kvant: bench {bench}: -k {spec}: "), done.stderr)
+            self.assertIn(said, done.stderr)
 
     @unittest.skipUnless(LIB and SRC, "no llama.cpp runtime")
     def test_ggml_runs_beside_it(self):
@@ -127,7 +130,6 @@ class BenchCudaHost(unittest.TestCase):
             (["-k", "int-4", "-n", "4194304"], "give fewer --tokens"),
             (["--device", "1"], "no device 1: this machine has 1"),
             (["-k", "int-4", "-v", "f32", "-n", "64"], "not on the GPU: f32"),
-            (["-k", "nope", "-n", "64"], "there is no codec 'nope'"),
         ):
             done = self.bench("-r", "1", *arguments)
             self.assertEqual((done.returncode, done.stdout), (RUNTIME, ""), arguments)

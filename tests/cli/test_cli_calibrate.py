@@ -18,7 +18,7 @@ TOKENS, CLUSTERS = 192, 4
 
 
 def parse(data):
-    """Sites of a calibration file, {(layer, role): {name: floats}}, by docs/calibration.md alone."""
+    """Sites of a calibration file, {(layer, role): {name: floats}}, by calibration.md alone."""
 
     def padded(n):
         return (n + 63) // 64 * 64
@@ -68,6 +68,9 @@ class Calibrate(unittest.TestCase):
             (N_LAYERS, N_KV_HEADS, HEAD_DIM, TOKENS, str(CLUSTERS)),
         )
         self.assertEqual(row["bytes"], len(self.data))
+        self.assertIn(f"hint: --calibration {self.path} uses it; commands find it by themselves under the name ", self.done.stderr)
+        shares = [json.loads(line)["fraction"] for line in self.done.stderr.splitlines() if line.startswith("{")]
+        self.assertEqual((shares[0], shares[-1], shares), (0, 1, sorted(shares)))
         self.assertGreater(row["seconds"], 0)
 
     def beside(self, data):
@@ -228,7 +231,6 @@ class Calibrate(unittest.TestCase):
         for arguments, code, words in [
             (["calibrate", "-f", TEXT, "-o", self.path], USAGE, "no model"),
             (["calibrate", "-m", SMALL, "-o", self.path], USAGE, "no text"),
-            (["calibrate", "-m", SMALL, "-f", TEXT], USAGE, "no output"),
             ([*base, "--clusters", "1"], USAGE, "--clusters"),
             ([*base, "--clusters", "16,x"], USAGE, "--clusters"),
             ([*base, "--clusters", "64", "--sample", "32"], USAGE, "--sample"),

@@ -144,7 +144,8 @@ class Eval(unittest.TestCase):
         rows, done = rows_of(run(*arguments, "--json")), run(*arguments)
         self.assertEqual(done.returncode, OK, done.stderr)
         header, f16, q8 = done.stdout.splitlines()
-        self.assertIn("KLD mean", header)
+        self.assertEqual(re.split("  +", header.strip()), ["cache", "bits", "KV MiB", "ppl", "KLD mean", "+-", "top-1 %"])
+        self.assertTrue(f16.startswith("llama.cpp f16 "))
         self.assertIn(f"{rows[0]['ppl']:.3f}", f16)
         self.assertIn(f"{rows[1]['ppl']:.3f}", q8)
         self.assertIn(f"{rows[1]['kld_mean']:.5f}", q8)
@@ -163,7 +164,7 @@ class Eval(unittest.TestCase):
     def test_interrupt_prints_what_is_complete(self):
         env = dict(os.environ, KVANT_PLUGIN=PLUGIN)
         # A chunk is one batch, and the first line about progress but the start's comes after a batch of the f16 cache.
-        command = [KVANT, *self.small, "-c", "64", "-t", "1", "-k", "f16", "--json"]
+        command = [KVANT, *self.small, "-c", "64", "--chunks", "all", "-t", "1", "-k", "f16", "--json"]
         child = subprocess.Popen(command, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True, env=env)
         for line in child.stderr:
             event = json.loads(line)
@@ -421,7 +422,20 @@ class Run(unittest.TestCase):
         done = run("run", "-m", MODEL, "-k", "int-8", "-p", "What is the capital of France?", "-n", "16")
         self.assertEqual(done.returncode, OK, done.stderr)
         self.assertIn("Paris", done.stdout)
-        self.assertRegex(done.stderr, r"int-8, \d+\.\d\d bits: prompt \d+ tokens, .* KV cache \d+\.\d\d MiB")
+        cells = 256  # the fewest that llama.cpp allocates
+        f16 = f"{cells * 2 * N_LAYERS * N_KV_HEADS * HEAD_DIM * 2 / 2**20:.2f}"
+        self.assertRegex(done.stderr, rf"int-8, 8\.50 bits: prompt \d+ tokens, .* KV cache \d+\.\d\d MiB \(f16: {f16} MiB\)")
+
+    def test_a_preset_without_a_calibration_says_so(self):
+        done = run("run", "-m", SMALL, "--preset", "small", "-p", "Hello", "-n", "2")
+        self.assertEqual(done.returncode, OK, done.stderr)
+        self.assertRegex(done.stderr, r"(?m)^small, 3\.25 bits: ")
+        self.assertIn(f"  hint: not calibrated: kvant calibrate -m {SMALL} -f TEXT", done.stderr)
+        self.assertNotIn("KV cache small: ", done.stderr)  # the plug-in's line is for programs
+
+    def test_verbose_passes_on_what_the_plugin_says(self):
+        done = run("run", "-m", SMALL, "-k", "int-8", "-p", "Hello", "-n", "2", "--verbose")
+        self.assertIn(f"kvant: KV cache int-8: 8.50 bits per number, {SMALL_LAYERS} of {SMALL_LAYERS} layers, ", done.stderr)
 
     def test_prompt_from_standard_input_and_raw(self):
         done = run(

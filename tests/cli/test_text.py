@@ -66,6 +66,13 @@ class BeyondUnicode(unittest.TestCase):
                     done = run("run", "-m", SMALL, "-f", "-", stdin=stdin.read(), errors="surrogateescape")
                 self.refused(done, "standard input", offset, said)
 
+    def test_binary_files_are_refused(self):
+        self.text.write_bytes(b"GGUF\x03\x00\x00\x00 and so on")
+        for arguments in ["eval", "-f", self.text], ["run", "-f", self.text], ["calibrate", "-f", self.text, "-o", self.out]:
+            done = run(*arguments, "-m", SMALL)
+            self.assertEqual((done.returncode, done.stdout), (RUNTIME, ""))
+            self.assertIn(f"{self.text}: no text, byte 5 is 0 as in binary files", done.stderr)
+
     def test_other_bytes_are_taken(self):
         for text in TAKEN:
             with self.subTest(text=text):

@@ -1,13 +1,13 @@
 /* twins.c - see twins.h. */
 #include "twins.h"
 
-static kvant_cache *make_cache(kvant_scheme *scheme, const char *device, uint32_t n_sequences)
+static kvant_cache *make_cache(kvant_scheme *scheme, const char *device, uint32_t n_sequences, bool asynchronous)
 {
     kvant_cache_params params = KVANT_CACHE_PARAMS;
     kvant_cache *cache;
     params.n_layers = LAYERS, params.n_heads = HEADS, params.n_kv_heads = KV_HEADS, params.head_dim = DIM;
     params.max_tokens = MOST, params.max_sequences = n_sequences, params.n_threads = 2;
-    params.scheme = scheme, params.device = device;
+    params.scheme = scheme, params.device = device, params.asynchronous = asynchronous;
     if (kvant_cache_create(&params, &cache) != KVANT_OK)
         fail_msg("%s: %s", device, kvant_error_message());
     return cache;
@@ -22,8 +22,8 @@ void twins_new(twins *t, const spec_pair *spec, uint32_t n_sequences)
     *t = (twins){ .spec = spec };
     if (kvant_scheme_create(&params, &t->scheme) != KVANT_OK)
         fail_msg("%s / %s: %s", spec->k, spec->v, kvant_error_message());
-    t->cpu = make_cache(t->scheme, "cpu", n_sequences);
-    t->gpu = make_cache(t->scheme, "cuda:0", n_sequences);
+    t->cpu = make_cache(t->scheme, "cpu", n_sequences, false);
+    t->gpu = make_cache(t->scheme, "cuda:0", n_sequences, spec->asynchronous);
     t->room = kvant_cache_export_size(t->cpu);
     assert_int_equal(kvant_cache_export_size(t->gpu), t->room);
     t->of_cpu = malloc(t->room);
@@ -47,18 +47,25 @@ float *random_rows(size_t n, float size)
     return rows;
 }
 
-kvant_status twins_append_rows(twins *t, int32_t s, uint32_t layer, const float *k, const float *v, uint32_t n)
+static kvant_status append_rows(twins *t, const int32_t *sequences, uint32_t n_sequences, uint32_t layer, const float *k,
+                                const float *v, uint32_t n)
 {
-    const size_t bytes = (size_t)n * WIDTH * sizeof(float);
+    const size_t bytes = (size_t)n_sequences * n * WIDTH * sizeof(float);
     void *gpu_k = device_copy(k, bytes), *gpu_v = device_copy(v, bytes);
-    kvant_status of_cpu = kvant_cache_append(t->cpu, layer, s, k, v, n),
-                 of_gpu = kvant_cache_append(t->gpu, layer, s, gpu_k, gpu_v, n);
+    kvant_status of_cpu = kvant_cache_append_batch(t->cpu, layer, sequences, n_sequences, k, v, n),
+                 of_gpu = kvant_cache_append_batch(t->gpu, layer, sequences, n_sequences, gpu_k, gpu_v, n);
     if (of_cpu != of_gpu)
         fail_msg("%u tokens: status %d on the CPU, %d on the GPU: %s", n, of_cpu, of_gpu, kvant_error_message());
-    assert_int_equal(kvant_sequence_length(t->gpu, s, layer), kvant_sequence_length(t->cpu, s, layer));
+    for (uint32_t i = 0; i < n_sequences; i++)
+        assert_int_equal(kvant_sequence_length(t->gpu, sequences[i], layer), kvant_sequence_length(t->cpu, sequences[i], layer));
     cudaFree(gpu_k);
     cudaFree(gpu_v);
     return of_gpu;
+}
+
+kvant_status twins_append_rows(twins *t, int32_t s, uint32_t layer, const float *k, const float *v, uint32_t n)
+{
+    return append_rows(t, &s, 1, layer, k, v, n);
 }
 
 uint32_t twins_length(const twins *t, int32_t s)
@@ -76,22 +83,38 @@ static float *rows_for(const twins *t, size_t n, float size)
     return rows;
 }
 
-bool twins_append(twins *t, int32_t s, uint32_t n)
+static bool append_some(twins *t, const int32_t *sequences, uint32_t n_sequences, uint32_t n)
 {
     kvant_status status[LAYERS];
-    const uint32_t before = twins_length(t, s);
+    uint32_t before[SEQUENCES];
+    for (uint32_t i = 0; i < n_sequences; i++)
+        before[i] = twins_length(t, sequences[i]);
     for (uint32_t layer = 0; layer < LAYERS; layer++) {
-        float *k = rows_for(t, (size_t)n * WIDTH, 0.5f), *v = rows_for(t, (size_t)n * WIDTH, 0.02f);
-        status[layer] = twins_append_rows(t, s, layer, k, v, n);
+        const size_t size = (size_t)n_sequences * n * WIDTH;
+        float *k = rows_for(t, size, 0.5f), *v = rows_for(t, size, 0.02f);
+        status[layer] = append_rows(t, sequences, n_sequences, layer, k, v, n);
         assert_true(status[layer] == KVANT_OK || status[layer] == KVANT_ERR_FULL);
         free(k);
         free(v);
     }
     if (status[0] == KVANT_OK && status[LAYERS - 1] == KVANT_OK)
         return true;
-    assert_int_equal(kvant_sequence_truncate(t->cpu, s, before), KVANT_OK);
-    assert_int_equal(kvant_sequence_truncate(t->gpu, s, before), KVANT_OK);
+    for (uint32_t i = 0; i < n_sequences; i++) {
+        assert_int_equal(kvant_sequence_truncate(t->cpu, sequences[i], before[i]), KVANT_OK);
+        assert_int_equal(kvant_sequence_truncate(t->gpu, sequences[i], before[i]), KVANT_OK);
+    }
     return false;
+}
+
+bool twins_append(twins *t, int32_t s, uint32_t n)
+{
+    return append_some(t, &s, 1, n);
+}
+
+bool twins_append_all(twins *t, uint32_t n_sequences, uint32_t n)
+{
+    static const int32_t sequences[SEQUENCES] = { 0, 1, 2, 3 };
+    return append_some(t, sequences, n_sequences, n);
 }
 
 size_t twins_export(twins *t, int32_t s, uint32_t block)

@@ -17,6 +17,7 @@ typedef struct spec_pair {
     const char *transformed; /* codec of the same pages for keys behind transform=file, or NULL */
     bool calibrated;
     bool decoded; /* the reference reads the pages decoded to fp16 */
+    bool asynchronous;
 } spec_pair;
 
 typedef struct twins {
@@ -28,6 +29,7 @@ typedef struct twins {
     size_t room;
     double worst;
     uint32_t most_parts; /* versions in one call of attention */
+    uint32_t waited;     /* blocks whose rows waited when attention read them */
 } twins;
 
 void twins_new(twins *t, const spec_pair *spec, uint32_t n_sequences);
@@ -42,6 +44,8 @@ float *random_rows(size_t n, float size);
 kvant_status twins_append_rows(twins *t, int32_t s, uint32_t layer, const float *k, const float *v, uint32_t n);
 /* Random rows of every layer. False when there is no room. */
 bool twins_append(twins *t, int32_t s, uint32_t n);
+/* n of each of the first so many sequences in one call. */
+bool twins_append_all(twins *t, uint32_t n_sequences, uint32_t n);
 
 /* A block into of_cpu and of_gpu, which have to be equal; returns how many bytes. */
 size_t twins_export(twins *t, int32_t s, uint32_t block);

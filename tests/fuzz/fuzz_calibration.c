@@ -58,9 +58,10 @@ int LLVMFuzzerTestOneInput(const uint8_t *data, size_t n)
     if (!bytes)
         return 0;
     memcpy(bytes, data, n);
-    if (n >= KVANT_CALIBRATION_HEADER) {
-        kvant_put_u64(bytes + KVANT_CALIBRATION_AT_BYTES, n);
-        kvant_put_u64(bytes + KVANT_CALIBRATION_AT_CHECKSUM, kvant_calibration_checksum(bytes, n));
+    kvant_calibration_header *header = (kvant_calibration_header *)(void *)bytes;
+    if (n >= sizeof *header) {
+        header->bytes = n;
+        header->checksum = kvant_calibration_checksum(bytes, n);
     }
     if (kvant_calibration_parse(bytes, n, &calibration, &error) == KVANT_OK) {
         sink += touch(calibration);

@@ -134,7 +134,7 @@ CHECK(block_sums)
                     check_sums_of(check, kernels, &b, 1 + n++ % MAX_QUERIES);
 }
 
-static void check_tile(checker *check, kvant_block_tile_fn *kernel, bool columns)
+static void check_tile(checker *check, kvant_block_rows_tile_fn *kernel, bool columns)
 {
     static blocks b;
     static float want[KVANT_PAGE_TOKENS * KVANT_BLOCK_MAX_HEAD_DIM];
@@ -192,7 +192,7 @@ BENCH(block_sums)
     }
 }
 
-static void bench_tile(checker *check, kvant_block_tile_fn *kernel)
+static void bench_tile(checker *check, kvant_block_rows_tile_fn *kernel)
 {
     static blocks b;
     for (size_t type = 0; type < COUNT(types); type++) {

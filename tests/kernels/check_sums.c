@@ -2,7 +2,6 @@
  * zero in range are the same bits at every level. */
 #include "check.h"
 
-#include "../../src/math/hadamard.h"
 
 static const uint32_t lengths[] = { 1,  2,  5,  7,  8,  9,   15,  16,  17,  24, 31,
                                     33, 40, 64, 80, 96, 112, 128, 192, 256, 512 };

@@ -69,7 +69,7 @@ static void encode_all_ways(subject *s)
 {
     kvant_affine affine = { s->center, s->scale };
     uint32_t block = info_of(s->codec).block_tokens;
-    assert_int_equal(kvant_codec_check_rows(s->codec, s->kernels, &affine, s->rows, s->d, ROWS), KVANT_OK);
+    assert_int_equal(kvant_codec_check_rows(s->codec, s->kernels, &affine, s->rows, s->d, ROWS, false), KVANT_OK);
     kvant_codec_transform_rows(s->codec, s->kernels, &affine, s->rows, s->d, ROWS, s->y);
     kvant_codec_encode_transformed(s->codec, s->kernels, s->y, 0, ROWS, s->page);
     assert_int_equal(kvant_codec_encode(s->codec, &affine, s->rows, s->d, 0, ROWS, s->other), KVANT_OK);
@@ -117,8 +117,8 @@ static void compare_checks(subject *s, const kvant_affine *affine)
                                                     : KVANT_ERR_RANGE;
         kvant_status open = finite_row(half, s->d) ? s->codec->quantizer->check(s->codec, s->kernels, half)
                                                    : KVANT_ERR_RANGE;
-        assert_int_equal(kvant_codec_check_rows(s->codec, s->kernels, affine, x, s->d, 1), exact);
-        kvant_status status = kvant_codec_check_open_rows(s->codec, s->kernels, affine, x, s->d, 1);
+        assert_int_equal(kvant_codec_check_rows(s->codec, s->kernels, affine, x, s->d, 1, false), exact);
+        kvant_status status = kvant_codec_check_rows(s->codec, s->kernels, affine, x, s->d, 1, true);
         if (open != KVANT_OK) /* it may refuse a row between 65504 and 65520 */
             assert_int_equal(status, open);
         if (status == KVANT_OK)
@@ -153,9 +153,9 @@ static void refuse_bad_rows(subject *s)
         for (size_t at = 0; at < (size_t)3 * s->d; at += s->d + 5) {
             float kept = s->rows[at];
             s->rows[at] = bad[i];
-            assert_int_equal(kvant_codec_check_rows(s->codec, s->kernels, &affine, s->rows, s->d, 3),
+            assert_int_equal(kvant_codec_check_rows(s->codec, s->kernels, &affine, s->rows, s->d, 3, false),
                              KVANT_ERR_NONFINITE);
-            assert_int_equal(kvant_codec_check_open_rows(s->codec, s->kernels, NULL, s->rows, s->d, 3),
+            assert_int_equal(kvant_codec_check_rows(s->codec, s->kernels, NULL, s->rows, s->d, 3, true),
                              KVANT_ERR_NONFINITE);
             s->rows[at] = kept;
         }

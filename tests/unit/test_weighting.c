@@ -8,7 +8,6 @@
 #include "../../src/base/half.h"
 #include "../../src/calibration/format.h"
 #include "../../src/calibration/moments.h"
-#include "../../src/calibration/weights.h"
 #include "../../src/codec/codec_internal.h"
 #include "../../src/math/spd.h"
 #include "../../src/math/tridiagonal.h"

@@ -75,8 +75,7 @@ static void fill_tables(kvant_direction *direction, uint32_t n, uint64_t seed)
 static const char *const search_names[] = { "joint", "greedy", NULL };
 
 static const kvant_option table[] = {
-    { "search", KVANT_OPTION_CHOICE, search_names, 0, 0, 0, offsetof(kvant_direction_options, own),
-      "the best of all sums, or one entry after the other" },
+    KVANT_CHOICE(kvant_direction_options, search, search_names, 0, "the best of all sums, or one entry after the other"),
     KVANT_SCALE_OPTION(kvant_direction_options, KVANT_SCALE_NORM),
     { .key = NULL },
 };
@@ -92,17 +91,12 @@ static kvant_status create_addvq(kvant_codec *codec, const kvant_request *reques
                                           .radius_bits = numbers[1],
                                           .code_bits = 2 * log2(numbers[0]) + numbers[1],
                                           .table_floats = (size_t)8 * numbers[0],
-                                          .search = o.own ? search_greedy : search_joint };
+                                          .search = o.search ? search_greedy : search_joint };
     KVANT_FORWARD(kvant_direction_create(codec, request, &o, &shape, error));
     fill_tables(codec->state, numbers[0], request->site->seed);
     kvant_codec_describe(codec, table, &o, "addvq-k%ur%u", (unsigned)numbers[0], (unsigned)numbers[1]);
     return kvant_direction_offer_codes(codec);
 }
 
-const kvant_family kvant_family_addvq = { "addvq",
-                                          "k24r3 k48r4 k192r4",
-                                          "HQMQ, appendix Q",
-                                          "4-channel chunks: sum of two random entries, radius",
-                                          table,
-                                          kvant_common_options,
-                                          create_addvq };
+KVANT_FAMILY(addvq, "k24r3 k48r4 k192r4", "HQMQ, appendix Q",
+             "4-channel chunks: sum of two random entries, radius", table, kvant_common_options, create_addvq)

@@ -1,5 +1,5 @@
 /* direction.h - the shared part of codecs with 4-channel chunks (hqmq, spherical, addvq): a chunk
- * is a radius of a few bits times an entry of a table of directions (docs/format.md, "Direction
+ * is a radius of a few bits times an entry of a table of directions (format.md, "Direction
  * codes").
  *
  * Owns radius scales, outliers, code layout, decoding. A family fills the table and finds the
@@ -38,8 +38,7 @@ struct kvant_direction {
 
 /* The options that the families share; each table has those that its family takes. */
 typedef struct kvant_direction_options {
-    int32_t own; /* book= or search= */
-    int32_t scale, med3, med, slots;
+    int32_t book, search, scale, med3, med, slots;
 } kvant_direction_options;
 
 /* What a family chooses before it fills the tables. */

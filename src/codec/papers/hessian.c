@@ -2,7 +2,7 @@
  * rotation is the eigenvectors of the queries' second moment, composed with a Hadamard matrix.
  *
  * uniform.c is the quantiser. Values take the rotation of their keys, as in the paper.
- * docs/format.md, "Query basis", has the formulas. */
+ * format.md, "Query basis", has the formulas. */
 #include "../../base/alloc.h"
 #include "../../math/eigen.h"
 #include "../site.h"
@@ -17,11 +17,10 @@ typedef struct hessian_options {
 static const char *const order_names[] = { "hadamard", "eigen", NULL };
 static const char *const pool_names[] = { "head", "layer", NULL };
 
-#define AT(member) offsetof(hessian_options, member)
 static const kvant_option table[] = {
-    { "group", KVANT_OPTION_NUMBER, NULL, 1, KVANT_MAX_HEAD_DIM, 0, AT(group), "numbers that share a scale" },
-    { "order", KVANT_OPTION_CHOICE, order_names, 0, 0, 0, AT(order), "the rotation that acts on rows first" },
-    { "pool", KVANT_OPTION_CHOICE, pool_names, 0, 0, 0, AT(pool), "whose queries count" },
+    KVANT_GROUP_OPTION(hessian_options),
+    KVANT_CHOICE(hessian_options, order, order_names, 0, "the rotation that acts on rows first"),
+    KVANT_CHOICE(hessian_options, pool, pool_names, 0, "whose queries count"),
     { .key = NULL },
 };
 
@@ -88,12 +87,6 @@ static kvant_status create_hessian(kvant_codec *codec, const kvant_request *requ
     return compose(codec, request->site, &o);
 }
 
-const kvant_family kvant_family_hessian = {
-    "hessian",
-    "2 3 4 5 6 7 8",
-    "SAW-INT4, appendix A.3",
-    "eigenvectors of the queries' second moment as rotation, then per-token int; needs a calibration",
-    table,
-    kvant_common_options,
-    create_hessian
-};
+KVANT_FAMILY(hessian, "2 3 4 5 6 7 8", "SAW-INT4, appendix A.3",
+             "eigenvectors of the queries' second moment as rotation, then per-token int; needs a calibration",
+             table, kvant_common_options, create_hessian)

@@ -1,5 +1,5 @@
 /* hqmq.c - HQMQ: the direction of a chunk is the product of one of the 24 Hurwitz units and one of
- * S secondary quaternions (sections 3 and B of the paper). docs/format.md, "Direction codes", has
+ * S secondary quaternions (sections 3 and B of the paper). format.md, "Direction codes", has
  * the formulas.
  *
  * The paper draws the secondaries at random: `book=random`. The default `book=spread` draws some
@@ -77,14 +77,12 @@ static void fill_tables(kvant_direction *direction, uint32_t n_secondaries, bool
 
 static const char *const book_names[] = { "random", "spread", NULL };
 
-#define AT(member) offsetof(kvant_direction_options, member)
 static const kvant_option table[] = {
-    { "book", KVANT_OPTION_CHOICE, book_names, 0, 0, 1, AT(own), "how the secondaries are drawn" },
+    KVANT_CHOICE(kvant_direction_options, book, book_names, 1, "how the secondaries are drawn"),
     KVANT_SCALE_OPTION(kvant_direction_options, KVANT_SCALE_UNBIASED),
-    { "med3", KVANT_OPTION_FLAG, NULL, 0, 0, 0, AT(med3), "med=3, as in the paper" },
-    { "med", KVANT_OPTION_NUMBER, NULL, 0, 1000, KVANT_OPTION_ABSENT, AT(med),
-      "chunks longer than N medians stay fp16" },
-    { "slots", KVANT_OPTION_NUMBER, NULL, 1, 16, KVANT_OPTION_ABSENT, AT(slots), "room for such chunks per token" },
+    KVANT_FLAG(kvant_direction_options, med3, "med=3, as in the paper"),
+    KVANT_NUMBER(kvant_direction_options, med, 0, 1000, KVANT_OPTION_ABSENT, "chunks longer than N medians stay fp16"),
+    KVANT_NUMBER(kvant_direction_options, slots, 1, 16, KVANT_OPTION_ABSENT, "room for such chunks per token"),
     { .key = NULL },
 };
 
@@ -100,16 +98,12 @@ static kvant_status create_hqmq(kvant_codec *codec, const kvant_request *request
                                           .table_floats = (size_t)12 * numbers[0], /* rounded, then in binary64 */
                                           .search = search };
     KVANT_FORWARD(kvant_direction_create(codec, request, &o, &shape, error));
-    fill_tables(codec->state, numbers[0], o.own == 1, request->site->seed);
+    fill_tables(codec->state, numbers[0], o.book == 1, request->site->seed);
     set_view(codec, numbers[0]);
     kvant_codec_describe(codec, table, &o, "hqmq-s%ur%u", (unsigned)numbers[0], (unsigned)numbers[1]);
     return kvant_direction_offer_codes(codec);
 }
 
-const kvant_family kvant_family_hqmq = { "hqmq",
-                                         "s24r3 s24r4 s48r4 s96r4 s192r4 s192r6",
-                                         "HQMQ, section 3 and appendix B",
-                                         "4-channel chunks: Hurwitz unit x secondary quaternion, radius",
-                                         table,
-                                         kvant_common_options,
-                                         create_hqmq };
+KVANT_FAMILY(hqmq, "s24r3 s24r4 s48r4 s96r4 s192r4 s192r6", "HQMQ, section 3 and appendix B",
+             "4-channel chunks: Hurwitz unit x secondary quaternion, radius", table, kvant_common_options,
+             create_hqmq)

@@ -66,12 +66,6 @@ static kvant_status create_innerq(kvant_codec *codec, const kvant_request *reque
     return KVANT_OK;
 }
 
-const kvant_family kvant_family_innerq = {
-    "innerq",
-    "base hybrid small",
-    "InnerQ, section 4",
-    "K per token and V per channel in groups of 32: base, hybrid, small; fp16 windows",
-    table,
-    kvant_common_options,
-    create_innerq
-};
+KVANT_FAMILY(innerq, "base hybrid small", "InnerQ, section 4",
+             "K per token and V per channel in groups of 32: base, hybrid, small; fp16 windows", table,
+             kvant_common_options, create_innerq)

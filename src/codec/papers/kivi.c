@@ -27,12 +27,6 @@ static kvant_status create_kivi(kvant_codec *codec, const kvant_request *request
     return KVANT_OK;
 }
 
-const kvant_family kvant_family_kivi = {
-    "kivi",
-    "2 3 4 5 6 7 8",
-    "KIVI, as InnerQ's section 5",
-    "K per channel and V per token, asymmetric in groups of 32; recent tokens stay fp16",
-    table,
-    kvant_common_options,
-    create_kivi
-};
+KVANT_FAMILY(kivi, "2 3 4 5 6 7 8", "KIVI, as InnerQ's section 5",
+             "K per channel and V per token, asymmetric in groups of 32; recent tokens stay fp16", table,
+             kvant_common_options, create_kivi)

@@ -1,5 +1,5 @@
 /* kmeans.c - `kmeans` (SAW-INT4, appendix A.2): the nearest of c calibrated centroids, and the
- * remainder as asymmetric int per token. docs/format.md, "Centroids", has the formulas.
+ * remainder as asymmetric int per token. format.md, "Centroids", has the formulas.
  *
  * Everything happens in the transformed space. Centroids are rotated once, at creation; a rotation
  * does not change distances. uniform.c quantises the remainder. */
@@ -18,11 +18,6 @@ typedef struct kmeans {
         *columns; /* head_dim x clusters, behind the centroids: a row meets all of them in loops without gathers */
     float centroids[]; /* clusters x head_dim */
 } kmeans;
-
-static const kmeans *kmeans_of(const kvant_codec *codec)
-{
-    return codec->state;
-}
 
 /* Bits of a token's index. Whole bytes: pages end on multiples of 64 bytes, which eats what fewer
  * bits would save. */
@@ -56,7 +51,7 @@ static void add_squares(float *distances, const float *column, uint32_t n, float
 /* What the nearest centroid leaves of y; returns its index. */
 static uint32_t subtract_nearest(const kvant_codec *codec, const float *y, float *rest)
 {
-    const kmeans *k = kmeans_of(codec);
+    const kmeans *k = codec->state;
     float distances[KVANT_CALIBRATION_MAX_CLUSTERS];
     uint32_t d = codec->info.head_dim, best = 0;
     memset(distances, 0, k->clusters * sizeof *distances);
@@ -71,9 +66,10 @@ static uint32_t subtract_nearest(const kvant_codec *codec, const float *y, float
 
 static kvant_status kmeans_check(const kvant_codec *codec, const kvant_kernels *kernels, const float *y)
 {
+    const kmeans *k = codec->state;
     float rest[KVANT_MAX_HEAD_DIM];
     subtract_nearest(codec, y, rest);
-    return kmeans_of(codec)->residual->check(codec, kernels, rest);
+    return k->residual->check(codec, kernels, rest);
 }
 
 /* A scale of 0 means that the token was never written, so one that rounds to 0 becomes the smallest
@@ -81,10 +77,11 @@ static kvant_status kmeans_check(const kvant_codec *codec, const kvant_kernels *
 static void kmeans_encode(const kvant_codec *codec, const kvant_kernels *kernels, const float *y, uint32_t token,
                    void *page)
 {
+    const kmeans *k = codec->state;
     float rest[KVANT_MAX_HEAD_DIM];
     uint32_t index = subtract_nearest(codec, y, rest);
-    kmeans_of(codec)->residual->encode(codec, kernels, rest, token, page);
-    put_index(kmeans_of(codec), page, token, index);
+    k->residual->encode(codec, kernels, rest, token, page);
+    put_index(k, page, token, index);
     uint16_t *scale = kvant_codec_metadata(codec, page) + token;
     *scale = *scale ? *scale : 1;
 }
@@ -92,7 +89,7 @@ static void kmeans_encode(const kvant_codec *codec, const kvant_kernels *kernels
 static void kmeans_decode(const kvant_codec *codec, const kvant_kernels *kernels, const void *page, uint32_t token,
                    float *y)
 {
-    const kmeans *k = kmeans_of(codec);
+    const kmeans *k = codec->state;
     uint32_t d = codec->info.head_dim;
     if (kvant_codec_metadata_of(codec, page)[token] == 0) {
         memset(y, 0, d * sizeof *y);
@@ -177,10 +174,8 @@ typedef struct kmeans_options {
 } kmeans_options;
 
 static const kvant_option table[] = {
-    { "c", KVANT_OPTION_NUMBER, NULL, 1, KVANT_CALIBRATION_MAX_CLUSTERS, 256, offsetof(kmeans_options, c),
-      "centroids" },
-    { "group", KVANT_OPTION_NUMBER, NULL, 1, KVANT_MAX_HEAD_DIM, 0, offsetof(kmeans_options, group),
-      "numbers that share a scale" },
+    KVANT_NUMBER(kmeans_options, c, 1, KVANT_CALIBRATION_MAX_CLUSTERS, 256, "centroids"),
+    KVANT_GROUP_OPTION(kmeans_options),
     { .key = NULL },
 };
 
@@ -197,18 +192,12 @@ static kvant_status create_kmeans(kvant_codec *codec, const kvant_request *reque
     KVANT_FORWARD(find_centroids(codec, request->site, (uint32_t)o.c, &centroids, error));
     KVANT_FORWARD(kvant_uniform_init(codec, bits, KVANT_UNIFORM_ASYM, false, (uint32_t)o.group, error));
     KVANT_FORWARD(add_centroids(codec, (uint32_t)o.c, centroids, error));
-    o.group = (int32_t)kmeans_of(codec)->uniform.group;
+    o.group = (int32_t)kvant_uniform_of(codec)->group;
     kvant_codec_describe(codec, table, &o, "%s-%u", request->spec->name, (unsigned)bits);
     return KVANT_OK;
 }
 
 /* Centroids are calibrated for rows without a centre, a scale or a matrix. */
-const kvant_family kvant_family_kmeans = {
-    "kmeans",
-    "2 3 4 5 6 7 8",
-    "SAW-INT4, appendix A.2",
-    "nearest of c centroids, then per-token int of what it leaves; needs a calibration",
-    table,
-    kvant_common_options_uncentred,
-    create_kmeans
-};
+KVANT_FAMILY(kmeans, "2 3 4 5 6 7 8", "SAW-INT4, appendix A.2",
+             "nearest of c centroids, then per-token int of what it leaves; needs a calibration", table,
+             kvant_common_options_uncentred, create_kmeans)

@@ -32,21 +32,14 @@ typedef struct octopus_options {
 
 static const char *const rounding_names[] = { "full", "scalar", "2x2", "3x3", NULL }; /* kvant_triplet_rounding */
 
-#define AT(member) offsetof(octopus_options, member)
 static const kvant_option table[] = {
     { "split", KVANT_OPTION_PAIR, NULL, KVANT_OCTAHEDRAL_BITS, KVANT_TRIPLET_NORM_BITS, KVANT_OPTION_ABSENT,
-      AT(direction_bits), "bits of each coordinate of a direction, and of a norm" },
-    { "round", KVANT_OPTION_CHOICE, rounding_names, 0, 0, KVANT_ROUND_3X3, AT(round),
-      "levels that the encoder tries" },
+      offsetof(octopus_options, direction_bits), "bits of each coordinate of a direction, and of a norm" },
+    KVANT_CHOICE(octopus_options, round, rounding_names, KVANT_ROUND_3X3, "levels that the encoder tries"),
     KVANT_SCALE_OPTION(octopus_options, KVANT_OPTION_ABSENT),
     KVANT_QJL_OPTIONS(octopus_options),
     { .key = NULL },
 };
-
-static const octopus *octopus_of(const kvant_codec *codec)
-{
-    return codec->state;
-}
 
 /* What the codes leave of y, as the decoder will see them: with the scale rounded to fp16. */
 static void residual_of(const octopus *o, const float *y, const uint32_t *codes, float scale, float *residual)
@@ -59,9 +52,8 @@ static void residual_of(const octopus *o, const float *y, const uint32_t *codes,
 
 static kvant_status octopus_check(const kvant_codec *codec, const kvant_kernels *kernels, const float *y)
 {
-    const octopus *o = octopus_of(codec);
-    if (!kvant_octopus_fits(&o->book, kernels, y))
-        return KVANT_ERR_RANGE;
+    const octopus *o = codec->state;
+    KVANT_RETURN_IF(!kvant_octopus_fits(&o->book, kernels, y), KVANT_ERR_RANGE);
     if (o->qjl.sketch == KVANT_SKETCH_NONE)
         return KVANT_OK;
     uint32_t codes[KVANT_MAX_TRIPLETS];
@@ -73,7 +65,7 @@ static kvant_status octopus_check(const kvant_codec *codec, const kvant_kernels 
 static void octopus_encode(const kvant_codec *codec, const kvant_kernels *kernels, const float *y, uint32_t token,
                    void *page)
 {
-    const octopus *o = octopus_of(codec);
+    const octopus *o = codec->state;
     float residual[KVANT_MAX_HEAD_DIM];
     uint32_t codes[KVANT_MAX_TRIPLETS];
     float scale = kvant_octopus_quantize(&o->book, kernels, y, codes);
@@ -88,7 +80,7 @@ static void octopus_encode(const kvant_codec *codec, const kvant_kernels *kernel
 static void octopus_decode(const kvant_codec *codec, const kvant_kernels *kernels, const void *page, uint32_t token,
                    float *y)
 {
-    const octopus *o = octopus_of(codec);
+    const octopus *o = codec->state;
     uint32_t codes[KVANT_MAX_TRIPLETS];
     uint16_t scale = kvant_codec_metadata_of(codec, page)[token];
     kvant_chunk_layout_get(&o->layout, page, token, codes);
@@ -99,7 +91,7 @@ static void octopus_decode(const kvant_codec *codec, const kvant_kernels *kernel
 
 static void octopus_unpack(const kvant_codec *codec, const kvant_kernels *kernels, const void *page, float *tile)
 {
-    const octopus *o = octopus_of(codec);
+    const octopus *o = codec->state;
     _Alignas(64) float scale[KVANT_PAGE_TOKENS];
     if (o->qjl.sketch != KVANT_SKETCH_NONE) {
         kvant_unpack_decoded(codec, kernels, page, tile);
@@ -164,9 +156,10 @@ static kvant_status build(kvant_codec *codec, const octopus_options *options, kv
     return KVANT_OK;
 }
 
-static void set_view(kvant_codec *codec)
+static kvant_status offer_codes(kvant_codec *codec)
 {
-    const octopus_book *book = &octopus_of(codec)->book;
+    const octopus *o = codec->state;
+    const octopus_book *book = &o->book;
     const kvant_triplet_book *t = &book->triplets;
     codec->view.kind = KVANT_CODES_CHUNK;
     codec->view.of.chunk = (kvant_chunk_view){ .kind = KVANT_CHUNK_TRIPLETS,
@@ -180,6 +173,7 @@ static void set_view(kvant_codec *codec)
                                                .direction_thresholds = t->direction_thresholds,
                                                .length = t->norm,
                                                .length_thresholds = t->norm_thresholds };
+    return kvant_codec_offer_triplets(codec, &o->layout, t->direction_bits, t->direction, t->norm);
 }
 
 static kvant_status create_octopus(kvant_codec *codec, const kvant_request *request, const kvant_error *error)
@@ -198,18 +192,9 @@ static kvant_status create_octopus(kvant_codec *codec, const kvant_request *requ
     kvant_codec_describe(codec, table, &o, "octopus-%u", (unsigned)bits);
     KVANT_FORWARD(build(codec, &o, sketch, bits, seed));
     codec->takes_seed = sketch != KVANT_SKETCH_NONE;
-    if (sketch != KVANT_SKETCH_NONE)
-        return KVANT_OK; /* of codes with a sketch beside them there is no view */
-    set_view(codec);
-    const kvant_triplet_book *book = &octopus_of(codec)->book.triplets;
-    return kvant_codec_offer_triplets(codec, &octopus_of(codec)->layout, book->direction_bits, book->direction,
-                                      book->norm);
+    return sketch == KVANT_SKETCH_NONE ? offer_codes(codec) : KVANT_OK; /* no view of codes beside a sketch */
 }
 
-const kvant_family kvant_family_octopus = { "octopus",
-                                            "1 2 3 4 5",
-                                            "OCTOPUS, sections 3.1-3.6",
-                                            "random rotation, then triplets as octahedral direction and norm",
-                                            table,
-                                            kvant_common_options,
-                                            create_octopus };
+KVANT_FAMILY(octopus, "1 2 3 4 5", "OCTOPUS, sections 3.1-3.6",
+             "random rotation, then triplets as octahedral direction and norm", table, kvant_common_options,
+             create_octopus)

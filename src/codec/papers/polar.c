@@ -1,6 +1,6 @@
 /* polar.c - PolarQuant as OCTOPUS (section 4) compares it: recursive polar coordinates of the
  * rotated row down to one radius. Every angle has a Lloyd-Max codebook for its density.
- * docs/format.md, "Polar codes", has formulas, order of codes and rounding.
+ * format.md, "Polar codes", has formulas, order of codes and rounding.
  *
  * Angles are never computed: the sign of a cross product compares an angle with a threshold. Levels
  * of the recursion are arrays, so that each level is one loop. */
@@ -29,11 +29,6 @@ typedef struct polar {
     float sqrt_dim, inverse_sqrt_dim;
     level levels[MAX_DEPTH]; /* levels[0] joins pairs of numbers; its books are the circle's */
 } polar;
-
-static const polar *polar_of(const kvant_codec *codec)
-{
-    return codec->state;
-}
 
 /* Adds to codes how many thresholds lie below the angle of (a, b), a and b >= 0: b cos t > a sin
  * t. */
@@ -120,7 +115,7 @@ static void decode_angles(const polar *p, const uint8_t *codes, uint32_t d, floa
 /* Codes of a row; returns the scale to store. */
 static float quantize(const kvant_codec *codec, const kvant_kernels *kernels, const float *y, uint8_t *codes)
 {
-    const polar *p = polar_of(codec);
+    const polar *p = codec->state;
     uint32_t d = codec->info.head_dim;
     float squares = kernels->dot(y, y, d), direction[KVANT_MAX_HEAD_DIM];
     float scale = kvant_half_to_float(kvant_half_from_float(sqrtf(squares) * p->inverse_sqrt_dim));
@@ -134,10 +129,10 @@ static float quantize(const kvant_codec *codec, const kvant_kernels *kernels, co
 
 static kvant_status polar_check(const kvant_codec *codec, const kvant_kernels *kernels, const float *y)
 {
+    const polar *p = codec->state;
     uint8_t codes[KVANT_MAX_HEAD_DIM];
     float squares = kernels->dot(y, y, codec->info.head_dim);
-    if (!(sqrtf(squares) * polar_of(codec)->inverse_sqrt_dim <= KVANT_HALF_MAX))
-        return KVANT_ERR_RANGE;
+    KVANT_RETURN_IF(!(sqrtf(squares) * p->inverse_sqrt_dim <= KVANT_HALF_MAX), KVANT_ERR_RANGE);
     return quantize(codec, kernels, y, codes) <= KVANT_HALF_MAX ? KVANT_OK : KVANT_ERR_RANGE;
 }
 
@@ -157,7 +152,7 @@ static void polar_decode(const kvant_codec *codec, const kvant_kernels *kernels,
     float scale = kvant_half_to_float(kvant_codec_metadata_of(codec, page)[token]);
     (void)kernels;
     kvant_layout_get(&codec->layout, page, token, codes);
-    decode_angles(polar_of(codec), codes, codec->info.head_dim, y);
+    decode_angles(codec->state, codes, codec->info.head_dim, y);
     for (uint32_t j = 0; j < codec->info.head_dim; j++)
         y[j] *= scale;
 }
@@ -215,10 +210,6 @@ static kvant_status create_polar(kvant_codec *codec, const kvant_request *reques
     return KVANT_OK;
 }
 
-const kvant_family kvant_family_polar = { "polar",
-                                          "2 3 4",
-                                          "PolarQuant, as compared in OCTOPUS, section 4",
-                                          "random rotation, then angles of recursive polar coordinates",
-                                          table,
-                                          kvant_common_options,
-                                          create_polar };
+KVANT_FAMILY(polar, "2 3 4", "PolarQuant, as compared in OCTOPUS, section 4",
+             "random rotation, then angles of recursive polar coordinates", table, kvant_common_options,
+             create_polar)

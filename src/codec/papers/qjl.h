@@ -3,7 +3,7 @@
  * option `qjl` use it (turboquant, octopus).
  *
  * Owns the projection, a plane of signs and an array of residual norms in the page; knows nothing
- * of the other codes. docs/format.md, "Residual sketch", has formulas, order of operations and
+ * of the other codes. format.md, "Residual sketch", has formulas, order of operations and
  * storage. */
 #ifndef KVANT_CODEC_QJL_H
 #define KVANT_CODEC_QJL_H
@@ -12,11 +12,8 @@
 
 /* The options qjl and sketch of a struct that has both. */
 #define KVANT_QJL_OPTIONS(type)                                                                                    \
-    { "qjl", KVANT_OPTION_FLAG, NULL, 0, 0, 0, offsetof(type, qjl), "a sketch of one bit of what codes leave" },    \
-    {                                                                                                              \
-        "sketch", KVANT_OPTION_CHOICE, kvant_sketch_names, 0, 0, KVANT_OPTION_ABSENT, offsetof(type, sketch),      \
-            "projection of the sketch"                                                                             \
-    }
+    KVANT_FLAG(type, qjl, "a sketch of one bit of what codes leave"),                                              \
+        KVANT_CHOICE(type, sketch, kvant_sketch_names, KVANT_OPTION_ABSENT, "projection of the sketch")
 extern const char *const kvant_sketch_names[];
 
 typedef enum kvant_sketch {

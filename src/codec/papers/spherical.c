@@ -136,10 +136,6 @@ static kvant_status create_spherical(kvant_codec *codec, const kvant_request *re
     return kvant_direction_offer_codes(codec);
 }
 
-const kvant_family kvant_family_spherical = { "spherical",
-                                              "r4jl4",
-                                              "HQMQ, baseline of section 4",
-                                              "4-channel chunks: Hurwitz unit, signs of the remainder, radius",
-                                              table,
-                                              kvant_common_options,
-                                              create_spherical };
+KVANT_FAMILY(spherical, "r4jl4", "HQMQ, baseline of section 4",
+             "4-channel chunks: Hurwitz unit, signs of the remainder, radius", table, kvant_common_options,
+             create_spherical)

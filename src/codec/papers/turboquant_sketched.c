@@ -15,11 +15,6 @@ typedef struct sketched {
     float matrix[]; /* the sketch's projection */
 } sketched;
 
-static const sketched *sketched_of(const kvant_codec *codec)
-{
-    return codec->state;
-}
-
 /* What the first stage leaves of y, its codes and the scale to store. */
 static float first_stage(const sketched *s, const kvant_kernels *kernels, const float *y, uint8_t *codes,
                          float *residual)
@@ -37,11 +32,10 @@ static float first_stage(const sketched *s, const kvant_kernels *kernels, const 
 
 static kvant_status sketched_check(const kvant_codec *codec, const kvant_kernels *kernels, const float *y)
 {
-    const sketched *s = sketched_of(codec);
+    const sketched *s = codec->state;
     float residual[KVANT_MAX_HEAD_DIM];
     uint8_t codes[KVANT_MAX_HEAD_DIM];
-    if (s->book.bits && !kvant_codebook_fits(&s->book, kernels, y))
-        return KVANT_ERR_RANGE;
+    KVANT_RETURN_IF(s->book.bits && !kvant_codebook_fits(&s->book, kernels, y), KVANT_ERR_RANGE);
     first_stage(s, kernels, y, codes, residual);
     return kvant_qjl_fits(&s->qjl, residual) ? KVANT_OK : KVANT_ERR_RANGE;
 }
@@ -49,7 +43,7 @@ static kvant_status sketched_check(const kvant_codec *codec, const kvant_kernels
 static void sketched_encode(const kvant_codec *codec, const kvant_kernels *kernels, const float *y, uint32_t token,
                    void *page)
 {
-    const sketched *s = sketched_of(codec);
+    const sketched *s = codec->state;
     float residual[KVANT_MAX_HEAD_DIM];
     uint8_t codes[KVANT_MAX_HEAD_DIM] = { 0 };
     float scale = first_stage(s, kernels, y, codes, residual);
@@ -63,7 +57,7 @@ static void sketched_encode(const kvant_codec *codec, const kvant_kernels *kerne
 static void sketched_decode(const kvant_codec *codec, const kvant_kernels *kernels, const void *page, uint32_t token,
                    float *y)
 {
-    const sketched *s = sketched_of(codec);
+    const sketched *s = codec->state;
     memset(y, 0, codec->info.head_dim * sizeof *y);
     if (s->book.bits) {
         uint8_t codes[KVANT_MAX_HEAD_DIM];

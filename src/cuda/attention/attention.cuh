@@ -145,14 +145,12 @@ static __device__ __noinline__ void clear_empty(const AttentionArgs &p, const L 
 
 /* The warp's sums of a pair, of tile t, into shared memory: rows of D numbers, 4 apart in banks. */
 template <class C, int D>
-__device__ __forceinline__ void store_sums(const Accumulator<C, D> &sums, float *rows, int t, int n_columns, int lane)
+KVANT_INLINE void store_sums(const Accumulator<C, D> &sums, float *rows, int t, int n_columns, int lane)
 {
     int row = lane >> 2, column = 8 * t + 2 * (lane & 3);
-#pragma unroll
-    for (int h = 0; h < 2; h++)
+    unrolled_for (int h = 0; h < 2; h++)
         if (column + h < n_columns)
-#pragma unroll
-            for (int i = 0; i < 2 * Accumulator<C, D>::TILES; i++) {
+            unrolled_for (int i = 0; i < 2 * Accumulator<C, D>::TILES; i++) {
                 const int channel = value_channel<C, D>(i / 2, row, i % 2);
                 if (!HAS_CHUNKS<C> || channel < D)
                     rows[(column + h) * (D + 4) + channel] = sums.o[i / 2][h + 2 * (i % 2)];
@@ -170,8 +168,8 @@ template <bool GENERAL> struct Stretch {
 
 /* The stretch that begins with page i of the line, which lies at the cursor or behind it. */
 template <bool GENERAL, int COLUMNS>
-__device__ __forceinline__ Stretch<GENERAL> stretch_from(const Lengths<GENERAL, COLUMNS> &lengths,
-                                                         const Piece<GENERAL> &piece, Cursor<GENERAL> cursor, int i)
+KVANT_INLINE Stretch<GENERAL> stretch_from(const Lengths<GENERAL, COLUMNS> &lengths, const Piece<GENERAL> &piece,
+                                           Cursor<GENERAL> cursor, int i)
 {
     cursor.seek(lengths, i);
     const int head = cursor.head(i), first = cursor.first + head * cursor.pages,
@@ -188,9 +186,8 @@ __device__ __forceinline__ Stretch<GENERAL> stretch_from(const Lengths<GENERAL, 
 /* Adds the open blocks among pages i, i + step, ... of a stretch. They come after the sealed pages,
  * so that the loop over sealed pages holds no call and keeps its operands in registers. */
 template <class C, int D, bool GENERAL, int TILES, class Q>
-__device__ __forceinline__ void attend_open_pages(const AttentionArgs &p, const Q &queries, const Stretch<GENERAL> &at,
-                                                  const Seen &seen, int i, int step, int lane,
-                                                  Accumulator<C, D> (&sums)[TILES])
+KVANT_INLINE void attend_open_pages(const AttentionArgs &p, const Q &queries, const Stretch<GENERAL> &at,
+                                    const Seen &seen, int i, int step, int lane, Accumulator<C, D> (&sums)[TILES])
 {
     const int32_t *table = p.table + at.pair.b * p.table_stride + at.skipped / PAGE_TOKENS - at.first;
 #pragma unroll 1
@@ -198,8 +195,7 @@ __device__ __forceinline__ void attend_open_pages(const AttentionArgs &p, const 
         const int entry = __ldg(table + i), before = PAGE_TOKENS * (i - at.first);
         if (entry >= 0 || entry == KVANT_CUDA_NO_BLOCK)
             continue;
-#pragma unroll
-        for (int t = 0; t < TILES; t++)
+        unrolled_for (int t = 0; t < TILES; t++)
             sums[t] = attend_open_page<C, D, GENERAL>(p, queries, seen, t, -1 - entry, at.pair.kv_head, at.skipped + before,
                                              at.tokens - before, lane, sums[t]);
     }
@@ -210,7 +206,7 @@ using ArgsOf = typename std::conditional<HAS_CHUNKS<KC> || HAS_CHUNKS<VC>, Chunk
 
 /* Tables of directions or pairs; the caller synchronises. */
 template <class KC, class VC, int D, bool LARGE, class S>
-__device__ __forceinline__ void fill_tables(uint8_t *tables, const ArgsOf<KC, VC> &p)
+KVANT_INLINE void fill_tables(uint8_t *tables, const ArgsOf<KC, VC> &p)
 {
     if constexpr (HAS_CHUNKS<KC>)
         KC::fill(tables, p.k_directions, KC::template copies<LARGE, D>());
@@ -225,7 +221,7 @@ __device__ __forceinline__ void fill_tables(uint8_t *tables, const ArgsOf<KC, VC
 /* What unpacking of keys, or of values, needs: a codebook of bytes, or where the table of
  * directions is. */
 template <class C, class KC, class VC, int D, bool LARGE, bool KEYS, class S>
-__device__ __forceinline__ auto table_of(const ArgsOf<KC, VC> &p, int lane)
+KVANT_INLINE auto table_of(const ArgsOf<KC, VC> &p, int lane)
 {
     if constexpr (HAS_CHUNKS<C>)
         return chunk_table < C, LARGE, D,
@@ -242,7 +238,7 @@ __device__ __forceinline__ auto table_of(const ArgsOf<KC, VC> &p, int lane)
  * them: loading a query took 4 us that way. So everything needed before the first page is loaded
  * together. These are the arguments: every warp reads one line of them, so the lines arrive
  * together. */
-template <class A> __device__ __forceinline__ void touch_arguments(const A &p, int warp)
+template <class A> KVANT_INLINE void touch_arguments(const A &p, int warp)
 {
     const uint32_t *words = reinterpret_cast<const uint32_t *>(&p);
     uint32_t any = 0;
@@ -251,7 +247,7 @@ template <class A> __device__ __forceinline__ void touch_arguments(const A &p, i
     asm volatile("" ::"r"(any));
 }
 
-__device__ __forceinline__ void prefetch_line(const void *base, size_t at)
+KVANT_INLINE void prefetch_line(const void *base, size_t at)
 {
     asm volatile("prefetch.global.L2 [%0];" ::"l"(static_cast<const uint8_t *>(base) + at));
 }
@@ -259,7 +255,7 @@ __device__ __forceinline__ void prefetch_line(const void *base, size_t at)
 /* Tables and queries into the second-level cache, a line a thread of the grid, while lengths are
  * read; and a line of what the block will write, because an address not used for long is itself
  * looked up in memory. */
-template <int D> __device__ __forceinline__ void ask_ahead(const AttentionArgs &p)
+template <int D> KVANT_INLINE void ask_ahead(const AttentionArgs &p)
 {
     const size_t line = 128 * ((size_t)blockIdx.x * blockDim.x + threadIdx.x);
     const size_t last = p.batch - 1, last_head = p.kv_heads * p.heads_a_kv - 1;
@@ -279,7 +275,7 @@ template <int D> __device__ __forceinline__ void ask_ahead(const AttentionArgs &
 
 /* OPEN: the table may name open blocks. GENERAL kernels are OPEN too. */
 template <class KC, class VC, int D, bool LARGE, bool OPEN, bool GENERAL, int TILES>
-__device__ __forceinline__ void attend(const ArgsOf<KC, VC> &p)
+KVANT_INLINE void attend(const ArgsOf<KC, VC> &p)
 {
     using S = Shape<KC, VC, D, LARGE, TILES>;
     using Memory = SharedMemory<KC, VC, D, LARGE, TILES>;
@@ -321,8 +317,7 @@ __device__ __forceinline__ void attend(const ArgsOf<KC, VC> &p)
         uint32_t q[TILES][key_tiles<KC, D>()][2];
         ScoreFactors<KC, D> factors[TILES];
         Accumulator<VC, D> sums[TILES];
-#pragma unroll
-        for (int t = 0; t < TILES; t++) {
+        unrolled_for (int t = 0; t < TILES; t++) {
             if constexpr (!S::RELOAD)
                 load_operands<KC, D>(shared.queries, t, q[t], lane);
             factors[t] = score_factors<KC, D>(shared.queries, t, lane, p.k_step, p.k_bias, p.k_symmetric, p.k_offset);
@@ -347,8 +342,7 @@ __device__ __forceinline__ void attend(const ArgsOf<KC, VC> &p)
             if (!OPEN || entry >= 0) {
                 float s[TILES][4][4];
                 if constexpr (S::RELOAD)
-#pragma unroll
-                    for (int t = 0; t < TILES; t++)
+                    unrolled_for (int t = 0; t < TILES; t++)
                         load_operands<KC, D>(shared.queries, t, q[t], lane);
                 score_page<KC, D, LARGE, S::BYTES>(page, S::K_CODES, q, factors, k_table, p.k_symmetric, p.k_offset,
                                                 lane, s);
@@ -357,8 +351,7 @@ __device__ __forceinline__ void attend(const ArgsOf<KC, VC> &p)
                     feeder.fill_keys(p, lengths, mine + S::WARPS < at.end);
                 }
                 if constexpr (GENERAL)
-#pragma unroll
-                    for (int t = 0; t < TILES; t++)
+                    unrolled_for (int t = 0; t < TILES; t++)
                         change_scores(p, shared.queries, seen, t, first, valid, lane, s[t]);
                 if constexpr (S::SPLIT)
                     feeder.ring.wait_values(slot, parity);
@@ -378,8 +371,7 @@ __device__ __forceinline__ void attend(const ArgsOf<KC, VC> &p)
         }
         if constexpr (OPEN)
             attend_open_pages<VC, D, GENERAL>(p, shared.queries, at, seen, open_from, S::WARPS, lane, sums);
-#pragma unroll
-        for (int t = 0; t < TILES; t++) {
+        unrolled_for (int t = 0; t < TILES; t++) {
             sums[t].finish(p.v_step, p.v_bias, lane);
             if (used >= 0)
                 store_sums<VC, D>(sums[t], reinterpret_cast<float *>(shared.slots[warp][used]), t, at.pair.n_columns,

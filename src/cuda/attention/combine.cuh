@@ -16,21 +16,21 @@ namespace kvant
 struct Share {
     int first, last, begin, end, size;
 
-    __device__ __forceinline__ bool whole() const
+    KVANT_INLINE bool whole() const
     {
         return first >= begin && last <= end;
     }
-    __device__ __forceinline__ int first_block() const
+    KVANT_INLINE int first_block() const
     {
         return (unsigned)first / (unsigned)size;
     }
-    __device__ __forceinline__ int n_blocks() const
+    KVANT_INLINE int n_blocks() const
     {
         return (unsigned)(last - 1) / (unsigned)size - first_block() + 1;
     }
     /* The pair begins in its first block, which ends in the middle of it; its other blocks begin in
      * the middle of it. */
-    __device__ __forceinline__ int partial(int i) const
+    KVANT_INLINE int partial(int i) const
     {
         return 2 * (first_block() + i) + (i == 0 ? 1 : 0);
     }
@@ -42,13 +42,12 @@ template <int WARPS, int COLUMNS> struct WarpResults {
     float max[WARPS][COLUMNS], sum[WARPS][COLUMNS];
 
     /* Of tile t. */
-    __device__ __forceinline__ void put(int warp, int lane, int rows_at, int t, const float (&m)[2], const float (&s)[2])
+    KVANT_INLINE void put(int warp, int lane, int rows_at, int t, const float (&m)[2], const float (&s)[2])
     {
         if (lane == 0)
             at[warp] = rows_at;
         if (lane < 4)
-#pragma unroll
-            for (int h = 0; h < 2; h++)
+            unrolled_for (int h = 0; h < 2; h++)
                 max[warp][8 * t + 2 * lane + h] = m[h], sum[warp][8 * t + 2 * lane + h] = s[h];
     }
 };
@@ -61,8 +60,7 @@ template <int D> struct HeadSum {
 /* Sum over the block's warps of column n; the lane's channels. Weights are worked out a warp a
  * lane, so that what follows is one round of independent loads. */
 template <int D, int WARPS, int COLUMNS>
-__device__ __forceinline__ HeadSum<D> add_warps(const WarpResults<WARPS, COLUMNS> &results, const float *slots, int n,
-                                                int lane)
+KVANT_INLINE HeadSum<D> add_warps(const WarpResults<WARPS, COLUMNS> &results, const float *slots, int n, int lane)
 {
     constexpr int SPAN = WARPS > 8 ? 16 : 8; /* lanes that add up; the others do the same, for all need the sum */
     static_assert(WARPS <= SPAN, "a warp a lane");
@@ -73,19 +71,14 @@ __device__ __forceinline__ HeadSum<D> add_warps(const WarpResults<WARPS, COLUMNS
     total.max = largest_of(own);
     const float weight = any ? exp2_fast(own - total.max) : 0;
     total.sum = any ? weight * own_sum : 0;
-#pragma unroll
-    for (int k = SPAN / 2; k > 0; k /= 2)
+    unrolled_for (int k = SPAN / 2; k > 0; k /= 2)
         total.sum += __shfl_xor_sync(FULL, total.sum, k);
-#pragma unroll
-    for (int j = 0; j < Row<D>::PER_LANE; j++)
-        total.row.x[j] = 0;
-#pragma unroll
-    for (int w = 0; w < WARPS; w++) {
+    total.row.each(lane, [&](float &x, int) { x = 0; });
+    unrolled_for (int w = 0; w < WARPS; w++) {
         const int at = results.at[w];
         const float *row = slots + max(at, 0) + n * (D + 4) + lane;
         const float scale = __shfl_sync(FULL, weight, w);
-#pragma unroll
-        for (int j = 0; j < Row<D>::PER_LANE; j++) {
+        unrolled_for (int j = 0; j < Row<D>::PER_LANE; j++) {
             const float x = row[32 * j]; /* anything where there are no sums */
             total.row.x[j] += at < 0 ? 0 : scale * x;
         }
@@ -95,8 +88,7 @@ __device__ __forceinline__ HeadSum<D> add_warps(const WarpResults<WARPS, COLUMNS
 
 /* A sink is one more logit, of a token whose value is 0. */
 template <bool GENERAL, int D>
-__device__ __forceinline__ void write_output(const AttentionArgs &p, const Pair &pair, int n, HeadSum<D> &total,
-                                             int lane)
+KVANT_INLINE void write_output(const AttentionArgs &p, const Pair &pair, int n, HeadSum<D> &total, int lane)
 {
     const Column column = column_of<GENERAL>(p, pair, n);
     const QueryRow row = GENERAL ? query_row(p, pair.b, column.token)
@@ -105,25 +97,19 @@ __device__ __forceinline__ void write_output(const AttentionArgs &p, const Pair 
     if (GENERAL && p.sinks) {
         const float sink = p.sinks[column.head] * LOG2_E, top = fmaxf(total.max, sink),
                     shrink = exp2f(total.max - top);
-#pragma unroll
-        for (int j = 0; j < Row<D>::PER_LANE; j++)
-            total.row.x[j] *= shrink;
+        total.row.each(lane, [&](float &x, int) { x *= shrink; });
         total.sum *= shrink;
         total.max = top;
         all = total.sum + exp2f(sink - top);
     }
     const float inverse = GENERAL && total.sum <= 0 ? 0 : 1 / all;
-#pragma unroll
-    for (int j = 0; j < Row<D>::PER_LANE; j++)
-        total.row.x[j] *= inverse;
+    total.row.each(lane, [&](float &x, int) { x *= inverse; });
     rotate_back(total.row, p.v_rotation, lane);
-#pragma unroll
-    for (int j = 0; p.v_scale && j < Row<D>::PER_LANE; j++)
-        total.row.x[j] *= p.v_scale[pair.kv_head * D + lane + 32 * j];
+    if (p.v_scale)
+        total.row.each(lane, [&](float &x, int channel) { x *= p.v_scale[pair.kv_head * D + channel]; });
     const float share = GENERAL ? total.sum * inverse : 1;
-#pragma unroll
-    for (int j = 0; p.v_center && j < Row<D>::PER_LANE; j++)
-        total.row.x[j] += share * p.v_center[pair.kv_head * D + lane + 32 * j];
+    if (p.v_center)
+        total.row.each(lane, [&](float &x, int channel) { x += share * p.v_center[pair.kv_head * D + channel]; });
     store_row(p.out, row.out + column.head * p.out_head_stride, p.type, lane, total.row);
     if (p.lse && lane == 0)
         p.lse[row.row * p.kv_heads * p.heads_a_kv + column.head] =
@@ -131,23 +117,21 @@ __device__ __forceinline__ void write_output(const AttentionArgs &p, const Pair 
 }
 
 /* A partial result: rows in the order of lanes, then (max, sum) of each column. */
-template <int D> __device__ __forceinline__ float *partial_row(const AttentionArgs &p, int index, int n, int lane)
+template <int D> KVANT_INLINE float *partial_row(const AttentionArgs &p, int index, int n, int lane)
 {
     return p.partials + (size_t)index * partial_floats(D) + n * D + lane * Row<D>::PER_LANE;
 }
 
-template <int D> __device__ __forceinline__ float *partial_scalars(const AttentionArgs &p, int index, int n)
+template <int D> KVANT_INLINE float *partial_scalars(const AttentionArgs &p, int index, int n)
 {
     return p.partials + (size_t)index * partial_floats(D) + MOST_COLUMNS * D + 2 * n;
 }
 
 template <int D>
-__device__ __forceinline__ void write_partial(const AttentionArgs &p, int index, int n, const HeadSum<D> &total,
-                                              int lane)
+KVANT_INLINE void write_partial(const AttentionArgs &p, int index, int n, const HeadSum<D> &total, int lane)
 {
     float *row = partial_row<D>(p, index, n, lane);
-#pragma unroll
-    for (int j = 0; j < Row<D>::PER_LANE; j++)
+    unrolled_for (int j = 0; j < Row<D>::PER_LANE; j++)
         __stcg(row + j, total.row.x[j]);
     if (lane == 0) {
         float *scalars = partial_scalars<D>(p, index, n);
@@ -158,19 +142,17 @@ __device__ __forceinline__ void write_partial(const AttentionArgs &p, int index,
 
 /* Loads a lane's part of a row. Vector loads, because the last block's time is the latency of
  * these. */
-template <int D> __device__ __forceinline__ Row<D> load_partial(const float *from)
+template <int D> KVANT_INLINE Row<D> load_partial(const float *from)
 {
     constexpr int N = Row<D>::PER_LANE;
     Row<D> row;
     if constexpr (N % 4 == 0) {
-#pragma unroll
-        for (int j = 0; j < N; j += 4) {
+        unrolled_for (int j = 0; j < N; j += 4) {
             float4 x = __ldcg(reinterpret_cast<const float4 *>(from + j));
             row.x[j] = x.x, row.x[j + 1] = x.y, row.x[j + 2] = x.z, row.x[j + 3] = x.w;
         }
     } else {
-#pragma unroll
-        for (int j = 0; j < N; j++)
+        unrolled_for (int j = 0; j < N; j++)
             row.x[j] = __ldcg(from + j);
     }
     return row;
@@ -184,15 +166,13 @@ template <int D> constexpr int MOST_AT_ONCE = D == 256 ? 16 : 32;
  * blocks are done, so all that counts is how many trips to memory stand behind each other, and how
  * many instructions. */
 template <int D, int AT_ONCE>
-__device__ __forceinline__ HeadSum<D> add_rows(const AttentionArgs &p, const Share &share, int blocks, int n,
-                                               int lane)
+KVANT_INLINE HeadSum<D> add_rows(const AttentionArgs &p, const Share &share, int blocks, int n, int lane)
 {
     Row<D> rows[AT_ONCE];
     const float *const start = partial_row<D>(p, share.partial(0), n, lane), *const second = partial_row<D>(
                                                                                  p, share.partial(1), n, lane);
     auto load_rows = [&](int from) { /* beyond the last block: the last one again, with weight 0 */
-#pragma unroll
-                                     for (int k = 0; k < AT_ONCE; k++) {
+                                     unrolled_for (int k = 0; k < AT_ONCE; k++) {
                                          const int i = min(from + k, blocks - 1);
                                          rows[k] = load_partial<D>(
                                              i == 0 ? start : second + (i - 1) * (int)(2 * partial_floats(D)));
@@ -211,9 +191,7 @@ __device__ __forceinline__ HeadSum<D> add_rows(const AttentionArgs &p, const Sha
     HeadSum<D> total;
     total.max = largest_of(top);
     total.sum = 0;
-#pragma unroll
-    for (int j = 0; j < Row<D>::PER_LANE; j++)
-        total.row.x[j] = 0;
+    total.row.each(lane, [&](float &x, int) { x = 0; });
     float weight = 0;
 #pragma unroll 1
     for (int from = 0;;) {
@@ -223,11 +201,9 @@ __device__ __forceinline__ HeadSum<D> add_rows(const AttentionArgs &p, const Sha
             total.sum += weight * scalars.y;
             weight = from + lane < blocks ? weight : 0;
         }
-#pragma unroll
-        for (int k = 0; k < AT_ONCE; k++) {
+        unrolled_for (int k = 0; k < AT_ONCE; k++) {
             float scale = __shfl_sync(FULL, weight, from % 32 + k);
-#pragma unroll
-            for (int j = 0; j < Row<D>::PER_LANE; j++)
+            unrolled_for (int j = 0; j < Row<D>::PER_LANE; j++)
                 total.row.x[j] += scale * rows[k].x[j];
         }
         if (AT_ONCE < MOST_AT_ONCE<D> || (from += AT_ONCE) >= blocks)
@@ -238,8 +214,7 @@ __device__ __forceinline__ HeadSum<D> add_rows(const AttentionArgs &p, const Sha
     return total;
 }
 
-template <int D>
-__device__ __forceinline__ HeadSum<D> add_blocks(const AttentionArgs &p, const Share &share, int n, int lane)
+template <int D> KVANT_INLINE HeadSum<D> add_blocks(const AttentionArgs &p, const Share &share, int n, int lane)
 {
     const int blocks = share.n_blocks();
     if (blocks <= 4)
@@ -251,8 +226,8 @@ __device__ __forceinline__ HeadSum<D> add_blocks(const AttentionArgs &p, const S
  * do so. One lane's release and acquire do for the warp: they cover what the barriers beside them
  * order. The counter wraps to 0 at the last block, so that it is ready for the next call. */
 template <int D>
-__device__ __forceinline__ bool leave_partial(const AttentionArgs &p, const Share &share, int n,
-                                              const HeadSum<D> &total, int lane)
+KVANT_INLINE bool leave_partial(const AttentionArgs &p, const Share &share, int n, const HeadSum<D> &total,
+                                int lane)
 {
     write_partial<D>(p, share.begin > share.first ? 2 * blockIdx.x : 2 * blockIdx.x + 1, n, total, lane);
     const uint32_t last = share.n_blocks() - 1;
@@ -266,9 +241,8 @@ __device__ __forceinline__ bool leave_partial(const AttentionArgs &p, const Shar
 
 /* Called by the whole block once the warps' sums of the pair are in shared memory. */
 template <int D, bool GENERAL, int WARPS, int COLUMNS>
-__device__ __forceinline__ void finish_pair(const AttentionArgs &p, const WarpResults<WARPS, COLUMNS> &results,
-                                            const float *slots, const Pair &pair, const Share &share, int warp,
-                                            int lane)
+KVANT_INLINE void finish_pair(const AttentionArgs &p, const WarpResults<WARPS, COLUMNS> &results,
+                              const float *slots, const Pair &pair, const Share &share, int warp, int lane)
 {
     const bool whole = share.whole();
 #pragma unroll 1

@@ -2,7 +2,7 @@
  * code.
  *
  * A lane's share of a 16 x 16 tile of codes is four registers of two halves: rows r and r + 8,
- * columns k, k + 1 and k + 8, k + 9 (docs/format.md puts the codes there). A half is not the code's
+ * columns k, k + 1 and k + 8, k + 9 (format.md puts the codes there). A half is not the code's
  * number but a small whole number u in its lowest bits. As fp16 this is the subnormal u x 2^-24,
  * which tensor cores multiply exactly. So unpacking a uniform code costs one lop3 per register, and
  * no offset has to cancel in the sum.
@@ -32,7 +32,7 @@ struct Bytes {
     uint32_t minus1, minus256; /* a difference is a product and a sum */
 };
 
-__device__ __forceinline__ Bytes bytes_of(const uint32_t *codebook, uint32_t one)
+KVANT_INLINE Bytes bytes_of(const uint32_t *codebook, uint32_t one)
 {
     return Bytes{ { codebook[0], codebook[1], codebook[2], codebook[3] },
                   one << 30,
@@ -44,20 +44,20 @@ __device__ __forceinline__ Bytes bytes_of(const uint32_t *codebook, uint32_t one
                   0u - (one << 8) };
 }
 
-__device__ __forceinline__ uint32_t shift_by(uint32_t x, uint32_t power)
+KVANT_INLINE uint32_t shift_by(uint32_t x, uint32_t power)
 {
     return __umulhi(x, power);
 }
 
 /* [a0 0 b0 0], [a1 0 b1 0]: two registers from bytes in the order a0 a1 b0 b1 */
-__device__ __forceinline__ void widen(uint32_t x, const Bytes &table, uint32_t &even, uint32_t &odd)
+KVANT_INLINE void widen(uint32_t x, const Bytes &table, uint32_t &even, uint32_t &odd)
 {
     odd = prmt(x, 0, 0x4341);
     even = odd * table.minus256 + x;
 }
 
 /* Fields of 2 bits as nibbles: even ones, odd ones. */
-__device__ __forceinline__ void split_fields(uint32_t word, const Bytes &table, uint32_t &even, uint32_t &odd)
+KVANT_INLINE void split_fields(uint32_t word, const Bytes &table, uint32_t &even, uint32_t &odd)
 {
     even = word & 0x33333333u;
     odd = shift_by(even * table.minus1 + word, table.shift2);
@@ -70,7 +70,7 @@ __device__ __forceinline__ void split_fields(uint32_t word, const Bytes &table, 
 enum class Order { COLUMNS, COLUMNS_AND_8, TILES };
 
 /* Operands of the other side from the order COLUMNS into a kind's. */
-template <Order ORDER, int TILES> __device__ __forceinline__ void reorder(uint32_t (&b)[TILES][2])
+template <Order ORDER, int TILES> KVANT_INLINE void reorder(uint32_t (&b)[TILES][2])
 {
     auto halves = [](uint32_t &x, uint32_t &y) {
         uint32_t low = prmt(x, y, 0x5410);
@@ -78,52 +78,51 @@ template <Order ORDER, int TILES> __device__ __forceinline__ void reorder(uint32
         x = low;
     };
     if constexpr (ORDER == Order::COLUMNS_AND_8)
-#pragma unroll
-        for (int i = 0; i < TILES; i++)
+        unrolled_for (int i = 0; i < TILES; i++)
             halves(b[i][0], b[i][1]);
     if constexpr (ORDER == Order::TILES)
-#pragma unroll
-        for (int i = 0; i < TILES; i += 2) {
+        unrolled_for (int i = 0; i < TILES; i += 2) {
             halves(b[i][0], b[i + 1][0]);
             halves(b[i][1], b[i + 1][1]);
         }
 }
 
-struct Uniform2 {
-    static constexpr kvant_cuda_kind KIND = KVANT_CUDA_UNIFORM2;
+template <kvant_cuda_kind KIND_, int BITS_, int TILES_, int ROW8_, Order ORDER_ = Order::COLUMNS, bool BIASED_ = false>
+struct Kind {
+    static constexpr kvant_cuda_kind KIND = KIND_;
     static constexpr kvant_cuda_grouping GROUP = KVANT_CUDA_GROUP_TOKEN;
-    static constexpr int BITS = 2, TILES = 2;
-    static constexpr float ROW8 = 4;
-    static constexpr bool BIASED = false;
-    static constexpr Order ORDER = Order::COLUMNS;
+    static constexpr int BITS = BITS_, TILES = TILES_;
+    static constexpr float ROW8 = ROW8_;
+    static constexpr bool BIASED = BIASED_;
+    static constexpr Order ORDER = ORDER_;
+};
 
+/* The same codes with scales of groups of 32. */
+template <class C, kvant_cuda_kind KIND_, kvant_cuda_grouping GROUP_> struct Grouped : C {
+    static constexpr kvant_cuda_kind KIND = KIND_;
+    static constexpr kvant_cuda_grouping GROUP = GROUP_;
+};
+
+
+struct Uniform2 : Kind<KVANT_CUDA_UNIFORM2, 2, 2, 4> {
     __device__ static void unpack(const uint32_t (&w)[3], const Bytes &table, uint32_t (&a)[TILES][4])
     {
         const uint32_t x[4] = { w[0], shift_by(w[0], table.shift4), shift_by(w[0], table.shift8),
                                 shift_by(w[0], table.shift12) };
-#pragma unroll
-        for (int i = 0; i < 4; i++) {
+        unrolled_for (int i = 0; i < 4; i++) {
             a[i / 2][2 * (i % 2)] = x[i] & 0x00030003u;
             a[i / 2][2 * (i % 2) + 1] = x[i] & 0x000c000cu;
         }
     }
 };
 
-struct Uniform3 {
-    static constexpr kvant_cuda_kind KIND = KVANT_CUDA_UNIFORM3;
-    static constexpr kvant_cuda_grouping GROUP = KVANT_CUDA_GROUP_TOKEN;
-    static constexpr int BITS = 3, TILES = 4;
-    static constexpr float ROW8 = 4;
-    static constexpr bool BIASED = false;
-    static constexpr Order ORDER = Order::COLUMNS;
-
+struct Uniform3 : Kind<KVANT_CUDA_UNIFORM3, 3, 4, 4> {
     /* w[0], w[1]: the 2-bit plane of column tiles 0, 1 and 2, 3; w[2]: the 1-bit plane of all
      * four. */
     __device__ static void unpack(const uint32_t (&w)[3], const Bytes &table, uint32_t (&a)[TILES][4])
     {
         const uint32_t powers[4] = { 0, table.shift4, table.shift8, table.shift12 };
-#pragma unroll
-        for (int i = 0; i < 8; i++) { /* half a tile: bits 2 i and 2 i + 1 of the upper plane */
+        unrolled_for (int i = 0; i < 8; i++) { /* half a tile: bits 2 i and 2 i + 1 of the upper plane */
             const uint32_t low = i % 4 ? shift_by(w[i / 4], powers[i % 4]) : w[i / 4],
                            top = 2 * i < 2 ? w[2] << 2 : w[2] >> (2 * i - 2);
             const uint32_t row0 = bit_select<0x00030003u>(low, top), row8 = bit_select<0x000c000cu>(low, top << 1);
@@ -134,33 +133,14 @@ struct Uniform3 {
 };
 
 /* Scales of 32 channels of a token: values of KIVI, keys of InnerQ. */
-struct Uniform2Channels32 : Uniform2 {
-    static constexpr kvant_cuda_kind KIND = KVANT_CUDA_UNIFORM2_CHANNELS32;
-    static constexpr kvant_cuda_grouping GROUP = KVANT_CUDA_GROUP_CHANNELS32;
-};
-struct Uniform3Channels32 : Uniform3 {
-    static constexpr kvant_cuda_kind KIND = KVANT_CUDA_UNIFORM3_CHANNELS32;
-    static constexpr kvant_cuda_grouping GROUP = KVANT_CUDA_GROUP_CHANNELS32;
-};
+using Uniform2Channels32 = Grouped<Uniform2, KVANT_CUDA_UNIFORM2_CHANNELS32, KVANT_CUDA_GROUP_CHANNELS32>;
+using Uniform3Channels32 = Grouped<Uniform3, KVANT_CUDA_UNIFORM3_CHANNELS32, KVANT_CUDA_GROUP_CHANNELS32>;
 
 /* Scales of 32 tokens of a channel: keys of KIVI, values of InnerQ. */
-struct Uniform2Tokens32 : Uniform2 {
-    static constexpr kvant_cuda_kind KIND = KVANT_CUDA_UNIFORM2_TOKENS32;
-    static constexpr kvant_cuda_grouping GROUP = KVANT_CUDA_GROUP_TOKENS32;
-};
-struct Uniform3Tokens32 : Uniform3 {
-    static constexpr kvant_cuda_kind KIND = KVANT_CUDA_UNIFORM3_TOKENS32;
-    static constexpr kvant_cuda_grouping GROUP = KVANT_CUDA_GROUP_TOKENS32;
-};
+using Uniform2Tokens32 = Grouped<Uniform2, KVANT_CUDA_UNIFORM2_TOKENS32, KVANT_CUDA_GROUP_TOKENS32>;
+using Uniform3Tokens32 = Grouped<Uniform3, KVANT_CUDA_UNIFORM3_TOKENS32, KVANT_CUDA_GROUP_TOKENS32>;
 
-struct Uniform4 {
-    static constexpr kvant_cuda_kind KIND = KVANT_CUDA_UNIFORM4;
-    static constexpr kvant_cuda_grouping GROUP = KVANT_CUDA_GROUP_TOKEN;
-    static constexpr int BITS = 4, TILES = 1;
-    static constexpr float ROW8 = 16;
-    static constexpr bool BIASED = false;
-    static constexpr Order ORDER = Order::COLUMNS;
-
+struct Uniform4 : Kind<KVANT_CUDA_UNIFORM4, 4, 1, 16> {
     __device__ static void unpack(const uint32_t (&w)[3], const Bytes &table, uint32_t (&a)[TILES][4])
     {
         uint32_t high = shift_by(w[0], table.shift8);
@@ -171,14 +151,7 @@ struct Uniform4 {
     }
 };
 
-struct Uniform8 {
-    static constexpr kvant_cuda_kind KIND = KVANT_CUDA_UNIFORM8;
-    static constexpr kvant_cuda_grouping GROUP = KVANT_CUDA_GROUP_TOKEN;
-    static constexpr int BITS = 8, TILES = 1;
-    static constexpr float ROW8 = 1;
-    static constexpr bool BIASED = false;
-    static constexpr Order ORDER = Order::COLUMNS;
-
+struct Uniform8 : Kind<KVANT_CUDA_UNIFORM8, 8, 1, 1> {
     __device__ static void unpack(const uint32_t (&w)[3], const Bytes &table, uint32_t (&a)[TILES][4])
     {
         uint32_t rows0 = bit_select<0x0f0f0f0fu>(w[0], w[1] << 4),
@@ -188,14 +161,7 @@ struct Uniform8 {
     }
 };
 
-struct Codebook4 {
-    static constexpr kvant_cuda_kind KIND = KVANT_CUDA_CODEBOOK4;
-    static constexpr kvant_cuda_grouping GROUP = KVANT_CUDA_GROUP_TOKEN;
-    static constexpr int BITS = 4, TILES = 1;
-    static constexpr float ROW8 = 1;
-    static constexpr bool BIASED = true;
-    static constexpr Order ORDER = Order::COLUMNS_AND_8;
-
+struct Codebook4 : Kind<KVANT_CUDA_CODEBOOK4, 4, 1, 1, Order::COLUMNS_AND_8, true> {
     /* A selector of prmt has 3 bits of index and a fourth that asks for the sign of the byte
      * instead. All bytes are below 128, so with the fourth bit set the answer is 0, and the
      * exclusive or of a look-up in each half of the table, the fourth bit inverted for the upper
@@ -225,8 +191,7 @@ struct Codebook4 {
 
 /* even and odd: nibbles whose low bits are the codes of rows r and r + 8, in both column tiles of
  * the word */
-__device__ __forceinline__ void look_up8(uint32_t even, uint32_t odd, const Bytes &table, uint32_t (&a0)[4],
-                                         uint32_t (&a1)[4])
+KVANT_INLINE void look_up8(uint32_t even, uint32_t odd, const Bytes &table, uint32_t (&a0)[4], uint32_t (&a1)[4])
 {
     widen(prmt(table.t[0], table.t[1], even), table, a0[0], a0[2]);
     widen(prmt(table.t[0], table.t[1], shift_by(even, table.shift16)), table, a1[0], a1[2]);
@@ -235,7 +200,7 @@ __device__ __forceinline__ void look_up8(uint32_t even, uint32_t odd, const Byte
 }
 
 /* The same as bytes, as an operand of mma_bytes. */
-__device__ __forceinline__ void look_up_bytes(uint32_t even, uint32_t odd, const Bytes &table, uint32_t (&a)[4])
+KVANT_INLINE void look_up_bytes(uint32_t even, uint32_t odd, const Bytes &table, uint32_t (&a)[4])
 {
     a[0] = prmt(table.t[0], table.t[1], even);
     a[1] = prmt(table.t[0], table.t[1], odd);
@@ -243,14 +208,7 @@ __device__ __forceinline__ void look_up_bytes(uint32_t even, uint32_t odd, const
     a[3] = prmt(table.t[0], table.t[1], shift_by(odd, table.shift16));
 }
 
-struct Codebook2 {
-    static constexpr kvant_cuda_kind KIND = KVANT_CUDA_CODEBOOK2;
-    static constexpr kvant_cuda_grouping GROUP = KVANT_CUDA_GROUP_TOKEN;
-    static constexpr int BITS = 2, TILES = 2;
-    static constexpr float ROW8 = 1;
-    static constexpr bool BIASED = true;
-    static constexpr Order ORDER = Order::TILES;
-
+struct Codebook2 : Kind<KVANT_CUDA_CODEBOOK2, 2, 2, 1, Order::TILES, true> {
     __device__ static void unpack(const uint32_t (&w)[3], const Bytes &table, uint32_t (&a)[TILES][4])
     {
         uint32_t even, odd;
@@ -266,14 +224,7 @@ struct Codebook2 {
     }
 };
 
-struct Codebook3 {
-    static constexpr kvant_cuda_kind KIND = KVANT_CUDA_CODEBOOK3;
-    static constexpr kvant_cuda_grouping GROUP = KVANT_CUDA_GROUP_TOKEN;
-    static constexpr int BITS = 3, TILES = 4;
-    static constexpr float ROW8 = 1;
-    static constexpr bool BIASED = true;
-    static constexpr Order ORDER = Order::TILES;
-
+struct Codebook3 : Kind<KVANT_CUDA_CODEBOOK3, 3, 4, 1, Order::TILES, true> {
     /* Spreads four nibbles, b3 b2 b1 b0 -> 0 b3 0 b2 0 b1 0 b0: a 16-entry look-up as in
      * Codebook4. */
     __device__ static uint32_t spread(uint32_t nibbles)
@@ -303,8 +254,7 @@ struct Codebook3 {
     {
         uint32_t top[2], even, odd;
         spread_top(w[2], table, top);
-#pragma unroll
-        for (int pair = 0; pair < 2; pair++) {
+        unrolled_for (int pair = 0; pair < 2; pair++) {
             join(w[pair], top[pair], table, even, odd);
             look_up8(even, odd, table, a[2 * pair], a[2 * pair + 1]);
         }
@@ -314,8 +264,7 @@ struct Codebook3 {
     {
         uint32_t top[2], even, odd;
         spread_top(w[2], table, top);
-#pragma unroll
-        for (int pair = 0; pair < 2; pair++) {
+        unrolled_for (int pair = 0; pair < 2; pair++) {
             join(w[pair], top[pair], table, even, odd);
             look_up_bytes(even, odd, table, a[pair]);
         }
@@ -323,7 +272,7 @@ struct Codebook3 {
 };
 
 /* The lane's words of R row tiles. */
-template <int R> __device__ __forceinline__ void load_words(const uint32_t *from, uint32_t (&to)[R])
+template <int R> KVANT_INLINE void load_words(const uint32_t *from, uint32_t (&to)[R])
 {
     static_assert(R == 4 || R == 2, "head_dim 64, 96, 128, 256 have row groups of 4 and 2 tiles");
     if constexpr (R == 4) {
@@ -338,15 +287,13 @@ template <int R> __device__ __forceinline__ void load_words(const uint32_t *from
 /* Words of column step `step` for the R row tiles of group g: w[i] holds the words that unpack
  * needs for tile i. */
 template <class C, int R, int COLUMN_TILES>
-__device__ __forceinline__ void load_step(const uint32_t *plane, int g, int step, int lane, int plane_words,
-                                          uint32_t (&w)[R][3])
+KVANT_INLINE void load_step(const uint32_t *plane, int g, int step, int lane, int plane_words, uint32_t (&w)[R][3])
 {
     constexpr int UNITS2 = (COLUMN_TILES + 1) / 2, UNITS1 = (COLUMN_TILES + 3) / 4;
     uint32_t x[R];
     auto take = [&](int units, int unit, int offset, int which) {
         load_words<R>(plane + offset + 128 * g * units + (32 * unit + lane) * R, x);
-#pragma unroll
-        for (int i = 0; i < R; i++)
+        unrolled_for (int i = 0; i < R; i++)
             w[i][which] = x[i];
     };
     if constexpr (C::BITS == 4) {
@@ -361,28 +308,24 @@ __device__ __forceinline__ void load_step(const uint32_t *plane, int g, int step
         if (2 * step + 1 < UNITS2)
             take(UNITS2, 2 * step + 1, 0, 1);
         else
-#pragma unroll
-            for (int i = 0; i < R; i++)
+            unrolled_for (int i = 0; i < R; i++)
                 w[i][1] = 0;
         take(UNITS1, step, plane_words, 2);
     }
 }
 
 template <class C, int R, int COLUMN_TILES, class F>
-__device__ __forceinline__ void for_each_tile_of_group(const uint32_t *plane, int g, int lane, int plane_words,
-                                                       const Bytes &table, F &&use)
+KVANT_INLINE void for_each_tile_of_group(const uint32_t *plane, int g, int lane, int plane_words,
+                                         const Bytes &table, F &&use)
 {
     constexpr int STEPS = (COLUMN_TILES + C::TILES - 1) / C::TILES;
-#pragma unroll
-    for (int step = 0; step < STEPS; step++) {
+    unrolled_for (int step = 0; step < STEPS; step++) {
         uint32_t w[R][3];
         load_step<C, R, COLUMN_TILES>(plane, g, step, lane, plane_words, w);
-#pragma unroll
-        for (int i = 0; i < R; i++) {
+        unrolled_for (int i = 0; i < R; i++) {
             uint32_t a[C::TILES][4];
             C::unpack(w[i], table, a);
-#pragma unroll
-            for (int t = 0; t < C::TILES; t++)
+            unrolled_for (int t = 0; t < C::TILES; t++)
                 if (step * C::TILES + t < COLUMN_TILES)
                     use(4 * g + i, step * C::TILES + t, a[t]);
         }
@@ -392,17 +335,15 @@ __device__ __forceinline__ void for_each_tile_of_group(const uint32_t *plane, in
 /* use(row tile, pair of column tiles, registers) for a key page of codes of a codebook, as
  * bytes. */
 template <class C, int COLUMN_TILES, class F>
-__device__ __forceinline__ void for_each_key_pair(const uint8_t *page, int lane, const Bytes &table, F &&use)
+KVANT_INLINE void for_each_key_pair(const uint8_t *page, int lane, const Bytes &table, F &&use)
 {
     constexpr int FIRST = (COLUMN_TILES + 1) / 2 * 128; /* words of a plane of 2 bits */
     const uint32_t *plane = reinterpret_cast<const uint32_t *>(page);
     if constexpr (C::BITS == 3) {
-#pragma unroll
-        for (int step = 0; 4 * step < COLUMN_TILES; step++) {
+        unrolled_for (int step = 0; 4 * step < COLUMN_TILES; step++) {
             uint32_t w[4][3];
             load_step<C, 4, COLUMN_TILES>(plane, 0, step, lane, FIRST, w);
-#pragma unroll
-            for (int rt = 0; rt < 4; rt++) {
+            unrolled_for (int rt = 0; rt < 4; rt++) {
                 uint32_t a[2][4];
                 C::unpack_bytes(w[rt], table, a);
                 use(rt, 2 * step, a[0]);
@@ -411,16 +352,14 @@ __device__ __forceinline__ void for_each_key_pair(const uint8_t *page, int lane,
             }
         }
     } else {
-#pragma unroll
-        for (int pair = 0; pair < COLUMN_TILES / 2; pair++) {
+        unrolled_for (int pair = 0; pair < COLUMN_TILES / 2; pair++) {
             uint32_t x[4], y[4], a[4];
             if constexpr (C::BITS == 4) {
                 load_words<4>(plane + (64 * pair + lane) * 4, x);
                 load_words<4>(plane + (64 * pair + 32 + lane) * 4, y);
             } else
                 load_words<4>(plane + (32 * pair + lane) * 4, x);
-#pragma unroll
-            for (int rt = 0; rt < 4; rt++) {
+            unrolled_for (int rt = 0; rt < 4; rt++) {
                 if constexpr (C::BITS == 4) {
                     C::look_up(x[rt], table, a[0], a[1]);
                     C::look_up(y[rt], table, a[2], a[3]);
@@ -434,13 +373,12 @@ __device__ __forceinline__ void for_each_key_pair(const uint8_t *page, int lane,
 
 /* use(row tile, column tile, registers) for every tile of a plane of ROW_TILES x COLUMN_TILES. */
 template <class C, int ROW_TILES, int COLUMN_TILES, class F>
-__device__ __forceinline__ void for_each_tile(const uint8_t *page, int lane, const Bytes &table, F &&use)
+KVANT_INLINE void for_each_tile(const uint8_t *page, int lane, const Bytes &table, F &&use)
 {
     /* words of the first plane, where a second one starts */
     constexpr int FIRST = C::BITS == 3 ? (COLUMN_TILES + 1) / 2 * 32 * ROW_TILES : COLUMN_TILES * 32 * ROW_TILES;
     const uint32_t *plane = reinterpret_cast<const uint32_t *>(page);
-#pragma unroll
-    for (int g = 0; g < ROW_TILES / 4; g++)
+    unrolled_for (int g = 0; g < ROW_TILES / 4; g++)
         for_each_tile_of_group<C, 4, COLUMN_TILES>(plane, g, lane, FIRST, table, use);
     if constexpr (ROW_TILES % 4 != 0)
         for_each_tile_of_group<C, ROW_TILES % 4, COLUMN_TILES>(plane, ROW_TILES / 4, lane, FIRST, table, use);

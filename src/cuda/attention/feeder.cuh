@@ -24,7 +24,7 @@ template <class L, bool GENERAL, int WARPS, int STAGES, int SLOT, int V_OFFSET, 
     bool keys_there;  /* SPLIT: of the next page to fetch */
     int32_t *entries; /* shared: the table's entry of the page in each slot */
 
-    __device__ __forceinline__ void look_up(const AttentionArgs &p, const L &lengths)
+    KVANT_INLINE void look_up(const AttentionArgs &p, const L &lengths)
     {
         int i = next + WARPS * ring.lane;
         in_batch = 0;
@@ -39,7 +39,7 @@ template <class L, bool GENERAL, int WARPS, int STAGES, int SLOT, int V_OFFSET, 
     }
 
     /* Where they lie, once the table's entry is there. */
-    __device__ __forceinline__ void find_pages(const AttentionArgs &p)
+    KVANT_INLINE void find_pages(const AttentionArgs &p)
     {
         if (entry >= 0)
             locate(p.k, p.v, entry, kv_head);
@@ -47,14 +47,14 @@ template <class L, bool GENERAL, int WARPS, int STAGES, int SLOT, int V_OFFSET, 
             locate(p.k_open, p.v_open, entry == KVANT_CUDA_NO_BLOCK ? 0 : -1 - entry, kv_head);
     }
 
-    __device__ __forceinline__ void locate(const PageSource &of_k, const PageSource &of_v, int block, int kv_head)
+    KVANT_INLINE void locate(const PageSource &of_k, const PageSource &of_v, int block, int kv_head)
     {
         k = of_k.base + (size_t)(uint32_t)block * of_k.block_stride + kv_head * of_k.head_stride;
         v = of_v.base + (size_t)(uint32_t)block * of_v.block_stride + kv_head * of_v.head_stride;
     }
 
-    __device__ __forceinline__ void start(const AttentionArgs &p, const L &lengths, const Piece<GENERAL> &piece,
-                                          int warp, int32_t *entries_)
+    KVANT_INLINE void start(const AttentionArgs &p, const L &lengths, const Piece<GENERAL> &piece, int warp,
+                            int32_t *entries_)
     {
         entries = entries_;
         cursor = piece.cursor;
@@ -69,7 +69,7 @@ template <class L, bool GENERAL, int WARPS, int STAGES, int SLOT, int V_OFFSET, 
     /* An address goes from the lane that has it to all by sums, because a sum's result is known to
      * be the same in all lanes: copies take it as it is, without a loop over lanes that could have
      * different ones. */
-    __device__ __forceinline__ const uint8_t *of_batch(const uint8_t *x) const
+    KVANT_INLINE const uint8_t *of_batch(const uint8_t *x) const
     {
         const uint64_t own = ring.lane == in_batch ? reinterpret_cast<uint64_t>(x) : 0;
         const uint64_t low = __reduce_add_sync(FULL, (uint32_t)own),
@@ -78,7 +78,7 @@ template <class L, bool GENERAL, int WARPS, int STAGES, int SLOT, int V_OFFSET, 
     }
 
     /* The next K page, while the V page before it is in use; not when `wanted` is false. */
-    __device__ __forceinline__ void fill_keys(const AttentionArgs &p, const L &lengths, bool wanted)
+    KVANT_INLINE void fill_keys(const AttentionArgs &p, const L &lengths, bool wanted)
     {
         if (!wanted || next >= end) {
             ring.skip();
@@ -92,17 +92,17 @@ template <class L, bool GENERAL, int WARPS, int STAGES, int SLOT, int V_OFFSET, 
             ring.skip();
             return;
         }
-        ring.fill_keys(slot, of_batch(k), p.k.bytes);
+        ring.fill_one(slot, 0, of_batch(k), p.k.bytes);
         keys_there = true;
     }
 
-    __device__ __forceinline__ void fill_values(const AttentionArgs &p)
+    KVANT_INLINE void fill_values(const AttentionArgs &p)
     {
         if constexpr (SPLIT)
-            ring.fill_values(slot, of_batch(v), p.v.bytes);
+            ring.fill_one(slot, 1, of_batch(v), p.v.bytes);
     }
 
-    __device__ __forceinline__ void fill(const AttentionArgs &p, const L &lengths)
+    KVANT_INLINE void fill(const AttentionArgs &p, const L &lengths)
     {
         if (next >= end) {
             ring.skip();

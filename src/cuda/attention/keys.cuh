@@ -24,7 +24,7 @@ template <class C, int D> struct ScoreFactors {
 };
 
 /* What a 1 in a score's accumulator is worth. */
-template <class C, bool BYTES> __device__ __forceinline__ constexpr float code_unit()
+template <class C, bool BYTES> KVANT_INLINE constexpr float code_unit()
 {
     if constexpr (HAS_CHUNKS<C>)
         return C::UNIT;
@@ -33,13 +33,11 @@ template <class C, bool BYTES> __device__ __forceinline__ constexpr float code_u
 
 /* Sums of the query over groups of channels as an operand whose rows are groups: rounded ones, and
  * 4 or 8 rows behind them what they lost. */
-template <int D, class Q>
-__device__ __forceinline__ void load_group_sums(const Q &tile, float times, int lane, uint32_t (&b)[2])
+template <int D, class Q> KVANT_INLINE void load_group_sums(const Q &tile, float times, int lane, uint32_t (&b)[2])
 {
     constexpr int GROUPS = D / 32, LOST = GROUPS <= 4 ? 4 : 8;
     float x[2];
-#pragma unroll
-    for (int i = 0; i < 2; i++) {
+    unrolled_for (int i = 0; i < 2; i++) {
         const int g = (2 * (lane & 3) + i) % LOST;
         x[i] = g < GROUPS ? tile.group_sum[lane >> 2][min(g, GROUPS - 1)] * times : 0;
     }
@@ -52,12 +50,11 @@ __device__ __forceinline__ void load_group_sums(const Q &tile, float times, int 
 
 /* Of columns 8 t to 8 t + 7. */
 template <class C, int D, class Q>
-__device__ __forceinline__ ScoreFactors<C, D> score_factors(const Q &tile, int t, int lane, float step, float bias,
-                                                            int symmetric, float offset)
+KVANT_INLINE ScoreFactors<C, D> score_factors(const Q &tile, int t, int lane, float step, float bias, int symmetric,
+                                              float offset)
 {
     ScoreFactors<C, D> f;
-#pragma unroll
-    for (int h = 0; h < 2; h++) {
+    unrolled_for (int h = 0; h < 2; h++) {
         const int column = 8 * t + 2 * (lane & 3) + h;
         float x = tile.factor[column] * (Q::BYTES ? step * (1 / FIXED_ONE) : C::BIASED || HAS_TRELLIS<C> ? step : 1.0f);
         f.factor[h] = x * code_unit<C, Q::BYTES>();
@@ -71,12 +68,10 @@ __device__ __forceinline__ ScoreFactors<C, D> score_factors(const Q &tile, int t
 
 /* s: accumulators in, scores (log2) out. */
 template <class C, int D>
-__device__ __forceinline__ void scale_scores(float (&s)[4][4], const ScoreFactors<C, D> &f, const TokenScales &t)
+KVANT_INLINE void scale_scores(float (&s)[4][4], const ScoreFactors<C, D> &f, const TokenScales &t)
 {
-#pragma unroll
-    for (int i = 0; i < 8; i++)
-#pragma unroll
-        for (int h = 0; h < 2; h++) {
+    unrolled_for (int i = 0; i < 8; i++)
+        unrolled_for (int h = 0; h < 2; h++) {
             float &x = s[i / 2][2 * (i & 1) + h];
             float k = i & 1 ? f.factor8[h] : f.factor[h];
             if constexpr (C::BIASED)
@@ -95,30 +90,30 @@ struct GroupScales {
     float offset;
 
     /* Zero points, or scales, which offset times are zero points. */
-    __device__ __forceinline__ const __half *zeros() const
+    KVANT_INLINE const __half *zeros() const
     {
         return symmetric ? scale : zero;
     }
-    __device__ __forceinline__ float zero_unit() const
+    KVANT_INLINE float zero_unit() const
     {
         return symmetric ? offset : 1.0f;
     }
 };
 
 template <class C, int D>
-__device__ __forceinline__ GroupScales group_scales(const uint8_t *metadata, int symmetric, float offset)
+KVANT_INLINE GroupScales group_scales(const uint8_t *metadata, int symmetric, float offset)
 {
     constexpr int SCALES = C::GROUP == KVANT_CUDA_GROUP_TOKENS32 ? 2 * D : D / 32 * PAGE_TOKENS;
     const __half *numbers = reinterpret_cast<const __half *>(metadata);
     return GroupScales{ numbers, numbers + SCALES, symmetric, offset };
 }
 
-__device__ __forceinline__ uint32_t pair_at(const __half *numbers, int at)
+KVANT_INLINE uint32_t pair_at(const __half *numbers, int at)
 {
     return *reinterpret_cast<const uint32_t *>(numbers + at);
 }
 
-__device__ __forceinline__ uint32_t multiply_pairs(uint32_t a, uint32_t b)
+KVANT_INLINE uint32_t multiply_pairs(uint32_t a, uint32_t b)
 {
     __half2 c = __hmul2(*reinterpret_cast<__half2 *>(&a), *reinterpret_cast<__half2 *>(&b));
     return *reinterpret_cast<uint32_t *>(&c);
@@ -127,18 +122,16 @@ __device__ __forceinline__ uint32_t multiply_pairs(uint32_t a, uint32_t b)
 /* Zero points are an operand with tokens as rows and groups as columns: one product gives what they
  * add to all scores. */
 template <class C, int D>
-__device__ __forceinline__ void score_channel_groups(const uint8_t *page, const uint32_t (&q)[D / 16][2],
-                                                     const ScoreFactors<C, D> &f, const Bytes &table,
-                                                     const GroupScales &m, int lane, float (&s)[4][4])
+KVANT_INLINE void score_channel_groups(const uint8_t *page, const uint32_t (&q)[D / 16][2],
+                                       const ScoreFactors<C, D> &f, const Bytes &table, const GroupScales &m,
+                                       int lane, float (&s)[4][4])
 {
     constexpr int GROUPS = D / 32, LOST = GROUPS <= 4 ? 4 : 8;
     const __half *zeros = m.zeros() + min(lane % LOST, GROUPS - 1) * PAGE_TOKENS + 8 * (lane >> 3);
-#pragma unroll
-    for (int i = 0; i < 2; i++) {
+    unrolled_for (int i = 0; i < 2; i++) {
         uint32_t z[4];
         load_matrices<true>(z, zeros + 32 * i);
-#pragma unroll
-        for (int k = 0; k < 2; k++) {
+        unrolled_for (int k = 0; k < 2; k++) {
             const uint32_t a[4] = { z[2 * k], z[2 * k + 1], LOST == 8 ? z[2 * k] : 0,
                                     LOST == 8 ? z[2 * k + 1] : 0 };
             mma(s[2 * i + k], a, f.group_sums[0], f.group_sums[1]);
@@ -161,18 +154,15 @@ __device__ __forceinline__ void score_channel_groups(const uint8_t *page, const 
             load_matrices<true>(pairs[0], at);
             load_matrices<true>(pairs[1], at + 32);
         }
-#pragma unroll
-        for (int e = 0; e < 2; e++) {
+        unrolled_for (int e = 0; e < 2; e++) {
             const __half2 both = *reinterpret_cast<const __half2 *>(&pairs[rt / 2][2 * (rt % 2) + e]);
             const bool second = g - min(g / 2 * 2, GROUPS - 2) == 1;
             const float scale = (second ? __high2float(both) : __low2float(both)) * (e ? UNIT / C::ROW8 : UNIT);
-#pragma unroll
-            for (int h = 0; h < 2; h++)
+            unrolled_for (int h = 0; h < 2; h++)
                 s[rt][2 * e + h] += part[rt][2 * e + h] * scale;
         }
     });
-#pragma unroll
-    for (int i = 0; i < 16; i++)
+    unrolled_for (int i = 0; i < 16; i++)
         s[i / 4][i % 4] *= f.base[i % 2];
 }
 
@@ -180,19 +170,17 @@ __device__ __forceinline__ void score_channel_groups(const uint8_t *page, const 
  * the same place. Zero points are an operand whose rows are groups, so one product a tile of
  * channels gives both groups' parts. */
 template <class C, int D>
-__device__ __forceinline__ void score_token_groups(const uint8_t *page, const uint32_t (&q)[D / 16][2],
-                                                   const ScoreFactors<C, D> &f, const Bytes &table,
-                                                   const GroupScales &m, int lane, float (&s)[4][4])
+KVANT_INLINE void score_token_groups(const uint8_t *page, const uint32_t (&q)[D / 16][2],
+                                     const ScoreFactors<C, D> &f, const Bytes &table, const GroupScales &m,
+                                     int lane, float (&s)[4][4])
 {
     static_assert(C::TILES % 2 == 0, "tiles come two and two, as scales do");
     float zero[4] = {};
     const __half *zeros = m.zeros() + (lane & 1) * D + 8 * (lane >> 3), *scales = m.scale + 8 * (lane >> 3);
-#pragma unroll
-    for (int i = 0; i < D / 32; i++) {
+    unrolled_for (int i = 0; i < D / 32; i++) {
         uint32_t z[4];
         load_matrices<false>(z, zeros + 32 * i);
-#pragma unroll
-        for (int k = 0; k < 2; k++) {
+        unrolled_for (int k = 0; k < 2; k++) {
             const uint32_t a[4] = { z[2 * k], 0, z[2 * k + 1], 0 };
             mma(zero, a, q[2 * i + k][0], q[2 * i + k][1]);
         }
@@ -203,24 +191,20 @@ __device__ __forceinline__ void score_token_groups(const uint8_t *page, const ui
         if (rt % 2 == 0 && ct % 2 == 0) {
             uint32_t x[4];
             load_matrices<false>(x, scales + rt / 2 * D + 16 * ct);
-#pragma unroll
-            for (int i = 0; i < 4; i++)
+            unrolled_for (int i = 0; i < 4; i++)
                 scaled[ct % C::TILES + i / 2][i % 2] = multiply_pairs(q[ct + i / 2][i % 2], x[i]);
         }
         mma(s[rt], a, b[0], b[1]);
     });
     /* rows of even number have the first group's part, odd ones the second's */
     float bases[2][2];
-#pragma unroll
-    for (int h = 0; h < 2; h++) {
+    unrolled_for (int h = 0; h < 2; h++) {
         const float own = zero[h] * (m.zero_unit() * f.base[h]), other = __shfl_xor_sync(FULL, own, 4);
         bases[0][h] = lane & 4 ? other : own;
         bases[1][h] = lane & 4 ? own : other;
     }
-#pragma unroll
-    for (int i = 0; i < 8; i++)
-#pragma unroll
-        for (int h = 0; h < 2; h++) {
+    unrolled_for (int i = 0; i < 8; i++)
+        unrolled_for (int h = 0; h < 2; h++) {
             float &x = s[i / 2][2 * (i & 1) + h];
             x = x * (i & 1 ? f.factor8[h] : f.factor[h]) + bases[i / 4][h];
         }
@@ -232,37 +216,28 @@ __device__ __forceinline__ void score_token_groups(const uint8_t *page, const ui
  * have no sign. Their sums with lower bytes begin at 2^23 and stay below 2^24 (255 * 255 * 128).
  * Their sums with upper bytes begin at 1.5 * 2^23 (255 * 128 * 128). */
 template <class C, int D, int TILES, class T>
-__device__ __forceinline__ void multiply_bytes(const uint8_t *page, const uint32_t (&q)[TILES][D / 16][2],
-                                               const T &table, int lane, float (&s)[TILES][4][4])
+KVANT_INLINE void multiply_bytes(const uint8_t *page, const uint32_t (&q)[TILES][D / 16][2], const T &table,
+                                 int lane, float (&s)[TILES][4][4])
 {
     constexpr bool AS_FLOAT = D <= 128;
     constexpr float HIGH = 12582912, LOW = HAS_TRELLIS<C> ? 8388608 : HIGH;
     int32_t low[TILES][4][4], high[TILES][4][4];
-#pragma unroll
-    for (int t = 0; t < TILES; t++)
-#pragma unroll
-        for (int i = 0; i < 16; i++) {
+    unrolled_for (int t = 0; t < TILES; t++)
+        unrolled_for (int i = 0; i < 16; i++) {
             low[t][i / 4][i % 4] = AS_FLOAT ? HAS_TRELLIS<C> ? 0x4b000000 : 0x4b400000 : 0;
             high[t][i / 4][i % 4] = AS_FLOAT ? 0x4b400000 : 0;
         }
+    auto multiply = [&](int rt, int pair, const uint32_t(&a)[4]) {
+        unrolled_for (int t = 0; t < TILES; t++) {
+            mma_bytes<!HAS_TRELLIS<C>, false>(low[t][rt], a, q[t][2 * pair][0], q[t][2 * pair][1]);
+            mma_bytes<!HAS_TRELLIS<C>, true>(high[t][rt], a, q[t][2 * pair + 1][0], q[t][2 * pair + 1][1]);
+        }
+    };
     if constexpr (HAS_TRELLIS<C>)
-        for_each_trellis_byte<C, D, TILES == 1>(page, lane, table, [&](int rt, int pair, const uint32_t(&a)[4]) {
-#pragma unroll
-            for (int t = 0; t < TILES; t++) {
-                mma_unsigned_bytes<false>(low[t][rt], a, q[t][2 * pair][0], q[t][2 * pair][1]);
-                mma_unsigned_bytes<true>(high[t][rt], a, q[t][2 * pair + 1][0], q[t][2 * pair + 1][1]);
-            }
-        });
+        for_each_trellis_byte<C, D, TILES == 1>(page, lane, table, multiply);
     else
-        for_each_key_pair<C, D / 16>(page, lane, table, [&](int rt, int pair, const uint32_t(&a)[4]) {
-#pragma unroll
-            for (int t = 0; t < TILES; t++) {
-                mma_bytes<false>(low[t][rt], a, q[t][2 * pair][0], q[t][2 * pair][1]);
-                mma_bytes<true>(high[t][rt], a, q[t][2 * pair + 1][0], q[t][2 * pair + 1][1]);
-            }
-        });
-#pragma unroll
-    for (int i = 0; i < 16 * TILES; i++) {
+        for_each_key_pair<C, D / 16>(page, lane, table, multiply);
+    unrolled_for (int i = 0; i < 16 * TILES; i++) {
         const int32_t l = low[i / 16][i / 4 % 4][i % 4], h = high[i / 16][i / 4 % 4][i % 4];
         s[i / 16][i / 4 % 4][i % 4] =
             AS_FLOAT ? (__int_as_float(h) - HIGH) * 256 + (__int_as_float(l) - LOW) : (float)(h * 256 + l);
@@ -272,18 +247,15 @@ __device__ __forceinline__ void multiply_bytes(const uint8_t *page, const uint32
 /* Scores (log2) of a page's tokens, 8 columns per tile. A code is unpacked once for all tiles.
  * codes: bytes of codes in front of the metadata. Kinds with groups of 32 have one tile. */
 template <class C, int D, bool LARGE, bool BYTES, int TILES, class T>
-__device__ __forceinline__ void score_page(const uint8_t *page, int codes,
-                                           const uint32_t (&q)[TILES][key_tiles<C, D>()][2],
-                                           const ScoreFactors<C, D> (&factors)[TILES], const T &table,
-                                           int symmetric, float offset, int lane, float (&s)[TILES][4][4])
+KVANT_INLINE void score_page(const uint8_t *page, int codes, const uint32_t (&q)[TILES][key_tiles<C, D>()][2],
+                             const ScoreFactors<C, D> (&factors)[TILES], const T &table, int symmetric,
+                             float offset, int lane, float (&s)[TILES][4][4])
 {
-#pragma unroll
-    for (int i = 0; i < 16 * TILES; i++)
+    unrolled_for (int i = 0; i < 16 * TILES; i++)
         s[i / 16][i / 4 % 4][i % 4] = 0;
     if constexpr (C::GROUP == KVANT_CUDA_GROUP_TOKEN) {
         auto multiply = [&](int rt, int ct, const uint32_t(&a)[4]) {
-#pragma unroll
-            for (int t = 0; t < TILES; t++)
+            unrolled_for (int t = 0; t < TILES; t++)
                 mma(s[t][rt], a, q[t][ct][0], q[t][ct][1]);
         };
         if constexpr (HAS_CHUNKS<C>)
@@ -297,8 +269,7 @@ __device__ __forceinline__ void score_page(const uint8_t *page, int codes,
         else
             for_each_tile<C, 4, D / 16>(page, lane, table, multiply);
         const TokenScales scales = load_scales<C>(page + codes, lane >> 2, symmetric, offset);
-#pragma unroll
-        for (int t = 0; t < TILES; t++)
+        unrolled_for (int t = 0; t < TILES; t++)
             scale_scores<C, D>(s[t], factors[t], scales);
     } else {
         static_assert(TILES == 1, "scales of groups multiply operands");

@@ -38,27 +38,22 @@ template <int D, int COLUMNS_, bool BYTES_> struct QueryTile {
 };
 
 /* A power of two above |x|, as bits of a float; its inverse is as exact. */
-__device__ __forceinline__ float power_above(float x)
+KVANT_INLINE float power_above(float x)
 {
     uint32_t exponent = min(__float_as_uint(x) >> 23 & 0xffu, 252u);
     return __uint_as_float((exponent + 1) << 23);
 }
 
 template <class C, int D, class Q>
-__device__ __forceinline__ void prepare_row(Q &tile, const AttentionArgs &p, int n, Row<D> &row, int kv_head,
-                                            int lane)
+KVANT_INLINE void prepare_row(Q &tile, const AttentionArgs &p, int n, Row<D> &row, int kv_head, int lane)
 {
-#pragma unroll
-    for (int j = 0; p.k_scale && j < Row<D>::PER_LANE; j++)
-        row.x[j] *= p.k_scale[kv_head * D + lane + 32 * j];
+    if (p.k_scale)
+        row.each(lane, [&](float &x, int channel) { x *= p.k_scale[kv_head * D + channel]; });
     rotate(row, p.k_rotation, lane);
     float largest = 0, sum = 0;
-#pragma unroll
-    for (int j = 0; j < Row<D>::PER_LANE; j++)
-        largest = fmaxf(largest, fabsf(row.x[j]));
+    row.each(lane, [&](float &x, int) { largest = fmaxf(largest, fabsf(x)); });
     float unit = power_above(largest_of(largest)), inverse = __frcp_rn(unit);
-#pragma unroll
-    for (int j = 0; j < Row<D>::PER_LANE; j++) {
+    unrolled_for (int j = 0; j < Row<D>::PER_LANE; j++) {
         __half h = __float2half_rn(row.x[j] * inverse);
         tile.rows[n * Q::STRIDE + lane + 32 * j] = h; /* for open pages, whatever the kind */
         if constexpr (Q::BYTES) {
@@ -81,7 +76,7 @@ __device__ __forceinline__ void prepare_row(Q &tile, const AttentionArgs &p, int
 }
 
 /* ALiBi as in Press et al. 2022 (kvant/attention.h), times log2(e). */
-__device__ __forceinline__ float slope_of(const AttentionArgs &p, int head)
+KVANT_INLINE float slope_of(const AttentionArgs &p, int head)
 {
     if (p.max_bias == 0)
         return LOG2_E;
@@ -97,30 +92,26 @@ template <int D, int WARPS, bool GENERAL, int COLUMNS> struct QueryRows {
 
     /* Columns that a pair does not have become zeros: their results are never read, but NaNs would
      * make every page compute its weights twice. */
-    __device__ __forceinline__ void load(const AttentionArgs &p, const Pair &pair, int warp, int lane)
+    KVANT_INLINE void load(const AttentionArgs &p, const Pair &pair, int warp, int lane)
     {
-#pragma unroll
-        for (int i = 0; i < N; i++) {
+        unrolled_for (int i = 0; i < N; i++) {
             const int n = warp + i * WARPS;
             if (n < pair.n_columns) {
                 const Column column = column_of<GENERAL>(p, pair, n);
                 const size_t at = GENERAL ? query_row(p, pair.b, column.token).q : pair.b * p.q_batch_stride;
                 rows[i] = load_row<D>(p.q, at + column.head * p.q_head_stride, p.type, lane);
             } else
-#pragma unroll
-                for (int j = 0; j < Row<D>::PER_LANE; j++)
-                    rows[i].x[j] = 0;
+                rows[i].each(lane, [](float &x, int) { x = 0; });
         }
     }
 
     /* Fills the tile; the caller synchronises before and after. first_position: of the sequence's
      * query tokens. */
     template <class C, class Q>
-    __device__ __forceinline__ void prepare(Q &tile, const AttentionArgs &p, const Pair &pair, int first_position,
-                                            int warp, int lane)
+    KVANT_INLINE void prepare(Q &tile, const AttentionArgs &p, const Pair &pair, int first_position, int warp,
+                              int lane)
     {
-#pragma unroll
-        for (int i = 0; i < N; i++) {
+        unrolled_for (int i = 0; i < N; i++) {
             const int n = warp + i * WARPS;
             if (n >= COLUMNS)
                 break;
@@ -137,12 +128,11 @@ template <int D, int WARPS, bool GENERAL, int COLUMNS> struct QueryRows {
 
 /* The lane's operand registers of one tile of 8 columns. Halves: column lane / 4, channels 2 (lane
  * mod 4), + 1 and + 8, + 9 of each tile. */
-template <int D> __device__ __forceinline__ void load_pairs(const void *rows, uint32_t (&q)[D / 16][2], int lane)
+template <int D> KVANT_INLINE void load_pairs(const void *rows, uint32_t (&q)[D / 16][2], int lane)
 {
     constexpr int STRIDE = D + 8;
     const uint16_t *row = static_cast<const uint16_t *>(rows) + (lane >> 2) * STRIDE + 2 * (lane & 3);
-#pragma unroll
-    for (int ct = 0; ct < D / 16; ct++) {
+    unrolled_for (int ct = 0; ct < D / 16; ct++) {
         q[ct][0] = *reinterpret_cast<const uint32_t *>(row + 16 * ct);
         q[ct][1] = *reinterpret_cast<const uint32_t *>(row + 16 * ct + 8);
     }
@@ -150,28 +140,23 @@ template <int D> __device__ __forceinline__ void load_pairs(const void *rows, ui
 
 /* Bytes: for two tiles t, t + 1, the lower bytes of their 8 numbers in q[t], the upper ones in q[t
  * + 1], four in a register, in the order in which the kind's look-ups give them. */
-template <class C, int D>
-__device__ __forceinline__ void load_bytes(const int16_t *fixed, uint32_t (&q)[D / 16][2], int lane)
+template <class C, int D> KVANT_INLINE void load_bytes(const int16_t *fixed, uint32_t (&q)[D / 16][2], int lane)
 {
     load_pairs<D>(fixed, q, lane);
-#pragma unroll
-    for (int t = 0; t < D / 16; t += 2) {
+    unrolled_for (int t = 0; t < D / 16; t += 2) {
         uint32_t low[2], high[2];
         if constexpr (HAS_TRELLIS<C>) {
-#pragma unroll
-            for (int i = 0; i < 2; i++) {
+            unrolled_for (int i = 0; i < 2; i++) {
                 low[i] = prmt(q[t + i][0], q[t + i][1], 0x6420);
                 high[i] = prmt(q[t + i][0], q[t + i][1], 0x7531);
             }
         } else if constexpr (C::ORDER == Order::COLUMNS_AND_8) {
-#pragma unroll
-            for (int i = 0; i < 2; i++) {
+            unrolled_for (int i = 0; i < 2; i++) {
                 low[i] = prmt(q[t + i][0], q[t + i][1], 0x6240);
                 high[i] = prmt(q[t + i][0], q[t + i][1], 0x7351);
             }
         } else {
-#pragma unroll
-            for (int i = 0; i < 2; i++) { /* columns c, then c + 1, of both tiles */
+            unrolled_for (int i = 0; i < 2; i++) { /* columns c, then c + 1, of both tiles */
                 uint32_t near = prmt(q[t][0], q[t][1], i ? 0x7362 : 0x5140),
                          next = prmt(q[t + 1][0], q[t + 1][1], i ? 0x7362 : 0x5140);
                 low[i] = prmt(near, next, 0x5410);
@@ -186,16 +171,14 @@ __device__ __forceinline__ void load_bytes(const int16_t *fixed, uint32_t (&q)[D
 /* Chunks of channels: tiles 2 i and 2 i + 1 have chunks 8 i + 2 (lane mod 4) and + 1 in a lane's
  * columns, zeros beyond the last channel, so that it does not matter what is looked up there. */
 template <class C, int D>
-__device__ __forceinline__ void load_chunks(const __half *rows, uint32_t (&q)[key_tiles<C, D>()][2], int lane)
+KVANT_INLINE void load_chunks(const __half *rows, uint32_t (&q)[key_tiles<C, D>()][2], int lane)
 {
     constexpr int STRIDE = D + 8;
     const uint16_t *row = reinterpret_cast<const uint16_t *>(rows) + (lane >> 2) * STRIDE;
-#pragma unroll
-    for (int t = 0; t < key_tiles<C, D>(); t++) {
+    unrolled_for (int t = 0; t < key_tiles<C, D>(); t++) {
         const int channel = C::CHANNELS * (8 * (t / 2) + 2 * (lane & 3) + t % 2);
         uint32_t x[4];
-#pragma unroll
-        for (int k = 0; k < 4; k++)
+        unrolled_for (int k = 0; k < 4; k++)
             x[k] = k < C::CHANNELS && channel + k < D ? row[channel + k] : 0;
         q[t][0] = x[0] | x[1] << 16;
         q[t][1] = x[2] | x[3] << 16;
@@ -204,7 +187,7 @@ __device__ __forceinline__ void load_chunks(const __half *rows, uint32_t (&q)[ke
 
 /* Of columns 8 t to 8 t + 7. */
 template <class C, int D, class Q>
-__device__ __forceinline__ void load_operands(const Q &tile, int t, uint32_t (&q)[key_tiles<C, D>()][2], int lane)
+KVANT_INLINE void load_operands(const Q &tile, int t, uint32_t (&q)[key_tiles<C, D>()][2], int lane)
 {
     const int first = t * (int)TILE_COLUMNS * Q::STRIDE;
     if constexpr (HAS_CHUNKS<C>) {

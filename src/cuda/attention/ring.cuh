@@ -40,7 +40,7 @@ template <int STAGES, int SLOT, int V_OFFSET, bool SPLIT> struct Ring {
         __syncwarp();
     }
 
-    __device__ __forceinline__ void copy(uint32_t to, const uint8_t *from, uint32_t bytes, uint32_t barrier)
+    KVANT_INLINE void copy(uint32_t to, const uint8_t *from, uint32_t bytes, uint32_t barrier)
     {
         asm volatile("cp.async.bulk.shared::cluster.global.mbarrier::complete_tx::bytes.L2::cache_hint "
                      "[%0], [%1], %2, [%3], %4;" ::"r"(to),
@@ -48,18 +48,17 @@ template <int STAGES, int SLOT, int V_OFFSET, bool SPLIT> struct Ring {
                      : "memory");
     }
 
-    __device__ __forceinline__ void expect(uint32_t barrier, uint32_t bytes)
+    KVANT_INLINE void expect(uint32_t barrier, uint32_t bytes)
     {
         asm volatile("mbarrier.arrive.expect_tx.shared::cta.b64 _, [%0], %1;" ::"r"(barrier), "r"(bytes)
                      : "memory");
     }
 
-    __device__ __forceinline__ void fill(int slot, const uint8_t *k, uint32_t k_bytes, const uint8_t *v,
-                                         uint32_t v_bytes)
+    KVANT_INLINE void fill(int slot, const uint8_t *k, uint32_t k_bytes, const uint8_t *v, uint32_t v_bytes)
     {
         if constexpr (SPLIT) {
-            fill_keys(slot, k, k_bytes);
-            fill_values(slot, v, v_bytes);
+            fill_one(slot, 0, k, k_bytes);
+            fill_one(slot, 1, v, v_bytes);
         } else if (lane == 0) {
             uint32_t barrier = barriers + 8 * slot, to = data + slot * SLOT;
             expect(barrier, k_bytes + v_bytes);
@@ -68,27 +67,20 @@ template <int STAGES, int SLOT, int V_OFFSET, bool SPLIT> struct Ring {
         }
     }
 
-    __device__ __forceinline__ void fill_keys(int slot, const uint8_t *k, uint32_t bytes)
+    /* SPLIT: the K page (0) or the V page (1) */
+    KVANT_INLINE void fill_one(int slot, int which, const uint8_t *page, uint32_t bytes)
     {
         static_assert(SPLIT, "one barrier for both pages");
+        const uint32_t barrier = barriers + 16 * slot + 8 * which;
         if (lane == 0) {
-            expect(barriers + 16 * slot, bytes);
-            copy(data + slot * SLOT, k, bytes, barriers + 16 * slot);
-        }
-    }
-
-    __device__ __forceinline__ void fill_values(int slot, const uint8_t *v, uint32_t bytes)
-    {
-        static_assert(SPLIT, "one barrier for both pages");
-        if (lane == 0) {
-            expect(barriers + 16 * slot + 8, bytes);
-            copy(data + slot * SLOT + V_OFFSET, v, bytes, barriers + 16 * slot + 8);
+            expect(barrier, bytes);
+            copy(data + slot * SLOT + which * V_OFFSET, page, bytes, barrier);
         }
     }
 
     /* A slot that takes no pages: all that can be done ahead for these two is to bring them as near
      * as the second-level cache. */
-    __device__ __forceinline__ void fill_none(int slot, const uint8_t *k, const uint8_t *v, uint32_t bytes)
+    KVANT_INLINE void fill_none(int slot, const uint8_t *k, const uint8_t *v, uint32_t bytes)
     {
         if (lane == 0) {
             for (int i = 0; i < (SPLIT ? 2 : 1); i++)
@@ -100,18 +92,18 @@ template <int STAGES, int SLOT, int V_OFFSET, bool SPLIT> struct Ring {
         }
     }
 
-    __device__ __forceinline__ void skip()
+    KVANT_INLINE void skip()
     {
     }
 
     /* The slot was written with ordinary stores since it was last filled: order them before the
      * next copy. */
-    __device__ __forceinline__ void fence_writes()
+    KVANT_INLINE void fence_writes()
     {
         asm volatile("fence.proxy.async.shared::cta;" ::: "memory");
     }
 
-    __device__ __forceinline__ void wait_at(uint32_t barrier, uint32_t parity)
+    KVANT_INLINE void wait_at(uint32_t barrier, uint32_t parity)
     {
         asm volatile("{\n.reg .pred done;\n"
                      "again: mbarrier.try_wait.parity.shared::cta.b64 done, [%0], %1;\n"
@@ -121,12 +113,12 @@ template <int STAGES, int SLOT, int V_OFFSET, bool SPLIT> struct Ring {
     }
 
     /* For both pages, or (SPLIT) for K. */
-    __device__ __forceinline__ void wait(int slot, uint32_t parity)
+    KVANT_INLINE void wait(int slot, uint32_t parity)
     {
         wait_at(barriers + (SPLIT ? 16 : 8) * slot, parity);
     }
 
-    __device__ __forceinline__ void wait_values(int slot, uint32_t parity)
+    KVANT_INLINE void wait_values(int slot, uint32_t parity)
     {
         wait_at(barriers + 16 * slot + 8, parity);
     }
@@ -145,56 +137,49 @@ template <int STAGES, int SLOT, int V_OFFSET, bool SPLIT> struct Ring {
         lane = lane_;
     }
 
-    __device__ __forceinline__ void copy(uint32_t to, const uint8_t *from, uint32_t bytes)
+    KVANT_INLINE void copy(uint32_t to, const uint8_t *from, uint32_t bytes)
     {
         for (uint32_t at = lane * 16; at < bytes; at += 512)
             asm volatile("cp.async.cg.shared.global [%0], [%1], 16;" ::"r"(to + at), "l"(from + at) : "memory");
     }
 
-    __device__ __forceinline__ void fill(int slot, const uint8_t *k, uint32_t k_bytes, const uint8_t *v,
-                                         uint32_t v_bytes)
+    KVANT_INLINE void fill(int slot, const uint8_t *k, uint32_t k_bytes, const uint8_t *v, uint32_t v_bytes)
     {
         copy(data + slot * SLOT, k, k_bytes);
         if (SPLIT)
             skip();
-        fill_values(slot, v, v_bytes);
+        fill_one(slot, 1, v, v_bytes);
     }
 
-    __device__ __forceinline__ void fill_keys(int slot, const uint8_t *k, uint32_t bytes)
+    KVANT_INLINE void fill_one(int slot, int which, const uint8_t *page, uint32_t bytes)
     {
-        copy(data + slot * SLOT, k, bytes);
+        copy(data + slot * SLOT + which * V_OFFSET, page, bytes);
         skip();
     }
 
-    __device__ __forceinline__ void fill_values(int slot, const uint8_t *v, uint32_t bytes)
-    {
-        copy(data + slot * SLOT + V_OFFSET, v, bytes);
-        skip();
-    }
-
-    __device__ __forceinline__ void fill_none(int, const uint8_t *, const uint8_t *, uint32_t)
+    KVANT_INLINE void fill_none(int, const uint8_t *, const uint8_t *, uint32_t)
     {
         skip();
     }
 
     /* Ends a group: one an item and, SPLIT, page, also when there is none left, so that wait can
      * count. */
-    __device__ __forceinline__ void skip()
+    KVANT_INLINE void skip()
     {
         asm volatile("cp.async.commit_group;" ::: "memory");
     }
 
-    __device__ __forceinline__ void fence_writes()
+    KVANT_INLINE void fence_writes()
     {
     }
 
-    __device__ __forceinline__ void wait(int, uint32_t)
+    KVANT_INLINE void wait(int, uint32_t)
     {
         asm volatile("cp.async.wait_group %0;" ::"n"(SPLIT ? 1 : STAGES - 1) : "memory");
         __syncwarp();
     }
 
-    __device__ __forceinline__ void wait_values(int, uint32_t)
+    KVANT_INLINE void wait_values(int, uint32_t)
     {
         wait(0, 0);
     }

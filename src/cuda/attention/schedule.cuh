@@ -19,7 +19,7 @@ namespace kvant
 /* a / b of numbers that are not negative, b not 0, the quotient below 2^20: an estimate, at most
  * one off, put right. A third of the instructions of a division, at a time when every one of them
  * comes from memory. */
-__device__ __forceinline__ int quotient(int a, int b)
+KVANT_INLINE int quotient(int a, int b)
 {
     const int q = __float2int_rz(__fdividef((float)a, (float)b)), rest = a - q * b;
     return rest < 0 ? q - 1 : rest >= b ? q + 1 : q;
@@ -30,7 +30,7 @@ struct QueryRow {
     size_t row, q, out;
 };
 
-__device__ __forceinline__ QueryRow query_row(const AttentionArgs &p, int b, int token)
+KVANT_INLINE QueryRow query_row(const AttentionArgs &p, int b, int token)
 {
     if (p.query_starts) {
         const size_t row = __ldg(p.query_starts + b) + token;
@@ -45,11 +45,11 @@ __device__ __forceinline__ QueryRow query_row(const AttentionArgs &p, int b, int
 template <bool GENERAL, int COLUMNS> struct Lengths {
     const AttentionArgs &p;
 
-    __device__ __forceinline__ int length(int b) const
+    KVANT_INLINE int length(int b) const
     {
         return min(max(__ldg(p.lengths + b), 0), p.max_tokens);
     }
-    __device__ __forceinline__ int queries(int b) const
+    KVANT_INLINE int queries(int b) const
     {
         if (!GENERAL || !p.query_starts)
             return GENERAL ? p.query_tokens : 1;
@@ -57,28 +57,28 @@ template <bool GENERAL, int COLUMNS> struct Lengths {
     }
     /* Position of a sequence's first query token; below 0 when the sequence is shorter than its
      * query. */
-    __device__ __forceinline__ int first_position(int b) const
+    KVANT_INLINE int first_position(int b) const
     {
         return length(b) - queries(b);
     }
     /* No query token sees a page before this one. */
-    __device__ __forceinline__ int first_page(int b) const
+    KVANT_INLINE int first_page(int b) const
     {
         if (!GENERAL || p.window == INT_MAX)
             return 0;
         return (unsigned)max(first_position(b) - p.window + 1, 0) / PAGE_TOKENS;
     }
     /* Pages per pair. */
-    __device__ __forceinline__ int pages(int b) const
+    KVANT_INLINE int pages(int b) const
     {
         return b < p.batch ? (int)((unsigned)(length(b) + PAGE_TOKENS - 1) / PAGE_TOKENS) - first_page(b) : 0;
     }
-    __device__ __forceinline__ int groups(int b) const
+    KVANT_INLINE int groups(int b) const
     {
         return GENERAL ? (unsigned)(queries(b) * p.heads_a_kv + COLUMNS - 1) / COLUMNS : p.groups;
     }
     /* Pairs per sequence. */
-    __device__ __forceinline__ int heads(int b) const
+    KVANT_INLINE int heads(int b) const
     {
         return p.kv_heads * (!GENERAL || b < p.batch ? groups(b) : 0);
     }
@@ -89,12 +89,12 @@ template <bool GENERAL, int COLUMNS> struct Lengths {
 template <bool GENERAL> struct Cursor {
     int b, first, pages, own_heads;
 
-    __device__ __forceinline__ int heads(const AttentionArgs &p) const
+    KVANT_INLINE int heads(const AttentionArgs &p) const
     {
         return GENERAL ? own_heads : p.kv_heads * p.groups;
     }
     /* Moves on to the sequence that holds page i of the line; i is below the line's end. */
-    template <class L> __device__ __forceinline__ void seek(const L &lengths, int i)
+    template <class L> KVANT_INLINE void seek(const L &lengths, int i)
     {
         while (i >= first + heads(lengths.p) * pages) {
             first += heads(lengths.p) * pages;
@@ -102,7 +102,7 @@ template <bool GENERAL> struct Cursor {
             own_heads = GENERAL ? lengths.heads(b) : 0;
         }
     }
-    __device__ __forceinline__ int head(int i) const
+    KVANT_INLINE int head(int i) const
     {
         return quotient(i - first, pages);
     }
@@ -119,15 +119,14 @@ struct Column {
     int token, head;
 };
 
-template <bool GENERAL> __device__ __forceinline__ Column column_of(const AttentionArgs &p, const Pair &pair, int n)
+template <bool GENERAL> KVANT_INLINE Column column_of(const AttentionArgs &p, const Pair &pair, int n)
 {
     const int at = pair.first_column + n, token = GENERAL ? (unsigned)at / (unsigned)p.heads_a_kv : 0;
     return Column{ token, pair.kv_head * p.heads_a_kv + at - token * p.heads_a_kv };
 }
 
 template <bool GENERAL, int COLUMNS>
-__device__ __forceinline__ Pair find_pair(const AttentionArgs &p, const Lengths<GENERAL, COLUMNS> &lengths, int b,
-                                          int head)
+KVANT_INLINE Pair find_pair(const AttentionArgs &p, const Lengths<GENERAL, COLUMNS> &lengths, int b, int head)
 {
     const int groups = lengths.groups(b), kv_head = groups == 1 ? head : quotient(head, groups),
               columns = GENERAL ? p.heads_a_kv * lengths.queries(b) : p.heads_a_kv,
@@ -147,7 +146,7 @@ template <bool GENERAL> struct Piece {
 /* The length of a piece, at least `size`, of a line whose pairs all have `pages` pages: one that
  * lets no piece reach over the end of a pair, if such a one is at most a tenth longer. A block that
  * ends one pair and begins another one stops in between, and all others wait for it in the end. */
-__device__ __forceinline__ int align_piece(int size, int pages)
+KVANT_INLINE int align_piece(int size, int pages)
 {
     if (pages < size) {
         int whole = (int)((unsigned)(size + pages - 1) / (unsigned)pages) * pages;
@@ -167,8 +166,8 @@ __device__ __forceinline__ int align_piece(int size, int pages)
 /* Called by a whole warp. A piece is at least min_pages long, so that little work is not spread
  * thin. */
 template <bool GENERAL, int COLUMNS>
-__device__ __forceinline__ Piece<GENERAL> find_piece(const Lengths<GENERAL, COLUMNS> &lengths, int index, int count,
-                                                     int min_pages, int lane)
+KVANT_INLINE Piece<GENERAL> find_piece(const Lengths<GENERAL, COLUMNS> &lengths, int index, int count,
+                                       int min_pages, int lane)
 {
     const int batch = lengths.p.batch, times = GENERAL ? 1 : lengths.heads(0);
     /* a sequence's part of the line, divided by `times` */

@@ -16,7 +16,7 @@ struct Seen {
     int from, to;
 };
 
-__device__ __forceinline__ Seen seen_by_all(const AttentionArgs &p, const Pair &pair, int first_position)
+KVANT_INLINE Seen seen_by_all(const AttentionArgs &p, const Pair &pair, int first_position)
 {
     const int first = first_position + column_of<true>(p, pair, 0).token,
               last = first_position + column_of<true>(p, pair, max(pair.n_columns - 1, 0)).token;
@@ -24,7 +24,7 @@ __device__ __forceinline__ Seen seen_by_all(const AttentionArgs &p, const Pair &
 }
 
 /* cap * tanh(x / cap), within 2^-20 of cap. */
-__device__ __forceinline__ float soften(float x, float cap)
+KVANT_INLINE float soften(float x, float cap)
 {
     const float e = exp2_fast(x * __fdividef(2 * LOG2_E, cap));
     return cap - __fdividef(2 * cap, e + 1);
@@ -33,16 +33,14 @@ __device__ __forceinline__ float soften(float x, float cap)
 /* Softcap, then mask or ALiBi. first is the position of the page's first token; the page has
  * `valid` tokens, and the mask has no cells beyond them. */
 template <class Q>
-__device__ __forceinline__ void add_bias(const AttentionArgs &p, const Q &tile, int t, int first, int valid, int lane,
-                                         float (&s)[4][4])
+KVANT_INLINE void add_bias(const AttentionArgs &p, const Q &tile, int t, int first, int valid, int lane,
+                           float (&s)[4][4])
 {
-#pragma unroll
-    for (int h = 0; h < 2; h++) {
+    unrolled_for (int h = 0; h < 2; h++) {
         const int column = 8 * t + 2 * (lane & 3) + h;
         const float slope = tile.slope[column];
         const uint16_t *mask = p.mask + tile.mask_row[column];
-#pragma unroll
-        for (int i = 0; i < 8; i++) {
+        unrolled_for (int i = 0; i < 8; i++) {
             float &x = s[i / 2][2 * (i & 1) + h];
             const int in_page = 16 * (i / 2) + 8 * (i & 1) + (lane >> 2), token = first + in_page;
             if (p.softcap_log2 > 0)
@@ -56,14 +54,11 @@ __device__ __forceinline__ void add_bias(const AttentionArgs &p, const Q &tile, 
 }
 
 template <class Q>
-__device__ __forceinline__ void hide_unseen(const AttentionArgs &p, const Q &tile, int t, int first, int lane,
-                                            float (&s)[4][4])
+KVANT_INLINE void hide_unseen(const AttentionArgs &p, const Q &tile, int t, int first, int lane, float (&s)[4][4])
 {
-#pragma unroll
-    for (int h = 0; h < 2; h++) {
+    unrolled_for (int h = 0; h < 2; h++) {
         const int position = tile.position[8 * t + 2 * (lane & 3) + h];
-#pragma unroll
-        for (int i = 0; i < 8; i++) {
+        unrolled_for (int i = 0; i < 8; i++) {
             const int token = first + 16 * (i / 2) + 8 * (i & 1) + (lane >> 2);
             if ((p.causal && token > position) || position - token >= p.window)
                 s[i / 2][2 * (i & 1) + h] = -INFINITY;
@@ -72,8 +67,8 @@ __device__ __forceinline__ void hide_unseen(const AttentionArgs &p, const Q &til
 }
 
 template <class Q>
-__device__ __forceinline__ void change_scores(const AttentionArgs &p, const Q &tile, const Seen &seen, int t,
-                                              int first, int valid, int lane, float (&s)[4][4])
+KVANT_INLINE void change_scores(const AttentionArgs &p, const Q &tile, const Seen &seen, int t, int first,
+                                int valid, int lane, float (&s)[4][4])
 {
     if (p.softcap_log2 > 0 || p.mask || p.max_bias > 0)
         add_bias(p, tile, t, first, valid, lane, s);

@@ -34,12 +34,11 @@ struct TokenScales {
 };
 
 template <class C>
-__device__ __forceinline__ TokenScales load_scales(const uint8_t *metadata, int row, int symmetric, float offset)
+KVANT_INLINE TokenScales load_scales(const uint8_t *metadata, int row, int symmetric, float offset)
 {
     const __half *numbers = reinterpret_cast<const __half *>(metadata) + row;
     TokenScales t;
-#pragma unroll
-    for (int i = 0; i < 8; i++) {
+    unrolled_for (int i = 0; i < 8; i++) {
         t.scale[i] = __half2float(numbers[8 * i]);
         if constexpr (!HAS_ZEROS<C>)
             t.zero[i] = 0;
@@ -50,10 +49,9 @@ __device__ __forceinline__ TokenScales load_scales(const uint8_t *metadata, int 
 }
 
 /* Hides tokens valid .. 63: whatever bytes stand there, their weight is 0. */
-__device__ __forceinline__ void mask_tokens(float (&s)[4][4], TokenScales &values, int valid, int row)
+KVANT_INLINE void mask_tokens(float (&s)[4][4], TokenScales &values, int valid, int row)
 {
-#pragma unroll
-    for (int i = 0; i < 8; i++)
+    unrolled_for (int i = 0; i < 8; i++)
         if (16 * (i / 2) + 8 * (i & 1) + row >= valid) {
             s[i / 2][2 * (i & 1)] = s[i / 2][2 * (i & 1) + 1] = -INFINITY;
             values.scale[i] = values.zero[i] = 0;
@@ -79,41 +77,34 @@ template <class C, int D> struct Accumulator {
         return C::GROUP == KVANT_CUDA_GROUP_TOKENS32 ? 1.0f : UNIT * (C::BIASED || HAS_TRELLIS<C> ? step : 1.0f);
     }
 
-    __device__ __forceinline__ void clear()
+    KVANT_INLINE void clear()
     {
-#pragma unroll
-        for (int i = 0; i < TILES; i++)
-#pragma unroll
-            for (int j = 0; j < 4; j++)
+        unrolled_for (int i = 0; i < TILES; i++)
+            unrolled_for (int j = 0; j < 4; j++)
                 o[i][j] = 0;
-#pragma unroll
-        for (int h = 0; h < 2; h++)
+        unrolled_for (int h = 0; h < 2; h++)
             max[h] = NEVER, sum[h] = zero[h] = weights[h] = weights[h + 2] = 0;
     }
 
     /* Raises the reference when scores + exponents of the value scales exceed it by more than
      * SLACK. */
-    __device__ __forceinline__ void raise(const float (&s)[4][4], const TokenScales &values)
+    KVANT_INLINE void raise(const float (&s)[4][4], const TokenScales &values)
     {
         float top[2] = { NEVER, NEVER };
-#pragma unroll
-        for (int i = 0; i < 8; i++) {
+        unrolled_for (int i = 0; i < 8; i++) {
             float exponent = log2_fast(fmaxf(values.scale[i], 5.9604645e-8f));
-#pragma unroll
-            for (int h = 0; h < 2; h++)
+            unrolled_for (int h = 0; h < 2; h++)
                 top[h] = fmaxf(top[h], s[i / 2][2 * (i & 1) + h] + exponent);
         }
         raise_to(top);
     }
 
     /* The same with one exponent for the values of the page. */
-    __device__ __forceinline__ void raise(const float (&s)[4][4], float exponent)
+    KVANT_INLINE void raise(const float (&s)[4][4], float exponent)
     {
         float top[2] = { NEVER, NEVER };
-#pragma unroll
-        for (int i = 0; i < 8; i++)
-#pragma unroll
-            for (int h = 0; h < 2; h++)
+        unrolled_for (int i = 0; i < 8; i++)
+            unrolled_for (int h = 0; h < 2; h++)
                 top[h] = fmaxf(top[h], s[i / 2][2 * (i & 1) + h]);
         top[0] += exponent;
         top[1] += exponent;
@@ -121,14 +112,12 @@ template <class C, int D> struct Accumulator {
     }
 
     /* top: of the lane's own tokens. */
-    __device__ __forceinline__ void raise_to(float (&top)[2])
+    KVANT_INLINE void raise_to(float (&top)[2])
     {
         if (!__any_sync(FULL, top[0] > max[0] + SLACK || top[1] > max[1] + SLACK))
             return;
-#pragma unroll
-        for (int h = 0; h < 2; h++) {
-#pragma unroll
-            for (int k = 4; k < 32; k *= 2)
+        unrolled_for (int h = 0; h < 2; h++) {
+            unrolled_for (int k = 4; k < 32; k *= 2)
                 top[h] = fmaxf(top[h], __shfl_xor_sync(FULL, top[h], k));
             float raised = fmaxf(max[h], top[h]), shrink = exp2_fast(max[h] - raised);
             max[h] = raised;
@@ -136,26 +125,22 @@ template <class C, int D> struct Accumulator {
             zero[h] *= shrink;
             weights[h] *= shrink;
             weights[h + 2] *= shrink;
-#pragma unroll
-            for (int i = 0; i < TILES; i++)
+            unrolled_for (int i = 0; i < TILES; i++)
                 o[i][h] *= shrink, o[i][h + 2] *= shrink;
         }
     }
 
     /* Adds the lanes' shares of sum and zero; afterwards o holds finished numbers (times sum). */
-    __device__ __forceinline__ void finish(float step, float bias, int lane)
+    KVANT_INLINE void finish(float step, float bias, int lane)
     {
-#pragma unroll
-        for (int h = 0; h < 2; h++) {
-#pragma unroll
-            for (int k = 4; k < 32; k *= 2) {
+        unrolled_for (int h = 0; h < 2; h++) {
+            unrolled_for (int k = 4; k < 32; k *= 2) {
                 sum[h] += __shfl_xor_sync(FULL, sum[h], k);
                 if constexpr (HAS_ZEROS<C> && C::GROUP == KVANT_CUDA_GROUP_TOKEN)
                     zero[h] += __shfl_xor_sync(FULL, zero[h], k);
             }
             const float factor = unit(step);
-#pragma unroll
-            for (int i = 0; i < TILES; i++) {
+            unrolled_for (int i = 0; i < TILES; i++) {
                 float base = C::BIASED ? -bias * step * weights[h] : zero[h];
                 if constexpr (C::GROUP == KVANT_CUDA_GROUP_CHANNELS32)
                     base = __shfl_sync(FULL, zero[h], 4 * (i / 2) + (lane & 3));
@@ -174,16 +159,14 @@ struct PageSums {
 /* p: weights of a page, not yet transposed. Returns false when a weight or their sum is too large
  * for the reference. */
 template <class C, int D>
-__device__ __forceinline__ bool weights_of(const Accumulator<C, D> &sums, const float (&s)[4][4],
-                                           const TokenScales &values, PageSums &page, uint32_t (&p)[4][2])
+KVANT_INLINE bool weights_of(const Accumulator<C, D> &sums, const float (&s)[4][4], const TokenScales &values,
+                             PageSums &page, uint32_t (&p)[4][2])
 {
     __half2 largest = __float2half2_rn(0);
     page = PageSums{};
-#pragma unroll
-    for (int i = 0; i < 8; i++) {
+    unrolled_for (int i = 0; i < 8; i++) {
         float e[2];
-#pragma unroll
-        for (int h = 0; h < 2; h++) {
+        unrolled_for (int h = 0; h < 2; h++) {
             e[h] = exp2_fast(s[i / 2][2 * (i & 1) + h] - sums.max[h]);
             page.sum[h] += e[h];
             if constexpr (HAS_ZEROS<C>)
@@ -201,34 +184,28 @@ __device__ __forceinline__ bool weights_of(const Accumulator<C, D> &sums, const 
  * rarely and is cheaper to detect than a score above the reference. The sums detect it for values
  * of scale 0. Tiles are processed together, because their dependent instructions overlap. */
 template <class C, int D, int TILES>
-__device__ __forceinline__ void weigh_tokens(Accumulator<C, D> (&sums)[TILES], const float (&s)[TILES][4][4],
-                                             const TokenScales &values, uint32_t (&p)[TILES][4][2])
+KVANT_INLINE void weigh_tokens(Accumulator<C, D> (&sums)[TILES], const float (&s)[TILES][4][4],
+                               const TokenScales &values, uint32_t (&p)[TILES][4][2])
 {
     PageSums page[TILES];
 #pragma unroll 1
     for (int attempt = 0; attempt < 2; attempt++) {
         bool fits = true;
-#pragma unroll
-        for (int t = 0; t < TILES; t++)
+        unrolled_for (int t = 0; t < TILES; t++)
             fits &= weights_of(sums[t], s[t], values, page[t], p[t]);
         if (attempt == 1 || __all_sync(FULL, fits))
             break;
-#pragma unroll
-        for (int t = 0; t < TILES; t++)
+        unrolled_for (int t = 0; t < TILES; t++)
             sums[t].raise(s[t], values);
     }
-#pragma unroll
-    for (int t = 0; t < TILES; t++) {
-#pragma unroll
-        for (int h = 0; h < 2; h++)
+    unrolled_for (int t = 0; t < TILES; t++) {
+        unrolled_for (int h = 0; h < 2; h++)
             sums[t].sum[h] += page[t].sum[h], sums[t].zero[h] += page[t].zero[h];
-#pragma unroll
-        for (int i = 0; i < 8; i++)
+        unrolled_for (int i = 0; i < 8; i++)
             p[t][i / 2][i & 1] = transpose8x8(p[t][i / 2][i & 1]);
         if constexpr (C::BIASED) {
             const uint32_t ones[4] = { 0x3c003c00u, 0x3c003c00u, 0x3c003c00u, 0x3c003c00u };
-#pragma unroll
-            for (int i = 0; i < 4; i++)
+            unrolled_for (int i = 0; i < 4; i++)
                 mma(sums[t].weights, ones, p[t][i][0], p[t][i][1]);
         }
     }

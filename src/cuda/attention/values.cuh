@@ -14,10 +14,9 @@ namespace kvant
 {
 
 /* The scores of tokens valid .. 63 of a page become those of tokens that are not there. */
-__device__ __forceinline__ void hide_tokens(float (&s)[4][4], int valid, int row)
+KVANT_INLINE void hide_tokens(float (&s)[4][4], int valid, int row)
 {
-#pragma unroll
-    for (int i = 0; i < 8; i++)
+    unrolled_for (int i = 0; i < 8; i++)
         if (16 * (i / 2) + 8 * (i & 1) + row >= valid)
             s[i / 2][2 * (i & 1)] = s[i / 2][2 * (i & 1) + 1] = -INFINITY;
 }
@@ -25,8 +24,7 @@ __device__ __forceinline__ void hide_tokens(float (&s)[4][4], int valid, int row
 /* Scales and zero points of tokens that are not there, or of a group of them, become 0: they may be
  * anything, and even 0 times that need not be 0. The caller orders this before the next copy into
  * the page's slot. */
-template <class C, int D>
-__device__ __forceinline__ void clear_scales(uint8_t *metadata, int symmetric, int valid, int lane)
+template <class C, int D> KVANT_INLINE void clear_scales(uint8_t *metadata, int symmetric, int valid, int lane)
 {
     uint16_t *numbers = reinterpret_cast<uint16_t *>(metadata);
     constexpr bool TOKENS = C::GROUP == KVANT_CUDA_GROUP_TOKENS32;
@@ -43,11 +41,9 @@ __device__ __forceinline__ void clear_scales(uint8_t *metadata, int symmetric, i
 
 /* Weights 2^(s - max) * size as operands, tokens as rows; their sum is added up before they are
  * rounded. */
-template <class A>
-__device__ __forceinline__ void weigh(A &sums, const float (&s)[4][4], float size, uint32_t (&p)[4][2])
+template <class A> KVANT_INLINE void weigh(A &sums, const float (&s)[4][4], float size, uint32_t (&p)[4][2])
 {
-#pragma unroll
-    for (int i = 0; i < 8; i++) {
+    unrolled_for (int i = 0; i < 8; i++) {
         float e0 = exp2_fast(s[i / 2][2 * (i & 1)] - sums.max[0]),
               e1 = exp2_fast(s[i / 2][2 * (i & 1) + 1] - sums.max[1]);
         sums.sum[0] += e0;
@@ -63,11 +59,10 @@ struct Size {
     uint32_t inverse;
 };
 
-template <int ARRAYS> __device__ __forceinline__ Size size_of(const __half *numbers, int lane)
+template <int ARRAYS> KVANT_INLINE Size size_of(const __half *numbers, int lane)
 {
     uint32_t largest = 0;
-#pragma unroll
-    for (int i = 0; i < ARRAYS; i++) {
+    unrolled_for (int i = 0; i < ARRAYS; i++) {
         const uint32_t pair = pair_at(numbers, PAGE_TOKENS * i + 2 * lane) & 0x7fff7fffu;
         largest = max(largest, max(pair & 0xffffu, pair >> 16));
     }
@@ -79,8 +74,8 @@ template <int ARRAYS> __device__ __forceinline__ Size size_of(const __half *numb
 /* Zero points are an operand whose rows are groups of channels: the accumulator's rows are the
  * groups' sums. */
 template <class C, int D>
-__device__ __forceinline__ void add_channel_groups(const uint8_t *page, const Bytes &table, const GroupScales &m,
-                                                   int lane, float (&s)[4][4], Accumulator<C, D> &sums)
+KVANT_INLINE void add_channel_groups(const uint8_t *page, const Bytes &table, const GroupScales &m, int lane,
+                                     float (&s)[4][4], Accumulator<C, D> &sums)
 {
     static_assert(C::TILES % 2 == 0, "tiles come two and two, as scales do");
     constexpr int GROUPS = D / 32;
@@ -91,12 +86,10 @@ __device__ __forceinline__ void add_channel_groups(const uint8_t *page, const By
     float zero[4] = {};
     const __half *zeros = m.zeros() + min(lane & 7, GROUPS - 1) * PAGE_TOKENS + 8 * (lane >> 3),
                  *scales = m.scale + 8 * (lane >> 3);
-#pragma unroll
-    for (int i = 0; i < 2; i++) {
+    unrolled_for (int i = 0; i < 2; i++) {
         uint32_t z[4];
         load_matrices<false>(z, zeros + 32 * i);
-#pragma unroll
-        for (int k = 0; k < 2; k++) {
+        unrolled_for (int k = 0; k < 2; k++) {
             const uint32_t a[4] = { z[2 * k], 0, z[2 * k + 1], 0 };
             mma(zero, a, p[2 * i + k][0], p[2 * i + k][1]);
         }
@@ -106,27 +99,24 @@ __device__ __forceinline__ void add_channel_groups(const uint8_t *page, const By
         if (rt % 2 == 0 && ct % 2 == 0) {
             uint32_t x[4];
             load_matrices<false>(x, scales + rt / 2 * PAGE_TOKENS + 16 * ct);
-#pragma unroll
-            for (int i = 0; i < 4; i++)
+            unrolled_for (int i = 0; i < 4; i++)
                 weights[ct % C::TILES + i / 2][i % 2] =
                     multiply_pairs(p[ct + i / 2][i % 2], multiply_pairs(x[i], size.inverse));
         }
         mma(sums.o[rt], a, w[0], w[1]);
     });
     const float one = m.zero_unit() / size.value;
-#pragma unroll
-    for (int h = 0; h < 2; h++)
+    unrolled_for (int h = 0; h < 2; h++)
         sums.zero[h] += zero[h] * one;
 }
 
 /* The sums of the weights over the two groups of tokens, as an operand whose rows are groups:
  * first the rounded sums, then the rounding errors. All rows of a matrix have these 16-bit
  * numbers; transposed, all columns have them. */
-__device__ __forceinline__ uint32_t load_totals(const uint32_t (&p)[4][2], float times, int lane)
+KVANT_INLINE uint32_t load_totals(const uint32_t (&p)[4][2], float times, int lane)
 {
     uint32_t rounded[2], lost[2];
-#pragma unroll
-    for (int g = 0; g < 2; g++) {
+    unrolled_for (int g = 0; g < 2; g++) {
         float total[4] = {};
         const uint32_t ones[4] = { 0x3c003c00u, 0x3c003c00u, 0x3c003c00u, 0x3c003c00u };
         mma(total, ones, p[2 * g][0], p[2 * g][1]);
@@ -142,20 +132,18 @@ __device__ __forceinline__ uint32_t load_totals(const uint32_t (&p)[4][2], float
 
 /* Zero points are an operand with channels as rows and groups of tokens as columns. */
 template <class C, int D>
-__device__ __forceinline__ void add_token_groups(const uint8_t *page, const Bytes &table, const GroupScales &m,
-                                                 int lane, float (&s)[4][4], Accumulator<C, D> &sums)
+KVANT_INLINE void add_token_groups(const uint8_t *page, const Bytes &table, const GroupScales &m, int lane,
+                                   float (&s)[4][4], Accumulator<C, D> &sums)
 {
     sums.raise(s, 0);
     uint32_t p[4][2];
     weigh(sums, s, 1, p);
     const uint32_t totals = load_totals(p, m.zero_unit(), lane);
     const __half *zeros = m.zeros() + (lane & 1) * D + 8 * (lane >> 3);
-#pragma unroll
-    for (int i = 0; i < D / 32; i++) {
+    unrolled_for (int i = 0; i < D / 32; i++) {
         uint32_t z[4];
         load_matrices<true>(z, zeros + 32 * i);
-#pragma unroll
-        for (int k = 0; k < 2; k++) {
+        unrolled_for (int k = 0; k < 2; k++) {
             const uint32_t a[4] = { z[2 * k], z[2 * k + 1], 0, 0 };
             mma(sums.o[2 * i + k], a, totals, 0);
         }
@@ -174,19 +162,17 @@ __device__ __forceinline__ void add_token_groups(const uint8_t *page, const Byte
             return;
         if (ct == 1 && rt % 2 == 0)
             load_matrices<true>(pairs[rt % 4 / 2], scales + 16 * rt);
-#pragma unroll
-        for (int e = 0; e < 2; e++) {
+        unrolled_for (int e = 0; e < 2; e++) {
             const __half2 both = *reinterpret_cast<const __half2 *>(&pairs[rt % 4 / 2][2 * (rt % 2) + e]);
             const float scale = (ct == 1 ? __low2float(both) : __high2float(both)) * (e ? UNIT / C::ROW8 : UNIT);
-#pragma unroll
-            for (int h = 0; h < 2; h++)
+            unrolled_for (int h = 0; h < 2; h++)
                 sums.o[rt][2 * e + h] += x[2 * e + h] * scale;
         }
     });
 }
 
 /* N tiles of an array of tiles, from the first one on. */
-template <int N, class T, int TILES> __device__ __forceinline__ T (&part(T (&tiles)[TILES], int first))[N]
+template <int N, class T, int TILES> KVANT_INLINE T (&part(T (&tiles)[TILES], int first))[N]
 {
     return *reinterpret_cast<T(*)[N]>(&tiles[first]);
 }
@@ -194,15 +180,13 @@ template <int N, class T, int TILES> __device__ __forceinline__ T (&part(T (&til
 /* Adds a page's values, weighted by the scores, to the sums of each tile. A code is unpacked once
  * for all tiles. */
 template <class C, int D, bool LARGE, int TILES, class T>
-__device__ __forceinline__ void add_page(const uint8_t *page, int codes, const T &table, int symmetric,
-                                         float offset, int lane, int valid, float (&s)[TILES][4][4],
-                                         Accumulator<C, D> (&sums)[TILES])
+KVANT_INLINE void add_page(const uint8_t *page, int codes, const T &table, int symmetric, float offset, int lane,
+                           int valid, float (&s)[TILES][4][4], Accumulator<C, D> (&sums)[TILES])
 {
     if constexpr (C::GROUP == KVANT_CUDA_GROUP_TOKEN) {
         TokenScales scales = load_scales<C>(page + codes, lane >> 2, symmetric, offset);
         if (valid < PAGE_TOKENS)
-#pragma unroll
-            for (int t = 0; t < TILES; t++)
+            unrolled_for (int t = 0; t < TILES; t++)
                 mask_tokens(s[t], scales, valid, lane >> 2);
         uint32_t weights[TILES][4][2];
         if constexpr (HAS_ZEROS<C> && TILES == 2) { /* both at once would spill registers */
@@ -211,12 +195,10 @@ __device__ __forceinline__ void add_page(const uint8_t *page, int codes, const T
         } else
             weigh_tokens<C, D>(sums, s, scales, weights);
         if constexpr (!HAS_CHUNKS<C>)
-#pragma unroll
-            for (int t = 0; t < TILES; t++)
+            unrolled_for (int t = 0; t < TILES; t++)
                 reorder<C::ORDER, 4>(weights[t]);
         auto multiply = [&](int rt, int ct, const uint32_t(&a)[4]) {
-#pragma unroll
-            for (int t = 0; t < TILES; t++)
+            unrolled_for (int t = 0; t < TILES; t++)
                 mma(sums[t].o[rt], a, weights[t][ct][0], weights[t][ct][1]);
         };
         if constexpr (HAS_CHUNKS<C>)

@@ -2,7 +2,7 @@
  * CPU, and the places of these codes. For encoding and decoding; attention looks the numbers up as
  * fp16 (chunks.cuh).
  *
- * All arithmetic is in single roundings. docs/format.md, "Octahedral codes", "Direction codes" and
+ * All arithmetic is in single roundings. format.md, "Octahedral codes", "Direction codes" and
  * "Chunk codes", has the formulas. */
 #ifndef KVANT_CUDA_CHUNK_NUMBERS_CUH
 #define KVANT_CUDA_CHUNK_NUMBERS_CUH
@@ -17,7 +17,7 @@ namespace kvant
 struct OctopusLevels {
     float direction[32], direction_thresholds[32], norm[8], norm_thresholds[8];
 
-    __device__ __forceinline__ void load(const kvant_cuda_book &book)
+    KVANT_INLINE void load(const kvant_cuda_book &book)
     {
         const int i = threadIdx.x;
         if (i < 32)
@@ -31,7 +31,7 @@ struct HqmqSecondaries {
     double exact[KVANT_CUDA_MAX_SECONDARIES][4];
     float4 rounded[KVANT_CUDA_MAX_SECONDARIES];
 
-    __device__ __forceinline__ void load(const kvant_cuda_book &book)
+    KVANT_INLINE void load(const kvant_cuda_book &book)
     {
         for (int i = threadIdx.x; i < (int)book.n_secondaries; i += blockDim.x) {
             const double *s = book.secondaries[i];
@@ -57,20 +57,19 @@ struct Point {
 };
 
 /* (a b + c d) + e f */
-__device__ __forceinline__ float dot3(float a, float b, float c, float d, float e, float f)
+KVANT_INLINE float dot3(float a, float b, float c, float d, float e, float f)
 {
     return __fadd_rn(__fadd_rn(__fmul_rn(a, b), __fmul_rn(c, d)), __fmul_rn(e, f));
 }
 
 /* The point of the octahedron at (u, w) of the square. */
-__device__ __forceinline__ Point octahedral_point(float u, float w)
+KVANT_INLINE Point octahedral_point(float u, float w)
 {
     const float z = __fsub_rn(__fsub_rn(1, fabsf(u)), fabsf(w)), fold = z < 0 ? -z : 0;
     return Point{ __fsub_rn(u, copysignf(fold, u)), __fsub_rn(w, copysignf(fold, w)), z };
 }
 
-__device__ __forceinline__ Point octopus_triplet(const OctopusLevels &levels, uint32_t direction_bits,
-                                                 uint32_t code, float scale)
+KVANT_INLINE Point octopus_triplet(const OctopusLevels &levels, uint32_t direction_bits, uint32_t code, float scale)
 {
     const uint32_t mask = (1u << direction_bits) - 1;
     const Point p =
@@ -81,14 +80,14 @@ __device__ __forceinline__ Point octopus_triplet(const OctopusLevels &levels, ui
 }
 
 /* Component i of Hurwitz unit p. */
-__device__ __forceinline__ double hurwitz_component(uint32_t p, int i)
+KVANT_INLINE double hurwitz_component(uint32_t p, int i)
 {
     return p >= 8 ? (p - 8) >> i & 1 ? -0.5 : 0.5 : (int)p / 2 != i ? 0.0 : p % 2 ? -1.0 : 1.0;
 }
 
 /* Component i of a direction: of unit (index mod 24) times secondary (index / 24). Signs as
  * Hamilton's product has them. */
-__device__ __forceinline__ float hqmq_component(const HqmqSecondaries &levels, uint32_t index, int i)
+KVANT_INLINE float hqmq_component(const HqmqSecondaries &levels, uint32_t index, int i)
 {
     const double *s = levels.exact[index / 24];
     const uint32_t p = index % 24;
@@ -96,8 +95,7 @@ __device__ __forceinline__ float hqmq_component(const HqmqSecondaries &levels, u
      * bit i of the mask is set */
     const uint32_t minus[4] = { 0u, 1u | 4u, 1u | 8u, 1u | 2u };
     double sum = __dmul_rn(hurwitz_component(p, 0), s[i]);
-#pragma unroll
-    for (int k = 1; k < 4; k++) {
+    unrolled_for (int k = 1; k < 4; k++) {
         const double term = __dmul_rn(hurwitz_component(p, k), s[i ^ k]);
         sum = __dadd_rn(sum, minus[k] >> i & 1 ? -term : term);
     }
@@ -105,7 +103,7 @@ __device__ __forceinline__ float hqmq_component(const HqmqSecondaries &levels, u
 }
 
 /* Word and bit of the plane of p bits for a token's chunk. */
-__device__ __forceinline__ Place chunk_place(int p, int n_chunks, bool keys, int token, int chunk)
+KVANT_INLINE Place chunk_place(int p, int n_chunks, bool keys, int token, int chunk)
 {
     const int row = token % 8, h = token % 16 / 8, tile = token / 16;
     if (keys) {
@@ -117,7 +115,7 @@ __device__ __forceinline__ Place chunk_place(int p, int n_chunks, bool keys, int
 }
 
 /* use(bits, first word, shift of the code) for each plane of codes of so many bits. */
-template <class F> __device__ __forceinline__ void for_each_chunk_plane(int bits, int n_chunks, bool keys, F &&use)
+template <class F> KVANT_INLINE void for_each_chunk_plane(int bits, int n_chunks, bool keys, F &&use)
 {
     int first = 0, shift = 0;
 #pragma unroll 1

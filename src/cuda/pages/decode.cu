@@ -24,42 +24,41 @@ struct NoBook {};
 template <int D, class Book, int LEVELS> struct CodeReader {
     float values[LEVELS];
 
-    __device__ __forceinline__ void load(const DecodeArgs &args, const NoBook &)
+    KVANT_INLINE void load(const DecodeArgs &args, const NoBook &)
     {
         if (threadIdx.x < LEVELS)
             values[threadIdx.x] = args.codec.values[threadIdx.x];
     }
-    __device__ __forceinline__ void load(const DecodeArgs &, const kvant_cuda_wide_book &book)
+    KVANT_INLINE void load(const DecodeArgs &, const kvant_cuda_wide_book &book)
     {
         static_assert(KVANT_CUDA_WIDE_LEVELS == WARPS * 32, "a thread loads a value");
         values[threadIdx.x] = book.values[threadIdx.x];
     }
 
     /* Which of a page's scales a number has. */
-    __device__ __forceinline__ static int scale_index(const kvant_cuda_params &codec, int token, int channel)
+    KVANT_INLINE static int scale_index(const kvant_cuda_params &codec, int token, int channel)
     {
         return codec.grouping == KVANT_CUDA_GROUP_TOKENS32     ? token / 32 * (int)codec.head_dim + channel
                : codec.grouping == KVANT_CUDA_GROUP_CHANNELS32 ? channel / 32 * PAGE_TOKENS + token
                                                                : token;
     }
 
-    __device__ __forceinline__ Row<D> read(const kvant_cuda_params &codec, const Book &, const uint8_t *page, int token,
-                                           int, int lane)
+    KVANT_INLINE Row<D> read(const kvant_cuda_params &codec, const Book &, const uint8_t *page, int token, int,
+                             int lane)
     {
         const __half *numbers = reinterpret_cast<const __half *>(page + codec.metadata_offset);
         if (codec.codes == KVANT_CUDA_CODES_OPEN)
             return load_row<D>(page, (size_t)token * D, KVANT_CUDA_F16, lane);
         const bool codebook = codec.codes == KVANT_CUDA_CODES_CODEBOOK;
         Row<D> row;
-#pragma unroll
-        for (int j = 0; j < Row<D>::PER_LANE; j++) {
-            const int channel = lane + 32 * j, at = scale_index(codec, token, channel);
+        row.each(lane, [&](float &x, int channel) {
+            const int at = scale_index(codec, token, channel);
             const float scale = __half2float(numbers[at]);
             const float zero = codebook || codec.symmetric ? 0 : __half2float(numbers[codec.n_scales + at]);
             const uint32_t code = read_code(codec, reinterpret_cast<const uint32_t *>(page), token, channel);
-            row.x[j] = codebook ? __fmul_rn(scale, values[code])
-                                : __fadd_rn(__fmul_rn(scale, __fadd_rn((float)code, codec.offset)), zero);
-        }
+            x = codebook ? __fmul_rn(scale, values[code])
+                         : __fadd_rn(__fmul_rn(scale, __fadd_rn((float)code, codec.offset)), zero);
+        });
         return row;
     }
 };
@@ -70,36 +69,34 @@ template <int D> struct TrellisReader {
     float values[KVANT_CUDA_TRELLIS_LEVELS];
     uint8_t bits[WARPS][D];
 
-    __device__ __forceinline__ void load(const DecodeArgs &, const kvant_cuda_trellis &trellis)
+    KVANT_INLINE void load(const DecodeArgs &, const kvant_cuda_trellis &trellis)
     {
         if (threadIdx.x < KVANT_CUDA_TRELLIS_LEVELS)
             values[threadIdx.x] = trellis.values[threadIdx.x];
     }
 
-    __device__ __forceinline__ Row<D> read(const kvant_cuda_params &codec, const kvant_cuda_trellis &trellis,
-                                           const uint8_t *page, int token, int warp, int lane)
+    KVANT_INLINE Row<D> read(const kvant_cuda_params &codec, const kvant_cuda_trellis &trellis, const uint8_t *page,
+                             int token, int warp, int lane)
     {
         const float scale = __half2float(reinterpret_cast<const __half *>(page + codec.metadata_offset)[token]);
         uint32_t codes[Row<D>::PER_LANE];
         int steps[Row<D>::PER_LANE];
         __syncwarp(); /* the row before has been read */
-#pragma unroll
-        for (int j = 0; j < Row<D>::PER_LANE; j++) {
+        unrolled_for (int j = 0; j < Row<D>::PER_LANE; j++) {
             codes[j] = read_code(codec, reinterpret_cast<const uint32_t *>(page), token, lane + 32 * j);
             steps[j] = trellis_step(codec.role, (int)codec.bits, D, lane + 32 * j);
             bits[warp][steps[j]] = codes[j] & 1;
         }
         __syncwarp();
         Row<D> row;
-#pragma unroll
-        for (int j = 0; j < Row<D>::PER_LANE; j++)
+        unrolled_for (int j = 0; j < Row<D>::PER_LANE; j++)
             row.x[j] = __fmul_rn(scale, values[8 * (codes[j] / 2) + subset_at(trellis, bits[warp], D, steps[j])]);
         return row;
     }
 };
 
-__device__ __forceinline__ uint32_t read_chunk(const kvant_cuda_params &codec, int n_chunks, const uint32_t *words,
-                                               int token, int chunk)
+KVANT_INLINE uint32_t read_chunk(const kvant_cuda_params &codec, int n_chunks, const uint32_t *words, int token,
+                                 int chunk)
 {
     uint32_t code = 0;
     for_each_chunk_plane((int)codec.bits, n_chunks, codec.role == KVANT_ROLE_K, [&](int p, int first, int shift) {
@@ -109,16 +106,16 @@ __device__ __forceinline__ uint32_t read_chunk(const kvant_cuda_params &codec, i
     return code;
 }
 
-__device__ __forceinline__ float decode_channel(const OctopusLevels &levels, const kvant_cuda_book &book,
-                                                uint32_t code, int i, float scale)
+KVANT_INLINE float decode_channel(const OctopusLevels &levels, const kvant_cuda_book &book, uint32_t code, int i,
+                                  float scale)
 {
     const Point p = octopus_triplet(levels, book.direction_bits, code, scale);
     return i == 0 ? p.x : i == 1 ? p.y : p.z;
 }
 
 /* An index beyond the directions decodes to zero. */
-__device__ __forceinline__ float decode_channel(const HqmqSecondaries &levels, const kvant_cuda_book &book,
-                                                uint32_t code, int i, float scale)
+KVANT_INLINE float decode_channel(const HqmqSecondaries &levels, const kvant_cuda_book &book, uint32_t code, int i,
+                                  float scale)
 {
     const uint32_t index = code & ((1u << book.index_bits) - 1), radius = code >> book.index_bits;
     return index < 24 * book.n_secondaries
@@ -130,42 +127,36 @@ __device__ __forceinline__ float decode_channel(const HqmqSecondaries &levels, c
 template <int D, int CHANNELS> struct ChunkReader {
     typename ChunkBook<CHANNELS>::Levels levels;
 
-    __device__ __forceinline__ void load(const DecodeArgs &, const kvant_cuda_book &book)
+    KVANT_INLINE void load(const DecodeArgs &, const kvant_cuda_book &book)
     {
         levels.load(book);
     }
 
-    __device__ __forceinline__ Row<D> read(const kvant_cuda_params &codec, const kvant_cuda_book &book,
-                                           const uint8_t *page, int token, int, int lane)
+    KVANT_INLINE Row<D> read(const kvant_cuda_params &codec, const kvant_cuda_book &book, const uint8_t *page,
+                             int token, int, int lane)
     {
         const float scale = __half2float(reinterpret_cast<const __half *>(page + codec.metadata_offset)[token]);
         Row<D> row;
-#pragma unroll
-        for (int j = 0; j < Row<D>::PER_LANE; j++) {
-            const int channel = lane + 32 * j;
+        row.each(lane, [&](float &x, int channel) {
             const uint32_t code = read_chunk(codec, (int)book.n_chunks, reinterpret_cast<const uint32_t *>(page), token,
                                              channel / CHANNELS);
-            row.x[j] = decode_channel(levels, book, code, channel % CHANNELS, scale);
-        }
+            x = decode_channel(levels, book, code, channel % CHANNELS, scale);
+        });
         return row;
     }
 };
 
-template <int D>
-__device__ __forceinline__ void write_row(const DecodeArgs &args, Row<D> &row, int token, int kv_head, int lane)
+template <int D> KVANT_INLINE void write_row(const DecodeArgs &args, Row<D> &row, int token, int kv_head, int lane)
 {
     __shared__ __align__(16) float space[WARPS][D];
     transform_back(row, args.codec, weights_of(args.codec, args.inverse_weights, kv_head), space[threadIdx.x >> 5],
                    lane);
-#pragma unroll
-    for (int j = 0; args.scale && j < Row<D>::PER_LANE; j++)
-        row.x[j] = __fmul_rn(row.x[j], args.scale[kv_head * D + lane + 32 * j]);
-#pragma unroll
-    for (int j = 0; args.center && j < Row<D>::PER_LANE; j++)
-        row.x[j] = __fadd_rn(row.x[j], args.center[kv_head * D + lane + 32 * j]);
-#pragma unroll
-    for (int j = 0; args.transformed && j < Row<D>::PER_LANE; j++)
-        row.x[j] = fminf(fmaxf(row.x[j], -65504.0f), 65504.0f);
+    if (args.scale)
+        row.each(lane, [&](float &x, int channel) { x = __fmul_rn(x, args.scale[kv_head * D + channel]); });
+    if (args.center)
+        row.each(lane, [&](float &x, int channel) { x = __fadd_rn(x, args.center[kv_head * D + channel]); });
+    if (args.transformed)
+        row.each(lane, [](float &x, int) { x = fminf(fmaxf(x, -65504.0f), 65504.0f); });
     const size_t block = args.to ? args.to[blockIdx.x] : blockIdx.x;
     const size_t at = (block * PAGE_TOKENS + token) * args.token_stride + kv_head * args.out_head_stride;
     store_row(args.out, at, args.type, lane, row);

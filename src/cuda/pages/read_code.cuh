@@ -9,8 +9,7 @@
 namespace kvant
 {
 
-__device__ __forceinline__ uint32_t read_code(const kvant_cuda_params &codec, const uint32_t *words, int token,
-                                              int channel)
+KVANT_INLINE uint32_t read_code(const kvant_cuda_params &codec, const uint32_t *words, int token, int channel)
 {
     bool keys = codec.role == KVANT_ROLE_K;
     int d = codec.head_dim / 16, rows = keys ? 4 : d, columns = keys ? d : 4;

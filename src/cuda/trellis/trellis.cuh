@@ -1,4 +1,4 @@
-/* trellis.cuh - trellis codes (docs/format.md) in attention: their kinds, and the subsets of a
+/* trellis.cuh - trellis codes (format.md) in attention: their kinds, and the subsets of a
  * page's codes.
  *
  * A code's subset follows from the trellis bits of preceding codes. These bits lie at the same
@@ -62,25 +62,25 @@ template <class C> constexpr uint32_t memory_of()
 
 /* Bits of two words side by side: those at even places of x, and of y one place higher; and those
  * at odd places. */
-__device__ __forceinline__ uint32_t even_bits(uint32_t x, uint32_t y)
+KVANT_INLINE uint32_t even_bits(uint32_t x, uint32_t y)
 {
     return bit_select<0x55555555u>(x, y << 1);
 }
 
-template <class T> __device__ __forceinline__ uint32_t odd_bits(uint32_t x, uint32_t y, const T &table)
+template <class T> KVANT_INLINE uint32_t odd_bits(uint32_t x, uint32_t y, const T &table)
 {
     return bit_select<0x55555555u>(shift_by(x, table.shift1), y);
 }
 
 /* Bit 0 of the nibbles of four words as the four bits of nibbles. */
-__device__ __forceinline__ uint32_t low_plane(const uint32_t (&w)[4])
+KVANT_INLINE uint32_t low_plane(const uint32_t (&w)[4])
 {
     return bit_select<0x33333333u>(even_bits(w[0], w[1]), even_bits(w[2], w[3]) << 2);
 }
 
 /* Bits 1 and 3 of them. */
 template <class T>
-__device__ __forceinline__ void odd_planes(const uint32_t (&w)[4], const T &table, uint32_t &bit1, uint32_t &bit3)
+KVANT_INLINE void odd_planes(const uint32_t (&w)[4], const T &table, uint32_t &bit1, uint32_t &bit3)
 {
     const uint32_t a = odd_bits(w[0], w[1], table), b = odd_bits(w[2], w[3], table);
     bit1 = bit_select<0x33333333u>(a, b << 2);
@@ -88,8 +88,7 @@ __device__ __forceinline__ void odd_planes(const uint32_t (&w)[4], const T &tabl
 }
 
 /* Planes to nibbles: bit i of nibble n of word j is bit j of nibble n of plane i. */
-template <class T>
-__device__ __forceinline__ void nibbles_of(const uint32_t (&plane)[4], const T &table, uint32_t (&w)[4])
+template <class T> KVANT_INLINE void nibbles_of(const uint32_t (&plane)[4], const T &table, uint32_t (&w)[4])
 {
     const uint32_t a = even_bits(plane[0], plane[1]), b = even_bits(plane[2], plane[3]);
     const uint32_t c = odd_bits(plane[0], plane[1], table), d = odd_bits(plane[2], plane[3], table);
@@ -105,14 +104,11 @@ template <int M> __host__ __device__ constexpr bool any_tap(int before)
 }
 
 /* The three bits of subsets, inverted where `minus` is set; at(j): the plane of j steps before. */
-template <int M, class At>
-__device__ __forceinline__ void subsets_of(const At &at, uint32_t minus, uint32_t (&z)[4])
+template <int M, class At> KVANT_INLINE void subsets_of(const At &at, uint32_t minus, uint32_t (&z)[4])
 {
-#pragma unroll
-    for (int p = 0; p < 3; p++) {
+    unrolled_for (int p = 0; p < 3; p++) {
         z[p] = minus;
-#pragma unroll
-        for (int j = 0; j <= M; j++)
+        unrolled_for (int j = 0; j <= M; j++)
             if (trellis_tap(M, p) >> j & 1)
                 z[p] ^= at(j);
     }
@@ -125,25 +121,25 @@ struct PairNumbers {
 };
 
 /* subsets: of the word's codes, in nibbles whose highest bit may be anything. */
-template <class T> __device__ __forceinline__ PairNumbers numbers_of(uint32_t w, uint32_t subsets, const T &table)
+template <class T> KVANT_INLINE PairNumbers numbers_of(uint32_t w, uint32_t subsets, const T &table)
 {
     const uint32_t near = subsets & 0x07070707u, codes8 = shift_by(w, table.shift4) & 0x0e0e0e0eu;
     return PairNumbers{ (w & 0x0e0e0e0eu) | near << 4, codes8 | (subsets & 0x70707070u) };
 }
 
 /* Where the table, of words, has the codes of the lower half, and of the upper one. */
-__device__ __forceinline__ uint32_t low_pair(uint32_t numbers)
+KVANT_INLINE uint32_t low_pair(uint32_t numbers)
 {
     return __dp4a(numbers, 0x00008002u, 0u);
 }
 
-__device__ __forceinline__ uint32_t high_pair(uint32_t numbers)
+KVANT_INLINE uint32_t high_pair(uint32_t numbers)
 {
     return __dp4a(numbers, 0x80020000u, 0u);
 }
 
 /* Bits of two bytes in turn in each half of a word: those of the lower byte at even places. */
-template <class T> __device__ __forceinline__ uint32_t interleave(uint32_t x, const T &table)
+template <class T> KVANT_INLINE uint32_t interleave(uint32_t x, const T &table)
 {
     uint32_t t = (x ^ shift_by(x, table.shift4)) & 0x00f000f0u;
     x = x ^ t ^ t << 4;
@@ -155,28 +151,27 @@ template <class T> __device__ __forceinline__ uint32_t interleave(uint32_t x, co
 
 /* What comes before the first of n planes of keys: fields move up by one, the last one to the first
  * of the next lane. */
-template <int B> __device__ __forceinline__ uint32_t key_fields_before(uint32_t plane, int lane)
+template <int B> KVANT_INLINE uint32_t key_fields_before(uint32_t plane, int lane)
 {
     const uint32_t other = __shfl_sync(FULL, plane, (lane & 28) | ((lane + 3) & 3));
     return B == 4 ? prmt(plane, other, 0x2107) : __funnelshift_l(other, plane, 4);
 }
 
-template <int B, int M, int N> __device__ __forceinline__ void close_circle(uint32_t (&chain)[M + N], int lane)
+template <int B, int M, int N> KVANT_INLINE void close_circle(uint32_t (&chain)[M + N], int lane)
 {
-#pragma unroll
-    for (int i = M - 1; i >= 0; i--)
+    unrolled_for (int i = M - 1; i >= 0; i--)
         chain[i] = key_fields_before<B>(chain[i + N], lane);
 }
 
 /* Values: the lanes of one column hold a run of 8 steps. The plane of the run of row group g is
- * at [g + 2]. The planes of the two runs before the first run (docs/format.md: loops l, h, g, r)
+ * at [g + 2]. The planes of the two runs before the first run (format.md: loops l, h, g, r)
  * precede it. */
 template <int N> struct Runs {
     uint32_t at[N + 2];
 };
 
 /* The plane of so many steps before those of run g. */
-template <int N> __device__ __forceinline__ uint32_t steps_before(const Runs<N> &runs, int g, int before, int lane)
+template <int N> KVANT_INLINE uint32_t steps_before(const Runs<N> &runs, int g, int before, int lane)
 {
     const int run = g + 2 - before / 8, left = before % 8;
     if (left == 0)
@@ -189,40 +184,39 @@ template <int M> struct TermsBefore {
     uint32_t at[M + 1];
 };
 
-template <int M, int N> __device__ __forceinline__ TermsBefore<M> terms_before(const Runs<N> &runs, int g, int lane)
+template <int M, int N> KVANT_INLINE TermsBefore<M> terms_before(const Runs<N> &runs, int g, int lane)
 {
     static_assert(M < 16, "a run and the two before it");
     TermsBefore<M> terms;
-#pragma unroll
-    for (int j = 0; j <= M; j++)
+    unrolled_for (int j = 0; j <= M; j++)
         if (any_tap<M>(j))
             terms.at[j] = steps_before<N>(runs, g, j, lane);
     return terms;
 }
 
 /* Bit 4 h + l of a byte becomes that of the step h = 1 of l, or h = 0 of l + 1. */
-__device__ __forceinline__ uint32_t value_fields_before(uint32_t x)
+KVANT_INLINE uint32_t value_fields_before(uint32_t x)
 {
     return (x << 4 & 0xf0f0f0f0u) | (x >> 3 & 0x0e0e0e0eu) | (x >> 7 & 0x01010101u);
 }
 
 /* The same of bits 2 h + l mod 2 of nibbles of l below 2 (x) and of those from there on (y), in
  * either order. */
-__device__ __forceinline__ uint32_t value_fields_before(uint32_t x, uint32_t y)
+KVANT_INLINE uint32_t value_fields_before(uint32_t x, uint32_t y)
 {
     return (x << 2 & 0xccccccccu) | (x >> 1 & 0x22222222u) | (y >> 3 & 0x11111111u);
 }
 
 /* The runs before the first one. A last group of two tiles has no run of l = 2 and 3: what comes
  * before those of the first group is the run of the group before. */
-template <int D, int N> __device__ __forceinline__ void close_runs(Runs<N> &runs)
+template <int D, int N> KVANT_INLINE void close_runs(Runs<N> &runs)
 {
     constexpr bool WHOLE = D % 64 == 0;
     runs.at[1] = value_fields_before(WHOLE ? runs.at[N + 1] : bit_select<0x33333333u>(runs.at[N + 1], runs.at[N]));
     runs.at[0] = value_fields_before(WHOLE ? runs.at[N] : bit_select<0x33333333u>(runs.at[N], runs.at[N - 1]));
 }
 
-template <int D, int N> __device__ __forceinline__ void close_runs(Runs<N> (&runs)[2])
+template <int D, int N> KVANT_INLINE void close_runs(Runs<N> (&runs)[2])
 {
     constexpr int LESS = D % 64 == 0 ? 0 : 1;
     const uint32_t last[2] = { runs[0].at[N + 1], runs[1].at[N + 1 - LESS] };
@@ -233,7 +227,7 @@ template <int D, int N> __device__ __forceinline__ void close_runs(Runs<N> (&run
     runs[1].at[0] = value_fields_before(before[1], before[0]);
 }
 
-template <int TILES> __device__ __forceinline__ void load_row_tiles(const uint32_t *group, int at, uint32_t (&w)[4])
+template <int TILES> KVANT_INLINE void load_row_tiles(const uint32_t *group, int at, uint32_t (&w)[4])
 {
     if constexpr (TILES == 4)
         load_words<4>(group + 4 * at, w);
@@ -247,10 +241,9 @@ template <int TILES> __device__ __forceinline__ void load_row_tiles(const uint32
 /* Words of one column unit of all row groups; at: of the unit and lane within a group of 4
  * tiles. */
 template <int D, int UNITS>
-__device__ __forceinline__ void load_column(const uint32_t *plane, int at, uint32_t (&w)[(D + 63) / 64][4])
+KVANT_INLINE void load_column(const uint32_t *plane, int at, uint32_t (&w)[(D + 63) / 64][4])
 {
-#pragma unroll
-    for (int g = 0; g < D / 64; g++)
+    unrolled_for (int g = 0; g < D / 64; g++)
         load_row_tiles<4>(plane + 128 * g * UNITS, at, w[g]);
     if constexpr (D % 64 != 0)
         load_row_tiles<2>(plane + 128 * (D / 64) * UNITS, at, w[D / 64]);

@@ -18,12 +18,11 @@ struct Magnitudes : Bytes {
     uint32_t more[4], shift1, one;
 };
 
-__device__ __forceinline__ Magnitudes magnitudes_of(const uint32_t (&table)[KVANT_CUDA_TABLE_WORDS], uint32_t one)
+KVANT_INLINE Magnitudes magnitudes_of(const uint32_t (&table)[KVANT_CUDA_TABLE_WORDS], uint32_t one)
 {
     Magnitudes m;
     static_cast<Bytes &>(m) = bytes_of(table, one);
-#pragma unroll
-    for (int i = 0; i < 4; i++)
+    unrolled_for (int i = 0; i < 4; i++)
         m.more[i] = table[4 + i];
     m.shift1 = one << 31;
     m.one = one;
@@ -36,12 +35,12 @@ __device__ __forceinline__ Magnitudes magnitudes_of(const uint32_t (&table)[KVAN
 template <int AT, int PAIRS> struct KeyTable : Magnitudes {
     static constexpr int LOOKED_UP = AT < 0 ? 0 : PAIRS;
 
-    __device__ __forceinline__ bool mine(int) const
+    KVANT_INLINE bool mine(int) const
     {
         return true;
     }
 
-    __device__ __forceinline__ uint32_t at(uint32_t distance) const
+    KVANT_INLINE uint32_t at(uint32_t distance) const
     {
         extern __shared__ uint8_t raw[];
         return *reinterpret_cast<const uint32_t *>(raw + AT + distance);
@@ -49,8 +48,7 @@ template <int AT, int PAIRS> struct KeyTable : Magnitudes {
 };
 
 template <int AT, int PAIRS>
-__device__ __forceinline__ KeyTable<AT, PAIRS> key_table(const uint32_t (&table)[KVANT_CUDA_TABLE_WORDS],
-                                                         uint32_t one)
+KVANT_INLINE KeyTable<AT, PAIRS> key_table(const uint32_t (&table)[KVANT_CUDA_TABLE_WORDS], uint32_t one)
 {
     KeyTable<AT, PAIRS> t;
     static_cast<Magnitudes &>(t) = magnitudes_of(table, one);
@@ -59,18 +57,17 @@ __device__ __forceinline__ KeyTable<AT, PAIRS> key_table(const uint32_t (&table)
 
 /* 128 + r in each byte, or 128 - r where minus has 0x7f and not 0. Neither borrows nor carries
  * leave a byte. */
-__device__ __forceinline__ uint32_t sign_bytes(uint32_t r, uint32_t minus, const Magnitudes &table)
+KVANT_INLINE uint32_t sign_bytes(uint32_t r, uint32_t minus, const Magnitudes &table)
 {
     return (r ^ minus) * table.one + (minus * table.minus1 + 0x80808080u);
 }
 
 /* 4 bits: the levels of the codes in the lower and the upper half of word w, whose numbers' bits 0
  * to 3 are `number`. */
-__device__ __forceinline__ void look_up32(uint32_t w, uint32_t number, const Magnitudes &table, uint32_t (&x)[2])
+KVANT_INLINE void look_up32(uint32_t w, uint32_t number, const Magnitudes &table, uint32_t (&x)[2])
 {
     const uint32_t other = number ^ 0x88888888u;
-#pragma unroll
-    for (int i = 0; i < 2; i++) {
+    unrolled_for (int i = 0; i < 2; i++) {
         const uint32_t s = i ? shift_by(number, table.shift16) : number,
                        o = i ? shift_by(other, table.shift16) : other, c = i ? shift_by(w, table.shift16) : w;
         const uint32_t low = prmt(table.t[0], table.t[1], s) * table.one + prmt(table.t[2], table.t[3], o);
@@ -84,8 +81,7 @@ __device__ __forceinline__ void look_up32(uint32_t w, uint32_t number, const Mag
 
 /* The numbers of levels of 32 codes in four words, as nibbles. */
 template <int M, class At, class T>
-__device__ __forceinline__ void numbers_of_codes(const uint32_t (&w)[4], const At &at, const T &table,
-                                                 uint32_t (&number)[4])
+KVANT_INLINE void numbers_of_codes(const uint32_t (&w)[4], const At &at, const T &table, uint32_t (&number)[4])
 {
     uint32_t bit1, sign, plane[4];
     odd_planes(w, table, bit1, sign);
@@ -97,13 +93,11 @@ __device__ __forceinline__ void numbers_of_codes(const uint32_t (&w)[4], const A
 /* Levels of columns c, c + 1, c + 8, c + 9 of 32 codes in four words: of rows r in x[j][0], of rows
  * r + 8 in x[j][1]. */
 template <int M, class At, class T>
-__device__ __forceinline__ void byte_levels(const uint32_t (&w)[4], const At &at, const T &table,
-                                            uint32_t (&x)[4][2])
+KVANT_INLINE void byte_levels(const uint32_t (&w)[4], const At &at, const T &table, uint32_t (&x)[4][2])
 {
     uint32_t number[4];
     numbers_of_codes<M>(w, at, table, number);
-#pragma unroll
-    for (int j = 0; j < 4; j++) {
+    unrolled_for (int j = 0; j < 4; j++) {
         if constexpr (T::LOOKED_UP > 0)
             if (j >= 4 - T::LOOKED_UP) {
                 const PairNumbers n = numbers_of(w[j], number[j], table);
@@ -121,26 +115,23 @@ __device__ __forceinline__ void byte_levels(const uint32_t (&w)[4], const At &at
 /* The same levels as halves, columns c and c + 8 in a register: use(row tile, column tile, halves).
  * Words are read twice, because there are too few registers to keep them. */
 template <class C, int D, class T, class F>
-__device__ __forceinline__ void for_each_trellis_key4(const uint8_t *page, int lane, const T &table, F &&use)
+KVANT_INLINE void for_each_trellis_key4(const uint8_t *page, int lane, const T &table, F &&use)
 {
     static_assert(T::LOOKED_UP > 0, "a table of pairs");
     constexpr int M = C::MEMORY, N = D / 16;
     const uint32_t *words = reinterpret_cast<const uint32_t *>(page);
     uint32_t chain[M + N], w[4], number[4];
-#pragma unroll
-    for (int u = 0; u < N; u++) {
+    unrolled_for (int u = 0; u < N; u++) {
         load_words<4>(words + (32 * u + lane) * 4, w);
         chain[M + u] = low_plane(w);
     }
     close_circle<4, M, N>(chain, lane);
-#pragma unroll
-    for (int u = 0; u < N; u++) {
+    unrolled_for (int u = 0; u < N; u++) {
         if (!table.mine(u))
             continue;
         load_words<4>(words + (32 * u + lane) * 4, w);
         numbers_of_codes<M>(w, [&](int j) { return chain[M + u - j]; }, table, number);
-#pragma unroll
-        for (int rt = 0; rt < 4; rt++) {
+        unrolled_for (int rt = 0; rt < 4; rt++) {
             uint32_t a[4];
             if (rt >= 4 - T::LOOKED_UP) {
                 const PairNumbers n = numbers_of(w[rt], number[rt], table);
@@ -160,31 +151,27 @@ __device__ __forceinline__ void for_each_trellis_key4(const uint8_t *page, int l
 /* use(row tile, pair of column tiles, bytes) for a key page of codes of 4 bits. ROOMY: registers
  * can keep the page's words; otherwise words are read twice. */
 template <class C, int D, bool ROOMY, class T, class F>
-__device__ __forceinline__ void for_each_trellis_byte(const uint8_t *page, int lane, const T &table, F &&use)
+KVANT_INLINE void for_each_trellis_byte(const uint8_t *page, int lane, const T &table, F &&use)
 {
     constexpr int M = C::MEMORY, N = D / 16;
     const uint32_t *words = reinterpret_cast<const uint32_t *>(page);
     constexpr bool KEEP = ROOMY && D <= 128;
     uint32_t chain[M + N], w[N][4];
-#pragma unroll
-    for (int u = 0; u < N; u++) {
+    unrolled_for (int u = 0; u < N; u++) {
         load_words<4>(words + (32 * u + lane) * 4, w[u]);
         chain[M + u] = low_plane(w[u]);
     }
     close_circle<4, M, N>(chain, lane);
-#pragma unroll
-    for (int pair = 0; pair < N / 2; pair++) {
+    unrolled_for (int pair = 0; pair < N / 2; pair++) {
         uint32_t x[2][4][2];
-#pragma unroll
-        for (int e = 0; e < 2; e++) {
+        unrolled_for (int e = 0; e < 2; e++) {
             const int u = 2 * pair + e;
             if (!KEEP)
                 load_words<4>(words + (32 * u + lane) * 4, w[u]);
             byte_levels<M>(
                 w[u], [&](int j) { return chain[M + u - j]; }, table, x[e]);
         }
-#pragma unroll
-        for (int rt = 0; rt < 4; rt++) {
+        unrolled_for (int rt = 0; rt < 4; rt++) {
             const uint32_t a[4] = { x[0][rt][0], x[0][rt][1], x[1][rt][0], x[1][rt][1] };
             use(rt, pair, a);
         }

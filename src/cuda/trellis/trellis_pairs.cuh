@@ -34,7 +34,7 @@ template <class C, bool LARGE, bool KEYS> __host__ __device__ constexpr int pair
 
 /* A level's number to a half: 2^-24 times the level, or times 128 + level. */
 template <class C>
-__device__ __forceinline__ uint32_t half_of_level(const uint32_t (&magnitudes)[KVANT_CUDA_TABLE_WORDS], uint32_t m)
+KVANT_INLINE uint32_t half_of_level(const uint32_t (&magnitudes)[KVANT_CUDA_TABLE_WORDS], uint32_t m)
 {
     constexpr uint32_t HALF = 2u << C::BITS;
     const bool minus = m < HALF;
@@ -48,7 +48,7 @@ __device__ __forceinline__ uint32_t half_of_level(const uint32_t (&magnitudes)[K
 /* The level numbers of the codes of entry i, in the order of addresses. 4 bits: each code has
  * bits i0 i1 i2, lowest first, then the bits of its subset, inverted where the sign i2 is 0. 2
  * bits: z0 z1 z2 i0. 3 bits: the i1 of both codes come before these. */
-template <int B> __device__ __forceinline__ uint2 numbers_of_entry(uint32_t i)
+template <int B> KVANT_INLINE uint2 numbers_of_entry(uint32_t i)
 {
     auto number = [](uint32_t x) { return x % 8 * 8 + (x / 8 ^ (x & 4 ? 0 : 7)); };
     if (B == 4)
@@ -61,7 +61,7 @@ template <int B> __device__ __forceinline__ uint2 numbers_of_entry(uint32_t i)
 /* All copies of an entry are one thread's, which begins with another one of them than its
  * neighbours: together they write to all banks. */
 template <class C, int COPIES>
-__device__ __forceinline__ void fill_pairs(uint8_t *table, const uint32_t (&magnitudes)[KVANT_CUDA_TABLE_WORDS])
+KVANT_INLINE void fill_pairs(uint8_t *table, const uint32_t (&magnitudes)[KVANT_CUDA_TABLE_WORDS])
 {
     constexpr uint32_t FOURS = COPIES < 4 ? 1 : COPIES / 4;
 #pragma unroll 1
@@ -71,8 +71,7 @@ __device__ __forceinline__ void fill_pairs(uint8_t *table, const uint32_t (&magn
         if (COPIES == 1)
             reinterpret_cast<uint32_t *>(table)[i] = x;
         else
-#pragma unroll
-            for (uint32_t k = 0; k < FOURS; k++)
+            unrolled_for (uint32_t k = 0; k < FOURS; k++)
                 reinterpret_cast<uint4 *>(table)[i * FOURS + (k + threadIdx.x * FOURS / 8) % FOURS] =
                     make_uint4(x, x, x, x);
     }
@@ -86,27 +85,26 @@ template <int AT, int COPIES_> struct PairTable {
     uint32_t shift1, shift2, shift4;
 
     /* Whether the warp unpacks part i of a page: all of them. */
-    __device__ __forceinline__ bool mine(int) const
+    KVANT_INLINE bool mine(int) const
     {
         return true;
     }
 
-    __device__ __forceinline__ uint32_t at(uint32_t distance) const
+    KVANT_INLINE uint32_t at(uint32_t distance) const
     {
         extern __shared__ uint8_t raw[];
         return *reinterpret_cast<const uint32_t *>(raw + AT + distance);
     }
 };
 
-template <int AT, int COPIES> __device__ __forceinline__ PairTable<AT, COPIES> pair_table(uint32_t one, int lane)
+template <int AT, int COPIES> KVANT_INLINE PairTable<AT, COPIES> pair_table(uint32_t one, int lane)
 {
     return PairTable<AT, COPIES>{ 4u * (lane % COPIES), one << 31, one << 30, one << 28 };
 }
 
 /* What stands for the codes of byte I of a word of numbers; more: of codes of 3 bits, both numbers'
  * highest bits in bits 5 and 6 of the byte. */
-template <int B, int I, class T>
-__device__ __forceinline__ uint32_t pair_at(uint32_t numbers, uint32_t more, const T &table)
+template <int B, int I, class T> KVANT_INLINE uint32_t pair_at(uint32_t numbers, uint32_t more, const T &table)
 {
     constexpr int COPIES = T::COPIES;
     static_assert(B == 2 || COPIES == 8, "a number's highest bits are eight words apart");
@@ -118,8 +116,8 @@ __device__ __forceinline__ uint32_t pair_at(uint32_t numbers, uint32_t more, con
  * column tiles. third: the words of the third bits; these codes have the lower byte of each
  * half, or the upper byte. use(a or b, column tile, halves) */
 template <int B, int M, class At, class T, class F>
-__device__ __forceinline__ void pair_operands(uint32_t a, uint32_t b, uint32_t third_a, uint32_t third_b,
-                                              bool upper, const At &at, const T &table, F &&use)
+KVANT_INLINE void pair_operands(uint32_t a, uint32_t b, uint32_t third_a, uint32_t third_b, bool upper,
+                                const At &at, const T &table, F &&use)
 {
     uint32_t plane[4], number[4], more[4] = {};
     subsets_of<M>(at, 0, plane);
@@ -127,14 +125,12 @@ __device__ __forceinline__ void pair_operands(uint32_t a, uint32_t b, uint32_t t
     nibbles_of(plane, table, number); /* rows r of a, of b, rows r + 8 of a, of b */
     if (B == 3) {
         const uint32_t top = interleave(prmt(third_a, third_b, upper ? 0x7351 : 0x6240), table);
-#pragma unroll
-        for (int j = 0; j < 4; j++)
+        unrolled_for (int j = 0; j < 4; j++)
             more[j] =
                 bit_select<0x20202020u>(top << (5 - j), j < 3 ? top << (2 - j) : shift_by(top, table.shift1)) &
                 0x60606060u;
     }
-#pragma unroll
-    for (int i = 0; i < 2; i++) {
+    unrolled_for (int i = 0; i < 2; i++) {
         const uint32_t first[4] = { pair_at<B, 0>(number[i], more[i], table),
                                     pair_at<B, 0>(number[i + 2], more[i + 2], table),
                                     pair_at<B, 2>(number[i], more[i], table),
@@ -150,27 +146,24 @@ __device__ __forceinline__ void pair_operands(uint32_t a, uint32_t b, uint32_t t
 
 /* use(row tile, column tile, halves) for a key page. */
 template <class C, int D, class T, class F>
-__device__ __forceinline__ void for_each_trellis_key(const uint8_t *page, int lane, const T &table, F &&use)
+KVANT_INLINE void for_each_trellis_key(const uint8_t *page, int lane, const T &table, F &&use)
 {
     constexpr int M = C::MEMORY, N = D / 32;
     const uint32_t *words = reinterpret_cast<const uint32_t *>(page);
     uint32_t chain[2][M + N], w[N][4], third[4] = {};
-#pragma unroll
-    for (int u = 0; u < N; u++) {
+    unrolled_for (int u = 0; u < N; u++) {
         load_words<4>(words + (32 * u + lane) * 4, w[u]);
         chain[0][M + u] = even_bits(w[u][0], w[u][1]);
         chain[1][M + u] = even_bits(w[u][2], w[u][3]);
     }
     close_circle<C::BITS, M, N>(chain[0], lane);
     close_circle<C::BITS, M, N>(chain[1], lane);
-#pragma unroll
-    for (int u = 0; u < N; u++) {
+    unrolled_for (int u = 0; u < N; u++) {
         if (C::BITS == 3 && u % 2 == 0)
             load_words<4>(words + 128 * N + (32 * (u / 2) + lane) * 4, third);
         if (!table.mine(u))
             continue;
-#pragma unroll
-        for (int h = 0; h < 2; h++)
+        unrolled_for (int h = 0; h < 2; h++)
             pair_operands<C::BITS, M>(
                 w[u][2 * h], w[u][2 * h + 1], third[2 * h], third[2 * h + 1], u % 2 == 1,
                 [&](int j) { return chain[h][M + u - j]; }, table,
@@ -180,15 +173,14 @@ __device__ __forceinline__ void for_each_trellis_key(const uint8_t *page, int la
 
 /* Operands of 32 codes of 4 bits in four words: use(word, halves). */
 template <int M, class At, class T, class F>
-__device__ __forceinline__ void pair_operands4(const uint32_t (&w)[4], const At &at, const T &table, F &&use)
+KVANT_INLINE void pair_operands4(const uint32_t (&w)[4], const At &at, const T &table, F &&use)
 {
     uint32_t bit1, sign, plane[4], z[4];
     odd_planes(w, table, bit1, sign);
     subsets_of<M>(at, ~sign, plane);
     plane[3] = 0;
     nibbles_of(plane, table, z);
-#pragma unroll
-    for (int j = 0; j < 4; j++) {
+    unrolled_for (int j = 0; j < 4; j++) {
         const PairNumbers n = numbers_of(w[j], z[j], table);
         const uint32_t a[4] = { table.at(low_pair(n.rows0)), table.at(low_pair(n.rows8)),
                                 table.at(high_pair(n.rows0)), table.at(high_pair(n.rows8)) };
@@ -198,22 +190,19 @@ __device__ __forceinline__ void pair_operands4(const uint32_t (&w)[4], const At 
 
 /* use(row tile, column tile, halves) for a value page of codes of 4 bits. */
 template <class C, int D, class T, class F>
-__device__ __forceinline__ void for_each_trellis_value4(const uint32_t *page, int lane, const T &table, F &&use)
+KVANT_INLINE void for_each_trellis_value4(const uint32_t *page, int lane, const T &table, F &&use)
 {
     constexpr int N = (D + 63) / 64;
-#pragma unroll
-    for (int ct = 0; ct < 4; ct++) {
+    unrolled_for (int ct = 0; ct < 4; ct++) {
         if (!table.mine(ct))
             continue;
         uint32_t w[N][4];
         Runs<N> runs;
         load_column<D, 4>(page, 32 * ct + lane, w);
-#pragma unroll
-        for (int g = 0; g < N; g++)
+        unrolled_for (int g = 0; g < N; g++)
             runs.at[g + 2] = low_plane(w[g]);
         close_runs<D>(runs);
-#pragma unroll
-        for (int g = 0; g < N; g++) {
+        unrolled_for (int g = 0; g < N; g++) {
             const TermsBefore<C::MEMORY> terms = terms_before<C::MEMORY, N>(runs, g, lane);
             pair_operands4<C::MEMORY>(
                 w[g], [&](int j) { return terms.at[j]; }, table,
@@ -227,25 +216,22 @@ __device__ __forceinline__ void for_each_trellis_value4(const uint32_t *page, in
 
 /* The same of 2 and 3 bits. */
 template <class C, int D, class T, class F>
-__device__ __forceinline__ void for_each_trellis_value2(const uint32_t *page, int lane, const T &table, F &&use)
+KVANT_INLINE void for_each_trellis_value2(const uint32_t *page, int lane, const T &table, F &&use)
 {
     constexpr int N = (D + 63) / 64;
     uint32_t third[N][4] = {};
     if constexpr (C::BITS == 3)
         load_column<D, 1>(page + 64 * (D / 16), lane, third);
-#pragma unroll
-    for (int unit = 0; unit < 2; unit++) {
+    unrolled_for (int unit = 0; unit < 2; unit++) {
         uint32_t w[N][4];
         Runs<N> runs[2];
         load_column<D, 2>(page, 32 * unit + lane, w);
-#pragma unroll
-        for (int g = 0; g < N; g++) {
+        unrolled_for (int g = 0; g < N; g++) {
             runs[0].at[g + 2] = even_bits(w[g][0], w[g][1]);
             runs[1].at[g + 2] = even_bits(w[g][2], w[g][3]);
         }
         close_runs<D>(runs);
-#pragma unroll
-        for (int i = 0; i < 2 * N; i++) {
+        unrolled_for (int i = 0; i < 2 * N; i++) {
             const int g = i / 2, h = i % 2;
             if (4 * g + 2 * h >= D / 16 || !table.mine(2 * N * unit + i))
                 continue;
@@ -259,7 +245,7 @@ __device__ __forceinline__ void for_each_trellis_value2(const uint32_t *page, in
 }
 
 template <class C, int D, class T, class F>
-__device__ __forceinline__ void for_each_trellis_value(const uint8_t *page, int lane, const T &table, F &&use)
+KVANT_INLINE void for_each_trellis_value(const uint8_t *page, int lane, const T &table, F &&use)
 {
     const uint32_t *words = reinterpret_cast<const uint32_t *>(page);
     if constexpr (C::BITS == 4)

@@ -1,4 +1,4 @@
-/* trellis_steps.cuh - the order in which a row's channels are steps of the circle (docs/format.md,
+/* trellis_steps.cuh - the order in which a row's channels are steps of the circle (format.md,
  * "Trellis codes"), and the subset of a step. For kernels that work on one row at a time. Attention
  * has both in the order of words (trellis.cuh). */
 #ifndef KVANT_CUDA_TRELLIS_STEPS_CUH
@@ -33,12 +33,10 @@ __host__ __device__ constexpr int trellis_step(uint32_t role, int bits, int head
 }
 
 /* bits: those of all n steps, one a byte. */
-__device__ __forceinline__ uint32_t subset_at(const kvant_cuda_trellis &trellis, const uint8_t *bits, int n,
-                                              int step)
+KVANT_INLINE uint32_t subset_at(const kvant_cuda_trellis &trellis, const uint8_t *bits, int n, int step)
 {
     uint32_t z = 0;
-#pragma unroll
-    for (int p = 0; p < 3; p++)
+    unrolled_for (int p = 0; p < 3; p++)
         for (uint32_t left = trellis.taps[p]; left; left &= left - 1) {
             const int at = step - (__ffs((int)left) - 1);
             z ^= (uint32_t)bits[at < 0 ? at + n : at] << p;

@@ -85,8 +85,7 @@ typedef struct row_sums {
 KVANT_INLINE void add_low(int8x16_t values, const dot_operand *x, uint32_t rows, uint32_t ct, uint32_t quad,
                           row_sums *sum)
 {
-#pragma GCC unroll 4
-    for (uint32_t i = 0; i < rows; i++) {
+    unrolled_for (uint32_t i = 0; i < rows; i++) {
         sum->low[i] = vdotq_s32(sum->low[i], values, x[i].low[ct][quad]);
         sum->middle[i] = vdotq_s32(sum->middle[i], values, x[i].high[ct][quad]);
     }
@@ -95,8 +94,7 @@ KVANT_INLINE void add_low(int8x16_t values, const dot_operand *x, uint32_t rows,
 KVANT_INLINE void add_high(int8x16_t values, const dot_operand *x, uint32_t rows, uint32_t ct, uint32_t quad,
                            row_sums *sum)
 {
-#pragma GCC unroll 4
-    for (uint32_t i = 0; i < rows; i++) {
+    unrolled_for (uint32_t i = 0; i < rows; i++) {
         sum->middle[i] = vdotq_s32(sum->middle[i], values, x[i].low[ct][quad]);
         sum->high[i] = vdotq_s32(sum->high[i], values, x[i].high[ct][quad]);
     }
@@ -104,15 +102,13 @@ KVANT_INLINE void add_high(int8x16_t values, const dot_operand *x, uint32_t rows
 
 KVANT_INLINE void clear_sums(row_sums *sum, uint32_t rows)
 {
-#pragma GCC unroll 4
-    for (uint32_t i = 0; i < rows; i++)
+    unrolled_for (uint32_t i = 0; i < rows; i++)
         sum->low[i] = sum->middle[i] = sum->high[i] = vdupq_n_s32(0);
 }
 
 KVANT_INLINE void store_sums(const row_sums *sum, bool narrow, uint32_t rows, int32_t *dots, size_t stride)
 {
-#pragma GCC unroll 4
-    for (uint32_t i = 0; i < rows; i++) {
+    unrolled_for (uint32_t i = 0; i < rows; i++) {
         uint32x4_t total = vreinterpretq_u32_s32(sum->low[i]);
         total = vaddq_u32(total, vshlq_n_u32(vreinterpretq_u32_s32(sum->middle[i]), 8));
         if (!narrow)
@@ -148,21 +144,17 @@ KVANT_INLINE void dot_row(const uint32_t *const *planes, uint32_t bits, const do
                           uint32_t first, uint32_t end, int32_t *dots, size_t stride)
 {
     row_sums sum[2];
-#pragma GCC unroll 2
-    for (uint32_t half = first; half < end; half++)
+    unrolled_for (uint32_t half = first; half < end; half++)
         clear_sums(&sum[half], rows);
     for (uint32_t ct = columns->first; ct < columns->end; ct++)
-#pragma GCC unroll 4
-        for (uint32_t quad = 0; quad < 4; quad++) {
+        unrolled_for (uint32_t quad = 0; quad < 4; quad++) {
             code_bytes codes = split_nibbles(nibble_word(planes, bits, 0, ct, 16 * r + 4 * quad)), upper = codes;
             if (code_digits(bits) > 1)
                 upper = split_nibbles(nibble_word(planes, bits, 1, ct, 16 * r + 4 * quad));
-#pragma GCC unroll 2
-            for (uint32_t half = first; half < end; half++)
+            unrolled_for (uint32_t half = first; half < end; half++)
                 add_codes(tables, bits, narrow, codes.at[half], upper.at[half], x, rows, ct, quad, &sum[half]);
         }
-#pragma GCC unroll 2
-    for (uint32_t half = first; half < end; half++)
+    unrolled_for (uint32_t half = first; half < end; half++)
         store_sums(&sum[half], narrow, rows, dots + 4 * r + 32 * half, stride);
 }
 

@@ -77,10 +77,8 @@ typedef struct row_sums {
 KVANT_INLINE void add_products(code_values values, const dot_operand *x, uint32_t rows, uint32_t ct, uint32_t quad,
                                row_sums *sum)
 {
-#pragma GCC unroll 4
-    for (uint32_t i = 0; i < rows; i++)
-#pragma GCC unroll 2
-        for (uint32_t half = 0; half < 2; half++) { /* columns c, and c + 8 */
+    unrolled_for (uint32_t i = 0; i < rows; i++)
+        unrolled_for (uint32_t half = 0; half < 2; half++) { /* columns c, and c + 8 */
             int16x8_t factor = x[i].at[ct][quad + 4 * half];
             sum->at[0][i] = vmlal_s16(sum->at[0][i], vget_low_s16(values.at[half]), vget_low_s16(factor));
             sum->at[1][i] = vmlal_high_s16(sum->at[1][i], values.at[half], factor);
@@ -93,17 +91,14 @@ KVANT_INLINE void dot_row(const uint32_t *const *planes, uint32_t bits, const do
                           int32_t *dots, size_t stride)
 {
     row_sums sum[2];
-#pragma GCC unroll 4
-    for (uint32_t i = 0; i < rows; i++)
+    unrolled_for (uint32_t i = 0; i < rows; i++)
         sum[0].at[0][i] = sum[0].at[1][i] = sum[1].at[0][i] = sum[1].at[1][i] = vdupq_n_s32(0);
     for (uint32_t ct = columns->first; ct < columns->end; ct++)
-#pragma GCC unroll 4
-        for (uint32_t quad = 0; quad < 4; quad++) {
+        unrolled_for (uint32_t quad = 0; quad < 4; quad++) {
             code_bytes codes = split_nibbles(nibble_word(planes, bits, 0, ct, 16 * r + 4 * quad)), upper;
             if (code_digits(bits) > 1)
                 upper = split_nibbles(nibble_word(planes, bits, 1, ct, 16 * r + 4 * quad));
-#pragma GCC unroll 2
-            for (uint32_t half = 0; half < 2; half++) {
+            unrolled_for (uint32_t half = 0; half < 2; half++) {
                 code_values values = look_up_digit(tables, 0, codes.at[half]);
                 if (code_digits(bits) > 1) {
                     code_values more = look_up_digit(tables, 1, upper.at[half]);
@@ -113,8 +108,7 @@ KVANT_INLINE void dot_row(const uint32_t *const *planes, uint32_t bits, const do
                 add_products(values, x, rows, ct, quad, &sum[half]);
             }
         }
-#pragma GCC unroll 4
-    for (uint32_t i = 0; i < rows; i++) {
+    unrolled_for (uint32_t i = 0; i < rows; i++) {
         vst1q_s32(dots + i * stride + 4 * r, vpaddq_s32(sum[0].at[0][i], sum[0].at[1][i]));
         vst1q_s32(dots + i * stride + 4 * r + 32, vpaddq_s32(sum[1].at[0][i], sum[1].at[1][i]));
     }

@@ -81,4 +81,12 @@ KVANT_INLINE vf vf_scale(vf x, vf n)
 #include "tile_sums.h"
 
 #include "../code_sums.h"
+
+/* Portable C. */
+#define key_halves_neon kvant_key_halves_c
+#define block_scores_neon kvant_block_scores_c
+#define block_sums_neon kvant_block_sums_c
+#define block_rows_tile_neon kvant_block_rows_tile_c
+#define block_columns_tile_neon kvant_block_columns_tile_c
+
 #include "../simd_template.h"

@@ -17,8 +17,7 @@ KVANT_INLINE byte_tables load_byte_tables(const float *values, uint32_t bits)
     byte_tables t;
     for (uint32_t q = 0; q < TABLE_REGISTERS(bits); q++) {
         uint8x16x4_t bytes = vld4q_u8((const uint8_t *)(values + 16 * q));
-#pragma GCC unroll 4
-        for (uint32_t j = 0; j < 4; j++)
+        unrolled_for (uint32_t j = 0; j < 4; j++)
             t.at[j][q] = bytes.val[j];
     }
     return t;
@@ -83,8 +82,7 @@ KVANT_INLINE float dot_codes_bits(const float *a, const uint8_t *codes, uint32_t
     uint32_t i = 0;
     for (; i + 16 <= n; i += 16) {
         four_vectors x = numbers_in_order(look_up(&tables, bits, vld1q_u8(codes + i)));
-#pragma GCC unroll 4
-        for (uint32_t k = 0; k < 4; k++)
+        unrolled_for (uint32_t k = 0; k < 4; k++)
             sum[k] = vaddq_f32(sum[k], vmulq_f32(vld1q_f32(a + i + 4 * k), x.at[k]));
     }
     for (uint32_t k = 0; k < 4; k++)
@@ -112,15 +110,13 @@ KVANT_INLINE uint8x16_t count_below(const float *x, float inverse, const float *
 {
     float32x4_t u[4];
     uint32x4_t count[4];
-#pragma GCC unroll 4
-    for (uint32_t k = 0; k < 4; k++) {
+    unrolled_for (uint32_t k = 0; k < 4; k++) {
         u[k] = vmulq_n_f32(vld1q_f32(x + 4 * k), inverse);
         count[k] = vdupq_n_u32(0);
     }
     for (uint32_t i = 0; i < n; i++) {
         float32x4_t threshold = vld1q_dup_f32(thresholds + i * step);
-#pragma GCC unroll 4
-        for (uint32_t k = 0; k < 4; k++)
+        unrolled_for (uint32_t k = 0; k < 4; k++)
             count[k] = vsubq_u32(count[k], vcgtq_f32(u[k], threshold));
     }
     uint16x8_t low = vuzp1q_u16(vreinterpretq_u16_u32(count[0]), vreinterpretq_u16_u32(count[1])),

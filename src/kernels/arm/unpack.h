@@ -52,19 +52,16 @@ KVANT_INLINE void unpack_quad(const unpack_job *job, const uint32_t *const *plan
                               const byte_tables *tables, uint32_t group, uint32_t ct, uint32_t quad)
 {
     float *out[4];
-#pragma GCC unroll 4
-    for (uint32_t k = 0; k < 4; k++) {
+    unrolled_for (uint32_t k = 0; k < 4; k++) {
         uint32_t column = 16 * ct + 2 * quad + 8 * (k % 2) + k / 2;
         uint32_t row = job->layout->role == KVANT_ROLE_K ? column : kvant_token_position(column);
         out[k] = job->tile + row * job->stride + KVANT_PAGE_TOKENS * group;
     }
     for (uint32_t r = 0; r < 8; r++) {
         code_bytes codes = read_codes(planes, bits, ct, 16 * r + 4 * quad);
-#pragma GCC unroll 2
-        for (uint32_t half = 0; half < 2; half++) {
+        unrolled_for (uint32_t half = 0; half < 2; half++) {
             four_vectors x = numbers(job, bits, affine, tables, codes.at[half]);
-#pragma GCC unroll 4
-            for (uint32_t k = 0; k < 4; k++)
+            unrolled_for (uint32_t k = 0; k < 4; k++)
                 vst1q_f32(out[k] + 32 * half + 4 * r, x.at[k]);
         }
     }
@@ -101,8 +98,7 @@ static KVANT_TOKEN_HALVES_FN(NAME(token_halves))
         uint16x8_t a = vld1q_u16(half + first), b = vld1q_u16(half + first + 16), c = vld1q_u16(half + first + 32),
                    d = vld1q_u16(half + first + 48);
         uint16x8_t ac[2] = { vzip1q_u16(a, c), vzip2q_u16(a, c) }, bd[2] = { vzip1q_u16(b, d), vzip2q_u16(b, d) };
-#pragma GCC unroll 2
-        for (uint32_t i = 0; i < 2; i++) {
+        unrolled_for (uint32_t i = 0; i < 2; i++) {
             float16x8_t low = vreinterpretq_f16_u16(vzip1q_u16(ac[i], bd[i])),
                         high = vreinterpretq_f16_u16(vzip2q_u16(ac[i], bd[i]));
             float *out = x + 4 * first + 16 * i;

@@ -66,8 +66,7 @@ KVANT_INLINE block_columns load_block(const int16_t *x)
 {
     int16x8x4_t first = vld4q_s16(x), second = vld4q_s16(x + 32);
     block_columns b;
-#pragma GCC unroll 4
-    for (uint32_t t = 0; t < 4; t++)
+    unrolled_for (uint32_t t = 0; t < 4; t++)
         b.tile[t] = (tile_columns){ first.val[t], second.val[t] };
     return b;
 }

@@ -5,7 +5,6 @@
  * Numbers are made in registers, 16 at a time, and serve up to 4 query rows. Only pages for many
  * query rows are written to memory, as tiles. Every function is compiled once per format, so
  * branches on the format cost nothing. */
-#define LEVEL_HAS_BLOCKS
 #define PART_VECTORS (KVANT_BLOCK_PART / LANES)
 
 /* What all parts of a call share. */
@@ -54,24 +53,18 @@ KVANT_INLINE void block_scores_4(kvant_block_type type, const block_reader *read
     uint32_t parts = page->head_dim / KVANT_BLOCK_PART, step = reader->format.numbers / KVANT_BLOCK_PART;
     for (uint32_t j = 0; j < 4; j++)
         row[j] = page->rows + (t + j < page->n_tokens ? t + j : page->n_tokens - 1) * page->stride;
-#pragma GCC unroll 8
-    for (uint32_t i = 0; i < rows; i++)
-#pragma GCC unroll 8
-        for (uint32_t j = 0; j < 4; j++)
+    unrolled_for (uint32_t i = 0; i < rows; i++)
+        unrolled_for (uint32_t j = 0; j < 4; j++)
             sums[i][j] = vf_zero();
     for (uint32_t part = 0; part < parts; part += step)
-#pragma GCC unroll 8
-        for (uint32_t j = 0; j < 4; j++) {
+        unrolled_for (uint32_t j = 0; j < 4; j++) {
             block_parts(type, reader, row[j], part, step, x);
-#pragma GCC unroll 8
-            for (uint32_t v = 0; v < step * PART_VECTORS; v++)
-#pragma GCC unroll 8
-                for (uint32_t i = 0; i < rows; i++)
+            unrolled_for (uint32_t v = 0; v < step * PART_VECTORS; v++)
+                unrolled_for (uint32_t i = 0; i < rows; i++)
                     sums[i][j] =
                         vf_fma(x[v], vf_load(q + i * q_stride + part * KVANT_BLOCK_PART + v * LANES), sums[i][j]);
         }
-#pragma GCC unroll 8
-    for (uint32_t i = 0; i < rows; i++)
+    unrolled_for (uint32_t i = 0; i < rows; i++)
         _mm_store_ps(scores + i * KVANT_PAGE_TOKENS + t, vf_sums_of_4(sums[i]));
 }
 
@@ -89,31 +82,24 @@ KVANT_INLINE void block_sums_parts(kvant_block_type type, const block_reader *re
                                    uint32_t n)
 {
     vf total[4][2 * PART_VECTORS], x[2 * PART_VECTORS];
-#pragma GCC unroll 8
-    for (uint32_t i = 0; i < rows; i++)
-#pragma GCC unroll 8
-        for (uint32_t v = 0; v < n * PART_VECTORS; v++)
+    unrolled_for (uint32_t i = 0; i < rows; i++)
+        unrolled_for (uint32_t v = 0; v < n * PART_VECTORS; v++)
             total[i][v] = vf_load(sums + i * stride + first * KVANT_BLOCK_PART + v * LANES);
     for (uint32_t t = 0; t < page->n_tokens; t++) {
         float any = w[t];
-#pragma GCC unroll 8
-        for (uint32_t i = 1; i < rows; i++)
+        unrolled_for (uint32_t i = 1; i < rows; i++)
             any += w[i * KVANT_PAGE_TOKENS + t];
         if (any == 0)
             continue;
         block_parts(type, reader, page->rows + t * page->stride, first, n, x);
-#pragma GCC unroll 8
-        for (uint32_t i = 0; i < rows; i++) {
+        unrolled_for (uint32_t i = 0; i < rows; i++) {
             vf factor = vf_set(w[i * KVANT_PAGE_TOKENS + t]);
-#pragma GCC unroll 8
-            for (uint32_t v = 0; v < n * PART_VECTORS; v++)
+            unrolled_for (uint32_t v = 0; v < n * PART_VECTORS; v++)
                 total[i][v] = vf_fma(factor, x[v], total[i][v]);
         }
     }
-#pragma GCC unroll 8
-    for (uint32_t i = 0; i < rows; i++)
-#pragma GCC unroll 8
-        for (uint32_t v = 0; v < n * PART_VECTORS; v++)
+    unrolled_for (uint32_t i = 0; i < rows; i++)
+        unrolled_for (uint32_t v = 0; v < n * PART_VECTORS; v++)
             vf_store(sums + i * stride + first * KVANT_BLOCK_PART + v * LANES, total[i][v]);
 }
 

@@ -9,12 +9,6 @@ typedef struct length_table {
     vi low, high;
 } length_table;
 
-#define vi_shift_left_each(v, n) _mm256_sllv_epi32(v, n)
-#define vi_shift_right_words(v, n) _mm256_srl_epi16(v, _mm_cvtsi32_si128((int)(n)))
-#define vi_multiply_words(a, b) _mm256_mullo_epi16(a, b)
-#define vi_scale_words(a, b) _mm256_mulhrs_epi16(a, b)
-#define vi_pair_words(v) vi_pair_columns(v)
-
 KVANT_INLINE length_table load_lengths(const int16_t *lengths)
 {
     __m128i a = _mm_loadu_si128((const __m128i *)lengths), b = _mm_loadu_si128((const __m128i *)(lengths + 8));
@@ -43,12 +37,11 @@ KVANT_INLINE vi vi_double_words(vi v, uint32_t odd)
     return _mm256_shuffle_epi8(v, _mm256_broadcastsi128_si256(odd ? _mm_add_epi8(even, _mm_set1_epi8(2)) : even));
 }
 
-KVANT_INLINE vi vi_spread_words_of_quads(vi v, uint32_t j)
+KVANT_INLINE vi vi_spread_quads(vi v, uint32_t j)
 {
     const vi first = _mm256_setr_epi32(0, 0, 0, 0, 1, 1, 1, 1);
     return _mm256_permutevar8x32_epi32(v, _mm256_add_epi32(first, vi_set((int)(2 * j))));
 }
-#define vi_spread_quads(v, j) vi_spread_words_of_quads(v, j)
 
 KVANT_INLINE __m128i two_entries(const int16_t *entries, uint32_t a, uint32_t b)
 {
@@ -84,11 +77,6 @@ KVANT_INLINE void fetch_pairs(const int16_t *entries, vi words, uint32_t half, v
     pairs[0] = _mm256_unpacklo_epi16(a, b);
     pairs[1] = _mm256_unpackhi_epi16(a, b);
 }
-
-#define vi_low_dwords(a, b) _mm256_unpacklo_epi32(a, b)
-#define vi_high_dwords(a, b) _mm256_unpackhi_epi32(a, b)
-#define vi_low_qwords(a, b) _mm256_unpacklo_epi64(a, b)
-#define vi_high_qwords(a, b) _mm256_unpackhi_epi64(a, b)
 
 KVANT_INLINE void fetch_quads(const int16_t *entries, vi words, vi quads[4])
 {

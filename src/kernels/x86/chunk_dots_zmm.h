@@ -12,11 +12,6 @@ typedef vi length_table;
 #define look_up_lengths(table, v) _mm512_permutexvar_epi16(v, table)
 
 #define vi_store_some(p, v, n) _mm512_mask_storeu_epi32(p, (__mmask16)((n) < 16 ? (1u << (n)) - 1 : 0xffff), v)
-#define vi_shift_left_each(v, n) _mm512_sllv_epi32(v, n)
-#define vi_shift_right_words(v, n) _mm512_srl_epi16(v, _mm_cvtsi32_si128((int)(n)))
-#define vi_multiply_words(a, b) _mm512_mullo_epi16(a, b)
-#define vi_scale_words(a, b) _mm512_mulhrs_epi16(a, b)
-#define vi_pair_words(v) vi_pair_columns(v)
 
 KVANT_INLINE vi vi_double_words(vi v, uint32_t odd)
 {
@@ -26,12 +21,11 @@ KVANT_INLINE vi vi_double_words(vi v, uint32_t odd)
                      v, _mm512_broadcast_i32x4(_mm_setr_epi8(0, 1, 0, 1, 4, 5, 4, 5, 8, 9, 8, 9, 12, 13, 12, 13)));
 }
 
-KVANT_INLINE vi vi_spread_words_of_quads(vi v, uint32_t j)
+KVANT_INLINE vi vi_spread_quads(vi v, uint32_t j)
 {
     const vi first = _mm512_setr_epi32(0, 0, 0, 0, 1, 1, 1, 1, 2, 2, 2, 2, 3, 3, 3, 3);
     return _mm512_permutexvar_epi32(_mm512_add_epi32(first, _mm512_set1_epi32((int)(4 * j))), v);
 }
-#define vi_spread_quads(v, j) vi_spread_words_of_quads(v, j)
 
 #define gather_entries(entries, index) _mm512_i32gather_epi64(index, (const long long *)(entries), 8)
 
@@ -62,11 +56,6 @@ KVANT_INLINE void fetch_pairs(const int16_t *entries, vi words, uint32_t half, v
     pairs[0] = _mm512_unpacklo_epi16(a, b);
     pairs[1] = _mm512_unpackhi_epi16(a, b);
 }
-
-#define vi_low_dwords(a, b) _mm512_unpacklo_epi32(a, b)
-#define vi_high_dwords(a, b) _mm512_unpackhi_epi32(a, b)
-#define vi_low_qwords(a, b) _mm512_unpacklo_epi64(a, b)
-#define vi_high_qwords(a, b) _mm512_unpackhi_epi64(a, b)
 
 KVANT_INLINE void fetch_quads(const int16_t *entries, vi words, vi quads[4])
 {

@@ -82,8 +82,7 @@ KVANT_INLINE void add_products(vi low_table, vi high_table, vi codes, const dot_
 {
     vi low = _mm256_shuffle_epi8(low_table, codes), high = _mm256_shuffle_epi8(high_table, codes);
     vi first = _mm256_unpacklo_epi8(low, high), second = _mm256_unpackhi_epi8(low, high);
-#pragma GCC unroll 8
-    for (uint32_t i = 0; i < rows; i++) {
+    unrolled_for (uint32_t i = 0; i < rows; i++) {
         sum[0][i] = add_pairs(sum[0][i], first, x[i].at[ct][side][0]);
         sum[1][i] = add_pairs(sum[1][i], second, x[i].at[ct][side][1]);
     }
@@ -95,20 +94,16 @@ KVANT_INLINE void dot_row(const uint32_t *const *planes, uint32_t bits, const do
                           uint32_t shift, int32_t *dots, size_t stride)
 {
     vi sum[2][DOT_ROWS];
-#pragma GCC unroll 8
-    for (uint32_t i = 0; i < rows; i++)
+    unrolled_for (uint32_t i = 0; i < rows; i++)
         sum[0][i] = sum[1][i] = _mm256_setzero_si256();
     for (uint32_t ct = columns->first; ct < columns->end; ct++)
-#pragma GCC unroll 2
-        for (uint32_t side = 0; side < 2; side++)
-#pragma GCC unroll 2
-            for (uint32_t digit = 0; digit < code_digits(bits); digit++) {
+        unrolled_for (uint32_t side = 0; side < 2; side++)
+            unrolled_for (uint32_t digit = 0; digit < code_digits(bits); digit++) {
                 vi w = nibble_word(planes, bits, digit, ct, 16 * r + 8 * side);
                 add_products(tables->low[digit], tables->high[digit],
                              vi_and(shift ? vi_shift_right(w, 4) : w, vi_set(0x0f0f0f0f)), x, rows, ct, side, sum);
             }
-#pragma GCC unroll 8
-    for (uint32_t i = 0; i < rows; i++) {
+    unrolled_for (uint32_t i = 0; i < rows; i++) {
         vi pairs = _mm256_hadd_epi32(sum[0][i], sum[1][i]);
         __m128i total = _mm_add_epi32(_mm256_castsi256_si128(pairs), _mm256_extracti128_si256(pairs, 1));
         _mm_store_si128((__m128i *)(dots + i * stride + 8 * shift + 4 * r), total);

@@ -47,8 +47,7 @@ KVANT_INLINE void spread_bands(const int16_t *const bands[4], uint32_t first, ui
         for (uint32_t side = 0; side < 2; side++) {
             vi x = vi_set(0), pair = vi_set((int)column_pairs[ct % 4]);
             size_t at = (size_t)KVANT_PAGE_TOKENS * (ct / 4) + 32 * side;
-#pragma GCC unroll 4
-            for (uint32_t k = 0; k < 4; k++)
+            unrolled_for (uint32_t k = 0; k < 4; k++)
                 x = _mm512_mask_mov_epi32(x, (__mmask16)(0x1111u << k),
                                           _mm512_shuffle_epi8(vi_load(bands[k] + at), pair));
             out->at[ct][side] = x;
@@ -83,18 +82,14 @@ KVANT_INLINE void dot_two(const uint32_t *const *planes, uint32_t bits, const do
                           vi sum[2][DOT_ROWS])
 {
     vi first[2][DOT_ROWS], second[2][DOT_ROWS];
-#pragma GCC unroll 8
-    for (uint32_t i = 0; i < rows; i++)
+    unrolled_for (uint32_t i = 0; i < rows; i++)
         first[0][i] = first[1][i] = second[0][i] = second[1][i] = _mm512_setzero_si512();
     for (uint32_t ct = columns->first; ct < columns->end; ct++)
-#pragma GCC unroll 2
-        for (uint32_t digit = 0; digit < code_digits(bits); digit++) {
+        unrolled_for (uint32_t digit = 0; digit < code_digits(bits); digit++) {
             word_fields a = look_up(tables->at[digit], nibble_word(planes, bits, digit, ct, 16 * r));
             word_fields b = look_up(tables->at[digit], nibble_word(planes, bits, digit, ct, 16 * r + 16));
-#pragma GCC unroll 8
-            for (uint32_t i = 0; i < rows; i++)
-#pragma GCC unroll 2
-                for (uint32_t side = 0; side < 2; side++) {
+            unrolled_for (uint32_t i = 0; i < rows; i++)
+                unrolled_for (uint32_t side = 0; side < 2; side++) {
                     vi factor = x[i].at[ct][side];
                     first[0][i] = add_pairs(first[0][i], a.at[0][side], factor);
                     first[1][i] = add_pairs(first[1][i], a.at[1][side], factor);
@@ -102,8 +97,7 @@ KVANT_INLINE void dot_two(const uint32_t *const *planes, uint32_t bits, const do
                     second[1][i] = add_pairs(second[1][i], b.at[1][side], factor);
                 }
         }
-#pragma GCC unroll 8
-    for (uint32_t i = 0; i < rows; i++) {
+    unrolled_for (uint32_t i = 0; i < rows; i++) {
         sum[0][i] = fold_pair(first[0][i], second[0][i]);
         sum[1][i] = fold_pair(first[1][i], second[1][i]);
     }
@@ -117,8 +111,7 @@ KVANT_INLINE void dot_group(const uint32_t *const *planes, uint32_t bits, const 
         vi low[2][DOT_ROWS], high[2][DOT_ROWS];
         dot_two(planes, bits, tables, x, columns, rows, 4 * quad, low);
         dot_two(planes, bits, tables, x, columns, rows, 4 * quad + 2, high);
-#pragma GCC unroll 8
-        for (uint32_t i = 0; i < rows; i++) {
+        unrolled_for (uint32_t i = 0; i < rows; i++) {
             int32_t *out = dots + i * stride + 16 * quad;
             _mm512_store_si512(out, fold_quad(low[0][i], high[0][i]));
             _mm512_store_si512(out + 32, fold_quad(low[1][i], high[1][i]));

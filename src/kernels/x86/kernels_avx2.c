@@ -1,74 +1,27 @@
 /* kernels_avx2.c - the kernels at level avx2 (AVX2, FMA, F16C). */
-#include <immintrin.h>
 #include <math.h>
-#include <stdbool.h>
-#include <string.h>
 
-#include "../../base/attributes.h"
-#include "../kernels.h"
+#include "vectors_ymm.h"
 
 #define NAME(function) function##_avx2
-#define LANES 8u
 #define MATMUL_ROWS 6u /* 12 accumulators, 2 vectors of b and a broadcast in 16 registers */
 #define MATMUL_VECTORS 2u
 
-typedef __m256 vf;
-typedef __m256i vi;
-
-#define vf_zero() _mm256_setzero_ps()
-#define vf_set(x) _mm256_set1_ps(x)
-#define vf_load(p) _mm256_load_ps(p)
-#define vf_store(p, x) _mm256_store_ps(p, x)
-#define vf_store_unaligned(p, x) _mm256_storeu_ps(p, x)
-#define vf_add(a, b) _mm256_add_ps(a, b)
-#define vf_sub(a, b) _mm256_sub_ps(a, b)
-#define vf_mul(a, b) _mm256_mul_ps(a, b)
-#define vf_fma(a, b, c) _mm256_fmadd_ps(a, b, c)
 #define vf_round(x) _mm256_round_ps(x, _MM_FROUND_TO_NEAREST_INT | _MM_FROUND_NO_EXC)
 #define vf_keep_above(x, y, limit) _mm256_and_ps(x, _mm256_cmp_ps(y, _mm256_set1_ps(limit), _CMP_GE_OQ))
-#define vf_from_codes(v) _mm256_cvtepi32_ps(v)
-#define vi_and(a, b) _mm256_and_si256(a, b)
-#define vi_or(a, b) _mm256_or_si256(a, b)
-#define vi_set(x) _mm256_set1_epi32(x)
-#define vi_shift_right(v, n) _mm256_srli_epi32(v, n)
-#define vi_shift_left(v, n) _mm256_slli_epi32(v, n)
-#define vi_shift_right_by(v, n) _mm256_srl_epi32(v, _mm_cvtsi32_si128((int)(n)))
 #define half_load(p) _mm256_cvtph_ps(_mm_loadu_si128((const __m128i *)(p)))
-
 #define half_store(p, x) _mm_storeu_si128((__m128i *)(p), _mm256_cvtps_ph(x, _MM_FROUND_TO_NEAREST_INT))
-#define vf_load_unaligned(p) _mm256_loadu_ps(p)
-#define vf_min(a, b) _mm256_min_ps(a, b)
-#define vf_max(a, b) _mm256_max_ps(a, b)
-#define vi_add(a, b) _mm256_add_epi32(a, b)
-#define vi_max_unsigned(a, b) _mm256_max_epu32(a, b)
-#define vi_load(p) _mm256_loadu_si256((const __m256i *)(p))
 #define vi_store(p, v) _mm256_storeu_si256((__m256i *)(p), v)
 #define vf_repeat_four(p) _mm256_broadcast_ps((const __m128 *)(p))
 #define vi_float_bits(x) _mm256_castps_si256(x)
+#define vf_from_bits(v) _mm256_castsi256_ps(v)
 #define add_pairs(sum, a, b) _mm256_add_epi32(sum, _mm256_madd_epi16(a, b))
-#define vi_load_float_bits(p) _mm256_castps_si256(_mm256_loadu_ps(p))
-#define vi_store_float_bits(p, v) _mm256_storeu_ps(p, _mm256_castsi256_ps(v))
 #define vi_load_bytes(p) _mm256_cvtepu8_epi32(_mm_loadl_epi64((const __m128i *)(p)))
-#define vi_from_whole(x) _mm256_cvtps_epi32(x)
 #define vi_add_where_above(v, a, b, n)                                                                             \
     _mm256_add_epi32(v,                                                                                            \
                      _mm256_and_si256(_mm256_castps_si256(_mm256_cmp_ps(a, b, _CMP_GT_OQ)), _mm256_set1_epi32(n)))
-
-#define vf_absolute(x) _mm256_andnot_ps(_mm256_set1_ps(-0.0f), x)
-#define vf_and(a, b) _mm256_and_ps(a, b)
-#define vf_xor(a, b) _mm256_xor_ps(a, b)
-#define vf_fnma(a, b, c) _mm256_fnmadd_ps(a, b, c)
 #define vf_rsqrt(x) _mm256_rsqrt_ps(x)
-#define vi_shift_right_each(v, n) _mm256_srlv_epi32(v, n)
-#define vi_shift_left_by(v, n) _mm256_sll_epi32(v, _mm_cvtsi32_si128((int)(n)))
 #define vi_any_equal(a, b) (_mm256_movemask_epi8(_mm256_cmpeq_epi32(a, b)) != 0)
-#define vi_load_repeated(p, words) _mm256_broadcastsi128_si256(_mm_loadu_si128((const __m128i *)(p))) /* 4 */
-#define vf_unpack_low(a, b) _mm256_unpacklo_ps(a, b)
-#define vf_unpack_high(a, b) _mm256_unpackhi_ps(a, b)
-#define vf_low_halves(a, b)                                                                                        \
-    _mm256_castpd_ps(_mm256_unpacklo_pd(_mm256_castps_pd(a), _mm256_castps_pd(b)))
-#define vf_high_halves(a, b)                                                                                       \
-    _mm256_castpd_ps(_mm256_unpackhi_pd(_mm256_castps_pd(a), _mm256_castps_pd(b)))
 
 KVANT_INLINE void vf_store_first(float *p, vf x, uint32_t n)
 {

@@ -1,84 +1,32 @@
 /* kernels_avx512.c - the kernels at level avx512 (F, BW, DQ, VL). */
-#include <immintrin.h>
 #include <math.h>
-#include <stdbool.h>
-#include <string.h>
 
-#include "../../base/attributes.h"
-#include "../kernels.h"
+#include "vectors_zmm.h"
 
 #define NAME(function) function##_avx512
-#define LANES 16u
 #define MATMUL_ROWS 6u /* 24 accumulators, 4 vectors of b and a broadcast in 32 registers */
 #define MATMUL_VECTORS 4u
 
-typedef __m512 vf;
-typedef __m512i vi;
-
-#define vf_zero() _mm512_setzero_ps()
-#define vf_set(x) _mm512_set1_ps(x)
-#define vf_load(p) _mm512_load_ps(p)
-#define vf_store(p, x) _mm512_store_ps(p, x)
-#define vf_store_unaligned(p, x) _mm512_storeu_ps(p, x)
-#define vf_add(a, b) _mm512_add_ps(a, b)
-#define vf_sub(a, b) _mm512_sub_ps(a, b)
-#define vf_mul(a, b) _mm512_mul_ps(a, b)
-#define vf_fma(a, b, c) _mm512_fmadd_ps(a, b, c)
 #define vf_round(x) _mm512_roundscale_ps(x, _MM_FROUND_TO_NEAREST_INT | _MM_FROUND_NO_EXC)
 #define vf_sum(x) _mm512_reduce_add_ps(x)
 #define vf_scale(x, n) _mm512_scalef_ps(x, n)
 #define vf_keep_above(x, y, limit) _mm512_maskz_mov_ps(_mm512_cmp_ps_mask(y, _mm512_set1_ps(limit), _CMP_GE_OQ), x)
-#define vf_from_codes(v) _mm512_cvtepi32_ps(v)
-#define vi_and(a, b) _mm512_and_si512(a, b)
-#define vi_or(a, b) _mm512_or_si512(a, b)
-#define vi_set(x) _mm512_set1_epi32(x)
-#define vi_shift_right(v, n) _mm512_srli_epi32(v, n)
-#define vi_shift_left(v, n) _mm512_slli_epi32(v, n)
-#define vi_shift_right_by(v, n) _mm512_srl_epi32(v, _mm_cvtsi32_si128((int)(n)))
 #define half_load(p) _mm512_cvtph_ps(_mm256_loadu_si256((const __m256i *)(p)))
-
 #define half_store(p, x) _mm256_storeu_si256((__m256i *)(p), _mm512_cvtps_ph(x, _MM_FROUND_TO_NEAREST_INT))
-#define vf_load_unaligned(p) _mm512_loadu_ps(p)
-#define vf_min(a, b) _mm512_min_ps(a, b)
-#define vf_max(a, b) _mm512_max_ps(a, b)
-#define vi_add(a, b) _mm512_add_epi32(a, b)
 #define vi_largest(v) _mm512_reduce_max_epu32(v)
-#define vi_max_unsigned(a, b) _mm512_max_epu32(a, b)
-#define vi_load(p) _mm512_loadu_si512(p)
 #define vi_store(p, v) _mm512_storeu_si512(p, v)
 #define vi_store_words(p, v) _mm256_storeu_si256((__m256i *)(p), _mm512_cvtepi32_epi16(v))
 #define vf_repeat_four(p) _mm512_broadcast_f32x4(_mm_load_ps(p))
 #define vi_float_bits(x) _mm512_castps_si512(x)
+#define vf_from_bits(v) _mm512_castsi512_ps(v)
 #define add_pairs(sum, a, b) _mm512_add_epi32(sum, _mm512_madd_epi16(a, b))
-#define vi_load_float_bits(p) _mm512_castps_si512(_mm512_loadu_ps(p))
-#define vi_store_float_bits(p, v) _mm512_storeu_ps(p, _mm512_castsi512_ps(v))
 #define vi_load_bytes(p) _mm512_cvtepu8_epi32(_mm_loadu_si128((const __m128i *)(p)))
 #define vi_store_bytes(p, v) _mm_storeu_si128((__m128i *)(p), _mm512_cvtepi32_epi8(v))
-#define vi_from_whole(x) _mm512_cvtps_epi32(x)
 #define vi_add_where_above(v, a, b, n)                                                                             \
     _mm512_mask_add_epi32(v, _mm512_cmp_ps_mask(a, b, _CMP_GT_OQ), v, _mm512_set1_epi32(n))
-
-#define vf_absolute(x) _mm512_andnot_ps(_mm512_set1_ps(-0.0f), x)
-#define vf_and(a, b) _mm512_and_ps(a, b)
-#define vf_xor(a, b) _mm512_xor_ps(a, b)
-#define vf_fnma(a, b, c) _mm512_fnmadd_ps(a, b, c)
 #define vf_rsqrt(x) _mm512_rsqrt14_ps(x)
 #define vf_store_first(p, x, n) _mm512_mask_storeu_ps(p, (__mmask16)((1u << (n)) - 1), x)
-#define vi_shift_right_each(v, n) _mm512_srlv_epi32(v, n)
-#define vi_shift_left_by(v, n) _mm512_sll_epi32(v, _mm_cvtsi32_si128((int)(n)))
 #define vi_any_equal(a, b) (_mm512_cmpeq_epi32_mask(a, b) != 0)
-#define vf_unpack_low(a, b) _mm512_unpacklo_ps(a, b)
-#define vf_unpack_high(a, b) _mm512_unpackhi_ps(a, b)
-#define vf_low_halves(a, b)                                                                                        \
-    _mm512_castpd_ps(_mm512_unpacklo_pd(_mm512_castps_pd(a), _mm512_castps_pd(b)))
-#define vf_high_halves(a, b)                                                                                       \
-    _mm512_castpd_ps(_mm512_unpackhi_pd(_mm512_castps_pd(a), _mm512_castps_pd(b)))
-
-KVANT_INLINE vi vi_load_repeated(const uint32_t *p, uint32_t words)
-{
-    return words == 4 ? _mm512_broadcast_i32x4(_mm_loadu_si128((const __m128i *)p))
-                      : _mm512_broadcast_i64x4(_mm256_loadu_si256((const __m256i *)p));
-}
 
 KVANT_INLINE vf vf_load_quads(const float *p, const uint32_t *index, uint32_t step)
 {
@@ -145,8 +93,6 @@ KVANT_INLINE vf table_look_up(const table *entries, const float *values, vi code
         return _mm512_permutex2var_ps(entries->low, codes, entries->high);
     return _mm512_i32gather_ps(codes, values, 4);
 }
-
-#define vi_store_aligned(p, v) _mm512_store_si512(p, v)
 
 #include "code_dots_zmm.h"
 #include "tile_sums_zmm.h"

@@ -1,16 +1,9 @@
 /* kernels_avx512_vbmi.c - the kernels that level avx512vbmi adds to avx512vnni: one look-up among
  * 64 bytes covers all levels of a trellis code. */
-#include <immintrin.h>
-#include <stdbool.h>
-#include <string.h>
-
-#include "../../base/attributes.h"
-#include "../kernels.h"
+#include "vectors_zmm.h"
 
 #define NAME(function) function##_avx512_vbmi
-#define LANES 16u
-
-#include "vectors_zmm_vnni.h"
+#define add_pairs(sum, a, b) _mm512_dpwssd_epi32(sum, a, b)
 
 #include "trellis_dots_zmm.h"
 

@@ -1,16 +1,9 @@
 /* kernels_avx512_vnni.c - the kernels that level avx512vnni adds to avx512: one instruction
  * multiplies 16-bit pairs and adds the products. */
-#include <immintrin.h>
-#include <stdbool.h>
-#include <string.h>
-
-#include "../../base/attributes.h"
-#include "../kernels.h"
+#include "vectors_zmm.h"
 
 #define NAME(function) function##_avx512_vnni
-#define LANES 16u
-
-#include "vectors_zmm_vnni.h"
+#define add_pairs(sum, a, b) _mm512_dpwssd_epi32(sum, a, b)
 
 #include "code_dots_zmm.h"
 #include "tile_sums_zmm.h"

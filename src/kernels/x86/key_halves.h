@@ -1,24 +1,19 @@
 /* key_halves.h - tiles of keys from fp16 rows: transposes 8 tokens by 8 channels as halves, then
  * converts to float. */
 
-#define LEVEL_HAS_KEY_HALVES
-
 KVANT_INLINE void transpose_halves(__m128i w[8])
 {
     __m128i a[8], b[8];
-#pragma GCC unroll 4
-    for (uint32_t i = 0; i < 4; i++) { /* pairs of tokens 2 i, 2 i + 1 */
+    unrolled_for (uint32_t i = 0; i < 4; i++) { /* pairs of tokens 2 i, 2 i + 1 */
         a[i] = _mm_unpacklo_epi16(w[2 * i], w[2 * i + 1]);
         a[i + 4] = _mm_unpackhi_epi16(w[2 * i], w[2 * i + 1]);
     }
-#pragma GCC unroll 4
-    for (uint32_t i = 0; i < 8;
+    unrolled_for (uint32_t i = 0; i < 8;
          i += 2) { /* fours of tokens: channels 2 i' and 2 i' + 1 of the low, then the high four */
         b[i] = _mm_unpacklo_epi32(a[i], a[i + 1]);
         b[i + 1] = _mm_unpackhi_epi32(a[i], a[i + 1]);
     }
-#pragma GCC unroll 2
-    for (uint32_t i = 0; i < 8; i += 4) {
+    unrolled_for (uint32_t i = 0; i < 8; i += 4) {
         w[i] = _mm_unpacklo_epi64(b[i], b[i + 2]);
         w[i + 1] = _mm_unpackhi_epi64(b[i], b[i + 2]);
         w[i + 2] = _mm_unpacklo_epi64(b[i + 1], b[i + 3]);
@@ -34,12 +29,10 @@ static KVANT_KEY_HALVES_FN(NAME(key_halves))
         uint32_t j = 0;
         for (; j + 8 <= dim; j += 8) {
             __m128i w[8];
-#pragma GCC unroll 8
-            for (uint32_t i = 0; i < 8; i++)
+            unrolled_for (uint32_t i = 0; i < 8; i++)
                 w[i] = _mm_loadu_si128((const __m128i *)(first + (size_t)(16 * (i % 4) + i / 4) * dim + j));
             transpose_halves(w);
-#pragma GCC unroll 8
-            for (uint32_t i = 0; i < 8; i++)
+            unrolled_for (uint32_t i = 0; i < 8; i++)
                 _mm256_store_ps(tile + (size_t)(j + i) * KVANT_PAGE_TOKENS + position, _mm256_cvtph_ps(w[i]));
         }
         for (; j < dim; j++)

@@ -4,13 +4,10 @@
  * shuffles look up low and high bytes of two fields at a time. Included after code_dots_ymm.h, with
  * its definitions. */
 
-#define TILE_LANES 8u
 #define TILE_ROWS 6u /* 12 sums, 2 vectors of the tile, a broadcast and a product in 16 registers */
 #define TILE_VECTORS 2u
 
-#define vi_store_aligned(p, v) _mm256_store_si256((__m256i *)(p), v)
-
-KVANT_INLINE vi vi_pair_columns(vi v)
+KVANT_INLINE vi vi_pair_words(vi v)
 {
     const __m128i order = _mm_setr_epi8(0, 1, 8, 9, 2, 3, 10, 11, 4, 5, 12, 13, 6, 7, 14, 15);
     return _mm256_shuffle_epi8(v, _mm256_broadcastsi128_si256(order));

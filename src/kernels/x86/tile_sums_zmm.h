@@ -4,12 +4,10 @@
  * permutation looks up both codes of a field. Included after code_dots_zmm.h, with its
  * definitions. */
 
-#define TILE_LANES 16u
 #define TILE_ROWS 6u /* 24 sums, 4 vectors of the tile and a broadcast in 32 registers */
 #define TILE_VECTORS 4u
 
-
-KVANT_INLINE vi vi_pair_columns(vi v)
+KVANT_INLINE vi vi_pair_words(vi v)
 {
     const __m128i order = _mm_setr_epi8(0, 1, 8, 9, 2, 3, 10, 11, 4, 5, 12, 13, 6, 7, 14, 15);
     return _mm512_shuffle_epi8(v, _mm512_broadcast_i32x4(order));
@@ -44,13 +42,11 @@ KVANT_INLINE void make_pairs(const uint32_t *const *planes, uint32_t bits, uint3
     for (uint32_t r = 0; r < 8; r += 4) {
         vi w[2][4];
         for (uint32_t digit = 0; digit < code_digits(bits); digit++) {
-#pragma GCC unroll 4
-            for (uint32_t i = 0; i < 4; i++)
+            unrolled_for (uint32_t i = 0; i < 4; i++)
                 w[digit][i] = nibble_word(planes, bits, digit, ct, 16 * (r + i));
             transpose_lanes(w[digit]);
         }
-#pragma GCC unroll 4
-        for (uint32_t q = 0; q < 4; q++) {
+        unrolled_for (uint32_t q = 0; q < 4; q++) {
             word_fields f = look_up_digits(tables, bits, w[0][q], w[code_digits(bits) - 1][q]);
             for (uint32_t h = 0; h < 2; h++) {
                 vi_store_aligned(pairs[16 * h + 4 * q] + 4 * r, f.at[0][h]);

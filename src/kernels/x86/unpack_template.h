@@ -48,8 +48,7 @@ KVANT_INLINE void unpack_quad(const unpack_job *job, uint32_t bits, bool affine,
             w[i] = vi_shift_right_by(w[i], plane->bits * 4 * (ct % plane->tiles));
         }
         float *first = job->tile + 64 * group + LANES * part;
-#pragma GCC unroll 8
-        for (uint32_t i = 0; i < 8; i++) {
+        unrolled_for (uint32_t i = 0; i < 8; i++) {
             uint32_t field = i / 2, odd = i % 2, column = 16 * ct + 2 * quad + 8 * (field / 2) + odd;
             uint32_t row = layout->role == KVANT_ROLE_K ? column : kvant_token_position(column);
             vi codes = field_codes(w, bits, field, odd);

@@ -1,4 +1,5 @@
 /* memory.c - memory of the stand-in (host.h): the computer's own. */
+#include <math.h>
 #include <stdlib.h>
 #include <string.h>
 
@@ -31,6 +32,17 @@ void host_memory_free(void *memory)
     free(memory);
 }
 
+kvant_status host_word_new(uint32_t **word)
+{
+    *word = calloc(1, sizeof **word);
+    return *word ? KVANT_OK : KVANT_ERR_MEMORY;
+}
+
+void host_word_free(uint32_t *word)
+{
+    free(word);
+}
+
 kvant_status host_memory_copy(void *to, const void *from, size_t bytes, kvant_cuda_stream stream)
 {
     (void)stream;
@@ -47,6 +59,19 @@ kvant_status host_memory_clear(void *memory, size_t bytes, kvant_cuda_stream str
 {
     (void)stream;
     memset(memory, 0, bytes);
+    return KVANT_OK;
+}
+
+kvant_status host_note_rows(const kvant_cuda_note_args *a, kvant_cuda_stream stream)
+{
+    (void)stream;
+    for (size_t i = 0; i < a->taken * a->width; i++) {
+        const size_t row = a->seen + i / a->width, j = row % a->parts * a->width + i % a->width;
+        const float read = a->rows[i / a->width * a->n / a->taken * a->stride + i % a->width], x = isfinite(read) ? read : 0;
+        a->sum[j] = row < a->parts ? x : a->sum[j] + x;
+        a->min[j] = row < a->parts || x < a->min[j] ? x : a->min[j];
+        a->max[j] = row < a->parts || x > a->max[j] ? x : a->max[j];
+    }
     return KVANT_OK;
 }
 

@@ -1,5 +1,5 @@
 """`kvant tune`: measures how much each layer's keys and values matter to a model, gives each a codec so that the whole loses least
-within a budget of bytes, checks the result on other tokens and writes a settings file. docs/tuning.md explains the method.
+within a budget of bytes, checks the result on other tokens and writes a settings file. tuning.md explains the method.
 
 Here are options, the order of the steps and the printing; kvant.tuning has the arithmetic. The model runs in child processes:
 kvant inspect, capture and eval. eval keeps every measurement in the file of --resume, so that nothing is lost by Ctrl-C."""
@@ -11,13 +11,13 @@ import shutil
 import sys
 import tempfile
 
-from . import child, cli, model_options
+from . import child, cli, model_options, specs
 from .cli import Option
 from .table import fixed, print_table
 
 QUERY_STEP = 8  # of the queries that the errors are computed on, one in so many
 # An fp16 page at the beginning is an eighth of 512 tokens and a 32nd of 2048: what is measured at 512 holds less well for long
-# contexts (docs/tuning.md).
+# contexts (tuning.md).
 DEFAULT_PROBE = 2048
 MAX_TEXTS, MAX_CANDIDATES, MAX_SETTINGS = 16, 24, 3
 
@@ -25,18 +25,17 @@ COMMAND = cli.Command(
     name="tune",
     usage="-m MODEL -f TEXT (--bits B | --kv-bytes N) [-c CTX] [-o model.kvant] [--calibration FILE]",
     about="""\
-Gives the keys and the values of each layer, or of each of its kv heads, a codec
-so that the model changes least within a budget of memory: measures the
-divergence of the model with one layer coarse at a time, computes what other
-codecs would do there from captured keys, values and queries, and solves for the
-budget. Checks the result, and the best uniform settings beside it, on other tokens.
-Needs NumPy.""",
+Finds a codec for the keys and the values of each layer, or of each kv head,
+within a budget of memory. Measures how much the model changes when one layer is
+coarse, computes what other codecs would do there, and solves for the budget.
+Checks the result, and the best uniform settings, on other tokens. Needs NumPy.
+Takes 30 to 120 minutes: use it when memory is the limit.""",
     options=[
         model_options.MODEL,
         Option("f", "file", "FILE", "text to tune on; - reads standard input; give several, of the kinds\n"
                                     "that the model will read"),
-        Option(None, "bits", "B", "bits a number that the cache may take, all of its memory\ncounted, in a context of -c tokens"),
-        Option(None, "kv-bytes", "N", "or its bytes; K, M and G for KiB, MiB and GiB"),
+        Option(None, "bits", "B", "bits per number that the cache may take in a context of -c\ntokens, all of its memory counted"),
+        Option(None, "kv-bytes", "N", "or its bytes: K, M and G are KiB, MiB and GiB"),
         Option("c", "ctx", "N", "context that the budget is for (default 4096)"),
         Option("o", "output", "FILE", "settings file to write (default model.kvant)"),
         Option(None, "calibration", "FILE", "for better codecs; kvant calibrate makes it (default:\nmodel.kvcal beside model.gguf)"),
@@ -196,16 +195,11 @@ class Tune:
         self.calibration_words = ["--calibration", path] if path else []
 
     def _check_candidates(self):
-        from kvant import Error, check_spec
-
         self.candidates = self.tuning.sensitivity.default_candidates(self.calibration is not None)
-        for role, specs in self.options.tried.items():
-            for spec in specs:
-                try:
-                    check_spec(spec, role, self.calibration)
-                except Error as error:
-                    cli.fail(f"--try-{role} {spec}: {error.reason}", "kvant codecs lists what there is", code=cli.USAGE)
-            self.candidates[role] = specs or self.candidates[role]
+        for role, tried in self.options.tried.items():
+            for spec in tried:
+                specs.check("tune", f"--try-{role}", spec, role, self.calibration)
+            self.candidates[role] = tried or self.candidates[role]
 
     # ---- errors ----
 
@@ -326,9 +320,9 @@ def leave_if_interrupted():
 
 def site_rows(tune):
     for site, c in zip(tune.sites, tune.settings[0].choice):
-        specs = tune.tuning.settings.one_or_all(site, c)
+        words = tune.tuning.settings.one_or_all(site, c)
         yield {
-            "layer": site.layer, "role": site.role.upper(), "spec": specs if isinstance(specs, str) else " | ".join(specs),
+            "layer": site.layer, "role": site.role.upper(), "spec": words if isinstance(words, str) else " | ".join(words),
             "site_bits": 8 * site.choices[c].bytes / site.numbers, "cost": site.cost(c), "error": site.choices[c].error,
             "probe_kld": site.measured, "probe_se": site.measured_se, "probe_error": site.choices[0].error,
         }

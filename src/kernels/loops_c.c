@@ -1,0 +1,25 @@
+/* loops_c.c - the loops that every level compiles from the same source, in portable C. */
+#define NAME(function) function##_c
+#include "feedback_loops.h"
+#include "octahedral_loops.h"
+#include "quaternion_loops.h"
+
+KVANT_FEEDBACK_CODES_FN(kvant_feedback_codes_c)
+{
+    feedback_codes_c(feedback, z, thresholds, values, bits, codes, sums);
+}
+
+KVANT_TRIPLET_CODES_FN(kvant_triplet_codes_c)
+{
+    triplet_codes_c(book, n, t);
+}
+
+KVANT_CLOSEST_COSETS_FN(kvant_closest_cosets_c)
+{
+    closest_cosets_c(x, stride, secondaries, n, which);
+}
+
+KVANT_LARGEST_PRODUCTS_FN(kvant_largest_products_c)
+{
+    largest_products_c(x, stride, entries, n, which);
+}
