@@ -31,18 +31,14 @@ llama_token *engine_tokenize(const engine *e, const char *text, size_t bytes, to
 
 static char complaint[256];
 
-bool complain(const char *format, ...)
+/* Complaints are kept, hints are not. */
+bool say_line(const char *prefix, const char *format, ...)
 {
     va_list args;
     va_start(args, format);
-    vsnprintf(complaint, sizeof complaint, format, args);
+    if (strcmp(prefix, "kvant: ") == 0)
+        vsnprintf(complaint, sizeof complaint, format, args);
     va_end(args);
-    return false;
-}
-
-bool hint(const char *format, ...)
-{
-    (void)format;
     return false;
 }
 
