@@ -126,7 +126,7 @@ def explain(rows, model, fast_model, speeds):
     by_name = {row["name"]: row for row in rows}
     print()
     paragraph("KLD: how far the probabilities of the next token move from the f16 cache's. "
-              "Below 0.01 nobody sees a difference, above 0.1 answers change.")
+              "Below 0.01 a difference is hard to see, above 0.1 answers change.")
     paragraph(f"MiB: {pathlib.Path(model).stem} with {SHOWN_AT} tokens. The presets are better still after `kvant calibrate`.")
     if speeds:
         paragraph(f"tokens/s: {pathlib.Path(fast_model).stem} after {DEPTH} tokens, median and range of {ROUNDS} rounds.")
