@@ -1,5 +1,6 @@
 /* cmd_codecs.c - `kvant codecs`: presets and families for people; every family at every width, with what it really costs at a
  * head_dim, for those who ask and for programs. */
+#define _POSIX_C_SOURCE 200809L /* open_memstream */
 #include "args.h"
 #include "choices.h"
 #include "command.h"
@@ -243,14 +244,13 @@ typedef struct layer_role {
 /* Its spec, or "a | b", those of its kv heads in order; to be freed. */
 static char *layer_specs(const kvant_settings_layer *layer)
 {
-    const uint32_t n = layer->heads != NULL ? layer->n_kv_heads : 1;
-    const char *const *specs = layer->heads != NULL ? layer->heads : &layer->spec;
-    size_t room = 1, used = 0;
-    for (uint32_t head = 0; head < n; head++)
-        room += strlen(specs[head]) + 3;
-    char *text = calloc(room, 1);
-    for (uint32_t head = 0; text != NULL && head < n; head++)
-        used += (size_t)snprintf(text + used, room - used, "%s%s", head > 0 ? " | " : "", specs[head]);
+    char *text = NULL;
+    size_t bytes;
+    FILE *out = open_memstream(&text, &bytes);
+    for (uint32_t head = 0; out != NULL && head < (layer->heads != NULL ? layer->n_kv_heads : 1); head++)
+        fprintf(out, "%s%s", head > 0 ? " | " : "", layer->heads != NULL ? layer->heads[head] : layer->spec);
+    if (out != NULL)
+        fclose(out);
     return text;
 }
 

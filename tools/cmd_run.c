@@ -3,6 +3,7 @@
  * A prompt is put into the model's chat template when it has one that llama.cpp knows; --raw leaves it as it
  * is. Statistics go to stderr, also after Ctrl-C.
  */
+#define _POSIX_C_SOURCE 200809L /* open_memstream */
 #include "command.h"
 #include "engine.h"
 #include "interrupt.h"
@@ -62,25 +63,20 @@ typedef struct generation {
 /* The text of -f, a line end, the text of -p; to be freed. */
 static char *join_prompt(const settings *s, size_t *bytes)
 {
-    const size_t n_prompt = s->prompt != NULL ? strlen(s->prompt) : 0;
-    size_t n_file = 0;
-    if (n_prompt > 0 && !text_check("-p", s->prompt, n_prompt))
+    const char *prompt = s->prompt != NULL ? s->prompt : "";
+    char *text = NULL, *joined = NULL;
+    size_t n = 0;
+    if (!text_check("-p", prompt, strlen(prompt)) || (s->file != NULL && (text = read_text(s->file, &n)) == NULL))
         return NULL;
-    char *text = s->file != NULL ? read_text(s->file, &n_file) : calloc(1, 1);
-    if (text == NULL || n_prompt == 0) {
-        *bytes = n_file;
-        return text;
+    FILE *out = open_memstream(&joined, bytes);
+    if (out != NULL) {
+        if (n > 0)
+            fwrite(text, 1, n, out);
+        fprintf(out, "%s%s", n > 0 && prompt[0] != 0 && text[n - 1] != '\n' ? "\n" : "", prompt);
     }
-    char *joined = realloc(text, n_file + n_prompt + 2);
-    if (joined == NULL) {
+    free(text);
+    if (out == NULL || fclose(out) != 0)
         complain("run: out of memory");
-        free(text);
-        return NULL;
-    }
-    if (n_file > 0 && joined[n_file - 1] != '\n')
-        joined[n_file++] = '\n';
-    memcpy(joined + n_file, s->prompt, n_prompt + 1);
-    *bytes = n_file + n_prompt;
     return joined;
 }
 

@@ -261,7 +261,7 @@ struct llama_context *engine_context(engine *e, const kv_config *config, const e
     if (ctx == NULL) {
         complain("cannot create a context of %lu tokens with the cache %s", (unsigned long)options->n_ctx,
                  config->label);
-        hint("--verbose shows what llama.cpp says");
+        (void)(e->options.verbose || hint("--verbose shows what llama.cpp says"));
         return NULL;
     }
     ll.llama_attach_threadpool(ctx, e->threadpool, NULL);
