@@ -11,14 +11,14 @@ FETCH = $(PYTHON) scripts/fetch.py
 RUN_TESTS = $(PYTHON) scripts/run_tests.py
 MAKEFLAGS += --no-print-directory
 
-# The command is compiled against the runtime's headers and opens its libraries by default.
+# The command is compiled against the runtime's headers and opens its libraries by default. Only figures of kvant report want `plot`.
 define configure
-	headers=$$($(FETCH) headers) && runtime=$$($(FETCH) runtime) && plot=$$($(FETCH) plot) && \
+	headers=$$($(FETCH) headers) && runtime=$$($(FETCH) runtime) && plot=$$($(FETCH) plot || true) && \
 	cmake --preset $(1) -B $(2) -DKVANT_LLAMA_SRC="$$headers" -DKVANT_LLAMA_LIB="$$runtime" \
 	    -DKVANT_PLOT_LIB="$$plot" $(3)
 endef
 
-.PHONY: all demo cuda test test-fast test-long test-lean test-api3 asan tsan install clean help
+.PHONY: all demo cuda test test-fast test-long test-lean test-api3 asan tsan install dist clean help
 
 all: $(BUILD)/fetched
 	cmake --build $(BUILD) -j $(JOBS)
@@ -31,6 +31,11 @@ $(BUILD)/fetched:
 
 demo: all
 	$(PYTHON) scripts/demo.py --kvant $(BUILD)/bin/kvant
+
+# README's picture, from bench/results.
+.PHONY: pictures
+pictures:
+	$(PYTHON) scripts/plot_readme.py
 
 # The command and the plug-in do without a GPU; its library takes nvcc minutes, so it is asked for.
 cuda:
@@ -103,12 +108,19 @@ tsan:
 install: all
 	cmake --install $(BUILD) --prefix $(PREFIX)
 
+# A tarball for any x86-64 Linux with glibc 2.28 or newer, checked in a bare folder (scripts/check_dist.sh).
+dist:
+	scripts/deps.sh build
+	headers=$$($(FETCH) headers) && plot=$$($(FETCH) plot) && zig=$$($(FETCH) zig) && \
+	JOBS=$(JOBS) scripts/dist.sh $(BUILD)/dist "$$headers" "$$plot" "$$zig"
+
 clean:
 	cmake -E rm -rf $(BUILD) $(BUILD)-asan $(BUILD)-tsan $(BUILD)-lean
 
 help:
 	@echo 'make            build/bin/kvant, libraries and plug-in in build/lib'
 	@echo 'make demo       quality, size and speed of stock and compressed caches, then an answer (3 minutes)'
+	@echo 'make pictures   README'"'"'s picture, from bench/results'
 	@echo 'make cuda       build/lib/libkvant_cuda.so, for sm_80, sm_90 and later; needs nvcc, takes minutes'
 	@echo 'make test       build and run the tests but the long ones (6 minutes on 2 cores, building aside)'
 	@echo 'make test-fast  those that need no model (under a minute)'
@@ -118,4 +130,5 @@ help:
 	@echo 'make asan       the tests with AddressSanitizer and UndefinedBehaviorSanitizer'
 	@echo 'make tsan       the tests of threads with ThreadSanitizer'
 	@echo 'make install    PREFIX=$(PREFIX), DESTDIR as usual'
+	@echo 'make dist       build/dist/kvant-VERSION-linux-x86_64.tar.gz, for glibc 2.28 and newer (2 minutes)'
 	@echo 'make clean      removes build folders; downloads stay in $${KVANT_CACHE:-~/.cache/kvant}'

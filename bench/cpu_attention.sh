@@ -2,7 +2,7 @@
 # Measures attention on this CPU and keeps it: bench/cpu_attention.sh build/bin/kvant bench/results/cpu_attention.csv
 #
 # Six runs of kvant bench attention, 15 seconds to two minutes each, on a machine that does nothing else. PREFIX is put before
-# each of them (for example "taskset -c 0-7"). bench/cpu_roofline.py makes the tables and the picture of docs/performance.md.
+# each of them (for example "taskset -c 0-7"). bench/cpu_roofline.py makes tables and a picture.
 set -eu
 
 kvant=$1

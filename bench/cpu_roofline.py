@@ -1,9 +1,8 @@
 #!/usr/bin/env python3
-"""Prints the tables of docs/performance.md about attention on a CPU, or puts them there, and draws its picture when --svg
-names a file (needs matplotlib).
+"""Prints cpu_attention.csv as tables, attention on a CPU by shape, codec and level, and draws the picture of
+docs/research/performance.md when --svg names a file (needs matplotlib).
 
-    bench/cpu_roofline.py bench/results/cpu_attention.csv --into docs/performance.md --svg docs/cpu_roofline.svg \\
-        --ceiling "16-bit products=300"
+    bench/cpu_roofline.py bench/results/cpu_attention.csv --svg docs/research/cpu_roofline.svg --ceiling "16-bit products=300"
 
 A ceiling is what a kernel alone reaches from the nearest cache, in billions of multiply-adds a second on all threads of the
 measurement: check_kernels --bench.
@@ -13,7 +12,6 @@ import argparse
 
 from tables import markdown, read
 
-BEGIN, END = "<!-- tables of bench/cpu_roofline.py -->", "<!-- end of tables -->"
 ORDER = ["c", "avx2", "avx2vnni", "avx512", "avx512vnni", "avx512vbmi", "neon", "neondot"]
 COLORS = ["#444444", "#8c6d31", "#bd9e39", "#1f77b4", "#17becf", "#2ca02c", "#d62728", "#9467bd", "#e377c2"]
 
@@ -96,15 +94,6 @@ def tables(rows, bandwidths, decode, prefill, usual):
     yield from level_table([row for row in rows if is_usual(row)], "32768")
 
 
-def put(path, text):
-    """Between two comments of the document."""
-    with open(path) as file:
-        before, rest = file.read().split(BEGIN)
-    after = rest.split(END)[1]
-    with open(path, "w") as file:
-        file.write(f"{before}{BEGIN}\n{text}\n{END}{after}")
-
-
 def draw(rows, bandwidth, ceilings, path):
     import matplotlib
 
@@ -141,7 +130,6 @@ def draw(rows, bandwidth, ceilings, path):
 def main():
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("csv", help="cpu_attention.csv")
-    parser.add_argument("--into", help="a document with room for the tables")
     parser.add_argument("--svg", help="the picture's file")
     parser.add_argument("--ceiling", action="append", default=[], metavar="NAME=NUMBER", help="a line of the picture")
     arguments = parser.parse_args()
@@ -151,10 +139,7 @@ def main():
     prefill = [row for row in best(rows) if row["queries"] != "1"]
     usual = [row for row in decode if name(row) in names(prefill)]
     text = "\n".join(tables(rows, bandwidths, decode, prefill, usual))
-    if arguments.into:
-        put(arguments.into, text)
-    else:
-        print(text)
+    print(text)
     if arguments.svg:
         drawn = [row for row in usual if (row["head_dim"], row["tokens"]) == ("128", "32768")]
         drawn += [row for row in prefill if row["head_dim"] == "128"]

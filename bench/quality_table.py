@@ -1,5 +1,5 @@
 #!/usr/bin/env python3
-"""Prints bench/results/quality.csv as the Markdown tables of docs/quality.md, one a model, best first.
+"""Prints bench/results/quality.csv as Markdown tables, one per model, best first.
 
     bench/quality_table.py bench/results/quality.csv
 

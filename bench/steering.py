@@ -34,7 +34,7 @@ def tensors(path):
 
 
 def heads(path):
-    """Layer, kv head, Q, diagonal, W of every head of the keys (docs/calibration.md, version 2, without centroids)."""
+    """Layer, kv head, Q, diagonal, W of every head of the keys (calibration.md, version 2, without centroids)."""
     data = path.read_bytes()
     pad = lambda n: (n + 63) // 64 * 64
     n_sites, name_bytes, n_books = (struct.unpack_from("<I", data, at)[0] for at in (12, 56, 60))

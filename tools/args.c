@@ -1,15 +1,18 @@
-/* args.c - option tables on top of getopt_long, help texts, numbers, suggestions. */
+/* args.c - option tables on top of getopt_long, help texts, the tables as JSON, numbers, suggestions. */
 #define _GNU_SOURCE
 #include "args.h"
 
 #include "command.h"
+#include "json.h"
 
+#include <ctype.h>
 #include <errno.h>
 #include <getopt.h>
 #include <math.h>
 #include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
+#include <strings.h>
 
 #define MAX_OPTIONS 32
 #define LONG_BASE 1000 /* getopt values: letters as they are, long-only options from here on */
@@ -60,6 +63,33 @@ static int print_help(const arg_spec *spec)
     return finish_output();
 }
 
+static void print_member(const char *before, const char *key, const char *text)
+{
+    printf("%s\"%s\": ", before, key);
+    json_string(stdout, text);
+}
+
+/* --describe: the table for programs. */
+static int print_description(const arg_spec *spec)
+{
+    print_member("{", "command", spec->command);
+    print_member(", ", "usage", spec->usage);
+    print_member(", ", "about", spec->about);
+    print_member(", ", "notes", spec->notes);
+    fputs(", \"options\": [", stdout);
+    for (size_t i = 0; i < spec->n_options; i++) {
+        const arg_option *o = &spec->options[i];
+        const char letter[] = { o->letter, 0 };
+        print_member(i > 0 ? ",\n {" : "\n {", "letter", o->letter != 0 ? letter : NULL);
+        print_member(", ", "name", o->name);
+        print_member(", ", "value", o->value);
+        print_member(", ", "help", o->help);
+        putchar('}');
+    }
+    puts("]}");
+    return finish_output();
+}
+
 static int build_tables(const arg_spec *spec, char *letters, struct option *longs)
 {
     size_t n = 0;
@@ -102,7 +132,7 @@ static size_t edit_distance(const char *a, const char *b)
         d[0][j] = j;
     for (size_t i = 1; i <= na; i++) {
         for (size_t j = 1; j <= nb; j++) {
-            size_t best = d[i - 1][j - 1] + (a[i - 1] != b[j - 1]);
+            size_t best = d[i - 1][j - 1] + (tolower((unsigned char)a[i - 1]) != tolower((unsigned char)b[j - 1]));
             if (d[i - 1][j] + 1 < best)
                 best = d[i - 1][j] + 1;
             if (d[i][j - 1] + 1 < best)
@@ -115,12 +145,20 @@ static size_t edit_distance(const char *a, const char *b)
     return d[na][nb];
 }
 
-/* Of n names the one that word is most probably a slip of the keyboard for, or NULL. */
-static const char *closest_of(const char *word, const char *const *names, size_t n)
+/* Too short a beginning says nothing. */
+static bool one_begins_the_other(const char *a, const char *b)
+{
+    const size_t na = strlen(a), nb = strlen(b), n = na < nb ? na : nb;
+    return n > 1 && strncasecmp(a, b, n) == 0;
+}
+
+const char *args_closest(const char *word, const char *const *names, size_t n)
 {
     const char *closest = NULL;
     size_t best = strlen(word) / 2 + 1; /* beyond half of the word a suggestion is a guess */
     for (size_t i = 0; i < n; i++) {
+        if (one_begins_the_other(word, names[i]))
+            return names[i];
         const size_t distance = edit_distance(word, names[i]);
         if (distance < best) {
             best = distance;
@@ -130,20 +168,37 @@ static const char *closest_of(const char *word, const char *const *names, size_t
     return closest;
 }
 
-static int unknown_option(const arg_spec *spec, char **argv)
+/* What getopt_long refused: a name that does not exist, the beginning of several, or a value that a switch does not take. */
+static int refused_long(const arg_spec *spec, const char *word)
 {
-    const char *names[MAX_OPTIONS];
-    for (size_t i = 0; i < spec->n_options; i++)
+    const char *names[MAX_OPTIONS], *begun[MAX_OPTIONS] = { NULL };
+    const size_t length = strcspn(word, "=");
+    char name[64];
+    size_t n_begun = 0;
+    snprintf(name, sizeof name, "%.*s", (int)length, word);
+    for (size_t i = 0; i < spec->n_options; i++) {
         names[i] = spec->options[i].name;
-    const char *word = argv[optind - 1];
-    if (strncmp(word, "--", 2) != 0 && optopt != 0) {
-        complain("%s: unknown option -%c", spec->command, optopt);
-        return usage_error(spec);
+        if (strncmp(names[i], name, strlen(name)) == 0)
+            begun[n_begun++] = names[i];
     }
-    complain("%s: unknown or ambiguous option %s", spec->command, word);
-    const char *closest = strncmp(word, "--", 2) == 0 ? closest_of(word + 2, names, spec->n_options) : NULL;
-    if (closest != NULL)
-        hint("did you mean --%s?", closest);
+    if (n_begun == 1) {
+        complain("%s: --%s takes no value", spec->command, begun[0]);
+    } else if (n_begun > 1) {
+        complain("%s: --%s may be --%s or --%s", spec->command, name, begun[0], begun[1]);
+    } else {
+        const char *closest = args_closest(name, names, spec->n_options);
+        complain("%s: unknown option --%s", spec->command, name);
+        if (closest != NULL)
+            hint("did you mean --%s?", closest);
+    }
+    return usage_error(spec);
+}
+
+static int refused_option(const arg_spec *spec, char **argv)
+{
+    if (optopt == 0 || optopt >= VALUE_HELP) /* getopt_long's way to say which of both it was */
+        return refused_long(spec, argv[optind - 1] + 2);
+    complain("%s: unknown option -%c", spec->command, optopt);
     return usage_error(spec);
 }
 
@@ -153,6 +208,8 @@ int args_parse(const arg_spec *spec, int argc, char **argv, arg_handler handler,
     struct option longs[MAX_OPTIONS + 2];
     if (spec->n_options > MAX_OPTIONS)
         return EXIT_RUNTIME;
+    if (argc == 2 && strcmp(argv[1], "--describe") == 0)
+        return print_description(spec);
     build_tables(spec, letters, longs);
     opterr = 0;
     optind = 1;
@@ -168,7 +225,7 @@ int args_parse(const arg_spec *spec, int argc, char **argv, arg_handler handler,
         }
         const arg_option *o = find_code(spec, code);
         if (o == NULL)
-            return unknown_option(spec, argv);
+            return refused_option(spec, argv);
         if (!handler(user, o->id, optarg))
             return usage_error(spec);
     }
@@ -253,7 +310,7 @@ bool args_double(const char *option, const char *text, double min, double max, d
 int args_unknown_word(const char *what, const char *word, const char *const *names, size_t n, const char *help)
 {
     complain("unknown %s '%s'", what, word);
-    const char *closest = closest_of(word, names, n);
+    const char *closest = args_closest(word, names, n);
     if (closest != NULL)
         hint("did you mean '%s'?", closest);
     hint("%s", help);

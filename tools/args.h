@@ -1,4 +1,5 @@
-/* args.h - command lines: one table per option list gives parsing and help.
+/* args.h - command lines: one table per option list gives parsing, help and, through --describe, the
+ * man page, the reference and the completions of shells (kvant/commands/reference.py).
  *
  * Values are strings. args_u32 and args_double turn them into numbers; their errors name the
  * option, the value and the valid range. Options keep their order, which `-k A -v B -k C` relies
@@ -46,6 +47,10 @@ bool args_list(const char *option, const char *text, bool (*take)(void *user, ch
 bool args_u32_list(const char *option, const char *text, uint32_t min, uint32_t max, uint32_t *values, size_t room,
                    size_t *n);
 bool args_double(const char *option, const char *text, double min, double max, double *value);
+
+/* Of n names the one that word is most probably meant for, or NULL: a beginning of it or the other
+ * way round, else a slip of the keyboard. Capital letters do not matter. */
+const char *args_closest(const char *word, const char *const *names, size_t n);
 
 /* For a word that names no command (benchmark, ...): complains, suggests the closest of n names and
  * the help, "kvant --help lists the commands". Returns the exit code. */

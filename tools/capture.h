@@ -4,7 +4,7 @@
  * Tensors "layers.L.k", "layers.L.v" [n_kv_heads, tokens, head_dim] and "layers.L.q" [n_heads,
  * query rows, head_dim], all F16. The text is read in contexts of n_ctx tokens, one after another
  * along the dimension of tokens. The queries of positions query_step - 1, 2 query_step - 1, ... of
- * each context are kept. docs/tuning.md lists the metadata.
+ * each context are kept. kvant/tuning/captures.py lists the metadata.
  */
 #ifndef KVANT_TOOLS_CAPTURE_H
 #define KVANT_TOOLS_CAPTURE_H

@@ -1,8 +1,10 @@
 /* choices.c - see choices.h. */
 #include "choices.h"
 
+#include "args.h"
 #include "command.h"
 
+#include <ctype.h>
 #include <stdio.h>
 #include <string.h>
 
@@ -12,11 +14,62 @@ const char *file_name(const char *path)
     return slash != NULL ? slash + 1 : path;
 }
 
+bool calibration_beside(const char *model, char *path, size_t bytes)
+{
+    const size_t length = strlen(model), ending = strlen(".gguf");
+    const bool has_ending = length > ending && strcmp(model + length - ending, ".gguf") == 0;
+    return snprintf(path, bytes, "%.*s.kvcal", (int)(has_ending ? length - ending : length), model) < (int)bytes;
+}
+
 /* The library's reasons begin with the word that they are about. */
 static bool begins(const char *why, const char *word)
 {
     const size_t n = word != NULL ? strlen(word) : 0;
     return word != NULL && strncmp(why, word, n) == 0 && why[n] == ':';
+}
+
+/* A name of llama.cpp's formats: q4_0, iq4_nl. */
+static bool is_stock_type(const char *word)
+{
+    word += word[0] == 'i';
+    return word[0] == 'q' && isdigit((unsigned char)word[1]) && strchr(word, '_') != NULL;
+}
+
+enum { MAX_NAMES = 256, NAME_BYTES = 48 };
+
+/* Families at their widths, as kvant codecs lists them. */
+static size_t codec_names(char names[MAX_NAMES][NAME_BYTES])
+{
+    size_t n = 0;
+    for (size_t i = 0; i < kvant_codec_family_count(); i++) {
+        kvant_codec_family family = { .size = sizeof family };
+        const char *variant = kvant_codec_family_get(i, &family) == KVANT_OK ? family.variants : "";
+        do {
+            const size_t length = strcspn(variant, " ");
+            snprintf(names[n++], NAME_BYTES, "%s%s%.*s", family.name, length ? "-" : "", (int)length, variant);
+            variant += length + strspn(variant + length, " ");
+        } while (*variant != 0 && n < MAX_NAMES);
+    }
+    return n;
+}
+
+/* For a spec that was refused: what may have been meant. */
+static void suggest(const char *spec)
+{
+    char names[MAX_NAMES][NAME_BYTES], word[NAME_BYTES];
+    const char *pointers[MAX_NAMES], *options = spec + strcspn(spec, ":");
+    kvant_preset preset = { .size = sizeof preset };
+    const size_t n = codec_names(names);
+    snprintf(word, sizeof word, "%.*s", (int)(options - spec), spec);
+    for (size_t i = 0; i < n; i++)
+        pointers[i] = names[i];
+    const char *closest = args_closest(word, pointers, n);
+    if (is_stock_type(word))
+        hint("%s is llama.cpp's own: --stock %s, or kvant exec --accel -- PROGRAM -ctk %s -ctv %s", word, word, word, word);
+    else if (kvant_preset_get(spec, 0, &preset) == KVANT_OK)
+        hint("did you mean --preset %s?", spec);
+    else if (closest != NULL && strcmp(closest, word) != 0)
+        hint("did you mean '%s%s'?", closest, options);
 }
 
 static bool refused(const kvant_scheme_params *p, kvant_status status)
@@ -28,13 +81,19 @@ static bool refused(const kvant_scheme_params *p, kvant_status status)
                     { "--protect-codec", p->protect_codec },
                     { "--config", p->settings },
                     { "--calibration", p->calibration } };
-    const char *why = kvant_error_message(), *option = p->preset != NULL ? "--preset:" : "the cache:";
-    for (size_t i = 0; i < sizeof options / sizeof *options; i++)
+    static const char *const presets[] = { "quality", "balanced", "small" };
+    const char *why = kvant_error_message(), *option = p->preset != NULL ? "--preset:" : "the cache:", *word = NULL;
+    for (size_t i = 0; i < sizeof options / sizeof *options && word == NULL; i++)
         if (begins(why, options[i].word)) {
             option = options[i].option;
-            break;
+            word = options[i].word;
         }
     complain("%s %s", option, why);
+    if (word != NULL && strstr(why, "there is no codec") != NULL)
+        suggest(word);
+    const char *closest = p->preset != NULL ? args_closest(p->preset, presets, 3) : NULL;
+    if (closest != NULL && strcmp(closest, p->preset) != 0)
+        hint("did you mean '%s'?", closest);
     if (strcmp(option, "--config") == 0)
         return hint("kvant tune makes such files; one belongs to one model and one calibration");
     if (strcmp(option, "--calibration") == 0)

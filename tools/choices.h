@@ -5,10 +5,14 @@
 #include <kvant/calibration.h>
 #include <kvant/scheme.h>
 #include <stdbool.h>
+#include <stddef.h>
 
 /* kvant_scheme_create with words for people: which option a reason belongs to, and a hint. Says, unless *told, which
  * calibration beside the model is used, or why not. False after complaining. */
 bool scheme_make(const kvant_scheme_params *params, kvant_scheme **scheme, bool *told);
+
+/* Where commands look for a model's calibration: model.kvcal beside model.gguf. False when the path is too long. */
+bool calibration_beside(const char *model, char *path, size_t bytes);
 
 /* The info of a scheme. */
 kvant_scheme_info scheme_info(const kvant_scheme *scheme);

@@ -37,7 +37,7 @@ static const arg_spec spec = {
     .options = options,
     .n_options = sizeof options / sizeof *options,
     .notes = "Ctrl-C prints what is complete.\n\nexample:\n"
-             "  kvant bench model -m model.gguf -d 0,4096 -k turboquant-4 --stock f16 --stock q4_0",
+             "  kvant bench model -m model.gguf -d 0,4096 --preset balanced --stock f16 --stock q4_0",
 };
 
 typedef struct settings {
@@ -158,8 +158,7 @@ static bool time_feed(bench *b, subject *s, uint32_t n, uint32_t step, const cha
 
 static bool measure(bench *b, subject *s)
 {
-    char label[128];
-    configs_label(s->config, label, sizeof label);
+    const char *label = s->config->label;
     double prefill, decode;
     if (!time_feed(b, s, b->settings->n_prefill, ENGINE_UBATCH, label, &prefill) ||
         !time_feed(b, s, b->settings->n_decode, 1, label, &decode))
@@ -196,9 +195,8 @@ static bool bench_depth(bench *b, uint32_t depth)
     bool ok = true;
     for (size_t i = 0; i < b->n_subjects && ok; i++) {
         subject *s = &b->subjects[i];
-        char label[128];
         s->n_rounds = 0;
-        ok = fill_to(b, s, depth, configs_label(s->config, label, sizeof label));
+        ok = fill_to(b, s, depth, s->config->label);
     }
     for (uint32_t round = 0; round < b->settings->n_rounds && ok; round++)
         for (size_t i = 0; i < b->n_subjects && ok; i++)

@@ -15,6 +15,7 @@
 #include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
+#include <sys/stat.h>
 #include <unistd.h>
 
 enum { OPT_FILE, OPT_OUTPUT, OPT_TOKENS, OPT_CTX, OPT_CLUSTERS, OPT_SAMPLE, OPT_SEED, OPT_JSON };
@@ -22,7 +23,7 @@ enum { OPT_FILE, OPT_OUTPUT, OPT_TOKENS, OPT_CTX, OPT_CLUSTERS, OPT_SAMPLE, OPT_
 static const arg_option options[] = {
     ENGINE_OPTION_MODEL,
     { OPT_FILE, 'f', "file", "FILE", "text to calibrate on; - reads standard input" },
-    { OPT_OUTPUT, 'o', "output", "FILE", "calibration file to write" },
+    { OPT_OUTPUT, 'o', "output", "FILE", "calibration file to write (default: model.kvcal beside\nmodel.gguf, where all commands find it)" },
     { OPT_TOKENS, 'n', "tokens", "N", "tokens of the text to use at most (default 8192)" },
     { OPT_CTX, 'c', "ctx", "N", "tokens of a context (default 2048)" },
     { OPT_CLUSTERS, 0, "clusters", "C,...", "centroids a head for kmeans codecs, or none (default 256)" },
@@ -36,7 +37,7 @@ static const arg_option options[] = {
 
 static const arg_spec spec = {
     .command = "calibrate",
-    .usage = "-m MODEL -f TEXT -o FILE [-n TOKENS] [-c CTX] [--clusters C,...]",
+    .usage = "-m MODEL -f TEXT [-o FILE] [-n TOKENS] [-c CTX] [--clusters C,...]",
     .about = "Gathers the statistics that some codecs need and writes them to a file: means\n"
              "and ranges (center=file, norm=file), what keys are multiplied by\n"
              "(transform=file, transform=diagonal), centroids (kmeans), second moments of\n"
@@ -44,16 +45,16 @@ static const arg_spec spec = {
     .options = options,
     .n_options = sizeof options / sizeof *options,
     .notes = "Use a text like those that the model will see; a few thousand tokens are enough.\n"
-             "FILE beside model.gguf with the name model.kvcal is found by all commands.\n"
              "Ctrl-C leaves FILE as it was and keeps what was read in FILE.part; the same\n"
              "command goes on from there.\n\nexamples:\n"
-             "  kvant calibrate -m model.gguf -f text.txt -o model.kvcal\n"
-             "  kvant calibrate -m model.gguf -f text.txt -o model.kvcal --clusters 16,256",
+             "  kvant calibrate -m model.gguf -f text.txt\n"
+             "  kvant calibrate -m model.gguf -f text.txt -o other.kvcal --clusters 16,256",
 };
 
 typedef struct settings {
     engine_options engine;
     const char *file, *output;
+    char beside[4096]; /* the output that commands find by themselves */
     uint32_t n_tokens, n_ctx, sample, seed;
     uint32_t clusters[KVANT_CALIBRATION_MAX_CODEBOOKS], n_codebooks;
     bool json;
@@ -181,13 +182,26 @@ static bool gather_batch(run *r, size_t chunk, size_t start, size_t n)
     return !interrupted();
 }
 
+/* What clustering a layer takes, in tokens read: an estimate, for progress alone. */
+static double layer_work(const settings *s)
+{
+    const uint32_t most = s->n_codebooks > 0 ? s->clusters[s->n_codebooks - 1] : 0;
+    return (s->sample > 0 && most > 0 ? s->sample : 8.0 * most) / 64;
+}
+
+static void start_progress(run *r)
+{
+    const size_t n_ctx = r->settings->n_ctx, n_tokens = r->reading.n_tokens;
+    const size_t to_read = r->position < n_tokens ? n_tokens - r->position / n_ctx * n_ctx : 0;
+    progress_start(&r->progress, (double)to_read + r->reading.observer.n_layers * layer_work(r->settings));
+}
+
 static bool gather(run *r)
 {
     const size_t n_ctx = r->settings->n_ctx;
     bool ok = true;
     if (r->position == r->reading.n_tokens)
         return true;
-    progress_start(&r->progress, (double)(r->reading.n_tokens - r->position / n_ctx * n_ctx));
     for (size_t chunk = r->position / n_ctx * n_ctx; chunk < r->reading.n_tokens && ok; chunk += n_ctx) {
         const size_t length = r->reading.n_tokens - chunk < n_ctx ? r->reading.n_tokens - chunk : n_ctx;
         reading_clear(&r->reading);
@@ -197,20 +211,17 @@ static bool gather(run *r)
             progress_add(&r->progress, (double)n, "reading the text");
         }
     }
-    progress_end(&r->progress);
     return ok;
 }
 
 static bool cluster(run *r)
 {
     uint32_t left = r->reading.observer.n_layers;
-    progress_start(&r->progress, left);
     kvant_status status = KVANT_OK;
     while (left > 0 && status == KVANT_OK && !interrupted()) {
         status = kvant_calibrator_cluster(r->calibrator, &left);
-        progress_add(&r->progress, 1, "clustering, layer by layer");
+        progress_add(&r->progress, layer_work(r->settings), "clustering, layer by layer");
     }
-    progress_end(&r->progress);
     if (status != KVANT_OK)
         complain("calibrate: clustering failed: %s", kvant_strerror(status));
     return status == KVANT_OK && !interrupted();
@@ -240,6 +251,7 @@ static bool prepare(run *r)
         !reading_open(&r->reading, &r->engine, "calibrate", &text) || !create_calibrator(r))
         return false;
     go_on(r);
+    start_progress(r);
     return true;
 }
 
@@ -275,6 +287,18 @@ static bool print_summary(const run *r)
     return report_print(columns, N_COLUMNS, row, 1, r->settings->json) && finish_output() == EXIT_OK;
 }
 
+/* Whether commands find the file by themselves, or how they do. */
+static void tell_who_finds_it(const run *r)
+{
+    const settings *s = r->settings;
+    struct stat written, beside;
+    if (stat(s->output, &written) == 0 && stat(s->beside, &beside) == 0 && written.st_dev == beside.st_dev &&
+        written.st_ino == beside.st_ino)
+        fprintf(stderr, "kvant: calibrate: from now on all commands with -m %s use it, exec as well\n", s->engine.model);
+    else
+        hint("--calibration %s uses it; commands find it by themselves under the name %s", s->output, s->beside);
+}
+
 static void release(run *r)
 {
     reading_close(&r->reading);
@@ -289,14 +313,15 @@ static bool check_settings(settings *s)
         complain("calibrate: no text given");
         return hint("-f text.txt; scripts/fetch.py text makes one");
     }
-    if (s->output == NULL) {
-        complain("calibrate: no output given");
-        return hint("-o model.kvcal");
-    }
     if (s->sample > 0 && s->n_codebooks > 0 && s->sample < s->clusters[s->n_codebooks - 1])
         return complain("calibrate: --sample %lu is fewer than the %lu clusters asked for", (unsigned long)s->sample,
                  (unsigned long)s->clusters[s->n_codebooks - 1]);
-    return engine_model_options_finish(&s->engine, "calibrate");
+    if (!engine_model_options_finish(&s->engine, "calibrate"))
+        return false;
+    if (!calibration_beside(s->engine.model, s->beside, sizeof s->beside))
+        return complain("calibrate: the path of -m is too long");
+    s->output = s->output != NULL ? s->output : s->beside;
+    return true;
 }
 
 int command_calibrate(int argc, char **argv)
@@ -314,7 +339,14 @@ int command_calibrate(int argc, char **argv)
     r->started = monotonic_seconds();
     snprintf(r->part, sizeof r->part, "%s.part", s.output);
     interrupt_catch();
-    const bool ok = prepare(r) && gather(r) && cluster(r) && save(r) && print_summary(r);
+    bool ok = prepare(r);
+    if (ok) {
+        ok = gather(r) && cluster(r);
+        progress_end(&r->progress);
+        ok = ok && save(r) && print_summary(r);
+    }
+    if (ok)
+        tell_who_finds_it(r);
     code = ok ? EXIT_OK : interrupted() ? EXIT_INTERRUPTED : EXIT_RUNTIME;
     if (code == EXIT_INTERRUPTED && r->calibrator != NULL)
         keep(r);

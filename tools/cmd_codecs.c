@@ -1,4 +1,5 @@
-/* cmd_codecs.c - `kvant codecs`: every family at every width, with what it really costs at a head_dim. */
+/* cmd_codecs.c - `kvant codecs`: presets and families for people; every family at every width, with what it really costs at a
+ * head_dim, for those who ask and for programs. */
 #include "args.h"
 #include "command.h"
 #include "report.h"
@@ -6,14 +7,16 @@
 
 #include <kvant/calibration.h>
 #include <kvant/codec.h>
+#include <kvant/settings.h>
 #include <math.h>
 #include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
 
-enum { OPT_HEAD_DIM, OPT_CONFIG, OPT_JSON };
+enum { OPT_ALL, OPT_HEAD_DIM, OPT_CONFIG, OPT_JSON };
 
 static const arg_option options[] = {
+    { OPT_ALL, 'a', "all", NULL, "every codec at every width with its true bits, and all options" },
     { OPT_HEAD_DIM, 'd', "head-dim", "N", "head dimension to count bits for, 1 to 512 (default 128)" },
     { OPT_CONFIG, 0, "config", "FILE", "the codecs of a settings file instead, layer by layer" },
     { OPT_JSON, 0, "json", NULL, "one JSON array of flat objects" },
@@ -21,23 +24,25 @@ static const arg_option options[] = {
 
 static const arg_spec spec = {
     .command = "codecs",
-    .usage = "[--head-dim N | --config FILE] [--json]",
-    .about = "Lists the codecs. Bits of K and V count every stored byte of a page, scales and padding\n"
-             "included, a number; nominal bits are what the paper counts, the mean of K and V.",
+    .usage = "[--all] [--head-dim N | --config FILE] [--json]",
+    .about = "Lists presets and codecs. Bits are true bits per number: every stored byte of a page counts, scales\n"
+             "and padding included. Nominal bits are what the paper counts, the mean of K and V.",
     .options = options,
     .n_options = sizeof options / sizeof *options,
-    .notes = "A spec is name[-bits][:key=value,...], for example turboquant-4:scale=norm or int-4:group=32,sym.",
+    .notes = "A spec is name[-bits][:key=value,...], for example trellis-4:center=first or int-4:group=32,sym.",
 };
 
 typedef struct settings {
     uint32_t head_dim;
     const char *config;
-    bool json;
+    bool all, json;
 } settings;
 
 static bool handle(void *user, int id, const char *value)
 {
     settings *s = user;
+    if (id == OPT_ALL)
+        return s->all = true;
     if (id == OPT_JSON)
         return s->json = true;
     if (id == OPT_CONFIG)
@@ -60,7 +65,7 @@ static const report_column columns[] = {
     { "source", "source", COLUMN_TEXT, 0 },
     { "summary", NULL, COLUMN_TEXT, 0 },
 };
-enum { N_COLUMNS = sizeof columns / sizeof *columns, MAX_ROWS = 512, NAME_BYTES = 48 };
+enum { N_COLUMNS = sizeof columns / sizeof *columns, MAX_ROWS = 512, NAME_BYTES = 48, MAX_FAMILIES = 64 };
 
 typedef struct listing {
     report_cell cells[MAX_ROWS * N_COLUMNS];
@@ -163,7 +168,7 @@ static void add_family(listing *list, const kvant_codec_family *family, uint32_t
 static void print_options(void)
 {
     const char *usual = "";
-    puts("\noptions, as in turboquant-4:scale=norm");
+    puts("\noptions, as in trellis-4:center=first");
     for (size_t i = 0; i < kvant_codec_family_count(); i++) {
         kvant_codec_family family = { .size = sizeof family };
         if (kvant_codec_family_get(i, &family) != KVANT_OK || family.common_options[0] == 0)
@@ -176,6 +181,14 @@ static void print_options(void)
     printf("  %-12s %s\n", "and each", usual);
 }
 
+static bool print_all(const listing *list, bool json)
+{
+    const bool ok = report_print(columns, N_COLUMNS, list->cells, list->n, json);
+    if (ok && !json)
+        print_options();
+    return ok;
+}
+
 /* False when memory is short: a list with numbers missing would read as if those codecs did not exist. */
 static bool fill(listing *list, uint32_t head_dim)
 {
@@ -185,8 +198,53 @@ static bool fill(listing *list, uint32_t head_dim)
         if (kvant_codec_family_get(i, &family) == KVANT_OK)
             add_family(list, &family, head_dim);
     }
-    const bool ok = list->stand_in != NULL && !list->no_memory;
+    const bool ok = !(list->no_memory |= list->stand_in == NULL);
     kvant_calibration_free(&list->stand_in);
+    return ok;
+}
+
+static bool print_presets(listing *list, uint32_t head_dim)
+{
+    static const report_column shown[] = { { NULL, "preset", COLUMN_TEXT, 0 },
+                                           { NULL, "bits", COLUMN_NUMBER, 2 },
+                                           { NULL, "for", COLUMN_TEXT, 0 } };
+    static const char *const names[] = { "quality", "balanced", "small" };
+    report_cell cells[3 * 3], *row = cells;
+    for (size_t i = 0; i < 3; i++) {
+        kvant_preset preset = { .size = sizeof preset };
+        if (kvant_preset_get(names[i], 0, &preset) != KVANT_OK)
+            return false;
+        const double k = info_of(list, preset.k, head_dim, KVANT_ROLE_K).true_bits;
+        const double v = info_of(list, preset.v, head_dim, KVANT_ROLE_V).true_bits;
+        const char *summary = strstr(preset.summary, ": ");
+        *row++ = CELL_TEXT(names[i]);
+        *row++ = CELL_NUMBER((k + v) / 2);
+        *row++ = CELL_TEXT(summary != NULL ? summary + 2 : preset.summary);
+    }
+    return !list->no_memory && report_print(shown, 3, cells, 3, REPORT_TABLE);
+}
+
+/* What most look for: a preset, or the name of a family. */
+static bool print_short_list(listing *list, uint32_t head_dim)
+{
+    static const report_column shown[] = { { NULL, "codec", COLUMN_TEXT, 0 },
+                                           { NULL, "bits", COLUMN_TEXT, 0 },
+                                           { NULL, "how", COLUMN_TEXT, 0 } };
+    report_cell cells[3 * MAX_FAMILIES], *row = cells;
+    if (!print_presets(list, head_dim))
+        return false;
+    for (size_t i = 0; i < kvant_codec_family_count() && i < MAX_FAMILIES; i++) {
+        kvant_codec_family family = { .size = sizeof family };
+        if (kvant_codec_family_get(i, &family) != KVANT_OK)
+            return false;
+        *row++ = CELL_TEXT(family.name);
+        *row++ = CELL_TEXT(or_absent(family.variants));
+        *row++ = CELL_TEXT(family.summary);
+    }
+    putchar('\n');
+    const bool ok = report_print(shown, 3, cells, (size_t)(row - cells) / 3, REPORT_TABLE);
+    puts("\n--preset balanced is the default; -k trellis-4 or -k trellis-4 -v trellis-3 chooses codecs.\n"
+         "kvant codecs --all: every codec at every width with its true bits, its source and its options");
     return ok;
 }
 
@@ -199,12 +257,9 @@ int command_codecs(int argc, char **argv)
     if (s.config != NULL)
         return settings_table_print(s.config, s.json);
     listing *list = calloc(1, sizeof *list);
-    bool ok = list != NULL && fill(list, s.head_dim);
-    if (!ok)
+    bool ok = list != NULL && (s.all || s.json ? fill(list, s.head_dim) && print_all(list, s.json) : print_short_list(list, s.head_dim));
+    if (list == NULL || list->no_memory)
         complain("codecs: %s", kvant_strerror(KVANT_ERR_MEMORY));
-    ok = ok && report_print(columns, N_COLUMNS, list->cells, list->n, s.json);
-    if (ok && !s.json)
-        print_options();
     free(list);
     return ok ? finish_output() : EXIT_RUNTIME;
 }

@@ -23,6 +23,7 @@ enum {
     OPT_RESUME,
     OPT_BASE_CACHE,
     OPT_VALUES,
+    OPT_WIDE,
     OPT_JSON,
     OPT_CSV
 };
@@ -32,7 +33,7 @@ static const arg_option options[] = {
     { OPT_FILE, 'f', "file", "FILE", "text to score; - reads standard input; may be repeated" },
     { OPT_CTX, 'c', "ctx", "N", "tokens of a chunk, up to the model's own limit (default 2048)" },
     { OPT_FROM, 0, "from", "N", "first position that is scored (default: half of the context)" },
-    { OPT_CHUNKS, 0, "chunks", "N", "chunks of every text to score (default: all)" },
+    { OPT_CHUNKS, 0, "chunks", "N", "chunks of every text to score, or all (default 4)" },
     { OPT_SPREAD, 0, "spread", "N",
       "take the chunks from N equal parts of every text in turn, not from\nits beginning alone (default 1)" },
     { OPT_SKIP, 0, "skip", "N", "chunks of every text to leave out first (default 0)" },
@@ -46,6 +47,7 @@ static const arg_option options[] = {
     { OPT_VALUES, 0, "values", "FILE",
       "keep the value of every scored token there: a safetensors file,\n"
       "tensors kld.I and nll.I [chunks, positions] of the I-th row" },
+    { OPT_WIDE, 0, "wide", NULL, "a table with percentiles of the divergence, too" },
     { OPT_JSON, 0, "json", NULL, "one JSON array of flat objects; progress as JSON lines on stderr" },
     { OPT_CSV, 0, "csv", NULL, "the same as CSV" },
 };
@@ -61,14 +63,14 @@ static const arg_spec spec = {
     .options = options,
     .n_options = sizeof options / sizeof *options,
     .notes = "Ctrl-C prints what is complete; with --resume the same command goes on.\n\nexample:\n"
-             "  kvant eval -m model.gguf -f text.txt -c 2048 --chunks 4 \\\n"
-             "    -k turboquant-4 -k turboquant-4 -v turboquant-3 --stock q8_0 --stock q4_0",
+             "  kvant eval -m model.gguf -f text.txt --preset balanced --preset small --stock q8_0 --stock q4_0",
 };
 
 typedef struct settings {
     eval_options eval;
     uint32_t n_bins;
     bool has_from;
+    bool wide;
     const char *values;
     report_format format;
 } settings;
@@ -84,6 +86,20 @@ static bool add_file(eval_options *e, const char *file)
     return true;
 }
 
+static bool read_chunks(eval_options *e, const char *value)
+{
+    e->n_chunks = EVAL_ALL_CHUNKS;
+    return strcmp(value, "all") == 0 || args_u32("--chunks", value, 1, 1 << 24, &e->n_chunks);
+}
+
+static bool choose_format(settings *s, report_format format)
+{
+    if (s->format != REPORT_TABLE && s->format != format)
+        return complain("eval: --json and --csv are two formats of the same output: give one of them");
+    s->format = format;
+    return true;
+}
+
 static bool handle(void *user, int id, const char *value)
 {
     settings *s = user;
@@ -93,7 +109,7 @@ static bool handle(void *user, int id, const char *value)
     case OPT_FILE: return add_file(e, value);
     case OPT_CTX: return args_u32("--ctx", value, 8, 1 << 24, &e->n_ctx);
     case OPT_FROM: s->has_from = true; return args_u32("--from", value, 0, 1 << 24, &e->first);
-    case OPT_CHUNKS: return args_u32("--chunks", value, 1, 1 << 24, &e->n_chunks);
+    case OPT_CHUNKS: return read_chunks(e, value);
     case OPT_SPREAD: return args_u32("--spread", value, 1, SPREAD_MAX_PARTS, &e->n_parts);
     case OPT_SKIP: return args_u32("--skip", value, 0, 1 << 24, &e->skip);
     case OPT_BATCH: return args_u32("--batch", value, 1, ENGINE_UBATCH, &e->n_batch);
@@ -101,8 +117,9 @@ static bool handle(void *user, int id, const char *value)
     case OPT_RESUME: e->resume = value; return true;
     case OPT_BASE_CACHE: e->base_cache = value; return true;
     case OPT_VALUES: s->values = value; return true;
-    case OPT_JSON: s->format = REPORT_JSON; return progress_use_json();
-    case OPT_CSV: s->format = REPORT_CSV; return true;
+    case OPT_WIDE: return s->wide = true;
+    case OPT_JSON: return progress_use_json() && choose_format(s, REPORT_JSON);
+    case OPT_CSV: return choose_format(s, REPORT_CSV);
     default: return engine_option(&e->engine, id, value, &known);
     }
 }
@@ -142,7 +159,7 @@ int command_eval(int argc, char **argv)
     const bool complete = prepared && eval_all(r);
     code = complete ? EXIT_OK : interrupted() ? EXIT_INTERRUPTED : EXIT_RUNTIME;
     if ((complete || (prepared && interrupted())) &&
-        (!eval_print_rows(r, s.n_bins, s.format) || finish_output() != EXIT_OK))
+        (!eval_print_rows(r, s.n_bins, s.wide, s.format) || finish_output() != EXIT_OK))
         code = EXIT_RUNTIME;
     if (complete && s.values != NULL && !eval_values_write(r, s.values))
         code = EXIT_RUNTIME;

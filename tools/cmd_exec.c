@@ -18,7 +18,7 @@
 #include <string.h>
 #include <unistd.h>
 
-enum { OPT_PRESET, OPT_CONFIG, OPT_K, OPT_V, OPT_PROTECT, OPT_PROTECT_CODEC, OPT_CALIBRATION, OPT_ACCEL };
+enum { OPT_PRESET, OPT_CONFIG, OPT_K, OPT_V, OPT_PROTECT, OPT_PROTECT_CODEC, OPT_CALIBRATION, OPT_ACCEL, OPT_VERBOSE, OPT_QUIET };
 
 static const arg_option options[] = {
     { OPT_PRESET, 0, "preset", "NAME",
@@ -38,6 +38,8 @@ static const arg_option options[] = {
     { OPT_ACCEL, 0, "accel", NULL,
       "no codecs: the cache stays llama.cpp's own (-ctk and -ctv of\n"
       "the program: f16, q8_0, q4_0, ...), its attention is kvant's" },
+    { OPT_VERBOSE, 0, "verbose", NULL, "say what is compressed with which codec, layer by layer\n(sets KVANT_VERBOSE=1)" },
+    { OPT_QUIET, 0, "quiet", NULL, "no line about the cache at the start (sets KVANT_QUIET=1)" },
 };
 
 static const arg_spec spec = {
@@ -65,8 +67,12 @@ typedef struct exec_options {
 static bool handle(void *user, int id, const char *value)
 {
     exec_options *o = user;
-    if (id == OPT_ACCEL)
-        return o->accel = true;
+    switch (id) {
+    case OPT_ACCEL: return o->accel = true;
+    case OPT_VERBOSE: return setenv(PLUGIN_ENV_VERBOSE, "1", 1) == 0;
+    case OPT_QUIET: return setenv(PLUGIN_ENV_QUIET, "1", 1) == 0;
+    default: break;
+    }
     for (size_t i = 0; i < sizeof options / sizeof *options; i++)
         if (options[i].id == id)
             o->codec_option = options[i].name;

@@ -47,7 +47,7 @@ static const arg_spec spec = {
     .notes = "The map has a character a depth, from the beginning of the text on: the share found, 0 to 9 in\n"
              "tenths, # for all.\n\nCtrl-C prints what is complete; with --resume the same command goes on from "
              "there.\n\nexample:\n"
-             "  kvant needle -m model.gguf -c 1024,4096 -k turboquant-4 -k turboquant-2 --stock q4_0",
+             "  kvant needle -m model.gguf -c 1024,4096 --preset balanced --preset small --stock q4_0",
 };
 
 typedef struct settings {
@@ -146,7 +146,6 @@ static bool ask(run *r, struct llama_context *ctx, const needle *needle, size_t 
 static bool try_text(run *r, needle_text *text, const kv_config *config, uint32_t n_ctx, answer *answers,
                      double *kv_bytes)
 {
-    char label[128];
     kv_meter meter;
     const engine_context_options options = {
         .n_ctx = n_ctx, .n_batch = ENGINE_UBATCH, .n_outputs = NEEDLE_TOKENS, .meter = &meter
@@ -154,8 +153,7 @@ static bool try_text(run *r, needle_text *text, const kv_config *config, uint32_
     struct llama_context *ctx = engine_context(&r->engine, config, &options);
     if (ctx == NULL)
         return false;
-    configs_label(config, label, sizeof label);
-    bool ok = engine_read(ctx, text->tokens, text->n_tokens, &r->progress, label);
+    bool ok = engine_read(ctx, text->tokens, text->n_tokens, &r->progress, config->label);
     *kv_bytes = engine_kv_bytes(&r->engine, config, &meter);
     for (size_t i = 0; i < text->n_needles && ok; i++)
         ok = ask(r, ctx, &text->needles[i], text->n_tokens, &answers[i]);

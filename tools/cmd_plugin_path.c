@@ -13,7 +13,7 @@ static const arg_spec spec = {
     .usage = "",
     .about = "Prints the absolute path of libggml-kvant.so.",
     .notes = "example:\n"
-             "  GGML_BACKEND_PATH=$(kvant plugin-path) KVANT_K=turboquant-4 KVANT_V=turboquant-4 \\\n"
+             "  GGML_BACKEND_PATH=$(kvant plugin-path) KVANT_PRESET=balanced \\\n"
              "    llama-server -m model.gguf --device KVANT -ngl 99 -fa on",
 };
 

@@ -37,7 +37,7 @@ static const arg_spec spec = {
     .options = options,
     .n_options = sizeof options / sizeof *options,
     .notes = "Ctrl-C stops the answer and prints the statistics.\n\nexample:\n"
-             "  kvant run -m model.gguf -k turboquant-4 -p 'What is a key-value cache?'",
+             "  kvant run -m model.gguf --preset balanced -p 'What is a key-value cache?'",
 };
 
 typedef struct settings {
@@ -226,16 +226,19 @@ static bool answer(generation *g)
 
 static void print_statistics(generation *g)
 {
+    const size_t allocated = (g->n_ctx + 255) / 256 * 256; /* llama.cpp's caches have so many cells from the start */
+    const kv_config *c = g->config;
+    const double mib = 1048576;
     double bits = 0;
-    char label[128];
-    configs_label(g->config, label, sizeof label);
-    fprintf(stderr, "\n%s", label);
-    if (engine_bits(&g->engine, g->config, &bits))
+    fprintf(stderr, "\n%s", c->label);
+    if (engine_bits(&g->engine, c, &bits))
         fprintf(stderr, ", %.2f bits", bits);
-    fprintf(stderr, ": prompt %zu tokens, %.1f tokens/s; answer %zu tokens, %.1f tokens/s; KV cache %.2f MiB\n",
+    fprintf(stderr, ": prompt %zu tokens, %.1f tokens/s; answer %zu tokens, %.1f tokens/s; KV cache %.2f MiB (f16: %.2f MiB)\n",
             g->n_prompt, (double)g->n_prompt / g->prompt_seconds, g->n_generated,
-            (double)g->n_generated / g->answer_seconds,
-            engine_kv_bytes(&g->engine, g->config, &g->meter) / 1048576.0);
+            (double)g->n_generated / g->answer_seconds, engine_kv_bytes(&g->engine, c, &g->meter) / mib,
+            engine_f16_bytes(&g->engine, c, allocated) / mib);
+    if (c->preset != NULL && scheme_info(c->scheme).calibration == NULL)
+        hint("not calibrated: kvant calibrate -m %s -f TEXT lowers the error", g->settings->engine.model);
 }
 
 static void release(generation *g)

@@ -172,6 +172,7 @@ static const char *protect_codec(const kv_config *config)
 void configs_fill_cells(const kv_config *config, report_cell *cells)
 {
     const report_cell filled[N_CONFIG_COLUMNS] = {
+        CELL_TEXT(config->label),
         CELL_TEXT(config->accel   ? "accel"
                   : config->stock ? "llama.cpp"
                   : config->fp32  ? "kvant fp32"
@@ -199,10 +200,18 @@ static bool check_protection(const kv_config *config)
     return hint("--protect N says how many of the first and of the last layers use it");
 }
 
+static void write_label(kv_config *c)
+{
+    const char *kind = c->accel ? "accel " : c->stock ? "llama.cpp " : c->fp32 ? "fp32 " : "";
+    const bool one = c->preset != NULL || strcmp(c->k, c->v) == 0;
+    const int used = snprintf(c->label, sizeof c->label, "%s%s%s%s", kind, c->preset != NULL ? c->preset : c->k,
+                              one ? "" : "/", one ? "" : c->v);
+    if (c->protect > 0 && used > 0 && (size_t)used < sizeof c->label)
+        snprintf(c->label + used, sizeof c->label - (size_t)used, " protect %lu %s", (unsigned long)c->protect, protect_codec(c));
+}
+
 static bool finish(const kv_configs *list, kv_config *config, const char *model, const kvant_scheme *like, bool *told)
 {
-    if (config->stock)
-        return true;
     if (!check_protection(config))
         return false;
     kvant_scheme_params p = asked(list, config, model);
@@ -222,7 +231,9 @@ bool configs_finish(kv_configs *list, const char *model)
     bool told = false, ok = list->n > 0 || configs_add_preset(list, KVANT_PRESET_DEFAULT);
     const kvant_scheme *calibrated = NULL;
     for (size_t i = 0; i < list->n && ok; i++) {
-        ok = finish(list, &list->items[i], model, calibrated, &told);
+        ok = list->items[i].stock || finish(list, &list->items[i], model, calibrated, &told);
+        if (ok)
+            write_label(&list->items[i]);
         if (ok && calibrated == NULL && !list->items[i].stock && scheme_info(list->items[i].scheme).calibration != NULL)
             calibrated = list->items[i].scheme;
     }
@@ -259,7 +270,9 @@ uint64_t config_key(const kv_config *c)
 
 kv_config configs_f16(void)
 {
-    return (kv_config){ .stock = true, .k = "f16", .v = "f16", .type_k = GGML_TYPE_F16, .type_v = GGML_TYPE_F16 };
+    return (kv_config){
+        .stock = true, .k = "f16", .v = "f16", .type_k = GGML_TYPE_F16, .type_v = GGML_TYPE_F16, .label = "llama.cpp f16"
+    };
 }
 
 static bool is_f16(const kv_config *config)
@@ -275,18 +288,4 @@ size_t configs_after_f16(const kv_configs *list, const kv_config *f16, const kv_
         if (!is_f16(&list->items[i]))
             ordered[n++] = &list->items[i];
     return n;
-}
-
-const char *configs_label(const kv_config *config, char *buffer, size_t bytes)
-{
-    const char *prefix = config->accel ? "accel " : config->stock ? "llama.cpp " : config->fp32 ? "fp32 " : "";
-    if (config->preset != NULL || strcmp(config->k, config->v) == 0)
-        snprintf(buffer, bytes, "%s%s", prefix, config->preset != NULL ? config->preset : config->k);
-    else
-        snprintf(buffer, bytes, "%s%s/%s", prefix, config->k, config->v);
-    const size_t used = strlen(buffer);
-    if (config->protect > 0)
-        snprintf(buffer + used, bytes - used, " protect %lu %s", (unsigned long)config->protect,
-                 protect_codec(config));
-    return buffer;
 }

@@ -28,6 +28,9 @@ typedef struct kv_config {
     const char *protect_codec; /* or NULL */
     enum ggml_type type_k, type_v;
     char stock_k[8]; /* storage for the first half of --stock K/V */
+    /* "turboquant-4", or "K/V" when they differ, a preset's or a settings file's name, with "llama.cpp " or "accel " before
+     * stock types, "fp32 " before codecs with fp32 products and " protect N SPEC" behind protected ones. Once finished. */
+    char label[160];
 } kv_config;
 
 typedef struct kv_configs {
@@ -63,15 +66,14 @@ bool configs_set_plugin(const kv_configs *list, const kv_config *config);
  * takes part, the plug-in. Model, text and runtime are the caller's. */
 uint64_t config_key(const kv_config *config);
 
-/* The first columns of a report about configurations, and their cells. */
-enum { N_CONFIG_COLUMNS = 8 };
-#define CONFIG_COLUMNS                                                                                             \
-    { "cache", "cache", COLUMN_TEXT, 0 }, { "k", "K", COLUMN_TEXT, 0 }, { "v", "V", COLUMN_TEXT, 0 },              \
-        { "preset", NULL, COLUMN_TEXT, 0 }, { "config", NULL, COLUMN_TEXT, 0 },                                    \
-        { "protect", "protect", COLUMN_NUMBER, 0 }, { "protect_codec", NULL, COLUMN_TEXT, 0 },                     \
-    {                                                                                                              \
-        "calibration", NULL, COLUMN_TEXT, 0                                                                        \
-    }
+/* The first columns of a report about configurations, and their cells: tables have the label, programs get its parts. */
+enum { N_CONFIG_COLUMNS = 9 };
+/* clang-format off */
+#define CONFIG_COLUMNS \
+    { NULL, "cache", COLUMN_TEXT, 0 }, { "cache", NULL, COLUMN_TEXT, 0 }, { "k", NULL, COLUMN_TEXT, 0 }, \
+    { "v", NULL, COLUMN_TEXT, 0 }, { "preset", NULL, COLUMN_TEXT, 0 }, { "config", NULL, COLUMN_TEXT, 0 }, \
+    { "protect", NULL, COLUMN_NUMBER, 0 }, { "protect_codec", NULL, COLUMN_TEXT, 0 }, { "calibration", NULL, COLUMN_TEXT, 0 }
+/* clang-format on */
 void configs_fill_cells(const kv_config *config, report_cell *cells);
 
 /* f16 for K and V in llama.cpp's own cache: what everything is compared with. */
@@ -80,10 +82,5 @@ kv_config configs_f16(void);
 /* The order of a comparison: f16, then those of the list that are something else. ordered has room
  * for MAX_CONFIGS + 1; their number. */
 size_t configs_after_f16(const kv_configs *list, const kv_config *f16, const kv_config **ordered);
-
-/* "turboquant-4", or "K/V" when they differ, a preset's or a settings file's name, with "llama.cpp
- * " or "accel " before stock types, "fp32 " before codecs with fp32 products and " protect N SPEC"
- * behind protected ones. */
-const char *configs_label(const kv_config *config, char *buffer, size_t bytes);
 
 #endif /* KVANT_TOOLS_CONFIGS_H */

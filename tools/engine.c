@@ -130,7 +130,8 @@ static bool load_plugin(engine *e)
     char path[PATH_MAX];
     if (e->plugin != NULL)
         return true;
-    if (!plugin_path(path, sizeof path) || setenv(PLUGIN_ACCEL, "0", 1) != 0)
+    if (!plugin_path(path, sizeof path) || setenv(PLUGIN_ACCEL, "0", 1) != 0 ||
+        setenv(PLUGIN_ENV_QUIET, e->options.verbose ? "0" : "1", 0) != 0) /* a command makes many contexts */
         return false;
     e->plugin = ll.ggml_backend_load(path);
     if (e->plugin == NULL) {
@@ -177,17 +178,31 @@ static bool keep_loading(float share, void *user)
     return !interrupted();
 }
 
+/* llama.cpp says of a text what is wrong with it as a model in three lines. */
+static bool is_gguf(const char *path)
+{
+    char magic[4] = "";
+    FILE *file = fopen(path, "rb");
+    const bool ok = file != NULL && fread(magic, 1, sizeof magic, file) == sizeof magic && memcmp(magic, "GGUF", 4) == 0;
+    if (file != NULL)
+        fclose(file);
+    return ok;
+}
+
 static struct llama_model *load_model(engine *e, ggml_backend_dev_t *devices, int32_t n_gpu_layers)
 {
+    if (!is_gguf(e->options.model)) {
+        complain("model %s: this is not a .gguf file", e->options.model);
+        hint("scripts/fetch.py model fetches a small one");
+        return NULL;
+    }
     struct llama_model_params params = ll.llama_model_default_params();
     params.devices = devices;
     params.n_gpu_layers = n_gpu_layers;
     params.progress_callback = keep_loading;
     struct llama_model *model = ll.llama_model_load_from_file(e->options.model, params);
-    if (model == NULL && !interrupted()) {
+    if (model == NULL && !interrupted()) /* llama.cpp has said why */
         complain("cannot load the model %s", e->options.model);
-        hint("--verbose shows what llama.cpp says");
-    }
     return model;
 }
 
@@ -266,9 +281,8 @@ struct llama_context *engine_context(engine *e, const kv_config *config, const e
     }
     struct llama_context *ctx = ll.llama_init_from_model(model, params);
     if (ctx == NULL) {
-        char label[128];
         complain("cannot create a context of %lu tokens with the cache %s", (unsigned long)options->n_ctx,
-                 configs_label(config, label, sizeof label));
+                 config->label);
         hint("--verbose shows what llama.cpp says");
         return NULL;
     }

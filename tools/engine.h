@@ -132,6 +132,9 @@ uint64_t engine_runtime_fingerprint(const engine *e);
  * contexts check it, before minutes of work. */
 bool engine_bits(engine *e, const kv_config *config, double *bits);
 
+/* What so many tokens take in an f16 cache, where all layers are alike. The model is loaded. */
+double engine_f16_bytes(engine *e, const kv_config *config, size_t n_tokens);
+
 typedef enum token_kind {
     TOKENS_TEXT, /* begins as the model wants texts to begin, with BOS or without */
     TOKENS_CHAT, /* the same, and names of special tokens are these tokens */

@@ -137,24 +137,29 @@ static size_t fill_rows(const eval_run *r, uint32_t n_bins, sample *sample, repo
     return n;
 }
 
-/* Columns that would say the same in every line of the table are left out there. */
-static void choose_columns(const eval_run *r, uint32_t n_bins, report_column *chosen)
+/* Columns that would say the same in every line of the table are left out there, and those of a wide one unless asked for. */
+static void choose_columns(const eval_run *r, uint32_t n_bins, bool wide, report_column *chosen)
 {
+    static const char *const of_wide[] = { "kld_p50", "kld_p90", "kld_p99", "kld_p999", "kld_max", "chunks" };
     memcpy(chosen, columns, sizeof columns);
+    for (size_t c = N_CONFIG_COLUMNS; c < N_COLUMNS; c++)
+        for (size_t i = 0; i < sizeof of_wide / sizeof *of_wide && !wide; i++)
+            if (strcmp(chosen[c].key, of_wide[i]) == 0)
+                chosen[c].heading = NULL;
     if (r->texts.n == 1)
         chosen[AT_TEXT].heading = NULL;
     if (n_bins == 1)
         chosen[AT_FROM].heading = chosen[AT_TO].heading = NULL;
 }
 
-bool eval_print_rows(const eval_run *r, uint32_t n_bins, report_format format)
+bool eval_print_rows(const eval_run *r, uint32_t n_bins, bool wide, report_format format)
 {
     report_column chosen[N_COLUMNS];
     const size_t n_values = r->texts.n_chunks * r->n_rows, most = (r->texts.n + 1) * r->n_tallies * n_bins;
     sample sample = { .x = calloc(n_values, sizeof(double)), .y = calloc(n_values, sizeof(double)) };
     report_cell *cells = calloc(most * N_COLUMNS, sizeof *cells);
     bool ok = sample.x != NULL && sample.y != NULL && cells != NULL;
-    choose_columns(r, n_bins, chosen);
+    choose_columns(r, n_bins, wide, chosen);
     if (ok)
         ok = report_print(chosen, N_COLUMNS, cells, fill_rows(r, n_bins, &sample, cells), format);
     else

@@ -24,7 +24,7 @@ typedef struct pass {
     base *base;
     bool define;         /* this is the f16 run that makes the base */
     score_value *values; /* n_rows */
-    char label[128];     /* for progress and errors */
+    const char *label;   /* for progress and errors */
 } pass;
 
 /* Decodes n tokens from start on and scores the rows among them that count. */
@@ -69,6 +69,7 @@ static bool run_pass(eval_run *r, const eval_tally *t, size_t chunk, base *b, bo
                .tokens = r->texts.chunks[chunk].tokens,
                .base = b,
                .define = define,
+               .label = t->config->label,
                .values = t->values + chunk * r->n_rows };
     const engine_context_options options = {
         .n_ctx = r->options->n_ctx, .n_batch = r->options->n_batch, .meter = &meter
@@ -76,7 +77,6 @@ static bool run_pass(eval_run *r, const eval_tally *t, size_t chunk, base *b, bo
     struct llama_context *ctx = engine_context(&r->engine, t->config, &options);
     if (ctx == NULL)
         return false;
-    configs_label(t->config, p.label, sizeof p.label);
     const bool ok = run_batches(&p, ctx);
     if (ok)
         *kv_bytes = engine_kv_bytes(&r->engine, t->config, &meter);

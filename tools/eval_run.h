@@ -3,7 +3,7 @@
  *
  * Chunks are the outer loop and configurations the inner loop, so only the reference of one chunk
  * is held. Contexts are created anew each time, which costs far less than a chunk. One chunk is one
- * sequence: graphs of 512 tokens already use the machine fully (docs/report.md), so several chunks
+ * sequence: graphs of 512 tokens already use the machine fully (quality.md), so several chunks
  * side by side would gain nothing.
  */
 #ifndef KVANT_TOOLS_EVAL_RUN_H
@@ -62,9 +62,10 @@ static inline const score_value *eval_values(const eval_run *r, const eval_tally
     return t->done[chunk] ? t->values + chunk * r->n_rows : NULL;
 }
 
-/* One row a text (and one of all of them, when there are several), configuration and bin of
- * positions; without a complete chunk none. False after complaining. */
-bool eval_print_rows(const eval_run *r, uint32_t n_bins, report_format format);
+/* A row per text (and one of all of them, when there are several), configuration and bin of
+ * positions; without a complete chunk none. wide: tables have percentiles, too. False after
+ * complaining. */
+bool eval_print_rows(const eval_run *r, uint32_t n_bins, bool wide, report_format format);
 
 /* The value of every scored token as a safetensors file, for statistics that rows do not have. Configuration I is the I-th
  * row's, 0 the f16 cache. Tensors "kld.I" and "nll.I" [chunks, positions] are F64: KL divergence to the f16 cache, and -ln p

@@ -48,11 +48,14 @@ static bool count_chunks(const char *file, size_t n_tokens, const eval_cut *cut,
         return hint("choose a smaller -c or a longer text");
     }
     *n = available - cut->skip;
-    if (cut->at_most > *n)
+    const size_t at_most = cut->at_most > 0 ? cut->at_most : EVAL_USUAL_CHUNKS;
+    if (cut->at_most > *n && cut->at_most != EVAL_ALL_CHUNKS)
         complain("eval: %s has %zu chunks of %zu tokens, fewer than the %zu asked for", file, *n, cut->n_ctx,
                  cut->at_most);
-    if (cut->at_most > 0 && cut->at_most < *n)
-        *n = cut->at_most;
+    if (cut->at_most == 0 && *n > at_most)
+        complain("eval: %zu of the %zu chunks of %s are scored; --chunks N or --chunks all scores more", at_most, *n, file);
+    if (at_most < *n)
+        *n = at_most;
     return true;
 }
 

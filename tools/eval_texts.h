@@ -5,7 +5,8 @@
 
 #include "engine.h"
 
-enum { EVAL_MAX_TEXTS = 16 };
+enum { EVAL_MAX_TEXTS = 16, EVAL_USUAL_CHUNKS = 4 };
+#define EVAL_ALL_CHUNKS UINT32_MAX
 
 typedef struct eval_chunk {
     size_t text;
@@ -26,7 +27,7 @@ typedef struct eval_cut {
     size_t n_ctx;
     uint32_t n_parts; /* at least 1 */
     size_t skip;      /* chunks left out */
-    size_t at_most;   /* chunks behind them; 0: all */
+    size_t at_most;   /* chunks behind them; 0: EVAL_USUAL_CHUNKS, and it is said when there are more */
 } eval_cut;
 
 /* False after complaining; free it in any case. */

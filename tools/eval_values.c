@@ -26,9 +26,9 @@ static bool plan(writer *w)
     safetensors_note(&w->file, "format", "kvant-values-1");
     safetensors_note(&w->file, "kvant", kvant_version());
     for (size_t i = 0; i < r->n_tallies && ok; i++) {
-        char key[48], label[128];
+        char key[48];
         snprintf(key, sizeof key, "configuration.%zu", i);
-        safetensors_note(&w->file, key, configs_label(r->tallies[i].config, label, sizeof label));
+        safetensors_note(&w->file, key, r->tallies[i].config->label);
         for (int kind = 0; kind < PER_CONFIGURATION && ok; kind++) {
             char name[32];
             snprintf(name, sizeof name, "%s.%zu", names[kind], i);

@@ -3,6 +3,7 @@
 #define _POSIX_C_SOURCE 200809L /* setenv */
 #include "args.h"
 #include "command.h"
+#include "json.h"
 #include "plugin.h"
 
 #include <kvant/kvant.h>
@@ -49,6 +50,7 @@ static const command_list commands = { "command", "kvant --help lists the comman
     { "inspect", NEEDS_LLAMA(command_inspect), "a model's facts, and the true bits of caches for it" },
     { "codecs", command_codecs, "list the codecs with their true bits and sources" },
     { "plugin-path", command_plugin_path, "print where the llama.cpp plug-in is" },
+    { "completion", python_command, "print completion of the command line for bash, zsh or fish" },
 } };
 
 static const command_list benchmarks = { "benchmark", "kvant bench --help lists the benchmarks", {
@@ -73,6 +75,21 @@ static void print_list(FILE *out, const command_list *list)
         fprintf(out, "  %-12s %s\n", s->name, s->summary);
 }
 
+/* --describe: the list for programs. */
+static int describe(const command_list *list)
+{
+    fputs("[", stdout);
+    for (const subcommand *s = list->items; s->name != NULL; s++) {
+        fputs(s == list->items ? "\n {\"name\": " : ",\n {\"name\": ", stdout);
+        json_string(stdout, s->name);
+        fputs(", \"summary\": ", stdout);
+        json_string(stdout, s->summary);
+        putchar('}');
+    }
+    puts("\n]");
+    return finish_output();
+}
+
 static const subcommand *find(const command_list *list, const char *name)
 {
     for (const subcommand *s = list->items; s->name != NULL; s++)
@@ -84,7 +101,7 @@ static const subcommand *find(const command_list *list, const char *name)
 static int run(const command_list *list, int argc, char **argv)
 {
     const char *names[MAX_SUBCOMMANDS];
-    const subcommand *found = find(list, argv[0]);
+    const subcommand *found = find(list, strcmp(argv[0], "list") == 0 ? "codecs" : argv[0]);
     size_t n = 0;
     if (found != NULL)
         return found->run(argc, argv);
@@ -105,6 +122,8 @@ static int command_bench(int argc, char **argv)
         hint("%s", benchmarks.help);
         return EXIT_USAGE;
     }
+    if (strcmp(argv[1], "--describe") == 0)
+        return describe(&benchmarks);
     if (!asks_for_help(argv[1]))
         return run(&benchmarks, argc - 1, argv + 1);
     puts("usage: kvant bench BENCHMARK [options]\n\nbenchmarks:");
@@ -123,8 +142,9 @@ static void print_usage(FILE *out)
     fputs("\n  kvant COMMAND --help   options of a command\n"
           "  kvant --cpu LEVEL COMMAND   " CPU_LEVELS "\n"
           "  kvant --version        version, CPU level, llama.cpp this build is for\n\nexamples:\n"
-          "  kvant exec -k turboquant-4 -- llama-server -m model.gguf -c 32768\n"
-          "  kvant eval -m model.gguf -f text.txt -c 2048 --chunks 4 -k turboquant-4 --stock q4_0\n",
+          "  kvant exec -- llama-server -m model.gguf -c 32768\n"
+          "  kvant calibrate -m model.gguf -f text.txt -o model.kvcal\n"
+          "  kvant eval -m model.gguf -f text.txt --preset balanced --preset small --stock q4_0\n",
           out);
 }
 
@@ -170,8 +190,10 @@ int main(int argc, char **argv)
         return EXIT_USAGE;
     }
     const char *word = argv[1];
-    if (strcmp(word, "--version") == 0)
+    if (strcmp(word, "--version") == 0 || strcmp(word, "-V") == 0 || strcmp(word, "version") == 0)
         return print_version();
+    if (strcmp(word, "--describe") == 0)
+        return describe(&commands);
     if (strcmp(word, "help") == 0 && argc > 2)
         return help_about(argv[2]);
     if (asks_for_help(word) || strcmp(word, "help") == 0) {

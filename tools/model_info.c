@@ -45,15 +45,27 @@ static uint32_t cache_layers(const struct llama_model *model)
     return shared < n ? n - shared : n;
 }
 
+static kvant_scheme_model shape_of(const struct llama_model *model)
+{
+    return (kvant_scheme_model){ .size = sizeof(kvant_scheme_model),
+                                 .n_layers = cache_layers(model),
+                                 .n_kv_heads = (uint32_t)ll.llama_model_n_head_kv(model),
+                                 .head_dim = { head_dim(model, "key_length"), head_dim(model, "value_length") } };
+}
+
+double engine_f16_bytes(engine *e, const kv_config *config, size_t n_tokens)
+{
+    const kvant_scheme_model shape = shape_of(engine_model(e, config));
+    const double numbers = (double)shape.n_layers * shape.n_kv_heads * (shape.head_dim[KVANT_ROLE_K] + shape.head_dim[KVANT_ROLE_V]);
+    return 2 * numbers * (double)n_tokens;
+}
+
 bool engine_bits(engine *e, const kv_config *config, double *bits)
 {
     const struct llama_model *model = engine_model(e, config);
     if (model == NULL)
         return false;
-    const kvant_scheme_model shape = { .size = sizeof shape,
-                                       .n_layers = cache_layers(model),
-                                       .n_kv_heads = (uint32_t)ll.llama_model_n_head_kv(model),
-                                       .head_dim = { head_dim(model, "key_length"), head_dim(model, "value_length") } };
+    const kvant_scheme_model shape = shape_of(model);
     if (config->stock) {
         const double k = shape.head_dim[KVANT_ROLE_K], v = shape.head_dim[KVANT_ROLE_V];
         *bits = (stock_bits(config->type_k) * k + stock_bits(config->type_v) * v) / (k + v);

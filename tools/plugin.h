@@ -18,6 +18,8 @@
 #define PLUGIN_ENV_CALIBRATION "KVANT_CALIBRATION"
 #define PLUGIN_ENV_FP32 "KVANT_FP32"
 #define PLUGIN_ENV_CPU "KVANT_CPU"
+#define PLUGIN_ENV_QUIET "KVANT_QUIET"
+#define PLUGIN_ENV_VERBOSE "KVANT_VERBOSE"
 #define PLUGIN_ENV_PATH "KVANT_PLUGIN" /* overrides where the plug-in is looked for */
 
 /* The absolute path of the plug-in. False after complaining where it was looked for. */

@@ -42,14 +42,15 @@ static void print_row(const report_column *columns, size_t n_columns, const size
                       const report_cell *cells)
 {
     char buffer[CELL_BYTES];
-    bool first = true;
+    int blanks = 0; /* behind what was printed; none at the end of a line */
     for (size_t c = 0; c < n_columns; c++) {
         if (columns[c].heading == NULL)
             continue;
         const char *text = cells != NULL ? cell_text(&columns[c], &cells[c], buffer) : columns[c].heading;
+        const int padding = (int)(widths[c] - strlen(text));
         const bool left = columns[c].kind == COLUMN_TEXT;
-        printf("%s%*s", first ? "" : "  ", (left ? -1 : 1) * (int)widths[c], text);
-        first = false;
+        printf("%*s%s", blanks + (left ? 0 : padding), "", text);
+        blanks = 2 + (left ? padding : 0);
     }
     putchar('\n');
 }

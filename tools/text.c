@@ -61,7 +61,9 @@ static bool is_beyond_unicode(const unsigned char *at)
 
 bool text_check(const char *name, const char *text, size_t bytes)
 {
-    const unsigned char *at = (const unsigned char *)text;
+    const unsigned char *at = (const unsigned char *)text, *zero = bytes > 0 ? memchr(text, 0, bytes) : NULL;
+    if (zero != NULL)
+        return complain("%s: no text, byte %zu is 0 as in binary files", name, (size_t)(zero - at));
     for (size_t i = 0; i + 4 <= bytes; i++)
         if (is_beyond_unicode(at + i))
             return complain("%s: no text, the character at byte %zu is beyond U+10FFFF (bytes %02x %02x %02x %02x)",

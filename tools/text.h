@@ -9,8 +9,8 @@
  * hand. */
 #define MANUAL_TEXT "kvant:manual"
 
-/* False after complaining, with the name and the offset, when llama.cpp's tokenizer cannot take the
- * text: it throws through C. */
+/* False after complaining, with the name and the offset, for a binary file, and when llama.cpp's
+ * tokenizer cannot take the text: it throws through C. */
 bool text_check(const char *name, const char *text, size_t bytes);
 
 /* The whole file ("-" is stdin), checked, with a 0 behind it, to be freed; NULL after

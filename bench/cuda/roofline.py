@@ -1,6 +1,6 @@
 #!/usr/bin/env python3
-"""Prints docs/performance.md's table: how long a call took, and what part of that its bytes would take at the speed of
-a copy in the same process of measurements.
+"""Prints a table of all shapes and codecs: how long a call took, and what part of that its bytes would take at the
+speed of a copy in the same process of measurements.
 
     bench/cuda/roofline.py bench/results/cuda_attention.csv bench/results/cuda_append.csv
 """

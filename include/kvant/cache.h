@@ -22,13 +22,16 @@
  *   pointers   k, v, q, out, lse, mask and sinks are device memory. Exported blocks are host memory.
  *   order      Work runs on params.stream of the calling thread's current GPU, which must be the same one in
  *              every call. append waits for the work before it, because it checks its rows, and returns before
- *              they are written. attend returns before its outputs are there.
+ *              they are written; with params.asynchronous it waits for nothing. attend returns before its
+ *              outputs are there.
  *   memory     All of max_tokens is allocated at creation. Other GPU memory is allocated when a call first
  *              needs more of it.
  *   codecs     The presets and what cuda.h lists, with the same bytes as on the CPU. All kv heads of a layer
  *              and role have the same spec, v_head_dim is equal to head_dim. kvant_cache_create refuses others
  *              with KVANT_ERR_UNSUPPORTED and the codec's name: feedback, rotate=dense, sketches.
- *   speed      Rows of center=first and norm=first are copied to the host, where centre and scale are learnt.
+ *   speed      With center=first and norm=first every 64th token, or a longer append, waits for sums over its
+ *              rows, from which centre and scale are learnt. Rows of trellis and chunk codecs are kept as floats
+ *              until their block is full: 6 bytes per number of one block per sequence and one more.
  *   attention  At most 32767 query tokens per call; no exact; no softcap over keys with a centre. The call then
  *              returns KVANT_ERR_UNSUPPORTED.
  *
@@ -63,6 +66,10 @@ typedef struct kvant_cache_params {
     float scale;         /* default 1 / sqrt(head_dim) */
     float logit_softcap; /* default: none */
     void *stream; /* device "cuda": a cudaStream_t for all work; default: the legacy default stream */
+    /* device "cuda": not 0: append returns before its rows are checked. A row that is refused is left out: its slot
+     * keeps the zeros or the row that it had. The next append or attention of the cache fails with
+     * KVANT_ERR_NONFINITE or KVANT_ERR_RANGE, does nothing else, and the one after that goes on. */
+    uint32_t asynchronous;
 } kvant_cache_params;
 
 #define KVANT_CACHE_PARAMS { .size = sizeof(kvant_cache_params) }
@@ -84,6 +91,13 @@ KVANT_API kvant_status kvant_cache_append(kvant_cache *cache, uint32_t layer, in
  * queries are q (n x n_heads x head_dim). */
 KVANT_API kvant_status kvant_cache_attend(kvant_cache *cache, uint32_t layer, int32_t sequence, const float *q,
                                           float *out, uint32_t n);
+
+/* The same for n_sequences sequences, n tokens of each: rows of the first sequence, then of the next. On a GPU one
+ * launch takes them all. After an error of append no sequence is longer. */
+KVANT_API kvant_status kvant_cache_append_batch(kvant_cache *cache, uint32_t layer, const int32_t *sequences,
+                                                uint32_t n_sequences, const float *k, const float *v, uint32_t n);
+KVANT_API kvant_status kvant_cache_attend_batch(kvant_cache *cache, uint32_t layer, const int32_t *sequences,
+                                                uint32_t n_sequences, const float *q, float *out, uint32_t n);
 
 /* The same with everything that attention.h describes. The cache sets n_tokens, block_table,
  * first_block and n_threads, and n_heads, scale and logit_softcap where they are 0. */

@@ -1,5 +1,5 @@
 /* calibration.h - statistics of a model's keys, values and queries, gathered once and kept in a
- * file (docs/calibration.md).
+ * file (calibration.md).
  *
  * Most codecs need no calibration. The others take from it:
  *
@@ -51,7 +51,7 @@ typedef struct kvant_calibration_entry {
     /* head_dim x head_dim, row-major and symmetric: E[q q^T] over the queries of the heads that
      * share this kv head, after RoPE and without the attention scale. Keys only, otherwise NULL. */
     const float *query_moment;
-    /* Factors of centred keys for transform=diagonal and transform=file (docs/calibration.md). Keys
+    /* Factors of centred keys for transform=diagonal and transform=file (calibration.md). Keys
      * only, otherwise NULL. diagonal: head_dim numbers above 0. matrix: the lower triangle of a
      * symmetric matrix, row by row, head_dim (head_dim + 1) / 2 binary16 numbers. */
     const float *diagonal;

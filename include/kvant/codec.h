@@ -1,7 +1,7 @@
 /* codec.h - codecs: rows of float <-> the bytes of a page, and dot products computed on those
  * bytes.
  *
- * A codec is a transform and a quantiser (docs/codecs.md). The transform acts on a row x before
+ * A codec is a transform and a quantiser (codecs.md). The transform acts on a row x before
  * quantising:
  *
  *     y = R ((x - c) / s)          c: centre, s: scale per channel, R: orthonormal
@@ -22,7 +22,7 @@
  * (kvant_codec_transform_output). Centre and scale belong to the cache, not to the codec; callers
  * pass them.
  *
- * A page holds KVANT_PAGE_TOKENS tokens of one layer, one kv head and one role. docs/format.md
+ * A page holds KVANT_PAGE_TOKENS tokens of one layer, one kv head and one role. format.md
  * defines its bytes. They are the same in memory, on disk, on the wire, on every CPU and on the
  * GPU.
  *

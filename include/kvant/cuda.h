@@ -6,7 +6,7 @@
  * KVANT_ERR_UNSUPPORTED; kvant_cuda_available says why.
  *
  * A plain C interface on streams and device pointers for engines that own their memory. Pages hold
- * the same bytes as on the CPU (docs/format.md). A block is 64 tokens of one sequence. It has one K
+ * the same bytes as on the CPU (format.md). A block is 64 tokens of one sequence. It has one K
  * page and one V page per kv head:
  *
  *     page of block i, kv head h  =  base + i * block_stride + h * head_stride
@@ -21,7 +21,7 @@
  * numbers. An error of the CUDA runtime comes back as KVANT_ERR_CUDA.
  *
  * Open and sealed blocks: sealed pages hold codes. Open pages hold 64 x head_dim fp16 numbers, rows
- * as their codec transforms them (docs/format.md). Open pages have a codec of their own
+ * as their codec transforms them (format.md). Open pages have a codec of their own
  * (kvant_cuda_codec_create_open) and a pool of their own. Append, decode and copy work on both
  * kinds; attention reads both in one call; kvant_cuda_seal quantises open blocks. Recent windows,
  * sink tokens and codecs with groups of several tokens need open blocks. Codecs with one scale per
@@ -132,6 +132,12 @@ typedef struct kvant_cuda_append_args {
     uint32_t n_tokens, n_kv_heads;
     const int64_t *slots; /* device: slot of token i = 64 * block + offset; negative skips it */
     uint32_t *refused;    /* device word or NULL: KVANT_CUDA_ROW_* of rows that were not written */
+    /* Zeros from here on, or a smaller size: none of this. */
+    /* device, by kvant_role: pages of floats in the place of open pages, for their rows before they are
+     * rounded to fp16; NULL: not kept */
+    float *exact[2];
+    /* not 0: rows are transformed already, as `exact` has them; no center, scale and weights then */
+    uint32_t transformed;
 } kvant_cuda_append_args;
 
 /* Rotates, quantises and writes n_tokens tokens: the bytes are those that kvant_codec_encode
@@ -220,7 +226,7 @@ typedef struct kvant_cuda_attention_args {
 
 /* Whether attention reads a pair of codecs: any of one head_dim, the first of keys, the second of
  * values. Two codecs of open pages (kvant_cuda_codec_create_open) stand for tables whose blocks are all
- * open. Most pairs in use have a kernel of their own for few query rows (docs/cuda.md).
+ * open. Most pairs in use have a kernel of their own for few query rows.
  * KVANT_ERR_ARGUMENT when roles or head_dim do not fit together, or one codec alone is open; err, when
  * errlen > 0, has the reason. Touches no device. */
 KVANT_API kvant_status kvant_cuda_attention_check(const kvant_cuda_codec *k_codec, const kvant_cuda_codec *v_codec,
@@ -236,8 +242,8 @@ KVANT_API size_t kvant_cuda_attention_workspace(uint32_t head_dim);
  * (8 for head_dim 256 and for codecs with groups of 32); from 65 rows on, except for trellises, once
  * per 128 (64 for head_dim 256). The same input gives the same bits on the same GPU. The workspace must be zero before its first use; every call leaves it ready for the
  * next. Calls that share a workspace must be ordered (one stream). Queries are rounded to fp16
- * after rotation, relative to the largest number of their head, probabilities to fp16: docs/cuda.md
- * has the error bound. */
+ * after rotation, relative to the largest number of their head, probabilities to fp16. The error
+ * bound is in docs/internals/cuda.md. */
 KVANT_API kvant_status kvant_cuda_attention(const kvant_cuda_attention_args *args, kvant_cuda_stream stream);
 
 /* Limits the shared memory per thread block for the whole process; 0: no limit. With 99 KB,

@@ -56,7 +56,7 @@ typedef enum kvant_status {
     KVANT_ERR_NONFINITE = 50,   /* an input row holds a NaN or an infinity; nothing was written */
     KVANT_ERR_RANGE = 51,       /* a row's scale does not fit its stored type (fp16); nothing was written */
     KVANT_ERR_FULL = 60,        /* a pool has no page left */
-    KVANT_ERR_FORMAT = 70,      /* bytes read from outside do not follow docs/format.md */
+    KVANT_ERR_FORMAT = 70,      /* bytes read from outside do not follow format.md */
     KVANT_ERR_IO = 71,          /* a file could not be read or written; the message says why */
     KVANT_ERR_CUDA = 80         /* GPU: a launch failed, or there is no code for this device */
 } kvant_status;
@@ -74,7 +74,7 @@ KVANT_API const char *kvant_error_message(void);
 KVANT_API const char *kvant_version(void);
 
 /* Instruction set levels. A level names a bundle of features, not one CPUID bit;
- * docs/internals/architecture.md lists them. Encoders write the same bytes at every level;
+ * architecture.md lists them. Encoders write the same bytes at every level;
  * attention agrees within the bounds its kernels state. */
 typedef enum kvant_cpu_level {
     KVANT_CPU_AUTO = 0,         /* the best level that this machine and this build have */

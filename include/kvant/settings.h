@@ -4,7 +4,7 @@
  * for every (layer, role, kv head). Presets are pairs of codecs that suit any model.
  *
  * `kvant tune` writes settings files. Commands take them with --config, the llama.cpp plug-in takes
- * them in KVANT_CONFIG. The format is text (docs/tuning.md): a version in the first line, a
+ * them in KVANT_CONFIG. The format is text (settings.md): a version in the first line, a
  * checksum in the last.
  *
  * Threads: a kvant_settings never changes, so any number of threads may read it.
@@ -112,7 +112,7 @@ KVANT_API kvant_status kvant_settings_load_calibration(const kvant_settings *set
 KVANT_API kvant_status kvant_settings_check(const kvant_settings *settings, const kvant_calibration *calibration,
                                             char *err, size_t errlen);
 
-/* A preset: a named pair of codecs, a sensible default chosen by measurement (docs/quality.md). */
+/* A preset: a named pair of codecs, a sensible default chosen by measurement (quality.md). */
 typedef struct kvant_preset {
     size_t size;      /* set by the caller to sizeof(kvant_preset) */
     const char *name; /* all strings are constants */

@@ -6,7 +6,7 @@
  * and as often as it likes. Engines that want the library to manage blocks use cache.h, which is
  * made of tensors.
  *
- * States of a block (docs/internals/architecture.md has the diagram):
+ * States of a block (architecture.md has the diagram):
  *
  *   empty    no slot was written
  *   open     transformed fp16 rows: block_tokens or recent_tokens of the codec ask for it, or no
@@ -20,7 +20,7 @@
  * quantise much worse than a new one gets a new version. A block remembers its version, and
  * attention handles blocks of different versions exactly, so a version never changes. The
  * statistics are robust: a few rows far from all others do not move them.
- * docs/internals/architecture.md, "Versions", has the rules.
+ * architecture.md, "Versions", has the rules.
  *
  * Kv heads may have codecs of different specs and sizes. They must agree in role, head_dim,
  * sink_tokens, recent_tokens and block_tokens, because a block is open or sealed for all its kv
@@ -82,6 +82,12 @@ KVANT_API kvant_status kvant_tensor_assign(kvant_tensor *tensor, uint32_t block,
 KVANT_API kvant_status kvant_tensor_write(kvant_tensor *tensor, const int64_t *slots, size_t n, const float *rows,
                                           size_t stride, uint32_t n_threads);
 
+/* The same for the keys and the values of a layer, at the same slots: all or nothing for both. Kv
+ * heads of both are encoded in one loop, which for a single token wastes fewer threads than two. */
+KVANT_API kvant_status kvant_tensor_write_layer(kvant_tensor *k, kvant_tensor *v, const int64_t *slots, size_t n,
+                                                const float *k_rows, size_t k_stride, const float *v_rows,
+                                                size_t v_stride, uint32_t n_threads);
+
 /* Reads the n slots from first on; slots never written give zeros, or the centre where there is
  * one. */
 KVANT_API kvant_status kvant_tensor_read(const kvant_tensor *tensor, size_t first, size_t n, float *rows,
@@ -100,7 +106,7 @@ KVANT_API kvant_status kvant_tensor_copy(const kvant_tensor *from, uint32_t firs
                                          uint32_t n);
 
 /* A block as bytes that another process, machine or device imports: pages, which slots are written,
- * codec specs, centre and scale, a checksum (docs/format.md, "Blocks"). kvant_tensor_export_size is
+ * codec specs, centre and scale, a checksum (format.md, "Blocks"). kvant_tensor_export_size is
  * the most that one block takes. */
 KVANT_API size_t kvant_tensor_export_size(const kvant_tensor *tensor);
 

@@ -96,6 +96,7 @@ static void backend_free(abi_backend *backend)
     free(compute->workspace);
     free(compute->masks);
     free(compute->table);
+    kvp_kv_context_release(compute->layers);
     kvp_host_threads_release(&compute->host_threads);
     if (compute->cpu != NULL)
         kvp_api.backend_free(compute->cpu);
@@ -107,6 +108,7 @@ void kvp_backend_set_n_threads(abi_backend *backend, int n_threads)
 {
     kvp_compute *compute = backend->context;
 
+    kvp_kv_context_check(compute->layers);
     compute->n_threads = n_threads > 0 ? (uint32_t)n_threads : 1;
     kvp_host_threads_update(&compute->host_threads);
 }
@@ -117,10 +119,19 @@ static int32_t compute_node(const struct kind *kind, kvp_compute *compute, abi_t
 
     if (operation != NULL)
         return operation->compute(compute, node);
-    if (is_view(node))
-        return ABI_STATUS_SUCCESS;
     kvp_error("%s: operation %s is not supported", node->name, kvp_api.op_name(node->op));
     return ABI_STATUS_FAILED;
+}
+
+/* The first node from number i on that computes something, or NULL; *i becomes its number. */
+static abi_tensor *next_node(abi_graph *graph, int *i)
+{
+    for (int n = kvp_api.graph_n_nodes(graph); *i < n; (*i)++) {
+        abi_tensor *node = kvp_api.graph_node(graph, *i);
+        if ((node->flags & ABI_TENSOR_FLAG_COMPUTE) != 0 && !is_view(node))
+            return node;
+    }
+    return NULL;
 }
 
 /* The nodes that are to be computed, in order, until one fails. */
@@ -128,13 +139,14 @@ static int32_t backend_graph_compute(abi_backend *backend, abi_graph *graph)
 {
     kvp_compute *compute = backend->context;
     int32_t status = ABI_STATUS_SUCCESS;
-    int n = kvp_api.graph_n_nodes(graph);
+    int i = 0;
 
     kvp_host_threads_borrow(&compute->host_threads);
-    for (int i = 0; i < n && status == ABI_STATUS_SUCCESS; i++) {
-        abi_tensor *node = kvp_api.graph_node(graph, i);
-        if ((node->flags & ABI_TENSOR_FLAG_COMPUTE) != 0)
-            status = compute_node(backend->device->context, compute, node);
+    compute->keys = NULL;
+    for (abi_tensor *node = next_node(graph, &i), *next; node != NULL && status == ABI_STATUS_SUCCESS; node = next) {
+        i++;
+        compute->next = next = next_node(graph, &i);
+        status = compute_node(backend->device->context, compute, node);
     }
     kvp_host_threads_return(&compute->host_threads);
     return status;
@@ -161,6 +173,7 @@ static abi_backend *backend_create(abi_device *device, bool fp32)
         kvp_host_threads_use(&compute->host_threads);
     compute->n_threads = DEFAULT_N_THREADS;
     compute->fp32 = fp32;
+    compute->layers = device == &cache_device ? kvp_kv_context() : NULL;
     *backend = (abi_backend){
         .guid = &((struct kind *)device->context)->guid, .iface = iface, .device = device, .context = compute
     };

@@ -21,7 +21,11 @@ struct kvp_layers {
     size_t n_users;
     uint32_t n;      /* the highest layer number, plus one */
     uint32_t n_here; /* layers whose keys are here */
-    bool counted;    /* and it was said when they are not all */
+    uint32_t n_tensors, n_bound;
+    uint64_t n_cells;         /* of the longest cache, all streams */
+    double numbers, bits;     /* of what is bound */
+    uint64_t bytes;           /* of the same with all cells written by one sequence per stream */
+    bool told;
     kvp_settings settings;
 };
 
@@ -70,8 +74,33 @@ bool kvp_kv_new_context(char *err, size_t errlen)
         free(layers);
         return false;
     }
-    kvp_log_set_verbose(layers->settings.verbose);
+    kvp_log_set(layers->settings.verbose, layers->settings.quiet);
     return true;
+}
+
+struct kvp_layers *kvp_kv_context(void)
+{
+    struct kvp_layers *layers = has_current_key ? pthread_getspecific(current_key) : NULL;
+
+    pthread_mutex_lock(&layers_lock);
+    if (layers != NULL)
+        layers->n_users++;
+    pthread_mutex_unlock(&layers_lock);
+    return layers;
+}
+
+void kvp_kv_context_release(struct kvp_layers *layers)
+{
+    layers_release(layers);
+}
+
+void kvp_kv_context_check(struct kvp_layers *layers)
+{
+    if (layers == NULL || layers->told || layers->n_tensors > 0)
+        return;
+    layers->told = true;
+    kvp_error("warning: no layer has a compressed cache, llama.cpp keeps all of it itself: leave out -ngl 0 and "
+              "--no-kv-offload");
 }
 
 /* The context that this thread is creating. A program that allocates a buffer without a back end
@@ -89,25 +118,13 @@ static void layers_join(struct kvp_layers *layers, const kvp_kv_shape *shape)
 {
     pthread_mutex_lock(&layers_lock);
     layers->n_users++;
+    layers->n_tensors++;
     layers->n_here += shape->role == KVANT_ROLE_K;
+    if ((uint64_t)shape->n_cells * shape->n_streams > layers->n_cells)
+        layers->n_cells = (uint64_t)shape->n_cells * shape->n_streams;
     if (shape->layer >= layers->n)
         layers->n = shape->layer + 1;
     pthread_mutex_unlock(&layers_lock);
-}
-
-/* llama.cpp gives a device the last layers; those before stay uncompressed. Once per context, when
- * all tensors exist. */
-static void warn_of_missing(struct kvp_layers *layers)
-{
-    bool missing;
-
-    pthread_mutex_lock(&layers_lock);
-    missing = !layers->counted && layers->n_here < layers->n;
-    layers->counted = true;
-    pthread_mutex_unlock(&layers_lock);
-    if (missing)
-        kvp_error("warning: only %u of %u layers have a compressed cache, the others keep llama.cpp's own: set -ngl 99",
-                  layers->n_here, layers->n);
 }
 
 bool kvp_kv_name(const char *name)
@@ -272,11 +289,27 @@ bool kvp_kv_create_tensor(kvp_kv *kv, uint32_t head_dim, char *err, size_t errle
     return false;
 }
 
+/* Bytes with all cells written, by one sequence per stream. */
+static size_t full_bytes(const kvp_kv *kv, const kvant_codec *const *codecs)
+{
+    const uint32_t per_stream = blocks_per_stream(&kv->shape);
+    const kvant_tensor_params params = { .size = sizeof(params),
+                                         .n_sequences = kv->shape.n_streams,
+                                         .n_blocks = per_stream * kv->shape.n_streams,
+                                         .blocks_per_sequence = per_stream,
+                                         .n_kv_heads = kv->shape.row / kv->head_dim,
+                                         .codecs = codecs };
+    size_t bytes = 0;
+
+    return kvant_tensor_size(&params, &bytes) == KVANT_OK ? bytes : 0;
+}
+
 /* What was bound, in the user's terms. */
 static void note_bound(const kvp_kv *kv)
 {
     kvant_scheme_place place = place_of(&kv->shape, kv->layers->n, kv->head_dim);
     kvant_codec_info first = { .size = sizeof(first) }, info = { .size = sizeof(info) };
+    const double numbers = (double)kv->shape.row * kv->shape.n_cells * kv->shape.n_streams;
     const kvant_codec *const *codecs;
     double bits = 0;
     bool alike = true;
@@ -289,8 +322,29 @@ static void note_bound(const kvp_kv *kv)
         bits += info.true_bits / place.n_kv_heads;
         alike = alike && strcmp(first.spec, info.spec) == 0;
     }
+    kv->layers->numbers += numbers;
+    kv->layers->bits += bits * numbers;
+    kv->layers->bytes += full_bytes(kv, codecs);
     kvp_note("%s: %s%s, head_dim %u, %u kv heads, %u streams of %u cells, %.3f bits", kv->name, first.spec,
              alike ? "" : " and others", kv->head_dim, place.n_kv_heads, kv->shape.n_streams, kv->shape.n_cells, bits);
+}
+
+/* Once per context, when all of its tensors are bound. llama.cpp gives a device the last layers; those
+ * before stay uncompressed. */
+static void tell(struct kvp_layers *layers)
+{
+    const double mib = 1048576.0;
+
+    if (++layers->n_bound < layers->n_tensors || layers->told)
+        return;
+    layers->told = true;
+    kvp_say("KV cache %s: %.2f bits per number, %u of %u layers, %.1f MiB for %llu tokens (f16: %.1f MiB)%s",
+            layers->settings.label, layers->bits / layers->numbers, layers->n_here, layers->n,
+            (double)layers->bytes / mib, (unsigned long long)layers->n_cells, 2 * layers->numbers / mib,
+            layers->settings.remark);
+    if (layers->n_here < layers->n)
+        kvp_error("warning: only %u of %u layers have a compressed cache, the other %u keep llama.cpp's own: set -ngl 99",
+                  layers->n_here, layers->n, layers->n - layers->n_here);
 }
 
 bool kvp_kv_bind(kvp_kv *kv, uint32_t head_dim)
@@ -313,7 +367,7 @@ bool kvp_kv_bind(kvp_kv *kv, uint32_t head_dim)
     else if (kvp_kv_create_tensor(kv, head_dim, err, sizeof(err))) {
         kv->head_dim = head_dim;
         note_bound(kv);
-        warn_of_missing(kv->layers);
+        tell(kv->layers);
         return true;
     }
     kv->bind_failed = true;

@@ -45,21 +45,35 @@ static kvant_status assign_block(kvp_kv *kv, uint32_t block)
     return status;
 }
 
-static kvant_status store(kvp_kv *kv, const int64_t *cells, size_t n, const float *rows, size_t stride,
+/* The slots of cells; their blocks begin anew where they must. */
+static kvant_status find_slots(kvp_kv *kv, const int64_t *cells, size_t n, const kvp_mask *mask, int64_t *slots)
+{
+    kvant_status status = KVANT_OK;
+
+    if (kv->placement == NULL)
+        for (size_t i = 0; i < n; i++)
+            slots[i] = kvp_kv_slot(kv, cells[i]);
+    else if (!kvp_placement_write(kv->placement, cells, n, mask, slots))
+        return KVANT_ERR_MEMORY;
+    for (size_t i = 0; i < n && status == KVANT_OK && kv->placement != NULL; i++)
+        status = assign_block(kv, (uint32_t)(slots[i] / KVP_BLOCK));
+    return status;
+}
+
+/* Rows of one tensor, or of the keys and the values of a layer, which share slots. */
+static kvant_status store(const kvp_rows *rows, size_t n_tensors, const int64_t *cells, size_t n,
                           const kvp_mask *mask, uint32_t n_threads)
 {
     int64_t *slots = malloc((n + 1) * sizeof(*slots));
     kvant_status status = slots != NULL ? KVANT_OK : KVANT_ERR_MEMORY;
 
-    if (slots != NULL && kv->placement == NULL)
-        for (size_t i = 0; i < n; i++)
-            slots[i] = kvp_kv_slot(kv, cells[i]);
-    else if (slots != NULL && !kvp_placement_write(kv->placement, cells, n, mask, slots))
-        status = KVANT_ERR_MEMORY;
-    for (size_t i = 0; i < n && status == KVANT_OK && kv->placement != NULL; i++)
-        status = assign_block(kv, (uint32_t)(slots[i] / KVP_BLOCK));
-    if (status == KVANT_OK)
-        status = kvant_tensor_write(kv->tensor, slots, n, rows, stride, n_threads);
+    for (size_t i = 0; i < n_tensors && status == KVANT_OK; i++)
+        status = find_slots(rows[i].kv, cells, n, mask, slots);
+    if (status == KVANT_OK && n_tensors == 1)
+        status = kvant_tensor_write(rows->kv->tensor, slots, n, rows->at, rows->stride, n_threads);
+    else if (status == KVANT_OK)
+        status = kvant_tensor_write_layer(rows[0].kv->tensor, rows[1].kv->tensor, slots, n, rows[0].at,
+                                          rows[0].stride, rows[1].at, rows[1].stride, n_threads);
     free(slots);
     return status;
 }
@@ -74,30 +88,37 @@ static bool is_finite(const float *rows, size_t stride, size_t n, size_t width)
     return sum == 0;
 }
 
-static kvant_status keep(kvp_kv *kv, const int64_t *cells, size_t n, const float *rows, size_t stride)
+static kvant_status keep(const kvp_rows *rows, const int64_t *cells, size_t n)
 {
-    const size_t width = kv->shape.row;
-    int64_t *copy = malloc(n * (sizeof(*cells) + width * sizeof(*rows)));
+    const size_t width = rows->kv->shape.row;
+    int64_t *copy;
 
+    if (!is_finite(rows->at, rows->stride, n, width))
+        return KVANT_ERR_NONFINITE;
+    copy = malloc(n * (sizeof(*cells) + width * sizeof(float)));
     if (copy == NULL)
         return KVANT_ERR_MEMORY;
-    kv->waiting = (struct kvp_waiting){ .cells = copy, .rows = (float *)(copy + n), .n = n };
-    memcpy(kv->waiting.cells, cells, n * sizeof(*cells));
+    rows->kv->waiting = (struct kvp_waiting){ .cells = copy, .rows = (float *)(copy + n), .n = n };
+    memcpy(copy, cells, n * sizeof(*cells));
     for (size_t i = 0; i < n; i++)
-        memcpy(kv->waiting.rows + i * width, rows + i * stride, width * sizeof(*rows));
+        memcpy(rows->kv->waiting.rows + i * width, rows->at + i * rows->stride, width * sizeof(float));
     return KVANT_OK;
 }
 
-kvant_status kvp_kv_enter(kvp_kv *kv, const int64_t *cells, size_t n, const float *rows, size_t stride,
-                          uint32_t n_threads)
+kvant_status kvp_kv_enter(const kvp_rows *rows, size_t n_tensors, const int64_t *cells, size_t n, uint32_t n_threads)
 {
-    kvant_status status = kvp_kv_flush(kv, NULL, n_threads);
+    const kvp_placement *placement = rows->kv->placement;
+    kvant_status status = KVANT_OK;
 
+    for (size_t i = 0; i < n_tensors && status == KVANT_OK; i++)
+        status = kvp_kv_flush(rows[i].kv, NULL, n_threads);
     if (status != KVANT_OK)
         return status;
-    if (kv->placement == NULL || kvp_placement_is_last(kv->placement, cells, n))
-        return store(kv, cells, n, rows, stride, NULL, n_threads);
-    return is_finite(rows, stride, n, kv->shape.row) ? keep(kv, cells, n, rows, stride) : KVANT_ERR_NONFINITE;
+    if (placement == NULL || kvp_placement_is_last(placement, cells, n))
+        return store(rows, n_tensors, cells, n, NULL, n_threads);
+    for (size_t i = 0; i < n_tensors && status == KVANT_OK; i++)
+        status = keep(&rows[i], cells, n);
+    return status;
 }
 
 void kvp_kv_forget_waiting(kvp_kv *kv)
@@ -108,13 +129,14 @@ void kvp_kv_forget_waiting(kvp_kv *kv)
 
 kvant_status kvp_kv_flush(kvp_kv *kv, const kvp_mask *mask, uint32_t n_threads)
 {
+    const kvp_rows rows = { kv, kv->waiting.rows, kv->shape.row };
     kvant_status status;
 
     if (kv->waiting.n == 0)
         return KVANT_OK;
     if (mask != NULL && (mask->rows == NULL || mask->n_tokens < kv->waiting.n))
         mask = NULL;
-    status = store(kv, kv->waiting.cells, kv->waiting.n, kv->waiting.rows, kv->shape.row, mask, n_threads);
+    status = store(&rows, 1, kv->waiting.cells, kv->waiting.n, mask, n_threads);
     kvp_kv_forget_waiting(kv);
     return status;
 }
@@ -216,13 +238,13 @@ static bool decode_batch(const kvp_kv *kv, const struct batch *batch, struct scr
 
 static bool encode_batch(kvp_kv *kv, const struct batch *batch, struct scratch *scratch)
 {
+    const kvp_rows rows = { kv, scratch->rows, kv->shape.row };
     int64_t cells[BATCH_CELLS];
 
     for (size_t i = 0; i < batch->n_cells; i++)
         cells[i] = (int64_t)(batch->cell + i);
     kvp_api.fp16_to_fp32_row(scratch->halves, scratch->rows, (int64_t)batch->n_cells * kv->shape.row);
-    return succeeded(kv, "store", batch,
-                     store(kv, cells, batch->n_cells, scratch->rows, kv->shape.row, NULL, 1));
+    return succeeded(kv, "store", batch, store(&rows, 1, cells, batch->n_cells, NULL, 1));
 }
 
 static bool read_batch(const kvp_kv *kv, const struct batch *batch, struct scratch *scratch, void *out)

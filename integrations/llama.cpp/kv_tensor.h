@@ -73,6 +73,12 @@ bool kvp_kv_shape_read(const abi_tensor *tensor, kvp_kv_shape *shape, char *err,
  * in err. */
 bool kvp_kv_new_context(char *err, size_t errlen);
 
+/* The context that this thread creates, held until it is released; NULL when there is none. check:
+ * before its first graph, says when no layer's cache came here. NULL is fine for both. */
+struct kvp_layers *kvp_kv_context(void);
+void kvp_kv_context_release(struct kvp_layers *layers);
+void kvp_kv_context_check(struct kvp_layers *layers);
+
 /* Bytes that hold the cells for every plausible head_dim (or for the given one), whether the layer
  * is a protected one or not; 0 with a line in err. ggml asks several times and places the next
  * tensor by the answer, which depends on the shape and on the context's settings alone. */
@@ -96,10 +102,17 @@ bool kvp_kv_create_tensor(kvp_kv *kv, uint32_t head_dim, char *err, size_t errle
 /* Gives the tensor the placement of its cache (n_streams 1), before anything is written. */
 bool kvp_kv_set_placement(kvp_kv *kv, kvp_placement *placement);
 
-/* New rows, row i (of stride floats) for cells[i]. Where a mask has to say where they go they wait
- * for kvp_kv_flush, which every other function here does without a mask when it must. */
-kvant_status kvp_kv_enter(kvp_kv *kv, const int64_t *cells, size_t n, const float *rows, size_t stride,
-                          uint32_t n_threads);
+/* New rows of a tensor, row i at `at` + i * stride. */
+typedef struct kvp_rows {
+    kvp_kv *kv;
+    const float *at;
+    size_t stride;
+} kvp_rows;
+
+/* New rows for the cells: of one tensor, or of the keys and the values of a layer, which have equal
+ * cells and one placement or none. Where a mask has to say where they go they wait for
+ * kvp_kv_flush, which every other function here does without a mask when it must. */
+kvant_status kvp_kv_enter(const kvp_rows *rows, size_t n_tensors, const int64_t *cells, size_t n, uint32_t n_threads);
 kvant_status kvp_kv_flush(kvp_kv *kv, const kvp_mask *mask, uint32_t n_threads);
 
 /* Drops what waits. */

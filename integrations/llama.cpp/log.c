@@ -6,11 +6,12 @@
 #include <stdatomic.h>
 #include <stdio.h>
 
-static atomic_bool verbose;
+static atomic_bool verbose, quiet;
 
-void kvp_log_set_verbose(bool on)
+void kvp_log_set(bool be_verbose, bool be_quiet)
 {
-    atomic_store(&verbose, on);
+    atomic_store(&verbose, be_verbose);
+    atomic_store(&quiet, be_quiet);
 }
 
 static void write_line(const char *format, va_list arguments)
@@ -25,6 +26,17 @@ void kvp_error(const char *format, ...)
 {
     va_list arguments;
 
+    va_start(arguments, format);
+    write_line(format, arguments);
+    va_end(arguments);
+}
+
+void kvp_say(const char *format, ...)
+{
+    va_list arguments;
+
+    if (atomic_load(&quiet))
+        return;
     va_start(arguments, format);
     write_line(format, arguments);
     va_end(arguments);

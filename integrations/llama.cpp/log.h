@@ -1,7 +1,8 @@
 /* log.h - messages of the plug-in: one line per message, on stderr, with the plug-in's name in
  * front.
  *
- * Errors always appear. Notes appear with KVANT_VERBOSE=1.
+ * Errors and warnings always appear. What kvp_say prints appears unless KVANT_QUIET=1, notes only
+ * with KVANT_VERBOSE=1.
  */
 #ifndef KVP_LOG_H
 #define KVP_LOG_H
@@ -10,8 +11,9 @@
 
 #include "attributes.h"
 
-void kvp_log_set_verbose(bool verbose);
+void kvp_log_set(bool verbose, bool quiet);
 void kvp_error(const char *format, ...) KVP_PRINTF(1, 2);
+void kvp_say(const char *format, ...) KVP_PRINTF(1, 2);
 void kvp_note(const char *format, ...) KVP_PRINTF(1, 2);
 
 #endif /* KVP_LOG_H */

@@ -17,6 +17,8 @@
 /* What one back end instance (one llama context) owns while it computes. */
 typedef struct kvp_compute {
     uint32_t n_threads;
+    const abi_tensor *next; /* that the graph computes after the node at hand, or NULL */
+    const abi_tensor *keys; /* a SET_ROWS node that waits for the next one, or NULL */
     bool fp32;       /* attention without integer products */
     void *workspace; /* grows to what the largest node asked for; aligned to 64 */
     size_t workspace_bytes;
@@ -25,6 +27,7 @@ typedef struct kvp_compute {
     size_t n_masks, n_table;
     abi_backend *cpu; /* the process's CPU back end, created by the first context shift */
     kvp_host_threads host_threads;
+    struct kvp_layers *layers; /* the context's, or NULL */
 } kvp_compute;
 
 /* At least bytes of workspace, or NULL. Earlier contents are lost (device.c). */

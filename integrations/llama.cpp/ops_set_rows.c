@@ -4,6 +4,8 @@
  * counted over all streams. Without flash attention llama.cpp stores values transposed, one number
  * per row. A compressed cache cannot store these; the usual cause is a missing flag.
  */
+#include <string.h>
+
 #include "buffer.h"
 #include "ggml_api.h"
 #include "log.h"
@@ -51,26 +53,59 @@ static const int64_t *cells_of(kvp_compute *compute, const abi_tensor *node)
     return cells;
 }
 
-int32_t kvp_set_rows(kvp_compute *compute, abi_tensor *node)
+static bool is_ready(const abi_tensor *node)
 {
-    const abi_tensor *rows = node->src[0];
     kvp_kv *kv = kvp_kv_of(node);
-    const int64_t *cells;
-    kvant_status status;
 
     if (kv != NULL && kv->bind_failed)
-        return ABI_STATUS_FAILED; /* said when the attention node was seen */
-    if (kv == NULL || !kvp_kv_ready(kv)) {
-        kvp_error("%s: written before any attention told its head_dim; set KVANT_HEAD_DIM to the model's",
-                  kvp_root(node)->name);
+        return false; /* said when the attention node was seen */
+    if (kv != NULL && kvp_kv_ready(kv))
+        return true;
+    kvp_error("%s: written before any attention told its head_dim; set KVANT_HEAD_DIM to the model's",
+              kvp_root(node)->name);
+    return false;
+}
+
+/* Whether two nodes write the keys and the values of the same tokens. */
+static bool same_cells(const abi_tensor *a, const abi_tensor *b)
+{
+    const kvp_kv *k = kvp_kv_of(a), *v = kvp_kv_of(b);
+
+    return k != NULL && v != NULL && k != v && k->placement == v->placement && k->shape.n_cells == v->shape.n_cells &&
+           a->src[0]->ne[1] == b->src[0]->ne[1] && a->src[1]->type == ABI_TYPE_I64 && b->src[1]->type == ABI_TYPE_I64 &&
+           a->view_offs / kvp_root(a)->nb[1] == b->view_offs / kvp_root(b)->nb[1] &&
+           a->src[1]->nb[0] == sizeof(int64_t) && b->src[1]->nb[0] == sizeof(int64_t) &&
+           memcmp(a->src[1]->data, b->src[1]->data, (size_t)a->src[0]->ne[1] * sizeof(int64_t)) == 0;
+}
+
+/* Nothing is computed between a node and the next one, so rows of the first are still there when
+ * the second is computed: keys wait for the values of their layer. */
+int32_t kvp_set_rows(kvp_compute *compute, abi_tensor *node)
+{
+    const abi_tensor *nodes[2] = { compute->keys, node };
+    const abi_tensor *next = compute->next;
+    kvp_rows rows[2];
+    const int64_t *cells;
+    kvant_status status;
+    size_t n = 0;
+
+    if (!is_ready(node))
         return ABI_STATUS_FAILED;
+    if (compute->keys == NULL && next != NULL && next->op == node->op && same_cells(node, next)) {
+        compute->keys = node;
+        return ABI_STATUS_SUCCESS;
     }
+    compute->keys = NULL;
+    for (size_t i = 0; i < 2; i++)
+        if (nodes[i] != NULL)
+            rows[n++] = (kvp_rows){ kvp_kv_of(nodes[i]), nodes[i]->src[0]->data,
+                                    nodes[i]->src[0]->nb[1] / sizeof(float) };
     cells = cells_of(compute, node);
     if (cells == NULL)
         return ABI_STATUS_ALLOC_FAILED;
-    status = kvp_kv_enter(kv, cells, (size_t)rows->ne[1], rows->data, rows->nb[1] / sizeof(float), compute->n_threads);
+    status = kvp_kv_enter(rows, n, cells, (size_t)node->src[0]->ne[1], compute->n_threads);
     if (status == KVANT_OK)
         return ABI_STATUS_SUCCESS;
-    kvp_error("%s: cannot store new rows: %s", kv->name, kvant_strerror(status));
+    kvp_error("%s: cannot store new rows: %s", rows[0].kv->name, kvant_strerror(status));
     return ABI_STATUS_FAILED;
 }

@@ -70,7 +70,7 @@ abi_reg *ggml_backend_init(void)
         kvp_error("%s", err);
         return NULL;
     }
-    kvp_log_set_verbose(settings.verbose);
+    kvp_log_set(settings.verbose, settings.quiet);
     kvant_scheme_get_info(settings.scheme, &info);
     if (info.settings != NULL)
         kvp_note("ggml %s, back-end API %d; codecs of KVANT_CONFIG", kvp_api.version, kvp_api.api);

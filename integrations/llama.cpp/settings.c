@@ -195,6 +195,38 @@ static bool check_head_dim(const kvp_settings *settings)
     return true;
 }
 
+/* kvant exec turns a preset into its specs. */
+static const char *preset_of(const kvant_scheme_info *info)
+{
+    static const char *const names[] = { "quality", "balanced", "small" };
+    kvant_preset preset = { .size = sizeof(preset) };
+
+    for (size_t i = 0; info->preset == NULL && i < 2 * sizeof(names) / sizeof(names[0]); i++)
+        if (kvant_preset_get(names[i / 2], i % 2, &preset) == KVANT_OK && strcmp(preset.k, info->k) == 0 &&
+            strcmp(preset.v, info->v) == 0)
+            return names[i / 2];
+    return info->preset;
+}
+
+static void write_label(kvp_settings *settings)
+{
+    kvant_scheme_info info = { .size = sizeof(info) };
+    const char *config = given("KVANT_CONFIG"), *preset;
+
+    kvant_scheme_get_info(settings->scheme, &info);
+    preset = info.settings == NULL ? preset_of(&info) : NULL;
+    if (info.settings != NULL)
+        snprintf(settings->label, sizeof(settings->label), "of %s", config != NULL ? config : "a settings file");
+    else if (preset != NULL || strcmp(info.k, info.v) == 0)
+        snprintf(settings->label, sizeof(settings->label), "%s", preset != NULL ? preset : info.k);
+    else
+        snprintf(settings->label, sizeof(settings->label), "%s / %s", info.k, info.v);
+    if (preset != NULL)
+        settings->remark = info.calibration != NULL
+                               ? "; calibrated"
+                               : "; not calibrated: kvant calibrate -m MODEL -f TEXT lowers the error";
+}
+
 bool kvp_settings_set_cpu_level(char *err, size_t errlen)
 {
     const char *text = given("KVANT_CPU");
@@ -223,17 +255,20 @@ bool kvp_settings_read(kvp_settings *settings, char *err, size_t errlen)
                                    .settings = given("KVANT_CONFIG"),
                                    .calibration = given("KVANT_CALIBRATION"),
                                    .protect_codec = given("KVANT_PROTECT_CODEC") };
-    uint64_t head_dim, verbose, protect;
+    uint64_t head_dim, verbose, quiet, protect;
 
     if (!read_number("KVANT_SEED", 0, UINT64_MAX, 0, &params.seed, err, errlen) ||
         !read_number("KVANT_HEAD_DIM", 1, KVANT_MAX_HEAD_DIM, 0, &head_dim, err, errlen) ||
         !read_number("KVANT_PROTECT", 0, KVP_MAX_PROTECT, 0, &protect, err, errlen) ||
-        !read_number("KVANT_VERBOSE", 0, 1, 0, &verbose, err, errlen) || !one_choice(err, errlen))
+        !read_number("KVANT_VERBOSE", 0, 1, 0, &verbose, err, errlen) ||
+        !read_number("KVANT_QUIET", 0, 1, 0, &quiet, err, errlen) || !one_choice(err, errlen))
         return false;
     params.protect = (uint32_t)protect;
-    *settings = (kvp_settings){ get_scheme(&params), (uint32_t)head_dim, verbose != 0 };
-    if (settings->scheme != NULL && check_head_dim(settings))
+    *settings = (kvp_settings){ get_scheme(&params), (uint32_t)head_dim, verbose != 0, quiet != 0, "", "" };
+    if (settings->scheme != NULL && check_head_dim(settings)) {
+        write_label(settings);
         return true;
+    }
     say_why(err, errlen);
     return false;
 }

@@ -19,8 +19,9 @@
  *                                                                            untested ggml
  *   KVANT_UNTESTED_GGML   1: load with an untested ggml if its layouts fit   default 0
  *   KVANT_VERBOSE         1: print what is created                           default 0
+ *   KVANT_QUIET           1: no line at the start of a context               default 0
  *
- * KVANT_CPU, KVANT_UNTESTED_GGML and KVANT_VERBOSE hold for the process and are read when the
+ * KVANT_CPU, KVANT_UNTESTED_GGML, KVANT_VERBOSE and KVANT_QUIET hold for the process and are read when the
  * plug-in is loaded. The other variables are checked then. They are read again once per context,
  * when llama.cpp creates the context's back ends. So one process may create contexts with different
  * settings.
@@ -39,7 +40,9 @@
 typedef struct kvp_settings {
     kvant_scheme *scheme; /* lives as long as the process */
     uint32_t head_dim;    /* 0: learn it from the graph */
-    bool verbose;
+    bool verbose, quiet;
+    char label[160];      /* what the user chose: a preset, specs or a settings file */
+    const char *remark;   /* of a preset: whether it is calibrated, and what to do if not; else "" */
 } kvp_settings;
 
 /* Reads and checks the environment. On failure *settings is unspecified, and err holds one line:

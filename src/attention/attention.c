@@ -1,6 +1,7 @@
 /* attention.c - runs a plan: prepares queries, runs the units in parallel, combines splits, writes
  * outputs. */
 #include <math.h>
+#include <stdatomic.h>
 #include <string.h>
 
 #include "../base/error.h"
@@ -115,6 +116,13 @@ static float *partial(const job *j, size_t row, uint32_t split)
     return j->workspace + j->plan->partials + (row * j->plan->n_splits + split) * j->plan->partial_stride;
 }
 
+/* Splits done, of each (tile, kv head). */
+static atomic_uint *counters_of(const job *j)
+{
+    _Static_assert(sizeof(atomic_uint) <= sizeof(float), "the workspace is counted in floats");
+    return (atomic_uint *)(void *)(j->workspace + j->plan->counters);
+}
+
 static void store_partials(const job *j, const kvant_attention_unit *unit, size_t first, uint32_t split)
 {
     const kvant_attention_plan *plan = j->plan;
@@ -141,6 +149,39 @@ static void finish_unit(const job *j, const kvant_attention_unit *unit)
     }
 }
 
+/* Adds the splits of a row in order, whatever thread computed them, into the first one. */
+static void combine_row(const job *j, uint32_t query, uint32_t head)
+{
+    const kvant_attention_plan *plan = j->plan;
+    size_t row = row_index(plan, query, head), n = plan->partial_stride - KVANT_ATTENTION_HEAD;
+    float *first = partial(j, row, 0), *sums = first + KVANT_ATTENTION_HEAD, max = first[0];
+    for (uint32_t split = 1; split < plan->n_splits; split++)
+        max = fmaxf(max, partial(j, row, split)[0]);
+    for (uint32_t split = 0; split < plan->n_splits; split++) {
+        const float *p = partial(j, row, split);
+        float factor = p[0] == -INFINITY ? 0 : expf(p[0] - max);
+        for (uint32_t v = 0; v < plan->v_versions.n; v++)
+            first[1 + v] = (split ? first[1 + v] : 0) + p[1 + v] * factor;
+        for (size_t i = 0; i < n; i++)
+            sums[i] = (split ? sums[i] : 0) + p[KVANT_ATTENTION_HEAD + i] * factor;
+    }
+    row_sums from = { sums, plan->v_dim, first + 1, 1 };
+    finish_row(j, query, head, max, &from);
+}
+
+/* Whoever stores the last split of a unit's rows adds them up. */
+static void store_split(const job *j, const kvant_attention_unit *unit, size_t first, uint32_t split,
+                        atomic_uint *done)
+{
+    const kvant_attention_plan *plan = j->plan;
+    store_partials(j, unit, first, split);
+    if (atomic_fetch_add_explicit(done, 1, memory_order_acq_rel) + 1 < plan->n_splits)
+        return;
+    for (uint32_t row = 0; row < unit->n_rows; row++)
+        combine_row(j, unit->first_query + row / plan->group_heads,
+                    unit->kv_head * plan->group_heads + row % plan->group_heads);
+}
+
 static void run_unit(void *context, size_t index, uint32_t worker)
 {
     const job *j = context;
@@ -164,29 +205,9 @@ static void run_unit(void *context, size_t index, uint32_t worker)
     }
     kvant_attention_unit_run(plan, j->kernels, &unit, j->workspace + plan->scratch + worker * plan->scratch_stride);
     if (plan->n_splits > 1)
-        store_partials(j, &unit, row, split);
+        store_split(j, &unit, row, split, &counters_of(j)[rest]);
     else
         finish_unit(j, &unit);
-}
-
-/* Adds the splits of a row in order, whatever thread computed them, into the first one. */
-static void combine_row(const job *j, uint32_t query, uint32_t head)
-{
-    const kvant_attention_plan *plan = j->plan;
-    size_t row = row_index(plan, query, head), n = plan->partial_stride - KVANT_ATTENTION_HEAD;
-    float *first = partial(j, row, 0), *sums = first + KVANT_ATTENTION_HEAD, max = first[0];
-    for (uint32_t split = 1; split < plan->n_splits; split++)
-        max = fmaxf(max, partial(j, row, split)[0]);
-    for (uint32_t split = 0; split < plan->n_splits; split++) {
-        const float *p = partial(j, row, split);
-        float factor = p[0] == -INFINITY ? 0 : expf(p[0] - max);
-        for (uint32_t v = 0; v < plan->v_versions.n; v++)
-            first[1 + v] = (split ? first[1 + v] : 0) + p[1 + v] * factor;
-        for (size_t i = 0; i < n; i++)
-            sums[i] = (split ? sums[i] : 0) + p[KVANT_ATTENTION_HEAD + i] * factor;
-    }
-    row_sums from = { sums, plan->v_dim, first + 1, 1 };
-    finish_row(j, query, head, max, &from);
 }
 
 kvant_status kvant_attention_run(const kvant_attention_plan *plan, void *workspace, size_t bytes)
@@ -196,10 +217,9 @@ kvant_status kvant_attention_run(const kvant_attention_plan *plan, void *workspa
                           bytes, plan->total * sizeof(float));
     uint32_t n_queries = plan->problem.n_queries;
     job j = { plan, kvant_kernels_get(KVANT_CPU_AUTO), workspace };
+    for (size_t i = 0; plan->n_splits > 1 && i < (size_t)plan->n_tiles * plan->n_kv_heads; i++)
+        atomic_init(&counters_of(&j)[i], 0);
     kvant_parallel_for(n_queries, n_queries > 16 ? plan->n_threads : 1, prepare_query, &j);
     kvant_parallel_for((size_t)plan->n_tiles * plan->n_kv_heads * plan->n_splits, plan->n_threads, run_unit, &j);
-    for (uint32_t query = 0; plan->n_splits > 1 && query < n_queries; query++)
-        for (uint32_t head = 0; head < plan->problem.n_heads; head++)
-            combine_row(&j, query, head);
     return KVANT_OK;
 }

@@ -7,11 +7,13 @@
 #include "../base/parallel.h"
 
 #define DECODE_QUERIES 8u /* up to here the context is split, beyond there are enough query tiles */
-#define SPLIT_PAGES 16u   /* 1024 tokens: enough work to hide a wake-up, enough pieces for many threads */
+#define MOST_PAGES 16u    /* of a split: 1024 tokens, enough pieces for many threads */
+#define FEWEST_PAGES 4u    /* below, a unit's own cost is more than what even shares save */
+#define FEW_UNITS 8u      /* so many even out over two threads, and over four */
 /* Products below which one thread is faster than two: about 50 us, what it takes a sleeping thread
- * to begin, and 5 us, where threads are lent. */
+ * to begin, and 2 us, where threads are lent. */
 #define SMALL_WORK (1u << 21)
-#define SMALL_LENT_WORK (1u << 18)
+#define SMALL_LENT_WORK (1u << 16)
 
 static kvant_status invalid(const char *what)
 {
@@ -63,7 +65,19 @@ static bool lay_out_workspace(kvant_attention_plan *plan)
            reserve(&plan->total, plan->n_rows, k_versions, &plan->offsets) &&
            reserve(&plan->total, plan->n_splits > 1 ? plan->n_rows * plan->n_splits : 0, plan->partial_stride,
                    &plan->partials) &&
+           reserve(&plan->total, plan->n_tiles, plan->n_kv_heads, &plan->counters) &&
            reserve(&plan->total, plan->problem.n_threads, plan->scratch_stride, &plan->scratch);
+}
+
+/* A context is split for a few query tokens, so that a kv head each makes enough units. The number
+ * of threads does not count: results must not depend on it. */
+static uint32_t split_pages(const kvant_attention_plan *plan)
+{
+    const uint32_t n = plan->n_pages, splits = (FEW_UNITS + plan->n_kv_heads - 1) / plan->n_kv_heads;
+    const uint32_t pages = (n + splits - 1) / splits;
+    if (plan->problem.n_queries > DECODE_QUERIES)
+        return n ? n : 1;
+    return pages < FEWEST_PAGES ? FEWEST_PAGES : pages < MOST_PAGES ? pages : MOST_PAGES;
 }
 
 bool kvant_attention_cut(kvant_attention_plan *plan)
@@ -76,7 +90,7 @@ bool kvant_attention_cut(kvant_attention_plan *plan)
     if (plan->tile_queries > p->n_queries)
         plan->tile_queries = p->n_queries;
     plan->n_tiles = (p->n_queries + plan->tile_queries - 1) / plan->tile_queries;
-    plan->split_pages = p->n_queries <= DECODE_QUERIES ? SPLIT_PAGES : plan->n_pages ? plan->n_pages : 1;
+    plan->split_pages = split_pages(plan);
     plan->n_splits = plan->n_pages ? (plan->n_pages + plan->split_pages - 1) / plan->split_pages : 1;
     plan->score_scale = p->logit_softcap > 0 ? p->scale / p->logit_softcap : p->scale;
     double work = (double)p->n_queries * p->n_heads * p->n_tokens * (plan->k_dim + plan->v_dim);

@@ -36,6 +36,7 @@ typedef struct kvant_attention_plan {
     size_t offsets;  /* [version of k][row]: what the scores of the version's pages lack */
     size_t partials; /* [row][split][KVANT_ATTENTION_HEAD + versions of v x v_dim rounded up to 16], if n_splits > 1 */
     size_t partial_stride;
+    size_t counters; /* [tile][kv head]: splits done */
     size_t scratch, scratch_stride; /* one per thread */
     size_t total;
 } kvant_attention_plan;

@@ -47,16 +47,17 @@ static bool open_page(const kvant_attention_plan *plan, kvant_attention_unit *un
     return true;
 }
 
-/* Kernels take a page's lines in an order that hardware does not foresee, and the next page of a kv head lies behind those of the
- * others. Inline, because GCC takes a function that only prefetches for one without effect and drops its calls. */
-KVANT_INLINE void fetch_next(const kvant_attention_plan *plan, const kvant_tensor *tensor, const kvant_attention_unit *unit,
-                       uint32_t page)
+/* Kernels take a page's lines in an order that hardware does not foresee, and the next page of a kv
+ * head lies behind those of the others. Inline, because GCC takes a function that only prefetches
+ * for one without effect and drops its calls. */
+KVANT_INLINE void fetch(const kvant_attention_plan *plan, const kvant_tensor *tensor,
+                        const kvant_attention_unit *unit, uint32_t page)
 {
-    if (page + 1 >= unit->end_page || kvant_attention_block(plan, page + 1) < 0)
+    if (page >= unit->end_page || kvant_attention_block(plan, page) < 0)
         return;
-    kvant_page_ref next = kvant_tensor_page(tensor, (uint32_t)kvant_attention_block(plan, page + 1), unit->kv_head);
-    for (size_t i = 0; i < kvant_page_ref_bytes(tensor, &next); i += 64)
-        KVANT_PREFETCH((const uint8_t *)next.page + i);
+    kvant_page_ref ref = kvant_tensor_page(tensor, (uint32_t)kvant_attention_block(plan, page), unit->kv_head);
+    for (size_t i = 0; i < kvant_page_ref_bytes(tensor, &ref); i += 64)
+        KVANT_PREFETCH((const uint8_t *)ref.page + i);
 }
 
 static void unpack(const kvant_kernels *kernels, const kvant_page_ref *ref, float *tile)
@@ -70,6 +71,8 @@ static void unpack(const kvant_kernels *kernels, const kvant_page_ref *ref, floa
 static void begin(const kvant_attention_plan *plan, const kvant_kernels *kernels, kvant_attention_unit *unit)
 {
     const kvant_codec *k = plan->k->codecs[unit->kv_head];
+    fetch(plan, plan->k, unit, unit->first_page);
+    fetch(plan, plan->v, unit, unit->first_page);
     for (uint32_t v = 0; v < plan->k_versions.n && unit->codes.k_suits; v++)
         kvant_attention_codes_set_queries(plan, kernels, k, &unit->codes, v, unit->queries[v], unit->n_rows);
 }
@@ -122,7 +125,7 @@ static void score(const kvant_attention_plan *plan, const kvant_kernels *kernels
                   uint32_t page)
 {
     kvant_page_ref k = kvant_tensor_page(plan->k, (uint32_t)kvant_attention_block(plan, page), unit->kv_head);
-    fetch_next(plan, plan->k, unit, page);
+    fetch(plan, plan->k, unit, page + 1);
     if (!k.open && unit->codes.k_suits) {
         kvant_attention_codes_score(plan, kernels, &unit->codes, unit->k_version, k, unit->n_rows, unit->scores);
     } else if (takes_rows(plan->k, &k, unit)) {
@@ -137,7 +140,7 @@ static void add(const kvant_attention_plan *plan, const kvant_kernels *kernels, 
                 uint32_t page)
 {
     kvant_page_ref v = kvant_tensor_page(plan->v, (uint32_t)kvant_attention_block(plan, page), unit->kv_head);
-    fetch_next(plan, plan->v, unit, page);
+    fetch(plan, plan->v, unit, page + 1);
     if (!v.open && unit->codes.v_suits) {
         kvant_attention_codes_add(plan, kernels, &unit->codes, v, unit->n_rows, unit->scores,
                                   unit->sums[unit->v_version]);

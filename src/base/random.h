@@ -1,4 +1,4 @@
-/* random.h - splitmix64, the generator of signs and rotations (docs/format.md, "Transform"). */
+/* random.h - splitmix64, the generator of signs and rotations (format.md, "Transform"). */
 #ifndef KVANT_BASE_RANDOM_H
 #define KVANT_BASE_RANDOM_H
 
@@ -12,7 +12,7 @@ static inline uint64_t kvant_splitmix64(uint64_t *state)
     return z ^ z >> 31;
 }
 
-/* The seed of a codec's k-th further use of random numbers, k = 1, 2, ... (docs/format.md,
+/* The seed of a codec's k-th further use of random numbers, k = 1, 2, ... (format.md,
  * "Transform"). */
 static inline uint64_t kvant_derived_seed(uint64_t seed, uint32_t k)
 {

@@ -130,15 +130,6 @@ void kvant_cache_free(kvant_cache **cache)
 
 /* Rows */
 
-/* The slots of a sequence's n tokens from first on. */
-static void find_slots(kvant_cache *cache, const kvant_sequence *s, uint32_t first, uint32_t n)
-{
-    for (uint32_t i = 0; i < n; i++) {
-        uint32_t token = first + i;
-        cache->slots[i] = (int64_t)s->table[token / KVANT_PAGE_TOKENS] * KVANT_PAGE_TOKENS + token % KVANT_PAGE_TOKENS;
-    }
-}
-
 static kvant_status say_refused(kvant_status status, uint32_t layer)
 {
     if (status == KVANT_ERR_NONFINITE || status == KVANT_ERR_RANGE)
@@ -146,56 +137,74 @@ static kvant_status say_refused(kvant_status status, uint32_t layer)
     return status;
 }
 
-kvant_status kvant_cache_append(kvant_cache *cache, uint32_t layer, int32_t sequence, const float *k, const float *v,
-                                uint32_t n)
+/* Gives the next row of a sequence a slot; the first of n rows makes room for all. */
+static kvant_status place_row(kvant_cache *cache, uint32_t layer, int32_t sequence, uint32_t row, uint32_t n, int64_t *slot)
 {
     kvant_sequence *s = kvant_sequence_of(cache, sequence);
     KVANT_RETURN_IF(!s, KVANT_ERR_ARGUMENT);
-    if (layer >= cache->params.n_layers || !k || !v)
-        return invalid("no such layer, or k or v is missing");
-    if (!n)
-        return KVANT_OK;
-    const uint32_t before = s->lengths[layer];
+    if (row == 0)
+        KVANT_FORWARD(kvant_sequence_reserve(cache, sequence, s->lengths[layer], n));
+    const uint32_t token = s->lengths[layer]++;
+    *slot = (int64_t)s->table[token / KVANT_PAGE_TOKENS] * KVANT_PAGE_TOKENS + token % KVANT_PAGE_TOKENS;
+    return KVANT_OK;
+}
+
+kvant_status kvant_cache_append_batch(kvant_cache *cache, uint32_t layer, const int32_t *sequences, uint32_t n_sequences,
+                                      const float *k, const float *v, uint32_t n)
+{
+    if (!cache || layer >= cache->params.n_layers || !k || !v || !sequences || (n && n_sequences > UINT32_MAX / n))
+        return invalid("no such layer, too many rows, or k, v or sequences is missing");
+    const uint32_t total = n_sequences * n;
     size_t k_width = (size_t)cache->params.n_kv_heads * cache->params.head_dim,
            v_width = (size_t)cache->params.n_kv_heads * cache->params.v_head_dim;
-    KVANT_FORWARD(kvant_sequence_reserve(cache, sequence, before, n));
-    for (uint32_t done = 0; done < n;) {
-        uint32_t count = n - done < KVANT_CACHE_BATCH ? n - done : KVANT_CACHE_BATCH;
-        find_slots(cache, s, before + done, count);
-        kvant_status status =
-            cache->device->append(cache, layer, k + done * k_width, v + done * v_width, count);
-        if (status != KVANT_OK) {
-            s->lengths[layer] = before;
-            return say_refused(status, layer);
+    kvant_status status = KVANT_OK;
+    uint32_t placed = 0;
+    while (status == KVANT_OK && placed < total) {
+        const uint32_t first = placed;
+        while (status == KVANT_OK && placed < total && placed - first < KVANT_CACHE_BATCH) {
+            status = place_row(cache, layer, sequences[placed / n], placed % n, n, &cache->slots[placed - first]);
+            placed += status == KVANT_OK;
         }
-        s->lengths[layer] += count;
-        done += count;
+        if (status == KVANT_OK)
+            status = cache->device->append(cache, layer, k + first * k_width, v + first * v_width, placed - first);
     }
-    return KVANT_OK;
+    while (status != KVANT_OK && placed)
+        cache->sequences[sequences[--placed / n]].lengths[layer]--;
+    return say_refused(status, layer);
+}
+
+kvant_status kvant_cache_append(kvant_cache *cache, uint32_t layer, int32_t sequence, const float *k, const float *v,
+                                uint32_t n)
+{
+    KVANT_RETURN_IF(!kvant_sequence_of(cache, sequence), KVANT_ERR_ARGUMENT);
+    return kvant_cache_append_batch(cache, layer, &sequence, 1, k, v, n);
 }
 
 /* Attention */
 
-kvant_status kvant_cache_attention(kvant_cache *cache, uint32_t layer, int32_t sequence,
-                                   const kvant_attention_problem *problem)
+static kvant_status attend(kvant_cache *cache, uint32_t layer, const int32_t *sequences, uint32_t n_sequences,
+                           const kvant_attention_problem *problem)
 {
-    const kvant_sequence *s = kvant_sequence_of(cache, sequence);
     kvant_attention_problem p;
-    KVANT_RETURN_IF(!s, KVANT_ERR_ARGUMENT);
     if (layer >= cache->params.n_layers || !KVANT_TAKE(kvant_attention_problem, &p, problem, exact))
         return invalid("no such layer, or the problem is missing or its size field is not set");
-    p.n_tokens = s->lengths[layer];
-    p.block_table = s->table;
     p.first_block = 0;
     p.n_threads = cache->params.n_threads;
     p.n_heads = p.n_heads ? p.n_heads : cache->params.n_heads;
     p.scale = p.scale > 0 ? p.scale : cache->params.scale;
     p.logit_softcap = p.logit_softcap > 0 ? p.logit_softcap : cache->params.logit_softcap;
-    return cache->device->attend(cache, layer, &p);
+    return cache->device->attend(cache, layer, sequences, n_sequences, &p);
 }
 
-kvant_status kvant_cache_attend(kvant_cache *cache, uint32_t layer, int32_t sequence, const float *q, float *out,
-                                uint32_t n)
+kvant_status kvant_cache_attention(kvant_cache *cache, uint32_t layer, int32_t sequence,
+                                   const kvant_attention_problem *problem)
+{
+    KVANT_RETURN_IF(!kvant_sequence_of(cache, sequence), KVANT_ERR_ARGUMENT);
+    return attend(cache, layer, &sequence, 1, problem);
+}
+
+kvant_status kvant_cache_attend_batch(kvant_cache *cache, uint32_t layer, const int32_t *sequences, uint32_t n_sequences,
+                                      const float *q, float *out, uint32_t n)
 {
     KVANT_RETURN_IF(!cache, KVANT_ERR_ARGUMENT);
     const kvant_cache_params *p = &cache->params;
@@ -208,7 +217,15 @@ kvant_status kvant_cache_attend(kvant_cache *cache, uint32_t layer, int32_t sequ
                                               .out_token_stride = (size_t)p->n_heads * p->v_head_dim,
                                               .out_head_stride = p->v_head_dim,
                                               .causal = true };
-    return kvant_cache_attention(cache, layer, sequence, &problem);
+    for (uint32_t i = 0; i < n_sequences; i++)
+        KVANT_RETURN_IF(!sequences || !kvant_sequence_of(cache, sequences[i]), KVANT_ERR_ARGUMENT);
+    return n_sequences ? attend(cache, layer, sequences, n_sequences, &problem) : KVANT_OK;
+}
+
+kvant_status kvant_cache_attend(kvant_cache *cache, uint32_t layer, int32_t sequence, const float *q, float *out,
+                                uint32_t n)
+{
+    return kvant_cache_attend_batch(cache, layer, &sequence, 1, q, out, n);
 }
 
 /* What it says of itself */

@@ -13,6 +13,7 @@
  * With a softcap <q, c> cannot be added afterwards: refused. */
 #include <string.h>
 
+#include "../base/alloc.h"
 #include "../base/attributes.h"
 #include "cuda_layers.h"
 
@@ -28,17 +29,20 @@ typedef struct gather_list {
 } gather_list;
 
 typedef struct attention_call {
+    const kvant_cache *cache;
     cuda_memory *memory;
     cuda_layer *layer;
+    uint32_t number; /* of the layer */
     const kvant_attention_problem *p;
-    const int32_t *blocks; /* of the sequence, without dropped ones */
-    uint32_t n_blocks, dropped, n_kv_heads, head_dim;
+    const int32_t *sequences;
+    uint32_t batch, stride; /* sequences; blocks of the longest */
+    int32_t *blocks;        /* staging: batch x stride, without dropped ones, KVANT_NO_BLOCK behind the last */
+    uint32_t n_blocks, dropped, n_kv_heads, head_dim; /* n_blocks: batch x stride; dropped: tokens, of one sequence */
     uint32_t n_gathered;
     gather_list lists[2][2]; /* by kvant_role, SEALED or OPEN */
     uint32_t n_parts;
     uint8_t versions[KVANT_CUDA_MOST_PARTS][2]; /* of keys, of values */
-    int32_t *tables; /* staging: n_parts x n_blocks */
-    size_t n_words;  /* of staging */
+    int32_t *tables; /* staging: n_parts x batch x stride */
     bool any_open;   /* entries below 0 */
     bool merged;
 } attention_call;
@@ -55,33 +59,86 @@ static kvant_status unsupported(const char *what)
     return kvant_fail(NULL, KVANT_ERR_UNSUPPORTED, "cache on cuda: attention has no %s", what);
 }
 
-static kvant_status check_problem(const kvant_cache *cache, const kvant_attention_problem *p)
+static const kvant_sequence *sequence_of(const attention_call *c, uint32_t i)
 {
+    return &c->cache->sequences[c->sequences[i]];
+}
+
+static kvant_status check_problem(const attention_call *c)
+{
+    const kvant_cache *cache = c->cache;
+    const kvant_attention_problem *p = c->p;
     if (!p->q || !p->out || !p->n_queries)
         return invalid("q, out and n_queries must be set");
     if (p->n_heads % cache->params.n_kv_heads ||
         p->n_heads / cache->params.n_kv_heads > KVANT_CUDA_MOST_HEADS_PER_KV_HEAD)
         return invalid("n_heads is not a multiple of the kv heads, or more than 64 of them");
-    if (p->causal && p->n_queries > p->n_tokens)
-        return invalid("causal with more query tokens than tokens");
     if (p->n_queries > MOST_QUERIES)
         return unsupported("more than 32767 query tokens per call");
-    return p->exact ? unsupported("exact") : KVANT_OK;
+    if (p->exact)
+        return unsupported("exact");
+    for (uint32_t i = 0; i < c->batch; i++)
+        if (p->causal && p->n_queries > sequence_of(c, i)->lengths[c->number])
+            return invalid("causal with more query tokens than tokens");
+    return KVANT_OK;
 }
 
 /* Blocks */
 
 /* Blocks that were dropped are the first ones of a sequence: the rest is a shorter sequence with
  * the same distances. */
+static uint32_t n_dropped(const kvant_sequence *s, uint32_t n)
+{
+    uint32_t first = 0;
+    while (first < n && s->table[first] < 0)
+        first++;
+    return first;
+}
+
+static uint32_t n_blocks_of(uint32_t tokens)
+{
+    return (tokens + KVANT_PAGE_TOKENS - 1) / KVANT_PAGE_TOKENS;
+}
+
+/* Staging grows with the batch; what was in it is not needed any more. */
+static kvant_status find_room(attention_call *c)
+{
+    cuda_memory *memory = c->memory;
+    for (uint32_t i = 0; i < c->batch; i++) {
+        const uint32_t n = n_blocks_of(sequence_of(c, i)->lengths[c->number]), rest = n - n_dropped(sequence_of(c, i), n);
+        c->stride = rest > c->stride ? rest : c->stride;
+    }
+    c->stride = c->stride ? c->stride : 1;
+    c->n_blocks = c->batch * c->stride;
+    const size_t words = kvant_cuda_staging_words(c->batch, c->n_blocks);
+    if (words > memory->staging_words) {
+        kvant_free(memory->staging);
+        memory->staging = kvant_alloc(2 * words, sizeof *memory->staging); /* and as they were copied last */
+        memory->staging_words = memory->staging ? words : 0;
+        memory->n_copied = 0;
+        KVANT_RETURN_IF(!memory->staging, kvant_fail(NULL, KVANT_ERR_MEMORY, "cache: no memory for tables"));
+    }
+    return kvant_cuda_grow(&memory->tables, memory->staging_words * sizeof(int32_t), "memory for tables");
+}
+
+/* Staging begins with lengths and blocks. */
 static void find_blocks(attention_call *c)
 {
-    const kvant_attention_problem *p = c->p;
-    uint32_t n = (p->n_tokens + KVANT_PAGE_TOKENS - 1) / KVANT_PAGE_TOKENS, first = 0;
-    while (first < n && p->block_table[first] < 0)
-        first++;
-    c->dropped = first * KVANT_PAGE_TOKENS < p->n_tokens ? first * KVANT_PAGE_TOKENS : p->n_tokens;
-    c->blocks = p->block_table + first;
-    c->n_blocks = n - first;
+    int32_t *lengths = c->memory->staging;
+    c->blocks = lengths + c->batch;
+    for (uint32_t i = 0; i < c->batch; i++) {
+        const kvant_sequence *s = sequence_of(c, i);
+        const uint32_t tokens = s->lengths[c->number], n = n_blocks_of(tokens), first = n_dropped(s, n);
+        c->dropped = first * KVANT_PAGE_TOKENS < tokens ? first * KVANT_PAGE_TOKENS : tokens;
+        lengths[i] = (int32_t)(tokens - c->dropped);
+        for (uint32_t j = 0; j < c->stride; j++)
+            c->blocks[i * c->stride + j] = first + j < n ? s->table[first + j] : KVANT_NO_BLOCK;
+    }
+}
+
+static bool is_there(const attention_call *c, uint32_t i)
+{
+    return c->blocks[i] >= 0;
 }
 
 static const kvant_block *block_of(const attention_call *c, int role, uint32_t i)
@@ -94,6 +151,8 @@ static void find_parts(attention_call *c)
     uint8_t parts[KVANT_MAX_VERSIONS][KVANT_MAX_VERSIONS];
     memset(parts, NO_PART, sizeof parts);
     for (uint32_t i = 0; i < c->n_blocks; i++) {
+        if (!is_there(c, i))
+            continue;
         const uint8_t k = block_of(c, KVANT_ROLE_K, i)->version, v = block_of(c, KVANT_ROLE_V, i)->version;
         if (parts[k][v] == NO_PART) {
             c->versions[c->n_parts][KVANT_ROLE_K] = k;
@@ -106,15 +165,24 @@ static void find_parts(attention_call *c)
 
 static bool in_part(const attention_call *c, uint32_t part, uint32_t i)
 {
-    return block_of(c, KVANT_ROLE_K, i)->version == c->versions[part][KVANT_ROLE_K] &&
+    return is_there(c, i) && block_of(c, KVANT_ROLE_K, i)->version == c->versions[part][KVANT_ROLE_K] &&
            block_of(c, KVANT_ROLE_V, i)->version == c->versions[part][KVANT_ROLE_V];
+}
+
+/* The open page of a block's rows, those that wait among them. */
+static int32_t page_of(const attention_call *c, int role, uint32_t i)
+{
+    const int32_t page = block_of(c, role, i)->open_page;
+    const cuda_part *part = &c->layer->parts[role];
+    const int32_t at = page >= 0 ? KVANT_NO_PAGE : kvant_cuda_pending_of(part, (uint32_t)c->blocks[i]);
+    return at >= 0 ? (int32_t)c->layer->first_pending + at : page;
 }
 
 /* Whether some block's open pages cannot be read where they lie. */
 static bool must_gather(const attention_call *c)
 {
     for (uint32_t i = 0; i < c->n_blocks; i++)
-        if (block_of(c, KVANT_ROLE_K, i)->open_page != block_of(c, KVANT_ROLE_V, i)->open_page)
+        if (is_there(c, i) && page_of(c, KVANT_ROLE_K, i) != page_of(c, KVANT_ROLE_V, i))
             return true;
     return false;
 }
@@ -122,7 +190,7 @@ static bool must_gather(const attention_call *c)
 static void gather(attention_call *c, uint32_t i)
 {
     for (int role = 0; role < 2; role++) {
-        const int32_t page = block_of(c, role, i)->open_page;
+        const int32_t page = page_of(c, role, i);
         gather_list *list = &c->lists[role][page >= 0 ? OPEN : SEALED];
         list->from[list->n] = page >= 0 ? page : c->blocks[i];
         list->to[list->n++] = (int32_t)c->n_gathered;
@@ -135,7 +203,10 @@ static void make_table(attention_call *c)
 {
     const bool gathers = must_gather(c);
     for (uint32_t i = 0; i < c->n_blocks; i++) {
-        const int32_t k = block_of(c, KVANT_ROLE_K, i)->open_page, v = block_of(c, KVANT_ROLE_V, i)->open_page;
+        c->tables[i] = 0; /* behind a sequence's last block: not read */
+        if (!is_there(c, i))
+            continue;
+        const int32_t k = page_of(c, KVANT_ROLE_K, i), v = page_of(c, KVANT_ROLE_V, i);
         const bool open = k >= 0 || v >= 0;
         c->tables[i] = !open ? c->blocks[i] : gathers ? -1 - (int32_t)c->n_gathered : -1 - k;
         c->any_open |= open;
@@ -152,17 +223,24 @@ static void split_table(attention_call *c)
     c->any_open |= c->n_parts > 1;
 }
 
-/* Staging: the length, 4 lists of two arrays, tables. */
-static void stage(attention_call *c)
+/* Then 4 lists of two arrays, and tables. Layers of a step have the same ones, which are copied once. */
+static kvant_status stage(attention_call *c)
 {
-    int32_t *at = c->memory->staging + 4;
-    c->memory->staging[0] = (int32_t)(c->p->n_tokens - c->dropped);
+    cuda_memory *memory = c->memory;
+    int32_t *at = c->blocks + c->n_blocks, *copied = memory->staging + memory->staging_words;
     for (int i = 0; i < 4; i++, at += 2 * c->n_blocks)
         c->lists[i / 2][i % 2] = (gather_list){ at, at + c->n_blocks, 0 };
     c->tables = at;
-    c->n_words = (size_t)(at - c->memory->staging) + (size_t)c->n_parts * c->n_blocks;
     make_table(c);
     split_table(c);
+    const size_t words = (size_t)(at - memory->staging) + (size_t)c->n_parts * c->n_blocks, bytes = words * sizeof *at;
+    if (words == memory->n_copied && memcmp(copied, memory->staging, bytes) == 0)
+        return KVANT_OK;
+    memcpy(copied, memory->staging, bytes);
+    memory->n_copied = 0;
+    KVANT_FORWARD(kvant_cuda_said(kvant_cuda_memory_copy(memory->tables.at, memory->staging, bytes, memory->stream), "tables"));
+    memory->n_copied = words;
+    return KVANT_OK;
 }
 
 /* The address on the device of something in staging. */
@@ -219,10 +297,11 @@ static kvant_status transform_queries(attention_call *c, kvant_cuda_attention_ar
 {
     const cuda_part *keys = &c->layer->parts[KVANT_ROLE_K];
     const size_t width = (size_t)args->n_heads * c->head_dim;
-    KVANT_FORWARD(kvant_cuda_grow(&c->memory->queries, args->query_tokens * width * sizeof(float), "memory for queries"));
+    KVANT_FORWARD(kvant_cuda_grow(&c->memory->queries, c->batch * args->query_tokens * width * sizeof(float),
+                                  "memory for queries"));
     const kvant_cuda_query_args queries = { .size = sizeof queries,
                                             .k_codec = keys->codec,
-                                            .batch = args->query_tokens,
+                                            .batch = c->batch * args->query_tokens,
                                             .n_heads = args->n_heads,
                                             .n_kv_heads = args->n_kv_heads,
                                             .type = KVANT_CUDA_F32,
@@ -233,6 +312,7 @@ static kvant_status transform_queries(attention_call *c, kvant_cuda_attention_ar
                                             .out = c->memory->queries.at };
     args->q = c->memory->queries.at;
     args->q_token_stride = width;
+    args->q_batch_stride = args->query_tokens * width;
     args->q_head_stride = c->head_dim;
     return kvant_cuda_said(kvant_cuda_transform_queries(&queries, c->memory->stream), "queries");
 }
@@ -240,7 +320,7 @@ static kvant_status transform_queries(attention_call *c, kvant_cuda_attention_ar
 static kvant_cuda_pages open_pool(const attention_call *c, int role)
 {
     const kvant_tensor *k = c->layer->parts[0].tensor, *v = c->layer->parts[1].tensor;
-    const bool own = !c->n_gathered && k->n_open_pages && v->n_open_pages;
+    const bool own = !c->n_gathered && (c->layer->n_pending || (k->n_open_pages && v->n_open_pages));
     return !c->any_open ? (kvant_cuda_pages){ 0 }
            : own        ? kvant_cuda_pages_of(&c->layer->parts[role], true)
                         : gathered_pages(c, role);
@@ -258,16 +338,18 @@ static kvant_cuda_attention_args arguments_of(const attention_call *c)
                                         .v = kvant_cuda_pages_of(v, false),
                                         .k_open = open_pool(c, KVANT_ROLE_K),
                                         .v_open = open_pool(c, KVANT_ROLE_V),
-                                        .table_stride = c->n_blocks,
-                                        .blocks_per_row = c->n_blocks ? c->n_blocks : 1,
+                                        .table_stride = c->stride,
+                                        .blocks_per_row = c->stride,
                                         .lengths = staged(c, c->memory->staging),
-                                        .batch = 1,
+                                        .batch = c->batch,
                                         .n_heads = p->n_heads,
                                         .n_kv_heads = c->n_kv_heads,
                                         .type = KVANT_CUDA_F32,
                                         .q = p->q,
+                                        .q_batch_stride = p->n_queries * p->q_token_stride,
                                         .q_head_stride = p->q_head_stride,
                                         .out = p->out,
+                                        .out_batch_stride = p->n_queries * p->out_token_stride,
                                         .out_head_stride = p->out_head_stride,
                                         .lse = p->lse,
                                         .scale = p->scale,
@@ -289,7 +371,7 @@ static kvant_status attend_part(attention_call *c, uint32_t part, kvant_cuda_att
 {
     const cuda_version k = kvant_cuda_version(&c->layer->parts[KVANT_ROLE_K], c->versions[part][KVANT_ROLE_K]),
                        v = kvant_cuda_version(&c->layer->parts[KVANT_ROLE_V], c->versions[part][KVANT_ROLE_V]);
-    const size_t rows = (size_t)args.query_tokens * args.n_heads;
+    const size_t rows = (size_t)args.batch * args.query_tokens * args.n_heads;
     float *outs = c->memory->partial.at;
     args.block_table = staged(c, c->tables + (size_t)part * c->n_blocks);
     args.k_scale = k.attention_scale;
@@ -298,6 +380,7 @@ static kvant_status attend_part(attention_call *c, uint32_t part, kvant_cuda_att
     if (c->merged) {
         args.out = outs + part * rows * c->head_dim;
         args.out_token_stride = (size_t)args.n_heads * c->head_dim;
+        args.out_batch_stride = args.query_tokens * args.out_token_stride;
         args.out_head_stride = c->head_dim;
         args.lse = outs + (c->n_parts * c->head_dim + part) * rows;
         args.sinks = NULL;
@@ -308,10 +391,10 @@ static kvant_status attend_part(attention_call *c, uint32_t part, kvant_cuda_att
 static kvant_status merge(attention_call *c)
 {
     const kvant_attention_problem *p = c->p;
-    const size_t rows = (size_t)p->n_queries * p->n_heads;
+    const size_t rows = (size_t)c->batch * p->n_queries * p->n_heads;
     const float *outs = c->memory->partial.at;
     kvant_cuda_merge_args args = { .n_parts = c->n_parts,
-                                   .n_queries = p->n_queries,
+                                   .n_queries = c->batch * p->n_queries,
                                    .n_heads = p->n_heads,
                                    .n_kv_heads = c->n_kv_heads,
                                    .head_dim = c->head_dim,
@@ -334,7 +417,7 @@ static kvant_status merge(attention_call *c)
 
 static kvant_status attend_parts(attention_call *c)
 {
-    const size_t rows = (size_t)c->p->n_queries * c->p->n_heads;
+    const size_t rows = (size_t)c->batch * c->p->n_queries * c->p->n_heads;
     kvant_cuda_attention_args args = arguments_of(c);
     if (c->merged)
         KVANT_FORWARD(kvant_cuda_grow(&c->memory->partial, c->n_parts * rows * (c->head_dim + 1) * sizeof(float),
@@ -354,26 +437,28 @@ static bool has_center(const attention_call *c)
     return false;
 }
 
-kvant_status kvant_cuda_layers_attend(kvant_cache *cache, uint32_t layer, const kvant_attention_problem *p)
+kvant_status kvant_cuda_layers_attend(kvant_cache *cache, uint32_t layer, const int32_t *sequences, uint32_t n_sequences,
+                                      const kvant_attention_problem *p)
 {
-    attention_call c = { .memory = cache->memory,
+    attention_call c = { .cache = cache,
+                         .memory = cache->memory,
                          .layer = kvant_cuda_layer(cache, layer),
+                         .number = layer,
                          .p = p,
+                         .sequences = sequences,
+                         .batch = n_sequences,
                          .n_kv_heads = cache->params.n_kv_heads,
                          .head_dim = cache->params.head_dim };
-    KVANT_FORWARD(check_problem(cache, p));
+    KVANT_FORWARD(kvant_cuda_refused(c.memory));
+    KVANT_FORWARD(check_problem(&c));
+    KVANT_FORWARD(find_room(&c));
     find_blocks(&c);
     find_parts(&c);
     const bool centred = has_center(&c);
     if (centred && p->logit_softcap > 0)
         return unsupported("softcap with keys that have a centre");
     c.merged = c.n_parts > 1 || (centred && (p->lse || p->sinks));
-    stage(&c);
-    KVANT_FORWARD(kvant_cuda_grow(&c.memory->tables, kvant_cuda_staging_words(cache->n_blocks) * sizeof(int32_t),
-                                  "memory for tables"));
-    KVANT_FORWARD(kvant_cuda_said(kvant_cuda_memory_copy(c.memory->tables.at, c.memory->staging,
-                                                         c.n_words * sizeof(int32_t), c.memory->stream),
-                                  "tables"));
+    KVANT_FORWARD(stage(&c));
     KVANT_FORWARD(gather_pages(&c));
     KVANT_FORWARD(attend_parts(&c));
     return kvant_cuda_said(c.memory->status, c.memory->failed);

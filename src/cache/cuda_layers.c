@@ -102,7 +102,7 @@ const float *kvant_cuda_weights(const cuda_part *part, bool inverse)
     return part->n_weights ? first : NULL;
 }
 
-/* W of transform= is of keys and takes the place of norm= (codec/weighting.c). */
+/* W of transform= is of keys and takes the place of norm= (codec/site.c). */
 static kvant_status create_numbers(cuda_part *part)
 {
     const kvant_tensor *tensor = part->tensor;
@@ -184,21 +184,80 @@ void kvant_cuda_note(cuda_memory *memory, kvant_status status, const char *what)
     memory->failed = what;
 }
 
+/* Open pages of a role's tensor. */
+static kvant_status count_open_pages(const kvant_tensor_params *params, uint32_t *n)
+{
+    const kvant_codec_info *info = &params->codecs[0]->info;
+    const size_t open = (size_t)params->n_kv_heads * KVANT_PAGE_TOKENS * info->head_dim * sizeof(uint16_t);
+    size_t bytes;
+    KVANT_FORWARD(kvant_tensor_size(params, &bytes));
+    *n = (uint32_t)((bytes - (size_t)params->n_blocks * params->n_kv_heads * info->page_bytes) / open);
+    return KVANT_OK;
+}
+
+/* Where pages of waiting rows stand: behind the open pages of both roles, so that a block has the same
+ * number in both. */
+static kvant_status plan_pending(kvant_cache *cache, uint32_t layer)
+{
+    cuda_layer *l = kvant_cuda_layer(cache, layer);
+    bool searches = false;
+    for (int role = 0; role < 2; role++) {
+        kvant_tensor_params params;
+        uint32_t n;
+        KVANT_FORWARD(kvant_layers_params(cache, layer, (kvant_role)role, &params));
+        KVANT_FORWARD(count_open_pages(&params, &n));
+        searches |= kvant_cuda_searches(params.codecs[0]);
+        l->first_pending = n > l->first_pending ? n : l->first_pending;
+    }
+    l->n_pending = searches ? cache->params.max_sequences + 1 : 0;
+    return searches ? kvant_cuda_pending_create(l, cache->n_blocks) : KVANT_OK;
+}
+
+/* Pages of the tensor and of rows that wait, which stand behind the last open page. */
+static kvant_status create_pages(cuda_part *part, const kvant_tensor_params *params)
+{
+    const cuda_layer *layer = part->layer;
+    const size_t open = (size_t)params->n_kv_heads * KVANT_PAGE_TOKENS * params->codecs[0]->info.head_dim * sizeof(uint16_t);
+    uint32_t n_open;
+    size_t bytes;
+    void *exact = NULL;
+    KVANT_FORWARD(kvant_tensor_size(params, &bytes));
+    KVANT_FORWARD(count_open_pages(params, &n_open));
+    if (layer->n_pending) {
+        bytes += (layer->first_pending - n_open + layer->n_pending) * open;
+        KVANT_FORWARD(kvant_cuda_said(kvant_cuda_memory_new(&exact, 2 * layer->n_pending * open), "memory for rows"));
+    }
+    part->exact = exact;
+    return kvant_cuda_said(kvant_cuda_memory_new(&part->pages, bytes), "memory for pages");
+}
+
+static kvant_status create_statistics(cuda_part *part)
+{
+    void *memory;
+    if (!part->tensor->learns)
+        return KVANT_OK;
+    KVANT_FORWARD(kvant_cuda_said(kvant_cuda_memory_new(&memory, 2 * kvant_statistics_bytes(part->tensor)),
+                                  "memory for statistics"));
+    part->statistics = memory;
+    kvant_versions_place(part->tensor, part->statistics);
+    return KVANT_OK;
+}
+
 static kvant_status create_part(kvant_cache *cache, uint32_t layer, kvant_role role)
 {
     cuda_memory *memory = cache->memory;
     cuda_part *part = &memory->layers[layer].parts[role];
     kvant_tensor_params params;
-    size_t bytes;
     part->memory = memory;
+    part->layer = &memory->layers[layer];
     part->role = role;
     KVANT_FORWARD(kvant_layers_params(cache, layer, role, &params));
     KVANT_FORWARD(create_codecs(part, params.codecs[0], memory->layers, layer));
-    KVANT_FORWARD(kvant_tensor_size(&params, &bytes));
-    KVANT_FORWARD(kvant_cuda_said(kvant_cuda_memory_new(&part->pages, bytes), "memory for pages"));
+    KVANT_FORWARD(create_pages(part, &params));
     KVANT_FORWARD(kvant_tensor_create_on(&kvant_cuda_page_device, part, &params, part->pages,
                                          kvant_cache_tensor(cache, layer, role)));
     part->tensor = *kvant_cache_tensor(cache, layer, role);
+    KVANT_FORWARD(create_statistics(part));
     return create_numbers(part);
 }
 
@@ -207,6 +266,7 @@ static kvant_status create_layer(kvant_cache *cache, uint32_t layer)
     cuda_layer *l = kvant_cuda_layer(cache, layer);
     const cuda_part *k = &l->parts[KVANT_ROLE_K], *v = &l->parts[KVANT_ROLE_V];
     char text[512] = "";
+    KVANT_FORWARD(plan_pending(cache, layer));
     KVANT_FORWARD(create_part(cache, layer, KVANT_ROLE_K));
     KVANT_FORWARD(create_part(cache, layer, KVANT_ROLE_V));
     if (kvant_cuda_attention_check(k->codec, v->codec, text, sizeof text) != KVANT_OK)
@@ -218,14 +278,15 @@ static kvant_status create_workspace(const kvant_cache *cache, cuda_memory *memo
 {
     const size_t width = (size_t)cache->params.n_kv_heads * cache->params.head_dim;
     void *arguments, *workspace;
-    memory->staging = kvant_alloc(kvant_cuda_staging_words(cache->n_blocks), sizeof *memory->staging);
     memory->version = kvant_alloc(3 * width, sizeof *memory->version);
     for (int role = 0; role < 2; role++)
         memory->seen[role] = kvant_alloc(KVANT_CACHE_BATCH * width, sizeof *memory->seen[role]);
-    if (!memory->staging || !memory->version || !memory->seen[0] || !memory->seen[1])
+    if (!memory->version || !memory->seen[0] || !memory->seen[1])
         return kvant_fail(NULL, KVANT_ERR_MEMORY, "cache: no memory for its tables");
     KVANT_FORWARD(kvant_cuda_said(kvant_cuda_memory_new(&arguments, sizeof(cuda_arguments)), "memory for arguments"));
     memory->arguments = arguments;
+    if (cache->params.asynchronous)
+        KVANT_FORWARD(kvant_cuda_said(kvant_cuda_word_new(&memory->refused), "memory for arguments"));
     memory->workspace_bytes = kvant_cuda_attention_workspace(cache->params.head_dim);
     KVANT_RETURN_IF(!memory->workspace_bytes, kvant_cuda_said(KVANT_ERR_CUDA, "the workspace of attention"));
     KVANT_FORWARD(kvant_cuda_said(kvant_cuda_memory_new(&workspace, memory->workspace_bytes),
@@ -263,11 +324,16 @@ void kvant_cuda_layers_destroy(kvant_cache *cache)
         }
         kvant_cuda_memory_free(part->pages);
         kvant_cuda_memory_free(part->numbers);
+        kvant_cuda_memory_free(part->exact);
+        kvant_cuda_memory_free(part->statistics);
+        if (i % 2)
+            kvant_cuda_pending_destroy(&memory->layers[i / 2]);
     }
     void *device[] = { memory->arguments,  memory->workspace,   memory->tables.at,
                        memory->queries.at, memory->gathered.at, memory->partial.at };
     for (size_t i = 0; i < sizeof device / sizeof *device; i++)
         kvant_cuda_memory_free(device[i]);
+    kvant_cuda_word_free(memory->refused);
     kvant_free(memory->seen[0]);
     kvant_free(memory->seen[1]);
     kvant_free(memory->version);

@@ -1,6 +1,7 @@
 /* cuda_layers.h - what a cache keeps on a GPU.
  *
  *   cuda_layers.c     makes it: codecs, memory, centres and scales of versions
+ *   cuda_pending.c    rows that are encoded later
  *   device_cuda.c     writes rows: the tensors' kvant_page_device
  *   cuda_attention.c  reads pages */
 #ifndef KVANT_CACHE_CUDA_LAYERS_H
@@ -14,23 +15,37 @@
 #define KVANT_CUDA_MOST_HEADS_PER_KV_HEAD 64u
 
 typedef struct cuda_memory cuda_memory;
+typedef struct cuda_layer cuda_layer;
 
 /* Keys or values of a layer. Their tensor has its states on the host and its pages on the GPU. */
 typedef struct cuda_part {
     cuda_memory *memory;
+    cuda_layer *layer;
     kvant_tensor *tensor;
     kvant_role role;
     kvant_cuda_codec *codec, *open_codec; /* of all kv heads */
     bool owns_codecs;                     /* else an earlier layer's */
-    void *pages;                          /* device: of the tensor */
+    void *pages;                          /* device: of the tensor, then of rows that wait */
+    float *exact;                         /* device: the rows that wait, as floats */
+    float *statistics;                    /* device: of rows that centre and scale are learnt from */
     float *numbers;                       /* device: weights, inverse weights, versions */
     size_t n_weights;                     /* per kv head: 0, head_dim, or head_dim^2 */
     uint32_t stamps[KVANT_MAX_VERSIONS];  /* of versions as they are on the device; 0: not there */
 } cuda_part;
 
-typedef struct cuda_layer {
+/* A block whose rows wait (cuda_pending.c). */
+typedef struct cuda_waiting {
+    int64_t block;       /* -1: none */
+    uint64_t written[2]; /* by kvant_role: slots that wait; 0: rows of this role do not */
+} cuda_waiting;
+
+struct cuda_layer {
     cuda_part parts[2]; /* by kvant_role */
-} cuda_layer;
+    uint32_t n_pending; /* blocks that can wait at once, 0 where nothing waits */
+    uint32_t first_pending; /* number of their first open page, for keys and values */
+    cuda_waiting *waiting;
+    int32_t *pending_of; /* per block: its place in waiting, or KVANT_NO_PAGE */
+};
 
 /* Rows that wait to be written, so that keys and values go in one launch. */
 typedef struct cuda_append {
@@ -38,7 +53,7 @@ typedef struct cuda_append {
     const float *rows;
     size_t stride, n;
     uint32_t version;
-    bool open;
+    bool open, waits;
     int64_t slots[KVANT_CACHE_BATCH]; /* of open pages, or of sealed ones; below 0: another call's */
 } cuda_append;
 
@@ -46,6 +61,7 @@ typedef struct cuda_append {
 typedef struct cuda_arguments {
     uint32_t largest[2];
     int64_t slots[2][KVANT_CACHE_BATCH];
+    int64_t waiting[KVANT_PAGE_TOKENS];
     int32_t seal[3][64]; /* open blocks, sealed blocks, tokens */
 } cuda_arguments;
 
@@ -60,12 +76,18 @@ struct cuda_memory {
     cuda_layer *layers;
     uint32_t n_layers;
     cuda_arguments *arguments;
+    uint32_t *refused;      /* on the host: of rows that append did not check; NULL: it checks all */
     cuda_append pending[2]; /* by kvant_role */
+    struct {
+        size_t n;
+        int64_t slots[KVANT_CACHE_BATCH];
+    } copied[2]; /* as they are on the device; layers of a step have the same ones */
     float *seen[2];         /* host: rows of a batch, by kvant_role */
     float *version;         /* host: numbers of a version on their way */
     uint8_t *workspace;
     size_t workspace_bytes;
-    int32_t *staging; /* host: tables of a call, kvant_cuda_staging_words */
+    int32_t *staging;                /* host: tables of a call, and as they were copied to the device last */
+    size_t staging_words, n_copied;
     cuda_buffer tables, queries, gathered, partial;
     kvant_status status; /* the first error of work on pages: their bytes are unknown from then on */
     const char *failed;
@@ -74,9 +96,36 @@ struct cuda_memory {
 /* The cache's device functions of the same names. */
 kvant_status kvant_cuda_layers_create(kvant_cache *cache);
 void kvant_cuda_layers_destroy(kvant_cache *cache);
-kvant_status kvant_cuda_layers_attend(kvant_cache *cache, uint32_t layer, const kvant_attention_problem *problem);
+kvant_status kvant_cuda_layers_attend(kvant_cache *cache, uint32_t layer, const int32_t *sequences, uint32_t n_sequences,
+                                      const kvant_attention_problem *problem);
+
+/* cuda_pending.c */
+
+/* Whether a GPU takes about as long for a row of this codec as for a block of them. */
+bool kvant_cuda_searches(const kvant_codec *codec);
+
+kvant_status kvant_cuda_pending_create(cuda_layer *layer, uint32_t n_blocks);
+void kvant_cuda_pending_destroy(cuda_layer *layer);
+
+/* The place of a block whose rows wait, or KVANT_NO_PAGE. take: of rows for these slots, which the
+ * block has as written already. */
+int32_t kvant_cuda_pending_of(const cuda_part *part, uint32_t block);
+int32_t kvant_cuda_pending_take(cuda_part *part, uint32_t block, uint64_t slots);
+
+/* The block's sealed bytes, or its open page, count from now on. */
+void kvant_cuda_pending_forget(cuda_part *part, uint32_t block);
+
+/* Brings the block's sealed bytes up to date; its rows go on waiting. settle_full: of all full blocks,
+ * which wait no longer. */
+void kvant_cuda_pending_settle(cuda_part *part, uint32_t block);
+void kvant_cuda_pending_settle_full(cuda_layer *layer);
+
+kvant_cuda_pages kvant_cuda_pending_pages(const cuda_part *part);
 
 /* device_cuda.c */
+
+/* KVANT_OK, or what is known of rows that were appended without a check; once. */
+kvant_status kvant_cuda_refused(cuda_memory *memory);
 extern const kvant_page_device kvant_cuda_page_device;
 
 static inline cuda_layer *kvant_cuda_layer(const kvant_cache *cache, uint32_t layer)
@@ -110,10 +159,10 @@ static inline kvant_status kvant_cuda_said(kvant_status status, const char *what
                : kvant_fail(NULL, status, "cache on cuda: %s: %s", what, kvant_strerror(status));
 }
 
-/* Words of staging for a table of n blocks (cuda_attention.c). */
-static inline size_t kvant_cuda_staging_words(size_t n_blocks)
+/* Words of staging for tables of n blocks (cuda_attention.c). */
+static inline size_t kvant_cuda_staging_words(size_t batch, size_t n_blocks)
 {
-    return 4 + (8 + KVANT_CUDA_MOST_PARTS) * n_blocks;
+    return batch + (9 + KVANT_CUDA_MOST_PARTS) * n_blocks;
 }
 
 #endif

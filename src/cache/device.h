@@ -57,8 +57,10 @@ struct kvant_device {
     /* Writes n rows to cache->slots. */
     kvant_status (*append)(kvant_cache *cache, uint32_t layer, const float *k, const float *v, uint32_t n);
 
-    /* block_table is on the host, other arrays of the problem are on the device. */
-    kvant_status (*attend)(kvant_cache *cache, uint32_t layer, const kvant_attention_problem *problem);
+    /* The problem of each sequence, whose queries and outputs follow those of the sequence before it; n_tokens and
+     * block_table are the sequence's. Arrays of the problem are on the device. */
+    kvant_status (*attend)(kvant_cache *cache, uint32_t layer, const int32_t *sequences, uint32_t n_sequences,
+                           const kvant_attention_problem *problem);
 };
 
 extern const kvant_device kvant_device_cpu, kvant_device_cuda;

@@ -60,10 +60,10 @@ static void destroy(kvant_cache *cache)
 static kvant_status append(kvant_cache *cache, uint32_t layer, const float *k, const float *v, uint32_t n)
 {
     const kvant_cache_params *p = &cache->params;
-    KVANT_FORWARD(kvant_tensor_write(*kvant_cache_tensor(cache, layer, KVANT_ROLE_K), cache->slots, n, k,
-                                     (size_t)p->n_kv_heads * p->head_dim, p->n_threads));
-    return kvant_tensor_write(*kvant_cache_tensor(cache, layer, KVANT_ROLE_V), cache->slots, n, v,
-                              (size_t)p->n_kv_heads * p->v_head_dim, p->n_threads);
+    return kvant_tensor_write_layer(*kvant_cache_tensor(cache, layer, KVANT_ROLE_K),
+                                    *kvant_cache_tensor(cache, layer, KVANT_ROLE_V), cache->slots, n, k,
+                                    (size_t)p->n_kv_heads * p->head_dim, v, (size_t)p->n_kv_heads * p->v_head_dim,
+                                    p->n_threads);
 }
 
 static kvant_status grow_workspace(cpu_memory *memory, size_t bytes)
@@ -78,7 +78,7 @@ static kvant_status grow_workspace(cpu_memory *memory, size_t bytes)
                : kvant_fail(NULL, KVANT_ERR_MEMORY, "cache: no %zu bytes of workspace for attention", bytes);
 }
 
-static kvant_status attend(kvant_cache *cache, uint32_t layer, const kvant_attention_problem *problem)
+static kvant_status attend_one(kvant_cache *cache, uint32_t layer, const kvant_attention_problem *problem)
 {
     cpu_memory *memory = cache->memory;
     kvant_tensor *const *tensors = kvant_cache_tensor(cache, layer, KVANT_ROLE_K);
@@ -87,6 +87,21 @@ static kvant_status attend(kvant_cache *cache, uint32_t layer, const kvant_atten
     KVANT_FORWARD(grow_workspace(memory, bytes));
     return kvant_attention(tensors[KVANT_ROLE_K], tensors[KVANT_ROLE_V], problem, memory->workspace,
                            memory->workspace_bytes);
+}
+
+static kvant_status attend(kvant_cache *cache, uint32_t layer, const int32_t *sequences, uint32_t n_sequences,
+                           const kvant_attention_problem *problem)
+{
+    kvant_attention_problem p = *problem;
+    for (uint32_t i = 0; i < n_sequences; i++) {
+        const kvant_sequence *s = &cache->sequences[sequences[i]];
+        p.n_tokens = s->lengths[layer];
+        p.block_table = s->table;
+        KVANT_FORWARD(attend_one(cache, layer, &p));
+        p.q += p.n_queries * p.q_token_stride;
+        p.out += p.n_queries * p.out_token_stride;
+    }
+    return KVANT_OK;
 }
 
 const kvant_device kvant_device_cpu = { .create = create, .destroy = destroy, .append = append, .attend = attend };

@@ -3,7 +3,9 @@
  * Which block a row goes to, when open blocks are sealed, which version rows get: the tensors decide
  * on the host, as on the CPU. Here is the work on pages that follows. It is ordered on the cache's
  * stream. Rows of ordinary size never leave the GPU. The host looks at rows with large numbers,
- * which may not fit their codec, and at rows that centre or scale are learnt from. */
+ * which may not fit their codec. With params.asynchronous nobody waits for that: kernels leave such
+ * rows out, and the next call says so. Of rows that centre or scale are learnt from the host reads
+ * sums, once in 64 rows. */
 #include <string.h>
 
 #include "../base/attributes.h"
@@ -16,7 +18,8 @@ static kvant_cuda_rows rows_of(const cuda_append *a)
     const kvant_tensor *tensor = a->part->tensor;
     const cuda_version version = kvant_cuda_version(a->part, a->version);
     return (kvant_cuda_rows){ .codec = a->open ? a->part->open_codec : a->part->codec,
-                              .pages = kvant_cuda_pages_of(a->part, a->open),
+                              .pages = a->waits ? kvant_cuda_pending_pages(a->part)
+                                                : kvant_cuda_pages_of(a->part, a->open),
                               .rows = a->rows,
                               .token_stride = a->stride,
                               .head_stride = tensor->head_dim,
@@ -25,17 +28,30 @@ static kvant_cuda_rows rows_of(const cuda_append *a)
                               .weights = kvant_cuda_weights(a->part, false) };
 }
 
+static int64_t *copy_slots(cuda_memory *memory, const cuda_append *a)
+{
+    int64_t *to = memory->arguments->slots[a->part->role], *copied = memory->copied[a->part->role].slots;
+    size_t *n = &memory->copied[a->part->role].n;
+    const size_t bytes = a->n * sizeof *to;
+    if (*n < a->n || memcmp(copied, a->slots, bytes) != 0) {
+        memcpy(copied, a->slots, bytes);
+        *n = a->n;
+        kvant_cuda_note(memory, kvant_cuda_memory_copy(to, a->slots, bytes, memory->stream), "append");
+    }
+    return to;
+}
+
 /* Keys, values, or both with the same slots. */
 static void launch(cuda_memory *memory, const cuda_append *k, const cuda_append *v)
 {
     const cuda_append *any = k ? k : v;
-    int64_t *slots = memory->arguments->slots[any->part->role];
     kvant_cuda_append_args args = { .size = sizeof args,
                                     .type = KVANT_CUDA_F32,
                                     .n_tokens = (uint32_t)any->n,
                                     .n_kv_heads = any->part->tensor->n_kv_heads,
-                                    .slots = slots };
-    kvant_cuda_note(memory, kvant_cuda_memory_copy(slots, any->slots, any->n * sizeof *slots, memory->stream), "append");
+                                    .slots = copy_slots(memory, any),
+                                    .refused = memory->refused,
+                                    .exact = { k && k->waits ? k->part->exact : NULL, v && v->waits ? v->part->exact : NULL } };
     if (k)
         args.k = rows_of(k);
     if (v)
@@ -46,7 +62,7 @@ static void launch(cuda_memory *memory, const cuda_append *k, const cuda_append 
 static void flush(cuda_memory *memory)
 {
     cuda_append *k = &memory->pending[KVANT_ROLE_K], *v = &memory->pending[KVANT_ROLE_V];
-    if (k->part && v->part && k->n == v->n && memcmp(k->slots, v->slots, k->n * sizeof *k->slots) == 0) {
+    if (k->part && v->part && k->n == v->n && k->waits == v->waits && memcmp(k->slots, v->slots, k->n * sizeof *k->slots) == 0) {
         launch(memory, k, v);
     } else {
         if (k->part)
@@ -68,40 +84,65 @@ static bool same_kind(const kvant_block *a, const kvant_block *b)
     return (a->open_page >= 0) == (b->open_page >= 0) && a->version == b->version;
 }
 
-static void add_slots(cuda_append *a, const kvant_batch *batch, const kvant_run *run, const kvant_block *block,
-                      size_t first)
+/* Begins a launch for rows first .. first + n - 1 of a batch. */
+static cuda_append *begin(cuda_part *part, const kvant_batch *batch, const kvant_run *run, size_t n)
+{
+    cuda_append *a = &part->memory->pending[part->role];
+    const kvant_block *block = &part->tensor->blocks[run->block];
+    if (a->part)
+        flush(part->memory);
+    a->part = part;
+    a->rows = batch->rows + run->first * batch->stride;
+    a->stride = batch->stride;
+    a->n = n;
+    a->version = block->version;
+    a->open = block->open_page >= 0;
+    a->waits = false;
+    memset(a->slots, 0xff, n * sizeof *a->slots); /* -1 */
+    return a;
+}
+
+/* page: the open page of the rows' block, or where they wait. */
+static void add_slots(cuda_append *a, const kvant_batch *batch, const kvant_run *run, int32_t page, size_t first)
 {
     for (size_t i = run->first; i < run->first + run->n; i++)
-        a->slots[i - first] = a->open ? (int64_t)block->open_page * KVANT_PAGE_TOKENS + batch->slots[i] % KVANT_PAGE_TOKENS
-                                      : batch->slots[i];
+        a->slots[i - first] =
+            a->open ? (int64_t)page * KVANT_PAGE_TOKENS + batch->slots[i] % KVANT_PAGE_TOKENS : batch->slots[i];
+}
+
+/* Rows that wait have a launch of their own; false for others. */
+static bool encode_later(cuda_part *part, const kvant_batch *batch, const kvant_run *run)
+{
+    const bool open = part->tensor->blocks[run->block].open_page >= 0;
+    if (open)
+        kvant_cuda_pending_forget(part, run->block);
+    const int32_t at = open ? KVANT_NO_PAGE : kvant_cuda_pending_take(part, run->block, run->mask);
+    if (at < 0)
+        return false;
+    cuda_append *a = begin(part, batch, run, run->n);
+    a->open = a->waits = true;
+    add_slots(a, batch, run, at, run->first);
+    return true;
 }
 
 /* One launch per kind. */
 static void encode(const kvant_tensor *tensor, const kvant_batch *batch)
 {
     cuda_part *part = part_of(tensor);
-    cuda_append *a = &part->memory->pending[part->role];
     const kvant_run *last = &batch->runs[batch->n_runs - 1];
     uint64_t taken = 0; /* at most 64 runs */
+    for (uint32_t i = 0; i < batch->n_runs; i++)
+        taken |= (uint64_t)encode_later(part, batch, &batch->runs[i]) << i;
     for (uint32_t i = 0; i < batch->n_runs; i++) {
-        const kvant_block *kind = &tensor->blocks[batch->runs[i].block];
-        const size_t first = batch->runs[i].first;
+        const kvant_run *run = &batch->runs[i];
         if (taken >> i & 1)
             continue;
-        if (a->part)
-            flush(part->memory);
-        a->part = part;
-        a->rows = batch->rows + first * batch->stride;
-        a->stride = batch->stride;
-        a->n = last->first + last->n - first;
-        a->version = kind->version;
-        a->open = kind->open_page >= 0;
-        memset(a->slots, 0xff, a->n * sizeof *a->slots); /* -1 */
+        cuda_append *a = begin(part, batch, run, last->first + last->n - run->first);
         for (uint32_t j = i; j < batch->n_runs; j++) {
             const kvant_block *block = &tensor->blocks[batch->runs[j].block];
-            if (!same_kind(kind, block))
+            if (taken >> j & 1 || !same_kind(&tensor->blocks[run->block], block))
                 continue;
-            add_slots(a, batch, &batch->runs[j], block, first);
+            add_slots(a, batch, &batch->runs[j], block->open_page, run->first);
             taken |= (uint64_t)1 << j;
         }
     }
@@ -123,6 +164,7 @@ static void seal(const kvant_tensor *tensor, const int32_t *pages, size_t n)
     flush(memory);
     for (size_t i = 0; i < n; i++) {
         const int64_t block = tensor->open_pages[pages[i]].block;
+        kvant_cuda_pending_forget(part, (uint32_t)block);
         arrays[0][i] = pages[i];
         arrays[1][i] = (int32_t)block;
         arrays[2][i] = (int32_t)n_written(tensor->blocks[block].written);
@@ -134,16 +176,29 @@ static void seal(const kvant_tensor *tensor, const int32_t *pages, size_t n)
                                   .n_kv_heads = tensor->n_kv_heads,
                                   .from = device[0],
                                   .to = device[1],
-                                  .tokens = device[2] };
+                                  .tokens = device[2],
+                                  .refused = memory->refused };
     *(part->role == KVANT_ROLE_K ? &args.k : &args.v) = of;
     kvant_cuda_note(memory, kvant_cuda_memory_copy(device, arrays, sizeof arrays, memory->stream), "seal");
     kvant_cuda_note(memory, kvant_cuda_seal(&args, memory->stream), "seal");
+}
+
+/* Blocks whose sealed pages an array of bytes touches: what happens to rows that wait for them. */
+static void touch(const kvant_tensor *tensor, const void *at, size_t bytes, void (*what)(cuda_part *, uint32_t))
+{
+    const uint8_t *first = at, *end = tensor->sealed + tensor->n_blocks * tensor->block_bytes;
+    if (first < tensor->sealed || first >= end)
+        return;
+    const size_t from = (size_t)(first - tensor->sealed);
+    for (size_t block = from / tensor->block_bytes; block * tensor->block_bytes < from + bytes; block++)
+        what(part_of(tensor), (uint32_t)block);
 }
 
 static void read_bytes(const kvant_tensor *tensor, void *to, const void *from, size_t bytes)
 {
     cuda_memory *memory = part_of(tensor)->memory;
     flush(memory);
+    touch(tensor, from, bytes, kvant_cuda_pending_settle);
     kvant_cuda_note(memory, kvant_cuda_memory_read(to, from, bytes, memory->stream), "reading pages");
 }
 
@@ -151,6 +206,8 @@ static void copy_bytes(const kvant_tensor *tensor, void *to, const void *from, s
 {
     cuda_memory *memory = part_of(tensor)->memory;
     flush(memory);
+    touch(tensor, from, bytes, kvant_cuda_pending_settle);
+    touch(tensor, to, bytes, kvant_cuda_pending_forget);
     kvant_cuda_note(memory, kvant_cuda_memory_copy(to, from, bytes, memory->stream), "copying pages");
 }
 
@@ -158,7 +215,37 @@ static void clear_bytes(const kvant_tensor *tensor, void *at, size_t bytes)
 {
     cuda_memory *memory = part_of(tensor)->memory;
     flush(memory);
+    touch(tensor, at, bytes, kvant_cuda_pending_forget);
     kvant_cuda_note(memory, kvant_cuda_memory_clear(at, bytes, memory->stream), "clearing pages");
+}
+
+static void note(const kvant_tensor *tensor, const kvant_statistics *seen, const float *rows, size_t stride, size_t n,
+                 size_t taken)
+{
+    cuda_memory *memory = part_of(tensor)->memory;
+    const kvant_cuda_note_args args = { .rows = rows,
+                                        .stride = stride,
+                                        .width = seen->width,
+                                        .n = (uint32_t)n,
+                                        .taken = (uint32_t)taken,
+                                        .seen = seen->n,
+                                        .parts = KVANT_STATISTICS_PARTS,
+                                        .sum = seen->sum,
+                                        .min = seen->min,
+                                        .max = seen->max };
+    kvant_cuda_note(memory, kvant_cuda_note_rows(&args, memory->stream), "append");
+}
+
+static const float *look(const kvant_tensor *tensor, const float *rows, size_t stride, size_t n)
+{
+    const cuda_part *part = part_of(tensor);
+    cuda_memory *memory = part->memory;
+    const kvant_status status =
+        n <= KVANT_CACHE_BATCH && stride == kvant_tensor_width(tensor)
+            ? kvant_cuda_memory_read(memory->seen[part->role], rows, n * stride * sizeof *rows, memory->stream)
+            : KVANT_ERR_ARGUMENT;
+    kvant_cuda_note(memory, status, "append");
+    return status == KVANT_OK ? memory->seen[part->role] : NULL;
 }
 
 static kvant_status status_of(const cuda_memory *memory)
@@ -176,47 +263,52 @@ const kvant_page_device kvant_cuda_page_device = { .read = read_bytes,
                                                    .clear = clear_bytes,
                                                    .encode = encode,
                                                    .seal = seal,
+                                                   .note = note,
+                                                   .look = look,
                                                    .status = status };
 
 /* Rows */
 
 /* seen[role]: the rows on the host, where the tensor has to look at them. */
-static kvant_status look(cuda_memory *memory, const cuda_layer *layer, const float *const rows[2], uint32_t n,
-                         const float *seen[2])
+static kvant_status check(cuda_memory *memory, const cuda_layer *layer, const float *const rows[2], uint32_t n,
+                          const float *seen[2])
 {
-    const size_t width = kvant_tensor_width(layer->parts[0].tensor), bytes = n * width * sizeof(float);
-    kvant_cuda_numbers numbers = { .room = memory->arguments->largest };
-    float largest[2] = { 0, 0 };
-    for (int role = 0; role < 2; role++) {
-        numbers.at[role] = rows[role];
-        numbers.n[role] = layer->parts[role].tensor->learns ? 0 : n * width;
-    }
+    const size_t width = kvant_tensor_width(layer->parts[0].tensor);
+    const kvant_cuda_numbers numbers = { { rows[0], rows[1] }, { n * width, n * width }, memory->arguments->largest };
+    float largest[2];
     KVANT_FORWARD(kvant_cuda_said(kvant_cuda_largest(&numbers, largest, memory->stream), "append"));
     for (int role = 0; role < 2; role++) {
         const kvant_tensor *tensor = layer->parts[role].tensor;
-        seen[role] = NULL;
-        if (!tensor->learns && largest[role] <= kvant_tensor_safe_input(tensor))
-            continue;
-        KVANT_FORWARD(
-            kvant_cuda_said(kvant_cuda_memory_read(memory->seen[role], rows[role], bytes, memory->stream), "append"));
-        seen[role] = memory->seen[role];
+        if (!(largest[role] <= kvant_tensor_safe_input(tensor)))
+            seen[role] = look(tensor, rows[role], width, n);
     }
-    return KVANT_OK;
+    return status_of(memory);
+}
+
+kvant_status kvant_cuda_refused(cuda_memory *memory)
+{
+    const uint32_t refused = memory->refused ? *(volatile uint32_t *)memory->refused : 0;
+    if (!refused)
+        return KVANT_OK;
+    *memory->refused = 0;
+    return kvant_fail(NULL, refused & KVANT_CUDA_ROW_NONFINITE ? KVANT_ERR_NONFINITE : KVANT_ERR_RANGE,
+                      "cache on cuda: rows of an earlier append were refused, and count as zeros or as what was there before");
 }
 
 static kvant_status append(kvant_cache *cache, uint32_t layer, const float *k, const float *v, uint32_t n)
 {
     cuda_memory *memory = cache->memory;
-    const cuda_layer *l = kvant_cuda_layer(cache, layer);
-    const float *rows[2] = { k, v }, *seen[2];
-    kvant_status written = KVANT_OK;
-    KVANT_FORWARD(look(memory, l, rows, n, seen));
-    for (int role = 0; role < 2 && written == KVANT_OK; role++) {
-        kvant_tensor *tensor = l->parts[role].tensor;
-        written = kvant_tensor_write_seen(tensor, cache->slots, n, rows[role], seen[role], kvant_tensor_width(tensor),
-                                          cache->params.n_threads);
-    }
-    flush(memory); /* keys, too, when values were refused */
+    cuda_layer *l = kvant_cuda_layer(cache, layer);
+    const float *rows[2] = { k, v }, *seen[2] = { NULL, NULL };
+    kvant_status written = kvant_cuda_refused(memory);
+    if (written == KVANT_OK && !memory->refused)
+        written = check(memory, l, rows, n, seen);
+    KVANT_FORWARD(written);
+    const size_t width = kvant_tensor_width(l->parts[0].tensor);
+    const kvant_rows of[] = { { l->parts[0].tensor, k, seen[0], width }, { l->parts[1].tensor, v, seen[1], width } };
+    written = kvant_tensor_write_seen(of, 2, cache->slots, n, cache->params.n_threads);
+    flush(memory);
+    kvant_cuda_pending_settle_full(l);
     return written == KVANT_OK ? status_of(memory) : written;
 }
 

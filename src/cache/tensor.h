@@ -80,6 +80,11 @@ typedef struct kvant_page_device {
     /* Quantises open pages, of which the first slots were written, all of them since the block was
      * opened. */
     void (*seal)(const kvant_tensor *tensor, const int32_t *pages, size_t n);
+    /* Adds rows first, first + n / taken, ... of n to statistics of rows seen, which lie on the device. */
+    void (*note)(const kvant_tensor *tensor, const struct kvant_statistics *seen, const float *rows, size_t stride,
+                 size_t n, size_t taken);
+    /* A batch's rows on the host; NULL when they cannot be read. */
+    const float *(*look)(const kvant_tensor *tensor, const float *rows, size_t stride, size_t n);
     kvant_status (*status)(const kvant_tensor *tensor);
 } kvant_page_device;
 
@@ -107,6 +112,7 @@ struct kvant_tensor {
     uint8_t newest;                 /* version of rows that nothing else decides */
     bool unfit[KVANT_MAX_VERSIONS]; /* for the rows judged last */
     kvant_statistics recent, batch; /* of rows that came a few at a time, of one long batch */
+    kvant_statistics fetched;       /* on the host, where those are on a device */
     float *scratch; /* KVANT_SEAL_WORKERS x block_tokens x head_dim */
 };
 
@@ -213,11 +219,17 @@ kvant_status kvant_tensor_create_on(const kvant_page_device *device, void *conte
 /* tensor.c: a block becomes empty. */
 void kvant_block_clear(kvant_tensor *tensor, uint32_t block);
 
-/* write.c: kvant_tensor_write with rows on the tensor's device. seen: the same rows on the host, or
- * NULL when their numbers are at most kvant_tensor_safe_input and the tensor learns nothing from
- * rows. */
-kvant_status kvant_tensor_write_seen(kvant_tensor *tensor, const int64_t *slots, size_t n, const float *rows,
-                                     const float *seen, size_t stride, uint32_t n_threads);
+/* New rows of a tensor, on its device. seen: the same rows on the host, or NULL when their numbers
+ * are at most kvant_tensor_safe_input, or when the device checks them. */
+typedef struct kvant_rows {
+    kvant_tensor *tensor;
+    const float *rows, *seen;
+    size_t stride;
+} kvant_rows;
+
+/* write.c: kvant_tensor_write for one tensor or two, all or nothing for both. */
+kvant_status kvant_tensor_write_seen(const kvant_rows *rows, size_t n_tensors, const int64_t *slots, size_t n,
+                                     uint32_t n_threads);
 float kvant_tensor_safe_input(const kvant_tensor *tensor);
 
 /* open.c */
@@ -254,6 +266,10 @@ void kvant_open_abandon(kvant_tensor *tensor, uint32_t block);
 /* versions.c */
 
 kvant_status kvant_versions_create(kvant_tensor *tensor);
+
+/* Statistics of rows seen on a device: memory for two of kvant_statistics_bytes there. */
+size_t kvant_statistics_bytes(const kvant_tensor *tensor);
+void kvant_versions_place(kvant_tensor *tensor, float *memory);
 void kvant_versions_destroy(kvant_tensor *tensor);
 void kvant_versions_reset(kvant_tensor *tensor);
 

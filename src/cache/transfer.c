@@ -1,4 +1,4 @@
-/* transfer.c - moves blocks: copies between tensors, export and import (docs/format.md,
+/* transfer.c - moves blocks: copies between tensors, export and import (format.md,
  * "Blocks"). */
 #include <math.h>
 #include <string.h>
@@ -158,7 +158,7 @@ typedef struct block_header {
     uint32_t open;   /* 1: fp16 pages, 0: sealed ones */
     uint32_t learnt; /* 1: centre and scale of all kv heads follow */
 } block_header;
-_Static_assert(sizeof(block_header) == 40, "docs/format.md");
+_Static_assert(sizeof(block_header) == 40, "format.md");
 
 /* Fingerprints name what bytes depend on: the spec with its seed, and the numbers that came from a
  * calibration. */

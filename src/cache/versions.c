@@ -12,7 +12,6 @@
 
 #include "../base/alloc.h"
 #include "../base/attributes.h"
-#include "../math/sums.h"
 
 /* The smallest scale, in parts of the head's largest: a channel that happened to be constant in the
  * rows seen must not blow up later ones. 2^-8 of the square roots stands for a range of 2^16
@@ -35,16 +34,31 @@
 
 /* Rows seen */
 
+static void place_statistics(kvant_statistics *statistics, size_t width, float *memory)
+{
+    *statistics = (kvant_statistics){ 0, width, memory, memory + PARTS * width, memory + 2 * PARTS * width };
+}
+
 static kvant_status create_statistics(kvant_statistics *statistics, size_t width)
 {
     size_t n;
     KVANT_RETURN_IF(!kvant_mul_size(width, 3 * PARTS, &n), KVANT_ERR_MEMORY);
-    statistics->sum = kvant_alloc(n, sizeof *statistics->sum);
-    KVANT_RETURN_IF(!statistics->sum, KVANT_ERR_MEMORY);
-    statistics->width = width;
-    statistics->min = statistics->sum + PARTS * width;
-    statistics->max = statistics->min + PARTS * width;
+    float *memory = kvant_alloc(n, sizeof *memory);
+    KVANT_RETURN_IF(!memory, KVANT_ERR_MEMORY);
+    place_statistics(statistics, width, memory);
     return KVANT_OK;
+}
+
+size_t kvant_statistics_bytes(const kvant_tensor *tensor)
+{
+    return 3 * PARTS * kvant_tensor_width(tensor) * sizeof(float);
+}
+
+void kvant_versions_place(kvant_tensor *tensor, float *memory)
+{
+    const size_t width = kvant_tensor_width(tensor);
+    place_statistics(&tensor->recent, width, memory);
+    place_statistics(&tensor->batch, width, memory + 3 * PARTS * width);
 }
 
 static void add_row(kvant_statistics *s, const float *row)
@@ -65,9 +79,14 @@ static void add_row(kvant_statistics *s, const float *row)
     s->n++;
 }
 
-static void add_rows(kvant_statistics *statistics, const float *rows, size_t stride, size_t n)
+static void add_rows(const kvant_tensor *tensor, kvant_statistics *statistics, const float *rows, size_t stride, size_t n)
 {
     size_t taken = n < MOST_ROWS ? n : MOST_ROWS;
+    if (tensor->device) {
+        tensor->device->note(tensor, statistics, rows, stride, n, taken);
+        statistics->n += (uint32_t)taken;
+        return;
+    }
     for (size_t i = 0; i < taken; i++)
         add_row(statistics, rows + i * n / taken * stride);
 }
@@ -82,33 +101,83 @@ static uint32_t rows_of(const kvant_statistics *s, uint32_t part)
     return s->n / PARTS + (part < s->n % PARTS);
 }
 
-static float center_of(const kvant_statistics *s, size_t j)
+/* A number of each part for some channels. Everything below takes channels side by side: a judgement
+ * reads all of them several times. */
+#define CHANNELS 64u
+typedef float by_part[PARTS][CHANNELS];
+
+/* Each channel's lower middle number, of the first n parts. */
+static void medians(by_part x, uint32_t n, float *out)
 {
-    float mean[PARTS], range[PARTS], sorted[PARTS];
-    uint32_t parts = parts_of(s);
-    for (uint32_t p = 0; p < parts; p++) {
-        mean[p] = s->sum[p * s->width + j] / (float)rows_of(s, p);
-        range[p] = s->max[p * s->width + j] - s->min[p * s->width + j];
-    }
-    /* Parts of one row have no range: then there is nothing to judge them by. */
-    float middle = kvant_median(mean, parts, sorted), limit = s->n > PARTS ? kvant_median(range, parts, sorted) : INFINITY;
-    double sum = 0;
-    for (uint32_t p = 0; p < parts; p++)
-        sum += (double)fminf(fmaxf(mean[p], middle - limit), middle + limit) * rows_of(s, p);
-    return (float)(sum / s->n);
+    by_part sorted;
+    memcpy(sorted, x, sizeof sorted);
+    for (uint32_t round = 0; round < n; round++)
+        for (uint32_t p = round % 2; p + 1 < n; p += 2)
+            for (uint32_t j = 0; j < CHANNELS; j++) {
+                const float a = sorted[p][j], b = sorted[p + 1][j];
+                sorted[p][j] = a < b ? a : b;
+                sorted[p + 1][j] = a < b ? b : a;
+            }
+    memcpy(out, sorted[(n - 1) / 2], sizeof *sorted);
 }
 
-/* The largest distance from the centre that is not an outlier's. */
-static float distance_of(const kvant_statistics *s, size_t j, float center)
+/* The centres of n <= CHANNELS channels from number `at` on. */
+static void centers_of(const kvant_statistics *s, size_t at, uint32_t n, float *centers)
 {
-    float distance[PARTS], sorted[PARTS], largest = 0;
-    uint32_t parts = parts_of(s);
+    by_part mean = { 0 }, range = { 0 };
+    float middle[CHANNELS], limit[CHANNELS];
+    const uint32_t parts = parts_of(s);
     for (uint32_t p = 0; p < parts; p++)
-        distance[p] = fmaxf(s->max[p * s->width + j] - center, center - s->min[p * s->width + j]);
-    float limit = MOST_DISTANCE * kvant_median(distance, parts, sorted);
+        for (uint32_t j = 0; j < n; j++) {
+            const size_t i = p * s->width + at + j;
+            mean[p][j] = s->sum[i] / (float)rows_of(s, p);
+            range[p][j] = s->max[i] - s->min[i];
+        }
+    medians(mean, parts, middle);
+    medians(range, parts, limit);
+    for (uint32_t j = 0; j < n; j++) {
+        /* Parts of one row have no range: then there is nothing to judge them by. */
+        const float most = s->n > PARTS ? limit[j] : INFINITY;
+        double sum = 0;
+        for (uint32_t p = 0; p < parts; p++)
+            sum += (double)fminf(fmaxf(mean[p][j], middle[j] - most), middle[j] + most) * rows_of(s, p);
+        centers[j] = (float)(sum / s->n);
+    }
+}
+
+/* The largest distances from the centres that are not an outlier's, of n <= CHANNELS channels. */
+static void distances_of(const kvant_statistics *s, size_t at, uint32_t n, const float *centers, float *distances)
+{
+    by_part distance = { 0 };
+    float middle[CHANNELS];
+    const uint32_t parts = parts_of(s);
     for (uint32_t p = 0; p < parts; p++)
-        largest = fmaxf(largest, fminf(distance[p], limit));
-    return largest;
+        for (uint32_t j = 0; j < n; j++) {
+            const float above = s->max[p * s->width + at + j] - centers[j];
+            const float below = centers[j] - s->min[p * s->width + at + j];
+            distance[p][j] = above > below ? above : below;
+        }
+    medians(distance, parts, middle);
+    memset(distances, 0, n * sizeof *distances);
+    for (uint32_t p = 0; p < parts; p++)
+        for (uint32_t j = 0; j < n; j++) {
+            const float limit = MOST_DISTANCE * middle[j], d = distance[p][j] < limit ? distance[p][j] : limit;
+            distances[j] = d > distances[j] ? d : distances[j];
+        }
+}
+
+static uint32_t channels_from(const kvant_tensor *tensor, uint32_t first)
+{
+    const uint32_t left = tensor->head_dim - first;
+    return left < CHANNELS ? left : CHANNELS;
+}
+
+static void distances_of_head(const kvant_tensor *tensor, const kvant_statistics *seen, uint32_t head,
+                              const kvant_tensor_version *version, float *distances)
+{
+    const size_t at = (size_t)head * tensor->head_dim;
+    for (uint32_t j = 0; j < tensor->head_dim; j += CHANNELS)
+        distances_of(seen, at + j, channels_from(tensor, j), version->center + at + j, distances + j);
 }
 
 /* Versions */
@@ -155,7 +224,9 @@ kvant_status kvant_versions_create(kvant_tensor *tensor)
     }
     KVANT_RETURN_IF(!load(tensor, false, tensor->versions[0].center) || !load(tensor, true, tensor->versions[0].scale),
                     KVANT_ERR_UNSUPPORTED);
-    if (tensor->learns) {
+    if (tensor->learns && tensor->device)
+        KVANT_FORWARD(create_statistics(&tensor->fetched, width));
+    if (tensor->learns && !tensor->device) {
         KVANT_FORWARD(create_statistics(&tensor->recent, width));
         KVANT_FORWARD(create_statistics(&tensor->batch, width));
     }
@@ -167,6 +238,9 @@ void kvant_versions_destroy(kvant_tensor *tensor)
 {
     for (uint32_t v = 0; v <= KVANT_CANDIDATE; v++)
         kvant_free(tensor->versions[v].center);
+    kvant_free(tensor->fetched.sum);
+    if (tensor->device)
+        return;
     kvant_free(tensor->recent.sum);
     kvant_free(tensor->batch.sum);
 }
@@ -251,12 +325,11 @@ static void learn_head(const kvant_tensor *tensor, const kvant_statistics *seen,
     const kvant_codec_info *info = &tensor->codecs[head]->info;
     size_t at = (size_t)head * tensor->head_dim;
     float distance[KVANT_MAX_HEAD_DIM];
-    for (uint32_t j = 0; info->center == KVANT_CENTER_FIRST && j < tensor->head_dim; j++)
-        version->center[at + j] = center_of(seen, at + j);
+    for (uint32_t j = 0; info->center == KVANT_CENTER_FIRST && j < tensor->head_dim; j += CHANNELS)
+        centers_of(seen, at + j, channels_from(tensor, j), version->center + at + j);
     if (info->norm != KVANT_NORM_FIRST)
         return;
-    for (uint32_t j = 0; j < tensor->head_dim; j++)
-        distance[j] = distance_of(seen, at + j, version->center[at + j]);
+    distances_of_head(tensor, seen, head, version, distance);
     scales_of(distance, tensor->head_dim, version->scale + at);
 }
 
@@ -268,8 +341,10 @@ static double cost(const kvant_tensor *tensor, const kvant_statistics *seen, uin
 {
     size_t at = (size_t)head * tensor->head_dim;
     double scales = 0, length = 0;
+    float distance[KVANT_MAX_HEAD_DIM];
+    distances_of_head(tensor, seen, head, version, distance);
     for (uint32_t j = 0; j < tensor->head_dim; j++) {
-        double s = version->scale[at + j], y = distance_of(seen, at + j, version->center[at + j]) / s;
+        double s = version->scale[at + j], y = distance[j] / s;
         scales += s * s;
         length += y * y;
     }
@@ -300,9 +375,19 @@ static const kvant_tensor_version *learn(kvant_tensor *tensor, const kvant_stati
     return own;
 }
 
-static kvant_choice judge(kvant_tensor *tensor, const kvant_statistics *seen)
+static const kvant_statistics *fetch(kvant_tensor *tensor, const kvant_statistics *seen)
+{
+    if (!tensor->device)
+        return seen;
+    kvant_pages_read(tensor, tensor->fetched.sum, seen->sum, kvant_statistics_bytes(tensor));
+    tensor->fetched.n = seen->n;
+    return &tensor->fetched;
+}
+
+static kvant_choice judge(kvant_tensor *tensor, const kvant_statistics *noted)
 {
     kvant_choice choice = { .judged = true, .version = tensor->newest };
+    const kvant_statistics *seen = fetch(tensor, noted);
     const kvant_tensor_version *own = learn(tensor, seen);
     double least = INFINITY;
     for (uint32_t v = 0; v < KVANT_MAX_VERSIONS; v++) {
@@ -324,7 +409,7 @@ static kvant_choice judge(kvant_tensor *tensor, const kvant_statistics *seen)
 kvant_choice kvant_versions_judge(kvant_tensor *tensor, const float *rows, size_t stride, size_t n)
 {
     tensor->batch.n = 0;
-    add_rows(&tensor->batch, rows, stride, n);
+    add_rows(tensor, &tensor->batch, rows, stride, n);
     return judge(tensor, &tensor->batch);
 }
 
@@ -335,7 +420,7 @@ kvant_choice kvant_versions_judge_noted(kvant_tensor *tensor)
 
 uint32_t kvant_versions_note(kvant_tensor *tensor, const float *rows, size_t stride, size_t n)
 {
-    add_rows(&tensor->recent, rows, stride, n);
+    add_rows(tensor, &tensor->recent, rows, stride, n);
     return tensor->recent.n;
 }
 
@@ -349,7 +434,22 @@ void kvant_versions_share(const kvant_tensor *from, kvant_tensor *to)
     if (from == to || !kvant_versions_wait(from) || !kvant_versions_wait(to) || to->recent.n)
         return;
     to->recent.n = from->recent.n;
-    memcpy(to->recent.sum, from->recent.sum, 3 * PARTS * from->recent.width * sizeof(float));
+    kvant_pages_copy(to, to->recent.sum, from->recent.sum, kvant_statistics_bytes(from));
+}
+
+bool kvant_versions_fit(const kvant_tensor *tensor, uint32_t version)
+{
+    const kvant_statistics *seen = &tensor->fetched;
+    const kvant_kernels *kernels = kvant_kernels_get(KVANT_CPU_AUTO);
+    for (uint32_t head = 0; head < tensor->n_kv_heads; head++) {
+        const kvant_affine affine = kvant_version_affine(tensor, version, head);
+        const float safe = kvant_codec_safe_input(tensor->codecs[head], kernels, &affine);
+        for (uint32_t p = 0; p < parts_of(seen); p++)
+            for (size_t j = (size_t)head * tensor->head_dim; j < (size_t)(head + 1) * tensor->head_dim; j++)
+                if (!(fmaxf(-seen->min[p * seen->width + j], seen->max[p * seen->width + j]) <= safe))
+                    return false;
+    }
+    return true;
 }
 
 /* The candidate takes the place of an unused version, whose arrays become the next candidate's. */

@@ -1,4 +1,4 @@
-/* versions.h - chooses the centre and the scale of each row. docs/internals/architecture.md,
+/* versions.h - chooses the centre and the scale of each row. architecture.md,
  * "Versions", has the rules. */
 #ifndef KVANT_CACHE_VERSIONS_H
 #define KVANT_CACHE_VERSIONS_H
@@ -24,6 +24,10 @@ kvant_choice kvant_versions_judge_noted(kvant_tensor *tensor);
 /* Notes finite rows that came a few at a time, and forgets them; returns how many are noted. */
 uint32_t kvant_versions_note(kvant_tensor *tensor, const float *rows, size_t stride, size_t n);
 void kvant_versions_forget(kvant_tensor *tensor);
+
+/* Whether the rows judged last fit a version, KVANT_CANDIDATE among them, as far as their largest numbers
+ * tell: rows that need no closer look. */
+bool kvant_versions_fit(const kvant_tensor *tensor, uint32_t version);
 
 /* Puts the choice into force; rows that waited for the first version are expressed in it. */
 void kvant_choice_publish(kvant_tensor *tensor, kvant_choice *choice);

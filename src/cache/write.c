@@ -24,8 +24,9 @@ typedef struct write_job {
     size_t n, stride;
     uint32_t n_threads;
     kvant_choice choice;
-    kvant_run runs[MOST_RUNS];
+    kvant_run runs[MOST_RUNS]; /* of the rows before `done`, the last n_placed */
     uint32_t n_runs, classes;
+    size_t done, n_placed;
     atomic_int status;
 } write_job;
 
@@ -107,8 +108,16 @@ static void check_unit(void *context, size_t head, uint32_t worker)
         atomic_store_explicit(&job->status, (int)status, memory_order_relaxed);
 }
 
+/* Rows that a device has are looked at where a new version may not fit them. */
+static void see(write_job *job)
+{
+    if (!job->seen && job->choice.judged && !kvant_versions_fit(job->tensor, job->choice.version))
+        job->seen = job->tensor->device->look(job->tensor, job->rows, job->stride, job->n);
+}
+
 static kvant_status check_all(write_job *job)
 {
+    see(job);
     if (!job->seen)
         return KVANT_OK;
     atomic_store(&job->status, KVANT_OK);
@@ -190,14 +199,27 @@ static void encode_rows(const write_job *job, const kvant_run *r, uint32_t head)
     }
 }
 
+/* The jobs of a write: units are (job, kv head, class). */
+typedef struct encode_loop {
+    const write_job *jobs;
+    size_t n_jobs;
+} encode_loop;
+
+static size_t units_of(const write_job *job)
+{
+    return job->tensor->device ? 0 : (size_t)job->tensor->n_kv_heads * job->classes;
+}
+
 static void encode_unit(void *context, size_t unit, uint32_t worker)
 {
-    const write_job *job = context;
-    uint32_t head = (uint32_t)(unit / job->classes), class = (uint32_t)(unit % job->classes);
+    const encode_loop *loop = context;
+    const write_job *job = loop->jobs;
     (void)worker;
+    for (; unit >= units_of(job); job++)
+        unit -= units_of(job);
     for (uint32_t i = 0; i < job->n_runs; i++)
-        if (job->runs[i].block % job->classes == class)
-            encode_rows(job, &job->runs[i], head);
+        if (job->runs[i].block % job->classes == unit % job->classes)
+            encode_rows(job, &job->runs[i], (uint32_t)(unit / job->classes));
 }
 
 static bool worth_threads(const write_job *job, size_t rows)
@@ -205,23 +227,27 @@ static bool worth_threads(const write_job *job, size_t rows)
     return rows >= ROWS_FOR_THREADS || (kvant_parallel_is_lent() && kvant_codec_encodes_slowly(job->tensor->codecs[0]));
 }
 
-static void encode_placed(write_job *job, size_t n_rows)
+/* The runs of all jobs. */
+static void encode_placed(write_job *jobs, size_t n_jobs)
 {
-    kvant_tensor *tensor = job->tensor;
-    if (tensor->device) {
-        tensor->device->encode(tensor, &(kvant_batch){ job->slots, job->rows, job->stride, job->runs, job->n_runs });
-        return;
+    encode_loop loop = { jobs, n_jobs };
+    size_t n_units = 0;
+    bool threads = false;
+    for (write_job *job = jobs; job < jobs + n_jobs; job++) {
+        const kvant_batch batch = { job->slots, job->rows, job->stride, job->runs, job->n_runs };
+        if (job->tensor->device && job->n_runs)
+            job->tensor->device->encode(job->tensor, &batch);
+        job->classes = job->n_runs < CLASSES ? job->n_runs : CLASSES;
+        n_units += units_of(job);
+        threads |= worth_threads(job, job->n_placed);
     }
-    job->classes = job->n_runs < CLASSES ? job->n_runs : CLASSES;
-    kvant_parallel_for((size_t)tensor->n_kv_heads * job->classes, worth_threads(job, n_rows) ? job->n_threads : 1,
-                       encode_unit, job);
+    kvant_parallel_for(n_units, threads ? jobs->n_threads : 1, encode_unit, &loop);
 }
 
-/* Places and encodes as many runs as fit without sealing anything between them; returns the number
- * of rows. */
-static size_t write_some(write_job *job, size_t first)
+/* Places as many runs of what is left as fit without sealing anything between them. */
+static void place_some(write_job *job)
 {
-    size_t end = first;
+    size_t end = job->done;
     for (job->n_runs = 0; job->n_runs < MOST_RUNS && end < job->n; job->n_runs++) {
         kvant_run r = run_from(job, end);
         if (!place(job, &r, job->n_runs == 0))
@@ -230,8 +256,8 @@ static size_t write_some(write_job *job, size_t first)
         job->runs[job->n_runs] = r;
         end += r.n;
     }
-    encode_placed(job, end - first);
-    return end - first;
+    job->n_placed = end - job->done;
+    job->done = end;
 }
 
 /* The version that the next block of each sequence begins with. Not before all rows are placed:
@@ -268,42 +294,42 @@ static bool pool_is_short(const write_job *job)
 static bool all_finite(const write_job *job)
 {
     size_t width = kvant_tensor_width(job->tensor);
-    for (size_t i = 0; i < job->n; i++)
+    for (size_t i = 0; job->seen && i < job->n; i++)
         if (job->kernels->magnitude(job->seen + i * job->stride, (uint32_t)width) >= 0x7f800000u)
             return false;
     return true;
 }
 
-/* A long batch is judged by itself, before its rows are checked for the versions they will have.
- * What came before is forgotten then, but not for a batch that is refused. */
-static kvant_status learn_from_batch(write_job *job)
+/* A long batch is judged by itself, before its rows are checked for the versions they will have. */
+static bool judged_alone(const write_job *job)
 {
-    KVANT_RETURN_IF(!all_finite(job), KVANT_ERR_NONFINITE);
-    job->choice = kvant_versions_judge(job->tensor, job->seen, job->stride, job->n);
-    KVANT_FORWARD(check_all(job));
-    kvant_versions_forget(job->tensor);
-    return KVANT_OK;
+    return job->tensor->learns && job->n >= KVANT_LEARN_ROWS;
 }
 
-/* Short ones are judged together. */
-static kvant_status learn_from_rows(write_job *job)
+static kvant_status check_job(write_job *job)
 {
-    KVANT_FORWARD(check_all(job));
-    uint32_t noted = kvant_versions_note(job->tensor, job->seen, job->stride, job->n);
-    if (noted < KVANT_LEARN_ROWS && !pool_is_short(job))
-        return KVANT_OK;
-    job->choice = kvant_versions_judge_noted(job->tensor);
-    kvant_versions_forget(job->tensor);
-    if (check_all(job) != KVANT_OK)
-        job->choice.judged = false;
-    return KVANT_OK;
+    if (judged_alone(job)) {
+        KVANT_RETURN_IF(!all_finite(job), KVANT_ERR_NONFINITE);
+        job->choice = kvant_versions_judge(job->tensor, job->rows, job->stride, job->n);
+    }
+    return check_all(job);
 }
 
-static kvant_status check_and_learn(write_job *job)
+/* What came before a long batch is forgotten; short ones are judged together. Not before every row
+ * of the write is checked: rows that are refused leave no trace. */
+static void learn(write_job *job)
 {
     if (!job->tensor->learns)
-        return check_all(job);
-    return job->n >= KVANT_LEARN_ROWS ? learn_from_batch(job) : learn_from_rows(job);
+        return;
+    if (!judged_alone(job)) {
+        uint32_t noted = kvant_versions_note(job->tensor, job->rows, job->stride, job->n);
+        if (noted < KVANT_LEARN_ROWS && !pool_is_short(job))
+            return;
+        job->choice = kvant_versions_judge_noted(job->tensor);
+        if (check_all(job) != KVANT_OK)
+            job->choice.judged = false;
+    }
+    kvant_versions_forget(job->tensor);
 }
 
 static bool valid_slots(const kvant_tensor *tensor, const int64_t *slots, size_t n)
@@ -326,36 +352,77 @@ float kvant_tensor_safe_input(const kvant_tensor *tensor)
     return least;
 }
 
+static kvant_status check_arguments(const write_job *job)
+{
+    const kvant_tensor *tensor = job->tensor;
+    KVANT_RETURN_IF(!tensor || !job->slots || !job->rows || !job->n_threads, KVANT_ERR_ARGUMENT);
+    KVANT_RETURN_IF(job->n > 1 && job->stride < kvant_tensor_width(tensor), KVANT_ERR_ARGUMENT);
+    return valid_slots(tensor, job->slots, job->n) ? KVANT_OK : KVANT_ERR_ARGUMENT;
+}
+
+static bool any_left(const write_job *jobs, size_t n_jobs)
+{
+    for (size_t i = 0; i < n_jobs; i++)
+        if (jobs[i].done < jobs[i].n)
+            return true;
+    return false;
+}
+
+static kvant_status run(write_job *jobs, size_t n_jobs)
+{
+    kvant_status status = KVANT_OK;
+    for (size_t i = 0; i < n_jobs; i++)
+        KVANT_FORWARD(check_job(&jobs[i]));
+    for (size_t i = 0; i < n_jobs; i++) {
+        learn(&jobs[i]);
+        kvant_choice_publish(jobs[i].tensor, &jobs[i].choice);
+    }
+    while (any_left(jobs, n_jobs)) {
+        for (size_t i = 0; i < n_jobs; i++)
+            place_some(&jobs[i]);
+        encode_placed(jobs, n_jobs);
+        for (size_t i = 0; i < n_jobs; i++)
+            if (!kvant_versions_wait(jobs[i].tensor))
+                kvant_open_seal_due(jobs[i].tensor, !jobs[i].tensor->always_open, jobs[i].n_threads);
+    }
+    for (size_t i = 0; i < n_jobs && status == KVANT_OK; i++) {
+        note_versions(&jobs[i]);
+        status = kvant_pages_status(jobs[i].tensor);
+    }
+    return status;
+}
+
+kvant_status kvant_tensor_write_seen(const kvant_rows *rows, size_t n_tensors, const int64_t *slots, size_t n,
+                                     uint32_t n_threads)
+{
+    write_job jobs[2];
+    for (size_t i = 0; i < n_tensors; i++) {
+        jobs[i] = (write_job){ .tensor = rows[i].tensor,
+                               .kernels = kvant_kernels_get(KVANT_CPU_AUTO),
+                               .slots = slots,
+                               .rows = rows[i].rows,
+                               .seen = rows[i].seen,
+                               .n = n,
+                               .stride = rows[i].stride,
+                               .n_threads = n_threads };
+        KVANT_FORWARD(check_arguments(&jobs[i]));
+    }
+    return run(jobs, n_tensors);
+}
+
 kvant_status kvant_tensor_write(kvant_tensor *tensor, const int64_t *slots, size_t n, const float *rows,
                                 size_t stride, uint32_t n_threads)
 {
+    const kvant_rows of = { tensor, rows, rows, stride };
     KVANT_RETURN_IF(tensor && tensor->device, KVANT_ERR_ARGUMENT);
-    return kvant_tensor_write_seen(tensor, slots, n, rows, rows, stride, n_threads);
+    return kvant_tensor_write_seen(&of, 1, slots, n, n_threads);
 }
 
-kvant_status kvant_tensor_write_seen(kvant_tensor *tensor, const int64_t *slots, size_t n, const float *rows,
-                                     const float *seen, size_t stride, uint32_t n_threads)
+kvant_status kvant_tensor_write_layer(kvant_tensor *k, kvant_tensor *v, const int64_t *slots, size_t n,
+                                      const float *k_rows, size_t k_stride, const float *v_rows, size_t v_stride,
+                                      uint32_t n_threads)
 {
-    KVANT_RETURN_IF(!tensor || !slots || !rows || !n_threads || (n > 1 && stride < kvant_tensor_width(tensor)),
-                    KVANT_ERR_ARGUMENT);
-    KVANT_RETURN_IF(!valid_slots(tensor, slots, n), KVANT_ERR_ARGUMENT);
-    if (n == 0)
-        return KVANT_OK;
-    write_job job = { .tensor = tensor,
-                      .kernels = kvant_kernels_get(KVANT_CPU_AUTO),
-                      .slots = slots,
-                      .rows = rows,
-                      .seen = seen,
-                      .n = n,
-                      .stride = stride,
-                      .n_threads = n_threads };
-    KVANT_FORWARD(check_and_learn(&job));
-    kvant_choice_publish(tensor, &job.choice);
-    for (size_t done = 0; done < n;) {
-        done += write_some(&job, done);
-        if (!kvant_versions_wait(tensor))
-            kvant_open_seal_due(tensor, !tensor->always_open, n_threads);
-    }
-    note_versions(&job);
-    return kvant_pages_status(tensor);
+    const kvant_rows of[] = { { k, k_rows, k_rows, k_stride }, { v, v_rows, v_rows, v_stride } };
+    KVANT_RETURN_IF(!k || !v || k == v || k->device || v->device, KVANT_ERR_ARGUMENT);
+    return kvant_tensor_write_seen(of, 2, slots, n, n_threads);
 }

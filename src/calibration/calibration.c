@@ -1,6 +1,6 @@
 /* calibration.c - parses the bytes of a calibration file and looks statistics up.
  *
- * Refuses every deviation from docs/calibration.md. The format leaves its writer no freedom, so
+ * Refuses every deviation from calibration.md. The format leaves its writer no freedom, so
  * every field can be checked. */
 #include "format.h"
 

@@ -1,4 +1,4 @@
-/* format.h - the calibration file of docs/calibration.md in memory: a block of bytes, and the
+/* format.h - the calibration file of calibration.md in memory: a block of bytes, and the
  * places of its arrays.
  *
  * calibration.c parses, looks up, loads and saves; calibrator.c makes new files. */
@@ -25,7 +25,7 @@ typedef struct kvant_calibration_header {
     uint64_t bytes, checksum, fingerprint, n_tokens, seed;
     uint32_t name_bytes, n_codebooks;
 } kvant_calibration_header;
-_Static_assert(sizeof(kvant_calibration_header) == KVANT_FILE_HEAD, "docs/calibration.md");
+_Static_assert(sizeof(kvant_calibration_header) == KVANT_FILE_HEAD, "calibration.md");
 
 /* A line of the table. */
 typedef struct kvant_calibration_line {

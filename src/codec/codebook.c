@@ -1,4 +1,4 @@
-/* codebook.c - see codebook.h. docs/format.md, "Lloyd-Max codes", has formulas and rounding. */
+/* codebook.c - see codebook.h. format.md, "Lloyd-Max codes", has formulas and rounding. */
 #include "codebook.h"
 
 #include <math.h>

@@ -1,4 +1,4 @@
-/* feedback.c - see feedback.h and docs/format.md, "Feedback". Owns no codes: families round with
+/* feedback.c - see feedback.h and format.md, "Feedback". Owns no codes: families round with
  * it.
  *
  * Without feedback the error of a row has the same size in all directions. Then the symmetric S

@@ -1,6 +1,6 @@
 /* feedback.h - error feedback (noise shaping): rounds the numbers of a row one after another. The
  * rounding of a number takes the errors of the preceding numbers into account, so that scores lose
- * least. docs/format.md, "Feedback". */
+ * least. format.md, "Feedback". */
 #ifndef KVANT_CODEC_FEEDBACK_H
 #define KVANT_CODEC_FEEDBACK_H
 

@@ -1,4 +1,4 @@
-/* site.c - see site.h. docs/format.md, "Transform", has the arithmetic of W; docs/calibration.md
+/* site.c - see site.h. format.md, "Transform", has the arithmetic of W; calibration.md
  * defines it. */
 #include "site.h"
 

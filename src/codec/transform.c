@@ -1,4 +1,4 @@
-/* transform.c - see transform.h. docs/format.md, "Transform", has the arithmetic. A full W is
+/* transform.c - see transform.h. format.md, "Transform", has the arithmetic. A full W is
  * multiplied with R once, so rows and queries pass through one matrix. */
 #include "transform.h"
 

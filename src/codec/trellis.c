@@ -4,7 +4,7 @@
  * one bit of each of the preceding codes selects the subset. So the codes of a row depend on each
  * other, and a Viterbi search chooses them together. The row is a circle: the last numbers precede
  * the first number, and no bit is spent on a start state. Pages have the layout of `turboquant`
- * with the same bits. docs/format.md, "Trellis codes", has formulas and rounding. */
+ * with the same bits. format.md, "Trellis codes", has formulas and rounding. */
 #include <math.h>
 #include <string.h>
 

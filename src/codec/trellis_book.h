@@ -1,5 +1,5 @@
 /* trellis_book.h - the tables of trellis codes, and the order of a row's channels as steps
- * (docs/format.md, "Trellis codes"). */
+ * (format.md, "Trellis codes"). */
 #ifndef KVANT_CODEC_TRELLIS_BOOK_H
 #define KVANT_CODEC_TRELLIS_BOOK_H
 

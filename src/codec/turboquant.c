@@ -1,5 +1,5 @@
 /* turboquant.c - TurboQuant (mse), Algorithm 1: a random rotation, then a scalar codebook that is
- * optimal for the marginal of a rotated unit vector. docs/format.md, "Lloyd-Max codes", has
+ * optimal for the marginal of a rotated unit vector. format.md, "Lloyd-Max codes", has
  * formulas and rounding.
  *
  * Reads the options of all variants. papers/turboquant_sketched.c has prod (Algorithm 2),

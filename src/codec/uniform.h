@@ -3,7 +3,7 @@
  * A group is a run of neighbouring channels of one token, or of neighbouring tokens of one channel.
  * Each group has a scale; asymmetric groups also have a zero point. uniform.c encodes and decodes,
  * uniform_unpack.c unpacks pages for attention. Families decide which groups and modes a spec
- * means. docs/format.md, "Uniform codes", has the formulas. */
+ * means. format.md, "Uniform codes", has the formulas. */
 #ifndef KVANT_CODEC_UNIFORM_H
 #define KVANT_CODEC_UNIFORM_H
 

@@ -87,7 +87,7 @@ typedef struct kvant_transform_view {
     const float *center, *scale; /* of a calibration: head_dim numbers or NULL */
 } kvant_transform_view;
 
-/* Error feedback of the encoder (docs/format.md, "Feedback"); decoders need none of it. */
+/* Error feedback of the encoder (format.md, "Feedback"); decoders need none of it. */
 typedef struct kvant_feedback_view {
     const float *pivots;  /* head_dim, or NULL without feedback */
     const float *columns; /* head_dim columns of a unit lower triangle, stride numbers each */

@@ -71,8 +71,11 @@ kvant_status launch_some(const Roles &roles, int first, int end, const AppendArg
     AppendArgs args = common;
     std::copy(roles.at + first, roles.at + end, args.roles);
     const kvant_cuda_params &codec = args.roles[0].codec;
-    return from_cuda(append_launch_of(codec)(args, codec.head_dim, end - first, (int)n_kv_heads,
-                                             static_cast<cudaStream_t>(stream)));
+    const AppendLaunch usual = append_launch_of(codec);
+    const bool simple = usual == launch_append || usual == launch_append_wide || usual == launch_append_open;
+    const AppendLaunch launch = simple && !args.from && args.n_tokens <= MOST_FEW ? launch_append_few : usual;
+    return from_cuda(
+        launch(args, codec.head_dim, end - first, (int)n_kv_heads, static_cast<cudaStream_t>(stream)));
 }
 
 kvant_status launch_roles(const Roles &roles, const AppendArgs &common, uint32_t n_kv_heads,
@@ -92,13 +95,20 @@ bool valid_weights(const kvant_cuda_params &codec, const float *weights)
     return (codec.weighting != KVANT_CUDA_WEIGHTING_NONE) == (weights != nullptr);
 }
 
-bool valid_rows(const kvant_cuda_rows &rows, uint32_t n_kv_heads)
+bool valid_rows(const kvant_cuda_rows &rows, uint32_t n_kv_heads, bool transformed)
 {
-    return !rows.codec || (rows.rows && valid_weights(rows.codec->params, rows.weights) &&
-                           valid_pages(rows.pages, rows.codec->params.page_bytes, n_kv_heads));
+    return !rows.codec || (rows.rows && valid_pages(rows.pages, rows.codec->params.page_bytes, n_kv_heads) &&
+                           (transformed ? !rows.center && !rows.scale && !rows.weights
+                                        : valid_weights(rows.codec->params, rows.weights)));
 }
 
-void add_rows(Roles &to, const kvant_cuda_rows &rows)
+void without_transform(kvant_cuda_params &codec)
+{
+    codec.rotation = kvant_cuda_rotation{};
+    codec.weighting = KVANT_CUDA_WEIGHTING_NONE;
+}
+
+void add_rows(Roles &to, const kvant_cuda_rows &rows, float *exact, bool transformed)
 {
     AppendRole &role = to.at[to.n++] = role_of(*rows.codec, rows.pages);
     role.rows = rows.rows;
@@ -107,6 +117,9 @@ void add_rows(Roles &to, const kvant_cuda_rows &rows)
     role.center = rows.center;
     role.scale = rows.scale;
     role.weights = rows.weights;
+    role.exact = exact;
+    if (transformed)
+        without_transform(role.codec);
 }
 
 bool valid_seal(const kvant_cuda_seal_pages &pages, uint32_t n_kv_heads)
@@ -119,8 +132,7 @@ bool valid_seal(const kvant_cuda_seal_pages &pages, uint32_t n_kv_heads)
 void add_open_pages(Roles &to, const kvant_cuda_seal_pages &pages)
 {
     AppendRole &role = to.at[to.n++] = role_of(*pages.codec, pages.sealed);
-    role.codec.rotation = kvant_cuda_rotation{}; /* these rows are transformed already */
-    role.codec.weighting = KVANT_CUDA_WEIGHTING_NONE;
+    without_transform(role.codec);
     role.rows = pages.open.base;
     role.token_stride = role.codec.head_dim;
     role.row_head_stride = pages.open.head_stride / sizeof(uint16_t);
@@ -144,8 +156,8 @@ kvant_status kvant_cuda_table_device_check(char *err, size_t errlen)
 kvant_status kvant_cuda_table_append(const kvant_cuda_append_args *args, kvant_cuda_stream stream)
 {
     if (!args || args->size != sizeof *args || !args->slots || !valid_type(args->type) || args->n_kv_heads == 0 ||
-        args->n_kv_heads > MAX_GRID_Y || !valid_rows(args->k, args->n_kv_heads) ||
-        !valid_rows(args->v, args->n_kv_heads))
+        args->n_kv_heads > MAX_GRID_Y || !valid_rows(args->k, args->n_kv_heads, args->transformed) ||
+        !valid_rows(args->v, args->n_kv_heads, args->transformed))
         return KVANT_ERR_ARGUMENT;
     Roles roles{};
     for (const kvant_cuda_rows *rows : { &args->k, &args->v }) {
@@ -153,7 +165,7 @@ kvant_status kvant_cuda_table_append(const kvant_cuda_append_args *args, kvant_c
             continue;
         if (has_groups(rows->codec->params))
             return KVANT_ERR_UNSUPPORTED;
-        add_rows(roles, *rows);
+        add_rows(roles, *rows, args->exact[rows == &args->v], args->transformed);
     }
     if ((!args->k.codec && !args->v.codec) ||
         (args->k.codec && args->v.codec && args->k.codec->params.head_dim != args->v.codec->params.head_dim))
@@ -238,10 +250,8 @@ kvant_status kvant_cuda_table_decode(const kvant_cuda_decode_args *args, kvant_c
                   args->inverse_weights,
                   args->to,
                   args->transformed != 0 };
-    if (args->transformed) {
-        p.codec.rotation = kvant_cuda_rotation{};
-        p.codec.weighting = KVANT_CUDA_WEIGHTING_NONE;
-    }
+    if (args->transformed)
+        without_transform(p.codec);
     return from_cuda(
         launch_decode(p, *args->codec, args->n_blocks, args->n_kv_heads, static_cast<cudaStream_t>(stream)));
 }

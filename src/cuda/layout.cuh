@@ -1,5 +1,5 @@
 /* layout.cuh - the sizes of a page and the places of its codes as constants of a kernel
- * (docs/format.md). */
+ * (format.md). */
 #ifndef KVANT_CUDA_LAYOUT_CUH
 #define KVANT_CUDA_LAYOUT_CUH
 

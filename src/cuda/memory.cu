@@ -1,5 +1,6 @@
 /* memory.cu - what only libkvant's own caches need of the current GPU: allocation, copies, zeros,
- * the largest of many numbers, and attention made whole of parts. */
+ * the largest of many numbers, what centres and
+ * scales are learnt from, and attention made whole of parts. */
 #include "checks.h"
 #include "rotate.cuh"
 #include "table.h"
@@ -23,6 +24,24 @@ __global__ void __launch_bounds__(THREADS) largest_kernel(const __grid_constant_
     largest = __reduce_max_sync(kvant::FULL, largest);
     if (threadIdx.x % 32 == 0)
         atomicMax(&numbers.room[blockIdx.y], largest);
+}
+
+/* A thread takes a channel of one part: its rows one after another, as on the host. */
+__global__ void __launch_bounds__(THREADS) note_kernel(const __grid_constant__ kvant_cuda_note_args args)
+{
+    const size_t channel = (size_t)blockIdx.x * THREADS + threadIdx.x, at = blockIdx.y * args.width + channel;
+    if (channel >= args.width)
+        return;
+    float sum = args.sum[at], least = args.min[at], most = args.max[at];
+    for (uint32_t i = (blockIdx.y + args.parts - args.seen % args.parts) % args.parts; i < args.taken; i += args.parts) {
+        const float read = args.rows[(size_t)i * args.n / args.taken * args.stride + channel],
+                    x = fabsf(read) <= 3.4028234e38f ? read : 0;
+        const bool first = args.seen + i < args.parts;
+        sum = first ? x : sum + x;
+        least = first || x < least ? x : least;
+        most = first || x > most ? x : most;
+    }
+    args.sum[at] = sum, args.min[at] = least, args.max[at] = most;
 }
 
 /* The natural logarithm of a part's sum, <q, c> added. By a warp. */
@@ -107,6 +126,21 @@ void kvant_cuda_table_memory_free(void *memory)
     cudaFree(memory);
 }
 
+kvant_status kvant_cuda_table_word_new(uint32_t **word)
+{
+    void *memory = NULL;
+    const kvant_status status = from_cuda(cudaHostAlloc(&memory, sizeof **word, cudaHostAllocPortable | cudaHostAllocMapped));
+    *word = static_cast<uint32_t *>(memory);
+    if (status == KVANT_OK)
+        **word = 0;
+    return status;
+}
+
+void kvant_cuda_table_word_free(uint32_t *word)
+{
+    cudaFreeHost(word);
+}
+
 kvant_status kvant_cuda_table_memory_copy(void *to, const void *from, size_t bytes, kvant_cuda_stream stream)
 {
     return from_cuda(cudaMemcpyAsync(to, from, bytes, cudaMemcpyDefault, stream_of(stream)));
@@ -140,6 +174,15 @@ kvant_status kvant_cuda_table_largest(const kvant_cuda_numbers *numbers, float *
     return launched == KVANT_OK
                ? kvant_cuda_table_memory_read(largest, numbers->room, 2 * sizeof *largest, stream)
                : launched;
+}
+
+kvant_status kvant_cuda_table_note_rows(const kvant_cuda_note_args *args, kvant_cuda_stream stream)
+{
+    if (args->taken == 0 || args->width == 0)
+        return KVANT_OK;
+    note_kernel<<<dim3((uint32_t)((args->width + THREADS - 1) / THREADS), args->parts), THREADS, 0, stream_of(stream)>>>(
+        *args);
+    return from_cuda(cudaGetLastError());
 }
 
 kvant_status kvant_cuda_table_merge(const kvant_cuda_merge_args *args, kvant_cuda_stream stream)

@@ -109,7 +109,7 @@ typedef struct kvant_cuda_wide_book {
 
 #define KVANT_CUDA_TRELLIS_LEVELS 64u
 
-/* Kinds of a trellis (docs/format.md, "Trellis codes"). */
+/* Kinds of a trellis (format.md, "Trellis codes"). */
 typedef struct kvant_cuda_trellis {
     uint32_t memory, bits, n_levels;
     uint32_t taps[3];
@@ -120,7 +120,7 @@ typedef struct kvant_cuda_trellis {
 
 #define KVANT_CUDA_MAX_SECONDARIES 192u
 
-/* Kinds whose codes are of several channels (docs/format.md, "Chunk codes"): what such a code
+/* Kinds whose codes are of several channels (format.md, "Chunk codes"): what such a code
  * means. */
 typedef struct kvant_cuda_book {
     uint32_t n_chunks;

@@ -137,7 +137,7 @@ template <int D> KVANT_INLINE Row<D> combine_rows(const float *m, const Row<D> &
     return y;
 }
 
-/* y_i = <m[i], x>, the sum in the order of docs/format.md, "Numbers". space: D floats of the
+/* y_i = <m[i], x>, the sum in the order of format.md, "Numbers". space: D floats of the
  * warp's, aligned to 16. */
 template <int D> KVANT_INLINE Row<D> multiply_rows(const float *m, const Row<D> &x, float *space, int lane)
 {

@@ -230,6 +230,7 @@ FORWARD(memory_read, (void *to, const void *from, size_t bytes, kvant_cuda_strea
 FORWARD(memory_clear, (void *memory, size_t bytes, kvant_cuda_stream stream), (memory, bytes, stream))
 FORWARD(largest, (const kvant_cuda_numbers *numbers, float *largest, kvant_cuda_stream stream),
         (numbers, largest, stream))
+FORWARD(note_rows, (const kvant_cuda_note_args *args, kvant_cuda_stream stream), (args, stream))
 FORWARD(merge, (const kvant_cuda_merge_args *args, kvant_cuda_stream stream), (args, stream))
 
 kvant_status kvant_cuda_memory_new(void **memory, size_t bytes)
@@ -243,4 +244,17 @@ void kvant_cuda_memory_free(void *memory)
 {
     if (memory)
         open_door(NULL)->memory_free(memory);
+}
+
+kvant_status kvant_cuda_word_new(uint32_t **word)
+{
+    const kvant_cuda_table *table = open_door(NULL);
+    *word = NULL;
+    return table ? table->word_new(word) : KVANT_ERR_UNSUPPORTED;
+}
+
+void kvant_cuda_word_free(uint32_t *word)
+{
+    if (word)
+        open_door(NULL)->word_free(word);
 }

@@ -18,6 +18,10 @@ kvant_status kvant_cuda_device_current(int *device);
 kvant_status kvant_cuda_memory_new(void **memory, size_t bytes);
 void kvant_cuda_memory_free(void *memory); /* NULL is fine */
 
+/* A word, 0 at first, that kernels set and the host reads while they run. */
+kvant_status kvant_cuda_word_new(uint32_t **word);
+void kvant_cuda_word_free(uint32_t *word); /* NULL is fine */
+
 /* To the device, from the host or the device; the host's bytes may change after the call. */
 kvant_status kvant_cuda_memory_copy(void *to, const void *from, size_t bytes, kvant_cuda_stream stream);
 /* To the host; waits for the stream. */
@@ -33,6 +37,17 @@ typedef struct kvant_cuda_numbers {
 
 /* largest[i] = the largest magnitude in array i, 0 for no numbers, a NaN when there is one. Waits. */
 kvant_status kvant_cuda_largest(const kvant_cuda_numbers *numbers, float *largest, kvant_cuda_stream stream);
+
+/* Adds rows first, first + n / taken, ... of n rows to sums, minima and maxima per channel of KVANT_STATISTICS_PARTS
+ * parts, as src/cache/versions.c does on the host; numbers that are not finite count as 0. Arrays are on the device. */
+typedef struct kvant_cuda_note_args {
+    const float *rows;
+    size_t stride, width; /* of rows; channels */
+    uint32_t n, taken, seen, parts; /* seen: rows that were added before */
+    float *sum, *min, *max; /* parts x width */
+} kvant_cuda_note_args;
+
+kvant_status kvant_cuda_note_rows(const kvant_cuda_note_args *args, kvant_cuda_stream stream);
 
 #define KVANT_CUDA_MOST_PARTS 16u
 

@@ -1,5 +1,5 @@
 /* directions.h - arguments of the kernel that decodes chunks of 4 channels: a table of directions,
- * and the outlier chunks that are stored beside the codes. docs/format.md, "Direction codes", has
+ * and the outlier chunks that are stored beside the codes. format.md, "Direction codes", has
  * the formulas. */
 #ifndef KVANT_KERNELS_DIRECTIONS_H
 #define KVANT_KERNELS_DIRECTIONS_H

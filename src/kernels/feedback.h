@@ -1,5 +1,5 @@
 /* feedback.h - arguments of rounding with error feedback: a factorised quadratic form of errors.
- * docs/format.md, "Feedback", has the formulas. */
+ * format.md, "Feedback", has the formulas. */
 #ifndef KVANT_KERNELS_FEEDBACK_H
 #define KVANT_KERNELS_FEEDBACK_H
 

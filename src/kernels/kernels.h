@@ -257,7 +257,7 @@ typedef struct kvant_uniform_step {
     void name(const float *x, size_t stride, const float *entries, uint32_t n, uint32_t *which)
 
 /* bits[t] = the code bit of step t of a path round the circle of n steps, found by the search of
- * docs/format.md, "Trellis codes"; cells[t] is below KVANT_TRELLIS_CELLS, or
+ * format.md, "Trellis codes"; cells[t] is below KVANT_TRELLIS_CELLS, or
  * KVANT_TRELLIS_NO_NUMBER. n: 1 ... KVANT_TRELLIS_MAX_STEPS. */
 #define KVANT_TRELLIS_PATH_FN(name)                                                                                \
     void name(const kvant_trellis *trellis, const uint16_t *cells, uint32_t n, const kvant_trellis_work *work,     \

@@ -3,7 +3,7 @@
  *
  * Plain loops over 16 lanes that compilers vectorise. loops_c.c and the file of each CPU level
  * include them, so all levels compile the same source; without contraction all levels give the same
- * bits. docs/format.md, "Octahedral codes", has formulas and the order of operations.
+ * bits. format.md, "Octahedral codes", has formulas and the order of operations.
  *
  * The quality of a candidate direction is the squared cosine with the sign of the cosine, dot |dot|
  * / den. Two candidates are compared crosswise, so a search needs no square root and no

@@ -3,7 +3,7 @@
  *
  * Plain loops over 16 lanes that compilers vectorise. loops_c.c and the file of each CPU level
  * include them, so all levels compile the same source; without contraction all levels give the same
- * bits. docs/format.md, "Direction codes", has the formulas. Choices are masks, because compilers
+ * bits. format.md, "Direction codes", has the formulas. Choices are masks, because compilers
  * do not vectorise a conditional store. */
 #include <float.h>
 #include <math.h>

@@ -1,5 +1,5 @@
 /* trellis.h - arguments of the trellis kernels: levels, the function from a window of bits to a
- * subset of levels, the costs of a search. docs/format.md, "Trellis codes", has the formulas. */
+ * subset of levels, the costs of a search. format.md, "Trellis codes", has the formulas. */
 #ifndef KVANT_KERNELS_TRELLIS_H
 #define KVANT_KERNELS_TRELLIS_H
 

@@ -5,7 +5,7 @@
  * code is among them. A subset depends on the trellis bits of the preceding steps. These bits lie
  * in the same fields of the preceding words. Before the first word they lie in the neighbouring
  * field of the last words, or in another lane. So words are laid out in order, the preceding words
- * first, and subsets are exclusive ors of whole words. docs/format.md, "Scalar codes" and "Trellis
+ * first, and subsets are exclusive ors of whole words. format.md, "Scalar codes" and "Trellis
  * codes", has the order of pages and steps. The including file defines NAME, LANES and
  *
  *   vi vi_set vi_load vi_and vi_or vi_load_repeated, add_pairs(sum, a, b) of 16-bit pairs

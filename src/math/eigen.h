@@ -1,4 +1,4 @@
-/* eigen.h - eigenvectors of a symmetric matrix, with equal bits on every machine (docs/format.md,
+/* eigen.h - eigenvectors of a symmetric matrix, with equal bits on every machine (format.md,
  * "Query basis"). */
 #ifndef KVANT_MATH_EIGEN_H
 #define KVANT_MATH_EIGEN_H

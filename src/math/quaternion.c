@@ -1,4 +1,4 @@
-/* quaternion.c - see quaternion.h. docs/format.md, "Direction codes", has the constructions. */
+/* quaternion.c - see quaternion.h. format.md, "Direction codes", has the constructions. */
 #include "quaternion.h"
 
 #include <math.h>

@@ -1,5 +1,5 @@
 /* rotation.h - a random orthogonal matrix from a seed, with equal bits on every machine
- * (docs/format.md, "Transform"). */
+ * (format.md, "Transform"). */
 #ifndef KVANT_MATH_ROTATION_H
 #define KVANT_MATH_ROTATION_H
 

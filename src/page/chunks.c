@@ -1,4 +1,4 @@
-/* chunks.c - see chunks.h. docs/format.md, "Chunk codes", has the formulas. */
+/* chunks.c - see chunks.h. format.md, "Chunk codes", has the formulas. */
 #include "chunks.h"
 
 void kvant_chunk_layout_init(kvant_chunk_layout *layout, kvant_role role, uint32_t n_chunks, uint32_t bits)

@@ -1,5 +1,5 @@
 /* chunks.h - the place of the code of (token, chunk) in a page, for codecs that quantise several
- * channels together: octahedral triplets, quaternions (docs/format.md, "Chunk codes").
+ * channels together: octahedral triplets, quaternions (format.md, "Chunk codes").
  *
  * Owns the arithmetic of this code plane; knows nothing of what a code means. Tiles of layout.h are
  * padded to 16, these are not: 43 triplets of 13 bits take 43 x 13 bits per token. K adds one chunk

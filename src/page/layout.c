@@ -1,4 +1,4 @@
-/* layout.c - see layout.h. docs/format.md, "Scalar codes", has the formulas. */
+/* layout.c - see layout.h. format.md, "Scalar codes", has the formulas. */
 #include "layout.h"
 
 static const uint8_t plane_bits[9][KVANT_MAX_PLANES] = {

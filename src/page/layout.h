@@ -1,5 +1,5 @@
 /* layout.h - the place of the code of (token, channel) in a page: planes, tiles, lanes, fields
- * (docs/format.md).
+ * (format.md).
  *
  * Owns the arithmetic of the code plane for scalar codes; knows nothing of scales or numbers. */
 #ifndef KVANT_PAGE_LAYOUT_H

@@ -1,4 +1,4 @@
-/* format.c - writes the settings file of docs/tuning.md. Equal layers share a line, so a file shows
+/* format.c - writes the settings file of settings.md. Equal layers share a line, so a file shows
  * the differences. */
 #include "settings_internal.h"
 

@@ -1,4 +1,4 @@
-/* parse.c - reads the settings file of docs/tuning.md: one statement per line, the checksum last. A
+/* parse.c - reads the settings file of settings.md: one statement per line, the checksum last. A
  * line is checked whole before it is stored. An error names the line. */
 #include "settings_internal.h"
 

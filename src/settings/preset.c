@@ -1,4 +1,4 @@
-/* preset.c - the presets: default codecs, chosen by measurement (docs/quality.md). */
+/* preset.c - the presets: default codecs, chosen by measurement (quality.md). */
 #include <kvant/settings.h>
 
 #include <string.h>

@@ -43,10 +43,13 @@ class BenchAttention(unittest.TestCase):
         self.assertEqual(done.returncode, USAGE)
         self.assertIn("no -k before it", done.stderr)
 
-    def test_unknown_codec(self):
-        done = run(*self.SMALL, "--stock", "none", "-k", "nope")
-        self.assertEqual((done.returncode, done.stdout), (RUNTIME, ""))
-        self.assertIn("there is no codec 'nope'", done.stderr)
+    def test_codecs_are_checked_first(self):
+        for bench, spec, said in (("attention", "trelis-4", "did you mean 'trellis-4'?"), ("cuda", "q4_0", "q4_0 is llama.cpp's own"),
+                                  ("encode", "int-9", "int takes 2 to 8 bits")):
+            done = run("bench", bench, "-k", spec)
+            self.assertEqual((done.returncode, done.stdout), (USAGE, ""), done.stderr)
+            self.assertTrue(done.stderr.startswith(f"kvant: bench {bench}: -k {spec}: "), done.stderr)
+            self.assertIn(said, done.stderr)
 
     @unittest.skipUnless(LIB and SRC, "no llama.cpp runtime")
     def test_ggml_runs_beside_it(self):
@@ -90,30 +93,31 @@ class BenchCuda(unittest.TestCase):
         self.check(["--library", CUDA_LIBRARY], 1, "no NVIDIA driver", "kvant bench attention")
 
 
-@unittest.skipUnless(os.environ.get("FAKE_GPU"), "no fake GPU")
-class BenchFakeGpu(unittest.TestCase):
-    """What the benchmark passes to a GPU: fake_gpu.c computes attention from it on the CPU."""
+@unittest.skipUnless(os.environ.get("CUDA_HOST"), "no stand-in for a GPU")
+class BenchCudaHost(unittest.TestCase):
+    """What the benchmark passes to a GPU: tests/cuda/host computes attention from it on the CPU."""
 
     def setUp(self):
         folder = tempfile.TemporaryDirectory()
         self.addCleanup(folder.cleanup)
-        os.symlink(os.environ["FAKE_GPU"], pathlib.Path(folder.name) / "libcuda.so.1")
+        os.symlink(os.environ["CUDA_HOST"], pathlib.Path(folder.name) / "libcuda.so.1")
         self.folder = folder.name
 
-    def bench(self, *arguments):
-        return run("bench", "cuda", "--library", os.environ["FAKE_GPU"], *arguments, LD_LIBRARY_PATH=self.folder)
+    def bench(self, *arguments, **environment):
+        library = os.environ["CUDA_HOST"]
+        return run("bench", "cuda", "--library", library, *arguments, LD_LIBRARY_PATH=self.folder, **environment)
 
     def test_pages_table_and_queries_are_right(self):
         done = self.bench("-k", "int-4", "-k", "turboquant-4", "-v", "int-2", "-k", "kivi-2", "-b", "2", "--heads", "4", "--kv-heads", "2",
                           "-d", "64", "-n", "3000,65", "-r", "2", "--json")
         self.assertEqual(done.returncode, OK, done.stderr)
-        self.assertIn("fake GPU 0, a copy reads and writes", done.stderr)
+        self.assertIn("host GPU 0, a copy reads and writes", done.stderr)
         rows = json.loads(done.stdout)
         self.assertEqual([(row["k"], row["v"], row["tokens"]) for row in rows],
                          [(k, v, n) for n in (3000, 65) for k, v in (("int-4",) * 2, ("turboquant-4", "int-2"), ("kivi-2",) * 2)])
         for row in rows:
             self.assertLess(row["error"], 0.004)  # bf16 rounds to 2^-9
-            self.assertEqual((row["device"], row["driver_cuda"], row["batch"], row["rounds"]), ("fake GPU 0", 13, 2, 2))
+            self.assertEqual((row["device"], row["driver_cuda"], row["batch"], row["rounds"]), ("host GPU 0", 13, 2, 2))
             speed = row["bytes"] / row["microseconds"] / 1e3
             self.assertAlmostEqual(row["gbytes_per_second"] / speed, 1, places=6)
             self.assertAlmostEqual(row["share_of_copy"] * row["copy_gbytes_per_second"] / speed, 1, places=6)
@@ -125,12 +129,14 @@ class BenchFakeGpu(unittest.TestCase):
         for arguments, said in (
             (["-k", "int-4", "-n", "4194304"], "give fewer --tokens"),
             (["--device", "1"], "no device 1: this machine has 1"),
-            (["-k", "int-4", "-v", "f32", "-n", "64"], "no kernel for values in 32 bits"),
-            (["-k", "nope", "-n", "64"], "there is no codec 'nope'"),
+            (["-k", "int-4", "-v", "f32", "-n", "64"], "not on the GPU: f32"),
         ):
             done = self.bench("-r", "1", *arguments)
             self.assertEqual((done.returncode, done.stdout), (RUNTIME, ""), arguments)
             self.assertIn(said, done.stderr)
+        done = self.bench("-r", "1", "-k", "int-4", "-n", "64", HOST_CUDA_NO_PAIR="no kernel for this pair")
+        self.assertEqual((done.returncode, done.stdout), (RUNTIME, ""))
+        self.assertIn("no kernel for this pair", done.stderr)
 
     def test_table(self):
         done = self.bench("-k", "int-4", "-n", "64", "-r", "1")

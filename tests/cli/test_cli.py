@@ -36,15 +36,38 @@ class Help(unittest.TestCase):
                 self.assertIn(f"usage: kvant {command}", done.stdout)
 
     def test_version(self):
-        done = run("--version")
-        self.assertEqual(done.returncode, OK)
-        self.assertRegex(done.stdout, r"^kvant \d+\.\d+\.\d+ \(CPU level \w+; ")
+        for word in ("--version", "-V", "version"):
+            done = run(word)
+            self.assertEqual((done.returncode, done.stderr), (OK, ""))
+            self.assertRegex(done.stdout, r"^kvant \d+\.\d+\.\d+ \(CPU level \w+; ")
+
+    def test_list_is_codecs(self):
+        self.assertEqual(run("list").stdout, run("codecs").stdout)
+
+    def test_examples_show_presets(self):
+        """The first example that users copy must not be a codec that breaks a model."""
+        for command in [[], ["exec"], ["plugin-path"]] + ([["run"], ["eval"], ["needle"], ["bench", "model"]] if SRC else []):
+            text = run(*command, "--help").stdout
+            self.assertNotIn("turboquant-4 ", text.partition("example")[2], command)
 
     def test_unknown_command_suggests_the_closest(self):
         done = run("codcs")
         self.assertEqual(done.returncode, USAGE)
         self.assertIn("unknown command 'codcs'", done.stderr)
         self.assertIn("did you mean 'codecs'?", done.stderr)
+
+    def test_a_beginning_wins(self):
+        self.assertIn("did you mean 'tune'?", run("tun").stderr)
+        self.assertIn("did you mean 'calibrate'?", run("Calib").stderr)
+
+    def test_unknown_and_ambiguous_options_are_told_apart(self):
+        for option, said in (("--temperature", "unknown option --temperature\n  hint: did you mean --temp?"),
+                             ("--TOP-K", "unknown option --TOP-K\n  hint: did you mean --top-k?"),
+                             ("--top", "--top may be --top-k or --top-p"), ("--raw=1", "--raw takes no value")):
+            if SRC:
+                done = run("run", option, "1")
+                self.assertEqual((done.returncode, done.stdout), (USAGE, ""))
+                self.assertIn(f"run: {said}\n", done.stderr)
 
     def test_no_suggestion_for_something_else(self):
         done = run("xyzzy")
@@ -77,7 +100,7 @@ class BenchEncode(unittest.TestCase):
 
     def test_unknown_codec_and_level(self):
         done = run("bench", "encode", "-k", "nope")
-        self.assertEqual((done.returncode, done.stdout), (RUNTIME, ""))
+        self.assertEqual((done.returncode, done.stdout), (USAGE, ""))
         self.assertIn("there is no codec 'nope'", done.stderr)
         done = run("--cpu", "mmx", "bench", "encode")
         self.assertEqual((done.returncode, done.stdout), (USAGE, ""))
@@ -121,8 +144,18 @@ class Codecs(unittest.TestCase):
         self.assertEqual(bits["f16"], 16)
 
     def test_table_and_json_list_the_same_specs(self):
-        table = run("codecs").stdout.split("\n\n")[0].splitlines()[1:]
+        table = run("codecs", "--all").stdout.split("\n\n")[0].splitlines()[1:]
         self.assertEqual([line.split()[0] for line in table], [row["spec"] for row in self.rows()])
+
+    def test_presets_come_first(self):
+        """At head_dim 64 a row of 64 numbers has one 16-bit scale: a quarter of a bit per number."""
+        lines = run("codecs", "-d", "64").stdout.splitlines()
+        self.assertEqual([line.split()[:2] for line in lines[:4]],
+                         [["preset", "bits"], ["quality", "5.25"], ["balanced", "4.25"], ["small", "3.25"]])
+        families = {row["family"] for row in self.rows()}
+        self.assertEqual({line.split()[0] for line in lines[6 : 6 + len(families)]}, families)
+        self.assertIn("kvant codecs --all", lines[-1])
+        self.assertLess(len(lines), 30)
 
     def test_head_dim_is_checked(self):
         for bad in ("0", "513", "-1", "64x", "", "1e2", "99999999999999999999"):
@@ -172,6 +205,11 @@ class Exec(unittest.TestCase):
         env = self.environment("-k", "turboquant-4", "-v", "int-8")
         self.assertTrue(pathlib.Path(env["GGML_BACKEND_PATH"]).samefile(PLUGIN))
         self.assertEqual((env["KVANT_K"], env["KVANT_V"]), ("turboquant-4", "int-8"))
+
+    def test_how_much_is_said(self):
+        env = self.environment("--verbose")
+        self.assertEqual((env["KVANT_VERBOSE"], env.get("KVANT_QUIET")), ("1", None))
+        self.assertEqual(self.environment("--quiet")["KVANT_QUIET"], "1")
 
     def test_one_spec_is_for_both(self):
         env = self.environment("-k", "int-8")
@@ -386,6 +424,23 @@ class Exec(unittest.TestCase):
             self.assertEqual((done.returncode, done.stdout), (USAGE, ""), options)
             self.assertIn(options[-1] or "-k", done.stderr)
 
+    def test_what_was_meant_is_suggested(self):
+        for options, said in (
+            (["-k", "turbquant-4"], "did you mean 'turboquant-4'?"),
+            (["-k", "TurboQuant-4:scale=norm"], "did you mean 'turboquant-4:scale=norm'?"),
+            (["-k", "int-8", "-v", "trelis-3"], "did you mean 'trellis-3'?"),
+            (["-k", "turboquant4"], "did you mean 'turboquant-4'?"),
+            (["-k", "balanced"], "did you mean --preset balanced?"),
+            (["-k", "q4_0"], "q4_0 is llama.cpp's own: --stock q4_0"),
+            (["-k", "iq4_nl"], "iq4_nl is llama.cpp's own"),
+            (["--preset", "Balance"], "did you mean 'balanced'?"),
+        ):
+            done = run("exec", *options, "--", self.server)
+            self.assertEqual((done.returncode, done.stdout), (USAGE, ""), options)
+            self.assertIn(f"  hint: {said}", done.stderr)
+        for options in (["-k", "int-9"], ["-k", "nonsense"], ["--preset", "large"]):
+            self.assertNotIn("did you mean", run("exec", *options, "--", self.server).stderr)
+
     def test_bad_spec_from_the_environment(self):
         self.assertEqual(run("exec", self.server, KVANT_K="nonsense").returncode, USAGE)
 
@@ -414,6 +469,23 @@ class LlamaErrors(unittest.TestCase):
         self.check(["run", "-m", self.file], USAGE, "no prompt given")
         self.check(["needle"], USAGE, "no model given")
         self.check(["bench", "model"], USAGE, "no model given")
+
+    def test_a_file_that_is_no_model(self):
+        self.check(["run", "-p", "x", "-m", self.file], RUNTIME, f"model {self.file}: this is not a .gguf file\n")
+
+    def test_the_calibration_beside_the_model_is_found(self):
+        """By every command that has a model and takes a calibration. That the file is none is said before the model is loaded."""
+        model = pathlib.Path(self.folder.name) / "model.gguf"
+        model.write_text("GGUF, but not really")
+        (pathlib.Path(self.folder.name) / "model.kvcal").write_text("no calibration")
+        out = pathlib.Path(self.folder.name) / "out"
+        for command in (["run", "-p", "x"], ["eval", "-f", self.file], ["needle"], ["inspect"], ["bench", "model"],
+                        ["report", "-f", self.file, "-o", out], ["tune", "-f", self.file, "-o", out, "--bits", "4"]):
+            with self.subTest(command=command):
+                self.check([*command, "-m", model], RUNTIME, "model.kvcal is not used: this is not a calibration file")
+
+    def test_formats_exclude_each_other(self):
+        self.check(["eval", "--json", "--csv"], USAGE, "--json and --csv are two formats")
 
     def test_missing_model(self):
         for command in (["eval", "-f", self.file], ["run", "-p", "x"], ["bench", "model"]):

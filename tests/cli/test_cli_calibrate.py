@@ -5,25 +5,20 @@ import pathlib
 import signal
 import struct
 import subprocess
-import sys
 import tempfile
 import unittest
 
 import settings
-from testing import LIB, MODEL, PAPERS, command, run
-
-sys.path.insert(0, str(pathlib.Path(__file__).resolve().parents[2] / "scripts"))
-import fetch  # noqa: E402
+from testing import LIB, N_LAYERS, PAPERS, SMALL, TEXT, command, run
 
 OK, RUNTIME, USAGE, INTERRUPTED = 0, 1, 2, 130
-# SmolLM2-135M-Instruct: layers, query heads, kv heads, head_dim.
-N_LAYERS, N_HEADS, N_KV_HEADS, HEAD_DIM = 30, 9, 3, 64
+# SmolLM2-135M-Instruct: query heads, kv heads, head_dim.
+N_HEADS, N_KV_HEADS, HEAD_DIM = 9, 3, 64
 TOKENS, CLUSTERS = 192, 4
-TEXT = fetch.fetch_text()
 
 
 def parse(data):
-    """Sites of a calibration file, {(layer, role): {name: floats}}, by docs/calibration.md alone."""
+    """Sites of a calibration file, {(layer, role): {name: floats}}, by calibration.md alone."""
 
     def padded(n):
         return (n + 63) // 64 * 64
@@ -56,7 +51,7 @@ class Calibrate(unittest.TestCase):
     def setUpClass(cls):
         cls.folder = tempfile.TemporaryDirectory()
         cls.path = pathlib.Path(cls.folder.name) / "model.kvcal"
-        cls.arguments = ["calibrate", "-m", MODEL, "-f", TEXT, "-n", TOKENS, "-c", 128, "--clusters", CLUSTERS]
+        cls.arguments = ["calibrate", "-m", SMALL, "-f", TEXT, "-n", TOKENS, "-c", 128, "--clusters", CLUSTERS]
         cls.done = run(*cls.arguments, "-o", cls.path, "--json")
         assert cls.done.returncode == OK, cls.done.stderr
         cls.data = cls.path.read_bytes()
@@ -73,6 +68,9 @@ class Calibrate(unittest.TestCase):
             (N_LAYERS, N_KV_HEADS, HEAD_DIM, TOKENS, str(CLUSTERS)),
         )
         self.assertEqual(row["bytes"], len(self.data))
+        self.assertIn(f"hint: --calibration {self.path} uses it; commands find it by themselves under the name ", self.done.stderr)
+        shares = [json.loads(line)["fraction"] for line in self.done.stderr.splitlines() if line.startswith("{")]
+        self.assertEqual((shares[0], shares[-1], shares), (0, 1, sorted(shares)))
         self.assertGreater(row["seconds"], 0)
 
     def beside(self, data):
@@ -80,7 +78,7 @@ class Calibrate(unittest.TestCase):
         folder = tempfile.TemporaryDirectory()
         self.addCleanup(folder.cleanup)
         model = pathlib.Path(folder.name) / "model.gguf"
-        model.symlink_to(MODEL)
+        model.symlink_to(SMALL)
         (pathlib.Path(folder.name) / "model.kvcal").write_bytes(data)
         return model
 
@@ -122,14 +120,14 @@ class Calibrate(unittest.TestCase):
         for stated, code, said in ((checksum, OK, ""), (checksum ^ 1, USAGE, "not the one that the settings were made")):
             path = folder / "model.kvant"
             path.write_text(settings.seal(
-                f"kvant-settings 1\nlayers 30\ncalibration {stated:016x} model.kvcal\n"
-                "k 0-29 3x64 trellis-4:transform=file\nv 0-29 3x64 trellis-4:center=file\n"))
-            done = self.eval(MODEL, "--config", path)
+                f"kvant-settings 1\nlayers {N_LAYERS}\ncalibration {stated:016x} model.kvcal\n"
+                f"k 0-{N_LAYERS - 1} 3x64 trellis-4:transform=file\nv 0-{N_LAYERS - 1} 3x64 trellis-4:center=file\n"))
+            done = self.eval(SMALL, "--config", path)
             self.assertEqual(done.returncode, code, done.stderr)
             self.assertIn(said, done.stderr)
             if code == OK:
                 row = json.loads(done.stdout)[1]
-                same = json.loads(self.eval(MODEL, "--calibration", self.path, "-k", "trellis-4:transform=file",
+                same = json.loads(self.eval(SMALL, "--calibration", self.path, "-k", "trellis-4:transform=file",
                                             "-v", "trellis-4:center=file").stdout)[1]
                 self.assertEqual(row["kld_mean"], same["kld_mean"])
                 self.assertEqual(row["bits"], same["bits"])
@@ -170,7 +168,7 @@ class Calibrate(unittest.TestCase):
         specs = list(bits)
         configs = [word for spec in specs for word in ("-k", spec, "-v", "int-4")]
         done = run(
-            *["eval", "-m", MODEL, "-f", TEXT, "-c", 128, "--chunks", 1, "--json"],
+            *["eval", "-m", SMALL, "-f", TEXT, "-c", 128, "--chunks", 1, "--json"],
             *["--calibration", self.path, *configs],
         )
         self.assertEqual(done.returncode, OK, done.stderr)
@@ -182,7 +180,7 @@ class Calibrate(unittest.TestCase):
             self.assertTrue(0 < row["kld_mean"] < 0.5, (spec, row["kld_mean"]))
 
     def test_missing_and_wrong_calibrations_are_named(self):
-        arguments = ["eval", "-m", MODEL, "-f", TEXT, "-c", 128, "--chunks", 1]
+        arguments = ["eval", "-m", SMALL, "-f", TEXT, "-c", 128, "--chunks", 1]
         for spec in ("int-4:center=file", "turboquant-4:transform=file", *(("hessian-4", "kmeans-4:c=4") if PAPERS else ())):
             done = run(*arguments, "-k", spec)
             self.assertEqual(done.returncode, USAGE, done.stderr)
@@ -229,17 +227,16 @@ class Calibrate(unittest.TestCase):
             self.assertEqual(broken.read_bytes(), whole.read_bytes())
 
     def test_mistakes_are_named(self):
-        base = ["calibrate", "-m", MODEL, "-f", TEXT, "-o", self.path]
+        base = ["calibrate", "-m", SMALL, "-f", TEXT, "-o", self.path]
         for arguments, code, words in [
             (["calibrate", "-f", TEXT, "-o", self.path], USAGE, "no model"),
-            (["calibrate", "-m", MODEL, "-o", self.path], USAGE, "no text"),
-            (["calibrate", "-m", MODEL, "-f", TEXT], USAGE, "no output"),
+            (["calibrate", "-m", SMALL, "-o", self.path], USAGE, "no text"),
             ([*base, "--clusters", "1"], USAGE, "--clusters"),
             ([*base, "--clusters", "16,x"], USAGE, "--clusters"),
             ([*base, "--clusters", "64", "--sample", "32"], USAGE, "--sample"),
             ([*base, "-n", "64", "--clusters", "256"], RUNTIME, "256 are needed"),
-            (["calibrate", "-m", MODEL, "-f", TEXT, "-o", "/nonexistent/file"], RUNTIME, "/nonexistent"),
-            (["calibrate", "-m", MODEL, "-f", "/nonexistent", "-o", self.path], RUNTIME, "/nonexistent"),
+            (["calibrate", "-m", SMALL, "-f", TEXT, "-o", "/nonexistent/file"], RUNTIME, "/nonexistent"),
+            (["calibrate", "-m", SMALL, "-f", "/nonexistent", "-o", self.path], RUNTIME, "/nonexistent"),
         ]:
             with self.subTest(arguments=arguments):
                 done = run(*arguments)

@@ -7,20 +7,16 @@ import resource
 import signal
 import struct
 import subprocess
-import sys
 import tempfile
 import time
 import unittest
 
-from test_cli_calibrate import HEAD_DIM, N_HEADS, N_KV_HEADS, N_LAYERS, parse
-from testing import LIB, MODEL, command, run
-
-sys.path.insert(0, str(pathlib.Path(__file__).resolve().parents[2] / "scripts"))
-import fetch  # noqa: E402
+from test_cli_calibrate import HEAD_DIM, N_HEADS, N_KV_HEADS, parse
+from testing import LIB, N_LAYERS, SMALL, TEXT, command, run
 
 OK, RUNTIME, USAGE, INTERRUPTED = 0, 1, 2, 130
 TOKENS, CTX, STEP = 112, 64, 8  # one context and three quarters
-TEXT = fetch.fetch_text()
+LAST = N_LAYERS - 1
 
 
 def read(data):
@@ -45,8 +41,8 @@ class Capture(unittest.TestCase):
     def setUpClass(cls):
         cls.folder = tempfile.TemporaryDirectory()
         cls.path = pathlib.Path(cls.folder.name) / "model.safetensors"
-        cls.base = ["capture", "-m", MODEL, "-f", TEXT, "-n", TOKENS, "-c", CTX]
-        done = run(*cls.base, "-o", cls.path, "--queries", STEP, "--layers", "0,3-4,29", "--json")
+        cls.base = ["capture", "-m", SMALL, "-f", TEXT, "-n", TOKENS, "-c", CTX]
+        done = run(*cls.base, "-o", cls.path, "--queries", STEP, "--layers", f"0,2-{LAST}", "--json")
         assert done.returncode == OK, done.stderr
         cls.row = json.loads(done.stdout)[0]
         cls.data = cls.path.read_bytes()
@@ -58,60 +54,60 @@ class Capture(unittest.TestCase):
 
     def test_what_the_file_says(self):
         queries = CTX // STEP + (TOKENS - CTX) // STEP
-        self.assertEqual(self.row["layers"], 4)
+        self.assertEqual(self.row["layers"], LAST)
         self.assertEqual((self.row["tokens"], self.row["ctx"], self.row["queries"]), (TOKENS, CTX, queries))
         self.assertEqual(self.row["bytes"], len(self.data))
-        self.assertEqual(set(self.tensors), {"windows"} | {f"layers.{i}.{c}" for i in (0, 3, 4, 29) for c in "kvq"})
-        self.assertEqual(self.tensors["layers.3.k"][0], [N_KV_HEADS, TOKENS, HEAD_DIM])
-        self.assertEqual(self.tensors["layers.3.v"][0], [N_KV_HEADS, TOKENS, HEAD_DIM])
-        self.assertEqual(self.tensors["layers.29.q"][0], [N_HEADS, queries, HEAD_DIM])
+        self.assertEqual(set(self.tensors), {"windows"} | {f"layers.{i}.{c}" for i in (0, *range(2, LAST + 1)) for c in "kvq"})
+        self.assertEqual(self.tensors["layers.2.k"][0], [N_KV_HEADS, TOKENS, HEAD_DIM])
+        self.assertEqual(self.tensors["layers.2.v"][0], [N_KV_HEADS, TOKENS, HEAD_DIM])
+        self.assertEqual(self.tensors[f"layers.{LAST}.q"][0], [N_HEADS, queries, HEAD_DIM])
         self.assertEqual(self.tensors["windows"], ([N_LAYERS], (0,) * N_LAYERS))
         self.assertEqual(self.metadata["format"], "kvant-capture-1")
         self.assertEqual(self.metadata["tokens"], str(TOKENS))
-        self.assertEqual(self.metadata["layers.3.attention"], "0.125 0 0")
+        self.assertEqual(self.metadata["layers.2.attention"], "0.125 0 0")
         self.assertRegex(self.metadata["model_fingerprint"], "^[0-9a-f]{16}$")
 
     def test_numbers_are_those_that_a_calibration_sees(self):
         """Means of keys and values, and the queries' second moment, of the same tokens: gathered by another program path."""
         calibration, every = (self.path.with_name(name) for name in ("c.kvcal", "every.safetensors"))
-        arguments = ["-m", MODEL, "-f", TEXT, "-n", TOKENS, "-c", CTX]
+        arguments = ["-m", SMALL, "-f", TEXT, "-n", TOKENS, "-c", CTX]
         done = run("calibrate", *arguments, "-o", calibration, "--clusters", "none")
         self.assertEqual(done.returncode, OK, done.stderr)
-        done = run("capture", *arguments, "-o", every, "--layers", "3")
+        done = run("capture", *arguments, "-o", every, "--layers", "2")
         self.assertEqual(done.returncode, OK, done.stderr)
         _, tensors = read(every.read_bytes())
-        self.assertEqual(tensors["layers.3.k"], self.tensors["layers.3.k"])
+        self.assertEqual(tensors["layers.2.k"], self.tensors["layers.2.k"])
         sites = parse(calibration.read_bytes())
         for role, letter in enumerate("kv"):
-            numbers = tensors[f"layers.3.{letter}"][1]
-            for i, mean in enumerate(sites[3, role]["mean"]):
+            numbers = tensors[f"layers.2.{letter}"][1]
+            for i, mean in enumerate(sites[2, role]["mean"]):
                 head, channel = divmod(i, HEAD_DIM)
                 column = numbers[head * TOKENS * HEAD_DIM + channel : (head + 1) * TOKENS * HEAD_DIM : HEAD_DIM]
                 largest = max(map(abs, column))
                 # Each number was rounded to fp16: by 2^-11 of itself at most.
                 self.assertAlmostEqual(sum(column) / TOKENS, mean, delta=2**-11 * largest + 1e-6)
-        queries, group = tensors["layers.3.q"][1], N_HEADS // N_KV_HEADS
+        queries, group = tensors["layers.2.q"][1], N_HEADS // N_KV_HEADS
         for head in range(N_KV_HEADS):
             first = head * group * TOKENS * HEAD_DIM
             for a, b in ((0, 0), (0, 1), (17, 40)):
                 pairs = range(first, first + group * TOKENS * HEAD_DIM, HEAD_DIM)
                 mean = sum(queries[i + a] * queries[i + b] for i in pairs) / len(pairs)
                 largest = max(abs(queries[i + a] * queries[i + b]) for i in pairs)
-                moment = sites[3, 0]["moment"][head * HEAD_DIM**2 + a * HEAD_DIM + b]
+                moment = sites[2, 0]["moment"][head * HEAD_DIM**2 + a * HEAD_DIM + b]
                 self.assertAlmostEqual(mean, moment, delta=2**-9 * largest)
 
     def test_queries_are_of_the_tokens_they_should_be(self):
         every = self.path.with_name("q.safetensors")
-        done = run(*self.base, "-o", every, "--layers", "29")
+        done = run(*self.base, "-o", every, "--layers", LAST)
         self.assertEqual(done.returncode, OK, done.stderr)
         _, tensors = read(every.read_bytes())
-        n_queries, all_queries = self.tensors["layers.29.q"][0][1], tensors["layers.29.q"][1]
+        n_queries, all_queries = self.tensors[f"layers.{LAST}.q"][0][1], tensors[f"layers.{LAST}.q"][1]
         positions = [*range(STEP - 1, CTX, STEP), *range(CTX + STEP - 1, TOKENS, STEP)]
         self.assertEqual(len(positions), n_queries)
         for head in range(N_HEADS):
             for i, position in enumerate(positions):
                 at, of = (head * n_queries + i) * HEAD_DIM, (head * TOKENS + position) * HEAD_DIM
-                self.assertEqual(self.tensors["layers.29.q"][1][at : at + HEAD_DIM], all_queries[of : of + HEAD_DIM])
+                self.assertEqual(self.tensors[f"layers.{LAST}.q"][1][at : at + HEAD_DIM], all_queries[of : of + HEAD_DIM])
 
     def test_contexts_from_all_parts_of_a_text(self):
         """The second half of the text, which the second part is, reads as a text of its own."""
@@ -120,9 +116,9 @@ class Capture(unittest.TestCase):
         for name, text, more in [("whole", "".join(halves), ["--spread", 2]), ("sun", halves[0], []), ("rain", halves[1], [])]:
             file = self.path.with_name(name)
             file.with_suffix(".txt").write_text(text)
-            done = run("capture", "-m", MODEL, "-f", file.with_suffix(".txt"), "-o", file, "-c", 32, "-n", 64 if more else 32, *more)
+            done = run("capture", "-m", SMALL, "-f", file.with_suffix(".txt"), "-o", file, "-c", 32, "-n", 64 if more else 32, *more)
             self.assertEqual(done.returncode, OK, done.stderr)
-            captured.append(read(file.read_bytes())[1]["layers.7.k"])
+            captured.append(read(file.read_bytes())[1]["layers.1.k"])
         (shape, whole), *parts = captured
         self.assertEqual(shape, [N_KV_HEADS, 64, HEAD_DIM])
         for part, (_, rows) in enumerate(parts):
@@ -162,7 +158,7 @@ class Capture(unittest.TestCase):
             text = pathlib.Path(name) / "text"
             text.write_text("a " * tokens)
             path = pathlib.Path(name) / "out"
-            done = run("capture", "-m", MODEL, "-f", text, "-o", path, "-n", tokens, "-c", 64)
+            done = run("capture", "-m", SMALL, "-f", text, "-o", path, "-n", tokens, "-c", 64)
             self.assertEqual(done.returncode, RUNTIME, done.stderr)
             self.assertIn("MiB left", done.stderr)
             self.assertEqual(list(pathlib.Path(name).iterdir()), [text])
@@ -170,7 +166,7 @@ class Capture(unittest.TestCase):
     def test_an_interrupted_run_leaves_nothing(self):
         with tempfile.TemporaryDirectory() as name:
             path = pathlib.Path(name) / "out.safetensors"
-            arguments = ["capture", "-m", MODEL, "-f", TEXT, "-n", 100_000, "-c", 512, "-o", path, "--runtime", LIB]
+            arguments = ["capture", "-m", SMALL, "-f", TEXT, "-n", 5000, "-c", 512, "-o", path, "--runtime", LIB]
             process = subprocess.Popen(command(*arguments), stderr=subprocess.PIPE)
             for _ in range(600):
                 if list(path.parent.iterdir()):
@@ -183,23 +179,23 @@ class Capture(unittest.TestCase):
 
     def test_mistakes_are_named(self):
         broken = self.path.with_name("broken.gguf")
-        with open(MODEL, "rb") as model:
+        with open(SMALL, "rb") as model:
             broken.write_bytes(model.read(1 << 20))
-        base = ["capture", "-m", MODEL, "-f", TEXT, "-o", self.path]
+        base = ["capture", "-m", SMALL, "-f", TEXT, "-o", self.path]
         for arguments, code, words in [
             (["capture", "-f", TEXT, "-o", self.path], USAGE, "no model"),
-            (["capture", "-m", MODEL, "-o", self.path], USAGE, "no text"),
-            (["capture", "-m", MODEL, "-f", TEXT], USAGE, "no output"),
+            (["capture", "-m", SMALL, "-o", self.path], USAGE, "no text"),
+            (["capture", "-m", SMALL, "-f", TEXT], USAGE, "no output"),
             ([*base, "--layers", "3-1"], USAGE, "--layers"),
             ([*base, "--layers", "x"], USAGE, "--layers"),
             ([*base, "--queries", "0"], USAGE, "--queries"),
             ([*base, "--spread", "0"], USAGE, "--spread"),
             ([*base, "--spread", "200", "-c", "8192", "-n", "2000000"], RUNTIME, "are needed"),
-            ([*base, "--layers", "30", "-c", "64"], RUNTIME, "0 to 29"),
+            ([*base, "--layers", N_LAYERS, "-c", "64"], RUNTIME, f"0 to {LAST}"),
             ([*base, "-c", "100000"], RUNTIME, "the model's own limit"),
             ([*base[:4], "/dev/null", *base[5:]], RUNTIME, "no tokens"),
             (["capture", "-m", broken, "-f", TEXT, "-o", self.path], RUNTIME, "cannot load the model"),
-            (["capture", "-m", MODEL, "-f", TEXT, "-o", "/nonexistent/file"], RUNTIME, "/nonexistent"),
+            (["capture", "-m", SMALL, "-f", TEXT, "-o", "/nonexistent/file"], RUNTIME, "/nonexistent"),
         ]:
             with self.subTest(arguments=arguments):
                 done = run(*arguments)

@@ -8,19 +8,14 @@ import pathlib
 import shutil
 import signal
 import subprocess
-import sys
 import tempfile
 import time
 import unittest
 
-from testing import MODEL, PLUGIN, command, run
-
-sys.path.insert(0, str(pathlib.Path(__file__).resolve().parents[2] / "scripts"))
-import fetch  # noqa: E402
+from testing import PLUGIN, SMALL, TEXT, command, run
 
 OK, RUNTIME, USAGE, INTERRUPTED = 0, 1, 2, 130
-TEXT = fetch.fetch_text()
-BASE = ["eval", "-m", MODEL, "-f", TEXT, "-c", "64"]
+BASE = ["eval", "-m", SMALL, "-f", TEXT, "-c", "64"]
 CONFIGS = ["-k", "turboquant-3", "--stock", "q4_0"]
 N_ROWS, VALUE_BYTES = 31, 24
 RECORD_BYTES = 24 + N_ROWS * VALUE_BYTES + 8
@@ -268,7 +263,7 @@ class Rows(unittest.TestCase):
 
     def test_a_truncated_model(self):
         with tempfile.NamedTemporaryFile(suffix=".gguf") as broken:
-            broken.write(pathlib.Path(MODEL).read_bytes()[:1000000])
+            broken.write(pathlib.Path(SMALL).read_bytes()[:1000000])
             broken.flush()
             done = run("eval", "-m", broken.name, "-f", TEXT)
         self.assertEqual((done.returncode, done.stdout), (RUNTIME, ""))

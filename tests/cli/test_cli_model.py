@@ -7,20 +7,15 @@ import pathlib
 import re
 import signal
 import subprocess
-import sys
 import tempfile
 import unittest
 
 import settings
-from testing import KVANT, LIB, MODEL, PLUGIN, run
-
-sys.path.insert(0, str(pathlib.Path(__file__).resolve().parents[2] / "scripts"))
-import fetch  # noqa: E402
+from testing import KVANT, LIB, MODEL, N_LAYERS as SMALL_LAYERS, PLUGIN, SMALL, TEXT, run
 
 OK, RUNTIME, USAGE, INTERRUPTED = 0, 1, 2, 130
 # SmolLM2-135M-Instruct: layers, kv heads, head_dim.
 N_LAYERS, N_KV_HEADS, HEAD_DIM = 30, 3, 64
-TEXT = fetch.fetch_text()
 
 
 def rows_of(done):
@@ -29,6 +24,8 @@ def rows_of(done):
 
 
 class Eval(unittest.TestCase):
+    small = ("eval", "-m", SMALL, "-f", TEXT)
+
     @classmethod
     def setUpClass(cls):
         cls.arguments = ["eval", "-m", MODEL, "-f", TEXT, "-c", "256", "--chunks", "1"]
@@ -136,35 +133,38 @@ class Eval(unittest.TestCase):
         self.assertLess(kld["llama.cpp", "q8_0", "q4_0"], kld["kvant", "turboquant-4", "turboquant-3"])
 
     def test_threads_change_speed_only(self):
-        two = rows_of(run(*self.arguments, "-k", "turboquant-4", "-v", "turboquant-3", "-t", "2", "--json"))
+        arguments = [*self.small, "-c", "256", "--chunks", "1", "-k", "turboquant-4", "-v", "turboquant-3", "--json"]
+        one, two = (rows_of(run(*arguments, "-t", n_threads)) for n_threads in (1, 2))
         # Attention of kvant is the same for any number of threads; llama.cpp's own products are as well.
-        self.assertEqual(two[1]["ppl"], self.rows[4]["ppl"])
-        self.assertEqual(two[1]["kld_mean"], self.rows[4]["kld_mean"])
+        self.assertEqual([row["ppl"] for row in two], [row["ppl"] for row in one])
+        self.assertEqual([row["kld_mean"] for row in two], [row["kld_mean"] for row in one])
 
     def test_table_has_the_same_numbers(self):
-        done = run(*self.arguments, "--stock", "q8_0")
+        arguments = [*self.small, "-c", "64", "--chunks", "1", "--stock", "q8_0"]
+        rows, done = rows_of(run(*arguments, "--json")), run(*arguments)
         self.assertEqual(done.returncode, OK, done.stderr)
         header, f16, q8 = done.stdout.splitlines()
-        self.assertIn("KLD mean", header)
-        self.assertIn(f"{self.rows[0]['ppl']:.3f}", f16)
-        self.assertIn(f"{self.rows[1]['ppl']:.3f}", q8)
-        self.assertIn(f"{self.rows[1]['kld_mean']:.5f}", q8)
+        self.assertEqual(re.split("  +", header.strip()), ["cache", "bits", "KV MiB", "ppl", "KLD mean", "+-", "top-1 %"])
+        self.assertTrue(f16.startswith("llama.cpp f16 "))
+        self.assertIn(f"{rows[0]['ppl']:.3f}", f16)
+        self.assertIn(f"{rows[1]['ppl']:.3f}", q8)
+        self.assertIn(f"{rows[1]['kld_mean']:.5f}", q8)
 
     def test_too_short_a_text(self):
-        done = run("eval", "-m", MODEL, "-f", "-", "-c", "256", "--json", stdin="a few words")
+        done = run("eval", "-m", SMALL, "-f", "-", "-c", "256", "--json", stdin="a few words")
         self.assertEqual((done.returncode, done.stdout), (RUNTIME, ""))
         self.assertIn("needs at least 512", done.stderr)
 
     def test_unwritable_output(self):
         with open("/dev/full", "w") as full:
-            done = run(*self.arguments, "--stock", "f16", stdout=full)
+            done = run(*self.small, "-c", "64", "--chunks", "1", "--stock", "f16", stdout=full)
         self.assertEqual(done.returncode, RUNTIME)
         self.assertIn("No space left", done.stderr)
 
     def test_interrupt_prints_what_is_complete(self):
         env = dict(os.environ, KVANT_PLUGIN=PLUGIN)
         # A chunk is one batch, and the first line about progress but the start's comes after a batch of the f16 cache.
-        command = [KVANT, "eval", "-m", MODEL, "-f", TEXT, "-c", "64", "-t", "1", "-k", "f16", "--json"]
+        command = [KVANT, *self.small, "-c", "64", "--chunks", "all", "-t", "1", "-k", "f16", "--json"]
         child = subprocess.Popen(command, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True, env=env)
         for line in child.stderr:
             event = json.loads(line)
@@ -223,7 +223,7 @@ class Eval(unittest.TestCase):
 
 class Inspect(unittest.TestCase):
     def test_rows(self):
-        rows = rows_of(run("inspect", "-m", MODEL, "-f", TEXT, "--stock", "q4_0", "-k", "int-4", "-v", "int-2", "--json"))
+        rows = rows_of(run("inspect", "-m", SMALL, "-f", TEXT, "--stock", "q4_0", "-k", "int-4", "-v", "int-2", "--json"))
         self.assertEqual([(row["cache"], row["k"], row["v"]) for row in rows], [("llama.cpp", "q4_0", "q4_0"), ("kvant", "int-4", "int-2")])
         self.assertEqual(rows[0]["bits"], 4.5)
         self.assertLess(3, rows[1]["bits"])
@@ -234,16 +234,16 @@ class Inspect(unittest.TestCase):
             self.assertGreater(row["text_tokens"], 1000)
 
     def test_without_a_text(self):
-        row = rows_of(run("inspect", "-m", MODEL, "--json"))[0]
+        row = rows_of(run("inspect", "-m", SMALL, "--json"))[0]
         self.assertEqual((row["preset"], row["text_tokens"], row["text_fingerprint"]), ("balanced", None, None))
-        done = run("inspect", "-m", MODEL)
+        done = run("inspect", "-m", SMALL)
         self.assertIn("contexts of up to 8192 tokens\n", done.stdout)
 
     def test_refusals(self):
         for arguments, code, words in [
             ([], USAGE, "no model given"),
-            (["-m", MODEL, "-k", "int-44"], USAGE, "int-44"),
-            (["-m", MODEL, "-f", "/nonexistent"], RUNTIME, "/nonexistent"),
+            (["-m", SMALL, "-k", "int-44"], USAGE, "int-44"),
+            (["-m", SMALL, "-f", "/nonexistent"], RUNTIME, "/nonexistent"),
             (["-m", "/nonexistent.gguf"], RUNTIME, "/nonexistent.gguf"),
         ]:
             with self.subTest(arguments=arguments):
@@ -259,33 +259,35 @@ class Settings(unittest.TestCase):
         self.path = pathlib.Path(self.folder.name) / "model.kvant"
 
     def eval(self, *options):
-        return run("eval", "-m", MODEL, "-f", TEXT, "-c", "128", "--chunks", "1", "--json", *options)
+        return run("eval", "-m", SMALL, "-f", TEXT, "-c", "128", "--chunks", "1", "--json", *options)
 
     def test_a_settings_file_is_a_configuration(self):
+        last = SMALL_LAYERS - 1
         self.path.write_text(settings.seal(
-            "kvant-settings 1\nlayers 30\nk 0-4,29 3x64 int-8:group=32\nk 5-28 3x64 f16\nv 0-29 3x64 int-8:group=32\n"))
+            f"kvant-settings 1\nlayers {SMALL_LAYERS}\nk 0,{last} 3x64 int-8:group=32\nk 1-{last - 1} 3x64 f16\n"
+            f"v 0-{last} 3x64 int-8:group=32\n"))
         rows = rows_of(self.eval("--config", self.path, "-k", "int-8:group=32", "--preset", "small"))
         self.assertEqual([row["k"] for row in rows],
                          ["f16", "model.kvant", "int-8:group=32", "trellis-3:center=first,norm=first"])
         self.assertEqual([row["config"] for row in rows], [None, str(self.path), None, None])
         self.assertEqual([row["preset"] for row in rows], [None, None, None, "small"])
-        self.assertEqual([row["bits"] for row in rows], [16, (24 * 16 + 36 * 9) / 60, 9, 3.25])
+        self.assertEqual([row["bits"] for row in rows], [16, 9 + (last - 1) * (16 - 9) / (2 * SMALL_LAYERS), 9, 3.25])
         self.assertLess(rows[1]["kld_mean"], rows[3]["kld_mean"])
 
     def test_the_same_codecs_give_the_same_numbers(self):
-        self.path.write_text(settings.plain(N_LAYERS, f"{N_KV_HEADS}x{HEAD_DIM}", "turboquant-4", "turboquant-3"))
+        self.path.write_text(settings.plain(SMALL_LAYERS, f"{N_KV_HEADS}x{HEAD_DIM}", "turboquant-4", "turboquant-3"))
         rows = rows_of(self.eval("--config", self.path, "-k", "turboquant-4", "-v", "turboquant-3"))
         for field in ("kld_mean", "ppl", "bits"):
             self.assertEqual(rows[1][field], rows[2][field], field)
 
     def test_another_models_settings_file(self):
-        for shape, n_layers in (("3x64", 29), ("2x64", 30), ("3x32", 30), ("1x192", 30)):
+        for shape, n_layers in (("3x64", SMALL_LAYERS - 1), ("2x64", SMALL_LAYERS), ("3x32", SMALL_LAYERS), ("1x192", SMALL_LAYERS)):
             self.path.write_text(settings.plain(n_layers, shape, "f16", "f16"))
             for done in (self.eval("--config", self.path),
-                         run("run", "-m", MODEL, "-p", "x", "-n", "1", "--config", self.path)):
+                         run("run", "-m", SMALL, "-p", "x", "-n", "1", "--config", self.path)):
                 self.assertEqual((done.returncode, done.stdout), (RUNTIME, ""), shape)
                 self.assertIn(f"--config {self.path}: the settings file is for another model", done.stderr)
-                self.assertIn("30, 3 of 64", done.stderr)
+                self.assertIn(f"{SMALL_LAYERS}, 3 of 64", done.stderr)
 
     def test_the_default_is_balanced(self):
         rows = rows_of(self.eval())
@@ -382,7 +384,7 @@ class Bench(unittest.TestCase):
                 "bench",
                 "model",
                 "-m",
-                MODEL,
+                SMALL,
                 "-d",
                 "64,0",
                 "-p",
@@ -409,7 +411,7 @@ class Bench(unittest.TestCase):
 
     def test_skipped_phase_is_null(self):
         (row,) = rows_of(
-            run("bench", "model", "-m", MODEL, "-p", "0", "-n", "2", "-r", "1", "--stock", "f16", "--json")
+            run("bench", "model", "-m", SMALL, "-p", "0", "-n", "2", "-r", "1", "--stock", "f16", "--json")
         )
         self.assertIsNone(row["prefill_tps"])
         self.assertGreater(row["decode_tps"], 0)
@@ -420,7 +422,20 @@ class Run(unittest.TestCase):
         done = run("run", "-m", MODEL, "-k", "int-8", "-p", "What is the capital of France?", "-n", "16")
         self.assertEqual(done.returncode, OK, done.stderr)
         self.assertIn("Paris", done.stdout)
-        self.assertRegex(done.stderr, r"int-8, \d+\.\d\d bits: prompt \d+ tokens, .* KV cache \d+\.\d\d MiB")
+        cells = 256  # the fewest that llama.cpp allocates
+        f16 = f"{cells * 2 * N_LAYERS * N_KV_HEADS * HEAD_DIM * 2 / 2**20:.2f}"
+        self.assertRegex(done.stderr, rf"int-8, 8\.50 bits: prompt \d+ tokens, .* KV cache \d+\.\d\d MiB \(f16: {f16} MiB\)")
+
+    def test_a_preset_without_a_calibration_says_so(self):
+        done = run("run", "-m", MODEL, "--preset", "small", "-p", "Hello", "-n", "2")
+        self.assertEqual(done.returncode, OK, done.stderr)
+        self.assertRegex(done.stderr, r"(?m)^small, 3\.25 bits: ")
+        self.assertIn(f"  hint: not calibrated: kvant calibrate -m {MODEL} -f TEXT", done.stderr)
+        self.assertNotIn("KV cache small: ", done.stderr)  # the plug-in's line is for programs
+
+    def test_verbose_passes_on_what_the_plugin_says(self):
+        done = run("run", "-m", MODEL, "-k", "int-8", "-p", "Hello", "-n", "2", "--verbose")
+        self.assertIn("kvant: KV cache int-8: 8.50 bits per number, 30 of 30 layers, ", done.stderr)
 
     def test_prompt_from_standard_input_and_raw(self):
         done = run(
@@ -433,7 +448,7 @@ class Run(unittest.TestCase):
         arguments = [
             "run",
             "-m",
-            MODEL,
+            SMALL,
             "-p",
             "A word:",
             "-n",
@@ -447,7 +462,7 @@ class Run(unittest.TestCase):
         self.assertEqual(run(*arguments, "7").stdout, run(*arguments, "7").stdout)
 
     def test_full_context_is_said(self):
-        done = run("run", "-m", MODEL, "-p", "word " * 400, "-c", "256")
+        done = run("run", "-m", SMALL, "-p", "word " * 400, "-c", "256")
         self.assertEqual((done.returncode, done.stdout), (RUNTIME, ""))
         self.assertIn("larger -c", done.stderr)
 

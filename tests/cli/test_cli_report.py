@@ -5,18 +5,13 @@ import os
 import pathlib
 import signal
 import subprocess
-import sys
 import tempfile
 import unittest
 
 import settings
-from testing import MODEL, PLUGIN, command, run
-
-sys.path.insert(0, str(pathlib.Path(__file__).resolve().parents[2] / "scripts"))
-import fetch  # noqa: E402
+from testing import N_LAYERS, PLUGIN, SMALL, TEXT, command, run
 
 RUNTIME, INTERRUPTED = 1, 130
-TEXT = fetch.fetch_text()
 
 
 class Report(unittest.TestCase):
@@ -25,7 +20,7 @@ class Report(unittest.TestCase):
         self.addCleanup(folder.cleanup)
         self.folder = pathlib.Path(folder.name)
         self.page = self.folder / "report.html"
-        self.arguments = ["report", "-m", MODEL, "-f", TEXT, "-o", self.page, "--quick", "-c", "64", "--stock", "q4_0"]
+        self.arguments = ["report", "-m", SMALL, "-f", TEXT, "-o", self.page, "--quick", "-c", "64", "--stock", "q4_0"]
 
     def until(self, step):
         """Interrupts as soon as the step has begun."""
@@ -47,7 +42,7 @@ class Report(unittest.TestCase):
         self.assertEqual((states["quality"], states["position"], states["speed"]), ("complete", "complete", "partial"))
         quality = first["steps"][0]
         self.assertEqual([row["k"] for row in quality["rows"]], ["f16", "q4_0"])
-        self.assertTrue(quality["command"].startswith(f"kvant eval -m {pathlib.Path(MODEL).name} --json"), quality["command"])
+        self.assertTrue(quality["command"].startswith(f"kvant eval -m {pathlib.Path(SMALL).name} --json"), quality["command"])
         self.assertEqual(first["about"]["n_ctx_train"], 8192)
         self.assertIn('"kvant_report":1', self.page.read_text())
         second = self.until("speed")
@@ -56,7 +51,7 @@ class Report(unittest.TestCase):
         layers = self.folder / "layers.json"
         layers.write_text('[{"layer": 0, "calibration": "/home/somebody/model.kvcal"}]')
         own = self.folder / "own.kvant"
-        own.write_text(settings.plain(30, "3x64", "int-8", "int-8"))
+        own.write_text(settings.plain(N_LAYERS, "3x64", "int-8", "int-8"))
         self.arguments += ["--chunks", "2", "--sensitivity", layers, "--config", own, "--fp32", "--stock", "q8_0"]
         third = self.until("speed")  # a step that is resumed may end before it says anything
         self.assertEqual(third["steps"][0]["rows"][0]["chunks"], 2)
@@ -80,7 +75,7 @@ class Report(unittest.TestCase):
     def test_mistakes_are_named(self):
         short, truncated = self.folder / "short.txt", self.folder / "truncated.gguf"
         short.write_text("A text of a few words.")
-        with open(MODEL, "rb") as model:
+        with open(SMALL, "rb") as model:
             truncated.write_bytes(model.read(1 << 20))
         for more, words in [
             (["-c", "16384"], "beyond the model's 8192"),

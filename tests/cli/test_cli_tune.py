@@ -9,14 +9,10 @@ import tempfile
 import time
 import unittest
 
-from test_cli_calibrate import HEAD_DIM, N_KV_HEADS, N_LAYERS
-from testing import LIB, MODEL, command, program, run
-
-sys.path.insert(0, str(pathlib.Path(__file__).resolve().parents[2] / "scripts"))
-import fetch  # noqa: E402
+from test_cli_calibrate import HEAD_DIM, N_KV_HEADS
+from testing import LIB, N_LAYERS, SMALL, TEXT, command, program, run
 
 OK, RUNTIME, USAGE, INTERRUPTED = 0, 1, 2, 130
-TEXT = fetch.fetch_text()
 # One context is measured, for time; which ones are taken of several texts is tests/tuning/test_probes.py.
 CTX, PROBE, PROBE_CHUNKS = 256, 64, 1
 MEASUREMENTS = PROBE_CHUNKS * (2 * N_LAYERS + 2)  # every site, no codec, and llama.cpp's own f16
@@ -39,7 +35,7 @@ class Tune(unittest.TestCase):
         cls.folder = tempfile.TemporaryDirectory()
         cls.path = pathlib.Path(cls.folder.name) / "model.kvant"
         cls.state = cls.path.with_name("state")
-        cls.base = ["tune", "-m", MODEL, "-f", TEXT, "-c", CTX, "--probe-ctx", PROBE, "--chunks", 2, *TRY]
+        cls.base = ["tune", "-m", SMALL, "-f", TEXT, "-c", CTX, "--probe-ctx", PROBE, "--chunks", 2, *TRY]
         cls.base += ["--probe-chunks", PROBE_CHUNKS]
         cls.interrupted = cls.interrupt([*cls.base, "--bits", 3, "-o", cls.path, "--resume", cls.state])
         cls.left = sorted(p.name for p in cls.path.parent.iterdir())
@@ -121,7 +117,7 @@ class Tune(unittest.TestCase):
         for row in json.loads(shown.stdout):
             self.assertEqual(of_heads(row["k"]), said[row["layer"], "K"])
             self.assertEqual(of_heads(row["v"]), said[row["layer"], "V"])
-        done = run("eval", "-m", MODEL, "-f", TEXT, "-c", 128, "--chunks", 1, "--config", self.path, "--json")
+        done = run("eval", "-m", SMALL, "-f", TEXT, "-c", 128, "--chunks", 1, "--config", self.path, "--json")
         self.assertEqual(done.returncode, OK, done.stderr)
         row = next(row for row in json.loads(done.stdout) if row["cache"] == "kvant")
         self.assertAlmostEqual(row["bits"], self.settings[0]["bits"], places=6)
@@ -149,7 +145,7 @@ class Mistakes(unittest.TestCase):
         folder = tempfile.TemporaryDirectory()
         self.addCleanup(folder.cleanup)
         model = pathlib.Path(folder.name) / "model.gguf"
-        model.symlink_to(MODEL)
+        model.symlink_to(SMALL)
         arguments = ["tune", "-m", model, "-f", TEXT, "-o", model.with_name("x"), "--bits", 4, "--probe-ctx", 64]
         arguments += ["--try-k", "int-4:center=file", "--try-v", "nonsense-4"]
         done = run(*arguments)
@@ -168,7 +164,7 @@ class Mistakes(unittest.TestCase):
             python = program(folder, "python3", f'exec "{sys.executable}" -S -s "$@"')  # without site-packages
             if subprocess.run([python, "-c", "import numpy"], stderr=subprocess.DEVNULL).returncode == 0:
                 self.skipTest("NumPy lies where every Python finds it")
-            done = run("tune", "-m", MODEL, "-f", TEXT, "--bits", 4, "-o", f"{folder}/x", KVANT_PYTHON=str(python))
+            done = run("tune", "-m", SMALL, "-f", TEXT, "--bits", 4, "-o", f"{folder}/x", KVANT_PYTHON=str(python))
         self.assertEqual(done.returncode, RUNTIME, done.stderr)
         self.assertIn("python3-numpy", done.stderr)
 
@@ -177,14 +173,14 @@ class Mistakes(unittest.TestCase):
         self.addCleanup(folder.cleanup)
         path = pathlib.Path(folder.name) / "model.kvant"
         broken = path.with_name("broken.gguf")
-        with open(MODEL, "rb") as model:
+        with open(SMALL, "rb") as model:
             broken.write_bytes(model.read(1 << 20))
         short = path.with_name("short.txt")
         short.write_text("Too short.")
-        base = ["tune", "-m", MODEL, "-f", TEXT, "-o", path.with_name("x.kvant"), "--bits", "4"]
+        base = ["tune", "-m", SMALL, "-f", TEXT, "-o", path.with_name("x.kvant"), "--bits", "4"]
         for arguments, code, words in [
             (["tune", "-f", TEXT, "--bits", "4"], USAGE, "no model"),
-            (["tune", "-m", MODEL, "--bits", "4"], USAGE, "no text"),
+            (["tune", "-m", SMALL, "--bits", "4"], USAGE, "no text"),
             (base[:-2], USAGE, "no budget"),
             ([*base, "--kv-bytes", "64M"], USAGE, "one of them"),
             ([*base[:-1], "17"], USAGE, "--bits"),

@@ -7,8 +7,8 @@ import statistics
 import tempfile
 import unittest
 
-from test_cli_capture import OK, RUNTIME, TEXT, read
-from testing import MODEL, run
+from test_cli_capture import OK, RUNTIME, read
+from testing import SMALL, TEXT, run
 
 CTX = 64
 ROWS = CTX - 1 - CTX // 2
@@ -19,7 +19,7 @@ class Values(unittest.TestCase):
     def setUpClass(cls):
         cls.folder = tempfile.TemporaryDirectory()
         cls.path = pathlib.Path(cls.folder.name) / "values"
-        cls.base = ["eval", "-m", MODEL, "-f", TEXT, "-c", CTX, "-k", "turboquant-2", "--json"]
+        cls.base = ["eval", "-m", SMALL, "-f", TEXT, "-c", CTX, "-k", "turboquant-2", "--json"]
         cls.base += ["--resume", cls.path.with_name("state")]
         done = run(*cls.base, "--spread", 2, "--chunks", 3, "--values", cls.path)
         assert done.returncode == OK, done.stderr

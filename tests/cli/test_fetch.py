@@ -1,12 +1,14 @@
 """scripts/fetch.py without a network: the cache, damaged downloads, missing programs."""
 
 import hashlib
+import http.server
 import os
 import pathlib
 import subprocess
 import sys
 import tarfile
 import tempfile
+import threading
 import unittest
 
 SCRIPTS = pathlib.Path(__file__).resolve().parents[2] / "scripts"
@@ -24,9 +26,9 @@ class Fetch(unittest.TestCase):
         self.bin = self.root / "bin"
         self.bin.mkdir()
 
-    def run_fetch(self, *arguments):
+    def run_fetch(self, *arguments, **environment):
         """With nothing on PATH but what a test put into self.bin."""
-        env = {"PATH": str(self.bin), "KVANT_CACHE": str(self.cache), "HOME": str(self.root)}
+        env = {"PATH": str(self.bin), "KVANT_CACHE": str(self.cache), "HOME": str(self.root), **environment}
         return subprocess.run(
             [sys.executable, "-B", SCRIPTS / "fetch.py", *arguments],
             capture_output=True,
@@ -58,14 +60,42 @@ class Fetch(unittest.TestCase):
         again = self.run_fetch("text")
         self.assertEqual(again.stdout, done.stdout)
 
-    def test_missing_npm_and_git_are_named_with_their_package(self):
-        done = self.run_fetch("runtime")
-        self.assertEqual((done.returncode, done.stdout), (1, ""))
-        self.assertIn("npm is missing", done.stderr)
-        self.assertIn("apt-get install npm", done.stderr)
+    def test_missing_git_is_named_with_its_package(self):
         done = self.run_fetch("headers")
         self.assertEqual(done.returncode, 1)
         self.assertIn("apt-get install git", done.stderr)
+
+    def serve(self, folder):
+        """A registry: files of the folder, on a port of this machine."""
+
+        class Handler(http.server.SimpleHTTPRequestHandler):
+            def __init__(self, *arguments):
+                super().__init__(*arguments, directory=str(folder))
+
+            def log_message(self, *_):
+                pass
+
+        server = http.server.ThreadingHTTPServer(("127.0.0.1", 0), Handler)
+        threading.Thread(target=server.serve_forever, daemon=True).start()
+        self.addCleanup(server.server_close)
+        self.addCleanup(server.shutdown)
+        return f"http://127.0.0.1:{server.server_port}/"
+
+    def test_npm_itself_is_not_needed(self):
+        name, version, _ = fetch.RUNTIME
+        package = self.root / "registry" / name / "-" / f"{name.split('/')[-1]}-{version}.tgz"
+        package.parent.mkdir(parents=True)
+        package.write_text("another package")
+        registry = self.serve(self.root / "registry")
+        done = self.run_fetch("runtime", npm_config_registry=registry)
+        self.assertEqual((done.returncode, done.stdout), (1, ""))
+        self.assertIn(f"has SHA-256 {hashlib.sha256(b'another package').hexdigest()}", done.stderr)
+        package.unlink()
+        done = self.run_fetch("runtime", npm_config_registry=registry)
+        self.assertEqual((done.returncode, done.stdout), (1, ""))
+        self.assertIn(f"download of {registry}{name}/-/", done.stderr)
+        self.assertIn("not found", done.stderr)
+        self.assertEqual(self.leftovers(), [])
 
     def fake_npm(self, body):
         path = self.bin / "npm"

@@ -90,8 +90,9 @@ class Door(unittest.TestCase):
 
     def test_command_lines(self):
         for arguments, words in [
-            (["--longst", "1"], ["unknown or ambiguous option --longst", "did you mean --longest?"]),
-            (["--c", "1"], ["unknown or ambiguous option --c"]),
+            (["--longst", "1"], ["unknown option --longst", "did you mean --longest?"]),
+            (["--quicker"], ["unknown option --quicker", "did you mean --quick?"]),
+            (["--c", "1"], ["report: --c may be --config or --codec-k"]),
             (["-x"], ["unknown option -x"]),
             (["-c"], ["-c needs a value"]),
             (["--ctx"], ["--ctx needs a value"]),

@@ -5,7 +5,7 @@ import pathlib
 import tempfile
 import unittest
 
-from testing import KVANT, MODEL, SRC, run
+from testing import KVANT, SMALL, SRC, run
 
 OK, RUNTIME = 0, 1
 MANUAL = pathlib.Path(__file__).resolve().parents[2] / "tools" / "manual.txt"
@@ -26,7 +26,7 @@ class Manual(unittest.TestCase):
         self.assertIn(text, pathlib.Path(KVANT).read_bytes())
 
 
-@unittest.skipUnless(MODEL, "no model")
+@unittest.skipUnless(SMALL, "no model")
 class BeyondUnicode(unittest.TestCase):
     def setUp(self):
         folder = tempfile.TemporaryDirectory()
@@ -51,7 +51,7 @@ class BeyondUnicode(unittest.TestCase):
                           ["tune", "-f", text, "-o", self.out, "--bits", 4],
                           ["tune", "-f", "kvant:manual", "--report-text", text, "-o", self.out, "--bits", 4]):
             with self.subTest(arguments=arguments):
-                self.refused(run(*arguments, "-m", MODEL), text, offset, "f4 90 80 80")
+                self.refused(run(*arguments, "-m", SMALL), text, offset, "f4 90 80 80")
                 self.assertEqual([path.name for path in self.folder.iterdir()], ["text.txt"])
 
     def test_prompts_and_standard_input(self):
@@ -60,17 +60,24 @@ class BeyondUnicode(unittest.TestCase):
             said = text[offset : offset + 4].hex(" ")
             words = text.decode("utf-8", "surrogateescape")
             with self.subTest(text=text):
-                self.refused(run("run", "-m", MODEL, "-p", words), "-p", offset, said)
+                self.refused(run("run", "-m", SMALL, "-p", words), "-p", offset, said)
                 self.text.write_bytes(text)
                 with open(self.text, encoding="utf-8", errors="surrogateescape") as stdin:
-                    done = run("run", "-m", MODEL, "-f", "-", stdin=stdin.read(), errors="surrogateescape")
+                    done = run("run", "-m", SMALL, "-f", "-", stdin=stdin.read(), errors="surrogateescape")
                 self.refused(done, "standard input", offset, said)
+
+    def test_binary_files_are_refused(self):
+        self.text.write_bytes(b"GGUF\x03\x00\x00\x00 and so on")
+        for arguments in ["eval", "-f", self.text], ["run", "-f", self.text], ["calibrate", "-f", self.text, "-o", self.out]:
+            done = run(*arguments, "-m", MODEL)
+            self.assertEqual((done.returncode, done.stdout), (RUNTIME, ""))
+            self.assertIn(f"{self.text}: no text, byte 5 is 0 as in binary files", done.stderr)
 
     def test_other_bytes_are_taken(self):
         for text in TAKEN:
             with self.subTest(text=text):
                 self.text.write_bytes(text)
-                done = run("run", "-m", MODEL, "-f", self.text, "-n", "1", "--stock", "f16", errors="replace")
+                done = run("run", "-m", SMALL, "-f", self.text, "-n", "1", "--stock", "f16", errors="replace")
                 self.assertEqual(done.returncode, OK, done.stderr)
 
 

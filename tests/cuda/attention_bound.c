@@ -1,7 +1,7 @@
 /* attention_bound.c - softmax in double precision over the CPU decoder's rows, and how far from it attention
  * on the GPU may be.
  *
- * The bound is derived, not tuned; docs/cuda.md has the derivation. With u = 2^-11 (fp16), for one query
+ * The bound is derived, not tuned; docs/internals/cuda.md has the derivation. With u = 2^-11 (fp16), for one query
  * head:
  *   delta   = scale (unit 2^-12 sum |y_t| + step_error s_t |q|_1) + rounding: the largest error of a score,
  *   where

@@ -1,7 +1,7 @@
 #!/bin/sh
 # run_device.sh - builds what the CUDA tests need on a machine with a GPU, runs them, prints a line per test.
 #
-#     tests/cuda/run_device.sh [TEST...]       default: the tests of PAIRS and DIMS below; test_cuda_codec, test_cuda_attention
+#     tests/cuda/run_device.sh [TEST...]       also bench_cuda_cache, whose output is shown; default: the tests of PAIRS and DIMS below; test_cuda_codec, test_cuda_attention
 #                                              and test_problems want PAIRS=ALL and every head_dim, 10 minutes or more
 #
 # Takes 2 to 4 minutes with 16 cores, most of it kernels of attention; no network. Environment:
@@ -69,6 +69,7 @@ for test in "$@"; do
     # shellcheck disable=SC2086
     ${WRAP:-} "$(find "$build" -type f -name "$test" -perm -u+x | head -n 1)" > "$test.log" 2>&1 || status=$?
     seconds=$(($(date +%s) - begin))
+    case $test in bench_*) cat "$test.log" ;; esac
     case $status in
     0) echo "passed   $test ($seconds s): $(grep -c '       OK' "$test.log" || true) cases, $(grep -E 'error / bound' "$test.log" | sed 's/.*bound //' | sort -n | tail -n 1 | sed 's/^/error at most /;s/$/ of its bound/')" ;;
     77) echo "skipped  $test: $(tail -n 1 "$test.log")" ;;

@@ -47,12 +47,13 @@ static void quiet(enum ggml_log_level level, const char *message, void *data)
 
 static struct llama_model *load_model(ggml_backend_dev_t device)
 {
+    const char *path = getenv("KVANT_TEST_MODEL");
     struct llama_model_params params = llama_model_default_params();
     ggml_backend_dev_t devices[2] = { device, NULL };
 
     params.devices = devices;
     params.n_gpu_layers = 99;
-    return llama_model_load_from_file(KVANT_TEST_MODEL, params);
+    return llama_model_load_from_file(path != NULL ? path : KVANT_TEST_MODEL, params);
 }
 
 int harness_load_plugin(void **state)

@@ -2,7 +2,7 @@
  * integration tests.
  *
  * The runtime, the plug-in and the model come from the build (KVANT_TEST_LLAMA_LIB, KVANT_TEST_PLUGIN,
- * KVANT_TEST_MODEL). Failures end the running cmocka test.
+ * KVANT_TEST_MODEL). The environment variable KVANT_TEST_MODEL names another model. Failures end the running cmocka test.
  */
 #ifndef KVANT_TESTS_HARNESS_H
 #define KVANT_TESTS_HARNESS_H

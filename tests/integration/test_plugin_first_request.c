@@ -70,26 +70,27 @@ static void no_first_request_spoils_later_ones(void **state)
     } requests[] = { { " the", 200 }, { "\n", 80 }, { "Hello", 40 }, { "0, ", 200 }, { "ping\n", 70 } };
     llama_token request[N_REQUEST];
     float *stock;
-    double ordinary, random;
+    double none, kld;
 
     (void)state;
     harness_tokens(text, N_TEXT);
     stock = answers(NULL, NULL, 0);
-    ordinary = divergence(stock, text + 100, N_REQUEST);
-    print_message("mean KLD after ordinary text %.4f\n", ordinary);
-    assert_true(ordinary > 1e-4 && ordinary < 0.1);
+    none = divergence(stock, NULL, 0);
+    kld = divergence(stock, text + 100, N_REQUEST);
+    print_message("mean KLD of a first request %.4f, after ordinary text %.4f\n", none, kld);
+    assert_true(none > 1e-4 && none < 0.1);
+    assert_true(kld <= 1.5 * none);
     for (size_t i = 0; i < sizeof(requests) / sizeof(requests[0]); i++) {
-        double kld;
         fill(request, requests[i].word);
         kld = divergence(stock, request, requests[i].n);
         print_message("after %d tokens of \"%s\": %.4f\n", requests[i].n, requests[i].word, kld);
-        assert_true(kld <= 1.5 * ordinary);
+        assert_true(kld <= 1.5 * none);
     }
     for (int i = 0; i < N_REQUEST; i++)
         request[i] = (i * 7919 + 13) % 40000 + 100;
-    random = divergence(stock, request, N_REQUEST);
-    print_message("after %d tokens in no order: %.4f; after none: %.4f\n", N_REQUEST, random, divergence(stock, NULL, 0));
-    assert_true(random <= 1.5 * ordinary);
+    kld = divergence(stock, request, N_REQUEST);
+    print_message("after %d tokens in no order: %.4f\n", N_REQUEST, kld);
+    assert_true(kld <= 1.5 * none);
     free(stock);
 }
 

@@ -18,6 +18,22 @@ static float *prompt_logits(const char *spec, bool exact)
     return harness_prompt_logits(&(harness_options){ .spec = spec, .exact = exact, .n_ctx = 512 }, N_PROMPT);
 }
 
+static float *stock; /* logits with llama.cpp's f16 cache */
+
+static int start(void **state)
+{
+    if (harness_start(state) != 0)
+        return -1;
+    stock = prompt_logits(NULL, false);
+    return 0;
+}
+
+static int stop(void **state)
+{
+    free(stock);
+    return harness_stop(state);
+}
+
 /* The f16 codec stores the very numbers that stock's f16 cache stores and does the rest of attention in
  * f32, where stock also rounds queries and accumulators to f16. Its roundings are a subset of stock's, so
  * against attention in f32 throughout it is expected to be no further away than stock f16 is: the mean
@@ -26,8 +42,7 @@ static float *prompt_logits(const char *spec, bool exact)
  * because its activations are quantised to 8 bits between layers.) */
 static void f16_is_stock_within_f16_rounding(void **state)
 {
-    float *exact = prompt_logits(NULL, true), *stock = prompt_logits(NULL, false),
-          *ours = prompt_logits("f16", false);
+    float *exact = prompt_logits(NULL, true), *ours = prompt_logits("f16", false);
     size_t n = (size_t)N_PROMPT * (size_t)llama_vocab_n_tokens(harness_vocab());
     harness_comparison c = harness_compare_logits(ours, stock, exact, N_PROMPT);
 
@@ -38,7 +53,6 @@ static void f16_is_stock_within_f16_rounding(void **state)
     assert_true(c.b > 0);
     assert_true(c.a - c.b <= 3 * c.difference_error);
     free(exact);
-    free(stock);
     free(ours);
 }
 
@@ -81,7 +95,7 @@ static void int8_writes_the_stock_text(void **state)
     assert_true(same == N_GREEDY || lead < 0.5);
 }
 
-static double divergence(const float *stock, const harness_options *options)
+static double divergence(const harness_options *options)
 {
     float *logits = harness_prompt_logits(options, N_PROMPT);
     double kld = harness_mean_kld(stock, logits, N_PROMPT);
@@ -100,17 +114,15 @@ static void errors_are_those_of_the_bits(void **state)
         const char *spec, *type;
         double factor;
     } pairs[] = { { "turboquant-4", "q4_0", 1.7 }, { "int-8", "q8_0", 1.6 } };
-    float *stock = prompt_logits(NULL, false);
 
     (void)state;
     for (size_t i = 0; i < sizeof pairs / sizeof *pairs; i++) {
-        double ours = divergence(stock, &(harness_options){ .spec = pairs[i].spec, .n_ctx = 512 });
-        double rival = divergence(stock, &(harness_options){ .type = pairs[i].type, .n_ctx = 512 });
+        double ours = divergence(&(harness_options){ .spec = pairs[i].spec, .n_ctx = 512 });
+        double rival = divergence(&(harness_options){ .type = pairs[i].type, .n_ctx = 512 });
         print_message("mean KLD: %s %.4f, %s %.4f\n", pairs[i].spec, ours, pairs[i].type, rival);
         assert_true(ours > 1e-4); /* else it was f16 that ran */
         assert_true(ours <= pairs[i].factor * rival);
     }
-    free(stock);
 }
 
 int main(void)
@@ -121,5 +133,5 @@ int main(void)
         cmocka_unit_test(errors_are_those_of_the_bits),
     };
 
-    return cmocka_run_group_tests(tests, harness_start, harness_stop);
+    return cmocka_run_group_tests(tests, start, stop);
 }

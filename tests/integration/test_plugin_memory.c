@@ -16,7 +16,6 @@
 #define N_CTX 4096
 #define HEAD_DIM 64
 #define N_KV_HEADS 3
-#define N_LAYERS 30
 
 typedef size_t (*kv_memory_fn)(size_t *reserved);
 
@@ -43,16 +42,21 @@ static double true_bits(const char *spec, kvant_role role)
     return bits;
 }
 
-static double expected_bytes(const char *spec, int cells)
+static int n_layers(const struct llama_context *context)
+{
+    return llama_model_n_layer(llama_get_model(context));
+}
+
+static double expected_bytes(const struct llama_context *context, const char *spec, int cells)
 {
     return (true_bits(spec, KVANT_ROLE_K) + true_bits(spec, KVANT_ROLE_V)) / 8 * cells * N_KV_HEADS * HEAD_DIM *
-           N_LAYERS;
+           n_layers(context);
 }
 
 /* System pages that hold cells but belong to no tensor alone: one at either end of each. */
-static double edges(void)
+static double edges(const struct llama_context *context)
 {
-    return 2.0 * N_LAYERS * 2 * 4096;
+    return 2.0 * n_layers(context) * 2 * 4096;
 }
 
 /* A quarter of the cells by decoding; the rest by loading that sequence's state three times, which is much
@@ -83,8 +87,8 @@ static void load_other_quarters(struct llama_context *context)
 static void a_cache_takes_its_true_bits(void **state)
 {
     const harness_options options = { .spec = "turboquant-4", .n_ctx = N_CTX, .n_seq = 4, .unified = true };
-    double full = expected_bytes(options.spec, N_CTX), quarter = full / 4, resident;
     struct llama_context *context = harness_context(&options);
+    double full = expected_bytes(context, options.spec, N_CTX), quarter = full / 4, resident;
     size_t reserved;
 
     (void)state;
@@ -92,7 +96,7 @@ static void a_cache_takes_its_true_bits(void **state)
     decode_quarter(context);
     resident = (double)kv_memory()(NULL);
     print_message("%d cells: resident %.0f bytes, true bits say %.0f\n", N_CTX / 4, resident, quarter);
-    assert_true(resident >= quarter && resident <= quarter + edges());
+    assert_true(resident >= quarter && resident <= quarter + edges(context));
     load_other_quarters(context);
     resident = (double)kv_memory()(&reserved);
     print_message("%d cells: resident %.0f bytes, true bits say %.0f (%+.2f %%), reserved %zu\n", N_CTX, resident,

@@ -59,11 +59,35 @@ static bool says(const struct outcome *outcome, const char *text)
 
 static void defaults_work(void **state)
 {
-    struct outcome outcome = run("", KVANT_TEST_PROBE, "f16 on");
+    struct outcome outcome = run("KVANT_QUIET=1", KVANT_TEST_PROBE, "f16 on");
 
     (void)state;
     assert_int_equal(outcome.status, 0);
     assert_string_equal(outcome.output, "");
+}
+
+/* One line: a preset under its name, also where its specs are given, as by kvant exec. 256 cells of 30 layers, 3 kv heads, 64
+ * numbers: 5.6 MiB in fp16. */
+static void a_context_begins_with_a_line(void **state)
+{
+    static const struct {
+        const char *environment, *line;
+    } cases[] = {
+        { "", "KV cache balanced: 4.25 bits per number, 30 of 30 layers, " },
+        { "KVANT_K=trellis-3:center=first,norm=first KVANT_V=trellis-3", "KV cache small: 3.25 bits per number, 30 of 30 " },
+        { "KVANT_K=int-8", "KV cache int-8: 8.50 bits per number, 30 of 30 layers, 3.0 MiB for 256 tokens (f16: 5.6 MiB)" },
+        { "KVANT_K=int-8 KVANT_V=f16", "KV cache int-8 / f16: 12.25 bits per number, " },
+    };
+
+    (void)state;
+    for (size_t i = 0; i < sizeof(cases) / sizeof(cases[0]); i++) {
+        struct outcome outcome = run(cases[i].environment, KVANT_TEST_PROBE, "f16 on");
+        const char *calibrate = strstr(outcome.output, "MiB); not calibrated: kvant calibrate ");
+        assert_int_equal(outcome.status, 0);
+        assert_true(says(&outcome, cases[i].line));
+        assert_ptr_equal(strchr(outcome.output, '\n'), outcome.output + strlen(outcome.output) - 1);
+        assert_true((calibrate != NULL) == (i < 2)); /* of presets */
+    }
 }
 
 static void verbose_names_codecs(void **state)
@@ -279,6 +303,7 @@ static void bad_values_name_variable_and_valid_values(void **state)
         { "KVANT_CALIBRATION=/nowhere/at.all", "KVANT_CALIBRATION=/nowhere/at.all", "No such file" },
         { "KVANT_CPU=sse", "KVANT_CPU=sse", "avx512vnni" },
         { "KVANT_VERBOSE=yes", "KVANT_VERBOSE=yes", "from 0 to 1" },
+        { "KVANT_QUIET=yes", "KVANT_QUIET=yes", "from 0 to 1" },
     };
 
     (void)state;
@@ -323,7 +348,11 @@ static void layers_without_us_are_counted(void **state)
     (void)state;
     assert_int_equal(outcome.status, 0);
     assert_true(says(&outcome, "only 4 of 30 layers have a compressed cache"));
-    assert_true(says(&outcome, "-ngl 99"));
+    assert_true(says(&outcome, "the other 26 keep llama.cpp's own: set -ngl 99"));
+    outcome = run("KVANT_QUIET=1", KVANT_TEST_PROBE, "f16 on 0");
+    assert_int_equal(outcome.status, 0);
+    assert_true(says(&outcome, "warning: no layer has a compressed cache"));
+    assert_true(says(&outcome, "-ngl 0"));
 }
 
 static void foreign_ggml_is_refused(void **state)
@@ -377,6 +406,7 @@ int main(void)
 {
     const struct CMUnitTest tests[] = {
         cmocka_unit_test(defaults_work),
+        cmocka_unit_test(a_context_begins_with_a_line),
         cmocka_unit_test(verbose_names_codecs),
         cmocka_unit_test(presets_name_codecs),
         cmocka_unit_test(settings_file_names_codecs),

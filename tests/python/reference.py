@@ -53,7 +53,7 @@ def rounding(q, k, v, scale, size, k_growth=1.0, v_growth=1.0):
     """Bound on |out - reference| per output row: a score is off by at most about (dim + 20) 2^-24
     of the largest, twice, for its rotation and its products; its exponential passes that on to a
     weight; the sum over values adds (tokens + dim of v + 40) 2^-24. All of it relative to size, and
-    times growth (tests/unit/test_attention.c)."""
+    times growth (tests/unit/attention_setup.c)."""
     tokens, dim, v_dim = k.shape[0], k.shape[2], v.shape[2]
     score = 2 * (dim + 20) * largest_score(q, k, scale) * k_growth
     return (score + v_growth * (tokens + v_dim + 40)) * 2.0**-24 * size

@@ -58,7 +58,7 @@ class Cache(TestCase):
     def test_a_query_that_sees_one_token_gives_its_value(self):
         """Its weight is 1. The weight times the value's scale is rounded to fp16, 2^-11 of at most 15 steps
         and less than 16 with the scale's own rounding; fp32 sums are off by 2^-22 of codes and zero point
-        a step (docs/cuda.md), in fewer than 64 steps."""
+        a step (docs/internals/cuda.md), in fewer than 64 steps."""
         values = decoded(V, "v")[-5:]
         out = self.attend(on_gpu(Q), window=1).cpu().numpy().reshape(5, KV_HEADS, HEADS // KV_HEADS, DIM)
         codes = 16 / 15 * (V[-5:].max(2) - V[-5:].min(2))

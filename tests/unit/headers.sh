@@ -1,6 +1,6 @@
 #!/bin/sh
 # Every public header compiles alone, as C11 and as C++17, without warnings. tools/ and integrations/ include no private
-# header. Folders of src/ include only what docs/architecture.md draws: the arrows below are those of its drawing.
+# header. Folders of src/ include only what architecture.md draws: the arrows below are those of its drawing.
 set -eu
 root=$(cd "$(dirname "$0")/../.." && pwd)
 work=$(mktemp -d)
@@ -51,7 +51,7 @@ while read -r from to file; do
     case " $(may_use "$from") " in
     *" $to "*) ;;
     *)
-        echo "src/${file#./}: src/$from may not use src/$to (docs/architecture.md, Layers)" >&2
+        echo "src/${file#./}: src/$from may not use src/$to (architecture.md, Layers)" >&2
         status=1
         ;;
     esac

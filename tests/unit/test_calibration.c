@@ -398,7 +398,7 @@ static void put(file *f, size_t at, uint64_t value, size_t bytes)
         f->bytes[at + i] = (uint8_t)(value >> 8 * i);
 }
 
-/* FNV-1a with bytes 24 .. 31 taken as zero, written down again from docs/calibration.md. */
+/* FNV-1a with bytes 24 .. 31 taken as zero, written down again from calibration.md. */
 static void sign(file *f)
 {
     uint64_t hash = 14695981039346656037u;

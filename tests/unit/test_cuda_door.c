@@ -1,26 +1,26 @@
-/* test_cuda_door.c - how libkvant finds and judges libkvant_cuda.so, with other libraries (fake_cuda.c) in its
- * place. Needs no GPU.
+/* test_cuda_door.c - how libkvant finds and judges libkvant_cuda.so, with the stand-in of
+ * tests/cuda/host in its place. Needs no GPU.
  *
- * Arguments: the paths of the right library, of one of another version, of one with other structs, of one
- * without a table. A library that was accepted stays: refusals are tested first. */
+ * Argument: the path of the stand-in. A library that was accepted stays: refusals are tested first. */
 #include "testing.h"
 
 #include <dlfcn.h>
 #include <pthread.h>
 
+#include "../cuda/host/host.h"
 #include "calibrated.h"
-#include "fake_cuda.h"
 
-static const char *right, *other_version, *other_structs, *without_table;
+static const char *library;
+static host_control *host;
 
-static void expect_refusal(const char *library, const char *words)
+static void expect_refusal(const char *file, const char *words)
 {
     char err[512] = "";
     kvant_cuda_codec *codec = (kvant_cuda_codec *)&err;
-    setenv("KVANT_CUDA_LIBRARY", library, 1);
+    setenv("KVANT_CUDA_LIBRARY", file, 1);
     assert_int_equal(kvant_cuda_available(err, sizeof err), KVANT_ERR_UNSUPPORTED);
     if (!strstr(err, words))
-        fail_msg("%s: '%s' does not say '%s'", library, err, words);
+        fail_msg("%s: '%s' does not say '%s'", file, err, words);
     err[0] = 0;
     assert_int_equal(kvant_cuda_codec_create("int-4", 64, KVANT_ROLE_K, 0, &codec, err, sizeof err),
                      KVANT_ERR_UNSUPPORTED);
@@ -37,9 +37,13 @@ static void other_libraries_are_refused(void **state)
     (void)state;
     expect_refusal("/nowhere/libkvant_cuda.so", "/nowhere/libkvant_cuda.so");
     expect_refusal("/nowhere/libkvant_cuda.so", "KVANT_CUDA_LIBRARY");
-    expect_refusal(other_version, "version 4711");
-    expect_refusal(other_structs, "other structs");
-    expect_refusal(without_table, "kvant_cuda_table_get");
+    expect_refusal("libm.so.6", "kvant_cuda_table_get");
+    host->version = 4711;
+    expect_refusal(library, "version 4711");
+    host->version = 0;
+    host->view_bytes = 8;
+    expect_refusal(library, "other structs");
+    host->view_bytes = 0;
 }
 
 /* Without the variable the loader's own path is searched, which has none here. */
@@ -63,6 +67,12 @@ static void specs_are_refused_first(void **state)
     assert_non_null(strstr(err, "nonsense"));
 }
 
+static void answer(kvant_status status, const char *said)
+{
+    host->answer = status;
+    host->said = said;
+}
+
 static void *open_at_once(void *argument)
 {
     char err[512] = "";
@@ -76,7 +86,8 @@ static void threads_open_it_together(void **state)
 {
     pthread_t threads[8];
     (void)state;
-    setenv("KVANT_CUDA_LIBRARY", right, 1);
+    setenv("KVANT_CUDA_LIBRARY", library, 1);
+    answer(KVANT_ERR_UNSUPPORTED, "no GPU here");
     for (int i = 0; i < 8; i++)
         assert_int_equal(pthread_create(&threads[i], NULL, open_at_once, NULL), 0);
     for (int i = 0; i < 8; i++) {
@@ -84,16 +95,7 @@ static void threads_open_it_together(void **state)
         pthread_join(threads[i], &failed);
         assert_null(failed);
     }
-}
-
-static const fake_calls *calls_of(const char *library)
-{
-    void *handle = dlopen(library, RTLD_NOW);
-    assert_non_null(handle);
-    void *symbol = dlsym(handle, "fake_cuda_calls");
-    fake_cuda_calls_fn *get;
-    memcpy(&get, &symbol, sizeof get);
-    return get();
+    answer(KVANT_OK, NULL);
 }
 
 static void codecs_cross_as_views(void **state)
@@ -103,9 +105,7 @@ static void codecs_cross_as_views(void **state)
         kvant_code_kind kind;
     } cases[] = { { "int-4", KVANT_CODES_UNIFORM },
                   { "turboquant-3", KVANT_CODES_CODEBOOK },
-                  { "trellis-2", KVANT_CODES_TRELLIS },
-                  { "f16", KVANT_CODES_NONE } };
-    const fake_calls *calls = calls_of(right);
+                  { "trellis-2", KVANT_CODES_TRELLIS } };
     kvant_cuda_codec *codec, *open;
     char err[512] = "";
     (void)state;
@@ -114,28 +114,33 @@ static void codecs_cross_as_views(void **state)
         kvant_codec_info info = { .size = sizeof info };
         assert_int_equal(kvant_codec_create(cases[i].spec, 64, KVANT_ROLE_V, 0, &source, NULL, 0), KVANT_OK);
         assert_int_equal(kvant_cuda_codec_from(source, &codec, err, sizeof err), KVANT_OK);
-        assert_int_equal(calls->kind, cases[i].kind);
+        assert_int_equal(host->kind, cases[i].kind);
         assert_int_equal(kvant_cuda_codec_get_info(codec, &info), KVANT_OK);
         assert_string_equal(info.spec, info_of(source).spec);
         assert_int_equal(info.page_bytes, info_of(source).page_bytes);
         kvant_codec_free(&source);
         kvant_cuda_codec_free(&codec);
         assert_null(codec);
-        assert_int_equal(calls->freed, i + 1);
+        assert_int_equal(host->freed, i + 1);
     }
-    assert_int_equal(kvant_cuda_codec_create("int-4", 80, KVANT_ROLE_K, 0, &codec, err, sizeof err),
-                     KVANT_ERR_UNSUPPORTED);
-    assert_string_equal(err, "not on the GPU: head_dim 80");
+    assert_int_equal(kvant_cuda_codec_create("f16", 64, KVANT_ROLE_K, 0, &codec, err, sizeof err), KVANT_ERR_UNSUPPORTED);
+    assert_int_equal(host->kind, KVANT_CODES_NONE);
+    assert_non_null(strstr(err, "not on the GPU: f16"));
     assert_string_equal(kvant_error_message(), err);
     assert_null(codec);
     assert_int_equal(kvant_cuda_codec_create("int-4", 64, KVANT_ROLE_K, 0, &codec, NULL, 0), KVANT_OK);
     assert_int_equal(kvant_cuda_codec_create_open(codec, &open), KVANT_OK);
-    assert_ptr_equal(calls->codec, codec);
+    assert_ptr_equal(host->codec, codec);
+    kvant_cuda_codec_free(&open);
     assert_int_equal(kvant_cuda_codec_create_open(NULL, &open), KVANT_ERR_ARGUMENT);
     assert_null(open);
     assert_int_equal(kvant_cuda_codec_create_open(codec, NULL), KVANT_ERR_ARGUMENT);
-    assert_int_equal(kvant_cuda_attention_check(codec, NULL, err, sizeof err), KVANT_ERR_FORMAT);
-    assert_string_equal(err, "no codec of values");
+    answer(KVANT_ERR_FORMAT, "no such pair");
+    assert_int_equal(kvant_cuda_attention_check(codec, codec, err, sizeof err), KVANT_ERR_FORMAT);
+    assert_string_equal(err, "no such pair");
+    assert_ptr_equal(host->codec, codec);
+    answer(KVANT_OK, NULL);
+    kvant_cuda_codec_free(&codec);
     kvant_cuda_codec_free(NULL);
 }
 
@@ -188,21 +193,21 @@ static void longer_structs_are_taken(void **state)
         kvant_cuda_decode_args args;
         size_t later;
     } decode = { .args = { .size = sizeof decode, .n_blocks = 3 } };
-    const fake_calls *calls = calls_of(right);
     kvant_cuda_decode_args got;
     (void)state;
+    answer(KVANT_ERR_CUDA, NULL);
     assert_int_equal(kvant_cuda_decode(&decode.args, NULL), KVANT_ERR_CUDA);
-    memcpy(&got, calls->arguments, sizeof got);
+    memcpy(&got, host->arguments, sizeof got);
     assert_int_equal(got.size, sizeof got);
     assert_int_equal(got.n_blocks, 3);
     decode.later = 1;
     assert_int_equal(kvant_cuda_decode(&decode.args, NULL), KVANT_ERR_ARGUMENT);
+    answer(KVANT_OK, NULL);
 }
 
 static void calls_reach_the_table(void **state)
 {
-    const fake_calls *calls = calls_of(right);
-    kvant_cuda_stream stream = &right;
+    kvant_cuda_stream stream = &library;
     kvant_cuda_append_args append = { .size = sizeof append };
     kvant_cuda_seal_args seal = { .size = sizeof seal };
     kvant_cuda_attention_args attention = { .size = sizeof attention };
@@ -210,23 +215,39 @@ static void calls_reach_the_table(void **state)
     kvant_cuda_decode_args decode = { .size = sizeof decode };
     kvant_cuda_pages pages = { NULL, 0, 0 };
     const int32_t from = 5, to = 6;
+    const host_copied copied = { pages, 16, &from, &to, 2, 1 };
     (void)state;
-#define REACHES(call, args, status)                                                                                \
-    assert_int_equal(call, status);                                                                                \
-    assert_memory_equal(calls->arguments, &(args), sizeof(args));                                                  \
-    assert_ptr_equal(calls->stream, stream)
-    REACHES(kvant_cuda_append(&append, stream), append, KVANT_ERR_RANGE);
-    REACHES(kvant_cuda_seal(&seal, stream), seal, KVANT_ERR_FULL);
-    REACHES(kvant_cuda_attention(&attention, stream), attention, KVANT_ERR_IO);
-    REACHES(kvant_cuda_transform_queries(&queries, stream), queries, KVANT_ERR_NONFINITE);
-    REACHES(kvant_cuda_decode(&decode, stream), decode, KVANT_ERR_CUDA);
-    REACHES(kvant_cuda_copy_blocks(&pages, 16, 2, &from, &to, 1, stream), pages, KVANT_ERR_MEMORY);
+    answer(KVANT_ERR_FULL, NULL); /* a status that none of these functions has of its own */
+#define REACHES(name, call, args)                                                                  \
+    assert_int_equal(call, KVANT_ERR_FULL);                                                        \
+    assert_string_equal(host->function, "host_" #name);                                            \
+    assert_memory_equal(host->arguments, &(args), sizeof(args));                                   \
+    assert_ptr_equal(host->stream, stream)
+    REACHES(append, kvant_cuda_append(&append, stream), append);
+    REACHES(seal, kvant_cuda_seal(&seal, stream), seal);
+    REACHES(attention, kvant_cuda_attention(&attention, stream), attention);
+    REACHES(transform_queries, kvant_cuda_transform_queries(&queries, stream), queries);
+    REACHES(decode, kvant_cuda_decode(&decode, stream), decode);
+    REACHES(copy_blocks, kvant_cuda_copy_blocks(&pages, 16, 2, &from, &to, 1, stream), copied);
+    answer(KVANT_OK, NULL);
     assert_int_equal(kvant_cuda_attention_workspace(128), 384);
     kvant_cuda_limit_shared_memory(99 << 10);
-    assert_int_equal(calls->shared_limit, 99 << 10);
+    assert_int_equal(host->shared_limit, 99 << 10);
     assert_int_equal(kvant_cuda_append(NULL, stream), KVANT_ERR_ARGUMENT);
     append.size = sizeof append - 1; /* of no version */
     assert_int_equal(kvant_cuda_append(&append, stream), KVANT_ERR_ARGUMENT);
+}
+
+/* Kept open: what is set stays between the calls of libkvant. */
+static host_control *open_host(void)
+{
+    void *handle = dlopen(library, RTLD_NOW);
+    void *symbol = handle ? dlsym(handle, HOST_CONTROL_FUNCTION) : NULL;
+    host_control_fn *get;
+    if (!symbol)
+        exit(2);
+    memcpy(&get, &symbol, sizeof get);
+    return get();
 }
 
 int main(int argc, char **argv)
@@ -241,11 +262,9 @@ int main(int argc, char **argv)
         cmocka_unit_test(calls_reach_the_table),
         cmocka_unit_test(longer_structs_are_taken),
     };
-    if (argc != 5)
+    if (argc != 2)
         return 2;
-    right = argv[1];
-    other_version = argv[2];
-    other_structs = argv[3];
-    without_table = argv[4];
+    library = argv[1];
+    host = open_host();
     return cmocka_run_group_tests(tests, NULL, NULL);
 }

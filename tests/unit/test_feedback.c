@@ -1,5 +1,5 @@
 /* test_feedback.c - rounding with error feedback: its factorisation, what it gains, and where it is refused. That its bytes are those of
- * docs/format.md is test_vectors' business. */
+ * format.md is test_vectors' business. */
 #include "calibrated_fixture.h"
 
 #include <stdlib.h>

@@ -475,7 +475,7 @@ static void fill_outliers(const outlier_set *set, float *x, uint32_t tokens, uin
  * (slots=16 hold all outliers): errors are equal within 5 % where tokens have equal sizes (a median of 32
  * norms strays by some 7 %, which moves the threshold and the few chunks near it). Where they differ, the
  * paper's rule spends its bits on whole large tokens; at equal bits it may then err less. The printed
- * figures are those of docs/codecs.md. */
+ * figures are those of codecs.md. */
 static void the_streaming_rule_against_the_papers(void **state)
 {
     enum { D = 128, TOKENS = 1024 };

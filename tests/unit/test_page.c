@@ -1,10 +1,10 @@
-/* test_page.c - the code plane: positions against docs/format.md, unpacking at every CPU level against decoding. */
+/* test_page.c - the code plane: positions against format.md, unpacking at every CPU level against decoding. */
 #include "testing.h"
 
 #include "../../src/codec/encode.h"
 #include "../../src/page/chunks.h"
 
-/* docs/format.md, "Scalar codes", written down a second time with its own names. */
+/* format.md, "Scalar codes", written down a second time with its own names. */
 static uint32_t code_by_the_document(const uint32_t *plane, uint32_t p, uint32_t row_tiles, uint32_t column_tiles,
                                      uint32_t row, uint32_t column)
 {
@@ -230,7 +230,7 @@ static void matmul_and_exp_agree_with_double(void **state)
     free(c);
 }
 
-/* docs/format.md, "Chunk codes", written down a second time. */
+/* format.md, "Chunk codes", written down a second time. */
 static uint32_t chunk_code_by_the_document(const uint32_t *plane, uint32_t p, kvant_role role, uint32_t n_chunks,
                                            uint32_t token, uint32_t c)
 {

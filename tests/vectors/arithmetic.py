@@ -1,4 +1,4 @@
-"""Numbers as docs/format.md defines them: ordered sums, half precision, random numbers.
+"""Numbers as format.md defines them: ordered sums, half precision, random numbers.
 
 NumPy does one rounding an operation.
 """

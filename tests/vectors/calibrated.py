@@ -1,4 +1,4 @@
-"""kmeans, hessian and W: sections "Centroids", "Query basis" and "Transform" of docs/format.md; docs/calibration.md's file."""
+"""kmeans, hessian and W: sections "Centroids", "Query basis" and "Transform" of format.md; calibration.md's file."""
 
 import struct
 

@@ -1,4 +1,4 @@
-"""hqmq, spherical, addvq: section "Direction codes" of docs/format.md."""
+"""hqmq, spherical, addvq: section "Direction codes" of format.md."""
 
 import functools
 

@@ -1,4 +1,4 @@
-"""Where codes lie in a page, section "Code plane" of docs/format.md."""
+"""Where codes lie in a page, section "Code plane" of format.md."""
 
 import numpy as np
 

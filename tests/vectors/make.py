@@ -1,6 +1,6 @@
 #!/usr/bin/env python3
 """Makes vectors.txt, what every codec must write and decode, by an implementation that shares nothing with
-the library: it was written in NumPy from docs/format.md and the papers. tests/unit/test_vectors.c compares.
+the library: it was written in NumPy from format.md and the papers. tests/unit/test_vectors.c compares.
 
     make.py           writes vectors.txt and vectors.kvcal beside this script
     make.py --check   exits with 1 when a file differs from what it would write

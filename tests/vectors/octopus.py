@@ -1,4 +1,4 @@
-"""octopus: section "Octahedral codes" of docs/format.md."""
+"""octopus: section "Octahedral codes" of format.md."""
 
 import functools
 

@@ -1,5 +1,5 @@
 #!/usr/bin/env python3
-"""Evidence for docs/distortion.md: OCTOPUS in NumPy, with the paper's encoder and with the library's.
+"""Evidence for distortion.md: OCTOPUS in NumPy, with the paper's encoder and with the library's.
 
 They differ in two places: the paper pads the last triplet with zeros, the library tries several paddings; the
 paper's 2x2 tries a level and the next higher one, the library's the levels on both sides of a number.

@@ -1,4 +1,4 @@
-"""polar: section "Polar codes" of docs/format.md."""
+"""polar: section "Polar codes" of format.md."""
 
 import functools
 

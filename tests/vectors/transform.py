@@ -1,4 +1,4 @@
-"""y = R ((x - c) / s), section "Transform" of docs/format.md."""
+"""y = R ((x - c) / s), section "Transform" of format.md."""
 
 import functools
 

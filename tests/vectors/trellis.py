@@ -1,4 +1,4 @@
-"""trellis: section "Trellis codes" of docs/format.md. All rows of a page are searched side by side."""
+"""trellis: section "Trellis codes" of format.md. All rows of a page are searched side by side."""
 
 import numpy as np
 

@@ -1,4 +1,4 @@
-"""turboquant and the residual sketch: sections "Lloyd-Max codes" and "Residual sketch" of docs/format.md."""
+"""turboquant and the residual sketch: sections "Lloyd-Max codes" and "Residual sketch" of format.md."""
 
 import numpy as np
 

@@ -1,4 +1,4 @@
-"""int, bdr, kivi, innerq: section "Uniform codes" of docs/format.md."""
+"""int, bdr, kivi, innerq: section "Uniform codes" of format.md."""
 
 import numpy as np
 

@@ -74,7 +74,7 @@ def needs_calibration(spec: str, role: str = "k") -> bool:
 
 
 class Codec(Owned):
-    """A codec of one kv head: spec as in docs/codecs.md, role "k" or "v".
+    """A codec of one kv head: spec as in codecs.md, role "k" or "v".
 
     Specs that take something from a calibration need one, and then belong to (layer, kv_head). The
     calibration need not live on. Error with the library's words for a spec that it refuses.

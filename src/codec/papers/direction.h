@@ -1,5 +1,5 @@
 /* direction.h - the shared part of codecs with 4-channel chunks (hqmq, spherical, addvq): a chunk
- * is a radius of a few bits times an entry of a table of directions (docs/format.md, "Direction
+ * is a radius of a few bits times an entry of a table of directions (format.md, "Direction
  * codes").
  *
  * Owns radius scales, outliers, code layout, decoding. A family fills the table and finds the

@@ -2,7 +2,7 @@
  * rotation is the eigenvectors of the queries' second moment, composed with a Hadamard matrix.
  *
  * uniform.c is the quantiser. Values take the rotation of their keys, as in the paper.
- * docs/format.md, "Query basis", has the formulas. */
+ * format.md, "Query basis", has the formulas. */
 #include "../../base/alloc.h"
 #include "../../math/eigen.h"
 #include "../site.h"

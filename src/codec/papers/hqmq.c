@@ -1,5 +1,5 @@
 /* hqmq.c - HQMQ: the direction of a chunk is the product of one of the 24 Hurwitz units and one of
- * S secondary quaternions (sections 3 and B of the paper). docs/format.md, "Direction codes", has
+ * S secondary quaternions (sections 3 and B of the paper). format.md, "Direction codes", has
  * the formulas.
  *
  * The paper draws the secondaries at random: `book=random`. The default `book=spread` draws some

@@ -1,5 +1,5 @@
 /* kmeans.c - `kmeans` (SAW-INT4, appendix A.2): the nearest of c calibrated centroids, and the
- * remainder as asymmetric int per token. docs/format.md, "Centroids", has the formulas.
+ * remainder as asymmetric int per token. format.md, "Centroids", has the formulas.
  *
  * Everything happens in the transformed space. Centroids are rotated once, at creation; a rotation
  * does not change distances. uniform.c quantises the remainder. */

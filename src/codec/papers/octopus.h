@@ -1,5 +1,5 @@
 /* octopus.h - the codebook of octopus codecs, and quantising one row, for octopus.c.
- * docs/format.md, "Octahedral codes", has formulas and rounding. */
+ * format.md, "Octahedral codes", has formulas and rounding. */
 #ifndef KVANT_CODEC_OCTOPUS_H
 #define KVANT_CODEC_OCTOPUS_H
 

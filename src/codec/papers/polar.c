@@ -1,6 +1,6 @@
 /* polar.c - PolarQuant as OCTOPUS (section 4) compares it: recursive polar coordinates of the
  * rotated row down to one radius. Every angle has a Lloyd-Max codebook for its density.
- * docs/format.md, "Polar codes", has formulas, order of codes and rounding.
+ * format.md, "Polar codes", has formulas, order of codes and rounding.
  *
  * Angles are never computed: the sign of a cross product compares an angle with a threshold. Levels
  * of the recursion are arrays, so that each level is one loop. */

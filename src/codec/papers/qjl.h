@@ -3,7 +3,7 @@
  * option `qjl` use it (turboquant, octopus).
  *
  * Owns the projection, a plane of signs and an array of residual norms in the page; knows nothing
- * of the other codes. docs/format.md, "Residual sketch", has formulas, order of operations and
+ * of the other codes. format.md, "Residual sketch", has formulas, order of operations and
  * storage. */
 #ifndef KVANT_CODEC_QJL_H
 #define KVANT_CODEC_QJL_H

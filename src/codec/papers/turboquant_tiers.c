@@ -4,7 +4,7 @@
  *
  * The paper does not say how outliers are found. Here each page has its own outliers: the channels
  * with the largest sum of squares over its 64 tokens. So pages are encoded whole. By default the
- * codec's transform has no rotation, because a rotation would hide the outliers. docs/format.md,
+ * codec's transform has no rotation, because a rotation would hide the outliers. format.md,
  * "Tiers", has formulas and order of operations. */
 #include <math.h>
 #include <string.h>

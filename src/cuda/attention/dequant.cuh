@@ -2,7 +2,7 @@
  * code.
  *
  * A lane's share of a 16 x 16 tile of codes is four registers of two halves: rows r and r + 8,
- * columns k, k + 1 and k + 8, k + 9 (docs/format.md puts the codes there). A half is not the code's
+ * columns k, k + 1 and k + 8, k + 9 (format.md puts the codes there). A half is not the code's
  * number but a small whole number u in its lowest bits. As fp16 this is the subnormal u x 2^-24,
  * which tensor cores multiply exactly. So unpacking a uniform code costs one lop3 per register, and
  * no offset has to cancel in the sum.

@@ -2,7 +2,7 @@
  * CPU, and the places of these codes. For encoding and decoding; attention looks the numbers up as
  * fp16 (chunks.cuh).
  *
- * All arithmetic is in single roundings. docs/format.md, "Octahedral codes", "Direction codes" and
+ * All arithmetic is in single roundings. format.md, "Octahedral codes", "Direction codes" and
  * "Chunk codes", has the formulas. */
 #ifndef KVANT_CUDA_CHUNK_NUMBERS_CUH
 #define KVANT_CUDA_CHUNK_NUMBERS_CUH

@@ -1,4 +1,4 @@
-/* chunks.cuh - from the words of a page of chunk codes (docs/format.md, "Chunk codes") to operands
+/* chunks.cuh - from the words of a page of chunk codes (format.md, "Chunk codes") to operands
  * of mma.m16n8k16. Chunks of octopus are triplets of channels, chunks of hqmq are four channels.
  *
  * A chunk's direction is looked up in shared memory: 8 bytes with up to four channels as fp16. A

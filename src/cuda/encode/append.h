@@ -18,6 +18,7 @@ struct AppendRole {
     size_t token_stride, row_head_stride; /* of rows, elements */
     const float *center, *scale;
     const float *weights;    /* as many for each kv head as codec.weighting says */
+    float *exact;            /* of open pages: see kvant_cuda_append_args */
     size_t row_block_stride; /* elements; of blocks of open pages, when these are sealed */
     bool wide;               /* rows begin at multiples of 16 bytes; set by booked */
     const kvant_cuda_codec *source; /* on the host: has the books */
@@ -54,6 +55,13 @@ cudaError_t launch_append_chunks(const AppendArgs &args, uint32_t head_dim, int 
 /* The same of kinds of a trellis, all roles with as many states. */
 cudaError_t launch_append_trellis(const AppendArgs &args, uint32_t head_dim, int n_roles, int n_kv_heads,
                                   cudaStream_t stream);
+
+constexpr uint32_t MOST_FEW = 64;
+
+/* At most MOST_FEW rows into open pages, or into pages of uniform codes and codebooks; all roles of
+ * kinds that launch_append takes, or all wide, or all open. */
+cudaError_t launch_append_few(const AppendArgs &args, uint32_t head_dim, int n_roles, int n_kv_heads,
+                              cudaStream_t stream);
 
 /* Rows into open pages. */
 cudaError_t launch_append_open(const AppendArgs &args, uint32_t head_dim, int n_roles, int n_kv_heads,
@@ -92,6 +100,23 @@ __device__ __forceinline__ Row<D> transformed_row(const AppendArgs &args, const 
     finite = __all_sync(FULL, finite);
     transform(row, role.codec, weights_of(role.codec, role.weights, kv_head), lane);
     return row;
+}
+
+/* The sum of products as docs/format.md orders it: 16 partial sums, of channels alike modulo 16;
+ * all lanes have it. */
+template <int D> __device__ __forceinline__ float dot_rows(const Row<D> &a, const Row<D> &b, int lane)
+{
+    float sum = 0;
+#pragma unroll
+    for (int j = 0; j < Row<D>::PER_LANE; j++) {
+        const float own = __fmul_rn(a.x[j], b.x[j]), other = __shfl_xor_sync(FULL, own, 16);
+        const float near = lane < 16 ? own : other, far = lane < 16 ? other : own;
+        sum = __fadd_rn(j == 0 ? near : __fadd_rn(sum, near), far);
+    }
+#pragma unroll
+    for (int width = 8; width > 0; width /= 2)
+        sum = __fadd_rn(sum, __shfl_xor_sync(FULL, sum, width));
+    return sum;
 }
 
 } // namespace kvant

@@ -4,7 +4,7 @@
  * A thread block takes up to 64 tokens of one kv head and one role, a few rows at a time. Four
  * warps transform the rows (encode.cuh) into shared memory. Then each thread encodes a chunk
  * (encode_chunks.cuh), and 16 lanes per row add up the numbers for its scale in the order of
- * docs/format.md. Codes of all tokens stay in shared memory until the words of pages are put
+ * format.md. Codes of all tokens stay in shared memory until the words of pages are put
  * together. */
 #include "append_tokens.cuh"
 #include "encode_chunks.cuh"
@@ -100,7 +100,7 @@ __device__ __forceinline__ void quantize_item(ChunkRows<D, 4> &space, const kvan
                                         __fadd_rn(__fmul_rn(x.z, w[2]), __fmul_rn(x.w, w[3])));
 }
 
-/* Sums and extremes over the 16 lanes of a row; a sum's order is that of docs/format.md. */
+/* Sums and extremes over the 16 lanes of a row; a sum's order is that of format.md. */
 __device__ __forceinline__ float sum_of_row(float x)
 {
 #pragma unroll

@@ -21,6 +21,12 @@ __device__ __forceinline__ uint8_t *page_of(const AppendRole &role, int64_t slot
     return role.base + (size_t)(slot / PAGE_TOKENS) * role.block_stride + kv_head * role.head_stride;
 }
 
+/* Where the row stands among pages of floats. */
+__device__ __forceinline__ size_t exact_place(const AppendRole &role, int64_t slot, int kv_head, int d)
+{
+    return (page_of(role, slot, kv_head) - role.base) / sizeof(uint16_t) + (size_t)(slot % PAGE_TOKENS) * d;
+}
+
 __device__ __forceinline__ bool fits_half(float y)
 {
     return fabsf(y) <= 65504.0f;
@@ -45,10 +51,14 @@ __device__ __forceinline__ void append_row(const AppendArgs &args, const AppendR
 #pragma unroll
     for (int j = 0; j < Row<D>::PER_LANE; j++)
         in_range &= fits_half(row.x[j]);
-    if (__all_sync(FULL, in_range))
-        store_row(page_of(role, slot, kv_head), (size_t)(slot % PAGE_TOKENS) * D, KVANT_CUDA_F16, lane, row);
-    else if (lane == 0)
-        refuse(args, finite);
+    if (!__all_sync(FULL, in_range)) {
+        if (lane == 0)
+            refuse(args, finite);
+        return;
+    }
+    store_row(page_of(role, slot, kv_head), (size_t)(slot % PAGE_TOKENS) * D, KVANT_CUDA_F16, lane, row);
+    if (role.exact)
+        store_row(role.exact, exact_place(role, slot, kv_head, D), KVANT_CUDA_F32, lane, row);
 }
 
 template <int D>
@@ -100,6 +110,8 @@ __device__ __forceinline__ void append_through_matrix(const AppendArgs &args, co
                 __float2half_rn(y[r]);
         else if (channel == 0)
             refuse(args, all_finite);
+        if (in_range && role.exact)
+            role.exact[exact_place(role, slot, kv_head, D) + channel] = y[r];
     }
 }
 
@@ -140,8 +152,6 @@ cudaError_t launch_append_open(const AppendArgs &args, uint32_t head_dim, int n_
         constexpr int D = decltype(d)::value;
         if (!has_matrix(args, n_roles))
             append_open_kernel<D><<<grid, WARPS * 32, 0, stream>>>(args);
-        else if (args.n_tokens <= 64) /* few: over many multiprocessors */
-            launch_matrix<D, 1>(args, n_roles, n_kv_heads, stream);
         else
             launch_matrix<D, ROWS_A_BLOCK>(args, n_roles, n_kv_heads, stream);
         return cudaGetLastError();

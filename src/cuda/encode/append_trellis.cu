@@ -34,23 +34,6 @@ template <int D, int M> struct TrellisRows {
     BlockTokens tokens;
 };
 
-/* The sum of products as docs/format.md orders it: 16 partial sums, of channels alike modulo 16;
- * all lanes have it. */
-template <int D> __device__ __forceinline__ float dot_rows(const Row<D> &a, const Row<D> &b, int lane)
-{
-    float sum = 0;
-#pragma unroll
-    for (int j = 0; j < Row<D>::PER_LANE; j++) {
-        const float own = __fmul_rn(a.x[j], b.x[j]), other = __shfl_xor_sync(FULL, own, 16);
-        const float near = lane < 16 ? own : other, far = lane < 16 ? other : own;
-        sum = __fadd_rn(j == 0 ? near : __fadd_rn(sum, near), far);
-    }
-#pragma unroll
-    for (int width = 8; width > 0; width /= 2)
-        sum = __fadd_rn(sum, __shfl_xor_sync(FULL, sum, width));
-    return sum;
-}
-
 __device__ __forceinline__ int cell_of(float u)
 {
     const float x = rintf(__fmul_rn(u, (float)CELLS_PER_DEVIATION));

@@ -1,6 +1,6 @@
 /* encode.cuh - rows of numbers to codes: load, rotate, sum, quantise, pack to nibbles. The codes
  * are the codes of the CPU's encoder, so all arithmetic is in single roundings and in the CPU's
- * order (docs/format.md, "Numbers").
+ * order (format.md, "Numbers").
  *
  * A row has one lane per tile of 16 channels, so a warp works on 2 to 8 rows at a time. First a
  * lane has one tile: the butterflies at distance 1 to 8 stay within the lane. Then the rows are
@@ -237,7 +237,7 @@ __device__ __noinline__ void combine_rows_of_warp(float (&y)[Lanes<D>::NUMBERS],
     }
 }
 
-/* The sum of the products as docs/format.md orders it; all lanes of the row have the same, because
+/* The sum of the products as format.md orders it; all lanes of the row have the same, because
  * a + b and b + a are. */
 template <int D>
 __device__ __forceinline__ float row_dot(const float (&a)[Lanes<D>::NUMBERS], const float (&b)[Lanes<D>::NUMBERS])

@@ -1,5 +1,5 @@
 /* encode_chunks.cuh - the code of one chunk: direction and norm of a triplet (octopus), direction
- * of four channels (hqmq). A thread has one chunk. The codes are the CPU's (docs/format.md), so all
+ * of four channels (hqmq). A thread has one chunk. The codes are the CPU's (format.md), so all
  * arithmetic is in single roundings and in the CPU's order. */
 #ifndef KVANT_CUDA_ENCODE_CHUNKS_CUH
 #define KVANT_CUDA_ENCODE_CHUNKS_CUH

@@ -42,7 +42,7 @@ template <int D> struct OpenPage {
     }
 };
 
-/* Number i of a group, in the order in which docs/format.md has the scales. */
+/* Number i of a group, in the order in which format.md has the scales. */
 template <int D> __device__ __forceinline__ float number_of_group(const OpenPage<D> &page, int group, int i)
 {
     return page.over_tokens ? page.at(group / D * 32 + i, group % D)

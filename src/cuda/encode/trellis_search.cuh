@@ -1,4 +1,4 @@
-/* trellis_search.cuh - a row's path through the trellis: one warp runs the search of docs/format.md
+/* trellis_search.cuh - a row's path through the trellis: one warp runs the search of format.md
  * ("Trellis codes") in the CPU's integers, so it finds the CPU's path.
  *
  * Shared memory holds the metrics of all states twice, before and after a step, two metrics per

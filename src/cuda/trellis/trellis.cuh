@@ -1,4 +1,4 @@
-/* trellis.cuh - trellis codes (docs/format.md) in attention: their kinds, and the subsets of a
+/* trellis.cuh - trellis codes (format.md) in attention: their kinds, and the subsets of a
  * page's codes.
  *
  * A code's subset follows from the trellis bits of preceding codes. These bits lie at the same
@@ -164,7 +164,7 @@ template <int B, int M, int N> KVANT_INLINE void close_circle(uint32_t (&chain)[
 }
 
 /* Values: the lanes of one column hold a run of 8 steps. The plane of the run of row group g is
- * at [g + 2]. The planes of the two runs before the first run (docs/format.md: loops l, h, g, r)
+ * at [g + 2]. The planes of the two runs before the first run (format.md: loops l, h, g, r)
  * precede it. */
 template <int N> struct Runs {
     uint32_t at[N + 2];

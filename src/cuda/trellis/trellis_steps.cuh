@@ -1,4 +1,4 @@
-/* trellis_steps.cuh - the order in which a row's channels are steps of the circle (docs/format.md,
+/* trellis_steps.cuh - the order in which a row's channels are steps of the circle (format.md,
  * "Trellis codes"), and the subset of a step. For kernels that work on one row at a time. Attention
  * has both in the order of words (trellis.cuh). */
 #ifndef KVANT_CUDA_TRELLIS_STEPS_CUH

@@ -1,5 +1,5 @@
-/* cuda_runtime_api.h - the few functions of the CUDA runtime that the tests call, on the computer's memory: with host_table.c
- * they run where there is no GPU. */
+/* cuda_runtime_api.h - the few functions of the CUDA runtime that the tests call, on the computer's memory: with the
+ * stand-in (host.h) they run where there is no GPU. */
 #ifndef KVANT_TESTS_CUDA_HOST_RUNTIME_H
 #define KVANT_TESTS_CUDA_HOST_RUNTIME_H
 
@@ -8,7 +8,7 @@
 
 typedef int cudaError_t;
 enum { cudaSuccess = 0, cudaErrorMemoryAllocation = 2 };
-enum cudaMemcpyKind { cudaMemcpyHostToDevice = 1, cudaMemcpyDeviceToHost = 2 };
+enum cudaMemcpyKind { cudaMemcpyHostToDevice = 1, cudaMemcpyDeviceToHost = 2, cudaMemcpyDeviceToDevice = 3 };
 
 static inline cudaError_t cudaMalloc(void *to, size_t bytes)
 {

@@ -51,7 +51,7 @@ COMMAND = cli.Command(
     "are stored; 'of memory' is their share of what plain reading reaches, over a buffer of four\n"
     "level 3 caches where 2 GiB suffice. 'x f16' says how many times faster than ggml's f16 it is.\n"
     "Rows are normally distributed. Ctrl-C prints what is complete.\n\nexample:\n"
-    "  kvant bench attention -k turboquant-4 -k int-4 -n 32768 -q 1 --levels avx2,avx512vnni",
+    "  kvant bench attention -k trellis-4 -k int-4 -n 32768 -q 1 --levels avx2,avx512vnni",
 )
 
 
@@ -193,7 +193,7 @@ class Settings:
         for name, value in given:
             self._take(name, value)
         self._check()
-        self.pairs = self.pairs or [[spec, spec] for spec in benchmarks.possible(USUAL)]
+        self.pairs = benchmarks.codec_pairs(COMMAND.name, self.pairs, USUAL)
         if "stock" not in self.given:
             self.stock = USUAL_STOCK
         self.levels = self.levels or [library.cpu_level()]

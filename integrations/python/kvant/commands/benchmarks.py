@@ -14,7 +14,7 @@ import numpy as np
 
 import kvant
 
-from . import cli, table
+from . import cli, specs, table
 
 DISTINCT_ROWS = 2048  # of a cache; more tokens repeat them: content does not change the time
 MAX_PAIRS = 24
@@ -48,10 +48,18 @@ def add_codec(pairs, name, spec):
         cli.fail(f"-v {spec} has no -k before it", "give them in pairs: -k SPEC -v SPEC", code=cli.USAGE)
 
 
-def possible(specs):
+def codec_pairs(command, pairs, usual):
+    """Those of the command line, checked, or those of a default list."""
+    for pair in pairs:
+        for role, spec in zip("kv", pair):
+            specs.check(command, f"-{role}", spec, role)
+    return pairs or [[spec, spec] for spec in possible(usual)]
+
+
+def possible(usual):
     """Those of a default list whose families this build has."""
     families = {family.name for family in kvant.codecs()}
-    return [spec for spec in specs if re.split("[-:]", spec)[0] in families]
+    return [spec for spec in usual if re.split("[-:]", spec)[0] in families]
 
 
 def numbers(option, text, least, most):

@@ -65,6 +65,10 @@ class Command(NamedTuple):
         """The options in order, as pairs of the long name and the value (None for a switch). --help ends the command, and so do
         words that are no options."""
         given, rest = [], list(words)
+        if rest == ["--describe"]:  # the table for programs, as of args.c
+            options = [option._asdict() for option in self.options]
+            print(json.dumps({"command": self.name, "usage": self.usage, "about": self.about, "notes": self.notes, "options": options}))
+            raise Leave(OK)
         while rest and rest[0].startswith("-") and rest[0] != "-":
             word = rest.pop(0)
             if word == "--":
@@ -85,9 +89,10 @@ class Command(NamedTuple):
         name, equals, value = word[2:].partition("=")
         names = [option.name for option in [*self.options, HELP]]
         found = [known for known in names if known == name] or [known for known in names if known.startswith(name)]
-        if len(found) != 1:
-            close = difflib.get_close_matches(name, names, 1)
-            self.misuse(f"unknown or ambiguous option --{name}", *(f"did you mean --{known}?" for known in close))
+        if len(found) > 1:
+            self.misuse(f"--{name} may be --{found[0]} or --{found[1]}")
+        if not found:
+            self.misuse(f"unknown option --{name}", *(f"did you mean --{known}?" for known in closest(name, names)))
         option = next(option for option in [*self.options, HELP] if option.name == found[0])
         if equals and option.value is None:
             self.misuse(f"--{option.name} takes no value")
@@ -118,6 +123,12 @@ class Command(NamedTuple):
             print(left.ljust(HELP_COLUMN) + (indent if len(left) >= HELP_COLUMN else "") + option.help.replace("\n", indent))
         if self.notes:
             print(f"\n{self.notes}")
+
+
+def closest(word, names):
+    """At most one of the names: a beginning of the word, else a slip of the keyboard."""
+    begun = [name for name in names if word.lower().startswith(name) and len(name) > 1]
+    return begun[:1] or difflib.get_close_matches(word.lower(), names, 1)
 
 
 def whole(option, text, least, most):

@@ -49,7 +49,7 @@ COMMAND = cli.Command(
     "in the same run reads and writes. 'error' is that of one head, against double precision over\n"
     "the decoded pages. bench/cuda/ has the comparison with PyTorch's flash and cuDNN attention.\n"
     "Needs libkvant_cuda (`make cuda`) and a driver. Ctrl-C prints what is complete.\n\nexample:\n"
-    "  kvant bench cuda -k turboquant-4 -k int-4 -b 8 -n 32768",
+    "  kvant bench cuda -k trellis-4 -k int-4 -b 8 -n 32768",
 )
 
 
@@ -319,7 +319,7 @@ class Settings:
         self.tokens, self.query_tokens, self.rounds, self.device, self.json = [32768, 131072], 1, 31, 0, False
         for name, value in given:
             self._take(name, value)
-        self.pairs = self.pairs or [[spec, spec] for spec in benchmarks.possible(USUAL)]
+        self.pairs = benchmarks.codec_pairs(COMMAND.name, self.pairs, USUAL)
         if self.heads % self.kv_heads or self.heads // self.kv_heads > 64:
             cli.fail(f"--heads {self.heads} must be a multiple of --kv-heads {self.kv_heads}, at most 64 times as many", code=cli.USAGE)
 

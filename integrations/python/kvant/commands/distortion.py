@@ -43,7 +43,7 @@ COMMAND = cli.Command(
     notes="A cell is within when it differs from the paper's figure by at most 2 %, three\n"
     "standard errors of the measurement or half a unit of the last printed digit, whichever is\n"
     "largest. A codec that this build lacks is never within. A footnote marks cells whose figure\n"
-    "cannot be met, and that are within of the figure that docs/distortion.md derives instead.\n"
+    "cannot be met, and that are within of the figure that distortion.md derives instead.\n"
     "Figures without a source are arithmetic and aims of our own, and are counted apart.\n\n"
     "With -k: D is the relative squared error, 'D, best scale' what is left of it when rows are\n"
     "made longer or shorter, slope what inner products shrink to, 'ip error' the squared error of\n"

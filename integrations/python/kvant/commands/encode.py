@@ -7,7 +7,7 @@ import numpy as np
 import kvant
 from kvant import library
 
-from . import benchmarks, cli
+from . import benchmarks, cli, specs
 from .benchmarks import Column
 
 USUAL = ["int-4", "bdr-4", "turboquant-4", "turboquant-3", "trellis-4", "octopus-4:round=scalar", "octopus-4", "hqmq-s96r4", "innerq-base"]
@@ -27,7 +27,7 @@ COMMAND = cli.Command(
         cli.Option(None, "json", None, "one JSON array of flat objects"),
     ],
     notes="Rows are normally distributed. The time that Python takes for a call is measured, too, and taken off.\n\nexample:\n"
-    "  kvant bench encode -k turboquant-4 -k octopus-4 --head-dim 128",
+    "  kvant bench encode -k trellis-4 -k octopus-4 --head-dim 128",
 )
 
 COLUMNS = [
@@ -77,10 +77,10 @@ class Subject:
 
 
 def main(words):
-    specs, head_dim, rounds, calibration, json = [], 128, 31, None, False
+    wanted, head_dim, rounds, calibration, json = [], 128, 31, None, False
     for name, value in COMMAND.parse(words):
         if name == "codec":
-            specs.append(value)
+            wanted.append(value)
         elif name == "head-dim":
             head_dim = cli.whole("--head-dim", value, 1, library.MAX_HEAD_DIM)
         elif name == "rounds":
@@ -92,7 +92,9 @@ def main(words):
     rows = benchmarks.normal(1, ROWS, head_dim)
     try:
         loaded = kvant.Calibration(calibration) if calibration is not None else None
-        subjects = [Subject(spec, role, rows, loaded) for spec in ["f16", *(specs or benchmarks.possible(USUAL))] for role in "kv"]
+        for spec in wanted:
+            specs.check(COMMAND.name, "-k", spec, "k", loaded)
+        subjects = [Subject(spec, role, rows, loaded) for spec in ["f16", *(wanted or benchmarks.possible(USUAL))] for role in "kv"]
         seconds = benchmarks.measure(subjects, rounds, lambda subject: None)
     except kvant.Error as error:
         cli.fail(f"bench encode: {error}", "kvant codecs lists what there is")

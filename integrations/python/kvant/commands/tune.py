@@ -1,5 +1,5 @@
 """`kvant tune`: measures how much each layer's keys and values matter to a model, gives each a codec so that the whole loses least
-within a budget of bytes, checks the result on other tokens and writes a settings file. docs/tuning.md explains the method.
+within a budget of bytes, checks the result on other tokens and writes a settings file. tuning.md explains the method.
 
 Here are options, the order of the steps and the printing; kvant.tuning has the arithmetic. The model runs in child processes:
 kvant inspect, capture and eval. eval keeps every measurement in the file of --resume, so that nothing is lost by Ctrl-C."""
@@ -11,13 +11,13 @@ import shutil
 import sys
 import tempfile
 
-from . import child, cli, model_options
+from . import child, cli, model_options, specs
 from .cli import Option
 from .table import fixed, print_table
 
 QUERY_STEP = 8  # of the queries that the errors are computed on, one in so many
 # An fp16 page at the beginning is an eighth of 512 tokens and a 32nd of 2048: what is measured at 512 holds less well for long
-# contexts (docs/tuning.md).
+# contexts (tuning.md).
 DEFAULT_PROBE = 2048
 MAX_TEXTS, MAX_CANDIDATES, MAX_SETTINGS = 16, 24, 3
 
@@ -196,16 +196,11 @@ class Tune:
         self.calibration_words = ["--calibration", path] if path else []
 
     def _check_candidates(self):
-        from kvant import Error, check_spec
-
         self.candidates = self.tuning.sensitivity.default_candidates(self.calibration is not None)
-        for role, specs in self.options.tried.items():
-            for spec in specs:
-                try:
-                    check_spec(spec, role, self.calibration)
-                except Error as error:
-                    cli.fail(f"--try-{role} {spec}: {error.reason}", "kvant codecs lists what there is", code=cli.USAGE)
-            self.candidates[role] = specs or self.candidates[role]
+        for role, tried in self.options.tried.items():
+            for spec in tried:
+                specs.check("tune", f"--try-{role}", spec, role, self.calibration)
+            self.candidates[role] = tried or self.candidates[role]
 
     # ---- errors ----
 
@@ -326,9 +321,9 @@ def leave_if_interrupted():
 
 def site_rows(tune):
     for site, c in zip(tune.sites, tune.settings[0].choice):
-        specs = tune.tuning.settings.one_or_all(site, c)
+        words = tune.tuning.settings.one_or_all(site, c)
         yield {
-            "layer": site.layer, "role": site.role.upper(), "spec": specs if isinstance(specs, str) else " | ".join(specs),
+            "layer": site.layer, "role": site.role.upper(), "spec": words if isinstance(words, str) else " | ".join(words),
             "site_bits": 8 * site.choices[c].bytes / site.numbers, "cost": site.cost(c), "error": site.choices[c].error,
             "probe_kld": site.measured, "probe_se": site.measured_se, "probe_error": site.choices[0].error,
         }

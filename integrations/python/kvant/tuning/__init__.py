@@ -7,4 +7,4 @@
     settings                 choices as settings files
     probes                   divergences measured by `kvant eval`
 
-kvant.commands.tune is the command. Needs NumPy; docs/tuning.md explains the method."""
+kvant.commands.tune is the command. Needs NumPy; tuning.md explains the method."""

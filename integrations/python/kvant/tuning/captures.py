@@ -1,5 +1,17 @@
-"""Reads captures (docs/tuning.md, "Captures"): real keys, values and queries of a model. Every shape is checked against the others
-before a row is read."""
+"""Reads captures: real keys, values and queries of a model, as `kvant capture` writes them. Every shape is checked
+against the others before a row is read.
+
+A capture is a safetensors file with tensors layers.L.k, layers.L.v [n_kv_heads, tokens, head_dim] and layers.L.q
+[n_heads, queries, head_dim] in F16, keys and queries after RoPE. Contexts lie one behind the other. windows (I32, one
+number per layer) is how many keys a query sees in layers with a sliding window, 0 in others. Its metadata:
+
+    format                      kvant-capture-1
+    model, model_fingerprint    name, and 16 hexadecimal digits as kvant calibrate computes them
+    text                        name of the text's file
+    tokens, ctx, query_step     numbers
+    layers.L.attention          factor on scores, ALiBi's largest slope, logit softcap
+    kvant                       version
+"""
 
 from __future__ import annotations
 

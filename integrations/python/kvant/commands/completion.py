@@ -1,0 +1,211 @@
+"""kvant completion: scripts that complete the command line in bash, zsh and fish, made of the option tables."""
+
+from . import cli, tables
+
+COMMAND = cli.Command(
+    name="completion",
+    usage="bash | zsh | fish",
+    about="Prints a script that completes commands, options and their values. Installations have these scripts already,\n"
+    "where the shells look for them.",
+    options=[],
+    notes="examples:\n"
+    "  source <(kvant completion bash)\n"
+    "  kvant completion zsh > ~/.zfunc/_kvant\n"
+    "  kvant completion fish > ~/.config/fish/completions/kvant.fish",
+)
+
+STOCK = "f32 f16 bf16 q8_0 q5_1 q5_0 q4_1 q4_0 iq4_nl"
+VALUES = {"NAME": "quality balanced small", "TYPE": STOCK, "LEVEL": "auto c avx2 avx2vnni avx512 avx512vnni avx512vbmi neon neondot"}
+TOP = ["--version", "--help", "--cpu"]
+
+
+def kind_of(option):
+    """What completes the option's value: files, dirs, specs, words, or nothing."""
+    if option.value in ("FILE", "PATH"):
+        return "files"
+    if option.value == "DIR":
+        return "dirs"
+    if option.value == "SPEC":
+        return "specs"
+    if option.value in VALUES and option.name != "table":
+        return "words"
+    return "nothing"
+
+
+def words_of(option):
+    return [f"-{option.letter}", f"--{option.name}"] if option.letter else [f"--{option.name}"]
+
+
+def brief(text):
+    """A help text in one line, without what stands in brackets or behind a semicolon."""
+    return " ".join(text.split()).split(" (")[0].split("; ")[0]
+
+
+def first_words(read):
+    """Commands with their summaries; those of two words under "bench"."""
+    found = {}
+    for table in read:
+        first, _, second = table.name.partition(" ")
+        found.setdefault(first, "speed and error, beside rivals" if second else table.summary)
+    return found
+
+
+def second_words(read):
+    return {table.name.split()[1]: table.summary for table in read if " " in table.name}
+
+
+# ---- bash ----
+
+BASH = """# bash completion for kvant, made by `kvant completion bash`
+_kvant()
+{
+    local cur=${COMP_WORDS[COMP_CWORD]} prev=${COMP_WORDS[COMP_CWORD - 1]} command= words= values= i
+    local specs="%(specs)s"
+    for ((i = 1; i < COMP_CWORD; i++)); do
+        case ${COMP_WORDS[i]} in
+        --cpu) ((i++)) ;;
+        -*) [[ -z $command ]] || break ;;
+        *) command=${command:+$command }${COMP_WORDS[i]}
+           [[ $command == bench || $command == help ]] || break ;;
+        esac
+    done
+    [[ " ${COMP_WORDS[*]:0:COMP_CWORD} " != *" -- "* ]] || return 0 # the program of exec and its arguments: files
+    case $command in
+    "") words="%(first)s %(top)s"; [[ $prev == --cpu ]] && words="%(levels)s" ;;
+    help) words="%(first)s" ;;
+    bench) words="%(second)s" ;;
+    completion) words="bash zsh fish" ;;
+%(cases)s
+    esac
+    case $values in
+    files) return ;;
+    dirs) mapfile -t COMPREPLY < <(compgen -d -- "$cur") ;;
+    specs) mapfile -t COMPREPLY < <(compgen -W "$specs" -- "$cur") ;;
+    nothing) COMPREPLY=() ;;
+    *) mapfile -t COMPREPLY < <(compgen -W "${values:-$words}" -- "$cur") ;;
+    esac
+}
+complete -o default -F _kvant kvant
+"""
+
+
+def bash_case(table):
+    by_values = {}
+    for option in table.options:
+        if option.value is not None:
+            kind = kind_of(option)
+            by_values.setdefault(VALUES[option.value] if kind == "words" else kind, []).extend(words_of(option))
+    words = " ".join(word for option in table.options for word in words_of(option)) + " --help"
+    lines = [f'    "{table.name}")', f'        words="{words}"', "        case $prev in"]
+    lines += [f'        {" | ".join(names)}) values="{values}" ;;' for values, names in by_values.items()]
+    return "\n".join([*lines, "        esac ;;"])
+
+
+def bash(read):
+    return BASH % {"specs": " ".join(tables.specs()), "first": " ".join(first_words(read)), "top": " ".join(TOP),
+                   "levels": VALUES["LEVEL"], "second": " ".join(second_words(read)),
+                   "cases": "\n".join(bash_case(table) for table in read if table.options)}
+
+
+# ---- zsh ----
+
+ZSH = """#compdef kvant
+# zsh completion for kvant, made by `kvant completion zsh`
+local -a specs kvant_commands benchmarks
+specs=(%(specs)s)
+kvant_commands=(
+%(first)s
+)
+benchmarks=(
+%(second)s
+)
+_kvant_specs() { compadd -a specs }
+
+local curcontext=$curcontext state line
+_arguments -C '--cpu[instruction set of kvant]:level:(%(levels)s)' '(-)--version[version]' '(-)--help[help]' \\
+    '1: :->command' '*:: :->rest' && return
+if [[ $state == command ]]; then
+    _describe command kvant_commands
+    return
+fi
+local command=$words[1]
+if [[ $command == bench ]]; then
+    if ((CURRENT == 2)); then
+        _describe benchmark benchmarks
+        return
+    fi
+    shift words
+    ((CURRENT--))
+    command="bench $words[1]"
+fi
+case $command in
+help) _describe command kvant_commands ;;
+completion) _values shell bash zsh fish ;;
+%(cases)s
+esac
+"""
+
+
+def quoted(text):
+    return "'" + text.replace("'", "'\\''") + "'"
+
+
+def zsh_option(option):
+    text = brief(option.help)
+    for mark in "\\[]:":
+        text = text.replace(mark, "\\" + mark)
+    action = {"files": "_files", "dirs": "_directories", "specs": "_kvant_specs", "nothing": " "}.get(kind_of(option))
+    value = "" if option.value is None else f":{option.value}:{action or '(' + VALUES[option.value] + ')'}"
+    return " ".join(quoted(f"*{word}[{text}]{value}") for word in words_of(option))
+
+
+def zsh_case(table):
+    rest = "'*:::program:_normal'" if table.name == "exec" else ""
+    lines = [f"{quoted(table.name)}) _arguments \\", *(f"    {zsh_option(option)} \\" for option in table.options)]
+    return "\n".join([*lines, f"    '--help[this text]' {rest} ;;"])
+
+
+def zsh(read):
+    def described(words):
+        return "\n".join("    " + quoted(f"{name}:{text}") for name, text in words.items())
+
+    return ZSH % {"specs": " ".join(tables.specs()), "first": described(first_words(read)), "second": described(second_words(read)),
+                  "levels": VALUES["LEVEL"], "cases": "\n".join(zsh_case(table) for table in read if table.options)}
+
+
+# ---- fish ----
+
+
+def fish_option(table, option):
+    seen = " ".join(f"; and __fish_seen_subcommand_from {word}" for word in table.name.split())[6:]
+    value = {"files": " -rF", "dirs": " -xa '(__fish_complete_directories)'", "specs": " -xa \"$__kvant_specs\"", "nothing": " -x",
+             "words": f" -xa '{VALUES.get(option.value)}'"}[kind_of(option)] if option.value is not None else ""
+    letter = f" -s {option.letter}" if option.letter else ""
+    return f"complete -c kvant -n '{seen}' -l {option.name}{letter}{value} -d {quoted(brief(option.help))}"
+
+
+def fish(read):
+    lines = ["# fish completion for kvant, made by `kvant completion fish`", f"set -g __kvant_specs {' '.join(tables.specs())}",
+             "complete -c kvant -n '__fish_use_subcommand' -f", "complete -c kvant -n '__fish_use_subcommand' -l version -d version",
+             f"complete -c kvant -n '__fish_use_subcommand' -l cpu -xa '{VALUES['LEVEL']}' -d {quoted(brief(tables.CPU.help))}"]
+    lines += [f"complete -c kvant -n '__fish_use_subcommand' -fa {name} -d {quoted(text)}" for name, text in first_words(read).items()]
+    of_bench = "__fish_seen_subcommand_from bench; and not __fish_seen_subcommand_from " + " ".join(second_words(read))
+    lines += [f"complete -c kvant -n '{of_bench}' -fa {name} -d {quoted(text)}" for name, text in second_words(read).items()]
+    lines.append("complete -c kvant -n '__fish_seen_subcommand_from completion' -fa 'bash zsh fish'")
+    lines.append("complete -c kvant -n '__fish_seen_subcommand_from exec' -xa '(__fish_complete_subcommand)'")
+    lines += [fish_option(table, option) for table in read for option in table.options]
+    return "\n".join(lines) + "\n"
+
+
+SHELLS = {"bash": bash, "zsh": zsh, "fish": fish}
+
+
+def main(words):
+    if len(words) == 1 and words[0] in SHELLS:
+        print(SHELLS[words[0]](tables.read()), end="")
+        return cli.OK
+    if words and not words[0].startswith("-"):
+        close = cli.closest(words[0], list(SHELLS))
+        COMMAND.misuse(f"there is no completion for '{words[0]}'", *(f"did you mean {shell}?" for shell in close))
+    COMMAND.parse(words)
+    return COMMAND.misuse("no shell given", "kvant completion bash, zsh or fish")

@@ -1,0 +1,63 @@
+#!/bin/sh
+# check_dist.sh TARBALL GLIBC [ROOT]: no program or library of the tarball asks for a newer glibc or for another library, no file names
+# a folder of this machine, and the command runs in a folder with nothing but the tarball and a C library: that of ROOT (an unpacked
+# libc6 package of an old Debian, say), or this machine's.
+set -eu
+[ $# -ge 2 ] || { echo "usage: scripts/check_dist.sh TARBALL GLIBC [ROOT]" >&2; exit 2; }
+tarball=$1 glibc=$2 system=${3:-}
+work=$(mktemp -d)
+trap 'rm -rf "$work"' EXIT
+fail() {
+    echo "check_dist: $1" >&2
+    exit 1
+}
+
+tar -C "$work" -xf "$tarball"
+kvant=$(find "$work" -mindepth 1 -maxdepth 1 -type d)
+for file in bin/kvant lib/libkvant.so lib/libggml-kvant.so lib/libkvant.a include/kvant/kvant.h lib/pkgconfig/kvant.pc \
+    lib/cmake/kvant/kvant-config.cmake share/man/man1/kvant.1 share/kvant/plot/LICENSE-d3 LICENSE README.txt; do
+    [ -e "$kvant/$file" ] || fail "$file is missing"
+done
+
+for file in bin/kvant lib/libkvant.so lib/libggml-kvant.so; do
+    objdump -T "$kvant/$file" | grep -oE '\(?GLIBC_[0-9.]+\)? .*' | tr -d '()' >"$work/symbols" || fail "$file has no versioned symbols"
+    newest=$(cut -d' ' -f1 "$work/symbols" | sed 's/GLIBC_//' | sort -V | tail -1)
+    if [ "$(printf '%s\n%s\n' "$newest" "$glibc" | sort -V | tail -1)" != "$glibc" ]; then
+        grep "GLIBC_$newest " "$work/symbols" | head -3 >&2
+        fail "$file needs glibc $newest, $glibc is promised"
+    fi
+    others=$(objdump -p "$kvant/$file" | awk '$1 == "NEEDED" { print $2 }' |
+        grep -vxE '(libc|libm)\.so\.6|libpthread\.so\.0|libdl\.so\.2|librt\.so\.1|ld-linux-x86-64\.so\.2' || true)
+    [ -z "$others" ] || fail "$file needs $others"
+    echo "$file: glibc $newest"
+done
+if grep -rlF -e "$(cd "$(dirname "$0")/.." && pwd)" -e "${HOME:-/root}/" "$kvant" >"$work/named"; then
+    fail "these files name a folder of this machine: $(sed "s|$kvant/||" "$work/named" | tr '\n' ' ')"
+fi
+
+as_root=
+if [ "$(id -u)" != 0 ]; then
+    unshare -r true 2>/dev/null || { echo "not run: neither root nor user namespaces"; exit 0; }
+    as_root="unshare -r"
+fi
+# lib64 has the loader, whose path is in every program; /lib is in its search path.
+mkdir -p "$work/root/lib64" "$work/root/lib" "$work/root/proc"
+for name in ld-linux-x86-64.so.2 libc.so.6 libm.so.6 libpthread.so.0 libdl.so.2; do
+    path=$(find "$system"/lib/x86_64-linux-gnu "$system"/lib64 "$system"/usr/lib64 -maxdepth 1 -name $name 2>/dev/null | head -1)
+    [ -n "$path" ] || fail "${system:-this machine} has no $name"
+    cp -L "$path" "$work/root/lib/"
+done
+mv "$work/root/lib/ld-linux-x86-64.so.2" "$work/root/lib64/"
+mv "$kvant" "$work/root/kvant"
+bare() {
+    $as_root chroot "$work/root" "$@" >"$work/out" 2>&1
+}
+bare /kvant/bin/kvant --version || { cat "$work/out" >&2; fail "kvant --version"; }
+bare /kvant/bin/kvant codecs --head-dim 128 || { cat "$work/out" >&2; fail "kvant codecs"; }
+grep -q trellis-4 "$work/out" || fail "kvant codecs lists no trellis-4"
+# The loader resolves every symbol and version of the libraries, as dlopen would.
+for library in libkvant.so libggml-kvant.so; do
+    LD_BIND_NOW=1 bare /lib64/ld-linux-x86-64.so.2 --list /kvant/lib/$library || { cat "$work/out" >&2; fail "$library does not load"; }
+    ! grep -q 'not found' "$work/out" || { cat "$work/out" >&2; fail "$library does not load"; }
+done
+echo "runs with nothing but $(strings -n 12 "$work/root/lib/libc.so.6" | grep -m1 -oE 'GNU C Library .*version [0-9.]+' | sed 's/.*version /glibc /;s/\.$//')"

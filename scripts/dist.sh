@@ -1,0 +1,55 @@
+#!/bin/sh
+# dist.sh BUILD HEADERS PLOT ZIG: BUILD/kvant-VERSION-linux-x86_64.tar.gz for any x86-64 Linux with glibc 2.28 or newer. The compiler is
+# zig cc: it carries the symbol lists of old C libraries, so nothing newer can be linked by mistake.
+set -eu
+GLIBC=2.28
+TARGET=x86_64-linux-gnu.$GLIBC
+[ $# = 4 ] || { echo "usage: scripts/dist.sh BUILD HEADERS PLOT ZIG" >&2; exit 2; }
+headers=$2 plot=$3 zig=$4
+root=$(cd "$(dirname "$0")/.." && pwd)
+mkdir -p "$1/tools"
+build=$(cd "$1" && pwd)
+
+tool() { # name, words that zig is called with
+    name=$1
+    shift
+    printf '#!/bin/sh\nexec "%s" %s "$@"\n' "$zig" "$*" >"$build/tools/$name"
+    chmod +x "$build/tools/$name"
+}
+tool cc cc -target $TARGET
+tool ar ar
+tool ranlib ranlib
+
+# No folder of this machine may be in what others get: no default runtime, no paths in the files.
+CC="$build/tools/cc" cmake -S "$root" -B "$build" -DCMAKE_BUILD_TYPE=Release -DCMAKE_INSTALL_PREFIX=/usr/local -DCMAKE_INSTALL_LIBDIR=lib \
+    -DCMAKE_AR="$build/tools/ar" -DCMAKE_RANLIB="$build/tools/ranlib" -DCMAKE_C_FLAGS="-g0 -ffile-prefix-map=$root=." \
+    -DKVANT_LLAMA_SRC="$headers" -DKVANT_PLOT_LIB="$plot" -DKVANT_BUILD_TESTS=OFF -DKVANT_CUDA=OFF
+cmake --build "$build" -j "${JOBS:-$(nproc)}"
+
+version=$(sed -n 's/^CMAKE_PROJECT_VERSION:STATIC=//p' "$build/CMakeCache.txt")
+name=kvant-$version-linux-x86_64
+rm -rf "${build:?}/$name"
+cmake --install "$build" --prefix "$build/$name" --strip >"$build/install.log"
+cp "$root/LICENSE" "$build/$name/"
+cp "$root/scripts/fetch.py" "$build/$name/share/kvant/"
+cat >"$build/$name/README.txt" <<END
+kvant $version for x86-64 Linux with glibc $GLIBC or newer. Nothing to install: the folder works where it lies.
+
+Compress the KV cache of your own llama.cpp (llama-server, llama-cli, llama-bench ...):
+
+    bin/kvant exec -- llama-server -m model.gguf -c 32768
+
+run, eval, bench, calibrate, tune and report drive llama.cpp themselves. They need its libraries once (11 MB, Linux with glibc 2.34):
+
+    export KVANT_RUNTIME=\$(python3 share/kvant/fetch.py runtime)
+    bin/kvant run -m model.gguf -p "Why is the sky blue?"
+    bin/kvant report -m model.gguf -o report.html --quick
+
+C programs: cmake -DCMAKE_PREFIX_PATH=\$PWD, or PKG_CONFIG_PATH=\$PWD/lib/pkgconfig. Manual: man share/man/man1/kvant.1.
+END
+
+# The same input gives the same bytes: names in order, no times and owners.
+epoch=${SOURCE_DATE_EPOCH:-$(git -C "$root" log -1 --format=%ct 2>/dev/null || echo 0)}
+tar -C "$build" --sort=name --mtime="@$epoch" --owner=0 --group=0 --numeric-owner -cf - "$name" | gzip -9n >"$build/$name.tar.gz"
+"$root/scripts/check_dist.sh" "$build/$name.tar.gz" $GLIBC
+echo "$build/$name.tar.gz"

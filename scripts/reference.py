@@ -1,0 +1,213 @@
+#!/usr/bin/env python3
+"""Writes what is made of the command's option tables and tools/reference.md: docs/kvant.1, docs/reference/commands.md and tools/completion.
+
+    scripts/reference.py [--kvant PROGRAM] [--check]
+
+PROGRAM (build/bin/kvant) must be a build with llama.cpp and all codecs. --check writes nothing and ends with 1 where a file is
+another one; a test does that."""
+
+import argparse
+import os
+import pathlib
+import re
+import sys
+import textwrap
+
+ROOT = pathlib.Path(__file__).resolve().parent.parent
+sys.path.insert(0, str(ROOT / "integrations" / "python"))
+
+from kvant.commands import completion, tables  # noqa: E402
+
+END = ["Environment", "Exit status", "Output", "Examples"]
+
+
+def sections():
+    """{heading: text} of tools/reference.md."""
+    parts = re.split(r"(?m)^## (.*)\n", (ROOT / "tools" / "reference.md").read_text())
+    return dict(zip(parts[1::2], (text.strip("\n") for text in parts[2::2])))
+
+
+def common_options(read):
+    """Those that several commands have with the same words: told once."""
+    count = {}
+    for table in read:
+        for option in table.options:
+            count[option] = count.get(option, 0) + 1
+    return [option for option, n in count.items() if n >= 3 and option.name != "json"]
+
+
+def written(option):
+    """-k, --codec-k SPEC"""
+    letter = f"-{option.letter}, " if option.letter else ""
+    return f"{letter}--{option.name}" + (f" {option.value}" if option.value else "")
+
+
+def common_words(table, common):
+    """A sentence on the common options of a command."""
+    has = [option for option in common if option in table.options]
+    if not has:
+        return ""
+    if len(has) == len(common):
+        return "All common options."
+    return "Common options: " + ", ".join(f"`--{option.name}`" for option in has) + "."
+
+
+def one_line(text):
+    return " ".join(text.split())
+
+
+def blocks(text):
+    """Of a text: ("code", lines), ("list", [(terms, text)]) and ("text", text), in order. A line that begins with blanks is code."""
+    for part in re.split(r"\n\n+", text):
+        lines = part.split("\n")
+        if lines[0].startswith("- "):
+            items = re.split(r"(?m)^- ", part)[1:]
+            yield "list", [re.match(r"(?s)(.*?): (.*)", item).groups() for item in items]
+            continue
+        plain = [line for line in lines if not line.startswith("  ")]
+        if plain:
+            yield "text", one_line(" ".join(plain))
+        code = [line[4 if line.startswith("    ") and not plain else 2 :] for line in lines if line.startswith("  ")]
+        if code:
+            yield "code", code
+
+
+# ---- Markdown ----
+
+
+def markdown_options(options):
+    if not options:
+        return []
+    rows = ["| `{}` | {} |".format(*(text.replace("|", "\\|") for text in (written(o), one_line(o.help)))) for o in options]
+    return ["| option | |\n|---|---|\n" + "\n".join(rows)]
+
+
+def markdown_text(text):
+    out = []
+    for kind, content in blocks(text):
+        if kind == "code":
+            out.append("\n".join("    " + line for line in content))
+        elif kind == "list":
+            out.append("\n".join(f"- {terms}: {one_line(what)}" for terms, what in content))
+        else:
+            out.append(content)
+    return out
+
+
+def markdown_command(table, common, more):
+    usage = "\n".join(f"    {line.strip()}" if i == 0 else f"        {line.strip()}"
+                      for i, line in enumerate(f"kvant {table.name} {table.usage}".split("\n")))
+    own = [option for option in table.options if option not in common]
+    return [f"## kvant {table.name}", one_line(table.about), usage, *markdown_options(own), *filter(None, [common_words(table, common)]),
+            *markdown_text(table.notes), *markdown_text(more)]
+
+
+def markdown(read, text):
+    common = common_options(read)
+    lines = ["# The command line", "For everybody who types `kvant`. `scripts/reference.py` makes this page of the program's option tables; `man kvant` "
+             "has the same.", *markdown_text(text["Description"])]
+    lines.append("| command | |\n|---|---|\n" + "\n".join(f"| [`{t.name}`](#kvant-{t.name.replace(' ', '-')}) | {t.summary} |" for t in read))
+    for table in read:
+        lines += markdown_command(table, common, text.get(f"kvant {table.name}", ""))
+    lines += ["## Common options", *markdown_options([*common, tables.CPU])]
+    for heading in END:
+        lines += [f"## {heading}", *markdown_text(text[heading])]
+    return "\n\n".join(wrapped(part) for part in lines if part) + "\n"
+
+
+def wrapped(part):
+    """Lines of up to 100 columns, but for tables, code and headings."""
+    fill = textwrap.TextWrapper(100, break_long_words=False, break_on_hyphens=False)
+    if part.startswith(("|", "    ", "#")):
+        return part
+    fill.subsequent_indent = "  " if part.startswith("- ") else ""
+    return "\n".join(fill.fill(line) for line in part.split("\n"))
+
+
+# ---- man ----
+
+
+def roff(text):
+    text = text.replace("\\", "\\e").replace("-", "\\-")
+    return re.sub(r"(?m)^([.'])", r"\\&\1", text)
+
+
+def spoken(text):
+    """A paragraph: `code` is bold."""
+    return re.sub(r"`([^`]*)`", r"\\fB\1\\fR", roff(one_line(text)))
+
+
+def man_text(text):
+    out = []
+    for kind, content in blocks(text):
+        if kind == "code":
+            out += [".PP", ".nf", ".RS", *map(roff, content), ".RE", ".fi"]
+        elif kind == "list":
+            for terms, what in content:
+                out += [".TP", spoken(terms), spoken(what)]
+        else:
+            out += [".PP", spoken(content)]
+    return out
+
+
+def man_options(options):
+    lines = []
+    for option in options:
+        name, _, value = written(option).partition(f"--{option.name}")
+        lines += [".TP", f"\\fB{roff(name)}\\-\\-{roff(option.name)}\\fR" + (f" \\fI{roff(value.strip())}\\fR" if value else ""),
+                  spoken(option.help)]
+    return lines
+
+
+def man(read, text):
+    common, version = common_options(read), re.search(r"project\(kvant VERSION ([\d.]+)", (ROOT / "CMakeLists.txt").read_text())[1]
+    lines = [f'.TH KVANT 1 "" "kvant {version}" "User Commands"', ".SH NAME",
+             "kvant \\- compressed key\\-value cache for llama.cpp, and what it costs and gains", ".SH SYNOPSIS"]
+    for table in read:
+        lines += [f"\\fBkvant {roff(table.name)}\\fR {roff(one_line(table.usage))}", ".br"]
+    lines += ["\\fBkvant \\-\\-version\\fR | \\fB\\-\\-help\\fR | \\fBhelp\\fR \\fICOMMAND\\fR", ".SH DESCRIPTION", *man_text(text["Description"])[1:],
+              ".SH COMMANDS"]
+    for table in read:
+        own = [option for option in table.options if option not in common]
+        lines += [f".SS kvant {roff(table.name)}", spoken(table.about), *man_options(own)]
+        lines += [line for more in (common_words(table, common), table.notes, text.get(f"kvant {table.name}", "")) if more
+                  for line in man_text(more)]
+    lines += [".SH COMMON OPTIONS", *man_options([*common, tables.CPU])]
+    for heading in END:
+        body = man_text(text[heading])
+        lines += [f".SH {heading.upper()}", *(body[1:] if body[0] == ".PP" else body)]
+    lines += [".SH SEE ALSO", ".BR llama\\-server (1),", ".BR llama\\-perplexity (1)"]
+    return "\n".join(lines) + "\n"
+
+
+def files():
+    read, text = tables.read(), sections()
+    unknown = {heading[6:] for heading in text if heading.startswith("kvant ")} - {table.name for table in read}
+    if unknown:
+        sys.exit(f"tools/reference.md has sections of commands that do not exist: {', '.join(sorted(unknown))}")
+    return {"docs/kvant.1": man(read, text), "docs/reference/commands.md": markdown(read, text),
+            "tools/completion/kvant.bash": completion.bash(read), "tools/completion/_kvant": completion.zsh(read),
+            "tools/completion/kvant.fish": completion.fish(read)}
+
+
+def main():
+    parser = argparse.ArgumentParser(description=__doc__.split("\n")[0])
+    parser.add_argument("--kvant", default=str(ROOT / "build" / "bin" / "kvant"))
+    parser.add_argument("--check", action="store_true")
+    given = parser.parse_args()
+    os.environ["KVANT_COMMAND"] = given.kvant
+    changed = 0
+    for name, content in files().items():
+        path = ROOT / name
+        if path.exists() and path.read_text() == content:
+            continue
+        changed += 1
+        print(f"{name} {'is not what the option tables say: scripts/reference.py writes it' if given.check else 'written'}")
+        if not given.check:
+            path.parent.mkdir(parents=True, exist_ok=True)
+            path.write_text(content)
+    return 1 if given.check and changed else 0
+
+
+if __name__ == "__main__":
+    sys.exit(main())

@@ -1,0 +1,431 @@
+/* append_few.cu - appends the few rows of a decode step: a warp takes a row from its numbers to the
+ * words of its page.
+ *
+ * Such a call computes next to nothing. It waits: for arguments, for slots and rows, for the words
+ * of pages, and for instructions that no cache holds. So the code is short, loops stay loops, rows
+ * are asked for together with their slot, and the words of the page while the row is worked on.
+ * Words are changed by two atomics whose answer nobody waits for.
+ *
+ * Keys with a matrix (transform=file) have a thread block of head_dim threads, of which each makes
+ * one number of the row, and asks for its column of the matrix before anything else. */
+#include "append_tokens.cuh"
+#include "../launch.h"
+
+#include <algorithm>
+
+namespace kvant
+{
+
+/* What of AppendRole and kvant_cuda_params these kernels need: little, because every line of
+ * arguments is waited for. */
+struct FewRole {
+    const void *rows;
+    uint8_t *base;
+    size_t token_stride, row_head_stride, block_stride, head_stride;
+    const float *center, *scale, *weights;
+    float *exact;
+    uint32_t codes, bits, keys, metadata_offset, affine, weighting, symmetric, unbiased;
+    float levels, offset, inverse_sqrt_dim;
+    kvant_cuda_rotation rotation;
+};
+
+struct OpenBook {};
+struct NarrowBook {
+    static constexpr uint32_t LEVELS = KVANT_CUDA_MAX_LEVELS;
+    float thresholds[LEVELS], values[LEVELS];
+};
+struct WideBook {
+    static constexpr uint32_t LEVELS = KVANT_CUDA_WIDE_LEVELS;
+    float thresholds[LEVELS], values[LEVELS];
+};
+
+template <class Book> struct FewArgs {
+    const int64_t *slots;
+    uint32_t *refused;
+    kvant_cuda_type type;
+    FewRole roles[2];
+    Book books[2];
+};
+
+/* Most codecs have none of these. */
+template <int D> __device__ __forceinline__ void center_and_weigh(Row<D> &row, const FewRole &role, int at)
+{
+#pragma unroll
+    for (int j = 0; j < Row<D>::PER_LANE; j++, at += 32) {
+        if (role.center)
+            row.x[j] = __fsub_rn(row.x[j], role.center[at]);
+        if (role.scale)
+            row.x[j] = __fdiv_rn(row.x[j], role.scale[at]);
+        if (role.weighting == KVANT_CUDA_WEIGHTING_DIAGONAL)
+            row.x[j] = __fmul_rn(row.x[j], role.weights[at]);
+    }
+}
+
+/* y = R W ((x - c) / s). A number that is not finite stays so through the centre, the scale and W. */
+template <int D>
+__device__ __forceinline__ void few_row(Row<D> &row, const FewRole &role, int kv_head, int lane, bool &finite)
+{
+    if (role.affine)
+        center_and_weigh<D>(row, role, kv_head * D + lane);
+    finite = true;
+#pragma unroll
+    for (int j = 0; j < Row<D>::PER_LANE; j++)
+        finite &= is_finite(row.x[j]);
+    rotate(row, role.rotation, lane);
+}
+
+/* The same by all threads of a block of D for keys with a matrix, as combine_rows has it: the sum
+ * goes through the rows of the matrix in their order. */
+template <int D>
+__device__ __forceinline__ Row<D> few_row_through_matrix(const FewRole &role, kvant_cuda_type type, size_t row_at,
+                                                         int kv_head, bool &finite)
+{
+    constexpr int AHEAD = D > 128 ? 64 : D;
+    __shared__ float x[D], y[D];
+    const int channel = threadIdx.x, at = kv_head * D + channel;
+    const float *column = role.weights + (size_t)kv_head * D * D + channel;
+    float weights[AHEAD], number = load_number(role.rows, row_at + channel, type), sum = 0;
+#pragma unroll
+    for (int i = 0; i < AHEAD; i++)
+        weights[i] = column[(size_t)i * D];
+    if (role.center)
+        number = __fsub_rn(number, role.center[at]);
+    if (role.scale)
+        number = __fdiv_rn(number, role.scale[at]);
+    x[channel] = number;
+    finite = __syncthreads_and(is_finite(number));
+#pragma unroll
+    for (int first = 0; first < D; first += AHEAD) {
+        if (first > 0)
+#pragma unroll
+            for (int i = 0; i < AHEAD; i++)
+                weights[i] = column[(size_t)(first + i) * D];
+#pragma unroll
+        for (int i = 0; i < AHEAD; i++)
+            sum = __fadd_rn(sum, __fmul_rn(x[first + i], weights[i]));
+    }
+    y[channel] = sum;
+    __syncthreads();
+    Row<D> row;
+#pragma unroll
+    for (int j = 0; j < Row<D>::PER_LANE; j++)
+        row.x[j] = y[threadIdx.x % 32 + 32 * j];
+    return row;
+}
+
+/* A NaN is above or below all numbers here, whatever its sign, so the extremes tell of it. */
+template <int D> __device__ __forceinline__ void extremes(const Row<D> &y, float &min, float &max)
+{
+    min = y.x[0], max = y.x[0];
+#pragma unroll
+    for (int j = 1; j < Row<D>::PER_LANE; j++)
+        min = min_or_nan(min, y.x[j]), max = max_or_nan(max, y.x[j]);
+#pragma unroll 1
+    for (int k = 16; k > 0; k /= 2) {
+        min = min_or_nan(min, __shfl_xor_sync(FULL, min, k));
+        max = max_or_nan(max, __shfl_xor_sync(FULL, max, k));
+    }
+}
+
+template <int D>
+__device__ __forceinline__ Quantized few_uniform(uint32_t (&codes)[Row<D>::PER_LANE], const FewRole &role,
+                                                 const Row<D> &y)
+{
+    float min, max;
+    extremes<D>(y, min, max);
+    min = __fadd_rn(min, 0.0f); /* -0 becomes 0, as the CPU has it */
+    const float zero = role.symmetric ? 0 : to_half_and_back(min),
+                range = role.symmetric ? fmaxf(fabsf(min), fabsf(max)) : __fadd_rn(__fsub_rn(max, min), 0.0f),
+                scale = to_half_and_back(__fdiv_rn(range, role.levels)), inverse = scale > 0 ? __frcp_rn(scale) : 0,
+                low = role.symmetric ? -role.levels : 0;
+#pragma unroll
+    for (int j = 0; j < Row<D>::PER_LANE; j++) {
+        const float level = rintf(__fmul_rn(__fsub_rn(y.x[j], zero), inverse));
+        codes[j] = (uint32_t)(fminf(fmaxf(level, low), role.levels) - role.offset);
+    }
+    return Quantized{ scale, role.symmetric ? 0 : min, fabsf(min) <= 65504.0f && fabsf(max) <= 65504.0f };
+}
+
+/* A code is the number of thresholds below. */
+template <int D, class Book>
+__device__ __forceinline__ Quantized few_codebook(uint32_t (&codes)[Row<D>::PER_LANE], const FewRole &role,
+                                                  const Book &book, const Row<D> &y, int lane)
+{
+    const float squares = dot_rows<D>(y, y, lane), norm = __fmul_rn(__fsqrt_rn(squares), role.inverse_sqrt_dim),
+                scale = to_half_and_back(norm), inverse = scale > 0 ? __frcp_rn(scale) : 0;
+    Row<D> decoded;
+    float stored = scale;
+#pragma unroll
+    for (int j = 0; j < Row<D>::PER_LANE; j++)
+        codes[j] = 0;
+#pragma unroll 1
+    for (uint32_t step = 1u << (role.bits - 1); step > 0; step /= 2)
+#pragma unroll
+        for (int j = 0; j < Row<D>::PER_LANE; j++)
+            codes[j] += __fmul_rn(y.x[j], inverse) > book.thresholds[codes[j] + step - 1] ? step : 0;
+    if (role.unbiased) {
+#pragma unroll
+        for (int j = 0; j < Row<D>::PER_LANE; j++)
+            decoded.x[j] = book.values[codes[j]];
+        const float product = dot_rows<D>(y, decoded, lane);
+        stored = scale > 0 ? product > 0 ? __fdiv_rn(squares, product) : 0 : scale;
+    }
+    return Quantized{ stored, 0, norm <= 65504.0f && stored <= 65504.0f };
+}
+
+/* The words of a page that hold a token's codes (docs/format.md, "Pages"). Lanes whose codes share
+ * words: of keys l, l ^ 1, l ^ 8, l ^ 9, of values l and l ^ 8. Of each few of their words a lane
+ * changes one: that of number `mine`. */
+template <int D, bool KEYS> struct TokenWords {
+    static constexpr int PER_LANE = Row<D>::PER_LANE, FEW = KEYS ? 4 : 2, TILES = D / 16,
+                         WORDS = (PER_LANE + FEW - 1) / FEW * FEW;
+    const int at, lane, mine;
+
+    __device__ __forceinline__ TokenWords(int at_, int lane_)
+        : at(at_), lane(lane_), mine(KEYS ? (lane_ & 1) | (lane_ >> 2 & 2) : lane_ >> 3 & 1)
+    {
+    }
+
+    /* Of number j in a plane of 2^log bits: place() of layout.cuh for the first channel in the word. */
+    __device__ __forceinline__ Place place_of(int log, int j) const
+    {
+        const int shift = 2 - log, ones = (1 << shift) - 1, tile = (lane >> 4) + 2 * j;
+        if (KEYS)
+            return Place{ (32 * (tile >> shift) + 4 * (at & 7) + (lane >> 1 & 3)) * 4 + (at >> 4),
+                          (4 * (tile & ones) + (at >> 3 & 1)) << log };
+        const int group = tile >> 2, in_group = TILES % 4 == 0 ? 4 : min(4, TILES - 4 * group), column = at >> 4;
+        return Place{ (128 * group << log) + (32 * (column >> shift) + 4 * (lane & 7) + (at >> 1 & 3)) * in_group +
+                          (tile & 3),
+                      ((4 * (column & ones) + 2 * (at >> 3 & 1)) << log) + 16 * (at & 1) };
+    }
+    /* Words of a plane. */
+    __device__ __forceinline__ int size_of(int log) const
+    {
+        return KEYS ? ((TILES << log) + 3) / 4 * 128 : TILES * 32 << log;
+    }
+
+    /* Of the next plane of a code of which `left` bits are left: 4, 2 or 1. */
+    __device__ __forceinline__ static int log_of(int left)
+    {
+        return left >= 4 ? 2 : left >= 2 ? 1 : 0;
+    }
+
+    /* The words are needed soon. */
+    __device__ __forceinline__ void ask_for(const uint32_t *words, uint32_t bits) const
+    {
+#pragma unroll 1
+        for (int left = (int)bits; left > 0;) {
+            const int log = log_of(left);
+#pragma unroll
+            for (int k = 0; k < PER_LANE; k += FEW)
+                if (k + mine < PER_LANE)
+                    asm volatile("prefetch.global.L2 [%0];" ::"l"(words + place_of(log, k + mine).word));
+            words += size_of(log);
+            left -= 1 << log;
+        }
+    }
+
+    /* The words that all lanes of a few have codes in, of a plane: the codes' bits from shift on. */
+    __device__ __forceinline__ void exchange(uint32_t (&of)[WORDS], const uint32_t (&codes)[PER_LANE], int log,
+                                             int shift) const
+    {
+        const int far = lane >> 3 & 1, own = KEYS ? (lane & 1) * 16 + (far << (log + 1)) : far << log;
+#pragma unroll
+        for (int j = 0; j < PER_LANE; j++) {
+            of[j] = (codes[j] >> shift & ((1u << (1 << log)) - 1)) << own;
+            of[j] |= __shfl_xor_sync(FULL, of[j], 8);
+            if (KEYS)
+                of[j] |= __shfl_xor_sync(FULL, of[j], 1);
+        }
+    }
+
+    /* The token's bits alone: others may be written at the same time. */
+    __device__ __forceinline__ void put(uint32_t *words, const uint32_t (&codes)[PER_LANE], uint32_t bits) const
+    {
+#pragma unroll 1
+        for (int left = (int)bits, shift = 0; left > 0;) {
+            const int log = log_of(left), p = 1 << log;
+            const uint32_t ones = (1u << p) - 1, mask = KEYS ? (ones | ones << 2 * p) * 0x10001u : ones | ones << p;
+            uint32_t of[WORDS] = {};
+            exchange(of, codes, log, shift);
+#pragma unroll
+            for (int k = 0; k < PER_LANE; k += FEW) {
+                if (k + mine >= PER_LANE)
+                    continue;
+                uint32_t own_word = mine & 1 ? of[k + 1] : of[k];
+                if (KEYS)
+                    own_word = mine & 2 ? mine & 1 ? of[k + 3] : of[k + 2] : own_word;
+                const Place where = place_of(log, k + mine);
+                atomicAnd(words + where.word, ~(mask << where.bit));
+                atomicOr(words + where.word, own_word << where.bit);
+            }
+            words += size_of(log);
+            shift += p;
+            left -= p;
+        }
+    }
+};
+
+__device__ __forceinline__ void refuse_few(uint32_t *refused, bool finite, int lane)
+{
+    if (refused && lane == 0)
+        atomicOr(refused, finite ? KVANT_CUDA_ROW_RANGE : KVANT_CUDA_ROW_NONFINITE);
+}
+
+/* The levels, by a warp. */
+template <class Book>
+__device__ __forceinline__ void copy_book(Book &to, const Book &from, const FewRole &role, int lane)
+{
+    if (role.codes != KVANT_CUDA_CODES_CODEBOOK)
+        return;
+#pragma unroll 1
+    for (uint32_t i = lane; i < 1u << role.bits; i += 32)
+        to.thresholds[i] = from.thresholds[i], to.values[i] = from.values[i];
+    __syncwarp();
+}
+
+template <int D>
+__device__ __forceinline__ void write_open(const FewArgs<OpenBook> &args, const FewRole &role, const Row<D> &y,
+                                           uint8_t *page, int token, bool finite, int lane)
+{
+    bool in_range = true;
+#pragma unroll
+    for (int j = 0; j < Row<D>::PER_LANE; j++)
+        in_range &= fabsf(y.x[j]) <= 65504.0f;
+    if (!__all_sync(FULL, in_range)) {
+        refuse_few(args.refused, finite, lane);
+        return;
+    }
+    const size_t at = (size_t)token * D;
+    store_row(page, at, KVANT_CUDA_F16, lane, y);
+    if (role.exact)
+        store_row(role.exact, (page - role.base) / sizeof(uint16_t) + at, KVANT_CUDA_F32, lane, y);
+}
+
+/* By one warp. */
+template <int D, class Book>
+__device__ __forceinline__ void write_codes_of(const FewArgs<Book> &args, const FewRole &role, const Book &book,
+                                               const Row<D> &y, uint8_t *page, int at, bool finite, int lane)
+{
+    uint32_t codes[Row<D>::PER_LANE];
+    const Quantized q = role.codes == KVANT_CUDA_CODES_CODEBOOK ? few_codebook<D>(codes, role, book, y, lane)
+                                                                : few_uniform<D>(codes, role, y);
+    if (!q.in_range) {
+        refuse_few(args.refused, finite, lane);
+        return;
+    }
+    uint16_t *numbers = reinterpret_cast<uint16_t *>(page + role.metadata_offset) + at;
+    if (lane == 0)
+        numbers[0] = __half_as_ushort(__float2half_rn(q.scale));
+    if (lane == 0 && role.codes == KVANT_CUDA_CODES_UNIFORM && !role.symmetric)
+        numbers[PAGE_TOKENS] = __half_as_ushort(__float2half_rn(q.zero));
+    uint32_t *words = reinterpret_cast<uint32_t *>(page);
+    if (role.keys)
+        TokenWords<D, true>(at, lane).put(words, codes, role.bits);
+    else
+        TokenWords<D, false>(at, lane).put(words, codes, role.bits);
+}
+
+/* MATRIX: some role has one; blocks have D threads then, of which a role without a matrix needs the
+ * first 32. */
+template <int D, class Book, bool MATRIX>
+__global__ void __launch_bounds__(MATRIX ? D : 32) append_few_kernel(const __grid_constant__ FewArgs<Book> args)
+{
+    constexpr bool OPEN = std::is_same<Book, OpenBook>::value;
+    __shared__ Book book;
+    const FewRole &role = args.roles[blockIdx.z];
+    const int lane = threadIdx.x & 31, kv_head = blockIdx.y;
+    const int64_t slot = args.slots[blockIdx.x];
+    const size_t row_at = blockIdx.x * role.token_stride + kv_head * role.row_head_stride;
+    const bool through_matrix = MATRIX && role.weighting == KVANT_CUDA_WEIGHTING_FULL, first_warp = threadIdx.x < 32;
+    bool finite = true;
+    Row<D> y{};
+    if (MATRIX && !through_matrix && !first_warp)
+        return;
+    if (!through_matrix)
+        y = load_row<D>(role.rows, row_at, args.type, lane);
+    if (slot < 0)
+        return;
+    const int at = (int)(slot % PAGE_TOKENS);
+    uint8_t *page = role.base + (size_t)page_number(slot) * role.block_stride + kv_head * role.head_stride;
+    if constexpr (!OPEN)
+        if (first_warp) {
+            if (role.keys)
+                TokenWords<D, true>(at, lane).ask_for(reinterpret_cast<uint32_t *>(page), role.bits);
+            else
+                TokenWords<D, false>(at, lane).ask_for(reinterpret_cast<uint32_t *>(page), role.bits);
+            copy_book(book, args.books[blockIdx.z], role, lane);
+        }
+    if (through_matrix)
+        y = few_row_through_matrix<D>(role, args.type, row_at, kv_head, finite);
+    else
+        few_row<D>(y, role, kv_head, lane, finite);
+    finite = __all_sync(FULL, finite);
+    if (!first_warp)
+        return;
+    if constexpr (OPEN)
+        write_open<D>(args, role, y, page, at, finite, lane);
+    else
+        write_codes_of<D>(args, role, book, y, page, at, finite, lane);
+}
+
+static FewRole few_role(const AppendRole &from)
+{
+    const kvant_cuda_params &codec = from.codec;
+    return FewRole{ from.rows,        from.base,       from.token_stride,     from.row_head_stride,
+                    from.block_stride, from.head_stride, from.center,          from.scale,
+                    from.weights,     from.exact,      (uint32_t)codec.codes, codec.bits,
+                    codec.role == KVANT_ROLE_K, codec.metadata_offset,
+                    from.center || from.scale || codec.weighting == KVANT_CUDA_WEIGHTING_DIAGONAL,
+                    (uint32_t)codec.weighting, codec.symmetric,
+                    codec.unbiased,   codec.levels,    codec.offset,          codec.inverse_sqrt_dim,
+                    codec.rotation };
+}
+
+static void fill_book(OpenBook &, const kvant_cuda_codec &) {}
+
+static void fill_book(NarrowBook &book, const kvant_cuda_codec &codec)
+{
+    std::copy_n(codec.params.thresholds, NarrowBook::LEVELS, book.thresholds);
+    std::copy_n(codec.params.values, NarrowBook::LEVELS, book.values);
+}
+
+static void fill_book(WideBook &book, const kvant_cuda_codec &codec)
+{
+    std::copy_n(codec.wide.thresholds, WideBook::LEVELS, book.thresholds);
+    std::copy_n(codec.wide.values, WideBook::LEVELS, book.values);
+}
+
+template <class Book>
+static cudaError_t launch(const AppendArgs &args, uint32_t head_dim, int n_roles, int n_kv_heads, cudaStream_t stream)
+{
+    FewArgs<Book> p{ args.slots, args.refused, args.type, {}, {} };
+    bool matrix = false;
+    for (int i = 0; i < n_roles; i++) {
+        p.roles[i] = few_role(args.roles[i]);
+        fill_book(p.books[i], *args.roles[i].source);
+        matrix |= args.roles[i].codec.weighting == KVANT_CUDA_WEIGHTING_FULL;
+    }
+    const dim3 grid(args.n_tokens, n_kv_heads, n_roles);
+    return with_head_dim(head_dim, [&](auto d) {
+        constexpr int D = decltype(d)::value;
+        if (matrix)
+            append_few_kernel<D, Book, true><<<grid, D, 0, stream>>>(p);
+        else
+            append_few_kernel<D, Book, false><<<grid, 32, 0, stream>>>(p);
+        return cudaGetLastError();
+    });
+}
+
+cudaError_t launch_append_few(const AppendArgs &args, uint32_t head_dim, int n_roles, int n_kv_heads,
+                              cudaStream_t stream)
+{
+    const kvant_cuda_params &codec = args.roles[0].codec;
+    if (codec.codes == KVANT_CUDA_CODES_OPEN)
+        return launch<OpenBook>(args, head_dim, n_roles, n_kv_heads, stream);
+    if (codec.kind == KVANT_CUDA_CODEBOOK_WIDE)
+        return launch<WideBook>(args, head_dim, n_roles, n_kv_heads, stream);
+    return launch<NarrowBook>(args, head_dim, n_roles, n_kv_heads, stream);
+}
+
+} // namespace kvant

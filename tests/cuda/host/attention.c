@@ -1,0 +1,231 @@
+/* attention.c - attention of the stand-in (host.h), in double precision over decoded rows. */
+#include <math.h>
+#include <stdio.h>
+#include <stdlib.h>
+#include <string.h>
+
+#include "../../../src/base/half.h"
+#include "internal.h"
+
+kvant_status host_attention_check(const kvant_cuda_codec *k, const kvant_cuda_codec *v, char *err, size_t errlen)
+{
+    const char *refusal = getenv(HOST_NO_PAIR_ENV);
+    host.codec = k;
+    if (host_answers("attention_check", NULL, 0, NULL)) {
+        snprintf(err, errlen, "%s", host.said);
+        return host.answer;
+    }
+    if (!refusal && host_is_open(k) == host_is_open(v))
+        return KVANT_OK;
+    snprintf(err, errlen, "%s", refusal ? refusal : "one codec of open pages beside one of sealed pages");
+    return KVANT_ERR_UNSUPPORTED;
+}
+
+size_t host_attention_workspace(uint32_t head_dim)
+{
+    return (size_t)head_dim * 3;
+}
+
+void host_limit_shared_memory(size_t bytes)
+{
+    host.shared_limit = bytes;
+}
+
+/* Transformed rows of a kv head; zeros where the table hides them. */
+static void rows_of(const kvant_cuda_attention_args *a, bool keys, uint32_t head, float *rows)
+{
+    const kvant_cuda_codec *codec = keys ? a->k_codec : a->v_codec;
+    const kvant_cuda_pages *sealed = keys ? &a->k : &a->v, *open = keys ? &a->k_open : &a->v_open;
+    const uint32_t d = codec->params.head_dim;
+    for (int32_t t = 0; t < a->lengths[0]; t++) {
+        const int32_t entry = a->block_table[t / TOKENS];
+        float *y = rows + (size_t)t * d;
+        if (entry == KVANT_CUDA_NO_BLOCK)
+            memset(y, 0, d * sizeof *y);
+        else if (entry < 0)
+            kvant_codec_decode_open(host_source(codec), host_kernels(), host_page(open, -1 - entry, head), t % TOKENS, 1, y);
+        else
+            kvant_codec_decode_transformed(host_source(codec), host_kernels(), host_page(sealed, entry, head), t % TOKENS, y);
+    }
+}
+
+static float number(const void *from, size_t i, kvant_cuda_type type)
+{
+    if (type == KVANT_CUDA_F32)
+        return ((const float *)from)[i];
+    const uint16_t bits = ((const uint16_t *)from)[i];
+    return type == KVANT_CUDA_F16 ? kvant_half_to_float(bits) : kvant_bf16_to_float(bits);
+}
+
+static void store(float x, void *to, size_t i, kvant_cuda_type type)
+{
+    if (type == KVANT_CUDA_F32)
+        ((float *)to)[i] = x;
+    else
+        ((uint16_t *)to)[i] = type == KVANT_CUDA_F16 ? kvant_half_from_float(x) : kvant_bf16_from_float(x);
+}
+
+static double slope_of(const kvant_cuda_attention_args *a, uint32_t head)
+{
+    const uint32_t n = 1u << (31 - __builtin_clz(a->n_heads));
+    const double steps = head < n ? (head + 1.0) / n : (2.0 * (head - n) + 1) / (2.0 * n);
+    return a->max_bias > 0 ? exp2(-a->max_bias * steps) : 1;
+}
+
+static double bias_of(const kvant_cuda_attention_args *a, uint32_t head, uint32_t query, int32_t position, int32_t token)
+{
+    if ((a->causal && token > position) || (a->window && position - token >= (int32_t)a->window))
+        return -INFINITY;
+    if (a->mask)
+        return slope_of(a, head) * kvant_half_to_float(a->mask[query * a->mask_token_stride + (uint32_t)token]);
+    return a->max_bias > 0 ? slope_of(a, head) * (token - position) : 0;
+}
+
+static void query_of(const kvant_cuda_attention_args *a, uint32_t query, uint32_t head, uint32_t kv, float *q)
+{
+    const uint32_t d = a->k_codec->params.head_dim;
+    const size_t at = query * a->q_token_stride + head * a->q_head_stride;
+    const kvant_transform rotation = host_transform(a->k_codec, NULL, 0);
+    float x[MOST];
+    for (uint32_t j = 0; j < d; j++)
+        x[j] = number(a->q, at + j, a->type) * (a->k_scale ? a->k_scale[kv * d + j] : 1);
+    if (host_source(a->k_codec)->transform.weights && !host_source(a->k_codec)->transform.diagonal)
+        memcpy(q, x, d * sizeof *q);
+    else
+        kvant_transform_forward(&rotation, host_kernels(), NULL, x, q);
+}
+
+static void attend_head(const kvant_cuda_attention_args *a, const float *keys, const float *values, uint32_t query,
+                        uint32_t head)
+{
+    const uint32_t kv = head / (a->n_heads / a->n_kv_heads), d = a->k_codec->params.head_dim;
+    const int32_t n = a->lengths[0], position = n - (int32_t)a->query_tokens + (int32_t)query;
+    double total = 0, seen = 0, top = a->sinks ? a->sinks[head] : -INFINITY, sums[MOST] = { 0 };
+    double *scores = malloc(((size_t)n + 1) * sizeof *scores);
+    float q[MOST], y[MOST], x[MOST];
+    const size_t to = query * a->out_token_stride + head * a->out_head_stride;
+    query_of(a, query, head, kv, q);
+    for (int32_t t = 0; t < n; t++) {
+        double sum = 0;
+        const bool there = a->block_table[t / TOKENS] != KVANT_CUDA_NO_BLOCK;
+        for (uint32_t j = 0; j < d; j++)
+            sum += (double)q[j] * keys[(size_t)t * d + j];
+        sum *= a->scale;
+        sum = a->logit_softcap > 0 ? a->logit_softcap * tanh(sum / a->logit_softcap) : sum;
+        scores[t] = there ? sum + bias_of(a, head, query, position, t) : -INFINITY;
+        top = fmax(top, scores[t]);
+    }
+    for (int32_t t = 0; t < n; t++) {
+        const double w = scores[t] > -INFINITY ? exp(scores[t] - top) : 0;
+        for (uint32_t j = 0; w > 0 && j < d; j++)
+            sums[j] += w * values[(size_t)t * d + j];
+        seen += w;
+    }
+    total = seen + (a->sinks ? exp(a->sinks[head] - top) : 0);
+    for (uint32_t j = 0; j < d; j++)
+        y[j] = total > 0 ? (float)(sums[j] / total) : 0;
+    const kvant_transform rotation = host_transform(a->v_codec, NULL, 0);
+    kvant_transform_inverse(&rotation, host_kernels(), NULL, y, x);
+    for (uint32_t j = 0; j < d; j++)
+        store(x[j] * (a->v_scale ? a->v_scale[kv * d + j] : 1) +
+                  (a->v_center && total > 0 ? (float)(seen / total) * a->v_center[kv * d + j] : 0),
+              a->out, to + j, a->type);
+    if (a->lse)
+        a->lse[query * a->n_heads + head] = total > 0 ? (float)(top + log(total)) : -INFINITY;
+    free(scores);
+}
+
+static void attend_sequence(const kvant_cuda_attention_args *a)
+{
+    const size_t rows = ((size_t)a->lengths[0] + 1) * a->k_codec->params.head_dim;
+    const uint32_t group = a->n_heads / a->n_kv_heads;
+    float *keys = malloc(rows * sizeof *keys), *values = malloc(rows * sizeof *values);
+    for (uint32_t kv = 0; kv < a->n_kv_heads; kv++) {
+        rows_of(a, true, kv, keys);
+        rows_of(a, false, kv, values);
+        for (uint32_t i = 0; i < a->query_tokens * group; i++)
+            attend_head(a, keys, values, i / group, kv * group + i % group);
+    }
+    free(keys);
+    free(values);
+}
+
+/* The library wants a workspace whose counters are zero, and leaves them so. */
+static bool has_workspace(const kvant_cuda_attention_args *a)
+{
+    const unsigned char *workspace = a->workspace;
+    return a->workspace_bytes >= host_attention_workspace(a->k_codec->params.head_dim) && workspace[0] == 0;
+}
+
+kvant_status host_attention(const kvant_cuda_attention_args *args, kvant_cuda_stream stream)
+{
+    ANSWER(args, stream);
+    if (!has_workspace(args) || (host_driver_runs() && !stream))
+        return KVANT_ERR_ARGUMENT;
+    const size_t width = args->type == KVANT_CUDA_F32 ? 4 : 2;
+    for (uint32_t b = 0; b < args->batch; b++) {
+        kvant_cuda_attention_args one = *args;
+        const uint32_t queries = one.query_tokens = args->query_tokens ? args->query_tokens : 1;
+        one.block_table += b * args->table_stride;
+        one.lengths += b;
+        one.q = (const char *)args->q + b * args->q_batch_stride * width;
+        one.out = (char *)args->out + b * args->out_batch_stride * width;
+        one.lse = args->lse ? args->lse + (size_t)b * queries * args->n_heads : NULL;
+        one.mask = args->mask ? args->mask + b * queries * args->mask_token_stride : NULL;
+        attend_sequence(&one);
+    }
+    return KVANT_OK;
+}
+
+kvant_status host_transform_queries(const kvant_cuda_query_args *args, kvant_cuda_stream stream)
+{
+    ANSWER(args, stream);
+    const size_t d = args->k_codec->params.head_dim;
+    for (size_t i = 0; i < (size_t)args->batch * args->n_heads; i++) {
+        const size_t head = i % args->n_heads, kv = head / (args->n_heads / args->n_kv_heads);
+        const float *q = (const float *)args->q + i / args->n_heads * args->q_batch_stride + head * args->q_head_stride,
+                    *m = args->inverse_weights + kv * d * d;
+        for (size_t j = 0; j < d; j++) {
+            double sum = 0;
+            for (size_t k = 0; k < d; k++)
+                sum += (double)q[k] * m[k * d + j];
+            args->out[i * d + j] = (float)sum;
+        }
+    }
+    return KVANT_OK;
+}
+
+static double lse_of(const kvant_cuda_merge_args *a, uint32_t part, uint32_t query, uint32_t head)
+{
+    const float *center = a->centers[part], *q = a->q + query * a->q_token_stride + head * a->q_head_stride;
+    double sum = 0;
+    for (uint32_t j = 0; center && j < a->head_dim; j++)
+        sum += (double)q[j] * center[head / (a->n_heads / a->n_kv_heads) * a->head_dim + j];
+    return a->lses[((size_t)part * a->n_queries + query) * a->n_heads + head] + a->scale * sum;
+}
+
+static void merge_head(const kvant_cuda_merge_args *a, uint32_t query, uint32_t head)
+{
+    double total = a->sinks ? exp(a->sinks[head]) : 0, sums[MOST] = { 0 };
+    float *out = a->out + query * a->out_token_stride + head * a->out_head_stride;
+    for (uint32_t part = 0; part < a->n_parts; part++) {
+        const double w = exp(lse_of(a, part, query, head));
+        const float *from = a->outs + (((size_t)part * a->n_queries + query) * a->n_heads + head) * a->head_dim;
+        for (uint32_t j = 0; j < a->head_dim; j++)
+            sums[j] += w * from[j];
+        total += w;
+    }
+    for (uint32_t j = 0; j < a->head_dim; j++)
+        out[j] = total > 0 ? (float)(sums[j] / total) : 0;
+    if (a->lse)
+        a->lse[query * a->n_heads + head] = total > 0 ? (float)log(total) : -INFINITY;
+}
+
+kvant_status host_merge(const kvant_cuda_merge_args *args, kvant_cuda_stream stream)
+{
+    (void)stream;
+    for (uint32_t query = 0; query < args->n_queries; query++)
+        for (uint32_t head = 0; head < args->n_heads; head++)
+            merge_head(args, query, head);
+    return KVANT_OK;
+}

@@ -1,0 +1,169 @@
+/* driver.c - the NVIDIA driver of the stand-in (host.h), with what `kvant bench cuda` calls of it:
+ * memory is the computer's, work is done when it is enqueued, a graph runs nothing again. */
+#define _POSIX_C_SOURCE 200809L
+#include <stdlib.h>
+#include <string.h>
+#include <stdio.h>
+#include <time.h>
+
+#include "internal.h"
+
+#define EXPORT __attribute__((visibility("default")))
+typedef unsigned long long address;
+
+static bool runs;
+
+bool host_driver_runs(void)
+{
+    return runs;
+}
+
+EXPORT int cuInit(unsigned flags)
+{
+    runs = true;
+    return (int)flags;
+}
+
+EXPORT int cuDeviceGetCount(int *n)
+{
+    return !(*n = 1);
+}
+
+EXPORT int cuDeviceGet(int *device, int ordinal)
+{
+    return (*device = ordinal);
+}
+
+EXPORT int cuDeviceGetName(char *name, int bytes, int device)
+{
+    return snprintf(name, (size_t)bytes, "host GPU %d", device) < 0;
+}
+
+EXPORT int cuDriverGetVersion(int *version)
+{
+    return !(*version = 13000);
+}
+
+EXPORT int cuDeviceGetAttribute(int *value, int attribute, int device)
+{
+    *value = 1 << 20;
+    return attribute != 38 || device != 0;
+}
+
+EXPORT int cuDevicePrimaryCtxRetain(void **context, int device)
+{
+    *context = NULL;
+    return device;
+}
+
+EXPORT int cuCtxSetCurrent(void *context)
+{
+    return context != NULL;
+}
+
+/* 32 MiB more than a benchmark leaves free. */
+EXPORT int cuMemGetInfo_v2(size_t *available, size_t *total)
+{
+    *available = *total = (size_t)96 << 20;
+    return 0;
+}
+
+EXPORT int cuMemAlloc_v2(address *memory, size_t bytes)
+{
+    void *span = aligned_alloc(256, (bytes + 255) / 256 * 256);
+    *memory = (address)(uintptr_t)span;
+    return span ? 0 : 2;
+}
+
+EXPORT int cuMemFree_v2(address memory)
+{
+    free((void *)(uintptr_t)memory);
+    return 0;
+}
+
+EXPORT int cuMemcpyHtoD_v2(address to, const void *from, size_t bytes)
+{
+    memcpy((void *)(uintptr_t)to, from, bytes);
+    return 0;
+}
+
+EXPORT int cuMemcpyDtoH_v2(void *to, address from, size_t bytes)
+{
+    memcpy(to, (const void *)(uintptr_t)from, bytes);
+    return 0;
+}
+
+EXPORT int cuMemcpyDtoDAsync_v2(address to, address from, size_t bytes, void *stream)
+{
+    memcpy((void *)(uintptr_t)to, (const void *)(uintptr_t)from, bytes);
+    return stream == NULL;
+}
+
+EXPORT int cuMemsetD8Async(address to, unsigned char value, size_t bytes, void *stream)
+{
+    memset((void *)(uintptr_t)to, value, bytes);
+    return stream == NULL;
+}
+
+EXPORT int cuStreamBeginCapture_v2(void *stream, int mode)
+{
+    return stream == NULL || mode != 1;
+}
+
+EXPORT int cuStreamEndCapture(void *stream, void **graph)
+{
+    *graph = malloc(1);
+    return stream == NULL;
+}
+
+EXPORT int cuGraphInstantiateWithFlags(void **executable, void *graph, unsigned long long flags)
+{
+    *executable = malloc(1);
+    return graph == NULL || flags != 0;
+}
+
+EXPORT int cuGraphLaunch(void *executable, void *stream)
+{
+    return executable == NULL || stream == NULL;
+}
+
+EXPORT int cuGraphExecDestroy(void *executable)
+{
+    free(executable);
+    return 0;
+}
+
+EXPORT int cuGraphDestroy(void *graph)
+{
+    free(graph);
+    return 0;
+}
+
+EXPORT int cuEventCreate(void **event, unsigned flags)
+{
+    *event = calloc(1, sizeof(struct timespec));
+    return (int)flags;
+}
+
+EXPORT int cuEventRecord(void *event, void *stream)
+{
+    clock_gettime(CLOCK_MONOTONIC, event);
+    return stream == NULL;
+}
+
+EXPORT int cuEventSynchronize(void *event)
+{
+    return event == NULL;
+}
+
+EXPORT int cuEventElapsedTime(float *milliseconds, const struct timespec *from, const struct timespec *to)
+{
+    *milliseconds = 1e3f * (float)(to->tv_sec - from->tv_sec) + 1e-6f * (float)(to->tv_nsec - from->tv_nsec);
+    return 0;
+}
+
+EXPORT int cuGetErrorString(int result, const char **text)
+{
+    *text = "an error of the stand-in";
+    return result == 0;
+}

@@ -1,0 +1,50 @@
+/* internal.h - what the files of the stand-in share (host.h). */
+#ifndef KVANT_TESTS_CUDA_HOST_INTERNAL_H
+#define KVANT_TESTS_CUDA_HOST_INTERNAL_H
+
+#include "../../../src/codec/encode.h"
+#include "../../../src/cuda/table.h"
+#include "host.h"
+
+enum { TOKENS = KVANT_PAGE_TOKENS, MOST = KVANT_MAX_HEAD_DIM };
+
+/* A refusal of attention_check, for programs that do not open the library themselves. */
+#define HOST_NO_PAIR_ENV "HOST_CUDA_NO_PAIR"
+
+extern host_control host;
+
+/* Notes a call; true when the test wants an answer instead of a result. */
+bool host_answers(const char *function, const void *arguments, size_t size, kvant_cuda_stream stream);
+
+/* For functions with a struct of arguments. */
+#define ANSWER(args, stream)                                                                       \
+    do {                                                                                           \
+        if (host_answers(__func__, args, (args)->size, stream))                                    \
+            return host.answer;                                                                    \
+    } while (0)
+
+/* Whose codes a codec's pages hold: the CPU's codec, which has to outlive the other. */
+const kvant_codec *host_source(const kvant_cuda_codec *codec);
+bool host_is_open(const kvant_cuda_codec *codec);
+/* The transform with the weights of a kv head, or with none. */
+kvant_transform host_transform(const kvant_cuda_codec *codec, const float *weights, uint32_t head);
+
+/* The driver was asked for memory and streams: work on the stream NULL is not in its graphs. */
+bool host_driver_runs(void);
+
+static inline const kvant_kernels *host_kernels(void)
+{
+    return kvant_kernels_get(KVANT_CPU_AUTO);
+}
+
+static inline uint8_t *host_page(const kvant_cuda_pages *pages, int64_t block, uint32_t head)
+{
+    return (uint8_t *)pages->base + (size_t)block * pages->block_stride + head * pages->head_stride;
+}
+
+/* The table's functions are named as its members. */
+#define HOST_DECLARE(result, name, parameters) result host_##name parameters;
+KVANT_CUDA_TABLE_FUNCTIONS(HOST_DECLARE)
+#undef HOST_DECLARE
+
+#endif

@@ -1,0 +1,86 @@
+/* memory.c - memory of the stand-in (host.h): the computer's own. */
+#include <math.h>
+#include <stdlib.h>
+#include <string.h>
+
+#include "internal.h"
+
+/* No test with the stand-in copies blocks. */
+kvant_status host_copy_blocks(const kvant_cuda_pages *pages, size_t page_bytes, uint32_t n_kv_heads, const int32_t *from,
+                              const int32_t *to, uint32_t n, kvant_cuda_stream stream)
+{
+    const host_copied given = { *pages, page_bytes, from, to, n_kv_heads, n };
+    return host_answers(__func__, &given, sizeof given, stream) ? host.answer : KVANT_ERR_UNSUPPORTED;
+}
+
+kvant_status host_device_current(int *device)
+{
+    *device = 0;
+    return KVANT_OK;
+}
+
+kvant_status host_memory_new(void **memory, size_t bytes)
+{
+    *memory = aligned_alloc(256, (bytes + 255) / 256 * 256);
+    if (*memory)
+        memset(*memory, 0, bytes);
+    return *memory ? KVANT_OK : KVANT_ERR_MEMORY;
+}
+
+void host_memory_free(void *memory)
+{
+    free(memory);
+}
+
+kvant_status host_word_new(uint32_t **word)
+{
+    *word = calloc(1, sizeof **word);
+    return *word ? KVANT_OK : KVANT_ERR_MEMORY;
+}
+
+void host_word_free(uint32_t *word)
+{
+    free(word);
+}
+
+kvant_status host_memory_copy(void *to, const void *from, size_t bytes, kvant_cuda_stream stream)
+{
+    (void)stream;
+    memcpy(to, from, bytes);
+    return KVANT_OK;
+}
+
+kvant_status host_memory_read(void *to, const void *from, size_t bytes, kvant_cuda_stream stream)
+{
+    return host_memory_copy(to, from, bytes, stream);
+}
+
+kvant_status host_memory_clear(void *memory, size_t bytes, kvant_cuda_stream stream)
+{
+    (void)stream;
+    memset(memory, 0, bytes);
+    return KVANT_OK;
+}
+
+kvant_status host_note_rows(const kvant_cuda_note_args *a, kvant_cuda_stream stream)
+{
+    (void)stream;
+    for (size_t i = 0; i < a->taken * a->width; i++) {
+        const size_t row = a->seen + i / a->width, j = row % a->parts * a->width + i % a->width;
+        const float read = a->rows[i / a->width * a->n / a->taken * a->stride + i % a->width], x = isfinite(read) ? read : 0;
+        a->sum[j] = row < a->parts ? x : a->sum[j] + x;
+        a->min[j] = row < a->parts || x < a->min[j] ? x : a->min[j];
+        a->max[j] = row < a->parts || x > a->max[j] ? x : a->max[j];
+    }
+    return KVANT_OK;
+}
+
+kvant_status host_largest(const kvant_cuda_numbers *numbers, float *out, kvant_cuda_stream stream)
+{
+    (void)stream;
+    for (int i = 0; i < 2; i++) {
+        const uint32_t bits = numbers->n[i] ? host_kernels()->magnitude(numbers->at[i], (uint32_t)numbers->n[i]) : 0;
+        memcpy(&out[i], &bits, sizeof bits);
+    }
+    return KVANT_OK;
+}

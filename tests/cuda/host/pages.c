@@ -1,0 +1,101 @@
+/* pages.c - rows into pages and back: append, seal, decode of the stand-in (host.h). */
+#include <math.h>
+#include <string.h>
+
+#include "internal.h"
+
+/* Whether kernels write a transformed row; they say why not where the caller wants to know. */
+static bool takes(const kvant_cuda_append_args *args, const kvant_cuda_rows *rows, const float *x, const float *y)
+{
+    const kvant_codec *codec = host_source(rows->codec);
+    const bool open = host_is_open(rows->codec);
+    bool finite = true, fits = true;
+    for (uint32_t j = 0; j < codec->info.head_dim; j++) {
+        finite = finite && isfinite(x[j]);
+        fits = fits && (!open || fabsf(y[j]) <= 65504.0f);
+    }
+    fits = fits && finite && (open || codec->quantizer->check(codec, host_kernels(), y) == KVANT_OK);
+    if (!fits && args->refused)
+        *args->refused |= finite ? KVANT_CUDA_ROW_RANGE : KVANT_CUDA_ROW_NONFINITE;
+    return fits;
+}
+
+static void append_role(const kvant_cuda_append_args *args, const kvant_cuda_rows *rows)
+{
+    const kvant_codec *codec = rows->codec ? host_source(rows->codec) : NULL;
+    for (uint32_t i = 0; codec && i < args->n_tokens; i++)
+        for (uint32_t head = 0; args->slots[i] >= 0 && head < args->n_kv_heads; head++) {
+            const size_t d = codec->info.head_dim;
+            const kvant_transform t = host_transform(rows->codec, rows->weights, head);
+            const kvant_affine affine = { rows->center ? rows->center + head * d : NULL,
+                                          rows->scale ? rows->scale + head * d : NULL };
+            float y[MOST], *exact = args->exact[rows == &args->v];
+            const float *row = (const float *)rows->rows + i * rows->token_stride + head * rows->head_stride;
+            uint8_t *page = host_page(&rows->pages, args->slots[i] / TOKENS, head);
+            if (args->transformed)
+                memcpy(y, row, d * sizeof *y);
+            else
+                kvant_transform_forward(&t, host_kernels(), &affine, row, y);
+            if (!takes(args, rows, row, y))
+                continue;
+            if (exact)
+                memcpy(exact + (size_t)(page - (uint8_t *)rows->pages.base) / sizeof(uint16_t) + (size_t)(args->slots[i] % TOKENS) * d,
+                       y, d * sizeof *y);
+            (host_is_open(rows->codec) ? kvant_codec_encode_open : kvant_codec_encode_transformed)(
+                codec, host_kernels(), y, (uint32_t)(args->slots[i] % TOKENS), 1, page);
+        }
+}
+
+kvant_status host_append(const kvant_cuda_append_args *args, kvant_cuda_stream stream)
+{
+    ANSWER(args, stream);
+    append_role(args, &args->k);
+    append_role(args, &args->v);
+    return KVANT_OK;
+}
+
+static void seal_page(const kvant_codec *codec, const uint8_t *open, uint8_t *sealed, uint32_t n)
+{
+    static float rows[TOKENS * MOST];
+    const uint32_t group = codec->info.block_tokens, d = codec->info.head_dim;
+    for (uint32_t first = 0; first < n; first += group) {
+        for (uint32_t i = 0; i < group; i++)
+            kvant_codec_decode_open(codec, host_kernels(), open, first + i < n ? first + i : first, 1, rows + i * d);
+        kvant_codec_encode_transformed(codec, host_kernels(), rows, first, group, sealed);
+    }
+}
+
+kvant_status host_seal(const kvant_cuda_seal_args *args, kvant_cuda_stream stream)
+{
+    const kvant_cuda_seal_pages *roles[] = { &args->k, &args->v };
+    ANSWER(args, stream);
+    for (int r = 0; r < 2; r++)
+        for (uint32_t i = 0; roles[r]->codec && i < args->n_blocks; i++)
+            for (uint32_t head = 0; head < args->n_kv_heads; head++)
+                seal_page(host_source(roles[r]->codec), host_page(&roles[r]->open, args->from[i], head),
+                          host_page(&roles[r]->sealed, args->to[i], head), args->tokens ? (uint32_t)args->tokens[i] : TOKENS);
+    return KVANT_OK;
+}
+
+/* Transformed rows alone: what a cache asks for. */
+kvant_status host_decode(const kvant_cuda_decode_args *args, kvant_cuda_stream stream)
+{
+    ANSWER(args, stream);
+    const kvant_codec *codec = host_source(args->codec);
+    const uint32_t d = codec->info.head_dim;
+    if (!args->transformed || args->type != KVANT_CUDA_F16)
+        return KVANT_ERR_UNSUPPORTED;
+    for (uint32_t i = 0; i < args->n_blocks; i++)
+        for (uint32_t head = 0; head < args->n_kv_heads; head++)
+            for (uint32_t t = 0; t < TOKENS; t++) {
+                const uint8_t *page = host_page(&args->pages, args->blocks[i], head);
+                const size_t row = (size_t)(args->to ? (uint32_t)args->to[i] : i) * TOKENS + t;
+                float y[MOST];
+                if (host_is_open(args->codec))
+                    kvant_codec_decode_open(codec, host_kernels(), page, t, 1, y);
+                else
+                    kvant_codec_decode_transformed(codec, host_kernels(), page, t, y);
+                host_kernels()->float_to_half(y, (uint16_t *)args->out + row * args->token_stride + head * args->head_stride, d);
+            }
+    return KVANT_OK;
+}

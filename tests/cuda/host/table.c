@@ -1,0 +1,119 @@
+/* table.c - the table of the stand-in (host.h), its control, and its codecs. Codecs are those of
+ * libkvant_cuda (src/cuda/params.c), with its refusals; their pages hold codes of the CPU's. */
+#include <stddef.h>
+#include <stdio.h>
+#include <stdlib.h>
+#include <string.h>
+
+#include "internal.h"
+
+static struct {
+    const kvant_cuda_codec *codec;
+    const kvant_codec *source;
+} known[256];
+
+host_control host;
+
+_Static_assert(sizeof(kvant_cuda_append_args) <= sizeof host.arguments &&
+                   sizeof(kvant_cuda_attention_args) <= sizeof host.arguments,
+               "a copy of arguments");
+
+KVANT_API host_control_fn host_control_get;
+
+host_control *host_control_get(void)
+{
+    return &host;
+}
+
+bool host_answers(const char *function, const void *arguments, size_t size, kvant_cuda_stream stream)
+{
+    host.function = function;
+    host.stream = stream;
+    memset(host.arguments, 0, sizeof host.arguments);
+    if (size)
+        memcpy(host.arguments, arguments, size);
+    return host.answer != KVANT_OK;
+}
+
+const kvant_codec *host_source(const kvant_cuda_codec *codec)
+{
+    for (size_t i = 0; i < sizeof known / sizeof *known; i++)
+        if (known[i].codec == codec)
+            return known[i].source;
+    abort();
+}
+
+static kvant_status know(kvant_status status, const kvant_cuda_codec *codec, const kvant_codec *source)
+{
+    size_t i = 0;
+    while (known[i].codec)
+        i++;
+    if (status == KVANT_OK) {
+        known[i].codec = codec;
+        known[i].source = source;
+    }
+    return status;
+}
+
+bool host_is_open(const kvant_cuda_codec *codec)
+{
+    return codec->params.codes == KVANT_CUDA_CODES_OPEN;
+}
+
+kvant_transform host_transform(const kvant_cuda_codec *codec, const float *weights, uint32_t head)
+{
+    kvant_transform t = host_source(codec)->transform;
+    const size_t d = t.head_dim, n = !t.weights ? 0 : t.diagonal ? d : d * d;
+    t.weights = weights ? (float *)weights + head * n : NULL;
+    return t;
+}
+
+kvant_status host_device_check(char *err, size_t errlen)
+{
+    const bool answers = host_answers("device_check", NULL, 0, NULL);
+    snprintf(err, errlen, "%s", answers ? host.said : "all is well");
+    return host.answer;
+}
+
+kvant_status host_codec_create(const kvant_codec_view *view, kvant_cuda_codec **codec, char *err, size_t errlen)
+{
+    host.kind = view->kind;
+    const kvant_status status = kvant_cuda_table_codec_create(view, codec, err, errlen);
+    return know(status, *codec, (const kvant_codec *)((const char *)view - offsetof(kvant_codec, view)));
+}
+
+kvant_status host_codec_create_open(const kvant_cuda_codec *sealed, kvant_cuda_codec **open)
+{
+    host.codec = sealed;
+    const kvant_status status = kvant_cuda_table_codec_create_open(sealed, open);
+    return know(status, *open, host_source(sealed));
+}
+
+void host_codec_free(kvant_cuda_codec **codec)
+{
+    for (size_t i = 0; i < sizeof known / sizeof *known; i++)
+        if (known[i].codec == *codec)
+            known[i].codec = NULL;
+    kvant_cuda_table_codec_free(codec);
+    host.freed++;
+}
+
+kvant_status host_codec_get_info(const kvant_cuda_codec *codec, kvant_codec_info *info)
+{
+    return kvant_cuda_table_codec_get_info(codec, info);
+}
+
+KVANT_API kvant_cuda_table_get_fn kvant_cuda_table_get;
+
+const kvant_cuda_table *kvant_cuda_table_get(void)
+{
+    static kvant_cuda_table table = { .size = sizeof table,
+                                      .info_bytes = sizeof(kvant_codec_info),
+#define ENTRY(result, name, parameters) .name = host_##name,
+                                      KVANT_CUDA_TABLE_FUNCTIONS(ENTRY)
+#undef ENTRY
+    };
+    table.version = host.version ? host.version : KVANT_CUDA_TABLE_VERSION;
+    table.view_bytes = host.view_bytes ? host.view_bytes : sizeof(kvant_codec_view);
+    return &table;
+}

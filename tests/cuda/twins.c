@@ -1,0 +1,159 @@
+/* twins.c - see twins.h. */
+#include "twins.h"
+
+static kvant_cache *make_cache(kvant_scheme *scheme, const char *device, uint32_t n_sequences, bool asynchronous)
+{
+    kvant_cache_params params = KVANT_CACHE_PARAMS;
+    kvant_cache *cache;
+    params.n_layers = LAYERS, params.n_heads = HEADS, params.n_kv_heads = KV_HEADS, params.head_dim = DIM;
+    params.max_tokens = MOST, params.max_sequences = n_sequences, params.n_threads = 2;
+    params.scheme = scheme, params.device = device, params.asynchronous = asynchronous;
+    if (kvant_cache_create(&params, &cache) != KVANT_OK)
+        fail_msg("%s: %s", device, kvant_error_message());
+    return cache;
+}
+
+void twins_new(twins *t, const spec_pair *spec, uint32_t n_sequences)
+{
+    kvant_scheme_params params = { .size = sizeof params,
+                                   .k = spec->k,
+                                   .v = spec->v,
+                                   .calibration = spec->calibrated ? CALIBRATION : NULL };
+    *t = (twins){ .spec = spec };
+    if (kvant_scheme_create(&params, &t->scheme) != KVANT_OK)
+        fail_msg("%s / %s: %s", spec->k, spec->v, kvant_error_message());
+    t->cpu = make_cache(t->scheme, "cpu", n_sequences, false);
+    t->gpu = make_cache(t->scheme, "cuda:0", n_sequences, spec->asynchronous);
+    t->room = kvant_cache_export_size(t->cpu);
+    assert_int_equal(kvant_cache_export_size(t->gpu), t->room);
+    t->of_cpu = malloc(t->room);
+    t->of_gpu = malloc(t->room);
+}
+
+void twins_free(twins *t)
+{
+    kvant_cache_free(&t->cpu);
+    kvant_cache_free(&t->gpu);
+    kvant_scheme_free(&t->scheme);
+    free(t->of_cpu);
+    free(t->of_gpu);
+}
+
+float *random_rows(size_t n, float size)
+{
+    float *rows = malloc((n ? n : 1) * sizeof *rows);
+    for (size_t i = 0; i < n; i++)
+        rows[i] = random_normal() * size + (i % DIM == 3 ? size / 2 : 0);
+    return rows;
+}
+
+static kvant_status append_rows(twins *t, const int32_t *sequences, uint32_t n_sequences, uint32_t layer, const float *k,
+                                const float *v, uint32_t n)
+{
+    const size_t bytes = (size_t)n_sequences * n * WIDTH * sizeof(float);
+    void *gpu_k = device_copy(k, bytes), *gpu_v = device_copy(v, bytes);
+    kvant_status of_cpu = kvant_cache_append_batch(t->cpu, layer, sequences, n_sequences, k, v, n),
+                 of_gpu = kvant_cache_append_batch(t->gpu, layer, sequences, n_sequences, gpu_k, gpu_v, n);
+    if (of_cpu != of_gpu)
+        fail_msg("%u tokens: status %d on the CPU, %d on the GPU: %s", n, of_cpu, of_gpu, kvant_error_message());
+    for (uint32_t i = 0; i < n_sequences; i++)
+        assert_int_equal(kvant_sequence_length(t->gpu, sequences[i], layer), kvant_sequence_length(t->cpu, sequences[i], layer));
+    cudaFree(gpu_k);
+    cudaFree(gpu_v);
+    return of_gpu;
+}
+
+kvant_status twins_append_rows(twins *t, int32_t s, uint32_t layer, const float *k, const float *v, uint32_t n)
+{
+    return append_rows(t, &s, 1, layer, k, v, n);
+}
+
+uint32_t twins_length(const twins *t, int32_t s)
+{
+    return kvant_sequence_length(t->gpu, s, 0);
+}
+
+/* Rows to append: with a calibration like its own rows, so that scores and outputs are of the
+ * size that it expects. */
+static float *rows_for(const twins *t, size_t n, float size)
+{
+    float *rows = random_rows(n, t->spec->calibrated ? 1 : size);
+    for (size_t i = 0; t->spec->calibrated && i < n; i++)
+        rows[i] += (float)(i % DIM % 11) - (i % DIM == 3 ? 40.0f : 0.0f);
+    return rows;
+}
+
+static bool append_some(twins *t, const int32_t *sequences, uint32_t n_sequences, uint32_t n)
+{
+    kvant_status status[LAYERS];
+    uint32_t before[SEQUENCES];
+    for (uint32_t i = 0; i < n_sequences; i++)
+        before[i] = twins_length(t, sequences[i]);
+    for (uint32_t layer = 0; layer < LAYERS; layer++) {
+        const size_t size = (size_t)n_sequences * n * WIDTH;
+        float *k = rows_for(t, size, 0.5f), *v = rows_for(t, size, 0.02f);
+        status[layer] = append_rows(t, sequences, n_sequences, layer, k, v, n);
+        assert_true(status[layer] == KVANT_OK || status[layer] == KVANT_ERR_FULL);
+        free(k);
+        free(v);
+    }
+    if (status[0] == KVANT_OK && status[LAYERS - 1] == KVANT_OK)
+        return true;
+    for (uint32_t i = 0; i < n_sequences; i++) {
+        assert_int_equal(kvant_sequence_truncate(t->cpu, sequences[i], before[i]), KVANT_OK);
+        assert_int_equal(kvant_sequence_truncate(t->gpu, sequences[i], before[i]), KVANT_OK);
+    }
+    return false;
+}
+
+bool twins_append(twins *t, int32_t s, uint32_t n)
+{
+    return append_some(t, &s, 1, n);
+}
+
+bool twins_append_all(twins *t, uint32_t n_sequences, uint32_t n)
+{
+    static const int32_t sequences[SEQUENCES] = { 0, 1, 2, 3 };
+    return append_some(t, sequences, n_sequences, n);
+}
+
+size_t twins_export(twins *t, int32_t s, uint32_t block)
+{
+    size_t used = 0, again = 0;
+    assert_int_equal(kvant_sequence_export(t->cpu, s, block, t->of_cpu, t->room, &used), KVANT_OK);
+    if (kvant_sequence_export(t->gpu, s, block, t->of_gpu, t->room, &again) != KVANT_OK)
+        fail_msg("%s", kvant_error_message());
+    assert_int_equal(again, used);
+    for (size_t i = 0; i < used; i++)
+        if (t->of_cpu[i] != t->of_gpu[i])
+            fail_msg("%s / %s: sequence %d, block %u: byte %zu of its export is %02x, the CPU's %02x", t->spec->k,
+                     t->spec->v, s, block, i, t->of_gpu[i], t->of_cpu[i]);
+    return used;
+}
+
+void twins_compare(twins *t)
+{
+    kvant_cache_info of_cpu = { .size = sizeof of_cpu }, of_gpu = { .size = sizeof of_gpu };
+    for (int32_t s = 0; s < SEQUENCES; s++)
+        for (uint32_t i = t->dropped[s]; i * 64 < twins_length(t, s); i++)
+            twins_export(t, s, i);
+    assert_int_equal(kvant_cache_get_info(t->cpu, &of_cpu), KVANT_OK);
+    assert_int_equal(kvant_cache_get_info(t->gpu, &of_gpu), KVANT_OK);
+    assert_int_equal(of_gpu.bytes, of_cpu.bytes);
+    assert_int_equal(of_gpu.f16_bytes, of_cpu.f16_bytes);
+    assert_int_equal(of_gpu.n_free_blocks, of_cpu.n_free_blocks);
+    assert_true(of_gpu.true_bits == of_cpu.true_bits);
+}
+
+const kvant_codec *const *twins_codecs(twins *t, uint32_t layer, kvant_role role)
+{
+    kvant_scheme_place place = { .size = sizeof place,
+                                 .role = role,
+                                 .layer = layer,
+                                 .n_layers = LAYERS,
+                                 .n_kv_heads = KV_HEADS,
+                                 .head_dim = DIM };
+    const kvant_codec *const *codecs;
+    assert_int_equal(kvant_scheme_codecs(t->scheme, &place, &codecs), KVANT_OK);
+    return codecs;
+}

@@ -1,0 +1,60 @@
+/* twins.h - two caches under one scheme, on the CPU and on the GPU, that get the same calls. Every
+ * block of every sequence has to export the same bytes from both: pages, states, centres, scales. */
+#ifndef KVANT_TESTS_TWINS_H
+#define KVANT_TESTS_TWINS_H
+
+#include "attention_fixture.h"
+
+#include <kvant/cache.h>
+
+enum { LAYERS = 2, HEADS = 8, KV_HEADS = 2, DIM = 64, WIDTH = KV_HEADS * DIM, Q_WIDTH = HEADS * DIM };
+enum { MOST = 640, SEQUENCES = 4 };
+
+#define CALIBRATION "test_cuda_cache.kvcal"
+
+typedef struct spec_pair {
+    const char *k, *v;
+    const char *transformed; /* codec of the same pages for keys behind transform=file, or NULL */
+    bool calibrated;
+    bool decoded; /* the reference reads the pages decoded to fp16 */
+    bool asynchronous;
+} spec_pair;
+
+typedef struct twins {
+    const spec_pair *spec;
+    kvant_scheme *scheme;
+    kvant_cache *cpu, *gpu;
+    uint32_t dropped[SEQUENCES]; /* blocks */
+    uint8_t *of_cpu, *of_gpu;    /* exports */
+    size_t room;
+    double worst;
+    uint32_t most_parts; /* versions in one call of attention */
+    uint32_t waited;     /* blocks whose rows waited when attention read them */
+} twins;
+
+void twins_new(twins *t, const spec_pair *spec, uint32_t n_sequences);
+void twins_free(twins *t);
+
+uint32_t twins_length(const twins *t, int32_t s);
+const kvant_codec *const *twins_codecs(twins *t, uint32_t layer, kvant_role role);
+
+float *random_rows(size_t n, float size);
+
+/* Rows of one layer, with the status that both caches give. */
+kvant_status twins_append_rows(twins *t, int32_t s, uint32_t layer, const float *k, const float *v, uint32_t n);
+/* Random rows of every layer. False when there is no room. */
+bool twins_append(twins *t, int32_t s, uint32_t n);
+/* n of each of the first so many sequences in one call. */
+bool twins_append_all(twins *t, uint32_t n_sequences, uint32_t n);
+
+/* A block into of_cpu and of_gpu, which have to be equal; returns how many bytes. */
+size_t twins_export(twins *t, int32_t s, uint32_t block);
+/* Every block of every sequence, and what the caches say of their memory. */
+void twins_compare(twins *t);
+
+/* Random queries to a layer on the GPU (twins_attention.c). Outputs are within the bound that
+ * attention_bound.c derives for a softmax in binary64 over the rows of the exported bytes. */
+void twins_attend(twins *t, int32_t s, uint32_t layer, const attention_problem *problem);
+kvant_attention_problem problem_of(const fixture *f, uint32_t n, void *q, void *out);
+
+#endif

@@ -1,0 +1,452 @@
+/* twins_attention.c - twins_attend of twins.h: what the GPU answers, and the same from the bytes
+ * that it exports.
+ *
+ * A sequence's blocks may have several versions of centre and scale. The blocks of a version are a
+ * part: a fixture for attention_bound.c. Outputs of parts are merged by their log-sum-exp. */
+#include "twins.h"
+
+#include <math.h>
+
+#include "../../src/cache/cuda_layers.h"
+#include "../unit/open_codec.h"
+
+enum { EXPORT_HEADER = 40 };
+
+/* Keys or values of a block, from its export. */
+typedef struct stored {
+    bool open;
+    float center[WIDTH], scale[WIDTH]; /* 0 and 1 where the codec has none */
+    uint8_t *pages;
+    size_t bytes;
+} stored;
+
+/* A sequence's layer from its block `first` on. */
+typedef struct stored_layer {
+    const kvant_codec *const *codecs[2]; /* by kvant_role */
+    uint32_t n_blocks;
+    stored blocks[2][MOST / 64];
+} stored_layer;
+
+static void read_numbers(const kvant_codec *const *codecs, const uint8_t *learnt, stored *block)
+{
+    for (uint32_t i = 0; i < WIDTH; i++) {
+        kvant_cuda_tables tables = { .size = sizeof tables };
+        assert_int_equal(kvant_cuda_codec_tables(codecs[i / DIM], &tables), KVANT_OK);
+        block->center[i] = tables.center ? tables.center[i % DIM] : 0;
+        block->scale[i] = tables.scale ? tables.scale[i % DIM] : 1;
+    }
+    if (learnt) {
+        memcpy(block->center, learnt, sizeof block->center);
+        memcpy(block->scale, learnt + sizeof block->center, sizeof block->scale);
+    }
+}
+
+static void read_block(const kvant_codec *const *codecs, const uint8_t *at, size_t size, stored *block)
+{
+    uint32_t open, learnt;
+    memcpy(&open, at + 32, sizeof open);
+    memcpy(&learnt, at + 36, sizeof learnt);
+    const size_t numbers = learnt ? 2 * WIDTH * sizeof(float) : 0;
+    block->open = open;
+    block->bytes = size - EXPORT_HEADER - numbers - sizeof(uint64_t); /* a checksum follows */
+    block->pages = malloc(block->bytes);
+    memcpy(block->pages, at + EXPORT_HEADER + numbers, block->bytes);
+    read_numbers(codecs, learnt ? at + EXPORT_HEADER : NULL, block);
+}
+
+/* Rows that wait for their block (cuda_pending.c): attention reads them as fp16, not what an export makes of them.
+ * These are the rounded ones of the rows that are encoded. */
+static void read_waiting(twins *t, int32_t s, uint32_t layer, kvant_role role, uint32_t index, stored *block)
+{
+    const cuda_part *part = &kvant_cuda_layer(t->gpu, layer)->parts[role];
+    const uint32_t number = (uint32_t)t->gpu->sequences[s].table[index];
+    const int32_t at = kvant_cuda_pending_of(part, number);
+    const size_t n = 64 * WIDTH;
+    if (at < 0)
+        return;
+    float *exact = malloc(n * sizeof *exact);
+    uint16_t *rounded = malloc(n * sizeof *rounded);
+    free(block->pages);
+    block->open = true;
+    block->bytes = n * sizeof *rounded;
+    block->pages = malloc(block->bytes);
+    device_read(block->pages, (uint8_t *)kvant_cuda_pending_pages(part).base + (size_t)at * block->bytes, block->bytes);
+    device_read(exact, part->exact + (size_t)at * n, n * sizeof *exact);
+    kvant_kernels_get(KVANT_CPU_AUTO)->float_to_half(exact, rounded, n);
+    for (size_t i = 0; i < n; i++)
+        if (part->tensor->blocks[number].written >> i / DIM % 64 & 1)
+            assert_int_equal(((uint16_t *)block->pages)[i], rounded[i]);
+    t->waited++;
+    free(exact);
+    free(rounded);
+}
+
+static void read_layer(twins *t, int32_t s, uint32_t layer, stored_layer *all)
+{
+    const uint32_t first = t->dropped[s], n = (twins_length(t, s) + 63) / 64 - first;
+    *all = (stored_layer){ .n_blocks = n };
+    for (int role = 0; role < 2; role++)
+        all->codecs[role] = twins_codecs(t, layer, (kvant_role)role);
+    for (uint32_t b = 0; b < n; b++) {
+        twins_export(t, s, first + b);
+        const uint8_t *at = t->of_gpu + sizeof(uint64_t);
+        for (uint32_t i = 0; i < 2 * layer + 2; i++) {
+            uint64_t size;
+            memcpy(&size, at, sizeof size);
+            at += sizeof size;
+            if (i / 2 == layer)
+                read_block(all->codecs[i % 2], at, size, &all->blocks[i % 2][b]);
+            if (i / 2 == layer)
+                read_waiting(t, s, layer, (kvant_role)(i % 2), first + b, &all->blocks[i % 2][b]);
+            at += size;
+        }
+    }
+}
+
+static void free_layer(stored_layer *all)
+{
+    for (uint32_t i = 0; i < 2 * all->n_blocks; i++)
+        free(all->blocks[i % 2][i / 2].pages);
+}
+
+static bool same_version(const stored_layer *all, uint32_t a, uint32_t b)
+{
+    for (int role = 0; role < 2; role++)
+        if (memcmp(all->blocks[role][a].center, all->blocks[role][b].center, sizeof(float[WIDTH])) != 0 ||
+            memcmp(all->blocks[role][a].scale, all->blocks[role][b].scale, sizeof(float[WIDTH])) != 0)
+            return false;
+    return true;
+}
+
+/* parts[b]: the first block of the version of block b. Returns how many parts there are. */
+static uint32_t find_parts(const stored_layer *all, uint32_t parts[MOST / 64])
+{
+    uint32_t n = 0;
+    for (uint32_t b = 0; b < all->n_blocks; b++) {
+        parts[b] = 0;
+        while (!same_version(all, parts[b], b))
+            parts[b]++;
+        n += parts[b] == b;
+    }
+    return n;
+}
+
+/* A codec whose rows before the rotation are what its pages hold behind transform=file. */
+static const kvant_codec *reference_codec(const twins *t, const stored_layer *all, kvant_role role, kvant_codec **made)
+{
+    *made = NULL;
+    if (role == KVANT_ROLE_V || !t->spec->transformed)
+        return all->codecs[role][0];
+    assert_int_equal(kvant_codec_create(t->spec->transformed, DIM, KVANT_ROLE_K, 0, made, NULL, 0), KVANT_OK);
+    return *made;
+}
+
+/* What the GPU reads where a block is open for keys or values alone: sealed pages as fp16. */
+static void fill_open_page(const fixture *f, const stored *block, kvant_role role, uint32_t b)
+{
+    const kvant_codec *codec = role == KVANT_ROLE_K ? f->cache.k : f->cache.v;
+    for (uint32_t h = 0; h < KV_HEADS; h++) {
+        uint16_t *to = open_page(&f->open, role, b, h);
+        if (block->open)
+            memcpy(to, block->pages + h * f->open.page_bytes, f->open.page_bytes);
+        for (uint32_t i = 0; i < 64 && !block->open; i++) {
+            float y[DIM];
+            kvant_codec_decode_transformed(codec, kvant_kernels_get(KVANT_CPU_AUTO),
+                                           block->pages + h * codec->info.page_bytes, i, y);
+            kvant_kernels_get(KVANT_CPU_AUTO)->float_to_half(y, to + i * DIM, DIM);
+        }
+    }
+}
+
+static void fill_block(const twins *t, fixture *f, const stored_layer *all, uint32_t b)
+{
+    const bool open = all->blocks[0][b].open || all->blocks[1][b].open || t->spec->decoded;
+    for (int role = 0; role < 2; role++)
+        if (open)
+            fill_open_page(f, &all->blocks[role][b], (kvant_role)role, b);
+        else
+            memcpy(cache_page(&f->cache, (kvant_role)role, b, 0), all->blocks[role][b].pages, all->blocks[role][b].bytes);
+    f->table[f->blocks_per_row++] = open ? -1 - (int32_t)b : (int32_t)b;
+}
+
+static kvant_cuda_codec *gpu_codec(const kvant_codec *codec, bool open)
+{
+    kvant_cuda_codec *sealed, *of_open;
+    assert_int_equal(kvant_cuda_codec_from(codec, &sealed, NULL, 0), KVANT_OK);
+    if (!open)
+        return sealed;
+    assert_int_equal(kvant_cuda_codec_create_open(sealed, &of_open), KVANT_OK);
+    kvant_cuda_codec_free(&sealed);
+    return of_open;
+}
+
+typedef struct part {
+    fixture f;
+    attention_case c;
+    kvant_codec *made; /* by reference_codec */
+    int32_t length, table[MOST / 64];
+    float k_scale[WIDTH], v_scale[WIDTH], v_center[WIDTH];
+    const float *k_center; /* of all kv heads */
+} part;
+
+/* A fixture of the blocks of one version. The last block of the sequence may be partly there. */
+static void part_open(part *p, twins *t, const stored_layer *all, const uint32_t *parts, uint32_t version, int32_t length,
+                      const attention_problem *problem, int32_t *starts)
+{
+    kvant_codec *none;
+    fixture *f = &p->f;
+    const stored *k = &all->blocks[KVANT_ROLE_K][version], *v = &all->blocks[KVANT_ROLE_V][version];
+    *p = (part){ .c = { .k_spec = t->spec->k, .v_spec = t->spec->v, .head_dim = DIM, .n_kv_heads = KV_HEADS,
+                        .n_heads = HEADS, .batch = 1, .type = KVANT_CUDA_F32 } };
+    p->k_center = k->center;
+    p->c.lengths = &p->length;
+    *f = (fixture){ .c = &p->c, .p = *problem, .n_rows = problem->query_tokens, .starts = starts, .table = p->table };
+    f->cache = (test_cache){ .head_dim = DIM, .n_kv_heads = KV_HEADS, .n_blocks = all->n_blocks };
+    f->cache.k = (kvant_codec *)reference_codec(t, all, KVANT_ROLE_K, &p->made);
+    f->cache.v = (kvant_codec *)reference_codec(t, all, KVANT_ROLE_V, &none);
+    f->cache.k_info = f->cache.k->info, f->cache.v_info = f->cache.v->info;
+    f->cache.gpu_k = gpu_codec(f->cache.k, t->spec->decoded);
+    f->cache.gpu_v = gpu_codec(f->cache.v, t->spec->decoded);
+    f->cache.v_offset = f->cache.k_info.page_bytes * KV_HEADS;
+    f->cache.block_bytes = f->cache.v_offset + f->cache.v_info.page_bytes * KV_HEADS;
+    f->cache.pool = calloc(all->n_blocks + 1, f->cache.block_bytes);
+    f->open = (test_open_pool){ .n_kv_heads = KV_HEADS, .n_blocks = all->n_blocks, .page_bytes = 64 * DIM * 2 };
+    assert_int_equal(open_codec_create(f->cache.k, &f->open.codec[0]), KVANT_OK);
+    assert_int_equal(open_codec_create(f->cache.v, &f->open.codec[1]), KVANT_OK);
+    f->open.pool = calloc(2 * KV_HEADS * (all->n_blocks + 1), f->open.page_bytes);
+    for (uint32_t b = 0; b < all->n_blocks; b++)
+        if (parts[b] == version) {
+            fill_block(t, f, all, b);
+            p->length += length - 64 * (int32_t)b < 64 ? length - 64 * (int32_t)b : 64;
+        }
+    memcpy(p->k_scale, k->scale, sizeof p->k_scale);
+    memcpy(p->v_scale, v->scale, sizeof p->v_scale);
+    memcpy(p->v_center, v->center, sizeof p->v_center);
+    f->k_scale = t->spec->transformed ? NULL : p->k_scale;
+    f->v_scale = p->v_scale;
+    f->center = p->v_center;
+}
+
+static void part_close(part *p)
+{
+    open_codec_free(&p->f.open.codec[0]);
+    open_codec_free(&p->f.open.codec[1]);
+    kvant_codec_free(&p->made);
+    kvant_cuda_codec_free(&p->f.cache.gpu_k);
+    kvant_cuda_codec_free(&p->f.cache.gpu_v);
+    free(p->f.cache.pool);
+    free(p->f.open.pool);
+}
+
+/* What sums of DIM products in binary32 in two orders can differ by. */
+static double matrix_error(const kvant_codec *codec, const float *q)
+{
+    kvant_cuda_tables tables = { .size = sizeof tables };
+    double worst = 0, largest = 0;
+    assert_int_equal(kvant_cuda_codec_tables(codec, &tables), KVANT_OK);
+    for (uint32_t i = 0; i < DIM; i++) {
+        double row = 0, column = 0;
+        for (uint32_t j = 0; j < DIM; j++) {
+            row += fabs(tables.inverse_weights[i * DIM + j]);
+            column += fabs(tables.inverse_weights[j * DIM + i]);
+        }
+        worst = fmax(worst, fmax(row, column));
+        largest = fmax(largest, fabs(q[i]));
+    }
+    return 2 * (DIM + 2) * 0x1p-24 * worst * largest;
+}
+
+/* The reference takes queries behind the matrix. */
+static float *transform(const twins *t, fixture *f, const stored_layer *all, const float *q, uint32_t n)
+{
+    float *to = malloc((size_t)n * Q_WIDTH * sizeof *to);
+    memcpy(to, q, (size_t)n * Q_WIDTH * sizeof *to);
+    for (uint32_t i = 0; t->spec->transformed && i < n * HEADS; i++) {
+        const kvant_codec *codec = all->codecs[KVANT_ROLE_K][i % HEADS / (HEADS / KV_HEADS)];
+        f->query_error = fmax(f->query_error, matrix_error(codec, q + i * DIM));
+        assert_int_equal(kvant_codec_transform_query(codec, NULL, q + i * DIM, to + i * DIM), KVANT_OK);
+    }
+    return to;
+}
+
+kvant_attention_problem problem_of(const fixture *f, uint32_t n, void *q, void *out)
+{
+    return (kvant_attention_problem){ .size = sizeof(kvant_attention_problem),
+                                      .n_queries = n,
+                                      .q = q,
+                                      .q_token_stride = Q_WIDTH,
+                                      .q_head_stride = DIM,
+                                      .out = out,
+                                      .out_token_stride = Q_WIDTH,
+                                      .out_head_stride = DIM,
+                                      .max_bias = f->p.max_bias,
+                                      .window = f->p.window,
+                                      .logit_softcap = f->p.softcap,
+                                      .causal = f->p.causal };
+}
+
+static void make_mask(fixture *f, uint32_t n, int32_t length)
+{
+    f->mask_stride = (uint32_t)length + 5;
+    f->mask = malloc((size_t)n * f->mask_stride * sizeof *f->mask);
+    for (size_t i = 0; i < (size_t)n * f->mask_stride; i++)
+        f->mask[i] = random_bits() % 8 == 0   ? 0xfc00  /* -inf */
+                     : random_bits() % 2 == 0 ? 0x3800  /* 0.5 */
+                                              : 0xb000; /* -0.125 */
+}
+
+/* What the GPU is given and gives. */
+typedef struct attended {
+    uint32_t n;
+    float *q, *sinks, *out, *lse;
+    uint16_t *mask;
+    uint32_t mask_stride;
+} attended;
+
+/* The sequence as the last one of a batch of itself and others that are long enough. */
+static void attend_all(twins *t, int32_t s, uint32_t layer, const attended *a, void *out)
+{
+    int32_t sequences[SEQUENCES];
+    uint32_t n = 0;
+    for (int32_t i = 0; i < SEQUENCES; i++)
+        if (i != s && kvant_sequence_length(t->gpu, i, layer) >= a->n)
+            sequences[n++] = i;
+    sequences[n] = s;
+    const size_t one = (size_t)a->n * Q_WIDTH;
+    float *rows = random_rows((n + 1) * one, 1);
+    memcpy(rows + n * one, a->q, one * sizeof *rows);
+    float *q = device_copy(rows, (n + 1) * one * sizeof *rows), *outs = device_new((n + 1) * one * sizeof *rows, 0xff);
+    if (kvant_cache_attend_batch(t->gpu, layer, sequences, n + 1, q, outs, a->n) != KVANT_OK)
+        fail_msg("%s", kvant_error_message());
+    check_cuda(cudaMemcpy(out, outs + n * one, one * sizeof *rows, cudaMemcpyDeviceToDevice));
+    cudaFree(q);
+    cudaFree(outs);
+    free(rows);
+}
+
+static void attend_on_gpu(twins *t, int32_t s, uint32_t layer, const attention_problem *p, attended *a)
+{
+    const uint32_t n = p->query_tokens, length = twins_length(t, s), first = t->dropped[s];
+    const size_t bytes = (size_t)n * Q_WIDTH * sizeof(float), lse_bytes = (size_t)n * HEADS * sizeof(float);
+    fixture f = { .p = *p };
+    *a = (attended){ .n = n, .q = random_rows((size_t)n * Q_WIDTH, 1), .out = malloc(bytes), .lse = malloc(lse_bytes) };
+    void *q = device_copy(a->q, bytes), *out = device_new(bytes, 0xff), *lse = device_new(lse_bytes, 0xff), *mask = NULL,
+         *sinks = NULL;
+    kvant_attention_problem problem = problem_of(&f, n, q, out);
+    problem.lse = lse;
+    if (p->mask) {
+        make_mask(&f, n, (int32_t)length);
+        a->mask = f.mask, a->mask_stride = f.mask_stride;
+        problem.mask = mask = device_copy(f.mask, (size_t)n * f.mask_stride * sizeof *f.mask);
+        problem.mask_token_stride = f.mask_stride;
+        memmove(a->mask, a->mask + 64 * first, ((size_t)n * f.mask_stride - 64 * first) * sizeof *a->mask);
+    }
+    if (p->sinks) {
+        a->sinks = random_rows(HEADS, 2);
+        problem.sinks = sinks = device_copy(a->sinks, HEADS * sizeof *a->sinks);
+    }
+    if (kvant_cache_attention(t->gpu, layer, s, &problem) != KVANT_OK)
+        fail_msg("%s", kvant_error_message());
+    if (p->causal && !p->mask && !p->sinks && !p->window && p->softcap == 0 && p->max_bias == 0)
+        attend_all(t, s, layer, a, out); /* writes the same outputs again */
+    device_read(a->out, out, bytes);
+    device_read(a->lse, lse, lse_bytes);
+    void *of_gpu[] = { q, out, lse, mask, sinks };
+    for (size_t i = 0; i < sizeof of_gpu / sizeof *of_gpu; i++)
+        cudaFree(of_gpu[i]);
+}
+
+static void attended_free(attended *a)
+{
+    void *of_host[] = { a->q, a->sinks, a->out, a->lse, a->mask };
+    for (size_t i = 0; i < sizeof of_host / sizeof *of_host; i++)
+        free(of_host[i]);
+}
+
+/* <q, c> of a part's keys, and how far binary32 may be from it. */
+static double of_center(const part *p, const float *q, uint32_t head, double *error)
+{
+    const float *c = p->k_center + head / (HEADS / KV_HEADS) * DIM;
+    const double scale = 1 / sqrtf((float)DIM);
+    double sum = 0, size = 0;
+    for (uint32_t j = 0; j < DIM; j++) {
+        sum += (double)q[j] * c[j];
+        size += fabs((double)q[j] * c[j]);
+    }
+    *error = scale * size * (DIM + 2) * 0x1p-24;
+    return scale * sum;
+}
+
+/* Parts are weighed by e^lse, <q, c> added, and a sink is a part without a value. With every lse off by at most delta, a
+ * weight is off by e^(2 delta) - 1 of itself; the kernel's own exponentials and sums add 2^-20. */
+static void check_merged(twins *t, part *parts, uint32_t n_parts, const attended *a, uint32_t i, uint32_t head)
+{
+    static reference r[MOST / 64];
+    double lse[MOST / 64], delta = 0x1p-20, top = a->sinks ? a->sinks[head] : -INFINITY;
+    const float *q = a->q + (i * HEADS + head) * DIM, *got = a->out + (i * HEADS + head) * DIM;
+    for (uint32_t p = 0; p < n_parts; p++) {
+        double error;
+        compute_reference(&parts[p].f, 0, i, head, &r[p]);
+        lse[p] = r[p].lse + of_center(&parts[p], q, head, &error);
+        if (isinf(lse[p]))
+            continue;
+        delta = fmax(delta, r[p].lse_bound + error + 0x1p-20 * (1 + fabs(lse[p])));
+        top = fmax(top, lse[p]);
+    }
+    double total = a->sinks ? exp(a->sinks[head] - top) : 0, want[DIM] = { 0 }, bound = 0, norms = 0, off = 0;
+    for (uint32_t p = 0; p < n_parts && !isinf(top); p++) {
+        const double w = exp(lse[p] - top);
+        double norm = 0;
+        for (uint32_t j = 0; j < DIM; j++) {
+            want[j] += w * r[p].out[j];
+            norm += r[p].out[j] * r[p].out[j];
+        }
+        total += w;
+        bound += w * r[p].bound;
+        norms += w * sqrt(norm);
+    }
+    for (uint32_t j = 0; j < DIM; j++)
+        off += pow(got[j] - (total > 0 ? want[j] / total : 0), 2);
+    bound = total > 0 ? (bound + (exp(2 * delta) - 1) * norms) / total : 0;
+    if (!(sqrt(off) <= bound))
+        fail_msg("%s / %s, %u parts, query %u, head %u: error %g, bound %g", t->spec->k, t->spec->v, n_parts, i, head,
+                 sqrt(off), bound);
+    t->worst = fmax(t->worst, bound > 0 ? sqrt(off) / bound : 0);
+    const double want_lse = total > 0 ? top + log(total) : -INFINITY;
+    if (!(a->lse[i * HEADS + head] == want_lse || fabs(a->lse[i * HEADS + head] - want_lse) <= 2 * delta))
+        fail_msg("%s / %s, %u parts: log-sum-exp %g, reference %g", t->spec->k, t->spec->v, n_parts,
+                 a->lse[i * HEADS + head], want_lse);
+}
+
+/* Positions across parts are not what a part's fixture knows: problems of several parts depend on none. */
+void twins_attend(twins *t, int32_t s, uint32_t layer, const attention_problem *problem)
+{
+    static stored_layer all;
+    static part list[MOST / 64];
+    uint32_t parts[MOST / 64], n = 0;
+    attention_problem p = *problem;
+    read_layer(t, s, layer, &all);
+    const int32_t length = (int32_t)(twins_length(t, s) - 64 * t->dropped[s]);
+    if (find_parts(&all, parts) > 1)
+        p = (attention_problem){ .query_tokens = 1, .causal = problem->causal, .sinks = problem->sinks };
+    attended a;
+    attend_on_gpu(t, s, layer, &p, &a);
+    int32_t starts[2] = { 0, (int32_t)a.n };
+    for (uint32_t b = 0; b < all.n_blocks; b++)
+        if (parts[b] == b) {
+            part_open(&list[n], t, &all, parts, b, length, &p, starts);
+            list[n].f.q = transform(t, &list[n].f, &all, a.q, a.n);
+            list[n].f.mask = a.mask, list[n].f.mask_stride = a.mask_stride;
+            n++;
+        }
+    for (uint32_t i = 0; i < a.n; i++)
+        for (uint32_t h = 0; h < HEADS; h++)
+            check_merged(t, list, n, &a, i, h);
+    t->most_parts = n > t->most_parts ? n : t->most_parts;
+    for (uint32_t i = 0; i < n; i++) {
+        free(list[i].f.q);
+        part_close(&list[i]);
+    }
+    free_layer(&all);
+    attended_free(&a);
+}

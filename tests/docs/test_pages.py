@@ -1,0 +1,139 @@
+"""README, docs/ and the other pages: size, readers, links, and the names by which comments call a page."""
+
+import pathlib
+import re
+import tempfile
+import unittest
+
+ROOT = pathlib.Path(__file__).resolve().parents[2]
+MOST_WORDS, MOST_README_LINES = 25000, 100
+LINK = re.compile(r"\]\(([^)\s]+)\)")
+EXEMPT = ("manual.txt", "test_pages.py")  # a frozen text; this file
+SOURCES = ("src", "include", "tests", "tools", "integrations", "bench", "scripts", "cmake")
+
+
+def pages(root):
+    return sorted((root / "docs").rglob("*.md"))
+
+
+def everywhere(root):
+    return [*root.glob("*.md"), *pages(root), *(root / "src").rglob("*.md"), *(root / "integrations").rglob("*.md")]
+
+
+def prose(text):
+    """The text without its code: indented blocks become empty lines, `code` becomes nothing."""
+    lines = (("" if line.startswith("    ") else line) for line in text.splitlines())
+    return re.sub(r"`[^`]*`", "", "\n".join(lines))
+
+
+def anchors(text):
+    """What GitHub calls the headings of a page."""
+    headings = (line.lstrip("#").strip() for line in text.splitlines() if re.match(r"#+ ", line))
+    return {re.sub(r"[^\w\- ]", "", heading.lower()).replace(" ", "-") for heading in headings}
+
+
+def sizes(root):
+    readme = (root / "README.md").read_text()
+    if len(readme.splitlines()) > MOST_README_LINES:
+        yield f"README.md has {len(readme.splitlines())} lines, of {MOST_README_LINES} at most"
+    words = sum(len(page.read_text().split()) for page in [root / "README.md", *pages(root)])
+    if words > MOST_WORDS:
+        yield f"README.md and docs/ have {words} words, of {MOST_WORDS} at most"
+
+
+def readers(root):
+    for page in pages(root):
+        if not any(line.startswith("For ") for line in page.read_text().splitlines()[:5]):
+            yield f"{page.relative_to(root)} does not say in its first lines for whom it is (\"For ...\")"
+
+
+def links(root):
+    for page in everywhere(root):
+        text = page.read_text()
+        targets = LINK.findall(text) + re.findall(r'(?:src|srcset|href)="([^"]+)"', text)
+        for target in targets:
+            path, _, anchor = target.partition("#")
+            if re.match(r"[a-z]+:", target):
+                continue
+            file = page.parent / path if path else page
+            if not file.exists():
+                yield f"{page.relative_to(root)}: there is no {path}"
+            elif anchor and file.suffix == ".md" and anchor not in anchors(file.read_text()):
+                yield f"{page.relative_to(root)}: {file.name} has no heading #{anchor}"
+
+
+def numbers(root):
+    for page in [root / "README.md", *pages(root)]:
+        for found in re.findall(r"(?<![\w.)])\.\d+", prose(page.read_text())):
+            yield f"{page.relative_to(root)}: {found} lacks its leading zero"
+
+
+def names(root):
+    """Comments name a page by its file name alone, so that it can move."""
+    known = {page.name for page in everywhere(root)}
+    for folder in SOURCES:
+        for file in (root / folder).rglob("*"):
+            if file.suffix in (".c", ".h", ".cu", ".cuh", ".in", ".py", ".sh", ".txt") and file.name not in EXEMPT:
+                for path, name in re.findall(r"((?:docs/[\w/]*)?)\b([a-z][\w.]*\.md)\b", file.read_text(errors="replace")):
+                    if name not in known or (path and not (root / path / name).exists()):
+                        yield f"{file.relative_to(root)} names {path}{name}, which does not exist"
+
+
+class Pages(unittest.TestCase):
+    def check(self, rule):
+        self.assertEqual(list(rule(ROOT)), [])
+
+    def test_sizes(self):
+        self.check(sizes)
+
+    def test_every_page_says_for_whom_it_is(self):
+        self.check(readers)
+
+    def test_links(self):
+        self.check(links)
+
+    def test_leading_zeros(self):
+        self.check(numbers)
+
+    def test_pages_named_in_sources(self):
+        self.check(names)
+
+
+class Rules(unittest.TestCase):
+    """Each rule finds what it is for, in a tree made for it."""
+
+    def found(self, rule, readme="", page="For all.\n", source=""):
+        with tempfile.TemporaryDirectory() as folder:
+            root = pathlib.Path(folder)
+            for path, text in (("README.md", readme), ("docs/guide/page.md", page), ("src/file.c", source)):
+                (root / path).parent.mkdir(parents=True, exist_ok=True)
+                (root / path).write_text(text)
+            return len(list(rule(root)))
+
+    def test_sizes(self):
+        self.assertEqual(self.found(sizes, readme="line\n" * 100), 0)
+        self.assertEqual(self.found(sizes, readme="line\n" * 101), 1)
+        self.assertEqual(self.found(sizes, page="word " * 25000), 0)
+        self.assertEqual(self.found(sizes, page="word " * 25001), 1)
+
+    def test_readers(self):
+        self.assertEqual(self.found(readers, page="# Title\n\nFor users.\n"), 0)
+        self.assertEqual(self.found(readers, page="# Title\n\nA page.\n\nMore.\nFor users.\n"), 1)
+
+    def test_links(self):
+        page = "For all.\n# A heading\n[a](#a-heading) [b](../../README.md) [c](https://example.org)\n"
+        self.assertEqual(self.found(links, page=page), 0)
+        self.assertEqual(self.found(links, page="[a](#no-heading) [b](missing.md)"), 2)
+        self.assertEqual(self.found(links, readme='<img src="missing.svg">'), 1)
+
+    def test_leading_zeros(self):
+        self.assertEqual(self.found(numbers, page="`.5` is 0.5\n\n    code .5\n"), 0)
+        self.assertEqual(self.found(numbers, page="it loses .5"), 1)
+
+    def test_names(self):
+        self.assertEqual(self.found(names, source="/* page.md, docs/guide/page.md */"), 0)
+        self.assertEqual(self.found(names, source="/* other.md, docs/page.md */"), 2)
+
+
+if __name__ == "__main__":
+    unittest.main()

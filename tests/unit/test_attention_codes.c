@@ -1,0 +1,177 @@
+/* test_attention_codes.c - kvant_attention with every codec: on the codes of pages and on unpacked
+ * tiles, within the bounds of attention_setup.h. */
+#include "attention_setup.h"
+
+static void every_codec(void **state)
+{
+    (void)state;
+    for (size_t i = 0; i < COUNT(all_specs); i++)
+        check_setup((setup){ .k_dim = 64,
+                             .v_dim = 64,
+                             .n_kv_heads = 2,
+                             .n_heads = 6,
+                             .n_tokens = 150,
+                             .n_queries = 3,
+                             .k_spec = all_specs[i],
+                             .v_spec = all_specs[COUNT(all_specs) - 1 - i],
+                             .mask = true });
+}
+
+/* Without the errors of integers, of decoding and of many query rows, in every page. */
+static void exact_rounds_no_integers(void **state)
+{
+    static const char *const specs[] = { "turboquant-4", "int-4:axis=channel,group=64", PAPERS("octopus-4", ) "int-8" };
+    (void)state;
+    for (size_t i = 0; i < COUNT(specs); i++)
+        for (uint32_t n_queries = 1; n_queries < 60; n_queries += 49)
+            check_setup((setup){ .k_dim = 64,
+                                 .v_dim = 64,
+                                 .n_kv_heads = 1,
+                                 .n_heads = 3,
+                                 .n_tokens = 150,
+                                 .n_queries = n_queries,
+                                 .k_spec = specs[i],
+                                 .v_spec = specs[COUNT(specs) - 1 - i],
+                                 .mask = true,
+                                 .exact = true });
+}
+
+/* Rounding to integers, as figures: the root mean square error of outputs over that of exact = true, where nothing is rounded to
+ * integers. All weights are equal here but for scores of standard deviation 1 (rows of variance 1, 64 channels, scale 1/8), so that
+ * sum p^2 = e / n, and an output's own size is sqrt(e / n).
+ *
+ * turboquant-4: a query's integers are off by max |q| / 8192 / sqrt(12) = 2.6 / 8192 / 3.46 = 0.9e-4, keys' and values' by
+ * 2.73 / 4095 / 3.46 = 1.9e-4 of a number; weights by the page's largest, 10 times the mean (e^2.3), / 8192 / 3.46 = 3.5e-4 of the mean,
+ * which is 3.5e-4 / sqrt(e) = 2.1e-4 of their root mean square. Together sqrt(.9^2 + 1.9^2 + 1.9^2 + 2.1^2) e-4 = 3.5e-4.
+ * int-8: levels are exact, operands go to 32639: queries 0.23e-4, weights 0.53e-4, together 0.6e-4.
+ * octopus-4: as turboquant-4, with numbers off by two roundings to a unit of 3.3 / 4095 and by a line in place of a square root, half a
+ * unit together, 4e-4: sqrt(.9^2 + 4^2 + 4^2 + 2.1^2) e-4 = 6.1e-4. With many queries its pages are unpacked, without integers. */
+static void integers_cost_what_they_may(void **state)
+{
+    static const struct {
+        const char *spec;
+        double most;
+    } figures[] = { { "turboquant-4", 3.5e-4 }, PAPERS({ "octopus-4", 6.1e-4 }, ) { "int-8", 0.6e-4 } };
+    (void)state;
+    for (size_t i = 0; i < COUNT(figures); i++)
+        for (uint32_t n_queries = 1; n_queries <= 33; n_queries += 32) {
+            fixture f = make_fixture((setup){ .k_dim = 64, .v_dim = 64, .n_kv_heads = 1, .n_heads = 4, .n_tokens = 640,
+                                              .n_queries = n_queries, .k_spec = figures[i].spec, .v_spec = figures[i].spec, .centred = true });
+            const size_t n = (size_t)n_queries * f.s.n_heads * f.s.v_dim;
+            float *exact = malloc(n * sizeof *exact);
+            f.problem.exact = true;
+            run(&f);
+            memcpy(exact, f.out, n * sizeof *exact);
+            f.problem.exact = false;
+            run(&f);
+            double size = 0;
+            for (size_t j = 0; j < n; j++)
+                size += (double)exact[j] * exact[j];
+            const double error = sqrt(squared_distance(exact, f.out, n) / size);
+            print_message("%s, %u queries: %.2g\n", figures[i].spec, n_queries, error);
+            if (!(error <= figures[i].most))
+                fail_msg("%s, %u queries: %.3g of an output, not at most %.3g", figures[i].spec, n_queries, error,
+                         figures[i].most);
+            assert_true(error > 0 || n_queries > 1); /* integers were used */
+            free(exact);
+            free_fixture(&f);
+        }
+}
+
+/* Units of many rows on codes, whole ones and the last, smaller one; every width of codes, levels with zero points and codebooks. */
+static void prefill_on_codes(void **state)
+{
+    static const char *const specs[] = { "turboquant-1", "turboquant-2", "turboquant-3", "turboquant-4",
+                                         "bdr-4",        "int-2",        "int-3",        "int-4" };
+    static const uint32_t dims[] = { 64, 80, 128, 192 };
+    (void)state;
+    for (size_t i = 0; i < COUNT(specs); i++)
+        check_setup((setup){ .k_dim = dims[i % COUNT(dims)],
+                             .v_dim = 64,
+                             .n_kv_heads = 2,
+                             .n_heads = 6,
+                             .n_tokens = 400,
+                             .n_queries = 9 + 13 * (uint32_t)i,
+                             .k_spec = specs[i],
+                             .v_spec = specs[COUNT(specs) - 1 - i],
+                             .mask = i % 4 != 3,
+                             .sinks = i % 3 == 1,
+                             .softcap = i % 3 == 2 ? 4 : 0,
+                             .max_bias = i % 4 == 1 ? 8 : 0 });
+}
+
+#if KVANT_PAPERS
+/* Codes of chunks, of every family, with tables and without; some of them (7 bits a coordinate, sketches, outliers) unpacked. */
+static void chunks_on_codes(void **state)
+{
+    static const char *const specs[] = { "octopus-2",           "octopus-3",     "octopus-4",  "octopus-5",
+                                         "octopus-4:split=7.1", "octopus-3:qjl", "hqmq-s24r3", "hqmq-s96r4",
+                                         "hqmq-s96r4:med3",     "hqmq-s170r4",   "hqmq-s24r8", "hqmq-s192r6",
+                                         "spherical-r4jl4",     "addvq-k24r3",   "addvq-k48r4" };
+    static const uint32_t dims[] = { 64, 80, 128, 96, 112, 32, 256 };
+    (void)state;
+    for (size_t i = 0; i < COUNT(specs); i++)
+        for (uint32_t n_queries = 1; n_queries <= 40; n_queries += 13)
+            check_setup((setup){ .k_dim = dims[(i + n_queries) % COUNT(dims)],
+                                 .v_dim = dims[(2 * i + n_queries) % COUNT(dims)],
+                                 .n_kv_heads = 2,
+                                 .n_heads = 6,
+                                 .n_tokens = 200,
+                                 .n_queries = n_queries,
+                                 .k_spec = specs[i],
+                                 .v_spec = specs[(i + n_queries) % COUNT(specs)],
+                                 .mask = i % 4 != 3 });
+}
+#endif
+
+/* Every way in which scales may lie, for every width and head_dims whose last row group is not whole, in units of few rows and of
+ * many. */
+static void groupings_on_codes(void **state)
+{
+    static const char *const specs[] = {
+        "int-4:axis=channel,group=64",
+        "int-4:axis=channel,group=32,sym",
+        "int-2:axis=channel,group=16,hybrid",
+        "int-8:axis=channel,group=64",
+        "int-4:group=32",
+        "int-3:group=16,sym",
+        "int-2:group=64,hybrid=code",
+        "int-5:group=48",
+        "int-6:group=96,sym",
+        "int-7",
+        "bdr-8:group=128",
+        "int-8:group=32,sym",
+        "int-4:group=24",
+    };
+    static const uint32_t dims[] = { 128, 80, 64, 112, 96, 192, 40 };
+    (void)state;
+    for (size_t i = 0; i < COUNT(specs) * COUNT(dims); i++) {
+        const char *k = specs[i % COUNT(specs)], *v = specs[(i + 5) % COUNT(specs)];
+        setup s = { .k_dim = dims[i % COUNT(dims)],
+                    .v_dim = dims[(i + 3) % COUNT(dims)],
+                    .n_kv_heads = 2,
+                    .n_heads = 6,
+                    .n_tokens = 64 * 3 + (uint32_t)(i % 64),
+                    .n_queries = 1 + (uint32_t)(i % 2),
+                    .k_spec = k,
+                    .v_spec = v };
+        check_setup(s);
+        s.n_queries = 5;
+        s.mask = i % 2;
+        s.softcap = i % 3 ? 0 : 4;
+        check_setup(s);
+    }
+}
+
+int main(void)
+{
+    const struct CMUnitTest tests[] = {
+        cmocka_unit_test(every_codec),
+        cmocka_unit_test(exact_rounds_no_integers),
+        cmocka_unit_test(integers_cost_what_they_may),
+        cmocka_unit_test(prefill_on_codes),
+        PAPERS(cmocka_unit_test(chunks_on_codes), )
+        cmocka_unit_test(groupings_on_codes),
+    };
+    return cmocka_run_group_tests(tests, NULL, NULL);
+}
