@@ -1,5 +1,5 @@
 #!/usr/bin/env python3
-"""Writes what is made of the command's option tables and tools/reference.md: docs/kvant.1, docs/reference/commands.md and tools/completion.
+"""Writes what is made of the command's option tables and tools/reference.txt: docs/kvant.1, docs/reference/commands.md and tools/completion.
 
     scripts/reference.py [--kvant PROGRAM] [--check]
 
@@ -22,8 +22,8 @@ END = ["Environment", "Exit status", "Output", "Examples"]
 
 
 def sections():
-    """{heading: text} of tools/reference.md."""
-    parts = re.split(r"(?m)^## (.*)\n", (ROOT / "tools" / "reference.md").read_text())
+    """{heading: text} of tools/reference.txt."""
+    parts = re.split(r"(?m)^## (.*)\n", (ROOT / "tools" / "reference.txt").read_text())
     return dict(zip(parts[1::2], (text.strip("\n") for text in parts[2::2])))
 
 
@@ -76,10 +76,7 @@ def blocks(text):
 
 
 def markdown_options(options):
-    if not options:
-        return []
-    rows = ["| `{}` | {} |".format(*(text.replace("|", "\\|") for text in (written(o), one_line(o.help)))) for o in options]
-    return ["| option | |\n|---|---|\n" + "\n".join(rows)]
+    return ["\n".join(f"- `{written(o)}`: {one_line(o.help)}" for o in options)] if options else []
 
 
 def markdown_text(text):
@@ -94,23 +91,23 @@ def markdown_text(text):
     return out
 
 
-def markdown_command(table, common, more):
+def markdown_command(table, common):
     usage = "\n".join(f"    {line.strip()}" if i == 0 else f"        {line.strip()}"
                       for i, line in enumerate(f"kvant {table.name} {table.usage}".split("\n")))
     own = [option for option in table.options if option not in common]
-    return [f"## kvant {table.name}", one_line(table.about), usage, *markdown_options(own), *filter(None, [common_words(table, common)]),
-            *markdown_text(table.notes), *markdown_text(more)]
+    notes = re.sub(r"(?ms)^examples?:\n.*", "", table.notes)  # --help and the man page have them
+    return [f"## kvant {table.name}", one_line(table.about), usage, *markdown_options(own), common_words(table, common), *markdown_text(notes)]
 
 
 def markdown(read, text):
     common = common_options(read)
-    lines = ["# The command line", "For everybody who types `kvant`. `scripts/reference.py` makes this page of the program's option tables; `man kvant` "
-             "has the same.", *markdown_text(text["Description"])]
-    lines.append("| command | |\n|---|---|\n" + "\n".join(f"| [`{t.name}`](#kvant-{t.name.replace(' ', '-')}) | {t.summary} |" for t in read))
+    lines = ["# The command line",
+             "For everybody who types `kvant`. Made of the program's option tables by `scripts/reference.py`. `man kvant` has more: examples, files, "
+             "and the fields of rows.", *markdown_text(text["Description"])]
     for table in read:
-        lines += markdown_command(table, common, text.get(f"kvant {table.name}", ""))
+        lines += markdown_command(table, common)
     lines += ["## Common options", *markdown_options([*common, tables.CPU])]
-    for heading in END:
+    for heading in END[:-1]:
         lines += [f"## {heading}", *markdown_text(text[heading])]
     return "\n\n".join(wrapped(part) for part in lines if part) + "\n"
 
@@ -184,7 +181,7 @@ def files():
     read, text = tables.read(), sections()
     unknown = {heading[6:] for heading in text if heading.startswith("kvant ")} - {table.name for table in read}
     if unknown:
-        sys.exit(f"tools/reference.md has sections of commands that do not exist: {', '.join(sorted(unknown))}")
+        sys.exit(f"tools/reference.txt has sections of commands that do not exist: {', '.join(sorted(unknown))}")
     return {"docs/kvant.1": man(read, text), "docs/reference/commands.md": markdown(read, text),
             "tools/completion/kvant.bash": completion.bash(read), "tools/completion/_kvant": completion.zsh(read),
             "tools/completion/kvant.fish": completion.fish(read)}

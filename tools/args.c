@@ -202,7 +202,20 @@ static int refused_option(const arg_spec *spec, char **argv)
     return usage_error(spec);
 }
 
-int args_parse(const arg_spec *spec, int argc, char **argv, arg_handler handler, void *user, int *rest)
+static bool take_value(const arg_option *o, void *settings, const char *value)
+{
+    char name[32], *part = (char *)settings + o->at;
+    snprintf(name, sizeof name, "--%s", o->name);
+    switch (o->kind) {
+    case ARG_IS_SWITCH: return *(bool *)part = true;
+    case ARG_IS_TEXT: *(const char **)(void *)part = value; return true;
+    case ARG_IS_U32: return args_u32(name, value, (uint32_t)o->min, (uint32_t)o->max, (uint32_t *)(void *)part);
+    case ARG_IS_DOUBLE: return args_double(name, value, o->min, o->max, (double *)(void *)part);
+    default: return o->take(part, value);
+    }
+}
+
+int args_parse(const arg_spec *spec, int argc, char **argv, void *settings, int *rest)
 {
     char letters[2 * MAX_OPTIONS + 4];
     struct option longs[MAX_OPTIONS + 2];
@@ -226,17 +239,17 @@ int args_parse(const arg_spec *spec, int argc, char **argv, arg_handler handler,
         const arg_option *o = find_code(spec, code);
         if (o == NULL)
             return refused_option(spec, argv);
-        if (!handler(user, o->id, optarg))
+        if (!take_value(o, settings, optarg))
             return usage_error(spec);
     }
     *rest = optind;
     return -1;
 }
 
-int args_parse_all(const arg_spec *spec, int argc, char **argv, arg_handler handler, void *user)
+int args_parse_all(const arg_spec *spec, int argc, char **argv, void *settings)
 {
     int rest = 0;
-    const int code = args_parse(spec, argc, argv, handler, user, &rest);
+    const int code = args_parse(spec, argc, argv, settings, &rest);
     if (code >= 0 || rest == argc)
         return code;
     complain("%s: unexpected word '%s'", spec->command, argv[rest]);
@@ -273,26 +286,35 @@ bool args_list(const char *option, const char *text, bool (*take)(void *user, ch
     }
 }
 
-typedef struct number_list {
-    const char *option;
-    uint32_t min, max, *values;
-    size_t room, *n;
-} number_list;
-
-static bool take_number(void *user, char *word)
+static int ascending(const void *a, const void *b)
 {
-    const number_list *l = user;
-    if (*l->n < l->room)
-        return args_u32(l->option, word, l->min, l->max, &l->values[(*l->n)++]);
-    return complain("%s: more than %zu numbers", l->option, l->room);
+    const uint32_t x = *(const uint32_t *)a, y = *(const uint32_t *)b;
+    return (x > y) - (x < y);
 }
 
 bool args_u32_list(const char *option, const char *text, uint32_t min, uint32_t max, uint32_t *values, size_t room,
                    size_t *n)
 {
-    number_list list = { option, min, max, values, room, n };
+    char word[32];
     *n = 0;
-    return args_list(option, text, take_number, &list);
+    for (const char *p = text;; p++) {
+        const size_t length = strcspn(p, ",");
+        snprintf(word, sizeof word, "%.*s", (int)length, p);
+        if (*n == room)
+            return complain("%s: more than %zu numbers", option, room);
+        if (!args_u32(option, word, min, max, &values[(*n)++]))
+            return false;
+        p += length;
+        if (*p == 0)
+            break;
+    }
+    qsort(values, *n, sizeof *values, ascending);
+    size_t kept = 1;
+    for (size_t i = 1; i < *n; i++)
+        if (values[i] != values[kept - 1])
+            values[kept++] = values[i];
+    *n = kept;
+    return true;
 }
 
 bool args_double(const char *option, const char *text, double min, double max, double *value)

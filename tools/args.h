@@ -1,9 +1,9 @@
 /* args.h - command lines: one table per option list gives parsing, help and, through --describe, the
  * man page, the reference and the completions of shells (kvant/commands/reference.py).
  *
- * Values are strings. args_u32 and args_double turn them into numbers; their errors name the
- * option, the value and the valid range. Options keep their order, which `-k A -v B -k C` relies
- * on.
+ * An option says what its value does: it sets a member of the command's settings, or a function takes
+ * it. Errors name the option, the value and the valid range. Options keep their order, which
+ * `-k A -v B -k C` relies on.
  */
 #ifndef KVANT_TOOLS_ARGS_H
 #define KVANT_TOOLS_ARGS_H
@@ -12,13 +12,26 @@
 #include <stddef.h>
 #include <stdint.h>
 
+typedef enum arg_kind { ARG_IS_SWITCH, ARG_IS_TEXT, ARG_IS_U32, ARG_IS_DOUBLE, ARG_IS_CALL } arg_kind;
+
 typedef struct arg_option {
-    int id;            /* handed to the handler; unique within the table */
     char letter;       /* 0: long form only */
     const char *name;  /* without dashes */
     const char *value; /* NULL for a switch */
     const char *help;
+    arg_kind kind;
+    size_t at; /* of the member in the settings: a bool, const char *, uint32_t or double, or what the function gets */
+    double min, max;
+    bool (*take)(void *part, const char *value); /* false after complaining about the value */
 } arg_option;
+
+/* Lines of a table. AT(member) is the file's own: offsetof(settings, member). */
+#define ARG_SWITCH(letter, name, member, help) { letter, name, NULL, help, ARG_IS_SWITCH, AT(member), 0, 0, NULL }
+#define ARG_TEXT(letter, name, value, member, help) { letter, name, value, help, ARG_IS_TEXT, AT(member), 0, 0, NULL }
+#define ARG_U32(letter, name, value, min, max, member, help) { letter, name, value, help, ARG_IS_U32, AT(member), min, max, NULL }
+#define ARG_DOUBLE(letter, name, value, min, max, member, help) \
+    { letter, name, value, help, ARG_IS_DOUBLE, AT(member), min, max, NULL }
+#define ARG_CALL(letter, name, value, take, member, help) { letter, name, value, help, ARG_IS_CALL, AT(member), 0, 0, take }
 
 typedef struct arg_spec {
     const char *command; /* "eval" */
@@ -28,22 +41,20 @@ typedef struct arg_spec {
     size_t n_options;
     const char *notes; /* printed after the options, or NULL */
 } arg_spec;
+#define ARG_OPTIONS(table) .options = (table), .n_options = sizeof(table) / sizeof *(table)
 
-/* Returns false after complaining about the value. */
-typedef bool (*arg_handler)(void *user, int id, const char *value);
-
-/* Calls the handler for every option up to the first word that is none; *rest is its index in argv.
+/* Fills settings from the options up to the first word that is none; *rest is its index in argv.
  * Returns -1 to go on, or the exit code to leave with (after --help, or after a complaint). */
-int args_parse(const arg_spec *spec, int argc, char **argv, arg_handler handler, void *user, int *rest);
+int args_parse(const arg_spec *spec, int argc, char **argv, void *settings, int *rest);
 
 /* For commands that take no words: args_parse, and a complaint when one is there. */
-int args_parse_all(const arg_spec *spec, int argc, char **argv, arg_handler handler, void *user);
+int args_parse_all(const arg_spec *spec, int argc, char **argv, void *settings);
 
 bool args_u32(const char *option, const char *text, uint32_t min, uint32_t max, uint32_t *value);
 /* The words of "A,B,...", each of at most 31 bytes, one after another to `take`, until it returns
  * false. */
 bool args_list(const char *option, const char *text, bool (*take)(void *user, char *word), void *user);
-/* "N,N,...": up to room numbers. */
+/* "N,N,...": up to room numbers, ascending and each once, whatever order they were written in. */
 bool args_u32_list(const char *option, const char *text, uint32_t min, uint32_t max, uint32_t *values, size_t room,
                    size_t *n);
 bool args_double(const char *option, const char *text, double min, double max, double *value);

@@ -134,34 +134,23 @@ static bool take_queries(void *user, uint32_t layer, uint32_t head, const float 
            keep(w, layer, CAPTURE_Q, (uint64_t)head * per_head + before, kept, dim);
 }
 
-static bool read_context(writer *w, progress *p)
+static void on_batch(void *user, size_t chunk, size_t start, size_t n)
 {
-    reading *r = w->reading;
-    const size_t left = r->n_tokens - w->chunk, length = left < r->n_ctx ? left : r->n_ctx;
-    reading_clear(r);
-    for (w->start = 0; w->start < length; w->start += ENGINE_UBATCH) {
-        const size_t n = length - w->start < ENGINE_UBATCH ? length - w->start : ENGINE_UBATCH;
-        if (!reading_decode(r, w->chunk, w->start, n))
-            return false;
-        progress_add(p, (double)n, "reading the text");
-        if (interrupted())
-            return false;
-    }
-    return true;
+    writer *w = user;
+    (void)n;
+    w->chunk = chunk;
+    w->start = start;
 }
 
 static bool read_all(writer *w)
 {
     const observe_sink sink = { .rows = take_rows, .queries = take_queries, .user = w };
-    reading *r = w->reading;
     progress p;
-    bool ok = true;
-    r->observer.sink = &sink;
-    progress_start(&p, (double)r->n_tokens);
-    for (w->chunk = 0; w->chunk < r->n_tokens && ok; w->chunk += r->n_ctx)
-        ok = read_context(w, &p);
+    w->reading->observer.sink = &sink;
+    progress_start(&p, (double)w->reading->n_tokens);
+    const bool ok = reading_all(w->reading, 0, &p, on_batch, w);
     progress_end(&p);
-    r->observer.sink = NULL;
+    w->reading->observer.sink = NULL;
     return ok;
 }
 

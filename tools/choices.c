@@ -35,20 +35,19 @@ static bool is_stock_type(const char *word)
     return word[0] == 'q' && isdigit((unsigned char)word[1]) && strchr(word, '_') != NULL;
 }
 
-enum { MAX_NAMES = 256, NAME_BYTES = 48 };
-
-/* Families at their widths, as kvant codecs lists them. */
-static size_t codec_names(char names[MAX_NAMES][NAME_BYTES])
+size_t codec_names(codec_name *names)
 {
     size_t n = 0;
     for (size_t i = 0; i < kvant_codec_family_count(); i++) {
-        kvant_codec_family family = { .size = sizeof family };
-        const char *variant = kvant_codec_family_get(i, &family) == KVANT_OK ? family.variants : "";
+        kvant_codec_family family = { .size = sizeof family, .variants = "" };
+        kvant_codec_family_get(i, &family);
+        const char *variant = family.variants;
         do {
             const size_t length = strcspn(variant, " ");
-            snprintf(names[n++], NAME_BYTES, "%s%s%.*s", family.name, length ? "-" : "", (int)length, variant);
+            names[n].family = family;
+            snprintf(names[n++].text, CODEC_NAME_BYTES, "%s%s%.*s", family.name, length ? "-" : "", (int)length, variant);
             variant += length + strspn(variant + length, " ");
-        } while (*variant != 0 && n < MAX_NAMES);
+        } while (*variant != 0 && n < MAX_CODEC_NAMES);
     }
     return n;
 }
@@ -56,13 +55,14 @@ static size_t codec_names(char names[MAX_NAMES][NAME_BYTES])
 /* For a spec that was refused: what may have been meant. */
 static void suggest(const char *spec)
 {
-    char names[MAX_NAMES][NAME_BYTES], word[NAME_BYTES];
-    const char *pointers[MAX_NAMES], *options = spec + strcspn(spec, ":");
+    static codec_name names[MAX_CODEC_NAMES];
+    char word[CODEC_NAME_BYTES];
+    const char *pointers[MAX_CODEC_NAMES], *options = spec + strcspn(spec, ":");
     kvant_preset preset = { .size = sizeof preset };
     const size_t n = codec_names(names);
     snprintf(word, sizeof word, "%.*s", (int)(options - spec), spec);
     for (size_t i = 0; i < n; i++)
-        pointers[i] = names[i];
+        pointers[i] = names[i].text;
     const char *closest = args_closest(word, pointers, n);
     if (is_stock_type(word))
         hint("%s is llama.cpp's own: --stock %s, or kvant exec --accel -- PROGRAM -ctk %s -ctv %s", word, word, word, word);

@@ -14,6 +14,14 @@ bool scheme_make(const kvant_scheme_params *params, kvant_scheme **scheme, bool 
 /* Where commands look for a model's calibration: model.kvcal beside model.gguf. False when the path is too long. */
 bool calibration_beside(const char *model, char *path, size_t bytes);
 
+/* Families at their widths, in the order of the library: specs without options. Their number. */
+enum { MAX_CODEC_NAMES = 512, CODEC_NAME_BYTES = 48 };
+typedef struct codec_name {
+    char text[CODEC_NAME_BYTES];
+    kvant_codec_family family;
+} codec_name;
+size_t codec_names(codec_name *names);
+
 /* The info of a scheme. */
 kvant_scheme_info scheme_info(const kvant_scheme *scheme);
 

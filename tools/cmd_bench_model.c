@@ -16,29 +16,7 @@
 #include <stdlib.h>
 #include <string.h>
 
-enum { OPT_DEPTH, OPT_PREFILL, OPT_DECODE, OPT_ROUNDS, OPT_JSON };
 enum { MAX_DEPTHS = 16, MAX_ROUNDS = 100 };
-
-static const arg_option options[] = {
-    ENGINE_OPTIONS,
-    { OPT_DEPTH, 'd', "depth", "N,N", "tokens in the cache before measuring (default 0)" },
-    { OPT_PREFILL, 'p', "prefill", "N", "tokens to prefill, 0 to skip (default 512)" },
-    { OPT_DECODE, 'n', "decode", "N", "tokens to decode one by one, 0 to skip (default 32)" },
-    { OPT_ROUNDS, 'r', "rounds", "N", "rounds, of which the median is given (default 3)" },
-    { OPT_JSON, 0, "json", NULL, "one JSON array of flat objects" },
-};
-
-static const arg_spec spec = {
-    .command = "bench model",
-    .usage = "-m MODEL [-d DEPTHS] [-p N] [-n N] [-r ROUNDS] [--preset NAME]...\n"
-             "                         [--config FILE]... [-k SPEC [-v SPEC]]... [--stock TYPE]...",
-    .about = "Measures tokens per second of a whole model: prefill of N tokens and decode of\n"
-             "N tokens, both starting with the cache filled to a depth.",
-    .options = options,
-    .n_options = sizeof options / sizeof *options,
-    .notes = "Ctrl-C prints what is complete.\n\nexample:\n"
-             "  kvant bench model -m model.gguf -d 0,4096 --preset balanced --stock f16 --stock q4_0",
-};
 
 typedef struct settings {
     engine_options engine;
@@ -47,35 +25,34 @@ typedef struct settings {
     uint32_t n_prefill, n_decode, n_rounds;
     bool json;
 } settings;
+#define AT(member) offsetof(settings, member)
 
-static int ascending(const void *a, const void *b)
-{
-    const uint32_t x = *(const uint32_t *)a, y = *(const uint32_t *)b;
-    return (x > y) - (x < y);
-}
-
-/* Ascending, because contexts are filled from one depth to the next. */
-static bool parse_depths(settings *s, const char *text)
-{
-    if (!args_u32_list("--depth", text, 0, 1 << 24, s->depths, MAX_DEPTHS, &s->n_depths))
-        return false;
-    qsort(s->depths, s->n_depths, sizeof *s->depths, ascending);
-    return true;
-}
-
-static bool handle(void *user, int id, const char *value)
+static bool parse_depths(void *user, const char *text)
 {
     settings *s = user;
-    bool known = false;
-    switch (id) {
-    case OPT_DEPTH: return parse_depths(s, value);
-    case OPT_PREFILL: return args_u32("--prefill", value, 0, 1 << 20, &s->n_prefill);
-    case OPT_DECODE: return args_u32("--decode", value, 0, 1 << 20, &s->n_decode);
-    case OPT_ROUNDS: return args_u32("--rounds", value, 1, MAX_ROUNDS, &s->n_rounds);
-    case OPT_JSON: return s->json = progress_use_json();
-    default: return engine_option(&s->engine, id, value, &known);
-    }
+    return args_u32_list("--depth", text, 0, 1 << 24, s->depths, MAX_DEPTHS, &s->n_depths);
 }
+
+static const arg_option options[] = {
+    ENGINE_OPTIONS(engine),
+    ARG_CALL('d', "depth", "N,N", parse_depths, engine, /* the first member: the settings */
+             "tokens in the cache before measuring (default 0)"),
+    ARG_U32('p', "prefill", "N", 0, 1 << 20, n_prefill, "tokens to prefill, 0 to skip (default 512)"),
+    ARG_U32('n', "decode", "N", 0, 1 << 20, n_decode, "tokens to decode one by one, 0 to skip (default 32)"),
+    ARG_U32('r', "rounds", "N", 1, MAX_ROUNDS, n_rounds, "rounds, of which the median is given (default 3)"),
+    ARG_CALL(0, "json", NULL, progress_use_json, json, "one JSON array of flat objects"),
+};
+
+static const arg_spec spec = {
+    .command = "bench model",
+    .usage = "-m MODEL [-d DEPTHS] [-p N] [-n N] [-r ROUNDS] [--preset NAME]...\n"
+             "                         [--config FILE]... [-k SPEC [-v SPEC]]... [--stock TYPE]...",
+    .about = "Measures tokens per second of a whole model: prefill of N tokens and decode of\n"
+             "N tokens, both starting with the cache filled to a depth.",
+    ARG_OPTIONS(options),
+    .notes = "Ctrl-C prints what is complete.\n\nexample:\n"
+             "  kvant bench model -m model.gguf -d 0,4096 --preset balanced --stock f16 --stock q4_0",
+};
 
 typedef struct subject {
     const kv_config *config;
@@ -174,6 +151,11 @@ static const report_column columns[] = {
     { "prefill_tps", "prefill t/s", COLUMN_NUMBER, 1 },
     { "decode_tps", "decode t/s", COLUMN_NUMBER, 1 },
     { "rounds", "rounds", COLUMN_NUMBER, 0 },
+    /* The slowest and the fastest round: a difference inside them is none. */
+    { "prefill_low", NULL, COLUMN_NUMBER, 0 },
+    { "prefill_high", NULL, COLUMN_NUMBER, 0 },
+    { "decode_low", NULL, COLUMN_NUMBER, 0 },
+    { "decode_high", NULL, COLUMN_NUMBER, 0 },
 };
 enum { N_COLUMNS = sizeof columns / sizeof *columns };
 
@@ -185,6 +167,10 @@ static void add_row(bench *b, subject *s, uint32_t depth)
         CELL_NUMBER(stats_percentile(s->prefill_tps, s->n_rounds, 0.5)),
         CELL_NUMBER(stats_percentile(s->decode_tps, s->n_rounds, 0.5)),
         CELL_NUMBER(s->n_rounds),
+        CELL_NUMBER(stats_percentile(s->prefill_tps, s->n_rounds, 0)),
+        CELL_NUMBER(stats_percentile(s->prefill_tps, s->n_rounds, 1)),
+        CELL_NUMBER(stats_percentile(s->decode_tps, s->n_rounds, 0)),
+        CELL_NUMBER(stats_percentile(s->decode_tps, s->n_rounds, 1)),
     };
     configs_fill_cells(s->config, row);
     memcpy(row + N_CONFIG_COLUMNS, measured, sizeof measured);
@@ -262,7 +248,7 @@ static void release(bench *b)
 int bench_model(int argc, char **argv)
 {
     settings s = { .n_depths = 1, .n_prefill = 512, .n_decode = 32, .n_rounds = 3 };
-    int code = args_parse_all(&spec, argc, argv, handle, &s);
+    int code = args_parse_all(&spec, argc, argv, &s);
     if (code >= 0)
         return code;
     if (s.n_prefill == 0 && s.n_decode == 0) {
@@ -271,9 +257,7 @@ int bench_model(int argc, char **argv)
     }
     if (!engine_options_finish(&s.engine, "bench model"))
         return EXIT_USAGE;
-    bench *b = calloc(1, sizeof *b);
-    if (b == NULL)
-        return EXIT_RUNTIME;
+    static bench only, *b = &only;
     b->settings = &s;
     interrupt_catch();
     const bool ok = bench_all(b);
@@ -282,6 +266,5 @@ int bench_model(int argc, char **argv)
         (!report_print(columns, N_COLUMNS, b->cells, b->n_rows, s.json) || finish_output() != EXIT_OK))
         code = EXIT_RUNTIME;
     release(b);
-    free(b);
     return code;
 }

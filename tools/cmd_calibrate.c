@@ -11,28 +11,46 @@
 #include "progress.h"
 #include "reading.h"
 #include "report.h"
+#include "text.h"
 
 #include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
-#include <sys/stat.h>
 #include <unistd.h>
 
-enum { OPT_FILE, OPT_OUTPUT, OPT_TOKENS, OPT_CTX, OPT_CLUSTERS, OPT_SAMPLE, OPT_SEED, OPT_JSON };
+typedef struct settings {
+    engine_options engine;
+    const char *file, *output;
+    char beside[4096]; /* the output that commands find by themselves */
+    uint32_t n_tokens, n_ctx, sample, seed;
+    uint32_t clusters[KVANT_CALIBRATION_MAX_CODEBOOKS];
+    size_t n_codebooks;
+    bool json;
+} settings;
+#define AT(member) offsetof(settings, member)
+
+static bool read_clusters(void *user, const char *list)
+{
+    settings *s = user;
+    s->n_codebooks = 0;
+    return strcmp(list, "none") == 0 || args_u32_list("--clusters", list, 2, KVANT_CALIBRATION_MAX_CLUSTERS, s->clusters,
+                                                      KVANT_CALIBRATION_MAX_CODEBOOKS, &s->n_codebooks);
+}
 
 static const arg_option options[] = {
-    ENGINE_OPTION_MODEL,
-    { OPT_FILE, 'f', "file", "FILE", "text to calibrate on; - reads standard input" },
-    { OPT_OUTPUT, 'o', "output", "FILE", "calibration file to write (default: model.kvcal beside\nmodel.gguf, where all commands find it)" },
-    { OPT_TOKENS, 'n', "tokens", "N", "tokens of the text to use at most (default 8192)" },
-    { OPT_CTX, 'c', "ctx", "N", "tokens of a context (default 2048)" },
-    { OPT_CLUSTERS, 0, "clusters", "C,...", "centroids a head for kmeans codecs, or none (default 256)" },
-    { OPT_SAMPLE, 0, "sample", "N",
-      "rows a layer to cluster (default: 8 for each\n"
-      "cluster); 2 bytes a number of memory each" },
-    { OPT_SEED, 0, "seed", "N", "seed of sampling and clustering (default 0)" },
-    { OPT_JSON, 0, "json", NULL, "one JSON array with one flat object" },
-    ENGINE_OPTIONS_RUNTIME,
+    ENGINE_OPTION_MODEL(engine),
+    ARG_TEXT('f', "file", "FILE", file, "text to calibrate on; - reads standard input"),
+    ARG_TEXT('o', "output", "FILE", output,
+             "calibration file to write (default: model.kvcal beside\nmodel.gguf, where all commands find it)"),
+    ARG_U32('n', "tokens", "N", 16, 1 << 28, n_tokens, "tokens of the text to use at most (default 8192)"),
+    ARG_U32('c', "ctx", "N", 16, 1 << 24, n_ctx, "tokens of a context (default 2048)"),
+    ARG_CALL(0, "clusters", "C,...", read_clusters, engine, /* the first member: the settings */
+             "centroids per head for kmeans codecs, or none (default 256)"),
+    ARG_U32(0, "sample", "N", 2, 1 << 24, sample,
+            "rows per layer to cluster (default: 8 for each\ncluster); 2 bytes per number of memory each"),
+    ARG_U32(0, "seed", "N", 0, UINT32_MAX, seed, "seed of sampling and clustering (default 0)"),
+    ARG_CALL(0, "json", NULL, progress_use_json, json, "one JSON array with one flat object"),
+    ENGINE_OPTIONS_RUNTIME(engine),
 };
 
 static const arg_spec spec = {
@@ -42,66 +60,13 @@ static const arg_spec spec = {
              "and ranges (center=file, norm=file), what keys are multiplied by\n"
              "(transform=file, transform=diagonal), centroids (kmeans), second moments of\n"
              "the queries (hessian). The model runs with llama.cpp's own f16 cache.",
-    .options = options,
-    .n_options = sizeof options / sizeof *options,
+    ARG_OPTIONS(options),
     .notes = "Use a text like those that the model will see; a few thousand tokens are enough.\n"
              "Ctrl-C leaves FILE as it was and keeps what was read in FILE.part; the same\n"
              "command goes on from there.\n\nexamples:\n"
              "  kvant calibrate -m model.gguf -f text.txt\n"
              "  kvant calibrate -m model.gguf -f text.txt -o other.kvcal --clusters 16,256",
 };
-
-typedef struct settings {
-    engine_options engine;
-    const char *file, *output;
-    char beside[4096]; /* the output that commands find by themselves */
-    uint32_t n_tokens, n_ctx, sample, seed;
-    uint32_t clusters[KVANT_CALIBRATION_MAX_CODEBOOKS], n_codebooks;
-    bool json;
-} settings;
-
-/* Sorts as it goes: the order that people write numbers in means nothing. */
-static bool add_clusters(void *user, char *text)
-{
-    settings *s = user;
-    uint32_t n = 0;
-    if (!args_u32("--clusters", text, 2, KVANT_CALIBRATION_MAX_CLUSTERS, &n))
-        return false;
-    uint32_t at = s->n_codebooks;
-    while (at > 0 && s->clusters[at - 1] > n)
-        at--;
-    if (at > 0 && s->clusters[at - 1] == n)
-        return true;
-    if (s->n_codebooks == KVANT_CALIBRATION_MAX_CODEBOOKS)
-        return complain("--clusters: at most %u numbers", KVANT_CALIBRATION_MAX_CODEBOOKS);
-    memmove(s->clusters + at + 1, s->clusters + at, (s->n_codebooks - at) * sizeof *s->clusters);
-    s->clusters[at] = n;
-    s->n_codebooks++;
-    return true;
-}
-
-static bool read_clusters(settings *s, const char *list)
-{
-    s->n_codebooks = 0;
-    return strcmp(list, "none") == 0 || args_list("--clusters", list, add_clusters, s);
-}
-
-static bool handle(void *user, int id, const char *value)
-{
-    settings *s = user;
-    bool known = false;
-    switch (id) {
-    case OPT_FILE: s->file = value; return true;
-    case OPT_OUTPUT: s->output = value; return true;
-    case OPT_TOKENS: return args_u32("--tokens", value, 16, 1 << 28, &s->n_tokens);
-    case OPT_CTX: return args_u32("--ctx", value, 16, 1 << 24, &s->n_ctx);
-    case OPT_CLUSTERS: return read_clusters(s, value);
-    case OPT_SAMPLE: return args_u32("--sample", value, 2, 1 << 24, &s->sample);
-    case OPT_SEED: return args_u32("--seed", value, 0, UINT32_MAX, &s->seed);
-    case OPT_JSON: return s->json = progress_use_json();
-    default: return engine_option(&s->engine, id, value, &known);
-    }
-}
 
 typedef struct run {
     engine engine;
@@ -126,7 +91,7 @@ static bool create_calibrator(run *r)
                                              .model_fingerprint = kvant_model_fingerprint(s->engine.model),
                                              .seed = s->seed,
                                              .clusters = s->clusters,
-                                             .n_codebooks = s->n_codebooks,
+                                             .n_codebooks = (uint32_t)s->n_codebooks,
                                              .sample_rows = s->sample,
                                              .n_threads = r->engine.options.n_threads };
     if (kvant_calibrator_create(&config, &r->calibrator, err, sizeof err) == KVANT_OK)
@@ -169,17 +134,12 @@ static void keep(run *r)
         complain("calibrate: %s", err);
 }
 
-/* Rows of a batch count for all layers or for none: the batch in which Ctrl-C came is finished. Before the position of an earlier run
- * a context is only computed again, not observed. */
-static bool gather_batch(run *r, size_t chunk, size_t start, size_t n)
+/* Before the position of an earlier run a context is only computed again, not observed. */
+static void on_batch(void *user, size_t chunk, size_t start, size_t n)
 {
-    const bool seen = chunk + start < r->position;
-    r->reading.observer.calibrator = seen ? NULL : r->calibrator;
-    if (!reading_decode(&r->reading, chunk, start, n))
-        return false;
-    if (!seen)
-        r->position = chunk + start + n;
-    return !interrupted();
+    run *r = user;
+    (void)n;
+    r->reading.observer.calibrator = chunk + start < r->position ? NULL : r->calibrator;
 }
 
 /* What clustering a layer takes, in tokens read: an estimate, for progress alone. */
@@ -199,18 +159,9 @@ static void start_progress(run *r)
 static bool gather(run *r)
 {
     const size_t n_ctx = r->settings->n_ctx;
-    bool ok = true;
-    if (r->position == r->reading.n_tokens)
-        return true;
-    for (size_t chunk = r->position / n_ctx * n_ctx; chunk < r->reading.n_tokens && ok; chunk += n_ctx) {
-        const size_t length = r->reading.n_tokens - chunk < n_ctx ? r->reading.n_tokens - chunk : n_ctx;
-        reading_clear(&r->reading);
-        for (size_t start = 0; start < length && ok; start += ENGINE_UBATCH) {
-            const size_t n = length - start < ENGINE_UBATCH ? length - start : ENGINE_UBATCH;
-            ok = gather_batch(r, chunk, start, n);
-            progress_add(&r->progress, (double)n, "reading the text");
-        }
-    }
+    const bool ok = r->position == r->reading.n_tokens ||
+                    reading_all(&r->reading, r->position / n_ctx * n_ctx, &r->progress, on_batch, r);
+    r->position = r->reading.done > r->position ? r->reading.done : r->position;
     return ok;
 }
 
@@ -291,9 +242,7 @@ static bool print_summary(const run *r)
 static void tell_who_finds_it(const run *r)
 {
     const settings *s = r->settings;
-    struct stat written, beside;
-    if (stat(s->output, &written) == 0 && stat(s->beside, &beside) == 0 && written.st_dev == beside.st_dev &&
-        written.st_ino == beside.st_ino)
+    if (strcmp(s->output, s->beside) == 0)
         fprintf(stderr, "kvant: calibrate: from now on all commands with -m %s use it, exec as well\n", s->engine.model);
     else
         hint("--calibration %s uses it; commands find it by themselves under the name %s", s->output, s->beside);
@@ -309,10 +258,8 @@ static void release(run *r)
 
 static bool check_settings(settings *s)
 {
-    if (s->file == NULL) {
-        complain("calibrate: no text given");
-        return hint("-f text.txt; scripts/fetch.py text makes one");
-    }
+    if (!text_given("calibrate", s->file))
+        return false;
     if (s->sample > 0 && s->n_codebooks > 0 && s->sample < s->clusters[s->n_codebooks - 1])
         return complain("calibrate: --sample %lu is fewer than the %lu clusters asked for", (unsigned long)s->sample,
                  (unsigned long)s->clusters[s->n_codebooks - 1]);
@@ -327,14 +274,12 @@ static bool check_settings(settings *s)
 int command_calibrate(int argc, char **argv)
 {
     settings s = { .n_tokens = 8192, .n_ctx = 2048, .clusters = { 256 }, .n_codebooks = 1 };
-    int code = args_parse_all(&spec, argc, argv, handle, &s);
+    int code = args_parse_all(&spec, argc, argv, &s);
     if (code >= 0)
         return code;
     if (!check_settings(&s))
         return EXIT_USAGE;
-    run *r = calloc(1, sizeof *r);
-    if (r == NULL)
-        return EXIT_RUNTIME;
+    static run only, *r = &only;
     r->settings = &s;
     r->started = monotonic_seconds();
     snprintf(r->part, sizeof r->part, "%s.part", s.output);
@@ -351,6 +296,5 @@ int command_calibrate(int argc, char **argv)
     if (code == EXIT_INTERRUPTED && r->calibrator != NULL)
         keep(r);
     release(r);
-    free(r);
     return code;
 }

@@ -7,39 +7,11 @@
 #include "progress.h"
 #include "report.h"
 #include "spread.h"
+#include "text.h"
 
 #include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
-
-enum { OPT_FILE, OPT_OUTPUT, OPT_TOKENS, OPT_CTX, OPT_SPREAD, OPT_LAYERS, OPT_QUERIES, OPT_JSON };
-
-static const arg_option options[] = {
-    ENGINE_OPTION_MODEL,
-    { OPT_FILE, 'f', "file", "FILE", "text to read; - reads standard input" },
-    { OPT_OUTPUT, 'o', "output", "FILE", "safetensors file to write" },
-    { OPT_TOKENS, 'n', "tokens", "N", "tokens of the text to use at most (default 2048)" },
-    { OPT_CTX, 'c', "ctx", "N", "tokens of a context (default 2048)" },
-    { OPT_SPREAD, 0, "spread", "N",
-      "take whole contexts from N equal parts of the text in turn, not from\nits beginning alone (default 1)" },
-    { OPT_LAYERS, 0, "layers", "LIST", "layers to keep, as in 0,5-8,29 (default: all)" },
-    { OPT_QUERIES, 0, "queries", "N", "keep the queries of every N-th token (default 1)" },
-    { OPT_JSON, 0, "json", NULL, "one JSON array with one flat object; progress as JSON lines on stderr" },
-    ENGINE_OPTIONS_RUNTIME,
-};
-
-static const arg_spec spec = {
-    .command = "capture",
-    .usage = "-m MODEL -f TEXT -o FILE.safetensors [-n TOKENS] [-c CTX] [--layers LIST]",
-    .about = "Keeps the keys (after RoPE), values and queries that a model's attention sees\n"
-             "while it reads a text, as F16 tensors layers.L.k, .v [n_kv_heads, tokens,\n"
-             "head_dim] and .q [n_heads, tokens, head_dim]. The model runs with llama.cpp's\n"
-             "own f16 cache.",
-    .options = options,
-    .n_options = sizeof options / sizeof *options,
-    .notes = "The file appears when it is complete; Ctrl-C and errors leave FILE as it was.\n\nexample:\n"
-             "  kvant capture -m model.gguf -f text.txt -o model.safetensors -n 1024 --queries 8",
-};
 
 typedef struct settings {
     engine_options engine;
@@ -48,6 +20,7 @@ typedef struct settings {
     bool some_layers, layers[OBSERVE_MAX_LAYERS];
     bool json;
 } settings;
+#define AT(member) offsetof(settings, member)
 
 /* "5" or "5-8" */
 static bool add_range(void *user, char *word)
@@ -65,22 +38,38 @@ static bool add_range(void *user, char *word)
     return s->some_layers = true;
 }
 
-static bool handle(void *user, int id, const char *value)
+static bool read_layers(void *user, const char *list)
 {
-    settings *s = user;
-    bool known = false;
-    switch (id) {
-    case OPT_FILE: s->file = value; return true;
-    case OPT_OUTPUT: s->output = value; return true;
-    case OPT_TOKENS: return args_u32("--tokens", value, 16, 1 << 28, &s->n_tokens);
-    case OPT_CTX: return args_u32("--ctx", value, 16, 1 << 24, &s->n_ctx);
-    case OPT_SPREAD: return args_u32("--spread", value, 1, SPREAD_MAX_PARTS, &s->n_parts);
-    case OPT_LAYERS: return args_list("--layers", value, add_range, s);
-    case OPT_QUERIES: return args_u32("--queries", value, 1, 1 << 24, &s->query_step);
-    case OPT_JSON: return s->json = progress_use_json();
-    default: return engine_option(&s->engine, id, value, &known);
-    }
+    return args_list("--layers", list, add_range, user);
 }
+
+static const arg_option options[] = {
+    ENGINE_OPTION_MODEL(engine),
+    ARG_TEXT('f', "file", "FILE", file, "text to read; - reads standard input"),
+    ARG_TEXT('o', "output", "FILE", output, "safetensors file to write"),
+    ARG_U32('n', "tokens", "N", 16, 1 << 28, n_tokens, "tokens of the text to use at most (default 2048)"),
+    ARG_U32('c', "ctx", "N", 16, 1 << 24, n_ctx, "tokens of a context (default 2048)"),
+    ARG_U32(0, "spread", "N", 1, SPREAD_MAX_PARTS, n_parts,
+            "take whole contexts from N equal parts of the text in turn, not from\nits beginning alone (default 1)"),
+    ARG_CALL(0, "layers", "LIST", read_layers, engine, /* the first member: the settings */
+             "layers to keep, as in 0,5-8,29 (default: all)"),
+    ARG_U32(0, "queries", "N", 1, 1 << 24, query_step, "keep the queries of every N-th token (default 1)"),
+    ARG_CALL(0, "json", NULL, progress_use_json, json,
+             "one JSON array with one flat object; progress as JSON lines on stderr"),
+    ENGINE_OPTIONS_RUNTIME(engine),
+};
+
+static const arg_spec spec = {
+    .command = "capture",
+    .usage = "-m MODEL -f TEXT -o FILE.safetensors [-n TOKENS] [-c CTX] [--layers LIST]",
+    .about = "Keeps the keys (after RoPE), values and queries that a model's attention sees\n"
+             "while it reads a text, as F16 tensors layers.L.k, .v [n_kv_heads, tokens,\n"
+             "head_dim] and .q [n_heads, tokens, head_dim]. The model runs with llama.cpp's\n"
+             "own f16 cache.",
+    ARG_OPTIONS(options),
+    .notes = "The file appears when it is complete; Ctrl-C and errors leave FILE as it was.\n\nexample:\n"
+             "  kvant capture -m model.gguf -f text.txt -o model.safetensors -n 1024 --queries 8",
+};
 
 typedef struct run {
     engine engine;
@@ -143,11 +132,8 @@ static bool print_summary(const run *r)
 
 static bool check_settings(settings *s)
 {
-    if (s->file == NULL) {
-        complain("capture: no text given");
-        hint("-f text.txt; scripts/fetch.py text makes one");
+    if (!text_given("capture", s->file))
         return false;
-    }
     if (s->output == NULL) {
         complain("capture: no output given");
         return hint("-o model.safetensors");
@@ -158,14 +144,12 @@ static bool check_settings(settings *s)
 int command_capture(int argc, char **argv)
 {
     static settings s = { .n_tokens = 2048, .n_ctx = 2048, .n_parts = 1, .query_step = 1 };
-    int code = args_parse_all(&spec, argc, argv, handle, &s);
+    int code = args_parse_all(&spec, argc, argv, &s);
     if (code >= 0)
         return code;
     if (!check_settings(&s))
         return EXIT_USAGE;
-    run *r = calloc(1, sizeof *r);
-    if (r == NULL)
-        return EXIT_RUNTIME;
+    static run only, *r = &only;
     r->settings = &s;
     r->started = monotonic_seconds();
     interrupt_catch();
@@ -175,6 +159,5 @@ int command_capture(int argc, char **argv)
         code = EXIT_RUNTIME;
     reading_close(&r->reading);
     engine_close(&r->engine);
-    free(r);
     return code;
 }

@@ -1,25 +1,32 @@
 /* cmd_codecs.c - `kvant codecs`: presets and families for people; every family at every width, with what it really costs at a
  * head_dim, for those who ask and for programs. */
+#define _POSIX_C_SOURCE 200809L /* open_memstream */
 #include "args.h"
+#include "choices.h"
 #include "command.h"
 #include "report.h"
-#include "settings_table.h"
 
 #include <kvant/calibration.h>
 #include <kvant/codec.h>
 #include <kvant/settings.h>
+#include <inttypes.h>
 #include <math.h>
 #include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
 
-enum { OPT_ALL, OPT_HEAD_DIM, OPT_CONFIG, OPT_JSON };
+typedef struct settings {
+    uint32_t head_dim;
+    const char *config;
+    bool all, json;
+} settings;
+#define AT(member) offsetof(settings, member)
 
 static const arg_option options[] = {
-    { OPT_ALL, 'a', "all", NULL, "every codec at every width with its true bits, and all options" },
-    { OPT_HEAD_DIM, 'd', "head-dim", "N", "head dimension to count bits for, 1 to 512 (default 128)" },
-    { OPT_CONFIG, 0, "config", "FILE", "the codecs of a settings file instead, layer by layer" },
-    { OPT_JSON, 0, "json", NULL, "one JSON array of flat objects" },
+    ARG_SWITCH('a', "all", all, "every codec at every width with its true bits, and all options"),
+    ARG_U32('d', "head-dim", "N", 1, KVANT_MAX_HEAD_DIM, head_dim, "head dimension to count bits for, 1 to 512 (default 128)"),
+    ARG_TEXT(0, "config", "FILE", config, "the codecs of a settings file instead, layer by layer"),
+    ARG_SWITCH(0, "json", json, "one JSON array of flat objects"),
 };
 
 static const arg_spec spec = {
@@ -27,28 +34,9 @@ static const arg_spec spec = {
     .usage = "[--all] [--head-dim N | --config FILE] [--json]",
     .about = "Lists presets and codecs. Bits are true bits per number: every stored byte of a page counts, scales\n"
              "and padding included. Nominal bits are what the paper counts, the mean of K and V.",
-    .options = options,
-    .n_options = sizeof options / sizeof *options,
+    ARG_OPTIONS(options),
     .notes = "A spec is name[-bits][:key=value,...], for example trellis-4:center=first or int-4:group=32,sym.",
 };
-
-typedef struct settings {
-    uint32_t head_dim;
-    const char *config;
-    bool all, json;
-} settings;
-
-static bool handle(void *user, int id, const char *value)
-{
-    settings *s = user;
-    if (id == OPT_ALL)
-        return s->all = true;
-    if (id == OPT_JSON)
-        return s->json = true;
-    if (id == OPT_CONFIG)
-        return (s->config = value) != NULL;
-    return args_u32("--head-dim", value, 1, KVANT_MAX_HEAD_DIM, &s->head_dim);
-}
 
 static const report_column columns[] = {
     { "spec", "spec", COLUMN_TEXT, 0 },
@@ -65,11 +53,11 @@ static const report_column columns[] = {
     { "source", "source", COLUMN_TEXT, 0 },
     { "summary", NULL, COLUMN_TEXT, 0 },
 };
-enum { N_COLUMNS = sizeof columns / sizeof *columns, MAX_ROWS = 512, NAME_BYTES = 48, MAX_FAMILIES = 64 };
+enum { N_COLUMNS = sizeof columns / sizeof *columns, MAX_FAMILIES = 64 };
 
 typedef struct listing {
-    report_cell cells[MAX_ROWS * N_COLUMNS];
-    char names[MAX_ROWS][NAME_BYTES];
+    report_cell cells[MAX_CODEC_NAMES * N_COLUMNS];
+    codec_name names[MAX_CODEC_NAMES];
     size_t n;
     kvant_calibration *stand_in;
     bool no_memory; /* a codec could not be made for lack of memory */
@@ -124,13 +112,10 @@ static double page_bytes(const kvant_codec_info *info)
 
 /* A codec that does not exist at this head_dim keeps its row, with absent numbers: a list that silently
  * changes its length would read as if the family were gone. */
-static void add_row(listing *list, const kvant_codec_family *family, const char *variant, size_t length,
-                    uint32_t head_dim)
+static void fill_row(listing *list, size_t i, uint32_t head_dim)
 {
-    if (list->n == MAX_ROWS)
-        return;
-    char *name = list->names[list->n];
-    snprintf(name, NAME_BYTES, "%s%s%.*s", family->name, length ? "-" : "", (int)length, variant);
+    const char *name = list->names[i].text;
+    const kvant_codec_family *family = &list->names[i].family;
     const kvant_codec_info k = info_of(list, name, head_dim, KVANT_ROLE_K);
     const kvant_codec_info v = info_of(list, name, head_dim, KVANT_ROLE_V);
     const report_cell row[N_COLUMNS] = {
@@ -149,18 +134,7 @@ static void add_row(listing *list, const kvant_codec_family *family, const char 
         CELL_TEXT(family->summary),
     };
     for (size_t c = 0; c < N_COLUMNS; c++)
-        list->cells[list->n * N_COLUMNS + c] = row[c];
-    list->n++;
-}
-
-static void add_family(listing *list, const kvant_codec_family *family, uint32_t head_dim)
-{
-    const char *variant = family->variants;
-    do {
-        const size_t length = strcspn(variant, " ");
-        add_row(list, family, variant, length, head_dim);
-        variant += length + strspn(variant + length, " ");
-    } while (*variant != 0);
+        list->cells[i * N_COLUMNS + c] = row[c];
 }
 
 /* Options belong to a family, not to each of its widths, so people get them once; and those that families share once for
@@ -193,11 +167,9 @@ static bool print_all(const listing *list, bool json)
 static bool fill(listing *list, uint32_t head_dim)
 {
     list->stand_in = stand_in(head_dim);
-    for (size_t i = 0; i < kvant_codec_family_count() && list->stand_in != NULL; i++) {
-        kvant_codec_family family = { .size = sizeof family };
-        if (kvant_codec_family_get(i, &family) == KVANT_OK)
-            add_family(list, &family, head_dim);
-    }
+    list->n = codec_names(list->names);
+    for (size_t i = 0; i < list->n && list->stand_in != NULL; i++)
+        fill_row(list, i, head_dim);
     const bool ok = !(list->no_memory |= list->stand_in == NULL);
     kvant_calibration_free(&list->stand_in);
     return ok;
@@ -248,14 +220,131 @@ static bool print_short_list(listing *list, uint32_t head_dim)
     return ok;
 }
 
+/* A settings file, layer by layer */
+
+static const report_column settings_columns[] = {
+    { "layer", "layer", COLUMN_NUMBER, 0 },
+    { "k", "K", COLUMN_TEXT, 0 },
+    { "v", "V", COLUMN_TEXT, 0 },
+    { "true_bits_k", "bits K", COLUMN_NUMBER, 3 },
+    { "true_bits_v", "bits V", COLUMN_NUMBER, 3 },
+    { "kv_heads_k", NULL, COLUMN_NUMBER, 0 },
+    { "kv_heads_v", NULL, COLUMN_NUMBER, 0 },
+    { "head_dim_k", NULL, COLUMN_NUMBER, 0 },
+    { "head_dim_v", NULL, COLUMN_NUMBER, 0 },
+};
+enum { N_SETTINGS_COLUMNS = sizeof settings_columns / sizeof *settings_columns };
+
+typedef struct layer_role {
+    kvant_settings_layer shape;
+    char *text; /* the specs, as they are shown */
+    double bits, numbers;
+} layer_role;
+
+/* Its spec, or "a | b", those of its kv heads in order; to be freed. */
+static char *layer_specs(const kvant_settings_layer *layer)
+{
+    char *text = NULL;
+    size_t bytes;
+    FILE *out = open_memstream(&text, &bytes);
+    for (uint32_t head = 0; out != NULL && head < (layer->heads != NULL ? layer->n_kv_heads : 1); head++)
+        fprintf(out, "%s%s", head > 0 ? " | " : "", layer->heads != NULL ? layer->heads[head] : layer->spec);
+    if (out != NULL)
+        fclose(out);
+    return text;
+}
+
+static bool read_layer(kvant_scheme *scheme, const kvant_settings_info *info, uint32_t layer, kvant_role role, layer_role *out)
+{
+    const kvant_codec *const *codecs;
+    kvant_settings_get_layer(scheme_info(scheme).settings, layer, role, &out->shape);
+    const kvant_scheme_place place = { .size = sizeof place,
+                                       .role = role,
+                                       .layer = layer,
+                                       .n_layers = info->n_layers,
+                                       .n_kv_heads = out->shape.n_kv_heads,
+                                       .head_dim = out->shape.head_dim };
+    if (kvant_scheme_codecs(scheme, &place, &codecs) != KVANT_OK)
+        return complain("%s", kvant_error_message());
+    for (uint32_t head = 0; head < place.n_kv_heads; head++) {
+        kvant_codec_info codec = { .size = sizeof codec };
+        kvant_codec_get_info(codecs[head], &codec);
+        out->bits += codec.true_bits / place.n_kv_heads;
+    }
+    out->numbers = (double)place.n_kv_heads * place.head_dim;
+    out->text = layer_specs(&out->shape);
+    if (out->text == NULL)
+        complain("out of memory");
+    return out->text != NULL;
+}
+
+static void print_head(const kvant_settings_info *info, double bits)
+{
+    if (info->model[0] != 0)
+        printf("model        %s\n", info->model);
+    printf("layers       %" PRIu32 "\n", info->n_layers);
+    if (info->calibration != NULL)
+        printf("calibration  %s, checksum %016" PRIx64 "\n", info->calibration, info->calibration_checksum);
+    printf("true bits    %.3f\n\n", bits);
+}
+
+/* layers: room for 2 of each layer, zeroed. */
+static bool print_layers(kvant_scheme *scheme, const kvant_settings_info *info, layer_role *layers,
+                         report_cell *cells, bool json)
+{
+    double sum = 0, numbers = 0;
+    for (uint32_t i = 0; i < info->n_layers; i++) {
+        layer_role *k = &layers[2 * i], *v = k + 1;
+        if (!read_layer(scheme, info, i, KVANT_ROLE_K, k) || !read_layer(scheme, info, i, KVANT_ROLE_V, v))
+            return false;
+        report_cell *row = cells + (size_t)i * N_SETTINGS_COLUMNS;
+        *row++ = CELL_NUMBER(i);
+        *row++ = CELL_TEXT(k->text);
+        *row++ = CELL_TEXT(v->text);
+        *row++ = CELL_NUMBER(k->bits);
+        *row++ = CELL_NUMBER(v->bits);
+        *row++ = CELL_NUMBER(k->shape.n_kv_heads);
+        *row++ = CELL_NUMBER(v->shape.n_kv_heads);
+        *row++ = CELL_NUMBER(k->shape.head_dim);
+        *row++ = CELL_NUMBER(v->shape.head_dim);
+        sum += k->bits * k->numbers + v->bits * v->numbers;
+        numbers += k->numbers + v->numbers;
+    }
+    if (!json)
+        print_head(info, sum / numbers);
+    return report_print(settings_columns, N_SETTINGS_COLUMNS, cells, info->n_layers, json);
+}
+
+static int print_settings(const char *path, bool json)
+{
+    const kvant_scheme_params params = { .size = sizeof params, .settings = path };
+    kvant_settings_info info = { .size = sizeof info };
+    kvant_scheme *scheme;
+    bool told = true;
+    if (!scheme_make(&params, &scheme, &told))
+        return EXIT_USAGE;
+    kvant_settings_get_info(scheme_info(scheme).settings, &info);
+    report_cell *cells = calloc(info.n_layers, N_SETTINGS_COLUMNS * sizeof *cells);
+    layer_role *layers = calloc(2 * (size_t)info.n_layers, sizeof *layers);
+    if (cells == NULL || layers == NULL)
+        complain("out of memory");
+    const bool ok = cells != NULL && layers != NULL && print_layers(scheme, &info, layers, cells, json);
+    for (uint32_t i = 0; layers != NULL && i < 2 * info.n_layers; i++)
+        free(layers[i].text);
+    free(layers);
+    free(cells);
+    kvant_scheme_free(&scheme);
+    return ok ? finish_output() : EXIT_RUNTIME;
+}
+
 int command_codecs(int argc, char **argv)
 {
     settings s = { .head_dim = 128 };
-    const int code = args_parse_all(&spec, argc, argv, handle, &s);
+    const int code = args_parse_all(&spec, argc, argv, &s);
     if (code >= 0)
         return code;
     if (s.config != NULL)
-        return settings_table_print(s.config, s.json);
+        return print_settings(s.config, s.json);
     listing *list = calloc(1, sizeof *list);
     bool ok = list != NULL && (s.all || s.json ? fill(list, s.head_dim) && print_all(list, s.json) : print_short_list(list, s.head_dim));
     if (list == NULL || list->no_memory)

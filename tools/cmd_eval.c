@@ -7,49 +7,60 @@
 #include "eval_run.h"
 #include "interrupt.h"
 #include "spread.h"
+#include "text.h"
 
 #include <stdlib.h>
 #include <string.h>
 
-enum {
-    OPT_FILE,
-    OPT_CTX,
-    OPT_FROM,
-    OPT_CHUNKS,
-    OPT_SPREAD,
-    OPT_SKIP,
-    OPT_BATCH,
-    OPT_BY_POSITION,
-    OPT_RESUME,
-    OPT_BASE_CACHE,
-    OPT_VALUES,
-    OPT_WIDE,
-    OPT_JSON,
-    OPT_CSV
-};
+typedef struct settings {
+    eval_options eval;
+    uint32_t n_bins;
+    bool wide, json, csv;
+    const char *values;
+} settings;
+#define AT(member) offsetof(settings, member)
+#define NO_POSITION UINT32_MAX
+
+static bool add_file(void *eval, const char *file)
+{
+    eval_options *e = eval;
+    for (size_t i = 0; i < e->n_files; i++)
+        if (strcmp(e->files[i], file) == 0)
+            return complain("eval: -f %s is given twice", file);
+    if (e->n_files == EVAL_MAX_TEXTS)
+        return complain("eval: more than %d texts", EVAL_MAX_TEXTS);
+    e->files[e->n_files++] = file;
+    return true;
+}
+
+static bool read_chunks(void *n, const char *value)
+{
+    *(uint32_t *)n = EVAL_ALL_CHUNKS;
+    return strcmp(value, "all") == 0 || args_u32("--chunks", value, 1, 1 << 24, n);
+}
 
 static const arg_option options[] = {
-    ENGINE_OPTIONS,
-    { OPT_FILE, 'f', "file", "FILE", "text to score; - reads standard input; may be repeated" },
-    { OPT_CTX, 'c', "ctx", "N", "tokens of a chunk, up to the model's own limit (default 2048)" },
-    { OPT_FROM, 0, "from", "N", "first position that is scored (default: half of the context)" },
-    { OPT_CHUNKS, 0, "chunks", "N", "chunks of every text to score, or all (default 4)" },
-    { OPT_SPREAD, 0, "spread", "N",
-      "take the chunks from N equal parts of every text in turn, not from\nits beginning alone (default 1)" },
-    { OPT_SKIP, 0, "skip", "N", "chunks of every text to leave out first (default 0)" },
-    { OPT_BATCH, 'b', "batch", "N", "tokens of a graph (default 512; up to 8: the kernels of decoding, slow)" },
-    { OPT_BY_POSITION, 0, "by-position", "N", "N rows a configuration, each of a part of the positions" },
-    { OPT_RESUME, 0, "resume", "FILE",
-      "keep every complete chunk there, and do not compute again what\nthe file has" },
-    { OPT_BASE_CACHE, 0, "base-cache", "DIR",
-      "keep the f16 run of every chunk there: 2 bytes a scored token and\n"
-      "word of the vocabulary" },
-    { OPT_VALUES, 0, "values", "FILE",
-      "keep the value of every scored token there: a safetensors file,\n"
-      "tensors kld.I and nll.I [chunks, positions] of the I-th row" },
-    { OPT_WIDE, 0, "wide", NULL, "a table with percentiles of the divergence, too" },
-    { OPT_JSON, 0, "json", NULL, "one JSON array of flat objects; progress as JSON lines on stderr" },
-    { OPT_CSV, 0, "csv", NULL, "the same as CSV" },
+    ENGINE_OPTIONS(eval.engine),
+    ARG_CALL('f', "file", "FILE", add_file, eval, "text to score; - reads standard input; may be repeated"),
+    ARG_U32('c', "ctx", "N", 8, 1 << 24, eval.n_ctx, "tokens of a chunk, up to the model's own limit (default 2048)"),
+    ARG_U32(0, "from", "N", 0, 1 << 24, eval.first, "first position that is scored (default: half of the context)"),
+    ARG_CALL(0, "chunks", "N", read_chunks, eval.n_chunks, "chunks of every text to score, or all (default 4)"),
+    ARG_U32(0, "spread", "N", 1, SPREAD_MAX_PARTS, eval.n_parts,
+            "take the chunks from N equal parts of every text in turn, not from\nits beginning alone (default 1)"),
+    ARG_U32(0, "skip", "N", 0, 1 << 24, eval.skip, "chunks of every text to leave out first (default 0)"),
+    ARG_U32('b', "batch", "N", 1, ENGINE_UBATCH, eval.n_batch,
+            "tokens of a graph (default 512; up to 8: the kernels of decoding, slow)"),
+    ARG_U32(0, "by-position", "N", 1, 4096, n_bins, "N rows per configuration, each of a part of the positions"),
+    ARG_TEXT(0, "resume", "FILE", eval.resume,
+             "keep every complete chunk there, and do not compute again what\nthe file has"),
+    ARG_TEXT(0, "base-cache", "DIR", eval.base_cache,
+             "keep the f16 run of every chunk there: 2 bytes per scored token and\nword of the vocabulary"),
+    ARG_TEXT(0, "values", "FILE", values,
+             "keep the value of every scored token there: a safetensors file,\n"
+             "tensors kld.I and nll.I [chunks, positions] of the I-th row"),
+    ARG_SWITCH(0, "wide", wide, "a table with percentiles of the divergence, too"),
+    ARG_CALL(0, "json", NULL, progress_use_json, json, "one JSON array of flat objects; progress as JSON lines on stderr"),
+    ARG_SWITCH(0, "csv", csv, "the same as CSV"),
 };
 
 static const arg_spec spec = {
@@ -60,79 +71,20 @@ static const arg_spec spec = {
              "divergence to the f16 cache and agreement on the most probable token, scored\n"
              "as llama-perplexity --kl-divergence does. The f16 cache is always the first\n"
              "row.",
-    .options = options,
-    .n_options = sizeof options / sizeof *options,
+    ARG_OPTIONS(options),
     .notes = "Ctrl-C prints what is complete; with --resume the same command goes on.\n\nexample:\n"
              "  kvant eval -m model.gguf -f text.txt --preset balanced --preset small --stock q8_0 --stock q4_0",
 };
-
-typedef struct settings {
-    eval_options eval;
-    uint32_t n_bins;
-    bool has_from;
-    bool wide;
-    const char *values;
-    report_format format;
-} settings;
-
-static bool add_file(eval_options *e, const char *file)
-{
-    for (size_t i = 0; i < e->n_files; i++)
-        if (strcmp(e->files[i], file) == 0)
-            return complain("eval: -f %s is given twice", file);
-    if (e->n_files == EVAL_MAX_TEXTS)
-        return complain("eval: more than %d texts", EVAL_MAX_TEXTS);
-    e->files[e->n_files++] = file;
-    return true;
-}
-
-static bool read_chunks(eval_options *e, const char *value)
-{
-    e->n_chunks = EVAL_ALL_CHUNKS;
-    return strcmp(value, "all") == 0 || args_u32("--chunks", value, 1, 1 << 24, &e->n_chunks);
-}
-
-static bool choose_format(settings *s, report_format format)
-{
-    if (s->format != REPORT_TABLE && s->format != format)
-        return complain("eval: --json and --csv are two formats of the same output: give one of them");
-    s->format = format;
-    return true;
-}
-
-static bool handle(void *user, int id, const char *value)
-{
-    settings *s = user;
-    eval_options *e = &s->eval;
-    bool known = false;
-    switch (id) {
-    case OPT_FILE: return add_file(e, value);
-    case OPT_CTX: return args_u32("--ctx", value, 8, 1 << 24, &e->n_ctx);
-    case OPT_FROM: s->has_from = true; return args_u32("--from", value, 0, 1 << 24, &e->first);
-    case OPT_CHUNKS: return read_chunks(e, value);
-    case OPT_SPREAD: return args_u32("--spread", value, 1, SPREAD_MAX_PARTS, &e->n_parts);
-    case OPT_SKIP: return args_u32("--skip", value, 0, 1 << 24, &e->skip);
-    case OPT_BATCH: return args_u32("--batch", value, 1, ENGINE_UBATCH, &e->n_batch);
-    case OPT_BY_POSITION: return args_u32("--by-position", value, 1, 4096, &s->n_bins);
-    case OPT_RESUME: e->resume = value; return true;
-    case OPT_BASE_CACHE: e->base_cache = value; return true;
-    case OPT_VALUES: s->values = value; return true;
-    case OPT_WIDE: return s->wide = true;
-    case OPT_JSON: return progress_use_json() && choose_format(s, REPORT_JSON);
-    case OPT_CSV: return choose_format(s, REPORT_CSV);
-    default: return engine_option(&e->engine, id, value, &known);
-    }
-}
 
 /* The first half gives the model something to go by, so it is not scored unless asked for. */
 static bool finish(settings *s)
 {
     eval_options *e = &s->eval;
-    if (e->n_files == 0) {
-        complain("eval: no text given");
-        return hint("-f text.txt; scripts/fetch.py text makes one");
-    }
-    if (!s->has_from)
+    if (s->json && s->csv)
+        return complain("eval: --json and --csv are two formats of the same output: give one of them");
+    if (!text_given("eval", e->files[0]))
+        return false;
+    if (e->first == NO_POSITION)
         e->first = e->n_ctx / 2;
     if (e->first + 2 > e->n_ctx)
         return complain("eval: --from %lu leaves nothing of a context of %lu to score", (unsigned long)e->first,
@@ -145,25 +97,22 @@ static bool finish(settings *s)
 
 int command_eval(int argc, char **argv)
 {
-    settings s = { .eval = { .n_ctx = 2048, .n_parts = 1, .n_batch = ENGINE_UBATCH }, .n_bins = 1 };
-    int code = args_parse_all(&spec, argc, argv, handle, &s);
+    settings s = { .eval = { .n_ctx = 2048, .n_parts = 1, .n_batch = ENGINE_UBATCH, .first = NO_POSITION }, .n_bins = 1 };
+    int code = args_parse_all(&spec, argc, argv, &s);
     if (code >= 0)
         return code;
     if (!finish(&s))
         return EXIT_USAGE;
-    eval_run *r = calloc(1, sizeof *r);
-    if (r == NULL)
-        return EXIT_RUNTIME;
+    static eval_run only, *r = &only;
     interrupt_catch();
     const bool prepared = eval_prepare(r, &s.eval);
     const bool complete = prepared && eval_all(r);
     code = complete ? EXIT_OK : interrupted() ? EXIT_INTERRUPTED : EXIT_RUNTIME;
     if ((complete || (prepared && interrupted())) &&
-        (!eval_print_rows(r, s.n_bins, s.wide, s.format) || finish_output() != EXIT_OK))
+        (!eval_print_rows(r, s.n_bins, s.wide, s.json ? REPORT_JSON : s.csv ? REPORT_CSV : REPORT_TABLE) || finish_output() != EXIT_OK))
         code = EXIT_RUNTIME;
     if (complete && s.values != NULL && !eval_values_write(r, s.values))
         code = EXIT_RUNTIME;
     eval_release(r);
-    free(r);
     return code;
 }

@@ -18,74 +18,47 @@
 #include <string.h>
 #include <unistd.h>
 
-enum { OPT_PRESET, OPT_CONFIG, OPT_K, OPT_V, OPT_PROTECT, OPT_PROTECT_CODEC, OPT_CALIBRATION, OPT_ACCEL, OPT_VERBOSE, OPT_QUIET };
+typedef struct exec_options {
+    kvant_scheme_params cache;
+    bool accel, verbose, quiet;
+} exec_options;
+#define AT(member) offsetof(exec_options, member)
+#define NOT_GIVEN UINT32_MAX /* of --protect */
 
 static const arg_option options[] = {
-    { OPT_PRESET, 0, "preset", "NAME",
-      "quality, balanced or small: about 5, 4 and 3 bits (default:\nKVANT_PRESET, else " KVANT_PRESET_DEFAULT ")" },
-    { OPT_CONFIG, 0, "config", "FILE",
-      "a codec for each layer, from a settings file (default:\nKVANT_CONFIG); kvant tune makes it" },
-    { OPT_K, 'k', "codec-k", "SPEC", "codec of keys instead (default: KVANT_K); see kvant codecs" },
-    { OPT_V, 'v', "codec-v", "SPEC", "codec of values (default: the one of -k, else KVANT_V)" },
-    { OPT_PROTECT, 0, "protect", "N",
-      "the first N and the last N layers use another codec\n"
-      "(default: KVANT_PROTECT, else 0)" },
-    { OPT_PROTECT_CODEC, 0, "protect-codec", "SPEC",
-      "that codec, for keys and values (default:\nKVANT_PROTECT_CODEC, else " PLUGIN_PROTECT_CODEC ")" },
-    { OPT_CALIBRATION, 0, "calibration", "FILE",
-      "what some codecs and all presets use; kvant calibrate makes it\n"
-      "(default: KVANT_CALIBRATION, else model.kvcal beside the\nprogram's -m model.gguf)" },
-    { OPT_ACCEL, 0, "accel", NULL,
-      "no codecs: the cache stays llama.cpp's own (-ctk and -ctv of\n"
-      "the program: f16, q8_0, q4_0, ...), its attention is kvant's" },
-    { OPT_VERBOSE, 0, "verbose", NULL, "say what is compressed with which codec, layer by layer\n(sets KVANT_VERBOSE=1)" },
-    { OPT_QUIET, 0, "quiet", NULL, "no line about the cache at the start (sets KVANT_QUIET=1)" },
+    ARG_TEXT(0, "preset", "NAME", cache.preset,
+             "quality, balanced or small: about 5, 4 and 3 bits (default:\nKVANT_PRESET, else " KVANT_PRESET_DEFAULT ")"),
+    ARG_TEXT(0, "config", "FILE", cache.settings,
+             "a codec for each layer, from a settings file (default:\nKVANT_CONFIG); kvant tune makes it"),
+    ARG_TEXT('k', "codec-k", "SPEC", cache.k, "codec of keys instead (default: KVANT_K); see kvant codecs"),
+    ARG_TEXT('v', "codec-v", "SPEC", cache.v, "codec of values (default: the one of -k, else KVANT_V)"),
+    ARG_U32(0, "protect", "N", 0, PLUGIN_MAX_PROTECT, cache.protect,
+            "the first N and the last N layers use another codec\n(default: KVANT_PROTECT, else 0)"),
+    ARG_TEXT(0, "protect-codec", "SPEC", cache.protect_codec,
+             "codec of these layers, keys and values (default:\nKVANT_PROTECT_CODEC, else " PLUGIN_PROTECT_CODEC ")"),
+    ARG_TEXT(0, "calibration", "FILE", cache.calibration,
+             "calibration, for all presets and some codecs (default:\n"
+             "KVANT_CALIBRATION, else model.kvcal beside the program's -m\nmodel.gguf); kvant calibrate makes it"),
+    ARG_SWITCH(0, "accel", accel,
+               "no codecs: kvant computes attention on llama.cpp's own cache,\n"
+               "which the program's -ctk and -ctv choose: f16, q8_0, q4_0, ..."),
+    ARG_SWITCH(0, "verbose", verbose, "say what is compressed with which codec, layer by layer\n(sets KVANT_VERBOSE=1)"),
+    ARG_SWITCH(0, "quiet", quiet, "no line about the cache at the start (sets KVANT_QUIET=1)"),
 };
 
 static const arg_spec spec = {
     .command = "exec",
     .usage = "[--preset NAME | --config FILE | -k SPEC [-v SPEC]] [--protect N] [--calibration FILE]\n"
              "                  [--accel] [--] PROGRAM [ARGUMENTS]",
-    .about = "Runs a llama.cpp program (llama-server, llama-cli, llama-bench, ...) with kvant's KV cache. Sets\n"
-             "GGML_BACKEND_PATH, KVANT_K, KVANT_V and the like, and for programs named llama* adds --device\n"
-             "KVANT, -ngl 99 and -fa on unless they are given; with --accel, -fa on and -ot none=CPU. Other\n"
-             "programs get the environment only.",
-    .options = options,
-    .n_options = sizeof options / sizeof *options,
-    .notes = "exit code: the program's; 127 when it does not exist.\n\nexample:\n"
+    .about = "Runs a llama.cpp program (llama-server, llama-cli, llama-bench, ...) with kvant's KV cache.\n"
+             "Programs named llama* get --device KVANT, -ngl 99 and -fa on, unless these are given. Other programs\n"
+             "get the environment only: GGML_BACKEND_PATH, KVANT_K, KVANT_V and the like.",
+    ARG_OPTIONS(options),
+    .notes = "Ends with the exit status of the program, or 127 when it does not exist.\n\nexample:\n"
              "  kvant exec -- llama-server -m model.gguf -c 32768\n"
              "  kvant exec --preset small -- llama-server -m model.gguf -c 32768\n"
              "  kvant exec --accel -- llama-server -m model.gguf -c 32768 -ctk q8_0 -ctv q8_0",
 };
-
-typedef struct exec_options {
-    kvant_scheme_params cache;
-    bool accel;
-    const char *codec_option; /* the last one given, or NULL */
-} exec_options;
-
-static bool handle(void *user, int id, const char *value)
-{
-    exec_options *o = user;
-    switch (id) {
-    case OPT_ACCEL: return o->accel = true;
-    case OPT_VERBOSE: return setenv(PLUGIN_ENV_VERBOSE, "1", 1) == 0;
-    case OPT_QUIET: return setenv(PLUGIN_ENV_QUIET, "1", 1) == 0;
-    default: break;
-    }
-    for (size_t i = 0; i < sizeof options / sizeof *options; i++)
-        if (options[i].id == id)
-            o->codec_option = options[i].name;
-    switch (id) {
-    case OPT_PRESET: o->cache.preset = value; return true;
-    case OPT_CONFIG: o->cache.settings = value; return true;
-    case OPT_K: o->cache.k = value; return true;
-    case OPT_V: o->cache.v = value; return true;
-    case OPT_PROTECT: return args_u32("--protect", value, 0, PLUGIN_MAX_PROTECT, &o->cache.protect);
-    case OPT_PROTECT_CODEC: o->cache.protect_codec = value; return true;
-    default: o->cache.calibration = value; return true;
-    }
-}
 
 static const char *env_or_null(const char *name)
 {
@@ -120,6 +93,9 @@ static bool one_choice(kvant_scheme_params *p)
 static bool protect_from_environment(kvant_scheme_params *p)
 {
     const char *protect = env_or_null(PLUGIN_ENV_PROTECT);
+    if (p->protect != NOT_GIVEN)
+        return true;
+    p->protect = 0;
     return protect == NULL || args_u32(PLUGIN_ENV_PROTECT, protect, 0, PLUGIN_MAX_PROTECT, &p->protect);
 }
 
@@ -136,8 +112,8 @@ static const needed_flag needed[] = {
     { { "-ngl", "--gpu-layers", "--n-gpu-layers", NULL }, "99", "LLAMA_ARG_N_GPU_LAYERS" },
     { { "-fa", "--flash-attn", NULL }, "on", "LLAMA_ARG_FLASH_ATTN" },
 };
-/* An ACCEL device is not chosen: all there are take part. A tensor override that meets no tensor makes builds with linked back
- * ends load the plug-in. */
+/* An ACCEL device is not chosen: all there are take part. -ot none=CPU overrides no tensor; builds with linked back ends load the
+ * plug-in only for such an option. */
 static const needed_flag needed_by_accel[] = {
     { { "-fa", "--flash-attn", NULL }, "on", "LLAMA_ARG_FLASH_ATTN" },
     { { "-ot", "--override-tensor", NULL }, "none=CPU", "LLAMA_ARG_OVERRIDE_TENSOR" },
@@ -149,7 +125,7 @@ static const needed_flag cache_types[] = {
     { { "-ctk", "--cache-type-k", NULL }, NULL, "LLAMA_ARG_CACHE_TYPE_K" },
     { { "-ctv", "--cache-type-v", NULL }, NULL, "LLAMA_ARG_CACHE_TYPE_V" },
 };
-static const char *const no_offload[] = { "-nkvo", "--no-kv-offload" };
+static const needed_flag no_offload = { { "-nkvo", "--no-kv-offload", NULL }, NULL, "LLAMA_ARG_NO_KV_OFFLOAD" };
 
 /* Not needed by the device: where its calibration may lie. */
 static const needed_flag model_flag = { { "-m", "--model", NULL }, NULL, "LLAMA_ARG_MODEL" };
@@ -174,14 +150,6 @@ static bool is_off(const char *value)
     static const char *const words[] = { "off", "0", "false", "disabled" };
     for (size_t i = 0; value != NULL && i < sizeof words / sizeof *words; i++)
         if (strcmp(value, words[i]) == 0)
-            return true;
-    return false;
-}
-
-static bool has_word(int argc, char **argv, const char *word)
-{
-    for (int i = 1; i < argc; i++)
-        if (strcmp(argv[i], word) == 0)
             return true;
     return false;
 }
@@ -212,8 +180,7 @@ static bool check_program_options(int argc, char **argv, bool accel)
 static void warn_of_uncompressed(int argc, char **argv)
 {
     const char *layers = given_value(&needed[1], argc, argv);
-    bool stays = has_word(argc, argv, no_offload[0]) || has_word(argc, argv, no_offload[1]) ||
-                 env_or_null("LLAMA_ARG_NO_KV_OFFLOAD") != NULL || is_off(env_or_null("LLAMA_ARG_KV_OFFLOAD"));
+    const bool stays = given_value(&no_offload, argc, argv) != NULL || is_off(env_or_null("LLAMA_ARG_KV_OFFLOAD"));
     if (!stays && (layers == NULL || strcmp(layers, "0") != 0))
         return;
     complain("exec: warning: with %s no layer's cache is kvant's, all of it stays uncompressed",
@@ -261,7 +228,10 @@ static int set_codecs(exec_options *o)
 {
     kvant_scheme *scheme;
     bool told = false;
-    if (!one_choice(&o->cache) || !scheme_make(&o->cache, &scheme, &told))
+    kvant_scheme_params *p = &o->cache;
+    p->protect_codec = p->protect_codec != NULL ? p->protect_codec : env_or_null(PLUGIN_ENV_PROTECT_CODEC);
+    p->calibration = p->calibration != NULL ? p->calibration : env_or_null(PLUGIN_ENV_CALIBRATION);
+    if (!protect_from_environment(p) || !one_choice(p) || !scheme_make(&o->cache, &scheme, &told))
         return EXIT_USAGE;
     const bool ok = plugin_set(&o->cache, scheme, false);
     kvant_scheme_free(&scheme);
@@ -271,8 +241,10 @@ static int set_codecs(exec_options *o)
 /* Without codecs: variables of an earlier use do not matter and must not be checked. */
 static int set_accel(const exec_options *o)
 {
-    if (o->codec_option != NULL) {
-        complain("exec: --accel leaves llama.cpp's own cache as it is, --%s chooses another one", o->codec_option);
+    const kvant_scheme_params *p = &o->cache;
+    if (p->preset != NULL || p->settings != NULL || p->k != NULL || p->v != NULL || p->protect != NOT_GIVEN ||
+        p->protect_codec != NULL || p->calibration != NULL) {
+        complain("exec: --accel leaves llama.cpp's own cache as it is: no options of codecs beside it");
         hint("types of llama.cpp's cache are the program's options: -ctk q8_0 -ctv q8_0");
         return EXIT_USAGE;
     }
@@ -281,13 +253,9 @@ static int set_accel(const exec_options *o)
 
 int command_exec(int argc, char **argv)
 {
-    exec_options o = { .cache = { .size = sizeof o.cache,
-                                  .protect_codec = env_or_null(PLUGIN_ENV_PROTECT_CODEC),
-                                  .calibration = env_or_null(PLUGIN_ENV_CALIBRATION) } };
+    exec_options o = { .cache = { .size = sizeof o.cache, .protect = NOT_GIVEN } };
     int rest = 0;
-    if (!protect_from_environment(&o.cache))
-        return EXIT_USAGE;
-    int code = args_parse(&spec, argc, argv, handle, &o, &rest);
+    int code = args_parse(&spec, argc, argv, &o, &rest);
     if (code >= 0)
         return code;
     if (rest >= argc) {
@@ -304,7 +272,8 @@ int command_exec(int argc, char **argv)
         return code;
     if (!plugin_path(path, sizeof path))
         return EXIT_RUNTIME;
-    if (setenv("GGML_BACKEND_PATH", path, 1) != 0 || (!o.accel && unsetenv(PLUGIN_ACCEL) != 0))
+    if (setenv("GGML_BACKEND_PATH", path, 1) != 0 || (!o.accel && unsetenv(PLUGIN_ACCEL) != 0) ||
+        (o.verbose && setenv(PLUGIN_ENV_VERBOSE, "1", 1) != 0) || (o.quiet && setenv(PLUGIN_ENV_QUIET, "1", 1) != 0))
         return exec_failed(argv[rest]);
     if (!o.accel && is_llama_program(argv[rest]))
         warn_of_uncompressed(argc - rest, argv + rest);

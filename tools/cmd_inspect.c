@@ -13,12 +13,17 @@
 #include <stdio.h>
 #include <stdlib.h>
 
-enum { OPT_FILE, OPT_JSON };
+typedef struct settings {
+    engine_options engine;
+    const char *text;
+    bool json;
+} settings;
+#define AT(member) offsetof(settings, member)
 
 static const arg_option options[] = {
-    ENGINE_OPTIONS,
-    { OPT_FILE, 'f', "file", "FILE", "count the tokens of this text, too; - reads standard input" },
-    { OPT_JSON, 0, "json", NULL, "one JSON array of flat objects" },
+    ENGINE_OPTIONS(engine),
+    ARG_TEXT('f', "file", "FILE", text, "count the tokens of this text, too; - reads standard input"),
+    ARG_SWITCH(0, "json", json, "one JSON array of flat objects"),
 };
 
 static const arg_spec spec = {
@@ -26,27 +31,9 @@ static const arg_spec spec = {
     .usage = "-m MODEL [-f TEXT] [--preset NAME]... [--config FILE]... [-k SPEC [-v SPEC]]... [--stock TYPE]...",
     .about = "Tells a model's name and context, and how many bits caches take per number with\n"
              "this model. Measures nothing.",
-    .options = options,
-    .n_options = sizeof options / sizeof *options,
+    ARG_OPTIONS(options),
     .notes = "example:\n  kvant inspect -m model.gguf --preset small -k kivi-2 --stock q4_0",
 };
-
-typedef struct settings {
-    engine_options engine;
-    const char *text;
-    bool json;
-} settings;
-
-static bool handle(void *user, int id, const char *value)
-{
-    settings *s = user;
-    bool known = false;
-    switch (id) {
-    case OPT_FILE: s->text = value; return true;
-    case OPT_JSON: return s->json = true;
-    default: return engine_option(&s->engine, id, value, &known);
-    }
-}
 
 typedef struct facts {
     char kvant[64], name[128], runtime[64];
@@ -141,7 +128,7 @@ int command_inspect(int argc, char **argv)
     static engine e;
     static report_cell cells[MAX_CONFIGS * N_COLUMNS];
     facts f = { .text = "" };
-    const int code = args_parse_all(&spec, argc, argv, handle, &s);
+    const int code = args_parse_all(&spec, argc, argv, &s);
     if (code >= 0)
         return code;
     if (!engine_options_finish(&s.engine, "inspect"))

@@ -20,35 +20,7 @@
 #include <stdlib.h>
 #include <string.h>
 
-enum { OPT_FILE, OPT_CTX, OPT_NEEDLES, OPT_TRIALS, OPT_SEED, OPT_RESUME, OPT_JSON };
 enum { MAX_LENGTHS = 16, MAX_TRIALS = 1000, MIN_CTX = 256, DEFAULT_LONGEST = 8192 };
-
-static const arg_option options[] = {
-    ENGINE_OPTIONS,
-    { OPT_FILE, 'f', "file", "FILE", "text around the needles; - reads standard input (default: made here)" },
-    { OPT_CTX, 'c', "ctx", "N,N", "context lengths (default: 512, 1024 ... the model's own limit, at\nmost 8192)" },
-    { OPT_NEEDLES, 'n', "needles", "N", "hidden sentences of a text, at as many depths (default 8, at most 24)" },
-    { OPT_TRIALS, 'r', "trials", "N", "texts of every length (default 2)" },
-    { OPT_SEED, 0, "seed", "N", "of the first text (default 1)" },
-    { OPT_RESUME, 0, "resume", "FILE",
-      "keep there what every configuration found in every text, and do not\nmeasure again what the file has" },
-    { OPT_JSON, 0, "json", NULL, "one JSON array of flat objects, one a length and depth" },
-};
-
-static const arg_spec spec = {
-    .command = "needle",
-    .usage = "-m MODEL [-c CTX,CTX...] [-n NEEDLES] [-r TRIALS] [--preset NAME]...\n"
-             "                    [--config FILE]... [-k SPEC [-v SPEC]]... [--stock TYPE]...",
-    .about = "Hides numbers at several depths of texts of several lengths and asks for them at\n"
-             "the end. The f16 cache is always the first row: what it does not find, a codec is\n"
-             "not blamed for.",
-    .options = options,
-    .n_options = sizeof options / sizeof *options,
-    .notes = "The map has a character a depth, from the beginning of the text on: the share found, 0 to 9 in\n"
-             "tenths, # for all.\n\nCtrl-C prints what is complete; with --resume the same command goes on from "
-             "there.\n\nexample:\n"
-             "  kvant needle -m model.gguf -c 1024,4096 --preset balanced --preset small --stock q4_0",
-};
 
 typedef struct settings {
     engine_options engine;
@@ -58,22 +30,40 @@ typedef struct settings {
     uint32_t n_needles, n_trials, seed;
     bool json;
 } settings;
+#define AT(member) offsetof(settings, member)
 
-static bool handle(void *user, int id, const char *value)
+static bool read_lengths(void *user, const char *list)
 {
     settings *s = user;
-    bool known = false;
-    switch (id) {
-    case OPT_FILE: s->file = value; return true;
-    case OPT_CTX: return args_u32_list("--ctx", value, MIN_CTX, 1 << 24, s->lengths, MAX_LENGTHS, &s->n_lengths);
-    case OPT_NEEDLES: return args_u32("--needles", value, 1, NEEDLE_MAX, &s->n_needles);
-    case OPT_TRIALS: return args_u32("--trials", value, 1, MAX_TRIALS, &s->n_trials);
-    case OPT_SEED: return args_u32("--seed", value, 0, UINT32_MAX / 2, &s->seed);
-    case OPT_RESUME: s->resume = value; return true;
-    case OPT_JSON: return s->json = progress_use_json();
-    default: return engine_option(&s->engine, id, value, &known);
-    }
+    return args_u32_list("--ctx", list, MIN_CTX, 1 << 24, s->lengths, MAX_LENGTHS, &s->n_lengths);
 }
+
+static const arg_option options[] = {
+    ENGINE_OPTIONS(engine),
+    ARG_TEXT('f', "file", "FILE", file, "text around the needles; - reads standard input (default: made here)"),
+    ARG_CALL('c', "ctx", "N,N", read_lengths, engine, /* the first member: the settings */
+             "context lengths (default: 512, 1024 ... the model's own limit, at\nmost 8192)"),
+    ARG_U32('n', "needles", "N", 1, NEEDLE_MAX, n_needles, "hidden sentences per text, at as many depths (default 8, at most 24)"),
+    ARG_U32('r', "trials", "N", 1, MAX_TRIALS, n_trials, "texts of every length (default 2)"),
+    ARG_U32(0, "seed", "N", 0, UINT32_MAX / 2, seed, "of the first text (default 1)"),
+    ARG_TEXT(0, "resume", "FILE", resume,
+             "keep there what every configuration found in every text, and do not\nmeasure again what the file has"),
+    ARG_CALL(0, "json", NULL, progress_use_json, json, "one JSON array of flat objects, one per length and depth"),
+};
+
+static const arg_spec spec = {
+    .command = "needle",
+    .usage = "-m MODEL [-c CTX,CTX...] [-n NEEDLES] [-r TRIALS] [--preset NAME]...\n"
+             "                    [--config FILE]... [-k SPEC [-v SPEC]]... [--stock TYPE]...",
+    .about = "Hides numbers at several depths of texts of several lengths and asks for them at\n"
+             "the end. The f16 cache is always the first row. 'of f16's %' leaves out the questions\n"
+             "that the f16 cache misses.",
+    ARG_OPTIONS(options),
+    .notes = "The map has a character per depth, from the beginning of the text on: the share found, 0 to 9 in\n"
+             "tenths, # for all.\n\nCtrl-C prints what is complete; with --resume the same command goes on from "
+             "there.\n\nexample:\n"
+             "  kvant needle -m model.gguf -c 1024,4096 --preset balanced --preset small --stock q4_0",
+};
 
 /* Of an answer: score_value's nll is -ln p of all its tokens, and same_top says whether each was the most probable. */
 typedef score_value answer;
@@ -383,14 +373,12 @@ static void release(run *r)
 int command_needle(int argc, char **argv)
 {
     settings s = { .n_needles = 8, .n_trials = 2, .seed = 1 };
-    int code = args_parse_all(&spec, argc, argv, handle, &s);
+    int code = args_parse_all(&spec, argc, argv, &s);
     if (code >= 0)
         return code;
     if (!engine_options_finish(&s.engine, "needle"))
         return EXIT_USAGE;
-    run *r = calloc(1, sizeof *r);
-    if (r == NULL)
-        return EXIT_RUNTIME;
+    static run only, *r = &only;
     r->settings = &s;
     interrupt_catch();
     const bool prepared = prepare(r);
@@ -399,6 +387,5 @@ int command_needle(int argc, char **argv)
     if ((complete || (prepared && interrupted())) && !print_results(r))
         code = EXIT_RUNTIME;
     release(r);
-    free(r);
     return code;
 }

@@ -20,7 +20,7 @@ static const arg_spec spec = {
 int command_plugin_path(int argc, char **argv)
 {
     char path[PATH_MAX];
-    const int code = args_parse_all(&spec, argc, argv, NULL, NULL);
+    const int code = args_parse_all(&spec, argc, argv, NULL);
     if (code >= 0)
         return code;
     if (!plugin_path(path, sizeof path))

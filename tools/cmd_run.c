@@ -3,6 +3,7 @@
  * A prompt is put into the model's chat template when it has one that llama.cpp knows; --raw leaves it as it
  * is. Statistics go to stderr, also after Ctrl-C.
  */
+#define _POSIX_C_SOURCE 200809L /* open_memstream */
 #include "command.h"
 #include "engine.h"
 #include "interrupt.h"
@@ -13,19 +14,26 @@
 #include <stdlib.h>
 #include <string.h>
 
-enum { OPT_PROMPT, OPT_FILE, OPT_PREDICT, OPT_CTX, OPT_TEMP, OPT_TOP_K, OPT_TOP_P, OPT_SEED, OPT_RAW };
+typedef struct settings {
+    engine_options engine;
+    const char *prompt, *file;
+    uint32_t n_predict, n_ctx, top_k, seed;
+    double temp, top_p;
+    bool raw;
+} settings;
+#define AT(member) offsetof(settings, member)
 
 static const arg_option options[] = {
-    ENGINE_OPTIONS,
-    { OPT_PROMPT, 'p', "prompt", "TEXT", "prompt; follows the text of -f when both are given" },
-    { OPT_FILE, 'f', "file", "FILE", "read the prompt from a file; - reads standard input" },
-    { OPT_PREDICT, 'n', "predict", "N", "tokens to generate at most (default 256)" },
-    { OPT_CTX, 'c', "ctx", "N", "context (default: as long as prompt and answer need)" },
-    { OPT_TEMP, 0, "temp", "T", "temperature; 0 takes the most probable token (default 0)" },
-    { OPT_TOP_K, 0, "top-k", "N", "with a temperature: the N most probable, 0 all (default 40)" },
-    { OPT_TOP_P, 0, "top-p", "P", "with a temperature: their probability mass (default 0.95)" },
-    { OPT_SEED, 0, "seed", "N", "with a temperature: seed (default 1)" },
-    { OPT_RAW, 0, "raw", NULL, "no chat template" },
+    ENGINE_OPTIONS(engine),
+    ARG_TEXT('p', "prompt", "TEXT", prompt, "prompt; follows the text of -f when both are given"),
+    ARG_TEXT('f', "file", "FILE", file, "read the prompt from a file; - reads standard input"),
+    ARG_U32('n', "predict", "N", 1, 1 << 24, n_predict, "tokens to generate at most (default 256)"),
+    ARG_U32('c', "ctx", "N", 8, 1 << 24, n_ctx, "context (default: as long as prompt and answer need)"),
+    ARG_DOUBLE(0, "temp", "T", 0, 100, temp, "temperature; 0 takes the most probable token (default 0)"),
+    ARG_U32(0, "top-k", "N", 0, 1 << 24, top_k, "with a temperature: the N most probable, 0 all (default 40)"),
+    ARG_DOUBLE(0, "top-p", "P", 0, 1, top_p, "with a temperature: their probability mass (default 0.95)"),
+    ARG_U32(0, "seed", "N", 0, UINT32_MAX, seed, "with a temperature: seed (default 1)"),
+    ARG_SWITCH(0, "raw", raw, "no chat template"),
 };
 
 static const arg_spec spec = {
@@ -34,37 +42,10 @@ static const arg_spec spec = {
              "                 [-n N] [-c CTX]",
     .about = "Generates text with the KV cache compressed. Text goes to standard output, statistics to standard\n"
              "error.",
-    .options = options,
-    .n_options = sizeof options / sizeof *options,
+    ARG_OPTIONS(options),
     .notes = "Ctrl-C stops the answer and prints the statistics.\n\nexample:\n"
              "  kvant run -m model.gguf --preset balanced -p 'What is a key-value cache?'",
 };
-
-typedef struct settings {
-    engine_options engine;
-    const char *prompt, *file;
-    uint32_t n_predict, n_ctx, top_k, seed;
-    double temp, top_p;
-    bool raw;
-} settings;
-
-static bool handle(void *user, int id, const char *value)
-{
-    settings *s = user;
-    bool known = false;
-    switch (id) {
-    case OPT_PROMPT: s->prompt = value; return true;
-    case OPT_FILE: s->file = value; return true;
-    case OPT_PREDICT: return args_u32("--predict", value, 1, 1 << 24, &s->n_predict);
-    case OPT_CTX: return args_u32("--ctx", value, 8, 1 << 24, &s->n_ctx);
-    case OPT_TEMP: return args_double("--temp", value, 0, 100, &s->temp);
-    case OPT_TOP_K: return args_u32("--top-k", value, 0, 1 << 24, &s->top_k);
-    case OPT_TOP_P: return args_double("--top-p", value, 0, 1, &s->top_p);
-    case OPT_SEED: return args_u32("--seed", value, 0, UINT32_MAX, &s->seed);
-    case OPT_RAW: return s->raw = true;
-    default: return engine_option(&s->engine, id, value, &known);
-    }
-}
 
 typedef struct generation {
     engine engine;
@@ -82,25 +63,20 @@ typedef struct generation {
 /* The text of -f, a line end, the text of -p; to be freed. */
 static char *join_prompt(const settings *s, size_t *bytes)
 {
-    const size_t n_prompt = s->prompt != NULL ? strlen(s->prompt) : 0;
-    size_t n_file = 0;
-    if (n_prompt > 0 && !text_check("-p", s->prompt, n_prompt))
+    const char *prompt = s->prompt != NULL ? s->prompt : "";
+    char *text = NULL, *joined = NULL;
+    size_t n = 0;
+    if (!text_check("-p", prompt, strlen(prompt)) || (s->file != NULL && (text = read_text(s->file, &n)) == NULL))
         return NULL;
-    char *text = s->file != NULL ? read_text(s->file, &n_file) : calloc(1, 1);
-    if (text == NULL || n_prompt == 0) {
-        *bytes = n_file;
-        return text;
+    FILE *out = open_memstream(&joined, bytes);
+    if (out != NULL) {
+        if (n > 0)
+            fwrite(text, 1, n, out);
+        fprintf(out, "%s%s", n > 0 && prompt[0] != 0 && text[n - 1] != '\n' ? "\n" : "", prompt);
     }
-    char *joined = realloc(text, n_file + n_prompt + 2);
-    if (joined == NULL) {
+    free(text);
+    if (out == NULL || fclose(out) != 0)
         complain("run: out of memory");
-        free(text);
-        return NULL;
-    }
-    if (n_file > 0 && joined[n_file - 1] != '\n')
-        joined[n_file++] = '\n';
-    memcpy(joined + n_file, s->prompt, n_prompt + 1);
-    *bytes = n_file + n_prompt;
     return joined;
 }
 
@@ -272,7 +248,7 @@ static int generate(const settings *s)
 int command_run(int argc, char **argv)
 {
     settings s = { .n_predict = 256, .top_k = 40, .top_p = 0.95, .seed = 1 };
-    const int code = args_parse_all(&spec, argc, argv, handle, &s);
+    const int code = args_parse_all(&spec, argc, argv, &s);
     if (code >= 0)
         return code;
     if (s.prompt == NULL && s.file == NULL) {

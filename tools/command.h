@@ -33,8 +33,9 @@ int python_command(int argc, char **argv);
 int bench_model(int argc, char **argv);
 
 /* One line on stderr, "kvant: ..." or "  hint: ...". Both return false, so that a check can end with its complaint. */
-bool complain(const char *format, ...);
-bool hint(const char *format, ...);
+bool say_line(const char *prefix, const char *format, ...);
+#define complain(...) say_line("kvant: ", __VA_ARGS__)
+#define hint(...) say_line("  hint: ", __VA_ARGS__)
 
 /* Flushes stdout: EXIT_OK, or EXIT_RUNTIME after saying that the output could not be written (a
  * full disk must not look like success). */

@@ -34,6 +34,11 @@ static bool stock_type_of(const char *name, enum ggml_type *type)
     return hint("f32, f16, bf16, q8_0, q5_1, q5_0, q4_1, q4_0 or iq4_nl; two as K/V, for example q8_0/q4_0");
 }
 
+static kv_config *last_of(kv_configs *list)
+{
+    return list->n > 0 ? &list->items[list->n - 1] : NULL;
+}
+
 static kv_config *append(kv_configs *list)
 {
     if (list->n == MAX_CONFIGS) {
@@ -48,7 +53,7 @@ static kv_config *append(kv_configs *list)
     return config;
 }
 
-bool configs_add_k(kv_configs *list, const char *spec)
+bool configs_add_k(void *list, const char *spec)
 {
     kv_config *config = append(list);
     if (config != NULL)
@@ -56,7 +61,7 @@ bool configs_add_k(kv_configs *list, const char *spec)
     return config != NULL;
 }
 
-bool configs_add_preset(kv_configs *list, const char *name)
+bool configs_add_preset(void *list, const char *name)
 {
     kv_config *config = append(list);
     if (config != NULL)
@@ -64,7 +69,7 @@ bool configs_add_preset(kv_configs *list, const char *name)
     return config != NULL;
 }
 
-bool configs_add_file(kv_configs *list, const char *path)
+bool configs_add_file(void *list, const char *path)
 {
     kv_config *config = append(list);
     if (config == NULL)
@@ -74,9 +79,9 @@ bool configs_add_file(kv_configs *list, const char *path)
     return true;
 }
 
-bool configs_add_v(kv_configs *list, const char *spec)
+bool configs_add_v(void *list, const char *spec)
 {
-    kv_config *last = list->n > 0 ? &list->items[list->n - 1] : NULL;
+    kv_config *last = last_of(list);
     if (last == NULL || last->k == NULL || last->v != NULL) {
         complain("-v %s has no -k before it", spec);
         return hint("give them in pairs: -k SPEC -v SPEC; -k f16 leaves keys as they are");
@@ -85,7 +90,7 @@ bool configs_add_v(kv_configs *list, const char *spec)
     return true;
 }
 
-bool configs_add_stock(kv_configs *list, const char *types)
+bool configs_add_stock(void *list, const char *types)
 {
     kv_config *config = append(list);
     if (config == NULL)
@@ -101,41 +106,46 @@ bool configs_add_stock(kv_configs *list, const char *types)
     return stock_type_of(config->k, &config->type_k) && stock_type_of(config->v, &config->type_v);
 }
 
-bool configs_set_accel(kv_configs *list)
+bool configs_set_accel(void *list, const char *none)
 {
-    kv_config *last = list->n > 0 ? &list->items[list->n - 1] : NULL;
+    kv_config *last = last_of(list);
+    (void)none;
     if (last != NULL && last->stock)
         return last->accel = true;
     complain("--accel has no --stock before it");
     return hint("it computes attention on llama.cpp's own cache: --stock q8_0 --accel");
 }
 
-bool configs_set_fp32(kv_configs *list)
+bool configs_set_fp32(void *list, const char *none)
 {
-    kv_config *last = list->n > 0 ? &list->items[list->n - 1] : NULL;
+    kv_config *last = last_of(list);
+    (void)none;
     if (last != NULL && !last->stock)
         return last->fp32 = true;
     complain("--fp32 has no -k, --preset or --config before it");
     return hint("give a codec twice to compare: -k SPEC -k SPEC --fp32");
 }
 
-static bool last_takes_codecs(const kv_configs *list, const char *option)
+static bool last_takes_codecs(kv_configs *list, const char *option)
 {
-    if (list->n == 0 || !list->items[list->n - 1].stock)
+    const kv_config *last = last_of(list);
+    if (last == NULL || !last->stock)
         return true;
     complain("%s: llama.cpp's own cache has no codecs", option);
     return hint("it belongs to the -k or --preset before it, or, before the first one, to all");
 }
 
-bool configs_set_protect(kv_configs *list, const char *layers)
+bool configs_set_protect(void *configs, const char *layers)
 {
-    uint32_t *protect = list->n > 0 ? &list->items[list->n - 1].protect : &list->protect;
+    kv_configs *list = configs;
+    uint32_t *protect = list->n > 0 ? &last_of(list)->protect : &list->protect;
     return last_takes_codecs(list, "--protect") && args_u32("--protect", layers, 0, PLUGIN_MAX_PROTECT, protect);
 }
 
-bool configs_set_protect_codec(kv_configs *list, const char *spec)
+bool configs_set_protect_codec(void *configs, const char *spec)
 {
-    *(list->n > 0 ? &list->items[list->n - 1].protect_codec : &list->protect_codec) = spec;
+    kv_configs *list = configs;
+    *(list->n > 0 ? &last_of(list)->protect_codec : &list->protect_codec) = spec;
     return last_takes_codecs(list, "--protect-codec");
 }
 

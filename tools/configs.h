@@ -41,18 +41,17 @@ typedef struct kv_configs {
     const char *calibration; /* a file, or NULL */
 } kv_configs;
 
-bool configs_add_preset(kv_configs *list, const char *name);
-bool configs_add_file(kv_configs *list, const char *path);
-
-bool configs_add_k(kv_configs *list, const char *spec);
-bool configs_add_v(kv_configs *list, const char *spec);
-bool configs_add_stock(kv_configs *list, const char *types);
-/* For the --stock before it. */
-bool configs_set_accel(kv_configs *list);
-/* For the -k, --preset or --config before it. */
-bool configs_set_fp32(kv_configs *list);
-bool configs_set_protect(kv_configs *list, const char *layers);
-bool configs_set_protect_codec(kv_configs *list, const char *spec);
+/* For option tables: list is a kv_configs. -v is for the -k before it, --accel for the --stock, --fp32 for the -k, --preset or
+ * --config. False after complaining. */
+bool configs_add_preset(void *list, const char *name);
+bool configs_add_file(void *list, const char *path);
+bool configs_add_k(void *list, const char *spec);
+bool configs_add_v(void *list, const char *spec);
+bool configs_add_stock(void *list, const char *types);
+bool configs_set_accel(void *list, const char *none);
+bool configs_set_fp32(void *list, const char *none);
+bool configs_set_protect(void *list, const char *layers);
+bool configs_set_protect_codec(void *list, const char *spec);
 
 /* Makes the schemes: checks all specs, loads settings files and calibrations, that beside the model where none was named
  * and something takes one. An empty list becomes the default preset. */

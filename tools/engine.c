@@ -17,28 +17,6 @@
 #include <string.h>
 #include <unistd.h>
 
-bool engine_option(engine_options *options, int id, const char *value, bool *known)
-{
-    *known = true;
-    switch (id) {
-    case OPT_MODEL: options->model = value; return true;
-    case OPT_PRESET: return configs_add_preset(&options->configs, value);
-    case OPT_CONFIG: return configs_add_file(&options->configs, value);
-    case OPT_CODEC_K: return configs_add_k(&options->configs, value);
-    case OPT_CODEC_V: return configs_add_v(&options->configs, value);
-    case OPT_PROTECT: return configs_set_protect(&options->configs, value);
-    case OPT_PROTECT_CODEC: return configs_set_protect_codec(&options->configs, value);
-    case OPT_CALIBRATION: options->configs.calibration = value; return true;
-    case OPT_STOCK: return configs_add_stock(&options->configs, value);
-    case OPT_FP32: return configs_set_fp32(&options->configs);
-    case OPT_ACCEL: return configs_set_accel(&options->configs);
-    case OPT_THREADS: return args_u32("--threads", value, 1, 512, &options->n_threads);
-    case OPT_RUNTIME: options->runtime = value; return true;
-    case OPT_VERBOSE: return options->verbose = true;
-    default: *known = false; return true;
-    }
-}
-
 static void default_runtime(engine_options *options)
 {
     if (options->runtime == NULL) {
@@ -283,7 +261,7 @@ struct llama_context *engine_context(engine *e, const kv_config *config, const e
     if (ctx == NULL) {
         complain("cannot create a context of %lu tokens with the cache %s", (unsigned long)options->n_ctx,
                  config->label);
-        hint("--verbose shows what llama.cpp says");
+        (void)(e->options.verbose || hint("--verbose shows what llama.cpp says"));
         return NULL;
     }
     ll.llama_attach_threadpool(ctx, e->threadpool, NULL);

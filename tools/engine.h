@@ -16,52 +16,36 @@
 
 #define ENGINE_UBATCH 512u /* llama.cpp's default: tokens of one graph */
 
-/* Options that all commands with a model have; ids start high so that commands number theirs from
- * 0. */
-enum {
-    OPT_MODEL = 100,
-    OPT_PRESET,
-    OPT_CONFIG,
-    OPT_CODEC_K,
-    OPT_CODEC_V,
-    OPT_STOCK,
-    OPT_ACCEL,
-    OPT_FP32,
-    OPT_PROTECT,
-    OPT_PROTECT_CODEC,
-    OPT_CALIBRATION,
-    OPT_THREADS,
-    OPT_RUNTIME,
-    OPT_VERBOSE
-};
-
-/* clang-format off */
-#define ENGINE_OPTION_MODEL { OPT_MODEL, 'm', "model", "FILE", "model, a .gguf file" }
-#define ENGINE_OPTIONS_RUNTIME \
-    { OPT_THREADS, 't', "threads", "N", "threads (default: CPUs this process may use)" }, \
-    { OPT_RUNTIME, 0, "runtime", "DIR", "folder of llama.cpp's libraries (default: KVANT_RUNTIME,\n" \
-                                        "else the one this build was configured with)" }, \
-    { OPT_VERBOSE, 0, "verbose", NULL, "pass on everything that llama.cpp says" }
-#define ENGINE_OPTIONS \
-    ENGINE_OPTION_MODEL, \
-    { OPT_PRESET, 0, "preset", "NAME", "quality, balanced or small: about 5, 4 and 3 bits (default\n" \
-                                       KVANT_PRESET_DEFAULT ", where no cache is named)" }, \
-    { OPT_CONFIG, 0, "config", "FILE", "a codec for each layer, from a settings file; kvant tune makes it" }, \
-    { OPT_CODEC_K, 'k', "codec-k", "SPEC", "codec of keys; see kvant codecs" }, \
-    { OPT_CODEC_V, 'v', "codec-v", "SPEC", "codec of values (default: the one of the -k before it)" }, \
-    { OPT_STOCK, 0, "stock", "TYPE", "llama.cpp's own cache instead: f16, q8_0, q5_1, q4_0,\n" \
-                                     "... or two as K/V: q8_0/q4_0" }, \
-    { OPT_ACCEL, 0, "accel", NULL, "attention of the --stock before it by " PLUGIN_ACCEL ", on the\n" \
-                                   "same cache" }, \
-    { OPT_FP32, 0, "fp32", NULL, "attention of the -k before it in fp32: slow, to see what the\n" \
-                                 "integer products of the fast kernels cost" }, \
-    { OPT_PROTECT, 0, "protect", "N", "the first N and the last N layers use another codec: of the -k\n" \
-                                      "or --preset before it, of all when it comes first (default 0)" }, \
-    { OPT_PROTECT_CODEC, 0, "protect-codec", "SPEC", "that codec, for keys and values (default " \
-                                                     PLUGIN_PROTECT_CODEC ")" }, \
-    { OPT_CALIBRATION, 0, "calibration", "FILE", "what some codecs and all presets use; kvant calibrate makes it\n" \
-                                                 "(default: model.kvcal beside model.gguf)" }, \
-    ENGINE_OPTIONS_RUNTIME
+/* Options that all commands with a model have; e is the engine_options among the command's settings.
+ * clang-format off */
+#define ENGINE_OPTION_MODEL(e) ARG_TEXT('m', "model", "FILE", e.model, "model, a .gguf file")
+#define ENGINE_OPTIONS_RUNTIME(e) \
+    ARG_U32('t', "threads", "N", 1, 512, e.n_threads, "threads (default: CPUs this process may use)"), \
+    ARG_TEXT(0, "runtime", "DIR", e.runtime, "folder of llama.cpp's libraries (default: KVANT_RUNTIME,\n" \
+                                             "else the one this build was configured with)"), \
+    ARG_SWITCH(0, "verbose", e.verbose, "pass on everything that llama.cpp says")
+#define ENGINE_OPTIONS(e) \
+    ENGINE_OPTION_MODEL(e), \
+    ARG_CALL(0, "preset", "NAME", configs_add_preset, e.configs, "quality, balanced or small: about 5, 4 and 3 bits (default\n" \
+                                                                 KVANT_PRESET_DEFAULT ", where no cache is named)"), \
+    ARG_CALL(0, "config", "FILE", configs_add_file, e.configs, \
+             "a codec for each layer, from a settings file; kvant tune makes it"), \
+    ARG_CALL('k', "codec-k", "SPEC", configs_add_k, e.configs, "codec of keys; see kvant codecs"), \
+    ARG_CALL('v', "codec-v", "SPEC", configs_add_v, e.configs, "codec of values (default: the one of the -k before it)"), \
+    ARG_CALL(0, "stock", "TYPE", configs_add_stock, e.configs, "llama.cpp's own cache instead: f16, q8_0, q5_1, q4_0,\n" \
+                                                               "... or two as K/V: q8_0/q4_0"), \
+    ARG_CALL(0, "accel", NULL, configs_set_accel, e.configs, "attention of the --stock before it by " PLUGIN_ACCEL ", on the\n" \
+                                                             "same cache"), \
+    ARG_CALL(0, "fp32", NULL, configs_set_fp32, e.configs, "attention of the -k before it in fp32: slow, to see what the\n" \
+                                                           "integer products of the fast kernels cost"), \
+    ARG_CALL(0, "protect", "N", configs_set_protect, e.configs, \
+             "the first N and the last N layers use another codec: of the -k\n" \
+             "or --preset before it, of all when it comes first (default 0)"), \
+    ARG_CALL(0, "protect-codec", "SPEC", configs_set_protect_codec, e.configs, "codec of these layers, keys and values (default " \
+                                                                               PLUGIN_PROTECT_CODEC ")"), \
+    ARG_TEXT(0, "calibration", "FILE", e.configs.calibration, "calibration, for all presets and some codecs (default:\n" \
+                                                              "model.kvcal beside model.gguf); kvant calibrate makes it"), \
+    ENGINE_OPTIONS_RUNTIME(e)
 /* clang-format on */
 
 typedef struct engine_options {
@@ -71,9 +55,6 @@ typedef struct engine_options {
     bool verbose;
     kv_configs configs;
 } engine_options;
-
-/* Handles the options above; *known is false for other ids. */
-bool engine_option(engine_options *options, int id, const char *value, bool *known);
 
 /* Complains when what every command needs is not there (a model, valid specs); fills in defaults,
  * of which one is the configuration. engine_model_options_finish does without configurations. */

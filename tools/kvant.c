@@ -10,6 +10,7 @@
 #include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
+#include <strings.h>
 
 #define CPU_LEVELS "auto, c, avx2, avx2vnni, avx512, avx512vnni, avx512vbmi, neon or neondot"
 
@@ -190,7 +191,7 @@ int main(int argc, char **argv)
         return EXIT_USAGE;
     }
     const char *word = argv[1];
-    if (strcmp(word, "--version") == 0 || strcmp(word, "-V") == 0 || strcmp(word, "version") == 0)
+    if (strcmp(word, "--version") == 0 || strcasecmp(word, "-V") == 0 || strcmp(word, "version") == 0)
         return print_version();
     if (strcmp(word, "--describe") == 0)
         return describe(&commands);

@@ -73,7 +73,9 @@ static bool check_versions(const char *folder)
 bool llama_api_load(const char *folder)
 {
     char path[PATH_MAX];
-    if (!find_libllama(folder, path, sizeof path))
+    if (folder[0] == 0)
+        complain("no llama.cpp runtime is named");
+    if (folder[0] == 0 || !find_libllama(folder, path, sizeof path))
         return hint("scripts/fetch.py runtime fetches one; --runtime or KVANT_RUNTIME names the folder");
     /* Global, because back ends that are loaded later look for ggml's symbols there. */
     void *library = dlopen(path, RTLD_NOW | RTLD_GLOBAL);

@@ -6,27 +6,13 @@
 #include <stdio.h>
 #include <string.h>
 
-static void line(const char *prefix, const char *format, va_list args)
+bool say_line(const char *prefix, const char *format, ...)
 {
+    va_list args;
+    va_start(args, format);
     fputs(prefix, stderr);
     vfprintf(stderr, format, args);
     fputc('\n', stderr);
-}
-
-bool complain(const char *format, ...)
-{
-    va_list args;
-    va_start(args, format);
-    line("kvant: ", format, args);
-    va_end(args);
-    return false;
-}
-
-bool hint(const char *format, ...)
-{
-    va_list args;
-    va_start(args, format);
-    line("  hint: ", format, args);
     va_end(args);
     return false;
 }

@@ -23,9 +23,10 @@ double monotonic_seconds(void)
     return (double)now.tv_sec + 1e-9 * (double)now.tv_nsec;
 }
 
-bool progress_use_json(void)
+bool progress_use_json(void *wanted, const char *value)
 {
-    return json = true;
+    (void)value;
+    return json = *(bool *)wanted = true;
 }
 
 /* Never beyond 1: work that was not foreseen (a cache filled again) only takes longer. */

@@ -19,9 +19,9 @@ double monotonic_seconds(void);
  * where a person reads it:
  *   {"done":512,"total":4096,"fraction":0.125,"elapsed_s":1.5,"remaining_s":10.5,"what":"turboquant-4"}
  * one at the start, about one per second, one at the end. done and total are of a unit of the
- * command's own; remaining_s is null until something is done. Returns true, so that a handler of
- * --json can be one line. */
-bool progress_use_json(void);
+ * command's own; remaining_s is null until something is done. For option tables: sets *wanted, a
+ * bool, and returns true. */
+bool progress_use_json(void *wanted, const char *value);
 
 /* total: any unit of work of which every step costs about the same. */
 void progress_start(progress *p, double total);

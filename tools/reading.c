@@ -3,6 +3,7 @@
 #include "reading.h"
 
 #include "command.h"
+#include "interrupt.h"
 #include "spread.h"
 #include "text.h"
 
@@ -93,6 +94,26 @@ bool reading_decode(reading *r, size_t chunk, size_t start, size_t n)
     if (status != 0)
         complain("%s: llama.cpp could not decode the batch (status %d)", r->command, (int)status);
     return status == 0;
+}
+
+bool reading_all(reading *r, size_t from, progress *p, void (*on_batch)(void *user, size_t chunk, size_t start, size_t n),
+                 void *user)
+{
+    for (size_t chunk = from; chunk < r->n_tokens; chunk += r->n_ctx) {
+        const size_t left = r->n_tokens - chunk, length = left < r->n_ctx ? left : r->n_ctx;
+        reading_clear(r);
+        for (size_t start = 0; start < length; start += ENGINE_UBATCH) {
+            const size_t n = length - start < ENGINE_UBATCH ? length - start : ENGINE_UBATCH;
+            on_batch(user, chunk, start, n);
+            if (!reading_decode(r, chunk, start, n))
+                return false;
+            r->done = chunk + start + n;
+            progress_add(p, (double)n, "reading the text");
+            if (interrupted())
+                return false;
+        }
+    }
+    return true;
 }
 
 /* One token tells the shapes of all layers, before their rows can be told apart into heads. */

@@ -16,6 +16,7 @@ typedef struct reading {
     llama_token *tokens;
     size_t n_tokens;
     size_t text_tokens; /* of the whole text */
+    size_t done;        /* tokens that reading_all has decoded */
     uint32_t n_ctx;
     struct llama_context *ctx;
     struct llama_batch batch;
@@ -42,6 +43,11 @@ void reading_clear(reading *r);
 /* Decodes n tokens of the context that begins at token chunk, from its position start on. False
  * after complaining. */
 bool reading_decode(reading *r, size_t chunk, size_t start, size_t n);
+
+/* The contexts from token `from` on (a multiple of n_ctx), batch by batch. Between batches on_batch hears of each
+ * one before it is decoded; after Ctrl-C the batch at hand is the last. False then, or after complaining. */
+bool reading_all(reading *r, size_t from, progress *p, void (*on_batch)(void *user, size_t chunk, size_t start, size_t n),
+                 void *user);
 
 /* Whether a file can be made there: minutes of work should not end in "permission denied".
  * Complains. */

@@ -1,4 +1,5 @@
 /* text.c - see text.h. */
+#define _POSIX_C_SOURCE 200809L /* open_memstream, fmemopen */
 #include "text.h"
 
 #include "command.h"
@@ -14,36 +15,20 @@
 extern const unsigned char manual_text[];
 extern const size_t manual_text_size;
 
+/* A 0 follows the text. NULL without memory. */
 static char *read_stream(FILE *file, size_t *bytes)
 {
-    size_t capacity = 1 << 16, n = 0;
-    char *text = malloc(capacity);
-    while (text != NULL) {
-        n += fread(text + n, 1, capacity - n - 1, file);
-        if (n < capacity - 1)
-            break;
-        char *larger = capacity <= SIZE_MAX / 2 ? realloc(text, capacity *= 2) : NULL;
-        if (larger == NULL)
-            free(text);
-        text = larger;
+    char block[65536], *text = NULL;
+    FILE *out = open_memstream(&text, bytes);
+    for (size_t n = 1; out != NULL && n > 0;) {
+        n = fread(block, 1, sizeof block, file);
+        fwrite(block, 1, n, out);
     }
-    if (text != NULL)
-        text[n] = 0;
-    *bytes = n;
-    return text;
-}
-
-static char *copy_manual(size_t *bytes)
-{
-    char *text = malloc(manual_text_size + 1);
-    if (text == NULL) {
-        complain("out of memory");
-        return NULL;
-    }
-    memcpy(text, manual_text, manual_text_size);
-    text[manual_text_size] = 0;
-    *bytes = manual_text_size;
-    return text;
+    const bool failed = out == NULL || ferror(out);
+    if ((out == NULL || fclose(out) == 0) && !failed)
+        return text;
+    free(text);
+    return NULL;
 }
 
 static bool continues(unsigned char byte)
@@ -71,32 +56,38 @@ bool text_check(const char *name, const char *text, size_t bytes)
     return true;
 }
 
+static FILE *open_text(const char *path)
+{
+    if (strcmp(path, MANUAL_TEXT) == 0)
+        return fmemopen((void *)(uintptr_t)manual_text, manual_text_size, "rb");
+    return strcmp(path, "-") == 0 ? stdin : fopen(path, "rb");
+}
+
 static char *read_file(const char *path, size_t *bytes)
 {
-    const bool standard_input = strcmp(path, "-") == 0;
     errno = 0;
-    FILE *file = standard_input ? stdin : fopen(path, "rb");
-    if (file == NULL) {
-        complain("%s: %s", path, strerror(errno));
-        return NULL;
-    }
-    char *text = read_stream(file, bytes);
-    if (text == NULL) {
-        complain("%s: out of memory", path);
-    } else if (ferror(file)) {
-        complain("%s: %s", path, strerror(errno));
+    FILE *file = open_text(path);
+    char *text = file != NULL ? read_stream(file, bytes) : NULL;
+    if (text == NULL || ferror(file)) {
+        complain("%s: %s", path, file != NULL && text == NULL ? "out of memory" : strerror(errno));
         free(text);
         text = NULL;
     }
-    if (!standard_input)
+    if (file != NULL && file != stdin)
         fclose(file);
     return text;
 }
 
+bool text_given(const char *command, const char *file)
+{
+    if (file != NULL)
+        return true;
+    complain("%s: no text given", command);
+    return hint("-f text.txt; scripts/fetch.py text makes one");
+}
+
 char *read_text(const char *path, size_t *bytes)
 {
-    if (strcmp(path, MANUAL_TEXT) == 0)
-        return copy_manual(bytes);
     char *text = read_file(path, bytes);
     if (text == NULL || text_check(strcmp(path, "-") == 0 ? "standard input" : path, text, *bytes))
         return text;

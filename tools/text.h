@@ -13,6 +13,9 @@
  * tokenizer cannot take the text: it throws through C. */
 bool text_check(const char *name, const char *text, size_t bytes);
 
+/* False after complaining that -f is missing. */
+bool text_given(const char *command, const char *file);
+
 /* The whole file ("-" is stdin), checked, with a 0 behind it, to be freed; NULL after
  * complaining. */
 char *read_text(const char *path, size_t *bytes);

@@ -343,7 +343,8 @@ static void tell(struct kvp_layers *layers)
             (double)layers->bytes / mib, (unsigned long long)layers->n_cells, 2 * layers->numbers / mib,
             layers->settings.remark);
     if (layers->n_here < layers->n)
-        kvp_error("warning: only %u of %u layers have a compressed cache, the other %u keep llama.cpp's own: set -ngl 99",
+        kvp_error("warning: only %u of %u layers have a compressed cache, the other %u keep llama.cpp's own: set -ngl 99 and "
+                  "--device KVANT alone",
                   layers->n_here, layers->n, layers->n - layers->n_here);
 }
 

@@ -36,7 +36,7 @@ class Help(unittest.TestCase):
                 self.assertIn(f"usage: kvant {command}", done.stdout)
 
     def test_version(self):
-        for word in ("--version", "-V", "version"):
+        for word in ("--version", "-V", "-v", "version"):
             done = run(word)
             self.assertEqual((done.returncode, done.stderr), (OK, ""))
             self.assertRegex(done.stdout, r"^kvant \d+\.\d+\.\d+ \(CPU level \w+; ")

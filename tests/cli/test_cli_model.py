@@ -427,15 +427,15 @@ class Run(unittest.TestCase):
         self.assertRegex(done.stderr, rf"int-8, 8\.50 bits: prompt \d+ tokens, .* KV cache \d+\.\d\d MiB \(f16: {f16} MiB\)")
 
     def test_a_preset_without_a_calibration_says_so(self):
-        done = run("run", "-m", MODEL, "--preset", "small", "-p", "Hello", "-n", "2")
+        done = run("run", "-m", SMALL, "--preset", "small", "-p", "Hello", "-n", "2")
         self.assertEqual(done.returncode, OK, done.stderr)
         self.assertRegex(done.stderr, r"(?m)^small, 3\.25 bits: ")
-        self.assertIn(f"  hint: not calibrated: kvant calibrate -m {MODEL} -f TEXT", done.stderr)
+        self.assertIn(f"  hint: not calibrated: kvant calibrate -m {SMALL} -f TEXT", done.stderr)
         self.assertNotIn("KV cache small: ", done.stderr)  # the plug-in's line is for programs
 
     def test_verbose_passes_on_what_the_plugin_says(self):
-        done = run("run", "-m", MODEL, "-k", "int-8", "-p", "Hello", "-n", "2", "--verbose")
-        self.assertIn("kvant: KV cache int-8: 8.50 bits per number, 30 of 30 layers, ", done.stderr)
+        done = run("run", "-m", SMALL, "-k", "int-8", "-p", "Hello", "-n", "2", "--verbose")
+        self.assertIn(f"kvant: KV cache int-8: 8.50 bits per number, {SMALL_LAYERS} of {SMALL_LAYERS} layers, ", done.stderr)
 
     def test_prompt_from_standard_input_and_raw(self):
         done = run(

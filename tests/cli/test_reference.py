@@ -20,9 +20,9 @@ class Files(unittest.TestCase):
         self.assertEqual((done.returncode, done.stdout, done.stderr), (OK, "", ""), "run scripts/reference.py and commit what it writes")
 
     def test_fields_are_described(self):
-        page = (ROOT / "docs" / "reference" / "commands.md").read_text().partition("## kvant codecs")[2]
+        page = (ROOT / "docs" / "kvant.1").read_text().partition(".SS kvant codecs")[2]
         for field in json.loads(run("codecs", "--json").stdout)[0]:
-            self.assertIn(f"`{field}`", page)
+            self.assertIn(f"\\fB{field}\\fR", page)
 
     def test_the_man_page_has_no_warnings(self):
         if shutil.which("groff") is None:

@@ -69,7 +69,7 @@ class BeyondUnicode(unittest.TestCase):
     def test_binary_files_are_refused(self):
         self.text.write_bytes(b"GGUF\x03\x00\x00\x00 and so on")
         for arguments in ["eval", "-f", self.text], ["run", "-f", self.text], ["calibrate", "-f", self.text, "-o", self.out]:
-            done = run(*arguments, "-m", MODEL)
+            done = run(*arguments, "-m", SMALL)
             self.assertEqual((done.returncode, done.stdout), (RUNTIME, ""))
             self.assertIn(f"{self.text}: no text, byte 5 is 0 as in binary files", done.stderr)
 

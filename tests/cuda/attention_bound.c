@@ -1,8 +1,7 @@
 /* attention_bound.c - softmax in double precision over the CPU decoder's rows, and how far from it attention
  * on the GPU may be.
  *
- * The bound is derived, not tuned; docs/internals/cuda.md has the derivation. With u = 2^-11 (fp16), for one query
- * head:
+ * The bound is derived, not tuned. With u = 2^-11 (fp16), for one query head:
  *   delta   = scale (unit 2^-12 sum |y_t| + step_error s_t |q|_1) + rounding: the largest error of a score,
  *   where
  *             unit is the power of two above max |R q|, y_t the decoded key in rotated space (L1 norm), s_t
@@ -325,7 +324,7 @@ static void compute_row(const fixture *f, const query *at, bool tiles, reference
     r->bound = (growth * norms + 0x1p-11 * rounded + 0x1p-25 * (largest * small + small_zero) +
                 v_error * weighted_scale * root + of_chunks + tile + (n / 16 + 16) * 0x1p-22 * summed) /
                    total * factor +
-               (f->sinks ? growth * sqrt(center_norm) : 0) + rounding * sqrt(norm) + (c->type == KVANT_CUDA_F16 ? 0x1p-25 * root : 0);
+               (f->sinks ? growth * sqrt(center_norm) : 0) + (rounding + f->output_error) * sqrt(norm) + (c->type == KVANT_CUDA_F16 ? 0x1p-25 * root : 0);
     free(scores);
 }
 

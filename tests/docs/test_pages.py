@@ -68,9 +68,22 @@ def numbers(root):
             yield f"{page.relative_to(root)}: {found} lacks its leading zero"
 
 
+def files(root):
+    """Paths in `code`, and tables of results, wherever a page names them."""
+    results = root / "bench" / "results"
+    for page in [root / "README.md", root / "CONTRIBUTING.md", *pages(root)]:
+        text = page.read_text() if page.exists() else ""
+        for path in re.findall(r"`((?:%s)/[\w./-]*[\w/])`" % "|".join((*SOURCES, "examples")), text):
+            if "NAME" not in path and not (root / path).exists():
+                yield f"{page.relative_to(root)}: there is no {path}"
+        for table in re.findall(r"(?<![\w/.*-])(\w+\.csv)\b", text):
+            if not (results / table).exists() and table not in ("papers.csv", "speed.csv"):
+                yield f"{page.relative_to(root)}: there is no {table} in bench/results"
+
+
 def names(root):
     """Comments name a page by its file name alone, so that it can move."""
-    known = {page.name for page in everywhere(root)}
+    known = {page.name for page in [*everywhere(root), *(root / "tools").rglob("*.md")]}
     for folder in SOURCES:
         for file in (root / folder).rglob("*"):
             if file.suffix in (".c", ".h", ".cu", ".cuh", ".in", ".py", ".sh", ".txt") and file.name not in EXEMPT:
@@ -94,6 +107,9 @@ class Pages(unittest.TestCase):
 
     def test_leading_zeros(self):
         self.check(numbers)
+
+    def test_files_named_in_pages(self):
+        self.check(files)
 
     def test_pages_named_in_sources(self):
         self.check(names)
@@ -129,6 +145,10 @@ class Rules(unittest.TestCase):
     def test_leading_zeros(self):
         self.assertEqual(self.found(numbers, page="`.5` is 0.5\n\n    code .5\n"), 0)
         self.assertEqual(self.found(numbers, page="it loses .5"), 1)
+
+    def test_files(self):
+        self.assertEqual(self.found(files, page="`src/file.c`, `src`, `bench/x/*`"), 0)
+        self.assertEqual(self.found(files, page="`src/other.c` and results.csv"), 2)
 
     def test_names(self):
         self.assertEqual(self.found(names, source="/* page.md, docs/guide/page.md */"), 0)

@@ -128,16 +128,18 @@ static void read_values(const dots *p, int16_t *values)
 /* want: n x rows. */
 static void expect_dots(const dots *p, int32_t *want)
 {
-    static int16_t values[KVANT_MAX_PADDED_DIM * KVANT_PAGE_TOKENS];
+    static int16_t values[KVANT_MAX_PADDED_DIM * KVANT_PAGE_TOKENS], x[KVANT_MAX_PADDED_DIM];
     const kvant_code_factors *f = &p->factors;
-    uint32_t rows = KVANT_TILE * p->layout.row_tiles, columns = KVANT_TILE * p->layout.column_tiles;
+    const uint32_t rows = KVANT_TILE * p->layout.row_tiles, columns = KVANT_TILE * p->layout.column_tiles;
+    const uint32_t first = KVANT_TILE * f->first, end = KVANT_TILE * f->end, band_rows = KVANT_TILE * f->band_tiles;
     read_values(p, values);
     for (uint32_t i = 0; i < p->n; i++)
         for (uint32_t row = 0; row < rows; row++) {
-            const int16_t *x = p->x + i * f->stride + row / KVANT_TILE / f->band_tiles * f->band_stride;
+            for (uint32_t c = first; c < end && row % band_rows == 0; c++) /* a band's vector, column by column */
+                x[c] = p->x[i * f->stride + row / band_rows * f->band_stride + position_of(c)];
             int32_t sum = 0;
-            for (uint32_t c = KVANT_TILE * f->first; c < KVANT_TILE * f->end; c++)
-                sum += values[row * columns + c] * x[position_of(c)];
+            for (uint32_t c = first; c < end; c++)
+                sum += values[row * columns + c] * x[c];
             want[i * rows + row] = sum;
         }
 }

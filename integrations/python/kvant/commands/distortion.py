@@ -48,7 +48,7 @@ COMMAND = cli.Command(
     "With -k: D is the relative squared error, 'D, best scale' what is left of it when rows are\n"
     "made longer or shorter, slope what inner products shrink to, 'ip error' the squared error of\n"
     "one, times head_dim. 1024 rows and 16 queries of 64 seeds; +- is the standard error.\n\n"
-    "Exit status: 0 when every cell without a footnote is within, 1 otherwise.\n"
+    "Exit status: 1 when a cell without a footnote is not within, else 0.\n"
     "Ctrl-C prints what is complete.",
 )
 

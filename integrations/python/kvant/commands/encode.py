@@ -36,7 +36,7 @@ COLUMNS = [
     Column("head_dim", "head_dim", 0),
     Column("level", "level"),
     Column("true_bits", "bits", 2),
-    Column("microseconds", "us a row", 3),
+    Column("microseconds", "us per row", 3),
     Column("ratio_to_f16", "x f16", 2),
 ]
 

@@ -19,9 +19,9 @@ CACHES = [
                                "integer products of the fast kernels cost"),
     Option(None, "protect", "N", "the first N and the last N layers use another codec: of the -k\n"
                                  "or --preset before it, of all when it comes first (default 0)"),
-    Option(None, "protect-codec", "SPEC", "that codec, for keys and values (default f16)"),
-    Option(None, "calibration", "FILE", "what some codecs and all presets use; kvant calibrate makes it\n"
-                                        "(default: model.kvcal beside model.gguf)"),
+    Option(None, "protect-codec", "SPEC", "codec of these layers, keys and values (default f16)"),
+    Option(None, "calibration", "FILE", "calibration, for all presets and some codecs (default:\n"
+                                        "model.kvcal beside model.gguf); kvant calibrate makes it"),
 ]
 
 

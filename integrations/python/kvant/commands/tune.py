@@ -25,18 +25,17 @@ COMMAND = cli.Command(
     name="tune",
     usage="-m MODEL -f TEXT (--bits B | --kv-bytes N) [-c CTX] [-o model.kvant] [--calibration FILE]",
     about="""\
-Gives the keys and the values of each layer, or of each of its kv heads, a codec
-so that the model changes least within a budget of memory: measures the
-divergence of the model with one layer coarse at a time, computes what other
-codecs would do there from captured keys, values and queries, and solves for the
-budget. Checks the result, and the best uniform settings beside it, on other tokens.
-Needs NumPy.""",
+Finds a codec for the keys and the values of each layer, or of each kv head,
+within a budget of memory. Measures how much the model changes when one layer is
+coarse, computes what other codecs would do there, and solves for the budget.
+Checks the result, and the best uniform settings, on other tokens. Needs NumPy.
+Takes 30 to 120 minutes: use it when memory is the limit.""",
     options=[
         model_options.MODEL,
         Option("f", "file", "FILE", "text to tune on; - reads standard input; give several, of the kinds\n"
                                     "that the model will read"),
-        Option(None, "bits", "B", "bits a number that the cache may take, all of its memory\ncounted, in a context of -c tokens"),
-        Option(None, "kv-bytes", "N", "or its bytes; K, M and G for KiB, MiB and GiB"),
+        Option(None, "bits", "B", "bits per number that the cache may take in a context of -c\ntokens, all of its memory counted"),
+        Option(None, "kv-bytes", "N", "or its bytes: K, M and G are KiB, MiB and GiB"),
         Option("c", "ctx", "N", "context that the budget is for (default 4096)"),
         Option("o", "output", "FILE", "settings file to write (default model.kvant)"),
         Option(None, "calibration", "FILE", "for better codecs; kvant calibrate makes it (default:\nmodel.kvcal beside model.gguf)"),
