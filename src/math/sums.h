@@ -1,7 +1,6 @@
 /* sums.h - sums in the order that format.md fixes: 16 partial sums, then a tree. Machines with
  * 4, 8 and 16 lanes can all follow this order, so vectorised encoders give the same bits. */
-#ifndef KVANT_MATH_SUMS_H
-#define KVANT_MATH_SUMS_H
+#pragma once
 
 #include <stddef.h>
 #include <stdint.h>
@@ -35,5 +34,3 @@ static inline double kvant_dot_exact(const double *a, const double *b, size_t n)
         sum += a[i] * b[i];
     return sum;
 }
-
-#endif
