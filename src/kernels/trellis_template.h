@@ -61,8 +61,7 @@ KVANT_INLINE void advance_block(const block_costs *costs, uint32_t states, uint3
 
 KVANT_INLINE trellis_costs costs_of(const kvant_trellis *trellis, uint32_t cell)
 {
-    static const uint16_t nothing[KVANT_TRELLIS_SUBSETS];
-    const vh near = vh_repeat(cell != KVANT_TRELLIS_NO_NUMBER ? trellis->costs[cell] : nothing);
+    const vh near = vh_repeat(trellis->costs[cell]);
     return (trellis_costs){ near, vh_swap_pairs(near) };
 }
 
@@ -145,7 +144,7 @@ KVANT_INLINE void NAME(lower)(uint16_t *metric, uint32_t states)
 static KVANT_TRELLIS_PATH_FN(NAME(trellis_path))
 {
 #ifdef PATH_IN_PLACE
-    if (has_places(trellis, cells, n, work)) {
+    if (has_places(trellis, n, work)) {
         path_in_place(trellis, cells, n, work, bits);
         return;
     }
