@@ -11,8 +11,8 @@
  *   below_mask(a, b)                 bit j: number j of a is below number j of b, of which none is
  *                                    above; 32 / HALVES vectors each
  *
- * A level that keeps the metrics of a search in registers also defines STATES_IN_REGISTERS, vh_or
- * and vh_odd(): ones in every second number. */
+ * A level with a search of its own for 256 states also defines PATH_IN_PLACE, a header that has
+ * has_places (whether it takes a search) and path_in_place. */
 #define TRELLIS_VECTORS (32 / HALVES)
 
 typedef struct trellis_costs {
