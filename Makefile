@@ -30,6 +30,7 @@ $(BUILD)/fetched:
 	touch $@
 
 demo: all
+	scripts/deps.sh fetch
 	$(PYTHON) scripts/demo.py --kvant $(BUILD)/bin/kvant
 
 # README's picture, from bench/results.
@@ -110,7 +111,7 @@ install: all
 
 # A tarball for any x86-64 Linux with glibc 2.28 or newer, checked in a bare folder (scripts/check_dist.sh).
 dist:
-	scripts/deps.sh build
+	scripts/deps.sh fetch
 	headers=$$($(FETCH) headers) && plot=$$($(FETCH) plot) && zig=$$($(FETCH) zig) && \
 	JOBS=$(JOBS) scripts/dist.sh $(BUILD)/dist "$$headers" "$$plot" "$$zig"
 
@@ -119,7 +120,7 @@ clean:
 
 help:
 	@echo 'make            build/bin/kvant, libraries and plug-in in build/lib'
-	@echo 'make demo       quality, size and speed of stock and compressed caches, then an answer (3 minutes)'
+	@echo 'make demo       memory, quality and speed of llama.cpp'"'"'s caches and kvant'"'"'s, and three answers (3 minutes)'
 	@echo 'make pictures   README'"'"'s picture, from bench/results'
 	@echo 'make cuda       build/lib/libkvant_cuda.so, for sm_80, sm_90 and later; needs nvcc, takes minutes'
 	@echo 'make test       build and run the tests but the long ones (6 minutes on 2 cores, building aside)'

@@ -15,7 +15,7 @@ fail() {
 tar -C "$work" -xf "$tarball"
 kvant=$(find "$work" -mindepth 1 -maxdepth 1 -type d)
 for file in bin/kvant lib/libkvant.so lib/libggml-kvant.so lib/libkvant.a include/kvant/kvant.h lib/pkgconfig/kvant.pc \
-    lib/cmake/kvant/kvant-config.cmake share/man/man1/kvant.1 share/kvant/plot/LICENSE-d3 LICENSE README.txt; do
+    lib/cmake/kvant/kvant-config.cmake share/man/man1/kvant.1 share/bash-completion/completions/kvant share/kvant/plot/LICENSE-d3 LICENSE README.txt; do
     [ -e "$kvant/$file" ] || fail "$file is missing"
 done
 

@@ -1,9 +1,9 @@
 #!/usr/bin/env python3
-"""The main job, shown: a small model in a stock llama.cpp, with stock and with kvant's KV caches.
+"""What kvant does, shown in 3 minutes: memory, quality and speed of its presets beside llama.cpp's own KV caches, and the same
+question to three of them.
 
-Prints one table (size, quality, speed) and an answer that the model generates from a long prompt on the
-compressed cache. Under 3 minutes on 2 cores once everything is fetched. Quality is measured by `kvant eval`,
-speed by `kvant bench model`; --json hands on their numbers as one array.
+Quality is that of Qwen2.5-Coder-0.5B, whose q4_0 cache is broken. Speed is that of SmolLM2-135M, whose cache is large beside its
+weights. `kvant eval`, `kvant bench model` and `kvant run` measure; --json hands on their numbers as one array.
 """
 
 import argparse
@@ -12,102 +12,134 @@ import os
 import pathlib
 import subprocess
 import sys
+import textwrap
 import time
 
 import fetch
 
-STOCK = ["q8_0", "q4_0"]
-KVANT = [("int-4:axis=channel,group=64", "turboquant-4"), ("int-3:axis=channel", "turboquant-3")]  # K, V
+WIDTH = 78
+CACHES = ["f16", "q8_0", "q4_0", "quality", "balanced", "small"]
+STOCK = CACHES[:3]
+ASKED = ["f16", "q4_0", "balanced"]
 # Sizes that fit the 3 minutes.
-CONTEXT, CHUNKS = 1024, 1
-DEPTH, PREFILL, DECODE, ROUNDS = 1024, 128, 16, 2
-# What the answer needs stands in the middle of the prompt, so it has to come through the compressed cache.
-FACT = (
-    "Remember this: the ship that carried the first printed copy of this manual was called the Golden Heron."
-)
-QUESTION = "What was the name of the ship that carried the first printed copy of this manual?"
-PROMPT_CHARACTERS = 6000  # about 1500 tokens
+TOKENS, DEPTH, DECODE, ROUNDS = 1024, 1536, 16, 4
+SHOWN_AT = 32768  # tokens that memory is given for
+# Rounds that differ by more say what else the machine does, not how fast a cache is.
+AGREE = 0.25
 
-COLUMNS = [
-    ("cache", "cache", "{}"),
-    ("bits", "bits", "{:.2f}"),
-    ("kv_mib", "KV MiB", "{:.2f}"),
-    ("ppl", "ppl", "{:.2f}"),
-    ("kld_mean", "mean KLD", "{:.4f}"),
-    ("top1", "top-1 %", "{:.1f}"),
-    ("prefill_tps", "prefill t/s", "{:.0f}"),
-    ("decode_tps", "decode t/s", "{:.1f}"),
-]
+# What the answer needs stands in the middle of the prompt, so it has to come through the cache.
+FACT = "Remember this: the ship that carried the first printed copy of this manual was called the Golden Heron."
+QUESTION = "What was the name of the ship that carried the first printed copy of this manual?"
+PROMPT_CHARACTERS = 2600  # about 700 tokens
+
+GREEN, RED, BOLD = "32", "31", "1"
+
+
+class Failed(Exception):
+    """A command failed and has said why. Its argument is the exit code."""
 
 
 def say(text):
     print(text, file=sys.stderr, flush=True)
 
 
-def configurations():
-    options = [word for name in STOCK for word in ("--stock", name)]
-    return options + [word for k, v in KVANT for word in ("-k", k, "-v", v)]
+def coloured():
+    return sys.stdout.isatty() and not os.environ.get("NO_COLOR") and os.environ.get("TERM") != "dumb"
 
 
-def kvant(command, arguments):
-    done = subprocess.run([str(word) for word in [*command, *arguments]], stdout=subprocess.PIPE, text=True)
-    if done.returncode != 0:
-        sys.exit(done.returncode)
-    return done.stdout
+def paint(text, colour):
+    return f"\033[{colour}m{text}\033[0m" if coloured() and colour else text
 
 
-def measure(command, model, text):
-    say(f"quality: {CHUNKS} x {CONTEXT} tokens against the f16 cache ...")
-    quality = json.loads(
-        kvant(
-            [command, "eval"],
-            ["-m", model, "-f", text, "-c", CONTEXT, "--chunks", CHUNKS, *configurations(), "--json"],
-        )
-    )
-    say(f"speed at {DEPTH} tokens of context ...")
-    speed = json.loads(
-        kvant(
-            [command, "bench", "model"],
-            [
-                "-m",
-                model,
-                "-d",
-                DEPTH,
-                "-p",
-                PREFILL,
-                "-n",
-                DECODE,
-                "-r",
-                ROUNDS,
-                "--stock",
-                "f16",
-                *configurations(),
-                "--json",
-            ],
-        )
-    )
-    by_name = {(row["cache"], row["k"], row["v"]): row for row in speed}
-    return [{**by_name[(row["cache"], row["k"], row["v"])], **row} for row in quality]
+def options_of(cache):
+    return ["--stock", cache] if cache in STOCK else ["--preset", cache]
+
+
+def kvant(options, *words, text=None):
+    """What the command prints. It shows its progress on a terminal; elsewhere its progress would be lines of JSON.
+    A session of its own: Ctrl-C comes here only, and a killed command says nothing."""
+    words = [options.kvant, *map(str, words)]
+    messages = None if sys.stderr.isatty() else subprocess.PIPE
+    with subprocess.Popen(words, stdin=subprocess.PIPE, stdout=subprocess.PIPE, stderr=messages, text=True, errors="replace",
+                          start_new_session=True) as child:
+        try:
+            out, said = child.communicate(text or "")
+        except KeyboardInterrupt:
+            child.kill()
+            child.wait()
+            raise
+    if child.returncode != 0:
+        say("".join(line for line in (said or "").splitlines(True) if not line.startswith("{")).rstrip())
+        raise Failed(child.returncode)
+    return out
+
+
+def measure(options, model, fast_model, text):
+    """One dictionary per cache: the row of eval and, where rounds agree, the speeds of bench model."""
+    configs = [word for cache in CACHES[1:] for word in options_of(cache)]
+    say(f"quality of {pathlib.Path(model).stem}: {TOKENS} tokens through {len(CACHES)} caches")
+    quality = json.loads(kvant(options, "eval", "-m", model, "-f", text, "-c", TOKENS, "--chunks", 1, "--json", *configs))
+    say(f"speed of {pathlib.Path(fast_model).stem} with {DEPTH} tokens in each cache")
+    speed = json.loads(kvant(options, "bench", "model", "-m", fast_model, "-d", DEPTH, "-p", 0, "-n", DECODE, "-r", ROUNDS, "--json",
+                             *options_of("f16"), *configs))
+    if len(quality) != len(CACHES) or len(speed) != len(CACHES):
+        say("demo: a measurement is incomplete")
+        raise Failed(1)
+    keys = ("decode_tps", "decode_low", "decode_high")
+    return [{**row, "name": cache, "fits": memory(row, quality[0], SHOWN_AT), **{key: fast[key] for key in keys}}
+            for cache, row, fast in zip(CACHES, quality, speed)]
+
+
+def memory(row, f16, tokens):
+    """Bytes of a cache with so many tokens: what grows takes the codec's true bits, what was measured beyond that stays."""
+    grows = row["bits"] / 16 * f16["kv_bytes"]
+    return grows * tokens / TOKENS + (row["kv_bytes"] - grows)
+
+
+def rounds_agree(rows):
+    return all(row["decode_high"] - row["decode_low"] <= AGREE * row["decode_tps"] for row in rows)
+
+
+def colour_of(kld):
+    return GREEN if kld < 0.01 else "" if kld < 0.1 else RED
 
 
 def table(rows):
-    cells = [[heading for _, heading, _ in COLUMNS]]
+    speeds = rounds_agree(rows)
+    print(paint(f"{'KV cache':<19}{'MiB':>7}  {'of f16':>6}  {'KLD':>7}  {'same token':>10}" + (f"  {'tokens/s':>8}  rounds" if speeds else ""), BOLD))
     for row in rows:
-        name = row["k"] if row["k"] == row["v"] else f"{row['k']} / {row['v']}"
-        shown = dict(
-            row, cache=f"{row['cache']} {name}", kv_mib=row["kv_bytes"] / 2**20, top1=100 * row["top1"]
-        )
-        cells.append([form.format(shown[key]) for key, _, form in COLUMNS])
-    widths = [max(len(line[i]) for line in cells) for i in range(len(COLUMNS))]
-    for line in cells:
-        print(
-            "  ".join(
-                cell.ljust(w) if i == 0 else cell.rjust(w) for i, (cell, w) in enumerate(zip(line, widths))
-            ).rstrip()
-        )
+        name = f"{row['name']} (default)" if row["name"] == "balanced" else row["name"]
+        kld = "0" if row["name"] == "f16" else f"{row['kld_mean']:.4f}"
+        line = f"{name:<19}{row['fits'] / 2**20:>7.1f}  {row['fits'] / rows[0]['fits']:>6.2f}  "
+        line += paint(f"{kld:>7}", colour_of(row["kld_mean"])) + f"  {100 * row['top1']:>8.1f} %"
+        if speeds:
+            line += f"  {row['decode_tps']:>8.1f}  {row['decode_low']:.0f} to {row['decode_high']:.0f}"
+        print(line)
+    return speeds
 
 
-def long_prompt(text):
+def paragraph(text):
+    print(textwrap.fill(text, WIDTH))
+
+
+def explain(rows, model, fast_model, speeds):
+    by_name = {row["name"]: row for row in rows}
+    print()
+    paragraph("KLD: how far the probabilities of the next token move from the f16 cache's. "
+              "Below 0.01 nobody sees a difference, above 0.1 answers change.")
+    paragraph(f"MiB: {pathlib.Path(model).stem} with {SHOWN_AT} tokens. The presets are better still after `kvant calibrate`.")
+    if speeds:
+        paragraph(f"tokens/s: {pathlib.Path(fast_model).stem} after {DEPTH} tokens, median and range of {ROUNDS} rounds.")
+    else:
+        paragraph(f"No speed: {ROUNDS} rounds of one cache differ by more than {100 * AGREE:.0f} %, so this machine is busy with something else.")
+    small, q4 = by_name["balanced"], by_name["q4_0"]
+    if small["kld_mean"] < q4["kld_mean"]:
+        times = q4["kld_mean"] / small["kld_mean"]
+        paragraph(paint(f"balanced: {small['fits'] / by_name['f16']['fits']:.2f} of f16's memory, "
+                        f"1/{times:.0f} of q4_0's divergence, {small['fits'] / q4['fits']:.2f} of its size.", BOLD))
+
+
+def prompt_of(text):
     body = pathlib.Path(text).read_text(encoding="utf-8")
     start = body.find("\n\n", len(body) // 2)
     excerpt = body[start : start + PROMPT_CHARACTERS]
@@ -115,47 +147,60 @@ def long_prompt(text):
     return f"{excerpt[:middle]}\n\n{FACT}\n{excerpt[middle:]}\n\n"
 
 
-def answer(command, model, text):
-    prompt = long_prompt(text)
-    k, v = KVANT[0]
-    print(f"\nOn the {k} / {v} cache. In the middle of a prompt of {len(prompt)} characters:")
-    print(f"  {FACT}\nAt its end:\n  {QUESTION}\nAnswer:", flush=True)
-    arguments = ["-m", model, "-k", k, "-v", v, "-n", "40", "-f", "-", "-p", QUESTION]
-    return subprocess.run([command, "run", *arguments], input=prompt, text=True).returncode
+def ask(options, model, text):
+    prompt = prompt_of(text)
+    print()
+    paragraph(f"The same question to three caches, after a text of {len(prompt)} characters with this in its middle:")
+    print(textwrap.fill(FACT, WIDTH, initial_indent="  ", subsequent_indent="  "))
+    print(textwrap.fill(QUESTION, WIDTH, initial_indent="  ", subsequent_indent="  ") + "\n", flush=True)
+    for cache in ASKED:
+        out = kvant(options, "run", "-m", model, *options_of(cache), "-n", 32, "-f", "-", "-p", QUESTION, text=prompt)
+        answer = " ".join("".join(c if c.isprintable() else " " for c in out).split()) or "(nothing)"
+        right = "Golden Heron" in answer
+        print(paint(f"{cache:<10}", GREEN if right else RED) + textwrap.fill(answer, WIDTH - 10, subsequent_indent=" " * 10), flush=True)
+
+
+def run(options):
+    if not os.environ.get("KVANT_RUNTIME"):
+        os.environ["KVANT_RUNTIME"] = str(fetch.fetch_runtime())
+    model = options.model or str(fetch.fetch_model("qwen"))
+    fast_model = options.model or str(fetch.fetch_model("smollm2"))
+    text = options.text or str(fetch.fetch_text())
+    started = time.monotonic()
+    rows = measure(options, model, fast_model, text)
+    if options.json:
+        print(json.dumps(rows, indent=1))
+        return
+    print()
+    explain(rows, model, fast_model, table(rows))
+    ask(options, model, text)
+    say(f"\nThat took {time.monotonic() - started:.0f} s.")
+    print("\nYour own model, in your own llama.cpp:\n" +
+          paint(f"  {options.kvant} exec -- llama-server -m model.gguf", BOLD))
 
 
 def main():
-    parser = argparse.ArgumentParser(
-        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
-    )
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--kvant", default="build/bin/kvant", help="the command (default %(default)s)")
-    parser.add_argument("--model", help="a .gguf file (default: SmolLM2-135M-Instruct, fetched)")
+    parser.add_argument("--model", help="a .gguf file for everything (default: the two models, fetched)")
     parser.add_argument("--text", help="a text (default: the topics of Python's help())")
-    parser.add_argument("--json", action="store_true", help="the table's numbers as JSON, and no answer")
+    parser.add_argument("--json", action="store_true", help="the numbers as JSON, and no answers")
     options = parser.parse_args()
-    started = time.monotonic()
     try:
-        os.environ.setdefault("KVANT_RUNTIME", str(fetch.fetch_runtime()))
-        model = options.model or str(fetch.fetch_model("smollm2"))
-        text = options.text or str(fetch.fetch_text())
+        run(options)
     except fetch.FetchError as error:
         say(f"demo: {error}" + (f"\n  hint: {error.hint}" if error.hint else ""))
         return 1
-    fetched = time.monotonic()
-    rows = measure(options.kvant, model, text)
-    if options.json:
-        print(json.dumps(rows, indent=1))
-        return 0
-    print(f"\n{pathlib.Path(model).name}, {CHUNKS} x {CONTEXT} tokens of {pathlib.Path(text).name};")
-    print(f"speed after {DEPTH} tokens of context\n")
-    table(rows)
-    code = answer(options.kvant, model, text)
-    say(f"\n{time.monotonic() - fetched:.0f} s, after {fetched - started:.0f} s of fetching")
-    return code
+    except Failed as error:
+        return error.args[0]
+    except FileNotFoundError as error:
+        say(f"demo: {error.filename}: no such file\n  hint: `make` builds the command")
+        return 1
+    except KeyboardInterrupt:
+        say(("\r\033[K" if sys.stderr.isatty() else "") + "demo: stopped; what was fetched stays")
+        return 130
+    return 0
 
 
 if __name__ == "__main__":
-    try:
-        sys.exit(main())
-    except KeyboardInterrupt:
-        sys.exit(130)
+    sys.exit(main())

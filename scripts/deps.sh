@@ -1,6 +1,6 @@
 #!/bin/sh
-# Installs what building (deps.sh build) or testing (deps.sh test) needs and this machine lacks. Says and does
-# nothing when all is there. Uses apt-get, as root or through sudo; elsewhere it names what is missing.
+# Installs what building (deps.sh build), fetching models and compilers too (deps.sh fetch), or testing (deps.sh test) needs and this
+# machine lacks. Says and does nothing when all is there. Uses apt-get, as root or through sudo; elsewhere it names what is missing.
 set -eu
 
 missing=
@@ -22,9 +22,9 @@ need_numpy() {
 }
 
 case "${1:-}" in
-    build | test) ;;
+    build | fetch | test) ;;
     *)
-        echo "usage: scripts/deps.sh build|test" >&2
+        echo "usage: scripts/deps.sh build|fetch|test" >&2
         exit 2
         ;;
 esac
@@ -32,11 +32,13 @@ esac
 need_program cmake cmake
 need_program make make
 need_program cc gcc
-need_program c++ g++
 need_program git git
 need_program python3 python3
-need_pip
+if [ "$1" != build ]; then
+    need_pip
+fi
 if [ "$1" = test ]; then
+    need_program c++ g++ # headers are C++, too
     need_program pkg-config pkg-config
     need_library cmocka libcmocka-dev
     need_program clang clang

@@ -151,6 +151,11 @@ static const report_column columns[] = {
     { "prefill_tps", "prefill t/s", COLUMN_NUMBER, 1 },
     { "decode_tps", "decode t/s", COLUMN_NUMBER, 1 },
     { "rounds", "rounds", COLUMN_NUMBER, 0 },
+    /* The slowest and the fastest round: a difference inside them is none. */
+    { "prefill_low", NULL, COLUMN_NUMBER, 0 },
+    { "prefill_high", NULL, COLUMN_NUMBER, 0 },
+    { "decode_low", NULL, COLUMN_NUMBER, 0 },
+    { "decode_high", NULL, COLUMN_NUMBER, 0 },
 };
 enum { N_COLUMNS = sizeof columns / sizeof *columns };
 
@@ -162,6 +167,10 @@ static void add_row(bench *b, subject *s, uint32_t depth)
         CELL_NUMBER(stats_percentile(s->prefill_tps, s->n_rounds, 0.5)),
         CELL_NUMBER(stats_percentile(s->decode_tps, s->n_rounds, 0.5)),
         CELL_NUMBER(s->n_rounds),
+        CELL_NUMBER(stats_percentile(s->prefill_tps, s->n_rounds, 0)),
+        CELL_NUMBER(stats_percentile(s->prefill_tps, s->n_rounds, 1)),
+        CELL_NUMBER(stats_percentile(s->decode_tps, s->n_rounds, 0)),
+        CELL_NUMBER(stats_percentile(s->decode_tps, s->n_rounds, 1)),
     };
     configs_fill_cells(s->config, row);
     memcpy(row + N_CONFIG_COLUMNS, measured, sizeof measured);

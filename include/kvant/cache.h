@@ -32,8 +32,8 @@
  *   speed      With center=first and norm=first every 64th token, or a longer append, waits for sums over its
  *              rows, from which centre and scale are learnt. Rows of trellis and chunk codecs are kept as floats
  *              until their block is full: 6 bytes per number of one block per sequence and one more.
- *   attention  At most 32767 query tokens per call; no exact; no softcap over keys with a centre. The call then
- *              returns KVANT_ERR_UNSUPPORTED.
+ *   attention  At most 32767 query tokens per call, and no exact: the call then returns KVANT_ERR_UNSUPPORTED. A
+ *              softcap over keys with a centre is slow: keys are decoded to fp16 in every call.
  *
  * Threads: one call per cache at a time, whichever it is; different caches at once. Stack: 64 KiB are enough. fork: a child may use
  * its copy.

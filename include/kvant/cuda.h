@@ -87,6 +87,7 @@ typedef struct kvant_cuda_tables {
     const float *weights;          /* transform=diagonal: head_dim numbers; transform=file: head_dim^2 */
     const float *inverse_weights;  /* as many */
     size_t n_weights;              /* 0, head_dim or head_dim^2 */
+    const float *pivots, *columns; /* feedback: head_dim numbers; head_dim columns of head_dim numbers */
 } kvant_cuda_tables;
 
 /* Host work only; needs no libkvant_cuda. KVANT_ERR_ARGUMENT for a NULL or another size. */
@@ -138,6 +139,8 @@ typedef struct kvant_cuda_append_args {
     float *exact[2];
     /* not 0: rows are transformed already, as `exact` has them; no center, scale and weights then */
     uint32_t transformed;
+    /* device: of keys whose codec has feedback: per kv head its pivots, then its columns (kvant_cuda_tables) */
+    const float *k_feedback;
 } kvant_cuda_append_args;
 
 /* Rotates, quantises and writes n_tokens tokens: the bytes are those that kvant_codec_encode
@@ -164,6 +167,7 @@ typedef struct kvant_cuda_seal_args {
     /* device word or NULL: KVANT_CUDA_ROW_RANGE when the scale of a row does not fit. Such a row is
      * not written, and its block should stay open. */
     uint32_t *refused;
+    const float *k_feedback; /* as in append, or a smaller size */
 } kvant_cuda_seal_args;
 
 /* Quantises open blocks, to the same bytes as the CPU's cache. In a partly written group of 32
@@ -285,8 +289,8 @@ typedef struct kvant_cuda_decode_args {
     const float *inverse_weights;     /* device: n_kv_heads x n_weights (kvant_cuda_tables); NULL: none */
     /* device: rows of blocks[i] are rows 64 to[i] on of out; NULL: 64 i on */
     const int32_t *to;
-    /* not 0: rows stay transformed and within fp16's range, as in open pages; no center, scale and
-     * inverse_weights then */
+    /* not 0: rows stay transformed and within fp16's range, as in open pages; no scale and
+     * inverse_weights then, and center, if there is one, is a transformed centre */
     uint32_t transformed;
 } kvant_cuda_decode_args;
 

@@ -10,7 +10,8 @@
  *              part is merged, too, where the caller wants to see the effect of <q, c>: with a
  *              log-sum-exp or sinks.
  *
- * With a softcap <q, c> cannot be added afterwards: refused. */
+ * With a softcap <q, c> cannot be added afterwards. Then all blocks are gathered, and the centre is added
+ * to their keys: slow, but right. */
 #include <string.h>
 
 #include "../base/alloc.h"
@@ -45,6 +46,8 @@ typedef struct attention_call {
     int32_t *tables; /* staging: n_parts x batch x stride */
     bool any_open;   /* entries below 0 */
     bool merged;
+    bool centers_back;                     /* keys are gathered with their centre */
+    uint32_t ends[2][KVANT_MAX_VERSIONS]; /* of keys' lists then: by state, where each version's blocks end */
 } attention_call;
 
 /* Checks */
@@ -198,13 +201,28 @@ static void gather(attention_call *c, uint32_t i)
     c->n_gathered++;
 }
 
+static void gather_version(attention_call *c, uint32_t version)
+{
+    for (uint32_t i = 0; i < c->n_blocks; i++)
+        if (is_there(c, i) && block_of(c, KVANT_ROLE_K, i)->version == version) {
+            c->tables[i] = -1 - (int32_t)c->n_gathered;
+            gather(c, i);
+        }
+    for (int state = 0; state < 2; state++)
+        c->ends[state][version] = c->lists[KVANT_ROLE_K][state].n;
+}
+
 /* The table as if there were one part. */
 static void make_table(attention_call *c)
 {
     const bool gathers = must_gather(c);
+    c->any_open = c->centers_back;
+    for (uint32_t version = 0; c->centers_back && version < KVANT_MAX_VERSIONS; version++)
+        gather_version(c, version);
     for (uint32_t i = 0; i < c->n_blocks; i++) {
-        c->tables[i] = 0; /* behind a sequence's last block: not read */
         if (!is_there(c, i))
+            c->tables[i] = 0; /* behind a sequence's last block: not read */
+        if (!is_there(c, i) || c->centers_back)
             continue;
         const int32_t k = page_of(c, KVANT_ROLE_K, i), v = page_of(c, KVANT_ROLE_V, i);
         const bool open = k >= 0 || v >= 0;
@@ -258,24 +276,26 @@ static kvant_cuda_pages gathered_pages(const attention_call *c, int role)
                                n * page };
 }
 
-static kvant_status decode(const attention_call *c, int role, int state)
+/* Entries first .. end - 1 of a list; center: transformed, or NULL. */
+static kvant_status decode(const attention_call *c, int role, int state, uint32_t first, uint32_t end, const float *center)
 {
     const cuda_part *part = &c->layer->parts[role];
     const gather_list *list = &c->lists[role][state];
-    if (!list->n)
+    if (first == end)
         return KVANT_OK;
     const kvant_cuda_pages to = gathered_pages(c, role);
     const kvant_cuda_decode_args args = { .size = sizeof args,
                                           .codec = state == OPEN ? part->open_codec : part->codec,
                                           .pages = kvant_cuda_pages_of(part, state == OPEN),
-                                          .blocks = staged(c, list->from),
-                                          .n_blocks = list->n,
+                                          .blocks = staged(c, list->from + first),
+                                          .n_blocks = end - first,
                                           .n_kv_heads = c->n_kv_heads,
                                           .type = KVANT_CUDA_F16,
                                           .out = to.base,
                                           .token_stride = c->head_dim,
                                           .head_stride = to.head_stride / sizeof(uint16_t),
-                                          .to = staged(c, list->to),
+                                          .center = center,
+                                          .to = staged(c, list->to + first),
                                           .transformed = 1 };
     return kvant_cuda_said(kvant_cuda_decode(&args, c->memory->stream), "open pages");
 }
@@ -286,35 +306,60 @@ static kvant_status gather_pages(attention_call *c)
     if (c->any_open)
         KVANT_FORWARD(kvant_cuda_grow(&c->memory->gathered, 2 * c->n_kv_heads * n * page, "memory for open pages"));
     for (int i = 0; i < 4; i++)
-        KVANT_FORWARD(decode(c, i / 2, i % 2));
+        if (!c->centers_back || i / 2 == KVANT_ROLE_V)
+            KVANT_FORWARD(decode(c, i / 2, i % 2, 0, c->lists[i / 2][i % 2].n, NULL));
+    for (uint32_t i = 0; c->centers_back && i < 2 * KVANT_MAX_VERSIONS; i++) {
+        const uint32_t version = i / 2, end = c->ends[i % 2][version], first = version ? c->ends[i % 2][version - 1] : 0;
+        if (first < end)
+            KVANT_FORWARD(decode(c, KVANT_ROLE_K, (int)(i % 2), first, end,
+                                 kvant_cuda_version(&c->layer->parts[KVANT_ROLE_K], version).turned_center));
+    }
     return KVANT_OK;
 }
 
 /* Calls */
 
-/* Queries through the matrix of transform=file. */
+/* Queries through the matrix of transform=file, or through a dense rotation. */
 static kvant_status transform_queries(attention_call *c, kvant_cuda_attention_args *args)
 {
     const cuda_part *keys = &c->layer->parts[KVANT_ROLE_K];
     const size_t width = (size_t)args->n_heads * c->head_dim;
-    KVANT_FORWARD(kvant_cuda_grow(&c->memory->queries, c->batch * args->query_tokens * width * sizeof(float),
-                                  "memory for queries"));
+    const uint32_t n = c->batch * args->query_tokens;
+    KVANT_FORWARD(kvant_cuda_grow(&c->memory->queries, n * width * sizeof(float), "memory for queries"));
     const kvant_cuda_query_args queries = { .size = sizeof queries,
                                             .k_codec = keys->codec,
-                                            .batch = c->batch * args->query_tokens,
+                                            .batch = n,
                                             .n_heads = args->n_heads,
                                             .n_kv_heads = args->n_kv_heads,
                                             .type = KVANT_CUDA_F32,
-                                            .q = args->q,
-                                            .q_batch_stride = args->q_token_stride,
-                                            .q_head_stride = args->q_head_stride,
+                                            .q = c->p->q,
+                                            .q_batch_stride = c->p->q_token_stride,
+                                            .q_head_stride = c->p->q_head_stride,
                                             .inverse_weights = kvant_cuda_weights(keys, true),
                                             .out = c->memory->queries.at };
+    kvant_cuda_turn_args turn = kvant_cuda_turning(keys, false);
+    turn.rows = c->p->q, turn.token_stride = c->p->q_token_stride, turn.head_stride = c->p->q_head_stride;
+    turn.n_tokens = n, turn.n_heads = args->n_heads, turn.before = args->k_scale;
+    turn.out = c->memory->queries.at, turn.out_token_stride = width, turn.out_head_stride = c->head_dim;
     args->q = c->memory->queries.at;
     args->q_token_stride = width;
     args->q_batch_stride = args->query_tokens * width;
     args->q_head_stride = c->head_dim;
-    return kvant_cuda_said(kvant_cuda_transform_queries(&queries, c->memory->stream), "queries");
+    if (!keys->matrix)
+        return kvant_cuda_said(kvant_cuda_transform_queries(&queries, c->memory->stream), "queries");
+    args->k_scale = NULL;
+    return kvant_cuda_said(kvant_cuda_turn(&turn, c->memory->stream), "queries");
+}
+
+/* Outputs of values with a dense rotation: turned back, then over the channels' scale. */
+static kvant_status turn_outputs(const attention_call *c, const kvant_cuda_attention_args *args, const float *scale)
+{
+    kvant_cuda_turn_args turn = kvant_cuda_turning(&c->layer->parts[KVANT_ROLE_V], true);
+    turn.rows = turn.out = args->out;
+    turn.token_stride = turn.out_token_stride = args->out_token_stride;
+    turn.head_stride = turn.out_head_stride = args->out_head_stride;
+    turn.n_tokens = c->batch * args->query_tokens, turn.n_heads = args->n_heads, turn.after = scale;
+    return kvant_cuda_said(kvant_cuda_turn(&turn, c->memory->stream), "outputs");
 }
 
 static kvant_cuda_pages open_pool(const attention_call *c, int role)
@@ -385,7 +430,13 @@ static kvant_status attend_part(attention_call *c, uint32_t part, kvant_cuda_att
         args.lse = outs + (c->n_parts * c->head_dim + part) * rows;
         args.sinks = NULL;
     }
-    return kvant_cuda_said(kvant_cuda_attention(&args, c->memory->stream), "attention");
+    const cuda_part *keys = &c->layer->parts[KVANT_ROLE_K], *values = &c->layer->parts[KVANT_ROLE_V];
+    if (keys->matrix || keys->n_weights > c->head_dim)
+        KVANT_FORWARD(transform_queries(c, &args));
+    if (values->matrix)
+        args.v_scale = NULL, args.v_center = v.turned_center;
+    KVANT_FORWARD(kvant_cuda_said(kvant_cuda_attention(&args, c->memory->stream), "attention"));
+    return values->matrix ? turn_outputs(c, &args, v.attention_scale) : KVANT_OK;
 }
 
 static kvant_status merge(attention_call *c)
@@ -411,7 +462,7 @@ static kvant_status merge(attention_call *c)
                                    .lse = p->lse };
     for (uint32_t part = 0; part < c->n_parts; part++)
         args.centers[part] =
-            kvant_cuda_version(&c->layer->parts[KVANT_ROLE_K], c->versions[part][KVANT_ROLE_K]).center;
+            c->centers_back ? NULL : kvant_cuda_version(&c->layer->parts[KVANT_ROLE_K], c->versions[part][KVANT_ROLE_K]).center;
     return kvant_cuda_said(kvant_cuda_merge(&args, c->memory->stream), "attention");
 }
 
@@ -422,8 +473,6 @@ static kvant_status attend_parts(attention_call *c)
     if (c->merged)
         KVANT_FORWARD(kvant_cuda_grow(&c->memory->partial, c->n_parts * rows * (c->head_dim + 1) * sizeof(float),
                                       "memory for outputs"));
-    if (c->layer->parts[KVANT_ROLE_K].n_weights > c->head_dim)
-        KVANT_FORWARD(transform_queries(c, &args));
     for (uint32_t part = 0; part < c->n_parts; part++)
         KVANT_FORWARD(attend_part(c, part, args));
     return c->merged ? merge(c) : KVANT_OK;
@@ -455,9 +504,8 @@ kvant_status kvant_cuda_layers_attend(kvant_cache *cache, uint32_t layer, const 
     find_blocks(&c);
     find_parts(&c);
     const bool centred = has_center(&c);
-    if (centred && p->logit_softcap > 0)
-        return unsupported("softcap with keys that have a centre");
-    c.merged = c.n_parts > 1 || (centred && (p->lse || p->sinks));
+    c.centers_back = centred && p->logit_softcap > 0;
+    c.merged = c.n_parts > 1 || (centred && !c.centers_back && (p->lse || p->sinks));
     KVANT_FORWARD(stage(&c));
     KVANT_FORWARD(gather_pages(&c));
     KVANT_FORWARD(attend_parts(&c));

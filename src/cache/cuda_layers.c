@@ -74,7 +74,7 @@ static kvant_status create_codecs(cuda_part *part, const kvant_codec *source, co
         return KVANT_OK;
     }
     part->owns_codecs = true;
-    kvant_status status = kvant_cuda_codec_from(source, &part->codec, text, sizeof text);
+    kvant_status status = kvant_cuda_codec_unturned(source, &part->codec, text, sizeof text);
     if (status != KVANT_OK)
         return status == KVANT_ERR_UNSUPPORTED ? unsupported(layer, part->role, text) : status;
     return kvant_cuda_said(kvant_cuda_codec_create_open(part->codec, &part->open_codec), "a codec of open pages");
@@ -89,11 +89,11 @@ static kvant_cuda_tables tables_of(const cuda_part *part, uint32_t head)
     return tables;
 }
 
-/* Where the numbers of a version begin: centre, scale, attention scale. */
+/* Where the numbers of a version begin: centre, scale, attention scale, turned centre. */
 static float *version_at(const cuda_part *part, uint32_t version)
 {
     return part->numbers + 2 * part->tensor->n_kv_heads * part->n_weights +
-           3 * version * kvant_tensor_width(part->tensor);
+           4 * version * kvant_tensor_width(part->tensor);
 }
 
 const float *kvant_cuda_weights(const cuda_part *part, bool inverse)
@@ -109,7 +109,7 @@ static kvant_status create_numbers(cuda_part *part)
     void *memory;
     part->n_weights = tables_of(part, 0).n_weights;
     const size_t n = tensor->n_kv_heads * part->n_weights,
-                 bytes = (2 * n + 3 * KVANT_MAX_VERSIONS * kvant_tensor_width(tensor)) * sizeof(float);
+                 bytes = (2 * n + 4 * KVANT_MAX_VERSIONS * kvant_tensor_width(tensor)) * sizeof(float);
     KVANT_FORWARD(kvant_cuda_said(kvant_cuda_memory_new(&memory, bytes), "memory for centres and scales"));
     part->numbers = memory;
     for (uint32_t head = 0; n && head < tensor->n_kv_heads; head++) {
@@ -122,6 +122,63 @@ static kvant_status create_numbers(cuda_part *part)
             "weights"));
     }
     return KVANT_OK;
+}
+
+static kvant_status create_feedback(cuda_part *part)
+{
+    const size_t d = part->tensor->head_dim, columns = d * d * sizeof(float), pivots = d * sizeof(float);
+    const uint32_t n = tables_of(part, 0).pivots ? part->tensor->n_kv_heads : 0;
+    void *memory = NULL;
+    if (n)
+        KVANT_FORWARD(kvant_cuda_said(kvant_cuda_memory_new(&memory, n * (columns + pivots)), "memory for feedback"));
+    part->feedback = memory;
+    for (uint32_t head = 0; head < n; head++) {
+        const kvant_cuda_tables tables = tables_of(part, head);
+        float *at = part->feedback + head * (d + d * d);
+        KVANT_FORWARD(kvant_cuda_said(kvant_cuda_memory_copy(at, tables.pivots, pivots, part->memory->stream), "feedback"));
+        KVANT_FORWARD(
+            kvant_cuda_said(kvant_cuda_memory_copy(at + d, tables.columns, columns, part->memory->stream), "feedback"));
+    }
+    return KVANT_OK;
+}
+
+static kvant_status create_matrix(cuda_part *part)
+{
+    const kvant_codec *codec = part->tensor->codecs[0];
+    const kvant_transform_view *transform = &kvant_codec_get_view(codec)->transform;
+    const size_t d = codec->info.head_dim;
+    void *memory;
+    if (transform->rotate != KVANT_ROTATE_DENSE || part->n_weights > d)
+        return KVANT_OK;
+    float *both = kvant_alloc(2 * d * d, sizeof *both);
+    KVANT_RETURN_IF(!both, kvant_fail(NULL, KVANT_ERR_MEMORY, "cache: no memory for a rotation"));
+    for (size_t i = 0; i < d * d; i++)
+        both[i % d * d + i / d] = both[d * d + i] = transform->matrix[i];
+    kvant_status status = kvant_cuda_memory_new(&memory, 2 * d * d * sizeof *both);
+    part->matrix = memory;
+    if (status == KVANT_OK)
+        status = kvant_cuda_memory_copy(memory, both, 2 * d * d * sizeof *both, part->memory->stream);
+    kvant_free(both);
+    return kvant_cuda_said(status, "a rotation");
+}
+
+kvant_cuda_turn_args kvant_cuda_turning(const cuda_part *part, bool back)
+{
+    const uint32_t d = part->tensor->head_dim, n = part->tensor->n_kv_heads;
+    return (kvant_cuda_turn_args){ .n_kv_heads = n, .head_dim = d, .matrix = part->matrix + (back ? (size_t)d * d : 0) };
+}
+
+/* R W (c / s) of a version, behind its other numbers. */
+static void turn_center(const kvant_tensor *tensor, float *numbers)
+{
+    const size_t d = tensor->head_dim, width = kvant_tensor_width(tensor);
+    const kvant_kernels *kernels = kvant_kernels_get(KVANT_CPU_AUTO);
+    for (uint32_t head = 0; head < tensor->n_kv_heads; head++) {
+        float x[KVANT_MAX_HEAD_DIM];
+        for (size_t j = 0; j < d; j++)
+            x[j] = numbers[head * d + j] / numbers[width + head * d + j];
+        kvant_transform_forward(&tensor->codecs[head]->transform, kernels, NULL, x, numbers + 3 * width + head * d);
+    }
 }
 
 static void upload_version(cuda_part *part, uint32_t version)
@@ -137,8 +194,10 @@ static void upload_version(cuda_part *part, uint32_t version)
             numbers[2 * width + head * d + j] =
                 (scaled ? numbers[width + head * d + j] : 1) * (diagonal ? inverse[j] : 1);
     }
+    if (kvant_version_affine(tensor, version, 0).center)
+        turn_center(tensor, numbers);
     kvant_cuda_note(part->memory,
-                    kvant_cuda_memory_copy(version_at(part, version), numbers, 3 * width * sizeof *numbers,
+                    kvant_cuda_memory_copy(version_at(part, version), numbers, 4 * width * sizeof *numbers,
                                            part->memory->stream),
                     "centres and scales");
     part->stamps[version] = tensor->versions[version].stamp;
@@ -154,7 +213,7 @@ cuda_version kvant_cuda_version(cuda_part *part, uint32_t version)
     if (part->stamps[version] != tensor->versions[version].stamp)
         upload_version(part, version);
     return (cuda_version){ used.center ? at : NULL, used.scale ? at + width : NULL,
-                           used.scale || diagonal ? at + 2 * width : NULL };
+                           used.scale || diagonal ? at + 2 * width : NULL, used.center ? at + 3 * width : NULL };
 }
 
 /* Memory */
@@ -258,7 +317,9 @@ static kvant_status create_part(kvant_cache *cache, uint32_t layer, kvant_role r
                                          kvant_cache_tensor(cache, layer, role)));
     part->tensor = *kvant_cache_tensor(cache, layer, role);
     KVANT_FORWARD(create_statistics(part));
-    return create_numbers(part);
+    KVANT_FORWARD(create_numbers(part));
+    KVANT_FORWARD(create_feedback(part));
+    return create_matrix(part);
 }
 
 static kvant_status create_layer(kvant_cache *cache, uint32_t layer)
@@ -278,7 +339,7 @@ static kvant_status create_workspace(const kvant_cache *cache, cuda_memory *memo
 {
     const size_t width = (size_t)cache->params.n_kv_heads * cache->params.head_dim;
     void *arguments, *workspace;
-    memory->version = kvant_alloc(3 * width, sizeof *memory->version);
+    memory->version = kvant_alloc(4 * width, sizeof *memory->version);
     for (int role = 0; role < 2; role++)
         memory->seen[role] = kvant_alloc(KVANT_CACHE_BATCH * width, sizeof *memory->seen[role]);
     if (!memory->version || !memory->seen[0] || !memory->seen[1])
@@ -324,13 +385,16 @@ void kvant_cuda_layers_destroy(kvant_cache *cache)
         }
         kvant_cuda_memory_free(part->pages);
         kvant_cuda_memory_free(part->numbers);
+        kvant_cuda_memory_free(part->feedback);
+        kvant_cuda_memory_free(part->matrix);
         kvant_cuda_memory_free(part->exact);
         kvant_cuda_memory_free(part->statistics);
         if (i % 2)
             kvant_cuda_pending_destroy(&memory->layers[i / 2]);
     }
     void *device[] = { memory->arguments,  memory->workspace,   memory->tables.at,
-                       memory->queries.at, memory->gathered.at, memory->partial.at };
+                       memory->queries.at, memory->gathered.at, memory->partial.at,
+                       memory->turned.at };
     for (size_t i = 0; i < sizeof device / sizeof *device; i++)
         kvant_cuda_memory_free(device[i]);
     kvant_cuda_word_free(memory->refused);

@@ -30,6 +30,8 @@ typedef struct cuda_part {
     float *statistics;                    /* device: of rows that centre and scale are learnt from */
     float *numbers;                       /* device: weights, inverse weights, versions */
     size_t n_weights;                     /* per kv head: 0, head_dim, or head_dim^2 */
+    float *feedback;                      /* device: pivots and columns of each kv head; NULL: none */
+    float *matrix;                        /* device: R^T, then R, of a dense rotation; NULL: none */
     uint32_t stamps[KVANT_MAX_VERSIONS];  /* of versions as they are on the device; 0: not there */
 } cuda_part;
 
@@ -88,7 +90,7 @@ struct cuda_memory {
     size_t workspace_bytes;
     int32_t *staging;                /* host: tables of a call, and as they were copied to the device last */
     size_t staging_words, n_copied;
-    cuda_buffer tables, queries, gathered, partial;
+    cuda_buffer tables, queries, gathered, partial, turned; /* turned: rows of a batch, values behind keys */
     kvant_status status; /* the first error of work on pages: their bytes are unknown from then on */
     const char *failed;
 };
@@ -134,12 +136,16 @@ static inline cuda_layer *kvant_cuda_layer(const kvant_cache *cache, uint32_t la
 }
 
 /* Centre and scale of a version on the device, of all kv heads, or NULL; attention_scale: what
- * queries or outputs are multiplied by. Copies them there when they have changed. */
+ * queries or outputs are multiplied by; turned_center: R W (c / s). Copies them there when they have
+ * changed. */
 typedef struct cuda_version {
-    const float *center, *scale, *attention_scale;
+    const float *center, *scale, *attention_scale, *turned_center;
 } cuda_version;
 
 cuda_version kvant_cuda_version(cuda_part *part, uint32_t version);
+
+/* Rows through a part's dense rotation, or back. */
+kvant_cuda_turn_args kvant_cuda_turning(const cuda_part *part, bool back);
 
 /* n_kv_heads x n_weights on the device, or NULL. */
 const float *kvant_cuda_weights(const cuda_part *part, bool inverse);

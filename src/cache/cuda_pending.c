@@ -1,6 +1,6 @@
 /* cuda_pending.c - rows on a GPU that are encoded later, a whole block at a time.
  *
- * A search (a trellis, chunks) takes as long for one token as for 64. So when a layer has such a codec,
+ * A search (a trellis, chunks, feedback) takes as long for one token as for 64. So when a layer has such a codec,
  * rows that begin a block of their own wait: as fp16 in a page behind the open pages, where attention
  * reads them, and as floats beside it. When the block is full, or its sealed bytes are asked for, they
  * are encoded: the bytes are those of rows that never waited. To the tensor the block is sealed.
@@ -15,9 +15,9 @@
 
 bool kvant_cuda_searches(const kvant_codec *codec)
 {
-    const kvant_code_kind kind = kvant_codec_get_view(codec)->kind;
+    const kvant_codec_view *view = kvant_codec_get_view(codec);
     return codec->info.block_tokens == 1 && codec->info.recent_tokens == 0 &&
-           (kind == KVANT_CODES_TRELLIS || kind == KVANT_CODES_CHUNK);
+           (view->kind == KVANT_CODES_TRELLIS || view->kind == KVANT_CODES_CHUNK || view->feedback.pivots);
 }
 
 kvant_status kvant_cuda_pending_create(cuda_layer *layer, uint32_t n_blocks)
@@ -113,6 +113,7 @@ static void encode(cuda_layer *layer, uint32_t at, const bool roles[2])
                                    .token_stride = tensor->head_dim,
                                    .head_stride = rows };
     }
+    args.k_feedback = roles[KVANT_ROLE_K] ? layer->parts[KVANT_ROLE_K].feedback : NULL;
     kvant_cuda_note(memory, kvant_cuda_memory_copy(memory->arguments->waiting, slots, sizeof slots, memory->stream),
                     "append");
     kvant_cuda_note(memory, kvant_cuda_append(&args, memory->stream), "append");

@@ -13,19 +13,41 @@
 
 /* Work on pages */
 
+/* Rows through a dense rotation; they come transformed then. */
+static void turn_rows(const cuda_append *a, kvant_cuda_rows *rows)
+{
+    cuda_memory *memory = a->part->memory;
+    const size_t width = kvant_tensor_width(a->part->tensor), d = a->part->tensor->head_dim,
+                 floats = KVANT_CACHE_BATCH * width;
+    const kvant_status room = kvant_cuda_grow(&memory->turned, 2 * floats * sizeof(float), "memory for rows");
+    kvant_cuda_turn_args args = kvant_cuda_turning(a->part, false);
+    args.rows = rows->rows, args.token_stride = rows->token_stride, args.head_stride = rows->head_stride;
+    args.n_tokens = (uint32_t)a->n, args.n_heads = args.n_kv_heads;
+    args.center = rows->center, args.divisor = rows->scale, args.before = rows->weights;
+    args.out = (float *)memory->turned.at + (size_t)a->part->role * floats;
+    args.out_token_stride = width, args.out_head_stride = d;
+    kvant_cuda_note(memory, room == KVANT_OK ? kvant_cuda_turn(&args, memory->stream) : room, "append");
+    rows->rows = args.out;
+    rows->token_stride = width;
+    rows->center = rows->scale = rows->weights = NULL;
+}
+
 static kvant_cuda_rows rows_of(const cuda_append *a)
 {
     const kvant_tensor *tensor = a->part->tensor;
     const cuda_version version = kvant_cuda_version(a->part, a->version);
-    return (kvant_cuda_rows){ .codec = a->open ? a->part->open_codec : a->part->codec,
-                              .pages = a->waits ? kvant_cuda_pending_pages(a->part)
+    kvant_cuda_rows rows = { .codec = a->open ? a->part->open_codec : a->part->codec,
+                             .pages = a->waits ? kvant_cuda_pending_pages(a->part)
                                                 : kvant_cuda_pages_of(a->part, a->open),
-                              .rows = a->rows,
-                              .token_stride = a->stride,
-                              .head_stride = tensor->head_dim,
-                              .center = version.center,
-                              .scale = version.scale,
-                              .weights = kvant_cuda_weights(a->part, false) };
+                             .rows = a->rows,
+                             .token_stride = a->stride,
+                             .head_stride = tensor->head_dim,
+                             .center = version.center,
+                             .scale = version.scale,
+                             .weights = kvant_cuda_weights(a->part, false) };
+    if (a->part->matrix)
+        turn_rows(a, &rows);
+    return rows;
 }
 
 static int64_t *copy_slots(cuda_memory *memory, const cuda_append *a)
@@ -56,13 +78,16 @@ static void launch(cuda_memory *memory, const cuda_append *k, const cuda_append 
         args.k = rows_of(k);
     if (v)
         args.v = rows_of(v);
+    args.transformed = any->part->matrix != NULL;
+    args.k_feedback = k && !k->open ? k->part->feedback : NULL;
     kvant_cuda_note(memory, kvant_cuda_append(&args, memory->stream), "append");
 }
 
 static void flush(cuda_memory *memory)
 {
     cuda_append *k = &memory->pending[KVANT_ROLE_K], *v = &memory->pending[KVANT_ROLE_V];
-    if (k->part && v->part && k->n == v->n && k->waits == v->waits && memcmp(k->slots, v->slots, k->n * sizeof *k->slots) == 0) {
+    if (k->part && v->part && k->n == v->n && k->waits == v->waits && !k->part->matrix == !v->part->matrix &&
+        memcmp(k->slots, v->slots, k->n * sizeof *k->slots) == 0) {
         launch(memory, k, v);
     } else {
         if (k->part)
@@ -179,6 +204,7 @@ static void seal(const kvant_tensor *tensor, const int32_t *pages, size_t n)
                                   .tokens = device[2],
                                   .refused = memory->refused };
     *(part->role == KVANT_ROLE_K ? &args.k : &args.v) = of;
+    args.k_feedback = part->feedback; /* keys alone have one */
     kvant_cuda_note(memory, kvant_cuda_memory_copy(device, arrays, sizeof arrays, memory->stream), "seal");
     kvant_cuda_note(memory, kvant_cuda_seal(&args, memory->stream), "seal");
 }

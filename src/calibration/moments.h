@@ -23,7 +23,7 @@ void kvant_moment_about(const double *moment, const double *sum, double weight, 
 void kvant_attention_weights(const kvant_calibrator_attention *attention, uint32_t d, float *scores,
                              double *weights);
 
-/* W of transform=file and transform=diagonal (docs/calibration.md, "What is computed"). queries:
+/* W of transform=file and transform=diagonal (calibration.md, "What is computed"). queries:
  * E[q q^T]; attended: the covariance of keys that attention weighs; keys: the plain one,
  * whose mean squared length W keeps. d x d, symmetric, finite. Fills d factors and the lower
  * triangle of W as binary16. Where nothing is known, moments of zeros, W is the identity.

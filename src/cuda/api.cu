@@ -42,6 +42,8 @@ AppendLaunch append_launch_of(const kvant_cuda_params &codec)
     case KVANT_CUDA_CODES_OPEN: return launch_append_open;
     case KVANT_CUDA_CODES_UNIFORM: return has_groups(codec) ? launch_seal_groups : launch_append;
     case KVANT_CUDA_CODES_CODEBOOK:
+        if (codec.feedback)
+            return launch_append_feedback;
         return codec.kind == KVANT_CUDA_CODEBOOK_WIDE ? launch_append_wide : launch_append;
     case KVANT_CUDA_CODES_TRELLIS: return launch_append_trellis;
     case KVANT_CUDA_CODES_TRIPLETS:
@@ -108,6 +110,12 @@ void without_transform(kvant_cuda_params &codec)
     codec.weighting = KVANT_CUDA_WEIGHTING_NONE;
 }
 
+/* Keys with feedback need their matrices, others have no place for them. */
+bool valid_feedback(const kvant_cuda_codec *k, const kvant_cuda_codec *v, const float *feedback)
+{
+    return (k && k->params.feedback) == (feedback != nullptr) && !(v && v->params.feedback);
+}
+
 void add_rows(Roles &to, const kvant_cuda_rows &rows, float *exact, bool transformed)
 {
     AppendRole &role = to.at[to.n++] = role_of(*rows.codec, rows.pages);
@@ -167,9 +175,14 @@ kvant_status kvant_cuda_table_append(const kvant_cuda_append_args *args, kvant_c
             return KVANT_ERR_UNSUPPORTED;
         add_rows(roles, *rows, args->exact[rows == &args->v], args->transformed);
     }
-    if ((!args->k.codec && !args->v.codec) ||
+    if ((!args->k.codec && !args->v.codec) || !valid_feedback(args->k.codec, args->v.codec, args->k_feedback) ||
         (args->k.codec && args->v.codec && args->k.codec->params.head_dim != args->v.codec->params.head_dim))
         return KVANT_ERR_ARGUMENT;
+    if (args->k.codec)
+        roles.at[0].feedback = args->k_feedback;
+    for (const kvant_cuda_rows *rows : { &args->k, &args->v })
+        if (rows->codec && rows->codec->params.dense && !args->transformed)
+            return KVANT_ERR_UNSUPPORTED;
     AppendArgs common{};
     common.type = args->type;
     common.n_tokens = args->n_tokens;
@@ -188,9 +201,11 @@ kvant_status kvant_cuda_table_seal(const kvant_cuda_seal_args *args, kvant_cuda_
     for (const kvant_cuda_seal_pages *pages : { &args->k, &args->v })
         if (pages->codec)
             add_open_pages(roles, *pages);
-    if ((!args->k.codec && !args->v.codec) ||
+    if ((!args->k.codec && !args->v.codec) || !valid_feedback(args->k.codec, args->v.codec, args->k_feedback) ||
         (args->k.codec && args->v.codec && args->k.codec->params.head_dim != args->v.codec->params.head_dim))
         return KVANT_ERR_ARGUMENT;
+    if (args->k.codec)
+        roles.at[0].feedback = args->k_feedback;
     AppendArgs common{};
     common.type = KVANT_CUDA_F16;
     common.n_tokens = args->n_blocks * KVANT_PAGE_TOKENS;
@@ -231,9 +246,11 @@ kvant_status kvant_cuda_table_decode(const kvant_cuda_decode_args *args, kvant_c
         return KVANT_ERR_ARGUMENT;
     const kvant_cuda_params &codec = args->codec->params;
     if (!valid_pages(args->pages, codec.page_bytes, args->n_kv_heads) ||
-        (args->transformed ? args->center || args->scale || args->inverse_weights
+        (args->transformed ? args->scale || args->inverse_weights
                            : !valid_weights(codec, args->inverse_weights)))
         return KVANT_ERR_ARGUMENT;
+    if (codec.dense && !args->transformed)
+        return KVANT_ERR_UNSUPPORTED;
     if (args->n_blocks == 0)
         return KVANT_OK;
     DecodeArgs p{ codec,

@@ -20,8 +20,7 @@ kvant_status kvant_cuda_refuse(const kvant_cuda_error *error, kvant_status statu
     return status;
 }
 
-static kvant_status init_transform(kvant_cuda_params *params, const kvant_codec_view *view,
-                                   const kvant_cuda_error *error)
+static void init_transform(kvant_cuda_params *params, const kvant_codec_view *view)
 {
     const kvant_transform_view *transform = &view->transform;
     kvant_cuda_rotation *rotation = &params->rotation;
@@ -29,20 +28,17 @@ static kvant_status init_transform(kvant_cuda_params *params, const kvant_codec_
                         : transform->diagonal ? KVANT_CUDA_WEIGHTING_DIAGONAL
                                               : KVANT_CUDA_WEIGHTING_FULL;
     if (params->weighting == KVANT_CUDA_WEIGHTING_FULL)
-        return KVANT_OK;
-    if (transform->rotate == KVANT_ROTATE_DENSE)
-        return kvant_cuda_refuse(
-            error, KVANT_ERR_UNSUPPORTED,
-            "not on the GPU: rotate=dense (the default of turboquant, octopus and trellis when head_dim is no "
-            "power of two); use rotate=hadamard or rotate=none");
+        return;
+    params->dense = transform->rotate == KVANT_ROTATE_DENSE;
+    if (params->dense)
+        return;
     if (transform->rotate == KVANT_ROTATE_NONE)
-        return KVANT_OK;
+        return;
     rotation->block = transform->block;
     rotation->scale = (float)(1.0 / sqrt((double)transform->block));
     for (uint32_t i = 0; i < view->info->head_dim; i++)
         if (transform->signs[i] < 0)
             rotation->signs[i / 32] |= 1u << i % 32;
-    return KVANT_OK;
 }
 
 /* False when there is no such kind. */
@@ -163,6 +159,7 @@ static kvant_status init_codebook(kvant_cuda_codec *out, const kvant_codec_view 
     params->codes = KVANT_CUDA_CODES_CODEBOOK;
     params->kind = wide ? KVANT_CUDA_CODEBOOK_WIDE : kinds[bits - 2];
     params->unbiased = book->unbiased;
+    params->feedback = view->feedback.pivots != NULL;
     params->inverse_sqrt_dim = book->inverse_sqrt_dim;
     if (wide) {
         memcpy(out->wide.values, book->values, sizeof *book->values << bits);
@@ -206,9 +203,7 @@ kvant_status kvant_cuda_params_init(kvant_cuda_codec *out, const kvant_codec_vie
     if (d != 64 && d != 96 && d != 128 && d != 256)
         return kvant_cuda_refuse(error, KVANT_ERR_UNSUPPORTED,
                                  "not on the GPU: head_dim %u; there are 64, 96, 128 and 256", (unsigned)d);
-    if (view->feedback.pivots)
-        return kvant_cuda_refuse(error, KVANT_ERR_UNSUPPORTED, "not on the GPU: feedback");
-    KVANT_FORWARD(init_transform(&out->params, view, error));
+    init_transform(&out->params, view);
     return init_codes(out, view, error);
 }
 
@@ -246,6 +241,7 @@ kvant_status kvant_cuda_table_codec_create_open(const kvant_cuda_codec *sealed, 
                                          .metadata_offset = (uint32_t)bytes,
                                          .page_bytes = (uint32_t)bytes,
                                          .weighting = sealed->params.weighting,
+                                         .dense = sealed->params.dense,
                                          .rotation = sealed->params.rotation };
     codec->info = sealed->info;
     codec->info.spec = "f16";

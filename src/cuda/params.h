@@ -82,12 +82,13 @@ typedef struct kvant_cuda_params {
     uint32_t head_dim, bits, role;
     uint32_t metadata_offset, page_bytes;
     kvant_cuda_weighting weighting;
+    uint32_t dense; /* the rotation is a matrix that kernels do not know: rows come transformed */
     kvant_cuda_rotation rotation;
     /* uniform: the number of scales of a page, a multiple of 64; zero points follow them */
     uint32_t symmetric, n_scales;
     float levels, offset; /* as in the CPU's codec: number = scale * (code + offset) + zero */
     /* codebook */
-    uint32_t unbiased;
+    uint32_t unbiased, feedback;
     float inverse_sqrt_dim;
     float values[KVANT_CUDA_MAX_LEVELS], thresholds[KVANT_CUDA_MAX_LEVELS];
     /* middle + gain tanh(slope u), rounded to eighths, has a whole part g with code(u) = g + (u >

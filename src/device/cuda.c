@@ -107,6 +107,20 @@ kvant_status kvant_cuda_available(char *err, size_t errlen)
 kvant_status kvant_cuda_codec_from(const kvant_codec *source, kvant_cuda_codec **codec, char *err, size_t errlen)
 {
     const kvant_error error = { err, errlen };
+    const kvant_transform_view *transform = source ? &kvant_codec_get_view(source)->transform : NULL;
+    if (transform && transform->rotate == KVANT_ROTATE_DENSE && (!transform->weights || transform->diagonal)) {
+        if (codec)
+            *codec = NULL;
+        return kvant_fail(&error, KVANT_ERR_UNSUPPORTED,
+                          "not on the GPU: rotate=dense (the default of turboquant, octopus and trellis when head_dim is no "
+                          "power of two), but in a cache (kvant/cache.h); use rotate=hadamard or rotate=none");
+    }
+    return kvant_cuda_codec_unturned(source, codec, err, errlen);
+}
+
+kvant_status kvant_cuda_codec_unturned(const kvant_codec *source, kvant_cuda_codec **codec, char *err, size_t errlen)
+{
+    const kvant_error error = { err, errlen };
     char text[MESSAGE_BYTES] = "";
     if (!codec)
         return kvant_fail(&error, KVANT_ERR_ARGUMENT, "no place for the codec");
@@ -143,7 +157,9 @@ kvant_status kvant_cuda_codec_tables(const kvant_codec *source, kvant_cuda_table
                                      .inverse_weights = transform->inverse_weights,
                                      .n_weights = !transform->weights   ? 0
                                                   : transform->diagonal ? d
-                                                                        : d * d };
+                                                                        : d * d,
+                                     .pivots = kvant_codec_get_view(source)->feedback.pivots,
+                                     .columns = kvant_codec_get_view(source)->feedback.columns };
     return KVANT_GIVE(kvant_cuda_tables, tables, &full, n_weights) ? KVANT_OK : KVANT_ERR_ARGUMENT;
 }
 
@@ -231,6 +247,7 @@ FORWARD(memory_clear, (void *memory, size_t bytes, kvant_cuda_stream stream), (m
 FORWARD(largest, (const kvant_cuda_numbers *numbers, float *largest, kvant_cuda_stream stream),
         (numbers, largest, stream))
 FORWARD(note_rows, (const kvant_cuda_note_args *args, kvant_cuda_stream stream), (args, stream))
+FORWARD(turn, (const kvant_cuda_turn_args *args, kvant_cuda_stream stream), (args, stream))
 FORWARD(merge, (const kvant_cuda_merge_args *args, kvant_cuda_stream stream), (args, stream))
 
 kvant_status kvant_cuda_memory_new(void **memory, size_t bytes)

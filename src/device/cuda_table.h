@@ -20,7 +20,7 @@ extern "C" {
 #define KVANT_CUDA_TABLE_VERSION 4u
 #define KVANT_CUDA_TABLE_FUNCTION "kvant_cuda_table_get"
 
-/* X(result, name, parameters), each called by kvant_cuda_<name> of kvant/cuda.h, the last eleven by those of memory.h.
+/* X(result, name, parameters), each called by kvant_cuda_<name> of kvant/cuda.h, the last twelve by those of memory.h.
  * Two differ from their public functions: codec_create takes a view instead of a spec, and device_check is a part of
  * kvant_cuda_available. */
 #define KVANT_CUDA_TABLE_FUNCTIONS(X)                                                                              \
@@ -52,6 +52,7 @@ extern "C" {
     X(kvant_status, memory_clear, (void *memory, size_t bytes, kvant_cuda_stream stream))                          \
     X(kvant_status, largest, (const kvant_cuda_numbers *numbers, float *largest, kvant_cuda_stream stream))        \
     X(kvant_status, note_rows, (const kvant_cuda_note_args *args, kvant_cuda_stream stream))                       \
+    X(kvant_status, turn, (const kvant_cuda_turn_args *args, kvant_cuda_stream stream))                            \
     X(kvant_status, merge, (const kvant_cuda_merge_args *args, kvant_cuda_stream stream))
 
 typedef struct kvant_cuda_table {

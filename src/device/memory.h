@@ -49,6 +49,24 @@ typedef struct kvant_cuda_note_args {
 
 kvant_status kvant_cuda_note_rows(const kvant_cuda_note_args *args, kvant_cuda_stream stream);
 
+/* out[i] = after sum over j of matrix[j][i] before_j (rows_j - center_j) / divisor_j, of every row; one matrix for all
+ * heads. rows and out may be the same. Arrays are on the device; NULL leaves a factor out. */
+typedef struct kvant_cuda_turn_args {
+    const float *rows; /* n_tokens x n_heads x head_dim */
+    size_t token_stride, head_stride;
+    uint32_t n_tokens, n_heads, n_kv_heads, head_dim;
+    const float *center, *divisor, *before, *after; /* n_kv_heads x head_dim */
+    const float *matrix;
+    float *out;
+    size_t out_token_stride, out_head_stride;
+} kvant_cuda_turn_args;
+
+kvant_status kvant_cuda_turn(const kvant_cuda_turn_args *args, kvant_cuda_stream stream);
+
+/* kvant_cuda_codec_from with codecs of a dense rotation too. Their rows, queries and outputs are the caller's to turn:
+ * append takes transformed rows alone. */
+kvant_status kvant_cuda_codec_unturned(const kvant_codec *source, kvant_cuda_codec **codec, char *err, size_t errlen);
+
 #define KVANT_CUDA_MOST_PARTS 16u
 
 /* Attention over parts of a sequence that differ in the centre of keys, made whole. Arrays are on

@@ -258,7 +258,8 @@ typedef struct kvant_uniform_step {
 
 /* bits[t] = the code bit of step t of a path round the circle of n steps, found by the search of
  * format.md, "Trellis codes"; cells[t] is below KVANT_TRELLIS_CELLS, or
- * KVANT_TRELLIS_NO_NUMBER. n: 1 ... KVANT_TRELLIS_MAX_STEPS. */
+ * KVANT_TRELLIS_NO_NUMBER. n: 1 ... KVANT_TRELLIS_MAX_STEPS. With 256 states bit 6 of a window
+ * changes no subset (trellis.h). */
 #define KVANT_TRELLIS_PATH_FN(name)                                                                                \
     void name(const kvant_trellis *trellis, const uint16_t *cells, uint32_t n, const kvant_trellis_work *work,     \
               uint8_t *bits)

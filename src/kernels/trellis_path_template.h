@@ -47,42 +47,11 @@ KVANT_INLINE uint32_t *NAME(path_decisions)(const NAME(path_work) * w, uint32_t 
     return w->decisions + (size_t)(step > first ? step - first : 0) * (states / 32);
 }
 
-#ifdef STATES_IN_REGISTERS
-static void NAME(path_pass_in_registers)(const NAME(path_work) * w, uint32_t steps)
-{
-    const uint32_t vectors = REGISTER_VECTORS;
-    uint32_t at = NAME(path_first_cell)(w);
-    vh metric[REGISTER_VECTORS];
-#pragma GCC unroll 16
-    for (uint32_t v = 0; v < vectors; v++)
-        metric[v] = vh_load(w->metric[0] + HALVES * v);
-    for (uint32_t step = 0; step < steps; step++) {
-        if (step && step % PATH_LOWER_STEPS == 0) {
-            const vh least = least_of(metric, vectors);
-#pragma GCC unroll 16
-            for (uint32_t v = 0; v < vectors; v++)
-                metric[v] = vh_sub(metric[v], least);
-        }
-        advance_in_registers(w->trellis, w->cells[at], metric, NAME(path_decisions)(w, STATES_IN_REGISTERS, step));
-        at = at + 1 < w->n ? at + 1 : 0;
-    }
-#pragma GCC unroll 16
-    for (uint32_t v = 0; v < vectors; v++)
-        vh_store(w->metric[0] + HALVES * v, metric[v]);
-}
-#endif
-
 /* The warm-up and the steps up to the end of the stretch that is kept; returns the metrics. */
 KVANT_INLINE const uint16_t *NAME(path_pass)(const NAME(path_work) * w, uint32_t states)
 {
     const uint32_t left = w->n - w->kept, steps = w->before + w->kept + (left < w->room ? left : w->room);
     uint32_t at = NAME(path_first_cell)(w);
-#ifdef STATES_IN_REGISTERS
-    if (states == STATES_IN_REGISTERS) {
-        NAME(path_pass_in_registers)(w, steps);
-        return w->metric[0];
-    }
-#endif
     for (uint32_t step = 0; step < steps; step++) {
         uint16_t *from = w->metric[step % 2];
         if (step && step % PATH_LOWER_STEPS == 0)

@@ -113,10 +113,19 @@ KVANT_INLINE vh least_metric(const uint16_t *metric, uint32_t states)
 
 KVANT_INLINE uint32_t NAME(best)(const uint16_t *metric, uint32_t states)
 {
-    uint16_t least[HALVES];
-    uint32_t best = 0;
-    vh_store(least, least_metric(metric, states));
-    while (best + 1 < states && metric[best] != least[0])
+    vh least[TRELLIS_VECTORS], some[TRELLIS_VECTORS];
+    uint32_t best = 0, above;
+    least[0] = least_metric(metric, states);
+    for (uint32_t v = 1; v < TRELLIS_VECTORS; v++)
+        least[v] = least[0];
+    for (;; best += 32) {
+        for (uint32_t v = 0; v < TRELLIS_VECTORS; v++)
+            some[v] = vh_load(metric + best + HALVES * v);
+        above = below_mask(least, some);
+        if (above != UINT32_MAX)
+            break;
+    }
+    for (; above & 1; above >>= 1)
         best++;
     return best;
 }
@@ -128,35 +137,19 @@ KVANT_INLINE void NAME(lower)(uint16_t *metric, uint32_t states)
         vh_store(metric + i, vh_sub(vh_load(metric + i), least));
 }
 
-#ifdef STATES_IN_REGISTERS
-#define REGISTER_VECTORS (STATES_IN_REGISTERS / HALVES)
-
-/* advance and lower for so few states that their metrics stay in registers over all steps: waiting
- * for what was just stored would take half of the time. */
-KVANT_INLINE void advance_in_registers(const kvant_trellis *trellis, uint32_t cell, vh metric[REGISTER_VECTORS],
-                                       uint32_t *decisions)
-{
-    const trellis_costs costs = costs_of(trellis, cell);
-    vh next[REGISTER_VECTORS];
-    block_costs spread;
-#pragma GCC unroll 8
-    for (uint32_t block = 0; block < STATES_IN_REGISTERS / 64; block++) {
-        if (block % 2 == 0 || !blocks_are_alike(STATES_IN_REGISTERS))
-            spread_costs(trellis, &costs, block, &spread);
-        advance_block(&spread, STATES_IN_REGISTERS, block, metric + TRELLIS_VECTORS * block,
-                      metric + REGISTER_VECTORS / 2 + TRELLIS_VECTORS * block, next + 2 * TRELLIS_VECTORS * block,
-                      decisions);
-    }
-#pragma GCC unroll 16
-    for (uint32_t v = 0; v < REGISTER_VECTORS; v++)
-        metric[v] = cell == KVANT_TRELLIS_NO_NUMBER ? vh_or(next[v], vh_odd()) : next[v];
-}
-#endif
-
 #include "trellis_path_template.h"
+#ifdef PATH_IN_PLACE
+#include PATH_IN_PLACE
+#endif
 
 static KVANT_TRELLIS_PATH_FN(NAME(trellis_path))
 {
+#ifdef PATH_IN_PLACE
+    if (has_places(trellis, cells, n, work)) {
+        path_in_place(trellis, cells, n, work, bits);
+        return;
+    }
+#endif
     NAME(path)(trellis, cells, n, work, bits);
 }
 

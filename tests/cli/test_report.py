@@ -19,6 +19,21 @@ def step(results, name):
     return next(step for step in results["steps"] if step["name"] == name)
 
 
+def presets():
+    """Results with two presets in place of the codecs: sizes of 4.25 and 3.25 bits and 1 MiB that stays fp16, speeds with their spread."""
+    results = copy.deepcopy(RESULTS)
+    names = {"int-4:axis=channel,group=64": ("balanced", 4.25, 0.0202), "turboquant-3": ("small", 3.25, 0.08)}
+    for each in results["steps"]:
+        for row in each["rows"]:
+            row["preset"], bits, kld = names.get(row["k"], (None, None, None))
+            if row["preset"] and each["name"] == "quality":
+                row.update(bits=bits, kv_bytes=11796480 * bits / 16 + (1 << 20), kld_mean=kld)
+    for row in step(results, "speed")["rows"]:
+        low, high = {"balanced": (19.0, 21.0), "small": (9.0, 30.0)}.get(row["preset"], (9.5, 10.5))
+        row.update(rounds=3, decode_low=low, decode_high=high, decode_tps=(low + high) / 2)
+    return results
+
+
 class Folder(unittest.TestCase):
     def setUp(self):
         folder = tempfile.TemporaryDirectory()
@@ -151,8 +166,13 @@ class InABrowser(Folder):
         self.open(results)
         self.assertEqual(self.column(1), self.column(2))
 
+    def choose_size(self, size):
+        self.evaluate(f"""(() => {{ const s = document.querySelector("#size"); s.value = "{size}"; s.dispatchEvent(new Event("change")); }})()""")
+        self.browser.settle()
+
     def test_front_is_what_nothing_beats(self):
         self.open()
+        self.choose_size("bits")
         rows = [row for row in step(RESULTS, "quality")["rows"] if row["kld_mean"] > 1e-4]
         wanted = [row for row in rows if not any(
             other["kld_mean"] <= row["kld_mean"] and other["bits"] <= row["bits"] and other is not row for other in rows)]
@@ -192,10 +212,88 @@ class InABrowser(Folder):
             self.assertGreaterEqual(min(ratios), 4.5)  # WCAG 2, AA
 
     def test_nothing_sticks_out_on_a_phone(self):
-        self.open(width=360, height=740)
+        self.open(presets(), width=360, height=740)
+        self.evaluate('document.querySelectorAll("#content details").forEach((d) => (d.open = true))')
+        self.browser.settle()
         self.assertEqual(self.evaluate("document.documentElement.scrollWidth"), 360)
-        widths = self.evaluate('[...document.querySelectorAll("svg[role=img]")].map((s) => s.getBoundingClientRect().right)')
+        widths = self.evaluate('[...document.querySelectorAll("svg[role=img], .card, td, th")].map((s) => s.getBoundingClientRect().right)')
         self.assertLessEqual(max(widths), 360)
+        self.assertEqual(self.evaluate('[...document.querySelectorAll(".scroll")].filter((e) => e.scrollWidth > e.clientWidth).length'), 0)
+
+    def cards(self):
+        return self.evaluate("""[...document.querySelectorAll("#choose .card")].map((card) => ({ title: card.querySelector("h3").textContent,
+            name: card.querySelector(".name")?.textContent ?? null, text: card.textContent, command: card.querySelector("code")?.textContent ?? null }))""")
+
+    def test_three_cards_with_commands(self):
+        self.open(presets())
+        unseen, default, small = self.cards()
+        self.assertEqual((unseen["title"], unseen["name"]), ("Loses nothing to be seen", "llama.cpp q8_0"))
+        self.assertEqual(unseen["command"], "kvant exec --accel -- llama-server -m SmolLM2-135M-Instruct.Q4_1.gguf -c 8192 -ctk q8_0 -ctv q8_0")
+        self.assertEqual((default["title"], default["name"]), ("The default", "preset balanced"))
+        self.assertEqual(default["command"], "kvant exec -- llama-server -m SmolLM2-135M-Instruct.Q4_1.gguf -c 8192")
+        self.assertIn("without --accel as fast as f16", unseen["text"])
+        # 8192 tokens of 180 MiB at 4.25 of 16 bits, and the tokens that stay fp16: 1 MiB.
+        self.assertIn("48.8 MiB at 8192 tokens, 0.27 of f16's 180", default["text"])
+        self.assertIn("0.0202: 4.1 times q8_0's, 1/2 of q4_0's", default["text"])
+        self.assertIn("2.00 times f16's: 20.0 tokens/s (19.0 to 21.0) after 1024 tokens", default["text"])
+        self.assertEqual((small["title"], small["name"]), ("Smallest usable", "preset small"))
+        self.assertEqual(small["command"], "kvant exec --preset small -- llama-server -m SmolLM2-135M-Instruct.Q4_1.gguf -c 8192")
+        self.assertIn("as fast as f16 within the spread", small["text"])
+        self.assertIn("kvant calibrate -m SmolLM2-135M-Instruct.Q4_1.gguf -f text.txt -o SmolLM2-135M-Instruct.Q4_1.kvcal",
+                      self.evaluate('document.querySelector("#choose").textContent'))
+
+    def test_the_speed_of_a_stock_type_is_that_of_its_command(self):
+        results = presets()
+        speed = step(results, "speed")["rows"]
+        for row in [row for row in speed if row["k"] == "q8_0"]:
+            speed.append({**row, "cache": "accel", "decode_tps": 17.0, "decode_low": 16.9, "decode_high": 17.1})
+        self.open(results)
+        self.assertIn("with --accel 1.70 times f16's: 17.0 tokens/s (16.9 to 17.1)", self.cards()[0]["text"])
+
+    def test_nothing_is_recommended_that_a_stock_type_equals(self):
+        results = presets()
+        for row in step(results, "quality")["rows"]:
+            if row["preset"] == "balanced":
+                row.update(bits=6, kv_bytes=11796480 * 6 / 16)
+            if row["preset"] == "small":  # as large as q4_0, and no better by more than its error
+                row.update(bits=4.5, kv_bytes=step(results, "quality")["rows"][2]["kv_bytes"], kld_mean=0.039)
+        self.open(results)
+        self.assertEqual(self.cards()[2]["name"], "llama.cpp q4_0")
+        self.assertNotIn("preset small", self.evaluate('document.querySelector(".front").textContent'))
+
+    def test_presets_are_named_in_the_plot(self):
+        self.open(presets())
+        words = self.evaluate('[...document.querySelectorAll("#quality svg[role=img] text")].map((t) => t.textContent)')
+        for name in ("balanced", "small", "q8_0", "q4_0"):
+            self.assertIn(name, words)
+
+    def test_curves_differ(self):
+        results = presets()
+        for i in range(12):
+            step(results, "speed")["rows"].append({**step(results, "speed")["rows"][0], "cache": "kvant", "k": f"codec-{i}", "v": f"codec-{i}"})
+        self.open(results)
+        looks = self.evaluate("""[...document.querySelector("#speed .legend").querySelectorAll("line")].map((l) =>
+            `${getComputedStyle(l).stroke} ${l.getAttribute("stroke-dasharray")}`)""")
+        self.assertEqual(len(looks), len(set(looks)))
+        self.assertEqual(len({look.split(")")[0] for look in looks}), 10)
+
+    def test_totals_of_found_facts_come_first(self):
+        self.open()
+        rows = [row for name in ("needle:512", "needle:1024") for row in step(RESULTS, name)["rows"] if row["k"] == row["v"] == "q8_0"]
+        found = sum(round(row["exact"] * row["trials"]) for row in rows)
+        asked = sum(row["trials"] for row in rows)
+        sentence = self.evaluate('document.querySelector("#needle p").textContent')
+        self.assertIn(f"Found of {asked} questions", sentence)
+        self.assertIn(f"q8_0 {found},", sentence)
+        self.assertFalse(self.evaluate('document.querySelector("#needle .by-place").open'))
+        self.evaluate('(document.querySelector("#needle .by-place").open = true)')
+        self.browser.settle()
+        self.assertEqual(self.evaluate('document.querySelectorAll("#needle .maps svg[role=img]").length'), 5)
+
+    def test_copying_selects_the_command(self):
+        self.open(presets())
+        self.evaluate('document.querySelector("#choose .copy").click()')
+        self.assertEqual(self.evaluate("getSelection().toString()"), self.cards()[0]["command"])
 
     def test_figures_follow_the_width(self):
         self.open(width=1200)
@@ -212,11 +310,10 @@ class InABrowser(Folder):
     def test_the_other_size(self):
         self.open()
         before = self.evaluate('document.querySelector("#quality svg[role=img]").textContent')
-        self.evaluate('(() => { const s = document.querySelector("#size"); s.value = "whole"; s.dispatchEvent(new Event("change")); })()')
-        self.browser.settle()
+        self.choose_size("bits")
         after = self.evaluate('document.querySelector("#quality svg[role=img]").textContent')
-        self.assertNotEqual(before, after)
-        self.assertIn("windows included", after)
+        self.assertIn("whole cache at 8192 tokens", before)
+        self.assertIn("true bits per number", after)
 
     def test_layers_of_kvant_tune(self):
         results = copy.deepcopy(RESULTS)

@@ -324,7 +324,7 @@ static void compute_row(const fixture *f, const query *at, bool tiles, reference
     r->bound = (growth * norms + 0x1p-11 * rounded + 0x1p-25 * (largest * small + small_zero) +
                 v_error * weighted_scale * root + of_chunks + tile + (n / 16 + 16) * 0x1p-22 * summed) /
                    total * factor +
-               (f->sinks ? growth * sqrt(center_norm) : 0) + rounding * sqrt(norm) + (c->type == KVANT_CUDA_F16 ? 0x1p-25 * root : 0);
+               (f->sinks ? growth * sqrt(center_norm) : 0) + (rounding + f->output_error) * sqrt(norm) + (c->type == KVANT_CUDA_F16 ? 0x1p-25 * root : 0);
     free(scores);
 }
 

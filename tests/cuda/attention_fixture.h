@@ -45,6 +45,7 @@ typedef struct fixture {
     float *gpu_lse;
     size_t q_bytes, out_bytes, workspace_bytes;
     double query_error; /* that the numbers of queries have already */
+    double output_error; /* that outputs get afterwards, in parts of their length */
     double worst;       /* error / bound */
 } fixture;
 

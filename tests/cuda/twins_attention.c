@@ -14,7 +14,7 @@ enum { EXPORT_HEADER = 40 };
 
 /* Keys or values of a block, from its export. */
 typedef struct stored {
-    bool open;
+    bool open, learnt;
     float center[WIDTH], scale[WIDTH]; /* 0 and 1 where the codec has none */
     uint8_t *pages;
     size_t bytes;
@@ -47,7 +47,7 @@ static void read_block(const kvant_codec *const *codecs, const uint8_t *at, size
     memcpy(&open, at + 32, sizeof open);
     memcpy(&learnt, at + 36, sizeof learnt);
     const size_t numbers = learnt ? 2 * WIDTH * sizeof(float) : 0;
-    block->open = open;
+    block->open = open, block->learnt = learnt;
     block->bytes = size - EXPORT_HEADER - numbers - sizeof(uint64_t); /* a checksum follows */
     block->pages = malloc(block->bytes);
     memcpy(block->pages, at + EXPORT_HEADER + numbers, block->bytes);
@@ -141,29 +141,76 @@ static const kvant_codec *reference_codec(const twins *t, const stored_layer *al
     return *made;
 }
 
-/* What the GPU reads where a block is open for keys or values alone: sealed pages as fp16. */
-static void fill_open_page(const fixture *f, const stored *block, kvant_role role, uint32_t b)
+/* R W (c / s) of keys. */
+static void turn_center(const stored_layer *all, const stored *block, uint32_t h, float turned[DIM])
+{
+    float x[DIM];
+    for (uint32_t j = 0; j < DIM; j++)
+        x[j] = block->center[h * DIM + j] / block->scale[h * DIM + j];
+    kvant_transform_forward(&all->codecs[KVANT_ROLE_K][h]->transform, kvant_kernels_get(KVANT_CPU_AUTO), NULL, x, turned);
+}
+
+/* What the GPU reads where a block is open for keys or values alone: sealed pages as fp16. center: keys with it. */
+static void fill_open_page(const fixture *f, const stored_layer *all, const stored *block, kvant_role role, uint32_t b,
+                           bool center)
 {
     const kvant_codec *codec = role == KVANT_ROLE_K ? f->cache.k : f->cache.v;
+    const kvant_kernels *kernels = kvant_kernels_get(KVANT_CPU_AUTO);
     for (uint32_t h = 0; h < KV_HEADS; h++) {
         uint16_t *to = open_page(&f->open, role, b, h);
-        if (block->open)
-            memcpy(to, block->pages + h * f->open.page_bytes, f->open.page_bytes);
-        for (uint32_t i = 0; i < 64 && !block->open; i++) {
-            float y[DIM];
-            kvant_codec_decode_transformed(codec, kvant_kernels_get(KVANT_CPU_AUTO),
-                                           block->pages + h * codec->info.page_bytes, i, y);
-            kvant_kernels_get(KVANT_CPU_AUTO)->float_to_half(y, to + i * DIM, DIM);
+        float turned[DIM] = { 0 }, y[DIM];
+        if (center && role == KVANT_ROLE_K)
+            turn_center(all, block, h, turned);
+        for (uint32_t i = 0; i < 64; i++) {
+            if (block->open)
+                kernels->half_to_float((uint16_t *)(block->pages + h * f->open.page_bytes) + i * DIM, y, DIM);
+            else
+                kvant_codec_decode_transformed(codec, kernels, block->pages + h * codec->info.page_bytes, i, y);
+            for (uint32_t j = 0; center && j < DIM; j++)
+                y[j] += turned[j];
+            kernels->float_to_half(y, to + i * DIM, DIM);
         }
     }
 }
 
+/* With a softcap keys get their centre back before they are multiplied. */
+static bool centers_back(const stored_layer *all, const attention_problem *p)
+{
+    const kvant_center center = all->codecs[KVANT_ROLE_K][0]->info.center;
+    bool any = center == KVANT_CENTER_FILE;
+    for (uint32_t b = 0; b < all->n_blocks; b++)
+        any |= center == KVANT_CENTER_FIRST && all->blocks[KVANT_ROLE_K][b].learnt;
+    return any && p->softcap > 0;
+}
+
+/* What a turned centre adds to a score is <q, c>: of sums of DIM products in binary32, turned and not. */
+static void check_turned(const stored_layer *all, const float *q, uint32_t n)
+{
+    for (uint32_t b = 0; b < all->n_blocks; b++)
+        for (uint32_t i = 0; i < n * HEADS; i++) {
+            const stored *block = &all->blocks[KVANT_ROLE_K][b];
+            const uint32_t h = i % HEADS / (HEADS / KV_HEADS);
+            const kvant_affine affine = { block->center + h * DIM, block->scale + h * DIM };
+            float turned[DIM], y[DIM];
+            double sum = 0, want = 0, size = 0;
+            turn_center(all, block, h, turned);
+            assert_int_equal(kvant_codec_transform_query(all->codecs[KVANT_ROLE_K][h], &affine, q + i * DIM, y), KVANT_OK);
+            for (uint32_t j = 0; j < DIM; j++) {
+                sum += (double)y[j] * turned[j];
+                want += (double)q[i * DIM + j] * block->center[h * DIM + j];
+                size += fabs((double)y[j] * turned[j]) + fabs((double)q[i * DIM + j] * block->center[h * DIM + j]);
+            }
+            if (!(fabs(sum - want) <= 0x1p-10 * size))
+                fail_msg("a turned centre adds %g to a score instead of %g", sum, want);
+        }
+}
+
 static void fill_block(const twins *t, fixture *f, const stored_layer *all, uint32_t b)
 {
-    const bool open = all->blocks[0][b].open || all->blocks[1][b].open || t->spec->decoded;
+    const bool center = centers_back(all, &f->p), open = center || all->blocks[0][b].open || all->blocks[1][b].open || t->spec->decoded;
     for (int role = 0; role < 2; role++)
         if (open)
-            fill_open_page(f, &all->blocks[role][b], (kvant_role)role, b);
+            fill_open_page(f, all, &all->blocks[role][b], (kvant_role)role, b, center);
         else
             memcpy(cache_page(&f->cache, (kvant_role)role, b, 0), all->blocks[role][b].pages, all->blocks[role][b].bytes);
     f->table[f->blocks_per_row++] = open ? -1 - (int32_t)b : (int32_t)b;
@@ -172,7 +219,7 @@ static void fill_block(const twins *t, fixture *f, const stored_layer *all, uint
 static kvant_cuda_codec *gpu_codec(const kvant_codec *codec, bool open)
 {
     kvant_cuda_codec *sealed, *of_open;
-    assert_int_equal(kvant_cuda_codec_from(codec, &sealed, NULL, 0), KVANT_OK);
+    assert_int_equal(kvant_cuda_codec_unturned(codec, &sealed, NULL, 0), KVANT_OK);
     if (!open)
         return sealed;
     assert_int_equal(kvant_cuda_codec_create_open(sealed, &of_open), KVANT_OK);
@@ -256,6 +303,26 @@ static double matrix_error(const kvant_codec *codec, const float *q)
     return 2 * (DIM + 2) * 0x1p-24 * worst * largest;
 }
 
+static bool is_turned(const kvant_codec *codec)
+{
+    const kvant_transform_view *transform = &kvant_codec_get_view(codec)->transform;
+    return transform->rotate == KVANT_ROTATE_DENSE && (!transform->weights || transform->diagonal);
+}
+
+/* Rows of a dense rotation have length 1. A number of R q is a sum of DIM products whose magnitudes add up to at most
+ * the length of q; of outputs, DIM numbers are off by so much of theirs. */
+static void note_turning(fixture *f, const stored_layer *all, const float *q, uint32_t n)
+{
+    for (uint32_t i = 0; is_turned(all->codecs[KVANT_ROLE_K][0]) && i < n * HEADS; i++) {
+        double squares = 0;
+        for (uint32_t j = 0; j < DIM; j++)
+            squares += pow(q[i * DIM + j] * (f->k_scale ? f->k_scale[i % HEADS / (HEADS / KV_HEADS) * DIM + j] : 1), 2);
+        f->query_error = fmax(f->query_error, (DIM + 2) * 0x1p-24 * sqrt(squares));
+    }
+    if (is_turned(all->codecs[KVANT_ROLE_V][0]))
+        f->output_error = (DIM + 2) * 0x1p-24 * sqrt((double)DIM);
+}
+
 /* The reference takes queries behind the matrix. */
 static float *transform(const twins *t, fixture *f, const stored_layer *all, const float *q, uint32_t n)
 {
@@ -301,6 +368,7 @@ typedef struct attended {
     float *q, *sinks, *out, *lse;
     uint16_t *mask;
     uint32_t mask_stride;
+    bool centers_back;
 } attended;
 
 /* The sequence as the last one of a batch of itself and others that are long enough. */
@@ -387,7 +455,7 @@ static void check_merged(twins *t, part *parts, uint32_t n_parts, const attended
     for (uint32_t p = 0; p < n_parts; p++) {
         double error;
         compute_reference(&parts[p].f, 0, i, head, &r[p]);
-        lse[p] = r[p].lse + of_center(&parts[p], q, head, &error);
+        lse[p] = r[p].lse + of_center(&parts[p], q, head, &error) * (a->centers_back ? 0 : 1);
         if (isinf(lse[p]))
             continue;
         delta = fmax(delta, r[p].lse_bound + error + 0x1p-20 * (1 + fabs(lse[p])));
@@ -428,13 +496,18 @@ void twins_attend(twins *t, int32_t s, uint32_t layer, const attention_problem *
     read_layer(t, s, layer, &all);
     const int32_t length = (int32_t)(twins_length(t, s) - 64 * t->dropped[s]);
     if (find_parts(&all, parts) > 1)
-        p = (attention_problem){ .query_tokens = 1, .causal = problem->causal, .sinks = problem->sinks };
+        p = (attention_problem){ .query_tokens = 1, .causal = problem->causal, .softcap = problem->softcap,
+                                .sinks = problem->sinks };
     attended a;
     attend_on_gpu(t, s, layer, &p, &a);
+    a.centers_back = centers_back(&all, &p);
+    if (a.centers_back)
+        check_turned(&all, a.q, a.n);
     int32_t starts[2] = { 0, (int32_t)a.n };
     for (uint32_t b = 0; b < all.n_blocks; b++)
         if (parts[b] == b) {
             part_open(&list[n], t, &all, parts, b, length, &p, starts);
+            note_turning(&list[n].f, &all, a.q, a.n);
             list[n].f.q = transform(t, &list[n].f, &all, a.q, a.n);
             list[n].f.mask = a.mask, list[n].f.mask_stride = a.mask_stride;
             n++;

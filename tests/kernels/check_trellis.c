@@ -4,8 +4,15 @@
 
 typedef enum cost_kind { ANY_COSTS, LARGEST_COSTS, TIES, N_COST_KINDS } cost_kind;
 
-/* Nothing of it comes from a codec's book: the search has to work with any table of costs and any parities. Of 256
- * states those that bit 6 of a window does not enter: kernels take that from the format's taps (trellis.h). */
+/* What bit i of the states before a step does to its subset. */
+static uint32_t subset_of_256(uint32_t i)
+{
+    return ((2 * i & KVANT_TRELLIS_256_TAP_0) != 0) | ((2 * i & KVANT_TRELLIS_256_TAP_1) != 0) << 1 |
+           ((2 * i & KVANT_TRELLIS_256_TAP_2) != 0) << 2;
+}
+
+/* Nothing of it comes from a codec's book: the search has to work with any table of costs and any parities. With 256
+ * states the parities are the format's, which kernels take for constants (trellis.h). */
 static kvant_trellis *make_trellis(checker *check, uint32_t memory, cost_kind kind)
 {
     kvant_trellis *trellis = check_input(check, "trellis", sizeof *trellis, 64);
@@ -20,10 +27,10 @@ static kvant_trellis *make_trellis(checker *check, uint32_t memory, cost_kind ki
     for (uint32_t i = 0; i < 1u << (memory - 1); i++) {
         /* Parities: what a bit of i does to z does not depend on the others. */
         const uint32_t rest = i & (i - 1), other = trellis->subsets[rest][0] / 2u;
-        const bool alike = memory == 8 && i == 1 << 5;
-        const uint32_t z = i == 0 || alike ? 0
-                           : rest == 0     ? check_below(check, KVANT_TRELLIS_SUBSETS)
-                                           : other ^ trellis->subsets[i ^ rest][0] / 2u;
+        const uint32_t z = i == 0        ? 0
+                           : rest != 0   ? other ^ trellis->subsets[i ^ rest][0] / 2u
+                           : memory == 8 ? subset_of_256(i)
+                                         : check_below(check, KVANT_TRELLIS_SUBSETS);
         trellis->subsets[i][0] = (uint8_t)(2 * z);
         trellis->subsets[i][1] = (uint8_t)(2 * z + 1);
     }

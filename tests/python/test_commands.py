@@ -110,6 +110,19 @@ class Child(unittest.TestCase):
             self.assertEqual(sum(call.args[0] for call in progress.add.call_args_list), done)
             self.assertEqual({call.args[1] for call in progress.add.call_args_list}, {"step"})
 
+    def messages(self, stopping):
+        child._passed_on.clear()
+        self.addCleanup(setattr, cli, "_stopping", False)
+        cli._stopping = stopping
+        said = io.BytesIO()
+        with mock.patch.object(sys, "stderr", mock.Mock(buffer=said)):
+            self.run_script("echo 'kvant: using a'; echo 'llama_decode: failed'; echo 'kvant: using a'; echo '  hint: b'; :" .replace("; ", " >&2; "))
+        return said.getvalue().decode().splitlines()
+
+    def test_messages_once_and_no_noise_of_what_was_stopped(self):
+        self.assertEqual(self.messages(False), ["kvant: using a", "llama_decode: failed", "  hint: b"])
+        self.assertEqual(self.messages(True), ["kvant: using a", "  hint: b"])
+
     def test_interrupt_is_passed_on(self):
         self.addCleanup(signal.signal, signal.SIGINT, signal.getsignal(signal.SIGINT))
         self.addCleanup(setattr, cli, "_stopping", False)
@@ -163,8 +176,17 @@ class Plan(unittest.TestCase):
         quality, _, speed, needle, *_ = self.plan(calibrated=True)
         self.assertEqual(quality.words[-2:], ["-k", "hessian-4"])
         self.assertEqual(needle.words.count("--stock"), 2)
-        self.assertEqual(speed.words.count("--stock"), 3)  # f16, with which all is compared
+        # f16, with which all is compared, and q8_0 with kvant's attention, whose quality is that of q8_0.
+        self.assertEqual(speed.words.count("--stock"), 4)
+        self.assertEqual(speed.words[-3:], ["--stock", "q8_0", "--accel"])
         self.assertNotIn("hessian-4", self.plan()[0].words)
+
+    def test_quick(self):
+        steps = self.plan(quick=True, n_ctx=1024, longest=1024)
+        self.assertEqual([step.name for step in steps], ["quality", "position", "speed", "needle:1024"])
+        self.assertEqual([word for word in steps[0].words if word in ("quality", "balanced", "small", "q4_0")], ["q4_0", "quality", "balanced", "small"])
+        self.assertIn("0,1024", steps[2].words)
+        self.assertEqual(steps[2].words[steps[2].words.index("-r") + 1], "3")  # one round has no spread
 
     def test_builds_without_some_families(self):
         few = {"families": frozenset(["int", "turboquant", "trellis"]), "calibrated": True}
@@ -183,6 +205,7 @@ class Plan(unittest.TestCase):
         quality, _, _, needle, *_ = self.plan(configs=own, settings=["--config", "a.kvant"], calibrated=True)
         self.assertEqual(quality.words[-len(own) - 2 :], [*own, "--config", "a.kvant"])
         self.assertEqual(needle.words[-22:], [*own[:20], "--config", "a.kvant"])
+        self.assertNotIn("--accel", self.plan(configs=own)[2].words)
 
     def test_times(self):
         """(f16 and two codecs of 1.6 times its cost) x 2 x 2048 tokens at 1000 a second, and the start."""
@@ -211,6 +234,9 @@ class Results(unittest.TestCase):
         self.assertTrue(report_file.has(results, "a", "kvant a -q"))
         self.assertFalse(report_file.has(results, "a", "kvant a"))
         self.assertFalse(report_file.has(results, "b", "kvant b"))
+        # What goes on takes as long as all its parts; another command line starts anew.
+        report_file.set_step(results, "b", "kvant b", "complete", 4, [])
+        self.assertEqual([step["seconds"] for step in results["steps"]], [2, 5])
 
 
 if __name__ == "__main__":

@@ -167,6 +167,26 @@ static void tables_have_their_symmetries(void **state)
     }
 }
 
+/* The contract of the kernel trellis_path with 256 states: bit 6 of a window, bit 5 of the windows that have subsets, enters no parity.
+ * tests/kernels/check_trellis.c draws such tables alone. */
+static void bit_6_changes_no_subset_of_256_states(void **state)
+{
+    (void)state;
+    for (uint32_t bits = 2; bits <= 4; bits++)
+        for (uint32_t head_dim = 64; head_dim <= 128; head_dim += 64) {
+            char spec[32];
+            snprintf(spec, sizeof spec, "trellis-%u:states=256", bits);
+            kvant_codec *codec = make_codec(spec, head_dim, KVANT_ROLE_K);
+            const kvant_trellis *trellis = &kvant_trellis_book_of(codec)->trellis;
+            assert_int_equal(trellis->memory, 8);
+            for (uint32_t p = 0; p < KVANT_TRELLIS_PARITIES; p++)
+                assert_int_equal(trellis->taps[p] & 1 << 6, 0);
+            for (uint32_t i = 0; i < STATES / 2; i++)
+                assert_memory_equal(trellis->subsets[i], trellis->subsets[i ^ 1 << 5], sizeof trellis->subsets[i]);
+            kvant_codec_free(&codec);
+        }
+}
+
 static void specs(void **state)
 {
     static const char *const wrong[] = { "trellis",       "trellis-1",  "trellis-5", "trellis-4:states=512",
@@ -189,6 +209,7 @@ int main(void)
         cmocka_unit_test(distortion_meets_its_aims),         cmocka_unit_test(products_are_unbiased),
         cmocka_unit_test(search_finds_the_best_path_mostly), cmocka_unit_test(steps_are_a_permutation),
         cmocka_unit_test(tables_have_their_symmetries),      cmocka_unit_test(specs),
+        cmocka_unit_test(bit_6_changes_no_subset_of_256_states),
     };
     return cmocka_run_group_tests(tests, NULL, NULL);
 }

@@ -17,6 +17,7 @@
 #include <atomic>
 #include <climits>
 #include <cmath>
+#include <cstdlib>
 #include <iterator>
 
 using namespace kvant;
@@ -125,14 +126,11 @@ kvant_status choose_kernel(const kvant_cuda_attention_args &args, const Device &
     return status;
 }
 
-/* Where a page for many query rows is better unpacked once (tiles/) than once per 8 or 16 rows. On an
- * H200, 32768 tokens, 64 rows take 424 us instead of 350 (int-4), 1154 instead of 815 (octopus-4); 8192
- * rows 3.7 ms instead of 5.4 (int-4). A trellis takes longer at any number. */
+/* Where a page for many query rows is better unpacked once (tiles/) than once per 8 or 16 rows. */
 bool prefers_tiles(const kvant_cuda_attention_args &args)
 {
-    constexpr uint32_t FEW_ROWS = 64;
-    return columns_of(args) > FEW_ROWS && args.k_codec->params.codes != KVANT_CUDA_CODES_TRELLIS &&
-           args.v_codec->params.codes != KVANT_CUDA_CODES_TRELLIS;
+    const char *from = getenv("KVANT_TILES_FROM"); /* TODO measurement only */
+    return columns_of(args) > (from ? (uint32_t)atoi(from) : MOST_COLUMNS);
 }
 
 /* schedule.cuh counts pages and pairs in 32 bits. */

@@ -239,74 +239,85 @@ template <int B> struct Octopus : ChunkCodes {
         }
     }
 
+    /* use(row tile, registers of column tiles 2 step and 2 step + 1): a lane has chunks 8 step + 2 (lane
+     * mod 4) and + 1 of keys. */
+    template <int D, int COPIES, class T, class F>
+    __device__ static __forceinline__ void key_step(const uint8_t *page, int lane, const T &table, int step, F &&use)
+    {
+        uint32_t w[3][4];
+        key_words<ChunkPlaces<Octopus, D>, Turn<COPIES>>(reinterpret_cast<const uint32_t *>(page),
+                                                         4 * step + (lane & 3), lane >> 2, w);
+#pragma unroll
+        for (int rt = 0; rt < 4; rt++) {
+            const uint32_t own[3] = { w[0][rt], w[1][rt], w[2][rt] };
+            const Four<COPIES> codes(own, table);
+            uint32_t a[2][4];
+#pragma unroll
+            for (int e = 0; e < 2; e++)
+#pragma unroll
+                for (int h = 0; h < 2; h++) {
+                    const uint2 x = codes.look_up(table, h + 2 * e);
+                    const uint32_t norm = codes.norm(h + 2 * e, h + 2 * e);
+                    a[e][h] = HAS_NORM ? multiply_halves(x.x, norm) : x.x;
+                    a[e][h + 2] = HAS_NORM ? multiply_halves(x.y, norm) : x.y;
+                }
+            use(rt, a);
+        }
+    }
+
     /* use(row tile, column tile, registers) for a page of keys. */
     template <int D, bool LARGE, class T, class F>
     __device__ static __forceinline__ void for_each_key_tile(const uint8_t *page, int lane, const T &table, F &&use)
     {
-        using P = ChunkPlaces<Octopus, D>;
-        const int row = lane >> 2;
 #pragma unroll
-        for (int step = 0; step < P::KEY_STEPS; step++) {
-            uint32_t w[3][4];
-            key_words<P, Turn<copies<LARGE, D>()>>(reinterpret_cast<const uint32_t *>(page), 4 * step + (lane & 3),
-                                                   row, w);
-#pragma unroll
-            for (int rt = 0; rt < 4; rt++) {
-                const uint32_t own[3] = { w[0][rt], w[1][rt], w[2][rt] };
-                const Four<copies<LARGE, D>()> codes(own, table);
-#pragma unroll
-                for (int e = 0; e < 2; e++) {
-                    uint32_t a[4];
-#pragma unroll
-                    for (int h = 0; h < 2; h++) {
-                        const uint2 x = codes.look_up(table, h + 2 * e);
-                        const uint32_t norm = codes.norm(h + 2 * e, h + 2 * e);
-                        a[h] = HAS_NORM ? multiply_halves(x.x, norm) : x.x;
-                        a[h + 2] = HAS_NORM ? multiply_halves(x.y, norm) : x.y;
-                    }
-                    use(rt, 2 * step + e, a);
-                }
-            }
-        }
+        for (int step = 0; step < ChunkPlaces<Octopus, D>::KEY_STEPS; step++)
+            key_step<D, copies<LARGE, D>()>(page, lane, table, step, [&](int rt, const uint32_t(&a)[2][4]) {
+                use(rt, 2 * step, a[0]);
+                use(rt, 2 * step + 1, a[1]);
+            });
     }
 
     /* For values: tile 3 g + i has numbers 2 i (rows r) and 2 i + 1 (rows r + 8) of the x, y, z of
      * chunks 16 g + r and 16 g + 8 + r. */
+    template <int D, int COPIES, class T, class F>
+    __device__ static __forceinline__ void value_step(const uint8_t *page, int lane, const T &table, int g, int m,
+                                                      F &&use)
+    {
+        uint32_t a[2][3][4];
+#pragma unroll
+        for (int part = 0; part < 4; part++) {
+            const int h = part % 2, far = part / 2; /* tokens + 8 h, chunks + 8 far */
+            uint32_t w[3];
+            value_words<ChunkPlaces<Octopus, D>, Turn<COPIES>>(reinterpret_cast<const uint32_t *>(page),
+                                                               16 * g + 8 * far + (lane >> 2), lane & 3, h, m, w);
+            const Four<COPIES> codes(w, table);
+#pragma unroll
+            for (int i = 0; i < 2; i++) {
+                const uint2 x = codes.look_up(table, i), y = codes.look_up(table, i + 2);
+                uint32_t n[3] = { prmt(x.x, y.x, 0x5410), prmt(x.x, y.x, 0x7632), prmt(x.y, y.y, 0x5410) };
+#pragma unroll
+                for (int k = 0; k < 3; k++) {
+                    const int at = 3 * far + k;
+                    a[i][at / 2][at % 2 + 2 * h] = HAS_NORM ? multiply_halves(n[k], codes.norm(i, i + 2)) : n[k];
+                }
+            }
+        }
+#pragma unroll
+        for (int i = 0; i < 2; i++)
+#pragma unroll
+            for (int k = 0; k < 3; k++)
+                use(3 * g + k, 2 * m + i, a[i][k]);
+    }
+
     template <int D, bool LARGE, class T, class F>
     __device__ static __forceinline__ void for_each_value_tile(const uint8_t *page, int lane, const T &table,
                                                                F &&use)
     {
-        using P = ChunkPlaces<Octopus, D>;
 #pragma unroll
-        for (int g = 0; g < P::VALUE_GROUPS; g++)
+        for (int g = 0; g < ChunkPlaces<Octopus, D>::VALUE_GROUPS; g++)
 #pragma unroll
-            for (int m = 0; m < 2; m++) {
-                uint32_t a[2][3][4];
-#pragma unroll
-                for (int part = 0; part < 4; part++) {
-                    const int h = part % 2, far = part / 2; /* tokens + 8 h, chunks + 8 far */
-                    uint32_t w[3];
-                    value_words<P, Turn<copies<LARGE, D>()>>(reinterpret_cast<const uint32_t *>(page),
-                                                             16 * g + 8 * far + (lane >> 2), lane & 3, h, m, w);
-                    const Four<copies<LARGE, D>()> codes(w, table);
-#pragma unroll
-                    for (int i = 0; i < 2; i++) {
-                        const uint2 x = codes.look_up(table, i), y = codes.look_up(table, i + 2);
-                        uint32_t n[3] = { prmt(x.x, y.x, 0x5410), prmt(x.x, y.x, 0x7632), prmt(x.y, y.y, 0x5410) };
-#pragma unroll
-                        for (int k = 0; k < 3; k++) {
-                            const int at = 3 * far + k;
-                            a[i][at / 2][at % 2 + 2 * h] =
-                                HAS_NORM ? multiply_halves(n[k], codes.norm(i, i + 2)) : n[k];
-                        }
-                    }
-                }
-#pragma unroll
-                for (int i = 0; i < 2; i++)
-#pragma unroll
-                    for (int k = 0; k < 3; k++)
-                        use(3 * g + k, 2 * m + i, a[i][k]);
-            }
+            for (int m = 0; m < 2; m++)
+                value_step<D, copies<LARGE, D>()>(page, lane, table, g, m, use);
     }
 
     /* The table's entries, by all threads of a block. */
@@ -360,75 +371,86 @@ template <int SECONDARIES, int INDEX_BITS, int RADIUS_BITS> struct Hqmq : ChunkC
         return (word >> 9 & 0x00700070u) | (two << 7 & 0x01800180u) | (one << 9 & 0x02000200u);
     }
 
-    template <int D, bool LARGE, class T, class F>
-    __device__ static __forceinline__ void for_each_key_tile(const uint8_t *page, int lane, const T &table, F &&use)
+    template <int D, int COPIES, class T, class F>
+    __device__ static __forceinline__ void key_step(const uint8_t *page, int lane, const T &table, int step, F &&use)
     {
         using P = ChunkPlaces<Hqmq, D>;
         const uint32_t *words = reinterpret_cast<const uint32_t *>(page);
-        const int row = lane >> 2;
+        const int row = lane >> 2, pair = 4 * step + (lane & 3);
+        uint32_t w[2][4], two[4] = {}, one[4] = {};
+        P::template key_words<16>(words, pair, row, 0, w[0]);
+        P::template key_words<16>(words, pair, row, 1, w[1]);
+        if constexpr (RADIUS_BITS == 6) {
+            P::template key_words<2>(words, pair, row, 0, two);
+            P::template key_words<1>(words, pair, row, 0, one);
+        }
 #pragma unroll
-        for (int step = 0; step < P::KEY_STEPS; step++) {
-            const int pair = 4 * step + (lane & 3);
-            uint32_t w[2][4], two[4] = {}, one[4] = {};
-            P::template key_words<16>(words, pair, row, 0, w[0]);
-            P::template key_words<16>(words, pair, row, 1, w[1]);
-            if constexpr (RADIUS_BITS == 6) {
-                P::template key_words<2>(words, pair, row, 0, two);
-                P::template key_words<1>(words, pair, row, 0, one);
-            }
+        for (int rt = 0; rt < 4; rt++) {
+            uint32_t a[2][4];
 #pragma unroll
-            for (int rt = 0; rt < 4; rt++) {
-                uint32_t a[2][4];
+            for (int h = 0; h < 2; h++) {
+                const uint32_t radius = radii(w[h][rt], two[rt] >> 8 * h, one[rt] >> 8 * h);
 #pragma unroll
-                for (int h = 0; h < 2; h++) {
-                    const uint32_t radius = radii(w[h][rt], two[rt] >> 8 * h, one[rt] >> 8 * h);
-#pragma unroll
-                    for (int e = 0; e < 2; e++) {
-                        const uint2 x = look_up<copies<LARGE, D>()>(table, w[h][rt], e);
-                        const uint32_t r = prmt(radius, 0, e ? 0x3232 : 0x1010);
-                        a[e][h] = multiply_halves(x.x, r);
-                        a[e][h + 2] = multiply_halves(x.y, r);
-                    }
+                for (int e = 0; e < 2; e++) {
+                    const uint2 x = look_up<COPIES>(table, w[h][rt], e);
+                    const uint32_t r = prmt(radius, 0, e ? 0x3232 : 0x1010);
+                    a[e][h] = multiply_halves(x.x, r);
+                    a[e][h + 2] = multiply_halves(x.y, r);
                 }
+            }
+            use(rt, a);
+        }
+    }
+
+    template <int D, bool LARGE, class T, class F>
+    __device__ static __forceinline__ void for_each_key_tile(const uint8_t *page, int lane, const T &table, F &&use)
+    {
+#pragma unroll
+        for (int step = 0; step < ChunkPlaces<Hqmq, D>::KEY_STEPS; step++)
+            key_step<D, copies<LARGE, D>()>(page, lane, table, step, [&](int rt, const uint32_t(&a)[2][4]) {
                 use(rt, 2 * step, a[0]);
                 use(rt, 2 * step + 1, a[1]);
-            }
-        }
+            });
     }
 
     /* For values: tile 2 g + i has channels 2 i (rows r) and 2 i + 1 (rows r + 8) of chunk 8 g +
      * r. */
+    template <int D, int COPIES, class T, class F>
+    __device__ static __forceinline__ void value_step(const uint8_t *page, int lane, const T &table, int g, int ct,
+                                                      F &&use)
+    {
+        using P = ChunkPlaces<Hqmq, D>;
+        const uint32_t *words = reinterpret_cast<const uint32_t *>(page);
+        const int chunk = 8 * g + (lane >> 2), column = lane & 3;
+        uint32_t a[2][4];
+#pragma unroll
+        for (int h = 0; h < 2; h++) {
+            const uint32_t w = P::template value_pair<16>(words, chunk, column, h, ct);
+            uint32_t two = 0, one = 0;
+            if constexpr (RADIUS_BITS == 6) {
+                two = P::template value_pair<2>(words, chunk, column, h, ct);
+                one = P::template value_pair<1>(words, chunk, column, h, ct);
+            }
+            const uint32_t r = radii(w, two, one);
+            const uint2 x = look_up<COPIES>(table, w, 0), y = look_up<COPIES>(table, w, 1);
+            a[0][2 * h] = multiply_halves(prmt(x.x, y.x, 0x5410), r);
+            a[0][2 * h + 1] = multiply_halves(prmt(x.x, y.x, 0x7632), r);
+            a[1][2 * h] = multiply_halves(prmt(x.y, y.y, 0x5410), r);
+            a[1][2 * h + 1] = multiply_halves(prmt(x.y, y.y, 0x7632), r);
+        }
+        use(2 * g, ct, a[0]);
+        use(2 * g + 1, ct, a[1]);
+    }
+
     template <int D, bool LARGE, class T, class F>
     __device__ static __forceinline__ void for_each_value_tile(const uint8_t *page, int lane, const T &table,
                                                                F &&use)
     {
-        using P = ChunkPlaces<Hqmq, D>;
-        const uint32_t *words = reinterpret_cast<const uint32_t *>(page);
 #pragma unroll
-        for (int g = 0; g < P::VALUE_GROUPS; g++)
+        for (int g = 0; g < ChunkPlaces<Hqmq, D>::VALUE_GROUPS; g++)
 #pragma unroll
-            for (int ct = 0; ct < 4; ct++) {
-                const int chunk = 8 * g + (lane >> 2), column = lane & 3;
-                uint32_t a[2][4];
-#pragma unroll
-                for (int h = 0; h < 2; h++) {
-                    const uint32_t w = P::template value_pair<16>(words, chunk, column, h, ct);
-                    uint32_t two = 0, one = 0;
-                    if constexpr (RADIUS_BITS == 6) {
-                        two = P::template value_pair<2>(words, chunk, column, h, ct);
-                        one = P::template value_pair<1>(words, chunk, column, h, ct);
-                    }
-                    const uint32_t r = radii(w, two, one);
-                    const uint2 x = look_up<copies<LARGE, D>()>(table, w, 0),
-                                y = look_up<copies<LARGE, D>()>(table, w, 1);
-                    a[0][2 * h] = multiply_halves(prmt(x.x, y.x, 0x5410), r);
-                    a[0][2 * h + 1] = multiply_halves(prmt(x.x, y.x, 0x7632), r);
-                    a[1][2 * h] = multiply_halves(prmt(x.y, y.y, 0x5410), r);
-                    a[1][2 * h + 1] = multiply_halves(prmt(x.y, y.y, 0x7632), r);
-                }
-                use(2 * g, ct, a[0]);
-                use(2 * g + 1, ct, a[1]);
-            }
+            for (int ct = 0; ct < 4; ct++)
+                value_step<D, copies<LARGE, D>()>(page, lane, table, g, ct, use);
     }
 
     /* unit * secondary; a unit's components are 0, 1 and 1/2, so products are exact and three sums

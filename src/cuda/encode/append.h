@@ -19,6 +19,7 @@ struct AppendRole {
     const float *center, *scale;
     const float *weights;    /* as many for each kv head as codec.weighting says */
     float *exact;            /* of open pages: see kvant_cuda_append_args */
+    const float *feedback;   /* the same */
     size_t row_block_stride; /* elements; of blocks of open pages, when these are sealed */
     bool wide;               /* rows begin at multiples of 16 bytes; set by booked */
     const kvant_cuda_codec *source; /* on the host: has the books */
@@ -55,6 +56,10 @@ cudaError_t launch_append_chunks(const AppendArgs &args, uint32_t head_dim, int 
 /* The same of kinds of a trellis, all roles with as many states. */
 cudaError_t launch_append_trellis(const AppendArgs &args, uint32_t head_dim, int n_roles, int n_kv_heads,
                                   cudaStream_t stream);
+
+/* Keys with error feedback; one role. */
+cudaError_t launch_append_feedback(const AppendArgs &args, uint32_t head_dim, int n_roles, int n_kv_heads,
+                                   cudaStream_t stream);
 
 constexpr uint32_t MOST_FEW = 64;
 

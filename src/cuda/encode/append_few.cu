@@ -3,12 +3,13 @@
  *
  * Such a call computes next to nothing. It waits: for arguments, for slots and rows, for the words
  * of pages, and for instructions that no cache holds. So the code is short, loops stay loops, rows
- * are asked for together with their slot, and the words of the page while the row is worked on.
- * Words are changed by two atomics whose answer nobody waits for.
+ * are asked for together with their slot, all arguments while these come, and the words of the page
+ * while the row is worked on. Words are changed by two atomics whose answer nobody waits for.
  *
  * Keys with a matrix (transform=file) have a thread block of head_dim threads, of which each makes
  * one number of the row, and asks for its column of the matrix before anything else. */
 #include "append_tokens.cuh"
+#include "token_words.cuh"
 #include "../launch.h"
 
 #include <algorithm>
@@ -32,7 +33,7 @@ struct FewRole {
 struct OpenBook {};
 struct NarrowBook {
     static constexpr uint32_t LEVELS = KVANT_CUDA_MAX_LEVELS;
-    float thresholds[LEVELS], values[LEVELS];
+    float thresholds[LEVELS], values[LEVELS], slope, gain, middle; /* of the curve: params.h */
 };
 struct WideBook {
     static constexpr uint32_t LEVELS = KVANT_CUDA_WIDE_LEVELS;
@@ -45,6 +46,32 @@ template <class Book> struct FewArgs {
     kvant_cuda_type type;
     FewRole roles[2];
     Book books[2];
+};
+
+/* Numbers as they come, so that nobody waits for them yet. */
+template <int D> struct RawRow {
+    uint32_t bits[Row<D>::PER_LANE];
+
+    __device__ __forceinline__ void load(const void *from, size_t offset, kvant_cuda_type type, int lane)
+    {
+#pragma unroll
+        for (int j = 0; j < Row<D>::PER_LANE; j++)
+            bits[j] = type == KVANT_CUDA_F32 ? static_cast<const uint32_t *>(from)[offset + lane + 32 * j]
+                                             : static_cast<const uint16_t *>(from)[offset + lane + 32 * j];
+    }
+
+    __device__ __forceinline__ Row<D> numbers(kvant_cuda_type type) const
+    {
+        Row<D> row;
+#pragma unroll
+        for (int j = 0; j < Row<D>::PER_LANE; j++) {
+            __half_raw half;
+            half.x = (uint16_t)bits[j];
+            row.x[j] = type == KVANT_CUDA_F16 ? __half2float(half)
+                                              : __uint_as_float(type == KVANT_CUDA_F32 ? bits[j] : bits[j] << 16);
+        }
+        return row;
+    }
 };
 
 /* Most codecs have none of these. */
@@ -146,7 +173,34 @@ __device__ __forceinline__ Quantized few_uniform(uint32_t (&codes)[Row<D>::PER_L
     return Quantized{ scale, role.symmetric ? 0 : min, fabsf(min) <= 65504.0f && fabsf(max) <= 65504.0f };
 }
 
-/* A code is the number of thresholds below. */
+/* A code is the number of thresholds below: the curve gives it, or one less. */
+template <int N>
+__device__ __forceinline__ void find_few(uint32_t (&codes)[N], const NarrowBook &book, uint32_t, const float (&y)[N],
+                                         float inverse)
+{
+    const float slope = book.slope * inverse;
+#pragma unroll
+    for (int j = 0; j < N; j++) {
+        const uint32_t guess =
+            __float_as_uint(fmaf(tanh_approximately(y[j] * slope), book.gain, book.middle)) >> 3 & 15u;
+        codes[j] = guess + (__fmul_rn(y[j], inverse) > book.thresholds[guess] ? 1 : 0);
+    }
+}
+
+template <int N>
+__device__ __forceinline__ void find_few(uint32_t (&codes)[N], const WideBook &book, uint32_t bits, const float (&y)[N],
+                                         float inverse)
+{
+#pragma unroll
+    for (int j = 0; j < N; j++)
+        codes[j] = 0;
+#pragma unroll 1
+    for (uint32_t step = 1u << (bits - 1); step > 0; step /= 2)
+#pragma unroll
+        for (int j = 0; j < N; j++)
+            codes[j] += __fmul_rn(y[j], inverse) > book.thresholds[codes[j] + step - 1] ? step : 0;
+}
+
 template <int D, class Book>
 __device__ __forceinline__ Quantized few_codebook(uint32_t (&codes)[Row<D>::PER_LANE], const FewRole &role,
                                                   const Book &book, const Row<D> &y, int lane)
@@ -155,14 +209,7 @@ __device__ __forceinline__ Quantized few_codebook(uint32_t (&codes)[Row<D>::PER_
                 scale = to_half_and_back(norm), inverse = scale > 0 ? __frcp_rn(scale) : 0;
     Row<D> decoded;
     float stored = scale;
-#pragma unroll
-    for (int j = 0; j < Row<D>::PER_LANE; j++)
-        codes[j] = 0;
-#pragma unroll 1
-    for (uint32_t step = 1u << (role.bits - 1); step > 0; step /= 2)
-#pragma unroll
-        for (int j = 0; j < Row<D>::PER_LANE; j++)
-            codes[j] += __fmul_rn(y.x[j], inverse) > book.thresholds[codes[j] + step - 1] ? step : 0;
+    find_few(codes, book, role.bits, y.x, inverse);
     if (role.unbiased) {
 #pragma unroll
         for (int j = 0; j < Row<D>::PER_LANE; j++)
@@ -173,115 +220,33 @@ __device__ __forceinline__ Quantized few_codebook(uint32_t (&codes)[Row<D>::PER_
     return Quantized{ stored, 0, norm <= 65504.0f && stored <= 65504.0f };
 }
 
-/* The words of a page that hold a token's codes (format.md, "Pages"). Lanes whose codes share
- * words: of keys l, l ^ 1, l ^ 8, l ^ 9, of values l and l ^ 8. Of each few of their words a lane
- * changes one: that of number `mine`. */
-template <int D, bool KEYS> struct TokenWords {
-    static constexpr int PER_LANE = Row<D>::PER_LANE, FEW = KEYS ? 4 : 2, TILES = D / 16,
-                         WORDS = (PER_LANE + FEW - 1) / FEW * FEW;
-    const int at, lane, mine;
-
-    __device__ __forceinline__ TokenWords(int at_, int lane_)
-        : at(at_), lane(lane_), mine(KEYS ? (lane_ & 1) | (lane_ >> 2 & 2) : lane_ >> 3 & 1)
-    {
-    }
-
-    /* Of number j in a plane of 2^log bits: place() of layout.cuh for the first channel in the word. */
-    __device__ __forceinline__ Place place_of(int log, int j) const
-    {
-        const int shift = 2 - log, ones = (1 << shift) - 1, tile = (lane >> 4) + 2 * j;
-        if (KEYS)
-            return Place{ (32 * (tile >> shift) + 4 * (at & 7) + (lane >> 1 & 3)) * 4 + (at >> 4),
-                          (4 * (tile & ones) + (at >> 3 & 1)) << log };
-        const int group = tile >> 2, in_group = TILES % 4 == 0 ? 4 : min(4, TILES - 4 * group), column = at >> 4;
-        return Place{ (128 * group << log) + (32 * (column >> shift) + 4 * (lane & 7) + (at >> 1 & 3)) * in_group +
-                          (tile & 3),
-                      ((4 * (column & ones) + 2 * (at >> 3 & 1)) << log) + 16 * (at & 1) };
-    }
-    /* Words of a plane. */
-    __device__ __forceinline__ int size_of(int log) const
-    {
-        return KEYS ? ((TILES << log) + 3) / 4 * 128 : TILES * 32 << log;
-    }
-
-    /* Of the next plane of a code of which `left` bits are left: 4, 2 or 1. */
-    __device__ __forceinline__ static int log_of(int left)
-    {
-        return left >= 4 ? 2 : left >= 2 ? 1 : 0;
-    }
-
-    /* The words are needed soon. */
-    __device__ __forceinline__ void ask_for(const uint32_t *words, uint32_t bits) const
-    {
-#pragma unroll 1
-        for (int left = (int)bits; left > 0;) {
-            const int log = log_of(left);
-#pragma unroll
-            for (int k = 0; k < PER_LANE; k += FEW)
-                if (k + mine < PER_LANE)
-                    asm volatile("prefetch.global.L2 [%0];" ::"l"(words + place_of(log, k + mine).word));
-            words += size_of(log);
-            left -= 1 << log;
-        }
-    }
-
-    /* The words that all lanes of a few have codes in, of a plane: the codes' bits from shift on. */
-    __device__ __forceinline__ void exchange(uint32_t (&of)[WORDS], const uint32_t (&codes)[PER_LANE], int log,
-                                             int shift) const
-    {
-        const int far = lane >> 3 & 1, own = KEYS ? (lane & 1) * 16 + (far << (log + 1)) : far << log;
-#pragma unroll
-        for (int j = 0; j < PER_LANE; j++) {
-            of[j] = (codes[j] >> shift & ((1u << (1 << log)) - 1)) << own;
-            of[j] |= __shfl_xor_sync(FULL, of[j], 8);
-            if (KEYS)
-                of[j] |= __shfl_xor_sync(FULL, of[j], 1);
-        }
-    }
-
-    /* The token's bits alone: others may be written at the same time. */
-    __device__ __forceinline__ void put(uint32_t *words, const uint32_t (&codes)[PER_LANE], uint32_t bits) const
-    {
-#pragma unroll 1
-        for (int left = (int)bits, shift = 0; left > 0;) {
-            const int log = log_of(left), p = 1 << log;
-            const uint32_t ones = (1u << p) - 1, mask = KEYS ? (ones | ones << 2 * p) * 0x10001u : ones | ones << p;
-            uint32_t of[WORDS] = {};
-            exchange(of, codes, log, shift);
-#pragma unroll
-            for (int k = 0; k < PER_LANE; k += FEW) {
-                if (k + mine >= PER_LANE)
-                    continue;
-                uint32_t own_word = mine & 1 ? of[k + 1] : of[k];
-                if (KEYS)
-                    own_word = mine & 2 ? mine & 1 ? of[k + 3] : of[k + 2] : own_word;
-                const Place where = place_of(log, k + mine);
-                atomicAnd(words + where.word, ~(mask << where.bit));
-                atomicOr(words + where.word, own_word << where.bit);
-            }
-            words += size_of(log);
-            shift += p;
-            left -= p;
-        }
-    }
-};
-
 __device__ __forceinline__ void refuse_few(uint32_t *refused, bool finite, int lane)
 {
     if (refused && lane == 0)
         atomicOr(refused, finite ? KVANT_CUDA_ROW_RANGE : KVANT_CUDA_ROW_NONFINITE);
 }
 
-/* The levels, by a warp. */
-template <class Book>
-__device__ __forceinline__ void copy_book(Book &to, const Book &from, const FewRole &role, int lane)
+/* Words, by a warp: all at once, where one after another would be waited for one by one. */
+template <class T> __device__ __forceinline__ void copy_words(T &to, const T &from, uint32_t n, int lane)
 {
-    if (role.codes != KVANT_CUDA_CODES_CODEBOOK)
-        return;
+#pragma unroll 1
+    for (uint32_t i = lane; i < n; i += 32)
+        reinterpret_cast<uint32_t *>(&to)[i] = reinterpret_cast<const uint32_t *>(&from)[i];
+}
+
+__device__ __forceinline__ void copy_book(OpenBook &, const OpenBook &, const FewRole &, int) {}
+
+__device__ __forceinline__ void copy_book(NarrowBook &to, const NarrowBook &from, const FewRole &role, int lane)
+{
+    if (role.codes == KVANT_CUDA_CODES_CODEBOOK)
+        copy_words(to, from, sizeof to / 4, lane);
+}
+
+__device__ __forceinline__ void copy_book(WideBook &to, const WideBook &from, const FewRole &role, int lane)
+{
 #pragma unroll 1
     for (uint32_t i = lane; i < 1u << role.bits; i += 32)
         to.thresholds[i] = from.thresholds[i], to.values[i] = from.values[i];
-    __syncwarp();
 }
 
 template <int D>
@@ -333,31 +298,37 @@ __global__ void __launch_bounds__(MATRIX ? D : 32) append_few_kernel(const __gri
 {
     constexpr bool OPEN = std::is_same<Book, OpenBook>::value;
     __shared__ Book book;
-    const FewRole &role = args.roles[blockIdx.z];
+    __shared__ FewRole role;
+    const FewRole &given = args.roles[blockIdx.z];
     const int lane = threadIdx.x & 31, kv_head = blockIdx.y;
     const int64_t slot = args.slots[blockIdx.x];
-    const size_t row_at = blockIdx.x * role.token_stride + kv_head * role.row_head_stride;
-    const bool through_matrix = MATRIX && role.weighting == KVANT_CUDA_WEIGHTING_FULL, first_warp = threadIdx.x < 32;
+    const size_t row_at = blockIdx.x * given.token_stride + kv_head * given.row_head_stride;
+    const bool through_matrix = MATRIX && given.weighting == KVANT_CUDA_WEIGHTING_FULL, first_warp = threadIdx.x < 32;
     bool finite = true;
-    Row<D> y{};
+    RawRow<D> raw{};
     if (MATRIX && !through_matrix && !first_warp)
         return;
     if (!through_matrix)
-        y = load_row<D>(role.rows, row_at, args.type, lane);
+        raw.load(given.rows, row_at, args.type, lane);
+    if (first_warp) {
+        copy_words(role, given, sizeof role / 4, lane);
+        copy_book(book, args.books[blockIdx.z], given, lane);
+        __syncwarp();
+    }
     if (slot < 0)
         return;
     const int at = (int)(slot % PAGE_TOKENS);
-    uint8_t *page = role.base + (size_t)page_number(slot) * role.block_stride + kv_head * role.head_stride;
+    uint8_t *page = given.base + (size_t)page_number(slot) * given.block_stride + kv_head * given.head_stride;
     if constexpr (!OPEN)
         if (first_warp) {
             if (role.keys)
                 TokenWords<D, true>(at, lane).ask_for(reinterpret_cast<uint32_t *>(page), role.bits);
             else
                 TokenWords<D, false>(at, lane).ask_for(reinterpret_cast<uint32_t *>(page), role.bits);
-            copy_book(book, args.books[blockIdx.z], role, lane);
         }
+    Row<D> y = raw.numbers(args.type);
     if (through_matrix)
-        y = few_row_through_matrix<D>(role, args.type, row_at, kv_head, finite);
+        y = few_row_through_matrix<D>(given, args.type, row_at, kv_head, finite);
     else
         few_row<D>(y, role, kv_head, lane, finite);
     finite = __all_sync(FULL, finite);
@@ -388,6 +359,9 @@ static void fill_book(NarrowBook &book, const kvant_cuda_codec &codec)
 {
     std::copy_n(codec.params.thresholds, NarrowBook::LEVELS, book.thresholds);
     std::copy_n(codec.params.values, NarrowBook::LEVELS, book.values);
+    book.slope = codec.params.guess_slope;
+    book.gain = codec.params.guess_gain;
+    book.middle = codec.params.guess_middle;
 }
 
 static void fill_book(WideBook &book, const kvant_cuda_codec &codec)

@@ -35,42 +35,33 @@ __device__ __forceinline__ int place_of(int rows, int row, int column)
 /* Rows that a warp multiplies at a time, and a warpgroup. */
 constexpr int WARP_ROWS = 16, GROUP_ROWS = 64, GROUP_THREADS = 128;
 
-/* A warp's 16 rows of queries as the first operand. */
-template <int D> struct QueryOperand {
-    uint32_t at[D / 16][4];
-
-    /* tile: of blocks of `rows` rows; row: the warp's first. */
-    __device__ __forceinline__ void load(const uint8_t *tile, int rows, int row, int lane)
-    {
-#pragma unroll
-        for (int k = 0; k < D / 16; k++)
-            load_matrices<false>(at[k], reinterpret_cast<const __half *>(
-                                            tile + place_of(rows, row + (lane & 15), 16 * k + 8 * (lane >> 4))));
-    }
-};
-
 /* Products by mma.m16n8k16: every GPU. */
 struct WarpProducts {
-    static constexpr bool FOR_GROUP = false;
-
-    /* s = q K^T: 16 rows, 64 tokens. */
+    /* s = q K^T: 16 rows, 64 tokens. row: the warp's first of queries. */
     template <int D>
-    __device__ static __forceinline__ void scores(float (&s)[8][4], const QueryOperand<D> &q, const uint8_t *keys,
-                                                  int lane)
+    __device__ static __forceinline__ void scores(float (&s)[8][4], const uint8_t *queries, const uint8_t *keys,
+                                                  int row, int lane)
     {
 #pragma unroll
         for (int j = 0; j < 8; j++)
             s[j][0] = s[j][1] = s[j][2] = s[j][3] = 0;
 #pragma unroll
-        for (int k = 0; k < D / 32; k++)
+        for (int k = 0; k < D / 32; k++) {
+            uint32_t a[2][4];
+#pragma unroll
+            for (int i = 0; i < 2; i++)
+                load_matrices<false>(a[i], reinterpret_cast<const __half *>(
+                                               queries + place_of(GROUP_ROWS, row + (lane & 15),
+                                                                 32 * k + 16 * i + 8 * (lane >> 4))));
 #pragma unroll
             for (int j = 0; j < 8; j++) {
                 uint32_t b[4];
                 load_matrices<false>(b, reinterpret_cast<const __half *>(
                                             keys + place_of(PAGE_TOKENS, 8 * j + (lane & 7), 32 * k + 8 * (lane >> 3))));
-                mma(s[j], q.at[2 * k], b[0], b[1]);
-                mma(s[j], q.at[2 * k + 1], b[2], b[3]);
+                mma(s[j], a[0], b[0], b[1]);
+                mma(s[j], a[1], b[2], b[3]);
             }
+        }
     }
 
     /* o += p V: 16 rows, D channels. */
@@ -88,6 +79,17 @@ struct WarpProducts {
                 mma(o[j], p[2 * k], b[0], b[1]);
                 mma(o[j], p[2 * k + 1], b[2], b[3]);
             }
+    }
+
+    /* Around products that go on while other instructions run; here they do not. */
+    __device__ static __forceinline__ void begin()
+    {
+    }
+    template <int LEFT> __device__ static __forceinline__ void finish()
+    {
+    }
+    template <class T> __device__ static __forceinline__ void hold(T &)
+    {
     }
 
     /* Before other threads may read what this one wrote into a matrix. */
@@ -109,91 +111,130 @@ __device__ __forceinline__ uint64_t matrix_at(uint32_t address)
     return (uint64_t)(address >> 4 & 0x3fff) | 1ull << 16 | (uint64_t)(1024 >> 4) << 32 | 1ull << 62;
 }
 
-/* d (64 x 64) = a (64 x 16, registers) * b (16 x 64) [+ d] */
-__device__ __forceinline__ void multiply64(float (&d)[8][4], const uint32_t (&a)[4], uint64_t b, int add)
+/* d = a b [+ d], with d of 64 rows and 8 N columns; a: 64 x 16, in registers or where it begins. */
+template <int N> using Columns = float (&)[N][4];
+
+__device__ __forceinline__ void multiply(Columns<8> d, const uint32_t (&a)[4], uint64_t b, int add)
 {
     asm volatile("{.reg .pred p; setp.ne.b32 p, %37, 0;\n"
                  "wgmma.mma_async.sync.aligned.m64n64k16.f32.f16.f16 "
-                 "{%0,%1,%2,%3,%4,%5,%6,%7,%8,%9,%10,%11,%12,%13,%14,%15,%16,%17,%18,%19,%20,%21,%22,%23,%24,%25,%26,"
-                 "%27,%28,%29,%30,%31},{%32,%33,%34,%35},%36,p,1,1,0;}"
-                 : "+f"(d[0][0]), "+f"(d[0][1]), "+f"(d[0][2]), "+f"(d[0][3]), "+f"(d[1][0]), "+f"(d[1][1]),
-                   "+f"(d[1][2]), "+f"(d[1][3]), "+f"(d[2][0]), "+f"(d[2][1]), "+f"(d[2][2]), "+f"(d[2][3]),
-                   "+f"(d[3][0]), "+f"(d[3][1]), "+f"(d[3][2]), "+f"(d[3][3]), "+f"(d[4][0]), "+f"(d[4][1]),
-                   "+f"(d[4][2]), "+f"(d[4][3]), "+f"(d[5][0]), "+f"(d[5][1]), "+f"(d[5][2]), "+f"(d[5][3]),
-                   "+f"(d[6][0]), "+f"(d[6][1]), "+f"(d[6][2]), "+f"(d[6][3]), "+f"(d[7][0]), "+f"(d[7][1]),
-                   "+f"(d[7][2]), "+f"(d[7][3])
+                 "{%0,%1,%2,%3,%4,%5,%6,%7,%8,%9,%10,%11,%12,%13,%14,%15,%16,%17,%18,%19,%20,%21,%22,"
+                 "%23,%24,%25,%26,%27,%28,%29,%30,%31},{%32,%33,%34,%35},%36,p,1,1,0;}"
+                 : "+f"(d[0][0]), "+f"(d[0][1]), "+f"(d[0][2]), "+f"(d[0][3]), "+f"(d[1][0]), "+f"(d[1][1]), "+f"(d[1][2]), "+f"(d[1][3]),
+                   "+f"(d[2][0]), "+f"(d[2][1]), "+f"(d[2][2]), "+f"(d[2][3]), "+f"(d[3][0]), "+f"(d[3][1]), "+f"(d[3][2]), "+f"(d[3][3]),
+                   "+f"(d[4][0]), "+f"(d[4][1]), "+f"(d[4][2]), "+f"(d[4][3]), "+f"(d[5][0]), "+f"(d[5][1]), "+f"(d[5][2]), "+f"(d[5][3]),
+                   "+f"(d[6][0]), "+f"(d[6][1]), "+f"(d[6][2]), "+f"(d[6][3]), "+f"(d[7][0]), "+f"(d[7][1]), "+f"(d[7][2]), "+f"(d[7][3])
                  : "r"(a[0]), "r"(a[1]), "r"(a[2]), "r"(a[3]), "l"(b), "r"(add));
 }
 
-/* d (64 x 32) += a * b */
-__device__ __forceinline__ void multiply32(float (*d)[4], const uint32_t (&a)[4], uint64_t b)
+__device__ __forceinline__ void multiply(Columns<8> d, uint64_t a, uint64_t b, int add)
 {
-    asm volatile("{.reg .pred p; setp.eq.b32 p, 0, 0;\n"
+    asm volatile("{.reg .pred p; setp.ne.b32 p, %34, 0;\n"
+                 "wgmma.mma_async.sync.aligned.m64n64k16.f32.f16.f16 "
+                 "{%0,%1,%2,%3,%4,%5,%6,%7,%8,%9,%10,%11,%12,%13,%14,%15,%16,%17,%18,%19,%20,%21,%22,"
+                 "%23,%24,%25,%26,%27,%28,%29,%30,%31},%32,%33,p,1,1,0,0;}"
+                 : "+f"(d[0][0]), "+f"(d[0][1]), "+f"(d[0][2]), "+f"(d[0][3]), "+f"(d[1][0]), "+f"(d[1][1]), "+f"(d[1][2]), "+f"(d[1][3]),
+                   "+f"(d[2][0]), "+f"(d[2][1]), "+f"(d[2][2]), "+f"(d[2][3]), "+f"(d[3][0]), "+f"(d[3][1]), "+f"(d[3][2]), "+f"(d[3][3]),
+                   "+f"(d[4][0]), "+f"(d[4][1]), "+f"(d[4][2]), "+f"(d[4][3]), "+f"(d[5][0]), "+f"(d[5][1]), "+f"(d[5][2]), "+f"(d[5][3]),
+                   "+f"(d[6][0]), "+f"(d[6][1]), "+f"(d[6][2]), "+f"(d[6][3]), "+f"(d[7][0]), "+f"(d[7][1]), "+f"(d[7][2]), "+f"(d[7][3])
+                 : "l"(a), "l"(b), "r"(add));
+}
+
+__device__ __forceinline__ void multiply(Columns<16> d, const uint32_t (&a)[4], uint64_t b, int add)
+{
+    asm volatile("{.reg .pred p; setp.ne.b32 p, %69, 0;\n"
+                 "wgmma.mma_async.sync.aligned.m64n128k16.f32.f16.f16 "
+                 "{%0,%1,%2,%3,%4,%5,%6,%7,%8,%9,%10,%11,%12,%13,%14,%15,%16,%17,%18,%19,%20,%21,%22,"
+                 "%23,%24,%25,%26,%27,%28,%29,%30,%31,%32,%33,%34,%35,%36,%37,%38,%39,%40,%41,%42,"
+                 "%43,%44,%45,%46,%47,%48,%49,%50,%51,%52,%53,%54,%55,%56,%57,%58,%59,%60,%61,%62,"
+                 "%63},{%64,%65,%66,%67},%68,p,1,1,0;}"
+                 : "+f"(d[0][0]), "+f"(d[0][1]), "+f"(d[0][2]), "+f"(d[0][3]), "+f"(d[1][0]), "+f"(d[1][1]), "+f"(d[1][2]), "+f"(d[1][3]),
+                   "+f"(d[2][0]), "+f"(d[2][1]), "+f"(d[2][2]), "+f"(d[2][3]), "+f"(d[3][0]), "+f"(d[3][1]), "+f"(d[3][2]), "+f"(d[3][3]),
+                   "+f"(d[4][0]), "+f"(d[4][1]), "+f"(d[4][2]), "+f"(d[4][3]), "+f"(d[5][0]), "+f"(d[5][1]), "+f"(d[5][2]), "+f"(d[5][3]),
+                   "+f"(d[6][0]), "+f"(d[6][1]), "+f"(d[6][2]), "+f"(d[6][3]), "+f"(d[7][0]), "+f"(d[7][1]), "+f"(d[7][2]), "+f"(d[7][3]),
+                   "+f"(d[8][0]), "+f"(d[8][1]), "+f"(d[8][2]), "+f"(d[8][3]), "+f"(d[9][0]), "+f"(d[9][1]), "+f"(d[9][2]), "+f"(d[9][3]),
+                   "+f"(d[10][0]), "+f"(d[10][1]), "+f"(d[10][2]), "+f"(d[10][3]), "+f"(d[11][0]), "+f"(d[11][1]), "+f"(d[11][2]), "+f"(d[11][3]),
+                   "+f"(d[12][0]), "+f"(d[12][1]), "+f"(d[12][2]), "+f"(d[12][3]), "+f"(d[13][0]), "+f"(d[13][1]), "+f"(d[13][2]), "+f"(d[13][3]),
+                   "+f"(d[14][0]), "+f"(d[14][1]), "+f"(d[14][2]), "+f"(d[14][3]), "+f"(d[15][0]), "+f"(d[15][1]), "+f"(d[15][2]), "+f"(d[15][3])
+                 : "r"(a[0]), "r"(a[1]), "r"(a[2]), "r"(a[3]), "l"(b), "r"(add));
+}
+
+__device__ __forceinline__ void multiply(Columns<4> d, const uint32_t (&a)[4], uint64_t b, int add)
+{
+    asm volatile("{.reg .pred p; setp.ne.b32 p, %21, 0;\n"
                  "wgmma.mma_async.sync.aligned.m64n32k16.f32.f16.f16 "
                  "{%0,%1,%2,%3,%4,%5,%6,%7,%8,%9,%10,%11,%12,%13,%14,%15},{%16,%17,%18,%19},%20,p,1,1,0;}"
-                 : "+f"(d[0][0]), "+f"(d[0][1]), "+f"(d[0][2]), "+f"(d[0][3]), "+f"(d[1][0]), "+f"(d[1][1]),
-                   "+f"(d[1][2]), "+f"(d[1][3]), "+f"(d[2][0]), "+f"(d[2][1]), "+f"(d[2][2]), "+f"(d[2][3]),
-                   "+f"(d[3][0]), "+f"(d[3][1]), "+f"(d[3][2]), "+f"(d[3][3])
-                 : "r"(a[0]), "r"(a[1]), "r"(a[2]), "r"(a[3]), "l"(b));
-}
-
-/* Computes these numbers before what comes next, and does not touch them before it: the compiler
- * does not know that wgmma reads and writes registers later. */
-template <int N> __device__ __forceinline__ void hold(float (&x)[N][4])
-{
-#pragma unroll
-    for (int i = 0; i < N; i++)
-        asm volatile("" : "+f"(x[i][0]), "+f"(x[i][1]), "+f"(x[i][2]), "+f"(x[i][3])::"memory");
-}
-
-__device__ __forceinline__ void begin_products()
-{
-    asm volatile("wgmma.fence.sync.aligned;" ::: "memory");
-}
-
-__device__ __forceinline__ void end_products()
-{
-    asm volatile("wgmma.commit_group.sync.aligned;\nwgmma.wait_group.sync.aligned 0;" ::: "memory");
+                 : "+f"(d[0][0]), "+f"(d[0][1]), "+f"(d[0][2]), "+f"(d[0][3]), "+f"(d[1][0]), "+f"(d[1][1]), "+f"(d[1][2]), "+f"(d[1][3]),
+                   "+f"(d[2][0]), "+f"(d[2][1]), "+f"(d[2][2]), "+f"(d[2][3]), "+f"(d[3][0]), "+f"(d[3][1]), "+f"(d[3][2]), "+f"(d[3][3])
+                 : "r"(a[0]), "r"(a[1]), "r"(a[2]), "r"(a[3]), "l"(b), "r"(add));
 }
 
 /* Products by wgmma, four warps together: code for sm_90a. */
 struct GroupProducts {
-    static constexpr bool FOR_GROUP = true;
-
+    /* Begins s = q K^T. Queries stay in shared memory: registers are for sums. */
     template <int D>
-    __device__ static __forceinline__ void scores(float (&s)[8][4], const QueryOperand<D> &q, const uint8_t *keys,
+    __device__ static __forceinline__ void scores(float (&s)[8][4], const uint8_t *queries, const uint8_t *keys, int,
                                                   int)
     {
-        const uint32_t at = shared_address(keys);
-        hold(s);
-        begin_products();
+        const uint64_t q = matrix_at(shared_address(queries)), at = matrix_at(shared_address(keys));
+        static_assert(GROUP_ROWS == PAGE_TOKENS, "blocks of queries and of keys are of one size");
 #pragma unroll
-        for (int k = 0; k < D / 16; k++)
-            multiply64(s, q.at[k], matrix_at(at + k / 4 * PAGE_TOKENS * ROW_BYTES + k % 4 * 32), k > 0);
-        end_products();
-        hold(s);
+        for (int k = 0; k < D / 16; k++) {
+            const int distance = (k / 4 * GROUP_ROWS * ROW_BYTES + k % 4 * 32) >> 4;
+            multiply(s, q + distance, at + distance, k > 0);
+        }
+        commit();
     }
 
+    /* Begins o += p V. */
     template <int D>
     __device__ static __forceinline__ void add(float (&o)[D / 8][4], uint32_t (&p)[4][4], const uint8_t *values, int)
     {
-        const uint32_t at = shared_address(values);
-        hold(o);
-#pragma unroll
-        for (int k = 0; k < 4; k++)
-            asm volatile("" : "+r"(p[k][0]), "+r"(p[k][1]), "+r"(p[k][2]), "+r"(p[k][3])::"memory");
-        begin_products();
+        const uint64_t at = matrix_at(shared_address(values));
 #pragma unroll
         for (int k = 0; k < 4; k++) {
 #pragma unroll
-            for (int c = 0; c < D / 64; c++)
-                multiply64(reinterpret_cast<float(&)[8][4]>(o[8 * c]), p[k],
-                           matrix_at(at + c * 64 * ROW_BYTES + 32 * k), 1);
+            for (int c = 0; c < D / 128; c++)
+                multiply(reinterpret_cast<float(&)[16][4]>(o[16 * c]), p[k],
+                         at + ((c * 128 * ROW_BYTES + 32 * k) >> 4), 1);
+            constexpr int DONE = D / 128 * 128;
+            if constexpr (D % 128 >= 64)
+                multiply(reinterpret_cast<float(&)[8][4]>(o[DONE / 8]), p[k], at + ((DONE * ROW_BYTES + 32 * k) >> 4),
+                         1);
             if constexpr (D % 64 != 0)
-                multiply32(o + D / 64 * 8, p[k], matrix_at(at + D / 64 * 64 * ROW_BYTES + 32 * k));
+                multiply(reinterpret_cast<float(&)[4][4]>(o[D / 64 * 8]), p[k],
+                         at + ((D / 64 * 64 * ROW_BYTES + 32 * k) >> 4), 1);
         }
-        end_products();
-        hold(o);
+        commit();
+    }
+
+    __device__ static __forceinline__ void begin()
+    {
+        asm volatile("wgmma.fence.sync.aligned;" ::: "memory");
+    }
+    __device__ static __forceinline__ void commit()
+    {
+        asm volatile("wgmma.commit_group.sync.aligned;" ::: "memory");
+    }
+    /* Until at most LEFT of the last groups of products go on. */
+    template <int LEFT> __device__ static __forceinline__ void finish()
+    {
+        asm volatile("wgmma.wait_group.sync.aligned %0;" ::"n"(LEFT) : "memory");
+    }
+
+    /* Computes these numbers before what comes next, and does not touch them before it: the compiler
+     * does not know that wgmma reads and writes registers later. */
+    template <int N> __device__ static __forceinline__ void hold(float (&x)[N][4])
+    {
+#pragma unroll
+        for (int i = 0; i < N; i++)
+            asm volatile("" : "+f"(x[i][0]), "+f"(x[i][1]), "+f"(x[i][2]), "+f"(x[i][3])::"memory");
+    }
+    __device__ static __forceinline__ void hold(uint32_t (&x)[4][4])
+    {
+#pragma unroll
+        for (int i = 0; i < 4; i++)
+            asm volatile("" : "+r"(x[i][0]), "+r"(x[i][1]), "+r"(x[i][2]), "+r"(x[i][3])::"memory");
     }
 
     __device__ static __forceinline__ void publish()

@@ -4,6 +4,7 @@
 #include "../checks.h"
 #include "../chunks/chunks.cuh"
 #include "../trellis/trellis_pairs.cuh"
+#include "unpack.cuh"
 
 #include <algorithm>
 #include <climits>
@@ -17,35 +18,34 @@ size_t tile_workspace(uint32_t head_dim, uint32_t multiprocessors)
     return (size_t)multiprocessors * most_tile_rows(head_dim) * (head_dim + 2) * sizeof(float);
 }
 
-template <int D> static TileKernel of_head_dim(int groups, int stages)
-{
-    if constexpr (most_tile_rows(D) > 64)
-        if (groups == 2)
-            return tile_kernel_of<D, 2>(stages);
-    return groups == 1 ? tile_kernel_of<D, 1>(stages) : TileKernel{};
-}
-
-static TileKernel kernel_of(uint32_t head_dim, int groups, int stages)
+static TileKernel kernel_of(uint32_t head_dim)
 {
     switch (head_dim) {
-    case 64: return of_head_dim<64>(groups, stages);
-    case 96: return of_head_dim<96>(groups, stages);
-    case 128: return of_head_dim<128>(groups, stages);
-    case 256: return of_head_dim<256>(groups, stages);
+    case 64: return tile_kernel_of<64>();
+    case 96: return tile_kernel_of<96>();
+    case 128: return tile_kernel_of<128>();
+    case 256: return tile_kernel_of<256>();
     default: return TileKernel{};
     }
 }
 
-/* unpack.cuh has what these tables hold. looks_up: the large ones of a trellis and of quaternions, which
- * have a slower way without. */
+/* unpack.cuh has what these tables hold. looks_up: the large ones of a trellis and of chunks, which have a
+ * slower way without. */
+template <class C> static int chunk_bytes(bool looks_up)
+{
+    if (C::CHANNELS == 3)
+        return C::ENTRIES * 8 * (looks_up ? tile_copies<C>() : 1) + 32; /* norms */
+    return looks_up ? (C::ENTRIES * 8 + 15) / 16 * 16 : 0;
+}
+
 static int table_bytes_of(const kvant_cuda_params &codec, bool looks_up)
 {
     switch (codec.kind) {
-    case KVANT_CUDA_OCTOPUS2: return Octopus2::ENTRIES * 8;
-    case KVANT_CUDA_OCTOPUS3: return Octopus3::ENTRIES * 8;
-    case KVANT_CUDA_OCTOPUS4: return Octopus4::ENTRIES * 8 + 32; /* norms */
-    case KVANT_CUDA_HQMQ_S96R4: return looks_up ? HqmqS96R4::ENTRIES * 8 : 0;
-    case KVANT_CUDA_HQMQ_S192R6: return looks_up ? HqmqS192R6::ENTRIES * 8 : 0;
+    case KVANT_CUDA_OCTOPUS2: return chunk_bytes<Octopus2>(looks_up);
+    case KVANT_CUDA_OCTOPUS3: return chunk_bytes<Octopus3>(looks_up);
+    case KVANT_CUDA_OCTOPUS4: return chunk_bytes<Octopus4>(looks_up);
+    case KVANT_CUDA_HQMQ_S96R4: return chunk_bytes<HqmqS96R4>(looks_up);
+    case KVANT_CUDA_HQMQ_S192R6: return chunk_bytes<HqmqS192R6>(looks_up);
     case KVANT_CUDA_CODEBOOK_WIDE: return 4 << codec.bits;
     default: break;
     }
@@ -94,15 +94,17 @@ static int round_up(int n, int unit)
 }
 
 /* Fills args' places; returns the bytes of shared memory. */
-static int lay_out(TileArgs &p, const TileKernel &kernel, int stages, bool ring, bool looks_up)
+static int lay_out(TileArgs &p, const TileKernel &kernel, int row_groups, int stages, bool ring, bool looks_up)
 {
     choose_table(p.keys, looks_up);
     choose_table(p.values, looks_up);
     if (share_table(p.keys, p.values))
         p.values.table_bytes = 0;
+    p.row_groups = row_groups;
+    p.by_pages = row_groups < kernel.groups;
     p.stages = stages;
     p.ring = ring;
-    p.k_table_at = round_up(kernel.fixed_bytes, 16);
+    p.k_table_at = round_up(kernel.fixed_bytes[row_groups - 1][stages - 1], 16);
     p.v_table_at = p.values.table_bytes ? round_up(p.k_table_at + p.keys.table_bytes, 16) : p.k_table_at;
     p.ring_at = round_up(p.values.table_bytes ? p.v_table_at + p.values.table_bytes
                                               : p.k_table_at + p.keys.table_bytes, 16);
@@ -111,20 +113,17 @@ static int lay_out(TileArgs &p, const TileKernel &kernel, int stages, bool ring,
     return p.ring_at + (ring ? RING * (p.k_page + p.v_page) : 0);
 }
 
-/* Two groups of rows before one, if there are so many rows; then large tables, a ring, two stages. */
-static TileKernel choose_shape(TileArgs &p, uint32_t head_dim, int64_t rows, int room, int &bytes)
+/* Two groups of rows before one, if there are so many rows; then large tables, a ring, two stages. Returns
+ * the bytes of shared memory, 0 when there is too little. */
+static int choose_shape(TileArgs &p, const TileKernel &kernel, int64_t rows, int room)
 {
-    for (int groups = rows > 64 ? 2 : 1; groups > 0; groups--)
+    for (int groups = rows > GROUP_ROWS ? kernel.groups : 1; groups > 0; groups--)
         for (int i = 0; i < 8; i++) {
-            const int stages = 2 - i % 2;
-            const TileKernel kernel = kernel_of(head_dim, groups, stages);
-            if (!kernel.kernel)
-                break;
-            bytes = lay_out(p, kernel, stages, i / 2 % 2 == 0, i < 4);
+            const int bytes = lay_out(p, kernel, groups, 2 - i % 2, i / 2 % 2 == 0, i < 4);
             if (bytes <= room)
-                return kernel;
+                return bytes;
         }
-    return TileKernel{};
+    return 0;
 }
 
 kvant_status launch_tiles(const kvant_cuda_attention_args &args, const AttentionArgs &common, int multiprocessors,
@@ -135,11 +134,12 @@ kvant_status launch_tiles(const kvant_cuda_attention_args &args, const Attention
     p.keys = tile_codec(*args.k_codec);
     p.values = tile_codec(*args.v_codec);
     const int64_t rows = (int64_t)p.query_tokens * p.heads_a_kv;
-    int bytes = 0;
-    const TileKernel kernel = choose_shape(p, args.k_codec->params.head_dim, rows, shared_bytes, bytes);
-    if (!kernel.kernel)
+    const TileKernel kernel = kernel_of(args.k_codec->params.head_dim);
+    const int bytes = kernel.kernel ? choose_shape(p, kernel, rows, shared_bytes) : 0;
+    if (bytes == 0)
         return KVANT_ERR_UNSUPPORTED;
-    const int64_t tiles = (rows + kernel.rows - 1) / kernel.rows, items = tiles * p.batch * p.kv_heads;
+    const int tile_rows = p.row_groups * GROUP_ROWS;
+    const int64_t tiles = (rows + tile_rows - 1) / tile_rows, items = tiles * p.batch * p.kv_heads;
     p.tiles = (int)tiles;
     p.splits = (int)std::max<int64_t>(std::min<int64_t>(multiprocessors / items, p.max_tokens / (4 * KVANT_PAGE_TOKENS)), 1);
     if (items * p.splits > INT_MAX)

@@ -21,12 +21,27 @@
 namespace kvant
 {
 
-constexpr int MOST_STAGES = 2; /* unpacked pages */
-
-/* Named barriers; 0 is __syncthreads. A matrix is full for each multiplying warpgroup by itself, so
- * that they need not wait for each other. Barriers count warps: lanes that are apart would count
- * twice. */
-enum Barrier { K_UNPACKERS = 1, K_EMPTY = 2, V_EMPTY = 4, K_FULL = 6, V_FULL = 10, V_UNPACKERS = 14 };
+/* Named barriers, each with its number of threads; __syncthreads (number 0) stands only where all
+ * threads have the same code. Barriers count warps: lanes that are apart would count twice.
+ *
+ *     K_UNPACKERS, V_UNPACKERS  128: the codes of a page are in the ring, and those of the page
+ *                               before it are read
+ *     K_EMPTY, V_EMPTY + stage  who multiplies with a matrix has read it: the unpackers, who wait,
+ *                               may write it again
+ *     K_FULL, V_FULL + 2 g + stage  256: the matrix and its unit are written, for warpgroup g. Each
+ *                               multiplying warpgroup has its own, so that they need not wait for
+ *                               each other
+ *     MULTIPLIERS               all multiplying warpgroups: nobody reads matrices any more, and
+ *                               results may take their place */
+enum Barrier {
+    K_UNPACKERS = 1,
+    K_EMPTY = 2,
+    V_EMPTY = 4,
+    K_FULL = 6,
+    V_FULL = 10,
+    V_UNPACKERS = 14,
+    MULTIPLIERS = 15
+};
 
 __device__ __forceinline__ void wait_at(int barrier, int threads)
 {
@@ -42,28 +57,36 @@ __device__ __forceinline__ void arrive_at(int barrier, int threads)
 
 constexpr float HIDDEN = -1; /* in place of a unit: nobody sees the page */
 
-/* Rows of a tile and units of pages. Matrices lie before it. */
-template <int ROWS> struct TileRows {
-    size_t mask_row[ROWS];
-    float factor[ROWS], slope[ROWS]; /* as in QueryTile */
-    int position[ROWS];
-    float max[ROWS], sum[ROWS];
+/* Warpgroups that multiply. With 256 channels the sums of one take all the registers. */
+template <int D> constexpr int MULTIPLIER_GROUPS = D > 128 ? 1 : 2;
+
+/* Rows of a tile and units of pages. The results of the warpgroups stand one after the other: of
+ * different rows, or (by_pages) of the same rows. */
+template <int D> struct TileRows {
+    static constexpr int RESULTS = MULTIPLIER_GROUPS<D> * GROUP_ROWS;
+    size_t mask_row[RESULTS];
+    float factor[RESULTS], slope[RESULTS]; /* as in QueryTile */
+    int position[RESULTS];
+    float max[RESULTS], sum[RESULTS];
     float k_unit[MOST_STAGES];
     float2 v_unit[MOST_STAGES]; /* its binary logarithm, its inverse */
     uint32_t before; /* parts that ended before this one */
 };
 
-/* Shared memory: `stages` matrices of keys, as many of values; before them queries, which then are
- * in registers, and after them rows of the result take the same place. Then TileRows, tables, the
- * ring. */
-template <int D, int GROUPS> struct TileMemory {
-    static constexpr int ROWS = GROUPS * GROUP_ROWS;
+/* Shared memory: queries; `stages` matrices of keys, as many of values, whose place results take in
+ * the end. Then TileRows, tables, the ring. */
+template <int D> struct TileMemory {
+    static constexpr int QUERY_BYTES = CHANNEL_BLOCKS<D> * GROUP_ROWS * ROW_BYTES; /* of a warpgroup */
 
-    __host__ __device__ static int rows_at(int stages)
+    __host__ __device__ static int keys_at(int row_groups)
     {
-        constexpr int RESULT = ROWS * D * 4; /* queries are fewer bytes */
+        return row_groups * QUERY_BYTES;
+    }
+    __host__ __device__ static int rows_at(int row_groups, int stages)
+    {
+        constexpr int RESULT = TileRows<D>::RESULTS * D * 4;
         const int matrices = stages * (KEY_TILE_BYTES<D> + VALUE_TILE_BYTES<D>);
-        return matrices > RESULT ? matrices : RESULT;
+        return keys_at(row_groups) + (matrices > RESULT ? matrices : RESULT);
     }
 };
 
@@ -76,9 +99,10 @@ struct TileWork {
     int part;
 };
 
-template <int ROWS> __device__ __forceinline__ TileWork find_work(const TileArgs &p)
+__device__ __forceinline__ TileWork find_work(const TileArgs &p)
 {
-    const Lengths<true, ROWS> lengths{ p };
+    const Lengths<true, GROUP_ROWS> lengths{ p };
+    const int tile_rows = p.row_groups * GROUP_ROWS;
     TileWork w;
     int i = blockIdx.x;
     w.part = i % p.splits, i /= p.splits, w.item = i;
@@ -86,8 +110,8 @@ template <int ROWS> __device__ __forceinline__ TileWork find_work(const TileArgs
     i /= p.tiles;
     w.pair.kv_head = i % p.kv_heads, w.pair.b = i / p.kv_heads;
     const int rows = lengths.queries(w.pair.b) * p.heads_a_kv;
-    w.pair.first_column = tile * ROWS;
-    w.pair.n_columns = max(min(rows - tile * ROWS, ROWS), 0);
+    w.pair.first_column = tile * tile_rows;
+    w.pair.n_columns = max(min(rows - tile * tile_rows, tile_rows), 0);
     w.length = lengths.length(w.pair.b);
     w.first_position = lengths.first_position(w.pair.b);
     const int from = w.first_position + column_of<true>(p, w.pair, 0).token,
@@ -103,12 +127,13 @@ template <int ROWS> __device__ __forceinline__ TileWork find_work(const TileArgs
 /* Query rows, transformed, divided by a power of two above their largest number, as fp16, with the
  * sign of the softmax scale: a row's factor is not negative, so the largest product has the largest
  * score. */
-template <int D, int ROWS>
-__device__ __forceinline__ void load_queries(const TileArgs &p, const TileWork &work, uint8_t *tile,
-                                             TileRows<ROWS> &rows, int warp, int n_warps, int lane)
+template <class P, int D>
+__device__ __forceinline__ void load_queries(const TileArgs &p, const TileWork &work, uint8_t *memory,
+                                             TileRows<D> &rows, int warp, int n_warps, int lane)
 {
 #pragma unroll 1
-    for (int n = warp; n < ROWS; n += n_warps) {
+    for (int n = warp; n < p.row_groups * GROUP_ROWS; n += n_warps) {
+        uint8_t *tile = memory + n / GROUP_ROWS * TileMemory<D>::QUERY_BYTES;
         const Column column = column_of<true>(p, work.pair, min(n, max(work.pair.n_columns - 1, 0)));
         const QueryRow at = query_row(p, work.pair.b, column.token);
         Row<D> row{};
@@ -125,7 +150,7 @@ __device__ __forceinline__ void load_queries(const TileArgs &p, const TileWork &
         const float unit = power_above(largest_of(largest)), inverse = copysignf(__frcp_rn(unit), p.scale_log2);
 #pragma unroll
         for (int j = 0; j < Row<D>::PER_LANE; j++)
-            *reinterpret_cast<__half *>(tile + place_of(ROWS, n, lane + 32 * j)) =
+            *reinterpret_cast<__half *>(tile + place_of(GROUP_ROWS, n % GROUP_ROWS, lane + 32 * j)) =
                 __float2half_rn(row.x[j] * inverse);
         if (lane == 0) {
             rows.factor[n] = unit * fabsf(p.scale_log2);
@@ -134,19 +159,32 @@ __device__ __forceinline__ void load_queries(const TileArgs &p, const TileWork &
             rows.mask_row[n] = at.row * p.mask_token_stride;
         }
     }
+    P::publish();
 }
 
 /* ---- the warpgroups that unpack ---- */
 
 /* Of keys, or of values. */
-template <int D, int GROUPS, bool KEYS> struct Unpacker {
-    static constexpr int SHARERS = GROUP_THREADS * (1 + GROUPS); /* threads that fill or empty a matrix */
+template <int D, bool KEYS> struct Unpacker {
+    static constexpr int GROUPS = MULTIPLIER_GROUPS<D>;
     const TileArgs &p;
     const TileWork &work;
     uint8_t *memory;
-    TileRows<GROUPS * GROUP_ROWS> &rows;
+    TileRows<D> &rows;
     const int32_t *table;
     int warp, lane;
+    int32_t entries, later; /* of the table, a page a lane: 32 pages and the 32 after them */
+
+    __device__ __forceinline__ int32_t load_entry(int page) const
+    {
+        return page + lane < work.end_page ? __ldg(table + page + lane) : -1;
+    }
+
+    /* page: of the 64 that lanes have, counted from the first of them. */
+    __device__ __forceinline__ int32_t entry_of(int page) const
+    {
+        return __shfl_sync(FULL, page < 32 ? entries : later, page % 32);
+    }
 
     __device__ __forceinline__ const uint8_t *page_of(int entry) const
     {
@@ -155,40 +193,44 @@ template <int D, int GROUPS, bool KEYS> struct Unpacker {
                work.pair.kv_head * from.head_stride;
     }
 
-    __device__ __forceinline__ uint8_t *slot_of(int page) const
+    __device__ __forceinline__ uint8_t *slot_of(int slot) const
     {
-        return memory + p.ring_at + (page - work.first_page) % RING * (p.k_page + p.v_page) + (KEYS ? 0 : p.k_page);
+        return memory + p.ring_at + slot * (p.k_page + p.v_page) + (KEYS ? 0 : p.k_page);
     }
 
     /* Starts copies of a page's codes, 16 bytes a thread at a time; an empty group where there is
      * nothing to copy, so that groups count pages. */
-    __device__ __forceinline__ void fetch(int page) const
+    __device__ __forceinline__ void fetch(int entry, int slot) const
     {
-        const int entry = page < work.end_page ? __ldg(table + page) : -1;
         if (p.ring && entry >= 0) {
-            uint8_t *to = slot_of(page);
+            const uint32_t to = shared_address(slot_of(slot));
             const uint8_t *from = page_of(entry);
             for (uint32_t i = 16 * (32 * warp + lane); i < (KEYS ? p.k.bytes : p.v.bytes); i += 16 * GROUP_THREADS)
-                asm volatile("cp.async.cg.shared.global [%0], [%1], 16;" ::"r"(shared_address(to + i)), "l"(from + i)
-                             : "memory");
+                asm volatile("cp.async.cg.shared.global [%0], [%1], 16;" ::"r"(to + i), "l"(from + i) : "memory");
         }
         asm volatile("cp.async.commit_group;" ::: "memory");
     }
 
-    template <class P> __device__ __forceinline__ void unpack(int page, int stage) const
+    template <class P> __device__ __forceinline__ void unpack(int page, int entry, int slot, int stage) const
     {
-        const int entry = __ldg(table + page);
+        const int at = page - work.first_page, sharers = p.by_pages ? 1 : GROUPS;
+        /* New to the compiler for each page: otherwise it keeps what all kinds of codes compute from
+         * them in registers, which are too few. */
+        int own_warp = warp, own_lane = lane;
+        uint32_t one = p.one;
+        asm volatile("" : "+r"(own_warp), "+r"(own_lane), "+r"(one));
         const Unpacking u{ KEYS ? p.keys : p.values,
-                           entry >= 0 && p.ring ? slot_of(page) : page_of(entry),
+                           entry >= 0 && p.ring ? slot_of(slot) : page_of(entry),
                            memory + (KEYS ? p.k_table_at : p.v_table_at),
-                           memory + (KEYS ? stage * KEY_TILE_BYTES<D>
-                                          : p.stages * KEY_TILE_BYTES<D> + stage * VALUE_TILE_BYTES<D>),
-                           p.one,
+                           memory + TileMemory<D>::keys_at(p.row_groups) +
+                               (KEYS ? stage * KEY_TILE_BYTES<D>
+                                     : p.stages * KEY_TILE_BYTES<D> + stage * VALUE_TILE_BYTES<D>),
+                           one,
                            entry == KVANT_CUDA_NO_BLOCK ? 0 : min(work.length - page * PAGE_TOKENS, PAGE_TOKENS),
-                           warp,
-                           lane };
-        if (page - work.first_page >= p.stages)
-            wait_at((KEYS ? K_EMPTY : V_EMPTY) + stage, SHARERS);
+                           own_warp,
+                           own_lane };
+        if (at >= p.stages)
+            wait_at((KEYS ? K_EMPTY : V_EMPTY) + stage, GROUP_THREADS * (1 + sharers));
         float unit = 1;
         if (entry < 0)
             unpack_open<D, KEYS>(u);
@@ -201,23 +243,30 @@ template <int D, int GROUPS, bool KEYS> struct Unpacker {
         P::publish();
 #pragma unroll
         for (int g = 0; g < GROUPS; g++)
-            arrive_at((KEYS ? K_FULL : V_FULL) + MOST_STAGES * g + stage, 2 * GROUP_THREADS);
+            if (!p.by_pages || at % GROUPS == g)
+                arrive_at((KEYS ? K_FULL : V_FULL) + MOST_STAGES * g + stage, 2 * GROUP_THREADS);
     }
 
-    template <class P> __device__ __forceinline__ void run() const
+    template <class P> __device__ __forceinline__ void run()
     {
+        entries = load_entry(work.first_page);
+        later = load_entry(work.first_page + 32);
         for (int i = 0; i < RING - 1; i++)
-            fetch(work.first_page + i);
-        int stage = 0;
+            fetch(entry_of(i), i);
+        int stage = 0, slot = 0, i = 0;
 #pragma unroll 1
         for (int page = work.first_page; page < work.end_page; page++) {
             asm volatile("cp.async.wait_group %0;" ::"n"(RING - 2) : "memory");
-            /* the page is there, and the one before it is done with */
             wait_at(KEYS ? K_UNPACKERS : V_UNPACKERS, GROUP_THREADS);
-            fetch(page + RING - 1);
-            unpack<P>(page, stage);
-            if (++stage == p.stages)
-                stage = 0;
+            fetch(entry_of(i + RING - 1), slot == 0 ? RING - 1 : slot - 1);
+            unpack<P>(page, entry_of(i), slot, stage);
+            stage = stage + 1 == p.stages ? 0 : stage + 1;
+            slot = slot + 1 == RING ? 0 : slot + 1;
+            if (++i == 32) {
+                i = 0;
+                entries = later;
+                later = load_entry(page + 1 + 32);
+            }
         }
     }
 };
@@ -236,32 +285,33 @@ template <int D> struct RowSums {
         max[0] = max[1] = NEVER, sum[0] = sum[1] = 0;
     }
 
-    /* Weights of scores s[j] * factor, for values of this unit. */
+    /* Weights of scores s[j] * factor, for values of this unit. The maximum is raised when a score
+     * exceeds it by more than SLACK (softmax.cuh). */
     __device__ __forceinline__ void weigh(const float (&s)[8][4], const float (&factor)[2], float2 unit,
                                           uint32_t (&w)[4][4])
     {
-        float shift[2], shrink[2];
+        float top[2];
 #pragma unroll
         for (int h = 0; h < 2; h++) {
-            float top = s[0][2 * h];
+            top[h] = s[0][2 * h];
 #pragma unroll
             for (int j = 0; j < 8; j++)
-                top = fmaxf(top, fmaxf(s[j][2 * h], s[j][2 * h + 1]));
-            top = fmaxf(top, __shfl_xor_sync(FULL, top, 1));
-            top = fmaxf(top, __shfl_xor_sync(FULL, top, 2));
-            top = fmaxf(max[h], top * factor[h] + unit.x);
-            shrink[h] = exp2_fast(max[h] - top);
-            max[h] = top;
-            shift[h] = unit.x - top;
+                top[h] = fmaxf(top[h], fmaxf(s[j][2 * h], s[j][2 * h + 1]));
+            top[h] = top[h] * factor[h] + unit.x;
         }
-        if (__any_sync(FULL, shrink[0] != 1 || shrink[1] != 1))
+        if (__any_sync(FULL, top[0] > max[0] + SLACK || top[1] > max[1] + SLACK))
 #pragma unroll
             for (int h = 0; h < 2; h++) {
-                sum[h] *= shrink[h];
+                top[h] = fmaxf(top[h], __shfl_xor_sync(FULL, top[h], 1));
+                top[h] = fmaxf(max[h], fmaxf(top[h], __shfl_xor_sync(FULL, top[h], 2)));
+                const float shrink = exp2_fast(max[h] - top[h]);
+                max[h] = top[h];
+                sum[h] *= shrink;
 #pragma unroll
                 for (int i = 0; i < D / 8; i++)
-                    o[i][2 * h] *= shrink[h], o[i][2 * h + 1] *= shrink[h];
+                    o[i][2 * h] *= shrink, o[i][2 * h + 1] *= shrink;
             }
+        const float shift[2] = { unit.x - max[0], unit.x - max[1] };
         float total[2] = { 0, 0 };
 #pragma unroll
         for (int j = 0; j < 8; j++)
@@ -279,8 +329,8 @@ template <int D> struct RowSums {
 
 /* Softcap, mask or ALiBi, hidden tokens: on the scores of one page, which are multiplied by factor
  * before, unless there is nothing to change. */
-template <int ROWS>
-__device__ __forceinline__ void change_rows(const TileArgs &p, const TileRows<ROWS> &rows, const int (&row)[2],
+template <int D>
+__device__ __forceinline__ void change_rows(const TileArgs &p, const TileRows<D> &rows, const int (&row)[2],
                                             const Seen &seen, int first, int length, int lane, float (&s)[8][4],
                                             float (&factor)[2])
 {
@@ -311,48 +361,99 @@ __device__ __forceinline__ void change_rows(const TileArgs &p, const TileRows<RO
     }
 }
 
-template <class P, int D, int GROUPS>
-__device__ __forceinline__ void attend_rows(const TileArgs &p, const TileWork &work, const uint8_t *memory,
-                                            const TileRows<GROUPS * GROUP_ROWS> &rows, int group, int warp, int lane,
-                                            RowSums<D> &sums)
-{
-    using M = TileMemory<D, GROUPS>;
-    constexpr int SHARERS = GROUP_THREADS * (1 + GROUPS);
-    const int first_row = GROUP_ROWS * group + WARP_ROWS * warp;
-    const int row[2] = { first_row + (lane >> 2), first_row + (lane >> 2) + 8 };
-    const float factor[2] = { rows.factor[row[0]], rows.factor[row[1]] };
-    const Seen seen = seen_by_all(p, work.pair, work.first_position);
-    QueryOperand<D> q;
-    q.load(memory, M::ROWS, first_row, lane);
-    __syncthreads(); /* matrices may take their place */
-    int stage = 0;
-#pragma unroll 1
-    for (int page = work.first_page; page < work.end_page; page++) {
-        const uint8_t *keys = memory + stage * KEY_TILE_BYTES<D>,
-                      *values = memory + p.stages * KEY_TILE_BYTES<D> + stage * VALUE_TILE_BYTES<D>;
-        const bool again = page + p.stages < work.end_page; /* the stage is filled again */
-        float s[8][4] = {};
-        uint32_t w[4][4];
-        wait_at(K_FULL + MOST_STAGES * group + stage, 2 * GROUP_THREADS);
-        P::template scores<D>(s, q, keys, lane);
-        const float unit = rows.k_unit[stage];
-        float of_page[2] = { factor[0] * unit, factor[1] * unit };
-        if (again)
-            arrive_at(K_EMPTY + stage, SHARERS);
-        change_rows(p, rows, row, seen, page * PAGE_TOKENS, unit == HIDDEN ? 0 : work.length, lane, s, of_page);
-        wait_at(V_FULL + MOST_STAGES * group + stage, 2 * GROUP_THREADS);
-        sums.weigh(s, of_page, rows.v_unit[stage], w);
-        P::template add<D>(sums.o, w, values, lane);
-        if (again)
-            arrive_at(V_EMPTY + stage, SHARERS);
-        if (++stage == p.stages)
-            stage = 0;
-    }
-}
+/* A warpgroup's rows against all pages, or (by_pages) every second one. The products of a page's
+ * values run beside those of the next page's keys. */
+template <class P, int D> struct Multiplier {
+    static constexpr int GROUPS = MULTIPLIER_GROUPS<D>;
+    const TileArgs &p;
+    const TileWork &work;
+    const uint8_t *queries, *keys;
+    const TileRows<D> &rows;
+    const Seen seen;
+    int group, lane;
+    int row[2]; /* the lane's, of the tile */
 
-/* A warpgroup's rows to shared memory. */
-template <int D, int ROWS>
-__device__ __forceinline__ void store_rows(const RowSums<D> &sums, float *out, TileRows<ROWS> &rows, int first_row,
+    __device__ __forceinline__ int stage_of(int page) const
+    {
+        return p.stages == 1 ? 0 : (page - work.first_page) % MOST_STAGES;
+    }
+
+    __device__ __forceinline__ const uint8_t *keys_of(int page) const
+    {
+        return keys + stage_of(page) * KEY_TILE_BYTES<D>;
+    }
+
+    __device__ __forceinline__ const uint8_t *values_of(int page) const
+    {
+        return keys + p.stages * KEY_TILE_BYTES<D> + stage_of(page) * VALUE_TILE_BYTES<D>;
+    }
+
+    __device__ __forceinline__ void wait_full(Barrier matrices, int page) const
+    {
+        wait_at(matrices + MOST_STAGES * group + stage_of(page), 2 * GROUP_THREADS);
+    }
+
+    /* The unpackers wait for this when they have a page for the same stage. */
+    __device__ __forceinline__ void leave(Barrier matrices, int page) const
+    {
+        if (page + p.stages < work.end_page)
+            arrive_at(matrices + stage_of(page), GROUP_THREADS * (1 + (p.by_pages ? 1 : GROUPS)));
+    }
+
+    /* From scores to weights. */
+    __device__ __forceinline__ void weigh(int page, float (&s)[8][4], RowSums<D> &sums, uint32_t (&w)[4][4]) const
+    {
+        const float unit = rows.k_unit[stage_of(page)];
+        float factor[2] = { rows.factor[row[0]] * unit, rows.factor[row[1]] * unit };
+        leave(K_EMPTY, page);
+        change_rows(p, rows, row, seen, page * PAGE_TOKENS, unit == HIDDEN ? 0 : work.length, lane, s, factor);
+        wait_full(V_FULL, page);
+        sums.weigh(s, factor, rows.v_unit[stage_of(page)], w);
+    }
+
+    __device__ __forceinline__ void run(RowSums<D> &sums) const
+    {
+        const int step = p.by_pages ? GROUPS : 1;
+        int page = work.first_page + (p.by_pages ? group : 0);
+        if (page >= work.end_page)
+            return;
+        const int warp_row = row[0] % GROUP_ROWS - lane / 4;
+        float s[8][4];
+        uint32_t w[4][4];
+        wait_full(K_FULL, page);
+        P::begin();
+        P::template scores<D>(s, queries, keys_of(page), warp_row, lane);
+        P::template finish<0>();
+        P::hold(s);
+        weigh(page, s, sums, w);
+#pragma unroll 1
+        for (; page + step < work.end_page; page += step) {
+            P::hold(sums.o);
+            P::hold(w);
+            P::begin();
+            P::template add<D>(sums.o, w, values_of(page), lane);
+            wait_full(K_FULL, page + step);
+            P::template scores<D>(s, queries, keys_of(page + step), warp_row, lane);
+            P::template finish<1>();
+            leave(V_EMPTY, page);
+            P::template finish<0>();
+            P::hold(sums.o);
+            P::hold(s);
+            weigh(page + step, s, sums, w);
+        }
+        P::hold(sums.o);
+        P::hold(w);
+        P::begin();
+        P::template add<D>(sums.o, w, values_of(page), lane);
+        P::template finish<0>();
+        P::hold(sums.o);
+        leave(V_EMPTY, page);
+    }
+};
+
+/* A warpgroup's rows to shared memory; first_row: of its warp, among results. */
+template <int D>
+__device__ __forceinline__ void store_rows(const RowSums<D> &sums, float *out, TileRows<D> &rows, int first_row,
                                            int lane)
 {
 #pragma unroll
@@ -372,51 +473,89 @@ __device__ __forceinline__ void store_rows(const RowSums<D> &sums, float *out, T
 
 /* ---- the end of a tile ---- */
 
-/* Partial results of a part: rows, then maximum and sum of each. */
-template <int D, int ROWS> __device__ __forceinline__ float *part_of(const TileArgs &p, int item, int part)
-{
-    return p.partials + (size_t)(item * p.splits + part) * (ROWS * (D + 2));
-}
-
-template <int D, int ROWS>
-__device__ __forceinline__ void leave_part(const TileArgs &p, const TileWork &work, const float *result,
-                                           const TileRows<ROWS> &rows)
-{
-    float *to = part_of<D, ROWS>(p, work.item, work.part);
-    for (int i = threadIdx.x; i < work.pair.n_columns * D; i += blockDim.x)
-        __stcg(to + i, result[i]);
-    for (int i = threadIdx.x; i < work.pair.n_columns; i += blockDim.x)
-        __stcg(reinterpret_cast<float2 *>(to + ROWS * D) + i, make_float2(rows.max[i], rows.sum[i]));
-}
-
-/* Row n of all parts, in their order. */
-template <int D, int ROWS>
-__device__ __forceinline__ HeadSum<D> add_parts(const TileArgs &p, const TileWork &work, int n, int lane)
+/* n results for a row, in their order: result(i) gives maximum and sum, and where the lane's
+ * channels lie. */
+template <int D, class F> __device__ __forceinline__ HeadSum<D> add_results(int n, F &&result)
 {
     HeadSum<D> total{};
     total.max = NEVER;
-    auto scalars = [&](int part) {
-        return __ldcg(reinterpret_cast<const float2 *>(part_of<D, ROWS>(p, work.item, part) + ROWS * D) + n);
-    };
-    for (int i = 0; i < p.splits; i++)
-        total.max = fmaxf(total.max, scalars(i).x);
-    for (int i = 0; i < p.splits; i++) {
-        const float2 own = scalars(i);
-        const float weight = exp2_fast(own.x - total.max), *row = part_of<D, ROWS>(p, work.item, i) + n * D + lane;
-        total.sum += weight * own.y;
+    for (int i = 0; i < n; i++)
+        total.max = fmaxf(total.max, result(i).max);
+    for (int i = 0; i < n; i++) {
+        const auto own = result(i);
+        const float weight = exp2_fast(own.max - total.max);
+        total.sum += weight * own.sum;
 #pragma unroll
         for (int j = 0; j < Row<D>::PER_LANE; j++)
-            total.row.x[j] += weight * __ldcg(row + 32 * j);
+            total.row.x[j] += weight * own.load(j);
     }
     return total;
 }
 
-template <int D, int ROWS>
-__device__ __forceinline__ void finish_tile(const TileArgs &p, const TileWork &work, const float *result,
-                                            TileRows<ROWS> &rows, int warp, int n_warps, int lane)
+struct SharedResult {
+    float max, sum;
+    const float *row;
+    __device__ __forceinline__ float load(int j) const
+    {
+        return row[32 * j];
+    }
+};
+
+struct PartResult : SharedResult {
+    __device__ __forceinline__ float load(int j) const
+    {
+        return __ldcg(row + 32 * j);
+    }
+};
+
+/* Row n of the thread block's part. */
+template <int D>
+__device__ __forceinline__ HeadSum<D> own_row(const TileArgs &p, const float *results, const TileRows<D> &rows, int n,
+                                              int lane)
+{
+    return add_results<D>(p.by_pages ? MULTIPLIER_GROUPS<D> : 1, [&](int i) {
+        const int at = n + i * GROUP_ROWS;
+        return SharedResult{ rows.max[at], rows.sum[at], results + at * D + lane };
+    });
+}
+
+/* Partial results of a part: rows, then maximum and sum of each. */
+template <int D> __device__ __forceinline__ float *part_of(const TileArgs &p, int item, int part)
+{
+    return p.partials + (size_t)(item * p.splits + part) * (TileRows<D>::RESULTS * (D + 2));
+}
+
+template <int D>
+__device__ __forceinline__ void leave_row(const TileArgs &p, const TileWork &work, int n, const HeadSum<D> &own,
+                                          int lane)
+{
+    float *to = part_of<D>(p, work.item, work.part);
+#pragma unroll
+    for (int j = 0; j < Row<D>::PER_LANE; j++)
+        __stcg(to + n * D + lane + 32 * j, own.row.x[j]);
+    if (lane == 0)
+        __stcg(reinterpret_cast<float2 *>(to + TileRows<D>::RESULTS * D) + n, make_float2(own.max, own.sum));
+}
+
+/* Row n of all parts. */
+template <int D>
+__device__ __forceinline__ HeadSum<D> add_parts(const TileArgs &p, const TileWork &work, int n, int lane)
+{
+    return add_results<D>(p.splits, [&](int i) {
+        const float *part = part_of<D>(p, work.item, i);
+        const float2 own = __ldcg(reinterpret_cast<const float2 *>(part + TileRows<D>::RESULTS * D) + n);
+        return PartResult{ { own.x, own.y, part + n * D + lane } };
+    });
+}
+
+template <int D>
+__device__ __forceinline__ void finish_tile(const TileArgs &p, const TileWork &work, const float *results,
+                                            TileRows<D> &rows, int warp, int n_warps, int lane)
 {
     if (p.splits > 1) {
-        leave_part<D, ROWS>(p, work, result, rows);
+#pragma unroll 1
+        for (int n = warp; n < work.pair.n_columns; n += n_warps)
+            leave_row<D>(p, work, n, own_row<D>(p, results, rows, n, lane), lane);
         __threadfence();
         __syncthreads();
         if (threadIdx.x == 0)
@@ -428,15 +567,7 @@ __device__ __forceinline__ void finish_tile(const TileArgs &p, const TileWork &w
     }
 #pragma unroll 1
     for (int n = warp; n < work.pair.n_columns; n += n_warps) {
-        HeadSum<D> total;
-        if (p.splits > 1)
-            total = add_parts<D, ROWS>(p, work, n, lane);
-        else {
-            total.max = rows.max[n], total.sum = rows.sum[n];
-#pragma unroll
-            for (int j = 0; j < Row<D>::PER_LANE; j++)
-                total.row.x[j] = result[n * D + lane + 32 * j];
-        }
+        HeadSum<D> total = p.splits > 1 ? add_parts<D>(p, work, n, lane) : own_row<D>(p, results, rows, n, lane);
         write_output<true, D>(p, work.pair, n, total, lane);
     }
 }
@@ -444,66 +575,78 @@ __device__ __forceinline__ void finish_tile(const TileArgs &p, const TileWork &w
 /* Registers of a thread, of 65536 that a block has: 3 or 4 warpgroups begin with 168 or 128 each. */
 __host__ __device__ constexpr int unpack_registers(int groups)
 {
-    return groups == 1 ? 128 : 88;
+    return groups == 1 ? 128 : 112;
 }
 
 __host__ __device__ constexpr int multiply_registers(int groups)
 {
-    return groups == 1 ? 240 : 168;
+    return groups == 1 ? 240 : 144;
 }
 
-template <class P, int D, int GROUPS> __device__ __forceinline__ void attend_tile(const TileArgs &p)
+template <class P, int D> __device__ __forceinline__ void attend_tile(const TileArgs &p)
 {
-    using M = TileMemory<D, GROUPS>;
+    constexpr int GROUPS = MULTIPLIER_GROUPS<D>;
+    using M = TileMemory<D>;
     extern __shared__ __align__(1024) uint8_t memory[];
-    TileRows<M::ROWS> &rows = *reinterpret_cast<TileRows<M::ROWS> *>(memory + M::rows_at(p.stages));
+    TileRows<D> &rows = *reinterpret_cast<TileRows<D> *>(memory + M::rows_at(p.row_groups, p.stages));
     const int lane = threadIdx.x & 31, warp = __shfl_sync(FULL, threadIdx.x >> 5, 0), n_warps = blockDim.x / 32,
               group = warp / 4;
-    const TileWork work = find_work<M::ROWS>(p);
+    const TileWork work = find_work(p);
     if (work.pair.n_columns == 0)
         return;
-    load_queries<D, M::ROWS>(p, work, memory, rows, warp, n_warps, lane);
+    load_queries<P, D>(p, work, memory, rows, warp, n_warps, lane);
     fill_table(p.keys, memory + p.k_table_at);
     fill_table(p.values, memory + p.v_table_at);
     __syncthreads();
-    float *result = reinterpret_cast<float *>(memory);
+    float *results = reinterpret_cast<float *>(memory + M::keys_at(p.row_groups));
     if (group >= GROUPS) {
         P::template registers<unpack_registers(GROUPS), false>();
-        __syncthreads();
         const int32_t *table = p.table + work.pair.b * p.table_stride;
         if (group == GROUPS)
-            Unpacker<D, GROUPS, true>{ p, work, memory, rows, table, warp % 4, lane }.template run<P>();
+            Unpacker<D, true>{ p, work, memory, rows, table, warp % 4, lane }.template run<P>();
         else
-            Unpacker<D, GROUPS, false>{ p, work, memory, rows, table, warp % 4, lane }.template run<P>();
-        __syncthreads();
+            Unpacker<D, false>{ p, work, memory, rows, table, warp % 4, lane }.template run<P>();
     } else {
         P::template registers<multiply_registers(GROUPS), true>();
+        const int own_rows = p.by_pages ? 0 : group, first_row = GROUP_ROWS * own_rows + WARP_ROWS * (warp % 4);
         RowSums<D> sums;
         sums.clear();
-        attend_rows<P, D, GROUPS>(p, work, memory, rows, group, warp % 4, lane, sums);
-        __syncthreads(); /* nobody reads matrices any more */
-        store_rows<D>(sums, result, rows, GROUP_ROWS * group + WARP_ROWS * (warp % 4), lane);
+        Multiplier<P, D>{ p,
+                          work,
+                          memory + own_rows * M::QUERY_BYTES,
+                          memory + M::keys_at(p.row_groups),
+                          rows,
+                          seen_by_all(p, work.pair, work.first_position),
+                          group,
+                          lane,
+                          { first_row + (lane >> 2), first_row + (lane >> 2) + 8 } }
+            .run(sums);
+        wait_at(MULTIPLIERS, GROUPS * GROUP_THREADS);
+        store_rows<D>(sums, results, rows, GROUP_ROWS * group + WARP_ROWS * (warp % 4), lane);
     }
     __syncthreads();
-    finish_tile<D>(p, work, result, rows, warp, n_warps, lane);
+    finish_tile<D>(p, work, results, rows, warp, n_warps, lane);
 }
 
-template <int D, int GROUPS>
-__global__ void __launch_bounds__(GROUP_THREADS *(2 + GROUPS), 1) tile_kernel(const __grid_constant__ TileArgs p)
+template <int D>
+__global__ void __launch_bounds__(GROUP_THREADS *(2 + MULTIPLIER_GROUPS<D>), 1)
+    tile_kernel(const __grid_constant__ TileArgs p)
 {
 #if defined(__CUDA_ARCH_FEAT_SM90_ALL)
-    /* by wgmma, scores of 64 channels are wrong from the second page on; the cause is not found */
-    attend_tile<typename std::conditional<D == 64, WarpProducts, GroupProducts>::type, D, GROUPS>(p);
+    attend_tile<GroupProducts, D>(p);
 #elif defined(__CUDA_ARCH__)
-    attend_tile<WarpProducts, D, GROUPS>(p);
+    attend_tile<WarpProducts, D>(p);
 #endif
 }
 
-template <int D, int GROUPS> TileKernel tile_kernel_of(int stages)
+template <int D> TileKernel tile_kernel_of()
 {
-    using M = TileMemory<D, GROUPS>;
-    return TileKernel{ (const void *)tile_kernel<D, GROUPS>, GROUP_THREADS * (2 + GROUPS), M::ROWS,
-                       M::rows_at(stages) + (int)sizeof(TileRows<M::ROWS>) };
+    TileKernel k{ (const void *)tile_kernel<D>, GROUP_THREADS * (2 + MULTIPLIER_GROUPS<D>), MULTIPLIER_GROUPS<D>, {} };
+    for (int row_groups = 1; row_groups <= MULTIPLIER_GROUPS<D>; row_groups++)
+        for (int stages = 1; stages <= MOST_STAGES; stages++)
+            k.fixed_bytes[row_groups - 1][stages - 1] =
+                TileMemory<D>::rows_at(row_groups, stages) + (int)sizeof(TileRows<D>);
+    return k;
 }
 
 } // namespace kvant

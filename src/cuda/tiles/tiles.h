@@ -23,19 +23,22 @@ struct TileArgs : AttentionArgs {
     TileCodec keys, values;
     int tiles;  /* per sequence and kv head, at most */
     int splits; /* parts of a sequence that different thread blocks take */
+    int row_groups; /* of 64 query rows: of a tile */
+    bool by_pages;  /* several warpgroups multiply the same rows, each with pages of its own */
     int stages; /* unpacked pages in shared memory: 1 or 2 */
     bool ring;  /* codes pass through shared memory; otherwise they are read where they lie */
     int k_table_at, v_table_at, ring_at, k_page, v_page; /* bytes: places in shared memory, and of pages in the ring */
 };
 
+constexpr int MOST_STAGES = 2;
+
 struct TileKernel {
     const void *kernel; /* takes TileArgs; NULL: there is none */
-    int threads, rows;
-    int fixed_bytes; /* of shared memory: without tables and the ring */
+    int threads, groups; /* warpgroups that multiply, 64 rows each */
+    int fixed_bytes[2][MOST_STAGES]; /* of shared memory, without tables and the ring: by row groups and stages */
 };
 
-/* GROUPS: of 64 query rows, 1 or 2. */
-template <int D, int GROUPS> TileKernel tile_kernel_of(int stages);
+template <int D> TileKernel tile_kernel_of();
 
 constexpr int RING = 3; /* pages of codes on their way */
 

@@ -61,31 +61,39 @@ __device__ __forceinline__ float power(int n)
     return __int_as_float((n + 127) << 23);
 }
 
-/* The largest of a page's n scales, or zero points, whose tokens are there; without its sign. Called
- * by whole warps, which all find the same. */
-__device__ __forceinline__ float largest_number(const Unpacking &u, const __half *numbers, int n, int head_dim)
+/* Scales of a page, and as many zero points. */
+template <kvant_cuda_grouping GROUP, int D>
+constexpr int N_SCALES = GROUP == KVANT_CUDA_GROUP_TOKEN        ? PAGE_TOKENS
+                         : GROUP == KVANT_CUDA_GROUP_CHANNELS32 ? D / 32 * PAGE_TOKENS
+                                                                : PAGE_TOKENS / 32 * D;
+
+/* The largest of the scales, or zero points, whose tokens are there, as bits of fp16 without its
+ * sign; the lane's own. */
+template <kvant_cuda_grouping GROUP, int D>
+__device__ __forceinline__ uint32_t largest_number(const Unpacking &u, const __half *numbers)
 {
-    const uint32_t *pairs = reinterpret_cast<const uint32_t *>(numbers);
-    const bool by_channel = u.codec.params.grouping == KVANT_CUDA_GROUP_TOKENS32;
+    constexpr bool BY_CHANNEL = GROUP == KVANT_CUDA_GROUP_TOKENS32;
     uint32_t top = 0;
-#pragma unroll 1
-    for (int i = u.lane; i < n / 2; i += 32) {
-        const int token = by_channel ? 2 * i < head_dim ? 0 : 32 : 2 * i % PAGE_TOKENS;
-        const uint32_t pair = pairs[i] & 0x7fff7fffu;
+#pragma unroll
+    for (int i = 0; i < N_SCALES<GROUP, D> / 64; i++) {
+        const int at = 64 * i + 2 * u.lane, token = BY_CHANNEL ? at / D * 32 : at % PAGE_TOKENS;
+        const uint32_t pair = *reinterpret_cast<const uint32_t *>(numbers + at) & 0x7fff7fffu;
         top = max(top, token < u.valid ? pair & 0xffffu : 0);
-        top = max(top, token + (by_channel ? 0 : 1) < u.valid ? pair >> 16 : 0);
+        top = max(top, token + (BY_CHANNEL ? 0 : 1) < u.valid ? pair >> 16 : 0);
     }
-    return __half2float(__ushort_as_half((uint16_t)__reduce_max_sync(FULL, top)));
+    return top;
 }
 
-/* The exponent e of the page: every scale is below 2^e, every zero point below 2^(e + 23). */
-__device__ __forceinline__ int exponent_of(const Unpacking &u, int head_dim, bool zeros)
+/* The exponent e of the page: every scale is below 2^e, every zero point below 2^(e + 23). Called by
+ * whole warps, which all find the same. */
+template <kvant_cuda_grouping GROUP, int D> __device__ __forceinline__ int exponent_of(const Unpacking &u, bool zeros)
 {
-    const kvant_cuda_params &c = u.codec.params;
-    const int n = c.codes == KVANT_CUDA_CODES_UNIFORM ? (int)c.n_scales : PAGE_TOKENS;
-    float top = largest_number(u, u.numbers(), n, head_dim);
+    auto as_float = [](uint32_t bits) {
+        return __half2float(__ushort_as_half((uint16_t)__reduce_max_sync(FULL, bits)));
+    };
+    float top = as_float(largest_number<GROUP, D>(u, u.numbers()));
     if (zeros)
-        top = fmaxf(top, largest_number(u, u.numbers() + n, n, head_dim) * 0x1p-23f);
+        top = fmaxf(top, as_float(largest_number<GROUP, D>(u, u.numbers() + N_SCALES<GROUP, D>)) * 0x1p-23f);
     return max((__float_as_int(top) >> 23) - 126, -24);
 }
 
@@ -174,11 +182,11 @@ struct Steps {
     float of_scale, of_offset, of_zero, unit;
 };
 
-template <class C> __device__ __forceinline__ Steps steps_of(const Unpacking &u, int head_dim)
+template <class C, int D> __device__ __forceinline__ Steps steps_of(const Unpacking &u)
 {
     const kvant_cuda_params &c = u.codec.params;
     const bool zeros = HAS_ZEROS<C> && !c.symmetric;
-    const int e = exponent_of(u, head_dim, zeros);
+    const int e = exponent_of<C::GROUP, D>(u, zeros);
     const float offset = HAS_ZEROS<C> ? (c.symmetric ? c.offset : 0) : C::BIASED ? -c.bias : 0, small = power(-9 - e);
     return Steps{ power(15 - e), offset * small, zeros ? small : 0, power(9 + e) * (HAS_ZEROS<C> ? 1 : c.step) };
 }
@@ -196,7 +204,7 @@ __device__ __forceinline__ ScaleAndZero load_scale(const Unpacking &u, const Ste
     float2 z = make_float2(s.x * steps.of_offset, s.y * steps.of_offset);
     if (HAS_ZEROS<C> && steps.of_zero != 0) {
         const float2 stored =
-            stored_pair<C::GROUP, D, KEYS>(u.numbers() + u.codec.params.n_scales, row, column, u.valid);
+            stored_pair<C::GROUP, D, KEYS>(u.numbers() + N_SCALES<C::GROUP, D>, row, column, u.valid);
         z = make_float2(stored.x * steps.of_zero, stored.y * steps.of_zero);
     }
     const float f = steps.of_scale * times;
@@ -270,12 +278,14 @@ template <class C, int D, bool KEYS> __device__ __forceinline__ float unpack_in_
 {
     constexpr int ROWS = KEYS ? PAGE_TOKENS / 16 : D / 16, COLUMNS = KEYS ? D / 16 : PAGE_TOKENS / 16;
     constexpr int STEPS = (COLUMNS + C::TILES - 1) / C::TILES, GROUPS = (ROWS + 3) / 4;
-    constexpr bool ONCE = KEYS && C::GROUP == KVANT_CUDA_GROUP_TOKEN; /* all steps have the same scales */
-    const Steps steps = steps_of<C>(u, D);
+    /* a warp's steps have the same scales: those of keys, and those of values are the same one */
+    constexpr bool ONCE = C::GROUP == KVANT_CUDA_GROUP_TOKEN && ROWS % 4 == 0;
+    static_assert(KEYS || UNPACK_WARPS % STEPS == 0, "a warp has one step of values");
+    const Steps steps = steps_of<C, D>(u);
     const Bytes bytes = bytes_of(u.codec.params.bytes, u.one);
     StepScales<C, D, KEYS, 4> scales;
     if (ONCE)
-        scales.load(u, steps, 0, 0);
+        scales.load(u, steps, 0, KEYS ? 0 : C::TILES * (u.warp % STEPS));
 #pragma unroll 1
     for (int i = u.warp; i < STEPS * GROUPS; i += UNPACK_WARPS) {
         const int g = i / STEPS, step = i % STEPS;
@@ -329,7 +339,7 @@ template <int D, bool KEYS> __device__ __forceinline__ float unpack_numbers(cons
 {
     const kvant_cuda_params &c = u.codec.params;
     const bool codebook = c.codes == KVANT_CUDA_CODES_CODEBOOK, zeros = !codebook && !c.symmetric;
-    const int e = exponent_of(u, D, zeros);
+    const int e = exponent_of<KVANT_CUDA_GROUP_TOKEN, D>(u, zeros);
     const float inverse = power(-1 - e);
     const __half *numbers = u.numbers();
     const float *levels = reinterpret_cast<const float *>(u.table);
@@ -377,20 +387,20 @@ template <class C> __device__ __forceinline__ uint2 chunk_numbers(const Unpackin
                 reinterpret_cast<const uint32_t *>(entries + C::ENTRIES)[code >> 2 * C::DIRECTION_BITS];
             x.x = multiply_halves(x.x, norm), x.y = multiply_halves(x.y, norm);
         }
-    } else { /* directions are times 2^15; radii become at most 1 */
+    } else { /* without a table; directions are times 2^15; radii become at most 1 */
         const uint32_t index = min(code & ((1u << u.codec.index_bits) - 1), (uint32_t)C::ENTRIES - 1),
                        radius = code >> u.codec.index_bits;
-        x = u.codec.looks_up ? entries[index] : C::entry(u.codec.directions, (int)index);
+        x = C::entry(u.codec.directions, (int)index);
         scale = multiply_halves(scale, twice((float)radius * 0x1p-6f));
     }
     return make_uint2(multiply_halves(x.x, scale), multiply_halves(x.y, scale));
 }
 
-/* Chunks, a code a lane: lanes are tokens. */
+/* Chunks where there is little room, a code a lane: lanes are tokens. */
 template <class C, int D, bool KEYS> __device__ __forceinline__ float unpack_chunks(const Unpacking &u)
 {
     constexpr int CHUNKS = (D + C::CHANNELS - 1) / C::CHANNELS;
-    const int e = exponent_of(u, D, false);
+    const int e = exponent_of<KVANT_CUDA_GROUP_TOKEN, D>(u, false);
     const float to_unit = power(-e);
 #pragma unroll 4
     for (int i = u.warp; i < 2 * CHUNKS; i += UNPACK_WARPS) {
@@ -408,6 +418,119 @@ template <class C, int D, bool KEYS> __device__ __forceinline__ float unpack_chu
             }
     }
     return power(C::CHANNELS == 3 ? e : e - 9);
+}
+
+/* Copies of the table of chunks beside each other, where there is room (chunks.cuh). */
+template <class C> __host__ __device__ constexpr int tile_copies()
+{
+    return C::CHANNELS == 3 ? C::template copies<false, 64>() : 1;
+}
+
+/* A ChunkTable that lies anywhere. */
+struct TileChunks {
+    const uint8_t *entries;
+    uint32_t copy, limit;
+    uint32_t norm_low[2], norm_high[2];
+
+    __device__ __forceinline__ uint2 at(uint32_t distance) const
+    {
+        return *reinterpret_cast<const uint2 *>(entries + distance);
+    }
+};
+
+/* Pairs of halves that a lane has of tokens r and r + 8 of row tile rt: a[e] is of its chunks 2 c and
+ * 2 c + 1 of the step. */
+template <class C, int D>
+__device__ __forceinline__ void put_key_chunks(const Unpacking &u, int step, int rt, const uint32_t (&a)[2][4],
+                                               const uint32_t (&scale)[2])
+{
+    constexpr int N = 2 * C::CHANNELS;
+    const int channel = N * (4 * step + (u.lane & 3));
+#pragma unroll
+    for (int h = 0; h < 2; h++) {
+        const int token = 16 * rt + (u.lane >> 2) + 8 * h;
+        uint32_t x[4] = { a[0][h], a[0][h + 2], a[1][h], a[1][h + 2] };
+        if constexpr (C::CHANNELS == 3) {
+            x[1] = low_halves(x[1], x[2]);
+            x[2] = prmt(x[2], x[3], 0x5432);
+        }
+#pragma unroll
+        for (int i = 0; i < N / 2; i++)
+            x[i] = multiply_halves(x[i], scale[h]);
+        if constexpr (C::CHANNELS == 4)
+            *reinterpret_cast<uint4 *>(u.tile + place_of(PAGE_TOKENS, token, channel)) =
+                make_uint4(x[0], x[1], x[2], x[3]);
+        else
+#pragma unroll
+            for (int i = 0; i < N / 2; i++)
+                if (channel + 2 * i < D)
+                    put(u.tile, token, channel + 2 * i, x[i]);
+    }
+}
+
+/* The values of chunks of row lane / 4: a tile's registers. Of four channels every second row has its
+ * channels in another order, so that no more than two lanes meet in a bank. */
+template <class C, int D>
+__device__ __forceinline__ void put_value_chunks(const Unpacking &u, int tile, int ct, const uint32_t (&a)[4],
+                                                 const uint32_t (&scale)[2])
+{
+    const int other = C::CHANNELS == 4 ? u.lane >> 3 & 1 : 0;
+#pragma unroll
+    for (int q = 0; q < 4; q++) {
+        const int channel = value_channel<C, D>(tile, u.lane >> 2, 0) +
+                            (C::CHANNELS == 4 ? (q & 1) ^ other : value_channel<C, D>(tile, u.lane >> 2, q & 1) -
+                                                                      value_channel<C, D>(tile, u.lane >> 2, 0));
+        if (C::CHANNELS == 4 || channel < D)
+            put(u.tile, channel, 16 * ct + 8 * (q >> 1) + 2 * (u.lane & 3),
+                multiply_halves(other ? a[q ^ 1] : a[q], scale[q >> 1]));
+    }
+}
+
+/* Chunks by the look-ups of the decode kernel. */
+template <class C, int D, bool KEYS> __device__ __forceinline__ float look_up_chunks(const Unpacking &u)
+{
+    constexpr int COPIES = tile_copies<C>(), ENTRY_BYTES = C::ENTRIES * 8 * COPIES;
+    const int e = exponent_of<KVANT_CUDA_GROUP_TOKEN, D>(u, false);
+    const float to_unit = power(-e);
+    TileChunks table{ u.table, 8u * (u.lane % COPIES), (C::ENTRIES - 1) * 8u * COPIES + 8u * (u.lane % COPIES), {}, {} };
+    if constexpr (C::CHANNELS == 3) {
+        const uint32_t *norms = reinterpret_cast<const uint32_t *>(u.table + ENTRY_BYTES);
+        table.norm_low[0] = norms[0], table.norm_low[1] = norms[1];
+        table.norm_high[0] = norms[2], table.norm_high[1] = norms[3];
+    }
+    uint32_t scale[4][2];
+#pragma unroll
+    for (int t = 0; t < 4; t++)
+#pragma unroll
+        for (int h = 0; h < 2; h++) {
+            const int token = 16 * t + 8 * h + (KEYS ? u.lane >> 2 : 2 * (u.lane & 3));
+            const float2 s = stored_pair<KVANT_CUDA_GROUP_TOKEN, D, KEYS>(u.numbers(), KEYS ? token : 0,
+                                                                         KEYS ? 0 : token, u.valid);
+            scale[t][h] = pack_half2(s.x * to_unit, s.y * to_unit);
+        }
+    using P = ChunkPlaces<C, D>;
+    if constexpr (KEYS) {
+#pragma unroll 1
+        for (int step = u.warp; step < P::KEY_STEPS; step += UNPACK_WARPS)
+            C::template key_step<D, COPIES>(u.page, u.lane, table, step, [&](int rt, const uint32_t(&a)[2][4]) {
+                put_key_chunks<C, D>(u, step, rt, a, scale[rt]);
+            });
+    } else { /* a warp has one or two column tiles */
+        constexpr int PARTS = C::CHANNELS == 3 ? 2 : 4, TILES = 4 / PARTS;
+        const int part = u.warp % PARTS;
+        uint32_t own[TILES][2];
+#pragma unroll
+        for (int t = 0; t < 4; t++)
+            if (t / TILES == part)
+                own[t & (TILES - 1)][0] = scale[t][0], own[t & (TILES - 1)][1] = scale[t][1];
+#pragma unroll 1
+        for (int g = u.warp / PARTS; g < P::VALUE_GROUPS; g += UNPACK_WARPS / PARTS)
+            C::template value_step<D, COPIES>(u.page, u.lane, table, g, part,
+                                              [&](int tile, int ct, const uint32_t(&a)[4]) {
+                                                  put_value_chunks<C, D>(u, tile, ct, a, own[ct & (TILES - 1)]);
+                                              });
+    }
+    return power(C::CHANNELS == 3 ? e : e + 5);
 }
 
 /* What unpacking of a trellis of 256 states needs (trellis_bytes.cuh, trellis_pairs.cuh): the table of
@@ -434,7 +557,7 @@ template <class C> struct TrellisTile : C {
 
 template <class C, int D, bool KEYS> __device__ __forceinline__ float unpack_trellis(const Unpacking &u)
 {
-    const Steps steps = steps_of<C>(u, D);
+    const Steps steps = steps_of<C, D>(u);
     TrellisTable<pair_copies<C, false>()> table;
     static_cast<Magnitudes &>(table) = magnitudes_of(u.codec.params.bytes, u.one);
     table.pairs = u.table;
@@ -465,7 +588,7 @@ template <int D, bool KEYS> __device__ __forceinline__ float unpack_any_trellis(
     const kvant_cuda_params &c = u.codec.params;
     const float *values = reinterpret_cast<const float *>(u.table);
     uint8_t *bits = const_cast<uint8_t *>(u.table) + KVANT_CUDA_TRELLIS_LEVELS * 4 + D * u.warp;
-    const int e = exponent_of(u, D, false);
+    const int e = exponent_of<KVANT_CUDA_GROUP_TOKEN, D>(u, false);
     for (int token = u.warp; token < PAGE_TOKENS; token += UNPACK_WARPS) {
         const float scale = token < u.valid ? __half2float(u.numbers()[token]) * power(-e) : 0;
         uint32_t codes[D / 32];
@@ -487,6 +610,11 @@ template <int D, bool KEYS> __device__ __forceinline__ float unpack_any_trellis(
     return power(e);
 }
 
+template <class C, int D, bool KEYS> __device__ __forceinline__ float unpack_any_chunks(const Unpacking &u)
+{
+    return u.codec.looks_up ? look_up_chunks<C, D, KEYS>(u) : unpack_chunks<C, D, KEYS>(u);
+}
+
 /* Unpacks a sealed page; returns its unit. Called by the whole warpgroup. */
 template <int D, bool KEYS> __device__ __forceinline__ float unpack_page(const Unpacking &u)
 {
@@ -502,11 +630,11 @@ template <int D, bool KEYS> __device__ __forceinline__ float unpack_page(const U
     case KVANT_CUDA_CODEBOOK2: return unpack_in_registers<Codebook2, D, KEYS>(u);
     case KVANT_CUDA_CODEBOOK3: return unpack_in_registers<Codebook3, D, KEYS>(u);
     case KVANT_CUDA_CODEBOOK4: return unpack_in_registers<Codebook4, D, KEYS>(u);
-    case KVANT_CUDA_OCTOPUS2: return unpack_chunks<Octopus2, D, KEYS>(u);
-    case KVANT_CUDA_OCTOPUS3: return unpack_chunks<Octopus3, D, KEYS>(u);
-    case KVANT_CUDA_OCTOPUS4: return unpack_chunks<Octopus4, D, KEYS>(u);
-    case KVANT_CUDA_HQMQ_S96R4: return unpack_chunks<HqmqS96R4, D, KEYS>(u);
-    case KVANT_CUDA_HQMQ_S192R6: return unpack_chunks<HqmqS192R6, D, KEYS>(u);
+    case KVANT_CUDA_OCTOPUS2: return unpack_any_chunks<Octopus2, D, KEYS>(u);
+    case KVANT_CUDA_OCTOPUS3: return unpack_any_chunks<Octopus3, D, KEYS>(u);
+    case KVANT_CUDA_OCTOPUS4: return unpack_any_chunks<Octopus4, D, KEYS>(u);
+    case KVANT_CUDA_HQMQ_S96R4: return unpack_any_chunks<HqmqS96R4, D, KEYS>(u);
+    case KVANT_CUDA_HQMQ_S192R6: return unpack_any_chunks<HqmqS192R6, D, KEYS>(u);
     case KVANT_CUDA_TRELLIS2:
         return u.codec.looks_up ? unpack_trellis<Trellis2, D, KEYS>(u) : unpack_any_trellis<D, KEYS>(u);
     case KVANT_CUDA_TRELLIS3:
@@ -517,21 +645,32 @@ template <int D, bool KEYS> __device__ __forceinline__ float unpack_page(const U
     }
 }
 
+/* Entries, then (triplets) the bytes of norms: for look_up_chunks in copies, for chunk_numbers one. */
+template <class C> __device__ __forceinline__ void fill_chunks(uint8_t *table, const TileCodec &codec)
+{
+    const int copies = codec.looks_up ? tile_copies<C>() : 1, i = threadIdx.x;
+    if (C::CHANNELS == 3 && i < 8) {
+        const __half norm = __float2half_rn(codec.directions.norm[i]);
+        uint8_t *to = table + C::ENTRIES * 8 * copies;
+        if (codec.looks_up)
+            to[i] = (uint8_t)__half_as_ushort(norm), to[8 + i] = (uint8_t)(__half_as_ushort(norm) >> 8);
+        else
+            reinterpret_cast<uint32_t *>(to)[i] = twice(codec.directions.norm[i]);
+    }
+    C::fill(table, codec.directions, copies);
+}
+
 /* Fills a codec's table, by all threads of a block. Chunks: chunks.cuh has the numbers. */
 __device__ __forceinline__ void fill_table(const TileCodec &codec, uint8_t *table)
 {
     if (codec.table_bytes == 0)
         return;
     switch (codec.params.kind) {
-    case KVANT_CUDA_OCTOPUS2: return Octopus2::fill(table, codec.directions, 1);
-    case KVANT_CUDA_OCTOPUS3: return Octopus3::fill(table, codec.directions, 1);
-    case KVANT_CUDA_OCTOPUS4:
-        if (threadIdx.x < 8)
-            reinterpret_cast<uint32_t *>(table + Octopus4::ENTRIES * 8)[threadIdx.x] =
-                twice(codec.directions.norm[threadIdx.x]);
-        return Octopus4::fill(table, codec.directions, 1);
-    case KVANT_CUDA_HQMQ_S96R4: return HqmqS96R4::fill(table, codec.directions, 1);
-    case KVANT_CUDA_HQMQ_S192R6: return HqmqS192R6::fill(table, codec.directions, 1);
+    case KVANT_CUDA_OCTOPUS2: return fill_chunks<Octopus2>(table, codec);
+    case KVANT_CUDA_OCTOPUS3: return fill_chunks<Octopus3>(table, codec);
+    case KVANT_CUDA_OCTOPUS4: return fill_chunks<Octopus4>(table, codec);
+    case KVANT_CUDA_HQMQ_S96R4: return fill_chunks<HqmqS96R4>(table, codec);
+    case KVANT_CUDA_HQMQ_S192R6: return fill_chunks<HqmqS192R6>(table, codec);
     case KVANT_CUDA_TRELLIS2:
         if (codec.looks_up)
             return fill_pairs<Trellis2, pair_copies<Trellis2, false>()>(table, codec.params.bytes);

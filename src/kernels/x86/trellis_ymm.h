@@ -1,5 +1,6 @@
 /* trellis_ymm.h - the search of trellis codes with 256-bit vectors. */
 #define HALVES 16u
+#define PATH_IN_PLACE "x86/trellis_in_place.h" /* for 256 states */
 #define vh __m256i
 #define vh_load(p) _mm256_loadu_si256((const __m256i *)(p))
 #define vh_store(p, v) _mm256_storeu_si256((__m256i *)(p), v)

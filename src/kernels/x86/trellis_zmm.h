@@ -1,13 +1,11 @@
 /* trellis_zmm.h - the search of trellis codes with 512-bit vectors. */
 #define HALVES 32u
-#define STATES_IN_REGISTERS 256u /* 8 vectors, and 8 of the next step */
+#define PATH_IN_PLACE "x86/trellis_in_place.h" /* for 256 states */
 #define vh __m512i
 #define vh_load(p) _mm512_loadu_si512(p)
 #define vh_store(p, v) _mm512_storeu_si512(p, v)
 #define vh_set(x) _mm512_set1_epi16(x)
 #define vh_sub(a, b) _mm512_sub_epi16(a, b)
-#define vh_or(a, b) _mm512_or_si512(a, b)
-#define vh_odd() _mm512_set1_epi32((int)0xffff0000u)
 #define vh_min(a, b) _mm512_min_epu16(a, b)
 #define vh_add_limited(a, b) _mm512_adds_epu16(a, b)
 #define vh_repeat(p) _mm512_broadcast_i32x4(_mm_loadu_si128((const __m128i *)(p)))

@@ -177,6 +177,27 @@ kvant_status host_attention(const kvant_cuda_attention_args *args, kvant_cuda_st
     return KVANT_OK;
 }
 
+kvant_status host_turn(const kvant_cuda_turn_args *a, kvant_cuda_stream stream)
+{
+    (void)stream;
+    float column[MOST], x[MOST], y[MOST];
+    for (uint32_t t = 0; t < a->n_tokens; t++)
+        for (uint32_t h = 0; h < a->n_heads; h++) {
+            const size_t d = a->head_dim, at = h / (a->n_heads / a->n_kv_heads) * d;
+            for (size_t j = 0; j < d; j++) {
+                x[j] = a->rows[t * a->token_stride + h * a->head_stride + j] - (a->center ? a->center[at + j] : 0);
+                x[j] = x[j] / (a->divisor ? a->divisor[at + j] : 1) * (a->before ? a->before[at + j] : 1);
+            }
+            for (size_t i = 0; i < d; i++) {
+                for (size_t j = 0; j < d; j++)
+                    column[j] = a->matrix[j * d + i];
+                y[i] = host_kernels()->dot(column, x, (uint32_t)d) * (a->after ? a->after[at + i] : 1);
+            }
+            memcpy(a->out + t * a->out_token_stride + h * a->out_head_stride, y, d * sizeof *y);
+        }
+    return KVANT_OK;
+}
+
 kvant_status host_transform_queries(const kvant_cuda_query_args *args, kvant_cuda_stream stream)
 {
     ANSWER(args, stream);

@@ -1,5 +1,6 @@
 /* pages.c - rows into pages and back: append, seal, decode of the stand-in (host.h). */
 #include <math.h>
+#include <stdlib.h>
 #include <string.h>
 
 #include "internal.h"
@@ -18,6 +19,22 @@ static bool takes(const kvant_cuda_append_args *args, const kvant_cuda_rows *row
     if (!fits && args->refused)
         *args->refused |= finite ? KVANT_CUDA_ROW_RANGE : KVANT_CUDA_ROW_NONFINITE;
     return fits;
+}
+
+/* The codec with a kv head's own feedback; *own is to be freed. */
+static kvant_codec of_head(const kvant_codec *codec, const float *feedback, uint32_t head, kvant_feedback **own)
+{
+    kvant_codec copy = *codec;
+    const size_t d = codec->info.head_dim;
+    *own = NULL;
+    if (!codec->feedback || !feedback)
+        return copy;
+    *own = malloc(sizeof **own + d * d * sizeof(float));
+    (*own)->n = (*own)->stride = (uint32_t)d;
+    memcpy((*own)->pivots, feedback + head * (d + d * d), d * sizeof(float));
+    memcpy((*own)->columns, feedback + head * (d + d * d) + d, d * d * sizeof(float));
+    copy.feedback = *own;
+    return copy;
 }
 
 static void append_role(const kvant_cuda_append_args *args, const kvant_cuda_rows *rows)
@@ -41,8 +58,11 @@ static void append_role(const kvant_cuda_append_args *args, const kvant_cuda_row
             if (exact)
                 memcpy(exact + (size_t)(page - (uint8_t *)rows->pages.base) / sizeof(uint16_t) + (size_t)(args->slots[i] % TOKENS) * d,
                        y, d * sizeof *y);
+            kvant_feedback *own;
+            const kvant_codec with = of_head(codec, args->k_feedback, head, &own);
             (host_is_open(rows->codec) ? kvant_codec_encode_open : kvant_codec_encode_transformed)(
-                codec, host_kernels(), y, (uint32_t)(args->slots[i] % TOKENS), 1, page);
+                &with, host_kernels(), y, (uint32_t)(args->slots[i] % TOKENS), 1, page);
+            free(own);
         }
 }
 
@@ -71,9 +91,13 @@ kvant_status host_seal(const kvant_cuda_seal_args *args, kvant_cuda_stream strea
     ANSWER(args, stream);
     for (int r = 0; r < 2; r++)
         for (uint32_t i = 0; roles[r]->codec && i < args->n_blocks; i++)
-            for (uint32_t head = 0; head < args->n_kv_heads; head++)
-                seal_page(host_source(roles[r]->codec), host_page(&roles[r]->open, args->from[i], head),
+            for (uint32_t head = 0; head < args->n_kv_heads; head++) {
+                kvant_feedback *own;
+                const kvant_codec with = of_head(host_source(roles[r]->codec), args->k_feedback, head, &own);
+                seal_page(&with, host_page(&roles[r]->open, args->from[i], head),
                           host_page(&roles[r]->sealed, args->to[i], head), args->tokens ? (uint32_t)args->tokens[i] : TOKENS);
+                free(own);
+            }
     return KVANT_OK;
 }
 
@@ -95,6 +119,8 @@ kvant_status host_decode(const kvant_cuda_decode_args *args, kvant_cuda_stream s
                     kvant_codec_decode_open(codec, host_kernels(), page, t, 1, y);
                 else
                     kvant_codec_decode_transformed(codec, host_kernels(), page, t, y);
+                for (uint32_t j = 0; args->center && j < d; j++)
+                    y[j] += args->center[head * d + j];
                 host_kernels()->float_to_half(y, (uint16_t *)args->out + row * args->token_stride + head * args->head_stride, d);
             }
     return KVANT_OK;

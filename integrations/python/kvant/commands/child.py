@@ -32,14 +32,29 @@ def _event(line):
     return event if isinstance(event, dict) else None
 
 
+_passed_on = set()  # commands of one report say much alike: once is enough
+
+
+def _pass_on(line, progress):
+    """A message of the child. After Ctrl-C only kvant's own: what llama.cpp says of a computation that was stopped is no news."""
+    if cli.interrupted() and not line.startswith((b"kvant:", b"  hint:")):
+        return
+    if line in _passed_on and line.startswith(b"kvant:"):
+        return
+    _passed_on.add(line)
+    if progress is not None:
+        progress.clear()
+    sys.stderr.buffer.write(line)
+    sys.stderr.flush()
+
+
 def _follow(messages, progress, share, what):
     """Progress is taken in, everything else is for the user. Returns how much was added."""
     told = 0.0
     for line in messages:
         event = _event(line)
         if event is None:
-            sys.stderr.buffer.write(line)
-            sys.stderr.flush()
+            _pass_on(line, progress)
         elif progress is not None and isinstance(event.get("fraction"), (int, float)) and event.get("total"):
             now = max(told, share * event["fraction"])
             progress.add(now - told, event.get("what", "") if what is None else what)

@@ -207,7 +207,12 @@ class Progress:
         """Removes the line, so that results do not start in the middle of it."""
         if self.json:
             self._show("done" if self.done >= self.total else "stopped")
-        elif self.terminal and self.visible:
+        else:
+            self.clear()
+
+    def clear(self):
+        """Removes the line from a terminal, for a message; the next progress shows it again."""
+        if self.terminal and self.visible:
             sys.stderr.write("\r\033[K")
         self.visible = False
 

@@ -27,11 +27,11 @@ COMMAND = cli.Command(
                                     f"{MANUAL_TEXT}, a frozen copy of kvant's manual)"),
         Option("o", "output", "FILE", "page, for example report.html; results go beside it, report.json"),
         Option(None, "from", "FILE", "make the page of such results, measuring nothing"),
-        Option("c", "ctx", "N", "tokens of a chunk of the evaluation (default 2048; 512 with --quick)"),
+        Option("c", "ctx", "N", "tokens of a chunk of the evaluation (default 2048; 1024 with --quick)"),
         Option(None, "chunks", "N", "chunks of it (default 2; 1 with --quick)"),
         Option(None, "longest", "N", "longest context of needles and speed (default 4096; 1024 with --quick)"),
         Option(None, "sensitivity", "FILE", "rows of kvant tune --json, for the section on layers"),
-        Option(None, "quick", None, "few configurations, short contexts"),
+        Option(None, "quick", None, "the presets, q8_0 and q4_0 at short contexts: a first look in minutes"),
         Option(None, "json", None, "print the results; progress as JSON lines on stderr"),
     ],
     notes="Shows first how long it will take. Ctrl-C leaves a page of what is complete; the same command goes on.\n\n"
@@ -85,7 +85,7 @@ def _read_options(words):
                 settings.calibration = value
             elif option == "threads":
                 settings.threads = cli.whole("--threads", value, 1, 1 << 16)
-    settings.n_ctx = settings.n_ctx or (512 if settings.quick else 2048)
+    settings.n_ctx = settings.n_ctx or (1024 if settings.quick else 2048)
     settings.n_chunks = settings.n_chunks or (1 if settings.quick else 2)
     settings.longest = settings.longest or (1024 if settings.quick else 4096)
     return settings
@@ -232,8 +232,10 @@ class Report:
 def _finish(settings, results, code):
     if settings.json:
         cli.print_json(results)
-    elif code != cli.RUNTIME:
+    elif code == cli.OK:
         print(settings.output)
+    if code == cli.INTERRUPTED:
+        cli.complain(f"report: stopped; {settings.output} is a partial page, and the same command goes on from here")
     if not report_page.has_figures() and code != cli.RUNTIME:
         cli.hint("this build has no plotting library, so the page has tables only: make fetches it (scripts/fetch.py plot)")
     return code

@@ -87,8 +87,10 @@ def set_step(results, name, command, state, seconds, rows):
     for row in rows:
         if isinstance(row.get("calibration"), str):
             row["calibration"] = os.path.basename(row["calibration"])
-    made = {"name": name, "command": command, "state": state, "seconds": seconds, "rows": rows}
     old = step(results, name)
+    if old is not None and old.get("command") == command and old.get("state") == "partial":
+        seconds += old.get("seconds") or 0  # what the first attempt kept is not computed again
+    made = {"name": name, "command": command, "state": state, "seconds": seconds, "rows": rows}
     if old is None:
         results["steps"].append(made)
     else:

@@ -5,7 +5,8 @@ import os
 import re
 from dataclasses import dataclass, field
 
-NEEDLES, TRIALS, PREFILL, DECODE, ROUNDS, MOST_COMPARED = 8, 2, 256, 16, 2, 6
+NEEDLES, TRIALS, PREFILL, DECODE, ROUNDS, MOST_COMPARED = 8, 2, 256, 16, 3, 6
+QUICK_PREFILL = 64
 
 # Codecs take longer than f16, and scoring takes time of its own: measured on small models, where both weigh most.
 EVAL_COST = 1.6
@@ -65,6 +66,9 @@ FEW = ["--stock q8_0", "--stock q4_0", "--preset quality", "--preset balanced", 
 
 # What speed, memory and needles are compared on.
 COMPARED = [*FEW, "-k turboquant-4"]
+
+# Bytes and results of q8_0, so only its speed is another.
+ACCELERATED = "--stock q8_0 --accel"
 
 
 @dataclass
@@ -167,11 +171,14 @@ def _needle(request, length):
 
 def _speed(request, deepest):
     words, n = _configs(request, FEW if request.quick else COMPARED, MOST_COMPARED)
-    rounds = 1 if request.quick else ROUNDS
-    prefill = (deepest + 3 * rounds * PREFILL) / request.prefill_tps
-    decode = 3 * rounds * DECODE / request.decode_tps
-    return Step("speed", [*_begin(request, "bench model"), "-d", f"0,{deepest // 4},{deepest}", "-p", str(PREFILL), "-n", str(DECODE),
-                          "-r", str(rounds), "--stock", "f16", *words],
+    if not request.configs:
+        words, n = [*words, *ACCELERATED.split()], n + 1
+    depths = [0, deepest] if request.quick else [0, deepest // 4, deepest]
+    n_prefill = QUICK_PREFILL if request.quick else PREFILL
+    prefill = (deepest + len(depths) * ROUNDS * n_prefill) / request.prefill_tps
+    decode = len(depths) * ROUNDS * DECODE / request.decode_tps
+    return Step("speed", [*_begin(request, "bench model"), "-d", ",".join(map(str, depths)), "-p", str(n_prefill), "-n", str(DECODE),
+                          "-r", str(ROUNDS), "--stock", "f16", *words],
                 START_SECONDS + 1.5 * (n + 1) * (prefill + decode))
 
 
@@ -179,6 +186,8 @@ def make(request):
     """Quality first, which is what most come for; the longest contexts last."""
     longest = min(request.longest, request.n_ctx_train)
     deepest = longest if longest + PREFILL <= request.n_ctx_train else longest // 2
-    doubling = itertools.takewhile(lambda length: length <= longest, (512 << i for i in itertools.count()))
+    doubling = list(itertools.takewhile(lambda length: length <= longest, (512 << i for i in itertools.count())))
+    if request.quick:
+        doubling = doubling[-1:]
     return [_eval(request, "quality", 1), _eval(request, "position", 8), _speed(request, deepest),
             *(_needle(request, length) for length in doubling)]

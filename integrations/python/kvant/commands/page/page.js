@@ -10,10 +10,8 @@
     const about = data.about ?? {};
     const steps = data.steps ?? [];
     const MIB = 1048576;
-    const COLOURS = [1, 2, 3, 4, 5, 6, 7, 8].map((i) => `var(--c${i})`);
-    const DASHES = ["", "6 3", "2 2", "8 3 2 3", "1 3", "10 4", "4 2 1 2", "3 6"];
-    /* The ninth line has the first one's colour and the second one's dashes. */
-    const dashOf = (i) => DASHES[(i + Math.floor(i / COLOURS.length)) % DASHES.length];
+    const COLOURS = [1, 2, 3, 4, 5, 6, 7, 8, 9].map((i) => `var(--c${i})`);
+    const DASHES = ["6 3", "2 2", "8 3 2 3", "1 3", "10 4", "4 2 1 2", "3 6"];
 
     /* Elements, always from text and never from markup: names come from files. */
     function element(name, attributes = {}, ...children) {
@@ -56,7 +54,7 @@
             body.replaceChildren(
                 ...sorted.map((row) =>
                     element("tr", {}, ...columns.map((column, i) =>
-                        element(i === 0 ? "th" : "td", { class: column.text ? "text" : null, scope: i === 0 ? "row" : null },
+                        element(i === 0 ? "th" : "td", { class: column.text ? "text" : null, scope: i === 0 ? "row" : null, "data-name": i === 0 ? null : column.name },
                             String((column.show ?? show)(row[column.key]))))),
                 ),
             );
@@ -127,21 +125,26 @@
     const STYLE = { fontSize: "12px", background: "none", color: "var(--ink)", fontFamily: "inherit" };
     const plot = (options) => Plot.plot({ style: STYLE, ...options });
 
-    /* A cache looks the same in every figure. */
-    const palette = unique([...rowsOf("needle"), ...rowsOf("speed"), ...rowsOf("position")].map(labelOf));
-    const lookOf = (name, names) => (palette.includes(name) ? palette.indexOf(name) : names.indexOf(name));
+    /* A cache looks the same in every figure. f16 is the ink's solid line; seven dashes and nine colours have no common divisor, so 63 others
+     * differ from one another, and the first nine in colour. */
+    const palette = unique([...rowsOf("needle"), ...rowsOf("speed"), ...rowsOf("position")].filter((row) => !isF16(row)).map(labelOf));
+    function lookOf(name, names) {
+        if (name === labelOf({ cache: "llama.cpp", k: "f16", v: "f16" })) return { colour: "var(--ink)", dash: null };
+        const i = palette.includes(name) ? palette.indexOf(name) : palette.length + names.indexOf(name);
+        return { colour: COLOURS[i % COLOURS.length], dash: DASHES[i % DASHES.length] };
+    }
 
     function lineLegend(names) {
         return element("ul", { class: "legend" }, ...names.map((name) => {
-            const i = lookOf(name, names);
+            const look = lookOf(name, names);
             const item = element("li");
             const key = document.createElementNS("http://www.w3.org/2000/svg", "svg");
             key.setAttribute("aria-hidden", "true");
             key.setAttribute("viewBox", "0 0 26 14");
             const line = document.createElementNS("http://www.w3.org/2000/svg", "line");
             for (const [k, v] of Object.entries({ x1: 1, x2: 25, y1: 7, y2: 7, "stroke-width": 2.5 })) line.setAttribute(k, v);
-            line.style.stroke = COLOURS[i % COLOURS.length];
-            line.setAttribute("stroke-dasharray", dashOf(i));
+            line.style.stroke = look.colour;
+            if (look.dash) line.setAttribute("stroke-dasharray", look.dash);
             key.append(line);
             item.append(key, name);
             return item;
@@ -151,11 +154,11 @@
     /* Lines that colour and dashes tell apart. rows: { x, y, name }. */
     function lineMarks(rows, names) {
         return names.flatMap((name) => {
-            const i = lookOf(name, names);
+            const { colour, dash } = lookOf(name, names);
             const own = rows.filter((row) => row.name === name && isNumber(row.y)).sort((a, b) => a.x - b.x);
-            const look = { x: "x", y: "y", stroke: COLOURS[i % COLOURS.length] };
+            const look = { x: "x", y: "y", stroke: colour };
             return [
-                Plot.line(own, { ...look, strokeWidth: 2, strokeDasharray: dashOf(i) || undefined }),
+                Plot.line(own, { ...look, strokeWidth: 2, strokeDasharray: dash ?? undefined }),
                 Plot.dot(own, { ...look, fill: "var(--paper)", r: 2.5, title: (d) => `${name}: ${showSmall(d.y)}` }),
             ];
         });
@@ -183,8 +186,8 @@
         document.title = title;
         main.querySelector("h1").textContent = title;
         main.append(element("p", {}, "How small the key-value cache of this model can be before it gets worse, measured with ",
-            about.text ? `the text ${about.text}` : "a text", " on one machine. Divergence is the Kullback-Leibler divergence of the next-token ",
-            "distribution from that of an uncompressed fp16 cache, in nats; 0 is no difference."));
+            about.text ? `the text ${about.text}` : "a text", " on one machine. Divergence is the mean Kullback-Leibler divergence of the next-token ",
+            "distribution from that of the uncompressed f16 cache, in nats; 0 is no difference, and q8_0's is usually called lossless."));
         if (!data.complete)
             main.append(element("p", { class: "warning", role: "note" }, "This report is partial: ",
                 "measuring was interrupted or a step failed, and what is here was complete. The same command goes on."));
@@ -194,19 +197,40 @@
             element("ul", {}, ...contents.map(([id, name]) => element("li", {}, element("a", { href: `#${id}` }, name))))));
     }
 
+    /* llama.cpp allocates whole blocks of 256 cells; kvant's memory is that of the cells in use. */
+    const cells = (tokens) => 256 * Math.ceil(tokens / 256);
+
+    /* Sizes are given for the model's own context, up to 32768 tokens: computed from what was measured, because a cache grows by its true
+     * bits per number and a part that stays (fp16 windows). Layers with a sliding window do not grow; then the measured context is given. */
+    const sizes = (() => {
+        const f16 = rowsOf("quality").find(isF16);
+        const perCell = [...(f16 && about.ctx ? [f16.kv_bytes / cells(about.ctx)] : []),
+            ...rowsOf("needle").filter((row) => isF16(row) && isNumber(row.kv_bytes)).map((row) => row.kv_bytes / cells(row.ctx))];
+        const lengths = unique([about.ctx, ...rowsOf("needle").map((row) => row.ctx)].map((tokens) => cells(tokens ?? 0)));
+        const linear = lengths.length > 1 && perCell.length > 1 && perCell.every((bytes) => Math.abs(bytes / perCell[0] - 1) < 1e-9);
+        const context = linear && isNumber(about.n_ctx_train) ? Math.min(about.n_ctx_train, 32768) : about.ctx ?? 0;
+        const f16Bytes = (tokens) => perCell[0] * tokens;
+        return { context, f16Bytes, bytes(row) {
+            if (!f16 || !about.ctx) return null;
+            if (row.cache === "llama.cpp" || row.cache === "accel") return (row.kv_bytes / cells(about.ctx)) * context;
+            return row.kv_bytes + (row.bits / 16) * (f16Bytes(context) - f16Bytes(about.ctx));
+        } };
+    })();
+
     function qualityRows() {
         const rows = rowsOf("quality").filter((row) => isNumber(row.kld_mean));
         const f16 = rows.find(isF16);
-        /* llama.cpp allocates whole blocks of 256 cells; kvant's memory is that of the cells in use. */
-        const used = about.ctx ? about.ctx / (256 * Math.ceil(about.ctx / 256)) : 1;
-        return rows.map((row) => ({
-            ...row,
-            name: labelOf(row),
-            kind: kindOf(row),
-            whole: f16 ? (16 * row.kv_bytes) / f16.kv_bytes / (kindOf(row) === "llama.cpp" ? 1 : used) : null,
-            ppl_rise: f16 ? row.ppl / f16.ppl - 1 : null,
-            f16: row === f16,
-        }));
+        return rows.map((row) => {
+            const bytes = sizes.bytes(row);
+            return {
+                ...row,
+                name: labelOf(row),
+                kind: kindOf(row),
+                bytes,
+                whole: bytes === null ? (f16 ? (16 * row.kv_bytes) / f16.kv_bytes : row.bits) : (16 * bytes) / sizes.f16Bytes(sizes.context),
+                f16: row === f16,
+            };
+        });
     }
 
     /* Those that nothing of their size or smaller beats. */
@@ -218,36 +242,135 @@
     const per100 = (value) => (isNumber(value) ? (100 * value).toFixed(1) : "–");
     const mib = (value) => (isNumber(value) ? (value / MIB).toFixed(2) : "–");
 
-    function choose(rows) {
-        const limits = [0.005, 0.01, 0.02, 0.05, 0.1, 0.2];
-        const candidates = rows.filter((row) => !row.f16);
-        const found = limits.map((limit) => {
-            const best = candidates.filter((row) => row.kld_mean <= limit).sort((a, b) => a.whole - b.whole || a.kld_mean - b.kld_mean)[0];
-            return { limit, ...(best ?? { name: "none of those measured" }) };
+    /* ---- what to set ---- */
+
+    /* Nobody sees a divergence below the first limit or q8_0's; above the second answers change. */
+    const UNSEEN = 0.01, USABLE = 0.1;
+    const isStock = (row) => row.kind === "llama.cpp";
+    const stockOf = (rows, type) => rows.find((row) => row.cache === "llama.cpp" && row.k === type && row.v === type);
+
+    /* A type of llama.cpp's that is as small and diverges no more, both within what was measured. */
+    const equalled = (row, rows) => rows.find((other) => isStock(other) && !other.f16 && !isStock(row) && other.whole <= 1.01 * row.whole &&
+        other.kld_mean <= row.kld_mean + (row.kld_se ?? 0));
+
+    /* Presets, settings files and llama.cpp's types are what a user sets; codecs only where nothing else was measured. */
+    function candidates(rows) {
+        const all = rows.filter((row) => !row.f16 && !equalled(row, rows));
+        const named = all.filter((row) => row.kind !== "kvant codec");
+        return named.some((row) => !isStock(row)) ? named : all;
+    }
+
+    const smallest = (rows) => [...rows].sort((a, b) => a.whole - b.whole || a.kld_mean - b.kld_mean)[0];
+
+    function chosen(rows) {
+        const own = candidates(rows), q8 = stockOf(rows, "q8_0");
+        const unseen = Math.max(UNSEEN, q8 ? q8.kld_mean + 2 * (q8.kld_se ?? 0) : 0);
+        const second = rows.find((row) => row.preset === "balanced") ?? smallest(own.filter((row) => row.kld_mean <= (unseen + USABLE) / 2));
+        const first = smallest(own.filter((row) => row.kld_mean <= unseen && (!second || row.kld_mean < second.kld_mean)));
+        const last = smallest(own.filter((row) => row.kld_mean <= USABLE && (!second || row.whole < second.whole)));
+        return [
+            ["Loses nothing to be seen", first, `Nothing else measured stays below a divergence of ${showSmall(unseen)}.`],
+            [second && !second.preset ? "Between" : "The default", second, "The preset balanced was not measured."],
+            ["Smallest usable", last, `Nothing smaller stays below a divergence of ${USABLE}.`],
+        ];
+    }
+
+    const times = (ratio) => (ratio >= 9.5 ? ratio.toFixed(0) : ratio.toFixed(1));
+
+    /* "1.9 times q8_0's, 1/4 of q4_0's" */
+    function inWords(row, rows) {
+        const q8 = stockOf(rows, "q8_0"), q4 = stockOf(rows, "q4_0");
+        if (row === q8) return "what is usually called lossless";
+        const words = [];
+        if (q8 && q8.kld_mean > 0) words.push(row.kld_mean <= q8.kld_mean + 2 * (q8.kld_se ?? 0) ? "no more than q8_0's" : `${times(row.kld_mean / q8.kld_mean)} times q8_0's`);
+        if (q4 && row !== q4 && row.kld_mean > 0) {
+            const ratio = q4.kld_mean / row.kld_mean;
+            words.push(ratio >= 1.5 ? `1/${Math.round(ratio)} of q4_0's` : ratio > 0.9 ? "about q4_0's" : `${times(1 / ratio)} times q4_0's`);
+        }
+        return words.join(", ");
+    }
+
+    /* Of the deepest measurement, or null. Ranges that overlap are no difference. */
+    function speedInWords(row) {
+        const rows = rowsOf("speed").filter((other) => isNumber(other.decode_tps));
+        const depth = Math.max(...rows.map((other) => other.depth));
+        const at = (name) => rows.find((other) => other.depth === depth && labelOf(other) === name);
+        const accelerated = isStock(row) ? at(row.name.replace("llama.cpp", "accel")) : undefined;
+        const own = accelerated ?? at(row.name), f16 = rows.find((other) => other.depth === depth && isF16(other));
+        if (!own || !f16) return null;
+        const overlap = isNumber(own.decode_low) && own.rounds > 1 && own.decode_low <= f16.decode_high && f16.decode_low <= own.decode_high;
+        const range = isNumber(own.decode_low) && own.rounds > 1 ? ` (${show(own.decode_low, 1)} to ${show(own.decode_high, 1)})` : "";
+        const how = accelerated ? "with --accel " : isStock(row) ? "without --accel " : "";
+        return `${how}${overlap ? "as fast as f16 within the spread" : `${show(own.decode_tps / f16.decode_tps, 2)} times f16's`}: ` +
+            `${show(own.decode_tps, 1)} tokens/s${range} after ${depth} tokens`;
+    }
+
+    const quoted = (word) => (/^[\w.,:=\/+@%-]+$/.test(word) ? word : `'${word.replaceAll("'", "'\\''")}'`);
+    function commandOf(row) {
+        const model = quoted(about.model_file ?? "model.gguf");
+        const server = `llama-server -m ${model} -c ${sizes.context}`;
+        if (isStock(row)) return `kvant exec --accel -- ${server} -ctk ${quoted(row.k)} -ctv ${quoted(row.v)}`;
+        if (row.preset) return `kvant exec${row.preset === "balanced" ? "" : ` --preset ${quoted(row.preset)}`} -- ${server}`;
+        if (row.config) return `kvant exec --config ${quoted(row.config)} -- ${server}`;
+        return `kvant exec -k ${quoted(row.k)} -v ${quoted(row.v)} -- ${server}`;
+    }
+
+    /* The text is selected in any case; where the browser lets a page copy, it is copied, too. */
+    function copyButton(code) {
+        const button = element("button", { type: "button", class: "copy" }, "copy");
+        button.addEventListener("click", () => {
+            document.getSelection().selectAllChildren(code);
+            button.textContent = document.execCommand("copy") ? "copied" : "selected";
         });
+        return button;
+    }
+
+    function card(title, row, why, rows) {
+        const heading = element("h3", {}, title);
+        if (!row) return element("div", { class: "card" }, heading, element("p", { class: "note" }, why));
+        const share = row.bytes === null ? null : row.bytes / sizes.f16Bytes(sizes.context);
+        const code = element("code", {}, commandOf(row));
+        const speed = speedInWords(row), equal = equalled(row, rows);
+        const facts = [
+            ["memory", row.bytes === null ? `${show(row.bits)} bits per number`
+                : `${show(row.bytes / MIB, row.bytes < 100 * MIB ? 1 : 0)} MiB at ${sizes.context} tokens, ${show(share)} of f16's ${show(sizes.f16Bytes(sizes.context) / MIB, 0)}`],
+            ["divergence", `${showSmall(row.kld_mean)}: ${inWords(row, rows)}`],
+            ["same token", `${per100(row.top1)} %`],
+            ["decoding", speed ?? "not measured"],
+        ];
+        return element("div", { class: "card" }, heading, element("p", { class: "name" }, row.name),
+            element("dl", {}, ...facts.flatMap(([name, value]) => [element("dt", {}, name), element("dd", {}, value)])),
+            equal ? element("p", { class: "note" }, `${equal.name} is as small and as good here.`) : null,
+            element("div", { class: "command" }, code, copyButton(code)));
+    }
+
+    function choose(rows) {
+        if (rows.length === 0) {
+            section("choose", "What to set", notMeasured("kvant eval has not run."));
+            return;
+        }
+        const name = quoted((about.model_file ?? "model.gguf").replace(/\.gguf$/, ""));
+        const calibrate = element("code", {}, `kvant calibrate -m ${quoted(about.model_file ?? "model.gguf")} -f text.txt -o ${name}.kvcal`);
         section("choose", "What to set",
-            element("p", {}, "The smallest cache, windows that stay fp16 included, whose mean divergence stays below a limit. ",
-                "As a measure: the divergence of llama.cpp's q8_0 is what is usually called lossless."),
-            rows.length === 0 ? notMeasured("kvant eval has not run.") :
-                makeTable("Smallest cache below a limit of divergence", [
-                    { key: "limit", name: "mean divergence below", show: (v) => String(v) },
-                    { key: "name", name: "keys / values", text: true },
-                    { key: "whole", name: "bits a number" },
-                    { key: "kld_mean", name: "its divergence", show: showSmall },
-                    { key: "top1", name: "same top token %", show: per100 },
-                ], found, false));
+            element("div", { class: "cards" }, ...chosen(rows).map(([title, row, why]) => card(title, row, why, rows))),
+            about.calibration || !rows.some((row) => row.preset) ? null : element("p", {}, "Measured without a calibration. With one, the divergence of the presets is about half. It takes minutes, once per model: ",
+                calibrate, copyButton(calibrate)),
+            element("p", { class: "note" }, `Run in the folder of the model; any program of llama.cpp will do. ${sizes.context === about.ctx ? "" :
+                `Memory is computed for ${sizes.context} tokens from what ${about.ctx} took. `}Where llama.cpp's own type is as small and as good, it is the one named.`));
     }
 
     function quality(rows) {
         const shown = rows.filter((row) => !row.f16 && row.kld_mean > 0);
-        const label = "Mean divergence from fp16 against bits a number, for every configuration";
+        const label = "Mean divergence from fp16 against bits per number, for every configuration";
         if (shown.length === 0) {
             section("quality", "Quality against size", notMeasured("kvant eval has not run."));
             return;
         }
-        let size = "bits";
+        const untied = shown.filter((row) => !equalled(row, shown));
+        let size = "whole";
+        const whole = `bits of the whole cache at ${sizes.context} tokens, fp16 windows included`;
         const draw = (width) => {
-            const best = front(shown, size);
+            const best = front(untied, size);
             const kinds = KINDS.filter((kind) => shown.some((row) => row.kind === kind));
             return plot({
                 width,
@@ -255,7 +378,7 @@
                 marginLeft: 56,
                 marginRight: 40,
                 marginBottom: 40,
-                x: { label: size === "bits" ? "true bits a number →" : "bits a number, fp16 windows included →", grid: true, nice: true },
+                x: { label: size === "bits" ? "true bits per number →" : `bits per number, whole cache at ${sizes.context} tokens →`, grid: true, nice: true },
                 y: { type: "log", label: "↑ mean divergence, nats (log)", grid: true, tickFormat: (d) => (/^[125]/.test(d.toExponential()) ? String(d) : "") },
                 marks: [
                     Plot.line(best, { x: size, y: "kld_mean", stroke: "var(--soft)", strokeWidth: 1.5, strokeDasharray: "4 3", curve: "step-after" }),
@@ -268,6 +391,7 @@
                     }),
                     /* Below and left of the front there is nothing, so numbers have room there; names are in the list. */
                     Plot.text(best, { x: size, y: "kld_mean", text: (_, i) => String(i + 1), dx: -8, dy: 9, textAnchor: "end", fill: "var(--ink)", stroke: "var(--paper)", strokeWidth: 3, fontWeight: 600 }),
+                    Plot.text(shown.filter((row) => row.preset), { x: size, y: "kld_mean", text: "preset", dx: 8, dy: -10, textAnchor: "start", fill: "var(--ink)", stroke: "var(--paper)", strokeWidth: 3, fontWeight: 600 }),
                     Plot.text(shown.filter((row) => row.kind === "llama.cpp"), { x: size, y: "kld_mean", text: (d) => d.name.replace("llama.cpp ", ""), dx: 9, textAnchor: "start", fill: "var(--ink)", stroke: "var(--paper)", strokeWidth: 3, fontSize: 11 }),
                 ],
             });
@@ -286,7 +410,7 @@
             return item;
         }), element("li", {}, "dashed: nothing measured is better at that size or below"));
         const build = () => {
-            const ordered = front(shown, size), best = new Set(ordered);
+            const ordered = front(untied, size), best = new Set(ordered);
             const list = element("ol", { class: "front", "aria-label": "Nothing measured is better at their size or below" }, ...ordered.map((row) =>
                 element("li", {}, `${row.name}: ${show(row[size])} bits, divergence ${showSmall(row.kld_mean)}`)));
             const listed = shown.map((row) => ({ ...row, best: best.has(row) ? "yes" : "" })).sort((a, b) => a[size] - b[size]);
@@ -294,13 +418,13 @@
                 { key: "name", name: "keys / values", text: true },
                 { key: "kind", name: "kind", text: true },
                 { key: "bits", name: "true bits" },
-                { key: "whole", name: "with windows" },
+                { key: "whole", name: "whole cache" },
                 { key: "kld_mean", name: "mean divergence", show: showSmall },
                 { key: "best", name: "on the front", text: true },
             ], listed));
         };
-        const select = element("select", { id: "size" }, element("option", { value: "bits" }, "true bits of the codec"),
-            element("option", { value: "whole" }, "bits of the whole cache, fp16 windows included"));
+        const select = element("select", { id: "size" }, element("option", { value: "whole" }, whole),
+            element("option", { value: "bits" }, "true bits of the codec, as in a very long context"));
         let current = build();
         select.addEventListener("change", () => {
             size = select.value;
@@ -309,9 +433,7 @@
             current = next;
         });
         section("quality", "Quality against size",
-            element("p", {}, "Lower and further left is better. True bits count every stored byte of the codec, scales and all; ",
-                "windows of tokens that stay fp16 (sink=, recent=, the first tokens of center=first) count in the second choice, for a context of ",
-                `${about.ctx ?? "the measured"} tokens.`),
+            element("p", {}, "Lower and further left is better. Bits count every stored byte, scales and all, and the tokens that stay fp16."),
             element("p", {}, element("label", { for: "size" }, "Size: "), select), current);
     }
 
@@ -349,11 +471,11 @@
 
     function speed() {
         const rows = rowsOf("speed").map((row) => ({ ...row, name: labelOf(row), x: row.depth }));
-        const decode = rows.map((row) => ({ ...row, y: row.decode_tps }));
-        const prefill = rows.map((row) => ({ ...row, y: row.prefill_tps }));
+        const decode = rows.map((row) => ({ ...row, y: row.decode_tps, low: row.decode_low, high: row.decode_high }));
+        const prefill = rows.map((row) => ({ ...row, y: row.prefill_tps, low: row.prefill_low, high: row.prefill_high }));
         const columns = [{ key: "name", name: "keys / values", text: true }, { key: "x", name: "tokens in the cache", show: (v) => show(v, 0) },
-            { key: "y", name: "tokens a second", show: (v) => show(v, 1) }, { key: "rounds", name: "rounds", show: (v) => show(v, 0) }];
-        const axes = { zero: true, x: { label: "tokens in the cache →" }, y: { label: "↑ tokens a second", zero: true } };
+            { key: "y", name: "tokens/s", show: (v) => show(v, 1) }, { key: "low", name: "slowest", show: (v) => show(v, 1) }, { key: "high", name: "fastest", show: (v) => show(v, 1) }, { key: "rounds", name: "rounds", show: (v) => show(v, 0) }];
+        const axes = { zero: true, x: { label: "tokens in the cache →" }, y: { label: "↑ tokens/s", zero: true } };
         section("speed", "Speed",
             rows.length === 0 ? notMeasured("kvant bench model has not run.") :
                 element("p", {}, "Of the whole model, weights and all: medians of the rounds, on ", about.machine ?? "this machine", "."),
@@ -375,7 +497,7 @@
                 y: { type: "band", label: null, domain: depths, padding: 0.08 },
                 marks: [
                     Plot.cell(cells, { x: "ctx", y: "depth", fill: "var(--c1)", fillOpacity: (d) => (d.blind ? 0 : 0.08 + 0.72 * d.exact), stroke: "var(--line)",
-                        title: (d) => `${d.ctx} tokens, depth ${d.depth}: ${d.blind ? "fp16 does not find it either" : `${per100(d.exact)} % found`}` }),
+                        title: (d) => `${d.ctx} tokens, depth ${d.depth}: ${d.blind ? "f16 does not find it either" : `${per100(d.exact)} % found`}` }),
                     Plot.text(cells, { x: "ctx", y: "depth", text: (d) => (d.blind ? "n/a" : String(Math.round(100 * d.exact))), fill: (d) => (!d.blind && d.exact > 0.6 ? "var(--paper)" : "var(--ink)"), fontSize: 10 }),
                 ],
             });
@@ -384,20 +506,43 @@
         return element("div", {}, element("h3", {}, name), place);
     }
 
+    /* Totals first: a cell of the maps stands for very few questions. */
     function needle(rows) {
+        if (rows.length === 0) {
+            section("needle", "Finding facts", notMeasured("kvant needle has not run."));
+            return;
+        }
         const named = rows.map((row) => ({ ...row, name: labelOf(row) }));
-        const names = unique(named.map((row) => row.name));
+        const totals = unique(named.map((row) => row.name)).map((name) => {
+            const own = named.filter((row) => row.name === name), fair = own.filter((row) => isNumber(row.of_f16));
+            const count = (list, key) => list.reduce((sum, row) => sum + Math.round((row[key] ?? 0) * row.trials), 0);
+            const asked = own.reduce((sum, row) => sum + row.trials, 0), found = count(own, "exact");
+            return { name, asked, found, share: asked > 0 ? found / asked : null, of_f16: fair.length > 0 ? fair.reduce((sum, row) => sum + row.of_f16, 0) / fair.length : null };
+        });
         const label = "Share of hidden facts found";
+        const draw = (width) =>
+            plot({
+                width, height: 44 + 24 * totals.length, marginLeft: Math.min(220, width * 0.45), marginRight: 40, marginBottom: 34, marginTop: 6,
+                x: { domain: [0, 100], label: "found, % →", grid: true },
+                y: { label: null, domain: totals.map((row) => row.name), tickFormat: (name) => (name.length > 30 ? `${name.slice(0, 29)}…` : name) },
+                marks: [
+                    Plot.barX(totals, { x: (row) => 100 * row.share, y: "name", fill: (row) => lookOf(row.name, []).colour, fillOpacity: 0.6 }),
+                    Plot.text(totals, { x: (row) => 100 * row.share, y: "name", text: (row) => String(row.found), dx: 5, textAnchor: "start", fill: "var(--ink)" }),
+                    Plot.ruleX([0]),
+                ],
+            });
+        const sentence = totals.map((row) => `${row.name.replace("llama.cpp ", "").replace("preset ", "")} ${row.found}`).join(", ");
         section("needle", "Finding facts",
-            rows.length === 0 ? notMeasured("kvant needle has not run.") :
-                element("p", {}, "Numbers are hidden at several depths of a text and asked for at its end. Cells give the per cent found of ",
-                    `${named[0].trials} ${named[0].trials === 1 ? "text" : "texts"}; n/a: the uncompressed cache does not find it, so no codec is to blame.`),
-            rows.length === 0 ? null : element("figure", { role: "group", "aria-label": label },
-                element("div", { class: "maps" }, ...names.map((name) => needleMap(name, named.filter((row) => row.name === name)))),
-                element("details", {}, element("summary", {}, "The numbers of this figure"),
-                    makeTable(label, [{ key: "name", name: "keys / values", text: true }, { key: "ctx", name: "context", show: (v) => show(v, 0) },
-                        { key: "depth", name: "depth" }, { key: "exact", name: "found %", show: per100 }, { key: "of_f16", name: "of fp16's %", show: per100 },
-                        { key: "log_probability", name: "ln p of the answer" }], named))));
+            element("p", {}, "Numbers are hidden at several depths of a text and asked for at its end. Found of ", `${totals[0].asked} questions: ${sentence}. `,
+                "Small differences are chance."),
+            figure(label, draw, element("details", { class: "by-place" }, element("summary", {}, "By context length and depth"),
+                element("p", {}, "n/a: the f16 cache does not find it either, so the codec is not to blame."),
+                element("div", { class: "maps" }, ...totals.map(({ name }) => needleMap(name, named.filter((row) => row.name === name)))),
+                makeTable("Facts found by context length and depth", [{ key: "name", name: "keys / values", text: true }, { key: "ctx", name: "context", show: (v) => show(v, 0) },
+                    { key: "depth", name: "depth" }, { key: "exact", name: "found %", show: per100 }, { key: "of_f16", name: "of f16's %", show: per100 },
+                    { key: "log_probability", name: "ln p of the answer" }], named)),
+            makeTable(label, [{ key: "name", name: "keys / values", text: true }, { key: "found", name: "found", show: (v) => show(v, 0) },
+                { key: "asked", name: "of", show: (v) => show(v, 0) }, { key: "share", name: "found %", show: per100 }, { key: "of_f16", name: "of f16's %", show: per100 }], totals)));
     }
 
     /* Rows of kvant tune --json: sites (layer, role and what quantising it alone costs) and the settings that came of them. */
@@ -425,12 +570,12 @@
 
     function allRows(rows) {
         const label = "All configurations";
-        section("table", "All configurations", element("p", {}, "Headings sort; once more, the other way round."),
+        section("table", "All configurations", element("p", {}, "Press a heading to sort by it; press it again to reverse the order."),
             rows.length === 0 ? notMeasured("kvant eval has not run.") : makeTable(label, [
                 { key: "name", name: "keys / values", text: true },
                 { key: "bits", name: "true bits" },
-                { key: "whole", name: "with windows" },
-                { key: "kv_bytes", name: "MiB", show: mib },
+                { key: "whole", name: "whole cache" },
+                { key: "kv_bytes", name: `MiB at ${about.ctx ?? "?"} tokens`, show: mib },
                 { key: "kld_mean", name: "mean divergence", show: showSmall },
                 { key: "kld_se", name: "±", show: showSmall },
                 { key: "kld_p50", name: "50 %", show: showSmall },

@@ -1,0 +1,107 @@
+/* token_words.cuh - the codes of one token into the words of its page, by a warp: lane l has the codes
+ * of channels l, l + 32, ... */
+#ifndef KVANT_CUDA_TOKEN_WORDS_CUH
+#define KVANT_CUDA_TOKEN_WORDS_CUH
+
+#include "../layout.cuh"
+#include "../rotate.cuh"
+
+namespace kvant
+{
+
+/* The words of a page that hold a token's codes (format.md, "Pages"). Lanes whose codes share
+ * words: of keys l, l ^ 1, l ^ 8, l ^ 9, of values l and l ^ 8. Of each few of their words a lane
+ * changes one: that of number `mine`. */
+template <int D, bool KEYS> struct TokenWords {
+    static constexpr int PER_LANE = Row<D>::PER_LANE, FEW = KEYS ? 4 : 2, TILES = D / 16,
+                         WORDS = (PER_LANE + FEW - 1) / FEW * FEW;
+    const int at, lane, mine;
+
+    __device__ __forceinline__ TokenWords(int at_, int lane_)
+        : at(at_), lane(lane_), mine(KEYS ? (lane_ & 1) | (lane_ >> 2 & 2) : lane_ >> 3 & 1)
+    {
+    }
+
+    /* Of number j in a plane of 2^log bits: place() of layout.cuh for the first channel in the word. */
+    __device__ __forceinline__ Place place_of(int log, int j) const
+    {
+        const int shift = 2 - log, ones = (1 << shift) - 1, tile = (lane >> 4) + 2 * j;
+        if (KEYS)
+            return Place{ (32 * (tile >> shift) + 4 * (at & 7) + (lane >> 1 & 3)) * 4 + (at >> 4),
+                          (4 * (tile & ones) + (at >> 3 & 1)) << log };
+        const int group = tile >> 2, in_group = TILES % 4 == 0 ? 4 : min(4, TILES - 4 * group), column = at >> 4;
+        return Place{ (128 * group << log) + (32 * (column >> shift) + 4 * (lane & 7) + (at >> 1 & 3)) * in_group +
+                          (tile & 3),
+                      ((4 * (column & ones) + 2 * (at >> 3 & 1)) << log) + 16 * (at & 1) };
+    }
+    /* Words of a plane. */
+    __device__ __forceinline__ int size_of(int log) const
+    {
+        return KEYS ? ((TILES << log) + 3) / 4 * 128 : TILES * 32 << log;
+    }
+
+    /* Of the next plane of a code of which `left` bits are left: 4, 2 or 1. */
+    __device__ __forceinline__ static int log_of(int left)
+    {
+        return left >= 4 ? 2 : left >= 2 ? 1 : 0;
+    }
+
+    /* The words are needed soon. */
+    __device__ __forceinline__ void ask_for(const uint32_t *words, uint32_t bits) const
+    {
+#pragma unroll 1
+        for (int left = (int)bits; left > 0;) {
+            const int log = log_of(left);
+#pragma unroll
+            for (int k = 0; k < PER_LANE; k += FEW)
+                if (k + mine < PER_LANE)
+                    asm volatile("prefetch.global.L2 [%0];" ::"l"(words + place_of(log, k + mine).word));
+            words += size_of(log);
+            left -= 1 << log;
+        }
+    }
+
+    /* The words that all lanes of a few have codes in, of a plane: the codes' bits from shift on. */
+    __device__ __forceinline__ void exchange(uint32_t (&of)[WORDS], const uint32_t (&codes)[PER_LANE], int log,
+                                             int shift) const
+    {
+        const int far = lane >> 3 & 1, own = KEYS ? (lane & 1) * 16 + (far << (log + 1)) : far << log;
+#pragma unroll
+        for (int j = 0; j < PER_LANE; j++) {
+            of[j] = (codes[j] >> shift & ((1u << (1 << log)) - 1)) << own;
+            of[j] |= __shfl_xor_sync(FULL, of[j], 8);
+            if (KEYS)
+                of[j] |= __shfl_xor_sync(FULL, of[j], 1);
+        }
+    }
+
+    /* The token's bits alone: others may be written at the same time. */
+    __device__ __forceinline__ void put(uint32_t *words, const uint32_t (&codes)[PER_LANE], uint32_t bits) const
+    {
+#pragma unroll 1
+        for (int left = (int)bits, shift = 0; left > 0;) {
+            const int log = log_of(left), p = 1 << log;
+            const uint32_t ones = (1u << p) - 1, mask = KEYS ? (ones | ones << 2 * p) * 0x10001u : ones | ones << p;
+            uint32_t of[WORDS] = {};
+            exchange(of, codes, log, shift);
+#pragma unroll
+            for (int k = 0; k < PER_LANE; k += FEW) {
+                if (k + mine >= PER_LANE)
+                    continue;
+                uint32_t own_word = mine & 1 ? of[k + 1] : of[k];
+                if (KEYS)
+                    own_word = mine & 2 ? mine & 1 ? of[k + 3] : of[k + 2] : own_word;
+                const Place where = place_of(log, k + mine);
+                atomicAnd(words + where.word, ~(mask << where.bit));
+                atomicOr(words + where.word, own_word << where.bit);
+            }
+            words += size_of(log);
+            shift += p;
+            left -= p;
+        }
+    }
+};
+
+} // namespace kvant
+
+#endif

@@ -1,0 +1,59 @@
+/* turn.cu - rows times one matrix for all kv heads: dense rotations (rotate=dense), which no kernel of
+ * append or attention knows. Rows are turned before they are appended, queries before attention, and
+ * outputs after it.
+ *
+ * A thread block takes a row, a thread a number of the result, in the order of sums of format.md,
+ * "Numbers", so that encoded rows are the CPU's. In plain form: the matrix comes from the second-level
+ * cache for every row. */
+#include "../checks.h"
+#include "../launch.h"
+#include "../table.h"
+
+namespace kvant
+{
+
+template <int D> __global__ void __launch_bounds__(D) turn_kernel(const __grid_constant__ kvant_cuda_turn_args args)
+{
+    __shared__ float x[D];
+    const uint32_t channel = threadIdx.x, head = blockIdx.y, token = blockIdx.x;
+    const size_t at = (size_t)(head / (args.n_heads / args.n_kv_heads)) * D + channel;
+    float number = args.rows[token * args.token_stride + head * args.head_stride + channel];
+    if (args.center)
+        number = __fsub_rn(number, args.center[at]);
+    if (args.divisor)
+        number = __fdiv_rn(number, args.divisor[at]);
+    if (args.before)
+        number = __fmul_rn(number, args.before[at]);
+    x[channel] = number;
+    __syncthreads();
+    const float *column = args.matrix + channel;
+    float sum[16];
+#pragma unroll 1
+    for (int tile = 0; tile < D / 16; tile++)
+#pragma unroll
+        for (int i = 0; i < 16; i++) {
+            const float product = __fmul_rn(column[(size_t)(16 * tile + i) * D], x[16 * tile + i]);
+            sum[i] = tile ? __fadd_rn(sum[i], product) : product;
+        }
+#pragma unroll
+    for (int width = 8; width > 0; width /= 2)
+#pragma unroll
+        for (int i = 0; i < width; i++)
+            sum[i] = __fadd_rn(sum[i], sum[i + width]);
+    args.out[token * args.out_token_stride + head * args.out_head_stride + channel] =
+        args.after ? __fmul_rn(sum[0], args.after[at]) : sum[0];
+}
+
+} // namespace kvant
+
+kvant_status kvant_cuda_table_turn(const kvant_cuda_turn_args *args, kvant_cuda_stream stream)
+{
+    if (args->n_tokens == 0)
+        return KVANT_OK;
+    return kvant::from_cuda(kvant::with_head_dim(args->head_dim, [&](auto d) {
+        constexpr int D = decltype(d)::value;
+        kvant::turn_kernel<D>
+            <<<dim3(args->n_tokens, args->n_heads), D, 0, static_cast<cudaStream_t>(stream)>>>(*args);
+        return cudaGetLastError();
+    }));
+}
