@@ -1,8 +1,10 @@
-/* An engine that manages its own blocks: it decides which token goes to which slot, and gives attention a block table.
+/* An engine that manages its own blocks: it decides which token goes to which slot, and gives
+ * attention a block table.
  *
  *     cc slots.c $(pkg-config --cflags --libs kvant) -lm -o slots && ./slots
  *
- * One layer and one sequence. A block holds 64 tokens; slot 64 b + i is the place of the i-th token of block b. */
+ * One layer and one sequence. A block holds 64 tokens; slot 64 b + i is the place of the i-th token
+ * of block b. */
 #include <kvant/attention.h>
 #include <kvant/scheme.h>
 
@@ -11,7 +13,8 @@
 #include <stdlib.h>
 #include <string.h>
 
-enum { HEADS = 8, KV_HEADS = 2, HEAD_DIM = 128, BLOCKS = 16, TOKENS = 300, ROW = KV_HEADS * HEAD_DIM };
+enum { HEADS = 8, KV_HEADS = 2, HEAD_DIM = 128, ROW = KV_HEADS * HEAD_DIM };
+enum { BLOCKS = 16, TOKENS = 300 };
 
 /* The blocks of the sequence, in no order: a pool gave them as they became free. */
 static const int32_t table[] = { 7, 2, 11, 0, 5 };
@@ -32,11 +35,18 @@ static float *random_numbers(size_t n)
     return x;
 }
 
-/* The keys or the values of the layer; the memory is the engine's. Aligned memory from calloc would do as well. */
+/* The keys or the values of the layer, in zeroed memory of the engine. */
 static kvant_tensor *make_tensor(kvant_scheme *scheme, kvant_role role, void **memory)
 {
-    const kvant_scheme_place place = { .size = sizeof place, .role = role, .n_layers = 1, .n_kv_heads = KV_HEADS, .head_dim = HEAD_DIM };
-    kvant_tensor_params params = { .size = sizeof params, .n_kv_heads = KV_HEADS, .n_sequences = 1, .n_blocks = BLOCKS };
+    const kvant_scheme_place place = { .size = sizeof place,
+                                       .role = role,
+                                       .n_layers = 1,
+                                       .n_kv_heads = KV_HEADS,
+                                       .head_dim = HEAD_DIM };
+    kvant_tensor_params params = { .size = sizeof params,
+                                   .n_kv_heads = KV_HEADS,
+                                   .n_sequences = 1,
+                                   .n_blocks = BLOCKS };
     check(kvant_scheme_codecs(scheme, &place, &params.codecs));
 
     size_t bytes;
@@ -49,12 +59,13 @@ static kvant_tensor *make_tensor(kvant_scheme *scheme, kvant_role role, void **m
 
     kvant_tensor *tensor;
     check(kvant_tensor_create(&params, *memory, &tensor));
-    for (uint32_t i = 0; i < sizeof table / sizeof *table; i++)
-        check(kvant_tensor_assign(tensor, (uint32_t)table[i], 0, i)); /* the i-th block of sequence 0 */
+    for (uint32_t i = 0; i < sizeof table / sizeof *table; i++) /* the i-th block of sequence 0 */
+        check(kvant_tensor_assign(tensor, (uint32_t)table[i], 0, i));
     return tensor;
 }
 
-/* The largest difference to attention on the numbers before they were compressed, over the largest output. */
+/* The largest difference to attention on the numbers before they were compressed, over the largest
+ * output. */
 static double error(const float *q, const float *k, const float *v, const float *out)
 {
     double worst = 0, largest = 0;
@@ -84,9 +95,11 @@ int main(void)
     const kvant_scheme_params params = { .size = sizeof params, .preset = "balanced" };
     check(kvant_scheme_create(&params, &scheme));
     void *k_memory, *v_memory;
-    kvant_tensor *k = make_tensor(scheme, KVANT_ROLE_K, &k_memory), *v = make_tensor(scheme, KVANT_ROLE_V, &v_memory);
+    kvant_tensor *k = make_tensor(scheme, KVANT_ROLE_K, &k_memory);
+    kvant_tensor *v = make_tensor(scheme, KVANT_ROLE_V, &v_memory);
 
-    float *k_rows = random_numbers(TOKENS * ROW), *v_rows = random_numbers(TOKENS * ROW), *q = random_numbers(HEADS * HEAD_DIM);
+    float *k_rows = random_numbers(TOKENS * ROW), *v_rows = random_numbers(TOKENS * ROW);
+    float *q = random_numbers(HEADS * HEAD_DIM);
     float out[HEADS * HEAD_DIM];
     if (k_rows == NULL || v_rows == NULL || q == NULL)
         return 1;
@@ -98,10 +111,20 @@ int main(void)
 
     /* One query token, the newest. */
     const kvant_attention_problem problem = {
-        .size = sizeof problem, .n_queries = 1, .n_tokens = TOKENS, .n_heads = HEADS, .block_table = table, .n_threads = 1,
-        .q = q, .q_token_stride = HEADS * HEAD_DIM, .q_head_stride = HEAD_DIM,
-        .out = out, .out_token_stride = HEADS * HEAD_DIM, .out_head_stride = HEAD_DIM,
-        .scale = 1 / sqrtf(HEAD_DIM), .causal = true,
+        .size = sizeof problem,
+        .n_queries = 1,
+        .n_tokens = TOKENS,
+        .n_heads = HEADS,
+        .block_table = table,
+        .n_threads = 1,
+        .q = q,
+        .q_token_stride = HEADS * HEAD_DIM,
+        .q_head_stride = HEAD_DIM,
+        .out = out,
+        .out_token_stride = HEADS * HEAD_DIM,
+        .out_head_stride = HEAD_DIM,
+        .scale = 1 / sqrtf(HEAD_DIM),
+        .causal = true,
     };
     size_t bytes;
     check(kvant_attention_workspace(k, v, &problem, &bytes));
@@ -112,8 +135,9 @@ int main(void)
 
     kvant_tensor_info info = { .size = sizeof info };
     check(kvant_tensor_get_info(k, &info));
-    printf("%d tokens in %zu blocks: %.2f bits per number, error %.3f\n", TOKENS, info.written_blocks,
-           8.0 * (double)info.sealed_bytes / (64 * ROW), error(q, k_rows, v_rows, out));
+    const double bits = 8.0 * (double)info.sealed_bytes / (64 * ROW);
+    printf("%d tokens in %zu blocks: %.2f bits per number, error %.3f\n", TOKENS,
+           info.written_blocks, bits, error(q, k_rows, v_rows, out));
 
     free(workspace);
     kvant_tensor_free(&k);

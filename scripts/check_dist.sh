@@ -1,7 +1,8 @@
 #!/bin/sh
-# check_dist.sh TARBALL GLIBC [ROOT]: no program or library of the tarball asks for a newer glibc or for another library, no file names
-# a folder of this machine, and the command runs in a folder with nothing but the tarball and a C library: that of ROOT (an unpacked
-# libc6 package of an old Debian, say), or this machine's.
+# check_dist.sh TARBALL GLIBC [ROOT]: no program or library of the tarball asks for a newer glibc or
+# for another library. No file names a folder of this machine. The command runs in a folder with
+# nothing but the tarball and a C library: that of ROOT (an unpacked libc6 package of an old Debian,
+# say), or this machine's.
 set -eu
 [ $# -ge 2 ] || { echo "usage: scripts/check_dist.sh TARBALL GLIBC [ROOT]" >&2; exit 2; }
 tarball=$1 glibc=$2 system=${3:-}
@@ -15,12 +16,14 @@ fail() {
 tar -C "$work" -xf "$tarball"
 kvant=$(find "$work" -mindepth 1 -maxdepth 1 -type d)
 for file in bin/kvant lib/libkvant.so lib/libggml-kvant.so lib/libkvant.a include/kvant/kvant.h lib/pkgconfig/kvant.pc \
-    lib/cmake/kvant/kvant-config.cmake share/man/man1/kvant.1 share/bash-completion/completions/kvant share/kvant/plot/LICENSE-d3 LICENSE README.txt; do
+    lib/cmake/kvant/kvant-config.cmake share/man/man1/kvant.1 \
+    share/bash-completion/completions/kvant share/kvant/plot/LICENSE-d3 LICENSE README.txt; do
     [ -e "$kvant/$file" ] || fail "$file is missing"
 done
 
 for file in bin/kvant lib/libkvant.so lib/libggml-kvant.so; do
-    objdump -T "$kvant/$file" | grep -oE '\(?GLIBC_[0-9.]+\)? .*' | tr -d '()' >"$work/symbols" || fail "$file has no versioned symbols"
+    objdump -T "$kvant/$file" | grep -oE '\(?GLIBC_[0-9.]+\)? .*' | tr -d '()' >"$work/symbols" ||
+        fail "$file has no versioned symbols"
     newest=$(cut -d' ' -f1 "$work/symbols" | sed 's/GLIBC_//' | sort -V | tail -1)
     if [ "$(printf '%s\n%s\n' "$newest" "$glibc" | sort -V | tail -1)" != "$glibc" ]; then
         grep "GLIBC_$newest " "$work/symbols" | head -3 >&2
@@ -43,7 +46,8 @@ fi
 # lib64 has the loader, whose path is in every program; /lib is in its search path.
 mkdir -p "$work/root/lib64" "$work/root/lib" "$work/root/proc"
 for name in ld-linux-x86-64.so.2 libc.so.6 libm.so.6 libpthread.so.0 libdl.so.2; do
-    path=$(find "$system"/lib/x86_64-linux-gnu "$system"/lib64 "$system"/usr/lib64 -maxdepth 1 -name $name 2>/dev/null | head -1)
+    path=$(find "$system"/lib/x86_64-linux-gnu "$system"/lib64 "$system"/usr/lib64 -maxdepth 1 \
+        -name $name 2>/dev/null | head -1)
     [ -n "$path" ] || fail "${system:-this machine} has no $name"
     cp -L "$path" "$work/root/lib/"
 done
@@ -52,12 +56,16 @@ mv "$kvant" "$work/root/kvant"
 bare() {
     $as_root chroot "$work/root" "$@" >"$work/out" 2>&1
 }
-bare /kvant/bin/kvant --version || { cat "$work/out" >&2; fail "kvant --version"; }
-bare /kvant/bin/kvant codecs --head-dim 128 || { cat "$work/out" >&2; fail "kvant codecs"; }
+runs() {
+    bare "$@" || { cat "$work/out" >&2; fail "failed: $*"; }
+}
+runs /kvant/bin/kvant --version
+runs /kvant/bin/kvant codecs --head-dim 128
 grep -q trellis-4 "$work/out" || fail "kvant codecs lists no trellis-4"
 # The loader resolves every symbol and version of the libraries, as dlopen would.
 for library in libkvant.so libggml-kvant.so; do
-    LD_BIND_NOW=1 bare /lib64/ld-linux-x86-64.so.2 --list /kvant/lib/$library || { cat "$work/out" >&2; fail "$library does not load"; }
+    runs /lib64/ld-linux-x86-64.so.2 --list /kvant/lib/$library
     ! grep -q 'not found' "$work/out" || { cat "$work/out" >&2; fail "$library does not load"; }
 done
-echo "runs with nothing but $(strings -n 12 "$work/root/lib/libc.so.6" | grep -m1 -oE 'GNU C Library .*version [0-9.]+' | sed 's/.*version /glibc /;s/\.$//')"
+echo "runs with nothing but $(strings -n 12 "$work/root/lib/libc.so.6" |
+    grep -m1 -oE 'GNU C Library .*version [0-9.]+' | sed 's/.*version /glibc /;s/\.$//')"

@@ -1,9 +1,10 @@
 #!/usr/bin/env python3
-"""What kvant does, shown in 3 minutes: memory, quality and speed of its presets beside llama.cpp's own KV caches, and the same
-question to three of them.
+"""What kvant does, shown in 3 minutes: memory, quality and speed of its presets beside llama.cpp's
+own KV caches, and the same question to three of them.
 
-Quality is that of Qwen2.5-Coder-0.5B, whose q4_0 cache is broken. Speed is that of SmolLM2-135M, whose cache is large beside its
-weights. `kvant eval`, `kvant bench model` and `kvant run` measure; --json hands on their numbers as one array.
+Quality is that of Qwen2.5-Coder-0.5B, whose q4_0 cache is broken. Speed is that of SmolLM2-135M,
+whose cache is large beside its weights. `kvant eval`, `kvant bench model` and `kvant run` measure;
+--json hands on their numbers as one array.
 """
 
 import argparse
@@ -28,7 +29,10 @@ SHOWN_AT = 32768  # tokens that memory is given for
 AGREE = 0.25
 
 # What the answer needs stands in the middle of the prompt, so it has to come through the cache.
-FACT = "Remember this: the ship that carried the first printed copy of this manual was called the Golden Heron."
+FACT = (
+    "Remember this: the ship that carried the first printed copy of this manual was called "
+    "the Golden Heron."
+)
 QUESTION = "What was the name of the ship that carried the first printed copy of this manual?"
 PROMPT_CHARACTERS = 2600  # about 700 tokens
 
@@ -44,7 +48,9 @@ def say(text):
 
 
 def coloured():
-    return sys.stdout.isatty() and not os.environ.get("NO_COLOR") and os.environ.get("TERM") != "dumb"
+    return (
+        sys.stdout.isatty() and not os.environ.get("NO_COLOR") and os.environ.get("TERM") != "dumb"
+    )
 
 
 def paint(text, colour):
@@ -56,12 +62,19 @@ def options_of(cache):
 
 
 def kvant(options, *words, text=None):
-    """What the command prints. It shows its progress on a terminal; elsewhere its progress would be lines of JSON.
-    A session of its own: Ctrl-C comes here only, and a killed command says nothing."""
+    """What the command prints. It shows its progress on a terminal; elsewhere that would be lines of
+    JSON. A session of its own: Ctrl-C comes here only, and a killed command says nothing."""
     words = [options.kvant, *map(str, words)]
     messages = None if sys.stderr.isatty() else subprocess.PIPE
-    with subprocess.Popen(words, stdin=subprocess.PIPE, stdout=subprocess.PIPE, stderr=messages, text=True, errors="replace",
-                          start_new_session=True) as child:
+    with subprocess.Popen(
+        words,
+        stdin=subprocess.PIPE,
+        stdout=subprocess.PIPE,
+        stderr=messages,
+        text=True,
+        errors="replace",
+        start_new_session=True,
+    ) as child:
         try:
             out, said = child.communicate(text or "")
         except KeyboardInterrupt:
@@ -69,29 +82,73 @@ def kvant(options, *words, text=None):
             child.wait()
             raise
     if child.returncode != 0:
-        say("".join(line for line in (said or "").splitlines(True) if not line.startswith("{")).rstrip())
+        say(
+            "".join(
+                line for line in (said or "").splitlines(True) if not line.startswith("{")
+            ).rstrip()
+        )
         raise Failed(child.returncode)
     return out
 
 
 def measure(options, model, fast_model, text):
-    """One dictionary per cache: the row of eval and, where rounds agree, the speeds of bench model."""
+    """One dictionary per cache: the row of eval with the speeds of bench model."""
     configs = [word for cache in CACHES[1:] for word in options_of(cache)]
     say(f"quality of {pathlib.Path(model).stem}: {TOKENS} tokens through {len(CACHES)} caches")
-    quality = json.loads(kvant(options, "eval", "-m", model, "-f", text, "-c", TOKENS, "--chunks", 1, "--json", *configs))
+    quality = json.loads(
+        kvant(
+            options,
+            "eval",
+            "-m",
+            model,
+            "-f",
+            text,
+            "-c",
+            TOKENS,
+            "--chunks",
+            1,
+            "--json",
+            *configs,
+        )
+    )
     say(f"speed of {pathlib.Path(fast_model).stem} with {DEPTH} tokens in each cache")
-    speed = json.loads(kvant(options, "bench", "model", "-m", fast_model, "-d", DEPTH, "-p", 0, "-n", DECODE, "-r", ROUNDS, "--json",
-                             *options_of("f16"), *configs))
+    speed = json.loads(
+        kvant(
+            options,
+            "bench",
+            "model",
+            "-m",
+            fast_model,
+            "-d",
+            DEPTH,
+            "-p",
+            0,
+            "-n",
+            DECODE,
+            "-r",
+            ROUNDS,
+            "--json",
+            *options_of("f16"),
+            *configs,
+        )
+    )
     if len(quality) != len(CACHES) or len(speed) != len(CACHES):
         say("demo: a measurement is incomplete")
         raise Failed(1)
     keys = ("decode_tps", "decode_low", "decode_high")
-    return [{**row, "name": cache, "fits": memory(row, quality[0], SHOWN_AT), **{key: fast[key] for key in keys}}
-            for cache, row, fast in zip(CACHES, quality, speed)]
+    return [
+        {
+            **row,
+            "name": cache,
+            "fits": memory(row, quality[0], SHOWN_AT),
+            **{key: fast[key] for key in keys},
+        }
+        for cache, row, fast in zip(CACHES, quality, speed)
+    ]
 
 
 def memory(row, f16, tokens):
-    """Bytes of a cache with so many tokens: what grows takes the codec's true bits, what was measured beyond that stays."""
+    """Bytes of a cache with so many tokens: one part grows by the codec's true bits, the rest stays."""
     grows = row["bits"] / 16 * f16["kv_bytes"]
     return grows * tokens / TOKENS + (row["kv_bytes"] - grows)
 
@@ -106,14 +163,22 @@ def colour_of(kld):
 
 def table(rows):
     speeds = rounds_agree(rows)
-    print(paint(f"{'KV cache':<19}{'MiB':>7}  {'of f16':>6}  {'KLD':>7}  {'same token':>10}" + (f"  {'tokens/s':>8}  rounds" if speeds else ""), BOLD))
+    print(
+        paint(
+            f"{'KV cache':<19}{'MiB':>7}  {'of f16':>6}  {'KLD':>7}  {'same token':>10}"
+            + (f"  {'tokens/s':>8}  rounds" if speeds else ""),
+            BOLD,
+        )
+    )
     for row in rows:
         name = f"{row['name']} (default)" if row["name"] == "balanced" else row["name"]
         kld = "0" if row["name"] == "f16" else f"{row['kld_mean']:.4f}"
         line = f"{name:<19}{row['fits'] / 2**20:>7.1f}  {row['fits'] / rows[0]['fits']:>6.2f}  "
         line += paint(f"{kld:>7}", colour_of(row["kld_mean"])) + f"  {100 * row['top1']:>8.1f} %"
         if speeds:
-            line += f"  {row['decode_tps']:>8.1f}  {row['decode_low']:.0f} to {row['decode_high']:.0f}"
+            line += (
+                f"  {row['decode_tps']:>8.1f}  {row['decode_low']:.0f} to {row['decode_high']:.0f}"
+            )
         print(line)
     return speeds
 
@@ -125,18 +190,34 @@ def paragraph(text):
 def explain(rows, model, fast_model, speeds):
     by_name = {row["name"]: row for row in rows}
     print()
-    paragraph("KLD: how far the probabilities of the next token move from the f16 cache's. "
-              "Below 0.01 nobody sees a difference, above 0.1 answers change.")
-    paragraph(f"MiB: {pathlib.Path(model).stem} with {SHOWN_AT} tokens. The presets are better still after `kvant calibrate`.")
+    paragraph(
+        "KLD: how far the probabilities of the next token move from the f16 cache's. "
+        "Below 0.01 a difference is hard to see, above 0.1 answers change."
+    )
+    paragraph(
+        f"MiB: {pathlib.Path(model).stem} with {SHOWN_AT} tokens. "
+        "The presets are better still after `kvant calibrate`."
+    )
     if speeds:
-        paragraph(f"tokens/s: {pathlib.Path(fast_model).stem} after {DEPTH} tokens, median and range of {ROUNDS} rounds.")
+        paragraph(
+            f"tokens/s: {pathlib.Path(fast_model).stem} after {DEPTH} tokens, "
+            f"median and range of {ROUNDS} rounds."
+        )
     else:
-        paragraph(f"No speed: {ROUNDS} rounds of one cache differ by more than {100 * AGREE:.0f} %, so this machine is busy with something else.")
+        paragraph(
+            f"No speed: {ROUNDS} rounds of one cache differ by more than {100 * AGREE:.0f} %, "
+            "so this machine is busy with something else."
+        )
     small, q4 = by_name["balanced"], by_name["q4_0"]
     if small["kld_mean"] < q4["kld_mean"]:
         times = q4["kld_mean"] / small["kld_mean"]
-        paragraph(paint(f"balanced: {small['fits'] / by_name['f16']['fits']:.2f} of f16's memory, "
-                        f"1/{times:.0f} of q4_0's divergence, {small['fits'] / q4['fits']:.2f} of its size.", BOLD))
+        paragraph(
+            paint(
+                f"balanced: {small['fits'] / by_name['f16']['fits']:.2f} of f16's memory, "
+                f"1/{times:.0f} of q4_0's divergence, {small['fits'] / q4['fits']:.2f} of its size.",
+                BOLD,
+            )
+        )
 
 
 def prompt_of(text):
@@ -150,14 +231,39 @@ def prompt_of(text):
 def ask(options, model, text):
     prompt = prompt_of(text)
     print()
-    paragraph(f"The same question to three caches, after a text of {len(prompt)} characters with this in its middle:")
+    paragraph(
+        f"The same question to three caches, after a text of {len(prompt)} characters "
+        "with this in its middle:"
+    )
     print(textwrap.fill(FACT, WIDTH, initial_indent="  ", subsequent_indent="  "))
-    print(textwrap.fill(QUESTION, WIDTH, initial_indent="  ", subsequent_indent="  ") + "\n", flush=True)
+    print(
+        textwrap.fill(QUESTION, WIDTH, initial_indent="  ", subsequent_indent="  ") + "\n",
+        flush=True,
+    )
     for cache in ASKED:
-        out = kvant(options, "run", "-m", model, *options_of(cache), "-n", 32, "-f", "-", "-p", QUESTION, text=prompt)
-        answer = " ".join("".join(c if c.isprintable() else " " for c in out).split()) or "(nothing)"
+        out = kvant(
+            options,
+            "run",
+            "-m",
+            model,
+            *options_of(cache),
+            "-n",
+            32,
+            "-f",
+            "-",
+            "-p",
+            QUESTION,
+            text=prompt,
+        )
+        answer = (
+            " ".join("".join(c if c.isprintable() else " " for c in out).split()) or "(nothing)"
+        )
         right = "Golden Heron" in answer
-        print(paint(f"{cache:<10}", GREEN if right else RED) + textwrap.fill(answer, WIDTH - 10, subsequent_indent=" " * 10), flush=True)
+        print(
+            paint(f"{cache:<10}", GREEN if right else RED)
+            + textwrap.fill(answer, WIDTH - 10, subsequent_indent=" " * 10),
+            flush=True,
+        )
 
 
 def run(options):
@@ -175,14 +281,22 @@ def run(options):
     explain(rows, model, fast_model, table(rows))
     ask(options, model, text)
     say(f"\nThat took {time.monotonic() - started:.0f} s.")
-    print("\nYour own model, in your own llama.cpp:\n" +
-          paint(f"  {options.kvant} exec -- llama-server -m model.gguf", BOLD))
+    print(
+        "\nYour own model, in your own llama.cpp:\n"
+        + paint(f"  {options.kvant} exec -- llama-server -m model.gguf", BOLD)
+    )
 
 
 def main():
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("--kvant", default="build/bin/kvant", help="the command (default %(default)s)")
-    parser.add_argument("--model", help="a .gguf file for everything (default: the two models, fetched)")
+    parser = argparse.ArgumentParser(
+        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
+    )
+    parser.add_argument(
+        "--kvant", default="build/bin/kvant", help="the command (default %(default)s)"
+    )
+    parser.add_argument(
+        "--model", help="a .gguf file for everything (default: the two models, fetched)"
+    )
     parser.add_argument("--text", help="a text (default: the topics of Python's help())")
     parser.add_argument("--json", action="store_true", help="the numbers as JSON, and no answers")
     options = parser.parse_args()

@@ -1,6 +1,7 @@
 #!/bin/sh
-# Installs what building (deps.sh build), fetching models and compilers too (deps.sh fetch), or testing (deps.sh test) needs and this
-# machine lacks. Says and does nothing when all is there. Uses apt-get, as root or through sudo; elsewhere it names what is missing.
+# Installs what this machine lacks for building (deps.sh build), for fetching models and compilers,
+# too (deps.sh fetch), or for testing (deps.sh test). Says and does nothing when all is there. Uses
+# apt-get, as root or through sudo; elsewhere it names what is missing.
 set -eu
 
 missing=

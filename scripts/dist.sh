@@ -1,6 +1,7 @@
 #!/bin/sh
-# dist.sh BUILD HEADERS PLOT ZIG: BUILD/kvant-VERSION-linux-x86_64.tar.gz for any x86-64 Linux with glibc 2.28 or newer. The compiler is
-# zig cc: it carries the symbol lists of old C libraries, so nothing newer can be linked by mistake.
+# dist.sh BUILD HEADERS PLOT ZIG: BUILD/kvant-VERSION-linux-x86_64.tar.gz for any x86-64 Linux with
+# glibc 2.28 or newer. The compiler is zig cc: it carries the symbol lists of old C libraries, so
+# nothing newer can be linked by mistake.
 set -eu
 GLIBC=2.28
 TARGET=x86_64-linux-gnu.$GLIBC
@@ -21,8 +22,10 @@ tool ar ar
 tool ranlib ranlib
 
 # No folder of this machine may be in what others get: no default runtime, no paths in the files.
-CC="$build/tools/cc" cmake -S "$root" -B "$build" -DCMAKE_BUILD_TYPE=Release -DCMAKE_INSTALL_PREFIX=/usr/local -DCMAKE_INSTALL_LIBDIR=lib \
-    -DCMAKE_AR="$build/tools/ar" -DCMAKE_RANLIB="$build/tools/ranlib" -DCMAKE_C_FLAGS="-g0 -ffile-prefix-map=$root=." \
+CC="$build/tools/cc" cmake -S "$root" -B "$build" -DCMAKE_BUILD_TYPE=Release \
+    -DCMAKE_INSTALL_PREFIX=/usr/local -DCMAKE_INSTALL_LIBDIR=lib \
+    -DCMAKE_AR="$build/tools/ar" -DCMAKE_RANLIB="$build/tools/ranlib" \
+    -DCMAKE_C_FLAGS="-g0 -ffile-prefix-map=$root=." \
     -DKVANT_LLAMA_SRC="$headers" -DKVANT_PLOT_LIB="$plot" -DKVANT_BUILD_TESTS=OFF -DKVANT_CUDA=OFF
 cmake --build "$build" -j "${JOBS:-$(nproc)}"
 
@@ -39,17 +42,20 @@ Compress the KV cache of your own llama.cpp (llama-server, llama-cli, llama-benc
 
     bin/kvant exec -- llama-server -m model.gguf -c 32768
 
-run, eval, bench, calibrate, tune and report drive llama.cpp themselves. They need its libraries once (11 MB, Linux with glibc 2.34):
+run, eval, bench, calibrate, tune and report drive llama.cpp themselves. They need its libraries
+once (11 MB, Linux with glibc 2.34):
 
     export KVANT_RUNTIME=\$(python3 share/kvant/fetch.py runtime)
     bin/kvant run -m model.gguf -p "Why is the sky blue?"
     bin/kvant report -m model.gguf -o report.html --quick
 
-C programs: cmake -DCMAKE_PREFIX_PATH=\$PWD, or PKG_CONFIG_PATH=\$PWD/lib/pkgconfig. Manual: man share/man/man1/kvant.1.
+C programs: cmake -DCMAKE_PREFIX_PATH=\$PWD, or PKG_CONFIG_PATH=\$PWD/lib/pkgconfig.
+Manual: man share/man/man1/kvant.1
 END
 
 # The same input gives the same bytes: names in order, no times and owners.
 epoch=${SOURCE_DATE_EPOCH:-$(git -C "$root" log -1 --format=%ct 2>/dev/null || echo 0)}
-tar -C "$build" --sort=name --mtime="@$epoch" --owner=0 --group=0 --numeric-owner -cf - "$name" | gzip -9n >"$build/$name.tar.gz"
+tar -C "$build" --sort=name --mtime="@$epoch" --owner=0 --group=0 --numeric-owner -cf - "$name" |
+    gzip -9n >"$build/$name.tar.gz"
 "$root/scripts/check_dist.sh" "$build/$name.tar.gz" $GLIBC
 echo "$build/$name.tar.gz"

@@ -1,4 +1,5 @@
-"""scripts/demo.py with a stand-in for the command: what it shows, on a terminal and elsewhere, and Ctrl-C. No model is needed."""
+"""scripts/demo.py with a stand-in for the command: what it shows, on a terminal and elsewhere, and
+Ctrl-C. No model is needed."""
 
 import json
 import os
@@ -14,11 +15,16 @@ import unittest
 
 DEMO = pathlib.Path(__file__).resolve().parents[2] / "scripts" / "demo.py"
 
-# Sizes of a model with 12288 bytes of f16 per token, after 1024 tokens; 64 of them stay fp16 in the presets.
+# A model with 12288 bytes of f16 per token, after 1024 tokens; 64 of them stay fp16 in the presets.
 F16 = 12288 * 1024
-CACHES = {"f16": (16, F16, 0, 1), "q8_0": (8.5, F16 * 8.5 / 16, 0.0048, 0.978), "q4_0": (4.5, F16 * 4.5 / 16, 0.648, 0.644),
-          "quality": (5.25, F16 * 5.25 / 16 + 64 * 12288, 0.0044, 0.971), "balanced": (4.25, F16 * 4.25 / 16 + 64 * 12288, 0.0202, 0.937),
-          "small": (3.25, F16 * 3.25 / 16 + 64 * 12288, 0.08, 0.857)}
+CACHES = {
+    "f16": (16, F16, 0, 1),
+    "q8_0": (8.5, F16 * 8.5 / 16, 0.0048, 0.978),
+    "q4_0": (4.5, F16 * 4.5 / 16, 0.648, 0.644),
+    "quality": (5.25, F16 * 5.25 / 16 + 64 * 12288, 0.0044, 0.971),
+    "balanced": (4.25, F16 * 4.25 / 16 + 64 * 12288, 0.0202, 0.937),
+    "small": (3.25, F16 * 3.25 / 16 + 64 * 12288, 0.08, 0.857),
+}
 
 STAND_IN = """#!{python}
 import json, os, sys, time
@@ -54,17 +60,47 @@ class Demo(unittest.TestCase):
         self.command.chmod(0o755)
         text = pathlib.Path(folder.name) / "text.txt"
         text.write_text("A paragraph of the text.\n\n" * 400)
-        self.arguments = [sys.executable, "-B", DEMO, "--kvant", self.command, "--model", "qwen.gguf", "--text", text]
+        self.arguments = [
+            sys.executable,
+            "-B",
+            DEMO,
+            "--kvant",
+            self.command,
+            "--model",
+            "qwen.gguf",
+            "--text",
+            text,
+        ]
 
     def environment(self, **more):
-        return {**{name: value for name, value in os.environ.items() if name not in ("NO_COLOR", "TERM")}, "KVANT_RUNTIME": "/nowhere", "TERM": "xterm", **more}
+        return {
+            **{
+                name: value
+                for name, value in os.environ.items()
+                if name not in ("NO_COLOR", "TERM")
+            },
+            "KVANT_RUNTIME": "/nowhere",
+            "TERM": "xterm",
+            **more,
+        }
 
     def run_demo(self, *more, **environment):
-        return subprocess.run([*self.arguments, *more], capture_output=True, text=True, env=self.environment(**environment), timeout=60)
+        return subprocess.run(
+            [*self.arguments, *more],
+            capture_output=True,
+            text=True,
+            env=self.environment(**environment),
+            timeout=60,
+        )
 
     def on_a_terminal(self, **environment):
         terminal, slave = pty.openpty()
-        with subprocess.Popen(self.arguments, stdout=slave, stderr=subprocess.DEVNULL, env=self.environment(**environment)) as child:
+        with subprocess.Popen(
+            self.arguments,
+            stdout=slave,
+            stderr=subprocess.DEVNULL,
+            env=self.environment(**environment),
+        ) as child:
             os.close(slave)
             out = b""
             while chunk := self.read(terminal):
@@ -83,13 +119,24 @@ class Demo(unittest.TestCase):
         done = self.run_demo()
         self.assertEqual(done.returncode, 0, done.stderr)
         lines = done.stdout.splitlines()
-        self.assertLessEqual(max(map(len, lines[:-1])), 78)  # the last one names the command, whose folder may be anywhere
+        self.assertLessEqual(
+            max(map(len, lines[:-1])), 78
+        )  # the last one names the command, whose folder may be anywhere
         self.assertEqual([line.split()[0] for line in lines[2:8]], list(CACHES))
         # 32768 tokens of 12288 bytes at 4.25 of 16 bits, and 64 tokens as fp16.
-        self.assertRegex(done.stdout, r"balanced \(default\) +102\.8 +0\.27 +0\.0202 +93\.7 % +100\.0  98 to 100")
-        self.assertIn("balanced: 0.27 of f16's memory, 1/32 of q4_0's divergence, 0.95 of its size.", done.stdout)
-        self.assertIn("Below 0.01 nobody sees a difference", done.stdout.replace("\n", " "))
-        for name, answer in (("f16", "The Golden Heron."), ("balanced", "The Golden Heron."), ("q4_0", "!!")):
+        self.assertRegex(
+            done.stdout, r"balanced \(default\) +102\.8 +0\.27 +0\.0202 +93\.7 % +100\.0  98 to 100"
+        )
+        self.assertIn(
+            "balanced: 0.27 of f16's memory, 1/32 of q4_0's divergence, 0.95 of its size.",
+            done.stdout,
+        )
+        self.assertIn("Below 0.01 a difference is hard to see", done.stdout.replace("\n", " "))
+        for name, answer in (
+            ("f16", "The Golden Heron."),
+            ("balanced", "The Golden Heron."),
+            ("q4_0", "!!"),
+        ):
             self.assertRegex(done.stdout, rf"(?m)^{name} +{answer}")
         self.assertEqual(lines[-1].split()[1:], ["exec", "--", "llama-server", "-m", "model.gguf"])
         self.assertNotIn("\033", done.stdout)
@@ -122,14 +169,22 @@ class Demo(unittest.TestCase):
 
     def test_interrupted(self):
         begun = self.command.with_name("begun")
-        with subprocess.Popen(self.arguments, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True, env=self.environment(HANG=str(begun))) as child:
+        with subprocess.Popen(
+            self.arguments,
+            stdout=subprocess.PIPE,
+            stderr=subprocess.PIPE,
+            text=True,
+            env=self.environment(HANG=str(begun)),
+        ) as child:
             while not begun.exists() and child.poll() is None:
                 time.sleep(0.02)
             child.send_signal(signal.SIGINT)
             out, err = child.communicate(timeout=20)
         self.assertEqual((child.returncode, out), (130, ""), err)
         self.assertRegex(err, "^quality of qwen.*\ndemo: stopped; what was fetched stays\n$")
-        self.assertFalse(pathlib.Path(f"/proc/{begun.read_text()}").exists(), "the command still runs")
+        self.assertFalse(
+            pathlib.Path(f"/proc/{begun.read_text()}").exists(), "the command still runs"
+        )
 
 
 if __name__ == "__main__":

@@ -1,6 +1,6 @@
 #!/bin/sh
-# dist.sh BUILD check: scripts/check_dist.sh refuses what a release must not be. dist.sh BUILD make: `make dist`, with the compiler that was
-# fetched before; says "skipped" where it was not.
+# dist.sh BUILD check: scripts/check_dist.sh refuses what a release must not be. dist.sh BUILD make:
+# `make dist`, with the compiler that was fetched before; says "skipped" where it was not.
 set -eu
 build=$(cd "${1:?usage: dist.sh BUILD check|make}" && pwd)
 root=$(cd "$(dirname "$0")/../.." && pwd)
@@ -12,8 +12,10 @@ fail() {
 }
 
 if [ "$2" = make ]; then
-    zig=$(ls -d "${KVANT_CACHE:-$HOME/.cache/kvant}"/zig-* 2>/dev/null) || { echo "skipped: scripts/fetch.py zig has not run"; exit 0; }
-    [ -x "$zig/zig" ] || fail "$zig has no compiler"
+    if ! ls -d "${KVANT_CACHE:-$HOME/.cache/kvant}"/zig-* >/dev/null 2>&1; then
+        echo "skipped: scripts/fetch.py zig has not run"
+        exit 0
+    fi
     make -C "$root" dist BUILD="$work" JOBS=2 >"$work/log" 2>&1 || { tail -20 "$work/log" >&2; fail "make dist"; }
     tail -5 "$work/log"
     exit 0

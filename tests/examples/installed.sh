@@ -1,6 +1,6 @@
 #!/bin/sh
-# installed.sh BUILD: installs the build, moves the tree, and builds and runs examples/ with it: by CMake and by pkg-config, shared and
-# static. No variable tells the loader where the library is.
+# installed.sh BUILD: installs the build, moves the tree, and builds and runs examples/ with it: by
+# CMake and by pkg-config, shared and static. No variable tells the loader where the library is.
 set -eu
 build=$(cd "${1:?usage: installed.sh BUILD}" && pwd)
 root=$(cd "$(dirname "$0")/../.." && pwd)
@@ -36,7 +36,8 @@ for package in kvant kvant-static; do
     mkdir "$work/$package"
     for name in cache slots; do
         # shellcheck disable=SC2046 # flags are meant to be split
-        quiet cc -std=c11 -Wall -Wextra -Werror "$root/examples/$name.c" $(pkg-config --cflags --libs $package) -lm -o "$work/$package/$name"
+        quiet cc -std=c11 -Wall -Wextra -Werror "$root/examples/$name.c" \
+            $(pkg-config --cflags --libs $package) -lm -o "$work/$package/$name"
     done
     works "$work/$package"
 done
@@ -44,7 +45,8 @@ linked "$work/kvant" 2
 linked "$work/kvant-static" 0
 
 for static in OFF ON; do
-    quiet cmake -S "$root/examples" -B "$work/cmake-$static" -DCMAKE_PREFIX_PATH="$work/moved" -DKVANT_STATIC=$static
+    quiet cmake -S "$root/examples" -B "$work/cmake-$static" -DCMAKE_PREFIX_PATH="$work/moved" \
+        -DKVANT_STATIC=$static
     quiet cmake --build "$work/cmake-$static"
     works "$work/cmake-$static"
 done
@@ -67,8 +69,13 @@ quiet cmake -S "$work/parent" -B "$work/parent/build"
 
 # A component that is not there is named.
 if [ -z "$(find "$work/moved" -name 'libkvant_cuda*')" ]; then
-    printf 'cmake_minimum_required(VERSION 3.22)\nproject(p LANGUAGES C)\nfind_package(kvant REQUIRED COMPONENTS cuda)\n' >"$work/parent/CMakeLists.txt"
-    if cmake -S "$work/parent" -B "$work/parent/cuda" -DCMAKE_PREFIX_PATH="$work/moved" >"$work/log" 2>&1; then
+    cat >"$work/parent/CMakeLists.txt" <<END
+cmake_minimum_required(VERSION 3.22)
+project(parent LANGUAGES C)
+find_package(kvant REQUIRED COMPONENTS cuda)
+END
+    if cmake -S "$work/parent" -B "$work/parent/cuda" -DCMAKE_PREFIX_PATH="$work/moved" >"$work/log" 2>&1
+    then
         fail "find_package found a CUDA library that is not installed"
     fi
     grep -q cuda "$work/log" || fail "find_package does not name the missing component"

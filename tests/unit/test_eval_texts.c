@@ -31,18 +31,14 @@ llama_token *engine_tokenize(const engine *e, const char *text, size_t bytes, to
 
 static char complaint[256];
 
-bool complain(const char *format, ...)
+/* Complaints are kept, hints are not. */
+bool say_line(const char *prefix, const char *format, ...)
 {
     va_list args;
     va_start(args, format);
-    vsnprintf(complaint, sizeof complaint, format, args);
+    if (strcmp(prefix, "kvant: ") == 0)
+        vsnprintf(complaint, sizeof complaint, format, args);
     va_end(args);
-    return false;
-}
-
-bool hint(const char *format, ...)
-{
-    (void)format;
     return false;
 }
 
@@ -71,6 +67,16 @@ static void chunks_follow_each_other(void **state)
     check(one, 1, (eval_cut){ .n_ctx = 8, .n_parts = 1 }, FIRSTS(35000, 35008, 35016, 35024));
     check(one, 1, (eval_cut){ .n_ctx = 8, .n_parts = 1, .skip = 1, .at_most = 2 }, FIRSTS(35008, 35016));
     check(two, 2, (eval_cut){ .n_ctx = 8, .n_parts = 1, .at_most = 1 }, FIRSTS(35000, 17000));
+}
+
+static void long_texts_are_scored_in_part(void **state)
+{
+    (void)state;
+    const char *const one[] = { "47" };
+    check(one, 1, (eval_cut){ .n_ctx = 8, .n_parts = 1 }, FIRSTS(47000, 47008, 47016, 47024));
+    assert_non_null(strstr(complaint, "4 of the 5 chunks of 47 are scored; --chunks N or --chunks all"));
+    check(one, 1, (eval_cut){ .n_ctx = 8, .n_parts = 1, .at_most = EVAL_ALL_CHUNKS }, FIRSTS(47000, 47008, 47016, 47024, 47032));
+    assert_string_equal(complaint, "");
 }
 
 /* What `kvant tune` measures and what it checks with: never the same tokens. */
@@ -112,6 +118,7 @@ int main(void)
 {
     const struct CMUnitTest tests[] = {
         cmocka_unit_test(chunks_follow_each_other),
+        cmocka_unit_test(long_texts_are_scored_in_part),
         cmocka_unit_test(chunks_are_taken_from_all_parts),
         cmocka_unit_test(texts_without_the_chunks),
     };

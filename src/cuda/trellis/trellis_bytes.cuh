@@ -5,8 +5,7 @@
  * below 128. prmt looks up one of 8 entries. It gives 0 when the nibble's highest bit is set and
  * the entry is below 128. So the sum of two look-ups is a look-up among 16 entries. The upper 16
  * entries take two more look-ups of differences, masked. A byte is 128 + level. */
-#ifndef KVANT_CUDA_TRELLIS_BYTES_CUH
-#define KVANT_CUDA_TRELLIS_BYTES_CUH
+#pragma once
 
 #include "trellis.cuh"
 
@@ -179,5 +178,3 @@ KVANT_INLINE void for_each_trellis_byte(const uint8_t *page, int lane, const T &
 }
 
 } // namespace kvant
-
-#endif

@@ -5,8 +5,7 @@
  * puts it together on the multiplier. With 32 copies of the table side by side no two lanes read
  * the same bank: 32 KB for codes of 2 bits. Codes of 3 bits have 8 copies. Codes of 4 bits have one
  * copy of 16 KB, in which lanes may collide; shared memory has little else to do. */
-#ifndef KVANT_CUDA_TRELLIS_PAIRS_CUH
-#define KVANT_CUDA_TRELLIS_PAIRS_CUH
+#pragma once
 
 #include "../attention/attention.h"
 #include "trellis.cuh"
@@ -255,5 +254,3 @@ KVANT_INLINE void for_each_trellis_value(const uint8_t *page, int lane, const T 
 }
 
 } // namespace kvant
-
-#endif
