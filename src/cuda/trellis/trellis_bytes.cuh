@@ -36,11 +36,6 @@ __device__ __forceinline__ Magnitudes magnitudes_of(const uint32_t (&table)[KVAN
 template <int AT, int PAIRS> struct KeyTable : Magnitudes {
     static constexpr int LOOKED_UP = AT < 0 ? 0 : PAIRS;
 
-    __device__ __forceinline__ bool mine(int) const
-    {
-        return true;
-    }
-
     __device__ __forceinline__ uint32_t at(uint32_t distance) const
     {
         extern __shared__ uint8_t raw[];
@@ -135,8 +130,6 @@ __device__ __forceinline__ void for_each_trellis_key4(const uint8_t *page, int l
     close_circle<4, M, N>(chain, lane);
 #pragma unroll
     for (int u = 0; u < N; u++) {
-        if (!table.mine(u))
-            continue;
         load_words<4>(words + (32 * u + lane) * 4, w);
         numbers_of_codes<M>(w, [&](int j) { return chain[M + u - j]; }, table, number);
 #pragma unroll

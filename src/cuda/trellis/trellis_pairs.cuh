@@ -85,12 +85,6 @@ template <int AT, int COPIES_> struct PairTable {
     uint32_t own; /* the lane's copy */
     uint32_t shift1, shift2, shift4;
 
-    /* Whether the warp unpacks part i of a page: all of them. */
-    __device__ __forceinline__ bool mine(int) const
-    {
-        return true;
-    }
-
     __device__ __forceinline__ uint32_t at(uint32_t distance) const
     {
         extern __shared__ uint8_t raw[];
@@ -167,8 +161,6 @@ __device__ __forceinline__ void for_each_trellis_key(const uint8_t *page, int la
     for (int u = 0; u < N; u++) {
         if (C::BITS == 3 && u % 2 == 0)
             load_words<4>(words + 128 * N + (32 * (u / 2) + lane) * 4, third);
-        if (!table.mine(u))
-            continue;
 #pragma unroll
         for (int h = 0; h < 2; h++)
             pair_operands<C::BITS, M>(
@@ -196,33 +188,38 @@ __device__ __forceinline__ void pair_operands4(const uint32_t (&w)[4], const At 
     }
 }
 
-/* use(row tile, column tile, halves) for a value page of codes of 4 bits. */
+/* use(row tile, halves) for a column tile of a value page of codes of 4 bits. */
+template <class C, int D, class T, class F>
+__device__ __forceinline__ void trellis_value4_column(const uint32_t *page, int ct, int lane, const T &table, F &&use)
+{
+    constexpr int N = (D + 63) / 64;
+    uint32_t w[N][4];
+    Runs<N> runs;
+    load_column<D, 4>(page, 32 * ct + lane, w);
+#pragma unroll
+    for (int g = 0; g < N; g++)
+        runs.at[g + 2] = low_plane(w[g]);
+    close_runs<D>(runs);
+#pragma unroll
+    for (int g = 0; g < N; g++) {
+        const TermsBefore<C::MEMORY> terms = terms_before<C::MEMORY, N>(runs, g, lane);
+        pair_operands4<C::MEMORY>(
+            w[g], [&](int j) { return terms.at[j]; }, table,
+            [&](int l, const uint32_t(&a)[4]) {
+                if (4 * g + l < D / 16)
+                    use(4 * g + l, a);
+            });
+    }
+}
+
+/* use(row tile, column tile, halves) for all of them. */
 template <class C, int D, class T, class F>
 __device__ __forceinline__ void for_each_trellis_value4(const uint32_t *page, int lane, const T &table, F &&use)
 {
-    constexpr int N = (D + 63) / 64;
 #pragma unroll
-    for (int ct = 0; ct < 4; ct++) {
-        if (!table.mine(ct))
-            continue;
-        uint32_t w[N][4];
-        Runs<N> runs;
-        load_column<D, 4>(page, 32 * ct + lane, w);
-#pragma unroll
-        for (int g = 0; g < N; g++)
-            runs.at[g + 2] = low_plane(w[g]);
-        close_runs<D>(runs);
-#pragma unroll
-        for (int g = 0; g < N; g++) {
-            const TermsBefore<C::MEMORY> terms = terms_before<C::MEMORY, N>(runs, g, lane);
-            pair_operands4<C::MEMORY>(
-                w[g], [&](int j) { return terms.at[j]; }, table,
-                [&](int l, const uint32_t(&a)[4]) {
-                    if (4 * g + l < D / 16)
-                        use(4 * g + l, ct, a);
-                });
-        }
-    }
+    for (int ct = 0; ct < 4; ct++)
+        trellis_value4_column<C, D>(page, ct, lane, table,
+                                    [&](int rt, const uint32_t(&a)[4]) { use(rt, ct, a); });
 }
 
 /* The same of 2 and 3 bits. */
@@ -247,7 +244,7 @@ __device__ __forceinline__ void for_each_trellis_value2(const uint32_t *page, in
 #pragma unroll
         for (int i = 0; i < 2 * N; i++) {
             const int g = i / 2, h = i % 2;
-            if (4 * g + 2 * h >= D / 16 || !table.mine(2 * N * unit + i))
+            if (4 * g + 2 * h >= D / 16)
                 continue;
             const TermsBefore<C::MEMORY> terms = terms_before<C::MEMORY, N>(runs[h], g, lane);
             pair_operands<C::BITS, C::MEMORY>(
