@@ -419,8 +419,12 @@ template <class P, int D> struct Multiplier {
         change_rows(p, rows, row, seen, (work.first_page + at) * PAGE_TOKENS, unit == HIDDEN ? 0 : work.length, lane, s,
                     factor);
         wait_full(true, at);
-        if (warp_row() < work.pair.n_columns - (row[0] & -GROUP_ROWS)) /* else w is 0 */
+        if (warp_row() < work.pair.n_columns - (row[0] & -GROUP_ROWS))
             sums.weigh(s, factor, rows.v_unit[stage_of(p, at)], w);
+        else /* none of the warp's rows is there */
+#pragma unroll
+            for (int k = 0; k < 4; k++)
+                w[k][0] = w[k][1] = w[k][2] = w[k][3] = 0;
     }
 
     __device__ __forceinline__ void run(RowSums<D> &sums) const
@@ -430,7 +434,7 @@ template <class P, int D> struct Multiplier {
         if (at >= end)
             return;
         float s[8][4];
-        uint32_t w[4][4] = {};
+        uint32_t w[4][4];
         wait_full(false, at);
         P::begin();
         P::template scores<D>(s, queries, keys_of(at), warp_row(), lane);
@@ -444,6 +448,7 @@ template <class P, int D> struct Multiplier {
             P::begin();
             P::template add<D>(sums.o, w, values_of(at), lane);
             wait_full(false, at + step);
+            P::begin();
             P::template scores<D>(s, queries, keys_of(at + step), warp_row(), lane);
             P::template finish<1>();
             leave(true, at);
@@ -583,15 +588,8 @@ __device__ __forceinline__ void finish_tile(const TileArgs &p, const TileWork &w
 }
 
 /* Registers of a thread, of 65536 that a block has: 3 or 4 warpgroups begin with 168 or 128 each. */
-__host__ __device__ constexpr int unpack_registers(int groups)
-{
-    return groups == 1 ? 128 : 104;
-}
-
-__host__ __device__ constexpr int multiply_registers(int groups)
-{
-    return groups == 1 ? 240 : 152;
-}
+template <int D> constexpr int UNPACK_REGISTERS = D > 128 ? 136 : D == 128 ? 104 : 112;
+template <int D> constexpr int MULTIPLY_REGISTERS = D > 128 ? 232 : D == 128 ? 152 : 144;
 
 template <class P, int D> __device__ __forceinline__ void attend_tile(const TileArgs &p)
 {
@@ -613,14 +611,14 @@ template <class P, int D> __device__ __forceinline__ void attend_tile(const Tile
     __syncthreads();
     float *results = reinterpret_cast<float *>(memory + M::keys_at(p.row_groups));
     if (group >= GROUPS) {
-        P::template registers<unpack_registers(GROUPS), false>();
+        P::template registers<UNPACK_REGISTERS<D>, false>();
         const int32_t *table = p.table + work.pair.b * p.table_stride;
         if (group == GROUPS)
             Unpacker<D, true>{ p, work, memory, rows, table, warp % 4, lane }.template run<P>();
         else
             Unpacker<D, false>{ p, work, memory, rows, table, warp % 4, lane }.template run<P>();
     } else {
-        P::template registers<multiply_registers(GROUPS), true>();
+        P::template registers<MULTIPLY_REGISTERS<D>, true>();
         const int own_rows = p.by_pages ? 0 : group, first_row = GROUP_ROWS * own_rows + WARP_ROWS * (warp % 4);
         RowSums<D> sums;
         sums.clear();
