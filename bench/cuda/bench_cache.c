@@ -359,9 +359,9 @@ static void run_steps(const setting *s, const char *operation, uint32_t n, int s
             us[attend][i] = step(s, attend, n, &host[attend][i]);
     for (int attend = 0; attend < 2; attend++) {
         char what[32];
-        snprintf(what, sizeof what, "%s, mean", names[attend]);
+        snprintf(what, sizeof what, "%s mean", names[attend]);
         row(operation, s->name, s->batch, (int)n, what, mean(us[attend], steps), mean(host[attend], steps));
-        snprintf(what, sizeof what, "%s, median", names[attend]);
+        snprintf(what, sizeof what, "%s median", names[attend]);
         row(operation, s->name, s->batch, (int)n, what, median(us[attend], steps), median(host[attend], steps));
     }
     row(operation, s->name, s->batch, (int)n, "copy", copy_rows(s, n, room), 0);

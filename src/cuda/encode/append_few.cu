@@ -19,6 +19,8 @@
 namespace kvant
 {
 
+constexpr uint32_t MOST_REHEARSED = 8; /* tokens; more warps fetch instructions for each other */
+
 /* What of AppendRole and kvant_cuda_params these kernels need: little, because every line of
  * arguments is waited for. */
 struct FewRole {
@@ -298,7 +300,7 @@ __device__ __forceinline__ void write_codes_of(const FewArgs<Book> &args, const 
 }
 
 /* MATRIX: some role has one; blocks have D threads then, of which a role without a matrix needs the
- * first 32. Else they have two warps, the one that works and the one that rehearses. */
+ * first 32. Else they have one warp, or two: one that works and one that rehearses. */
 template <int D, class Book, bool MATRIX>
 __global__ void __launch_bounds__(MATRIX ? D : 64) append_few_kernel(const __grid_constant__ FewArgs<Book> args)
 {
@@ -392,7 +394,7 @@ static cudaError_t launch(const AppendArgs &args, uint32_t head_dim, int n_roles
         if (matrix)
             append_few_kernel<D, Book, true><<<grid, D, 0, stream>>>(p);
         else
-            append_few_kernel<D, Book, false><<<grid, 64, 0, stream>>>(p);
+            append_few_kernel<D, Book, false><<<grid, args.n_tokens <= MOST_REHEARSED ? 64 : 32, 0, stream>>>(p);
         return cudaGetLastError();
     });
 }
