@@ -44,8 +44,9 @@ for what in "$@"; do
         done ;;
     racecheck | synccheck | memcheck | initcheck)
         for problem in 1,4,1,128,300,40 2,2,1,64,200,20 1,4,1,128,200,16; do
-            echo "$what $problem: $(KVANT_RUNS=1 timeout 200 compute-sanitizer --tool "$what" "$rows" "$problem" int-4 octopus-4 trellis-4 2>&1 |
-                grep -vE 'COMPUTE-SANITIZER' | sort | uniq -c | sort -rn | head -n 12)"
+            echo "$what $problem"
+            KVANT_RUNS=1 timeout 200 compute-sanitizer --tool "$what" "$rows" "$problem" ${CODECS:-int-4 octopus-4 trellis-4} 2>&1 |
+                grep -vE 'COMPUTE-SANITIZER' | sed 's/void kvant::tile_kernel<(int)/<D /; s/(kvant::TileArgs)//' | head -n 30
         done ;;
     ncu)
         stalls='regex:smsp__average_warps_issue_stalled_.*_per_issue_active'

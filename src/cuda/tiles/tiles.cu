@@ -117,7 +117,7 @@ static int lay_out(TileArgs &p, const TileKernel &kernel, int row_groups, int st
 static constexpr struct {
     int stages, ring;
     bool looks_up;
-} shapes[] = { { 2, 4, true }, { 2, 3, true },  { 1, 4, true },  { 1, 3, true },  { 2, 0, true }, { 1, 0, true },
+} shapes[] = { { 2, 4, true },  { 2, 3, true },  { 1, 4, true },  { 1, 3, true },
                { 2, 3, false }, { 1, 3, false }, { 2, 0, false }, { 1, 0, false } };
 
 /* Two groups of rows before one, if there are so many rows. Returns the bytes of shared memory, 0 when

@@ -230,26 +230,30 @@ template <int D, bool KEYS> struct Unpacker {
         uint32_t one = p.one;
         asm volatile("" : "+r"(own_warp), "+r"(own_lane), "+r"(one));
         const Unpacking u{ KEYS ? p.keys : p.values,
-                           entry >= 0 && p.ring ? slot_of(slot) : page_of(entry),
-                           memory + (KEYS ? p.k_table_at : p.v_table_at),
-                           memory + TileMemory<D>::keys_at(p.row_groups) +
-                               (KEYS ? stage * KEY_TILE_BYTES<D>
-                                     : p.stages * KEY_TILE_BYTES<D> + stage * VALUE_TILE_BYTES<D>),
-                           one,
-                           entry == KVANT_CUDA_NO_BLOCK
-                               ? 0
-                               : min(work.length - (work.first_page + at) * PAGE_TOKENS, PAGE_TOKENS),
-                           own_warp,
-                           own_lane };
+                     slot_of(slot),
+                     memory + (KEYS ? p.k_table_at : p.v_table_at),
+                     memory + TileMemory<D>::keys_at(p.row_groups) +
+                         (KEYS ? stage * KEY_TILE_BYTES<D>
+                               : p.stages * KEY_TILE_BYTES<D> + stage * VALUE_TILE_BYTES<D>),
+                     one,
+                     entry == KVANT_CUDA_NO_BLOCK
+                         ? 0
+                         : min(work.length - (work.first_page + at) * PAGE_TOKENS, PAGE_TOKENS),
+                     own_warp,
+                     own_lane };
         if (at >= p.stages)
             wait_for(rows.barriers.empty[!KEYS][stage], phase_of(p, at) - 1);
+        float unit = 1;
         if (p.ring)
             wait_for(rows.barriers.codes[!KEYS][slot], turn);
-        float unit = 1;
+        /* two objects, so that the compiler knows where a page lies */
+        const Unpacking far{ u.codec, page_of(entry), u.table, u.tile, u.one, u.valid, u.warp, u.lane };
         if (entry < 0)
-            unpack_open<D, KEYS>(u);
-        else
+            unpack_open<D, KEYS>(far);
+        else if (p.ring)
             unit = unpack_page<D, KEYS>(u);
+        else
+            unit = unpack_far_page<D, KEYS>(far);
         if (warp == 0 && lane == 0 && KEYS)
             rows.k_unit[stage] = entry == KVANT_CUDA_NO_BLOCK ? HIDDEN : unit;
         else if (warp == 0 && lane == 0)

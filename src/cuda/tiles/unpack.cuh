@@ -332,22 +332,33 @@ template <int D, bool KEYS, class F> __device__ __forceinline__ void unpack_each
     }
 }
 
-/* Uniform codes of any width and codebooks of any size: one scale per token. table: levels of a wide
- * codebook, as floats. */
+template <int D> __device__ __forceinline__ int exponent_of_any(const Unpacking &u, bool zeros)
+{
+    switch (u.codec.params.grouping) {
+    case KVANT_CUDA_GROUP_CHANNELS32: return exponent_of<KVANT_CUDA_GROUP_CHANNELS32, D>(u, zeros);
+    case KVANT_CUDA_GROUP_TOKENS32: return exponent_of<KVANT_CUDA_GROUP_TOKENS32, D>(u, zeros);
+    default: return exponent_of<KVANT_CUDA_GROUP_TOKEN, D>(u, zeros);
+    }
+}
+
+/* Uniform codes and codebooks of any size. table: levels of a wide codebook, as floats. */
 template <int D, bool KEYS> __device__ __forceinline__ float unpack_numbers(const Unpacking &u)
 {
     const kvant_cuda_params &c = u.codec.params;
     const bool codebook = c.codes == KVANT_CUDA_CODES_CODEBOOK, zeros = !codebook && !c.symmetric;
-    const int e = exponent_of<KVANT_CUDA_GROUP_TOKEN, D>(u, zeros);
+    const int e = exponent_of_any<D>(u, zeros);
     const float inverse = power(-1 - e);
     const __half *numbers = u.numbers();
     const float *levels = reinterpret_cast<const float *>(u.table);
     unpack_each<D, KEYS>(u, [&](int token, int channel) {
         const uint32_t code = read_code(c, reinterpret_cast<const uint32_t *>(u.page), token, channel);
-        const float scale = __half2float(numbers[token]) * inverse;
-        return codebook ? scale * levels[code]
-                        : scale * ((float)code + c.offset) +
-                              (zeros ? __half2float(numbers[c.n_scales + token]) * inverse : 0);
+        const int at = c.grouping == KVANT_CUDA_GROUP_CHANNELS32 ? channel / 32 * PAGE_TOKENS + token
+                       : c.grouping == KVANT_CUDA_GROUP_TOKENS32 ? token / 32 * D + channel
+                                                                 : token;
+        const float scale = __half2float(numbers[at]) * inverse;
+        if (codebook)
+            return scale * (c.kind == KVANT_CUDA_CODEBOOK_WIDE ? levels[code] : c.values[code]);
+        return scale * ((float)code + c.offset) + (zeros ? __half2float(numbers[c.n_scales + at]) * inverse : 0);
     });
     return power(e + 1);
 }
@@ -706,7 +717,25 @@ template <class C, int D, bool KEYS> __device__ __forceinline__ float unpack_any
     return u.codec.looks_up ? look_up_chunks<C, D, KEYS>(u) : unpack_chunks<C, D, KEYS>(u);
 }
 
-/* Unpacks a sealed page; returns its unit. Called by the whole warpgroup. */
+/* The same as unpack_page where shared memory has no room for codes: the page is in device memory, and
+ * no table is there. */
+template <int D, bool KEYS> __device__ __forceinline__ float unpack_far_page(const Unpacking &u)
+{
+    switch (u.codec.params.kind) {
+    case KVANT_CUDA_OCTOPUS2: return unpack_chunks<Octopus2, D, KEYS>(u);
+    case KVANT_CUDA_OCTOPUS3: return unpack_chunks<Octopus3, D, KEYS>(u);
+    case KVANT_CUDA_OCTOPUS4: return unpack_chunks<Octopus4, D, KEYS>(u);
+    case KVANT_CUDA_HQMQ_S96R4: return unpack_chunks<HqmqS96R4, D, KEYS>(u);
+    case KVANT_CUDA_HQMQ_S192R6: return unpack_chunks<HqmqS192R6, D, KEYS>(u);
+    case KVANT_CUDA_TRELLIS2:
+    case KVANT_CUDA_TRELLIS3:
+    case KVANT_CUDA_TRELLIS4: return unpack_any_trellis<D, KEYS>(u);
+    default: return unpack_numbers<D, KEYS>(u);
+    }
+}
+
+/* Unpacks a sealed page, whose codes are in shared memory; returns its unit. Called by the whole
+ * warpgroup. */
 template <int D, bool KEYS> __device__ __forceinline__ float unpack_page(const Unpacking &u)
 {
     switch (u.codec.params.kind) {
