@@ -30,10 +30,10 @@ static inline double reference_attention(const reference_row *r, double *weights
 {
     double largest = r->sink ? *r->sink : -INFINITY, total;
     for (uint32_t j = 0; j < r->n_cells; j++) {
-        double score = 0;
+        double sums[4] = { 0 }; /* of every fourth product: they do not wait for one another */
         for (uint32_t i = 0; i < r->k_dim; i++)
-            score += (double)r->q[i] * r->keys[j * r->key_stride + i];
-        score *= r->scale;
+            sums[i % 4] += (double)r->q[i] * r->keys[j * r->key_stride + i];
+        double score = r->scale * (sums[0] + sums[1] + sums[2] + sums[3]);
         if (r->softcap > 0)
             score = r->softcap * tanh(score / r->softcap);
         weights[j] = score + (r->bias ? r->bias[j] : 0);

@@ -44,13 +44,20 @@ for what in "$@"; do
         done ;;
     racecheck | synccheck | memcheck | initcheck)
         for problem in 1,4,1,128,300,40 2,2,1,64,200,20 1,4,1,128,200,16; do
-            echo "$what $problem: $(KVANT_RUNS=1 timeout 200 compute-sanitizer --tool "$what" "$rows" "$problem" int-4 octopus-4 trellis-4 2>&1 |
-                grep -vE 'COMPUTE-SANITIZER' | sort | uniq -c | sort -rn | head -n 12)"
+            echo "$what $problem"
+            KVANT_RUNS=1 timeout 200 compute-sanitizer --tool "$what" "$rows" "$problem" ${CODECS:-int-4 octopus-4 trellis-4} 2>&1 |
+                grep -vE 'COMPUTE-SANITIZER' | sed 's/void kvant::tile_kernel<(int)/<D /; s/(kvant::TileArgs)//' | head -n 30
         done ;;
     ncu)
-        for codec in int-4 turboquant-4 octopus-4 trellis-4; do
-            KVANT_RUNS=1 timeout 120 ncu -k regex:tile_kernel -c 1 --metrics "$METRICS" "$rows" "${PROBLEM:-1,32,8,128,8192,2048}" $codec 2>&1 |
-                grep -E 'pct|avg|sum|inst|ratio' | sed "s/^/$codec /"
+        stalls='regex:smsp__average_warps_issue_stalled_.*_per_issue_active'
+        metrics="gpu__time_duration.sum,smsp__inst_executed.sum,smsp__issue_active.avg.pct_of_peak_sustained_active"
+        metrics="$metrics,l1tex__data_pipe_lsu_wavefronts_mem_shared.avg.pct_of_peak_sustained_elapsed"
+        metrics="$metrics,sm__inst_executed_pipe_tensor.avg.pct_of_peak_sustained_active"
+        for codec in int-4 octopus-4 trellis-4; do
+            echo "ncu $codec"
+            KVANT_RUNS=1 timeout 100 ncu -k regex:tile_kernel -c 1 --metrics "$metrics,$stalls" "$rows" "${PROBLEM:-1,32,8,128,8192,2048}" $codec 2>&1 |
+                grep -E '__|rror' | awk '$NF != "0.00" && $NF != "0" { print "   ", $1, $NF }' | sed 's/smsp__average_warps_issue_stalled_//; s/_per_issue_active.ratio//' |
+                head -n 40
         done ;;
     esac
     echo "[$what: $(($(date +%s) - begin)) s]"

@@ -28,7 +28,7 @@
  *              needs more of it.
  *   codecs     The presets and what cuda.h lists, with the same bytes as on the CPU. All kv heads of a layer
  *              and role have the same spec, v_head_dim is equal to head_dim. kvant_cache_create refuses others
- *              with KVANT_ERR_UNSUPPORTED and the codec's name: feedback, rotate=dense, sketches.
+ *              with KVANT_ERR_UNSUPPORTED and the codec's name: sketches, polar, tiers.
  *   speed      With center=first and norm=first every 64th token, or a longer append, waits for sums over its
  *              rows, from which centre and scale are learnt. Rows of trellis and chunk codecs are kept as floats
  *              until their block is full: 6 bytes per number of one block per sequence and one more.

@@ -37,7 +37,8 @@
  *   hqmq               s96r4, s192r6, without outliers
  *   trellis            2, 3, 4
  *
- * head_dim is 64, 96, 128 or 256. The rotation is none or Hadamard, or any with transform=file.
+ * head_dim is 64, 96, 128 or 256. The rotation is none or Hadamard, or any with transform=file; a
+ * cache (kvant/cache.h) takes dense ones too. Keys of turboquant may have feedback.
  * Other codecs give KVANT_ERR_UNSUPPORTED. Attention reads any pair of them.
  *
  * Centres, scales and weights (`center`, `norm`, `transform`) belong to kv heads. The caller
@@ -168,6 +169,7 @@ typedef struct kvant_cuda_seal_args {
      * not written, and its block should stay open. */
     uint32_t *refused;
     const float *k_feedback; /* as in append, or a smaller size */
+    uint32_t exact;          /* not 0: open pages hold floats, as `exact` of append; codecs with one scale per token */
 } kvant_cuda_seal_args;
 
 /* Quantises open blocks, to the same bytes as the CPU's cache. In a partly written group of 32

@@ -24,7 +24,7 @@ struct kvp_layers {
     uint32_t n_tensors, n_bound;
     uint64_t n_cells;         /* of the longest cache, all streams */
     double numbers, bits;     /* of what is bound */
-    uint64_t bytes;           /* of the same with all cells written by one sequence per stream */
+    double bytes;             /* of the same with all cells written by one sequence per stream */
     bool told;
     kvp_settings settings;
 };
@@ -289,9 +289,11 @@ bool kvp_kv_create_tensor(kvp_kv *kv, uint32_t head_dim, char *err, size_t errle
     return false;
 }
 
-/* Bytes with all cells written, by one sequence per stream. */
-static size_t full_bytes(const kvp_kv *kv, const kvant_codec *const *codecs)
+/* Bytes with all cells written, by one sequence per stream. pages: of them in pages. The two spare fp16 blocks of a pool stay
+ * untouched then. */
+static double full_bytes(const kvp_kv *kv, const kvant_codec *const *codecs, double pages)
 {
+    const double spare = 2.0 * KVANT_PAGE_TOKENS * kv->shape.row * sizeof(uint16_t);
     const uint32_t per_stream = blocks_per_stream(&kv->shape);
     const kvant_tensor_params params = { .size = sizeof(params),
                                          .n_sequences = kv->shape.n_streams,
@@ -301,7 +303,8 @@ static size_t full_bytes(const kvp_kv *kv, const kvant_codec *const *codecs)
                                          .codecs = codecs };
     size_t bytes = 0;
 
-    return kvant_tensor_size(&params, &bytes) == KVANT_OK ? bytes : 0;
+    kvant_tensor_size(&params, &bytes);
+    return (double)bytes > pages + spare ? (double)bytes - spare : pages;
 }
 
 /* What was bound, in the user's terms. */
@@ -324,7 +327,7 @@ static void note_bound(const kvp_kv *kv)
     }
     kv->layers->numbers += numbers;
     kv->layers->bits += bits * numbers;
-    kv->layers->bytes += full_bytes(kv, codecs);
+    kv->layers->bytes += full_bytes(kv, codecs, bits * numbers / 8);
     kvp_note("%s: %s%s, head_dim %u, %u kv heads, %u streams of %u cells, %.3f bits", kv->name, first.spec,
              alike ? "" : " and others", kv->head_dim, place.n_kv_heads, kv->shape.n_streams, kv->shape.n_cells, bits);
 }
@@ -340,7 +343,7 @@ static void tell(struct kvp_layers *layers)
     layers->told = true;
     kvp_say("KV cache %s: %.2f bits per number, %u of %u layers, %.1f MiB for %llu tokens (f16: %.1f MiB)%s",
             layers->settings.label, layers->bits / layers->numbers, layers->n_here, layers->n,
-            (double)layers->bytes / mib, (unsigned long long)layers->n_cells, 2 * layers->numbers / mib,
+            layers->bytes / mib, (unsigned long long)layers->n_cells, 2 * layers->numbers / mib,
             layers->settings.remark);
     if (layers->n_here < layers->n)
         kvp_error("warning: only %u of %u layers have a compressed cache, the other %u keep llama.cpp's own: set -ngl 99 and "

@@ -20,8 +20,7 @@
  * are multiplied by the integers (by row) or by a (by column). The integers of a codebook are
  * within half a step of the codec's numbers; this step is the largest number /
  * KVANT_CODE_VALUE_MAX. The integers of chunks are within kvant_code_numbers.error steps. */
-#ifndef KVANT_ATTENTION_CODES_H
-#define KVANT_ATTENTION_CODES_H
+#pragma once
 
 #include "plan.h"
 
@@ -60,5 +59,3 @@ void kvant_attention_codes_score(const kvant_attention_plan *plan, const kvant_k
 void kvant_attention_codes_add(const kvant_attention_plan *plan, const kvant_kernels *kernels,
                                kvant_attention_codes *codes, kvant_page_ref v, uint32_t n_rows,
                                const float *weights, float *sums);
-
-#endif

@@ -2,8 +2,7 @@
  *
  * The cut depends on the problem alone, never on the number of threads, so results are
  * reproducible. */
-#ifndef KVANT_ATTENTION_PLAN_H
-#define KVANT_ATTENTION_PLAN_H
+#pragma once
 
 #include <kvant/attention.h>
 
@@ -65,5 +64,3 @@ static inline int64_t kvant_attention_block(const kvant_attention_plan *plan, ui
     const int32_t *table = plan->problem.block_table;
     return table ? table[page] : (int64_t)plan->problem.first_block + page;
 }
-
-#endif

@@ -1,6 +1,5 @@
 /* unit.h - one unit of work: a tile of query tokens, the heads of one kv head, a range of pages. */
-#ifndef KVANT_ATTENTION_UNIT_H
-#define KVANT_ATTENTION_UNIT_H
+#pragma once
 
 #include "codes.h"
 
@@ -58,5 +57,3 @@ void kvant_attention_add_tile(const kvant_attention_plan *plan, const kvant_kern
 /* Runs a plan whose reader is set, on plan->total floats. KVANT_ERR_ARGUMENT for a workspace that
  * does not do. */
 kvant_status kvant_attention_run(const kvant_attention_plan *plan, void *workspace, size_t bytes);
-
-#endif

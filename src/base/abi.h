@@ -4,8 +4,7 @@
  * An older caller passes a shorter struct: missing fields read as zero. A newer caller passes a
  * longer struct: it is accepted when the unknown bytes are zero. A struct that kvant fills is cut
  * to the caller's size. */
-#ifndef KVANT_BASE_ABI_H
-#define KVANT_BASE_ABI_H
+#pragma once
 
 #include <stdbool.h>
 #include <stddef.h>
@@ -24,5 +23,3 @@ bool kvant_give_struct(void *to, const void *from, size_t size, size_t least);
 /* last: the last member of the type's first released version. */
 #define KVANT_TAKE(type, to, from, last) kvant_take_struct(to, sizeof(type), from, KVANT_END_OF(type, last))
 #define KVANT_GIVE(type, to, from, last) kvant_give_struct(to, from, sizeof(type), KVANT_END_OF(type, last))
-
-#endif

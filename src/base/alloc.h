@@ -1,6 +1,5 @@
 /* alloc.h - all memory of libkvant: zeroed, aligned to a cache line, sizes checked for overflow. */
-#ifndef KVANT_BASE_ALLOC_H
-#define KVANT_BASE_ALLOC_H
+#pragma once
 
 #include <stdbool.h>
 #include <stddef.h>
@@ -11,5 +10,3 @@ void kvant_free(void *memory);
 
 /* *out = a * b; false when it does not fit. */
 bool kvant_mul_size(size_t a, size_t b, size_t *out);
-
-#endif

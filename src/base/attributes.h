@@ -1,7 +1,6 @@
 /* attributes.h - the only file with compiler extensions and assumptions about the machine. All
  * other files are plain C11. */
-#ifndef KVANT_BASE_ATTRIBUTES_H
-#define KVANT_BASE_ATTRIBUTES_H
+#pragma once
 
 /* Pages and calibration files are little endian and read where they lie. */
 #if defined(__BYTE_ORDER__) && __BYTE_ORDER__ != __ORDER_LITTLE_ENDIAN__
@@ -45,5 +44,3 @@
         if (KVANT_UNLIKELY(forwarded_ != KVANT_OK))                                                                \
             return forwarded_;                                                                                     \
     } while (0)
-
-#endif

@@ -1,6 +1,5 @@
 /* cpu.h - the instruction set level of this machine and the level in use. */
-#ifndef KVANT_BASE_CPU_H
-#define KVANT_BASE_CPU_H
+#pragma once
 
 #include <stdbool.h>
 
@@ -8,5 +7,3 @@
 
 /* Whether this machine has a level's features and the operating system lets programs use them. */
 bool kvant_cpu_has(kvant_cpu_level level);
-
-#endif

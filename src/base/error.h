@@ -1,6 +1,5 @@
 /* error.h - writes one-line messages into buffers of callers. Owns no memory, never prints. */
-#ifndef KVANT_BASE_ERROR_H
-#define KVANT_BASE_ERROR_H
+#pragma once
 
 #include <kvant/kvant.h>
 
@@ -17,5 +16,3 @@ kvant_status kvant_fail(const kvant_error *error, kvant_status status, const cha
 
 /* Appends to a string in a buffer of size bytes; cuts silently and always terminates. */
 void kvant_append(char *text, size_t size, const char *format, ...) KVANT_PRINTF(3, 4);
-
-#endif

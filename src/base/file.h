@@ -1,7 +1,6 @@
 /* file.h - reads and writes whole files. A reader checks the head of a file first. A writer writes
  * beside the old file and renames. */
-#ifndef KVANT_BASE_FILE_H
-#define KVANT_BASE_FILE_H
+#pragma once
 
 #include "error.h"
 
@@ -19,5 +18,3 @@ kvant_status kvant_read_file(const char *path, kvant_check_head_fn *check, uint8
 /* Writes a temporary file beside path, flushes it to disk and renames it: path never holds half a
  * file. */
 kvant_status kvant_write_file(const char *path, const uint8_t *bytes, size_t n, const kvant_error *error);
-
-#endif

@@ -3,8 +3,7 @@
  * Every step is a bijection of the state. So inputs of equal length that differ in one byte always
  * have different checksums; other inputs collide with probability 2^-64. FNV-1a detects damage, not
  * attacks. */
-#ifndef KVANT_BASE_FNV_H
-#define KVANT_BASE_FNV_H
+#pragma once
 
 #include <stddef.h>
 #include <stdint.h>
@@ -19,5 +18,3 @@ static inline uint64_t kvant_fnv1a(uint64_t state, const void *bytes, size_t n)
         state = (state ^ at[i]) * 0x100000001b3u;
     return state;
 }
-
-#endif

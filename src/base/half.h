@@ -2,8 +2,7 @@
  *
  * Uses integer arithmetic only, so compiler flags and hardware conversions cannot change results.
  * Kernels use hardware conversions (F16C, NEON), which give the same bits. */
-#ifndef KVANT_BASE_HALF_H
-#define KVANT_BASE_HALF_H
+#pragma once
 
 #include <stdint.h>
 #include <string.h>
@@ -67,5 +66,3 @@ static inline uint16_t kvant_bf16_from_float(float x)
         return (uint16_t)(u >> 16 | 0x40u);
     return (uint16_t)((u + 0x7fffu + (u >> 16 & 1u)) >> 16);
 }
-
-#endif

@@ -3,8 +3,7 @@
  *
  * kvant does not use OpenMP: GNU OpenMP's workers spin after every region and so take cores from an
  * engine's own threads once per layer. */
-#ifndef KVANT_BASE_PARALLEL_H
-#define KVANT_BASE_PARALLEL_H
+#pragma once
 
 #include <stdbool.h>
 #include <stddef.h>
@@ -21,5 +20,3 @@ void kvant_parallel_for(size_t n, uint32_t n_threads, kvant_parallel_body body, 
 
 /* Whether the calling thread has an executor, whose threads begin within microseconds. */
 bool kvant_parallel_is_lent(void);
-
-#endif

@@ -1,6 +1,5 @@
 /* random.h - splitmix64, the generator of signs and rotations (format.md, "Transform"). */
-#ifndef KVANT_BASE_RANDOM_H
-#define KVANT_BASE_RANDOM_H
+#pragma once
 
 #include <stdint.h>
 
@@ -21,5 +20,3 @@ static inline uint64_t kvant_derived_seed(uint64_t seed, uint32_t k)
         derived = kvant_splitmix64(&state);
     return derived;
 }
-
-#endif

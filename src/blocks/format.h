@@ -14,8 +14,7 @@
  * A block has 32 numbers. Byte i of the 4-bit codes holds number i in its low half and number i +
  * 16 in its high half. Bit i of the fifth bits belongs to number i. d and m are fp16. f32, f16 and
  * bf16 have no blocks; they are read 16 numbers at a time. */
-#ifndef KVANT_BLOCKS_FORMAT_H
-#define KVANT_BLOCKS_FORMAT_H
+#pragma once
 
 #include <stdbool.h>
 
@@ -53,5 +52,3 @@ static inline kvant_block_format kvant_block_format_of(kvant_block_type type)
 /* Numbers of a row of n channels (a multiple of the format's), the definition of the formats for
  * every kernel: products are exact, a minimum is added with one rounding. */
 void kvant_block_decode(kvant_block_type type, const uint8_t *row, uint32_t n, float *x);
-
-#endif

@@ -102,7 +102,7 @@ const float *kvant_cuda_weights(const cuda_part *part, bool inverse)
     return part->n_weights ? first : NULL;
 }
 
-/* W of transform= is of keys and takes the place of norm= (codec/weighting.c). */
+/* W of transform= is of keys and takes the place of norm= (codec/site.c). */
 static kvant_status create_numbers(cuda_part *part)
 {
     const kvant_tensor *tensor = part->tensor;

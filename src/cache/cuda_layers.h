@@ -59,11 +59,14 @@ typedef struct cuda_append {
     int64_t slots[KVANT_CACHE_BATCH]; /* of open pages, or of sealed ones; below 0: another call's */
 } cuda_append;
 
+#define KVANT_CUDA_FULL_TOGETHER 64u
+
 /* Of the device: arrays of a call. Only addresses of members are taken. */
 typedef struct cuda_arguments {
     uint32_t largest[2];
     int64_t slots[2][KVANT_CACHE_BATCH];
     int64_t waiting[KVANT_PAGE_TOKENS];
+    int32_t full[2][KVANT_CUDA_FULL_TOGETHER]; /* places of full blocks that wait, the blocks */
     int32_t seal[3][64]; /* open blocks, sealed blocks, tokens */
 } cuda_arguments;
 

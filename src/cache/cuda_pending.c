@@ -7,11 +7,14 @@
  *
  * Keys and values wait together, so that attention finds both under one number. A block that already
  * holds rows (imported, copied, cut) does not begin to wait. */
+#include <string.h>
+
 #include "../base/alloc.h"
 #include "../base/attributes.h"
 #include "cuda_layers.h"
 
 #define ALL_SLOTS UINT64_MAX
+#define MOST_TOGETHER KVANT_CUDA_FULL_TOGETHER
 
 bool kvant_cuda_searches(const kvant_codec *codec)
 {
@@ -127,16 +130,56 @@ void kvant_cuda_pending_settle(cuda_part *part, uint32_t block)
         encode(part->layer, (uint32_t)at, roles);
 }
 
+/* Full blocks of a role, one launch for both where they are the same. */
+static uint32_t find_full(const cuda_layer *layer, int role, int32_t arrays[2][MOST_TOGETHER])
+{
+    uint32_t n = 0;
+    for (uint32_t at = 0; at < layer->n_pending && n < MOST_TOGETHER; at++)
+        if (layer->waiting[at].block >= 0 && layer->waiting[at].written[role] == ALL_SLOTS) {
+            arrays[0][n] = (int32_t)at;
+            arrays[1][n++] = (int32_t)layer->waiting[at].block;
+        }
+    return n;
+}
+
+static void encode_full(cuda_layer *layer, const bool roles[2], int32_t arrays[2][MOST_TOGETHER], uint32_t n)
+{
+    cuda_memory *memory = layer->parts[0].memory;
+    kvant_cuda_seal_args args = { .size = sizeof args,
+                                  .n_blocks = n,
+                                  .n_kv_heads = layer->parts[0].tensor->n_kv_heads,
+                                  .from = memory->arguments->full[0],
+                                  .to = memory->arguments->full[1],
+                                  .refused = memory->refused,
+                                  .k_feedback = roles[KVANT_ROLE_K] ? layer->parts[KVANT_ROLE_K].feedback : NULL,
+                                  .exact = 1 };
+    for (int role = 0; role < 2; role++) {
+        cuda_part *part = &layer->parts[role];
+        const size_t page = (size_t)KVANT_PAGE_TOKENS * part->tensor->head_dim * sizeof(float);
+        if (roles[role])
+            *(role == KVANT_ROLE_K ? &args.k : &args.v) =
+                (kvant_cuda_seal_pages){ .codec = part->codec,
+                                         .open = { part->exact, part->tensor->n_kv_heads * page, page },
+                                         .sealed = kvant_cuda_pages_of(part, false) };
+    }
+    kvant_cuda_note(memory, kvant_cuda_memory_copy(memory->arguments->full, arrays, sizeof memory->arguments->full, memory->stream),
+                    "append");
+    kvant_cuda_note(memory, kvant_cuda_seal(&args, memory->stream), "append");
+    for (uint32_t i = 0; i < 2 * n; i++)
+        if (roles[i % 2])
+            kvant_cuda_pending_forget(&layer->parts[i % 2], (uint32_t)arrays[1][i / 2]);
+}
+
 void kvant_cuda_pending_settle_full(cuda_layer *layer)
 {
-    for (uint32_t at = 0; at < layer->n_pending; at++) {
-        const cuda_waiting waiting = layer->waiting[at];
-        const bool roles[2] = { waiting.written[0] == ALL_SLOTS, waiting.written[1] == ALL_SLOTS };
-        if (waiting.block < 0 || (!roles[0] && !roles[1]))
-            continue;
-        encode(layer, at, roles);
-        for (int role = 0; role < 2; role++)
-            if (roles[role])
-                kvant_cuda_pending_forget(&layer->parts[role], (uint32_t)waiting.block);
+    int32_t arrays[2][2][MOST_TOGETHER];
+    for (;;) {
+        const uint32_t n[2] = { find_full(layer, 0, arrays[0]), find_full(layer, 1, arrays[1]) };
+        const bool same = n[0] == n[1] && memcmp(arrays[0][0], arrays[1][0], n[0] * sizeof(int32_t)) == 0;
+        if (!n[0] && !n[1])
+            return;
+        for (int role = 0; role < (same ? 1 : 2); role++)
+            if (n[role])
+                encode_full(layer, (const bool[]){ same || role == 0, same || role == 1 }, arrays[role], n[role]);
     }
 }

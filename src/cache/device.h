@@ -6,8 +6,7 @@
  * GPU. Rows, queries and outputs lie on the device. layers.c has what concerns all layers alike.
  *
  * Layer, block and slot numbers are right when a device gets them. */
-#ifndef KVANT_CACHE_DEVICE_H
-#define KVANT_CACHE_DEVICE_H
+#pragma once
 
 #include <kvant/cache.h>
 #include <kvant/tensor.h>
@@ -93,5 +92,3 @@ bool kvant_layers_have(const kvant_cache *cache, uint32_t block, uint64_t slots)
 void kvant_layers_describe(const kvant_cache *cache, kvant_cache_info *info);
 
 void kvant_layers_destroy(kvant_cache *cache);
-
-#endif

@@ -135,19 +135,13 @@ static void add_slots(cuda_append *a, const kvant_batch *batch, const kvant_run 
             a->open ? (int64_t)page * KVANT_PAGE_TOKENS + batch->slots[i] % KVANT_PAGE_TOKENS : batch->slots[i];
 }
 
-/* Rows that wait have a launch of their own; false for others. */
-static bool encode_later(cuda_part *part, const kvant_batch *batch, const kvant_run *run)
+/* Where the rows of a run wait, or KVANT_NO_PAGE. */
+static int32_t waiting_place(cuda_part *part, const kvant_run *run)
 {
-    const bool open = part->tensor->blocks[run->block].open_page >= 0;
-    if (open)
-        kvant_cuda_pending_forget(part, run->block);
-    const int32_t at = open ? KVANT_NO_PAGE : kvant_cuda_pending_take(part, run->block, run->mask);
-    if (at < 0)
-        return false;
-    cuda_append *a = begin(part, batch, run, run->n);
-    a->open = a->waits = true;
-    add_slots(a, batch, run, at, run->first);
-    return true;
+    if (part->tensor->blocks[run->block].open_page < 0)
+        return kvant_cuda_pending_take(part, run->block, run->mask);
+    kvant_cuda_pending_forget(part, run->block);
+    return KVANT_NO_PAGE;
 }
 
 /* One launch per kind. */
@@ -156,18 +150,21 @@ static void encode(const kvant_tensor *tensor, const kvant_batch *batch)
     cuda_part *part = part_of(tensor);
     const kvant_run *last = &batch->runs[batch->n_runs - 1];
     uint64_t taken = 0; /* at most 64 runs */
+    int32_t waits[64];
     for (uint32_t i = 0; i < batch->n_runs; i++)
-        taken |= (uint64_t)encode_later(part, batch, &batch->runs[i]) << i;
+        waits[i] = waiting_place(part, &batch->runs[i]);
     for (uint32_t i = 0; i < batch->n_runs; i++) {
         const kvant_run *run = &batch->runs[i];
         if (taken >> i & 1)
             continue;
         cuda_append *a = begin(part, batch, run, last->first + last->n - run->first);
+        a->waits = waits[i] >= 0;
+        a->open |= a->waits;
         for (uint32_t j = i; j < batch->n_runs; j++) {
             const kvant_block *block = &tensor->blocks[batch->runs[j].block];
-            if (taken >> j & 1 || !same_kind(&tensor->blocks[run->block], block))
+            if (taken >> j & 1 || (waits[j] >= 0) != a->waits || !same_kind(&tensor->blocks[run->block], block))
                 continue;
-            add_slots(a, batch, &batch->runs[j], block->open_page, run->first);
+            add_slots(a, batch, &batch->runs[j], a->waits ? waits[j] : block->open_page, run->first);
             taken |= (uint64_t)1 << j;
         }
     }

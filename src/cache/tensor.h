@@ -5,8 +5,7 @@
  *   open.c        open pages: taking, sealing, opening again
  *   versions.c    centres and scales: estimates from rows; the version of each row
  *   transfer.c    copies, export, import */
-#ifndef KVANT_CACHE_TENSOR_H
-#define KVANT_CACHE_TENSOR_H
+#pragma once
 
 #include <kvant/tensor.h>
 
@@ -294,5 +293,3 @@ static inline bool kvant_versions_wait(const kvant_tensor *tensor)
 {
     return tensor->learns && !tensor->versions[tensor->newest].learnt;
 }
-
-#endif

@@ -1,7 +1,6 @@
 /* versions.h - chooses the centre and the scale of each row. architecture.md,
  * "Versions", has the rules. */
-#ifndef KVANT_CACHE_VERSIONS_H
-#define KVANT_CACHE_VERSIONS_H
+#pragma once
 
 #include "tensor.h"
 
@@ -31,5 +30,3 @@ bool kvant_versions_fit(const kvant_tensor *tensor, uint32_t version);
 
 /* Puts the choice into force; rows that waited for the first version are expressed in it. */
 void kvant_choice_publish(kvant_tensor *tensor, kvant_choice *choice);
-
-#endif

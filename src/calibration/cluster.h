@@ -1,7 +1,6 @@
 /* cluster.h - k-means: k-means++ seeding, then Lloyd's iterations. Knows rows of numbers; knows no
  * model. */
-#ifndef KVANT_CALIBRATION_CLUSTER_H
-#define KVANT_CALIBRATION_CLUSTER_H
+#pragma once
 
 #include <kvant/kvant.h>
 
@@ -9,5 +8,3 @@
  * on every machine. Rows with fewer than k different ones give equal centroids.
  * KVANT_ERR_MEMORY. */
 kvant_status kvant_cluster(const float *rows, size_t n, uint32_t d, uint32_t k, uint64_t seed, float *centroids);
-
-#endif

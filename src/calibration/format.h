@@ -2,8 +2,7 @@
  * places of its arrays.
  *
  * calibration.c parses, looks up, loads and saves; calibrator.c makes new files. */
-#ifndef KVANT_CALIBRATION_FORMAT_H
-#define KVANT_CALIBRATION_FORMAT_H
+#pragma once
 
 #include <stdbool.h>
 
@@ -74,5 +73,3 @@ kvant_status kvant_calibration_parse(uint8_t *bytes, size_t n, kvant_calibration
 /* What the first KVANT_FILE_HEAD bytes say of a file of n bytes: right kind, version and
  * length. */
 kvant_status kvant_calibration_check_header(const uint8_t *bytes, size_t n, const kvant_error *error);
-
-#endif

@@ -1,7 +1,6 @@
 /* gathered.h - the state of a calibrator. calibrator.c gathers it, finish.c makes a calibration of
  * it, checkpoint.c saves and restores it. */
-#ifndef KVANT_CALIBRATION_GATHERED_H
-#define KVANT_CALIBRATION_GATHERED_H
+#pragma once
 
 #include "format.h"
 
@@ -46,5 +45,3 @@ size_t kvant_calibrator_centroids(const kvant_calibrator *calibrator, const kvan
 
 /* Whether k-means is asked for and still to be done. */
 bool kvant_calibrator_to_cluster(const kvant_calibrator *calibrator, const kvant_calibrator_slot *slot);
-
-#endif

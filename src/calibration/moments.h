@@ -1,8 +1,7 @@
 /* moments.h - weighted sums of outer products in binary64, and the second moment of keys under
  * attention weights. Sums are lower triangles of d x d matrices, row-major; results are full
  * matrices. And the W that they give. */
-#ifndef KVANT_CALIBRATION_MOMENTS_H
-#define KVANT_CALIBRATION_MOMENTS_H
+#pragma once
 
 #include <stddef.h>
 #include <stdint.h>
@@ -30,5 +29,3 @@ void kvant_attention_weights(const kvant_calibrator_attention *attention, uint32
  * KVANT_ERR_MEMORY. */
 kvant_status kvant_make_weights(uint32_t d, const double *queries, const double *attended, const double *keys,
                                 float *diagonal, uint16_t *matrix);
-
-#endif

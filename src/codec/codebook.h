@@ -1,7 +1,6 @@
 /* codebook.h - Lloyd-Max codebooks with one scale per row: the quantiser of the turboquant
  * variants. */
-#ifndef KVANT_CODEC_CODEBOOK_H
-#define KVANT_CODEC_CODEBOOK_H
+#pragma once
 
 #include "codec_internal.h"
 
@@ -32,5 +31,3 @@ bool kvant_codebook_fits(const kvant_codebook *book, const kvant_kernels *kernel
 
 /* y[j] = scale * values[codes[j]] */
 void kvant_codebook_decode(const kvant_codebook *book, const uint8_t *codes, float scale, float *y);
-
-#endif

@@ -3,8 +3,7 @@
  * A family (int.c, turboquant.c, ...) parses its options, fills a kvant_codec and its view, and
  * names a quantiser. codec.c checks rows, applies transforms and has the public functions. A new
  * family needs one file and one line in families.h. */
-#ifndef KVANT_CODEC_INTERNAL_H
-#define KVANT_CODEC_INTERNAL_H
+#pragma once
 
 #include "../kernels/kernels.h"
 #include "spec.h"
@@ -193,5 +192,3 @@ void kvant_codec_describe(kvant_codec *codec, const kvant_option *table, const v
 
 /* What the pages of a codec mean; valid as long as the codec. */
 const kvant_codec_view *kvant_codec_get_view(const kvant_codec *codec);
-
-#endif

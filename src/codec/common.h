@@ -2,8 +2,7 @@
  *
  * transform.c and site.c carry out the transform. src/cache carries out the centre and the
  * fp16 rows. codec.c uses the seed. */
-#ifndef KVANT_CODEC_COMMON_H
-#define KVANT_CODEC_COMMON_H
+#pragma once
 
 #include <kvant/codec.h>
 
@@ -32,5 +31,3 @@ extern const kvant_option kvant_common_options_uncentred[]; /* no center, norm, 
 /* Puts center, norm, sink and recent into info, which holds the family's presets; in shown, those
  * that are not zero or differ from the preset. */
 void kvant_common_apply(const kvant_common *common, kvant_codec_info *info, kvant_common *shown);
-
-#endif

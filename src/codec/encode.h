@@ -4,8 +4,7 @@
  * A caller checks all rows of a call before it changes anything, then transforms each row once,
  * then encodes the transformed rows y into sealed pages, open pages or both. The kernel table comes
  * from the caller. The one allocation is described at kvant_codec_encode_transformed. */
-#ifndef KVANT_CODEC_ENCODE_H
-#define KVANT_CODEC_ENCODE_H
+#pragma once
 
 #include "codec_internal.h"
 
@@ -61,5 +60,3 @@ void kvant_codec_decode_open(const kvant_codec *codec, const kvant_kernels *kern
 /* Unpacks an open page into the tile of kernels.h, in the order of channels that the codec's own
  * tiles have. */
 void kvant_codec_unpack_open(const kvant_codec *codec, const kvant_kernels *kernels, const void *page, float *tile);
-
-#endif

@@ -2,8 +2,7 @@
  *
  * X(name) stands for `const kvant_family kvant_family_name` in the family's own file. Listings keep this
  * order. -DKVANT_PAPERS=OFF leaves out the families of codec/papers. */
-#ifndef KVANT_CODEC_FAMILIES_H
-#define KVANT_CODEC_FAMILIES_H
+#pragma once
 
 #ifndef KVANT_PAPERS
 #define KVANT_PAPERS 1
@@ -32,5 +31,3 @@
     KVANT_PAPER(X, hqmq)                                                                                           \
     KVANT_PAPER(X, spherical)                                                                                      \
     KVANT_PAPER(X, addvq)
-
-#endif

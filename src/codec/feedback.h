@@ -1,8 +1,7 @@
 /* feedback.h - error feedback (noise shaping): rounds the numbers of a row one after another. The
  * rounding of a number takes the errors of the preceding numbers into account, so that scores lose
  * least. format.md, "Feedback". */
-#ifndef KVANT_CODEC_FEEDBACK_H
-#define KVANT_CODEC_FEEDBACK_H
+#pragma once
 
 #include "codebook.h"
 
@@ -19,5 +18,3 @@ float kvant_feedback_quantize(const kvant_feedback *feedback, const kvant_codebo
 
 /* Whether every scale that quantize may give the row fits fp16. */
 bool kvant_feedback_fits(const kvant_codebook *book, const kvant_kernels *kernels, const float *y);
-
-#endif

@@ -1,8 +1,7 @@
 /* options.h - the options of a codec family as one table. The table parses a spec, prints the
  * canonical form and lists the options. Every value except the seed is an int32_t in a struct of
  * the family. */
-#ifndef KVANT_CODEC_OPTIONS_H
-#define KVANT_CODEC_OPTIONS_H
+#pragma once
 
 #include "spec.h"
 
@@ -52,5 +51,3 @@ enum { KVANT_SCALE_NORM = 0, KVANT_SCALE_UNBIASED = 1 };
 #define KVANT_SCALE_OPTION(type, preset)                                                                           \
     KVANT_CHOICE(type, scale, kvant_scale_names, preset,                                                           \
                  "what a row's scale keeps: its length, or inner products on average")
-
-#endif

@@ -1,7 +1,6 @@
 /* site.h - the numbers that a calibration gives to the codec of one (layer, kv head, role). Codecs
  * read calibrations through this file alone. */
-#ifndef KVANT_CODEC_SITE_H
-#define KVANT_CODEC_SITE_H
+#pragma once
 
 #include <kvant/calibration.h>
 
@@ -24,5 +23,3 @@ kvant_status kvant_site_fill(kvant_codec *codec, const kvant_site *site, const k
  * beside norm=; KVANT_ERR_FORMAT when the matrix has no good inverse. */
 kvant_status kvant_site_weigh(kvant_codec *codec, const kvant_common *common, const kvant_site *site,
                                    const kvant_error *error);
-
-#endif

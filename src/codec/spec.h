@@ -1,7 +1,6 @@
 /* spec.h - splits codec spec strings, `name[-bits][:key=value,...]`, into pieces; knows no codec
  * and no option. options.h reads values. */
-#ifndef KVANT_CODEC_SPEC_H
-#define KVANT_CODEC_SPEC_H
+#pragma once
 
 #include <stdbool.h>
 
@@ -41,5 +40,3 @@ const kvant_spec_option *kvant_spec_take(kvant_spec *spec, const char *key);
 
 /* KVANT_ERR_SPEC when an option is left that nobody asked for; valid names the options that are. */
 kvant_status kvant_spec_finish(const kvant_spec *spec, const char *valid, const kvant_error *error);
-
-#endif

@@ -3,8 +3,7 @@
  *
  * R is orthonormal. W is the identity; keys may have a diagonal or symmetric W that weighs
  * directions (site.h). Queries take R W^-1, which preserves inner products. */
-#ifndef KVANT_CODEC_TRANSFORM_H
-#define KVANT_CODEC_TRANSFORM_H
+#pragma once
 
 #include <kvant/codec.h>
 
@@ -95,5 +94,3 @@ void kvant_transform_dual(const kvant_transform *transform, const kvant_kernels 
 /* x = c + s o W^-1 R^T y, the same rules. */
 void kvant_transform_inverse(const kvant_transform *transform, const kvant_kernels *kernels,
                              const kvant_affine *affine, const float *y, float *x);
-
-#endif

@@ -1,7 +1,6 @@
 /* trellis_book.h - the tables of trellis codes, and the order of a row's channels as steps
  * (format.md, "Trellis codes"). */
-#ifndef KVANT_CODEC_TRELLIS_BOOK_H
-#define KVANT_CODEC_TRELLIS_BOOK_H
+#pragma once
 
 #include "codec_internal.h"
 
@@ -20,5 +19,3 @@ static inline const kvant_trellis_book *kvant_trellis_book_of(const kvant_codec 
 
 /* The book of codes of 2, 3 or 4 bits in a layout; memory: 8, 10 or 12. */
 void kvant_trellis_book_init(kvant_trellis_book *book, const kvant_layout *layout, uint32_t memory);
-
-#endif

@@ -1,7 +1,6 @@
 /* turboquant.h - what turboquant.c calls in papers/. -DKVANT_PAPERS=OFF leaves these functions
  * out. */
-#ifndef KVANT_CODEC_TURBOQUANT_H
-#define KVANT_CODEC_TURBOQUANT_H
+#pragma once
 
 #include "codebook.h"
 
@@ -21,5 +20,3 @@ kvant_status kvant_turboquant_create_sketched(kvant_codec *codec, const turboqua
 /* Pages of their own choice of outlier channels, which have bits + 1, the others bits. */
 kvant_status kvant_turboquant_create_tiers(kvant_codec *codec, const turboquant_variant *variant,
                                      const kvant_error *error);
-
-#endif

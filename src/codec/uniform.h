@@ -4,8 +4,7 @@
  * Each group has a scale; asymmetric groups also have a zero point. uniform.c encodes and decodes,
  * uniform_unpack.c unpacks pages for attention. Families decide which groups and modes a spec
  * means. format.md, "Uniform codes", has the formulas. */
-#ifndef KVANT_CODEC_UNIFORM_H
-#define KVANT_CODEC_UNIFORM_H
+#pragma once
 
 #include <math.h>
 
@@ -112,5 +111,3 @@ void kvant_uniform_unpack(const kvant_codec *codec, const kvant_kernels *kernels
 /* Its lines for values code - bias. */
 void kvant_uniform_lines(const kvant_codec *codec, const kvant_kernels *kernels, const void *page,
                          kvant_code_lines *lines);
-
-#endif

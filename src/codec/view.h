@@ -5,8 +5,7 @@
  * changes afterwards. Its pointers are valid as long as the codec. libkvant_cuda may come from
  * another build, so libkvant compares version and size before it passes a view. This header needs
  * no code of libkvant. */
-#ifndef KVANT_CODEC_VIEW_H
-#define KVANT_CODEC_VIEW_H
+#pragma once
 
 #include <kvant/codec.h>
 
@@ -107,5 +106,3 @@ typedef struct kvant_codec_view {
         kvant_chunk_view chunk;
     } of; /* by kind */
 } kvant_codec_view;
-
-#endif

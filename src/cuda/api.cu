@@ -130,21 +130,22 @@ void add_rows(Roles &to, const kvant_cuda_rows &rows, float *exact, bool transfo
         without_transform(role.codec);
 }
 
-bool valid_seal(const kvant_cuda_seal_pages &pages, uint32_t n_kv_heads)
+bool valid_seal(const kvant_cuda_seal_pages &pages, uint32_t n_kv_heads, bool exact)
 {
     return !pages.codec || (pages.codec->params.codes != KVANT_CUDA_CODES_OPEN &&
-                            valid_pages(pages.open, open_bytes(pages.codec->params), n_kv_heads) &&
+                            !(exact && has_groups(pages.codec->params)) &&
+                            valid_pages(pages.open, open_bytes(pages.codec->params) * (exact ? 2 : 1), n_kv_heads) &&
                             valid_pages(pages.sealed, pages.codec->params.page_bytes, n_kv_heads));
 }
 
-void add_open_pages(Roles &to, const kvant_cuda_seal_pages &pages)
+void add_open_pages(Roles &to, const kvant_cuda_seal_pages &pages, size_t number_bytes)
 {
     AppendRole &role = to.at[to.n++] = role_of(*pages.codec, pages.sealed);
     without_transform(role.codec);
     role.rows = pages.open.base;
     role.token_stride = role.codec.head_dim;
-    role.row_head_stride = pages.open.head_stride / sizeof(uint16_t);
-    role.row_block_stride = pages.open.block_stride / sizeof(uint16_t);
+    role.row_head_stride = pages.open.head_stride / number_bytes;
+    role.row_block_stride = pages.open.block_stride / number_bytes;
 }
 
 } // namespace
@@ -195,19 +196,19 @@ kvant_status kvant_cuda_table_seal(const kvant_cuda_seal_args *args, kvant_cuda_
 {
     if (!args || args->size != sizeof *args || !args->from || !args->to || args->n_kv_heads == 0 ||
         args->n_kv_heads > MAX_GRID_Y || args->n_blocks > INT_MAX / KVANT_PAGE_TOKENS ||
-        !valid_seal(args->k, args->n_kv_heads) || !valid_seal(args->v, args->n_kv_heads))
+        !valid_seal(args->k, args->n_kv_heads, args->exact) || !valid_seal(args->v, args->n_kv_heads, args->exact))
         return KVANT_ERR_ARGUMENT;
     Roles roles{};
     for (const kvant_cuda_seal_pages *pages : { &args->k, &args->v })
         if (pages->codec)
-            add_open_pages(roles, *pages);
+            add_open_pages(roles, *pages, args->exact ? sizeof(float) : sizeof(uint16_t));
     if ((!args->k.codec && !args->v.codec) || !valid_feedback(args->k.codec, args->v.codec, args->k_feedback) ||
         (args->k.codec && args->v.codec && args->k.codec->params.head_dim != args->v.codec->params.head_dim))
         return KVANT_ERR_ARGUMENT;
     if (args->k.codec)
         roles.at[0].feedback = args->k_feedback;
     AppendArgs common{};
-    common.type = KVANT_CUDA_F16;
+    common.type = args->exact ? KVANT_CUDA_F32 : KVANT_CUDA_F16;
     common.n_tokens = args->n_blocks * KVANT_PAGE_TOKENS;
     common.refused = args->refused;
     common.from = args->from;

@@ -1,6 +1,5 @@
 /* checks.h - argument checks shared by the functions of cuda.h, and the status of a CUDA error. */
-#ifndef KVANT_CUDA_CHECKS_H
-#define KVANT_CUDA_CHECKS_H
+#pragma once
 
 #include "params.h"
 
@@ -43,5 +42,3 @@ inline size_t open_bytes(const kvant_cuda_params &codec)
 }
 
 } // namespace kvant
-
-#endif

@@ -1,6 +1,5 @@
 /* launch.h - turns a run-time head_dim into a compile-time constant, and passes types to lambdas. */
-#ifndef KVANT_CUDA_LAUNCH_H
-#define KVANT_CUDA_LAUNCH_H
+#pragma once
 
 #include <cstdint>
 #include <cuda_runtime.h>
@@ -25,5 +24,3 @@ template <class F> cudaError_t with_head_dim(uint32_t head_dim, F &&launch)
 }
 
 } // namespace kvant
-
-#endif

@@ -1,7 +1,6 @@
 /* layout.cuh - the sizes of a page and the places of its codes as constants of a kernel
  * (format.md). */
-#ifndef KVANT_CUDA_LAYOUT_CUH
-#define KVANT_CUDA_LAYOUT_CUH
+#pragma once
 
 #include <cstdint>
 
@@ -72,5 +71,3 @@ __host__ __device__ constexpr int chunk_code_bytes(int bits, int chunks, bool ke
 }
 
 } // namespace kvant
-
-#endif

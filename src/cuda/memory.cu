@@ -84,8 +84,10 @@ __global__ void __launch_bounds__(THREADS) merge_kernel(const __grid_constant__ 
     for (uint32_t j = lane; j < args.head_dim; j += 32) {
         float x = 0;
         for (uint32_t part = 0; part < args.n_parts; part++)
-            x = fmaf(weights[part],
-                     args.outs[(((size_t)part * args.n_queries + query) * args.n_heads + head) * args.head_dim + j], x);
+            if (weights[part] != 0) /* else nothing of the sequence was seen, and what stands there is no number */
+                x = fmaf(weights[part],
+                         args.outs[(((size_t)part * args.n_queries + query) * args.n_heads + head) * args.head_dim + j],
+                         x);
         args.out[query * args.out_token_stride + head * args.out_head_stride + j] = x * inverse;
     }
     if (args.lse && lane == 0)

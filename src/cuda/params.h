@@ -2,8 +2,7 @@
  *
  * params.c makes them from a codec's view and refuses codecs without a kernel. Knows no kernel. C
  * and CUDA share this header. */
-#ifndef KVANT_CUDA_PARAMS_H
-#define KVANT_CUDA_PARAMS_H
+#pragma once
 
 #include <kvant/cuda.h>
 
@@ -170,5 +169,3 @@ kvant_status kvant_cuda_chunk_init(kvant_cuda_params *params, kvant_cuda_book *b
 void kvant_cuda_trellis_init(kvant_cuda_params *params, kvant_cuda_trellis *trellis, const kvant_codec_view *view);
 
 KVANT_END_C
-
-#endif

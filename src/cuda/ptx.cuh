@@ -1,6 +1,5 @@
 /* ptx.cuh - machine instructions without a CUDA C++ equivalent. Contains no logic. */
-#ifndef KVANT_CUDA_PTX_CUH
-#define KVANT_CUDA_PTX_CUH
+#pragma once
 
 #include <cstdint>
 #include <cuda_fp16.h>
@@ -143,5 +142,3 @@ KVANT_INLINE uint32_t pack_half2(float low, float high)
 }
 
 } // namespace kvant
-
-#endif

@@ -3,8 +3,7 @@
  *
  * Lane l holds channels l, l + 32, l + 64, ... All arithmetic is written in single roundings,
  * because decoders must give the CPU's numbers. */
-#ifndef KVANT_CUDA_ROTATE_CUH
-#define KVANT_CUDA_ROTATE_CUH
+#pragma once
 
 #include "params.h"
 
@@ -220,5 +219,3 @@ KVANT_INLINE float warp_sum(float x)
 }
 
 } // namespace kvant
-
-#endif

@@ -1,7 +1,6 @@
 /* table.h - the functions in libkvant's table (device/cuda_table.h): kvant_cuda_table_<name>, not
  * exported. */
-#ifndef KVANT_CUDA_TABLE_H
-#define KVANT_CUDA_TABLE_H
+#pragma once
 
 #include "../device/cuda_table.h"
 #include "params.h"
@@ -13,5 +12,3 @@ KVANT_CUDA_TABLE_FUNCTIONS(KVANT_CUDA_TABLE_DECLARE)
 #undef KVANT_CUDA_TABLE_DECLARE
 
 KVANT_END_C
-
-#endif

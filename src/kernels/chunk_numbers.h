@@ -7,8 +7,7 @@
  *
  * Levels may compute the entries of triplets instead (octahedral_entry). Every level gives the same
  * integers. */
-#ifndef KVANT_KERNELS_CHUNK_NUMBERS_H
-#define KVANT_KERNELS_CHUNK_NUMBERS_H
+#pragma once
 
 #include <stdint.h>
 #include <stdlib.h>
@@ -70,5 +69,3 @@ static inline uint32_t kvant_key_place(uint32_t components, uint32_t c, uint32_t
 {
     return components == 3 ? 6 * (c / 2) + 2 * j + c % 2 : 4 * c + j;
 }
-
-#endif

@@ -4,8 +4,7 @@
  * Keys keep the order of channels. Values of triplets lie component by component: first the first
  * components of all chunks. So kernels store vectors of chunks without shuffles. Values of
  * 4-channel chunks keep the order of channels. */
-#ifndef KVANT_KERNELS_CHUNK_TILES_H
-#define KVANT_KERNELS_CHUNK_TILES_H
+#pragma once
 
 #include <string.h>
 
@@ -44,5 +43,3 @@ static inline void kvant_place_outlier(const uint16_t *outliers, uint32_t slot, 
     for (uint32_t j = 0; j < n; j++)
         out[j * step] = kvant_half_to_float(half[j]);
 }
-
-#endif

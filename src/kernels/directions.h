@@ -1,8 +1,7 @@
 /* directions.h - arguments of the kernel that decodes chunks of 4 channels: a table of directions,
  * and the outlier chunks that are stored beside the codes. format.md, "Direction codes", has
  * the formulas. */
-#ifndef KVANT_KERNELS_DIRECTIONS_H
-#define KVANT_KERNELS_DIRECTIONS_H
+#pragma once
 
 #include <stdint.h>
 
@@ -12,5 +11,3 @@ typedef struct kvant_direction_book {
     uint32_t
         slots; /* outliers a token has room for: a chunk of index n_codewords is the one of the slot that its radius says */
 } kvant_direction_book;
-
-#endif

@@ -1,7 +1,6 @@
 /* feedback.h - arguments of rounding with error feedback: a factorised quadratic form of errors.
  * format.md, "Feedback", has the formulas. */
-#ifndef KVANT_KERNELS_FEEDBACK_H
-#define KVANT_KERNELS_FEEDBACK_H
+#pragma once
 
 #include <stdint.h>
 
@@ -19,5 +18,3 @@ typedef struct kvant_feedback {
 typedef struct kvant_feedback_sums {
     float own, product;
 } kvant_feedback_sums;
-
-#endif

@@ -1,6 +1,5 @@
 /* fixed_point.h - numbers as 16-bit integers times a step: the operands of products with codes. */
-#ifndef KVANT_KERNELS_FIXED_POINT_H
-#define KVANT_KERNELS_FIXED_POINT_H
+#pragma once
 
 #include <math.h>
 
@@ -30,5 +29,3 @@ static inline int16_t kvant_fixed_point_round(float x)
 {
     return (int16_t)((int32_t)kvant_float_bits(x + 12582912.0f) - 0x4b400000);
 }
-
-#endif

@@ -7,8 +7,7 @@
  *   K   tile[channel][position of token]                       padded_dim x 64
  *   V   tile[position of token][position of channel]           64 x padded_dim
  * with kvant_token_position and kvant_layout_row_position of page/layout.h. */
-#ifndef KVANT_KERNELS_KERNELS_H
-#define KVANT_KERNELS_KERNELS_H
+#pragma once
 
 #include <stddef.h>
 
@@ -351,5 +350,3 @@ void kvant_kernels_init_neon_dot(kvant_kernels *kernels);
 
 /* The table of a level (KVANT_CPU_AUTO: the one in use), or NULL when machine or build lack it. */
 const kvant_kernels *kvant_kernels_get(kvant_cpu_level level);
-
-#endif

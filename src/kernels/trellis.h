@@ -29,8 +29,9 @@ typedef struct kvant_trellis {
     uint32_t n_steps;
     uint16_t steps[KVANT_TRELLIS_MAX_STEPS]; /* of channels, padding included */
     int8_t levels[KVANT_TRELLIS_MAX_LEVELS]; /* ascending, each other's negatives; level i is in subset i mod 8 */
-    _Alignas(64) uint16_t costs[KVANT_TRELLIS_CELLS][KVANT_TRELLIS_SUBSETS]; /* of a subset's nearest level */
-    uint8_t nearest[KVANT_TRELLIS_CELLS][KVANT_TRELLIS_SUBSETS];             /* level / 8 */
+    /* Of a subset's nearest level; 0 for KVANT_TRELLIS_NO_NUMBER. */
+    _Alignas(64) uint16_t costs[KVANT_TRELLIS_CELLS + 1][KVANT_TRELLIS_SUBSETS];
+    uint8_t nearest[KVANT_TRELLIS_CELLS][KVANT_TRELLIS_SUBSETS]; /* level / 8 */
     /* Subset z of window 2 i, for i below half the states, as the bytes 2 z and 2 z + 1. Subsets
      * are parities: that of i ^ j is z ^ z. */
     _Alignas(64) uint8_t subsets[1u << (KVANT_TRELLIS_MAX_MEMORY - 1)][2];

@@ -33,8 +33,7 @@ static void spread_costs(const kvant_trellis *trellis, uint32_t cell, block_cost
 {
     for (uint32_t z = 0; z < KVANT_TRELLIS_SUBSETS; z++)
         for (uint32_t i = 0; i < BLOCK; i++)
-            costs->of[z][i] =
-                cell != KVANT_TRELLIS_NO_NUMBER ? trellis->costs[cell][z ^ trellis->subsets[i][0] / 2u] : 0;
+            costs->of[z][i] = trellis->costs[cell][z ^ trellis->subsets[i][0] / 2u];
 }
 
 /* The new states of a block and of the same states of the other half; flags: those of 2 i, then of

@@ -11,8 +11,8 @@
  *   below_mask(a, b)                 bit j: number j of a is below number j of b, of which none is
  *                                    above; 32 / HALVES vectors each
  *
- * A level that keeps the metrics of a search in registers also defines STATES_IN_REGISTERS, vh_or
- * and vh_odd(): ones in every second number. */
+ * A level with a search of its own for 256 states also defines PATH_IN_PLACE, a header that has
+ * has_places (whether it takes a search) and path_in_place. */
 #define TRELLIS_VECTORS (32 / HALVES)
 
 typedef struct trellis_costs {
@@ -61,8 +61,7 @@ KVANT_INLINE void advance_block(const block_costs *costs, uint32_t states, uint3
 
 KVANT_INLINE trellis_costs costs_of(const kvant_trellis *trellis, uint32_t cell)
 {
-    static const uint16_t nothing[KVANT_TRELLIS_SUBSETS];
-    const vh near = vh_repeat(cell != KVANT_TRELLIS_NO_NUMBER ? trellis->costs[cell] : nothing);
+    const vh near = vh_repeat(trellis->costs[cell]);
     return (trellis_costs){ near, vh_swap_pairs(near) };
 }
 
@@ -145,7 +144,7 @@ KVANT_INLINE void NAME(lower)(uint16_t *metric, uint32_t states)
 static KVANT_TRELLIS_PATH_FN(NAME(trellis_path))
 {
 #ifdef PATH_IN_PLACE
-    if (has_places(trellis, cells, n, work)) {
+    if (has_places(trellis, n, work)) {
         path_in_place(trellis, cells, n, work, bits);
         return;
     }

@@ -1,7 +1,6 @@
 /* triplets.h - arguments of the kernel that quantises triplets of channels: a codebook, and
  * triplets side by side. */
-#ifndef KVANT_KERNELS_TRIPLETS_H
-#define KVANT_KERNELS_TRIPLETS_H
+#pragma once
 
 #include <stdint.h>
 
@@ -30,5 +29,3 @@ typedef struct kvant_triplets {
     float along[KVANT_MAX_TRIPLETS];   /* product of the triplet and its coded direction */
     float norm[KVANT_MAX_TRIPLETS];    /* the coded norm */
 } kvant_triplets;
-
-#endif

@@ -1,6 +1,5 @@
 /* unpack_job.h - arguments of unpacking a page's codes to a tile. */
-#ifndef KVANT_KERNELS_UNPACK_JOB_H
-#define KVANT_KERNELS_UNPACK_JOB_H
+#pragma once
 
 #include "kernels.h"
 
@@ -12,5 +11,3 @@ typedef struct unpack_job {
     float *tile;
     size_t stride;
 } unpack_job;
-
-#endif

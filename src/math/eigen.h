@@ -1,7 +1,6 @@
 /* eigen.h - eigenvectors of a symmetric matrix, with equal bits on every machine (format.md,
  * "Query basis"). */
-#ifndef KVANT_MATH_EIGEN_H
-#define KVANT_MATH_EIGEN_H
+#pragma once
 
 #include <stdint.h>
 
@@ -11,5 +10,3 @@
  * each with its largest component (the first of equals) positive. matrix: n x n, finite; its lower
  * triangle is read. KVANT_ERR_MEMORY. */
 kvant_status kvant_eigenvectors(uint32_t n, const double *matrix, float *vectors);
-
-#endif

@@ -5,8 +5,7 @@
  * the density f(x) ~ (1 - x^2)^((d - 3) / 2), and the Lloyd-Max codebook of f quantises the
  * coordinate. Results have the same bits on every machine: only + - * / and square root are used.
  * Densities must keep to these operations too. */
-#ifndef KVANT_MATH_LLOYD_MAX_H
-#define KVANT_MATH_LLOYD_MAX_H
+#pragma once
 
 #include <stdint.h>
 
@@ -50,5 +49,3 @@ void kvant_lloyd_max_spread(uint32_t n, double reach, double *levels);
 /* Fills codebook[0 .. 2^bits - 1] with increasing, odd-symmetric values for coordinates of a vector
  * of norm sqrt(d). d >= 4, bits 1 .. 8. */
 void kvant_lloyd_max(uint32_t d, uint32_t bits, float *codebook);
-
-#endif

@@ -8,8 +8,7 @@
  *
  * Sources: OCTOPUS, equations 5 and 6; Cigolle and others, A survey of efficient representations
  * for independent unit vectors, 2014. */
-#ifndef KVANT_MATH_OCTAHEDRAL_H
-#define KVANT_MATH_OCTAHEDRAL_H
+#pragma once
 
 #include <math.h>
 #include <stdint.h>
@@ -37,5 +36,3 @@ void kvant_octahedral_codebook(uint32_t bits, float *levels);
  * coordinates of a uniform point on the sphere of radius sqrt(d) in d dimensions. d >= 6, bits: 0
  * (one level, the mean) .. KVANT_TRIPLET_NORM_BITS. Same bits on every machine. */
 void kvant_triplet_norm_codebook(uint32_t d, uint32_t bits, float *levels);
-
-#endif

@@ -4,8 +4,7 @@
  * psi = atan(|second| / |first|), has the density cos(psi)^(n1 - 1) sin(psi)^(n2 - 1) on [0, pi /
  * 2]. A pair of numbers has a uniform angle on the circle. Angles are stored as unit vectors:
  * encoders compare cross products and need no arc tangent. */
-#ifndef KVANT_MATH_POLAR_ANGLES_H
-#define KVANT_MATH_POLAR_ANGLES_H
+#pragma once
 
 #include <stdint.h>
 
@@ -27,5 +26,3 @@ void kvant_polar_angle_book(uint32_t n1, uint32_t n2, uint32_t bits, kvant_polar
 /* The circle in 2^bits equal sectors, sector k from k pi / 2^(bits-1): levels are their middles;
  * the 2^(bits-2) - 1 thresholds are those inside the first quadrant. */
 void kvant_polar_circle_book(uint32_t bits, kvant_polar_book *book);
-
-#endif

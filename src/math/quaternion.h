@@ -4,8 +4,7 @@
  *
  * Everything is binary64 from + - * / and square root, one operation at a time, so tables have the
  * same bits on every machine. */
-#ifndef KVANT_MATH_QUATERNION_H
-#define KVANT_MATH_QUATERNION_H
+#pragma once
 
 #include <stdint.h>
 
@@ -36,5 +35,3 @@ kvant_quaternion kvant_quaternion_random(uint64_t *state);
  * for 96 quaternions, 0.3 s for 1024. */
 #define KVANT_SPREAD_CANDIDATES 32
 void kvant_quaternion_spread(uint64_t *state, uint32_t n, kvant_quaternion *s);
-
-#endif

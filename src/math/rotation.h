@@ -1,7 +1,6 @@
 /* rotation.h - a random orthogonal matrix from a seed, with equal bits on every machine
  * (format.md, "Transform"). */
-#ifndef KVANT_MATH_ROTATION_H
-#define KVANT_MATH_ROTATION_H
+#pragma once
 
 #include <stddef.h>
 #include <stdint.h>
@@ -15,5 +14,3 @@ kvant_status kvant_random_rotation(uint32_t d, uint64_t seed, float *matrix);
 /* Fills matrix with n approximately normal numbers of mean 0 and standard deviation sigma: each the
  * sum of 16 uniform ones, so with an excess kurtosis of -0.075. */
 void kvant_random_normals(size_t n, double sigma, uint64_t seed, float *matrix);
-
-#endif

@@ -3,8 +3,7 @@
  *
  * All matrices are n x n, row-major and full. Only + - * / and square root are used, so results
  * have the same bits on every machine. Knows nothing of keys or queries. */
-#ifndef KVANT_MATH_SPD_H
-#define KVANT_MATH_SPD_H
+#pragma once
 
 #include <stdbool.h>
 #include <stdint.h>
@@ -41,5 +40,3 @@ double kvant_trace(uint32_t n, const double *m);
 
 /* sqrt of the sum of squares of all numbers: the Frobenius norm of any matrix. */
 double kvant_frobenius(uint32_t n, const double *m);
-
-#endif

@@ -1,7 +1,6 @@
 /* sums.h - sums in the order that format.md fixes: 16 partial sums, then a tree. Machines with
  * 4, 8 and 16 lanes can all follow this order, so vectorised encoders give the same bits. */
-#ifndef KVANT_MATH_SUMS_H
-#define KVANT_MATH_SUMS_H
+#pragma once
 
 #include <stddef.h>
 #include <stdint.h>
@@ -35,18 +34,3 @@ static inline double kvant_dot_exact(const double *a, const double *b, size_t n)
         sum += a[i] * b[i];
     return sum;
 }
-
-/* The lower median of n >= 1 numbers, by insertion: for a hundred of them at most. sorted: room for
- * n. */
-static inline float kvant_median(const float *x, uint32_t n, float *sorted)
-{
-    for (uint32_t i = 0; i < n; i++) {
-        uint32_t at = i;
-        for (; at > 0 && sorted[at - 1] > x[i]; at--)
-            sorted[at] = sorted[at - 1];
-        sorted[at] = x[i];
-    }
-    return sorted[(n - 1) / 2];
-}
-
-#endif

@@ -1,7 +1,6 @@
 /* tridiagonal.h - eigenvalues and eigenvectors of a symmetric matrix, about ten times as fast as
  * eigen.c at 256 x 256. eigen.c stays, because a page format fixes its order of operations. */
-#ifndef KVANT_MATH_TRIDIAGONAL_H
-#define KVANT_MATH_TRIDIAGONAL_H
+#pragma once
 
 #include <stdint.h>
 
@@ -12,5 +11,3 @@
  * it is destroyed. KVANT_ERR_MEMORY; KVANT_ERR_ARGUMENT when it does not converge, which takes
  * numbers that are not finite. */
 kvant_status kvant_tridiagonal_eigen(uint32_t n, double *matrix, double *values, double *vectors);
-
-#endif

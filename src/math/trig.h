@@ -1,7 +1,6 @@
 /* trig.h - sine and cosine of the first quadrant in binary64 from + - * alone. C libraries differ
  * in the last bits; tables must not. */
-#ifndef KVANT_MATH_TRIG_H
-#define KVANT_MATH_TRIG_H
+#pragma once
 
 #define KVANT_HALF_PI 1.5707963267948966
 
@@ -20,5 +19,3 @@ static inline void kvant_sin_cos(double x, double *sine, double *cosine)
     *sine = s;
     *cosine = 1 - v;
 }
-
-#endif

@@ -4,8 +4,7 @@
  * Owns the arithmetic of this code plane; knows nothing of what a code means. Tiles of layout.h are
  * padded to 16, these are not: 43 triplets of 13 bits take 43 x 13 bits per token. K adds one chunk
  * when the number of chunks is odd. */
-#ifndef KVANT_PAGE_CHUNKS_H
-#define KVANT_PAGE_CHUNKS_H
+#pragma once
 
 #include <kvant/codec.h>
 
@@ -32,5 +31,3 @@ void kvant_chunk_layout_init(kvant_chunk_layout *layout, kvant_role role, uint32
 /* Writes or reads the codes of all chunks of one token; codes: n_chunks numbers below 2^bits. */
 void kvant_chunk_layout_put(const kvant_chunk_layout *layout, void *page, uint32_t token, const uint32_t *codes);
 void kvant_chunk_layout_get(const kvant_chunk_layout *layout, const void *page, uint32_t token, uint32_t *codes);
-
-#endif

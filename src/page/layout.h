@@ -2,8 +2,7 @@
  * (format.md).
  *
  * Owns the arithmetic of the code plane for scalar codes; knows nothing of scales or numbers. */
-#ifndef KVANT_PAGE_LAYOUT_H
-#define KVANT_PAGE_LAYOUT_H
+#pragma once
 
 #include <stdbool.h>
 
@@ -68,5 +67,3 @@ static inline uint32_t kvant_token_position(uint32_t token)
     uint32_t tile = token / 16, r = token % 16;
     return 32 * (r / 8) + 4 * (r % 8) + tile;
 }
-
-#endif

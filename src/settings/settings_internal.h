@@ -1,6 +1,5 @@
 /* settings_internal.h - settings in memory, shared by settings.c, parse.c and format.c. */
-#ifndef KVANT_SETTINGS_SETTINGS_INTERNAL_H
-#define KVANT_SETTINGS_SETTINGS_INTERNAL_H
+#pragma once
 
 #include <kvant/settings.h>
 
@@ -54,5 +53,3 @@ kvant_status kvant_settings_parse(kvant_settings *s, const char *text, size_t n,
 
 /* The file's bytes (from kvant_alloc). */
 kvant_status kvant_settings_format(const kvant_settings *s, char **text, size_t *n, const kvant_error *error);
-
-#endif

@@ -1,8 +1,9 @@
 #!/bin/sh
 # run_device.sh - builds what the CUDA tests need on a machine with a GPU, runs them, prints a line per test.
 #
-#     tests/cuda/run_device.sh [TEST...]       default: the tests of PAIRS and DIMS below; test_cuda_codec, test_cuda_attention
-#                                              and test_problems want PAIRS=ALL and every head_dim, 10 minutes or more;
+#     tests/cuda/run_device.sh [TEST...]       default: the tests of PAIRS and DIMS below; test_cuda_codec, test_calibrated,
+#                                              test_cuda_attention and test_problems want PAIRS=ALL and every head_dim,
+#                                              10 minutes or more;
 #                                              of bench_cuda_cache the output is shown
 #
 # Takes 2 to 4 minutes with 16 cores, most of it kernels of attention; no network. Environment:

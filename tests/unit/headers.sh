@@ -38,13 +38,20 @@ may_use() {
 
 # "from to file" of every include between folders of src/.
 cd "$root/src"
-find . -name '*.[ch]' -o -name '*.cu' -o -name '*.cuh' | while read -r file; do
-    grep -oE '^#include "[^"]+"' "$file" | sed 's/^#include "//; s/"$//' | while read -r include; do
-        to=$(realpath -m --relative-to=. "$(dirname "$file")/$include" | cut -d/ -f1)
-        from=$(echo "$file" | cut -d/ -f2)
-        [ "$to" = "$from" ] || ! [ -d "$to" ] || echo "$from $to $file"
-    done
-done | sort -u >"$work/arrows"
+find . -name '*.[ch]' -o -name '*.cu' -o -name '*.cuh' | xargs grep -HoE '^#include "[^"]+"' |
+    awk -F: '{
+        file = $1
+        sub(/^#include "/, "", $2)
+        sub(/"$/, "", $2)
+        n = split(file, path, "/") - 1 # the folder of the file: path[2] ... path[n], behind "."
+        for (parts = split($2, part, "/"); part[++k] == ".." && n > 1; n--) {}
+        to = n > 1 ? path[2] : part[k]
+        k = 0
+        if (to != path[2] && (n > 1 || parts > 1))
+            print path[2], to, file
+    }' | sort -u | while read -r from to file; do
+    ! [ -d "$to" ] || echo "$from $to $file"
+done >"$work/arrows"
 [ -s "$work/arrows" ] || { echo "no includes between folders were found: this check is broken" >&2; exit 1; }
 status=0
 while read -r from to file; do

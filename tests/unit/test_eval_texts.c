@@ -31,11 +31,12 @@ llama_token *engine_tokenize(const engine *e, const char *text, size_t bytes, to
 
 static char complaint[256];
 
+/* Complaints are kept, hints are not. */
 bool say_line(const char *prefix, const char *format, ...)
 {
     va_list args;
     va_start(args, format);
-    if (prefix[0] == 'k') /* no hint */
+    if (strcmp(prefix, "kvant: ") == 0)
         vsnprintf(complaint, sizeof complaint, format, args);
     va_end(args);
     return false;

@@ -52,8 +52,9 @@ class Cache(Owned):
     cudaStream_t as a number, by default the legacy default stream, which is PyTorch's by default.
     With DLPack it waits for work on other streams that makes the arguments. Calls return before the
     work is done: whoever uses outputs or frees arguments on another stream orders it behind this
-    one. Which codecs and options a GPU has: include/kvant/cache.h. Error of status 30 where there
-    is no GPU.
+    one. asynchronous: append does not wait for a check of its rows either; the next call raises the
+    Error of rows that were left out. Which codecs and options a GPU has: include/kvant/cache.h.
+    Error of status 30 where there is no GPU.
 
     Every size, shape and dtype is checked: TypeError and ValueError name the argument. Error has
     the library's words and its status: 50 a NaN or an infinity, 51 a number beyond fp16's range, 60
@@ -83,6 +84,7 @@ class Cache(Owned):
         scale: float | None = None,
         logit_softcap: float = 0.0,
         stream: int = 0,
+        asynchronous: bool = False,
     ) -> None:
         super().__init__("kvant_cache_free", scheme)
         self._lock = threading.Lock()
@@ -109,6 +111,7 @@ class Cache(Owned):
             scale=0 if scale is None else checks.number(scale, "scale"),
             logit_softcap=checks.number(logit_softcap, "logit_softcap"),
             stream=stream or None,
+            asynchronous=bool(asynchronous),
             **{name: c_text(value, name) for name, value in texts.items()},
         )
         check("cache", library().kvant_cache_create(c.byref(params), c.byref(self._handle)), SAID)

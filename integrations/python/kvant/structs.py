@@ -330,6 +330,7 @@ class CacheParams(Struct):
         ("scale", c.c_float),
         ("logit_softcap", c.c_float),
         ("stream", c.c_void_p),
+        ("asynchronous", c.c_uint32),
     ]
 
 
@@ -377,6 +378,9 @@ class CudaAppendArgs(Struct):
         ("n_kv_heads", c.c_uint32),
         ("slots", c.c_void_p),
         ("refused", c.c_void_p),
+        ("exact", c.c_void_p * 2),
+        ("transformed", c.c_uint32),
+        ("k_feedback", c.c_void_p),
     ]
 
 
@@ -439,6 +443,8 @@ class CudaSealArgs(Struct):
         ("to", c.c_void_p),
         ("tokens", c.c_void_p),
         ("refused", c.c_void_p),
+        ("k_feedback", c.c_void_p),
+        ("exact", c.c_uint32),
     ]
 
 

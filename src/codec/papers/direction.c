@@ -47,15 +47,27 @@ static void split(const kvant_direction *direction, const float *y, uint32_t hea
     }
 }
 
+/* The lower median, by insertion: there are at most 128. */
+static float median(const float *x, uint32_t n)
+{
+    float sorted[KVANT_DIRECTION_MAX_CHUNKS];
+    for (uint32_t i = 0; i < n; i++) {
+        uint32_t j = i;
+        for (; j > 0 && sorted[j - 1] > x[i]; j--)
+            sorted[j] = sorted[j - 1];
+        sorted[j] = x[i];
+    }
+    return sorted[(n - 1) / 2];
+}
+
 /* The largest chunks above the threshold get the slots there are; the others stay ordinary chunks.
  * A norm of 0 then hides an outlier from the radius scale. */
 static void extract_outliers(const kvant_direction *direction, row *r)
 {
-    float sorted[KVANT_DIRECTION_MAX_CHUNKS];
     r->n_outliers = 0;
     if (direction->slots == 0)
         return;
-    const float threshold = direction->multiple * kvant_median(r->norm, direction->n_chunks, sorted);
+    const float threshold = direction->multiple * median(r->norm, direction->n_chunks);
     while (r->n_outliers < direction->slots) {
         uint32_t largest = 0;
         for (uint32_t c = 1; c < direction->n_chunks; c++)

@@ -4,8 +4,7 @@
  *
  * Owns radius scales, outliers, code layout, decoding. A family fills the table and finds the
  * index. */
-#ifndef KVANT_CODEC_DIRECTION_H
-#define KVANT_CODEC_DIRECTION_H
+#pragma once
 
 #include "../../page/chunks.h"
 #include "../codec_internal.h"
@@ -75,5 +74,3 @@ kvant_status kvant_direction_create(kvant_codec *codec, const kvant_request *req
 
 /* Once the table is filled: what attention needs to work on codes. */
 kvant_status kvant_direction_offer_codes(kvant_codec *codec);
-
-#endif

@@ -1,7 +1,6 @@
 /* octopus.h - the codebook of octopus codecs, and quantising one row, for octopus.c.
  * format.md, "Octahedral codes", has formulas and rounding. */
-#ifndef KVANT_CODEC_OCTOPUS_H
-#define KVANT_CODEC_OCTOPUS_H
+#pragma once
 
 #include "../../page/chunks.h"
 #include "../codec_internal.h"
@@ -22,5 +21,3 @@ float kvant_octopus_quantize(const octopus_book *book, const kvant_kernels *kern
 bool kvant_octopus_fits(const octopus_book *book, const kvant_kernels *kernels, const float *y);
 
 void kvant_octopus_dequantize(const octopus_book *book, const uint32_t *codes, float scale, float *y);
-
-#endif

@@ -5,8 +5,7 @@
  * Owns the projection, a plane of signs and an array of residual norms in the page; knows nothing
  * of the other codes. format.md, "Residual sketch", has formulas, order of operations and
  * storage. */
-#ifndef KVANT_CODEC_QJL_H
-#define KVANT_CODEC_QJL_H
+#pragma once
 
 #include "../codec_internal.h"
 
@@ -58,5 +57,3 @@ void kvant_qjl_encode(const kvant_qjl *qjl, const kvant_kernels *kernels, const 
 /* y += the residual's estimate. */
 void kvant_qjl_add(const kvant_qjl *qjl, const kvant_kernels *kernels, const void *page, uint32_t token,
                    float *y);
-
-#endif

@@ -12,8 +12,7 @@
  *
  * The query rows of a kv head (its query heads for every query token) are the columns of every MMA.
  * So a code is unpacked once for 8 or 16 rows. */
-#ifndef KVANT_CUDA_ATTENTION_CUH
-#define KVANT_CUDA_ATTENTION_CUH
+#pragma once
 
 #include "combine.cuh"
 #include "feeder.cuh"
@@ -442,5 +441,3 @@ template <class KC, class VC, int D> AttentionKernel kernel_for(KernelChoice cho
 }
 
 } // namespace kvant
-
-#endif

@@ -1,8 +1,7 @@
 /* attention.h - the arguments of an attention launch and the table of kernels. The dispatcher
  * shares it with the files that instantiate kernels: one file per pair of code kinds, so that they
  * compile in parallel. */
-#ifndef KVANT_CUDA_ATTENTION_H
-#define KVANT_CUDA_ATTENTION_H
+#pragma once
 
 #include "../params.h"
 
@@ -102,5 +101,3 @@ struct KernelChoice {
 template <class K, class V, int D> AttentionKernel pair_attention(KernelChoice choice);
 
 } // namespace kvant
-
-#endif

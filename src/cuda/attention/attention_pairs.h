@@ -13,8 +13,7 @@
  *
  * CMake reads this file too: every X(K kind, V kind) with kinds of capital letters becomes a source
  * file, so that pairs compile in parallel. */
-#ifndef KVANT_CUDA_ATTENTION_PAIRS_H
-#define KVANT_CUDA_ATTENTION_PAIRS_H
+#pragma once
 
 /* clang-format off */
 #define KVANT_CUDA_ATTENTION_PAIRS(X) \
@@ -58,5 +57,3 @@
     X(Trellis3S4096, Trellis3S4096) \
     X(Trellis2S4096, Trellis2S4096)
 /* clang-format on */
-
-#endif

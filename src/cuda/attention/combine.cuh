@@ -1,8 +1,7 @@
 /* combine.cuh - combines the sums of a pair (sequence, group of query heads): warps of a thread
  * block through shared memory, thread blocks through the workspace, both in a fixed order. Then
  * divides, undoes the rotation and writes the output. */
-#ifndef KVANT_CUDA_COMBINE_CUH
-#define KVANT_CUDA_COMBINE_CUH
+#pragma once
 
 #include "attention.h"
 #include "query.cuh"
@@ -258,5 +257,3 @@ KVANT_INLINE void finish_pair(const AttentionArgs &p, const WarpResults<WARPS, C
 }
 
 } // namespace kvant
-
-#endif

@@ -11,8 +11,7 @@
  * are too large (their field is not shifted); TILES, the column tiles it unpacks at a time; ORDER,
  * below; BIASED, whether u has a constant bias (codebooks) or a zero point per token (uniform).
  * for_each_tile walks the tiles of a plane in shared memory. */
-#ifndef KVANT_CUDA_DEQUANT_CUH
-#define KVANT_CUDA_DEQUANT_CUH
+#pragma once
 
 #include "../layout.cuh"
 #include "../params.h"
@@ -385,5 +384,3 @@ KVANT_INLINE void for_each_tile(const uint8_t *page, int lane, const Bytes &tabl
 }
 
 } // namespace kvant
-
-#endif

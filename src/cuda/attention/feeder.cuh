@@ -2,8 +2,7 @@
  *
  * Table entries are looked up 32 pages at a time, one per lane. A look-up just before its copy
  * would put two trips to memory in series. */
-#ifndef KVANT_CUDA_FEEDER_CUH
-#define KVANT_CUDA_FEEDER_CUH
+#pragma once
 
 #include "attention.h"
 #include "ring.cuh"
@@ -129,5 +128,3 @@ template <class L, bool GENERAL, int WARPS, int STAGES, int SLOT, int V_OFFSET, 
 };
 
 } // namespace kvant
-
-#endif

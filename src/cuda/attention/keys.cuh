@@ -4,8 +4,7 @@
  * of the score from these channels. A scale for 32 tokens of a channel acts on the query: the
  * query's operands are multiplied by the scales of each group of tokens before they meet the codes.
  * Zero points of groups are an operand of their own, with one column per group. */
-#ifndef KVANT_CUDA_KEYS_CUH
-#define KVANT_CUDA_KEYS_CUH
+#pragma once
 
 #include "query.cuh"
 #include "softmax.cuh"
@@ -282,5 +281,3 @@ KVANT_INLINE void score_page(const uint8_t *page, int codes, const uint32_t (&q)
 }
 
 } // namespace kvant
-
-#endif

@@ -297,9 +297,12 @@ kvant_status kvant_cuda_table_attention(const kvant_cuda_attention_args *given, 
     const Device device = current_device();
     AttentionKernel kernel{};
     status = prefers_tiles(args) ? KVANT_ERR_UNSUPPORTED : choose_kernel(args, device, kernel);
-    if (status == KVANT_ERR_UNSUPPORTED)
-        return launch_tiles(args, launch_args(args, AttentionKernel{ .columns = TILE_COLUMNS }), (int)grid_of(device),
+    if (status == KVANT_ERR_UNSUPPORTED) {
+        AttentionKernel none{};
+        none.columns = TILE_COLUMNS;
+        return launch_tiles(args, launch_args(args, none), (int)grid_of(device),
                             device.shared_bytes, static_cast<cudaStream_t>(stream));
+    }
     if (status != KVANT_OK)
         return status;
     ChunkAttentionArgs p{};

@@ -5,8 +5,7 @@
  * so they do not pass through the ring. A page has weights relative to its own largest score, and
  * its own sums, which are added to the others in fp32. So values without a scale do not narrow the
  * range of values with a scale. */
-#ifndef KVANT_CUDA_OPEN_CUH
-#define KVANT_CUDA_OPEN_CUH
+#pragma once
 
 #include "scores.cuh"
 #include "values.cuh"
@@ -133,5 +132,3 @@ __device__ __noinline__ Accumulator<C, D> attend_open_page(const AttentionArgs &
 }
 
 } // namespace kvant
-
-#endif

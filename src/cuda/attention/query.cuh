@@ -7,8 +7,7 @@
  * Look-ups of codebook keys give bytes. With 8 columns these keys are multiplied as bytes, and a
  * number of the query is 16 bits of fixed point in two bytes. With 16 columns bytes would need more
  * registers than there are. */
-#ifndef KVANT_CUDA_QUERY_CUH
-#define KVANT_CUDA_QUERY_CUH
+#pragma once
 
 #include "../chunks/chunks.cuh"
 #include "../rotate.cuh"
@@ -200,5 +199,3 @@ KVANT_INLINE void load_operands(const Q &tile, int t, uint32_t (&q)[key_tiles<C,
 }
 
 } // namespace kvant
-
-#endif

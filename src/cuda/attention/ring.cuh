@@ -10,8 +10,7 @@
  * page while the warp works on the V page. Groups are then counted in this order: K page of an
  * item, its V page, K page of the next item. An empty group stands for a next item that does not
  * exist yet. */
-#ifndef KVANT_CUDA_RING_CUH
-#define KVANT_CUDA_RING_CUH
+#pragma once
 
 #include "../ptx.cuh"
 
@@ -188,5 +187,3 @@ template <int STAGES, int SLOT, int V_OFFSET, bool SPLIT> struct Ring {
 #endif
 
 } // namespace kvant
-
-#endif

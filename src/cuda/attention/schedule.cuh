@@ -4,8 +4,7 @@
  * Every thread block takes a piece of equal length. So ragged batches balance, several thread
  * blocks may share a pair (split-K), and a thread block may serve several pairs. Lengths are read
  * on the device: the launch depends on no length, as CUDA graphs need. */
-#ifndef KVANT_CUDA_SCHEDULE_CUH
-#define KVANT_CUDA_SCHEDULE_CUH
+#pragma once
 
 #include "attention.h"
 #include "../layout.cuh"
@@ -219,5 +218,3 @@ KVANT_INLINE Piece<GENERAL> find_piece(const Lengths<GENERAL, COLUMNS> &lengths,
 }
 
 } // namespace kvant
-
-#endif

@@ -3,8 +3,7 @@
  * Scores are binary logarithms in the registers of an accumulator (softmax.cuh): lane l holds
  * tokens 16 i + l / 4 (+ 8) of a page and columns 2 (l mod 4) (+ 1) of a tile. A hidden token gets
  * the score -infinity, so its weight is 0. */
-#ifndef KVANT_CUDA_SCORES_CUH
-#define KVANT_CUDA_SCORES_CUH
+#pragma once
 
 #include "query.cuh"
 
@@ -77,5 +76,3 @@ KVANT_INLINE void change_scores(const AttentionArgs &p, const Q &tile, const See
 }
 
 } // namespace kvant
-
-#endif

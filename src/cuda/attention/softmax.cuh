@@ -9,8 +9,7 @@
  * times value scale are at most 2^SLACK, and their largest is near it, for any scale of the values;
  * fp16 operands need this range. The reference moves only when a page exceeds it by more than
  * SLACK. */
-#ifndef KVANT_CUDA_SOFTMAX_CUH
-#define KVANT_CUDA_SOFTMAX_CUH
+#pragma once
 
 #include "../chunks/chunks.cuh"
 #include "../rotate.cuh"
@@ -212,5 +211,3 @@ KVANT_INLINE void weigh_tokens(Accumulator<C, D> (&sums)[TILES], const float (&s
 }
 
 } // namespace kvant
-
-#endif

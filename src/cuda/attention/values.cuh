@@ -5,8 +5,7 @@
  * weights differ per group of channels: fp16 weights are multiplied by fp16 scales. Both are
  * relative to powers of two that keep them in fp16's range. A scale for 32 tokens of a channel acts
  * on the sum over these tokens. */
-#ifndef KVANT_CUDA_VALUES_CUH
-#define KVANT_CUDA_VALUES_CUH
+#pragma once
 
 #include "keys.cuh"
 
@@ -220,5 +219,3 @@ KVANT_INLINE void add_page(const uint8_t *page, int codes, const T &table, int s
 }
 
 } // namespace kvant
-
-#endif

@@ -4,8 +4,7 @@
  *
  * All arithmetic is in single roundings. format.md, "Octahedral codes", "Direction codes" and
  * "Chunk codes", has the formulas. */
-#ifndef KVANT_CUDA_CHUNK_NUMBERS_CUH
-#define KVANT_CUDA_CHUNK_NUMBERS_CUH
+#pragma once
 
 #include "../layout.cuh"
 #include "../params.h"
@@ -128,5 +127,3 @@ template <class F> KVANT_INLINE void for_each_chunk_plane(int bits, int n_chunks
 }
 
 } // namespace kvant
-
-#endif

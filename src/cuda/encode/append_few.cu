@@ -4,7 +4,9 @@
  * Such a call computes next to nothing. It waits: for arguments, for slots and rows, for the words
  * of pages, and for instructions that no cache holds. So the code is short, loops stay loops, rows
  * are asked for together with their slot, all arguments while these come, and the words of the page
- * while the row is worked on. Words are changed by two atomics whose answer nobody waits for.
+ * while the row is worked on. Words are changed by two atomics whose answer nobody waits for. And while
+ * slots and rows come, a second warp rehearses: it does all the same with zeros, without stores, so that
+ * the instructions are there when the numbers are.
  *
  * Keys with a matrix (transform=file) have a thread block of head_dim threads, of which each makes
  * one number of the row, and asks for its column of the matrix before anything else. */
@@ -16,6 +18,8 @@
 
 namespace kvant
 {
+
+constexpr uint32_t MOST_REHEARSED = 8; /* tokens; more warps fetch instructions for each other */
 
 /* What of AppendRole and kvant_cuda_params these kernels need: little, because every line of
  * arguments is waited for. */
@@ -249,18 +253,21 @@ __device__ __forceinline__ void copy_book(WideBook &to, const WideBook &from, co
         to.thresholds[i] = from.thresholds[i], to.values[i] = from.values[i];
 }
 
+/* rehearsed: nothing is to be stored. */
 template <int D>
 __device__ __forceinline__ void write_open(const FewArgs<OpenBook> &args, const FewRole &role, const Row<D> &y,
-                                           uint8_t *page, int token, bool finite, int lane)
+                                           uint8_t *page, int token, bool finite, bool rehearsed, int lane)
 {
     bool in_range = true;
 #pragma unroll
     for (int j = 0; j < Row<D>::PER_LANE; j++)
         in_range &= fabsf(y.x[j]) <= 65504.0f;
     if (!__all_sync(FULL, in_range)) {
-        refuse_few(args.refused, finite, lane);
+        refuse_few(rehearsed ? nullptr : args.refused, finite, lane);
         return;
     }
+    if (rehearsed)
+        return;
     const size_t at = (size_t)token * D;
     store_row(page, at, KVANT_CUDA_F16, lane, y);
     if (role.exact)
@@ -270,47 +277,51 @@ __device__ __forceinline__ void write_open(const FewArgs<OpenBook> &args, const 
 /* By one warp. */
 template <int D, class Book>
 __device__ __forceinline__ void write_codes_of(const FewArgs<Book> &args, const FewRole &role, const Book &book,
-                                               const Row<D> &y, uint8_t *page, int at, bool finite, int lane)
+                                               const Row<D> &y, uint8_t *page, int at, bool finite, bool rehearsed,
+                                               int lane)
 {
     uint32_t codes[Row<D>::PER_LANE];
     const Quantized q = role.codes == KVANT_CUDA_CODES_CODEBOOK ? few_codebook<D>(codes, role, book, y, lane)
                                                                 : few_uniform<D>(codes, role, y);
     if (!q.in_range) {
-        refuse_few(args.refused, finite, lane);
+        refuse_few(rehearsed ? nullptr : args.refused, finite, lane);
         return;
     }
     uint16_t *numbers = reinterpret_cast<uint16_t *>(page + role.metadata_offset) + at;
-    if (lane == 0)
+    if (lane == 0 && !rehearsed)
         numbers[0] = __half_as_ushort(__float2half_rn(q.scale));
-    if (lane == 0 && role.codes == KVANT_CUDA_CODES_UNIFORM && !role.symmetric)
+    if (lane == 0 && !rehearsed && role.codes == KVANT_CUDA_CODES_UNIFORM && !role.symmetric)
         numbers[PAGE_TOKENS] = __half_as_ushort(__float2half_rn(q.zero));
     uint32_t *words = reinterpret_cast<uint32_t *>(page);
     if (role.keys)
-        TokenWords<D, true>(at, lane).put(words, codes, role.bits);
+        TokenWords<D, true>(at, lane).put(words, codes, role.bits, !rehearsed);
     else
-        TokenWords<D, false>(at, lane).put(words, codes, role.bits);
+        TokenWords<D, false>(at, lane).put(words, codes, role.bits, !rehearsed);
 }
 
 /* MATRIX: some role has one; blocks have D threads then, of which a role without a matrix needs the
- * first 32. */
+ * first 32. Else they have one warp, or two: one that works and one that rehearses. */
 template <int D, class Book, bool MATRIX>
-__global__ void __launch_bounds__(MATRIX ? D : 32) append_few_kernel(const __grid_constant__ FewArgs<Book> args)
+__global__ void __launch_bounds__(MATRIX ? D : 64) append_few_kernel(const __grid_constant__ FewArgs<Book> args)
 {
     constexpr bool OPEN = std::is_same<Book, OpenBook>::value;
-    __shared__ Book book;
-    __shared__ FewRole role;
+    __shared__ Book books[2];
+    __shared__ FewRole roles[2];
     const FewRole &given = args.roles[blockIdx.z];
     const int lane = threadIdx.x & 31, kv_head = blockIdx.y;
-    const int64_t slot = args.slots[blockIdx.x];
+    const bool first_warp = threadIdx.x < 32, rehearses = !MATRIX && !first_warp,
+               through_matrix = MATRIX && given.weighting == KVANT_CUDA_WEIGHTING_FULL;
+    FewRole &role = roles[rehearses];
+    Book &book = books[rehearses];
+    const int64_t slot = rehearses ? 0 : args.slots[blockIdx.x];
     const size_t row_at = blockIdx.x * given.token_stride + kv_head * given.row_head_stride;
-    const bool through_matrix = MATRIX && given.weighting == KVANT_CUDA_WEIGHTING_FULL, first_warp = threadIdx.x < 32;
     bool finite = true;
     RawRow<D> raw{};
     if (MATRIX && !through_matrix && !first_warp)
         return;
-    if (!through_matrix)
+    if (!through_matrix && !rehearses)
         raw.load(given.rows, row_at, args.type, lane);
-    if (first_warp) {
+    if (first_warp || rehearses) {
         copy_words(role, given, sizeof role / 4, lane);
         copy_book(book, args.books[blockIdx.z], given, lane);
         __syncwarp();
@@ -319,25 +330,22 @@ __global__ void __launch_bounds__(MATRIX ? D : 32) append_few_kernel(const __gri
         return;
     const int at = (int)(slot % PAGE_TOKENS);
     uint8_t *page = given.base + (size_t)page_number(slot) * given.block_stride + kv_head * given.head_stride;
-    if constexpr (!OPEN)
-        if (first_warp) {
-            if (role.keys)
-                TokenWords<D, true>(at, lane).ask_for(reinterpret_cast<uint32_t *>(page), role.bits);
-            else
-                TokenWords<D, false>(at, lane).ask_for(reinterpret_cast<uint32_t *>(page), role.bits);
-        }
+    if (!OPEN && first_warp && role.keys)
+        TokenWords<D, true>(at, lane).ask_for(reinterpret_cast<uint32_t *>(page), role.bits);
+    else if (!OPEN && first_warp)
+        TokenWords<D, false>(at, lane).ask_for(reinterpret_cast<uint32_t *>(page), role.bits);
     Row<D> y = raw.numbers(args.type);
     if (through_matrix)
         y = few_row_through_matrix<D>(given, args.type, row_at, kv_head, finite);
     else
         few_row<D>(y, role, kv_head, lane, finite);
     finite = __all_sync(FULL, finite);
-    if (!first_warp)
+    if (!first_warp && !rehearses)
         return;
     if constexpr (OPEN)
-        write_open<D>(args, role, y, page, at, finite, lane);
+        write_open<D>(args, role, y, page, at, finite, rehearses, lane);
     else
-        write_codes_of<D>(args, role, book, y, page, at, finite, lane);
+        write_codes_of<D>(args, role, book, y, page, at, finite, rehearses, lane);
 }
 
 static FewRole few_role(const AppendRole &from)
@@ -386,7 +394,7 @@ static cudaError_t launch(const AppendArgs &args, uint32_t head_dim, int n_roles
         if (matrix)
             append_few_kernel<D, Book, true><<<grid, D, 0, stream>>>(p);
         else
-            append_few_kernel<D, Book, false><<<grid, 32, 0, stream>>>(p);
+            append_few_kernel<D, Book, false><<<grid, args.n_tokens <= MOST_REHEARSED ? 64 : 32, 0, stream>>>(p);
         return cudaGetLastError();
     });
 }

@@ -76,7 +76,8 @@ template <int D, bool KEYS> struct TokenWords {
     }
 
     /* The token's bits alone: others may be written at the same time. */
-    __device__ __forceinline__ void put(uint32_t *words, const uint32_t (&codes)[PER_LANE], uint32_t bits) const
+    __device__ __forceinline__ void put(uint32_t *words, const uint32_t (&codes)[PER_LANE], uint32_t bits,
+                                        bool store = true) const
     {
 #pragma unroll 1
         for (int left = (int)bits, shift = 0; left > 0;) {
@@ -92,8 +93,10 @@ template <int D, bool KEYS> struct TokenWords {
                 if (KEYS)
                     own_word = mine & 2 ? mine & 1 ? of[k + 3] : of[k + 2] : own_word;
                 const Place where = place_of(log, k + mine);
-                atomicAnd(words + where.word, ~(mask << where.bit));
-                atomicOr(words + where.word, own_word << where.bit);
+                if (store) {
+                    atomicAnd(words + where.word, ~(mask << where.bit));
+                    atomicOr(words + where.word, own_word << where.bit);
+                }
             }
             words += size_of(log);
             shift += p;

@@ -1,6 +1,5 @@
 /* pages.h - the arguments of kernels that read whole pages. */
-#ifndef KVANT_CUDA_PAGES_H
-#define KVANT_CUDA_PAGES_H
+#pragma once
 
 #include "../params.h"
 
@@ -34,5 +33,3 @@ cudaError_t launch_decode(const DecodeArgs &args, const kvant_cuda_codec &codec,
 cudaError_t launch_copy(const CopyArgs &args, uint32_t n_blocks, uint32_t n_kv_heads, cudaStream_t stream);
 
 } // namespace kvant
-
-#endif

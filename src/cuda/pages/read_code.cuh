@@ -1,7 +1,6 @@
 /* read_code.cuh - reads one code of a page with one channel per code. The page may lie in shared
  * memory. */
-#ifndef KVANT_CUDA_READ_CODE_CUH
-#define KVANT_CUDA_READ_CODE_CUH
+#pragma once
 
 #include "../layout.cuh"
 #include "../params.h"
@@ -28,5 +27,3 @@ KVANT_INLINE uint32_t read_code(const kvant_cuda_params &codec, const uint32_t *
 }
 
 } // namespace kvant
-
-#endif

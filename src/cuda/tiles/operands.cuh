@@ -33,7 +33,7 @@ __device__ __forceinline__ int place_of(int rows, int row, int column)
 }
 
 /* Rows that a warp multiplies at a time, and a warpgroup. */
-constexpr int WARP_ROWS = 16, GROUP_ROWS = 64, GROUP_THREADS = 128;
+constexpr int WARP_ROWS = 16, GROUP_ROWS = 64, GROUP_WARPS = 4, GROUP_THREADS = 128;
 
 /* Products by mma.m16n8k16: every GPU. */
 struct WarpProducts {

@@ -94,14 +94,14 @@ static int round_up(int n, int unit)
 }
 
 /* Fills args' places; returns the bytes of shared memory. */
-static int lay_out(TileArgs &p, const TileKernel &kernel, int row_groups, int stages, bool ring, bool looks_up)
+static int lay_out(TileArgs &p, const TileKernel &kernel, int row_groups, int stages, int ring, bool looks_up)
 {
     choose_table(p.keys, looks_up);
     choose_table(p.values, looks_up);
     if (share_table(p.keys, p.values))
         p.values.table_bytes = 0;
     p.row_groups = row_groups;
-    p.by_pages = row_groups < kernel.groups;
+    p.by_pages = row_groups < kernel.groups && stages == 2;
     p.stages = stages;
     p.ring = ring;
     p.k_table_at = round_up(kernel.fixed_bytes[row_groups - 1][stages - 1], 16);
@@ -110,16 +110,23 @@ static int lay_out(TileArgs &p, const TileKernel &kernel, int row_groups, int st
                                               : p.k_table_at + p.keys.table_bytes, 16);
     p.k_page = round_up((int)p.k.bytes, 16);
     p.v_page = round_up((int)p.v.bytes, 16);
-    return p.ring_at + (ring ? RING * (p.k_page + p.v_page) : 0);
+    return p.ring_at + ring * (p.k_page + p.v_page);
 }
 
-/* Two groups of rows before one, if there are so many rows; then large tables, a ring, two stages. Returns
- * the bytes of shared memory, 0 when there is too little. */
+/* What is tried in turn, and whether large tables are there. */
+static constexpr struct {
+    int stages, ring;
+    bool looks_up;
+} shapes[] = { { 2, 4, true },  { 2, 3, true },  { 1, 4, true },  { 1, 3, true },
+               { 2, 3, false }, { 1, 3, false }, { 2, 0, false }, { 1, 0, false } };
+
+/* Two groups of rows before one, if there are so many rows. Returns the bytes of shared memory, 0 when
+ * there is too little. */
 static int choose_shape(TileArgs &p, const TileKernel &kernel, int64_t rows, int room)
 {
     for (int groups = rows > GROUP_ROWS ? kernel.groups : 1; groups > 0; groups--)
-        for (int i = 0; i < 8; i++) {
-            const int bytes = lay_out(p, kernel, groups, 2 - i % 2, i / 2 % 2 == 0, i < 4);
+        for (const auto &shape : shapes) {
+            const int bytes = lay_out(p, kernel, groups, shape.stages, shape.ring, shape.looks_up);
             if (bytes <= room)
                 return bytes;
         }

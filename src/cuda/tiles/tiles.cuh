@@ -16,44 +16,41 @@
 
 #include "../attention/combine.cuh"
 #include "../attention/scores.cuh"
+#include "barriers.cuh"
 #include "unpack.cuh"
 
 namespace kvant
 {
 
-/* Named barriers, each with its number of threads; __syncthreads (number 0) stands only where all
- * threads have the same code. Barriers count warps: lanes that are apart would count twice.
+/* For warpgroups that are at different places of the code; __syncthreads stands only where all
+ * threads have the same code. Index 0: keys, 1: values.
  *
- *     K_UNPACKERS, V_UNPACKERS  128: the codes of a page are in the ring, and those of the page
- *                               before it are read
- *     K_EMPTY, V_EMPTY + stage  who multiplies with a matrix has read it: the unpackers, who wait,
- *                               may write it again
- *     K_FULL, V_FULL + 2 g + stage  256: the matrix and its unit are written, for warpgroup g. Each
- *                               multiplying warpgroup has its own, so that they need not wait for
- *                               each other
- *     MULTIPLIERS               all multiplying warpgroups: nobody reads matrices any more, and
- *                               results may take their place */
-enum Barrier {
-    K_UNPACKERS = 1,
-    K_EMPTY = 2,
-    V_EMPTY = 4,
-    K_FULL = 6,
-    V_FULL = 10,
-    V_UNPACKERS = 14,
-    MULTIPLIERS = 15
+ *     codes[][slot]   the copy of a page arrives when its codes are in the ring
+ *     full[][stage]   the four warps that unpack: a matrix and its unit are written, and the codes
+ *                     of its page are read. Who multiplies waits; who asks for the next page of a
+ *                     slot, too
+ *     empty[][stage]  the warps that multiply with a matrix: they have read it, and it may be
+ *                     written again
+ *     multiplied      all warps that multiply: nobody reads matrices any more, and results may take
+ *                     their place */
+struct TileBarriers {
+    uint64_t codes[2][MOST_RING], full[2][MOST_STAGES], empty[2][MOST_STAGES], multiplied;
+
+    /* By one thread. readers: warps that read a matrix; multipliers: all that multiply. */
+    __device__ __forceinline__ void init(int readers, int multipliers)
+    {
+        for (int i = 0; i < 2; i++) {
+            for (int slot = 0; slot < MOST_RING; slot++)
+                init_barrier(codes[i][slot], COPY_ARRIVALS);
+            for (int stage = 0; stage < MOST_STAGES; stage++) {
+                init_barrier(full[i][stage], UNPACK_WARPS);
+                init_barrier(empty[i][stage], readers);
+            }
+        }
+        init_barrier(multiplied, multipliers);
+        publish_barriers();
+    }
 };
-
-__device__ __forceinline__ void wait_at(int barrier, int threads)
-{
-    __syncwarp();
-    asm volatile("bar.sync %0, %1;" ::"r"(barrier), "r"(threads) : "memory");
-}
-
-__device__ __forceinline__ void arrive_at(int barrier, int threads)
-{
-    __syncwarp();
-    asm volatile("bar.arrive %0, %1;" ::"r"(barrier), "r"(threads) : "memory");
-}
 
 constexpr float HIDDEN = -1; /* in place of a unit: nobody sees the page */
 
@@ -71,6 +68,7 @@ template <int D> struct TileRows {
     float k_unit[MOST_STAGES];
     float2 v_unit[MOST_STAGES]; /* its binary logarithm, its inverse */
     uint32_t before; /* parts that ended before this one */
+    TileBarriers barriers;
 };
 
 /* Shared memory: queries; `stages` matrices of keys, as many of values, whose place results take in
@@ -162,11 +160,21 @@ __device__ __forceinline__ void load_queries(const TileArgs &p, const TileWork &
     P::publish();
 }
 
+/* Of a page's matrices, and which phase of their barriers is the page's. at: pages before it. */
+__device__ __forceinline__ int stage_of(const TileArgs &p, int at)
+{
+    return p.stages == 1 ? 0 : at % MOST_STAGES;
+}
+
+__device__ __forceinline__ int phase_of(const TileArgs &p, int at)
+{
+    return p.stages == 1 ? at : at / MOST_STAGES;
+}
+
 /* ---- the warpgroups that unpack ---- */
 
 /* Of keys, or of values. */
 template <int D, bool KEYS> struct Unpacker {
-    static constexpr int GROUPS = MULTIPLIER_GROUPS<D>;
     const TileArgs &p;
     const TileWork &work;
     uint8_t *memory;
@@ -198,74 +206,81 @@ template <int D, bool KEYS> struct Unpacker {
         return memory + p.ring_at + slot * (p.k_page + p.v_page) + (KEYS ? 0 : p.k_page);
     }
 
-    /* Starts copies of a page's codes, 16 bytes a thread at a time; an empty group where there is
-     * nothing to copy, so that groups count pages. */
-    __device__ __forceinline__ void fetch(int entry, int slot) const
+    /* Asks for the codes of a page, once the page before it in its slot was read. i: counted from the
+     * first one of `entries`; at: from the first of all. */
+    __device__ __forceinline__ void fetch(int i, int at, int slot) const
     {
-        if (p.ring && entry >= 0) {
-            const uint32_t to = shared_address(slot_of(slot));
-            const uint8_t *from = page_of(entry);
-            for (uint32_t i = 16 * (32 * warp + lane); i < (KEYS ? p.k.bytes : p.v.bytes); i += 16 * GROUP_THREADS)
-                asm volatile("cp.async.cg.shared.global [%0], [%1], 16;" ::"r"(to + i), "l"(from + i) : "memory");
-        }
-        asm volatile("cp.async.commit_group;" ::: "memory");
+        if (work.first_page + at >= work.end_page)
+            return;
+        /* With one stage, waiting for the page after that: its barrier may be a phase further. */
+        const int entry = entry_of(i), before = at - p.ring + (p.stages == 1 ? 1 : 0);
+        if (at >= p.ring && (COPY_ARRIVALS > 1 || warp == 0))
+            wait_for(rows.barriers.full[!KEYS][stage_of(p, before)], phase_of(p, before));
+        copy_page(slot_of(slot), entry >= 0 ? page_of(entry) : nullptr, KEYS ? p.k.bytes : p.v.bytes,
+                  rows.barriers.codes[!KEYS][slot], 32 * warp + lane);
     }
 
-    template <class P> __device__ __forceinline__ void unpack(int page, int entry, int slot, int stage) const
+    /* at: pages before it; turn: of its slot. */
+    template <class P> __device__ __forceinline__ void unpack(int entry, int at, int slot, int turn) const
     {
-        const int at = page - work.first_page, sharers = p.by_pages ? 1 : GROUPS;
+        const int stage = stage_of(p, at);
         /* New to the compiler for each page: otherwise it keeps what all kinds of codes compute from
          * them in registers, which are too few. */
         int own_warp = warp, own_lane = lane;
         uint32_t one = p.one;
         asm volatile("" : "+r"(own_warp), "+r"(own_lane), "+r"(one));
         const Unpacking u{ KEYS ? p.keys : p.values,
-                           entry >= 0 && p.ring ? slot_of(slot) : page_of(entry),
-                           memory + (KEYS ? p.k_table_at : p.v_table_at),
-                           memory + TileMemory<D>::keys_at(p.row_groups) +
-                               (KEYS ? stage * KEY_TILE_BYTES<D>
-                                     : p.stages * KEY_TILE_BYTES<D> + stage * VALUE_TILE_BYTES<D>),
-                           one,
-                           entry == KVANT_CUDA_NO_BLOCK ? 0 : min(work.length - page * PAGE_TOKENS, PAGE_TOKENS),
-                           own_warp,
-                           own_lane };
+                     slot_of(slot),
+                     memory + (KEYS ? p.k_table_at : p.v_table_at),
+                     memory + TileMemory<D>::keys_at(p.row_groups) +
+                         (KEYS ? stage * KEY_TILE_BYTES<D>
+                               : p.stages * KEY_TILE_BYTES<D> + stage * VALUE_TILE_BYTES<D>),
+                     one,
+                     entry == KVANT_CUDA_NO_BLOCK
+                         ? 0
+                         : min(work.length - (work.first_page + at) * PAGE_TOKENS, PAGE_TOKENS),
+                     own_warp,
+                     own_lane };
         if (at >= p.stages)
-            wait_at((KEYS ? K_EMPTY : V_EMPTY) + stage, GROUP_THREADS * (1 + sharers));
+            wait_for(rows.barriers.empty[!KEYS][stage], phase_of(p, at) - 1);
         float unit = 1;
+        if (p.ring)
+            wait_for(rows.barriers.codes[!KEYS][slot], turn);
+        /* two objects, so that the compiler knows where a page lies */
+        const Unpacking far{ u.codec, page_of(entry), u.table, u.tile, u.one, u.valid, u.warp, u.lane };
         if (entry < 0)
-            unpack_open<D, KEYS>(u);
-        else
+            unpack_open<D, KEYS>(far);
+        else if (p.ring)
             unit = unpack_page<D, KEYS>(u);
+        else
+            unit = unpack_far_page<D, KEYS>(far);
         if (warp == 0 && lane == 0 && KEYS)
             rows.k_unit[stage] = entry == KVANT_CUDA_NO_BLOCK ? HIDDEN : unit;
         else if (warp == 0 && lane == 0)
             rows.v_unit[stage] = make_float2(log2f(unit), __frcp_rn(unit));
         P::publish();
-#pragma unroll
-        for (int g = 0; g < GROUPS; g++)
-            if (!p.by_pages || at % GROUPS == g)
-                arrive_at((KEYS ? K_FULL : V_FULL) + MOST_STAGES * g + stage, 2 * GROUP_THREADS);
+        arrive_at(rows.barriers.full[!KEYS][stage], lane);
     }
 
     template <class P> __device__ __forceinline__ void run()
     {
+        const int ahead = p.ring - 2; /* so that nobody waits for a slot to be read */
         entries = load_entry(work.first_page);
         later = load_entry(work.first_page + 32);
-        for (int i = 0; i < RING - 1; i++)
-            fetch(entry_of(i), i);
-        int stage = 0, slot = 0, i = 0;
+        for (int i = 0; i < ahead; i++)
+            fetch(i, i, i);
+        int i = 0, slot = 0, turn = 0;
 #pragma unroll 1
-        for (int page = work.first_page; page < work.end_page; page++) {
-            asm volatile("cp.async.wait_group %0;" ::"n"(RING - 2) : "memory");
-            wait_at(KEYS ? K_UNPACKERS : V_UNPACKERS, GROUP_THREADS);
-            fetch(entry_of(i + RING - 1), slot == 0 ? RING - 1 : slot - 1);
-            unpack<P>(page, entry_of(i), slot, stage);
-            stage = stage + 1 == p.stages ? 0 : stage + 1;
-            slot = slot + 1 == RING ? 0 : slot + 1;
+        for (int at = 0; at < work.end_page - work.first_page; at++) {
+            if (p.ring)
+                fetch(i + ahead, at + ahead, slot < 2 ? slot + ahead : slot - 2);
+            unpack<P>(entry_of(i), at, slot, turn);
+            if (++slot >= p.ring)
+                slot = 0, turn++;
             if (++i == 32) {
                 i = 0;
                 entries = later;
-                later = load_entry(page + 1 + 32);
+                later = load_entry(work.first_page + at + 1 + 32);
             }
         }
     }
@@ -368,86 +383,90 @@ template <class P, int D> struct Multiplier {
     const TileArgs &p;
     const TileWork &work;
     const uint8_t *queries, *keys;
-    const TileRows<D> &rows;
+    TileRows<D> &rows;
     const Seen seen;
     int group, lane;
     int row[2]; /* the lane's, of the tile */
 
-    __device__ __forceinline__ int stage_of(int page) const
+    __device__ __forceinline__ const uint8_t *keys_of(int at) const
     {
-        return p.stages == 1 ? 0 : (page - work.first_page) % MOST_STAGES;
+        return keys + stage_of(p, at) * KEY_TILE_BYTES<D>;
     }
 
-    __device__ __forceinline__ const uint8_t *keys_of(int page) const
+    __device__ __forceinline__ const uint8_t *values_of(int at) const
     {
-        return keys + stage_of(page) * KEY_TILE_BYTES<D>;
+        return keys + p.stages * KEY_TILE_BYTES<D> + stage_of(p, at) * VALUE_TILE_BYTES<D>;
     }
 
-    __device__ __forceinline__ const uint8_t *values_of(int page) const
+    __device__ __forceinline__ void wait_full(bool values, int at) const
     {
-        return keys + p.stages * KEY_TILE_BYTES<D> + stage_of(page) * VALUE_TILE_BYTES<D>;
+        wait_for(rows.barriers.full[values][stage_of(p, at)], phase_of(p, at));
     }
 
-    __device__ __forceinline__ void wait_full(Barrier matrices, int page) const
+    __device__ __forceinline__ void leave(bool values, int at) const
     {
-        wait_at(matrices + MOST_STAGES * group + stage_of(page), 2 * GROUP_THREADS);
+        arrive_at(rows.barriers.empty[values][stage_of(p, at)], lane);
     }
 
-    /* The unpackers wait for this when they have a page for the same stage. */
-    __device__ __forceinline__ void leave(Barrier matrices, int page) const
+    /* The first of the warp's rows, in its warpgroup's. */
+    __device__ __forceinline__ int warp_row() const
     {
-        if (page + p.stages < work.end_page)
-            arrive_at(matrices + stage_of(page), GROUP_THREADS * (1 + (p.by_pages ? 1 : GROUPS)));
+        return row[0] % GROUP_ROWS - lane / 4;
     }
 
-    /* From scores to weights. */
-    __device__ __forceinline__ void weigh(int page, float (&s)[8][4], RowSums<D> &sums, uint32_t (&w)[4][4]) const
+    /* From scores to weights; at: pages before this one. */
+    __device__ __forceinline__ void weigh(int at, float (&s)[8][4], RowSums<D> &sums, uint32_t (&w)[4][4]) const
     {
-        const float unit = rows.k_unit[stage_of(page)];
+        const float unit = rows.k_unit[stage_of(p, at)];
         float factor[2] = { rows.factor[row[0]] * unit, rows.factor[row[1]] * unit };
-        leave(K_EMPTY, page);
-        change_rows(p, rows, row, seen, page * PAGE_TOKENS, unit == HIDDEN ? 0 : work.length, lane, s, factor);
-        wait_full(V_FULL, page);
-        sums.weigh(s, factor, rows.v_unit[stage_of(page)], w);
+        leave(false, at);
+        change_rows(p, rows, row, seen, (work.first_page + at) * PAGE_TOKENS, unit == HIDDEN ? 0 : work.length, lane, s,
+                    factor);
+        wait_full(true, at);
+        if (warp_row() < work.pair.n_columns - (row[0] & -GROUP_ROWS))
+            sums.weigh(s, factor, rows.v_unit[stage_of(p, at)], w);
+        else /* none of the warp's rows is there */
+#pragma unroll
+            for (int k = 0; k < 4; k++)
+                w[k][0] = w[k][1] = w[k][2] = w[k][3] = 0;
     }
 
     __device__ __forceinline__ void run(RowSums<D> &sums) const
     {
-        const int step = p.by_pages ? GROUPS : 1;
-        int page = work.first_page + (p.by_pages ? group : 0);
-        if (page >= work.end_page)
+        const int step = p.by_pages ? GROUPS : 1, end = work.end_page - work.first_page;
+        int at = p.by_pages ? group : 0;
+        if (at >= end)
             return;
-        const int warp_row = row[0] % GROUP_ROWS - lane / 4;
         float s[8][4];
         uint32_t w[4][4];
-        wait_full(K_FULL, page);
+        wait_full(false, at);
         P::begin();
-        P::template scores<D>(s, queries, keys_of(page), warp_row, lane);
+        P::template scores<D>(s, queries, keys_of(at), warp_row(), lane);
         P::template finish<0>();
         P::hold(s);
-        weigh(page, s, sums, w);
+        weigh(at, s, sums, w);
 #pragma unroll 1
-        for (; page + step < work.end_page; page += step) {
+        for (; at + step < end; at += step) {
             P::hold(sums.o);
             P::hold(w);
             P::begin();
-            P::template add<D>(sums.o, w, values_of(page), lane);
-            wait_full(K_FULL, page + step);
-            P::template scores<D>(s, queries, keys_of(page + step), warp_row, lane);
+            P::template add<D>(sums.o, w, values_of(at), lane);
+            wait_full(false, at + step);
+            P::begin();
+            P::template scores<D>(s, queries, keys_of(at + step), warp_row(), lane);
             P::template finish<1>();
-            leave(V_EMPTY, page);
+            leave(true, at);
             P::template finish<0>();
             P::hold(sums.o);
             P::hold(s);
-            weigh(page + step, s, sums, w);
+            weigh(at + step, s, sums, w);
         }
         P::hold(sums.o);
         P::hold(w);
         P::begin();
-        P::template add<D>(sums.o, w, values_of(page), lane);
+        P::template add<D>(sums.o, w, values_of(at), lane);
         P::template finish<0>();
         P::hold(sums.o);
-        leave(V_EMPTY, page);
     }
 };
 
@@ -573,15 +592,8 @@ __device__ __forceinline__ void finish_tile(const TileArgs &p, const TileWork &w
 }
 
 /* Registers of a thread, of 65536 that a block has: 3 or 4 warpgroups begin with 168 or 128 each. */
-__host__ __device__ constexpr int unpack_registers(int groups)
-{
-    return groups == 1 ? 128 : 112;
-}
-
-__host__ __device__ constexpr int multiply_registers(int groups)
-{
-    return groups == 1 ? 240 : 144;
-}
+template <int D> constexpr int UNPACK_REGISTERS = D > 128 ? 136 : D == 128 ? 104 : 112;
+template <int D> constexpr int MULTIPLY_REGISTERS = D > 128 ? 232 : D == 128 ? 152 : 144;
 
 template <class P, int D> __device__ __forceinline__ void attend_tile(const TileArgs &p)
 {
@@ -594,34 +606,39 @@ template <class P, int D> __device__ __forceinline__ void attend_tile(const Tile
     const TileWork work = find_work(p);
     if (work.pair.n_columns == 0)
         return;
+    const int active = p.by_pages ? GROUPS : p.row_groups; /* warpgroups that multiply */
+    if (threadIdx.x == 0)
+        rows.barriers.init(GROUP_WARPS * (p.by_pages ? 1 : active), GROUP_WARPS * GROUPS);
     load_queries<P, D>(p, work, memory, rows, warp, n_warps, lane);
     fill_table(p.keys, memory + p.k_table_at);
     fill_table(p.values, memory + p.v_table_at);
     __syncthreads();
     float *results = reinterpret_cast<float *>(memory + M::keys_at(p.row_groups));
     if (group >= GROUPS) {
-        P::template registers<unpack_registers(GROUPS), false>();
+        P::template registers<UNPACK_REGISTERS<D>, false>();
         const int32_t *table = p.table + work.pair.b * p.table_stride;
         if (group == GROUPS)
             Unpacker<D, true>{ p, work, memory, rows, table, warp % 4, lane }.template run<P>();
         else
             Unpacker<D, false>{ p, work, memory, rows, table, warp % 4, lane }.template run<P>();
     } else {
-        P::template registers<multiply_registers(GROUPS), true>();
+        P::template registers<MULTIPLY_REGISTERS<D>, true>();
         const int own_rows = p.by_pages ? 0 : group, first_row = GROUP_ROWS * own_rows + WARP_ROWS * (warp % 4);
         RowSums<D> sums;
         sums.clear();
-        Multiplier<P, D>{ p,
-                          work,
-                          memory + own_rows * M::QUERY_BYTES,
-                          memory + M::keys_at(p.row_groups),
-                          rows,
-                          seen_by_all(p, work.pair, work.first_position),
-                          group,
-                          lane,
-                          { first_row + (lane >> 2), first_row + (lane >> 2) + 8 } }
-            .run(sums);
-        wait_at(MULTIPLIERS, GROUPS * GROUP_THREADS);
+        if (group < active)
+            Multiplier<P, D>{ p,
+                              work,
+                              memory + own_rows * M::QUERY_BYTES,
+                              memory + M::keys_at(p.row_groups),
+                              rows,
+                              seen_by_all(p, work.pair, work.first_position),
+                              group,
+                              lane,
+                              { first_row + (lane >> 2), first_row + (lane >> 2) + 8 } }
+                .run(sums);
+        arrive_at(rows.barriers.multiplied, lane);
+        wait_for(rows.barriers.multiplied, 0);
         store_rows<D>(sums, results, rows, GROUP_ROWS * group + WARP_ROWS * (warp % 4), lane);
     }
     __syncthreads();

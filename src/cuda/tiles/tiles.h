@@ -26,7 +26,7 @@ struct TileArgs : AttentionArgs {
     int row_groups; /* of 64 query rows: of a tile */
     bool by_pages;  /* several warpgroups multiply the same rows, each with pages of its own */
     int stages; /* unpacked pages in shared memory: 1 or 2 */
-    bool ring;  /* codes pass through shared memory; otherwise they are read where they lie */
+    int ring;   /* pages of codes in shared memory: 4, 3, or 0 when codes are read where they lie */
     int k_table_at, v_table_at, ring_at, k_page, v_page; /* bytes: places in shared memory, and of pages in the ring */
 };
 
@@ -40,7 +40,7 @@ struct TileKernel {
 
 template <int D> TileKernel tile_kernel_of();
 
-constexpr int RING = 3; /* pages of codes on their way */
+constexpr int MOST_RING = 4;
 
 /* Query rows of a thread block, at most. */
 __host__ __device__ constexpr int most_tile_rows(uint32_t head_dim)

@@ -15,7 +15,6 @@
 #include "../chunks/chunks.cuh"
 #include "../pages/read_code.cuh"
 #include "../rotate.cuh"
-#include "../trellis/trellis_bytes.cuh"
 #include "../trellis/trellis_pairs.cuh"
 #include "../trellis/trellis_steps.cuh"
 #include "operands.cuh"
@@ -24,7 +23,7 @@
 namespace kvant
 {
 
-constexpr int UNPACK_WARPS = GROUP_THREADS / 32;
+constexpr int UNPACK_WARPS = GROUP_WARPS;
 
 /* A page, and who unpacks it into what. */
 struct Unpacking {
@@ -333,22 +332,33 @@ template <int D, bool KEYS, class F> __device__ __forceinline__ void unpack_each
     }
 }
 
-/* Uniform codes of any width and codebooks of any size: one scale per token. table: levels of a wide
- * codebook, as floats. */
+template <int D> __device__ __forceinline__ int exponent_of_any(const Unpacking &u, bool zeros)
+{
+    switch (u.codec.params.grouping) {
+    case KVANT_CUDA_GROUP_CHANNELS32: return exponent_of<KVANT_CUDA_GROUP_CHANNELS32, D>(u, zeros);
+    case KVANT_CUDA_GROUP_TOKENS32: return exponent_of<KVANT_CUDA_GROUP_TOKENS32, D>(u, zeros);
+    default: return exponent_of<KVANT_CUDA_GROUP_TOKEN, D>(u, zeros);
+    }
+}
+
+/* Uniform codes and codebooks of any size. table: levels of a wide codebook, as floats. */
 template <int D, bool KEYS> __device__ __forceinline__ float unpack_numbers(const Unpacking &u)
 {
     const kvant_cuda_params &c = u.codec.params;
     const bool codebook = c.codes == KVANT_CUDA_CODES_CODEBOOK, zeros = !codebook && !c.symmetric;
-    const int e = exponent_of<KVANT_CUDA_GROUP_TOKEN, D>(u, zeros);
+    const int e = exponent_of_any<D>(u, zeros);
     const float inverse = power(-1 - e);
     const __half *numbers = u.numbers();
     const float *levels = reinterpret_cast<const float *>(u.table);
     unpack_each<D, KEYS>(u, [&](int token, int channel) {
         const uint32_t code = read_code(c, reinterpret_cast<const uint32_t *>(u.page), token, channel);
-        const float scale = __half2float(numbers[token]) * inverse;
-        return codebook ? scale * levels[code]
-                        : scale * ((float)code + c.offset) +
-                              (zeros ? __half2float(numbers[c.n_scales + token]) * inverse : 0);
+        const int at = c.grouping == KVANT_CUDA_GROUP_CHANNELS32 ? channel / 32 * PAGE_TOKENS + token
+                       : c.grouping == KVANT_CUDA_GROUP_TOKENS32 ? token / 32 * D + channel
+                                                                 : token;
+        const float scale = __half2float(numbers[at]) * inverse;
+        if (codebook)
+            return scale * (c.kind == KVANT_CUDA_CODEBOOK_WIDE ? levels[code] : c.values[code]);
+        return scale * ((float)code + c.offset) + (zeros ? __half2float(numbers[c.n_scales + at]) * inverse : 0);
     });
     return power(e + 1);
 }
@@ -533,21 +543,16 @@ template <class C, int D, bool KEYS> __device__ __forceinline__ float look_up_ch
     return power(C::CHANNELS == 3 ? e : e + 5);
 }
 
-/* What unpacking of a trellis of 256 states needs (trellis_bytes.cuh, trellis_pairs.cuh): the table of
- * pairs of levels; the parts of a page are dealt to warps. */
-template <int COPIES_> struct TrellisTable : Magnitudes {
-    static constexpr int LOOKED_UP = 4, COPIES = COPIES_;
+/* What unpacking of a trellis of 256 states needs (trellis_pairs.cuh): the table of pairs of
+ * levels. */
+template <int COPIES_> struct TrellisTable {
+    static constexpr int COPIES = COPIES_;
     const uint8_t *pairs;
-    uint32_t own;
-    int warp;
+    uint32_t own, shift1, shift2, shift4;
 
     __device__ __forceinline__ uint32_t at(uint32_t distance) const
     {
         return *reinterpret_cast<const uint32_t *>(pairs + distance);
-    }
-    __device__ __forceinline__ bool mine(int i) const
-    {
-        return i % UNPACK_WARPS == warp;
     }
 };
 
@@ -555,29 +560,126 @@ template <class C> struct TrellisTile : C {
     static constexpr int TILES = 1;
 };
 
+/* The planes of column unit u of keys and of the M before it, the last one at [M]: plane(u) reads one.
+ * Before the first unit stands the last one, its fields moved (trellis.cuh). */
+template <int B, int M, int UNITS, class F>
+__device__ __forceinline__ void planes_before(int u, int lane, uint32_t (&chain)[M + 1], F &&plane)
+{
+#pragma unroll
+    for (int k = 0; k <= M; k++) {
+        int at = u - M + k, turns = 0;
+#pragma unroll
+        for (int i = 0; i < (M + UNITS - 1) / UNITS; i++)
+            if (at < 0)
+                at += UNITS, turns++;
+        chain[k] = plane(at);
+#pragma unroll 1
+        for (; turns > 0; turns--)
+            chain[k] = key_fields_before<B>(chain[k], lane);
+    }
+}
+
+/* Every warp has units of columns of its own. The loops are not unrolled: the code of all units is
+ * more than the instruction caches hold. use(row tile, column tile, halves) */
+template <class C, int D, class T, class F>
+__device__ __forceinline__ void unpack_trellis_keys(const Unpacking &u, const T &table, F &&use)
+{
+    constexpr int M = C::MEMORY;
+    const uint32_t *words = reinterpret_cast<const uint32_t *>(u.page);
+    if constexpr (C::BITS == 4) {
+#pragma unroll 1
+        for (int unit = u.warp; unit < D / 16; unit += UNPACK_WARPS) {
+            uint32_t w[4], chain[M + 1];
+            planes_before<4, M, D / 16>(unit, u.lane, chain, [&](int at) {
+                load_words<4>(words + (32 * at + u.lane) * 4, w);
+                return low_plane(w);
+            });
+            pair_operands4<M>(
+                w, [&](int j) { return chain[M - j]; }, table,
+                [&](int rt, const uint32_t(&a)[4]) { use(rt, unit, a); });
+        }
+    } else {
+        constexpr int N = D / 32;
+#pragma unroll 1
+        for (int i = u.warp; i < 2 * N; i += UNPACK_WARPS) {
+            const int unit = i / 2, half = i % 2; /* of the row tiles */
+            uint32_t w[2], third[2] = {}, chain[M + 1];
+            planes_before<C::BITS, M, N>(unit, u.lane, chain, [&](int at) {
+                load_words<2>(words + (32 * at + u.lane) * 4 + 2 * half, w);
+                return even_bits(w[0], w[1]);
+            });
+            if (C::BITS == 3)
+                load_words<2>(words + 128 * N + (32 * (unit / 2) + u.lane) * 4 + 2 * half, third);
+            pair_operands<C::BITS, M>(
+                w[0], w[1], third[0], third[1], unit % 2 == 1, [&](int j) { return chain[M - j]; }, table,
+                [&](int k, int t, const uint32_t(&a)[4]) { use(2 * half + k, 2 * unit + t, a); });
+        }
+    }
+}
+
+/* Values: a warp has a column tile, or a column unit and half of the row tiles. */
+template <class C, int D, class T, class F>
+__device__ __forceinline__ void unpack_trellis_values(const Unpacking &u, const T &table, F &&use)
+{
+    constexpr int N = (D + 63) / 64, M = C::MEMORY;
+    const uint32_t *page = reinterpret_cast<const uint32_t *>(u.page);
+    if constexpr (C::BITS == 4) {
+        trellis_value4_column<C, D>(page, u.warp, u.lane, table,
+                                    [&](int rt, const uint32_t(&a)[4]) { use(rt, u.warp, a); });
+    } else {
+        const int unit = u.warp / 2, half = u.warp % 2;
+        uint32_t w[N][4], third[N][4] = {};
+        Runs<N> runs[2];
+        load_column<D, 2>(page, 32 * unit + u.lane, w);
+        if constexpr (C::BITS == 3)
+            load_column<D, 1>(page + 64 * (D / 16), u.lane, third);
+#pragma unroll
+        for (int g = 0; g < N; g++)
+#pragma unroll
+            for (int h = 0; h < 2; h++)
+                runs[h].at[g + 2] = even_bits(w[g][2 * h], w[g][2 * h + 1]);
+        close_runs<D>(runs);
+#pragma unroll
+        for (int g = 0; g < N; g++) {
+            Runs<N> own;
+#pragma unroll
+            for (int k = 0; k < N + 2; k++)
+                own.at[k] = half ? runs[1].at[k] : runs[0].at[k];
+            const TermsBefore<M> terms = terms_before<M, N>(own, g, u.lane);
+            if (4 * g + 2 * half < D / 16)
+                pair_operands<C::BITS, M>(
+                    half ? w[g][2] : w[g][0], half ? w[g][3] : w[g][1], half ? third[g][2] : third[g][0],
+                    half ? third[g][3] : third[g][1], unit == 1, [&](int j) { return terms.at[j]; }, table,
+                    [&](int k, int t, const uint32_t(&a)[4]) { use(4 * g + 2 * half + k, 2 * unit + t, a); });
+        }
+    }
+}
+
 template <class C, int D, bool KEYS> __device__ __forceinline__ float unpack_trellis(const Unpacking &u)
 {
+    using OneTile = TrellisTile<C>;
+    constexpr int COPIES = pair_copies<C, false>();
     const Steps steps = steps_of<C, D>(u);
-    TrellisTable<pair_copies<C, false>()> table;
-    static_cast<Magnitudes &>(table) = magnitudes_of(u.codec.params.bytes, u.one);
-    table.pairs = u.table;
-    table.own = 4 * (u.lane % table.COPIES);
-    table.warp = u.warp;
+    const TrellisTable<COPIES> table{ u.table, 4u * (u.lane % COPIES), u.one << 31, u.one << 30, u.one << 28 };
+    /* what a warp has: all or half of the row tiles of keys, one or two column tiles of values */
+    constexpr int ROWS = !KEYS ? 1 : C::BITS == 4 ? 4 : 2, COLUMNS = KEYS || C::BITS == 4 ? 1 : 2;
+    StepScales<OneTile, D, KEYS, ROWS> scales[COLUMNS];
+#pragma unroll
+    for (int t = 0; t < COLUMNS; t++)
+        scales[t].load(u, steps, ROWS == 2 ? 2 * (u.warp % 2) : 0,
+                       KEYS             ? 0
+                       : C::BITS == 4 ? u.warp
+                                      : 2 * (u.warp / 2) + t);
     auto use = [&](int rt, int ct, const uint32_t(&halves)[4]) {
-        using OneTile = TrellisTile<C>;
-        StepScales<OneTile, D, KEYS, 1> scales;
-        scales.load(u, steps, rt, ct);
         uint32_t a[1][4] = { { halves[0], halves[1], halves[2], halves[3] } };
         in_order<C::ORDER, 1>(a);
-        scales.apply(0, 0, a[0]);
+        scales[ct & (COLUMNS - 1)].apply(rt & (ROWS - 1), 0, a[0]);
         put_tile(u.tile, rt, ct, u.lane, a[0]);
     };
-    if constexpr (!KEYS)
-        for_each_trellis_value<C, D>(u.page, u.lane, table, use);
-    else if constexpr (C::BITS == 4)
-        for_each_trellis_key4<C, D>(u.page, u.lane, table, use);
+    if constexpr (KEYS)
+        unpack_trellis_keys<C, D>(u, table, use);
     else
-        for_each_trellis_key<C, D>(u.page, u.lane, table, use);
+        unpack_trellis_values<C, D>(u, table, use);
     return steps.unit;
 }
 
@@ -615,7 +717,25 @@ template <class C, int D, bool KEYS> __device__ __forceinline__ float unpack_any
     return u.codec.looks_up ? look_up_chunks<C, D, KEYS>(u) : unpack_chunks<C, D, KEYS>(u);
 }
 
-/* Unpacks a sealed page; returns its unit. Called by the whole warpgroup. */
+/* The same as unpack_page where shared memory has no room for codes: the page is in device memory, and
+ * no table is there. */
+template <int D, bool KEYS> __device__ __forceinline__ float unpack_far_page(const Unpacking &u)
+{
+    switch (u.codec.params.kind) {
+    case KVANT_CUDA_OCTOPUS2: return unpack_chunks<Octopus2, D, KEYS>(u);
+    case KVANT_CUDA_OCTOPUS3: return unpack_chunks<Octopus3, D, KEYS>(u);
+    case KVANT_CUDA_OCTOPUS4: return unpack_chunks<Octopus4, D, KEYS>(u);
+    case KVANT_CUDA_HQMQ_S96R4: return unpack_chunks<HqmqS96R4, D, KEYS>(u);
+    case KVANT_CUDA_HQMQ_S192R6: return unpack_chunks<HqmqS192R6, D, KEYS>(u);
+    case KVANT_CUDA_TRELLIS2:
+    case KVANT_CUDA_TRELLIS3:
+    case KVANT_CUDA_TRELLIS4: return unpack_any_trellis<D, KEYS>(u);
+    default: return unpack_numbers<D, KEYS>(u);
+    }
+}
+
+/* Unpacks a sealed page, whose codes are in shared memory; returns its unit. Called by the whole
+ * warpgroup. */
 template <int D, bool KEYS> __device__ __forceinline__ float unpack_page(const Unpacking &u)
 {
     switch (u.codec.params.kind) {

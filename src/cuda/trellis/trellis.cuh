@@ -7,8 +7,7 @@
  * subsets of all 32 codes. Keys close their circle with one shuffle per plane; values fetch each
  * term with one shuffle. Transposing bits makes nibbles of planes: four words with 8 codes each.
  * trellis_bytes.cuh and trellis_pairs.cuh go on from there. */
-#ifndef KVANT_CUDA_TRELLIS_CUH
-#define KVANT_CUDA_TRELLIS_CUH
+#pragma once
 
 #include "../attention/dequant.cuh"
 #include "../rotate.cuh"
@@ -250,5 +249,3 @@ KVANT_INLINE void load_column(const uint32_t *plane, int at, uint32_t (&w)[(D + 
 }
 
 } // namespace kvant
-
-#endif

@@ -35,11 +35,6 @@ KVANT_INLINE Magnitudes magnitudes_of(const uint32_t (&table)[KVANT_CUDA_TABLE_W
 template <int AT, int PAIRS> struct KeyTable : Magnitudes {
     static constexpr int LOOKED_UP = AT < 0 ? 0 : PAIRS;
 
-    KVANT_INLINE bool mine(int) const
-    {
-        return true;
-    }
-
     KVANT_INLINE uint32_t at(uint32_t distance) const
     {
         extern __shared__ uint8_t raw[];
@@ -48,7 +43,8 @@ template <int AT, int PAIRS> struct KeyTable : Magnitudes {
 };
 
 template <int AT, int PAIRS>
-KVANT_INLINE KeyTable<AT, PAIRS> key_table(const uint32_t (&table)[KVANT_CUDA_TABLE_WORDS], uint32_t one)
+KVANT_INLINE KeyTable<AT, PAIRS> key_table(const uint32_t (&table)[KVANT_CUDA_TABLE_WORDS],
+                                                         uint32_t one)
 {
     KeyTable<AT, PAIRS> t;
     static_cast<Magnitudes &>(t) = magnitudes_of(table, one);
@@ -81,7 +77,8 @@ KVANT_INLINE void look_up32(uint32_t w, uint32_t number, const Magnitudes &table
 
 /* The numbers of levels of 32 codes in four words, as nibbles. */
 template <int M, class At, class T>
-KVANT_INLINE void numbers_of_codes(const uint32_t (&w)[4], const At &at, const T &table, uint32_t (&number)[4])
+KVANT_INLINE void numbers_of_codes(const uint32_t (&w)[4], const At &at, const T &table,
+                                                 uint32_t (&number)[4])
 {
     uint32_t bit1, sign, plane[4];
     odd_planes(w, table, bit1, sign);
@@ -93,7 +90,8 @@ KVANT_INLINE void numbers_of_codes(const uint32_t (&w)[4], const At &at, const T
 /* Levels of columns c, c + 1, c + 8, c + 9 of 32 codes in four words: of rows r in x[j][0], of rows
  * r + 8 in x[j][1]. */
 template <int M, class At, class T>
-KVANT_INLINE void byte_levels(const uint32_t (&w)[4], const At &at, const T &table, uint32_t (&x)[4][2])
+KVANT_INLINE void byte_levels(const uint32_t (&w)[4], const At &at, const T &table,
+                                            uint32_t (&x)[4][2])
 {
     uint32_t number[4];
     numbers_of_codes<M>(w, at, table, number);
@@ -127,8 +125,6 @@ KVANT_INLINE void for_each_trellis_key4(const uint8_t *page, int lane, const T &
     }
     close_circle<4, M, N>(chain, lane);
     unrolled_for (int u = 0; u < N; u++) {
-        if (!table.mine(u))
-            continue;
         load_words<4>(words + (32 * u + lane) * 4, w);
         numbers_of_codes<M>(w, [&](int j) { return chain[M + u - j]; }, table, number);
         unrolled_for (int rt = 0; rt < 4; rt++) {

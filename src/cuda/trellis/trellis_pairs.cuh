@@ -84,12 +84,6 @@ template <int AT, int COPIES_> struct PairTable {
     uint32_t own; /* the lane's copy */
     uint32_t shift1, shift2, shift4;
 
-    /* Whether the warp unpacks part i of a page: all of them. */
-    KVANT_INLINE bool mine(int) const
-    {
-        return true;
-    }
-
     KVANT_INLINE uint32_t at(uint32_t distance) const
     {
         extern __shared__ uint8_t raw[];
@@ -104,7 +98,8 @@ template <int AT, int COPIES> KVANT_INLINE PairTable<AT, COPIES> pair_table(uint
 
 /* What stands for the codes of byte I of a word of numbers; more: of codes of 3 bits, both numbers'
  * highest bits in bits 5 and 6 of the byte. */
-template <int B, int I, class T> KVANT_INLINE uint32_t pair_at(uint32_t numbers, uint32_t more, const T &table)
+template <int B, int I, class T>
+KVANT_INLINE uint32_t pair_at(uint32_t numbers, uint32_t more, const T &table)
 {
     constexpr int COPIES = T::COPIES;
     static_assert(B == 2 || COPIES == 8, "a number's highest bits are eight words apart");
@@ -116,8 +111,8 @@ template <int B, int I, class T> KVANT_INLINE uint32_t pair_at(uint32_t numbers,
  * column tiles. third: the words of the third bits; these codes have the lower byte of each
  * half, or the upper byte. use(a or b, column tile, halves) */
 template <int B, int M, class At, class T, class F>
-KVANT_INLINE void pair_operands(uint32_t a, uint32_t b, uint32_t third_a, uint32_t third_b, bool upper,
-                                const At &at, const T &table, F &&use)
+KVANT_INLINE void pair_operands(uint32_t a, uint32_t b, uint32_t third_a, uint32_t third_b,
+                                              bool upper, const At &at, const T &table, F &&use)
 {
     uint32_t plane[4], number[4], more[4] = {};
     subsets_of<M>(at, 0, plane);
@@ -161,8 +156,6 @@ KVANT_INLINE void for_each_trellis_key(const uint8_t *page, int lane, const T &t
     unrolled_for (int u = 0; u < N; u++) {
         if (C::BITS == 3 && u % 2 == 0)
             load_words<4>(words + 128 * N + (32 * (u / 2) + lane) * 4, third);
-        if (!table.mine(u))
-            continue;
         unrolled_for (int h = 0; h < 2; h++)
             pair_operands<C::BITS, M>(
                 w[u][2 * h], w[u][2 * h + 1], third[2 * h], third[2 * h + 1], u % 2 == 1,
@@ -188,30 +181,35 @@ KVANT_INLINE void pair_operands4(const uint32_t (&w)[4], const At &at, const T &
     }
 }
 
-/* use(row tile, column tile, halves) for a value page of codes of 4 bits. */
+/* use(row tile, halves) for a column tile of a value page of codes of 4 bits. */
+template <class C, int D, class T, class F>
+KVANT_INLINE void trellis_value4_column(const uint32_t *page, int ct, int lane, const T &table, F &&use)
+{
+    constexpr int N = (D + 63) / 64;
+    uint32_t w[N][4];
+    Runs<N> runs;
+    load_column<D, 4>(page, 32 * ct + lane, w);
+    unrolled_for (int g = 0; g < N; g++)
+        runs.at[g + 2] = low_plane(w[g]);
+    close_runs<D>(runs);
+    unrolled_for (int g = 0; g < N; g++) {
+        const TermsBefore<C::MEMORY> terms = terms_before<C::MEMORY, N>(runs, g, lane);
+        pair_operands4<C::MEMORY>(
+            w[g], [&](int j) { return terms.at[j]; }, table,
+            [&](int l, const uint32_t(&a)[4]) {
+                if (4 * g + l < D / 16)
+                    use(4 * g + l, a);
+            });
+    }
+}
+
+/* use(row tile, column tile, halves) for all of them. */
 template <class C, int D, class T, class F>
 KVANT_INLINE void for_each_trellis_value4(const uint32_t *page, int lane, const T &table, F &&use)
 {
-    constexpr int N = (D + 63) / 64;
-    unrolled_for (int ct = 0; ct < 4; ct++) {
-        if (!table.mine(ct))
-            continue;
-        uint32_t w[N][4];
-        Runs<N> runs;
-        load_column<D, 4>(page, 32 * ct + lane, w);
-        unrolled_for (int g = 0; g < N; g++)
-            runs.at[g + 2] = low_plane(w[g]);
-        close_runs<D>(runs);
-        unrolled_for (int g = 0; g < N; g++) {
-            const TermsBefore<C::MEMORY> terms = terms_before<C::MEMORY, N>(runs, g, lane);
-            pair_operands4<C::MEMORY>(
-                w[g], [&](int j) { return terms.at[j]; }, table,
-                [&](int l, const uint32_t(&a)[4]) {
-                    if (4 * g + l < D / 16)
-                        use(4 * g + l, ct, a);
-                });
-        }
-    }
+    unrolled_for (int ct = 0; ct < 4; ct++)
+        trellis_value4_column<C, D>(page, ct, lane, table,
+                                    [&](int rt, const uint32_t(&a)[4]) { use(rt, ct, a); });
 }
 
 /* The same of 2 and 3 bits. */
@@ -233,7 +231,7 @@ KVANT_INLINE void for_each_trellis_value2(const uint32_t *page, int lane, const 
         close_runs<D>(runs);
         unrolled_for (int i = 0; i < 2 * N; i++) {
             const int g = i / 2, h = i % 2;
-            if (4 * g + 2 * h >= D / 16 || !table.mine(2 * N * unit + i))
+            if (4 * g + 2 * h >= D / 16)
                 continue;
             const TermsBefore<C::MEMORY> terms = terms_before<C::MEMORY, N>(runs[h], g, lane);
             pair_operands<C::BITS, C::MEMORY>(

@@ -1,8 +1,7 @@
 /* trellis_steps.cuh - the order in which a row's channels are steps of the circle (format.md,
  * "Trellis codes"), and the subset of a step. For kernels that work on one row at a time. Attention
  * has both in the order of words (trellis.cuh). */
-#ifndef KVANT_CUDA_TRELLIS_STEPS_CUH
-#define KVANT_CUDA_TRELLIS_STEPS_CUH
+#pragma once
 
 #include "../params.h"
 
@@ -45,5 +44,3 @@ KVANT_INLINE uint32_t subset_at(const kvant_cuda_trellis &trellis, const uint8_t
 }
 
 } // namespace kvant
-
-#endif

@@ -1,8 +1,7 @@
 /* words.h - four words of a page as an Advanced SIMD vector: the codes of one row in one column
  * quad, from each of the group's four row tiles. The bytes of a word are columns 2 q, 2 q + 8, 2 q
  * + 1 and 2 q + 9 of a tile. Low nibbles belong to row r < 8, high nibbles to row r + 8. */
-#ifndef KVANT_KERNELS_ARM_WORDS_H
-#define KVANT_KERNELS_ARM_WORDS_H
+#pragma once
 
 #include <arm_neon.h>
 
@@ -70,5 +69,3 @@ KVANT_INLINE block_columns load_block(const int16_t *x)
         b.tile[t] = (tile_columns){ first.val[t], second.val[t] };
     return b;
 }
-
-#endif

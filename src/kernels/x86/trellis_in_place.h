@@ -191,6 +191,18 @@ KVANT_INLINE void lower_places(places *p)
         p->metric[v] = _mm256_sub_epi16(p->metric[v], least);
 }
 
+/* After step t, of a code that is 0: no path has a 1 there. */
+KVANT_INLINE void rule_out_ones(places *p, uint32_t t)
+{
+    const __m256i zero = _mm256_setzero_si256(), most = _mm256_set1_epi16(-1);
+#pragma GCC unroll 16
+    for (uint32_t v = 0; v < PLACE_VECTORS; v++)
+        if (t > 3)
+            p->metric[v] = _mm256_or_si256(p->metric[v], by_lane(zero, most, 7 - t));
+        else if (v & 8u >> t)
+            p->metric[v] = most;
+}
+
 /* A pass on its way. */
 typedef struct place_pass {
     const kvant_trellis *trellis;
@@ -203,8 +215,12 @@ KVANT_INLINE void eight_steps(place_pass *pass, places *p, bool keep)
     if (pass->step && pass->step % PATH_LOWER_STEPS == 0)
         lower_places(p);
 #pragma GCC unroll 8
-    for (uint32_t t = 0; t < PLACE_STEPS; t++)
-        advance_in_place(p, pass->trellis->costs[pass->cells[pass->at + t]], t, keep);
+    for (uint32_t t = 0; t < PLACE_STEPS; t++) {
+        const uint32_t cell = pass->cells[pass->at + t];
+        advance_in_place(p, pass->trellis->costs[cell], t, keep);
+        if (KVANT_UNLIKELY(cell == KVANT_TRELLIS_NO_NUMBER))
+            rule_out_ones(p, t);
+    }
     pass->at = pass->at + PLACE_STEPS < pass->n ? pass->at + PLACE_STEPS : 0;
     pass->step += PLACE_STEPS;
 }
@@ -280,10 +296,7 @@ static void path_in_place(const kvant_trellis *trellis, const uint16_t *cells, u
     trace_in_place(n, from, end, bits);
 }
 
-static bool has_places(const kvant_trellis *trellis, const uint16_t *cells, uint32_t n, const kvant_trellis_work *work)
+static bool has_places(const kvant_trellis *trellis, uint32_t n, const kvant_trellis_work *work)
 {
-    uint16_t any = 0;
-    for (uint32_t step = 0; step < n; step++)
-        any |= cells[step];
-    return trellis->memory == 8 && n % PLACE_STEPS == 0 && work->room >= n && any < KVANT_TRELLIS_NO_NUMBER;
+    return trellis->memory == 8 && n % PLACE_STEPS == 0 && work->room >= n;
 }

@@ -74,13 +74,16 @@ kvant_status host_append(const kvant_cuda_append_args *args, kvant_cuda_stream s
     return KVANT_OK;
 }
 
-static void seal_page(const kvant_codec *codec, const uint8_t *open, uint8_t *sealed, uint32_t n)
+static void seal_page(const kvant_codec *codec, const uint8_t *open, uint8_t *sealed, uint32_t n, bool exact)
 {
     static float rows[TOKENS * MOST];
     const uint32_t group = codec->info.block_tokens, d = codec->info.head_dim;
     for (uint32_t first = 0; first < n; first += group) {
         for (uint32_t i = 0; i < group; i++)
-            kvant_codec_decode_open(codec, host_kernels(), open, first + i < n ? first + i : first, 1, rows + i * d);
+            if (exact)
+                memcpy(rows + i * d, (const float *)open + (first + i) * d, d * sizeof *rows);
+            else
+                kvant_codec_decode_open(codec, host_kernels(), open, first + i < n ? first + i : first, 1, rows + i * d);
         kvant_codec_encode_transformed(codec, host_kernels(), rows, first, group, sealed);
     }
 }
@@ -95,7 +98,8 @@ kvant_status host_seal(const kvant_cuda_seal_args *args, kvant_cuda_stream strea
                 kvant_feedback *own;
                 const kvant_codec with = of_head(host_source(roles[r]->codec), args->k_feedback, head, &own);
                 seal_page(&with, host_page(&roles[r]->open, args->from[i], head),
-                          host_page(&roles[r]->sealed, args->to[i], head), args->tokens ? (uint32_t)args->tokens[i] : TOKENS);
+                          host_page(&roles[r]->sealed, args->to[i], head), args->tokens ? (uint32_t)args->tokens[i] : TOKENS,
+                          args->exact);
                 free(own);
             }
     return KVANT_OK;

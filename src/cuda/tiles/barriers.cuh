@@ -1,0 +1,85 @@
+/* barriers.cuh - barriers in shared memory (mbarrier), and copies of pages that complete on one.
+ *
+ * A barrier has phases 0, 1, 2, ...; a phase ends when all its arrivals are there. A warp arrives
+ * with one lane, once all lanes are there. Who waits for phase i
+ * must not be too late for it: phase i + 1 must not end before. On
+ * sm_90 one lane starts a bulk copy; older devices have none, so every thread copies its pieces of
+ * 16 bytes and arrives when they are there. */
+#ifndef KVANT_CUDA_BARRIERS_CUH
+#define KVANT_CUDA_BARRIERS_CUH
+
+#include "../ptx.cuh"
+#include "operands.cuh"
+
+namespace kvant
+{
+
+#if defined(__CUDA_ARCH__) && __CUDA_ARCH__ >= 900
+constexpr int COPY_ARRIVALS = 1;
+#else
+constexpr int COPY_ARRIVALS = GROUP_THREADS;
+#endif
+
+__device__ __forceinline__ void init_barrier(uint64_t &barrier, int arrivals)
+{
+    asm volatile("mbarrier.init.shared.b64 [%0], %1;" ::"r"(shared_address(&barrier)), "r"(arrivals) : "memory");
+}
+
+/* For the copies; other threads need __syncthreads. */
+__device__ __forceinline__ void publish_barriers()
+{
+#if defined(__CUDA_ARCH__) && __CUDA_ARCH__ >= 900
+    asm volatile("fence.mbarrier_init.release.cluster;" ::: "memory");
+#endif
+}
+
+/* A warp arrives. What its lanes wrote before is there for who waits. */
+__device__ __forceinline__ void arrive_at(uint64_t &barrier, int lane)
+{
+    __syncwarp();
+    if (lane == 0)
+        asm volatile("{.reg .b64 state; mbarrier.arrive.shared.b64 state, [%0];}" ::"r"(shared_address(&barrier))
+                     : "memory");
+}
+
+/* Until the phase ends. */
+__device__ __forceinline__ void wait_for(uint64_t &barrier, int phase)
+{
+#if defined(__CUDA_ARCH__) && __CUDA_ARCH__ >= 900
+#define KVANT_TRY_WAIT "mbarrier.try_wait.parity.shared::cta.b64"
+#else
+#define KVANT_TRY_WAIT "mbarrier.test_wait.parity.shared.b64"
+#endif
+    asm volatile("{\n.reg .pred done;\n"
+                 "again: " KVANT_TRY_WAIT " done, [%0], %1;\n"
+                 "@!done bra again;\n}" ::"r"(shared_address(&barrier)),
+                 "r"(phase & 1)
+                 : "memory");
+#undef KVANT_TRY_WAIT
+}
+
+/* From device memory, by a warpgroup whose threads all call this; arrives at the barrier when the
+ * bytes are there. from NULL: arrives at once. */
+__device__ __forceinline__ void copy_page(uint8_t *to, const uint8_t *from, uint32_t bytes, uint64_t &barrier,
+                                          int thread)
+{
+    const uint32_t at = shared_address(&barrier), target = shared_address(to);
+#if defined(__CUDA_ARCH__) && __CUDA_ARCH__ >= 900
+    if (thread != 0)
+        return;
+    asm volatile("mbarrier.arrive.expect_tx.shared::cta.b64 _, [%0], %1;" ::"r"(at), "r"(from ? bytes : 0) : "memory");
+    if (from)
+        asm volatile("cp.async.bulk.shared::cluster.global.mbarrier::complete_tx::bytes [%0], [%1], %2, [%3];" ::"r"(
+                         target),
+                     "l"(from), "r"(bytes), "r"(at)
+                     : "memory");
+#else
+    for (uint32_t i = 16 * thread; from && i < bytes; i += 16 * GROUP_THREADS)
+        asm volatile("cp.async.cg.shared.global [%0], [%1], 16;" ::"r"(target + i), "l"(from + i) : "memory");
+    asm volatile("cp.async.mbarrier.arrive.noinc.shared.b64 [%0];" ::"r"(at) : "memory");
+#endif
+}
+
+} // namespace kvant
+
+#endif
