@@ -276,6 +276,12 @@ class InABrowser(Folder):
             `${getComputedStyle(l).stroke} ${l.getAttribute("stroke-dasharray")}`)""")
         self.assertEqual(len(looks), len(set(looks)))
         self.assertEqual(len({look.split(")")[0] for look in looks}), 10)
+        ends = self.evaluate("""[...document.querySelector("#speed figure").querySelectorAll("text.end")].map((t) =>
+            [t.textContent, t.getBoundingClientRect().top, t.getBoundingClientRect().right])""")
+        self.assertEqual(len(ends), len(looks))
+        tops = sorted(top for _, top, _ in ends)
+        self.assertGreaterEqual(min(b - a for a, b in zip(tops, tops[1:])), 12)  # legible
+        self.assertLessEqual(max(right for *_, right in ends), 1280)
 
     def test_totals_of_found_facts_come_first(self):
         self.open()

@@ -164,18 +164,39 @@
         });
     }
 
+    /* Names at the ends of lines, moved apart; a phone has no room for them and has the legend. */
+    function endLabels(svg, rows, names) {
+        const [x, y] = [svg.scale("x"), svg.scale("y")];
+        const ends = names.map((name) => rows.filter((row) => row.name === name && isNumber(row.y)).sort((a, b) => b.x - a.x)[0]).filter(Boolean)
+            .map((row) => ({ name: row.name, x: x.apply(row.x), y: y.apply(row.y) })).sort((a, b) => a.y - b.y);
+        ends.forEach((end, i) => { if (i > 0) end.y = Math.max(end.y, ends[i - 1].y + 13); });
+        const beyond = ends.length > 0 ? Math.max(0, ends[ends.length - 1].y - y.range[0]) : 0;
+        for (const end of ends) {
+            const text = document.createElementNS("http://www.w3.org/2000/svg", "text");
+            for (const [k, v] of Object.entries({ x: end.x + 8, y: end.y - beyond, dy: "0.32em", "font-size": 11, "text-anchor": "start", class: "end" })) text.setAttribute(k, v);
+            text.style.fill = lookOf(end.name, names).colour;
+            text.textContent = end.name.replace(/^(llama\.cpp|preset|settings) /, "").slice(0, 24);
+            svg.append(text);
+        }
+        return svg;
+    }
+
     function lineFigure(label, rows, axes, columns) {
         const names = unique(rows.map((row) => row.name));
-        const draw = (width) =>
-            plot({
+        const draw = (width) => {
+            const wide = width >= 640;
+            const svg = plot({
                 width,
                 height: Math.min(380, Math.max(240, width * 0.5)),
                 marginLeft: 56,
+                marginRight: wide ? 150 : 20,
                 marginBottom: 40,
                 x: { grid: false, ...axes.x },
                 y: { grid: true, ...axes.y },
                 marks: [Plot.ruleY(axes.zero ? [0] : []), ...lineMarks(rows, names)],
             });
+            return wide ? endLabels(svg, rows, names) : svg;
+        };
         return figure(label, draw, lineLegend(names), makeTable(label, columns, rows));
     }
 
