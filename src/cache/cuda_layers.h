@@ -4,8 +4,7 @@
  *   cuda_pending.c    rows that are encoded later
  *   device_cuda.c     writes rows: the tensors' kvant_page_device
  *   cuda_attention.c  reads pages */
-#ifndef KVANT_CACHE_CUDA_LAYERS_H
-#define KVANT_CACHE_CUDA_LAYERS_H
+#pragma once
 
 #include "../base/error.h"
 #include "../device/memory.h"
@@ -173,5 +172,3 @@ static inline size_t kvant_cuda_staging_words(size_t batch, size_t n_blocks)
 {
     return batch + (9 + KVANT_CUDA_MOST_PARTS) * n_blocks;
 }
-
-#endif

@@ -5,8 +5,7 @@
  * exported function for the table, and refuses a table with another version or other sizes.
  * libkvant_cuda calls no function of libkvant. Raise the version when a function or the meaning of
  * a field changes; sizes guard the structs. */
-#ifndef KVANT_DEVICE_CUDA_TABLE_H
-#define KVANT_DEVICE_CUDA_TABLE_H
+#pragma once
 
 #include <kvant/cuda.h>
 
@@ -69,6 +68,4 @@ typedef const kvant_cuda_table *kvant_cuda_table_get_fn(void);
 
 #ifdef __cplusplus
 }
-#endif
-
 #endif

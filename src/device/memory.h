@@ -1,8 +1,7 @@
 /* memory.h - memory of the GPU for the caches of src/cache, and two kernels that they alone need:
  * calls of libkvant_cuda.so, since libkvant links no CUDA. Work is ordered on a stream of the
  * current GPU. The functions leave no message. */
-#ifndef KVANT_DEVICE_MEMORY_H
-#define KVANT_DEVICE_MEMORY_H
+#pragma once
 
 #include <kvant/cuda.h>
 
@@ -90,6 +89,4 @@ kvant_status kvant_cuda_merge(const kvant_cuda_merge_args *args, kvant_cuda_stre
 
 #ifdef __cplusplus
 }
-#endif
-
 #endif

@@ -1,7 +1,6 @@
 /* trellis.h - arguments of the trellis kernels: levels, the function from a window of bits to a
  * subset of levels, the costs of a search. format.md, "Trellis codes", has the formulas. */
-#ifndef KVANT_KERNELS_TRELLIS_H
-#define KVANT_KERNELS_TRELLIS_H
+#pragma once
 
 #include <stdint.h>
 
@@ -55,5 +54,3 @@ static inline uint32_t kvant_trellis_subset(const kvant_trellis *trellis, uint32
 
 /* Of every step, by the trellis bits of all of them. */
 void kvant_trellis_subsets(const kvant_trellis *trellis, const uint8_t *bits, uint8_t *subsets);
-
-#endif

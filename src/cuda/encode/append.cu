@@ -23,7 +23,7 @@ template <int D, class Book> struct Chunk {
 };
 
 /* By the threads from PAGE_TOKENS on. */
-__device__ __forceinline__ void load_levels(Levels &levels, const PlainArgs &args)
+KVANT_INLINE void load_levels(Levels &levels, const PlainArgs &args)
 {
     const kvant_cuda_params &codec = args.roles[blockIdx.z].codec;
     const int i = (int)threadIdx.x - PAGE_TOKENS;
@@ -32,7 +32,7 @@ __device__ __forceinline__ void load_levels(Levels &levels, const PlainArgs &arg
 }
 
 /* By all threads. */
-__device__ __forceinline__ void load_levels(WideLevels &levels, const WideArgs &args)
+KVANT_INLINE void load_levels(WideLevels &levels, const WideArgs &args)
 {
     static_assert(KVANT_CUDA_WIDE_LEVELS == WARPS * 32, "a thread loads a level");
     levels.thresholds[threadIdx.x] = args.books[blockIdx.z].thresholds[threadIdx.x];
@@ -41,9 +41,8 @@ __device__ __forceinline__ void load_levels(WideLevels &levels, const WideArgs &
 
 /* Quantises the rows of tokens first_token on, one for every few lanes of the warp. */
 template <int D, class Book>
-__device__ __forceinline__ void quantize_rows(const AppendArgs &args, const AppendRole &role, Chunk<D, Book> &chunk,
-                                              float *space, int first_token, uint32_t chunk_at, int kv_head,
-                                              int lane)
+KVANT_INLINE void quantize_rows(const AppendArgs &args, const AppendRole &role, Chunk<D, Book> &chunk, float *space,
+                                int first_token, uint32_t chunk_at, int kv_head, int lane)
 {
     const int token = first_token + lane / Lanes<D>::LANES;
     const bool lacking = chunk.tokens.slot[token] < 0;

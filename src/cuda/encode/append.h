@@ -1,7 +1,6 @@
 /* append.h - the arguments of the append kernels, as they travel into the launch, and rows that a
  * warp transforms. */
-#ifndef KVANT_CUDA_APPEND_H
-#define KVANT_CUDA_APPEND_H
+#pragma once
 
 #include "../rotate.cuh"
 
@@ -76,7 +75,7 @@ cudaError_t launch_seal_groups(const AppendArgs &args, uint32_t head_dim, int n_
                                cudaStream_t stream);
 
 /* Number `at` of all kv heads' channels less its centre, over its scale. */
-__device__ __forceinline__ float centered(float x, const AppendRole &role, int at)
+KVANT_INLINE float centered(float x, const AppendRole &role, int at)
 {
     if (role.center)
         x = __fsub_rn(x, role.center[at]);
@@ -85,20 +84,19 @@ __device__ __forceinline__ float centered(float x, const AppendRole &role, int a
     return x;
 }
 
-__device__ __forceinline__ bool is_finite(float x)
+KVANT_INLINE bool is_finite(float x)
 {
     return fabsf(x) <= 3.4028234e38f;
 }
 
 /* A warp's row, transformed; finite: before the transform. */
 template <int D>
-__device__ __forceinline__ Row<D> transformed_row(const AppendArgs &args, const AppendRole &role, size_t row_at,
-                                                  int kv_head, int lane, bool &finite)
+KVANT_INLINE Row<D> transformed_row(const AppendArgs &args, const AppendRole &role, size_t row_at, int kv_head,
+                                    int lane, bool &finite)
 {
     Row<D> row = load_row<D>(role.rows, row_at, args.type, lane);
     finite = true;
-#pragma unroll
-    for (int j = 0; j < Row<D>::PER_LANE; j++) {
+    unrolled_for (int j = 0; j < Row<D>::PER_LANE; j++) {
         row.x[j] = centered(row.x[j], role, kv_head * D + lane + 32 * j);
         finite &= is_finite(row.x[j]);
     }
@@ -112,18 +110,14 @@ __device__ __forceinline__ Row<D> transformed_row(const AppendArgs &args, const 
 template <int D> __device__ __forceinline__ float dot_rows(const Row<D> &a, const Row<D> &b, int lane)
 {
     float sum = 0;
-#pragma unroll
-    for (int j = 0; j < Row<D>::PER_LANE; j++) {
+    unrolled_for (int j = 0; j < Row<D>::PER_LANE; j++) {
         const float own = __fmul_rn(a.x[j], b.x[j]), other = __shfl_xor_sync(FULL, own, 16);
         const float near = lane < 16 ? own : other, far = lane < 16 ? other : own;
         sum = __fadd_rn(j == 0 ? near : __fadd_rn(sum, near), far);
     }
-#pragma unroll
-    for (int width = 8; width > 0; width /= 2)
+    unrolled_for (int width = 8; width > 0; width /= 2)
         sum = __fadd_rn(sum, __shfl_xor_sync(FULL, sum, width));
     return sum;
 }
 
 } // namespace kvant
-
-#endif

@@ -43,8 +43,8 @@ template <int D, int CHANNELS> struct ChunkRows {
 
 /* A trial's error in its own channels, and their product with what was decoded. */
 template <int LEFT>
-__device__ __forceinline__ float2 trial_result(const OctopusLevels &levels, const kvant_cuda_book &book,
-                                               uint32_t code, float x, float y)
+KVANT_INLINE float2 trial_result(const OctopusLevels &levels, const kvant_cuda_book &book, uint32_t code, float x,
+                                 float y)
 {
     const Point p = octopus_triplet(levels, book.direction_bits, code, 1);
     const float dx = __fsub_rn(x, p.x), dy = LEFT == 2 ? __fsub_rn(y, p.y) : 0;
@@ -53,8 +53,7 @@ __device__ __forceinline__ float2 trial_result(const OctopusLevels &levels, cons
 }
 
 template <int D>
-__device__ __forceinline__ void quantize_item(ChunkRows<D, 3> &space, const kvant_cuda_book &book, int token,
-                                              int row, int item)
+KVANT_INLINE void quantize_item(ChunkRows<D, 3> &space, const kvant_cuda_book &book, int token, int row, int item)
 {
     using S = ChunkRows<D, 3>;
     const float scale = space.scale[row], inverse = scale > 0 ? __frcp_rn(scale) : 0;
@@ -85,8 +84,7 @@ __device__ __forceinline__ void quantize_item(ChunkRows<D, 3> &space, const kvan
 }
 
 template <int D>
-__device__ __forceinline__ void quantize_item(ChunkRows<D, 4> &space, const kvant_cuda_book &book, int token,
-                                              int row, int item)
+KVANT_INLINE void quantize_item(ChunkRows<D, 4> &space, const kvant_cuda_book &book, int token, int row, int item)
 {
     const float4 x = *reinterpret_cast<const float4 *>(space.rows[row] + 4 * item);
     const uint32_t index = closest_direction(space.levels, (int)book.n_secondaries, x);
@@ -101,26 +99,24 @@ __device__ __forceinline__ void quantize_item(ChunkRows<D, 4> &space, const kvan
 }
 
 /* Sums and extremes over the 16 lanes of a row; a sum's order is that of format.md. */
-__device__ __forceinline__ float sum_of_row(float x)
+KVANT_INLINE float sum_of_row(float x)
 {
-#pragma unroll
-    for (int width = 8; width > 0; width /= 2)
+    unrolled_for (int width = 8; width > 0; width /= 2)
         x = __fadd_rn(x, __shfl_xor_sync(FULL, x, width));
     return x;
 }
 
-__device__ __forceinline__ float max_of_row(float x)
+KVANT_INLINE float max_of_row(float x)
 {
-#pragma unroll
-    for (int width = 8; width > 0; width /= 2)
+    unrolled_for (int width = 8; width > 0; width /= 2)
         x = fmaxf(x, __shfl_xor_sync(FULL, x, width));
     return x;
 }
 
 /* The scale to store, by 16 lanes; also settles what the last triplet is. */
 template <int D>
-__device__ __forceinline__ float finish_row(ChunkRows<D, 3> &space, const kvant_cuda_params &codec,
-                                            const kvant_cuda_book &book, int token, int row, int lane)
+KVANT_INLINE float finish_row(ChunkRows<D, 3> &space, const kvant_cuda_params &codec, const kvant_cuda_book &book,
+                              int token, int row, int lane)
 {
     using S = ChunkRows<D, 3>;
     int best = S::WHOLE;
@@ -141,8 +137,8 @@ __device__ __forceinline__ float finish_row(ChunkRows<D, 3> &space, const kvant_
 
 /* Radii go into the codes here. */
 template <int D>
-__device__ __forceinline__ float finish_row(ChunkRows<D, 4> &space, const kvant_cuda_params &codec,
-                                            const kvant_cuda_book &book, int token, int row, int lane)
+KVANT_INLINE float finish_row(ChunkRows<D, 4> &space, const kvant_cuda_params &codec, const kvant_cuda_book &book,
+                              int token, int row, int lane)
 {
     using S = ChunkRows<D, 4>;
     const float top = (float)((1u << book.radius_bits) - 1);
@@ -167,9 +163,8 @@ __device__ __forceinline__ float finish_row(ChunkRows<D, 4> &space, const kvant_
 
 /* Rows first_token on into shared memory, transformed, with what a row's scale is made of. */
 template <int D, int CHANNELS>
-__device__ __forceinline__ void load_rows(ChunkRows<D, CHANNELS> &space, const AppendArgs &args,
-                                          const AppendRole &role, int first_token, uint32_t chunk_at, int kv_head,
-                                          int warp, int lane)
+KVANT_INLINE void load_rows(ChunkRows<D, CHANNELS> &space, const AppendArgs &args, const AppendRole &role,
+                            int first_token, uint32_t chunk_at, int kv_head, int warp, int lane)
 {
     using L = Lanes<D>;
     const int row = warp * L::ROWS + lane / L::LANES, token = first_token + row, in_row = lane % L::LANES;
@@ -180,11 +175,9 @@ __device__ __forceinline__ void load_rows(ChunkRows<D, CHANNELS> &space, const A
         transform_row<D>(y, args, role, space.turning[warp], lacking, row_at, kv_head, lane);
         const float squares = row_dot<D>(y, y), norm = __fmul_rn(__fsqrt_rn(squares), role.codec.inverse_sqrt_dim);
         float largest = 0;
-#pragma unroll
-        for (int i = 0; i < L::NUMBERS; i++)
+        unrolled_for (int i = 0; i < L::NUMBERS; i++)
             largest = max_or_nan(largest, fabsf(y[i]));
-#pragma unroll
-        for (int k = L::LANES / 2; k > 0; k /= 2)
+        unrolled_for (int k = L::LANES / 2; k > 0; k /= 2)
             largest = max_or_nan(largest, __shfl_xor_sync(FULL, largest, k));
         if (in_row == 0) {
             space.squares[row] = squares;
@@ -194,17 +187,15 @@ __device__ __forceinline__ void load_rows(ChunkRows<D, CHANNELS> &space, const A
     }
     __syncthreads(); /* the numbers take the place of what was turned */
     if (works)
-#pragma unroll
-        for (int i = 0; i < L::NUMBERS; i++)
+        unrolled_for (int i = 0; i < L::NUMBERS; i++)
             if (L::LANES == L::TILES || L::OWN * in_row < 16)
                 space.rows[row][i / L::OWN * 16 + L::OWN * in_row + i % L::OWN] = y[i];
     __syncthreads();
 }
 
 template <int D, int CHANNELS>
-__device__ __forceinline__ void refuse_rows(ChunkRows<D, CHANNELS> &space, const AppendArgs &args,
-                                            const AppendRole &role, int first_token, uint32_t chunk_at, int kv_head,
-                                            int warp, int lane)
+KVANT_INLINE void refuse_rows(ChunkRows<D, CHANNELS> &space, const AppendArgs &args, const AppendRole &role,
+                              int first_token, uint32_t chunk_at, int kv_head, int warp, int lane)
 {
     using L = Lanes<D>;
     if (warp >= TURNING_WARPS)
@@ -217,9 +208,9 @@ __device__ __forceinline__ void refuse_rows(ChunkRows<D, CHANNELS> &space, const
 }
 
 template <int D, int CHANNELS>
-__device__ __forceinline__ void quantize_rows(ChunkRows<D, CHANNELS> &space, const AppendArgs &args,
-                                              const AppendRole &role, const kvant_cuda_book &book, int first_token,
-                                              uint32_t chunk_at, int kv_head, int warp, int lane)
+KVANT_INLINE void quantize_rows(ChunkRows<D, CHANNELS> &space, const AppendArgs &args, const AppendRole &role,
+                                const kvant_cuda_book &book, int first_token, uint32_t chunk_at, int kv_head,
+                                int warp, int lane)
 {
     using S = ChunkRows<D, CHANNELS>;
     load_rows(space, args, role, first_token, chunk_at, kv_head, warp, lane);
@@ -246,8 +237,7 @@ __device__ __forceinline__ void quantize_rows(ChunkRows<D, CHANNELS> &space, con
 
 /* All words of a page that have codes of tokens of the block. */
 template <int D, int CHANNELS>
-__device__ __forceinline__ void write_words(const ChunkRows<D, CHANNELS> &space, const kvant_cuda_params &codec,
-                                            uint32_t *page)
+KVANT_INLINE void write_words(const ChunkRows<D, CHANNELS> &space, const kvant_cuda_params &codec, uint32_t *page)
 {
     constexpr int CHUNKS = ChunkRows<D, CHANNELS>::CHUNKS;
     const bool keys = codec.role == KVANT_ROLE_K;
@@ -259,8 +249,7 @@ __device__ __forceinline__ void write_words(const ChunkRows<D, CHANNELS> &space,
             uint32_t bits = 0, mask = 0;
 #pragma unroll 1
             for (int f = 0; f < fields; f++)
-#pragma unroll
-                for (int half = 0; half < 2; half++) {
+                unrolled_for (int half = 0; half < 2; half++) {
                     int place, chunk;
                     if (keys) { /* halves are chunks */
                         const int position = at % (4 * p) + 4 * p * f;
@@ -284,8 +273,8 @@ __device__ __forceinline__ void write_words(const ChunkRows<D, CHANNELS> &space,
 
 /* A warp writes one token code by code. */
 template <int D, int CHANNELS>
-__device__ __forceinline__ void write_chunks(const ChunkRows<D, CHANNELS> &space, const kvant_cuda_params &codec,
-                                             int token, int at, uint32_t *page, int lane)
+KVANT_INLINE void write_chunks(const ChunkRows<D, CHANNELS> &space, const kvant_cuda_params &codec, int token,
+                               int at, uint32_t *page, int lane)
 {
     constexpr int CHUNKS = ChunkRows<D, CHANNELS>::CHUNKS;
     const bool keys = codec.role == KVANT_ROLE_K;

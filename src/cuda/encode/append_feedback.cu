@@ -22,7 +22,7 @@ struct FeedbackSums {
 };
 
 /* The number of thresholds below x, of which there are n. */
-__device__ __forceinline__ uint32_t count_thresholds(const kvant_cuda_wide_book &book, uint32_t n, float x, int lane)
+KVANT_INLINE uint32_t count_thresholds(const kvant_cuda_wide_book &book, uint32_t n, float x, int lane)
 {
     uint32_t code = 0;
 #pragma unroll 1
@@ -32,30 +32,27 @@ __device__ __forceinline__ uint32_t count_thresholds(const kvant_cuda_wide_book 
 }
 
 template <int D>
-__device__ __forceinline__ void load_column(float (&column)[Row<D>::PER_LANE], const float *columns, int j, int lane)
+KVANT_INLINE void load_column(float (&column)[Row<D>::PER_LANE], const float *columns, int j, int lane)
 {
-#pragma unroll
-    for (int i = 0; i < Row<D>::PER_LANE; i++)
+    unrolled_for (int i = 0; i < Row<D>::PER_LANE; i++)
         column[i] = columns[(size_t)j * D + lane + 32 * i];
 }
 
 /* matrices: of the kv head, pivots before columns. */
 template <int D>
-__device__ __forceinline__ FeedbackSums feedback_codes(uint32_t (&codes)[Row<D>::PER_LANE], const Row<D> &z,
-                                                       const kvant_cuda_wide_book &book, uint32_t bits,
-                                                       const float *matrices, int lane)
+KVANT_INLINE FeedbackSums feedback_codes(uint32_t (&codes)[Row<D>::PER_LANE], const Row<D> &z,
+                                         const kvant_cuda_wide_book &book, uint32_t bits, const float *matrices,
+                                         int lane)
 {
     Row<D> target = z, a = z;
     FeedbackSums sums{ 0, 0 };
     float column[Row<D>::PER_LANE], next[Row<D>::PER_LANE];
     load_column<D>(next, matrices + D, 0, lane);
-#pragma unroll
-    for (int m = 0; m < Row<D>::PER_LANE; m++)
+    unrolled_for (int m = 0; m < Row<D>::PER_LANE; m++)
 #pragma unroll 1
         for (int l = 0; l < 32; l++) {
             const int j = 32 * m + l;
-#pragma unroll
-            for (int i = 0; i < Row<D>::PER_LANE; i++)
+            unrolled_for (int i = 0; i < Row<D>::PER_LANE; i++)
                 column[i] = next[i];
             load_column<D>(next, matrices + D, min(j + 1, D - 1), lane);
             const float t = __shfl_sync(FULL, target.x[m], l), a_j = __shfl_sync(FULL, a.x[m], l),
@@ -65,8 +62,7 @@ __device__ __forceinline__ FeedbackSums feedback_codes(uint32_t (&codes)[Row<D>:
             sums.own = __fadd_rn(sums.own, __fmul_rn(weighted, a_j));
             sums.product = __fadd_rn(sums.product, __fmul_rn(weighted, __fadd_rn(a_j, __fsub_rn(value, t))));
             codes[m] = lane == l ? code : codes[m];
-#pragma unroll
-            for (int i = 0; i < Row<D>::PER_LANE; i++) {
+            unrolled_for (int i = 0; i < Row<D>::PER_LANE; i++) {
                 target.x[i] = __fsub_rn(target.x[i], __fmul_rn(column[i], error));
                 a.x[i] = __fadd_rn(a.x[i], __fmul_rn(column[i], z_j));
             }
@@ -75,14 +71,13 @@ __device__ __forceinline__ FeedbackSums feedback_codes(uint32_t (&codes)[Row<D>:
 }
 
 template <int D>
-__device__ __forceinline__ Quantized quantize_row(uint32_t (&codes)[Row<D>::PER_LANE], const AppendRole &role,
-                                                  const kvant_cuda_wide_book &book, const Row<D> &y, int kv_head, int lane)
+KVANT_INLINE Quantized quantize_row(uint32_t (&codes)[Row<D>::PER_LANE], const AppendRole &role,
+                                    const kvant_cuda_wide_book &book, const Row<D> &y, int kv_head, int lane)
 {
     const float length = __fmul_rn(__fsqrt_rn(dot_rows<D>(y, y, lane)), role.codec.inverse_sqrt_dim),
                 scale = to_half_and_back(length), inverse = scale > 0 ? __frcp_rn(scale) : 0;
     Row<D> z;
-#pragma unroll
-    for (int j = 0; j < Row<D>::PER_LANE; j++) {
+    unrolled_for (int j = 0; j < Row<D>::PER_LANE; j++) {
         z.x[j] = __fmul_rn(y.x[j], inverse);
         codes[j] = 0;
     }

@@ -56,19 +56,17 @@ template <class Book> struct FewArgs {
 template <int D> struct RawRow {
     uint32_t bits[Row<D>::PER_LANE];
 
-    __device__ __forceinline__ void load(const void *from, size_t offset, kvant_cuda_type type, int lane)
+    KVANT_INLINE void load(const void *from, size_t offset, kvant_cuda_type type, int lane)
     {
-#pragma unroll
-        for (int j = 0; j < Row<D>::PER_LANE; j++)
+        unrolled_for (int j = 0; j < Row<D>::PER_LANE; j++)
             bits[j] = type == KVANT_CUDA_F32 ? static_cast<const uint32_t *>(from)[offset + lane + 32 * j]
                                              : static_cast<const uint16_t *>(from)[offset + lane + 32 * j];
     }
 
-    __device__ __forceinline__ Row<D> numbers(kvant_cuda_type type) const
+    KVANT_INLINE Row<D> numbers(kvant_cuda_type type) const
     {
         Row<D> row;
-#pragma unroll
-        for (int j = 0; j < Row<D>::PER_LANE; j++) {
+        unrolled_for (int j = 0; j < Row<D>::PER_LANE; j++) {
             __half_raw half;
             half.x = (uint16_t)bits[j];
             row.x[j] = type == KVANT_CUDA_F16 ? __half2float(half)
@@ -81,8 +79,7 @@ template <int D> struct RawRow {
 /* Most codecs have none of these. */
 template <int D> __device__ __forceinline__ void center_and_weigh(Row<D> &row, const FewRole &role, int at)
 {
-#pragma unroll
-    for (int j = 0; j < Row<D>::PER_LANE; j++, at += 32) {
+    unrolled_for (int j = 0; j < Row<D>::PER_LANE; j++, at += 32) {
         if (role.center)
             row.x[j] = __fsub_rn(row.x[j], role.center[at]);
         if (role.scale)
@@ -93,14 +90,12 @@ template <int D> __device__ __forceinline__ void center_and_weigh(Row<D> &row, c
 }
 
 /* y = R W ((x - c) / s). A number that is not finite stays so through the centre, the scale and W. */
-template <int D>
-__device__ __forceinline__ void few_row(Row<D> &row, const FewRole &role, int kv_head, int lane, bool &finite)
+template <int D> KVANT_INLINE void few_row(Row<D> &row, const FewRole &role, int kv_head, int lane, bool &finite)
 {
     if (role.affine)
         center_and_weigh<D>(row, role, kv_head * D + lane);
     finite = true;
-#pragma unroll
-    for (int j = 0; j < Row<D>::PER_LANE; j++)
+    unrolled_for (int j = 0; j < Row<D>::PER_LANE; j++)
         finite &= is_finite(row.x[j]);
     rotate(row, role.rotation, lane);
 }
@@ -108,16 +103,15 @@ __device__ __forceinline__ void few_row(Row<D> &row, const FewRole &role, int kv
 /* The same by all threads of a block of D for keys with a matrix, as combine_rows has it: the sum
  * goes through the rows of the matrix in their order. */
 template <int D>
-__device__ __forceinline__ Row<D> few_row_through_matrix(const FewRole &role, kvant_cuda_type type, size_t row_at,
-                                                         int kv_head, bool &finite)
+KVANT_INLINE Row<D> few_row_through_matrix(const FewRole &role, kvant_cuda_type type, size_t row_at, int kv_head,
+                                           bool &finite)
 {
     constexpr int AHEAD = D > 128 ? 64 : D;
     __shared__ float x[D], y[D];
     const int channel = threadIdx.x, at = kv_head * D + channel;
     const float *column = role.weights + (size_t)kv_head * D * D + channel;
     float weights[AHEAD], number = load_number(role.rows, row_at + channel, type), sum = 0;
-#pragma unroll
-    for (int i = 0; i < AHEAD; i++)
+    unrolled_for (int i = 0; i < AHEAD; i++)
         weights[i] = column[(size_t)i * D];
     if (role.center)
         number = __fsub_rn(number, role.center[at]);
@@ -125,21 +119,17 @@ __device__ __forceinline__ Row<D> few_row_through_matrix(const FewRole &role, kv
         number = __fdiv_rn(number, role.scale[at]);
     x[channel] = number;
     finite = __syncthreads_and(is_finite(number));
-#pragma unroll
-    for (int first = 0; first < D; first += AHEAD) {
+    unrolled_for (int first = 0; first < D; first += AHEAD) {
         if (first > 0)
-#pragma unroll
-            for (int i = 0; i < AHEAD; i++)
+            unrolled_for (int i = 0; i < AHEAD; i++)
                 weights[i] = column[(size_t)(first + i) * D];
-#pragma unroll
-        for (int i = 0; i < AHEAD; i++)
+        unrolled_for (int i = 0; i < AHEAD; i++)
             sum = __fadd_rn(sum, __fmul_rn(x[first + i], weights[i]));
     }
     y[channel] = sum;
     __syncthreads();
     Row<D> row;
-#pragma unroll
-    for (int j = 0; j < Row<D>::PER_LANE; j++)
+    unrolled_for (int j = 0; j < Row<D>::PER_LANE; j++)
         row.x[j] = y[threadIdx.x % 32 + 32 * j];
     return row;
 }
@@ -148,8 +138,7 @@ __device__ __forceinline__ Row<D> few_row_through_matrix(const FewRole &role, kv
 template <int D> __device__ __forceinline__ void extremes(const Row<D> &y, float &min, float &max)
 {
     min = y.x[0], max = y.x[0];
-#pragma unroll
-    for (int j = 1; j < Row<D>::PER_LANE; j++)
+    unrolled_for (int j = 1; j < Row<D>::PER_LANE; j++)
         min = min_or_nan(min, y.x[j]), max = max_or_nan(max, y.x[j]);
 #pragma unroll 1
     for (int k = 16; k > 0; k /= 2) {
@@ -159,8 +148,7 @@ template <int D> __device__ __forceinline__ void extremes(const Row<D> &y, float
 }
 
 template <int D>
-__device__ __forceinline__ Quantized few_uniform(uint32_t (&codes)[Row<D>::PER_LANE], const FewRole &role,
-                                                 const Row<D> &y)
+KVANT_INLINE Quantized few_uniform(uint32_t (&codes)[Row<D>::PER_LANE], const FewRole &role, const Row<D> &y)
 {
     float min, max;
     extremes<D>(y, min, max);
@@ -169,8 +157,7 @@ __device__ __forceinline__ Quantized few_uniform(uint32_t (&codes)[Row<D>::PER_L
                 range = role.symmetric ? fmaxf(fabsf(min), fabsf(max)) : __fadd_rn(__fsub_rn(max, min), 0.0f),
                 scale = to_half_and_back(__fdiv_rn(range, role.levels)), inverse = scale > 0 ? __frcp_rn(scale) : 0,
                 low = role.symmetric ? -role.levels : 0;
-#pragma unroll
-    for (int j = 0; j < Row<D>::PER_LANE; j++) {
+    unrolled_for (int j = 0; j < Row<D>::PER_LANE; j++) {
         const float level = rintf(__fmul_rn(__fsub_rn(y.x[j], zero), inverse));
         codes[j] = (uint32_t)(fminf(fmaxf(level, low), role.levels) - role.offset);
     }
@@ -179,12 +166,11 @@ __device__ __forceinline__ Quantized few_uniform(uint32_t (&codes)[Row<D>::PER_L
 
 /* A code is the number of thresholds below: the curve gives it, or one less. */
 template <int N>
-__device__ __forceinline__ void find_few(uint32_t (&codes)[N], const NarrowBook &book, uint32_t, const float (&y)[N],
-                                         float inverse)
+KVANT_INLINE void find_few(uint32_t (&codes)[N], const NarrowBook &book, uint32_t, const float (&y)[N],
+                           float inverse)
 {
     const float slope = book.slope * inverse;
-#pragma unroll
-    for (int j = 0; j < N; j++) {
+    unrolled_for (int j = 0; j < N; j++) {
         const uint32_t guess =
             __float_as_uint(fmaf(tanh_approximately(y[j] * slope), book.gain, book.middle)) >> 3 & 15u;
         codes[j] = guess + (__fmul_rn(y[j], inverse) > book.thresholds[guess] ? 1 : 0);
@@ -192,22 +178,20 @@ __device__ __forceinline__ void find_few(uint32_t (&codes)[N], const NarrowBook 
 }
 
 template <int N>
-__device__ __forceinline__ void find_few(uint32_t (&codes)[N], const WideBook &book, uint32_t bits, const float (&y)[N],
-                                         float inverse)
+KVANT_INLINE void find_few(uint32_t (&codes)[N], const WideBook &book, uint32_t bits, const float (&y)[N],
+                           float inverse)
 {
-#pragma unroll
-    for (int j = 0; j < N; j++)
+    unrolled_for (int j = 0; j < N; j++)
         codes[j] = 0;
 #pragma unroll 1
     for (uint32_t step = 1u << (bits - 1); step > 0; step /= 2)
-#pragma unroll
-        for (int j = 0; j < N; j++)
+        unrolled_for (int j = 0; j < N; j++)
             codes[j] += __fmul_rn(y[j], inverse) > book.thresholds[codes[j] + step - 1] ? step : 0;
 }
 
 template <int D, class Book>
-__device__ __forceinline__ Quantized few_codebook(uint32_t (&codes)[Row<D>::PER_LANE], const FewRole &role,
-                                                  const Book &book, const Row<D> &y, int lane)
+KVANT_INLINE Quantized few_codebook(uint32_t (&codes)[Row<D>::PER_LANE], const FewRole &role, const Book &book,
+                                    const Row<D> &y, int lane)
 {
     const float squares = dot_rows<D>(y, y, lane), norm = __fmul_rn(__fsqrt_rn(squares), role.inverse_sqrt_dim),
                 scale = to_half_and_back(norm), inverse = scale > 0 ? __frcp_rn(scale) : 0;
@@ -215,8 +199,7 @@ __device__ __forceinline__ Quantized few_codebook(uint32_t (&codes)[Row<D>::PER_
     float stored = scale;
     find_few(codes, book, role.bits, y.x, inverse);
     if (role.unbiased) {
-#pragma unroll
-        for (int j = 0; j < Row<D>::PER_LANE; j++)
+        unrolled_for (int j = 0; j < Row<D>::PER_LANE; j++)
             decoded.x[j] = book.values[codes[j]];
         const float product = dot_rows<D>(y, decoded, lane);
         stored = scale > 0 ? product > 0 ? __fdiv_rn(squares, product) : 0 : scale;
@@ -224,7 +207,7 @@ __device__ __forceinline__ Quantized few_codebook(uint32_t (&codes)[Row<D>::PER_
     return Quantized{ stored, 0, norm <= 65504.0f && stored <= 65504.0f };
 }
 
-__device__ __forceinline__ void refuse_few(uint32_t *refused, bool finite, int lane)
+KVANT_INLINE void refuse_few(uint32_t *refused, bool finite, int lane)
 {
     if (refused && lane == 0)
         atomicOr(refused, finite ? KVANT_CUDA_ROW_RANGE : KVANT_CUDA_ROW_NONFINITE);
@@ -238,15 +221,17 @@ template <class T> __device__ __forceinline__ void copy_words(T &to, const T &fr
         reinterpret_cast<uint32_t *>(&to)[i] = reinterpret_cast<const uint32_t *>(&from)[i];
 }
 
-__device__ __forceinline__ void copy_book(OpenBook &, const OpenBook &, const FewRole &, int) {}
+KVANT_INLINE void copy_book(OpenBook &, const OpenBook &, const FewRole &, int)
+{
+}
 
-__device__ __forceinline__ void copy_book(NarrowBook &to, const NarrowBook &from, const FewRole &role, int lane)
+KVANT_INLINE void copy_book(NarrowBook &to, const NarrowBook &from, const FewRole &role, int lane)
 {
     if (role.codes == KVANT_CUDA_CODES_CODEBOOK)
         copy_words(to, from, sizeof to / 4, lane);
 }
 
-__device__ __forceinline__ void copy_book(WideBook &to, const WideBook &from, const FewRole &role, int lane)
+KVANT_INLINE void copy_book(WideBook &to, const WideBook &from, const FewRole &role, int lane)
 {
 #pragma unroll 1
     for (uint32_t i = lane; i < 1u << role.bits; i += 32)
@@ -255,12 +240,11 @@ __device__ __forceinline__ void copy_book(WideBook &to, const WideBook &from, co
 
 /* rehearsed: nothing is to be stored. */
 template <int D>
-__device__ __forceinline__ void write_open(const FewArgs<OpenBook> &args, const FewRole &role, const Row<D> &y,
-                                           uint8_t *page, int token, bool finite, bool rehearsed, int lane)
+KVANT_INLINE void write_open(const FewArgs<OpenBook> &args, const FewRole &role, const Row<D> &y, uint8_t *page,
+                             int token, bool finite, bool rehearsed, int lane)
 {
     bool in_range = true;
-#pragma unroll
-    for (int j = 0; j < Row<D>::PER_LANE; j++)
+    unrolled_for (int j = 0; j < Row<D>::PER_LANE; j++)
         in_range &= fabsf(y.x[j]) <= 65504.0f;
     if (!__all_sync(FULL, in_range)) {
         refuse_few(rehearsed ? nullptr : args.refused, finite, lane);
@@ -276,9 +260,8 @@ __device__ __forceinline__ void write_open(const FewArgs<OpenBook> &args, const 
 
 /* By one warp. */
 template <int D, class Book>
-__device__ __forceinline__ void write_codes_of(const FewArgs<Book> &args, const FewRole &role, const Book &book,
-                                               const Row<D> &y, uint8_t *page, int at, bool finite, bool rehearsed,
-                                               int lane)
+KVANT_INLINE void write_codes_of(const FewArgs<Book> &args, const FewRole &role, const Book &book, const Row<D> &y,
+                                 uint8_t *page, int at, bool finite, bool rehearsed, int lane)
 {
     uint32_t codes[Row<D>::PER_LANE];
     const Quantized q = role.codes == KVANT_CUDA_CODES_CODEBOOK ? few_codebook<D>(codes, role, book, y, lane)

@@ -11,36 +11,35 @@ namespace kvant
 
 constexpr int WARPS = 8, ROWS_A_BLOCK = 8;
 
-__device__ __forceinline__ int64_t slot_of(const AppendArgs &args, uint32_t token)
+KVANT_INLINE int64_t slot_of(const AppendArgs &args, uint32_t token)
 {
     return token < args.n_tokens ? args.slots[token] : -1;
 }
 
-__device__ __forceinline__ uint8_t *page_of(const AppendRole &role, int64_t slot, int kv_head)
+KVANT_INLINE uint8_t *page_of(const AppendRole &role, int64_t slot, int kv_head)
 {
     return role.base + (size_t)(slot / PAGE_TOKENS) * role.block_stride + kv_head * role.head_stride;
 }
 
 /* Where the row stands among pages of floats. */
-__device__ __forceinline__ size_t exact_place(const AppendRole &role, int64_t slot, int kv_head, int d)
+KVANT_INLINE size_t exact_place(const AppendRole &role, int64_t slot, int kv_head, int d)
 {
     return (page_of(role, slot, kv_head) - role.base) / sizeof(uint16_t) + (size_t)(slot % PAGE_TOKENS) * d;
 }
 
-__device__ __forceinline__ bool fits_half(float y)
+KVANT_INLINE bool fits_half(float y)
 {
     return fabsf(y) <= 65504.0f;
 }
 
-__device__ __forceinline__ void refuse(const AppendArgs &args, bool finite)
+KVANT_INLINE void refuse(const AppendArgs &args, bool finite)
 {
     if (args.refused)
         atomicOr(args.refused, finite ? KVANT_CUDA_ROW_RANGE : KVANT_CUDA_ROW_NONFINITE);
 }
 
 template <int D>
-__device__ __forceinline__ void append_row(const AppendArgs &args, const AppendRole &role, uint32_t token,
-                                           int kv_head, int lane)
+KVANT_INLINE void append_row(const AppendArgs &args, const AppendRole &role, uint32_t token, int kv_head, int lane)
 {
     const int64_t slot = slot_of(args, token);
     if (slot < 0)
@@ -48,8 +47,7 @@ __device__ __forceinline__ void append_row(const AppendArgs &args, const AppendR
     bool finite, in_range = true;
     const Row<D> row = transformed_row<D>(args, role, token * role.token_stride + kv_head * role.row_head_stride,
                                           kv_head, lane, finite);
-#pragma unroll
-    for (int j = 0; j < Row<D>::PER_LANE; j++)
+    unrolled_for (int j = 0; j < Row<D>::PER_LANE; j++)
         in_range &= fits_half(row.x[j]);
     if (!__all_sync(FULL, in_range)) {
         if (lane == 0)
@@ -71,15 +69,13 @@ __global__ void __launch_bounds__(WARPS * 32) append_open_kernel(const __grid_co
 /* Rows first .. first + ROWS - 1 through the matrix of the kv head, in the order of
  * combine_rows. */
 template <int D, int ROWS>
-__device__ __forceinline__ void append_through_matrix(const AppendArgs &args, const AppendRole &role,
-                                                      uint32_t first, int kv_head)
+KVANT_INLINE void append_through_matrix(const AppendArgs &args, const AppendRole &role, uint32_t first, int kv_head)
 {
     __shared__ float x[ROWS][D];
     const int channel = threadIdx.x;
     bool finite[ROWS];
     float y[ROWS];
-#pragma unroll
-    for (int r = 0; r < ROWS; r++) {
+    unrolled_for (int r = 0; r < ROWS; r++) {
         float number = 0;
         if (slot_of(args, first + r) >= 0)
             number = centered(
@@ -95,12 +91,10 @@ __device__ __forceinline__ void append_through_matrix(const AppendArgs &args, co
 #pragma unroll 32
     for (int i = 0; i < D; i++) {
         const float weight = column[(size_t)i * D];
-#pragma unroll
-        for (int r = 0; r < ROWS; r++)
+        unrolled_for (int r = 0; r < ROWS; r++)
             y[r] = __fadd_rn(y[r], __fmul_rn(x[r][i], weight));
     }
-#pragma unroll
-    for (int r = 0; r < ROWS; r++) {
+    unrolled_for (int r = 0; r < ROWS; r++) {
         const int64_t slot = slot_of(args, first + r);
         const bool all_finite = __syncthreads_and(finite[r]), in_range = __syncthreads_and(fits_half(y[r]));
         if (slot < 0)

@@ -1,8 +1,7 @@
 /* append_tokens.cuh - the tokens of a thread block that appends or seals: places of their rows,
  * their pages, and refused rows. Kernels for codes of one channel and of several channels share
  * it. */
-#ifndef KVANT_CUDA_APPEND_TOKENS_CUH
-#define KVANT_CUDA_APPEND_TOKENS_CUH
+#pragma once
 
 #include "pack.cuh"
 
@@ -42,8 +41,8 @@ __device__ __noinline__ void refuse(const AppendArgs &args, const AppendRole &ro
 }
 
 /* Where a token's row lies: in the call's rows, or in an open page that is sealed. */
-__device__ __forceinline__ size_t row_place(const AppendArgs &args, const AppendRole &role, uint32_t chunk_at,
-                                            int token, int kv_head)
+KVANT_INLINE size_t row_place(const AppendArgs &args, const AppendRole &role, uint32_t chunk_at, int token,
+                              int kv_head)
 {
     const size_t of_head = kv_head * role.row_head_stride;
     const uint32_t at = chunk_at + token;
@@ -52,7 +51,7 @@ __device__ __forceinline__ size_t row_place(const AppendArgs &args, const Append
                      : of_head + at * role.token_stride;
 }
 
-__device__ __forceinline__ int64_t slot_of(const AppendArgs &args, uint32_t first)
+KVANT_INLINE int64_t slot_of(const AppendArgs &args, uint32_t first)
 {
     const uint32_t at = first + threadIdx.x, block = at / PAGE_TOKENS, token = at % PAGE_TOKENS;
     if (threadIdx.x >= args.chunk || at >= args.n_tokens)
@@ -65,19 +64,18 @@ __device__ __forceinline__ int64_t slot_of(const AppendArgs &args, uint32_t firs
 }
 
 /* Numbers of pages; a shift, so that no page is that of a negative slot. */
-__device__ __forceinline__ int64_t page_number(int64_t slot)
+KVANT_INLINE int64_t page_number(int64_t slot)
 {
     return slot >> 6;
 }
 
-__device__ __forceinline__ uint8_t *page_of(const AppendRole &role, const BlockTokens &tokens, int token,
-                                            int kv_head)
+KVANT_INLINE uint8_t *page_of(const AppendRole &role, const BlockTokens &tokens, int token, int kv_head)
 {
     return role.base + (size_t)page_number(tokens.slot[token]) * role.block_stride + kv_head * role.head_stride;
 }
 
 /* Which token stands where in the page of token leader. */
-__device__ __forceinline__ void place_tokens(BlockTokens &tokens, int leader)
+KVANT_INLINE void place_tokens(BlockTokens &tokens, int leader)
 {
     const int i = threadIdx.x;
     __syncthreads(); /* the tokens of the page before are not in use any more */
@@ -91,7 +89,7 @@ __device__ __forceinline__ void place_tokens(BlockTokens &tokens, int leader)
 
 /* Sorts the block's tokens: pages with many of them are written page by page, others token by
  * token. */
-__device__ __forceinline__ void count_pages(BlockTokens &tokens, int n_slots)
+KVANT_INLINE void count_pages(BlockTokens &tokens, int n_slots)
 {
     const int i = threadIdx.x;
     const int64_t slot = i < PAGE_TOKENS ? tokens.slot[i] : -1;
@@ -122,8 +120,8 @@ __device__ __forceinline__ void count_pages(BlockTokens &tokens, int n_slots)
  * there: write_page(words) where the block has many tokens of a page, write_token(token, its place,
  * words) by a warp for the others. */
 template <class Page, class Token>
-__device__ __forceinline__ void write_block(BlockTokens &tokens, const AppendRole &role, int n_slots, int kv_head,
-                                            Page &&write_page, Token &&write_token)
+KVANT_INLINE void write_block(BlockTokens &tokens, const AppendRole &role, int n_slots, int kv_head,
+                              Page &&write_page, Token &&write_token)
 {
     auto words_of = [&](int token) { return reinterpret_cast<uint32_t *>(page_of(role, tokens, token, kv_head)); };
     count_pages(tokens, n_slots);
@@ -182,5 +180,3 @@ inline dim3 grid_of(const AppendArgs &args, int n_roles, int n_kv_heads)
 }
 
 } // namespace kvant
-
-#endif

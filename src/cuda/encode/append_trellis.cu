@@ -34,15 +34,15 @@ template <int D, int M> struct TrellisRows {
     BlockTokens tokens;
 };
 
-__device__ __forceinline__ int cell_of(float u)
+KVANT_INLINE int cell_of(float u)
 {
     const float x = rintf(__fmul_rn(u, (float)CELLS_PER_DEVIATION));
     return (int)fminf(fmaxf(x, -CELLS / 2), CELLS / 2 - 1) + CELLS / 2;
 }
 
 /* The level of a subset that is nearest to a cell, as its number / 8. */
-__device__ __forceinline__ uint32_t nearest_of(const kvant_cuda_trellis &trellis, const TrellisLevels &levels,
-                                               int cell, uint32_t subset)
+KVANT_INLINE uint32_t nearest_of(const kvant_cuda_trellis &trellis, const TrellisLevels &levels, int cell,
+                                 uint32_t subset)
 {
     const int x = (cell - CELLS / 2) * trellis.per_deviation;
     int least = INT32_MAX;
@@ -59,12 +59,10 @@ __device__ __forceinline__ uint32_t nearest_of(const kvant_cuda_trellis &trellis
 
 /* Nibbles of a row: 16 bits hold one channel of 4 tiles. */
 template <int D>
-__device__ __forceinline__ void store_row_nibbles(uint32_t *words, const uint32_t (&codes)[Row<D>::PER_LANE],
-                                                  int lane)
+KVANT_INLINE void store_row_nibbles(uint32_t *words, const uint32_t (&codes)[Row<D>::PER_LANE], int lane)
 {
     uint16_t *to = reinterpret_cast<uint16_t *>(words);
-#pragma unroll
-    for (int g = 0; g < Nibbles<D>::GROUPS; g++) {
+    unrolled_for (int g = 0; g < Nibbles<D>::GROUPS; g++) {
         uint32_t own = codes[2 * g];
         if (2 * g + 1 < Row<D>::PER_LANE)
             own |= codes[2 * g + 1] << 8;
@@ -76,9 +74,9 @@ __device__ __forceinline__ void store_row_nibbles(uint32_t *words, const uint32_
 
 /* Codes of a transformed row into nibbles; returns the scale to store. */
 template <int D, int M>
-__device__ __forceinline__ Quantized quantize_row(TrellisRows<D, M> &rows, const AppendRole &role,
-                                                  const kvant_cuda_trellis &trellis, const Row<D> &y, int token,
-                                                  int warp, int lane)
+KVANT_INLINE Quantized quantize_row(TrellisRows<D, M> &rows, const AppendRole &role,
+                                    const kvant_cuda_trellis &trellis, const Row<D> &y, int token, int warp,
+                                    int lane)
 {
     SearchSpace<D, M> &space = rows.search[warp];
     const float squares = dot_rows<D>(y, y, lane),
@@ -87,15 +85,13 @@ __device__ __forceinline__ Quantized quantize_row(TrellisRows<D, M> &rows, const
     uint32_t codes[Row<D>::PER_LANE];
     Row<D> decoded;
     int steps[Row<D>::PER_LANE];
-#pragma unroll
-    for (int j = 0; j < Row<D>::PER_LANE; j++) {
+    unrolled_for (int j = 0; j < Row<D>::PER_LANE; j++) {
         steps[j] = trellis_step(role.codec.role, (int)role.codec.bits, D, lane + 32 * j);
         space.cells[steps[j]] = (uint16_t)cell_of(__fmul_rn(y.x[j], inverse));
     }
     __syncwarp();
     Search<D, M>(space, rows.costs, lane).find();
-#pragma unroll
-    for (int j = 0; j < Row<D>::PER_LANE; j++) {
+    unrolled_for (int j = 0; j < Row<D>::PER_LANE; j++) {
         const uint32_t subset = subset_at(trellis, space.bits, D, steps[j]),
                        nearest = nearest_of(trellis, rows.levels, space.cells[steps[j]], subset);
         codes[j] = 2 * nearest + space.bits[steps[j]];
@@ -112,9 +108,9 @@ __device__ __forceinline__ Quantized quantize_row(TrellisRows<D, M> &rows, const
 }
 
 template <int D, int M>
-__device__ __forceinline__ void encode_token(TrellisRows<D, M> &rows, const AppendArgs &args,
-                                             const AppendRole &role, const kvant_cuda_trellis &trellis,
-                                             uint32_t first, int token, int kv_head, int warp, int lane)
+KVANT_INLINE void encode_token(TrellisRows<D, M> &rows, const AppendArgs &args, const AppendRole &role,
+                               const kvant_cuda_trellis &trellis, uint32_t first, int token, int kv_head, int warp,
+                               int lane)
 {
     bool finite;
     const size_t row_at = row_place(args, role, first, token, kv_head);

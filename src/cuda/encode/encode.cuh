@@ -7,8 +7,7 @@
  * turned in shared memory, and a lane has the same few channels of every tile. Then the longer
  * butterflies, and the 16 partial sums of a dot product, stay within the lane too. Only the last
  * steps of sums and extremes go between lanes. */
-#ifndef KVANT_CUDA_ENCODE_CUH
-#define KVANT_CUDA_ENCODE_CUH
+#pragma once
 
 #include "append.h"
 #include "../layout.cuh"
@@ -36,7 +35,7 @@ template <int D> struct Nibbles {
     static constexpr int STRIDE = 8 * GROUPS + 4;
     uint32_t words[2][PAGE_TOKENS * STRIDE + 8 * (PAGE_TOKENS / 16)];
 
-    __device__ __forceinline__ static int at(int token)
+    KVANT_INLINE static int at(int token)
     {
         return token * STRIDE + 8 * (token / 16);
     }
@@ -58,7 +57,7 @@ struct Quantized {
     bool in_range;
 };
 
-__device__ __forceinline__ void unpack(float *x, uint32_t word, kvant_cuda_type type)
+KVANT_INLINE void unpack(float *x, uint32_t word, kvant_cuda_type type)
 {
     if (type == KVANT_CUDA_F16) {
         float2 pair = __half22float2(*reinterpret_cast<const __half2 *>(&word));
@@ -71,7 +70,7 @@ __device__ __forceinline__ void unpack(float *x, uint32_t word, kvant_cuda_type 
 }
 
 /* x with the sign flipped where bit i of signs is set */
-__device__ __forceinline__ float flip(float x, uint32_t signs, int i)
+KVANT_INLINE float flip(float x, uint32_t signs, int i)
 {
     return __uint_as_float(__float_as_uint(x) ^ (signs << (31 - i) & 0x80000000u));
 }
@@ -79,13 +78,12 @@ __device__ __forceinline__ float flip(float x, uint32_t signs, int i)
 /* Number i comes with its sign flipped where bit i of signs is set: two at once while 16-bit
  * numbers are still packed. Rows need no alignment beyond their type's: "wide" says whether these
  * have 16 bytes of it. */
-__device__ __forceinline__ void load_tile(float (&x)[16], const void *from, size_t offset, kvant_cuda_type type,
-                                          bool wide, uint32_t signs)
+KVANT_INLINE void load_tile(float (&x)[16], const void *from, size_t offset, kvant_cuda_type type, bool wide,
+                            uint32_t signs)
 {
     if (type == KVANT_CUDA_F32) {
         const float *numbers = static_cast<const float *>(from) + offset;
-#pragma unroll
-        for (int i = 0; i < 16; i += 4) {
+        unrolled_for (int i = 0; i < 16; i += 4) {
             float4 four = wide ? *reinterpret_cast<const float4 *>(numbers + i)
                                : make_float4(numbers[i], numbers[i + 1], numbers[i + 2], numbers[i + 3]);
             x[i] = flip(four.x, signs, i), x[i + 1] = flip(four.y, signs, i + 1);
@@ -100,39 +98,34 @@ __device__ __forceinline__ void load_tile(float (&x)[16], const void *from, size
         words[0] = a.x, words[1] = a.y, words[2] = a.z, words[3] = a.w;
         words[4] = b.x, words[5] = b.y, words[6] = b.z, words[7] = b.w;
     } else {
-#pragma unroll
-        for (int i = 0; i < 8; i++)
+        unrolled_for (int i = 0; i < 8; i++)
             words[i] = numbers[2 * i] | (uint32_t)numbers[2 * i + 1] << 16;
     }
     const uint32_t spread = signs | signs << 15; /* bits i and i + 16, for even i: numbers i and i + 1 */
-#pragma unroll
-    for (int i = 0; i < 8; i++)
+    unrolled_for (int i = 0; i < 8; i++)
         unpack(x + 2 * i, words[i] ^ (spread << (15 - 2 * i) & 0x80008000u), type);
 }
 
 /* A tile less its centre, over its scale, with signs flipped. The signs come first here, and last
  * on the CPU: only the sign of a zero can differ, which no code, scale or zero point depends on. */
 template <int D>
-__device__ __forceinline__ void load_centered(float (&x)[16], const AppendArgs &args, const AppendRole &role,
-                                              size_t row_at, int kv_head, int tile)
+KVANT_INLINE void load_centered(float (&x)[16], const AppendArgs &args, const AppendRole &role, size_t row_at,
+                                int kv_head, int tile)
 {
     const uint32_t signs = role.codec.rotation.signs[tile / 2] >> 16 * (tile % 2) & 0xffffu;
     load_tile(x, role.rows, row_at + 16 * tile, args.type, role.wide, signs);
     if (role.center)
-#pragma unroll
-        for (int i = 0; i < 16; i++)
+        unrolled_for (int i = 0; i < 16; i++)
             x[i] = __fsub_rn(x[i], flip(role.center[kv_head * D + 16 * tile + i], signs, i));
     if (role.scale)
-#pragma unroll
-        for (int i = 0; i < 16; i++)
+        unrolled_for (int i = 0; i < 16; i++)
             x[i] = __fdiv_rn(x[i], role.scale[kv_head * D + 16 * tile + i]);
 }
 
 /* Butterflies at the given step of an array whose numbers stand stride apart. */
 template <int N, int STRIDE, int STEP> __device__ __forceinline__ void butterflies(float (&x)[N])
 {
-#pragma unroll
-    for (int i = 0; i < N; i++)
+    unrolled_for (int i = 0; i < N; i++)
         if ((i / STRIDE & STEP) == 0 && i + STRIDE * STEP < N) {
             float a = x[i], b = x[i + STRIDE * STEP];
             x[i] = __fadd_rn(a, b);
@@ -165,23 +158,19 @@ template <int N, int STRIDE, int STEPS> __device__ __forceinline__ void stages(f
 }
 
 template <int D>
-__device__ __forceinline__ void rotate_across_tiles(float (&y)[Lanes<D>::NUMBERS],
-                                                    const kvant_cuda_rotation &rotation)
+KVANT_INLINE void rotate_across_tiles(float (&y)[Lanes<D>::NUMBERS], const kvant_cuda_rotation &rotation)
 {
     constexpr int STEPS = D == 96 ? 2 : Lanes<D>::TILES; /* the largest block of 96 channels has 32 */
     stages<Lanes<D>::NUMBERS, Lanes<D>::OWN, STEPS>(y, rotation.block / 16);
-#pragma unroll
-    for (int i = 0; i < Lanes<D>::NUMBERS; i++)
+    unrolled_for (int i = 0; i < Lanes<D>::NUMBERS; i++)
         y[i] = __fmul_rn(y[i], rotation.scale);
 }
 
 /* A few channels of every tile of the row that lies in shared memory. */
-template <int D>
-__device__ __forceinline__ void read_turned(float (&y)[Lanes<D>::NUMBERS], const float *row, int in_row)
+template <int D> KVANT_INLINE void read_turned(float (&y)[Lanes<D>::NUMBERS], const float *row, int in_row)
 {
     using L = Lanes<D>;
-#pragma unroll
-    for (int k = 0; k < L::TILES; k++) {
+    unrolled_for (int k = 0; k < L::TILES; k++) {
         const float *from = row + k * L::TILE_STRIDE + in_row * L::OWN;
         if constexpr (L::OWN == 4) {
             float4 four = *reinterpret_cast<const float4 *>(from);
@@ -195,15 +184,13 @@ __device__ __forceinline__ void read_turned(float (&y)[Lanes<D>::NUMBERS], const
 }
 
 /* From one tile a lane to a few channels of every tile. "space" is the warp's. */
-template <int D>
-__device__ __forceinline__ void turn(float (&y)[Lanes<D>::NUMBERS], const float (&x)[16], float *space, int lane)
+template <int D> KVANT_INLINE void turn(float (&y)[Lanes<D>::NUMBERS], const float (&x)[16], float *space, int lane)
 {
     using L = Lanes<D>;
     float *row = space + lane / L::LANES * L::ROW_STRIDE;
     const int in_row = lane % L::LANES;
     __syncwarp(); /* the rows before have been read */
-#pragma unroll
-    for (int i = 0; i < 16; i += 4)
+    unrolled_for (int i = 0; i < 16; i += 4)
         *reinterpret_cast<float4 *>(row + in_row * L::TILE_STRIDE + i) =
             make_float4(x[i], x[i + 1], x[i + 2], x[i + 3]);
     __syncwarp();
@@ -220,19 +207,16 @@ __device__ __noinline__ void combine_rows_of_warp(float (&y)[Lanes<D>::NUMBERS],
     float *row = space + lane / L::LANES * L::ROW_STRIDE;
     const int in_row = lane % L::LANES;
     __syncwarp(); /* the rows before have been read */
-#pragma unroll
-    for (int i = 0; i < 16; i++)
+    unrolled_for (int i = 0; i < 16; i++)
         row[in_row * L::TILE_STRIDE + i] = x[i];
     __syncwarp();
-#pragma unroll
-    for (int i = 0; i < L::NUMBERS; i++)
+    unrolled_for (int i = 0; i < L::NUMBERS; i++)
         y[i] = 0;
 #pragma unroll 4
     for (int i = 0; i < D; i++) {
         const float x_i = row[i / 16 * L::TILE_STRIDE + i % 16];
         const float *own = m + (size_t)i * D + in_row * L::OWN;
-#pragma unroll
-        for (int n = 0; n < L::NUMBERS; n++)
+        unrolled_for (int n = 0; n < L::NUMBERS; n++)
             y[n] = __fadd_rn(y[n], __fmul_rn(x_i, own[n / L::OWN * 16 + n % L::OWN]));
     }
 }
@@ -240,19 +224,16 @@ __device__ __noinline__ void combine_rows_of_warp(float (&y)[Lanes<D>::NUMBERS],
 /* The sum of the products as format.md orders it; all lanes of the row have the same, because
  * a + b and b + a are. */
 template <int D>
-__device__ __forceinline__ float row_dot(const float (&a)[Lanes<D>::NUMBERS], const float (&b)[Lanes<D>::NUMBERS])
+KVANT_INLINE float row_dot(const float (&a)[Lanes<D>::NUMBERS], const float (&b)[Lanes<D>::NUMBERS])
 {
     constexpr int OWN = Lanes<D>::OWN;
     float sum[OWN];
-#pragma unroll
-    for (int i = 0; i < Lanes<D>::NUMBERS; i++) {
+    unrolled_for (int i = 0; i < Lanes<D>::NUMBERS; i++) {
         float product = __fmul_rn(a[i], b[i]);
         sum[i % OWN] = i < OWN ? product : __fadd_rn(sum[i % OWN], product);
     }
-#pragma unroll
-    for (int width = 8; width > 0; width /= 2)
-#pragma unroll
-        for (int e = 0; e < OWN; e++)
+    unrolled_for (int width = 8; width > 0; width /= 2)
+        unrolled_for (int e = 0; e < OWN; e++)
             if (width >= OWN)
                 sum[e] = __fadd_rn(sum[e], __shfl_xor_sync(FULL, sum[e], width / OWN));
             else if (e < width)
@@ -260,7 +241,7 @@ __device__ __forceinline__ float row_dot(const float (&a)[Lanes<D>::NUMBERS], co
     return sum[0];
 }
 
-__device__ __forceinline__ float to_half_and_back(float x)
+KVANT_INLINE float to_half_and_back(float x)
 {
     return __half2float(__float2half_rn(x));
 }
@@ -269,20 +250,19 @@ __device__ __forceinline__ float to_half_and_back(float x)
  * compare with: bits 3 and up of the sum are that threshold's number, its place in the table in
  * bytes. */
 template <int N>
-__device__ __forceinline__ void find_codes(uint32_t (&codes)[N], const kvant_cuda_params &codec, const Levels &levels,
-                                           const float (&y)[N], float inverse)
+KVANT_INLINE void find_codes(uint32_t (&codes)[N], const kvant_cuda_params &codec, const Levels &levels,
+                             const float (&y)[N], float inverse)
 {
     const char *table = reinterpret_cast<const char *>(&levels);
     const float slope = codec.guess_slope * inverse, gain = codec.guess_gain, middle = codec.guess_middle;
-#pragma unroll
-    for (int i = 0; i < N; i++) {
+    unrolled_for (int i = 0; i < N; i++) {
         uint32_t guess = __float_as_uint(fmaf(tanh_approximately(y[i] * slope), gain, middle)) & 0x78u;
         float threshold = *reinterpret_cast<const float *>(table + guess);
         codes[i] = __fmul_rn(y[i], inverse) > threshold ? guess + 8 : guess;
     }
 }
 
-__device__ __forceinline__ float value_of(const Levels &levels, uint32_t code)
+KVANT_INLINE float value_of(const Levels &levels, uint32_t code)
 {
     return *reinterpret_cast<const float *>(reinterpret_cast<const char *>(&levels) + code + 4);
 }
@@ -290,11 +270,10 @@ __device__ __forceinline__ float value_of(const Levels &levels, uint32_t code)
 /* Codes of a wide codebook, as they are: the number of thresholds below, of which there are 2^bits
  * - 1. */
 template <int N>
-__device__ __forceinline__ void find_codes(uint32_t (&codes)[N], const kvant_cuda_params &codec,
-                                           const WideLevels &levels, const float (&y)[N], float inverse)
+KVANT_INLINE void find_codes(uint32_t (&codes)[N], const kvant_cuda_params &codec, const WideLevels &levels,
+                             const float (&y)[N], float inverse)
 {
-#pragma unroll
-    for (int i = 0; i < N; i++) {
+    unrolled_for (int i = 0; i < N; i++) {
         const float u = __fmul_rn(y[i], inverse);
         codes[i] = 0;
         for (uint32_t step = 1u << (codec.bits - 1); step > 0; step /= 2)
@@ -302,15 +281,14 @@ __device__ __forceinline__ void find_codes(uint32_t (&codes)[N], const kvant_cud
     }
 }
 
-__device__ __forceinline__ float value_of(const WideLevels &levels, uint32_t code)
+KVANT_INLINE float value_of(const WideLevels &levels, uint32_t code)
 {
     return levels.values[code];
 }
 
 template <int D, class Book>
-__device__ __forceinline__ Quantized quantize_codebook(uint32_t (&codes)[Lanes<D>::NUMBERS],
-                                                       const kvant_cuda_params &codec, const Book &levels,
-                                                       const float (&y)[Lanes<D>::NUMBERS])
+KVANT_INLINE Quantized quantize_codebook(uint32_t (&codes)[Lanes<D>::NUMBERS], const kvant_cuda_params &codec,
+                                         const Book &levels, const float (&y)[Lanes<D>::NUMBERS])
 {
     constexpr int N = Lanes<D>::NUMBERS;
     const float squares = row_dot<D>(y, y), norm = __fmul_rn(__fsqrt_rn(squares), codec.inverse_sqrt_dim),
@@ -318,8 +296,7 @@ __device__ __forceinline__ Quantized quantize_codebook(uint32_t (&codes)[Lanes<D
     float decoded[N], stored = scale;
     find_codes(codes, codec, levels, y, inverse);
     if (codec.unbiased) { /* all lanes take part in the sum, whatever the scales of their rows */
-#pragma unroll
-        for (int i = 0; i < N; i++)
+        unrolled_for (int i = 0; i < N; i++)
             decoded[i] = value_of(levels, codes[i]);
         const float product = row_dot<D>(y, decoded);
         stored = scale > 0 ? product > 0 ? __fdiv_rn(squares, product) : 0 : scale;
@@ -331,17 +308,14 @@ __device__ __forceinline__ Quantized quantize_codebook(uint32_t (&codes)[Lanes<D
  * rounding, which is an addition to 1.5 * 2^23. Bounds are whole numbers and offset is even, so
  * ties stay ties. */
 template <int D>
-__device__ __forceinline__ Quantized quantize_uniform(uint32_t (&codes)[Lanes<D>::NUMBERS],
-                                                      const kvant_cuda_params &codec,
-                                                      const float (&y)[Lanes<D>::NUMBERS])
+KVANT_INLINE Quantized quantize_uniform(uint32_t (&codes)[Lanes<D>::NUMBERS], const kvant_cuda_params &codec,
+                                        const float (&y)[Lanes<D>::NUMBERS])
 {
     constexpr int N = Lanes<D>::NUMBERS;
     float min = y[0], max = y[0];
-#pragma unroll
-    for (int i = 1; i < N; i++)
+    unrolled_for (int i = 1; i < N; i++)
         min = min_or_nan(min, y[i]), max = max_or_nan(max, y[i]);
-#pragma unroll
-    for (int k = Lanes<D>::LANES / 2; k > 0; k /= 2) {
+    unrolled_for (int k = Lanes<D>::LANES / 2; k > 0; k /= 2) {
         min = min_or_nan(min, __shfl_xor_sync(FULL, min, k));
         max = max_or_nan(max, __shfl_xor_sync(FULL, max, k));
     }
@@ -350,8 +324,7 @@ __device__ __forceinline__ Quantized quantize_uniform(uint32_t (&codes)[Lanes<D>
     float range = codec.symmetric ? fmaxf(fabsf(min), fabsf(max)) : __fadd_rn(__fsub_rn(max, min), 0.0f);
     float scale = to_half_and_back(__fdiv_rn(range, codec.levels)), inverse = scale > 0 ? __frcp_rn(scale) : 0;
     float low = codec.symmetric ? -codec.levels : 0, high = codec.levels, round = 12582912.0f - codec.offset;
-#pragma unroll
-    for (int i = 0; i < N; i++) {
+    unrolled_for (int i = 0; i < N; i++) {
         float level = __fmul_rn(__fsub_rn(y[i], zero), inverse);
         codes[i] = __float_as_uint(__fadd_rn(fminf(fmaxf(level, low), high), round));
     }
@@ -361,18 +334,15 @@ __device__ __forceinline__ Quantized quantize_uniform(uint32_t (&codes)[Lanes<D>
 /* Stores bits SHIFT to SHIFT + 3 of each code, which has none above unless MASK says to drop
  * them. */
 template <int D, int SHIFT, bool MASK>
-__device__ __forceinline__ void store_nibbles(uint32_t *words, const uint32_t (&codes)[Lanes<D>::NUMBERS], int lane)
+KVANT_INLINE void store_nibbles(uint32_t *words, const uint32_t (&codes)[Lanes<D>::NUMBERS], int lane)
 {
     using L = Lanes<D>;
     const int in_row = lane % L::LANES;
-#pragma unroll
-    for (int group = 0; group < Nibbles<D>::GROUPS; group++) {
+    unrolled_for (int group = 0; group < Nibbles<D>::GROUPS; group++) {
         uint32_t packed[L::OWN];
-#pragma unroll
-        for (int e = 0; e < L::OWN; e++) {
+        unrolled_for (int e = 0; e < L::OWN; e++) {
             uint32_t bits = 0;
-#pragma unroll
-            for (int k = 4 * group + 3; k >= 4 * group; k--)
+            unrolled_for (int k = 4 * group + 3; k >= 4 * group; k--)
                 if (k < L::TILES)
                     bits = bits * 16 + (MASK ? codes[k * L::OWN + e] & 15u << SHIFT : codes[k * L::OWN + e]);
             packed[e] = bits >> SHIFT;
@@ -380,17 +350,15 @@ __device__ __forceinline__ void store_nibbles(uint32_t *words, const uint32_t (&
         if constexpr (L::OWN == 1)
             reinterpret_cast<uint16_t *>(words)[16 * group + in_row] = (uint16_t)packed[0];
         else
-#pragma unroll
-            for (int e = 0; e + 1 < L::OWN; e += 2)
+            unrolled_for (int e = 0; e + 1 < L::OWN; e += 2)
                 words[8 * group + (in_row * L::OWN + e) / 2] = packed[e] | packed[e + 1] << 16;
     }
 }
 
 /* The transformed row of each lane's token; zeros where it is lacking. */
 template <int D>
-__device__ __forceinline__ void transform_row(float (&y)[Lanes<D>::NUMBERS], const AppendArgs &args,
-                                              const AppendRole &role, float *space, bool lacking, size_t row_at,
-                                              int kv_head, int lane)
+KVANT_INLINE void transform_row(float (&y)[Lanes<D>::NUMBERS], const AppendArgs &args, const AppendRole &role,
+                                float *space, bool lacking, size_t row_at, int kv_head, int lane)
 {
     using L = Lanes<D>;
     const int tile = lane % L::LANES;
@@ -403,8 +371,7 @@ __device__ __forceinline__ void transform_row(float (&y)[Lanes<D>::NUMBERS], con
         return;
     }
     if (role.codec.weighting == KVANT_CUDA_WEIGHTING_DIAGONAL && tile < L::TILES)
-#pragma unroll
-        for (int i = 0; i < 16; i++)
+        unrolled_for (int i = 0; i < 16; i++)
             x[i] = __fmul_rn(x[i], weights[16 * tile + i]);
     if (role.codec.rotation.block)
         stages<16, 1, 16>(x, role.codec.rotation.block);
@@ -415,16 +382,15 @@ __device__ __forceinline__ void transform_row(float (&y)[Lanes<D>::NUMBERS], con
 
 /* Codes as quantize_codebook leaves them. */
 template <int D>
-__device__ __forceinline__ void store_codes(uint32_t *low, uint32_t *, const uint32_t (&codes)[Lanes<D>::NUMBERS],
-                                            const Levels &, int lane)
+KVANT_INLINE void store_codes(uint32_t *low, uint32_t *, const uint32_t (&codes)[Lanes<D>::NUMBERS], const Levels &,
+                              int lane)
 {
     store_nibbles<D, 3, false>(low, codes, lane);
 }
 
 template <int D>
-__device__ __forceinline__ void store_codes(uint32_t *low, uint32_t *high,
-                                            const uint32_t (&codes)[Lanes<D>::NUMBERS], const WideLevels &,
-                                            int lane)
+KVANT_INLINE void store_codes(uint32_t *low, uint32_t *high, const uint32_t (&codes)[Lanes<D>::NUMBERS],
+                              const WideLevels &, int lane)
 {
     store_nibbles<D, 0, true>(low, codes, lane);
     store_nibbles<D, 4, true>(high, codes, lane);
@@ -433,9 +399,9 @@ __device__ __forceinline__ void store_codes(uint32_t *low, uint32_t *high,
 /* Transforms and quantises the row of each lane's token into nibbles; rows without a token
  * (lacking) are worked on as zeros and not stored. */
 template <int D, class Book>
-__device__ __forceinline__ Quantized encode_row(Nibbles<D> &nibbles, const AppendArgs &args, const AppendRole &role,
-                                                const Book &levels, float *space, bool lacking, int token,
-                                                size_t row_at, int kv_head, int lane)
+KVANT_INLINE Quantized encode_row(Nibbles<D> &nibbles, const AppendArgs &args, const AppendRole &role,
+                                  const Book &levels, float *space, bool lacking, int token, size_t row_at,
+                                  int kv_head, int lane)
 {
     using L = Lanes<D>;
     float y[L::NUMBERS];
@@ -460,5 +426,3 @@ __device__ __forceinline__ Quantized encode_row(Nibbles<D> &nibbles, const Appen
 }
 
 } // namespace kvant
-
-#endif

@@ -1,8 +1,7 @@
 /* encode_chunks.cuh - the code of one chunk: direction and norm of a triplet (octopus), direction
  * of four channels (hqmq). A thread has one chunk. The codes are the CPU's (format.md), so all
  * arithmetic is in single roundings and in the CPU's order. */
-#ifndef KVANT_CUDA_ENCODE_CHUNKS_CUH
-#define KVANT_CUDA_ENCODE_CHUNKS_CUH
+#pragma once
 
 #include "../chunks/chunk_numbers.cuh"
 
@@ -15,7 +14,7 @@ struct TripletCode {
 };
 
 /* How many of the rising thresholds of n levels lie below x; n is a power of two. */
-__device__ __forceinline__ int count_below(const float *thresholds, int n, float x)
+KVANT_INLINE int count_below(const float *thresholds, int n, float x)
 {
     int i = 0;
     for (int step = n / 2; step > 0; step /= 2)
@@ -25,7 +24,7 @@ __device__ __forceinline__ int count_below(const float *thresholds, int n, float
 }
 
 /* The first of the levels that are tried for a coordinate; -1 stands for 0. */
-__device__ __forceinline__ int first_level(const OctopusLevels &levels, int n, uint32_t rounding, float x)
+KVANT_INLINE int first_level(const OctopusLevels &levels, int n, uint32_t rounding, float x)
 {
     if (rounding == 0)
         return 0;
@@ -39,7 +38,7 @@ struct BestDirection {
     float quality, den, dot;
     int u, w;
 
-    __device__ __forceinline__ void take(const OctopusLevels &levels, const Point &p, int new_u, int new_w)
+    KVANT_INLINE void take(const OctopusLevels &levels, const Point &p, int new_u, int new_w)
     {
         const Point c = octahedral_point(levels.direction[new_u], levels.direction[new_w]);
         const float new_dot = dot3(p.x, c.x, p.y, c.y, p.z, c.z), new_den = dot3(c.x, c.x, c.y, c.y, c.z, c.z);
@@ -49,8 +48,8 @@ struct BestDirection {
     }
 };
 
-__device__ __forceinline__ TripletCode quantize_triplet(const OctopusLevels &levels, const kvant_cuda_book &book,
-                                                        float x, float y, float z)
+KVANT_INLINE TripletCode quantize_triplet(const OctopusLevels &levels, const kvant_cuda_book &book, float x,
+                                          float y, float z)
 {
     const int n = 1 << book.direction_bits;
     const float sum = __fadd_rn(__fadd_rn(fabsf(x), fabsf(y)), fabsf(z)), length = sum > 0 ? sum : 1;
@@ -60,8 +59,7 @@ __device__ __forceinline__ TripletCode quantize_triplet(const OctopusLevels &lev
               first_w = first_level(levels, n, book.rounding, __fadd_rn(p.y, copysignf(fold, p.y)));
     BestDirection best{ -4, 1, 0, 0, 0 };
     if (book.rounding == 3) { /* the usual one: no loops, so that candidates are worked on side by side */
-#pragma unroll
-        for (int i = 0; i < 9; i++)
+        unrolled_for (int i = 0; i < 9; i++)
             best.take(levels, p, min(max(first_u + i / 3, 0), n - 1), min(max(first_w + i % 3, 0), n - 1));
     } else {
         const int width = book.rounding ? (int)book.rounding : n;
@@ -83,29 +81,28 @@ struct Padding {
     float y, z;
 };
 
-__device__ __forceinline__ Padding padding_of(int left, int trial)
+KVANT_INLINE Padding padding_of(int left, int trial)
 {
     constexpr float ONE_Y[] = { -1, -1.25f, 0.375f, 0, 1.75f, 0.75f, -2, 0.75f, -0.625f, -0.125f };
     constexpr float ONE_Z[] = { 0.375f, -2, -0.375f, 0, -0.125f, -0.125f, 1, 1.25f, 2, -0.75f };
     constexpr float TWO_Z[] = { 0.3125f, 1.25f, 0.0625f, -0.625f, -2, -0.875f };
     Padding p{ 0, 0 };
-#pragma unroll
-    for (int i = 0; i < 10; i++)
+    unrolled_for (int i = 0; i < 10; i++)
         if (i == trial)
             p = left == 1 ? Padding{ ONE_Y[i], ONE_Z[i] } : Padding{ 0, i < 6 ? TWO_Z[i < 6 ? i : 0] : 0 };
     return p;
 }
 
 /* ((a b +- c d) +- e f) +- g h, signs as multiples */
-__device__ __forceinline__ float dot4(float a, float b, float s1, float c, float d, float s2, float e, float f,
-                                      float s3, float g, float h)
+KVANT_INLINE float dot4(float a, float b, float s1, float c, float d, float s2, float e, float f, float s3, float g,
+                        float h)
 {
     return __fadd_rn(__fadd_rn(__fadd_rn(__fmul_rn(a, b), __fmul_rn(s1 * c, d)), __fmul_rn(s2 * e, f)),
                      __fmul_rn(s3 * g, h));
 }
 
 /* x conj(s) */
-__device__ __forceinline__ float4 multiply_conjugate(const float4 &x, const float4 &s)
+KVANT_INLINE float4 multiply_conjugate(const float4 &x, const float4 &s)
 {
     return make_float4(dot4(x.x, s.x, 1, x.y, s.y, 1, x.z, s.z, 1, x.w, s.w),
                        dot4(x.y, s.x, -1, x.x, s.y, 1, x.w, s.z, -1, x.z, s.w),
@@ -113,14 +110,13 @@ __device__ __forceinline__ float4 multiply_conjugate(const float4 &x, const floa
                        dot4(x.w, s.x, 1, x.z, s.y, -1, x.y, s.z, -1, x.x, s.w));
 }
 
-__device__ __forceinline__ uint32_t closest_unit(const float4 &v)
+KVANT_INLINE uint32_t closest_unit(const float4 &v)
 {
     const float y[4] = { v.x, v.y, v.z, v.w };
     uint32_t largest = 0, signs = 0;
     float top = fabsf(y[0]);
     bool minus = y[0] < 0;
-#pragma unroll
-    for (int i = 0; i < 4; i++) {
+    unrolled_for (int i = 0; i < 4; i++) {
         signs |= (uint32_t)(y[i] < 0) << i;
         if (fabsf(y[i]) > top)
             top = fabsf(y[i]), largest = i, minus = y[i] < 0;
@@ -131,8 +127,7 @@ __device__ __forceinline__ uint32_t closest_unit(const float4 &v)
 }
 
 /* The direction closest to x: the first secondary of the largest closeness, then its unit. */
-__device__ __forceinline__ uint32_t closest_direction(const HqmqSecondaries &levels, int n_secondaries,
-                                                      const float4 &x)
+KVANT_INLINE uint32_t closest_direction(const HqmqSecondaries &levels, int n_secondaries, const float4 &x)
 {
     float best = 0;
     int which = 0;
@@ -150,5 +145,3 @@ __device__ __forceinline__ uint32_t closest_direction(const HqmqSecondaries &lev
 }
 
 } // namespace kvant
-
-#endif

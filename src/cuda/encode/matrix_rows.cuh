@@ -4,8 +4,7 @@
  * A thread has one channel of several rows. So reads of the matrix are coalesced, many reads
  * overlap, and each read serves several rows. Products and sums are rounded as in combine_rows of
  * rotate.cuh. */
-#ifndef KVANT_CUDA_MATRIX_ROWS_CUH
-#define KVANT_CUDA_MATRIX_ROWS_CUH
+#pragma once
 
 #include "append_tokens.cuh"
 
@@ -19,15 +18,15 @@ template <int D, int WARPS> struct MatrixRows {
     using Space = float[WARPS][L::ROWS * L::ROW_STRIDE];
     static_assert(A_THREAD % AT_ONCE == 0, "a thread has whole groups of rows");
 
-    __device__ __forceinline__ static float &number(Space &space, int row, int channel)
+    KVANT_INLINE static float &number(Space &space, int row, int channel)
     {
         return space[row / L::ROWS][row % L::ROWS * L::ROW_STRIDE + channel / 16 * L::TILE_STRIDE + channel % 16];
     }
 
     /* By the warp that will quantise them; zeros where tokens lack. */
-    __device__ __forceinline__ static void load(Space &space, const AppendArgs &args, const AppendRole &role,
-                                                const BlockTokens &tokens, int first, uint32_t chunk_at,
-                                                int kv_head, int warp, int lane)
+    KVANT_INLINE static void load(Space &space, const AppendArgs &args, const AppendRole &role,
+                                  const BlockTokens &tokens, int first, uint32_t chunk_at, int kv_head, int warp,
+                                  int lane)
     {
         const int row = warp * L::ROWS + lane / L::LANES, tile = lane % L::LANES;
         float x[16] = {};
@@ -35,24 +34,20 @@ template <int D, int WARPS> struct MatrixRows {
             return;
         if (tokens.slot[first + row] >= 0)
             load_centered<D>(x, args, role, row_place(args, role, chunk_at, first + row, kv_head), kv_head, tile);
-#pragma unroll
-        for (int i = 0; i < 16; i++)
+        unrolled_for (int i = 0; i < 16; i++)
             number(space, row, 16 * tile + i) = x[i];
     }
 
     /* Channel of rows team, team + TEAMS, ... below n_rows. */
-    __device__ __forceinline__ static void multiply(float (&y)[A_THREAD], Space &space, const float *column,
-                                                    int team, int n_rows)
+    KVANT_INLINE static void multiply(float (&y)[A_THREAD], Space &space, const float *column, int team, int n_rows)
     {
-#pragma unroll
-        for (int k = 0; k < A_THREAD; k += AT_ONCE) {
+        unrolled_for (int k = 0; k < A_THREAD; k += AT_ONCE) {
             if (k * TEAMS >= n_rows)
                 break;
 #pragma unroll 16
             for (int i = 0; i < D; i++) {
                 const float weight = column[(size_t)i * D];
-#pragma unroll
-                for (int q = k; q < k + AT_ONCE; q++)
+                unrolled_for (int q = k; q < k + AT_ONCE; q++)
                     y[q] = __fadd_rn(y[q], __fmul_rn(number(space, team + TEAMS * q, i), weight));
             }
         }
@@ -72,8 +67,7 @@ template <int D, int WARPS> struct MatrixRows {
         if (team < TEAMS)
             multiply(y, space, weights_of(role.codec, role.weights, kv_head) + channel, team, n_rows);
         __syncthreads();
-#pragma unroll
-        for (int q = 0; q < A_THREAD; q++)
+        unrolled_for (int q = 0; q < A_THREAD; q++)
             if (team < TEAMS)
                 number(space, team + TEAMS * q, channel) = y[q];
         __syncthreads();
@@ -81,5 +75,3 @@ template <int D, int WARPS> struct MatrixRows {
 };
 
 } // namespace kvant
-
-#endif

@@ -7,8 +7,7 @@
  * Tokens share words. A thread block that has all codes of a word stores the word whole. Otherwise
  * it flips its own bits with an atomic, because other tokens of the word may be written at the same
  * time. */
-#ifndef KVANT_CUDA_PACK_CUH
-#define KVANT_CUDA_PACK_CUH
+#pragma once
 
 #include "encode.cuh"
 
@@ -27,7 +26,7 @@ struct Plane {
     int bits, nibbles, shift, first_word, row_tiles, column_tiles;
 };
 
-__device__ __forceinline__ Plane plane_of(const kvant_cuda_params &codec, int i)
+KVANT_INLINE Plane plane_of(const kvant_cuda_params &codec, int i)
 {
     int d = codec.head_dim / 16, rows = codec.role == KVANT_ROLE_K ? 4 : d,
         columns = codec.role == KVANT_ROLE_K ? d : 4;
@@ -40,7 +39,7 @@ __device__ __forceinline__ Plane plane_of(const kvant_cuda_params &codec, int i)
 }
 
 /* Flips the bits of *word that differ from bits under mask; nobody else writes those bits. */
-__device__ __forceinline__ void put_bits(uint32_t *word, uint32_t bits, uint32_t mask)
+KVANT_INLINE void put_bits(uint32_t *word, uint32_t bits, uint32_t mask)
 {
     if (mask == FULL)
         *word = bits;
@@ -48,10 +47,9 @@ __device__ __forceinline__ void put_bits(uint32_t *word, uint32_t bits, uint32_t
         atomicXor(word, (*word ^ bits) & mask);
 }
 
-__device__ __forceinline__ void transpose_nibbles(uint32_t (&words)[4], const uint32_t (&fields)[4])
+KVANT_INLINE void transpose_nibbles(uint32_t (&words)[4], const uint32_t (&fields)[4])
 {
-#pragma unroll
-    for (int i = 0; i < 2; i++) {
+    unrolled_for (int i = 0; i < 2; i++) {
         uint32_t even = prmt(fields[0], fields[2], i ? 0x7351 : 0x6240),
                  odd = prmt(fields[1], fields[3], i ? 0x7351 : 0x6240);
         words[2 * i] = bit_select<0x0f0f0f0fu>(even, odd << 4);
@@ -60,7 +58,7 @@ __device__ __forceinline__ void transpose_nibbles(uint32_t (&words)[4], const ui
 }
 
 /* BITS bits of each nibble, side by side at the low end of each half. */
-template <int BITS> __device__ __forceinline__ uint32_t squeeze(uint32_t word, int shift)
+template <int BITS> KVANT_INLINE uint32_t squeeze(uint32_t word, int shift)
 {
     if (BITS == 4)
         return word;
@@ -74,7 +72,7 @@ template <int BITS> __device__ __forceinline__ uint32_t squeeze(uint32_t word, i
     return (word | word >> 6) & 0x000f000fu;
 }
 
-__device__ __forceinline__ int usable(int token)
+KVANT_INLINE int usable(int token)
 {
     return min(token, PAGE_TOKENS - 1); /* any row will do for NONE: the mask leaves its codes out */
 }
@@ -82,8 +80,8 @@ __device__ __forceinline__ int usable(int token)
 /* Keys: rows of the matrix are tokens. A thread has tokens r and r + 8 of a tile, two channels and
  * their neighbours 8 further, in four tiles of channels. */
 template <int D, int BITS>
-__device__ __forceinline__ void write_keys(const uint32_t *nibbles, const PageTokens &tokens, int shift,
-                                           uint32_t *page, uint32_t at)
+KVANT_INLINE void write_keys(const uint32_t *nibbles, const PageTokens &tokens, int shift, uint32_t *page,
+                             uint32_t at)
 {
     constexpr int TILES = D / 16, IN_WORD = 4 / BITS;
     const int rt = at % 4, lane = at / 4 % 32, group = at / 128;
@@ -93,13 +91,11 @@ __device__ __forceinline__ void write_keys(const uint32_t *nibbles, const PageTo
     const uint32_t *from_b = nibbles + Nibbles<D>::at(usable(b)) + 8 * group + lane % 4;
     uint32_t fields[4] = { from_a[0], from_b[0], from_a[4], from_b[4] }, words[4];
     transpose_nibbles(words, fields);
-#pragma unroll
-    for (int first = 0; first < 4; first += IN_WORD) {
+    unrolled_for (int first = 0; first < 4; first += IN_WORD) {
         if (TILES % 4 != 0 && 4 * group + first >= TILES)
             break;
         uint32_t bits = 0, mask = 0;
-#pragma unroll
-        for (int i = 0; i < IN_WORD; i++)
+        unrolled_for (int i = 0; i < IN_WORD; i++)
             if (TILES % 4 == 0 || 4 * group + first + i < TILES) { /* fields beyond the last tile stay */
                 bits |= squeeze<BITS>(words[first + i], shift) << 4 * BITS * i;
                 mask |= squeeze<BITS>(present, 0) << 4 * BITS * i;
@@ -111,19 +107,17 @@ __device__ __forceinline__ void write_keys(const uint32_t *nibbles, const PageTo
 /* Values: columns are tokens. A thread has channels r and r + 8 of four tiles in a row, and four
  * tokens of each tile of tokens in the word. */
 template <int D, int BITS>
-__device__ __forceinline__ void write_values(const uint32_t *nibbles, const PageTokens &tokens, int shift,
-                                             uint32_t *page, uint32_t at)
+KVANT_INLINE void write_values(const uint32_t *nibbles, const PageTokens &tokens, int shift, uint32_t *page,
+                               uint32_t at)
 {
     constexpr int TILES = D / 16, IN_WORD = 4 / BITS, UNITS = BITS;
     const int lane = at % 32, unit = at / 32 % UNITS, group = at / (32 * UNITS),
               in_group = min(4, TILES - 4 * group);
     const uint32_t half = lane & 4 ? 0x7632 : 0x5410; /* odd or even channel */
     uint32_t bits[4] = {}, mask = 0;
-#pragma unroll
-    for (int i = 0; i < IN_WORD; i++) {
+    unrolled_for (int i = 0; i < IN_WORD; i++) {
         uint32_t fields[4], words[4], present = 0;
-#pragma unroll
-        for (int far = 0; far < 2; far++) {
+        unrolled_for (int far = 0; far < 2; far++) {
             const int column = 16 * (unit * IN_WORD + i) + 2 * (lane % 4) + 8 * far;
             const int pair = *reinterpret_cast<const uint16_t *>(tokens.at + column), a = pair & 255, b = pair >> 8;
             const uint32_t *from_a = nibbles + Nibbles<D>::at(usable(a)) + 8 * group + lane / 8;
@@ -134,8 +128,7 @@ __device__ __forceinline__ void write_values(const uint32_t *nibbles, const Page
         }
         transpose_nibbles(words, fields);
         mask |= squeeze<BITS>(present, 0) << 4 * BITS * i;
-#pragma unroll
-        for (int k = 0; k < 4; k++)
+        unrolled_for (int k = 0; k < 4; k++)
             bits[k] |= squeeze<BITS>(words[k], shift) << 4 * BITS * i;
     }
     uint32_t *to = page + 128 * group * UNITS + (32 * unit + lane) * in_group;
@@ -143,15 +136,14 @@ __device__ __forceinline__ void write_values(const uint32_t *nibbles, const Page
         *reinterpret_cast<uint4 *>(to) = make_uint4(bits[0], bits[1], bits[2], bits[3]);
         return;
     }
-#pragma unroll
-    for (int k = 0; k < 4; k++)
+    unrolled_for (int k = 0; k < 4; k++)
         if (k < in_group)
             put_bits(to + k, bits[k], mask);
 }
 
 template <int D, int BITS>
-__device__ __forceinline__ void write_plane(const Nibbles<D> &nibbles, const PageTokens &tokens, const Plane &plane,
-                                            bool keys, uint32_t *words)
+KVANT_INLINE void write_plane(const Nibbles<D> &nibbles, const PageTokens &tokens, const Plane &plane, bool keys,
+                              uint32_t *words)
 {
     constexpr int GROUPS = Nibbles<D>::GROUPS;
     const uint32_t *from = nibbles.words[plane.nibbles];
@@ -165,8 +157,8 @@ __device__ __forceinline__ void write_plane(const Nibbles<D> &nibbles, const Pag
 
 /* All threads of the block write what the chunk has of one page. */
 template <int D>
-__device__ __forceinline__ void write_codes(const kvant_cuda_params &codec, const Nibbles<D> &nibbles,
-                                            const PageTokens &tokens, uint32_t *page)
+KVANT_INLINE void write_codes(const kvant_cuda_params &codec, const Nibbles<D> &nibbles, const PageTokens &tokens,
+                              uint32_t *page)
 {
     const bool keys = codec.role == KVANT_ROLE_K;
     for (int i = 0; i < PLANES && plane_bits(codec.bits, i); i++) {
@@ -182,8 +174,8 @@ __device__ __forceinline__ void write_codes(const kvant_cuda_params &codec, cons
 
 /* A warp writes one token code by code. */
 template <int D>
-__device__ __forceinline__ void write_token(const kvant_cuda_params &codec, const Nibbles<D> &nibbles, int token,
-                                            int at, uint32_t *page, int lane)
+KVANT_INLINE void write_token(const kvant_cuda_params &codec, const Nibbles<D> &nibbles, int token, int at,
+                              uint32_t *page, int lane)
 {
     const bool keys = codec.role == KVANT_ROLE_K;
     for (int i = 0; i < PLANES && plane_bits(codec.bits, i); i++) {
@@ -202,5 +194,3 @@ __device__ __forceinline__ void write_token(const kvant_cuda_params &codec, cons
 }
 
 } // namespace kvant
-
-#endif

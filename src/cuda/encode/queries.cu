@@ -19,8 +19,8 @@ template <int D> struct QuerySpace {
 
 /* A warp loads a head. */
 template <int D>
-__device__ __forceinline__ void load_queries(QuerySpace<D> &space, const QueryArgs &args, size_t sequence,
-                                             uint32_t first_head, uint32_t n_heads)
+KVANT_INLINE void load_queries(QuerySpace<D> &space, const QueryArgs &args, size_t sequence, uint32_t first_head,
+                               uint32_t n_heads)
 {
     const int lane = threadIdx.x & 31;
     for (uint32_t h = threadIdx.x >> 5; h < QUERY_HEADS; h += QUARTERS * D / 32) {
@@ -28,17 +28,14 @@ __device__ __forceinline__ void load_queries(QuerySpace<D> &space, const QueryAr
         if (h < n_heads)
             row = load_row<D>(args.q, sequence * args.batch_stride + (first_head + h) * args.head_stride, args.type,
                               lane);
-#pragma unroll
-        for (int j = 0; j < Row<D>::PER_LANE; j++)
+        unrolled_for (int j = 0; j < Row<D>::PER_LANE; j++)
             space.q[h][lane + 32 * j] = row.x[j];
     }
 }
 
-template <int D, int AHEAD>
-__device__ __forceinline__ void load_weights(float (&weights)[AHEAD], const float *m, int first)
+template <int D, int AHEAD> KVANT_INLINE void load_weights(float (&weights)[AHEAD], const float *m, int first)
 {
-#pragma unroll
-    for (int k = 0; k < AHEAD; k++)
+    unrolled_for (int k = 0; k < AHEAD; k++)
         weights[k] = m[(size_t)(first + k) * D];
 }
 
@@ -58,18 +55,14 @@ __global__ void __launch_bounds__(QUARTERS *D) queries_kernel(const __grid_const
     load_weights<D, AHEAD>(weights, m, begin); /* on their way while queries come */
     load_queries(space, args, blockIdx.z, first_head, n_heads);
     __syncthreads();
-#pragma unroll
-    for (int i = 0; i < D / QUARTERS; i += AHEAD) {
+    unrolled_for (int i = 0; i < D / QUARTERS; i += AHEAD) {
         if (i > 0)
             load_weights<D, AHEAD>(weights, m, begin + i);
-#pragma unroll
-        for (int k = 0; k < AHEAD; k++)
-#pragma unroll
-            for (int h = 0; h < (int)QUERY_HEADS; h++)
+        unrolled_for (int k = 0; k < AHEAD; k++)
+            unrolled_for (int h = 0; h < (int)QUERY_HEADS; h++)
                 sum[h] = fmaf(weights[k], space.q[h][begin + i + k], sum[h]);
     }
-#pragma unroll
-    for (int h = 0; h < (int)QUERY_HEADS; h++)
+    unrolled_for (int h = 0; h < (int)QUERY_HEADS; h++)
         space.sums[quarter][h][channel] = sum[h];
     __syncthreads();
     float *out = args.out + ((size_t)blockIdx.z * gridDim.y * args.heads_a_kv + first_head) * D;

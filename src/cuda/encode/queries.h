@@ -1,6 +1,5 @@
 /* queries.h - the launch that multiplies queries with the matrix of transform=file. */
-#ifndef KVANT_CUDA_QUERIES_H
-#define KVANT_CUDA_QUERIES_H
+#pragma once
 
 #include "../params.h"
 
@@ -29,5 +28,3 @@ cudaError_t launch_queries(const QueryArgs &args, uint32_t head_dim, uint32_t ba
                            cudaStream_t stream);
 
 } // namespace kvant
-
-#endif

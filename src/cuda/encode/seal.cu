@@ -27,31 +27,31 @@ template <int D> struct OpenPage {
 
     /* A token that was not written is taken for a copy of its group's first one, so that it widens
      * no range. */
-    __device__ __forceinline__ float at(int token, int channel) const
+    KVANT_INLINE float at(int token, int channel) const
     {
         return __half2float(rows[(token < n_tokens ? token : token / 32 * 32) * D + channel]);
     }
     /* Groups and tokens of which nothing was written are left as they are. */
-    __device__ __forceinline__ bool has(int token) const
+    KVANT_INLINE bool has(int token) const
     {
         return (over_tokens ? token / 32 * 32 : token) < n_tokens;
     }
-    __device__ __forceinline__ int token_of_group(int group) const
+    KVANT_INLINE int token_of_group(int group) const
     {
         return over_tokens ? group / D * 32 : group % PAGE_TOKENS;
     }
 };
 
 /* Number i of a group, in the order in which format.md has the scales. */
-template <int D> __device__ __forceinline__ float number_of_group(const OpenPage<D> &page, int group, int i)
+template <int D> KVANT_INLINE float number_of_group(const OpenPage<D> &page, int group, int i)
 {
     return page.over_tokens ? page.at(group / D * 32 + i, group % D)
                             : page.at(group % PAGE_TOKENS, group / PAGE_TOKENS * 32 + i);
 }
 
 template <int D>
-__device__ __forceinline__ void find_scales(const kvant_cuda_params &codec, const OpenPage<D> &page,
-                                            float2 *scaling, uint16_t *metadata)
+KVANT_INLINE void find_scales(const kvant_cuda_params &codec, const OpenPage<D> &page, float2 *scaling,
+                              uint16_t *metadata)
 {
     for (int group = threadIdx.x; group < 2 * D; group += SEAL_THREADS) {
         if (!page.has(page.token_of_group(group)))
@@ -75,8 +75,8 @@ __device__ __forceinline__ void find_scales(const kvant_cuda_params &codec, cons
 }
 
 template <int D>
-__device__ __forceinline__ uint32_t code_of(const kvant_cuda_params &codec, const OpenPage<D> &page,
-                                            const float2 *scaling, int token, int channel)
+KVANT_INLINE uint32_t code_of(const kvant_cuda_params &codec, const OpenPage<D> &page, const float2 *scaling,
+                              int token, int channel)
 {
     const float2 s = scaling[page.over_tokens ? token / 32 * D + channel : channel / 32 * PAGE_TOKENS + token];
     float level = rintf(__fmul_rn(__fsub_rn(page.at(token, channel), s.x), s.y));
@@ -86,8 +86,8 @@ __device__ __forceinline__ uint32_t code_of(const kvant_cuda_params &codec, cons
 
 /* A thread makes 16 bits: one channel of 4 tiles in a row. */
 template <int D>
-__device__ __forceinline__ void make_nibbles(const kvant_cuda_params &codec, const OpenPage<D> &page,
-                                             const float2 *scaling, Nibbles<D> &nibbles)
+KVANT_INLINE void make_nibbles(const kvant_cuda_params &codec, const OpenPage<D> &page, const float2 *scaling,
+                               Nibbles<D> &nibbles)
 {
     constexpr int IN_ROW = 16 * Nibbles<D>::GROUPS;
     for (int i = threadIdx.x; i < PAGE_TOKENS * IN_ROW; i += SEAL_THREADS) {
@@ -96,8 +96,7 @@ __device__ __forceinline__ void make_nibbles(const kvant_cuda_params &codec, con
             continue;
         const int at = i % IN_ROW, channel = at / 16 * 64 + at % 16;
         uint32_t bits = 0;
-#pragma unroll
-        for (int k = 0; k < 4; k++)
+        unrolled_for (int k = 0; k < 4; k++)
             if (channel + 16 * k < D)
                 bits |= code_of<D>(codec, page, scaling, token, channel + 16 * k) << 4 * k;
         reinterpret_cast<uint16_t *>(nibbles.words[0] + Nibbles<D>::at(token))[at] = (uint16_t)bits;

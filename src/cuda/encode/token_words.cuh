@@ -1,7 +1,6 @@
 /* token_words.cuh - the codes of one token into the words of its page, by a warp: lane l has the codes
  * of channels l, l + 32, ... */
-#ifndef KVANT_CUDA_TOKEN_WORDS_CUH
-#define KVANT_CUDA_TOKEN_WORDS_CUH
+#pragma once
 
 #include "../layout.cuh"
 #include "../rotate.cuh"
@@ -17,13 +16,13 @@ template <int D, bool KEYS> struct TokenWords {
                          WORDS = (PER_LANE + FEW - 1) / FEW * FEW;
     const int at, lane, mine;
 
-    __device__ __forceinline__ TokenWords(int at_, int lane_)
+    KVANT_INLINE TokenWords(int at_, int lane_)
         : at(at_), lane(lane_), mine(KEYS ? (lane_ & 1) | (lane_ >> 2 & 2) : lane_ >> 3 & 1)
     {
     }
 
     /* Of number j in a plane of 2^log bits: place() of layout.cuh for the first channel in the word. */
-    __device__ __forceinline__ Place place_of(int log, int j) const
+    KVANT_INLINE Place place_of(int log, int j) const
     {
         const int shift = 2 - log, ones = (1 << shift) - 1, tile = (lane >> 4) + 2 * j;
         if (KEYS)
@@ -35,25 +34,24 @@ template <int D, bool KEYS> struct TokenWords {
                       ((4 * (column & ones) + 2 * (at >> 3 & 1)) << log) + 16 * (at & 1) };
     }
     /* Words of a plane. */
-    __device__ __forceinline__ int size_of(int log) const
+    KVANT_INLINE int size_of(int log) const
     {
         return KEYS ? ((TILES << log) + 3) / 4 * 128 : TILES * 32 << log;
     }
 
     /* Of the next plane of a code of which `left` bits are left: 4, 2 or 1. */
-    __device__ __forceinline__ static int log_of(int left)
+    KVANT_INLINE static int log_of(int left)
     {
         return left >= 4 ? 2 : left >= 2 ? 1 : 0;
     }
 
     /* The words are needed soon. */
-    __device__ __forceinline__ void ask_for(const uint32_t *words, uint32_t bits) const
+    KVANT_INLINE void ask_for(const uint32_t *words, uint32_t bits) const
     {
 #pragma unroll 1
         for (int left = (int)bits; left > 0;) {
             const int log = log_of(left);
-#pragma unroll
-            for (int k = 0; k < PER_LANE; k += FEW)
+            unrolled_for (int k = 0; k < PER_LANE; k += FEW)
                 if (k + mine < PER_LANE)
                     asm volatile("prefetch.global.L2 [%0];" ::"l"(words + place_of(log, k + mine).word));
             words += size_of(log);
@@ -62,12 +60,10 @@ template <int D, bool KEYS> struct TokenWords {
     }
 
     /* The words that all lanes of a few have codes in, of a plane: the codes' bits from shift on. */
-    __device__ __forceinline__ void exchange(uint32_t (&of)[WORDS], const uint32_t (&codes)[PER_LANE], int log,
-                                             int shift) const
+    KVANT_INLINE void exchange(uint32_t (&of)[WORDS], const uint32_t (&codes)[PER_LANE], int log, int shift) const
     {
         const int far = lane >> 3 & 1, own = KEYS ? (lane & 1) * 16 + (far << (log + 1)) : far << log;
-#pragma unroll
-        for (int j = 0; j < PER_LANE; j++) {
+        unrolled_for (int j = 0; j < PER_LANE; j++) {
             of[j] = (codes[j] >> shift & ((1u << (1 << log)) - 1)) << own;
             of[j] |= __shfl_xor_sync(FULL, of[j], 8);
             if (KEYS)
@@ -76,8 +72,8 @@ template <int D, bool KEYS> struct TokenWords {
     }
 
     /* The token's bits alone: others may be written at the same time. */
-    __device__ __forceinline__ void put(uint32_t *words, const uint32_t (&codes)[PER_LANE], uint32_t bits,
-                                        bool store = true) const
+    KVANT_INLINE void put(uint32_t *words, const uint32_t (&codes)[PER_LANE], uint32_t bits,
+                          bool store = true) const
     {
 #pragma unroll 1
         for (int left = (int)bits, shift = 0; left > 0;) {
@@ -85,8 +81,7 @@ template <int D, bool KEYS> struct TokenWords {
             const uint32_t ones = (1u << p) - 1, mask = KEYS ? (ones | ones << 2 * p) * 0x10001u : ones | ones << p;
             uint32_t of[WORDS] = {};
             exchange(of, codes, log, shift);
-#pragma unroll
-            for (int k = 0; k < PER_LANE; k += FEW) {
+            unrolled_for (int k = 0; k < PER_LANE; k += FEW) {
                 if (k + mine >= PER_LANE)
                     continue;
                 uint32_t own_word = mine & 1 ? of[k + 1] : of[k];
@@ -106,5 +101,3 @@ template <int D, bool KEYS> struct TokenWords {
 };
 
 } // namespace kvant
-
-#endif

@@ -6,8 +6,7 @@
  * words in, two words out, 16 bits at a time. Subsets are parities. So the subsets of a lane's
  * states differ by constants, and the subset of i + 1 differs from the subset of i by 4: one word
  * holds the costs of both. One bit of the lane records the predecessor of a new state. */
-#ifndef KVANT_CUDA_TRELLIS_SEARCH_CUH
-#define KVANT_CUDA_TRELLIS_SEARCH_CUH
+#pragma once
 
 #include "../trellis/trellis.cuh"
 #include "../trellis/trellis_steps.cuh"
@@ -23,13 +22,12 @@ struct CellCosts {
     uint32_t at[CELLS][8];
 };
 
-__device__ __forceinline__ void fill_costs(CellCosts &costs, const kvant_cuda_trellis &trellis)
+KVANT_INLINE void fill_costs(CellCosts &costs, const kvant_cuda_trellis &trellis)
 {
     for (int cell = threadIdx.x; cell < CELLS; cell += blockDim.x) {
         const int x = (cell - CELLS / 2) * trellis.per_deviation;
         int error[8], least = INT32_MAX;
-#pragma unroll
-        for (int z = 0; z < 8; z++) {
+        unrolled_for (int z = 0; z < 8; z++) {
             error[z] = INT32_MAX;
             for (uint32_t level = z; level < trellis.n_levels; level += 8) {
                 const int away = x - CELLS_PER_DEVIATION * trellis.levels[level];
@@ -37,11 +35,9 @@ __device__ __forceinline__ void fill_costs(CellCosts &costs, const kvant_cuda_tr
             }
             least = min(least, error[z]);
         }
-#pragma unroll
-        for (int z = 0; z < 8; z++)
+        unrolled_for (int z = 0; z < 8; z++)
             error[z] = min((error[z] - least) >> (18 - 2 * trellis.bits), MAX_COST);
-#pragma unroll
-        for (int z = 0; z < 8; z++)
+        unrolled_for (int z = 0; z < 8; z++)
             costs.at[cell][z] = (uint32_t)error[z] | (uint32_t)error[z ^ 4] << 16;
     }
 }
@@ -87,19 +83,17 @@ template <int D, int M> struct Search {
 
     /* One step; returns the least of the lane's new metrics, in two halves. lower: taken off those
      * before. */
-    __device__ __forceinline__ uint32_t advance(int from, const uint32_t (&costs_of_cell)[4], uint32_t lower,
-                                                typename S::Decisions *decisions)
+    KVANT_INLINE uint32_t advance(int from, const uint32_t (&costs_of_cell)[4], uint32_t lower,
+                                  typename S::Decisions *decisions)
     {
         const uint32_t *before = space.metric[from];
         uint32_t *after = space.metric[1 - from];
         uint32_t cost[8], flags[S::WORDS] = {}, least = 0xffffffffu;
-#pragma unroll
-        for (int z = 0; z < 4; z++) {
+        unrolled_for (int z = 0; z < 4; z++) {
             cost[z] = costs_of_cell[z];
             cost[z + 4] = prmt(cost[z], 0, 0x1032);
         }
-#pragma unroll
-        for (int k = 0; k < S::ITEMS; k++) {
+        unrolled_for (int k = 0; k < S::ITEMS; k++) {
             constexpr uint32_t SWAP = 2;
             const uint32_t z = subset_of_window<M>(128 * k), near = cost[z], far = cost[z ^ SWAP];
             const uint32_t first = before[32 * k + lane] - lower, second = before[HALF / 2 + 32 * k + lane] - lower;
@@ -116,24 +110,22 @@ template <int D, int M> struct Search {
                 make_uint2(prmt(even, odd, 0x5410), prmt(even, odd, 0x7632));
         }
         if (decisions)
-#pragma unroll
-            for (int w = 0; w < S::WORDS; w++)
+            unrolled_for (int w = 0; w < S::WORDS; w++)
                 decisions[32 * w + lane] = (typename S::Decisions)flags[w];
         return least;
     }
 
     /* Of subsets 0 to 3 beside the lane's. */
-    __device__ __forceinline__ void load_costs(int at, uint32_t (&cost)[4])
+    KVANT_INLINE void load_costs(int at, uint32_t (&cost)[4])
     {
         const uint32_t *row = costs.at[space.cells[at]];
-#pragma unroll
-        for (int z = 0; z < 4; z++)
+        unrolled_for (int z = 0; z < 4; z++)
             cost[z] = row[z ^ own];
     }
 
     /* Steps -before ... D - 1 from the metrics at 0; returns where those after the last step
      * are. */
-    __device__ __forceinline__ int pass(int before)
+    KVANT_INLINE int pass(int before)
     {
         int at = before ? (D - before % D) % D : 0, from = 0;
         uint32_t lower = 0, cost[4], next_cost[4];
@@ -141,8 +133,7 @@ template <int D, int M> struct Search {
 #pragma unroll 1
         for (int step = 0; step < before + D; step++) {
             const int next = at + 1 == D ? 0 : at + 1;
-#pragma unroll
-            for (int z = 0; z < 4; z++)
+            unrolled_for (int z = 0; z < 4; z++)
                 cost[z] = next_cost[z];
             load_costs(next, next_cost); /* sooner than it is needed */
             const uint32_t least = advance(from, cost, lower, step < before ? nullptr : space.decisions[at][0]);
@@ -159,11 +150,10 @@ template <int D, int M> struct Search {
     }
 
     /* Lowering does not change which one is the least. */
-    __device__ __forceinline__ uint32_t best_state(int from)
+    KVANT_INLINE uint32_t best_state(int from)
     {
         uint32_t best = 0xffffffffu;
-#pragma unroll
-        for (int i = 0; i < HALF / 32; i++) {
+        unrolled_for (int i = 0; i < HALF / 32; i++) {
             const uint32_t pair = space.metric[from][32 * i + lane], state = 2 * (32 * i + lane);
             best = min(best, min((pair & 0xffffu) << 12 | state, pair >> 16 << 12 | (state + 1)));
         }
@@ -171,7 +161,7 @@ template <int D, int M> struct Search {
     }
 
     /* The state before step 0 of the path that ends in a state. */
-    __device__ __forceinline__ uint32_t trace(uint32_t state)
+    KVANT_INLINE uint32_t trace(uint32_t state)
     {
 #pragma unroll 4
         for (int step = D - 1; step >= 0; step--) {
@@ -184,10 +174,9 @@ template <int D, int M> struct Search {
     }
 
     /* Fills bits, by cells. */
-    __device__ __forceinline__ void find()
+    KVANT_INLINE void find()
     {
-#pragma unroll
-        for (int i = 0; i < HALF / 32; i++)
+        unrolled_for (int i = 0; i < HALF / 32; i++)
             space.metric[0][32 * i + lane] = 0;
         __syncwarp();
         uint32_t end = best_state(pass(WARM_UP));
@@ -199,8 +188,7 @@ template <int D, int M> struct Search {
             end = begin;
         }
         if (!found) {
-#pragma unroll
-            for (int i = 0; i < HALF / 32; i++) {
+            unrolled_for (int i = 0; i < HALF / 32; i++) {
                 const uint32_t word = 32 * i + lane;
                 space.metric[0][word] = word == end / 2 ? end & 1 ? 0x0000ffffu : 0xffff0000u : 0xffffffffu;
             }
@@ -213,5 +201,3 @@ template <int D, int M> struct Search {
 };
 
 } // namespace kvant
-
-#endif

@@ -30,15 +30,12 @@ template <int D> __global__ void __launch_bounds__(D) turn_kernel(const __grid_c
     float sum[16];
 #pragma unroll 1
     for (int tile = 0; tile < D / 16; tile++)
-#pragma unroll
-        for (int i = 0; i < 16; i++) {
+        unrolled_for (int i = 0; i < 16; i++) {
             const float product = __fmul_rn(column[(size_t)(16 * tile + i) * D], x[16 * tile + i]);
             sum[i] = tile ? __fadd_rn(sum[i], product) : product;
         }
-#pragma unroll
-    for (int width = 8; width > 0; width /= 2)
-#pragma unroll
-        for (int i = 0; i < width; i++)
+    unrolled_for (int width = 8; width > 0; width /= 2)
+        unrolled_for (int i = 0; i < width; i++)
             sum[i] = __fadd_rn(sum[i], sum[i + width]);
     args.out[token * args.out_token_stride + head * args.out_head_stride + channel] =
         args.after ? __fmul_rn(sum[0], args.after[at]) : sum[0];
