@@ -33,7 +33,6 @@ for what in "$@"; do
     times)
         "$rows" 1,32,8,128,32768,2048
         for tokens in 1 4 16; do "$rows" 8,32,8,128,32768,$tokens; done
-        for tokens in 1 4; do KVANT_TILES_FROM=0 "$rows" 8,32,8,128,32768,$tokens; done
         "$rows" 1,16,4,64,32768,2048 int-4 turboquant-4
         "$rows" 1,16,4,256,32768,1024 int-4 turboquant-4 ;;
     tests)

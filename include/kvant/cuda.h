@@ -245,7 +245,7 @@ KVANT_API size_t kvant_cuda_attention_workspace(uint32_t head_dim);
 /* out = softmax(scale * q K^T) V. Scores are changed in this order: softcap, mask or ALiBi, hiding
  * of unseen tokens. The cache holds the query tokens' keys and values already, and lengths count
  * them. A query row that sees nothing gives zeros. Pages are read once per 16 query rows of a kv head
- * (8 for head_dim 256 and for codecs with groups of 32); from 65 rows on, except for trellises, once
+ * (8 for head_dim 256 and for codecs with groups of 32); from 65 rows on once
  * per 128 (64 for head_dim 256). The same input gives the same bits on the same GPU. The workspace must be zero before its first use; every call leaves it ready for the
  * next. Calls that share a workspace must be ordered (one stream). Queries are rounded to fp16
  * after rotation, relative to the largest number of their head, probabilities to fp16. The error

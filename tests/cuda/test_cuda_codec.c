@@ -22,7 +22,7 @@ static void test_refusals(void **unused)
         { "kivi-4", 128, KVANT_ERR_UNSUPPORTED, "groups of 32" },
         { "int-2:hybrid", 128, KVANT_ERR_UNSUPPORTED, "hybrid" },
         { "turboquant-4", 96, KVANT_ERR_UNSUPPORTED, "rotate=hadamard" },
-        { "turboquant-4", 80, KVANT_ERR_UNSUPPORTED, "head_dim 80" },
+        { "turboquant-4:rotate=none", 80, KVANT_ERR_UNSUPPORTED, "head_dim 80" },
         { "turboquant-4:qjl", 128, KVANT_ERR_UNSUPPORTED, "no sketch" },
         { "turboquant-2.5", 128, KVANT_ERR_UNSUPPORTED, "whole bits" },
         { "turboquant-4:nonsense", 128, KVANT_ERR_SPEC, "nonsense" },
