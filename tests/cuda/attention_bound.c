@@ -110,7 +110,7 @@ static double unit_of(const kvant_cuda_params *p, const uint8_t *page, uint32_t 
     const double above = fmax(top > 0 ? exp2(floor(log2(top)) + 1) : 0, 0x1p-24);
     switch (p->codes) {
     case KVANT_CUDA_CODES_CODEBOOK: return p->kind == KVANT_CUDA_CODEBOOK_WIDE ? 2 * above : 0x1p9 * above * p->step;
-    case KVANT_CUDA_CODES_UNIFORM: return (p->bits > 4 && p->bits < 8 ? 2 : 0x1p9) * above;
+    case KVANT_CUDA_CODES_UNIFORM: return (p->bits > 4 && p->bits < 8 && p->symmetric ? 2 : 0x1p9) * above;
     case KVANT_CUDA_CODES_TRELLIS: return p->memory == 8 ? 0x1p9 * above * p->step : above;
     case KVANT_CUDA_CODES_QUATERNIONS: return above * 0x1p-9;
     default: return above;

@@ -43,11 +43,11 @@ struct TileBarriers {
             for (int slot = 0; slot < MOST_RING; slot++)
                 init_barrier(codes[i][slot], COPY_ARRIVALS);
             for (int stage = 0; stage < MOST_STAGES; stage++) {
-                init_barrier(full[i][stage], UNPACK_WARPS);
-                init_barrier(empty[i][stage], readers);
+                init_barrier(full[i][stage], KVANT_WARP_ARRIVALS * UNPACK_WARPS);
+                init_barrier(empty[i][stage], KVANT_WARP_ARRIVALS * readers);
             }
         }
-        init_barrier(multiplied, multipliers);
+        init_barrier(multiplied, KVANT_WARP_ARRIVALS * multipliers);
         publish_barriers();
     }
 };

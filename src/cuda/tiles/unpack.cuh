@@ -346,8 +346,8 @@ template <int D, bool KEYS> __device__ __forceinline__ float unpack_numbers(cons
 {
     const kvant_cuda_params &c = u.codec.params;
     const bool codebook = c.codes == KVANT_CUDA_CODES_CODEBOOK, zeros = !codebook && !c.symmetric;
-    const int e = exponent_of_any<D>(u, zeros);
-    const float inverse = power(-1 - e);
+    const int e = exponent_of_any<D>(u, zeros) + (zeros ? 9 : 1); /* zero points may be 2^23 scales */
+    const float inverse = power(-e);
     const __half *numbers = u.numbers();
     const float *levels = reinterpret_cast<const float *>(u.table);
     unpack_each<D, KEYS>(u, [&](int token, int channel) {
@@ -360,7 +360,7 @@ template <int D, bool KEYS> __device__ __forceinline__ float unpack_numbers(cons
             return scale * (c.kind == KVANT_CUDA_CODEBOOK_WIDE ? levels[code] : c.values[code]);
         return scale * ((float)code + c.offset) + (zeros ? __half2float(numbers[c.n_scales + at]) * inverse : 0);
     });
-    return power(e + 1);
+    return power(e);
 }
 
 template <int P> __device__ __forceinline__ uint32_t chunk_bits(const uint32_t *plane, int n_chunks, bool keys,
