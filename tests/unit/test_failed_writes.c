@@ -81,6 +81,46 @@ static void failed_writes_change_nothing(void **state)
         }
 }
 
+/* Keys and values together give what two writes give, and where one of the two is refused neither
+ * is stored nor learnt from. */
+static void a_layer_is_written_whole_or_not(void **state)
+{
+    (void)state;
+    static batch b;
+    static float values[MOST * WIDTH];
+    for (size_t c = 0; c < COUNT(cases); c++) {
+        uint64_t rng = 80 + c;
+        fixture k = make(cases[c].spec, 2, BLOCKS, cases[c].n_open), k_alone = make_like(&k),
+                v = make_heads("turboquant-4:center=first", "turboquant-4:center=first", KVANT_ROLE_V, 2, BLOCKS, 0),
+                v_alone = make_like(&v);
+        for (int i = 0; i < 60; i++) {
+            fill_batch(&b, &rng);
+            for (size_t j = 0; j < b.n * WIDTH; j++)
+                values[j] = test_normal(&rng);
+            float *bad = (i % 2 ? values : b.rows) + test_random(&rng) % (b.n * WIDTH), good = *bad;
+            *bad = NAN;
+            assert_int_equal(kvant_tensor_write_layer(k.tensor, v.tensor, b.slots, b.n, b.rows, WIDTH, values, WIDTH, 3),
+                             KVANT_ERR_NONFINITE);
+            assert_memory_equal(k.memory, k_alone.memory, k.bytes);
+            *bad = good;
+            assert_int_equal(kvant_tensor_write_layer(k.tensor, v.tensor, b.slots, b.n, b.rows, WIDTH, values, WIDTH, 3),
+                             KVANT_OK);
+            assert_int_equal(kvant_tensor_write(k_alone.tensor, b.slots, b.n, b.rows, WIDTH, 1), KVANT_OK);
+            assert_int_equal(kvant_tensor_write(v_alone.tensor, b.slots, b.n, values, WIDTH, 1), KVANT_OK);
+            assert_memory_equal(k.memory, k_alone.memory, k.bytes);
+            assert_memory_equal(v.memory, v_alone.memory, v.bytes);
+        }
+        assert_alike(&k, &k_alone);
+        assert_alike(&v, &v_alone);
+        assert_int_equal(kvant_tensor_write_layer(k.tensor, k.tensor, b.slots, b.n, b.rows, WIDTH, values, WIDTH, 1),
+                         KVANT_ERR_ARGUMENT);
+        drop(&k_alone);
+        drop(&v_alone);
+        drop(&k);
+        drop(&v);
+    }
+}
+
 /* What a sealed page would take, an open one may not: rows are refused by fp16's range where
  * they would wait there. */
 static void rows_must_fit_the_page_they_go_to(void **state)
@@ -142,7 +182,7 @@ static void largest_numbers_stay_finite(void **state)
 int main(void)
 {
     const struct CMUnitTest tests[] = {
-        cmocka_unit_test(failed_writes_change_nothing),
+        cmocka_unit_test(failed_writes_change_nothing), cmocka_unit_test(a_layer_is_written_whole_or_not),
         cmocka_unit_test(rows_must_fit_the_page_they_go_to),
         cmocka_unit_test(largest_numbers_stay_finite),
     };
