@@ -32,7 +32,7 @@ typedef struct command_list {
 #define BUILT_FOR "llama.cpp " KVANT_LLAMA_VERSION ", ggml " KVANT_GGML_VERSION
 #else
 #define NEEDS_LLAMA(f) command_without_llama
-#define BUILT_FOR "no llama.cpp: exec, codecs, bench but for bench model, and plugin-path only"
+#define BUILT_FOR "without llama.cpp: exec, codecs, plugin-path and bench (not bench model)"
 #endif
 
 static int command_bench(int argc, char **argv);
@@ -66,7 +66,7 @@ int command_without_llama(int argc, char **argv)
 {
     (void)argc;
     complain("%s: this build has no llama.cpp binding", argv[0]);
-    hint("get the headers with scripts/fetch.py headers and configure with -DKVANT_LLAMA_SRC=DIR");
+    hint("make builds with one; or configure with -DKVANT_LLAMA_SRC=DIR, which scripts/fetch.py headers prints");
     return EXIT_RUNTIME;
 }
 

@@ -60,8 +60,8 @@ typedef struct kvant_scheme_place {
 KVANT_API kvant_status kvant_scheme_codecs(kvant_scheme *scheme, const kvant_scheme_place *place,
                                            const kvant_codec *const **codecs);
 
-/* *head_dim = the head_dim that the settings file states for this layer and role; 0: none
- * stated. */
+/* *head_dim = the head_dim that the settings file or the calibration states for this layer and role;
+ * 0: none stated. */
 KVANT_API kvant_status kvant_scheme_head_dim(const kvant_scheme *scheme, uint32_t layer, kvant_role role,
                                              uint32_t *head_dim);
 

@@ -410,9 +410,14 @@ kvant_status kvant_scheme_codecs(kvant_scheme *scheme, const kvant_scheme_place 
 kvant_status kvant_scheme_head_dim(const kvant_scheme *scheme, uint32_t layer, kvant_role role, uint32_t *head_dim)
 {
     kvant_settings_layer entry;
+    kvant_calibration_entry measured = { .size = sizeof measured };
     KVANT_RETURN_IF(!scheme || !head_dim, KVANT_ERR_ARGUMENT);
-    bool said = scheme->settings && kvant_settings_get_layer(scheme->settings, layer, role, &entry) == KVANT_OK;
-    *head_dim = said ? entry.head_dim : 0;
+    *head_dim = 0;
+    if (scheme->settings && kvant_settings_get_layer(scheme->settings, layer, role, &entry) == KVANT_OK)
+        *head_dim = entry.head_dim;
+    else if (scheme->calibration &&
+             kvant_calibration_get_entry(scheme->calibration, layer, 0, role, &measured) == KVANT_OK)
+        *head_dim = measured.head_dim;
     return KVANT_OK;
 }
 

@@ -180,6 +180,11 @@ static void calibration_beside_the_model(void **state)
             assert_int_equal(kvant_scheme_get_info(scheme, &info), KVANT_OK);
             assert_string_equal(info.calibration_path, path);
             assert_null(info.not_used);
+            uint32_t head_dim = 0;
+            assert_int_equal(kvant_scheme_head_dim(scheme, 0, KVANT_ROLE_K, &head_dim), KVANT_OK);
+            assert_int_equal(head_dim, 32); /* the calibration's */
+            assert_int_equal(kvant_scheme_head_dim(scheme, 7, KVANT_ROLE_K, &head_dim), KVANT_OK);
+            assert_int_equal(head_dim, 0); /* of a layer that it does not have */
             kvant_scheme_params more = params;
             more.like = scheme;
             kvant_scheme *other = make(&more); /* has the same calibration, not one like it */
