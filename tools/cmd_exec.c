@@ -277,6 +277,8 @@ int command_exec(int argc, char **argv)
         return exec_failed(argv[rest]);
     if (!o.accel && is_llama_program(argv[rest]))
         warn_of_uncompressed(argc - rest, argv + rest);
+    if (o.accel && !o.quiet && is_llama_program(argv[rest]))
+        say_line("kvant: ", "attention on llama.cpp's own cache, of the types that -ctk and -ctv name: no codec, no calibration");
     char **arguments = build_arguments(argc - rest, argv + rest, o.accel);
     if (arguments == NULL) {
         complain("exec: out of memory");

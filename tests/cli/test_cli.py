@@ -342,6 +342,8 @@ class Exec(unittest.TestCase):
     def test_accel_adds_its_own_flags(self):
         done = run("exec", "--accel", "--", self.server, "-ctk", "q8_0", "-ctv", "q8_0")
         self.assertEqual(done.stdout.split(), "-ctk q8_0 -ctv q8_0 -fa on -ot none=CPU".split())
+        self.assertIn("kvant: attention on llama.cpp's own cache", done.stderr)
+        self.assertEqual(run("exec", "--accel", "--quiet", "--", self.server).stderr, "")
         done = run("exec", "--accel", "--", self.server, "-fa", "auto", LLAMA_ARG_OVERRIDE_TENSOR="x=CPU")
         self.assertEqual(done.stdout.split(), ["-fa", "auto"])
 
