@@ -351,17 +351,21 @@ static double cost(const kvant_tensor *tensor, const kvant_statistics *seen, uin
     return scales * length;
 }
 
-/* By how much a version errs more than the one that the rows themselves give, as a mean over
- * heads. */
-static double excess(const kvant_tensor *tensor, const kvant_statistics *seen, const kvant_tensor_version *version,
-                     const kvant_tensor_version *own)
+/* By how much each version errs more than the one that the rows themselves give, as a mean over
+ * heads; infinite for versions that are not there or were not learnt. */
+static void find_excess(const kvant_tensor *tensor, const kvant_statistics *seen, const kvant_tensor_version *own,
+                        double excess[KVANT_MAX_VERSIONS])
 {
-    double sum = 0;
+    for (uint32_t v = 0; v < KVANT_MAX_VERSIONS; v++)
+        excess[v] = tensor->versions[v].alive && tensor->versions[v].learnt ? 0 : INFINITY;
     for (uint32_t head = 0; head < tensor->n_kv_heads; head++) {
-        double best = cost(tensor, seen, head, own);
-        sum += best > 0 ? cost(tensor, seen, head, version) / best : 1;
+        const double best = cost(tensor, seen, head, own);
+        for (uint32_t v = 0; v < KVANT_MAX_VERSIONS; v++)
+            if (excess[v] < INFINITY)
+                excess[v] += best > 0 ? cost(tensor, seen, head, &tensor->versions[v]) / best : 1;
     }
-    return sum / tensor->n_kv_heads;
+    for (uint32_t v = 0; v < KVANT_MAX_VERSIONS; v++)
+        excess[v] /= tensor->n_kv_heads;
 }
 
 /* The candidate becomes what the rows seen say. */
@@ -388,16 +392,12 @@ static kvant_choice judge(kvant_tensor *tensor, const kvant_statistics *noted)
 {
     kvant_choice choice = { .judged = true, .version = tensor->newest };
     const kvant_statistics *seen = fetch(tensor, noted);
-    const kvant_tensor_version *own = learn(tensor, seen);
-    double least = INFINITY;
+    double excess[KVANT_MAX_VERSIONS], least = INFINITY;
+    find_excess(tensor, seen, learn(tensor, seen), excess);
     for (uint32_t v = 0; v < KVANT_MAX_VERSIONS; v++) {
-        const kvant_tensor_version *version = &tensor->versions[v];
-        if (!version->alive)
-            continue;
-        double e = version->learnt ? excess(tensor, seen, version, own) : INFINITY;
-        choice.unfit[v] = !(e <= MOST_EXCESS);
-        if (e < least) {
-            least = e;
+        choice.unfit[v] = tensor->versions[v].alive && !(excess[v] <= MOST_EXCESS);
+        if (excess[v] < least) {
+            least = excess[v];
             choice.version = (uint8_t)v;
         }
     }
