@@ -45,16 +45,21 @@ static kvant_status assign_block(kvp_kv *kv, uint32_t block)
     return status;
 }
 
-/* The slots of cells; their blocks begin anew where they must. */
-static kvant_status find_slots(kvp_kv *kv, const int64_t *cells, size_t n, const kvp_mask *mask, int64_t *slots)
+/* False when there is no memory to place them. */
+static bool find_slots(const kvp_kv *kv, const int64_t *cells, size_t n, const kvp_mask *mask, int64_t *slots)
+{
+    if (kv->placement != NULL)
+        return kvp_placement_write(kv->placement, cells, n, mask, slots);
+    for (size_t i = 0; i < n; i++)
+        slots[i] = kvp_kv_slot(kv, cells[i]);
+    return true;
+}
+
+/* The blocks of slots begin anew where they must. */
+static kvant_status assign_blocks(kvp_kv *kv, const int64_t *slots, size_t n)
 {
     kvant_status status = KVANT_OK;
 
-    if (kv->placement == NULL)
-        for (size_t i = 0; i < n; i++)
-            slots[i] = kvp_kv_slot(kv, cells[i]);
-    else if (!kvp_placement_write(kv->placement, cells, n, mask, slots))
-        return KVANT_ERR_MEMORY;
     for (size_t i = 0; i < n && status == KVANT_OK && kv->placement != NULL; i++)
         status = assign_block(kv, (uint32_t)(slots[i] / KVP_BLOCK));
     return status;
@@ -65,10 +70,11 @@ static kvant_status store(const kvp_rows *rows, size_t n_tensors, const int64_t 
                           const kvp_mask *mask, uint32_t n_threads)
 {
     int64_t *slots = malloc((n + 1) * sizeof(*slots));
-    kvant_status status = slots != NULL ? KVANT_OK : KVANT_ERR_MEMORY;
+    bool placed = slots != NULL && find_slots(rows->kv, cells, n, mask, slots);
+    kvant_status status = placed ? KVANT_OK : KVANT_ERR_MEMORY;
 
     for (size_t i = 0; i < n_tensors && status == KVANT_OK; i++)
-        status = find_slots(rows[i].kv, cells, n, mask, slots);
+        status = assign_blocks(rows[i].kv, slots, n);
     if (status == KVANT_OK && n_tensors == 1)
         status = kvant_tensor_write(rows->kv->tensor, slots, n, rows->at, rows->stride, n_threads);
     else if (status == KVANT_OK)
