@@ -63,27 +63,21 @@ static int print_help(const arg_spec *spec)
     return finish_output();
 }
 
-static void print_member(const char *before, const char *key, const char *text)
-{
-    printf("%s\"%s\": ", before, key);
-    json_string(stdout, text);
-}
-
 /* --describe: the table for programs. */
 static int print_description(const arg_spec *spec)
 {
-    print_member("{", "command", spec->command);
-    print_member(", ", "usage", spec->usage);
-    print_member(", ", "about", spec->about);
-    print_member(", ", "notes", spec->notes);
+    json_member(stdout, "{", "command", spec->command);
+    json_member(stdout, ", ", "usage", spec->usage);
+    json_member(stdout, ", ", "about", spec->about);
+    json_member(stdout, ", ", "notes", spec->notes);
     fputs(", \"options\": [", stdout);
     for (size_t i = 0; i < spec->n_options; i++) {
         const arg_option *o = &spec->options[i];
         const char letter[] = { o->letter, 0 };
-        print_member(i > 0 ? ",\n {" : "\n {", "letter", o->letter != 0 ? letter : NULL);
-        print_member(", ", "name", o->name);
-        print_member(", ", "value", o->value);
-        print_member(", ", "help", o->help);
+        json_member(stdout, i > 0 ? ",\n {" : "\n {", "letter", o->letter != 0 ? letter : NULL);
+        json_member(stdout, ", ", "name", o->name);
+        json_member(stdout, ", ", "value", o->value);
+        json_member(stdout, ", ", "help", o->help);
         putchar('}');
     }
     puts("]}");

@@ -21,6 +21,12 @@ void json_string(FILE *out, const char *text)
     putc('"', out);
 }
 
+void json_member(FILE *out, const char *before, const char *key, const char *text)
+{
+    fprintf(out, "%s\"%s\": ", before, key);
+    json_string(out, text);
+}
+
 void json_number(FILE *out, double number)
 {
     char text[32];

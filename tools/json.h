@@ -8,6 +8,9 @@
  * written as they are. */
 void json_string(FILE *out, const char *text);
 
+/* `before`, then the key in quotes, a colon, and the text as json_string writes it. */
+void json_member(FILE *out, const char *before, const char *key, const char *text);
+
 /* With as few digits as give the same number back; null when it is not finite. */
 void json_number(FILE *out, double number);
 

@@ -81,10 +81,8 @@ static int describe(const command_list *list)
 {
     fputs("[", stdout);
     for (const subcommand *s = list->items; s->name != NULL; s++) {
-        fputs(s == list->items ? "\n {\"name\": " : ",\n {\"name\": ", stdout);
-        json_string(stdout, s->name);
-        fputs(", \"summary\": ", stdout);
-        json_string(stdout, s->summary);
+        json_member(stdout, s == list->items ? "\n {" : ",\n {", "name", s->name);
+        json_member(stdout, ", ", "summary", s->summary);
         putchar('}');
     }
     puts("\n]");
