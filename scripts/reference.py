@@ -113,7 +113,7 @@ def markdown(read, text):
 
 
 def wrapped(part):
-    """Lines of up to 100 columns, but for tables, code and headings."""
+    """Lines of up to 100 columns; tables, code and headings stay as they are."""
     fill = textwrap.TextWrapper(100, break_long_words=False, break_on_hyphens=False)
     if part.startswith(("|", "    ", "#")):
         return part

@@ -57,7 +57,7 @@ def aligned(n):
 
 
 def metadata(reader, n_pairs, n_layers):
-    """The pairs as they are, but for the number of layers."""
+    """The pairs as they are; only the number of layers changes."""
     for _ in range(n_pairs):
         start = reader.at
         key, kind = reader.string(), reader.number("I")

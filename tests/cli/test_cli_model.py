@@ -434,7 +434,7 @@ class Run(unittest.TestCase):
         self.assertNotIn("KV cache small: ", done.stderr)  # the plug-in's line is for programs
 
     def test_the_plugins_line_tells_the_memory(self):
-        """What it foretells for a full context is what is measured when it is full, but for rounding and what tensors remember of
+        """What it foretells for a full context is what is measured when it is full, within rounding and what tensors remember of
         blocks: a twentieth."""
         done = run("eval", "-m", SMALL, "-f", TEXT, "-c", "1024", "--chunks", "1", "--preset", "quality", "--json", KVANT_QUIET="0")
         said = re.search(r"KV cache quality: 5\.25 bits per number, .*, (\d+\.\d) MiB for 1024 tokens", done.stderr)

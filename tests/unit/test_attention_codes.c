@@ -37,7 +37,7 @@ static void exact_rounds_no_integers(void **state)
 }
 
 /* Rounding to integers, as figures: the root mean square error of outputs over that of exact = true, where nothing is rounded to
- * integers. All weights are equal here but for scores of standard deviation 1 (rows of variance 1, 64 channels, scale 1/8), so that
+ * integers. All weights are equal here, except with scores of standard deviation 1 (rows of variance 1, 64 channels, scale 1/8), so that
  * sum p^2 = e / n, and an output's own size is sqrt(e / n).
  *
  * turboquant-4: a query's integers are off by max |q| / 8192 / sqrt(12) = 2.6 / 8192 / 3.46 = 0.9e-4, keys' and values' by
