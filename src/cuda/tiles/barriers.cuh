@@ -5,8 +5,7 @@
  * must not be too late for it: phase i + 1 must not end before. On
  * sm_90 one lane starts a bulk copy; older devices have none, so every thread copies its pieces of
  * 16 bytes and arrives when they are there. */
-#ifndef KVANT_CUDA_BARRIERS_CUH
-#define KVANT_CUDA_BARRIERS_CUH
+#pragma once
 
 #include "../ptx.cuh"
 #include "operands.cuh"
@@ -20,13 +19,13 @@ constexpr int COPY_ARRIVALS = 1;
 constexpr int COPY_ARRIVALS = GROUP_THREADS;
 #endif
 
-__device__ __forceinline__ void init_barrier(uint64_t &barrier, int arrivals)
+KVANT_INLINE void init_barrier(uint64_t &barrier, int arrivals)
 {
     asm volatile("mbarrier.init.shared.b64 [%0], %1;" ::"r"(shared_address(&barrier)), "r"(arrivals) : "memory");
 }
 
 /* For the copies; other threads need __syncthreads. */
-__device__ __forceinline__ void publish_barriers()
+KVANT_INLINE void publish_barriers()
 {
 #if defined(__CUDA_ARCH__) && __CUDA_ARCH__ >= 900
     asm volatile("fence.mbarrier_init.release.cluster;" ::: "memory");
@@ -40,7 +39,7 @@ __device__ __forceinline__ void publish_barriers()
 #endif
 
 /* A warp arrives. What its lanes wrote before is there for who waits. */
-__device__ __forceinline__ void arrive_at(uint64_t &barrier, int lane)
+KVANT_INLINE void arrive_at(uint64_t &barrier, int lane)
 {
     __syncwarp();
     if (lane < KVANT_WARP_ARRIVALS)
@@ -49,7 +48,7 @@ __device__ __forceinline__ void arrive_at(uint64_t &barrier, int lane)
 }
 
 /* Until the phase ends. */
-__device__ __forceinline__ void wait_for(uint64_t &barrier, int phase)
+KVANT_INLINE void wait_for(uint64_t &barrier, int phase)
 {
 #if defined(__CUDA_ARCH__) && __CUDA_ARCH__ >= 900
 #define KVANT_TRY_WAIT "mbarrier.try_wait.parity.shared::cta.b64"
@@ -66,8 +65,7 @@ __device__ __forceinline__ void wait_for(uint64_t &barrier, int phase)
 
 /* From device memory, by a warpgroup whose threads all call this; arrives at the barrier when the
  * bytes are there. from NULL: arrives at once. */
-__device__ __forceinline__ void copy_page(uint8_t *to, const uint8_t *from, uint32_t bytes, uint64_t &barrier,
-                                          int thread)
+KVANT_INLINE void copy_page(uint8_t *to, const uint8_t *from, uint32_t bytes, uint64_t &barrier, int thread)
 {
     const uint32_t at = shared_address(&barrier), target = shared_address(to);
 #if defined(__CUDA_ARCH__) && __CUDA_ARCH__ >= 900
@@ -87,5 +85,3 @@ __device__ __forceinline__ void copy_page(uint8_t *to, const uint8_t *from, uint
 }
 
 } // namespace kvant
-
-#endif

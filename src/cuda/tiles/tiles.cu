@@ -29,7 +29,7 @@ static TileKernel kernel_of(uint32_t head_dim)
     }
 }
 
-/* unpack.cuh has what these tables hold. looks_up: the large ones of a trellis and of chunks, which have a
+/* unpack_*.cuh have what these tables hold. looks_up: the large ones of a trellis and of chunks, which have a
  * slower way without. */
 template <class C> static int chunk_bytes(bool looks_up)
 {

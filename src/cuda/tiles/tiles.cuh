@@ -11,8 +11,7 @@
  *
  * Parts are added in order by the thread block that ends last, so the same input gives the same
  * bits. */
-#ifndef KVANT_CUDA_TILES_CUH
-#define KVANT_CUDA_TILES_CUH
+#pragma once
 
 #include "../attention/combine.cuh"
 #include "../attention/scores.cuh"
@@ -37,7 +36,7 @@ struct TileBarriers {
     uint64_t codes[2][MOST_RING], full[2][MOST_STAGES], empty[2][MOST_STAGES], multiplied;
 
     /* By one thread. readers: warps that read a matrix; multipliers: all that multiply. */
-    __device__ __forceinline__ void init(int readers, int multipliers)
+    KVANT_INLINE void init(int readers, int multipliers)
     {
         for (int i = 0; i < 2; i++) {
             for (int slot = 0; slot < MOST_RING; slot++)
@@ -97,7 +96,7 @@ struct TileWork {
     int part;
 };
 
-__device__ __forceinline__ TileWork find_work(const TileArgs &p)
+KVANT_INLINE TileWork find_work(const TileArgs &p)
 {
     const Lengths<true, GROUP_ROWS> lengths{ p };
     const int tile_rows = p.row_groups * GROUP_ROWS;
@@ -126,8 +125,8 @@ __device__ __forceinline__ TileWork find_work(const TileArgs &p)
  * sign of the softmax scale: a row's factor is not negative, so the largest product has the largest
  * score. */
 template <class P, int D>
-__device__ __forceinline__ void load_queries(const TileArgs &p, const TileWork &work, uint8_t *memory,
-                                             TileRows<D> &rows, int warp, int n_warps, int lane)
+KVANT_INLINE void load_queries(const TileArgs &p, const TileWork &work, uint8_t *memory, TileRows<D> &rows,
+                               int warp, int n_warps, int lane)
 {
 #pragma unroll 1
     for (int n = warp; n < p.row_groups * GROUP_ROWS; n += n_warps) {
@@ -137,17 +136,14 @@ __device__ __forceinline__ void load_queries(const TileArgs &p, const TileWork &
         Row<D> row{};
         if (n < work.pair.n_columns)
             row = load_row<D>(p.q, at.q + column.head * p.q_head_stride, p.type, lane);
-#pragma unroll
-        for (int j = 0; p.k_scale && j < Row<D>::PER_LANE; j++)
+        unrolled_for (int j = 0; p.k_scale && j < Row<D>::PER_LANE; j++)
             row.x[j] *= p.k_scale[work.pair.kv_head * D + lane + 32 * j];
         rotate(row, p.k_rotation, lane);
         float largest = 0;
-#pragma unroll
-        for (int j = 0; j < Row<D>::PER_LANE; j++)
+        unrolled_for (int j = 0; j < Row<D>::PER_LANE; j++)
             largest = fmaxf(largest, fabsf(row.x[j]));
         const float unit = power_above(largest_of(largest)), inverse = copysignf(__frcp_rn(unit), p.scale_log2);
-#pragma unroll
-        for (int j = 0; j < Row<D>::PER_LANE; j++)
+        unrolled_for (int j = 0; j < Row<D>::PER_LANE; j++)
             *reinterpret_cast<__half *>(tile + place_of(GROUP_ROWS, n % GROUP_ROWS, lane + 32 * j)) =
                 __float2half_rn(row.x[j] * inverse);
         if (lane == 0) {
@@ -161,12 +157,12 @@ __device__ __forceinline__ void load_queries(const TileArgs &p, const TileWork &
 }
 
 /* Of a page's matrices, and which phase of their barriers is the page's. at: pages before it. */
-__device__ __forceinline__ int stage_of(const TileArgs &p, int at)
+KVANT_INLINE int stage_of(const TileArgs &p, int at)
 {
     return p.stages == 1 ? 0 : at % MOST_STAGES;
 }
 
-__device__ __forceinline__ int phase_of(const TileArgs &p, int at)
+KVANT_INLINE int phase_of(const TileArgs &p, int at)
 {
     return p.stages == 1 ? at : at / MOST_STAGES;
 }
@@ -183,32 +179,32 @@ template <int D, bool KEYS> struct Unpacker {
     int warp, lane;
     int32_t entries, later; /* of the table, a page a lane: 32 pages and the 32 after them */
 
-    __device__ __forceinline__ int32_t load_entry(int page) const
+    KVANT_INLINE int32_t load_entry(int page) const
     {
         return page + lane < work.end_page ? __ldg(table + page + lane) : -1;
     }
 
     /* page: of the 64 that lanes have, counted from the first of them. */
-    __device__ __forceinline__ int32_t entry_of(int page) const
+    KVANT_INLINE int32_t entry_of(int page) const
     {
         return __shfl_sync(FULL, page < 32 ? entries : later, page % 32);
     }
 
-    __device__ __forceinline__ const uint8_t *page_of(int entry) const
+    KVANT_INLINE const uint8_t *page_of(int entry) const
     {
         const PageSource &from = entry < 0 ? (KEYS ? p.k_open : p.v_open) : KEYS ? p.k : p.v;
         return from.base + (size_t)(uint32_t)(entry < 0 ? -1 - entry : entry) * from.block_stride +
                work.pair.kv_head * from.head_stride;
     }
 
-    __device__ __forceinline__ uint8_t *slot_of(int slot) const
+    KVANT_INLINE uint8_t *slot_of(int slot) const
     {
         return memory + p.ring_at + slot * (p.k_page + p.v_page) + (KEYS ? 0 : p.k_page);
     }
 
     /* Asks for the codes of a page, once the page before it in its slot was read. i: counted from the
      * first one of `entries`; at: from the first of all. */
-    __device__ __forceinline__ void fetch(int i, int at, int slot) const
+    KVANT_INLINE void fetch(int i, int at, int slot) const
     {
         if (work.first_page + at >= work.end_page)
             return;
@@ -221,7 +217,7 @@ template <int D, bool KEYS> struct Unpacker {
     }
 
     /* at: pages before it; turn: of its slot. */
-    template <class P> __device__ __forceinline__ void unpack(int entry, int at, int slot, int turn) const
+    template <class P> KVANT_INLINE void unpack(int entry, int at, int slot, int turn) const
     {
         const int stage = stage_of(p, at);
         /* New to the compiler for each page: otherwise it keeps what all kinds of codes compute from
@@ -262,7 +258,7 @@ template <int D, bool KEYS> struct Unpacker {
         arrive_at(rows.barriers.full[!KEYS][stage], lane);
     }
 
-    template <class P> __device__ __forceinline__ void run()
+    template <class P> KVANT_INLINE void run()
     {
         const int ahead = p.ring - 2; /* so that nobody waits for a slot to be read */
         entries = load_entry(work.first_page);
@@ -292,46 +288,38 @@ template <int D, bool KEYS> struct Unpacker {
 template <int D> struct RowSums {
     float o[D / 8][4], max[2], sum[2];
 
-    __device__ __forceinline__ void clear()
+    KVANT_INLINE void clear()
     {
-#pragma unroll
-        for (int i = 0; i < D / 8; i++)
+        unrolled_for (int i = 0; i < D / 8; i++)
             o[i][0] = o[i][1] = o[i][2] = o[i][3] = 0;
         max[0] = max[1] = NEVER, sum[0] = sum[1] = 0;
     }
 
     /* Weights of scores s[j] * factor, for values of this unit. The maximum is raised when a score
      * exceeds it by more than SLACK (softmax.cuh). */
-    __device__ __forceinline__ void weigh(const float (&s)[8][4], const float (&factor)[2], float2 unit,
-                                          uint32_t (&w)[4][4])
+    KVANT_INLINE void weigh(const float (&s)[8][4], const float (&factor)[2], float2 unit, uint32_t (&w)[4][4])
     {
         float top[2];
-#pragma unroll
-        for (int h = 0; h < 2; h++) {
+        unrolled_for (int h = 0; h < 2; h++) {
             top[h] = s[0][2 * h];
-#pragma unroll
-            for (int j = 0; j < 8; j++)
+            unrolled_for (int j = 0; j < 8; j++)
                 top[h] = fmaxf(top[h], fmaxf(s[j][2 * h], s[j][2 * h + 1]));
             top[h] = top[h] * factor[h] + unit.x;
         }
         if (__any_sync(FULL, top[0] > max[0] + SLACK || top[1] > max[1] + SLACK))
-#pragma unroll
-            for (int h = 0; h < 2; h++) {
+            unrolled_for (int h = 0; h < 2; h++) {
                 top[h] = fmaxf(top[h], __shfl_xor_sync(FULL, top[h], 1));
                 top[h] = fmaxf(max[h], fmaxf(top[h], __shfl_xor_sync(FULL, top[h], 2)));
                 const float shrink = exp2_fast(max[h] - top[h]);
                 max[h] = top[h];
                 sum[h] *= shrink;
-#pragma unroll
-                for (int i = 0; i < D / 8; i++)
+                unrolled_for (int i = 0; i < D / 8; i++)
                     o[i][2 * h] *= shrink, o[i][2 * h + 1] *= shrink;
             }
         const float shift[2] = { unit.x - max[0], unit.x - max[1] };
         float total[2] = { 0, 0 };
-#pragma unroll
-        for (int j = 0; j < 8; j++)
-#pragma unroll
-            for (int h = 0; h < 2; h++) {
+        unrolled_for (int j = 0; j < 8; j++)
+            unrolled_for (int h = 0; h < 2; h++) {
                 const float x = exp2_fast(fmaf(s[j][2 * h], factor[h], shift[h])),
                             y = exp2_fast(fmaf(s[j][2 * h + 1], factor[h], shift[h]));
                 total[h] += x + y;
@@ -345,21 +333,18 @@ template <int D> struct RowSums {
 /* Softcap, mask or ALiBi, hidden tokens: on the scores of one page, which are multiplied by factor
  * before, unless there is nothing to change. */
 template <int D>
-__device__ __forceinline__ void change_rows(const TileArgs &p, const TileRows<D> &rows, const int (&row)[2],
-                                            const Seen &seen, int first, int length, int lane, float (&s)[8][4],
-                                            float (&factor)[2])
+KVANT_INLINE void change_rows(const TileArgs &p, const TileRows<D> &rows, const int (&row)[2], const Seen &seen,
+                              int first, int length, int lane, float (&s)[8][4], float (&factor)[2])
 {
     const bool biased = p.softcap_log2 > 0 || p.mask || p.max_bias > 0,
                hides = first < seen.from || first + PAGE_TOKENS - 1 > seen.to || first + PAGE_TOKENS > length;
     if (!biased && !hides)
         return;
-#pragma unroll
-    for (int h = 0; h < 2; h++) {
+    unrolled_for (int h = 0; h < 2; h++) {
         const int position = rows.position[row[h]];
         const float slope = rows.slope[row[h]];
         const uint16_t *mask = p.mask + rows.mask_row[row[h]];
-#pragma unroll
-        for (int i = 0; i < 16; i++) {
+        unrolled_for (int i = 0; i < 16; i++) {
             float &x = s[i / 2][2 * h + i % 2];
             const int token = first + 8 * (i / 2) + 2 * (lane & 3) + i % 2;
             x *= factor[h];
@@ -388,34 +373,34 @@ template <class P, int D> struct Multiplier {
     int group, lane;
     int row[2]; /* the lane's, of the tile */
 
-    __device__ __forceinline__ const uint8_t *keys_of(int at) const
+    KVANT_INLINE const uint8_t *keys_of(int at) const
     {
         return keys + stage_of(p, at) * KEY_TILE_BYTES<D>;
     }
 
-    __device__ __forceinline__ const uint8_t *values_of(int at) const
+    KVANT_INLINE const uint8_t *values_of(int at) const
     {
         return keys + p.stages * KEY_TILE_BYTES<D> + stage_of(p, at) * VALUE_TILE_BYTES<D>;
     }
 
-    __device__ __forceinline__ void wait_full(bool values, int at) const
+    KVANT_INLINE void wait_full(bool values, int at) const
     {
         wait_for(rows.barriers.full[values][stage_of(p, at)], phase_of(p, at));
     }
 
-    __device__ __forceinline__ void leave(bool values, int at) const
+    KVANT_INLINE void leave(bool values, int at) const
     {
         arrive_at(rows.barriers.empty[values][stage_of(p, at)], lane);
     }
 
     /* The first of the warp's rows, in its warpgroup's. */
-    __device__ __forceinline__ int warp_row() const
+    KVANT_INLINE int warp_row() const
     {
         return row[0] % GROUP_ROWS - lane / 4;
     }
 
     /* From scores to weights; at: pages before this one. */
-    __device__ __forceinline__ void weigh(int at, float (&s)[8][4], RowSums<D> &sums, uint32_t (&w)[4][4]) const
+    KVANT_INLINE void weigh(int at, float (&s)[8][4], RowSums<D> &sums, uint32_t (&w)[4][4]) const
     {
         const float unit = rows.k_unit[stage_of(p, at)];
         float factor[2] = { rows.factor[row[0]] * unit, rows.factor[row[1]] * unit };
@@ -426,12 +411,11 @@ template <class P, int D> struct Multiplier {
         if (warp_row() < work.pair.n_columns - (row[0] & -GROUP_ROWS))
             sums.weigh(s, factor, rows.v_unit[stage_of(p, at)], w);
         else /* none of the warp's rows is there */
-#pragma unroll
-            for (int k = 0; k < 4; k++)
+            unrolled_for (int k = 0; k < 4; k++)
                 w[k][0] = w[k][1] = w[k][2] = w[k][3] = 0;
     }
 
-    __device__ __forceinline__ void run(RowSums<D> &sums) const
+    KVANT_INLINE void run(RowSums<D> &sums) const
     {
         const int step = p.by_pages ? GROUPS : 1, end = work.end_page - work.first_page;
         int at = p.by_pages ? group : 0;
@@ -472,19 +456,16 @@ template <class P, int D> struct Multiplier {
 
 /* A warpgroup's rows to shared memory; first_row: of its warp, among results. */
 template <int D>
-__device__ __forceinline__ void store_rows(const RowSums<D> &sums, float *out, TileRows<D> &rows, int first_row,
-                                           int lane)
+KVANT_INLINE void store_rows(const RowSums<D> &sums, float *out, TileRows<D> &rows, int first_row, int lane)
 {
-#pragma unroll
-    for (int h = 0; h < 2; h++) {
+    unrolled_for (int h = 0; h < 2; h++) {
         const int row = first_row + (lane >> 2) + 8 * h;
         float total = sums.sum[h];
         total += __shfl_xor_sync(FULL, total, 1);
         total += __shfl_xor_sync(FULL, total, 2);
         if ((lane & 3) == 0)
             rows.max[row] = sums.max[h], rows.sum[row] = total;
-#pragma unroll
-        for (int i = 0; i < D / 8; i++)
+        unrolled_for (int i = 0; i < D / 8; i++)
             *reinterpret_cast<float2 *>(out + row * D + 8 * i + 2 * (lane & 3)) =
                 make_float2(sums.o[i][2 * h], sums.o[i][2 * h + 1]);
     }
@@ -494,7 +475,7 @@ __device__ __forceinline__ void store_rows(const RowSums<D> &sums, float *out, T
 
 /* n results for a row, in their order: result(i) gives maximum and sum, and where the lane's
  * channels lie. */
-template <int D, class F> __device__ __forceinline__ HeadSum<D> add_results(int n, F &&result)
+template <int D, class F> KVANT_INLINE HeadSum<D> add_results(int n, F &&result)
 {
     HeadSum<D> total{};
     total.max = NEVER;
@@ -504,8 +485,7 @@ template <int D, class F> __device__ __forceinline__ HeadSum<D> add_results(int 
         const auto own = result(i);
         const float weight = exp2_fast(own.max - total.max);
         total.sum += weight * own.sum;
-#pragma unroll
-        for (int j = 0; j < Row<D>::PER_LANE; j++)
+        unrolled_for (int j = 0; j < Row<D>::PER_LANE; j++)
             total.row.x[j] += weight * own.load(j);
     }
     return total;
@@ -514,14 +494,14 @@ template <int D, class F> __device__ __forceinline__ HeadSum<D> add_results(int 
 struct SharedResult {
     float max, sum;
     const float *row;
-    __device__ __forceinline__ float load(int j) const
+    KVANT_INLINE float load(int j) const
     {
         return row[32 * j];
     }
 };
 
 struct PartResult : SharedResult {
-    __device__ __forceinline__ float load(int j) const
+    KVANT_INLINE float load(int j) const
     {
         return __ldcg(row + 32 * j);
     }
@@ -529,8 +509,7 @@ struct PartResult : SharedResult {
 
 /* Row n of the thread block's part. */
 template <int D>
-__device__ __forceinline__ HeadSum<D> own_row(const TileArgs &p, const float *results, const TileRows<D> &rows, int n,
-                                              int lane)
+KVANT_INLINE HeadSum<D> own_row(const TileArgs &p, const float *results, const TileRows<D> &rows, int n, int lane)
 {
     return add_results<D>(p.by_pages ? MULTIPLIER_GROUPS<D> : 1, [&](int i) {
         const int at = n + i * GROUP_ROWS;
@@ -539,18 +518,16 @@ __device__ __forceinline__ HeadSum<D> own_row(const TileArgs &p, const float *re
 }
 
 /* Partial results of a part: rows, then maximum and sum of each. */
-template <int D> __device__ __forceinline__ float *part_of(const TileArgs &p, int item, int part)
+template <int D> KVANT_INLINE float *part_of(const TileArgs &p, int item, int part)
 {
     return p.partials + (size_t)(item * p.splits + part) * (TileRows<D>::RESULTS * (D + 2));
 }
 
 template <int D>
-__device__ __forceinline__ void leave_row(const TileArgs &p, const TileWork &work, int n, const HeadSum<D> &own,
-                                          int lane)
+KVANT_INLINE void leave_row(const TileArgs &p, const TileWork &work, int n, const HeadSum<D> &own, int lane)
 {
     float *to = part_of<D>(p, work.item, work.part);
-#pragma unroll
-    for (int j = 0; j < Row<D>::PER_LANE; j++)
+    unrolled_for (int j = 0; j < Row<D>::PER_LANE; j++)
         __stcg(to + n * D + lane + 32 * j, own.row.x[j]);
     if (lane == 0)
         __stcg(reinterpret_cast<float2 *>(to + TileRows<D>::RESULTS * D) + n, make_float2(own.max, own.sum));
@@ -558,7 +535,7 @@ __device__ __forceinline__ void leave_row(const TileArgs &p, const TileWork &wor
 
 /* Row n of all parts. */
 template <int D>
-__device__ __forceinline__ HeadSum<D> add_parts(const TileArgs &p, const TileWork &work, int n, int lane)
+KVANT_INLINE HeadSum<D> add_parts(const TileArgs &p, const TileWork &work, int n, int lane)
 {
     return add_results<D>(p.splits, [&](int i) {
         const float *part = part_of<D>(p, work.item, i);
@@ -568,8 +545,8 @@ __device__ __forceinline__ HeadSum<D> add_parts(const TileArgs &p, const TileWor
 }
 
 template <int D>
-__device__ __forceinline__ void finish_tile(const TileArgs &p, const TileWork &work, const float *results,
-                                            TileRows<D> &rows, int warp, int n_warps, int lane)
+KVANT_INLINE void finish_tile(const TileArgs &p, const TileWork &work, const float *results, TileRows<D> &rows,
+                              int warp, int n_warps, int lane)
 {
     if (p.splits > 1) {
 #pragma unroll 1
@@ -595,7 +572,7 @@ __device__ __forceinline__ void finish_tile(const TileArgs &p, const TileWork &w
 template <int D> constexpr int UNPACK_REGISTERS = D > 128 ? 136 : D == 128 ? 104 : 112;
 template <int D> constexpr int MULTIPLY_REGISTERS = D > 128 ? 232 : D == 128 ? 152 : 144;
 
-template <class P, int D> __device__ __forceinline__ void attend_tile(const TileArgs &p)
+template <class P, int D> KVANT_INLINE void attend_tile(const TileArgs &p)
 {
     constexpr int GROUPS = MULTIPLIER_GROUPS<D>;
     using M = TileMemory<D>;
@@ -667,5 +644,3 @@ template <int D> TileKernel tile_kernel_of()
 }
 
 } // namespace kvant
-
-#endif

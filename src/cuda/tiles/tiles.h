@@ -1,7 +1,6 @@
 /* tiles.h - the arguments and the launch of attention for many query tokens: a thread block takes
  * a tile of query rows and unpacks every page once for all of them. */
-#ifndef KVANT_CUDA_TILES_H
-#define KVANT_CUDA_TILES_H
+#pragma once
 
 #include "../attention/attention.h"
 
@@ -57,5 +56,3 @@ kvant_status launch_tiles(const kvant_cuda_attention_args &args, const Attention
                           int shared_bytes, cudaStream_t stream);
 
 } // namespace kvant
-
-#endif
