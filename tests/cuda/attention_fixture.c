@@ -187,7 +187,7 @@ void fixture_open(fixture *f, const attention_case *c, const attention_problem *
     f->gpu_lengths = device_copy(c->lengths, c->batch * sizeof *c->lengths);
     f->workspace_bytes = kvant_cuda_attention_workspace(d);
     assert_true(f->workspace_bytes > 0);
-    f->workspace = device_new(f->workspace_bytes, 0xff);
+    f->workspace = device_new(f->workspace_bytes + SCRATCH_BYTES, 0xff);
     check_cuda(cudaMemset(f->workspace, 0, f->workspace_bytes));
 }
 

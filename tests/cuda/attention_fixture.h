@@ -6,7 +6,7 @@
 
 #include "cuda_support.h"
 
-enum { MAX_D = 256 };
+enum { MAX_D = 256, SCRATCH_BYTES = 4 << 20 }; /* beyond the workspace that attention needs */
 
 typedef struct attention_case {
     const char *k_spec, *v_spec;

@@ -302,7 +302,8 @@ kvant_status kvant_cuda_table_attention(const kvant_cuda_attention_args *given, 
         AttentionKernel none{};
         none.columns = TILE_COLUMNS;
         return launch_tiles(args, launch_args(args, none), (int)grid_of(device),
-                            device.shared_bytes, static_cast<cudaStream_t>(stream));
+                            device.shared_bytes, kvant_cuda_table_attention_workspace(args.k_codec->params.head_dim),
+                            static_cast<cudaStream_t>(stream));
     }
     if (status != KVANT_OK)
         return status;

@@ -63,25 +63,52 @@ KVANT_INLINE void wait_for(uint64_t &barrier, int phase)
 #undef KVANT_TRY_WAIT
 }
 
-/* From device memory, by a warpgroup whose threads all call this; arrives at the barrier when the
- * bytes are there. from NULL: arrives at once. */
-KVANT_INLINE void copy_page(uint8_t *to, const uint8_t *from, uint32_t bytes, uint64_t &barrier, int thread)
+#if defined(__CUDA_ARCH__) && __CUDA_ARCH__ >= 900
+KVANT_INLINE void expect_bytes(uint64_t &barrier, uint32_t bytes)
 {
-    const uint32_t at = shared_address(&barrier), target = shared_address(to);
+    asm volatile("mbarrier.arrive.expect_tx.shared::cta.b64 _, [%0], %1;" ::"r"(shared_address(&barrier)), "r"(bytes)
+                 : "memory");
+}
+
+KVANT_INLINE void copy_bytes(void *to, const void *from, uint32_t bytes, uint64_t &barrier, int)
+{
+    asm volatile("cp.async.bulk.shared::cluster.global.mbarrier::complete_tx::bytes [%0], [%1], %2, [%3];" ::"r"(
+                     shared_address(to)),
+                 "l"(from), "r"(bytes), "r"(shared_address(&barrier))
+                 : "memory");
+}
+#else
+KVANT_INLINE void copy_bytes(void *to, const void *from, uint32_t bytes, uint64_t &, int thread)
+{
+    for (uint32_t i = 16 * thread; i < bytes; i += 16 * GROUP_THREADS)
+        asm volatile("cp.async.cg.shared.global [%0], [%1], 16;" ::"r"(shared_address(to) + i),
+                     "l"(static_cast<const uint8_t *>(from) + i)
+                     : "memory");
+}
+#endif
+
+/* Two pieces from device memory, by a warpgroup whose threads all call this; arrives at the barrier
+ * when the bytes are there. from NULL: without that piece. */
+KVANT_INLINE void copy_two(void *to, const void *from, uint32_t bytes, void *to2, const void *from2, uint32_t bytes2,
+                           uint64_t &barrier, int thread)
+{
 #if defined(__CUDA_ARCH__) && __CUDA_ARCH__ >= 900
     if (thread != 0)
         return;
-    asm volatile("mbarrier.arrive.expect_tx.shared::cta.b64 _, [%0], %1;" ::"r"(at), "r"(from ? bytes : 0) : "memory");
-    if (from)
-        asm volatile("cp.async.bulk.shared::cluster.global.mbarrier::complete_tx::bytes [%0], [%1], %2, [%3];" ::"r"(
-                         target),
-                     "l"(from), "r"(bytes), "r"(at)
-                     : "memory");
-#else
-    for (uint32_t i = 16 * thread; from && i < bytes; i += 16 * GROUP_THREADS)
-        asm volatile("cp.async.cg.shared.global [%0], [%1], 16;" ::"r"(target + i), "l"(from + i) : "memory");
-    asm volatile("cp.async.mbarrier.arrive.noinc.shared.b64 [%0];" ::"r"(at) : "memory");
+    expect_bytes(barrier, (from ? bytes : 0) + (from2 ? bytes2 : 0));
 #endif
+    if (from)
+        copy_bytes(to, from, bytes, barrier, thread);
+    if (from2)
+        copy_bytes(to2, from2, bytes2, barrier, thread);
+#if !defined(__CUDA_ARCH__) || __CUDA_ARCH__ < 900
+    asm volatile("cp.async.mbarrier.arrive.noinc.shared.b64 [%0];" ::"r"(shared_address(&barrier)) : "memory");
+#endif
+}
+
+KVANT_INLINE void copy_page(void *to, const void *from, uint32_t bytes, uint64_t &barrier, int thread)
+{
+    copy_two(to, from, bytes, nullptr, nullptr, 0, barrier, thread);
 }
 
 } // namespace kvant

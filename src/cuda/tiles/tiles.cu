@@ -4,10 +4,11 @@
 #include "../checks.h"
 #include "../chunks/chunks.cuh"
 #include "../trellis/trellis_pairs.cuh"
-#include "unpack.cuh"
+#include "unpack_chunks.cuh"
 
 #include <algorithm>
 #include <climits>
+#include <cstdlib>
 #include <iterator>
 
 namespace kvant
@@ -15,8 +16,10 @@ namespace kvant
 
 size_t tile_workspace(uint32_t head_dim, uint32_t multiprocessors)
 {
-    return (size_t)multiprocessors * most_tile_rows(head_dim) * (head_dim + 2) * sizeof(float);
+    return (size_t)multiprocessors * MOST_TILE_ROWS * (head_dim + 2) * sizeof(float);
 }
+
+constexpr int MOST_TABLE_USERS = 8; /* warps */
 
 static TileKernel kernel_of(uint32_t head_dim)
 {
@@ -26,6 +29,17 @@ static TileKernel kernel_of(uint32_t head_dim)
     case 128: return tile_kernel_of<128>();
     case 256: return tile_kernel_of<256>();
     default: return TileKernel{};
+    }
+}
+
+static UnpackedKernels unpacked_kernels(uint32_t head_dim, int variant)
+{
+    switch (head_dim) {
+    case 64: return unpacked_kernels_of<64>(variant);
+    case 96: return unpacked_kernels_of<96>(variant);
+    case 128: return unpacked_kernels_of<128>(variant);
+    case 256: return unpacked_kernels_of<256>(variant);
+    default: return UnpackedKernels{};
     }
 }
 
@@ -52,7 +66,7 @@ static int table_bytes_of(const kvant_cuda_params &codec, bool looks_up)
     if (codec.codes != KVANT_CUDA_CODES_TRELLIS)
         return 0;
     if (!looks_up)
-        return (int)(KVANT_CUDA_TRELLIS_LEVELS * 4 + 4 * codec.head_dim);
+        return (int)(KVANT_CUDA_TRELLIS_LEVELS * 4 + MOST_TABLE_USERS * codec.head_dim);
     return codec.bits == 2   ? pair_bytes<Trellis2, false, false>()
            : codec.bits == 3 ? pair_bytes<Trellis3, false, false>()
                              : pair_bytes<Trellis4, false, false>();
@@ -133,30 +147,130 @@ static int choose_shape(TileArgs &p, const TileKernel &kernel, int64_t rows, int
     return 0;
 }
 
+static cudaError_t launch(const void *kernel, int64_t blocks, int threads, int bytes, void *args, cudaStream_t stream)
+{
+    cudaError_t error = cudaFuncSetAttribute(kernel, cudaFuncAttributeMaxDynamicSharedMemorySize, bytes);
+    if (error != cudaSuccess)
+        return error;
+    void *parameters[] = { args };
+    return cudaLaunchKernel(kernel, dim3((unsigned)blocks), dim3((unsigned)threads), parameters, (size_t)bytes, stream);
+}
+
+/* Tiles of `pairs` pairs; returns thread blocks, 0 if there are too many. */
+static int64_t cut(TileShape &p, int pairs, int multiprocessors)
+{
+    const int64_t rows = (int64_t)p.query_tokens * p.heads_a_kv, tile_rows = p.row_groups * GROUP_ROWS,
+                  tiles = (rows + tile_rows - 1) / tile_rows, items = tiles * pairs;
+    p.pairs = pairs;
+    p.tiles = (int)tiles;
+    p.splits = (int)std::max<int64_t>(std::min<int64_t>(multiprocessors / items, p.max_tokens / (4 * KVANT_PAGE_TOKENS)), 1);
+    return items * p.splits <= INT_MAX ? items * p.splits : 0;
+}
+
+/* ---- unpacked pages ---- */
+
+/* Places of the kernel that unpacks; 0: there is no room. */
+static int lay_out_unpack(TileArgs &p, const UnpackedKernels &k, bool looks_up, int room)
+{
+    choose_table(p.keys, looks_up);
+    choose_table(p.values, looks_up);
+    if (share_table(p.keys, p.values))
+        p.values.table_bytes = 0;
+    p.k_table_at = k.unpack_groups * std::max(k.key_bytes, k.value_bytes);
+    p.v_table_at = p.values.table_bytes ? round_up(p.k_table_at + p.keys.table_bytes, 16) : p.k_table_at;
+    p.ring_at = round_up(std::max(p.k_table_at + p.keys.table_bytes, p.v_table_at + p.values.table_bytes), 16);
+    p.k_page = round_up((int)p.k.bytes, 16);
+    p.v_page = round_up((int)p.v.bytes, 16);
+    const int bytes = p.ring_at + k.unpack_groups * (p.k_page + p.v_page);
+    return bytes <= room ? bytes : 0;
+}
+
+static int lay_out_attend(TileShape &p, const UnpackedKernels &k, int room)
+{
+    for (p.row_groups = k.attend_groups; p.row_groups > 0; p.row_groups--)
+        for (p.stages = MOST_STAGES; p.stages > 1; p.stages--)
+            if (k.shared_bytes[p.row_groups - 1][p.stages - 1] <= room)
+                return k.shared_bytes[p.row_groups - 1][p.stages - 1];
+    return 0;
+}
+
+/* Pairs per launch: as few thread blocks after another as possible. */
+static int pairs_at_once(const TileShape &p, int64_t most, int multiprocessors)
+{
+    const int pairs = p.batch * p.kv_heads;
+    const int64_t tile_rows = p.row_groups * GROUP_ROWS,
+                  tiles = ((int64_t)p.query_tokens * p.heads_a_kv + tile_rows - 1) / tile_rows;
+    int best = 1;
+    int64_t best_rounds = INT64_MAX;
+    for (int n = 1; n <= std::min<int64_t>(most, pairs); n++) {
+        auto rounds_of = [&](int64_t items) { return (items * tiles + multiprocessors - 1) / multiprocessors; };
+        const int64_t rounds = pairs / n * rounds_of(n) + rounds_of(pairs % n);
+        if (rounds <= best_rounds)
+            best_rounds = rounds, best = n;
+    }
+    return best;
+}
+
+/* Needs scratch in device memory. KVANT_ERR_UNSUPPORTED when there is too little, or of shared memory. */
+static kvant_status launch_unpacked(TileArgs p, uint32_t head_dim, uint8_t *scratch, size_t scratch_bytes,
+                                    int multiprocessors, int shared_bytes, cudaStream_t stream)
+{
+    const char *text = getenv("KVANT_VARIANT");
+    const UnpackedKernels k = unpacked_kernels(head_dim, text ? atoi(text) : 0);
+    if (!k.unpack)
+        return KVANT_ERR_UNSUPPORTED;
+    const int room = shared_bytes - 1024; /* barriers, and so that matrices are aligned */
+    int unpack_bytes = lay_out_unpack(p, k, true, room);
+    unpack_bytes = unpack_bytes ? unpack_bytes : lay_out_unpack(p, k, false, room);
+    const int attend_bytes = lay_out_attend(p, k, shared_bytes);
+    const size_t page = (size_t)(k.key_bytes + k.value_bytes) + sizeof(float4), pages = (size_t)p.max_tokens / 64,
+                 most = scratch_bytes / (page * pages);
+    if (unpack_bytes == 0 || attend_bytes == 0 || most == 0)
+        return KVANT_ERR_UNSUPPORTED;
+    const int all = p.batch * p.kv_heads, at_once = pairs_at_once(p, (int64_t)most, multiprocessors);
+    p.by_pages = false;
+    p.unpacked.pages = (int)pages;
+    p.unpacked.matrices = scratch;
+    p.unpacked.units = reinterpret_cast<float4 *>(scratch + pages * at_once * (size_t)(k.key_bytes + k.value_bytes));
+    for (p.first_pair = 0; p.first_pair < all; p.first_pair += at_once) {
+        const int64_t blocks = cut(p, std::min(at_once, all - p.first_pair), multiprocessors);
+        if (blocks == 0)
+            return KVANT_ERR_UNSUPPORTED;
+        cudaError_t error = launch(k.unpack, multiprocessors, k.unpack_threads, unpack_bytes, &p, stream);
+        if (error == cudaSuccess)
+            error = launch(k.attend, blocks, k.attend_threads, attend_bytes, static_cast<TileShape *>(&p), stream);
+        if (error != cudaSuccess)
+            return from_cuda(error);
+    }
+    return KVANT_OK;
+}
+
+/* With more tiles than this per pair, unpacking once is worth the way through device memory. */
+constexpr int64_t FEW_TILE_ROWS = 128;
+
 kvant_status launch_tiles(const kvant_cuda_attention_args &args, const AttentionArgs &common, int multiprocessors,
-                          int shared_bytes, cudaStream_t stream)
+                          int shared_bytes, size_t needed, cudaStream_t stream)
 {
     TileArgs p{};
     static_cast<AttentionArgs &>(p) = common;
     p.keys = tile_codec(*args.k_codec);
     p.values = tile_codec(*args.v_codec);
+    const uint32_t head_dim = args.k_codec->params.head_dim;
     const int64_t rows = (int64_t)p.query_tokens * p.heads_a_kv;
-    const TileKernel kernel = kernel_of(args.k_codec->params.head_dim);
+    const size_t scratch_at = (needed + 1023) / 1024 * 1024;
+    if (rows > FEW_TILE_ROWS && args.workspace_bytes > scratch_at) {
+        const kvant_status status =
+            launch_unpacked(p, head_dim, static_cast<uint8_t *>(args.workspace) + scratch_at,
+                            args.workspace_bytes - scratch_at, multiprocessors, shared_bytes, stream);
+        if (status != KVANT_ERR_UNSUPPORTED)
+            return status;
+    }
+    const TileKernel kernel = kernel_of(head_dim);
     const int bytes = kernel.kernel ? choose_shape(p, kernel, rows, shared_bytes) : 0;
-    if (bytes == 0)
+    const int64_t blocks = bytes ? cut(p, p.batch * p.kv_heads, multiprocessors) : 0;
+    if (blocks == 0)
         return KVANT_ERR_UNSUPPORTED;
-    const int tile_rows = p.row_groups * GROUP_ROWS;
-    const int64_t tiles = (rows + tile_rows - 1) / tile_rows, items = tiles * p.batch * p.kv_heads;
-    p.tiles = (int)tiles;
-    p.splits = (int)std::max<int64_t>(std::min<int64_t>(multiprocessors / items, p.max_tokens / (4 * KVANT_PAGE_TOKENS)), 1);
-    if (items * p.splits > INT_MAX)
-        return KVANT_ERR_UNSUPPORTED;
-    cudaError_t error = cudaFuncSetAttribute(kernel.kernel, cudaFuncAttributeMaxDynamicSharedMemorySize, bytes);
-    if (error != cudaSuccess)
-        return from_cuda(error);
-    void *parameters[] = { &p };
-    return from_cuda(cudaLaunchKernel(kernel.kernel, dim3((unsigned)(items * p.splits)), kernel.threads, parameters,
-                                      (size_t)bytes, stream));
+    return from_cuda(launch(kernel.kernel, blocks, kernel.threads, bytes, &p, stream));
 }
 
 } // namespace kvant

@@ -27,6 +27,7 @@ struct Unpacking {
     uint32_t one;
     int valid; /* tokens that are there */
     int warp, lane;
+    int user; /* the warp's number among those that use the table */
 
     KVANT_INLINE const __half *numbers() const
     {

@@ -149,7 +149,7 @@ template <int D, bool KEYS> KVANT_INLINE float unpack_any_trellis(const Unpackin
 {
     const kvant_cuda_params &c = u.codec.params;
     const float *values = reinterpret_cast<const float *>(u.table);
-    uint8_t *bits = const_cast<uint8_t *>(u.table) + KVANT_CUDA_TRELLIS_LEVELS * 4 + D * u.warp;
+    uint8_t *bits = const_cast<uint8_t *>(u.table) + KVANT_CUDA_TRELLIS_LEVELS * 4 + D * u.user;
     const int e = exponent_of<KVANT_CUDA_GROUP_TOKEN, D>(u, false);
     for (int token = u.warp; token < PAGE_TOKENS; token += UNPACK_WARPS) {
         const float scale = token < u.valid ? __half2float(u.numbers()[token]) * power(-e) : 0;
