@@ -17,6 +17,7 @@
 #include <atomic>
 #include <climits>
 #include <cmath>
+#include <cstdlib>
 #include <iterator>
 
 using namespace kvant;
@@ -130,8 +131,8 @@ kvant_status choose_kernel(const kvant_cuda_attention_args &args, const Device &
  * (turboquant-4), 590 instead of 749 (trellis-4). */
 bool prefers_tiles(const kvant_cuda_attention_args &args)
 {
-    constexpr uint32_t FEW_ROWS = 64;
-    return columns_of(args) > FEW_ROWS;
+    const uint32_t few_rows = getenv("KVANT_FEW_ROWS") ? atoi(getenv("KVANT_FEW_ROWS")) : 16;
+    return columns_of(args) > few_rows;
 }
 
 /* schedule.cuh counts pages and pairs in 32 bits. */

@@ -19,7 +19,7 @@ size_t tile_workspace(uint32_t head_dim, uint32_t multiprocessors)
     return (size_t)multiprocessors * MOST_TILE_ROWS * (head_dim + 2) * sizeof(float);
 }
 
-constexpr int MOST_TABLE_USERS = 8; /* warps */
+constexpr int MOST_TABLE_USERS = 12; /* warps */
 
 static TileKernel kernel_of(uint32_t head_dim)
 {
@@ -29,6 +29,17 @@ static TileKernel kernel_of(uint32_t head_dim)
     case 128: return tile_kernel_of<128>();
     case 256: return tile_kernel_of<256>();
     default: return TileKernel{};
+    }
+}
+
+static FewKernel few_kernel(uint32_t head_dim)
+{
+    switch (head_dim) {
+    case 64: return few_kernel_of<64>();
+    case 96: return few_kernel_of<96>();
+    case 128: return few_kernel_of<128>();
+    case 256: return few_kernel_of<256>();
+    default: return FewKernel{};
     }
 }
 
@@ -107,24 +118,29 @@ static int round_up(int n, int unit)
     return (n + unit - 1) / unit * unit;
 }
 
-/* Fills args' places; returns the bytes of shared memory. */
-static int lay_out(TileArgs &p, const TileKernel &kernel, int row_groups, int stages, int ring, bool looks_up)
+/* Places of tables from `at` on, then of `rings` rings of codes; returns where they end. */
+static int lay_out_codes(TileArgs &p, int at, bool looks_up, int ring, int rings)
 {
     choose_table(p.keys, looks_up);
     choose_table(p.values, looks_up);
     if (share_table(p.keys, p.values))
         p.values.table_bytes = 0;
+    p.ring = ring;
+    p.k_table_at = round_up(at, 16);
+    p.v_table_at = p.values.table_bytes ? round_up(p.k_table_at + p.keys.table_bytes, 16) : p.k_table_at;
+    p.ring_at = round_up(std::max(p.k_table_at + p.keys.table_bytes, p.v_table_at + p.values.table_bytes), 16);
+    p.k_page = round_up((int)p.k.bytes, 16);
+    p.v_page = round_up((int)p.v.bytes, 16);
+    return p.ring_at + rings * ring * (p.k_page + p.v_page);
+}
+
+/* Returns the bytes of shared memory. */
+static int lay_out(TileArgs &p, const TileKernel &kernel, int row_groups, int stages, int ring, bool looks_up)
+{
     p.row_groups = row_groups;
     p.by_pages = row_groups < kernel.groups && stages == 2;
     p.stages = stages;
-    p.ring = ring;
-    p.k_table_at = round_up(kernel.fixed_bytes[row_groups - 1][stages - 1], 16);
-    p.v_table_at = p.values.table_bytes ? round_up(p.k_table_at + p.keys.table_bytes, 16) : p.k_table_at;
-    p.ring_at = round_up(p.values.table_bytes ? p.v_table_at + p.values.table_bytes
-                                              : p.k_table_at + p.keys.table_bytes, 16);
-    p.k_page = round_up((int)p.k.bytes, 16);
-    p.v_page = round_up((int)p.v.bytes, 16);
-    return p.ring_at + ring * (p.k_page + p.v_page);
+    return lay_out_codes(p, kernel.fixed_bytes[row_groups - 1][stages - 1], looks_up, ring, 1);
 }
 
 /* What is tried in turn, and whether large tables are there. */
@@ -172,16 +188,8 @@ static int64_t cut(TileShape &p, int pairs, int multiprocessors)
 /* Places of the kernel that unpacks; 0: there is no room. */
 static int lay_out_unpack(TileArgs &p, const UnpackedKernels &k, bool looks_up, int room)
 {
-    choose_table(p.keys, looks_up);
-    choose_table(p.values, looks_up);
-    if (share_table(p.keys, p.values))
-        p.values.table_bytes = 0;
-    p.k_table_at = k.unpack_groups * std::max(k.key_bytes, k.value_bytes);
-    p.v_table_at = p.values.table_bytes ? round_up(p.k_table_at + p.keys.table_bytes, 16) : p.k_table_at;
-    p.ring_at = round_up(std::max(p.k_table_at + p.keys.table_bytes, p.v_table_at + p.values.table_bytes), 16);
-    p.k_page = round_up((int)p.k.bytes, 16);
-    p.v_page = round_up((int)p.v.bytes, 16);
-    const int bytes = p.ring_at + k.unpack_groups * (p.k_page + p.v_page);
+    const int bytes =
+        lay_out_codes(p, k.unpack_groups * std::max(k.key_bytes, k.value_bytes), looks_up, 2, k.unpack_groups / 2);
     return bytes <= room ? bytes : 0;
 }
 
@@ -245,6 +253,19 @@ static kvant_status launch_unpacked(TileArgs p, uint32_t head_dim, uint8_t *scra
     return KVANT_OK;
 }
 
+/* ---- few rows ---- */
+
+static int lay_out_few(TileArgs &p, const FewKernel &k, int room)
+{
+    p.row_groups = 1, p.by_pages = true, p.stages = k.groups;
+    for (int looks_up = 1; looks_up >= 0; looks_up--) {
+        const int bytes = lay_out_codes(p, k.fixed_bytes, looks_up != 0, 2, k.groups);
+        if (bytes <= room)
+            return bytes;
+    }
+    return 0;
+}
+
 /* With more tiles than this per pair, unpacking once is worth the way through device memory. */
 constexpr int64_t FEW_TILE_ROWS = 128;
 
@@ -264,6 +285,13 @@ kvant_status launch_tiles(const kvant_cuda_attention_args &args, const Attention
                             args.workspace_bytes - scratch_at, multiprocessors, shared_bytes, stream);
         if (status != KVANT_ERR_UNSUPPORTED)
             return status;
+    }
+    if (rows <= GROUP_ROWS && !getenv("KVANT_NO_FEW")) {
+        const FewKernel few = few_kernel(head_dim);
+        const int bytes = few.kernel ? lay_out_few(p, few, shared_bytes - 1024) : 0;
+        const int64_t blocks = bytes ? cut(p, p.batch * p.kv_heads, multiprocessors) : 0;
+        if (blocks)
+            return from_cuda(launch(few.kernel, blocks, few.threads, bytes, &p, stream));
     }
     const TileKernel kernel = kernel_of(head_dim);
     const int bytes = kernel.kernel ? choose_shape(p, kernel, rows, shared_bytes) : 0;

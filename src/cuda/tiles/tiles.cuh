@@ -221,4 +221,6 @@ template <int D> TileKernel tile_kernel_of()
     return k;
 }
 
+#define KVANT_INSTANTIATE_tiles(D) template TileKernel tile_kernel_of<D>()
+
 } // namespace kvant

@@ -63,7 +63,15 @@ struct UnpackedKernels {
     int shared_bytes[2][MOST_STAGES]; /* of attend: by row groups and stages */
 };
 
+/* For up to 64 rows. */
+struct FewKernel {
+    const void *kernel; /* takes TileArgs */
+    int threads, groups;
+    int fixed_bytes; /* of shared memory, without tables and codes */
+};
+
 template <int D> TileKernel tile_kernel_of();
+template <int D> FewKernel few_kernel_of();
 template <int D> UnpackedKernels unpacked_kernels_of(int variant);
 
 /* Bytes of the workspace behind the counters: a partial result for each multiprocessor. */

@@ -206,6 +206,8 @@ template <class P, int D, class WAYS> KVANT_INLINE void attend_unpacked(const Ti
     if (group == GROUPS) {
         P::template registers<24, false>();
         copy_matrices<D>(p, work, matrices, rows, threadIdx.x % GROUP_THREADS);
+        wait_for(rows.barriers.multiplied, 0);
+        P::template registers<168, true>(); /* for what comes last */
     } else {
         P::template registers<240, true>();
         const int first_row = GROUP_ROWS * group + WARP_ROWS * (warp % GROUP_WARPS);
@@ -225,6 +227,7 @@ template <class P, int D, class WAYS> KVANT_INLINE void attend_unpacked(const Ti
         arrive_at(rows.barriers.multiplied, lane);
         wait_for(rows.barriers.multiplied, 0);
         store_rows<D>(sums, reinterpret_cast<float *>(matrices), rows, first_row, lane);
+        P::template registers<168, false>();
     }
     __syncthreads();
     finish_tile<D>(p, work, reinterpret_cast<float *>(matrices), rows, warp, n_warps, lane);
@@ -263,5 +266,7 @@ template <int D> UnpackedKernels unpacked_kernels_of(int variant)
                 TileMemory<D, UnpackedWays<0>::GROUPS>::bytes(row_groups, stages);
     return k;
 }
+
+#define KVANT_INSTANTIATE_unpacked(D) template UnpackedKernels unpacked_kernels_of<D>(int)
 
 } // namespace kvant
