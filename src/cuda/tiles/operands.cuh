@@ -43,19 +43,27 @@ KVANT_INLINE void load_query_tile(uint32_t (&a)[4], const uint8_t *queries, int 
 
 /* Products by mma.m16n8k16: every GPU. */
 struct WarpProducts {
-    /* s = q K^T: 16 rows, 64 tokens. row: the warp's first of queries. */
-    template <int D>
-    KVANT_INLINE static void scores(float (&s)[8][4], const uint8_t *queries, const uint8_t *keys, int row,
-                                    int lane)
+    /* Query rows of a warpgroup, in shared memory. */
+    template <int D, bool> struct Queries {
+        const uint8_t *rows;
+        int row; /* the warp's first */
+
+        KVANT_INLINE void load(const uint8_t *queries, int first, int)
+        {
+            rows = queries, row = first;
+        }
+    };
+
+    /* s = q K^T: 16 rows, 64 tokens. */
+    template <int D, bool B>
+    KVANT_INLINE static void scores(float (&s)[8][4], const Queries<D, B> &q, const uint8_t *keys, int lane)
     {
         unrolled_for (int j = 0; j < 8; j++)
             s[j][0] = s[j][1] = s[j][2] = s[j][3] = 0;
         unrolled_for (int k = 0; k < D / 32; k++) {
             uint32_t a[2][4];
             unrolled_for (int i = 0; i < 2; i++)
-                load_matrices<false>(a[i], reinterpret_cast<const __half *>(
-                                               queries + place_of(GROUP_ROWS, row + (lane & 15),
-                                                                 32 * k + 16 * i + 8 * (lane >> 4))));
+                load_query_tile(a[i], q.rows, q.row, 2 * k + i, lane);
             unrolled_for (int j = 0; j < 8; j++) {
                 uint32_t b[4];
                 load_matrices<false>(b, reinterpret_cast<const __half *>(
