@@ -97,7 +97,7 @@ static void test_tiles(void **unused)
     for (size_t s = 0; s < sizeof specs / sizeof *specs; s++)
         for (uint32_t i = 0; i < 4; i++) {
             const attention_case c = case_of(specs[s].k, specs[s].v, dims[i], 2, s % 2 ? 6 : 2, i % 2 ? 3 : 0);
-            const attention_problem p = { .query_tokens = (s + i) % 3 == 0 ? 20 : (s + i) % 3 == 2 ? 33 : s % 2 ? 70 : 150,
+            const attention_problem p = { .query_tokens = (s + i) % 3 == 0 ? 20 : (s + i) % 3 == 2 ? 33 : s % 2 ? 45 : 130,
                                           .causal = (s + i) % 4 != 0 };
             run_problem(&c, &p);
         }

@@ -59,10 +59,9 @@ template <class P, int D> struct PageWorker {
     /* Returns the unit. */
     template <bool KEYS> KVANT_INLINE float unpack(int page, int entry, int slot) const
     {
-        /* New to the compiler each time, as in Unpacker. */
         int own_warp = warp, own_lane = lane;
         uint32_t one = p.one;
-        asm volatile("" : "+r"(own_warp), "+r"(own_lane), "+r"(one));
+        forget(own_warp, own_lane, one);
         const Unpacking u{ KEYS ? p.keys : p.values,
                            slot_of(slot) + (KEYS ? 0 : p.k_page),
                            memory + (KEYS ? p.k_table_at : p.v_table_at),

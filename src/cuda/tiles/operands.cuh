@@ -26,7 +26,7 @@ template <int D> constexpr int KEY_TILE_BYTES = CHANNEL_BLOCKS<D> * PAGE_TOKENS 
 template <int D> constexpr int VALUE_TILE_BYTES = D * ROW_BYTES;
 
 /* Where the number at (row, column) of a matrix of blocks of `rows` rows lies, in bytes. */
-KVANT_INLINE int place_of(int rows, int row, int column)
+KVANT_INLINE uint32_t place_of(uint32_t rows, uint32_t row, uint32_t column)
 {
     return column / 64 * rows * ROW_BYTES + row * ROW_BYTES + ((column % 64 / 8) ^ (row & 7)) * 16 + column % 8 * 2;
 }

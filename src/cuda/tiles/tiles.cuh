@@ -84,11 +84,9 @@ template <int D, bool KEYS> struct Unpacker {
     template <class P> KVANT_INLINE void unpack(int entry, int at, int slot, int turn) const
     {
         const int stage = stage_of(p, at);
-        /* New to the compiler for each page: otherwise it keeps what all kinds of codes compute from
-         * them in registers, which are too few. */
         int own_warp = warp, own_lane = lane;
         uint32_t one = p.one;
-        asm volatile("" : "+r"(own_warp), "+r"(own_lane), "+r"(one));
+        forget(own_warp, own_lane, one);
         const Unpacking u{ KEYS ? p.keys : p.values,
                      slot_of(slot),
                      memory + (KEYS ? p.k_table_at : p.v_table_at),

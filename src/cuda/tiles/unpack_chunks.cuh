@@ -103,7 +103,7 @@ KVANT_INLINE void put_key_chunks(const Unpacking &u, int step, int rt, const uin
     constexpr int N = 2 * C::CHANNELS;
     const int channel = N * (4 * step + (u.lane & 3));
     unrolled_for (int h = 0; h < 2; h++) {
-        const int token = 16 * rt + (u.lane >> 2) + 8 * h;
+        const int distance = (16 * rt + 8 * h) * ROW_BYTES; /* does not change the order of pieces */
         uint32_t x[4] = { a[0][h], a[0][h + 2], a[1][h], a[1][h + 2] };
         if constexpr (C::CHANNELS == 3) {
             x[1] = low_halves(x[1], x[2]);
@@ -112,12 +112,12 @@ KVANT_INLINE void put_key_chunks(const Unpacking &u, int step, int rt, const uin
         unrolled_for (int i = 0; i < N / 2; i++)
             x[i] = multiply_halves(x[i], scale[h]);
         if constexpr (C::CHANNELS == 4)
-            *reinterpret_cast<uint4 *>(u.tile + place_of(PAGE_TOKENS, token, channel)) =
+            *reinterpret_cast<uint4 *>(u.tile + place_of(PAGE_TOKENS, u.lane >> 2, channel) + distance) =
                 make_uint4(x[0], x[1], x[2], x[3]);
         else
             unrolled_for (int i = 0; i < N / 2; i++)
-                if (channel + 2 * i < D)
-                    put(u.tile, token, channel + 2 * i, x[i]);
+                store_if(channel + 2 * i < D,
+                         shared_address(u.tile) + place_of(PAGE_TOKENS, u.lane >> 2, channel + 2 * i) + distance, x[i]);
     }
 }
 
@@ -127,14 +127,15 @@ template <class C, int D>
 KVANT_INLINE void put_value_chunks(const Unpacking &u, int tile, int ct, const uint32_t (&a)[4],
                                    const uint32_t (&scale)[2])
 {
-    const int other = C::CHANNELS == 4 ? u.lane >> 3 & 1 : 0;
+    const int other = C::CHANNELS == 4 ? u.lane >> 3 & 1 : 0, first = value_channel<C, D>(tile, u.lane >> 2, 0);
     unrolled_for (int q = 0; q < 4; q++) {
-        const int channel = value_channel<C, D>(tile, u.lane >> 2, 0) +
-                            (C::CHANNELS == 4 ? (q & 1) ^ other : value_channel<C, D>(tile, u.lane >> 2, q & 1) -
-                                                                      value_channel<C, D>(tile, u.lane >> 2, 0));
+        const int channel =
+            C::CHANNELS == 4 ? first + ((q & 1) ^ other) : value_channel<C, D>(tile, u.lane >> 2, q & 1);
+        /* place_of, of which the piece's number is the last to be known */
+        const uint32_t row = channel * ROW_BYTES + (channel & 7) * 16 + (u.lane & 3) * 4;
         if (C::CHANNELS == 4 || channel < D)
-            put(u.tile, channel, 16 * ct + 8 * (q >> 1) + 2 * (u.lane & 3),
-                multiply_halves(other ? a[q ^ 1] : a[q], scale[q >> 1]));
+            *reinterpret_cast<uint32_t *>(u.tile + (row ^ (2 * ct + (q >> 1)) * 16)) =
+                multiply_halves(other ? a[q ^ 1] : a[q], scale[q >> 1]);
     }
 }
 
@@ -150,14 +151,13 @@ template <class C, int D, bool KEYS> KVANT_INLINE float look_up_chunks(const Unp
         table.norm_low[0] = norms[0], table.norm_low[1] = norms[1];
         table.norm_high[0] = norms[2], table.norm_high[1] = norms[3];
     }
+    const float2 own = __half22float2(reinterpret_cast<const __half2 *>(u.numbers())[u.lane]);
+    const uint32_t own_scale = pack_half2(2 * u.lane < u.valid ? own.x * to_unit : 0,
+                                          2 * u.lane + 1 < u.valid ? own.y * to_unit : 0);
     uint32_t scale[4][2];
     unrolled_for (int t = 0; t < 4; t++)
-        unrolled_for (int h = 0; h < 2; h++) {
-            const int token = 16 * t + 8 * h + (KEYS ? u.lane >> 2 : 2 * (u.lane & 3));
-            const float2 s = stored_pair<KVANT_CUDA_GROUP_TOKEN, D, KEYS>(u.numbers(), KEYS ? token : 0,
-                                                                         KEYS ? 0 : token, u.valid);
-            scale[t][h] = pack_half2(s.x * to_unit, s.y * to_unit);
-        }
+        unrolled_for (int h = 0; h < 2; h++)
+            scale[t][h] = of_tokens<KEYS>(own_scale, 16 * t + 8 * h + (u.lane >> 2), 16 * t + 8 * h + 2 * (u.lane & 3));
     using P = ChunkPlaces<C, D>;
     if constexpr (KEYS) {
 #pragma unroll 1

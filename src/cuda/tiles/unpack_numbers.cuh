@@ -35,6 +35,15 @@ struct Unpacking {
     }
 };
 
+/* New to the compiler for each page: otherwise it keeps what all kinds of codes compute from them in
+ * registers, which are too few. */
+KVANT_INLINE void forget(int &warp, int &lane, uint32_t &one)
+{
+    asm volatile("" : "+r"(warp), "+r"(lane), "+r"(one));
+    __builtin_assume(warp >= 0 && warp < UNPACK_WARPS);
+    __builtin_assume(lane >= 0 && lane < 32);
+}
+
 /* A pair of numbers at (row, column) and (row, column + 1). */
 KVANT_INLINE void put(uint8_t *tile, int row, int column, uint32_t pair)
 {
@@ -197,6 +206,32 @@ KVANT_INLINE ScaleAndZero load_scale(const Unpacking &u, const Steps &steps, int
     return ScaleAndZero{ pack_half2(s.x * f, s.y * f), pack_half2(z.x, z.y) };
 }
 
+/* A token's scale and zero point, two tokens per lane, for codes and numbers as in Steps. */
+template <class C, int D> KVANT_INLINE ScaleAndZero own_tokens(const Unpacking &u, const Steps &steps)
+{
+    auto pair_of = [&](const __half *numbers) {
+        float2 x = __half22float2(reinterpret_cast<const __half2 *>(numbers)[u.lane]);
+        x.x = 2 * u.lane < u.valid ? x.x : 0;
+        x.y = 2 * u.lane + 1 < u.valid ? x.y : 0;
+        return x;
+    };
+    const float2 s = pair_of(u.numbers());
+    float2 z = make_float2(s.x * steps.of_offset, s.y * steps.of_offset);
+    if (HAS_ZEROS<C> && steps.of_zero != 0) {
+        const float2 stored = pair_of(u.numbers() + PAGE_TOKENS);
+        z = make_float2(stored.x * steps.of_zero, stored.y * steps.of_zero);
+    }
+    return ScaleAndZero{ pack_half2(s.x * steps.of_scale, s.y * steps.of_scale), pack_half2(z.x, z.y) };
+}
+
+/* The pair of numbers of tokens that lanes have two of, for the tile element at (row, column) and the next
+ * one: BY_ROW, the row's token twice; else tokens column, column + 1. */
+template <bool BY_ROW> KVANT_INLINE uint32_t of_tokens(uint32_t own, int row, int column)
+{
+    const uint32_t pair = __shfl_sync(FULL, own, (BY_ROW ? row : column) / 2);
+    return BY_ROW ? prmt(pair, 0, row % 2 ? 0x3232 : 0x1010) : pair;
+}
+
 /* The scales of R row tiles and of the column tiles of a step. They differ by row, and then at most by 32
  * columns; or by column, and then at most by 32 rows. */
 template <class C, int D, bool KEYS, int R> struct StepScales {
@@ -209,13 +244,21 @@ template <class C, int D, bool KEYS, int R> struct StepScales {
     {
         constexpr int COLUMNS = KEYS ? D / 16 : PAGE_TOKENS / 16;
         const int row = 16 * row_tile + (u.lane >> 2), column = 2 * (u.lane & 3);
+        const ScaleAndZero own = C::GROUP == KVANT_CUDA_GROUP_TOKEN ? own_tokens<C, D>(u, steps) : ScaleAndZero{};
         unrolled_for (int i = 0; i < ALONG; i++)
             unrolled_for (int h = 0; h < 2; h++)
                 unrolled_for (int k = 0; k < ACROSS; k++) {
                     const int t = min(column_tile + (BY_ROW ? SPAN * k : i), COLUMNS - 1);
-                    at[i][h][k] = load_scale<C, D, KEYS>(u, steps, row + (BY_ROW ? 16 * i + 8 * h : 16 * SPAN * k),
-                                                         16 * t + column + (BY_ROW ? 0 : 8 * h),
-                                                         BY_ROW && h ? 1 / C::ROW8 : 1);
+                    const int r = row + (BY_ROW ? 16 * i + 8 * h : 16 * SPAN * k),
+                              c = 16 * t + column + (BY_ROW ? 0 : 8 * h);
+                    const float times = BY_ROW && h ? 1 / C::ROW8 : 1;
+                    if constexpr (C::GROUP == KVANT_CUDA_GROUP_TOKEN) {
+                        at[i][h][k].scale = of_tokens<BY_ROW>(own.scale, r, c);
+                        at[i][h][k].zero = of_tokens<BY_ROW>(own.zero, r, c);
+                        if (BY_ROW && h && C::ROW8 != 1)
+                            at[i][h][k].scale = multiply_halves(at[i][h][k].scale, twice(times));
+                    } else
+                        at[i][h][k] = load_scale<C, D, KEYS>(u, steps, r, c, times);
                 }
     }
 

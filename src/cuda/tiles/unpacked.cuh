@@ -94,7 +94,7 @@ template <int D, bool KEYS> struct PageUnpacker {
         uint8_t *tile = memory + group * TILE_BYTES<D>;
         int own_warp = warp, own_lane = lane;
         uint32_t one = p.one;
-        asm volatile("" : "+r"(own_warp), "+r"(own_lane), "+r"(one)); /* as in Unpacker */
+        forget(own_warp, own_lane, one);
         const int valid = page.entry == KVANT_CUDA_NO_BLOCK ? 0 : min(page.valid, PAGE_TOKENS);
         const Unpacking u{ KEYS ? p.keys : p.values, slot_of(slot), memory + (KEYS ? p.k_table_at : p.v_table_at), tile,
                            one, valid, own_warp, own_lane, GROUP_WARPS * (group / 2) + own_warp };
