@@ -87,8 +87,6 @@ template <class P, int D> struct PageWorker {
         const Seen seen = seen_by_all(p, work.pair, work.first_position);
         const int row[2] = { WARP_ROWS * warp + (lane >> 2), WARP_ROWS * warp + (lane >> 2) + 8 };
         const bool has_rows = WARP_ROWS * warp < work.pair.n_columns;
-        typename P::template Queries<D, false> q;
-        q.load(memory, WARP_ROWS * warp, lane);
         float s[8][4];
         uint32_t w[4][4];
         int page = work.first_page + group, entry = entry_of(page), next = entry_of(page + GROUPS);
@@ -102,7 +100,7 @@ template <class P, int D> struct PageWorker {
             wait_for(codes[turn.at], turn.phase);
             const float k_unit = unpack<true>(page, entry, turn.at);
             P::begin();
-            P::template scores<D>(s, q, matrices, lane);
+            P::template scores<D>(s, memory, matrices, WARP_ROWS * warp, lane);
             P::template finish<0>();
             P::hold(s);
             const float v_unit = unpack<false>(page, entry, turn.at);
@@ -114,9 +112,7 @@ template <class P, int D> struct PageWorker {
                 if (sums.raise(s, factor, log, shrink))
                     sums.scale(shrink);
                 sums.weigh(s, factor, log, __frcp_rn(v_unit));
-                unrolled_for (int j = 0; j < 8; j++)
-                    unrolled_for (int h = 0; h < 2; h++)
-                        w[j / 2][2 * (j % 2) + h] = pack_half2(s[j][2 * h], s[j][2 * h + 1]);
+                round_weights(s, w);
             } else
                 unrolled_for (int k = 0; k < 4; k++)
                     w[k][0] = w[k][1] = w[k][2] = w[k][3] = 0;

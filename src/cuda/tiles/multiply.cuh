@@ -67,6 +67,14 @@ template <int D> struct RowSums {
     }
 };
 
+/* Weights as an operand. */
+KVANT_INLINE void round_weights(const float (&s)[8][4], uint32_t (&w)[4][4])
+{
+    unrolled_for (int j = 0; j < 8; j++)
+        unrolled_for (int h = 0; h < 2; h++)
+            w[j / 2][2 * (j % 2) + h] = pack_half2(s[j][2 * h], s[j][2 * h + 1]);
+}
+
 /* Softcap, mask or ALiBi, hidden tokens: on the scores of one page, which are multiplied by factor
  * before, unless there is nothing to change. */
 template <class Rows>
@@ -110,14 +118,12 @@ struct Turn {
 };
 
 /* A warpgroup's rows against all pages, or (by_pages) every second one. The products of a page's
- * values run beside the softmax of the next page. WAYS: GROUPS; UNITS_OF_VALUES_FIRST: they come with
- * the keys; QUERIES_IN_REGISTERS; IN_TURN: two warpgroups start their products one after the other, so
- * that the products of one run beside the softmax of the other. */
-template <class P, int D, class WAYS> struct Multiplier {
+ * values run beside the softmax of the next page. UNITS_FIRST: units of values come with the keys. */
+template <class P, int D, int GROUPS, bool UNITS_FIRST> struct Multiplier {
     const TileShape &p;
     const TileWork &work;
     const uint8_t *queries, *keys;
-    TileRows<WAYS::GROUPS> &rows;
+    TileRows<GROUPS> &rows;
     const Seen seen;
     int group, lane;
     int row[2]; /* the lane's, of the tile */
@@ -156,7 +162,7 @@ template <class P, int D, class WAYS> struct Multiplier {
         float factor[2] = { rows.factor[row[0]] * unit.x, rows.factor[row[1]] * unit.x };
         change_rows(p, rows, row, seen, (work.first_page + at) * PAGE_TOKENS, unit.x == HIDDEN ? 0 : work.length,
                     lane, s, factor);
-        if (!WAYS::UNITS_OF_VALUES_FIRST) {
+        if (!UNITS_FIRST) {
             wait_full(true, turn);
             unit = rows.units[turn.at];
         }
@@ -170,30 +176,18 @@ template <class P, int D, class WAYS> struct Multiplier {
         return false;
     }
 
-    KVANT_INLINE static void round_weights(const float (&s)[8][4], uint32_t (&w)[4][4])
-    {
-        unrolled_for (int j = 0; j < 8; j++)
-            unrolled_for (int h = 0; h < 2; h++)
-                w[j / 2][2 * (j % 2) + h] = pack_half2(s[j][2 * h], s[j][2 * h + 1]);
-    }
-
     KVANT_INLINE void run(RowSums<D> &sums) const
     {
-        const int step = p.by_pages ? WAYS::GROUPS : 1, end = work.end_page - work.first_page;
+        const int step = p.by_pages ? GROUPS : 1, end = work.end_page - work.first_page;
         int at = p.by_pages ? group : 0;
         if (at >= end)
             return;
-        const bool in_turn = WAYS::IN_TURN && p.row_groups == 2;
         float s[8][4], shrink[2];
         uint32_t w[4][4];
-        typename P::template Queries<D, WAYS::QUERIES_IN_REGISTERS> q;
-        q.load(queries, warp_row(), lane);
         Turn turn{ at, 0 };
-        if (in_turn && group == 1)
-            P::pass_on(0);
         wait_full(false, turn);
         P::begin();
-        P::template scores<D>(s, q, keys_of(turn), lane);
+        P::template scores<D>(s, queries, keys_of(turn), warp_row(), lane);
         P::template finish<0>();
         P::hold(s);
         weigh(turn, at, s, sums, shrink);
@@ -202,17 +196,13 @@ template <class P, int D, class WAYS> struct Multiplier {
         for (; at + step < end; at += step) {
             const Turn next = turn.after(step, p.stages);
             wait_full(false, next);
-            if (in_turn)
-                P::wait_turn(group);
             P::hold(sums.o);
             P::hold(w);
             P::begin();
-            P::template scores<D>(s, q, keys_of(next), lane);
-            if (WAYS::UNITS_OF_VALUES_FIRST)
+            P::template scores<D>(s, queries, keys_of(next), warp_row(), lane);
+            if (UNITS_FIRST)
                 wait_full(true, turn);
             P::template add<D>(sums.o, w, values_of(turn), lane);
-            if (in_turn)
-                P::pass_on(group ^ 1);
             P::template finish<1>();
             P::hold(s);
             const bool raised = weigh(next, at + step, s, sums, shrink);
@@ -225,9 +215,7 @@ template <class P, int D, class WAYS> struct Multiplier {
                 sums.scale(shrink);
             turn = next;
         }
-        if (in_turn && group == 0)
-            P::wait_turn(0);
-        if (WAYS::UNITS_OF_VALUES_FIRST)
+        if (UNITS_FIRST)
             wait_full(true, turn);
         P::hold(sums.o);
         P::hold(w);

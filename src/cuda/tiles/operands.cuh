@@ -34,36 +34,20 @@ KVANT_INLINE uint32_t place_of(uint32_t rows, uint32_t row, uint32_t column)
 /* Rows that a warp multiplies at a time, and a warpgroup. */
 constexpr int WARP_ROWS = 16, GROUP_ROWS = 64, GROUP_WARPS = 4, GROUP_THREADS = 128;
 
-/* 16 rows of queries from `row` on, channels 16 k to 16 k + 15, as an operand. */
-KVANT_INLINE void load_query_tile(uint32_t (&a)[4], const uint8_t *queries, int row, int k, int lane)
-{
-    load_matrices<false>(a, reinterpret_cast<const __half *>(
-                                queries + place_of(GROUP_ROWS, row + (lane & 15), 16 * k + 8 * (lane >> 4))));
-}
-
 /* Products by mma.m16n8k16: every GPU. */
 struct WarpProducts {
-    /* Query rows of a warpgroup, in shared memory. */
-    template <int D, bool> struct Queries {
-        const uint8_t *rows;
-        int row; /* the warp's first */
-
-        KVANT_INLINE void load(const uint8_t *queries, int first, int)
-        {
-            rows = queries, row = first;
-        }
-    };
-
-    /* s = q K^T: 16 rows, 64 tokens. */
-    template <int D, bool B>
-    KVANT_INLINE static void scores(float (&s)[8][4], const Queries<D, B> &q, const uint8_t *keys, int lane)
+    /* s = q K^T: 16 rows, 64 tokens. row: the warp's first of queries. */
+    template <int D>
+    KVANT_INLINE static void scores(float (&s)[8][4], const uint8_t *queries, const uint8_t *keys, int row, int lane)
     {
         unrolled_for (int j = 0; j < 8; j++)
             s[j][0] = s[j][1] = s[j][2] = s[j][3] = 0;
         unrolled_for (int k = 0; k < D / 32; k++) {
             uint32_t a[2][4];
             unrolled_for (int i = 0; i < 2; i++)
-                load_query_tile(a[i], q.rows, q.row, 2 * k + i, lane);
+                load_matrices<false>(a[i], reinterpret_cast<const __half *>(
+                                               queries + place_of(GROUP_ROWS, row + (lane & 15),
+                                                                  32 * k + 16 * i + 8 * (lane >> 4))));
             unrolled_for (int j = 0; j < 8; j++) {
                 uint32_t b[4];
                 load_matrices<false>(b, reinterpret_cast<const __half *>(
@@ -96,13 +80,6 @@ struct WarpProducts {
     {
     }
     template <class T> KVANT_INLINE static void hold(T &)
-    {
-    }
-
-    KVANT_INLINE static void wait_turn(int)
-    {
-    }
-    KVANT_INLINE static void pass_on(int)
     {
     }
 
@@ -185,31 +162,15 @@ KVANT_INLINE void multiply(Columns<4> d, const uint32_t (&a)[4], uint64_t b, int
 
 /* Products by wgmma, four warps together: code for sm_90a. */
 struct GroupProducts {
-    /* Query rows of a warpgroup: where they begin in shared memory, or in registers. */
-    template <int D, bool IN_REGISTERS> struct Queries {
-        uint64_t at;
-        uint32_t a[IN_REGISTERS ? D / 16 : 1][4];
-
-        KVANT_INLINE void load(const uint8_t *queries, int row, int lane)
-        {
-            at = matrix_at(shared_address(queries));
-            unrolled_for (int k = 0; IN_REGISTERS && k < D / 16; k++)
-                load_query_tile(a[k], queries, row, k, lane);
-        }
-    };
-
-    /* Begins s = q K^T. */
-    template <int D, bool IN_REGISTERS>
-    KVANT_INLINE static void scores(float (&s)[8][4], const Queries<D, IN_REGISTERS> &q, const uint8_t *keys, int)
+    /* Begins s = q K^T. Queries stay in shared memory: registers are for sums. */
+    template <int D>
+    KVANT_INLINE static void scores(float (&s)[8][4], const uint8_t *queries, const uint8_t *keys, int, int)
     {
-        const uint64_t at = matrix_at(shared_address(keys));
+        const uint64_t q = matrix_at(shared_address(queries)), at = matrix_at(shared_address(keys));
         static_assert(GROUP_ROWS == PAGE_TOKENS, "blocks of queries and of keys are of one size");
         unrolled_for (int k = 0; k < D / 16; k++) {
             const int distance = (k / 4 * GROUP_ROWS * ROW_BYTES + k % 4 * 32) >> 4;
-            if constexpr (IN_REGISTERS)
-                multiply(s, q.a[k], at + distance, k > 0);
-            else
-                multiply(s, q.at + distance, at + distance, k > 0);
+            multiply(s, q + distance, at + distance, k > 0);
         }
         commit();
     }
@@ -259,16 +220,6 @@ struct GroupProducts {
     {
         unrolled_for (int i = 0; i < 4; i++)
             asm volatile("" : "+r"(x[i][0]), "+r"(x[i][1]), "+r"(x[i][2]), "+r"(x[i][3])::"memory");
-    }
-
-    /* Two warpgroups, one after the other: a barrier for each. */
-    KVANT_INLINE static void wait_turn(int group)
-    {
-        asm volatile("bar.sync %0, %1;" ::"r"(1 + group), "n"(2 * GROUP_THREADS) : "memory");
-    }
-    KVANT_INLINE static void pass_on(int group)
-    {
-        asm volatile("bar.arrive %0, %1;" ::"r"(1 + group), "n"(2 * GROUP_THREADS) : "memory");
     }
 
     KVANT_INLINE static void publish()

@@ -43,13 +43,13 @@ static FewKernel few_kernel(uint32_t head_dim)
     }
 }
 
-static UnpackedKernels unpacked_kernels(uint32_t head_dim, int variant)
+static UnpackedKernels unpacked_kernels(uint32_t head_dim)
 {
     switch (head_dim) {
-    case 64: return unpacked_kernels_of<64>(variant);
-    case 96: return unpacked_kernels_of<96>(variant);
-    case 128: return unpacked_kernels_of<128>(variant);
-    case 256: return unpacked_kernels_of<256>(variant);
+    case 64: return unpacked_kernels_of<64>();
+    case 96: return unpacked_kernels_of<96>();
+    case 128: return unpacked_kernels_of<128>();
+    case 256: return unpacked_kernels_of<256>();
     default: return UnpackedKernels{};
     }
 }
@@ -223,8 +223,7 @@ static int pairs_at_once(const TileShape &p, int64_t most, int multiprocessors)
 static kvant_status launch_unpacked(TileArgs p, uint32_t head_dim, uint8_t *scratch, size_t scratch_bytes,
                                     int multiprocessors, int shared_bytes, cudaStream_t stream)
 {
-    const char *text = getenv("KVANT_VARIANT");
-    const UnpackedKernels k = unpacked_kernels(head_dim, text ? atoi(text) : 0);
+    const UnpackedKernels k = unpacked_kernels(head_dim);
     if (!k.unpack)
         return KVANT_ERR_UNSUPPORTED;
     const int room = shared_bytes - 1024; /* barriers, and so that matrices are aligned */

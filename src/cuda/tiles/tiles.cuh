@@ -15,11 +15,6 @@ namespace kvant
 /* Warpgroups that multiply. With 256 channels the sums of one take all the registers. */
 template <int D> constexpr int MULTIPLIER_GROUPS = D > 128 ? 1 : 2;
 
-template <int D> struct FusedWays {
-    static constexpr int GROUPS = MULTIPLIER_GROUPS<D>;
-    static constexpr bool UNITS_OF_VALUES_FIRST = false, QUERIES_IN_REGISTERS = false, IN_TURN = false;
-};
-
 /* Of a page's matrices, and which phase of their barriers is the page's. at: pages before it. */
 KVANT_INLINE int stage_of(const TileArgs &p, int at)
 {
@@ -181,7 +176,7 @@ template <class P, int D> KVANT_INLINE void attend_tile(const TileArgs &p)
         RowSums<D> sums;
         sums.clear();
         if (group < active)
-            Multiplier<P, D, FusedWays<D>>{ p,
+            Multiplier<P, D, GROUPS, false>{ p,
                               work,
                               memory + own_rows * M::QUERY_BYTES,
                               memory + M::keys_at(p.row_groups),

@@ -72,7 +72,7 @@ struct FewKernel {
 
 template <int D> TileKernel tile_kernel_of();
 template <int D> FewKernel few_kernel_of();
-template <int D> UnpackedKernels unpacked_kernels_of(int variant);
+template <int D> UnpackedKernels unpacked_kernels_of();
 
 /* Bytes of the workspace behind the counters: a partial result for each multiprocessor. */
 size_t tile_workspace(uint32_t head_dim, uint32_t multiprocessors);

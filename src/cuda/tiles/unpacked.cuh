@@ -158,11 +158,7 @@ __global__ void __launch_bounds__(UNPACK_GROUPS<D> *GROUP_THREADS, 1) unpack_ker
 
 /* ---- multiplying ---- */
 
-template <int VARIANT> struct UnpackedWays {
-    static constexpr int GROUPS = 2;
-    static constexpr bool UNITS_OF_VALUES_FIRST = true, QUERIES_IN_REGISTERS = (VARIANT & 1) != 0,
-                          IN_TURN = (VARIANT & 2) != 0;
-};
+constexpr int ATTEND_GROUPS = 2; /* warpgroups that multiply */
 
 /* Copies matrices, with the units beside the keys. */
 template <int D, class Rows>
@@ -187,9 +183,12 @@ KVANT_INLINE void copy_matrices(const TileShape &p, const TileWork &work, uint8_
     }
 }
 
-template <class P, int D, class WAYS> KVANT_INLINE void attend_unpacked(const TileShape &p)
+/* Registers of a thread; 168 in the beginning and, for what comes last, in the end. */
+constexpr int COPY_REGISTERS = 24, ATTEND_REGISTERS = 240, ALL_REGISTERS = 168;
+
+template <class P, int D> KVANT_INLINE void attend_unpacked(const TileShape &p)
 {
-    constexpr int GROUPS = WAYS::GROUPS;
+    constexpr int GROUPS = ATTEND_GROUPS;
     using M = TileMemory<D, GROUPS>;
     extern __shared__ __align__(1024) uint8_t memory[];
     TileRows<GROUPS> &rows = *reinterpret_cast<TileRows<GROUPS> *>(memory + M::rows_at(p.row_groups, p.stages));
@@ -204,17 +203,17 @@ template <class P, int D, class WAYS> KVANT_INLINE void attend_unpacked(const Ti
     __syncthreads();
     uint8_t *matrices = memory + M::keys_at(p.row_groups);
     if (group == GROUPS) {
-        P::template registers<24, false>();
+        P::template registers<COPY_REGISTERS, false>();
         copy_matrices<D>(p, work, matrices, rows, threadIdx.x % GROUP_THREADS);
         wait_for(rows.barriers.multiplied, 0);
-        P::template registers<168, true>(); /* for what comes last */
+        P::template registers<ALL_REGISTERS, true>();
     } else {
-        P::template registers<240, true>();
+        P::template registers<ATTEND_REGISTERS, true>();
         const int first_row = GROUP_ROWS * group + WARP_ROWS * (warp % GROUP_WARPS);
         RowSums<D> sums;
         sums.clear();
         if (group < p.row_groups)
-            Multiplier<P, D, WAYS>{ p,
+            Multiplier<P, D, GROUPS, true>{ p,
                                     work,
                                     memory + group * M::QUERY_BYTES,
                                     matrices,
@@ -227,46 +226,40 @@ template <class P, int D, class WAYS> KVANT_INLINE void attend_unpacked(const Ti
         arrive_at(rows.barriers.multiplied, lane);
         wait_for(rows.barriers.multiplied, 0);
         store_rows<D>(sums, reinterpret_cast<float *>(matrices), rows, first_row, lane);
-        P::template registers<168, false>();
+        P::template registers<ALL_REGISTERS, false>();
     }
     __syncthreads();
     finish_tile<D>(p, work, reinterpret_cast<float *>(matrices), rows, warp, n_warps, lane);
 }
 
-template <int D, int VARIANT>
-__global__ void __launch_bounds__(GROUP_THREADS *(1 + UnpackedWays<VARIANT>::GROUPS), 1)
+template <int D>
+__global__ void __launch_bounds__(GROUP_THREADS *(1 + ATTEND_GROUPS), 1)
     attend_kernel(const __grid_constant__ TileShape p)
 {
 #if defined(__CUDA_ARCH_FEAT_SM90_ALL)
-    attend_unpacked<GroupProducts, D, UnpackedWays<VARIANT>>(p);
+    attend_unpacked<GroupProducts, D>(p);
 #elif defined(__CUDA_ARCH__)
-    attend_unpacked<WarpProducts, D, UnpackedWays<VARIANT>>(p);
+    attend_unpacked<WarpProducts, D>(p);
 #endif
 }
 
-template <int D> UnpackedKernels unpacked_kernels_of(int variant)
+template <int D> UnpackedKernels unpacked_kernels_of()
 {
     UnpackedKernels k{};
     k.unpack = (const void *)unpack_kernel<D>;
-    k.attend = (const void *)attend_kernel<D, 0>;
-    if constexpr (D == 128)
-        k.attend = variant == 3   ? (const void *)attend_kernel<D, 3>
-                   : variant == 2 ? (const void *)attend_kernel<D, 2>
-                   : variant == 1 ? (const void *)attend_kernel<D, 1>
-                                  : k.attend;
+    k.attend = (const void *)attend_kernel<D>;
     k.unpack_groups = UNPACK_GROUPS<D>;
     k.unpack_threads = k.unpack_groups * GROUP_THREADS;
-    k.attend_groups = UnpackedWays<0>::GROUPS;
+    k.attend_groups = ATTEND_GROUPS;
     k.attend_threads = (k.attend_groups + 1) * GROUP_THREADS;
     k.key_bytes = KEY_TILE_BYTES<D>;
     k.value_bytes = VALUE_TILE_BYTES<D>;
     for (int row_groups = 1; row_groups <= k.attend_groups; row_groups++)
         for (int stages = 1; stages <= MOST_STAGES; stages++)
-            k.shared_bytes[row_groups - 1][stages - 1] =
-                TileMemory<D, UnpackedWays<0>::GROUPS>::bytes(row_groups, stages);
+            k.shared_bytes[row_groups - 1][stages - 1] = TileMemory<D, ATTEND_GROUPS>::bytes(row_groups, stages);
     return k;
 }
 
-#define KVANT_INSTANTIATE_unpacked(D) template UnpackedKernels unpacked_kernels_of<D>(int)
+#define KVANT_INSTANTIATE_unpacked(D) template UnpackedKernels unpacked_kernels_of<D>()
 
 } // namespace kvant
