@@ -41,7 +41,7 @@ template <class P, int D> struct PageWorker {
 
     KVANT_INLINE uint8_t *slot_of(int slot) const
     {
-        return memory + p.ring_at + (p.ring * group + slot) * (p.k_page + p.v_page);
+        return memory + p.ring_at + (2 * group + slot) * (p.k_page + p.v_page);
     }
 
     KVANT_INLINE int entry_of(int page) const
@@ -78,7 +78,6 @@ template <class P, int D> struct PageWorker {
         else
             unit = unpack_page<D, KEYS>(u);
         P::publish();
-        wait_for_group();
         return unit;
     }
 
@@ -94,38 +93,44 @@ template <class P, int D> struct PageWorker {
         Turn turn{ 0, 0 };
 #pragma unroll 1
         for (; page < work.end_page; page += GROUPS) {
-            const Turn after = turn.after(1, p.ring);
-            fetch(page + GROUPS, next, after.at); /* its slot was read before the last barrier */
-            const int then = entry_of(page + 2 * GROUPS);
             wait_for(codes[turn.at], turn.phase);
             const float k_unit = unpack<true>(page, entry, turn.at);
+            wait_for_group(); /* keys are written; nobody reads values or codes of the page before */
+            turn = turn.after(1, 2);
+            fetch(page + GROUPS, next, turn.at);
             P::begin();
             P::template scores<D>(s, memory, matrices, WARP_ROWS * warp, lane);
             P::template finish<0>();
             P::hold(s);
-            const float v_unit = unpack<false>(page, entry, turn.at);
-            if (has_rows) {
-                float factor[2] = { rows.factor[row[0]] * k_unit, rows.factor[row[1]] * k_unit }, shrink[2];
-                const float log = log2f(v_unit);
-                change_rows(p, rows, row, seen, page * PAGE_TOKENS, entry == KVANT_CUDA_NO_BLOCK ? 0 : work.length, lane,
-                            s, factor);
-                if (sums.raise(s, factor, log, shrink))
-                    sums.scale(shrink);
-                sums.weigh(s, factor, log, __frcp_rn(v_unit));
-                round_weights(s, w);
-            } else
-                unrolled_for (int k = 0; k < 4; k++)
-                    w[k][0] = w[k][1] = w[k][2] = w[k][3] = 0;
+            const float v_unit = unpack<false>(page, entry, turn.at ^ 1);
+            wait_for_group(); /* values are written; nobody reads keys */
+            if (has_rows)
+                weigh(page, entry, k_unit, v_unit, seen, row, s, sums);
+            else
+                unrolled_for (int j = 0; j < 8; j++)
+                    s[j][0] = s[j][1] = s[j][2] = s[j][3] = 0;
+            round_weights(s, w);
             P::hold(sums.o);
             P::hold(w);
             P::begin();
             P::template add<D>(sums.o, w, matrices + KEY_TILE_BYTES<D>, lane);
             P::template finish<0>();
             P::hold(sums.o);
-            wait_for_group(); /* nobody reads the values any more */
-            entry = next, next = then;
-            turn = after;
+            entry = next;
+            next = entry_of(page + 2 * GROUPS);
         }
+    }
+
+    KVANT_INLINE void weigh(int page, int entry, float k_unit, float v_unit, const Seen &seen, const int (&row)[2],
+                            float (&s)[8][4], RowSums<D> &sums) const
+    {
+        float factor[2] = { rows.factor[row[0]] * k_unit, rows.factor[row[1]] * k_unit }, shrink[2];
+        const float log = log2f(v_unit);
+        change_rows(p, rows, row, seen, page * PAGE_TOKENS, entry == KVANT_CUDA_NO_BLOCK ? 0 : work.length, lane, s,
+                    factor);
+        if (sums.raise(s, factor, log, shrink))
+            sums.scale(shrink);
+        sums.weigh(s, factor, log, __frcp_rn(v_unit));
     }
 };
 
@@ -134,15 +139,15 @@ template <class P, int D> KVANT_INLINE void attend_few(const TileArgs &p)
     constexpr int GROUPS = FEW_GROUPS<D>;
     using M = TileMemory<D, GROUPS>;
     extern __shared__ __align__(1024) uint8_t memory[];
-    __shared__ uint64_t codes[GROUPS][MOST_RING];
+    __shared__ uint64_t codes[GROUPS][2];
     TileRows<GROUPS> &rows = *reinterpret_cast<TileRows<GROUPS> *>(memory + M::rows_at(1, GROUPS));
     const int lane = threadIdx.x & 31, warp = __shfl_sync(FULL, threadIdx.x >> 5, 0), n_warps = blockDim.x / 32,
               group = warp / GROUP_WARPS;
     const TileWork work = find_work(p);
     if (work.pair.n_columns == 0)
         return;
-    if (threadIdx.x < GROUPS * MOST_RING)
-        init_barrier(codes[threadIdx.x / MOST_RING][threadIdx.x % MOST_RING], COPY_ARRIVALS);
+    if (threadIdx.x < GROUPS * 2)
+        init_barrier(codes[threadIdx.x / 2][threadIdx.x % 2], COPY_ARRIVALS);
     publish_barriers();
     load_queries<P, D>(p, work, memory, rows, warp, n_warps, lane);
     fill_table(p.keys, memory + p.k_table_at);
