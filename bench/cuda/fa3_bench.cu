@@ -20,7 +20,7 @@ enum { HEAD_DIM = 128, MOST_SPLITS = 128 };
 extern "C" struct fa3_problem {
     int32_t e4m3, batch, heads, kv_heads, tokens, queries;
     int32_t page_size, n_pages; /* 0: plain */
-    const void *q, *k, *v;      /* q: [sequence, token, head, channel] */
+    void *q, *k, *v;            /* q: [sequence, token, head, channel] */
     void *out;                  /* bf16, as q */
     float *descale[3];          /* of q, k, v: one number each; for e4m3 */
     int32_t *table, *lengths;   /* paged only */
@@ -55,7 +55,8 @@ static void set_shape(Flash_fwd_params &p, const fa3_problem &x)
     p.b = p.b_k = x.batch, p.h = x.heads, p.h_k = x.kv_heads;
     p.d = p.dv = p.d_rounded = p.dv_rounded = HEAD_DIM;
     p.seqlen_q = x.queries, p.seqlen_q_rounded = round_up(x.queries, 128);
-    p.seqlen_k = x.page_size ? round_up(x.tokens, x.page_size) : x.tokens, p.seqlen_k_rounded = round_up(p.seqlen_k, 128);
+    p.seqlen_k = x.page_size ? round_up(x.tokens, x.page_size) : x.tokens;
+    p.seqlen_k_rounded = round_up(p.seqlen_k, 128);
     p.total_q = x.batch * x.queries, p.total_k = x.batch * (int)inner;
     p.q_row_stride = p.o_row_stride = (int64_t)x.heads * HEAD_DIM;
     p.q_head_stride = p.o_head_stride = HEAD_DIM;
@@ -72,7 +73,7 @@ static void set_shape(Flash_fwd_params &p, const fa3_problem &x)
 static void set_numbers(Flash_fwd_params &p, const fa3_problem &x)
 {
     p.is_e4m3 = x.e4m3 != 0, p.is_bf16 = !x.e4m3;
-    p.q_ptr = const_cast<void *>(x.q), p.k_ptr = const_cast<void *>(x.k), p.v_ptr = const_cast<void *>(x.v), p.o_ptr = x.out;
+    p.q_ptr = x.q, p.k_ptr = x.k, p.v_ptr = x.v, p.o_ptr = x.out;
     if (x.e4m3) /* strides of 0: per tensor */
         p.q_descale_ptr = x.descale[0], p.k_descale_ptr = x.descale[1], p.v_descale_ptr = x.descale[2];
     p.scale_softmax = 1 / sqrtf(HEAD_DIM);
@@ -92,10 +93,11 @@ static void choose(Flash_fwd_params &p)
     const auto tile = tile_size_fwd_sm90(HEAD_DIM, HEAD_DIM, p.is_causal, false, bytes, false, paged && !p.pagedkv_tma);
     const int block_m = std::get<0>(tile), block_n = std::get<1>(tile);
     const int m_blocks = (p.seqlen_q * group + block_m - 1) / block_m;
-    p.num_splits = num_splits_heuristic((p.seqused_k ? 1 : p.b) * p.h_k * m_blocks, p.num_sm, (p.seqlen_k + block_n - 1) / block_n,
-                                        m_blocks, p.seqlen_k * 2 * HEAD_DIM * bytes, p.is_causal, MOST_SPLITS);
+    const int n_blocks = (p.seqlen_k + block_n - 1) / block_n, blocks = (p.seqused_k ? 1 : p.b) * p.h_k * m_blocks;
+    p.num_splits = num_splits_heuristic(blocks, p.num_sm, n_blocks, m_blocks, p.seqlen_k * 2 * HEAD_DIM * bytes,
+                                        p.is_causal, MOST_SPLITS);
     p.pack_gqa = (paged && !p.pagedkv_tma) || p.num_splits > 1 ||
-                 (group > 1 && should_pack_gqa(p.seqused_k != nullptr, p.seqlen_q, group, block_m));
+                 (group > 1 && should_pack_gqa(false, p.seqlen_q, group, block_m));
 }
 
 static void take_workspace(fa3_plan &plan)
@@ -109,7 +111,8 @@ static void take_workspace(fa3_plan &plan)
         p.tile_count_semaphore = metadata + 4 * batch, p.tile_count_semaphore_offset = 4 * batch;
     p.varlen_sort_batches = true, p.head_swizzle = p.is_causal;
     if (p.seqused_k) {
-        p.num_splits_dynamic_ptr = metadata, p.num_m_blocks_ptr = metadata + batch, p.varlen_batch_idx_ptr = metadata + 2 * batch;
+        p.num_splits_dynamic_ptr = metadata, p.num_m_blocks_ptr = metadata + batch;
+        p.varlen_batch_idx_ptr = metadata + 2 * batch;
         p.num_nheads_in_l2_ptr = p.head_swizzle ? metadata + 3 * batch : nullptr;
         p.skip_scheduler_metadata_computation = true;
     }
@@ -125,8 +128,8 @@ static void take_workspace(fa3_plan &plan)
 template <typename T, bool CAUSAL, bool PAGED, bool PACK, bool SPLIT>
 static void forward(Flash_fwd_params &p, cudaStream_t stream)
 {
-    run_flash_fwd<90, HEAD_DIM, HEAD_DIM, 1, T, cutlass::bfloat16_t, CAUSAL, false, false, PAGED, PAGED, false, false, PACK, SPLIT, false>(
-        p, stream);
+    run_flash_fwd<90, HEAD_DIM, HEAD_DIM, 1, T, cutlass::bfloat16_t, CAUSAL, false, false, PAGED, PAGED, false, false,
+                  PACK, SPLIT, false>(p, stream);
 }
 
 using forward_fn = void (*)(Flash_fwd_params &, cudaStream_t);
