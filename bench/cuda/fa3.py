@@ -15,7 +15,8 @@ E4M3_MAX = 448
 # are independent, so the error's norm stays below these parts of the output's norm.
 TYPES = {"bf16": (torch.bfloat16, 2**-8 + 2**-8), "fp8": (torch.float8_e4m3fn, 2**-4 + 2**-8)}
 # batch, query heads, kv heads, head_dim, tokens; query tokens: together they take every kernel of the library.
-CHECKS = [((3, 28, 4, 128, 1024), 1), ((3, 28, 4, 128, 1024), 4), ((3, 28, 4, 128, 1024), 512), ((64, 32, 8, 128, 256), 1)]
+SMALL, MANY = (3, 28, 4, 128, 1024), (64, 32, 8, 128, 256)
+CHECKS = [(SMALL, 1), (SMALL, 4), (SMALL, 512), (MANY, 1), (MANY, 4)]
 
 _NUMBERS = "e4m3 batch heads kv_heads tokens queries page_size n_pages".split()
 _POINTERS = "q k v out q_descale k_descale v_descale table lengths".split()

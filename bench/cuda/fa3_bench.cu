@@ -144,9 +144,9 @@ static forward_fn find_kernel(const Flash_fwd_params &p)
         return split ? forward<T, true, true, true, true> : forward<T, true, true, true, false>;
     if (split)
         return p.is_causal ? forward<T, true, false, true, true> : forward<T, false, false, true, true>;
-    if (!p.is_causal)
-        return p.pack_gqa ? forward<T, false, false, true, false> : nullptr;
-    return p.pack_gqa ? nullptr : forward<T, true, false, false, false>;
+    if (p.pack_gqa)
+        return p.is_causal ? forward<T, true, false, true, false> : forward<T, false, false, true, false>;
+    return p.is_causal ? forward<T, true, false, false, false> : nullptr;
 }
 
 static forward_fn kernel_of(const Flash_fwd_params &p)
