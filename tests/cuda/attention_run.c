@@ -49,61 +49,50 @@ kvant_cuda_attention_args attention_args(const fixture *f)
                                         .sinks = f->gpu_sinks };
 }
 
-/* A call, and replays of it: poisoned outputs get the same bytes. */
-static void run_call(fixture *f, const kvant_cuda_attention_args *args)
+void run_problem(const attention_case *c, const attention_problem *p)
 {
-    const attention_case *c = f->c;
-    size_t lse_bytes = (size_t)f->n_rows * c->n_heads * sizeof(float);
-    uint8_t *out = malloc(f->out_bytes), *again = malloc(f->out_bytes);
+    fixture f;
+    fixture_open(&f, c, p);
+    kvant_cuda_attention_args args = attention_args(&f);
+    size_t lse_bytes = (size_t)f.n_rows * c->n_heads * sizeof(float);
+    uint8_t *out = malloc(f.out_bytes), *again = malloc(f.out_bytes);
     float *lse = malloc(lse_bytes);
-    assert_int_equal(kvant_cuda_attention(args, NULL), KVANT_OK);
+    assert_int_equal(kvant_cuda_attention(&args, NULL), KVANT_OK);
     check_cuda(cudaDeviceSynchronize());
-    device_read(out, f->gpu_out, f->out_bytes);
-    device_read(lse, f->gpu_lse, lse_bytes);
+    device_read(out, f.gpu_out, f.out_bytes);
+    device_read(lse, f.gpu_lse, lse_bytes);
     for (uint32_t b = 0; b < c->batch; b++)
-        for (uint32_t i = 0; i < query_tokens_of(f, b); i++)
+        for (uint32_t i = 0; i < query_tokens_of(&f, b); i++)
             for (uint32_t h = 0; h < c->n_heads; h++)
-                check_head(f, out, lse, b, i, h);
+                check_head(&f, out, lse, b, i, h);
     cudaStream_t stream;
     cudaGraph_t graph;
     cudaGraphExec_t exec;
     check_cuda(cudaStreamCreate(&stream));
     check_cuda(cudaStreamBeginCapture(stream, cudaStreamCaptureModeThreadLocal));
-    assert_int_equal(kvant_cuda_attention(args, stream), KVANT_OK);
+    assert_int_equal(kvant_cuda_attention(&args, stream), KVANT_OK);
     check_cuda(cudaStreamEndCapture(stream, &graph));
     check_cuda(cudaGraphInstantiate(&exec, graph, 0));
     for (int i = 0; i < 3; i++) {
-        check_cuda(cudaMemsetAsync(f->gpu_out, 0xff, f->out_bytes, stream));
+        check_cuda(cudaMemsetAsync(f.gpu_out, 0xff, f.out_bytes, stream));
         check_cuda(cudaGraphLaunch(exec, stream));
         check_cuda(cudaStreamSynchronize(stream));
-        device_read(again, f->gpu_out, f->out_bytes);
-        assert_memory_equal(again, out, f->out_bytes);
+        device_read(again, f.gpu_out, f.out_bytes);
+        assert_memory_equal(again, out, f.out_bytes);
     }
+    printf("%-28s %-28s d %3u  kv %u  q %2u  batch %3u  type %d  open %u", c->k_spec, c->v_spec, c->head_dim,
+           c->n_kv_heads, c->n_heads, c->batch, c->type, c->open);
+    if (p)
+        printf("  tokens %u%s%s%s%s%s  window %u  softcap %g  bias %g", p->query_tokens, p->counts ? " ragged" : "",
+               p->causal ? " causal" : "", p->mask ? " mask" : "", p->sinks ? " sinks" : "", p->scratch ? " scratch" : "", p->window, p->softcap,
+               p->max_bias);
+    printf(": error / bound %.3f\n", f.worst);
     cudaGraphExecDestroy(exec);
     cudaGraphDestroy(graph);
     cudaStreamDestroy(stream);
     free(out);
     free(again);
     free(lse);
-}
-
-/* Many query rows: also with scratch for unpacked pages. */
-void run_problem(const attention_case *c, const attention_problem *p)
-{
-    fixture f;
-    fixture_open(&f, c, p);
-    kvant_cuda_attention_args args = attention_args(&f);
-    run_call(&f, &args);
-    args.workspace_bytes += SCRATCH_BYTES;
-    if (c->n_heads / c->n_kv_heads * f.p.query_tokens > 128)
-        run_call(&f, &args);
-    printf("%-28s %-28s d %3u  kv %u  q %2u  batch %3u  type %d  open %u", c->k_spec, c->v_spec, c->head_dim,
-           c->n_kv_heads, c->n_heads, c->batch, c->type, c->open);
-    if (p)
-        printf("  tokens %u%s%s%s%s  window %u  softcap %g  bias %g", p->query_tokens, p->counts ? " ragged" : "",
-               p->causal ? " causal" : "", p->mask ? " mask" : "", p->sinks ? " sinks" : "", p->window, p->softcap,
-               p->max_bias);
-    printf(": error / bound %.3f\n", f.worst);
     fixture_close(&f);
 }
 

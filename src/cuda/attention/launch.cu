@@ -17,7 +17,6 @@
 #include <atomic>
 #include <climits>
 #include <cmath>
-#include <cstdlib>
 #include <iterator>
 
 using namespace kvant;
@@ -127,11 +126,11 @@ kvant_status choose_kernel(const kvant_cuda_attention_args &args, const Device &
 }
 
 /* Where a page for many query rows is better unpacked once (tiles/) than once per 8 or 16 rows. On an
- * H200, 8 sequences of 32768 tokens, 64 rows take 396 us instead of 350 (int-4), 411 instead of 457
- * (turboquant-4), 590 instead of 749 (trellis-4). */
+ * H200, 8 sequences of 32768 tokens, 64 rows in passes of 16 take 350 us (int-4), 457 (turboquant-4),
+ * 815 (octopus-4), 749 (trellis-4); tiles take as long for 17 rows as for 64. */
 bool prefers_tiles(const kvant_cuda_attention_args &args)
 {
-    const uint32_t few_rows = getenv("KVANT_FEW_ROWS") ? atoi(getenv("KVANT_FEW_ROWS")) : 16;
+    const uint32_t few_rows = args.k_codec->params.codes == KVANT_CUDA_CODES_TRIPLETS ? 48 : 32;
     return columns_of(args) > few_rows;
 }
 

@@ -8,7 +8,6 @@
 
 #include <algorithm>
 #include <climits>
-#include <cstdlib>
 #include <iterator>
 
 namespace kvant
@@ -230,8 +229,8 @@ static kvant_status launch_unpacked(TileArgs p, uint32_t head_dim, uint8_t *scra
     int unpack_bytes = lay_out_unpack(p, k, true, room);
     unpack_bytes = unpack_bytes ? unpack_bytes : lay_out_unpack(p, k, false, room);
     const int attend_bytes = lay_out_attend(p, k, shared_bytes);
-    const size_t page = (size_t)(k.key_bytes + k.value_bytes) + sizeof(float4), pages = (size_t)p.max_tokens / 64,
-                 most = scratch_bytes / (page * pages);
+    const size_t pages = (size_t)p.max_tokens / KVANT_PAGE_TOKENS,
+                 most = scratch_bytes / (KVANT_CUDA_SCRATCH_PER_BLOCK(head_dim) * pages);
     if (unpack_bytes == 0 || attend_bytes == 0 || most == 0)
         return KVANT_ERR_UNSUPPORTED;
     const int all = p.batch * p.kv_heads, at_once = pairs_at_once(p, (int64_t)most, multiprocessors);
@@ -265,9 +264,6 @@ static int lay_out_few(TileArgs &p, const FewKernel &k, int room)
     return 0;
 }
 
-/* With more tiles than this per pair, unpacking once is worth the way through device memory. */
-constexpr int64_t FEW_TILE_ROWS = 128;
-
 kvant_status launch_tiles(const kvant_cuda_attention_args &args, const AttentionArgs &common, int multiprocessors,
                           int shared_bytes, size_t needed, cudaStream_t stream)
 {
@@ -278,14 +274,14 @@ kvant_status launch_tiles(const kvant_cuda_attention_args &args, const Attention
     const uint32_t head_dim = args.k_codec->params.head_dim;
     const int64_t rows = (int64_t)p.query_tokens * p.heads_a_kv;
     const size_t scratch_at = (needed + 1023) / 1024 * 1024;
-    if (rows > FEW_TILE_ROWS && args.workspace_bytes > scratch_at) {
+    if (rows > KVANT_CUDA_SCRATCH_ROWS && args.workspace_bytes > scratch_at) {
         const kvant_status status =
             launch_unpacked(p, head_dim, static_cast<uint8_t *>(args.workspace) + scratch_at,
                             args.workspace_bytes - scratch_at, multiprocessors, shared_bytes, stream);
         if (status != KVANT_ERR_UNSUPPORTED)
             return status;
     }
-    if (rows <= GROUP_ROWS && !getenv("KVANT_NO_FEW")) {
+    if (rows <= GROUP_ROWS) {
         const FewKernel few = few_kernel(head_dim);
         const int bytes = few.kernel ? lay_out_few(p, few, shared_bytes - 1024) : 0;
         const int64_t blocks = bytes ? cut(p, p.batch * p.kv_heads, multiprocessors) : 0;

@@ -29,7 +29,7 @@ template <int D> constexpr int UNPACK_GROUPS = D > 128 ? 2 : 4; /* warpgroups: e
 template <int D>
 constexpr int TILE_BYTES = KEY_TILE_BYTES<D> > VALUE_TILE_BYTES<D> ? KEY_TILE_BYTES<D> : VALUE_TILE_BYTES<D>;
 
-/* A warpgroup's pages, one after the other: the codes of the next one arrive while it unpacks. */
+/* A warpgroup's pages, one after the other. */
 template <int D, bool KEYS> struct PageUnpacker {
     const TileArgs &p;
     uint8_t *memory;
@@ -37,40 +37,42 @@ template <int D, bool KEYS> struct PageUnpacker {
     int group, warp, lane;
 
     struct Page {
-        int pair, at, entry, valid; /* at: of the pair's pages */
-        const uint8_t *from;
+        int number, pair, at, kv_head, entry, valid; /* at: of the pair's pages */
     };
 
-    KVANT_INLINE Page page_of(int number) const
+    KVANT_INLINE bool there(const Page &page) const
+    {
+        return page.number < p.pairs * p.unpacked.pages;
+    }
+
+    /* The first page from this one on, in steps, that somebody sees. */
+    KVANT_INLINE Page find(int number) const
     {
         const Lengths<true, GROUP_ROWS> lengths{ p };
-        Page page;
-        page.pair = number / p.unpacked.pages, page.at = number % p.unpacked.pages;
-        const int pair = p.first_pair + page.pair, b = pair / p.kv_heads, kv_head = pair % p.kv_heads;
-        page.valid = lengths.length(b) - page.at * PAGE_TOKENS;
-        if (page.at < lengths.first_page(b))
-            page.valid = 0;
-        page.entry = page.valid > 0 ? __ldg(p.table + b * p.table_stride + page.at) : 0;
-        const PageSource &source = page.entry < 0 ? (KEYS ? p.k_open : p.v_open) : KEYS ? p.k : p.v;
-        page.from = source.base + (size_t)(uint32_t)(page.entry < 0 ? -1 - page.entry : page.entry) * source.block_stride +
-                    kv_head * source.head_stride;
+        Page page{ number, 0, 0, 0, 0, 0 };
+        for (; there(page); page.number += step()) {
+            page.pair = page.number / p.unpacked.pages, page.at = page.number % p.unpacked.pages;
+            const int pair = p.first_pair + page.pair, b = pair / p.kv_heads;
+            page.valid = lengths.length(b) - page.at * PAGE_TOKENS;
+            if (page.valid <= 0 || page.at < lengths.first_page(b))
+                continue;
+            page.kv_head = pair % p.kv_heads;
+            page.entry = __ldg(p.table + b * p.table_stride + page.at);
+            break;
+        }
         return page;
     }
 
-    KVANT_INLINE int pages() const
+    KVANT_INLINE int step() const
     {
-        return p.pairs * p.unpacked.pages;
+        return (int)gridDim.x * (UNPACK_GROUPS<D> / 2);
     }
 
-    /* The next page from this one on that somebody sees, in steps. */
-    KVANT_INLINE int next(int number, Page &page) const
+    KVANT_INLINE const uint8_t *codes_of(const Page &page) const
     {
-        for (; number < pages(); number += (int)gridDim.x * (UNPACK_GROUPS<D> / 2)) {
-            page = page_of(number);
-            if (page.valid > 0)
-                break;
-        }
-        return number;
+        const PageSource &source = page.entry < 0 ? (KEYS ? p.k_open : p.v_open) : KEYS ? p.k : p.v;
+        return source.base + (size_t)(uint32_t)(page.entry < 0 ? -1 - page.entry : page.entry) * source.block_stride +
+               page.kv_head * source.head_stride;
     }
 
     KVANT_INLINE uint8_t *slot_of(int slot) const
@@ -80,8 +82,9 @@ template <int D, bool KEYS> struct PageUnpacker {
 
     KVANT_INLINE void fetch(const Page &page, int slot) const
     {
-        copy_page(slot_of(slot), page.entry >= 0 ? page.from : nullptr, KEYS ? p.k.bytes : p.v.bytes, codes[slot],
-                  32 * warp + lane);
+        if (there(page))
+            copy_page(slot_of(slot), page.entry >= 0 ? codes_of(page) : nullptr, KEYS ? p.k.bytes : p.v.bytes, codes[slot],
+                      32 * warp + lane);
     }
 
     KVANT_INLINE void wait_for_group() const
@@ -89,19 +92,19 @@ template <int D, bool KEYS> struct PageUnpacker {
         asm volatile("bar.sync %0, %1;" ::"r"(1 + group), "n"(GROUP_THREADS) : "memory");
     }
 
-    KVANT_INLINE void unpack(const Page &page, int slot, int turn) const
+    KVANT_INLINE void unpack(const Page &page, Turn turn) const
     {
         uint8_t *tile = memory + group * TILE_BYTES<D>;
         int own_warp = warp, own_lane = lane;
         uint32_t one = p.one;
         forget(own_warp, own_lane, one);
         const int valid = page.entry == KVANT_CUDA_NO_BLOCK ? 0 : min(page.valid, PAGE_TOKENS);
-        const Unpacking u{ KEYS ? p.keys : p.values, slot_of(slot), memory + (KEYS ? p.k_table_at : p.v_table_at), tile,
+        const Unpacking u{ KEYS ? p.keys : p.values, slot_of(turn.at), memory + (KEYS ? p.k_table_at : p.v_table_at), tile,
                            one, valid, own_warp, own_lane, GROUP_WARPS * (group / 2) + own_warp };
-        wait_for(codes[slot], turn);
+        wait_for(codes[turn.at], turn.phase);
         float unit = 1;
         if (page.entry < 0)
-            unpack_open<D, KEYS>(Unpacking{ u.codec, page.from, u.table, tile, one, valid, own_warp, own_lane, u.user });
+            unpack_open<D, KEYS>(Unpacking{ u.codec, codes_of(page), u.table, tile, one, valid, own_warp, own_lane, u.user });
         else
             unit = unpack_page<D, KEYS>(u);
         float4 *units = unit_of(p.unpacked, page.pair, page.at);
@@ -119,21 +122,19 @@ template <int D, bool KEYS> struct PageUnpacker {
         wait_for_group();
     }
 
+    /* The table's entry of a page is asked for two pages before, its codes one page before. */
     KVANT_INLINE void run() const
     {
-        Page page, after;
-        int slot = 0, turn = 0,
-            number = next((int)blockIdx.x * (UNPACK_GROUPS<D> / 2) + group / 2, page);
-        if (number < pages())
-            fetch(page, 0);
+        Page page = find((int)blockIdx.x * (UNPACK_GROUPS<D> / 2) + group / 2), after = find(page.number + step());
+        fetch(page, 0);
+        Turn turn{ 0, 0 };
 #pragma unroll 1
-        while (number < pages()) {
-            number = next(number + (int)gridDim.x * (UNPACK_GROUPS<D> / 2), after);
-            if (number < pages())
-                fetch(after, slot ^ 1);
-            unpack(page, slot, turn);
-            page = after;
-            slot ^= 1, turn ^= slot == 0;
+        while (there(page)) {
+            const Page last = find(after.number + step());
+            fetch(after, turn.at ^ 1);
+            unpack(page, turn);
+            turn = turn.after(1, 2);
+            page = after, after = last;
         }
     }
 };
