@@ -23,4 +23,16 @@ template <class F> cudaError_t with_head_dim(uint32_t head_dim, F &&launch)
     }
 }
 
+/* Before a launch with so many bytes of dynamic shared memory; cudaErrorNotSupported when the device has less. */
+inline cudaError_t allow_shared(const void *kernel, int bytes)
+{
+    int device = 0, most = 0;
+    cudaError_t error = cudaGetDevice(&device);
+    if (error == cudaSuccess)
+        error = cudaDeviceGetAttribute(&most, cudaDevAttrMaxSharedMemoryPerBlockOptin, device);
+    if (error == cudaSuccess && bytes > most)
+        error = cudaErrorNotSupported;
+    return error == cudaSuccess ? cudaFuncSetAttribute(kernel, cudaFuncAttributeMaxDynamicSharedMemorySize, bytes) : error;
+}
+
 } // namespace kvant

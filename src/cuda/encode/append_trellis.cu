@@ -15,11 +15,6 @@ constexpr int WARPS = 8;
 
 using TrellisAppendArgs = BookedAppendArgs<kvant_cuda_trellis>;
 
-struct TrellisLevels {
-    int levels[KVANT_CUDA_TRELLIS_LEVELS];
-    float values[KVANT_CUDA_TRELLIS_LEVELS];
-};
-
 template <int D, int M> struct TrellisRows {
     /* What a block of 163 KB has room for besides what all share. */
     static constexpr int ROOM = 163840 - (int)(sizeof(CellCosts) + sizeof(Nibbles<D>) + sizeof(BlockTokens)) - 2048,
@@ -33,29 +28,6 @@ template <int D, int M> struct TrellisRows {
     Nibbles<D> nibbles;
     BlockTokens tokens;
 };
-
-KVANT_INLINE int cell_of(float u)
-{
-    const float x = rintf(__fmul_rn(u, (float)CELLS_PER_DEVIATION));
-    return (int)fminf(fmaxf(x, -CELLS / 2), CELLS / 2 - 1) + CELLS / 2;
-}
-
-/* The level of a subset that is nearest to a cell, as its number / 8. */
-KVANT_INLINE uint32_t nearest_of(const kvant_cuda_trellis &trellis, const TrellisLevels &levels, int cell,
-                                 uint32_t subset)
-{
-    const int x = (cell - CELLS / 2) * trellis.per_deviation;
-    int least = INT32_MAX;
-    uint32_t nearest = 0;
-    for (uint32_t i = 0; i < trellis.n_levels / 8; i++) {
-        const int away = x - CELLS_PER_DEVIATION * levels.levels[8 * i + subset];
-        if (away * away < least) {
-            least = away * away;
-            nearest = i;
-        }
-    }
-    return nearest;
-}
 
 /* Nibbles of a row: 16 bits hold one channel of 4 tiles. */
 template <int D>
@@ -160,14 +132,7 @@ static cudaError_t launch_with_memory(const TrellisAppendArgs &args, dim3 grid, 
 {
     constexpr int bytes = (int)sizeof(TrellisRows<D, M>);
     const void *kernel = (const void *)append_trellis_kernel<D, M>;
-    int device = 0, most = 0;
-    cudaError_t error = cudaGetDevice(&device);
-    if (error == cudaSuccess)
-        error = cudaDeviceGetAttribute(&most, cudaDevAttrMaxSharedMemoryPerBlockOptin, device);
-    if (error == cudaSuccess && bytes > most)
-        error = cudaErrorNotSupported;
-    if (error == cudaSuccess)
-        error = cudaFuncSetAttribute(kernel, cudaFuncAttributeMaxDynamicSharedMemorySize, bytes);
+    const cudaError_t error = allow_shared(kernel, bytes);
     if (error != cudaSuccess)
         return error;
     append_trellis_kernel<D, M><<<grid, WARPS * 32, bytes, stream>>>(args);

@@ -42,6 +42,34 @@ KVANT_INLINE void fill_costs(CellCosts &costs, const kvant_cuda_trellis &trellis
     }
 }
 
+struct TrellisLevels {
+    int levels[KVANT_CUDA_TRELLIS_LEVELS];
+    float values[KVANT_CUDA_TRELLIS_LEVELS];
+};
+
+KVANT_INLINE int cell_of(float u)
+{
+    const float x = rintf(__fmul_rn(u, (float)CELLS_PER_DEVIATION));
+    return (int)fminf(fmaxf(x, -CELLS / 2), CELLS / 2 - 1) + CELLS / 2;
+}
+
+/* The level of a subset that is nearest to a cell, as its number / 8. */
+KVANT_INLINE uint32_t nearest_of(const kvant_cuda_trellis &trellis, const TrellisLevels &levels, int cell,
+                                 uint32_t subset)
+{
+    const int x = (cell - CELLS / 2) * trellis.per_deviation;
+    int least = INT32_MAX;
+    uint32_t nearest = 0;
+    for (uint32_t i = 0; i < trellis.n_levels / 8; i++) {
+        const int away = x - CELLS_PER_DEVIATION * levels.levels[8 * i + subset];
+        if (away * away < least) {
+            least = away * away;
+            nearest = i;
+        }
+    }
+    return nearest;
+}
+
 __host__ __device__ constexpr uint32_t odd_parity(uint32_t x)
 {
     uint32_t odd = 0;
@@ -63,9 +91,9 @@ template <int D, int M> struct SearchSpace {
     static constexpr int WORDS = (ITEMS + 7) / 8;               /* of a lane's decisions of a step */
     using Decisions = typename std::conditional<(M == 8), uint8_t, uint32_t>::type;
     alignas(16) uint32_t metric[2][STATES / 2];
-    Decisions decisions[D][WORDS][32];
     uint16_t cells[D];
     uint8_t bits[D];
+    Decisions decisions[D][WORDS][32]; /* the last, so that fewer steps may have less memory */
 };
 
 template <int D, int M> struct Search {
@@ -73,11 +101,11 @@ template <int D, int M> struct Search {
     static constexpr int HALF = S::STATES / 2;
     S &space;
     const CellCosts &costs;
-    int lane;
+    int lane, n;  /* n: steps, D or fewer */
     uint32_t own; /* subset of the window 4 lane */
 
-    __device__ Search(S &space_, const CellCosts &costs_, int lane_)
-        : space(space_), costs(costs_), lane(lane_), own(subset_of_window<M>(4 * lane_))
+    __device__ Search(S &space_, const CellCosts &costs_, int lane_, int n_ = D)
+        : space(space_), costs(costs_), lane(lane_), n(n_), own(subset_of_window<M>(4 * lane_))
     {
     }
 
@@ -123,16 +151,16 @@ template <int D, int M> struct Search {
             cost[z] = row[z ^ own];
     }
 
-    /* Steps -before ... D - 1 from the metrics at 0; returns where those after the last step
+    /* Steps -before ... n - 1 from the metrics at 0; returns where those after the last step
      * are. */
     KVANT_INLINE int pass(int before)
     {
-        int at = before ? (D - before % D) % D : 0, from = 0;
+        int at = before ? (n - before % n) % n : 0, from = 0;
         uint32_t lower = 0, cost[4], next_cost[4];
         load_costs(at, next_cost);
 #pragma unroll 1
-        for (int step = 0; step < before + D; step++) {
-            const int next = at + 1 == D ? 0 : at + 1;
+        for (int step = 0; step < before + n; step++) {
+            const int next = at + 1 == n ? 0 : at + 1;
             unrolled_for (int z = 0; z < 4; z++)
                 cost[z] = next_cost[z];
             load_costs(next, next_cost); /* sooner than it is needed */
@@ -164,7 +192,7 @@ template <int D, int M> struct Search {
     KVANT_INLINE uint32_t trace(uint32_t state)
     {
 #pragma unroll 4
-        for (int step = D - 1; step >= 0; step--) {
+        for (int step = n - 1; step >= 0; step--) {
             const uint32_t u = state & 1, i = state >> 1, bit = 4 * (i / 64) + 2 * u + (i & 1);
             if (lane == 0)
                 space.bits[step] = (uint8_t)u;
