@@ -6,7 +6,7 @@
 
 enum { HEADS = 3, BLOCKS = 9 };
 
-static float scale[HEADS * 256]; /* of rows that have a centre */
+static float scale[HEADS * 512]; /* of rows that have a centre */
 
 typedef struct append_case {
     const char *spec;
@@ -252,6 +252,51 @@ static void test_same_bytes(void **unused)
         }
 }
 
+/* Kernels of any head_dim and of any groups (src/cuda/any). */
+static void test_any(void **unused)
+{
+    (void)unused;
+    static const struct {
+        const char *spec;
+        uint32_t most; /* head_dim */
+    } cases[] = { { "int-4", 512 },
+                  { "int-8:sym", 512 },
+                  { "int-7", 512 },
+                  { "int-2:group=32", 512 },
+                  { "int-4:group=32,sym", 512 },
+                  { "int-5:group=16", 512 },
+                  { "int-3:group=24", 512 },
+                  { "bdr-4:group=64", 512 },
+                  { "bdr-4", 512 },
+                  { "turboquant-1:rotate=hadamard", 512 },
+                  { "turboquant-4:rotate=hadamard", 512 },
+                  { "turboquant-3:rotate=none,scale=norm", 512 },
+                  { "turboquant-6:rotate=hadamard", 512 },
+                  { "octopus-2:rotate=hadamard", 512 },
+                  { "octopus-4:rotate=hadamard", 512 },
+                  { "octopus-3:rotate=none,round=scalar", 512 },
+                  { "octopus-3:rotate=none,round=2x2,scale=norm", 512 },
+                  { "hqmq-s96r4", 512 },
+                  { "hqmq-s192r6:rotate=hadamard", 512 },
+                  { "trellis-2:rotate=hadamard", 512 },
+                  { "trellis-3:rotate=none", 512 },
+                  { "trellis-4:rotate=hadamard", 512 },
+                  { "trellis-4:rotate=hadamard,scale=norm,states=1024", 512 },
+                  { "trellis-3:rotate=hadamard,states=4096", 192 } };
+    static const uint32_t dims[] = { 80, 112, 192, 512, 48, 336, 64, 128, 16 }, counts[] = { 150, 1, 7, 80 };
+    for (size_t s = 0; s < sizeof cases / sizeof *cases; s++)
+        for (size_t i = 0; i < sizeof dims / sizeof *dims; i++) {
+            const append_case c = { cases[s].spec,
+                                    dims[i],
+                                    (s + i) % 3 == 2 ? BLOCKS : counts[(s + i) % 4],
+                                    (kvant_cuda_type)((s + i) % 3),
+                                    (int)((s + i) % 3),
+                                    (s + i) % 4 == 0 };
+            if (dims[i] <= cases[s].most)
+                run_append(&c);
+        }
+}
+
 /* Old bytes around what is written stay as they are: pages of 0xa5 keep every bit that is not the token's. */
 static void test_keeps_neighbours(void **unused)
 {
@@ -348,12 +393,16 @@ static void test_copy_blocks(void **unused)
     cache_close(&cache);
 }
 
-int main(void)
+/* With an argument: the tests that it names, with * for anything. */
+int main(int argc, char **argv)
 {
     if (!have_device())
         return 77; /* CTest: skipped */
+    if (argc > 1)
+        cmocka_set_test_filter(argv[1]);
     const struct CMUnitTest tests[] = {
         cmocka_unit_test(test_same_bytes),
+        cmocka_unit_test(test_any),
         cmocka_unit_test(test_keeps_neighbours),
         cmocka_unit_test(test_refused_rows),
         cmocka_unit_test(test_copy_blocks),
