@@ -46,6 +46,7 @@ typedef enum kvant_cuda_kind {
     KVANT_CUDA_OCTOPUS4,
     KVANT_CUDA_HQMQ_S96R4, /* codes of 4 channels */
     KVANT_CUDA_HQMQ_S192R6,
+    KVANT_CUDA_HQMQ_ANY, /* other sizes; kernels of any/ alone */
     KVANT_CUDA_OPEN, /* fp16 rows */
     KVANT_CUDA_CODEBOOK2,
     KVANT_CUDA_CODEBOOK3,
@@ -152,7 +153,8 @@ static inline uint32_t kvant_cuda_knows(uint32_t head_dim)
 /* Whether kernels of any/ alone serve a codec. */
 static inline uint32_t kvant_cuda_needs_any(const kvant_cuda_params *params)
 {
-    return !kvant_cuda_knows(params->head_dim) || params->kind == KVANT_CUDA_UNIFORM_ANY;
+    return !kvant_cuda_knows(params->head_dim) || params->kind == KVANT_CUDA_UNIFORM_ANY ||
+           params->kind == KVANT_CUDA_HQMQ_ANY;
 }
 
 static inline uint32_t kvant_cuda_has_chunks(const kvant_cuda_params *params)

@@ -26,7 +26,7 @@ static void test_refusals(void **unused)
         { "octopus-4:split=4.4", 128, KVANT_ERR_UNSUPPORTED, "usual split" },
         { "octopus-4:qjl", 128, KVANT_ERR_UNSUPPORTED, "no sketch" },
         { "octopus-4", 96, KVANT_ERR_UNSUPPORTED, "rotate=hadamard" },
-        { "hqmq-s24r3", 128, KVANT_ERR_UNSUPPORTED, "hqmq-s96r4 and" },
+        { "hqmq-s341r6", 128, KVANT_ERR_UNSUPPORTED, "at most s192" },
         { "trellis-4", 96, KVANT_ERR_UNSUPPORTED, "rotate=hadamard" },
         { "hqmq-s96r4:med3", 128, KVANT_ERR_UNSUPPORTED, "outliers" },
     };

@@ -117,10 +117,11 @@ static void test_any(void **unused)
                   { "hqmq-s192r6", "octopus-2:rotate=hadamard" },
                   { "kivi-2", "kivi-2" },
                   { "int-4:group=32", "int-4:group=64,axis=channel" },
-                  { "innerq-base", "int-8:group=16,sym" } };
+                  { "innerq-base", "int-8:group=16,sym" },
+                  { "hqmq-s24r3", "kivi-4" } };
     static const uint32_t dims[] = { 80, 112, 192, 512, 128 }, tokens[] = { 1, 5, 20, 70 };
     for (size_t s = 0; s < sizeof specs / sizeof *specs; s++)
-        for (uint32_t i = 0; i < 5; i++) {
+        for (uint32_t i = small_tests() ? s % 3 : 0; i < (small_tests() ? s % 3 + 1 : 5); i++) {
             const attention_case c = case_of(specs[s].k, specs[s].v, dims[i], 2, s % 2 ? 6 : 2, (s + i) % 2 ? 3 : 0);
             const attention_problem p = { .query_tokens = tokens[(s + i) % 4],
                                           .causal = i % 3 != 0,
@@ -132,10 +133,22 @@ static void test_any(void **unused)
             run_problem(&c, &p);
         }
     static const int32_t one_long[] = { 9000 };
-    for (uint32_t i = 0; i < 5; i++) {
+    for (uint32_t i = 0; i < 5 && !small_tests(); i++) {
         const attention_case c = { "int-4", "trellis-4:rotate=hadamard", dims[i], 2, 8, 1, KVANT_CUDA_BF16, one_long, true, 0.5f, 20 };
         if (dims[i] != 128)
             run_problem(&c, NULL);
+    }
+}
+
+/* One kv head for more heads than a decode kernel takes, as Falcon and MLA have them. */
+static void test_many_heads(void **unused)
+{
+    (void)unused;
+    for (uint32_t i = 0; i < 4; i++) {
+        const attention_case c = { "int-4", "turboquant-4:rotate=hadamard", i < 2 ? 64 : 80, 1 + i % 2, 71 * (1 + i % 2), 10,
+                                   KVANT_CUDA_F32, lengths, false, 0.5f, i % 2 ? 3 : 0 };
+        const attention_problem p = { .query_tokens = 1 + i, .causal = true };
+        run_problem(&c, &p);
     }
 }
 
@@ -354,7 +367,7 @@ int main(int argc, char **argv)
     if (!have_device())
         return 77; /* CTest: skipped */
     const struct CMUnitTest tests[] = {
-        cmocka_unit_test(test_tiles),        cmocka_unit_test(test_any), cmocka_unit_test(test_nothing_seen), cmocka_unit_test(test_captured), cmocka_unit_test(test_query_tokens), cmocka_unit_test(test_one_by_one), cmocka_unit_test(test_ragged),
+        cmocka_unit_test(test_tiles),        cmocka_unit_test(test_any), cmocka_unit_test(test_nothing_seen), cmocka_unit_test(test_many_heads), cmocka_unit_test(test_captured), cmocka_unit_test(test_query_tokens), cmocka_unit_test(test_one_by_one), cmocka_unit_test(test_ragged),
         cmocka_unit_test(test_prefill),      cmocka_unit_test(test_random),     cmocka_unit_test(test_sizes),
         cmocka_unit_test(test_refused),
     };
