@@ -116,7 +116,9 @@ template <int D, int M> struct Search {
     {
         const uint32_t *before = space.metric[from];
         uint32_t *after = space.metric[1 - from];
-        uint32_t cost[8], flags[S::WORDS] = {}, least = 0xffffffffu;
+        uint32_t cost[8], flags[S::WORDS] = {}, least = 0xffffffffu, word[S::ITEMS][2];
+        unrolled_for (int k = 0; k < S::ITEMS; k++) /* before anything is stored: the compiler would wait for that */
+            word[k][0] = before[32 * k + lane], word[k][1] = before[HALF / 2 + 32 * k + lane];
         unrolled_for (int z = 0; z < 4; z++) {
             cost[z] = costs_of_cell[z];
             cost[z + 4] = prmt(cost[z], 0, 0x1032);
@@ -124,7 +126,7 @@ template <int D, int M> struct Search {
         unrolled_for (int k = 0; k < S::ITEMS; k++) {
             constexpr uint32_t SWAP = 2;
             const uint32_t z = subset_of_window<M>(128 * k), near = cost[z], far = cost[z ^ SWAP];
-            const uint32_t first = before[32 * k + lane] - lower, second = before[HALF / 2 + 32 * k + lane] - lower;
+            const uint32_t first = word[k][0] - lower, second = word[k][1] - lower;
             /* 65535 at most: the smaller one of a and 65535 - b, plus b */
             const uint32_t low0 = __vminu2(first, ~near) + near, high0 = __vminu2(second, ~far) + far;
             const uint32_t low1 = __vminu2(first, ~far) + far, high1 = __vminu2(second, ~near) + near;
@@ -193,10 +195,10 @@ template <int D, int M> struct Search {
     {
 #pragma unroll 4
         for (int step = n - 1; step >= 0; step--) {
-            const uint32_t u = state & 1, i = state >> 1, bit = 4 * (i / 64) + 2 * u + (i & 1);
+            const uint32_t u = state & 1, i = state >> 1, item = i / 64 % S::ITEMS, bit = 4 * (item % 8) + 2 * u + (i & 1);
             if (lane == 0)
                 space.bits[step] = (uint8_t)u;
-            state = i | ((uint32_t)space.decisions[step][bit / 32][i / 2 % 32] >> bit % 32 & 1) * HALF;
+            state = i | ((uint32_t)space.decisions[step][item / 8][i / 2 % 32] >> bit & 1) * HALF;
         }
         return state;
     }
