@@ -27,6 +27,18 @@ struct RowSpace {
     uint32_t codes[MOST_CHUNKS];
 };
 
+KVANT_INLINE void put_code(const kvant_cuda_params &codec, uint8_t *page, int token, int channel, uint32_t code)
+{
+    const bool keys = codec.role == KVANT_ROLE_K;
+    const int tiles = codec.head_dim / 16;
+    for_each_plane((int)codec.bits, keys, tiles, [&](int log, int first, int shift) {
+        const Place where = code_place(log, keys, tiles, token, channel);
+        const uint32_t ones = (1u << (1 << log)) - 1;
+        put_bits(reinterpret_cast<uint32_t *>(page) + first + where.word, (code >> shift & ones) << where.bit,
+                 ones << where.bit);
+    });
+}
+
 struct AnyWriter {
     const AnyAppendArgs &args;
     const AppendRole &role;
@@ -73,21 +85,9 @@ struct AnyWriter {
     /* Codes of one channel to their words. */
     KVANT_INLINE void put_codes(int token, uint8_t *page) const
     {
-        const bool keys = role.codec.role == KVANT_ROLE_K;
-#pragma unroll 1
-        for (int i = 0; i < PLANES && plane_bits(role.codec.bits, i); i++) {
-            const Plane plane = plane_of(role.codec, i);
-            const uint32_t ones = (1u << plane.bits) - 1;
-            unrolled_for (int j = 0; j < LANE_NUMBERS; j++) {
-                const int channel = lane + 32 * j;
-                if (channel >= d)
-                    break;
-                const Place where = place(plane.bits, plane.row_tiles, plane.column_tiles, keys ? token : channel,
-                                          keys ? channel : token);
-                put_bits(reinterpret_cast<uint32_t *>(page) + plane.first_word + where.word,
-                         (codes[j] >> (4 * plane.nibbles + plane.shift) & ones) << where.bit, ones << where.bit);
-            }
-        }
+        unrolled_for (int j = 0; j < LANE_NUMBERS; j++)
+            if (lane + 32 * j < d)
+                put_code(role.codec, page, token, lane + 32 * j, codes[j]);
     }
 
     KVANT_INLINE void put_chunks(int token, uint8_t *page) const
@@ -500,15 +500,7 @@ __global__ void __launch_bounds__(SEAL_THREADS) seal_any_kernel(const __grid_con
         const float level = rintf(__fmul_rn(__fsub_rn(at(token, channel), zero), scale > 0 ? __frcp_rn(scale) : 0));
         const uint32_t code =
             (uint32_t)(fminf(fmaxf(level, c.symmetric ? -c.levels : 0), c.levels) - c.offset);
-        for (int k = 0; k < PLANES && plane_bits(c.bits, k); k++) {
-            const Plane plane = plane_of(c, k);
-            const bool keys = c.role == KVANT_ROLE_K;
-            const uint32_t ones = (1u << plane.bits) - 1;
-            const Place where = place(plane.bits, plane.row_tiles, plane.column_tiles, keys ? token : channel,
-                                      keys ? channel : token);
-            put_bits(reinterpret_cast<uint32_t *>(page) + plane.first_word + where.word,
-                     (code >> (4 * plane.nibbles + plane.shift) & ones) << where.bit, ones << where.bit);
-        }
+        put_code(c, page, token, channel, code);
     }
 }
 
