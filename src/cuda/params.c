@@ -168,7 +168,7 @@ static kvant_status init_codebook(kvant_cuda_codec *out, const kvant_codec_view 
     memcpy(params->values, book->values, sizeof *book->values << bits);
     memcpy(params->thresholds, book->thresholds, sizeof *book->thresholds * ((1u << bits) - 1));
     byte_codebook(params);
-    if (!guess_curve(params))
+    if (!guess_curve(params) && kvant_cuda_knows(params->head_dim)) /* others compare with thresholds alone */
         return kvant_cuda_refuse(error, KVANT_ERR_UNSUPPORTED, "not on the GPU: %s; its levels stand too unevenly",
                                  view->info->spec);
     return KVANT_OK;

@@ -8,6 +8,7 @@
 #include "../encode/encode_chunks.cuh"
 #include "../encode/trellis_search.cuh"
 
+#include <algorithm>
 #include <cstddef>
 
 namespace kvant
@@ -383,17 +384,18 @@ template <int M> struct TrellisSpace {
     AnyBook book;
     TrellisLevels levels;
     CellCosts costs;
-    SearchSpace<MOST_DIM, M> search; /* the last: it has as many steps as head_dim */
+    SearchSpace<MOST_DIM, M> search; /* the last: it has as many steps as there is room for */
 
-    static int bytes(uint32_t d)
+    static int bytes(int steps)
     {
         using S = SearchSpace<MOST_DIM, M>;
-        return (int)(offsetof(TrellisSpace, search) + offsetof(S, decisions) + d * sizeof(S::decisions[0]));
+        return (int)(offsetof(TrellisSpace, search) + offsetof(S, decisions) + steps * sizeof(S::decisions[0]));
     }
 };
 
 template <int M>
-__global__ void __launch_bounds__(WARPS * 32) append_any_trellis_kernel(const __grid_constant__ AnyAppendArgs args)
+__global__ void __launch_bounds__(WARPS * 32)
+    append_any_trellis_kernel(const __grid_constant__ AnyAppendArgs args, int room)
 {
     extern __shared__ __align__(16) uint8_t raw[];
     TrellisSpace<M> &space = *reinterpret_cast<TrellisSpace<M> *>(raw);
@@ -418,7 +420,7 @@ __global__ void __launch_bounds__(WARPS * 32) append_any_trellis_kernel(const __
         space.search.cells[steps[channel]] = (uint16_t)cell_of(__fmul_rn(x, inverse));
     });
     __syncwarp();
-    Search<MOST_DIM, M>(space.search, space.costs, writer.lane, writer.d).find();
+    Search<MOST_DIM, M>(space.search, space.costs, writer.lane, writer.d, room).find();
     unrolled_for (int j = 0; j < LANE_NUMBERS; j++) {
         const int channel = writer.lane + 32 * j;
         if (channel >= writer.d)
@@ -438,11 +440,16 @@ __global__ void __launch_bounds__(WARPS * 32) append_any_trellis_kernel(const __
 template <int M>
 static cudaError_t launch_trellis(const AnyAppendArgs &args, int n_kv_heads, cudaStream_t stream)
 {
-    const int bytes = TrellisSpace<M>::bytes(args.codec.params.head_dim);
-    const cudaError_t error = allow_shared((const void *)append_any_trellis_kernel<M>, bytes);
+    using Space = TrellisSpace<M>;
+    const int d = (int)args.codec.params.head_dim, step = Space::bytes(1) - Space::bytes(0);
+    int most = 0;
+    cudaError_t error = most_shared(most);
+    const int room = std::min((most - Space::bytes(0)) / step, d), bytes = Space::bytes(room);
+    if (error == cudaSuccess)
+        error = room > 0 ? allow_shared((const void *)append_any_trellis_kernel<M>, bytes) : cudaErrorNotSupported;
     if (error != cudaSuccess)
         return error;
-    append_any_trellis_kernel<M><<<dim3(args.n_tokens, n_kv_heads), WARPS * 32, bytes, stream>>>(args);
+    append_any_trellis_kernel<M><<<dim3(args.n_tokens, n_kv_heads), WARPS * 32, bytes, stream>>>(args, room);
     return cudaGetLastError();
 }
 

@@ -4,6 +4,7 @@
  * warp transforms the row as for open pages, finds its path (trellis_search.cuh), then its codes
  * and its scale. Codes of all tokens stay in shared memory as nibbles until the words of pages are
  * put together. The memory of a search decides how many warps of the thread block search. */
+#include "../any/any.h"
 #include "append_tokens.cuh"
 #include "../launch.h"
 #include "trellis_search.cuh"
@@ -145,13 +146,21 @@ cudaError_t launch_append_trellis(const AppendArgs &args, uint32_t head_dim, int
     const auto p =
         booked<kvant_cuda_trellis>(args, n_roles, [](const kvant_cuda_codec &codec) { return codec.trellis; });
     const dim3 grid = grid_of(p, n_roles, n_kv_heads);
-    return with_head_dim(head_dim, [&](auto d) {
+    cudaError_t error = with_head_dim(head_dim, [&](auto d) {
         switch (p.books[0].memory) {
         case 8: return launch_with_memory<decltype(d)::value, 8>(p, grid, stream);
         case 10: return launch_with_memory<decltype(d)::value, 10>(p, grid, stream);
         default: return launch_with_memory<decltype(d)::value, 12>(p, grid, stream);
         }
     });
+    for (int i = 0; error == cudaErrorNotSupported && i < n_roles; i++) { /* too little shared memory */
+        AppendArgs one = args;
+        one.roles[0] = args.roles[i];
+        const cudaError_t launched = launch_append_any(one, n_kv_heads, stream);
+        if (launched != cudaSuccess || i + 1 == n_roles)
+            return launched;
+    }
+    return error;
 }
 
 } // namespace kvant

@@ -101,11 +101,12 @@ template <int D, int M> struct Search {
     static constexpr int HALF = S::STATES / 2;
     S &space;
     const CellCosts &costs;
-    int lane, n;  /* n: steps, D or fewer */
-    uint32_t own; /* subset of the window 4 lane */
+    int lane, n, room; /* n: steps, D or fewer; room: of how many there is memory for decisions */
+    int kept;          /* the first step of the stretch whose decisions are there */
+    uint32_t own;      /* subset of the window 4 lane */
 
-    __device__ Search(S &space_, const CellCosts &costs_, int lane_, int n_ = D)
-        : space(space_), costs(costs_), lane(lane_), n(n_), own(subset_of_window<M>(4 * lane_))
+    __device__ Search(S &space_, const CellCosts &costs_, int lane_, int n_ = D, int room_ = D)
+        : space(space_), costs(costs_), lane(lane_), n(n_), room(room_), kept(0), own(subset_of_window<M>(4 * lane_))
     {
     }
 
@@ -153,20 +154,35 @@ template <int D, int M> struct Search {
             cost[z] = row[z ^ own];
     }
 
-    /* Steps -before ... n - 1 from the metrics at 0; returns where those after the last step
-     * are. */
-    KVANT_INLINE int pass(int before)
+    /* From which all paths begin, or those of one state. */
+    static constexpr uint32_t ANY_STATE = S::STATES;
+
+    KVANT_INLINE void start(uint32_t state)
     {
+        unrolled_for (int i = 0; i < HALF / 32; i++) {
+            const uint32_t word = 32 * i + lane, only = state & 1 ? 0x0000ffffu : 0xffff0000u;
+            space.metric[0][word] = state == ANY_STATE ? 0 : word == state / 2 ? only : 0xffffffffu;
+        }
+        __syncwarp();
+    }
+
+    /* Steps -before ... from a start to the end of the stretch that begins with step `first`, whose decisions
+     * are kept; returns where the metrics after the last step are. */
+    KVANT_INLINE int pass(uint32_t state, int before, int first)
+    {
+        start(state);
+        kept = first;
+        const int end = before + min(n, kept + room);
         int at = before ? (n - before % n) % n : 0, from = 0;
         uint32_t lower = 0, cost[4], next_cost[4];
         load_costs(at, next_cost);
 #pragma unroll 1
-        for (int step = 0; step < before + n; step++) {
+        for (int step = 0; step < end; step++) {
             const int next = at + 1 == n ? 0 : at + 1;
             unrolled_for (int z = 0; z < 4; z++)
                 cost[z] = next_cost[z];
             load_costs(next, next_cost); /* sooner than it is needed */
-            const uint32_t least = advance(from, cost, lower, step < before ? nullptr : space.decisions[at][0]);
+            const uint32_t least = advance(from, cost, lower, step < before + kept ? nullptr : space.decisions[at - kept][0]);
             lower = 0;
             if ((step + 1) % LOWER_STEPS == 0) {
                 const uint32_t smaller = min(least & 0xffffu, least >> 16);
@@ -190,41 +206,45 @@ template <int D, int M> struct Search {
         return __reduce_min_sync(FULL, best) & (S::STATES - 1);
     }
 
-    /* The state before step 0 of the path that ends in a state. */
-    KVANT_INLINE uint32_t trace(uint32_t state)
+    /* The state before step 0 of the path that ends in a state. begin, before: of the pass; it is done again for
+     * each stretch that memory has no room for beside the others. */
+    KVANT_INLINE uint32_t trace(uint32_t state, uint32_t begin, int before)
     {
+#pragma unroll 1
+        for (int first = last_stretch(); first >= 0; first -= room) {
+            if (first != kept)
+                pass(begin, before, first);
 #pragma unroll 4
-        for (int step = n - 1; step >= 0; step--) {
-            const uint32_t u = state & 1, i = state >> 1, item = i / 64 % S::ITEMS, bit = 4 * (item % 8) + 2 * u + (i & 1);
-            if (lane == 0)
-                space.bits[step] = (uint8_t)u;
-            state = i | ((uint32_t)space.decisions[step][item / 8][i / 2 % 32] >> bit & 1) * HALF;
+            for (int step = min(n, first + room) - 1; step >= first; step--) {
+                const uint32_t u = state & 1, i = state >> 1, item = i / 64 % S::ITEMS,
+                               bit = 4 * (item % 8) + 2 * u + (i & 1);
+                if (lane == 0)
+                    space.bits[step] = (uint8_t)u;
+                state = i | ((uint32_t)space.decisions[step - first][item / 8][i / 2 % 32] >> bit & 1) * HALF;
+            }
         }
         return state;
+    }
+
+    KVANT_INLINE int last_stretch() const
+    {
+        return room >= n ? 0 : (n - 1) / room * room;
     }
 
     /* Fills bits, by cells. */
     KVANT_INLINE void find()
     {
-        unrolled_for (int i = 0; i < HALF / 32; i++)
-            space.metric[0][32 * i + lane] = 0;
-        __syncwarp();
-        uint32_t end = best_state(pass(WARM_UP));
+        uint32_t end = best_state(pass(ANY_STATE, WARM_UP, last_stretch()));
         bool found = false;
 #pragma unroll 1
         for (int tries = 0; !found && tries < PATH_TRIES; tries++) {
-            const uint32_t begin = trace(end);
+            const uint32_t begin = trace(end, ANY_STATE, WARM_UP);
             found = begin == end;
             end = begin;
         }
         if (!found) {
-            unrolled_for (int i = 0; i < HALF / 32; i++) {
-                const uint32_t word = 32 * i + lane;
-                space.metric[0][word] = word == end / 2 ? end & 1 ? 0x0000ffffu : 0xffff0000u : 0xffffffffu;
-            }
-            __syncwarp();
-            pass(0);
-            trace(end);
+            pass(end, 0, last_stretch());
+            trace(end, end, 0);
         }
         __syncwarp();
     }
