@@ -31,7 +31,9 @@ struct AnyAttentionArgs : AttentionArgs {
 
 /* Channels that a kernel has registers for, and its query rows. */
 template <int CHANNELS> struct AnyShape {
-    static constexpr int ROWS = CHANNELS > 256 ? 32 : 64, ROW_TILES = ROWS / 16, OUT_TILES = CHANNELS / (8 * WARPS);
+    static constexpr int ROWS = CHANNELS > 256 ? 32 : 64, ROW_TILES = ROWS / 16, OUT_TILES = CHANNELS / (8 * WARPS),
+                         AT_ONCE = CHANNELS > 256 ? 1 : CHANNELS > 128 ? 2 : 4, /* tokens that a warp decodes */
+                         BLOCKS = CHANNELS > 128 ? 1 : 2;                       /* of a multiprocessor */
 
     /* Shared memory: queries, a tile, scores, weights, trellis bits, where results stand in the end. */
     __host__ __device__ static int stride(int d)
@@ -82,16 +84,17 @@ template <int ROWS> __device__ AnyWork find_any_work(const AnyAttentionArgs &p)
 }
 
 /* A power of two above all numbers of a row. */
-KVANT_INLINE float unit_of(const AnyRow &row)
+template <int P> KVANT_INLINE float unit_of(const Row<P> &row)
 {
     float largest = 0;
-    unrolled_for (int j = 0; j < AnyRow::PER_LANE; j++)
+    unrolled_for (int j = 0; j < Row<P>::PER_LANE; j++)
         largest = fmaxf(largest, fabsf(row.x[j]));
     return power_above(largest_of(largest));
 }
 
 template <int CHANNELS> struct AnyAttention {
     using S = AnyShape<CHANNELS>;
+    using R = Row<CHANNELS>;
     const AnyAttentionArgs &p;
     const AnyWork &work;
     AnyRows &rows;
@@ -113,7 +116,7 @@ template <int CHANNELS> struct AnyAttention {
         bits = reinterpret_cast<uint8_t *>(weights + S::ROWS * WEIGHT_STRIDE) + warp * MOST_DIM;
     }
 
-    KVANT_INLINE void put_row(__half *to, AnyRow &row, float inverse) const
+    KVANT_INLINE void put_row(__half *to, R &row, float inverse) const
     {
         each_of(row, d, lane, [&](float x, int channel) { to[channel] = __float2half_rn(x * inverse); });
     }
@@ -125,9 +128,9 @@ template <int CHANNELS> struct AnyAttention {
         for (int n = warp; n < 16 * row_tiles; n += WARPS) {
             const Column column = column_of<true>(p, work.pair, min(n, work.pair.n_columns - 1));
             const QueryRow at = query_row(p, work.pair.b, column.token);
-            AnyRow row{};
+            R row{};
             if (n < work.pair.n_columns)
-                row = load_any(p.q, at.q + column.head * p.q_head_stride, p.type, d, lane);
+                row = load_any<CHANNELS>(p.q, at.q + column.head * p.q_head_stride, p.type, d, lane);
             if (p.k_scale)
                 each_of(row, d, lane, [&](float &x, int channel) { x *= p.k_scale[work.pair.kv_head * d + channel]; });
             if (p.k_rotation.block)
@@ -144,20 +147,35 @@ template <int CHANNELS> struct AnyAttention {
         }
     }
 
+    KVANT_INLINE const uint8_t *page_of(bool values, int32_t entry) const
+    {
+        const PageSource &from = entry < 0 ? (values ? p.v_open : p.k_open) : values ? p.v : p.k;
+        return from.base + (size_t)(uint32_t)(entry < 0 ? -1 - entry : entry) * from.block_stride +
+               work.pair.kv_head * from.head_stride;
+    }
+
+    /* Pages that are needed next. */
+    KVANT_INLINE void ask_for(int32_t entry) const
+    {
+        const uint32_t bytes = entry < 0 ? 0 : max(p.k.bytes, p.v.bytes);
+        for (uint32_t at = 128 * threadIdx.x; at < bytes; at += 128 * WARPS * 32) {
+            asm volatile("prefetch.global.L2 [%0];" ::"l"(page_of(false, entry) + min(at, p.k.bytes - 1)));
+            asm volatile("prefetch.global.L2 [%0];" ::"l"(page_of(true, entry) + min(at, p.v.bytes - 1)));
+        }
+    }
+
     /* Tokens first, first + 1, ... of a page, of which n are there; zeros for the others. */
     KVANT_INLINE void decode(bool values, int32_t entry, int first, int n)
     {
         const kvant_cuda_codec &codec = values ? p.values : p.keys;
-        const PageSource &from = entry < 0 ? (values ? p.v_open : p.k_open) : values ? p.v : p.k;
-        const uint8_t *page = from.base + (size_t)(uint32_t)(entry < 0 ? -1 - entry : entry) * from.block_stride +
-                              work.pair.kv_head * from.head_stride;
-#pragma unroll 1
+        const uint8_t *page = page_of(values, entry);
+#pragma unroll S::AT_ONCE
         for (int t = warp; t < TOKENS; t += WARPS) {
-            AnyRow row{};
+            R row{};
             if (t < n && entry < 0)
-                row = load_any(page, (size_t)(first + t) * d, KVANT_CUDA_F16, d, lane);
+                row = load_any<CHANNELS>(page, (size_t)(first + t) * d, KVANT_CUDA_F16, d, lane);
             else if (t < n)
-                row = read_any(codec, rows.books[values], page, first + t, bits, lane);
+                row = read_any<CHANNELS>(codec, rows.books[values], page, first + t, bits, lane);
             const float unit = fmaxf(unit_of(row), LEAST_UNIT);
             put_row(tile + t * S::stride(d), row, __frcp_rn(unit));
             if (lane == 0)
@@ -248,6 +266,7 @@ template <int CHANNELS> struct AnyAttention {
 #pragma unroll 1
         for (int page = work.first_page; page < work.end_page; page++) {
             const int32_t entry = __ldg(table + page);
+            ask_for(page + 1 < work.end_page ? __ldg(table + page + 1) : -1);
 #pragma unroll 1
             for (int first = 0; first < PAGE_TOKENS && entry != KVANT_CUDA_NO_BLOCK; first += TOKENS) {
                 const int at = page * PAGE_TOKENS + first, n = min(work.length - at, TOKENS);
@@ -298,9 +317,9 @@ template <int CHANNELS> struct AnyAttention {
     }
 
     /* Row n of all parts, in their order. */
-    KVANT_INLINE HeadSum<MOST_DIM> add_parts(int n) const
+    KVANT_INLINE HeadSum<CHANNELS> add_parts(int n) const
     {
-        HeadSum<MOST_DIM> total{};
+        HeadSum<CHANNELS> total{};
         auto scalars = [&](int i) { return __ldcg(reinterpret_cast<const float2 *>(part_of(i) + S::ROWS * d) + n); };
         total.max = NEVER;
         for (int i = 0; i < p.splits; i++)
@@ -314,16 +333,16 @@ template <int CHANNELS> struct AnyAttention {
         return total;
     }
 
-    KVANT_INLINE HeadSum<MOST_DIM> own_row(int n) const
+    KVANT_INLINE HeadSum<CHANNELS> own_row(int n) const
     {
-        HeadSum<MOST_DIM> own{};
+        HeadSum<CHANNELS> own{};
         own.max = rows.max[n], own.sum = rows.sum[n];
         each_of(own.row, d, lane, [&](float &x, int channel) { x = reinterpret_cast<const float *>(queries)[n * d + channel]; });
         return own;
     }
 
     /* As write_output of combine.cuh. */
-    KVANT_INLINE void write(int n, HeadSum<MOST_DIM> &total) const
+    KVANT_INLINE void write(int n, HeadSum<CHANNELS> &total) const
     {
         const Column column = column_of<true>(p, work.pair, n);
         const QueryRow row = query_row(p, work.pair.b, column.token);
@@ -358,14 +377,15 @@ template <int CHANNELS> struct AnyAttention {
         }
 #pragma unroll 1
         for (int n = warp; n < work.pair.n_columns; n += WARPS) {
-            HeadSum<MOST_DIM> total = p.splits > 1 ? add_parts(n) : own_row(n);
+            HeadSum<CHANNELS> total = p.splits > 1 ? add_parts(n) : own_row(n);
             write(n, total);
         }
     }
 };
 
 template <int CHANNELS>
-__global__ void __launch_bounds__(WARPS * 32, 1) attention_any_kernel(const __grid_constant__ AnyAttentionArgs p)
+__global__ void __launch_bounds__(WARPS * 32, AnyShape<CHANNELS>::BLOCKS)
+    attention_any_kernel(const __grid_constant__ AnyAttentionArgs p)
 {
     extern __shared__ __align__(16) uint8_t memory[];
     AnyRows &rows = *reinterpret_cast<AnyRows *>(memory);
@@ -388,7 +408,7 @@ static kvant_status launch(AnyAttentionArgs &p, int multiprocessors, int shared_
     const int64_t rows = (int64_t)p.query_tokens * p.heads_a_kv, tiles = (rows + S::ROWS - 1) / S::ROWS,
                   items = tiles * p.batch * p.kv_heads;
     p.tiles = (int)tiles;
-    p.splits = (int)std::max<int64_t>(std::min<int64_t>(multiprocessors / items, p.max_tokens / (2 * PAGE_TOKENS)), 1);
+    p.splits = (int)std::max<int64_t>(std::min<int64_t>(S::BLOCKS * multiprocessors / items, p.max_tokens / (2 * PAGE_TOKENS)), 1);
     if (items * p.splits > INT_MAX || bytes > shared_bytes)
         return KVANT_ERR_UNSUPPORTED;
     const cudaError_t error = allow_shared((const void *)attention_any_kernel<CHANNELS>, bytes);

@@ -11,10 +11,10 @@ namespace kvant
 {
 
 constexpr int MOST_DIM = KVANT_CUDA_MOST_DIM;
-using AnyRow = Row<MOST_DIM>;
+using AnyRow = Row<MOST_DIM>; /* P below: room for head_dim, fewer numbers a lane where that is known */
 
 /* use(number, channel) for those of the lane's numbers that are there. */
-template <class F> __device__ __forceinline__ void each_of(AnyRow &row, int d, int lane, F &&use)
+template <int P, class F> __device__ __forceinline__ void each_of(Row<P> &row, int d, int lane, F &&use)
 {
     row.each(lane, [&](float &x, int channel) {
         if (channel < d)
@@ -22,14 +22,16 @@ template <class F> __device__ __forceinline__ void each_of(AnyRow &row, int d, i
     });
 }
 
-KVANT_INLINE AnyRow load_any(const void *from, size_t offset, kvant_cuda_type type, int d, int lane)
+template <int P = MOST_DIM>
+KVANT_INLINE Row<P> load_any(const void *from, size_t offset, kvant_cuda_type type, int d, int lane)
 {
-    AnyRow row{};
+    Row<P> row{};
     each_of(row, d, lane, [&](float &x, int channel) { x = load_number(from, offset + channel, type); });
     return row;
 }
 
-KVANT_INLINE void store_any(void *to, size_t offset, kvant_cuda_type type, int d, int lane, AnyRow &row)
+template <int P>
+KVANT_INLINE void store_any(void *to, size_t offset, kvant_cuda_type type, int d, int lane, Row<P> &row)
 {
     each_of(row, d, lane, [&](float x, int channel) {
         if (type == KVANT_CUDA_F32)
@@ -141,8 +143,8 @@ KVANT_INLINE int scale_of(const kvant_cuda_codec &codec, int token, int channel)
                                  : channel / (int)codec.any.group * PAGE_TOKENS + token;
 }
 
-template <int CHANNELS, class L>
-KVANT_INLINE void read_chunks(AnyRow &row, const kvant_cuda_codec &codec, const L &levels, const uint32_t *words,
+template <int CHANNELS, int P, class L>
+KVANT_INLINE void read_chunks(Row<P> &row, const kvant_cuda_codec &codec, const L &levels, const uint32_t *words,
                               int token, float scale, int lane)
 {
     each_of(row, (int)codec.params.head_dim, lane, [&](float &x, int channel) {
@@ -152,13 +154,14 @@ KVANT_INLINE void read_chunks(AnyRow &row, const kvant_cuda_codec &codec, const 
 }
 
 /* bits: MOST_DIM bytes of the warp's, for the trellis bits of the row. */
-KVANT_INLINE void read_trellis(AnyRow &row, const kvant_cuda_codec &codec, const TrellisBook &book,
+template <int P>
+KVANT_INLINE void read_trellis(Row<P> &row, const kvant_cuda_codec &codec, const TrellisBook &book,
                                const uint32_t *words, int token, float scale, uint8_t *bits, int lane)
 {
     const int d = (int)codec.params.head_dim;
     __syncwarp(); /* the row before has been read */
     each_of(row, d, lane, [&](float &x, int channel) {
-        const uint32_t code = read_code(codec.params, words, token, channel);
+        const uint32_t code = read_code<true>(codec.params, words, token, channel);
         bits[book.steps[channel]] = code & 1;
         x = __uint_as_float(code);
     });
@@ -170,32 +173,37 @@ KVANT_INLINE void read_trellis(AnyRow &row, const kvant_cuda_codec &codec, const
 }
 
 /* A token's row as it was encoded, transformed. */
-KVANT_INLINE AnyRow read_any(const kvant_cuda_codec &codec, const AnyBook &book, const uint8_t *page, int token,
+template <int P = MOST_DIM>
+KVANT_INLINE Row<P> read_any(const kvant_cuda_codec &codec, const AnyBook &book, const uint8_t *page, int token,
                              uint8_t *bits, int lane)
 {
     const kvant_cuda_params &c = codec.params;
     const int d = (int)c.head_dim;
     if (c.codes == KVANT_CUDA_CODES_OPEN)
-        return load_any(page, (size_t)token * d, KVANT_CUDA_F16, d, lane);
-    AnyRow row{};
+        return load_any<P>(page, (size_t)token * d, KVANT_CUDA_F16, d, lane);
+    Row<P> row{};
     const uint32_t *words = reinterpret_cast<const uint32_t *>(page);
-    const __half *numbers = reinterpret_cast<const __half *>(page + c.metadata_offset);
-    const float scale = __half2float(numbers[token]);
+    const auto number = [&](int at) {
+        return __half2float(__ushort_as_half(__ldg(reinterpret_cast<const uint16_t *>(page + c.metadata_offset) + at)));
+    };
+    const float scale = number(token);
     switch (c.codes) {
     case KVANT_CUDA_CODES_TRELLIS: read_trellis(row, codec, book.trellis, words, token, scale, bits, lane); break;
     case KVANT_CUDA_CODES_TRIPLETS: read_chunks<3>(row, codec, book.triplets, words, token, scale, lane); break;
     case KVANT_CUDA_CODES_QUATERNIONS: read_chunks<4>(row, codec, book.quaternions, words, token, scale, lane); break;
     case KVANT_CUDA_CODES_CODEBOOK:
         each_of(row, d, lane, [&](float &x, int channel) {
-            x = __fmul_rn(scale, book.values[read_code(c, words, token, channel)]);
+            x = __fmul_rn(scale, book.values[read_code<true>(c, words, token, channel)]);
         });
         break;
     default:
+        const bool one = !codec.any.per_channel && (int)codec.any.group >= d; /* one scale a token */
+        const float only_zero = one && !c.symmetric ? number(c.n_scales + token) : 0;
         each_of(row, d, lane, [&](float &x, int channel) {
-            const int at = scale_of(codec, token, channel);
-            const float zero = c.symmetric ? 0 : __half2float(numbers[c.n_scales + at]);
-            const uint32_t code = read_code(c, words, token, channel);
-            x = __fadd_rn(__fmul_rn(__half2float(numbers[at]), __fadd_rn((float)code, c.offset)), zero);
+            const int at = one ? token : scale_of(codec, token, channel);
+            const float own = one ? scale : number(at),
+                        zero = one ? only_zero : c.symmetric ? 0 : number(c.n_scales + at);
+            x = __fadd_rn(__fmul_rn(own, __fadd_rn((float)read_code<true>(c, words, token, channel), c.offset)), zero);
         });
     }
     return row;

@@ -9,14 +9,17 @@
 namespace kvant
 {
 
-KVANT_INLINE uint32_t read_code(const kvant_cuda_params &codec, const uint32_t *words, int token, int channel)
+/* FAR: the page is in device memory, and nobody writes it. */
+template <bool FAR = false>
+__device__ __forceinline__ uint32_t read_code(const kvant_cuda_params &codec, const uint32_t *words, int token, int channel)
 {
     const bool keys = codec.role == KVANT_ROLE_K;
     const int tiles = codec.head_dim / 16;
     uint32_t code = 0;
     for_each_plane((int)codec.bits, keys, tiles, [&](int log, int first, int shift) {
         const Place where = code_place(log, keys, tiles, token, channel);
-        code |= (words[first + where.word] >> where.bit & ((1u << (1 << log)) - 1)) << shift;
+        const uint32_t word = FAR ? __ldg(words + first + where.word) : words[first + where.word];
+        code |= (word >> where.bit & ((1u << (1 << log)) - 1)) << shift;
     });
     return code;
 }
