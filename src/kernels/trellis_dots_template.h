@@ -245,9 +245,11 @@ KVANT_INLINE void make_role_levels(const level_job *job, uint32_t bits, bool key
                                  .shorter = key ? bits != 4 && job->layout->column_tiles % 2 : tiles % 4 ? 8 : 0,
                                  .whole = key ? vi_set(0x00ff00ff) : vi_load_repeated(whole, 4) };
     const uint32_t n_circles = key ? 8 : units;
-    const circle_shape four = { .key = true, .bits = bits, .n = 4 };
-    if (shape.memory != FEW_STATES_MEMORY || (key && (shape.shorter || (units != 4 && units % 8))))
+    const circle_shape two = { .key = true, .bits = bits, .n = 2 }, four = { .key = true, .bits = bits, .n = 4 };
+    if (shape.memory != FEW_STATES_MEMORY || (key && (shape.shorter || (units != 2 && units != 4 && units % 8))))
         make_circle_levels(job, &shape, n_circles);
+    else if (key && units == 2)
+        make_block_levels(job, &two, n_circles, 2);
     else if (key && units == 4)
         make_block_levels(job, &four, n_circles, 4);
     else
@@ -287,29 +289,26 @@ typedef struct level_operand {
     vi bias;
 } level_operand;
 
-/* Columns 2 q and 2 q + 1 of side 0 or 8 of a column tile, in lane q. */
-KVANT_INLINE vi column_pair(const int16_t *x, uint32_t ct, uint32_t side, uint32_t v)
+/* Operand o is that of the o-th of the two vectors of bytes of a row r: a column tile, or one side (columns 0 ... 7
+ * or 8 ... 15) of two. Lane q takes columns 2 q and 2 q + 1 of a side. The bias belongs to all four lanes together. */
+KVANT_INLINE void spread_levels(uint32_t bits, uint32_t n_operands, const int16_t *x, level_operand *out)
 {
     static const uint32_t pairs[4] = { 0x09080100, 0x0b0a0302, 0x0d0c0504, 0x0f0e0706 };
-    const int16_t *at = x + (size_t)KVANT_PAGE_TOKENS * (ct / 4) + 32 * side + 2 * LANES * v;
-    return vi_pick_bytes(vi_load(at), vi_set((int)pairs[ct % 4]));
-}
-
-/* Operand o is that of the o-th of the two vectors of bytes of a row r: a column tile, or one side
- * of two. */
-KVANT_INLINE void spread_levels(const kvant_layout *layout, uint32_t bits, const int16_t *x, level_operand *out)
-{
-    const uint32_t tiles = layout->column_tiles, n = bits == 4 ? tiles : 2 * layout->planes[0].units;
     const vi bias = vi_set((int)(0x10000u * (uint16_t)-LEVEL_BIAS + (uint16_t)-LEVEL_BIAS));
-    out->bias = vi_set(0);
-    for (uint32_t o = 0; o < n; o++)
-        for (uint32_t odd = 0; odd < 2; odd++)
-#pragma GCC unroll 2
-            for (uint32_t v = 0; v < ROW_VECTORS; v++) {
-                const uint32_t ct = bits == 4 ? o : o / 2 * 2 + odd, side = bits == 4 ? odd : o % 2;
-                out->at[o][odd][v] = ct < tiles ? column_pair(x, ct, side, v) : vi_set(0);
-                out->bias = add_pairs(out->bias, bias, out->at[o][odd][v]);
-            }
+    vi sum = vi_set(0);
+    for (uint32_t first = 0; first < n_operands; first += 4)
+#pragma GCC unroll 8
+        for (uint32_t part = 0; part < 2 * ROW_VECTORS; part++) {
+            const uint32_t side = part / ROW_VECTORS, v = part % ROW_VECTORS;
+            const vi columns = vi_load(x + KVANT_PAGE_TOKENS / 4 * first + 2 * LANES * part);
+            sum = add_pairs(sum, bias, columns);
+#pragma GCC unroll 4
+            for (uint32_t ct = 0; ct < 4; ct++)
+                out->at[first + (bits == 4 ? ct : ct / 2 * 2 + side)][bits == 4 ? side : ct % 2][v] =
+                    vi_pick_bytes(columns, vi_set((int)pairs[ct]));
+        }
+    sum = vi_add(sum, vi_rotate_four(sum));
+    out->bias = vi_add(sum, vi_rotate_four(vi_rotate_four(sum)));
 }
 
 /* Rows r ... r + 3 of a half (r below 8 or from there on) of a row group, for LEVEL_ROWS vectors x
@@ -357,7 +356,7 @@ static KVANT_NOINLINE void NAME(multiply_levels)(const level_job *job, const int
         level_operand operands[LEVEL_ROWS];
         const uint32_t rows = n - first < LEVEL_ROWS ? n - first : LEVEL_ROWS;
         for (uint32_t i = 0; i < rows; i++)
-            spread_levels(layout, bits, x + (first + i) * x_stride, &operands[i]);
+            spread_levels(bits, n_operands, x + (first + i) * x_stride, &operands[i]);
         int32_t *out = dots + first * dots_stride;
         switch (rows) {
         case 1: dot_levels(job, n_operands, operands, 1, out, dots_stride); break;
