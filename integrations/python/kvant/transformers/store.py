@@ -1,0 +1,231 @@
+"""The layers of a model that have equal shapes and windows, in one kvant.Cache: a sequence per row
+of the batch, which begins with the row's first token that is no padding."""
+
+from __future__ import annotations
+
+from typing import Any, Sequence
+
+import torch
+from torch import Tensor
+
+from .. import torch as operators
+from ..cache import Cache
+from ..library import PAGE_TOKENS, Error
+from .masks import Shape
+
+SLACK = 256  # tokens before a window that are kept, so that a few tokens may be taken back
+
+
+class Sequences:
+    """Sequences of a kvant.Cache that are freed with this object. Copies of a Store share the
+    cache."""
+
+    def __init__(self, cache: Cache, numbers: list[int]) -> None:
+        self.cache, self.numbers = cache, numbers
+
+    def select(self, rows: Sequence[int]) -> None:
+        """Row i becomes what row rows[i] was. Sequences that nobody takes go first, so that their
+        places are there for copies."""
+        old, taken = self.numbers, set()
+        self.numbers = []
+        for number in set(old) - {old[row] for row in rows}:
+            self.cache.free(number)
+        for row in rows:
+            self.numbers.append(self.cache.fork(old[row]) if row in taken else old[row])
+            taken.add(row)
+
+    def fork(self) -> Sequences:
+        return Sequences(self.cache, [self.cache.fork(number) for number in self.numbers])
+
+    def __del__(self) -> None:
+        for number in self.numbers:
+            try:
+                self.cache.free(number)
+            except ValueError:  # the cache was closed
+                return
+
+
+class Store:
+    """n layers, `make` makes their kvant.Cache when the first rows say how many sequences and which
+    device there are. starts: per row the position of its first stored token. lengths: per layer its
+    tokens, padding counted."""
+
+    def __init__(self, n: int, window: int, make: Any) -> None:
+        self.window, self._make = window, make
+        self.sequences: Sequences | None = None
+        self.starts: list[int] = []
+        self.lengths = [0] * n
+        self.keeps_past = False  # transformers will take tokens back: nothing is dropped until then
+
+    @property
+    def cache(self) -> Cache | None:
+        return None if self.sequences is None else self.sequences.cache
+
+    @property
+    def batch(self) -> int:
+        return len(self.starts)
+
+    def begin(self, k: Tensor, v: Tensor) -> None:
+        """Before the first rows."""
+        if self.sequences is None:
+            cache, self._number, self._state = self._make(k, v)
+            self.sequences = Sequences(cache, [])
+        while len(self.sequences.numbers) < k.shape[0]:
+            self.sequences.numbers.append(self.sequences.cache.new_sequence())
+        if not self.starts:
+            self.starts = [0] * k.shape[0]
+        if self.batch != k.shape[0]:
+            raise ValueError(f"key_states: {k.shape[0]} sequences, and the cache has {self.batch}")
+
+    def _place(self, layer: int, n: int, hidden: Sequence[int] | None) -> list[int]:
+        """How many of n new tokens each row stores. Padding at the beginning of a row is not
+        stored: statistics and the tokens that are kept as fp16 are those of the text."""
+        length, counts = self.lengths[layer], []
+        for row in range(self.batch):
+            start = self.starts[row]
+            if length <= start:  # nothing of the row is stored in this layer
+                first = start if hidden is None else min(hidden[row], length + n)
+                if first < start:
+                    raise ValueError("attention_mask: it shows tokens that it hid in an earlier call")
+                if first > start and max(self.lengths) > length:
+                    raise ValueError("attention_mask: layers disagree about where a sequence begins")
+                self.starts[row] = start = max(start, first) if first > length or length == 0 else start
+            counts.append(length + n - max(length, min(start, length + n)))
+        return counts
+
+    def append(self, layer: int, k: Tensor, v: Tensor, hidden: Sequence[int] | None) -> None:
+        """k and v: [batch, kv heads, n, head_dim]. hidden: per row the tokens at its beginning that
+        are padding; None: nobody knows, and all are stored."""
+        n = k.shape[2]
+        counts = self._place(layer, n, hidden)
+        assert self.sequences is not None
+        k, v = k.transpose(1, 2), v.transpose(1, 2)
+        append = torch.ops.kvant.cache_append
+        try:
+            if min(counts) == n:
+                append(self._state, k, v, self._number, layer, self.sequences.numbers)
+            else:
+                for row, count in enumerate(counts):
+                    if count:
+                        part = slice(row, row + 1), slice(n - count, n)
+                        append(self._state, k[part], v[part], self._number, layer, self.sequences.numbers[row : row + 1])
+        except Error as error:
+            if error.status != 60:
+                raise
+            raise RuntimeError(f"{error}; give KvantCache max_tokens, of all sequences together") from error
+        self.lengths[layer] += n
+
+    def attend(
+        self,
+        layer: int,
+        q: Tensor,
+        mask: Tensor | None,
+        shape: Shape | None,
+        causal: bool,
+        scale: float,
+        softcap: float | None,
+        sinks: Tensor | None,
+        exact: bool,
+        v_head_dim: int,
+    ) -> Tensor:
+        """q: [batch, heads, n, head_dim], of the newest n tokens. shape None: mask has four
+        dimensions and says all."""
+        assert self.sequences is not None
+        n, length, q = q.shape[2], self.lengths[layer], q.transpose(1, 2)
+        options: dict[str, Any] = dict(scale=scale, softcap=softcap, sinks=sinks, exact=exact)
+        if shape is None:
+            options["causal"] = False
+        else:
+            options |= dict(causal=causal, window=shape.window)
+            self._agree(shape, length)
+        plain = shape is not None and not shape.holes and shape.hidden == tuple(self.starts)
+        assert self.cache is not None
+        if plain and max(self.starts) <= length - n:
+            # What the cache was made with need not be said again, and then one call takes all rows.
+            if options["scale"] == self.cache.scale:
+                options["scale"] = None
+            if options["softcap"] == self.cache.logit_softcap:
+                options["softcap"] = None
+            return self._call(layer, q, self.sequences.numbers, v_head_dim, **options)
+        out = q.new_zeros((*q.shape[:3], v_head_dim))
+        for row, number in enumerate(self.sequences.numbers):
+            start = self.starts[row]
+            count = min(n, length - start)  # queries of padding see nothing
+            if count > 0:
+                options["mask"] = None if plain else self._added(mask, row, start, count, length)
+                part = slice(row, row + 1), slice(n - count, n)
+                out[part] = self._call(layer, q[part], [number], v_head_dim, **options)
+        return out
+
+    def _call(self, layer: int, q: Tensor, numbers: list[int], v_head_dim: int, **options: Any) -> Tensor:
+        return torch.ops.kvant.cache_attend(self._state, q, self._number, layer, numbers, v_head_dim, **options)
+
+    def _agree(self, shape: Shape, length: int) -> None:
+        if any(hidden < start for hidden, start in zip(shape.hidden, self.starts)):
+            raise ValueError(
+                "attention_mask: it shows tokens that it hid in an earlier call, and hidden tokens at the beginning are "
+                "not stored; give every call the mask of the whole sequence"
+            )
+
+    @staticmethod
+    def _added(mask: Tensor | None, row: int, start: int, n: int, length: int) -> Tensor | None:
+        """float16 [1, n, tokens]: what the mask adds to the scores of a row's newest n queries."""
+        if mask is None:
+            return None
+        seen = mask[row, start:length].expand(n, length - start) if mask.dim() == 2 else mask[row, 0, -n:, start:length]
+        if seen.dtype == torch.bool:
+            added = torch.zeros(seen.shape, dtype=torch.float16, device=seen.device).masked_fill(~seen, -torch.inf)
+        else:
+            added = seen.masked_fill(seen <= torch.finfo(torch.float16).min, -torch.inf).to(torch.float16)
+        return added[None]
+
+    def read(self, layer: int, length: int, like: tuple[Tensor, Tensor]) -> tuple[Tensor, Tensor]:
+        """The rows of the first `length` tokens, [batch, kv heads, length, head_dim]; zeros for
+        padding that was not stored and for tokens that were dropped."""
+        assert self.sequences is not None and self.cache is not None
+        made = tuple(x.new_zeros((self.batch, length, x.shape[1], x.shape[3])) for x in like)
+        for row, number in enumerate(self.sequences.numbers):
+            count = length - self.starts[row]
+            if count > 0:
+                for to, rows in zip(made, operators.read(self.cache, layer, number, count)):
+                    to[row, self.starts[row] :] = rows.to(to.dtype)
+        k, v = (x.transpose(1, 2) for x in made)
+        return k, v
+
+    def drop(self) -> None:
+        """Before a pass of the model: forgets blocks that no window reaches any more."""
+        if not self.window or self.sequences is None or self.keeps_past:
+            return
+        for start, number in zip(self.starts, self.sequences.numbers):
+            old = min(self.lengths) - start - self.window - SLACK
+            if old >= PAGE_TOKENS:
+                self.sequences.cache.drop(number, old)
+
+    def crop(self, n: int) -> None:
+        """Forgets the newest n tokens of all layers."""
+        if self.sequences is None:
+            return
+        length = max(min(self.lengths) - n, 0)
+        if self.window and not self.keeps_past and n > SLACK and min(self.lengths) > self.window + SLACK:
+            raise RuntimeError(f"crop: a layer with a sliding window takes back {SLACK} tokens at most, not {n}")
+        for row, number in enumerate(self.sequences.numbers):
+            self.starts[row] = min(self.starts[row], length)
+            self.sequences.cache.truncate(number, length - self.starts[row])
+        self.lengths = [length] * len(self.lengths)
+
+    def select(self, rows: Sequence[int]) -> None:
+        if self.sequences is not None:
+            self.sequences.select(rows)
+            self.starts = [self.starts[row] for row in rows]
+
+    def reset(self) -> None:
+        self.select([])
+        self.starts, self.lengths = [], [0] * len(self.lengths)
+
+    def copy(self) -> Store:
+        made = Store(len(self.lengths), self.window, self._make)
+        made.starts, made.lengths, made.keeps_past = list(self.starts), list(self.lengths), self.keeps_past
+        if self.sequences is not None:
+            made.sequences = self.sequences.fork()
+            made._number, made._state = self._number, self._state
+        return made
