@@ -97,6 +97,8 @@ class Cache(Owned):
         self.head_dim = checks.count(head_dim, "head_dim", most=MAX_HEAD_DIM)
         self.v_head_dim = head_dim if v_head_dim is None else checks.count(v_head_dim, "v_head_dim", most=MAX_HEAD_DIM)
         self.device = device
+        self.scale = self.head_dim**-0.5 if not scale else checks.number(scale, "scale")
+        self.logit_softcap = checks.number(logit_softcap, "logit_softcap")
         texts = {"preset": preset, "k": k, "v": v, "settings": settings, "calibration": calibration, "device": device}
         params = s.CacheParams.new(
             n_layers=self.n_layers,
@@ -108,8 +110,8 @@ class Cache(Owned):
             max_sequences=checks.count(max_sequences, "max_sequences"),
             n_threads=0 if n_threads is None else checks.threads(n_threads),
             scheme=checks.handle(scheme, "scheme", "kvant_scheme_free"),
-            scale=0 if scale is None else checks.number(scale, "scale"),
-            logit_softcap=checks.number(logit_softcap, "logit_softcap"),
+            scale=self.scale,
+            logit_softcap=self.logit_softcap,
             stream=stream or None,
             asynchronous=bool(asynchronous),
             **{name: c_text(value, name) for name, value in texts.items()},

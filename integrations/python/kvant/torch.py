@@ -210,6 +210,16 @@ def _cache_attend(
     return out.to(q.dtype)
 
 
+def read(cache: Cache, layer: int, sequence: int, n: int) -> tuple[Tensor, Tensor]:
+    """The first n keys and values of a sequence, float32 [n, kv heads, head_dim]."""
+    if cache.device != "cpu":
+        raise NotImplementedError(
+            'rows of a cache on a GPU are not read back: load the model with attn_implementation="kvant", which needs none'
+        )
+    k, v = cache.read(layer, sequence, 0, n)
+    return torch.from_numpy(k), torch.from_numpy(v)
+
+
 @torch.library.register_fake("kvant::cache_append", lib=_operators)
 def _cache_append_shape(lengths: Tensor, k: Tensor, v: Tensor, cache: int, layer: int, sequences: Any) -> None:
     return None

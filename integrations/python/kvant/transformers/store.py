@@ -46,15 +46,15 @@ class Sequences:
 
 
 class Store:
-    """n layers, `make` makes their kvant.Cache when the first rows say how many sequences and which
-    device there are. starts: per row the position of its first stored token. lengths: per layer its
-    tokens, padding counted."""
+    """`make` makes the kvant.Cache when the first rows say how many sequences and which device there
+    are. starts: per row the position of its first stored token. lengths: per layer, by its number in
+    the model, its tokens, padding counted."""
 
-    def __init__(self, n: int, window: int, make: Any) -> None:
+    def __init__(self, window: int, make: Any) -> None:
         self.window, self._make = window, make
         self.sequences: Sequences | None = None
         self.starts: list[int] = []
-        self.lengths = [0] * n
+        self.lengths: dict[int, int] = {}
         self.keeps_past = False  # transformers will take tokens back: nothing is dropped until then
 
     @property
@@ -64,6 +64,9 @@ class Store:
     @property
     def batch(self) -> int:
         return len(self.starts)
+
+    def _length(self) -> int:
+        return min(self.lengths.values(), default=0)
 
     def begin(self, k: Tensor, v: Tensor) -> None:
         """Before the first rows."""
@@ -77,21 +80,24 @@ class Store:
         if self.batch != k.shape[0]:
             raise ValueError(f"key_states: {k.shape[0]} sequences, and the cache has {self.batch}")
 
+    def _begin(self, row: int, length: int, n: int, hidden: int) -> None:
+        """Where a row of which a layer stores nothing yet begins: behind its padding. The first
+        layer of a pass says it for all."""
+        if length > self.starts[row]:
+            return
+        first = min(max(hidden, length), length + n)
+        if max(self.lengths.values()) == length:
+            self.starts[row] = first
+        elif self.starts[row] != first:
+            raise ValueError("attention_mask: layers disagree about where a sequence begins")
+
     def _place(self, layer: int, n: int, hidden: Sequence[int] | None) -> list[int]:
         """How many of n new tokens each row stores. Padding at the beginning of a row is not
-        stored: statistics and the tokens that are kept as fp16 are those of the text."""
-        length, counts = self.lengths[layer], []
+        stored: statistics, and tokens that stay fp16, are the text's."""
+        length = self.lengths[layer]
         for row in range(self.batch):
-            start = self.starts[row]
-            if length <= start:  # nothing of the row is stored in this layer
-                first = start if hidden is None else min(hidden[row], length + n)
-                if first < start:
-                    raise ValueError("attention_mask: it shows tokens that it hid in an earlier call")
-                if first > start and max(self.lengths) > length:
-                    raise ValueError("attention_mask: layers disagree about where a sequence begins")
-                self.starts[row] = start = max(start, first) if first > length or length == 0 else start
-            counts.append(length + n - max(length, min(start, length + n)))
-        return counts
+            self._begin(row, length, n, 0 if hidden is None else hidden[row])
+        return [length + n - max(length, start) for start in self.starts]
 
     def append(self, layer: int, k: Tensor, v: Tensor, hidden: Sequence[int] | None) -> None:
         """k and v: [batch, kv heads, n, head_dim]. hidden: per row the tokens at its beginning that
@@ -197,7 +203,7 @@ class Store:
         if not self.window or self.sequences is None or self.keeps_past:
             return
         for start, number in zip(self.starts, self.sequences.numbers):
-            old = min(self.lengths) - start - self.window - SLACK
+            old = self._length() - start - self.window - SLACK
             if old >= PAGE_TOKENS:
                 self.sequences.cache.drop(number, old)
 
@@ -205,13 +211,13 @@ class Store:
         """Forgets the newest n tokens of all layers."""
         if self.sequences is None:
             return
-        length = max(min(self.lengths) - n, 0)
-        if self.window and not self.keeps_past and n > SLACK and min(self.lengths) > self.window + SLACK:
+        length = max(self._length() - n, 0)
+        if self.window and not self.keeps_past and n > SLACK and self._length() > self.window + SLACK:
             raise RuntimeError(f"crop: a layer with a sliding window takes back {SLACK} tokens at most, not {n}")
         for row, number in enumerate(self.sequences.numbers):
             self.starts[row] = min(self.starts[row], length)
             self.sequences.cache.truncate(number, length - self.starts[row])
-        self.lengths = [length] * len(self.lengths)
+        self.lengths = dict.fromkeys(self.lengths, length)
 
     def select(self, rows: Sequence[int]) -> None:
         if self.sequences is not None:
@@ -220,11 +226,11 @@ class Store:
 
     def reset(self) -> None:
         self.select([])
-        self.starts, self.lengths = [], [0] * len(self.lengths)
+        self.starts, self.lengths = [], dict.fromkeys(self.lengths, 0)
 
     def copy(self) -> Store:
-        made = Store(len(self.lengths), self.window, self._make)
-        made.starts, made.lengths, made.keeps_past = list(self.starts), list(self.lengths), self.keeps_past
+        made = Store(self.window, self._make)
+        made.starts, made.lengths, made.keeps_past = list(self.starts), dict(self.lengths), self.keeps_past
         if self.sequences is not None:
             made.sequences = self.sequences.fork()
             made._number, made._state = self._number, self._state
