@@ -49,9 +49,9 @@ cuda:
 # attention kernels, one of each template. $(1): ALL or FEW, or empty to look.
 define configure_tests
 	scripts/deps.sh test
-	model=$$($(FETCH) model) && pairs="$(1)" && \
+	model=$$($(FETCH) model) && torch=$$($(FETCH) torch || true) && pairs="$(1)" && \
 	if [ -z "$$pairs" ]; then nvidia-smi -L >/dev/null 2>&1 && pairs=ALL || pairs=FEW; fi && \
-	$(call configure,release,$(BUILD),-DKVANT_BUILD_TESTS=ON -DKVANT_TEST_MODEL="$$model" \
+	$(call configure,release,$(BUILD),-DKVANT_BUILD_TESTS=ON -DKVANT_TEST_MODEL="$$model" -DKVANT_TEST_PYTHON="$$torch" \
 	    -DKVANT_CUDA=AUTO -DCMAKE_CUDA_ARCHITECTURES=90-real -DKVANT_CUDA_PAIRS=$$pairs)
 	touch $(BUILD)/fetched
 	cmake --build $(BUILD) -j $(JOBS)

@@ -168,15 +168,17 @@ class Codec(Owned):
                 f"rows: {self.spec} takes whole blocks of {self.block_tokens} tokens, not {rows.shape[0]} rows"
             )
         affine, kept = self._affine(center, scale)
-        n, encode = rows.shape[0], library().kvant_codec_encode
+        n, encode, handle = rows.shape[0], library().kvant_codec_encode, self._handle
         pages = arrays.zeroed(-(-n // PAGE_TOKENS) * self.page_bytes).reshape(-1, self.page_bytes)
-        for i in range(pages.shape[0]):
-            first = i * PAGE_TOKENS
-            here = min(PAGE_TOKENS, n - first)
-            source, to = rows.ctypes.data + 4 * stride * first, pages.ctypes.data + i * self.page_bytes
-            status = encode(self._handle, affine, source, stride, 0, here, to)
+        at, step, to = rows.ctypes.data, 4 * stride * PAGE_TOKENS, pages.ctypes.data
+        # A call takes 10 to 20 us for small codecs: nothing is computed here that need not be.
+        for first in range(0, n, PAGE_TOKENS):
+            here = PAGE_TOKENS if n - first > PAGE_TOKENS else n - first
+            status = encode(handle, affine, at, stride, 0, here, to)
             if status:
                 check(f"rows {first} to {first + here - 1}", status)
+            at += step
+            to += self.page_bytes
         return pages
 
     def decode(

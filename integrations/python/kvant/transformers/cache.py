@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import weakref
 from typing import Any
 
 import torch
@@ -28,7 +29,9 @@ class KvantLayer(CacheLayerMixin):
 
     def __init__(self, owner: KvantCache, number: int, window: int) -> None:
         super().__init__()
-        self.owner, self.number, self.window = owner, number, window
+        # Weak, so that a cache that nobody uses any more frees its memory at once.
+        self.owner = weakref.proxy(owner)
+        self.number, self.window = number, window
         self.is_sliding = window > 0
         if self.is_sliding:
             self.sliding_window = window
@@ -50,7 +53,7 @@ class KvantLayer(CacheLayerMixin):
         assert self.store is not None
         if self.number == next(iter(self.store.lengths)):
             self.store.drop()
-        self.store.begin(key_states, value_states)
+        self.store.begin(key_states, value_states, self.owner._make)
         self.pending = key_states, value_states
         length = self.get_seq_length()
         return Rows(self, 0, key_states, length), Rows(self, 1, value_states, length)
@@ -178,7 +181,7 @@ class KvantCache(Cache):
         the model does."""
         key = layer.window, k.shape[1], k.shape[3], v.shape[3], k.device
         if key not in self._stores:
-            self._stores[key] = Store(layer.window, self._make)
+            self._stores[key] = Store(layer.window)
         return self._stores[key]
 
     def _make(self, k: Tensor, v: Tensor) -> tuple[Pages, int, Tensor]:

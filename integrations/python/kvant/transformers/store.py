@@ -13,6 +13,10 @@ from ..cache import Cache
 from ..library import PAGE_TOKENS, Error
 from .masks import Shape
 
+_HID = (
+    "attention_mask: it shows tokens that it hid in an earlier call, and hidden tokens at the beginning are not stored; give "
+    "every call the mask of the whole sequence"
+)
 SLACK = 256  # tokens before a window that are kept, so that a few tokens may be taken back
 
 
@@ -46,12 +50,11 @@ class Sequences:
 
 
 class Store:
-    """`make` makes the kvant.Cache when the first rows say how many sequences and which device there
-    are. starts: per row the position of its first stored token. lengths: per layer, by its number in
+    """starts: per row the position of its first stored token. lengths: per layer, by its number in
     the model, its tokens, padding counted."""
 
-    def __init__(self, window: int, make: Any) -> None:
-        self.window, self._make = window, make
+    def __init__(self, window: int) -> None:
+        self.window = window
         self.sequences: Sequences | None = None
         self.starts: list[int] = []
         self.lengths: dict[int, int] = {}
@@ -65,13 +68,11 @@ class Store:
     def batch(self) -> int:
         return len(self.starts)
 
-    def _length(self) -> int:
-        return min(self.lengths.values(), default=0)
-
-    def begin(self, k: Tensor, v: Tensor) -> None:
-        """Before the first rows."""
+    def begin(self, k: Tensor, v: Tensor, make: Any) -> None:
+        """Before rows are written. make(k, v) makes the kvant.Cache when the first rows say how many
+        sequences and which device there are."""
         if self.sequences is None:
-            cache, self._number, self._state = self._make(k, v)
+            cache, self._number, self._state = make(k, v)
             self.sequences = Sequences(cache, [])
         while len(self.sequences.numbers) < k.shape[0]:
             self.sequences.numbers.append(self.sequences.cache.new_sequence())
@@ -143,7 +144,7 @@ class Store:
             options["causal"] = False
         else:
             options |= dict(causal=causal, window=shape.window)
-            self._agree(shape, length)
+            self._agree(shape)
         plain = shape is not None and not shape.holes and shape.hidden == tuple(self.starts)
         assert self.cache is not None
         if plain and max(self.starts) <= length - n:
@@ -158,7 +159,7 @@ class Store:
             start = self.starts[row]
             count = min(n, length - start)  # queries of padding see nothing
             if count > 0:
-                options["mask"] = None if plain else self._added(mask, row, start, count, length)
+                options["mask"] = None if plain else self._added(mask, row, count, length)
                 part = slice(row, row + 1), slice(n - count, n)
                 out[part] = self._call(layer, q[part], [number], v_head_dim, **options)
         return out
@@ -166,24 +167,22 @@ class Store:
     def _call(self, layer: int, q: Tensor, numbers: list[int], v_head_dim: int, **options: Any) -> Tensor:
         return torch.ops.kvant.cache_attend(self._state, q, self._number, layer, numbers, v_head_dim, **options)
 
-    def _agree(self, shape: Shape, length: int) -> None:
+    def _agree(self, shape: Shape) -> None:
         if any(hidden < start for hidden, start in zip(shape.hidden, self.starts)):
-            raise ValueError(
-                "attention_mask: it shows tokens that it hid in an earlier call, and hidden tokens at the beginning are "
-                "not stored; give every call the mask of the whole sequence"
-            )
+            raise ValueError(_HID)
 
-    @staticmethod
-    def _added(mask: Tensor | None, row: int, start: int, n: int, length: int) -> Tensor | None:
+    def _added(self, mask: Tensor | None, row: int, n: int, length: int) -> Tensor | None:
         """float16 [1, n, tokens]: what the mask adds to the scores of a row's newest n queries."""
         if mask is None:
             return None
-        seen = mask[row, start:length].expand(n, length - start) if mask.dim() == 2 else mask[row, 0, -n:, start:length]
-        if seen.dtype == torch.bool:
-            added = torch.zeros(seen.shape, dtype=torch.float16, device=seen.device).masked_fill(~seen, -torch.inf)
+        whole = mask[row, :length].expand(n, length) if mask.dim() == 2 else mask[row % mask.shape[0], 0, -n:, :length]
+        if whole.dtype == torch.bool:
+            added = torch.zeros(whole.shape, dtype=torch.float16, device=whole.device).masked_fill(~whole, -torch.inf)
         else:
-            added = seen.masked_fill(seen <= torch.finfo(torch.float16).min, -torch.inf).to(torch.float16)
-        return added[None]
+            added = whole.masked_fill(whole <= torch.finfo(torch.float16).min, -torch.inf).to(torch.float16)
+        if (added[:, : self.starts[row]] > -torch.inf).any():
+            raise ValueError(_HID)
+        return added[None, :, self.starts[row] :]
 
     def read(self, layer: int, length: int, like: tuple[Tensor, Tensor]) -> tuple[Tensor, Tensor]:
         """The rows of the first `length` tokens, [batch, kv heads, length, head_dim]; zeros for
@@ -203,7 +202,7 @@ class Store:
         if not self.window or self.sequences is None or self.keeps_past:
             return
         for start, number in zip(self.starts, self.sequences.numbers):
-            old = self._length() - start - self.window - SLACK
+            old = min(self.lengths.values()) - start - self.window - SLACK
             if old >= PAGE_TOKENS:
                 self.sequences.cache.drop(number, old)
 
@@ -211,8 +210,8 @@ class Store:
         """Forgets the newest n tokens of all layers."""
         if self.sequences is None:
             return
-        length = max(self._length() - n, 0)
-        if self.window and not self.keeps_past and n > SLACK and self._length() > self.window + SLACK:
+        length = max(max(self.lengths.values()) - n, 0)  # an error may have left later layers behind
+        if self.window and not self.keeps_past and n > SLACK and length > self.window:
             raise RuntimeError(f"crop: a layer with a sliding window takes back {SLACK} tokens at most, not {n}")
         for row, number in enumerate(self.sequences.numbers):
             self.starts[row] = min(self.starts[row], length)
@@ -229,7 +228,7 @@ class Store:
         self.starts, self.lengths = [], dict.fromkeys(self.lengths, 0)
 
     def copy(self) -> Store:
-        made = Store(self.window, self._make)
+        made = Store(self.window)
         made.starts, made.lengths, made.keeps_past = list(self.starts), dict(self.lengths), self.keeps_past
         if self.sequences is not None:
             made.sequences = self.sequences.fork()
