@@ -157,8 +157,8 @@ def calibrate(
 
 class Evaluation(NamedTuple):
     """kld: mean KL divergence from the stock cache in nats, and its standard error. perplexity: of
-    the text. same_top: the part of tokens whose most probable token is the stock cache's. bytes,
-    f16_bytes: of one context's cache, both 0 for the stock cache itself."""
+    the text. same_top: the part of tokens whose most probable token is the stock cache's. bytes:
+    of one context's cache; f16_bytes: of the same tokens in float16."""
 
     name: str
     kld: float
@@ -226,8 +226,11 @@ def evaluate(
         # Row i says what follows token i.
         scored, targets = slice(first, context - 1), part[first + 1 :]
         with _attending(model, _stock_attention(model)):
-            reference = torch.cat(list(_logits(model, part, DynamicCache(config=model.config))))[scored]
+            stock = DynamicCache(config=model.config)
+            reference = torch.cat(list(_logits(model, part, stock)))[scored]
         sums[0].add(reference, reference, targets)
+        held = [x for layer in stock.layers for x in (getattr(layer, "keys", None), getattr(layer, "values", None)) if x is not None]
+        sums[0].bytes, sums[0].f16_bytes = sum(x.nbytes for x in held), sum(2 * x.numel() for x in held)
         with _attending(model, "kvant"):
             for total, (_, options) in zip(sums[1:], stored):
                 cache = KvantCache(model.config, **options)

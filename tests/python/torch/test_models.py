@@ -96,7 +96,9 @@ class Evaluate(TestCase):
         self.assertLess(rows[2].kld, rows[3].kld)
         self.assertLess(rows[3].kld, rows[4].kld)
         self.assertLess(rows[4].bytes, rows[3].bytes)
-        self.assertEqual(rows[3].f16_bytes, 4 * 100 * 2 * 16 * 2)
+        for row in rows:
+            self.assertEqual(row.f16_bytes, 4 * 100 * 2 * 16 * 2)
+        self.assertEqual(rows[0].bytes, 2 * rows[0].f16_bytes)  # the model is float32
 
     def test_texts(self):
         class Letters:
