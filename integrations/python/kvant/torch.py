@@ -9,6 +9,7 @@ cache_append and cache_attend work on a kvant.Cache, named by the number that re
 
 from __future__ import annotations
 
+import contextlib
 import ctypes as c
 import functools
 import itertools
@@ -167,6 +168,11 @@ def _cache(number: int) -> Cache:
     return cache
 
 
+def on_its_gpu(like: Tensor) -> Any:
+    """A cache on a GPU wants that GPU to be the current one in every call."""
+    return torch.cuda.device(like.device) if like.device.type == "cuda" else contextlib.nullcontext()
+
+
 def _plain(rows: Tensor) -> Tensor:
     return rows.detach().to(torch.float32).contiguous()
 
@@ -174,7 +180,8 @@ def _plain(rows: Tensor) -> Tensor:
 @_implement("cache_append")
 def _cache_append(lengths: Tensor, k: Tensor, v: Tensor, cache: int, layer: int, sequences: Sequence[int]) -> None:
     """k and v: [sequences, n, kv heads, head_dim] of any float type."""
-    _cache(cache).append_batch(layer, sequences, _plain(k), _plain(v))
+    with on_its_gpu(k):
+        _cache(cache).append_batch(layer, sequences, _plain(k), _plain(v))
     lengths[layer] += k.shape[1]
 
 
@@ -199,15 +206,16 @@ def _cache_attend(
     options are those of kvant.Cache.attend."""
     held, queries = _cache(cache), _plain(q)
     out = torch.empty((*q.shape[:3], v_head_dim), dtype=torch.float32, device=q.device)
-    if mask is None and sinks is None and causal and not (window or exact or scale or softcap):
-        return held.attend_batch(layer, sequences, queries, out=out).to(q.dtype)
-    sinks = None if sinks is None else _plain(sinks)
-    options: dict[str, Any] = dict(window=window, causal=causal, scale=scale, logit_softcap=softcap, exact=exact, sinks=sinks)
-    for i, sequence in enumerate(sequences):
-        if mask is not None:
-            options["mask"] = mask[i, :, : held.length(sequence, layer)].to(torch.float16).contiguous()
-        held.attend(layer, sequence, queries[i], out=out[i], **options)
-    return out.to(q.dtype)
+    with on_its_gpu(q):
+        if mask is None and sinks is None and causal and not (window or exact or scale or softcap):
+            return held.attend_batch(layer, sequences, queries, out=out).to(q.dtype)
+        options: dict[str, Any] = dict(window=window, causal=causal, scale=scale, logit_softcap=softcap, exact=exact)
+        options["sinks"] = None if sinks is None else _plain(sinks)
+        for i, sequence in enumerate(sequences):
+            if mask is not None:
+                options["mask"] = mask[i, :, : held.length(sequence, layer)].to(torch.float16).contiguous()
+            held.attend(layer, sequence, queries[i], out=out[i], **options)
+        return out.to(q.dtype)
 
 
 def read(cache: Cache, layer: int, sequence: int, n: int) -> tuple[Tensor, Tensor]:

@@ -130,6 +130,10 @@ class Conversations(TestCase):
 
         self.same(use)
 
+    def test_padding_longer_than_a_chunk(self):
+        tokens, mask = models.prompt(60, padding=45)
+        self.same(lambda model, cache: generate(model, "chunked prefill", cache, tokens=tokens, mask=mask))
+
     def test_a_prefix_that_is_computed_once(self):
         def use(model, cache):
             prefix, tokens = models.prompt(33, batch=1, padding=0)[0], models.prompt(10, batch=3, padding=0, seed=2)[0]

@@ -195,17 +195,18 @@ class KvantCache(Cache):
             self._schemes[key] = Scheme(**self._stored, **shape)
         heads = getattr(self.config, "num_attention_heads", None)
         longest = int(getattr(self.config, "max_position_embeddings", 0) or 4096)
-        pages = Pages(
-            **shape,
-            n_heads=heads if isinstance(heads, int) and heads % k.shape[1] == 0 else k.shape[1],
-            max_tokens=max_tokens or rows * (min(longest, 8192) if on_gpu else longest),
-            device="cuda" if on_gpu else "cpu",
-            scheme=self._schemes[key],
-            max_sequences=max_sequences or (rows if on_gpu else 4 * rows + 16),
-            n_threads=n_threads or torch.get_num_threads(),
-            stream=torch.cuda.current_stream(k.device).cuda_stream if on_gpu else 0,
-            asynchronous=on_gpu,
-        )
+        with operators.on_its_gpu(k):
+            pages = Pages(
+                **shape,
+                n_heads=heads if isinstance(heads, int) and heads % k.shape[1] == 0 else k.shape[1],
+                max_tokens=max_tokens or rows * (min(longest, 8192) if on_gpu else longest),
+                device="cuda" if on_gpu else "cpu",
+                scheme=self._schemes[key],
+                max_sequences=max_sequences or (rows if on_gpu else 4 * rows + 16),
+                n_threads=n_threads or torch.get_num_threads(),
+                stream=torch.cuda.current_stream(k.device).cuda_stream if on_gpu else 0,
+                asynchronous=on_gpu,
+            )
         return pages, *operators.register(pages)
 
     # What transformers asks of the whole cache: kvant's layers act together, others one by one.
