@@ -18,6 +18,8 @@ for file in $binaries "$package/py.typed" "$work/env/share/man/man1/kvant.1" \
     "$work/env/share/bash-completion/completions/kvant" "$package"/../kvant-*.dist-info/licenses/LICENSE; do
     [ -e "$file" ] || fail "$file is missing"
 done
+others=$(ls "$package/lib" | grep -vxE 'libkvant\.so|libggml-kvant\.so|libkvant_cuda\.so' || true)
+[ -z "$others" ] || fail "lib has more than libraries: $others"
 if [ $# -gt 1 ]; then
     # shellcheck disable=SC2086 # three paths
     "$here/check_elf.sh" "$2" $binaries

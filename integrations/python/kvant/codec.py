@@ -4,7 +4,7 @@
 from __future__ import annotations
 
 import ctypes as c
-from typing import TYPE_CHECKING, NamedTuple, Sequence
+from typing import TYPE_CHECKING, Any, NamedTuple, Sequence
 
 from . import checks
 from . import structs as s
@@ -145,15 +145,16 @@ class Codec(Owned):
     def __repr__(self) -> str:
         return f"kvant.Codec({self.spec!r}, {self.head_dim}, {self.role!r})"
 
-    def _affine(self, center: np.ndarray | None, scale: np.ndarray | None) -> tuple[object, object]:
+    def _affine(self, center: Any, scale: Any) -> tuple[object, object]:
         """The structure, and the arrays that it points to."""
         from . import arrays
 
         kept = [arrays.channels(x, what, (self.head_dim,)) for x, what in ((center, "center"), (scale, "scale"))]
         return c.byref(s.Affine(*map(arrays.pointer, kept))), kept
 
-    def encode(self, rows: np.ndarray, center: np.ndarray | None = None, scale: np.ndarray | None = None) -> np.ndarray:
-        """Pages of rows [n, head_dim] float32: a new uint8 array [ceil(n / 64), page_bytes].
+    def encode(self, rows: Any, center: Any = None, scale: Any = None) -> np.ndarray:
+        """Pages of rows [n, head_dim] float32, of NumPy or with DLPack on the CPU: a new uint8 array
+        [ceil(n / 64), page_bytes].
 
         Row i is token i % 64 of page i // 64. When n is no multiple of 64, the tokens after the
         last row are zero bytes, as in a page that was never written; n is a multiple of
@@ -183,10 +184,10 @@ class Codec(Owned):
 
     def decode(
         self,
-        pages: np.ndarray,
+        pages: Any,
         n: int | None = None,
-        center: np.ndarray | None = None,
-        scale: np.ndarray | None = None,
+        center: Any = None,
+        scale: Any = None,
     ) -> np.ndarray:
         """The first n rows of pages, by default all 64 of each: a new float32 array [n, head_dim].
 

@@ -104,7 +104,7 @@ def _observe(
         window = getattr(getattr(attention_mask, "kvant", None), "window", options.get("sliding_window") or 0)
         added = dense.bias(attention_mask, window, True, query.shape[2], key.shape[2], query.device)
         _add_attention(layer, query, key, added, query.shape[3] ** -0.5 if scaling is None else scaling)
-    named = dict(scaling=scaling, softcap=softcap, s_aux=s_aux)
+    named: dict[str, Any] = dict(scaling=scaling, softcap=softcap, s_aux=s_aux)
     return attention(module, query, key, value, attention_mask, **named, **options)
 
 

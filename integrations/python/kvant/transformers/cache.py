@@ -148,7 +148,7 @@ class KvantCache(Cache):
             raise ValueError("config: models with an encoder are not supported")
         self.config = config.get_text_config(decoder=True)
         self.exact = exact
-        self._stored = dict(preset=preset, k=k, v=v, settings=settings, calibration=calibration)
+        self._stored: dict[str, Any] = dict(preset=preset, k=k, v=v, settings=settings, calibration=calibration)
         self._limits = max_tokens, max_sequences, n_threads
         self._check()
         self._stores: dict[Any, Store] = {}
@@ -189,7 +189,7 @@ class KvantCache(Cache):
         on_gpu, rows = k.device.type == "cuda", k.shape[0]
         if k.device.type not in ("cpu", "cuda"):
             raise ValueError(f"key_states: kvant has no pages on {k.device}")
-        shape = dict(n_layers=len(self.layers), n_kv_heads=k.shape[1], head_dim=k.shape[3], v_head_dim=v.shape[3])
+        shape: dict[str, Any] = dict(n_layers=len(self.layers), n_kv_heads=k.shape[1], head_dim=k.shape[3], v_head_dim=v.shape[3])
         key = tuple(shape.values())
         if key not in self._schemes:
             self._schemes[key] = Scheme(**self._stored, **shape)

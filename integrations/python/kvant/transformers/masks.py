@@ -75,7 +75,7 @@ def mask(
         made = torch.ones((1, 1), dtype=torch.bool, device=options.get("device", "cpu")).expand(batch_size, kv_length)
     else:
         made = attention_mask.to(torch.bool).view(attention_mask.shape)
-    made.kvant = shape_of(None if attention_mask is None else made, batch_size, window)
+    made.kvant = shape_of(None if attention_mask is None else made, batch_size, window)  # type: ignore[attr-defined]
     return made
 
 

@@ -25,15 +25,15 @@ class Rows(Tensor):
         made.layer, made.role, made.length = layer, role, length
         return made
 
-    __torch_function__ = torch._C._disabled_torch_function_impl
+    __torch_function__ = torch._C._disabled_torch_function_impl  # type: ignore[assignment]
 
     def decoded(self) -> Tensor:
         return self.layer.decoded(self.length)[self.role]
 
     @classmethod
-    def __torch_dispatch__(cls, function: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+    def __torch_dispatch__(cls, function: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:  # type: ignore[override]
         args, kwargs = tree_map_only(Rows, Rows.decoded, (args, kwargs or {}))
         return function(*args, **kwargs)
 
-    def __repr__(self) -> str:
+    def __repr__(self) -> str:  # type: ignore[override]
         return f"<kvant rows {'kv'[self.role]} {list(self.shape)} {self.dtype}>"
