@@ -2,6 +2,8 @@
 codec, attention within its bound with others, and errors instead of wrong tokens."""
 
 import copy
+import pathlib
+import tempfile
 import unittest
 
 import models
@@ -210,6 +212,11 @@ class Conversations(TestCase):
         self.refused(RuntimeError, "crop|takes back", cache.crop, -SLACK - 1)
 
 
+def round_trip(spec, role, rows):
+    codec, flat = kvant.Codec(spec, 16, role), rows.reshape(-1, 16).float()
+    return torch.from_numpy(codec.decode(codec.encode(flat.numpy()), len(flat))).reshape(rows.shape)
+
+
 class Rounded(TestCase):
     """Codecs that lose something."""
 
@@ -224,15 +231,12 @@ class Rounded(TestCase):
         PyTorch's, hold the same numbers."""
         (model,) = models.twins("llama", "eager")
 
-        def rounded(layer, role, rows):
-            codec, flat = kvant.Codec("int-4", 16, role), rows.reshape(-1, 16).float()
-            return torch.from_numpy(codec.decode(codec.encode(flat.numpy()), len(flat))).reshape(rows.shape)
-
         tokens = models.prompt(100, padding=0)[0]
         with torch.no_grad():
             cache = self.cache(model, "int-4")
             got = model(tokens, past_key_values=cache).logits
-            wanted = model(tokens, past_key_values=models.RoundTripped(model.config, rounded)).logits
+            fed = models.RoundTripped(model.config, lambda layer, role, rows: round_trip("int-4", role, rows))
+            wanted = model(tokens, past_key_values=fed).logits
             exactly = model(tokens).logits
         self.assertTrue(torch.equal(got, wanted))
         self.assertFalse(torch.equal(got, exactly))
@@ -248,6 +252,24 @@ class Rounded(TestCase):
                     generate(model, cache=self.cache(model, spec, exact=flag), new=4, tokens=tokens, mask=mask)
                     self.assertEqual(worst.calls, 4 * 4)
                     self.assertLess(worst.ratio, 1)
+
+    def test_settings_of_a_model(self):
+        """Each layer has the codec of its number in the model, although layers with and without a
+        window lie in different caches."""
+        model = models.make("gemma2", "eager")
+        kinds = ["f32", "int-4", "f32", "int-2"]
+        layers = [((kind, 2, 16), (kind, 2, 16)) for kind in kinds]
+        with tempfile.TemporaryDirectory() as folder, torch.no_grad():
+            path = pathlib.Path(folder, "model.kvant")
+            kvant.Settings(layers, model="tiny").save(path)
+            cache, tokens = KvantCache(model.config, settings=path), models.prompt(12, padding=0)[0]
+            model(tokens, past_key_values=cache)
+            fed = models.RoundTripped(model.config, lambda layer, role, rows: round_trip(kinds[layer], role, rows))
+            model(tokens, past_key_values=fed)
+            for layer, stock in zip(cache.layers, fed.layers):
+                self.assertTrue(all(map(torch.equal, layer.decoded(12), (stock.keys, stock.values))), layer.number)
+            kvant.Settings(layers[:3], model="tiny").save(path)
+            self.refused(ValueError, "settings|3 layers, not 4", KvantCache, model.config, settings=path)
 
     def test_memory(self):
         model = models.make("llama")
@@ -357,9 +379,6 @@ class Refusals(TestCase):
             self.refused(kvant.Error, "no-such-codec", lambda: self.model(self.tokens, past_key_values=cache))
 
     def test_a_calibration_of_another_model(self):
-        import pathlib
-        import tempfile
-
         with tempfile.TemporaryDirectory() as folder:
             path = pathlib.Path(folder, "other.kvcal")
             calibrator = kvant.Calibrator("another model")
