@@ -40,7 +40,7 @@ D3 = ("d3", "7.9.0", "7e36605710a2ba54846797c8c6d888911341b215ae53257dc32a49a0b8
 
 ZIG = ("ziglang", "0.17.1", "ea6cc5d87b033cf0aedfbc8f9549a908cae6c50ac31f1698188fa48a74524b54")
 
-# What tests/python/torch runs with: a virtual environment, and beside it the newest transformers, in its folder `newest`. pip checks
+# What tests/python/pytorch runs with: a virtual environment, and beside it the newest transformers, in its folder `newest`. pip checks
 # what it downloads against its index; the CPU build of PyTorch must be on an index or in a folder that pip is configured to look at.
 TORCH, TRANSFORMERS, NEWEST = "2.13.0+cpu", "5.17.0", "5.23.0"
 BESIDE_TORCH = ("numpy", "gguf==0.19.0")
