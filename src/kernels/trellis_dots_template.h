@@ -153,8 +153,7 @@ KVANT_INLINE void store_levels(const level_job *job, uint32_t bits, vi w, vi z0,
         index[2] = vi_select(low, vw_shift_right(z, 4), vw_shift_right(high, 2));
         index[3] = vi_select(low, vw_shift_right(z, 6), vw_shift_right(high, 4));
     }
-#pragma GCC unroll 4
-    for (uint32_t i = 0; i < 8 / first_plane(bits); i++) {
+    unrolled_for (uint32_t i = 0; i < 8 / first_plane(bits); i++) {
         if (bits == 3)
             index[i] = vi_select(vi_set(0x0f0f0f0f), index[i], vw_shift_left(more, 4 - i));
         vi_store_aligned(out + 64 * i, look_up_levels(&job->tables, index[i], bits));
