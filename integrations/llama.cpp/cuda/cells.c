@@ -90,7 +90,7 @@ static const char *refusal_of(const kvp_kv *kv, const kvant_codec *const *codecs
     if (first.block_tokens != 1)
         return "its codec has groups of several tokens, which the GPU device does not take: use another codec";
     if (first.sink_tokens != 0 || first.recent_tokens != 0)
-        return "the GPU device keeps no fp16 windows: leave out sink= and recent=";
+        return "the GPU device keeps no fp16 windows: set sink=0 (center=first has sink=4) and leave out recent=";
     if (tables_of(codecs[0]).pivots != NULL)
         return "the GPU device takes no feedback: leave out feedback";
     if (kv->shape.n_streams > 1 && kv->shape.n_cells % KVANT_PAGE_TOKENS != 0)

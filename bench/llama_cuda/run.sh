@@ -1,0 +1,101 @@
+#!/bin/bash
+# Compares and measures the GPU devices of the plug-in in an unmodified llama.cpp with CUDA.
+#
+#   run.sh PACK SOURCE.tar.xz OUT [same] [bench]      default: both
+#
+# PACK.tar.xz.00, ... are what build.sh packed, SOURCE its source, whose headers and examples are needed. Everything is
+# built in LC (/tmp/lc). SPECS: codecs of bench, "preset:NAME" or a spec; DEPTHS.
+set -u
+pack=$1 source=$2 out=$3
+shift 3
+what=" ${*:-same bench} "
+LC=${LC:-/tmp/lc} DEPTHS=${DEPTHS:-0,32768,131072} REPS=${REPS:-1}
+SPECS=${SPECS:-"turboquant-4 int-4 preset:balanced"}
+here=$(cd "$(dirname "$0")" && pwd) root=$(cd "$(dirname "$0")/../.." && pwd)
+. "$here/libraries.sh"
+mkdir -p "$LC" "$out"
+[ -d "$LC/bin" ] || cat "$pack".tar.xz.* | tar xJ -C "$LC"
+[ -d "$LC/llama" ] || tar xJf "$source" -C "$LC"
+[ -d "$LC/libs" ] || find_toolkit "$LC/libs"
+nvcc=${CUDACXX:-$(command -v nvcc || ls /usr/local/cuda*/bin/nvcc 2>/dev/null | head -1)}
+export LD_LIBRARY_PATH=$LC/bin:$LC/libs:${LD_LIBRARY_PATH:-}
+
+begun=$SECONDS
+generator=Ninja
+command -v ninja >/dev/null || generator="Unix Makefiles"
+cmake -S "$root" -B "$LC/kvant" -G "$generator" -DCMAKE_BUILD_TYPE=Release -DKVANT_CUDA=ON -DCMAKE_CUDA_COMPILER="$nvcc" \
+    -DCMAKE_CUDA_ARCHITECTURES=90-real -DKVANT_BUILD_TESTS=OFF -DKVANT_BUILD_TOOLS=OFF \
+    -DKVANT_CUDA_PAIRS="Trellis4_Trellis4;Codebook4_Codebook4;Uniform4_Uniform4" -DKVANT_CUDA_HEAD_DIMS="64;128" \
+    >"$LC/kvant.log" 2>&1 &&
+    cmake --build "$LC/kvant" -j "$(nproc)" --target ggml-kvant kvant_cuda >>"$LC/kvant.log" 2>&1 ||
+    { tail -30 "$LC/kvant.log"; exit 1; }
+echo "kvant built in $((SECONDS - begun)) s"
+export GGML_BACKEND_PATH=$(find "$LC/kvant" -name libggml-kvant.so) KVANT_CUDA_LIBRARY=$(find "$LC/kvant" -name libkvant_cuda.so)
+"$LC/bin/llama-bench" --list-devices 2>&1 | tail -4
+
+setting() { # preset:NAME or a spec, as variables
+    case $1 in
+    preset:*) echo "KVANT_PRESET=${1#preset:}" ;;
+    *) echo "KVANT_K=$1 KVANT_V=$1" ;;
+    esac
+}
+
+same() {
+    local spec
+    gcc -O2 -o "$LC/compare" "$here/compare.c" -I"$LC/llama/include" -I"$LC/llama/ggml/include" -L"$LC/bin" -lllama -lggml \
+        -lggml-base -Wl,--allow-shlib-undefined || return
+    [ -f "$LC/small.gguf" ] || python3 "$here/random_gguf.py" "$LC/small.gguf" layers=6 embd=1024 ff=2816 heads=8 kv=2 ctx=4096
+    run() { # name, device, cache type, variables
+        local name=$1 device=$2 type=$3
+        shift 3
+        env "$@" timeout 100 "$LC/compare" "$LC/bin" "$LC/small.gguf" "$device" "$out/$name.logits" "$type" >"$out/$name.txt" 2>"$out/$name.err"
+        echo "$name rc $? $(grep -h '^kvant' "$out/$name.err" | grep -v quantis | tail -3 | cut -c1-230)"
+    }
+    run stock CUDA0 f16 X=0
+    run stock_q8_0 CUDA0 q8_0 X=0
+    run stock_q4_0 CUDA0 q4_0 X=0
+    for spec in int-8 $SPECS; do
+        name=${spec#preset:}
+        run "gpu_$name" KVANT0 f16 KVANT_VERBOSE=1 $(setting "$spec")
+        run "parts_$name" KVANT0 f16 KVANT_VERBOSE=1 KVANT_GRAPH=0 $(setting "$spec")
+        run "cpu_$name" KVANT f16 CUDA_VISIBLE_DEVICES= KVANT_GPU=0 $(setting "$spec")
+    done
+    python3 "$here/compare.py" 32000 "$out/stock.logits" "$out"/stock_q*.logits "$out"/*_*.logits
+    for spec in int-8 $SPECS; do
+        name=${spec#preset:}
+        echo "GPU against CPU plug-in:"
+        python3 "$here/compare.py" 32000 "$out/cpu_$name.logits" "$out/gpu_$name.logits"
+        cmp -s "$out/gpu_$name.txt" "$out/parts_$name.txt" && echo "graph = parts: text equal" || echo "graph and parts DIFFER"
+    done
+    rm -f "$out"/*.logits
+}
+
+measure() { # name, device, cache type, variables
+    local name=$1 device=$2 type=$3
+    shift 3
+    env "$@" timeout 300 "$LC/bin/llama-bench" -m "$LC/big.gguf" -ngl 99 -fa 1 -dev "$device" -ctk "$type" -ctv "$type" -p "${PP:-0}" \
+        -n 64 -d "$DEPTHS" -r "$REPS" -o jsonl >"$out/bench_$name.jsonl" 2>"$out/bench_$name.err" </dev/null
+    python3 - "$name" "$out/bench_$name.jsonl" <<'PY'
+import json, sys
+cells = []
+for line in open(sys.argv[2]):
+    if line.startswith("{"):
+        r = json.loads(line)
+        cells.append(f"{'pp' if r['n_prompt'] else 'tg'}{r['n_prompt'] or r['n_gen']}@{r['n_depth']} {r['avg_ts']:.1f}")
+print(f"{sys.argv[1]:18s}", "  ".join(cells) or "FAILED")
+PY
+    grep -h '^kvant' "$out/bench_$name.err" | tail -2 | cut -c1-200
+}
+
+bench() {
+    local spec
+    [ -f "$LC/big.gguf" ] || python3 "$here/random_gguf.py" "$LC/big.gguf"
+    for spec in $SPECS; do
+        measure "${spec#preset:}" KVANT0 f16 KVANT_VERBOSE=1 $(setting "$spec")
+    done
+    measure stock_f16 CUDA0 f16 X=0
+    measure stock_q8_0 CUDA0 q8_0 X=0
+}
+
+case $what in *" same "*) same ;; esac
+case $what in *" bench "*) bench ;; esac
