@@ -4,13 +4,15 @@
 #   run.sh PACK SOURCE.tar.xz OUT [same] [bench]      default: both
 #
 # PACK.tar.xz.00, ... are what build.sh packed, SOURCE its source, whose headers and examples are needed. Everything is
-# built in LC (/tmp/lc). SPECS: codecs of bench, "preset:NAME" or a spec; DEPTHS.
+# built in LC (/tmp/lc). SPECS: what same compares, "preset:NAME" or a spec. RUNS: what bench measures, each as
+# WHAT@DEPTHS with a spec, "preset:NAME" or "stock:CACHE_TYPE".
 set -u
 pack=$1 source=$2 out=$3
 shift 3
 what=" ${*:-same bench} "
-LC=${LC:-/tmp/lc} DEPTHS=${DEPTHS:-0,32768,131072} REPS=${REPS:-1}
-SPECS=${SPECS:-"turboquant-4 int-4 preset:balanced"}
+LC=${LC:-/tmp/lc} REPS=${REPS:-1}
+SPECS=${SPECS:-"turboquant-4 trellis-4"}
+RUNS=${RUNS:-"turboquant-4@0,32768,131072 preset:balanced@0,32768,131072 stock:f16@0,32768,131072 stock:q8_0@0,32768,131072"}
 here=$(cd "$(dirname "$0")" && pwd) root=$(cd "$(dirname "$0")/../.." && pwd)
 . "$here/libraries.sh"
 mkdir -p "$LC" "$out"
@@ -70,11 +72,15 @@ same() {
     rm -f "$out"/*.logits
 }
 
-measure() { # name, device, cache type, variables
-    local name=$1 device=$2 type=$3
-    shift 3
-    env "$@" timeout 300 "$LC/bin/llama-bench" -m "$LC/big.gguf" -ngl 99 -fa 1 -dev "$device" -ctk "$type" -ctv "$type" -p "${PP:-0}" \
-        -n 64 -d "$DEPTHS" -r "$REPS" -o jsonl >"$out/bench_$name.jsonl" 2>"$out/bench_$name.err" </dev/null
+measure() { # WHAT@DEPTHS
+    local what=${1%@*} depths=${1#*@} device=KVANT0 type=f16 variables="KVANT_VERBOSE=1" name
+    name=${what##*:}
+    case $what in
+    stock:*) device=CUDA0 type=$name ;;
+    *) variables="$variables $(setting "$what")" ;;
+    esac
+    env $variables timeout 200 "$LC/bin/llama-bench" -m "$LC/big.gguf" -ngl 99 -fa on -dev "$device" -ctk "$type" -ctv "$type" \
+        -p "${PP:-0}" -n 64 -d "$depths" -r "$REPS" -o jsonl >"$out/bench_$name.jsonl" 2>"$out/bench_$name.err" </dev/null
     python3 - "$name" "$out/bench_$name.jsonl" <<'PY'
 import json, sys
 cells = []
@@ -84,17 +90,17 @@ for line in open(sys.argv[2]):
         cells.append(f"{'pp' if r['n_prompt'] else 'tg'}{r['n_prompt'] or r['n_gen']}@{r['n_depth']} {r['avg_ts']:.1f}")
 print(f"{sys.argv[1]:18s}", "  ".join(cells) or "FAILED")
 PY
-    grep -h '^kvant' "$out/bench_$name.err" | tail -2 | cut -c1-200
+    grep -h '^kvant' "$out/bench_$name.err" | grep -v 'cache_\|buffer' | tail -3 | cut -c1-200
+    [ -s "$out/bench_$name.jsonl" ] || tail -3 "$out/bench_$name.err"
 }
 
 bench() {
-    local spec
+    local run
     [ -f "$LC/big.gguf" ] || python3 "$here/random_gguf.py" "$LC/big.gguf"
-    for spec in $SPECS; do
-        measure "${spec#preset:}" KVANT0 f16 KVANT_VERBOSE=1 $(setting "$spec")
+    for run in $RUNS; do
+        measure "$run"
+        echo "after $SECONDS s"
     done
-    measure stock_f16 CUDA0 f16 X=0
-    measure stock_q8_0 CUDA0 q8_0 X=0
 }
 
 case $what in *" same "*) same ;; esac
