@@ -50,7 +50,7 @@ same() {
     run() { # name, device, cache type, variables
         local name=$1 device=$2 type=$3
         shift 3
-        env "$@" timeout 100 "$LC/compare" "$LC/bin" "$LC/small.gguf" "$device" "$out/$name.logits" "$type" >"$out/$name.txt" 2>"$out/$name.err"
+        env "$@" timeout 40 "$LC/compare" "$LC/bin" "$LC/small.gguf" "$device" "$out/$name.logits" "$type" >"$out/$name.txt" 2>"$out/$name.err"
         echo "$name rc $? $(grep -h '^kvant' "$out/$name.err" | grep -v quantis | tail -3 | cut -c1-230)"
     }
     run stock CUDA0 f16 X=0
@@ -75,13 +75,14 @@ same() {
 measure() { # WHAT@DEPTHS
     local what=${1%@*} depths=${1#*@} device=KVANT0 type=f16 variables="KVANT_VERBOSE=1" name
     name=${what##*:}
+    echo "$what at depths $depths:"
     case $what in
     stock:*) device=CUDA0 type=$name ;;
     *) variables="$variables $(setting "$what")" ;;
     esac
-    env $variables timeout 200 "$LC/bin/llama-bench" -m "$LC/big.gguf" -ngl 99 -fa on -dev "$device" -ctk "$type" -ctv "$type" \
-        -p "${PP:-0}" -n 64 -d "$depths" -r "$REPS" -o jsonl >"$out/bench_$name.jsonl" 2>"$out/bench_$name.err" </dev/null
-    python3 - "$name" "$out/bench_$name.jsonl" <<'PY'
+    env $variables timeout 120 "$LC/bin/llama-bench" -m "$LC/big.gguf" -ngl 99 -fa on -dev "$device" -ctk "$type" -ctv "$type" \
+        -p "${PP:-0}" -n 64 -d "$depths" -r "$REPS" -o jsonl >"$out/bench_$name-${depths##*,}.jsonl" 2>"$out/bench_$name-${depths##*,}.err" </dev/null
+    python3 - "$name" "$out/bench_$name-${depths##*,}.jsonl" <<'PY'
 import json, sys
 cells = []
 for line in open(sys.argv[2]):
@@ -90,12 +91,13 @@ for line in open(sys.argv[2]):
         cells.append(f"{'pp' if r['n_prompt'] else 'tg'}{r['n_prompt'] or r['n_gen']}@{r['n_depth']} {r['avg_ts']:.1f}")
 print(f"{sys.argv[1]:18s}", "  ".join(cells) or "FAILED")
 PY
-    grep -h '^kvant' "$out/bench_$name.err" | grep -v 'cache_\|buffer' | tail -3 | cut -c1-200
-    [ -s "$out/bench_$name.jsonl" ] || tail -3 "$out/bench_$name.err"
+    grep -h '^kvant' "$out/bench_$name-${depths##*,}.err" | grep -v 'cache_\|buffer' | tail -3 | cut -c1-200
+    [ -s "$out/bench_$name-${depths##*,}.jsonl" ] || tail -3 "$out/bench_$name-${depths##*,}.err"
 }
 
 bench() {
     local run
+    while [ -f "$LC/big.part" ]; do sleep 1; done # written by somebody else
     [ -f "$LC/big.gguf" ] || python3 "$here/random_gguf.py" "$LC/big.gguf"
     for run in $RUNS; do
         measure "$run"
