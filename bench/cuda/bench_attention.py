@@ -1,12 +1,14 @@
 #!/usr/bin/env python3
-"""Times kvant's decode attention and PyTorch's (flash and cuDNN, bf16, enable_gqa) on the same work in one process.
+"""Times kvant's decode attention, PyTorch's (flash and cuDNN, bf16, enable_gqa) and FlashAttention-3's (bf16 and fp8,
+with --fa3) on the same work in one process.
 
 Every figure is the median of replays of a CUDA graph that holds the one call, with the second-level cache overwritten
 before each. kvant reads its keys and values through a shuffled block table; rotation of queries and outputs is inside
 its time. Before it is timed, its output is compared with softmax in float32 over the decoded pages.
 
     KVANT_LIBRARY=build/lib/libkvant.so PYTHONPATH=integrations/python bench/cuda/bench_attention.py \\
-        --csv bench/results/cuda_attention.csv --commit $(git rev-parse --short HEAD)
+        --csv bench/results/cuda_attention.csv --commit $(git rev-parse --short HEAD) \\
+        --fa3 $(bench/cuda/fa3.sh build-fa3)
 """
 
 import argparse
@@ -20,6 +22,7 @@ import torch
 import torch.nn.functional as F
 from torch.nn.attention import SDPBackend, sdpa_kernel
 
+import fa3
 import kvant
 import kvant.library
 
@@ -202,6 +205,7 @@ def main():
     )
     parser.add_argument("--codecs", default=",".join(CODECS), help="K/V for two codecs in one call")
     parser.add_argument("--no-sdpa", action="store_true")
+    parser.add_argument("--fa3", help="libfa3_bench.so, which fa3.sh makes: FlashAttention-3 in bf16 and fp8")
     parser.add_argument(
         "--open", type=int, default=0, help="blocks at the end of every sequence that stay fp16"
     )
@@ -222,11 +226,15 @@ def main():
         limit_shared_memory(args.shared_kb << 10)
     n_queries = [int(n) for n in args.query_tokens.split(",")]
     head = [gpu, driver, args.compiler, args.commit, shlex.join(["bench_attention.py", *sys.argv[1:]])]
+    fa3_library = fa3.load(args.fa3) if args.fa3 else None
+    fa3_types = fa3.check(fa3_library) if args.fa3 else []
     rows = []
     for shape in (SHAPES[int(i)] for i in args.shapes.split(",")):
         results = []  # name, query tokens, microseconds, bytes, relative error
         if not args.no_sdpa:
             results += rivals(shape, flush, args.repeats, n_queries)
+        for n in n_queries:
+            results += fa3.results(fa3_library, fa3_types, shape, n, lambda call: bench(call, flush, args.repeats))
         for codec in args.codecs.split(","):
             try:
                 found = bench_kvant(codec, shape, flush, args.repeats, args.open, args.ragged, n_queries)

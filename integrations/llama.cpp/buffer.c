@@ -254,6 +254,7 @@ static int32_t buffer_init_tensor(abi_buffer *buffer, abi_tensor *tensor)
         return ABI_STATUS_ALLOC_FAILED;
     }
     kv->remote = region->remote;
+    kv->cache = region;
     tensor->extra = kv;
     return ABI_STATUS_SUCCESS;
 }

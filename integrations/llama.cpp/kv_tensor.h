@@ -75,6 +75,7 @@ struct kvp_kv {
     kvant_tensor *tensor;  /* NULL while unbound, and with a remote */
     const kvp_remote *remote; /* NULL: the cells are in the computer's memory */
     void *cells;              /* the remote's, NULL while unbound */
+    const void *cache;        /* the same for the tensors of one buffer */
     struct kvp_layers *layers;
     kvp_placement *placement; /* of a cache with one stream, shared by its tensors; NULL: cells are slots */
     uint32_t *generations;    /* of each of its blocks, as the tensor knows it */

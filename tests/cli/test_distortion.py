@@ -7,7 +7,7 @@ import subprocess
 import tempfile
 import unittest
 
-from testing import KVANT, run
+from testing import KVANT, PAPERS, run
 
 OK, RUNTIME, USAGE, INTERRUPTED = 0, 1, 2, 130
 TABLES = ["octopus-1", "octopus-4", "octopus-5", "needle", "turboquant", "derived", "trellis", "size", "covering"]
@@ -101,6 +101,8 @@ class Cells(unittest.TestCase):
     @classmethod
     def setUpClass(cls):
         cls.code, cls.cells = cells()
+        # Without the papers' families their cells say what codec is missing.
+        cls.measured = [c for c in cls.cells if PAPERS or c["measured"] is not None]
 
     def test_every_table_is_there_in_flat_objects(self):
         self.assertEqual(list(dict.fromkeys(cell["table"] for cell in self.cells)), TABLES)
@@ -153,11 +155,11 @@ class Cells(unittest.TestCase):
                 self.assertLess(far, 0.02 * abs(cell["expected"]) + 3 * cell["error"] + 0.005, cell)
 
     def test_every_figure_is_met(self):
-        outside = [c for c in self.cells if not c["within"] and c["expected"] is None]
-        self.assertEqual((self.code, outside), (OK, []))
+        outside = [c for c in self.measured if not c["within"] and c["expected"] is None]
+        self.assertEqual((self.code, outside), (OK if PAPERS else RUNTIME, []))
 
     def test_turboquant_is_within(self):
-        for cell in self.cells:
+        for cell in self.measured:
             if cell["table"] == "turboquant" or "TurboQuant" in cell["row"]:
                 self.assertTrue(cell["within"] or (cell["paper"], cell["expected"]) == (0.047, 0.0534), cell)
 

@@ -113,13 +113,17 @@ static const spec_pair pairs[] = {
     { "trellis-4:transform=file", "trellis-4", "trellis-4:rotate=none", true, false, false },
     { "turboquant-6:transform=file", "trellis-4:center=file", "turboquant-6:rotate=none", true, true, false },
     /* groups of tokens, windows, sinks */
+#if KVANT_PAPERS
     { "kivi-2", "kivi-2", NULL, false, false, false },
     { "innerq-base", "innerq-base", NULL, false, false, false },
     { "innerq-small", "innerq-small", NULL, false, false, false },
+#endif
     { "trellis-3:sink=3,recent=100", "trellis-3", NULL, false, false, false },
     { "turboquant-4:recent=40", "turboquant-4:sink=70,center=first", NULL, false, false, false },
+#if KVANT_PAPERS
     { "octopus-4:rotate=hadamard", "int-4", NULL, false, false, false },
     { "hqmq-s96r4", "trellis-4:center=first", NULL, false, false, false },
+#endif
     /* dense rotations, as trellises and codebooks have them where head_dim is no power of two */
     { "trellis-4:rotate=dense,center=first,norm=first", "trellis-4:rotate=dense,center=first", NULL, false, false, false },
     { "turboquant-4", "turboquant-4:rotate=dense,recent=30", NULL, false, false, false },
@@ -141,14 +145,16 @@ static void bytes_and_outputs_agree(void **unused)
 /* A codec with random windows, centre, scale and rotation, which the CPU and the GPU have. */
 static void random_spec(kvant_role role, char spec[96])
 {
-    static const char *const families[] = { "int-%u", "bdr-%u", "turboquant-%u", "trellis-%u", "octopus-%u", "hqmq-s96r4",
-                                            "hqmq-s192r6", "kivi-2", "innerq-base", "innerq-small" },
+    static const char *const families[] = { "int-%u", "bdr-%u", "turboquant-%u", "trellis-%u",
+                                            PAPERS("octopus-%u", "hqmq-s96r4", "hqmq-s192r6", "kivi-2",
+                                                   "innerq-base", "innerq-small", ) },
                       *const options[] = { "sink=%u", "recent=%u", "center=first", "norm=first", "rotate=dense",
                                            "rotate=none" };
     for (;;) {
         kvant_codec *codec = NULL;
         kvant_cuda_codec *gpu = NULL;
-        int n = snprintf(spec, 96, families[random_bits() % 10], 1 + (uint32_t)(random_bits() % 8));
+        const char *family = families[random_bits() % (sizeof families / sizeof *families)];
+        int n = snprintf(spec, 96, family, 1 + (uint32_t)(random_bits() % 8));
         const int plain = n;
         for (size_t i = 0; i < 6; i++)
             if (random_bits() % 3 == 0) {

@@ -118,6 +118,7 @@ static void replayed_graphs_give_the_same_bits(void **state)
     (void)state;
     check_replay("turboquant-4");
     check_replay("trellis-4:center=first,norm=first,sink=0");
+    check_replay("");
 }
 
 static double divergence(const harness_options *options, const float *stock)
@@ -139,7 +140,7 @@ static void errors_are_those_of_the_bits(void **state)
     static const struct {
         const char *spec, *type;
         double factor;
-    } pairs[] = { { "turboquant-4", "q4_0", 1.7 }, { "int-8", "q8_0", 1.6 }, { "trellis-4", "q4_0", 1 } };
+    } pairs[] = { { "turboquant-4", "q4_0", 1.7 }, { "int-8", "q8_0", 1.6 }, { "trellis-4", "q4_0", 1 }, { "", "q4_0", 1 } };
     struct llama_context *context = harness_context(&(harness_options){ .n_ctx = 512 });
     float *stock = new_logits();
 

@@ -215,6 +215,7 @@ static bool capture(kvp_gpu_backend *b, const abi_graph *graph)
     int32_t status;
     bool made;
 
+    to_cuda(b); /* what was done before the graph is no part of it */
     if (!kvp_cu_ok(kvp_cu.capture_begin(b->stream, CU_CAPTURE_RELAXED), "capture"))
         return false;
     b->on_ours = true; /* CUDA's stream joins with the first hop, and returns with the last */
@@ -240,19 +241,67 @@ static int32_t launch(kvp_gpu_backend *b)
     return launched ? ABI_STATUS_SUCCESS : ABI_STATUS_FAILED;
 }
 
+/* Which caches the graph writes to; false: more than there is room for, or cell numbers of the keys that differ. */
+static bool find_writes(kvp_gpu_backend *b, const abi_graph *graph)
+{
+    b->n_writes = 0;
+    for (int i = 0; i < graph->n_nodes; i++) {
+        kvp_gpu_cache *cache = is_ours(graph->nodes[i]) ? kvp_gpu_prepared(graph->nodes[i]) : NULL;
+        int at = 0;
+        while (at < b->n_writes && b->writes[at].cache != cache)
+            at++;
+        if (cache == NULL || (at < b->n_writes && b->writes[at].cells->data == graph->nodes[i]->src[1]->data))
+            continue;
+        if (at < b->n_writes || at == (int)(sizeof(b->writes) / sizeof(b->writes[0]))) {
+            kvp_error("%s: a graph writes to its cache in more ways than the GPU device knows", graph->nodes[i]->name);
+            return false;
+        }
+        b->writes[b->n_writes++] = (struct kvp_gpu_writes){ cache, graph->nodes[i]->src[1] };
+    }
+    return true;
+}
+
+/* Opens blocks for the rows of this batch. *waits: all of them go to open pages. */
+static bool prepare(kvp_gpu_backend *b, bool *waits)
+{
+    bool ok = true;
+
+    *waits = true;
+    if (b->n_writes == 0)
+        return true;
+    to_ours(b);
+    pthread_mutex_lock(&b->gpu->lock);
+    for (int i = 0; i < b->n_writes && ok; i++) {
+        const abi_tensor *cells = b->writes[i].cells;
+        kvp_gpu_step step;
+        ok = kvp_gpu_find_step(b->gpu, cells->data, (size_t)cells->ne[0], &step);
+        if (!ok)
+            kvp_error("%s: cell numbers did not pass the GPU device on their way", cells->name);
+        ok = ok && kvp_gpu_cache_prepare(b->writes[i].cache, &step, b->stream);
+        *waits = *waits && b->writes[i].cache->waits;
+    }
+    pthread_mutex_unlock(&b->gpu->lock);
+    return ok;
+}
+
 static int32_t compute(kvp_gpu_backend *b, abi_graph *graph)
 {
     const bool known = graph->uid != 0 && graph->uid == b->uid;
-    const unsigned epoch = atomic_load(&b->gpu->epoch);
+    unsigned epoch;
     int32_t status;
+    bool waits;
 
-    if (b->epoch != epoch || !known)
+    if ((!known && !find_writes(b, graph)) || !prepare(b, &waits))
+        return ABI_STATUS_FAILED;
+    epoch = atomic_load(&b->gpu->epoch);
+    if (b->epoch != epoch || !known || b->waits != waits)
         b->captured = false;
     b->epoch = epoch;
+    b->waits = waits;
     if (!known && b->part_uids != NULL)
         memset(b->part_uids, 0, (size_t)b->n_part_uids * sizeof(*b->part_uids));
     b->uid = graph->uid;
-    if (known && !b->captured && b->graphs && may_capture(graph)) {
+    if (known && !b->captured && b->graphs && waits && may_capture(graph)) {
         b->captured = capture(b, graph);
         b->graphs = b->captured; /* after a failure parts are computed */
     }

@@ -89,8 +89,8 @@ static const char *refusal_of(const kvp_kv *kv, const kvant_codec *const *codecs
     }
     if (first.block_tokens != 1)
         return "its codec has groups of several tokens, which the GPU device does not take: use another codec";
-    if (first.sink_tokens != 0 || first.recent_tokens != 0)
-        return "the GPU device keeps no fp16 windows: set sink=0 (center=first has sink=4) and leave out recent=";
+    if (first.recent_tokens != 0)
+        return "the GPU device keeps no recent tokens as fp16: leave out recent=";
     if (tables_of(codecs[0]).pivots != NULL)
         return "the GPU device takes no feedback: leave out feedback";
     if (kv->shape.n_streams > 1 && kv->shape.n_cells % KVANT_PAGE_TOKENS != 0)
@@ -143,7 +143,12 @@ static void destroy(kvp_kv *kv)
     if (kvp_gpu_enter(cells->gpu)) {
         kvp_gpu_finish(cells->gpu);
         kvp_gpu_release(&cells->numbers);
+        kvp_gpu_release(&cells->open);
+        pthread_mutex_lock(&cells->gpu->lock);
+        kvp_gpu_cache_leave(kv);
+        pthread_mutex_unlock(&cells->gpu->lock);
     }
+    kvant_cuda_codec_free(&cells->open_codec);
     kvant_cuda_codec_free(&cells->codec);
     free(cells);
     kv->cells = NULL;
@@ -166,7 +171,8 @@ static bool create_all(kvp_kv *kv, kvp_gpu_cells *cells, char *err, size_t errle
     snprintf(err, errlen, "no GPU memory for its tables");
     pthread_mutex_lock(&cells->gpu->lock);
     ok = n_blocks * cells->pages.block_stride <= kv->reserved && create_numbers(cells) &&
-         count_to(cells->gpu, n_blocks * KVANT_PAGE_TOKENS + 1);
+         count_to(cells->gpu, n_blocks * KVANT_PAGE_TOKENS + 1) &&
+         kvp_gpu_cache_join(kv, &info);
     pthread_mutex_unlock(&cells->gpu->lock);
     return ok;
 }
@@ -345,7 +351,7 @@ static kvant_status read_rows(const kvp_kv *kv, size_t cell, size_t n, float *ro
     kvp_gpu_finish(cells->gpu);
     pthread_mutex_lock(&cells->gpu->lock);
     room = batch_room(cells->gpu, blocks * KVANT_PAGE_TOKENS, width, &slots);
-    if (room != NULL)
+    if (room != NULL && kvp_gpu_cache_settle(cells->cache, false, cells->gpu->stream))
         status = decode_blocks(cells, first, blocks, room);
     if (status == KVANT_OK && !(kvp_cu_ok(kvp_cu.copy_out(rows, (cu_address)(uintptr_t)(room + skip * width),
                                                           n * width * sizeof(*rows), cells->gpu->stream),
@@ -382,7 +388,7 @@ static kvant_status write_rows(kvp_kv *kv, const int64_t *cell_numbers, size_t n
     kvp_gpu_finish(gpu);
     pthread_mutex_lock(&gpu->lock);
     room = batch_room(gpu, n, width, &slots);
-    if (room != NULL && upload(gpu, room, rows, n * width * sizeof(*rows)) &&
+    if (room != NULL && kvp_gpu_cache_settle(cells->cache, true, gpu->stream) && upload(gpu, room, rows, n * width * sizeof(*rows)) &&
         upload(gpu, slots, cell_numbers, n * sizeof(*slots)) && (!cells->learns || cells->learnt || learn(cells, rows, n)))
         status = append(cells, kv->shape.role, room, n, slots);
     if (!kvp_cu_ok(kvp_cu.stream_finish(gpu->stream), "storing rows"))
@@ -397,6 +403,9 @@ static void clear(kvp_kv *kv)
 
     if (kvp_gpu_enter(cells->gpu))
         kvp_gpu_finish(cells->gpu);
+    pthread_mutex_lock(&cells->gpu->lock);
+    kvp_gpu_cache_forget(cells->cache);
+    pthread_mutex_unlock(&cells->gpu->lock);
     cells->learnt = false;
     if (cells->learns) {
         cells->center = cells->scale = NULL;
@@ -415,7 +424,10 @@ static bool copy(const kvp_kv *from, uint32_t first, kvp_kv *to, uint32_t to_fir
     if (!kvp_gpu_enter(source->gpu))
         return false;
     kvp_gpu_finish(source->gpu);
-    ok = kvp_cu_ok(kvp_cu.copy_within((cu_address)(uintptr_t)target->pages.base + to_first * block,
+    pthread_mutex_lock(&source->gpu->lock);
+    ok = kvp_gpu_cache_settle(source->cache, true, source->gpu->stream);
+    pthread_mutex_unlock(&source->gpu->lock);
+    ok = ok && kvp_cu_ok(kvp_cu.copy_within((cu_address)(uintptr_t)target->pages.base + to_first * block,
                                       (cu_address)(uintptr_t)source->pages.base + first * block, n * block,
                                       source->gpu->stream),
                    "copying");

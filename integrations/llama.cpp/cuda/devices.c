@@ -91,6 +91,71 @@ static size_t buft_get_alloc_size(abi_buft *buft, const abi_tensor *tensor)
     return cache ? kvp_buffer_bytes(tensor, true) : inner_alloc_size(gpu_of_buft(buft), tensor);
 }
 
+/* What passes on its way to the GPU */
+
+static bool keep(kvp_gpu_seen *seen, const abi_tensor *tensor, const void *data, size_t size)
+{
+    if (seen->bytes < size) {
+        void *copy = realloc(seen->copy, size);
+        if (copy == NULL)
+            return false;
+        seen->copy = copy;
+    }
+    memcpy(seen->copy, data, size);
+    seen->at = tensor->data;
+    seen->bytes = size;
+    return true;
+}
+
+/* Cell numbers of this place, or a new entry. */
+static kvp_gpu_seen *entry_of(kvp_gpu *gpu, const void *at)
+{
+    kvp_gpu_seen *seen = gpu->seen;
+
+    while (seen != NULL && seen->at != at)
+        seen = seen->next;
+    if (seen == NULL && (seen = calloc(1, sizeof(*seen))) != NULL) {
+        seen->next = gpu->seen;
+        gpu->seen = seen;
+    }
+    return seen;
+}
+
+static void set_tensor(abi_buffer *buffer, abi_tensor *tensor, const void *data, size_t offset, size_t size)
+{
+    kvp_gpu *gpu = NULL;
+
+    for (size_t i = 0; i < n_gpus && gpu == NULL; i++)
+        gpu = buffer->buft == gpus[i].inner_buft ? &gpus[i] : NULL;
+    if (offset == 0 && strstr(tensor->name, "k_idxs") != NULL && tensor->type == ABI_TYPE_I64) {
+        pthread_mutex_lock(&gpu->lock);
+        kvp_gpu_seen *seen = entry_of(gpu, tensor->data);
+        if (seen != NULL && !keep(seen, tensor, data, size))
+            seen->bytes = 0;
+        pthread_mutex_unlock(&gpu->lock);
+    } else if (offset == 0 && strstr(tensor->name, "inp_pos") != NULL && tensor->type == ABI_TYPE_I32) {
+        pthread_mutex_lock(&gpu->lock);
+        if (!keep(&gpu->positions, tensor, data, size))
+            gpu->positions.bytes = 0;
+        pthread_mutex_unlock(&gpu->lock);
+    }
+    gpu->set_tensor(buffer, tensor, data, offset, size);
+}
+
+bool kvp_gpu_find_step(kvp_gpu *gpu, const void *cells, size_t n, kvp_gpu_step *step)
+{
+    const kvp_gpu_seen *seen = gpu->seen;
+
+    while (seen != NULL && seen->at != cells)
+        seen = seen->next;
+    if (seen == NULL || seen->bytes != n * sizeof(int64_t))
+        return false;
+    *step = (kvp_gpu_step){ seen->copy, NULL, n };
+    if (gpu->positions.bytes >= n * sizeof(int32_t))
+        step->positions = gpu->positions.copy;
+    return true;
+}
+
 static abi_buffer *cache_buffer(kvp_gpu *gpu, abi_buffer *inner, bool both)
 {
     if (!both) {
@@ -115,7 +180,11 @@ static abi_buffer *buft_alloc_buffer(abi_buft *buft, size_t size)
         return NULL;
     inner = kvp_api.api == 2 ? ((abi_buft_2 *)gpu->inner_buft)->iface.alloc_buffer(gpu->inner_buft, size)
                              : ((abi_buft_3 *)gpu->inner_buft)->iface.alloc_buffer(gpu->inner_buft, size);
-    return cache && inner != NULL ? cache_buffer(gpu, inner, both) : inner;
+    if (inner == NULL || cache)
+        return inner != NULL ? cache_buffer(gpu, inner, both) : NULL;
+    gpu->set_tensor = inner->iface.set_tensor;
+    inner->iface.set_tensor = set_tensor; /* of this buffer alone */
+    return inner;
 }
 
 static void derive_buft(abi_any_buft *buft, kvp_gpu *gpu)

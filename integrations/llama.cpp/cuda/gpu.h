@@ -8,11 +8,12 @@
  *   backend.c   back ends: graphs cut at our operations, captured as one CUDA graph, replayed
  *   ops.c       the operations as launches of libkvant_cuda
  *   cells.c     cache tensors in GPU memory: the kvp_remote of kv_tensor.h
+ *   open.c      blocks whose rows are fp16: of codecs that search, and the first of a sequence
  *
  * Cells are slots: llama.cpp's own cell numbers, in GPU memory, tell the kernels where rows go, and its mask tells
  * attention what a token sees. So a launch depends on nothing that the host would have to know, and can be replayed.
  *
- * Refused, each with a line: codecs that keep fp16 windows or groups of tokens, feedback, kv heads with different specs,
+ * Refused, each with a line: codecs that keep recent tokens as fp16 or groups of tokens, feedback, kv heads with different specs,
  * dense rotations, head_dim of keys and values that differ, and what kvant/cuda.h refuses. Centre and scale of first
  * rows (center=first, norm=first) have one version here: that of the first batch after the cache was created or
  * cleared. With a softcap or sinks such keys are refused. */
@@ -42,6 +43,51 @@ typedef struct kvp_gpu_backend kvp_gpu_backend;
 
 typedef struct kvp_gpu kvp_gpu;
 
+#define KVP_FEW_TOKENS 16u /* so many may wait in open pages, and be captured */
+#define KVP_MOST_OPEN 20u  /* pages of a cache */
+
+/* Cell numbers and positions of a batch, as llama.cpp sent them to the GPU. positions: or NULL. */
+typedef struct kvp_gpu_step {
+    const int64_t *cells;
+    const int32_t *positions;
+    size_t n;
+} kvp_gpu_step;
+
+typedef struct kvp_open_page {
+    int32_t block;  /* -1: free */
+    bool sink;      /* first tokens of a sequence */
+    uint64_t fresh; /* rows that are not encoded yet */
+    uint64_t used;
+} kvp_open_page;
+
+/* The tensors of one buffer, whose cells are the same tokens. */
+typedef struct kvp_gpu_cache {
+    struct kvp_gpu_cache *next;
+    const void *id;
+    kvp_gpu *gpu;
+    kvp_kv **tensors;
+    size_t n_tensors;
+    bool keeps;           /* open pages; else all rows are encoded at once */
+    uint32_t sink_tokens; /* of a sequence */
+    uint32_t n_blocks, n_pages;
+    int32_t *table; /* by block: itself, or -1 - its open page */
+    kvp_open_page pages[KVP_MOST_OPEN];
+    uint64_t now;
+    bool table_changed;
+    bool waits, any_open; /* the batch at hand: all rows wait in open pages; some go there */
+    kvp_gpu_memory device_table, slots; /* slots: 64 of a page that is encoded, then those of the batch */
+} kvp_gpu_cache;
+
+#define KVP_SLOT_BYTES(n) ((KVANT_PAGE_TOKENS + (n)) * sizeof(int64_t))
+
+/* What llama.cpp wrote to an input: cell numbers, by where they lie on the GPU. */
+typedef struct kvp_gpu_seen {
+    struct kvp_gpu_seen *next;
+    const void *at;
+    void *copy;
+    size_t bytes;
+} kvp_gpu_seen;
+
 struct kvp_gpu {
     abi_device device;          /* first: a pointer to one is a pointer to the other */
     abi_any_buft buft, kv_buft; /* of everything; the label of buffers that hold cache tensors */
@@ -55,6 +101,9 @@ struct kvp_gpu {
     kvp_gpu_backend *backends; /* alive; under list_lock */
     atomic_uint epoch;         /* another one: captured graphs are of the past */
     /* Cell i is i, block i is i, and a length of i is i, for kernels that read arrays. */
+    kvp_gpu_cache *caches;                          /* under the lock */
+    kvp_gpu_seen *seen, positions;                  /* under the lock */
+    void (*set_tensor)(abi_buffer *buffer, abi_tensor *tensor, const void *data, size_t offset, size_t size); /* CUDA's */
     uint32_t n_cells;
     kvp_gpu_memory cells, numbers, batch; /* batch: rows on their way; under the lock */
     pthread_mutex_t list_lock;
@@ -72,6 +121,10 @@ typedef struct kvp_gpu_cells {
     const float *weights, *inverse_weights; /* NULL: none */
     float *center, *scale, *query_scale;    /* NULL: none */
     bool learns, learnt;                    /* centre or scale from the first rows */
+    kvp_gpu_cache *cache;
+    kvp_gpu_memory open; /* NULL: no page was needed yet */
+    kvant_cuda_pages open_pages;
+    kvant_cuda_codec *open_codec;
 } kvp_gpu_cells;
 
 struct kvp_gpu_backend {
@@ -90,6 +143,12 @@ struct kvp_gpu_backend {
     uint64_t *part_uids;
     int n_nodes, n_part_uids;
     uint64_t uid;         /* of the graph that was computed last */
+    struct kvp_gpu_writes { /* caches that it writes to, and where the cell numbers lie */
+        kvp_gpu_cache *cache;
+        const abi_tensor *cells;
+    } writes[8];
+    int n_writes;
+    bool waits;           /* all of its rows went to open pages when it was captured */
     unsigned epoch;       /* when it was captured */
     cu_graph_exec exec;
     bool graphs, captured; /* graphs: may be captured */
@@ -132,6 +191,21 @@ kvant_cuda_rows kvp_gpu_rows(const kvp_gpu_cells *cells, const float *rows, size
 const int64_t *kvp_gpu_cell_numbers(const kvp_gpu *gpu);
 const int32_t *kvp_gpu_numbers(const kvp_gpu *gpu);
 
+/* open.c. A tensor's cells join the cache of their buffer. The GPU's lock is held for all of these. */
+bool kvp_gpu_cache_join(kvp_kv *kv, const kvant_codec_info *info);
+void kvp_gpu_cache_leave(kvp_kv *kv);
+
+/* Decides which blocks are open for a batch, and brings table and slots to the GPU. */
+bool kvp_gpu_cache_prepare(kvp_gpu_cache *cache, const kvp_gpu_step *step, cu_stream stream);
+const int64_t *kvp_gpu_open_slots(const kvp_gpu_cache *cache);
+
+/* Sealed pages hold all rows afterwards. close: no block is open then. forget: all rows are of the past. */
+bool kvp_gpu_cache_settle(kvp_gpu_cache *cache, bool close, cu_stream stream);
+void kvp_gpu_cache_forget(kvp_gpu_cache *cache);
+
+/* devices.c: the batch whose cell numbers lie at this address of the GPU; false: they were not seen. */
+bool kvp_gpu_find_step(kvp_gpu *gpu, const void *cells, size_t n, kvp_gpu_step *step);
+
 /* ops.c: whether a node is ours, and what to do for it. A node that touches cache tensors and is not supported must not
  * be given to CUDA. */
 bool kvp_gpu_touches(const abi_tensor *node);
@@ -142,6 +216,9 @@ bool kvp_gpu_capturable(const abi_tensor *node);
 
 /* Whether a is SET_ROWS of keys and b that of the values of the same tokens. */
 bool kvp_gpu_pairs(const abi_tensor *a, const abi_tensor *b);
+
+/* The cache that must know of a SET_ROWS node's cells before the graph; NULL: none. */
+kvp_gpu_cache *kvp_gpu_prepared(const abi_tensor *node);
 
 /* Enqueues the node on the back end's stream; values: NULL, or the second of a pair. */
 int32_t kvp_gpu_compute(kvp_gpu_backend *b, abi_tensor *node, abi_tensor *values);

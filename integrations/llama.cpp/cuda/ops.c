@@ -130,32 +130,70 @@ bool kvp_gpu_pairs(const abi_tensor *a, const abi_tensor *b)
            strstr(a->src[1]->name, "inp_k_idxs") != NULL && strstr(b->src[1]->name, "inp_v_idxs") != NULL;
 }
 
+/* Centre and scale are known afterwards. */
+static bool learn_first(kvp_gpu_backend *b, const abi_tensor *node)
+{
+    kvp_gpu_cells *cells = takes_cells(node) ? kvp_gpu_cells_of(node) : NULL;
+    const abi_tensor *rows = node->src[0];
+
+    if (cells == NULL)
+        return false;
+    if (!is_learning(cells) ||
+        kvp_gpu_learn(cells, rows->data, rows->nb[1] / sizeof(float), (size_t)rows->ne[1], b->stream))
+        return true;
+    kvp_error("%s: no centre could be learnt from the first rows", kvp_root(node)->name);
+    return false;
+}
+
+/* open: to open pages. */
+static kvant_status append(kvp_gpu_backend *b, abi_tensor *const *nodes, int n, bool open)
+{
+    const kvp_gpu_cells *first = kvp_gpu_cells_of(nodes[0]);
+    kvant_cuda_append_args args = { .size = sizeof(args),
+                                    .type = KVANT_CUDA_F32,
+                                    .n_tokens = (uint32_t)nodes[0]->src[0]->ne[1],
+                                    .n_kv_heads = first->n_kv_heads,
+                                    .slots = open ? kvp_gpu_open_slots(first->cache) : nodes[0]->src[1]->data };
+
+    for (int i = 0; i < n; i++) {
+        const kvp_gpu_cells *cells = kvp_gpu_cells_of(nodes[i]);
+        kvant_cuda_rows rows = rows_of(nodes[i]);
+        if (open) {
+            rows.codec = cells->open_codec;
+            rows.pages = cells->open_pages;
+        }
+        *(kvp_kv_of(nodes[i])->shape.role == KVANT_ROLE_K ? &args.k : &args.v) = rows;
+    }
+    return kvant_cuda_append(&args, b->stream);
+}
+
 /* values: NULL, or the values of the same tokens, whose cells llama.cpp gives the same numbers. */
 static int32_t set_rows(kvp_gpu_backend *b, abi_tensor *node, abi_tensor *values)
 {
     abi_tensor *nodes[2] = { node, values };
-    kvant_cuda_append_args args = { .size = sizeof(args), .type = KVANT_CUDA_F32 };
-    kvant_status status;
+    const int n = values != NULL ? 2 : 1;
+    const kvp_gpu_cache *cache;
+    kvant_status status = KVANT_OK;
 
-    for (int i = 0; i < 2 && nodes[i] != NULL; i++) {
-        kvp_gpu_cells *cells = takes_cells(nodes[i]) ? kvp_gpu_cells_of(nodes[i]) : NULL;
-        const abi_tensor *rows = nodes[i]->src[0];
-        if (cells == NULL)
+    for (int i = 0; i < n; i++)
+        if (!learn_first(b, nodes[i]))
             return ABI_STATUS_FAILED;
-        if (is_learning(cells) &&
-            !kvp_gpu_learn(cells, rows->data, rows->nb[1] / sizeof(float), (size_t)rows->ne[1], b->stream)) {
-            kvp_error("%s: no centre could be learnt from the first rows", kvp_root(nodes[i])->name);
-            return ABI_STATUS_FAILED;
-        }
-        *(kvp_kv_of(nodes[i])->shape.role == KVANT_ROLE_K ? &args.k : &args.v) = rows_of(nodes[i]);
-        args.n_kv_heads = cells->n_kv_heads;
-    }
-    args.n_tokens = (uint32_t)node->src[0]->ne[1];
-    args.slots = node->src[1]->data;
-    status = kvant_cuda_append(&args, b->stream);
+    cache = kvp_gpu_cells_of(node)->cache;
+    if (!cache->keeps || !cache->waits)
+        status = append(b, nodes, n, false);
+    if (cache->keeps && cache->any_open && status == KVANT_OK)
+        status = append(b, nodes, n, true);
     if (status != KVANT_OK)
         kvp_error("%s: cannot store new rows: %s", kvp_root(node)->name, kvant_strerror(status));
     return status == KVANT_OK ? ABI_STATUS_SUCCESS : ABI_STATUS_FAILED;
+}
+
+/* The cache that must know of a SET_ROWS node's cells before the graph; NULL: none. */
+kvp_gpu_cache *kvp_gpu_prepared(const abi_tensor *node)
+{
+    const kvp_gpu_cells *cells = node->op == kvp_api.op.set_rows ? kvp_gpu_cells_of(node) : NULL;
+
+    return cells != NULL && cells->cache->keeps && strstr(node->src[1]->name, "k_idxs") != NULL ? cells->cache : NULL;
 }
 
 /* FLASH_ATTN_EXT */
@@ -181,7 +219,10 @@ static kvant_cuda_attention_args arguments_of(const kvp_gpu_backend *b, const ab
         .v_codec = v->codec,
         .k = k->pages,
         .v = v->pages,
-        .block_table = kvp_gpu_numbers(k->gpu) + first_stream * n_blocks,
+        .k_open = k->open_pages,
+        .v_open = v->open_pages,
+        .block_table = (k->open.at != NULL ? (const int32_t *)k->cache->device_table.at : kvp_gpu_numbers(k->gpu)) +
+                       first_stream * n_blocks,
         .table_stride = n_blocks,
         .blocks_per_row = (uint32_t)(view->ne[1] + KVANT_PAGE_TOKENS - 1) / KVANT_PAGE_TOKENS,
         .lengths = kvp_gpu_numbers(k->gpu) + view->ne[1],

@@ -3,6 +3,7 @@
 #include <stdlib.h>
 #include <string.h>
 
+#include "../../../src/base/half.h"
 #include "internal.h"
 
 /* Whether kernels write a transformed row; they say why not where the caller wants to know. */
@@ -37,6 +38,17 @@ static kvant_codec of_head(const kvant_codec *codec, const float *feedback, uint
     return copy;
 }
 
+/* A row of fp16 becomes floats. */
+static const float *row_of(const kvant_cuda_append_args *args, const kvant_cuda_rows *rows, uint32_t i, uint32_t head, float *halves)
+{
+    const size_t at = i * rows->token_stride + head * rows->head_stride;
+    if (args->type == KVANT_CUDA_F32)
+        return (const float *)rows->rows + at;
+    for (uint32_t j = 0; j < host_source(rows->codec)->info.head_dim; j++)
+        halves[j] = kvant_half_to_float(((const uint16_t *)rows->rows)[at + j]);
+    return halves;
+}
+
 static void append_role(const kvant_cuda_append_args *args, const kvant_cuda_rows *rows)
 {
     const kvant_codec *codec = rows->codec ? host_source(rows->codec) : NULL;
@@ -47,7 +59,8 @@ static void append_role(const kvant_cuda_append_args *args, const kvant_cuda_row
             const kvant_affine affine = { rows->center ? rows->center + head * d : NULL,
                                           rows->scale ? rows->scale + head * d : NULL };
             float y[MOST], *exact = args->exact[rows == &args->v];
-            const float *row = (const float *)rows->rows + i * rows->token_stride + head * rows->head_stride;
+            float halves[MOST];
+            const float *row = row_of(args, rows, i, head, halves);
             uint8_t *page = host_page(&rows->pages, args->slots[i] / TOKENS, head);
             if (args->transformed)
                 memcpy(y, row, d * sizeof *y);
