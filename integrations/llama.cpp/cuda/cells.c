@@ -11,6 +11,7 @@
 #include "../buffer.h"
 #include "../log.h"
 
+#define LEARN_THREADS 16u
 #define LEARN_ROWS 64u /* from fewer rows a tensor learns no centre (architecture.md, "Versions") */
 
 kvp_gpu_cells *kvp_gpu_cells_of(const abi_tensor *tensor)
@@ -222,7 +223,7 @@ static kvant_tensor *learn_tensor(const kvp_gpu_cells *cells, const float *rows,
     for (size_t i = 0; i < times && ok; i++) {
         for (size_t j = 0; j < n; j++)
             slots[j] = (int64_t)(i * n + j);
-        ok = kvant_tensor_write(tensor, slots, n, rows, width, 1) == KVANT_OK;
+        ok = kvant_tensor_write(tensor, slots, n, rows, width, LEARN_THREADS) == KVANT_OK;
     }
     free(slots);
     if (!ok)
@@ -280,12 +281,13 @@ static bool learn(kvp_gpu_cells *cells, const float *rows, size_t n)
 bool kvp_gpu_learn(kvp_gpu_cells *cells, const float *rows, size_t stride, size_t n, cu_stream stream)
 {
     const size_t width = width_of(cells);
+    const size_t piece = stride == width ? n : 1; /* rows that stand one after the other */
     float *host = malloc(n * width * sizeof(*host));
     bool ok = host != NULL;
 
-    for (size_t i = 0; i < n && ok; i++)
+    for (size_t i = 0; i < n && ok; i += piece)
         ok = kvp_cu_ok(kvp_cu.copy_out(host + i * width, (cu_address)(uintptr_t)(rows + i * stride),
-                                       width * sizeof(*host), stream),
+                                       piece * width * sizeof(*host), stream),
                        "copying");
     ok = ok && kvp_cu_ok(kvp_cu.stream_finish(stream), "copying") && learn(cells, host, n);
     free(host);

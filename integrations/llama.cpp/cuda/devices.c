@@ -121,25 +121,33 @@ static kvp_gpu_seen *entry_of(kvp_gpu *gpu, const void *at)
     return seen;
 }
 
+/* Cell numbers and positions. */
+static void note_input(kvp_gpu *gpu, const abi_tensor *tensor, const void *data, size_t size)
+{
+    kvp_gpu_seen *seen = NULL;
+
+    if (tensor->type == ABI_TYPE_I64 && strstr(tensor->name, "k_idxs") != NULL)
+        seen = entry_of(gpu, tensor->data);
+    else if (tensor->type == ABI_TYPE_I32 && strstr(tensor->name, "inp_pos") != NULL)
+        seen = &gpu->positions;
+    if (seen != NULL && !keep(seen, tensor, data, size))
+        seen->bytes = 0;
+}
+
 static void set_tensor(abi_buffer *buffer, abi_tensor *tensor, const void *data, size_t offset, size_t size)
 {
-    kvp_gpu *gpu = NULL;
+    void (*inner)(abi_buffer *, abi_tensor *, const void *, size_t, size_t) = NULL;
 
-    for (size_t i = 0; i < n_gpus && gpu == NULL; i++)
-        gpu = buffer->buft == gpus[i].inner_buft ? &gpus[i] : NULL;
-    if (offset == 0 && strstr(tensor->name, "k_idxs") != NULL && tensor->type == ABI_TYPE_I64) {
-        pthread_mutex_lock(&gpu->lock);
-        kvp_gpu_seen *seen = entry_of(gpu, tensor->data);
-        if (seen != NULL && !keep(seen, tensor, data, size))
-            seen->bytes = 0;
-        pthread_mutex_unlock(&gpu->lock);
-    } else if (offset == 0 && strstr(tensor->name, "inp_pos") != NULL && tensor->type == ABI_TYPE_I32) {
-        pthread_mutex_lock(&gpu->lock);
-        if (!keep(&gpu->positions, tensor, data, size))
-            gpu->positions.bytes = 0;
-        pthread_mutex_unlock(&gpu->lock);
+    for (size_t i = 0; i < n_gpus; i++) {
+        if (buffer->buft != gpus[i].inner_buft)
+            continue;
+        pthread_mutex_lock(&gpus[i].lock);
+        if (offset == 0)
+            note_input(&gpus[i], tensor, data, size);
+        inner = gpus[i].set_tensor != NULL ? gpus[i].set_tensor : inner;
+        pthread_mutex_unlock(&gpus[i].lock);
     }
-    gpu->set_tensor(buffer, tensor, data, offset, size);
+    inner(buffer, tensor, data, offset, size);
 }
 
 bool kvp_gpu_find_step(kvp_gpu *gpu, const void *cells, size_t n, kvp_gpu_step *step)
@@ -182,7 +190,9 @@ static abi_buffer *buft_alloc_buffer(abi_buft *buft, size_t size)
                              : ((abi_buft_3 *)gpu->inner_buft)->iface.alloc_buffer(gpu->inner_buft, size);
     if (inner == NULL || cache)
         return inner != NULL ? cache_buffer(gpu, inner, both) : NULL;
+    pthread_mutex_lock(&gpu->lock);
     gpu->set_tensor = inner->iface.set_tensor;
+    pthread_mutex_unlock(&gpu->lock);
     inner->iface.set_tensor = set_tensor; /* of this buffer alone */
     return inner;
 }
@@ -257,7 +267,7 @@ static void derive_device(kvp_gpu *gpu, abi_reg *reg)
     derive_buft(&gpu->kv_buft, gpu);
 }
 
-static bool setup_one(kvp_gpu *gpu, abi_device *inner, size_t index, char *err, size_t errlen)
+static bool setup_one(kvp_gpu *gpu, abi_device *inner, const char *name, char *err, size_t errlen)
 {
     abi_device_props props = { 0 };
     int number = 0;
@@ -267,7 +277,7 @@ static bool setup_one(kvp_gpu *gpu, abi_device *inner, size_t index, char *err, 
     gpu->inner_buft = inner->iface.get_buffer_type(inner);
     gpu->remote = kvp_gpu_remote;
     gpu->remote.gpu = gpu;
-    snprintf(gpu->name, sizeof(gpu->name), "KVANT%zu", index);
+    snprintf(gpu->name, sizeof(gpu->name), "%s", name);
     pthread_mutex_init(&gpu->lock, NULL);
     pthread_mutex_init(&gpu->list_lock, NULL);
     if (props.device_id == NULL || kvp_cu.device_by_bus_id(&number, props.device_id) != 0 ||
@@ -281,16 +291,22 @@ static bool setup_one(kvp_gpu *gpu, abi_device *inner, size_t index, char *err, 
 
 size_t kvp_gpu_setup(abi_reg *reg, char *err, size_t errlen)
 {
+    size_t n;
+
     err[0] = '\0';
     inner_reg = kvp_api.reg_by_name != NULL ? kvp_api.reg_by_name("CUDA") : NULL;
     if (inner_reg == NULL || inner_reg->iface.get_device_count(inner_reg) == 0)
         return 0;
     if (!kvp_driver_load(err, errlen) || kvant_cuda_available(err, errlen) != KVANT_OK)
         return 0;
-    for (size_t i = 0; i < inner_reg->iface.get_device_count(inner_reg) && i < KVP_MAX_GPUS; i++) {
-        abi_device *inner = inner_reg->iface.get_device(inner_reg, i);
-        if (!setup_one(&gpus[i], inner, i, err, errlen))
-            return 0;
+    n = inner_reg->iface.get_device_count(inner_reg);
+    for (size_t i = 0; i <= n && i < KVP_MAX_GPUS; i++) {
+        abi_device *inner = inner_reg->iface.get_device(inner_reg, i < n ? i : 0);
+        char name[sizeof(gpus[i].name)] = "KVANT"; /* the last: the first GPU by the name of the device without one */
+        if (i < n)
+            snprintf(name, sizeof(name), "KVANT%u", (unsigned)i % 1000);
+        if (!setup_one(&gpus[i], inner, name, err, errlen))
+            return n_gpus = 0;
         derive_device(&gpus[i], reg);
         n_gpus++;
         kvp_note("%s is %s", gpus[i].name, inner->iface.get_name(inner));

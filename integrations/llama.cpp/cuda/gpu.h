@@ -3,6 +3,7 @@
  * A device is derived from CUDA's: a copy of the struct, with a few functions replaced. What is not replaced runs in
  * ggml-cuda. llama.cpp sees one GPU, so nothing is copied between devices, and weights, activations and recurrent state
  * are CUDA's.
+ * KVANT is KVANT0 by another name, so that what asks for KVANT gets the cache in GPU memory.
  *
  *   devices.c   devices and buffer types: what is replaced, and whose memory a buffer is
  *   backend.c   back ends: graphs cut at our operations, captured as one CUDA graph, replayed
@@ -30,7 +31,7 @@
 #include "../ops.h"
 #include "driver.h"
 
-#define KVP_MAX_GPUS 16
+#define KVP_MAX_GPUS 17 /* 16, and one of them again */
 
 /* Memory that grows; what it held is lost, and what captured graphs use stays until the owner goes. */
 typedef struct kvp_gpu_memory {
