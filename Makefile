@@ -18,7 +18,7 @@ define configure
 	    -DKVANT_PLOT_LIB="$$plot" $(3)
 endef
 
-.PHONY: all demo cuda test test-fast test-long test-lean test-api3 asan tsan install dist clean help
+.PHONY: all demo cuda test test-fast test-long test-lean test-api3 asan tsan install dist wheel clean help
 
 all: $(BUILD)/fetched
 	cmake --build $(BUILD) -j $(JOBS)
@@ -49,9 +49,9 @@ cuda:
 # attention kernels, one of each template. $(1): ALL or FEW, or empty to look.
 define configure_tests
 	scripts/deps.sh test
-	model=$$($(FETCH) model) && pairs="$(1)" && \
+	model=$$($(FETCH) model) && torch=$$($(FETCH) torch || true) && pairs="$(1)" && \
 	if [ -z "$$pairs" ]; then nvidia-smi -L >/dev/null 2>&1 && pairs=ALL || pairs=FEW; fi && \
-	$(call configure,release,$(BUILD),-DKVANT_BUILD_TESTS=ON -DKVANT_TEST_MODEL="$$model" \
+	$(call configure,release,$(BUILD),-DKVANT_BUILD_TESTS=ON -DKVANT_TEST_MODEL="$$model" -DKVANT_TEST_PYTHON="$$torch" \
 	    -DKVANT_CUDA=AUTO -DCMAKE_CUDA_ARCHITECTURES=90-real -DKVANT_CUDA_PAIRS=$$pairs)
 	touch $(BUILD)/fetched
 	cmake --build $(BUILD) -j $(JOBS)
@@ -115,6 +115,12 @@ dist:
 	headers=$$($(FETCH) headers) && plot=$$($(FETCH) plot) && zig=$$($(FETCH) zig) && \
 	JOBS=$(JOBS) scripts/dist.sh $(BUILD)/dist "$$headers" "$$plot" "$$zig"
 
+# A Python wheel for the same systems: library, command, plug-in and package (scripts/check_wheel.sh installs and runs it).
+wheel:
+	scripts/deps.sh fetch
+	headers=$$($(FETCH) headers) && plot=$$($(FETCH) plot) && zig=$$($(FETCH) zig) && \
+	JOBS=$(JOBS) PYTHON=$(PYTHON) scripts/wheel.sh $(BUILD)/wheel "$$headers" "$$plot" "$$zig"
+
 clean:
 	cmake -E rm -rf $(BUILD) $(BUILD)-asan $(BUILD)-tsan $(BUILD)-lean
 
@@ -132,4 +138,5 @@ help:
 	@echo 'make tsan       the tests of threads with ThreadSanitizer'
 	@echo 'make install    PREFIX=$(PREFIX), DESTDIR as usual'
 	@echo 'make dist       build/dist/kvant-VERSION-linux-x86_64.tar.gz, for glibc 2.28 and newer (2 minutes)'
+	@echo 'make wheel      build/wheel/kvant-VERSION-py3-none-manylinux_2_28_x86_64.whl (2 minutes)'
 	@echo 'make clean      removes build folders; downloads stay in $${KVANT_CACHE:-~/.cache/kvant}'

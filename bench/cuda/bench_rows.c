@@ -216,6 +216,8 @@ int main(int argc, char **argv)
         fprintf(stderr, "usage: bench_rows batch,heads,kv_heads,head_dim,tokens,query_tokens [CODEC...]\n");
         return 2;
     }
+    if (getenv("KVANT_TEST_SHARED_KB"))
+        kvant_cuda_limit_shared_memory((size_t)atoi(getenv("KVANT_TEST_SHARED_KB")) << 10);
     const int runs = getenv("KVANT_RUNS") ? atoi(getenv("KVANT_RUNS")) : 15;
     printf("%-26s", argv[1]);
     for (int i = 0; i < (argc > 2 ? argc - 2 : 5); i++) {

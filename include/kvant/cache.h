@@ -104,6 +104,12 @@ KVANT_API kvant_status kvant_cache_attend_batch(kvant_cache *cache, uint32_t lay
 KVANT_API kvant_status kvant_cache_attention(kvant_cache *cache, uint32_t layer, int32_t sequence,
                                              const kvant_attention_problem *problem);
 
+/* The rows of n tokens from first on, as attention sees them: k is n x n_kv_heads x head_dim, v n x n_kv_heads x v_head_dim floats.
+ * Tokens of dropped blocks are zeros. For reference and for engines that attend by themselves: attention does without. On the CPU;
+ * KVANT_ERR_UNSUPPORTED on a GPU. */
+KVANT_API kvant_status kvant_cache_read(const kvant_cache *cache, uint32_t layer, int32_t sequence, uint32_t first, uint32_t n,
+                                        float *k, float *v);
+
 /* Sequences are numbered from 0. create and fork return -1 when max_sequences are in use or memory
  * is short. */
 KVANT_API int32_t kvant_sequence_create(kvant_cache *cache);

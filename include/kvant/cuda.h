@@ -29,15 +29,14 @@
  *
  * Codecs for append, sealing and decoding:
  *
- *   int, bdr           2 to 8 bits with one group per token; 2 or 3 bits with groups of 32 channels
- *                      of a token or of 32 tokens of a channel
- *   kivi, innerq       kivi-2, innerq-base, innerq-small
+ *   int, bdr           2 to 8 bits, groups of any size
+ *   kivi, innerq       kivi-2, kivi-4, innerq-base, innerq-small
  *   turboquant         1 to 8 bits
  *   octopus            2, 3, 4, without a sketch
- *   hqmq               s96r4, s192r6, without outliers
+ *   hqmq               up to s192, without outliers
  *   trellis            2, 3, 4
  *
- * head_dim is 64, 96, 128 or 256. The rotation is none or Hadamard, or any with transform=file; a
+ * head_dim is a multiple of 16, at most 512; 64, 96, 128 and 256 are fast. The rotation is none or Hadamard, or any with transform=file; a
  * cache (kvant/cache.h) takes dense ones too. Keys of turboquant may have feedback.
  * Other codecs give KVANT_ERR_UNSUPPORTED. Attention reads any pair of them.
  *
@@ -147,7 +146,7 @@ typedef struct kvant_cuda_append_args {
 /* Rotates, quantises and writes n_tokens tokens: the bytes are those that kvant_codec_encode
  * writes. Tokens that share a page may come in one call in any order; two tokens with the same slot
  * in one call, or an append to a page that another stream appends to at the same time, leave that
- * slot undefined. Pages start as zero bytes or as old pages. Codecs with groups of 32 are not
+ * slot undefined. Pages start as zero bytes or as old pages. Codecs with groups of tokens are not
  * appended to (KVANT_ERR_UNSUPPORTED): append to open pages and seal these. */
 KVANT_API kvant_status kvant_cuda_append(const kvant_cuda_append_args *args, kvant_cuda_stream stream);
 
@@ -192,7 +191,7 @@ typedef struct kvant_cuda_attention_args {
     size_t table_stride;     /* elements between the rows of two sequences */
     uint32_t blocks_per_row; /* entries of a row that may be read */
     const int32_t *lengths;  /* device: of each sequence; cut to 64 * blocks_per_row, below 1 is empty */
-    /* n_heads is a multiple of n_kv_heads, at most 64 n_kv_heads, and at most 65536 */
+    /* n_heads is a multiple of n_kv_heads, and at most 65536 */
     uint32_t batch, n_heads, n_kv_heads;
     kvant_cuda_type type;                 /* of q and out: F16 or BF16 (F32 too, for tests) */
     const void *q;                        /* batch x n_heads x head_dim */

@@ -11,7 +11,7 @@
 #define KVANT_PRINTF(format_index, first_argument) __attribute__((format(printf, format_index, first_argument)))
 #define KVANT_UNLIKELY(x) __builtin_expect(!!(x), 0)
 #define KVANT_NOINLINE __attribute__((noinline))
-#define KVANT_PREFETCH(address) __builtin_prefetch(address)
+#define KVANT_PREFETCH(address) __builtin_prefetch(address, 0, 2)
 #else
 #define KVANT_PRINTF(format_index, first_argument)
 #define KVANT_UNLIKELY(x) (x)

@@ -73,9 +73,8 @@ static kvant_status check_problem(const attention_call *c)
     const kvant_attention_problem *p = c->p;
     if (!p->q || !p->out || !p->n_queries)
         return invalid("q, out and n_queries must be set");
-    if (p->n_heads % cache->params.n_kv_heads ||
-        p->n_heads / cache->params.n_kv_heads > KVANT_CUDA_MOST_HEADS_PER_KV_HEAD)
-        return invalid("n_heads is not a multiple of the kv heads, or more than 64 of them");
+    if (p->n_heads % cache->params.n_kv_heads)
+        return invalid("n_heads is not a multiple of the kv heads");
     if (p->n_queries > MOST_QUERIES)
         return unsupported("more than 32767 query tokens per call");
     if (p->exact)

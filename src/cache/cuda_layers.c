@@ -42,9 +42,6 @@ static kvant_status check_scheme(const kvant_cache *cache)
     if (p->v_head_dim != p->head_dim)
         return kvant_fail(NULL, KVANT_ERR_UNSUPPORTED, "cache on cuda: v_head_dim %u differs from head_dim %u",
                           (unsigned)p->v_head_dim, (unsigned)p->head_dim);
-    if (p->n_heads / p->n_kv_heads > KVANT_CUDA_MOST_HEADS_PER_KV_HEAD)
-        return kvant_fail(NULL, KVANT_ERR_UNSUPPORTED, "cache on cuda: more than %u heads per kv head",
-                          KVANT_CUDA_MOST_HEADS_PER_KV_HEAD);
     return KVANT_OK;
 }
 

@@ -11,7 +11,6 @@
 #include "device.h"
 #include "tensor.h"
 
-#define KVANT_CUDA_MOST_HEADS_PER_KV_HEAD 64u
 
 typedef struct cuda_memory cuda_memory;
 typedef struct cuda_layer cuda_layer;

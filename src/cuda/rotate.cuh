@@ -68,7 +68,8 @@ KVANT_INLINE void store_row(void *to, size_t offset, kvant_cuda_type type, int l
     }
 }
 
-template <int D> KVANT_INLINE void apply_signs(Row<D> &row, const kvant_cuda_rotation &rotation, int lane)
+/* R: kvant_cuda_rotation, or the wide one. */
+template <int D, class R> KVANT_INLINE void apply_signs(Row<D> &row, const R &rotation, int lane)
 {
     unrolled_for (int j = 0; j < Row<D>::PER_LANE; j++)
         row.x[j] = rotation.signs[j] >> lane & 1 ? -row.x[j] : row.x[j];
@@ -76,7 +77,7 @@ template <int D> KVANT_INLINE void apply_signs(Row<D> &row, const kvant_cuda_rot
 
 /* Butterflies at distance 1, 2, 4, ... within blocks, then the product with 1 / sqrt(block). x *
  * +-1 + other rounds once, as the sum or difference would. */
-template <int D> KVANT_INLINE void hadamard(Row<D> &row, const kvant_cuda_rotation &rotation, int lane)
+template <int D, class R> KVANT_INLINE void hadamard(Row<D> &row, const R &rotation, int lane)
 {
     constexpr int N = Row<D>::PER_LANE;
 #pragma unroll 1
@@ -100,7 +101,7 @@ template <int D> KVANT_INLINE void hadamard(Row<D> &row, const kvant_cuda_rotati
 }
 
 /* y = R x */
-template <int D> KVANT_INLINE void rotate(Row<D> &row, const kvant_cuda_rotation &rotation, int lane)
+template <int D, class R> KVANT_INLINE void rotate(Row<D> &row, const R &rotation, int lane)
 {
     if (rotation.block == 0)
         return;
@@ -109,7 +110,7 @@ template <int D> KVANT_INLINE void rotate(Row<D> &row, const kvant_cuda_rotation
 }
 
 /* x = R^T y */
-template <int D> KVANT_INLINE void rotate_back(Row<D> &row, const kvant_cuda_rotation &rotation, int lane)
+template <int D, class R> KVANT_INLINE void rotate_back(Row<D> &row, const R &rotation, int lane)
 {
     if (rotation.block == 0)
         return;

@@ -183,6 +183,8 @@ void fixture_open(fixture *f, const attention_case *c, const attention_problem *
     f->out_bytes = f->q_bytes;
     f->gpu_out = device_new(f->out_bytes, 0xff);
     f->gpu_lse = device_new((size_t)f->n_rows * c->n_heads * sizeof(float), 0xff);
+    for (uint32_t i = 0; f->p.no_blocks && i < c->batch * longest; i++)
+        f->table[i] = KVANT_CUDA_NO_BLOCK;
     f->gpu_table = device_copy(f->table, c->batch * longest * sizeof *f->table);
     f->gpu_lengths = device_copy(c->lengths, c->batch * sizeof *c->lengths);
     f->workspace_bytes = kvant_cuda_attention_workspace(d);

@@ -1,6 +1,7 @@
 #!/bin/sh
 # dist.sh BUILD check: scripts/check_dist.sh refuses what a release must not be. dist.sh BUILD make:
-# `make dist`, with the compiler that was fetched before; says "skipped" where it was not.
+# `make dist`, and dist.sh BUILD wheel `make wheel`, with the compiler that was fetched before; both say
+# "skipped" where it was not.
 set -eu
 build=$(cd "${1:?usage: dist.sh BUILD check|make}" && pwd)
 root=$(cd "$(dirname "$0")/../.." && pwd)
@@ -11,12 +12,14 @@ fail() {
     exit 1
 }
 
-if [ "$2" = make ]; then
+if [ "$2" != check ]; then
+    target=$2
+    [ "$target" = wheel ] || target=dist
     if ! ls -d "${KVANT_CACHE:-$HOME/.cache/kvant}"/zig-* >/dev/null 2>&1; then
         echo "skipped: scripts/fetch.py zig has not run"
         exit 0
     fi
-    make -C "$root" dist BUILD="$work" JOBS=2 >"$work/log" 2>&1 || { tail -20 "$work/log" >&2; fail "make dist"; }
+    make -C "$root" "$target" BUILD="$work" JOBS=2 >"$work/log" 2>&1 || { tail -20 "$work/log" >&2; fail "make $target"; }
     tail -5 "$work/log"
     exit 0
 fi

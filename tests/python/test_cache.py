@@ -109,6 +109,50 @@ class Attends(TestCase):
         self.same([other.attend(0, 0, q.copy()), lse], [out, lse])
         self.assertTrue(np.isfinite(lse).all())
 
+    def test_several_sequences_at_once(self):
+        """They are stored and attended to as one by one."""
+        caches = [kvant.Cache(**SHAPE, max_tokens=512, max_sequences=2, k="turboquant-4") for _ in range(2)]
+        k, v, q = normal(1, 2, 70, KV_HEADS, DIM), normal(2, 2, 70, KV_HEADS, DIM), normal(3, 2, 5, HEADS, DIM)
+        pairs = [[cache.new_sequence() for _ in range(2)] for cache in caches]
+        for i in range(2):
+            caches[0].append(1, pairs[0][i], k[i], v[i])
+        caches[1].append_batch(1, pairs[1], k, v)
+        out = np.empty((2, 5, HEADS, DIM), np.float32)
+        self.assertIs(caches[1].attend_batch(1, pairs[1], q, out=out), out)
+        self.same(out, [caches[0].attend(1, pairs[0][i], q[i]) for i in range(2)])
+        self.same(caches[1].attend_batch(1, pairs[1], q[:, :1].copy()), [caches[0].attend(1, s, x[:1]) for s, x in zip(pairs[0], q)])
+        self.assertEqual(caches[1].attend_batch(1, [], q[:0]).shape, (0, 5, HEADS, DIM))
+        self.refused(ValueError, "no sequence 2", caches[1].append_batch, 1, [0, 2], k, v)
+        self.refused(ValueError, "k: ", caches[1].append_batch, 1, [0], k, v)
+
+    def test_rows_are_read_back(self):
+        cache, sequence = kvant.Cache(**SHAPE, max_tokens=512, k="f32", v="int-4"), 0
+        k, v = rows(1, 200), rows(2, 200)
+        cache.new_sequence()
+        cache.append(2, sequence, k, v)
+        codec = kvant.Codec("int-4", DIM, "v")
+        decoded = np.stack([codec.decode(codec.encode(v[:, head]), 200) for head in range(KV_HEADS)], 1)
+        self.same(cache.read(2, sequence), (k, decoded))
+        self.same(cache.read(2, sequence, 60, 70), (k[60:130], decoded[60:130]))
+        self.assertEqual(cache.read(0, sequence)[0].shape, (0, KV_HEADS, DIM))
+        cache.drop(sequence, 64)
+        self.same(cache.read(2, sequence, 60, 10)[0], np.concatenate([0 * k[60:64], k[64:70]]))
+        self.refused(ValueError, "n: ", cache.read, 2, sequence, 150, 51)
+
+    def test_arrays_with_dlpack(self):
+        class Other:
+            def __init__(self, array):
+                self.__dlpack__, self.__dlpack_device__ = array.__dlpack__, array.__dlpack_device__
+
+        caches = [kvant.Cache(**SHAPE, max_tokens=128, k="int-8") for _ in range(2)]
+        k, v, q = rows(1, 70), rows(2, 70), rows(3, 2, HEADS)
+        for cache, wrap in zip(caches, (np.asarray, Other)):
+            cache.append(0, cache.new_sequence(), wrap(k), wrap(v))
+        out = np.empty((2, HEADS, DIM), np.float32)
+        caches[1].attend(0, 0, Other(q), out=Other(out))
+        self.same([out], [caches[0].attend(0, 0, q)])
+        self.refused(TypeError, "q: |list", caches[0].attend, 0, 0, q.tolist())
+
     def test_values_of_another_width(self):
         cache = kvant.Cache(**SHAPE | {"head_dim": 96}, v_head_dim=64, max_tokens=64, k="f16")
         sequence = cache.new_sequence()

@@ -1,5 +1,5 @@
 """kvant: the compressed key-value cache, from Python. NumPy on the CPU, pointers of PyTorch and
-others on a GPU.
+others on a GPU; kvant.torch and kvant.transformers are modules for these libraries.
 
 Importing kvant loads neither libkvant nor NumPy nor PyTorch: each name loads what it needs when it
 is first used."""
@@ -15,6 +15,7 @@ if TYPE_CHECKING:
     from .calibration import Calibration, CalibrationEntry, CalibrationInfo, Calibrator, model_fingerprint
     from .codec import Codec, CodecFamily, check_spec, codecs, needs_calibration
     from .library import Error, cpu_level, set_cpu_level, version
+    from .models import Evaluation, calibrate, evaluate
     from .paged import PagedCache
     from .scheme import Scheme
     from .settings import LayerCodec, Preset, Settings, SettingsInfo, preset
@@ -26,6 +27,7 @@ _HOMES = {
     "calibration": ("Calibration", "CalibrationEntry", "CalibrationInfo", "Calibrator", "model_fingerprint"),
     "codec": ("Codec", "CodecFamily", "check_spec", "codecs", "needs_calibration"),
     "library": ("Error", "cpu_level", "set_cpu_level", "version"),
+    "models": ("Evaluation", "calibrate", "evaluate"),
     "paged": ("PagedCache",),
     "scheme": ("Scheme",),
     "settings": ("LayerCodec", "Preset", "Settings", "SettingsInfo", "preset"),

@@ -25,13 +25,24 @@ def zeroed(n_bytes: int, align: int = PAGE_ALIGN) -> np.ndarray:
 
 
 def array(value: Any, what: str, dtype: Any, shape: tuple[int | None, ...]) -> np.ndarray:
-    """value itself, after checking dtype and shape (None: any size)."""
-    if not isinstance(value, np.ndarray):
-        raise TypeError(f"{what}: a NumPy array is needed, not {type(value).__name__}")
+    """value as a NumPy array of the same memory, after checking dtype and shape (None: any size).
+    Anything with DLPack on the CPU will do, such as PyTorch's tensors."""
+    value = on_host(value, what)
     if value.dtype != dtype:
         raise TypeError(f"{what}: {np.dtype(dtype)} is needed, not {value.dtype}; convert with .astype")
     checks.shapes(value.shape, what, shape)
     return value
+
+
+def on_host(value: Any, what: str) -> np.ndarray:
+    if isinstance(value, np.ndarray):
+        return value
+    if not hasattr(value, "__dlpack__"):
+        raise TypeError(f"{what}: an array is needed (NumPy, or with DLPack), not {type(value).__name__}")
+    try:
+        return np.from_dlpack(value)
+    except (BufferError, RuntimeError, TypeError) as error:  # another device, a dtype that NumPy lacks, a gradient
+        raise TypeError(f"{what}: its memory cannot be used as a NumPy array: {error}") from None
 
 
 def contiguous(value: Any, what: str, dtype: Any, shape: tuple[int | None, ...]) -> np.ndarray:

@@ -12,7 +12,7 @@ from __future__ import annotations
 import ctypes as c
 import os
 import threading
-from typing import Any, NamedTuple
+from typing import Any, NamedTuple, Sequence
 
 from . import checks
 from . import structs as s
@@ -97,6 +97,8 @@ class Cache(Owned):
         self.head_dim = checks.count(head_dim, "head_dim", most=MAX_HEAD_DIM)
         self.v_head_dim = head_dim if v_head_dim is None else checks.count(v_head_dim, "v_head_dim", most=MAX_HEAD_DIM)
         self.device = device
+        self.scale = self.head_dim**-0.5 if not scale else checks.number(scale, "scale")
+        self.logit_softcap = checks.number(logit_softcap, "logit_softcap")
         texts = {"preset": preset, "k": k, "v": v, "settings": settings, "calibration": calibration, "device": device}
         params = s.CacheParams.new(
             n_layers=self.n_layers,
@@ -108,8 +110,8 @@ class Cache(Owned):
             max_sequences=checks.count(max_sequences, "max_sequences"),
             n_threads=0 if n_threads is None else checks.threads(n_threads),
             scheme=checks.handle(scheme, "scheme", "kvant_scheme_free"),
-            scale=0 if scale is None else checks.number(scale, "scale"),
-            logit_softcap=checks.number(logit_softcap, "logit_softcap"),
+            scale=self.scale,
+            logit_softcap=self.logit_softcap,
             stream=stream or None,
             asynchronous=bool(asynchronous),
             **{name: c_text(value, name) for name, value in texts.items()},
@@ -240,6 +242,54 @@ class Cache(Owned):
             status = library().kvant_cache_attention(self._handle, layer, number, c.byref(made))
             check("attend", status, SAID)
         return out
+
+    def append_batch(self, layer: int, sequences: Sequence[int], k: Any, v: Any) -> None:
+        """append of n tokens to each of several sequences: k and v have a first dimension of
+        len(sequences)."""
+        layer, shape = self._layer(layer), (len(sequences), None, self.n_kv_heads)
+        k = self._place.take(k, "k", "float32", (*shape, self.head_dim))
+        n = k.shape[1]
+        v = self._place.take(v, "v", "float32", (len(sequences), n, self.n_kv_heads, self.v_head_dim))
+        with self._lock:
+            numbers = self._numbers(sequences)
+            call = library().kvant_cache_append_batch
+            status = call(self._handle, layer, numbers, len(sequences), k.address, v.address, n) if n and numbers else 0
+            check("append", status, SAID)
+
+    def attend_batch(self, layer: int, sequences: Sequence[int], q: Any, *, out: Any = None) -> Any:
+        """Causal attention of the n newest tokens of each of several sequences: q float32
+        [sequences, n, n_heads, head_dim]. One call of a GPU takes them all."""
+        layer, heads = self._layer(layer), self.n_heads
+        queries = self._place.take(q, "q", "float32", (len(sequences), None, heads, self.head_dim))
+        shape = (*queries.shape[:2], heads, self.v_head_dim)
+        out = self._place.new(q, shape) if out is None else out
+        written = self._place.give(out, "out", "float32", shape)
+        with self._lock:
+            numbers = self._numbers(sequences)
+            call = library().kvant_cache_attend_batch
+            n = queries.shape[1]
+            status = call(self._handle, layer, numbers, len(sequences), queries.address, written.address, n) if n else 0
+            check("attend", status, SAID)
+        return out
+
+    def _numbers(self, sequences: Sequence[int]) -> Any:
+        return (c.c_int32 * len(sequences))(*(self._open(sequence) or 0 for sequence in sequences))
+
+    def read(self, layer: int, sequence: int, first: int = 0, n: int | None = None) -> tuple[Any, Any]:
+        """The keys and values of n tokens from first on, all by default, as attention sees them:
+        new float32 arrays [n, n_kv_heads, head_dim]. Zeros for dropped tokens. On the CPU only."""
+        from .arrays import np
+
+        layer, first = self._layer(layer), checks.count(first, "first", least=0)
+        with self._lock:
+            number = self._open(sequence)
+            length = library().kvant_sequence_length(self._handle, number, layer)
+            n = checks.count(max(length - first, 0) if n is None else n, "n", least=0, most=max(length - first, 0))
+            k = np.empty((n, self.n_kv_heads, self.head_dim), np.float32)
+            v = np.empty((n, self.n_kv_heads, self.v_head_dim), np.float32)
+            status = library().kvant_cache_read(self._handle, layer, number, first, n, k.ctypes.data, v.ctypes.data)
+            check("read", status, SAID)
+        return k, v
 
     # Stores
 

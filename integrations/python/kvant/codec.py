@@ -4,7 +4,7 @@
 from __future__ import annotations
 
 import ctypes as c
-from typing import TYPE_CHECKING, NamedTuple, Sequence
+from typing import TYPE_CHECKING, Any, NamedTuple, Sequence
 
 from . import checks
 from . import structs as s
@@ -145,15 +145,16 @@ class Codec(Owned):
     def __repr__(self) -> str:
         return f"kvant.Codec({self.spec!r}, {self.head_dim}, {self.role!r})"
 
-    def _affine(self, center: np.ndarray | None, scale: np.ndarray | None) -> tuple[object, object]:
+    def _affine(self, center: Any, scale: Any) -> tuple[object, object]:
         """The structure, and the arrays that it points to."""
         from . import arrays
 
         kept = [arrays.channels(x, what, (self.head_dim,)) for x, what in ((center, "center"), (scale, "scale"))]
         return c.byref(s.Affine(*map(arrays.pointer, kept))), kept
 
-    def encode(self, rows: np.ndarray, center: np.ndarray | None = None, scale: np.ndarray | None = None) -> np.ndarray:
-        """Pages of rows [n, head_dim] float32: a new uint8 array [ceil(n / 64), page_bytes].
+    def encode(self, rows: Any, center: Any = None, scale: Any = None) -> np.ndarray:
+        """Pages of rows [n, head_dim] float32, of NumPy or with DLPack on the CPU: a new uint8 array
+        [ceil(n / 64), page_bytes].
 
         Row i is token i % 64 of page i // 64. When n is no multiple of 64, the tokens after the
         last row are zero bytes, as in a page that was never written; n is a multiple of
@@ -168,23 +169,25 @@ class Codec(Owned):
                 f"rows: {self.spec} takes whole blocks of {self.block_tokens} tokens, not {rows.shape[0]} rows"
             )
         affine, kept = self._affine(center, scale)
-        n, encode = rows.shape[0], library().kvant_codec_encode
+        n, encode, handle = rows.shape[0], library().kvant_codec_encode, self._handle
         pages = arrays.zeroed(-(-n // PAGE_TOKENS) * self.page_bytes).reshape(-1, self.page_bytes)
-        for i in range(pages.shape[0]):
-            first = i * PAGE_TOKENS
-            here = min(PAGE_TOKENS, n - first)
-            source, to = rows.ctypes.data + 4 * stride * first, pages.ctypes.data + i * self.page_bytes
-            status = encode(self._handle, affine, source, stride, 0, here, to)
+        at, step, to = rows.ctypes.data, 4 * stride * PAGE_TOKENS, pages.ctypes.data
+        # A call takes 10 to 20 us for small codecs: nothing is computed here that need not be.
+        for first in range(0, n, PAGE_TOKENS):
+            here = PAGE_TOKENS if n - first > PAGE_TOKENS else n - first
+            status = encode(handle, affine, at, stride, 0, here, to)
             if status:
                 check(f"rows {first} to {first + here - 1}", status)
+            at += step
+            to += self.page_bytes
         return pages
 
     def decode(
         self,
-        pages: np.ndarray,
+        pages: Any,
         n: int | None = None,
-        center: np.ndarray | None = None,
-        scale: np.ndarray | None = None,
+        center: Any = None,
+        scale: Any = None,
     ) -> np.ndarray:
         """The first n rows of pages, by default all 64 of each: a new float32 array [n, head_dim].
 

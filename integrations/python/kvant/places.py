@@ -24,7 +24,8 @@ class View(NamedTuple):
 
 
 class Host:
-    """NumPy arrays: used where they lie when contiguous, copied otherwise."""
+    """NumPy arrays, and others on the CPU with DLPack: used where they lie when contiguous, copied
+    otherwise."""
 
     def take(self, value: Any, what: str, dtype: str, shape: tuple[int | None, ...], rows: bool = False) -> View:
         """An input. rows: any strides will do as long as the last dimension is contiguous."""
@@ -35,10 +36,11 @@ class Host:
 
     def give(self, value: Any, what: str, dtype: str, shape: tuple[int, ...]) -> View:
         """An output: a copy would lose what is written, so it must be contiguous."""
-        value = arrays.array(value, what, dtype, shape)
-        if not (value.flags.c_contiguous and value.flags.writeable):
+        array = arrays.array(value, what, dtype, shape)
+        # NumPy before 2.1 takes every array of DLPack for one that is only read.
+        if not (array.flags.c_contiguous and (array.flags.writeable or array is not value)):
             raise ValueError(f"{what}: a contiguous array that may be written to is needed")
-        return self._view(value)
+        return self._view(array)
 
     def new(self, like: Any, shape: tuple[int, ...]) -> np.ndarray:
         """A float32 output."""

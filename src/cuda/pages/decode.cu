@@ -11,6 +11,7 @@
 #include "../rotate.cuh"
 #include "../trellis/trellis_steps.cuh"
 #include "pages.h"
+#include "../any/any.h"
 #include "read_code.cuh"
 
 namespace kvant
@@ -95,34 +96,6 @@ template <int D> struct TrellisReader {
     }
 };
 
-KVANT_INLINE uint32_t read_chunk(const kvant_cuda_params &codec, int n_chunks, const uint32_t *words, int token,
-                                 int chunk)
-{
-    uint32_t code = 0;
-    for_each_chunk_plane((int)codec.bits, n_chunks, codec.role == KVANT_ROLE_K, [&](int p, int first, int shift) {
-        const Place where = chunk_place(p, n_chunks, codec.role == KVANT_ROLE_K, token, chunk);
-        code |= (__ldg(words + first + where.word) >> where.bit & ((1u << p) - 1)) << shift;
-    });
-    return code;
-}
-
-KVANT_INLINE float decode_channel(const OctopusLevels &levels, const kvant_cuda_book &book, uint32_t code, int i,
-                                  float scale)
-{
-    const Point p = octopus_triplet(levels, book.direction_bits, code, scale);
-    return i == 0 ? p.x : i == 1 ? p.y : p.z;
-}
-
-/* An index beyond the directions decodes to zero. */
-KVANT_INLINE float decode_channel(const HqmqSecondaries &levels, const kvant_cuda_book &book, uint32_t code, int i,
-                                  float scale)
-{
-    const uint32_t index = code & ((1u << book.index_bits) - 1), radius = code >> book.index_bits;
-    return index < 24 * book.n_secondaries
-               ? __fmul_rn(__fmul_rn(scale, (float)radius), hqmq_component(levels, index, i))
-               : 0;
-}
-
 /* Codes of several channels. */
 template <int D, int CHANNELS> struct ChunkReader {
     typename ChunkBook<CHANNELS>::Levels levels;
@@ -187,6 +160,8 @@ cudaError_t launch_decode(const DecodeArgs &args, const kvant_cuda_codec &codec,
                           uint32_t n_kv_heads, cudaStream_t stream)
 {
     const dim3 grid(n_blocks, n_kv_heads);
+    if (kvant_cuda_needs_any(&codec.params))
+        return launch_decode_any(args, codec, n_blocks, n_kv_heads, stream);
     return with_head_dim(args.codec.head_dim, [&](auto d) {
         constexpr int D = decltype(d)::value;
         auto launch = [&](auto reader, const auto &book) {

@@ -1,0 +1,247 @@
+"""Models of transformers: gathering a calibration, and what a compressed cache costs in quality.
+
+    kvant.calibrate(model, texts, tokenizer).save("model.kvcal")
+    for row in kvant.evaluate(model, texts, tokenizer, ["balanced", {"preset": "small"}]):
+        print(row.name, row.kld, row.bytes / row.f16_bytes)"""
+
+from __future__ import annotations
+
+import contextlib
+import math
+from contextvars import ContextVar
+from typing import Any, Callable, Iterator, NamedTuple, Sequence, Union
+
+import torch
+from torch import Tensor
+from transformers import AttentionInterface, AttentionMaskInterface
+from transformers.cache_utils import DynamicCache
+
+from .calibration import Calibration, Calibrator
+from .library import PAGE_TOKENS
+from .transformers import KvantCache, attention, dense, mask
+
+Texts = Union[str, Sequence[str], Tensor]
+
+_BATCH = 512  # tokens of a pass, as the kvant command has them
+_SAMPLED = 16  # one query in so many shows which keys attention looks at
+
+
+def _tokens(texts: Texts, tokenizer: Any) -> Tensor:
+    """int64 [n]. Tensors are token ids already."""
+    if torch.is_tensor(texts):
+        return texts.reshape(-1).to("cpu", torch.int64)
+    if tokenizer is None:
+        raise TypeError("tokenizer: texts that are no tensors of token ids need one")
+    texts = [texts] if isinstance(texts, str) else list(texts)
+    ids = [torch.tensor(tokenizer(text, add_special_tokens=False)["input_ids"], dtype=torch.int64) for text in texts]
+    return torch.cat(ids) if ids else torch.zeros(0, dtype=torch.int64)
+
+
+def _contexts(texts: Texts, tokenizer: Any, length: int, most: int) -> list[Tensor]:
+    """At most `most` tokens as stretches of `length`, each beginning with the model's first token
+    where the tokenizer has one."""
+    found = list(_tokens(texts, tokenizer)[:most].split(length))
+    first = getattr(tokenizer, "bos_token_id", None)
+    if first is not None and getattr(tokenizer, "add_bos_token", False):
+        for context in found:
+            context[0] = first
+    return found
+
+
+@contextlib.contextmanager
+def _attending(model: Any, implementation: str) -> Iterator[None]:
+    before = model.config._attn_implementation
+    training = model.training
+    model.set_attn_implementation(implementation)
+    model.eval()
+    try:
+        with torch.no_grad():
+            yield
+    finally:
+        model.set_attn_implementation(before)
+        model.train(training)
+
+
+# Calibration
+
+_calibrator: ContextVar[Calibrator] = ContextVar("calibrator")
+
+
+def _host(rows: Tensor) -> Any:
+    return rows.to("cpu", torch.float32).contiguous().numpy()
+
+
+def _add_attention(layer: int, q: Tensor, k: Tensor, added: Tensor, scale: float) -> None:
+    """Of one query in 16, token by token, the heads of a kv head together."""
+    gather, n, group = _calibrator.get(), k.shape[2], q.shape[1] // k.shape[1]
+    some = torch.arange(_SAMPLED - 1, q.shape[2], _SAMPLED)
+    if not len(some):
+        return
+    hidden = _host(added.expand(1, 1, q.shape[2], n)[0, 0, some.to(added.device)].repeat_interleave(group, 0))
+    for head in range(k.shape[1]):
+        queries = q[0, head * group : (head + 1) * group, some.to(q.device)].transpose(0, 1).reshape(-1, q.shape[3])
+        gather.add_attention(layer, head, _host(k[0, head]), _host(queries), hidden, scale, PAGE_TOKENS)
+
+
+def _observe(
+    module: Any,
+    query: Tensor,
+    key: Tensor,
+    value: Tensor,
+    attention_mask: Tensor | None,
+    scaling: float | None = None,
+    softcap: float | None = None,
+    s_aux: Tensor | None = None,
+    **options: Any,
+) -> tuple[Tensor, None]:
+    gather, layer = _calibrator.get(), module.layer_idx
+    for role, rows in (("k", key), ("v", value)):
+        gather.add_rows(layer, role, _host(rows[0].transpose(0, 1)))
+    group = query.shape[1] // key.shape[1]
+    for head in range(query.shape[1]):
+        gather.add_queries(layer, head // group, _host(query[0, head]))
+    if not softcap:  # scores that are not <q, k> times a factor are left out
+        window = getattr(getattr(attention_mask, "kvant", None), "window", options.get("sliding_window") or 0)
+        added = dense.bias(attention_mask, window, True, query.shape[2], key.shape[2], query.device)
+        _add_attention(layer, query, key, added, query.shape[3] ** -0.5 if scaling is None else scaling)
+    named: dict[str, Any] = dict(scaling=scaling, softcap=softcap, s_aux=s_aux)
+    return attention(module, query, key, value, attention_mask, **named, **options)
+
+
+AttentionInterface.register("kvant_observe", _observe)
+AttentionMaskInterface.register("kvant_observe", mask)
+
+
+def calibrate(
+    model: Any,
+    texts: Texts,
+    tokenizer: Any = None,
+    *,
+    n_tokens: int = 8192,
+    context: int = 2048,
+    clusters: Sequence[int] = (256,),
+    seed: int = 0,
+    n_threads: int | None = None,
+    progress: Callable[[float], None] | None = None,
+) -> Calibration:
+    """Statistics of a causal model's keys, values and queries over the first n_tokens tokens of
+    texts: strings, or a tensor of token ids. save() writes them to the .kvcal that
+    KvantCache(calibration=) and Cache(calibration=) take. The model runs where it is; the
+    statistics are summed on the CPU. progress is called with the part that is done, 0 to 1.
+
+    A calibration is of one model as transformers computes it: llama.cpp orders the channels of some
+    models' keys differently, and `kvant calibrate` makes the file for it."""
+    contexts = [part for part in _contexts(texts, tokenizer, context, n_tokens) if len(part) >= _SAMPLED]
+    total, done = sum(map(len, contexts)), 0
+    least = max(clusters, default=_SAMPLED)
+    if total < least:
+        raise ValueError(f"texts: {total} tokens, and at least {least} are needed")
+    name = getattr(model.config, "_name_or_path", "") or model.config.model_type
+    gather = Calibrator(name, seed=seed, clusters=clusters, n_threads=n_threads)
+    token = _calibrator.set(gather)
+    try:
+        with _attending(model, "kvant_observe"):
+            for part in contexts:
+                model(part[None].to(model.device), use_cache=False, logits_to_keep=1)
+                done += len(part)
+                if progress:
+                    progress(0.5 * done / total)
+    finally:
+        _calibrator.reset(token)
+    layers = model.config.get_text_config(decoder=True).num_hidden_layers
+    return gather.finish(progress and (lambda left: progress(1 - 0.5 * left / layers)))
+
+
+# Quality
+
+
+class Evaluation(NamedTuple):
+    """kld: mean KL divergence from the stock cache in nats, and its standard error. perplexity: of
+    the text. same_top: the part of tokens whose most probable token is the stock cache's. bytes:
+    of one context's cache; f16_bytes: of the same tokens in float16."""
+
+    name: str
+    kld: float
+    kld_error: float
+    perplexity: float
+    same_top: float
+    bytes: int
+    f16_bytes: int
+
+
+def _logits(model: Any, tokens: Tensor, cache: Any) -> Iterator[Tensor]:
+    """Log-probabilities, float32 [n, words], batch by batch."""
+    for part in tokens.split(_BATCH):
+        logits = model(part[None].to(model.device), past_key_values=cache, use_cache=True).logits[0]
+        yield torch.log_softmax(logits.float(), -1)
+
+
+class _Sums:
+    def __init__(self, name: str) -> None:
+        self.name, self.kld, self.nll, self.top = name, [], [], []  # type: ignore[var-annotated]
+        self.bytes = self.f16_bytes = 0
+
+    def add(self, reference: Tensor, found: Tensor, targets: Tensor) -> None:
+        self.kld += (reference.exp() * (reference - found)).sum(-1).tolist()
+        self.nll += (-found.gather(1, targets[:, None].to(found.device))[:, 0]).tolist()
+        self.top += (reference.argmax(-1) == found.argmax(-1)).tolist()
+
+    def row(self) -> Evaluation:
+        n = len(self.kld)
+        mean = sum(self.kld) / n
+        error = math.sqrt(sum((x - mean) ** 2 for x in self.kld) / max(n - 1, 1) / n)
+        ppl = math.exp(sum(self.nll) / n)
+        return Evaluation(self.name, mean, error, ppl, sum(self.top) / n, self.bytes, self.f16_bytes)
+
+
+def _stored(cache: str | dict[str, Any]) -> tuple[str, dict[str, Any]]:
+    """Name and arguments of KvantCache: of a preset's name, or of a dictionary of them."""
+    if isinstance(cache, str):
+        return cache, {"preset": cache}
+    return " ".join(f"{name}={value}" for name, value in cache.items()), dict(cache)
+
+
+def evaluate(
+    model: Any,
+    texts: Texts,
+    tokenizer: Any = None,
+    caches: Sequence[str | dict[str, Any]] = ("balanced",),
+    *,
+    context: int = 2048,
+    n_contexts: int = 4,
+    first: int | None = None,
+) -> list[Evaluation]:
+    """What caches cost in quality on texts, beside the stock cache, which is the first row. caches:
+    names of presets, or arguments of KvantCache as dictionaries. Texts are cut into contexts, of
+    which tokens from `first` on are scored, the second half by default: as `kvant eval` does."""
+    first = context // 2 if first is None else first
+    parts = [part for part in _contexts(texts, tokenizer, context, context * n_contexts) if len(part) == context]
+    if not parts:
+        raise ValueError(f"texts: fewer tokens than one context of {context}")
+    if not 0 <= first < context - 1:
+        raise ValueError(f"first: {first} is not in 0 .. {context - 2}")
+    stored = [_stored(cache) for cache in caches]
+    sums = [_Sums("stock"), *(_Sums(name) for name, _ in stored)]
+    for part in parts:
+        # Row i says what follows token i.
+        scored, targets = slice(first, context - 1), part[first + 1 :]
+        with _attending(model, _stock_attention(model)):
+            stock = DynamicCache(config=model.config)
+            reference = torch.cat(list(_logits(model, part, stock)))[scored]
+        sums[0].add(reference, reference, targets)
+        held = [x for layer in stock.layers for x in (getattr(layer, "keys", None), getattr(layer, "values", None)) if x is not None]
+        sums[0].bytes, sums[0].f16_bytes = sum(x.nbytes for x in held), sum(2 * x.numel() for x in held)
+        with _attending(model, "kvant"):
+            for total, (_, options) in zip(sums[1:], stored):
+                cache = KvantCache(model.config, **options)
+                total.add(reference, torch.cat(list(_logits(model, part, cache)))[scored], targets)
+                total.bytes, total.f16_bytes = cache.bytes, cache.f16_bytes
+    return [total.row() for total in sums]
+
+
+def _stock_attention(model: Any) -> str:
+    """What the model was loaded with, unless it is ours."""
+    chosen = model.config._attn_implementation
+    if chosen != "kvant":
+        return str(chosen)
+    return "sdpa" if getattr(model, "_supports_sdpa", False) else "eager"

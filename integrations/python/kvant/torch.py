@@ -1,0 +1,240 @@
+"""PyTorch's operators torch.ops.kvant, around the C interface by pointer and stream: nothing here is
+linked to PyTorch, so any version from 2.6 on will do. CPU and CUDA tensors take the same code.
+
+    import kvant.torch
+    pages = torch.ops.kvant.encode(rows, "trellis-4", "k")           # rows [n, head_dim]
+    rows = torch.ops.kvant.decode(pages, "trellis-4", "k", head_dim, n)
+
+cache_append and cache_attend work on a kvant.Cache, named by the number that register gives."""
+
+from __future__ import annotations
+
+import contextlib
+import ctypes as c
+import functools
+import itertools
+import weakref
+from typing import Any, Sequence
+
+import torch
+from torch import Tensor
+
+from . import structs as s
+from .cache import Cache
+from .codec import Codec
+from .library import PAGE_TOKENS, check, library
+
+_TYPES = {torch.float32: 0, torch.float16: 1, torch.bfloat16: 2}  # kvant_cuda_type
+
+_operators = torch.library.Library("kvant", "FRAGMENT")
+_operators.define("encode(Tensor rows, str spec, str role, Tensor? center=None, Tensor? scale=None) -> Tensor")
+_operators.define(
+    "decode(Tensor pages, str spec, str role, int head_dim, int n, Tensor? center=None, Tensor? scale=None) -> Tensor"
+)
+_operators.define("cache_append(Tensor(a!) lengths, Tensor k, Tensor v, int cache, int layer, int[] sequences) -> ()")
+_operators.define(
+    "cache_attend(Tensor lengths, Tensor q, int cache, int layer, int[] sequences, int v_head_dim, Tensor? mask=None, "
+    "Tensor? sinks=None, int window=0, bool causal=True, float? scale=None, float? softcap=None, bool exact=False) "
+    "-> Tensor"
+)
+
+
+def _implement(name: str) -> Any:
+    def take(function: Any) -> Any:
+        for device in ("CPU", "CUDA"):
+            _operators.impl(name, function, device)
+        return function
+
+    return take
+
+
+# Rows and pages
+
+
+@functools.lru_cache(maxsize=256)
+def _codec(spec: str, head_dim: int, role: str) -> Codec:
+    return Codec(spec, head_dim, role)
+
+
+@functools.lru_cache(maxsize=256)
+def _gpu_codec(spec: str, head_dim: int, role: str) -> Any:
+    from .paged import _GpuCodec
+
+    return _GpuCodec.of(_codec(spec, head_dim, role))
+
+
+def _channels(value: Tensor | None, like: Tensor) -> Tensor | None:
+    return None if value is None else value.to(like.device, torch.float32).contiguous()
+
+
+def _pointer(value: Tensor | None) -> int | None:
+    return None if value is None else value.data_ptr()
+
+
+def _on_stream(name: str, arguments: Any, like: Tensor) -> None:
+    with torch.cuda.device(like.device):
+        check(name, getattr(library(), f"kvant_cuda_{name}")(c.byref(arguments), torch.cuda.current_stream().cuda_stream))
+
+
+def _check_rows(rows: Tensor) -> None:
+    if rows.dim() != 2 or rows.dtype not in _TYPES:
+        raise ValueError(f"rows: float32, float16 or bfloat16 [n, head_dim] is needed, not {rows.dtype} {list(rows.shape)}")
+
+
+@_implement("encode")
+def _encode(rows: Tensor, spec: str, role: str, center: Tensor | None = None, scale: Tensor | None = None) -> Tensor:
+    _check_rows(rows)
+    center, scale, codec = _channels(center, rows), _channels(scale, rows), _codec(spec, rows.shape[1], role)
+    if rows.device.type == "cpu":
+        return torch.from_numpy(codec.encode(rows.float(), center, scale))
+    n, rows = rows.shape[0], rows.contiguous()
+    pages = rows.new_zeros((-(-n // PAGE_TOKENS), codec.page_bytes), dtype=torch.uint8)
+    slots = torch.arange(n, device=rows.device)
+    part = s.CudaRows(
+        codec=_gpu_codec(spec, rows.shape[1], role).handle,
+        pages=s.CudaPages(pages.data_ptr(), codec.page_bytes, codec.page_bytes),
+        rows=rows.data_ptr(),
+        token_stride=rows.shape[1],
+        head_stride=rows.shape[1],
+        center=_pointer(center),
+        scale=_pointer(scale),
+    )
+    arguments = s.CudaAppendArgs.new(type=_TYPES[rows.dtype], n_tokens=n, n_kv_heads=1, slots=slots.data_ptr())
+    setattr(arguments, role, part)
+    _on_stream("append", arguments, rows)
+    return pages
+
+
+@_implement("decode")
+def _decode(
+    pages: Tensor, spec: str, role: str, head_dim: int, n: int, center: Tensor | None = None, scale: Tensor | None = None
+) -> Tensor:
+    center, scale, codec = _channels(center, pages), _channels(scale, pages), _codec(spec, head_dim, role)
+    if pages.device.type == "cpu":
+        return torch.from_numpy(codec.decode(pages, n, center, scale))
+    pages = pages.contiguous()
+    blocks = torch.arange(pages.shape[0], device=pages.device, dtype=torch.int32)
+    out = pages.new_empty((PAGE_TOKENS * pages.shape[0], head_dim), dtype=torch.float32)
+    arguments = s.CudaDecodeArgs.new(
+        codec=_gpu_codec(spec, head_dim, role).handle,
+        pages=s.CudaPages(pages.data_ptr(), codec.page_bytes, codec.page_bytes),
+        blocks=blocks.data_ptr(),
+        n_blocks=pages.shape[0],
+        n_kv_heads=1,
+        type=_TYPES[out.dtype],
+        out=out.data_ptr(),
+        token_stride=head_dim,
+        head_stride=head_dim,
+        center=_pointer(center),
+        scale=_pointer(scale),
+    )
+    _on_stream("decode", arguments, pages)
+    return out[:n].clone()
+
+
+@torch.library.register_fake("kvant::encode", lib=_operators)
+def _encode_shape(rows: Tensor, spec: str, role: str, center: Any = None, scale: Any = None) -> Tensor:
+    torch._check(rows.dim() == 2)
+    page_bytes = _codec(spec, int(rows.shape[1]), role).page_bytes
+    return rows.new_empty(((rows.shape[0] + PAGE_TOKENS - 1) // PAGE_TOKENS, page_bytes), dtype=torch.uint8)
+
+
+@torch.library.register_fake("kvant::decode", lib=_operators)
+def _decode_shape(
+    pages: Tensor, spec: str, role: str, head_dim: int, n: int, center: Any = None, scale: Any = None
+) -> Tensor:
+    return pages.new_empty((n, head_dim), dtype=torch.float32)
+
+
+# Caches
+
+_caches: weakref.WeakValueDictionary[int, Cache] = weakref.WeakValueDictionary()
+_numbers = itertools.count()
+
+
+def register(cache: Cache) -> tuple[int, Tensor]:
+    """The number by which operators know a cache, and the tensor of its layers' lengths that they
+    take: int64 [n_layers], of tokens appended to each layer. It orders calls that change the cache
+    for torch.compile. Keep the cache alive."""
+    number = next(_numbers)
+    _caches[number] = cache
+    return number, torch.zeros(cache.n_layers, dtype=torch.int64)
+
+
+def _cache(number: int) -> Cache:
+    cache = _caches.get(number)
+    if cache is None:
+        raise ValueError(f"cache: there is no cache {number}, or it is gone")
+    return cache
+
+
+def on_its_gpu(like: Tensor) -> Any:
+    """A cache on a GPU wants that GPU to be the current one in every call."""
+    return torch.cuda.device(like.device) if like.device.type == "cuda" else contextlib.nullcontext()
+
+
+def _plain(rows: Tensor) -> Tensor:
+    return rows.detach().to(torch.float32).contiguous()
+
+
+@_implement("cache_append")
+def _cache_append(lengths: Tensor, k: Tensor, v: Tensor, cache: int, layer: int, sequences: Sequence[int]) -> None:
+    """k and v: [sequences, n, kv heads, head_dim] of any float type."""
+    with on_its_gpu(k):
+        _cache(cache).append_batch(layer, sequences, _plain(k), _plain(v))
+    lengths[layer] += k.shape[1]
+
+
+@_implement("cache_attend")
+def _cache_attend(
+    lengths: Tensor,
+    q: Tensor,
+    cache: int,
+    layer: int,
+    sequences: Sequence[int],
+    v_head_dim: int,
+    mask: Tensor | None = None,
+    sinks: Tensor | None = None,
+    window: int = 0,
+    causal: bool = True,
+    scale: float | None = None,
+    softcap: float | None = None,
+    exact: bool = False,
+) -> Tensor:
+    """q: [sequences, n, heads, head_dim] of any float type, which out has, too. mask: float16
+    [sequences, n, tokens] with at least as many tokens as the longest sequence has. The other
+    options are those of kvant.Cache.attend."""
+    held, queries = _cache(cache), _plain(q)
+    out = torch.empty((*q.shape[:3], v_head_dim), dtype=torch.float32, device=q.device)
+    with on_its_gpu(q):
+        if mask is None and sinks is None and causal and not (window or exact or scale or softcap):
+            return held.attend_batch(layer, sequences, queries, out=out).to(q.dtype)
+        options: dict[str, Any] = dict(window=window, causal=causal, scale=scale, logit_softcap=softcap, exact=exact)
+        options["sinks"] = None if sinks is None else _plain(sinks)
+        for i, sequence in enumerate(sequences):
+            if mask is not None:
+                options["mask"] = mask[i, :, : held.length(sequence, layer)].to(torch.float16).contiguous()
+            held.attend(layer, sequence, queries[i], out=out[i], **options)
+        return out.to(q.dtype)
+
+
+def read(cache: Cache, layer: int, sequence: int, n: int) -> tuple[Tensor, Tensor]:
+    """The first n keys and values of a sequence, float32 [n, kv heads, head_dim]."""
+    if cache.device != "cpu":
+        raise NotImplementedError(
+            'rows of a cache on a GPU are not read back: load the model with attn_implementation="kvant", which needs none'
+        )
+    k, v = cache.read(layer, sequence, 0, n)
+    return torch.from_numpy(k), torch.from_numpy(v)
+
+
+@torch.library.register_fake("kvant::cache_append", lib=_operators)
+def _cache_append_shape(lengths: Tensor, k: Tensor, v: Tensor, cache: int, layer: int, sequences: Any) -> None:
+    return None
+
+
+@torch.library.register_fake("kvant::cache_attend", lib=_operators)
+def _cache_attend_shape(
+    lengths: Tensor, q: Tensor, cache: int, layer: int, sequences: Any, v_head_dim: int, *options: Any, **named: Any
+) -> Tensor:
+    return q.new_empty((*q.shape[:3], v_head_dim))

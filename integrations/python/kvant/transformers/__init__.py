@@ -1,0 +1,13 @@
+"""A compressed cache for models of transformers, and attention that reads its pages.
+
+    model = AutoModelForCausalLM.from_pretrained(..., attn_implementation="kvant")
+    cache = kvant.transformers.KvantCache(model.config, preset="balanced")
+    model.generate(**inputs, past_key_values=cache)
+
+Importing this module registers the attention implementation "kvant"."""
+
+from .attention import attention
+from .cache import KvantCache
+from .masks import mask
+
+__all__ = ["KvantCache", "attention", "mask"]

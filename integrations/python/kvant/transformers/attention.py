@@ -1,0 +1,67 @@
+"""The attention implementation "kvant" of transformers: on the compressed pages where the keys are
+those of a KvantCache, over plain rows otherwise."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import torch
+from torch import Tensor
+from transformers import AttentionInterface
+
+from . import dense
+from .masks import Shape, shape_of
+from .rows import Rows
+
+# Arguments of attention functions that change the result and that nothing here knows.
+_REFUSED = ("position_bias", "head_mask", "layer_head_mask", "block_mask", "cu_seq_lens_q", "cu_seq_lens_k", "indices")
+
+
+def _refuse(module: Any, dropout: float, options: dict[str, Any]) -> None:
+    given = [name for name in _REFUSED if options.get(name) is not None]
+    if given:
+        raise ValueError(f'attn_implementation="kvant" knows no {", ".join(given)}: use another one for this model')
+    if dropout and module.training:
+        raise ValueError('attn_implementation="kvant" has no dropout: call model.eval()')
+
+
+def _heads(mask: Tensor | None) -> int:
+    return 1 if mask is None or mask.dim() < 4 else mask.shape[1]
+
+
+def attention(
+    module: Any,
+    query: Tensor,
+    key: Tensor,
+    value: Tensor,
+    attention_mask: Tensor | None,
+    dropout: float = 0.0,
+    scaling: float | None = None,
+    sliding_window: int | None = None,
+    softcap: float | None = None,
+    s_aux: Tensor | None = None,
+    is_causal: bool | None = None,
+    **options: Any,
+) -> tuple[Tensor, None]:
+    """query [batch, heads, n, head_dim]; key and value: what a cache's update returned. The result
+    is [batch, n, heads, head_dim of values]. ValueError for an argument that would change it in an
+    unknown way."""
+    _refuse(module, dropout, options)
+    scale = query.shape[3] ** -0.5 if scaling is None else float(scaling)
+    causal = bool(getattr(module, "is_causal", True) if is_causal is None else is_causal)
+    shape: Shape | None = getattr(attention_mask, "kvant", None)
+    window = int(sliding_window or 0) if shape is None else shape.window
+    causal = causal if shape is None else True
+    if type(key) is Rows and type(value) is Rows and key.layer is value.layer and _heads(attention_mask) == 1:
+        if shape is None and (attention_mask is None or attention_mask.dim() == 2):
+            seen = None if attention_mask is None else attention_mask[:, : key.length].to(torch.bool)
+            shape = shape_of(seen, query.shape[0], window)
+        out = key.layer.attend(query, attention_mask, shape, key.length, causal, scale, softcap, s_aux)
+        return out, None
+    tokens = key.shape[2]
+    added = dense.bias(attention_mask, window, causal and tokens >= query.shape[2], query.shape[2], tokens, query.device)
+    key, value = (x.decoded() if type(x) is Rows else x for x in (key, value))
+    return dense.attention(query, key, value, added, scale, softcap, s_aux), None
+
+
+AttentionInterface.register("kvant", attention)

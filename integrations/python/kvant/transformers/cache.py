@@ -1,0 +1,299 @@
+"""KvantCache: the compressed cache for past_key_values= of transformers."""
+
+from __future__ import annotations
+
+import os
+import weakref
+from typing import Any
+
+import torch
+from torch import Tensor
+from transformers.cache_utils import Cache, CacheLayerMixin, DynamicCache, DynamicLayer, DynamicSlidingWindowLayer
+
+from .. import torch as operators
+from ..cache import Cache as Pages
+from ..scheme import Scheme
+from ..settings import Settings, preset as find_preset
+from .masks import Shape
+from .rows import Rows
+from .store import Store
+
+
+class KvantLayer(CacheLayerMixin):
+    """One layer of a KvantCache. update keeps the new rows until attention says which of them are
+    padding; whoever looks at the tensors that it returns gets decoded rows."""
+
+    is_compileable = False
+    is_croppable = True
+    supports_early_init = False
+
+    def __init__(self, owner: KvantCache, number: int, window: int) -> None:
+        super().__init__()
+        # Weak, so that a cache that nobody uses any more frees its memory at once.
+        self.owner = weakref.proxy(owner)
+        self.number, self.window = number, window
+        self.is_sliding = window > 0
+        if self.is_sliding:
+            self.sliding_window = window
+        self.store: Store | None = None
+        self.pending: tuple[Tensor, Tensor] | None = None
+
+    def lazy_initialization(self, key_states: Tensor, value_states: Tensor) -> None:
+        self.store = self.owner._store_of(self, key_states, value_states)
+        self.store.lengths.setdefault(self.number, 0)
+        self.like = key_states[:, :, :0].detach(), value_states[:, :, :0].detach()
+        self.is_initialized = True
+
+    def update(self, key_states: Tensor, value_states: Tensor, *args: Any, **kwargs: Any) -> tuple[Tensor, Tensor]:
+        if torch.is_grad_enabled() and (key_states.requires_grad or value_states.requires_grad):
+            raise RuntimeError("a compressed cache has no gradient: call the model under torch.no_grad()")
+        if not self.is_initialized:
+            self.lazy_initialization(key_states, value_states)
+        self._flush(None)
+        assert self.store is not None
+        if self.number == next(iter(self.store.lengths)):
+            self.store.drop()
+        self.store.begin(key_states, value_states, self.owner._make)
+        self.pending = key_states, value_states
+        length = self.get_seq_length()
+        return Rows(self, 0, key_states, length), Rows(self, 1, value_states, length)
+
+    def _flush(self, hidden: tuple[int, ...] | None) -> None:
+        if self.pending is not None:
+            assert self.store is not None
+            (k, v), self.pending = self.pending, None
+            self.store.append(self.number, k, v, hidden)
+
+    def attend(
+        self,
+        query: Tensor,
+        mask: Tensor | None,
+        shape: Shape | None,
+        length: int,
+        causal: bool,
+        scale: float,
+        softcap: float | None,
+        sinks: Tensor | None,
+    ) -> Tensor:
+        """Attention of the newest tokens: [batch, n, heads, head_dim of values]."""
+        self._flush(None if shape is None else shape.hidden)
+        if length != self.get_seq_length():
+            raise RuntimeError("kvant's attention was given keys of an earlier state of the cache")
+        assert self.store is not None
+        owner, width = self.owner, self.like[1].shape[3]
+        return self.store.attend(self.number, query, mask, shape, causal, scale, softcap, sinks, owner.exact, width)
+
+    def decoded(self, length: int) -> tuple[Tensor, Tensor]:
+        self._flush(None)
+        assert self.store is not None
+        return self.store.read(self.number, length, self.like)
+
+    def get_seq_length(self) -> int:
+        waiting = 0 if self.pending is None else self.pending[0].shape[2]
+        return waiting + (0 if self.store is None else self.store.lengths[self.number])
+
+    def get_mask_sizes(self, query_length: int) -> tuple[int, int]:
+        return self.get_seq_length() + query_length, 0
+
+    def get_max_length(self) -> int:
+        return self.window or -1
+
+    @property
+    def batch_size(self) -> int:
+        return -1 if self.store is None else self.store.batch
+
+    def reset(self) -> None:
+        """Part of KvantCache.reset, which forgets the rows of all layers at once."""
+        self.pending = None
+
+
+def _window(layer: Any) -> int | None:
+    """Of a layer that a compressed one can replace; None for others, which models keep."""
+    if type(layer) is DynamicLayer:
+        return 0
+    return int(layer.sliding_window) if type(layer) is DynamicSlidingWindowLayer else None
+
+
+class KvantCache(Cache):
+    """The keys and values of a model, compressed: for past_key_values= of generate and of models.
+
+    Stored with a preset ("balanced" by default), or specs k and v (one alone is that of both), or
+    a settings file of kvant tune; calibration is the path of a .kvcal. Load the model with
+    attn_implementation="kvant" for attention on the pages. Every other implementation works, too,
+    and decodes the whole cache in each step.
+
+    Layers of another kind than attention with a full or a sliding window stay as transformers has
+    them. max_tokens: of all sequences together, by default the model's longest context for each; on
+    the CPU memory is taken when it is used. max_sequences: of copies of this cache, too
+    (copy.deepcopy shares blocks). n_threads: PyTorch's number by default. exact: attention without
+    rounding queries and weights to 16-bit integers, several times slower; on the CPU.
+
+    Padding on the left is not stored: give every call the mask of the whole sequence."""
+
+    def __init__(
+        self,
+        config: Any,
+        preset: str | None = None,
+        *,
+        k: str | None = None,
+        v: str | None = None,
+        settings: str | os.PathLike[str] | None = None,
+        calibration: str | os.PathLike[str] | None = None,
+        max_tokens: int | None = None,
+        max_sequences: int | None = None,
+        n_threads: int | None = None,
+        exact: bool = False,
+    ) -> None:
+        if getattr(config, "is_encoder_decoder", False):
+            raise ValueError("config: models with an encoder are not supported")
+        self.config = config.get_text_config(decoder=True)
+        self.exact = exact
+        self._stored: dict[str, Any] = dict(preset=preset, k=k, v=v, settings=settings, calibration=calibration)
+        self._limits = max_tokens, max_sequences, n_threads
+        self._check()
+        self._stores: dict[Any, Store] = {}
+        self._schemes: dict[Any, Scheme] = {}
+        layers: list[Any] = []
+        for number, layer in enumerate(DynamicCache(config=config).layers):
+            window = _window(layer)
+            layers.append(layer if window is None else KvantLayer(self, number, window))
+        super().__init__(layers=layers)
+
+    def _check(self) -> None:
+        """What can be said before the first rows: of a preset's name, files, and the number of layers."""
+        if self._stored["preset"] is not None:
+            find_preset(str(self._stored["preset"]))
+        if self._stored["settings"] is not None:
+            found = Settings.load(self._stored["settings"]).info.n_layers
+            if found != self.config.num_hidden_layers:
+                raise ValueError(f"settings: they are of a model of {found} layers, not {self.config.num_hidden_layers}")
+        if self._stored["calibration"] is not None:
+            from ..calibration import Calibration
+
+            found = Calibration(self._stored["calibration"]).info.n_layers
+            if found != self.config.num_hidden_layers:
+                raise ValueError(f"calibration: it is of a model of {found} layers, not {self.config.num_hidden_layers}")
+
+    # What layers ask for
+
+    def _store_of(self, layer: KvantLayer, k: Tensor, v: Tensor) -> Store:
+        """A scheme says what layer 7 is stored with, so the kvant.Cache of a store counts layers as
+        the model does."""
+        key = layer.window, k.shape[1], k.shape[3], v.shape[3], k.device
+        if key not in self._stores:
+            self._stores[key] = Store(layer.window)
+        return self._stores[key]
+
+    def _make(self, k: Tensor, v: Tensor) -> tuple[Pages, int, Tensor]:
+        max_tokens, max_sequences, n_threads = self._limits
+        on_gpu, rows = k.device.type == "cuda", k.shape[0]
+        if k.device.type not in ("cpu", "cuda"):
+            raise ValueError(f"key_states: kvant has no pages on {k.device}")
+        shape: dict[str, Any] = dict(n_layers=len(self.layers), n_kv_heads=k.shape[1], head_dim=k.shape[3], v_head_dim=v.shape[3])
+        key = tuple(shape.values())
+        if key not in self._schemes:
+            self._schemes[key] = Scheme(**self._stored, **shape)
+        heads = getattr(self.config, "num_attention_heads", None)
+        longest = int(getattr(self.config, "max_position_embeddings", 0) or 4096)
+        with operators.on_its_gpu(k):
+            pages = Pages(
+                **shape,
+                n_heads=heads if isinstance(heads, int) and heads % k.shape[1] == 0 else k.shape[1],
+                max_tokens=max_tokens or rows * (min(longest, 8192) if on_gpu else longest),
+                device="cuda" if on_gpu else "cpu",
+                scheme=self._schemes[key],
+                max_sequences=max_sequences or (rows if on_gpu else 4 * rows + 16),
+                n_threads=n_threads or torch.get_num_threads(),
+                stream=torch.cuda.current_stream(k.device).cuda_stream if on_gpu else 0,
+                asynchronous=on_gpu,
+            )
+        return pages, *operators.register(pages)
+
+    # What transformers asks of the whole cache: kvant's layers act together, others one by one.
+
+    def _others(self) -> list[Any]:
+        return [layer for layer in self.layers if not isinstance(layer, KvantLayer)]
+
+    def _settle(self) -> list[Store]:
+        """After writing rows that no attention has seen."""
+        for layer in self.layers:
+            if isinstance(layer, KvantLayer):
+                layer._flush(None)
+        return list(self._stores.values())
+
+    def reset(self) -> None:
+        for layer in self.layers:
+            layer.reset()
+        for store in self._stores.values():
+            store.reset()
+
+    def reorder_cache(self, beam_idx: Tensor) -> None:
+        for store in self._settle():
+            store.select(beam_idx.tolist())
+        for layer in self._others():
+            layer.reorder_cache(beam_idx)
+
+    def crop(self, tokens_to_remove: int) -> None:
+        """Forgets the newest -tokens_to_remove tokens. A positive number is a length, as it was in
+        earlier releases of transformers."""
+        stores, n = self._settle(), -int(tokens_to_remove)  # of generate it is a tensor
+        if n < 0:
+            n = max(self.get_seq_length() + n, 0)
+        for store in stores:
+            store.crop(n)
+        for layer in self._others():
+            layer.crop(-n)
+
+    def batch_repeat_interleave(self, repeats: int) -> None:
+        for store in self._settle():
+            store.select([row for row in range(store.batch) for _ in range(repeats)])
+        for layer in self._others():
+            layer.batch_repeat_interleave(repeats)
+
+    def batch_select_indices(self, indices: Tensor) -> None:
+        for store in self._settle():
+            rows = torch.arange(store.batch)[indices.cpu()] if torch.is_tensor(indices) else indices
+            store.select([int(row) for row in rows])
+        for layer in self._others():
+            layer.batch_select_indices(indices)
+
+    def activate_past_recording(self) -> None:
+        for store in self._stores.values():
+            store.keeps_past = True
+        for layer in self._others():
+            if hasattr(layer, "activate_past_recording"):
+                layer.activate_past_recording()
+
+    def __deepcopy__(self, memo: dict[int, Any]) -> KvantCache:
+        """A cache with the same tokens, which shares their blocks until one of both writes to
+        them."""
+        import copy
+
+        made = type(self)(self.config, **self._stored, exact=self.exact)
+        made._limits, made._schemes = self._limits, self._schemes
+        self._settle()
+        made._stores = {key: store.copy() for key, store in self._stores.items()}
+        for i, layer in enumerate(self.layers):
+            if not isinstance(layer, KvantLayer):
+                made.layers[i] = copy.deepcopy(layer, memo)
+            elif layer.is_initialized:
+                made.layers[i].lazy_initialization(*layer.like)
+        return made
+
+    # What it says of itself
+
+    @property
+    def bytes(self) -> int:
+        """Memory of the stored tokens: codes, metadata, fp16 pages; of all copies of this cache."""
+        return sum(store.cache.bytes for store in self._stores.values() if store.cache is not None)
+
+    @property
+    def f16_bytes(self) -> int:
+        """Of the same tokens in a cache of float16 numbers that forgets none."""
+        layers = [layer for layer in self.layers if isinstance(layer, KvantLayer) and layer.is_initialized]
+        widths = (2 * sum(x.shape[1] * x.shape[3] for x in layer.like) for layer in layers)
+        return sum(width * layer.get_seq_length() * layer.batch_size for width, layer in zip(widths, layers))
+
+    def __repr__(self) -> str:
+        stored = ", ".join(f"{name}={value!r}" for name, value in self._stored.items() if value is not None)
+        return f"KvantCache({stored or 'preset=' + repr('balanced')}: {self.get_seq_length()} tokens, {self.bytes} bytes)"

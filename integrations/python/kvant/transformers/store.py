@@ -1,0 +1,236 @@
+"""The layers of a model that have equal shapes and windows, in one kvant.Cache: a sequence per row
+of the batch, which begins with the row's first token that is no padding."""
+
+from __future__ import annotations
+
+from typing import Any, Sequence
+
+import torch
+from torch import Tensor
+
+from .. import torch as operators
+from ..cache import Cache
+from ..library import PAGE_TOKENS, Error
+from .masks import Shape
+
+_HID = (
+    "attention_mask: it shows tokens that it hid in an earlier call, and hidden tokens at the beginning are not stored; give "
+    "every call the mask of the whole sequence"
+)
+SLACK = 256  # tokens before a window that are kept, so that a few tokens may be taken back
+
+
+class Sequences:
+    """Sequences of a kvant.Cache that are freed with this object. Copies of a Store share the
+    cache."""
+
+    def __init__(self, cache: Cache, numbers: list[int]) -> None:
+        self.cache, self.numbers = cache, numbers
+
+    def select(self, rows: Sequence[int]) -> None:
+        """Row i becomes what row rows[i] was. Sequences that nobody takes go first, so that their
+        places are there for copies."""
+        old, taken = self.numbers, set()
+        self.numbers = []
+        for number in set(old) - {old[row] for row in rows}:
+            self.cache.free(number)
+        for row in rows:
+            self.numbers.append(self.cache.fork(old[row]) if row in taken else old[row])
+            taken.add(row)
+
+    def fork(self) -> Sequences:
+        return Sequences(self.cache, [self.cache.fork(number) for number in self.numbers])
+
+    def __del__(self) -> None:
+        for number in self.numbers:
+            try:
+                self.cache.free(number)
+            except ValueError:  # the cache was closed
+                return
+
+
+class Store:
+    """starts: per row the position of its first stored token. lengths: per layer, by its number in
+    the model, its tokens, padding counted."""
+
+    def __init__(self, window: int) -> None:
+        self.window = window
+        self.sequences: Sequences | None = None
+        self.starts: list[int] = []
+        self.lengths: dict[int, int] = {}
+        self.keeps_past = False  # transformers will take tokens back: nothing is dropped until then
+
+    @property
+    def cache(self) -> Cache | None:
+        return None if self.sequences is None else self.sequences.cache
+
+    @property
+    def batch(self) -> int:
+        return len(self.starts)
+
+    def begin(self, k: Tensor, v: Tensor, make: Any) -> None:
+        """Before rows are written. make(k, v) makes the kvant.Cache when the first rows say how many
+        sequences and which device there are."""
+        if self.sequences is None:
+            cache, self._number, self._state = make(k, v)
+            self.sequences = Sequences(cache, [])
+        while len(self.sequences.numbers) < k.shape[0]:
+            self.sequences.numbers.append(self.sequences.cache.new_sequence())
+        if not self.starts:
+            self.starts = [0] * k.shape[0]
+        if self.batch != k.shape[0]:
+            raise ValueError(f"key_states: {k.shape[0]} sequences, and the cache has {self.batch}")
+
+    def _begin(self, row: int, length: int, n: int, hidden: int) -> None:
+        """Where a row of which a layer stores nothing yet begins: behind its padding. The first
+        layer of a pass says it for all."""
+        if length > self.starts[row]:
+            return
+        first = min(max(hidden, length), length + n)
+        if max(self.lengths.values()) == length:
+            self.starts[row] = first
+        elif self.starts[row] != first:
+            raise ValueError("attention_mask: layers disagree about where a sequence begins")
+
+    def _place(self, layer: int, n: int, hidden: Sequence[int] | None) -> list[int]:
+        """How many of n new tokens each row stores. Padding at the beginning of a row is not
+        stored: statistics, and tokens that stay fp16, are the text's."""
+        length = self.lengths[layer]
+        for row in range(self.batch):
+            self._begin(row, length, n, 0 if hidden is None else hidden[row])
+        return [length + n - max(length, start) for start in self.starts]
+
+    def append(self, layer: int, k: Tensor, v: Tensor, hidden: Sequence[int] | None) -> None:
+        """k and v: [batch, kv heads, n, head_dim]. hidden: per row the tokens at its beginning that
+        are padding; None: nobody knows, and all are stored."""
+        n = k.shape[2]
+        counts = self._place(layer, n, hidden)
+        assert self.sequences is not None
+        k, v = k.transpose(1, 2), v.transpose(1, 2)
+        append = torch.ops.kvant.cache_append
+        try:
+            if min(counts) == n:
+                append(self._state, k, v, self._number, layer, self.sequences.numbers)
+            else:
+                for row, count in enumerate(counts):
+                    if count:
+                        part = slice(row, row + 1), slice(n - count, n)
+                        append(self._state, k[part], v[part], self._number, layer, self.sequences.numbers[row : row + 1])
+        except Error as error:
+            if error.status != 60:
+                raise
+            raise RuntimeError(f"{error}; give KvantCache max_tokens, of all sequences together") from error
+        self.lengths[layer] += n
+
+    def attend(
+        self,
+        layer: int,
+        q: Tensor,
+        mask: Tensor | None,
+        shape: Shape | None,
+        causal: bool,
+        scale: float,
+        softcap: float | None,
+        sinks: Tensor | None,
+        exact: bool,
+        v_head_dim: int,
+    ) -> Tensor:
+        """q: [batch, heads, n, head_dim], of the newest n tokens. shape None: mask has four
+        dimensions and says all."""
+        assert self.sequences is not None
+        n, length, q = q.shape[2], self.lengths[layer], q.transpose(1, 2)
+        options: dict[str, Any] = dict(scale=scale, softcap=softcap, sinks=sinks, exact=exact)
+        if shape is None:
+            options["causal"] = False
+        else:
+            options |= dict(causal=causal, window=shape.window)
+            self._agree(shape)
+        plain = shape is not None and not shape.holes and shape.hidden == tuple(self.starts)
+        assert self.cache is not None
+        if plain and max(self.starts) <= length - n:
+            # What the cache was made with need not be said again, and then one call takes all rows.
+            if options["scale"] == self.cache.scale:
+                options["scale"] = None
+            if options["softcap"] == self.cache.logit_softcap:
+                options["softcap"] = None
+            return self._call(layer, q, self.sequences.numbers, v_head_dim, **options)
+        out = q.new_zeros((*q.shape[:3], v_head_dim))
+        for row, number in enumerate(self.sequences.numbers):
+            start = self.starts[row]
+            count = min(n, length - start)  # queries of padding see nothing
+            if count > 0:
+                options["mask"] = None if plain else self._added(mask, row, count, length)
+                part = slice(row, row + 1), slice(n - count, n)
+                out[part] = self._call(layer, q[part], [number], v_head_dim, **options)
+        return out
+
+    def _call(self, layer: int, q: Tensor, numbers: list[int], v_head_dim: int, **options: Any) -> Tensor:
+        return torch.ops.kvant.cache_attend(self._state, q, self._number, layer, numbers, v_head_dim, **options)
+
+    def _agree(self, shape: Shape) -> None:
+        if any(hidden < start for hidden, start in zip(shape.hidden, self.starts)):
+            raise ValueError(_HID)
+
+    def _added(self, mask: Tensor | None, row: int, n: int, length: int) -> Tensor | None:
+        """float16 [1, n, tokens]: what the mask adds to the scores of a row's newest n queries."""
+        if mask is None:
+            return None
+        whole = mask[row, :length].expand(n, length) if mask.dim() == 2 else mask[row % mask.shape[0], 0, -n:, :length]
+        if whole.dtype == torch.bool:
+            added = torch.zeros(whole.shape, dtype=torch.float16, device=whole.device).masked_fill(~whole, -torch.inf)
+        else:
+            added = whole.masked_fill(whole <= torch.finfo(torch.float16).min, -torch.inf).to(torch.float16)
+        if (added[:, : self.starts[row]] > -torch.inf).any():
+            raise ValueError(_HID)
+        return added[None, :, self.starts[row] :]
+
+    def read(self, layer: int, length: int, like: tuple[Tensor, Tensor]) -> tuple[Tensor, Tensor]:
+        """The rows of the first `length` tokens, [batch, kv heads, length, head_dim]; zeros for
+        padding that was not stored and for tokens that were dropped."""
+        assert self.sequences is not None and self.cache is not None
+        made = tuple(x.new_zeros((self.batch, length, x.shape[1], x.shape[3])) for x in like)
+        for row, number in enumerate(self.sequences.numbers):
+            count = length - self.starts[row]
+            if count > 0:
+                for to, rows in zip(made, operators.read(self.cache, layer, number, count)):
+                    to[row, self.starts[row] :] = rows.to(to.dtype)
+        k, v = (x.transpose(1, 2) for x in made)
+        return k, v
+
+    def drop(self) -> None:
+        """Before a pass of the model: forgets blocks that no window reaches any more."""
+        if not self.window or self.sequences is None or self.keeps_past:
+            return
+        for start, number in zip(self.starts, self.sequences.numbers):
+            old = min(self.lengths.values()) - start - self.window - SLACK
+            if old >= PAGE_TOKENS:
+                self.sequences.cache.drop(number, old)
+
+    def crop(self, n: int) -> None:
+        """Forgets the newest n tokens of all layers."""
+        if self.sequences is None:
+            return
+        length = max(max(self.lengths.values()) - n, 0)  # an error may have left later layers behind
+        if self.window and not self.keeps_past and n > SLACK and length > self.window:
+            raise RuntimeError(f"crop: a layer with a sliding window takes back {SLACK} tokens at most, not {n}")
+        for row, number in enumerate(self.sequences.numbers):
+            self.starts[row] = min(self.starts[row], length)
+            self.sequences.cache.truncate(number, length - self.starts[row])
+        self.lengths = dict.fromkeys(self.lengths, length)
+
+    def select(self, rows: Sequence[int]) -> None:
+        if self.sequences is not None:
+            self.sequences.select(rows)
+            self.starts = [self.starts[row] for row in rows]
+
+    def reset(self) -> None:
+        self.select([])
+        self.starts, self.lengths = [], dict.fromkeys(self.lengths, 0)
+
+    def copy(self) -> Store:
+        made = Store(self.window)
+        made.starts, made.lengths, made.keeps_past = list(self.starts), dict(self.lengths), self.keeps_past
+        if self.sequences is not None:
+            made.sequences = self.sequences.fork()
+            made._number, made._state = self._number, self._state
+        return made

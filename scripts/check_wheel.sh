@@ -1,0 +1,47 @@
+#!/bin/sh
+# check_wheel.sh WHEEL [GLIBC]: the wheel installs into a new virtual environment, where the command, the plug-in and the package
+# find each other. No file names a folder of this machine, and with GLIBC none asks for a newer one.
+set -eu
+[ $# -ge 1 ] || { echo "usage: scripts/check_wheel.sh WHEEL [GLIBC]" >&2; exit 2; }
+here=$(cd "$(dirname "$0")" && pwd)
+work=$(mktemp -d)
+trap 'rm -rf "$work"' EXIT
+fail() {
+    echo "check_wheel: $1" >&2
+    exit 1
+}
+"${PYTHON:-python3}" -m venv "$work/env"
+"$work/env/bin/python" -m pip install --quiet --disable-pip-version-check "$1"
+package=$(find "$work/env/lib" -type d -path '*/site-packages/kvant')
+binaries="$package/bin/kvant $package/lib/libkvant.so $package/lib/libggml-kvant.so"
+for file in $binaries "$package/py.typed" "$work/env/share/man/man1/kvant.1" \
+    "$work/env/share/bash-completion/completions/kvant" "$package"/../kvant-*.dist-info/licenses/LICENSE; do
+    [ -e "$file" ] || fail "$file is missing"
+done
+others=$(ls "$package/lib" | grep -vxE 'libkvant\.so|libggml-kvant\.so|libkvant_cuda\.so' || true)
+[ -z "$others" ] || fail "lib has more than libraries: $others"
+if [ $# -gt 1 ]; then
+    # shellcheck disable=SC2086 # three paths
+    "$here/check_elf.sh" "$2" $binaries
+    if grep -rlF -e "$(dirname "$here")" -e "${HOME:-/root}/" "$package" >"$work/named"; then
+        fail "these files name a folder of this machine: $(tr '\n' ' ' <"$work/named")"
+    fi
+fi
+
+cd "$work" # not where the sources lie
+kvant=$work/env/bin/kvant
+"$kvant" --version
+[ "$("$kvant" plugin-path)" = "$(realpath "$package/lib/libggml-kvant.so")" ] || fail "the command does not find its plug-in"
+"$kvant" exec -- sh -c 'test -r "$GGML_BACKEND_PATH"' 2>"$work/said" || { cat "$work/said" >&2; fail "kvant exec"; }
+"$kvant" bench distortion --help >/dev/null || fail "a command that is Python does not start"
+"$work/env/bin/python" - <<'END'
+import kvant, numpy
+codec, rows = kvant.Codec("trellis-4", 128), numpy.random.default_rng(0).standard_normal((100, 128), "float32")
+error = rows - codec.decode(codec.encode(rows), 100)
+assert (error**2).mean() < 0.011, (error**2).mean()  # codecs.md: 0.0097 of normal rows at 4 bits
+cache = kvant.Cache(n_layers=1, n_heads=4, n_kv_heads=2, head_dim=64, max_tokens=128)
+sequence = cache.new_sequence()
+cache.append(0, sequence, rows.reshape(100, 2, 64), rows.reshape(100, 2, 64))
+assert numpy.isfinite(cache.attend(0, sequence, rows[:50].reshape(25, 4, 64))).all()
+END
+echo "installs and runs: $(basename "$1")"

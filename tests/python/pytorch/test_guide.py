@@ -1,0 +1,91 @@
+"""The programs of the guide (python.md), as they stand there, with tiny models."""
+
+import contextlib
+import io
+import os
+import pathlib
+import re
+import tempfile
+import unittest
+from unittest import mock
+
+import models
+import torch
+import transformers
+from common import ROOT, TestCase, normal
+
+import kvant
+import kvant.torch  # noqa: F401
+
+PAGE = ROOT / "docs" / "guide" / "python.md"
+
+
+def programs():
+    """The indented blocks of the page that are Python, in order."""
+    blocks = re.findall(r"(?:^    .*\n|^\n(?=    ))+", PAGE.read_text(), re.MULTILINE)
+    blocks = [re.sub(r"^    ", "", block, flags=re.MULTILINE).strip("\n") for block in blocks]
+    return [block for block in blocks if not block.startswith("make wheel")]
+
+
+class Tokenizer(dict):
+    """Letters."""
+
+    def __call__(self, text, return_tensors=None, add_special_tokens=True):
+        ids = [3 + ord(letter) % 290 for letter in text]
+        return {"input_ids": torch.tensor([ids]) if return_tensors else ids}
+
+    def decode(self, ids):
+        return " ".join(map(str, ids.tolist()))
+
+
+def run(program, **names):
+    said = io.StringIO()
+    with contextlib.redirect_stdout(said):
+        exec(compile(program, str(PAGE), "exec"), names)
+    return said.getvalue(), names
+
+
+class Guide(TestCase):
+    def setUp(self):
+        self.transformers, self.quality, self.arrays = programs()
+
+    def test_transformers(self):
+        def load(name, attn_implementation):
+            return models.make("llama", attn_implementation)
+
+        with (
+            mock.patch.object(transformers.AutoModelForCausalLM, "from_pretrained", load),
+            mock.patch.object(transformers.AutoTokenizer, "from_pretrained", lambda name: Tokenizer()),
+        ):
+            said, names = run(self.transformers)
+        lines = said.splitlines()
+        self.assertEqual(len(lines), 3, said)
+        for line, cache in zip(lines, ("DynamicCache", "KvantCache(preset='balanced': 219 tokens")):
+            self.assertIn(cache, line)
+            self.assertRegex(line, r"[0-9.]+ tokens/s")
+        cache = names["cache"]
+        self.assertEqual(lines[2], f"{cache.bytes} bytes instead of {cache.f16_bytes}")
+        self.assertEqual(cache.f16_bytes, 4 * 219 * 2 * 2 * 16 * 2)
+        self.assertLess(cache.bytes, cache.f16_bytes)
+
+    def test_quality(self):
+        with tempfile.TemporaryDirectory() as folder:
+            before = os.getcwd()
+            os.chdir(folder)
+            try:
+                texts = ["".join(chr(32 + i * i % 90) for i in range(2100))]
+                said, _ = run(self.quality, kvant=kvant, model=models.make("llama", max_position_embeddings=4096), texts=texts, tokenizer=Tokenizer())
+                self.assertEqual(kvant.Calibration("model.kvcal").info.n_tokens, 2100)
+            finally:
+                os.chdir(before)
+        self.assertEqual([line.split()[0] for line in said.splitlines()], ["stock", "balanced", "small"])
+
+    def test_arrays(self):
+        k, v, q = normal(1, 9, 3, 64), normal(2, 9, 3, 64), normal(3, 2, 9, 64)
+        _, names = run(self.arrays, kvant=kvant, layer=5, k=k, v=v, q=q, rows=normal(4, 70, 128))
+        self.assertEqual(names["out"].shape, (2, 9, 64))
+        self.assertLess((names["error"] ** 2).mean(), 0.011)  # codecs.md: 0.0097 at 4 bits
+
+
+if __name__ == "__main__":
+    unittest.main()

@@ -1,0 +1,120 @@
+"""kvant.calibrate and kvant.evaluate on tiny models."""
+
+import math
+import pathlib
+import tempfile
+import unittest
+import unittest.mock
+
+import models
+import torch
+from common import TestCase, np
+
+import kvant
+
+
+def text(n, seed=1):
+    return torch.randint(3, 300, (n,), generator=torch.Generator().manual_seed(seed))
+
+
+class Calibrate(TestCase):
+    def test_statistics_are_those_of_the_models_rows(self):
+        """Of the stock cache's rows, and of queries that a hook of the projection saw."""
+        for kind in ("llama", "qwen2", "gemma3_text", "gpt_oss"):
+            model = models.make(kind, "eager")
+            calibration = kvant.calibrate(model, text(300), context=100, clusters=(16,))
+            self.assertEqual(model.config._attn_implementation, "eager")
+            self.assertEqual((calibration.info.n_layers, calibration.info.n_tokens), (4, 300))
+            self.assertEqual(calibration.info.model, model.config.model_type)
+            with torch.no_grad():
+                caches = [model(part[None], use_cache=True).past_key_values for part in text(300).split(100)]
+            for layer in (1, 3):  # layers without a window
+                for role in "kv":
+                    stored = [cache.layers[layer].keys if role == "k" else cache.layers[layer].values for cache in caches]
+                    if stored[0].shape[2] < 100:
+                        continue
+                    rows = torch.cat(stored, 2)[0, 0].numpy()
+                    entry = calibration.entry(layer, 0, role)
+                    for found, wanted in zip(entry[:3], (rows.mean(0), rows.min(0), rows.max(0))):
+                        self.assertTrue(np.allclose(found, wanted, rtol=0, atol=1e-5 * np.abs(rows).max()), (kind, layer, role))
+
+    def test_moments_of_queries(self):
+        """Without a rotation, q is what the projection says. Both heads of a kv head count."""
+        model, seen = models.make("llama", "eager"), {}
+
+        def attend(module, query, key, value, mask, **options):
+            seen[module.layer_idx] = query[0].double()
+            return original(module, query, key, value, mask, **options)
+
+        from transformers.models.llama import modeling_llama
+
+        original = modeling_llama.eager_attention_forward
+        with torch.no_grad(), unittest.mock.patch.object(modeling_llama, "eager_attention_forward", attend):
+            model(text(64)[None])
+        calibration = kvant.calibrate(model, text(64), clusters=())
+        for layer in range(4):
+            for head in range(2):
+                q = seen[layer][2 * head : 2 * head + 2].reshape(-1, 16)
+                moment = (q.T @ q / len(q)).numpy()
+                found = calibration.entry(layer, head).query_moment
+                self.assertTrue(np.allclose(found, moment, rtol=0, atol=1e-5 * np.abs(moment).max()))
+
+    def test_a_cache_uses_it(self):
+        model = models.make("llama")
+        with tempfile.TemporaryDirectory() as folder:
+            path = pathlib.Path(folder, "model.kvcal")
+            seen = []
+            kvant.calibrate(model, text(600), progress=seen.append).save(path)
+            self.assertEqual((seen, seen[-1]), (sorted(seen), 1.0))
+            plain, calibrated = kvant.evaluate(model, text(1024, 2), None, ["small", {"preset": "small", "calibration": path}], context=512)[1:]
+            self.assertNotEqual(plain.kld, calibrated.kld)
+
+    def test_refusals(self):
+        model = models.make("llama")
+        self.refused(ValueError, "texts: 100 tokens|256", kvant.calibrate, model, text(100))
+        self.refused(TypeError, "tokenizer", kvant.calibrate, model, "a text")
+
+
+class Evaluate(TestCase):
+    def test_figures(self):
+        """The stock cache's perplexity is that of the model's own loss; an exact codec has no
+        divergence; fewer bits diverge more."""
+        model = models.make("qwen2", "eager")
+        caches = [{"k": "f32", "v": "f32"}, *({"k": f"int-{bits}", "v": f"int-{bits}"} for bits in (8, 4, 2))]
+        rows = kvant.evaluate(model, text(300), None, caches, context=100, n_contexts=3)
+        self.assertEqual(model.config._attn_implementation, "eager")
+        self.assertEqual([row.name for row in rows], ["stock", "k=f32 v=f32", "k=int-8 v=int-8", "k=int-4 v=int-4", "k=int-2 v=int-2"])
+        with torch.no_grad():
+            losses = []
+            for part in text(300).split(100):
+                labels = part.clone()
+                labels[:51] = -100  # row 50 is the first that is scored: it says what token 51 is
+                losses.append(float(model(part[None], labels=labels[None]).loss))
+        self.assertAlmostEqual(rows[0].perplexity, math.exp(sum(losses) / 3), delta=1e-4 * rows[0].perplexity)
+        self.assertEqual((rows[0].kld, rows[0].same_top), (0, 1))
+        self.assertLess(abs(rows[1].kld), 1e-5)
+        self.assertLess(rows[2].kld, rows[3].kld)
+        self.assertLess(rows[3].kld, rows[4].kld)
+        self.assertLess(rows[4].bytes, rows[3].bytes)
+        for row in rows:
+            self.assertEqual(row.f16_bytes, 4 * 100 * 2 * 16 * 2)
+        self.assertEqual(rows[0].bytes, 2 * rows[0].f16_bytes)  # the model is float32
+
+    def test_texts(self):
+        class Letters:
+            bos_token_id, add_bos_token = 7, True
+
+            def __call__(self, words, add_special_tokens):
+                return {"input_ids": [3 + ord(letter) % 290 for letter in words]}
+
+        model = models.make("llama")
+        found = kvant.evaluate(model, ["some words " * 20, "and more " * 20], Letters(), [], context=64, n_contexts=2)
+        ids = torch.tensor(Letters()("some words " * 20, False)["input_ids"][:128])
+        ids[[0, 64]] = 7
+        self.assertEqual(found, kvant.evaluate(model, ids, None, [], context=64))
+        self.refused(ValueError, "fewer tokens", kvant.evaluate, model, text(10))
+        self.refused(ValueError, "first: 63", kvant.evaluate, model, ids, None, [], context=64, first=63)
+
+
+if __name__ == "__main__":
+    unittest.main()
