@@ -21,7 +21,7 @@ void kvp_buft_setup(int api, abi_device *device);
 /* The buffer type; the same pointer for the life of the process. */
 abi_buft *kvp_buft(void);
 
-/* Buffer types of other devices whose cache tensors are the plug-in's (cuda/): what is said of KVANT below holds for them
+/* Buffer types of other devices whose cache tensors are the plug-in's (gpu/): what is said of KVANT below holds for them
  * too. At most 64, before anything else. */
 void kvp_buft_add(abi_buft *buft);
 

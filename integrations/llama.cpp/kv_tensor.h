@@ -49,7 +49,7 @@ struct kvp_waiting {
 
 typedef struct kvp_kv kvp_kv;
 
-/* Cells in a memory that is not the computer's (cuda/). Rows are fp32, of all kv heads, in the computer's memory; cells
+/* Cells in a memory that is not the computer's (gpu/). Rows are fp32, of all kv heads, in the computer's memory; cells
  * are numbered over all streams. */
 typedef struct kvp_remote {
     void *gpu;

@@ -7,7 +7,7 @@
 
 #include "attributes.h"
 #include "buffer.h"
-#include "cuda/gpu.h"
+#include "gpu/gpu.h"
 #include "device.h"
 #include "ggml_api.h"
 #include "log.h"
