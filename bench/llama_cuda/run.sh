@@ -5,9 +5,10 @@
 #
 # same compares answers (compare.c), depth measures decoding at depths that are not computed (depth.c), bench is llama-bench.
 #
-# PACK.tar.xz.00, ... are what build.sh packed, SOURCE its source, whose headers and examples are needed. Everything is
-# built in LC (/tmp/lc). SPECS: what same compares, "preset:NAME" or a spec. RUNS: what depth and bench measure, each as
-# WHAT@DEPTHS with a spec, "preset:NAME" or "stock:CACHE_TYPE".
+# PACK.tar.xz.00, ... are what build.sh packed, SOURCE its source, whose headers are needed. LC is the working folder
+# (/tmp/lc). BUILD: a build of kvant with ggml-kvant and kvant_cuda; without it one is made in LC. SPECS: what same
+# compares, "preset:NAME" or a spec. RUNS: what depth and bench measure, each as WHAT@DEPTHS with a spec, "preset:NAME" or
+# "stock:CACHE_TYPE".
 set -u
 pack=$1 source=$2 out=$3
 shift 3
@@ -27,14 +28,17 @@ export LD_LIBRARY_PATH=$LC/bin:$LC/libs:${LD_LIBRARY_PATH:-}
 begun=$SECONDS
 generator=Ninja
 command -v ninja >/dev/null || generator="Unix Makefiles"
-cmake -S "$root" -B "$LC/kvant" -G "$generator" -DCMAKE_BUILD_TYPE=Release -DKVANT_CUDA=ON -DCMAKE_CUDA_COMPILER="$nvcc" \
-    -DCMAKE_CUDA_ARCHITECTURES=90-real -DKVANT_BUILD_TESTS=OFF -DKVANT_BUILD_TOOLS=OFF \
-    -DKVANT_CUDA_PAIRS="Trellis4_Trellis4;Codebook4_Codebook4;Uniform4_Uniform4" -DKVANT_CUDA_HEAD_DIMS="${DIMS:-64;128}" \
-    >"$LC/kvant.log" 2>&1 &&
-    cmake --build "$LC/kvant" -j "$(nproc)" --target ggml-kvant kvant_cuda >>"$LC/kvant.log" 2>&1 ||
-    { tail -30 "$LC/kvant.log"; exit 1; }
+[ -n "${BUILD:-}" ] || {
+    BUILD=$LC/kvant
+    cmake -S "$root" -B "$BUILD" -G "$generator" -DCMAKE_BUILD_TYPE=Release -DKVANT_CUDA=ON -DCMAKE_CUDA_COMPILER="$nvcc" \
+        -DCMAKE_CUDA_ARCHITECTURES=90-real -DKVANT_BUILD_TESTS=OFF -DKVANT_BUILD_TOOLS=OFF \
+        -DKVANT_CUDA_PAIRS="Trellis4_Trellis4;Codebook4_Codebook4;Uniform4_Uniform4" -DKVANT_CUDA_HEAD_DIMS="${DIMS:-64;128}" \
+        >"$LC/kvant.log" 2>&1 &&
+        cmake --build "$BUILD" -j "$(nproc)" --target ggml-kvant kvant_cuda >>"$LC/kvant.log" 2>&1 ||
+        { tail -30 "$LC/kvant.log"; exit 1; }
+}
 echo "kvant built in $((SECONDS - begun)) s"
-export GGML_BACKEND_PATH=$(find "$LC/kvant" -name libggml-kvant.so) KVANT_CUDA_LIBRARY=$(find "$LC/kvant" -name libkvant_cuda.so)
+export GGML_BACKEND_PATH=$(find "$BUILD" -name libggml-kvant.so) KVANT_CUDA_LIBRARY=$(find "$BUILD" -name libkvant_cuda.so)
 "$LC/bin/llama-bench" --list-devices 2>&1 | tail -4
 
 setting() { # preset:NAME or a spec, as variables
