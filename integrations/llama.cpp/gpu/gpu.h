@@ -45,7 +45,8 @@ typedef struct kvp_gpu_backend kvp_gpu_backend;
 typedef struct kvp_gpu kvp_gpu;
 
 #define KVP_FEW_TOKENS 16u /* so many may wait in open pages, and be captured */
-#define KVP_MOST_OPEN 20u  /* pages of a cache */
+#define KVP_LEAST_OPEN 8u  /* pages of a cache, by its size */
+#define KVP_MOST_OPEN 20u
 
 /* Cell numbers and positions of a batch, as llama.cpp sent them to the GPU. positions: or NULL. */
 typedef struct kvp_gpu_step {

@@ -24,7 +24,7 @@ static uint32_t page_count(uint32_t n_blocks)
 {
     const uint32_t n = n_blocks / 128; /* an open page has 4 times the bytes of a sealed one: 3 % */
 
-    return n < 4 ? 4 : n > KVP_MOST_OPEN ? KVP_MOST_OPEN : n;
+    return n < KVP_LEAST_OPEN ? KVP_LEAST_OPEN : n > KVP_MOST_OPEN ? KVP_MOST_OPEN : n;
 }
 
 static kvp_gpu_cache *find_cache(kvp_gpu *gpu, const kvp_kv *kv)
