@@ -5,6 +5,7 @@ import copy
 import pathlib
 import tempfile
 import unittest
+from unittest import mock
 
 import models
 import torch
@@ -131,6 +132,14 @@ class Conversations(TestCase):
             return generate(model, cache=cache, tokens=tokens, mask=mask)
 
         self.same(use)
+
+    def test_prompts_in_parts(self):
+        """As for a prompt of more than 8192 tokens, with parts of 13: the padding covers three."""
+        tokens, mask = models.prompt(90, padding=41)
+        with mock.patch.object(kvant.transformers.cache, "PASS", 13), torch.no_grad():
+            got, wanted = self.both(lambda model, cache: model(tokens, attention_mask=mask, past_key_values=cache).logits[:, 41:])
+            self.assertTrue(torch.allclose(got, wanted, rtol=0, atol=1e-4 * wanted.abs().max()))
+            self.same(lambda model, cache: generate(model, "beams", cache, tokens=tokens, mask=mask))
 
     def test_padding_longer_than_a_chunk(self):
         tokens, mask = models.prompt(60, padding=45)

@@ -89,7 +89,7 @@ class Store:
         first = min(max(hidden, length), length + n)
         if max(self.lengths.values()) == length:
             self.starts[row] = first
-        elif self.starts[row] != first:
+        elif min(self.starts[row], length + n) != first:
             raise ValueError("attention_mask: layers disagree about where a sequence begins")
 
     def _place(self, layer: int, n: int, hidden: Sequence[int] | None) -> list[int]:
@@ -98,7 +98,7 @@ class Store:
         length = self.lengths[layer]
         for row in range(self.batch):
             self._begin(row, length, n, 0 if hidden is None else hidden[row])
-        return [length + n - max(length, start) for start in self.starts]
+        return [length + n - max(length, min(start, length + n)) for start in self.starts]
 
     def append(self, layer: int, k: Tensor, v: Tensor, hidden: Sequence[int] | None) -> None:
         """k and v: [batch, kv heads, n, head_dim]. hidden: per row the tokens at its beginning that
@@ -144,10 +144,12 @@ class Store:
             options["causal"] = False
         else:
             options |= dict(causal=causal, window=shape.window)
-            self._agree(shape)
-        plain = shape is not None and not shape.holes and shape.hidden == tuple(self.starts)
+        starts = tuple(min(start, length) for start in self.starts)  # a later part of the prompt may hold the first token
+        if shape is not None and any(hidden < start for hidden, start in zip(shape.hidden, starts)):
+            raise ValueError(_HID)
+        plain = shape is not None and not shape.holes and shape.hidden == starts
         assert self.cache is not None
-        if plain and max(self.starts) <= length - n:
+        if plain and max(starts) <= length - n:
             # What the cache was made with need not be said again, and then one call takes all rows.
             if options["scale"] == self.cache.scale:
                 options["scale"] = None
@@ -156,8 +158,7 @@ class Store:
             return self._call(layer, q, self.sequences.numbers, v_head_dim, **options)
         out = q.new_zeros((*q.shape[:3], v_head_dim))
         for row, number in enumerate(self.sequences.numbers):
-            start = self.starts[row]
-            count = min(n, length - start)  # queries of padding see nothing
+            count = min(n, length - starts[row])  # queries of padding see nothing
             if count > 0:
                 options["mask"] = None if plain else self._added(mask, row, count, length)
                 part = slice(row, row + 1), slice(n - count, n)
@@ -166,10 +167,6 @@ class Store:
 
     def _call(self, layer: int, q: Tensor, numbers: list[int], v_head_dim: int, **options: Any) -> Tensor:
         return torch.ops.kvant.cache_attend(self._state, q, self._number, layer, numbers, v_head_dim, **options)
-
-    def _agree(self, shape: Shape) -> None:
-        if any(hidden < start for hidden, start in zip(shape.hidden, self.starts)):
-            raise ValueError(_HID)
 
     def _added(self, mask: Tensor | None, row: int, n: int, length: int) -> Tensor | None:
         """float16 [1, n, tokens]: what the mask adds to the scores of a row's newest n queries."""
