@@ -220,6 +220,21 @@ class Conversations(TestCase):
         self.assertLess(cache.bytes, kept / 779 * cache.f16_bytes * 2)  # f32 rows are twice as large
         self.refused(RuntimeError, "crop|takes back", cache.crop, -SLACK - 1)
 
+    def test_windows_that_keep_the_past_until_they_are_cropped(self):
+        stock, ours = models.twins("mistral", "sdpa", "kvant")
+        tokens = models.prompt(700, batch=1, padding=0)[0]
+        cache = exact(ours)
+        cache.activate_past_recording()
+        with torch.no_grad():
+            ours(tokens, past_key_values=cache)
+            ours(tokens[:, :10], past_key_values=cache)
+            self.assertEqual((cache.get_seq_length(), cache.bytes), (710, 12 * 64 * 4 * 2 * 2 * 16 * 4))
+            cache.crop(-400)
+            got = ours(tokens[:, :30], past_key_values=cache).logits
+            wanted = stock(torch.cat([tokens[:, :310], tokens[:, :30]], 1)).logits[:, 310:]
+        self.assertTrue(torch.allclose(got, wanted, rtol=0, atol=1e-4 * wanted.abs().max()))
+        self.assertLess(cache.bytes, 7 * 64 * 4 * 2 * 2 * 16 * 4)
+
 
 def round_trip(spec, role, rows):
     codec, flat = kvant.Codec(spec, 16, role), rows.reshape(-1, 16).float()

@@ -54,7 +54,7 @@ class KvantLayer(CacheLayerMixin):
             self.lazy_initialization(key_states, value_states)
         self._flush(None)
         assert self.store is not None
-        if self.number == next(iter(self.store.lengths)):
+        if self.number == next(iter(self.store.lengths)) and not self.store.keeps_past:
             self.store.drop()
         self.store.begin(key_states, value_states, self.owner._make)
         self.pending = key_states, value_states
@@ -168,6 +168,7 @@ class KvantCache(Cache):
         self._limits = max_tokens, max_sequences, n_threads
         self._check()
         self._stores: dict[Any, Store] = {}
+        self._keeps_past = False
         self._schemes: dict[Any, Scheme] = {}
         layers: list[Any] = []
         for number, layer in enumerate(DynamicCache(config=config).layers):
@@ -197,7 +198,7 @@ class KvantCache(Cache):
         the model does."""
         key = layer.window, k.shape[1], k.shape[3], v.shape[3], k.device
         if key not in self._stores:
-            self._stores[key] = Store(layer.window)
+            self._stores[key] = Store(layer.window, self._keeps_past)
         return self._stores[key]
 
     def _make(self, k: Tensor, v: Tensor) -> tuple[Pages, int, Tensor]:
@@ -277,6 +278,7 @@ class KvantCache(Cache):
             layer.batch_select_indices(indices)
 
     def activate_past_recording(self) -> None:
+        self._keeps_past = True
         for store in self._stores.values():
             store.keeps_past = True
         for layer in self._others():
@@ -289,7 +291,7 @@ class KvantCache(Cache):
         import copy
 
         made = type(self)(self.config, **self._stored, exact=self.exact)
-        made._limits, made._schemes = self._limits, self._schemes
+        made._limits, made._schemes, made._keeps_past = self._limits, self._schemes, self._keeps_past
         self._settle()
         made._stores = {key: store.copy() for key, store in self._stores.items()}
         for i, layer in enumerate(self.layers):

@@ -53,12 +53,12 @@ class Store:
     """starts: per row the position of its first stored token. lengths: per layer, by its number in
     the model, its tokens, padding counted."""
 
-    def __init__(self, window: int) -> None:
+    def __init__(self, window: int, keeps_past: bool) -> None:
         self.window = window
         self.sequences: Sequences | None = None
         self.starts: list[int] = []
         self.lengths: dict[int, int] = {}
-        self.keeps_past = False  # transformers will take tokens back: nothing is dropped until then
+        self.keeps_past = keeps_past  # transformers will take tokens back: nothing is dropped until then
 
     @property
     def cache(self) -> Cache | None:
@@ -195,8 +195,8 @@ class Store:
         return k, v
 
     def drop(self) -> None:
-        """Before a pass of the model: forgets blocks that no window reaches any more."""
-        if not self.window or self.sequences is None or self.keeps_past:
+        """Between two passes of the model: forgets blocks that no window reaches any more."""
+        if not self.window or self.sequences is None:
             return
         for start, number in zip(self.starts, self.sequences.numbers):
             old = min(self.lengths.values()) - start - self.window - SLACK
@@ -214,6 +214,7 @@ class Store:
             self.starts[row] = min(self.starts[row], length)
             self.sequences.cache.truncate(number, length - self.starts[row])
         self.lengths = dict.fromkeys(self.lengths, length)
+        self.drop()
 
     def select(self, rows: Sequence[int]) -> None:
         if self.sequences is not None:
@@ -225,8 +226,8 @@ class Store:
         self.starts, self.lengths = [], dict.fromkeys(self.lengths, 0)
 
     def copy(self) -> Store:
-        made = Store(self.window)
-        made.starts, made.lengths, made.keeps_past = list(self.starts), dict(self.lengths), self.keeps_past
+        made = Store(self.window, self.keeps_past)
+        made.starts, made.lengths = list(self.starts), dict(self.lengths)
         if self.sequences is not None:
             made.sequences = self.sequences.fork()
             made._number, made._state = self._number, self._state
