@@ -416,6 +416,14 @@ class Refusals(TestCase):
         cache = exact(self.model, max_tokens=64)
         self.refused(RuntimeError, "max_tokens", lambda: generate(self.model, cache=cache, new=60))
 
+    def test_too_many_sequences(self):
+        cache = exact(self.model, max_sequences=3)
+        with torch.no_grad():
+            self.model(self.tokens, past_key_values=cache)
+            for copies in (lambda: copy.deepcopy(cache), lambda: cache.batch_repeat_interleave(2)):
+                self.assertEqual(self.refused(kvant.Error, "max_sequences", copies).status, 60)
+            self.refused(RuntimeError, "begin a new one", lambda: self.model(self.tokens[:, :1], past_key_values=cache))
+
     def test_keys_of_an_earlier_state(self):
         cache = exact(self.model)
         layer, rows = cache.layers[0], torch.zeros(1, 2, 3, 16)

@@ -115,7 +115,7 @@ class KvantLayer(CacheLayerMixin):
 
     @property
     def batch_size(self) -> int:
-        return -1 if self.store is None else self.store.batch
+        return self.store.batch or -1 if self.store is not None else -1
 
     def reset(self) -> None:
         """Part of KvantCache.reset, which forgets the rows of all layers at once."""

@@ -39,7 +39,10 @@ class Sequences:
             taken.add(row)
 
     def fork(self) -> Sequences:
-        return Sequences(self.cache, [self.cache.fork(number) for number in self.numbers])
+        made = Sequences(self.cache, [])
+        for number in self.numbers:
+            made.numbers.append(self.cache.fork(number))
+        return made
 
     def __del__(self) -> None:
         for number in self.numbers:
@@ -74,10 +77,11 @@ class Store:
         if self.sequences is None:
             cache, self._number, self._state = make(k, v)
             self.sequences = Sequences(cache, [])
-        while len(self.sequences.numbers) < k.shape[0]:
-            self.sequences.numbers.append(self.sequences.cache.new_sequence())
         if not self.starts:
+            self.sequences.numbers = [self.sequences.cache.new_sequence() for _ in range(k.shape[0])]
             self.starts = [0] * k.shape[0]
+        if len(self.sequences.numbers) != self.batch:
+            raise RuntimeError("the cache lost sequences in a call that failed: begin a new one")
         if self.batch != k.shape[0]:
             raise ValueError(f"key_states: {k.shape[0]} sequences, and the cache has {self.batch}")
 
