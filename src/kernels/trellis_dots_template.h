@@ -154,8 +154,8 @@ KVANT_INLINE vi third_bits(const uint32_t *words, uint32_t unit)
  * all row groups. */
 typedef struct circle_shape {
     bool key;
-    uint32_t bits, memory, n; /* words */
-    uint32_t shorter; /* the word before the first is word n - 1 where whole has ones, elsewhere n - 1 - shorter */
+    uint32_t bits, units, n; /* n words, of K the units */
+    uint32_t shorter; /* word - 1 is word n - 1 where whole has ones, elsewhere word n - 1 - shorter */
     vi whole;
 } circle_shape;
 
@@ -179,9 +179,9 @@ KVANT_INLINE row_words word_before(const circle_shape *shape, row_words last, ro
 KVANT_INLINE void make_word_levels(const level_job *job, const level_tables *tables, const circle_shape *shape,
                                    const parity_terms *terms, const row_words *step, uint32_t circle, uint32_t i)
 {
-    const uint32_t bits = shape->bits, units = shape->key ? shape->n : job->layout->planes[0].units;
+    const uint32_t bits = shape->bits;
     const uint32_t unit = shape->key ? i : circle, r = shape->key ? circle : i;
-    uint8_t *out = job->tile->at + (size_t)64 * (8 / first_plane(bits)) * ((size_t)r * units + unit);
+    uint8_t *out = job->tile->at + (size_t)64 * (8 / first_plane(bits)) * ((size_t)r * shape->units + unit);
 #pragma GCC unroll 2
     for (uint32_t v = 0; v < ROW_VECTORS; v++) {
         const vi w = step->at[v];
@@ -191,7 +191,8 @@ KVANT_INLINE void make_word_levels(const level_job *job, const level_tables *tab
     }
 }
 
-/* 256 states, and blocks of 4 or 8 words: these and the words before them stay in registers. */
+#if LANES > 4
+/* 256 states, and blocks of 2, 4 or 8 words: these and the words before them stay in registers. */
 KVANT_INLINE void make_block_levels(const level_job *job, const circle_shape *shape, uint32_t n_circles,
                                     uint32_t block)
 {
@@ -203,8 +204,8 @@ KVANT_INLINE void make_block_levels(const level_job *job, const circle_shape *sh
         unrolled_for (uint32_t i = 0; i < block; i++)
             at[m + i] = load_row(word_at(job, shape->key, 0, circle, shape->n - block + i));
         unrolled_for (uint32_t i = m; i-- > 0;) {
-            const row_words last = at[i + block];
-            at[i] = word_before(shape, last, shape->shorter ? load_row(word_at(job, shape->key, 0, circle, shape->n - 2 * block + i)) : last);
+            const uint32_t word = shape->n - (shape->shorter ? 2 * block : block) + i;
+            at[i] = word_before(shape, at[i + block], load_row(word_at(job, shape->key, 0, circle, word)));
         }
         for (uint32_t first = 0; first < shape->n; first += block) {
             unrolled_for (uint32_t i = 0; i < block; i++)
@@ -216,12 +217,12 @@ KVANT_INLINE void make_block_levels(const level_job *job, const circle_shape *sh
         }
     }
 }
+#endif
 
-KVANT_INLINE void make_circle_levels(const level_job *job, const circle_shape *shape, uint32_t n_circles)
+KVANT_INLINE void make_circle_levels(const level_job *job, const circle_shape *shape, uint32_t n_circles, uint32_t m,
+                                     const parity_terms *terms)
 {
-    const parity_terms terms = find_terms(job->trellis);
     const level_tables tables = load_levels(job->trellis->in_words);
-    const uint32_t m = shape->memory;
     for (uint32_t circle = 0; circle < n_circles; circle++) {
         row_words at[KVANT_TRELLIS_MAX_MEMORY + KVANT_MAX_HEAD_DIM / 8];
         for (uint32_t i = 0; i < shape->n; i++)
@@ -229,31 +230,43 @@ KVANT_INLINE void make_circle_levels(const level_job *job, const circle_shape *s
         for (uint32_t i = m; i-- > 0;)
             at[i] = word_before(shape, at[i + shape->n], at[i + shape->n - shape->shorter]);
         for (uint32_t i = 0; i < shape->n; i++)
-            make_word_levels(job, &tables, shape, &terms, &at[m + i], circle, i);
+            make_word_levels(job, &tables, shape, terms, &at[m + i], circle, i);
     }
 }
 
 /* The last unit of an odd number of column tiles lacks every second field, the last row group may lack tiles. */
 KVANT_INLINE void make_role_levels(const level_job *job, uint32_t bits, bool key)
 {
-    const uint32_t tiles = job->layout->row_tiles, units = job->layout->planes[0].units;
+    const uint32_t tiles = job->layout->row_tiles, memory = job->trellis->memory;
     const uint32_t whole[4] = { UINT32_MAX, tiles % 4 != 1 ? UINT32_MAX : 0, tiles % 4 == 3 ? UINT32_MAX : 0, 0 };
-    const circle_shape shape = { .key = key,
-                                 .bits = bits,
-                                 .memory = job->trellis->memory,
-                                 .n = key ? units : 8 * ((tiles + 3) / 4),
-                                 .shorter = key ? bits != 4 && job->layout->column_tiles % 2 : tiles % 4 ? 8 : 0,
-                                 .whole = key ? vi_set(0x00ff00ff) : vi_load_repeated(whole, 4) };
+    const uint32_t units = key ? job->layout->planes[0].units : first_plane(bits); /* of 64 tokens */
+    const uint32_t shorter = key ? bits != 4 && job->layout->column_tiles % 2 : tiles % 4 ? 8 : 0;
+    const circle_shape any = { key, bits, units, key ? units : 8 * ((tiles + 3) / 4), shorter,
+                               key ? vi_set(0x00ff00ff) : vi_load_repeated(whole, 4) };
     const uint32_t n_circles = key ? 8 : units;
-    const circle_shape two = { .key = true, .bits = bits, .n = 2 }, four = { .key = true, .bits = bits, .n = 4 };
-    if (shape.memory != FEW_STATES_MEMORY || (key && (shape.shorter || (units != 2 && units != 4 && units % 8))))
-        make_circle_levels(job, &shape, n_circles);
-    else if (key && units == 2)
-        make_block_levels(job, &two, n_circles, 2);
+#if LANES == 4 /* the words of a circle do not fit the registers */
+    if (memory == FEW_STATES_MEMORY) {
+        const parity_terms terms = FEW_STATES_TERMS;
+        make_circle_levels(job, &any, n_circles, FEW_STATES_MEMORY, &terms);
+    } else {
+        const parity_terms terms = find_terms(job->trellis);
+        make_circle_levels(job, &any, n_circles, memory, &terms);
+    }
+#else
+    const circle_shape two = { key, bits, 2, 2, 0, vi_set(0) }, four = { key, bits, 4, 4, 0, vi_set(0) },
+                       eight = { key, bits, key ? 8 : units, 8, 0, vi_set(0) };
+    if (memory != FEW_STATES_MEMORY || (key && (shorter || (units != 2 && units != 4 && units % 8)))) {
+        const parity_terms terms = find_terms(job->trellis);
+        make_circle_levels(job, &any, n_circles, memory, &terms);
+    } else if (key && units == 2)
+        make_block_levels(job, &two, 8, 2);
     else if (key && units == 4)
-        make_block_levels(job, &four, n_circles, 4);
+        make_block_levels(job, &four, 8, 4);
+    else if (LANES == 16 && any.n == 8 && !shorter)
+        make_block_levels(job, &eight, n_circles, 8);
     else
-        make_block_levels(job, &shape, n_circles, 8);
+        make_block_levels(job, &any, n_circles, 8);
+#endif
 }
 
 KVANT_INLINE void make_levels_bits(const level_job *job, uint32_t bits)
