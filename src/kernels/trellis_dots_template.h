@@ -8,7 +8,7 @@
  * first, and subsets are exclusive ors of whole words. format.md, "Scalar codes" and "Trellis
  * codes", has the order of pages and steps. The including file defines NAME, LANES and
  *
- *   vi vi_set vi_load vi_and vi_or vi_load_repeated, add_pairs(sum, a, b) of 16-bit pairs
+ *   vi vi_set vi_load vi_and vi_add vi_load_repeated, add_pairs(sum, a, b) of 16-bit pairs
  *   vw_shift_left(v, n), vw_shift_right(v, n)   n is a constant, but not always a literal
  *   vi_store_aligned(p, v)
  *   vi_xor(a, b), vi_xor3(a, b, c)
@@ -18,12 +18,13 @@
  *   next_lanes(v)                the same for the 4 128-bit lanes of 16 / LANES vectors, in place
  *   vi_pick_bytes(v, index)      pshufb
  *   vi_odd_bytes(v)              of every 16 bits, the upper 8
- *   level_tables, load_levels(levels, bits), look_up_levels(tables, index, bits)
+ *   level_tables, load_levels(kvant_trellis.in_words), look_up_levels(tables, index, bits)
  *                                bytes for bytes of index, whose bits from bits + 2 on may be
  *                                anything
  *   store_lane_sums(out, sums)   the 128-bit lanes of each of 4 vectors added: 16 numbers
  *   LEVEL_ROWS                   vectors x that are multiplied at a time, 3 or 4
- *   each_operand                 for, unrolled where that does not spill */
+ *   each_operand                 for, unrolled where that does not spill
+ *   vi_bytes_before(v)           may be defined: key_fields_before of 4-bit codes */
 #define ROW_VECTORS (16 / LANES) /* that hold the 16 words of one row r of four tiles */
 #define MAX_UNITS (KVANT_MAX_HEAD_DIM / KVANT_TILE)
 #define LEVEL_BIAS 128
@@ -150,12 +151,12 @@ KVANT_INLINE vi third_bits(const uint32_t *words, uint32_t unit)
     return vi_select(vi_set(0x000f000f), pair, vw_shift_left(pair, 4));
 }
 
-/* Circles: those of K are the rows r, whose words are the units; those of V the units, whose words are the rows r of
- * all row groups. */
+/* A row r of K is a circle of words, one per unit. A unit of V is a circle of words, one per row r
+ * of all row groups. */
 typedef struct circle_shape {
     bool key;
-    uint32_t bits, units, n; /* n words, of K the units */
-    uint32_t shorter; /* word - 1 is word n - 1 where whole has ones, elsewhere word n - 1 - shorter */
+    uint32_t bits, units, n; /* n words */
+    uint32_t shorter; /* the first word follows word n - 1 where whole has ones, else n - 1 - shorter */
     vi whole;
 } circle_shape;
 
@@ -166,7 +167,8 @@ KVANT_INLINE const uint32_t *word_at(const level_job *job, bool key, uint32_t pl
     return job->planes[group][plane] + 128 * (plane ? unit / 2 : unit) + 16 * r;
 }
 
-/* last: the word that is as many words before the end as row is before the first. */
+/* The word i before the first: last is the word i before the end, shorter the same of shorter
+ * circles. */
 KVANT_INLINE row_words word_before(const circle_shape *shape, row_words last, row_words shorter)
 {
 #pragma GCC unroll 2
@@ -234,7 +236,8 @@ KVANT_INLINE void make_circle_levels(const level_job *job, const circle_shape *s
     }
 }
 
-/* The last unit of an odd number of column tiles lacks every second field, the last row group may lack tiles. */
+/* The last unit of an odd number of column tiles lacks every second field. The last row group may
+ * lack tiles. */
 KVANT_INLINE void make_role_levels(const level_job *job, uint32_t bits, bool key)
 {
     const uint32_t tiles = job->layout->row_tiles, memory = job->trellis->memory;
@@ -302,8 +305,9 @@ typedef struct level_operand {
     vi bias;
 } level_operand;
 
-/* Operand o is that of the o-th of the two vectors of bytes of a row r: a column tile, or one side (columns 0 ... 7
- * or 8 ... 15) of two. Lane q takes columns 2 q and 2 q + 1 of a side. The bias belongs to all four lanes together. */
+/* Operand o is that of the o-th of the two vectors of bytes of a row r: a column tile, or one side
+ * (columns 0 ... 7 or 8 ... 15) of two. Lane q takes columns 2 q and 2 q + 1 of a side. Each lane
+ * has a part of the bias. */
 KVANT_INLINE void spread_levels(uint32_t bits, uint32_t n_operands, const int16_t *x, level_operand *out)
 {
     static const uint32_t pairs[4] = { 0x09080100, 0x0b0a0302, 0x0d0c0504, 0x0f0e0706 };
