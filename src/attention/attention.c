@@ -47,7 +47,7 @@ static void prepare_rows(const job *j, uint32_t kv_head, uint32_t first, uint32_
         const uint32_t query = first + i / plan->group_heads, head = kv_head * plan->group_heads + i % plan->group_heads;
         const size_t row = row_index(plan, query, head);
         for (uint32_t v = 0; v < plan->k_versions.n; v++)
-            *offsets_of(j, v, row) = plan->reader->query(plan, v, query, head, queries_of(j, v, row));
+            *offsets_of(j, v, row) = plan->reader->query(plan, j->kernels, v, query, head, queries_of(j, v, row));
     }
 }
 
@@ -104,7 +104,7 @@ static void finish_row(const job *j, uint32_t query, uint32_t head, float max, c
     float *out = p->out + query * p->out_token_stride + head * p->out_head_stride;
     memset(out, 0, (plan->v ? plan->v->head_dim : plan->v_dim) * sizeof *out);
     for (uint32_t v = 0; v < plan->v_versions.n; v++)
-        plan->reader->output(plan, v, head, from->sums + v * from->stride, inverse,
+        plan->reader->output(plan, j->kernels, v, head, from->sums + v * from->stride, inverse,
                              from->totals[v * from->totals_stride] * inverse, out);
     if (p->lse)
         p->lse[(size_t)query * p->n_heads + head] = total > 0 ? max + logf(total) : -INFINITY;
