@@ -18,9 +18,9 @@ static float read_query(const kvant_attention_plan *plan, const kvant_kernels *k
     const uint32_t kv_head = head / plan->group_heads, d = plan->k->head_dim;
     const kvant_affine affine = kvant_version_affine(plan->k, plan->k_versions.versions[version], kv_head);
     float scaled[KVANT_MAX_HEAD_DIM];
-    for (uint32_t i = 0; i < d; i++)
-        scaled[i] = affine.scale ? q[i] * affine.scale[i] : q[i];
-    kvant_transform_dual(&plan->k->codecs[kv_head]->transform, kernels, scaled, out);
+    for (uint32_t i = 0; affine.scale && i < d; i++)
+        scaled[i] = q[i] * affine.scale[i];
+    kvant_transform_dual(&plan->k->codecs[kv_head]->transform, kernels, affine.scale ? scaled : q, out);
     for (uint32_t i = 0; i < plan->k_dim; i++)
         out[i] = i < d ? out[i] * plan->score_scale : 0;
     return affine.center ? kernels->dot(q, affine.center, d) * plan->score_scale : 0;
