@@ -187,7 +187,7 @@ static void run_loop(void *context, uint32_t n_workers, kvant_executor_work work
 {
     kvp_host_threads *threads = context;
 
-    threads->n_workers = n_workers;
+    atomic_store_explicit(&threads->n_workers, n_workers, memory_order_relaxed);
     threads->work = work;
     threads->loop = loop;
     atomic_fetch_add(&threads->turn, 1);
@@ -207,11 +207,13 @@ static void help(kvp_host_threads *threads, uint32_t worker)
             KVP_RELAX();
             continue;
         }
+        last = turn;
+        if (worker >= atomic_load_explicit(&threads->n_workers, memory_order_relaxed))
+            continue;
         atomic_fetch_add(&threads->running, 1);
-        if (atomic_load(&threads->turn) == turn && worker < threads->n_workers)
+        if (atomic_load(&threads->turn) == turn)
             threads->work(threads->loop, worker);
         atomic_fetch_sub(&threads->running, 1);
-        last = turn;
     }
 }
 

@@ -34,8 +34,7 @@ typedef struct kvp_host_threads {
     /* The loop that runs while turn is odd, and how many threads are in it. */
     kvant_executor_work work;
     void *loop;
-    uint32_t n_workers;
-    atomic_uint turn, running;
+    atomic_uint n_workers, turn, running;
     atomic_bool over;
 } kvp_host_threads;
 
