@@ -360,10 +360,14 @@ def pip_install(folder, words, hint):
     )
 
 
+def torch_folder():
+    version = f"{sys.version_info.major}.{sys.version_info.minor}"
+    return f"torch-{TORCH}-transformers-{TRANSFORMERS}-{NEWEST}-py{version}"
+
+
 def fetch_torch():
     """A Python with PyTorch and transformers. Prints the interpreter."""
-    version = f"{sys.version_info.major}.{sys.version_info.minor}"
-    final = cache() / f"torch-{TORCH}-transformers-{TRANSFORMERS}-{NEWEST}-py{version}"
+    final = cache() / torch_folder()
     if not final.exists():
         note("PyTorch and transformers, 250 MB to download, 1.3 GB on disk")
         with workspace() as scratch:

@@ -193,7 +193,7 @@ static float bench(const problem *p, const char *spec, int runs)
     args.q_head_stride = args.out_head_stride = p->head_dim;
     args.q_token_stride = args.out_token_stride = row;
     args.scale = 1 / sqrtf((float)p->head_dim);
-    args.workspace_bytes = kvant_cuda_attention_workspace(p->head_dim);
+    args.workspace_bytes = kvant_cuda_attention_workspace(p->head_dim) + KVANT_CUDA_SCRATCH_BYTES;
     args.workspace = new_device(args.workspace_bytes);
     args.query_tokens = p->queries, args.causal = 1;
     const float time = time_call(&args, runs);

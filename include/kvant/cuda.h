@@ -241,12 +241,20 @@ KVANT_API kvant_status kvant_cuda_attention_check(const kvant_cuda_codec *k_code
  * on an error. */
 KVANT_API size_t kvant_cuda_attention_workspace(uint32_t head_dim);
 
+/* With more query rows per kv head than this (query tokens x heads of a kv head) a larger workspace
+ * makes attention up to four times as fast: pages are unpacked there, once for all rows. What lies
+ * beyond kvant_cuda_attention_workspace needs so many bytes per block of a sequence and kv head,
+ * blocks_per_row of one kv head at least; SCRATCH_BYTES are 32768 tokens of 8 kv heads of 128. With
+ * fewer than all pages need, kv heads take turns. */
+#define KVANT_CUDA_SCRATCH_ROWS 384
+#define KVANT_CUDA_SCRATCH_PER_BLOCK(head_dim) ((size_t)((head_dim) + 63) / 64 * 8192 + 128 * (size_t)(head_dim) + 16)
+#define KVANT_CUDA_SCRATCH_BYTES ((size_t)129 << 20)
+
 /* out = softmax(scale * q K^T) V. Scores are changed in this order: softcap, mask or ALiBi, hiding
  * of unseen tokens. The cache holds the query tokens' keys and values already, and lengths count
- * them. A query row that sees nothing gives zeros. Pages are read once per 16 query rows of a kv head
- * (8 for head_dim 256 and for codecs with groups of 32); from 65 rows on once
- * per 128 (64 for head_dim 256). The same input gives the same bits on the same GPU. The workspace must be zero before its first use; every call leaves it ready for the
- * next. Calls that share a workspace must be ordered (one stream). Queries are rounded to fp16
+ * them. A query row that sees nothing gives zeros. The same input gives the same bits on the same
+ * GPU and with the same workspace_bytes. The workspace must be zero before its first use; every call
+ * leaves it ready for the next. Calls that share a workspace must be ordered (one stream). Queries are rounded to fp16
  * after rotation, relative to the largest number of their head, probabilities to fp16. The error
  * bound is in docs/internals/cuda.md. */
 KVANT_API kvant_status kvant_cuda_attention(const kvant_cuda_attention_args *args, kvant_cuda_stream stream);

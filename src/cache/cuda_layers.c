@@ -391,7 +391,7 @@ void kvant_cuda_layers_destroy(kvant_cache *cache)
     }
     void *device[] = { memory->arguments,  memory->workspace,   memory->tables.at,
                        memory->queries.at, memory->gathered.at, memory->partial.at,
-                       memory->turned.at };
+                       memory->turned.at,    memory->scratch.at };
     for (size_t i = 0; i < sizeof device / sizeof *device; i++)
         kvant_cuda_memory_free(device[i]);
     kvant_cuda_word_free(memory->refused);

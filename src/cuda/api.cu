@@ -48,8 +48,6 @@ AppendLaunch append_launch_of(const kvant_cuda_params &codec)
     case KVANT_CUDA_CODES_OPEN: return launch_append_open;
     case KVANT_CUDA_CODES_UNIFORM: return has_groups(codec) ? launch_seal_groups : launch_append;
     case KVANT_CUDA_CODES_CODEBOOK:
-        if (codec.feedback)
-            return launch_append_feedback;
         return codec.kind == KVANT_CUDA_CODEBOOK_WIDE ? launch_append_wide : launch_append;
     case KVANT_CUDA_CODES_TRELLIS: return launch_append_trellis;
     case KVANT_CUDA_CODES_TRIPLETS:
@@ -58,10 +56,10 @@ AppendLaunch append_launch_of(const kvant_cuda_params &codec)
     return nullptr;
 }
 
-/* Kernels of any/ take one role, and append groups of channels. */
+/* Kernels of any/ take one role, append groups of channels, and know feedback. */
 bool takes_any(const kvant_cuda_params &codec, bool seals)
 {
-    return kvant_cuda_needs_any(&codec) || (has_groups(codec) && !seals);
+    return kvant_cuda_needs_any(&codec) || codec.feedback || (has_groups(codec) && !seals);
 }
 
 /* launch_append takes uniform codes and codebooks side by side; other launches take codes of one

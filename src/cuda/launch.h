@@ -23,6 +23,14 @@ template <class F> cudaError_t with_head_dim(uint32_t head_dim, F &&launch)
     }
 }
 
+/* The least of these that head_dim fits into. */
+template <class F> auto with_room(uint32_t head_dim, F &&launch)
+{
+    return head_dim <= 128   ? launch(std::integral_constant<int, 128>())
+           : head_dim <= 256 ? launch(std::integral_constant<int, 256>())
+                             : launch(std::integral_constant<int, 512>());
+}
+
 /* The most shared memory that a block may have. */
 inline cudaError_t most_shared(int &bytes)
 {

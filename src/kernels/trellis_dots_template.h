@@ -131,8 +131,7 @@ KVANT_INLINE void store_levels(const level_tables *tables, uint32_t bits, vi w, 
     const uint32_t p = first_plane(bits);
     const vi newest = vi_set((int)trellis_bits(bits)), low = vi_set(p == 4 ? 0x0f0f0f0f : 0x03030303);
     const vi x = vi_select(newest, z0, w), y = vi_select(newest, z1, vi_add(z2, z2));
-#pragma GCC unroll 4
-    for (uint32_t i = 0; i < 8 / p; i++) {
+    unrolled_for (uint32_t i = 0; i < 8 / p; i++) {
         const vi above = i == 0 ? vw_shift_left(y, p) : i == 1 ? y : vw_shift_right(y, p * (i - 1));
         vi index = vi_select(low, i ? vw_shift_right(x, p * i) : x, above);
         if (bits == 3)
@@ -302,7 +301,6 @@ KVANT_INLINE void spread_levels(uint32_t bits, uint32_t n_operands, const int16_
             const uint32_t side = part / ROW_VECTORS, v = part % ROW_VECTORS;
             const vi columns = vi_load(x + KVANT_PAGE_TOKENS / 4 * first + 2 * LANES * part);
             sum = add_pairs(sum, bias, columns);
-#pragma GCC unroll 4
             for (uint32_t ct = 0; ct < 4; ct++)
                 out->at[first + (bits == 4 ? ct : ct / 2 * 2 + side)][bits == 4 ? side : ct % 2][v] =
                     vi_pick_bytes(columns, vi_set((int)pairs[ct]));
@@ -323,7 +321,6 @@ KVANT_INLINE void dot_four(const uint8_t *tile, uint32_t n_operands, const level
     each_operand (uint32_t o = 0; o < n_operands; o++)
 #pragma GCC unroll 2
         for (uint32_t v = 0; v < ROW_VECTORS; v++)
-#pragma GCC unroll 4
             for (uint32_t r = 0; r < 4; r++) {
                 const vi levels = vi_load(tile + (size_t)128 * (r * n_operands + o) + 4 * LANES * v);
                 const vi even = vi_and(levels, vi_set(0x00ff00ff)), odd = vi_odd_bytes(levels);

@@ -46,11 +46,21 @@ class Fetch(unittest.TestCase):
         headers = self.cache / f"headers-{fetch.LLAMA_VERSION}"
         model.parent.mkdir(parents=True)
         model.write_text("model")
-        for folder in (runtime, headers):
+        torch = self.cache / fetch.torch_folder()
+        for folder in (runtime, headers, torch):
             folder.mkdir()
-        for arguments, path in ((["model"], model), (["runtime"], runtime), (["headers"], headers)):
+        python = torch / "bin" / "python"
+        for arguments, path in ((["model"], model), (["runtime"], runtime), (["headers"], headers), (["torch"], python)):
             done = self.run_fetch(*arguments)
             self.assertEqual((done.returncode, done.stdout, done.stderr), (0, f"{path}\n", ""))
+
+    def test_without_a_wheel_of_pytorch(self):
+        """pip finds nothing; the hint says what it must find, and no half of an environment stays."""
+        done = self.run_fetch("torch", PIP_NO_INDEX="1", PIP_FIND_LINKS=str(self.root), PIP_CONFIG_FILE=os.devnull)
+        self.assertEqual((done.returncode, done.stdout), (1, ""))
+        self.assertIn("installing Python packages failed", done.stderr)
+        self.assertIn(f"hint: pip must find torch=={fetch.TORCH}, the CPU build", done.stderr)
+        self.assertEqual(self.leftovers(), [])
 
     def test_text_is_made_from_this_python(self):
         done = self.run_fetch("text")

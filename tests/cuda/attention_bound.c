@@ -100,7 +100,10 @@ static bool may_have_tiles(const fixture *f)
     return f->c->n_heads / f->c->n_kv_heads * tokens > 16;
 }
 
-/* unpack.cuh: a power of two above the page's scales; zero points are at most 2^23 times as large. */
+/* The units of unpack.cuh: a power of two above the page's scales, whose zero points are at most 2^23 times as
+ * large. Zero points stand in the unit too and have to stay within fp16's 2^16, so the unit is 2^9 times that
+ * power (2^14 for the zero point, another bit for the number). Symmetric codes of 5 to 7 bits have none: 2, and
+ * numbers of at most 2^7. */
 static double unit_of(const kvant_cuda_params *p, const uint8_t *page, uint32_t valid)
 {
     const uint32_t n = p->codes == KVANT_CUDA_CODES_UNIFORM ? p->n_scales : 64;

@@ -26,6 +26,7 @@ typedef struct attention_problem {
     uint32_t window;
     float softcap, max_bias;
     bool mask, sinks;
+    bool scratch; /* room for the unpacked pages of two kv heads */
     bool no_blocks; /* every block hidden */
 } attention_problem;
 

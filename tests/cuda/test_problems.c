@@ -95,7 +95,7 @@ static void test_tiles(void **unused)
                   { "trellis-2:rotate=hadamard", "trellis-4:rotate=hadamard,states=1024" } };
     static const uint32_t dims[] = { 128, 96, 256, 64 };
     for (size_t s = 0; s < sizeof specs / sizeof *specs; s++)
-        for (uint32_t i = 0; i < 4; i++) {
+        for (uint32_t i = small_tests() ? s % 4 : 0; i < (small_tests() ? s % 4 + 1 : 4); i++) {
             const attention_case c = case_of(specs[s].k, specs[s].v, dims[i], 2, s % 2 ? 6 : 2, i % 2 ? 3 : 0);
             const attention_problem p = { .query_tokens = (s + i) % 3 == 0 ? 20 : (s + i) % 3 == 1 ? 70 : 33,
                                           .causal = (s + i) % 4 != 0 };
@@ -247,6 +247,32 @@ static void test_captured(void **unused)
     }
 }
 
+/* Every codec unpacked once for all rows; three sequences take turns in scratch for two. */
+static void test_scratch(void **unused)
+{
+    (void)unused;
+    static const struct {
+        const char *k, *v;
+    } specs[] = { { "int-4", "int-3" },
+                  { "turboquant-4:rotate=hadamard", "turboquant-2:rotate=hadamard" },
+                  { "kivi-2", "innerq-base" },
+                  { "bdr-7", "turboquant-8:rotate=hadamard" },
+                  { "octopus-4:rotate=hadamard", "octopus-3:rotate=hadamard" },
+                  { "hqmq-s96r4", "hqmq-s192r6" },
+                  { "trellis-4:rotate=hadamard", "trellis-3:rotate=hadamard" },
+                  { "trellis-2:rotate=hadamard", "trellis-4:rotate=hadamard,states=1024" } };
+    static const uint32_t dims[] = { 128, 96, 256, 64 };
+    static const int32_t some[] = { 300, 20, 129 };
+    for (uint32_t s = 0; s < sizeof specs / sizeof *specs; s++)
+        for (uint32_t i = small_tests() ? s % 2 : 0; i < (small_tests() ? s % 2 + 1 : 2); i++) {
+            const attention_case c = { specs[s].k, specs[s].v, dims[(s + 2 * i) % 4], 1, 16, 3, KVANT_CUDA_F32, some, i == 1,
+                                       0.5f, i ? 3 : 0 };
+            const attention_problem p = { .query_tokens = 25, .causal = s % 3 != 0, .window = s % 4 == 3 ? 90 : 0,
+                                          .mask = s % 4 == 2, .scratch = true };
+            run_problem(&c, &p);
+        }
+}
+
 /* As many query tokens as a prefill has, over a past. */
 static void test_prefill(void **unused)
 {
@@ -254,7 +280,7 @@ static void test_prefill(void **unused)
     static const int32_t past[] = { 5000, 130 };
     for (int i = 0; i < 2; i++) {
         const attention_case c = { "int-4", "int-4", i ? 64 : 128, 1, 4, 2, KVANT_CUDA_BF16, past, false, 0.5f, 3 };
-        const attention_problem p = { .query_tokens = 130, .causal = true };
+        const attention_problem p = { .query_tokens = 130, .causal = true, .scratch = i == 0 };
         run_problem(&c, &p);
     }
 }
@@ -367,7 +393,7 @@ int main(int argc, char **argv)
     if (!have_device())
         return 77; /* CTest: skipped */
     const struct CMUnitTest tests[] = {
-        cmocka_unit_test(test_tiles),        cmocka_unit_test(test_any), cmocka_unit_test(test_nothing_seen), cmocka_unit_test(test_many_heads), cmocka_unit_test(test_captured), cmocka_unit_test(test_query_tokens), cmocka_unit_test(test_one_by_one), cmocka_unit_test(test_ragged),
+        cmocka_unit_test(test_tiles),        cmocka_unit_test(test_scratch),   cmocka_unit_test(test_any), cmocka_unit_test(test_nothing_seen), cmocka_unit_test(test_many_heads), cmocka_unit_test(test_captured), cmocka_unit_test(test_query_tokens), cmocka_unit_test(test_one_by_one), cmocka_unit_test(test_ragged),
         cmocka_unit_test(test_prefill),      cmocka_unit_test(test_random),     cmocka_unit_test(test_sizes),
         cmocka_unit_test(test_refused),
     };

@@ -5,7 +5,6 @@
 
 #include "../attention/attention.h"
 #include "../encode/append.h"
-#include "../pages/pages.h"
 
 namespace kvant
 {
@@ -15,9 +14,6 @@ cudaError_t launch_append_any(const AppendArgs &args, int n_kv_heads, cudaStream
 
 /* Open pages of role 0 into sealed pages whose groups are tokens of a channel. */
 cudaError_t launch_seal_any(const AppendArgs &args, int n_kv_heads, cudaStream_t stream);
-
-cudaError_t launch_decode_any(const DecodeArgs &args, const kvant_cuda_codec &codec, uint32_t n_blocks,
-                              uint32_t n_kv_heads, cudaStream_t stream);
 
 /* KVANT_ERR_UNSUPPORTED when a block has less shared memory than this head_dim needs. common: as for tile
  * kernels. */

@@ -14,8 +14,8 @@
 namespace kvant
 {
 
-constexpr int WARPS = 4, LANE_NUMBERS = AnyRow::PER_LANE, MOST_CHUNKS = (MOST_DIM + 2) / 3 + 10;
-constexpr float MAX_RATIO = 2; /* as in append_feedback.cu */
+constexpr int WARPS = 4, MOST_CHUNKS = (MOST_DIM + 2) / 3 + 10;
+constexpr float MAX_RATIO = 2; /* of a scale to the one for the row's length: codec/feedback.c */
 
 struct AnyAppendArgs : AppendArgs {
     kvant_cuda_codec codec; /* of the only role; the role's params may lack its transform */
@@ -40,7 +40,9 @@ KVANT_INLINE void put_code(const kvant_cuda_params &codec, uint8_t *page, int to
     });
 }
 
-struct AnyWriter {
+template <int P> struct AnyWriter {
+    using R = Row<P>;
+    static constexpr int LANE_NUMBERS = R::PER_LANE;
     const AnyAppendArgs &args;
     const AppendRole &role;
     RowSpace &space;
@@ -67,12 +69,12 @@ struct AnyWriter {
             atomicOr(args.refused, finite ? KVANT_CUDA_ROW_RANGE : KVANT_CUDA_ROW_NONFINITE);
     }
 
-    KVANT_INLINE AnyRow load(uint32_t token, bool &finite)
+    KVANT_INLINE R load(uint32_t token, bool &finite)
     {
         const size_t at = args.from ? kv_head * role.row_head_stride + args.from[token / PAGE_TOKENS] * role.row_block_stride +
                                           token % PAGE_TOKENS * role.token_stride
                                     : token * role.token_stride + kv_head * role.row_head_stride;
-        AnyRow row = load_any(role.rows, at, args.type, d, lane);
+        R row = load_any<P>(role.rows, at, args.type, d, lane);
         bool own = true;
         each_of(row, d, lane, [&](float &x, int channel) {
             x = centered(x, role, kv_head * d + channel);
@@ -106,7 +108,7 @@ struct AnyWriter {
         });
     }
 
-    KVANT_INLINE void put_open(AnyRow &row, int token, uint8_t *page, bool finite) const
+    KVANT_INLINE void put_open(R &row, int token, uint8_t *page, bool finite) const
     {
         bool fits = true;
         each_of(row, d, lane, [&](float x, int) { fits &= fabsf(x) <= 65504.0f; });
@@ -119,7 +121,7 @@ struct AnyWriter {
 
     /* Groups of channels, or all of them. Scales and zero points are written at once, unless they do not
      * fit. */
-    KVANT_INLINE bool uniform(AnyRow &row, int token, uint16_t *numbers)
+    KVANT_INLINE bool uniform(R &row, int token, uint16_t *numbers)
     {
         const kvant_cuda_params &c = role.codec;
         const int group = (int)args.codec.any.group;
@@ -186,21 +188,21 @@ struct AnyWriter {
         return norm;
     }
 
-    KVANT_INLINE Quantized unbiased(const AnyRow &row, const AnyRow &decoded, float squares, float norm, float scale) const
+    KVANT_INLINE Quantized unbiased(const R &row, const R &decoded, float squares, float norm, float scale) const
     {
         float stored = scale;
         if (role.codec.unbiased && scale > 0) {
-            const float product = dot_rows<MOST_DIM>(row, decoded, lane);
+            const float product = dot_rows<P>(row, decoded, lane);
             stored = product > 0 ? __fdiv_rn(squares, product) : 0;
         }
         return Quantized{ stored, 0, norm <= 65504.0f && stored <= 65504.0f };
     }
 
-    KVANT_INLINE Quantized codebook(const AnyRow &row)
+    KVANT_INLINE Quantized codebook(const R &row)
     {
         float scale, inverse;
-        const float squares = dot_rows<MOST_DIM>(row, row, lane), norm = norm_of(squares, scale, inverse);
-        AnyRow decoded{};
+        const float squares = dot_rows<P>(row, row, lane), norm = norm_of(squares, scale, inverse);
+        R decoded{};
         unrolled_for (int j = 0; j < LANE_NUMBERS; j++)
             if (lane + 32 * j < d) {
                 codes[j] = thresholds_below(__fmul_rn(row.x[j], inverse));
@@ -209,19 +211,26 @@ struct AnyWriter {
         return unbiased(row, decoded, squares, norm, scale);
     }
 
-    /* format.md, "Feedback"; append_feedback.cu has the same for some head_dims. */
-    KVANT_INLINE Quantized feedback(const AnyRow &row)
+    /* format.md, "Feedback": the numbers of a row are rounded one after another. All lanes know the number that
+     * is rounded; each passes its error on to its own channels. */
+    KVANT_INLINE Quantized feedback(const R &row)
     {
         float scale, inverse, own = 0, product = 0;
-        const float length = norm_of(dot_rows<MOST_DIM>(row, row, lane), scale, inverse),
+        const float length = norm_of(dot_rows<P>(row, row, lane), scale, inverse),
                     *pivots = role.feedback + (size_t)kv_head * (d + (size_t)d * d), *columns = pivots + d;
-        AnyRow z = row;
+        R z = row;
         z.each(lane, [&](float &x, int) { x = __fmul_rn(x, inverse); });
-        AnyRow target = z, a = z;
+        R target = z, a = z, column{}, next{};
+        auto load = [&](int j) {
+            each_of(next, d, lane, [&](float &x, int channel) { x = columns[(size_t)j * d + channel]; });
+        };
+        load(0);
         unrolled_for (int m = 0; m < LANE_NUMBERS; m++)
 #pragma unroll 1
             for (int l = 0; l < 32 && 32 * m + l < d; l++) {
                 const int j = 32 * m + l;
+                column = next;
+                load(min_of(j + 1, d - 1));
                 const float t = __shfl_sync(FULL, target.x[m], l), a_j = __shfl_sync(FULL, a.x[m], l),
                             z_j = __shfl_sync(FULL, z.x[m], l), weighted = __fmul_rn(pivots[j], a_j);
                 const uint32_t code = thresholds_below(t);
@@ -229,12 +238,10 @@ struct AnyWriter {
                 own = __fadd_rn(own, __fmul_rn(weighted, a_j));
                 product = __fadd_rn(product, __fmul_rn(weighted, __fadd_rn(a_j, __fsub_rn(value, t))));
                 codes[m] = lane == l ? code : codes[m];
-                unrolled_for (int i = 0; i < LANE_NUMBERS; i++)
-                    if (lane + 32 * i < d) {
-                        const float column = columns[(size_t)j * d + lane + 32 * i];
-                        target.x[i] = __fsub_rn(target.x[i], __fmul_rn(column, error));
-                        a.x[i] = __fadd_rn(a.x[i], __fmul_rn(column, z_j));
-                    }
+                unrolled_for (int i = 0; i < LANE_NUMBERS; i++) {
+                    target.x[i] = __fsub_rn(target.x[i], __fmul_rn(column.x[i], error));
+                    a.x[i] = __fadd_rn(a.x[i], __fmul_rn(column.x[i], z_j));
+                }
             }
         float stored = scale;
         if (role.codec.unbiased && product > 0) {
@@ -245,12 +252,12 @@ struct AnyWriter {
     }
 
     /* Items: whole triplets, then what the last one is tried with (append_chunks.cu). */
-    KVANT_INLINE Quantized triplets(AnyRow &row)
+    KVANT_INLINE Quantized triplets(R &row)
     {
         const kvant_cuda_book &b = args.codec.book;
         const int whole = d / 3, left = d % 3, trials = left == 0 ? 0 : b.rounding == 1 ? 1 : left == 1 ? 10 : 6;
         float scale, inverse;
-        const float squares = dot_rows<MOST_DIM>(row, row, lane), norm = norm_of(squares, scale, inverse);
+        const float squares = dot_rows<P>(row, row, lane), norm = norm_of(squares, scale, inverse);
         share_row(row, space.row, lane);
 #pragma unroll 1
         for (int item = lane; item < whole + trials; item += 32) {
@@ -291,7 +298,7 @@ struct AnyWriter {
         return Quantized{ stored, 0, norm <= 65504.0f && stored <= 65504.0f };
     }
 
-    KVANT_INLINE Quantized quaternions(AnyRow &row)
+    KVANT_INLINE Quantized quaternions(R &row)
     {
         const kvant_cuda_book &b = args.codec.book;
         const int n = (int)b.n_chunks;
@@ -331,7 +338,7 @@ struct AnyWriter {
         return Quantized{ stored, 0, magnitude <= 65504.0f && stored <= 65504.0f };
     }
 
-    KVANT_INLINE void write(AnyRow &row, int64_t slot, bool finite)
+    KVANT_INLINE void write(R &row, int64_t slot, bool finite)
     {
         const kvant_cuda_params &c = role.codec;
         const int token = (int)(slot % PAGE_TOKENS);
@@ -360,7 +367,7 @@ struct AnyWriter {
     }
 };
 
-__global__ void __launch_bounds__(WARPS * 32) append_any_kernel(const __grid_constant__ AnyAppendArgs args)
+template <int P> __global__ void __launch_bounds__(WARPS * 32) append_any_kernel(const __grid_constant__ AnyAppendArgs args)
 {
     __shared__ AnyBook book;
     __shared__ RowSpace space[WARPS];
@@ -370,9 +377,9 @@ __global__ void __launch_bounds__(WARPS * 32) append_any_kernel(const __grid_con
     const int64_t slot = slot_at(args, token);
     if (slot < 0)
         return;
-    AnyWriter writer(args, space[threadIdx.x / 32], book);
+    AnyWriter<P> writer(args, space[threadIdx.x / 32], book);
     bool finite;
-    AnyRow row = writer.load(token, finite);
+    Row<P> row = writer.load(token, finite);
     writer.write(row, slot, finite);
 }
 
@@ -410,10 +417,10 @@ __global__ void __launch_bounds__(WARPS * 32)
     __syncthreads();
     if (threadIdx.x >= 32)
         return;
-    AnyWriter writer(args, space.row, space.book);
+    AnyWriter<MOST_DIM> writer(args, space.row, space.book);
     bool finite;
     float scale, inverse;
-    AnyRow row = writer.load(blockIdx.x, finite), decoded{};
+    Row<MOST_DIM> row = writer.load(blockIdx.x, finite), decoded{};
     const float squares = dot_rows<MOST_DIM>(row, row, writer.lane), norm = writer.norm_of(squares, scale, inverse);
     const uint16_t *steps = space.book.trellis.steps;
     each_of(row, writer.d, writer.lane, [&](float x, int channel) {
@@ -421,7 +428,7 @@ __global__ void __launch_bounds__(WARPS * 32)
     });
     __syncwarp();
     Search<MOST_DIM, M>(space.search, space.costs, writer.lane, writer.d, room).find();
-    unrolled_for (int j = 0; j < LANE_NUMBERS; j++) {
+    unrolled_for (int j = 0; j < Row<MOST_DIM>::PER_LANE; j++) {
         const int channel = writer.lane + 32 * j;
         if (channel >= writer.d)
             break;
@@ -464,8 +471,11 @@ cudaError_t launch_append_any(const AppendArgs &args, int n_kv_heads, cudaStream
         case 10: return launch_trellis<10>(p, n_kv_heads, stream);
         default: return launch_trellis<12>(p, n_kv_heads, stream);
         }
-    append_any_kernel<<<dim3((args.n_tokens + WARPS - 1) / WARPS, n_kv_heads), WARPS * 32, 0, stream>>>(p);
-    return cudaGetLastError();
+    const dim3 grid((args.n_tokens + WARPS - 1) / WARPS, n_kv_heads);
+    return with_room(p.codec.params.head_dim, [&](auto room) {
+        append_any_kernel<decltype(room)::value><<<grid, WARPS * 32, 0, stream>>>(p);
+        return cudaGetLastError();
+    });
 }
 
 /* ---- groups of tokens ---- */

@@ -425,10 +425,9 @@ kvant_status launch_attention_any(const kvant_cuda_attention_args &args, const A
     static_cast<AttentionArgs &>(p) = common;
     p.keys = *args.k_codec;
     p.values = *args.v_codec;
-    const uint32_t d = p.keys.params.head_dim;
-    return d <= 128   ? launch<128>(p, multiprocessors, shared_bytes, stream)
-           : d <= 256 ? launch<256>(p, multiprocessors, shared_bytes, stream)
-                      : launch<512>(p, multiprocessors, shared_bytes, stream);
+    return with_room(p.keys.params.head_dim, [&](auto room) {
+        return launch<decltype(room)::value>(p, multiprocessors, shared_bytes, stream);
+    });
 }
 
 } // namespace kvant

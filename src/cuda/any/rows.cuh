@@ -10,8 +10,7 @@
 namespace kvant
 {
 
-constexpr int MOST_DIM = KVANT_CUDA_MOST_DIM;
-using AnyRow = Row<MOST_DIM>; /* P below: room for head_dim, fewer numbers a lane where that is known */
+constexpr int MOST_DIM = KVANT_CUDA_MOST_DIM; /* P below: room for head_dim, fewer numbers a lane where that is known */
 
 /* use(number, channel) for those of the lane's numbers that are there. */
 template <int P, class F> __device__ __forceinline__ void each_of(Row<P> &row, int d, int lane, F &&use)
@@ -43,17 +42,17 @@ KVANT_INLINE void store_any(void *to, size_t offset, kvant_cuda_type type, int d
     });
 }
 
-/* space: MOST_DIM floats of the warp's. */
-KVANT_INLINE void share_row(AnyRow &row, float *space, int lane)
+/* space: P floats of the warp's. */
+template <int P> KVANT_INLINE void share_row(Row<P> &row, float *space, int lane)
 {
     __syncwarp(); /* what lay there has been read */
     row.each(lane, [&](float x, int channel) { space[channel] = x; });
     __syncwarp();
 }
 
-/* y = R W x: combine_rows and transform of rotate.cuh. turns: the codec's own params may lack its
- * transform. */
-KVANT_INLINE void transform_any(AnyRow &row, const kvant_cuda_params &codec, const kvant_cuda_any &any,
+/* y = R W x, as transform of rotate.cuh. */
+template <int P>
+KVANT_INLINE void transform_any(Row<P> &row, const kvant_cuda_params &codec, const kvant_cuda_any &any,
                                 const float *weights, float *space, int lane)
 {
     const int d = (int)codec.head_dim;
@@ -74,8 +73,9 @@ KVANT_INLINE void transform_any(AnyRow &row, const kvant_cuda_params &codec, con
         rotate(row, any.rotation, lane);
 }
 
-/* x = W^-1 R^T y */
-KVANT_INLINE void transform_back_any(AnyRow &row, const kvant_cuda_params &codec, const kvant_cuda_any &any,
+/* x = W^-1 R^T y; sums in the order of format.md, "Numbers" */
+template <int P>
+KVANT_INLINE void transform_back_any(Row<P> &row, const kvant_cuda_params &codec, const kvant_cuda_any &any,
                                      const float *inverse_weights, float *space, int lane)
 {
     const int d = (int)codec.head_dim;

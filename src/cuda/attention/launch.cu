@@ -127,12 +127,12 @@ kvant_status choose_kernel(const kvant_cuda_attention_args &args, const Device &
 }
 
 /* Where a page for many query rows is better unpacked once (tiles/) than once per 8 or 16 rows. On an
- * H200, 8 sequences of 32768 tokens, 64 rows take 396 us instead of 350 (int-4), 411 instead of 457
- * (turboquant-4), 590 instead of 749 (trellis-4). */
+ * H200, 8 sequences of 32768 tokens, 64 rows in passes of 16 take 350 us (int-4), 457 (turboquant-4),
+ * 815 (octopus-4), 749 (trellis-4); tiles take as long for 17 rows as for 64. */
 bool prefers_tiles(const kvant_cuda_attention_args &args)
 {
-    constexpr uint32_t FEW_ROWS = 64;
-    return columns_of(args) > FEW_ROWS;
+    const uint32_t few_rows = args.k_codec->params.codes == KVANT_CUDA_CODES_TRIPLETS ? 48 : 32;
+    return columns_of(args) > few_rows;
 }
 
 /* schedule.cuh counts pages and pairs in 32 bits. */
@@ -253,8 +253,9 @@ kvant_status launch_others(const kvant_cuda_attention_args &args, bool any, cons
     none.columns = TILE_COLUMNS;
     const AttentionArgs common = launch_args(args, none);
     const int multiprocessors = (int)grid_of(device);
+    const size_t needed = kvant_cuda_table_attention_workspace(args.k_codec->params.head_dim);
     const kvant_status status =
-        any ? KVANT_ERR_UNSUPPORTED : launch_tiles(args, common, multiprocessors, device.shared_bytes, stream);
+        any ? KVANT_ERR_UNSUPPORTED : launch_tiles(args, common, multiprocessors, device.shared_bytes, needed, stream);
     return status == KVANT_ERR_UNSUPPORTED
                ? launch_attention_any(args, common, multiprocessors, device.shared_bytes, stream)
                : status;

@@ -5,6 +5,7 @@ import copy
 import pathlib
 import tempfile
 import unittest
+from unittest import mock
 
 import models
 import torch
@@ -132,6 +133,14 @@ class Conversations(TestCase):
 
         self.same(use)
 
+    def test_prompts_in_parts(self):
+        """As for a prompt of more than 8192 tokens, with parts of 13: the padding covers three."""
+        tokens, mask = models.prompt(90, padding=41)
+        with mock.patch.object(kvant.transformers.cache, "PASS", 13), torch.no_grad():
+            got, wanted = self.both(lambda model, cache: model(tokens, attention_mask=mask, past_key_values=cache).logits[:, 41:])
+            self.assertTrue(torch.allclose(got, wanted, rtol=0, atol=1e-4 * wanted.abs().max()))
+            self.same(lambda model, cache: generate(model, "beams", cache, tokens=tokens, mask=mask))
+
     def test_padding_longer_than_a_chunk(self):
         tokens, mask = models.prompt(60, padding=45)
         self.same(lambda model, cache: generate(model, "chunked prefill", cache, tokens=tokens, mask=mask))
@@ -210,6 +219,21 @@ class Conversations(TestCase):
         kept = models.WINDOW + SLACK + 2 * 64 + 80  # a block at either end, and what one pass added
         self.assertLess(cache.bytes, kept / 779 * cache.f16_bytes * 2)  # f32 rows are twice as large
         self.refused(RuntimeError, "crop|takes back", cache.crop, -SLACK - 1)
+
+    def test_windows_that_keep_the_past_until_they_are_cropped(self):
+        stock, ours = models.twins("mistral", "sdpa", "kvant")
+        tokens = models.prompt(700, batch=1, padding=0)[0]
+        cache = exact(ours)
+        cache.activate_past_recording()
+        with torch.no_grad():
+            ours(tokens, past_key_values=cache)
+            ours(tokens[:, :10], past_key_values=cache)
+            self.assertEqual((cache.get_seq_length(), cache.bytes), (710, 12 * 64 * 4 * 2 * 2 * 16 * 4))
+            cache.crop(-400)
+            got = ours(tokens[:, :30], past_key_values=cache).logits
+            wanted = stock(torch.cat([tokens[:, :310], tokens[:, :30]], 1)).logits[:, 310:]
+        self.assertTrue(torch.allclose(got, wanted, rtol=0, atol=1e-4 * wanted.abs().max()))
+        self.assertLess(cache.bytes, 7 * 64 * 4 * 2 * 2 * 16 * 4)
 
 
 def round_trip(spec, role, rows):
@@ -391,6 +415,14 @@ class Refusals(TestCase):
     def test_too_many_tokens(self):
         cache = exact(self.model, max_tokens=64)
         self.refused(RuntimeError, "max_tokens", lambda: generate(self.model, cache=cache, new=60))
+
+    def test_too_many_sequences(self):
+        cache = exact(self.model, max_sequences=3)
+        with torch.no_grad():
+            self.model(self.tokens, past_key_values=cache)
+            for copies in (lambda: copy.deepcopy(cache), lambda: cache.batch_repeat_interleave(2)):
+                self.assertEqual(self.refused(kvant.Error, "max_sequences", copies).status, 60)
+            self.refused(RuntimeError, "begin a new one", lambda: self.model(self.tokens[:, :1], past_key_values=cache))
 
     def test_keys_of_an_earlier_state(self):
         cache = exact(self.model)

@@ -19,6 +19,9 @@ from .rows import Rows
 from .store import Store
 
 
+PASS = 8192  # query tokens of one call: a GPU takes 32767 at most, and a call's workspace grows with them
+
+
 class KvantLayer(CacheLayerMixin):
     """One layer of a KvantCache. update keeps the new rows until attention says which of them are
     padding; whoever looks at the tensors that it returns gets decoded rows."""
@@ -51,7 +54,7 @@ class KvantLayer(CacheLayerMixin):
             self.lazy_initialization(key_states, value_states)
         self._flush(None)
         assert self.store is not None
-        if self.number == next(iter(self.store.lengths)):
+        if self.number == next(iter(self.store.lengths)) and not self.store.keeps_past:
             self.store.drop()
         self.store.begin(key_states, value_states, self.owner._make)
         self.pending = key_states, value_states
@@ -76,12 +79,24 @@ class KvantLayer(CacheLayerMixin):
         sinks: Tensor | None,
     ) -> Tensor:
         """Attention of the newest tokens: [batch, n, heads, head_dim of values]."""
-        self._flush(None if shape is None else shape.hidden)
         if length != self.get_seq_length():
             raise RuntimeError("kvant's attention was given keys of an earlier state of the cache")
         assert self.store is not None
-        owner, width = self.owner, self.like[1].shape[3]
-        return self.store.attend(self.number, query, mask, shape, causal, scale, softcap, sinks, owner.exact, width)
+        options = scale, softcap, sinks, self.owner.exact, self.like[1].shape[3]
+        if shape is None or shape.holes or not causal or self.pending is None or query.shape[2] <= PASS:
+            self._flush(None if shape is None else shape.hidden)
+            return self.store.attend(self.number, query, mask, shape, causal, *options)
+        return self._attend_in_parts(query, shape, options)
+
+    def _attend_in_parts(self, query: Tensor, shape: Shape, options: Any) -> Tensor:
+        """A long prompt in passes of PASS tokens: rows first, then their queries."""
+        assert self.store is not None and self.pending is not None
+        (k, v), self.pending, found = self.pending, None, []
+        for q, k, v in zip(*(x.split(PASS, 2) for x in (query, k, v))):
+            self.store.append(self.number, k, v, shape.hidden)
+            here = shape._replace(hidden=tuple(min(n, self.store.lengths[self.number]) for n in shape.hidden))
+            found.append(self.store.attend(self.number, q, None, here, True, *options))
+        return torch.cat(found, 1)
 
     def decoded(self, length: int) -> tuple[Tensor, Tensor]:
         self._flush(None)
@@ -100,7 +115,7 @@ class KvantLayer(CacheLayerMixin):
 
     @property
     def batch_size(self) -> int:
-        return -1 if self.store is None else self.store.batch
+        return self.store.batch or -1 if self.store is not None else -1
 
     def reset(self) -> None:
         """Part of KvantCache.reset, which forgets the rows of all layers at once."""
@@ -123,8 +138,9 @@ class KvantCache(Cache):
     and decodes the whole cache in each step.
 
     Layers of another kind than attention with a full or a sliding window stay as transformers has
-    them. max_tokens: of all sequences together, by default the model's longest context for each; on
-    the CPU memory is taken when it is used. max_sequences: of copies of this cache, too
+    them. max_tokens: of all sequences together, by default the model's longest context for each. On
+    the CPU memory is taken when it is used, on a GPU at once, by default half of what is free at
+    most. max_sequences: of copies of this cache, too
     (copy.deepcopy shares blocks). n_threads: PyTorch's number by default. exact: attention without
     rounding queries and weights to 16-bit integers, several times slower; on the CPU.
 
@@ -152,6 +168,7 @@ class KvantCache(Cache):
         self._limits = max_tokens, max_sequences, n_threads
         self._check()
         self._stores: dict[Any, Store] = {}
+        self._keeps_past = False
         self._schemes: dict[Any, Scheme] = {}
         layers: list[Any] = []
         for number, layer in enumerate(DynamicCache(config=config).layers):
@@ -181,7 +198,7 @@ class KvantCache(Cache):
         the model does."""
         key = layer.window, k.shape[1], k.shape[3], v.shape[3], k.device
         if key not in self._stores:
-            self._stores[key] = Store(layer.window)
+            self._stores[key] = Store(layer.window, self._keeps_past)
         return self._stores[key]
 
     def _make(self, k: Tensor, v: Tensor) -> tuple[Pages, int, Tensor]:
@@ -195,11 +212,14 @@ class KvantCache(Cache):
             self._schemes[key] = Scheme(**self._stored, **shape)
         heads = getattr(self.config, "num_attention_heads", None)
         longest = int(getattr(self.config, "max_position_embeddings", 0) or 4096)
+        if on_gpu:  # where memory is taken at once: at most half of what is free, by 8 bits per number
+            per_token = len(self.layers) * k.shape[1] * (k.shape[3] + v.shape[3])
+            longest = max(min(longest, torch.cuda.mem_get_info(k.device)[0] // (2 * rows * per_token)), 64)
         with operators.on_its_gpu(k):
             pages = Pages(
                 **shape,
                 n_heads=heads if isinstance(heads, int) and heads % k.shape[1] == 0 else k.shape[1],
-                max_tokens=max_tokens or rows * (min(longest, 8192) if on_gpu else longest),
+                max_tokens=max_tokens or rows * longest,
                 device="cuda" if on_gpu else "cpu",
                 scheme=self._schemes[key],
                 max_sequences=max_sequences or (rows if on_gpu else 4 * rows + 16),
@@ -258,6 +278,7 @@ class KvantCache(Cache):
             layer.batch_select_indices(indices)
 
     def activate_past_recording(self) -> None:
+        self._keeps_past = True
         for store in self._stores.values():
             store.keeps_past = True
         for layer in self._others():
@@ -270,7 +291,7 @@ class KvantCache(Cache):
         import copy
 
         made = type(self)(self.config, **self._stored, exact=self.exact)
-        made._limits, made._schemes = self._limits, self._schemes
+        made._limits, made._schemes, made._keeps_past = self._limits, self._schemes, self._keeps_past
         self._settle()
         made._stores = {key: store.copy() for key, store in self._stores.items()}
         for i, layer in enumerate(self.layers):

@@ -39,7 +39,10 @@ class Sequences:
             taken.add(row)
 
     def fork(self) -> Sequences:
-        return Sequences(self.cache, [self.cache.fork(number) for number in self.numbers])
+        made = Sequences(self.cache, [])
+        for number in self.numbers:
+            made.numbers.append(self.cache.fork(number))
+        return made
 
     def __del__(self) -> None:
         for number in self.numbers:
@@ -53,12 +56,12 @@ class Store:
     """starts: per row the position of its first stored token. lengths: per layer, by its number in
     the model, its tokens, padding counted."""
 
-    def __init__(self, window: int) -> None:
+    def __init__(self, window: int, keeps_past: bool) -> None:
         self.window = window
         self.sequences: Sequences | None = None
         self.starts: list[int] = []
         self.lengths: dict[int, int] = {}
-        self.keeps_past = False  # transformers will take tokens back: nothing is dropped until then
+        self.keeps_past = keeps_past  # transformers will take tokens back: nothing is dropped until then
 
     @property
     def cache(self) -> Cache | None:
@@ -74,10 +77,11 @@ class Store:
         if self.sequences is None:
             cache, self._number, self._state = make(k, v)
             self.sequences = Sequences(cache, [])
-        while len(self.sequences.numbers) < k.shape[0]:
-            self.sequences.numbers.append(self.sequences.cache.new_sequence())
         if not self.starts:
+            self.sequences.numbers = [self.sequences.cache.new_sequence() for _ in range(k.shape[0])]
             self.starts = [0] * k.shape[0]
+        if len(self.sequences.numbers) != self.batch:
+            raise RuntimeError("the cache lost sequences in a call that failed: begin a new one")
         if self.batch != k.shape[0]:
             raise ValueError(f"key_states: {k.shape[0]} sequences, and the cache has {self.batch}")
 
@@ -89,7 +93,7 @@ class Store:
         first = min(max(hidden, length), length + n)
         if max(self.lengths.values()) == length:
             self.starts[row] = first
-        elif self.starts[row] != first:
+        elif min(self.starts[row], length + n) != first:
             raise ValueError("attention_mask: layers disagree about where a sequence begins")
 
     def _place(self, layer: int, n: int, hidden: Sequence[int] | None) -> list[int]:
@@ -98,7 +102,7 @@ class Store:
         length = self.lengths[layer]
         for row in range(self.batch):
             self._begin(row, length, n, 0 if hidden is None else hidden[row])
-        return [length + n - max(length, start) for start in self.starts]
+        return [length + n - max(length, min(start, length + n)) for start in self.starts]
 
     def append(self, layer: int, k: Tensor, v: Tensor, hidden: Sequence[int] | None) -> None:
         """k and v: [batch, kv heads, n, head_dim]. hidden: per row the tokens at its beginning that
@@ -144,10 +148,12 @@ class Store:
             options["causal"] = False
         else:
             options |= dict(causal=causal, window=shape.window)
-            self._agree(shape)
-        plain = shape is not None and not shape.holes and shape.hidden == tuple(self.starts)
+        starts = tuple(min(start, length) for start in self.starts)  # a later part of the prompt may hold the first token
+        if shape is not None and any(hidden < start for hidden, start in zip(shape.hidden, starts)):
+            raise ValueError(_HID)
+        plain = shape is not None and not shape.holes and shape.hidden == starts
         assert self.cache is not None
-        if plain and max(self.starts) <= length - n:
+        if plain and max(starts) <= length - n:
             # What the cache was made with need not be said again, and then one call takes all rows.
             if options["scale"] == self.cache.scale:
                 options["scale"] = None
@@ -156,8 +162,7 @@ class Store:
             return self._call(layer, q, self.sequences.numbers, v_head_dim, **options)
         out = q.new_zeros((*q.shape[:3], v_head_dim))
         for row, number in enumerate(self.sequences.numbers):
-            start = self.starts[row]
-            count = min(n, length - start)  # queries of padding see nothing
+            count = min(n, length - starts[row])  # queries of padding see nothing
             if count > 0:
                 options["mask"] = None if plain else self._added(mask, row, count, length)
                 part = slice(row, row + 1), slice(n - count, n)
@@ -166,10 +171,6 @@ class Store:
 
     def _call(self, layer: int, q: Tensor, numbers: list[int], v_head_dim: int, **options: Any) -> Tensor:
         return torch.ops.kvant.cache_attend(self._state, q, self._number, layer, numbers, v_head_dim, **options)
-
-    def _agree(self, shape: Shape) -> None:
-        if any(hidden < start for hidden, start in zip(shape.hidden, self.starts)):
-            raise ValueError(_HID)
 
     def _added(self, mask: Tensor | None, row: int, n: int, length: int) -> Tensor | None:
         """float16 [1, n, tokens]: what the mask adds to the scores of a row's newest n queries."""
@@ -198,8 +199,8 @@ class Store:
         return k, v
 
     def drop(self) -> None:
-        """Before a pass of the model: forgets blocks that no window reaches any more."""
-        if not self.window or self.sequences is None or self.keeps_past:
+        """Between two passes of the model: forgets blocks that no window reaches any more."""
+        if not self.window or self.sequences is None:
             return
         for start, number in zip(self.starts, self.sequences.numbers):
             old = min(self.lengths.values()) - start - self.window - SLACK
@@ -217,6 +218,7 @@ class Store:
             self.starts[row] = min(self.starts[row], length)
             self.sequences.cache.truncate(number, length - self.starts[row])
         self.lengths = dict.fromkeys(self.lengths, length)
+        self.drop()
 
     def select(self, rows: Sequence[int]) -> None:
         if self.sequences is not None:
@@ -228,8 +230,8 @@ class Store:
         self.starts, self.lengths = [], dict.fromkeys(self.lengths, 0)
 
     def copy(self) -> Store:
-        made = Store(self.window)
-        made.starts, made.lengths, made.keeps_past = list(self.starts), dict(self.lengths), self.keeps_past
+        made = Store(self.window, self.keeps_past)
+        made.starts, made.lengths = list(self.starts), dict(self.lengths)
         if self.sequences is not None:
             made.sequences = self.sequences.fork()
             made._number, made._state = self._number, self._state

@@ -1,0 +1,91 @@
+"""Masks of the attention implementation "kvant": what stays two numbers, and that everything else is the
+mask that transformers means."""
+
+import unittest
+
+import models
+import torch
+from common import TestCase
+from transformers import masking_utils as theirs
+
+from kvant.transformers import mask
+from kvant.transformers.masks import Shape, window_of
+
+BLOCKS = torch.tensor([[-1] * 4 + [0] * 5 + [-1] * 11])
+SHORT = {  # window: what it is called in a Shape
+    0: theirs.causal_mask_function,
+    5: theirs.sliding_window_causal_mask_function(5),
+}
+WHOLE = {
+    "chunks": theirs.chunked_causal_mask_function(7, torch.zeros(1, dtype=torch.int64)),
+    "images": theirs.or_masks(theirs.causal_mask_function, theirs.blockwise_overlay(BLOCKS)),
+    "packed": theirs.and_masks(theirs.causal_mask_function, theirs.packed_sequence_mask_function(BLOCKS)),
+    "packed and a window": theirs.and_masks(SHORT[5], theirs.packed_sequence_mask_function(BLOCKS)),
+    "two windows": theirs.and_masks(theirs.sliding_window_overlay(9), SHORT[5]),
+    "a window on one side": theirs.sliding_window_overlay(5),
+    "both directions": theirs.bidirectional_mask_function,
+    "a window in both": theirs.sliding_window_bidirectional_mask_function(3),
+    "a function of nobody's": lambda batch, head, q, kv: (kv <= q) & (kv % 2 == 0),
+}
+
+
+def made(function, q_length=20, kv_length=20, attention_mask=None, batch=1):
+    options = dict(q_length=q_length, kv_length=kv_length, q_offset=kv_length - q_length, mask_function=function)
+    options |= dict(attention_mask=attention_mask, device="cpu", config=None, dtype=torch.float32)
+    return [
+        mask(batch, allow_is_causal_skip=True, **options),
+        theirs.sdpa_mask(batch, allow_is_causal_skip=False, **options),
+    ]
+
+
+class Masks(TestCase):
+    def test_causal_masks_and_windows_are_numbers(self):
+        for window, function in SHORT.items():
+            self.assertEqual(window_of(function), window)
+            ours, _ = made(function, 3)
+            self.assertEqual((ours.shape, ours.kvant), ((1, 20), Shape(window, (0,), False)))
+
+    def test_padding(self):
+        padding = torch.ones(3, 20, dtype=torch.bool)
+        padding[0, :4], padding[1, 5:7], padding[2, :] = False, False, False
+        ours, _ = made(SHORT[5], attention_mask=padding, batch=3)
+        self.assertTrue(torch.equal(ours, padding))
+        self.assertEqual(ours.kvant, Shape(5, (4, 0, 20), True))
+        self.assertEqual(made(SHORT[0], attention_mask=padding[:1])[0].kvant, Shape(0, (4,), False))
+        short, wanted = made(SHORT[0], 1, 20, padding[:1, :15])  # shorter than the cache
+        self.assertTrue(torch.equal(short, wanted))
+
+    def test_all_others_are_whole(self):
+        for name, function in WHOLE.items():
+            self.assertIsNone(window_of(function), name)
+            for q_length in (20, 1):
+                for padding in (None, torch.arange(20)[None] >= 2):
+                    ours, wanted = made(function, q_length, 20, padding)
+                    self.assertTrue(torch.equal(ours, wanted), name)
+
+    def test_packed_sequences_do_not_see_each_other(self):
+        stock, ours = models.twins("llama", "eager", "kvant")
+        tokens, position = models.prompt(30, 1, 0)[0], torch.arange(30)[None] % 12
+        with torch.no_grad():
+            got, wanted, whole = (
+                model(tokens, position_ids=p, use_cache=False).logits
+                for model, p in ((ours, position), (stock, position), (stock, None))
+            )
+        self.assertTrue(torch.allclose(got, wanted, rtol=0, atol=1e-4 * wanted.abs().max()))
+        self.assertFalse(torch.allclose(got, whole, rtol=0, atol=1e-2 * wanted.abs().max()))
+
+    def test_a_chunked_model(self):
+        """Llama 4's layers see their chunk only; every fourth sees all, and has no positions."""
+        options = dict(attention_chunk_size=16, num_local_experts=2, intermediate_size_mlp=128, pad_token_id=0)
+        models.KINDS["llama4_text"] = options
+        try:
+            stock, ours = models.twins("llama4_text", "eager", "kvant")
+        finally:
+            del models.KINDS["llama4_text"]
+        from test_transformers import exact, generate
+
+        self.assertEqual(generate(ours, cache=exact(ours)).tolist(), generate(stock).tolist())
+
+
+if __name__ == "__main__":
+    unittest.main()
