@@ -7,6 +7,8 @@
 #error "kvant is for little-endian machines: its pages are read in place"
 #endif
 
+/* KVANT_PREFETCH fetches into the second cache. A page has more lines than the first cache has line
+ * buffers: loads would wait for them. */
 #if defined(__GNUC__)
 #define KVANT_PRINTF(format_index, first_argument) __attribute__((format(printf, format_index, first_argument)))
 #define KVANT_UNLIKELY(x) __builtin_expect(!!(x), 0)

@@ -77,7 +77,8 @@ static void fill_levels(kvant_trellis *trellis, const level_set *set, uint32_t p
     }
     for (uint32_t i = 0; i < KVANT_TRELLIS_MAX_LEVELS; i++) {
         const uint32_t low = plane_bits - 1, last = i >> (plane_bits + 2) & ((1u << (set->bits - plane_bits)) - 1);
-        const uint32_t subset = (i & 1) | (i >> plane_bits & 3) << 1, code = (i >> 1 & ((1u << low) - 1)) | last << low;
+        const uint32_t code = (i >> 1 & ((1u << low) - 1)) | last << low; /* less its lowest bit */
+        const uint32_t subset = (i & 1) | (i >> plane_bits & 3) << 1;
         trellis->in_words[i] = (uint8_t)(128 + trellis->levels[KVANT_TRELLIS_SUBSETS * code + subset]);
     }
 }

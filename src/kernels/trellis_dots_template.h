@@ -8,7 +8,7 @@
  * first, and subsets are exclusive ors of whole words. format.md, "Scalar codes" and "Trellis
  * codes", has the order of pages and steps. The including file defines NAME, LANES and
  *
- *   vi vi_set vi_load vi_and vi_or vi_load_repeated, add_pairs(sum, a, b) of 16-bit pairs
+ *   vi vi_set vi_load vi_and vi_add vi_load_repeated, add_pairs(sum, a, b) of 16-bit pairs
  *   vw_shift_left(v, n), vw_shift_right(v, n)   n is a constant, but not always a literal
  *   vi_store_aligned(p, v)
  *   vi_xor(a, b), vi_xor3(a, b, c)
@@ -18,12 +18,13 @@
  *   next_lanes(v)                the same for the 4 128-bit lanes of 16 / LANES vectors, in place
  *   vi_pick_bytes(v, index)      pshufb
  *   vi_odd_bytes(v)              of every 16 bits, the upper 8
- *   level_tables, load_levels(levels, bits), look_up_levels(tables, index, bits)
+ *   level_tables, load_levels(kvant_trellis.in_words), look_up_levels(tables, index, bits)
  *                                bytes for bytes of index, whose bits from bits + 2 on may be
  *                                anything
  *   store_lane_sums(out, sums)   the 128-bit lanes of each of 4 vectors added: 16 numbers
  *   LEVEL_ROWS                   vectors x that are multiplied at a time, 3 or 4
- *   each_operand                 for, unrolled where that does not spill */
+ *   each_operand                 for, unrolled where that does not spill
+ *   vi_bytes_before(v)           may be defined: key_fields_before of 4-bit codes */
 #define ROW_VECTORS (16 / LANES) /* that hold the 16 words of one row r of four tiles */
 #define MAX_UNITS (KVANT_MAX_HEAD_DIM / KVANT_TILE)
 #define LEVEL_BIAS 128
@@ -149,12 +150,12 @@ KVANT_INLINE vi third_bits(const uint32_t *words, uint32_t unit)
     return vi_select(vi_set(0x000f000f), pair, vw_shift_left(pair, 4));
 }
 
-/* Circles: those of K are the rows r, whose words are the units; those of V the units, whose words are the rows r of
- * all row groups. */
+/* A row r of K is a circle of words, one per unit. A unit of V is a circle of words, one per row r
+ * of all row groups. */
 typedef struct circle_shape {
     bool key;
-    uint32_t bits, memory, n; /* words */
-    uint32_t shorter; /* the word before the first is word n - 1 where whole has ones, elsewhere n - 1 - shorter */
+    uint32_t bits, units, n; /* n words */
+    uint32_t shorter; /* the first word follows word n - 1 where whole has ones, else n - 1 - shorter */
     vi whole;
 } circle_shape;
 
@@ -165,7 +166,8 @@ KVANT_INLINE const uint32_t *word_at(const level_job *job, bool key, uint32_t pl
     return job->planes[group][plane] + 128 * (plane ? unit / 2 : unit) + 16 * r;
 }
 
-/* last: the word that is as many words before the end as row is before the first. */
+/* The word i before the first: last is the word i before the end, shorter the same of shorter
+ * circles. */
 KVANT_INLINE row_words word_before(const circle_shape *shape, row_words last, row_words shorter)
 {
 #pragma GCC unroll 2
@@ -178,9 +180,9 @@ KVANT_INLINE row_words word_before(const circle_shape *shape, row_words last, ro
 KVANT_INLINE void make_word_levels(const level_job *job, const level_tables *tables, const circle_shape *shape,
                                    const parity_terms *terms, const row_words *step, uint32_t circle, uint32_t i)
 {
-    const uint32_t bits = shape->bits, units = shape->key ? shape->n : job->layout->planes[0].units;
+    const uint32_t bits = shape->bits;
     const uint32_t unit = shape->key ? i : circle, r = shape->key ? circle : i;
-    uint8_t *out = job->tile->at + (size_t)64 * (8 / first_plane(bits)) * ((size_t)r * units + unit);
+    uint8_t *out = job->tile->at + (size_t)64 * (8 / first_plane(bits)) * ((size_t)r * shape->units + unit);
 #pragma GCC unroll 2
     for (uint32_t v = 0; v < ROW_VECTORS; v++) {
         const vi w = step->at[v];
@@ -190,7 +192,8 @@ KVANT_INLINE void make_word_levels(const level_job *job, const level_tables *tab
     }
 }
 
-/* 256 states, and blocks of 4 or 8 words: these and the words before them stay in registers. */
+#if LANES > 4
+/* 256 states, and blocks of 2, 4 or 8 words: these and the words before them stay in registers. */
 KVANT_INLINE void make_block_levels(const level_job *job, const circle_shape *shape, uint32_t n_circles,
                                     uint32_t block)
 {
@@ -202,8 +205,8 @@ KVANT_INLINE void make_block_levels(const level_job *job, const circle_shape *sh
         unrolled_for (uint32_t i = 0; i < block; i++)
             at[m + i] = load_row(word_at(job, shape->key, 0, circle, shape->n - block + i));
         unrolled_for (uint32_t i = m; i-- > 0;) {
-            const row_words last = at[i + block];
-            at[i] = word_before(shape, last, shape->shorter ? load_row(word_at(job, shape->key, 0, circle, shape->n - 2 * block + i)) : last);
+            const uint32_t word = shape->n - (shape->shorter ? 2 * block : block) + i;
+            at[i] = word_before(shape, at[i + block], load_row(word_at(job, shape->key, 0, circle, word)));
         }
         for (uint32_t first = 0; first < shape->n; first += block) {
             unrolled_for (uint32_t i = 0; i < block; i++)
@@ -215,12 +218,12 @@ KVANT_INLINE void make_block_levels(const level_job *job, const circle_shape *sh
         }
     }
 }
+#endif
 
-KVANT_INLINE void make_circle_levels(const level_job *job, const circle_shape *shape, uint32_t n_circles)
+KVANT_INLINE void make_circle_levels(const level_job *job, const circle_shape *shape, uint32_t n_circles, uint32_t m,
+                                     const parity_terms *terms)
 {
-    const parity_terms terms = find_terms(job->trellis);
     const level_tables tables = load_levels(job->trellis->in_words);
-    const uint32_t m = shape->memory;
     for (uint32_t circle = 0; circle < n_circles; circle++) {
         row_words at[KVANT_TRELLIS_MAX_MEMORY + KVANT_MAX_HEAD_DIM / 8];
         for (uint32_t i = 0; i < shape->n; i++)
@@ -228,31 +231,44 @@ KVANT_INLINE void make_circle_levels(const level_job *job, const circle_shape *s
         for (uint32_t i = m; i-- > 0;)
             at[i] = word_before(shape, at[i + shape->n], at[i + shape->n - shape->shorter]);
         for (uint32_t i = 0; i < shape->n; i++)
-            make_word_levels(job, &tables, shape, &terms, &at[m + i], circle, i);
+            make_word_levels(job, &tables, shape, terms, &at[m + i], circle, i);
     }
 }
 
-/* The last unit of an odd number of column tiles lacks every second field, the last row group may lack tiles. */
+/* The last unit of an odd number of column tiles lacks every second field. The last row group may
+ * lack tiles. */
 KVANT_INLINE void make_role_levels(const level_job *job, uint32_t bits, bool key)
 {
-    const uint32_t tiles = job->layout->row_tiles, units = job->layout->planes[0].units;
+    const uint32_t tiles = job->layout->row_tiles, memory = job->trellis->memory;
     const uint32_t whole[4] = { UINT32_MAX, tiles % 4 != 1 ? UINT32_MAX : 0, tiles % 4 == 3 ? UINT32_MAX : 0, 0 };
-    const circle_shape shape = { .key = key,
-                                 .bits = bits,
-                                 .memory = job->trellis->memory,
-                                 .n = key ? units : 8 * ((tiles + 3) / 4),
-                                 .shorter = key ? bits != 4 && job->layout->column_tiles % 2 : tiles % 4 ? 8 : 0,
-                                 .whole = key ? vi_set(0x00ff00ff) : vi_load_repeated(whole, 4) };
+    const uint32_t units = key ? job->layout->planes[0].units : first_plane(bits); /* of 64 tokens */
+    const uint32_t shorter = key ? bits != 4 && job->layout->column_tiles % 2 : tiles % 4 ? 8 : 0;
+    const circle_shape any = { key, bits, units, key ? units : 8 * ((tiles + 3) / 4), shorter,
+                               key ? vi_set(0x00ff00ff) : vi_load_repeated(whole, 4) };
     const uint32_t n_circles = key ? 8 : units;
-    const circle_shape two = { .key = true, .bits = bits, .n = 2 }, four = { .key = true, .bits = bits, .n = 4 };
-    if (shape.memory != FEW_STATES_MEMORY || (key && (shape.shorter || (units != 2 && units != 4 && units % 8))))
-        make_circle_levels(job, &shape, n_circles);
-    else if (key && units == 2)
-        make_block_levels(job, &two, n_circles, 2);
+#if LANES == 4 /* the words of a circle do not fit the registers */
+    if (memory == FEW_STATES_MEMORY) {
+        const parity_terms terms = FEW_STATES_TERMS;
+        make_circle_levels(job, &any, n_circles, FEW_STATES_MEMORY, &terms);
+    } else {
+        const parity_terms terms = find_terms(job->trellis);
+        make_circle_levels(job, &any, n_circles, memory, &terms);
+    }
+#else
+    const circle_shape two = { key, bits, 2, 2, 0, vi_set(0) }, four = { key, bits, 4, 4, 0, vi_set(0) },
+                       eight = { key, bits, key ? 8 : units, 8, 0, vi_set(0) };
+    if (memory != FEW_STATES_MEMORY || (key && (shorter || (units != 2 && units != 4 && units % 8)))) {
+        const parity_terms terms = find_terms(job->trellis);
+        make_circle_levels(job, &any, n_circles, memory, &terms);
+    } else if (key && units == 2)
+        make_block_levels(job, &two, 8, 2);
     else if (key && units == 4)
-        make_block_levels(job, &four, n_circles, 4);
+        make_block_levels(job, &four, 8, 4);
+    else if (LANES == 16 && any.n == 8 && !shorter)
+        make_block_levels(job, &eight, n_circles, 8);
     else
-        make_block_levels(job, &shape, n_circles, 8);
+        make_block_levels(job, &any, n_circles, 8);
+#endif
 }
 
 KVANT_INLINE void make_levels_bits(const level_job *job, uint32_t bits)
@@ -288,8 +304,9 @@ typedef struct level_operand {
     vi bias;
 } level_operand;
 
-/* Operand o is that of the o-th of the two vectors of bytes of a row r: a column tile, or one side (columns 0 ... 7
- * or 8 ... 15) of two. Lane q takes columns 2 q and 2 q + 1 of a side. The bias belongs to all four lanes together. */
+/* Operand o is that of the o-th of the two vectors of bytes of a row r: a column tile, or one side
+ * (columns 0 ... 7 or 8 ... 15) of two. Lane q takes columns 2 q and 2 q + 1 of a side. Each lane
+ * has a part of the bias. */
 KVANT_INLINE void spread_levels(uint32_t bits, uint32_t n_operands, const int16_t *x, level_operand *out)
 {
     static const uint32_t pairs[4] = { 0x09080100, 0x0b0a0302, 0x0d0c0504, 0x0f0e0706 };
