@@ -327,6 +327,25 @@ uint8_t *harness_save_state(struct llama_context *context, size_t *size)
     return state;
 }
 
+double harness_state_difference(const uint8_t *a, const uint8_t *b, size_t size)
+{
+    double difference = 0, norm = 0;
+
+    for (size_t i = 0; i + 1 < size; i += 2) {
+        ggml_fp16_t halves[2];
+        double x, y;
+        memcpy(&halves[0], a + i, 2);
+        memcpy(&halves[1], b + i, 2);
+        x = ggml_fp16_to_fp32(halves[0]);
+        y = ggml_fp16_to_fp32(halves[1]);
+        if (!(fabs(x) < 1000) || !(fabs(y) < 1000))
+            continue;
+        difference += (x - y) * (x - y);
+        norm += x * x;
+    }
+    return sqrt(difference / norm);
+}
+
 float harness_random(uint64_t *state)
 {
     uint64_t z = (*state += 0x9e3779b97f4a7c15u);

@@ -88,6 +88,11 @@ void harness_free_pool(struct ggml_threadpool *pool);
 /* The state of sequence 0; the caller frees. */
 uint8_t *harness_save_state(struct llama_context *context, size_t *size);
 
+/* Relative root mean square of the difference of two states as fp16 numbers. Their heads are equal and drop
+ * out of the difference; what they would add to the norm is left out by looking at differing and plain
+ * numbers only. */
+double harness_state_difference(const uint8_t *a, const uint8_t *b, size_t size);
+
 /* Uniform in -1 .. 1; splitmix64. */
 float harness_random(uint64_t *state);
 

@@ -81,28 +81,6 @@ static void f16_state_is_exact(void **state)
     free(restored);
 }
 
-/* Relative root mean square of the difference of two states as fp16 numbers. Their heads are equal and drop
- * out of the difference; what they would add to the norm is left out by looking at differing and plain
- * numbers only. */
-static double state_difference(const uint8_t *a, const uint8_t *b, size_t size)
-{
-    double difference = 0, norm = 0;
-
-    for (size_t i = 0; i + 1 < size; i += 2) {
-        ggml_fp16_t halves[2];
-        double x, y;
-        memcpy(&halves[0], a + i, 2);
-        memcpy(&halves[1], b + i, 2);
-        x = ggml_fp16_to_fp32(halves[0]);
-        y = ggml_fp16_to_fp32(halves[1]);
-        if (!(fabs(x) < 1000) || !(fabs(y) < 1000))
-            continue;
-        difference += (x - y) * (x - y);
-        norm += x * x;
-    }
-    return sqrt(difference / norm);
-}
-
 /* A lossy codec quantises the decoded rows of a state once more. They lie on the codec's own points: but
  * for rows with numbers beyond the codebook's end, whose scale was fitted to clipped numbers, the codes
  * come out the same, and the scale with scale=unbiased too. So restoring must not cost what quantising
@@ -122,7 +100,7 @@ static double restored_difference(const char *spec)
     assert_int_equal(llama_state_seq_set_data(context, first, size, 0), size);
     second = harness_save_state(context, &size_again);
     assert_int_equal(size, size_again);
-    difference = state_difference(first, second, size);
+    difference = harness_state_difference(first, second, size);
     print_message("%s: relative difference of saved and restored rows: %.2e\n", spec, difference);
     llama_free(context);
     free(first);
