@@ -84,7 +84,7 @@ static int print_description(const arg_spec *spec)
     return finish_output();
 }
 
-static int build_tables(const arg_spec *spec, char *letters, struct option *longs)
+static void build_tables(const arg_spec *spec, char *letters, struct option *longs)
 {
     size_t n = 0;
     *letters++ = '+'; /* stop at the first word: what follows belongs to the program that exec starts */
@@ -103,7 +103,6 @@ static int build_tables(const arg_spec *spec, char *letters, struct option *long
     *letters = 0;
     longs[n++] = (struct option){ "help", no_argument, NULL, VALUE_HELP };
     longs[n] = (struct option){ NULL, 0, NULL, 0 };
-    return (int)n;
 }
 
 static int usage_error(const arg_spec *spec)

@@ -262,8 +262,7 @@ int bench_model(int argc, char **argv)
     interrupt_catch();
     const bool ok = bench_all(b);
     code = ok ? EXIT_OK : interrupted() ? EXIT_INTERRUPTED : EXIT_RUNTIME;
-    if ((ok || interrupted()) &&
-        (!report_print(columns, N_COLUMNS, b->cells, b->n_rows, s.json) || finish_output() != EXIT_OK))
+    if ((ok || interrupted()) && !report_print(columns, N_COLUMNS, b->cells, b->n_rows, s.json))
         code = EXIT_RUNTIME;
     release(b);
     return code;

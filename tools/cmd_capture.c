@@ -127,7 +127,7 @@ static bool print_summary(const run *r)
         CELL_NUMBER(r->summary.bytes),
         CELL_NUMBER(monotonic_seconds() - r->started),
     };
-    return report_print(columns, N_COLUMNS, row, 1, r->settings->json) && finish_output() == EXIT_OK;
+    return report_print(columns, N_COLUMNS, row, 1, r->settings->json);
 }
 
 static bool check_settings(settings *s)

@@ -334,7 +334,7 @@ static int print_settings(const char *path, bool json)
     free(layers);
     free(cells);
     kvant_scheme_free(&scheme);
-    return ok ? finish_output() : EXIT_RUNTIME;
+    return ok ? EXIT_OK : EXIT_RUNTIME;
 }
 
 int command_codecs(int argc, char **argv)

@@ -109,7 +109,7 @@ int command_eval(int argc, char **argv)
     const bool complete = prepared && eval_all(r);
     code = complete ? EXIT_OK : interrupted() ? EXIT_INTERRUPTED : EXIT_RUNTIME;
     if ((complete || (prepared && interrupted())) &&
-        (!eval_print_rows(r, s.n_bins, s.wide, s.json ? REPORT_JSON : s.csv ? REPORT_CSV : REPORT_TABLE) || finish_output() != EXIT_OK))
+        !eval_print_rows(r, s.n_bins, s.wide, s.json ? REPORT_JSON : s.csv ? REPORT_CSV : REPORT_TABLE))
         code = EXIT_RUNTIME;
     if (complete && s.values != NULL && !eval_values_write(r, s.values))
         code = EXIT_RUNTIME;

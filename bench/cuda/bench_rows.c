@@ -193,7 +193,7 @@ static float bench(const problem *p, const char *spec, int runs)
     args.q_head_stride = args.out_head_stride = p->head_dim;
     args.q_token_stride = args.out_token_stride = row;
     args.scale = 1 / sqrtf((float)p->head_dim);
-    args.workspace_bytes = kvant_cuda_attention_workspace(p->head_dim);
+    args.workspace_bytes = kvant_cuda_attention_workspace(p->head_dim) + KVANT_CUDA_SCRATCH_BYTES;
     args.workspace = new_device(args.workspace_bytes);
     args.query_tokens = p->queries, args.causal = 1;
     const float time = time_call(&args, runs);
@@ -216,6 +216,8 @@ int main(int argc, char **argv)
         fprintf(stderr, "usage: bench_rows batch,heads,kv_heads,head_dim,tokens,query_tokens [CODEC...]\n");
         return 2;
     }
+    if (getenv("KVANT_TEST_SHARED_KB"))
+        kvant_cuda_limit_shared_memory((size_t)atoi(getenv("KVANT_TEST_SHARED_KB")) << 10);
     const int runs = getenv("KVANT_RUNS") ? atoi(getenv("KVANT_RUNS")) : 15;
     printf("%-26s", argv[1]);
     for (int i = 0; i < (argc > 2 ? argc - 2 : 5); i++) {

@@ -51,12 +51,13 @@ for what in "$@"; do
         stalls='regex:smsp__average_warps_issue_stalled_.*_per_issue_active'
         metrics="gpu__time_duration.sum,smsp__inst_executed.sum,smsp__issue_active.avg.pct_of_peak_sustained_active"
         metrics="$metrics,l1tex__data_pipe_lsu_wavefronts_mem_shared.avg.pct_of_peak_sustained_elapsed"
-        metrics="$metrics,sm__inst_executed_pipe_tensor.avg.pct_of_peak_sustained_active"
-        for codec in int-4 octopus-4 trellis-4; do
+        metrics="$metrics,sm__inst_executed_pipe_tensor.avg.pct_of_peak_sustained_active,smsp__cycles_elapsed.max"
+        metrics="$metrics,lts__t_sectors.avg.pct_of_peak_sustained_elapsed,sm__pipe_tensor_cycles_active.avg.pct_of_peak_sustained_active"
+        for codec in ${CODECS:-int-4 octopus-4 trellis-4}; do
             echo "ncu $codec"
-            KVANT_RUNS=1 timeout 100 ncu -k regex:tile_kernel -c 1 --metrics "$metrics,$stalls" "$rows" "${PROBLEM:-1,32,8,128,8192,2048}" $codec 2>&1 |
-                grep -E '__|rror' | awk '$NF != "0.00" && $NF != "0" { print "   ", $1, $NF }' | sed 's/smsp__average_warps_issue_stalled_//; s/_per_issue_active.ratio//' |
-                head -n 40
+            KVANT_RUNS=1 timeout 100 ncu -k regex:"${KERNEL:-tile_kernel|few_kernel|attend_kernel|unpack_kernel}" -c "${COUNT:-2}" --metrics "$metrics,$stalls" "$rows" "${PROBLEM:-1,32,8,128,8192,2048}" $codec 2>&1 |
+                grep -E '__|rror|_kernel<' | grep -vE 'max_rate|\.pct .*[0-9]$.*per_issue' | awk '$NF != "0.00" && $NF != "0" { print "   ", $1, $NF }' |
+                grep -v '_per_issue_active\.[mp]' | sed 's/smsp__average_warps_issue_stalled_//; s/_per_issue_active.ratio//' | head -n 64
         done ;;
     esac
     echo "[$what: $(($(date +%s) - begin)) s]"

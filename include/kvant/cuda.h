@@ -29,15 +29,14 @@
  *
  * Codecs for append, sealing and decoding:
  *
- *   int, bdr           2 to 8 bits with one group per token; 2 or 3 bits with groups of 32 channels
- *                      of a token or of 32 tokens of a channel
- *   kivi, innerq       kivi-2, innerq-base, innerq-small
+ *   int, bdr           2 to 8 bits, groups of any size
+ *   kivi, innerq       kivi-2, kivi-4, innerq-base, innerq-small
  *   turboquant         1 to 8 bits
  *   octopus            2, 3, 4, without a sketch
- *   hqmq               s96r4, s192r6, without outliers
+ *   hqmq               up to s192, without outliers
  *   trellis            2, 3, 4
  *
- * head_dim is 64, 96, 128 or 256. The rotation is none or Hadamard, or any with transform=file; a
+ * head_dim is a multiple of 16, at most 512; 64, 96, 128 and 256 are fast. The rotation is none or Hadamard, or any with transform=file; a
  * cache (kvant/cache.h) takes dense ones too. Keys of turboquant may have feedback.
  * Other codecs give KVANT_ERR_UNSUPPORTED. Attention reads any pair of them.
  *
@@ -147,7 +146,7 @@ typedef struct kvant_cuda_append_args {
 /* Rotates, quantises and writes n_tokens tokens: the bytes are those that kvant_codec_encode
  * writes. Tokens that share a page may come in one call in any order; two tokens with the same slot
  * in one call, or an append to a page that another stream appends to at the same time, leave that
- * slot undefined. Pages start as zero bytes or as old pages. Codecs with groups of 32 are not
+ * slot undefined. Pages start as zero bytes or as old pages. Codecs with groups of tokens are not
  * appended to (KVANT_ERR_UNSUPPORTED): append to open pages and seal these. */
 KVANT_API kvant_status kvant_cuda_append(const kvant_cuda_append_args *args, kvant_cuda_stream stream);
 
@@ -192,7 +191,7 @@ typedef struct kvant_cuda_attention_args {
     size_t table_stride;     /* elements between the rows of two sequences */
     uint32_t blocks_per_row; /* entries of a row that may be read */
     const int32_t *lengths;  /* device: of each sequence; cut to 64 * blocks_per_row, below 1 is empty */
-    /* n_heads is a multiple of n_kv_heads, at most 64 n_kv_heads, and at most 65536 */
+    /* n_heads is a multiple of n_kv_heads, and at most 65536 */
     uint32_t batch, n_heads, n_kv_heads;
     kvant_cuda_type type;                 /* of q and out: F16 or BF16 (F32 too, for tests) */
     const void *q;                        /* batch x n_heads x head_dim */
@@ -242,12 +241,20 @@ KVANT_API kvant_status kvant_cuda_attention_check(const kvant_cuda_codec *k_code
  * on an error. */
 KVANT_API size_t kvant_cuda_attention_workspace(uint32_t head_dim);
 
+/* With more query rows per kv head than this (query tokens x heads of a kv head) a larger workspace
+ * makes attention up to four times as fast: pages are unpacked there, once for all rows. What lies
+ * beyond kvant_cuda_attention_workspace needs so many bytes per block of a sequence and kv head,
+ * blocks_per_row of one kv head at least; SCRATCH_BYTES are 32768 tokens of 8 kv heads of 128. With
+ * fewer than all pages need, kv heads take turns. */
+#define KVANT_CUDA_SCRATCH_ROWS 384
+#define KVANT_CUDA_SCRATCH_PER_BLOCK(head_dim) ((size_t)((head_dim) + 63) / 64 * 8192 + 128 * (size_t)(head_dim) + 16)
+#define KVANT_CUDA_SCRATCH_BYTES ((size_t)129 << 20)
+
 /* out = softmax(scale * q K^T) V. Scores are changed in this order: softcap, mask or ALiBi, hiding
  * of unseen tokens. The cache holds the query tokens' keys and values already, and lengths count
- * them. A query row that sees nothing gives zeros. Pages are read once per 16 query rows of a kv head
- * (8 for head_dim 256 and for codecs with groups of 32); from 65 rows on once
- * per 128 (64 for head_dim 256). The same input gives the same bits on the same GPU. The workspace must be zero before its first use; every call leaves it ready for the
- * next. Calls that share a workspace must be ordered (one stream). Queries are rounded to fp16
+ * them. A query row that sees nothing gives zeros. The same input gives the same bits on the same
+ * GPU and with the same workspace_bytes. The workspace must be zero before its first use; every call
+ * leaves it ready for the next. Calls that share a workspace must be ordered (one stream). Queries are rounded to fp16
  * after rotation, relative to the largest number of their head, probabilities to fp16. The error
  * bound is in docs/internals/cuda.md. */
 KVANT_API kvant_status kvant_cuda_attention(const kvant_cuda_attention_args *args, kvant_cuda_stream stream);

@@ -25,7 +25,7 @@
 /* Operations of both tested generations; a name is only looked up below this number. */
 #define ABI_OP_COUNT 101
 
-enum { ABI_TYPE_F32 = 0, ABI_TYPE_F16 = 1, ABI_TYPE_I32 = 26, ABI_TYPE_I64 = 27 };
+enum { ABI_TYPE_F32 = 0, ABI_TYPE_F16 = 1, ABI_TYPE_I32 = 26, ABI_TYPE_I64 = 27, ABI_TYPE_BF16 = 30 };
 enum { ABI_STATUS_ALLOC_FAILED = -2, ABI_STATUS_FAILED = -1, ABI_STATUS_SUCCESS = 0 };
 enum { ABI_DEVICE_CPU = 0, ABI_DEVICE_GPU = 1, ABI_DEVICE_ACCEL = 3 };
 enum { ABI_TENSOR_FLAG_COMPUTE = 16 };
@@ -35,8 +35,14 @@ typedef struct abi_buft abi_buft;
 typedef struct abi_backend abi_backend;
 typedef struct abi_device abi_device;
 typedef struct abi_reg abi_reg;
-typedef struct abi_graph abi_graph;     /* opaque: read through ggml_graph_node */
+typedef struct abi_graph abi_graph;
 typedef struct abi_context abi_context; /* opaque */
+
+/* Created by who records and awaits it; context is a cudaEvent_t of CUDA's back end. */
+typedef struct abi_event {
+    abi_device *device;
+    void *context;
+} abi_event;
 
 typedef struct abi_tensor {
     int32_t type;
@@ -54,6 +60,20 @@ typedef struct abi_tensor {
     void *extra;
     char padding[8];
 } abi_tensor;
+
+/* Only gpu/ reads members; elsewhere ggml_graph_node does. A part of a graph shares use counts and hash set with it. */
+struct abi_graph {
+    int size, n_nodes, n_leafs;
+    abi_tensor **nodes, **grads, **grad_accs, **leafs;
+    int32_t *use_counts;
+    struct {
+        size_t size;
+        uint32_t *used;
+        abi_tensor **keys;
+    } visited;
+    int32_t order;
+    uint64_t uid; /* not 0: two graphs with this number are the same */
+};
 
 /* Buffer type: the only table that differs. Which one is in use is decided once, at load time. */
 
@@ -88,6 +108,12 @@ typedef struct abi_buft_3 {
     abi_device *device;
     void *context;
 } abi_buft_3;
+
+/* A buffer type of either generation; a pointer to it is an abi_buft *. */
+typedef union abi_any_buft {
+    abi_buft_2 v2;
+    abi_buft_3 v3;
+} abi_any_buft;
 
 typedef struct abi_buffer_iface {
     void (*free_buffer)(abi_buffer *buffer);
@@ -127,8 +153,8 @@ typedef struct abi_backend_iface {
     void (*graph_plan_update)(void);
     void (*graph_plan_compute)(void);
     int32_t (*graph_compute)(abi_backend *backend, abi_graph *graph);
-    void (*event_record)(void);
-    void (*event_wait)(void);
+    void (*event_record)(abi_backend *backend, abi_event *event);
+    void (*event_wait)(abi_backend *backend, abi_event *event);
     void (*graph_optimize)(void);
 } abi_backend_iface;
 

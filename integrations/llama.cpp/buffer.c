@@ -21,6 +21,8 @@
 struct region {
     char *base;
     size_t size;
+    abi_buffer *inner; /* whose memory it is, and what the cells are in there; NULL: mapped here */
+    const kvp_remote *remote;
     kvp_kv **tensors;
     size_t n_tensors;
     kvp_placement *placement; /* of cells of one stream; the cache tensors of a buffer are those of one cache */
@@ -31,10 +33,9 @@ struct region {
 static pthread_mutex_t live_lock = PTHREAD_MUTEX_INITIALIZER;
 static struct region *live;
 
-static union {
-    abi_buft_2 v2;
-    abi_buft_3 v3;
-} buft;
+static abi_any_buft buft;
+static abi_buft *others[64];
+static size_t n_others;
 
 /* The reason why the last tensor was refused. It is printed when the allocation fails: once per
  * cache, not once per tensor. */
@@ -45,11 +46,26 @@ const abi_tensor *kvp_root(const abi_tensor *tensor)
     return tensor->view_src != NULL ? tensor->view_src : tensor;
 }
 
+void kvp_buft_add(abi_buft *added)
+{
+    if (n_others < sizeof(others) / sizeof(others[0]))
+        others[n_others++] = added;
+}
+
+static bool is_ours(const abi_buft *of)
+{
+    bool ours = of == kvp_buft();
+
+    for (size_t i = 0; i < n_others; i++)
+        ours = ours || of == others[i];
+    return ours;
+}
+
 bool kvp_is_kv(const abi_tensor *tensor)
 {
     const abi_tensor *root = kvp_root(tensor);
 
-    return root->buffer != NULL && root->buffer->buft == kvp_buft() && kvp_kv_name(root->name);
+    return root->buffer != NULL && is_ours(root->buffer->buft) && kvp_kv_name(root->name);
 }
 
 kvp_kv *kvp_kv_of(const abi_tensor *tensor)
@@ -85,14 +101,18 @@ static void region_unlink(struct region *region)
     pthread_mutex_unlock(&live_lock);
 }
 
-static struct region *region_create(size_t size)
+static struct region *region_create(size_t size, abi_buffer *inner)
 {
     struct region *region = calloc(1, sizeof(*region));
 
     if (region == NULL)
         return NULL;
     region->size = size;
-    region->base = mmap(NULL, size, PROT_READ | PROT_WRITE, MAP_PRIVATE | MAP_ANONYMOUS | MAP_NORESERVE, -1, 0);
+    region->inner = inner;
+    if (inner != NULL)
+        region->base = inner->iface.get_base(inner);
+    else
+        region->base = mmap(NULL, size, PROT_READ | PROT_WRITE, MAP_PRIVATE | MAP_ANONYMOUS | MAP_NORESERVE, -1, 0);
     if (region->base == MAP_FAILED) {
         free(region);
         return NULL;
@@ -106,7 +126,10 @@ static void region_free(struct region *region)
     region_unlink(region);
     for (size_t i = 0; i < region->n_tensors; i++)
         kvp_kv_free(region->tensors[i]);
-    munmap(region->base, region->size);
+    if (region->inner != NULL)
+        kvp_api.buffer_free(region->inner);
+    else
+        munmap(region->base, region->size);
     kvp_placement_free(region->placement);
     free(region->tensors);
     free(region);
@@ -119,7 +142,7 @@ static bool region_add(struct region *region, kvp_kv *kv)
     if (tensors == NULL)
         return false;
     /* A huge page would make the gaps between tensors resident, and cells that nobody wrote. */
-    if (region->n_tensors == 0)
+    if (region->n_tensors == 0 && region->inner == NULL)
         madvise(region->base, region->size, MADV_NOHUGEPAGE);
     pthread_mutex_lock(&live_lock);
     region->tensors = tensors;
@@ -133,6 +156,8 @@ static size_t resident_bytes(const struct region *region)
     size_t page = (size_t)sysconf(_SC_PAGESIZE), resident = 0;
     unsigned char state[4096];
 
+    if (region->inner != NULL)
+        return region->size;
     for (size_t at = 0; at < region->size; at += sizeof(state) * page) {
         size_t n = region->size - at < sizeof(state) * page ? region->size - at : sizeof(state) * page;
         size_t n_pages = (n + page - 1) / page;
@@ -189,7 +214,7 @@ static bool is_free(const struct region *region, const char *at, size_t bytes)
 /* Tensors of one cache have the same cells. */
 static bool share_placement(struct region *region, kvp_kv *kv)
 {
-    if (kv->shape.n_streams != 1)
+    if (kv->shape.n_streams != 1 || kv->shape.in_order)
         return true;
     if (region->placement == NULL) {
         region->placement = kvp_placement_create(kv->shape.n_cells);
@@ -205,6 +230,7 @@ static bool share_placement(struct region *region, kvp_kv *kv)
 /* A cache tensor gets its cells here; views and other tensors need nothing. */
 static int32_t buffer_init_tensor(abi_buffer *buffer, abi_tensor *tensor)
 {
+    const struct region *region = buffer->context;
     char err[512] = "";
     kvp_kv_shape shape;
     size_t reserved = 0;
@@ -212,9 +238,9 @@ static int32_t buffer_init_tensor(abi_buffer *buffer, abi_tensor *tensor)
 
     if (tensor->view_src != NULL || !kvp_kv_name(tensor->name))
         return ABI_STATUS_SUCCESS;
-    if (kvp_kv_shape_read(tensor, &shape, err, sizeof(err)))
+    if (kvp_kv_shape_read(tensor, region->remote != NULL, &shape, err, sizeof(err)))
         reserved = kvp_kv_reserve(&shape, err, sizeof(err));
-    if (reserved != 0 && !is_free(buffer->context, tensor->data, reserved)) {
+    if (reserved != 0 && !is_free(region, tensor->data, reserved)) {
         snprintf(err, sizeof(err), "its %zu bytes do not fit where ggml placed it", reserved);
         reserved = 0;
     }
@@ -227,27 +253,33 @@ static int32_t buffer_init_tensor(abi_buffer *buffer, abi_tensor *tensor)
         kvp_kv_free(kv);
         return ABI_STATUS_ALLOC_FAILED;
     }
+    kv->remote = region->remote;
+    kv->cache = region;
     tensor->extra = kv;
     return ABI_STATUS_SUCCESS;
 }
 
 static void buffer_set_tensor(abi_buffer *buffer, abi_tensor *tensor, const void *data, size_t offset, size_t size)
 {
+    abi_buffer *inner = ((struct region *)buffer->context)->inner;
     kvp_kv *kv = kvp_kv_of(tensor);
 
-    (void)buffer;
     if (kv != NULL)
         kvp_kv_write(kv, nominal_offset(tensor, offset), size, data);
+    else if (inner != NULL)
+        inner->iface.set_tensor(inner, tensor, data, offset, size);
     else
         memcpy((char *)tensor->data + offset, data, size);
 }
 
 static void buffer_get_tensor(abi_buffer *buffer, const abi_tensor *tensor, void *data, size_t offset, size_t size)
 {
+    abi_buffer *inner = ((struct region *)buffer->context)->inner;
     kvp_kv *kv = kvp_kv_of(tensor);
 
-    (void)buffer;
-    if (kv == NULL)
+    if (kv == NULL && inner != NULL)
+        inner->iface.get_tensor(inner, tensor, data, offset, size);
+    else if (kv == NULL)
         memcpy(data, (const char *)tensor->data + offset, size);
     else if (!kvp_kv_read(kv, nominal_offset(tensor, offset), size, data))
         memset(data, 0, size); /* the failure was printed; the caller must not see stale bytes */
@@ -255,15 +287,17 @@ static void buffer_get_tensor(abi_buffer *buffer, const abi_tensor *tensor, void
 
 static void buffer_memset_tensor(abi_buffer *buffer, abi_tensor *tensor, uint8_t value, size_t offset, size_t size)
 {
+    abi_buffer *inner = ((struct region *)buffer->context)->inner;
     kvp_kv *kv = kvp_kv_of(tensor);
     char chunk[4096];
 
-    (void)buffer;
-    if (kv == NULL) {
+    if (kv == NULL && inner != NULL)
+        inner->iface.memset_tensor(inner, tensor, value, offset, size);
+    else if (kv == NULL)
         memset((char *)tensor->data + offset, value, size);
+    if (kv == NULL)
         return;
-    }
-    if (value == 0 && kv->tensor == NULL)
+    if (value == 0 && !kvp_kv_is_bound(kv))
         return; /* unbound: all zeros already */
     memset(chunk, value, sizeof(chunk));
     for (size_t n; size > 0; offset += n, size -= n) {
@@ -297,7 +331,7 @@ static bool buffer_cpy_tensor(abi_buffer *buffer, const abi_tensor *src, abi_ten
 
     if (from != NULL && to != NULL)
         return copy_streams(src, from, dst, to);
-    if (src->buffer == NULL || src->buffer->buft != kvp_buft())
+    if (src->buffer == NULL || src->buffer->buft != kvp_buft() || buffer->buft != kvp_buft())
         return false;
     if (from != NULL)
         buffer_get_tensor(buffer, src, dst->data, 0, kvp_api.nbytes(src));
@@ -310,16 +344,20 @@ static void buffer_clear(abi_buffer *buffer, uint8_t value)
 {
     struct region *region = buffer->context;
 
-    if (region->n_tensors == 0) {
+    if (region->n_tensors == 0 && region->inner == NULL)
         memset(region->base, value, region->size);
+    if (region->n_tensors == 0 && region->inner != NULL)
+        region->inner->iface.clear(region->inner, value);
+    if (region->n_tensors == 0)
         return;
-    }
     if (value != 0)
         kvp_error("a cache can only be cleared to zero, not to %d; cleared to zero", value);
     if (region->placement != NULL)
         kvp_placement_clear(region->placement);
     for (size_t i = 0; i < region->n_tensors; i++)
         kvp_kv_clear(region->tensors[i]);
+    if (region->inner != NULL)
+        region->inner->iface.clear(region->inner, 0);
 }
 
 /* Buffer type */
@@ -330,9 +368,10 @@ static const char *buft_get_name(abi_buft *self)
     return "KVANT";
 }
 
-static abi_buffer *buft_alloc_buffer(abi_buft *self, size_t size)
+/* inner: NULL, or freed when there is no memory. */
+static abi_buffer *buffer_create(abi_buft *of, const kvp_remote *remote, abi_buffer *inner, size_t size)
 {
-    const abi_buffer_iface iface = {
+    static const abi_buffer_iface iface = {
         .free_buffer = buffer_free,
         .get_base = buffer_get_base,
         .init_tensor = buffer_init_tensor,
@@ -342,19 +381,34 @@ static abi_buffer *buft_alloc_buffer(abi_buft *self, size_t size)
         .cpy_tensor = buffer_cpy_tensor,
         .clear = buffer_clear,
     };
-    struct region *region;
+    struct region *region = region_create(size, inner);
 
-    if (size >= REFUSED) {
-        kvp_error("no KV cache: %s", refusal);
-        return NULL;
-    }
-    region = region_create(size);
     if (region == NULL) {
         kvp_error("cannot map %zu bytes", size);
+        if (inner != NULL)
+            kvp_api.buffer_free(inner);
         return NULL;
     }
+    region->remote = remote;
     kvp_note("buffer of %.2f MiB", (double)size / 1048576.0);
-    return kvp_api.buffer_init(self, iface, region, size);
+    return kvp_api.buffer_init(of, iface, region, size);
+}
+
+abi_buffer *kvp_buffer_around(abi_buft *of, const kvp_remote *remote, abi_buffer *inner)
+{
+    return buffer_create(of, remote, inner, inner->size);
+}
+
+bool kvp_buffer_refused(size_t size)
+{
+    if (size >= REFUSED)
+        kvp_error("no KV cache: %s", refusal);
+    return size >= REFUSED;
+}
+
+static abi_buffer *buft_alloc_buffer(abi_buft *self, size_t size)
+{
+    return kvp_buffer_refused(size) ? NULL : buffer_create(self, NULL, NULL, size);
 }
 
 static size_t buft_get_alignment(abi_buft *self)
@@ -371,16 +425,19 @@ static bool is_state(const abi_tensor *tensor)
 
 static size_t buft_get_alloc_size(abi_buft *self, const abi_tensor *tensor)
 {
+    (void)self;
+    return is_state(tensor) ? kvp_buffer_bytes(tensor, false) : kvp_api.nbytes(tensor);
+}
+
+size_t kvp_buffer_bytes(const abi_tensor *tensor, bool in_order)
+{
     char err[sizeof(refusal)] = "";
     kvp_kv_shape shape;
     size_t bytes = 0;
 
-    (void)self;
-    if (!is_state(tensor))
-        return kvp_api.nbytes(tensor);
     if (kvp_kv_of(tensor) != NULL)
         return kvp_kv_of(tensor)->reserved;
-    if (kvp_kv_shape_read(tensor, &shape, err, sizeof(err)))
+    if (kvp_kv_shape_read(tensor, in_order, &shape, err, sizeof(err)))
         bytes = kvp_kv_reserve(&shape, err, sizeof(err));
     if (bytes == 0)
         memcpy(refusal, err, sizeof(err));

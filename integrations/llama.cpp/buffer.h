@@ -21,6 +21,18 @@ void kvp_buft_setup(int api, abi_device *device);
 /* The buffer type; the same pointer for the life of the process. */
 abi_buft *kvp_buft(void);
 
+/* Buffer types of other devices whose cache tensors are the plug-in's (gpu/): what is said of KVANT below holds for them
+ * too. At most 64, before anything else. */
+void kvp_buft_add(abi_buft *buft);
+
+/* A buffer of such a type for cache tensors, in the memory of another buffer, which it frees; NULL, after freeing it,
+ * when there is no memory. */
+abi_buffer *kvp_buffer_around(abi_buft *buft, const kvp_remote *remote, abi_buffer *inner);
+
+/* Bytes to allocate for a cache tensor, or a size that kvp_buffer_refused says no to, with the reason. */
+size_t kvp_buffer_bytes(const abi_tensor *tensor, bool in_order);
+bool kvp_buffer_refused(size_t size);
+
 /* The tensor that owns the memory: the one itself or what it is a view of. */
 const abi_tensor *kvp_root(const abi_tensor *tensor);
 

@@ -91,6 +91,8 @@ static bool lookup_all(void *library, kvp_ggml *api)
         { "ggml_backend_dev_init", &api->dev_init, false },
         { "ggml_backend_dev_backend_reg", &api->dev_backend_reg, false },
         { "ggml_backend_reg_get_proc_address", &api->reg_get_proc_address, false },
+        { "ggml_backend_reg_by_name", &api->reg_by_name, false },
+        { "ggml_graph_next_uid", &api->graph_next_uid, false },
     };
 
     for (size_t i = 0; i < sizeof(symbols) / sizeof(symbols[0]); i++) {
@@ -178,6 +180,7 @@ static bool find_ops(kvp_ggml *api)
         { "SET_ROWS", &api->op.set_rows },
         { "FLASH_ATTN_EXT", &api->op.flash_attn_ext },
         { "ROPE", &api->op.rope },
+        { "MUL_MAT_ID", &api->op.mul_mat_id },
     };
 
     for (size_t i = 0; i < sizeof(ops) / sizeof(ops[0]); i++) {

@@ -60,10 +60,12 @@ typedef struct kvp_ggml {
     abi_backend *(*dev_init)(abi_device *device, const char *params);
     abi_reg *(*dev_backend_reg)(abi_device *device);
     void *(*reg_get_proc_address)(abi_reg *reg, const char *name);
+    abi_reg *(*reg_by_name)(const char *name);
+    uint64_t (*graph_next_uid)(void); /* of the base library */
 
     /* Operation numbers of this ggml. */
     struct {
-        int32_t none, view, permute, reshape, transpose, set_rows, flash_attn_ext, rope;
+        int32_t none, view, permute, reshape, transpose, set_rows, flash_attn_ext, rope, mul_mat_id;
     } op;
 } kvp_ggml;
 

@@ -135,7 +135,7 @@ bool kvp_kv_name(const char *name)
     return name[0] != '\0' && name[strspn(name, "0123456789")] == '\0';
 }
 
-bool kvp_kv_shape_read(const abi_tensor *tensor, kvp_kv_shape *shape, char *err, size_t errlen)
+bool kvp_kv_shape_read(const abi_tensor *tensor, bool in_order, kvp_kv_shape *shape, char *err, size_t errlen)
 {
     unsigned long layer;
 
@@ -165,8 +165,14 @@ bool kvp_kv_shape_read(const abi_tensor *tensor, kvp_kv_shape *shape, char *err,
         .row = (uint32_t)tensor->ne[0],
         .n_cells = (uint32_t)tensor->ne[1],
         .n_streams = (uint32_t)tensor->ne[2],
+        .in_order = in_order,
     };
     return true;
+}
+
+static bool is_placed(const kvp_kv_shape *shape)
+{
+    return shape->n_streams == 1 && !shape->in_order;
 }
 
 static uint32_t blocks_per_stream(const kvp_kv_shape *shape)
@@ -177,7 +183,7 @@ static uint32_t blocks_per_stream(const kvp_kv_shape *shape)
 /* All but the codecs. */
 static bool tensor_params(const kvp_kv_shape *shape, kvant_tensor_params *params, char *err, size_t errlen)
 {
-    bool placed = shape->n_streams == 1;
+    bool placed = is_placed(shape);
     uint64_t blocks = placed ? kvp_placement_blocks(shape->n_cells)
                              : (uint64_t)blocks_per_stream(shape) * shape->n_streams;
 
@@ -189,6 +195,11 @@ static bool tensor_params(const kvp_kv_shape *shape, kvant_tensor_params *params
         return true;
     snprintf(err, errlen, "%u cells x %u streams are too many", shape->n_cells, shape->n_streams);
     return false;
+}
+
+uint32_t kvp_kv_blocks(const kvp_kv_shape *shape)
+{
+    return blocks_per_stream(shape) * shape->n_streams;
 }
 
 static kvant_scheme_place place_of(const kvp_kv_shape *shape, uint32_t n_layers, uint32_t head_dim)
@@ -258,6 +269,8 @@ void kvp_kv_free(kvp_kv *kv)
 {
     if (kv == NULL)
         return;
+    if (kv->cells != NULL)
+        kv->remote->destroy(kv);
     kvant_tensor_free(&kv->tensor);
     kvp_kv_forget_waiting(kv);
     free(kv->generations);
@@ -283,6 +296,8 @@ bool kvp_kv_create_tensor(kvp_kv *kv, uint32_t head_dim, char *err, size_t errle
         snprintf(err, errlen, "head_dim %u was not reserved for; set KVANT_HEAD_DIM=%u", head_dim, head_dim);
         return false;
     }
+    if (kv->remote != NULL)
+        return kv->remote->create(kv, params.codecs, params.n_kv_heads, head_dim, err, errlen);
     if (kvant_tensor_create(&params, kv->memory, &kv->tensor) == KVANT_OK)
         return true;
     snprintf(err, errlen, "%s", kvant_error_message());
@@ -303,6 +318,8 @@ static double full_bytes(const kvp_kv *kv, const kvant_codec *const *codecs, dou
                                          .codecs = codecs };
     size_t bytes = 0;
 
+    if (kv->remote != NULL)
+        return pages;
     kvant_tensor_size(&params, &bytes);
     return (double)bytes > pages + spare ? (double)bytes - spare : pages;
 }
@@ -383,5 +400,5 @@ bool kvp_kv_ready(kvp_kv *kv)
 {
     uint32_t given = given_head_dim(&kv->shape, kv->settings);
 
-    return kv->tensor != NULL || (given != 0 && kvp_kv_bind(kv, given));
+    return kvp_kv_is_bound(kv) || (given != 0 && kvp_kv_bind(kv, given));
 }

@@ -84,6 +84,19 @@ static kvant_status store(const kvp_rows *rows, size_t n_tensors, const int64_t 
     return status;
 }
 
+kvant_status kvp_kv_write_rows(kvp_kv *kv, const int64_t *cells, size_t n, const float *rows, uint32_t n_threads)
+{
+    int64_t slots[BATCH_CELLS];
+
+    if (kv->remote != NULL)
+        return kv->remote->write(kv, cells, n, rows);
+    if (n > BATCH_CELLS)
+        return KVANT_ERR_ARGUMENT;
+    for (size_t i = 0; i < n; i++)
+        slots[i] = kvp_kv_slot(kv, cells[i]);
+    return kvant_tensor_write(kv->tensor, slots, n, rows, kv->shape.row, n_threads);
+}
+
 static bool is_finite(const float *rows, size_t stride, size_t n, size_t width)
 {
     float sum = 0; /* a NaN or an infinity stays one, times 0 it is a NaN */
@@ -211,10 +224,12 @@ static size_t run_length(const kvp_kv *kv, size_t cell, size_t n)
     return length;
 }
 
-static kvant_status read_cells(const kvp_kv *kv, size_t cell, size_t n, float *rows)
+kvant_status kvp_kv_read_rows(const kvp_kv *kv, size_t cell, size_t n, float *rows)
 {
     kvant_status status = KVANT_OK;
 
+    if (kv->remote != NULL)
+        return kv->remote->read(kv, cell, n, rows);
     for (size_t done = 0, length; done < n && status == KVANT_OK; done += length) {
         int64_t slot = kvp_kv_slot(kv, (int64_t)(cell + done));
         length = run_length(kv, cell + done, n - done);
@@ -236,7 +251,7 @@ static bool succeeded(const kvp_kv *kv, const char *verb, const struct batch *ba
 
 static bool decode_batch(const kvp_kv *kv, const struct batch *batch, struct scratch *scratch)
 {
-    if (!succeeded(kv, "read", batch, read_cells(kv, batch->cell, batch->n_cells, scratch->rows)))
+    if (!succeeded(kv, "read", batch, kvp_kv_read_rows(kv, batch->cell, batch->n_cells, scratch->rows)))
         return false;
     kvp_api.fp32_to_fp16_row(scratch->rows, scratch->halves, (int64_t)batch->n_cells * kv->shape.row);
     return true;
@@ -250,7 +265,9 @@ static bool encode_batch(kvp_kv *kv, const struct batch *batch, struct scratch *
     for (size_t i = 0; i < batch->n_cells; i++)
         cells[i] = (int64_t)(batch->cell + i);
     kvp_api.fp16_to_fp32_row(scratch->halves, scratch->rows, (int64_t)batch->n_cells * kv->shape.row);
-    return succeeded(kv, "store", batch, store(&rows, 1, cells, batch->n_cells, NULL, 1));
+    return succeeded(kv, "store", batch,
+                     kv->remote != NULL ? kv->remote->write(kv, cells, batch->n_cells, scratch->rows)
+                                        : store(&rows, 1, cells, batch->n_cells, NULL, 1));
 }
 
 static bool read_batch(const kvp_kv *kv, const struct batch *batch, struct scratch *scratch, void *out)
@@ -306,7 +323,7 @@ bool kvp_kv_read(kvp_kv *kv, size_t offset, size_t size, void *out)
 {
     if (!in_range(kv, "read", offset, size))
         return false;
-    if (kv->tensor != NULL)
+    if (kvp_kv_is_bound(kv))
         return translate(kv, offset, size, out, NULL);
     memset(out, 0, size); /* unbound, so never written */
     return true;
@@ -347,6 +364,8 @@ void kvp_kv_clear(kvp_kv *kv)
     kvp_kv_forget_waiting(kv);
     if (kv->generations != NULL)
         memset(kv->generations, 0, kvp_placement_blocks(kv->shape.n_cells) * sizeof(*kv->generations));
+    if (kv->cells != NULL)
+        kv->remote->clear(kv);
     if (kv->tensor == NULL)
         return;
     kvant_tensor_free(&kv->tensor);
@@ -361,12 +380,14 @@ bool kvp_kv_copy_stream(const kvp_kv *from, uint32_t from_stream, kvp_kv *to, ui
 {
     uint32_t n;
 
-    if (from->placement != NULL || to->placement != NULL)
+    if (from->placement != NULL || to->placement != NULL || from->remote != to->remote)
         return false;
     n = (uint32_t)(kvp_kv_slot(from, from->shape.n_cells) / KVANT_PAGE_TOKENS);
-    if (from->tensor == NULL)
-        return to->tensor == NULL;
-    if (to->tensor == NULL && !kvp_kv_bind(to, from->head_dim))
+    if (!kvp_kv_is_bound(from))
+        return !kvp_kv_is_bound(to);
+    if (!kvp_kv_is_bound(to) && !kvp_kv_bind(to, from->head_dim))
         return false;
+    if (from->remote != NULL)
+        return from->remote->copy(from, from_stream * n, to, to_stream * n, n);
     return kvant_tensor_copy(from->tensor, from_stream * n, to->tensor, to_stream * n, n) == KVANT_OK;
 }

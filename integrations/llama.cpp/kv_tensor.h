@@ -31,6 +31,7 @@ typedef struct kvp_kv_shape {
     uint32_t row; /* n_kv_heads * head_dim */
     uint32_t n_cells;
     uint32_t n_streams;
+    bool in_order; /* cells are slots, with one stream, too */
 } kvp_kv_shape;
 
 struct kvp_layers; /* what the tensors of one llama context know of each other */
@@ -46,27 +47,48 @@ struct kvp_waiting {
  * some. */
 #define KVP_WINDOW_SEQUENCES 16u
 
-typedef struct kvp_kv {
+typedef struct kvp_kv kvp_kv;
+
+/* Cells in a memory that is not the computer's (gpu/). Rows are fp32, of all kv heads, in the computer's memory; cells
+ * are numbered over all streams. */
+typedef struct kvp_remote {
+    void *gpu;
+    /* Makes kv->cells in kv->memory, which is zeroed, of a codec per kv head; false with a line in err. */
+    bool (*create)(kvp_kv *kv, const kvant_codec *const *codecs, uint32_t n_kv_heads, uint32_t head_dim, char *err,
+                   size_t errlen);
+    void (*destroy)(kvp_kv *kv);
+    kvant_status (*read)(const kvp_kv *kv, size_t cell, size_t n, float *rows);
+    kvant_status (*write)(kvp_kv *kv, const int64_t *cells, size_t n, const float *rows);
+    /* Forgets what is known of cells; their memory is zeroed next. Waits for work on them. */
+    void (*clear)(kvp_kv *kv);
+    /* Blocks of 64 cells as they are, between tensors of one memory; false when they are not alike. */
+    bool (*copy)(const kvp_kv *from, uint32_t first, kvp_kv *to, uint32_t to_first, uint32_t n);
+} kvp_remote;
+
+struct kvp_kv {
     char name[ABI_MAX_NAME];
     kvp_kv_shape shape;
     const kvp_settings *settings; /* the context's */
     void *memory;          /* the buffer's, zeroed and untouched */
     size_t reserved;       /* bytes of it */
     uint32_t head_dim;     /* 0 while unbound */
-    kvant_tensor *tensor;  /* NULL while unbound */
+    kvant_tensor *tensor;  /* NULL while unbound, and with a remote */
+    const kvp_remote *remote; /* NULL: the cells are in the computer's memory */
+    void *cells;              /* the remote's, NULL while unbound */
+    const void *cache;        /* the same for the tensors of one buffer */
     struct kvp_layers *layers;
     kvp_placement *placement; /* of a cache with one stream, shared by its tensors; NULL: cells are slots */
     uint32_t *generations;    /* of each of its blocks, as the tensor knows it */
     struct kvp_waiting waiting;
     bool bind_failed; /* said once, not for every node */
-} kvp_kv;
+};
 
 /* True when the name is that of a cache tensor that the plug-in compresses. */
 bool kvp_kv_name(const char *name);
 
 /* Reads the shape of such a tensor; false, with a line in err that says which flag to set, when it
  * is not one that can be compressed. */
-bool kvp_kv_shape_read(const abi_tensor *tensor, kvp_kv_shape *shape, char *err, size_t errlen);
+bool kvp_kv_shape_read(const abi_tensor *tensor, bool in_order, kvp_kv_shape *shape, char *err, size_t errlen);
 
 /* Begins a llama context: cache tensors that this thread creates from now on are its layers.
  * Reads the settings; the context keeps them when the environment changes. False with one line
@@ -87,11 +109,19 @@ size_t kvp_kv_reserve(const kvp_kv_shape *shape, char *err, size_t errlen);
 /* memory: reserved bytes, zeroed, aligned to KVANT_PAGE_ALIGN, owned by the caller. NULL when out
  * of memory. */
 kvp_kv *kvp_kv_create(const char *name, const kvp_kv_shape *shape, void *memory, size_t reserved);
+
+/* Blocks of a tensor's cells, all streams. */
+uint32_t kvp_kv_blocks(const kvp_kv_shape *shape);
 void kvp_kv_free(kvp_kv *kv);
 
 /* Fixes head_dim and creates the cells; true when it is (already) fixed to this one. Prints why
  * not, once. The tensors of all layers must have been created. */
 bool kvp_kv_bind(kvp_kv *kv, uint32_t head_dim);
+
+static inline bool kvp_kv_is_bound(const kvp_kv *kv)
+{
+    return kv->tensor != NULL || kv->cells != NULL;
+}
 
 /* Whether there are cells: binds to the settings' head_dim when nothing else did. */
 bool kvp_kv_ready(kvp_kv *kv);
@@ -128,6 +158,12 @@ static inline int64_t kvp_kv_slot(const kvp_kv *kv, int64_t cell)
 
     return cell / n * padded + cell % n;
 }
+
+/* Decodes n cells from the first on; cells that were never written are zeros, or the centre where there is one. */
+kvant_status kvp_kv_read_rows(const kvp_kv *kv, size_t cell, size_t n, float *rows);
+
+/* Writes at most 512 cells that have a slot. */
+kvant_status kvp_kv_write_rows(kvp_kv *kv, const int64_t *cells, size_t n, const float *rows, uint32_t n_threads);
 
 /* Nominal bytes of one cell, and of one stream. */
 size_t kvp_kv_row_bytes(const kvp_kv *kv);

@@ -71,7 +71,7 @@ struct moved {
     int64_t n;
     float *rows;
     int32_t positions[BATCH_CELLS];
-    int64_t slots[BATCH_CELLS];
+    int64_t cells[BATCH_CELLS];
 };
 
 /* The node again, on the decoded rows: same operation, same parameters, n cells. */
@@ -122,11 +122,10 @@ static kvant_status collect(const kvp_kv *kv, const int32_t *shift, int64_t n_ce
         kvant_status status;
         if (shift[*cell] == 0 || kvp_kv_slot(kv, *cell) < 0)
             continue;
-        status =
-            kvant_tensor_read(kv->tensor, (size_t)kvp_kv_slot(kv, *cell), 1, moved->rows + moved->n * kv->shape.row, kv->shape.row);
+        status = kvp_kv_read_rows(kv, (size_t)*cell, 1, moved->rows + moved->n * kv->shape.row);
         if (status != KVANT_OK)
             return status;
-        moved->slots[moved->n] = kvp_kv_slot(kv, *cell);
+        moved->cells[moved->n] = *cell;
         moved->positions[moved->n++] = shift[*cell];
     }
     return KVANT_OK;
@@ -142,8 +141,7 @@ static int32_t shift_cells(kvp_compute *compute, const abi_tensor *node, kvp_kv 
         if (status == KVANT_OK && moved->n > 0) {
             if (rotate(compute, node, moved) != ABI_STATUS_SUCCESS)
                 return ABI_STATUS_FAILED;
-            status = kvant_tensor_write(kv->tensor, moved->slots, (size_t)moved->n, moved->rows, kv->shape.row,
-                                       compute->n_threads);
+            status = kvp_kv_write_rows(kv, moved->cells, (size_t)moved->n, moved->rows, compute->n_threads);
         }
         if (status != KVANT_OK) {
             kvp_error("%s: cannot shift the context: %s", kv->name, kvant_strerror(status));
@@ -159,7 +157,7 @@ int32_t kvp_rope(kvp_compute *compute, abi_tensor *node)
     struct moved *moved;
     int32_t status;
 
-    if (kv == NULL || kv->tensor == NULL)
+    if (kv == NULL || !kvp_kv_is_bound(kv))
         return ABI_STATUS_SUCCESS; /* nothing was ever stored */
     if (kvp_kv_flush(kv, NULL, compute->n_threads) != KVANT_OK || !open_cpu_backend(compute)) {
         kvp_error("%s: cannot shift the context: the CPU back end does not start", kv->name);

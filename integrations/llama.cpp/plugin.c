@@ -1,12 +1,13 @@
 /* plugin.c - the entry point of libggml-kvant.so. ggml calls ggml_backend_init once and gets a
- * registry entry with one device, or NULL after a message with the reason.
+ * registry entry with its devices, or NULL after a message with the reason.
  *
- * KVANT_ACCEL chooses the device. llama.cpp gives its cache to every GPU-type device that it finds,
- * so the devices KVANT_ACCEL and KVANT never appear together. */
+ * KVANT_ACCEL chooses the device, and otherwise whether ggml has a CUDA back end: KVANT0, KVANT1, ... then, else
+ * KVANT. llama.cpp gives its cache to every GPU-type device that it finds, so they never appear together. */
 #include <string.h>
 
 #include "attributes.h"
 #include "buffer.h"
+#include "gpu/gpu.h"
 #include "device.h"
 #include "ggml_api.h"
 #include "log.h"
@@ -16,6 +17,7 @@ KVP_EXPORT abi_reg *ggml_backend_init(void);
 
 static abi_reg reg;
 static abi_device *reg_device, *accel_device;
+static size_t n_gpus; /* not 0: they are the devices */
 
 static const char *reg_get_name(abi_reg *self)
 {
@@ -26,12 +28,14 @@ static const char *reg_get_name(abi_reg *self)
 static size_t reg_get_device_count(abi_reg *self)
 {
     (void)self;
-    return 1;
+    return n_gpus != 0 ? n_gpus : 1;
 }
 
 static abi_device *reg_get_device(abi_reg *self, size_t index)
 {
     (void)self;
+    if (n_gpus != 0)
+        return kvp_gpu_device(index);
     return index == 0 ? reg_device : NULL;
 }
 
@@ -45,6 +49,8 @@ static void *reg_get_proc_address(abi_reg *self, const char *name)
     void *address = NULL;
 
     (void)self;
+    if (n_gpus != 0 && strncmp(name, "kvant_", 6) != 0)
+        return kvp_gpu_inner_reg()->iface.get_proc_address(kvp_gpu_inner_reg(), name);
     if (strcmp(name, "ggml_backend_set_n_threads") == 0)
         memcpy(&address, &set_n_threads, sizeof(address));
     else if (strcmp(name, "kvant_kv_memory") == 0)
@@ -54,18 +60,29 @@ static void *reg_get_proc_address(abi_reg *self, const char *name)
     return address;
 }
 
+/* The GPUs of a llama.cpp with CUDA, after the device of the computer's memory: they share its buffers' code. */
+static void find_gpus(void)
+{
+    char err[768] = "";
+
+    n_gpus = kvp_gpu_setup(&reg, err, sizeof(err));
+    if (n_gpus == 0 && err[0] != '\0')
+        kvp_error("warning: llama.cpp has a CUDA back end, but the cache stays in the computer's memory: %s", err);
+}
+
 abi_reg *ggml_backend_init(void)
 {
     char err[768] = "";
     kvp_settings settings;
     kvant_scheme_info info = { .size = sizeof(info) };
-    bool accel, fp32, lend;
+    bool accel, fp32, lend, gpu;
 
     if (!kvp_ggml_load(KVP_RETURN_ADDRESS()))
         return NULL;
     if (!kvp_settings_set_cpu_level(err, sizeof(err)) || !kvp_settings_read(&settings, err, sizeof(err)) ||
         !kvp_settings_read_switch("KVANT_ACCEL", false, &accel, err, sizeof(err)) ||
         !kvp_settings_read_switch("KVANT_FP32", false, &fp32, err, sizeof(err)) ||
+        !kvp_settings_read_switch("KVANT_GPU", true, &gpu, err, sizeof(err)) ||
         !kvp_settings_read_switch("KVANT_HOST_THREADS", true, &lend, err, sizeof(err))) {
         kvp_error("%s", err);
         return NULL;
@@ -81,6 +98,8 @@ abi_reg *ggml_backend_init(void)
     accel_device = kvp_accel_setup(&reg);
     if (accel)
         reg_device = accel_device;
+    else if (gpu)
+        find_gpus();
     reg = (abi_reg){
         .api_version = kvp_api.api,
         .iface = { .get_name = reg_get_name,

@@ -15,6 +15,9 @@
  *                         comparisons
  *   KVANT_ACCEL           1: the device KVANT_ACCEL, which keeps             default 0
  *                         llama.cpp's own cache
+ *   KVANT_GPU             0: the cache in the computer's memory, also with   default 1
+ *                         a CUDA back end
+ *   KVANT_GRAPH           0: a GPU's graphs are not captured as one          default 1
  *   KVANT_HOST_THREADS    0: kvant's own threads, not llama.cpp's            default 1; 0 with an
  *                                                                            untested ggml
  *   KVANT_UNTESTED_GGML   1: load with an untested ggml if its layouts fit   default 0

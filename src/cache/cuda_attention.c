@@ -73,9 +73,8 @@ static kvant_status check_problem(const attention_call *c)
     const kvant_attention_problem *p = c->p;
     if (!p->q || !p->out || !p->n_queries)
         return invalid("q, out and n_queries must be set");
-    if (p->n_heads % cache->params.n_kv_heads ||
-        p->n_heads / cache->params.n_kv_heads > KVANT_CUDA_MOST_HEADS_PER_KV_HEAD)
-        return invalid("n_heads is not a multiple of the kv heads, or more than 64 of them");
+    if (p->n_heads % cache->params.n_kv_heads)
+        return invalid("n_heads is not a multiple of the kv heads");
     if (p->n_queries > MOST_QUERIES)
         return unsupported("more than 32767 query tokens per call");
     if (p->exact)
@@ -466,10 +465,25 @@ static kvant_status merge(attention_call *c)
     return kvant_cuda_said(kvant_cuda_merge(&args, c->memory->stream), "attention");
 }
 
+/* A prompt gets a workspace with scratch (cuda.h), if there is memory. */
+static void find_scratch(attention_call *c, kvant_cuda_attention_args *args)
+{
+    cuda_buffer *scratch = &c->memory->scratch;
+    if (args->n_heads / args->n_kv_heads * args->query_tokens <= KVANT_CUDA_SCRATCH_ROWS)
+        return;
+    const size_t pages = (size_t)args->batch * args->n_kv_heads * args->blocks_per_row * KVANT_CUDA_SCRATCH_PER_BLOCK(c->head_dim) + 1024,
+                 bytes = c->memory->workspace_bytes + (pages < KVANT_CUDA_SCRATCH_BYTES ? pages : KVANT_CUDA_SCRATCH_BYTES);
+    if (kvant_cuda_grow(scratch, bytes, "memory for unpacked pages") != KVANT_OK)
+        return;
+    args->workspace = scratch->at;
+    args->workspace_bytes = scratch->bytes;
+}
+
 static kvant_status attend_parts(attention_call *c)
 {
     const size_t rows = (size_t)c->batch * c->p->n_queries * c->p->n_heads;
     kvant_cuda_attention_args args = arguments_of(c);
+    find_scratch(c, &args);
     if (c->merged)
         KVANT_FORWARD(kvant_cuda_grow(&c->memory->partial, c->n_parts * rows * (c->head_dim + 1) * sizeof(float),
                                       "memory for outputs"));

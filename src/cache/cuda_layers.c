@@ -42,9 +42,6 @@ static kvant_status check_scheme(const kvant_cache *cache)
     if (p->v_head_dim != p->head_dim)
         return kvant_fail(NULL, KVANT_ERR_UNSUPPORTED, "cache on cuda: v_head_dim %u differs from head_dim %u",
                           (unsigned)p->v_head_dim, (unsigned)p->head_dim);
-    if (p->n_heads / p->n_kv_heads > KVANT_CUDA_MOST_HEADS_PER_KV_HEAD)
-        return kvant_fail(NULL, KVANT_ERR_UNSUPPORTED, "cache on cuda: more than %u heads per kv head",
-                          KVANT_CUDA_MOST_HEADS_PER_KV_HEAD);
     return KVANT_OK;
 }
 
@@ -394,7 +391,7 @@ void kvant_cuda_layers_destroy(kvant_cache *cache)
     }
     void *device[] = { memory->arguments,  memory->workspace,   memory->tables.at,
                        memory->queries.at, memory->gathered.at, memory->partial.at,
-                       memory->turned.at };
+                       memory->turned.at,    memory->scratch.at };
     for (size_t i = 0; i < sizeof device / sizeof *device; i++)
         kvant_cuda_memory_free(device[i]);
     kvant_cuda_word_free(memory->refused);

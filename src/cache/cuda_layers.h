@@ -11,7 +11,6 @@
 #include "device.h"
 #include "tensor.h"
 
-#define KVANT_CUDA_MOST_HEADS_PER_KV_HEAD 64u
 
 typedef struct cuda_memory cuda_memory;
 typedef struct cuda_layer cuda_layer;
@@ -93,6 +92,7 @@ struct cuda_memory {
     int32_t *staging;                /* host: tables of a call, and as they were copied to the device last */
     size_t staging_words, n_copied;
     cuda_buffer tables, queries, gathered, partial, turned; /* turned: rows of a batch, values behind keys */
+    cuda_buffer scratch;                                     /* a workspace with room for unpacked pages */
     kvant_status status; /* the first error of work on pages: their bytes are unknown from then on */
     const char *failed;
 };

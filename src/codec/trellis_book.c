@@ -68,6 +68,20 @@ static void fill_subsets(kvant_trellis *trellis)
     }
 }
 
+static void fill_levels(kvant_trellis *trellis, const level_set *set, uint32_t plane_bits)
+{
+    const uint32_t n = 4u << set->bits;
+    for (uint32_t i = 0; i < n / 2; i++) {
+        trellis->levels[n / 2 + i] = set->positive[i];
+        trellis->levels[n / 2 - 1 - i] = (int8_t)-set->positive[i];
+    }
+    for (uint32_t i = 0; i < KVANT_TRELLIS_MAX_LEVELS; i++) {
+        const uint32_t low = plane_bits - 1, last = i >> (plane_bits + 2) & ((1u << (set->bits - plane_bits)) - 1);
+        const uint32_t subset = (i & 1) | (i >> plane_bits & 3) << 1, code = (i >> 1 & ((1u << low) - 1)) | last << low;
+        trellis->in_words[i] = (uint8_t)(128 + trellis->levels[KVANT_TRELLIS_SUBSETS * code + subset]);
+    }
+}
+
 /* Steps go through words that follow one another, then through the fields of a word, then through
  * lanes: what a step remembers lies in the same field of the words before. */
 static uint32_t key_channel(const kvant_plane *plane, uint32_t lane, uint32_t field, uint32_t unit)
@@ -108,10 +122,7 @@ void kvant_trellis_book_init(kvant_trellis_book *book, const kvant_layout *layou
     trellis->bits = layout->bits;
     for (uint32_t p = 0; p < KVANT_TRELLIS_PARITIES; p++)
         trellis->taps[p] = taps[(memory - KVANT_TRELLIS_MIN_MEMORY) / 2][p];
-    for (uint32_t i = 0; i < n / 2; i++) {
-        trellis->levels[n / 2 + i] = set->positive[i];
-        trellis->levels[n / 2 - 1 - i] = (int8_t)-set->positive[i];
-    }
+    fill_levels(trellis, set, layout->planes[0].bits);
     for (uint32_t i = 0; i < n; i++)
         book->values[i] = (float)(trellis->levels[i] / (double)set->per_deviation);
     book->unit = (float)(1 / (double)set->per_deviation);

@@ -1,5 +1,6 @@
 /* api.cu - the functions of cuda.h that write, decode and copy pages: argument checks and launches,
  * no arithmetic. attention/launch.cu has the functions of attention. */
+#include "any/any.h"
 #include "checks.h"
 #include "encode/append.h"
 #include "encode/queries.h"
@@ -34,6 +35,11 @@ bool has_groups(const kvant_cuda_params &codec)
     return codec.grouping != KVANT_CUDA_GROUP_TOKEN;
 }
 
+bool groups_of_tokens(const kvant_cuda_params &codec)
+{
+    return codec.grouping == KVANT_CUDA_GROUP_TOKENS32;
+}
+
 using AppendLaunch = cudaError_t (*)(const AppendArgs &, uint32_t, int, int, cudaStream_t);
 
 AppendLaunch append_launch_of(const kvant_cuda_params &codec)
@@ -42,8 +48,6 @@ AppendLaunch append_launch_of(const kvant_cuda_params &codec)
     case KVANT_CUDA_CODES_OPEN: return launch_append_open;
     case KVANT_CUDA_CODES_UNIFORM: return has_groups(codec) ? launch_seal_groups : launch_append;
     case KVANT_CUDA_CODES_CODEBOOK:
-        if (codec.feedback)
-            return launch_append_feedback;
         return codec.kind == KVANT_CUDA_CODEBOOK_WIDE ? launch_append_wide : launch_append;
     case KVANT_CUDA_CODES_TRELLIS: return launch_append_trellis;
     case KVANT_CUDA_CODES_TRIPLETS:
@@ -52,12 +56,19 @@ AppendLaunch append_launch_of(const kvant_cuda_params &codec)
     return nullptr;
 }
 
+/* Kernels of any/ take one role, append groups of channels, and know feedback. */
+bool takes_any(const kvant_cuda_params &codec, bool seals)
+{
+    return kvant_cuda_needs_any(&codec) || codec.feedback || (has_groups(codec) && !seals);
+}
+
 /* launch_append takes uniform codes and codebooks side by side; other launches take codes of one
  * sort, a trellis of one memory. */
-bool share_launch(const kvant_cuda_params &a, const kvant_cuda_params &b)
+bool share_launch(const kvant_cuda_params &a, const kvant_cuda_params &b, bool seals)
 {
     const AppendLaunch launch = append_launch_of(a);
-    return launch == append_launch_of(b) && a.memory == b.memory && (launch == launch_append || a.codes == b.codes);
+    return !takes_any(a, seals) && !takes_any(b, seals) && launch == append_launch_of(b) && a.memory == b.memory &&
+           (launch == launch_append || a.codes == b.codes);
 }
 
 /* The roles of an append or a seal. */
@@ -73,6 +84,9 @@ kvant_status launch_some(const Roles &roles, int first, int end, const AppendArg
     AppendArgs args = common;
     std::copy(roles.at + first, roles.at + end, args.roles);
     const kvant_cuda_params &codec = args.roles[0].codec;
+    if (takes_any(codec, args.from != nullptr))
+        return from_cuda((groups_of_tokens(codec) ? launch_seal_any : launch_append_any)(
+            args, (int)n_kv_heads, static_cast<cudaStream_t>(stream)));
     const AppendLaunch usual = append_launch_of(codec);
     const bool simple = usual == launch_append || usual == launch_append_wide || usual == launch_append_open;
     const AppendLaunch launch = simple && !args.from && args.n_tokens <= MOST_FEW ? launch_append_few : usual;
@@ -85,7 +99,7 @@ kvant_status launch_roles(const Roles &roles, const AppendArgs &common, uint32_t
 {
     if (common.n_tokens == 0)
         return KVANT_OK;
-    if (roles.n == 1 || share_launch(roles.at[0].codec, roles.at[1].codec))
+    if (roles.n == 1 || share_launch(roles.at[0].codec, roles.at[1].codec, common.from != nullptr))
         return launch_some(roles, 0, roles.n, common, n_kv_heads, stream);
     const kvant_status status = launch_some(roles, 0, 1, common, n_kv_heads, stream);
     return status == KVANT_OK ? launch_some(roles, 1, 2, common, n_kv_heads, stream) : status;
@@ -172,7 +186,7 @@ kvant_status kvant_cuda_table_append(const kvant_cuda_append_args *args, kvant_c
     for (const kvant_cuda_rows *rows : { &args->k, &args->v }) {
         if (!rows->codec)
             continue;
-        if (has_groups(rows->codec->params))
+        if (groups_of_tokens(rows->codec->params))
             return KVANT_ERR_UNSUPPORTED;
         add_rows(roles, *rows, args->exact[rows == &args->v], args->transformed);
     }

@@ -23,4 +23,30 @@ template <class F> cudaError_t with_head_dim(uint32_t head_dim, F &&launch)
     }
 }
 
+/* The least of these that head_dim fits into. */
+template <class F> auto with_room(uint32_t head_dim, F &&launch)
+{
+    return head_dim <= 128   ? launch(std::integral_constant<int, 128>())
+           : head_dim <= 256 ? launch(std::integral_constant<int, 256>())
+                             : launch(std::integral_constant<int, 512>());
+}
+
+/* The most shared memory that a block may have. */
+inline cudaError_t most_shared(int &bytes)
+{
+    int device = 0;
+    const cudaError_t error = cudaGetDevice(&device);
+    return error == cudaSuccess ? cudaDeviceGetAttribute(&bytes, cudaDevAttrMaxSharedMemoryPerBlockOptin, device) : error;
+}
+
+/* Before a launch with so many bytes of dynamic shared memory; cudaErrorNotSupported when the device has less. */
+inline cudaError_t allow_shared(const void *kernel, int bytes)
+{
+    int most = 0;
+    const cudaError_t error = most_shared(most);
+    if (error == cudaSuccess && bytes > most)
+        return cudaErrorNotSupported;
+    return error == cudaSuccess ? cudaFuncSetAttribute(kernel, cudaFuncAttributeMaxDynamicSharedMemorySize, bytes) : error;
+}
+
 } // namespace kvant

@@ -49,6 +49,33 @@ __host__ __device__ constexpr Place place(int p, int row_tiles, int column_tiles
     return Place{ 128 * g * units + (32 * (ct / tiles) + lane) * in_group + rt % 4, p * field + 16 * (c % 2) };
 }
 
+/* The same by shifts: of a token's channel in a plane of 2^log bits. tiles: of channels. */
+__host__ __device__ constexpr Place code_place(int log, bool keys, int tiles, int token, int channel)
+{
+    const int row = keys ? token : channel, column = keys ? channel : token, rt = row >> 4, ct = column >> 4,
+              c = column & 15, group = keys ? 0 : rt >> 2, left = keys ? 4 : tiles - 4 * group, shift = 2 - log,
+              lane = 4 * (row & 7) + (c >> 1 & 3), field = 4 * (ct & ((1 << shift) - 1)) + (row >> 3 & 1) + 2 * (c >> 3);
+    return Place{ (128 * group << log) + (32 * (ct >> shift) + lane) * (left < 4 ? left : 4) + (rt & 3),
+                  (field << log) + 16 * (c & 1) };
+}
+
+/* Words of such a plane. */
+__host__ __device__ constexpr int code_plane_words(int log, bool keys, int tiles)
+{
+    return keys ? ((tiles << log) + 3) / 4 * 128 : tiles * 32 << log;
+}
+
+/* use(log, first word, shift of the code) for each plane of codes of so many bits. */
+template <class F> __host__ __device__ __forceinline__ void for_each_plane(int bits, bool keys, int tiles, F &&use)
+{
+    for (int first = 0, shift = 0, log = 0; shift < bits; shift += 1 << log) {
+        const int left = bits - shift;
+        log = left >= 4 ? 2 : left >= 2 ? 1 : 0;
+        use(log, first, shift);
+        first += code_plane_words(log, keys, tiles);
+    }
+}
+
 /* Chunk codes: words of a plane of p bits, and of all planes above it, each a multiple of 16
  * bytes. */
 __host__ __device__ constexpr int chunk_plane_words(int p, int chunks, bool keys)

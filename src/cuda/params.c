@@ -20,10 +20,11 @@ kvant_status kvant_cuda_refuse(const kvant_cuda_error *error, kvant_status statu
     return status;
 }
 
-static void init_transform(kvant_cuda_params *params, const kvant_codec_view *view)
+static void init_transform(kvant_cuda_codec *out, const kvant_codec_view *view)
 {
     const kvant_transform_view *transform = &view->transform;
-    kvant_cuda_rotation *rotation = &params->rotation;
+    kvant_cuda_params *params = &out->params;
+    kvant_cuda_wide_rotation *rotation = &out->any.rotation;
     params->weighting = !transform->weights   ? KVANT_CUDA_WEIGHTING_NONE
                         : transform->diagonal ? KVANT_CUDA_WEIGHTING_DIAGONAL
                                               : KVANT_CUDA_WEIGHTING_FULL;
@@ -39,41 +40,39 @@ static void init_transform(kvant_cuda_params *params, const kvant_codec_view *vi
     for (uint32_t i = 0; i < view->info->head_dim; i++)
         if (transform->signs[i] < 0)
             rotation->signs[i / 32] |= 1u << i % 32;
+    params->rotation.block = rotation->block;
+    params->rotation.scale = rotation->scale;
+    memcpy(params->rotation.signs, rotation->signs, sizeof params->rotation.signs);
 }
 
-/* False when there is no such kind. */
-static bool find_uniform_kind(const kvant_uniform_view *u, uint32_t bits, kvant_cuda_params *params)
+static kvant_cuda_kind uniform_kind(const kvant_uniform_view *u, uint32_t bits)
 {
-    if (u->hybrid)
-        return false;
     static const kvant_cuda_kind per_token[] = { KVANT_CUDA_UNIFORM2, KVANT_CUDA_UNIFORM3, KVANT_CUDA_UNIFORM4,
                                                  KVANT_CUDA_UNIFORM5, KVANT_CUDA_UNIFORM6, KVANT_CUDA_UNIFORM7,
                                                  KVANT_CUDA_UNIFORM8 };
-    if (!u->per_channel && u->n_groups == 1) {
-        params->kind = per_token[bits - 2];
-        return true;
-    }
     static const kvant_cuda_kind kinds[2][2] = {
         { KVANT_CUDA_UNIFORM2_CHANNELS32, KVANT_CUDA_UNIFORM2_TOKENS32 },
         { KVANT_CUDA_UNIFORM3_CHANNELS32, KVANT_CUDA_UNIFORM3_TOKENS32 },
     };
-    if (u->group != 32 || bits > 3)
-        return false;
-    params->kind = kinds[bits - 2][u->per_channel];
-    params->grouping = u->per_channel ? KVANT_CUDA_GROUP_TOKENS32 : KVANT_CUDA_GROUP_CHANNELS32;
-    return true;
+    if (!u->per_channel && u->n_groups == 1)
+        return per_token[bits - 2];
+    return u->group == 32 && bits <= 3 ? kinds[bits - 2][u->per_channel] : KVANT_CUDA_UNIFORM_ANY;
 }
 
-static kvant_status init_uniform(kvant_cuda_params *params, const kvant_codec_view *view,
-                                 const kvant_cuda_error *error)
+static kvant_status init_uniform(kvant_cuda_codec *out, const kvant_codec_view *view, const kvant_cuda_error *error)
 {
     const kvant_uniform_view *u = &view->of.uniform;
-    if (!find_uniform_kind(u, view->info->bits, params))
-        return kvant_cuda_refuse(
-            error, KVANT_ERR_UNSUPPORTED,
-            "not on the GPU: %s; uniform codes there have one group per token, or 2 or 3 bits and groups of 32, of "
-            "channels or of tokens; none are hybrid",
-            view->info->spec);
+    kvant_cuda_params *params = &out->params;
+    if (u->hybrid)
+        return kvant_cuda_refuse(error, KVANT_ERR_UNSUPPORTED, "not on the GPU: %s; uniform codes there are not hybrid",
+                                 view->info->spec);
+    params->kind = uniform_kind(u, view->info->bits);
+    if (u->per_channel)
+        params->grouping = KVANT_CUDA_GROUP_TOKENS32;
+    else if (u->n_groups > 1)
+        params->grouping = KVANT_CUDA_GROUP_CHANNELS32;
+    out->any.group = u->group;
+    out->any.per_channel = u->per_channel;
     params->codes = KVANT_CUDA_CODES_UNIFORM;
     params->n_scales = u->n_scales;
     params->symmetric = u->symmetric;
@@ -169,7 +168,7 @@ static kvant_status init_codebook(kvant_cuda_codec *out, const kvant_codec_view 
     memcpy(params->values, book->values, sizeof *book->values << bits);
     memcpy(params->thresholds, book->thresholds, sizeof *book->thresholds * ((1u << bits) - 1));
     byte_codebook(params);
-    if (!guess_curve(params))
+    if (!guess_curve(params) && kvant_cuda_knows(params->head_dim)) /* others compare with thresholds alone */
         return kvant_cuda_refuse(error, KVANT_ERR_UNSUPPORTED, "not on the GPU: %s; its levels stand too unevenly",
                                  view->info->spec);
     return KVANT_OK;
@@ -178,9 +177,9 @@ static kvant_status init_codebook(kvant_cuda_codec *out, const kvant_codec_view 
 static kvant_status init_codes(kvant_cuda_codec *out, const kvant_codec_view *view, const kvant_cuda_error *error)
 {
     switch (view->kind) {
-    case KVANT_CODES_UNIFORM: return init_uniform(&out->params, view, error);
+    case KVANT_CODES_UNIFORM: return init_uniform(out, view, error);
     case KVANT_CODES_CODEBOOK: return init_codebook(out, view, error);
-    case KVANT_CODES_TRELLIS: kvant_cuda_trellis_init(&out->params, &out->trellis, view); return KVANT_OK;
+    case KVANT_CODES_TRELLIS: kvant_cuda_trellis_init(out, view); return KVANT_OK;
     case KVANT_CODES_CHUNK: return kvant_cuda_chunk_init(&out->params, &out->book, view, error);
     case KVANT_CODES_NONE: break;
     }
@@ -200,10 +199,10 @@ kvant_status kvant_cuda_params_init(kvant_cuda_codec *out, const kvant_codec_vie
                                        .role = info->role,
                                        .metadata_offset = (uint32_t)info->metadata_offset,
                                        .page_bytes = (uint32_t)info->page_bytes };
-    if (d != 64 && d != 96 && d != 128 && d != 256)
+    if (d == 0 || d % 16 != 0 || d > KVANT_CUDA_MOST_DIM)
         return kvant_cuda_refuse(error, KVANT_ERR_UNSUPPORTED,
-                                 "not on the GPU: head_dim %u; there are 64, 96, 128 and 256", (unsigned)d);
-    init_transform(&out->params, view);
+                                 "not on the GPU: head_dim %u; there are the multiples of 16 up to 512", (unsigned)d);
+    init_transform(out, view);
     return init_codes(out, view, error);
 }
 
@@ -243,6 +242,7 @@ kvant_status kvant_cuda_table_codec_create_open(const kvant_cuda_codec *sealed, 
                                          .weighting = sealed->params.weighting,
                                          .dense = sealed->params.dense,
                                          .rotation = sealed->params.rotation };
+    codec->any.rotation = sealed->any.rotation;
     codec->info = sealed->info;
     codec->info.spec = "f16";
     codec->info.block_tokens = 1;

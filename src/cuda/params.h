@@ -11,7 +11,8 @@
 
 KVANT_BEGIN_C
 
-#define KVANT_CUDA_MAX_DIM 256u
+#define KVANT_CUDA_MAX_DIM 256u  /* of kernels that know head_dim when they are compiled */
+#define KVANT_CUDA_MOST_DIM 512u /* of all (any/) */
 #define KVANT_CUDA_MAX_LEVELS 16u
 #define KVANT_CUDA_TABLE_WORDS 8u
 
@@ -39,11 +40,13 @@ typedef enum kvant_cuda_kind {
     KVANT_CUDA_UNIFORM6,
     KVANT_CUDA_UNIFORM7,
     KVANT_CUDA_UNIFORM8,
+    KVANT_CUDA_UNIFORM_ANY, /* other groups; kernels of any/ alone */
     KVANT_CUDA_OCTOPUS2, /* codes of triplets of channels */
     KVANT_CUDA_OCTOPUS3,
     KVANT_CUDA_OCTOPUS4,
     KVANT_CUDA_HQMQ_S96R4, /* codes of 4 channels */
     KVANT_CUDA_HQMQ_S192R6,
+    KVANT_CUDA_HQMQ_ANY, /* other sizes; kernels of any/ alone */
     KVANT_CUDA_OPEN, /* fp16 rows */
     KVANT_CUDA_CODEBOOK2,
     KVANT_CUDA_CODEBOOK3,
@@ -73,6 +76,13 @@ typedef struct kvant_cuda_rotation {
     float scale;                             /* binary32(1 / sqrt(block)) */
     uint32_t signs[KVANT_CUDA_MAX_DIM / 32]; /* bit set: minus */
 } kvant_cuda_rotation;
+
+/* The same for any head_dim. */
+typedef struct kvant_cuda_wide_rotation {
+    uint32_t block;
+    float scale;
+    uint32_t signs[KVANT_CUDA_MOST_DIM / 32];
+} kvant_cuda_wide_rotation;
 
 typedef struct kvant_cuda_params {
     kvant_cuda_codes codes;
@@ -134,13 +144,34 @@ typedef struct kvant_cuda_book {
     double secondaries[KVANT_CUDA_MAX_SECONDARIES][4];
 } kvant_cuda_book;
 
+/* Whether head_dim has kernels of its own. */
+static inline uint32_t kvant_cuda_knows(uint32_t head_dim)
+{
+    return head_dim == 64 || head_dim == 96 || head_dim == 128 || head_dim == 256;
+}
+
+/* Whether kernels of any/ alone serve a codec. */
+static inline uint32_t kvant_cuda_needs_any(const kvant_cuda_params *params)
+{
+    return !kvant_cuda_knows(params->head_dim) || params->kind == KVANT_CUDA_UNIFORM_ANY ||
+           params->kind == KVANT_CUDA_HQMQ_ANY;
+}
+
 static inline uint32_t kvant_cuda_has_chunks(const kvant_cuda_params *params)
 {
     return params->codes == KVANT_CUDA_CODES_TRIPLETS || params->codes == KVANT_CUDA_CODES_QUATERNIONS;
 }
 
+/* What only kernels of any head_dim and codec read (any/). */
+typedef struct kvant_cuda_any {
+    kvant_cuda_wide_rotation rotation;
+    uint32_t group, per_channel; /* uniform codes: numbers that share a scale, tokens of a channel or channels of a token */
+    uint16_t steps[KVANT_CUDA_MOST_DIM]; /* of a trellis: a channel's place in the circle */
+} kvant_cuda_any;
+
 struct kvant_cuda_codec {
     kvant_cuda_params params;
+    kvant_cuda_any any;
     kvant_cuda_book book;       /* of chunks */
     kvant_cuda_trellis trellis; /* of a trellis */
     kvant_cuda_wide_book wide;  /* of a wide codebook */
@@ -166,6 +197,6 @@ kvant_status kvant_cuda_params_init(kvant_cuda_codec *codec, const kvant_codec_v
 kvant_status kvant_cuda_chunk_init(kvant_cuda_params *params, kvant_cuda_book *book, const kvant_codec_view *view,
                                    const kvant_cuda_error *error);
 /* The part of params_init for a trellis (trellis_params.c). */
-void kvant_cuda_trellis_init(kvant_cuda_params *params, kvant_cuda_trellis *trellis, const kvant_codec_view *view);
+void kvant_cuda_trellis_init(kvant_cuda_codec *codec, const kvant_codec_view *view);
 
 KVANT_END_C

@@ -135,6 +135,14 @@ KVANT_INLINE uint32_t shared_address(const void *p)
     return (uint32_t)__cvta_generic_to_shared(p);
 }
 
+/* To shared memory, without a branch. */
+KVANT_INLINE void store_if(bool condition, uint32_t address, uint32_t x)
+{
+    asm volatile("{.reg .pred p;\nsetp.ne.u32 p,%0,0;\n@p st.shared.b32 [%1],%2;}" ::"r"((uint32_t)condition),
+                 "r"(address), "r"(x)
+                 : "memory");
+}
+
 KVANT_INLINE uint32_t pack_half2(float low, float high)
 {
     __half2 h = __floats2half2_rn(low, high);

@@ -68,7 +68,8 @@ KVANT_INLINE void store_row(void *to, size_t offset, kvant_cuda_type type, int l
     }
 }
 
-template <int D> KVANT_INLINE void apply_signs(Row<D> &row, const kvant_cuda_rotation &rotation, int lane)
+/* R: kvant_cuda_rotation, or the wide one. */
+template <int D, class R> KVANT_INLINE void apply_signs(Row<D> &row, const R &rotation, int lane)
 {
     unrolled_for (int j = 0; j < Row<D>::PER_LANE; j++)
         row.x[j] = rotation.signs[j] >> lane & 1 ? -row.x[j] : row.x[j];
@@ -76,7 +77,7 @@ template <int D> KVANT_INLINE void apply_signs(Row<D> &row, const kvant_cuda_rot
 
 /* Butterflies at distance 1, 2, 4, ... within blocks, then the product with 1 / sqrt(block). x *
  * +-1 + other rounds once, as the sum or difference would. */
-template <int D> KVANT_INLINE void hadamard(Row<D> &row, const kvant_cuda_rotation &rotation, int lane)
+template <int D, class R> KVANT_INLINE void hadamard(Row<D> &row, const R &rotation, int lane)
 {
     constexpr int N = Row<D>::PER_LANE;
 #pragma unroll 1
@@ -100,7 +101,7 @@ template <int D> KVANT_INLINE void hadamard(Row<D> &row, const kvant_cuda_rotati
 }
 
 /* y = R x */
-template <int D> KVANT_INLINE void rotate(Row<D> &row, const kvant_cuda_rotation &rotation, int lane)
+template <int D, class R> KVANT_INLINE void rotate(Row<D> &row, const R &rotation, int lane)
 {
     if (rotation.block == 0)
         return;
@@ -109,7 +110,7 @@ template <int D> KVANT_INLINE void rotate(Row<D> &row, const kvant_cuda_rotation
 }
 
 /* x = R^T y */
-template <int D> KVANT_INLINE void rotate_back(Row<D> &row, const kvant_cuda_rotation &rotation, int lane)
+template <int D, class R> KVANT_INLINE void rotate_back(Row<D> &row, const R &rotation, int lane)
 {
     if (rotation.block == 0)
         return;
@@ -136,36 +137,6 @@ template <int D> KVANT_INLINE Row<D> combine_rows(const float *m, const Row<D> &
     return y;
 }
 
-/* y_i = <m[i], x>, the sum in the order of format.md, "Numbers". space: D floats of the
- * warp's, aligned to 16. */
-template <int D> KVANT_INLINE Row<D> multiply_rows(const float *m, const Row<D> &x, float *space, int lane)
-{
-    Row<D> y;
-    __syncwarp(); /* the row before has been read */
-    unrolled_for (int j = 0; j < Row<D>::PER_LANE; j++)
-        space[lane + 32 * j] = x.x[j];
-    __syncwarp();
-#pragma unroll 1
-    for (int j = 0; j < Row<D>::PER_LANE; j++) {
-        const float4 *row = reinterpret_cast<const float4 *>(m + (size_t)(lane + 32 * j) * D);
-        float sum[16];
-#pragma unroll 1
-        for (int tile = 0; tile < D / 16; tile++)
-            unrolled_for (int i = 0; i < 4; i++) {
-                const float4 a = row[4 * tile + i], b = reinterpret_cast<const float4 *>(space)[4 * tile + i];
-                sum[4 * i] = __fadd_rn(tile ? sum[4 * i] : 0, __fmul_rn(a.x, b.x));
-                sum[4 * i + 1] = __fadd_rn(tile ? sum[4 * i + 1] : 0, __fmul_rn(a.y, b.y));
-                sum[4 * i + 2] = __fadd_rn(tile ? sum[4 * i + 2] : 0, __fmul_rn(a.z, b.z));
-                sum[4 * i + 3] = __fadd_rn(tile ? sum[4 * i + 3] : 0, __fmul_rn(a.w, b.w));
-            }
-        unrolled_for (int width = 8; width > 0; width /= 2)
-            unrolled_for (int i = 0; i < width; i++)
-                sum[i] = __fadd_rn(sum[i], sum[i + width]);
-        y.x[j] = sum[0];
-    }
-    return y;
-}
-
 /* y = R W x. weights: of the kv head. */
 template <int D>
 KVANT_INLINE void transform(Row<D> &row, const kvant_cuda_params &codec, const float *weights, int lane)
@@ -177,20 +148,6 @@ KVANT_INLINE void transform(Row<D> &row, const kvant_cuda_params &codec, const f
     if (codec.weighting == KVANT_CUDA_WEIGHTING_DIAGONAL)
         row.each(lane, [&](float &x, int channel) { x = __fmul_rn(x, weights[channel]); });
     rotate(row, codec.rotation, lane);
-}
-
-/* x = W^-1 R^T y. space: D floats of the warp's, aligned to 16. */
-template <int D>
-KVANT_INLINE void transform_back(Row<D> &row, const kvant_cuda_params &codec, const float *inverse_weights,
-                                 float *space, int lane)
-{
-    if (codec.weighting == KVANT_CUDA_WEIGHTING_FULL) {
-        row = multiply_rows<D>(inverse_weights, row, space, lane);
-        return;
-    }
-    rotate_back(row, codec.rotation, lane);
-    if (codec.weighting == KVANT_CUDA_WEIGHTING_DIAGONAL)
-        row.each(lane, [&](float &x, int channel) { x = __fmul_rn(x, inverse_weights[channel]); });
 }
 
 /* Where the weights of a kv head begin; NULL without any. */

@@ -81,13 +81,19 @@ static KVANT_FIXED_POINT_FN(NAME(fixed_point))
 
 KVANT_INLINE void sum_group(const int32_t *dots, const kvant_code_sums *out, uint32_t group, uint32_t i)
 {
-    _Alignas(64) float steps[4], offsets[4];
-    for (uint32_t k = 0; k < 4; k++) {
-        size_t band = (size_t)i * out->n_bands + (4 * group + k) / out->band_tiles;
-        steps[k] = out->steps[band];
-        offsets[k] = out->offsets ? out->offsets[band] : 0;
+    const float *steps = out->steps + (size_t)i * out->n_bands;
+    const float *offsets = out->offsets ? out->offsets + (size_t)i * out->n_bands : NULL;
+    vf step = vf_set(steps[0]), offset = offsets ? vf_set(offsets[0]) : vf_zero();
+    if (out->n_bands > 1) {
+        _Alignas(64) float of_tile[2][4] = { { 0 } };
+        for (uint32_t k = 0; k < 4; k++) {
+            const uint32_t band = (4 * group + k) / out->band_tiles;
+            of_tile[0][k] = steps[band];
+            of_tile[1][k] = offsets ? offsets[band] : 0;
+        }
+        step = vf_repeat_four(of_tile[0]);
+        offset = vf_repeat_four(of_tile[1]);
     }
-    vf step = vf_repeat_four(steps), offset = vf_repeat_four(offsets);
     uint32_t first = KVANT_PAGE_TOKENS * group;
     float *sums = out->sums + i * out->stride + first;
     for (uint32_t j = 0; j < KVANT_PAGE_TOKENS; j += LANES)

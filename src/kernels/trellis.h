@@ -28,6 +28,10 @@ typedef struct kvant_trellis {
     uint32_t n_steps;
     uint16_t steps[KVANT_TRELLIS_MAX_STEPS]; /* of channels, padding included */
     int8_t levels[KVANT_TRELLIS_MAX_LEVELS]; /* ascending, each other's negatives; level i is in subset i mod 8 */
+    /* 128 + levels, as kernels index them: from the lowest bit on parity 0 of a subset, the code's bits 1 ...
+     * that its word holds, parities 1 and 2, the code's last bit if another word holds it; fewer than 64 levels
+     * repeated. */
+    _Alignas(64) uint8_t in_words[KVANT_TRELLIS_MAX_LEVELS];
     /* Of a subset's nearest level; 0 for KVANT_TRELLIS_NO_NUMBER. */
     _Alignas(64) uint16_t costs[KVANT_TRELLIS_CELLS + 1][KVANT_TRELLIS_SUBSETS];
     uint8_t nearest[KVANT_TRELLIS_CELLS][KVANT_TRELLIS_SUBSETS]; /* level / 8 */

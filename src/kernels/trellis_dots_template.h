@@ -22,7 +22,8 @@
  *                                bytes for bytes of index, whose bits from bits + 2 on may be
  *                                anything
  *   store_lane_sums(out, sums)   the 128-bit lanes of each of 4 vectors added: 16 numbers
- *   LEVEL_ROWS                   vectors x that are multiplied at a time */
+ *   LEVEL_ROWS                   vectors x that are multiplied at a time, 3 or 4
+ *   each_operand                 for, unrolled where that does not spill */
 #define ROW_VECTORS (16 / LANES) /* that hold the 16 words of one row r of four tiles */
 #define MAX_UNITS (KVANT_MAX_HEAD_DIM / KVANT_TILE)
 #define LEVEL_BIAS 128
@@ -32,12 +33,6 @@ typedef struct row_words {
     vi at[ROW_VECTORS];
 } row_words;
 
-/* What comes before the first of n words in order: words[MEMORY + i] is word i, filled in from
- * there downwards. */
-typedef struct word_circle {
-    row_words at[KVANT_TRELLIS_MAX_MEMORY + KVANT_MAX_HEAD_DIM / 8];
-} word_circle;
-
 typedef struct level_tile {
     _Alignas(64) uint8_t at[KVANT_MAX_HEAD_DIM * KVANT_PAGE_TOKENS];
 } level_tile;
@@ -46,7 +41,6 @@ typedef struct level_job {
     const kvant_trellis *trellis;
     const kvant_layout *layout;
     const uint32_t *planes[KVANT_MAX_HEAD_DIM / KVANT_PAGE_TOKENS][KVANT_MAX_PLANES]; /* of row groups of 4 tiles */
-    level_tables tables;
     level_tile *tile; /* [row group][r][unit][field of a byte], 64 bytes each */
 } level_job;
 
@@ -75,6 +69,12 @@ KVANT_INLINE row_words key_fields_before(row_words row, uint32_t bits)
 {
     const uint32_t width = 2 * first_plane(bits);
     row_words rotated, out;
+#ifdef vi_bytes_before
+    if (bits == 4) {
+        row.at[0] = vi_bytes_before(row.at[0]);
+        return row;
+    }
+#endif
 #pragma GCC unroll 2
     for (uint32_t v = 0; v < ROW_VECTORS; v++)
         rotated.at[v] = out.at[v] = vi_rotate_left(row.at[v], width);
@@ -94,18 +94,6 @@ KVANT_INLINE row_words value_fields_before(row_words row, uint32_t bits)
     for (uint32_t v = 0; v < ROW_VECTORS; v++)
         row.at[v] = vi_select(low, vw_shift_right(vi_rotate_four(row.at[v]), p), vw_shift_left(row.at[v], p));
     return row;
-}
-
-/* whole: where the word before the first is word n - 1; elsewhere it is word n - shorter. */
-KVANT_INLINE void close_circle(word_circle *circle, uint32_t memory, uint32_t n, uint32_t shorter, vi whole,
-                               bool key, uint32_t bits)
-{
-    for (uint32_t i = memory; i-- > 0;) {
-        row_words row = circle->at[i + n];
-        for (uint32_t v = 0; shorter && v < ROW_VECTORS; v++)
-            row.at[v] = vi_select(whole, row.at[v], circle->at[i + n - shorter].at[v]);
-        circle->at[i] = key ? key_fields_before(row, bits) : value_fields_before(row, bits);
-    }
 }
 
 /* Where an exclusive or of trellis bits takes its terms: steps before, up to three of them. */
@@ -136,28 +124,19 @@ KVANT_INLINE vi add_terms(const row_words *step, const parity_terms *terms, uint
 }
 
 /* The levels of a word's codes: 2 vectors of bytes for codes of 4 bits, else 4; more: the third
- * bits of codes of 3, in bits 0 .. 3 of bytes. */
-KVANT_INLINE void store_levels(const level_job *job, uint32_t bits, vi w, vi z0, vi z1, vi z2, vi more,
+ * bits of codes of 3, in bits 0 .. 3 of bytes. kvant_trellis.in_words has the order of an index. */
+KVANT_INLINE void store_levels(const level_tables *tables, uint32_t bits, vi w, vi z0, vi z1, vi z2, vi more,
                                uint8_t *out)
 {
-    vi index[4];
-    if (bits == 4) {
-        const vi z = vi_or(vi_or(z0, vw_shift_left(z1, 1)), vw_shift_left(z2, 2)), low = vi_set(0x07070707);
-        index[0] = vi_select(low, z, vw_shift_left(w, 2));
-        index[1] = vi_select(low, vw_shift_right(z, 4), vw_shift_right(w, 2));
-    } else {
-        const vi low = vi_set(0x03030303), z = vi_or(z0, vw_shift_left(z1, 1));
-        const vi high = vi_select(vi_set(trellis_bits(bits)), z2, w);
-        index[0] = vi_select(low, z, vw_shift_left(high, 2));
-        index[1] = vi_select(low, vw_shift_right(z, 2), high);
-        index[2] = vi_select(low, vw_shift_right(z, 4), vw_shift_right(high, 2));
-        index[3] = vi_select(low, vw_shift_right(z, 6), vw_shift_right(high, 4));
-    }
-#pragma GCC unroll 4
-    for (uint32_t i = 0; i < 8 / first_plane(bits); i++) {
+    const uint32_t p = first_plane(bits);
+    const vi newest = vi_set((int)trellis_bits(bits)), low = vi_set(p == 4 ? 0x0f0f0f0f : 0x03030303);
+    const vi x = vi_select(newest, z0, w), y = vi_select(newest, z1, vi_add(z2, z2));
+    unrolled_for (uint32_t i = 0; i < 8 / p; i++) {
+        const vi above = i == 0 ? vw_shift_left(y, p) : i == 1 ? y : vw_shift_right(y, p * (i - 1));
+        vi index = vi_select(low, i ? vw_shift_right(x, p * i) : x, above);
         if (bits == 3)
-            index[i] = vi_select(vi_set(0x0f0f0f0f), index[i], vw_shift_left(more, 4 - i));
-        vi_store_aligned(out + 64 * i, look_up_levels(&job->tables, index[i], bits));
+            index = vi_select(vi_set(0x0f0f0f0f), index, vw_shift_left(more, 4 - i));
+        vi_store_aligned(out + 64 * i, look_up_levels(tables, index, bits));
     }
 }
 
@@ -170,83 +149,118 @@ KVANT_INLINE vi third_bits(const uint32_t *words, uint32_t unit)
     return vi_select(vi_set(0x000f000f), pair, vw_shift_left(pair, 4));
 }
 
-KVANT_INLINE uint8_t *levels_at(const level_job *job, uint32_t bits, uint32_t group, uint32_t r, uint32_t unit)
+/* Circles: those of K are the rows r, whose words are the units; those of V the units, whose words are the rows r of
+ * all row groups. */
+typedef struct circle_shape {
+    bool key;
+    uint32_t bits, memory, n; /* words */
+    uint32_t shorter; /* the word before the first is word n - 1 where whole has ones, elsewhere n - 1 - shorter */
+    vi whole;
+} circle_shape;
+
+/* Word i of a circle in a plane. */
+KVANT_INLINE const uint32_t *word_at(const level_job *job, bool key, uint32_t plane, uint32_t circle, uint32_t i)
 {
-    const uint32_t fields = 8 / first_plane(bits);
-    return job->tile->at + (size_t)64 * fields * (((size_t)8 * group + r) * job->layout->planes[0].units + unit);
+    const uint32_t unit = key ? i : circle, r = key ? circle : i % 8, group = key ? 0 : i / 8;
+    return job->planes[group][plane] + 128 * (plane ? unit / 2 : unit) + 16 * r;
 }
 
-KVANT_INLINE void make_word_levels(const level_job *job, uint32_t bits, const parity_terms *terms,
-                                   const row_words *step, uint32_t group, uint32_t r, uint32_t unit)
+/* last: the word that is as many words before the end as row is before the first. */
+KVANT_INLINE row_words word_before(const circle_shape *shape, row_words last, row_words shorter)
 {
-    const uint32_t *const *planes = job->planes[group];
-#pragma GCC unroll 2
-    for (uint32_t v = 0; v < ROW_VECTORS; v++) {
-        const vi w = vi_load(planes[0] + 128 * unit + 16 * r + LANES * v);
-        const vi more = bits == 3 ? third_bits(planes[1] + 128 * (unit / 2) + 16 * r + LANES * v, unit) : w;
-        store_levels(job, bits, w, add_terms(step, terms, 0, v), add_terms(step, terms, 1, v),
-                     add_terms(step, terms, 2, v), more, levels_at(job, bits, group, r, unit) + 4 * LANES * v);
-    }
-}
-
-KVANT_INLINE row_words load_bits(const uint32_t *words, uint32_t bits)
-{
-    row_words row = load_row(words);
 #pragma GCC unroll 2
     for (uint32_t v = 0; v < ROW_VECTORS; v++)
-        row.at[v] = vi_and(row.at[v], vi_set((int)trellis_bits(bits)));
-    return row;
+        if (shape->shorter)
+            last.at[v] = vi_select(shape->whole, last.at[v], shorter.at[v]);
+    return shape->key ? key_fields_before(last, shape->bits) : value_fields_before(last, shape->bits);
 }
 
-/* A row of K runs through its units. The last unit of an odd number of tiles lacks every second
- * field. */
-KVANT_INLINE void make_key_levels(const level_job *job, uint32_t bits, uint32_t memory, const parity_terms *terms)
+KVANT_INLINE void make_word_levels(const level_job *job, const level_tables *tables, const circle_shape *shape,
+                                   const parity_terms *terms, const row_words *step, uint32_t circle, uint32_t i)
 {
-    const uint32_t units = job->layout->planes[0].units;
-    const uint32_t shorter = bits != 4 && job->layout->column_tiles % 2 ? 1 : 0;
-    word_circle circle;
-    for (uint32_t r = 0; r < 8; r++) {
-        for (uint32_t unit = 0; unit < units; unit++)
-            circle.at[memory + unit] = load_bits(job->planes[0][0] + 128 * unit + 16 * r, bits);
-        close_circle(&circle, memory, units, shorter, vi_set(0x00ff00ff), true, bits);
-        for (uint32_t unit = 0; unit < units; unit++)
-            make_word_levels(job, bits, terms, &circle.at[memory + unit], 0, r, unit);
+    const uint32_t bits = shape->bits, units = shape->key ? shape->n : job->layout->planes[0].units;
+    const uint32_t unit = shape->key ? i : circle, r = shape->key ? circle : i;
+    uint8_t *out = job->tile->at + (size_t)64 * (8 / first_plane(bits)) * ((size_t)r * units + unit);
+#pragma GCC unroll 2
+    for (uint32_t v = 0; v < ROW_VECTORS; v++) {
+        const vi w = step->at[v];
+        const vi more = bits == 3 ? third_bits(word_at(job, shape->key, 1, circle, i) + LANES * v, unit) : w;
+        store_levels(tables, bits, w, add_terms(step, terms, 0, v), add_terms(step, terms, 1, v),
+                     add_terms(step, terms, 2, v), more, out + 4 * LANES * v);
     }
 }
 
-/* A column of V runs through the rows r of all row groups. The last group may lack row tiles. */
-KVANT_INLINE void make_value_levels(const level_job *job, uint32_t bits, uint32_t memory, const parity_terms *terms)
+/* 256 states, and blocks of 4 or 8 words: these and the words before them stay in registers. */
+KVANT_INLINE void make_block_levels(const level_job *job, const circle_shape *shape, uint32_t n_circles,
+                                    uint32_t block)
 {
-    const uint32_t tiles = job->layout->row_tiles, groups = (tiles + 3) / 4;
+    const parity_terms terms = FEW_STATES_TERMS;
+    const level_tables tables = load_levels(job->trellis->in_words);
+    const uint32_t m = FEW_STATES_MEMORY;
+    for (uint32_t circle = 0; circle < n_circles; circle++) {
+        row_words at[FEW_STATES_MEMORY + 8];
+        unrolled_for (uint32_t i = 0; i < block; i++)
+            at[m + i] = load_row(word_at(job, shape->key, 0, circle, shape->n - block + i));
+        unrolled_for (uint32_t i = m; i-- > 0;) {
+            const row_words last = at[i + block];
+            at[i] = word_before(shape, last, shape->shorter ? load_row(word_at(job, shape->key, 0, circle, shape->n - 2 * block + i)) : last);
+        }
+        for (uint32_t first = 0; first < shape->n; first += block) {
+            unrolled_for (uint32_t i = 0; i < block; i++)
+                at[m + i] = load_row(word_at(job, shape->key, 0, circle, first + i));
+            unrolled_for (uint32_t i = 0; i < block; i++)
+                make_word_levels(job, &tables, shape, &terms, &at[m + i], circle, first + i);
+            unrolled_for (uint32_t i = 0; i < m; i++)
+                at[i] = at[i + block];
+        }
+    }
+}
+
+KVANT_INLINE void make_circle_levels(const level_job *job, const circle_shape *shape, uint32_t n_circles)
+{
+    const parity_terms terms = find_terms(job->trellis);
+    const level_tables tables = load_levels(job->trellis->in_words);
+    const uint32_t m = shape->memory;
+    for (uint32_t circle = 0; circle < n_circles; circle++) {
+        row_words at[KVANT_TRELLIS_MAX_MEMORY + KVANT_MAX_HEAD_DIM / 8];
+        for (uint32_t i = 0; i < shape->n; i++)
+            at[m + i] = load_row(word_at(job, shape->key, 0, circle, i));
+        for (uint32_t i = m; i-- > 0;)
+            at[i] = word_before(shape, at[i + shape->n], at[i + shape->n - shape->shorter]);
+        for (uint32_t i = 0; i < shape->n; i++)
+            make_word_levels(job, &tables, shape, &terms, &at[m + i], circle, i);
+    }
+}
+
+/* The last unit of an odd number of column tiles lacks every second field, the last row group may lack tiles. */
+KVANT_INLINE void make_role_levels(const level_job *job, uint32_t bits, bool key)
+{
+    const uint32_t tiles = job->layout->row_tiles, units = job->layout->planes[0].units;
     const uint32_t whole[4] = { UINT32_MAX, tiles % 4 != 1 ? UINT32_MAX : 0, tiles % 4 == 3 ? UINT32_MAX : 0, 0 };
-    word_circle circle;
-    for (uint32_t unit = 0; unit < job->layout->planes[0].units; unit++) {
-        for (uint32_t i = 0; i < 8 * groups; i++)
-            circle.at[memory + i] = load_bits(job->planes[i / 8][0] + 128 * unit + 16 * (i % 8), bits);
-        close_circle(&circle, memory, 8 * groups, tiles % 4 ? 8 : 0, vi_load_repeated(whole, 4), false, bits);
-        for (uint32_t i = 0; i < 8 * groups; i++)
-            make_word_levels(job, bits, terms, &circle.at[memory + i], i / 8, i % 8, unit);
-    }
+    const circle_shape shape = { .key = key,
+                                 .bits = bits,
+                                 .memory = job->trellis->memory,
+                                 .n = key ? units : 8 * ((tiles + 3) / 4),
+                                 .shorter = key ? bits != 4 && job->layout->column_tiles % 2 : tiles % 4 ? 8 : 0,
+                                 .whole = key ? vi_set(0x00ff00ff) : vi_load_repeated(whole, 4) };
+    const uint32_t n_circles = key ? 8 : units;
+    const circle_shape two = { .key = true, .bits = bits, .n = 2 }, four = { .key = true, .bits = bits, .n = 4 };
+    if (shape.memory != FEW_STATES_MEMORY || (key && (shape.shorter || (units != 2 && units != 4 && units % 8))))
+        make_circle_levels(job, &shape, n_circles);
+    else if (key && units == 2)
+        make_block_levels(job, &two, n_circles, 2);
+    else if (key && units == 4)
+        make_block_levels(job, &four, n_circles, 4);
+    else
+        make_block_levels(job, &shape, n_circles, 8);
 }
 
-KVANT_INLINE void make_role_levels(const level_job *job, uint32_t bits, uint32_t memory, const parity_terms *terms)
+KVANT_INLINE void make_levels_bits(const level_job *job, uint32_t bits)
 {
     if (job->layout->role == KVANT_ROLE_K)
-        make_key_levels(job, bits, memory, terms);
+        make_role_levels(job, bits, true);
     else
-        make_value_levels(job, bits, memory, terms);
-}
-
-KVANT_INLINE void make_levels_bits(level_job *job, uint32_t bits)
-{
-    job->tables = load_levels(job->trellis->levels, bits);
-    if (job->trellis->memory == FEW_STATES_MEMORY) {
-        const parity_terms terms = FEW_STATES_TERMS;
-        make_role_levels(job, bits, FEW_STATES_MEMORY, &terms);
-    } else {
-        const parity_terms terms = find_terms(job->trellis);
-        make_role_levels(job, bits, job->trellis->memory, &terms);
-    }
+        make_role_levels(job, bits, false);
 }
 
 /* The page's levels become the tile. Not inlined, like multiply_levels: their stacks follow one
@@ -274,29 +288,25 @@ typedef struct level_operand {
     vi bias;
 } level_operand;
 
-/* Columns 2 q and 2 q + 1 of side 0 or 8 of a column tile, in lane q. */
-KVANT_INLINE vi column_pair(const int16_t *x, uint32_t ct, uint32_t side, uint32_t v)
+/* Operand o is that of the o-th of the two vectors of bytes of a row r: a column tile, or one side (columns 0 ... 7
+ * or 8 ... 15) of two. Lane q takes columns 2 q and 2 q + 1 of a side. The bias belongs to all four lanes together. */
+KVANT_INLINE void spread_levels(uint32_t bits, uint32_t n_operands, const int16_t *x, level_operand *out)
 {
     static const uint32_t pairs[4] = { 0x09080100, 0x0b0a0302, 0x0d0c0504, 0x0f0e0706 };
-    const int16_t *at = x + (size_t)KVANT_PAGE_TOKENS * (ct / 4) + 32 * side + 2 * LANES * v;
-    return vi_pick_bytes(vi_load(at), vi_set((int)pairs[ct % 4]));
-}
-
-/* Operand o is that of the o-th of the two vectors of bytes of a row r: a column tile, or one side
- * of two. */
-KVANT_INLINE void spread_levels(const kvant_layout *layout, uint32_t bits, const int16_t *x, level_operand *out)
-{
-    const uint32_t tiles = layout->column_tiles, n = bits == 4 ? tiles : 2 * layout->planes[0].units;
     const vi bias = vi_set((int)(0x10000u * (uint16_t)-LEVEL_BIAS + (uint16_t)-LEVEL_BIAS));
-    out->bias = vi_set(0);
-    for (uint32_t o = 0; o < n; o++)
-        for (uint32_t odd = 0; odd < 2; odd++)
-#pragma GCC unroll 2
-            for (uint32_t v = 0; v < ROW_VECTORS; v++) {
-                const uint32_t ct = bits == 4 ? o : o / 2 * 2 + odd, side = bits == 4 ? odd : o % 2;
-                out->at[o][odd][v] = ct < tiles ? column_pair(x, ct, side, v) : vi_set(0);
-                out->bias = add_pairs(out->bias, bias, out->at[o][odd][v]);
-            }
+    vi sum = vi_set(0);
+    for (uint32_t first = 0; first < n_operands; first += 4)
+#pragma GCC unroll 8
+        for (uint32_t part = 0; part < 2 * ROW_VECTORS; part++) {
+            const uint32_t side = part / ROW_VECTORS, v = part % ROW_VECTORS;
+            const vi columns = vi_load(x + KVANT_PAGE_TOKENS / 4 * first + 2 * LANES * part);
+            sum = add_pairs(sum, bias, columns);
+            for (uint32_t ct = 0; ct < 4; ct++)
+                out->at[first + (bits == 4 ? ct : ct / 2 * 2 + side)][bits == 4 ? side : ct % 2][v] =
+                    vi_pick_bytes(columns, vi_set((int)pairs[ct]));
+        }
+    sum = vi_add(sum, vi_rotate_four(sum));
+    out->bias = vi_add(sum, vi_rotate_four(vi_rotate_four(sum)));
 }
 
 /* Rows r ... r + 3 of a half (r below 8 or from there on) of a row group, for LEVEL_ROWS vectors x
@@ -308,10 +318,9 @@ KVANT_INLINE void dot_four(const uint8_t *tile, uint32_t n_operands, const level
 #pragma GCC unroll 8
     for (uint32_t i = 0; i < rows; i++)
         sum[i][0] = sum[i][1] = sum[i][2] = sum[i][3] = x[i].bias;
-    for (uint32_t o = 0; o < n_operands; o++)
+    each_operand (uint32_t o = 0; o < n_operands; o++)
 #pragma GCC unroll 2
         for (uint32_t v = 0; v < ROW_VECTORS; v++)
-#pragma GCC unroll 4
             for (uint32_t r = 0; r < 4; r++) {
                 const vi levels = vi_load(tile + (size_t)128 * (r * n_operands + o) + 4 * LANES * v);
                 const vi even = vi_and(levels, vi_set(0x00ff00ff)), odd = vi_odd_bytes(levels);
@@ -344,7 +353,7 @@ static KVANT_NOINLINE void NAME(multiply_levels)(const level_job *job, const int
         level_operand operands[LEVEL_ROWS];
         const uint32_t rows = n - first < LEVEL_ROWS ? n - first : LEVEL_ROWS;
         for (uint32_t i = 0; i < rows; i++)
-            spread_levels(layout, bits, x + (first + i) * x_stride, &operands[i]);
+            spread_levels(bits, n_operands, x + (first + i) * x_stride, &operands[i]);
         int32_t *out = dots + first * dots_stride;
         switch (rows) {
         case 1: dot_levels(job, n_operands, operands, 1, out, dots_stride); break;

@@ -20,13 +20,18 @@
  * Tile kernels round every number of a page to fp16 in the page's unit: u
  * of the number and 2^-23 of the unit (the number, its scale and its zero point may be subnormal, 2^-25 each),
  * and u of the offset of symmetric codes;
- * their weights are relative to the largest weight times unit. */
+ * their weights are relative to the largest weight times unit.
+ * Kernels of any head_dim (any/attention.cu) round the decoder's own numbers to fp16 in the row's unit: u of
+ * the number and 2^-25 of the unit, which is at most twice the row's largest number. */
 #include "attention_fixture.h"
 
 #include <math.h>
 
 #include "../../src/base/half.h"
 #include "../../src/cuda/params.h"
+
+/* Which arithmetic: decode kernels, which have no units; tile kernels; kernels of any head_dim. */
+typedef enum units { NO_UNITS, PAGE_UNITS, ROW_UNITS } units;
 
 /* Chunks: a direction, a norm and their product are rounded to fp16, (1 + 2^-11)^3, and the direction
  * comes of a few fp32 operations; where they are subnormal the errors are 2^-25 of their units, which are
@@ -95,7 +100,10 @@ static bool may_have_tiles(const fixture *f)
     return f->c->n_heads / f->c->n_kv_heads * tokens > 16;
 }
 
-/* unpack.cuh: a power of two above the page's scales; zero points are at most 2^23 times as large. */
+/* The units of unpack.cuh: a power of two above the page's scales, whose zero points are at most 2^23 times as
+ * large. Zero points stand in the unit too and have to stay within fp16's 2^16, so the unit is 2^9 times that
+ * power (2^14 for the zero point, another bit for the number). Symmetric codes of 5 to 7 bits have none: 2, and
+ * numbers of at most 2^7. */
 static double unit_of(const kvant_cuda_params *p, const uint8_t *page, uint32_t valid)
 {
     const uint32_t n = p->codes == KVANT_CUDA_CODES_UNIFORM ? p->n_scales : 64;
@@ -186,8 +194,9 @@ static double change_score(const fixture *f, const query *at, int32_t t, double 
 }
 
 /* Fills scores; returns the largest error of one that is seen. */
-static double score_errors(const fixture *f, const query *at, bool tiles, uint32_t kv, const float *given, double *scores)
+static double score_errors(const fixture *f, const query *at, units units, uint32_t kv, const float *given, double *scores)
 {
+    const bool tiles = units == PAGE_UNITS;
     const uint32_t b = at->b;
     static rows_of_page page;
     const kvant_cuda_codec *codec = f->cache.gpu_k;
@@ -205,17 +214,23 @@ static double score_errors(const fixture *f, const query *at, bool tiles, uint32
     double unit = exp2(floor(log2(largest_q)) + 1);
     for (int32_t t = 0; t < f->c->lengths[b]; t++) {
         const float *row = row_at(f, KVANT_ROLE_K, b, t, kv, &page);
-        double sum = 0, y1 = 0, of_scales = 0, qy = 0;
+        double sum = 0, y1 = 0, of_scales = 0, qy = 0, largest = 0;
         kvant_codec_transform_query(f->cache.k, NULL, row, y);
         for (uint32_t j = 0; j < d; j++) {
             sum += (double)q[j] * row[j];
             y1 += fabs(y[j]);
             qy += fabs((double)rotated[j] * y[j]);
+            largest = fmax(largest, fabs(y[j]));
         }
         scores[t] = scale * sum;
         const double plain = fabs(scores[t]), more = change_score(f, at, t, &scores[t]);
         if (isinf(scores[t]))
             continue;
+        if (units == ROW_UNITS) {
+            of_scales = (0x1p-11 + d / 16 * 0x1p-22) * qy + 0x1p-24 * largest * q1;
+            delta = fmax(delta, scale * ((unit * 0x1p-12 + f->query_error) * y1 + of_scales) + plain * 0x1p-20 + more);
+            continue;
+        }
         sizes s = page.at.open ? (sizes){ 0 } : sizes_of(p, page.at.page, (uint32_t)t % 64, page.valid);
         if (p->grouping == KVANT_CUDA_GROUP_TOKENS32 && !tiles) /* rounded to fp16 once more */
             of_scales = largest_code(codec) * (0x1p-11 * q1 * s.scale + 0x1p-25 * unit * d);
@@ -232,8 +247,9 @@ static double score_errors(const fixture *f, const query *at, bool tiles, uint32
 }
 
 /* Softmax over the decoded rows of a sequence for one query row, and the bound of the head comment. */
-static void compute_row(const fixture *f, const query *at, bool tiles, reference *r)
+static void compute_row(const fixture *f, const query *at, units units, reference *r)
 {
+    const bool tiles = units == PAGE_UNITS;
     const uint32_t b = at->b, head = at->head;
     static rows_of_page page;
     const attention_case *c = f->c;
@@ -241,8 +257,8 @@ static void compute_row(const fixture *f, const query *at, bool tiles, reference
     const kvant_cuda_params *p = &codec->params;
     uint32_t d = c->head_dim, kv = head / (c->n_heads / c->n_kv_heads);
     int32_t n = c->lengths[b];
-    double *scores = malloc((size_t)n * sizeof *scores), top = -INFINITY, v_error = step_error(f->cache.gpu_v);
-    double delta = score_errors(f, at, tiles, kv, f->q + ((size_t)row_of(f, b, at->token) * c->n_heads + head) * d, scores);
+    double *scores = malloc((size_t)n * sizeof *scores), top = -INFINITY, v_error = units == ROW_UNITS ? 0 : step_error(f->cache.gpu_v);
+    double delta = score_errors(f, at, units, kv, f->q + ((size_t)row_of(f, b, at->token) * c->n_heads + head) * d, scores);
     for (int32_t t = 0; t < n; t++)
         top = fmax(top, scores[t]);
     if (isinf(top)) { /* sees nothing */
@@ -265,6 +281,14 @@ static void compute_row(const fixture *f, const query *at, bool tiles, reference
         }
         total += w;
         norms += w * sqrt(norm);
+        if (units == ROW_UNITS) { /* the unit is between norm / root and twice the norm */
+            rounded += 2 * w * sqrt(norm);
+            summed += w * sqrt(norm);
+            small += root;
+            largest = fmax(largest, 2 * w * sqrt(norm));
+            tile += w * (0x1p-24 * sqrt(norm) + 0x1p-64) * root;
+            continue;
+        }
         if (tiles) {
             rounded += (page.at.open ? 1 : 2) * w * sqrt(norm);
             small += sqrt(norm) / page.unit;
@@ -312,7 +336,7 @@ static void compute_row(const fixture *f, const query *at, bool tiles, reference
         factor = fmax(factor, own);
     }
     const double of_chunks =
-        kvant_cuda_has_chunks(p) ? CHUNK_RELATIVE * norms + CHUNK_ABSOLUTE * weighted_scale * root : 0;
+        kvant_cuda_has_chunks(p) && units != ROW_UNITS ? CHUNK_RELATIVE * norms + CHUNK_ABSOLUTE * weighted_scale * root : 0;
     double norm = 0, growth = exp(2 * delta) - 1,
            rounding = c->type == KVANT_CUDA_F32   ? 0x1p-22
                       : c->type == KVANT_CUDA_F16 ? 0x1p-11
@@ -331,14 +355,18 @@ static void compute_row(const fixture *f, const query *at, bool tiles, reference
 void compute_reference(const fixture *f, uint32_t b, uint32_t token, uint32_t head, reference *r)
 {
     *r = (reference){ .lse = f->sinks ? f->sinks[head] : -INFINITY };
-    if (f->c->lengths[b] <= 0)
+    if (f->c->lengths[b] <= 0 || f->p.no_blocks)
         return;
-    compute_row(f, &(query){ b, token, head }, false, r);
-    if (may_have_tiles(f)) {
-        reference tiles;
-        compute_row(f, &(query){ b, token, head }, true, &tiles);
-        r->bound = fmax(r->bound, tiles.bound);
-        r->lse_bound = fmax(r->lse_bound, tiles.lse_bound);
+    const query at = { b, token, head };
+    const bool any = kvant_cuda_needs_any(&f->cache.gpu_k->params) || kvant_cuda_needs_any(&f->cache.gpu_v->params);
+    const units least = any ? ROW_UNITS : NO_UNITS, most = any || may_have_tiles(f) ? ROW_UNITS : NO_UNITS;
+    *r = (reference){ 0 };
+    for (units units = least; units <= most; units++) { /* of those that may have served the problem, the widest */
+        reference own;
+        compute_row(f, &at, units, &own);
+        own.bound = fmax(own.bound, r->bound);
+        own.lse_bound = fmax(own.lse_bound, r->lse_bound);
+        *r = own;
     }
 }
 

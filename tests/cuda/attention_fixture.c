@@ -183,12 +183,16 @@ void fixture_open(fixture *f, const attention_case *c, const attention_problem *
     f->out_bytes = f->q_bytes;
     f->gpu_out = device_new(f->out_bytes, 0xff);
     f->gpu_lse = device_new((size_t)f->n_rows * c->n_heads * sizeof(float), 0xff);
+    for (uint32_t i = 0; f->p.no_blocks && i < c->batch * longest; i++)
+        f->table[i] = KVANT_CUDA_NO_BLOCK;
     f->gpu_table = device_copy(f->table, c->batch * longest * sizeof *f->table);
     f->gpu_lengths = device_copy(c->lengths, c->batch * sizeof *c->lengths);
     f->workspace_bytes = kvant_cuda_attention_workspace(d);
     assert_true(f->workspace_bytes > 0);
+    const size_t needed = f->workspace_bytes;
+    f->workspace_bytes += f->p.scratch ? 1024 + 2 * longest * KVANT_CUDA_SCRATCH_PER_BLOCK(d) : 0;
     f->workspace = device_new(f->workspace_bytes, 0xff);
-    check_cuda(cudaMemset(f->workspace, 0, f->workspace_bytes));
+    check_cuda(cudaMemset(f->workspace, 0, needed));
 }
 
 void fixture_close(fixture *f)

@@ -6,7 +6,7 @@
 
 #include "cuda_support.h"
 
-enum { MAX_D = 256 };
+enum { MAX_D = 512 };
 
 typedef struct attention_case {
     const char *k_spec, *v_spec;
@@ -26,6 +26,8 @@ typedef struct attention_problem {
     uint32_t window;
     float softcap, max_bias;
     bool mask, sinks;
+    bool scratch; /* room for the unpacked pages of two kv heads */
+    bool no_blocks; /* every block hidden */
 } attention_problem;
 
 typedef struct fixture {

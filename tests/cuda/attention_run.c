@@ -83,8 +83,8 @@ void run_problem(const attention_case *c, const attention_problem *p)
     printf("%-28s %-28s d %3u  kv %u  q %2u  batch %3u  type %d  open %u", c->k_spec, c->v_spec, c->head_dim,
            c->n_kv_heads, c->n_heads, c->batch, c->type, c->open);
     if (p)
-        printf("  tokens %u%s%s%s%s  window %u  softcap %g  bias %g", p->query_tokens, p->counts ? " ragged" : "",
-               p->causal ? " causal" : "", p->mask ? " mask" : "", p->sinks ? " sinks" : "", p->window, p->softcap,
+        printf("  tokens %u%s%s%s%s%s  window %u  softcap %g  bias %g", p->query_tokens, p->counts ? " ragged" : "",
+               p->causal ? " causal" : "", p->mask ? " mask" : "", p->sinks ? " sinks" : "", p->scratch ? " scratch" : "", p->window, p->softcap,
                p->max_bias);
     printf(": error / bound %.3f\n", f.worst);
     cudaGraphExecDestroy(exec);

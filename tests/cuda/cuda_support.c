@@ -20,6 +20,11 @@ bool have_device(void)
     return false;
 }
 
+bool small_tests(void)
+{
+    return getenv("KVANT_TEST_SMALL") != NULL;
+}
+
 uint64_t random_bits(void)
 {
     state ^= state << 13;

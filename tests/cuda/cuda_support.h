@@ -28,6 +28,9 @@
  * GPUs. */
 bool have_device(void);
 
+/* Whether KVANT_TEST_SMALL is set: one problem in so many, for tools that slow kernels down by a hundred. */
+bool small_tests(void);
+
 uint64_t random_bits(void);
 float random_uniform(float low, float high);
 /* Sum of 4 uniform numbers, variance 1; now and then a large one, as keys have. */

@@ -6,7 +6,7 @@
 
 enum { HEADS = 3, BLOCKS = 9 };
 
-static float scale[HEADS * 256]; /* of rows that have a centre */
+static float scale[HEADS * 512]; /* of rows that have a centre */
 
 typedef struct append_case {
     const char *spec;
@@ -235,10 +235,10 @@ static void test_same_bytes(void **unused)
                                          "trellis-4:rotate=hadamard,states=4096" };
     static const uint32_t dims[] = { 64, 96, 128, 256 }, counts[] = { 300, 1, 7, 130 };
     for (size_t s = 0; s < sizeof specs / sizeof *specs; s++)
-        for (size_t i = 0; i < 4; i++) {
+        for (size_t i = small_tests() ? 3 * (s % 2) : 0; i < (small_tests() ? 3 * (s % 2) + 1 : 4); i++) {
             if (dims[i] == 96 && strcmp(specs[s], "bdr-4:block=64") == 0)
                 continue; /* 64 does not divide 96 */
-            for (int order = 0; order < 3; order++) {
+            for (int order = small_tests() ? (int)(s % 3) : 0; order < (small_tests() ? (int)(s % 3) + 1 : 3); order++) {
                 append_case c = { specs[s],
                                   dims[i],
                                   counts[(s + i + (size_t)order) % 4],
@@ -247,8 +247,56 @@ static void test_same_bytes(void **unused)
                                   (s + i) % 3 == 0 };
                 if (order == 2)
                     c.n_tokens = BLOCKS;
+                if (small_tests() && c.n_tokens > 80)
+                    c.n_tokens = 80;
                 run_append(&c);
             }
+        }
+}
+
+/* Kernels of any head_dim and of any groups (src/cuda/any). */
+static void test_any(void **unused)
+{
+    (void)unused;
+    static const struct {
+        const char *spec;
+        uint32_t most; /* head_dim */
+    } cases[] = { { "int-4", 512 },
+                  { "int-8:sym", 512 },
+                  { "int-7", 512 },
+                  { "int-2:group=32", 512 },
+                  { "int-4:group=32,sym", 512 },
+                  { "int-5:group=16", 512 },
+                  { "int-3:group=24", 512 },
+                  { "bdr-4:group=64", 512 },
+                  { "bdr-4", 512 },
+                  { "turboquant-1:rotate=hadamard", 512 },
+                  { "turboquant-4:rotate=hadamard", 512 },
+                  { "turboquant-3:rotate=none,scale=norm", 512 },
+                  { "turboquant-6:rotate=hadamard", 512 },
+                  { "octopus-2:rotate=hadamard", 512 },
+                  { "octopus-4:rotate=hadamard", 512 },
+                  { "octopus-3:rotate=none,round=scalar", 512 },
+                  { "octopus-3:rotate=none,round=2x2,scale=norm", 512 },
+                  { "hqmq-s96r4", 512 },
+                  { "hqmq-s192r6:rotate=hadamard", 512 },
+                  { "hqmq-s24r3", 512 },
+                  { "trellis-2:rotate=hadamard", 512 },
+                  { "trellis-3:rotate=none", 512 },
+                  { "trellis-4:rotate=hadamard", 512 },
+                  { "trellis-4:rotate=hadamard,scale=norm,states=1024", 512 },
+                  { "trellis-3:rotate=hadamard,states=4096", 512 } };
+    static const uint32_t dims[] = { 80, 112, 192, 512, 48, 336, 64, 128, 16 }, counts[] = { 150, 1, 7, 80 };
+    for (size_t s = 0; s < sizeof cases / sizeof *cases; s++)
+        for (size_t i = small_tests() ? s % 3 : 0; i < (small_tests() ? s % 3 + 1 : sizeof dims / sizeof *dims); i++) {
+            const append_case c = { cases[s].spec,
+                                    dims[i],
+                                    (s + i) % 3 == 2 ? BLOCKS : counts[(s + i) % 4],
+                                    (kvant_cuda_type)((s + i) % 3),
+                                    (int)((s + i) % 3),
+                                    (s + i) % 4 == 0 };
+            if (dims[i] <= cases[s].most)
+                run_append(&c);
         }
 }
 
@@ -348,12 +396,16 @@ static void test_copy_blocks(void **unused)
     cache_close(&cache);
 }
 
-int main(void)
+/* With an argument: the tests that it names, with * for anything. */
+int main(int argc, char **argv)
 {
     if (!have_device())
         return 77; /* CTest: skipped */
+    if (argc > 1)
+        cmocka_set_test_filter(argv[1]);
     const struct CMUnitTest tests[] = {
         cmocka_unit_test(test_same_bytes),
+        cmocka_unit_test(test_any),
         cmocka_unit_test(test_keeps_neighbours),
         cmocka_unit_test(test_refused_rows),
         cmocka_unit_test(test_copy_blocks),

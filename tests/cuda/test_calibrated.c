@@ -289,7 +289,7 @@ static void check_pages(const char *spec, uint32_t d, kvant_role role, const kva
 
 static void bytes_are_those_of_the_cpu(void **unused)
 {
-    static const uint32_t dims[] = { 64, 96, 128, 256 };
+    static const uint32_t dims[] = { 64, 96, 128, 256, 80, 192 };
     static const struct {
         const char *spec;
         kvant_role role;
@@ -484,7 +484,7 @@ static void check_attention(const problem *p, bool full)
 
 static void attention_through_weights(void **unused)
 {
-    static const uint32_t dims[] = { 64, 96, 128, 256 };
+    static const uint32_t dims[] = { 64, 96, 128, 256, 80, 192 };
     static const struct {
         const char *k, *v;
         bool full;

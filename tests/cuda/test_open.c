@@ -6,7 +6,7 @@
 
 #include "../unit/open_codec.h"
 
-enum { HEADS = 3, BLOCKS = 5, MAX_D = 256 };
+enum { HEADS = 3, BLOCKS = 5, MAX_D = 512 };
 
 static float scale_of_rows[HEADS * MAX_D]; /* of rows that have a centre */
 
@@ -264,7 +264,31 @@ static void test_open_and_seal(void **unused)
                                          "innerq-small" };
     static const uint32_t dims[] = { 64, 96, 128, 256 };
     for (size_t s = 0; s < sizeof specs / sizeof *specs; s++)
-        for (size_t i = 0; i < 4; i++)
+        for (size_t i = small_tests() ? s % 4 : 0; i < (small_tests() ? s % 4 + 1 : 4); i++)
+            run(specs[s], dims[i], (kvant_cuda_type)((s + i) % 3), (s + i) % 2 == 0);
+}
+
+/* Kernels of any head_dim and of any groups. */
+static void test_any(void **unused)
+{
+    (void)unused;
+    static const char *const specs[] = { "int-4",
+                                         "int-6:sym",
+                                         "turboquant-4:rotate=hadamard",
+                                         "octopus-4:rotate=hadamard",
+                                         "hqmq-s96r4",
+                                         "trellis-3:rotate=hadamard",
+                                         "int-2:group=32",
+                                         "int-4:group=64,axis=channel",
+                                         "int-2:group=16,axis=channel,sym",
+                                         "int-3:group=32,axis=channel",
+                                         "int-8:group=40",
+                                         "kivi-2",
+                                         "kivi-4",
+                                         "innerq-base" };
+    static const uint32_t dims[] = { 80, 512, 192, 112, 128, 64 };
+    for (size_t s = 0; s < sizeof specs / sizeof *specs; s++)
+        for (size_t i = small_tests() ? s % 3 : 0; i < (small_tests() ? s % 3 + 1 : sizeof dims / sizeof *dims); i++)
             run(specs[s], dims[i], (kvant_cuda_type)((s + i) % 3), (s + i) % 2 == 0);
 }
 
@@ -305,12 +329,16 @@ static void test_refused_rows(void **unused)
     }
 }
 
-int main(void)
+/* With an argument: the tests that it names, with * for anything. */
+int main(int argc, char **argv)
 {
     if (!have_device())
         return 77; /* CTest: skipped */
+    if (argc > 1)
+        cmocka_set_test_filter(argv[1]);
     const struct CMUnitTest tests[] = {
         cmocka_unit_test(test_open_and_seal),
+        cmocka_unit_test(test_any),
         cmocka_unit_test(test_refused_rows),
     };
     return cmocka_run_group_tests(tests, NULL, NULL);

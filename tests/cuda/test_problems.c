@@ -95,10 +95,180 @@ static void test_tiles(void **unused)
                   { "trellis-2:rotate=hadamard", "trellis-4:rotate=hadamard,states=1024" } };
     static const uint32_t dims[] = { 128, 96, 256, 64 };
     for (size_t s = 0; s < sizeof specs / sizeof *specs; s++)
-        for (uint32_t i = 0; i < 4; i++) {
+        for (uint32_t i = small_tests() ? s % 4 : 0; i < (small_tests() ? s % 4 + 1 : 4); i++) {
             const attention_case c = case_of(specs[s].k, specs[s].v, dims[i], 2, s % 2 ? 6 : 2, i % 2 ? 3 : 0);
             const attention_problem p = { .query_tokens = (s + i) % 3 == 0 ? 20 : (s + i) % 3 == 1 ? 70 : 33,
                                           .causal = (s + i) % 4 != 0 };
+            run_problem(&c, &p);
+        }
+}
+
+/* Kernels of any head_dim and of any groups (src/cuda/any), with few and many rows. */
+static void test_any(void **unused)
+{
+    (void)unused;
+    static const struct {
+        const char *k, *v;
+    } specs[] = { { "int-4", "int-4" },
+                  { "int-8:sym", "turboquant-4:rotate=hadamard" },
+                  { "turboquant-6:rotate=hadamard", "int-5" },
+                  { "trellis-4:rotate=hadamard", "trellis-3:rotate=hadamard" },
+                  { "octopus-4:rotate=hadamard", "hqmq-s96r4" },
+                  { "hqmq-s192r6", "octopus-2:rotate=hadamard" },
+                  { "kivi-2", "kivi-2" },
+                  { "int-4:group=32", "int-4:group=64,axis=channel" },
+                  { "innerq-base", "int-8:group=16,sym" },
+                  { "hqmq-s24r3", "kivi-4" } };
+    static const uint32_t dims[] = { 80, 112, 192, 512, 128 }, tokens[] = { 1, 5, 20, 70 };
+    for (size_t s = 0; s < sizeof specs / sizeof *specs; s++)
+        for (uint32_t i = small_tests() ? s % 3 : 0; i < (small_tests() ? s % 3 + 1 : 5); i++) {
+            const attention_case c = case_of(specs[s].k, specs[s].v, dims[i], 2, s % 2 ? 6 : 2, (s + i) % 2 ? 3 : 0);
+            const attention_problem p = { .query_tokens = tokens[(s + i) % 4],
+                                          .causal = i % 3 != 0,
+                                          .window = (s + i) % 5 == 4 ? 100 : 0,
+                                          .softcap = (s + i) % 5 == 3 ? 20 : 0,
+                                          .max_bias = (s + i) % 7 == 2 ? 4 : 0,
+                                          .mask = (s + i) % 5 == 1,
+                                          .sinks = (s + i) % 6 == 0 };
+            run_problem(&c, &p);
+        }
+    static const int32_t one_long[] = { 9000 };
+    for (uint32_t i = 0; i < 5 && !small_tests(); i++) {
+        const attention_case c = { "int-4", "trellis-4:rotate=hadamard", dims[i], 2, 8, 1, KVANT_CUDA_BF16, one_long, true, 0.5f, 20 };
+        if (dims[i] != 128)
+            run_problem(&c, NULL);
+    }
+}
+
+/* One kv head for more heads than a decode kernel takes, as Falcon and MLA have them. */
+static void test_many_heads(void **unused)
+{
+    (void)unused;
+    for (uint32_t i = 0; i < 4; i++) {
+        const attention_case c = { "int-4", "turboquant-4:rotate=hadamard", i < 2 ? 64 : 80, 1 + i % 2, 71 * (1 + i % 2), 10,
+                                   KVANT_CUDA_F32, lengths, false, 0.5f, i % 2 ? 3 : 0 };
+        const attention_problem p = { .query_tokens = 1 + i, .causal = true };
+        run_problem(&c, &p);
+    }
+}
+
+/* Nothing of any sequence is seen: zeros, and a log-sum-exp of -infinity or the sink's; decode kernels, tiles
+ * and kernels of any head_dim, with a centre, which is not added then. */
+static void test_nothing_seen(void **unused)
+{
+    (void)unused;
+    static const char *const specs[] = { "int-4", "turboquant-4:rotate=hadamard", "kivi-2" };
+    static const uint32_t dims[] = { 128, 64, 256, 80 }, tokens[] = { 1, 5, 70 };
+    for (size_t s = 0; s < 3; s++)
+        for (size_t i = 0; i < 4; i++)
+            for (size_t k = 0; k < 3; k++) {
+                const attention_case c = case_of(specs[s], specs[s], dims[i], 2, 4, 3);
+                const attention_problem p = { .query_tokens = tokens[k], .no_blocks = true, .sinks = (s + i + k) % 3 == 2 };
+                run_problem(&c, &p);
+            }
+}
+
+/* What an engine captures once and replays for each token: append and attention. Slots, lengths, rows and
+ * queries change between replays, in place. */
+static void test_captured(void **unused)
+{
+    (void)unused;
+    enum { TOKENS = 130, D = 128, KV = 2, Q = 8 };
+    static const char *const specs[] = { "int-4", "turboquant-4:rotate=hadamard", "trellis-4:rotate=hadamard" };
+    for (size_t s = 0; s < 3; s++) {
+        static const int32_t longest[] = { TOKENS };
+        const attention_case c = { specs[s], specs[s], D, KV, Q, 1, KVANT_CUDA_F32, longest, false, 0.5f, 0 };
+        fixture f;
+        fixture_open(&f, &c, NULL);
+        float *rows[2], *gpu_rows[2];
+        for (int r = 0; r < 2; r++) {
+            rows[r] = malloc(TOKENS * KV * D * sizeof(float));
+            for (int j = 0; j < TOKENS * KV * D; j++)
+                rows[r][j] = random_normal() * 0.5f;
+            gpu_rows[r] = device_new(KV * D * sizeof(float), 0xff);
+        }
+        int64_t slot = -1, *gpu_slot = device_copy(&slot, sizeof slot);
+        kvant_cuda_append_args append = { .size = sizeof append, .type = KVANT_CUDA_F32, .n_tokens = 1, .n_kv_heads = KV, .slots = gpu_slot };
+        append.k = (kvant_cuda_rows){ .codec = f.cache.gpu_k, .pages = cache_pages(&f.cache, KVANT_ROLE_K), .rows = gpu_rows[0], .token_stride = KV * D, .head_stride = D };
+        append.v = (kvant_cuda_rows){ .codec = f.cache.gpu_v, .pages = cache_pages(&f.cache, KVANT_ROLE_V), .rows = gpu_rows[1], .token_stride = KV * D, .head_stride = D };
+        const kvant_cuda_attention_args args = attention_args(&f);
+        cudaStream_t stream;
+        cudaGraph_t graph;
+        cudaGraphExec_t exec;
+        check_cuda(cudaStreamCreate(&stream));
+        assert_int_equal(kvant_cuda_append(&append, stream), KVANT_OK); /* engines load kernels before they capture */
+        assert_int_equal(kvant_cuda_attention(&args, stream), KVANT_OK);
+        check_cuda(cudaStreamSynchronize(stream));
+        check_cuda(cudaStreamBeginCapture(stream, cudaStreamCaptureModeGlobal));
+        assert_int_equal(kvant_cuda_append(&append, stream), KVANT_OK);
+        assert_int_equal(kvant_cuda_attention(&args, stream), KVANT_OK);
+        check_cuda(cudaStreamEndCapture(stream, &graph));
+        check_cuda(cudaGraphInstantiate(&exec, graph, 0));
+        check_cuda(cudaMemset(f.cache.gpu_pool, 0, f.cache.block_bytes * f.cache.n_blocks));
+        memset(f.cache.pool, 0, f.cache.block_bytes * f.cache.n_blocks);
+        float out[Q * D], lse[Q];
+        for (int32_t t = 0; t < TOKENS; t++) {
+            const int32_t length = t + 1;
+            slot = 64 * (int64_t)f.table[t / 64] + t % 64;
+            check_cuda(cudaMemcpy(gpu_slot, &slot, sizeof slot, cudaMemcpyHostToDevice));
+            check_cuda(cudaMemcpy(f.gpu_lengths, &length, sizeof length, cudaMemcpyHostToDevice));
+            for (int r = 0; r < 2; r++) {
+                check_cuda(cudaMemcpy(gpu_rows[r], rows[r] + t * KV * D, KV * D * sizeof(float), cudaMemcpyHostToDevice));
+                for (uint32_t h = 0; h < KV; h++)
+                    assert_int_equal(kvant_codec_encode(r ? f.cache.v : f.cache.k, NULL, rows[r] + (t * KV + (int)h) * D, D,
+                                                        (uint32_t)t % 64, 1,
+                                                        cache_page(&f.cache, (kvant_role)r, (uint32_t)f.table[t / 64], h)),
+                                     KVANT_OK);
+            }
+            check_cuda(cudaGraphLaunch(exec, stream));
+            check_cuda(cudaStreamSynchronize(stream));
+            device_read(out, f.gpu_out, sizeof out);
+            device_read(lse, f.gpu_lse, sizeof lse);
+            attention_case now = c;
+            now.lengths = &length;
+            f.c = &now;
+            for (uint32_t h = 0; h < Q && (t < 3 || t % 31 == 0 || t > 126); h++)
+                check_head(&f, out, lse, 0, 0, h);
+            f.c = &c;
+        }
+        uint8_t *pool = malloc(f.cache.block_bytes * f.cache.n_blocks);
+        device_read(pool, f.cache.gpu_pool, f.cache.block_bytes * f.cache.n_blocks);
+        assert_memory_equal(pool, f.cache.pool, f.cache.block_bytes * f.cache.n_blocks);
+        cudaGraphExecDestroy(exec);
+        cudaGraphDestroy(graph);
+        cudaStreamDestroy(stream);
+        for (int r = 0; r < 2; r++) {
+            free(rows[r]);
+            cudaFree(gpu_rows[r]);
+        }
+        free(pool);
+        cudaFree(gpu_slot);
+        fixture_close(&f);
+    }
+}
+
+/* Every codec unpacked once for all rows; three sequences take turns in scratch for two. */
+static void test_scratch(void **unused)
+{
+    (void)unused;
+    static const struct {
+        const char *k, *v;
+    } specs[] = { { "int-4", "int-3" },
+                  { "turboquant-4:rotate=hadamard", "turboquant-2:rotate=hadamard" },
+                  { "kivi-2", "innerq-base" },
+                  { "bdr-7", "turboquant-8:rotate=hadamard" },
+                  { "octopus-4:rotate=hadamard", "octopus-3:rotate=hadamard" },
+                  { "hqmq-s96r4", "hqmq-s192r6" },
+                  { "trellis-4:rotate=hadamard", "trellis-3:rotate=hadamard" },
+                  { "trellis-2:rotate=hadamard", "trellis-4:rotate=hadamard,states=1024" } };
+    static const uint32_t dims[] = { 128, 96, 256, 64 };
+    static const int32_t some[] = { 300, 20, 129 };
+    for (uint32_t s = 0; s < sizeof specs / sizeof *specs; s++)
+        for (uint32_t i = small_tests() ? s % 2 : 0; i < (small_tests() ? s % 2 + 1 : 2); i++) {
+            const attention_case c = { specs[s].k, specs[s].v, dims[(s + 2 * i) % 4], 1, 16, 3, KVANT_CUDA_F32, some, i == 1,
+                                       0.5f, i ? 3 : 0 };
+            const attention_problem p = { .query_tokens = 25, .causal = s % 3 != 0, .window = s % 4 == 3 ? 90 : 0,
+                                          .mask = s % 4 == 2, .scratch = true };
             run_problem(&c, &p);
         }
 }
@@ -110,7 +280,7 @@ static void test_prefill(void **unused)
     static const int32_t past[] = { 5000, 130 };
     for (int i = 0; i < 2; i++) {
         const attention_case c = { "int-4", "int-4", i ? 64 : 128, 1, 4, 2, KVANT_CUDA_BF16, past, false, 0.5f, 3 };
-        const attention_problem p = { .query_tokens = 130, .causal = true };
+        const attention_problem p = { .query_tokens = 130, .causal = true, .scratch = i == 0 };
         run_problem(&c, &p);
     }
 }
@@ -210,7 +380,7 @@ static void test_refused(void **unused)
     assert_int_equal(kvant_cuda_attention(&args, NULL), KVANT_ERR_ARGUMENT);
     /* no shape is as small as that: an error, not a result that nobody computed */
     args = attention_args(&f);
-    kvant_cuda_limit_shared_memory(24 << 10);
+    kvant_cuda_limit_shared_memory(16 << 10);
     assert_int_equal(kvant_cuda_attention(&args, NULL), KVANT_ERR_UNSUPPORTED);
     fixture_close(&f);
 }
@@ -223,7 +393,7 @@ int main(int argc, char **argv)
     if (!have_device())
         return 77; /* CTest: skipped */
     const struct CMUnitTest tests[] = {
-        cmocka_unit_test(test_tiles),        cmocka_unit_test(test_query_tokens), cmocka_unit_test(test_one_by_one), cmocka_unit_test(test_ragged),
+        cmocka_unit_test(test_tiles),        cmocka_unit_test(test_scratch),   cmocka_unit_test(test_any), cmocka_unit_test(test_nothing_seen), cmocka_unit_test(test_many_heads), cmocka_unit_test(test_captured), cmocka_unit_test(test_query_tokens), cmocka_unit_test(test_one_by_one), cmocka_unit_test(test_ragged),
         cmocka_unit_test(test_prefill),      cmocka_unit_test(test_random),     cmocka_unit_test(test_sizes),
         cmocka_unit_test(test_refused),
     };

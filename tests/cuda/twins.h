@@ -7,7 +7,11 @@
 
 #include <kvant/cache.h>
 
-enum { LAYERS = 2, HEADS = 8, KV_HEADS = 2, DIM = 64, WIDTH = KV_HEADS * DIM, Q_WIDTH = HEADS * DIM };
+#ifndef TWINS_DIM
+#define TWINS_DIM 64
+#endif
+
+enum { LAYERS = 2, HEADS = 8, KV_HEADS = 2, DIM = TWINS_DIM, WIDTH = KV_HEADS * DIM, Q_WIDTH = HEADS * DIM };
 enum { MOST = 640, SEQUENCES = 4 };
 
 #define CALIBRATION "test_cuda_cache.kvcal"

@@ -56,11 +56,18 @@ static struct llama_model *load_model(ggml_backend_dev_t device)
     return llama_model_load_from_file(path != NULL ? path : KVANT_TEST_MODEL, params);
 }
 
+bool harness_on_gpu(void)
+{
+    return getenv("KVANT_TEST_STANDIN") != NULL;
+}
+
 int harness_load_plugin(void **state)
 {
     (void)state;
     llama_log_set(quiet, NULL);
     ggml_backend_load_all_from_path(KVANT_TEST_LLAMA_LIB);
+    if (harness_on_gpu() && ggml_backend_load(getenv("KVANT_TEST_STANDIN")) == NULL)
+        return -1;
     plugin = ggml_backend_load(KVANT_TEST_PLUGIN);
     return plugin != NULL ? 0 : -1;
 }

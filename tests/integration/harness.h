@@ -34,6 +34,9 @@ int harness_stop(void **state);
 /* Makes llama.cpp know KVANT_ACCEL beside KVANT; returns it. Once a process. */
 ggml_backend_dev_t harness_add_accel(void);
 
+/* KVANT_TEST_STANDIN names a stand-in of ggml-cuda (standin_cuda.c): KVANT is KVANT0 then, its cache in that one's memory. */
+bool harness_on_gpu(void);
+
 ggml_backend_reg_t harness_plugin(void);
 const struct llama_vocab *harness_vocab(void);
 

@@ -11,6 +11,7 @@
 #include <string.h>
 
 #include "ggml-backend-impl.h"
+#include "ggml-impl.h"
 #include "ggml.h"
 
 #include <kvant/block_attention.h>
@@ -108,8 +109,28 @@ static void backend_matches(void **state)
     SAME_FIELD(abi_backend_iface, struct ggml_backend_i, free);
     SAME_FIELD(abi_backend_iface, struct ggml_backend_i, synchronize);
     SAME_FIELD(abi_backend_iface, struct ggml_backend_i, graph_compute);
+    SAME_FIELD(abi_backend_iface, struct ggml_backend_i, event_record);
+    SAME_FIELD(abi_backend_iface, struct ggml_backend_i, event_wait);
     SAME_FIELD(abi_backend_iface, struct ggml_backend_i, graph_optimize);
+    SAME_SIZE(abi_event, struct ggml_backend_event);
+    SAME_FIELD(abi_event, struct ggml_backend_event, device);
+    SAME_FIELD(abi_event, struct ggml_backend_event, context);
     assert_int_equal(sizeof(ggml_guid), sizeof(*((abi_backend *)0)->guid));
+}
+
+static void graph_matches(void **state)
+{
+    (void)state;
+    SAME_SIZE(abi_graph, struct ggml_cgraph);
+    SAME_FIELD(abi_graph, struct ggml_cgraph, n_nodes);
+    SAME_FIELD(abi_graph, struct ggml_cgraph, n_leafs);
+    SAME_FIELD(abi_graph, struct ggml_cgraph, nodes);
+    SAME_FIELD(abi_graph, struct ggml_cgraph, grads);
+    SAME_FIELD(abi_graph, struct ggml_cgraph, leafs);
+    SAME_FIELD(abi_graph, struct ggml_cgraph, use_counts);
+    SAME_FIELD_AS(abi_graph, visited, struct ggml_cgraph, visited_hash_set);
+    SAME_FIELD(abi_graph, struct ggml_cgraph, order);
+    SAME_FIELD(abi_graph, struct ggml_cgraph, uid);
 }
 
 static void device_matches(void **state)
@@ -179,6 +200,7 @@ static void constants_match(void **state)
     assert_int_equal(ABI_TYPE_F16, GGML_TYPE_F16);
     assert_int_equal(ABI_TYPE_I32, GGML_TYPE_I32);
     assert_int_equal(ABI_TYPE_I64, GGML_TYPE_I64);
+    assert_int_equal(ABI_TYPE_BF16, GGML_TYPE_BF16);
     assert_int_equal(ABI_STATUS_ALLOC_FAILED, GGML_STATUS_ALLOC_FAILED);
     assert_int_equal(ABI_STATUS_FAILED, GGML_STATUS_FAILED);
     assert_int_equal(ABI_STATUS_SUCCESS, GGML_STATUS_SUCCESS);
@@ -207,8 +229,8 @@ int main(void)
     const struct CMUnitTest tests[] = {
         cmocka_unit_test(tensor_matches),  cmocka_unit_test(buffer_type_matches),
         cmocka_unit_test(buffer_matches),  cmocka_unit_test(backend_matches),
-        cmocka_unit_test(device_matches),  cmocka_unit_test(registry_matches),
-        cmocka_unit_test(constants_match),
+        cmocka_unit_test(graph_matches),   cmocka_unit_test(device_matches),
+        cmocka_unit_test(registry_matches), cmocka_unit_test(constants_match),
     };
 
     print_message("back-end API %d\n", GGML_BACKEND_API_VERSION);

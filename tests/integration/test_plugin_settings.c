@@ -291,6 +291,7 @@ static void bad_values_name_variable_and_valid_values(void **state)
         { "KVANT_SEED=12x", "KVANT_SEED=12x", "from 0 to" },
         { "KVANT_FP32=2", "KVANT_FP32=2", "from 0 to 1" },
         { "KVANT_HOST_THREADS=2", "KVANT_HOST_THREADS=2", "from 0 to 1" },
+        { "KVANT_GPU=2", "KVANT_GPU=2", "from 0 to 1" },
         { "KVANT_HEAD_DIM=0", "KVANT_HEAD_DIM=0", "from 1 to 512" },
         { "KVANT_HEAD_DIM=513", "KVANT_HEAD_DIM=513", "from 1 to 512" },
         { "KVANT_K=int-4:recent=x", "recent", "from 0 to" },

@@ -314,8 +314,75 @@ static void shifted_context_is_stock_within_rounding(void **state)
     free(logits[1]);
 }
 
+/* In the memory of a GPU, whose device keeps no recent rows as fp16. */
+
+static void restoring_on_a_gpu_does_not_quantise_twice(void **state)
+{
+    (void)state;
+    assert_true(restored_difference("turboquant-4") < sqrt(0.0095) / 16);
+    assert_true(restored_difference("trellis-4:center=first,norm=first") < sqrt(0.0050));
+}
+
+static void clear_on_a_gpu_starts_over(void **state)
+{
+    (void)state;
+    check_clear("turboquant-4");
+    check_clear("trellis-4:center=first,norm=first");
+}
+
+static void removal_on_a_gpu_leaves_no_trace(void **state)
+{
+    (void)state;
+    check_removal("turboquant-4");
+    check_removal("trellis-4:center=first,norm=first");
+}
+
+static void copy_on_a_gpu_is_exact(void **state)
+{
+    (void)state;
+    check_stream_copy("turboquant-4");
+    check_stream_copy("turboquant-4:center=first,norm=first");
+}
+
+/* Stock's logits and kvant's, with a shift or without. */
+static double difference_to_stock(const char *spec, void (*change)(struct llama_context *), llama_pos pos)
+{
+    const harness_options options[] = { { .spec = spec, .n_ctx = 512 }, { .n_ctx = 512 } };
+    float *logits[2];
+    double difference;
+
+    for (int i = 0; i < 2; i++) {
+        struct llama_context *context = prompted(&options[i]);
+        if (change != NULL)
+            change(context);
+        logits[i] = continue_from(context, pos, 0);
+        llama_free(context);
+    }
+    difference = rms_difference(logits[0], logits[1]);
+    free(logits[0]);
+    free(logits[1]);
+    return difference;
+}
+
+/* Shifted keys are quantised twice, which at most doubles the error; at wrong positions they would cost far more. */
+static void shift_on_a_gpu_costs_one_quantisation(void **state)
+{
+    double plain = difference_to_stock("int-8", NULL, N_PROMPT);
+    double shifted = difference_to_stock("int-8", drop_start, N_PROMPT - N_DROP);
+
+    (void)state;
+    print_message("rms difference to stock %.5f, shifted %.5f\n", plain, shifted);
+    assert_true(shifted <= 2 * plain);
+}
+
 int main(void)
 {
+    const struct CMUnitTest on_gpu[] = {
+        cmocka_unit_test(restoring_on_a_gpu_does_not_quantise_twice), cmocka_unit_test(copy_on_a_gpu_is_exact),
+        cmocka_unit_test(streams_in_one_batch_agree),                 cmocka_unit_test(unified_copy_agrees),
+        cmocka_unit_test(removal_on_a_gpu_leaves_no_trace),           cmocka_unit_test(clear_on_a_gpu_starts_over),
+        cmocka_unit_test(shift_on_a_gpu_costs_one_quantisation),
+    };
     const struct CMUnitTest tests[] = {
         cmocka_unit_test(f16_state_is_exact),
         cmocka_unit_test(restoring_does_not_quantise_twice),
@@ -327,5 +394,6 @@ int main(void)
         cmocka_unit_test(shifted_context_is_stock_within_rounding),
     };
 
-    return cmocka_run_group_tests(tests, start, harness_stop);
+    return harness_on_gpu() ? cmocka_run_group_tests(on_gpu, start, harness_stop)
+                            : cmocka_run_group_tests(tests, start, harness_stop);
 }

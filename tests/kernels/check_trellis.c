@@ -128,8 +128,10 @@ static level_dots make_level_dots(checker *check, const dots_shape *s)
     check_bytes(check, p.page, p.layout.code_bytes, -1);
     int32_t limit = INT32_MAX / (INT8_MAX * (int32_t)(16 * p.layout.column_tiles));
     limit = limit < KVANT_CODE_OPERAND_MAX ? limit : KVANT_CODE_OPERAND_MAX;
-    for (size_t i = 0; i < s->n * p.width; i++)
-        p.x[i] = (int16_t)((int32_t)check_below(check, 2 * (uint32_t)limit + 1) - limit);
+    for (uint32_t i = 0; i < s->n; i++)
+        for (uint32_t c = 0; c < p.width; c++) /* the last block completed with zeros */
+            p.x[i * p.width + c / 64 * 64 + kvant_token_position(c % 64)] =
+                (int16_t)(c < 16 * p.layout.column_tiles ? (int32_t)check_below(check, 2 * (uint32_t)limit + 1) - limit : 0);
     return p;
 }
 

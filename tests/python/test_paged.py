@@ -231,6 +231,17 @@ class Attention(Calls):
         self.assertAlmostEqual(args.scale, DIM**-0.5)
         self.assertEqual(self.cache.attention(**self.arguments()).shape, (self.BATCH, self.HEADS, DIM))
 
+    def test_many_rows(self):
+        """From 385 rows of a kv head on, caches share a workspace with scratch."""
+        workspaces = []
+        for tokens in (384 * KV_HEADS // self.HEADS, 400, 401):
+            given = self.arguments() | {"q": Tensor((self.BATCH, tokens, self.HEADS, DIM), bfloat16)}
+            self.cache.attention(**given)
+            args = self.library.calls["attention"]
+            workspaces.append((args.workspace, args.workspace_bytes))
+        self.assertEqual([size for _, size in workspaces], [4096, 4096 + (129 << 20), 4096 + (129 << 20)])
+        self.assertEqual(workspaces[1], workspaces[2])
+
     def test_wrong_ones(self):
         batch, heads, per_row = self.BATCH, self.HEADS, self.PER_ROW
         strides = (heads * DIM * 2, DIM * 2, 2)

@@ -1,9 +1,7 @@
 /* attention_setup.c - see attention_setup.h. */
 #include "attention_setup.h"
 
-#include "../../src/base/half.h"
 #include "../../src/codec/codec_internal.h"
-#include "../attention_reference.h"
 
 static void fill_tensor(const setup *s, kvant_tensor *tensor, uint32_t blocks, uint32_t dim, uint64_t *rng)
 {
@@ -47,18 +45,6 @@ static kvant_tensor *make_tensor(const setup *s, const char *spec, uint32_t dim,
     return tensor;
 }
 
-static void make_mask(fixture *f, uint64_t *rng)
-{
-    const setup *s = &f->s;
-    f->mask = malloc((size_t)s->n_queries * s->n_tokens * sizeof *f->mask);
-    for (uint32_t t = 0; t < s->n_queries; t++)
-        for (uint32_t j = 0; j < s->n_tokens; j++) {
-            bool hidden = j > s->n_tokens - s->n_queries + t || (t % 3 == 1 && j < 70) || test_random(rng) % 5 == 0;
-            float bias = s->max_bias > 0 ? -(float)(s->n_tokens - j) / 8 : 0;
-            f->mask[(size_t)t * s->n_tokens + j] = hidden ? 0xfc00 : kvant_half_from_float(bias);
-        }
-}
-
 fixture make_fixture(setup s)
 {
     uint64_t rng = 99;
@@ -69,32 +55,14 @@ fixture make_fixture(setup s)
     f.v = make_tensor(&s, s.v_spec, s.v_dim, KVANT_ROLE_V, f.v_codecs, &f.v_memory);
     fill_tensor(&s, f.k, f.blocks, s.k_dim, &rng);
     fill_tensor(&s, f.v, f.blocks, s.v_dim, &rng);
-    f.q = malloc((size_t)s.n_queries * s.n_heads * s.k_dim * sizeof(float));
-    fill_normal(f.q, (size_t)s.n_queries * s.n_heads * s.k_dim, &rng);
-    f.out = malloc((size_t)s.n_queries * s.n_heads * s.v_dim * sizeof(float));
-    f.sinks = malloc(s.n_heads * sizeof(float));
-    fill_normal(f.sinks, s.n_heads, &rng);
-    if (s.mask)
-        make_mask(&f, &rng);
-    f.problem = (kvant_attention_problem){ .size = sizeof f.problem,
-                                     .first_block = (s.n_sequences - 1) * f.blocks,
-                                     .exact = s.exact,
-                                     .n_tokens = s.n_tokens,
-                                     .n_queries = s.n_queries,
-                                     .n_heads = s.n_heads,
-                                     .q = f.q,
-                                     .q_token_stride = (size_t)s.n_heads * s.k_dim,
-                                     .q_head_stride = s.k_dim,
-                                     .mask = f.mask,
-                                     .mask_token_stride = s.n_tokens,
-                                     .sinks = s.sinks ? f.sinks : NULL,
-                                     .scale = 1 / sqrtf((float)s.k_dim),
-                                     .logit_softcap = s.softcap,
-                                     .max_bias = s.max_bias,
-                                     .out = f.out,
-                                     .out_token_stride = (size_t)s.n_heads * s.v_dim,
-                                     .out_head_stride = s.v_dim,
-                                     .n_threads = 2 };
+    f.problem = (kvant_attention_problem){ .first_block = (s.n_sequences - 1) * f.blocks,
+                                           .exact = s.exact,
+                                           .n_tokens = s.n_tokens,
+                                           .n_queries = s.n_queries,
+                                           .n_heads = s.n_heads,
+                                           .logit_softcap = s.softcap,
+                                           .max_bias = s.max_bias };
+    f.data = make_data(&f.problem, s.k_dim, s.v_dim, s.mask, s.sinks, &rng);
     return f;
 }
 
@@ -108,10 +76,7 @@ void free_fixture(fixture *f)
     }
     free(f->k_memory);
     free(f->v_memory);
-    free(f->q);
-    free(f->out);
-    free(f->sinks);
-    free(f->mask);
+    free_data(&f->data);
 }
 
 void run(fixture *f)
@@ -121,7 +86,7 @@ void run(fixture *f)
     void *workspace = aligned(bytes);
     memset(workspace, 0xff, bytes);
     for (size_t i = 0; i < (size_t)f->s.n_queries * f->s.n_heads * f->s.v_dim; i++)
-        f->out[i] = NAN;
+        f->data.out[i] = NAN;
     assert_int_equal(kvant_attention(f->k, f->v, &f->problem, workspace, bytes), KVANT_OK);
     free(workspace);
 }
@@ -178,27 +143,15 @@ static void reference(const fixture *f, const float *keys, const float *values, 
     const setup *s = &f->s;
     uint32_t kv = head / (s->n_heads / s->n_kv_heads);
     const float *head_values = values + (size_t)kv * s->v_dim;
-    double *weights = malloc(s->n_tokens * sizeof *weights), *bias = calloc(s->n_tokens, sizeof *bias);
-    for (uint32_t j = 0; f->mask && j < s->n_tokens; j++)
-        bias[j] = reference_slope(s->n_heads, s->max_bias, head) *
-                  kvant_half_to_float(f->mask[(size_t)token * s->n_tokens + j]);
-    const reference_row row = { .q = f->q + ((size_t)token * s->n_heads + head) * s->k_dim,
-                                .keys = keys + (size_t)kv * s->k_dim,
-                                .values = head_values,
-                                .key_stride = (size_t)s->n_kv_heads * s->k_dim,
-                                .value_stride = (size_t)s->n_kv_heads * s->v_dim,
-                                .n_cells = s->n_tokens,
-                                .k_dim = s->k_dim,
-                                .v_dim = s->v_dim,
-                                .scale = f->problem.scale,
-                                .softcap = s->softcap,
-                                .bias = bias,
-                                .sink = s->sinks ? &f->sinks[head] : NULL };
-    double total = reference_attention(&row, weights, out);
+    double *weights = malloc(s->n_tokens * sizeof *weights);
+    const reference_row cells = { .keys = keys + (size_t)kv * s->k_dim,
+                                  .values = head_values,
+                                  .key_stride = (size_t)s->n_kv_heads * s->k_dim,
+                                  .value_stride = (size_t)s->n_kv_heads * s->v_dim };
+    double total = data_row(&f->data, &f->problem, token, head, cells, weights, out);
     *size = measure(s, head_values, weights, total, out);
     size->longest = longest;
     free(weights);
-    free(bias);
 }
 
 /* Bound on |out - reference|: a score's error is at most about (k_dim + 20) 2^-24 of sum |q k| scale (dot product, rotation of
@@ -231,7 +184,7 @@ static double largest_score(const fixture *f, const float *keys)
     const setup *s = &f->s;
     double q = 0, k = 0;
     for (uint32_t t = 0; t < s->n_queries * s->n_heads; t++)
-        q = fmax(q, length(f->q + (size_t)t * s->k_dim, s->k_dim));
+        q = fmax(q, length(f->data.q + (size_t)t * s->k_dim, s->k_dim));
     for (uint32_t t = 0; t < s->n_tokens * s->n_kv_heads; t++)
         k = fmax(k, length(keys + (size_t)t * s->k_dim, s->k_dim));
     return q * k * f->problem.scale * growth(f->k, s->n_kv_heads, s->k_dim);
@@ -325,7 +278,7 @@ void check(const fixture *f)
             reference(f, keys, values, longest[h / (s->n_heads / s->n_kv_heads)], t, h, want, &size);
             double bound = rounding(f, score, &size) + integers(f, score, &size);
             for (uint32_t i = 0; i < s->v_dim; i++) {
-                double got = f->out[((size_t)t * s->n_heads + h) * s->v_dim + i];
+                double got = f->data.out[((size_t)t * s->n_heads + h) * s->v_dim + i];
                 if (!(fabs(got - want[i]) <= bound + 1e-30))
                     fail_msg("%s/%s %s token %u head %u channel %u: %.9g, not %.9g (bound %.3g)", s->k_spec,
                              s->v_spec, kvant_cpu_level_name(kvant_get_cpu_level()), t, h, i, got, want[i], bound);

@@ -3,9 +3,7 @@
 #ifndef KVANT_TESTS_ATTENTION_SETUP_H
 #define KVANT_TESTS_ATTENTION_SETUP_H
 
-#include "testing.h"
-
-#include <kvant/attention.h>
+#include "attention_data.h"
 
 enum { MAX_KV_HEADS = 4 };
 
@@ -24,8 +22,7 @@ typedef struct fixture {
     void *k_memory, *v_memory;
     kvant_tensor *k, *v;
     uint32_t blocks; /* of a sequence */
-    float *q, *out, *sinks;
-    uint16_t *mask;
+    attention_data data;
     kvant_attention_problem problem;
 } fixture;
 

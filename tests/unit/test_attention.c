@@ -139,8 +139,8 @@ static void threads_do_not_change_results(void **state)
             f.problem.n_threads = n;
             run(&f);
             if (n == 1)
-                memcpy(first, f.out, bytes);
-            assert_memory_equal(first, f.out, bytes);
+                memcpy(first, f.data.out, bytes);
+            assert_memory_equal(first, f.data.out, bytes);
         }
         free(first);
         free_fixture(&f);
@@ -160,15 +160,15 @@ static void hidden_rows_and_empty_caches_give_zeros(void **state)
                                       .v_spec = "int-4",
                                       .mask = true });
     for (uint32_t j = 0; j < 80; j++)
-        f.mask[80 + j] = 0xfc00;
+        f.data.mask[80 + j] = 0xfc00;
     run(&f);
     for (uint32_t i = 0; i < 128; i++)
-        assert_true(f.out[128 + i] == 0);
+        assert_true(f.data.out[128 + i] == 0);
     check(&f);
     f.problem.n_tokens = 0;
     run(&f);
     for (uint32_t i = 0; i < 256; i++)
-        assert_true(f.out[i] == 0);
+        assert_true(f.data.out[i] == 0);
     free_fixture(&f);
 }
 
@@ -188,7 +188,7 @@ static void bad_arguments(void **state)
     size_t bytes, other;
     assert_int_equal(kvant_attention_workspace(f.k, f.v, &good, &bytes), KVANT_OK);
     void *workspace = aligned(bytes);
-    f.out[0] = NAN;
+    f.data.out[0] = NAN;
 #define REFUSED(change)                                                                                            \
     do {                                                                                                           \
         f.problem = good;                                                                                             \
@@ -217,7 +217,7 @@ static void bad_arguments(void **state)
     assert_int_equal(kvant_attention(f.k, NULL, &good, workspace, bytes), KVANT_ERR_ARGUMENT);
     assert_int_equal(kvant_attention(f.v, f.v, &good, workspace, bytes), KVANT_ERR_ARGUMENT);
     assert_int_equal(kvant_attention(f.k, f.k, &good, workspace, bytes), KVANT_ERR_ARGUMENT);
-    assert_true(isnan(f.out[0])); /* nothing was written */
+    assert_true(isnan(f.data.out[0])); /* nothing was written */
     free(workspace);
     free_fixture(&f);
 }

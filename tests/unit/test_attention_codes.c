@@ -61,13 +61,13 @@ static void integers_cost_what_they_may(void **state)
             float *exact = malloc(n * sizeof *exact);
             f.problem.exact = true;
             run(&f);
-            memcpy(exact, f.out, n * sizeof *exact);
+            memcpy(exact, f.data.out, n * sizeof *exact);
             f.problem.exact = false;
             run(&f);
             double size = 0;
             for (size_t j = 0; j < n; j++)
                 size += (double)exact[j] * exact[j];
-            const double error = sqrt(squared_distance(exact, f.out, n) / size);
+            const double error = sqrt(squared_distance(exact, f.data.out, n) / size);
             print_message("%s, %u queries: %.2g\n", figures[i].spec, n_queries, error);
             if (!(error <= figures[i].most))
                 fail_msg("%s, %u queries: %.3g of an output, not at most %.3g", figures[i].spec, n_queries, error,

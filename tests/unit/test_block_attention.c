@@ -1,13 +1,11 @@
 /* test_block_attention.c - ggml's block formats against decoding written out by hand, and attention on them against a plain
  * softmax in double precision: lengths that fill no page, strides, masks, softcap, ALiBi, sinks, threads, hostile arguments.
  * (Kernels at every level: tests/kernels; ggml's own bytes and results: tests/integration.) */
-#include "testing.h"
+#include "attention_data.h"
 
 #include <kvant/block_attention.h>
 
-#include "../../src/base/half.h"
 #include "../../src/blocks/format.h"
-#include "../attention_reference.h"
 
 static const kvant_block_type types[] = { KVANT_BLOCK_F32,  KVANT_BLOCK_F16,  KVANT_BLOCK_BF16,
                                           KVANT_BLOCK_Q4_0, KVANT_BLOCK_Q4_1, KVANT_BLOCK_Q5_0,
@@ -77,8 +75,7 @@ typedef struct setup {
 typedef struct fixture {
     setup s;
     uint8_t *k, *v;
-    float *q, *out, *sinks;
-    uint16_t *mask;
+    attention_data data;
     kvant_block_rows k_rows, v_rows;
     kvant_attention_problem problem;
 } fixture;
@@ -127,49 +124,18 @@ static kvant_block_rows make_rows(const setup *s, kvant_block_type type, uint32_
     return rows;
 }
 
-static void make_mask(fixture *f, uint64_t *rng)
-{
-    const setup *s = &f->s;
-    f->mask = malloc((size_t)s->n_queries * s->n_tokens * sizeof *f->mask);
-    for (uint32_t t = 0; t < s->n_queries; t++)
-        for (uint32_t j = 0; j < s->n_tokens; j++) {
-            bool hidden = j > s->n_tokens - s->n_queries + t || (t % 3 == 1 && j < 70) || test_random(rng) % 5 == 0;
-            float bias = s->max_bias > 0 ? -(float)(s->n_tokens - j) / 8 : 0;
-            f->mask[(size_t)t * s->n_tokens + j] = hidden ? 0xfc00 : kvant_half_from_float(bias);
-        }
-}
-
 static fixture make_fixture(setup s, kvant_block_type k, kvant_block_type v)
 {
     uint64_t rng = 5;
     fixture f = { .s = s };
     f.k_rows = make_rows(&s, k, s.k_dim, &rng, &f.k);
     f.v_rows = make_rows(&s, v, s.v_dim, &rng, &f.v);
-    size_t n_q = (size_t)s.n_queries * s.n_heads * s.k_dim, n_out = (size_t)s.n_queries * s.n_heads * s.v_dim;
-    f.q = malloc(n_q * sizeof *f.q);
-    f.out = malloc(n_out * sizeof *f.out);
-    f.sinks = malloc(s.n_heads * sizeof *f.sinks);
-    fill_normal(f.q, n_q, &rng);
-    fill_normal(f.sinks, s.n_heads, &rng);
-    if (s.mask)
-        make_mask(&f, &rng);
-    f.problem = (kvant_attention_problem){ .size = sizeof f.problem,
-                                           .n_tokens = s.n_tokens,
+    f.problem = (kvant_attention_problem){ .n_tokens = s.n_tokens,
                                            .n_queries = s.n_queries,
                                            .n_heads = s.n_heads,
-                                           .q = f.q,
-                                           .q_token_stride = (size_t)s.n_heads * s.k_dim,
-                                           .q_head_stride = s.k_dim,
-                                           .mask = f.mask,
-                                           .mask_token_stride = s.n_tokens,
-                                           .sinks = s.sinks ? f.sinks : NULL,
-                                           .scale = 1 / sqrtf((float)s.k_dim),
                                            .logit_softcap = s.softcap,
-                                           .max_bias = s.max_bias,
-                                           .out = f.out,
-                                           .out_token_stride = (size_t)s.n_heads * s.v_dim,
-                                           .out_head_stride = s.v_dim,
-                                           .n_threads = 2 };
+                                           .max_bias = s.max_bias };
+    f.data = make_data(&f.problem, s.k_dim, s.v_dim, s.mask, s.sinks, &rng);
     return f;
 }
 
@@ -177,10 +143,7 @@ static void free_fixture(fixture *f)
 {
     free(f->k);
     free(f->v);
-    free(f->q);
-    free(f->out);
-    free(f->sinks);
-    free(f->mask);
+    free_data(&f->data);
 }
 
 static kvant_status run(fixture *f)
@@ -190,7 +153,7 @@ static kvant_status run(fixture *f)
     void *workspace = aligned(bytes ? bytes : 64);
     memset(workspace, 0xff, bytes); /* NaNs: reading what was not written shows */
     for (size_t i = 0; i < (size_t)f->s.n_queries * f->s.n_heads * f->s.v_dim; i++)
-        f->out[i] = NAN;
+        f->data.out[i] = NAN;
     kvant_status status = kvant_block_attention(&f->k_rows, &f->v_rows, &f->problem, workspace, bytes);
     assert_int_equal(said, status);
     free(workspace);
@@ -214,36 +177,22 @@ static double exact_row(const fixture *f, uint32_t token, uint32_t head, double 
     const setup *s = &f->s;
     uint32_t kv_head = head / (s->n_heads / s->n_kv_heads);
     float *keys = decode_head(f, &f->k_rows, kv_head), *values = decode_head(f, &f->v_rows, kv_head);
-    double *weights = malloc(s->n_tokens * sizeof *weights), *bias = calloc(s->n_tokens, sizeof *bias);
-    for (uint32_t j = 0; f->mask && j < s->n_tokens; j++)
-        bias[j] = reference_slope(s->n_heads, s->max_bias, head) *
-                  kvant_half_to_float(f->mask[(size_t)token * s->n_tokens + j]);
-    const reference_row row = { .q = f->q + ((size_t)token * s->n_heads + head) * s->k_dim,
-                                .keys = keys,
-                                .values = values,
-                                .key_stride = s->k_dim,
-                                .value_stride = s->v_dim,
-                                .n_cells = s->n_tokens,
-                                .k_dim = s->k_dim,
-                                .v_dim = s->v_dim,
-                                .scale = f->problem.scale,
-                                .softcap = s->softcap,
-                                .bias = bias,
-                                .sink = s->sinks ? &f->sinks[head] : NULL };
-    reference_attention(&row, weights, out);
+    double *weights = malloc(s->n_tokens * sizeof *weights);
+    const reference_row cells = { .keys = keys, .values = values, .key_stride = s->k_dim, .value_stride = s->v_dim };
+    const float *q = f->data.q + ((size_t)token * s->n_heads + head) * s->k_dim;
+    data_row(&f->data, &f->problem, token, head, cells, weights, out);
     double magnitude = 0, largest = 0;
     for (uint32_t j = 0; j < s->n_tokens; j++) {
         double m = 0;
         for (uint32_t i = 0; i < s->k_dim; i++)
-            m += fabs((double)row.q[i] * keys[(size_t)j * s->k_dim + i]);
-        magnitude = fmax(magnitude, m * row.scale);
+            m += fabs((double)q[i] * keys[(size_t)j * s->k_dim + i]);
+        magnitude = fmax(magnitude, m * f->problem.scale);
         for (uint32_t i = 0; weights[j] > 0 && i < s->v_dim; i++)
             largest = fmax(largest, fabsf(values[(size_t)j * s->v_dim + i]));
     }
     free(keys);
     free(values);
     free(weights);
-    free(bias);
     /* Twice: numerator and denominator. 40: masks' largest magnitude, whose sum with a score is rounded. */
     return 2 * largest * ((s->k_dim + 4) * (magnitude + 40) * 0x1p-24 + s->n_tokens * 0x1p-24 + 0x1p-18);
 }
@@ -257,7 +206,7 @@ static void check(setup s, kvant_block_type k, kvant_block_type v)
         for (uint32_t h = 0; h < s.n_heads; h++) {
             double bound = exact_row(&f, t, h, want);
             for (uint32_t i = 0; i < s.v_dim; i++) {
-                double got = f.out[((size_t)t * s.n_heads + h) * s.v_dim + i];
+                double got = f.data.out[((size_t)t * s.n_heads + h) * s.v_dim + i];
                 if (!(fabs(got - want[i]) <= bound))
                     fail_msg("type %d, token %u, head %u, channel %u: %g, exact %g, bound %g", (int)k, t, h, i, got,
                              want[i], bound);
@@ -294,8 +243,8 @@ static void threads_change_nothing(void **state)
             f.problem.n_threads = n;
             assert_int_equal(run(&f), KVANT_OK);
             if (n == 1)
-                memcpy(first, f.out, bytes);
-            assert_memory_equal(first, f.out, bytes);
+                memcpy(first, f.data.out, bytes);
+            assert_memory_equal(first, f.data.out, bytes);
         }
         free(first);
         free_fixture(&f);
@@ -310,14 +259,14 @@ static void no_tokens_give_zeros(void **state)
     f.k_rows.data = f.v_rows.data = NULL;
     assert_int_equal(run(&f), KVANT_OK);
     for (int i = 0; i < 128; i++)
-        assert_true(f.out[i] == 0);
+        assert_true(f.data.out[i] == 0);
     free_fixture(&f);
 }
 
 static void refuse(fixture *f)
 {
     assert_int_equal(run(f), KVANT_ERR_ARGUMENT);
-    assert_true(isnan(f->out[0])); /* nothing was written */
+    assert_true(isnan(f->data.out[0])); /* nothing was written */
 }
 
 #define REFUSE(change)                                                                                             \

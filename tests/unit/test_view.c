@@ -27,7 +27,8 @@ static float half_at(const read_page *p, size_t i)
 static void read_codes(read_page *p)
 {
     const kvant_codec_info *info = p->view->info;
-    p->scale = half_at(p, p->token);
+    if (p->view->kind != KVANT_CODES_UNIFORM) /* its groups have scales, which may be fewer than 64 */
+        p->scale = half_at(p, p->token);
     if (p->view->kind == KVANT_CODES_CHUNK) {
         const kvant_chunk_view *chunk = &p->view->of.chunk;
         kvant_chunk_layout layout;

@@ -165,7 +165,7 @@ complete -c kvant -n '__fish_seen_subcommand_from bench ; and __fish_seen_subcom
 complete -c kvant -n '__fish_seen_subcommand_from bench ; and __fish_seen_subcommand_from cuda' -l batch -s b -x -d 'sequences'
 complete -c kvant -n '__fish_seen_subcommand_from bench ; and __fish_seen_subcommand_from cuda' -l heads -x -d 'query heads'
 complete -c kvant -n '__fish_seen_subcommand_from bench ; and __fish_seen_subcommand_from cuda' -l kv-heads -x -d 'kv heads'
-complete -c kvant -n '__fish_seen_subcommand_from bench ; and __fish_seen_subcommand_from cuda' -l head-dim -s d -x -d 'numbers of a row: 64, 96, 128 or 256'
+complete -c kvant -n '__fish_seen_subcommand_from bench ; and __fish_seen_subcommand_from cuda' -l head-dim -s d -x -d 'numbers of a row: a multiple of 16'
 complete -c kvant -n '__fish_seen_subcommand_from bench ; and __fish_seen_subcommand_from cuda' -l tokens -s n -x -d 'tokens of each sequence'
 complete -c kvant -n '__fish_seen_subcommand_from bench ; and __fish_seen_subcommand_from cuda' -l query-tokens -x -d 'query tokens of each sequence, its last ones, causal'
 complete -c kvant -n '__fish_seen_subcommand_from bench ; and __fish_seen_subcommand_from cuda' -l rounds -s r -x -d 'replays, of which the median is given'

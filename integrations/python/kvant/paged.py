@@ -23,6 +23,8 @@ from .structs import (
 _TYPES = {"float32": 0, "float16": 1, "bfloat16": 2}
 _MOST_HEADS = 65535
 _CUDA = 80  # KVANT_ERR_CUDA
+_SCRATCH_ROWS, _SCRATCH_BYTES = 384, 129 << 20  # KVANT_CUDA_SCRATCH_ROWS, _BYTES
+_scratch = {}  # by device, head_dim and stream: what a stream runs is ordered
 
 
 def _type(tensor):
@@ -103,6 +105,16 @@ class PagedCache:
     @staticmethod
     def _bytes(n, device):
         return torch.zeros(n, dtype=torch.uint8, device=device)
+
+    def _workspace_for(self, rows):
+        """For many query rows one with scratch, which all caches share whose calls are ordered."""
+        if rows <= _SCRATCH_ROWS or torch.cuda.is_current_stream_capturing():
+            return self._workspace
+        with torch.cuda.device(self.device):
+            key = str(self.device), self.head_dim, torch.cuda.current_stream().cuda_stream
+            if key not in _scratch:
+                _scratch[key] = self._bytes(self._workspace.numel() + _SCRATCH_BYTES, self.device)
+        return _scratch[key]
 
     def _call(self, what, args):
         """A function of the library on the current stream of the cache's GPU."""
@@ -269,6 +281,7 @@ class PagedCache:
             raise ValueError(f"scale: {scale} is not finite")
         if self.check_numbers:
             checks.in_range(block_table, "block_table", -self.n_open_blocks, self.n_blocks)
+        workspace = self._workspace_for(heads // self.n_kv_heads * tokens)
         args = CudaAttentionArgs.new(
             k_codec=self.k.handle,
             v_codec=self.v.handle,
@@ -295,8 +308,8 @@ class PagedCache:
             v_center=self._channels(v_center, "v_center"),
             k_scale=self._channels(k_scale, "k_scale"),
             v_scale=self._channels(v_scale, "v_scale"),
-            workspace=self._workspace.data_ptr(),
-            workspace_bytes=self._workspace.numel(),
+            workspace=workspace.data_ptr(),
+            workspace_bytes=workspace.numel(),
             query_tokens=tokens,
             q_token_stride=q.stride(1) if several else 0,
             out_token_stride=out.stride(1) if several else 0,

@@ -85,34 +85,47 @@ KVANT_INLINE HeadSum<D> add_warps(const WarpResults<WARPS, COLUMNS> &results, co
     return total;
 }
 
+/* What a row of sums is multiplied by, which part of all weights tokens have, and the log-sum-exp. Sums
+ * without tokens are empty: zeros. */
+struct SoftmaxEnd {
+    float factor, share, lse;
+};
+
 /* A sink is one more logit, of a token whose value is 0. */
+template <bool GENERAL> KVANT_INLINE SoftmaxEnd end_of(const AttentionArgs &p, int head, float max, float sum)
+{
+    const bool sees = sum > 0;
+    float all = sum, shrink = 1;
+    if (GENERAL && p.sinks) {
+        const float sink = p.sinks[head] * LOG2_E, top = fmaxf(max, sink);
+        shrink = exp2f(max - top);
+        max = top;
+        sum *= shrink;
+        all = sum + exp2f(sink - top);
+    }
+    const float inverse = sees ? 1 / all : 0;
+    return SoftmaxEnd{ shrink * inverse, GENERAL || !sees ? sum * inverse : 1,
+                       sees                    ? (max + log2f(all)) * 0.69314718055994531f
+                       : GENERAL && p.sinks ? p.sinks[head]
+                                               : -INFINITY };
+}
+
 template <bool GENERAL, int D>
 KVANT_INLINE void write_output(const AttentionArgs &p, const Pair &pair, int n, HeadSum<D> &total, int lane)
 {
     const Column column = column_of<GENERAL>(p, pair, n);
     const QueryRow row = GENERAL ? query_row(p, pair.b, column.token)
                                  : QueryRow{ (size_t)pair.b, 0, pair.b * p.out_batch_stride };
-    float all = total.sum;
-    if (GENERAL && p.sinks) {
-        const float sink = p.sinks[column.head] * LOG2_E, top = fmaxf(total.max, sink),
-                    shrink = exp2f(total.max - top);
-        total.row.each(lane, [&](float &x, int) { x *= shrink; });
-        total.sum *= shrink;
-        total.max = top;
-        all = total.sum + exp2f(sink - top);
-    }
-    const float inverse = GENERAL && total.sum <= 0 ? 0 : 1 / all;
-    total.row.each(lane, [&](float &x, int) { x *= inverse; });
+    const SoftmaxEnd end = end_of<GENERAL>(p, column.head, total.max, total.sum);
+    total.row.each(lane, [&](float &x, int) { x *= end.factor; });
     rotate_back(total.row, p.v_rotation, lane);
     if (p.v_scale)
         total.row.each(lane, [&](float &x, int channel) { x *= p.v_scale[pair.kv_head * D + channel]; });
-    const float share = GENERAL ? total.sum * inverse : 1;
     if (p.v_center)
-        total.row.each(lane, [&](float &x, int channel) { x += share * p.v_center[pair.kv_head * D + channel]; });
+        total.row.each(lane, [&](float &x, int channel) { x += end.share * p.v_center[pair.kv_head * D + channel]; });
     store_row(p.out, row.out + column.head * p.out_head_stride, p.type, lane, total.row);
     if (p.lse && lane == 0)
-        p.lse[row.row * p.kv_heads * p.heads_a_kv + column.head] =
-            total.sum > 0 ? (total.max + log2f(all)) * 0.69314718055994531f : p.sinks ? p.sinks[column.head] : -INFINITY;
+        p.lse[row.row * p.kv_heads * p.heads_a_kv + column.head] = end.lse;
 }
 
 /* A partial result: rows in the order of lanes, then (max, sum) of each column. */

@@ -5,6 +5,7 @@
  * PTX version that the loaded code of a kernel was made from (cudaFuncGetAttributes). The compute
  * capability tells neither. A new device may run code made from old PTX, and it may have less
  * shared memory than an old device. */
+#include "../any/any.h"
 #include "../checks.h"
 #include "../chunks/chunks.cuh"
 #include "../table.h"
@@ -24,7 +25,7 @@ using namespace kvant;
 namespace
 {
 
-constexpr uint32_t MAX_HEADS_A_KV = 64, MAX_HEADS = 65536, MAX_GROUPS = 1 << 20;
+constexpr uint32_t MAX_HEADS = 65536, MAX_GROUPS = 1 << 20;
 
 std::atomic<size_t> shared_limit{ 0 }; /* 0: none */
 
@@ -126,12 +127,12 @@ kvant_status choose_kernel(const kvant_cuda_attention_args &args, const Device &
 }
 
 /* Where a page for many query rows is better unpacked once (tiles/) than once per 8 or 16 rows. On an
- * H200, 8 sequences of 32768 tokens, 64 rows take 396 us instead of 350 (int-4), 411 instead of 457
- * (turboquant-4), 590 instead of 749 (trellis-4). */
+ * H200, 8 sequences of 32768 tokens, 64 rows in passes of 16 take 350 us (int-4), 457 (turboquant-4),
+ * 815 (octopus-4), 749 (trellis-4); tiles take as long for 17 rows as for 64. */
 bool prefers_tiles(const kvant_cuda_attention_args &args)
 {
-    constexpr uint32_t FEW_ROWS = 64;
-    return columns_of(args) > FEW_ROWS;
+    const uint32_t few_rows = args.k_codec->params.codes == KVANT_CUDA_CODES_TRIPLETS ? 48 : 32;
+    return columns_of(args) > few_rows;
 }
 
 /* schedule.cuh counts pages and pairs in 32 bits. */
@@ -177,9 +178,8 @@ kvant_status check_attention(kvant_cuda_attention_args &args)
     const size_t needed = kvant_cuda_table_attention_workspace(args.k_codec->params.head_dim);
     if (needed == 0)
         return KVANT_ERR_CUDA;
-    if (reinterpret_cast<uintptr_t>(args.workspace) % 256 != 0 || args.workspace_bytes < needed)
-        return KVANT_ERR_ARGUMENT;
-    return args.n_heads / args.n_kv_heads > MAX_HEADS_A_KV ? KVANT_ERR_UNSUPPORTED : KVANT_OK;
+    const bool fits = reinterpret_cast<uintptr_t>(args.workspace) % 256 == 0 && args.workspace_bytes >= needed;
+    return fits ? KVANT_OK : KVANT_ERR_ARGUMENT;
 }
 
 PageSource source_of(const kvant_cuda_pages &pages, size_t bytes)
@@ -246,6 +246,21 @@ AttentionArgs launch_args(const kvant_cuda_attention_args &args, const Attention
     return p;
 }
 
+/* Tile kernels, and where they have no shape kernels of any/. */
+kvant_status launch_others(const kvant_cuda_attention_args &args, bool any, const Device &device, cudaStream_t stream)
+{
+    AttentionKernel none{};
+    none.columns = TILE_COLUMNS;
+    const AttentionArgs common = launch_args(args, none);
+    const int multiprocessors = (int)grid_of(device);
+    const size_t needed = kvant_cuda_table_attention_workspace(args.k_codec->params.head_dim);
+    const kvant_status status =
+        any ? KVANT_ERR_UNSUPPORTED : launch_tiles(args, common, multiprocessors, device.shared_bytes, needed, stream);
+    return status == KVANT_ERR_UNSUPPORTED
+               ? launch_attention_any(args, common, multiprocessors, device.shared_bytes, stream)
+               : status;
+}
+
 void copy_directions(kvant_cuda_directions &to, const kvant_cuda_book &book)
 {
     std::copy(std::begin(book.direction), std::end(book.direction), to.direction);
@@ -276,7 +291,7 @@ kvant_status kvant_cuda_table_attention_check(const kvant_cuda_codec *k_codec, c
 size_t kvant_cuda_table_attention_workspace(uint32_t head_dim)
 {
     uint32_t blocks = grid_of(current_device());
-    if (blocks == 0 || head_dim == 0 || head_dim > KVANT_CUDA_MAX_DIM)
+    if (blocks == 0 || head_dim == 0 || head_dim > KVANT_CUDA_MOST_DIM)
         return 0;
     return COUNTER_BYTES + std::max((size_t)blocks * 2 * partial_floats(head_dim) * sizeof(float),
                                     tile_workspace(head_dim, blocks));
@@ -297,13 +312,10 @@ kvant_status kvant_cuda_table_attention(const kvant_cuda_attention_args *given, 
         return status;
     const Device device = current_device();
     AttentionKernel kernel{};
-    status = prefers_tiles(args) ? KVANT_ERR_UNSUPPORTED : choose_kernel(args, device, kernel);
-    if (status == KVANT_ERR_UNSUPPORTED) {
-        AttentionKernel none{};
-        none.columns = TILE_COLUMNS;
-        return launch_tiles(args, launch_args(args, none), (int)grid_of(device),
-                            device.shared_bytes, static_cast<cudaStream_t>(stream));
-    }
+    const bool any = kvant_cuda_needs_any(&args.k_codec->params) || kvant_cuda_needs_any(&args.v_codec->params);
+    status = any || prefers_tiles(args) ? KVANT_ERR_UNSUPPORTED : choose_kernel(args, device, kernel);
+    if (status == KVANT_ERR_UNSUPPORTED)
+        return launch_others(args, any, device, static_cast<cudaStream_t>(stream));
     if (status != KVANT_OK)
         return status;
     ChunkAttentionArgs p{};

@@ -42,14 +42,14 @@ static kvant_status init_quaternions(kvant_cuda_params *params, kvant_cuda_book 
     const kvant_chunk_view *chunk = &view->of.chunk;
     const uint32_t n = chunk->n_secondaries;
     const uint32_t s96 = n == 96 && chunk->length_bits == 4, s192 = n == 192 && chunk->length_bits == 6;
-    if (!s96 && !s192)
-        return kvant_cuda_refuse(error, KVANT_ERR_UNSUPPORTED,
-                                 "not on the GPU: %s; there are hqmq-s96r4 and hqmq-s192r6", view->info->spec);
+    if (n > KVANT_CUDA_MAX_SECONDARIES)
+        return kvant_cuda_refuse(error, KVANT_ERR_UNSUPPORTED, "not on the GPU: %s; hqmq there is at most s192",
+                                 view->info->spec);
     if (chunk->outliers)
         return kvant_cuda_refuse(error, KVANT_ERR_UNSUPPORTED,
                                  "not on the GPU: %s; hqmq there has no outliers (med3, med)", view->info->spec);
     params->codes = KVANT_CUDA_CODES_QUATERNIONS;
-    params->kind = s96 ? KVANT_CUDA_HQMQ_S96R4 : KVANT_CUDA_HQMQ_S192R6;
+    params->kind = s96 ? KVANT_CUDA_HQMQ_S96R4 : s192 ? KVANT_CUDA_HQMQ_S192R6 : KVANT_CUDA_HQMQ_ANY;
     init_common(params, book, chunk);
     book->index_bits = chunk->index_bits;
     book->radius_bits = chunk->length_bits;

@@ -12,8 +12,7 @@
  * keys a lane's four columns of a tile are one chunk, so a look-up gives the operand. For values a
  * lane's rows r and r + 8 of two or three tiles are the channels of one chunk of four or of two
  * triplets; prmt pairs the look-ups of neighbouring tokens. */
-#ifndef KVANT_CUDA_CHUNKS_CUH
-#define KVANT_CUDA_CHUNKS_CUH
+#pragma once
 
 #include "../attention/attention.h"
 #include "../attention/dequant.cuh"
@@ -40,7 +39,7 @@ template <int AT> struct ChunkTable {
     uint32_t copy, limit;
     uint32_t norm_low[2], norm_high[2];
 
-    __device__ __forceinline__ uint2 at(uint32_t distance) const
+    KVANT_INLINE uint2 at(uint32_t distance) const
     {
         extern __shared__ uint8_t raw[];
         return *reinterpret_cast<const uint2 *>(raw + AT + distance);
@@ -48,19 +47,19 @@ template <int AT> struct ChunkTable {
 };
 
 /* a * b of two pairs of halves */
-__device__ __forceinline__ uint32_t multiply_halves(uint32_t a, uint32_t b)
+KVANT_INLINE uint32_t multiply_halves(uint32_t a, uint32_t b)
 {
     __half2 c = __hmul2(*reinterpret_cast<__half2 *>(&a), *reinterpret_cast<__half2 *>(&b));
     return *reinterpret_cast<uint32_t *>(&c);
 }
 
 /* x shifted left by so many bits, to the right when negative. */
-template <int LEFT> __device__ __forceinline__ uint32_t shift_left(uint32_t x)
+template <int LEFT> KVANT_INLINE uint32_t shift_left(uint32_t x)
 {
     return LEFT >= 0 ? x << (LEFT & 31) : x >> (-LEFT & 31);
 }
 
-__device__ __forceinline__ uint32_t rotate_left(uint32_t x, int bits)
+KVANT_INLINE uint32_t rotate_left(uint32_t x, int bits)
 {
     return __funnelshift_l(x, x, bits);
 }
@@ -79,14 +78,12 @@ template <class C, int D> struct ChunkPlaces {
      * of tokens r and r + 8 and of both chunks begin at bits LEFT + 0, 8, 16 and 24 (mod 32), in
      * this order; other bits belong to other codes. P = 16: row r + 8 h alone, at bits 0 and 16. */
     template <int P, int LEFT = 0>
-    __device__ static __forceinline__ void key_words(const uint32_t *page, int pair, int row, int h,
-                                                     uint32_t (&w)[4])
+    KVANT_INLINE static void key_words(const uint32_t *page, int pair, int row, int h, uint32_t (&w)[4])
     {
         const uint32_t *plane = page + chunk_plane_at(C::BITS, P, CHUNKS, true);
         load_words<4>(plane + 4 * P * pair + (P == 16 ? 32 * h + 4 * row : 4 * (row % P)), w);
         if constexpr (P < 8)
-#pragma unroll
-            for (int i = 0; i < 4; i++)
+            unrolled_for (int i = 0; i < 4; i++)
                 w[i] = rotate_left(w[i], LEFT - P * (row / P));
     }
 
@@ -94,7 +91,7 @@ template <class C, int D> struct ChunkPlaces {
      * m + 1, + 8 h: codes of both tiles, then of the next token, begin at bits LEFT + 0, 8, 16 and
      * 24. */
     template <int P, int LEFT = 0>
-    __device__ static __forceinline__ uint32_t value_word(const uint32_t *page, int chunk, int column, int h, int m)
+    KVANT_INLINE static uint32_t value_word(const uint32_t *page, int chunk, int column, int h, int m)
     {
         const uint32_t *plane = page + chunk_plane_at(C::BITS, P, CHUNKS, false) + chunk;
         if constexpr (P == 8)
@@ -112,8 +109,7 @@ template <class C, int D> struct ChunkPlaces {
 
     /* The same for column tile ct alone, of planes of any width: codes begin at bits 0 and 16. */
     template <int P>
-    __device__ static __forceinline__ uint32_t value_pair(const uint32_t *page, int chunk, int column, int h,
-                                                          int ct)
+    KVANT_INLINE static uint32_t value_pair(const uint32_t *page, int chunk, int column, int h, int ct)
     {
         const uint32_t *plane = page + chunk_plane_at(C::BITS, P, CHUNKS, false) + chunk;
         const int k = 8 * column + 4 * h + ct, fields = 16 / P;
@@ -143,7 +139,7 @@ template <int B> struct Octopus : ChunkCodes {
     /* The table's order: an index is put together of whole bytes. With 16 copies entries are 2^7
      * bytes apart, so bits 7 to 16 of the distance are bit 8 of the code, bits 0 to 7, bit 9; with
      * 8 copies, 2^6 apart, bits 8 and 9, then 0 to 7. */
-    __device__ static __forceinline__ int code_at(int entry, int n_copies)
+    KVANT_INLINE static int code_at(int entry, int n_copies)
     {
         return B == 2           ? entry
                : n_copies == 16 ? (entry >> 1 & 255) | (entry & 1) << 8 | entry >> 9 << 9
@@ -162,7 +158,7 @@ template <int B> struct Octopus : ChunkCodes {
         static constexpr int SHIFT = COPIES == 16 ? 7 : 6;
         uint32_t low, high, norms[2];
 
-        template <class T> __device__ __forceinline__ Four(const uint32_t (&w)[3], const T &table)
+        template <class T> KVANT_INLINE Four(const uint32_t (&w)[3], const T &table)
         {
             norms[0] = norms[1] = 0;
             if constexpr (B == 2) {
@@ -180,14 +176,14 @@ template <int B> struct Octopus : ChunkCodes {
         }
 
         /* k: bits 0 to 3 and 4 to 7 of bytes 0 and 2. */
-        template <class T> __device__ __forceinline__ void find_norms(const T &table, uint32_t k)
+        template <class T> KVANT_INLINE void find_norms(const T &table, uint32_t k)
         {
             k = prmt(k, 0, 0x4420);
             norms[0] = prmt(table.norm_low[0], table.norm_low[1], k);
             norms[1] = prmt(table.norm_high[0], table.norm_high[1], k);
         }
 
-        template <class T> __device__ __forceinline__ uint2 look_up(const T &table, int i) const
+        template <class T> KVANT_INLINE uint2 look_up(const T &table, int i) const
         {
             constexpr uint32_t MASK = (uint32_t)(ENTRIES - 1) << SHIFT;
             const int next = (i + 1) % 4;
@@ -200,7 +196,7 @@ template <int B> struct Octopus : ChunkCodes {
         }
 
         /* The norms of codes i and j as a pair of halves; norms are one byte above their codes. */
-        __device__ __forceinline__ uint32_t norm(int i, int j) const
+        KVANT_INLINE uint32_t norm(int i, int j) const
         {
             i = (i + 1) % 4, j = (j + 1) % 4;
             return prmt(norms[0], norms[1], i | (i + 4) << 4 | j << 8 | (j + 4) << 12);
@@ -208,7 +204,7 @@ template <int B> struct Octopus : ChunkCodes {
     };
 
     template <class P, class T>
-    __device__ static __forceinline__ void key_words(const uint32_t *page, int pair, int row, uint32_t (&w)[3][4])
+    KVANT_INLINE static void key_words(const uint32_t *page, int pair, int row, uint32_t (&w)[3][4])
     {
         if constexpr (B == 2) {
             P::template key_words<4>(page, pair, row, 0, w[0]);
@@ -223,8 +219,8 @@ template <int B> struct Octopus : ChunkCodes {
     }
 
     template <class P, class T>
-    __device__ static __forceinline__ void value_words(const uint32_t *page, int chunk, int column, int h, int m,
-                                                       uint32_t (&w)[3])
+    KVANT_INLINE static void value_words(const uint32_t *page, int chunk, int column, int h, int m,
+                                         uint32_t (&w)[3])
     {
         w[2] = 0;
         if constexpr (B == 2) {
@@ -242,20 +238,17 @@ template <int B> struct Octopus : ChunkCodes {
     /* use(row tile, registers of column tiles 2 step and 2 step + 1): a lane has chunks 8 step + 2 (lane
      * mod 4) and + 1 of keys. */
     template <int D, int COPIES, class T, class F>
-    __device__ static __forceinline__ void key_step(const uint8_t *page, int lane, const T &table, int step, F &&use)
+    KVANT_INLINE static void key_step(const uint8_t *page, int lane, const T &table, int step, F &&use)
     {
         uint32_t w[3][4];
         key_words<ChunkPlaces<Octopus, D>, Turn<COPIES>>(reinterpret_cast<const uint32_t *>(page),
                                                          4 * step + (lane & 3), lane >> 2, w);
-#pragma unroll
-        for (int rt = 0; rt < 4; rt++) {
+        unrolled_for (int rt = 0; rt < 4; rt++) {
             const uint32_t own[3] = { w[0][rt], w[1][rt], w[2][rt] };
             const Four<COPIES> codes(own, table);
             uint32_t a[2][4];
-#pragma unroll
-            for (int e = 0; e < 2; e++)
-#pragma unroll
-                for (int h = 0; h < 2; h++) {
+            unrolled_for (int e = 0; e < 2; e++)
+                unrolled_for (int h = 0; h < 2; h++) {
                     const uint2 x = codes.look_up(table, h + 2 * e);
                     const uint32_t norm = codes.norm(h + 2 * e, h + 2 * e);
                     a[e][h] = HAS_NORM ? multiply_halves(x.x, norm) : x.x;
@@ -267,10 +260,9 @@ template <int B> struct Octopus : ChunkCodes {
 
     /* use(row tile, column tile, registers) for a page of keys. */
     template <int D, bool LARGE, class T, class F>
-    __device__ static __forceinline__ void for_each_key_tile(const uint8_t *page, int lane, const T &table, F &&use)
+    KVANT_INLINE static void for_each_key_tile(const uint8_t *page, int lane, const T &table, F &&use)
     {
-#pragma unroll
-        for (int step = 0; step < ChunkPlaces<Octopus, D>::KEY_STEPS; step++)
+        unrolled_for (int step = 0; step < ChunkPlaces<Octopus, D>::KEY_STEPS; step++)
             key_step<D, copies<LARGE, D>()>(page, lane, table, step, [&](int rt, const uint32_t(&a)[2][4]) {
                 use(rt, 2 * step, a[0]);
                 use(rt, 2 * step + 1, a[1]);
@@ -280,43 +272,34 @@ template <int B> struct Octopus : ChunkCodes {
     /* For values: tile 3 g + i has numbers 2 i (rows r) and 2 i + 1 (rows r + 8) of the x, y, z of
      * chunks 16 g + r and 16 g + 8 + r. */
     template <int D, int COPIES, class T, class F>
-    __device__ static __forceinline__ void value_step(const uint8_t *page, int lane, const T &table, int g, int m,
-                                                      F &&use)
+    KVANT_INLINE static void value_step(const uint8_t *page, int lane, const T &table, int g, int m, F &&use)
     {
         uint32_t a[2][3][4];
-#pragma unroll
-        for (int part = 0; part < 4; part++) {
+        unrolled_for (int part = 0; part < 4; part++) {
             const int h = part % 2, far = part / 2; /* tokens + 8 h, chunks + 8 far */
             uint32_t w[3];
             value_words<ChunkPlaces<Octopus, D>, Turn<COPIES>>(reinterpret_cast<const uint32_t *>(page),
                                                                16 * g + 8 * far + (lane >> 2), lane & 3, h, m, w);
             const Four<COPIES> codes(w, table);
-#pragma unroll
-            for (int i = 0; i < 2; i++) {
+            unrolled_for (int i = 0; i < 2; i++) {
                 const uint2 x = codes.look_up(table, i), y = codes.look_up(table, i + 2);
                 uint32_t n[3] = { prmt(x.x, y.x, 0x5410), prmt(x.x, y.x, 0x7632), prmt(x.y, y.y, 0x5410) };
-#pragma unroll
-                for (int k = 0; k < 3; k++) {
+                unrolled_for (int k = 0; k < 3; k++) {
                     const int at = 3 * far + k;
                     a[i][at / 2][at % 2 + 2 * h] = HAS_NORM ? multiply_halves(n[k], codes.norm(i, i + 2)) : n[k];
                 }
             }
         }
-#pragma unroll
-        for (int i = 0; i < 2; i++)
-#pragma unroll
-            for (int k = 0; k < 3; k++)
+        unrolled_for (int i = 0; i < 2; i++)
+            unrolled_for (int k = 0; k < 3; k++)
                 use(3 * g + k, 2 * m + i, a[i][k]);
     }
 
     template <int D, bool LARGE, class T, class F>
-    __device__ static __forceinline__ void for_each_value_tile(const uint8_t *page, int lane, const T &table,
-                                                               F &&use)
+    KVANT_INLINE static void for_each_value_tile(const uint8_t *page, int lane, const T &table, F &&use)
     {
-#pragma unroll
-        for (int g = 0; g < ChunkPlaces<Octopus, D>::VALUE_GROUPS; g++)
-#pragma unroll
-            for (int m = 0; m < 2; m++)
+        unrolled_for (int g = 0; g < ChunkPlaces<Octopus, D>::VALUE_GROUPS; g++)
+            unrolled_for (int m = 0; m < 2; m++)
                 value_step<D, copies<LARGE, D>()>(page, lane, table, g, m, use);
     }
 
@@ -354,7 +337,7 @@ template <int SECONDARIES, int INDEX_BITS, int RADIUS_BITS> struct Hqmq : ChunkC
     }
 
     template <int COPIES, class T>
-    __device__ static __forceinline__ uint2 look_up(const T &table, uint32_t word, int i)
+    KVANT_INLINE static uint2 look_up(const T &table, uint32_t word, int i)
     {
         constexpr int SHIFT = COPIES == 4 ? 5 : COPIES == 2 ? 4 : 3;
         constexpr uint32_t MASK = ((1u << INDEX_BITS) - 1) << SHIFT;
@@ -364,7 +347,7 @@ template <int SECONDARIES, int INDEX_BITS, int RADIUS_BITS> struct Hqmq : ChunkC
 
     /* Radii of the codes at bits 0 and 16, as halves: two and one are words of the planes of 2 bits
      * and 1 bit. */
-    __device__ static __forceinline__ uint32_t radii(uint32_t word, uint32_t two, uint32_t one)
+    KVANT_INLINE static uint32_t radii(uint32_t word, uint32_t two, uint32_t one)
     {
         if constexpr (RADIUS_BITS == 4)
             return word >> 8 & 0x00f000f0u;
@@ -372,7 +355,7 @@ template <int SECONDARIES, int INDEX_BITS, int RADIUS_BITS> struct Hqmq : ChunkC
     }
 
     template <int D, int COPIES, class T, class F>
-    __device__ static __forceinline__ void key_step(const uint8_t *page, int lane, const T &table, int step, F &&use)
+    KVANT_INLINE static void key_step(const uint8_t *page, int lane, const T &table, int step, F &&use)
     {
         using P = ChunkPlaces<Hqmq, D>;
         const uint32_t *words = reinterpret_cast<const uint32_t *>(page);
@@ -384,14 +367,11 @@ template <int SECONDARIES, int INDEX_BITS, int RADIUS_BITS> struct Hqmq : ChunkC
             P::template key_words<2>(words, pair, row, 0, two);
             P::template key_words<1>(words, pair, row, 0, one);
         }
-#pragma unroll
-        for (int rt = 0; rt < 4; rt++) {
+        unrolled_for (int rt = 0; rt < 4; rt++) {
             uint32_t a[2][4];
-#pragma unroll
-            for (int h = 0; h < 2; h++) {
+            unrolled_for (int h = 0; h < 2; h++) {
                 const uint32_t radius = radii(w[h][rt], two[rt] >> 8 * h, one[rt] >> 8 * h);
-#pragma unroll
-                for (int e = 0; e < 2; e++) {
+                unrolled_for (int e = 0; e < 2; e++) {
                     const uint2 x = look_up<COPIES>(table, w[h][rt], e);
                     const uint32_t r = prmt(radius, 0, e ? 0x3232 : 0x1010);
                     a[e][h] = multiply_halves(x.x, r);
@@ -403,10 +383,9 @@ template <int SECONDARIES, int INDEX_BITS, int RADIUS_BITS> struct Hqmq : ChunkC
     }
 
     template <int D, bool LARGE, class T, class F>
-    __device__ static __forceinline__ void for_each_key_tile(const uint8_t *page, int lane, const T &table, F &&use)
+    KVANT_INLINE static void for_each_key_tile(const uint8_t *page, int lane, const T &table, F &&use)
     {
-#pragma unroll
-        for (int step = 0; step < ChunkPlaces<Hqmq, D>::KEY_STEPS; step++)
+        unrolled_for (int step = 0; step < ChunkPlaces<Hqmq, D>::KEY_STEPS; step++)
             key_step<D, copies<LARGE, D>()>(page, lane, table, step, [&](int rt, const uint32_t(&a)[2][4]) {
                 use(rt, 2 * step, a[0]);
                 use(rt, 2 * step + 1, a[1]);
@@ -416,15 +395,13 @@ template <int SECONDARIES, int INDEX_BITS, int RADIUS_BITS> struct Hqmq : ChunkC
     /* For values: tile 2 g + i has channels 2 i (rows r) and 2 i + 1 (rows r + 8) of chunk 8 g +
      * r. */
     template <int D, int COPIES, class T, class F>
-    __device__ static __forceinline__ void value_step(const uint8_t *page, int lane, const T &table, int g, int ct,
-                                                      F &&use)
+    KVANT_INLINE static void value_step(const uint8_t *page, int lane, const T &table, int g, int ct, F &&use)
     {
         using P = ChunkPlaces<Hqmq, D>;
         const uint32_t *words = reinterpret_cast<const uint32_t *>(page);
         const int chunk = 8 * g + (lane >> 2), column = lane & 3;
         uint32_t a[2][4];
-#pragma unroll
-        for (int h = 0; h < 2; h++) {
+        unrolled_for (int h = 0; h < 2; h++) {
             const uint32_t w = P::template value_pair<16>(words, chunk, column, h, ct);
             uint32_t two = 0, one = 0;
             if constexpr (RADIUS_BITS == 6) {
@@ -443,13 +420,10 @@ template <int SECONDARIES, int INDEX_BITS, int RADIUS_BITS> struct Hqmq : ChunkC
     }
 
     template <int D, bool LARGE, class T, class F>
-    __device__ static __forceinline__ void for_each_value_tile(const uint8_t *page, int lane, const T &table,
-                                                               F &&use)
+    KVANT_INLINE static void for_each_value_tile(const uint8_t *page, int lane, const T &table, F &&use)
     {
-#pragma unroll
-        for (int g = 0; g < ChunkPlaces<Hqmq, D>::VALUE_GROUPS; g++)
-#pragma unroll
-            for (int ct = 0; ct < 4; ct++)
+        unrolled_for (int g = 0; g < ChunkPlaces<Hqmq, D>::VALUE_GROUPS; g++)
+            unrolled_for (int ct = 0; ct < 4; ct++)
                 value_step<D, copies<LARGE, D>()>(page, lane, table, g, ct, use);
     }
 
@@ -506,13 +480,12 @@ template <class C, bool LARGE, int D> __host__ __device__ constexpr int table_by
 
 /* Two levels of the norm per register, four to each half of the table. */
 template <class C, bool LARGE, int D, int AT>
-__device__ __forceinline__ ChunkTable<AT> chunk_table(const kvant_cuda_directions &book, int lane)
+KVANT_INLINE ChunkTable<AT> chunk_table(const kvant_cuda_directions &book, int lane)
 {
     constexpr uint32_t COPIES = C::template copies<LARGE, D>();
     ChunkTable<AT> t{ 8 * (lane % COPIES), (C::ENTRIES - 1) * 8 * COPIES + 8 * (lane % COPIES), {}, {} };
     if constexpr (C::CHANNELS == 3)
-#pragma unroll
-        for (int k = 0; k < 8; k++) {
+        unrolled_for (int k = 0; k < 8; k++) {
             const uint32_t level = __half_as_ushort(__float2half_rn(book.norm[k]));
             t.norm_low[k / 4] |= (level & 255) << 8 * (k % 4);
             t.norm_high[k / 4] |= level >> 8 << 8 * (k % 4);
@@ -538,7 +511,7 @@ template <class C, int D> __host__ __device__ constexpr int value_tiles()
 }
 
 /* The channel of a row of a tile of values; not below D: none. */
-template <class C, int D> __device__ __forceinline__ int value_channel(int tile, int row, int far)
+template <class C, int D> KVANT_INLINE int value_channel(int tile, int row, int far)
 {
     if constexpr (HAS_CHUNKS<C>) {
         constexpr int T = ChunkPlaces<C, D>::GROUP_TILES;
@@ -550,5 +523,3 @@ template <class C, int D> __device__ __forceinline__ int value_channel(int tile,
 }
 
 } // namespace kvant
-
-#endif

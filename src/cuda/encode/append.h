@@ -56,10 +56,6 @@ cudaError_t launch_append_chunks(const AppendArgs &args, uint32_t head_dim, int 
 cudaError_t launch_append_trellis(const AppendArgs &args, uint32_t head_dim, int n_roles, int n_kv_heads,
                                   cudaStream_t stream);
 
-/* Keys with error feedback; one role. */
-cudaError_t launch_append_feedback(const AppendArgs &args, uint32_t head_dim, int n_roles, int n_kv_heads,
-                                   cudaStream_t stream);
-
 constexpr uint32_t MOST_FEW = 64;
 
 /* At most MOST_FEW rows into open pages, or into pages of uniform codes and codebooks; all roles of

@@ -41,17 +41,6 @@ template <int D, int CHANNELS> struct ChunkRows {
     BlockTokens tokens;
 };
 
-/* A trial's error in its own channels, and their product with what was decoded. */
-template <int LEFT>
-KVANT_INLINE float2 trial_result(const OctopusLevels &levels, const kvant_cuda_book &book, uint32_t code, float x,
-                                 float y)
-{
-    const Point p = octopus_triplet(levels, book.direction_bits, code, 1);
-    const float dx = __fsub_rn(x, p.x), dy = LEFT == 2 ? __fsub_rn(y, p.y) : 0;
-    return make_float2(__fadd_rn(__fmul_rn(dx, dx), __fmul_rn(dy, dy)),
-                       __fadd_rn(__fmul_rn(x, p.x), LEFT == 2 ? __fmul_rn(y, p.y) : 0));
-}
-
 template <int D>
 KVANT_INLINE void quantize_item(ChunkRows<D, 3> &space, const kvant_cuda_book &book, int token, int row, int item)
 {

@@ -51,16 +51,22 @@ KVANT_INLINE size_t row_place(const AppendArgs &args, const AppendRole &role, ui
                      : of_head + at * role.token_stride;
 }
 
-KVANT_INLINE int64_t slot_of(const AppendArgs &args, uint32_t first)
+/* Where token `at` of the call goes; below 0: nowhere. */
+KVANT_INLINE int64_t slot_at(const AppendArgs &args, uint32_t at)
 {
-    const uint32_t at = first + threadIdx.x, block = at / PAGE_TOKENS, token = at % PAGE_TOKENS;
-    if (threadIdx.x >= args.chunk || at >= args.n_tokens)
+    const uint32_t block = at / PAGE_TOKENS, token = at % PAGE_TOKENS;
+    if (at >= args.n_tokens)
         return -1;
     if (!args.from)
         return args.slots[at];
     const bool there =
         args.from[block] >= 0 && args.to[block] >= 0 && (!args.tokens || (int)token < args.tokens[block]);
     return there ? (int64_t)args.to[block] * PAGE_TOKENS + token : -1;
+}
+
+KVANT_INLINE int64_t slot_of(const AppendArgs &args, uint32_t first)
+{
+    return threadIdx.x < args.chunk ? slot_at(args, first + threadIdx.x) : -1;
 }
 
 /* Numbers of pages; a shift, so that no page is that of a negative slot. */

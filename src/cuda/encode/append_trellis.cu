@@ -4,6 +4,7 @@
  * warp transforms the row as for open pages, finds its path (trellis_search.cuh), then its codes
  * and its scale. Codes of all tokens stay in shared memory as nibbles until the words of pages are
  * put together. The memory of a search decides how many warps of the thread block search. */
+#include "../any/any.h"
 #include "append_tokens.cuh"
 #include "../launch.h"
 #include "trellis_search.cuh"
@@ -14,11 +15,6 @@ namespace kvant
 constexpr int WARPS = 8;
 
 using TrellisAppendArgs = BookedAppendArgs<kvant_cuda_trellis>;
-
-struct TrellisLevels {
-    int levels[KVANT_CUDA_TRELLIS_LEVELS];
-    float values[KVANT_CUDA_TRELLIS_LEVELS];
-};
 
 template <int D, int M> struct TrellisRows {
     /* What a block of 163 KB has room for besides what all share. */
@@ -33,29 +29,6 @@ template <int D, int M> struct TrellisRows {
     Nibbles<D> nibbles;
     BlockTokens tokens;
 };
-
-KVANT_INLINE int cell_of(float u)
-{
-    const float x = rintf(__fmul_rn(u, (float)CELLS_PER_DEVIATION));
-    return (int)fminf(fmaxf(x, -CELLS / 2), CELLS / 2 - 1) + CELLS / 2;
-}
-
-/* The level of a subset that is nearest to a cell, as its number / 8. */
-KVANT_INLINE uint32_t nearest_of(const kvant_cuda_trellis &trellis, const TrellisLevels &levels, int cell,
-                                 uint32_t subset)
-{
-    const int x = (cell - CELLS / 2) * trellis.per_deviation;
-    int least = INT32_MAX;
-    uint32_t nearest = 0;
-    for (uint32_t i = 0; i < trellis.n_levels / 8; i++) {
-        const int away = x - CELLS_PER_DEVIATION * levels.levels[8 * i + subset];
-        if (away * away < least) {
-            least = away * away;
-            nearest = i;
-        }
-    }
-    return nearest;
-}
 
 /* Nibbles of a row: 16 bits hold one channel of 4 tiles. */
 template <int D>
@@ -160,14 +133,7 @@ static cudaError_t launch_with_memory(const TrellisAppendArgs &args, dim3 grid, 
 {
     constexpr int bytes = (int)sizeof(TrellisRows<D, M>);
     const void *kernel = (const void *)append_trellis_kernel<D, M>;
-    int device = 0, most = 0;
-    cudaError_t error = cudaGetDevice(&device);
-    if (error == cudaSuccess)
-        error = cudaDeviceGetAttribute(&most, cudaDevAttrMaxSharedMemoryPerBlockOptin, device);
-    if (error == cudaSuccess && bytes > most)
-        error = cudaErrorNotSupported;
-    if (error == cudaSuccess)
-        error = cudaFuncSetAttribute(kernel, cudaFuncAttributeMaxDynamicSharedMemorySize, bytes);
+    const cudaError_t error = allow_shared(kernel, bytes);
     if (error != cudaSuccess)
         return error;
     append_trellis_kernel<D, M><<<grid, WARPS * 32, bytes, stream>>>(args);
@@ -180,13 +146,21 @@ cudaError_t launch_append_trellis(const AppendArgs &args, uint32_t head_dim, int
     const auto p =
         booked<kvant_cuda_trellis>(args, n_roles, [](const kvant_cuda_codec &codec) { return codec.trellis; });
     const dim3 grid = grid_of(p, n_roles, n_kv_heads);
-    return with_head_dim(head_dim, [&](auto d) {
+    cudaError_t error = with_head_dim(head_dim, [&](auto d) {
         switch (p.books[0].memory) {
         case 8: return launch_with_memory<decltype(d)::value, 8>(p, grid, stream);
         case 10: return launch_with_memory<decltype(d)::value, 10>(p, grid, stream);
         default: return launch_with_memory<decltype(d)::value, 12>(p, grid, stream);
         }
     });
+    for (int i = 0; error == cudaErrorNotSupported && i < n_roles; i++) { /* too little shared memory */
+        AppendArgs one = args;
+        one.roles[0] = args.roles[i];
+        const cudaError_t launched = launch_append_any(one, n_kv_heads, stream);
+        if (launched != cudaSuccess || i + 1 == n_roles)
+            return launched;
+    }
+    return error;
 }
 
 } // namespace kvant

@@ -93,6 +93,17 @@ KVANT_INLINE Padding padding_of(int left, int trial)
     return p;
 }
 
+/* A trial's error in its own channels, and their product with what was decoded. */
+template <int LEFT>
+KVANT_INLINE float2 trial_result(const OctopusLevels &levels, const kvant_cuda_book &book, uint32_t code, float x,
+                                 float y)
+{
+    const Point p = octopus_triplet(levels, book.direction_bits, code, 1);
+    const float dx = __fsub_rn(x, p.x), dy = LEFT == 2 ? __fsub_rn(y, p.y) : 0;
+    return make_float2(__fadd_rn(__fmul_rn(dx, dx), __fmul_rn(dy, dy)),
+                       __fadd_rn(__fmul_rn(x, p.x), LEFT == 2 ? __fmul_rn(y, p.y) : 0));
+}
+
 /* ((a b +- c d) +- e f) +- g h, signs as multiples */
 KVANT_INLINE float dot4(float a, float b, float s1, float c, float d, float s2, float e, float f, float s3, float g,
                         float h)

@@ -74,10 +74,29 @@ __global__ void __launch_bounds__(QUARTERS *D) queries_kernel(const __grid_const
     }
 }
 
+/* Of any head_dim: a thread block takes a query head, a thread a channel. */
+__global__ void __launch_bounds__(KVANT_CUDA_MOST_DIM) queries_any_kernel(const __grid_constant__ QueryArgs args)
+{
+    __shared__ float q[KVANT_CUDA_MOST_DIM];
+    const size_t d = blockDim.x, channel = threadIdx.x, head = blockIdx.x, sequence = blockIdx.y;
+    q[channel] = load_number(args.q, sequence * args.batch_stride + head * args.head_stride + channel, args.type);
+    __syncthreads();
+    const float *m = args.inverse_weights + head / args.heads_a_kv * d * d + channel;
+    float sum = 0;
+#pragma unroll 8
+    for (size_t i = 0; i < d; i++)
+        sum = fmaf(m[i * d], q[i], sum);
+    args.out[(sequence * gridDim.x + head) * d + channel] = sum;
+}
+
 cudaError_t launch_queries(const QueryArgs &args, uint32_t head_dim, uint32_t batch, uint32_t n_kv_heads,
                            cudaStream_t stream)
 {
     const dim3 grid(groups_of(args), n_kv_heads, batch);
+    if (!kvant_cuda_knows(head_dim)) {
+        queries_any_kernel<<<dim3(n_kv_heads * args.heads_a_kv, batch), head_dim, 0, stream>>>(args);
+        return cudaGetLastError();
+    }
     const bool few = (uint64_t)grid.x * grid.y * grid.z <= 256;
     return with_head_dim(head_dim, [&](auto d) {
         constexpr int D = decltype(d)::value, ALL = D == 256 ? 32 : D / QUARTERS;

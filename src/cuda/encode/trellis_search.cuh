@@ -42,6 +42,34 @@ KVANT_INLINE void fill_costs(CellCosts &costs, const kvant_cuda_trellis &trellis
     }
 }
 
+struct TrellisLevels {
+    int levels[KVANT_CUDA_TRELLIS_LEVELS];
+    float values[KVANT_CUDA_TRELLIS_LEVELS];
+};
+
+KVANT_INLINE int cell_of(float u)
+{
+    const float x = rintf(__fmul_rn(u, (float)CELLS_PER_DEVIATION));
+    return (int)fminf(fmaxf(x, -CELLS / 2), CELLS / 2 - 1) + CELLS / 2;
+}
+
+/* The level of a subset that is nearest to a cell, as its number / 8. */
+KVANT_INLINE uint32_t nearest_of(const kvant_cuda_trellis &trellis, const TrellisLevels &levels, int cell,
+                                 uint32_t subset)
+{
+    const int x = (cell - CELLS / 2) * trellis.per_deviation;
+    int least = INT32_MAX;
+    uint32_t nearest = 0;
+    for (uint32_t i = 0; i < trellis.n_levels / 8; i++) {
+        const int away = x - CELLS_PER_DEVIATION * levels.levels[8 * i + subset];
+        if (away * away < least) {
+            least = away * away;
+            nearest = i;
+        }
+    }
+    return nearest;
+}
+
 __host__ __device__ constexpr uint32_t odd_parity(uint32_t x)
 {
     uint32_t odd = 0;
@@ -63,9 +91,9 @@ template <int D, int M> struct SearchSpace {
     static constexpr int WORDS = (ITEMS + 7) / 8;               /* of a lane's decisions of a step */
     using Decisions = typename std::conditional<(M == 8), uint8_t, uint32_t>::type;
     alignas(16) uint32_t metric[2][STATES / 2];
-    Decisions decisions[D][WORDS][32];
     uint16_t cells[D];
     uint8_t bits[D];
+    Decisions decisions[D][WORDS][32]; /* the last, so that fewer steps may have less memory */
 };
 
 template <int D, int M> struct Search {
@@ -73,11 +101,12 @@ template <int D, int M> struct Search {
     static constexpr int HALF = S::STATES / 2;
     S &space;
     const CellCosts &costs;
-    int lane;
-    uint32_t own; /* subset of the window 4 lane */
+    int lane, n, room; /* n: steps, D or fewer; room: of how many there is memory for decisions */
+    int kept;          /* the first step of the stretch whose decisions are there */
+    uint32_t own;      /* subset of the window 4 lane */
 
-    __device__ Search(S &space_, const CellCosts &costs_, int lane_)
-        : space(space_), costs(costs_), lane(lane_), own(subset_of_window<M>(4 * lane_))
+    __device__ Search(S &space_, const CellCosts &costs_, int lane_, int n_ = D, int room_ = D)
+        : space(space_), costs(costs_), lane(lane_), n(n_), room(room_), kept(0), own(subset_of_window<M>(4 * lane_))
     {
     }
 
@@ -88,7 +117,9 @@ template <int D, int M> struct Search {
     {
         const uint32_t *before = space.metric[from];
         uint32_t *after = space.metric[1 - from];
-        uint32_t cost[8], flags[S::WORDS] = {}, least = 0xffffffffu;
+        uint32_t cost[8], flags[S::WORDS] = {}, least = 0xffffffffu, word[S::ITEMS][2];
+        unrolled_for (int k = 0; k < S::ITEMS; k++) /* before anything is stored: the compiler would wait for that */
+            word[k][0] = before[32 * k + lane], word[k][1] = before[HALF / 2 + 32 * k + lane];
         unrolled_for (int z = 0; z < 4; z++) {
             cost[z] = costs_of_cell[z];
             cost[z + 4] = prmt(cost[z], 0, 0x1032);
@@ -96,7 +127,7 @@ template <int D, int M> struct Search {
         unrolled_for (int k = 0; k < S::ITEMS; k++) {
             constexpr uint32_t SWAP = 2;
             const uint32_t z = subset_of_window<M>(128 * k), near = cost[z], far = cost[z ^ SWAP];
-            const uint32_t first = before[32 * k + lane] - lower, second = before[HALF / 2 + 32 * k + lane] - lower;
+            const uint32_t first = word[k][0] - lower, second = word[k][1] - lower;
             /* 65535 at most: the smaller one of a and 65535 - b, plus b */
             const uint32_t low0 = __vminu2(first, ~near) + near, high0 = __vminu2(second, ~far) + far;
             const uint32_t low1 = __vminu2(first, ~far) + far, high1 = __vminu2(second, ~near) + near;
@@ -123,20 +154,35 @@ template <int D, int M> struct Search {
             cost[z] = row[z ^ own];
     }
 
-    /* Steps -before ... D - 1 from the metrics at 0; returns where those after the last step
-     * are. */
-    KVANT_INLINE int pass(int before)
+    /* From which all paths begin, or those of one state. */
+    static constexpr uint32_t ANY_STATE = S::STATES;
+
+    KVANT_INLINE void start(uint32_t state)
     {
-        int at = before ? (D - before % D) % D : 0, from = 0;
+        unrolled_for (int i = 0; i < HALF / 32; i++) {
+            const uint32_t word = 32 * i + lane, only = state & 1 ? 0x0000ffffu : 0xffff0000u;
+            space.metric[0][word] = state == ANY_STATE ? 0 : word == state / 2 ? only : 0xffffffffu;
+        }
+        __syncwarp();
+    }
+
+    /* Steps -before ... from a start to the end of the stretch that begins with step `first`, whose decisions
+     * are kept; returns where the metrics after the last step are. */
+    KVANT_INLINE int pass(uint32_t state, int before, int first)
+    {
+        start(state);
+        kept = first;
+        const int end = before + min(n, kept + room);
+        int at = before ? (n - before % n) % n : 0, from = 0;
         uint32_t lower = 0, cost[4], next_cost[4];
         load_costs(at, next_cost);
 #pragma unroll 1
-        for (int step = 0; step < before + D; step++) {
-            const int next = at + 1 == D ? 0 : at + 1;
+        for (int step = 0; step < end; step++) {
+            const int next = at + 1 == n ? 0 : at + 1;
             unrolled_for (int z = 0; z < 4; z++)
                 cost[z] = next_cost[z];
             load_costs(next, next_cost); /* sooner than it is needed */
-            const uint32_t least = advance(from, cost, lower, step < before ? nullptr : space.decisions[at][0]);
+            const uint32_t least = advance(from, cost, lower, step < before + kept ? nullptr : space.decisions[at - kept][0]);
             lower = 0;
             if ((step + 1) % LOWER_STEPS == 0) {
                 const uint32_t smaller = min(least & 0xffffu, least >> 16);
@@ -160,41 +206,45 @@ template <int D, int M> struct Search {
         return __reduce_min_sync(FULL, best) & (S::STATES - 1);
     }
 
-    /* The state before step 0 of the path that ends in a state. */
-    KVANT_INLINE uint32_t trace(uint32_t state)
+    /* The state before step 0 of the path that ends in a state. begin, before: of the pass; it is done again for
+     * each stretch that memory has no room for beside the others. */
+    KVANT_INLINE uint32_t trace(uint32_t state, uint32_t begin, int before)
     {
+#pragma unroll 1
+        for (int first = last_stretch(); first >= 0; first -= room) {
+            if (first != kept)
+                pass(begin, before, first);
 #pragma unroll 4
-        for (int step = D - 1; step >= 0; step--) {
-            const uint32_t u = state & 1, i = state >> 1, bit = 4 * (i / 64) + 2 * u + (i & 1);
-            if (lane == 0)
-                space.bits[step] = (uint8_t)u;
-            state = i | ((uint32_t)space.decisions[step][bit / 32][i / 2 % 32] >> bit % 32 & 1) * HALF;
+            for (int step = min(n, first + room) - 1; step >= first; step--) {
+                const uint32_t u = state & 1, i = state >> 1, item = i / 64 % S::ITEMS,
+                               bit = 4 * (item % 8) + 2 * u + (i & 1);
+                if (lane == 0)
+                    space.bits[step] = (uint8_t)u;
+                state = i | ((uint32_t)space.decisions[step - first][item / 8][i / 2 % 32] >> bit & 1) * HALF;
+            }
         }
         return state;
+    }
+
+    KVANT_INLINE int last_stretch() const
+    {
+        return room >= n ? 0 : (n - 1) / room * room;
     }
 
     /* Fills bits, by cells. */
     KVANT_INLINE void find()
     {
-        unrolled_for (int i = 0; i < HALF / 32; i++)
-            space.metric[0][32 * i + lane] = 0;
-        __syncwarp();
-        uint32_t end = best_state(pass(WARM_UP));
+        uint32_t end = best_state(pass(ANY_STATE, WARM_UP, last_stretch()));
         bool found = false;
 #pragma unroll 1
         for (int tries = 0; !found && tries < PATH_TRIES; tries++) {
-            const uint32_t begin = trace(end);
+            const uint32_t begin = trace(end, ANY_STATE, WARM_UP);
             found = begin == end;
             end = begin;
         }
         if (!found) {
-            unrolled_for (int i = 0; i < HALF / 32; i++) {
-                const uint32_t word = 32 * i + lane;
-                space.metric[0][word] = word == end / 2 ? end & 1 ? 0x0000ffffu : 0xffff0000u : 0xffffffffu;
-            }
-            __syncwarp();
-            pass(0);
-            trace(end);
+            pass(end, 0, last_stretch());
+            trace(end, end, 0);
         }
         __syncwarp();
     }

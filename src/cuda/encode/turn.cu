@@ -6,17 +6,17 @@
  * "Numbers", so that encoded rows are the CPU's. In plain form: the matrix comes from the second-level
  * cache for every row. */
 #include "../checks.h"
-#include "../launch.h"
+#include "../params.h"
 #include "../table.h"
 
 namespace kvant
 {
 
-template <int D> __global__ void __launch_bounds__(D) turn_kernel(const __grid_constant__ kvant_cuda_turn_args args)
+__global__ void __launch_bounds__(KVANT_CUDA_MOST_DIM) turn_kernel(const __grid_constant__ kvant_cuda_turn_args args)
 {
-    __shared__ float x[D];
-    const uint32_t channel = threadIdx.x, head = blockIdx.y, token = blockIdx.x;
-    const size_t at = (size_t)(head / (args.n_heads / args.n_kv_heads)) * D + channel;
+    __shared__ float x[KVANT_CUDA_MOST_DIM];
+    const uint32_t d = args.head_dim, channel = threadIdx.x, head = blockIdx.y, token = blockIdx.x;
+    const size_t at = (size_t)(head / (args.n_heads / args.n_kv_heads)) * d + channel;
     float number = args.rows[token * args.token_stride + head * args.head_stride + channel];
     if (args.center)
         number = __fsub_rn(number, args.center[at]);
@@ -29,9 +29,9 @@ template <int D> __global__ void __launch_bounds__(D) turn_kernel(const __grid_c
     const float *column = args.matrix + channel;
     float sum[16];
 #pragma unroll 1
-    for (int tile = 0; tile < D / 16; tile++)
+    for (uint32_t tile = 0; tile < d / 16; tile++)
         unrolled_for (int i = 0; i < 16; i++) {
-            const float product = __fmul_rn(column[(size_t)(16 * tile + i) * D], x[16 * tile + i]);
+            const float product = __fmul_rn(column[(size_t)(16 * tile + i) * d], x[16 * tile + i]);
             sum[i] = tile ? __fadd_rn(sum[i], product) : product;
         }
     unrolled_for (int width = 8; width > 0; width /= 2)
@@ -47,10 +47,7 @@ kvant_status kvant_cuda_table_turn(const kvant_cuda_turn_args *args, kvant_cuda_
 {
     if (args->n_tokens == 0)
         return KVANT_OK;
-    return kvant::from_cuda(kvant::with_head_dim(args->head_dim, [&](auto d) {
-        constexpr int D = decltype(d)::value;
-        kvant::turn_kernel<D>
-            <<<dim3(args->n_tokens, args->n_heads), D, 0, static_cast<cudaStream_t>(stream)>>>(*args);
-        return cudaGetLastError();
-    }));
+    kvant::turn_kernel<<<dim3(args->n_tokens, args->n_heads), args->head_dim, 0, static_cast<cudaStream_t>(stream)>>>(
+        *args);
+    return kvant::from_cuda(cudaGetLastError());
 }

@@ -5,8 +5,7 @@
  * must not be too late for it: phase i + 1 must not end before. On
  * sm_90 one lane starts a bulk copy; older devices have none, so every thread copies its pieces of
  * 16 bytes and arrives when they are there. */
-#ifndef KVANT_CUDA_BARRIERS_CUH
-#define KVANT_CUDA_BARRIERS_CUH
+#pragma once
 
 #include "../ptx.cuh"
 #include "operands.cuh"
@@ -20,13 +19,13 @@ constexpr int COPY_ARRIVALS = 1;
 constexpr int COPY_ARRIVALS = GROUP_THREADS;
 #endif
 
-__device__ __forceinline__ void init_barrier(uint64_t &barrier, int arrivals)
+KVANT_INLINE void init_barrier(uint64_t &barrier, int arrivals)
 {
     asm volatile("mbarrier.init.shared.b64 [%0], %1;" ::"r"(shared_address(&barrier)), "r"(arrivals) : "memory");
 }
 
 /* For the copies; other threads need __syncthreads. */
-__device__ __forceinline__ void publish_barriers()
+KVANT_INLINE void publish_barriers()
 {
 #if defined(__CUDA_ARCH__) && __CUDA_ARCH__ >= 900
     asm volatile("fence.mbarrier_init.release.cluster;" ::: "memory");
@@ -40,7 +39,7 @@ __device__ __forceinline__ void publish_barriers()
 #endif
 
 /* A warp arrives. What its lanes wrote before is there for who waits. */
-__device__ __forceinline__ void arrive_at(uint64_t &barrier, int lane)
+KVANT_INLINE void arrive_at(uint64_t &barrier, int lane)
 {
     __syncwarp();
     if (lane < KVANT_WARP_ARRIVALS)
@@ -49,7 +48,7 @@ __device__ __forceinline__ void arrive_at(uint64_t &barrier, int lane)
 }
 
 /* Until the phase ends. */
-__device__ __forceinline__ void wait_for(uint64_t &barrier, int phase)
+KVANT_INLINE void wait_for(uint64_t &barrier, int phase)
 {
 #if defined(__CUDA_ARCH__) && __CUDA_ARCH__ >= 900
 #define KVANT_TRY_WAIT "mbarrier.try_wait.parity.shared::cta.b64"
@@ -64,28 +63,52 @@ __device__ __forceinline__ void wait_for(uint64_t &barrier, int phase)
 #undef KVANT_TRY_WAIT
 }
 
-/* From device memory, by a warpgroup whose threads all call this; arrives at the barrier when the
- * bytes are there. from NULL: arrives at once. */
-__device__ __forceinline__ void copy_page(uint8_t *to, const uint8_t *from, uint32_t bytes, uint64_t &barrier,
-                                          int thread)
+#if defined(__CUDA_ARCH__) && __CUDA_ARCH__ >= 900
+KVANT_INLINE void expect_bytes(uint64_t &barrier, uint32_t bytes)
 {
-    const uint32_t at = shared_address(&barrier), target = shared_address(to);
+    asm volatile("mbarrier.arrive.expect_tx.shared::cta.b64 _, [%0], %1;" ::"r"(shared_address(&barrier)), "r"(bytes)
+                 : "memory");
+}
+
+KVANT_INLINE void copy_bytes(void *to, const void *from, uint32_t bytes, uint64_t &barrier, int)
+{
+    asm volatile("cp.async.bulk.shared::cluster.global.mbarrier::complete_tx::bytes [%0], [%1], %2, [%3];" ::"r"(
+                     shared_address(to)),
+                 "l"(from), "r"(bytes), "r"(shared_address(&barrier))
+                 : "memory");
+}
+#else
+KVANT_INLINE void copy_bytes(void *to, const void *from, uint32_t bytes, uint64_t &, int thread)
+{
+    for (uint32_t i = 16 * thread; i < bytes; i += 16 * GROUP_THREADS)
+        asm volatile("cp.async.cg.shared.global [%0], [%1], 16;" ::"r"(shared_address(to) + i),
+                     "l"(static_cast<const uint8_t *>(from) + i)
+                     : "memory");
+}
+#endif
+
+/* Two pieces from device memory, by a warpgroup whose threads all call this; arrives at the barrier
+ * when the bytes are there. from NULL: without that piece. */
+KVANT_INLINE void copy_two(void *to, const void *from, uint32_t bytes, void *to2, const void *from2, uint32_t bytes2,
+                           uint64_t &barrier, int thread)
+{
 #if defined(__CUDA_ARCH__) && __CUDA_ARCH__ >= 900
     if (thread != 0)
         return;
-    asm volatile("mbarrier.arrive.expect_tx.shared::cta.b64 _, [%0], %1;" ::"r"(at), "r"(from ? bytes : 0) : "memory");
+    expect_bytes(barrier, (from ? bytes : 0) + (from2 ? bytes2 : 0));
+#endif
     if (from)
-        asm volatile("cp.async.bulk.shared::cluster.global.mbarrier::complete_tx::bytes [%0], [%1], %2, [%3];" ::"r"(
-                         target),
-                     "l"(from), "r"(bytes), "r"(at)
-                     : "memory");
-#else
-    for (uint32_t i = 16 * thread; from && i < bytes; i += 16 * GROUP_THREADS)
-        asm volatile("cp.async.cg.shared.global [%0], [%1], 16;" ::"r"(target + i), "l"(from + i) : "memory");
-    asm volatile("cp.async.mbarrier.arrive.noinc.shared.b64 [%0];" ::"r"(at) : "memory");
+        copy_bytes(to, from, bytes, barrier, thread);
+    if (from2)
+        copy_bytes(to2, from2, bytes2, barrier, thread);
+#if !defined(__CUDA_ARCH__) || __CUDA_ARCH__ < 900
+    asm volatile("cp.async.mbarrier.arrive.noinc.shared.b64 [%0];" ::"r"(shared_address(&barrier)) : "memory");
 #endif
 }
 
-} // namespace kvant
+KVANT_INLINE void copy_page(void *to, const void *from, uint32_t bytes, uint64_t &barrier, int thread)
+{
+    copy_two(to, from, bytes, nullptr, nullptr, 0, barrier, thread);
+}
 
-#endif
+} // namespace kvant

@@ -9,8 +9,7 @@
  * A warp holds 16 rows of the result in the order of mma.m16n8k16: lane l has rows l / 4 and + 8,
  * columns 8 j + 2 (l mod 4) and + 1. wgmma has the same order, four warps of 16 rows.
  * Knows nothing of codes or of softmax. */
-#ifndef KVANT_CUDA_OPERANDS_CUH
-#define KVANT_CUDA_OPERANDS_CUH
+#pragma once
 
 #include "../layout.cuh"
 #include "../ptx.cuh"
@@ -27,7 +26,7 @@ template <int D> constexpr int KEY_TILE_BYTES = CHANNEL_BLOCKS<D> * PAGE_TOKENS 
 template <int D> constexpr int VALUE_TILE_BYTES = D * ROW_BYTES;
 
 /* Where the number at (row, column) of a matrix of blocks of `rows` rows lies, in bytes. */
-__device__ __forceinline__ int place_of(int rows, int row, int column)
+KVANT_INLINE uint32_t place_of(uint32_t rows, uint32_t row, uint32_t column)
 {
     return column / 64 * rows * ROW_BYTES + row * ROW_BYTES + ((column % 64 / 8) ^ (row & 7)) * 16 + column % 8 * 2;
 }
@@ -39,22 +38,17 @@ constexpr int WARP_ROWS = 16, GROUP_ROWS = 64, GROUP_WARPS = 4, GROUP_THREADS = 
 struct WarpProducts {
     /* s = q K^T: 16 rows, 64 tokens. row: the warp's first of queries. */
     template <int D>
-    __device__ static __forceinline__ void scores(float (&s)[8][4], const uint8_t *queries, const uint8_t *keys,
-                                                  int row, int lane)
+    KVANT_INLINE static void scores(float (&s)[8][4], const uint8_t *queries, const uint8_t *keys, int row, int lane)
     {
-#pragma unroll
-        for (int j = 0; j < 8; j++)
+        unrolled_for (int j = 0; j < 8; j++)
             s[j][0] = s[j][1] = s[j][2] = s[j][3] = 0;
-#pragma unroll
-        for (int k = 0; k < D / 32; k++) {
+        unrolled_for (int k = 0; k < D / 32; k++) {
             uint32_t a[2][4];
-#pragma unroll
-            for (int i = 0; i < 2; i++)
+            unrolled_for (int i = 0; i < 2; i++)
                 load_matrices<false>(a[i], reinterpret_cast<const __half *>(
                                                queries + place_of(GROUP_ROWS, row + (lane & 15),
-                                                                 32 * k + 16 * i + 8 * (lane >> 4))));
-#pragma unroll
-            for (int j = 0; j < 8; j++) {
+                                                                  32 * k + 16 * i + 8 * (lane >> 4))));
+            unrolled_for (int j = 0; j < 8; j++) {
                 uint32_t b[4];
                 load_matrices<false>(b, reinterpret_cast<const __half *>(
                                             keys + place_of(PAGE_TOKENS, 8 * j + (lane & 7), 32 * k + 8 * (lane >> 3))));
@@ -66,13 +60,10 @@ struct WarpProducts {
 
     /* o += p V: 16 rows, D channels. */
     template <int D>
-    __device__ static __forceinline__ void add(float (&o)[D / 8][4], uint32_t (&p)[4][4], const uint8_t *values,
-                                               int lane)
+    KVANT_INLINE static void add(float (&o)[D / 8][4], uint32_t (&p)[4][4], const uint8_t *values, int lane)
     {
-#pragma unroll
-        for (int k = 0; k < 2; k++)
-#pragma unroll
-            for (int j = 0; j < D / 8; j++) {
+        unrolled_for (int k = 0; k < 2; k++)
+            unrolled_for (int j = 0; j < D / 8; j++) {
                 uint32_t b[4];
                 load_matrices<false>(b, reinterpret_cast<const __half *>(
                                             values + place_of(0, 8 * j + (lane & 7), 32 * k + 8 * (lane >> 3))));
@@ -82,23 +73,23 @@ struct WarpProducts {
     }
 
     /* Around products that go on while other instructions run; here they do not. */
-    __device__ static __forceinline__ void begin()
+    KVANT_INLINE static void begin()
     {
     }
-    template <int LEFT> __device__ static __forceinline__ void finish()
+    template <int LEFT> KVANT_INLINE static void finish()
     {
     }
-    template <class T> __device__ static __forceinline__ void hold(T &)
+    template <class T> KVANT_INLINE static void hold(T &)
     {
     }
 
     /* Before other threads may read what this one wrote into a matrix. */
-    __device__ static __forceinline__ void publish()
+    KVANT_INLINE static void publish()
     {
     }
 
     /* From here on the warpgroup has so many registers a thread, more or fewer than before. */
-    template <int N, bool MORE> __device__ static __forceinline__ void registers()
+    template <int N, bool MORE> KVANT_INLINE static void registers()
     {
     }
 };
@@ -106,7 +97,7 @@ struct WarpProducts {
 #if defined(__CUDA_ARCH_FEAT_SM90_ALL)
 
 /* Where a matrix begins, for wgmma: rows of 128 bytes, exchanged; eight of them are 1024 bytes. */
-__device__ __forceinline__ uint64_t matrix_at(uint32_t address)
+KVANT_INLINE uint64_t matrix_at(uint32_t address)
 {
     return (uint64_t)(address >> 4 & 0x3fff) | 1ull << 16 | (uint64_t)(1024 >> 4) << 32 | 1ull << 62;
 }
@@ -114,7 +105,7 @@ __device__ __forceinline__ uint64_t matrix_at(uint32_t address)
 /* d = a b [+ d], with d of 64 rows and 8 N columns; a: 64 x 16, in registers or where it begins. */
 template <int N> using Columns = float (&)[N][4];
 
-__device__ __forceinline__ void multiply(Columns<8> d, const uint32_t (&a)[4], uint64_t b, int add)
+KVANT_INLINE void multiply(Columns<8> d, const uint32_t (&a)[4], uint64_t b, int add)
 {
     asm volatile("{.reg .pred p; setp.ne.b32 p, %37, 0;\n"
                  "wgmma.mma_async.sync.aligned.m64n64k16.f32.f16.f16 "
@@ -127,7 +118,7 @@ __device__ __forceinline__ void multiply(Columns<8> d, const uint32_t (&a)[4], u
                  : "r"(a[0]), "r"(a[1]), "r"(a[2]), "r"(a[3]), "l"(b), "r"(add));
 }
 
-__device__ __forceinline__ void multiply(Columns<8> d, uint64_t a, uint64_t b, int add)
+KVANT_INLINE void multiply(Columns<8> d, uint64_t a, uint64_t b, int add)
 {
     asm volatile("{.reg .pred p; setp.ne.b32 p, %34, 0;\n"
                  "wgmma.mma_async.sync.aligned.m64n64k16.f32.f16.f16 "
@@ -140,7 +131,7 @@ __device__ __forceinline__ void multiply(Columns<8> d, uint64_t a, uint64_t b, i
                  : "l"(a), "l"(b), "r"(add));
 }
 
-__device__ __forceinline__ void multiply(Columns<16> d, const uint32_t (&a)[4], uint64_t b, int add)
+KVANT_INLINE void multiply(Columns<16> d, const uint32_t (&a)[4], uint64_t b, int add)
 {
     asm volatile("{.reg .pred p; setp.ne.b32 p, %69, 0;\n"
                  "wgmma.mma_async.sync.aligned.m64n128k16.f32.f16.f16 "
@@ -159,7 +150,7 @@ __device__ __forceinline__ void multiply(Columns<16> d, const uint32_t (&a)[4], 
                  : "r"(a[0]), "r"(a[1]), "r"(a[2]), "r"(a[3]), "l"(b), "r"(add));
 }
 
-__device__ __forceinline__ void multiply(Columns<4> d, const uint32_t (&a)[4], uint64_t b, int add)
+KVANT_INLINE void multiply(Columns<4> d, const uint32_t (&a)[4], uint64_t b, int add)
 {
     asm volatile("{.reg .pred p; setp.ne.b32 p, %21, 0;\n"
                  "wgmma.mma_async.sync.aligned.m64n32k16.f32.f16.f16 "
@@ -173,13 +164,11 @@ __device__ __forceinline__ void multiply(Columns<4> d, const uint32_t (&a)[4], u
 struct GroupProducts {
     /* Begins s = q K^T. Queries stay in shared memory: registers are for sums. */
     template <int D>
-    __device__ static __forceinline__ void scores(float (&s)[8][4], const uint8_t *queries, const uint8_t *keys, int,
-                                                  int)
+    KVANT_INLINE static void scores(float (&s)[8][4], const uint8_t *queries, const uint8_t *keys, int, int)
     {
         const uint64_t q = matrix_at(shared_address(queries)), at = matrix_at(shared_address(keys));
         static_assert(GROUP_ROWS == PAGE_TOKENS, "blocks of queries and of keys are of one size");
-#pragma unroll
-        for (int k = 0; k < D / 16; k++) {
+        unrolled_for (int k = 0; k < D / 16; k++) {
             const int distance = (k / 4 * GROUP_ROWS * ROW_BYTES + k % 4 * 32) >> 4;
             multiply(s, q + distance, at + distance, k > 0);
         }
@@ -188,13 +177,11 @@ struct GroupProducts {
 
     /* Begins o += p V. */
     template <int D>
-    __device__ static __forceinline__ void add(float (&o)[D / 8][4], uint32_t (&p)[4][4], const uint8_t *values, int)
+    KVANT_INLINE static void add(float (&o)[D / 8][4], uint32_t (&p)[4][4], const uint8_t *values, int)
     {
         const uint64_t at = matrix_at(shared_address(values));
-#pragma unroll
-        for (int k = 0; k < 4; k++) {
-#pragma unroll
-            for (int c = 0; c < D / 128; c++)
+        unrolled_for (int k = 0; k < 4; k++) {
+            unrolled_for (int c = 0; c < D / 128; c++)
                 multiply(reinterpret_cast<float(&)[16][4]>(o[16 * c]), p[k],
                          at + ((c * 128 * ROW_BYTES + 32 * k) >> 4), 1);
             constexpr int DONE = D / 128 * 128;
@@ -208,41 +195,39 @@ struct GroupProducts {
         commit();
     }
 
-    __device__ static __forceinline__ void begin()
+    KVANT_INLINE static void begin()
     {
         asm volatile("wgmma.fence.sync.aligned;" ::: "memory");
     }
-    __device__ static __forceinline__ void commit()
+    KVANT_INLINE static void commit()
     {
         asm volatile("wgmma.commit_group.sync.aligned;" ::: "memory");
     }
     /* Until at most LEFT of the last groups of products go on. */
-    template <int LEFT> __device__ static __forceinline__ void finish()
+    template <int LEFT> KVANT_INLINE static void finish()
     {
         asm volatile("wgmma.wait_group.sync.aligned %0;" ::"n"(LEFT) : "memory");
     }
 
     /* Computes these numbers before what comes next, and does not touch them before it: the compiler
      * does not know that wgmma reads and writes registers later. */
-    template <int N> __device__ static __forceinline__ void hold(float (&x)[N][4])
+    template <int N> KVANT_INLINE static void hold(float (&x)[N][4])
     {
-#pragma unroll
-        for (int i = 0; i < N; i++)
+        unrolled_for (int i = 0; i < N; i++)
             asm volatile("" : "+f"(x[i][0]), "+f"(x[i][1]), "+f"(x[i][2]), "+f"(x[i][3])::"memory");
     }
-    __device__ static __forceinline__ void hold(uint32_t (&x)[4][4])
+    KVANT_INLINE static void hold(uint32_t (&x)[4][4])
     {
-#pragma unroll
-        for (int i = 0; i < 4; i++)
+        unrolled_for (int i = 0; i < 4; i++)
             asm volatile("" : "+r"(x[i][0]), "+r"(x[i][1]), "+r"(x[i][2]), "+r"(x[i][3])::"memory");
     }
 
-    __device__ static __forceinline__ void publish()
+    KVANT_INLINE static void publish()
     {
         asm volatile("fence.proxy.async.shared::cta;" ::: "memory");
     }
 
-    template <int N, bool MORE> __device__ static __forceinline__ void registers()
+    template <int N, bool MORE> KVANT_INLINE static void registers()
     {
         if (MORE)
             asm volatile("setmaxnreg.inc.sync.aligned.u32 %0;" ::"n"(N));
@@ -254,5 +239,3 @@ struct GroupProducts {
 #endif
 
 } // namespace kvant
-
-#endif

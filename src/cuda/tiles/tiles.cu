@@ -4,7 +4,7 @@
 #include "../checks.h"
 #include "../chunks/chunks.cuh"
 #include "../trellis/trellis_pairs.cuh"
-#include "unpack.cuh"
+#include "unpack_chunks.cuh"
 
 #include <algorithm>
 #include <climits>
@@ -15,8 +15,10 @@ namespace kvant
 
 size_t tile_workspace(uint32_t head_dim, uint32_t multiprocessors)
 {
-    return (size_t)multiprocessors * most_tile_rows(head_dim) * (head_dim + 2) * sizeof(float);
+    return (size_t)multiprocessors * MOST_TILE_ROWS * (head_dim + 2) * sizeof(float);
 }
+
+constexpr int MOST_TABLE_USERS = 12; /* warps */
 
 static TileKernel kernel_of(uint32_t head_dim)
 {
@@ -29,7 +31,29 @@ static TileKernel kernel_of(uint32_t head_dim)
     }
 }
 
-/* unpack.cuh has what these tables hold. looks_up: the large ones of a trellis and of chunks, which have a
+static FewKernel few_kernel(uint32_t head_dim)
+{
+    switch (head_dim) {
+    case 64: return few_kernel_of<64>();
+    case 96: return few_kernel_of<96>();
+    case 128: return few_kernel_of<128>();
+    case 256: return few_kernel_of<256>();
+    default: return FewKernel{};
+    }
+}
+
+static UnpackedKernels unpacked_kernels(uint32_t head_dim)
+{
+    switch (head_dim) {
+    case 64: return unpacked_kernels_of<64>();
+    case 96: return unpacked_kernels_of<96>();
+    case 128: return unpacked_kernels_of<128>();
+    case 256: return unpacked_kernels_of<256>();
+    default: return UnpackedKernels{};
+    }
+}
+
+/* unpack_*.cuh have what these tables hold. looks_up: the large ones of a trellis and of chunks, which have a
  * slower way without. */
 template <class C> static int chunk_bytes(bool looks_up)
 {
@@ -52,7 +76,7 @@ static int table_bytes_of(const kvant_cuda_params &codec, bool looks_up)
     if (codec.codes != KVANT_CUDA_CODES_TRELLIS)
         return 0;
     if (!looks_up)
-        return (int)(KVANT_CUDA_TRELLIS_LEVELS * 4 + 4 * codec.head_dim);
+        return (int)(KVANT_CUDA_TRELLIS_LEVELS * 4 + MOST_TABLE_USERS * codec.head_dim);
     return codec.bits == 2   ? pair_bytes<Trellis2, false, false>()
            : codec.bits == 3 ? pair_bytes<Trellis3, false, false>()
                              : pair_bytes<Trellis4, false, false>();
@@ -93,24 +117,29 @@ static int round_up(int n, int unit)
     return (n + unit - 1) / unit * unit;
 }
 
-/* Fills args' places; returns the bytes of shared memory. */
-static int lay_out(TileArgs &p, const TileKernel &kernel, int row_groups, int stages, int ring, bool looks_up)
+/* Places of tables from `at` on, then of `rings` rings of codes; returns where they end. */
+static int lay_out_codes(TileArgs &p, int at, bool looks_up, int ring, int rings)
 {
     choose_table(p.keys, looks_up);
     choose_table(p.values, looks_up);
     if (share_table(p.keys, p.values))
         p.values.table_bytes = 0;
+    p.ring = ring;
+    p.k_table_at = round_up(at, 16);
+    p.v_table_at = p.values.table_bytes ? round_up(p.k_table_at + p.keys.table_bytes, 16) : p.k_table_at;
+    p.ring_at = round_up(std::max(p.k_table_at + p.keys.table_bytes, p.v_table_at + p.values.table_bytes), 16);
+    p.k_page = round_up((int)p.k.bytes, 16);
+    p.v_page = round_up((int)p.v.bytes, 16);
+    return p.ring_at + rings * ring * (p.k_page + p.v_page);
+}
+
+/* Returns the bytes of shared memory. */
+static int lay_out(TileArgs &p, const TileKernel &kernel, int row_groups, int stages, int ring, bool looks_up)
+{
     p.row_groups = row_groups;
     p.by_pages = row_groups < kernel.groups && stages == 2;
     p.stages = stages;
-    p.ring = ring;
-    p.k_table_at = round_up(kernel.fixed_bytes[row_groups - 1][stages - 1], 16);
-    p.v_table_at = p.values.table_bytes ? round_up(p.k_table_at + p.keys.table_bytes, 16) : p.k_table_at;
-    p.ring_at = round_up(p.values.table_bytes ? p.v_table_at + p.values.table_bytes
-                                              : p.k_table_at + p.keys.table_bytes, 16);
-    p.k_page = round_up((int)p.k.bytes, 16);
-    p.v_page = round_up((int)p.v.bytes, 16);
-    return p.ring_at + ring * (p.k_page + p.v_page);
+    return lay_out_codes(p, kernel.fixed_bytes[row_groups - 1][stages - 1], looks_up, ring, 1);
 }
 
 /* What is tried in turn, and whether large tables are there. */
@@ -133,30 +162,138 @@ static int choose_shape(TileArgs &p, const TileKernel &kernel, int64_t rows, int
     return 0;
 }
 
+static cudaError_t launch(const void *kernel, int64_t blocks, int threads, int bytes, void *args, cudaStream_t stream)
+{
+    cudaError_t error = cudaFuncSetAttribute(kernel, cudaFuncAttributeMaxDynamicSharedMemorySize, bytes);
+    if (error != cudaSuccess)
+        return error;
+    void *parameters[] = { args };
+    return cudaLaunchKernel(kernel, dim3((unsigned)blocks), dim3((unsigned)threads), parameters, (size_t)bytes, stream);
+}
+
+/* Tiles of `pairs` pairs; returns thread blocks, 0 if there are too many. */
+static int64_t cut(TileShape &p, int pairs, int multiprocessors)
+{
+    const int64_t rows = (int64_t)p.query_tokens * p.heads_a_kv, tile_rows = p.row_groups * GROUP_ROWS,
+                  tiles = (rows + tile_rows - 1) / tile_rows, items = tiles * pairs;
+    p.pairs = pairs;
+    p.tiles = (int)tiles;
+    p.splits = (int)std::max<int64_t>(std::min<int64_t>(multiprocessors / items, p.max_tokens / (4 * KVANT_PAGE_TOKENS)), 1);
+    return items * p.splits <= INT_MAX ? items * p.splits : 0;
+}
+
+/* ---- unpacked pages ---- */
+
+/* Places of the kernel that unpacks; 0: there is no room. */
+static int lay_out_unpack(TileArgs &p, const UnpackedKernels &k, bool looks_up, int room)
+{
+    const int bytes =
+        lay_out_codes(p, k.unpack_groups * std::max(k.key_bytes, k.value_bytes), looks_up, 2, k.unpack_groups / 2);
+    return bytes <= room ? bytes : 0;
+}
+
+static int lay_out_attend(TileShape &p, const UnpackedKernels &k, int room)
+{
+    for (p.row_groups = k.attend_groups; p.row_groups > 0; p.row_groups--)
+        for (p.stages = MOST_STAGES; p.stages > 1; p.stages--)
+            if (k.shared_bytes[p.row_groups - 1][p.stages - 1] <= room)
+                return k.shared_bytes[p.row_groups - 1][p.stages - 1];
+    return 0;
+}
+
+/* Pairs per launch: as few thread blocks after another as possible. */
+static int pairs_at_once(const TileShape &p, int64_t most, int multiprocessors)
+{
+    const int pairs = p.batch * p.kv_heads;
+    const int64_t tile_rows = p.row_groups * GROUP_ROWS,
+                  tiles = ((int64_t)p.query_tokens * p.heads_a_kv + tile_rows - 1) / tile_rows;
+    int best = 1;
+    int64_t best_rounds = INT64_MAX;
+    for (int n = 1; n <= std::min<int64_t>(most, pairs); n++) {
+        auto rounds_of = [&](int64_t items) { return (items * tiles + multiprocessors - 1) / multiprocessors; };
+        const int64_t rounds = pairs / n * rounds_of(n) + rounds_of(pairs % n);
+        if (rounds <= best_rounds)
+            best_rounds = rounds, best = n;
+    }
+    return best;
+}
+
+/* Needs scratch in device memory. KVANT_ERR_UNSUPPORTED when there is too little, or of shared memory. */
+static kvant_status launch_unpacked(TileArgs p, uint32_t head_dim, uint8_t *scratch, size_t scratch_bytes,
+                                    int multiprocessors, int shared_bytes, cudaStream_t stream)
+{
+    const UnpackedKernels k = unpacked_kernels(head_dim);
+    if (!k.unpack)
+        return KVANT_ERR_UNSUPPORTED;
+    const int room = shared_bytes - 1024; /* barriers, and so that matrices are aligned */
+    int unpack_bytes = lay_out_unpack(p, k, true, room);
+    unpack_bytes = unpack_bytes ? unpack_bytes : lay_out_unpack(p, k, false, room);
+    const int attend_bytes = lay_out_attend(p, k, shared_bytes);
+    const size_t pages = (size_t)p.max_tokens / KVANT_PAGE_TOKENS,
+                 most = scratch_bytes / (KVANT_CUDA_SCRATCH_PER_BLOCK(head_dim) * pages);
+    if (unpack_bytes == 0 || attend_bytes == 0 || most == 0)
+        return KVANT_ERR_UNSUPPORTED;
+    const int all = p.batch * p.kv_heads, at_once = pairs_at_once(p, (int64_t)most, multiprocessors);
+    p.by_pages = false;
+    p.unpacked.pages = (int)pages;
+    p.unpacked.matrices = scratch;
+    p.unpacked.units = reinterpret_cast<float4 *>(scratch + pages * at_once * (size_t)(k.key_bytes + k.value_bytes));
+    for (p.first_pair = 0; p.first_pair < all; p.first_pair += at_once) {
+        const int64_t blocks = cut(p, std::min(at_once, all - p.first_pair), multiprocessors);
+        if (blocks == 0)
+            return KVANT_ERR_UNSUPPORTED;
+        cudaError_t error = launch(k.unpack, multiprocessors, k.unpack_threads, unpack_bytes, &p, stream);
+        if (error == cudaSuccess)
+            error = launch(k.attend, blocks, k.attend_threads, attend_bytes, static_cast<TileShape *>(&p), stream);
+        if (error != cudaSuccess)
+            return from_cuda(error);
+    }
+    return KVANT_OK;
+}
+
+/* ---- few rows ---- */
+
+static int lay_out_few(TileArgs &p, const FewKernel &k, int room)
+{
+    p.row_groups = 1, p.by_pages = true, p.stages = k.groups;
+    for (int looks_up = 1; looks_up >= 0; looks_up--) {
+        const int bytes = lay_out_codes(p, k.fixed_bytes, looks_up != 0, 2, k.groups);
+        if (bytes <= room)
+            return bytes;
+    }
+    return 0;
+}
+
 kvant_status launch_tiles(const kvant_cuda_attention_args &args, const AttentionArgs &common, int multiprocessors,
-                          int shared_bytes, cudaStream_t stream)
+                          int shared_bytes, size_t needed, cudaStream_t stream)
 {
     TileArgs p{};
     static_cast<AttentionArgs &>(p) = common;
     p.keys = tile_codec(*args.k_codec);
     p.values = tile_codec(*args.v_codec);
+    const uint32_t head_dim = args.k_codec->params.head_dim;
     const int64_t rows = (int64_t)p.query_tokens * p.heads_a_kv;
-    const TileKernel kernel = kernel_of(args.k_codec->params.head_dim);
+    const size_t scratch_at = (needed + 1023) / 1024 * 1024;
+    if (rows > KVANT_CUDA_SCRATCH_ROWS && args.workspace_bytes > scratch_at) {
+        const kvant_status status =
+            launch_unpacked(p, head_dim, static_cast<uint8_t *>(args.workspace) + scratch_at,
+                            args.workspace_bytes - scratch_at, multiprocessors, shared_bytes, stream);
+        if (status != KVANT_ERR_UNSUPPORTED)
+            return status;
+    }
+    if (rows <= GROUP_ROWS) {
+        const FewKernel few = few_kernel(head_dim);
+        const int bytes = few.kernel ? lay_out_few(p, few, shared_bytes - 1024) : 0;
+        const int64_t blocks = bytes ? cut(p, p.batch * p.kv_heads, multiprocessors) : 0;
+        if (blocks)
+            return from_cuda(launch(few.kernel, blocks, few.threads, bytes, &p, stream));
+    }
+    const TileKernel kernel = kernel_of(head_dim);
     const int bytes = kernel.kernel ? choose_shape(p, kernel, rows, shared_bytes) : 0;
-    if (bytes == 0)
+    const int64_t blocks = bytes ? cut(p, p.batch * p.kv_heads, multiprocessors) : 0;
+    if (blocks == 0)
         return KVANT_ERR_UNSUPPORTED;
-    const int tile_rows = p.row_groups * GROUP_ROWS;
-    const int64_t tiles = (rows + tile_rows - 1) / tile_rows, items = tiles * p.batch * p.kv_heads;
-    p.tiles = (int)tiles;
-    p.splits = (int)std::max<int64_t>(std::min<int64_t>(multiprocessors / items, p.max_tokens / (4 * KVANT_PAGE_TOKENS)), 1);
-    if (items * p.splits > INT_MAX)
-        return KVANT_ERR_UNSUPPORTED;
-    cudaError_t error = cudaFuncSetAttribute(kernel.kernel, cudaFuncAttributeMaxDynamicSharedMemorySize, bytes);
-    if (error != cudaSuccess)
-        return from_cuda(error);
-    void *parameters[] = { &p };
-    return from_cuda(cudaLaunchKernel(kernel.kernel, dim3((unsigned)(items * p.splits)), kernel.threads, parameters,
-                                      (size_t)bytes, stream));
+    return from_cuda(launch(kernel.kernel, blocks, kernel.threads, bytes, &p, stream));
 }
 
 } // namespace kvant

@@ -25,9 +25,11 @@ static kvant_cuda_kind kind_of(uint32_t bits)
     return bits == 2 ? KVANT_CUDA_TRELLIS2 : bits == 3 ? KVANT_CUDA_TRELLIS3 : KVANT_CUDA_TRELLIS4;
 }
 
-void kvant_cuda_trellis_init(kvant_cuda_params *params, kvant_cuda_trellis *out, const kvant_codec_view *view)
+void kvant_cuda_trellis_init(kvant_cuda_codec *codec, const kvant_codec_view *view)
 {
     const kvant_trellis_view *trellis = &view->of.trellis;
+    kvant_cuda_params *params = &codec->params;
+    kvant_cuda_trellis *out = &codec->trellis;
     params->codes = KVANT_CUDA_CODES_TRELLIS;
     params->kind = kind_of(params->bits);
     params->memory = trellis->memory;
@@ -44,4 +46,5 @@ void kvant_cuda_trellis_init(kvant_cuda_params *params, kvant_cuda_trellis *out,
         out->taps[i] = trellis->taps[i];
     memcpy(out->levels, trellis->levels, out->n_levels);
     memcpy(out->values, trellis->values, out->n_levels * sizeof *out->values);
+    memcpy(codec->any.steps, trellis->steps, params->head_dim * sizeof *codec->any.steps);
 }

@@ -32,6 +32,7 @@ KVANT_INLINE uint32_t below_mask(const uint16x8_t a[4], const uint16x8_t b[4])
 #include "../trellis_template.h"
 
 #define LEVEL_ROWS 4u /* 16 sums */
+#define each_operand for
 #define vw_shift_left(v, n) vshlq_u32(v, vdupq_n_s32((int32_t)(n)))
 #define vw_shift_right(v, n) vshlq_u32(v, vdupq_n_s32(-(int32_t)(n)))
 #define vi_xor(a, b) veorq_u32(a, b)
@@ -52,25 +53,14 @@ KVANT_INLINE void next_lanes(vi v[4])
     v[0] = last;
 }
 
-typedef struct level_tables {
-    uint8x16x4_t all; /* fewer than 64 levels repeated */
-} level_tables;
-
-KVANT_INLINE level_tables load_levels(const int8_t *levels, uint32_t bits)
-{
-    level_tables tables;
-    for (uint32_t i = 0; i < 4; i++) {
-        const int8x16_t some = vld1q_s8(levels + 16 * (i % (1u << (bits - 2))));
-        tables.all.val[i] = veorq_u8(vreinterpretq_u8_s8(some), vdupq_n_u8(128));
-    }
-    return tables;
-}
+#define level_tables uint8x16x4_t
+#define load_levels(levels) vld1q_u8_x4(levels)
 
 KVANT_INLINE vi look_up_levels(const level_tables *tables, vi index, uint32_t bits)
 {
     (void)bits;
     return vreinterpretq_u32_u8(
-        vqtbl4q_u8(tables->all, vreinterpretq_u8_u32(vandq_u32(index, vdupq_n_u32(0x3f3f3f3f)))));
+        vqtbl4q_u8(*tables, vreinterpretq_u8_u32(vandq_u32(index, vdupq_n_u32(0x3f3f3f3f)))));
 }
 
 KVANT_INLINE void store_lane_sums(int32_t *out, const vi sums[4])

@@ -3,6 +3,11 @@
 #include "fold_zmm.h"
 
 #define LEVEL_ROWS 4u /* 16 sums */
+#ifdef __AVX512VNNI__
+#define each_operand _Pragma("GCC unroll 4") for
+#else
+#define each_operand for /* a product and a sum apart need more registers */
+#endif
 #define vw_shift_left(v, n) _mm512_slli_epi32(v, n)
 #define vw_shift_right(v, n) _mm512_srli_epi32(v, n)
 #define vi_xor(a, b) _mm512_xor_si512(a, b)
@@ -18,13 +23,17 @@
 #ifdef __AVX512VBMI__    /* level avx512vbmi */
 typedef vi level_tables; /* 64 bytes, fewer levels repeated */
 
-KVANT_INLINE level_tables load_levels(const int8_t *levels, uint32_t bits)
+#define load_levels(levels) vi_load(levels)
+
+/* The bytes of a word and, as its lowest, the highest byte of the word 4 lanes before, round the vector. */
+KVANT_INLINE vi vi_bytes_before(vi v)
 {
-    int8_t bytes[64];
-    for (uint32_t i = 0; i < 64; i++)
-        bytes[i] = levels[i % (16u << (bits - 2))];
-    return vi_xor(vi_load(bytes), vi_set((int)0x80808080u)); /* 128 more */
+    const vi below = _mm512_set_epi32(0x3e3d3c2f, 0x3a39382b, 0x36353427, 0x32313023, 0x2e2d2c1f, 0x2a29281b,
+                                      0x26252417, 0x22212013, 0x1e1d1c0f, 0x1a19180b, 0x16151407, 0x12111003,
+                                      0x0e0d0c3f, 0x0a09083b, 0x06050437, 0x02010033);
+    return _mm512_permutexvar_epi8(below, v);
 }
+#define vi_bytes_before vi_bytes_before
 
 KVANT_INLINE vi look_up_levels(const level_tables *tables, vi index, uint32_t bits)
 {

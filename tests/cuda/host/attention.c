@@ -159,7 +159,7 @@ static bool has_workspace(const kvant_cuda_attention_args *a)
 
 kvant_status host_attention(const kvant_cuda_attention_args *args, kvant_cuda_stream stream)
 {
-    ANSWER(args, stream);
+    ANSWER(attention, args, stream);
     if (!has_workspace(args) || (host_driver_runs() && !stream))
         return KVANT_ERR_ARGUMENT;
     const size_t width = args->type == KVANT_CUDA_F32 ? 4 : 2;
@@ -200,7 +200,7 @@ kvant_status host_turn(const kvant_cuda_turn_args *a, kvant_cuda_stream stream)
 
 kvant_status host_transform_queries(const kvant_cuda_query_args *args, kvant_cuda_stream stream)
 {
-    ANSWER(args, stream);
+    ANSWER(transform_queries, args, stream);
     const size_t d = args->k_codec->params.head_dim;
     for (size_t i = 0; i < (size_t)args->batch * args->n_heads; i++) {
         const size_t head = i % args->n_heads, kv = head / (args->n_heads / args->n_kv_heads);

@@ -1,5 +1,6 @@
 /* driver.c - the NVIDIA driver of the stand-in (host.h), with what `kvant bench cuda` calls of it:
- * memory is the computer's, work is done when it is enqueued, a graph runs nothing again. */
+ * and what the llama.cpp plug-in calls: memory is the computer's, work is done when it is enqueued. A stream that
+ * cuStreamCreate made can be captured: work is recorded then (record.c), and done when the graph is launched. */
 #define _POSIX_C_SOURCE 200809L
 #include <stdlib.h>
 #include <string.h>
@@ -93,6 +94,22 @@ EXPORT int cuMemcpyDtoH_v2(void *to, address from, size_t bytes)
     return 0;
 }
 
+EXPORT int cuMemcpyHtoDAsync_v2(address to, const void *from, size_t bytes, void *stream)
+{
+    return host_captures(stream) ? 900 : cuMemcpyHtoD_v2(to, from, bytes);
+}
+
+EXPORT int cuMemcpyDtoHAsync_v2(void *to, address from, size_t bytes, void *stream)
+{
+    return host_captures(stream) ? 900 : cuMemcpyDtoH_v2(to, from, bytes);
+}
+
+EXPORT int cuDeviceGetByPCIBusId(int *device, const char *id)
+{
+    *device = 0;
+    return strcmp(id, "0000:00:00.0") != 0;
+}
+
 EXPORT int cuMemcpyDtoDAsync_v2(address to, address from, size_t bytes, void *stream)
 {
     memcpy((void *)(uintptr_t)to, (const void *)(uintptr_t)from, bytes);
@@ -105,55 +122,15 @@ EXPORT int cuMemsetD8Async(address to, unsigned char value, size_t bytes, void *
     return stream == NULL;
 }
 
-EXPORT int cuStreamBeginCapture_v2(void *stream, int mode)
-{
-    return stream == NULL || mode != 1;
-}
-
-EXPORT int cuStreamEndCapture(void *stream, void **graph)
-{
-    *graph = malloc(1);
-    return stream == NULL;
-}
-
-EXPORT int cuGraphInstantiateWithFlags(void **executable, void *graph, unsigned long long flags)
-{
-    *executable = malloc(1);
-    return graph == NULL || flags != 0;
-}
-
-EXPORT int cuGraphLaunch(void *executable, void *stream)
-{
-    return executable == NULL || stream == NULL;
-}
-
-EXPORT int cuGraphExecDestroy(void *executable)
-{
-    free(executable);
-    return 0;
-}
-
-EXPORT int cuGraphDestroy(void *graph)
-{
-    free(graph);
-    return 0;
-}
-
-EXPORT int cuEventCreate(void **event, unsigned flags)
-{
-    *event = calloc(1, sizeof(struct timespec));
-    return (int)flags;
-}
-
-EXPORT int cuEventRecord(void *event, void *stream)
-{
-    clock_gettime(CLOCK_MONOTONIC, event);
-    return stream == NULL;
-}
-
 EXPORT int cuEventSynchronize(void *event)
 {
     return event == NULL;
+}
+
+EXPORT int cuGetErrorName(int result, const char **text)
+{
+    *text = result == 900 ? "CUDA_ERROR_STREAM_CAPTURE_UNSUPPORTED" : "an error of the stand-in";
+    return 0;
 }
 
 EXPORT int cuEventElapsedTime(float *milliseconds, const struct timespec *from, const struct timespec *to)

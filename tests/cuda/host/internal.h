@@ -16,11 +16,30 @@ extern host_control host;
 /* Notes a call; true when the test wants an answer instead of a result. */
 bool host_answers(const char *function, const void *arguments, size_t size, kvant_cuda_stream stream);
 
-/* For functions with a struct of arguments. */
-#define ANSWER(args, stream)                                                                       \
+/* Functions with a struct of arguments, which can be captured. */
+#define HOST_RECORDED(X)                                                                           \
+    X(append, kvant_cuda_append_args)                                                              \
+    X(seal, kvant_cuda_seal_args)                                                                  \
+    X(attention, kvant_cuda_attention_args)                                                        \
+    X(transform_queries, kvant_cuda_query_args)                                                    \
+    X(decode, kvant_cuda_decode_args)
+
+typedef void host_work(void *data);
+#define HOST_RUN(name, type) host_work host_run_##name;
+HOST_RECORDED(HOST_RUN)
+#undef HOST_RUN
+
+/* record.c: whether work on the stream is recorded; records it then, with a copy of data. */
+bool host_captures(kvant_cuda_stream stream);
+__attribute__((visibility("default"))) bool host_record(kvant_cuda_stream stream, host_work *run, const void *data,
+                                                        size_t bytes);
+
+#define ANSWER(name, args, stream)                                                                 \
     do {                                                                                           \
-        if (host_answers(__func__, args, (args)->size, stream))                                    \
+        if (host_answers("host_" #name, args, (args)->size, stream))                               \
             return host.answer;                                                                    \
+        if (host_record(stream, host_run_##name, args, (args)->size))                              \
+            return KVANT_OK;                                                                       \
     } while (0)
 
 /* Whose codes a codec's pages hold: the CPU's codec, which has to outlive the other. */

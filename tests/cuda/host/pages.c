@@ -3,6 +3,7 @@
 #include <stdlib.h>
 #include <string.h>
 
+#include "../../../src/base/half.h"
 #include "internal.h"
 
 /* Whether kernels write a transformed row; they say why not where the caller wants to know. */
@@ -37,6 +38,17 @@ static kvant_codec of_head(const kvant_codec *codec, const float *feedback, uint
     return copy;
 }
 
+/* A row of fp16 becomes floats. */
+static const float *row_of(const kvant_cuda_append_args *args, const kvant_cuda_rows *rows, uint32_t i, uint32_t head, float *halves)
+{
+    const size_t at = i * rows->token_stride + head * rows->head_stride;
+    if (args->type == KVANT_CUDA_F32)
+        return (const float *)rows->rows + at;
+    for (uint32_t j = 0; j < host_source(rows->codec)->info.head_dim; j++)
+        halves[j] = kvant_half_to_float(((const uint16_t *)rows->rows)[at + j]);
+    return halves;
+}
+
 static void append_role(const kvant_cuda_append_args *args, const kvant_cuda_rows *rows)
 {
     const kvant_codec *codec = rows->codec ? host_source(rows->codec) : NULL;
@@ -47,7 +59,8 @@ static void append_role(const kvant_cuda_append_args *args, const kvant_cuda_row
             const kvant_affine affine = { rows->center ? rows->center + head * d : NULL,
                                           rows->scale ? rows->scale + head * d : NULL };
             float y[MOST], *exact = args->exact[rows == &args->v];
-            const float *row = (const float *)rows->rows + i * rows->token_stride + head * rows->head_stride;
+            float halves[MOST];
+            const float *row = row_of(args, rows, i, head, halves);
             uint8_t *page = host_page(&rows->pages, args->slots[i] / TOKENS, head);
             if (args->transformed)
                 memcpy(y, row, d * sizeof *y);
@@ -68,7 +81,7 @@ static void append_role(const kvant_cuda_append_args *args, const kvant_cuda_row
 
 kvant_status host_append(const kvant_cuda_append_args *args, kvant_cuda_stream stream)
 {
-    ANSWER(args, stream);
+    ANSWER(append, args, stream);
     append_role(args, &args->k);
     append_role(args, &args->v);
     return KVANT_OK;
@@ -91,7 +104,7 @@ static void seal_page(const kvant_codec *codec, const uint8_t *open, uint8_t *se
 kvant_status host_seal(const kvant_cuda_seal_args *args, kvant_cuda_stream stream)
 {
     const kvant_cuda_seal_pages *roles[] = { &args->k, &args->v };
-    ANSWER(args, stream);
+    ANSWER(seal, args, stream);
     for (int r = 0; r < 2; r++)
         for (uint32_t i = 0; roles[r]->codec && i < args->n_blocks; i++)
             for (uint32_t head = 0; head < args->n_kv_heads; head++) {
@@ -105,12 +118,42 @@ kvant_status host_seal(const kvant_cuda_seal_args *args, kvant_cuda_stream strea
     return KVANT_OK;
 }
 
-/* Transformed rows alone: what a cache asks for. */
+/* Rows as they were: what the llama.cpp plug-in asks for. A full W^-1 holds the rotation, too. */
+static void decode_row(const kvant_cuda_decode_args *args, uint32_t row, uint32_t head)
+{
+    const uint32_t d = host_source(args->codec)->info.head_dim, t = row % TOKENS;
+    const kvant_transform rotation = host_transform(args->codec, NULL, 0);
+    const kvant_transform_view *view = &kvant_codec_get_view(host_source(args->codec))->transform;
+    const float *inverse = args->inverse_weights, *center = args->center, *scale = args->scale;
+    float y[MOST], x[MOST], *out = (float *)args->out + row * args->token_stride + head * args->head_stride;
+    const size_t at = (size_t)head * d;
+    kvant_codec_decode_transformed(host_source(args->codec), host_kernels(),
+                                   host_page(&args->pages, args->blocks[row / TOKENS], head), t, y);
+    if (inverse && !view->diagonal)
+        for (uint32_t j = 0; j < d; j++)
+            x[j] = host_kernels()->dot(inverse + (at + j) * d, y, d);
+    else
+        kvant_transform_inverse(&rotation, host_kernels(), NULL, y, x);
+    for (uint32_t j = 0; j < d; j++)
+        out[j] = x[j] * (inverse && view->diagonal ? inverse[at + j] : 1) * (scale ? scale[at + j] : 1) + (center ? center[at + j] : 0);
+}
+
+static kvant_status decode_back(const kvant_cuda_decode_args *args)
+{
+    for (uint32_t row = 0; row < args->n_blocks * TOKENS; row++)
+        for (uint32_t head = 0; head < args->n_kv_heads; head++)
+            decode_row(args, row, head);
+    return KVANT_OK;
+}
+
+/* Transformed rows as fp16: what a cache asks for. */
 kvant_status host_decode(const kvant_cuda_decode_args *args, kvant_cuda_stream stream)
 {
-    ANSWER(args, stream);
+    ANSWER(decode, args, stream);
     const kvant_codec *codec = host_source(args->codec);
     const uint32_t d = codec->info.head_dim;
+    if (!args->transformed && args->type == KVANT_CUDA_F32 && !host_is_open(args->codec) && !args->to)
+        return decode_back(args);
     if (!args->transformed || args->type != KVANT_CUDA_F16)
         return KVANT_ERR_UNSUPPORTED;
     for (uint32_t i = 0; i < args->n_blocks; i++)

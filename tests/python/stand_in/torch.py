@@ -65,5 +65,6 @@ def empty_like(tensor, memory_format):
 
 cuda = types.SimpleNamespace(
     device=lambda which: contextlib.nullcontext(),
+    is_current_stream_capturing=lambda: False,
     current_stream=lambda: types.SimpleNamespace(cuda_stream=77),
 )

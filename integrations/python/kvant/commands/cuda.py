@@ -36,7 +36,7 @@ COMMAND = cli.Command(
         cli.Option("b", "batch", "N", "sequences (default 1)"),
         cli.Option(None, "heads", "N", "query heads (default 32)"),
         cli.Option(None, "kv-heads", "N", "kv heads (default 8)"),
-        cli.Option("d", "head-dim", "N", "numbers of a row: 64, 96, 128 or 256 (default 128)"),
+        cli.Option("d", "head-dim", "N", "numbers of a row: a multiple of 16 (default 128)"),
         cli.Option("n", "tokens", "N,N", "tokens of each sequence (default 32768,131072)"),
         cli.Option(None, "query-tokens", "N", "query tokens of each sequence, its last ones, causal (default 1)"),
         cli.Option("r", "rounds", "N", "replays, of which the median is given (default 31)"),

@@ -1,0 +1,429 @@
+/* backend.c - back ends of gpu.h: CUDA's instance, with graph_compute and free replaced.
+ *
+ * A graph is cut where a node of ours stands. ggml-cuda computes the parts on its stream, libkvant_cuda our nodes on
+ * ours; events order the two. A graph that llama.cpp computes again (same uid) and that holds a few tokens is captured
+ * on both streams as one CUDA graph, which is launched from then on.
+ *
+ * ggml-cuda would begin a capture of its own inside ours; a node in front whose parameters always change prevents it.
+ * The first time a graph is computed without capture, so that both sides allocate what they need. */
+#include "gpu.h"
+
+#include <stdlib.h>
+#include <string.h>
+
+#include "../buffer.h"
+#include "../ggml_api.h"
+#include "../log.h"
+
+#define MOST_CAPTURED_TOKENS 16
+#define MOST_CAPTURED_EXPERT_TOKENS 4 /* beyond, ggml-cuda's MUL_MAT_ID may wait on the host */
+
+static kvp_gpu_backend *state_of(abi_backend *backend)
+{
+    kvp_gpu *gpu = kvp_gpu_of(backend->device);
+    kvp_gpu_backend *b;
+
+    pthread_mutex_lock(&gpu->list_lock);
+    for (b = gpu->backends; b != NULL && b->backend != backend; b = b->next)
+        ;
+    pthread_mutex_unlock(&gpu->list_lock);
+    return b;
+}
+
+void kvp_gpu_finish(kvp_gpu *gpu)
+{
+    pthread_mutex_lock(&gpu->list_lock);
+    for (kvp_gpu_backend *b = gpu->backends; b != NULL; b = b->next) {
+        kvp_cu_ok(kvp_cu.stream_finish(b->stream), "waiting");
+        b->inner.synchronize(b->backend);
+    }
+    pthread_mutex_unlock(&gpu->list_lock);
+}
+
+/* Streams */
+
+static void to_ours(kvp_gpu_backend *b)
+{
+    if (b->on_ours)
+        return;
+    b->inner.event_record(b->backend, &b->to_us_event);
+    kvp_cu_ok(kvp_cu.stream_wait(b->stream, b->to_us, 0), "ordering");
+    b->on_ours = true;
+}
+
+static void to_cuda(kvp_gpu_backend *b)
+{
+    if (!b->on_ours)
+        return;
+    kvp_cu_ok(kvp_cu.event_record(b->to_cuda, b->stream), "ordering");
+    b->inner.event_wait(b->backend, &b->to_cuda_event);
+    b->on_ours = false;
+}
+
+/* Parts */
+
+static bool is_computed(const abi_tensor *node)
+{
+    return node->op != kvp_api.op.none && node->op != kvp_api.op.view && node->op != kvp_api.op.permute &&
+           node->op != kvp_api.op.reshape && node->op != kvp_api.op.transpose;
+}
+
+static bool is_ours(const abi_tensor *node)
+{
+    return (node->flags & ABI_TENSOR_FLAG_COMPUTE) != 0 && is_computed(node) && kvp_gpu_touches(node);
+}
+
+/* A number for a part of a graph that has one: ggml-cuda compares no nodes then. */
+static uint64_t part_uid(kvp_gpu_backend *b, const abi_graph *graph, int part)
+{
+    if (graph->uid == 0 || kvp_api.graph_next_uid == NULL)
+        return 0;
+    if (part >= b->n_part_uids) {
+        const int n = 2 * part + 64;
+        uint64_t *uids = realloc(b->part_uids, (size_t)n * sizeof(*uids));
+        if (uids == NULL)
+            return 0;
+        memset(uids + b->n_part_uids, 0, (size_t)(n - b->n_part_uids) * sizeof(*uids));
+        b->part_uids = uids;
+        b->n_part_uids = n;
+    }
+    if (b->part_uids[part] == 0)
+        b->part_uids[part] = kvp_api.graph_next_uid();
+    return b->part_uids[part];
+}
+
+/* The part behind the node in front. */
+static bool put_front(kvp_gpu_backend *b, abi_graph *part)
+{
+    if (b->n_nodes < part->n_nodes + 1) {
+        abi_tensor **nodes = realloc(b->nodes, ((size_t)part->n_nodes + 1) * sizeof(*nodes));
+        if (nodes == NULL)
+            return false;
+        b->nodes = nodes;
+        b->n_nodes = part->n_nodes + 1;
+    }
+    b->front.op_params[0]++;
+    b->nodes[0] = &b->front;
+    memcpy(b->nodes + 1, part->nodes, (size_t)part->n_nodes * sizeof(*b->nodes));
+    part->nodes = b->nodes;
+    part->n_nodes++;
+    part->uid = 0;
+    return true;
+}
+
+static int32_t by_cuda(kvp_gpu_backend *b, const abi_graph *graph, int begin, int end, uint64_t uid, bool capturing)
+{
+    abi_graph part = { .n_nodes = end - begin,
+                       .nodes = graph->nodes + begin,
+                       .use_counts = graph->use_counts,
+                       .visited = graph->visited,
+                       .order = graph->order,
+                       .uid = uid };
+    bool empty = true;
+
+    for (int i = begin; i < end && empty; i++)
+        empty = !is_computed(graph->nodes[i]);
+    if (empty)
+        return ABI_STATUS_SUCCESS;
+    if (capturing && !put_front(b, &part))
+        return ABI_STATUS_ALLOC_FAILED;
+    to_cuda(b);
+    b->n_parts++;
+    return b->inner.graph_compute(b->backend, &part);
+}
+
+/* The next node that computes something, behind number i; NULL: none. */
+static abi_tensor *next_computed(const abi_graph *graph, int *i)
+{
+    for ((*i)++; *i < graph->n_nodes; (*i)++)
+        if ((graph->nodes[*i]->flags & ABI_TENSOR_FLAG_COMPUTE) != 0 && is_computed(graph->nodes[*i]))
+            return graph->nodes[*i];
+    return NULL;
+}
+
+/* Node *i, and the next one with it if they are a layer's keys and values; *i becomes the last one's number. */
+static int32_t by_us(kvp_gpu_backend *b, const abi_graph *graph, int *i)
+{
+    abi_tensor *node = graph->nodes[*i], *next = NULL;
+    int behind = *i;
+
+    if (node->op == kvp_api.op.set_rows) {
+        next = next_computed(graph, &behind);
+        if (next != NULL && kvp_gpu_pairs(node, next))
+            *i = behind;
+        else
+            next = NULL;
+    }
+    to_ours(b);
+    return kvp_gpu_compute(b, node, next);
+}
+
+static int32_t by_parts(kvp_gpu_backend *b, const abi_graph *graph, bool capturing)
+{
+    int32_t status = ABI_STATUS_SUCCESS;
+    int begin = 0, part = 0;
+
+    for (int i = 0; i <= graph->n_nodes && status == ABI_STATUS_SUCCESS; i++) {
+        if (i < graph->n_nodes && !is_ours(graph->nodes[i]))
+            continue;
+        status = by_cuda(b, graph, begin, i, part_uid(b, graph, part++), capturing);
+        if (i < graph->n_nodes && status == ABI_STATUS_SUCCESS)
+            status = by_us(b, graph, &i);
+        begin = i + 1;
+    }
+    return status;
+}
+
+/* Capturing */
+
+static bool waits_on_host(const abi_tensor *node)
+{
+    const int32_t type = node->op == kvp_api.op.mul_mat_id ? node->src[0]->type : 0;
+
+    return node->op == kvp_api.op.mul_mat_id && (node->ne[2] > MOST_CAPTURED_EXPERT_TOKENS || type == ABI_TYPE_F32 ||
+                                                 type == ABI_TYPE_F16 || type == ABI_TYPE_BF16);
+}
+
+static bool may_capture(const abi_graph *graph)
+{
+    for (int i = 0; i < graph->n_nodes; i++) {
+        const abi_tensor *node = graph->nodes[i];
+        if (waits_on_host(node) ||
+            (node->op == kvp_api.op.flash_attn_ext && node->src[0]->ne[1] * node->src[0]->ne[3] > MOST_CAPTURED_TOKENS) ||
+            (is_ours(node) && !kvp_gpu_capturable(node)))
+            return false;
+    }
+    return true;
+}
+
+/* Makes b->exec of what was captured. */
+static bool make_exec(kvp_gpu_backend *b, cu_graph graph)
+{
+    cu_update_info info;
+
+    if (b->exec != NULL && kvp_cu.graph_update(b->exec, graph, &info) == 0)
+        return true;
+    if (b->exec != NULL)
+        kvp_cu.exec_free(b->exec);
+    b->exec = NULL;
+    return kvp_cu_ok(kvp_cu.graph_make(&b->exec, graph, 0), "its graph");
+}
+
+static bool capture(kvp_gpu_backend *b, const abi_graph *graph)
+{
+    cu_graph captured = NULL;
+    int32_t status;
+    bool made;
+
+    to_cuda(b); /* what was done before the graph is no part of it */
+    if (!kvp_cu_ok(kvp_cu.capture_begin(b->stream, CU_CAPTURE_RELAXED), "capture"))
+        return false;
+    b->on_ours = true; /* CUDA's stream joins with the first hop, and returns with the last */
+    status = by_parts(b, graph, true);
+    to_ours(b);
+    b->on_ours = false; /* nothing was computed */
+    if (!kvp_cu_ok(kvp_cu.capture_end(b->stream, &captured), "capture") || captured == NULL)
+        return false;
+    b->n_captures++;
+    made = status == ABI_STATUS_SUCCESS && make_exec(b, captured);
+    kvp_cu.graph_free(captured);
+    return made;
+}
+
+static int32_t launch(kvp_gpu_backend *b)
+{
+    bool launched;
+
+    to_ours(b);
+    launched = kvp_cu_ok(kvp_cu.graph_launch(b->exec, b->stream), "its graph");
+    to_cuda(b);
+    b->n_launches++;
+    return launched ? ABI_STATUS_SUCCESS : ABI_STATUS_FAILED;
+}
+
+/* Which caches the graph writes to; false: more than there is room for, or cell numbers of the keys that differ. */
+static bool find_writes(kvp_gpu_backend *b, const abi_graph *graph)
+{
+    b->n_writes = 0;
+    for (int i = 0; i < graph->n_nodes; i++) {
+        kvp_gpu_cache *cache = is_ours(graph->nodes[i]) ? kvp_gpu_prepared(graph->nodes[i]) : NULL;
+        int at = 0;
+        while (at < b->n_writes && b->writes[at].cache != cache)
+            at++;
+        if (cache == NULL || (at < b->n_writes && b->writes[at].cells->data == graph->nodes[i]->src[1]->data))
+            continue;
+        if (at < b->n_writes || at == (int)(sizeof(b->writes) / sizeof(b->writes[0]))) {
+            kvp_error("%s: a graph writes to its cache in more ways than the GPU device knows", graph->nodes[i]->name);
+            return false;
+        }
+        b->writes[b->n_writes++] = (struct kvp_gpu_writes){ cache, graph->nodes[i]->src[1] };
+    }
+    return true;
+}
+
+/* Opens blocks for the rows of this batch. *waits: all of them go to open pages. */
+static bool prepare(kvp_gpu_backend *b, bool *waits)
+{
+    bool ok = true;
+
+    *waits = true;
+    if (b->n_writes == 0)
+        return true;
+    to_ours(b);
+    pthread_mutex_lock(&b->gpu->lock);
+    for (int i = 0; i < b->n_writes && ok; i++) {
+        const abi_tensor *cells = b->writes[i].cells;
+        kvp_gpu_step step;
+        ok = kvp_gpu_find_step(b->gpu, cells->data, (size_t)cells->ne[0], &step);
+        if (!ok)
+            kvp_error("%s: cell numbers did not pass the GPU device on their way", cells->name);
+        ok = ok && kvp_gpu_cache_prepare(b->writes[i].cache, &step, b->stream);
+        *waits = *waits && b->writes[i].cache->waits;
+    }
+    pthread_mutex_unlock(&b->gpu->lock);
+    return ok;
+}
+
+static int32_t compute(kvp_gpu_backend *b, abi_graph *graph)
+{
+    const bool known = graph->uid != 0 && graph->uid == b->uid;
+    unsigned epoch;
+    int32_t status;
+    bool waits;
+
+    if ((!known && !find_writes(b, graph)) || !prepare(b, &waits))
+        return ABI_STATUS_FAILED;
+    epoch = atomic_load(&b->gpu->epoch);
+    if (b->epoch != epoch || !known || b->waits != waits)
+        b->captured = false;
+    b->epoch = epoch;
+    b->waits = waits;
+    if (!known && b->part_uids != NULL)
+        memset(b->part_uids, 0, (size_t)b->n_part_uids * sizeof(*b->part_uids));
+    b->uid = graph->uid;
+    if (known && !b->captured && b->graphs && waits && may_capture(graph)) {
+        b->captured = capture(b, graph);
+        b->graphs = b->captured; /* after a failure parts are computed */
+    }
+    if (b->captured)
+        return launch(b);
+    status = by_parts(b, graph, false);
+    to_cuda(b);
+    return status;
+}
+
+static int32_t backend_graph_compute(abi_backend *backend, abi_graph *graph)
+{
+    kvp_gpu_backend *b = state_of(backend);
+    bool ours = false;
+
+    for (int i = 0; i < graph->n_nodes && !ours; i++)
+        ours = is_ours(graph->nodes[i]);
+    if (!ours)
+        return b->inner.graph_compute(backend, graph);
+    b->n_graphs++;
+    return kvp_gpu_enter(b->gpu) ? compute(b, graph) : ABI_STATUS_FAILED;
+}
+
+/* Life */
+
+static void take_from_list(kvp_gpu_backend *b)
+{
+    kvp_gpu_backend **at;
+
+    pthread_mutex_lock(&b->gpu->list_lock);
+    for (at = &b->gpu->backends; *at != NULL && *at != b; at = &(*at)->next)
+        ;
+    if (*at != NULL)
+        *at = b->next;
+    pthread_mutex_unlock(&b->gpu->list_lock);
+}
+
+static void release(kvp_gpu_backend *b)
+{
+    if (b->exec != NULL)
+        kvp_cu.exec_free(b->exec);
+    if (b->stream != NULL)
+        kvp_cu.stream_free(b->stream);
+    if (b->to_us != NULL)
+        kvp_cu.event_free(b->to_us);
+    if (b->to_cuda != NULL)
+        kvp_cu.event_free(b->to_cuda);
+    kvp_gpu_release(&b->workspace);
+    kvp_gpu_release(&b->queries);
+    if (b->compute.cpu != NULL)
+        kvp_api.backend_free(b->compute.cpu);
+    free(b->nodes);
+    free(b->part_uids);
+    free(b);
+}
+
+static void backend_free(abi_backend *backend)
+{
+    kvp_gpu_backend *b = state_of(backend);
+    void (*inner_free)(abi_backend *) = b->inner.free;
+
+    kvp_note("%s: %lu graphs in %lu parts, %lu captures, %lu launches", b->gpu->name, b->n_graphs, b->n_parts,
+             b->n_captures, b->n_launches);
+    if (kvp_gpu_enter(b->gpu))
+        kvp_gpu_finish(b->gpu);
+    take_from_list(b);
+    release(b);
+    inner_free(backend);
+}
+
+static bool start(kvp_gpu_backend *b)
+{
+    kvp_gpu *gpu = b->gpu;
+
+    if (b->inner.event_record == NULL || b->inner.event_wait == NULL || b->inner.synchronize == NULL ||
+        !kvp_gpu_enter(gpu) || !kvp_cu_ok(kvp_cu.stream_new(&b->stream, CU_NON_BLOCKING), "a stream") ||
+        !kvp_cu_ok(kvp_cu.event_new(&b->to_us, CU_NO_TIMING), "an event") ||
+        !kvp_cu_ok(kvp_cu.event_new(&b->to_cuda, CU_NO_TIMING), "an event"))
+        return false;
+    b->to_us_event = (abi_event){ gpu->inner, b->to_us };
+    b->to_cuda_event = (abi_event){ gpu->inner, b->to_cuda };
+    b->front = (abi_tensor){ .type = ABI_TYPE_F32, .ne = { 1, 1, 1, 1 }, .op = kvp_api.op.none, .name = "kvant" };
+    return true;
+}
+
+/* Replaces the functions of CUDA's instance. */
+static void take_over(kvp_gpu_backend *b, abi_device *device)
+{
+    b->backend->device = device;
+    b->backend->iface.graph_compute = backend_graph_compute;
+    b->backend->iface.free = backend_free;
+    pthread_mutex_lock(&b->gpu->list_lock);
+    b->next = b->gpu->backends;
+    b->gpu->backends = b;
+    pthread_mutex_unlock(&b->gpu->list_lock);
+}
+
+abi_backend *kvp_gpu_init_backend(abi_device *device, const char *params)
+{
+    kvp_gpu *gpu = kvp_gpu_of(device);
+    kvp_gpu_backend *b = calloc(1, sizeof(*b));
+    char err[768] = "";
+
+    if (b == NULL || !kvp_settings_read_switch("KVANT_GRAPH", true, &b->graphs, err, sizeof(err)) ||
+        !kvp_kv_new_context(err, sizeof(err))) {
+        kvp_error("%s", err);
+        free(b);
+        return NULL;
+    }
+    b->gpu = gpu;
+    b->compute.n_threads = 1;
+    b->backend = gpu->inner->iface.init_backend(gpu->inner, params);
+    if (b->backend == NULL) {
+        free(b);
+        return NULL;
+    }
+    b->inner = b->backend->iface;
+    if (!start(b)) {
+        b->inner.free(b->backend);
+        release(b);
+        return NULL;
+    }
+    take_over(b, device);
+    return b->backend;
+}

@@ -1,0 +1,444 @@
+/* cells.c - a cache tensor in GPU memory: its codec, its calibration, its rows (kvp_remote of kv_tensor.h).
+ *
+ * Pages of a tensor stand block after block, kv head after kv head; block i has cells 64 i to 64 i + 63 of all streams.
+ * Rows go to sealed pages at once, so a page is what its tokens are at any time. */
+#include "gpu.h"
+
+#include <stdio.h>
+#include <stdlib.h>
+#include <string.h>
+
+#include "../buffer.h"
+#include "../log.h"
+
+#define LEARN_THREADS 16u
+#define LEARN_ROWS 64u /* from fewer rows a tensor learns no centre (architecture.md, "Versions") */
+
+kvp_gpu_cells *kvp_gpu_cells_of(const abi_tensor *tensor)
+{
+    const kvp_kv *kv = kvp_kv_of(tensor);
+
+    return kv != NULL && kv->remote != NULL ? kv->cells : NULL;
+}
+
+static size_t width_of(const kvp_gpu_cells *cells)
+{
+    return (size_t)cells->n_kv_heads * cells->head_dim;
+}
+
+/* Arrays 0, 1, 2, ... */
+
+static bool upload(kvp_gpu *gpu, void *to, const void *from, size_t bytes)
+{
+    return kvp_cu_ok(kvp_cu.copy_in((cu_address)(uintptr_t)to, from, bytes, gpu->stream), "copying") &&
+           kvp_cu_ok(kvp_cu.stream_finish(gpu->stream), "copying");
+}
+
+static bool count_to(kvp_gpu *gpu, uint32_t n)
+{
+    int64_t *cells;
+    int32_t *numbers;
+    bool ok;
+
+    if (n <= gpu->n_cells)
+        return true;
+    cells = malloc(n * sizeof(*cells));
+    numbers = malloc(n * sizeof(*numbers));
+    for (uint32_t i = 0; cells != NULL && numbers != NULL && i < n; i++)
+        cells[i] = numbers[i] = (int32_t)i;
+    ok = cells != NULL && numbers != NULL && kvp_gpu_grow(gpu, &gpu->cells, n * sizeof(*cells), false) &&
+         kvp_gpu_grow(gpu, &gpu->numbers, n * sizeof(*numbers), false) &&
+         upload(gpu, gpu->cells.at, cells, n * sizeof(*cells)) &&
+         upload(gpu, gpu->numbers.at, numbers, n * sizeof(*numbers));
+    if (ok)
+        gpu->n_cells = n;
+    free(cells);
+    free(numbers);
+    return ok;
+}
+
+const int64_t *kvp_gpu_cell_numbers(const kvp_gpu *gpu)
+{
+    return gpu->cells.at;
+}
+
+const int32_t *kvp_gpu_numbers(const kvp_gpu *gpu)
+{
+    return gpu->numbers.at;
+}
+
+/* Creating */
+
+static kvant_cuda_tables tables_of(const kvant_codec *source)
+{
+    kvant_cuda_tables tables = { .size = sizeof(tables) };
+
+    kvant_cuda_codec_tables(source, &tables);
+    return tables;
+}
+
+/* Why these codecs are not served, or NULL. */
+static const char *refusal_of(const kvp_kv *kv, const kvant_codec *const *codecs, uint32_t n)
+{
+    kvant_codec_info first = { .size = sizeof(first) }, info = { .size = sizeof(info) };
+
+    kvant_codec_get_info(codecs[0], &first);
+    for (uint32_t head = 1; head < n; head++) {
+        kvant_codec_get_info(codecs[head], &info);
+        if (strcmp(first.spec, info.spec) != 0)
+            return "kv heads of one layer have different codecs, which a GPU does not take";
+    }
+    if (first.block_tokens != 1)
+        return "its codec has groups of several tokens, which the GPU device does not take: use another codec";
+    if (first.recent_tokens != 0)
+        return "the GPU device keeps no recent tokens as fp16: leave out recent=";
+    if (tables_of(codecs[0]).pivots != NULL)
+        return "the GPU device takes no feedback: leave out feedback";
+    if (kv->shape.n_streams > 1 && kv->shape.n_cells % KVANT_PAGE_TOKENS != 0)
+        return "several streams of cells that are no multiple of 64: use --kv-unified";
+    return NULL;
+}
+
+/* Numbers of a calibration, and room for centre and scale. */
+static bool create_numbers(kvp_gpu_cells *cells)
+{
+    const size_t width = width_of(cells), n = cells->n_kv_heads * cells->n_weights, d = cells->head_dim;
+    const size_t total = 2 * n + 3 * width;
+    float *host = calloc(total, sizeof(*host)), *at;
+    bool center = false, scale = false, ok;
+
+    if (host == NULL)
+        return false;
+    for (uint32_t head = 0; head < cells->n_kv_heads; head++) {
+        const kvant_cuda_tables tables = tables_of(cells->sources[head]);
+        if (n > 0) {
+            memcpy(host + head * cells->n_weights, tables.weights, cells->n_weights * sizeof(*host));
+            memcpy(host + n + head * cells->n_weights, tables.inverse_weights, cells->n_weights * sizeof(*host));
+        }
+        center = center || tables.center != NULL;
+        scale = scale || tables.scale != NULL;
+        for (size_t j = 0; j < d; j++) {
+            float *numbers = host + 2 * n + head * d + j;
+            const float s = tables.scale != NULL ? tables.scale[j] : 1;
+            numbers[0] = tables.center != NULL ? tables.center[j] : 0;
+            numbers[width] = s;
+            numbers[2 * width] = s * (cells->n_weights == d ? tables.inverse_weights[j] : 1);
+        }
+    }
+    ok = kvp_gpu_grow(cells->gpu, &cells->numbers, total * sizeof(*host), false) &&
+         upload(cells->gpu, cells->numbers.at, host, total * sizeof(*host));
+    free(host);
+    at = cells->numbers.at;
+    cells->weights = n > 0 ? at : NULL;
+    cells->inverse_weights = n > 0 ? at + n : NULL;
+    cells->center = center ? at + 2 * n : NULL;
+    cells->scale = scale ? at + 2 * n + width : NULL;
+    cells->query_scale = scale || cells->n_weights == d ? at + 2 * n + 2 * width : NULL;
+    return ok;
+}
+
+static void destroy(kvp_kv *kv)
+{
+    kvp_gpu_cells *cells = kv->cells;
+
+    if (kvp_gpu_enter(cells->gpu)) {
+        kvp_gpu_finish(cells->gpu);
+        kvp_gpu_release(&cells->numbers);
+        kvp_gpu_release(&cells->open);
+        pthread_mutex_lock(&cells->gpu->lock);
+        kvp_gpu_cache_leave(kv);
+        pthread_mutex_unlock(&cells->gpu->lock);
+    }
+    kvant_cuda_codec_free(&cells->open_codec);
+    kvant_cuda_codec_free(&cells->codec);
+    free(cells);
+    kv->cells = NULL;
+}
+
+static bool create_all(kvp_kv *kv, kvp_gpu_cells *cells, char *err, size_t errlen)
+{
+    kvant_codec_info info = { .size = sizeof(info) };
+    const uint32_t n_blocks = kvp_kv_blocks(&kv->shape);
+    bool ok;
+
+    if (!kvp_gpu_enter(cells->gpu) ||
+        kvant_cuda_codec_from(cells->sources[0], &cells->codec, err, errlen) != KVANT_OK)
+        return false;
+    kvant_codec_get_info(cells->sources[0], &info);
+    cells->page_bytes = info.page_bytes;
+    cells->pages = (kvant_cuda_pages){ kv->memory, cells->n_kv_heads * info.page_bytes, info.page_bytes };
+    cells->learns = info.center == KVANT_CENTER_FIRST || info.norm == KVANT_NORM_FIRST;
+    cells->n_weights = tables_of(cells->sources[0]).n_weights;
+    snprintf(err, errlen, "no GPU memory for its tables");
+    pthread_mutex_lock(&cells->gpu->lock);
+    ok = n_blocks * cells->pages.block_stride <= kv->reserved && create_numbers(cells) &&
+         count_to(cells->gpu, n_blocks * KVANT_PAGE_TOKENS + 1) &&
+         kvp_gpu_cache_join(kv, &info);
+    pthread_mutex_unlock(&cells->gpu->lock);
+    return ok;
+}
+
+static bool create(kvp_kv *kv, const kvant_codec *const *codecs, uint32_t n_kv_heads, uint32_t head_dim, char *err,
+                   size_t errlen)
+{
+    const char *refusal = refusal_of(kv, codecs, n_kv_heads);
+    kvp_gpu_cells *cells = refusal == NULL ? calloc(1, sizeof(*cells)) : NULL;
+
+    if (cells == NULL) {
+        snprintf(err, errlen, "%s", refusal != NULL ? refusal : kvant_strerror(KVANT_ERR_MEMORY));
+        return false;
+    }
+    cells->gpu = kv->remote->gpu;
+    cells->sources = codecs;
+    cells->n_kv_heads = n_kv_heads;
+    cells->head_dim = head_dim;
+    kv->cells = cells;
+    if (create_all(kv, cells, err, errlen))
+        return true;
+    destroy(kv);
+    return false;
+}
+
+/* Learning centre and scale */
+
+/* The first version that a tensor in the computer's memory makes of these rows; they are repeated until there are
+ * enough. */
+static kvant_tensor *learn_tensor(const kvp_gpu_cells *cells, const float *rows, size_t n, void **memory)
+{
+    const size_t times = (LEARN_ROWS + n - 1) / n, width = width_of(cells);
+    const kvant_tensor_params params = { .size = sizeof(params),
+                                         .codecs = cells->sources,
+                                         .n_kv_heads = cells->n_kv_heads,
+                                         .n_sequences = 1,
+                                         .n_blocks = (uint32_t)(times * n / KVANT_PAGE_TOKENS + 2) };
+    int64_t *slots = malloc(n * sizeof(*slots));
+    kvant_tensor *tensor = NULL;
+    size_t bytes = 0;
+    bool ok = slots != NULL && kvant_tensor_size(&params, &bytes) == KVANT_OK;
+
+    *memory = ok ? aligned_alloc(KVANT_PAGE_ALIGN, (bytes + 63) / 64 * 64) : NULL;
+    if (*memory != NULL)
+        memset(*memory, 0, bytes);
+    ok = *memory != NULL && kvant_tensor_create(&params, *memory, &tensor) == KVANT_OK;
+    for (size_t i = 0; i < times && ok; i++) {
+        for (size_t j = 0; j < n; j++)
+            slots[j] = (int64_t)(i * n + j);
+        ok = kvant_tensor_write(tensor, slots, n, rows, width, LEARN_THREADS) == KVANT_OK;
+    }
+    free(slots);
+    if (!ok)
+        kvant_tensor_free(&tensor);
+    return tensor;
+}
+
+/* Centre, scale and query scale of all kv heads; NULL members where there is none. */
+static bool read_version(kvp_gpu_cells *cells, const kvant_tensor *tensor, float *numbers, bool *center, bool *scale)
+{
+    const size_t d = cells->head_dim, width = width_of(cells);
+
+    *center = *scale = false;
+    for (uint32_t head = 0; head < cells->n_kv_heads; head++) {
+        const kvant_cuda_tables tables = tables_of(cells->sources[head]);
+        kvant_block_info info = { .size = sizeof(info) };
+        if (kvant_tensor_get_block(tensor, 0, head, &info) != KVANT_OK)
+            return false;
+        *center = *center || info.affine.center != NULL;
+        *scale = *scale || info.affine.scale != NULL;
+        for (size_t j = 0; j < d; j++) {
+            float *at = numbers + head * d + j;
+            const float s = info.affine.scale != NULL ? info.affine.scale[j] : 1;
+            at[0] = info.affine.center != NULL ? info.affine.center[j] : 0;
+            at[width] = s;
+            at[2 * width] = s * (cells->n_weights == d ? tables.inverse_weights[j] : 1);
+        }
+    }
+    return true;
+}
+
+static bool learn(kvp_gpu_cells *cells, const float *rows, size_t n)
+{
+    const size_t width = width_of(cells);
+    float *numbers = malloc(3 * width * sizeof(*numbers)), *at;
+    bool center, scale, ok;
+    void *memory = NULL;
+    kvant_tensor *tensor = numbers != NULL ? learn_tensor(cells, rows, n, &memory) : NULL;
+
+    at = (float *)cells->numbers.at + 2 * cells->n_kv_heads * cells->n_weights;
+    ok = tensor != NULL && read_version(cells, tensor, numbers, &center, &scale) &&
+         upload(cells->gpu, at, numbers, 3 * width * sizeof(*numbers));
+    if (ok) {
+        cells->center = center ? at : NULL;
+        cells->scale = scale ? at + width : NULL;
+        cells->query_scale = scale || cells->n_weights == cells->head_dim ? at + 2 * width : NULL;
+        cells->learnt = true;
+    }
+    kvant_tensor_free(&tensor);
+    free(memory);
+    free(numbers);
+    return ok;
+}
+
+bool kvp_gpu_learn(kvp_gpu_cells *cells, const float *rows, size_t stride, size_t n, cu_stream stream)
+{
+    const size_t width = width_of(cells);
+    const size_t piece = stride == width ? n : 1; /* rows that stand one after the other */
+    float *host = malloc(n * width * sizeof(*host));
+    bool ok = host != NULL;
+
+    for (size_t i = 0; i < n && ok; i += piece)
+        ok = kvp_cu_ok(kvp_cu.copy_out(host + i * width, (cu_address)(uintptr_t)(rows + i * stride),
+                                       piece * width * sizeof(*host), stream),
+                       "copying");
+    ok = ok && kvp_cu_ok(kvp_cu.stream_finish(stream), "copying") && learn(cells, host, n);
+    free(host);
+    return ok;
+}
+
+/* Rows */
+
+kvant_cuda_rows kvp_gpu_rows(const kvp_gpu_cells *cells, const float *rows, size_t stride)
+{
+    return (kvant_cuda_rows){ .codec = cells->codec,
+                              .pages = cells->pages,
+                              .rows = rows,
+                              .token_stride = stride,
+                              .head_stride = cells->head_dim,
+                              .center = cells->center,
+                              .scale = cells->scale,
+                              .weights = cells->weights };
+}
+
+/* Room on the GPU for a batch of rows and their slots; gpu->lock is held. */
+static float *batch_room(kvp_gpu *gpu, size_t n, size_t width, int64_t **slots)
+{
+    const size_t bytes = n * width * sizeof(float);
+
+    if (!kvp_gpu_grow(gpu, &gpu->batch, bytes + n * sizeof(**slots), false))
+        return NULL;
+    *slots = (int64_t *)(void *)((char *)gpu->batch.at + bytes);
+    return gpu->batch.at;
+}
+
+static kvant_status decode_blocks(const kvp_gpu_cells *cells, size_t first, size_t n, float *out)
+{
+    const kvant_cuda_decode_args args = { .size = sizeof(args),
+                                          .codec = cells->codec,
+                                          .pages = cells->pages,
+                                          .blocks = kvp_gpu_numbers(cells->gpu) + first,
+                                          .n_blocks = (uint32_t)n,
+                                          .n_kv_heads = cells->n_kv_heads,
+                                          .type = KVANT_CUDA_F32,
+                                          .out = out,
+                                          .token_stride = width_of(cells),
+                                          .head_stride = cells->head_dim,
+                                          .center = cells->center,
+                                          .scale = cells->scale,
+                                          .inverse_weights = cells->inverse_weights };
+
+    return kvant_cuda_decode(&args, cells->gpu->stream);
+}
+
+/* A cell of a tensor that is all zeros still decodes to its centre; so does one on the CPU. */
+static kvant_status read_rows(const kvp_kv *kv, size_t cell, size_t n, float *rows)
+{
+    const kvp_gpu_cells *cells = kv->cells;
+    const size_t width = width_of(cells), first = cell / KVANT_PAGE_TOKENS, skip = cell % KVANT_PAGE_TOKENS;
+    const size_t blocks = (skip + n + KVANT_PAGE_TOKENS - 1) / KVANT_PAGE_TOKENS;
+    kvant_status status = KVANT_ERR_MEMORY;
+    int64_t *slots;
+    float *room;
+
+    if (!kvp_gpu_enter(cells->gpu))
+        return KVANT_ERR_CUDA;
+    kvp_gpu_finish(cells->gpu);
+    pthread_mutex_lock(&cells->gpu->lock);
+    room = batch_room(cells->gpu, blocks * KVANT_PAGE_TOKENS, width, &slots);
+    if (room != NULL && kvp_gpu_cache_settle(cells->cache, false, cells->gpu->stream))
+        status = decode_blocks(cells, first, blocks, room);
+    if (status == KVANT_OK && !(kvp_cu_ok(kvp_cu.copy_out(rows, (cu_address)(uintptr_t)(room + skip * width),
+                                                          n * width * sizeof(*rows), cells->gpu->stream),
+                                          "copying") &&
+                                kvp_cu_ok(kvp_cu.stream_finish(cells->gpu->stream), "copying")))
+        status = KVANT_ERR_CUDA;
+    pthread_mutex_unlock(&cells->gpu->lock);
+    return status;
+}
+
+static kvant_status append(const kvp_gpu_cells *cells, kvant_role role, const float *rows, size_t n, const int64_t *slots)
+{
+    kvant_cuda_append_args args = { .size = sizeof(args),
+                                    .type = KVANT_CUDA_F32,
+                                    .n_tokens = (uint32_t)n,
+                                    .n_kv_heads = cells->n_kv_heads,
+                                    .slots = slots };
+
+    *(role == KVANT_ROLE_K ? &args.k : &args.v) = kvp_gpu_rows(cells, rows, width_of(cells));
+    return kvant_cuda_append(&args, cells->gpu->stream);
+}
+
+static kvant_status write_rows(kvp_kv *kv, const int64_t *cell_numbers, size_t n, const float *rows)
+{
+    kvp_gpu_cells *cells = kv->cells;
+    kvp_gpu *gpu = cells->gpu;
+    const size_t width = width_of(cells);
+    kvant_status status = KVANT_ERR_MEMORY;
+    int64_t *slots;
+    float *room;
+
+    if (!kvp_gpu_enter(gpu))
+        return KVANT_ERR_CUDA;
+    kvp_gpu_finish(gpu);
+    pthread_mutex_lock(&gpu->lock);
+    room = batch_room(gpu, n, width, &slots);
+    if (room != NULL && kvp_gpu_cache_settle(cells->cache, true, gpu->stream) && upload(gpu, room, rows, n * width * sizeof(*rows)) &&
+        upload(gpu, slots, cell_numbers, n * sizeof(*slots)) && (!cells->learns || cells->learnt || learn(cells, rows, n)))
+        status = append(cells, kv->shape.role, room, n, slots);
+    if (!kvp_cu_ok(kvp_cu.stream_finish(gpu->stream), "storing rows"))
+        status = KVANT_ERR_CUDA;
+    pthread_mutex_unlock(&gpu->lock);
+    return status;
+}
+
+static void clear(kvp_kv *kv)
+{
+    kvp_gpu_cells *cells = kv->cells;
+
+    if (kvp_gpu_enter(cells->gpu))
+        kvp_gpu_finish(cells->gpu);
+    pthread_mutex_lock(&cells->gpu->lock);
+    kvp_gpu_cache_forget(cells->cache);
+    pthread_mutex_unlock(&cells->gpu->lock);
+    cells->learnt = false;
+    if (cells->learns) {
+        cells->center = cells->scale = NULL;
+        atomic_fetch_add(&cells->gpu->epoch, 1);
+    }
+}
+
+static bool copy(const kvp_kv *from, uint32_t first, kvp_kv *to, uint32_t to_first, uint32_t n)
+{
+    const kvp_gpu_cells *source = from->cells, *target = to->cells;
+    const size_t block = source->pages.block_stride;
+    bool ok;
+
+    if (source != target) /* centres and scales differ: by rows then */
+        return false;
+    if (!kvp_gpu_enter(source->gpu))
+        return false;
+    kvp_gpu_finish(source->gpu);
+    pthread_mutex_lock(&source->gpu->lock);
+    ok = kvp_gpu_cache_settle(source->cache, true, source->gpu->stream);
+    pthread_mutex_unlock(&source->gpu->lock);
+    ok = ok && kvp_cu_ok(kvp_cu.copy_within((cu_address)(uintptr_t)target->pages.base + to_first * block,
+                                      (cu_address)(uintptr_t)source->pages.base + first * block, n * block,
+                                      source->gpu->stream),
+                   "copying");
+    return kvp_cu_ok(kvp_cu.stream_finish(source->gpu->stream), "copying") && ok;
+}
+
+const kvp_remote kvp_gpu_remote = { .create = create,
+                                    .destroy = destroy,
+                                    .read = read_rows,
+                                    .write = write_rows,
+                                    .clear = clear,
+                                    .copy = copy };

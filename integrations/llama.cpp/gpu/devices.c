@@ -1,0 +1,325 @@
+/* devices.c - devices and buffer types of gpu.h, derived from CUDA's.
+ *
+ * A device keeps CUDA's context, so functions that are not replaced do not know the difference. Buffers that hold no
+ * cache are CUDA's, labelled as CUDA's, because ggml-cuda's asynchronous copies insist on the label. */
+#include "gpu.h"
+
+#include <stdio.h>
+#include <stdlib.h>
+#include <string.h>
+
+#include "../buffer.h"
+#include "../ggml_api.h"
+#include "../log.h"
+
+static kvp_gpu gpus[KVP_MAX_GPUS];
+static size_t n_gpus;
+static abi_reg *inner_reg;
+
+/* What sizes were asked for since the last buffer of this thread: the next one holds what was asked for last. llama.cpp
+ * also asks for sizes of caches that it never allocates (--fit). */
+static _Thread_local struct {
+    bool cache, keys, values;
+} asked;
+
+/* Memory */
+
+bool kvp_gpu_enter(const kvp_gpu *gpu)
+{
+    return kvp_cu_ok(kvp_cu.context_set(gpu->context), "its context");
+}
+
+bool kvp_gpu_grow(kvp_gpu *gpu, kvp_gpu_memory *memory, size_t bytes, bool zero)
+{
+    kvp_gpu_memory *former = NULL;
+    cu_address at = 0;
+
+    if (bytes <= memory->bytes)
+        return true;
+    if (memory->at != NULL) {
+        former = malloc(sizeof(*former));
+        if (former == NULL)
+            return false;
+        *former = *memory;
+    }
+    if (!kvp_gpu_enter(gpu) || !kvp_cu_ok(kvp_cu.memory_new(&at, bytes), "memory")) {
+        free(former);
+        return false;
+    }
+    *memory = (kvp_gpu_memory){ (void *)(uintptr_t)at, bytes, former };
+    return !zero || (kvp_cu_ok(kvp_cu.fill(at, 0, bytes, gpu->stream), "memory") &&
+                     kvp_cu_ok(kvp_cu.stream_finish(gpu->stream), "memory"));
+}
+
+void kvp_gpu_release(kvp_gpu_memory *memory)
+{
+    for (kvp_gpu_memory *former = memory->former, *next; former != NULL; former = next) {
+        next = former->former;
+        kvp_cu.memory_free((cu_address)(uintptr_t)former->at);
+        free(former);
+    }
+    if (memory->at != NULL)
+        kvp_cu.memory_free((cu_address)(uintptr_t)memory->at);
+    *memory = (kvp_gpu_memory){ 0 };
+}
+
+/* Buffer types */
+
+static kvp_gpu *gpu_of_buft(const abi_buft *buft)
+{
+    return kvp_gpu_of(kvp_api.api == 2 ? ((const abi_buft_2 *)buft)->device : ((const abi_buft_3 *)buft)->device);
+}
+
+static const char *buft_get_name(abi_buft *buft)
+{
+    return gpu_of_buft(buft)->name;
+}
+
+static size_t inner_alloc_size(const kvp_gpu *gpu, const abi_tensor *tensor)
+{
+    return kvp_api.api == 2 ? ((abi_buft_2 *)gpu->inner_buft)->iface.get_alloc_size(gpu->inner_buft, tensor)
+                            : ((abi_buft_3 *)gpu->inner_buft)->iface.get_alloc_size(gpu->inner_buft, tensor);
+}
+
+static size_t buft_get_alloc_size(abi_buft *buft, const abi_tensor *tensor)
+{
+    const bool cache = tensor->view_src == NULL && kvp_kv_name(tensor->name);
+
+    asked.keys = cache && (tensor->name[6] == 'k' || (asked.cache && asked.keys));
+    asked.values = cache && (tensor->name[6] == 'v' || (asked.cache && asked.values));
+    asked.cache = cache;
+    return cache ? kvp_buffer_bytes(tensor, true) : inner_alloc_size(gpu_of_buft(buft), tensor);
+}
+
+/* What passes on its way to the GPU */
+
+static bool keep(kvp_gpu_seen *seen, const abi_tensor *tensor, const void *data, size_t size)
+{
+    if (seen->bytes < size) {
+        void *copy = realloc(seen->copy, size);
+        if (copy == NULL)
+            return false;
+        seen->copy = copy;
+    }
+    memcpy(seen->copy, data, size);
+    seen->at = tensor->data;
+    seen->bytes = size;
+    return true;
+}
+
+/* Cell numbers of this place, or a new entry. */
+static kvp_gpu_seen *entry_of(kvp_gpu *gpu, const void *at)
+{
+    kvp_gpu_seen *seen = gpu->seen;
+
+    while (seen != NULL && seen->at != at)
+        seen = seen->next;
+    if (seen == NULL && (seen = calloc(1, sizeof(*seen))) != NULL) {
+        seen->next = gpu->seen;
+        gpu->seen = seen;
+    }
+    return seen;
+}
+
+/* Cell numbers and positions. */
+static void note_input(kvp_gpu *gpu, const abi_tensor *tensor, const void *data, size_t size)
+{
+    kvp_gpu_seen *seen = NULL;
+
+    if (tensor->type == ABI_TYPE_I64 && strstr(tensor->name, "k_idxs") != NULL)
+        seen = entry_of(gpu, tensor->data);
+    else if (tensor->type == ABI_TYPE_I32 && strstr(tensor->name, "inp_pos") != NULL)
+        seen = &gpu->positions;
+    if (seen != NULL && !keep(seen, tensor, data, size))
+        seen->bytes = 0;
+}
+
+static void set_tensor(abi_buffer *buffer, abi_tensor *tensor, const void *data, size_t offset, size_t size)
+{
+    void (*inner)(abi_buffer *, abi_tensor *, const void *, size_t, size_t) = NULL;
+
+    for (size_t i = 0; i < n_gpus; i++) {
+        if (buffer->buft != gpus[i].inner_buft)
+            continue;
+        pthread_mutex_lock(&gpus[i].lock);
+        if (offset == 0)
+            note_input(&gpus[i], tensor, data, size);
+        inner = gpus[i].set_tensor != NULL ? gpus[i].set_tensor : inner;
+        pthread_mutex_unlock(&gpus[i].lock);
+    }
+    inner(buffer, tensor, data, offset, size);
+}
+
+bool kvp_gpu_find_step(kvp_gpu *gpu, const void *cells, size_t n, kvp_gpu_step *step)
+{
+    const kvp_gpu_seen *seen = gpu->seen;
+
+    while (seen != NULL && seen->at != cells)
+        seen = seen->next;
+    if (seen == NULL || seen->bytes != n * sizeof(int64_t))
+        return false;
+    *step = (kvp_gpu_step){ seen->copy, NULL, n };
+    if (gpu->positions.bytes >= n * sizeof(int32_t))
+        step->positions = gpu->positions.copy;
+    return true;
+}
+
+static abi_buffer *cache_buffer(kvp_gpu *gpu, abi_buffer *inner, bool both)
+{
+    if (!both) {
+        kvp_error("this model keeps keys without values (MLA, an indexer), which the device %s does not compress: run it "
+                  "without --device %s",
+                  gpu->name, gpu->name);
+        kvp_api.buffer_free(inner);
+        return NULL;
+    }
+    inner->iface.clear(inner, 0);
+    return kvp_buffer_around((abi_buft *)&gpu->kv_buft, &gpu->remote, inner);
+}
+
+static abi_buffer *buft_alloc_buffer(abi_buft *buft, size_t size)
+{
+    kvp_gpu *gpu = gpu_of_buft(buft);
+    const bool cache = asked.cache, both = asked.keys && asked.values;
+    abi_buffer *inner;
+
+    asked.cache = false;
+    if (cache && kvp_buffer_refused(size))
+        return NULL;
+    inner = kvp_api.api == 2 ? ((abi_buft_2 *)gpu->inner_buft)->iface.alloc_buffer(gpu->inner_buft, size)
+                             : ((abi_buft_3 *)gpu->inner_buft)->iface.alloc_buffer(gpu->inner_buft, size);
+    if (inner == NULL || cache)
+        return inner != NULL ? cache_buffer(gpu, inner, both) : NULL;
+    pthread_mutex_lock(&gpu->lock);
+    gpu->set_tensor = inner->iface.set_tensor;
+    pthread_mutex_unlock(&gpu->lock);
+    inner->iface.set_tensor = set_tensor; /* of this buffer alone */
+    return inner;
+}
+
+static void derive_buft(abi_any_buft *buft, kvp_gpu *gpu)
+{
+    if (kvp_api.api == 2) {
+        buft->v2 = *(const abi_buft_2 *)gpu->inner_buft;
+        buft->v2.device = &gpu->device;
+        buft->v2.iface.get_name = buft_get_name;
+        buft->v2.iface.alloc_buffer = buft_alloc_buffer;
+        buft->v2.iface.get_alloc_size = buft_get_alloc_size;
+    } else {
+        buft->v3 = *(const abi_buft_3 *)gpu->inner_buft;
+        buft->v3.device = &gpu->device;
+        buft->v3.iface.get_name = buft_get_name;
+        buft->v3.iface.alloc_buffer = buft_alloc_buffer;
+        buft->v3.iface.get_alloc_size = buft_get_alloc_size;
+        buft->v3.iface.alloc_buffer_n = NULL; /* ggml asks for one size after the other then */
+        buft->v3.iface.get_alloc_size_n = NULL;
+    }
+    kvp_buft_add((abi_buft *)buft);
+}
+
+/* Devices */
+
+static const char *device_get_name(abi_device *device)
+{
+    return kvp_gpu_of(device)->name;
+}
+
+static void device_get_props(abi_device *device, abi_device_props *props)
+{
+    kvp_gpu *gpu = kvp_gpu_of(device);
+
+    /* CUDA's device_id, too: of two devices with one, llama.cpp takes the first unless --device names the other. */
+    gpu->inner->iface.get_props(gpu->inner, props);
+    props->name = gpu->name;
+}
+
+static abi_buft *device_get_buffer_type(abi_device *device)
+{
+    return (abi_buft *)&kvp_gpu_of(device)->buft;
+}
+
+static bool device_supports_op(abi_device *device, const abi_tensor *node)
+{
+    kvp_gpu *gpu = kvp_gpu_of(device);
+
+    return kvp_gpu_touches(node) ? kvp_gpu_supports(gpu, node) : gpu->inner->iface.supports_op(gpu->inner, node);
+}
+
+static bool device_supports_buft(abi_device *device, abi_buft *buft)
+{
+    kvp_gpu *gpu = kvp_gpu_of(device);
+
+    return buft == (abi_buft *)&gpu->buft || buft == (abi_buft *)&gpu->kv_buft ||
+           gpu->inner->iface.supports_buft(gpu->inner, buft);
+}
+
+static void derive_device(kvp_gpu *gpu, abi_reg *reg)
+{
+    gpu->device = *gpu->inner;
+    gpu->device.reg = reg;
+    gpu->device.iface.get_name = device_get_name;
+    gpu->device.iface.get_props = device_get_props;
+    gpu->device.iface.init_backend = kvp_gpu_init_backend;
+    gpu->device.iface.get_buffer_type = device_get_buffer_type;
+    gpu->device.iface.supports_op = device_supports_op;
+    gpu->device.iface.supports_buft = device_supports_buft;
+    derive_buft(&gpu->buft, gpu);
+    derive_buft(&gpu->kv_buft, gpu);
+}
+
+static bool setup_one(kvp_gpu *gpu, abi_device *inner, const char *name, char *err, size_t errlen)
+{
+    abi_device_props props = { 0 };
+    int number = 0;
+
+    inner->iface.get_props(inner, &props);
+    gpu->inner = inner;
+    gpu->inner_buft = inner->iface.get_buffer_type(inner);
+    gpu->remote = kvp_gpu_remote;
+    gpu->remote.gpu = gpu;
+    snprintf(gpu->name, sizeof(gpu->name), "%s", name);
+    pthread_mutex_init(&gpu->lock, NULL);
+    pthread_mutex_init(&gpu->list_lock, NULL);
+    if (props.device_id == NULL || kvp_cu.device_by_bus_id(&number, props.device_id) != 0 ||
+        kvp_cu.context_retain(&gpu->context, number) != 0 || kvp_cu.context_set(gpu->context) != 0 ||
+        kvp_cu.stream_new(&gpu->stream, CU_NON_BLOCKING) != 0) {
+        snprintf(err, errlen, "the driver does not open the GPU %s", props.device_id != NULL ? props.device_id : "?");
+        return false;
+    }
+    return true;
+}
+
+size_t kvp_gpu_setup(abi_reg *reg, char *err, size_t errlen)
+{
+    size_t n;
+
+    err[0] = '\0';
+    inner_reg = kvp_api.reg_by_name != NULL ? kvp_api.reg_by_name("CUDA") : NULL;
+    if (inner_reg == NULL || inner_reg->iface.get_device_count(inner_reg) == 0)
+        return 0;
+    if (!kvp_driver_load(err, errlen) || kvant_cuda_available(err, errlen) != KVANT_OK)
+        return 0;
+    n = inner_reg->iface.get_device_count(inner_reg);
+    for (size_t i = 0; i <= n && i < KVP_MAX_GPUS; i++) {
+        abi_device *inner = inner_reg->iface.get_device(inner_reg, i < n ? i : 0);
+        char name[sizeof(gpus[i].name)] = "KVANT"; /* the last: the first GPU by the name of the device without one */
+        if (i < n)
+            snprintf(name, sizeof(name), "KVANT%u", (unsigned)i % 1000);
+        if (!setup_one(&gpus[i], inner, name, err, errlen))
+            return n_gpus = 0;
+        derive_device(&gpus[i], reg);
+        n_gpus++;
+        kvp_note("%s is %s", gpus[i].name, inner->iface.get_name(inner));
+    }
+    return n_gpus;
+}
+
+abi_device *kvp_gpu_device(size_t index)
+{
+    return index < n_gpus ? &gpus[index].device : NULL;
+}
+
+abi_reg *kvp_gpu_inner_reg(void)
+{
+    return inner_reg;
+}

@@ -1,0 +1,47 @@
+/* driver.c - see driver.h. */
+#include "driver.h"
+
+#include <dlfcn.h>
+#include <stdio.h>
+#include <string.h>
+
+#include "../log.h"
+
+kvp_driver kvp_cu;
+
+bool kvp_driver_load(char *err, size_t errlen)
+{
+    const struct {
+        const char *name;
+        void *slot;
+    } symbols[] = {
+#define ENTRY(member, name, parameters) { #name, &kvp_cu.member },
+        KVP_CUDA_FUNCTIONS(ENTRY)
+#undef ENTRY
+    };
+    void *library = dlopen("libcuda.so.1", RTLD_NOW);
+
+    for (size_t i = 0; i < sizeof(symbols) / sizeof(symbols[0]); i++) {
+        void *symbol = library != NULL ? dlsym(library, symbols[i].name) : NULL;
+        if (symbol == NULL) {
+            snprintf(err, errlen, "%s", library == NULL ? "no NVIDIA driver (libcuda.so.1)" : "the NVIDIA driver is too old");
+            return false;
+        }
+        memcpy(symbols[i].slot, &symbol, sizeof(symbol));
+    }
+    if (kvp_cu.init(0) == 0)
+        return true;
+    snprintf(err, errlen, "the NVIDIA driver does not start");
+    return false;
+}
+
+bool kvp_cu_ok(int result, const char *what)
+{
+    const char *name = "an unknown error";
+
+    if (result == 0)
+        return true;
+    kvp_cu.error_name(result, &name);
+    kvp_error("GPU: %s: %s", what, name);
+    return false;
+}

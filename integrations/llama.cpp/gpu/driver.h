@@ -1,0 +1,68 @@
+/* driver.h - the functions of the CUDA driver that the GPU devices use, looked up in libcuda.so.1 when they are first needed.
+ *
+ * Memory, streams, events and graphs belong to the driver: it does not matter which CUDA runtime llama.cpp was built
+ * with. Kernels are libkvant_cuda's (kvant/cuda.h). */
+#ifndef KVP_CUDA_DRIVER_H
+#define KVP_CUDA_DRIVER_H
+
+#include <stdbool.h>
+#include <stddef.h>
+
+typedef unsigned long long cu_address;
+typedef struct CUctx_st *cu_context;
+typedef struct CUstream_st *cu_stream;
+typedef struct CUevent_st *cu_event;
+typedef struct CUgraph_st *cu_graph;
+typedef struct CUgraphExec_st *cu_graph_exec;
+
+enum { CU_NON_BLOCKING = 1, CU_NO_TIMING = 2, CU_CAPTURE_RELAXED = 2 };
+
+typedef struct cu_update_info {
+    int result;
+    void *error_node, *error_from;
+} cu_update_info;
+
+/* X(member, exported name, parameters); all return 0 for success. */
+#define KVP_CUDA_FUNCTIONS(X)                                                                                          \
+    X(init, cuInit, (unsigned flags))                                                                                  \
+    X(device_by_bus_id, cuDeviceGetByPCIBusId, (int *device, const char *id))                                          \
+    X(context_retain, cuDevicePrimaryCtxRetain, (cu_context * context, int device))                                    \
+    X(context_set, cuCtxSetCurrent, (cu_context context))                                                              \
+    X(memory_new, cuMemAlloc_v2, (cu_address * memory, size_t bytes))                                                  \
+    X(memory_free, cuMemFree_v2, (cu_address memory))                                                                  \
+    X(copy_in, cuMemcpyHtoDAsync_v2, (cu_address to, const void *from, size_t bytes, cu_stream stream))                \
+    X(copy_out, cuMemcpyDtoHAsync_v2, (void *to, cu_address from, size_t bytes, cu_stream stream))                     \
+    X(copy_within, cuMemcpyDtoDAsync_v2, (cu_address to, cu_address from, size_t bytes, cu_stream stream))             \
+    X(fill, cuMemsetD8Async, (cu_address at, unsigned char value, size_t bytes, cu_stream stream))                     \
+    X(stream_new, cuStreamCreate, (cu_stream * stream, unsigned flags))                                                \
+    X(stream_free, cuStreamDestroy_v2, (cu_stream stream))                                                             \
+    X(stream_wait, cuStreamWaitEvent, (cu_stream stream, cu_event event, unsigned flags))                              \
+    X(stream_finish, cuStreamSynchronize, (cu_stream stream))                                                          \
+    X(capture_begin, cuStreamBeginCapture_v2, (cu_stream stream, int mode))                                            \
+    X(capture_end, cuStreamEndCapture, (cu_stream stream, cu_graph * graph))                                           \
+    X(event_new, cuEventCreate, (cu_event * event, unsigned flags))                                                    \
+    X(event_free, cuEventDestroy_v2, (cu_event event))                                                                 \
+    X(event_record, cuEventRecord, (cu_event event, cu_stream stream))                                                 \
+    X(graph_make, cuGraphInstantiateWithFlags, (cu_graph_exec * exec, cu_graph graph, unsigned long long flags))       \
+    X(graph_update, cuGraphExecUpdate_v2, (cu_graph_exec exec, cu_graph graph, cu_update_info * info))                 \
+    X(graph_launch, cuGraphLaunch, (cu_graph_exec exec, cu_stream stream))                                             \
+    X(graph_free, cuGraphDestroy, (cu_graph graph))                                                                    \
+    X(exec_free, cuGraphExecDestroy, (cu_graph_exec exec))                                                             \
+    X(error_name, cuGetErrorName, (int error, const char **name))
+
+typedef struct kvp_driver {
+#define KVP_CUDA_MEMBER(member, name, parameters) int (*member) parameters;
+    KVP_CUDA_FUNCTIONS(KVP_CUDA_MEMBER)
+#undef KVP_CUDA_MEMBER
+} kvp_driver;
+
+/* Valid after kvp_driver_load returned true. */
+extern kvp_driver kvp_cu;
+
+/* False, with a line in err, without a driver or with one that is too old. */
+bool kvp_driver_load(char *err, size_t errlen);
+
+/* True for 0; otherwise says what failed. */
+bool kvp_cu_ok(int result, const char *what);
+
+#endif /* KVP_CUDA_DRIVER_H */

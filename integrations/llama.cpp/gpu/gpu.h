@@ -1,0 +1,231 @@
+/* gpu.h - the devices KVANT0, KVANT1, ... of a llama.cpp with CUDA: the cache compressed in GPU memory.
+ *
+ * A device is derived from CUDA's: a copy of the struct, with a few functions replaced. What is not replaced runs in
+ * ggml-cuda. llama.cpp sees one GPU, so nothing is copied between devices, and weights, activations and recurrent state
+ * are CUDA's.
+ * KVANT is KVANT0 by another name, so that what asks for KVANT gets the cache in GPU memory.
+ *
+ *   devices.c   devices and buffer types: what is replaced, and whose memory a buffer is
+ *   backend.c   back ends: graphs cut at our operations, captured as one CUDA graph, replayed
+ *   ops.c       the operations as launches of libkvant_cuda
+ *   cells.c     cache tensors in GPU memory: the kvp_remote of kv_tensor.h
+ *   open.c      blocks whose rows are fp16: of codecs that search, and the first of a sequence
+ *
+ * Cells are slots: llama.cpp's own cell numbers, in GPU memory, tell the kernels where rows go, and its mask tells
+ * attention what a token sees. So a launch depends on nothing that the host would have to know, and can be replayed.
+ *
+ * Refused, each with a line: codecs that keep recent tokens as fp16 or groups of tokens, feedback, kv heads with different specs,
+ * dense rotations, head_dim of keys and values that differ, and what kvant/cuda.h refuses. Centre and scale of first
+ * rows (center=first, norm=first) have one version here: that of the first batch after the cache was created or
+ * cleared. With a softcap or sinks such keys are refused. */
+#ifndef KVP_CUDA_GPU_H
+#define KVP_CUDA_GPU_H
+
+#include <pthread.h>
+#include <stdatomic.h>
+
+#include <kvant/cuda.h>
+
+#include "../abi.h"
+#include "../kv_tensor.h"
+#include "../ops.h"
+#include "driver.h"
+
+#define KVP_MAX_GPUS 17 /* 16, and one of them again */
+
+/* Memory that grows; what it held is lost, and what captured graphs use stays until the owner goes. */
+typedef struct kvp_gpu_memory {
+    void *at;
+    size_t bytes;
+    struct kvp_gpu_memory *former;
+} kvp_gpu_memory;
+
+typedef struct kvp_gpu_backend kvp_gpu_backend;
+
+typedef struct kvp_gpu kvp_gpu;
+
+#define KVP_FEW_TOKENS 16u /* so many may wait in open pages, and be captured */
+#define KVP_LEAST_OPEN 8u  /* pages of a cache, by its size */
+#define KVP_MOST_OPEN 20u
+
+/* Cell numbers and positions of a batch, as llama.cpp sent them to the GPU. positions: or NULL. */
+typedef struct kvp_gpu_step {
+    const int64_t *cells;
+    const int32_t *positions;
+    size_t n;
+} kvp_gpu_step;
+
+typedef struct kvp_open_page {
+    int32_t block;  /* -1: free */
+    bool sink;      /* first tokens of a sequence */
+    uint64_t fresh; /* rows that are not encoded yet */
+    uint64_t used;
+} kvp_open_page;
+
+/* The tensors of one buffer, whose cells are the same tokens. */
+typedef struct kvp_gpu_cache {
+    struct kvp_gpu_cache *next;
+    const void *id;
+    kvp_gpu *gpu;
+    kvp_kv **tensors;
+    size_t n_tensors;
+    bool keeps;           /* open pages; else all rows are encoded at once */
+    uint32_t sink_tokens; /* of a sequence */
+    uint32_t n_blocks, n_pages;
+    int32_t *table; /* by block: itself, or -1 - its open page */
+    kvp_open_page pages[KVP_MOST_OPEN];
+    uint64_t now;
+    bool table_changed;
+    bool waits, any_open; /* the batch at hand: all rows wait in open pages; some go there */
+    kvp_gpu_memory device_table, slots; /* slots: 64 of a page that is encoded, then those of the batch */
+} kvp_gpu_cache;
+
+#define KVP_SLOT_BYTES(n) ((KVANT_PAGE_TOKENS + (n)) * sizeof(int64_t))
+
+/* What llama.cpp wrote to an input: cell numbers, by where they lie on the GPU. */
+typedef struct kvp_gpu_seen {
+    struct kvp_gpu_seen *next;
+    const void *at;
+    void *copy;
+    size_t bytes;
+} kvp_gpu_seen;
+
+struct kvp_gpu {
+    abi_device device;          /* first: a pointer to one is a pointer to the other */
+    abi_any_buft buft, kv_buft; /* of everything; the label of buffers that hold cache tensors */
+    abi_device *inner;          /* CUDA's */
+    abi_buft *inner_buft;
+    char name[16];
+    cu_context context;
+    cu_stream stream; /* of what is not a part of a graph */
+    kvp_remote remote;
+    pthread_mutex_t lock;
+    kvp_gpu_backend *backends; /* alive; under list_lock */
+    atomic_uint epoch;         /* another one: captured graphs are of the past */
+    /* Cell i is i, block i is i, and a length of i is i, for kernels that read arrays. */
+    kvp_gpu_cache *caches;                          /* under the lock */
+    kvp_gpu_seen *seen, positions;                  /* under the lock */
+    void (*set_tensor)(abi_buffer *buffer, abi_tensor *tensor, const void *data, size_t offset, size_t size); /* CUDA's */
+    uint32_t n_cells;
+    kvp_gpu_memory cells, numbers, batch; /* batch: rows on their way; under the lock */
+    pthread_mutex_t list_lock;
+};
+
+/* One cache tensor; see cells.c. Arrays are in GPU memory, kv head after kv head. */
+typedef struct kvp_gpu_cells {
+    kvp_gpu *gpu;
+    kvant_cuda_codec *codec;
+    const kvant_codec *const *sources; /* the scheme's, per kv head */
+    kvant_cuda_pages pages;
+    uint32_t n_kv_heads, head_dim;
+    size_t page_bytes, n_weights; /* per kv head: 0, head_dim or head_dim^2 */
+    kvp_gpu_memory numbers;
+    const float *weights, *inverse_weights; /* NULL: none */
+    float *center, *scale, *query_scale;    /* NULL: none */
+    bool learns, learnt;                    /* centre or scale from the first rows */
+    kvp_gpu_cache *cache;
+    kvp_gpu_memory open; /* NULL: no page was needed yet */
+    kvant_cuda_pages open_pages;
+    kvant_cuda_codec *open_codec;
+} kvp_gpu_cells;
+
+struct kvp_gpu_backend {
+    kvp_gpu *gpu;
+    abi_backend *backend; /* CUDA's, made for us */
+    abi_backend_iface inner;
+    kvp_gpu_backend *next;
+    cu_stream stream;
+    cu_event to_us, to_cuda;
+    abi_event to_us_event, to_cuda_event;
+    bool on_ours;         /* what was enqueued last is on our stream */
+    kvp_gpu_memory workspace, queries;
+    kvp_compute compute;  /* for what the CPU computes: the context shift */
+    abi_tensor front;     /* computes nothing and is never the same: keeps ggml-cuda from a capture of its own */
+    abi_tensor **nodes;   /* of a part of a graph, behind the front */
+    uint64_t *part_uids;
+    int n_nodes, n_part_uids;
+    uint64_t uid;         /* of the graph that was computed last */
+    struct kvp_gpu_writes { /* caches that it writes to, and where the cell numbers lie */
+        kvp_gpu_cache *cache;
+        const abi_tensor *cells;
+    } writes[8];
+    int n_writes;
+    bool waits;           /* all of its rows went to open pages when it was captured */
+    unsigned epoch;       /* when it was captured */
+    cu_graph_exec exec;
+    bool graphs, captured; /* graphs: may be captured */
+    unsigned long n_graphs, n_parts, n_captures, n_launches;
+};
+
+/* devices.c: the devices of every GPU that CUDA's registry has; how many, 0 with a line in err (empty: no CUDA here). */
+size_t kvp_gpu_setup(abi_reg *reg, char *err, size_t errlen);
+abi_device *kvp_gpu_device(size_t index);
+abi_reg *kvp_gpu_inner_reg(void);
+
+static inline kvp_gpu *kvp_gpu_of(abi_device *device)
+{
+    return (kvp_gpu *)device;
+}
+
+/* Makes the GPU current for this thread. */
+bool kvp_gpu_enter(const kvp_gpu *gpu);
+
+/* At least so many bytes, zeroed if zero is set; false with a message. */
+bool kvp_gpu_grow(kvp_gpu *gpu, kvp_gpu_memory *memory, size_t bytes, bool zero);
+void kvp_gpu_release(kvp_gpu_memory *memory);
+
+/* Waits for all back ends of the GPU (backend.c). */
+void kvp_gpu_finish(kvp_gpu *gpu);
+
+/* cells.c */
+extern const kvp_remote kvp_gpu_remote;
+
+/* The cells behind a tensor, or NULL. */
+kvp_gpu_cells *kvp_gpu_cells_of(const abi_tensor *tensor);
+
+/* Learns centre and scale from n rows on the GPU; waits for the stream. */
+bool kvp_gpu_learn(kvp_gpu_cells *cells, const float *rows, size_t stride, size_t n, cu_stream stream);
+
+/* Rows on the GPU as an append takes them. */
+kvant_cuda_rows kvp_gpu_rows(const kvp_gpu_cells *cells, const float *rows, size_t stride);
+
+/* The numbers 0, 1, ... on the GPU. */
+const int64_t *kvp_gpu_cell_numbers(const kvp_gpu *gpu);
+const int32_t *kvp_gpu_numbers(const kvp_gpu *gpu);
+
+/* open.c. A tensor's cells join the cache of their buffer. The GPU's lock is held for all of these. */
+bool kvp_gpu_cache_join(kvp_kv *kv, const kvant_codec_info *info);
+void kvp_gpu_cache_leave(kvp_kv *kv);
+
+/* Decides which blocks are open for a batch, and brings table and slots to the GPU. */
+bool kvp_gpu_cache_prepare(kvp_gpu_cache *cache, const kvp_gpu_step *step, cu_stream stream);
+const int64_t *kvp_gpu_open_slots(const kvp_gpu_cache *cache);
+
+/* Sealed pages hold all rows afterwards. close: no block is open then. forget: all rows are of the past. */
+bool kvp_gpu_cache_settle(kvp_gpu_cache *cache, bool close, cu_stream stream);
+void kvp_gpu_cache_forget(kvp_gpu_cache *cache);
+
+/* devices.c: the batch whose cell numbers lie at this address of the GPU; false: they were not seen. */
+bool kvp_gpu_find_step(kvp_gpu *gpu, const void *cells, size_t n, kvp_gpu_step *step);
+
+/* ops.c: whether a node is ours, and what to do for it. A node that touches cache tensors and is not supported must not
+ * be given to CUDA. */
+bool kvp_gpu_touches(const abi_tensor *node);
+bool kvp_gpu_supports(kvp_gpu *gpu, const abi_tensor *node);
+
+/* Whether what the node does can be captured; learning and the context shift cannot. */
+bool kvp_gpu_capturable(const abi_tensor *node);
+
+/* Whether a is SET_ROWS of keys and b that of the values of the same tokens. */
+bool kvp_gpu_pairs(const abi_tensor *a, const abi_tensor *b);
+
+/* The cache that must know of a SET_ROWS node's cells before the graph; NULL: none. */
+kvp_gpu_cache *kvp_gpu_prepared(const abi_tensor *node);
+
+/* Enqueues the node on the back end's stream; values: NULL, or the second of a pair. */
+int32_t kvp_gpu_compute(kvp_gpu_backend *b, abi_tensor *node, abi_tensor *values);
+
+/* backend.c */
+abi_backend *kvp_gpu_init_backend(abi_device *device, const char *params);
+
+#endif /* KVP_CUDA_GPU_H */

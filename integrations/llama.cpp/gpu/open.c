@@ -1,0 +1,320 @@
+/* open.c - blocks whose rows are fp16 for now, or for good: in open pages beside the sealed ones.
+ *
+ * A search (a trellis) takes as long for one row as for 64, so rows of a few tokens wait in open pages, where attention
+ * reads them; and the blocks that hold the first tokens of a sequence stay open where the codec says so (sink=). All
+ * tensors of a cache have the same blocks open. Which block is open is decided here before a graph, from cell numbers
+ * and positions that llama.cpp sends to the GPU (devices.c keeps a copy): the graph itself reads the table and the slots
+ * from GPU memory, so it can be replayed.
+ *
+ * Rows of many tokens (a prompt) are encoded at once, and also go to open pages where their block is open. A page is
+ * given up when another block needs it: rows that were not encoded yet are encoded then. */
+#include "gpu.h"
+
+#include <stdlib.h>
+#include <string.h>
+
+#include "../ggml_api.h"
+#include "../log.h"
+
+#define NO_PAGE (-1)
+
+/* The cache's tensors */
+
+static uint32_t page_count(uint32_t n_blocks)
+{
+    const uint32_t n = n_blocks / 128; /* an open page has 4 times the bytes of a sealed one: 3 % */
+
+    return n < KVP_LEAST_OPEN ? KVP_LEAST_OPEN : n > KVP_MOST_OPEN ? KVP_MOST_OPEN : n;
+}
+
+static kvp_gpu_cache *find_cache(kvp_gpu *gpu, const kvp_kv *kv)
+{
+    kvp_gpu_cache *cache = gpu->caches;
+
+    while (cache != NULL && cache->id != kv->cache)
+        cache = cache->next;
+    if (cache != NULL)
+        return cache;
+    cache = calloc(1, sizeof(*cache));
+    if (cache == NULL)
+        return NULL;
+    cache->id = kv->cache;
+    cache->gpu = gpu;
+    cache->n_blocks = kvp_kv_blocks(&kv->shape);
+    cache->n_pages = page_count(cache->n_blocks);
+    cache->next = gpu->caches;
+    gpu->caches = cache;
+    return cache;
+}
+
+static void close_all(kvp_gpu_cache *cache)
+{
+    for (uint32_t i = 0; i < cache->n_blocks && cache->table != NULL; i++)
+        cache->table[i] = (int32_t)i;
+    for (uint32_t i = 0; i < cache->n_pages; i++)
+        cache->pages[i] = (kvp_open_page){ .block = NO_PAGE };
+    cache->table_changed = true;
+}
+
+/* Room for the table, and for the slots of sealed and of open pages behind it. */
+static bool make_room(kvp_gpu_cache *cache)
+{
+    if (cache->table != NULL)
+        return true;
+    cache->table = malloc(cache->n_blocks * sizeof(*cache->table));
+    close_all(cache);
+    return cache->table != NULL &&
+           kvp_gpu_grow(cache->gpu, &cache->device_table, cache->n_blocks * sizeof(*cache->table), false);
+}
+
+/* Families whose rows take as long alone as 64 of them. */
+static bool searches(const char *spec)
+{
+    return strncmp(spec, "trellis", 7) == 0 || strncmp(spec, "octopus", 7) == 0 || strncmp(spec, "hqmq", 4) == 0;
+}
+
+bool kvp_gpu_cache_join(kvp_kv *kv, const kvant_codec_info *info)
+{
+    kvp_gpu_cells *cells = kv->cells;
+    kvp_gpu_cache *cache = find_cache(cells->gpu, kv);
+    kvp_kv **tensors = cache != NULL ? realloc(cache->tensors, (cache->n_tensors + 1) * sizeof(kvp_kv *)) : NULL;
+
+    if (tensors == NULL)
+        return false;
+    cache->tensors = tensors;
+    cache->tensors[cache->n_tensors++] = kv;
+    cells->cache = cache;
+    cache->keeps = cache->keeps || searches(info->spec) || info->sink_tokens > 0;
+    if (info->sink_tokens > cache->sink_tokens)
+        cache->sink_tokens = info->sink_tokens;
+    return !cache->keeps || make_room(cache);
+}
+
+void kvp_gpu_cache_leave(kvp_kv *kv)
+{
+    kvp_gpu_cells *cells = kv->cells;
+    kvp_gpu_cache *cache = cells->cache, **at;
+
+    if (cache == NULL)
+        return;
+    for (size_t i = 0; i < cache->n_tensors; i++)
+        if (cache->tensors[i] == kv)
+            cache->tensors[i] = cache->tensors[--cache->n_tensors];
+    if (cache->n_tensors > 0)
+        return;
+    for (at = &cells->gpu->caches; *at != NULL && *at != cache; at = &(*at)->next)
+        ;
+    if (*at != NULL)
+        *at = cache->next;
+    kvp_gpu_release(&cache->device_table);
+    kvp_gpu_release(&cache->slots);
+    free(cache->table);
+    free(cache->tensors);
+    free(cache);
+}
+
+/* Open pages of a tensor: made when one is needed first. */
+static bool have_pages(kvp_gpu_cells *cells, uint32_t n)
+{
+    const size_t page = (size_t)KVANT_PAGE_TOKENS * cells->head_dim * sizeof(uint16_t);
+
+    cells->open_pages = (kvant_cuda_pages){ cells->open.at, cells->n_kv_heads * page, page };
+    if (cells->open.at != NULL)
+        return true;
+    if (!kvp_gpu_grow(cells->gpu, &cells->open, n * cells->n_kv_heads * page, true))
+        return false;
+    cells->open_pages.base = cells->open.at;
+    return kvant_cuda_codec_create_open(cells->codec, &cells->open_codec) == KVANT_OK;
+}
+
+/* Work on pages */
+
+/* Encodes the rows of a page that were not encoded yet. */
+static bool encode(kvp_gpu_cache *cache, uint32_t page, cu_stream stream)
+{
+    const uint64_t fresh = cache->pages[page].fresh;
+    int64_t slots[KVANT_PAGE_TOKENS];
+    bool ok = true;
+
+    if (fresh == 0)
+        return true;
+    for (uint32_t i = 0; i < KVANT_PAGE_TOKENS; i++)
+        slots[i] = fresh >> i & 1 ? (int64_t)cache->pages[page].block * KVANT_PAGE_TOKENS + i : -1;
+    ok = kvp_gpu_grow(cache->gpu, &cache->slots, KVP_SLOT_BYTES(1), false) &&
+         kvp_cu_ok(kvp_cu.copy_in((cu_address)(uintptr_t)cache->slots.at, slots, sizeof(slots), stream), "copying");
+    for (size_t i = 0; i < cache->n_tensors && ok; i++) {
+        const kvp_gpu_cells *cells = cache->tensors[i]->cells;
+        const kvant_cuda_pages *open = &cells->open_pages;
+        kvant_cuda_append_args args = { .size = sizeof(args),
+                                        .type = KVANT_CUDA_F16,
+                                        .n_tokens = KVANT_PAGE_TOKENS,
+                                        .n_kv_heads = cells->n_kv_heads,
+                                        .slots = cache->slots.at,
+                                        .transformed = 1 };
+        *(cache->tensors[i]->shape.role == KVANT_ROLE_K ? &args.k : &args.v) =
+            (kvant_cuda_rows){ .codec = cells->codec,
+                               .pages = cells->pages,
+                               .rows = (const char *)open->base + page * open->block_stride,
+                               .token_stride = cells->head_dim,
+                               .head_stride = open->head_stride / sizeof(uint16_t) };
+        ok = cells->open.at != NULL && kvant_cuda_append(&args, stream) == KVANT_OK;
+    }
+    cache->pages[page].fresh = ok ? 0 : fresh;
+    return ok;
+}
+
+/* Decodes a block's sealed rows into a page. */
+static bool decode(kvp_gpu_cache *cache, uint32_t page, uint32_t block, cu_stream stream)
+{
+    bool ok = true;
+
+    for (size_t i = 0; i < cache->n_tensors && ok; i++) {
+        kvp_gpu_cells *cells = cache->tensors[i]->cells;
+        ok = have_pages(cells, cache->n_pages);
+        const kvant_cuda_pages *open = &cells->open_pages;
+        const kvant_cuda_decode_args args = { .size = sizeof(args),
+                                              .codec = cells->codec,
+                                              .pages = cells->pages,
+                                              .blocks = kvp_gpu_numbers(cache->gpu) + block,
+                                              .n_blocks = 1,
+                                              .n_kv_heads = cells->n_kv_heads,
+                                              .type = KVANT_CUDA_F16,
+                                              .out = (char *)open->base + page * open->block_stride,
+                                              .token_stride = cells->head_dim,
+                                              .head_stride = open->head_stride / sizeof(uint16_t),
+                                              .transformed = 1 };
+        ok = ok && kvant_cuda_decode(&args, stream) == KVANT_OK;
+    }
+    return ok;
+}
+
+static bool give_up(kvp_gpu_cache *cache, uint32_t page, cu_stream stream)
+{
+    if (cache->pages[page].block == NO_PAGE)
+        return true;
+    if (!encode(cache, page, stream))
+        return false;
+    cache->table[cache->pages[page].block] = cache->pages[page].block;
+    cache->table_changed = true;
+    cache->pages[page] = (kvp_open_page){ .block = NO_PAGE };
+    return true;
+}
+
+/* The page to give to another block: a free one, the one that was used longest ago, a sink last. NO_PAGE: all are used in this
+ * step. */
+static int32_t choose_page(const kvp_gpu_cache *cache)
+{
+    int32_t best = NO_PAGE;
+
+    for (uint32_t i = 0; i < cache->n_pages; i++) {
+        const kvp_open_page *p = &cache->pages[i], *q = best >= 0 ? &cache->pages[best] : NULL;
+        if (p->block == NO_PAGE)
+            return (int32_t)i;
+        if (p->used < cache->now && (q == NULL || (p->sink != q->sink ? q->sink : p->used < q->used)))
+            best = (int32_t)i;
+    }
+    return best;
+}
+
+/* Opens a block, or finds it open; NO_PAGE when no page can be had, -2 after an error. */
+static int32_t open_block(kvp_gpu_cache *cache, uint32_t block, bool sink, cu_stream stream)
+{
+    int32_t page = cache->table[block] < 0 ? -1 - cache->table[block] : choose_page(cache);
+
+    if (page == NO_PAGE)
+        return NO_PAGE;
+    if (cache->table[block] >= 0) {
+        if (!give_up(cache, (uint32_t)page, stream) || !decode(cache, (uint32_t)page, block, stream))
+            return -2;
+        cache->pages[page] = (kvp_open_page){ .block = (int32_t)block };
+        cache->table[block] = -1 - page;
+        cache->table_changed = true;
+    }
+    cache->pages[page].used = cache->now;
+    cache->pages[page].sink = cache->pages[page].sink || sink;
+    return page;
+}
+
+/* Before a graph */
+
+/* Where the rows of a step go: slots of open pages, and whether all have one. */
+static bool find_slots(kvp_gpu_cache *cache, const kvp_gpu_step *step, int64_t *slots, cu_stream stream)
+{
+    const bool few = step->n <= KVP_FEW_TOKENS;
+    bool all = true;
+
+    cache->now++;
+    for (size_t i = 0; i < step->n; i++) {
+        const uint32_t block = (uint32_t)(step->cells[i] / KVANT_PAGE_TOKENS);
+        const bool sink = step->positions != NULL && step->positions[i] < (int32_t)cache->sink_tokens;
+        int32_t page = cache->table[block] < 0 ? -1 - cache->table[block] : NO_PAGE;
+        if (few || sink)
+            page = open_block(cache, block, sink, stream);
+        if (page < NO_PAGE)
+            return false;
+        slots[i] = page == NO_PAGE ? -1 : (int64_t)page * KVANT_PAGE_TOKENS + step->cells[i] % KVANT_PAGE_TOKENS;
+        all = all && page != NO_PAGE;
+    }
+    cache->waits = few && all;
+    for (size_t i = 0; i < step->n; i++)
+        if (slots[i] >= 0) {
+            const uint64_t bit = (uint64_t)1 << (slots[i] % KVANT_PAGE_TOKENS);
+            kvp_open_page *page = &cache->pages[slots[i] / KVANT_PAGE_TOKENS];
+            page->fresh = cache->waits ? page->fresh | bit : page->fresh & ~bit;
+        }
+    cache->any_open = all;
+    for (size_t i = 0; i < step->n; i++)
+        cache->any_open = cache->any_open || slots[i] >= 0;
+    return true;
+}
+
+static bool in_range(const kvp_gpu_cache *cache, const kvp_gpu_step *step)
+{
+    for (size_t i = 0; i < step->n; i++)
+        if (step->cells[i] < 0 || step->cells[i] >= (int64_t)cache->n_blocks * KVANT_PAGE_TOKENS)
+            return false;
+    return true;
+}
+
+bool kvp_gpu_cache_prepare(kvp_gpu_cache *cache, const kvp_gpu_step *step, cu_stream stream)
+{
+    const size_t bytes = step->n * sizeof(int64_t);
+    const void *former = cache->slots.at;
+    int64_t *slots = malloc(bytes);
+    bool ok = slots != NULL && in_range(cache, step) && kvp_gpu_grow(cache->gpu, &cache->slots, KVP_SLOT_BYTES(step->n), false) &&
+              find_slots(cache, step, slots, stream);
+
+    if (cache->slots.at != former)
+        atomic_fetch_add(&cache->gpu->epoch, 1); /* captured graphs read the former ones */
+    ok = ok && kvp_cu_ok(kvp_cu.copy_in((cu_address)(uintptr_t)kvp_gpu_open_slots(cache), slots, bytes, stream), "copying");
+    if (ok && cache->table_changed) {
+        ok = kvp_cu_ok(kvp_cu.copy_in((cu_address)(uintptr_t)cache->device_table.at, cache->table,
+                                      cache->n_blocks * sizeof(*cache->table), stream),
+                       "copying");
+        cache->table_changed = !ok;
+    }
+    free(slots);
+    return ok;
+}
+
+const int64_t *kvp_gpu_open_slots(const kvp_gpu_cache *cache)
+{
+    return (const int64_t *)cache->slots.at + KVANT_PAGE_TOKENS;
+}
+
+/* Outside of graphs */
+
+bool kvp_gpu_cache_settle(kvp_gpu_cache *cache, bool close, cu_stream stream)
+{
+    bool ok = true;
+
+    for (uint32_t i = 0; i < cache->n_pages && cache->table != NULL && ok; i++)
+        ok = close ? give_up(cache, i, stream) : cache->pages[i].block == NO_PAGE || encode(cache, i, stream);
+    return ok;
+}
+
+void kvp_gpu_cache_forget(kvp_gpu_cache *cache)
+{
+    if (cache->table != NULL)
+        close_all(cache);
+}

@@ -1,0 +1,352 @@
+/* ops.c - the operations on cache tensors as launches of libkvant_cuda.
+ *
+ * Which nodes these are, and their shapes, is said by ../ops_*.c, as for the cache in the computer's memory. What is
+ * enqueued reads cell numbers, masks and queries where ggml-cuda left them. */
+#include "gpu.h"
+
+#include <stdlib.h>
+#include <string.h>
+
+#include "../buffer.h"
+#include "../ggml_api.h"
+#include "../log.h"
+
+#define MOST_HEADS_PER_KV_HEAD 64 /* of kvant_cuda_attention */
+#define MOST_QUERIES 65535        /* of kvant_cuda_transform_queries */
+
+/* Which nodes are ours */
+
+bool kvp_gpu_touches(const abi_tensor *node)
+{
+    bool touches = kvp_is_kv(node);
+
+    for (int i = 0; i < ABI_MAX_SRC && !touches; i++)
+        touches = node->src[i] != NULL && kvp_is_kv(node->src[i]);
+    return touches;
+}
+
+static bool is_here(const kvp_gpu *gpu, const abi_tensor *tensor)
+{
+    const abi_buft *buft = kvp_root(tensor)->buffer->buft;
+
+    return buft == (const abi_buft *)&gpu->buft || buft == (const abi_buft *)&gpu->kv_buft;
+}
+
+static bool is_view(const abi_tensor *node)
+{
+    return node->op == kvp_api.op.none || node->op == kvp_api.op.view || node->op == kvp_api.op.permute ||
+           node->op == kvp_api.op.reshape || node->op == kvp_api.op.transpose;
+}
+
+/* Queries see <q, c> nowhere; softmax forgets it, a softcap and sinks do not. */
+static bool needs_center(const abi_tensor *node, const kvp_gpu_cells *k)
+{
+    float softcap;
+
+    memcpy(&softcap, (const char *)node->op_params + 2 * sizeof(float), sizeof(softcap));
+    return (softcap > 0 || node->src[4] != NULL) && (k->learns || k->center != NULL);
+}
+
+static bool attention_supported(const abi_tensor *node)
+{
+    const kvp_gpu_cells *k = kvp_gpu_cells_of(node->src[1]), *v = kvp_gpu_cells_of(node->src[2]);
+    const abi_tensor *q = node->src[0];
+    const char *name = kvp_root(node->src[1])->name;
+    char err[512] = "";
+
+    if (k == NULL || v == NULL)
+        return true; /* llama.cpp estimates sizes */
+    if (needs_center(node, k))
+        kvp_error("%s: attention with a softcap or sinks takes no center=first on a GPU: set KVANT_K and KVANT_V to codecs "
+                  "without it, turboquant-4 for example",
+                  name);
+    else if (k->head_dim != v->head_dim || q->ne[2] / node->src[1]->ne[2] > MOST_HEADS_PER_KV_HEAD)
+        kvp_error("%s: keys and values of different head_dim, or more than 64 query heads per kv head", name);
+    else if (kvant_cuda_attention_check(k->codec, v->codec, err, sizeof(err)) != KVANT_OK)
+        kvp_error("%s: %s", name, err);
+    else
+        return true;
+    return false;
+}
+
+bool kvp_gpu_supports(kvp_gpu *gpu, const abi_tensor *node)
+{
+    if (kvp_is_kv(node) && !is_here(gpu, node))
+        return false;
+    for (int i = 0; i < ABI_MAX_SRC; i++)
+        if (node->src[i] != NULL && kvp_is_kv(node->src[i]) && !is_here(gpu, node->src[i]))
+            return false; /* another GPU's cache */
+    if (node->op == kvp_api.op.set_rows)
+        return kvp_set_rows_supported(node);
+    if (node->op == kvp_api.op.flash_attn_ext)
+        return kvp_attention_supported(node) && attention_supported(node);
+    if (node->op == kvp_api.op.rope)
+        return kvp_rope_supported(node);
+    return is_view(node);
+}
+
+/* SET_ROWS */
+
+static bool is_learning(const kvp_gpu_cells *cells)
+{
+    return cells != NULL && cells->learns && !cells->learnt;
+}
+
+bool kvp_gpu_capturable(const abi_tensor *node)
+{
+    if (node->op == kvp_api.op.set_rows)
+        return !is_learning(kvp_gpu_cells_of(node));
+    return node->op != kvp_api.op.rope;
+}
+
+static kvant_cuda_rows rows_of(const abi_tensor *node)
+{
+    return kvp_gpu_rows(kvp_gpu_cells_of(node), node->src[0]->data, node->src[0]->nb[1] / sizeof(float));
+}
+
+static bool takes_cells(const abi_tensor *node)
+{
+    const kvp_kv *kv = kvp_kv_of(node);
+
+    if (kv == NULL || kv->bind_failed)
+        return false;
+    if (!kvp_kv_ready(kvp_kv_of(node))) {
+        kvp_error("%s: written before any attention told its head_dim; set KVANT_HEAD_DIM to the model's", kv->name);
+        return false;
+    }
+    if (node->view_offs == 0 && node->src[1]->type == ABI_TYPE_I64 && node->src[1]->nb[0] == sizeof(int64_t))
+        return true;
+    kvp_error("%s: cell numbers are not 64-bit numbers of the whole cache", kv->name);
+    return false;
+}
+
+bool kvp_gpu_pairs(const abi_tensor *a, const abi_tensor *b)
+{
+    const kvp_kv *k = kvp_kv_of(a), *v = kvp_kv_of(b);
+
+    return b->op == kvp_api.op.set_rows && k != NULL && v != NULL && k->shape.role == KVANT_ROLE_K &&
+           v->shape.role == KVANT_ROLE_V && k->shape.layer == v->shape.layer && k->shape.n_cells == v->shape.n_cells &&
+           k->shape.row == v->shape.row && k->head_dim == v->head_dim && a->src[0]->ne[1] == b->src[0]->ne[1] &&
+           strstr(a->src[1]->name, "inp_k_idxs") != NULL && strstr(b->src[1]->name, "inp_v_idxs") != NULL;
+}
+
+/* Centre and scale are known afterwards. */
+static bool learn_first(kvp_gpu_backend *b, const abi_tensor *node)
+{
+    kvp_gpu_cells *cells = takes_cells(node) ? kvp_gpu_cells_of(node) : NULL;
+    const abi_tensor *rows = node->src[0];
+
+    if (cells == NULL)
+        return false;
+    if (!is_learning(cells) ||
+        kvp_gpu_learn(cells, rows->data, rows->nb[1] / sizeof(float), (size_t)rows->ne[1], b->stream))
+        return true;
+    kvp_error("%s: no centre could be learnt from the first rows", kvp_root(node)->name);
+    return false;
+}
+
+/* open: to open pages. */
+static kvant_status append(kvp_gpu_backend *b, abi_tensor *const *nodes, int n, bool open)
+{
+    const kvp_gpu_cells *first = kvp_gpu_cells_of(nodes[0]);
+    kvant_cuda_append_args args = { .size = sizeof(args),
+                                    .type = KVANT_CUDA_F32,
+                                    .n_tokens = (uint32_t)nodes[0]->src[0]->ne[1],
+                                    .n_kv_heads = first->n_kv_heads,
+                                    .slots = open ? kvp_gpu_open_slots(first->cache) : nodes[0]->src[1]->data };
+
+    for (int i = 0; i < n; i++) {
+        const kvp_gpu_cells *cells = kvp_gpu_cells_of(nodes[i]);
+        kvant_cuda_rows rows = rows_of(nodes[i]);
+        if (open) {
+            rows.codec = cells->open_codec;
+            rows.pages = cells->open_pages;
+        }
+        *(kvp_kv_of(nodes[i])->shape.role == KVANT_ROLE_K ? &args.k : &args.v) = rows;
+    }
+    return kvant_cuda_append(&args, b->stream);
+}
+
+/* values: NULL, or the values of the same tokens, whose cells llama.cpp gives the same numbers. */
+static int32_t set_rows(kvp_gpu_backend *b, abi_tensor *node, abi_tensor *values)
+{
+    abi_tensor *nodes[2] = { node, values };
+    const int n = values != NULL ? 2 : 1;
+    const kvp_gpu_cache *cache;
+    kvant_status status = KVANT_OK;
+
+    for (int i = 0; i < n; i++)
+        if (!learn_first(b, nodes[i]))
+            return ABI_STATUS_FAILED;
+    cache = kvp_gpu_cells_of(node)->cache;
+    if (!cache->keeps || !cache->waits)
+        status = append(b, nodes, n, false);
+    if (cache->keeps && cache->any_open && status == KVANT_OK)
+        status = append(b, nodes, n, true);
+    if (status != KVANT_OK)
+        kvp_error("%s: cannot store new rows: %s", kvp_root(node)->name, kvant_strerror(status));
+    return status == KVANT_OK ? ABI_STATUS_SUCCESS : ABI_STATUS_FAILED;
+}
+
+/* The cache that must know of a SET_ROWS node's cells before the graph; NULL: none. */
+kvp_gpu_cache *kvp_gpu_prepared(const abi_tensor *node)
+{
+    const kvp_gpu_cells *cells = node->op == kvp_api.op.set_rows ? kvp_gpu_cells_of(node) : NULL;
+
+    return cells != NULL && cells->cache->keeps && strstr(node->src[1]->name, "k_idxs") != NULL ? cells->cache : NULL;
+}
+
+/* FLASH_ATTN_EXT */
+
+static const void *stream_of(const abi_tensor *tensor, size_t stream)
+{
+    return tensor != NULL ? (const char *)tensor->data + (tensor->ne[3] > 1 ? stream * tensor->nb[3] : 0) : NULL;
+}
+
+static kvant_cuda_attention_args arguments_of(const kvp_gpu_backend *b, const abi_tensor *node, size_t stream)
+{
+    const abi_tensor *q = node->src[0], *view = node->src[1], *mask = node->src[3], *sinks = node->src[4];
+    const kvp_gpu_cells *k = kvp_gpu_cells_of(view), *v = kvp_gpu_cells_of(node->src[2]);
+    const kvp_kv *kv = kvp_kv_of(view);
+    const size_t first_stream = view->view_offs / kvp_root(view)->nb[2] + stream;
+    const uint32_t n_blocks = kvp_kv_blocks(&kv->shape) / kv->shape.n_streams;
+    float parameters[3]; /* scale, max_bias, logit_softcap */
+
+    memcpy(parameters, node->op_params, sizeof(parameters));
+    return (kvant_cuda_attention_args){
+        .size = sizeof(kvant_cuda_attention_args),
+        .k_codec = k->codec,
+        .v_codec = v->codec,
+        .k = k->pages,
+        .v = v->pages,
+        .k_open = k->open_pages,
+        .v_open = v->open_pages,
+        .block_table = (k->open.at != NULL ? (const int32_t *)k->cache->device_table.at : kvp_gpu_numbers(k->gpu)) +
+                       first_stream * n_blocks,
+        .table_stride = n_blocks,
+        .blocks_per_row = (uint32_t)(view->ne[1] + KVANT_PAGE_TOKENS - 1) / KVANT_PAGE_TOKENS,
+        .lengths = kvp_gpu_numbers(k->gpu) + view->ne[1],
+        .batch = 1,
+        .n_heads = (uint32_t)q->ne[2],
+        .n_kv_heads = k->n_kv_heads,
+        .type = KVANT_CUDA_F32,
+        .q = stream_of(q, stream),
+        .q_head_stride = q->nb[2] / sizeof(float),
+        .out = (void *)(uintptr_t)stream_of(node, stream),
+        .out_head_stride = node->nb[1] / sizeof(float),
+        .scale = parameters[0],
+        .v_center = v->center,
+        .k_scale = k->query_scale,
+        .v_scale = v->query_scale,
+        .workspace = b->workspace.at,
+        .workspace_bytes = b->workspace.bytes,
+        .query_tokens = (uint32_t)q->ne[1],
+        .q_token_stride = q->nb[1] / sizeof(float),
+        .out_token_stride = node->nb[2] / sizeof(float),
+        .logit_softcap = parameters[2],
+        .max_bias = mask != NULL ? parameters[1] : 0,
+        .mask = stream_of(mask, stream),
+        .mask_token_stride = mask != NULL ? mask->nb[1] / sizeof(uint16_t) : 0,
+        .sinks = sinks != NULL ? sinks->data : NULL,
+    };
+}
+
+/* Queries through the matrix of transform=file. */
+static kvant_status transform_queries(kvp_gpu_backend *b, const kvp_gpu_cells *k, kvant_cuda_attention_args *args)
+{
+    const size_t width = (size_t)args->n_heads * k->head_dim;
+    const kvant_cuda_query_args queries = { .size = sizeof(queries),
+                                            .k_codec = k->codec,
+                                            .batch = args->query_tokens,
+                                            .n_heads = args->n_heads,
+                                            .n_kv_heads = args->n_kv_heads,
+                                            .type = KVANT_CUDA_F32,
+                                            .q = args->q,
+                                            .q_batch_stride = args->q_token_stride,
+                                            .q_head_stride = args->q_head_stride,
+                                            .inverse_weights = k->inverse_weights,
+                                            .out = b->queries.at };
+
+    args->q = b->queries.at;
+    args->q_token_stride = width;
+    args->q_head_stride = k->head_dim;
+    return kvant_cuda_transform_queries(&queries, b->stream);
+}
+
+static bool is_full(const kvp_gpu_cells *k)
+{
+    return k->n_weights > k->head_dim;
+}
+
+static kvant_status attend(kvp_gpu_backend *b, const abi_tensor *node, size_t stream)
+{
+    kvant_cuda_attention_args args = arguments_of(b, node, stream);
+    const kvp_gpu_cells *k = kvp_gpu_cells_of(node->src[1]);
+    kvant_status status = KVANT_OK;
+
+    if (is_full(k) && args.query_tokens > MOST_QUERIES)
+        return KVANT_ERR_UNSUPPORTED;
+    if (is_full(k))
+        status = transform_queries(b, k, &args);
+    return status == KVANT_OK ? kvant_cuda_attention(&args, b->stream) : status;
+}
+
+static int32_t attention(kvp_gpu_backend *b, abi_tensor *node)
+{
+    const kvp_gpu_cells *k = kvp_gpu_cells_of(node->src[1]);
+    const abi_tensor *q = node->src[0];
+    kvant_status status = KVANT_OK;
+
+    if (!kvp_attention_supported(node) || k == NULL || kvp_gpu_cells_of(node->src[2]) == NULL)
+        return ABI_STATUS_FAILED;
+    if (!kvp_gpu_grow(b->gpu, &b->workspace, kvant_cuda_attention_workspace(k->head_dim), true) ||
+        (is_full(k) &&
+         !kvp_gpu_grow(b->gpu, &b->queries, (size_t)q->ne[1] * (size_t)q->ne[2] * k->head_dim * sizeof(float), false)))
+        return ABI_STATUS_ALLOC_FAILED;
+    for (int64_t s = 0; s < q->ne[3] && status == KVANT_OK; s++)
+        status = attend(b, node, (size_t)s);
+    if (status != KVANT_OK)
+        kvp_error("%s: attention failed: %s", kvp_root(node->src[1])->name, kvant_strerror(status));
+    return status == KVANT_OK ? ABI_STATUS_SUCCESS : ABI_STATUS_FAILED;
+}
+
+/* ROPE: the context shift, by the CPU on decoded rows (../ops_rope.c) */
+
+/* A copy in the computer's memory; the caller frees its data. */
+static bool fetch(kvp_gpu_backend *b, const abi_tensor *from, abi_tensor *to)
+{
+    const size_t bytes = kvp_api.nbytes(from);
+
+    *to = *from;
+    to->data = malloc(bytes);
+    return to->data != NULL &&
+           kvp_cu_ok(kvp_cu.copy_out(to->data, (cu_address)(uintptr_t)from->data, bytes, b->stream), "copying") &&
+           kvp_cu_ok(kvp_cu.stream_finish(b->stream), "copying");
+}
+
+static int32_t rope(kvp_gpu_backend *b, abi_tensor *node)
+{
+    abi_tensor positions = { 0 }, factors = { 0 }, copy = *node;
+    int32_t status = ABI_STATUS_ALLOC_FAILED;
+
+    copy.src[1] = &positions;
+    if (node->src[2] != NULL)
+        copy.src[2] = &factors;
+    if (fetch(b, node->src[1], &positions) && (node->src[2] == NULL || fetch(b, node->src[2], &factors)))
+        status = kvp_rope(&b->compute, &copy);
+    free(positions.data);
+    free(factors.data);
+    return status;
+}
+
+int32_t kvp_gpu_compute(kvp_gpu_backend *b, abi_tensor *node, abi_tensor *values)
+{
+    if (node->op == kvp_api.op.set_rows)
+        return set_rows(b, node, values);
+    if (node->op == kvp_api.op.flash_attn_ext)
+        return attention(b, node);
+    if (node->op == kvp_api.op.rope)
+        return rope(b, node);
+    kvp_error("%s: operation %s on a compressed cache is not supported", node->name, kvp_api.op_name(node->op));
+    return ABI_STATUS_FAILED;
+}

@@ -1,0 +1,23 @@
+/* any.h - kernels for what the others do not know when they are compiled: every head_dim that is a
+ * multiple of 16, at most 512, and groups of any size. In plain form: a warp takes a row; attention takes
+ * the pairs of codecs for which shared memory has no room otherwise, too. */
+#pragma once
+
+#include "../attention/attention.h"
+#include "../encode/append.h"
+
+namespace kvant
+{
+
+/* Rows, or open pages, of role 0 into pages of any sort. */
+cudaError_t launch_append_any(const AppendArgs &args, int n_kv_heads, cudaStream_t stream);
+
+/* Open pages of role 0 into sealed pages whose groups are tokens of a channel. */
+cudaError_t launch_seal_any(const AppendArgs &args, int n_kv_heads, cudaStream_t stream);
+
+/* KVANT_ERR_UNSUPPORTED when a block has less shared memory than this head_dim needs. common: as for tile
+ * kernels. */
+kvant_status launch_attention_any(const kvant_cuda_attention_args &args, const AttentionArgs &common,
+                                  int multiprocessors, int shared_bytes, cudaStream_t stream);
+
+} // namespace kvant

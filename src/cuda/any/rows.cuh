@@ -1,0 +1,212 @@
+/* rows.cuh - rows of any head_dim, a warp a row: transforms, and the numbers of a page's token. Lane l has
+ * channels l, l + 32, ...; what lies beyond head_dim is zero, which changes no sum of format.md. */
+#pragma once
+
+#include "../chunks/chunk_numbers.cuh"
+#include "../pages/read_code.cuh"
+#include "../rotate.cuh"
+#include "../trellis/trellis_steps.cuh"
+
+namespace kvant
+{
+
+constexpr int MOST_DIM = KVANT_CUDA_MOST_DIM; /* P below: room for head_dim, fewer numbers a lane where that is known */
+
+/* use(number, channel) for those of the lane's numbers that are there. */
+template <int P, class F> __device__ __forceinline__ void each_of(Row<P> &row, int d, int lane, F &&use)
+{
+    row.each(lane, [&](float &x, int channel) {
+        if (channel < d)
+            use(x, channel);
+    });
+}
+
+template <int P = MOST_DIM>
+KVANT_INLINE Row<P> load_any(const void *from, size_t offset, kvant_cuda_type type, int d, int lane)
+{
+    Row<P> row{};
+    each_of(row, d, lane, [&](float &x, int channel) { x = load_number(from, offset + channel, type); });
+    return row;
+}
+
+template <int P>
+KVANT_INLINE void store_any(void *to, size_t offset, kvant_cuda_type type, int d, int lane, Row<P> &row)
+{
+    each_of(row, d, lane, [&](float x, int channel) {
+        if (type == KVANT_CUDA_F32)
+            static_cast<float *>(to)[offset + channel] = x;
+        else
+            static_cast<uint16_t *>(to)[offset + channel] = type == KVANT_CUDA_F16
+                                                                ? __half_as_ushort(__float2half_rn(x))
+                                                                : __bfloat16_as_ushort(__float2bfloat16_rn(x));
+    });
+}
+
+/* space: P floats of the warp's. */
+template <int P> KVANT_INLINE void share_row(Row<P> &row, float *space, int lane)
+{
+    __syncwarp(); /* what lay there has been read */
+    row.each(lane, [&](float x, int channel) { space[channel] = x; });
+    __syncwarp();
+}
+
+/* y = R W x, as transform of rotate.cuh. */
+template <int P>
+KVANT_INLINE void transform_any(Row<P> &row, const kvant_cuda_params &codec, const kvant_cuda_any &any,
+                                const float *weights, float *space, int lane)
+{
+    const int d = (int)codec.head_dim;
+    if (codec.weighting == KVANT_CUDA_WEIGHTING_FULL) {
+        share_row(row, space, lane);
+        each_of(row, d, lane, [&](float &x, int channel) {
+            float sum = 0;
+#pragma unroll 4
+            for (int i = 0; i < d; i++)
+                sum = __fadd_rn(sum, __fmul_rn(space[i], weights[(size_t)i * d + channel]));
+            x = sum;
+        });
+        return;
+    }
+    if (codec.weighting == KVANT_CUDA_WEIGHTING_DIAGONAL)
+        each_of(row, d, lane, [&](float &x, int channel) { x = __fmul_rn(x, weights[channel]); });
+    if (codec.rotation.block)
+        rotate(row, any.rotation, lane);
+}
+
+/* x = W^-1 R^T y; sums in the order of format.md, "Numbers" */
+template <int P>
+KVANT_INLINE void transform_back_any(Row<P> &row, const kvant_cuda_params &codec, const kvant_cuda_any &any,
+                                     const float *inverse_weights, float *space, int lane)
+{
+    const int d = (int)codec.head_dim;
+    if (codec.weighting == KVANT_CUDA_WEIGHTING_FULL) {
+        share_row(row, space, lane);
+        each_of(row, d, lane, [&](float &x, int channel) {
+            const float *m = inverse_weights + (size_t)channel * d;
+            float sum[16];
+#pragma unroll 1
+            for (int tile = 0; tile < d; tile += 16)
+                unrolled_for (int i = 0; i < 16; i++)
+                    sum[i] = __fadd_rn(tile ? sum[i] : 0, __fmul_rn(m[tile + i], space[tile + i]));
+            unrolled_for (int width = 8; width > 0; width /= 2)
+                unrolled_for (int i = 0; i < width; i++)
+                    sum[i] = __fadd_rn(sum[i], sum[i + width]);
+            x = sum[0];
+        });
+        return;
+    }
+    if (codec.rotation.block)
+        rotate_back(row, any.rotation, lane);
+    if (codec.weighting == KVANT_CUDA_WEIGHTING_DIAGONAL)
+        each_of(row, d, lane, [&](float &x, int channel) { x = __fmul_rn(x, inverse_weights[channel]); });
+}
+
+/* ---- the numbers of pages ---- */
+
+struct TrellisBook {
+    float values[KVANT_CUDA_TRELLIS_LEVELS];
+    uint16_t steps[MOST_DIM];
+};
+
+/* What codes mean, in shared memory. */
+union AnyBook {
+    float values[KVANT_CUDA_WIDE_LEVELS];
+    TrellisBook trellis;
+    OctopusLevels triplets;
+    HqmqSecondaries quaternions;
+
+    /* By all threads of a block. */
+    KVANT_INLINE void load(const kvant_cuda_codec &codec)
+    {
+        switch (codec.params.codes) {
+        case KVANT_CUDA_CODES_CODEBOOK:
+            for (int i = threadIdx.x; i < 1 << codec.params.bits; i += blockDim.x)
+                values[i] = codec.params.kind == KVANT_CUDA_CODEBOOK_WIDE ? codec.wide.values[i] : codec.params.values[i];
+            break;
+        case KVANT_CUDA_CODES_TRELLIS:
+            for (int i = threadIdx.x; i < KVANT_CUDA_TRELLIS_LEVELS; i += blockDim.x)
+                trellis.values[i] = codec.trellis.values[i];
+            for (int i = threadIdx.x; i < (int)codec.params.head_dim; i += blockDim.x)
+                trellis.steps[i] = codec.any.steps[i];
+            break;
+        case KVANT_CUDA_CODES_TRIPLETS: triplets.load(codec.book); break;
+        case KVANT_CUDA_CODES_QUATERNIONS: quaternions.load(codec.book); break;
+        default: break;
+        }
+    }
+};
+
+/* Which of a page's scales a number has. */
+KVANT_INLINE int scale_of(const kvant_cuda_codec &codec, int token, int channel)
+{
+    return codec.any.per_channel ? token / (int)codec.any.group * (int)codec.params.head_dim + channel
+                                 : channel / (int)codec.any.group * PAGE_TOKENS + token;
+}
+
+template <int CHANNELS, int P, class L>
+KVANT_INLINE void read_chunks(Row<P> &row, const kvant_cuda_codec &codec, const L &levels, const uint32_t *words,
+                              int token, float scale, int lane)
+{
+    each_of(row, (int)codec.params.head_dim, lane, [&](float &x, int channel) {
+        const uint32_t code = read_chunk(codec.params, (int)codec.book.n_chunks, words, token, channel / CHANNELS);
+        x = decode_channel(levels, codec.book, code, channel % CHANNELS, scale);
+    });
+}
+
+/* bits: MOST_DIM bytes of the warp's, for the trellis bits of the row. */
+template <int P>
+KVANT_INLINE void read_trellis(Row<P> &row, const kvant_cuda_codec &codec, const TrellisBook &book,
+                               const uint32_t *words, int token, float scale, uint8_t *bits, int lane)
+{
+    const int d = (int)codec.params.head_dim;
+    __syncwarp(); /* the row before has been read */
+    each_of(row, d, lane, [&](float &x, int channel) {
+        const uint32_t code = read_code<true>(codec.params, words, token, channel);
+        bits[book.steps[channel]] = code & 1;
+        x = __uint_as_float(code);
+    });
+    __syncwarp();
+    each_of(row, d, lane, [&](float &x, int channel) {
+        const uint32_t subset = subset_at(codec.trellis, bits, d, book.steps[channel]);
+        x = __fmul_rn(scale, book.values[8 * (__float_as_uint(x) / 2) + subset]);
+    });
+}
+
+/* A token's row as it was encoded, transformed. */
+template <int P = MOST_DIM>
+KVANT_INLINE Row<P> read_any(const kvant_cuda_codec &codec, const AnyBook &book, const uint8_t *page, int token,
+                             uint8_t *bits, int lane)
+{
+    const kvant_cuda_params &c = codec.params;
+    const int d = (int)c.head_dim;
+    if (c.codes == KVANT_CUDA_CODES_OPEN)
+        return load_any<P>(page, (size_t)token * d, KVANT_CUDA_F16, d, lane);
+    Row<P> row{};
+    const uint32_t *words = reinterpret_cast<const uint32_t *>(page);
+    const auto number = [&](int at) {
+        return __half2float(__ushort_as_half(__ldg(reinterpret_cast<const uint16_t *>(page + c.metadata_offset) + at)));
+    };
+    const float scale = number(token);
+    switch (c.codes) {
+    case KVANT_CUDA_CODES_TRELLIS: read_trellis(row, codec, book.trellis, words, token, scale, bits, lane); break;
+    case KVANT_CUDA_CODES_TRIPLETS: read_chunks<3>(row, codec, book.triplets, words, token, scale, lane); break;
+    case KVANT_CUDA_CODES_QUATERNIONS: read_chunks<4>(row, codec, book.quaternions, words, token, scale, lane); break;
+    case KVANT_CUDA_CODES_CODEBOOK:
+        each_of(row, d, lane, [&](float &x, int channel) {
+            x = __fmul_rn(scale, book.values[read_code<true>(c, words, token, channel)]);
+        });
+        break;
+    default:
+        const bool one = !codec.any.per_channel && (int)codec.any.group >= d; /* one scale a token */
+        const float only_zero = one && !c.symmetric ? number(c.n_scales + token) : 0;
+        each_of(row, d, lane, [&](float &x, int channel) {
+            const int at = one ? token : scale_of(codec, token, channel);
+            const float own = one ? scale : number(at),
+                        zero = one ? only_zero : c.symmetric ? 0 : number(c.n_scales + at);
+            x = __fadd_rn(__fmul_rn(own, __fadd_rn((float)read_code<true>(c, words, token, channel), c.offset)), zero);
+        });
+    }
+    return row;
+}
+
+} // namespace kvant

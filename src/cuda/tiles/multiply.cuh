@@ -1,0 +1,246 @@
+/* multiply.cuh - a warpgroup's query rows against unpacked pages: scores, online softmax in fp32,
+ * weights rounded to fp16, values.
+ *
+ * Weights are 2^(score + log2(unit of the values' page) - maximum): units of pages cost nothing,
+ * and fp16 weights use their range whatever the size of the values. */
+#pragma once
+
+#include "tile_rows.cuh"
+
+namespace kvant
+{
+
+/* Softmax of a lane's two rows (h): the running maximum and sum, and the sums of values. */
+template <int D> struct RowSums {
+    float o[D / 8][4], max[2], sum[2];
+
+    KVANT_INLINE void clear()
+    {
+        unrolled_for (int i = 0; i < D / 8; i++)
+            o[i][0] = o[i][1] = o[i][2] = o[i][3] = 0;
+        max[0] = max[1] = NEVER, sum[0] = sum[1] = 0;
+    }
+
+    /* Raises the maximum when a score exceeds it by more than SLACK (softmax.cuh). Sums of values have
+     * to shrink then; true if so. */
+    KVANT_INLINE bool raise(const float (&s)[8][4], const float (&factor)[2], float unit, float (&shrink)[2])
+    {
+        float top[2];
+        unrolled_for (int h = 0; h < 2; h++) {
+            top[h] = s[0][2 * h];
+            unrolled_for (int j = 0; j < 8; j++)
+                top[h] = fmaxf(top[h], fmaxf(s[j][2 * h], s[j][2 * h + 1]));
+            top[h] = top[h] * factor[h] + unit;
+        }
+        if (!__any_sync(FULL, top[0] > max[0] + SLACK || top[1] > max[1] + SLACK))
+            return false;
+        unrolled_for (int h = 0; h < 2; h++) {
+            top[h] = fmaxf(top[h], __shfl_xor_sync(FULL, top[h], 1));
+            top[h] = fmaxf(max[h], fmaxf(top[h], __shfl_xor_sync(FULL, top[h], 2)));
+            shrink[h] = exp2_fast(max[h] - top[h]);
+            max[h] = top[h];
+            sum[h] *= shrink[h];
+        }
+        return true;
+    }
+
+    KVANT_INLINE void scale(const float (&shrink)[2])
+    {
+        unrolled_for (int i = 0; i < D / 8; i++)
+            unrolled_for (int h = 0; h < 2; h++)
+                o[i][2 * h] *= shrink[h], o[i][2 * h + 1] *= shrink[h];
+    }
+
+    /* Scores s[j] * factor become weights, for values of this unit (its logarithm and its inverse). */
+    KVANT_INLINE void weigh(float (&s)[8][4], const float (&factor)[2], float unit, float inverse)
+    {
+        const float shift[2] = { unit - max[0], unit - max[1] };
+        float total[2] = { 0, 0 };
+        unrolled_for (int j = 0; j < 8; j++)
+            unrolled_for (int h = 0; h < 2; h++) {
+                s[j][2 * h] = exp2_fast(fmaf(s[j][2 * h], factor[h], shift[h]));
+                s[j][2 * h + 1] = exp2_fast(fmaf(s[j][2 * h + 1], factor[h], shift[h]));
+                total[h] += s[j][2 * h] + s[j][2 * h + 1];
+            }
+        sum[0] += total[0] * inverse;
+        sum[1] += total[1] * inverse;
+    }
+};
+
+/* Weights as an operand. */
+KVANT_INLINE void round_weights(const float (&s)[8][4], uint32_t (&w)[4][4])
+{
+    unrolled_for (int j = 0; j < 8; j++)
+        unrolled_for (int h = 0; h < 2; h++)
+            w[j / 2][2 * (j % 2) + h] = pack_half2(s[j][2 * h], s[j][2 * h + 1]);
+}
+
+/* Softcap, mask or ALiBi, hidden tokens: on the scores of one page, which are multiplied by factor
+ * before, unless there is nothing to change. */
+template <class Rows>
+KVANT_INLINE void change_rows(const TileShape &p, const Rows &rows, const int (&row)[2], const Seen &seen,
+                              int first, int length, int lane, float (&s)[8][4], float (&factor)[2])
+{
+    const bool biased = p.softcap_log2 > 0 || p.mask || p.max_bias > 0,
+               hides = first < seen.from || first + PAGE_TOKENS - 1 > seen.to || first + PAGE_TOKENS > length;
+    if (!biased && !hides)
+        return;
+    unrolled_for (int h = 0; h < 2; h++) {
+        const int position = rows.position[row[h]];
+        const float slope = rows.slope[row[h]];
+        const uint16_t *mask = p.mask + rows.mask_row[row[h]];
+        unrolled_for (int i = 0; i < 16; i++) {
+            float &x = s[i / 2][2 * h + i % 2];
+            const int token = first + 8 * (i / 2) + 2 * (lane & 3) + i % 2;
+            x *= factor[h];
+            if (p.softcap_log2 > 0)
+                x = soften(x, p.softcap_log2);
+            if (p.mask)
+                x += token < length ? slope * __half2float(__ushort_as_half(__ldg(mask + token))) : 0;
+            else if (p.max_bias > 0)
+                x += slope * (float)(token - position);
+            if (token >= length || (p.causal && token > position) || position - token >= p.window)
+                x = -INFINITY;
+        }
+        factor[h] = 1;
+    }
+}
+
+/* Where a page's matrices are in their ring, and which phase of their barriers is the page's. */
+struct Turn {
+    int at, phase;
+
+    KVANT_INLINE Turn after(int pages, int stages) const
+    {
+        const bool wraps = at + pages >= stages;
+        return Turn{ at + pages - (wraps ? stages : 0), phase ^ (wraps ? 1 : 0) };
+    }
+};
+
+/* A warpgroup's rows against all pages, or (by_pages) every second one. The products of a page's
+ * values run beside the softmax of the next page. UNITS_FIRST: units of values come with the keys. */
+template <class P, int D, int GROUPS, bool UNITS_FIRST> struct Multiplier {
+    const TileShape &p;
+    const TileWork &work;
+    const uint8_t *queries, *keys;
+    TileRows<GROUPS> &rows;
+    const Seen seen;
+    int group, lane;
+    int row[2]; /* the lane's, of the tile */
+
+    KVANT_INLINE const uint8_t *keys_of(Turn turn) const
+    {
+        return keys + turn.at * KEY_TILE_BYTES<D>;
+    }
+
+    KVANT_INLINE const uint8_t *values_of(Turn turn) const
+    {
+        return keys + p.stages * KEY_TILE_BYTES<D> + turn.at * VALUE_TILE_BYTES<D>;
+    }
+
+    KVANT_INLINE void wait_full(bool values, Turn turn) const
+    {
+        wait_for(rows.barriers.full[values][turn.at], turn.phase);
+    }
+
+    KVANT_INLINE void leave(bool values, Turn turn) const
+    {
+        arrive_at(rows.barriers.empty[values][turn.at], lane);
+    }
+
+    /* The first of the warp's rows, in its warpgroup's. */
+    KVANT_INLINE int warp_row() const
+    {
+        return row[0] % GROUP_ROWS - lane / 4;
+    }
+
+    /* From scores to weights, all but their rounding; true if sums of values have to shrink. */
+    KVANT_INLINE bool weigh(Turn turn, int at, float (&s)[8][4], RowSums<D> &sums, float (&shrink)[2]) const
+    {
+        float4 unit = rows.units[turn.at];
+        leave(false, turn);
+        float factor[2] = { rows.factor[row[0]] * unit.x, rows.factor[row[1]] * unit.x };
+        change_rows(p, rows, row, seen, (work.first_page + at) * PAGE_TOKENS, unit.x == HIDDEN ? 0 : work.length,
+                    lane, s, factor);
+        if (!UNITS_FIRST) {
+            wait_full(true, turn);
+            unit = rows.units[turn.at];
+        }
+        if (warp_row() < work.pair.n_columns - (row[0] & -GROUP_ROWS)) {
+            const bool raised = sums.raise(s, factor, unit.y, shrink);
+            sums.weigh(s, factor, unit.y, unit.z);
+            return raised;
+        }
+        unrolled_for (int j = 0; j < 8; j++) /* none of the warp's rows is there */
+            s[j][0] = s[j][1] = s[j][2] = s[j][3] = 0;
+        return false;
+    }
+
+    KVANT_INLINE void run(RowSums<D> &sums) const
+    {
+        const int step = p.by_pages ? GROUPS : 1, end = work.end_page - work.first_page;
+        int at = p.by_pages ? group : 0;
+        if (at >= end)
+            return;
+        float s[8][4], shrink[2];
+        uint32_t w[4][4];
+        Turn turn{ at, 0 };
+        wait_full(false, turn);
+        P::begin();
+        P::template scores<D>(s, queries, keys_of(turn), warp_row(), lane);
+        P::template finish<0>();
+        P::hold(s);
+        weigh(turn, at, s, sums, shrink);
+        round_weights(s, w);
+#pragma unroll 1
+        for (; at + step < end; at += step) {
+            const Turn next = turn.after(step, p.stages);
+            wait_full(false, next);
+            P::hold(sums.o);
+            P::hold(w);
+            P::begin();
+            P::template scores<D>(s, queries, keys_of(next), warp_row(), lane);
+            if (UNITS_FIRST)
+                wait_full(true, turn);
+            P::template add<D>(sums.o, w, values_of(turn), lane);
+            P::template finish<1>();
+            P::hold(s);
+            const bool raised = weigh(next, at + step, s, sums, shrink);
+            P::template finish<0>();
+            P::hold(sums.o);
+            P::hold(w);
+            leave(true, turn);
+            round_weights(s, w);
+            if (raised)
+                sums.scale(shrink);
+            turn = next;
+        }
+        if (UNITS_FIRST)
+            wait_full(true, turn);
+        P::hold(sums.o);
+        P::hold(w);
+        P::begin();
+        P::template add<D>(sums.o, w, values_of(turn), lane);
+        P::template finish<0>();
+        P::hold(sums.o);
+    }
+};
+
+/* A warpgroup's rows to shared memory; first_row: of its warp, among results. */
+template <int D, class Rows>
+KVANT_INLINE void store_rows(const RowSums<D> &sums, float *out, Rows &rows, int first_row, int lane)
+{
+    unrolled_for (int h = 0; h < 2; h++) {
+        const int row = first_row + (lane >> 2) + 8 * h;
+        float total = sums.sum[h];
+        total += __shfl_xor_sync(FULL, total, 1);
+        total += __shfl_xor_sync(FULL, total, 2);
+        if ((lane & 3) == 0)
+            rows.max[row] = sums.max[h], rows.sum[row] = total;
+        unrolled_for (int i = 0; i < D / 8; i++)
+            *reinterpret_cast<float2 *>(out + row * D + 8 * i + 2 * (lane & 3)) =
+                make_float2(sums.o[i][2 * h], sums.o[i][2 * h + 1]);
+    }
+}
+
+} // namespace kvant

@@ -1,0 +1,250 @@
+/* tile_rows.cuh - a tile of query rows (query tokens x heads of one kv head) of a thread block: which
+ * rows and pages, queries as an operand, and the end: results of warpgroups, and of thread blocks
+ * that share a tile's pages, are added in order and written. The same input gives the same bits. */
+#pragma once
+
+#include "../attention/combine.cuh"
+#include "../attention/scores.cuh"
+#include "barriers.cuh"
+#include "tiles.h"
+
+namespace kvant
+{
+
+/* For warpgroups that are at different places of the code; __syncthreads stands only where all
+ * threads have the same code. Index 0: keys, 1: values.
+ *
+ *     codes[][slot]   the copy of a page arrives when its codes are in the ring
+ *     full[][stage]   the four warps that unpack: a matrix and its unit are written, and the codes
+ *                     of its page are read. Who multiplies waits; who asks for the next page of a
+ *                     slot, too
+ *     empty[][stage]  the warps that multiply with a matrix: they have read it, and it may be
+ *                     written again
+ *     multiplied      all warps that multiply: nobody reads matrices any more, and results may take
+ *                     their place */
+struct TileBarriers {
+    uint64_t codes[2][MOST_RING], full[2][MOST_STAGES], empty[2][MOST_STAGES], multiplied;
+
+    /* By one thread. writers: arrivals when a matrix is written; readers: warps that read one;
+     * multipliers: all warps that multiply. */
+    KVANT_INLINE void init(int writers, int readers, int multipliers)
+    {
+        for (int i = 0; i < 2; i++) {
+            for (int slot = 0; slot < MOST_RING; slot++)
+                init_barrier(codes[i][slot], COPY_ARRIVALS);
+            for (int stage = 0; stage < MOST_STAGES; stage++) {
+                init_barrier(full[i][stage], writers);
+                init_barrier(empty[i][stage], KVANT_WARP_ARRIVALS * readers);
+            }
+        }
+        init_barrier(multiplied, KVANT_WARP_ARRIVALS * multipliers);
+        publish_barriers();
+    }
+};
+
+/* In place of a unit of keys: nobody sees the page. */
+constexpr float HIDDEN = -1;
+
+/* Rows of a tile and units of pages. The results of GROUPS warpgroups stand one after the other: of
+ * different rows, or (by_pages) of the same rows. */
+template <int GROUPS> struct TileRows {
+    static constexpr int RESULTS = GROUPS * GROUP_ROWS;
+    size_t mask_row[RESULTS];
+    float factor[RESULTS], slope[RESULTS]; /* as in QueryTile */
+    int position[RESULTS];
+    float max[RESULTS], sum[RESULTS];
+    alignas(16) float4 units[MOST_STAGES]; /* of keys; of values: binary logarithm, inverse */
+    uint32_t before;                       /* parts that ended before this one */
+    TileBarriers barriers;
+};
+
+/* Shared memory: queries; `stages` matrices of keys, as many of values, whose place results take in
+ * the end; then TileRows. */
+template <int D, int GROUPS> struct TileMemory {
+    static constexpr int QUERY_BYTES = CHANNEL_BLOCKS<D> * GROUP_ROWS * ROW_BYTES; /* of a warpgroup */
+
+    __host__ __device__ static int keys_at(int row_groups)
+    {
+        return row_groups * QUERY_BYTES;
+    }
+    __host__ __device__ static int rows_at(int row_groups, int stages)
+    {
+        constexpr int RESULT = TileRows<GROUPS>::RESULTS * D * 4;
+        const int matrices = stages * (KEY_TILE_BYTES<D> + VALUE_TILE_BYTES<D>);
+        return keys_at(row_groups) + (matrices > RESULT ? matrices : RESULT);
+    }
+    __host__ __device__ static int bytes(int row_groups, int stages)
+    {
+        return rows_at(row_groups, stages) + (int)sizeof(TileRows<GROUPS>);
+    }
+};
+
+/* What a thread block does. */
+struct TileWork {
+    Pair pair;
+    int first_position, length;
+    int first_page, end_page;
+    int item; /* of those that share counters and partial results: all parts of a tile */
+    int part;
+    int pair_at; /* the pair's number in the launch */
+};
+
+KVANT_INLINE TileWork find_work(const TileShape &p)
+{
+    const Lengths<true, GROUP_ROWS> lengths{ p };
+    const int tile_rows = p.row_groups * GROUP_ROWS;
+    TileWork w;
+    int i = blockIdx.x;
+    w.part = i % p.splits, i /= p.splits, w.item = i;
+    const int tile = p.tiles - 1 - i % p.tiles; /* the longest first */
+    w.pair_at = i /= p.tiles;
+    i += p.first_pair;
+    w.pair.kv_head = i % p.kv_heads, w.pair.b = i / p.kv_heads;
+    const int rows = lengths.queries(w.pair.b) * p.heads_a_kv;
+    w.pair.first_column = tile * tile_rows;
+    w.pair.n_columns = max(min(rows - tile * tile_rows, tile_rows), 0);
+    w.length = lengths.length(w.pair.b);
+    w.first_position = lengths.first_position(w.pair.b);
+    const int from = w.first_position + column_of<true>(p, w.pair, 0).token,
+              last = w.first_position + column_of<true>(p, w.pair, max(w.pair.n_columns - 1, 0)).token;
+    const int end = p.causal ? min(max(last + 1, 0), w.length) : w.length;
+    const int first = p.window == INT_MAX ? 0 : max(from - p.window + 1, 0) / PAGE_TOKENS;
+    const int pages = max((end + PAGE_TOKENS - 1) / PAGE_TOKENS - first, 0);
+    w.first_page = first + (int)((int64_t)pages * w.part / p.splits);
+    w.end_page = first + (int)((int64_t)pages * (w.part + 1) / p.splits);
+    return w;
+}
+
+/* Query rows, transformed, divided by a power of two above their largest number, as fp16, with the
+ * sign of the softmax scale: a row's factor is not negative, so the largest product has the largest
+ * score. */
+template <class P, int D, class Rows>
+KVANT_INLINE void load_queries(const TileShape &p, const TileWork &work, uint8_t *memory, Rows &rows,
+                               int warp, int n_warps, int lane)
+{
+#pragma unroll 1
+    for (int n = warp; n < p.row_groups * GROUP_ROWS; n += n_warps) {
+        uint8_t *tile = memory + n / GROUP_ROWS * TileMemory<D, 1>::QUERY_BYTES;
+        const Column column = column_of<true>(p, work.pair, min(n, max(work.pair.n_columns - 1, 0)));
+        const QueryRow at = query_row(p, work.pair.b, column.token);
+        Row<D> row{};
+        if (n < work.pair.n_columns)
+            row = load_row<D>(p.q, at.q + column.head * p.q_head_stride, p.type, lane);
+        unrolled_for (int j = 0; p.k_scale && j < Row<D>::PER_LANE; j++)
+            row.x[j] *= p.k_scale[work.pair.kv_head * D + lane + 32 * j];
+        rotate(row, p.k_rotation, lane);
+        float largest = 0;
+        unrolled_for (int j = 0; j < Row<D>::PER_LANE; j++)
+            largest = fmaxf(largest, fabsf(row.x[j]));
+        const float unit = power_above(largest_of(largest)), inverse = copysignf(__frcp_rn(unit), p.scale_log2);
+        unrolled_for (int j = 0; j < Row<D>::PER_LANE; j++)
+            *reinterpret_cast<__half *>(tile + place_of(GROUP_ROWS, n % GROUP_ROWS, lane + 32 * j)) =
+                __float2half_rn(row.x[j] * inverse);
+        if (lane == 0) {
+            rows.factor[n] = unit * fabsf(p.scale_log2);
+            rows.position[n] = work.first_position + column.token;
+            rows.slope[n] = slope_of(p, column.head);
+            rows.mask_row[n] = at.row * p.mask_token_stride;
+        }
+    }
+    P::publish();
+}
+
+/* ---- the end of a tile ---- */
+
+/* n results for a row, in their order: result(i) gives maximum and sum, and where the lane's
+ * channels lie. */
+template <int D, class F> KVANT_INLINE HeadSum<D> add_results(int n, F &&result)
+{
+    HeadSum<D> total{};
+    total.max = NEVER;
+    for (int i = 0; i < n; i++)
+        total.max = fmaxf(total.max, result(i).max);
+    for (int i = 0; i < n; i++) {
+        const auto own = result(i);
+        const float weight = exp2_fast(own.max - total.max);
+        total.sum += weight * own.sum;
+        unrolled_for (int j = 0; j < Row<D>::PER_LANE; j++)
+            total.row.x[j] += weight * own.load(j);
+    }
+    return total;
+}
+
+struct SharedResult {
+    float max, sum;
+    const float *row;
+    KVANT_INLINE float load(int j) const
+    {
+        return row[32 * j];
+    }
+};
+
+struct PartResult : SharedResult {
+    KVANT_INLINE float load(int j) const
+    {
+        return __ldcg(row + 32 * j);
+    }
+};
+
+/* Row n of the thread block's part. */
+template <int D, int GROUPS>
+KVANT_INLINE HeadSum<D> own_row(const TileShape &p, const float *results, const TileRows<GROUPS> &rows, int n, int lane)
+{
+    return add_results<D>(p.by_pages ? GROUPS : 1, [&](int i) {
+        const int at = n + i * GROUP_ROWS;
+        return SharedResult{ rows.max[at], rows.sum[at], results + at * D + lane };
+    });
+}
+
+/* Partial results of a part: rows, then maximum and sum of each. */
+template <int D> KVANT_INLINE float *part_of(const TileShape &p, int item, int part)
+{
+    return p.partials + (size_t)(item * p.splits + part) * (MOST_TILE_ROWS * (D + 2));
+}
+
+template <int D>
+KVANT_INLINE void leave_row(const TileShape &p, const TileWork &work, int n, const HeadSum<D> &own, int lane)
+{
+    float *to = part_of<D>(p, work.item, work.part);
+    unrolled_for (int j = 0; j < Row<D>::PER_LANE; j++)
+        __stcg(to + n * D + lane + 32 * j, own.row.x[j]);
+    if (lane == 0)
+        __stcg(reinterpret_cast<float2 *>(to + MOST_TILE_ROWS * D) + n, make_float2(own.max, own.sum));
+}
+
+/* Row n of all parts. */
+template <int D>
+KVANT_INLINE HeadSum<D> add_parts(const TileShape &p, const TileWork &work, int n, int lane)
+{
+    return add_results<D>(p.splits, [&](int i) {
+        const float *part = part_of<D>(p, work.item, i);
+        const float2 own = __ldcg(reinterpret_cast<const float2 *>(part + MOST_TILE_ROWS * D) + n);
+        return PartResult{ { own.x, own.y, part + n * D + lane } };
+    });
+}
+
+template <int D, int GROUPS>
+KVANT_INLINE void finish_tile(const TileShape &p, const TileWork &work, const float *results, TileRows<GROUPS> &rows,
+                              int warp, int n_warps, int lane)
+{
+    if (p.splits > 1) {
+#pragma unroll 1
+        for (int n = warp; n < work.pair.n_columns; n += n_warps)
+            leave_row<D>(p, work, n, own_row<D, GROUPS>(p, results, rows, n, lane), lane);
+        __threadfence();
+        __syncthreads();
+        if (threadIdx.x == 0)
+            rows.before = count_up(p.counters + work.item, p.splits - 1);
+        __syncthreads();
+        if ((int)rows.before != p.splits - 1)
+            return;
+        __threadfence();
+    }
+#pragma unroll 1
+    for (int n = warp; n < work.pair.n_columns; n += n_warps) {
+        HeadSum<D> total = p.splits > 1 ? add_parts<D>(p, work, n, lane) : own_row<D, GROUPS>(p, results, rows, n, lane);
+        write_output<true, D>(p, work.pair, n, total, lane);
+    }
+}
+
+} // namespace kvant

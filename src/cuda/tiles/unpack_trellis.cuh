@@ -1,0 +1,173 @@
+/* unpack_trellis.cuh - from a page of trellis codes to a matrix of fp16 numbers: by the table of
+ * pairs of levels (trellis_pairs.cuh), or a row per warp for any number of states. */
+#pragma once
+
+#include "../pages/read_code.cuh"
+#include "../trellis/trellis_pairs.cuh"
+#include "../trellis/trellis_steps.cuh"
+#include "unpack_numbers.cuh"
+
+namespace kvant
+{
+
+/* What unpacking of a trellis of 256 states needs (trellis_pairs.cuh): the table of pairs of
+ * levels. */
+template <int COPIES_> struct TrellisTable {
+    static constexpr int COPIES = COPIES_;
+    const uint8_t *pairs;
+    uint32_t own, shift1, shift2, shift4;
+
+    KVANT_INLINE uint32_t at(uint32_t distance) const
+    {
+        return *reinterpret_cast<const uint32_t *>(pairs + distance);
+    }
+};
+
+template <class C> struct TrellisTile : C {
+    static constexpr int TILES = 1;
+};
+
+/* The planes of column unit u of keys and of the M before it, the last one at [M]: plane(u) reads one.
+ * Before the first unit stands the last one, its fields moved (trellis.cuh). */
+template <int B, int M, int UNITS, class F>
+KVANT_INLINE void planes_before(int u, int lane, uint32_t (&chain)[M + 1], F &&plane)
+{
+    unrolled_for (int k = 0; k <= M; k++) {
+        int at = u - M + k, turns = 0;
+        unrolled_for (int i = 0; i < (M + UNITS - 1) / UNITS; i++)
+            if (at < 0)
+                at += UNITS, turns++;
+        chain[k] = plane(at);
+#pragma unroll 1
+        for (; turns > 0; turns--)
+            chain[k] = key_fields_before<B>(chain[k], lane);
+    }
+}
+
+/* Every warp has units of columns of its own. The loops are not unrolled: the code of all units is
+ * more than the instruction caches hold. use(row tile, column tile, halves) */
+template <class C, int D, class T, class F>
+KVANT_INLINE void unpack_trellis_keys(const Unpacking &u, const T &table, F &&use)
+{
+    constexpr int M = C::MEMORY;
+    const uint32_t *words = reinterpret_cast<const uint32_t *>(u.page);
+    if constexpr (C::BITS == 4) {
+#pragma unroll 1
+        for (int unit = u.warp; unit < D / 16; unit += UNPACK_WARPS) {
+            uint32_t w[4], chain[M + 1];
+            planes_before<4, M, D / 16>(unit, u.lane, chain, [&](int at) {
+                load_words<4>(words + (32 * at + u.lane) * 4, w);
+                return low_plane(w);
+            });
+            pair_operands4<M>(
+                w, [&](int j) { return chain[M - j]; }, table,
+                [&](int rt, const uint32_t(&a)[4]) { use(rt, unit, a); });
+        }
+    } else {
+        constexpr int N = D / 32;
+#pragma unroll 1
+        for (int i = u.warp; i < 2 * N; i += UNPACK_WARPS) {
+            const int unit = i / 2, half = i % 2; /* of the row tiles */
+            uint32_t w[2], third[2] = {}, chain[M + 1];
+            planes_before<C::BITS, M, N>(unit, u.lane, chain, [&](int at) {
+                load_words<2>(words + (32 * at + u.lane) * 4 + 2 * half, w);
+                return even_bits(w[0], w[1]);
+            });
+            if (C::BITS == 3)
+                load_words<2>(words + 128 * N + (32 * (unit / 2) + u.lane) * 4 + 2 * half, third);
+            pair_operands<C::BITS, M>(
+                w[0], w[1], third[0], third[1], unit % 2 == 1, [&](int j) { return chain[M - j]; }, table,
+                [&](int k, int t, const uint32_t(&a)[4]) { use(2 * half + k, 2 * unit + t, a); });
+        }
+    }
+}
+
+/* Values: a warp has a column tile, or a column unit and half of the row tiles. */
+template <class C, int D, class T, class F>
+KVANT_INLINE void unpack_trellis_values(const Unpacking &u, const T &table, F &&use)
+{
+    constexpr int N = (D + 63) / 64, M = C::MEMORY;
+    const uint32_t *page = reinterpret_cast<const uint32_t *>(u.page);
+    if constexpr (C::BITS == 4) {
+        trellis_value4_column<C, D>(page, u.warp, u.lane, table,
+                                    [&](int rt, const uint32_t(&a)[4]) { use(rt, u.warp, a); });
+    } else {
+        const int unit = u.warp / 2, half = u.warp % 2;
+        uint32_t w[N][4], third[N][4] = {};
+        Runs<N> runs[2];
+        load_column<D, 2>(page, 32 * unit + u.lane, w);
+        if constexpr (C::BITS == 3)
+            load_column<D, 1>(page + 64 * (D / 16), u.lane, third);
+        unrolled_for (int g = 0; g < N; g++)
+            unrolled_for (int h = 0; h < 2; h++)
+                runs[h].at[g + 2] = even_bits(w[g][2 * h], w[g][2 * h + 1]);
+        close_runs<D>(runs);
+        unrolled_for (int g = 0; g < N; g++) {
+            Runs<N> own;
+            unrolled_for (int k = 0; k < N + 2; k++)
+                own.at[k] = half ? runs[1].at[k] : runs[0].at[k];
+            const TermsBefore<M> terms = terms_before<M, N>(own, g, u.lane);
+            if (4 * g + 2 * half < D / 16)
+                pair_operands<C::BITS, M>(
+                    half ? w[g][2] : w[g][0], half ? w[g][3] : w[g][1], half ? third[g][2] : third[g][0],
+                    half ? third[g][3] : third[g][1], unit == 1, [&](int j) { return terms.at[j]; }, table,
+                    [&](int k, int t, const uint32_t(&a)[4]) { use(4 * g + 2 * half + k, 2 * unit + t, a); });
+        }
+    }
+}
+
+template <class C, int D, bool KEYS> KVANT_INLINE float unpack_trellis(const Unpacking &u)
+{
+    using OneTile = TrellisTile<C>;
+    constexpr int COPIES = pair_copies<C, false>();
+    const Steps steps = steps_of<C, D>(u);
+    const TrellisTable<COPIES> table{ u.table, 4u * (u.lane % COPIES), u.one << 31, u.one << 30, u.one << 28 };
+    /* what a warp has: all or half of the row tiles of keys, one or two column tiles of values */
+    constexpr int ROWS = !KEYS ? 1 : C::BITS == 4 ? 4 : 2, COLUMNS = KEYS || C::BITS == 4 ? 1 : 2;
+    StepScales<OneTile, D, KEYS, ROWS> scales[COLUMNS];
+    unrolled_for (int t = 0; t < COLUMNS; t++)
+        scales[t].load(u, steps, ROWS == 2 ? 2 * (u.warp % 2) : 0,
+                       KEYS             ? 0
+                       : C::BITS == 4 ? u.warp
+                                      : 2 * (u.warp / 2) + t);
+    auto use = [&](int rt, int ct, const uint32_t(&halves)[4]) {
+        uint32_t a[1][4] = { { halves[0], halves[1], halves[2], halves[3] } };
+        in_order<C::ORDER, 1>(a);
+        scales[ct & (COLUMNS - 1)].apply(rt & (ROWS - 1), 0, a[0]);
+        put_tile(u.tile, rt, ct, u.lane, a[0]);
+    };
+    if constexpr (KEYS)
+        unpack_trellis_keys<C, D>(u, table, use);
+    else
+        unpack_trellis_values<C, D>(u, table, use);
+    return steps.unit;
+}
+
+/* The same of any number of states, a row a warp. table: the values of levels, then the trellis bits
+ * of each warp's row. */
+template <int D, bool KEYS> KVANT_INLINE float unpack_any_trellis(const Unpacking &u)
+{
+    const kvant_cuda_params &c = u.codec.params;
+    const float *values = reinterpret_cast<const float *>(u.table);
+    uint8_t *bits = const_cast<uint8_t *>(u.table) + KVANT_CUDA_TRELLIS_LEVELS * 4 + D * u.user;
+    const int e = exponent_of<KVANT_CUDA_GROUP_TOKEN, D>(u, false);
+    for (int token = u.warp; token < PAGE_TOKENS; token += UNPACK_WARPS) {
+        const float scale = token < u.valid ? __half2float(u.numbers()[token]) * power(-e) : 0;
+        uint32_t codes[D / 32];
+        int steps[D / 32];
+        __syncwarp();
+        unrolled_for (int j = 0; j < D / 32; j++) {
+            codes[j] = read_code(c, reinterpret_cast<const uint32_t *>(u.page), token, u.lane + 32 * j);
+            steps[j] = trellis_step(c.role, (int)c.bits, D, u.lane + 32 * j);
+            bits[steps[j]] = codes[j] & 1;
+        }
+        __syncwarp();
+        unrolled_for (int j = 0; j < D / 32; j++)
+            put_one<KEYS>(u.tile, token, u.lane + 32 * j,
+                          __float2half_rn(scale * values[8 * (codes[j] / 2) +
+                                                         subset_at(u.codec.trellis, bits, D, steps[j])]));
+    }
+    return power(e);
+}
+
+} // namespace kvant

@@ -1,0 +1,266 @@
+/* unpacked.cuh - attention of many query tokens over compressed pages, in two passes: one kernel
+ * unpacks every page once into device memory, another one multiplies.
+ *
+ * A matrix lies in device memory as it will lie in shared memory (operands.cuh), so that a copy of
+ * consecutive bytes brings it there. In the second kernel one warpgroup only copies; two multiply, 64
+ * rows each. */
+#pragma once
+
+#include "multiply.cuh"
+#include "unpack.cuh"
+
+namespace kvant
+{
+
+template <int D> KVANT_INLINE uint8_t *unpacked_page(const Unpacked &to, int pair, int page)
+{
+    return to.matrices + ((size_t)pair * to.pages + page) * (KEY_TILE_BYTES<D> + VALUE_TILE_BYTES<D>);
+}
+
+KVANT_INLINE float4 *unit_of(const Unpacked &to, int pair, int page)
+{
+    return to.units + (size_t)pair * to.pages + page;
+}
+
+/* ---- unpacking ---- */
+
+template <int D> constexpr int UNPACK_GROUPS = D > 128 ? 2 : 4; /* warpgroups: every second one of keys */
+
+template <int D>
+constexpr int TILE_BYTES = KEY_TILE_BYTES<D> > VALUE_TILE_BYTES<D> ? KEY_TILE_BYTES<D> : VALUE_TILE_BYTES<D>;
+
+/* A warpgroup's pages, one after the other. */
+template <int D, bool KEYS> struct PageUnpacker {
+    const TileArgs &p;
+    uint8_t *memory;
+    uint64_t *codes; /* barriers of the two slots */
+    int group, warp, lane;
+
+    struct Page {
+        int number, pair, at, kv_head, entry, valid; /* at: of the pair's pages */
+    };
+
+    KVANT_INLINE bool there(const Page &page) const
+    {
+        return page.number < p.pairs * p.unpacked.pages;
+    }
+
+    /* The first page from this one on, in steps, that somebody sees. */
+    KVANT_INLINE Page find(int number) const
+    {
+        const Lengths<true, GROUP_ROWS> lengths{ p };
+        Page page{ number, 0, 0, 0, 0, 0 };
+        for (; there(page); page.number += step()) {
+            page.pair = page.number / p.unpacked.pages, page.at = page.number % p.unpacked.pages;
+            const int pair = p.first_pair + page.pair, b = pair / p.kv_heads;
+            page.valid = lengths.length(b) - page.at * PAGE_TOKENS;
+            if (page.valid <= 0 || page.at < lengths.first_page(b))
+                continue;
+            page.kv_head = pair % p.kv_heads;
+            page.entry = __ldg(p.table + b * p.table_stride + page.at);
+            break;
+        }
+        return page;
+    }
+
+    KVANT_INLINE int step() const
+    {
+        return (int)gridDim.x * (UNPACK_GROUPS<D> / 2);
+    }
+
+    KVANT_INLINE const uint8_t *codes_of(const Page &page) const
+    {
+        const PageSource &source = page.entry < 0 ? (KEYS ? p.k_open : p.v_open) : KEYS ? p.k : p.v;
+        return source.base + (size_t)(uint32_t)(page.entry < 0 ? -1 - page.entry : page.entry) * source.block_stride +
+               page.kv_head * source.head_stride;
+    }
+
+    KVANT_INLINE uint8_t *slot_of(int slot) const
+    {
+        return memory + p.ring_at + (2 * (group / 2) + slot) * (p.k_page + p.v_page) + (KEYS ? 0 : p.k_page);
+    }
+
+    KVANT_INLINE void fetch(const Page &page, int slot) const
+    {
+        if (there(page))
+            copy_page(slot_of(slot), page.entry >= 0 ? codes_of(page) : nullptr, KEYS ? p.k.bytes : p.v.bytes, codes[slot],
+                      32 * warp + lane);
+    }
+
+    KVANT_INLINE void wait_for_group() const
+    {
+        asm volatile("bar.sync %0, %1;" ::"r"(1 + group), "n"(GROUP_THREADS) : "memory");
+    }
+
+    KVANT_INLINE void unpack(const Page &page, Turn turn) const
+    {
+        uint8_t *tile = memory + group * TILE_BYTES<D>;
+        int own_warp = warp, own_lane = lane;
+        uint32_t one = p.one;
+        forget(own_warp, own_lane, one);
+        const int valid = page.entry == KVANT_CUDA_NO_BLOCK ? 0 : min(page.valid, PAGE_TOKENS);
+        const Unpacking u{ KEYS ? p.keys : p.values, slot_of(turn.at), memory + (KEYS ? p.k_table_at : p.v_table_at), tile,
+                           one, valid, own_warp, own_lane, GROUP_WARPS * (group / 2) + own_warp };
+        wait_for(codes[turn.at], turn.phase);
+        float unit = 1;
+        if (page.entry < 0)
+            unpack_open<D, KEYS>(Unpacking{ u.codec, codes_of(page), u.table, tile, one, valid, own_warp, own_lane, u.user });
+        else
+            unit = unpack_page<D, KEYS>(u);
+        float4 *units = unit_of(p.unpacked, page.pair, page.at);
+        if (warp == 0 && lane == 0 && KEYS)
+            units->x = page.entry == KVANT_CUDA_NO_BLOCK ? HIDDEN : unit;
+        else if (warp == 0 && lane == 0)
+            units->y = log2f(unit), units->z = __frcp_rn(unit);
+        wait_for_group();
+        constexpr int N = (KEYS ? KEY_TILE_BYTES<D> : VALUE_TILE_BYTES<D>) / 16;
+        uint4 *to = reinterpret_cast<uint4 *>(unpacked_page<D>(p.unpacked, page.pair, page.at) +
+                                              (KEYS ? 0 : KEY_TILE_BYTES<D>));
+        unrolled_for (int i = 0; i < N / GROUP_THREADS; i++)
+            to[i * GROUP_THREADS + 32 * warp + lane] =
+                reinterpret_cast<const uint4 *>(tile)[i * GROUP_THREADS + 32 * warp + lane];
+        wait_for_group();
+    }
+
+    /* The table's entry of a page is asked for two pages before, its codes one page before. */
+    KVANT_INLINE void run() const
+    {
+        Page page = find((int)blockIdx.x * (UNPACK_GROUPS<D> / 2) + group / 2), after = find(page.number + step());
+        fetch(page, 0);
+        Turn turn{ 0, 0 };
+#pragma unroll 1
+        while (there(page)) {
+            const Page last = find(after.number + step());
+            fetch(after, turn.at ^ 1);
+            unpack(page, turn);
+            turn = turn.after(1, 2);
+            page = after, after = last;
+        }
+    }
+};
+
+template <int D>
+__global__ void __launch_bounds__(UNPACK_GROUPS<D> *GROUP_THREADS, 1) unpack_kernel(const __grid_constant__ TileArgs p)
+{
+    extern __shared__ __align__(1024) uint8_t memory[];
+    __shared__ uint64_t codes[UNPACK_GROUPS<D>][2];
+    const int lane = threadIdx.x & 31, warp = __shfl_sync(FULL, threadIdx.x >> 5, 0), group = warp / GROUP_WARPS;
+    if (threadIdx.x < 2 * UNPACK_GROUPS<D>)
+        init_barrier(codes[threadIdx.x / 2][threadIdx.x % 2], COPY_ARRIVALS);
+    publish_barriers();
+    fill_table(p.keys, memory + p.k_table_at);
+    fill_table(p.values, memory + p.v_table_at);
+    __syncthreads();
+    if (group % 2 == 0)
+        PageUnpacker<D, true>{ p, memory, codes[group], group, warp % GROUP_WARPS, lane }.run();
+    else
+        PageUnpacker<D, false>{ p, memory, codes[group], group, warp % GROUP_WARPS, lane }.run();
+}
+
+/* ---- multiplying ---- */
+
+constexpr int ATTEND_GROUPS = 2; /* warpgroups that multiply */
+
+/* Copies matrices, with the units beside the keys. */
+template <int D, class Rows>
+KVANT_INLINE void copy_matrices(const TileShape &p, const TileWork &work, uint8_t *matrices, Rows &rows, int thread)
+{
+    if (COPY_ARRIVALS == 1 && thread >= 32)
+        return;
+    Turn turn{ 0, 0 };
+#pragma unroll 1
+    for (int page = work.first_page; page < work.end_page; page++) {
+        const uint8_t *from = unpacked_page<D>(p.unpacked, work.pair_at, page);
+        const bool again = page - work.first_page >= p.stages;
+        if (again)
+            wait_for(rows.barriers.empty[0][turn.at], turn.phase ^ 1);
+        copy_two(matrices + turn.at * KEY_TILE_BYTES<D>, from, KEY_TILE_BYTES<D>, &rows.units[turn.at],
+                 unit_of(p.unpacked, work.pair_at, page), sizeof(float4), rows.barriers.full[0][turn.at], thread);
+        if (again)
+            wait_for(rows.barriers.empty[1][turn.at], turn.phase ^ 1);
+        copy_page(matrices + p.stages * KEY_TILE_BYTES<D> + turn.at * VALUE_TILE_BYTES<D>, from + KEY_TILE_BYTES<D>,
+                  VALUE_TILE_BYTES<D>, rows.barriers.full[1][turn.at], thread);
+        turn = turn.after(1, p.stages);
+    }
+}
+
+/* Registers of a thread; 168 in the beginning and, for what comes last, in the end. */
+constexpr int COPY_REGISTERS = 24, ATTEND_REGISTERS = 240, ALL_REGISTERS = 168;
+
+template <class P, int D> KVANT_INLINE void attend_unpacked(const TileShape &p)
+{
+    constexpr int GROUPS = ATTEND_GROUPS;
+    using M = TileMemory<D, GROUPS>;
+    extern __shared__ __align__(1024) uint8_t memory[];
+    TileRows<GROUPS> &rows = *reinterpret_cast<TileRows<GROUPS> *>(memory + M::rows_at(p.row_groups, p.stages));
+    const int lane = threadIdx.x & 31, warp = __shfl_sync(FULL, threadIdx.x >> 5, 0), n_warps = blockDim.x / 32,
+              group = warp / GROUP_WARPS;
+    const TileWork work = find_work(p);
+    if (work.pair.n_columns == 0)
+        return;
+    if (threadIdx.x == 0)
+        rows.barriers.init(COPY_ARRIVALS, GROUP_WARPS * p.row_groups, GROUP_WARPS * GROUPS);
+    load_queries<P, D>(p, work, memory, rows, warp, n_warps, lane);
+    __syncthreads();
+    uint8_t *matrices = memory + M::keys_at(p.row_groups);
+    if (group == GROUPS) {
+        P::template registers<COPY_REGISTERS, false>();
+        copy_matrices<D>(p, work, matrices, rows, threadIdx.x % GROUP_THREADS);
+        wait_for(rows.barriers.multiplied, 0);
+        P::template registers<ALL_REGISTERS, true>();
+    } else {
+        P::template registers<ATTEND_REGISTERS, true>();
+        const int first_row = GROUP_ROWS * group + WARP_ROWS * (warp % GROUP_WARPS);
+        RowSums<D> sums;
+        sums.clear();
+        if (group < p.row_groups)
+            Multiplier<P, D, GROUPS, true>{ p,
+                                    work,
+                                    memory + group * M::QUERY_BYTES,
+                                    matrices,
+                                    rows,
+                                    seen_by_all(p, work.pair, work.first_position),
+                                    group,
+                                    lane,
+                                    { first_row + (lane >> 2), first_row + (lane >> 2) + 8 } }
+                .run(sums);
+        arrive_at(rows.barriers.multiplied, lane);
+        wait_for(rows.barriers.multiplied, 0);
+        store_rows<D>(sums, reinterpret_cast<float *>(matrices), rows, first_row, lane);
+        P::template registers<ALL_REGISTERS, false>();
+    }
+    __syncthreads();
+    finish_tile<D>(p, work, reinterpret_cast<float *>(matrices), rows, warp, n_warps, lane);
+}
+
+template <int D>
+__global__ void __launch_bounds__(GROUP_THREADS *(1 + ATTEND_GROUPS), 1)
+    attend_kernel(const __grid_constant__ TileShape p)
+{
+#if defined(__CUDA_ARCH_FEAT_SM90_ALL)
+    attend_unpacked<GroupProducts, D>(p);
+#elif defined(__CUDA_ARCH__)
+    attend_unpacked<WarpProducts, D>(p);
+#endif
+}
+
+template <int D> UnpackedKernels unpacked_kernels_of()
+{
+    UnpackedKernels k{};
+    k.unpack = (const void *)unpack_kernel<D>;
+    k.attend = (const void *)attend_kernel<D>;
+    k.unpack_groups = UNPACK_GROUPS<D>;
+    k.unpack_threads = k.unpack_groups * GROUP_THREADS;
+    k.attend_groups = ATTEND_GROUPS;
+    k.attend_threads = (k.attend_groups + 1) * GROUP_THREADS;
+    k.key_bytes = KEY_TILE_BYTES<D>;
+    k.value_bytes = VALUE_TILE_BYTES<D>;
+    for (int row_groups = 1; row_groups <= k.attend_groups; row_groups++)
+        for (int stages = 1; stages <= MOST_STAGES; stages++)
+            k.shared_bytes[row_groups - 1][stages - 1] = TileMemory<D, ATTEND_GROUPS>::bytes(row_groups, stages);
+    return k;
+}
+
+#define KVANT_INSTANTIATE_unpacked(D) template UnpackedKernels unpacked_kernels_of<D>()
+
+} // namespace kvant

@@ -1,0 +1,350 @@
+/* standin_cuda.c - a ggml back end in the place of ggml-cuda: one device "CUDA0" whose memory is the computer's and whose
+ * kernels are the CPU back end's, on a stream of the driver's stand-in (tests/cuda/host). What is computed while its
+ * stream is captured is recorded, as CUDA does, and computed when the graph is launched.
+ *
+ * Its buffers are no host buffers, so llama.cpp goes through their functions as with a GPU. Tensors that lie in memory of
+ * another label are refused, as ggml-cuda refuses them. */
+#define _POSIX_C_SOURCE 200809L
+#include <dlfcn.h>
+#include <stdio.h>
+#include <stdlib.h>
+#include <string.h>
+
+#include "ggml-backend-impl.h"
+#include "ggml-cpu.h"
+#include "ggml-impl.h"
+
+typedef void work(void *data);
+
+static struct {
+    bool (*record)(void *stream, work *run, const void *data, size_t bytes);
+    int (*stream_new)(void **stream, unsigned flags);
+    int (*stream_free)(void *stream);
+    int (*stream_wait)(void *stream, void *event, unsigned flags);
+    int (*event_record)(void *event, void *stream);
+} driver;
+
+static struct ggml_backend_reg reg;
+static struct ggml_backend_device device;
+static struct ggml_backend_buffer_type buft;
+static unsigned long n_direct, n_recorded;
+
+/* Buffers */
+
+static void buffer_free(ggml_backend_buffer_t buffer)
+{
+    free(buffer->context);
+}
+
+static void *buffer_base(ggml_backend_buffer_t buffer)
+{
+    return buffer->context;
+}
+
+static void buffer_memset(ggml_backend_buffer_t buffer, struct ggml_tensor *tensor, uint8_t value, size_t offset, size_t size)
+{
+    (void)buffer;
+    memset((char *)tensor->data + offset, value, size);
+}
+
+static void buffer_set(ggml_backend_buffer_t buffer, struct ggml_tensor *tensor, const void *data, size_t offset, size_t size)
+{
+    (void)buffer;
+    memcpy((char *)tensor->data + offset, data, size);
+}
+
+static void buffer_get(ggml_backend_buffer_t buffer, const struct ggml_tensor *tensor, void *data, size_t offset, size_t size)
+{
+    (void)buffer;
+    memcpy(data, (const char *)tensor->data + offset, size);
+}
+
+static bool buffer_copy(ggml_backend_buffer_t buffer, const struct ggml_tensor *src, struct ggml_tensor *dst)
+{
+    (void)buffer;
+    if (src->buffer->buft != &buft)
+        return false;
+    memcpy(dst->data, src->data, ggml_nbytes(src));
+    return true;
+}
+
+static void buffer_clear(ggml_backend_buffer_t buffer, uint8_t value)
+{
+    memset(buffer->context, value, buffer->size);
+}
+
+/* Buffer type */
+
+static const char *buft_name(ggml_backend_buffer_type_t self)
+{
+    (void)self;
+    return "CUDA0";
+}
+
+static ggml_backend_buffer_t buft_alloc(ggml_backend_buffer_type_t self, size_t size)
+{
+    static const struct ggml_backend_buffer_i iface = { .free_buffer = buffer_free,
+                                                        .get_base = buffer_base,
+                                                        .memset_tensor = buffer_memset,
+                                                        .set_tensor = buffer_set,
+                                                        .get_tensor = buffer_get,
+                                                        .cpy_tensor = buffer_copy,
+                                                        .clear = buffer_clear };
+    void *memory = aligned_alloc(128, (size + 127) / 128 * 128 + 128);
+
+    memset(memory, 0x5a, size); /* a GPU's memory is not zeroed */
+    return ggml_backend_buffer_init(self, iface, memory, size);
+}
+
+static size_t buft_alignment(ggml_backend_buffer_type_t self)
+{
+    (void)self;
+    return 128;
+}
+
+static size_t buft_alloc_size(ggml_backend_buffer_type_t self, const struct ggml_tensor *tensor)
+{
+    (void)self;
+    return ggml_nbytes(tensor);
+}
+
+/* Back end */
+
+typedef struct instance {
+    ggml_backend_t cpu;
+    void *stream;
+} instance;
+
+typedef struct recorded {
+    ggml_backend_t cpu;
+    struct ggml_cgraph graph;
+    struct ggml_tensor *nodes[];
+} recorded;
+
+static const char *backend_name(ggml_backend_t backend)
+{
+    (void)backend;
+    return "CUDA0";
+}
+
+static void backend_free(ggml_backend_t backend)
+{
+    instance *self = backend->context;
+
+    ggml_backend_free(self->cpu);
+    driver.stream_free(self->stream);
+    free(self);
+    free(backend);
+}
+
+static void backend_synchronize(ggml_backend_t backend)
+{
+    (void)backend;
+}
+
+static void replay(void *data)
+{
+    recorded *r = data;
+
+    r->graph.nodes = r->nodes;
+    if (ggml_backend_graph_compute(r->cpu, &r->graph) != GGML_STATUS_SUCCESS)
+        abort();
+}
+
+/* ggml-cuda reads what lies in its own memory. */
+static bool is_foreign(const struct ggml_tensor *t)
+{
+    const struct ggml_tensor *root = t->view_src != NULL ? t->view_src : t;
+
+    return root->buffer != NULL && root->buffer->buft != &buft && !ggml_backend_buft_is_host(root->buffer->buft);
+}
+
+static bool reads_foreign(const struct ggml_tensor *node)
+{
+    bool foreign = is_foreign(node);
+
+    for (int i = 0; i < GGML_MAX_SRC; i++)
+        foreign = foreign || (node->src[i] != NULL && is_foreign(node->src[i]));
+    return foreign && node->op != GGML_OP_VIEW && node->op != GGML_OP_PERMUTE && node->op != GGML_OP_RESHAPE &&
+           node->op != GGML_OP_TRANSPOSE && node->op != GGML_OP_NONE;
+}
+
+static enum ggml_status backend_compute(ggml_backend_t backend, struct ggml_cgraph *graph)
+{
+    instance *self = backend->context;
+    const size_t bytes = sizeof(recorded) + (size_t)graph->n_nodes * sizeof(*graph->nodes);
+    recorded *r;
+    bool captured;
+
+    for (int i = 0; i < graph->n_nodes; i++)
+        if (reads_foreign(graph->nodes[i])) {
+            fprintf(stderr, "stand-in of CUDA: %s (%s) is not in its memory\n", graph->nodes[i]->name,
+                    ggml_op_name(graph->nodes[i]->op));
+            abort();
+        }
+    r = malloc(bytes);
+    r->cpu = self->cpu;
+    r->graph = *graph;
+    memcpy(r->nodes, graph->nodes, (size_t)graph->n_nodes * sizeof(*graph->nodes));
+    captured = driver.record(self->stream, replay, r, bytes);
+    if (!captured)
+        replay(r);
+    *(captured ? &n_recorded : &n_direct) += 1;
+    free(r);
+    return GGML_STATUS_SUCCESS;
+}
+
+static void backend_event_record(ggml_backend_t backend, ggml_backend_event_t event)
+{
+    driver.event_record(event->context, ((instance *)backend->context)->stream);
+}
+
+static void backend_event_wait(ggml_backend_t backend, ggml_backend_event_t event)
+{
+    driver.stream_wait(((instance *)backend->context)->stream, event->context, 0);
+}
+
+/* More would wait for one another by spinning. */
+static void use_one_thread(ggml_backend_t cpu)
+{
+    ggml_backend_set_n_threads_t set;
+    void *symbol = ggml_backend_reg_get_proc_address(ggml_backend_dev_backend_reg(ggml_backend_get_device(cpu)),
+                                                     "ggml_backend_set_n_threads");
+
+    memcpy(&set, &symbol, sizeof(symbol));
+    set(cpu, 1);
+}
+
+static ggml_backend_t device_init(ggml_backend_dev_t dev, const char *params)
+{
+    static ggml_guid guid = "stand-in of CUD";
+    static const struct ggml_backend_i iface = { .get_name = backend_name,
+                                                 .free = backend_free,
+                                                 .synchronize = backend_synchronize,
+                                                 .graph_compute = backend_compute,
+                                                 .event_record = backend_event_record,
+                                                 .event_wait = backend_event_wait };
+    ggml_backend_t backend = calloc(1, sizeof(*backend));
+    instance *self = calloc(1, sizeof(*self));
+
+    self->cpu = ggml_backend_dev_init(ggml_backend_dev_by_type(GGML_BACKEND_DEVICE_TYPE_CPU), params);
+    use_one_thread(self->cpu);
+    driver.stream_new(&self->stream, 1);
+    *backend = (struct ggml_backend){ .guid = &guid, .iface = iface, .device = dev, .context = self };
+    return backend;
+}
+
+/* Device */
+
+static const char *device_name(ggml_backend_dev_t dev)
+{
+    (void)dev;
+    return "CUDA0";
+}
+
+static void device_memory(ggml_backend_dev_t dev, size_t *free_bytes, size_t *total)
+{
+    (void)dev;
+    *free_bytes = *total = (size_t)8 << 30;
+}
+
+static enum ggml_backend_dev_type device_type(ggml_backend_dev_t dev)
+{
+    (void)dev;
+    return GGML_BACKEND_DEVICE_TYPE_GPU;
+}
+
+static void device_props(ggml_backend_dev_t dev, struct ggml_backend_dev_props *props)
+{
+    *props = (struct ggml_backend_dev_props){ .name = "CUDA0",
+                                              .description = "stand-in",
+                                              .type = GGML_BACKEND_DEVICE_TYPE_GPU,
+                                              .device_id = "0000:00:00.0" };
+    device_memory(dev, &props->memory_free, &props->memory_total);
+}
+
+static ggml_backend_buffer_type_t device_buft(ggml_backend_dev_t dev)
+{
+    (void)dev;
+    return &buft;
+}
+
+static bool device_supports_op(ggml_backend_dev_t dev, const struct ggml_tensor *op)
+{
+    (void)dev;
+    return ggml_backend_dev_supports_op(ggml_backend_dev_by_type(GGML_BACKEND_DEVICE_TYPE_CPU), op);
+}
+
+static bool device_supports_buft(ggml_backend_dev_t dev, ggml_backend_buffer_type_t of)
+{
+    (void)dev;
+    return of == &buft;
+}
+
+/* Registry */
+
+static const char *reg_name(ggml_backend_reg_t self)
+{
+    (void)self;
+    return "CUDA";
+}
+
+static size_t reg_count(ggml_backend_reg_t self)
+{
+    (void)self;
+    return 1;
+}
+
+static ggml_backend_dev_t reg_device(ggml_backend_reg_t self, size_t index)
+{
+    (void)self;
+    return index == 0 ? &device : NULL;
+}
+
+static void *reg_address(ggml_backend_reg_t self, const char *name)
+{
+    (void)self;
+    return strcmp(name, "standin_direct") == 0 ? (void *)&n_direct : strcmp(name, "standin_recorded") == 0 ? (void *)&n_recorded : NULL;
+}
+
+static bool look_up(void *library, const char *name, void *slot)
+{
+    void *symbol = dlsym(library, name);
+
+    memcpy(slot, &symbol, sizeof(symbol));
+    return symbol != NULL;
+}
+
+GGML_BACKEND_API ggml_backend_reg_t ggml_backend_init(void);
+
+ggml_backend_reg_t ggml_backend_init(void)
+{
+    void *library = dlopen("libcuda.so.1", RTLD_NOW);
+
+    if (library == NULL || !look_up(library, "host_record", &driver.record) ||
+        !look_up(library, "cuStreamCreate", &driver.stream_new) ||
+        !look_up(library, "cuStreamDestroy_v2", &driver.stream_free) ||
+        !look_up(library, "cuStreamWaitEvent", &driver.stream_wait) ||
+        !look_up(library, "cuEventRecord", &driver.event_record)) {
+        fprintf(stderr, "stand-in of CUDA: no driver: %s\n", dlerror());
+        return NULL;
+    }
+    buft = (struct ggml_backend_buffer_type){ .iface = { .get_name = buft_name,
+                                                         .alloc_buffer = buft_alloc,
+                                                         .get_alignment = buft_alignment,
+                                                         .get_alloc_size = buft_alloc_size },
+                                              .device = &device };
+    device = (struct ggml_backend_device){ .iface = { .get_name = device_name,
+                                                      .get_description = device_name,
+                                                      .get_memory = device_memory,
+                                                      .get_type = device_type,
+                                                      .get_props = device_props,
+                                                      .init_backend = device_init,
+                                                      .get_buffer_type = device_buft,
+                                                      .supports_op = device_supports_op,
+                                                      .supports_buft = device_supports_buft },
+                                           .reg = &reg };
+    reg = (struct ggml_backend_reg){ .api_version = GGML_BACKEND_API_VERSION,
+                                     .iface = { reg_name, reg_count, reg_device, reg_address } };
+    return &reg;
+}
