@@ -140,13 +140,16 @@ template <int D, bool KEYS> struct Unpacker {
     }
 };
 
-/* Registers of a thread, of 65536 that a block has: 3 or 4 warpgroups begin with 168 or 128 each. */
+/* Registers of a thread. All together may not be more than the block begins with, 168 or 128 each for 3
+ * or 4 warpgroups: otherwise those that want more wait for ever. */
 template <int D> constexpr int UNPACK_REGISTERS = D > 128 ? 136 : D == 128 ? 88 : 112;
-template <int D> constexpr int MULTIPLY_REGISTERS = D > 128 ? 240 : D == 128 ? 168 : 144;
+template <int D> constexpr int MULTIPLY_REGISTERS = D > 128 ? 232 : D == 128 ? 168 : 144;
 
 template <class P, int D> KVANT_INLINE void attend_tile(const TileArgs &p)
 {
-    constexpr int GROUPS = MULTIPLIER_GROUPS<D>;
+    constexpr int GROUPS = MULTIPLIER_GROUPS<D>, FIRST_REGISTERS = 65536 / (GROUP_THREADS * (2 + GROUPS)) / 8 * 8;
+    static_assert(2 * UNPACK_REGISTERS<D> + GROUPS * MULTIPLY_REGISTERS<D> <= (2 + GROUPS) * FIRST_REGISTERS,
+                  "warpgroups wait for registers that nobody has");
     using M = TileMemory<D, GROUPS>;
     extern __shared__ __align__(1024) uint8_t memory[];
     TileRows<GROUPS> &rows = *reinterpret_cast<TileRows<GROUPS> *>(memory + M::rows_at(p.row_groups, p.stages));

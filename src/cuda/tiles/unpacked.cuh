@@ -186,6 +186,8 @@ KVANT_INLINE void copy_matrices(const TileShape &p, const TileWork &work, uint8_
 
 /* Registers of a thread; 168 in the beginning and, for what comes last, in the end. */
 constexpr int COPY_REGISTERS = 24, ATTEND_REGISTERS = 240, ALL_REGISTERS = 168;
+static_assert(COPY_REGISTERS + ATTEND_GROUPS * ATTEND_REGISTERS <= (1 + ATTEND_GROUPS) * ALL_REGISTERS,
+              "warpgroups wait for registers that nobody has");
 
 template <class P, int D> KVANT_INLINE void attend_unpacked(const TileShape &p)
 {
