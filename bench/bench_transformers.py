@@ -29,21 +29,42 @@ COLUMNS = "cache preset batch context tokens_per_s ms_per_token prefill_s cache_
 def arguments():
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     # The defaults are the shape of Llama 3.1 8B.
-    for name, default in dict(layers=32, hidden=4096, heads=32, kv_heads=8, head_dim=128, feed_forward=14336,
-                              batch=1, context=32768, tokens=32, rounds=3, prefill_chunk=4096).items():
+    for name, default in dict(
+        layers=32,
+        hidden=4096,
+        heads=32,
+        kv_heads=8,
+        head_dim=128,
+        feed_forward=14336,
+        batch=1,
+        context=32768,
+        tokens=32,
+        rounds=3,
+        prefill_chunk=4096,
+    ).items():
         parser.add_argument("--" + name.replace("_", "-"), type=int, default=default)
     parser.add_argument("--device", default="cpu")
     parser.add_argument("--dtype", default="bfloat16", choices=("float32", "float16", "bfloat16"))
     parser.add_argument("--presets", default="balanced", help="of kvant, with commas")
-    parser.add_argument("--stock", default="dynamic,static", help="of transformers, with commas: dynamic, static, quanto")
+    parser.add_argument(
+        "--stock", default="dynamic,static", help="of transformers, with commas: dynamic, static, quanto"
+    )
     return parser.parse_args()
 
 
 def make_model(a):
     config = AutoConfig.for_model(
-        "llama", num_hidden_layers=a.layers, hidden_size=a.hidden, num_attention_heads=a.heads,
-        num_key_value_heads=a.kv_heads, head_dim=a.head_dim, intermediate_size=a.feed_forward, vocab_size=32000,
-        max_position_embeddings=2 * (a.context + a.tokens), initializer_range=0.02)
+        "llama",
+        num_hidden_layers=a.layers,
+        hidden_size=a.hidden,
+        num_attention_heads=a.heads,
+        num_key_value_heads=a.kv_heads,
+        head_dim=a.head_dim,
+        intermediate_size=a.feed_forward,
+        vocab_size=32000,
+        max_position_embeddings=2 * (a.context + a.tokens),
+        initializer_range=0.02,
+    )
     with torch.device(a.device):
         torch.manual_seed(0)
         torch.set_default_dtype(getattr(torch, a.dtype))
@@ -103,7 +124,10 @@ def main():
     a = arguments()
     model = make_model(a)
     names = [f"kvant:{preset}" for preset in a.presets.split(",") if preset] + [x for x in a.stock.split(",") if x]
-    print(f"PyTorch {torch.__version__}, transformers {transformers.__version__}, kvant {kvant.version()}", file=sys.stderr)
+    print(
+        f"PyTorch {torch.__version__}, transformers {transformers.__version__}, kvant {kvant.version()}",
+        file=sys.stderr,
+    )
     rounds = {name: [] for name in names}
     for _ in range(a.rounds):
         for name in names:
@@ -113,7 +137,19 @@ def main():
     for name, found in rounds.items():
         seconds, prefill, size, peak = (statistics.median(values) for values in zip(*found))
         kind, _, preset = name.partition(":")
-        rows.writerow([kind, preset, a.batch, a.context, f"{a.batch / seconds:.2f}", f"{1000 * seconds:.3f}", f"{prefill:.3f}", int(size), int(peak)])
+        rows.writerow(
+            [
+                kind,
+                preset,
+                a.batch,
+                a.context,
+                f"{a.batch / seconds:.2f}",
+                f"{1000 * seconds:.3f}",
+                f"{prefill:.3f}",
+                int(size),
+                int(peak),
+            ]
+        )
 
 
 if __name__ == "__main__":

@@ -1,5 +1,6 @@
-# Where a wheel has things (pyproject.toml): all of it in the Python package, which finds its library in lib/, and whose command
-# finds the plug-in in ../lib. Only what shells and man look for goes to the data folder, which pip unpacks into sys.prefix.
+# Where a wheel has things (pyproject.toml): all of it in the Python package, which finds its library
+# in lib/, and whose command finds the plug-in in ../lib. Only what shells and man look for goes to the
+# data folder, which pip unpacks into sys.prefix.
 set(CMAKE_INSTALL_BINDIR kvant/bin)
 set(CMAKE_INSTALL_LIBDIR kvant/lib)
 set(CMAKE_INSTALL_DATADIR kvant/share)

@@ -1,6 +1,7 @@
 #!/bin/sh
-# check_wheel.sh WHEEL [GLIBC]: the wheel installs into a new virtual environment, where the command, the plug-in and the package
-# find each other. No file names a folder of this machine, and with GLIBC none asks for a newer one.
+# check_wheel.sh WHEEL [GLIBC]: the wheel installs into a new virtual environment, where the command,
+# the plug-in and the package find each other. With GLIBC no file asks for a newer one, and none names
+# a folder of this machine.
 set -eu
 [ $# -ge 1 ] || { echo "usage: scripts/check_wheel.sh WHEEL [GLIBC]" >&2; exit 2; }
 here=$(cd "$(dirname "$0")" && pwd)
@@ -32,7 +33,9 @@ cd "$work" # not where the sources lie
 kvant=$work/env/bin/kvant
 "$kvant" --version
 [ "$("$kvant" plugin-path)" = "$(realpath "$package/lib/libggml-kvant.so")" ] || fail "the command does not find its plug-in"
-"$kvant" exec -- sh -c 'test -r "$GGML_BACKEND_PATH"' 2>"$work/said" || { cat "$work/said" >&2; fail "kvant exec"; }
+# shellcheck disable=SC2016 # sh expands it
+"$kvant" exec -- sh -c 'test -r "$GGML_BACKEND_PATH"' 2>"$work/said" ||
+    { cat "$work/said" >&2; fail "kvant exec"; }
 "$kvant" bench distortion --help >/dev/null || fail "a command that is Python does not start"
 "$work/env/bin/python" - <<'END'
 import kvant, numpy

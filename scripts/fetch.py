@@ -40,8 +40,9 @@ D3 = ("d3", "7.9.0", "7e36605710a2ba54846797c8c6d888911341b215ae53257dc32a49a0b8
 
 ZIG = ("ziglang", "0.17.1", "ea6cc5d87b033cf0aedfbc8f9549a908cae6c50ac31f1698188fa48a74524b54")
 
-# What tests/python/pytorch runs with: a virtual environment, and beside it the newest transformers, in its folder `newest`. pip checks
-# what it downloads against its index; the CPU build of PyTorch must be on an index or in a folder that pip is configured to look at.
+# What tests/python/pytorch runs with: a virtual environment, and in its folder `newest` the newest
+# transformers. pip checks what it downloads against its index; the CPU build of PyTorch must be where
+# pip is configured to look.
 TORCH, TRANSFORMERS, NEWEST = "2.13.0+cpu", "5.17.0", "5.23.0"
 BESIDE_TORCH = ("numpy", "gguf==0.19.0")
 
@@ -354,7 +355,8 @@ def fetch_zig():
 
 def pip_install(folder, words, hint):
     call(
-        [folder / "bin" / "python", "-m", "pip", "install", "--quiet", "--disable-pip-version-check", "--only-binary", ":all:", *words],
+        [folder / "bin" / "python", "-m", "pip", "install", "--quiet", "--disable-pip-version-check"]
+        + ["--only-binary", ":all:", *words],
         "installing Python packages",
         hint,
     )
@@ -372,8 +374,9 @@ def fetch_torch():
         note("PyTorch and transformers, 250 MB to download, 1.3 GB on disk")
         with workspace() as scratch:
             made = pathlib.Path(scratch) / "env"
-            call([sys.executable, "-m", "venv", made], "making a virtual environment", "install it: apt-get install python3-venv")
-            hint = f"pip must find torch=={TORCH}, the CPU build: tell it PyTorch's index of CPU wheels (PIP_EXTRA_INDEX_URL)"
+            venv = "install it: apt-get install python3-venv"
+            call([sys.executable, "-m", "venv", made], "making a virtual environment", venv)
+            hint = f"pip must find torch=={TORCH}, the CPU build: PIP_EXTRA_INDEX_URL names PyTorch's index of it"
             pip_install(made, [f"torch=={TORCH}", f"transformers=={TRANSFORMERS}", *BESIDE_TORCH], hint)
             pip_install(made, ["--no-deps", "--target", made / "newest", f"transformers=={NEWEST}"], None)
             publish(made, final)

@@ -134,22 +134,37 @@ static abi_tensor *next_node(abi_graph *graph, int *i)
     return NULL;
 }
 
+/* A graph on its way. */
+struct job {
+    const struct kind *kind;
+    kvp_compute *compute;
+    abi_graph *graph;
+    int32_t status;
+};
+
 /* The nodes that are to be computed, in order, until one fails. */
+static void compute_nodes(void *user)
+{
+    struct job *job = user;
+    kvp_compute *compute = job->compute;
+    int i = 0;
+
+    compute->keys = NULL;
+    for (abi_tensor *node = next_node(job->graph, &i), *next; node != NULL && job->status == ABI_STATUS_SUCCESS;
+         node = next) {
+        i++;
+        compute->next = next = next_node(job->graph, &i);
+        job->status = compute_node(job->kind, compute, node);
+    }
+}
+
 static int32_t backend_graph_compute(abi_backend *backend, abi_graph *graph)
 {
     kvp_compute *compute = backend->context;
-    int32_t status = ABI_STATUS_SUCCESS;
-    int i = 0;
+    struct job job = { backend->device->context, compute, graph, ABI_STATUS_SUCCESS };
 
-    kvp_host_threads_borrow(&compute->host_threads);
-    compute->keys = NULL;
-    for (abi_tensor *node = next_node(graph, &i), *next; node != NULL && status == ABI_STATUS_SUCCESS; node = next) {
-        i++;
-        compute->next = next = next_node(graph, &i);
-        status = compute_node(backend->device->context, compute, node);
-    }
-    kvp_host_threads_return(&compute->host_threads);
-    return status;
+    kvp_host_threads_compute(&compute->host_threads, compute_nodes, &job);
+    return job.status;
 }
 
 static abi_backend *backend_create(abi_device *device, bool fp32)

@@ -17,6 +17,7 @@
 #include <stdlib.h>
 #include <string.h>
 
+#include "attributes.h"
 #include "ggml_api.h"
 
 typedef void set_threadpool_fn(abi_backend *cpu, void *threadpool);
@@ -179,26 +180,62 @@ void kvp_host_threads_update(kvp_host_threads *threads)
     threads->lender = threads->wanted ? last_lender : 0;
 }
 
-/* The node, on each of the lender's threads. */
-static void run_node(abi_tensor *node, int thread, int n_threads, void *user)
-{
-    const kvp_host_threads *threads = user;
-
-    (void)node;
-    (void)n_threads;
-    if ((uint32_t)thread < threads->n_workers)
-        threads->work(threads->loop, (uint32_t)thread);
-}
-
-/* An abort callback may make the status one that stops llama.cpp; its next graph asks it again. */
+/* Loops are posted: turn becomes odd. A thread that finds a loop counts itself in before it looks
+ * again whether the loop still runs, so that the leader, who ends the loop before it reads that
+ * count, waits for it or is seen. A thread that the system does not run keeps nobody waiting. */
 static void run_loop(void *context, uint32_t n_workers, kvant_executor_work work, void *loop)
 {
     kvp_host_threads *threads = context;
 
-    threads->n_workers = n_workers;
+    atomic_store_explicit(&threads->n_workers, n_workers, memory_order_relaxed);
     threads->work = work;
     threads->loop = loop;
-    (void)kvp_api.graph_compute(threads->cpu, threads->graph);
+    atomic_fetch_add(&threads->turn, 1);
+    work(loop, 0);
+    atomic_fetch_add(&threads->turn, 1);
+    while (atomic_load(&threads->running) > 0)
+        KVP_RELAX();
+}
+
+static void help(kvp_host_threads *threads, uint32_t worker)
+{
+    unsigned turn, last = 0;
+
+    while (!atomic_load_explicit(&threads->over, memory_order_acquire)) {
+        turn = atomic_load_explicit(&threads->turn, memory_order_acquire);
+        if (turn == last || turn % 2 == 0) {
+            KVP_RELAX();
+            continue;
+        }
+        last = turn;
+        if (worker >= atomic_load_explicit(&threads->n_workers, memory_order_relaxed))
+            continue;
+        atomic_fetch_add(&threads->running, 1);
+        if (atomic_load(&threads->turn) == turn)
+            threads->work(threads->loop, worker);
+        atomic_fetch_sub(&threads->running, 1);
+    }
+}
+
+static void lead(kvp_host_threads *threads)
+{
+    const kvant_executor *former = kvant_use_executor(&threads->executor);
+
+    threads->compute(threads->user);
+    kvant_use_executor(former);
+    threads->computed = true;
+    atomic_store_explicit(&threads->over, true, memory_order_release);
+}
+
+/* The node, on each of the lender's threads. */
+static void run_node(abi_tensor *node, int thread, int n_threads, void *user)
+{
+    (void)node;
+    (void)n_threads;
+    if (thread == 0)
+        lead(user);
+    else
+        help(user, (uint32_t)thread);
 }
 
 static bool build_graph(kvp_host_threads *threads)
@@ -220,25 +257,27 @@ static bool build_graph(kvp_host_threads *threads)
     return true;
 }
 
-void kvp_host_threads_borrow(kvp_host_threads *threads)
+/* An abort callback may make the graph's status one that stops llama.cpp; its next graph asks it
+ * again. */
+void kvp_host_threads_compute(kvp_host_threads *threads, void (*compute)(void *user), void *user)
 {
     last_lender = 0;
     threads->cpu = living_lender(threads->lender);
-    threads->borrowed = threads->cpu != NULL && build_graph(threads);
-    if (threads->borrowed)
-        threads->former = kvant_use_executor(&threads->executor);
-}
-
-void kvp_host_threads_return(kvp_host_threads *threads)
-{
-    if (threads->borrowed)
-        kvant_use_executor(threads->former);
-    threads->borrowed = false;
+    threads->compute = compute;
+    threads->user = user;
+    threads->computed = false;
+    atomic_store(&threads->turn, 0);
+    atomic_store(&threads->over, false);
+    if (threads->cpu != NULL && build_graph(threads))
+        (void)kvp_api.graph_compute(threads->cpu, threads->graph);
+    if (!threads->computed)
+        compute(user);
 }
 
 void kvp_host_threads_release(kvp_host_threads *threads)
 {
     if (threads->context != NULL)
         kvp_api.free(threads->context);
-    *threads = (kvp_host_threads){ 0 };
+    threads->context = NULL;
+    threads->graph = NULL;
 }

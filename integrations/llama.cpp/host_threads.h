@@ -2,14 +2,17 @@
  *
  * While a back end computes, the workers of ggml's CPU pool spin until the next graph, for the
  * better part of a second at the default --poll. With as many threads as cores, threads of kvant's
- * own would share the cores with them. So loops of the plug-in become one-node graphs for the CPU
- * back end of the same llama context. Its workers start them within microseconds.
+ * own would share the cores with them. So what the plug-in computes for a graph becomes one node
+ * for the CPU back end of the same llama context. Its first thread computes; the others wait for
+ * the loops of kvant in it, by spinning. A loop begins within a fraction of a microsecond, a node in
+ * some.
  *
  * KVANT_HOST_THREADS=0 leaves ggml's tables alone and uses kvant's own threads. An untested ggml
  * has the same default. */
 #ifndef KVP_HOST_THREADS_H
 #define KVP_HOST_THREADS_H
 
+#include <stdatomic.h>
 #include <stdbool.h>
 
 #include <kvant/executor.h>
@@ -21,14 +24,18 @@ typedef struct kvp_host_threads {
     bool wanted;
     uint64_t lender;  /* number of the CPU back end of the instance's context; 0 while its threads are not known to wait */
     abi_backend *cpu; /* that back end, while a graph is computed */
-    bool borrowed;
-    const kvant_executor *former; /* the thread's executor before */
     abi_context *context;
-    abi_graph *graph; /* one node, which runs loop */
+    abi_graph *graph; /* one node, which computes */
     kvant_executor executor;
+    /* What the node computes, and whether it did. */
+    void (*compute)(void *user);
+    void *user;
+    bool computed;
+    /* The loop that runs while turn is odd, and how many threads are in it. */
     kvant_executor_work work;
     void *loop;
-    uint32_t n_workers;
+    atomic_uint n_workers, turn, running;
+    atomic_bool over;
 } kvp_host_threads;
 
 /* The instance borrows from now on. The first call in a process changes ggml's registry entry, to
@@ -40,10 +47,9 @@ void kvp_host_threads_use(kvp_host_threads *threads);
  * before every graph, right before it sets the number of threads of all back ends. */
 void kvp_host_threads_update(kvp_host_threads *threads);
 
-/* Between these, loops of kvant on this thread run on the lender's threads, if it lives; afterwards
- * on those of before. */
-void kvp_host_threads_borrow(kvp_host_threads *threads);
-void kvp_host_threads_return(kvp_host_threads *threads);
+/* Calls compute(user) once, on this thread or on one of the lender's. Loops of kvant in it run on
+ * the lender's threads, if it lives. */
+void kvp_host_threads_compute(kvp_host_threads *threads, void (*compute)(void *user), void *user);
 
 void kvp_host_threads_release(kvp_host_threads *threads);
 

@@ -62,7 +62,7 @@ static bool open_cpu_backend(kvp_compute *compute)
         memcpy(&set_n_threads, &symbol, sizeof(symbol));
     }
     if (set_n_threads != NULL)
-        set_n_threads(compute->cpu, (int)compute->n_threads);
+        set_n_threads(compute->cpu, 1); /* the lender's threads wait, by spinning, for what follows */
     return true;
 }
 

@@ -9,6 +9,7 @@
 
 struct kvp_placement {
     uint32_t n_cells, n_blocks;
+    uint32_t n_tried; /* blocks beyond were never used since the last clearing */
     uint32_t n_moved; /* cells whose slot has another number */
     uint64_t now;
     int64_t restored; /* last cell of a batch without a mask */
@@ -79,6 +80,7 @@ void kvp_placement_clear(kvp_placement *p)
     p->restored = NOWHERE;
     p->n_batch = 0;
     p->n_moved = 0;
+    p->n_tried = 0;
     for (uint32_t slot = 0; slot < p->n_blocks * KVP_BLOCK; slot++)
         p->cell_of[slot] = NOWHERE;
     for (uint32_t block = 0; block < p->n_blocks; block++) {
@@ -146,6 +148,7 @@ static int32_t start_block(kvp_placement *p, uint32_t sequence, uint32_t index)
         if (p->blocks[block].n_used == 0) {
             p->blocks[block] = (kvp_block){ sequence, index, p->blocks[block].generation + 1, 0 };
             p->started[block] = ++p->now;
+            p->n_tried = block < p->n_tried ? p->n_tried : block + 1;
             return (int32_t)(block * KVP_BLOCK);
         }
     for (uint32_t slot = 0; slot < p->n_blocks * KVP_BLOCK; slot++) /* there are more slots than cells */
@@ -326,7 +329,7 @@ uint32_t kvp_placement_table(const kvp_placement *p, const kvp_mask *mask, uint3
 {
     uint32_t n_blocks = 0;
 
-    for (uint32_t block = 0; block < p->n_blocks; block++) {
+    for (uint32_t block = 0; block < p->n_tried; block++) {
         uint32_t at = n_blocks;
         if (!block_seen(p, mask, first, n, block))
             continue;

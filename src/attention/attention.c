@@ -40,15 +40,14 @@ static float *offsets_of(const job *j, uint32_t version, size_t row)
     return j->workspace + j->plan->offsets + version * j->plan->n_rows + row;
 }
 
-static void prepare_query(void *context, size_t query, uint32_t worker)
+static void prepare_rows(const job *j, uint32_t kv_head, uint32_t first, uint32_t n)
 {
-    const job *j = context;
     const kvant_attention_plan *plan = j->plan;
-    (void)worker;
-    for (uint32_t head = 0; head < plan->problem.n_heads; head++) {
-        size_t row = row_index(plan, (uint32_t)query, head);
+    for (uint32_t i = 0; i < n * plan->group_heads; i++) {
+        const uint32_t query = first + i / plan->group_heads, head = kv_head * plan->group_heads + i % plan->group_heads;
+        const size_t row = row_index(plan, query, head);
         for (uint32_t v = 0; v < plan->k_versions.n; v++)
-            *offsets_of(j, v, row) = plan->reader->query(plan, v, (uint32_t)query, head, queries_of(j, v, row));
+            *offsets_of(j, v, row) = plan->reader->query(plan, j->kernels, v, query, head, queries_of(j, v, row));
     }
 }
 
@@ -105,7 +104,7 @@ static void finish_row(const job *j, uint32_t query, uint32_t head, float max, c
     float *out = p->out + query * p->out_token_stride + head * p->out_head_stride;
     memset(out, 0, (plan->v ? plan->v->head_dim : plan->v_dim) * sizeof *out);
     for (uint32_t v = 0; v < plan->v_versions.n; v++)
-        plan->reader->output(plan, v, head, from->sums + v * from->stride, inverse,
+        plan->reader->output(plan, j->kernels, v, head, from->sums + v * from->stride, inverse,
                              from->totals[v * from->totals_stride] * inverse, out);
     if (p->lse)
         p->lse[(size_t)query * p->n_heads + head] = total > 0 ? max + logf(total) : -INFINITY;
@@ -199,6 +198,8 @@ static void run_unit(void *context, size_t index, uint32_t worker)
     unit.n_rows = unit.n_queries * plan->group_heads;
     unit.end_page = unit.first_page + (pages_left < plan->split_pages ? pages_left : plan->split_pages);
     size_t row = row_index(plan, unit.first_query, unit.kv_head * plan->group_heads);
+    if (plan->n_splits == 1) /* else several units share them */
+        prepare_rows(j, unit.kv_head, unit.first_query, unit.n_queries);
     for (uint32_t v = 0; v < plan->k_versions.n; v++) {
         unit.queries[v] = queries_of(j, v, row);
         unit.offsets[v] = offsets_of(j, v, row);
@@ -215,11 +216,11 @@ kvant_status kvant_attention_run(const kvant_attention_plan *plan, void *workspa
     if (!workspace || (uintptr_t)workspace % 64 || bytes / sizeof(float) < plan->total)
         return kvant_fail(NULL, KVANT_ERR_ARGUMENT, "attention: the workspace has %zu bytes of %zu or is not aligned to 64",
                           bytes, plan->total * sizeof(float));
-    uint32_t n_queries = plan->problem.n_queries;
     job j = { plan, kvant_kernels_get(KVANT_CPU_AUTO), workspace };
     for (size_t i = 0; plan->n_splits > 1 && i < (size_t)plan->n_tiles * plan->n_kv_heads; i++)
         atomic_init(&counters_of(&j)[i], 0);
-    kvant_parallel_for(n_queries, n_queries > 16 ? plan->n_threads : 1, prepare_query, &j);
+    for (uint32_t kv_head = 0; plan->n_splits > 1 && kv_head < plan->n_kv_heads; kv_head++)
+        prepare_rows(&j, kv_head, 0, plan->problem.n_queries);
     kvant_parallel_for((size_t)plan->n_tiles * plan->n_kv_heads * plan->n_splits, plan->n_threads, run_unit, &j);
     return KVANT_OK;
 }

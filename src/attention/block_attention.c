@@ -44,20 +44,22 @@ static void fetch_next(const kvant_attention_plan *plan, const kvant_block_rows 
             KVANT_PREFETCH(next.rows + t * next.stride + i);
 }
 
-static float scale_query(const kvant_attention_plan *plan, uint32_t version, uint32_t query, uint32_t head,
-                         float *out)
+static float scale_query(const kvant_attention_plan *plan, const kvant_kernels *kernels, uint32_t version,
+                         uint32_t query, uint32_t head, float *out)
 {
     const kvant_attention_problem *p = &plan->problem;
     const float *q = p->q + query * p->q_token_stride + head * p->q_head_stride;
+    (void)kernels;
     (void)version;
     for (uint32_t i = 0; i < plan->k_dim; i++)
         out[i] = q[i] * plan->score_scale;
     return 0;
 }
 
-static void write_output(const kvant_attention_plan *plan, uint32_t version, uint32_t head, const float *sums,
-                         float inverse, float weight, float *out)
+static void write_output(const kvant_attention_plan *plan, const kvant_kernels *kernels, uint32_t version,
+                         uint32_t head, const float *sums, float inverse, float weight, float *out)
 {
+    (void)kernels;
     (void)version;
     (void)head;
     (void)weight;

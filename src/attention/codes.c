@@ -287,8 +287,7 @@ void kvant_attention_codes_set_queries(const kvant_attention_plan *plan, const k
 {
     const kvant_code_product *product = &codec->product;
     uint32_t places[KVANT_MAX_HEAD_DIM];
-    for (uint32_t i = 0; i < plan->k_dim; i++)
-        places[i] = kvant_codec_query_place(codec, i);
+    kvant_codec_query_places(codec, plan->k_dim, places);
     float *placed = codes->queries[version];
     memset(placed, 0, (size_t)n_rows * product->n_columns * sizeof *placed);
     for (uint32_t row = 0; row < n_rows; row++)

@@ -10,29 +10,38 @@
 /* Up to here query rows take open pages row by row. v_tile has room for their weights and sums. */
 #define DIRECT_ROWS 8u
 
-static float read_query(const kvant_attention_plan *plan, uint32_t version, uint32_t query, uint32_t head, float *out)
+static float read_query(const kvant_attention_plan *plan, const kvant_kernels *kernels, uint32_t version,
+                        uint32_t query, uint32_t head, float *out)
 {
     const kvant_attention_problem *p = &plan->problem;
     const float *q = p->q + query * p->q_token_stride + head * p->q_head_stride;
-    uint32_t kv_head = head / plan->group_heads, d = plan->k->head_dim;
-    kvant_affine affine = kvant_version_affine(plan->k, plan->k_versions.versions[version], kv_head);
-    kvant_codec_transform_query(plan->k->codecs[kv_head], &affine, q, out);
+    const uint32_t kv_head = head / plan->group_heads, d = plan->k->head_dim;
+    const kvant_affine affine = kvant_version_affine(plan->k, plan->k_versions.versions[version], kv_head);
+    float scaled[KVANT_MAX_HEAD_DIM];
+    for (uint32_t i = 0; affine.scale && i < d; i++)
+        scaled[i] = q[i] * affine.scale[i];
+    kvant_transform_dual(&plan->k->codecs[kv_head]->transform, kernels, affine.scale ? scaled : q, out);
     for (uint32_t i = 0; i < plan->k_dim; i++)
         out[i] = i < d ? out[i] * plan->score_scale : 0;
-    return affine.center ? kvant_kernels_get(KVANT_CPU_AUTO)->dot(q, affine.center, d) * plan->score_scale : 0;
+    return affine.center ? kernels->dot(q, affine.center, d) * plan->score_scale : 0;
 }
 
 /* Restores the order of channels and transforms back. */
-static void write_output(const kvant_attention_plan *plan, uint32_t version, uint32_t head, const float *sums,
-                         float inverse, float weight, float *out)
+static void write_output(const kvant_attention_plan *plan, const kvant_kernels *kernels, uint32_t version,
+                         uint32_t head, const float *sums, float inverse, float weight, float *out)
 {
-    uint32_t kv_head = head / plan->group_heads, d = plan->v->head_dim;
+    const uint32_t kv_head = head / plan->group_heads, d = plan->v->head_dim;
     const kvant_codec *codec = plan->v->codecs[kv_head];
+    const kvant_affine affine = kvant_version_affine(plan->v, plan->v_versions.versions[version], kv_head);
+    const kvant_affine linear = { NULL, affine.scale };
     float y[KVANT_MAX_HEAD_DIM], x[KVANT_MAX_HEAD_DIM];
-    for (uint32_t i = 0; i < d; i++)
-        y[i] = sums[kvant_layout_row_position(&codec->layout, i)] * inverse;
-    kvant_affine affine = kvant_version_affine(plan->v, plan->v_versions.versions[version], kv_head);
-    kvant_codec_transform_output(codec, &affine, weight, y, x);
+    uint32_t channel = 0;
+    do
+        y[channel] = sums[kvant_layout_row_position(&codec->layout, channel)] * inverse;
+    while (++channel < d);
+    kvant_transform_inverse(&codec->transform, kernels, &linear, y, x);
+    for (uint32_t i = 0; affine.center && i < d; i++)
+        x[i] += weight * affine.center[i];
     for (uint32_t i = 0; i < d; i++)
         out[i] += x[i];
 }

@@ -26,11 +26,12 @@ typedef struct kvant_attention_reader {
     /* out[k_dim] = the query of (query token, head) as score takes it for the version, times
      * plan->score_scale. Returns what scores of the version's pages lack: a term that is equal for
      * all of its keys. */
-    float (*query)(const kvant_attention_plan *plan, uint32_t version, uint32_t query, uint32_t head, float *out);
+    float (*query)(const kvant_attention_plan *plan, const kvant_kernels *kernels, uint32_t version, uint32_t query,
+                   uint32_t head, float *out);
     /* out += sums[v_dim] x inverse on its way back, in the order of channels; weight: the part of
      * the weights that is on values of the version. */
-    void (*output)(const kvant_attention_plan *plan, uint32_t version, uint32_t head, const float *sums, float inverse,
-                   float weight, float *out);
+    void (*output)(const kvant_attention_plan *plan, const kvant_kernels *kernels, uint32_t version, uint32_t head,
+                   const float *sums, float inverse, float weight, float *out);
     /* Sets the unit's versions for a page; NULL: there is one. False when the page is hidden. */
     bool (*open)(const kvant_attention_plan *plan, kvant_attention_unit *unit, uint32_t page);
     /* Before the first page; NULL: nothing to do. */

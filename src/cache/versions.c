@@ -106,6 +106,16 @@ static uint32_t rows_of(const kvant_statistics *s, uint32_t part)
 #define CHANNELS 64u
 typedef float by_part[PARTS][CHANNELS];
 
+/* Both are computed before one is stored: compilers make vectors of that, and branches of the rest. */
+static void put_in_order(float *restrict a, float *restrict b)
+{
+    for (uint32_t j = 0; j < CHANNELS; j++) {
+        const float low = a[j] < b[j] ? a[j] : b[j], high = a[j] < b[j] ? b[j] : a[j];
+        a[j] = low;
+        b[j] = high;
+    }
+}
+
 /* Each channel's lower middle number, of the first n parts. */
 static void medians(by_part x, uint32_t n, float *out)
 {
@@ -113,12 +123,14 @@ static void medians(by_part x, uint32_t n, float *out)
     memcpy(sorted, x, sizeof sorted);
     for (uint32_t round = 0; round < n; round++)
         for (uint32_t p = round % 2; p + 1 < n; p += 2)
-            for (uint32_t j = 0; j < CHANNELS; j++) {
-                const float a = sorted[p][j], b = sorted[p + 1][j];
-                sorted[p][j] = a < b ? a : b;
-                sorted[p + 1][j] = a < b ? b : a;
-            }
+            put_in_order(sorted[p], sorted[p + 1]);
     memcpy(out, sorted[(n - 1) / 2], sizeof *sorted);
+}
+
+static float limited(float x, float low, float high)
+{
+    x = x < low ? low : x;
+    return x > high ? high : x;
 }
 
 /* The centres of n <= CHANNELS channels from number `at` on. */
@@ -140,7 +152,7 @@ static void centers_of(const kvant_statistics *s, size_t at, uint32_t n, float *
         const float most = s->n > PARTS ? limit[j] : INFINITY;
         double sum = 0;
         for (uint32_t p = 0; p < parts; p++)
-            sum += (double)fminf(fmaxf(mean[p][j], middle[j] - most), middle[j] + most) * rows_of(s, p);
+            sum += (double)limited(mean[p][j], middle[j] - most, middle[j] + most) * rows_of(s, p);
         centers[j] = (float)(sum / s->n);
     }
 }

@@ -7,6 +7,7 @@
 #include <math.h>
 #include <stdatomic.h>
 
+#include "../base/attributes.h"
 #include "../base/parallel.h"
 #include "versions.h"
 
@@ -177,6 +178,15 @@ static uint32_t neighbours(const write_job *job, size_t i, size_t end)
     return n;
 }
 
+/* The page that rows will enter once they are quantised, and that attention will read: searches take
+ * longer than memory does. */
+KVANT_INLINE void fetch_sealed(const kvant_tensor *tensor, uint32_t block, uint32_t head)
+{
+    const uint8_t *page = kvant_sealed_page(tensor, block, head);
+    for (size_t i = 0; i < tensor->codecs[head]->info.page_bytes; i += 64)
+        KVANT_PREFETCH(page + i);
+}
+
 static void encode_rows(const write_job *job, const kvant_run *r, uint32_t head)
 {
     kvant_tensor *tensor = job->tensor;
@@ -185,6 +195,8 @@ static void encode_rows(const write_job *job, const kvant_run *r, uint32_t head)
     uint32_t d = tensor->head_dim;
     kvant_affine affine = kvant_version_affine(tensor, block->version, head);
     float y[ROWS_AT_ONCE * KVANT_MAX_HEAD_DIM];
+    if (block->open_page < 0 && kvant_codec_encodes_slowly(codec))
+        fetch_sealed(tensor, r->block, head);
     for (size_t i = r->first; i < r->first + r->n;) {
         uint32_t n = neighbours(job, i, r->first + r->n), offset = offset_of(job, i);
         kvant_codec_transform_rows(codec, job->kernels, &affine, job->rows + i * job->stride + (size_t)head * d,

@@ -155,8 +155,8 @@ kvant_status kvant_codec_offer_directions(kvant_codec *codec, const kvant_chunk_
 kvant_status kvant_codec_offer_triplets(kvant_codec *codec, const kvant_chunk_layout *layout, uint32_t bits,
                                         const float *levels, const float *lengths);
 
-/* Where attention on codes has a query's channel among those of its numbers. */
-uint32_t kvant_codec_query_place(const kvant_codec *codec, uint32_t channel);
+/* Where attention on codes has a query's n channels among those of its numbers. */
+void kvant_codec_query_places(const kvant_codec *codec, uint32_t n, uint32_t *places);
 
 /* Lines of codes whose metadata begin with one fp16 scale per token. A line is scale * step;
  * step is the unit of the codes. */

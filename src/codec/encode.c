@@ -8,12 +8,15 @@
 #include "../base/alloc.h"
 #include "../base/half.h"
 
+/* No quantiser's scale exceeds 4 times the largest transformed number, which rounding to fp16 grows
+ * by at most 2^-11 of itself. */
+#define MOST_SCALE 4.01f
+
 /* Below this magnitude of (x - c) / s every scale and zero point fits fp16. The transform grows
- * a number by at most sqrt(head_dim) times its gain, rounding to fp16 grows it by at most 2^-11
- * of itself, and no quantiser's scale exceeds 4 times the largest transformed number. */
+ * a number by at most sqrt(head_dim) times its gain. */
 static float safe_magnitude(const kvant_codec *codec)
 {
-    return KVANT_HALF_MAX / (4.01f * sqrtf((float)codec->info.head_dim) * kvant_transform_gain(&codec->transform));
+    return KVANT_HALF_MAX / (MOST_SCALE * sqrtf((float)codec->info.head_dim) * kvant_transform_gain(&codec->transform));
 }
 
 static float magnitude(const kvant_kernels *kernels, const float *x, uint32_t n)
@@ -33,7 +36,8 @@ float kvant_codec_safe_input(const kvant_codec *codec, const kvant_kernels *kern
     return affine && affine->center ? safe - magnitude(kernels, affine->center, d) : safe;
 }
 
-/* Rounds y to fp16 and back when the row is to pass through an open page. */
+/* Rounds y to fp16 and back when the row is to pass through an open page. Of small rows the
+ * quantiser need not say whether its scale fits: a trellis would search for it. */
 static kvant_status check_transformed(const kvant_codec *codec, const kvant_kernels *kernels, float *y, bool open)
 {
     uint32_t d = codec->info.head_dim;
@@ -44,7 +48,7 @@ static kvant_status check_transformed(const kvant_codec *codec, const kvant_kern
         kernels->float_to_half(y, half, d);
         kernels->half_to_float(half, y, d);
     }
-    return codec->quantizer->check(codec, kernels, y);
+    return largest <= KVANT_HALF_MAX / MOST_SCALE ? KVANT_OK : codec->quantizer->check(codec, kernels, y);
 }
 
 /* A row with large numbers. */

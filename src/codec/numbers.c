@@ -141,11 +141,10 @@ kvant_status kvant_codec_offer_triplets(kvant_codec *codec, const kvant_chunk_la
     return KVANT_OK;
 }
 
-uint32_t kvant_codec_query_place(const kvant_codec *codec, uint32_t channel)
+void kvant_codec_query_places(const kvant_codec *codec, uint32_t n, uint32_t *places)
 {
-    if (codec->view.kind == KVANT_CODES_CHUNK) {
-        const uint32_t size = codec->product.integers.chunk->chunk.components;
-        return kvant_key_place(size, channel / size, channel % size);
-    }
-    return channel / KVANT_PAGE_TOKENS * KVANT_PAGE_TOKENS + kvant_token_position(channel % KVANT_PAGE_TOKENS);
+    const bool chunks = codec->view.kind == KVANT_CODES_CHUNK;
+    const uint32_t size = chunks ? codec->product.integers.chunk->chunk.components : KVANT_PAGE_TOKENS;
+    for (uint32_t i = 0; i < n; i++)
+        places[i] = chunks ? kvant_key_place(size, i / size, i % size) : i / size * size + kvant_token_position(i % size);
 }

@@ -21,7 +21,8 @@ static void find_cells(const float *y, float inverse, uint32_t n, uint16_t *cell
     const float low = -(float)KVANT_TRELLIS_CELLS / 2, high = (float)KVANT_TRELLIS_CELLS / 2 - 1, whole = 0x1.8p23f;
     for (uint32_t j = 0; j < n; j++) {
         float x = y[j] * inverse * (KVANT_TRELLIS_CELLS / 8);
-        x = x < low ? low : x > high ? high : x;
+        x = x < low ? low : x;
+        x = x > high ? high : x;
         cells[j] = (uint16_t)(int32_t)(x + whole - whole - low);
     }
 }
@@ -67,7 +68,7 @@ static void find_path(const kvant_trellis *trellis, const kvant_kernels *kernels
 
 /* Codes and levels' indices of a row; returns the scale to store, before it is rounded to fp16. */
 static float quantize(const kvant_trellis_book *book, const kvant_kernels *kernels, uint32_t dim, const float *y,
-                      uint8_t *codes, uint8_t *levels)
+                      uint8_t *restrict codes, uint8_t *restrict levels)
 {
     const kvant_trellis *trellis = &book->trellis;
     uint16_t cells[KVANT_TRELLIS_MAX_STEPS], in_order[KVANT_MAX_HEAD_DIM];
@@ -75,15 +76,15 @@ static float quantize(const kvant_trellis_book *book, const kvant_kernels *kerne
     const float squares = kernels->dot(y, y, dim);
     const float scale = kvant_half_to_float(kvant_half_from_float(sqrtf(squares) * book->inverse_sqrt_dim));
     const float inverse = scale > 0 ? 1 / scale : 0;
-    for (uint32_t step = 0; step < book->trellis.n_steps; step++)
+    for (uint32_t step = 0; step < trellis->n_steps; step++)
         cells[step] = KVANT_TRELLIS_NO_NUMBER;
     find_cells(y, inverse, dim, in_order);
     for (uint32_t j = 0; j < dim; j++)
-        cells[book->trellis.steps[j]] = in_order[j];
+        cells[trellis->steps[j]] = in_order[j];
     find_path(trellis, kernels, cells, bits);
-    kvant_trellis_subsets(&book->trellis, bits, subsets);
+    kvant_trellis_subsets(trellis, bits, subsets);
     for (uint32_t j = 0; j < dim; j++) {
-        const uint32_t step = book->trellis.steps[j], nearest = trellis->nearest[cells[step]][subsets[step]];
+        const uint32_t step = trellis->steps[j], nearest = trellis->nearest[in_order[j]][subsets[step]];
         codes[j] = (uint8_t)(2 * nearest + bits[step]);
         levels[j] = (uint8_t)(KVANT_TRELLIS_SUBSETS * nearest + subsets[step]);
     }

@@ -37,8 +37,8 @@
 #define kvant_kernels_init_neon_dot NULL
 #endif
 
-static kvant_cpu_level best = KVANT_CPU_C;
-static _Atomic kvant_cpu_level in_use = KVANT_CPU_AUTO;
+static size_t best;          /* in levels */
+static atomic_size_t in_use; /* in levels, from 1 on; 0: the best */
 static pthread_once_t once = PTHREAD_ONCE_INIT;
 
 static const kvant_kernels reference = {
@@ -80,21 +80,27 @@ static void fill(void)
         levels[i].init(&kernels); /* compiled for the level: filling a table already takes its instructions */
         levels[i].kernels = kernels;
         levels[i].usable = true;
-        best = levels[i].level;
+        best = i;
     }
+}
+
+/* At once: a table lies in cache lines of its own, which a program between two calls takes away. */
+static size_t number_in_use(void)
+{
+    pthread_once(&once, fill);
+    const size_t number = atomic_load_explicit(&in_use, memory_order_relaxed);
+    return number ? number - 1 : best;
 }
 
 kvant_cpu_level kvant_get_cpu_level(void)
 {
-    pthread_once(&once, fill);
-    kvant_cpu_level level = atomic_load_explicit(&in_use, memory_order_relaxed);
-    return level == KVANT_CPU_AUTO ? best : level;
+    return levels[number_in_use()].level;
 }
 
 const kvant_kernels *kvant_kernels_get(kvant_cpu_level level)
 {
     if (level == KVANT_CPU_AUTO)
-        level = kvant_get_cpu_level();
+        return &levels[number_in_use()].kernels;
     pthread_once(&once, fill);
     for (size_t i = 0; i < N_LEVELS; i++)
         if (levels[i].level == level)
@@ -104,8 +110,11 @@ const kvant_kernels *kvant_kernels_get(kvant_cpu_level level)
 
 kvant_status kvant_set_cpu_level(kvant_cpu_level level)
 {
+    size_t number = 0;
     KVANT_RETURN_IF(level != KVANT_CPU_AUTO && !kvant_kernels_get(level), KVANT_ERR_UNSUPPORTED);
-    atomic_store_explicit(&in_use, level, memory_order_relaxed);
+    while (level != KVANT_CPU_AUTO && levels[number++].level != level)
+        ;
+    atomic_store_explicit(&in_use, number, memory_order_relaxed);
     return KVANT_OK;
 }
 

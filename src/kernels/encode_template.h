@@ -102,17 +102,44 @@ KVANT_INLINE void butterfly_vectors(float *x, uint32_t n, uint32_t distance)
         }
 }
 
+#define BUTTERFLY_VECTORS 8u
+
+/* A block that stays in registers; vectors is a constant. */
+KVANT_INLINE void hadamard_block(float *x, uint32_t vectors, vf scale)
+{
+    vf v[BUTTERFLY_VECTORS];
+    unrolled_for (uint32_t i = 0; i < vectors; i++)
+        v[i] = butterfly_lanes(vf_load_unaligned(x + i * LANES), LANES);
+    unrolled_for (uint32_t distance = 1; distance < vectors; distance *= 2)
+        unrolled_for (uint32_t i = 0; i < vectors; i++)
+            if (!(i & distance)) {
+                const vf a = v[i], b = v[i + distance];
+                v[i] = vf_add(a, b);
+                v[i + distance] = vf_sub(a, b);
+            }
+    unrolled_for (uint32_t i = 0; i < vectors; i++)
+        vf_store_unaligned(x + i * LANES, vf_mul(v[i], scale));
+}
+
 static KVANT_HADAMARD_FN(NAME(hadamard))
 {
+    const vf scale = vf_set((float)(1.0 / sqrt((double)block)));
     if (n % LANES) {
         kvant_hadamard_c(x, n, block);
+        return;
+    }
+    if (block == 4 * LANES || block == 8 * LANES) {
+        for (uint32_t i = 0; i < n; i += block)
+            if (block == 4 * LANES)
+                hadamard_block(x + i, 4, scale);
+            else
+                hadamard_block(x + i, 8, scale);
         return;
     }
     for (uint32_t i = 0; i < n; i += LANES)
         vf_store_unaligned(x + i, butterfly_lanes(vf_load_unaligned(x + i), block));
     for (uint32_t distance = LANES; distance < block; distance *= 2)
         butterfly_vectors(x, n, distance);
-    vf scale = vf_set((float)(1.0 / sqrt((double)block)));
     for (uint32_t i = 0; i < n; i += LANES)
         vf_store_unaligned(x + i, vf_mul(vf_load_unaligned(x + i), scale));
 }

@@ -87,16 +87,24 @@ static uint32_t best_c(const uint16_t *metric, uint32_t states)
     return best;
 }
 
+/* to ^= bit where from is 1. In bytes alone, so that compilers take 16 at a time. */
+static void add_bits(const uint8_t *restrict from, uint32_t n, uint8_t bit, uint8_t *restrict to)
+{
+    for (uint32_t i = 0; i < n; i++)
+        to[i] ^= (uint8_t)(0 - from[i]) & bit;
+}
+
 void kvant_trellis_subsets(const kvant_trellis *trellis, const uint8_t *bits, uint8_t *subsets)
 {
+    uint8_t circle[KVANT_TRELLIS_MAX_MEMORY + KVANT_TRELLIS_MAX_STEPS];
     const uint32_t n = trellis->n_steps, memory = trellis->memory;
-    uint32_t window = 0;
-    for (uint32_t before = memory; before > 0; before--)
-        window = window << 1 | bits[(n - before % n) % n];
-    for (uint32_t step = 0; step < n; step++) {
-        window = (window << 1 | bits[step]) & ((2u << memory) - 1);
-        subsets[step] = (uint8_t)kvant_trellis_subset(trellis, window);
-    }
+    memcpy(circle, bits + n - memory, memory);
+    memcpy(circle + memory, bits, n);
+    memset(subsets, 0, n);
+    for (uint32_t p = 0; p < KVANT_TRELLIS_PARITIES; p++)
+        for (uint32_t tap = 0; tap <= memory; tap++)
+            if (trellis->taps[p] >> tap & 1)
+                add_bits(circle + memory - tap, n, (uint8_t)(1 << p), subsets);
 }
 
 void kvant_trellis_page_levels(const kvant_trellis *trellis, const kvant_layout *layout, const void *page,

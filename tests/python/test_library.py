@@ -37,7 +37,7 @@ class Imports(TestCase):
 
     def test_every_name_is_there(self):
         for name in kvant.__all__:
-            if name != "PagedCache":  # needs PyTorch: test_paged
+            if name not in ("PagedCache", "Evaluation", "calibrate", "evaluate"):  # need PyTorch: test_paged, pytorch/test_models
                 self.assertIsNotNone(getattr(kvant, name))
         self.assertIn("Cache", dir(kvant))
         self.refused(AttributeError, "'Caches'", getattr, kvant, "Caches")

@@ -15,7 +15,9 @@ def main() -> None:
     try:
         os.execv(program, ["kvant", *sys.argv[1:]])
     except OSError as error:
-        sys.exit(f"kvant: {program}: {error.strerror}; this package was installed without the program: build it with make")
+        sys.exit(
+            f"kvant: {program}: {error.strerror}; this package was installed without the program: build it with make"
+        )
 
 
 if __name__ == "__main__":

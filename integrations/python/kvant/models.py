@@ -1,8 +1,8 @@
 """Models of transformers: gathering a calibration, and what a compressed cache costs in quality.
 
-    kvant.calibrate(model, texts, tokenizer).save("model.kvcal")
-    for row in kvant.evaluate(model, texts, tokenizer, ["balanced", {"preset": "small"}]):
-        print(row.name, row.kld, row.bytes / row.f16_bytes)"""
+kvant.calibrate(model, texts, tokenizer).save("model.kvcal")
+for row in kvant.evaluate(model, texts, tokenizer, ["balanced", {"preset": "small"}]):
+    print(row.name, row.kld, row.bytes / row.f16_bytes)"""
 
 from __future__ import annotations
 
@@ -229,7 +229,12 @@ def evaluate(
             stock = DynamicCache(config=model.config)
             reference = torch.cat(list(_logits(model, part, stock)))[scored]
         sums[0].add(reference, reference, targets)
-        held = [x for layer in stock.layers for x in (getattr(layer, "keys", None), getattr(layer, "values", None)) if x is not None]
+        held = [
+            x
+            for layer in stock.layers
+            for x in (getattr(layer, "keys", None), getattr(layer, "values", None))
+            if x is not None
+        ]
         sums[0].bytes, sums[0].f16_bytes = sum(x.nbytes for x in held), sum(2 * x.numel() for x in held)
         with _attending(model, "kvant"):
             for total, (_, options) in zip(sums[1:], stored):

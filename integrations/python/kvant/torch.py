@@ -73,12 +73,16 @@ def _pointer(value: Tensor | None) -> int | None:
 
 def _on_stream(name: str, arguments: Any, like: Tensor) -> None:
     with torch.cuda.device(like.device):
-        check(name, getattr(library(), f"kvant_cuda_{name}")(c.byref(arguments), torch.cuda.current_stream().cuda_stream))
+        check(
+            name, getattr(library(), f"kvant_cuda_{name}")(c.byref(arguments), torch.cuda.current_stream().cuda_stream)
+        )
 
 
 def _check_rows(rows: Tensor) -> None:
     if rows.dim() != 2 or rows.dtype not in _TYPES:
-        raise ValueError(f"rows: float32, float16 or bfloat16 [n, head_dim] is needed, not {rows.dtype} {list(rows.shape)}")
+        raise ValueError(
+            f"rows: float32, float16 or bfloat16 [n, head_dim] is needed, not {rows.dtype} {list(rows.shape)}"
+        )
 
 
 @_implement("encode")
@@ -107,7 +111,13 @@ def _encode(rows: Tensor, spec: str, role: str, center: Tensor | None = None, sc
 
 @_implement("decode")
 def _decode(
-    pages: Tensor, spec: str, role: str, head_dim: int, n: int, center: Tensor | None = None, scale: Tensor | None = None
+    pages: Tensor,
+    spec: str,
+    role: str,
+    head_dim: int,
+    n: int,
+    center: Tensor | None = None,
+    scale: Tensor | None = None,
 ) -> Tensor:
     center, scale, codec = _channels(center, pages), _channels(scale, pages), _codec(spec, head_dim, role)
     if pages.device.type == "cpu":
@@ -222,7 +232,8 @@ def read(cache: Cache, layer: int, sequence: int, n: int) -> tuple[Tensor, Tenso
     """The first n keys and values of a sequence, float32 [n, kv heads, head_dim]."""
     if cache.device != "cpu":
         raise NotImplementedError(
-            'rows of a cache on a GPU are not read back: load the model with attn_implementation="kvant", which needs none'
+            "rows of a cache on a GPU are not read back: load the model with "
+            'attn_implementation="kvant", which needs none'
         )
     k, v = cache.read(layer, sequence, 0, n)
     return torch.from_numpy(k), torch.from_numpy(v)

@@ -87,7 +87,9 @@ class Operators(TestCase):
                 for dtype in (torch.float32, torch.bfloat16):
                     x = rows.to(dtype)
                     pages = torch.ops.kvant.encode(x, spec, role)
-                    self.assertTrue(torch.equal(torch.ops.kvant.encode(x.cuda(), spec, role).cpu(), pages), (spec, role))
+                    self.assertTrue(
+                        torch.equal(torch.ops.kvant.encode(x.cuda(), spec, role).cpu(), pages), (spec, role)
+                    )
                     back = [torch.ops.kvant.decode(p, spec, role, 64, 150).cpu() for p in (pages, pages.cuda())]
                     self.assertTrue(torch.allclose(*back, rtol=0, atol=1e-5))
 

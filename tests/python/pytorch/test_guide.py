@@ -74,7 +74,13 @@ class Guide(TestCase):
             os.chdir(folder)
             try:
                 texts = ["".join(chr(32 + i * i % 90) for i in range(2100))]
-                said, _ = run(self.quality, kvant=kvant, model=models.make("llama", max_position_embeddings=4096), texts=texts, tokenizer=Tokenizer())
+                said, _ = run(
+                    self.quality,
+                    kvant=kvant,
+                    model=models.make("llama", max_position_embeddings=4096),
+                    texts=texts,
+                    tokenizer=Tokenizer(),
+                )
                 self.assertEqual(kvant.Calibration("model.kvcal").info.n_tokens, 2100)
             finally:
                 os.chdir(before)

@@ -30,13 +30,17 @@ class Calibrate(TestCase):
                 caches = [model(part[None], use_cache=True).past_key_values for part in text(300).split(100)]
             for layer in (1, 3):  # layers without a window
                 for role in "kv":
-                    stored = [cache.layers[layer].keys if role == "k" else cache.layers[layer].values for cache in caches]
+                    stored = [
+                        cache.layers[layer].keys if role == "k" else cache.layers[layer].values for cache in caches
+                    ]
                     if stored[0].shape[2] < 100:
                         continue
                     rows = torch.cat(stored, 2)[0, 0].numpy()
                     entry = calibration.entry(layer, 0, role)
                     for found, wanted in zip(entry[:3], (rows.mean(0), rows.min(0), rows.max(0))):
-                        self.assertTrue(np.allclose(found, wanted, rtol=0, atol=1e-5 * np.abs(rows).max()), (kind, layer, role))
+                        self.assertTrue(
+                            np.allclose(found, wanted, rtol=0, atol=1e-5 * np.abs(rows).max()), (kind, layer, role)
+                        )
 
     def test_moments_of_queries(self):
         """Without a rotation, q is what the projection says. Both heads of a kv head count."""
@@ -66,7 +70,9 @@ class Calibrate(TestCase):
             seen = []
             kvant.calibrate(model, text(600), progress=seen.append).save(path)
             self.assertEqual((seen, seen[-1]), (sorted(seen), 1.0))
-            plain, calibrated = kvant.evaluate(model, text(1024, 2), None, ["small", {"preset": "small", "calibration": path}], context=512)[1:]
+            plain, calibrated = kvant.evaluate(
+                model, text(1024, 2), None, ["small", {"preset": "small", "calibration": path}], context=512
+            )[1:]
             self.assertNotEqual(plain.kld, calibrated.kld)
 
     def test_refusals(self):
@@ -83,7 +89,10 @@ class Evaluate(TestCase):
         caches = [{"k": "f32", "v": "f32"}, *({"k": f"int-{bits}", "v": f"int-{bits}"} for bits in (8, 4, 2))]
         rows = kvant.evaluate(model, text(300), None, caches, context=100, n_contexts=3)
         self.assertEqual(model.config._attn_implementation, "eager")
-        self.assertEqual([row.name for row in rows], ["stock", "k=f32 v=f32", "k=int-8 v=int-8", "k=int-4 v=int-4", "k=int-2 v=int-2"])
+        self.assertEqual(
+            [row.name for row in rows],
+            ["stock", "k=f32 v=f32", "k=int-8 v=int-8", "k=int-4 v=int-4", "k=int-2 v=int-2"],
+        )
         with torch.no_grad():
             losses = []
             for part in text(300).split(100):

@@ -79,7 +79,10 @@ class Caches(TestCase):
         for ours, theirs in (
             ({}, {}),
             ({"window": 9, "scale": 0.2, "softcap": 3.0}, {"window": 9, "scale": 0.2, "logit_softcap": 3.0}),
-            ({"mask": mask, "sinks": sinks, "causal": False}, {"mask": mask[0].numpy(), "sinks": sinks.numpy(), "causal": False}),
+            (
+                {"mask": mask, "sinks": sinks, "causal": False},
+                {"mask": mask[0].numpy(), "sinks": sinks.numpy(), "causal": False},
+            ),
         ):
             got = ops.cache_attend(*self.arguments(q), **ours)
             for i, sequence in enumerate(self.sequences):

@@ -45,7 +45,13 @@ def generate(model, mode="greedy", cache=None, new=24, tokens=None, mask=None):
         options["past_key_values"] = cache
     torch.manual_seed(5)
     return model.generate(
-        tokens, attention_mask=mask, max_new_tokens=new, min_new_tokens=new, pad_token_id=0, eos_token_id=None, **options
+        tokens,
+        attention_mask=mask,
+        max_new_tokens=new,
+        min_new_tokens=new,
+        pad_token_id=0,
+        eos_token_id=None,
+        **options,
     )
 
 
@@ -137,7 +143,9 @@ class Conversations(TestCase):
         """As for a prompt of more than 8192 tokens, with parts of 13: the padding covers three."""
         tokens, mask = models.prompt(90, padding=41)
         with mock.patch.object(kvant.transformers.cache, "PASS", 13), torch.no_grad():
-            got, wanted = self.both(lambda model, cache: model(tokens, attention_mask=mask, past_key_values=cache).logits[:, 41:])
+            got, wanted = self.both(
+                lambda model, cache: model(tokens, attention_mask=mask, past_key_values=cache).logits[:, 41:]
+            )
             self.assertTrue(torch.allclose(got, wanted, rtol=0, atol=1e-4 * wanted.abs().max()))
             self.same(lambda model, cache: generate(model, "beams", cache, tokens=tokens, mask=mask))
 
@@ -204,7 +212,9 @@ class Conversations(TestCase):
         added = torch.zeros(40, 40).masked_fill(~square, torch.finfo(torch.float32).min)
         for given in (mask, added[None, None].expand(2, 1, 40, 40)):
             with torch.no_grad():
-                got, wanted = self.both(lambda model, cache: model(tokens, attention_mask=given, past_key_values=cache).logits)
+                got, wanted = self.both(
+                    lambda model, cache: model(tokens, attention_mask=given, past_key_values=cache).logits
+                )
             rows = (slice(None), slice(10, None)) if given.dim() == 4 else (slice(None), slice(15, None))
             self.assertTrue(torch.allclose(got[rows], wanted[rows], rtol=0, atol=1e-4 * wanted[rows].abs().max()))
 

@@ -59,7 +59,9 @@ def attention(
         out = key.layer.attend(query, attention_mask, shape, key.length, causal, scale, softcap, s_aux)
         return out, None
     tokens = key.shape[2]
-    added = dense.bias(attention_mask, window, causal and tokens >= query.shape[2], query.shape[2], tokens, query.device)
+    added = dense.bias(
+        attention_mask, window, causal and tokens >= query.shape[2], query.shape[2], tokens, query.device
+    )
     key, value = (x.decoded() if type(x) is Rows else x for x in (key, value))
     return dense.attention(query, key, value, added, scale, softcap, s_aux), None
 

@@ -183,13 +183,17 @@ class KvantCache(Cache):
         if self._stored["settings"] is not None:
             found = Settings.load(self._stored["settings"]).info.n_layers
             if found != self.config.num_hidden_layers:
-                raise ValueError(f"settings: they are of a model of {found} layers, not {self.config.num_hidden_layers}")
+                raise ValueError(
+                    f"settings: they are of a model of {found} layers, not {self.config.num_hidden_layers}"
+                )
         if self._stored["calibration"] is not None:
             from ..calibration import Calibration
 
             found = Calibration(self._stored["calibration"]).info.n_layers
             if found != self.config.num_hidden_layers:
-                raise ValueError(f"calibration: it is of a model of {found} layers, not {self.config.num_hidden_layers}")
+                raise ValueError(
+                    f"calibration: it is of a model of {found} layers, not {self.config.num_hidden_layers}"
+                )
 
     # What layers ask for
 
@@ -206,7 +210,9 @@ class KvantCache(Cache):
         on_gpu, rows = k.device.type == "cuda", k.shape[0]
         if k.device.type not in ("cpu", "cuda"):
             raise ValueError(f"key_states: kvant has no pages on {k.device}")
-        shape: dict[str, Any] = dict(n_layers=len(self.layers), n_kv_heads=k.shape[1], head_dim=k.shape[3], v_head_dim=v.shape[3])
+        shape: dict[str, Any] = dict(
+            n_layers=len(self.layers), n_kv_heads=k.shape[1], head_dim=k.shape[3], v_head_dim=v.shape[3]
+        )
         key = tuple(shape.values())
         if key not in self._schemes:
             self._schemes[key] = Scheme(**self._stored, **shape)
@@ -317,4 +323,6 @@ class KvantCache(Cache):
 
     def __repr__(self) -> str:
         stored = ", ".join(f"{name}={value!r}" for name, value in self._stored.items() if value is not None)
-        return f"KvantCache({stored or 'preset=' + repr('balanced')}: {self.get_seq_length()} tokens, {self.bytes} bytes)"
+        return (
+            f"KvantCache({stored or 'preset=' + repr('balanced')}: {self.get_seq_length()} tokens, {self.bytes} bytes)"
+        )

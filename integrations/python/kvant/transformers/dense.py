@@ -20,7 +20,11 @@ def bias(mask: Tensor | None, window: int, causal: bool, q_tokens: int, tokens: 
     dimensions, to which window and causal are added; of four, which says all; or None."""
     if mask is not None and mask.dim() == 4:
         mask = mask[..., :tokens]
-        return mask.float() if mask.dtype != torch.bool else torch.zeros_like(mask, dtype=torch.float32).masked_fill(~mask, -torch.inf)
+        return (
+            mask.float()
+            if mask.dtype != torch.bool
+            else torch.zeros_like(mask, dtype=torch.float32).masked_fill(~mask, -torch.inf)
+        )
     seen = visible(q_tokens, tokens, window, causal, device)[None, None]
     if mask is not None:
         seen = seen & mask[:, None, None, :tokens].to(torch.bool)
@@ -28,7 +32,13 @@ def bias(mask: Tensor | None, window: int, causal: bool, q_tokens: int, tokens: 
 
 
 def attention(
-    q: Tensor, k: Tensor, v: Tensor, added: Tensor, scale: float, softcap: float | None = None, sinks: Tensor | None = None
+    q: Tensor,
+    k: Tensor,
+    v: Tensor,
+    added: Tensor,
+    scale: float,
+    softcap: float | None = None,
+    sinks: Tensor | None = None,
 ) -> Tensor:
     """q [batch, heads, n, d], k and v [batch, kv heads, tokens, d]: [batch, n, heads, d of v], of q's
     dtype. A query that sees nothing gives zeros."""

@@ -66,11 +66,15 @@ def mask(
     bool [batch, 1, q_length, kv_length]."""
     window = window_of(mask_function)
     fits = attention_mask is None or attention_mask.shape[1] == kv_length
-    if window is None or not fits or kv_offset != 0 or not isinstance(q_offset, int) or q_offset + q_length != kv_length:
+    if (
+        window is None
+        or not fits
+        or kv_offset != 0
+        or not isinstance(q_offset, int)
+        or q_offset + q_length != kv_length
+    ):
         options["allow_is_causal_skip"] = options["allow_is_bidirectional_skip"] = False
-        return sdpa_mask(
-            batch_size, q_length, kv_length, q_offset, kv_offset, mask_function, attention_mask, **options
-        )
+        return sdpa_mask(batch_size, q_length, kv_length, q_offset, kv_offset, mask_function, attention_mask, **options)
     if attention_mask is None:
         made = torch.ones((1, 1), dtype=torch.bool, device=options.get("device", "cpu")).expand(batch_size, kv_length)
     else:

@@ -31,7 +31,9 @@ class Rows(Tensor):
         return self.layer.decoded(self.length)[self.role]
 
     @classmethod
-    def __torch_dispatch__(cls, function: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:  # type: ignore[override]
+    def __torch_dispatch__(  # type: ignore[override]
+        cls, function: Any, types: Any, args: Any = (), kwargs: Any = None
+    ) -> Any:
         args, kwargs = tree_map_only(Rows, Rows.decoded, (args, kwargs or {}))
         return function(*args, **kwargs)
 

@@ -14,8 +14,8 @@ from ..library import PAGE_TOKENS, Error
 from .masks import Shape
 
 _HID = (
-    "attention_mask: it shows tokens that it hid in an earlier call, and hidden tokens at the beginning are not stored; give "
-    "every call the mask of the whole sequence"
+    "attention_mask: it shows tokens that it hid in an earlier call, and hidden tokens at the "
+    "beginning are not stored; give every call the mask of the whole sequence"
 )
 SLACK = 256  # tokens before a window that are kept, so that a few tokens may be taken back
 
@@ -119,7 +119,9 @@ class Store:
                 for row, count in enumerate(counts):
                     if count:
                         part = slice(row, row + 1), slice(n - count, n)
-                        append(self._state, k[part], v[part], self._number, layer, self.sequences.numbers[row : row + 1])
+                        append(
+                            self._state, k[part], v[part], self._number, layer, self.sequences.numbers[row : row + 1]
+                        )
         except Error as error:
             if error.status != 60:
                 raise
@@ -148,7 +150,9 @@ class Store:
             options["causal"] = False
         else:
             options |= dict(causal=causal, window=shape.window)
-        starts = tuple(min(start, length) for start in self.starts)  # a later part of the prompt may hold the first token
+        starts = tuple(
+            min(start, length) for start in self.starts
+        )  # a later part of the prompt may hold the first token
         if shape is not None and any(hidden < start for hidden, start in zip(shape.hidden, starts)):
             raise ValueError(_HID)
         plain = shape is not None and not shape.holes and shape.hidden == starts
