@@ -142,8 +142,8 @@ template <int D, bool KEYS> struct Unpacker {
 
 /* Registers of a thread. All together may not be more than the block begins with, 168 or 128 each for 3
  * or 4 warpgroups: otherwise those that want more wait for ever. */
-template <int D> constexpr int UNPACK_REGISTERS = D > 128 ? 136 : D == 128 ? 88 : 112;
-template <int D> constexpr int MULTIPLY_REGISTERS = D > 128 ? 232 : D == 128 ? 168 : 144;
+template <int D> constexpr int UNPACK_REGISTERS = D > 128 ? 136 : D == 128 ? 104 : 112;
+template <int D> constexpr int MULTIPLY_REGISTERS = D > 128 ? 232 : D == 128 ? 152 : 144;
 
 template <class P, int D> KVANT_INLINE void attend_tile(const TileArgs &p)
 {
