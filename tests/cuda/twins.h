@@ -14,7 +14,10 @@
 enum { LAYERS = 2, HEADS = 8, KV_HEADS = 2, DIM = TWINS_DIM, WIDTH = KV_HEADS * DIM, Q_WIDTH = HEADS * DIM };
 enum { MOST = 640, SEQUENCES = 4 };
 
-#define CALIBRATION "test_cuda_cache.kvcal"
+/* The programs of each head_dim run side by side in one folder. */
+#define TEXT_OF(x) #x
+#define FILE_OF(dim) "test_cuda_cache_" TEXT_OF(dim) ".kvcal"
+#define CALIBRATION FILE_OF(TWINS_DIM)
 
 typedef struct spec_pair {
     const char *k, *v;
