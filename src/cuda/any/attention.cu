@@ -366,14 +366,8 @@ template <int CHANNELS> struct AnyAttention {
         share();
         if (p.splits > 1) {
             leave();
-            __threadfence();
-            __syncthreads();
-            if (threadIdx.x == 0)
-                rows.before = count_up(p.counters + work.item, p.splits - 1);
-            __syncthreads();
-            if ((int)rows.before != p.splits - 1)
+            if (!ends_last(p.counters + work.item, p.splits, rows.before))
                 return;
-            __threadfence();
         }
 #pragma unroll 1
         for (int n = warp; n < work.pair.n_columns; n += WARPS) {

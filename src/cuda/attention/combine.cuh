@@ -128,6 +128,21 @@ KVANT_INLINE void write_output(const AttentionArgs &p, const Pair &pair, int n, 
         p.lse[row.row * p.kv_heads * p.heads_a_kv + column.head] = end.lse;
 }
 
+/* Whether this thread block is the last of n that count here. Then it sees what the others wrote before.
+ * Called by all threads; before: in shared memory. */
+KVANT_INLINE bool ends_last(uint32_t *counter, int n, uint32_t &before)
+{
+    __threadfence();
+    __syncthreads();
+    if (threadIdx.x == 0)
+        before = count_up(counter, n - 1);
+    __syncthreads();
+    if ((int)before != n - 1)
+        return false;
+    __threadfence();
+    return true;
+}
+
 /* A partial result: rows in the order of lanes, then (max, sum) of each column. */
 template <int D> KVANT_INLINE float *partial_row(const AttentionArgs &p, int index, int n, int lane)
 {

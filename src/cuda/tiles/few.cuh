@@ -169,11 +169,7 @@ template <class P, int D> KVANT_INLINE void attend_few(const TileArgs &p)
 template <int D>
 __global__ void __launch_bounds__(GROUP_THREADS *FEW_GROUPS<D>, 1) few_kernel(const __grid_constant__ TileArgs p)
 {
-#if defined(__CUDA_ARCH_FEAT_SM90_ALL)
-    attend_few<GroupProducts, D>(p);
-#elif defined(__CUDA_ARCH__)
-    attend_few<WarpProducts, D>(p);
-#endif
+    attend_few<Products, D>(p);
 }
 
 template <int D> FewKernel few_kernel_of()

@@ -238,4 +238,11 @@ struct GroupProducts {
 
 #endif
 
+/* Of the GPU that the code is made for. */
+#if defined(__CUDA_ARCH_FEAT_SM90_ALL)
+using Products = GroupProducts;
+#else
+using Products = WarpProducts;
+#endif
+
 } // namespace kvant

@@ -231,14 +231,8 @@ KVANT_INLINE void finish_tile(const TileShape &p, const TileWork &work, const fl
 #pragma unroll 1
         for (int n = warp; n < work.pair.n_columns; n += n_warps)
             leave_row<D>(p, work, n, own_row<D, GROUPS>(p, results, rows, n, lane), lane);
-        __threadfence();
-        __syncthreads();
-        if (threadIdx.x == 0)
-            rows.before = count_up(p.counters + work.item, p.splits - 1);
-        __syncthreads();
-        if ((int)rows.before != p.splits - 1)
+        if (!ends_last(p.counters + work.item, p.splits, rows.before))
             return;
-        __threadfence();
     }
 #pragma unroll 1
     for (int n = warp; n < work.pair.n_columns; n += n_warps) {

@@ -239,11 +239,7 @@ template <int D>
 __global__ void __launch_bounds__(GROUP_THREADS *(1 + ATTEND_GROUPS), 1)
     attend_kernel(const __grid_constant__ TileShape p)
 {
-#if defined(__CUDA_ARCH_FEAT_SM90_ALL)
-    attend_unpacked<GroupProducts, D>(p);
-#elif defined(__CUDA_ARCH__)
-    attend_unpacked<WarpProducts, D>(p);
-#endif
+    attend_unpacked<Products, D>(p);
 }
 
 template <int D> UnpackedKernels unpacked_kernels_of()
