@@ -9,6 +9,7 @@
 #include "../attention/attention.cuh"
 #include "unpack_chunks.cuh"
 #include "unpack_trellis.cuh"
+#include "../trellis/trellis_magnitudes.cuh"
 
 namespace kvant
 {
@@ -51,17 +52,12 @@ struct SignedBytes : Bytes {
     uint32_t minus_bias;
 };
 
-/* A trellis whose table has levels with their signs. */
-template <class C> struct SignedLevels : C {
-    static constexpr bool BIASED = false;
-};
-
 template <class C, int D> __host__ __device__ constexpr int code_copies()
 {
     if constexpr (HAS_CHUNKS<C>)
         return C::template copies<true, D>();
     else
-        return HAS_TRELLIS<C> ? 1 : 0;
+        return 0;
 }
 
 template <class C, int D> __host__ __device__ constexpr int code_table_bytes()
@@ -69,7 +65,7 @@ template <class C, int D> __host__ __device__ constexpr int code_table_bytes()
     if constexpr (HAS_CHUNKS<C>)
         return (C::ENTRIES * 8 * code_copies<C, D>() + 127) / 128 * 128;
     else
-        return HAS_TRELLIS<C> ? 4 << (2 * C::BITS + 4) : 0;
+        return HAS_TRELLIS<C> ? MAGNITUDE_BYTES : 0;
 }
 
 template <class C, int D> KVANT_INLINE void fill_code_table(uint8_t *table, const TileCodec &codec)
@@ -77,7 +73,7 @@ template <class C, int D> KVANT_INLINE void fill_code_table(uint8_t *table, cons
     if constexpr (HAS_CHUNKS<C>)
         C::fill(table, codec.directions, code_copies<C, D>());
     else if constexpr (HAS_TRELLIS<C>)
-        fill_pairs<SignedLevels<C>, 1>(table, codec.params.bytes);
+        fill_magnitudes<C>(table, codec.params.bytes);
 }
 
 template <class C, int D> KVANT_INLINE auto code_table(const uint8_t *table, const TileCodec &codec, uint32_t one, int lane)
@@ -93,7 +89,7 @@ template <class C, int D> KVANT_INLINE auto code_table(const uint8_t *table, con
             }
         return t;
     } else if constexpr (HAS_TRELLIS<C>)
-        return TrellisTable<1>{ table, 0, one << 31, one << 30, one << 28 };
+        return magnitude_table(table, one, lane);
     else
         return SignedBytes{ bytes_of(codec.params.bytes, one), twice(-codec.params.bias * (1 / UNIT)) };
 }
@@ -161,10 +157,10 @@ template <class C, int D, class = void> struct KeyOperands {
 template <class C, int D> struct KeyOperands<C, D, std::enable_if_t<HAS_TRELLIS<C>>> {
     static_assert(C::BITS == 4, "planes of four words");
     static constexpr int OPERANDS = 4, PARTS = D / 64, M = C::MEMORY, BEFORE = (M + 3) / 4;
-    const TrellisTable<1> &table;
+    const MagnitudeTable &table;
     uint32_t w[PARTS][4], plane[BEFORE + PARTS];
 
-    KVANT_INLINE KeyOperands(const uint8_t *page, int warp, int lane, const TrellisTable<1> &table_) : table(table_)
+    KVANT_INLINE KeyOperands(const uint8_t *page, int warp, int lane, const MagnitudeTable &table_) : table(table_)
     {
         const uint32_t *words = reinterpret_cast<const uint32_t *>(page);
         unrolled_for (int g = 0; g < PARTS; g++) {
@@ -189,7 +185,7 @@ template <class C, int D> struct KeyOperands<C, D, std::enable_if_t<HAS_TRELLIS<
 
     KVANT_INLINE void unpack(int part, uint32_t (&a)[4][4]) const
     {
-        pair_operands4<M>(
+        magnitude_operands4<M>(
             w[part], [&](int j) { return steps_before(part, j); }, table,
             [&](int i, const uint32_t(&x)[4]) { unrolled_for (int k = 0; k < 4; k++) a[i][k] = x[k]; });
     }
@@ -240,7 +236,7 @@ template <class C, int D, class = void> struct ValueOperands {
 template <class C, int D> struct ValueOperands<C, D, std::enable_if_t<HAS_TRELLIS<C>>> {
     static_assert(C::BITS == 4 && C::MEMORY == 8, "the run before a run is enough");
     static constexpr int OPERANDS = 4, PARTS = D / 64, BLOCKS = D / 64, M = C::MEMORY;
-    const TrellisTable<1> &table;
+    const MagnitudeTable &table;
     int lane;
     uint32_t w[PARTS][4], run[PARTS + 1]; /* run[0]: before the first one */
 
@@ -257,7 +253,7 @@ template <class C, int D> struct ValueOperands<C, D, std::enable_if_t<HAS_TRELLI
         return 4 * block + warp;
     }
 
-    KVANT_INLINE ValueOperands(const uint8_t *page, int warp, int lane_, const TrellisTable<1> &table_)
+    KVANT_INLINE ValueOperands(const uint8_t *page, int warp, int lane_, const MagnitudeTable &table_)
         : table(table_), lane(lane_)
     {
         const uint32_t *words = reinterpret_cast<const uint32_t *>(page);
@@ -286,7 +282,7 @@ template <class C, int D> struct ValueOperands<C, D, std::enable_if_t<HAS_TRELLI
         unrolled_for (int j = 0; j <= M; j++)
             if (any_tap<M>(j))
                 terms[j] = steps_before(part, j);
-        pair_operands4<M>(
+        magnitude_operands4<M>(
             w[part], [&](int j) { return terms[j]; }, table,
             [&](int i, const uint32_t(&x)[4]) { unrolled_for (int k = 0; k < 4; k++) a[i][k] = x[k]; });
     }
