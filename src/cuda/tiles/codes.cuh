@@ -180,7 +180,7 @@ template <class KC, class VC, int D, int N> struct CodesWorker {
 
     template <class T, class Table> KVANT_INLINE T code_operands(const uint8_t *page, int own_warp, const Table &own_table) const
     {
-        if constexpr (std::is_same<Table, MagnitudeTable>::value)
+        if constexpr (std::is_constructible<T, const uint8_t *, int, int, const Table &>::value)
             return T(page, own_warp, lane, own_table);
         else
             return T{ page, own_warp, lane, own_table };
@@ -314,7 +314,10 @@ template <class KC, class VC, int D, int N> struct CodesWorker {
         const int token = WARP_ROWS * warp + 8 * (lane >> 3 & 1) + (lane & 7), k = place_in_operand<VC::ORDER>(token),
                   piece = (lane >> 4 ^ (k & 7)) * 16;
         const uint32_t at = shared_address(weights()) + k * ROW_BYTES;
-        unrolled_for (int j = 0; j < N / 8; j += 2) {
+        if constexpr (N == 8)
+            store_two_matrices(w[0], at + (k & 7) * 16);
+        else
+            unrolled_for (int j = 0; j < N / 8; j += 2) {
             const uint32_t m[4] = { w[j][0], w[j][1], w[j + 1][0], w[j + 1][1] };
             store_matrices(m, at + (piece ^ j * 16));
         }
@@ -660,7 +663,7 @@ template <class KC, class VC, int D, int N> CodesKernel codes_kernel_of()
 
 template <class KC, class VC, int D> CodesKernel codes_kernel_for(int rows)
 {
-    return rows <= 16 ? codes_kernel_of<KC, VC, D, 16>() : rows <= 32 ? codes_kernel_of<KC, VC, D, 32>() : codes_kernel_of<KC, VC, D, 64>();
+    return rows <= 8 ? codes_kernel_of<KC, VC, D, 8>() : rows <= 16 ? codes_kernel_of<KC, VC, D, 16>() : rows <= 32 ? codes_kernel_of<KC, VC, D, 32>() : codes_kernel_of<KC, VC, D, 64>();
 }
 
 } // namespace kvant
