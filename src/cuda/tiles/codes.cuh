@@ -18,7 +18,10 @@ template <class KC, class VC, int D, int N_> struct CodesShape {
     static constexpr int N = N_, COLUMNS = N / 4; /* of a lane: 8 j + 2 (lane mod 4) + e is column 2 j + e */
     using V = ValueOperands<VC, D>;
     static constexpr int QUERY_BYTES = (key_tiles<KC, D>() + 3) / 4 * N * ROW_BYTES;
-    static constexpr int WEIGHT_BYTES = PAGE_TOKENS * ROW_BYTES; /* a row per token, 64 columns */
+    /* Weights have rows of 64 columns, exchanged; few columns stand in rows of 8. */
+    static constexpr bool NARROW = N <= 16;
+    static constexpr int WEIGHT_BYTES = PAGE_TOKENS * (NARROW ? 2 * N : ROW_BYTES),
+                         WEIGHT_ROW = NARROW ? 16 : ROW_BYTES; /* of a token */
     static constexpr int K_CODES = page_code_bytes<KC, D>(true), V_CODES = page_code_bytes<VC, D>(false);
     static constexpr int K_BYTES = (K_CODES + metadata_bytes<KC, D>() + 15) / 16 * 16,
                          V_BYTES = (V_CODES + metadata_bytes<VC, D>() + 15) / 16 * 16, SLOT = K_BYTES + V_BYTES;
@@ -194,7 +197,7 @@ template <class KC, class VC, int D, int N> struct CodesWorker {
     /* Adds V^T weights^T. */
     KVANT_INLINE void multiply_values(const uint8_t *page)
     {
-        const uint64_t w = matrix_at(shared_address(weights()));
+        const uint64_t w = S::NARROW ? narrow_matrix_at(shared_address(weights())) : matrix_at(shared_address(weights()));
         const V values(code_operands<V>(page, value_warp, v_table));
         uint32_t a[2][V::OPERANDS][4];
         unrolled_for (int part = 0; part < V::PARTS; part++) {
@@ -203,7 +206,7 @@ template <class KC, class VC, int D, int N> struct CodesWorker {
             values.unpack(part, a[part % 2]);
             GroupProducts::begin();
             unrolled_for (int i = 0; i < V::OPERANDS; i++)
-                multiply<1>(o[V::block(part, i)], a[part % 2][i], w + (V::column_tile(part, i) * 16 * ROW_BYTES >> 4), 1);
+                multiply<1>(o[V::block(part, i)], a[part % 2][i], w + V::column_tile(part, i) * S::WEIGHT_ROW, 1);
             GroupProducts::commit();
         }
         release<0>(a[0]);
@@ -311,16 +314,15 @@ template <class KC, class VC, int D, int N> struct CodesWorker {
     /* Weights into shared memory, as the second operand of the values. */
     KVANT_INLINE void store_weights(const uint32_t (&w)[N / 8][2]) const
     {
-        const int token = WARP_ROWS * warp + 8 * (lane >> 3 & 1) + (lane & 7), k = place_in_operand<VC::ORDER>(token),
-                  piece = (lane >> 4 ^ (k & 7)) * 16;
-        const uint32_t at = shared_address(weights()) + k * ROW_BYTES;
+        const int token = WARP_ROWS * warp + 8 * (lane >> 3 & 1) + (lane & 7), k = place_in_operand<VC::ORDER>(token);
+        const uint32_t at = shared_address(weights()) + k * S::WEIGHT_ROW;
         if constexpr (N == 8)
-            store_two_matrices(w[0], at + (k & 7) * 16);
+            store_two_matrices(w[0], at);
         else
             unrolled_for (int j = 0; j < N / 8; j += 2) {
-            const uint32_t m[4] = { w[j][0], w[j][1], w[j + 1][0], w[j + 1][1] };
-            store_matrices(m, at + (piece ^ j * 16));
-        }
+                const uint32_t m[4] = { w[j][0], w[j][1], w[j + 1][0], w[j + 1][1] };
+                store_matrices(m, S::NARROW ? at + (lane >> 4) * (PAGE_TOKENS * 16) : at + (((lane >> 4 ^ k) & 7) * 16 ^ j * 16));
+            }
         GroupProducts::publish();
     }
 
@@ -434,7 +436,7 @@ template <class KC, class VC, int D, int N> struct CodesWorker {
 
     KVANT_INLINE void add_open_values(const uint16_t *page, int valid)
     {
-        const uint64_t w = matrix_at(shared_address(weights()));
+        const uint64_t w = S::NARROW ? narrow_matrix_at(shared_address(weights())) : matrix_at(shared_address(weights()));
         const float one = 1 / Accumulator<VC, D>::unit(p.v_step);
         unrolled_for (int b = 0; b < V::BLOCKS; b++) {
             float x[N / 8][4];
@@ -452,7 +454,7 @@ template <class KC, class VC, int D, int N> struct CodesWorker {
                     a[i] = pair;
                 }
                 GroupProducts::begin();
-                multiply<1>(x, a, w + (k * 16 * ROW_BYTES >> 4), k > 0);
+                multiply<1>(x, a, w + k * S::WEIGHT_ROW, k > 0);
                 GroupProducts::commit();
                 GroupProducts::finish<0>();
                 GroupProducts::hold(x);
