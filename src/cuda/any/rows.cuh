@@ -115,6 +115,15 @@ union AnyBook {
     OctopusLevels triplets;
     HqmqSecondaries quaternions;
 
+    /* What a codec needs of it, in 16 bytes. */
+    __host__ __device__ static int bytes(const kvant_cuda_codec &codec)
+    {
+        const int needed = codec.params.codes == KVANT_CUDA_CODES_UNIFORM    ? 0
+                           : codec.params.codes == KVANT_CUDA_CODES_CODEBOOK ? 4 << codec.params.bits
+                                                                             : (int)sizeof(AnyBook);
+        return (needed + 15) / 16 * 16;
+    }
+
     /* By all threads of a block. */
     KVANT_INLINE void load(const kvant_cuda_codec &codec)
     {
