@@ -84,16 +84,28 @@ static kvant_status find_steps(kvant_cache *cache, uint32_t n)
 
 /* Begin */
 
+/* Tokens of the layers that have any: a cache may be used for some layers alone. */
+static uint32_t length_of(const kvant_cache *cache, const kvant_sequence *s)
+{
+    uint32_t length = 0;
+    for (uint32_t layer = 0; layer < cache->params.n_layers && !length; layer++)
+        length = s->lengths[layer];
+    return length;
+}
+
 static kvant_status check_sequence(const kvant_cache *cache, const kvant_sequence *s)
 {
+    const uint32_t length = length_of(cache, s);
     for (uint32_t layer = 0; layer < cache->params.n_layers; layer++) {
         const cuda_layer *l = kvant_cuda_layer(cache, layer);
-        if (s->lengths[layer] != s->lengths[0] || !s->lengths[0])
-            return unsupported("layers of a sequence have different lengths, or none");
+        if (!length || (s->lengths[layer] != length && s->lengths[layer]))
+            return unsupported("layers of a sequence have different lengths, or none has tokens");
+        if (!s->lengths[layer])
+            continue;
         if (kvant_versions_wait(l->parts[0].tensor) || kvant_versions_wait(l->parts[1].tensor))
             return unsupported("centres and scales are learnt from the first 64 tokens");
     }
-    const uint32_t last = (s->lengths[0] - 1) / KVANT_PAGE_TOKENS;
+    const uint32_t last = (length - 1) / KVANT_PAGE_TOKENS;
     return s->table[last] < 0 ? unsupported("the last block was dropped") : KVANT_OK;
 }
 
@@ -104,12 +116,12 @@ static kvant_status reserve(kvant_cache *cache, cuda_steps *steps)
     for (uint32_t i = 0; i < steps->batch; i++) {
         const kvant_sequence *s = &cache->sequences[steps->sequences[i]];
         KVANT_FORWARD(check_sequence(cache, s));
-        const uint32_t left = KVANT_PAGE_TOKENS - s->lengths[0] % KVANT_PAGE_TOKENS;
+        const uint32_t left = KVANT_PAGE_TOKENS - length_of(cache, s) % KVANT_PAGE_TOKENS;
         steps->n_left = left < steps->n_left ? left : steps->n_left;
     }
     for (uint32_t i = 0; i < steps->batch; i++)
         KVANT_FORWARD(kvant_sequence_reserve(cache, steps->sequences[i],
-                                             cache->sequences[steps->sequences[i]].lengths[0], steps->n_left));
+                                             length_of(cache, &cache->sequences[steps->sequences[i]]), steps->n_left));
     return KVANT_OK;
 }
 
@@ -161,6 +173,9 @@ static kvant_status begin_layer(kvant_cache *cache, cuda_steps *steps, uint32_t 
 {
     const kvant_attention_problem p = problem_of(cache);
     step_layer *layer = &steps->layers[number];
+    layer->n_parts = 0;
+    if (!cache->sequences[steps->sequences[0]].lengths[number])
+        return KVANT_OK;
     attention_call c = kvant_cuda_call_of(cache, number, steps->sequences, steps->batch, &p);
     const uint32_t blocks = kvant_cuda_call_blocks(&c) + 1;
     if (blocks > steps->stride)
@@ -191,6 +206,8 @@ static uint64_t fingerprint(const kvant_cache *cache, const cuda_steps *steps)
     for (uint32_t i = 0; i < cache->params.n_layers; i++) {
         const step_layer *layer = &steps->layers[i];
         const void *own[] = { layer->tables.at, layer->pages.at };
+        if (!layer->n_parts)
+            continue;
         state = kvant_fnv1a(kvant_fnv1a(state, own, sizeof own), layer->versions, 2 * layer->n_parts);
         state = kvant_fnv1a(state, layer->rows, steps->batch * sizeof *layer->rows);
     }
@@ -205,7 +222,7 @@ static void find_state(const kvant_cache *cache, cuda_steps *steps)
         uint32_t dropped = 0;
         while (s->table[dropped] < 0)
             dropped++;
-        lengths[i] = (int32_t)(s->lengths[0] - dropped * KVANT_PAGE_TOKENS);
+        lengths[i] = (int32_t)(length_of(cache, s) - dropped * KVANT_PAGE_TOKENS);
         steps->state[i] = (int64_t)i * KVANT_PAGE_TOKENS + lengths[i] % (int32_t)KVANT_PAGE_TOKENS - 1;
     }
 }
@@ -329,7 +346,7 @@ kvant_status kvant_cuda_step(kvant_cache *cache, uint32_t layer, const kvant_ste
 {
     cuda_memory *memory = cache->memory;
     const kvant_cuda_stream stream = memory->stream;
-    if (!memory->steps || !memory->steps->n_left)
+    if (!memory->steps || !memory->steps->n_left || !memory->steps->layers[layer].n_parts)
         return kvant_fail(NULL, KVANT_ERR_ARGUMENT, "steps: begin first");
     kvant_attention_problem p = problem_of(cache);
     p.q = step->q, p.out = step->out, p.window = step->window, p.scale = step->scale;
