@@ -42,7 +42,7 @@ def stand_in():
     for patched in (
         mock.patch.object(KvantCache, "_on_gpu", staticmethod(lambda rows: True)),
         mock.patch.object(kvant.places.Gpu, "_describe", staticmethod(on_host)),
-        mock.patch.object(torch.cuda, "mem_get_info", lambda device: (1 << 30, 1 << 30)),
+        mock.patch.object(torch.cuda, "mem_get_info", lambda *device: (1 << 30, 1 << 30)),
         mock.patch.object(MODULE, "capture", capture),
     ):
         stack.enter_context(patched)
