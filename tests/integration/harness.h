@@ -36,6 +36,8 @@ ggml_backend_dev_t harness_add_accel(void);
 
 /* KVANT_TEST_STANDIN names a stand-in of ggml-cuda (standin_cuda.c): KVANT is KVANT0 then, its cache in that one's memory. */
 bool harness_on_gpu(void);
+/* KVANT_TEST_GPUS: how many there are; with 2 the layers are spread over KVANT0 and KVANT1. */
+int harness_gpus(void);
 
 ggml_backend_reg_t harness_plugin(void);
 const struct llama_vocab *harness_vocab(void);

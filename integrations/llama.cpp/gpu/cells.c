@@ -370,7 +370,8 @@ static kvant_status append(const kvp_gpu_cells *cells, kvant_role role, const fl
                                     .type = KVANT_CUDA_F32,
                                     .n_tokens = (uint32_t)n,
                                     .n_kv_heads = cells->n_kv_heads,
-                                    .slots = slots };
+                                    .slots = slots,
+                                    .refused = (uint32_t *)cells->gpu->refused };
 
     *(role == KVANT_ROLE_K ? &args.k : &args.v) = kvp_gpu_rows(cells, rows, width_of(cells));
     return kvant_cuda_append(&args, cells->gpu->stream);
@@ -395,6 +396,8 @@ static kvant_status write_rows(kvp_kv *kv, const int64_t *cell_numbers, size_t n
         status = append(cells, kv->shape.role, room, n, slots);
     if (!kvp_cu_ok(kvp_cu.stream_finish(gpu->stream), "storing rows"))
         status = KVANT_ERR_CUDA;
+    if (status == KVANT_OK)
+        status = kvp_gpu_take_word(gpu->refused);
     pthread_mutex_unlock(&gpu->lock);
     return status;
 }

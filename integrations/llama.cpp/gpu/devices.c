@@ -63,6 +63,26 @@ void kvp_gpu_release(kvp_gpu_memory *memory)
     *memory = (kvp_gpu_memory){ 0 };
 }
 
+atomic_uint *kvp_gpu_new_word(void)
+{
+    void *word = NULL;
+
+    if (!kvp_cu_ok(kvp_cu.host_memory_new(&word, sizeof(atomic_uint), CU_HOST_PORTABLE_MAPPED), "memory"))
+        return NULL;
+    atomic_init((atomic_uint *)word, 0);
+    return word;
+}
+
+kvant_status kvp_gpu_take_word(atomic_uint *word)
+{
+    const unsigned bits = atomic_load_explicit(word, memory_order_relaxed);
+
+    if (bits == 0)
+        return KVANT_OK;
+    atomic_store(word, 0);
+    return bits & KVANT_CUDA_ROW_NONFINITE ? KVANT_ERR_NONFINITE : KVANT_ERR_RANGE;
+}
+
 /* Buffer types */
 
 static kvp_gpu *gpu_of_buft(const abi_buft *buft)
@@ -282,7 +302,7 @@ static bool setup_one(kvp_gpu *gpu, abi_device *inner, const char *name, char *e
     pthread_mutex_init(&gpu->list_lock, NULL);
     if (props.device_id == NULL || kvp_cu.device_by_bus_id(&number, props.device_id) != 0 ||
         kvp_cu.context_retain(&gpu->context, number) != 0 || kvp_cu.context_set(gpu->context) != 0 ||
-        kvp_cu.stream_new(&gpu->stream, CU_NON_BLOCKING) != 0) {
+        kvp_cu.stream_new(&gpu->stream, CU_NON_BLOCKING) != 0 || (gpu->refused = kvp_gpu_new_word()) == NULL) {
         snprintf(err, errlen, "the driver does not open the GPU %s", props.device_id != NULL ? props.device_id : "?");
         return false;
     }

@@ -108,6 +108,7 @@ struct kvp_gpu {
     void (*set_tensor)(abi_buffer *buffer, abi_tensor *tensor, const void *data, size_t offset, size_t size); /* CUDA's */
     uint32_t n_cells;
     kvp_gpu_memory cells, numbers, batch; /* batch: rows on their way; under the lock */
+    atomic_uint *refused;                 /* of these rows */
     pthread_mutex_t list_lock;
 };
 
@@ -152,6 +153,8 @@ struct kvp_gpu_backend {
     int n_writes;
     bool waits;           /* all of its rows went to open pages when it was captured */
     unsigned epoch;       /* when it was captured */
+    atomic_uint *refused; /* kernels say here, in the computer's memory, which rows they did not store */
+    unsigned failed;      /* they said so after a graph: the next one fails, of any GPU of the context */
     cu_graph_exec exec;
     bool graphs, captured; /* graphs: may be captured */
     unsigned long n_graphs, n_parts, n_captures, n_launches;
@@ -204,6 +207,10 @@ const int64_t *kvp_gpu_open_slots(const kvp_gpu_cache *cache);
 /* Sealed pages hold all rows afterwards. close: no block is open then. forget: all rows are of the past. */
 bool kvp_gpu_cache_settle(kvp_gpu_cache *cache, bool close, cu_stream stream);
 void kvp_gpu_cache_forget(kvp_gpu_cache *cache);
+
+/* A word in the computer's memory that kernels write to (KVANT_CUDA_ROW_*); NULL with a message. take: what they wrote since. */
+atomic_uint *kvp_gpu_new_word(void);
+kvant_status kvp_gpu_take_word(atomic_uint *word);
 
 /* devices.c: the batch whose cell numbers lie at this address of the GPU; false: they were not seen. */
 bool kvp_gpu_find_step(kvp_gpu *gpu, const void *cells, size_t n, kvp_gpu_step *step);

@@ -153,7 +153,8 @@ static kvant_status append(kvp_gpu_backend *b, abi_tensor *const *nodes, int n, 
                                     .type = KVANT_CUDA_F32,
                                     .n_tokens = (uint32_t)nodes[0]->src[0]->ne[1],
                                     .n_kv_heads = first->n_kv_heads,
-                                    .slots = open ? kvp_gpu_open_slots(first->cache) : nodes[0]->src[1]->data };
+                                    .slots = open ? kvp_gpu_open_slots(first->cache) : nodes[0]->src[1]->data,
+                                    .refused = (uint32_t *)b->refused };
 
     for (int i = 0; i < n; i++) {
         const kvp_gpu_cells *cells = kvp_gpu_cells_of(nodes[i]);

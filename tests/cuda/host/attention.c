@@ -162,6 +162,9 @@ kvant_status host_attention(const kvant_cuda_attention_args *args, kvant_cuda_st
     ANSWER(attention, args, stream);
     if (!has_workspace(args) || (host_driver_runs() && !stream))
         return KVANT_ERR_ARGUMENT;
+    if (!host_is_here(args->k.base) || !host_is_here(args->v.base) || !host_is_here(args->q) || !host_is_here(args->out) ||
+        !host_is_here(args->block_table) || !host_is_here(args->mask) || !host_is_here(args->workspace))
+        return KVANT_ERR_CUDA;
     const size_t width = args->type == KVANT_CUDA_F32 ? 4 : 2;
     for (uint32_t b = 0; b < args->batch; b++) {
         kvant_cuda_attention_args one = *args;
