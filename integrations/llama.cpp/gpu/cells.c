@@ -267,7 +267,7 @@ static bool learn(kvp_gpu_cells *cells, const float *rows, size_t n)
     ok = tensor != NULL && read_version(cells, tensor, numbers, &center, &scale) &&
          upload(cells->gpu, at, numbers, 3 * width * sizeof(*numbers));
     if (ok) {
-        cells->center = center ? at : NULL;
+        cells->center = center && !cells->uncentred ? at : NULL;
         cells->scale = scale ? at + width : NULL;
         cells->query_scale = scale || cells->n_weights == cells->head_dim ? at + 2 * width : NULL;
         cells->learnt = true;

@@ -17,7 +17,7 @@
  * Refused, each with a line: codecs that keep recent tokens as fp16 or groups of tokens, feedback, kv heads with different specs,
  * dense rotations, head_dim of keys and values that differ, and what kvant/cuda.h refuses. Centre and scale of first
  * rows (center=first, norm=first) have one version here: that of the first batch after the cache was created or
- * cleared. With a softcap or sinks such keys are refused. */
+ * cleared. With a softcap keys have no centre. */
 #ifndef KVP_CUDA_GPU_H
 #define KVP_CUDA_GPU_H
 
@@ -124,6 +124,7 @@ typedef struct kvp_gpu_cells {
     const float *weights, *inverse_weights; /* NULL: none */
     float *center, *scale, *query_scale;    /* NULL: none */
     bool learns, learnt;                    /* centre or scale from the first rows */
+    bool uncentred;                         /* attention has a softcap */
     kvp_gpu_cache *cache;
     kvp_gpu_memory open; /* NULL: no page was needed yet */
     kvant_cuda_pages open_pages;
@@ -140,6 +141,7 @@ struct kvp_gpu_backend {
     abi_event to_us_event, to_cuda_event;
     bool on_ours;         /* what was enqueued last is on our stream */
     kvp_gpu_memory workspace, queries;
+    kvp_gpu_memory lse;   /* of attention whose sinks come in afterwards */
     kvp_compute compute;  /* for what the CPU computes: the context shift */
     abi_tensor front;     /* computes nothing and is never the same: keeps ggml-cuda from a capture of its own */
     abi_tensor **nodes;   /* of a part of a graph, behind the front */

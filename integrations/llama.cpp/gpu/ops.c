@@ -38,29 +38,31 @@ static bool is_view(const abi_tensor *node)
            node->op == kvp_api.op.reshape || node->op == kvp_api.op.transpose;
 }
 
-/* Queries see <q, c> nowhere; softmax forgets it, a softcap and sinks do not. */
-static bool needs_center(const abi_tensor *node, const kvp_gpu_cells *k)
+/* A softcap sees <q, c>, which keys with a centre lack in their scores: they do without it. Nothing is stored yet. */
+static void leave_out_center(const abi_tensor *node, kvp_gpu_cells *k)
 {
     float softcap;
 
     memcpy(&softcap, (const char *)node->op_params + 2 * sizeof(float), sizeof(softcap));
-    return (softcap > 0 || node->src[4] != NULL) && (k->learns || k->center != NULL);
+    if (softcap <= 0 || k->uncentred)
+        return;
+    if (k->learns || k->center != NULL)
+        kvp_note("%s: a softcap: keys have no centre", kvp_root(node->src[1])->name);
+    k->uncentred = true;
+    k->center = NULL;
 }
 
 static bool attention_supported(const abi_tensor *node)
 {
-    const kvp_gpu_cells *k = kvp_gpu_cells_of(node->src[1]), *v = kvp_gpu_cells_of(node->src[2]);
+    kvp_gpu_cells *k = kvp_gpu_cells_of(node->src[1]), *v = kvp_gpu_cells_of(node->src[2]);
     const abi_tensor *q = node->src[0];
     const char *name = kvp_root(node->src[1])->name;
     char err[512] = "";
 
     if (k == NULL || v == NULL)
         return true; /* llama.cpp estimates sizes */
-    if (needs_center(node, k))
-        kvp_error("%s: attention with a softcap or sinks takes no center=first on a GPU: set KVANT_K and KVANT_V to codecs "
-                  "without it, turboquant-4 for example",
-                  name);
-    else if (k->head_dim != v->head_dim || q->ne[2] / node->src[1]->ne[2] > MOST_HEADS_PER_KV_HEAD)
+    leave_out_center(node, k);
+    if (k->head_dim != v->head_dim || q->ne[2] / node->src[1]->ne[2] > MOST_HEADS_PER_KV_HEAD)
         kvp_error("%s: keys and values of different head_dim, or more than 64 query heads per kv head", name);
     else if (kvant_cuda_attention_check(k->codec, v->codec, err, sizeof(err)) != KVANT_OK)
         kvp_error("%s: %s", name, err);
@@ -279,9 +281,38 @@ static bool is_full(const kvp_gpu_cells *k)
     return k->n_weights > k->head_dim;
 }
 
+/* Sinks weigh against scores with their <q, c>: where keys have a centre, they come in afterwards. */
+static kvant_status launch_attention(kvp_gpu_backend *b, const kvp_gpu_cells *k, const kvant_cuda_attention_args *plain,
+                                     kvant_cuda_attention_args args)
+{
+    const bool apart = args.sinks != NULL && k->center != NULL;
+    const kvant_cuda_sinks_args sinks = { .size = sizeof(sinks),
+                                          .n_queries = plain->batch * plain->query_tokens,
+                                          .n_heads = plain->n_heads,
+                                          .n_kv_heads = plain->n_kv_heads,
+                                          .head_dim = k->head_dim,
+                                          .q = plain->q,
+                                          .q_token_stride = plain->q_token_stride,
+                                          .q_head_stride = plain->q_head_stride,
+                                          .scale = plain->scale,
+                                          .center = k->center,
+                                          .sinks = plain->sinks,
+                                          .lse = b->lse.at,
+                                          .out = plain->out };
+    kvant_status status;
+
+    if (apart) {
+        args.sinks = NULL;
+        args.lse = b->lse.at;
+    }
+    status = kvant_cuda_attention(&args, b->stream);
+    return apart && status == KVANT_OK ? kvant_cuda_add_sinks(&sinks, b->stream) : status;
+}
+
 static kvant_status attend(kvp_gpu_backend *b, const abi_tensor *node, size_t stream)
 {
-    kvant_cuda_attention_args args = arguments_of(b, node, stream);
+    const kvant_cuda_attention_args plain = arguments_of(b, node, stream);
+    kvant_cuda_attention_args args = plain;
     const kvp_gpu_cells *k = kvp_gpu_cells_of(node->src[1]);
     kvant_status status = KVANT_OK;
 
@@ -289,7 +320,7 @@ static kvant_status attend(kvp_gpu_backend *b, const abi_tensor *node, size_t st
         return KVANT_ERR_UNSUPPORTED;
     if (is_full(k))
         status = transform_queries(b, k, &args);
-    return status == KVANT_OK ? kvant_cuda_attention(&args, b->stream) : status;
+    return status == KVANT_OK ? launch_attention(b, k, &plain, args) : status;
 }
 
 static int32_t attention(kvp_gpu_backend *b, abi_tensor *node)
@@ -301,6 +332,7 @@ static int32_t attention(kvp_gpu_backend *b, abi_tensor *node)
     if (!kvp_attention_supported(node) || k == NULL || kvp_gpu_cells_of(node->src[2]) == NULL)
         return ABI_STATUS_FAILED;
     if (!kvp_gpu_grow(b->gpu, &b->workspace, kvant_cuda_attention_workspace(k->head_dim), true) ||
+        !kvp_gpu_grow(b->gpu, &b->lse, (size_t)(q->ne[1] * q->ne[2] * q->ne[3]) * sizeof(float), false) ||
         (is_full(k) &&
          !kvp_gpu_grow(b->gpu, &b->queries, (size_t)q->ne[1] * (size_t)q->ne[2] * k->head_dim * sizeof(float), false)))
         return ABI_STATUS_ALLOC_FAILED;

@@ -247,7 +247,10 @@ static void merge_head(const kvant_cuda_merge_args *a, uint32_t query, uint32_t 
 
 kvant_status host_merge(const kvant_cuda_merge_args *args, kvant_cuda_stream stream)
 {
-    (void)stream;
+    if (host_is_foreign(stream))
+        return KVANT_ERR_CUDA;
+    if (host_record(stream, host_run_merge, args, sizeof *args))
+        return KVANT_OK;
     for (uint32_t query = 0; query < args->n_queries; query++)
         for (uint32_t head = 0; head < args->n_heads; head++)
             merge_head(args, query, head);
