@@ -30,6 +30,8 @@ int harness_start(void **state);
 /* The same without the model. */
 int harness_load_plugin(void **state);
 int harness_stop(void **state);
+/* Takes other models' place. */
+int harness_load_models(const char *path);
 
 /* Makes llama.cpp know KVANT_ACCEL beside KVANT; returns it. Once a process. */
 ggml_backend_dev_t harness_add_accel(void);
