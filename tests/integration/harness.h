@@ -19,6 +19,7 @@ typedef struct harness_options {
     const char *type; /* spec NULL: of llama.cpp's own cache, "q8_0" and the like; NULL: f16 */
     bool accel;       /* spec NULL: attention by KVANT_ACCEL; wants harness_add_accel */
     bool exact;       /* spec NULL: cache and attention all in f32, instead of f16 with flash attention */
+    bool fa_auto;     /* llama.cpp decides whether flash attention is on */
     uint32_t n_ctx;
     uint32_t n_seq; /* 0 means 1 */
     bool unified;
@@ -45,6 +46,8 @@ ggml_backend_reg_t harness_plugin(void);
 const struct llama_vocab *harness_vocab(void);
 
 struct llama_context *harness_context(const harness_options *options);
+/* A context in which llama.cpp only plans memory (--fit). */
+void harness_plan(const harness_options *options);
 
 /* Tokens of an English text that is long enough for n of them (it repeats after about 400). */
 void harness_tokens(llama_token *tokens, int n);
