@@ -164,7 +164,7 @@ struct llama_context *harness_context(const harness_options *options)
     if (options->type != NULL)
         params.type_k = params.type_v = type_of(options->type);
     setenv("KVANT_ACCEL", options->accel ? "1" : "0", 1);
-    context = llama_init_from_model(models[options->spec != NULL], params);
+    context = llama_init_from_model(models[options->spec != NULL || (options->accel && harness_on_gpu())], params);
     assert_non_null(context);
     return context;
 }

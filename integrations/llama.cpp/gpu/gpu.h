@@ -9,6 +9,7 @@
  *   backend.c   back ends: graphs cut at our operations, captured as one CUDA graph, replayed
  *   ops.c       the operations as launches of libkvant_cuda
  *   cells.c     cache tensors in GPU memory: the kvp_remote of kv_tensor.h
+ *   accel.c     attention on llama.cpp's own cache
  *   open.c      blocks whose rows are fp16: of codecs that search, and the first of a sequence
  *
  * Cells are slots: llama.cpp's own cell numbers, in GPU memory, tell the kernels where rows go, and its mask tells
@@ -233,6 +234,12 @@ kvp_gpu_cache *kvp_gpu_prepared(const abi_tensor *node);
 
 /* Enqueues the node on the back end's stream; values: NULL, or the second of a pair. */
 int32_t kvp_gpu_compute(kvp_gpu_backend *b, abi_tensor *node, abi_tensor *values);
+
+/* accel.c: llama.cpp's own cache stays, and attention nodes over it are ours where kvp_gpu_accelerates says so. */
+void kvp_gpu_set_accel(bool on);
+bool kvp_gpu_accel(void);
+bool kvp_gpu_accelerates(const abi_tensor *node);
+int32_t kvp_gpu_accelerate(kvp_gpu_backend *b, const abi_tensor *node);
 
 /* backend.c */
 abi_backend *kvp_gpu_init_backend(abi_device *device, const char *params);
