@@ -264,6 +264,24 @@ KVANT_API kvant_status kvant_cuda_attention(const kvant_cuda_attention_args *arg
  * measurements. */
 KVANT_API void kvant_cuda_limit_shared_memory(size_t bytes);
 
+/* ---- sinks beside keys with a centre ---- */
+
+/* Keys with a centre c lack <q, c> in their scores, which a softmax ignores, but sinks do not. Attention without
+ * sinks, with lse; then this: out becomes out * w / (w + exp(sink)), w = exp(lse + scale <q, c>). */
+typedef struct kvant_cuda_sinks_args {
+    size_t size; /* set by the caller to sizeof(kvant_cuda_sinks_args) */
+    uint32_t n_queries, n_heads, n_kv_heads, head_dim;
+    const float *q; /* n_queries x n_heads x head_dim, as the model has them */
+    size_t q_token_stride, q_head_stride;
+    float scale;
+    const float *center; /* n_kv_heads x head_dim */
+    const float *sinks;  /* n_heads */
+    const float *lse;    /* n_queries x n_heads */
+    float *out;          /* n_queries x n_heads x head_dim, contiguous */
+} kvant_cuda_sinks_args;
+
+KVANT_API kvant_status kvant_cuda_add_sinks(const kvant_cuda_sinks_args *args, kvant_cuda_stream stream);
+
 /* ---- queries of transform=file ---- */
 
 typedef struct kvant_cuda_query_args {

@@ -45,20 +45,27 @@ static void quiet(enum ggml_log_level level, const char *message, void *data)
         fputs(message, stderr);
 }
 
-static struct llama_model *load_model(ggml_backend_dev_t device)
+/* On one device or two. */
+static struct llama_model *load_model(const char *path, ggml_backend_dev_t device, ggml_backend_dev_t other)
 {
-    const char *path = getenv("KVANT_TEST_MODEL");
     struct llama_model_params params = llama_model_default_params();
-    ggml_backend_dev_t devices[2] = { device, NULL };
+    ggml_backend_dev_t devices[3] = { device, other, NULL };
 
     params.devices = devices;
     params.n_gpu_layers = 99;
-    return llama_model_load_from_file(path != NULL ? path : KVANT_TEST_MODEL, params);
+    return llama_model_load_from_file(path, params);
 }
 
 bool harness_on_gpu(void)
 {
     return getenv("KVANT_TEST_STANDIN") != NULL;
+}
+
+int harness_gpus(void)
+{
+    const char *n = getenv("KVANT_TEST_GPUS");
+
+    return !harness_on_gpu() ? 0 : n != NULL ? atoi(n) : 1;
 }
 
 int harness_load_plugin(void **state)
@@ -72,13 +79,19 @@ int harness_load_plugin(void **state)
     return plugin != NULL ? 0 : -1;
 }
 
+int harness_load_models(const char *path)
+{
+    harness_stop(NULL);
+    models[0] = load_model(path, NULL, NULL);
+    models[1] = load_model(path, ggml_backend_reg_dev_get(plugin, 0), harness_gpus() > 1 ? ggml_backend_reg_dev_get(plugin, 1) : NULL);
+    return models[0] != NULL && models[1] != NULL ? 0 : -1;
+}
+
 int harness_start(void **state)
 {
-    if (harness_load_plugin(state) != 0)
-        return -1;
-    models[0] = load_model(NULL);
-    models[1] = load_model(ggml_backend_reg_dev_get(plugin, 0));
-    return models[0] != NULL && models[1] != NULL ? 0 : -1;
+    const char *path = getenv("KVANT_TEST_MODEL");
+
+    return harness_load_plugin(state) != 0 ? -1 : harness_load_models(path != NULL ? path : KVANT_TEST_MODEL);
 }
 
 int harness_stop(void **state)

@@ -30,12 +30,16 @@ int harness_start(void **state);
 /* The same without the model. */
 int harness_load_plugin(void **state);
 int harness_stop(void **state);
+/* Takes other models' place. */
+int harness_load_models(const char *path);
 
 /* Makes llama.cpp know KVANT_ACCEL beside KVANT; returns it. Once a process. */
 ggml_backend_dev_t harness_add_accel(void);
 
 /* KVANT_TEST_STANDIN names a stand-in of ggml-cuda (standin_cuda.c): KVANT is KVANT0 then, its cache in that one's memory. */
 bool harness_on_gpu(void);
+/* KVANT_TEST_GPUS: how many there are; with 2 the layers are spread over KVANT0 and KVANT1. */
+int harness_gpus(void);
 
 ggml_backend_reg_t harness_plugin(void);
 const struct llama_vocab *harness_vocab(void);

@@ -223,12 +223,61 @@ static void rows_that_waited_are_where_they_belong(void **state)
     free(stock);
 }
 
+static int decode_number(struct llama_context *context, float x, llama_pos pos)
+{
+    const int n = llama_model_n_embd(llama_get_model(context));
+    struct llama_batch batch = llama_batch_init(1, n, 1);
+    int status;
+
+    batch.n_tokens = 1;
+    for (int i = 0; i < n; i++)
+        batch.embd[i] = x;
+    batch.pos[0] = pos;
+    batch.n_seq_id[0] = 1;
+    batch.seq_id[0][0] = 0;
+    batch.logits[0] = 1;
+    status = llama_decode(context, batch);
+    llama_synchronize(context);
+    llama_batch_free(batch);
+    return status;
+}
+
+/* Kernels say so when they are done: the batch fails, or the one behind it. Afterwards all is as before. */
+static void check_refusal(const char *spec)
+{
+    const harness_options options = { .spec = spec, .n_ctx = 512 };
+    struct llama_context *context = harness_context(&options);
+    const size_t bytes = vocab_size() * sizeof(float);
+    float *clean = malloc(bytes);
+
+    harness_decode(context, tokens, N_PROMPT, 0, 0, false);
+    memcpy(clean, llama_get_logits_ith(context, -1), bytes);
+    for (int i = 0; i < 2; i++) {
+        assert_int_equal(decode_number(context, 0.5f, N_PROMPT), 0);
+        assert_int_equal(decode_number(context, 0.25f, N_PROMPT + 1), 0);
+        assert_true(decode_number(context, i ? INFINITY : NAN, N_PROMPT + 2) != 0 || decode_number(context, 0.5f, N_PROMPT + 3) != 0);
+        llama_memory_clear(llama_get_memory(context), true);
+        harness_decode(context, tokens, N_PROMPT, 0, 0, false);
+        assert_memory_equal(llama_get_logits_ith(context, -1), clean, bytes);
+    }
+    llama_free(context);
+    free(clean);
+}
+
+static void rows_that_are_no_numbers_are_refused(void **state)
+{
+    (void)state;
+    check_refusal("turboquant-4");
+    check_refusal("");
+}
+
 int main(void)
 {
     const struct CMUnitTest tests[] = {
         cmocka_unit_test(replayed_graphs_give_the_same_bits),
         cmocka_unit_test(errors_are_those_of_the_bits),
         cmocka_unit_test(rows_that_waited_are_where_they_belong),
+        cmocka_unit_test(rows_that_are_no_numbers_are_refused),
     };
 
     return cmocka_run_group_tests(tests, start, harness_stop);

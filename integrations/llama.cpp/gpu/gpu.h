@@ -18,7 +18,7 @@
  * Refused, each with a line: codecs that keep recent tokens as fp16 or groups of tokens, feedback, kv heads with different specs,
  * dense rotations, head_dim of keys and values that differ, and what kvant/cuda.h refuses. Centre and scale of first
  * rows (center=first, norm=first) have one version here: that of the first batch after the cache was created or
- * cleared. With a softcap or sinks such keys are refused. */
+ * cleared. With a softcap keys have no centre. */
 #ifndef KVP_CUDA_GPU_H
 #define KVP_CUDA_GPU_H
 
@@ -123,6 +123,7 @@ struct kvp_gpu {
     void (*set_tensor)(abi_buffer *buffer, abi_tensor *tensor, const void *data, size_t offset, size_t size); /* CUDA's */
     uint32_t n_cells;
     kvp_gpu_memory cells, numbers, batch; /* batch: rows on their way; under the lock */
+    atomic_uint *refused;                 /* of these rows */
     pthread_mutex_t list_lock;
 };
 
@@ -138,6 +139,7 @@ typedef struct kvp_gpu_cells {
     const float *weights, *inverse_weights; /* NULL: none */
     float *center, *scale, *query_scale;    /* NULL: none */
     bool learns, learnt;                    /* centre or scale from the first rows */
+    bool uncentred;                         /* attention has a softcap */
     kvp_gpu_cache *cache;
     kvp_gpu_memory open; /* NULL: no page was needed yet */
     kvant_cuda_pages open_pages;
@@ -154,6 +156,7 @@ struct kvp_gpu_backend {
     abi_event to_us_event, to_cuda_event;
     bool on_ours;         /* what was enqueued last is on our stream */
     kvp_gpu_memory workspace, queries;
+    kvp_gpu_memory lse;   /* of attention whose sinks come in afterwards */
     kvp_compute compute;  /* for what the CPU computes: the context shift */
     abi_tensor front;     /* computes nothing and is never the same: keeps ggml-cuda from a capture of its own */
     abi_tensor **nodes;   /* of a part of a graph, behind the front */
@@ -175,6 +178,8 @@ struct kvp_gpu_backend {
     bool masks_changed;     /* one became plain, or ceased to be, since a graph was captured */
     bool waits;           /* all of its rows went to open pages when it was captured */
     unsigned epoch;       /* when it was captured */
+    atomic_uint *refused; /* kernels say here, in the computer's memory, which rows they did not store */
+    unsigned failed;      /* they said so after a graph: the next one fails, of any GPU of the context */
     cu_graph_exec exec;
     bool graphs, captured; /* graphs: may be captured */
     unsigned long n_graphs, n_parts, n_captures, n_launches;
@@ -227,6 +232,10 @@ const int64_t *kvp_gpu_open_slots(const kvp_gpu_cache *cache);
 /* Sealed pages hold all rows afterwards. close: no block is open then. forget: all rows are of the past. */
 bool kvp_gpu_cache_settle(kvp_gpu_cache *cache, bool close, cu_stream stream);
 void kvp_gpu_cache_forget(kvp_gpu_cache *cache);
+
+/* A word in the computer's memory that kernels write to (KVANT_CUDA_ROW_*); NULL with a message. take: what they wrote since. */
+atomic_uint *kvp_gpu_new_word(void);
+kvant_status kvp_gpu_take_word(atomic_uint *word);
 
 /* devices.c: the batch whose cell numbers lie at this address of the GPU; false: they were not seen. */
 bool kvp_gpu_find_step(kvp_gpu *gpu, const void *cells, size_t n, kvp_gpu_step *step);

@@ -38,29 +38,31 @@ static bool is_view(const abi_tensor *node)
            node->op == kvp_api.op.reshape || node->op == kvp_api.op.transpose;
 }
 
-/* Queries see <q, c> nowhere; softmax forgets it, a softcap and sinks do not. */
-static bool needs_center(const abi_tensor *node, const kvp_gpu_cells *k)
+/* A softcap sees <q, c>, which keys with a centre lack in their scores: they do without it. Nothing is stored yet. */
+static void leave_out_center(const abi_tensor *node, kvp_gpu_cells *k)
 {
     float softcap;
 
     memcpy(&softcap, (const char *)node->op_params + 2 * sizeof(float), sizeof(softcap));
-    return (softcap > 0 || node->src[4] != NULL) && (k->learns || k->center != NULL);
+    if (softcap <= 0 || k->uncentred)
+        return;
+    if (k->learns || k->center != NULL)
+        kvp_note("%s: a softcap: keys have no centre", kvp_root(node->src[1])->name);
+    k->uncentred = true;
+    k->center = NULL;
 }
 
 static bool attention_supported(const abi_tensor *node)
 {
-    const kvp_gpu_cells *k = kvp_gpu_cells_of(node->src[1]), *v = kvp_gpu_cells_of(node->src[2]);
+    kvp_gpu_cells *k = kvp_gpu_cells_of(node->src[1]), *v = kvp_gpu_cells_of(node->src[2]);
     const abi_tensor *q = node->src[0];
     const char *name = kvp_root(node->src[1])->name;
     char err[512] = "";
 
     if (k == NULL || v == NULL)
         return true; /* llama.cpp estimates sizes */
-    if (needs_center(node, k))
-        kvp_error("%s: attention with a softcap or sinks takes no center=first on a GPU: set KVANT_K and KVANT_V to codecs "
-                  "without it, turboquant-4 for example",
-                  name);
-    else if (k->head_dim != v->head_dim || q->ne[2] / node->src[1]->ne[2] > MOST_HEADS_PER_KV_HEAD)
+    leave_out_center(node, k);
+    if (k->head_dim != v->head_dim || q->ne[2] / node->src[1]->ne[2] > MOST_HEADS_PER_KV_HEAD)
         kvp_error("%s: keys and values of different head_dim, or more than 64 query heads per kv head", name);
     else if (kvant_cuda_attention_check(k->codec, v->codec, err, sizeof(err)) != KVANT_OK)
         kvp_error("%s: %s", name, err);
@@ -76,6 +78,8 @@ bool kvp_gpu_supports(kvp_gpu *gpu, const abi_tensor *node)
     for (int i = 0; i < ABI_MAX_SRC; i++)
         if (node->src[i] != NULL && kvp_is_kv(node->src[i]) && !is_here(gpu, node->src[i]))
             return false; /* another GPU's cache */
+    if (node->op == kvp_api.op.flash_attn_ext && kvp_root(node->src[1]) == kvp_root(node->src[2]))
+        return gpu->inner->iface.supports_op(gpu->inner, node); /* keys alone, which are only planned yet */
     if (node->op == kvp_api.op.set_rows)
         return kvp_set_rows_supported(node);
     if (node->op == kvp_api.op.flash_attn_ext)
@@ -153,7 +157,8 @@ static kvant_status append(kvp_gpu_backend *b, abi_tensor *const *nodes, int n, 
                                     .type = KVANT_CUDA_F32,
                                     .n_tokens = (uint32_t)nodes[0]->src[0]->ne[1],
                                     .n_kv_heads = first->n_kv_heads,
-                                    .slots = open ? kvp_gpu_open_slots(first->cache) : nodes[0]->src[1]->data };
+                                    .slots = open ? kvp_gpu_open_slots(first->cache) : nodes[0]->src[1]->data,
+                                    .refused = (uint32_t *)b->refused };
 
     for (int i = 0; i < n; i++) {
         const kvp_gpu_cells *cells = kvp_gpu_cells_of(nodes[i]);
@@ -297,9 +302,38 @@ static bool is_full(const kvp_gpu_cells *k)
     return k->n_weights > k->head_dim;
 }
 
+/* Sinks weigh against scores with their <q, c>: where keys have a centre, they come in afterwards. */
+static kvant_status launch_attention(kvp_gpu_backend *b, const kvp_gpu_cells *k, const kvant_cuda_attention_args *plain,
+                                     kvant_cuda_attention_args args)
+{
+    const bool apart = args.sinks != NULL && k->center != NULL;
+    const kvant_cuda_sinks_args sinks = { .size = sizeof(sinks),
+                                          .n_queries = plain->batch * plain->query_tokens,
+                                          .n_heads = plain->n_heads,
+                                          .n_kv_heads = plain->n_kv_heads,
+                                          .head_dim = k->head_dim,
+                                          .q = plain->q,
+                                          .q_token_stride = plain->q_token_stride,
+                                          .q_head_stride = plain->q_head_stride,
+                                          .scale = plain->scale,
+                                          .center = k->center,
+                                          .sinks = plain->sinks,
+                                          .lse = b->lse.at,
+                                          .out = plain->out };
+    kvant_status status;
+
+    if (apart) {
+        args.sinks = NULL;
+        args.lse = b->lse.at;
+    }
+    status = kvant_cuda_attention(&args, b->stream);
+    return apart && status == KVANT_OK ? kvant_cuda_add_sinks(&sinks, b->stream) : status;
+}
+
 static kvant_status attend(kvp_gpu_backend *b, const abi_tensor *node, part streams)
 {
-    kvant_cuda_attention_args args = arguments_of(b, node, streams);
+    const kvant_cuda_attention_args plain = arguments_of(b, node, streams);
+    kvant_cuda_attention_args args = plain;
     const kvp_gpu_cells *k = kvp_gpu_cells_of(node->src[1]);
     kvant_status status = KVANT_OK;
 
@@ -307,7 +341,7 @@ static kvant_status attend(kvp_gpu_backend *b, const abi_tensor *node, part stre
         return KVANT_ERR_UNSUPPORTED;
     if (is_full(k))
         status = transform_queries(b, k, &args);
-    return status == KVANT_OK ? kvant_cuda_attention(&args, b->stream) : status;
+    return status == KVANT_OK ? launch_attention(b, k, &plain, args) : status;
 }
 
 /* Memory for partial results; for many query rows also for unpacked pages: of the whole cache, or as much as is allowed.
@@ -323,6 +357,7 @@ static bool have_workspace(kvp_gpu_backend *b, const abi_tensor *node, const kvp
     if (scratch > KVANT_CUDA_SCRATCH_BYTES)
         scratch = KVANT_CUDA_SCRATCH_BYTES;
     return kvp_gpu_grow(b->gpu, &b->workspace, kvant_cuda_attention_workspace(k->head_dim) + scratch, true) &&
+           (node->src[4] == NULL || kvp_gpu_grow(b->gpu, &b->lse, rows * (size_t)q->ne[3] * sizeof(float), false)) &&
            (!is_full(k) ||
             kvp_gpu_grow(b->gpu, &b->queries, rows * (size_t)q->ne[3] * k->head_dim * sizeof(float), false));
 }

@@ -162,6 +162,9 @@ kvant_status host_attention(const kvant_cuda_attention_args *args, kvant_cuda_st
     ANSWER(attention, args, stream);
     if (!has_workspace(args) || (host_driver_runs() && !stream))
         return KVANT_ERR_ARGUMENT;
+    if (!host_is_here(args->k.base) || !host_is_here(args->v.base) || !host_is_here(args->q) || !host_is_here(args->out) ||
+        !host_is_here(args->block_table) || !host_is_here(args->mask) || !host_is_here(args->workspace))
+        return KVANT_ERR_CUDA;
     const size_t width = args->type == KVANT_CUDA_F32 ? 4 : 2;
     for (uint32_t b = 0; b < args->batch; b++) {
         kvant_cuda_attention_args one = *args;
@@ -244,7 +247,10 @@ static void merge_head(const kvant_cuda_merge_args *a, uint32_t query, uint32_t 
 
 kvant_status host_merge(const kvant_cuda_merge_args *args, kvant_cuda_stream stream)
 {
-    (void)stream;
+    if (host_is_foreign(stream))
+        return KVANT_ERR_CUDA;
+    if (host_record(stream, host_run_merge, args, sizeof *args))
+        return KVANT_OK;
     for (uint32_t query = 0; query < args->n_queries; query++)
         for (uint32_t head = 0; head < args->n_heads; head++)
             merge_head(args, query, head);
