@@ -262,15 +262,28 @@ static bool find_writes(kvp_gpu_backend *b, const abi_graph *graph)
     return true;
 }
 
+/* The masks of the graph's attention. */
+static bool find_masks(kvp_gpu_backend *b, const abi_graph *graph)
+{
+    b->n_attended = 0;
+    for (int i = 0; i < graph->n_nodes; i++)
+        if (graph->nodes[i]->op == kvp_api.op.flash_attn_ext && is_ours(graph->nodes[i]) &&
+            !kvp_gpu_find_attended(b, graph->nodes[i])) {
+            kvp_error("%s: a graph has more masks or streams than the GPU device knows", graph->nodes[i]->name);
+            return false;
+        }
+    return true;
+}
+
 /* Opens blocks for the rows of this batch. *waits: all of them go to open pages. */
 static bool prepare(kvp_gpu_backend *b, bool *waits)
 {
     bool ok = true;
 
     *waits = true;
-    if (b->n_writes == 0)
-        return true;
     to_ours(b);
+    if (!kvp_gpu_prepare_attended(b))
+        return false;
     pthread_mutex_lock(&b->gpu->lock);
     for (int i = 0; i < b->n_writes && ok; i++) {
         const abi_tensor *cells = b->writes[i].cells;
@@ -292,11 +305,12 @@ static int32_t compute(kvp_gpu_backend *b, abi_graph *graph)
     int32_t status;
     bool waits;
 
-    if ((!known && !find_writes(b, graph)) || !prepare(b, &waits))
+    if ((!known && !(find_writes(b, graph) && find_masks(b, graph))) || !prepare(b, &waits))
         return ABI_STATUS_FAILED;
     epoch = atomic_load(&b->gpu->epoch);
-    if (b->epoch != epoch || !known || b->waits != waits)
+    if (b->epoch != epoch || !known || b->waits != waits || b->masks_changed)
         b->captured = false;
+    b->masks_changed = false;
     b->epoch = epoch;
     b->waits = waits;
     if (!known && b->part_uids != NULL)
@@ -379,6 +393,7 @@ static void release(kvp_gpu_backend *b)
         kvp_cu.event_free(b->to_cuda);
     kvp_gpu_release(&b->workspace);
     kvp_gpu_release(&b->queries);
+    kvp_gpu_release(&b->lengths);
     kvp_gpu_release(&b->lse);
     if (b->refused != NULL)
         kvp_cu.host_memory_free(b->refused);

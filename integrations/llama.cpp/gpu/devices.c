@@ -188,7 +188,7 @@ static kvp_gpu_seen *entry_of(kvp_gpu *gpu, const void *at)
     return seen;
 }
 
-/* Cell numbers and positions. */
+/* Cell numbers, positions and masks. */
 static void note_input(kvp_gpu *gpu, const abi_tensor *tensor, const void *data, size_t size)
 {
     kvp_gpu_seen *seen = NULL;
@@ -197,6 +197,8 @@ static void note_input(kvp_gpu *gpu, const abi_tensor *tensor, const void *data,
         seen = entry_of(gpu, tensor->data);
     else if (tensor->type == ABI_TYPE_I32 && strstr(tensor->name, "inp_pos") != NULL)
         seen = &gpu->positions;
+    else if (tensor->type == ABI_TYPE_F16 && strstr(tensor->name, "kq_mask") != NULL)
+        kvp_gpu_note_mask(gpu, tensor, data, size);
     if (seen != NULL && !keep(seen, tensor, data, size))
         seen->bytes = 0;
 }

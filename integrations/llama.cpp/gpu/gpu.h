@@ -8,6 +8,7 @@
  *   devices.c   devices and buffer types: what is replaced, and whose memory a buffer is
  *   backend.c   back ends: graphs cut at our operations, captured as one CUDA graph, replayed
  *   ops.c       the operations as launches of libkvant_cuda
+ *   masks.c     which masks need not be read
  *   cells.c     cache tensors in GPU memory: the kvp_remote of kv_tensor.h
  *   accel.c     attention on llama.cpp's own cache
  *   open.c      blocks whose rows are fp16: of codecs that search, and the first of a sequence
@@ -91,6 +92,19 @@ typedef struct kvp_gpu_seen {
     size_t bytes;
 } kvp_gpu_seen;
 
+#define KVP_MOST_STREAMS 256
+#define KVP_MOST_MASKS 8
+
+/* A mask as llama.cpp sent it to the GPU. plain: query row i of stream s sees cells 0 to lengths[s] - n_rows + i and no
+ * other. */
+typedef struct kvp_gpu_mask {
+    struct kvp_gpu_mask *next;
+    const void *at;
+    size_t n_cells, n_rows, n_streams;
+    bool plain;
+    int32_t lengths[KVP_MOST_STREAMS];
+} kvp_gpu_mask;
+
 struct kvp_gpu {
     abi_device device;          /* first: a pointer to one is a pointer to the other */
     abi_any_buft buft, kv_buft; /* of everything; the label of buffers that hold cache tensors */
@@ -106,6 +120,7 @@ struct kvp_gpu {
     /* Cell i is i, block i is i, and a length of i is i, for kernels that read arrays. */
     kvp_gpu_cache *caches;                          /* under the lock */
     kvp_gpu_seen *seen, positions;                  /* under the lock */
+    kvp_gpu_mask *masks;                            /* under the lock */
     void (*set_tensor)(abi_buffer *buffer, abi_tensor *tensor, const void *data, size_t offset, size_t size); /* CUDA's */
     uint32_t n_cells;
     kvp_gpu_memory cells, numbers, batch; /* batch: rows on their way; under the lock */
@@ -154,6 +169,14 @@ struct kvp_gpu_backend {
         const abi_tensor *cells;
     } writes[8];
     int n_writes;
+    struct kvp_gpu_attended { /* attention nodes of one mask; plain: it is not read */
+        const void *mask;
+        size_t n_cells, n_rows, n_streams;
+        bool plain;
+    } attended[KVP_MOST_MASKS];
+    int n_attended;
+    kvp_gpu_memory lengths; /* of the streams of each of these */
+    bool masks_changed;     /* one became plain, or ceased to be, since a graph was captured */
     bool waits;           /* all of its rows went to open pages when it was captured */
     unsigned epoch;       /* when it was captured */
     atomic_uint *refused; /* kernels say here, in the computer's memory, which rows they did not store */
@@ -217,6 +240,17 @@ kvant_status kvp_gpu_take_word(atomic_uint *word);
 
 /* devices.c: the batch whose cell numbers lie at this address of the GPU; false: they were not seen. */
 bool kvp_gpu_find_step(kvp_gpu *gpu, const void *cells, size_t n, kvp_gpu_step *step);
+
+/* masks.c. A mask on its way to the GPU; the lock is held. */
+void kvp_gpu_note_mask(kvp_gpu *gpu, const abi_tensor *tensor, const void *data, size_t size);
+
+/* Adds an attention node to those of its mask; false: there are too many masks or streams. */
+bool kvp_gpu_find_attended(kvp_gpu_backend *b, const abi_tensor *node);
+int kvp_gpu_attended_of(const kvp_gpu_backend *b, const abi_tensor *node);
+
+/* Before a graph: which masks are plain, and how many cells each stream has, on the GPU. */
+bool kvp_gpu_prepare_attended(kvp_gpu_backend *b);
+const int32_t *kvp_gpu_lengths(const kvp_gpu_backend *b, int attended);
 
 /* ops.c: whether a node is ours, and what to do for it. A node that touches cache tensors and is not supported must not
  * be given to CUDA. */

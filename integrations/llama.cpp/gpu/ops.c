@@ -203,21 +203,36 @@ kvp_gpu_cache *kvp_gpu_prepared(const abi_tensor *node)
 
 /* FLASH_ATTN_EXT */
 
+/* A part of a node: all of its streams, or one where their masks or queries do not stand one behind the other. */
+typedef struct part {
+    size_t first, n;
+} part;
+
 static const void *stream_of(const abi_tensor *tensor, size_t stream)
 {
     return tensor != NULL ? (const char *)tensor->data + (tensor->ne[3] > 1 ? stream * tensor->nb[3] : 0) : NULL;
 }
 
-static kvant_cuda_attention_args arguments_of(const kvp_gpu_backend *b, const abi_tensor *node, size_t stream)
+/* Rows of two streams stand as far apart as those of one. */
+static bool in_a_row(const abi_tensor *rows, int64_t n_streams)
+{
+    return rows == NULL || n_streams == 1 ||
+           (rows->ne[3] == n_streams && rows->nb[3] == (size_t)rows->ne[1] * rows->nb[1]);
+}
+
+static kvant_cuda_attention_args arguments_of(const kvp_gpu_backend *b, const abi_tensor *node, part streams)
 {
     const abi_tensor *q = node->src[0], *view = node->src[1], *mask = node->src[3], *sinks = node->src[4];
     const kvp_gpu_cells *k = kvp_gpu_cells_of(view), *v = kvp_gpu_cells_of(node->src[2]);
     const kvp_kv *kv = kvp_kv_of(view);
-    const size_t first_stream = view->view_offs / kvp_root(view)->nb[2] + stream;
+    const size_t first_stream = view->view_offs / kvp_root(view)->nb[2] + streams.first;
     const uint32_t n_blocks = kvp_kv_blocks(&kv->shape) / kv->shape.n_streams;
+    const int attended = kvp_gpu_attended_of(b, node);
     float parameters[3]; /* scale, max_bias, logit_softcap */
 
     memcpy(parameters, node->op_params, sizeof(parameters));
+    if (b->attended[attended].plain)
+        mask = NULL;
     return (kvant_cuda_attention_args){
         .size = sizeof(kvant_cuda_attention_args),
         .k_codec = k->codec,
@@ -230,14 +245,16 @@ static kvant_cuda_attention_args arguments_of(const kvp_gpu_backend *b, const ab
                        first_stream * n_blocks,
         .table_stride = n_blocks,
         .blocks_per_row = (uint32_t)(view->ne[1] + KVANT_PAGE_TOKENS - 1) / KVANT_PAGE_TOKENS,
-        .lengths = kvp_gpu_numbers(k->gpu) + view->ne[1],
-        .batch = 1,
+        .lengths = kvp_gpu_lengths(b, attended) + streams.first,
+        .batch = (uint32_t)streams.n,
         .n_heads = (uint32_t)q->ne[2],
         .n_kv_heads = k->n_kv_heads,
         .type = KVANT_CUDA_F32,
-        .q = stream_of(q, stream),
+        .q = stream_of(q, streams.first),
+        .q_batch_stride = q->nb[3] / sizeof(float),
         .q_head_stride = q->nb[2] / sizeof(float),
-        .out = (void *)(uintptr_t)stream_of(node, stream),
+        .out = (void *)(uintptr_t)stream_of(node, streams.first),
+        .out_batch_stride = node->nb[3] / sizeof(float),
         .out_head_stride = node->nb[1] / sizeof(float),
         .scale = parameters[0],
         .v_center = v->center,
@@ -246,11 +263,12 @@ static kvant_cuda_attention_args arguments_of(const kvp_gpu_backend *b, const ab
         .workspace = b->workspace.at,
         .workspace_bytes = b->workspace.bytes,
         .query_tokens = (uint32_t)q->ne[1],
+        .causal = b->attended[attended].plain && q->ne[1] > 1,
         .q_token_stride = q->nb[1] / sizeof(float),
         .out_token_stride = node->nb[2] / sizeof(float),
         .logit_softcap = parameters[2],
         .max_bias = mask != NULL ? parameters[1] : 0,
-        .mask = stream_of(mask, stream),
+        .mask = stream_of(mask, streams.first),
         .mask_token_stride = mask != NULL ? mask->nb[1] / sizeof(uint16_t) : 0,
         .sinks = sinks != NULL ? sinks->data : NULL,
     };
@@ -262,7 +280,7 @@ static kvant_status transform_queries(kvp_gpu_backend *b, const kvp_gpu_cells *k
     const size_t width = (size_t)args->n_heads * k->head_dim;
     const kvant_cuda_query_args queries = { .size = sizeof(queries),
                                             .k_codec = k->codec,
-                                            .batch = args->query_tokens,
+                                            .batch = args->batch * args->query_tokens,
                                             .n_heads = args->n_heads,
                                             .n_kv_heads = args->n_kv_heads,
                                             .type = KVANT_CUDA_F32,
@@ -274,6 +292,7 @@ static kvant_status transform_queries(kvp_gpu_backend *b, const kvp_gpu_cells *k
 
     args->q = b->queries.at;
     args->q_token_stride = width;
+    args->q_batch_stride = args->query_tokens * width;
     args->q_head_stride = k->head_dim;
     return kvant_cuda_transform_queries(&queries, b->stream);
 }
@@ -311,35 +330,53 @@ static kvant_status launch_attention(kvp_gpu_backend *b, const kvp_gpu_cells *k,
     return apart && status == KVANT_OK ? kvant_cuda_add_sinks(&sinks, b->stream) : status;
 }
 
-static kvant_status attend(kvp_gpu_backend *b, const abi_tensor *node, size_t stream)
+static kvant_status attend(kvp_gpu_backend *b, const abi_tensor *node, part streams)
 {
-    const kvant_cuda_attention_args plain = arguments_of(b, node, stream);
+    const kvant_cuda_attention_args plain = arguments_of(b, node, streams);
     kvant_cuda_attention_args args = plain;
     const kvp_gpu_cells *k = kvp_gpu_cells_of(node->src[1]);
     kvant_status status = KVANT_OK;
 
-    if (is_full(k) && args.query_tokens > MOST_QUERIES)
+    if (is_full(k) && (uint64_t)args.batch * args.query_tokens > MOST_QUERIES)
         return KVANT_ERR_UNSUPPORTED;
     if (is_full(k))
         status = transform_queries(b, k, &args);
     return status == KVANT_OK ? launch_attention(b, k, &plain, args) : status;
 }
 
+/* Memory for partial results; for many query rows also for unpacked pages: of the whole cache, or as much as is allowed.
+ * What it grows out of is kept, so it is asked for at its full size. */
+static bool have_workspace(kvp_gpu_backend *b, const abi_tensor *node, const kvp_gpu_cells *k)
+{
+    const abi_tensor *q = node->src[0];
+    const size_t rows = (size_t)q->ne[1] * (size_t)q->ne[2];
+    size_t scratch = 0;
+
+    if (rows / k->n_kv_heads > KVANT_CUDA_SCRATCH_ROWS)
+        scratch = kvp_kv_blocks(&kvp_kv_of(node->src[1])->shape) * k->n_kv_heads * KVANT_CUDA_SCRATCH_PER_BLOCK(k->head_dim) + 1024;
+    if (scratch > KVANT_CUDA_SCRATCH_BYTES)
+        scratch = KVANT_CUDA_SCRATCH_BYTES;
+    return kvp_gpu_grow(b->gpu, &b->workspace, kvant_cuda_attention_workspace(k->head_dim) + scratch, true) &&
+           (node->src[4] == NULL || kvp_gpu_grow(b->gpu, &b->lse, rows * (size_t)q->ne[3] * sizeof(float), false)) &&
+           (!is_full(k) ||
+            kvp_gpu_grow(b->gpu, &b->queries, rows * (size_t)q->ne[3] * k->head_dim * sizeof(float), false));
+}
+
 static int32_t attention(kvp_gpu_backend *b, abi_tensor *node)
 {
     const kvp_gpu_cells *k = kvp_gpu_cells_of(node->src[1]);
-    const abi_tensor *q = node->src[0];
+    const size_t n_streams = (size_t)node->src[0]->ne[3];
     kvant_status status = KVANT_OK;
+    part streams = { 0, n_streams };
 
     if (!kvp_attention_supported(node) || k == NULL || kvp_gpu_cells_of(node->src[2]) == NULL)
         return ABI_STATUS_FAILED;
-    if (!kvp_gpu_grow(b->gpu, &b->workspace, kvant_cuda_attention_workspace(k->head_dim), true) ||
-        !kvp_gpu_grow(b->gpu, &b->lse, (size_t)(q->ne[1] * q->ne[2] * q->ne[3]) * sizeof(float), false) ||
-        (is_full(k) &&
-         !kvp_gpu_grow(b->gpu, &b->queries, (size_t)q->ne[1] * (size_t)q->ne[2] * k->head_dim * sizeof(float), false)))
+    if (!have_workspace(b, node, k))
         return ABI_STATUS_ALLOC_FAILED;
-    for (int64_t s = 0; s < q->ne[3] && status == KVANT_OK; s++)
-        status = attend(b, node, (size_t)s);
+    if (!in_a_row(node->src[3], node->src[0]->ne[3]) || !in_a_row(node->src[0], node->src[0]->ne[3]))
+        streams.n = 1;
+    for (; streams.first < n_streams && status == KVANT_OK; streams.first += streams.n)
+        status = attend(b, node, streams);
     if (status != KVANT_OK)
         kvp_error("%s: attention failed: %s", kvp_root(node->src[1])->name, kvant_strerror(status));
     return status == KVANT_OK ? ABI_STATUS_SUCCESS : ABI_STATUS_FAILED;
