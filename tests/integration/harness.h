@@ -37,8 +37,10 @@ int harness_load_models(const char *path);
 /* Makes llama.cpp know KVANT_ACCEL beside KVANT; returns it. Once a process. */
 ggml_backend_dev_t harness_add_accel(void);
 
-/* KVANT_TEST_STANDIN names a stand-in of ggml-cuda (standin_cuda.c): KVANT is KVANT0 then, its cache in that one's memory. */
+/* KVANT_TEST_STANDIN names a stand-in of ggml-cuda (standin_cuda.c): KVANT is KVANT0 then, its cache in that one's memory.
+ * "none": the runtime's own ggml-cuda is used. */
 bool harness_on_gpu(void);
+bool harness_has_standin(void);
 /* KVANT_TEST_GPUS: how many there are; with 2 the layers are spread over KVANT0 and KVANT1. */
 int harness_gpus(void);
 
@@ -49,7 +51,8 @@ struct llama_context *harness_context(const harness_options *options);
 /* A context in which llama.cpp only plans memory (--fit). */
 void harness_plan(const harness_options *options);
 
-/* Tokens of an English text that is long enough for n of them (it repeats after about 400). */
+/* Tokens of an English text that is long enough for n of them (it repeats after about 400); of a model without a vocabulary, made
+ * up. */
 void harness_tokens(llama_token *tokens, int n);
 
 /* Decodes n tokens of one sequence from position pos on, in one batch. Logits are kept for the last one, or

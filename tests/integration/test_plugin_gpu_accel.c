@@ -68,9 +68,11 @@ static void attention_is_stocks_but_for_rounding(void **state)
     for (size_t i = 0; i < 2; i++) {
         float *stock = steps(&(harness_options){ .type = types[i], .n_ctx = 512 }), *ours;
         double rounding, error;
-        control()->function = NULL;
+        if (harness_has_standin())
+            control()->function = NULL;
         ours = steps(&(harness_options){ .type = types[i], .accel = true, .n_ctx = 512 });
-        assert_string_equal(control()->function, "host_block_attention");
+        if (harness_has_standin())
+            assert_string_equal(control()->function, "host_block_attention");
         rounding = harness_mean_kld(stock, ours, N_STEPS);
         error = harness_mean_kld(f16, stock, N_STEPS);
         print_message("%s: mean KLD to stock %.2e, of stock to f16 %.2e\n", types[i], rounding, error);
