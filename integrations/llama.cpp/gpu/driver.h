@@ -15,7 +15,7 @@ typedef struct CUevent_st *cu_event;
 typedef struct CUgraph_st *cu_graph;
 typedef struct CUgraphExec_st *cu_graph_exec;
 
-enum { CU_NON_BLOCKING = 1, CU_NO_TIMING = 2, CU_CAPTURE_RELAXED = 2 };
+enum { CU_NON_BLOCKING = 1, CU_NO_TIMING = 2, CU_CAPTURE_RELAXED = 2, CU_HOST_PORTABLE_MAPPED = 3 };
 
 typedef struct cu_update_info {
     int result;
@@ -30,6 +30,8 @@ typedef struct cu_update_info {
     X(context_set, cuCtxSetCurrent, (cu_context context))                                                              \
     X(memory_new, cuMemAlloc_v2, (cu_address * memory, size_t bytes))                                                  \
     X(memory_free, cuMemFree_v2, (cu_address memory))                                                                  \
+    X(host_memory_new, cuMemHostAlloc, (void **memory, size_t bytes, unsigned flags))                                  \
+    X(host_memory_free, cuMemFreeHost, (void *memory))                                                                 \
     X(copy_in, cuMemcpyHtoDAsync_v2, (cu_address to, const void *from, size_t bytes, cu_stream stream))                \
     X(copy_out, cuMemcpyDtoHAsync_v2, (void *to, cu_address from, size_t bytes, cu_stream stream))                     \
     X(copy_within, cuMemcpyDtoDAsync_v2, (cu_address to, cu_address from, size_t bytes, cu_stream stream))             \

@@ -8,6 +8,7 @@
 #include "../any/any.h"
 #include "../checks.h"
 #include "../chunks/chunks.cuh"
+#include "../launch.h"
 #include "../table.h"
 #include "../tiles/tiles.h"
 #include "../trellis/trellis.cuh"
@@ -327,6 +328,6 @@ kvant_status kvant_cuda_table_attention(const kvant_cuda_attention_args *given, 
     if (kvant_cuda_has_chunks(&args.v_codec->params))
         copy_directions(p.v_directions, args.v_codec->book);
     void *parameters[] = { &p };
-    return from_cuda(cudaLaunchKernel(kernel.kernel, grid_of(device), kernel.threads, parameters, kernel.shared_bytes,
-                                      static_cast<cudaStream_t>(stream)));
+    return from_cuda(launch_early(kernel.kernel, grid_of(device), (unsigned)kernel.threads, parameters,
+                                  (size_t)kernel.shared_bytes, static_cast<cudaStream_t>(stream)));
 }
