@@ -8,6 +8,7 @@
  *   devices.c   devices and buffer types: what is replaced, and whose memory a buffer is
  *   backend.c   back ends: graphs cut at our operations, captured as one CUDA graph, replayed
  *   ops.c       the operations as launches of libkvant_cuda
+ *   edges.c     captured graphs in one line
  *   masks.c     which masks need not be read
  *   cells.c     cache tensors in GPU memory: the kvp_remote of kv_tensor.h
  *   open.c      blocks whose rows are fp16: of codecs that search, and the first of a sequence
@@ -182,7 +183,7 @@ struct kvp_gpu_backend {
     unsigned failed;      /* they said so after a graph: the next one fails, of any GPU of the context */
     cu_graph_exec exec;
     bool graphs, captured; /* graphs: may be captured */
-    unsigned long n_graphs, n_parts, n_captures, n_launches;
+    unsigned long n_graphs, n_parts, n_captures, n_removed, n_early, n_launches;
 };
 
 /* devices.c: the devices of every GPU that CUDA's registry has; how many, 0 with a line in err (empty: no CUDA here). */
@@ -267,6 +268,9 @@ kvp_gpu_cache *kvp_gpu_prepared(const abi_tensor *node);
 
 /* Enqueues the node on the back end's stream; values: NULL, or the second of a pair. */
 int32_t kvp_gpu_compute(kvp_gpu_backend *b, abi_tensor *node, abi_tensor *values);
+
+/* edges.c: takes edges out of a captured graph that order nothing; counts them, and edges that let a node begin early. */
+void kvp_gpu_straighten(cu_graph graph, unsigned long *n_removed, unsigned long *n_early);
 
 /* backend.c */
 abi_backend *kvp_gpu_init_backend(abi_device *device, const char *params);
