@@ -46,6 +46,7 @@ typedef struct kvp_gpu_backend kvp_gpu_backend;
 
 typedef struct kvp_gpu kvp_gpu;
 
+#define KVP_SIDE_STREAMS 8
 #define KVP_FEW_TOKENS 16u /* so many may wait in open pages, and be captured */
 #define KVP_LEAST_OPEN 8u  /* pages of a cache, by its size */
 #define KVP_MOST_OPEN 20u
@@ -113,6 +114,8 @@ struct kvp_gpu {
     char name[16];
     cu_context context;
     cu_stream stream; /* of what is not a part of a graph */
+    cu_stream side[KVP_SIDE_STREAMS]; /* of pages that are opened and encoded; under the lock, as order */
+    cu_event order;
     kvp_remote remote;
     pthread_mutex_t lock;
     kvp_gpu_backend *backends; /* alive; under list_lock */
