@@ -76,51 +76,102 @@ __host__ __device__ constexpr int planes_of(int bits)
     return bits == 7 ? 3 : bits == 1 || bits == 2 || bits == 4 ? 1 : 2;
 }
 
-/* Codes of a tile. N: operands beside each other that cover its tokens. */
+/* Codes of 64 channels, four operands, of a tile. N: operands beside each other that cover its tokens. */
 template <int BITS, int TOKENS, bool KEYS> struct TileCodes {
-    static constexpr int N = TOKENS / 16, PLANES_USED = planes_of(BITS);
-    uint32_t w[PLANES_USED][N]; /* shifted so that the operand's own bits are the lowest */
+    static constexpr int N = TOKENS / 16, USED = planes_of(BITS);
+    uint32_t w[4][USED][N];
 
-    /* Operands of channels 16 i... */
-    KVANT_INLINE void load(const DecodedTile &tile, int i)
+    /* Channels 64 c .. of operands 0 .. n - 1, n at most 4. */
+    KVANT_INLINE void load(const DecodedTile &tile, int c, int n)
     {
         const int tiles = tile.d / 16, j = tile.first / 16;
         const uint32_t *plane = reinterpret_cast<const uint32_t *>(tile.page);
-        unrolled_for (int p = 0; p < PLANES_USED; p++) {
+        unrolled_for (int p = 0; p < USED; p++) {
             const int log = plane_log(BITS, p), shift = 2 - log;
-            if (KEYS) {
-                const uint32_t *at = plane + (32 * (i >> shift) + tile.lane) * 4 + j;
-                if constexpr (N == 2) {
-                    const uint2 pair = __ldg(reinterpret_cast<const uint2 *>(at));
-                    w[p][0] = pair.x, w[p][1] = pair.y;
-                } else
-                    w[p][0] = __ldg(at);
+            if (KEYS)
+                load_keys(p, log, plane + (32 * (c << log) + tile.lane) * 4 + j, n);
+            else
                 unrolled_for (int k = 0; k < N; k++)
-                    w[p][k] >>= (4 * (i & ((1 << shift) - 1))) << log;
-            } else {
-                const int left = min(tiles - (i & ~3), 4);
-                const uint32_t *at = plane + ((128 * (i >> 2)) << log) + (i & 3);
-                unrolled_for (int k = 0; k < N; k++) {
-                    const int ct = j + k;
-                    w[p][k] = __ldg(at + (32 * (ct >> shift) + tile.lane) * left) >> ((4 * (ct & ((1 << shift) - 1))) << log);
-                }
-            }
+                    load_values(p, k, plane + ((128 * c) << log) + (32 * ((j + k) >> shift) + tile.lane) * n, n,
+                                N == 2 && shift == 1 ? 0 : (4 * (j & ((1 << shift) - 1))) << log);
             plane += code_plane_words(log, KEYS, tiles);
         }
     }
 
-    /* Two codes: those of register q of operand k. */
-    KVANT_INLINE uint32_t pair(int k, int q) const
+    KVANT_INLINE void load_keys(int p, int log, const uint32_t *at, int n)
+    {
+        unrolled_for (int u = 0; u < 4; u++) {
+            const int shift = 2 - log, first = u >> shift << shift; /* whose word it is */
+            if (u > first)
+                unrolled_for (int k = 0; k < N; k++)
+                    w[u][p][k] = w[first][p][k];
+            else if (u < n) {
+                if constexpr (N == 2) {
+                    const uint2 pair = __ldg(reinterpret_cast<const uint2 *>(at + 128 * (u >> shift)));
+                    w[u][p][0] = pair.x, w[u][p][1] = pair.y;
+                } else
+                    w[u][p][0] = __ldg(at + 128 * (u >> shift));
+            }
+        }
+    }
+
+    KVANT_INLINE void load_values(int p, int k, const uint32_t *at, int n, int by)
+    {
+        uint4 four{};
+        if (n == 4)
+            four = __ldg(reinterpret_cast<const uint4 *>(at));
+        else {
+            four.x = __ldg(at);
+            four.y = n > 1 ? __ldg(at + 1) : 0;
+            four.z = n > 2 ? __ldg(at + 2) : 0;
+        }
+        w[0][p][k] = four.x >> by, w[1][p][k] = four.y >> by, w[2][p][k] = four.z >> by, w[3][p][k] = four.w >> by;
+    }
+
+    /* Two codes: those of register q of operand u of tokens 16 k .. */
+    KVANT_INLINE uint32_t pair(int u, int k, int q) const
     {
         uint32_t codes = 0;
-        unrolled_for (int p = 0; p < PLANES_USED; p++) {
-            const int log = plane_log(BITS, p), shift = plane_shift(BITS, p), by = (q << log) - shift;
-            const uint32_t ones = ((1u << (1 << log)) - 1) << shift;
-            codes |= (by >= 0 ? w[p][k] >> by : w[p][k] << -by) & (ones | ones << 16);
+        unrolled_for (int p = 0; p < USED; p++) {
+            const int log = plane_log(BITS, p), in_word = (1 << (2 - log)) - 1, tile = KEYS ? u & in_word : N == 2 ? k & in_word : 0;
+            const int shift = plane_shift(BITS, p), by = (q << log) - shift;
+            const uint32_t word = w[u][p][k] >> (4 * tile << log), ones = ((1u << (1 << log)) - 1) << shift;
+            codes |= (by >= 0 ? word >> by : word << -by) & (ones | ones << 16);
         }
         return codes;
     }
 };
+
+/* begin(i): operands of channels 16 i come. number(pair of codes, k, q): of register q of tokens 16 k .. */
+template <int BITS, int TOKENS, bool KEYS, bool UNROLL, class B, class F>
+KVANT_INLINE void each_operand(const DecodedTile &tile, B &&begin, F &&number)
+{
+    const int tiles = tile.d / 16;
+#pragma unroll 1
+    for (int c = 0; 4 * c < tiles; c++) {
+        TileCodes<BITS, TOKENS, KEYS> codes;
+        const int n = min(tiles - 4 * c, 4);
+        codes.load(tile, c, n);
+        auto step = [&](int u) {
+            begin(4 * c + u);
+            unrolled_for (int k = 0; k < TOKENS / 16; k++) {
+                uint32_t a[4];
+                unrolled_for (int q = 0; q < 4; q++)
+                    a[q] = number(codes.pair(u, k, q), k, q);
+                put_operand<KEYS>(tile, k, 4 * c + u, a);
+            }
+        };
+        if constexpr (UNROLL) {
+            unrolled_for (int u = 0; u < 4; u++)
+                if (u < n)
+                    step(u);
+        } else {
+#pragma unroll 1
+            for (int u = 0; u < n; u++)
+                step(u);
+        }
+    }
+}
 
 /* A scale and a zero point, as halves, that turn a code x 2^-24 into a number over the unit. */
 struct ToUnit {
@@ -159,15 +210,22 @@ struct UniformCodes {
     float offset;
 };
 
-/* Scales and zero points of uniform codes, as pairs of halves for the four registers of an operand. */
-template <int TOKENS, bool KEYS> struct UniformScales {
+/* Scales and zero points of uniform codes, as pairs of halves for the registers of an operand. ONCE: a token has
+ * one of them. */
+template <int TOKENS, bool KEYS, bool ONCE> struct UniformScales {
     static constexpr int N = TOKENS / 16;
     const DecodedTile &tile;
     const uint16_t *scales, *zeros; /* zeros NULL: the offset times the scale */
     int group;
     float offset;
     ToUnit to[N];
-    uint32_t scale[N][4], zero[N][4];
+    uint32_t scale[N][ONCE ? 2 : 4], zero[N][ONCE ? 2 : 4];
+
+    /* Of register q. */
+    KVANT_INLINE static int at(int q)
+    {
+        return !ONCE ? q : KEYS ? q & 1 : q >> 1;
+    }
 
     __device__ UniformScales(const DecodedTile &tile_, const UniformCodes &codes)
         : tile(tile_), scales(reinterpret_cast<const uint16_t *>(tile_.page + codes.metadata)),
@@ -195,7 +253,7 @@ template <int TOKENS, bool KEYS> struct UniformScales {
     KVANT_INLINE void begin_tokens()
     {
         float top = 0;
-        for (int first = 0, at = own_token(); first < tile.d; first += group, at += PAGE_TOKENS)
+        for (int first = 0, at = own_token(); first < (ONCE ? 1 : tile.d); first += group, at += PAGE_TOKENS)
             top = fmaxf(top, top_of(half_at(scales, at), zeros ? half_at(zeros, at) : 0));
         const float unit = to[0].set(has_token() ? top : 0);
         if (tile.lane < TOKENS)
@@ -209,20 +267,21 @@ template <int TOKENS, bool KEYS> struct UniformScales {
     }
 
     /* own: of the first and the last 8 channels of an operand. */
-    KVANT_INLINE void share(const uint32_t (&own)[2])
+    KVANT_INLINE void share(const uint32_t (&own)[ONCE ? 1 : 2])
     {
         unrolled_for (int k = 0; k < N; k++)
-            unrolled_for (int q = 0; q < 4; q++) {
-                const uint32_t from = own[KEYS ? q >> 1 : q & 1];
-                if (KEYS) {
-                    const uint32_t x = __shfl_sync(FULL, from, 16 * k + (tile.lane >> 2) + 8 * (q & 1));
-                    scale[k][q] = prmt(x, x, 0x1010), zero[k][q] = prmt(x, x, 0x3232);
-                } else {
-                    const int at = 16 * k + 2 * (tile.lane & 3) + 8 * (q >> 1);
-                    const uint32_t x = __shfl_sync(FULL, from, at), y = __shfl_sync(FULL, from, at + 1);
-                    scale[k][q] = prmt(x, y, 0x5410), zero[k][q] = prmt(x, y, 0x7632);
+            unrolled_for (int h = 0; h < 2; h++)
+                unrolled_for (int c = 0; c < (ONCE ? 1 : 2); c++) {
+                    const int q = ONCE ? h : KEYS ? h + 2 * c : c + 2 * h;
+                    if (KEYS) {
+                        const uint32_t x = __shfl_sync(FULL, own[c], 16 * k + (tile.lane >> 2) + 8 * h);
+                        scale[k][q] = prmt(x, x, 0x1010), zero[k][q] = prmt(x, x, 0x3232);
+                    } else {
+                        const int from = 16 * k + 2 * (tile.lane & 3) + 8 * h;
+                        const uint32_t x = __shfl_sync(FULL, own[c], from), y = __shfl_sync(FULL, own[c], from + 1);
+                        scale[k][q] = prmt(x, y, 0x5410), zero[k][q] = prmt(x, y, 0x7632);
+                    }
                 }
-            }
     }
 
     /* ---- scales of channels, one per group of tokens ---- */
@@ -258,6 +317,7 @@ template <int TOKENS, bool KEYS> struct UniformScales {
 
     KVANT_INLINE void load_channels(int i)
     {
+        static_assert(!ONCE, "other scales for every operand");
         unrolled_for (int k = 0; k < N; k++)
             unrolled_for (int h = 0; h < 2; h++) { /* halves of the operand's channels */
                 const int at = first_of(k) + 16 * i + 8 * h + (KEYS ? 2 * (tile.lane & 3) : tile.lane >> 2);
@@ -275,11 +335,11 @@ template <int TOKENS, bool KEYS> struct UniformScales {
     }
 };
 
+/* Groups of tokens, or several of a token's channels. */
 template <int BITS, int TOKENS, bool KEYS>
-__device__ __noinline__ void decode_uniform(const UniformCodes code, const DecodedTile tile)
+__device__ __noinline__ void decode_groups(const UniformCodes code, const DecodedTile tile)
 {
-    constexpr int N = TOKENS / 16;
-    UniformScales<TOKENS, KEYS> scales(tile, code);
+    UniformScales<TOKENS, KEYS, false> scales(tile, code);
     const bool per_channel = code.per_channel;
     if (per_channel)
         scales.begin_channels();
@@ -288,10 +348,7 @@ __device__ __noinline__ void decode_uniform(const UniformCodes code, const Decod
     int group = -1, end = 0; /* of the last channel */
     uint32_t own = 0;
     bool mixed = false; /* the operand before this one had channels of two groups */
-#pragma unroll 2
-    for (int i = 0; i < tile.d / 16; i++) {
-        TileCodes<BITS, TOKENS, KEYS> codes;
-        codes.load(tile, i);
+    auto begin = [&](int i) {
         if (per_channel)
             scales.load_channels(i);
         else if (mixed || 16 * i + 8 >= end) {
@@ -304,13 +361,23 @@ __device__ __noinline__ void decode_uniform(const UniformCodes code, const Decod
             }
             scales.share(halves);
         }
-        unrolled_for (int k = 0; k < N; k++) {
-            uint32_t a[4];
-            unrolled_for (int q = 0; q < 4; q++)
-                a[q] = multiply_add(codes.pair(k, q), scales.scale[k][q], scales.zero[k][q]);
-            put_operand<KEYS>(tile, k, i, a);
-        }
-    }
+    };
+    each_operand<BITS, TOKENS, KEYS, false>(tile, begin, [&](uint32_t pair, int k, int q) {
+        return multiply_add(pair, scales.scale[k][q], scales.zero[k][q]);
+    });
+}
+
+/* One scale per token. */
+template <int BITS, int TOKENS, bool KEYS>
+__device__ __noinline__ void decode_uniform(const UniformCodes code, const DecodedTile tile)
+{
+    UniformScales<TOKENS, KEYS, true> scales(tile, code);
+    scales.begin_tokens();
+    const uint32_t own[1] = { scales.own_scale(0) };
+    scales.share(own);
+    each_operand<BITS, TOKENS, KEYS, true>(tile, [](int) {}, [&](uint32_t pair, int k, int q) {
+        return multiply_add(pair, scales.scale[k][scales.at(q)], scales.zero[k][scales.at(q)]);
+    });
 }
 
 /* Levels in shared memory. A token's unit is a power of two above its scale. */
@@ -330,35 +397,28 @@ __device__ __noinline__ void decode_codebook(int metadata, const float *levels, 
             scale[k][h].x = __shfl_sync(FULL, own, at);
             scale[k][h].y = KEYS ? scale[k][h].x : __shfl_sync(FULL, own, at + 1);
         }
-#pragma unroll 2
-    for (int i = 0; i < tile.d / 16; i++) {
-        TileCodes<BITS, TOKENS, KEYS> codes;
-        codes.load(tile, i);
-        unrolled_for (int k = 0; k < N; k++) {
-            uint32_t a[4];
-            unrolled_for (int q = 0; q < 4; q++) {
-                const uint32_t pair = codes.pair(k, q);
-                const float2 s = scale[k][KEYS ? q & 1 : q >> 1];
-                a[q] = pack_half2(levels[pair & 0xffffu] * s.x, levels[pair >> 16] * s.y);
-            }
-            put_operand<KEYS>(tile, k, i, a);
-        }
-    }
+    each_operand<BITS, TOKENS, KEYS, true>(tile, [](int) {}, [&](uint32_t pair, int k, int q) {
+        const float2 s = scale[k][KEYS ? q & 1 : q >> 1];
+        return pack_half2(levels[pair & 0xffffu] * s.x, levels[pair >> 16] * s.y);
+    });
 }
 
 template <int TOKENS, bool KEYS, int BITS = 1>
 KVANT_INLINE void decode_planes(const kvant_cuda_codec &codec, const float *levels, const DecodedTile &tile)
 {
     const kvant_cuda_params &c = codec.params;
+    const UniformCodes uniform{ (int)c.metadata_offset, c.symmetric ? 0 : (int)c.n_scales, (int)codec.any.group,
+                                (int)codec.any.per_channel, c.offset };
     if constexpr (BITS <= 8) {
         if (c.bits != BITS)
-            decode_planes<TOKENS, KEYS, BITS + 1>(codec, levels, tile);
-        else if (c.codes == KVANT_CUDA_CODES_CODEBOOK)
-            decode_codebook<BITS, TOKENS, KEYS>((int)c.metadata_offset, levels, tile);
-        else
-            decode_uniform<BITS, TOKENS, KEYS>({ (int)c.metadata_offset, c.symmetric ? 0 : (int)c.n_scales, (int)codec.any.group,
-                                                 (int)codec.any.per_channel, c.offset },
-                                               tile);
+            return decode_planes<TOKENS, KEYS, BITS + 1>(codec, levels, tile);
+        if (c.codes == KVANT_CUDA_CODES_CODEBOOK)
+            return decode_codebook<BITS, TOKENS, KEYS>((int)c.metadata_offset, levels, tile);
+        if constexpr (BITS > 1) /* uniform codes have two levels at least for each sign */
+            if (uniform.per_channel || uniform.group < (int)c.head_dim)
+                decode_groups<BITS, TOKENS, KEYS>(uniform, tile);
+            else
+                decode_uniform<BITS, TOKENS, KEYS>(uniform, tile);
     }
 }
 
