@@ -103,8 +103,10 @@ static void seal(const kvant_general *g, const float *rows, void *page)
         const general_run x = { rows + j, NULL, (int)d, 64 };
         w.a[j] = general_energy(&x);
     }
-    for (uint32_t i = 0; 32 * i < d; i++)
-        ((uint32_t *)(void *)((uint8_t *)page + g->view.tiers.mask))[i] = general_outliers(g, w.a, (int)i);
+    uint32_t *mask = (uint32_t *)(void *)((uint8_t *)page + g->view.tiers.mask);
+    memset(mask, 0, (d + 31) / 32 * sizeof *mask);
+    for (uint32_t j = 0; j < d; j++)
+        mask[j / 32] |= (uint32_t)general_is_outlier(g, w.a, (int)j) << j % 32;
     for (int t = 0; t < 64; t++) {
         memcpy(w.y, rows + (size_t)t * d, d * sizeof *rows);
         general_encode_tiers(alone, g, &s, t, page);

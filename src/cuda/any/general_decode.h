@@ -211,7 +211,7 @@ KVANT_INLINE float general_raw_number(const kvant_general *g, const void *page, 
     return g->view.raw == 1 ? general_from_half(bits) : general_from_bits((uint32_t)bits << 16);
 }
 
-/* A token's row, as it was encoded, to s->y; s->sums is not used. */
+/* A token's row, as it was encoded, to s->y. s->codes may be s->a; s->sums is not used. */
 KVANT_INLINE void general_decode(general_team team, const kvant_general *g, const void *page, int token,
                                  const general_space *s)
 {
@@ -228,6 +228,7 @@ KVANT_INLINE void general_decode(general_team team, const kvant_general *g, cons
         general_get_codes(team, g, page, token, s->codes);
         general_meet();
         general_numbers(team, g, s->codes, general_from_half(numbers[token]), numbers + GENERAL_TOKENS + 4 * token, s->y);
+        general_meet();
         if (g->view.sketched)
             general_add_sketch(team, g, page, token, s);
     }

@@ -668,17 +668,13 @@ KVANT_INLINE float general_energy(const general_run *x)
     return sum;
 }
 
-/* The outlier channels of a page from sums of squares: bits of word w of the mask. */
-KVANT_INLINE uint32_t general_outliers(const kvant_general *g, const float *energy, int word)
+/* Whether a channel is one of the page's outliers. energy: of all channels. */
+KVANT_INLINE bool general_is_outlier(const kvant_general *g, const float *energy, int channel)
 {
-    uint32_t bits = 0;
-    for (int j = 32 * word; j < 32 * word + 32 && j < (int)g->head_dim; j++) {
-        uint32_t rank = 0;
-        for (int k = 0; k < (int)g->head_dim; k++)
-            rank += k < j ? energy[k] >= energy[j] : k > j && energy[k] > energy[j];
-        bits |= (uint32_t)(rank < g->view.books[0].n) << (j - 32 * word);
-    }
-    return bits;
+    uint32_t rank = 0;
+    for (int k = 0; k < (int)g->head_dim; k++)
+        rank += k < channel ? energy[k] >= energy[channel] : k > channel && energy[k] > energy[channel];
+    return rank < g->view.books[0].n;
 }
 
 /* The row s->y as a token of a page whose mask is there. A scale beyond fp16 is cut. */
