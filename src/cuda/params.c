@@ -226,6 +226,9 @@ kvant_status kvant_cuda_params_init(kvant_cuda_codec *out, const kvant_codec_vie
     init_transform(out, view);
     if (init_codes(out, view))
         return KVANT_OK;
+    if (view->general.uniform.clusters)
+        return kvant_cuda_refuse(error, KVANT_ERR_UNSUPPORTED,
+                                 "not on the GPU: %s; centroids are different for every kv head", info->spec);
     if (!kvant_cuda_general_init(out, view))
         return kvant_cuda_refuse(error, KVANT_ERR_UNSUPPORTED, "not on the GPU: %s", view->info->spec);
     return copy_tables(out, view);

@@ -106,7 +106,7 @@ static bool may_have_tiles(const fixture *f)
  * numbers of at most 2^7. */
 static double unit_of(const kvant_cuda_params *p, const uint8_t *page, uint32_t valid)
 {
-    const uint32_t n = p->codes == KVANT_CUDA_CODES_UNIFORM ? p->n_scales : 64;
+    const uint32_t n = p->codes == KVANT_CUDA_CODES_UNIFORM ? p->n_scales : p->codes == KVANT_CUDA_CODES_GENERAL ? 0 : 64;
     double top = 0;
     for (uint32_t i = 0; i < n; i++) {
         if ((p->grouping == KVANT_CUDA_GROUP_TOKENS32 ? i / p->head_dim * 32 : i % 64) >= valid)

@@ -27,6 +27,7 @@ constexpr float LEAST_UNIT = 0x1p-40f; /* so that weights over units stay within
 struct AnyAttentionArgs : AttentionArgs {
     kvant_cuda_codec keys, values;
     int tiles, splits; /* as in TileArgs */
+    int scratch;       /* bytes of a warp's in which rows are decoded */
 };
 
 /* Channels that a kernel has registers for, and its query rows. */
@@ -40,9 +41,9 @@ template <int CHANNELS> struct AnyShape {
     {
         return d + 8; /* halves; rows begin in different banks */
     }
-    __host__ __device__ static int bytes(int d)
+    __host__ __device__ static int bytes(int d, int scratch)
     {
-        const int work = (ROWS + TOKENS) * stride(d) * 2 + ROWS * (SCORE_STRIDE * 4 + WEIGHT_STRIDE * 2) + WARPS * MOST_DIM;
+        const int work = (ROWS + TOKENS) * stride(d) * 2 + ROWS * (SCORE_STRIDE * 4 + WEIGHT_STRIDE * 2) + WARPS * scratch;
         return work > ROWS * d * 4 ? work : ROWS * d * 4;
     }
 };
@@ -113,7 +114,7 @@ template <int CHANNELS> struct AnyAttention {
         tile = queries + S::ROWS * S::stride(d);
         scores = reinterpret_cast<float *>(tile + TOKENS * S::stride(d));
         weights = reinterpret_cast<__half *>(scores + S::ROWS * SCORE_STRIDE);
-        bits = reinterpret_cast<uint8_t *>(weights + S::ROWS * WEIGHT_STRIDE) + warp * MOST_DIM;
+        bits = reinterpret_cast<uint8_t *>(weights + S::ROWS * WEIGHT_STRIDE) + warp * p.scratch;
     }
 
     KVANT_INLINE void put_row(__half *to, R &row, float inverse) const
@@ -398,7 +399,8 @@ template <int CHANNELS>
 static kvant_status launch(AnyAttentionArgs &p, int multiprocessors, int shared_bytes, cudaStream_t stream)
 {
     using S = AnyShape<CHANNELS>;
-    const int bytes = (int)(sizeof(AnyRows) + 15) / 16 * 16 + S::bytes((int)p.keys.params.head_dim);
+    p.scratch = std::max(any_scratch(p.keys), any_scratch(p.values));
+    const int bytes = (int)(sizeof(AnyRows) + 15) / 16 * 16 + S::bytes((int)p.keys.params.head_dim, p.scratch);
     const int64_t rows = (int64_t)p.query_tokens * p.heads_a_kv, tiles = (rows + S::ROWS - 1) / S::ROWS,
                   items = tiles * p.batch * p.kv_heads;
     p.tiles = (int)tiles;
