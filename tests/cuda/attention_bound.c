@@ -122,7 +122,8 @@ static units units_for(units units, const kvant_cuda_codec *codec)
 static double unit_of(const fixture *f, const kvant_cuda_codec *codec, const uint8_t *page, uint32_t token, uint32_t valid)
 {
     const kvant_cuda_params *p = &codec->params;
-    const uint32_t n = p->codes == KVANT_CUDA_CODES_UNIFORM ? p->n_scales : 64, group = codec->any.group;
+    const uint32_t n = p->codes == KVANT_CUDA_CODES_UNIFORM ? p->n_scales : p->codes == KVANT_CUDA_CODES_GENERAL ? 0 : 64;
+    const uint32_t group = codec->any.group;
     const bool any = is_any(f);
     double top = 0;
     for (uint32_t i = 0; i < n; i++) {

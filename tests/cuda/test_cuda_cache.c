@@ -122,6 +122,12 @@ static const spec_pair pairs[] = {
     { "turboquant-4:recent=40", "turboquant-4:sink=70,center=first", NULL, false, false, false },
 #if KVANT_PAPERS
     { "octopus-4:rotate=hadamard", "int-4", NULL, false, false, false },
+    /* the general form */
+    { "turboquant-2.5", "turboquant-3.5", NULL, false, false, false },
+    { "turboquant-3:qjl,rotate=hadamard,center=first", "innerq-hybrid", NULL, false, false, false },
+    { "hqmq-s341r6:med3", "polar-4:rotate=hadamard,center=first", NULL, false, false, false },
+    { "octopus-5:split=4.7", "spherical-r4jl4", NULL, false, false, true },
+    { "hessian-4", "hessian-4:pool=layer", NULL, true, false, false },
     { "hqmq-s96r4", "trellis-4:center=first", NULL, false, false, false },
 #endif
     /* dense rotations, as trellises and codebooks have them where head_dim is no power of two */
@@ -146,8 +152,10 @@ static void bytes_and_outputs_agree(void **unused)
 static void random_spec(kvant_role role, char spec[96])
 {
     static const char *const families[] = { "int-%u", "bdr-%u", "turboquant-%u", "trellis-%u",
-                                            PAPERS("octopus-%u", "hqmq-s96r4", "hqmq-s192r6", "kivi-2",
-                                                   "innerq-base", "innerq-small", ) },
+                                            PAPERS("octopus-%u", "hqmq-s96r4", "hqmq-s192r6", "kivi-2", "kivi-4",
+                                                   "innerq-base", "innerq-small", "innerq-hybrid", "turboquant-2.5",
+                                                   "turboquant-3.5", "polar-%u", "octopus-1", "octopus-5", "hqmq-s341r6",
+                                                   "spherical-r4jl4", "addvq-k24r3", ) },
                       *const options[] = { "sink=%u", "recent=%u", "center=first", "norm=first", "rotate=dense",
                                            "rotate=none" };
     for (;;) {
@@ -329,7 +337,9 @@ static void refuses(const char *k, const char *v, const char *words)
 static void what_is_missing_is_refused(void **unused)
 {
     (void)unused;
-    refuses("f16", "f16", "not on the GPU");
+#if KVANT_PAPERS
+    refuses("kmeans-4:c=4", "int-4", "not on the GPU");
+#endif
     twins t;
     twins_new(&t, &pairs[0], SEQUENCES);
     kvant_sequence_create(t.cpu);

@@ -48,7 +48,7 @@ struct AnyRows {
 /* Shared memory of a thread block, in bytes from its beginning: AnyRows, tables, queries, and for each warp a
  * tile, the units of keys and values, and scratch. Results take the place of tiles in the end. */
 struct AnyPlaces {
-    int books[2], queries, tiles, tile_bytes, units, bits, end;
+    int books[2], queries, tiles, tile_bytes, units, scratch, scratch_bytes, end;
 
     __host__ __device__ static int round_up(int n)
     {
@@ -67,8 +67,9 @@ struct AnyPlaces {
         tiles = round_up(queries + rows * stride(d) * 2);
         tile_bytes = tokens * stride(d) * 2;
         units = tiles + warps * tile_bytes;
-        bits = units + warps * 2 * tokens * 4;
-        end = bits + warps * MOST_DIM;
+        scratch = units + warps * 2 * tokens * 4;
+        scratch_bytes = round_up(any_scratch(k) > any_scratch(v) ? any_scratch(k) : any_scratch(v));
+        end = scratch + warps * scratch_bytes;
     }
 };
 
@@ -192,7 +193,7 @@ template <int CHANNELS, int EIGHTS> struct AnyAttention {
     /* Tokens first, first + 1, ... of a page, of which `valid` are there. */
     template <bool KEYS> KVANT_INLINE void decode(int32_t entry, int first, int valid) const
     {
-        const DecodedTile to{ page_of(!KEYS, entry), tile(), units(!KEYS), memory + places.bits + warp * MOST_DIM, stride, d,
+        const DecodedTile to{ page_of(!KEYS, entry), tile(), units(!KEYS), memory + places.scratch + warp * places.scratch_bytes, stride, d,
                               first, valid, lane };
         __syncwarp(); /* what stood there has been read */
         if (entry < 0)

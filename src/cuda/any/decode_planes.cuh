@@ -27,7 +27,7 @@ struct DecodedTile {
     const uint8_t *page; /* codes and metadata, in device memory */
     __half *numbers;     /* rows are an odd number of 16 bytes apart: ldmatrix meets no bank twice */
     float *units;
-    uint8_t *bits; /* scratch: MOST_DIM bytes */
+    uint8_t *scratch; /* any_scratch of the codec */
     int stride, d, first, valid, lane;
 };
 

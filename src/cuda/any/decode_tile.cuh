@@ -35,7 +35,7 @@ template <int P, int TOKENS, class F> KVANT_INLINE void fill_rows(const DecodedT
 template <int P, int TOKENS>
 __device__ __noinline__ void decode_rows(const kvant_cuda_codec &codec, const AnyBook &book, const DecodedTile tile)
 {
-    fill_rows<P, TOKENS>(tile, [&](int token) { return read_any<P>(codec, book, tile.page, token, tile.bits, tile.lane); });
+    fill_rows<P, TOKENS>(tile, [&](int token) { return read_any<P>(codec, book, tile.page, token, tile.scratch, tile.lane); });
 }
 
 template <int P, int TOKENS> __device__ __noinline__ void decode_open(const DecodedTile tile)
