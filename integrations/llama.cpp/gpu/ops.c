@@ -413,6 +413,8 @@ static int32_t rope(kvp_gpu_backend *b, abi_tensor *node)
 
 int32_t kvp_gpu_compute(kvp_gpu_backend *b, abi_tensor *node, abi_tensor *values)
 {
+    if (!kvp_gpu_touches(node))
+        return kvp_gpu_accelerate(b, node);
     if (node->op == kvp_api.op.set_rows)
         return set_rows(b, node, values);
     if (node->op == kvp_api.op.flash_attn_ext)

@@ -21,6 +21,7 @@ bool host_answers(const char *function, const void *arguments, size_t size, kvan
     X(append, kvant_cuda_append_args)                                                              \
     X(seal, kvant_cuda_seal_args)                                                                  \
     X(attention, kvant_cuda_attention_args)                                                        \
+    X(block_attention, kvant_cuda_block_args)                                                      \
     X(transform_queries, kvant_cuda_query_args)                                                    \
     X(decode, kvant_cuda_decode_args)
 
