@@ -8,6 +8,7 @@
  *   devices.c   devices and buffer types: what is replaced, and whose memory a buffer is
  *   backend.c   back ends: graphs cut at our operations, captured as one CUDA graph, replayed
  *   ops.c       the operations as launches of libkvant_cuda
+ *   edges.c     captured graphs in one line
  *   masks.c     which masks need not be read
  *   cells.c     cache tensors in GPU memory: the kvp_remote of kv_tensor.h
  *   accel.c     attention on llama.cpp's own cache
@@ -46,6 +47,7 @@ typedef struct kvp_gpu_backend kvp_gpu_backend;
 
 typedef struct kvp_gpu kvp_gpu;
 
+#define KVP_SIDE_STREAMS 8
 #define KVP_FEW_TOKENS 16u /* so many may wait in open pages, and be captured */
 #define KVP_LEAST_OPEN 8u  /* pages of a cache, by its size */
 #define KVP_MOST_OPEN 20u
@@ -113,6 +115,8 @@ struct kvp_gpu {
     char name[16];
     cu_context context;
     cu_stream stream; /* of what is not a part of a graph */
+    cu_stream side[KVP_SIDE_STREAMS]; /* of pages that are opened and encoded; under the lock, as order */
+    cu_event order;
     kvp_remote remote;
     pthread_mutex_t lock;
     kvp_gpu_backend *backends; /* alive; under list_lock */
@@ -183,7 +187,7 @@ struct kvp_gpu_backend {
     unsigned failed;      /* they said so after a graph: the next one fails, of any GPU of the context */
     cu_graph_exec exec;
     bool graphs, captured; /* graphs: may be captured */
-    unsigned long n_graphs, n_parts, n_captures, n_launches;
+    unsigned long n_graphs, n_parts, n_captures, n_removed, n_early, n_launches;
 };
 
 /* devices.c: the devices of every GPU that CUDA's registry has; how many, 0 with a line in err (empty: no CUDA here). */
@@ -274,6 +278,9 @@ void kvp_gpu_set_accel(bool on);
 bool kvp_gpu_accel(void);
 bool kvp_gpu_accelerates(const abi_tensor *node);
 int32_t kvp_gpu_accelerate(kvp_gpu_backend *b, const abi_tensor *node);
+
+/* edges.c: takes edges out of a captured graph that order nothing; counts them, and edges that let a node begin early. */
+void kvp_gpu_straighten(cu_graph graph, unsigned long *n_removed, unsigned long *n_early);
 
 /* backend.c */
 abi_backend *kvp_gpu_init_backend(abi_device *device, const char *params);

@@ -5,6 +5,7 @@
  * in order. */
 #include "../launch.h"
 #include "../rotate.cuh"
+#include "../ptx.cuh"
 #include "queries.h"
 
 namespace kvant
