@@ -314,7 +314,9 @@ kvant_status kvant_cuda_table_attention(const kvant_cuda_attention_args *given, 
     const Device device = current_device();
     AttentionKernel kernel{};
     const bool any = kvant_cuda_needs_any(&args.k_codec->params) || kvant_cuda_needs_any(&args.v_codec->params);
-    status = any || prefers_tiles(args) ? KVANT_ERR_UNSUPPORTED : choose_kernel(args, device, kernel);
+    status = any || prefers_tiles(args) || prefers_codes(args, device.shared_bytes)
+                 ? KVANT_ERR_UNSUPPORTED
+                 : choose_kernel(args, device, kernel);
     if (status == KVANT_ERR_UNSUPPORTED)
         return launch_others(args, any, device, static_cast<cudaStream_t>(stream));
     if (status != KVANT_OK)
