@@ -171,7 +171,7 @@ static bool create_all(kvp_kv *kv, kvp_gpu_cells *cells, char *err, size_t errle
     cells->n_weights = tables_of(cells->sources[0]).n_weights;
     snprintf(err, errlen, "no GPU memory for its tables");
     pthread_mutex_lock(&cells->gpu->lock);
-    ok = n_blocks * cells->pages.block_stride <= kv->reserved && create_numbers(cells) &&
+    ok = n_blocks * cells->pages.block_stride <= kv->reserved - kvp_kv_open_bytes(&kv->shape, kv->settings) && create_numbers(cells) &&
          count_to(cells->gpu, n_blocks * KVANT_PAGE_TOKENS + 1) &&
          kvp_gpu_cache_join(kv, &info);
     pthread_mutex_unlock(&cells->gpu->lock);
