@@ -26,6 +26,7 @@ struct kvp_layers {
     double numbers, bits;     /* of what is bound */
     double bytes;             /* of the same with all cells written by one sequence per stream */
     bool told;
+    bool other_state; /* layers without keys and values */
     kvp_settings settings;
 };
 
@@ -112,6 +113,14 @@ static struct kvp_layers *current_layers(char *err, size_t errlen)
     if (layers == NULL && kvp_kv_new_context(err, errlen))
         layers = pthread_getspecific(current_key);
     return layers;
+}
+
+void kvp_kv_note_state(void)
+{
+    struct kvp_layers *layers = has_current_key ? pthread_getspecific(current_key) : NULL;
+
+    if (layers != NULL)
+        layers->other_state = true;
 }
 
 static void layers_join(struct kvp_layers *layers, const kvp_kv_shape *shape)
@@ -362,7 +371,7 @@ static void tell(struct kvp_layers *layers)
             layers->settings.label, layers->bits / layers->numbers, layers->n_here, layers->n,
             layers->bytes / mib, (unsigned long long)layers->n_cells, 2 * layers->numbers / mib,
             layers->settings.remark);
-    if (layers->n_here < layers->n)
+    if (layers->n_here < layers->n && !layers->other_state)
         kvp_error("warning: only %u of %u layers have a compressed cache, the other %u keep llama.cpp's own: set -ngl 99 and "
                   "--device KVANT alone",
                   layers->n_here, layers->n, layers->n - layers->n_here);

@@ -101,6 +101,9 @@ struct kvp_layers *kvp_kv_context(void);
 void kvp_kv_context_release(struct kvp_layers *layers);
 void kvp_kv_context_check(struct kvp_layers *layers);
 
+/* Some layers of the context being created have another state instead, as recurrent layers have. */
+void kvp_kv_note_state(void);
+
 /* Bytes that hold the cells for every plausible head_dim (or for the given one), whether the layer
  * is a protected one or not; 0 with a line in err. ggml asks several times and places the next
  * tensor by the answer, which depends on the shape and on the context's settings alone. */

@@ -130,6 +130,22 @@ KVANT_INLINE uint32_t count_up(uint32_t *counter, uint32_t last)
     return before;
 }
 
+/* What a kernel needs that launch_early began before the one before it in the stream has ended: wait comes before
+ * the first access to memory that others write; begin_next lets the next kernel begin, which then waits itself. */
+KVANT_INLINE void wait_for_former()
+{
+#if defined(__CUDA_ARCH__) && __CUDA_ARCH__ >= 900
+    asm volatile("griddepcontrol.wait;" ::: "memory");
+#endif
+}
+
+KVANT_INLINE void begin_next()
+{
+#if defined(__CUDA_ARCH__) && __CUDA_ARCH__ >= 900
+    asm volatile("griddepcontrol.launch_dependents;" ::: "memory");
+#endif
+}
+
 KVANT_INLINE uint32_t shared_address(const void *p)
 {
     return (uint32_t)__cvta_generic_to_shared(p);

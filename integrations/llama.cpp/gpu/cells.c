@@ -267,7 +267,7 @@ static bool learn(kvp_gpu_cells *cells, const float *rows, size_t n)
     ok = tensor != NULL && read_version(cells, tensor, numbers, &center, &scale) &&
          upload(cells->gpu, at, numbers, 3 * width * sizeof(*numbers));
     if (ok) {
-        cells->center = center ? at : NULL;
+        cells->center = center && !cells->uncentred ? at : NULL;
         cells->scale = scale ? at + width : NULL;
         cells->query_scale = scale || cells->n_weights == cells->head_dim ? at + 2 * width : NULL;
         cells->learnt = true;
@@ -370,7 +370,8 @@ static kvant_status append(const kvp_gpu_cells *cells, kvant_role role, const fl
                                     .type = KVANT_CUDA_F32,
                                     .n_tokens = (uint32_t)n,
                                     .n_kv_heads = cells->n_kv_heads,
-                                    .slots = slots };
+                                    .slots = slots,
+                                    .refused = (uint32_t *)cells->gpu->refused };
 
     *(role == KVANT_ROLE_K ? &args.k : &args.v) = kvp_gpu_rows(cells, rows, width_of(cells));
     return kvant_cuda_append(&args, cells->gpu->stream);
@@ -395,6 +396,8 @@ static kvant_status write_rows(kvp_kv *kv, const int64_t *cell_numbers, size_t n
         status = append(cells, kv->shape.role, room, n, slots);
     if (!kvp_cu_ok(kvp_cu.stream_finish(gpu->stream), "storing rows"))
         status = KVANT_ERR_CUDA;
+    if (status == KVANT_OK)
+        status = kvp_gpu_take_word(gpu->refused);
     pthread_mutex_unlock(&gpu->lock);
     return status;
 }

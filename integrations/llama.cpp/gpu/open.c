@@ -127,7 +127,28 @@ static bool have_pages(kvp_gpu_cells *cells, uint32_t n)
     return kvant_cuda_codec_create_open(cells->codec, &cells->open_codec) == KVANT_OK;
 }
 
-/* Work on pages */
+/* Work on pages: of one tensor too little to fill a GPU, so tensors take turns at several streams. */
+
+static bool spread(kvp_gpu *gpu, cu_stream stream)
+{
+    bool ok = (gpu->order != NULL || kvp_cu_ok(kvp_cu.event_new(&gpu->order, CU_NO_TIMING), "an event")) &&
+              kvp_cu_ok(kvp_cu.event_record(gpu->order, stream), "ordering");
+
+    for (int i = 0; i < KVP_SIDE_STREAMS && ok; i++)
+        ok = (gpu->side[i] != NULL || kvp_cu_ok(kvp_cu.stream_new(&gpu->side[i], CU_NON_BLOCKING), "a stream")) &&
+             kvp_cu_ok(kvp_cu.stream_wait(gpu->side[i], gpu->order, 0), "ordering");
+    return ok;
+}
+
+static bool gather(kvp_gpu *gpu, cu_stream stream)
+{
+    bool ok = true;
+
+    for (int i = 0; i < KVP_SIDE_STREAMS && ok; i++)
+        ok = kvp_cu_ok(kvp_cu.event_record(gpu->order, gpu->side[i]), "ordering") &&
+             kvp_cu_ok(kvp_cu.stream_wait(stream, gpu->order, 0), "ordering");
+    return ok;
+}
 
 /* Encodes the rows of a page that were not encoded yet. */
 static bool encode(kvp_gpu_cache *cache, uint32_t page, cu_stream stream)
@@ -141,7 +162,8 @@ static bool encode(kvp_gpu_cache *cache, uint32_t page, cu_stream stream)
     for (uint32_t i = 0; i < KVANT_PAGE_TOKENS; i++)
         slots[i] = fresh >> i & 1 ? (int64_t)cache->pages[page].block * KVANT_PAGE_TOKENS + i : -1;
     ok = kvp_gpu_grow(cache->gpu, &cache->slots, KVP_SLOT_BYTES(1), false) &&
-         kvp_cu_ok(kvp_cu.copy_in((cu_address)(uintptr_t)cache->slots.at, slots, sizeof(slots), stream), "copying");
+         kvp_cu_ok(kvp_cu.copy_in((cu_address)(uintptr_t)cache->slots.at, slots, sizeof(slots), stream), "copying") &&
+         spread(cache->gpu, stream);
     for (size_t i = 0; i < cache->n_tensors && ok; i++) {
         const kvp_gpu_cells *cells = cache->tensors[i]->cells;
         const kvant_cuda_pages *open = &cells->open_pages;
@@ -157,8 +179,9 @@ static bool encode(kvp_gpu_cache *cache, uint32_t page, cu_stream stream)
                                .rows = (const char *)open->base + page * open->block_stride,
                                .token_stride = cells->head_dim,
                                .head_stride = open->head_stride / sizeof(uint16_t) };
-        ok = cells->open.at != NULL && kvant_cuda_append(&args, stream) == KVANT_OK;
+        ok = cells->open.at != NULL && kvant_cuda_append(&args, cache->gpu->side[i % KVP_SIDE_STREAMS]) == KVANT_OK;
     }
+    ok = ok && gather(cache->gpu, stream);
     cache->pages[page].fresh = ok ? 0 : fresh;
     return ok;
 }
@@ -166,7 +189,7 @@ static bool encode(kvp_gpu_cache *cache, uint32_t page, cu_stream stream)
 /* Decodes a block's sealed rows into a page. */
 static bool decode(kvp_gpu_cache *cache, uint32_t page, uint32_t block, cu_stream stream)
 {
-    bool ok = true;
+    bool ok = spread(cache->gpu, stream);
 
     for (size_t i = 0; i < cache->n_tensors && ok; i++) {
         kvp_gpu_cells *cells = cache->tensors[i]->cells;
@@ -183,9 +206,9 @@ static bool decode(kvp_gpu_cache *cache, uint32_t page, uint32_t block, cu_strea
                                               .token_stride = cells->head_dim,
                                               .head_stride = open->head_stride / sizeof(uint16_t),
                                               .transformed = 1 };
-        ok = ok && kvant_cuda_decode(&args, stream) == KVANT_OK;
+        ok = ok && kvant_cuda_decode(&args, cache->gpu->side[i % KVP_SIDE_STREAMS]) == KVANT_OK;
     }
-    return ok;
+    return ok && gather(cache->gpu, stream);
 }
 
 static bool give_up(kvp_gpu_cache *cache, uint32_t page, cu_stream stream)

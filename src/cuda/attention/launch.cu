@@ -8,6 +8,7 @@
 #include "../any/any.h"
 #include "../checks.h"
 #include "../chunks/chunks.cuh"
+#include "../launch.h"
 #include "../table.h"
 #include "../tiles/tiles.h"
 #include "../trellis/trellis.cuh"
@@ -313,7 +314,9 @@ kvant_status kvant_cuda_table_attention(const kvant_cuda_attention_args *given, 
     const Device device = current_device();
     AttentionKernel kernel{};
     const bool any = kvant_cuda_needs_any(&args.k_codec->params) || kvant_cuda_needs_any(&args.v_codec->params);
-    status = any || prefers_tiles(args) ? KVANT_ERR_UNSUPPORTED : choose_kernel(args, device, kernel);
+    status = any || prefers_tiles(args) || prefers_codes(args, device.shared_bytes)
+                 ? KVANT_ERR_UNSUPPORTED
+                 : choose_kernel(args, device, kernel);
     if (status == KVANT_ERR_UNSUPPORTED)
         return launch_others(args, any, device, static_cast<cudaStream_t>(stream));
     if (status != KVANT_OK)
@@ -325,6 +328,6 @@ kvant_status kvant_cuda_table_attention(const kvant_cuda_attention_args *given, 
     if (kvant_cuda_has_chunks(&args.v_codec->params))
         copy_directions(p.v_directions, args.v_codec->book);
     void *parameters[] = { &p };
-    return from_cuda(cudaLaunchKernel(kernel.kernel, grid_of(device), kernel.threads, parameters, kernel.shared_bytes,
-                                      static_cast<cudaStream_t>(stream)));
+    return from_cuda(launch_early(kernel.kernel, grid_of(device), (unsigned)kernel.threads, parameters,
+                                  (size_t)kernel.shared_bytes, static_cast<cudaStream_t>(stream)));
 }
