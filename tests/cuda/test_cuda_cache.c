@@ -127,7 +127,8 @@ static const spec_pair pairs[] = {
     { "turboquant-3:qjl,rotate=hadamard,center=first", "innerq-hybrid", NULL, false, false, false },
     { "hqmq-s341r6:med3", "polar-4:rotate=hadamard,center=first", NULL, false, false, false },
     { "octopus-5:split=4.7", "spherical-r4jl4", NULL, false, false, true },
-    { "hessian-4", "hessian-4:pool=layer", NULL, true, false, false },
+    /* rotations of a calibration: each kv head's own, and one of a layer */
+    { "hessian-4", "hessian-4:pool=layer", "int-4:rotate=none", true, false, false },
     { "hqmq-s96r4", "trellis-4:center=first", NULL, false, false, false },
 #endif
     /* dense rotations, as trellises and codebooks have them where head_dim is no power of two */
@@ -147,6 +148,16 @@ static void bytes_and_outputs_agree(void **unused)
     for (size_t i = 0; i < sizeof pairs / sizeof *pairs; i++)
         random_calls(&pairs[i], true);
 }
+
+#if KVANT_PAPERS
+/* The reference of outputs has one codec for the values of all kv heads: bytes alone. */
+static void heads_differ(void **unused)
+{
+    (void)unused;
+    const spec_pair pair = { .k = "int-4", .v = "hessian-4", .calibrated = true };
+    random_calls(&pair, false);
+}
+#endif
 
 /* A codec with random windows, centre, scale and rotation, which the CPU and the GPU have. */
 static void random_spec(kvant_role role, char spec[96])
@@ -390,6 +401,9 @@ int main(int argc, char **argv)
     const struct CMUnitTest tests[] = {
         cmocka_unit_test(bytes_and_outputs_agree),
         cmocka_unit_test(random_codecs_agree),
+#if KVANT_PAPERS
+        cmocka_unit_test(heads_differ),
+#endif
         cmocka_unit_test(refused_rows_leave_no_trace),
         cmocka_unit_test(cut_blocks_are_sealed_again),
         cmocka_unit_test(blocks_change_devices),
