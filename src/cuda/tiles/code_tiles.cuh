@@ -78,7 +78,13 @@ template <class C, int D> KVANT_INLINE void fill_code_table(uint8_t *table, cons
         fill_pairs<C, code_copies<C, D>()>(table, codec.params.bytes);
 }
 
-template <class C, int D> KVANT_INLINE auto code_table(const uint8_t *table, const TileCodec &codec, uint32_t one, int lane)
+template <class C, int D>
+using CodeTable = std::conditional_t<
+    HAS_CHUNKS<C>, TileChunks,
+    std::conditional_t<!HAS_TRELLIS<C>, SignedBytes,
+                       std::conditional_t<C::BITS == 4, MagnitudeTable, TrellisTable<code_copies<C, D>()>>>>;
+
+template <class C, int D> KVANT_INLINE CodeTable<C, D> code_table(const uint8_t *table, const TileCodec &codec, uint32_t one, int lane)
 {
     if constexpr (HAS_CHUNKS<C>) {
         constexpr uint32_t COPIES = code_copies<C, D>();
@@ -194,7 +200,7 @@ template <class C> struct TrellisWords {
 template <class C, int D> struct KeyOperands<C, D, std::enable_if_t<HAS_TRELLIS<C>>> {
     static constexpr int OPERANDS = 4, PARTS = D / 64, M = C::MEMORY, WORDS = TrellisWords<C>::WORDS,
                          BEFORE = (M + WORDS - 1) / WORDS;
-    using Table = decltype(code_table<C, D>(nullptr, *(const TileCodec *)nullptr, 0, 0));
+    using Table = CodeTable<C, D>;
     const Table &table;
     TrellisWords<C> words[PARTS];
     uint32_t plane[BEFORE + PARTS];
@@ -274,7 +280,7 @@ template <class C, int D, class = void> struct ValueOperands {
 template <class C, int D> struct ValueOperands<C, D, std::enable_if_t<HAS_TRELLIS<C>>> {
     static_assert(C::MEMORY == 8, "the run before a run is enough");
     static constexpr int OPERANDS = 4, PARTS = D / 64, BLOCKS = D / 64, M = C::MEMORY, WORDS = TrellisWords<C>::WORDS;
-    using Table = decltype(code_table<C, D>(nullptr, *(const TileCodec *)nullptr, 0, 0));
+    using Table = CodeTable<C, D>;
     const Table &table;
     int lane;
     TrellisWords<C> words[PARTS];

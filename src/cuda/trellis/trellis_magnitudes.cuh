@@ -12,7 +12,7 @@
 namespace kvant
 {
 
-constexpr int MAGNITUDES = 32, MAGNITUDE_BYTES = MAGNITUDES * MAGNITUDES * 128;
+constexpr int MAGNITUDES = 32, MAGNITUDE_COPIES = 16, MAGNITUDE_BYTES = MAGNITUDES * MAGNITUDES * 4 * MAGNITUDE_COPIES;
 
 struct MagnitudeTable {
     const uint8_t *own; /* the lane's copy */
@@ -21,13 +21,13 @@ struct MagnitudeTable {
     /* of: bytes of numbers below 32. WEIGHTS: which two are meant. */
     template <uint32_t WEIGHTS> KVANT_INLINE uint32_t at(uint32_t of) const
     {
-        return *reinterpret_cast<const uint32_t *>(own + 128 * __dp4a(of, WEIGHTS, 0u));
+        return *reinterpret_cast<const uint32_t *>(own + 4 * MAGNITUDE_COPIES * __dp4a(of, WEIGHTS, 0u));
     }
 };
 
 KVANT_INLINE MagnitudeTable magnitude_table(const uint8_t *table, uint32_t one, int lane)
 {
-    return MagnitudeTable{ table + 4 * lane, one << 31, one << 30, one << 28 };
+    return MagnitudeTable{ table + 4 * (lane % MAGNITUDE_COPIES), one << 31, one << 30, one << 28 };
 }
 
 template <class C> struct Unbiased : C {
@@ -38,9 +38,9 @@ template <class C>
 KVANT_INLINE void fill_magnitudes(uint8_t *table, const uint32_t (&magnitudes)[KVANT_CUDA_TABLE_WORDS])
 {
 #pragma unroll 1
-    for (uint32_t i = threadIdx.x; i < 8 * MAGNITUDES * MAGNITUDES; i += blockDim.x) {
-        const uint32_t x = half_of_level<Unbiased<C>>(magnitudes, MAGNITUDES + i / 8 % MAGNITUDES) |
-                           half_of_level<Unbiased<C>>(magnitudes, MAGNITUDES + i / 8 / MAGNITUDES) << 16;
+    for (uint32_t i = threadIdx.x; i < MAGNITUDE_BYTES / 16; i += blockDim.x) {
+        const uint32_t x = half_of_level<Unbiased<C>>(magnitudes, MAGNITUDES + i / (MAGNITUDE_COPIES / 4) % MAGNITUDES) |
+                           half_of_level<Unbiased<C>>(magnitudes, MAGNITUDES + i / (MAGNITUDE_COPIES / 4) / MAGNITUDES) << 16;
         reinterpret_cast<uint4 *>(table)[i] = make_uint4(x, x, x, x);
     }
 }
