@@ -9,7 +9,6 @@
 #include "../attention/attention.cuh"
 #include "unpack_chunks.cuh"
 #include "unpack_trellis.cuh"
-#include "../trellis/trellis_magnitudes.cuh"
 
 namespace kvant
 {
@@ -52,12 +51,30 @@ struct SignedBytes : Bytes {
     uint32_t minus_bias;
 };
 
+/* A trellis whose table has levels with their signs. */
+template <class C> struct SignedLevels : C {
+    static constexpr bool BIASED = false;
+};
+
+/* A table of pairs of 4-bit codes (trellis_pairs.cuh) in several copies: 3.5 lanes would meet in a bank of
+ * one copy, 2.6 meet in a bank of four. */
+struct LevelPairs {
+    static constexpr int COPIES = 4;
+    const uint8_t *own; /* the lane's copy */
+    uint32_t shift1, shift2, shift4;
+
+    KVANT_INLINE uint32_t at(uint32_t distance) const
+    {
+        return *reinterpret_cast<const uint32_t *>(own + COPIES * distance);
+    }
+};
+
 template <class C, int D> __host__ __device__ constexpr int code_copies()
 {
     if constexpr (HAS_CHUNKS<C>)
         return C::template copies<true, D>();
     else
-        return pair_copies<C, true>();
+        return HAS_TRELLIS<C> && C::BITS == 4 ? LevelPairs::COPIES : pair_copies<C, true>();
 }
 
 template <class C, int D> __host__ __device__ constexpr int code_table_bytes()
@@ -65,24 +82,22 @@ template <class C, int D> __host__ __device__ constexpr int code_table_bytes()
     if constexpr (HAS_CHUNKS<C>)
         return (C::ENTRIES * 8 * code_copies<C, D>() + 127) / 128 * 128;
     else
-        return !HAS_TRELLIS<C> ? 0 : C::BITS == 4 ? MAGNITUDE_BYTES : (4 << (2 * C::BITS + 4)) * code_copies<C, D>();
+        return !HAS_TRELLIS<C> ? 0 : (4 << (2 * C::BITS + 4)) * code_copies<C, D>();
 }
 
 template <class C, int D> KVANT_INLINE void fill_code_table(uint8_t *table, const TileCodec &codec)
 {
     if constexpr (HAS_CHUNKS<C>)
         C::fill(table, codec.directions, code_copies<C, D>());
-    else if constexpr (HAS_TRELLIS<C> && C::BITS == 4)
-        fill_magnitudes<C>(table, codec.params.bytes);
     else if constexpr (HAS_TRELLIS<C>)
-        fill_pairs<C, code_copies<C, D>()>(table, codec.params.bytes);
+        fill_pairs<SignedLevels<C>, code_copies<C, D>()>(table, codec.params.bytes);
 }
 
 template <class C, int D>
 using CodeTable = std::conditional_t<
     HAS_CHUNKS<C>, TileChunks,
     std::conditional_t<!HAS_TRELLIS<C>, SignedBytes,
-                       std::conditional_t<C::BITS == 4, MagnitudeTable, TrellisTable<code_copies<C, D>()>>>>;
+                       std::conditional_t<C::BITS == 4, LevelPairs, TrellisTable<code_copies<C, D>()>>>>;
 
 template <class C, int D> KVANT_INLINE CodeTable<C, D> code_table(const uint8_t *table, const TileCodec &codec, uint32_t one, int lane)
 {
@@ -97,7 +112,7 @@ template <class C, int D> KVANT_INLINE CodeTable<C, D> code_table(const uint8_t 
             }
         return t;
     } else if constexpr (HAS_TRELLIS<C> && C::BITS == 4)
-        return magnitude_table(table, one, lane);
+        return LevelPairs{ table + 4 * (lane % LevelPairs::COPIES), one << 31, one << 30, one << 28 };
     else if constexpr (HAS_TRELLIS<C>)
         return TrellisTable<code_copies<C, D>()>{ table, 4u * (lane % code_copies<C, D>()), one << 31, one << 30, one << 28 };
     else
@@ -189,7 +204,7 @@ template <class C> struct TrellisWords {
                 a[i][k] = x[k];
         };
         if constexpr (C::BITS == 4)
-            magnitude_operands4<C::MEMORY>(w, at, table, keep);
+            pair_operands4<C::MEMORY>(w, at, table, keep);
         else /* the second word's third bits are the upper bytes */
             pair_operands<C::BITS, C::MEMORY>(w[0], w[1], third, third >> 8, false, at, table,
                                               [&](int i, int t, const uint32_t(&x)[4]) { keep(2 * i + t, x); });

@@ -161,8 +161,8 @@ template <class KC, class VC, int D, int N, int GROUPS> struct CodesWorker {
         phase = 0;
     }
 
-    /* s = K q^T of the warp's tokens. */
-    KVANT_INLINE void multiply_keys(const uint8_t *codes, float (&s)[N / 8][4])
+    /* s = K q^T of the warp's tokens. meanwhile() runs beside the last products. */
+    template <class F> KVANT_INLINE void multiply_keys(const uint8_t *codes, float (&s)[N / 8][4], F &&meanwhile) const
     {
         const uint64_t q = matrix_at(shared_address(memory));
         const K keys(code_operands<K>(codes, warp, k_table));
@@ -178,6 +178,7 @@ template <class KC, class VC, int D, int N, int GROUPS> struct CodesWorker {
             }
             GroupProducts::commit();
         }
+        meanwhile();
         unrolled_for (int i = 0; i < K_BUFFERS; i++)
             release<0>(a[i]);
         GroupProducts::hold(s);
@@ -364,15 +365,18 @@ template <class KC, class VC, int D, int N, int GROUPS> struct CodesWorker {
         const int entry = entries[0];
         const bool open = entry < 0, all = plain && !open && first >= seen.from && first + PAGE_TOKENS - 1 <= seen.to &&
                                            first + PAGE_TOKENS <= work.length;
-        const LaneTokens t = open ? open_tokens() : lane_tokens(codes, work.length - first);
-        const float log[2] = { log2_fast(fmaxf(t.v_scale[0], 5.9604645e-8f)), log2_fast(fmaxf(t.v_scale[1], 5.9604645e-8f)) };
-        float s[N / 8][4];
+        LaneTokens t = open_tokens();
+        float s[N / 8][4], log[2] = { 0, 0 };
 #pragma unroll 1
         for (bool raising = open, raised = false;;) {
             if (open)
                 multiply_open_keys(reinterpret_cast<const uint16_t *>(page_of(p.k_open, -1 - entry)), s);
             else
-                multiply_keys(codes, s);
+                multiply_keys(codes, s, [&] {
+                    t = lane_tokens(codes, work.length - first);
+                    unrolled_for (int h = 0; h < 2; h++)
+                        log[h] = log2_fast(fmaxf(t.v_scale[h], 5.9604645e-8f));
+                });
             if (!all || raising)
                 score(s, t, first);
             if (raising) {
