@@ -69,10 +69,19 @@ struct LevelPairs {
     }
 };
 
+template <class C> __host__ __device__ constexpr int channels_of()
+{
+    if constexpr (HAS_CHUNKS<C>)
+        return C::CHANNELS;
+    else
+        return 1;
+}
+template <class C> constexpr int CHANNELS_OF = channels_of<C>();
+
 template <class C, int D> __host__ __device__ constexpr int code_copies()
 {
     if constexpr (HAS_CHUNKS<C>)
-        return C::template copies<true, D>();
+        return C::template copies<C::CHANNELS == 4, D>();
     else
         return HAS_TRELLIS<C> && C::BITS == 4 ? LevelPairs::COPIES : pair_copies<C, true>();
 }
@@ -278,10 +287,10 @@ template <class C, int D, class = void> struct ValueOperands {
     {
         return i;
     }
-    /* The row tile of a warp. */
-    KVANT_INLINE static int row_tile(int block, int warp)
+    /* Of the lane's row, or (far) of the row 8 below it. */
+    KVANT_INLINE static int channel(int block, int far, int warp, int lane)
     {
-        return 4 * block + warp;
+        return 64 * block + 16 * warp + 8 * far + (lane >> 2);
     }
 
     KVANT_INLINE void unpack(int part, uint32_t (&a)[4][4]) const
@@ -309,9 +318,9 @@ template <class C, int D> struct ValueOperands<C, D, std::enable_if_t<HAS_TRELLI
     {
         return i;
     }
-    KVANT_INLINE static int row_tile(int block, int warp)
+    KVANT_INLINE static int channel(int block, int far, int warp, int lane)
     {
-        return 4 * block + warp;
+        return 64 * block + 16 * warp + 8 * far + (lane >> 2);
     }
 
     KVANT_INLINE ValueOperands(const uint8_t *page, int warp, int lane_, const Table &table_) : table(table_), lane(lane_)
@@ -345,8 +354,8 @@ template <class C, int D> struct ValueOperands<C, D, std::enable_if_t<HAS_TRELLI
     }
 };
 
-/* A warp has a group of chunks; with more warps than groups the last ones have none. */
-template <class C, int D> struct ValueOperands<C, D, std::enable_if_t<HAS_CHUNKS<C>>> {
+/* Quaternions: a warp has a group of chunks, if there are so many. */
+template <class C, int D> struct ValueOperands<C, D, std::enable_if_t<HAS_CHUNKS<C> && CHANNELS_OF<C> == 4>> {
     using P = ChunkPlaces<C, D>;
     static constexpr int BLOCKS = P::GROUP_TILES, OPERANDS = 2 * BLOCKS, PARTS = 2;
     const uint8_t *page;
@@ -361,9 +370,9 @@ template <class C, int D> struct ValueOperands<C, D, std::enable_if_t<HAS_CHUNKS
     {
         return 2 * part + i / BLOCKS;
     }
-    KVANT_INLINE static int row_tile(int block, int warp)
+    KVANT_INLINE static int channel(int block, int far, int warp, int lane)
     {
-        return BLOCKS * warp + block;
+        return value_channel<C, D>(BLOCKS * warp + block, lane >> 2, far);
     }
 
     KVANT_INLINE void unpack(int part, uint32_t (&a)[OPERANDS][4]) const
@@ -376,9 +385,71 @@ template <class C, int D> struct ValueOperands<C, D, std::enable_if_t<HAS_CHUNKS
             unrolled_for (int i = 0; i < OPERANDS; i++)
                 a[i][0] = a[i][1] = a[i][2] = a[i][3] = 0;
         } else /* as if the warp's group were the first one */
-            unrolled_for (int i = 0; i < (C::CHANNELS == 3 ? 1 : 2); i++)
+            unrolled_for (int i = 0; i < 2; i++)
                 C::template value_step<D, code_copies<C, D>()>(page + 4 * P::GROUP_CHUNKS * warp, lane, table, 0,
-                                                               C::CHANNELS == 3 ? part : 2 * part + i, keep);
+                                                               2 * part + i, keep);
+    }
+};
+
+/* Triplets: 8 rows are one coordinate of 8 chunks; what is left are channels as they come. A lane looks up
+ * two chunks. With 128 channels the first one gives three of its four rows. */
+template <class C, int D> struct ValueOperands<C, D, std::enable_if_t<HAS_CHUNKS<C> && CHANNELS_OF<C> == 3>> {
+    static constexpr int BLOCKS = D / 64, OPERANDS = 2 * BLOCKS, PARTS = 2;
+    using Places = ChunkPlaces<C, D>;
+    using Turn = typename C::template Turn<code_copies<C, D>()>;
+    using Four = typename C::template Four<code_copies<C, D>()>;
+    const uint8_t *page;
+    int warp, lane;
+    const TileChunks &table;
+
+    __host__ __device__ static constexpr int block(int, int i)
+    {
+        return i % BLOCKS;
+    }
+    __host__ __device__ static constexpr int column_tile(int part, int i)
+    {
+        return 2 * part + i / BLOCKS;
+    }
+    KVANT_INLINE static int channel(int block, int far, int warp, int lane)
+    {
+        const int row = lane >> 2, i = 2 * BLOCKS * warp + 2 * block + far;
+        if constexpr (D == 128)
+            return 2 * block + far < 3 ? 3 * (8 * warp + row) + 2 * block + far : warp < 3 ? 3 * (32 + row) + warp : 120 + row;
+        return i < 6 ? 3 * (8 * (i / 3) + row) + i % 3 : 8 * i + row;
+    }
+
+    /* A coordinate of two tokens. */
+    KVANT_INLINE static uint32_t coordinate(const uint2 &x, const uint2 &y, int which)
+    {
+        return prmt(which == 2 ? x.y : x.x, which == 2 ? y.y : y.x, which == 1 ? 0x7632 : 0x5410);
+    }
+
+    KVANT_INLINE void unpack(int part, uint32_t (&a)[OPERANDS][4]) const
+    {
+        const int first = channel(0, 0, warp, lane), last = channel(BLOCKS - 1, 1, warp, lane);
+        unrolled_for (int which = 0; which < 2; which++)
+            unrolled_for (int h = 0; h < 2; h++) {
+                uint32_t w[3];
+                C::template value_words<Places, Turn>(reinterpret_cast<const uint32_t *>(page), (which ? last : first) / 3,
+                                                      lane & 3, h, part, w);
+                const Four codes(w, table);
+                unrolled_for (int i = 0; i < 2; i++) {
+                    const uint2 x = codes.look_up(table, i), y = codes.look_up(table, i + 2);
+                    const uint32_t norm = codes.norm(i, i + 2);
+                    auto scaled = [&](int coordinate_) {
+                        const uint32_t pair = coordinate(x, y, coordinate_);
+                        return C::HAS_NORM ? multiply_halves(pair, norm) : pair;
+                    };
+                    if (which == 1)
+                        a[BLOCKS - 1 + BLOCKS * i][1 + 2 * h] = scaled(last % 3);
+                    else if constexpr (D == 128) {
+                        a[BLOCKS * i][2 * h] = scaled(0);
+                        a[BLOCKS * i][1 + 2 * h] = scaled(1);
+                        a[1 + BLOCKS * i][2 * h] = scaled(2);
+                    } else
+                        a[i][2 * h] = scaled(first % 3);
+                }
+            }
     }
 };
 

@@ -65,7 +65,7 @@ template <class KC, class VC, int D, int N, int GROUPS> struct CodesWorker {
     const CodeTable<VC, D> v_table;
     const Seen seen;
     bool plain; /* nothing changes a score that all rows see */
-    int group, warp, lane, value_warp;
+    int group, warp, lane;
 
     static constexpr int K_BUFFERS = N > 32 && GROUPS > 2 ? 1 : 2, V_BUFFERS = V::OPERANDS > 4 ? 1 : 2;
     int phase; /* of the weights' barrier */
@@ -209,7 +209,7 @@ template <class KC, class VC, int D, int N, int GROUPS> struct CodesWorker {
     KVANT_INLINE void multiply_values(const uint8_t *page)
     {
         const uint64_t w = S::NARROW ? narrow_matrix_at(shared_address(weights())) : matrix_at(shared_address(weights()));
-        const V own(code_operands<V>(page, value_warp, v_table));
+        const V own(code_operands<V>(page, warp, v_table));
         uint32_t values[V_BUFFERS][V::OPERANDS][4];
         unrolled_for (int part = 0; part < V::PARTS; part++) {
             if (part >= V_BUFFERS)
@@ -471,7 +471,7 @@ template <class KC, class VC, int D, int N, int GROUPS> struct CodesWorker {
                 uint32_t a[4];
                 unrolled_for (int i = 0; i < 4; i++) {
                     uint32_t pair = 0;
-                    const int channel = value_channel<VC, D>(V::row_tile(b, value_warp), lane >> 2, i % 2);
+                    const int channel = V::channel(b, i % 2, warp, lane);
                     unrolled_for (int e = 0; e < 2; e++) {
                         const int token = place_in_operand<VC::ORDER>(16 * k + 2 * (lane & 3) + 8 * (i / 2) + e);
                         if (channel < D && token < valid)
@@ -563,7 +563,7 @@ template <class KC, class VC, int D, int N, int GROUPS> struct CodesWorker {
             }
             unrolled_for (int b = 0; b < V::BLOCKS; b++)
                 unrolled_for (int h = 0; h < 2; h++) {
-                    const int channel = value_channel<VC, D>(V::row_tile(b, value_warp), lane >> 2, h);
+                    const int channel = V::channel(b, h, warp, lane);
                     if (!HAS_CHUNKS<VC> || channel < D)
                         results[row * D + channel] = o[b][c / 2][2 * h + c % 2] * (h ? unit / VC::ROW8 : unit) + base;
                 }
@@ -659,8 +659,7 @@ template <class KC, class VC, int D, int N, int GROUPS> KVANT_INLINE void attend
                                       plain,
                                       group,
                                       warp % GROUP_WARPS,
-                                      lane,
-                                      HAS_CHUNKS<VC> ? (warp + group) % GROUP_WARPS : warp % GROUP_WARPS };
+                                      lane };
     worker.clear();
     worker.run();
     worker.leave_sums();
@@ -695,12 +694,11 @@ template <class KC, class VC, int D, int N, int GROUPS> CodesKernel codes_kernel
 /* Warpgroups: as many as registers allow. */
 template <class KC, class VC, int D> CodesKernel codes_kernel_for(int rows, int variant)
 {
-    constexpr bool LARGE = ValueOperands<VC, D>::BLOCKS > 2; /* sums */
     if (rows <= 16)
-        return codes_kernel_of<KC, VC, D, 16, LARGE ? 3 : 4>();
+        return codes_kernel_of<KC, VC, D, 16, 4>();
     if (rows <= 32)
-        return variant == 3 || LARGE ? codes_kernel_of<KC, VC, D, 32, LARGE ? 2 : 3>() : codes_kernel_of<KC, VC, D, 32, LARGE ? 3 : 4>();
-    return variant == 2 ? codes_kernel_of<KC, VC, D, 64, 2>() : codes_kernel_of<KC, VC, D, 64, LARGE ? 2 : 3>();
+        return variant == 3 ? codes_kernel_of<KC, VC, D, 32, 3>() : codes_kernel_of<KC, VC, D, 32, 4>();
+    return variant == 2 ? codes_kernel_of<KC, VC, D, 64, 2>() : codes_kernel_of<KC, VC, D, 64, 3>();
 }
 
 } // namespace kvant
