@@ -56,19 +56,6 @@ template <class C> struct SignedLevels : C {
     static constexpr bool BIASED = false;
 };
 
-/* A table of pairs of 4-bit codes (trellis_pairs.cuh) in several copies: 3.5 lanes would meet in a bank of
- * one copy, 2.6 meet in a bank of four. */
-struct LevelPairs {
-    static constexpr int COPIES = 4;
-    const uint8_t *own; /* the lane's copy */
-    uint32_t shift1, shift2, shift4;
-
-    KVANT_INLINE uint32_t at(uint32_t distance) const
-    {
-        return *reinterpret_cast<const uint32_t *>(own + COPIES * distance);
-    }
-};
-
 template <class C> __host__ __device__ constexpr int channels_of()
 {
     if constexpr (HAS_CHUNKS<C>)
@@ -83,7 +70,7 @@ template <class C, int D> __host__ __device__ constexpr int code_copies()
     if constexpr (HAS_CHUNKS<C>)
         return C::template copies<C::CHANNELS == 4, D>();
     else
-        return HAS_TRELLIS<C> && C::BITS == 4 ? LevelPairs::COPIES : pair_copies<C, true>();
+        return pair_copies<C, true>();
 }
 
 template <class C, int D> __host__ __device__ constexpr int code_table_bytes()
@@ -105,8 +92,7 @@ template <class C, int D> KVANT_INLINE void fill_code_table(uint8_t *table, cons
 template <class C, int D>
 using CodeTable = std::conditional_t<
     HAS_CHUNKS<C>, TileChunks,
-    std::conditional_t<!HAS_TRELLIS<C>, SignedBytes,
-                       std::conditional_t<C::BITS == 4, LevelPairs, TrellisTable<code_copies<C, D>()>>>>;
+    std::conditional_t<HAS_TRELLIS<C>, TrellisTable<code_copies<C, D>()>, SignedBytes>>;
 
 template <class C, int D> KVANT_INLINE CodeTable<C, D> code_table(const uint8_t *table, const TileCodec &codec, uint32_t one, int lane)
 {
@@ -120,9 +106,7 @@ template <class C, int D> KVANT_INLINE CodeTable<C, D> code_table(const uint8_t 
                 t.norm_high[k / 4] |= level >> 8 << 8 * (k % 4);
             }
         return t;
-    } else if constexpr (HAS_TRELLIS<C> && C::BITS == 4)
-        return LevelPairs{ table + 4 * (lane % LevelPairs::COPIES), one << 31, one << 30, one << 28 };
-    else if constexpr (HAS_TRELLIS<C>)
+    } else if constexpr (HAS_TRELLIS<C>)
         return TrellisTable<code_copies<C, D>()>{ table, 4u * (lane % code_copies<C, D>()), one << 31, one << 30, one << 28 };
     else
         return SignedBytes{ bytes_of(codec.params.bytes, one), twice(-codec.params.bias * (1 / UNIT)) };
