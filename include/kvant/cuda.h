@@ -88,6 +88,8 @@ typedef struct kvant_cuda_tables {
     const float *inverse_weights;  /* as many */
     size_t n_weights;              /* 0, head_dim or head_dim^2 */
     const float *pivots, *columns; /* feedback: head_dim numbers; head_dim columns of head_dim numbers */
+    const float *centroids;        /* kmeans: its tables */
+    size_t n_centroids;            /* numbers of these */
 } kvant_cuda_tables;
 
 /* Host work only; needs no libkvant_cuda. KVANT_ERR_ARGUMENT for a NULL or another size. */
@@ -141,6 +143,8 @@ typedef struct kvant_cuda_append_args {
     uint32_t transformed;
     /* device: of keys whose codec has feedback: per kv head its pivots, then its columns (kvant_cuda_tables) */
     const float *k_feedback;
+    /* device, by kvant_role: of codecs that have some (kvant_cuda_tables): n_kv_heads x n_centroids */
+    const float *centroids[2];
 } kvant_cuda_append_args;
 
 /* Rotates, quantises and writes n_tokens tokens: the bytes are those that kvant_codec_encode
@@ -169,6 +173,7 @@ typedef struct kvant_cuda_seal_args {
     uint32_t *refused;
     const float *k_feedback; /* as in append, or a smaller size */
     uint32_t exact;          /* not 0: open pages hold floats, as `exact` of append; codecs with one scale per token */
+    const float *centroids[2]; /* as in append */
 } kvant_cuda_seal_args;
 
 /* Quantises open blocks, to the same bytes as the CPU's cache. In a partly written group of 32
@@ -227,6 +232,7 @@ typedef struct kvant_cuda_attention_args {
     const uint16_t *mask;
     size_t mask_token_stride; /* elements between two rows; 0: all query rows have the same */
     const float *sinks;       /* device: n_heads logits of tokens whose value is 0, or NULL */
+    const float *centroids[2]; /* as in append */
 } kvant_cuda_attention_args;
 
 /* Whether attention reads a pair of codecs: any of one head_dim, the first of keys, the second of
@@ -301,6 +307,7 @@ typedef struct kvant_cuda_decode_args {
     /* not 0: rows stay transformed and within fp16's range, as in open pages; no scale and
      * inverse_weights then, and center, if there is one, is a transformed centre */
     uint32_t transformed;
+    const float *centroids; /* as in append, of the codec's role */
 } kvant_cuda_decode_args;
 
 /* Decodes whole blocks into rows: the transform undone, multiplied by the scale, the centre

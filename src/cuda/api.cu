@@ -198,6 +198,8 @@ kvant_status kvant_cuda_table_append(const kvant_cuda_append_args *args, kvant_c
         return KVANT_ERR_ARGUMENT;
     if (args->k.codec)
         roles.at[0].feedback = args->k_feedback;
+    for (int i = 0; i < roles.n; i++)
+        roles.at[i].centroids = args->centroids[roles.at[i].codec.role];
     for (const kvant_cuda_rows *rows : { &args->k, &args->v })
         if (rows->codec && rows->codec->params.dense && !args->transformed)
             return KVANT_ERR_UNSUPPORTED;
@@ -224,6 +226,8 @@ kvant_status kvant_cuda_table_seal(const kvant_cuda_seal_args *args, kvant_cuda_
         return KVANT_ERR_ARGUMENT;
     if (args->k.codec)
         roles.at[0].feedback = args->k_feedback;
+    for (int i = 0; i < roles.n; i++)
+        roles.at[i].centroids = args->centroids[roles.at[i].codec.role];
     AppendArgs common{};
     common.type = args->exact ? KVANT_CUDA_F32 : KVANT_CUDA_F16;
     common.n_tokens = args->n_blocks * KVANT_PAGE_TOKENS;
@@ -288,7 +292,7 @@ kvant_status kvant_cuda_table_decode(const kvant_cuda_decode_args *args, kvant_c
     if (args->transformed)
         without_transform(p.codec);
     kvant_cuda_codec placed;
-    const kvant_status status = kvant_cuda_codec_placed(args->codec, &placed);
+    const kvant_status status = kvant_cuda_codec_placed(args->codec, args->centroids, &placed);
     if (status != KVANT_OK)
         return status;
     return from_cuda(

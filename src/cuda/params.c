@@ -180,7 +180,9 @@ bool kvant_cuda_general_init(kvant_cuda_codec *out, const kvant_codec_view *view
     out->general = (kvant_general){ .view = view->general,
                                     .head_dim = params->head_dim,
                                     .keys = params->role == KVANT_ROLE_K,
-                                    .metadata = params->metadata_offset };
+                                    .metadata = params->metadata_offset,
+                                    .head_stride =
+                                        view->general.uniform.clusters ? (uint32_t)(view->table_bytes / sizeof(float)) : 0 };
     return true;
 }
 
@@ -226,12 +228,9 @@ kvant_status kvant_cuda_params_init(kvant_cuda_codec *out, const kvant_codec_vie
     init_transform(out, view);
     if (init_codes(out, view))
         return KVANT_OK;
-    if (view->general.uniform.clusters)
-        return kvant_cuda_refuse(error, KVANT_ERR_UNSUPPORTED,
-                                 "not on the GPU: %s; centroids are different for every kv head", info->spec);
     if (!kvant_cuda_general_init(out, view))
         return kvant_cuda_refuse(error, KVANT_ERR_UNSUPPORTED, "not on the GPU: %s", view->info->spec);
-    return copy_tables(out, view);
+    return out->general.head_stride ? KVANT_OK : copy_tables(out, view);
 }
 
 kvant_status kvant_cuda_table_codec_create(const kvant_codec_view *view, kvant_cuda_codec **out, char *err,

@@ -176,7 +176,7 @@ typedef struct kvant_cuda_any {
 
 #define KVANT_CUDA_MOST_DEVICES 64
 
-/* The tables of a codec in the general form. A GPU gets its copy in the first call there (any/tables.cu). */
+/* The tables of a codec in the general form. A GPU gets its copy in the first call there (any/general.cu). */
 typedef struct kvant_cuda_tables_of {
     void *host, *device[KVANT_CUDA_MOST_DEVICES];
     size_t bytes;
@@ -213,8 +213,9 @@ bool kvant_cuda_chunk_init(kvant_cuda_params *params, kvant_cuda_book *book, con
 /* Fills a codec's general form; false when the view has none. No tables. */
 bool kvant_cuda_general_init(kvant_cuda_codec *codec, const kvant_codec_view *view);
 
-/* The codec with tables of the current GPU, for a launch (any/tables.cu). The first call there allocates and waits. */
-kvant_status kvant_cuda_codec_placed(const kvant_cuda_codec *codec, kvant_cuda_codec *placed);
+/* The codec with tables of the current GPU, for a launch (any/general.cu). The first call there allocates and waits.
+ * centroids: as the call's arguments have them; KVANT_ERR_ARGUMENT for some without need, or none. */
+kvant_status kvant_cuda_codec_placed(const kvant_cuda_codec *codec, const float *centroids, kvant_cuda_codec *placed);
 void kvant_cuda_tables_free(kvant_cuda_tables_of *tables); /* of GPUs; NULL is fine */
 
 /* The part of params_init for a trellis (trellis_params.c). */

@@ -176,7 +176,7 @@ template <int CHANNELS> struct AnyAttention {
             if (t < n && entry < 0)
                 row = load_any<CHANNELS>(page, (size_t)(first + t) * d, KVANT_CUDA_F16, d, lane);
             else if (t < n)
-                row = read_any<CHANNELS>(codec, rows.books[values], page, first + t, bits, lane);
+                row = read_any<CHANNELS>(codec, rows.books[values], page, first + t, bits, lane, work.pair.kv_head);
             const float unit = fmaxf(unit_of(row), LEAST_UNIT);
             put_row(tile + t * S::stride(d), row, __frcp_rn(unit));
             if (lane == 0)

@@ -518,7 +518,7 @@ KVANT_INLINE void general_put_fit(const kvant_general *g, const general_fit *f, 
 KVANT_INLINE uint32_t general_subtract_nearest(general_team team, const kvant_general *g, const general_space *s)
 {
     const int n = (int)g->view.uniform.clusters, d = (int)g->head_dim;
-    const float *columns = g->tables + g->view.uniform.columns;
+    const float *columns = general_table(team, g, g->view.uniform.columns);
     float least = INFINITY;
     uint32_t best = 0;
     for (int c = team.lane; n > 1 && c < n; c += team.lanes) {
@@ -536,7 +536,7 @@ KVANT_INLINE uint32_t general_subtract_nearest(general_team team, const kvant_ge
         if (s->a[i] < least || (s->a[i] == least && s->codes[i] < best))
             least = s->a[i], best = s->codes[i];
     general_meet();
-    const float *centroid = g->tables + g->view.uniform.centroids + (size_t)best * d;
+    const float *centroid = general_table(team, g, g->view.uniform.centroids) + (size_t)best * d;
     for (int j = team.lane; j < d; j += team.lanes)
         s->y[j] = general_sub(s->y[j], centroid[j]);
     general_meet();

@@ -161,19 +161,20 @@ __host__ __device__ inline int any_scratch(const kvant_cuda_codec &codec)
 }
 
 /* Not inlined: every other family would pay for its registers. */
-__device__ __noinline__ void decode_general(const kvant_general *g, const uint8_t *page, int token, float *space, int lane)
+__device__ __noinline__ void decode_general(const kvant_general *g, const uint8_t *page, int token, float *space, int lane,
+                                            int kv_head)
 {
     float *a = space + g->head_dim;
     const general_space s{ space, a, a + g->head_dim, reinterpret_cast<uint32_t *>(a), nullptr };
-    general_decode(general_team{ lane, 32 }, g, page, token, &s);
+    general_decode(general_team{ lane, 32, kv_head }, g, page, token, &s);
 }
 
 template <int P>
 KVANT_INLINE void read_general(Row<P> &row, const kvant_cuda_codec &codec, const uint8_t *page, int token, uint8_t *scratch,
-                               int lane)
+                               int lane, int kv_head)
 {
     const float *numbers = reinterpret_cast<float *>(scratch);
-    decode_general(&codec.general, page, token, reinterpret_cast<float *>(scratch), lane);
+    decode_general(&codec.general, page, token, reinterpret_cast<float *>(scratch), lane, kv_head);
     each_of(row, (int)codec.params.head_dim, lane, [&](float &x, int channel) { x = numbers[channel]; });
 }
 
@@ -199,7 +200,7 @@ KVANT_INLINE void read_trellis(Row<P> &row, const kvant_cuda_codec &codec, const
 /* A token's row as it was encoded, transformed. bits: any_scratch of the warp's. */
 template <int P = MOST_DIM>
 KVANT_INLINE Row<P> read_any(const kvant_cuda_codec &codec, const AnyBook &book, const uint8_t *page, int token,
-                             uint8_t *bits, int lane)
+                             uint8_t *bits, int lane, int kv_head)
 {
     const kvant_cuda_params &c = codec.params;
     const int d = (int)c.head_dim;
@@ -207,7 +208,7 @@ KVANT_INLINE Row<P> read_any(const kvant_cuda_codec &codec, const AnyBook &book,
         return load_any<P>(page, (size_t)token * d, KVANT_CUDA_F16, d, lane);
     Row<P> row{};
     if (c.codes == KVANT_CUDA_CODES_GENERAL) {
-        read_general(row, codec, page, token, bits, lane);
+        read_general(row, codec, page, token, bits, lane, kv_head);
         return row;
     }
     const uint32_t *words = reinterpret_cast<const uint32_t *>(page);
