@@ -407,6 +407,7 @@ void kvant_cuda_layers_destroy(kvant_cache *cache)
     cuda_memory *memory = cache->memory;
     if (!memory)
         return;
+    kvant_cuda_steps_destroy(cache);
     for (uint32_t i = 0; memory->layers && i < 2 * cache->params.n_layers; i++) {
         cuda_part *part = &memory->layers[i / 2].parts[i % 2];
         if (part->owns_codecs) {

@@ -371,6 +371,13 @@ static void what_is_missing_is_refused(void **unused)
     twins_free(&t);
 }
 
+static void steps_are_appends(void **unused)
+{
+    (void)unused;
+    for (size_t i = 0; i < sizeof pairs / sizeof *pairs; i++)
+        twins_steps(&pairs[i]);
+}
+
 static int save_calibration(void **unused)
 {
     (void)unused;
@@ -386,10 +393,12 @@ static int remove_calibration(void **unused)
     return remove(CALIBRATION);
 }
 
-int main(void)
+int main(int argc, char **argv)
 {
     if (!have_device())
         return 77; /* CTest: skipped */
+    if (argc > 1)
+        cmocka_set_test_filter(argv[1]);
     const struct CMUnitTest tests[] = {
         cmocka_unit_test(bytes_and_outputs_agree),
         cmocka_unit_test(random_codecs_agree),
@@ -400,6 +409,7 @@ int main(void)
         cmocka_unit_test(cut_blocks_are_sealed_again),
         cmocka_unit_test(blocks_change_devices),
         cmocka_unit_test(what_is_missing_is_refused),
+        cmocka_unit_test(steps_are_appends),
     };
     return cmocka_run_group_tests(tests, save_calibration, remove_calibration);
 }

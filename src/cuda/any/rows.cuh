@@ -116,6 +116,18 @@ union AnyBook {
     OctopusLevels triplets;
     HqmqSecondaries quaternions;
 
+    /* What a codec needs of it, in 16 bytes. */
+    __host__ __device__ static int bytes(const kvant_cuda_codec &codec)
+    {
+        switch (codec.params.codes) {
+        case KVANT_CUDA_CODES_OPEN:
+        case KVANT_CUDA_CODES_UNIFORM:
+        case KVANT_CUDA_CODES_GENERAL: return 0;
+        case KVANT_CUDA_CODES_CODEBOOK: return codec.params.bits < 2 ? 16 : 4 << codec.params.bits;
+        default: return ((int)sizeof(AnyBook) + 15) / 16 * 16;
+        }
+    }
+
     /* By all threads of a block. */
     KVANT_INLINE void load(const kvant_cuda_codec &codec)
     {
@@ -161,8 +173,8 @@ __host__ __device__ inline int any_scratch(const kvant_cuda_codec &codec)
 }
 
 /* Not inlined: every other family would pay for its registers. */
-__device__ __noinline__ void decode_general(const kvant_general *g, const uint8_t *page, int token, float *space, int lane,
-                                            int kv_head)
+__device__ static __noinline__ void decode_general(const kvant_general *g, const uint8_t *page, int token, float *space,
+                                                   int lane, int kv_head)
 {
     float *a = space + g->head_dim;
     const general_space s{ space, a, a + g->head_dim, reinterpret_cast<uint32_t *>(a), nullptr };
