@@ -85,11 +85,10 @@ kvant_status launch_some(const Roles &roles, int first, int end, const AppendArg
     AppendArgs args = common;
     std::copy(roles.at + first, roles.at + end, args.roles);
     const kvant_cuda_params &codec = args.roles[0].codec;
-    if (codec.codes == KVANT_CUDA_CODES_GENERAL)
-        return launch_general(args, (int)n_kv_heads, static_cast<cudaStream_t>(stream));
     if (takes_any(codec, args.from != nullptr))
-        return from_cuda((groups_of_tokens(codec) ? launch_seal_any : launch_append_any)(
-            args, (int)n_kv_heads, static_cast<cudaStream_t>(stream)));
+        return kvant_cuda_is_general(&codec) || codec.codes == KVANT_CUDA_CODES_UNIFORM
+                   ? launch_general(args, (int)n_kv_heads, static_cast<cudaStream_t>(stream))
+                   : from_cuda(launch_append_any(args, (int)n_kv_heads, static_cast<cudaStream_t>(stream)));
     const AppendLaunch usual = append_launch_of(codec);
     const bool simple = usual == launch_append || usual == launch_append_wide || usual == launch_append_open;
     const AppendLaunch launch = simple && !args.from && args.n_tokens <= MOST_FEW ? launch_append_few : usual;

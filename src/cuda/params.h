@@ -162,9 +162,21 @@ static inline uint32_t kvant_cuda_needs_any(const kvant_cuda_params *params)
            params->kind == KVANT_CUDA_HQMQ_ANY || params->kind == KVANT_CUDA_GENERAL;
 }
 
-static inline uint32_t kvant_cuda_has_chunks(const kvant_cuda_params *params)
+#if defined(__CUDACC__)
+#define KVANT_CUDA_BOTH __host__ __device__
+#else
+#define KVANT_CUDA_BOTH
+#endif
+
+KVANT_CUDA_BOTH static inline uint32_t kvant_cuda_has_chunks(const kvant_cuda_params *params)
 {
     return params->codes == KVANT_CUDA_CODES_TRIPLETS || params->codes == KVANT_CUDA_CODES_QUATERNIONS;
+}
+
+/* Whether kernels of any/ read rows in the general form. */
+KVANT_CUDA_BOTH static inline uint32_t kvant_cuda_is_general(const kvant_cuda_params *params)
+{
+    return params->codes == KVANT_CUDA_CODES_GENERAL || kvant_cuda_has_chunks(params);
 }
 
 /* What only kernels of any head_dim and codec read (any/). */
@@ -184,7 +196,7 @@ typedef struct kvant_cuda_tables_of {
 
 struct kvant_cuda_codec {
     kvant_cuda_params params;
-    kvant_general general; /* of KVANT_CUDA_CODES_GENERAL; tables: set in copies for a launch */
+    kvant_general general; /* of all but a trellis; tables: set in copies for a launch */
     kvant_cuda_tables_of *tables;
     kvant_cuda_any any;
     kvant_cuda_book book;       /* of chunks */
