@@ -14,7 +14,7 @@
  * One table of block numbers serves K, V and every kv head, as in paged engines.
  *
  * Streams: a function that takes a stream only enqueues work on it. It does not allocate or
- * synchronise, and it may be captured into a CUDA graph.
+ * synchronise, and it may be captured into a CUDA graph (the first call with tables, below, excepted).
  * Threads: several threads may call these functions with different workspaces.
  * Errors: arguments on the host are checked before anything is enqueued. Kernels read arrays in
  * device memory (lengths, tables, slots): they stay within the sizes given here and trust the block
@@ -27,18 +27,12 @@
  * sink tokens and codecs with groups of several tokens need open blocks. Codecs with one scale per
  * token may also be appended to directly.
  *
- * Codecs for append, sealing and decoding:
+ * Codecs: all that `kvant codecs` lists, in any pair of keys and values. head_dim is a multiple of 16, at most 512; 64, 96,
+ * 128 and 256 are fast. The rotation is none or Hadamard, or any with transform=file; a cache (kvant/cache.h) takes dense
+ * ones (hessian has one) too. Keys of turboquant may have feedback. Anything else gives KVANT_ERR_UNSUPPORTED.
  *
- *   int, bdr           2 to 8 bits, groups of any size
- *   kivi, innerq       kivi-2, kivi-4, innerq-base, innerq-small
- *   turboquant         1 to 8 bits
- *   octopus            2, 3, 4, without a sketch
- *   hqmq               up to s192, without outliers
- *   trellis            2, 3, 4
- *
- * head_dim is a multiple of 16, at most 512; 64, 96, 128 and 256 are fast. The rotation is none or Hadamard, or any with transform=file; a
- * cache (kvant/cache.h) takes dense ones too. Keys of turboquant may have feedback.
- * Other codecs give KVANT_ERR_UNSUPPORTED. Attention reads any pair of them.
+ * Codecs of papers have tables. The first call with such a codec on a GPU copies them there: this call allocates and waits,
+ * and cannot be captured. They are freed with the codec, which a captured graph needs as long as it runs.
  *
  * Centres, scales and weights (`center`, `norm`, `transform`) belong to kv heads. The caller
  * passes them as arrays; kvant_cuda_codec_tables has the arrays of a calibration. Windows (`sink`,
@@ -99,7 +93,8 @@ KVANT_API kvant_status kvant_cuda_codec_tables(const kvant_codec *source, kvant_
  * number. sealed need not outlive it. KVANT_ERR_ARGUMENT or KVANT_ERR_MEMORY. */
 KVANT_API kvant_status kvant_cuda_codec_create_open(const kvant_cuda_codec *sealed, kvant_cuda_codec **open);
 
-/* Frees *codec and sets it to NULL. Work already enqueued does not need it any more. */
+/* Frees *codec and sets it to NULL. Work already enqueued does not need it any more; with tables on GPUs this waits for
+ * such work. */
 KVANT_API void kvant_cuda_codec_free(kvant_cuda_codec **codec);
 
 /* Fills *info (size set by the caller); its strings belong to the codec. */
