@@ -124,7 +124,7 @@ __device__ __noinline__ void decode_chunks(const kvant_general &g, const Decoded
     const auto number = [&](uint32_t code, float scale_of, float inverse_of, int token) {
         return CHANNELS == 3 ? decoder.triplet(code, scale_of) : decoder.word(code, scale_of, inverse_of, token);
     };
-    if (KEYS) {
+    if constexpr (KEYS) {
         __half *row = tile.numbers + tile.lane * tile.stride;
 #pragma unroll 1
         for (int c = 2 * tile.rank; c < n; c += 2 * tile.team_warps) {
@@ -132,17 +132,18 @@ __device__ __noinline__ void decode_chunks(const kvant_general &g, const Decoded
             unrolled_for (int i = 0; i < 2; i++)
                 put_chunk<CHANNELS>(row + CHANNELS * (c + i), number(pair.code[i], scale, inverse, own));
         }
-        return;
-    }
+    } else {
 #pragma unroll 1
-    for (int t = 2 * tile.rank; t < TILE_TOKENS; t += 2 * tile.team_warps) {
-        const float scales[2] = { __shfl_sync(FULL, scale, t), __shfl_sync(FULL, scale, t + 1) },
-                    inverses[2] = { __shfl_sync(FULL, inverse, t), __shfl_sync(FULL, inverse, t + 1) };
-        for (int c = tile.lane; c < n; c += 32) {
-            const CodePair pair = read_pair(words, bits, n, false, [&](int p) { return chunk_place(p, n, false, tile.first + t, c); });
-            unrolled_for (int i = 0; i < 2; i++)
-                put_chunk<CHANNELS>(tile.numbers + (t + i) * tile.stride + CHANNELS * c,
-                                    number(pair.code[i], scales[i], inverses[i], tile.first + t + i));
+        for (int t = 2 * tile.rank; t < TILE_TOKENS; t += 2 * tile.team_warps) {
+            const float scales[2] = { __shfl_sync(FULL, scale, t), __shfl_sync(FULL, scale, t + 1) },
+                        inverses[2] = { __shfl_sync(FULL, inverse, t), __shfl_sync(FULL, inverse, t + 1) };
+            for (int c = tile.lane; c < n; c += 32) {
+                const CodePair pair =
+                    read_pair(words, bits, n, false, [&](int p) { return chunk_place(p, n, false, tile.first + t, c); });
+                unrolled_for (int i = 0; i < 2; i++)
+                    put_chunk<CHANNELS>(tile.numbers + (t + i) * tile.stride + CHANNELS * c,
+                                        number(pair.code[i], scales[i], inverses[i], tile.first + t + i));
+            }
         }
     }
 }
