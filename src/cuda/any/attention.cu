@@ -136,7 +136,7 @@ template <int CHANNELS, int EIGHTS> struct AnyAttention {
             float largest = 0;
             unrolled_for (int j = 0; j < R::PER_LANE; j++)
                 largest = fmaxf(largest, fabsf(row.x[j]));
-            const float unit = power_above(largest_of(largest)), inverse = __frcp_rn(unit);
+            const float unit = power_above(largest_of(largest)), inverse = inverse_of(unit);
             each_of(row, d, lane, [&](float x, int channel) {
                 queries[n * stride + channel] = __float2half_rn(x * inverse);
             });
@@ -310,16 +310,15 @@ template <int CHANNELS, int EIGHTS> struct AnyAttention {
     KVANT_INLINE void multiply_values(const uint32_t (&w)[EIGHTS][N][2])
     {
         const __half *values = tile() + ((lane & 7) + 8 * (lane >> 4)) * stride + 8 * (lane >> 3 & 1);
-        unrolled_for (int i = 0; i < S::OUT_TILES; i++) {
-            if (16 * i >= d)
-                break;
-            unrolled_for (int k = 0; k < N; k++) {
+        unrolled_for (int k = 0; k < N; k++)
+            unrolled_for (int i = 0; i < S::OUT_TILES; i++) {
+                if (16 * i >= d)
+                    break;
                 uint32_t a[4];
                 load_matrices<true>(a, values + 16 * k * stride + 16 * i);
                 unrolled_for (int t = 0; t < EIGHTS; t++)
                     mma(o[t][i], a, w[t][k][0], w[t][k][1]);
             }
-        }
     }
 
     KVANT_INLINE void run()

@@ -146,12 +146,22 @@ template <int BITS, int TOKENS, bool KEYS> struct TileCodes {
 template <int BITS, int TOKENS, bool KEYS, bool UNROLL, class B, class F>
 KVANT_INLINE void each_operand(const DecodedTile &tile, B &&begin, F &&number)
 {
+    constexpr bool AHEAD = TOKENS == 16; /* few warps: the next codes are asked for before these are used */
     const int tiles = tile.d / 16;
+    TileCodes<BITS, TOKENS, KEYS> codes, next;
+    auto load = [&](TileCodes<BITS, TOKENS, KEYS> &to, int c) {
+        if (4 * c < tiles)
+            to.load(tile, c, min(tiles - 4 * c, 4));
+    };
+    if (AHEAD)
+        load(next, 0);
 #pragma unroll 1
     for (int c = 0; 4 * c < tiles; c++) {
-        TileCodes<BITS, TOKENS, KEYS> codes;
         const int n = min(tiles - 4 * c, 4);
-        codes.load(tile, c, n);
+        if (AHEAD)
+            codes = next, load(next, c + 1);
+        else
+            load(codes, c);
         auto step = [&](int u) {
             begin(4 * c + u);
             unrolled_for (int k = 0; k < TOKENS / 16; k++) {
