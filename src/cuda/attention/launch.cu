@@ -257,6 +257,17 @@ AttentionArgs launch_args(const kvant_cuda_attention_args &args, const Attention
     return p;
 }
 
+/* Kernels of any/: their arguments hold all of both codecs. */
+kvant_status launch_any(kvant_cuda_attention_args args, const AttentionArgs &common, const Device &device, cudaStream_t stream)
+{
+    kvant_cuda_codec keys, values;
+    kvant_status status = kvant_cuda_codec_placed(args.k_codec, &keys);
+    if (status == KVANT_OK)
+        status = kvant_cuda_codec_placed(args.v_codec, &values);
+    args.k_codec = &keys, args.v_codec = &values;
+    return status == KVANT_OK ? launch_attention_any(args, common, (int)grid_of(device), device.shared_bytes, stream) : status;
+}
+
 /* Tile kernels, and where they have no shape kernels of any/. */
 kvant_status launch_others(const kvant_cuda_attention_args &args, bool any, const Device &device, cudaStream_t stream)
 {
@@ -267,9 +278,7 @@ kvant_status launch_others(const kvant_cuda_attention_args &args, bool any, cons
     const size_t needed = kvant_cuda_table_attention_workspace(args.k_codec->params.head_dim);
     const kvant_status status =
         any ? KVANT_ERR_UNSUPPORTED : launch_tiles(args, common, multiprocessors, device.shared_bytes, needed, stream);
-    return status == KVANT_ERR_UNSUPPORTED
-               ? launch_attention_any(args, common, multiprocessors, device.shared_bytes, stream)
-               : status;
+    return status == KVANT_ERR_UNSUPPORTED ? launch_any(args, common, device, stream) : status;
 }
 
 void copy_directions(kvant_cuda_directions &to, const kvant_cuda_book &book)

@@ -14,6 +14,7 @@ from .. import torch as operators
 from ..cache import Cache as Pages
 from ..scheme import Scheme
 from ..settings import Settings, preset as find_preset
+from .fingerprint import fingerprint
 from .masks import Shape
 from .rows import Rows
 from .store import Store
@@ -174,6 +175,7 @@ class KvantCache(Cache):
         self.exact = exact
         self._stored: dict[str, Any] = dict(preset=preset, k=k, v=v, settings=settings, calibration=calibration)
         self._limits = max_tokens, max_sequences, n_threads
+        self._weights = 0  # of the calibration's model, until they were compared
         self._check()
         self._stores: dict[Any, Store] = {}
         self._keeps_past = False
@@ -199,11 +201,21 @@ class KvantCache(Cache):
         if self._stored["calibration"] is not None:
             from ..calibration import Calibration
 
-            found = Calibration(self._stored["calibration"]).info.n_layers
-            if found != self.config.num_hidden_layers:
+            info = Calibration(self._stored["calibration"]).info
+            if info.n_layers != self.config.num_hidden_layers:
                 raise ValueError(
-                    f"calibration: it is of a model of {found} layers, not {self.config.num_hidden_layers}"
+                    f"calibration: it is of a model of {info.n_layers} layers, not {self.config.num_hidden_layers}"
                 )
+            self._weights = info.model_fingerprint
+
+    def check_weights(self, module: Any) -> None:
+        """Before the first attention: whether the calibration is of the weights that the module has."""
+        wanted, self._weights = self._weights, 0
+        if wanted and fingerprint(module) != wanted:
+            raise ValueError(
+                "calibration: it is of a model of the same shape with other weights (a fine-tune, an adapter, or a file of "
+                "llama.cpp): make one with kvant.calibrate"
+            )
 
     # What layers ask for
 
