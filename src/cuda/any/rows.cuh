@@ -173,7 +173,7 @@ __host__ __device__ inline int any_scratch(const kvant_cuda_codec &codec)
 }
 
 /* Not inlined: every other family would pay for its registers. */
-__device__ __noinline__ void decode_general(const kvant_general *g, const uint8_t *page, int token, float *space, int lane)
+__device__ static __noinline__ void decode_general(const kvant_general *g, const uint8_t *page, int token, float *space, int lane)
 {
     float *a = space + g->head_dim;
     const general_space s{ space, a, a + g->head_dim, reinterpret_cast<uint32_t *>(a), nullptr };
