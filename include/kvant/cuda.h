@@ -141,6 +141,7 @@ typedef struct kvant_cuda_append_args {
     uint32_t transformed;
     /* device: of keys whose codec has feedback: per kv head its pivots, then its columns (kvant_cuda_tables) */
     const float *k_feedback;
+    uint32_t slots_ready; /* not 0: as table_ready of attention, for slots */
 } kvant_cuda_append_args;
 
 /* Rotates, quantises and writes n_tokens tokens: the bytes are those that kvant_codec_encode
@@ -227,6 +228,9 @@ typedef struct kvant_cuda_attention_args {
     const uint16_t *mask;
     size_t mask_token_stride; /* elements between two rows; 0: all query rows have the same */
     const float *sinks;       /* device: n_heads logits of tokens whose value is 0, or NULL */
+    /* not 0: block_table and lengths were written before the kernel that comes before this call in its
+     * stream, and are read while that one ends */
+    uint32_t table_ready;
 } kvant_cuda_attention_args;
 
 /* Whether attention reads a pair of codecs: any of one head_dim, the first of keys, the second of

@@ -186,7 +186,7 @@ struct kvp_gpu_backend {
     unsigned failed;      /* they said so after a graph: the next one fails, of any GPU of the context */
     cu_graph_exec exec;
     bool graphs, captured; /* graphs: may be captured */
-    unsigned long n_graphs, n_parts, n_captures, n_removed, n_early, n_launches;
+    unsigned long n_graphs, n_parts, n_captures, n_launches;
 };
 
 /* devices.c: the devices of every GPU that CUDA's registry has; how many, 0 with a line in err (empty: no CUDA here). */
@@ -278,8 +278,8 @@ bool kvp_gpu_accel(void);
 bool kvp_gpu_accelerates(const abi_tensor *node);
 int32_t kvp_gpu_accelerate(kvp_gpu_backend *b, const abi_tensor *node);
 
-/* edges.c: takes edges out of a captured graph that order nothing; counts them, and edges that let a node begin early. */
-void kvp_gpu_straighten(cu_graph graph, unsigned long *n_removed, unsigned long *n_early);
+/* edges.c: takes edges out of a captured graph that order nothing; false: the graph must not be used. */
+bool kvp_gpu_straighten(cu_graph graph);
 
 /* backend.c */
 abi_backend *kvp_gpu_init_backend(abi_device *device, const char *params);
