@@ -309,7 +309,7 @@ typedef struct kvant_cuda_block_args {
     const uint16_t *mask;                 /* fp16, aligned to 4, even strides; or NULL */
     size_t mask_batch_stride, mask_token_stride;
     const float *sinks; /* n_heads, or NULL */
-    void *workspace;    /* device */
+    void *workspace;    /* device, zeros before its first use; every call leaves it ready for the next */
     size_t workspace_bytes;
 } kvant_cuda_block_args;
 
