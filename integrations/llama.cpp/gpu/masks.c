@@ -71,7 +71,7 @@ static kvp_gpu_mask *entry_of(kvp_gpu *gpu, const void *at)
 
 void kvp_gpu_note_mask(kvp_gpu *gpu, const abi_tensor *tensor, const void *data, size_t size)
 {
-    kvp_gpu_mask *mask = entry_of(gpu, tensor->data);
+    kvp_gpu_mask *mask = gpu->caches != NULL ? entry_of(gpu, tensor->data) : NULL; /* a GPU has two names */
     const size_t n_cells = (size_t)tensor->ne[0], n_rows = (size_t)tensor->ne[1], n_streams = (size_t)tensor->ne[3];
 
     if (mask == NULL)
