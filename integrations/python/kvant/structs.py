@@ -401,6 +401,7 @@ class CudaAppendArgs(Struct):
         ("exact", c.c_void_p * 2),
         ("transformed", c.c_uint32),
         ("k_feedback", c.c_void_p),
+        ("slots_ready", c.c_uint32),
     ]
 
 
@@ -445,6 +446,7 @@ class CudaAttentionArgs(Struct):
         ("mask", c.c_void_p),
         ("mask_token_stride", c.c_size_t),
         ("sinks", c.c_void_p),
+        ("table_ready", c.c_uint32),
     ]
 
 
