@@ -302,6 +302,7 @@ class Rounded(TestCase):
             model(tokens, past_key_values=fed)
             for layer, stock in zip(cache.layers, fed.layers):
                 self.assertTrue(all(map(torch.equal, layer.decoded(12), (stock.keys, stock.values))), layer.number)
+            self.assertEqual([store.cache.n_layers for store in cache._stores.values()], [2, 2])
             kvant.Settings(layers[:3], model="tiny").save(path)
             self.refused(ValueError, "settings|3 layers, not 4", KvantCache, model.config, settings=path)
 
