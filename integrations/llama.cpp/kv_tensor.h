@@ -115,6 +115,14 @@ kvp_kv *kvp_kv_create(const char *name, const kvp_kv_shape *shape, void *memory,
 
 /* Blocks of a tensor's cells, all streams. */
 uint32_t kvp_kv_blocks(const kvp_kv_shape *shape);
+
+/* On a GPU: fp16 pages of 64 rows behind the sealed ones, at the end of what is reserved; 0 bytes where no codec of the context needs
+ * them. */
+#define KVP_LEAST_OPEN 8u
+#define KVP_MOST_OPEN 20u
+uint32_t kvp_kv_open_pages(const kvp_kv_shape *shape);
+size_t kvp_kv_open_bytes(const kvp_kv_shape *shape, const kvp_settings *settings);
+
 void kvp_kv_free(kvp_kv *kv);
 
 /* Fixes head_dim and creates the cells; true when it is (already) fixed to this one. Prints why

@@ -16,7 +16,7 @@
 extern "C" {
 #endif
 
-#define KVANT_CUDA_TABLE_VERSION 4u
+#define KVANT_CUDA_TABLE_VERSION 5u
 #define KVANT_CUDA_TABLE_FUNCTION "kvant_cuda_table_get"
 
 /* X(result, name, parameters), each called by kvant_cuda_<name> of kvant/cuda.h, the last twelve by those of memory.h.

@@ -49,8 +49,6 @@ typedef struct kvp_gpu kvp_gpu;
 
 #define KVP_SIDE_STREAMS 8
 #define KVP_FEW_TOKENS 16u /* so many may wait in open pages, and be captured */
-#define KVP_LEAST_OPEN 8u  /* pages of a cache, by its size */
-#define KVP_MOST_OPEN 20u
 
 /* Cell numbers and positions of a batch, as llama.cpp sent them to the GPU. positions: or NULL. */
 typedef struct kvp_gpu_step {
@@ -146,8 +144,8 @@ typedef struct kvp_gpu_cells {
     bool learns, learnt;                    /* centre or scale from the first rows */
     bool uncentred;                         /* attention has a softcap */
     kvp_gpu_cache *cache;
-    kvp_gpu_memory open; /* NULL: no page was needed yet */
-    kvant_cuda_pages open_pages;
+    kvant_cuda_pages open_pages; /* base NULL: none was needed yet */
+    kvp_gpu_memory open;         /* where nothing is reserved for them */
     kvant_cuda_codec *open_codec;
 } kvp_gpu_cells;
 
@@ -278,6 +276,7 @@ void kvp_gpu_set_accel(bool on);
 bool kvp_gpu_accel(void);
 bool kvp_gpu_accelerates(const abi_tensor *node);
 int32_t kvp_gpu_accelerate(kvp_gpu_backend *b, const abi_tensor *node);
+
 /* edges.c: takes edges out of a captured graph that order nothing; counts them, and edges that let a node begin early. */
 void kvp_gpu_straighten(cu_graph graph, unsigned long *n_removed, unsigned long *n_early);
 

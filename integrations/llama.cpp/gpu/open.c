@@ -20,13 +20,6 @@
 
 /* The cache's tensors */
 
-static uint32_t page_count(uint32_t n_blocks)
-{
-    const uint32_t n = n_blocks / 128; /* an open page has 4 times the bytes of a sealed one: 3 % */
-
-    return n < KVP_LEAST_OPEN ? KVP_LEAST_OPEN : n > KVP_MOST_OPEN ? KVP_MOST_OPEN : n;
-}
-
 static kvp_gpu_cache *find_cache(kvp_gpu *gpu, const kvp_kv *kv)
 {
     kvp_gpu_cache *cache = gpu->caches;
@@ -41,7 +34,7 @@ static kvp_gpu_cache *find_cache(kvp_gpu *gpu, const kvp_kv *kv)
     cache->id = kv->cache;
     cache->gpu = gpu;
     cache->n_blocks = kvp_kv_blocks(&kv->shape);
-    cache->n_pages = page_count(cache->n_blocks);
+    cache->n_pages = kvp_kv_open_pages(&kv->shape);
     cache->next = gpu->caches;
     gpu->caches = cache;
     return cache;
@@ -113,18 +106,22 @@ void kvp_gpu_cache_leave(kvp_kv *kv)
     free(cache);
 }
 
-/* Open pages of a tensor: made when one is needed first. */
-static bool have_pages(kvp_gpu_cells *cells, uint32_t n)
+/* Open pages of a tensor, in the memory reserved for them: had when one is needed first. */
+static bool have_pages(kvp_kv *kv, uint32_t n)
 {
-    const size_t page = (size_t)KVANT_PAGE_TOKENS * cells->head_dim * sizeof(uint16_t);
+    kvp_gpu_cells *cells = kv->cells;
+    const size_t page = (size_t)KVANT_PAGE_TOKENS * cells->head_dim * sizeof(uint16_t), bytes = n * cells->n_kv_heads * page;
+    const size_t reserved = kvp_kv_open_bytes(&kv->shape, kv->settings);
 
-    cells->open_pages = (kvant_cuda_pages){ cells->open.at, cells->n_kv_heads * page, page };
-    if (cells->open.at != NULL)
+    if (cells->open_pages.base != NULL)
         return true;
-    if (!kvp_gpu_grow(cells->gpu, &cells->open, n * cells->n_kv_heads * page, true))
+    if (reserved < bytes && !kvp_gpu_grow(cells->gpu, &cells->open, bytes, true))
         return false;
-    cells->open_pages.base = cells->open.at;
-    return kvant_cuda_codec_create_open(cells->codec, &cells->open_codec) == KVANT_OK;
+    if (kvant_cuda_codec_create_open(cells->codec, &cells->open_codec) != KVANT_OK)
+        return false;
+    cells->open_pages =
+        (kvant_cuda_pages){ reserved < bytes ? cells->open.at : (char *)kv->memory + kv->reserved - reserved, cells->n_kv_heads * page, page };
+    return true;
 }
 
 /* Work on pages: of one tensor too little to fill a GPU, so tensors take turns at several streams. */
@@ -179,7 +176,7 @@ static bool encode(kvp_gpu_cache *cache, uint32_t page, cu_stream stream)
                                .rows = (const char *)open->base + page * open->block_stride,
                                .token_stride = cells->head_dim,
                                .head_stride = open->head_stride / sizeof(uint16_t) };
-        ok = cells->open.at != NULL && kvant_cuda_append(&args, cache->gpu->side[i % KVP_SIDE_STREAMS]) == KVANT_OK;
+        ok = cells->open_pages.base != NULL && kvant_cuda_append(&args, cache->gpu->side[i % KVP_SIDE_STREAMS]) == KVANT_OK;
     }
     ok = ok && gather(cache->gpu, stream);
     cache->pages[page].fresh = ok ? 0 : fresh;
@@ -193,7 +190,7 @@ static bool decode(kvp_gpu_cache *cache, uint32_t page, uint32_t block, cu_strea
 
     for (size_t i = 0; i < cache->n_tensors && ok; i++) {
         kvp_gpu_cells *cells = cache->tensors[i]->cells;
-        ok = have_pages(cells, cache->n_pages);
+        ok = have_pages(cache->tensors[i], cache->n_pages);
         const kvant_cuda_pages *open = &cells->open_pages;
         const kvant_cuda_decode_args args = { .size = sizeof(args),
                                               .codec = cells->codec,

@@ -241,7 +241,7 @@ static kvant_cuda_attention_args arguments_of(const kvp_gpu_backend *b, const ab
         .v = v->pages,
         .k_open = k->open_pages,
         .v_open = v->open_pages,
-        .block_table = (k->open.at != NULL ? (const int32_t *)k->cache->device_table.at : kvp_gpu_numbers(k->gpu)) +
+        .block_table = (k->open_pages.base != NULL ? (const int32_t *)k->cache->device_table.at : kvp_gpu_numbers(k->gpu)) +
                        first_stream * n_blocks,
         .table_stride = n_blocks,
         .blocks_per_row = (uint32_t)(view->ne[1] + KVANT_PAGE_TOKENS - 1) / KVANT_PAGE_TOKENS,

@@ -258,11 +258,6 @@ template <class A> KVANT_INLINE void touch_arguments(const A &p, int warp)
     asm volatile("" ::"r"(any));
 }
 
-KVANT_INLINE void prefetch_line(const void *base, size_t at)
-{
-    asm volatile("prefetch.global.L2 [%0];" ::"l"(static_cast<const uint8_t *>(base) + at));
-}
-
 /* Tables and queries into the second-level cache, a line a thread of the grid, while lengths are
  * read; and a line of what the block will write, because an address not used for long is itself
  * looked up in memory. */
@@ -284,6 +279,15 @@ template <int D> KVANT_INLINE void ask_ahead(const AttentionArgs &p)
         prefetch_line(p.out, 0);
 }
 
+/* The same for numbers of channels, which no kernel before this one writes. */
+template <int D> KVANT_INLINE void ask_for_channels(const AttentionArgs &p)
+{
+    const size_t line = 128 * ((size_t)blockIdx.x * blockDim.x + threadIdx.x);
+    for (const float *numbers : { p.k_scale, p.v_scale, p.v_center })
+        if (numbers && line < p.kv_heads * D * sizeof(float))
+            prefetch_line(numbers, line);
+}
+
 /* OPEN: the table may name open blocks. GENERAL kernels are OPEN too. */
 template <class KC, class VC, int D, bool LARGE, bool OPEN, bool GENERAL, int TILES>
 KVANT_INLINE void attend(const ArgsOf<KC, VC> &p)
@@ -296,6 +300,7 @@ KVANT_INLINE void attend(const ArgsOf<KC, VC> &p)
     /* the shuffle tells the compiler that the warp's number is the same in all its lanes */
     const int lane = threadIdx.x & 31, warp = __shfl_sync(FULL, threadIdx.x >> 5, 0);
     touch_arguments(p, warp);
+    ask_for_channels<D>(p);
     fill_tables<KC, VC, D, LARGE, S>(shared.tables, p);
     begin_next();
     wait_for_former();

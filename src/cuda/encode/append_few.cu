@@ -306,6 +306,10 @@ __global__ void __launch_bounds__(MATRIX ? D : 64) append_few_kernel(const __gri
         copy_book(book, args.books[blockIdx.z], given, lane);
         __syncwarp();
     }
+    if (first_warp && lane < (D + 31) / 32)
+        for (const float *numbers : { given.center, given.scale })
+            if (numbers)
+                prefetch_line(numbers + kv_head * D, 128 * lane);
     begin_next();
     if (!rehearses)
         wait_for_former();

@@ -9,6 +9,7 @@
 #include "../attention/attention.cuh"
 #include "unpack_chunks.cuh"
 #include "unpack_trellis.cuh"
+#include "../trellis/trellis_magnitudes.cuh"
 
 namespace kvant
 {
@@ -51,17 +52,12 @@ struct SignedBytes : Bytes {
     uint32_t minus_bias;
 };
 
-/* A trellis whose table has levels with their signs. */
-template <class C> struct SignedLevels : C {
-    static constexpr bool BIASED = false;
-};
-
 template <class C, int D> __host__ __device__ constexpr int code_copies()
 {
     if constexpr (HAS_CHUNKS<C>)
         return C::template copies<true, D>();
     else
-        return HAS_TRELLIS<C> ? 1 : 0;
+        return pair_copies<C, true>();
 }
 
 template <class C, int D> __host__ __device__ constexpr int code_table_bytes()
@@ -69,15 +65,17 @@ template <class C, int D> __host__ __device__ constexpr int code_table_bytes()
     if constexpr (HAS_CHUNKS<C>)
         return (C::ENTRIES * 8 * code_copies<C, D>() + 127) / 128 * 128;
     else
-        return HAS_TRELLIS<C> ? 4 << (2 * C::BITS + 4) : 0;
+        return !HAS_TRELLIS<C> ? 0 : C::BITS == 4 ? MAGNITUDE_BYTES : (4 << (2 * C::BITS + 4)) * code_copies<C, D>();
 }
 
 template <class C, int D> KVANT_INLINE void fill_code_table(uint8_t *table, const TileCodec &codec)
 {
     if constexpr (HAS_CHUNKS<C>)
         C::fill(table, codec.directions, code_copies<C, D>());
+    else if constexpr (HAS_TRELLIS<C> && C::BITS == 4)
+        fill_magnitudes<C>(table, codec.params.bytes);
     else if constexpr (HAS_TRELLIS<C>)
-        fill_pairs<SignedLevels<C>, 1>(table, codec.params.bytes);
+        fill_pairs<C, code_copies<C, D>()>(table, codec.params.bytes);
 }
 
 template <class C, int D> KVANT_INLINE auto code_table(const uint8_t *table, const TileCodec &codec, uint32_t one, int lane)
@@ -92,8 +90,10 @@ template <class C, int D> KVANT_INLINE auto code_table(const uint8_t *table, con
                 t.norm_high[k / 4] |= level >> 8 << 8 * (k % 4);
             }
         return t;
-    } else if constexpr (HAS_TRELLIS<C>)
-        return TrellisTable<1>{ table, 0, one << 31, one << 30, one << 28 };
+    } else if constexpr (HAS_TRELLIS<C> && C::BITS == 4)
+        return magnitude_table(table, one, lane);
+    else if constexpr (HAS_TRELLIS<C>)
+        return TrellisTable<code_copies<C, D>()>{ table, 4u * (lane % code_copies<C, D>()), one << 31, one << 30, one << 28 };
     else
         return SignedBytes{ bytes_of(codec.params.bytes, one), twice(-codec.params.bias * (1 / UNIT)) };
 }
@@ -156,42 +156,76 @@ template <class C, int D, class = void> struct KeyOperands {
     }
 };
 
-/* Of a trellis the planes are those of four column tiles of one row tile: what comes j steps before is
- * in the same plane, or in the one before it. */
-template <class C, int D> struct KeyOperands<C, D, std::enable_if_t<HAS_TRELLIS<C>>> {
-    static_assert(C::BITS == 4, "planes of four words");
-    static constexpr int OPERANDS = 4, PARTS = D / 64, M = C::MEMORY, BEFORE = (M + 3) / 4;
-    const TrellisTable<1> &table;
-    uint32_t w[PARTS][4], plane[BEFORE + PARTS];
+/* A warp's words of four column tiles, and their trellis bits as a plane: four words of 4 bits, or two
+ * of 2 bits and one of third bits. */
+template <class C> struct TrellisWords {
+    static constexpr int WORDS = C::BITS == 4 ? 4 : 2;
+    uint32_t w[4], third;
 
-    KVANT_INLINE KeyOperands(const uint8_t *page, int warp, int lane, const TrellisTable<1> &table_) : table(table_)
+    /* from: of a unit of 32 lanes; thirds: the same of third bits. */
+    KVANT_INLINE void load(const uint32_t *from, const uint32_t *thirds, int warp, int lane)
     {
-        const uint32_t *words = reinterpret_cast<const uint32_t *>(page);
+        unrolled_for (int i = 0; i < WORDS; i++)
+            w[i] = from[(32 * i + lane) * 4 + warp];
+        third = C::BITS == 3 ? thirds[lane * 4 + warp] : 0;
+    }
+
+    KVANT_INLINE uint32_t plane() const
+    {
+        return C::BITS == 4 ? low_plane(w) : even_bits(w[0], w[1]);
+    }
+
+    /* at(j): the plane of j steps before. */
+    template <class At, class T> KVANT_INLINE void unpack(const At &at, const T &table, uint32_t (&a)[4][4]) const
+    {
+        auto keep = [&](int i, const uint32_t(&x)[4]) {
+            unrolled_for (int k = 0; k < 4; k++)
+                a[i][k] = x[k];
+        };
+        if constexpr (C::BITS == 4)
+            magnitude_operands4<C::MEMORY>(w, at, table, keep);
+        else /* the second word's third bits are the upper bytes */
+            pair_operands<C::BITS, C::MEMORY>(w[0], w[1], third, third >> 8, false, at, table,
+                                              [&](int i, int t, const uint32_t(&x)[4]) { keep(2 * i + t, x); });
+    }
+};
+
+/* Of a trellis: what comes j steps before is in the same plane, or in the one before it. */
+template <class C, int D> struct KeyOperands<C, D, std::enable_if_t<HAS_TRELLIS<C>>> {
+    static constexpr int OPERANDS = 4, PARTS = D / 64, M = C::MEMORY, WORDS = TrellisWords<C>::WORDS,
+                         BEFORE = (M + WORDS - 1) / WORDS;
+    using Table = decltype(code_table<C, D>(nullptr, *(const TileCodec *)nullptr, 0, 0));
+    const Table &table;
+    TrellisWords<C> words[PARTS];
+    uint32_t plane[BEFORE + PARTS];
+
+    KVANT_INLINE KeyOperands(const uint8_t *page, int warp, int lane, const Table &table_) : table(table_)
+    {
+        const uint32_t *from = reinterpret_cast<const uint32_t *>(page);
         unrolled_for (int g = 0; g < PARTS; g++) {
-            unrolled_for (int i = 0; i < 4; i++)
-                w[g][i] = words[(32 * (4 * g + i) + lane) * 4 + warp];
-            plane[BEFORE + g] = low_plane(w[g]);
+            words[g].load(from + 128 * WORDS * g, from + 128 * (WORDS * PARTS + g), warp, lane);
+            plane[BEFORE + g] = words[g].plane();
         }
         unrolled_for (int g = BEFORE - 1; g >= 0; g--)
-            plane[g] = key_fields_before<4>(plane[g + PARTS], lane);
+            plane[g] = key_fields_before<C::BITS>(plane[g + PARTS], lane);
     }
 
     KVANT_INLINE uint32_t steps_before(int part, int j) const
     {
-        const uint32_t own = plane[BEFORE + part - j / 4];
-        if (j % 4 == 0)
+        const int r = j % WORDS;
+        const uint32_t own = plane[BEFORE + part - j / WORDS];
+        if (r == 0)
             return own;
-        const uint32_t before = plane[BEFORE + part - j / 4 - 1], shifted = own << j % 4, left = before >> (4 - j % 4);
-        return j % 4 == 1   ? bit_select<0xeeeeeeeeu>(shifted, left)
-               : j % 4 == 2 ? bit_select<0xccccccccu>(shifted, left)
-                            : bit_select<0x88888888u>(shifted, left);
+        const uint32_t before = plane[BEFORE + part - j / WORDS - 1], shifted = own << r, left = before >> (WORDS - r);
+        return WORDS == 2 ? bit_select<0xaaaaaaaau>(shifted, left)
+               : r == 1   ? bit_select<0xeeeeeeeeu>(shifted, left)
+               : r == 2   ? bit_select<0xccccccccu>(shifted, left)
+                          : bit_select<0x88888888u>(shifted, left);
     }
 
     KVANT_INLINE void unpack(int part, uint32_t (&a)[4][4]) const
     {
-        pair_operands4<M>(
-            w[part], [&](int j) { return steps_before(part, j); }, table,
-            [&](int i, const uint32_t(&x)[4]) { unrolled_for (int k = 0; k < 4; k++) a[i][k] = x[k]; });
+        words[part].unpack([&](int j) { return steps_before(part, j); }, table, a);
     }
 };
 
@@ -238,11 +272,13 @@ template <class C, int D, class = void> struct ValueOperands {
 /* A warp's row tiles have one l (format.md): the run before its first one is its last one, of the rows
  * before, or the last one of the warp before. */
 template <class C, int D> struct ValueOperands<C, D, std::enable_if_t<HAS_TRELLIS<C>>> {
-    static_assert(C::BITS == 4 && C::MEMORY == 8, "the run before a run is enough");
-    static constexpr int OPERANDS = 4, PARTS = D / 64, BLOCKS = D / 64, M = C::MEMORY;
-    const TrellisTable<1> &table;
+    static_assert(C::MEMORY == 8, "the run before a run is enough");
+    static constexpr int OPERANDS = 4, PARTS = D / 64, BLOCKS = D / 64, M = C::MEMORY, WORDS = TrellisWords<C>::WORDS;
+    using Table = decltype(code_table<C, D>(nullptr, *(const TileCodec *)nullptr, 0, 0));
+    const Table &table;
     int lane;
-    uint32_t w[PARTS][4], run[PARTS + 1]; /* run[0]: before the first one */
+    TrellisWords<C> words[PARTS];
+    uint32_t run[PARTS + 1]; /* run[0]: before the first one */
 
     __host__ __device__ static constexpr int block(int part, int)
     {
@@ -257,19 +293,17 @@ template <class C, int D> struct ValueOperands<C, D, std::enable_if_t<HAS_TRELLI
         return 4 * block + warp;
     }
 
-    KVANT_INLINE ValueOperands(const uint8_t *page, int warp, int lane_, const TrellisTable<1> &table_)
-        : table(table_), lane(lane_)
+    KVANT_INLINE ValueOperands(const uint8_t *page, int warp, int lane_, const Table &table_) : table(table_), lane(lane_)
     {
-        const uint32_t *words = reinterpret_cast<const uint32_t *>(page);
-        uint32_t other[4];
-        unrolled_for (int i = 0; i < 4; i++) {
-            unrolled_for (int g = 0; g < PARTS; g++)
-                w[g][i] = words[512 * g + (32 * i + lane) * 4 + warp];
-            other[i] = words[512 * (PARTS - 1) + (32 * i + lane) * 4 + (warp + 3) % 4];
+        const uint32_t *from = reinterpret_cast<const uint32_t *>(page);
+        TrellisWords<C> other;
+        unrolled_for (int g = 0; g < PARTS; g++) {
+            words[g].load(from + 128 * WORDS * g, from + 128 * (WORDS * PARTS + g), warp, lane);
+            run[g + 1] = words[g].plane();
         }
-        unrolled_for (int g = 0; g < PARTS; g++)
-            run[g + 1] = low_plane(w[g]);
-        run[0] = bit_select<0xf0f0f0f0u>(run[PARTS] << 4, low_plane(other) >> 4);
+        other.load(from + 128 * WORDS * (PARTS - 1), from + 128 * WORDS * PARTS, (warp + 3) % 4, lane);
+        run[0] = WORDS == 4 ? bit_select<0xf0f0f0f0u>(run[PARTS] << 4, other.plane() >> 4)
+                            : bit_select<0xccccccccu>(run[PARTS] << 2, other.plane() >> 2);
     }
 
     KVANT_INLINE uint32_t steps_before(int part, int j) const
@@ -286,9 +320,7 @@ template <class C, int D> struct ValueOperands<C, D, std::enable_if_t<HAS_TRELLI
         unrolled_for (int j = 0; j <= M; j++)
             if (any_tap<M>(j))
                 terms[j] = steps_before(part, j);
-        pair_operands4<M>(
-            w[part], [&](int j) { return terms[j]; }, table,
-            [&](int i, const uint32_t(&x)[4]) { unrolled_for (int k = 0; k < 4; k++) a[i][k] = x[k]; });
+        words[part].unpack([&](int j) { return terms[j]; }, table, a);
     }
 };
 

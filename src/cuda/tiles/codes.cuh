@@ -17,7 +17,6 @@ namespace kvant
 template <class KC, class VC, int D, int N_> struct CodesShape {
     static constexpr int N = N_, COLUMNS = N / 4; /* of a lane: 8 j + 2 (lane mod 4) + e is column 2 j + e */
     using V = ValueOperands<VC, D>;
-    static constexpr int GROUPS = N > 32 ? 2 : 3, STAGES = 2;
     static constexpr int QUERY_BYTES = (key_tiles<KC, D>() + 3) / 4 * N * ROW_BYTES;
     static constexpr int WEIGHT_BYTES = PAGE_TOKENS * ROW_BYTES; /* a row per token, 64 columns */
     static constexpr int K_CODES = page_code_bytes<KC, D>(true), V_CODES = page_code_bytes<VC, D>(false);
@@ -25,6 +24,8 @@ template <class KC, class VC, int D, int N_> struct CodesShape {
                          V_BYTES = (V_CODES + metadata_bytes<VC, D>() + 15) / 16 * 16, SLOT = K_BYTES + V_BYTES;
     static constexpr bool ONE_TABLE = std::is_same<KC, VC>::value && (HAS_TRELLIS<KC> || one_table<KC, VC>());
     static constexpr int K_TABLE = code_table_bytes<KC, D>(), V_TABLE = ONE_TABLE ? 0 : code_table_bytes<VC, D>();
+    /* as many warpgroups as there are registers and shared memory for */
+    static constexpr int GROUPS = N > 32 ? 2 : N > 16 || K_TABLE + V_TABLE > 0 ? 3 : 4, STAGES = 2;
     /* places: results take that of weights, tables and slots */
     static constexpr int WEIGHTS_AT = (QUERY_BYTES + 1023) / 1024 * 1024, TABLES_AT = WEIGHTS_AT + GROUPS * WEIGHT_BYTES,
                          SLOTS_AT = TABLES_AT + K_TABLE + V_TABLE, SLOTS_END = SLOTS_AT + GROUPS * STAGES * SLOT,
@@ -179,7 +180,7 @@ template <class KC, class VC, int D, int N> struct CodesWorker {
 
     template <class T, class Table> KVANT_INLINE T code_operands(const uint8_t *page, int own_warp, const Table &own_table) const
     {
-        if constexpr (std::is_same<Table, TrellisTable<1>>::value)
+        if constexpr (std::is_constructible<T, const uint8_t *, int, int, const Table &>::value)
             return T(page, own_warp, lane, own_table);
         else
             return T{ page, own_warp, lane, own_table };
@@ -313,7 +314,10 @@ template <class KC, class VC, int D, int N> struct CodesWorker {
         const int token = WARP_ROWS * warp + 8 * (lane >> 3 & 1) + (lane & 7), k = place_in_operand<VC::ORDER>(token),
                   piece = (lane >> 4 ^ (k & 7)) * 16;
         const uint32_t at = shared_address(weights()) + k * ROW_BYTES;
-        unrolled_for (int j = 0; j < N / 8; j += 2) {
+        if constexpr (N == 8)
+            store_two_matrices(w[0], at + (k & 7) * 16);
+        else
+            unrolled_for (int j = 0; j < N / 8; j += 2) {
             const uint32_t m[4] = { w[j][0], w[j][1], w[j + 1][0], w[j + 1][1] };
             store_matrices(m, at + (piece ^ j * 16));
         }
@@ -659,7 +663,7 @@ template <class KC, class VC, int D, int N> CodesKernel codes_kernel_of()
 
 template <class KC, class VC, int D> CodesKernel codes_kernel_for(int rows)
 {
-    return rows <= 16 ? codes_kernel_of<KC, VC, D, 16>() : rows <= 32 ? codes_kernel_of<KC, VC, D, 32>() : codes_kernel_of<KC, VC, D, 64>();
+    return rows <= 8 ? codes_kernel_of<KC, VC, D, 8>() : rows <= 16 ? codes_kernel_of<KC, VC, D, 16>() : rows <= 32 ? codes_kernel_of<KC, VC, D, 32>() : codes_kernel_of<KC, VC, D, 64>();
 }
 
 } // namespace kvant

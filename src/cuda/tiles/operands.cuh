@@ -161,6 +161,14 @@ template <int BY_COLUMNS = 0> KVANT_INLINE void multiply(Columns<4> d, const uin
                  : "r"(a[0]), "r"(a[1]), "r"(a[2]), "r"(a[3]), "l"(b), "r"(add), "n"(BY_COLUMNS));
 }
 
+template <int BY_COLUMNS = 0> KVANT_INLINE void multiply(Columns<1> d, const uint32_t (&a)[4], uint64_t b, int add)
+{
+    asm volatile("{.reg .pred p; setp.ne.b32 p, %9, 0;\n"
+                 "wgmma.mma_async.sync.aligned.m64n8k16.f32.f16.f16 {%0,%1,%2,%3},{%4,%5,%6,%7},%8,p,1,1,%10;}"
+                 : "+f"(d[0][0]), "+f"(d[0][1]), "+f"(d[0][2]), "+f"(d[0][3])
+                 : "r"(a[0]), "r"(a[1]), "r"(a[2]), "r"(a[3]), "l"(b), "r"(add), "n"(BY_COLUMNS));
+}
+
 template <int BY_COLUMNS = 0> KVANT_INLINE void multiply(Columns<2> d, const uint32_t (&a)[4], uint64_t b, int add)
 {
     asm volatile("{.reg .pred p; setp.ne.b32 p, %13, 0;\n"

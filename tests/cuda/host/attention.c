@@ -250,7 +250,7 @@ kvant_status host_turn(const kvant_cuda_turn_args *a, kvant_cuda_stream stream)
             }
             for (size_t i = 0; i < d; i++) {
                 for (size_t j = 0; j < d; j++)
-                    column[j] = a->matrix[j * d + i];
+                    column[j] = a->matrix[h / (a->n_heads / a->n_kv_heads) * a->matrix_stride + j * d + i];
                 y[i] = host_kernels()->dot(column, x, (uint32_t)d) * (a->after ? a->after[at + i] : 1);
             }
             memcpy(a->out + t * a->out_token_stride + h * a->out_head_stride, y, d * sizeof *y);
