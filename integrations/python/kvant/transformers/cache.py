@@ -45,7 +45,8 @@ class KvantLayer(CacheLayerMixin):
     def lazy_initialization(self, key_states: Tensor, value_states: Tensor) -> None:
         self.store = self.owner._store_of(self, key_states, value_states)
         self.store.lengths.setdefault(self.number, 0)
-        self.like = key_states[:, :, :0].detach(), value_states[:, :, :0].detach()
+        # New ones: views would keep the memory of the first rows.
+        self.like = tuple(x.new_empty((*x.shape[:2], 0, x.shape[3])) for x in (key_states.detach(), value_states.detach()))
         self.is_initialized = True
 
     def update(self, key_states: Tensor, value_states: Tensor, *args: Any, **kwargs: Any) -> tuple[Tensor, Tensor]:
