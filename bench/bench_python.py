@@ -21,7 +21,7 @@ import kvant  # noqa: E402
 import record  # noqa: E402
 from kvant.library import library  # noqa: E402
 
-ROWS, ROUNDS = 4096, 40
+ROWS, ROUNDS = 4096, 150
 PROGRAMS = {
     "import kvant": "import kvant",
     "import, encode a page": "import numpy, kvant; kvant.Codec('int-4', 128).encode(numpy.zeros((64, 128), 'float32'))",
@@ -63,7 +63,7 @@ def main():
     rows = csv.writer(sys.stdout)
     where = record.machine(), record.commit()
     rows.writerow(("what", "python", "library", "unit", "machine", "commit"))
-    times = {name: min(cpu_of(program) for _ in range(ROUNDS)) for name, program in {"": "", **PROGRAMS}.items()}
+    times = {name: min(cpu_of(program) for _ in range(20)) for name, program in {"": "", **PROGRAMS}.items()}
     for name in PROGRAMS:
         rows.writerow((name, f"{times[name] - times['']:.3f}", "", "s", *where))
     for spec in ("int-4", "turboquant-4", "trellis-4"):
