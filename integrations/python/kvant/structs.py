@@ -331,6 +331,8 @@ class CacheParams(Struct):
         ("logit_softcap", c.c_float),
         ("stream", c.c_void_p),
         ("asynchronous", c.c_uint32),
+        ("layers", c.c_void_p),
+        ("n_model_layers", c.c_uint32),
     ]
 
 
