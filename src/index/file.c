@@ -185,6 +185,15 @@ static kvant_status enter_ids(kvant_index *index, const kvant_error *error)
     return KVANT_OK;
 }
 
+void kvant_index_drop(kvant_index **index)
+{
+    if (*index) {
+        point_into(*index, NULL, &(layout){ .end = 0 });
+        (*index)->mapped = NULL;
+        kvant_index_free(index);
+    }
+}
+
 kvant_status kvant_index_parse(const uint8_t *bytes, size_t n, kvant_index **index, const kvant_error *error)
 {
     head h;
@@ -199,17 +208,19 @@ kvant_status kvant_index_parse(const uint8_t *bytes, size_t n, kvant_index **ind
     point_into(*index, bytes, &l);
     (*index)->mapped = bytes;
     (*index)->mapped_bytes = n;
-    return enter_ids(*index, error);
+    const kvant_status status = enter_ids(*index, error);
+    if (status != KVANT_OK)
+        kvant_index_drop(index);
+    return status;
 }
 
 /* Arrays of its own instead of the file's. Those without a section stay NULL. */
 static kvant_status copy_arrays(kvant_index *index, const uint8_t *bytes)
 {
     layout l;
-    head h = head_of(index, &l);
     void *copies[N_SECTIONS] = { NULL };
     bool ok = true;
-    (void)h;
+    head_of(index, &l);
     for (int i = CENTER; i < N_SECTIONS; i++)
         if (l.bytes[i]) {
             /* ids have room for as many as factors */
@@ -235,17 +246,6 @@ static kvant_status copy_arrays(kvant_index *index, const uint8_t *bytes)
     return KVANT_OK;
 }
 
-/* The index of a file whose bytes stay the caller's: nothing of it points there unless it returns
- * KVANT_OK. */
-static void drop(kvant_index **index)
-{
-    if (*index) { /* its arrays are the caller's bytes */
-        point_into(*index, NULL, &(layout){ .end = 0 });
-        (*index)->mapped = NULL;
-        kvant_index_free(index);
-    }
-}
-
 kvant_status kvant_index_load(const char *path, kvant_index **index, char *err, size_t errlen)
 {
     const kvant_error error = { errlen ? err : NULL, errlen };
@@ -262,7 +262,7 @@ kvant_status kvant_index_load(const char *path, kvant_index **index, char *err, 
     if (status == KVANT_OK && copy_arrays(*index, bytes) != KVANT_OK)
         status = kvant_fail(&error, KVANT_ERR_MEMORY, "no memory for the %zu bytes of %s", n, path);
     if (status != KVANT_OK)
-        drop(index);
+        kvant_index_drop(index);
     kvant_free(bytes);
     return status;
 }
@@ -278,10 +278,8 @@ kvant_status kvant_index_view(const char *path, kvant_index **index, char *err, 
         return kvant_fail(&error, KVANT_ERR_ARGUMENT, "the path is NULL");
     KVANT_FORWARD(kvant_map_file(path, check_head, &bytes, &n, &error));
     const kvant_status status = kvant_index_parse(bytes, n, index, &error);
-    if (status != KVANT_OK) {
-        drop(index);
+    if (status != KVANT_OK)
         kvant_unmap_file(bytes, n);
-    }
     return status;
 }
 

@@ -85,9 +85,12 @@ kvant_status kvant_index_check_rows(const kvant_index *index, const float *rows,
 kvant_status kvant_index_encode(kvant_index *index, size_t first, const float *rows, size_t stride, size_t n,
                                 uint32_t n_threads);
 
-/* An index on the bytes of a file, which must be aligned to 64. On an error *index may be half made:
- * nothing is read beyond n bytes, and the checksum is not looked at. */
+/* An index on the bytes of a file, aligned to 64, which stay the caller's; NULL on an error. The
+ * checksum of the whole is not looked at. */
 kvant_status kvant_index_parse(const uint8_t *bytes, size_t n, kvant_index **index, const kvant_error *error);
+
+/* Frees an index, but not the bytes of a file that it is on. */
+void kvant_index_drop(kvant_index **index);
 
 /* A bit per slot that passes the filters of a query; NULL in *passes: all do. */
 kvant_status kvant_index_filter(const kvant_index *index, const kvant_index_query *query, uint32_t **passes);
