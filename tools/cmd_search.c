@@ -205,20 +205,15 @@ static void free_answers(answers *a)
     free(a->ids);
 }
 
-static const float *original(void *context, uint64_t id)
-{
-    const vectors *base = context;
-    return base->rows + id * base->dim;
-}
-
-static bool ask(const kvant_index *index, const settings *s, const vectors *queries, size_t first, size_t n, vectors *base, answers *a)
+static bool ask(const kvant_index *index, const settings *s, const vectors *queries, size_t first, size_t n, const vectors *base, answers *a)
 {
     kvant_index_query query = { .size = sizeof query, .rows = queries->rows + first * queries->dim, .stride = queries->dim,
                                 .n = n, .k = s->k, .n_threads = s->threads };
     if (base != NULL && s->rerank > 0) {
         query.rerank = s->rerank;
-        query.original = original;
-        query.original_context = base;
+        query.originals = base->rows;
+        query.original_stride = base->dim;
+        query.n_originals = base->n;
     }
     return kvant_index_search(index, &query, a->scores + first * s->k, a->ids + first * s->k) == KVANT_OK || failed("searching");
 }
@@ -367,7 +362,7 @@ static const report_column eval_columns[] = {
 enum { N_EVAL = sizeof eval_columns / sizeof *eval_columns, ROUNDS = 5 };
 
 /* Seconds for all queries: of each batch the shortest of some rounds; negative after a complaint. */
-static double measure(const kvant_index *index, const settings *s, vectors *base, const vectors *queries, answers *a)
+static double measure(const kvant_index *index, const settings *s, const vectors *base, const vectors *queries, answers *a)
 {
     double sum = 0;
     for (size_t q = 0; q < queries->n && !interrupted(); q += s->batch) {
@@ -383,7 +378,7 @@ static double measure(const kvant_index *index, const settings *s, vectors *base
     return sum;
 }
 
-static bool eval_codec(const settings *s, const char *codec, vectors *base, const vectors *queries, const truth *t, answers *a, report_cell *cells)
+static bool eval_codec(const settings *s, const char *codec, const vectors *base, const vectors *queries, const truth *t, answers *a, report_cell *cells)
 {
     kvant_index *index = NULL;
     kvant_index_info info = { .size = sizeof info };

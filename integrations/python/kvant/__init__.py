@@ -14,6 +14,7 @@ if TYPE_CHECKING:
     from .cache import Cache, CacheInfo
     from .calibration import Calibration, CalibrationEntry, CalibrationInfo, Calibrator, model_fingerprint
     from .codec import Codec, CodecFamily, check_spec, codecs, needs_calibration
+    from .index import Index, IndexInfo
     from .library import Error, cpu_level, set_cpu_level, version
     from .models import Evaluation, calibrate, evaluate
     from .paged import PagedCache
@@ -26,6 +27,7 @@ _HOMES = {
     "cache": ("Cache", "CacheInfo"),
     "calibration": ("Calibration", "CalibrationEntry", "CalibrationInfo", "Calibrator", "model_fingerprint"),
     "codec": ("Codec", "CodecFamily", "check_spec", "codecs", "needs_calibration"),
+    "index": ("Index", "IndexInfo"),
     "library": ("Error", "cpu_level", "set_cpu_level", "version"),
     "models": ("Evaluation", "calibrate", "evaluate"),
     "paged": ("PagedCache",),
