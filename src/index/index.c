@@ -52,7 +52,8 @@ kvant_status kvant_index_make(const char *spec, uint32_t dim, kvant_metric metri
     kvant_status status = parse(made, spec, &bits, error);
     if (status == KVANT_OK) {
         kvant_book_init(&made->book, bits, made->code_dim);
-        status = kvant_rotation_create(&made->rotation, made->code_dim, made->seed);
+        if (kvant_rotation_create(&made->rotation, made->code_dim, made->seed) != KVANT_OK)
+            status = kvant_fail(error, KVANT_ERR_MEMORY, "no memory for an index");
     }
     if (status == KVANT_OK)
         *index = made;
